@@ -1,0 +1,19 @@
+// Isotherm: asynchronous data-parallel neural-network training over MPI. Umbrella header.
+#ifndef ISOTHERM_H
+#define ISOTHERM_H
+
+#include <isotherm/checkpoint.h>
+#include <isotherm/comm.h>
+#include <isotherm/data.h>
+#include <isotherm/device.h>
+#include <isotherm/metrics.h>
+#include <isotherm/nn.h>
+#include <isotherm/optim.h>
+#include <isotherm/parallel.h>
+#include <isotherm/reducer.h>
+#include <isotherm/status.h>
+#include <isotherm/tensor.h>
+#include <isotherm/trace.h>
+#include <isotherm/version.h>
+
+#endif

@@ -1,0 +1,7 @@
+# Status, log, memory, random numbers, trace: what every other folder may use.
+libiso_core_la_SOURCES += src/base/base.h
+libiso_core_la_SOURCES += src/base/log.c
+libiso_core_la_SOURCES += src/base/memory.c
+libiso_core_la_SOURCES += src/base/rng.c
+libiso_core_la_SOURCES += src/base/status.c
+libiso_core_la_SOURCES += src/base/trace.c

@@ -1,0 +1,7 @@
+# Communicators, requests, progress and collectives: the only folder that calls MPI.
+libiso_core_la_SOURCES += \
+    src/comm/comm_impl.h \
+    src/comm/coll_mpi.c \
+    src/comm/comm.c \
+    src/comm/progress.c \
+    src/comm/request.c

@@ -1,0 +1,2 @@
+# Data sets and batches.
+libiso_core_la_SOURCES +=

@@ -1,0 +1,2 @@
+# Checkpoints and metrics.
+libiso_core_la_SOURCES +=

@@ -1,0 +1,10 @@
+# Data parallelism: buckets, the reducer, and the module that wraps a module.
+libiso_core_la_SOURCES += \
+    src/parallel/bucket.c \
+    src/parallel/data_parallel.c \
+    src/parallel/hash.c \
+    src/parallel/match.c \
+    src/parallel/measure.c \
+    src/parallel/parallel_impl.h \
+    src/parallel/reducer.c \
+    src/parallel/reducer_impl.h

@@ -1,0 +1,3 @@
+# Shape, element type, layout and buffer.
+libiso_core_la_SOURCES += src/tensor/tensor_impl.h
+libiso_core_la_SOURCES += src/tensor/tensor.c

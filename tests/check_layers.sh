@@ -1,0 +1,136 @@
+#!/bin/sh
+# Checks the rules on who may include and call what, and prints a TAP result for each rule.
+# usage: check_layers.sh [SOURCE-DIRECTORY]
+set -eu
+export LC_ALL=C
+
+cd "${1:-$(dirname "$0")/..}"
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+find include src optim examples tests -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' -o -name '*.sh' |
+    sort >"$work/files"
+grep -v '\.sh$' "$work/files" >"$work/sources" || true
+
+# code: one line "FILE:LINE:TEXT" for each line of the sources, without comments and strings.
+# includes: one line "FILE:LINE:HEADER" for each #include.
+: >"$work/code"
+: >"$work/includes"
+while read -r file; do
+    awk -v file="$file" -v code="$work/code" -v includes="$work/includes" '
+        /^[ \t]*#[ \t]*include/ {
+            header = $0
+            sub(/^[^<"]*[<"]/, "", header)
+            sub(/[>"].*/, "", header)
+            print file ":" FNR ":" header >>includes
+            next
+        }
+        {
+            line = $0
+            gsub(/\\./, "", line)
+            gsub(/"[^"]*"/, "\"\"", line)
+            if (comment && !sub(/^.*\*\//, "", line))
+                next
+            comment = 0
+            gsub(/\/\*([^*]|\*+[^*\/])*\*+\//, " ", line)
+            sub(/\/\/.*/, "", line)
+            if (sub(/\/\*.*/, "", line))
+                comment = 1
+            print file ":" FNR ":" line >>code
+        }' "$file"
+done <"$work/sources"
+
+: >"$work/rules"
+# Prints the result of a rule; standard input holds the lines that break it, none if it is kept.
+rule() { # what the rule says
+    echo "$1" >>"$work/rules"
+    sed 's/^/# breaks it: /' >"$work/broken"
+    if [ -s "$work/broken" ]; then
+        echo "not ok - $1"
+        cat "$work/broken"
+    else
+        echo "ok - $1"
+    fi
+}
+# Lines of the library's own sources, public headers left out, that match a pattern in their text.
+library_code() { # pattern
+    grep -E "^(src|optim)/[^:]*:[0-9]+:.*$1" "$work/code" || true
+}
+# Words are found where no letter, digit or underscore stands before them.
+word='(^|[^A-Za-z0-9_])'
+
+awk -F: '
+    BEGIN {
+        row["base"] = 0; row["device"] = 1; row["tensor"] = 2
+        row["nn"] = row["comm"] = row["data"] = row["io"] = 3
+        row["parallel"] = 4; row["optim"] = 5
+        count = split("status base trace base device device tensor tensor nn nn comm comm " \
+            "data data checkpoint io metrics io reducer parallel parallel parallel " \
+            "optim optim daso optim", list, " ")
+        for (i = 1; i < count; i += 2)
+            public_module[list[i]] = list[i + 1]
+    }
+    function module(path,  name) { # of a source file or of an included header, "" if foreign
+        name = path
+        sub(/^include\//, "", name)
+        if (sub(/^isotherm\//, "", name)) {
+            sub(/\.h$/, "", name)
+            return public_module[name]
+        }
+        sub(/^src\//, "", name)
+        sub(/\/.*/, "", name)
+        return name in row ? name : ""
+    }
+    # The one exception: the table of kernels names the types of its arguments.
+    $1 == "src/device/device_impl.h" && $3 ~ /^(tensor\/tensor_impl|isotherm\/(tensor|nn))\.h$/ { next }
+    {
+        own = module($1)
+        used = module($3)
+        if (own != "" && used != "" && own != used && row[used] >= row[own])
+            print $1 ":" $2 ": " own " includes " $3 " of " used
+    }' "$work/includes" |
+    rule "includes point down: optim, parallel, {nn, comm, data, io}, tensor, device, base"
+
+grep -E '^include/[^:]*:' "$work/includes" | grep -vE ':(isotherm/[a-z_]+\.h|[a-z]+\.h)$' |
+    rule "public headers include public and standard headers only"
+
+grep -E '^(include|src|optim|examples)/[^:]*:[0-9]+:(isotherm\.h|tests/|common/|examples/|.*\.\./)' \
+    "$work/includes" | grep -v '^examples/.*:isotherm\.h$' |
+    rule "the library includes no umbrella header, nothing of tests or examples, and no ../"
+
+grep -E '^examples/.*:(src|base|device|tensor|nn|comm|parallel|data|io|optim)/' "$work/includes" |
+    rule "examples use public headers only"
+
+grep -E '^(src/parallel/(reducer|bucket)|include/isotherm/reducer)[^:]*:[0-9]+:(nn/|isotherm/(nn|parallel)\.h)' \
+    "$work/includes" | rule "the reducer knows no nn"
+
+grep -E '^optim/[^:]*:[0-9]+:(comm/|parallel/|isotherm/(comm|reducer|parallel)\.h)' "$work/includes" |
+    grep -vE '^optim/(dp_|daso|periodic)' |
+    rule "in optim, only dp_*, daso* and periodic* know communication"
+
+{
+    grep -E ':mpi\.h$' "$work/includes" | grep -E '^(include|src|optim)/' || true
+    library_code "${word}MPI_"
+} | grep -vE '^(src/comm/|include/isotherm/comm\.h:)' | rule "only src/comm knows MPI"
+
+{
+    grep -E ':(cuda|cublas|cudnn|nccl)[^/]*\.h$' "$work/includes" || true
+    library_code "${word}(cuda[A-Z]|cublas[A-Z]|cudnn[A-Z]|nccl[A-Z])"
+} | grep -vE '^(src/device/cuda/|src/comm/coll_nccl|tests/)' | rule "only src/device/cuda and coll_nccl know CUDA"
+
+{
+    grep -E ':((oneapi/dnnl/)?dnnl.*|cblas|mkl.*)\.h$' "$work/includes" || true
+    library_code "${word}(dnnl|cblas)_"
+} | grep -vE '^(src/device/cpu/|tests/)' | rule "only src/device/cpu knows oneDNN and BLAS"
+
+library_code "${word}(_?exit|_Exit|quick_exit|abort|v?printf|puts|putchar|MPI_(Init|Init_thread|Finalize|Abort)) *\\(" |
+    rule "the library does not end the process, print, or start and end MPI"
+
+library_code "${word}MPI_COMM_WORLD" | rule "MPI_COMM_WORLD appears in programs only"
+
+xargs wc -l <"$work/sources" | awk '$2 != "total" && $1 > 500 { print $2 ": " $1 " lines" }' |
+    rule "no source file is longer than 500 lines"
+
+awk -F/ '{ if ($NF in first) print $0 " and " first[$NF]; else first[$NF] = $0 }' "$work/files" |
+    rule "file names are unique in the tree"
+
+echo "1..$(grep -c . "$work/rules")"

@@ -1,0 +1,47 @@
+# How tests are run. Every test prints TAP, so that each case is a result of its own.
+TEST_EXTENSIONS = .unit .mpi .sh
+TAP_DRIVER = env AM_TAP_AWK='$(AWK)' $(SHELL) $(top_srcdir)/autotools/aux/tap-driver.sh
+UNIT_LOG_DRIVER = $(TAP_DRIVER)
+UNIT_LOG_COMPILER = $(SHELL) $(top_srcdir)/tests/run_unit.sh
+MPI_LOG_DRIVER = $(TAP_DRIVER)
+MPI_LOG_COMPILER = $(SHELL) $(top_srcdir)/tests/run_mpi.sh
+SH_LOG_DRIVER = $(TAP_DRIVER)
+SH_LOG_COMPILER = $(SHELL)
+AM_TESTS_ENVIRONMENT = \
+    MPIRUN='$(MPIRUN)'; MPIRUN_FLAGS='$(MPIRUN_FLAGS)'; export MPIRUN MPIRUN_FLAGS;
+
+# Of test programs that set no _LDADD of their own.
+LDADD = tests/common/libiso_testcommon.la libiso_core.la $(CRITERION_LIBS)
+
+TESTS += tests/check_layers.sh
+if ISO_HAVE_CRITERION
+check_LTLIBRARIES += tests/common/libiso_testcommon.la
+check_PROGRAMS += $(UNIT_TESTS) $(MPI_TESTS)
+TESTS += $(UNIT_TESTS) $(MPI_TESTS)
+else
+check-local:
+	@echo "error: the tests need Criterion: install libcriterion-dev, then configure again" >&2
+	@exit 1
+endif
+
+EXTRA_PROGRAMS += $(BENCHES)
+CLEANFILES += $(BENCHES)
+EXTRA_DIST += $(CLUSTER_TESTS) $(CLUSTER_FILES) tests/check_layers.sh tests/run_cluster.sh \
+    tests/run_mpi.sh tests/run_unit.sh tests/summary.sh tests/test_env.sh
+
+.PHONY: bench check-cluster check-sanitize
+bench: $(BENCHES)
+
+check-cluster: all
+	$(MAKE) $(AM_MAKEFLAGS) check TESTS='$(CLUSTER_TESTS)' \
+	    SH_LOG_COMPILER='$(SHELL) $(top_srcdir)/tests/run_cluster.sh'
+
+# The unit tests with the address and undefined-behaviour sanitizers, in a build tree of its own.
+SANITIZE = -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer
+check-sanitize:
+	$(MKDIR_P) sanitize
+	cd sanitize && { test -f Makefile || $(abs_srcdir)/configure CFLAGS='-O1 -g $(SANITIZE)'; }
+	cd sanitize && ASAN_OPTIONS=detect_leaks=0 $(MAKE) $(AM_MAKEFLAGS) check TESTS='$(UNIT_TESTS)'
+
+clean-local:
+	rm -rf sanitize

@@ -1,0 +1,84 @@
+#!/bin/sh
+# Runs the tests of one Criterion program under MPI, one launch per test, and prints the results as TAP.
+# The number of ranks is in the suite's name: np4_daso runs on 4.
+# usage: run_mpi.sh PROGRAM [SUITE/TEST]; uses MPIRUN and MPIRUN_FLAGS;
+#        ISO_TEST_TIMEOUT limits each launch, in seconds (60)
+set -eu
+
+root=$(cd "$(dirname "$0")/.." && pwd)
+. "$root/tests/test_env.sh"
+program=$1
+only=${2:-}
+limit=${ISO_TEST_TIMEOUT:-60}
+launcher=${MPIRUN:-mpirun}
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+# Prints SUITE/TEST for each test of the program.
+list_tests() {
+    LC_ALL=C "$program" --list </dev/null | awk '
+        /^[^|`].*: [0-9]+ tests?$/ { sub(/: .*/, ""); suite = $0; next }
+        /^[|`]-- / { print suite "/" $2 }'
+}
+
+# Launches one test; each rank writes a TAP file of its own, as lines of ranks may mix on a pipe.
+launch() { # ranks, SUITE/TEST
+    # shellcheck disable=SC2086,SC2016  # flags are several words; $1 to $3 belong to the inner shell
+    timeout -k 5 "$limit" "$launcher" ${MPIRUN_FLAGS---oversubscribe --bind-to none} -n "$1" \
+        sh -c 'exec "$1" --jobs 1 --filter "$2" --tap="$3/$$"' \
+        sh "$program" "$2" "$work/tap" >"$work/output" 2>&1 </dev/null
+}
+
+# Prints what the ranks said about the test: Criterion also lists those that the filter left out.
+rank_results() { # SUITE::TEST
+    find "$work/tap" -type f -exec cat {} + | grep -F "ok - $1 " || true
+}
+
+explain_status() { # of timeout(1)
+    case $1 in
+    124 | 137) echo "took longer than $limit s" ;;
+    *) echo "status $1" ;;
+    esac
+}
+
+# Prints what the ranks reported and printed.
+show_output() {
+    find "$work/tap" -type f -exec cat {} + |
+        sed -e '/SKIP test was skipped/d' -e '/^TAP version/d' -e '/^1\.\./d' -e '/^#/d' -e 's/^/# /'
+    sed 's/^/# /' "$work/output"
+}
+
+# Judges one test: prints its TAP line and, if it failed, all output.
+run_test() { # SUITE/TEST
+    name="${1%%/*}::${1#*/}"
+    ranks=$(expr "$1" : 'np\([1-9][0-9]*\)_') || {
+        echo "not ok - $name: the suite's name does not begin with the number of ranks, as np4_"
+        return
+    }
+    rm -rf "$work/tap"
+    mkdir "$work/tap"
+    status=0
+    launch "$ranks" "$1" || status=$?
+    results=$(rank_results "$name")
+    passed=$(echo "$results" | grep -v '# SKIP' | grep -c '^ok' || true)
+    skipped=$(echo "$results" | grep -c '# SKIP' || true)
+    if [ "$passed" = "$ranks" ] && [ "$status" = 0 ]; then
+        echo "ok - $name"
+    # A test that skips itself does not finalize MPI, so that the launcher stops the other ranks.
+    elif [ "$skipped" -gt 0 ] && ! echo "$results" | grep -qv '# SKIP'; then
+        echo "ok - $name # SKIP $(echo "$results" | sed -n '1s/.*# SKIP *//p')"
+    else
+        echo "not ok - $name ($(explain_status "$status"), $passed of $ranks ranks passed)"
+        show_output
+    fi
+}
+
+if [ "$launcher" = no ]; then
+    echo "1..0 # SKIP configure found no MPI launcher"
+    exit 0
+fi
+tests=${only:-$(list_tests)}
+echo "1..$(echo "$tests" | grep -c .)"
+for test in $tests; do
+    run_test "$test"
+done

@@ -1,0 +1,15 @@
+#!/bin/sh
+# Counts the results that "make check" left behind; the last line is "N passed, N failed, N skipped".
+# usage: summary.sh BUILD-DIRECTORY; fails if a test failed or none was run
+set -eu
+
+# Names are in the .log files; the count is taken from the .trs files, into which no test can write.
+find "$1/tests" -name '*.log' -exec grep -hE '^(FAIL|XPASS|ERROR|SKIP): tests/' {} + | sort || true
+find "$1/tests" -name '*.trs' -exec cat {} + | awk '
+    /^:test-result: (PASS|XFAIL)/ { passed++ }
+    /^:test-result: (FAIL|XPASS|ERROR)/ { failed++ }
+    /^:test-result: SKIP/ { skipped++ }
+    END {
+        printf "%d passed, %d failed, %d skipped\n", passed, failed, skipped
+        exit failed > 0 || passed == 0
+    }'

@@ -1,0 +1,19 @@
+# Sourced by the scripts that start MPI programs: sets the environment that these need.
+# Expects in $root the top of the source tree.
+# shellcheck shell=sh disable=SC2154
+
+# Open MPI refuses to be run by root unless told that this is meant, as it is in a container.
+if [ "$(id -u)" = 0 ]; then
+    export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+fi
+# Containers often forbid what its single-copy transport does; it then fails instead of falling back.
+export OMPI_MCA_btl_vader_single_copy_mechanism="${OMPI_MCA_btl_vader_single_copy_mechanism:-none}"
+# Ranks share the cores; threads of each that spin would only take time from the others.
+export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
+# Data files of the tests.
+export ISO_TEST_FIXTURES="$root/tests/fixtures"
+# The real MNIST files, for the tests that need them and are skipped otherwise.
+if [ -z "${ISO_TEST_MNIST:-}" ] && [ -d "$root/../shared/data/mnist" ]; then
+    ISO_TEST_MNIST=$(cd "$root/../shared/data/mnist" && pwd)
+    export ISO_TEST_MNIST
+fi
