@@ -1,0 +1,97 @@
+// Private to the library: error macros, logging, memory, environment, random numbers.
+#ifndef ISO_BASE_H
+#define ISO_BASE_H
+
+#include <isotherm/status.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+
+// ---- Errors ---------------------------------------------------------------------------------------
+
+// Writes the record of a new error (one sentence: what, where, what to do) and returns code.
+iso_status iso__error(iso_status code, const char *function, const char *file, int line, const char *format, ...)
+    __attribute__((format(printf, 5, 6)));
+// Adds a frame to the record and returns status.
+iso_status iso__error_frame(iso_status status, const char *function, const char *file, int line);
+
+#define ISO_FAIL(code, ...) iso__error((code), __func__, __FILE__, __LINE__, __VA_ARGS__)
+// Returns from the calling function unless cond holds.
+#define ISO_CHECK(cond, code, ...)                                                                 \
+    do {                                                                                           \
+        if (!(cond)) return ISO_FAIL(code, __VA_ARGS__);                                           \
+    } while (0)
+// The same, jumping to `fail:` with `iso_status status` set.
+#define ISO_CHECK_GOTO(cond, code, ...)                                                            \
+    do {                                                                                           \
+        if (!(cond)) {                                                                             \
+            status = ISO_FAIL(code, __VA_ARGS__);                                                  \
+            goto fail;                                                                             \
+        }                                                                                          \
+    } while (0)
+// Forwards an error (negative status); ISO_PENDING passes as success.
+#define ISO_TRY(expr)                                                                              \
+    do {                                                                                           \
+        iso_status try_status_ = (expr);                                                           \
+        if (try_status_ < 0) return iso__error_frame(try_status_, __func__, __FILE__, __LINE__);   \
+    } while (0)
+#define ISO_TRY_GOTO(expr)                                                                         \
+    do {                                                                                           \
+        status = (expr);                                                                           \
+        if (status < 0) {                                                                          \
+            iso__error_frame(status, __func__, __FILE__, __LINE__);                                \
+            goto fail;                                                                             \
+        }                                                                                          \
+    } while (0)
+
+#define iso_container_of(pointer, type, member) ((type *)((char *)(pointer) - offsetof(type, member)))
+
+// ---- Log ------------------------------------------------------------------------------------------
+
+void iso__log(iso_log_level level, const char *format, ...) __attribute__((format(printf, 2, 3)));
+int iso__log_rank(void); // -1 before the first communicator
+
+// ---- Environment: every variable stands in the table in log.c ------------------------------------
+
+typedef enum iso__env {
+    ISO_ENV_LOG,
+    ISO_ENV_PROGRESS,
+    ISO_ENV_PROGRESS_US,
+    ISO_ENV_TIMEOUT,
+    ISO_ENV_RANKS_PER_NODE,
+    ISO_ENV_IALLREDUCE,
+    ISO_ENV_CPU_KERNELS,
+    ISO_ENV_COUNT
+} iso__env;
+// The value, or NULL when unset or empty.
+const char *iso__env_string(iso__env variable);
+// The number, or fallback when unset. A value that is no number in [low, high] is ISO_ERR_ARG naming the variable.
+iso_status iso__env_number(iso__env variable, double low, double high, double fallback, double *out);
+
+// ---- Memory: aligned to 64 bytes, counted --------------------------------------------------------
+
+// Contents undefined / zero. ISO_ERR_NOMEM names the size. bytes 0 gives a valid pointer.
+iso_status iso__alloc(size_t bytes, void **out);
+iso_status iso__alloc_zero(size_t bytes, void **out);
+// New buffer with the first `old` bytes kept; *pointer is unchanged on failure.
+iso_status iso__realloc(void **pointer, size_t old, size_t bytes);
+iso_status iso__strdup(const char *text, char **out);
+void iso__free(void *pointer); // accepts NULL
+
+// ---- Random numbers: Philox 4x32-10 (Salmon et al., SC'11), a pure function of key and counter ----
+
+typedef struct iso__philox_key {
+    uint32_t k[2];
+} iso__philox_key;
+// Purposes keep streams of one seed apart.
+enum { ISO_RNG_INIT = 1, ISO_RNG_DROPOUT, ISO_RNG_SHUFFLE, ISO_RNG_DIGITS, ISO_RNG_TEST };
+iso__philox_key iso__philox_key_make(uint64_t seed, uint32_t purpose, uint64_t stream);
+void iso__philox(iso__philox_key key, const uint32_t counter[4], uint32_t out[4]);
+// [0, 1) with 24 bits.
+static inline float iso__uniform(uint32_t bits) { return (float)(bits >> 8) * 0x1p-24f; }
+
+// 64-bit FNV-1a over bytes, continuing from `hash` (start with ISO_HASH_START).
+#define ISO_HASH_START 0xcbf29ce484222325u
+uint64_t iso__hash(uint64_t hash, const void *data, size_t bytes);
+
+#endif

@@ -1,0 +1,40 @@
+// Counter-based random numbers: the same draw for the same (seed, purpose, stream, counter) everywhere.
+#include "base/base.h"
+
+// splitmix64 finaliser (Steele et al., OOPSLA'14): spreads close seeds over the key space.
+static uint64_t mix(uint64_t x) {
+    x += 0x9e3779b97f4a7c15u;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+    return x ^ (x >> 31);
+}
+
+iso__philox_key iso__philox_key_make(uint64_t seed, uint32_t purpose, uint64_t stream) {
+    uint64_t k = mix(mix(mix(seed) ^ purpose) ^ stream);
+    return (iso__philox_key){{(uint32_t)k, (uint32_t)(k >> 32)}};
+}
+
+void iso__philox(iso__philox_key key, const uint32_t counter[4], uint32_t out[4]) {
+    uint32_t c0 = counter[0], c1 = counter[1], c2 = counter[2], c3 = counter[3];
+    uint32_t k0 = key.k[0], k1 = key.k[1];
+    for (int round = 0; round < 10; round++) {
+        uint64_t p0 = (uint64_t)0xD2511F53u * c0, p1 = (uint64_t)0xCD9E8D57u * c2;
+        uint32_t n0 = (uint32_t)(p1 >> 32) ^ c1 ^ k0, n2 = (uint32_t)(p0 >> 32) ^ c3 ^ k1;
+        c1 = (uint32_t)p1;
+        c3 = (uint32_t)p0;
+        c0 = n0;
+        c2 = n2;
+        k0 += 0x9E3779B9u;
+        k1 += 0xBB67AE85u;
+    }
+    out[0] = c0;
+    out[1] = c1;
+    out[2] = c2;
+    out[3] = c3;
+}
+
+uint64_t iso__hash(uint64_t hash, const void *data, size_t bytes) {
+    const unsigned char *at = data;
+    for (size_t i = 0; i < bytes; i++) hash = (hash ^ at[i]) * 0x100000001b3u;
+    return hash;
+}

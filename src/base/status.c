@@ -1,0 +1,62 @@
+// Status texts and the thread-local record of the last error with its call trail.
+#include "base/base.h"
+
+#include <stdarg.h>
+#include <string.h>
+
+static _Thread_local iso_error last;
+
+const char *iso_status_string(iso_status status) {
+    switch (status) {
+#define ISO_STATUS_CASE(name, value, text)                                                         \
+    case name: return text;
+        ISO_STATUS_LIST(ISO_STATUS_CASE)
+#undef ISO_STATUS_CASE
+    }
+    return "unknown status";
+}
+
+iso_status iso__error(iso_status code, const char *function, const char *file, int line, const char *format,
+                      ...) {
+    va_list args;
+    va_start(args, format);
+    // A message may quote the record it replaces, so it is formatted elsewhere first.
+    char message[sizeof(last.message)];
+    vsnprintf(message, sizeof(message), format, args);
+    va_end(args);
+    memcpy(last.message, message, sizeof(message));
+    last.code = code;
+    last.rank = iso__log_rank();
+    last.frame_count = 0;
+    return iso__error_frame(code, function, file, line);
+}
+
+iso_status iso__error_frame(iso_status status, const char *function, const char *file, int line) {
+    if (last.frame_count < ISO_ERROR_FRAMES) {
+        last.frame[last.frame_count].function = function;
+        last.frame[last.frame_count].file = file;
+        last.frame[last.frame_count].line = line;
+    }
+    last.frame_count++;
+    return status;
+}
+
+const iso_error *iso_last_error(void) { return &last; }
+
+static void print_frames(FILE *to) {
+    int kept = last.frame_count < ISO_ERROR_FRAMES ? last.frame_count : ISO_ERROR_FRAMES;
+    for (int i = 0; i < kept; i++)
+        fprintf(to, "  %s %s (%s:%d)\n", i ? "from" : "in", last.frame[i].function, last.frame[i].file,
+                last.frame[i].line);
+}
+
+void iso_error_print(FILE *to) {
+    const char *text = last.message[0] ? last.message : iso_status_string(last.code);
+    if (last.rank > 0)
+        fprintf(to, "error on rank %d: %s\n", last.rank, text);
+    else
+        fprintf(to, "error: %s\n", text);
+    const char *level = iso__env_string(ISO_ENV_LOG);
+    if (level && strcmp(level, "debug") == 0) print_frames(to);
+    fflush(to);
+}

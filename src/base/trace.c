@@ -1,0 +1,104 @@
+// Spans recorded into memory reserved up front, and their text as Chrome-trace JSON.
+#include "base/base.h"
+
+#include <isotherm/trace.h>
+#include <stdatomic.h>
+#include <string.h>
+#include <time.h>
+
+typedef struct span {
+    int64_t start, end;
+    iso_lane lane;
+    char name[48];
+} span;
+
+static const char *const lane_name[ISO_LANE_COUNT] = {"compute", "queue", "exchange", "wait", "update", "data"};
+
+static span *spans;
+static size_t capacity;
+static int64_t origin;
+static atomic_size_t used; // may exceed capacity: the rest was dropped
+static atomic_bool recording;
+
+int64_t iso_now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+iso_status iso_trace_start(size_t wanted) {
+    ISO_CHECK(!spans, ISO_ERR_STATE, "a trace is being recorded already");
+    ISO_CHECK(wanted > 0, ISO_ERR_ARG, "a trace needs room for at least one span");
+    void *memory;
+    ISO_TRY(iso__alloc(wanted * sizeof(span), &memory));
+    spans = memory;
+    capacity = wanted;
+    used = 0;
+    origin = iso_now();
+    recording = true;
+    return ISO_OK;
+}
+
+void iso_trace_stop(void) {
+    recording = false;
+    iso__free(spans);
+    spans = NULL;
+    capacity = 0;
+}
+
+bool iso_trace_on(void) { return recording; }
+
+void iso_trace_span(iso_lane lane, const char *name, int64_t start_ns, int64_t end_ns) {
+    if (!recording) return;
+    size_t i = used++;
+    if (i >= capacity) return;
+    spans[i] = (span){.start = start_ns, .end = end_ns, .lane = lane};
+    strncpy(spans[i].name, name, sizeof(spans[i].name) - 1);
+}
+
+static int write_name(char *to, const char *name) {
+    int n = 0;
+    for (; *name; name++)
+        if (*name != '"' && *name != '\\' && (unsigned char)*name >= 32) to[n++] = *name;
+    to[n] = 0;
+    return n;
+}
+
+static size_t write_rows(char *to, size_t room, int rank) {
+    size_t n = (size_t)snprintf(to, room,
+                                "{\"ph\":\"M\",\"pid\":%d,\"name\":\"process_name\",\"args\":{\"name\":\"rank %d\"}}",
+                                rank, rank);
+    for (int lane = 0; lane < ISO_LANE_COUNT; lane++)
+        n += (size_t)snprintf(to + n, room - n,
+                              ",\n{\"ph\":\"M\",\"pid\":%d,\"tid\":%d,\"name\":\"thread_name\",\"args\":{\"name\":\"%s\"}}",
+                              rank, lane, lane_name[lane]);
+    return n;
+}
+
+iso_status iso_trace_text(int rank, char **out, size_t *out_size) {
+    ISO_CHECK(spans, ISO_ERR_STATE, "no trace was started");
+    size_t count = used < capacity ? used : capacity;
+    if (used > capacity)
+        iso__log(ISO_LOG_WARN, "the trace is full: %zu of %zu spans were dropped", (size_t)used - capacity,
+                 (size_t)used);
+    size_t room = (ISO_LANE_COUNT + 1) * 128 + count * 192 + 1;
+    void *text;
+    ISO_TRY(iso__alloc(room, &text));
+    char *to = text;
+    size_t n = write_rows(to, room, rank);
+    for (size_t i = 0; i < count; i++) {
+        char name[sizeof(spans[i].name)];
+        write_name(name, spans[i].name);
+        // Microseconds with three decimals: the format's unit.
+        n += (size_t)snprintf(to + n, room - n,
+                              ",\n{\"ph\":\"X\",\"pid\":%d,\"tid\":%d,\"cat\":\"%s\",\"name\":\"%s\",\"ts\":%.3f,\"dur\":%.3f}",
+                              rank, (int)spans[i].lane, lane_name[spans[i].lane], name,
+                              (double)(spans[i].start - origin) / 1e3,
+                              (double)(spans[i].end - spans[i].start) / 1e3);
+    }
+    *out = to;
+    *out_size = n;
+    return ISO_OK;
+}
+
+void iso_trace_free_text(char *text) { iso__free(text); }

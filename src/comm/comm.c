@@ -1,0 +1,232 @@
+// Communicators: duplicate, node groups, blocking collectives, and a verdict that all ranks share.
+#include "comm/comm_impl.h"
+
+#include <stdatomic.h>
+#include <string.h>
+
+static void log_choices(const iso_comm *comm) {
+    static atomic_bool said;
+    if (atomic_exchange(&said, true)) return;
+    if (comm->rank == 0) iso__log(ISO_LOG_INFO, "all-reduce algorithm: %s", comm->algorithm);
+}
+
+static iso_status setup(iso_comm *comm, MPI_Comm mpi_comm, const iso_comm_config *config) {
+    ISO_TRY_MPI(MPI_Comm_dup(mpi_comm, &comm->mpi));
+    ISO_TRY_MPI(MPI_Comm_set_errhandler(comm->mpi, MPI_ERRORS_RETURN));
+    ISO_TRY_MPI(MPI_Comm_rank(comm->mpi, &comm->rank));
+    ISO_TRY_MPI(MPI_Comm_size(comm->mpi, &comm->size));
+    if (iso__log_rank() < 0) iso_log_set_rank(comm->rank);
+    if (config && config->timeout_s > 0)
+        comm->timeout_s = config->timeout_s;
+    else
+        ISO_TRY(iso__env_number(ISO_ENV_TIMEOUT, 0, 1e9, 300, &comm->timeout_s));
+    ISO_TRY(iso__engine_acquire(config ? config->progress : ISO_PROGRESS_AUTO, &comm->engine));
+    iso__choose_algorithm(comm->algorithm, sizeof(comm->algorithm));
+    log_choices(comm);
+    return ISO_OK;
+}
+
+iso_status iso_comm_create(MPI_Comm mpi_comm, const iso_comm_config *config, iso_comm **out) {
+    int initialized = 0, finalized = 0;
+    MPI_Initialized(&initialized);
+    MPI_Finalized(&finalized);
+    ISO_CHECK(initialized && !finalized, ISO_ERR_STATE,
+              "MPI is not running: call MPI_Init_thread before iso_comm_create");
+    ISO_CHECK(mpi_comm != MPI_COMM_NULL, ISO_ERR_ARG, "iso_comm_create was given MPI_COMM_NULL");
+    void *memory;
+    ISO_TRY(iso__alloc_zero(sizeof(iso_comm), &memory));
+    iso_comm *comm = memory;
+    comm->references = 1;
+    comm->mpi = MPI_COMM_NULL;
+    iso_status status;
+    ISO_TRY_GOTO(setup(comm, mpi_comm, config));
+    *out = comm;
+    return ISO_OK;
+fail:
+    iso_comm_destroy(&comm);
+    return status;
+}
+
+iso_comm *iso_comm_retain(iso_comm *comm) {
+    comm->references++;
+    return comm;
+}
+
+void iso_comm_destroy(iso_comm **pointer) {
+    iso_comm *comm = *pointer;
+    *pointer = NULL;
+    if (!comm || --comm->references > 0) return;
+    iso_comm_destroy(&comm->node);
+    int finalized = 0;
+    MPI_Finalized(&finalized);
+    if (!finalized && comm->mpi != MPI_COMM_NULL) MPI_Comm_free(&comm->mpi);
+    iso__engine_release(&comm->engine);
+    iso__free(comm);
+}
+
+int iso_comm_rank(const iso_comm *comm) { return comm->rank; }
+int iso_comm_size(const iso_comm *comm) { return comm->size; }
+MPI_Comm iso_comm_mpi(const iso_comm *comm) { return comm->mpi; }
+const char *iso_comm_progress_text(const iso_comm *comm) { return comm->engine->why; }
+const char *iso_comm_algorithm_text(const iso_comm *comm) { return comm->algorithm; }
+iso_progress iso_comm_progress(const iso_comm *comm) { return comm->engine->mode; }
+
+// ---- Node groups ----------------------------------------------------------------------------------
+
+// Node number of this rank and how many there are, from each rank's lowest fellow on its node.
+static iso_status number_nodes(iso_comm *comm, int lowest) {
+    void *memory;
+    ISO_TRY(iso__alloc((size_t)comm->size * sizeof(int), &memory));
+    int *all = memory;
+    int rc = MPI_Allgather(&lowest, 1, MPI_INT, all, 1, MPI_INT, comm->mpi);
+    for (int r = 0; rc == MPI_SUCCESS && r < comm->size; r++) {
+        if (all[r] != r) continue; // not the first of its node
+        if (r == lowest) comm->node_index = comm->node_count;
+        comm->node_count++;
+    }
+    iso__free(all);
+    ISO_TRY_MPI(rc);
+    return ISO_OK;
+}
+
+static iso_status split_nodes(iso_comm *comm, MPI_Comm *out) {
+    double per_node;
+    ISO_TRY(iso__env_number(ISO_ENV_RANKS_PER_NODE, 1, 1e6, 0, &per_node));
+    if (per_node >= 1)
+        ISO_TRY_MPI(MPI_Comm_split(comm->mpi, comm->rank / (int)per_node, comm->rank, out));
+    else
+        ISO_TRY_MPI(MPI_Comm_split_type(comm->mpi, MPI_COMM_TYPE_SHARED, comm->rank, MPI_INFO_NULL, out));
+    return ISO_OK;
+}
+
+iso_status iso_comm_node(iso_comm *comm, iso_comm **out) {
+    if (!comm->node) {
+        MPI_Comm group;
+        ISO_TRY(split_nodes(comm, &group));
+        iso_comm_config config = {.progress = comm->engine->mode, .timeout_s = comm->timeout_s};
+        iso_status status = iso_comm_create(group, &config, &comm->node);
+        MPI_Comm_free(&group);
+        ISO_TRY(status);
+        int64_t lowest = comm->rank;
+        ISO_TRY(iso_comm_allreduce_i64(comm->node, &lowest, 1, ISO_MIN));
+        ISO_TRY(number_nodes(comm, (int)lowest));
+    }
+    *out = comm->node;
+    return ISO_OK;
+}
+
+iso_status iso_comm_node_layout(iso_comm *comm, int *node_count, int *node_index) {
+    iso_comm *node;
+    ISO_TRY(iso_comm_node(comm, &node));
+    *node_count = comm->node_count;
+    *node_index = comm->node_index;
+    return ISO_OK;
+}
+
+// ---- Blocking collectives -------------------------------------------------------------------------
+
+iso_status iso_comm_barrier(iso_comm *comm) {
+    ISO_TRY_MPI(MPI_Barrier(comm->mpi));
+    return ISO_OK;
+}
+
+iso_status iso_comm_bcast(iso_comm *comm, void *data, size_t bytes, int root) {
+    const size_t most = 1u << 30;
+    for (size_t done = 0; done < bytes;) {
+        size_t part = bytes - done < most ? bytes - done : most;
+        ISO_TRY_MPI(MPI_Bcast((char *)data + done, (int)part, MPI_BYTE, root, comm->mpi));
+        done += part;
+    }
+    return ISO_OK;
+}
+
+static MPI_Op mpi_op(iso_reduce op) { return op == ISO_SUM ? MPI_SUM : op == ISO_MAX ? MPI_MAX : MPI_MIN; }
+
+iso_status iso_comm_allreduce_f64(iso_comm *comm, double *data, size_t count, iso_reduce op) {
+    ISO_TRY_MPI(MPI_Allreduce(MPI_IN_PLACE, data, (int)count, MPI_DOUBLE, mpi_op(op), comm->mpi));
+    return ISO_OK;
+}
+
+iso_status iso_comm_allreduce_i64(iso_comm *comm, int64_t *data, size_t count, iso_reduce op) {
+    ISO_TRY_MPI(MPI_Allreduce(MPI_IN_PLACE, data, (int)count, MPI_INT64_T, mpi_op(op), comm->mpi));
+    return ISO_OK;
+}
+
+static iso_status send_bytes(iso_comm *comm, const char *data, size_t bytes, int to) {
+    for (size_t done = 0; done < bytes;) {
+        size_t part = bytes - done < (1u << 30) ? bytes - done : (1u << 30);
+        ISO_TRY_MPI(MPI_Send(data + done, (int)part, MPI_BYTE, to, 0, comm->mpi));
+        done += part;
+    }
+    return ISO_OK;
+}
+
+static iso_status receive_bytes(iso_comm *comm, char *data, size_t bytes, int from) {
+    for (size_t done = 0; done < bytes;) {
+        size_t part = bytes - done < (1u << 30) ? bytes - done : (1u << 30);
+        ISO_TRY_MPI(MPI_Recv(data + done, (int)part, MPI_BYTE, from, 0, comm->mpi, MPI_STATUS_IGNORE));
+        done += part;
+    }
+    return ISO_OK;
+}
+
+static iso_status gather_on_root(iso_comm *comm, const void *data, const uint64_t *wire, char **out, size_t **sizes) {
+    iso_status status;
+    char *all = NULL;
+    size_t *each = NULL, total = 0;
+    for (int r = 0; r < comm->size; r++) total += wire[r];
+    ISO_TRY_GOTO(iso__alloc(total, (void **)&all));
+    ISO_TRY_GOTO(iso__alloc((size_t)comm->size * sizeof(*each), (void **)&each));
+    size_t at = 0;
+    for (int r = 0; r < comm->size; r++) {
+        each[r] = wire[r];
+        if (r == comm->rank)
+            memcpy(all + at, data, each[r]);
+        else
+            ISO_TRY_GOTO(receive_bytes(comm, all + at, each[r], r));
+        at += each[r];
+    }
+    *out = all;
+    *sizes = each;
+    return ISO_OK;
+fail:
+    iso__free(all);
+    iso__free(each);
+    return status;
+}
+
+iso_status iso_comm_gather(iso_comm *comm, const void *data, size_t bytes, int root, char **out, size_t **sizes) {
+    *out = NULL;
+    *sizes = NULL;
+    void *memory;
+    ISO_TRY(iso__alloc_zero((size_t)comm->size * sizeof(uint64_t), &memory));
+    uint64_t *wire = memory, mine = bytes;
+    int rc = MPI_Gather(&mine, 1, MPI_UINT64_T, wire, 1, MPI_UINT64_T, root, comm->mpi);
+    iso_status status = ISO_OK;
+    if (rc != MPI_SUCCESS)
+        status = iso__mpi_error(rc, "MPI_Gather", __func__, __FILE__, __LINE__);
+    else if (comm->rank == root)
+        status = gather_on_root(comm, data, wire, out, sizes);
+    else
+        status = send_bytes(comm, data, bytes, root);
+    iso__free(wire);
+    ISO_TRY(status);
+    return ISO_OK;
+}
+
+void iso_comm_free(void *data) { iso__free(data); }
+
+iso_status iso_comm_agree(iso_comm *comm, iso_status mine) {
+    int64_t lowest = mine < 0 ? comm->rank : comm->size;
+    ISO_TRY(iso_comm_allreduce_i64(comm, &lowest, 1, ISO_MIN));
+    if (lowest == comm->size) return ISO_OK;
+    struct {
+        int32_t code;
+        char message[sizeof(((iso_error *)0)->message)];
+    } said = {.code = mine};
+    if (comm->rank == lowest) memcpy(said.message, iso_last_error()->message, sizeof(said.message));
+    // The verdict of this rank survives the broadcast: its own record is the better one.
+    ISO_TRY(iso_comm_bcast(comm, &said, sizeof(said), (int)lowest));
+    if (mine < 0) return mine;
+    return ISO_FAIL((iso_status)said.code, "rank %d: %.480s", (int)lowest, said.message);
+}

@@ -1,0 +1,89 @@
+// Private to src/comm and, for completion times, to the reducer: communicators, requests, the progress engine.
+#ifndef ISO_COMM_IMPL_H
+#define ISO_COMM_IMPL_H
+
+#include "base/base.h"
+
+#include <isotherm/comm.h>
+#include <pthread.h>
+
+// Translates an MPI return code, keeping the library's own words.
+iso_status iso__mpi_error(int rc, const char *call, const char *function, const char *file, int line);
+#define ISO_TRY_MPI(call)                                                                          \
+    do {                                                                                           \
+        int mpi_rc_ = (call);                                                                      \
+        if (mpi_rc_ != MPI_SUCCESS)                                                                \
+            return iso__mpi_error(mpi_rc_, #call, __func__, __FILE__, __LINE__);                   \
+    } while (0)
+
+// One exchange. FREE -> POSTED -> DONE (or FAILED) -> FREE; its memory stays in the engine's pool.
+typedef enum iso__request_state { ISO_REQUEST_FREE, ISO_REQUEST_POSTED, ISO_REQUEST_DONE, ISO_REQUEST_FAILED } iso__request_state;
+
+struct iso_request {
+    struct iso__engine *engine;
+    iso_comm *comm; // borrowed: outlives its exchanges
+    const char *name;
+    size_t bytes;
+    int64_t posted_ns, done_ns;
+    int remaining; // MPI requests not yet complete: several when the count exceeds INT_MAX
+    int mpi_error;
+    iso__request_state state;
+    iso_request *next_free;
+};
+
+// One per process, attached to MPI_COMM_SELF so that MPI_Finalize stops it before MPI goes away.
+typedef struct iso__engine {
+    pthread_mutex_t lock; // guards everything below
+    pthread_cond_t wake;  // something is in flight and nobody waits, or stop
+    pthread_t thread;
+    bool thread_runs, stop, finalized;
+    int references;
+    iso_progress mode;
+    char why[96];
+    int waiters;     // threads inside a wait: they drive progress, the helper stands back
+    double sleep_us; // of the helper between tests, adapted within [ISO_SLEEP_MIN_US, ISO_SLEEP_MAX_US]
+    bool sleep_fixed;
+    // Parallel arrays: what MPI_Testsome takes, and whose each entry is.
+    int in_flight, capacity;
+    MPI_Request *mpi;
+    iso_request **owner;
+    int *completed;
+    iso_request *free_list;
+} iso__engine;
+
+// Gives the process's engine, starting it on first use with the wanted mode. Adds a reference.
+iso_status iso__engine_acquire(iso_progress wanted, iso__engine **out);
+void iso__engine_release(iso__engine **engine);
+// With the lock held: one round of tests over everything in flight.
+void iso__engine_test_all(iso__engine *engine);
+// With the lock held: room for `more` further MPI requests.
+iso_status iso__engine_reserve(iso__engine *engine, int more);
+// Wakes the helper if there is work and nobody waits; with the lock held.
+void iso__engine_kick(iso__engine *engine);
+// A wait began and found its request complete or not: adapts the helper's sleep. With the lock held.
+void iso__engine_adapt(iso__engine *engine, bool was_complete);
+
+struct iso_comm {
+    int references;
+    MPI_Comm mpi;
+    int rank, size;
+    double timeout_s;
+    iso__engine *engine;
+    iso_comm *node; // created on first use
+    int node_count, node_index;
+    char algorithm[128];
+};
+
+// Like iso_request_wait; also gives when the exchange was seen to be complete (iso_now clock).
+iso_status iso__request_finish(iso_request **request, int64_t *done_ns);
+// When it was issued; valid until released.
+int64_t iso__request_posted_ns(const iso_request *request);
+// True if complete (or failed), without testing: a flag the helper or a wait has set.
+bool iso__request_is_done(iso_request *request);
+
+// Sets Open MPI's all-reduce algorithm through MPI_T; writes what holds and why.
+void iso__choose_algorithm(char *text, size_t room);
+
+MPI_Datatype iso__mpi_type(iso_dtype dtype); // MPI_DATATYPE_NULL where MPI has no such type
+
+#endif

@@ -1,0 +1,180 @@
+// Requests: issue, test, wait, and what is said when a wait takes too long.
+#include "comm/comm_impl.h"
+
+#include <isotherm/trace.h>
+#include <limits.h>
+#include <sched.h>
+#include <string.h>
+#include <time.h>
+
+// A wait first yields between tests (latency), then naps (a slow wire: leave the core to others).
+#define YIELD_NS 200000
+#define NAP_NS 20000
+
+static iso_status take_request(iso__engine *engine, iso_request **out) {
+    if (engine->free_list) {
+        *out = engine->free_list;
+        engine->free_list = (*out)->next_free;
+        return ISO_OK;
+    }
+    void *memory;
+    ISO_TRY(iso__alloc(sizeof(iso_request), &memory));
+    *out = memory;
+    return ISO_OK;
+}
+
+static void release(iso__engine *engine, iso_request **request) {
+    (*request)->state = ISO_REQUEST_FREE;
+    (*request)->next_free = engine->free_list;
+    engine->free_list = *request;
+    *request = NULL;
+}
+
+static iso_status post_parts(iso_request *request, char *data, size_t count, iso_dtype dtype) {
+    iso__engine *engine = request->engine;
+    MPI_Datatype type = iso__mpi_type(dtype);
+    for (size_t done = 0; done < count;) {
+        int part = count - done > INT_MAX ? 1 << 30 : (int)(count - done);
+        int slot = engine->in_flight;
+        ISO_TRY_MPI(MPI_Iallreduce(MPI_IN_PLACE, data + done * iso_dtype_size(dtype), part, type, MPI_SUM,
+                                   request->comm->mpi, &engine->mpi[slot]));
+        engine->owner[slot] = request;
+        engine->in_flight++;
+        request->remaining++;
+        done += (size_t)part;
+    }
+    return ISO_OK;
+}
+
+static iso_status post(iso_comm *comm, void *data, size_t count, iso_dtype dtype, const char *name, iso_request **out) {
+    iso__engine *engine = comm->engine;
+    ISO_TRY(iso__engine_reserve(engine, (int)(count >> 30) + 1));
+    iso_request *request = NULL;
+    ISO_TRY(take_request(engine, &request));
+    *request = (iso_request){.engine = engine,
+                             .comm = comm,
+                             .name = name,
+                             .bytes = count * iso_dtype_size(dtype),
+                             .posted_ns = iso_now(),
+                             .state = ISO_REQUEST_POSTED};
+    iso_status status = post_parts(request, data, count, dtype);
+    if (status < 0) {
+        if (request->remaining == 0) release(engine, &request);
+        return status;
+    }
+    if (count == 0) {
+        request->done_ns = request->posted_ns;
+        request->state = ISO_REQUEST_DONE;
+    }
+    iso__engine_kick(engine);
+    *out = request;
+    return ISO_OK;
+}
+
+iso_status iso_comm_iallreduce(iso_comm *comm, void *data, size_t count, iso_dtype dtype, const char *name,
+                               iso_request **out) {
+    ISO_CHECK(iso__mpi_type(dtype) != MPI_DATATYPE_NULL, ISO_ERR_UNSUPPORTED,
+              "MPI cannot sum elements of type %s", iso_dtype_name(dtype));
+    ISO_CHECK(!comm->engine->finalized, ISO_ERR_STATE, "an exchange was started after MPI_Finalize");
+    pthread_mutex_lock(&comm->engine->lock);
+    iso_status status = post(comm, data, count, dtype, name, out);
+    pthread_mutex_unlock(&comm->engine->lock);
+    return status;
+}
+
+static iso_status verdict(const iso_request *request) {
+    if (request->state == ISO_REQUEST_DONE) return ISO_OK;
+    return iso__mpi_error(request->mpi_error, request->name, __func__, __FILE__, __LINE__);
+}
+
+iso_status iso_request_test(iso_request **pointer) {
+    iso_request *request = *pointer;
+    iso__engine *engine = request->engine;
+    pthread_mutex_lock(&engine->lock);
+    if (request->state == ISO_REQUEST_POSTED) iso__engine_test_all(engine);
+    iso_status status = ISO_PENDING;
+    if (request->state != ISO_REQUEST_POSTED) {
+        status = verdict(request);
+        release(engine, pointer);
+    }
+    pthread_mutex_unlock(&engine->lock);
+    return status;
+}
+
+// Names what is in flight, oldest first, as far as it fits. With the lock held.
+static void list_pending(const iso__engine *engine, char *text, size_t room) {
+    size_t used = 0;
+    text[0] = 0;
+    for (int i = 0; i < engine->in_flight && used + 1 < room; i++) {
+        if (i > 0 && engine->owner[i] == engine->owner[i - 1]) continue;
+        int n = snprintf(text + used, room - used, "%s\"%s\" (%zu bytes)", i ? ", " : "", engine->owner[i]->name,
+                         engine->owner[i]->bytes);
+        used += (size_t)n;
+    }
+}
+
+static iso_status timed_out(const iso_request *request) {
+    char pending[256];
+    list_pending(request->engine, pending, sizeof(pending));
+    return ISO_FAIL(ISO_ERR_TIMEOUT,
+                    "rank %d of %d waited %g s for the exchange of \"%s\"; in flight: %s: another rank is stuck, "
+                    "gone or slower than that (ISO_TIMEOUT sets the limit)",
+                    request->comm->rank, request->comm->size, request->comm->timeout_s, request->name, pending);
+}
+
+static void pause_waiter(int64_t waited_ns) {
+    if (waited_ns < YIELD_NS)
+        sched_yield();
+    else
+        nanosleep(&(struct timespec){.tv_nsec = NAP_NS}, NULL);
+}
+
+// With the lock held, which is released between tests.
+static iso_status wait_locked(iso_request *request) {
+    iso__engine *engine = request->engine;
+    int64_t start = iso_now(), limit = (int64_t)(request->comm->timeout_s * 1e9);
+    while (request->state == ISO_REQUEST_POSTED) {
+        iso__engine_test_all(engine);
+        if (request->state != ISO_REQUEST_POSTED) break;
+        int64_t waited = iso_now() - start;
+        if (limit > 0 && waited > limit) return timed_out(request);
+        pthread_mutex_unlock(&engine->lock);
+        pause_waiter(waited);
+        pthread_mutex_lock(&engine->lock);
+    }
+    return verdict(request);
+}
+
+iso_status iso__request_finish(iso_request **pointer, int64_t *done_ns) {
+    iso_request *request = *pointer;
+    iso__engine *engine = request->engine;
+    pthread_mutex_lock(&engine->lock);
+    iso__engine_adapt(engine, request->state != ISO_REQUEST_POSTED);
+    engine->waiters++;
+    iso_status status = wait_locked(request);
+    engine->waiters--;
+    iso__engine_kick(engine);
+    if (done_ns) *done_ns = request->done_ns;
+    if (status != ISO_ERR_TIMEOUT) release(engine, pointer);
+    pthread_mutex_unlock(&engine->lock);
+    return status;
+}
+
+iso_status iso_request_wait(iso_request **request) { return iso__request_finish(request, NULL); }
+
+int64_t iso__request_posted_ns(const iso_request *request) { return request->posted_ns; }
+
+bool iso__request_is_done(iso_request *request) {
+    pthread_mutex_lock(&request->engine->lock);
+    bool done = request->state != ISO_REQUEST_POSTED;
+    pthread_mutex_unlock(&request->engine->lock);
+    return done;
+}
+
+void iso_comm_poll(iso_comm *comm) {
+    iso__engine *engine = comm->engine;
+    if (engine->mode != ISO_PROGRESS_POLL) return;
+    pthread_mutex_lock(&engine->lock);
+    iso__engine_test_all(engine);
+    pthread_mutex_unlock(&engine->lock);
+}

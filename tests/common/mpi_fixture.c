@@ -1,0 +1,34 @@
+// For tests that run on several ranks: MPI set-up and take-down, and verdicts that all ranks share.
+#include "common/mpi_fixture.h"
+
+#include <criterion/criterion.h>
+
+iso_comm *test_comm;
+int test_rank, test_size;
+
+void test_mpi_setup_bare(void) {
+    int level;
+    MPI_Init_thread(NULL, NULL, MPI_THREAD_MULTIPLE, &level);
+    MPI_Comm_rank(MPI_COMM_WORLD, &test_rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &test_size);
+}
+
+void test_mpi_setup(void) {
+    test_mpi_setup_bare();
+    if (iso_comm_create(MPI_COMM_WORLD, NULL, &test_comm) < 0) iso_error_print(stderr);
+}
+
+void test_mpi_teardown(void) {
+    iso_comm_destroy(&test_comm);
+    MPI_Finalize();
+    long long blocks, bytes;
+    iso_memory_balance(&blocks, &bytes, NULL);
+    cr_expect_eq(blocks, 0, "rank %d still holds %lld blocks, %lld bytes", test_rank, blocks, bytes);
+}
+
+bool test_all(bool mine, const char *what) {
+    if (!mine) fprintf(stderr, "rank %d: not %s\n", test_rank, what);
+    int all = mine;
+    MPI_Allreduce(MPI_IN_PLACE, &all, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD);
+    return all != 0;
+}

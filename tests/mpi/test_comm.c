@@ -1,0 +1,188 @@
+// Communicators and exchanges on 1 to 4 ranks: sums, order of completion, node groups, life and death.
+#include "common/mpi_fixture.h"
+#include "comm/comm_impl.h"
+
+#include <criterion/criterion.h>
+#include <isotherm/trace.h>
+#include <string.h>
+#include <unistd.h>
+
+TestSuite(np1_comm, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 60);
+TestSuite(np2_comm, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 120);
+TestSuite(np3_comm, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 120);
+TestSuite(np4_comm, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 120);
+TestSuite(np2_life, .init = test_mpi_setup_bare, .timeout = 60);
+
+static float value_of(int rank, int exchange, size_t i) { return (float)((rank + 1) * (exchange % 7 + 1)) + (float)(i % 5); }
+
+static bool sum_is_right(const float *data, size_t count, int exchange) {
+    for (size_t i = 0; i < count; i++) {
+        float expected = 0;
+        for (int r = 0; r < test_size; r++) expected += value_of(r, exchange, i);
+        if (data[i] != expected) return false; // small whole numbers: exact in any order
+    }
+    return true;
+}
+
+static void exchange_sizes(void) {
+    static float data[70000];
+    const size_t counts[] = {1, 2, 3, 63, 64, 65, 1000, 16384, 70000};
+    for (int c = 0; c < (int)(sizeof(counts) / sizeof(counts[0])); c++) {
+        for (size_t i = 0; i < counts[c]; i++) data[i] = value_of(test_rank, c, i);
+        iso_request *request;
+        iso_assert_ok(iso_comm_iallreduce(test_comm, data, counts[c], ISO_F32, "test", &request));
+        iso_assert_ok(iso_request_wait(&request));
+        iso_assert_all(request == NULL && sum_is_right(data, counts[c], c));
+    }
+}
+
+Test(np1_comm, sums_of_every_size) { exchange_sizes(); }
+Test(np2_comm, sums_of_every_size) { exchange_sizes(); }
+Test(np3_comm, sums_of_every_size) { exchange_sizes(); }
+Test(np4_comm, sums_of_every_size) { exchange_sizes(); }
+
+// Many exchanges of mixed sizes, up to WINDOW in flight, waited for and tested in mixed order.
+enum { WINDOW = 8, MOST = 3000 };
+static void mixed_exchanges(int total) {
+    static float data[WINDOW][MOST];
+    iso_request *request[WINDOW] = {NULL};
+    size_t count[WINDOW] = {0};
+    bool right = true;
+    for (int e = 0; e < total + WINDOW && right; e++) {
+        int w = e % WINDOW;
+        if (request[w]) {
+            iso_status status = ISO_PENDING;
+            if (e % 3 == 0) status = iso_request_test(&request[w]);
+            if (status == ISO_PENDING) status = iso_request_wait(&request[w]);
+            right = status == ISO_OK && sum_is_right(data[w], count[w], e - WINDOW);
+        }
+        if (e >= total) continue;
+        count[w] = (size_t)(e * 37 % 11 == 0 ? e * 131 % MOST + 1 : e % 50 + 1);
+        for (size_t i = 0; i < count[w]; i++) data[w][i] = value_of(test_rank, e, i);
+        right = right && iso_comm_iallreduce(test_comm, data[w], count[w], ISO_F32, "mixed", &request[w]) == ISO_OK;
+    }
+    iso_assert_all(right);
+}
+
+Test(np2_comm, hundred_thousand_mixed_exchanges_under_the_helper) {
+    iso_assert_all(iso_comm_progress(test_comm) == ISO_PROGRESS_THREAD);
+    mixed_exchanges(100000);
+}
+Test(np3_comm, mixed_exchanges_under_the_helper) { mixed_exchanges(2000); }
+
+// With nobody waiting, only the helper can complete an exchange.
+Test(np2_comm, helper_completes_without_a_wait) {
+    static float data[1 << 18];
+    iso_request *request;
+    iso_assert_ok(iso_comm_iallreduce(test_comm, data, 1 << 18, ISO_F32, "alone", &request));
+    bool done = false;
+    for (int64_t start = iso_now(); !done && iso_now() - start < 5000000000;) {
+        usleep(1000);
+        done = iso__request_is_done(request);
+    }
+    iso_assert_all(done);
+    iso_assert_ok(iso_request_wait(&request));
+}
+
+Test(np2_comm, helper_sleeps_when_nothing_is_in_flight) {
+    struct timespec before, after;
+    MPI_Barrier(MPI_COMM_WORLD);
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &before);
+    usleep(500000);
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &after);
+    double used = (double)(after.tv_sec - before.tv_sec) + (double)(after.tv_nsec - before.tv_nsec) * 1e-9;
+    iso_assert_all(used < 0.005);
+}
+
+Test(np2_comm, time_out_names_what_is_pending) {
+    iso_comm_config config = {.timeout_s = 0.3};
+    iso_comm *comm;
+    iso_assert_ok(iso_comm_create(MPI_COMM_WORLD, &config, &comm));
+    static float data[64];
+    iso_request *request;
+    if (test_rank == 0) usleep(800000); // the slow one
+    iso_status status = iso_comm_iallreduce(comm, data, 64, ISO_F32, "conv1", &request);
+    if (status == ISO_OK) status = iso_request_wait(&request);
+    const char *said = iso_last_error()->message;
+    iso_assert_all(status == (test_rank == 1 ? ISO_ERR_TIMEOUT : ISO_OK));
+    iso_assert_all(test_rank == 0 || (strstr(said, "rank 1 of 2") && strstr(said, "\"conv1\" (256 bytes)")));
+    if (test_rank == 1) cr_expect_eq(iso_request_wait(&request), ISO_OK); // late, but whole
+    iso_comm_destroy(&comm);
+}
+
+Test(np4_comm, ranks_per_node_override) {
+    setenv("ISO_RANKS_PER_NODE", "3", 1);
+    iso_comm *node;
+    int count, index;
+    iso_assert_ok(iso_comm_node(test_comm, &node));
+    iso_assert_ok(iso_comm_node_layout(test_comm, &count, &index));
+    iso_assert_all(count == 2 && index == test_rank / 3);
+    iso_assert_all(iso_comm_size(node) == (test_rank < 3 ? 3 : 1) && iso_comm_rank(node) == test_rank % 3);
+}
+
+Test(np3_comm, one_host_is_one_node) {
+    unsetenv("ISO_RANKS_PER_NODE");
+    iso_comm *node;
+    int count, index;
+    iso_assert_ok(iso_comm_node(test_comm, &node));
+    iso_assert_ok(iso_comm_node_layout(test_comm, &count, &index));
+    iso_assert_all(count == 1 && index == 0 && iso_comm_size(node) == 3);
+}
+
+Test(np3_comm, agree_repeats_the_failing_ranks_message) {
+    iso_status mine = test_rank == 1 ? ISO_FAIL(ISO_ERR_FORMAT, "the file is damaged") : ISO_OK;
+    iso_status status = iso_comm_agree(test_comm, mine);
+    iso_assert_all(status == ISO_ERR_FORMAT && strstr(iso_last_error()->message, "the file is damaged"));
+    iso_assert_all(test_rank == 1 || strstr(iso_last_error()->message, "rank 1"));
+    iso_assert_ok(iso_comm_agree(test_comm, ISO_OK));
+}
+
+Test(np3_comm, gather_keeps_order_and_lengths) {
+    char mine[8], *all;
+    size_t *sizes;
+    memset(mine, 'a' + test_rank, sizeof(mine));
+    iso_assert_ok(iso_comm_gather(test_comm, mine, (size_t)test_rank * 2, 0, &all, &sizes));
+    if (test_rank == 0) cr_expect(memcmp(all, "bbcccc", 6) == 0 && sizes[0] == 0 && sizes[2] == 4);
+    iso_comm_free(all);
+    iso_comm_free(sizes);
+}
+
+Test(np2_comm, algorithm_is_set_unless_the_user_did) {
+    const char *text = iso_comm_algorithm_text(test_comm);
+    iso_assert_all(strncmp(text, "3, Rabenseifner", 15) == 0 || strncmp(text, "MPI's own choice", 16) == 0);
+}
+
+// MPI_Finalize with communicators alive and an exchange still in flight must neither crash nor hang.
+Test(np2_life, finalize_without_destroy) {
+    iso_comm *comm;
+    static float data[1 << 16];
+    iso_request *request;
+    iso_assert_ok(iso_comm_create(MPI_COMM_WORLD, NULL, &comm));
+    iso_assert_ok(iso_comm_iallreduce(comm, data, 1 << 16, ISO_F32, "left over", &request));
+    MPI_Finalize();
+    iso_comm_destroy(&comm);
+}
+
+Test(np2_life, subset_of_the_world) {
+    iso_comm *comm;
+    MPI_Comm alone;
+    MPI_Comm_split(MPI_COMM_WORLD, test_rank, 0, &alone);
+    iso_assert_ok(iso_comm_create(alone, NULL, &comm));
+    MPI_Comm_free(&alone); // ours is a duplicate
+    float x = 3;
+    iso_request *request;
+    iso_assert_ok(iso_comm_iallreduce(comm, &x, 1, ISO_F32, "one", &request));
+    iso_assert_ok(iso_request_wait(&request));
+    iso_assert_all(x == 3 && iso_comm_size(comm) == 1);
+    iso_comm_destroy(&comm);
+    test_mpi_teardown();
+}
+
+Test(np2_life, explicit_modes) {
+    iso_comm *comm;
+    iso_comm_config config = {.progress = ISO_PROGRESS_POLL};
+    iso_assert_ok(iso_comm_create(MPI_COMM_WORLD, &config, &comm));
+    iso_assert_all(iso_comm_progress(comm) == ISO_PROGRESS_POLL && strstr(iso_comm_progress_text(comm), "asked for"));
+    iso_comm_destroy(&comm);
+    test_mpi_teardown();
+}
