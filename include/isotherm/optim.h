@@ -50,7 +50,7 @@ iso_status iso_optimizer_create(iso_optimizer_kind kind, iso_module *module, con
                                 iso_optimizer **out);
 // DataParallelOptimizer: wraps an optimizer and ties it to a data_parallel module made from the same module.
 // step() then only freezes the hyperparameters; each layer is updated when the next forward reaches it.
-// Takes inner. ISO_ERR_ARG if the two do not cover the same parameters. Destroy it before the module.
+// Takes inner, on failure too. ISO_ERR_ARG if the two do not cover the same parameters. Destroy it before the module.
 iso_status iso_dp_optimizer_create_take(iso_optimizer *inner, iso_module *data_parallel, iso_optimizer **out);
 
 iso_status iso_optimizer_step(iso_optimizer *optimizer);

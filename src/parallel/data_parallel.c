@@ -1,0 +1,288 @@
+// DataParallel: connects the hooks of a module to the reducer, and completes pending work before anyone looks.
+#include "parallel/parallel_impl.h"
+#include "parallel/reducer_impl.h"
+
+#include "nn/nn_impl.h"
+#include "tensor/tensor_impl.h"
+
+// What a hooked module needs to find its parameters in the reducer: trainable ones are adjacent.
+typedef struct layer_link {
+    struct data_parallel *owner;
+    int first, count;
+} layer_link;
+
+typedef struct data_parallel {
+    iso_module base; // its one child is the wrapped module
+    iso_comm *comm;
+    iso_reducer *reducer;
+    iso_parameter_list list;
+    iso_parameter **trainable; // index = the reducer's
+    int trainable_count;
+    layer_link *link;
+    int link_count;
+    bool backward_open; // a backward ran that no step or forward has closed
+} data_parallel;
+
+static const iso_module_ops data_parallel_ops;
+
+static data_parallel *self_of(iso_module *module) { return iso_container_of(module, data_parallel, base); }
+
+static bool is_data_parallel(const iso_module *module) { return module->ops == &data_parallel_ops; }
+
+// ---- Hooks ----------------------------------------------------------------------------------------
+
+// Buckets hold whole layers, so the first parameter brings in the rest of its layer.
+static iso_status before_forward(iso_module *module, void *user) {
+    (void)module;
+    layer_link *link = user;
+    if (link->count == 0 || !module->training) {
+        iso_reducer_poll(link->owner->reducer);
+        return ISO_OK;
+    }
+    return iso_reducer_param_needed(link->owner->reducer, link->first);
+}
+
+static iso_status gradient_ready(iso_module *module, void *user) {
+    (void)module;
+    layer_link *link = user;
+    for (int i = link->first + link->count - 1; i >= link->first; i--)
+        ISO_TRY(iso_reducer_grad_ready(link->owner->reducer, i));
+    return ISO_OK;
+}
+
+// Someone looks at a parameter or its gradient from outside.
+static iso_status complete(void *user, iso_parameter *parameter) {
+    (void)parameter;
+    data_parallel *self = user;
+    ISO_TRY(iso__data_parallel_close_backward(&self->base));
+    return iso_reducer_finish(self->reducer);
+}
+
+// ---- Module ---------------------------------------------------------------------------------------
+
+iso_status iso__data_parallel_close_backward(iso_module *module) {
+    data_parallel *self = self_of(module);
+    if (!self->backward_open) return ISO_OK;
+    self->backward_open = false;
+    for (int i = self->trainable_count - 1; i >= 0; i--)
+        if (self->trainable[i]->grad_valid && !iso__reducer_is_ready(self->reducer, i))
+            ISO_TRY(iso_reducer_grad_ready(self->reducer, i));
+    return ISO_OK;
+}
+
+static iso_status forward(iso_module *module, iso_call *call, iso_tensor *in, iso_tensor **out) {
+    (void)call;
+    data_parallel *self = self_of(module);
+    ISO_TRY(iso__data_parallel_close_backward(module));
+    // Row r of this rank's batch is row rank * n + r of the global one.
+    iso_module_set_first_row(module->child[0], iso_comm_rank(self->comm) * iso_tensor_shape(in)[0]);
+    return iso_module_call(module->child[0], ISO_ACT_NONE, in, out);
+}
+
+static iso_status backward(iso_module *module, iso_call *call, iso_tensor *grad_out, iso_tensor **grad_in) {
+    (void)call;
+    data_parallel *self = self_of(module);
+    // Layers that this forward did not use still have their update pending.
+    ISO_TRY(iso_reducer_finish(self->reducer));
+    self->backward_open = true;
+    return iso_module_call_backward(module->child[0], grad_out, grad_in);
+}
+
+static iso_status train(iso_module *module, bool training) {
+    return training ? ISO_OK : iso_data_parallel_finish(module);
+}
+
+static void unhook(iso_module *module) {
+    iso_module_set_hooks(module, NULL);
+    for (int i = 0; i < module->child_count; i++) unhook(module->child[i]);
+}
+
+// Parameters outlive the wrapper if the caller kept a reference of the module: give their gradients memory
+// of their own again.
+static void take_back_gradients(data_parallel *self) {
+    for (int i = 0; i < self->trainable_count; i++) {
+        iso_parameter *p = self->trainable[i];
+        p->complete = NULL;
+        iso_tensor *own;
+        if (!p->grad || p->grad->capacity > 0) continue;
+        if (iso_tensor_create(p->value->device, p->value->dtype, p->value->ndim, p->value->shape, &own) < 0) continue;
+        iso_tensor_destroy(&p->grad);
+        p->grad = own;
+        p->grad_valid = false;
+    }
+}
+
+static void destroy(iso_module *module) {
+    data_parallel *self = self_of(module);
+    iso_reducer_destroy(&self->reducer); // completes what is pending
+    take_back_gradients(self);
+    if (module->child_count > 0) unhook(module->child[0]);
+    iso_parameter_list_destroy(&self->list);
+    iso__free(self->trainable);
+    iso__free(self->link);
+    iso_comm_destroy(&self->comm);
+}
+
+static const iso_module_ops data_parallel_ops = {
+    .type = "DataParallel",
+    .forward = forward,
+    .backward = backward,
+    .train = train,
+    .destroy = destroy,
+};
+
+// ---- Construction ---------------------------------------------------------------------------------
+
+static uint64_t shape_id(const iso_tensor *t) {
+    return iso__hash(ISO_HASH_START, t->shape, (size_t)t->ndim * sizeof(t->shape[0]));
+}
+
+// Lists the trainable parameters; parameters of one owner are one layer.
+static void list_trainable(data_parallel *self, iso_reducer_param *params, char (*shape_text)[64]) {
+    int layer = -1;
+    const iso_module *owner = NULL;
+    for (int i = 0; i < self->list.count; i++) {
+        iso_parameter *p = self->list.item[i];
+        if (!p->requires_grad) continue;
+        if (self->list.owner[i] != owner) layer++;
+        owner = self->list.owner[i];
+        int k = self->trainable_count++;
+        self->trainable[k] = p;
+        params[k] = (iso_reducer_param){
+            .name = self->list.name[i],
+            .value = p->value->data,
+            .count = (size_t)p->value->count,
+            .dtype = p->value->dtype,
+            .layer = layer,
+            .shape_id = shape_id(p->value),
+            .shape_text = iso__shape_text(p->value->ndim, p->value->shape, shape_text[k], sizeof(shape_text[k])),
+        };
+    }
+}
+
+static iso_status create_reducer(data_parallel *self, const iso_data_parallel_config *config) {
+    size_t count = (size_t)self->list.count;
+    iso_reducer_param *params = NULL;
+    char(*text)[64] = NULL;
+    iso_reducer_config reducer_config = {.sync = config->sync,
+                                         .bucket_bytes = (size_t)(config->bucket_mb * 1048576.0)};
+    iso_status status = iso__alloc_zero(count * sizeof(*params), (void **)&params);
+    if (status == ISO_OK) status = iso__alloc_zero(count * sizeof(*text), (void **)&text);
+    if (status == ISO_OK) {
+        list_trainable(self, params, text);
+        status = self->trainable_count > 0
+                     ? iso_reducer_create(self->comm, params, self->trainable_count, &reducer_config, &self->reducer)
+                     : ISO_FAIL(ISO_ERR_ARG, "data_parallel was given a module in which nothing requires a gradient");
+    }
+    iso__free(params);
+    iso__free(text);
+    ISO_TRY(status);
+    return ISO_OK;
+}
+
+static iso_status move_gradients(data_parallel *self) {
+    for (int i = 0; i < self->trainable_count; i++) {
+        iso_parameter *p = self->trainable[i];
+        iso_tensor *view;
+        ISO_TRY(iso_tensor_borrow(p->value->device, p->value->dtype, p->value->ndim, p->value->shape,
+                                  iso_reducer_grad(self->reducer, i), &view));
+        iso_tensor_destroy(&p->grad);
+        p->grad = view;
+        p->grad_valid = false;
+        p->complete = complete;
+        p->complete_user = self;
+    }
+    return ISO_OK;
+}
+
+static iso_status broadcast_frozen(data_parallel *self) {
+    for (int i = 0; i < self->list.count; i++) {
+        iso_tensor *value = self->list.item[i]->value;
+        if (self->list.item[i]->requires_grad) continue;
+        ISO_TRY(iso_comm_bcast(self->comm, value->data, (size_t)value->count * iso_dtype_size(value->dtype), 0));
+    }
+    return ISO_OK;
+}
+
+// Leaves get hooks even without parameters: a chance to poll.
+static int count_leaves(const iso_module *module) {
+    int n = module->child_count == 0;
+    for (int i = 0; i < module->child_count; i++) n += count_leaves(module->child[i]);
+    return n;
+}
+
+static void link_leaves(data_parallel *self, iso_module *module) {
+    for (int i = 0; i < module->child_count; i++) link_leaves(self, module->child[i]);
+    if (module->child_count > 0 && module->parameter_count == 0) return;
+    layer_link *link = &self->link[self->link_count++];
+    *link = (layer_link){.owner = self};
+    for (int i = 0; i < self->trainable_count; i++) {
+        bool mine = false;
+        for (int k = 0; k < module->parameter_count; k++) mine = mine || module->parameter[k] == self->trainable[i];
+        if (!mine) continue;
+        if (link->count++ == 0) link->first = i;
+    }
+    iso_module_hooks hooks = {.before_forward = before_forward, .gradient_ready = gradient_ready, .user = link};
+    iso_module_set_hooks(module, &hooks);
+}
+
+static iso_status setup(data_parallel *self, iso_module *module, const iso_data_parallel_config *config) {
+    ISO_CHECK(config->bucket_mb >= 0 && config->bucket_mb < 1e6, ISO_ERR_ARG,
+              "bucket size %g MB: give a number from 0 (one bucket per layer) to 1e6", config->bucket_mb);
+    ISO_TRY(iso_module_parameters(module, &self->list));
+    ISO_TRY(iso__alloc_zero((size_t)self->list.count * sizeof(*self->trainable), (void **)&self->trainable));
+    ISO_TRY(create_reducer(self, config));
+    ISO_TRY(broadcast_frozen(self));
+    ISO_TRY(move_gradients(self));
+    int links = count_leaves(module) + self->list.count;
+    ISO_TRY(iso__alloc_zero((size_t)links * sizeof(*self->link), (void **)&self->link));
+    link_leaves(self, module);
+    return ISO_OK;
+}
+
+iso_status iso_data_parallel_create_take(iso_module *module, iso_comm *comm, const iso_data_parallel_config *config,
+                                         iso_module **out) {
+    iso_data_parallel_config chosen = config ? *config : ISO_DATA_PARALLEL_DEFAULT;
+    iso_status status;
+    iso_module *base = NULL;
+    ISO_TRY_GOTO(iso__module_new(sizeof(data_parallel), &data_parallel_ops, module->device, &base));
+    data_parallel *self = self_of(base);
+    self->comm = iso_comm_retain(comm);
+    iso_module *taken = module;
+    module = NULL;
+    ISO_TRY_GOTO(iso__module_add_wrapped_take(base, taken));
+    ISO_TRY_GOTO(setup(self, taken, &chosen));
+    *out = base;
+    return ISO_OK;
+fail:
+    iso_module_destroy(&module);
+    iso_module_destroy(&base);
+    return status;
+}
+
+// ---- Queries --------------------------------------------------------------------------------------
+
+iso_status iso_data_parallel_finish(iso_module *module) {
+    ISO_CHECK(is_data_parallel(module), ISO_ERR_ARG, "the module is a %s, not a DataParallel", module->ops->type);
+    return complete(self_of(module), NULL);
+}
+
+iso_module *iso_data_parallel_module(iso_module *module) { return is_data_parallel(module) ? module->child[0] : NULL; }
+
+iso_reducer *iso_data_parallel_reducer(iso_module *module) {
+    return is_data_parallel(module) ? self_of(module)->reducer : NULL;
+}
+
+iso_comm *iso_data_parallel_comm(iso_module *module) { return is_data_parallel(module) ? self_of(module)->comm : NULL; }
+
+int iso__data_parallel_trainable(iso_module *module, iso_parameter *const **out) {
+    *out = self_of(module)->trainable;
+    return self_of(module)->trainable_count;
+}
+
+int iso_data_parallel_index(iso_module *module, const iso_parameter *parameter) {
+    data_parallel *self = self_of(module);
+    for (int i = 0; i < self->trainable_count; i++)
+        if (self->trainable[i] == parameter) return i;
+    return -1;
+}

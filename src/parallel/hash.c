@@ -1,0 +1,36 @@
+// One number that says whether replicas are equal.
+#include "base/base.h"
+
+#include <isotherm/parallel.h>
+#include <string.h>
+
+static iso_status hash_all(const iso_parameter_list *list, uint64_t *out) {
+    uint64_t hash = ISO_HASH_START;
+    for (int i = 0; i < list->count; i++) {
+        iso_tensor *value;
+        void *data;
+        ISO_TRY(iso_parameter_value(list->item[i], &value));
+        ISO_TRY(iso_tensor_map(value, ISO_READ, &data));
+        hash = iso__hash(hash, list->name[i], strlen(list->name[i]));
+        hash = iso__hash(hash, data, (size_t)iso_tensor_count(value) * iso_dtype_size(iso_tensor_dtype(value)));
+        ISO_TRY(iso_tensor_unmap(value));
+    }
+    *out = hash;
+    return ISO_OK;
+}
+
+iso_status iso_parameter_hash(iso_module *module, iso_comm *comm, uint64_t *hash, bool *equal) {
+    iso_parameter_list list;
+    ISO_TRY(iso_module_parameters(module, &list));
+    uint64_t mine = 0;
+    iso_status status = hash_all(&list, &mine);
+    iso_parameter_list_destroy(&list);
+    ISO_TRY(status);
+    if (equal) {
+        int64_t extremes[2] = {(int64_t)mine, (int64_t)~mine}; // max of x and of ~x = -(min of x) - 1
+        ISO_TRY(iso_comm_allreduce_i64(comm, extremes, 2, ISO_MAX));
+        *equal = extremes[0] == (int64_t)~(uint64_t)extremes[1];
+    }
+    *hash = mine;
+    return ISO_OK;
+}

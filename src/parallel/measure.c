@@ -1,0 +1,45 @@
+// How long one exchange of all buckets takes when there is nothing to hide it behind.
+#include "parallel/reducer_impl.h"
+
+#include <isotherm/trace.h>
+
+static int by_value(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static iso_status exchange_once(iso_reducer *r, double *ms) {
+    ISO_TRY(iso_comm_barrier(r->comm));
+    int64_t start = iso_now();
+    for (int b = 0; b < r->bucket_count; b++) {
+        iso__bucket *bucket = &r->bucket[b];
+        iso_dtype dtype = r->slot[bucket->first].dtype;
+        ISO_TRY(iso_comm_iallreduce(r->comm, r->arena + bucket->offset, bucket->bytes / iso_dtype_size(dtype), dtype,
+                                    bucket->label, &bucket->request));
+    }
+    for (int b = 0; b < r->bucket_count; b++) ISO_TRY(iso_request_wait(&r->bucket[b].request));
+    *ms = (double)(iso_now() - start) * 1e-6;
+    return ISO_OK;
+}
+
+iso_status iso_reducer_measure_exchange(iso_reducer *r, int repeats, double *ms) {
+    ISO_CHECK(repeats > 0, ISO_ERR_ARG, "an exchange is measured at least once, not %d times", repeats);
+    for (int b = 0; b < r->bucket_count; b++)
+        ISO_CHECK(r->bucket[b].state == ISO_BUCKET_OPEN, ISO_ERR_STATE,
+                  "an exchange is pending: call iso_reducer_finish before measuring");
+    double *each;
+    ISO_TRY(iso__alloc((size_t)repeats * sizeof(*each), (void **)&each));
+    // Zeros: repeated sums of leftover gradients would overflow into slow arithmetic.
+    for (size_t k = 0; k < r->arena_bytes; k++) r->arena[k] = 0;
+    iso_status status = ISO_OK;
+    for (int i = -1; status == ISO_OK && i < repeats; i++) // the first one warms up
+        status = exchange_once(r, &each[i < 0 ? 0 : i]);
+    if (status == ISO_OK) status = iso_comm_allreduce_f64(r->comm, each, (size_t)repeats, ISO_MAX);
+    if (status == ISO_OK) {
+        qsort(each, (size_t)repeats, sizeof(*each), by_value);
+        *ms = each[repeats / 2];
+    }
+    iso__free(each);
+    ISO_TRY(status);
+    return ISO_OK;
+}

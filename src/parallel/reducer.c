@@ -1,0 +1,250 @@
+// The asynchronous gradient engine: buckets leave in one agreed order, and are waited for when needed.
+#include "parallel/reducer_impl.h"
+
+#include "comm/comm_impl.h"
+
+#include <isotherm/trace.h>
+#include <string.h>
+
+// ---- Life -----------------------------------------------------------------------------------------
+
+static iso_status copy_slot(iso__grad_slot *slot, const iso_reducer_param *param, int i) {
+    ISO_CHECK(param->name && param->value && param->count > 0, ISO_ERR_ARG,
+              "parameter %d of the reducer needs a name, a value and at least one element", i);
+    ISO_CHECK(param->dtype == ISO_F32, ISO_ERR_TYPE, "parameter \"%s\" is %s: the reducer takes f32 so far",
+              param->name, iso_dtype_name(param->dtype));
+    *slot = (iso__grad_slot){.value = param->value,
+                        .count = param->count,
+                        .dtype = param->dtype,
+                        .layer = param->layer,
+                        .shape_id = param->shape_id};
+    ISO_TRY(iso__strdup(param->name, &slot->name));
+    if (param->shape_text) ISO_TRY(iso__strdup(param->shape_text, &slot->shape_text));
+    return ISO_OK;
+}
+
+static iso_status broadcast_values(iso_reducer *r) {
+    for (int i = 0; i < r->slot_count; i++) {
+        iso__grad_slot *s = &r->slot[i];
+        ISO_TRY(iso_comm_bcast(r->comm, s->value, s->count * iso_dtype_size(s->dtype), 0));
+    }
+    return ISO_OK;
+}
+
+static iso_status setup(iso_reducer *r, const iso_reducer_param *params, int count, const iso_reducer_config *config) {
+    ISO_TRY(iso__alloc_zero((size_t)count * sizeof(*r->slot), (void **)&r->slot));
+    r->slot_count = count;
+    for (int i = 0; i < count; i++) ISO_TRY(copy_slot(&r->slot[i], &params[i], i));
+    ISO_TRY(iso__reducer_make_buckets(r, config->bucket_bytes));
+    r->stats.bucket_count = r->bucket_count;
+    r->stats.bytes_per_step = r->arena_bytes;
+    return ISO_OK;
+}
+
+iso_status iso_reducer_create(iso_comm *comm, const iso_reducer_param *params, int count,
+                              const iso_reducer_config *config, iso_reducer **out) {
+    iso_status status;
+    iso_reducer *r = NULL;
+    ISO_CHECK(count > 0, ISO_ERR_ARG, "a reducer needs at least one parameter");
+    ISO_TRY(iso__alloc_zero(sizeof(*r), (void **)&r));
+    r->comm = iso_comm_retain(comm);
+    r->rank = iso_comm_rank(comm);
+    r->size = iso_comm_size(comm);
+    r->sync = config->sync;
+    // A rank that failed alone would leave the others waiting in the check below.
+    ISO_TRY_GOTO(iso_comm_agree(comm, setup(r, params, count, config)));
+    ISO_TRY_GOTO(iso__reducer_match(r, config->bucket_bytes));
+    ISO_TRY_GOTO(broadcast_values(r));
+    *out = r;
+    return ISO_OK;
+fail:
+    iso_reducer_destroy(&r);
+    return status;
+}
+
+static void release_slots(iso_reducer *r) {
+    for (int i = 0; r->slot && i < r->slot_count; i++) {
+        iso__free(r->slot[i].name);
+        iso__free(r->slot[i].shape_text);
+    }
+    iso__free(r->slot);
+}
+
+void iso_reducer_destroy(iso_reducer **pointer) {
+    iso_reducer *r = *pointer;
+    *pointer = NULL;
+    if (!r) return;
+    if (r->arena && iso_reducer_finish(r) < 0)
+        iso__log(ISO_LOG_ERROR, "while completing pending exchanges: %s", iso_last_error()->message);
+    release_slots(r);
+    iso__free(r->bucket);
+    iso__free(r->arena);
+    iso__free(r->hyper);
+    iso_comm_destroy(&r->comm);
+    iso__free(r);
+}
+
+void *iso_reducer_grad(iso_reducer *r, int i) { return r->arena + r->slot[i].offset; }
+
+iso_status iso_reducer_set_apply(iso_reducer *r, iso_reducer_apply apply, size_t hyper_bytes, void *user) {
+    ISO_TRY(iso_reducer_finish(r));
+    void *hyper;
+    ISO_TRY(iso__alloc(hyper_bytes, &hyper));
+    iso__free(r->hyper);
+    r->hyper = hyper;
+    r->hyper_bytes = hyper_bytes;
+    r->apply = apply;
+    r->apply_user = user;
+    return ISO_OK;
+}
+
+bool iso__reducer_is_ready(const iso_reducer *r, int i) { return r->slot[i].ready; }
+
+// ---- Issue and wait -------------------------------------------------------------------------------
+
+static bool exchanges(const iso_reducer *r) { return r->size > 1 && r->sync != ISO_SYNC_NONE; }
+
+// What makes a sum an average.
+static double average_factor(const iso_reducer *r) { return exchanges(r) ? 1.0 / r->size : 1.0; }
+
+static iso_status wait_bucket(iso_reducer *r, iso__bucket *b) {
+    if (b->state != ISO_BUCKET_POSTED) return ISO_OK;
+    int64_t start = iso_now(), posted = iso__request_posted_ns(b->request), done = 0;
+    ISO_TRY(iso__request_finish(&b->request, &done));
+    int64_t end = iso_now();
+    b->state = ISO_BUCKET_REDUCED;
+    r->stats.wait_ms += (double)(end - start) * 1e-6;
+    r->stats.exchange_ms += (double)(done - posted) * 1e-6;
+    iso_trace_span(ISO_LANE_QUEUE, b->label, b->ready_ns, posted);
+    iso_trace_span(ISO_LANE_EXCHANGE, b->label, posted, done);
+    iso_trace_span(ISO_LANE_WAIT, b->label, start, end);
+    return ISO_OK;
+}
+
+static iso_status post_bucket(iso_reducer *r, iso__bucket *b) {
+    r->busy++;
+    if (!exchanges(r)) {
+        b->state = ISO_BUCKET_REDUCED;
+        return ISO_OK;
+    }
+    iso_dtype dtype = r->slot[b->first].dtype;
+    ISO_TRY(iso_comm_iallreduce(r->comm, r->arena + b->offset, b->bytes / iso_dtype_size(dtype), dtype, b->label,
+                                &b->request));
+    b->state = ISO_BUCKET_POSTED;
+    if (r->sync == ISO_SYNC_BLOCKING) ISO_TRY(wait_bucket(r, b));
+    return ISO_OK;
+}
+
+// Issues from the one list that all ranks share. MPI matches collectives of a communicator by their order, so
+// readiness on one rank never reorders it: a rank whose next bucket is not ready waits with the later ones.
+static iso_status issue_ready(iso_reducer *r) {
+    while (r->next < r->bucket_count && r->bucket[r->next].missing == 0) {
+        ISO_TRY(post_bucket(r, &r->bucket[r->next]));
+        r->next++;
+    }
+    return ISO_OK;
+}
+
+static void mark_ready(iso_reducer *r, int i) {
+    iso__bucket *b = &r->bucket[r->slot[i].bucket];
+    r->slot[i].ready = true;
+    r->ready_count++;
+    if (--b->missing == 0) b->ready_ns = iso_now();
+}
+
+iso_status iso_reducer_grad_ready(iso_reducer *r, int i) {
+    ISO_CHECK(i >= 0 && i < r->slot_count, ISO_ERR_ARG, "the reducer has no parameter %d: it has %d", i, r->slot_count);
+    iso__grad_slot *s = &r->slot[i];
+    ISO_CHECK(!s->ready && r->bucket[s->bucket].state == ISO_BUCKET_OPEN, ISO_ERR_STATE,
+              "the gradient of \"%s\" was reported ready twice: call iso_reducer_param_needed (or run a forward) "
+              "between two backwards",
+              s->name);
+    mark_ready(r, i);
+    iso_comm_poll(r->comm);
+    return issue_ready(r);
+}
+
+// Parameters that this backward did not reach contribute zeros, so that every rank issues the whole list.
+static iso_status close_backward(iso_reducer *r) {
+    for (int i = r->slot_count - 1; i >= 0; i--) {
+        iso__grad_slot *s = &r->slot[i];
+        if (s->ready || r->bucket[s->bucket].state != ISO_BUCKET_OPEN) continue;
+        memset(r->arena + s->offset, 0, s->count * iso_dtype_size(s->dtype));
+        mark_ready(r, i);
+    }
+    return issue_ready(r);
+}
+
+// ---- Complete -------------------------------------------------------------------------------------
+
+// All buckets have come back: the list starts again from its first entry.
+static void restart(iso_reducer *r) {
+    r->next = 0;
+    r->stepped = false;
+    r->ready_count = 0;
+    for (int i = 0; i < r->slot_count; i++) r->ready_count += r->slot[i].ready;
+}
+
+static void reopen(iso_reducer *r, iso__bucket *b) {
+    b->state = ISO_BUCKET_OPEN;
+    b->update = false;
+    b->missing = b->last - b->first + 1;
+    for (int i = b->first; i <= b->last; i++) r->slot[i].ready = false;
+    if (--r->busy == 0) restart(r);
+}
+
+static void average_in_place(const iso_reducer *r, const iso__bucket *b) {
+    float factor = (float)average_factor(r), *x = (float *)(void *)(r->arena + b->offset);
+    if (factor == 1.0f) return;
+    for (size_t k = 0; k < b->bytes / sizeof(float); k++) x[k] *= factor;
+}
+
+static iso_status update(iso_reducer *r, iso__bucket *b, double scale) {
+    for (int i = b->first; i <= b->last; i++)
+        ISO_TRY(r->apply(i, r->arena + r->slot[i].offset, scale, r->hyper, r->apply_user));
+    return ISO_OK;
+}
+
+static iso_status complete_bucket(iso_reducer *r, iso__bucket *b) {
+    if (b->state == ISO_BUCKET_OPEN) return ISO_OK;
+    ISO_TRY(wait_bucket(r, b));
+    bool keep = !b->update || r->keep_average;
+    if (keep) average_in_place(r, b);
+    if (b->update) ISO_TRY(update(r, b, keep ? 1.0 : average_factor(r)));
+    reopen(r, b);
+    return ISO_OK;
+}
+
+static bool backward_is_open(const iso_reducer *r) { return r->next < r->bucket_count && r->ready_count > 0; }
+
+iso_status iso_reducer_param_needed(iso_reducer *r, int i) {
+    ISO_CHECK(i >= 0 && i < r->slot_count, ISO_ERR_ARG, "the reducer has no parameter %d: it has %d", i, r->slot_count);
+    iso_comm_poll(r->comm);
+    if (backward_is_open(r)) ISO_TRY(close_backward(r));
+    return complete_bucket(r, &r->bucket[r->slot[i].bucket]);
+}
+
+iso_status iso_reducer_finish(iso_reducer *r) {
+    if (backward_is_open(r)) ISO_TRY(close_backward(r));
+    // In the order in which they were issued: the first ones are the first to be complete.
+    for (int b = 0; b < r->bucket_count; b++) ISO_TRY(complete_bucket(r, &r->bucket[b]));
+    return ISO_OK;
+}
+
+iso_status iso_reducer_step(iso_reducer *r, const void *hyper) {
+    ISO_CHECK(r->apply, ISO_ERR_STATE, "step() was called on a reducer that has no apply callback");
+    // An update of an earlier step that no forward has asked for still needs its own hyperparameters.
+    if (r->stepped) ISO_TRY(iso_reducer_finish(r));
+    memcpy(r->hyper, hyper, r->hyper_bytes);
+    ISO_TRY(close_backward(r));
+    for (int b = 0; b < r->bucket_count; b++) r->bucket[b].update = true;
+    r->stepped = true;
+    r->keep_average = true;
+    r->stats.steps++;
+    if (r->sync == ISO_SYNC_LAZY) return ISO_OK;
+    return iso_reducer_finish(r);
+}
+
+void iso_reducer_zero_grad(iso_reducer *r) { r->keep_average = false; }
+void iso_reducer_poll(iso_reducer *r) { iso_comm_poll(r->comm); }
+void iso_reducer_get_stats(const iso_reducer *r, iso_reducer_stats *out) { *out = r->stats; }

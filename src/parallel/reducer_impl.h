@@ -1,0 +1,65 @@
+// Private to src/parallel and optim/dp_optimizer: slots, buckets, and the state of each.
+#ifndef ISO_REDUCER_IMPL_H
+#define ISO_REDUCER_IMPL_H
+
+#include "base/base.h"
+
+#include <isotherm/reducer.h>
+
+// One parameter.
+typedef struct iso__grad_slot {
+    char *name, *shape_text;
+    void *value;
+    size_t count;
+    size_t offset; // bytes into the arena
+    uint64_t shape_id;
+    iso_dtype dtype;
+    int layer, bucket;
+    bool ready; // gradient final for this backward
+} iso__grad_slot;
+
+// OPEN: gradients are being written. POSTED: on the wire, memory belongs to MPI. REDUCED: holds the sum.
+typedef enum iso__bucket_state { ISO_BUCKET_OPEN, ISO_BUCKET_POSTED, ISO_BUCKET_REDUCED } iso__bucket_state;
+
+// Slots [first, last] of one or more whole layers, adjacent in the arena: one all-reduce.
+typedef struct iso__bucket {
+    char label[48]; // layer names, for traces and time-outs
+    int first, last;
+    int missing; // slots not ready
+    size_t offset, bytes;
+    iso__bucket_state state;
+    bool update; // step() was called: completing it applies the update
+    iso_request *request;
+    int64_t ready_ns;
+} iso__bucket;
+
+struct iso_reducer {
+    iso_comm *comm;
+    iso_sync sync;
+    int rank, size;
+    iso__grad_slot *slot;
+    int slot_count;
+    iso__bucket *bucket; // in the agreed order: reverse of the slots
+    int bucket_count;
+    int next;        // first bucket not yet issued in this backward
+    int busy;        // buckets that are not OPEN
+    int ready_count; // slots ready in OPEN buckets of the list that `next` walks
+    char *arena;
+    size_t arena_bytes;
+    iso_reducer_apply apply;
+    void *apply_user;
+    void *hyper;
+    size_t hyper_bytes;
+    bool stepped;      // hyper is in use by pending updates
+    bool keep_average; // zero_grad was not called since the last step: gradients must stay averages
+    iso_reducer_stats stats;
+};
+
+// Lays out the arena and the buckets from r->slot.
+iso_status iso__reducer_make_buckets(iso_reducer *r, size_t bucket_bytes);
+// Collective: ISO_ERR_MISMATCH on every rank, naming the odd rank and the first difference, unless all ranks
+// have the same slots.
+iso_status iso__reducer_match(const iso_reducer *r, size_t bucket_bytes);
+bool iso__reducer_is_ready(const iso_reducer *r, int i);
+
+#endif
