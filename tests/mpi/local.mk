@@ -5,3 +5,5 @@ MPI_TESTS = tests/mpi/comm.mpi
 tests_mpi_comm_mpi_SOURCES = tests/mpi/test_comm.c
 MPI_TESTS += tests/mpi/reducer.mpi
 tests_mpi_reducer_mpi_SOURCES = tests/mpi/test_reducer.c
+MPI_TESTS += tests/mpi/data_parallel.mpi
+tests_mpi_data_parallel_mpi_SOURCES = tests/mpi/test_data_parallel.c

@@ -1,0 +1,126 @@
+// For tests of data-parallel training: small models, a deterministic global batch, and a training loop.
+#include "common/dp_fixture.h"
+
+#include "base/base.h"
+
+#include <math.h>
+
+static iso_status add(iso_module *net, iso_status made, const char *name, iso_module **layer) {
+    ISO_TRY(made);
+    return iso_sequential_add_take(net, name, *layer);
+}
+
+iso_status build_small_cnn(iso_device *device, bool dropout, iso_module **out) {
+    iso_rng rng = {.seed = 7};
+    iso_module *net, *m = NULL;
+    iso_conv2d_config c1 = {.in_channels = TRAINER_CHANNELS, .out_channels = 4, .kernel_size = {3, 3}};
+    iso_conv2d_config c2 = {.in_channels = 4, .out_channels = 6, .kernel_size = {3, 3}};
+    ISO_TRY(iso_sequential_create(device, &net));
+    ISO_TRY(add(net, iso_conv2d_create(device, &c1, &rng, &m), "conv1", &m));
+    ISO_TRY(add(net, iso_relu_create(device, &m), "relu1", &m));
+    ISO_TRY(add(net, iso_conv2d_create(device, &c2, &rng, &m), "conv2", &m));
+    ISO_TRY(add(net, iso_relu_create(device, &m), "relu2", &m));
+    ISO_TRY(add(net, iso_max_pool2d_create(device, 2, 2, &m), "pool", &m));
+    if (dropout) ISO_TRY(add(net, iso_dropout2d_create(device, 0.25, &rng, &m), "dropout1", &m));
+    ISO_TRY(add(net, iso_flatten_create(device, &m), "flatten", &m));
+    ISO_TRY(add(net, iso_linear_create(device, 54, 16, true, &rng, &m), "fc1", &m));
+    ISO_TRY(add(net, iso_relu_create(device, &m), "relu3", &m));
+    if (dropout) ISO_TRY(add(net, iso_dropout_create(device, 0.5, &rng, &m), "dropout2", &m));
+    ISO_TRY(add(net, iso_linear_create(device, 16, TRAINER_CLASSES, true, &rng, &m), "fc2", &m));
+    *out = net;
+    return ISO_OK;
+}
+
+trainer_config trainer_default(void) {
+    trainer_config config = {.sync = ISO_SYNC_LAZY, .optimizer = ISO_SGD, .rows = 12};
+    config.hyper = iso_hyper_default(ISO_SGD);
+    config.hyper.lr = 0.05;
+    config.hyper.momentum = 0.9;
+    return config;
+}
+
+iso_status trainer_create(trainer *t, iso_comm *comm, const trainer_config *config) {
+    iso_module *net;
+    iso_optimizer *inner;
+    iso_data_parallel_config dp = {.sync = config->sync, .bucket_mb = config->bucket_mb};
+    *t = (trainer){.comm = comm, .batch_rows = config->rows / iso_comm_size(comm)};
+    ISO_TRY(iso_device_create("cpu", &t->device));
+    ISO_TRY((config->build ? config->build : build_small_cnn)(t->device, config->dropout, &net));
+    ISO_TRY(iso_data_parallel_create_take(net, comm, &dp, &t->model));
+    ISO_TRY(iso_optimizer_create(config->optimizer, t->model, &config->hyper, &inner));
+    ISO_TRY(iso_dp_optimizer_create_take(inner, t->model, &t->optimizer));
+    ISO_TRY(iso_loss_create(t->device, ISO_CROSS_ENTROPY, &t->loss));
+    int64_t shape[4] = {t->batch_rows, TRAINER_CHANNELS, TRAINER_SIZE, TRAINER_SIZE};
+    ISO_TRY(iso_tensor_create(t->device, ISO_F32, 4, shape, &t->batch));
+    return ISO_OK;
+}
+
+void trainer_destroy(trainer *t) {
+    iso_tensor_destroy(&t->batch);
+    iso_loss_destroy(&t->loss);
+    iso_optimizer_destroy(&t->optimizer);
+    iso_module_destroy(&t->model);
+    iso_device_destroy(&t->device);
+}
+
+// Row r of global batch `step` is the same whichever rank holds it; its label is a property of the picture, so
+// that there is something to learn.
+static void fill_row(float *x, int step, int64_t row, int32_t *label) {
+    iso__philox_key key = iso__philox_key_make(3, ISO_RNG_TEST, (uint64_t)step);
+    *label = (int32_t)((row * 7 + step) % TRAINER_CLASSES);
+    for (uint32_t i = 0; i < TRAINER_CHANNELS * TRAINER_SIZE * TRAINER_SIZE; i++) {
+        uint32_t counter[4] = {i, (uint32_t)row, 0, 0}, bits[4];
+        iso__philox(key, counter, bits);
+        x[i] = iso__uniform(bits[0]) - 0.5f + ((int32_t)(i % TRAINER_CLASSES) == *label ? 0.5f : 0);
+    }
+}
+
+iso_status trainer_forward(trainer *t, int step, iso_tensor **out) {
+    void *data;
+    int64_t first = t->batch_rows * iso_comm_rank(t->comm), pixels = TRAINER_CHANNELS * TRAINER_SIZE * TRAINER_SIZE;
+    ISO_TRY(iso_tensor_map(t->batch, ISO_WRITE, &data));
+    for (int64_t r = 0; r < t->batch_rows; r++) fill_row((float *)data + r * pixels, step, first + r, &t->labels[r]);
+    ISO_TRY(iso_tensor_unmap(t->batch));
+    return iso_module_forward(t->model, t->batch, out);
+}
+
+iso_status trainer_step(trainer *t, int step, double *loss) {
+    iso_tensor *out, *grad;
+    double value;
+    iso_optimizer_zero_grad(t->optimizer);
+    ISO_TRY(trainer_forward(t, step, &out));
+    ISO_TRY(iso_loss_compute(t->loss, out, t->labels, &value, NULL, &grad));
+    ISO_TRY(iso_module_backward(t->model, grad, NULL));
+    ISO_TRY(iso_optimizer_step(t->optimizer));
+    if (loss) *loss = value;
+    return ISO_OK;
+}
+
+iso_status trainer_hash(trainer *t, uint64_t *hash) {
+    bool equal;
+    ISO_TRY(iso_parameter_hash(t->model, t->comm, hash, &equal));
+    ISO_CHECK(equal, ISO_ERR_MISMATCH, "replicas drifted apart");
+    return ISO_OK;
+}
+
+iso_status trainer_difference(trainer *a, trainer *b, double *out) {
+    iso_parameter_list pa, pb;
+    ISO_TRY(iso_module_parameters(a->model, &pa));
+    ISO_TRY(iso_module_parameters(b->model, &pb));
+    *out = 0;
+    for (int i = 0; i < pa.count; i++) {
+        iso_tensor *x, *y;
+        void *xd, *yd;
+        ISO_TRY(iso_parameter_value(pa.item[i], &x));
+        ISO_TRY(iso_parameter_value(pb.item[i], &y));
+        ISO_TRY(iso_tensor_map(x, ISO_READ, &xd));
+        ISO_TRY(iso_tensor_map(y, ISO_READ, &yd));
+        for (int64_t k = 0; k < iso_tensor_count(x); k++)
+            *out = fmax(*out, fabs((double)((float *)xd)[k] - (double)((float *)yd)[k]));
+        ISO_TRY(iso_tensor_unmap(x));
+        ISO_TRY(iso_tensor_unmap(y));
+    }
+    iso_parameter_list_destroy(&pa);
+    iso_parameter_list_destroy(&pb);
+    return ISO_OK;
+}

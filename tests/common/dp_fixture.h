@@ -1,0 +1,45 @@
+// For tests of data-parallel training: small models, a deterministic global batch, and a training loop.
+#ifndef ISO_TEST_DP_FIXTURE_H
+#define ISO_TEST_DP_FIXTURE_H
+
+#include <isotherm/optim.h>
+
+// A model under data_parallel with its optimizer, on one communicator.
+typedef struct trainer {
+    iso_device *device;
+    iso_comm *comm;
+    iso_module *model; // the wrapper
+    iso_optimizer *optimizer;
+    iso_loss *loss;
+    iso_tensor *batch;
+    int32_t labels[64];
+    int64_t batch_rows;
+} trainer;
+
+typedef struct trainer_config {
+    iso_sync sync;
+    double bucket_mb;
+    iso_optimizer_kind optimizer;
+    iso_hyper hyper;
+    bool dropout;
+    // Builds something else than the small CNN; NULL: the small CNN.
+    iso_status (*build)(iso_device *device, bool dropout, iso_module **out);
+    int64_t rows; // of the global batch, divisible by the ranks
+} trainer_config;
+
+enum { TRAINER_CHANNELS = 2, TRAINER_SIZE = 10, TRAINER_CLASSES = 5 };
+
+// conv1 2-4 3x3, relu, conv2 4-6 3x3, relu, max-pool 2, [dropout2d], flatten, fc1 54-16, relu, [dropout], fc2 16-5.
+iso_status build_small_cnn(iso_device *device, bool dropout, iso_module **out);
+// SGD with momentum, lazy, strictly one bucket per layer, 12 rows.
+trainer_config trainer_default(void);
+iso_status trainer_create(trainer *t, iso_comm *comm, const trainer_config *config);
+void trainer_destroy(trainer *t);
+// One step on this rank's part of global batch `step`: zero_grad, forward, loss, backward, step.
+iso_status trainer_step(trainer *t, int step, double *loss);
+iso_status trainer_forward(trainer *t, int step, iso_tensor **out);
+iso_status trainer_hash(trainer *t, uint64_t *hash); // completes pending updates; fails if ranks differ
+// Largest absolute difference over all parameters of two trainers on this rank.
+iso_status trainer_difference(trainer *a, trainer *b, double *out);
+
+#endif
