@@ -1,0 +1,180 @@
+// Running modules: the stack of calls, hooks, and one trace span per layer and direction.
+#include "nn/nn_impl.h"
+
+#include <isotherm/trace.h>
+#include <stdarg.h>
+
+// ---- What layers use ---------------------------------------------------------------------------
+
+iso_status iso_call_tensor(iso_module *module, iso_tensor **slot, int ndim, const int64_t *shape,
+                           iso_layout layout) {
+    if (!*slot) ISO_TRY(iso_tensor_create(module->device, ISO_F32, ndim, shape, slot));
+    return iso_tensor_resize(*slot, ndim, shape, layout);
+}
+
+iso_status iso__shape_error(const iso_module *module, const iso_tensor *in, const char *expected,
+                            ...) {
+    char label[ISO_LABEL_ROOM], got[128], wanted[160];
+    va_list arguments;
+    va_start(arguments, expected);
+    vsnprintf(wanted, sizeof(wanted), expected, arguments);
+    va_end(arguments);
+    return ISO_FAIL(ISO_ERR_SHAPE, "%s expects %s but got %s", iso__module_label(module, label),
+                    wanted, iso__shape_text(in->ndim, in->shape, got, sizeof(got)));
+}
+
+iso_status iso__undo_activation(iso_module *self, iso_call *call, iso_tensor *grad_out) {
+    if (call->activation == ISO_ACT_NONE) return ISO_OK;
+    return self->device->ops->relu_backward(self->device, call->out, grad_out, grad_out);
+}
+
+// ---- Calls -------------------------------------------------------------------------------------
+
+// Calls and their tensors are kept when they are popped, so that a step allocates nothing once
+// every shape and every depth has been seen. Evaluation pushes too: a module used twice needs two
+// outputs.
+static iso_status push_call(iso_module *module, iso_call **out) {
+    if (module->call_depth == module->call_capacity) {
+        size_t old = (size_t)module->call_capacity * sizeof(void *);
+        void *array = module->call, *call;
+        ISO_TRY(iso__realloc(&array, old, old + sizeof(void *)));
+        module->call = array;
+        ISO_TRY(iso__alloc_zero(sizeof(iso_call), &call));
+        module->call[module->call_capacity++] = call;
+    }
+    *out = module->call[module->call_depth++];
+    return ISO_OK;
+}
+
+static void drop_calls(iso_module *module) {
+    module->call_depth = 0;
+    for (int i = 0; i < module->child_count; i++) drop_calls(module->child[i]);
+}
+
+static int64_t trace_start(const iso_module *module) {
+    return module->child_count == 0 && iso_trace_on() ? iso_now() : 0;
+}
+
+static void trace_end(const iso_module *module, const char *what, int64_t start) {
+    if (!start) return;
+    char text[64];
+    snprintf(text, sizeof(text), "%s %s", module->name[0] ? module->name : module->ops->type, what);
+    iso_trace_span(ISO_LANE_COMPUTE, text, start, iso_now());
+}
+
+// ---- Forward -----------------------------------------------------------------------------------
+
+static iso_status check_input(const iso_module *module, const iso_tensor *in) {
+    char label[ISO_LABEL_ROOM];
+    ISO_CHECK(in, ISO_ERR_ARG, "%s got no input", iso__module_label(module, label));
+    ISO_CHECK(in->device == module->device, ISO_ERR_ARG,
+              "%s is on device %s but its input is on another", iso__module_label(module, label),
+              iso_device_name(module->device));
+    ISO_CHECK(in->dtype == ISO_F32, ISO_ERR_TYPE, "%s expects f32 but got %s",
+              iso__module_label(module, label), iso_dtype_name(in->dtype));
+    return ISO_OK;
+}
+
+iso_status iso_module_call(iso_module *child, iso_activation activation, iso_tensor *in,
+                           iso_tensor **out) {
+    ISO_CHECK(activation == ISO_ACT_NONE || child->ops->fuses_relu, ISO_ERR_ARG,
+              "%s cannot fuse an activation", child->ops->type);
+    ISO_TRY(check_input(child, in));
+    if (child->hooks.before_forward) ISO_TRY(child->hooks.before_forward(child, child->hooks.user));
+
+    iso_call *call = NULL;
+    ISO_TRY(push_call(child, &call));
+    call->in = in;
+    call->activation = activation;
+    call->number = child->training ? ++child->forward_number : 0;
+    int64_t start = trace_start(child);
+    iso_status status = child->ops->forward(child, call, in, &call->result);
+    if (status < 0) {
+        child->call_depth--; // so that a backward after a failed forward is refused
+        return iso__error_frame(status, __func__, __FILE__, __LINE__);
+    }
+    trace_end(child, "forward", start);
+    *out = call->result;
+    return ISO_OK;
+}
+
+iso_status iso_module_forward(iso_module *module, iso_tensor *in, iso_tensor **out) {
+    drop_calls(module);
+    return iso_module_call(module, ISO_ACT_NONE, in, out);
+}
+
+// ---- Backward ----------------------------------------------------------------------------------
+
+// Checks the gradient against the output that it belongs to and brings it into the same layout.
+static iso_status accept_gradient(iso_module *module, iso_call *call, iso_tensor **grad_out) {
+    iso_tensor *given = *grad_out, *result = call->result;
+    char label[ISO_LABEL_ROOM], got[128], wanted[128];
+    ISO_CHECK(given, ISO_ERR_ARG, "%s got no gradient", iso__module_label(module, label));
+    ISO_CHECK(given->device == module->device && given->dtype == result->dtype, ISO_ERR_TYPE,
+              "%s expects a gradient of type %s on its own device",
+              iso__module_label(module, label), iso_dtype_name(result->dtype));
+    ISO_CHECK(iso__tensor_same_shape(given, result), ISO_ERR_SHAPE,
+              "%s gave an output of shape %s but got a gradient of shape %s",
+              iso__module_label(module, label),
+              iso__shape_text(result->ndim, result->shape, wanted, sizeof(wanted)),
+              iso__shape_text(given->ndim, given->shape, got, sizeof(got)));
+    if (given->layout == result->layout) return ISO_OK;
+    ISO_TRY(iso_call_tensor(module, &call->grad_out, result->ndim, result->shape, result->layout));
+    ISO_TRY(iso_tensor_copy(given, call->grad_out));
+    *grad_out = call->grad_out;
+    return ISO_OK;
+}
+
+// The gradients of the module's own parameters are written. They leave for the exchange at the last
+// use of the module in this backward, before the gradient of its input is computed, which is what
+// hides the exchange.
+static iso_status gradients_written(iso_module *module) {
+    bool any = false;
+    for (int i = 0; i < module->parameter_count; i++) {
+        if (!module->parameter[i]->requires_grad) continue;
+        module->parameter[i]->grad_valid = true;
+        any = true;
+    }
+    if (any && module->call_depth == 0 && module->hooks.gradient_ready)
+        ISO_TRY(module->hooks.gradient_ready(module, module->hooks.user));
+    return ISO_OK;
+}
+
+static iso_status backward_layer(iso_module *module, iso_call *call, iso_tensor *grad_out,
+                                 iso_tensor **grad_in) {
+    const iso_module_ops *ops = module->ops;
+    if (ops->backward_params && (grad_in || iso__module_trains_own(module)))
+        ISO_TRY(ops->backward_params(module, call, grad_out));
+    ISO_TRY(gradients_written(module));
+    if (!grad_in) return ISO_OK;
+    ISO_CHECK(ops->backward_input, ISO_ERR_UNSUPPORTED,
+              "%s has no gradient with respect to its input", ops->type);
+    ISO_TRY(ops->backward_input(module, call, grad_out, grad_in));
+    return ISO_OK;
+}
+
+iso_status iso_module_call_backward(iso_module *child, iso_tensor *grad_out, iso_tensor **grad_in) {
+    char label[ISO_LABEL_ROOM];
+    ISO_CHECK(child->call_depth > 0, ISO_ERR_STATE, "backward of %s without a forward before it",
+              iso__module_label(child, label));
+    iso_call *call = child->call[--child->call_depth];
+    ISO_TRY(accept_gradient(child, call, &grad_out));
+    int64_t start = trace_start(child);
+    if (child->ops->backward) {
+        ISO_TRY(child->ops->backward(child, call, grad_out, grad_in));
+        ISO_TRY(gradients_written(child));
+    } else {
+        ISO_TRY(backward_layer(child, call, grad_out, grad_in));
+    }
+    trace_end(child, "backward", start);
+    return ISO_OK;
+}
+
+iso_status iso_module_backward(iso_module *module, iso_tensor *grad_out, iso_tensor **grad_in) {
+    char label[ISO_LABEL_ROOM];
+    ISO_CHECK(
+        module->call_depth == 0 || module->call[module->call_depth - 1]->number > 0, ISO_ERR_STATE,
+        "backward of %s, whose last forward was in evaluation mode: call iso_module_train first",
+        iso__module_label(module, label));
+    return iso_module_call_backward(module, grad_out, grad_in);
+}

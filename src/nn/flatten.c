@@ -1,0 +1,52 @@
+// The layer that makes rows of images: a view of logical memory, a copy of blocked memory.
+#include "nn/nn_impl.h"
+
+#include <string.h>
+
+// Lays another shape over the buffer of `from`, which outlives this use by the contract of a call.
+// The tensor object is kept and redirected, since the buffer and the batch size may have changed;
+// nothing is allocated after the first time.
+static iso_status view(iso_tensor **slot, const iso_tensor *from, int ndim, const int64_t *shape) {
+    iso_tensor *v = *slot;
+    if (!v) return iso_tensor_borrow(from->device, from->dtype, ndim, shape, from->data, slot);
+    v->ndim = ndim;
+    memcpy(v->shape, shape, (size_t)ndim * sizeof(*shape));
+    v->count = from->count;
+    v->data = from->data;
+    return ISO_OK;
+}
+
+static iso_status forward(iso_module *self, iso_call *call, iso_tensor *in, iso_tensor **out) {
+    int64_t shape[2] = {in->shape[0], in->count / in->shape[0]};
+    if (in->layout == ISO_LAYOUT_LOGICAL) {
+        ISO_TRY(view(&call->aux[0], in, 2, shape));
+        *out = call->aux[0];
+        return ISO_OK;
+    }
+    ISO_TRY(iso_call_tensor(self, &call->out, 2, shape, ISO_LAYOUT_LOGICAL));
+    *out = call->out;
+    return self->device->ops->copy(self->device, in, call->out);
+}
+
+static iso_status backward_input(iso_module *self, iso_call *call, iso_tensor *grad_out,
+                                 iso_tensor **grad_in) {
+    const iso_tensor *in = call->in;
+    if (in->layout == ISO_LAYOUT_LOGICAL) {
+        ISO_TRY(view(&call->aux[1], grad_out, in->ndim, in->shape));
+        *grad_in = call->aux[1];
+        return ISO_OK;
+    }
+    ISO_TRY(iso_call_tensor(self, &call->grad_in, in->ndim, in->shape, in->layout));
+    *grad_in = call->grad_in;
+    return self->device->ops->copy(self->device, grad_out, call->grad_in);
+}
+
+static const iso_module_ops flatten_ops = {
+    .type = "Flatten",
+    .forward = forward,
+    .backward_input = backward_input,
+};
+
+iso_status iso_flatten_create(iso_device *device, iso_module **out) {
+    return iso__module_new(sizeof(iso_module), &flatten_ops, device, out);
+}

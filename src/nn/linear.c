@@ -1,0 +1,74 @@
+// The fully connected layer.
+#include "nn/nn_impl.h"
+
+typedef struct linear {
+    iso_module base;
+    int64_t in_features, out_features;
+    iso_parameter *weight, *bias; // bias NULL: none
+} linear;
+
+static iso_status forward(iso_module *self, iso_call *call, iso_tensor *in, iso_tensor **out) {
+    linear *l = iso_container_of(self, linear, base);
+    if (in->ndim != 2 || in->shape[1] != l->in_features)
+        return iso__shape_error(self, in, "[N, %lld]", (long long)l->in_features);
+    ISO_TRY(iso_call_tensor(self, &call->out, 2, (int64_t[]){in->shape[0], l->out_features},
+                            ISO_LAYOUT_LOGICAL));
+    *out = call->out;
+    return self->device->ops->linear_forward(self->device, in, l->weight->value,
+                                             l->bias ? l->bias->value : NULL, call->activation,
+                                             call->out);
+}
+
+static iso_status backward_params(iso_module *self, iso_call *call, iso_tensor *grad_out) {
+    linear *l = iso_container_of(self, linear, base);
+    iso_parameter *w = l->weight, *b = l->bias;
+    ISO_TRY(iso__undo_activation(self, call, grad_out));
+    iso_tensor *dw = w->requires_grad ? w->grad : NULL;
+    iso_tensor *db = b && b->requires_grad ? b->grad : NULL;
+    if (!dw && !db) return ISO_OK;
+    return self->device->ops->linear_backward_params(self->device, call->in, grad_out, dw,
+                                                     w->grad_valid, db, b && b->grad_valid);
+}
+
+static iso_status backward_input(iso_module *self, iso_call *call, iso_tensor *grad_out,
+                                 iso_tensor **grad_in) {
+    linear *l = iso_container_of(self, linear, base);
+    ISO_TRY(iso_call_tensor(self, &call->grad_in, 2, call->in->shape, ISO_LAYOUT_LOGICAL));
+    *grad_in = call->grad_in;
+    return self->device->ops->linear_backward_input(self->device, grad_out, l->weight->value,
+                                                    call->grad_in);
+}
+
+static const iso_module_ops linear_ops = {
+    .type = "Linear",
+    .forward = forward,
+    .backward_params = backward_params,
+    .backward_input = backward_input,
+    .fuses_relu = true,
+};
+
+iso_status iso_linear_create(iso_device *device, int64_t in_features, int64_t out_features,
+                             bool bias, iso_rng *rng, iso_module **out) {
+    ISO_CHECK(in_features > 0 && out_features > 0, ISO_ERR_ARG,
+              "a Linear of %lld to %lld features: both must be at least 1", (long long)in_features,
+              (long long)out_features);
+    ISO_CHECK(rng, ISO_ERR_ARG, "a Linear needs a source of random numbers for its initial values");
+    iso_module *module = NULL;
+    iso_status status = ISO_OK;
+    ISO_TRY_GOTO(iso__module_new(sizeof(linear), &linear_ops, device, &module));
+    linear *l = iso_container_of(module, linear, base);
+    l->in_features = in_features;
+    l->out_features = out_features;
+    ISO_TRY_GOTO(iso_module_add_parameter(module, "weight", 2,
+                                          (int64_t[]){out_features, in_features}, &l->weight));
+    ISO_TRY_GOTO(iso__init_uniform(l->weight, in_features, rng));
+    if (bias) {
+        ISO_TRY_GOTO(iso_module_add_parameter(module, "bias", 1, &out_features, &l->bias));
+        ISO_TRY_GOTO(iso__init_uniform(l->bias, in_features, rng));
+    }
+    *out = module;
+    return ISO_OK;
+fail:
+    iso_module_destroy(&module);
+    return status;
+}

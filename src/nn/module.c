@@ -1,0 +1,230 @@
+// The base of every module: creation, children, references, and what is told to a whole tree.
+#include "nn/nn_impl.h"
+
+#include <string.h>
+
+// ---- Creation and destruction ------------------------------------------------------------------
+
+iso_status iso_module_init(iso_module *module, const iso_module_ops *ops, iso_device *device) {
+    ISO_CHECK(ops && ops->type && ops->forward, ISO_ERR_ARG,
+              "the table of a module must have at least a type and a forward function");
+    ISO_CHECK(device, ISO_ERR_ARG, "%s needs a device", ops->type);
+    module->ops = ops;
+    module->device = iso_device_retain(device);
+    module->name = "";
+    module->training = true;
+    module->references = 1;
+    return ISO_OK;
+}
+
+iso_status iso__module_new(size_t bytes, const iso_module_ops *ops, iso_device *device,
+                           iso_module **out) {
+    iso_module *module =
+        calloc(1, bytes); // plain calloc: iso_module_destroy frees users' modules alike
+    ISO_CHECK(module, ISO_ERR_NOMEM, "out of memory: could not create a %s", ops->type);
+    iso_status status = iso_module_init(module, ops, device);
+    if (status < 0) {
+        free(module);
+        return status;
+    }
+    *out = module;
+    return ISO_OK;
+}
+
+static void destroy_parameters(iso_module *module) {
+    for (int i = 0; i < module->parameter_count; i++) {
+        iso_parameter *p = module->parameter[i];
+        iso_tensor_destroy(&p->value);
+        iso_tensor_destroy(&p->grad);
+        iso__free((void *)p->name);
+        iso__free(p);
+    }
+    iso__free(module->parameter);
+}
+
+static void destroy_calls(iso_module *module) {
+    for (int i = 0; i < module->call_capacity; i++) {
+        iso_call *call = module->call[i];
+        iso_tensor_destroy(&call->out);
+        iso_tensor_destroy(&call->grad_in);
+        iso_tensor_destroy(&call->grad_out);
+        for (int k = 0; k < 2; k++) iso_tensor_destroy(&call->aux[k]);
+        iso__free(call);
+    }
+    iso__free(module->call);
+}
+
+static void destroy_children(iso_module *module) {
+    for (int i = 0; i < module->child_count; i++) {
+        iso_module_destroy(&module->child[i]);
+        iso__free((void *)module->child_name[i]);
+    }
+    iso__free(module->child);
+    iso__free(module->child_name);
+}
+
+iso_module *iso_module_retain(iso_module *module) {
+    module->references++;
+    return module;
+}
+
+void iso_module_destroy(iso_module **slot) {
+    iso_module *module = *slot;
+    *slot = NULL;
+    if (!module || --module->references > 0) return;
+    if (module->ops->destroy) module->ops->destroy(module);
+    destroy_calls(module);
+    destroy_parameters(module);
+    destroy_children(module);
+    if (module->name[0]) iso__free((void *)module->name);
+    iso_device_destroy(&module->device);
+    free(module);
+}
+
+// ---- Parameters and children -------------------------------------------------------------------
+
+// Room for one more pointer in an array that holds `count`.
+static iso_status grow(void **array, int count) {
+    size_t old = (size_t)count * sizeof(void *);
+    return iso__realloc(array, old, old + sizeof(void *));
+}
+
+static iso_status check_name(const iso_module *module, const char *name) {
+    ISO_CHECK(name && name[0] && !strchr(name, '.'), ISO_ERR_ARG,
+              "\"%s\" is no name inside a %s: a name is not empty and has no '.'", name ? name : "",
+              module->ops->type);
+    for (int i = 0; i < module->parameter_count; i++)
+        ISO_CHECK(strcmp(name, module->parameter[i]->name) != 0, ISO_ERR_ARG,
+                  "%s already has a parameter named \"%s\"", module->ops->type, name);
+    for (int i = 0; i < module->child_count; i++)
+        ISO_CHECK(strcmp(name, module->child_name[i]) != 0, ISO_ERR_ARG,
+                  "%s already has a child named \"%s\"", module->ops->type, name);
+    return ISO_OK;
+}
+
+iso_status iso_module_add_parameter(iso_module *module, const char *name, int ndim,
+                                    const int64_t *shape, iso_parameter **out) {
+    ISO_TRY(check_name(module, name));
+    void *array = module->parameter, *memory = NULL;
+    ISO_TRY(grow(&array, module->parameter_count));
+    module->parameter = array;
+
+    iso_parameter *p = NULL;
+    char *copy = NULL;
+    iso_status status = ISO_OK;
+    ISO_TRY_GOTO(iso__alloc_zero(sizeof(*p), &memory));
+    p = memory;
+    ISO_TRY_GOTO(iso_tensor_create(module->device, ISO_F32, ndim, shape, &p->value));
+    ISO_TRY_GOTO(iso_tensor_create(module->device, ISO_F32, ndim, shape, &p->grad));
+    ISO_TRY_GOTO(iso_tensor_fill(p->value, 0));
+    ISO_TRY_GOTO(iso__strdup(name, &copy));
+    p->name = copy;
+    p->requires_grad = true;
+    module->parameter[module->parameter_count++] = p;
+    if (out) *out = p;
+    return ISO_OK;
+fail:
+    if (p) {
+        iso_tensor_destroy(&p->value);
+        iso_tensor_destroy(&p->grad);
+    }
+    iso__free(p);
+    return status;
+}
+
+static bool contains(const iso_module *module, const iso_module *sought) {
+    if (module == sought) return true;
+    for (int i = 0; i < module->child_count; i++)
+        if (contains(module->child[i], sought)) return true;
+    return false;
+}
+
+// Takes one reference of child on success only.
+static iso_status add_child(iso_module *module, const char *name, iso_module *child) {
+    ISO_CHECK(child, ISO_ERR_ARG, "no module was given to add to a %s", module->ops->type);
+    ISO_CHECK(child->device == module->device, ISO_ERR_ARG,
+              "%s \"%s\" is on another device than the %s it is added to", child->ops->type, name,
+              module->ops->type);
+    ISO_CHECK(!contains(child, module), ISO_ERR_ARG, "a %s cannot be added below itself",
+              module->ops->type);
+    void *array = module->child;
+    ISO_TRY(grow(&array, module->child_count));
+    module->child = array;
+    array = module->child_name;
+    ISO_TRY(grow(&array, module->child_count));
+    module->child_name = array;
+
+    char *copy;
+    ISO_TRY(iso__strdup(name, &copy));
+    module->child_name[module->child_count] = copy;
+    if (name[0] &&
+        !child->name[0]) { // its first container names it; the copy outlives the container
+        iso_status status = iso__strdup(name, &copy);
+        if (status < 0) {
+            iso__free((void *)module->child_name[module->child_count]);
+            return status;
+        }
+        child->name = copy;
+    }
+    module->child[module->child_count++] = child;
+    return ISO_OK;
+}
+
+iso_status iso__module_add_wrapped_take(iso_module *wrapper, iso_module *child) {
+    iso_status status = add_child(wrapper, "", child);
+    if (status < 0) iso_module_destroy(&child);
+    return status;
+}
+
+iso_status iso_module_add_child_take(iso_module *module, const char *name, iso_module *child) {
+    iso_status status = check_name(module, name);
+    if (status >= 0) status = add_child(module, name, child);
+    if (status < 0) {
+        iso_module_destroy(&child);
+        return iso__error_frame(status, __func__, __FILE__, __LINE__);
+    }
+    return ISO_OK;
+}
+
+// ---- What a whole tree is told -----------------------------------------------------------------
+
+iso_status iso_module_train(iso_module *module, bool training) {
+    module->training = training;
+    if (module->ops->train) ISO_TRY(module->ops->train(module, training));
+    for (int i = 0; i < module->child_count; i++)
+        ISO_TRY(iso_module_train(module->child[i], training));
+    return ISO_OK;
+}
+
+void iso_module_set_hooks(iso_module *module, const iso_module_hooks *hooks) {
+    module->hooks = hooks ? *hooks : (iso_module_hooks){0};
+}
+
+void iso_module_set_first_row(iso_module *module, int64_t first_row) {
+    module->first_row = first_row;
+    for (int i = 0; i < module->child_count; i++)
+        iso_module_set_first_row(module->child[i], first_row);
+}
+
+// ---- Questions ---------------------------------------------------------------------------------
+
+bool iso__module_trains_own(const iso_module *module) {
+    for (int i = 0; i < module->parameter_count; i++)
+        if (module->parameter[i]->requires_grad) return true;
+    return false;
+}
+
+bool iso__module_trains(const iso_module *module) {
+    if (iso__module_trains_own(module)) return true;
+    for (int i = 0; i < module->child_count; i++)
+        if (iso__module_trains(module->child[i])) return true;
+    return false;
+}
+
+const char *iso__module_label(const iso_module *module, char *text) {
+    if (module->name[0])
+        snprintf(text, ISO_LABEL_ROOM, "%s \"%s\"", module->ops->type, module->name);
+    else
+        snprintf(text, ISO_LABEL_ROOM, "%s", module->ops->type);
+    return text;
+}

@@ -1,0 +1,108 @@
+// Access to parameters from outside, and the walk over all parameters of a tree of modules.
+#include "nn/nn_impl.h"
+
+#include <string.h>
+
+#define NAME_ROOM 512
+
+static iso_status complete(iso_parameter *parameter) {
+    if (parameter->complete) ISO_TRY(parameter->complete(parameter->complete_user, parameter));
+    return ISO_OK;
+}
+
+iso_status iso_parameter_value(iso_parameter *parameter, iso_tensor **out) {
+    ISO_TRY(complete(parameter));
+    *out = parameter->value;
+    return ISO_OK;
+}
+
+// grad_valid stays false: looking at a gradient changes nothing for the next backward or update.
+iso_status iso_parameter_grad(iso_parameter *parameter, iso_tensor **out) {
+    ISO_TRY(complete(parameter));
+    if (!parameter->grad_valid) ISO_TRY(iso_tensor_fill(parameter->grad, 0));
+    *out = parameter->grad;
+    return ISO_OK;
+}
+
+void iso_module_zero_grad(iso_module *module) {
+    for (int i = 0; i < module->parameter_count; i++) module->parameter[i]->grad_valid = false;
+    for (int i = 0; i < module->child_count; i++) iso_module_zero_grad(module->child[i]);
+}
+
+// ---- The list ----------------------------------------------------------------------------------
+
+// With shared ones counted at each place: room that suffices.
+static int count_uses(const iso_module *module) {
+    int count = module->parameter_count;
+    for (int i = 0; i < module->child_count; i++) count += count_uses(module->child[i]);
+    return count;
+}
+
+static bool listed(const iso_parameter_list *list, const iso_parameter *parameter) {
+    for (int i = 0; i < list->count; i++)
+        if (list->item[i] == parameter) return true;
+    return false;
+}
+
+// `path` holds the name of module, `length` characters; a name is appended to it and cut off again.
+static iso_status append(char *path, size_t length, const char *name, size_t *joined) {
+    int n = snprintf(path + length, NAME_ROOM - length, "%s%s", length && name[0] ? "." : "", name);
+    ISO_CHECK(n >= 0 && length + (size_t)n < NAME_ROOM, ISO_ERR_ARG,
+              "the name of a module or parameter is longer than %d characters: \"%.60s...\"",
+              NAME_ROOM - 1, path);
+    *joined = length + (size_t)n;
+    return ISO_OK;
+}
+
+static iso_status collect(iso_module *module, char *path, size_t length, iso_parameter_list *list) {
+    size_t joined = length;
+    for (int i = 0; i < module->parameter_count; i++) {
+        iso_parameter *p = module->parameter[i];
+        if (listed(list, p)) continue;
+        ISO_TRY(append(path, length, p->name, &joined));
+        ISO_TRY(iso__strdup(path, &list->name[list->count]));
+        list->item[list->count] = p;
+        list->owner[list->count++] = module;
+    }
+    for (int i = 0; i < module->child_count; i++) {
+        path[length] = 0;
+        ISO_TRY(append(path, length, module->child_name[i], &joined));
+        ISO_TRY(collect(module->child[i], path, joined, list));
+    }
+    return ISO_OK;
+}
+
+iso_status iso_module_parameters(iso_module *module, iso_parameter_list *out) {
+    iso_parameter_list list = {0};
+    size_t bytes = (size_t)count_uses(module) * sizeof(void *);
+    char path[NAME_ROOM] = "";
+    void *memory[3] = {NULL};
+    iso_status status = ISO_OK;
+    for (int i = 0; i < 3; i++) ISO_TRY_GOTO(iso__alloc_zero(bytes, &memory[i]));
+    list = (iso_parameter_list){.item = memory[0], .name = memory[1], .owner = memory[2]};
+    ISO_TRY_GOTO(collect(module, path, 0, &list));
+    *out = list;
+    return ISO_OK;
+fail:
+    for (int i = 0; i < list.count; i++) iso__free(list.name[i]);
+    for (int i = 0; i < 3; i++) iso__free(memory[i]);
+    return status;
+}
+
+void iso_parameter_list_destroy(iso_parameter_list *list) {
+    if (!list) return;
+    for (int i = 0; i < list->count; i++) iso__free(list->name[i]);
+    iso__free(list->item);
+    iso__free(list->name);
+    iso__free(list->owner);
+    *list = (iso_parameter_list){0};
+}
+
+int64_t iso_module_parameter_count(iso_module *module) {
+    iso_parameter_list list;
+    if (iso_module_parameters(module, &list) < 0) return -1;
+    int64_t count = 0;
+    for (int i = 0; i < list.count; i++) count += list.item[i]->value->count;
+    iso_parameter_list_destroy(&list);
+    return count;
+}

@@ -1,0 +1,65 @@
+// A container that runs its children one after the other and fuses a relu into the layer before it.
+#include "nn/nn_impl.h"
+
+// Fusion goes by position and not by module: a shared layer may be followed by a relu in one place
+// only. It is a question of types alone, so forward and backward ask the same one.
+static bool fused_into_previous(const iso_module *self, int i) {
+    return i > 0 && i < self->child_count && iso__module_is_relu(self->child[i]) &&
+           self->child[i - 1]->ops->fuses_relu;
+}
+
+static iso_status forward(iso_module *self, iso_call *call, iso_tensor *in, iso_tensor **out) {
+    (void)call;
+    iso_tensor *x = in;
+    for (int i = 0; i < self->child_count; i++) {
+        if (fused_into_previous(self, i)) continue;
+        iso_activation activation = fused_into_previous(self, i + 1) ? ISO_ACT_RELU : ISO_ACT_NONE;
+        ISO_TRY(iso_module_call(self->child[i], activation, x, &x));
+    }
+    *out = x;
+    return ISO_OK;
+}
+
+// The first child whose backward has a purpose. Nothing is cached: the walk ends at the first
+// parameter that requires a gradient, which is nearly always in the first layer.
+static int first_needed(const iso_module *self, bool input_wanted) {
+    int i = 0;
+    if (!input_wanted)
+        while (i < self->child_count && !iso__module_trains(self->child[i])) i++;
+    return i;
+}
+
+static iso_status backward(iso_module *self, iso_call *call, iso_tensor *grad_out,
+                           iso_tensor **grad_in) {
+    (void)call;
+    int first = first_needed(self, grad_in != NULL);
+    iso_tensor *g = grad_out;
+    for (int i = self->child_count - 1; i >= first; i--) {
+        if (fused_into_previous(self, i)) continue;
+        bool wanted = grad_in || i > first;
+        ISO_TRY(iso_module_call_backward(self->child[i], g, wanted ? &g : NULL));
+    }
+    if (grad_in) *grad_in = g;
+    return ISO_OK;
+}
+
+static const iso_module_ops sequential_ops = {
+    .type = "Sequential",
+    .forward = forward,
+    .backward = backward,
+};
+
+iso_status iso_sequential_create(iso_device *device, iso_module **out) {
+    return iso__module_new(sizeof(iso_module), &sequential_ops, device, out);
+}
+
+iso_status iso_sequential_add_take(iso_module *sequential, const char *name, iso_module *module) {
+    char number[16];
+    snprintf(number, sizeof(number), "%d", sequential->child_count);
+    if (sequential->ops != &sequential_ops) {
+        iso_module_destroy(&module);
+        return ISO_FAIL(ISO_ERR_ARG, "a %s is no Sequential: nothing can be added to it",
+                        sequential->ops->type);
+    }
+    return iso_module_add_child_take(sequential, name ? name : number, module);
+}

@@ -1,0 +1,149 @@
+// A user's own layer, written with the public headers only, among the library's layers.
+#include <isotherm/nn.h>
+
+#include "common/gradcheck.h"
+#include "common/nn_fixture.h"
+
+#include <stdlib.h>
+
+TestSuite(own_layer, .timeout = 60);
+
+// ---- y = factor * x with one learnable factor --------------------------------------------------
+
+typedef struct scale {
+    iso_module base;
+    iso_parameter *factor;
+} scale;
+
+// to[i] = number * from[i]
+static iso_status multiply(iso_tensor *from, float number, iso_tensor *to) {
+    void *a, *b;
+    iso_status status = iso_tensor_map(from, ISO_READ, &a);
+    if (status < 0) return status;
+    status = iso_tensor_map(to, ISO_WRITE, &b);
+    for (int64_t i = 0; status >= 0 && i < iso_tensor_count(from); i++)
+        ((float *)b)[i] = number * ((float *)a)[i];
+    if (status >= 0) status = iso_tensor_unmap(to);
+    iso_tensor_unmap(from);
+    return status;
+}
+
+static iso_status read_factor(scale *s, float *out) {
+    void *mapped;
+    iso_status status = iso_tensor_map(s->factor->value, ISO_READ, &mapped);
+    if (status < 0) return status;
+    *out = *(float *)mapped;
+    return iso_tensor_unmap(s->factor->value);
+}
+
+static iso_status scale_forward(iso_module *self, iso_call *call, iso_tensor *in,
+                                iso_tensor **out) {
+    float factor;
+    iso_status status = read_factor((scale *)self, &factor);
+    if (status < 0) return status;
+    status = iso_call_tensor(self, &call->out, iso_tensor_ndim(in), iso_tensor_shape(in),
+                             iso_tensor_layout(in));
+    if (status < 0) return status;
+    *out = call->out;
+    return multiply(in, factor, call->out);
+}
+
+static iso_status scale_backward_params(iso_module *self, iso_call *call, iso_tensor *grad_out) {
+    iso_parameter *p = ((scale *)self)->factor;
+    void *x, *g, *d;
+    if (!p->requires_grad) return ISO_OK;
+    iso_status status = iso_tensor_map(call->in, ISO_READ, &x);
+    if (status < 0) return status;
+    if ((status = iso_tensor_map(grad_out, ISO_READ, &g)) >= 0 &&
+        (status = iso_tensor_map(p->grad, ISO_READ_WRITE, &d)) >= 0) {
+        double sum = p->grad_valid ? *(float *)d : 0;
+        for (int64_t i = 0; i < iso_tensor_count(grad_out); i++)
+            sum += (double)((float *)x)[i] * ((float *)g)[i];
+        *(float *)d = (float)sum;
+        iso_tensor_unmap(p->grad);
+        iso_tensor_unmap(grad_out);
+    }
+    iso_tensor_unmap(call->in);
+    return status;
+}
+
+static iso_status scale_backward_input(iso_module *self, iso_call *call, iso_tensor *grad_out,
+                                       iso_tensor **grad_in) {
+    float factor;
+    iso_status status = read_factor((scale *)self, &factor);
+    if (status < 0) return status;
+    status = iso_call_tensor(self, &call->grad_in, iso_tensor_ndim(call->in),
+                             iso_tensor_shape(call->in), iso_tensor_layout(call->in));
+    if (status < 0) return status;
+    *grad_in = call->grad_in;
+    return multiply(grad_out, factor, call->grad_in);
+}
+
+static const iso_module_ops scale_ops = {
+    .type = "Scale",
+    .forward = scale_forward,
+    .backward_params = scale_backward_params,
+    .backward_input = scale_backward_input,
+};
+
+static iso_module *scale_create(iso_device *device, double factor) {
+    scale *s = calloc(1, sizeof(*s));
+    cr_ok(iso_module_init(&s->base, &scale_ops, device));
+    cr_ok(iso_module_add_parameter(&s->base, "factor", 1, (int64_t[]){1}, &s->factor));
+    cr_ok(iso_tensor_fill(s->factor->value, factor));
+    return &s->base;
+}
+
+// ---- Tests -------------------------------------------------------------------------------------
+
+// linear 4 -> 3, scale, linear 3 -> 2
+static void reference(const void *user, const double *x, double *const *p, double *y) {
+    (void)user;
+    for (int n = 0; n < 5; n++) {
+        double h[3];
+        for (int k = 0; k < 3; k++) {
+            h[k] = p[1][k];
+            for (int i = 0; i < 4; i++) h[k] += p[0][k * 4 + i] * x[n * 4 + i];
+            h[k] *= p[2][0];
+        }
+        for (int o = 0; o < 2; o++) {
+            y[n * 2 + o] = p[4][o];
+            for (int k = 0; k < 3; k++) y[n * 2 + o] += p[3][o * 3 + k] * h[k];
+        }
+    }
+}
+
+static iso_module *create_model(iso_device *device) {
+    iso_rng rng = {.seed = 1};
+    iso_module *model, *layer;
+    cr_ok(iso_sequential_create(device, &model));
+    cr_ok(iso_linear_create(device, 4, 3, true, &rng, &layer));
+    cr_ok(iso_sequential_add_take(model, "in", layer));
+    cr_ok(iso_sequential_add_take(model, "scale", scale_create(device, 1.5)));
+    cr_ok(iso_linear_create(device, 3, 2, true, &rng, &layer));
+    cr_ok(iso_sequential_add_take(model, "out", layer));
+    return model;
+}
+
+Test(own_layer, has_right_gradients_between_library_layers) {
+    iso_device *device = open_cpu();
+    iso_module *model = create_model(device);
+    gradcheck check = {.module = model, .ndim = 2, .shape = {5, 4}, .forward = reference};
+    const char *problem = gradcheck_run(&check);
+    cr_assert_null(problem, "%s", problem);
+    iso_module_destroy(&model);
+    close_cpu(&device);
+}
+
+Test(own_layer, is_listed_by_name) {
+    iso_device *device = open_cpu();
+    iso_module *model = create_model(device);
+    iso_parameter_list list;
+    cr_ok(iso_module_parameters(model, &list));
+    cr_assert_eq(list.count, 5);
+    cr_assert_str_eq(list.name[2], "scale.factor");
+    cr_assert_str_eq(list.owner[2]->ops->type, "Scale");
+    iso_parameter_list_destroy(&list);
+    iso_module_destroy(&model);
+    close_cpu(&device);
+}
