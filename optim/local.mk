@@ -6,3 +6,4 @@ libiso_core_la_SOURCES += optim/lr_schedule.c
 libiso_core_la_SOURCES += optim/optim_impl.h
 libiso_core_la_SOURCES += optim/optimizer.c
 libiso_core_la_SOURCES += optim/sgd.c
+libiso_core_la_SOURCES += optim/dp_optimizer.c

@@ -1,7 +1,7 @@
 // For tests that run on several ranks: MPI set-up and take-down, and verdicts that all ranks share.
 #include "common/mpi_fixture.h"
 
-#include <criterion/criterion.h>
+#include "common/balance.h"
 
 iso_comm *test_comm;
 int test_rank, test_size;
@@ -21,9 +21,7 @@ void test_mpi_setup(void) {
 void test_mpi_teardown(void) {
     iso_comm_destroy(&test_comm);
     MPI_Finalize();
-    long long blocks, bytes;
-    iso_memory_balance(&blocks, &bytes, NULL);
-    cr_expect_eq(blocks, 0, "rank %d still holds %lld blocks, %lld bytes", test_rank, blocks, bytes);
+    balance_check();
 }
 
 bool test_all(bool mine, const char *what) {

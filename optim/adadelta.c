@@ -1,0 +1,33 @@
+// Adadelta (Zeiler, arXiv:1212.5701), as torch.optim.Adadelta.
+#include "optim/optim_impl.h"
+
+static iso_status check(const iso_hyper *hyper) {
+    ISO_CHECK(hyper->rho >= 0 && hyper->rho <= 1, ISO_ERR_ARG,
+              "adadelta: rho %g: give a number from 0 to 1", hyper->rho);
+    ISO_CHECK(hyper->eps >= 0, ISO_ERR_ARG, "adadelta: eps %g: give a number of at least 0",
+              hyper->eps);
+    return ISO_OK;
+}
+
+static iso_status apply(const iso__base_optimizer *self, const iso__slot *slot,
+                        const float *gradient, float scale, const iso_hyper *hyper) {
+    iso_tensor *value = slot->parameter->value;
+    iso__adadelta_args args = {
+        .lr = (float)hyper->lr,
+        .rho = (float)hyper->rho,
+        .eps = (float)hyper->eps,
+        .weight_decay = (float)hyper->weight_decay,
+        .scale = scale,
+    };
+    return value->device->ops->adadelta(value->device, value->count, &args, gradient, value->data,
+                                        iso__slot_state(self, slot, 0),
+                                        iso__slot_state(self, slot, 1));
+}
+
+const iso__rule iso__rule_adadelta = {
+    .ops = ISO_BASE_OPTIMIZER_OPS("adadelta"),
+    .defaults = {.lr = 1.0, .rho = 0.9, .eps = 1e-6},
+    .state_count = 2,
+    .check = check,
+    .apply = apply,
+};

@@ -1,0 +1,51 @@
+// Adam (Kingma and Ba, ICLR 2015) and AdamW (Loshchilov and Hutter, ICLR 2019), as in torch.optim.
+#include "optim/optim_impl.h"
+
+#include <math.h>
+
+static iso_status check(const iso_hyper *hyper) {
+    ISO_CHECK(hyper->beta1 >= 0 && hyper->beta1 < 1, ISO_ERR_ARG,
+              "adam: beta1 %g: give a number from 0 to below 1", hyper->beta1);
+    ISO_CHECK(hyper->beta2 >= 0 && hyper->beta2 < 1, ISO_ERR_ARG,
+              "adam: beta2 %g: give a number from 0 to below 1", hyper->beta2);
+    ISO_CHECK(hyper->eps >= 0, ISO_ERR_ARG, "adam: eps %g: give a number of at least 0",
+              hyper->eps);
+    return ISO_OK;
+}
+
+static iso_status apply(const iso__base_optimizer *self, const iso__slot *slot,
+                        const float *gradient, float scale, const iso_hyper *hyper) {
+    iso_tensor *value = slot->parameter->value;
+    double t = (double)hyper->step;
+    iso__adam_args args = {
+        .lr = (float)hyper->lr,
+        .beta1 = (float)hyper->beta1,
+        .beta2 = (float)hyper->beta2,
+        .rest1 = (float)(1 - hyper->beta1),
+        .rest2 = (float)(1 - hyper->beta2),
+        .eps = (float)hyper->eps,
+        .weight_decay = (float)hyper->weight_decay,
+        .scale = scale,
+        .correction1 = (float)(1 - pow(hyper->beta1, t)),
+        .correction2_sqrt = (float)sqrt(1 - pow(hyper->beta2, t)),
+        .decoupled = self->base.ops == &iso__rule_adamw.ops,
+    };
+    return value->device->ops->adam(value->device, value->count, &args, gradient, value->data,
+                                    iso__slot_state(self, slot, 0), iso__slot_state(self, slot, 1));
+}
+
+const iso__rule iso__rule_adam = {
+    .ops = ISO_BASE_OPTIMIZER_OPS("adam"),
+    .defaults = {.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8},
+    .state_count = 2,
+    .check = check,
+    .apply = apply,
+};
+
+const iso__rule iso__rule_adamw = {
+    .ops = ISO_BASE_OPTIMIZER_OPS("adamw"),
+    .defaults = {.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 1e-2},
+    .state_count = 2,
+    .check = check,
+    .apply = apply,
+};

@@ -1,0 +1,63 @@
+// Private to optim: what the optimizers that hold state share, and how wrappers reach them.
+#ifndef ISO_OPTIM_IMPL_H
+#define ISO_OPTIM_IMPL_H
+
+#include "device/device_impl.h"
+
+#include <isotherm/optim.h>
+
+#define ISO_OPTIMIZER_STATES 2
+
+// A parameter that is updated. Its state of each kind begins at `offset` in that kind's arena.
+typedef struct iso__slot {
+    iso_parameter *parameter;
+    const char *name; // full name, owned by the list
+    int64_t offset;   // elements, a multiple of 16: every state is aligned to 64 bytes
+} iso__slot;
+
+// An optimizer that updates parameters itself: sgd, adam, adamw, adadelta.
+typedef struct iso__base_optimizer {
+    iso_optimizer base;
+    iso_module *module; // borrowed
+    iso_parameter_list list;
+    int count;       // parameters that require gradients, in the order of the list
+    iso__slot *slot; // [count]; the index of ops->update
+    iso_tensor *state[ISO_OPTIMIZER_STATES];
+} iso__base_optimizer;
+
+// What tells one from the other: the table of an optimizer, and its formula.
+typedef struct iso__rule {
+    iso_optimizer_ops ops;
+    iso_hyper defaults;
+    int state_count;
+    iso_status (*check)(const iso_hyper *hyper); // beyond lr and weight_decay
+    // Updates the parameter of slot from gradient * scale. Allocates nothing.
+    iso_status (*apply)(const iso__base_optimizer *self, const iso__slot *slot,
+                        const float *gradient, float scale, const iso_hyper *hyper);
+} iso__rule;
+
+extern const iso__rule iso__rule_sgd, iso__rule_adam, iso__rule_adamw, iso__rule_adadelta;
+
+// The functions of every rule's table.
+iso_status iso__base_step(iso_optimizer *self);
+void iso__base_zero_grad(iso_optimizer *self);
+iso_status iso__base_update(iso_optimizer *self, int i, const void *gradient, double scale,
+                            const iso_hyper *hyper);
+void iso__base_destroy(iso_optimizer *self);
+#define ISO_BASE_OPTIMIZER_OPS(kind)                                                               \
+    {                                                                                              \
+        .name = (kind), .step = iso__base_step, .zero_grad = iso__base_zero_grad,                  \
+        .update = iso__base_update, .destroy = iso__base_destroy                                   \
+    }
+
+// The memory of state `kind` for slot.
+static inline float *iso__slot_state(const iso__base_optimizer *self, const iso__slot *slot,
+                                     int kind) {
+    return (float *)self->state[kind]->data + slot->offset;
+}
+
+// The optimizer inside all wrappers; NULL if it is not one of the library's. Its base.hyper.step
+// counts the steps; whoever replaces its step() counts too.
+iso__base_optimizer *iso__optimizer_innermost(iso_optimizer *optimizer);
+
+#endif

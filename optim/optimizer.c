@@ -1,0 +1,160 @@
+// Optimizers: creation, the walk over parameters that all kinds share, and dispatch.
+#include "optim/optim_impl.h"
+
+#include <isotherm/trace.h>
+#include <string.h>
+
+// ---- Kinds -------------------------------------------------------------------------------------
+
+static const iso__rule *const rules[] = {
+    [ISO_SGD] = &iso__rule_sgd,
+    [ISO_ADAM] = &iso__rule_adam,
+    [ISO_ADAMW] = &iso__rule_adamw,
+    [ISO_ADADELTA] = &iso__rule_adadelta,
+};
+#define KIND_COUNT (int)(sizeof(rules) / sizeof(rules[0]))
+
+iso_status iso_optimizer_kind_parse(const char *name, iso_optimizer_kind *out) {
+    for (int i = 0; i < KIND_COUNT; i++) {
+        if (strcmp(name, rules[i]->ops.name) == 0) {
+            *out = (iso_optimizer_kind)i;
+            return ISO_OK;
+        }
+    }
+    return ISO_FAIL(ISO_ERR_ARG, "unknown optimizer \"%s\": use sgd, adam, adamw or adadelta",
+                    name);
+}
+
+const char *iso_optimizer_kind_name(iso_optimizer_kind kind) { return rules[kind]->ops.name; }
+
+iso_hyper iso_hyper_default(iso_optimizer_kind kind) { return rules[kind]->defaults; }
+
+// ---- Creation ----------------------------------------------------------------------------------
+
+// Lists the parameters that require gradients and returns the elements that a state of all needs.
+static int64_t fill_slots(iso__base_optimizer *self) {
+    int64_t offset = 0;
+    for (int i = 0; i < self->list.count; i++) {
+        iso_parameter *p = self->list.item[i];
+        if (!p->requires_grad) continue;
+        self->slot[self->count++] =
+            (iso__slot){.parameter = p, .name = self->list.name[i], .offset = offset};
+        offset += (p->value->count + 15) / 16 * 16;
+    }
+    return offset;
+}
+
+static iso_status setup(iso__base_optimizer *self, const iso__rule *rule) {
+    void *memory;
+    ISO_TRY(iso_module_parameters(self->module, &self->list));
+    ISO_TRY(iso__alloc_zero((size_t)self->list.count * sizeof(iso__slot), &memory));
+    self->slot = memory;
+    int64_t elements = fill_slots(self);
+    ISO_CHECK(self->count > 0, ISO_ERR_ARG,
+              "the %s optimizer was given a module in which nothing requires a gradient",
+              rule->ops.name);
+    for (int i = 0; i < rule->state_count; i++) {
+        ISO_TRY(iso_tensor_create(self->module->device, ISO_F32, 1, &elements, &self->state[i]));
+        ISO_TRY(iso_tensor_fill(self->state[i], 0));
+    }
+    return ISO_OK;
+}
+
+static iso_status check_hyper(const iso__rule *rule, const iso_hyper *hyper) {
+    ISO_CHECK(hyper->lr >= 0, ISO_ERR_ARG, "%s: learning rate %g: give a number of at least 0",
+              rule->ops.name, hyper->lr);
+    ISO_CHECK(hyper->weight_decay >= 0, ISO_ERR_ARG,
+              "%s: weight decay %g: give a number of at least 0", rule->ops.name,
+              hyper->weight_decay);
+    return rule->check(hyper);
+}
+
+iso_status iso_optimizer_create(iso_optimizer_kind kind, iso_module *module, const iso_hyper *hyper,
+                                iso_optimizer **out) {
+    ISO_CHECK((int)kind >= 0 && (int)kind < KIND_COUNT, ISO_ERR_ARG, "unknown optimizer kind %d",
+              (int)kind);
+    const iso__rule *rule = rules[kind];
+    ISO_TRY(check_hyper(rule, hyper));
+
+    void *memory;
+    ISO_TRY(iso__alloc_zero(sizeof(iso__base_optimizer), &memory));
+    iso__base_optimizer *self = memory;
+    self->base = (iso_optimizer){.ops = &rule->ops, .hyper = *hyper};
+    self->base.hyper.step = 0; // the state is new, whatever the caller's copy has seen
+    self->module = module;
+    iso_status status;
+    ISO_TRY_GOTO(setup(self, rule));
+    *out = &self->base;
+    return ISO_OK;
+fail:
+    iso__base_destroy(&self->base);
+    return status;
+}
+
+// ---- What every kind does ----------------------------------------------------------------------
+
+static iso__base_optimizer *self_of(iso_optimizer *optimizer) {
+    return iso_container_of(optimizer, iso__base_optimizer, base);
+}
+
+iso_status iso__base_update(iso_optimizer *optimizer, int i, const void *gradient, double scale,
+                            const iso_hyper *hyper) {
+    iso__base_optimizer *self = self_of(optimizer);
+    const iso__rule *rule = iso_container_of(optimizer->ops, iso__rule, ops);
+    const iso__slot *slot = &self->slot[i];
+    int64_t start = iso_trace_on() ? iso_now() : 0;
+    ISO_TRY(rule->apply(self, slot, gradient, (float)scale, hyper));
+    if (iso_trace_on()) iso_trace_span(ISO_LANE_UPDATE, slot->name, start, iso_now());
+    return ISO_OK;
+}
+
+// A layer that the backward did not reach has a gradient of zeros: momentum and decay go on, the
+// same on every rank, whichever of them used the layer.
+iso_status iso__base_step(iso_optimizer *optimizer) {
+    iso__base_optimizer *self = self_of(optimizer);
+    optimizer->hyper.step++;
+    for (int i = 0; i < self->count; i++) {
+        iso_tensor *gradient;
+        ISO_TRY(iso_parameter_grad(self->slot[i].parameter, &gradient));
+        ISO_TRY(iso__base_update(optimizer, i, gradient->data, 1.0, &optimizer->hyper));
+    }
+    return ISO_OK;
+}
+
+void iso__base_zero_grad(iso_optimizer *optimizer) {
+    iso_module_zero_grad(self_of(optimizer)->module);
+}
+
+void iso__base_destroy(iso_optimizer *optimizer) {
+    iso__base_optimizer *self = self_of(optimizer);
+    for (int i = 0; i < ISO_OPTIMIZER_STATES; i++) iso_tensor_destroy(&self->state[i]);
+    iso_parameter_list_destroy(&self->list);
+    iso__free(self->slot);
+    iso__free(self);
+}
+
+// ---- Dispatch ----------------------------------------------------------------------------------
+
+static iso_optimizer *innermost(iso_optimizer *optimizer) {
+    while (optimizer->ops->inner) optimizer = optimizer->ops->inner(optimizer);
+    return optimizer;
+}
+
+iso__base_optimizer *iso__optimizer_innermost(iso_optimizer *optimizer) {
+    optimizer = innermost(optimizer);
+    return optimizer->ops->update == iso__base_update ? self_of(optimizer) : NULL;
+}
+
+iso_status iso_optimizer_step(iso_optimizer *optimizer) {
+    ISO_TRY(optimizer->ops->step(optimizer));
+    return ISO_OK;
+}
+
+void iso_optimizer_zero_grad(iso_optimizer *optimizer) { optimizer->ops->zero_grad(optimizer); }
+
+void iso_optimizer_destroy(iso_optimizer **optimizer) {
+    if (*optimizer) (*optimizer)->ops->destroy(*optimizer);
+    *optimizer = NULL;
+}
+
+iso_hyper *iso_optimizer_hyper(iso_optimizer *optimizer) { return &innermost(optimizer)->hyper; }

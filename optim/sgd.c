@@ -1,0 +1,38 @@
+// Stochastic gradient descent with momentum, Nesterov momentum and weight decay, as
+// torch.optim.SGD.
+#include "optim/optim_impl.h"
+
+static iso_status check(const iso_hyper *hyper) {
+    ISO_CHECK(hyper->momentum >= 0, ISO_ERR_ARG, "sgd: momentum %g: give a number of at least 0",
+              hyper->momentum);
+    ISO_CHECK(!hyper->nesterov || (hyper->momentum > 0 && hyper->dampening == 0), ISO_ERR_ARG,
+              "sgd: Nesterov momentum needs momentum above 0 and dampening 0, not %g and %g",
+              hyper->momentum, hyper->dampening);
+    return ISO_OK;
+}
+
+// The buffer exists without momentum too, because momentum may be changed between steps.
+static iso_status apply(const iso__base_optimizer *self, const iso__slot *slot,
+                        const float *gradient, float scale, const iso_hyper *hyper) {
+    iso_tensor *value = slot->parameter->value;
+    iso__sgd_args args = {
+        .lr = (float)hyper->lr,
+        .momentum = (float)hyper->momentum,
+        .dampening = (float)hyper->dampening,
+        .weight_decay = (float)hyper->weight_decay,
+        .scale = scale,
+        .nesterov = hyper->nesterov,
+        .first = hyper->step == 1,
+    };
+    float *momentum = hyper->momentum != 0 ? iso__slot_state(self, slot, 0) : NULL;
+    return value->device->ops->sgd(value->device, value->count, &args, gradient, value->data,
+                                   momentum);
+}
+
+const iso__rule iso__rule_sgd = {
+    .ops = ISO_BASE_OPTIMIZER_OPS("sgd"),
+    .defaults = {.lr = 1e-3},
+    .state_count = 1,
+    .check = check,
+    .apply = apply,
+};

@@ -1,0 +1,24 @@
+// Reads the golden values of tests/fixtures. Whatever goes wrong fails the running test.
+#ifndef ISO_TEST_FIXTURE_H
+#define ISO_TEST_FIXTURE_H
+
+#include <isotherm/nn.h>
+
+typedef struct fixture fixture;
+
+// `file` lies in the folder that ISO_TEST_FIXTURES names.
+fixture *fixture_open(const char *file);
+void fixture_close(fixture **f);
+
+// The array "PREFIX.NAME" (NAME alone when prefix is NULL), valid until fixture_close.
+const double *fixture_get(fixture *f, const char *prefix, const char *name, int64_t *count);
+// A new tensor of its shape and values.
+iso_tensor *fixture_tensor(fixture *f, iso_device *device, const char *prefix, const char *name);
+// Copies it into a tensor of the same shape.
+void fixture_load(fixture *f, const char *prefix, const char *name, iso_tensor *to);
+// Asserts that the tensor has the array's shape and values; tolerance relative to the largest of
+// the array.
+void fixture_compare(fixture *f, const char *prefix, const char *name, iso_tensor *tensor,
+                     double tolerance);
+
+#endif
