@@ -1,2 +1,8 @@
 # Data sets and batches.
-libiso_core_la_SOURCES +=
+libiso_core_la_SOURCES += src/data/data_impl.h
+libiso_core_la_SOURCES += src/data/dataset.c
+libiso_core_la_SOURCES += src/data/digits.c
+libiso_core_la_SOURCES += src/data/idx.c
+libiso_core_la_SOURCES += src/data/loader.c
+libiso_core_la_SOURCES += src/data/sampler.c
+libiso_core_la_SOURCES += src/data/source.c

@@ -1,2 +1,7 @@
 # Checkpoints and metrics.
-libiso_core_la_SOURCES +=
+libiso_core_la_SOURCES += src/io/checkpoint.c
+libiso_core_la_SOURCES += src/io/checkpoint_load.c
+libiso_core_la_SOURCES += src/io/json_log.c
+libiso_core_la_SOURCES += src/io/progress_bar.c
+libiso_core_la_SOURCES += src/io/safetensors.c
+libiso_core_la_SOURCES += src/io/safetensors.h

@@ -1,0 +1,232 @@
+// Turns samples into normalised batches, a thread preparing the next ones while the program
+// computes.
+#include "data/data_impl.h"
+
+#include <isotherm/trace.h>
+#include <pthread.h>
+#include <signal.h>
+#include <string.h>
+
+typedef struct slot {
+    iso_tensor *images;
+    int32_t *labels;
+    int64_t n;
+} slot;
+
+struct iso_loader {
+    iso_dataset *dataset;
+    iso_sampler *sampler;
+    iso_device *device;
+    float table[256]; // byte -> normalised value
+    int slot_count;   // prefetch + 1: the caller holds one batch while the others are prepared
+    slot *slots;      // batch k is in slot k % slot_count
+    bool started, threaded;
+    int64_t next; // the batch that iso_loader_next gives
+
+    // Shared with the thread of the running epoch, under the lock.
+    pthread_t thread;
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    int64_t ready; // batches below are prepared
+    int64_t freed; // batches below are no longer used by the caller
+    bool stop;
+    iso_status status; // error of the thread, with its message
+    char message[sizeof(((iso_error *)0)->message)];
+};
+
+// ---- One batch ----------------------------------------------------------------------------------
+
+static iso_status fill_images(iso_loader *self, slot *to, const int64_t *indices) {
+    void *memory;
+    ISO_TRY(iso_tensor_map(to->images, ISO_WRITE, &memory));
+    float *out = memory;
+    int64_t pixels = self->dataset->image_bytes;
+    for (int64_t i = 0; i < to->n; i++, out += pixels) {
+        const uint8_t *image = iso_dataset_image(self->dataset, indices[i], &to->labels[i]);
+        for (int64_t p = 0; p < pixels; p++) out[p] = self->table[image[p]];
+    }
+    ISO_TRY(iso_tensor_unmap(to->images));
+    return ISO_OK;
+}
+
+static iso_status prepare(iso_loader *self, int64_t k) {
+    slot *to = &self->slots[k % self->slot_count];
+    int64_t start = iso_now();
+    const int64_t *indices;
+    to->n = iso_sampler_batch(self->sampler, k, &indices);
+    const iso_dataset_info *info = &self->dataset->info;
+    int64_t shape[4] = {to->n, info->channels, info->height, info->width};
+    ISO_TRY(iso_tensor_resize(to->images, 4, shape, ISO_LAYOUT_LOGICAL));
+    ISO_TRY(fill_images(self, to, indices));
+    if (iso_trace_on()) {
+        char name[32];
+        snprintf(name, sizeof(name), "batch %lld", (long long)k);
+        iso_trace_span(ISO_LANE_DATA, name, start, iso_now());
+    }
+    return ISO_OK;
+}
+
+// ---- The thread of an epoch ---------------------------------------------------------------------
+
+// Waits until the slot of batch k is free; false: the epoch was ended.
+static bool wait_for_slot(iso_loader *self, int64_t k) {
+    pthread_mutex_lock(&self->lock);
+    while (!self->stop && k - self->freed >= self->slot_count)
+        pthread_cond_wait(&self->changed, &self->lock);
+    bool go = !self->stop;
+    pthread_mutex_unlock(&self->lock);
+    return go;
+}
+
+static void *run_epoch(void *argument) {
+    iso_loader *self = argument;
+    int64_t batches = iso_sampler_batches(self->sampler);
+    iso_status status = ISO_OK;
+    // `ready` is written by this thread only.
+    for (int64_t k = self->ready; k < batches && status == ISO_OK && wait_for_slot(self, k); k++) {
+        status = prepare(self, k);
+        pthread_mutex_lock(&self->lock);
+        if (status < 0) {
+            self->status = status;
+            memcpy(self->message, iso_last_error()->message, sizeof(self->message));
+        } else {
+            self->ready = k + 1;
+        }
+        pthread_cond_signal(&self->changed);
+        pthread_mutex_unlock(&self->lock);
+    }
+    return NULL;
+}
+
+static iso_status start_thread(iso_loader *self) {
+    // The thread takes no signals, so that they reach the program as they would without it.
+    sigset_t all, old;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &old);
+    int error = pthread_create(&self->thread, NULL, run_epoch, self);
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    ISO_CHECK(error == 0, ISO_ERR_NOMEM, "the loader could not start its thread: %s",
+              strerror(error));
+    self->threaded = true;
+    return ISO_OK;
+}
+
+static void end_epoch(iso_loader *self) {
+    self->started = false;
+    if (!self->threaded) return;
+    pthread_mutex_lock(&self->lock);
+    self->stop = true;
+    pthread_cond_signal(&self->changed);
+    pthread_mutex_unlock(&self->lock);
+    pthread_join(self->thread, NULL);
+    self->threaded = false;
+}
+
+// ---- The caller ---------------------------------------------------------------------------------
+
+static iso_status create_slots(iso_loader *self) {
+    const int64_t *indices;
+    int64_t largest =
+        iso_sampler_batch(self->sampler, 0, &indices); // no batch is larger than the first
+    const iso_dataset_info *info = &self->dataset->info;
+    int64_t shape[4] = {largest, info->channels, info->height, info->width};
+    void *memory;
+    ISO_TRY(iso__alloc_zero((size_t)self->slot_count * sizeof(slot), &memory));
+    self->slots = memory;
+    for (int s = 0; s < self->slot_count; s++) {
+        ISO_TRY(iso_tensor_create(self->device, ISO_F32, 4, shape, &self->slots[s].images));
+        ISO_TRY(iso__alloc((size_t)largest * sizeof(int32_t), &memory));
+        self->slots[s].labels = memory;
+    }
+    return ISO_OK;
+}
+
+iso_status iso_loader_create(iso_dataset *dataset, iso_sampler *sampler,
+                             const iso_loader_config *config, iso_loader **out) {
+    ISO_CHECK(config->prefetch >= 0 && config->prefetch <= 1024, ISO_ERR_ARG,
+              "%d batches cannot be prepared ahead: give 0 to 1024", config->prefetch);
+    ISO_CHECK(config->std >= 0, ISO_ERR_ARG, "the standard deviation %g of the loader is negative",
+              config->std);
+    ISO_CHECK(sampler->config.count <= dataset->info.count, ISO_ERR_ARG,
+              "the sampler draws from %lld samples but the data set has %lld",
+              (long long)sampler->config.count, (long long)dataset->info.count);
+    iso_status status;
+    void *memory;
+    ISO_TRY(iso__alloc_zero(sizeof(iso_loader), &memory));
+    iso_loader *self = memory;
+    self->dataset = iso_dataset_retain(dataset);
+    self->device = iso_device_retain(config->device);
+    self->sampler = sampler;
+    self->slot_count = config->prefetch + 1;
+    pthread_mutex_init(&self->lock, NULL);
+    pthread_cond_init(&self->changed, NULL);
+    for (int v = 0; v < 256; v++) {
+        double x = v / 255.0;
+        self->table[v] = (float)(config->std > 0 ? (x - config->mean) / config->std : x);
+    }
+    ISO_TRY_GOTO(create_slots(self));
+    *out = self;
+    return ISO_OK;
+fail:
+    iso_loader_destroy(&self);
+    return status;
+}
+
+void iso_loader_destroy(iso_loader **loader) {
+    iso_loader *self = loader ? *loader : NULL;
+    if (!self) return;
+    *loader = NULL;
+    end_epoch(self);
+    for (int s = 0; self->slots && s < self->slot_count; s++) {
+        iso_tensor_destroy(&self->slots[s].images);
+        iso__free(self->slots[s].labels);
+    }
+    iso__free(self->slots);
+    pthread_cond_destroy(&self->changed);
+    pthread_mutex_destroy(&self->lock);
+    iso_dataset_destroy(&self->dataset);
+    iso_device_destroy(&self->device);
+    iso__free(self);
+}
+
+iso_status iso_loader_start(iso_loader *self, int64_t epoch, int64_t first) {
+    ISO_CHECK(first >= 0 && first <= iso_sampler_batches(self->sampler), ISO_ERR_ARG,
+              "an epoch cannot start at batch %lld of %lld", (long long)first,
+              (long long)iso_sampler_batches(self->sampler));
+    end_epoch(self); // before the sampler changes, which the thread reads
+    ISO_TRY(iso_sampler_set_epoch(self->sampler, epoch));
+    self->next = self->ready = self->freed = first;
+    self->stop = false;
+    self->status = ISO_OK;
+    if (self->slot_count > 1) ISO_TRY(start_thread(self));
+    self->started = true;
+    return ISO_OK;
+}
+
+// Gives the batch before k back to the thread and waits for batch k.
+static iso_status wait_for_batch(iso_loader *self, int64_t k) {
+    pthread_mutex_lock(&self->lock);
+    self->freed = k;
+    pthread_cond_signal(&self->changed);
+    while (self->ready <= k && self->status == ISO_OK)
+        pthread_cond_wait(&self->changed, &self->lock);
+    bool failed = self->ready <= k;
+    pthread_mutex_unlock(&self->lock);
+    // The record of an error belongs to the thread that made it.
+    ISO_CHECK(!failed, self->status, "%s", self->message);
+    return ISO_OK;
+}
+
+iso_status iso_loader_next(iso_loader *self, iso_batch *out) {
+    ISO_CHECK(self->started, ISO_ERR_STATE, "no epoch was started: call iso_loader_start first");
+    int64_t k = self->next;
+    if (k >= iso_sampler_batches(self->sampler)) {
+        *out = (iso_batch){.index = k};
+        return ISO_PENDING;
+    }
+    ISO_TRY(self->threaded ? wait_for_batch(self, k) : prepare(self, k));
+    const slot *from = &self->slots[k % self->slot_count];
+    *out = (iso_batch){from->images, from->labels, from->n, k};
+    self->next = k + 1;
+    return ISO_OK;
+}

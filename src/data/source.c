@@ -1,0 +1,149 @@
+// Reads a file as bytes, decompressing a gzip file on the way and telling truncation from damage.
+#ifdef HAVE_CONFIG_H
+#include "config.h"
+#endif
+#include "data/data_impl.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/stat.h>
+#ifdef ISO_HAVE_ZLIB
+#include <zlib.h>
+#endif
+
+struct iso__source {
+    const char *path;
+    FILE *file;
+    int64_t size; // -1: unknown
+    bool gzip;
+#ifdef ISO_HAVE_ZLIB
+    z_stream z;
+    bool member_done; // between members of the gzip file, or after the last
+    int64_t produced; // decompressed bytes, for messages
+    unsigned char input[1 << 16];
+#endif
+};
+
+static iso_status open_file(iso__source *self) {
+    struct stat info;
+    self->file = fopen(self->path, "rb");
+    ISO_CHECK(self->file, ISO_ERR_IO, "cannot open %s: %s", self->path, strerror(errno));
+    ISO_CHECK(fstat(fileno(self->file), &info) == 0, ISO_ERR_IO, "cannot examine %s: %s",
+              self->path, strerror(errno));
+    ISO_CHECK(!S_ISDIR(info.st_mode), ISO_ERR_IO, "cannot read %s: it is a folder, give a file",
+              self->path);
+    self->size = S_ISREG(info.st_mode) ? (int64_t)info.st_size : -1;
+    return ISO_OK;
+}
+
+// A gzip file starts with 1f 8b; the magic of an IDX file starts with a zero byte.
+static bool starts_like_gzip(FILE *file) {
+    int first = getc(file);
+    if (first != EOF) ungetc(first, file);
+    return first == 0x1f;
+}
+
+#ifdef ISO_HAVE_ZLIB
+
+static iso_status start_gzip(iso__source *self) {
+    // 15 + 16: the largest window, gzip header and checksum required.
+    ISO_CHECK(inflateInit2(&self->z, 15 + 16) == Z_OK, ISO_ERR_NOMEM,
+              "zlib could not be set up to read %s: %s", self->path,
+              self->z.msg ? self->z.msg : "out of memory");
+    self->gzip = true;
+    self->size = -1;
+    return ISO_OK;
+}
+
+static void stop_gzip(iso__source *self) {
+    if (self->gzip) inflateEnd(&self->z);
+}
+
+// Gets more compressed bytes; *more is false at the proper end of the file.
+static iso_status refill(iso__source *self, bool *more) {
+    *more = true;
+    if (self->z.avail_in > 0) return ISO_OK;
+    size_t got = fread(self->input, 1, sizeof(self->input), self->file);
+    ISO_CHECK(!ferror(self->file), ISO_ERR_IO, "cannot read %s: %s", self->path, strerror(errno));
+    self->z.next_in = self->input;
+    self->z.avail_in = (unsigned)got;
+    if (got > 0) return ISO_OK;
+    ISO_CHECK(self->member_done, ISO_ERR_FORMAT,
+              "%s is truncated: its gzip stream breaks off after %lld decompressed bytes",
+              self->path, (long long)self->produced);
+    *more = false;
+    return ISO_OK;
+}
+
+static iso_status read_gzip(iso__source *self, void *to, size_t bytes, size_t *got) {
+    size_t done = 0;
+    while (done < bytes) {
+        bool more;
+        ISO_TRY(refill(self, &more));
+        if (!more) break;
+        if (self->member_done) inflateReset(&self->z); // a gzip file may be several, end to end
+        self->member_done = false;
+        size_t room =
+            bytes - done < (1u << 30) ? bytes - done : (1u << 30); // zlib counts in unsigned int
+        self->z.next_out = (unsigned char *)to + done;
+        self->z.avail_out = (unsigned)room;
+        int result = inflate(&self->z, Z_NO_FLUSH);
+        size_t made = room - self->z.avail_out;
+        done += made;
+        self->produced += (int64_t)made;
+        self->member_done = result == Z_STREAM_END;
+        ISO_CHECK(result == Z_OK || result == Z_STREAM_END, ISO_ERR_FORMAT,
+                  "%s is damaged: its gzip stream is wrong after %lld decompressed bytes (%s)",
+                  self->path, (long long)self->produced, self->z.msg ? self->z.msg : "no details");
+    }
+    *got = done;
+    return ISO_OK;
+}
+
+#else
+
+static iso_status start_gzip(iso__source *self) {
+    return ISO_FAIL(ISO_ERR_UNSUPPORTED,
+                    "%s is gzip-compressed and this build has no zlib: unpack it with gunzip",
+                    self->path);
+}
+static void stop_gzip(iso__source *self) { (void)self; }
+static iso_status read_gzip(iso__source *self, void *to, size_t bytes, size_t *got) {
+    (void)to, (void)bytes, (void)got;
+    return start_gzip(self);
+}
+
+#endif
+
+iso_status iso__source_open(const char *path, iso__source **out) {
+    iso_status status;
+    void *memory;
+    ISO_TRY(iso__alloc_zero(sizeof(iso__source), &memory));
+    iso__source *self = memory;
+    self->path = path;
+    ISO_TRY_GOTO(open_file(self));
+    if (starts_like_gzip(self->file)) ISO_TRY_GOTO(start_gzip(self));
+    *out = self;
+    return ISO_OK;
+fail:
+    iso__source_close(&self);
+    return status;
+}
+
+void iso__source_close(iso__source **source) {
+    iso__source *self = *source;
+    if (!self) return;
+    stop_gzip(self);
+    if (self->file) fclose(self->file);
+    iso__free(self);
+    *source = NULL;
+}
+
+iso_status iso__source_read(iso__source *self, void *to, size_t bytes, size_t *got) {
+    if (self->gzip) return read_gzip(self, to, bytes, got);
+    *got = fread(to, 1, bytes, self->file);
+    ISO_CHECK(!ferror(self->file), ISO_ERR_IO, "cannot read %s: %s", self->path, strerror(errno));
+    return ISO_OK;
+}
+
+int64_t iso__source_size(const iso__source *self) { return self->size; }

@@ -1,0 +1,137 @@
+// What a running program tells machines: JSON lines, and how much memory the process has used.
+#include "base/base.h"
+
+#include <errno.h>
+#include <isotherm/metrics.h>
+#include <math.h>
+#include <string.h>
+#include <sys/resource.h>
+
+struct iso_json_log {
+    FILE *file;
+    char *path;
+    int error; // errno of the first write that failed
+};
+
+iso_status iso_json_log_create(const char *path, iso_json_log **out) {
+    iso_status status;
+    void *memory;
+    ISO_TRY(iso__alloc_zero(sizeof(iso_json_log), &memory));
+    iso_json_log *self = memory;
+    ISO_TRY_GOTO(iso__strdup(path, &self->path));
+    self->file = fopen(path, "w");
+    ISO_CHECK_GOTO(self->file, ISO_ERR_IO, "cannot create log %s: %s", path, strerror(errno));
+    *out = self;
+    return ISO_OK;
+fail:
+    iso__free(self->path);
+    iso__free(self);
+    return status;
+}
+
+static void check(iso_json_log *self, bool good) {
+    if (!good && !self->error) self->error = errno ? errno : EIO;
+}
+
+iso_status iso_json_log_close(iso_json_log **log) {
+    iso_json_log *self = log ? *log : NULL;
+    if (!self) return ISO_OK;
+    iso_status status = ISO_OK;
+    check(self, !ferror(self->file));
+    check(self, fclose(self->file) == 0);
+    if (self->error)
+        status = ISO_FAIL(ISO_ERR_IO, "cannot write log %s: %s", self->path, strerror(self->error));
+    iso__free(self->path);
+    iso__free(self);
+    *log = NULL;
+    return status;
+}
+
+// Bytes of the UTF-8 sequence at `from`, 0 if it is none (Unicode standard, table 3-7).
+static int utf8_length(const unsigned char *from) {
+    unsigned char c = from[0], low = 0x80, high = 0xBF;
+    int more = c >= 0xC2 && c <= 0xDF   ? 1
+               : c >= 0xE0 && c <= 0xEF ? 2
+               : c >= 0xF0 && c <= 0xF4 ? 3
+                                        : 0;
+    if (c < 0x80) return 1;
+    if (c == 0xE0) low = 0xA0; // no overlong forms, no surrogates, nothing beyond U+10FFFF
+    if (c == 0xED) high = 0x9F;
+    if (c == 0xF0) low = 0x90;
+    if (c == 0xF4) high = 0x8F;
+    for (int i = 1; i <= more; i++, low = 0x80, high = 0xBF)
+        if (from[i] < low || from[i] > high) return 0;
+    return more ? more + 1 : 0;
+}
+
+static void write_string(FILE *to, const char *text) {
+    const unsigned char *at = (const unsigned char *)text;
+    putc('"', to);
+    while (*at) {
+        int n = utf8_length(at);
+        if (n == 0)
+            fputs("\\ufffd", to); // JSON is Unicode, a path need not be
+        else if (*at < 0x20)
+            fprintf(to, "\\u%04x", *at);
+        else if (*at == '"' || *at == '\\')
+            fprintf(to, "\\%c", *at);
+        else
+            fwrite(at, 1, (size_t)n, to);
+        at += n ? n : 1;
+    }
+    putc('"', to);
+}
+
+static void write_key(FILE *to, const char *key) {
+    putc(',', to);
+    write_string(to, key);
+    putc(':', to);
+}
+
+void iso_json_begin(iso_json_log *log, const char *event) {
+    if (!log) return;
+    fputs("{\"event\":", log->file);
+    write_string(log->file, event);
+}
+
+void iso_json_string(iso_json_log *log, const char *key, const char *value) {
+    if (!log) return;
+    write_key(log->file, key);
+    if (value)
+        write_string(log->file, value);
+    else
+        fputs("null", log->file);
+}
+
+void iso_json_double(iso_json_log *log, const char *key, double value) {
+    if (!log) return;
+    char text[40] = "null";
+    // The shortest text that reads back the same; 17 digits always do.
+    for (int digits = 15; isfinite(value) && digits <= 17; digits++) {
+        snprintf(text, sizeof(text), "%.*g", digits, value);
+        if (strtod(text, NULL) == value) break;
+    }
+    char *comma = strchr(text, ','); // the decimal point of the program's locale
+    if (comma) *comma = '.';
+    write_key(log->file, key);
+    fputs(text, log->file);
+}
+
+void iso_json_int(iso_json_log *log, const char *key, int64_t value) {
+    if (!log) return;
+    write_key(log->file, key);
+    fprintf(log->file, "%lld", (long long)value);
+}
+
+void iso_json_end(iso_json_log *log) {
+    if (!log) return;
+    errno = 0;
+    fputs("}\n", log->file);
+    check(log, fflush(log->file) == 0);
+}
+
+double iso_peak_rss_mb(void) {
+    struct rusage usage;
+    if (getrusage(RUSAGE_SELF, &usage) != 0) return 0;
+    return (double)usage.ru_maxrss * 1024 / 1e6; // Linux counts in KiB
+}

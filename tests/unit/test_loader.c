@@ -1,0 +1,242 @@
+// The loader: normalised batches in the sampler's order, the same with and without its thread.
+#include <criterion/criterion.h>
+#include <isotherm/data.h>
+#include <isotherm/trace.h>
+#include <math.h>
+#include <string.h>
+#include <unistd.h>
+
+#define COUNT  103
+#define BATCH  8
+#define PIXELS 12
+
+typedef struct fixture {
+    iso_device *device;
+    iso_dataset *dataset;
+    iso_sampler *sampler;
+    iso_loader *loader;
+    iso_dataset_info info;
+} fixture;
+
+static void check_balance(void) {
+    long long blocks;
+    iso_memory_balance(&blocks, NULL, NULL);
+    cr_assert_eq(blocks, 0, "%lld blocks were not freed", blocks);
+}
+TestSuite(loader, .fini = check_balance, .timeout = 60);
+
+// Image i: pixels (7 i + 31 p) mod 256, label i mod 10.
+static fixture create(int prefetch) {
+    uint8_t images[COUNT * PIXELS];
+    int32_t labels[COUNT];
+    fixture f;
+    for (int i = 0; i < COUNT; i++) {
+        labels[i] = i % 10;
+        for (int p = 0; p < PIXELS; p++) images[i * PIXELS + p] = (uint8_t)(7 * i + 31 * p);
+    }
+    iso_sampler_config order = {
+        .count = COUNT, .batch = BATCH, .ranks = 1, .seed = 1, .shuffle = true};
+    cr_assert_eq(iso_device_create("cpu", &f.device), ISO_OK);
+    cr_assert_eq(iso_dataset_create(images, labels, COUNT, 1, 3, 4, 10, &f.dataset), ISO_OK);
+    cr_assert_eq(iso_sampler_create(&order, &f.sampler), ISO_OK);
+    iso_dataset_get_info(f.dataset, &f.info);
+    iso_loader_config config = {f.device, f.info.mean, f.info.std, prefetch};
+    cr_assert_eq(iso_loader_create(f.dataset, f.sampler, &config, &f.loader), ISO_OK);
+    return f;
+}
+
+static void destroy(fixture *f) {
+    iso_loader_destroy(&f->loader);
+    cr_assert_null(f->loader);
+    iso_sampler_destroy(&f->sampler);
+    iso_dataset_destroy(&f->dataset);
+    iso_device_destroy(&f->device);
+}
+
+static iso_batch next(fixture *f) {
+    iso_batch batch;
+    cr_assert_eq(iso_loader_next(f->loader, &batch), ISO_OK, "%s", iso_last_error()->message);
+    return batch;
+}
+
+// The batch is number k of the sampler's epoch, and each value is (byte / 255 - mean) / std.
+static void check_batch(fixture *f, const iso_batch *batch, int64_t k) {
+    const int64_t *indices, *shape = iso_tensor_shape(batch->images);
+    void *memory;
+    cr_assert_eq(batch->index, k);
+    cr_assert_eq(batch->n, iso_sampler_batch(f->sampler, k, &indices));
+    cr_assert(shape[0] == batch->n && shape[1] == 1 && shape[2] == 3 && shape[3] == 4);
+    cr_assert_eq(iso_tensor_map(batch->images, ISO_READ, &memory), ISO_OK);
+    for (int64_t i = 0; i < batch->n; i++) {
+        cr_assert_eq(batch->labels[i], indices[i] % 10);
+        for (int p = 0; p < PIXELS; p++) {
+            double byte = (double)((7 * indices[i] + 31 * p) % 256);
+            double expected = (byte / 255 - f->info.mean) / f->info.std;
+            cr_assert(fabs(((float *)memory)[i * PIXELS + p] - expected) < 1e-6);
+        }
+    }
+    cr_assert_eq(iso_tensor_unmap(batch->images), ISO_OK);
+}
+
+static void check_epoch(fixture *f, int64_t epoch, int64_t first) {
+    iso_batch batch;
+    cr_assert_eq(iso_loader_start(f->loader, epoch, first), ISO_OK);
+    for (int64_t k = first; k < iso_sampler_batches(f->sampler); k++) {
+        batch = next(f);
+        check_batch(f, &batch, k);
+    }
+    for (int i = 0; i < 2; i++) {
+        cr_assert_eq(iso_loader_next(f->loader, &batch), ISO_PENDING);
+        cr_assert_eq(batch.n, 0);
+    }
+}
+
+static const int prefetches[] = {0, 1, 2, 5, 40};
+
+Test(loader, gives_the_batches_of_the_sampler) {
+    for (int i = 0; i < 5; i++) {
+        fixture f = create(prefetches[i]);
+        check_epoch(&f, 0, 0);
+        check_epoch(&f, 3, 0);
+        destroy(&f);
+    }
+}
+
+Test(loader, starts_anywhere_in_an_epoch) {
+    for (int i = 0; i < 5; i++) {
+        fixture f = create(prefetches[i]);
+        check_epoch(&f, 1, 5);
+        check_epoch(&f, 1, iso_sampler_batches(f.sampler)); // nothing left
+        cr_assert_eq(iso_loader_start(f.loader, 1, 14), ISO_ERR_ARG);
+        destroy(&f);
+    }
+}
+
+Test(loader, starts_again_in_mid_epoch) {
+    for (int i = 0; i < 5; i++) {
+        fixture f = create(prefetches[i]);
+        for (int round = 0; round < 20; round++) {
+            cr_assert_eq(iso_loader_start(f.loader, round, 0), ISO_OK);
+            for (int k = 0; k < round % 5; k++) next(&f);
+        }
+        check_epoch(&f, 2, 0);
+        destroy(&f);
+    }
+}
+
+Test(loader, is_destroyed_in_mid_epoch) {
+    for (int round = 0; round < 50; round++) {
+        fixture f = create(prefetches[round % 5]);
+        cr_assert_eq(iso_loader_start(f.loader, 0, 0), ISO_OK);
+        for (int k = 0; k < round % 7; k++) next(&f);
+        destroy(&f);
+    }
+}
+
+// While the caller holds a batch, the thread fills every other slot and must stop there.
+Test(loader, leaves_a_batch_alone_until_the_next_call) {
+    fixture f = create(2);
+    cr_assert_eq(iso_loader_start(f.loader, 0, 0), ISO_OK);
+    for (int k = 0; k < 6; k++) {
+        iso_batch batch = next(&f);
+        usleep(20000);
+        check_batch(&f, &batch, k);
+    }
+    destroy(&f);
+}
+
+Test(loader, without_deviation_gives_bytes_over_255) {
+    fixture f = create(0);
+    iso_loader *plain;
+    iso_batch batch;
+    const int64_t *indices;
+    void *memory;
+    cr_assert_eq(
+        iso_loader_create(f.dataset, f.sampler, &(iso_loader_config){.device = f.device}, &plain),
+        ISO_OK);
+    cr_assert_eq(iso_loader_start(plain, 0, 0), ISO_OK);
+    cr_assert_eq(iso_loader_next(plain, &batch), ISO_OK);
+    iso_sampler_batch(f.sampler, 0, &indices);
+    cr_assert_eq(iso_tensor_map(batch.images, ISO_READ, &memory), ISO_OK);
+    cr_assert_eq(((float *)memory)[1], (float)((double)((7 * indices[0] + 31) % 256) / 255));
+    iso_tensor_unmap(batch.images);
+    iso_loader_destroy(&plain);
+    destroy(&f);
+}
+
+// The last batch of an epoch is smaller; neither it nor growing back may allocate.
+Test(loader, allocates_nothing_after_creation) {
+    for (int i = 0; i < 3; i++) {
+        fixture f = create(prefetches[i]);
+        long long before, after;
+        iso_memory_balance(NULL, NULL, &before);
+        for (int epoch = 0; epoch < 2; epoch++) {
+            iso_batch batch;
+            cr_assert_eq(iso_loader_start(f.loader, epoch, 0), ISO_OK);
+            while (iso_loader_next(f.loader, &batch) == ISO_OK) {
+            }
+        }
+        iso_memory_balance(NULL, NULL, &after);
+        cr_assert_eq(after, before);
+        destroy(&f);
+    }
+}
+
+// A tensor that the test has left mapped cannot be filled again: the thread meets that error,
+// batches later.
+Test(loader, reports_an_error_of_its_thread) {
+    for (int prefetch = 0; prefetch < 3; prefetch++) {
+        fixture f = create(prefetch);
+        iso_batch batch;
+        void *memory;
+        cr_assert_eq(iso_loader_start(f.loader, 0, 0), ISO_OK);
+        iso_tensor *held = next(&f).images;
+        cr_assert_eq(iso_tensor_map(held, ISO_READ, &memory), ISO_OK);
+        for (int k = 0; k < prefetch; k++) next(&f);
+        for (int again = 0; again < 2; again++) {
+            cr_assert_eq(iso_loader_next(f.loader, &batch), ISO_ERR_STATE);
+            cr_assert(strstr(iso_last_error()->message, "mapped"), "%s", iso_last_error()->message);
+        }
+        cr_assert_eq(iso_tensor_unmap(held), ISO_OK);
+        check_epoch(&f, 1, 0);
+        destroy(&f);
+    }
+}
+
+Test(loader, refuses_to_go_on_without_an_epoch) {
+    fixture f = create(1);
+    iso_batch batch;
+    cr_assert_eq(iso_loader_next(f.loader, &batch), ISO_ERR_STATE);
+    destroy(&f);
+}
+
+Test(loader, refuses_a_sampler_of_more_samples) {
+    fixture f = create(0);
+    iso_sampler *larger;
+    iso_loader *loader = NULL;
+    iso_sampler_config order = {.count = COUNT + 1, .batch = BATCH, .ranks = 1};
+    cr_assert_eq(iso_sampler_create(&order, &larger), ISO_OK);
+    cr_assert_eq(
+        iso_loader_create(f.dataset, larger, &(iso_loader_config){.device = f.device}, &loader),
+        ISO_ERR_ARG);
+    cr_assert_null(loader);
+    iso_sampler_destroy(&larger);
+    destroy(&f);
+}
+
+Test(loader, traces_each_batch) {
+    fixture f = create(2);
+    char *text;
+    size_t size;
+    int spans = 0;
+    cr_assert_eq(iso_trace_start(1000), ISO_OK);
+    check_epoch(&f, 0, 0);
+    cr_assert_eq(iso_loader_start(f.loader, 0, iso_sampler_batches(f.sampler)),
+                 ISO_OK); // ends the thread
+    cr_assert_eq(iso_trace_text(0, &text, &size), ISO_OK);
+    for (const char *at = text; (at = strstr(at, "\"cat\":\"data\"")); at++) spans++;
+    cr_assert_eq(spans, iso_sampler_batches(f.sampler));
+    iso_trace_free_text(text);
+    iso_trace_stop();
+    destroy(&f);
+}
