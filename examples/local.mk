@@ -1,5 +1,23 @@
 # Programs; they see public headers only, and are installed with the prefix iso-.
-# For each: bin_PROGRAMS += examples/NAME, and its _SOURCES, _CPPFLAGS and _LDADD as
-#   examples_NAME_SOURCES = examples/NAME.c
-#   examples_NAME_CPPFLAGS = $(PUBLIC_CPPFLAGS)
-#   examples_NAME_LDADD = libisotherm.la $(MPI_LIBS) -lm
+bin_PROGRAMS += examples/mnist examples/train
+
+examples_mnist_SOURCES = examples/mnist.c
+examples_mnist_CPPFLAGS = $(PUBLIC_CPPFLAGS)
+examples_mnist_CFLAGS = $(AM_CFLAGS) -Wshadow -Wconversion
+examples_mnist_LDADD = libisotherm.la $(MPI_LIBS) -lm
+
+examples_train_SOURCES = \
+    examples/models.c \
+    examples/models.h \
+    examples/train.c \
+    examples/train.h \
+    examples/train_error.c \
+    examples/train_error.h \
+    examples/train_options.c \
+    examples/train_options.h \
+    examples/train_output.c \
+    examples/train_report.c \
+    examples/train_setup.c
+examples_train_CPPFLAGS = $(PUBLIC_CPPFLAGS)
+examples_train_CFLAGS = $(AM_CFLAGS) -Wshadow -Wconversion
+examples_train_LDADD = libisotherm.la $(MPI_LIBS) -lm

@@ -13,7 +13,7 @@ AM_TESTS_ENVIRONMENT = \
 # Of test programs that set no _LDADD of their own.
 LDADD = tests/common/libiso_testcommon.la libiso_core.la $(CRITERION_LIBS)
 
-TESTS += tests/check_layers.sh
+TESTS += tests/check_layers.sh tests/check_programs.sh
 if ISO_HAVE_CRITERION
 check_LTLIBRARIES += tests/common/libiso_testcommon.la
 check_PROGRAMS += $(UNIT_TESTS) $(MPI_TESTS)
@@ -26,8 +26,8 @@ endif
 
 EXTRA_PROGRAMS += $(BENCHES)
 CLEANFILES += $(BENCHES)
-EXTRA_DIST += $(CLUSTER_TESTS) $(CLUSTER_FILES) tests/check_layers.sh tests/run_cluster.sh \
-    tests/run_mpi.sh tests/run_unit.sh tests/summary.sh tests/test_env.sh
+EXTRA_DIST += $(CLUSTER_TESTS) $(CLUSTER_FILES) tests/check_layers.sh tests/check_programs.sh \
+    tests/run_cluster.sh tests/run_mpi.sh tests/run_unit.sh tests/summary.sh tests/test_env.sh
 
 .PHONY: bench check-cluster check-sanitize
 bench: $(BENCHES)
@@ -41,7 +41,8 @@ SANITIZE = -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omi
 check-sanitize:
 	$(MKDIR_P) sanitize
 	cd sanitize && { test -f Makefile || $(abs_srcdir)/configure CFLAGS='-O1 -g $(SANITIZE)'; }
-	cd sanitize && ASAN_OPTIONS=detect_leaks=0 $(MAKE) $(AM_MAKEFLAGS) check TESTS='$(UNIT_TESTS)'
+	cd sanitize && ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 \
+	    $(MAKE) $(AM_MAKEFLAGS) check TESTS='$(UNIT_TESTS)'
 
 clean-local:
 	rm -rf sanitize

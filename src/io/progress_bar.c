@@ -2,6 +2,7 @@
 // elsewhere.
 #include "base/base.h"
 
+#include <fcntl.h>
 #include <isotherm/metrics.h>
 #include <isotherm/trace.h>
 #include <math.h>
@@ -23,6 +24,20 @@ struct iso_progress_bar {
     int tenths;           // plain lines written so far reach this many tenths of the total
 };
 
+// Open MPI gives every local rank a pseudo-terminal of no width, even where mpirun itself writes to a file. What
+// mpirun, the parent, writes to decides then; a rank whose parent cannot be asked gets plain lines.
+static bool is_terminal(FILE *to) {
+    struct winsize size;
+    if (!isatty(fileno(to))) return false;
+    if (ioctl(fileno(to), TIOCGWINSZ, &size) == 0 && size.ws_col > 0) return true;
+    char path[64];
+    snprintf(path, sizeof(path), "/proc/%ld/fd/%d", (long)getppid(), fileno(to));
+    int parents = open(path, O_WRONLY | O_NOCTTY | O_NONBLOCK | O_CLOEXEC);
+    bool answer = parents >= 0 && isatty(parents);
+    if (parents >= 0) close(parents);
+    return answer;
+}
+
 iso_status iso_progress_bar_create(FILE *to, const char *label, int64_t total, const char *unit,
                                    iso_progress_bar **out) {
     ISO_CHECK(total > 0, ISO_ERR_ARG, "a progress bar of %lld %s has no end", (long long)total,
@@ -34,7 +49,7 @@ iso_status iso_progress_bar_create(FILE *to, const char *label, int64_t total, c
     ISO_TRY_GOTO(iso__strdup(label, &self->label));
     ISO_TRY_GOTO(iso__strdup(unit, &self->unit));
     self->to = to;
-    self->terminal = to && isatty(fileno(to));
+    self->terminal = to && is_terminal(to);
     self->total = total;
     self->loss = NAN;
     self->start = iso_now();

@@ -1,0 +1,246 @@
+#!/bin/sh
+# Runs the example programs with good and with bad input, and prints the results as TAP.
+# usage: check_programs.sh, in the build tree; uses MPIRUN and MPIRUN_FLAGS
+# Not -e: what fails here is a result, not the end.
+set -u
+export LC_ALL=C
+
+root=$(cd "$(dirname "$0")/.." && pwd) || exit 1
+. "$root/tests/test_env.sh"
+launcher=${MPIRUN:-mpirun}
+flags=${MPIRUN_FLAGS---oversubscribe --bind-to none}
+if [ "$launcher" = no ]; then
+    echo "1..0 # SKIP configure found no MPI launcher"
+    exit 0
+fi
+train=$PWD/examples/train
+mnist=$PWD/examples/mnist
+work=$(mktemp -d)
+out=$work/out # what programs write
+trap 'rm -rf "$work"' EXIT
+cd "$work" || exit 1
+: >results
+
+# ---- Helpers ----
+
+# Prints and counts a result; the last error output explains a failure.
+result() { # 0 for good, what should hold
+    echo "$2" >>results
+    if [ "$1" = 0 ]; then
+        echo "ok - $2"
+    else
+        echo "not ok - $2"
+        sed 's/^/# /' stdout stderr
+    fi
+}
+
+# Runs on so many ranks within 30 s, keeping the status and what was printed; 0: without launcher.
+run() { # ranks, program, arguments...
+    ranks=$1
+    shift
+    status=0
+    rm -rf "$out"
+    mkdir "$out"
+    if [ "$ranks" = 0 ]; then
+        timeout -k 5 30 "$@" >stdout 2>stderr </dev/null || status=$?
+    else
+        # shellcheck disable=SC2086  # flags are several words
+        timeout -k 5 30 "$launcher" $flags -n "$ranks" "$@" >stdout 2>stderr </dev/null || status=$?
+    fi
+}
+
+# Bad input: refused in time, with one sentence, no dump, and no file.
+refused() { # ranks, what is wrong, pattern of the sentence, arguments...
+    ranks=$1
+    name=$2
+    sentence=$3
+    shift 3
+    run "$ranks" "$train" --log "$out/log" --trace "$out/trace" --checkpoint "$out/checkpoint" "$@"
+    good=0
+    [ "$status" != 0 ] && [ "$status" != 124 ] || good=1
+    [ "$(grep -c '^train: ' stderr)" = 1 ] || good=1
+    grep -qE "^train: .*$sentence" stderr || good=1
+    ! grep -qE 'received signal|Segmentation|Aborted|\[[0-9]\] func' stderr || good=1
+    [ -z "$(ls -A "$out")" ] || good=1
+    result "$good" "refused with one sentence: $name"
+}
+
+field() { # key, file: the value in the file's last line
+    tail -n 1 "$2" | sed -n 's/.*"'"$1"'":"\{0,1\}\([^,"}]*\).*/\1/p'
+}
+
+be32() { # number below 2^16
+    # shellcheck disable=SC2059  # the escapes are made here
+    printf "\\000\\000\\$(printf %03o $(($1 / 256)))\\$(printf %03o $(($1 % 256)))"
+}
+images() { # count, side: an IDX file of square images
+    printf '\000\000\010\003' && be32 "$1" && be32 "$2" && be32 "$2"
+    yes 'Isotherms are lines of equal temperature' | head -c $(($1 * $2 * $2))
+}
+labels() { # count: an IDX file of labels 0, 1, 2
+    printf '\000\000\010\001' && be32 "$1"
+    yes | head -n "$1" | awk '{ printf "%c", NR % 3 + 1 }'
+}
+data_set() { # folder, training images, test images, side
+    mkdir "$1"
+    images "$2" "$4" >"$1/train-images-idx3-ubyte"
+    labels "$2" >"$1/train-labels-idx1-ubyte"
+    images "$3" "$4" >"$1/t10k-images-idx3-ubyte"
+    labels "$3" >"$1/t10k-labels-idx1-ubyte"
+}
+
+# ---- Command line ----
+
+refused 2 "an unknown option" 'unknown option --frobnicate' --frobnicate 3
+refused 2 "an abbreviated option" 'unknown option --epoch:' --epoch=3
+refused 2 "an argument that is no option" '"data" is no option' data
+refused 0 "an option without its value" '--epochs needs a value' --epochs
+refused 0 "an option in place of a value" '--model needs a value' --model --quiet
+refused 0 "a value of a switch" '--quiet takes no value' --quiet=1
+refused 0 "an unknown model" '--model resnet is not supported: give mlp\|cnn' --model resnet
+refused 0 "an unknown optimizer" '--optimizer newton is not supported' --optimizer newton
+refused 0 "an unknown schedule" '--schedule up is not supported' --schedule=up
+refused 0 "an unknown sync mode" '--sync never is not supported' --sync never
+refused 0 "a device that is not there" '--device cuda is not supported: give cpu' --device cuda
+refused 0 "an element type that is not there" '--dtype bf16 is not supported: give f32' --dtype bf16
+refused 0 "no epochs" '--epochs 0: give a whole number' --epochs 0
+refused 0 "a batch that is no whole number" '--batch 1.5: give a whole number' --batch 1.5
+refused 0 "a negative learning rate" '--lr -1: give a number' --lr -1
+refused 0 "a learning rate that is no number" '--lr nan: give a number' --lr nan
+refused 0 "a number with more after it" '--seed 1x: give a whole number' --seed 1x
+refused 0 "momentum without sgd" '--momentum is of --optimizer sgd' --momentum 0.9
+
+# ---- Data ----
+
+data_set good 96 40 8
+data_set two 2 40 8
+data_set small 96 40 5
+data_set magic 96 40 8
+printf 'IDX!' >magic/train-images-idx3-ubyte
+data_set counts 96 40 8
+labels 95 >counts/train-labels-idx1-ubyte
+data_set short 96 40 8
+head -c 1000 good/train-images-idx3-ubyte >short/train-images-idx3-ubyte
+data_set zipped 96 40 8
+gzip zipped/train-images-idx3-ubyte
+head -c 60 zipped/train-images-idx3-ubyte.gz >part
+mv part zipped/train-images-idx3-ubyte.gz
+data_set mixed 96 40 8
+images 40 7 >mixed/t10k-images-idx3-ubyte
+mkdir empty
+
+refused 2 "a missing folder" 'no data folder nowhere' --data nowhere
+refused 2 "a folder without data" 'folder empty lacks' --data empty
+refused 2 "a wrong magic number" 'magic/train-images-idx3-ubyte' --data magic
+refused 2 "truncated images" 'short/train-images-idx3-ubyte' --data short
+refused 2 "truncated gzip" 'zipped/train-images-idx3-ubyte.gz' --data zipped
+refused 2 "labels and images of different counts" '96 images but .* 95 labels' --data counts
+refused 2 "test images of another size" 'do not belong together' --data mixed
+refused 3 "more ranks than samples" '3 ranks cannot share 2 samples' --data two
+refused 2 "images too small for the CNN" '5 x 5, too small' --data small
+
+# ---- Files ----
+
+refused 2 "a log in a missing folder" 'cannot create log nowhere/log' --data good --log nowhere/log
+refused 2 "a log that is a folder" 'cannot create log empty' --data good --log empty
+refused 2 "a trace in a missing folder" 'trace nowhere/trace' --data good --trace nowhere/trace
+refused 2 "a checkpoint in a missing folder" 'checkpoint nowhere/c' --data good \
+    --checkpoint nowhere/c
+refused 2 "a checkpoint that is a folder" 'checkpoint empty' --data good --checkpoint empty
+refused 2 "a missing checkpoint" 'nowhere.safetensors' --data good --load nowhere.safetensors
+
+run 2 "$train" --data good --model mlp --epochs 2 --quiet --checkpoint "$out/c" --log "$out/log"
+[ "$status" = 0 ] && [ -s "$out/c" ] && [ "$(find "$out" -type f | wc -l)" = 2 ]
+result $? "a checkpoint is written, and nothing is left beside it"
+mv "$out/c" mlp.safetensors
+mv "$out/log" mlp.jsonl
+head -c 2000 mlp.safetensors >damaged.safetensors
+refused 2 "a checkpoint of another model" 'mlp.safetensors' --data good --load mlp.safetensors
+refused 2 "a damaged checkpoint" 'damaged.safetensors' --data good --model mlp \
+    --load damaged.safetensors
+
+run 2 "$train" --data good --model mlp --steps 1 --lr 1e-12 --load mlp.safetensors --log "$out/log"
+[ "$status" = 0 ] && [ "$(field test_accuracy "$out/log")" = "$(field test_accuracy mlp.jsonl)" ]
+result $? "a model that was loaded is as good as when it was saved"
+
+# ---- What a run writes ----
+
+run 2 "$train" --data good --epochs 2 --quiet --log "$out/log" --trace "$out/trace"
+good=$status
+[ "$(grep -c '^{"event":"epoch",.*}$' "$out/log")" = 2 ] || good=1
+[ "$(wc -l <"$out/log")" = 3 ] || good=1
+for key in ranks model sync test_accuracy train_loss samples_per_second step_ms_p50 \
+    exchange_alone_ms wait_ms_per_step bytes_per_step peak_rss_mb param_hash progress algorithm \
+    batch threads seed parameters steps; do
+    [ -n "$(field "$key" "$out/log")" ] || good=1
+done
+tail -n 1 "$out/log" | grep -q '^{"event":"summary",.*}$' || good=1
+result "$good" "the log has a line for each epoch and a summary with all keys"
+
+good=0
+[ "$(head -n 1 "$out/trace")" = '{"displayTimeUnit":"ms","traceEvents":[' ] || good=1
+[ "$(tail -n 1 "$out/trace")" = ']}' ] || good=1
+for rank in 0 1; do
+    for lane in compute queue exchange wait update; do
+        grep -q "\"ph\":\"X\",\"pid\":$rank,.*\"cat\":\"$lane\"" "$out/trace" || good=1
+    done
+done
+result "$good" "the trace shows compute, queue, exchange, wait and update of both ranks"
+
+[ ! -s stdout ] && [ ! -s stderr ]
+result $? "--quiet prints nothing"
+
+# ---- Ranks ----
+
+run 2 "$train" --model mlp --steps 20 --sync lazy --quiet --log "$out/log"
+lazy=$(field param_hash "$out/log")
+run 2 "$train" --model mlp --steps 20 --sync blocking --quiet --log "$out/log"
+[ -n "$lazy" ] && [ "$lazy" = "$(field param_hash "$out/log")" ]
+result $? "lazy and blocking give the same parameters"
+
+run 0 "$train" --data good --epochs 1 --log "$out/log"
+[ "$status" = 0 ] && [ "$(field ranks "$out/log")" = 1 ]
+result $? "runs without the launcher"
+
+run 3 "$train" --data good --epochs 1 --log "$out/log"
+[ "$status" = 0 ] && [ "$(field ranks "$out/log")" = 3 ]
+result $? "runs on 3 ranks"
+
+run 2 "$mnist" good
+[ "$status" = 0 ] && [ "$(grep -c 'test accuracy' stdout)" = 3 ]
+result $? "mnist trains on a folder"
+run 2 "$mnist" nowhere
+[ "$status" != 0 ] && [ "$(grep -c '^error: .*nowhere' stderr)" = 1 ]
+result $? "mnist refuses a missing folder with one sentence"
+
+run 2 "$train" --help
+[ "$status" = 0 ] && [ "$(grep -c '^  --sync ' stdout)" = 1 ]
+result $? "--help is printed once"
+run 0 "$train" --help-env
+[ "$status" = 0 ] && grep -q '^ISO_PROGRESS ' stdout
+result $? "--help-env tells of the environment"
+run 0 "$train" --version
+[ "$status" = 0 ] && grep -q '^isotherm [0-9]' stdout
+result $? "--version tells the version"
+
+# ---- A rank that dies ----
+
+rm -f pid.*
+# shellcheck disable=SC2086,SC2016  # flags are several words; $$ belongs to the inner shell
+timeout -k 5 60 "$launcher" $flags -n 2 \
+    sh -c 'echo $$ >pid.$$; exec "$@"' sh "$train" --epochs 1000 >stdout 2>stderr \
+    </dev/null &
+job=$!
+tries=0
+while ! grep -q 'epoch 1' stdout && [ $tries -lt 30 ]; do
+    sleep 1
+    tries=$((tries + 1))
+done
+began=$(date +%s)
+kill -9 "$(cat pid.* | tail -n 1)"
+status=0
+wait "$job" || status=$?
+[ "$status" != 0 ] && [ "$status" != 124 ] && [ $(($(date +%s) - began)) -le 10 ]
+result $? "a rank that dies ends the job within 10 s"
+
+echo "1..$(wc -l <results)"
