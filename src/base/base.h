@@ -49,6 +49,7 @@ iso_status iso__error_frame(iso_status status, const char *function, const char 
 // ---- Log ------------------------------------------------------------------------------------------
 
 void iso__log(iso_log_level level, const char *format, ...) __attribute__((format(printf, 2, 3)));
+int iso__log_level(void);
 int iso__log_rank(void); // -1 before the first communicator
 
 // ---- Environment: every variable stands in the table in log.c ------------------------------------

@@ -67,6 +67,11 @@ static int read_level(void) {
     return ISO_LOG_WARN;
 }
 
+int iso__log_level(void) {
+    if (level < 0) level = read_level();
+    return level;
+}
+
 void iso_log_set_level(iso_log_level new_level) { level = (int)new_level; }
 void iso_log_set_stream(FILE *to) {
     stream = to;
@@ -76,8 +81,7 @@ void iso_log_set_rank(int new_rank) { rank = new_rank; }
 int iso__log_rank(void) { return rank; }
 
 void iso__log(iso_log_level at, const char *format, ...) {
-    if (level < 0) level = read_level();
-    if ((int)at > level || silenced) return;
+    if ((int)at > iso__log_level() || silenced) return;
     FILE *to = stream ? stream : stderr;
     char text[1024];
     va_list args;

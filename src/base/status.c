@@ -56,7 +56,6 @@ void iso_error_print(FILE *to) {
         fprintf(to, "error on rank %d: %s\n", last.rank, text);
     else
         fprintf(to, "error: %s\n", text);
-    const char *level = iso__env_string(ISO_ENV_LOG);
-    if (level && strcmp(level, "debug") == 0) print_frames(to);
+    if (iso__log_level() == ISO_LOG_DEBUG) print_frames(to);
     fflush(to);
 }

@@ -13,4 +13,7 @@ libiso_core_la_SOURCES += src/device/cpu/cpu_cblas.c
 endif
 if ISO_HAVE_ONEDNN
 libiso_core_la_SOURCES += src/device/cpu/cpu_onednn.c
+libiso_core_la_SOURCES += src/device/cpu/onednn_conv.c
+libiso_core_la_SOURCES += src/device/cpu/onednn_impl.h
+libiso_core_la_SOURCES += src/device/cpu/onednn_linear.c
 endif

@@ -1,0 +1,96 @@
+// The CPU device: its life, its scratch memory, and the choice among sets of kernels.
+#include "device/cpu/cpu_impl.h"
+
+#include <config.h>
+#include <string.h>
+
+// Sets of kernels in order of preference.
+static const struct {
+    const char *name;
+    iso_status (*use)(iso__cpu *cpu);
+} kernel_sets[] = {
+#ifdef ISO_HAVE_ONEDNN
+    {"onednn", iso__cpu_use_onednn},
+#endif
+#ifdef ISO_HAVE_CBLAS
+    {"cblas", iso__cpu_use_cblas},
+#endif
+    {"reference", iso__cpu_use_reference},
+};
+#define KERNEL_SET_COUNT (sizeof(kernel_sets) / sizeof(kernel_sets[0]))
+
+static iso_status use_kernels(iso__cpu *cpu) {
+    const char *wanted = iso__env_string(ISO_ENV_CPU_KERNELS);
+    for (size_t i = 0; i < KERNEL_SET_COUNT; i++) {
+        if (wanted && strcmp(wanted, kernel_sets[i].name) != 0) continue;
+        ISO_TRY(kernel_sets[i].use(cpu));
+        return ISO_OK;
+    }
+    char known[64] = "";
+    for (size_t i = 0; i < KERNEL_SET_COUNT; i++) {
+        if (i > 0) strcat(known, ", ");
+        strcat(known, kernel_sets[i].name);
+    }
+    return ISO_FAIL(ISO_ERR_ARG, "ISO_CPU_KERNELS is \"%s\": this build has %s", wanted, known);
+}
+
+void iso__cpu_destroy(iso_device *self) {
+    iso__cpu *cpu = iso__cpu_of(self);
+    iso__free(cpu->scratch);
+    iso__free(cpu);
+}
+
+static iso_status cpu_set_threads(iso_device *self, int n) {
+    self->threads = n;
+    return ISO_OK;
+}
+
+iso_status iso__cpu_use_reference(iso__cpu *cpu) {
+    snprintf(cpu->base.description, sizeof(cpu->base.description), "plain C kernels, 1 thread");
+    return ISO_OK;
+}
+
+iso_status iso__device_create_cpu(iso_device **out) {
+    void *memory;
+    iso_status status;
+    ISO_TRY(iso__alloc_zero(sizeof(iso__cpu), &memory));
+    iso__cpu *cpu = memory;
+    iso_device_ops *ops = &cpu->ops;
+    ops->name = "cpu";
+    ops->host_memory = true;
+    ops->destroy = iso__cpu_destroy;
+    ops->set_threads = cpu_set_threads;
+    iso__cpu_fill_memory(ops);
+    iso__cpu_fill_linear(ops);
+    iso__cpu_fill_conv(ops);
+    iso__cpu_fill_pool(ops);
+    iso__cpu_fill_elementwise(ops);
+    iso__cpu_fill_loss(ops);
+    iso__cpu_fill_update(ops);
+    cpu->base.ops = ops;
+    cpu->base.references = 1;
+    cpu->base.threads = 1;
+    cpu->block = 1;
+    cpu->gemm = iso__cpu_gemm;
+    ISO_TRY_GOTO(use_kernels(cpu));
+    *out = &cpu->base;
+    return ISO_OK;
+fail:
+    ops->destroy(&cpu->base);
+    return status;
+}
+
+iso_status iso__cpu_scratch(iso__cpu *cpu, size_t bytes, void **out) {
+    if (bytes > cpu->scratch_bytes) {
+        ISO_TRY(iso__realloc(&cpu->scratch, 0, bytes));
+        cpu->scratch_bytes = bytes;
+    }
+    *out = cpu->scratch;
+    return ISO_OK;
+}
+
+iso_status iso__cpu_check_f32(const iso_tensor *x) {
+    ISO_CHECK(x->dtype == ISO_F32, ISO_ERR_UNSUPPORTED,
+              "the CPU device computes in f32 only, not in %s", iso_dtype_name(x->dtype));
+    return ISO_OK;
+}

@@ -1,0 +1,82 @@
+// Private to the CPU device: its state, and the kernels that its table is made of.
+//
+// The table is filled with plain C kernels; a library's set then overwrites slots. Blocked layout:
+// [N, ceil(C / block), H, W, block] with zeros in the channels that pad the last block. The plain
+// and the CBLAS kernels work with block 1, which is the logical layout under another name.
+#ifndef ISO_CPU_IMPL_H
+#define ISO_CPU_IMPL_H
+
+#include "device/device_impl.h"
+
+// C[m, n] = op(A) op(B) + beta C, row-major; op transposes where the flag is set. beta is 0 (C may
+// hold anything before) or 1.
+typedef struct iso__gemm_args {
+    bool transpose_a, transpose_b;
+    int64_t m, n, k;
+    const float *a, *b;
+    int64_t lda, ldb, ldc;
+    float beta;
+    float *c;
+} iso__gemm_args;
+
+// Compiles a function for each of these instruction sets and picks one when the program is loaded.
+// The results must not depend on which: no sums over lanes, and no fused multiply-add
+// (-ffp-contract=off).
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#define ISO_CPU_CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
+#else
+#define ISO_CPU_CLONES
+#endif
+
+struct iso__onednn;
+
+typedef struct iso__cpu {
+    iso_device base;
+    iso_device_ops ops; // reference kernels, some overwritten
+    int64_t block;      // channels in a block of the blocked layout
+    void (*gemm)(const iso__gemm_args *args);
+    struct iso__onednn *onednn; // NULL unless its kernels were chosen
+    void *scratch;              // shared by all kernels, each owns it for one call; only grows
+    size_t scratch_bytes;
+} iso__cpu;
+
+static inline iso__cpu *iso__cpu_of(iso_device *device) {
+    return iso_container_of(device, iso__cpu, base);
+}
+// Frees what every set of kernels shares; a set with state of its own frees that first.
+void iso__cpu_destroy(iso_device *self);
+// Makes room in cpu->scratch; allocates only when it must grow.
+iso_status iso__cpu_scratch(iso__cpu *cpu, size_t bytes, void **out);
+// ISO_ERR_UNSUPPORTED unless x is f32.
+iso_status iso__cpu_check_f32(const iso_tensor *x);
+
+// A 4-dimensional activation in either layout as planes of H x W cells of `inner` channels each.
+// Other tensors are one row of cells per sample.
+typedef struct iso__cpu_view {
+    float *data;
+    int64_t rows, channels, height, width;
+    int64_t groups; // planes of one sample
+    int64_t inner;  // channels of a cell
+    int64_t total;  // elements with padding
+} iso__cpu_view;
+iso__cpu_view iso__cpu_view_of(const iso__cpu *cpu, const iso_tensor *x);
+
+// ---- Plain kernels: each fills slots of the table ----
+void iso__cpu_fill_memory(iso_device_ops *ops);
+void iso__cpu_fill_linear(iso_device_ops *ops);
+void iso__cpu_fill_conv(iso_device_ops *ops);
+void iso__cpu_fill_pool(iso_device_ops *ops);
+void iso__cpu_fill_elementwise(iso_device_ops *ops);
+void iso__cpu_fill_loss(iso_device_ops *ops);
+void iso__cpu_fill_update(iso_device_ops *ops);
+void iso__cpu_gemm(const iso__gemm_args *args);
+// db = sum of dy over everything but channels (features), in a fixed order.
+iso_status iso__cpu_bias_gradient(iso__cpu *cpu, const iso_tensor *dy, iso_tensor *db,
+                                  bool accumulate);
+
+// ---- Sets of kernels: give the device its gemm, block, overwritten slots and description ----
+iso_status iso__cpu_use_reference(iso__cpu *cpu);
+iso_status iso__cpu_use_cblas(iso__cpu *cpu);
+iso_status iso__cpu_use_onednn(iso__cpu *cpu);
+
+#endif

@@ -1,0 +1,124 @@
+// Memory of the CPU device: buffers, and conversion between the logical and the blocked layout.
+#include "device/cpu/cpu_impl.h"
+
+#include <string.h>
+
+static iso_status memory_alloc(iso_device *self, size_t bytes, void **out) {
+    (void)self;
+    ISO_TRY(iso__alloc(bytes, out));
+    return ISO_OK;
+}
+
+static void memory_free(iso_device *self, void *data) {
+    (void)self;
+    iso__free(data);
+}
+
+iso__cpu_view iso__cpu_view_of(const iso__cpu *cpu, const iso_tensor *x) {
+    iso__cpu_view v = {
+        .data = x->data, .rows = x->shape[0], .channels = 1, .height = 1, .inner = 1};
+    if (x->ndim == 4) {
+        v.channels = x->shape[1];
+        v.height = x->shape[2];
+        v.width = x->shape[3];
+        if (x->layout == ISO_LAYOUT_BLOCKED) v.inner = cpu->block;
+    } else {
+        v.width = x->count / v.rows;
+    }
+    v.groups = (v.channels + v.inner - 1) / v.inner;
+    v.total = v.rows * v.groups * v.height * v.width * v.inner;
+    return v;
+}
+
+static size_t storage_bytes(iso_device *self, iso_dtype dtype, int ndim, const int64_t *shape,
+                            iso_layout layout) {
+    int64_t block = layout == ISO_LAYOUT_BLOCKED ? iso__cpu_of(self)->block : 1;
+    int64_t count = 1;
+    for (int i = 0; i < ndim; i++)
+        count *= i == 1 ? (shape[i] + block - 1) / block * block : shape[i];
+    return (size_t)count * iso_dtype_size(dtype);
+}
+
+// Few channels are not worth the zeros that would fill their block.
+static iso_layout preferred_layout(iso_device *self, int ndim, const int64_t *shape) {
+    int64_t block = iso__cpu_of(self)->block;
+    return block > 1 && ndim == 4 && 2 * shape[1] >= block ? ISO_LAYOUT_BLOCKED
+                                                           : ISO_LAYOUT_LOGICAL;
+}
+
+// Cells of `inner` channels -> planes of one channel. Walks the logical side in order.
+static void to_logical(const iso__cpu_view *v, float *to) {
+    int64_t plane = v->height * v->width;
+    for (int64_t n = 0; n < v->rows; n++)
+        for (int64_t c = 0; c < v->channels; c++) {
+            const float *from =
+                v->data + ((n * v->groups + c / v->inner) * plane) * v->inner + c % v->inner;
+            for (int64_t i = 0; i < plane; i++) *to++ = from[i * v->inner];
+        }
+}
+
+static void from_logical(const float *from, const iso__cpu_view *v) {
+    int64_t plane = v->height * v->width;
+    // Zeros between the channels that exist and the end of the last block.
+    if (v->channels % v->inner) memset(v->data, 0, (size_t)v->total * sizeof(float));
+    for (int64_t n = 0; n < v->rows; n++)
+        for (int64_t c = 0; c < v->channels; c++) {
+            float *to =
+                v->data + ((n * v->groups + c / v->inner) * plane) * v->inner + c % v->inner;
+            for (int64_t i = 0; i < plane; i++) to[i * v->inner] = *from++;
+        }
+}
+
+static iso_status memory_fill(iso_device *self, iso_tensor *x, double value) {
+    ISO_TRY(iso__cpu_check_f32(x));
+    iso__cpu_view v = iso__cpu_view_of(iso__cpu_of(self), x);
+    int64_t cells = v.rows * v.groups * v.height * v.width, plane = v.height * v.width;
+    for (int64_t i = 0; i < cells; i++)
+        for (int64_t c = 0; c < v.inner; c++)
+            v.data[i * v.inner + c] =
+                i / plane % v.groups * v.inner + c < v.channels ? (float)value : 0.0f;
+    return ISO_OK;
+}
+
+static iso_status memory_to_host(iso_device *self, const iso_tensor *from, void *host) {
+    ISO_TRY(iso__cpu_check_f32(from));
+    iso__cpu_view v = iso__cpu_view_of(iso__cpu_of(self), from);
+    if (v.inner == 1)
+        memcpy(host, v.data, (size_t)v.total * sizeof(float));
+    else
+        to_logical(&v, host);
+    return ISO_OK;
+}
+
+static iso_status memory_from_host(iso_device *self, const void *host, iso_tensor *to) {
+    ISO_TRY(iso__cpu_check_f32(to));
+    iso__cpu_view v = iso__cpu_view_of(iso__cpu_of(self), to);
+    if (v.inner == 1)
+        memcpy(v.data, host, (size_t)v.total * sizeof(float));
+    else
+        from_logical(host, &v);
+    return ISO_OK;
+}
+
+static iso_status memory_copy(iso_device *self, const iso_tensor *from, iso_tensor *to) {
+    iso__cpu *cpu = iso__cpu_of(self);
+    ISO_TRY(iso__cpu_check_f32(from));
+    iso__cpu_view a = iso__cpu_view_of(cpu, from), b = iso__cpu_view_of(cpu, to);
+    if (b.inner == 1) return memory_to_host(self, from, to->data);
+    if (a.inner == 1) return memory_from_host(self, from->data, to);
+    ISO_CHECK(iso__tensor_same_shape(from, to), ISO_ERR_UNSUPPORTED,
+              "the CPU device cannot copy between two shapes that are both blocked");
+    memcpy(b.data, a.data, (size_t)a.total * sizeof(float));
+    return ISO_OK;
+}
+
+void iso__cpu_fill_memory(iso_device_ops *ops) {
+    ops->alloc = memory_alloc;
+    ops->free = memory_free;
+    ops->fill = memory_fill;
+    ops->storage_bytes = storage_bytes;
+    ops->preferred_layout = preferred_layout;
+    ops->copy = memory_copy;
+    ops->to_host = memory_to_host;
+    ops->from_host = memory_from_host;
+}

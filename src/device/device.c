@@ -1,0 +1,79 @@
+// Opening a device by name, its reference count, and the names of element types.
+#include "device/device_impl.h"
+
+#include <string.h>
+
+// Backends, listed once. create NULL: known, but not part of this build.
+static const struct {
+    const char *name, *missing;
+    iso_status (*create)(iso_device **out);
+} backends[] = {
+    {"cpu", NULL, iso__device_create_cpu},
+    {"cuda", "CUDA", NULL},
+};
+#define BACKEND_COUNT (sizeof(backends) / sizeof(backends[0]))
+
+static const struct {
+    const char *name;
+    size_t size;
+} dtypes[ISO_DTYPE_COUNT] = {
+    [ISO_F32] = {"f32", 4},
+    [ISO_F64] = {"f64", 8},
+    [ISO_BF16] = {"bf16", 2},
+    [ISO_F16] = {"f16", 2},
+};
+
+size_t iso_dtype_size(iso_dtype dtype) { return dtypes[dtype].size; }
+const char *iso_dtype_name(iso_dtype dtype) { return dtypes[dtype].name; }
+
+iso_status iso_dtype_parse(const char *name, iso_dtype *out) {
+    for (int i = 0; name && i < ISO_DTYPE_COUNT; i++) {
+        if (strcmp(name, dtypes[i].name) != 0) continue;
+        *out = (iso_dtype)i;
+        return ISO_OK;
+    }
+    return ISO_FAIL(ISO_ERR_ARG, "unknown element type \"%s\": use f32, f64, bf16 or f16",
+                    name ? name : "");
+}
+
+iso_status iso_device_create(const char *name, iso_device **out) {
+    for (size_t i = 0; name && i < BACKEND_COUNT; i++) {
+        if (strcmp(name, backends[i].name) != 0) continue;
+        ISO_CHECK(backends[i].create, ISO_ERR_UNSUPPORTED, "this build has no %s: use device cpu",
+                  backends[i].missing);
+        ISO_TRY(backends[i].create(out));
+        return ISO_OK;
+    }
+    char known[64] = "";
+    for (size_t i = 0; i < BACKEND_COUNT; i++) {
+        if (i > 0) strcat(known, ", ");
+        strcat(known, backends[i].name);
+    }
+    return ISO_FAIL(ISO_ERR_ARG, "unknown device \"%s\": known devices are %s", name ? name : "",
+                    known);
+}
+
+// Counted atomically: a loader's thread holds devices and tensors too.
+iso_device *iso_device_retain(iso_device *device) {
+    __atomic_add_fetch(&device->references, 1, __ATOMIC_RELAXED);
+    return device;
+}
+
+void iso_device_destroy(iso_device **device) {
+    iso_device *self = *device;
+    *device = NULL;
+    if (self && __atomic_sub_fetch(&self->references, 1, __ATOMIC_ACQ_REL) == 0)
+        self->ops->destroy(self);
+}
+
+iso_status iso_device_set_threads(iso_device *device, int n) {
+    ISO_CHECK(n >= 1, ISO_ERR_ARG, "a device cannot run on %d threads: give 1 or more", n);
+    ISO_TRY(device->ops->set_threads(device, n));
+    return ISO_OK;
+}
+
+const char *iso_device_name(const iso_device *device) { return device->ops->name; }
+const char *iso_device_describe(const iso_device *device) { return device->description; }
+long long iso_device_primitives_created(const iso_device *device) {
+    return device->primitives_created;
+}

@@ -1,0 +1,209 @@
+// Tensors: shape and layout over a buffer of a device, views, and paired host access.
+#include "tensor/tensor_impl.h"
+
+#include "device/device_impl.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+const char *iso__shape_text(int ndim, const int64_t *shape, char *text, size_t room) {
+    size_t n = (size_t)snprintf(text, room, "[");
+    for (int i = 0; i < ndim && n < room; i++)
+        n += (size_t)snprintf(text + n, room - n, "%s%" PRId64, i ? ", " : "", shape[i]);
+    if (n < room) snprintf(text + n, room - n, "]");
+    return text;
+}
+
+// Elements of a shape; refuses what could not be addressed even with a layout's padding.
+static iso_status count_elements(int ndim, const int64_t *shape, int64_t *out) {
+    ISO_CHECK(ndim >= 1 && ndim <= ISO_MAX_DIMS, ISO_ERR_ARG,
+              "a tensor cannot have %d dimensions: use 1 to %d", ndim, ISO_MAX_DIMS);
+    char text[128];
+    int64_t count = 1;
+    for (int i = 0; i < ndim; i++) {
+        ISO_CHECK(shape[i] >= 1, ISO_ERR_ARG, "tensor shape %s: each dimension must be at least 1",
+                  iso__shape_text(ndim, shape, text, sizeof(text)));
+        ISO_CHECK(!__builtin_mul_overflow(count, shape[i], &count) && count <= INT64_MAX / 512,
+                  ISO_ERR_ARG, "tensor shape %s has too many elements",
+                  iso__shape_text(ndim, shape, text, sizeof(text)));
+    }
+    *out = count;
+    return ISO_OK;
+}
+
+static void set_shape(iso_tensor *tensor, int ndim, const int64_t *shape, int64_t count) {
+    tensor->ndim = ndim;
+    tensor->count = count;
+    memcpy(tensor->shape, shape, (size_t)ndim * sizeof(shape[0]));
+}
+
+// A tensor without a buffer.
+static iso_status create_empty(iso_device *device, iso_dtype dtype, int ndim, const int64_t *shape,
+                               iso_tensor **out) {
+    int64_t count;
+    ISO_CHECK(dtype >= 0 && dtype < ISO_DTYPE_COUNT, ISO_ERR_ARG, "unknown element type %d",
+              (int)dtype);
+    ISO_TRY(count_elements(ndim, shape, &count));
+    void *memory;
+    ISO_TRY(iso__alloc_zero(sizeof(iso_tensor), &memory));
+    iso_tensor *tensor = memory;
+    tensor->device = iso_device_retain(device);
+    tensor->references = 1;
+    tensor->dtype = dtype;
+    set_shape(tensor, ndim, shape, count);
+    *out = tensor;
+    return ISO_OK;
+}
+
+iso_status iso_tensor_create(iso_device *device, iso_dtype dtype, int ndim, const int64_t *shape,
+                             iso_tensor **out) {
+    iso_tensor *tensor = NULL;
+    iso_status status;
+    ISO_TRY(create_empty(device, dtype, ndim, shape, &tensor));
+    size_t bytes = device->ops->storage_bytes(device, dtype, ndim, shape, ISO_LAYOUT_LOGICAL);
+    ISO_TRY_GOTO(device->ops->alloc(device, bytes, &tensor->data));
+    tensor->capacity = bytes;
+    *out = tensor;
+    return ISO_OK;
+fail:
+    iso_tensor_destroy(&tensor);
+    return status;
+}
+
+iso_status iso_tensor_borrow(iso_device *device, iso_dtype dtype, int ndim, const int64_t *shape,
+                             void *data, iso_tensor **out) {
+    ISO_CHECK(data, ISO_ERR_ARG, "a borrowed tensor needs memory, got NULL");
+    ISO_TRY(create_empty(device, dtype, ndim, shape, out));
+    (*out)->data = data;
+    return ISO_OK;
+}
+
+iso_status iso__tensor_view(iso_tensor *parent, int ndim, const int64_t *shape, iso_tensor **out) {
+    int64_t count;
+    char a[128], b[128];
+    ISO_CHECK(
+        parent->layout == ISO_LAYOUT_LOGICAL, ISO_ERR_STATE,
+        "a tensor in a device's blocked layout cannot be viewed: copy it to a logical one first");
+    ISO_TRY(count_elements(ndim, shape, &count));
+    ISO_CHECK(count == parent->count, ISO_ERR_SHAPE, "a tensor of shape %s cannot be viewed as %s",
+              iso__shape_text(parent->ndim, parent->shape, a, sizeof(a)),
+              iso__shape_text(ndim, shape, b, sizeof(b)));
+    ISO_TRY(create_empty(parent->device, parent->dtype, ndim, shape, out));
+    (*out)->data = parent->data;
+    (*out)->parent = iso_tensor_retain(parent);
+    return ISO_OK;
+}
+
+void iso__tensor_repoint(iso_tensor *tensor, void *data) { tensor->data = data; }
+
+iso_tensor *iso_tensor_retain(iso_tensor *tensor) {
+    __atomic_add_fetch(&tensor->references, 1, __ATOMIC_RELAXED);
+    return tensor;
+}
+
+void iso_tensor_destroy(iso_tensor **tensor) {
+    iso_tensor *self = *tensor;
+    *tensor = NULL;
+    if (!self || __atomic_sub_fetch(&self->references, 1, __ATOMIC_ACQ_REL) > 0) return;
+    if (self->capacity > 0) self->device->ops->free(self->device, self->data);
+    iso__free(self->host);
+    iso_tensor_destroy(&self->parent);
+    iso_device_destroy(&self->device);
+    iso__free(self);
+}
+
+// Makes an owned buffer at least this large; contents are lost when it grows.
+static iso_status reserve(iso_tensor *tensor, size_t bytes) {
+    if (bytes <= tensor->capacity) return ISO_OK;
+    void *data;
+    ISO_TRY(tensor->device->ops->alloc(tensor->device, bytes, &data));
+    tensor->device->ops->free(tensor->device, tensor->data);
+    tensor->data = data;
+    tensor->capacity = bytes;
+    return ISO_OK;
+}
+
+iso_status iso_tensor_resize(iso_tensor *tensor, int ndim, const int64_t *shape,
+                             iso_layout layout) {
+    int64_t count;
+    ISO_CHECK(tensor->capacity > 0, ISO_ERR_STATE,
+              "a tensor over borrowed memory cannot be resized");
+    ISO_CHECK(!tensor->mapped, ISO_ERR_STATE,
+              "a tensor cannot be resized while the host has it mapped");
+    ISO_TRY(count_elements(ndim, shape, &count));
+    ISO_CHECK(layout == ISO_LAYOUT_LOGICAL || ndim == 4, ISO_ERR_ARG,
+              "a blocked layout needs 4 dimensions, not %d", ndim);
+    iso_device *device = tensor->device;
+    ISO_TRY(
+        reserve(tensor, device->ops->storage_bytes(device, tensor->dtype, ndim, shape, layout)));
+    set_shape(tensor, ndim, shape, count);
+    tensor->layout = layout;
+    return ISO_OK;
+}
+
+iso_device *iso_tensor_device(const iso_tensor *tensor) { return tensor->device; }
+iso_dtype iso_tensor_dtype(const iso_tensor *tensor) { return tensor->dtype; }
+iso_layout iso_tensor_layout(const iso_tensor *tensor) { return tensor->layout; }
+int iso_tensor_ndim(const iso_tensor *tensor) { return tensor->ndim; }
+const int64_t *iso_tensor_shape(const iso_tensor *tensor) { return tensor->shape; }
+int64_t iso_tensor_count(const iso_tensor *tensor) { return tensor->count; }
+void *iso_tensor_data(const iso_tensor *tensor) { return tensor->data; }
+
+bool iso__tensor_same_shape(const iso_tensor *a, const iso_tensor *b) {
+    return a->ndim == b->ndim &&
+           memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof(a->shape[0])) == 0;
+}
+
+static bool direct(const iso_tensor *tensor) {
+    return tensor->layout == ISO_LAYOUT_LOGICAL && tensor->device->ops->host_memory;
+}
+
+iso_status iso_tensor_map(iso_tensor *tensor, iso_access access, void **out) {
+    ISO_CHECK(access >= ISO_READ && access <= ISO_READ_WRITE, ISO_ERR_ARG,
+              "unknown kind of host access %d", (int)access);
+    ISO_CHECK(!tensor->mapped, ISO_ERR_STATE, "this tensor is mapped already: unmap it first");
+    if (direct(tensor)) {
+        tensor->mapped = access;
+        *out = tensor->data;
+        return ISO_OK;
+    }
+    size_t bytes = (size_t)tensor->count * iso_dtype_size(tensor->dtype);
+    if (bytes > tensor->host_capacity) {
+        ISO_TRY(iso__realloc(&tensor->host, 0, bytes));
+        tensor->host_capacity = bytes;
+    }
+    if (access & ISO_READ)
+        ISO_TRY(tensor->device->ops->to_host(tensor->device, tensor, tensor->host));
+    tensor->mapped = access;
+    *out = tensor->host;
+    return ISO_OK;
+}
+
+iso_status iso_tensor_unmap(iso_tensor *tensor) {
+    ISO_CHECK(tensor->mapped, ISO_ERR_STATE, "this tensor is not mapped");
+    iso_access access = tensor->mapped;
+    tensor->mapped = (iso_access)0;
+    if ((access & ISO_WRITE) && !direct(tensor))
+        ISO_TRY(tensor->device->ops->from_host(tensor->device, tensor->host, tensor));
+    return ISO_OK;
+}
+
+iso_status iso_tensor_fill(iso_tensor *tensor, double value) {
+    ISO_TRY(tensor->device->ops->fill(tensor->device, tensor, value));
+    return ISO_OK;
+}
+
+iso_status iso_tensor_copy(const iso_tensor *from, iso_tensor *to) {
+    char a[128], b[128];
+    ISO_CHECK(from->device == to->device, ISO_ERR_ARG,
+              "tensors of two devices cannot be copied directly");
+    ISO_CHECK(from->dtype == to->dtype, ISO_ERR_TYPE,
+              "a tensor of %s cannot be copied to one of %s", iso_dtype_name(from->dtype),
+              iso_dtype_name(to->dtype));
+    ISO_CHECK(iso__tensor_same_shape(from, to), ISO_ERR_SHAPE,
+              "a tensor of shape %s cannot be copied to one of %s",
+              iso__shape_text(from->ndim, from->shape, a, sizeof(a)),
+              iso__shape_text(to->ndim, to->shape, b, sizeof(b)));
+    ISO_TRY(from->device->ops->copy(from->device, from, to));
+    return ISO_OK;
+}

@@ -1,0 +1,338 @@
+// Error records, log, environment table, memory balance, random numbers and trace text.
+#include "base/base.h"
+
+#include <criterion/criterion.h>
+#include <isotherm/trace.h>
+#include <math.h>
+#include <pthread.h>
+#include <string.h>
+
+static void check_balance(void) {
+    long long blocks, bytes;
+    iso_memory_balance(&blocks, &bytes, NULL);
+    cr_assert(blocks == 0 && bytes == 0);
+}
+TestSuite(base, .timeout = 60, .fini = check_balance);
+
+// What `write` puts into a stream, in a buffer for one test.
+static char captured[16384];
+static const char *capture(void (*write)(FILE *to)) {
+    memset(captured, 0, sizeof(captured));
+    FILE *to = fmemopen(captured, sizeof(captured) - 1, "w");
+    write(to);
+    fclose(to);
+    return captured;
+}
+
+// ---- Status and error record --------------------------------------------------------------------
+
+static iso_status decide(int n) {
+    ISO_CHECK(n < 3, ISO_ERR_SHAPE, "n is %d: give less than 3", n);
+    return ISO_OK;
+}
+static iso_status forward(int n) {
+    ISO_TRY(decide(n));
+    return ISO_OK;
+}
+static iso_status forward_to_label(int n) {
+    iso_status status = ISO_OK;
+    ISO_TRY_GOTO(forward(n));
+    return ISO_OK;
+fail:
+    return status;
+}
+
+Test(base, an_error_carries_its_message_and_trail) {
+    cr_assert(forward_to_label(2) == ISO_OK);
+    cr_assert(forward_to_label(7) == ISO_ERR_SHAPE);
+    const iso_error *e = iso_last_error();
+    cr_assert(e->code == ISO_ERR_SHAPE);
+    cr_assert_str_eq(e->message, "n is 7: give less than 3");
+    cr_assert(e->frame_count == 3);
+    cr_assert_str_eq(e->frame[0].function, "decide");
+    cr_assert_str_eq(e->frame[1].function, "forward");
+    cr_assert_str_eq(e->frame[2].function, "forward_to_label");
+}
+
+static iso_status descend(int depth) {
+    if (depth == 0) return ISO_FAIL(ISO_ERR_IO, "deep");
+    ISO_TRY(descend(depth - 1));
+    return ISO_OK;
+}
+
+Test(base, a_trail_longer_than_the_record_is_cut) {
+    setenv("ISO_LOG", "debug", 1);
+    cr_assert(descend(40) == ISO_ERR_IO);
+    const char *text = capture(iso_error_print);
+    int lines = 0;
+    for (; *text; text++) lines += *text == '\n';
+    cr_assert(lines == 1 + ISO_ERROR_FRAMES);
+}
+
+Test(base, a_message_may_quote_the_one_it_replaces) {
+    (void)ISO_FAIL(ISO_ERR_IO, "first");
+    (void)ISO_FAIL(ISO_ERR_MPI, "rank 3 says: %s", iso_last_error()->message);
+    cr_assert_str_eq(iso_last_error()->message, "rank 3 says: first");
+}
+
+static void *fail_elsewhere(void *user) {
+    (void)ISO_FAIL(ISO_ERR_NOMEM, "other thread");
+    return user;
+}
+
+Test(base, threads_have_records_of_their_own) {
+    pthread_t thread;
+    (void)ISO_FAIL(ISO_ERR_ARG, "mine");
+    cr_assert(pthread_create(&thread, NULL, fail_elsewhere, NULL) == 0);
+    pthread_join(thread, NULL);
+    cr_assert_str_eq(iso_last_error()->message, "mine");
+}
+
+Test(base, pending_is_not_an_error) {
+    (void)ISO_FAIL(ISO_ERR_ARG, "old");
+    iso_status status;
+    ISO_TRY_GOTO(ISO_PENDING);
+    cr_assert(status == ISO_PENDING);
+    return;
+fail:
+    cr_assert(false, "jumped");
+}
+
+Test(base, every_status_has_a_text) {
+#define CHECK_TEXT(name, value, text) cr_assert_str_eq(iso_status_string(name), text);
+    ISO_STATUS_LIST(CHECK_TEXT)
+    cr_assert_not_null(iso_status_string((iso_status)-999));
+}
+
+// ---- Log and environment ------------------------------------------------------------------------
+
+static void log_some(FILE *to) {
+    iso_log_set_stream(to);
+    iso_log_set_level(ISO_LOG_WARN);
+    iso__log(ISO_LOG_INFO, "hidden");
+    iso__log(ISO_LOG_WARN, "before %d", 1);
+    iso_log_set_rank(5);
+    iso__log(ISO_LOG_ERROR, "after");
+    iso_log_set_stream(NULL);
+    iso__log(ISO_LOG_ERROR, "silenced");
+}
+
+Test(base, log_lines_have_level_and_rank) {
+    cr_assert_str_eq(capture(log_some), "isotherm warn: before 1\nisotherm[5] error: after\n");
+}
+
+Test(base, the_table_names_every_variable_and_its_value) {
+    setenv("ISO_TIMEOUT", "17", 1);
+    const char *text = capture(iso_env_print);
+    static const char *const names[ISO_ENV_COUNT] = {
+        "ISO_LOG",        "ISO_PROGRESS",   "ISO_PROGRESS_US", "ISO_TIMEOUT", "ISO_RANKS_PER_NODE",
+        "ISO_IALLREDUCE", "ISO_CPU_KERNELS"};
+    for (int i = 0; i < ISO_ENV_COUNT; i++) {
+        cr_assert_not_null(names[i], "a new variable is missing here");
+        cr_assert(strstr(text, names[i]), "%s is missing", names[i]);
+    }
+    cr_assert(strstr(text, "now 17"));
+}
+
+Test(base, environment_numbers_are_checked) {
+    double value = -1;
+    unsetenv("ISO_TIMEOUT");
+    cr_assert(iso__env_number(ISO_ENV_TIMEOUT, 0, 100, 42, &value) == ISO_OK && value == 42);
+    setenv("ISO_TIMEOUT", "2.5", 1);
+    cr_assert(iso__env_number(ISO_ENV_TIMEOUT, 0, 100, 42, &value) == ISO_OK && value == 2.5);
+    static const char *const wrong[] = {"soon", "3s", "101", "-1", "nan"};
+    for (int i = 0; i < 5; i++) {
+        setenv("ISO_TIMEOUT", wrong[i], 1);
+        cr_assert(iso__env_number(ISO_ENV_TIMEOUT, 0, 100, 42, &value) == ISO_ERR_ARG, "%s passed",
+                  wrong[i]);
+        cr_assert(strstr(iso_last_error()->message, "ISO_TIMEOUT"));
+    }
+    cr_assert(value == 2.5, "out parameters are written only on success");
+}
+
+// ---- Memory -------------------------------------------------------------------------------------
+
+Test(base, memory_is_aligned_and_counted) {
+    long long blocks, bytes, before, after;
+    void *a, *b;
+    iso_memory_balance(NULL, NULL, &before);
+    cr_assert(iso__alloc(100, &a) == ISO_OK && iso__alloc_zero(0, &b) == ISO_OK);
+    cr_assert((uintptr_t)a % 64 == 0 && b != NULL);
+    iso_memory_balance(&blocks, &bytes, &after);
+    cr_assert(blocks == 2 && bytes == 100 && after - before == 2);
+    iso__free(a);
+    iso__free(b);
+    iso__free(NULL);
+}
+
+Test(base, growing_keeps_the_contents) {
+    void *p;
+    cr_assert(iso__alloc(10, &p) == ISO_OK);
+    memcpy(p, "isotherms", 10);
+    cr_assert(iso__realloc(&p, 10, 5000) == ISO_OK);
+    cr_assert_str_eq((char *)p, "isotherms");
+    void *old = p;
+    cr_assert(iso__realloc(&p, 5000, SIZE_MAX - 1) == ISO_ERR_NOMEM && p == old);
+    iso__free(p);
+}
+
+Test(base, impossible_sizes_are_refused) {
+    void *p = NULL;
+    cr_assert(iso__alloc(SIZE_MAX, &p) == ISO_ERR_NOMEM);
+    cr_assert(iso__alloc(SIZE_MAX / 4, &p) == ISO_ERR_NOMEM && p == NULL);
+}
+
+// ---- Random numbers -----------------------------------------------------------------------------
+
+// Known answers of philox4x32-10: kat_vectors of Random123 (Salmon et al., SC'11).
+Test(base, philox_gives_the_known_answers) {
+    static const uint32_t counter[3][4] = {{0, 0, 0, 0},
+                                           {0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff},
+                                           {0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}};
+    static const iso__philox_key key[3] = {
+        {{0, 0}}, {{0xffffffff, 0xffffffff}}, {{0xa4093822, 0x299f31d0}}};
+    static const uint32_t answer[3][4] = {{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8},
+                                          {0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd},
+                                          {0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}};
+    for (int i = 0; i < 3; i++) {
+        uint32_t out[4];
+        iso__philox(key[i], counter[i], out);
+        cr_assert(memcmp(out, answer[i], sizeof(out)) == 0, "vector %d", i);
+    }
+}
+
+Test(base, keys_of_close_seeds_purposes_and_streams_differ) {
+    iso__philox_key seen[4 * 4 * 4];
+    int count = 0;
+    for (uint64_t seed = 0; seed < 4; seed++)
+        for (uint32_t purpose = 1; purpose <= 4; purpose++)
+            for (uint64_t stream = 0; stream < 4; stream++)
+                seen[count++] = iso__philox_key_make(seed, purpose, stream);
+    for (int i = 0; i < count; i++)
+        for (int j = 0; j < i; j++) cr_assert(memcmp(&seen[i], &seen[j], sizeof(seen[i])) != 0);
+}
+
+// Mean and variance of 400,000 draws within 4.5 standard errors, and 20 equal bins by chi-square:
+// 19 degrees of freedom exceed 50 with probability 1e-4. The draws are fixed, so the test cannot be
+// flaky.
+Test(base, uniform_draws_are_uniform) {
+    enum { CALLS = 100000, BINS = 20 };
+    double sum = 0, squares = 0, chi = 0, n = 4.0 * CALLS;
+    int bin[BINS] = {0};
+    for (uint32_t i = 0; i < CALLS; i++) {
+        uint32_t bits[4], counter[4] = {i, 0, 0, 0};
+        iso__philox(iso__philox_key_make(1, ISO_RNG_TEST, 0), counter, bits);
+        for (int l = 0; l < 4; l++) {
+            double u = (double)iso__uniform(bits[l]);
+            cr_assert(u >= 0 && u < 1);
+            sum += u;
+            squares += (u - 0.5) * (u - 0.5);
+            bin[(int)(u * BINS)]++;
+        }
+    }
+    for (int i = 0; i < BINS; i++) chi += pow(bin[i] - n / BINS, 2) / (n / BINS);
+    cr_assert(fabs(sum / n - 0.5) < 4.5 * sqrt(1.0 / 12 / n));
+    cr_assert(fabs(squares / n - 1.0 / 12) < 4.5 * sqrt(1.0 / 180 / n));
+    cr_assert(chi < 50, "chi-square %g", chi);
+}
+
+// Test vectors of the FNV authors (http://www.isthe.com/chongo/tech/comp/fnv).
+Test(base, hash_is_fnv_1a) {
+    cr_assert(iso__hash(ISO_HASH_START, "", 0) == 0xcbf29ce484222325u);
+    cr_assert(iso__hash(ISO_HASH_START, "a", 1) == 0xaf63dc4c8601ec8cu);
+    cr_assert(iso__hash(iso__hash(ISO_HASH_START, "foo", 3), "bar", 3) == 0x85944171f73967e8u);
+}
+
+// ---- Trace --------------------------------------------------------------------------------------
+
+// A strict little JSON reader: returns the end of the value at `s`, NULL if it is not one.
+static const char *skip_space(const char *s) { return s + strspn(s, " \t\r\n"); }
+static const char *json_string(const char *s) {
+    if (*s++ != '"') return NULL;
+    for (; *s != '"'; s++) {
+        if ((unsigned char)*s < 32) return NULL;
+        if (*s == '\\' && !strchr("\"\\/bfnrt", *++s)) return NULL;
+    }
+    return s + 1;
+}
+static const char *json_value(const char *s);
+static const char *json_members(const char *s, bool object) {
+    char close = object ? '}' : ']';
+    s = skip_space(s + 1);
+    if (*s == close) return s + 1;
+    for (;; s = skip_space(s + 1)) {
+        if (object) {
+            if (!(s = json_string(s))) return NULL;
+            s = skip_space(s);
+            if (*s++ != ':') return NULL;
+        }
+        if (!(s = json_value(s))) return NULL;
+        s = skip_space(s);
+        if (*s == close) return s + 1;
+        if (*s != ',') return NULL;
+    }
+}
+static const char *json_value(const char *s) {
+    s = skip_space(s);
+    if (*s == '{' || *s == '[') return json_members(s, *s == '{');
+    if (*s == '"') return json_string(s);
+    char *end;
+    strtod(s, &end);
+    return end != s && strchr("-0123456789", *s) ? end : NULL;
+}
+
+// The spans recorded so far as a JSON array; free with iso__free.
+static char *trace_array(void) {
+    char *text;
+    size_t size;
+    cr_assert(iso_trace_text(3, &text, &size) == ISO_OK);
+    cr_assert(strlen(text) == size);
+    void *array;
+    cr_assert(iso__alloc(size + 3, &array) == ISO_OK);
+    snprintf(array, size + 3, "[%s]", text);
+    iso_trace_free_text(text);
+    return array;
+}
+
+Test(base, trace_text_is_json) {
+    static const char *const names[] = {
+        "conv1", "quote\"back\\slash", "line\nfeed",
+        "a name that is much longer than the forty-seven characters kept"};
+    cr_assert(iso_trace_start(10) == ISO_OK);
+    for (int i = 0; i < 4; i++) {
+        int64_t now = iso_now();
+        iso_trace_span(ISO_LANE_WAIT, names[i], now, now + 1500);
+    }
+    char *text = trace_array();
+    const char *end = json_value(text);
+    cr_assert(end && !*end, "not JSON: %s", text);
+    cr_assert(strstr(text, "\"conv1\"") && strstr(text, "\"pid\":3") &&
+              strstr(text, "\"dur\":1.500"));
+    iso__free(text);
+    iso_trace_stop();
+}
+
+Test(base, a_full_trace_drops_the_rest) {
+    cr_assert(iso_trace_start(3) == ISO_OK);
+    iso_log_set_stream(NULL);
+    for (int i = 0; i < 9; i++) iso_trace_span(ISO_LANE_COMPUTE, "span", i, i + 1);
+    char *text = trace_array();
+    int spans = 0;
+    for (const char *at = text; (at = strstr(at, "\"span\"")); at++) spans++;
+    cr_assert(spans == 3);
+    iso__free(text);
+    iso_trace_stop();
+}
+
+Test(base, nothing_is_recorded_before_start_and_after_stop) {
+    char *text = NULL;
+    size_t size;
+    iso_trace_span(ISO_LANE_COMPUTE, "early", 0, 1);
+    cr_assert(!iso_trace_on());
+    cr_assert(iso_trace_text(0, &text, &size) == ISO_ERR_STATE && text == NULL);
+    cr_assert(iso_trace_start(2) == ISO_OK && iso_trace_on());
+    cr_assert(iso_trace_start(2) == ISO_ERR_STATE);
+    iso_trace_stop();
+    iso_trace_span(ISO_LANE_COMPUTE, "late", 0, 1);
+    cr_assert(!iso_trace_on());
+}

@@ -1,0 +1,195 @@
+// The CPU device around its kernels: choice of a set, caching, repeatability, threads, refusals.
+#include "device/device_impl.h"
+
+#include <criterion/criterion.h>
+#include <string.h>
+
+static void check_balance(void) {
+    long long blocks;
+    iso_memory_balance(&blocks, NULL, NULL);
+    cr_assert(blocks == 0);
+}
+TestSuite(cpu, .timeout = 60, .fini = check_balance);
+
+#define OK(expr) cr_assert((expr) == ISO_OK, "%s: %s", #expr, iso_last_error()->message)
+
+static const char *const sets[] = {"onednn", "cblas", "reference"};
+
+// NULL if this build lacks the set.
+static iso_device *open_set(const char *name) {
+    iso_device *device;
+    setenv("ISO_CPU_KERNELS", name, 1);
+    return iso_device_create("cpu", &device) == ISO_OK ? device : NULL;
+}
+
+static iso_tensor *random_tensor(iso_device *device, int ndim, const int64_t *shape,
+                                 iso_layout layout) {
+    iso_tensor *t;
+    void *host;
+    OK(iso_tensor_create(device, ISO_F32, ndim, shape, &t));
+    OK(iso_tensor_resize(t, ndim, shape, layout));
+    OK(iso_tensor_map(t, ISO_WRITE, &host));
+    for (int64_t i = 0; i < t->count; i++)
+        ((float *)host)[i] = (float)(i * 7919 % 1009) / 1009 - 0.5f;
+    OK(iso_tensor_unmap(t));
+    return t;
+}
+
+// A step through a 3 x 3 convolution and a linear layer, into *hash over all results.
+typedef struct small_net {
+    iso_tensor *x, *w, *b, *y, *dw, *db, *dx, *flat, *lw, *ly, *ldw, *lb;
+} small_net;
+
+static void net_create(iso_device *device, int64_t rows, small_net *net) {
+    iso_layout layout = device->ops->preferred_layout(device, 4, (int64_t[]){rows, 32, 10, 10});
+    net->x = random_tensor(device, 4, (int64_t[]){rows, 32, 12, 12}, layout);
+    net->dx = random_tensor(device, 4, (int64_t[]){rows, 32, 12, 12}, layout);
+    net->w = random_tensor(device, 4, (int64_t[]){48, 32, 3, 3}, ISO_LAYOUT_LOGICAL);
+    net->dw = random_tensor(device, 4, (int64_t[]){48, 32, 3, 3}, ISO_LAYOUT_LOGICAL);
+    net->b = random_tensor(device, 1, (int64_t[]){48}, ISO_LAYOUT_LOGICAL);
+    net->db = random_tensor(device, 1, (int64_t[]){48}, ISO_LAYOUT_LOGICAL);
+    net->y = random_tensor(device, 4, (int64_t[]){rows, 48, 10, 10}, layout);
+    net->flat = random_tensor(device, 2, (int64_t[]){rows, 4800}, ISO_LAYOUT_LOGICAL);
+    net->lw = random_tensor(device, 2, (int64_t[]){20, 4800}, ISO_LAYOUT_LOGICAL);
+    net->ldw = random_tensor(device, 2, (int64_t[]){20, 4800}, ISO_LAYOUT_LOGICAL);
+    net->lb = random_tensor(device, 1, (int64_t[]){20}, ISO_LAYOUT_LOGICAL);
+    net->ly = random_tensor(device, 2, (int64_t[]){rows, 20}, ISO_LAYOUT_LOGICAL);
+}
+
+static void net_destroy(small_net *net) {
+    iso_tensor **all = (iso_tensor **)net;
+    for (size_t i = 0; i < sizeof(*net) / sizeof(iso_tensor *); i++) iso_tensor_destroy(&all[i]);
+}
+
+static uint64_t net_step(iso_device *device, small_net *net) {
+    static const iso_conv2d_config c = {
+        .in_channels = 32, .out_channels = 48, .kernel_size = {3, 3}};
+    const iso_device_ops *ops = device->ops;
+    OK(ops->conv2d_forward(device, &c, net->x, net->w, net->b, ISO_ACT_RELU, net->y));
+    OK(ops->copy(device, net->y, net->flat));
+    OK(ops->linear_forward(device, net->flat, net->lw, net->lb, ISO_ACT_NONE, net->ly));
+    OK(ops->linear_backward_params(device, net->flat, net->ly, net->ldw, false, NULL, false));
+    OK(ops->conv2d_backward_params(device, &c, net->x, net->y, net->dw, false, net->db, false));
+    OK(ops->conv2d_backward_input(device, &c, net->y, net->w, net->dx));
+    uint64_t hash = ISO_HASH_START;
+    iso_tensor *results[] = {net->y, net->ly, net->ldw, net->dw, net->db};
+    for (int i = 0; i < 5; i++)
+        hash = iso__hash(hash, results[i]->data, (size_t)results[i]->count * sizeof(float));
+    return iso__hash(hash, net->dx->data, (size_t)net->dx->count * sizeof(float));
+}
+
+Test(cpu, a_shape_seen_before_allocates_and_builds_nothing) {
+    for (int i = 0; i < 3; i++) {
+        iso_device *device = open_set(sets[i]);
+        if (!device) continue;
+        small_net whole, last; // of an epoch: its last batch is smaller
+        net_create(device, 8, &whole);
+        net_create(device, 3, &last);
+        net_step(device, &whole);
+        net_step(device, &last);
+        long long built = iso_device_primitives_created(device), before, after;
+        iso_memory_balance(NULL, NULL, &before);
+        for (int step = 0; step < 3; step++) net_step(device, step == 1 ? &last : &whole);
+        iso_memory_balance(NULL, NULL, &after);
+        cr_assert(after == before, "%s allocated %lld times", sets[i], after - before);
+        cr_assert(iso_device_primitives_created(device) == built);
+        cr_assert(strcmp(sets[i], "onednn") != 0 || built > 0);
+        net_destroy(&whole);
+        net_destroy(&last);
+        iso_device_destroy(&device);
+    }
+}
+
+Test(cpu, results_repeat_bit_for_bit_on_another_device_object) {
+    for (int i = 0; i < 3; i++) {
+        uint64_t hash[2];
+        for (int round = 0; round < 2; round++) {
+            iso_device *device = open_set(sets[i]);
+            if (!device) break;
+            small_net net;
+            net_create(device, 5, &net);
+            hash[round] = net_step(device, &net);
+            cr_assert(net_step(device, &net) == hash[round]);
+            net_destroy(&net);
+            iso_device_destroy(&device);
+            if (round == 1) cr_assert(hash[0] == hash[1]);
+        }
+    }
+}
+
+Test(cpu, threads_change_the_result_by_rounding_only) {
+    iso_device *device = open_set("onednn");
+    if (!device) cr_skip_test("this build has no oneDNN");
+    small_net net;
+    net_create(device, 4, &net);
+    net_step(device, &net);
+    float *one = malloc((size_t)net.dw->count * sizeof(float));
+    memcpy(one, net.dw->data, (size_t)net.dw->count * sizeof(float));
+    OK(iso_device_set_threads(device, 2));
+    cr_assert(strstr(iso_device_describe(device), "2 threads"));
+    net_step(device, &net);
+    for (int64_t i = 0; i < net.dw->count; i++)
+        cr_assert_float_eq(((float *)net.dw->data)[i], one[i],
+                           1e-3f * (1 + (one[i] < 0 ? -one[i] : one[i])));
+    free(one);
+    net_destroy(&net);
+    iso_device_destroy(&device);
+}
+
+Test(cpu, no_threads_are_refused) {
+    iso_device *device;
+    OK(iso_device_create("cpu", &device));
+    cr_assert(iso_device_set_threads(device, 0) == ISO_ERR_ARG);
+    iso_device_destroy(&device);
+}
+
+Test(cpu, unknown_kernels_are_refused_with_the_choices) {
+    iso_device *device = NULL;
+    setenv("ISO_CPU_KERNELS", "fastest", 1);
+    cr_assert(iso_device_create("cpu", &device) == ISO_ERR_ARG);
+    cr_assert(device == NULL);
+    cr_assert(strstr(iso_last_error()->message, "\"fastest\""));
+    cr_assert(strstr(iso_last_error()->message, "reference"));
+}
+
+Test(cpu, unknown_devices_are_refused_with_the_known_ones) {
+    iso_device *device = NULL;
+    cr_assert(iso_device_create("gpu", &device) == ISO_ERR_ARG);
+    cr_assert(strstr(iso_last_error()->message, "cpu, cuda"));
+    cr_assert(iso_device_create(NULL, &device) == ISO_ERR_ARG);
+    cr_assert(device == NULL);
+}
+
+Test(cpu, other_element_types_are_refused_in_words) {
+    for (int i = 0; i < 3; i++) {
+        iso_device *device = open_set(sets[i]);
+        if (!device) continue;
+        iso_tensor *x;
+        OK(iso_tensor_create(device, ISO_F64, 2, (int64_t[]){2, 3}, &x));
+        cr_assert(device->ops->relu_forward(device, x, x) == ISO_ERR_UNSUPPORTED);
+        cr_assert(strstr(iso_last_error()->message, "f64"));
+        cr_assert(device->ops->linear_forward(device, x, x, NULL, ISO_ACT_NONE, x) ==
+                  ISO_ERR_UNSUPPORTED);
+        iso_tensor_destroy(&x);
+        iso_device_destroy(&device);
+    }
+}
+
+Test(cpu, updates_are_the_same_bits_in_pieces_and_whole) {
+    iso_device *device;
+    OK(iso_device_create("cpu", &device));
+    float p[2][77], g[77], m[2][77];
+    for (int i = 0; i < 77; i++) {
+        g[i] = (float)i / 7 - 5;
+        p[0][i] = p[1][i] = 1 / (float)(i + 1);
+        m[0][i] = m[1][i] = (float)i / 11;
+    }
+    iso__sgd_args args = {.lr = 0.3f, .momentum = 0.9f, .weight_decay = 0.01f, .scale = 0.7f};
+    OK(device->ops->sgd(device, 77, &args, g, p[0], m[0]));
+    // Buckets cut parameters anywhere: unaligned, and with other remainders.
+    OK(device->ops->sgd(device, 30, &args, g, p[1], m[1]));
+    OK(device->ops->sgd(device, 47, &args, g + 30, p[1] + 30, m[1] + 30));
+    cr_assert(memcmp(p[0], p[1], sizeof(p[0])) == 0);
+    cr_assert(memcmp(m[0], m[1], sizeof(m[0])) == 0);
+    iso_device_destroy(&device);
+}
