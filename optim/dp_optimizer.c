@@ -1,5 +1,5 @@
-// DataParallelOptimizer: an optimizer whose step only freezes the hyperparameters; the reducer calls it back
-// for each layer when the next forward reaches that layer.
+// DataParallelOptimizer: an optimizer whose step only freezes the hyperparameters; the reducer
+// calls it back for each layer when the next forward reaches that layer.
 #include "optim/optim_impl.h"
 #include "parallel/parallel_impl.h"
 
@@ -7,8 +7,7 @@ typedef struct dp_optimizer {
     iso_optimizer base;
     iso_optimizer *inner; // owned
     iso__base_optimizer *core;
-    iso_module *data_parallel; // borrowed
-    iso_reducer *reducer;
+    iso_reducer *reducer; // borrowed from the data_parallel module
 } dp_optimizer;
 
 static dp_optimizer *self_of(iso_optimizer *optimizer) {
@@ -22,7 +21,6 @@ static iso_status apply(int i, void *gradient, double scale, const void *hyper, 
 
 static iso_status step(iso_optimizer *optimizer) {
     dp_optimizer *self = self_of(optimizer);
-    ISO_TRY(iso__data_parallel_close_backward(self->data_parallel));
     self->core->base.hyper.step++;
     ISO_TRY(iso_reducer_step(self->reducer, &self->core->base.hyper));
     return ISO_OK;
@@ -49,9 +47,7 @@ static void destroy(iso_optimizer *optimizer) {
     iso__free(self);
 }
 
-static iso_optimizer *inner(iso_optimizer *optimizer) {
-    return self_of(optimizer)->inner;
-}
+static iso_optimizer *inner(iso_optimizer *optimizer) { return self_of(optimizer)->inner; }
 
 static const iso_optimizer_ops dp_optimizer_ops = {
     .name = "data_parallel",
@@ -62,16 +58,19 @@ static const iso_optimizer_ops dp_optimizer_ops = {
     .inner = inner,
 };
 
-static iso_status check_same_parameters(const iso__base_optimizer *core, iso_module *data_parallel) {
+static iso_status check_same_parameters(const iso__base_optimizer *core,
+                                        iso_module *data_parallel) {
     iso_parameter *const *trainable;
     int count = iso__data_parallel_trainable(data_parallel, &trainable);
     ISO_CHECK(count == core->count, ISO_ERR_ARG,
-              "the optimizer updates %d parameters but data_parallel exchanges %d: create both from the same "
+              "the optimizer updates %d parameters but data_parallel exchanges %d: create both "
+              "from the same "
               "module, and freeze parameters before",
               core->count, count);
     for (int i = 0; i < count; i++)
         ISO_CHECK(trainable[i] == core->slot[i].parameter, ISO_ERR_ARG,
-                  "the optimizer updates \"%s\", which data_parallel does not exchange in its place: create "
+                  "the optimizer updates \"%s\", which data_parallel does not exchange in its "
+                  "place: create "
                   "both from the same module",
                   core->slot[i].name);
     return ISO_OK;
@@ -82,7 +81,8 @@ iso_status iso_dp_optimizer_create_take(iso_optimizer *wrapped, iso_module *data
     iso_status status;
     dp_optimizer *self = NULL;
     iso__base_optimizer *core = iso__optimizer_innermost(wrapped);
-    ISO_CHECK_GOTO(core, ISO_ERR_ARG, "a %s optimizer cannot be updated layer by layer", wrapped->ops->name);
+    ISO_CHECK_GOTO(core, ISO_ERR_ARG, "a %s optimizer cannot be updated layer by layer",
+                   wrapped->ops->name);
     ISO_CHECK_GOTO(iso_data_parallel_reducer(data_parallel), ISO_ERR_ARG,
                    "the optimizer can only be tied to a DataParallel module, not to a %s",
                    data_parallel->ops->type);
@@ -91,7 +91,6 @@ iso_status iso_dp_optimizer_create_take(iso_optimizer *wrapped, iso_module *data
     *self = (dp_optimizer){.base = {.ops = &dp_optimizer_ops},
                            .inner = wrapped,
                            .core = core,
-                           .data_parallel = data_parallel,
                            .reducer = iso_data_parallel_reducer(data_parallel)};
     ISO_TRY_GOTO(iso_reducer_set_apply(self->reducer, apply, sizeof(iso_hyper), self));
     *out = &self->base;

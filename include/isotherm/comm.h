@@ -1,4 +1,5 @@
-// Communicators, non-blocking exchanges, and who drives their progress. The only public header with MPI.
+// Communicators, non-blocking exchanges, and who drives their progress. The only public header with
+// MPI.
 #ifndef ISOTHERM_COMM_H
 #define ISOTHERM_COMM_H
 
@@ -11,12 +12,15 @@
 extern "C" {
 #endif
 
-// Who drives non-blocking collectives while the program computes (Open MPI moves nothing between MPI calls).
+// Who drives non-blocking collectives while the program computes (Open MPI moves nothing between
+// MPI calls).
 typedef enum iso_progress {
-    ISO_PROGRESS_AUTO,  // ISO_PROGRESS if set, else thread where MPI gives MPI_THREAD_MULTIPLE, else poll
-    ISO_PROGRESS_OFF,   // nobody: exchanges advance only in waits
-    ISO_PROGRESS_POLL,  // the calling thread tests between layers
-    ISO_PROGRESS_THREAD // a helper that sleeps between tests; idle (blocked) when nothing is in flight
+    ISO_PROGRESS_AUTO, // ISO_PROGRESS if set, else thread where MPI gives MPI_THREAD_MULTIPLE, else
+                       // poll
+    ISO_PROGRESS_OFF,  // nobody: exchanges advance only in waits
+    ISO_PROGRESS_POLL, // the calling thread tests between layers
+    ISO_PROGRESS_THREAD // a helper that sleeps between tests; idle (blocked) when nothing is in
+                        // flight
 } iso_progress;
 // "auto", "off", "poll", "thread".
 iso_status iso_progress_parse(const char *name, iso_progress *out);
@@ -25,14 +29,16 @@ const char *iso_progress_name(iso_progress mode);
 typedef struct iso_comm iso_comm; // shared: create gives one reference, retain adds, destroy drops
 
 typedef struct iso_comm_config {
-    iso_progress progress; // first communicator of the process decides; it is one engine per process
-    double timeout_s;      // a wait longer than this is ISO_ERR_TIMEOUT naming what is pending; 0: ISO_TIMEOUT
+    iso_progress
+        progress;     // first communicator of the process decides; it is one engine per process
+    double timeout_s; // a wait longer than this is ISO_ERR_TIMEOUT naming what is pending; 0:
+                      // ISO_TIMEOUT
 } iso_comm_config;
 
-// Collective over mpi_comm. Duplicates it (errors on the duplicate are returned, not fatal), so that nothing
-// the caller sends there can meet our messages. config may be NULL. MPI must be initialised; for the
-// thread mode with MPI_THREAD_MULTIPLE. Works on one rank and without mpirun. Destroying is collective too.
-// MPI_Finalize may be called while communicators are still alive.
+// Collective over mpi_comm. Duplicates it (errors on the duplicate are returned, not fatal), so
+// that nothing the caller sends there can meet our messages. config may be NULL. MPI must be
+// initialised; for the thread mode with MPI_THREAD_MULTIPLE. Works on one rank and without mpirun.
+// Destroying is collective too. MPI_Finalize may be called while communicators are still alive.
 iso_status iso_comm_create(MPI_Comm mpi_comm, const iso_comm_config *config, iso_comm **out);
 iso_comm *iso_comm_retain(iso_comm *comm);
 void iso_comm_destroy(iso_comm **comm);
@@ -48,7 +54,8 @@ iso_progress iso_comm_progress(const iso_comm *comm);
 // Node groups: the ranks that share memory (MPI_Comm_split_type), or consecutive groups of
 // ISO_RANKS_PER_NODE ranks. Collective on first use; borrowed, lives as long as comm.
 iso_status iso_comm_node(iso_comm *comm, iso_comm **out);
-// Number of nodes and the index of this rank's node (numbered by lowest rank). Collective on first use.
+// Number of nodes and the index of this rank's node (numbered by lowest rank). Collective on first
+// use.
 iso_status iso_comm_node_layout(iso_comm *comm, int *node_count, int *node_index);
 
 typedef enum iso_reduce { ISO_SUM, ISO_MAX, ISO_MIN } iso_reduce;
@@ -58,28 +65,30 @@ iso_status iso_comm_barrier(iso_comm *comm);
 iso_status iso_comm_bcast(iso_comm *comm, void *data, size_t bytes, int root);
 iso_status iso_comm_allreduce_f64(iso_comm *comm, double *data, size_t count, iso_reduce op);
 iso_status iso_comm_allreduce_i64(iso_comm *comm, int64_t *data, size_t count, iso_reduce op);
-// Gathers each rank's bytes (any length, any size_t) on root, in rank order: *out is a new buffer of the
-// concatenation with sizes[rank] in *sizes; both NULL elsewhere. Free both with iso_comm_free.
+// Gathers each rank's bytes (any length, any size_t) on root, in rank order: *out is a new buffer
+// of the concatenation with sizes[rank] in *sizes; both NULL elsewhere. Free both with
+// iso_comm_free.
 iso_status iso_comm_gather(iso_comm *comm, const void *data, size_t bytes, int root, char **out,
                            size_t **sizes);
 void iso_comm_free(void *data);
-// Collective verdict: `mine` of every rank; OK everywhere if OK everywhere, else every rank gets an error (the
-// failing rank its own, the others one that names the lowest failing rank and repeats its message).
+// Collective verdict: `mine` of every rank; OK everywhere if OK everywhere, else every rank gets an
+// error (the failing rank its own, the others one that names the lowest failing rank and repeats
+// its message).
 iso_status iso_comm_agree(iso_comm *comm, iso_status mine);
 
 // ---- Non-blocking all-reduce ----------------------------------------------------------------------
 
 typedef struct iso_request iso_request;
 
-// Collective: every rank of comm must issue the same exchanges in the same order. Sums `data` in place. The
-// buffer belongs to the operation until the request completes. `name` (kept by reference) is shown when a
-// wait times out. count may exceed INT_MAX.
-iso_status iso_comm_iallreduce(iso_comm *comm, void *data, size_t count, iso_dtype dtype, const char *name,
-                               iso_request **out);
+// Collective: every rank of comm must issue the same exchanges in the same order. Sums `data` in
+// place. The buffer belongs to the operation until the request completes. `name` (kept by
+// reference) is shown when a wait times out. count may exceed INT_MAX.
+iso_status iso_comm_iallreduce(iso_comm *comm, void *data, size_t count, iso_dtype dtype,
+                               const char *name, iso_request **out);
 // Local. ISO_OK: complete, *request is released and NULL. ISO_PENDING: not yet.
 iso_status iso_request_test(iso_request **request);
-// Blocks, driving progress itself. Releases *request, also on error, except on ISO_ERR_TIMEOUT: the exchange cannot
-// be taken back, so *request stays valid; wait again, or end the job (MPI_Abort).
+// Blocks, driving progress itself. Releases *request, also on error, except on ISO_ERR_TIMEOUT: the
+// exchange cannot be taken back, so *request stays valid; wait again, or end the job (MPI_Abort).
 iso_status iso_request_wait(iso_request **request);
 // Poll mode: one round of tests; nothing in the other modes or when nothing is in flight.
 void iso_comm_poll(iso_comm *comm);

@@ -1,5 +1,5 @@
-// Data: IDX files, MNIST folders, a generated digit set, the sampler and the loader. Local: ranks agree
-// because each draws the same global permutation.
+// Data: IDX files, MNIST folders, a generated digit set, the sampler and the loader. Local: ranks
+// agree because each draws the same global permutation.
 #ifndef ISOTHERM_DATA_H
 #define ISOTHERM_DATA_H
 
@@ -11,7 +11,8 @@ extern "C" {
 
 // ---- IDX files ------------------------------------------------------------------------------------
 
-// http://yann.lecun.com/exdb/mnist: magic 0 0 TYPE NDIM, NDIM big-endian sizes, elements big-endian.
+// http://yann.lecun.com/exdb/mnist: magic 0 0 TYPE NDIM, NDIM big-endian sizes, elements
+// big-endian.
 typedef enum iso_idx_type {
     ISO_IDX_U8 = 0x08,
     ISO_IDX_I8 = 0x09,
@@ -30,8 +31,9 @@ typedef struct iso_idx {
     void *data; // host order; owned
 } iso_idx;
 
-// Reads a plain or gzip-compressed file. ISO_ERR_IO (missing, unreadable), ISO_ERR_FORMAT (wrong magic, truncated,
-// trailing bytes, sizes that overflow): the message names file, what is wrong, and where.
+// Reads a plain or gzip-compressed file. ISO_ERR_IO (missing, unreadable), ISO_ERR_FORMAT (wrong
+// magic, truncated, trailing bytes, sizes that overflow): the message names file, what is wrong,
+// and where.
 iso_status iso_idx_read(const char *path, iso_idx *out);
 void iso_idx_free(iso_idx *idx);
 
@@ -41,24 +43,28 @@ void iso_idx_free(iso_idx *idx);
 typedef struct iso_dataset iso_dataset;
 
 // From memory (copied): images[count][channels][height][width], labels[count] in [0, classes).
-iso_status iso_dataset_create(const uint8_t *images, const int32_t *labels, int64_t count, int64_t channels,
-                              int64_t height, int64_t width, int classes, iso_dataset **out);
-// From two IDX files: images of 2 (N, features -> 1 x 1 x features), 3 (N, H, W) or 4 (N, C, H, W) dimensions of
-// u8, labels of 1 dimension of any integer type. ISO_ERR_FORMAT when the counts differ or a label is negative.
-iso_status iso_dataset_read_idx(const char *images_path, const char *labels_path, iso_dataset **out);
-// A folder with {train,t10k}-{images-idx3,labels-idx1}-ubyte[.gz]; ".gz" second choice; also accepts '.' before
-// idx. The message names the folder and the files it looked for.
+iso_status iso_dataset_create(const uint8_t *images, const int32_t *labels, int64_t count,
+                              int64_t channels, int64_t height, int64_t width, int classes,
+                              iso_dataset **out);
+// From two IDX files: images of 2 (N, features -> 1 x 1 x features), 3 (N, H, W) or 4 (N, C, H, W)
+// dimensions of u8, labels of 1 dimension of any integer type. ISO_ERR_FORMAT when the counts
+// differ or a label is negative.
+iso_status iso_dataset_read_idx(const char *images_path, const char *labels_path,
+                                iso_dataset **out);
+// A folder with {train,t10k}-{images-idx3,labels-idx1}-ubyte[.gz]; ".gz" second choice; also
+// accepts '.' before idx. The message names the folder and the files it looked for.
 iso_status iso_dataset_read_mnist(const char *folder, bool train, iso_dataset **out);
-// Generated digits, MNIST-shaped (1 x 28 x 28, 10 classes), deterministic in (train, count) on every machine: glyphs
-// with random placement, slant, scale, stroke width, clutter and noise. train and test sets are disjoint streams.
+// Generated digits, MNIST-shaped (1 x 28 x 28, 10 classes), deterministic in (train, count) on
+// every machine: glyphs with random placement, slant, scale, stroke width, clutter and noise. train
+// and test sets are disjoint streams.
 iso_status iso_dataset_create_digits(bool train, int64_t count, iso_dataset **out);
 iso_dataset *iso_dataset_retain(iso_dataset *dataset);
 void iso_dataset_destroy(iso_dataset **dataset);
 
 typedef struct iso_dataset_info {
     int64_t count, channels, height, width;
-    int classes;       // largest label + 1, or as created
-    double mean, std;  // over all pixels scaled to [0, 1]
+    int classes;      // largest label + 1, or as created
+    double mean, std; // over all pixels scaled to [0, 1]
 } iso_dataset_info;
 void iso_dataset_get_info(const iso_dataset *dataset, iso_dataset_info *out);
 // Image i as bytes [channels][height][width] and its label.
@@ -72,24 +78,26 @@ typedef enum iso_sampler_end {
 } iso_sampler_end;
 
 typedef struct iso_sampler_config {
-    int64_t count;      // samples
-    int64_t batch;      // per rank
+    int64_t count; // samples
+    int64_t batch; // per rank
     int rank, ranks;
     uint64_t seed;
-    bool shuffle;       // false: 0, 1, 2, ...
+    bool shuffle; // false: 0, 1, 2, ...
     iso_sampler_end end;
 } iso_sampler_config;
 typedef struct iso_sampler iso_sampler;
 
-// One permutation of all samples from (seed, epoch); global batch k is its k-th slice of ranks * batch; rank r's
-// part is the r-th `batch` of the slice, for any number of ranks. The last global batch is as large as needed: the
-// remainder rounded up to a multiple of ranks under PAD (every rank the same local size), left out under DROP.
-// ISO_ERR_ARG when there are more ranks than samples or, under DROP, not one whole batch.
+// One permutation of all samples from (seed, epoch); global batch k is its k-th slice of ranks *
+// batch; rank r's part is the r-th `batch` of the slice, for any number of ranks. The last global
+// batch is as large as needed: the remainder rounded up to a multiple of ranks under PAD (every
+// rank the same local size), left out under DROP. ISO_ERR_ARG when there are more ranks than
+// samples or, under DROP, not one whole batch.
 iso_status iso_sampler_create(const iso_sampler_config *config, iso_sampler **out);
 void iso_sampler_destroy(iso_sampler **sampler);
 iso_status iso_sampler_set_epoch(iso_sampler *sampler, int64_t epoch);
 int64_t iso_sampler_batches(const iso_sampler *sampler); // per epoch, the same on all ranks
-// Indices of this rank's part of global batch k: *indices borrowed until the next set_epoch; returns their number.
+// Indices of this rank's part of global batch k: *indices borrowed until the next set_epoch;
+// returns their number.
 int64_t iso_sampler_batch(const iso_sampler *sampler, int64_t k, const int64_t **indices);
 
 // ---- Loader ---------------------------------------------------------------------------------------
@@ -109,12 +117,13 @@ typedef struct iso_loader_config {
 typedef struct iso_loader iso_loader;
 
 // Retains dataset and device, borrows sampler (must outlive it).
-iso_status iso_loader_create(iso_dataset *dataset, iso_sampler *sampler, const iso_loader_config *config,
-                             iso_loader **out);
+iso_status iso_loader_create(iso_dataset *dataset, iso_sampler *sampler,
+                             const iso_loader_config *config, iso_loader **out);
 void iso_loader_destroy(iso_loader **loader);
 // Starts epoch `epoch` at its batch `first` (0). Ends a running epoch.
 iso_status iso_loader_start(iso_loader *loader, int64_t epoch, int64_t first);
-// The next batch, valid until the following call; ISO_PENDING and out->n = 0 at the end of the epoch.
+// The next batch, valid until the following call; ISO_PENDING and out->n = 0 at the end of the
+// epoch.
 iso_status iso_loader_next(iso_loader *loader, iso_batch *out);
 
 #ifdef __cplusplus

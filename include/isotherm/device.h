@@ -8,23 +8,25 @@
 extern "C" {
 #endif
 
-typedef struct iso_device iso_device; // shared: create gives one reference, retain adds, destroy drops
+typedef struct iso_device
+    iso_device; // shared: create gives one reference, retain adds, destroy drops
 
 typedef enum iso_dtype { ISO_F32, ISO_F64, ISO_BF16, ISO_F16, ISO_DTYPE_COUNT } iso_dtype;
 
-// Bytes of one element; "f32", "f64", "bf16", "f16"; the reverse (ISO_ERR_ARG with the list of names).
+// Bytes of one element; "f32", "f64", "bf16", "f16"; the reverse (ISO_ERR_ARG with the list of
+// names).
 size_t iso_dtype_size(iso_dtype dtype);
 const char *iso_dtype_name(iso_dtype dtype);
 iso_status iso_dtype_parse(const char *name, iso_dtype *out);
 
-// Local. Opens a device by name: "cpu". ISO_ERR_ARG for an unknown name (the text lists the known ones),
-// ISO_ERR_UNSUPPORTED for one this build lacks.
+// Local. Opens a device by name: "cpu". ISO_ERR_ARG for an unknown name (the text lists the known
+// ones), ISO_ERR_UNSUPPORTED for one this build lacks.
 iso_status iso_device_create(const char *name, iso_device **out);
 iso_device *iso_device_retain(iso_device *device);
 void iso_device_destroy(iso_device **device);
 
-// Local. Kernel threads a call on this device may use (CPU: OpenMP threads). The default is 1: results
-// are then the same whatever else the machine does. n >= 1.
+// Local. Kernel threads a call on this device may use (CPU: OpenMP threads). The default is 1:
+// results are then the same whatever else the machine does. n >= 1.
 iso_status iso_device_set_threads(iso_device *device, int n);
 const char *iso_device_name(const iso_device *device);
 // One line about the kernels in use, e.g. "oneDNN 2.6.3, avx512_core, 1 thread".

@@ -17,8 +17,9 @@ typedef struct iso_json_log iso_json_log;
 iso_status iso_json_log_create(const char *path, iso_json_log **out);
 // ISO_ERR_IO if anything could not be written. Frees in any case; accepts a NULL log.
 iso_status iso_json_log_close(iso_json_log **log);
-// One object: begin with its "event", add fields, end. A NULL log makes all of these do nothing. Not-finite numbers
-// are written as null. Doubles are written so that reading them back gives the same value.
+// One object: begin with its "event", add fields, end. A NULL log makes all of these do nothing.
+// Not-finite numbers are written as null. Doubles are written so that reading them back gives the
+// same value.
 void iso_json_begin(iso_json_log *log, const char *event);
 void iso_json_string(iso_json_log *log, const char *key, const char *value);
 void iso_json_double(iso_json_log *log, const char *key, double value);
@@ -29,9 +30,11 @@ void iso_json_end(iso_json_log *log);
 
 typedef struct iso_progress_bar iso_progress_bar;
 
-// Local. Writes to `to` (NULL: nothing at all). On a terminal one line that is redrawn at most 10 times a second:
-// label, bar, done/total, rate, loss, ETA; otherwise one plain line at about every tenth of the total.
-iso_status iso_progress_bar_create(FILE *to, const char *label, int64_t total, const char *unit, iso_progress_bar **out);
+// Local. Writes to `to` (NULL: nothing at all). On a terminal one line that is redrawn at most 10
+// times a second: label, bar, done/total, rate, loss, ETA; otherwise one plain line at about every
+// tenth of the total.
+iso_status iso_progress_bar_create(FILE *to, const char *label, int64_t total, const char *unit,
+                                   iso_progress_bar **out);
 // done: units so far; loss NaN: not shown.
 void iso_progress_bar_update(iso_progress_bar *bar, int64_t done, double loss);
 // Completes the line with `summary` (may be NULL) and frees.

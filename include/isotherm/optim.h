@@ -16,13 +16,13 @@ const char *iso_optimizer_kind_name(iso_optimizer_kind kind);
 // What an update depends on besides parameter, gradient and state. Frozen as a whole at step().
 typedef struct iso_hyper {
     double lr;
-    double momentum, dampening;  // sgd
-    double weight_decay;         // L2 term added to the gradient; adamw: decoupled
-    double beta1, beta2;         // adam, adamw
-    double rho;                  // adadelta
-    double eps;                  // adam, adamw, adadelta
-    bool nesterov;               // sgd
-    int64_t step;                // 1 at the first update; set by step()
+    double momentum, dampening; // sgd
+    double weight_decay;        // L2 term added to the gradient; adamw: decoupled
+    double beta1, beta2;        // adam, adamw
+    double rho;                 // adadelta
+    double eps;                 // adam, adamw, adadelta
+    bool nesterov;              // sgd
+    int64_t step;               // 1 at the first update; set by step()
 } iso_hyper;
 
 // PyTorch's defaults of that optimizer (torch.optim.SGD has no default lr before 2.x: 1e-3 here).
@@ -34,9 +34,11 @@ typedef struct iso_optimizer_ops {
     iso_status (*step)(iso_optimizer *self);
     void (*zero_grad)(iso_optimizer *self);
     // Updates parameter i of list from gradient * scale with these hyperparameters.
-    iso_status (*update)(iso_optimizer *self, int i, const void *gradient, double scale, const iso_hyper *hyper);
+    iso_status (*update)(iso_optimizer *self, int i, const void *gradient, double scale,
+                         const iso_hyper *hyper);
     void (*destroy)(iso_optimizer *self);
-    iso_optimizer *(*inner)(iso_optimizer *self); // the optimizer that this one wraps; NULL: wraps none
+    iso_optimizer *(*inner)(
+        iso_optimizer *self); // the optimizer that this one wraps; NULL: wraps none
 } iso_optimizer_ops;
 
 struct iso_optimizer {
@@ -44,14 +46,17 @@ struct iso_optimizer {
     iso_hyper hyper; // change freely between steps; what step() saw is what its update uses
 };
 
-// Local. Optimizer over the parameters of module that require gradients; state is allocated here (zeros, logical
-// order). The module must outlive it. ISO_ERR_ARG for hyperparameters PyTorch refuses (negative lr, ...).
+// Local. Optimizer over the parameters of module that require gradients; state is allocated here
+// (zeros, logical order). The module must outlive it. ISO_ERR_ARG for hyperparameters PyTorch
+// refuses (negative lr, ...).
 iso_status iso_optimizer_create(iso_optimizer_kind kind, iso_module *module, const iso_hyper *hyper,
                                 iso_optimizer **out);
-// DataParallelOptimizer: wraps an optimizer and ties it to a data_parallel module made from the same module.
-// step() then only freezes the hyperparameters; each layer is updated when the next forward reaches it.
-// Takes inner, on failure too. ISO_ERR_ARG if the two do not cover the same parameters. Destroy it before the module.
-iso_status iso_dp_optimizer_create_take(iso_optimizer *inner, iso_module *data_parallel, iso_optimizer **out);
+// DataParallelOptimizer: wraps an optimizer and ties it to a data_parallel module made from the
+// same module. step() then only freezes the hyperparameters; each layer is updated when the next
+// forward reaches it. Takes inner, on failure too. ISO_ERR_ARG if the two do not cover the same
+// parameters. Destroy it before the module.
+iso_status iso_dp_optimizer_create_take(iso_optimizer *inner, iso_module *data_parallel,
+                                        iso_optimizer **out);
 
 iso_status iso_optimizer_step(iso_optimizer *optimizer);
 // Flags gradients as zero; touches no memory.
@@ -64,32 +69,35 @@ iso_hyper *iso_optimizer_hyper(iso_optimizer *optimizer); // of the innermost op
 
 typedef enum iso_schedule_kind {
     ISO_SCHEDULE_CONSTANT,
-    ISO_SCHEDULE_STEP,     // lr * gamma^(t / step_size), torch StepLR
-    ISO_SCHEDULE_COSINE,   // torch CosineAnnealingLR: T_max = total_steps, eta_min; closed form
-    ISO_SCHEDULE_ONE_CYCLE, // torch OneCycleLR, two phases, cosine; max_lr = lr; cycles momentum or beta1
-    ISO_SCHEDULE_LINEAR    // from lr to lr * end_factor over total_steps, torch LinearLR
+    ISO_SCHEDULE_STEP,      // lr * gamma^(t / step_size), torch StepLR
+    ISO_SCHEDULE_COSINE,    // torch CosineAnnealingLR: T_max = total_steps, eta_min; closed form
+    ISO_SCHEDULE_ONE_CYCLE, // torch OneCycleLR, two phases, cosine; max_lr = lr; cycles momentum or
+                            // beta1
+    ISO_SCHEDULE_LINEAR     // from lr to lr * end_factor over total_steps, torch LinearLR
 } iso_schedule_kind;
 // "constant", "step", "cosine", "one-cycle", "linear"
 iso_status iso_schedule_kind_parse(const char *name, iso_schedule_kind *out);
 
 typedef struct iso_schedule {
     iso_schedule_kind kind;
-    double lr;            // base lr; one-cycle: the maximum
-    int64_t total_steps;  // cosine, one-cycle, linear; later steps keep the last value
-    int64_t step_size;    // step; default a third of total_steps
-    double gamma;         // step
-    double eta_min;       // cosine
-    double end_factor;    // linear; default 0
+    double lr;           // base lr; one-cycle: the maximum
+    int64_t total_steps; // cosine, one-cycle, linear; later steps keep the last value
+    int64_t step_size;   // step; default a third of total_steps
+    double gamma;        // step
+    double eta_min;      // cosine
+    double end_factor;   // linear; default 0
     double pct_start, div_factor, final_div_factor; // one-cycle: 0.3, 25, 1e4
-    bool cycle_momentum;                            // one-cycle; base_momentum 0.85, max_momentum 0.95
+    bool cycle_momentum; // one-cycle; base_momentum 0.85, max_momentum 0.95
     double base_momentum, max_momentum;
-    int64_t warmup_steps; // linear warm-up before any of them: factor from warmup_start to 1 (torch LinearLR),
+    int64_t warmup_steps; // linear warm-up before any of them: factor from warmup_start to 1 (torch
+                          // LinearLR),
     double warmup_start;  // then the schedule starts at its step 0 (SequentialLR); default 1/3
 } iso_schedule;
 
 // PyTorch's defaults; lr and total_steps as given.
 iso_schedule iso_schedule_default(iso_schedule_kind kind, double lr, int64_t total_steps);
-// Values for update number t (0-based) written into hyper: lr, and momentum and beta1 where it cycles them.
+// Values for update number t (0-based) written into hyper: lr, and momentum and beta1 where it
+// cycles them.
 void iso_schedule_apply(const iso_schedule *schedule, int64_t t, iso_hyper *hyper);
 
 #ifdef __cplusplus

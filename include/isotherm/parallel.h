@@ -11,17 +11,20 @@ extern "C" {
 
 typedef struct iso_data_parallel_config {
     iso_sync sync;
-    double bucket_mb; // MiB; layers are fused until a bucket holds this much; 0: strictly one per layer
+    double bucket_mb; // MiB; layers are fused until a bucket holds this much; 0: strictly one per
+                      // layer
 } iso_data_parallel_config;
-#define ISO_DATA_PARALLEL_DEFAULT ((iso_data_parallel_config){.sync = ISO_SYNC_LAZY, .bucket_mb = 0.25})
+#define ISO_DATA_PARALLEL_DEFAULT                                                                  \
+    ((iso_data_parallel_config){.sync = ISO_SYNC_LAZY, .bucket_mb = 0.25})
 
-// Collective over comm. Takes one reference of module, on failure too; retains comm. config NULL: the default. Checks that all
-// ranks built the same model and broadcasts rank 0's parameters. Parameters' gradients become views of the
-// communication buffer; set requires_grad before. Tie an optimizer with iso_dp_optimizer_create.
-// The wrapper is used like the module itself: forward and backward are then collective, evaluation mode,
-// iso_parameter_value, hash and save complete pending updates first. ISO_ERR_ARG if nothing requires a gradient.
-iso_status iso_data_parallel_create_take(iso_module *module, iso_comm *comm, const iso_data_parallel_config *config,
-                                         iso_module **out);
+// Collective over comm. Takes one reference of module, on failure too; retains comm. config NULL:
+// the default. Checks that all ranks built the same model and broadcasts rank 0's parameters.
+// Parameters' gradients become views of the communication buffer; set requires_grad before. Tie an
+// optimizer with iso_dp_optimizer_create. The wrapper is used like the module itself: forward and
+// backward are then collective, evaluation mode, iso_parameter_value, hash and save complete
+// pending updates first. ISO_ERR_ARG if nothing requires a gradient.
+iso_status iso_data_parallel_create_take(iso_module *module, iso_comm *comm,
+                                         const iso_data_parallel_config *config, iso_module **out);
 // Collective. Completes everything that is pending.
 iso_status iso_data_parallel_finish(iso_module *data_parallel);
 // Borrowed: the module inside; the engine (for statistics). NULL if it is not a data_parallel.
@@ -31,8 +34,8 @@ iso_comm *iso_data_parallel_comm(iso_module *data_parallel);
 // Index of a parameter (iso_module_parameters order) in the reducer, -1 if it is frozen.
 int iso_data_parallel_index(iso_module *data_parallel, const iso_parameter *parameter);
 
-// Collective. 64-bit hash over names and values of all parameters (frozen ones too), completing what is
-// pending. *equal (may be NULL): whether all ranks of comm have the same.
+// Collective. 64-bit hash over names and values of all parameters (frozen ones too), completing
+// what is pending. *equal (may be NULL): whether all ranks of comm have the same.
 iso_status iso_parameter_hash(iso_module *module, iso_comm *comm, uint64_t *hash, bool *equal);
 
 #ifdef __cplusplus

@@ -1,4 +1,5 @@
-// Status codes, the error record behind them, and log levels. Everything that can fail returns iso_status.
+// Status codes, the error record behind them, and log levels. Everything that can fail returns
+// iso_status.
 #ifndef ISOTHERM_STATUS_H
 #define ISOTHERM_STATUS_H
 
@@ -41,9 +42,9 @@ const char *iso_status_string(iso_status status);
 // something is an error; each caller that forwards it adds a frame.
 typedef struct iso_error {
     iso_status code;
-    int rank;           // rank in the process's first communicator, -1 before there is one
-    char message[512];  // one sentence: what, where, what to do
-    int frame_count;    // frames beyond ISO_ERROR_FRAMES are dropped
+    int rank;          // rank in the process's first communicator, -1 before there is one
+    char message[512]; // one sentence: what, where, what to do
+    int frame_count;   // frames beyond ISO_ERROR_FRAMES are dropped
     struct {
         const char *function, *file;
         int line;
@@ -62,18 +63,21 @@ typedef enum iso_log_level {
     ISO_LOG_DEBUG
 } iso_log_level;
 
-// Process-wide. Level of the library's own messages (default: ISO_LOG, else warn) and the stream they go
-// to (default stderr; NULL silences them). Lines read "isotherm[RANK] LEVEL: text".
+// Process-wide. Level of the library's own messages (default: ISO_LOG, else warn) and the stream
+// they go to (default stderr; NULL silences them). Lines read "isotherm[RANK] LEVEL: text".
 void iso_log_set_level(iso_log_level level);
 void iso_log_set_stream(FILE *to);
-// The rank shown before messages and in error records; iso_comm_create sets it from its first communicator.
+// The rank shown before messages and in error records; iso_comm_create sets it from its first
+// communicator.
 void iso_log_set_rank(int rank);
 
-// Local. Writes the table of all ISO_* environment variables: name, default, current value, meaning.
+// Local. Writes the table of all ISO_* environment variables: name, default, current value,
+// meaning.
 void iso_env_print(FILE *to);
 
-// Local. Number of blocks and bytes that the library has allocated and not yet freed, and allocations
-// since the start; a program that destroyed everything sees 0 blocks. Any pointer may be NULL.
+// Local. Number of blocks and bytes that the library has allocated and not yet freed, and
+// allocations since the start; a program that destroyed everything sees 0 blocks. Any pointer may
+// be NULL.
 void iso_memory_balance(long long *blocks, long long *bytes, long long *allocations);
 
 #ifdef __cplusplus

@@ -17,20 +17,22 @@ extern "C" {
 // gradients of parameters and optimizer state are always logical. Host access converts.
 typedef enum iso_layout { ISO_LAYOUT_LOGICAL, ISO_LAYOUT_BLOCKED } iso_layout;
 
-typedef struct iso_tensor iso_tensor; // shared: create gives one reference, retain adds, destroy drops
+typedef struct iso_tensor
+    iso_tensor; // shared: create gives one reference, retain adds, destroy drops
 
 // Local. A new tensor in logical layout with undefined contents. 1 <= ndim <= ISO_MAX_DIMS, each
 // dimension >= 1. The buffer is aligned to 64 bytes.
 iso_status iso_tensor_create(iso_device *device, iso_dtype dtype, int ndim, const int64_t *shape,
                              iso_tensor **out);
-// Local. A tensor over caller's device memory (logical layout), which must outlive it and is not freed.
+// Local. A tensor over caller's device memory (logical layout), which must outlive it and is not
+// freed.
 iso_status iso_tensor_borrow(iso_device *device, iso_dtype dtype, int ndim, const int64_t *shape,
                              void *data, iso_tensor **out);
 iso_tensor *iso_tensor_retain(iso_tensor *tensor);
 void iso_tensor_destroy(iso_tensor **tensor);
 
-// Local. Gives an owned tensor a new shape and layout, contents undefined; its buffer only ever grows,
-// so that alternating between batch sizes allocates nothing.
+// Local. Gives an owned tensor a new shape and layout, contents undefined; its buffer only ever
+// grows, so that alternating between batch sizes allocates nothing.
 iso_status iso_tensor_resize(iso_tensor *tensor, int ndim, const int64_t *shape, iso_layout layout);
 
 iso_device *iso_tensor_device(const iso_tensor *tensor);
@@ -42,9 +44,10 @@ int64_t iso_tensor_count(const iso_tensor *tensor); // elements, without padding
 // Device address of the first element; NULL never. For kernels of the tensor's own device.
 void *iso_tensor_data(const iso_tensor *tensor);
 
-// Paired host access in logical order. READ gives the contents, WRITE promises to write every element
-// (contents undefined before), READ_WRITE both. Conversion and copies happen here and in unmap only, and
-// not at all for a logical CPU tensor. One mapping at a time per tensor (ISO_ERR_STATE).
+// Paired host access in logical order. READ gives the contents, WRITE promises to write every
+// element (contents undefined before), READ_WRITE both. Conversion and copies happen here and in
+// unmap only, and not at all for a logical CPU tensor. One mapping at a time per tensor
+// (ISO_ERR_STATE).
 typedef enum iso_access { ISO_READ = 1, ISO_WRITE = 2, ISO_READ_WRITE = 3 } iso_access;
 iso_status iso_tensor_map(iso_tensor *tensor, iso_access access, void **out);
 iso_status iso_tensor_unmap(iso_tensor *tensor);

@@ -24,8 +24,9 @@ typedef enum iso_lane {
 // Local. Nanoseconds of a monotonic clock; the clock of every span.
 int64_t iso_now(void);
 
-// Process-wide. Starts recording into memory reserved for `capacity` spans (later ones are counted and
-// dropped); time 0 is now, so start it right after a barrier to align ranks. Stop frees what was recorded.
+// Process-wide. Starts recording into memory reserved for `capacity` spans (later ones are counted
+// and dropped); time 0 is now, so start it right after a barrier to align ranks. Stop frees what
+// was recorded.
 iso_status iso_trace_start(size_t capacity);
 void iso_trace_stop(void);
 bool iso_trace_on(void);
@@ -33,8 +34,9 @@ bool iso_trace_on(void);
 // Thread-safe. Records [start_ns, end_ns) of iso_now(). `name` is copied (first 47 characters).
 void iso_trace_span(iso_lane lane, const char *name, int64_t start_ns, int64_t end_ns);
 
-// Local. The recorded spans as comma-separated JSON objects with "pid" = rank (no enclosing brackets), in
-// a new string that the caller frees with iso_trace_free_text. Programs gather these and write one file.
+// Local. The recorded spans as comma-separated JSON objects with "pid" = rank (no enclosing
+// brackets), in a new string that the caller frees with iso_trace_free_text. Programs gather these
+// and write one file.
 iso_status iso_trace_text(int rank, char **out, size_t *out_size);
 void iso_trace_free_text(char *text);
 

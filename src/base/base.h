@@ -10,8 +10,8 @@
 // ---- Errors ---------------------------------------------------------------------------------------
 
 // Writes the record of a new error (one sentence: what, where, what to do) and returns code.
-iso_status iso__error(iso_status code, const char *function, const char *file, int line, const char *format, ...)
-    __attribute__((format(printf, 5, 6)));
+iso_status iso__error(iso_status code, const char *function, const char *file, int line,
+                      const char *format, ...) __attribute__((format(printf, 5, 6)));
 // Adds a frame to the record and returns status.
 iso_status iso__error_frame(iso_status status, const char *function, const char *file, int line);
 
@@ -44,7 +44,7 @@ iso_status iso__error_frame(iso_status status, const char *function, const char 
         }                                                                                          \
     } while (0)
 
-#define iso_container_of(pointer, type, member) ((type *)((char *)(pointer) - offsetof(type, member)))
+#define iso_container_of(pointer, type, member) ((type *)((char *)(pointer)-offsetof(type, member)))
 
 // ---- Log ------------------------------------------------------------------------------------------
 
@@ -66,8 +66,10 @@ typedef enum iso__env {
 } iso__env;
 // The value, or NULL when unset or empty.
 const char *iso__env_string(iso__env variable);
-// The number, or fallback when unset. A value that is no number in [low, high] is ISO_ERR_ARG naming the variable.
-iso_status iso__env_number(iso__env variable, double low, double high, double fallback, double *out);
+// The number, or fallback when unset. A value that is no number in [low, high] is ISO_ERR_ARG
+// naming the variable.
+iso_status iso__env_number(iso__env variable, double low, double high, double fallback,
+                           double *out);
 
 // ---- Memory: aligned to 64 bytes, counted --------------------------------------------------------
 

@@ -10,17 +10,21 @@ typedef struct env_entry {
 } env_entry;
 
 static const env_entry env_table[ISO_ENV_COUNT] = {
-    [ISO_ENV_LOG] = {"ISO_LOG", "warn", "level of the library's messages: error, warn, info, debug"},
-    [ISO_ENV_PROGRESS] = {"ISO_PROGRESS", "auto",
-                          "who drives exchanges while the program computes: auto, off, poll, thread"},
+    [ISO_ENV_LOG] = {"ISO_LOG", "warn",
+                     "level of the library's messages: error, warn, info, debug"},
+    [ISO_ENV_PROGRESS] =
+        {"ISO_PROGRESS", "auto",
+         "who drives exchanges while the program computes: auto, off, poll, thread"},
     [ISO_ENV_PROGRESS_US] = {"ISO_PROGRESS_US", "adaptive",
                              "fixed sleep of the progress thread between tests, in microseconds"},
-    [ISO_ENV_TIMEOUT] = {"ISO_TIMEOUT", "300", "seconds before a wait gives up and names what is pending; 0: never"},
+    [ISO_ENV_TIMEOUT] = {"ISO_TIMEOUT", "300",
+                         "seconds before a wait gives up and names what is pending; 0: never"},
     [ISO_ENV_RANKS_PER_NODE] = {"ISO_RANKS_PER_NODE", "what shares memory",
                                 "ranks that count as one node (consecutive ranks)"},
-    [ISO_ENV_IALLREDUCE] = {"ISO_IALLREDUCE", "3",
-                            "Open MPI's coll_libnbc_iallreduce_algorithm, unless that is set itself: 0 its own "
-                            "choice, 1 ring, 2 binomial, 3 Rabenseifner, 4 recursive doubling"},
+    [ISO_ENV_IALLREDUCE] =
+        {"ISO_IALLREDUCE", "3",
+         "Open MPI's coll_libnbc_iallreduce_algorithm, unless that is set itself: 0 its own "
+         "choice, 1 ring, 2 binomial, 3 Rabenseifner, 4 recursive doubling"},
     [ISO_ENV_CPU_KERNELS] = {"ISO_CPU_KERNELS", "best available",
                              "CPU kernels: onednn, cblas, reference (plain C)"},
 };
@@ -35,7 +39,8 @@ const char *iso__env_string(iso__env variable) {
     return value && value[0] ? value : NULL;
 }
 
-iso_status iso__env_number(iso__env variable, double low, double high, double fallback, double *out) {
+iso_status iso__env_number(iso__env variable, double low, double high, double fallback,
+                           double *out) {
     const char *text = iso__env_string(variable);
     if (!text) {
         *out = fallback;
@@ -44,8 +49,8 @@ iso_status iso__env_number(iso__env variable, double low, double high, double fa
     char *end;
     double value = strtod(text, &end);
     ISO_CHECK(end != text && !*end && value >= low && value <= high, ISO_ERR_ARG,
-              "environment variable %s is \"%s\": give a number from %g to %g", env_table[variable].name, text,
-              low, high);
+              "environment variable %s is \"%s\": give a number from %g to %g",
+              env_table[variable].name, text, low, high);
     *out = value;
     return ISO_OK;
 }

@@ -1,4 +1,5 @@
-// Counter-based random numbers: the same draw for the same (seed, purpose, stream, counter) everywhere.
+// Counter-based random numbers: the same draw for the same (seed, purpose, stream, counter)
+// everywhere.
 #include "base/base.h"
 
 // splitmix64 finaliser (Steele et al., OOPSLA'14): spreads close seeds over the key space.

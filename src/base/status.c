@@ -16,8 +16,8 @@ const char *iso_status_string(iso_status status) {
     return "unknown status";
 }
 
-iso_status iso__error(iso_status code, const char *function, const char *file, int line, const char *format,
-                      ...) {
+iso_status iso__error(iso_status code, const char *function, const char *file, int line,
+                      const char *format, ...) {
     va_list args;
     va_start(args, format);
     // A message may quote the record it replaces, so it is formatted elsewhere first.
@@ -46,8 +46,8 @@ const iso_error *iso_last_error(void) { return &last; }
 static void print_frames(FILE *to) {
     int kept = last.frame_count < ISO_ERROR_FRAMES ? last.frame_count : ISO_ERROR_FRAMES;
     for (int i = 0; i < kept; i++)
-        fprintf(to, "  %s %s (%s:%d)\n", i ? "from" : "in", last.frame[i].function, last.frame[i].file,
-                last.frame[i].line);
+        fprintf(to, "  %s %s (%s:%d)\n", i ? "from" : "in", last.frame[i].function,
+                last.frame[i].file, last.frame[i].line);
 }
 
 void iso_error_print(FILE *to) {

@@ -12,7 +12,8 @@ typedef struct span {
     char name[48];
 } span;
 
-static const char *const lane_name[ISO_LANE_COUNT] = {"compute", "queue", "exchange", "wait", "update", "data"};
+static const char *const lane_name[ISO_LANE_COUNT] = {"compute", "queue",  "exchange",
+                                                      "wait",    "update", "data"};
 
 static span *spans;
 static size_t capacity;
@@ -65,12 +66,14 @@ static int write_name(char *to, const char *name) {
 }
 
 static size_t write_rows(char *to, size_t room, int rank) {
-    size_t n = (size_t)snprintf(to, room,
-                                "{\"ph\":\"M\",\"pid\":%d,\"name\":\"process_name\",\"args\":{\"name\":\"rank %d\"}}",
-                                rank, rank);
+    size_t n = (size_t)snprintf(
+        to, room,
+        "{\"ph\":\"M\",\"pid\":%d,\"name\":\"process_name\",\"args\":{\"name\":\"rank %d\"}}", rank,
+        rank);
     for (int lane = 0; lane < ISO_LANE_COUNT; lane++)
         n += (size_t)snprintf(to + n, room - n,
-                              ",\n{\"ph\":\"M\",\"pid\":%d,\"tid\":%d,\"name\":\"thread_name\",\"args\":{\"name\":\"%s\"}}",
+                              ",\n{\"ph\":\"M\",\"pid\":%d,\"tid\":%d,\"name\":\"thread_name\","
+                              "\"args\":{\"name\":\"%s\"}}",
                               rank, lane, lane_name[lane]);
     return n;
 }
@@ -79,8 +82,8 @@ iso_status iso_trace_text(int rank, char **out, size_t *out_size) {
     ISO_CHECK(spans, ISO_ERR_STATE, "no trace was started");
     size_t count = used < capacity ? used : capacity;
     if (used > capacity)
-        iso__log(ISO_LOG_WARN, "the trace is full: %zu of %zu spans were dropped", (size_t)used - capacity,
-                 (size_t)used);
+        iso__log(ISO_LOG_WARN, "the trace is full: %zu of %zu spans were dropped",
+                 (size_t)used - capacity, (size_t)used);
     size_t room = (ISO_LANE_COUNT + 1) * 128 + count * 192 + 1;
     void *text;
     ISO_TRY(iso__alloc(room, &text));
@@ -91,7 +94,8 @@ iso_status iso_trace_text(int rank, char **out, size_t *out_size) {
         write_name(name, spans[i].name);
         // Microseconds with three decimals: the format's unit.
         n += (size_t)snprintf(to + n, room - n,
-                              ",\n{\"ph\":\"X\",\"pid\":%d,\"tid\":%d,\"cat\":\"%s\",\"name\":\"%s\",\"ts\":%.3f,\"dur\":%.3f}",
+                              ",\n{\"ph\":\"X\",\"pid\":%d,\"tid\":%d,\"cat\":\"%s\",\"name\":\"%"
+                              "s\",\"ts\":%.3f,\"dur\":%.3f}",
                               rank, (int)spans[i].lane, lane_name[spans[i].lane], name,
                               (double)(spans[i].start - origin) / 1e3,
                               (double)(spans[i].end - spans[i].start) / 1e3);

@@ -13,15 +13,18 @@ MPI_Datatype iso__mpi_type(iso_dtype dtype) {
     }
 }
 
-iso_status iso__mpi_error(int rc, const char *call, const char *function, const char *file, int line) {
+iso_status iso__mpi_error(int rc, const char *call, const char *function, const char *file,
+                          int line) {
     char text[MPI_MAX_ERROR_STRING];
     int length = 0;
     MPI_Error_string(rc, text, &length);
-    return iso__error(ISO_ERR_MPI, function, file, line, "MPI said \"%.*s\" in %.80s", length, text, call);
+    return iso__error(ISO_ERR_MPI, function, file, line, "MPI said \"%.*s\" in %.80s", length, text,
+                      call);
 }
 
 static const char *algorithm_name(int value) {
-    static const char *const name[] = {"Open MPI's own choice", "ring", "binomial", "Rabenseifner", "recursive doubling"};
+    static const char *const name[] = {"Open MPI's own choice", "ring", "binomial", "Rabenseifner",
+                                       "recursive doubling"};
     return value >= 0 && value < 5 ? name[value] : "unknown";
 }
 
@@ -33,7 +36,8 @@ static bool find_variable(int *index) {
         int room = sizeof(name), verbosity, bind, scope;
         MPI_Datatype type;
         MPI_T_enum values;
-        if (MPI_T_cvar_get_info(i, name, &room, &verbosity, &type, &values, NULL, NULL, &bind, &scope) != MPI_SUCCESS)
+        if (MPI_T_cvar_get_info(i, name, &room, &verbosity, &type, &values, NULL, NULL, &bind,
+                                &scope) != MPI_SUCCESS)
             continue;
         if (strcmp(name, ALGORITHM_VARIABLE) != 0) continue;
         *index = i;

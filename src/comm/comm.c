@@ -95,7 +95,8 @@ static iso_status split_nodes(iso_comm *comm, MPI_Comm *out) {
     if (per_node >= 1)
         ISO_TRY_MPI(MPI_Comm_split(comm->mpi, comm->rank / (int)per_node, comm->rank, out));
     else
-        ISO_TRY_MPI(MPI_Comm_split_type(comm->mpi, MPI_COMM_TYPE_SHARED, comm->rank, MPI_INFO_NULL, out));
+        ISO_TRY_MPI(
+            MPI_Comm_split_type(comm->mpi, MPI_COMM_TYPE_SHARED, comm->rank, MPI_INFO_NULL, out));
     return ISO_OK;
 }
 
@@ -140,7 +141,9 @@ iso_status iso_comm_bcast(iso_comm *comm, void *data, size_t bytes, int root) {
     return ISO_OK;
 }
 
-static MPI_Op mpi_op(iso_reduce op) { return op == ISO_SUM ? MPI_SUM : op == ISO_MAX ? MPI_MAX : MPI_MIN; }
+static MPI_Op mpi_op(iso_reduce op) {
+    return op == ISO_SUM ? MPI_SUM : op == ISO_MAX ? MPI_MAX : MPI_MIN;
+}
 
 iso_status iso_comm_allreduce_f64(iso_comm *comm, double *data, size_t count, iso_reduce op) {
     ISO_TRY_MPI(MPI_Allreduce(MPI_IN_PLACE, data, (int)count, MPI_DOUBLE, mpi_op(op), comm->mpi));
@@ -164,13 +167,15 @@ static iso_status send_bytes(iso_comm *comm, const char *data, size_t bytes, int
 static iso_status receive_bytes(iso_comm *comm, char *data, size_t bytes, int from) {
     for (size_t done = 0; done < bytes;) {
         size_t part = bytes - done < (1u << 30) ? bytes - done : (1u << 30);
-        ISO_TRY_MPI(MPI_Recv(data + done, (int)part, MPI_BYTE, from, 0, comm->mpi, MPI_STATUS_IGNORE));
+        ISO_TRY_MPI(
+            MPI_Recv(data + done, (int)part, MPI_BYTE, from, 0, comm->mpi, MPI_STATUS_IGNORE));
         done += part;
     }
     return ISO_OK;
 }
 
-static iso_status gather_on_root(iso_comm *comm, const void *data, const uint64_t *wire, char **out, size_t **sizes) {
+static iso_status gather_on_root(iso_comm *comm, const void *data, const uint64_t *wire, char **out,
+                                 size_t **sizes) {
     iso_status status;
     char *all = NULL;
     size_t *each = NULL, total = 0;
@@ -195,7 +200,8 @@ fail:
     return status;
 }
 
-iso_status iso_comm_gather(iso_comm *comm, const void *data, size_t bytes, int root, char **out, size_t **sizes) {
+iso_status iso_comm_gather(iso_comm *comm, const void *data, size_t bytes, int root, char **out,
+                           size_t **sizes) {
     *out = NULL;
     *sizes = NULL;
     void *memory;

@@ -1,4 +1,5 @@
-// Private to src/comm and, for completion times, to the reducer: communicators, requests, the progress engine.
+// Private to src/comm and, for completion times, to the reducer: communicators, requests, the
+// progress engine.
 #ifndef ISO_COMM_IMPL_H
 #define ISO_COMM_IMPL_H
 
@@ -8,7 +9,8 @@
 #include <pthread.h>
 
 // Translates an MPI return code, keeping the library's own words.
-iso_status iso__mpi_error(int rc, const char *call, const char *function, const char *file, int line);
+iso_status iso__mpi_error(int rc, const char *call, const char *function, const char *file,
+                          int line);
 #define ISO_TRY_MPI(call)                                                                          \
     do {                                                                                           \
         int mpi_rc_ = (call);                                                                      \
@@ -17,7 +19,12 @@ iso_status iso__mpi_error(int rc, const char *call, const char *function, const 
     } while (0)
 
 // One exchange. FREE -> POSTED -> DONE (or FAILED) -> FREE; its memory stays in the engine's pool.
-typedef enum iso__request_state { ISO_REQUEST_FREE, ISO_REQUEST_POSTED, ISO_REQUEST_DONE, ISO_REQUEST_FAILED } iso__request_state;
+typedef enum iso__request_state {
+    ISO_REQUEST_FREE,
+    ISO_REQUEST_POSTED,
+    ISO_REQUEST_DONE,
+    ISO_REQUEST_FAILED
+} iso__request_state;
 
 struct iso_request {
     struct iso__engine *engine;
@@ -41,13 +48,15 @@ typedef struct iso__engine {
     iso_progress mode;
     char why[96];
     int waiters;     // threads inside a wait: they drive progress, the helper stands back
-    double sleep_us; // of the helper between tests, adapted within [ISO_SLEEP_MIN_US, ISO_SLEEP_MAX_US]
+    double sleep_us; // of the helper between tests, adapted within [ISO_SLEEP_MIN_US,
+                     // ISO_SLEEP_MAX_US]
     bool sleep_fixed;
     // Parallel arrays: what MPI_Testsome takes, and whose each entry is.
     int in_flight, capacity;
     MPI_Request *mpi;
     iso_request **owner;
     int *completed;
+    MPI_Status *statuses;
     iso_request *free_list;
 } iso__engine;
 
@@ -60,7 +69,8 @@ void iso__engine_test_all(iso__engine *engine);
 iso_status iso__engine_reserve(iso__engine *engine, int more);
 // Wakes the helper if there is work and nobody waits; with the lock held.
 void iso__engine_kick(iso__engine *engine);
-// A wait began and found its request complete or not: adapts the helper's sleep. With the lock held.
+// A wait began and found its request complete or not: adapts the helper's sleep. With the lock
+// held.
 void iso__engine_adapt(iso__engine *engine, bool was_complete);
 
 struct iso_comm {
@@ -78,9 +88,6 @@ struct iso_comm {
 iso_status iso__request_finish(iso_request **request, int64_t *done_ns);
 // When it was issued; valid until released.
 int64_t iso__request_posted_ns(const iso_request *request);
-// True if complete (or failed), without testing: a flag the helper or a wait has set.
-bool iso__request_is_done(iso_request *request);
-
 // Sets Open MPI's all-reduce algorithm through MPI_T; writes what holds and why.
 void iso__choose_algorithm(char *text, size_t room);
 

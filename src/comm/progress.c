@@ -5,7 +5,8 @@
 #include <string.h>
 #include <time.h>
 
-// A wire-bound step wants short sleeps, a compute-bound one long ones (each test costs the computing core).
+// A wire-bound step wants short sleeps, a compute-bound one long ones (each test costs the
+// computing core).
 #define ISO_SLEEP_MIN_US 50.0
 #define ISO_SLEEP_MAX_US 500.0
 // MPI_Finalize with exchanges in flight: how long they may take to complete.
@@ -24,7 +25,8 @@ iso_status iso_progress_parse(const char *name, iso_progress *out) {
             *out = (iso_progress)i;
             return ISO_OK;
         }
-    return ISO_FAIL(ISO_ERR_ARG, "unknown progress mode \"%s\": give auto, off, poll or thread", name);
+    return ISO_FAIL(ISO_ERR_ARG, "unknown progress mode \"%s\": give auto, off, poll or thread",
+                    name);
 }
 
 // ---- Testing --------------------------------------------------------------------------------------
@@ -49,16 +51,14 @@ static void compact(iso__engine *engine) {
 }
 
 void iso__engine_test_all(iso__engine *engine) {
-    if (engine->in_flight == 0) return;
+    if (engine->in_flight == 0 || engine->finalized) return;
     int count = 0;
-    int rc = MPI_Testsome(engine->in_flight, engine->mpi, &count, engine->completed, MPI_STATUSES_IGNORE);
-    if (rc != MPI_SUCCESS) {
-        // Which one failed is not known without statuses; after an error none can be trusted.
-        for (int i = 0; i < engine->in_flight; i++) complete(engine, i, rc);
-    } else {
-        if (count == 0 || count == MPI_UNDEFINED) return;
-        for (int i = 0; i < count; i++) complete(engine, engine->completed[i], MPI_SUCCESS);
-    }
+    int rc =
+        MPI_Testsome(engine->in_flight, engine->mpi, &count, engine->completed, engine->statuses);
+    if (count == 0 || count == MPI_UNDEFINED) return;
+    for (int i = 0; i < count; i++)
+        complete(engine, engine->completed[i],
+                 rc == MPI_ERR_IN_STATUS ? engine->statuses[i].MPI_ERROR : rc);
     compact(engine);
 }
 
@@ -67,9 +67,12 @@ iso_status iso__engine_reserve(iso__engine *engine, int more) {
     if (need <= engine->capacity) return ISO_OK;
     int capacity = need * 2 > 16 ? need * 2 : 16;
     size_t old = (size_t)engine->capacity, grown = (size_t)capacity;
-    ISO_TRY(iso__realloc((void **)&engine->mpi, old * sizeof(*engine->mpi), grown * sizeof(*engine->mpi)));
-    ISO_TRY(iso__realloc((void **)&engine->owner, old * sizeof(*engine->owner), grown * sizeof(*engine->owner)));
+    ISO_TRY(iso__realloc((void **)&engine->mpi, old * sizeof(*engine->mpi),
+                         grown * sizeof(*engine->mpi)));
+    ISO_TRY(iso__realloc((void **)&engine->owner, old * sizeof(*engine->owner),
+                         grown * sizeof(*engine->owner)));
     ISO_TRY(iso__realloc((void **)&engine->completed, 0, grown * sizeof(*engine->completed)));
+    ISO_TRY(iso__realloc((void **)&engine->statuses, 0, grown * sizeof(*engine->statuses)));
     engine->capacity = capacity;
     return ISO_OK;
 }
@@ -77,13 +80,16 @@ iso_status iso__engine_reserve(iso__engine *engine, int more) {
 void iso__engine_adapt(iso__engine *engine, bool was_complete) {
     if (engine->sleep_fixed) return;
     double us = engine->sleep_us * (was_complete ? 1.1 : 0.7);
-    engine->sleep_us = us < ISO_SLEEP_MIN_US ? ISO_SLEEP_MIN_US : us > ISO_SLEEP_MAX_US ? ISO_SLEEP_MAX_US : us;
+    engine->sleep_us = us < ISO_SLEEP_MIN_US   ? ISO_SLEEP_MIN_US
+                       : us > ISO_SLEEP_MAX_US ? ISO_SLEEP_MAX_US
+                                               : us;
 }
 
 // ---- Helper thread --------------------------------------------------------------------------------
 
 void iso__engine_kick(iso__engine *engine) {
-    if (engine->thread_runs && engine->in_flight > 0 && engine->waiters == 0) pthread_cond_signal(&engine->wake);
+    if (engine->thread_runs && engine->in_flight > 0 && engine->waiters == 0)
+        pthread_cond_signal(&engine->wake);
 }
 
 static void *helper(void *argument) {
@@ -116,13 +122,7 @@ static void stop_helper(iso__engine *engine) {
 
 // ---- Life -----------------------------------------------------------------------------------------
 
-void iso__engine_release(iso__engine **pointer) {
-    iso__engine *engine = *pointer;
-    *pointer = NULL;
-    pthread_mutex_lock(&birth);
-    bool last = engine && --engine->references == 0;
-    pthread_mutex_unlock(&birth);
-    if (!last) return;
+static void destroy(iso__engine *engine) {
     while (engine->free_list) {
         iso_request *request = engine->free_list;
         engine->free_list = request->next_free;
@@ -131,12 +131,23 @@ void iso__engine_release(iso__engine **pointer) {
     iso__free(engine->mpi);
     iso__free(engine->owner);
     iso__free(engine->completed);
+    iso__free(engine->statuses);
     pthread_cond_destroy(&engine->wake);
     pthread_mutex_destroy(&engine->lock);
     iso__free(engine);
 }
 
-// Called by MPI_Finalize before anything else is torn down: MPI_Finalize under a live helper crashes.
+void iso__engine_release(iso__engine **pointer) {
+    iso__engine *engine = *pointer;
+    *pointer = NULL;
+    pthread_mutex_lock(&birth);
+    bool last = engine && --engine->references == 0;
+    pthread_mutex_unlock(&birth);
+    if (last) destroy(engine);
+}
+
+// Called by MPI_Finalize before anything else is torn down: MPI_Finalize under a live helper
+// crashes.
 static int on_finalize(MPI_Comm comm, int keyval, void *value, void *extra) {
     (void)comm, (void)keyval, (void)extra;
     iso__engine *engine = value;
@@ -145,7 +156,8 @@ static int on_finalize(MPI_Comm comm, int keyval, void *value, void *extra) {
     for (int64_t start = iso_now(); engine->in_flight > 0 && iso_now() - start < DRAIN_NS;)
         iso__engine_test_all(engine);
     if (engine->in_flight > 0)
-        iso__log(ISO_LOG_ERROR, "MPI_Finalize was called with %d exchanges that other ranks did not complete",
+        iso__log(ISO_LOG_ERROR,
+                 "MPI_Finalize was called with %d exchanges that other ranks did not complete",
                  engine->in_flight);
     engine->finalized = true;
     pthread_mutex_unlock(&engine->lock);
@@ -166,7 +178,8 @@ static iso_status choose_mode(iso__engine *engine, iso_progress wanted) {
     bool multiple = level == MPI_THREAD_MULTIPLE;
     if (wanted == ISO_PROGRESS_AUTO) {
         wanted = multiple ? ISO_PROGRESS_THREAD : ISO_PROGRESS_POLL;
-        source = multiple ? "MPI_THREAD_MULTIPLE" : "MPI was not initialised with MPI_THREAD_MULTIPLE";
+        source =
+            multiple ? "MPI_THREAD_MULTIPLE" : "MPI was not initialised with MPI_THREAD_MULTIPLE";
     } else if (wanted == ISO_PROGRESS_THREAD && !multiple) {
         wanted = ISO_PROGRESS_POLL;
         source = "a thread needs MPI_THREAD_MULTIPLE from MPI_Init_thread";
@@ -183,35 +196,43 @@ static iso_status start(iso__engine *engine, iso_progress wanted) {
     ISO_TRY(iso__env_number(ISO_ENV_PROGRESS_US, 0, 999999, -1, &fixed));
     engine->sleep_fixed = fixed >= 0;
     engine->sleep_us = fixed >= 0 ? fixed : 100;
-    ISO_TRY_MPI(MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, on_finalize, &attribute, NULL));
-    ISO_TRY_MPI(MPI_Comm_set_attr(MPI_COMM_SELF, attribute, engine));
     if (engine->mode == ISO_PROGRESS_THREAD) {
         int rc = pthread_create(&engine->thread, NULL, helper, engine);
         ISO_CHECK(rc == 0, ISO_ERR_NOMEM, "could not start the progress thread: %s", strerror(rc));
         engine->thread_runs = true;
     }
+    ISO_TRY_MPI(MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, on_finalize, &attribute, NULL));
+    ISO_TRY_MPI(MPI_Comm_set_attr(MPI_COMM_SELF, attribute, engine));
     iso__log(ISO_LOG_INFO, "progress: %s", engine->why);
     return ISO_OK;
 }
 
+static iso_status create(iso_progress wanted, iso__engine **out) {
+    iso_status status;
+    iso__engine *engine;
+    ISO_TRY(iso__alloc_zero(sizeof(*engine), (void **)&engine));
+    pthread_mutex_init(&engine->lock, NULL);
+    pthread_cond_init(&engine->wake, NULL);
+    engine->references = 1; // the attribute's
+    ISO_TRY_GOTO(start(engine, wanted));
+    *out = engine;
+    return ISO_OK;
+fail:
+    stop_helper(engine);
+    destroy(engine);
+    return status;
+}
+
 static iso_status acquire(iso_progress wanted, iso__engine **out) {
     iso__engine *engine = NULL;
-    if (attribute != MPI_KEYVAL_INVALID) {
-        int found = 0;
+    int found = 0;
+    if (attribute != MPI_KEYVAL_INVALID)
         ISO_TRY_MPI(MPI_Comm_get_attr(MPI_COMM_SELF, attribute, &engine, &found));
-        if (!found) engine = NULL;
-    }
-    if (!engine) {
-        void *memory;
-        ISO_TRY(iso__alloc_zero(sizeof(*engine), &memory));
-        engine = memory;
-        pthread_mutex_init(&engine->lock, NULL);
-        pthread_cond_init(&engine->wake, NULL);
-        engine->references = 1; // the attribute's
-        ISO_TRY(start(engine, wanted));
-    } else if (wanted != ISO_PROGRESS_AUTO && wanted != engine->mode) {
-        iso__log(ISO_LOG_WARN, "progress stays %s: the first communicator of a process decides", engine->why);
-    }
+    if (!found)
+        ISO_TRY(create(wanted, &engine));
+    else if (wanted != ISO_PROGRESS_AUTO && wanted != engine->mode)
+        iso__log(ISO_LOG_WARN, "progress stays %s: the first communicator of a process decides",
+                 engine->why);
     engine->references++;
     *out = engine;
     return ISO_OK;

@@ -9,7 +9,7 @@
 
 // A wait first yields between tests (latency), then naps (a slow wire: leave the core to others).
 #define YIELD_NS 200000
-#define NAP_NS 20000
+#define NAP_NS   20000
 
 static iso_status take_request(iso__engine *engine, iso_request **out) {
     if (engine->free_list) {
@@ -36,8 +36,8 @@ static iso_status post_parts(iso_request *request, char *data, size_t count, iso
     for (size_t done = 0; done < count;) {
         int part = count - done > INT_MAX ? 1 << 30 : (int)(count - done);
         int slot = engine->in_flight;
-        ISO_TRY_MPI(MPI_Iallreduce(MPI_IN_PLACE, data + done * iso_dtype_size(dtype), part, type, MPI_SUM,
-                                   request->comm->mpi, &engine->mpi[slot]));
+        ISO_TRY_MPI(MPI_Iallreduce(MPI_IN_PLACE, data + done * iso_dtype_size(dtype), part, type,
+                                   MPI_SUM, request->comm->mpi, &engine->mpi[slot]));
         engine->owner[slot] = request;
         engine->in_flight++;
         request->remaining++;
@@ -46,7 +46,8 @@ static iso_status post_parts(iso_request *request, char *data, size_t count, iso
     return ISO_OK;
 }
 
-static iso_status post(iso_comm *comm, void *data, size_t count, iso_dtype dtype, const char *name, iso_request **out) {
+static iso_status post(iso_comm *comm, void *data, size_t count, iso_dtype dtype, const char *name,
+                       iso_request **out) {
     iso__engine *engine = comm->engine;
     ISO_TRY(iso__engine_reserve(engine, (int)(count >> 30) + 1));
     iso_request *request = NULL;
@@ -71,11 +72,12 @@ static iso_status post(iso_comm *comm, void *data, size_t count, iso_dtype dtype
     return ISO_OK;
 }
 
-iso_status iso_comm_iallreduce(iso_comm *comm, void *data, size_t count, iso_dtype dtype, const char *name,
-                               iso_request **out) {
+iso_status iso_comm_iallreduce(iso_comm *comm, void *data, size_t count, iso_dtype dtype,
+                               const char *name, iso_request **out) {
     ISO_CHECK(iso__mpi_type(dtype) != MPI_DATATYPE_NULL, ISO_ERR_UNSUPPORTED,
               "MPI cannot sum elements of type %s", iso_dtype_name(dtype));
-    ISO_CHECK(!comm->engine->finalized, ISO_ERR_STATE, "an exchange was started after MPI_Finalize");
+    ISO_CHECK(!comm->engine->finalized, ISO_ERR_STATE,
+              "an exchange was started after MPI_Finalize");
     pthread_mutex_lock(&comm->engine->lock);
     iso_status status = post(comm, data, count, dtype, name, out);
     pthread_mutex_unlock(&comm->engine->lock);
@@ -107,8 +109,8 @@ static void list_pending(const iso__engine *engine, char *text, size_t room) {
     text[0] = 0;
     for (int i = 0; i < engine->in_flight && used + 1 < room; i++) {
         if (i > 0 && engine->owner[i] == engine->owner[i - 1]) continue;
-        int n = snprintf(text + used, room - used, "%s\"%s\" (%zu bytes)", i ? ", " : "", engine->owner[i]->name,
-                         engine->owner[i]->bytes);
+        int n = snprintf(text + used, room - used, "%s\"%s\" (%zu bytes)", i ? ", " : "",
+                         engine->owner[i]->name, engine->owner[i]->bytes);
         used += (size_t)n;
     }
 }
@@ -117,9 +119,11 @@ static iso_status timed_out(const iso_request *request) {
     char pending[256];
     list_pending(request->engine, pending, sizeof(pending));
     return ISO_FAIL(ISO_ERR_TIMEOUT,
-                    "rank %d of %d waited %g s for the exchange of \"%s\"; in flight: %s: another rank is stuck, "
+                    "rank %d of %d waited %g s for the exchange of \"%s\"; in flight: %s: another "
+                    "rank is stuck, "
                     "gone or slower than that (ISO_TIMEOUT sets the limit)",
-                    request->comm->rank, request->comm->size, request->comm->timeout_s, request->name, pending);
+                    request->comm->rank, request->comm->size, request->comm->timeout_s,
+                    request->name, pending);
 }
 
 static void pause_waiter(int64_t waited_ns) {
@@ -136,6 +140,9 @@ static iso_status wait_locked(iso_request *request) {
     while (request->state == ISO_REQUEST_POSTED) {
         iso__engine_test_all(engine);
         if (request->state != ISO_REQUEST_POSTED) break;
+        ISO_CHECK(!engine->finalized, ISO_ERR_STATE,
+                  "the exchange of \"%s\" was still out when MPI_Finalize was called",
+                  request->name);
         int64_t waited = iso_now() - start;
         if (limit > 0 && waited > limit) return timed_out(request);
         pthread_mutex_unlock(&engine->lock);
@@ -155,7 +162,7 @@ iso_status iso__request_finish(iso_request **pointer, int64_t *done_ns) {
     engine->waiters--;
     iso__engine_kick(engine);
     if (done_ns) *done_ns = request->done_ns;
-    if (status != ISO_ERR_TIMEOUT) release(engine, pointer);
+    if (request->state != ISO_REQUEST_POSTED) release(engine, pointer);
     pthread_mutex_unlock(&engine->lock);
     return status;
 }
@@ -163,13 +170,6 @@ iso_status iso__request_finish(iso_request **pointer, int64_t *done_ns) {
 iso_status iso_request_wait(iso_request **request) { return iso__request_finish(request, NULL); }
 
 int64_t iso__request_posted_ns(const iso_request *request) { return request->posted_ns; }
-
-bool iso__request_is_done(iso_request *request) {
-    pthread_mutex_lock(&request->engine->lock);
-    bool done = request->state != ISO_REQUEST_POSTED;
-    pthread_mutex_unlock(&request->engine->lock);
-    return done;
-}
 
 void iso_comm_poll(iso_comm *comm) {
     iso__engine *engine = comm->engine;

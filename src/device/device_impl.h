@@ -1,9 +1,11 @@
-// Private: what a device is. One typed table; a backend fills REQUIRED slots and may fill OPTIONAL ones.
+// Private: what a device is. One typed table; a backend fills REQUIRED slots and may fill OPTIONAL
+// ones.
 //
-// Tensors handed to a slot live on its device. A 4-dimensional activation may be in either layout; gradients
-// have the layout of the activation they belong to; parameters and everything else are logical. A slot
-// returns ISO_ERR_UNSUPPORTED for an element type it lacks. Slots do not check shapes: modules did.
-// Nothing may be allocated and no primitive created for a combination of shapes seen before.
+// Tensors handed to a slot live on its device. A 4-dimensional activation may be in either layout;
+// gradients have the layout of the activation they belong to; parameters and everything else are
+// logical. A slot returns ISO_ERR_UNSUPPORTED for an element type it lacks. Slots do not check
+// shapes: modules did. Nothing may be allocated and no primitive created for a combination of
+// shapes seen before.
 #ifndef ISO_DEVICE_IMPL_H
 #define ISO_DEVICE_IMPL_H
 
@@ -17,17 +19,18 @@ typedef struct iso__dropout_draw {
     uint64_t number;   // forward number: counter words 2 and 3
     int64_t first_row; // global row of row 0: counter word 1 is first_row + n
     double p;
-    bool channels;     // one draw per (row, channel) instead of per element
+    bool channels; // one draw per (row, channel) instead of per element
 } iso__dropout_draw;
 
-// One element-wise update over `count` elements of the gradient g * scale (see optim.h for the meaning).
+// One element-wise update over `count` elements of the gradient g * scale (see optim.h for the
+// meaning).
 typedef struct iso__sgd_args {
     float lr, momentum, dampening, weight_decay, scale;
     bool nesterov, first; // first: momentum buffer = gradient (torch.optim.SGD)
 } iso__sgd_args;
 typedef struct iso__adam_args {
     float lr, beta1, beta2, eps, weight_decay, scale;
-    float rest1, rest2;                  // 1 - beta1, 1 - beta2: from doubles, as 1 - 0.999f is off by 5e-5
+    float rest1, rest2; // 1 - beta1, 1 - beta2: from doubles, as 1 - 0.999f is off by 5e-5
     float correction1, correction2_sqrt; // 1 - beta1^t, sqrt(1 - beta2^t)
     bool decoupled;                      // AdamW
 } iso__adam_args;
@@ -43,12 +46,15 @@ typedef struct iso_device_ops {
     // ---- REQUIRED: memory ----
     iso_status (*alloc)(iso_device *self, size_t bytes, void **out); // contents undefined
     void (*free)(iso_device *self, void *data);
-    iso_status (*fill)(iso_device *self, iso_tensor *x, double value); // padding of a layout stays zero
+    iso_status (*fill)(iso_device *self, iso_tensor *x,
+                       double value); // padding of a layout stays zero
     // Bytes that a tensor of this shape and layout occupies.
-    size_t (*storage_bytes)(iso_device *self, iso_dtype dtype, int ndim, const int64_t *shape, iso_layout layout);
+    size_t (*storage_bytes)(iso_device *self, iso_dtype dtype, int ndim, const int64_t *shape,
+                            iso_layout layout);
     // The layout in which this device wants an activation of this shape produced by a convolution.
     iso_layout (*preferred_layout)(iso_device *self, int ndim, const int64_t *shape);
-    // Same logical contents, any combination of layouts; shapes may differ if the counts agree (flatten).
+    // Same logical contents, any combination of layouts; shapes may differ if the counts agree
+    // (flatten).
     iso_status (*copy)(iso_device *self, const iso_tensor *from, iso_tensor *to);
     // Host order <-> device, logical, whole tensor.
     iso_status (*to_host)(iso_device *self, const iso_tensor *from, void *host);
@@ -56,44 +62,52 @@ typedef struct iso_device_ops {
     iso_status (*set_threads)(iso_device *self, int n);
 
     // ---- REQUIRED: layers. b may be NULL; accumulate: += instead of =. ----
-    iso_status (*linear_forward)(iso_device *self, const iso_tensor *x, const iso_tensor *w, const iso_tensor *b,
-                                 iso_activation act, iso_tensor *y);
-    iso_status (*linear_backward_params)(iso_device *self, const iso_tensor *x, const iso_tensor *dy, iso_tensor *dw,
-                                         bool accumulate_w, iso_tensor *db, bool accumulate_b); // dw, db may be NULL
-    iso_status (*linear_backward_input)(iso_device *self, const iso_tensor *dy, const iso_tensor *w, iso_tensor *dx);
-    iso_status (*conv2d_forward)(iso_device *self, const iso_conv2d_config *c, const iso_tensor *x, const iso_tensor *w,
+    iso_status (*linear_forward)(iso_device *self, const iso_tensor *x, const iso_tensor *w,
                                  const iso_tensor *b, iso_activation act, iso_tensor *y);
-    iso_status (*conv2d_backward_params)(iso_device *self, const iso_conv2d_config *c, const iso_tensor *x,
-                                         const iso_tensor *dy, iso_tensor *dw, bool accumulate_w, iso_tensor *db,
-                                         bool accumulate_b);
-    iso_status (*conv2d_backward_input)(iso_device *self, const iso_conv2d_config *c, const iso_tensor *dy,
-                                        const iso_tensor *w, iso_tensor *dx);
-    // workspace: device-private bytes of max_pool2d_workspace(), from forward to backward; may be NULL in
-    // evaluation (no backward follows). y and dx have the layout of x.
+    iso_status (*linear_backward_params)(iso_device *self, const iso_tensor *x,
+                                         const iso_tensor *dy, iso_tensor *dw, bool accumulate_w,
+                                         iso_tensor *db, bool accumulate_b); // dw, db may be NULL
+    iso_status (*linear_backward_input)(iso_device *self, const iso_tensor *dy, const iso_tensor *w,
+                                        iso_tensor *dx);
+    iso_status (*conv2d_forward)(iso_device *self, const iso_conv2d_config *c, const iso_tensor *x,
+                                 const iso_tensor *w, const iso_tensor *b, iso_activation act,
+                                 iso_tensor *y);
+    iso_status (*conv2d_backward_params)(iso_device *self, const iso_conv2d_config *c,
+                                         const iso_tensor *x, const iso_tensor *dy, iso_tensor *dw,
+                                         bool accumulate_w, iso_tensor *db, bool accumulate_b);
+    iso_status (*conv2d_backward_input)(iso_device *self, const iso_conv2d_config *c,
+                                        const iso_tensor *dy, const iso_tensor *w, iso_tensor *dx);
+    // workspace: device-private bytes of max_pool2d_workspace(), from forward to backward; may be
+    // NULL in evaluation (no backward follows). y and dx have the layout of x.
     size_t (*max_pool2d_workspace)(iso_device *self, const iso_tensor *x, const iso_tensor *y);
-    iso_status (*max_pool2d_forward)(iso_device *self, int64_t window, int64_t stride, const iso_tensor *x,
-                                     iso_tensor *y, void *workspace);
-    iso_status (*max_pool2d_backward)(iso_device *self, int64_t window, int64_t stride, const iso_tensor *dy,
-                                      const void *workspace, iso_tensor *dx);
+    iso_status (*max_pool2d_forward)(iso_device *self, int64_t window, int64_t stride,
+                                     const iso_tensor *x, iso_tensor *y, void *workspace);
+    iso_status (*max_pool2d_backward)(iso_device *self, int64_t window, int64_t stride,
+                                      const iso_tensor *dy, const void *workspace, iso_tensor *dx);
     iso_status (*relu_forward)(iso_device *self, const iso_tensor *x, iso_tensor *y);
     // From the output: dx = y > 0 ? dy : 0. dx may be dy.
-    iso_status (*relu_backward)(iso_device *self, const iso_tensor *y, const iso_tensor *dy, iso_tensor *dx);
+    iso_status (*relu_backward)(iso_device *self, const iso_tensor *y, const iso_tensor *dy,
+                                iso_tensor *dx);
     // y = x * mask / (1 - p), mask drawn by logical index; forward and backward alike. y may be x.
-    iso_status (*dropout)(iso_device *self, const iso__dropout_draw *draw, const iso_tensor *x, iso_tensor *y);
+    iso_status (*dropout)(iso_device *self, const iso__dropout_draw *draw, const iso_tensor *x,
+                          iso_tensor *y);
     iso_status (*log_softmax_forward)(iso_device *self, const iso_tensor *x, iso_tensor *y);
-    iso_status (*log_softmax_backward)(iso_device *self, const iso_tensor *y, const iso_tensor *dy, iso_tensor *dx);
-    // Loss of the batch mean and number of correct rows on the host; grad may be NULL. labels on the host, in range.
-    iso_status (*loss)(iso_device *self, iso_loss_kind kind, const iso_tensor *output, const int32_t *labels,
-                       double *value, int64_t *correct, iso_tensor *grad);
+    iso_status (*log_softmax_backward)(iso_device *self, const iso_tensor *y, const iso_tensor *dy,
+                                       iso_tensor *dx);
+    // Loss of the batch mean and number of correct rows on the host; grad may be NULL. labels on
+    // the host, in range.
+    iso_status (*loss)(iso_device *self, iso_loss_kind kind, const iso_tensor *output,
+                       const int32_t *labels, double *value, int64_t *correct, iso_tensor *grad);
 
     // ---- REQUIRED: updates over logical f32 memory of the device ----
     iso_status (*scale)(iso_device *self, int64_t count, float factor, float *x);
-    iso_status (*sgd)(iso_device *self, int64_t count, const iso__sgd_args *args, const float *g, float *p,
+    iso_status (*sgd)(iso_device *self, int64_t count, const iso__sgd_args *args, const float *g,
+                      float *p,
                       float *momentum); // momentum NULL when args->momentum == 0
-    iso_status (*adam)(iso_device *self, int64_t count, const iso__adam_args *args, const float *g, float *p, float *m,
-                       float *v);
-    iso_status (*adadelta)(iso_device *self, int64_t count, const iso__adadelta_args *args, const float *g, float *p,
-                           float *square_avg, float *acc_delta);
+    iso_status (*adam)(iso_device *self, int64_t count, const iso__adam_args *args, const float *g,
+                       float *p, float *m, float *v);
+    iso_status (*adadelta)(iso_device *self, int64_t count, const iso__adadelta_args *args,
+                           const float *g, float *p, float *square_avg, float *acc_delta);
 } iso_device_ops;
 
 struct iso_device {

@@ -24,8 +24,9 @@ struct iso_progress_bar {
     int tenths;           // plain lines written so far reach this many tenths of the total
 };
 
-// Open MPI gives every local rank a pseudo-terminal of no width, even where mpirun itself writes to a file. What
-// mpirun, the parent, writes to decides then; a rank whose parent cannot be asked gets plain lines.
+// Open MPI gives every local rank a pseudo-terminal of no width, even where mpirun itself writes to
+// a file. What mpirun, the parent, writes to decides then; a rank whose parent cannot be asked gets
+// plain lines.
 static bool is_terminal(FILE *to) {
     struct winsize size;
     if (!isatty(fileno(to))) return false;

@@ -1,4 +1,5 @@
-// Buckets: which gradients travel together, where they lie in the arena, and in which order they leave.
+// Buckets: which gradients travel together, where they lie in the arena, and in which order they
+// leave.
 #include "parallel/reducer_impl.h"
 
 #include <string.h>
@@ -30,7 +31,8 @@ static void make_label(const iso_reducer *r, iso__bucket *b) {
     }
 }
 
-// Takes whole layers from slot `last` downwards until the bucket is full; returns the next slot down.
+// Takes whole layers from slot `last` downwards until the bucket is full; returns the next slot
+// down.
 static int fill_bucket(iso_reducer *r, int last, size_t bucket_bytes, size_t *offset) {
     iso__bucket *b = &r->bucket[r->bucket_count++];
     *b = (iso__bucket){.last = last, .offset = *offset};
@@ -43,7 +45,8 @@ static int fill_bucket(iso_reducer *r, int last, size_t bucket_bytes, size_t *of
             r->slot[i].offset = *offset;
             *offset += padded(&r->slot[i]);
         }
-    } while (first > 0 && *offset - b->offset < bucket_bytes && r->slot[first - 1].dtype == r->slot[last].dtype);
+    } while (first > 0 && *offset - b->offset < bucket_bytes &&
+             r->slot[first - 1].dtype == r->slot[last].dtype);
     b->first = first;
     b->bytes = *offset - b->offset;
     b->missing = last - first + 1;

@@ -12,7 +12,8 @@ static iso_status hash_all(const iso_parameter_list *list, uint64_t *out) {
         ISO_TRY(iso_parameter_value(list->item[i], &value));
         ISO_TRY(iso_tensor_map(value, ISO_READ, &data));
         hash = iso__hash(hash, list->name[i], strlen(list->name[i]));
-        hash = iso__hash(hash, data, (size_t)iso_tensor_count(value) * iso_dtype_size(iso_tensor_dtype(value)));
+        hash = iso__hash(hash, data,
+                         (size_t)iso_tensor_count(value) * iso_dtype_size(iso_tensor_dtype(value)));
         ISO_TRY(iso_tensor_unmap(value));
     }
     *out = hash;
@@ -27,9 +28,10 @@ iso_status iso_parameter_hash(iso_module *module, iso_comm *comm, uint64_t *hash
     iso_parameter_list_destroy(&list);
     ISO_TRY(status);
     if (equal) {
-        int64_t extremes[2] = {(int64_t)mine, (int64_t)~mine}; // max of x and of ~x = -(min of x) - 1
+        int64_t extremes[2] = {(int64_t)mine,
+                               (int64_t)~mine}; // max of x and of ~x = -(min of x) - 1
         ISO_TRY(iso_comm_allreduce_i64(comm, extremes, 2, ISO_MAX));
-        *equal = extremes[0] == (int64_t)~(uint64_t)extremes[1];
+        *equal = extremes[0] == (int64_t) ~(uint64_t)extremes[1];
     }
     *hash = mine;
     return ISO_OK;

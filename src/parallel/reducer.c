@@ -1,4 +1,5 @@
-// The asynchronous gradient engine: buckets leave in one agreed order, and are waited for when needed.
+// The asynchronous gradient engine: buckets leave in one agreed order, and are waited for when
+// needed.
 #include "parallel/reducer_impl.h"
 
 #include "comm/comm_impl.h"
@@ -11,15 +12,12 @@
 static iso_status copy_slot(iso__grad_slot *slot, const iso_reducer_param *param, int i) {
     ISO_CHECK(param->name && param->value && param->count > 0, ISO_ERR_ARG,
               "parameter %d of the reducer needs a name, a value and at least one element", i);
-    ISO_CHECK(param->dtype == ISO_F32, ISO_ERR_TYPE, "parameter \"%s\" is %s: the reducer takes f32 so far",
-              param->name, iso_dtype_name(param->dtype));
-    *slot = (iso__grad_slot){.value = param->value,
-                        .count = param->count,
-                        .dtype = param->dtype,
-                        .layer = param->layer,
-                        .shape_id = param->shape_id};
+    ISO_CHECK(param->dtype == ISO_F32, ISO_ERR_TYPE,
+              "parameter \"%s\" is %s: the reducer takes f32 so far", param->name,
+              iso_dtype_name(param->dtype));
+    *slot = (iso__grad_slot){
+        .value = param->value, .count = param->count, .dtype = param->dtype, .layer = param->layer};
     ISO_TRY(iso__strdup(param->name, &slot->name));
-    if (param->shape_text) ISO_TRY(iso__strdup(param->shape_text, &slot->shape_text));
     return ISO_OK;
 }
 
@@ -31,7 +29,9 @@ static iso_status broadcast_values(iso_reducer *r) {
     return ISO_OK;
 }
 
-static iso_status setup(iso_reducer *r, const iso_reducer_param *params, int count, const iso_reducer_config *config) {
+static iso_status setup(iso_reducer *r, const iso_reducer_param *params, int count,
+                        const iso_reducer_config *config) {
+    ISO_CHECK(count > 0, ISO_ERR_ARG, "a reducer needs at least one parameter");
     ISO_TRY(iso__alloc_zero((size_t)count * sizeof(*r->slot), (void **)&r->slot));
     r->slot_count = count;
     for (int i = 0; i < count; i++) ISO_TRY(copy_slot(&r->slot[i], &params[i], i));
@@ -41,19 +41,28 @@ static iso_status setup(iso_reducer *r, const iso_reducer_param *params, int cou
     return ISO_OK;
 }
 
+static iso_status match(iso_reducer *r, const iso_reducer_param *params, int count,
+                        const iso_reducer_config *config) {
+    char settings[160];
+    snprintf(settings, sizeof(settings), "%d parameters, buckets of %zu bytes, sync mode %d", count,
+             config->bucket_bytes, (int)config->sync);
+    return iso__match(r->comm, params, count, settings);
+}
+
 iso_status iso_reducer_create(iso_comm *comm, const iso_reducer_param *params, int count,
                               const iso_reducer_config *config, iso_reducer **out) {
     iso_status status;
     iso_reducer *r = NULL;
-    ISO_CHECK(count > 0, ISO_ERR_ARG, "a reducer needs at least one parameter");
     ISO_TRY(iso__alloc_zero(sizeof(*r), (void **)&r));
-    r->comm = iso_comm_retain(comm);
     r->rank = iso_comm_rank(comm);
     r->size = iso_comm_size(comm);
     r->sync = config->sync;
-    // A rank that failed alone would leave the others waiting in the check below.
+    // A rank that failed alone would leave the others waiting in what follows.
     ISO_TRY_GOTO(iso_comm_agree(comm, setup(r, params, count, config)));
-    ISO_TRY_GOTO(iso__reducer_match(r, config->bucket_bytes));
+    // A communicator of its own: no exchange of others can come between those of one list.
+    iso_comm_config own = {.progress = iso_comm_progress(comm), .timeout_s = comm->timeout_s};
+    ISO_TRY_GOTO(iso_comm_create(iso_comm_mpi(comm), &own, &r->comm));
+    ISO_TRY_GOTO(match(r, params, count, config));
     ISO_TRY_GOTO(broadcast_values(r));
     *out = r;
     return ISO_OK;
@@ -63,10 +72,7 @@ fail:
 }
 
 static void release_slots(iso_reducer *r) {
-    for (int i = 0; r->slot && i < r->slot_count; i++) {
-        iso__free(r->slot[i].name);
-        iso__free(r->slot[i].shape_text);
-    }
+    for (int i = 0; r->slot && i < r->slot_count; i++) iso__free(r->slot[i].name);
     iso__free(r->slot);
 }
 
@@ -74,8 +80,11 @@ void iso_reducer_destroy(iso_reducer **pointer) {
     iso_reducer *r = *pointer;
     *pointer = NULL;
     if (!r) return;
-    if (r->arena && iso_reducer_finish(r) < 0)
-        iso__log(ISO_LOG_ERROR, "while completing pending exchanges: %s", iso_last_error()->message);
+    if (r->arena && iso_reducer_finish(r) < 0) {
+        iso__log(ISO_LOG_ERROR, "while completing pending exchanges: %s",
+                 iso_last_error()->message);
+        return; // MPI may still write into the arena: it stays
+    }
     release_slots(r);
     iso__free(r->bucket);
     iso__free(r->arena);
@@ -86,8 +95,11 @@ void iso_reducer_destroy(iso_reducer **pointer) {
 
 void *iso_reducer_grad(iso_reducer *r, int i) { return r->arena + r->slot[i].offset; }
 
-iso_status iso_reducer_set_apply(iso_reducer *r, iso_reducer_apply apply, size_t hyper_bytes, void *user) {
-    ISO_TRY(iso_reducer_finish(r));
+iso_status iso_reducer_set_apply(iso_reducer *r, iso_reducer_apply apply, size_t hyper_bytes,
+                                 void *user) {
+    iso_status status = iso_reducer_finish(r);
+    if (status < 0) r->apply = NULL; // its owner may be going away
+    ISO_TRY(status);
     void *hyper;
     ISO_TRY(iso__alloc(hyper_bytes, &hyper));
     iso__free(r->hyper);
@@ -109,6 +121,7 @@ static double average_factor(const iso_reducer *r) { return exchanges(r) ? 1.0 /
 
 static iso_status wait_bucket(iso_reducer *r, iso__bucket *b) {
     if (b->state != ISO_BUCKET_POSTED) return ISO_OK;
+    ISO_CHECK(b->request, ISO_ERR_STATE, "the exchange of \"%s\" has failed before", b->label);
     int64_t start = iso_now(), posted = iso__request_posted_ns(b->request), done = 0;
     ISO_TRY(iso__request_finish(&b->request, &done));
     int64_t end = iso_now();
@@ -122,25 +135,28 @@ static iso_status wait_bucket(iso_reducer *r, iso__bucket *b) {
 }
 
 static iso_status post_bucket(iso_reducer *r, iso__bucket *b) {
-    r->busy++;
     if (!exchanges(r)) {
         b->state = ISO_BUCKET_REDUCED;
+        r->busy++;
         return ISO_OK;
     }
     iso_dtype dtype = r->slot[b->first].dtype;
-    ISO_TRY(iso_comm_iallreduce(r->comm, r->arena + b->offset, b->bytes / iso_dtype_size(dtype), dtype, b->label,
-                                &b->request));
+    ISO_TRY(iso_comm_iallreduce(r->comm, r->arena + b->offset, b->bytes / iso_dtype_size(dtype),
+                                dtype, b->label, &b->request));
     b->state = ISO_BUCKET_POSTED;
+    r->busy++;
     if (r->sync == ISO_SYNC_BLOCKING) ISO_TRY(wait_bucket(r, b));
     return ISO_OK;
 }
 
-// Issues from the one list that all ranks share. MPI matches collectives of a communicator by their order, so
-// readiness on one rank never reorders it: a rank whose next bucket is not ready waits with the later ones.
+// Issues from the one list that all ranks share. MPI matches collectives of a communicator by their
+// order, so readiness on one rank never reorders it: a rank whose next bucket is not ready waits
+// with the later ones.
 static iso_status issue_ready(iso_reducer *r) {
     while (r->next < r->bucket_count && r->bucket[r->next].missing == 0) {
-        ISO_TRY(post_bucket(r, &r->bucket[r->next]));
-        r->next++;
+        iso__bucket *b = &r->bucket[r->next++]; // a wait that times out must not issue it again
+        if (r->next == r->bucket_count) r->fresh = r->keep_average = true;
+        ISO_TRY(post_bucket(r, b));
     }
     return ISO_OK;
 }
@@ -153,10 +169,12 @@ static void mark_ready(iso_reducer *r, int i) {
 }
 
 iso_status iso_reducer_grad_ready(iso_reducer *r, int i) {
-    ISO_CHECK(i >= 0 && i < r->slot_count, ISO_ERR_ARG, "the reducer has no parameter %d: it has %d", i, r->slot_count);
+    ISO_CHECK(i >= 0 && i < r->slot_count, ISO_ERR_ARG,
+              "the reducer has no parameter %d: it has %d", i, r->slot_count);
     iso__grad_slot *s = &r->slot[i];
     ISO_CHECK(!s->ready && r->bucket[s->bucket].state == ISO_BUCKET_OPEN, ISO_ERR_STATE,
-              "the gradient of \"%s\" was reported ready twice: call iso_reducer_param_needed (or run a forward) "
+              "the gradient of \"%s\" was reported ready twice: call iso_reducer_param_needed (or "
+              "run a forward) "
               "between two backwards",
               s->name);
     mark_ready(r, i);
@@ -164,12 +182,14 @@ iso_status iso_reducer_grad_ready(iso_reducer *r, int i) {
     return issue_ready(r);
 }
 
-// Parameters that this backward did not reach contribute zeros, so that every rank issues the whole list.
+// Parameters that this backward did not reach contribute zeros, so that every rank issues the whole
+// list; or what earlier backwards left there, if it is still wanted.
 static iso_status close_backward(iso_reducer *r) {
     for (int i = r->slot_count - 1; i >= 0; i--) {
         iso__grad_slot *s = &r->slot[i];
         if (s->ready || r->bucket[s->bucket].state != ISO_BUCKET_OPEN) continue;
-        memset(r->arena + s->offset, 0, s->count * iso_dtype_size(s->dtype));
+        if (!r->fresh || !r->keep_average)
+            memset(r->arena + s->offset, 0, s->count * iso_dtype_size(s->dtype));
         mark_ready(r, i);
     }
     return issue_ready(r);
@@ -210,37 +230,50 @@ static iso_status complete_bucket(iso_reducer *r, iso__bucket *b) {
     ISO_TRY(wait_bucket(r, b));
     bool keep = !b->update || r->keep_average;
     if (keep) average_in_place(r, b);
-    if (b->update) ISO_TRY(update(r, b, keep ? 1.0 : average_factor(r)));
+    if (b->update && r->apply) ISO_TRY(update(r, b, keep ? 1.0 : average_factor(r)));
     reopen(r, b);
     return ISO_OK;
 }
 
-static bool backward_is_open(const iso_reducer *r) { return r->next < r->bucket_count && r->ready_count > 0; }
+static bool backward_is_open(const iso_reducer *r) {
+    return r->next < r->bucket_count && r->ready_count > 0;
+}
 
 iso_status iso_reducer_param_needed(iso_reducer *r, int i) {
-    ISO_CHECK(i >= 0 && i < r->slot_count, ISO_ERR_ARG, "the reducer has no parameter %d: it has %d", i, r->slot_count);
+    ISO_CHECK(i >= 0 && i < r->slot_count, ISO_ERR_ARG,
+              "the reducer has no parameter %d: it has %d", i, r->slot_count);
     iso_comm_poll(r->comm);
     if (backward_is_open(r)) ISO_TRY(close_backward(r));
     return complete_bucket(r, &r->bucket[r->slot[i].bucket]);
 }
 
 iso_status iso_reducer_finish(iso_reducer *r) {
-    if (backward_is_open(r)) ISO_TRY(close_backward(r));
-    // In the order in which they were issued: the first ones are the first to be complete.
-    for (int b = 0; b < r->bucket_count; b++) ISO_TRY(complete_bucket(r, &r->bucket[b]));
+    do {
+        if (backward_is_open(r)) ISO_TRY(close_backward(r));
+        // In the order in which they were issued: the first ones are the first to be complete.
+        for (int b = 0; b < r->bucket_count; b++) ISO_TRY(complete_bucket(r, &r->bucket[b]));
+    } while (backward_is_open(r)); // reported while earlier exchanges were still out
+    return ISO_OK;
+}
+
+// Someone looked between backward and step, so that everything is back: the arena holds averages.
+static iso_status update_now(iso_reducer *r) {
+    for (int b = 0; b < r->bucket_count; b++) ISO_TRY(update(r, &r->bucket[b], 1.0));
     return ISO_OK;
 }
 
 iso_status iso_reducer_step(iso_reducer *r, const void *hyper) {
     ISO_CHECK(r->apply, ISO_ERR_STATE, "step() was called on a reducer that has no apply callback");
-    // An update of an earlier step that no forward has asked for still needs its own hyperparameters.
-    if (r->stepped) ISO_TRY(iso_reducer_finish(r));
+    // An update that no forward has asked for still needs the hyperparameters of its own step; and
+    // a list of which a part is back must come back whole.
+    if (r->stepped || (r->fresh && r->busy < r->bucket_count)) ISO_TRY(iso_reducer_finish(r));
     memcpy(r->hyper, hyper, r->hyper_bytes);
-    ISO_TRY(close_backward(r));
+    r->stats.steps++;
+    if (!r->fresh) ISO_TRY(close_backward(r));
+    r->fresh = false;
+    if (r->busy == 0) return update_now(r);
     for (int b = 0; b < r->bucket_count; b++) r->bucket[b].update = true;
     r->stepped = true;
-    r->keep_average = true;
-    r->stats.steps++;
     if (r->sync == ISO_SYNC_LAZY) return ISO_OK;
     return iso_reducer_finish(r);
 }

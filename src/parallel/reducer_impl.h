@@ -8,18 +8,22 @@
 
 // One parameter.
 typedef struct iso__grad_slot {
-    char *name, *shape_text;
+    char *name;
     void *value;
     size_t count;
     size_t offset; // bytes into the arena
-    uint64_t shape_id;
     iso_dtype dtype;
     int layer, bucket;
     bool ready; // gradient final for this backward
 } iso__grad_slot;
 
-// OPEN: gradients are being written. POSTED: on the wire, memory belongs to MPI. REDUCED: holds the sum.
-typedef enum iso__bucket_state { ISO_BUCKET_OPEN, ISO_BUCKET_POSTED, ISO_BUCKET_REDUCED } iso__bucket_state;
+// OPEN: gradients are being written. POSTED: on the wire, memory belongs to MPI. REDUCED: holds the
+// sum.
+typedef enum iso__bucket_state {
+    ISO_BUCKET_OPEN,
+    ISO_BUCKET_POSTED,
+    ISO_BUCKET_REDUCED
+} iso__bucket_state;
 
 // Slots [first, last] of one or more whole layers, adjacent in the arena: one all-reduce.
 typedef struct iso__bucket {
@@ -51,15 +55,17 @@ struct iso_reducer {
     void *hyper;
     size_t hyper_bytes;
     bool stepped;      // hyper is in use by pending updates
-    bool keep_average; // zero_grad was not called since the last step: gradients must stay averages
+    bool fresh;        // a whole list was issued that no step has used yet
+    bool keep_average; // no zero_grad since it was issued: gradients must become averages
     iso_reducer_stats stats;
 };
 
 // Lays out the arena and the buckets from r->slot.
 iso_status iso__reducer_make_buckets(iso_reducer *r, size_t bucket_bytes);
-// Collective: ISO_ERR_MISMATCH on every rank, naming the odd rank and the first difference, unless all ranks
-// have the same slots.
-iso_status iso__reducer_match(const iso_reducer *r, size_t bucket_bytes);
+// Collective: ISO_ERR_MISMATCH on every rank, naming the odd rank and the first difference, unless
+// all ranks list the same parameters and say the same of their settings.
+iso_status iso__match(iso_comm *comm, const iso_reducer_param *params, int count,
+                      const char *settings);
 bool iso__reducer_is_ready(const iso_reducer *r, int i);
 
 #endif

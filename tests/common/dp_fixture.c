@@ -1,4 +1,5 @@
-// For tests of data-parallel training: small models, a deterministic global batch, and a training loop.
+// For tests of data-parallel training: small models, a deterministic global batch, and a training
+// loop.
 #include "common/dp_fixture.h"
 
 #include "base/base.h"
@@ -13,7 +14,8 @@ static iso_status add(iso_module *net, iso_status made, const char *name, iso_mo
 iso_status build_small_cnn(iso_device *device, bool dropout, iso_module **out) {
     iso_rng rng = {.seed = 7};
     iso_module *net, *m = NULL;
-    iso_conv2d_config c1 = {.in_channels = TRAINER_CHANNELS, .out_channels = 4, .kernel_size = {3, 3}};
+    iso_conv2d_config c1 = {
+        .in_channels = TRAINER_CHANNELS, .out_channels = 4, .kernel_size = {3, 3}};
     iso_conv2d_config c2 = {.in_channels = 4, .out_channels = 6, .kernel_size = {3, 3}};
     ISO_TRY(iso_sequential_create(device, &net));
     ISO_TRY(add(net, iso_conv2d_create(device, &c1, &rng, &m), "conv1", &m));
@@ -63,8 +65,8 @@ void trainer_destroy(trainer *t) {
     iso_device_destroy(&t->device);
 }
 
-// Row r of global batch `step` is the same whichever rank holds it; its label is a property of the picture, so
-// that there is something to learn.
+// Row r of global batch `step` is the same whichever rank holds it; its label is a property of the
+// picture, so that there is something to learn.
 static void fill_row(float *x, int step, int64_t row, int32_t *label) {
     iso__philox_key key = iso__philox_key_make(3, ISO_RNG_TEST, (uint64_t)step);
     *label = (int32_t)((row * 7 + step) % TRAINER_CLASSES);
@@ -77,23 +79,48 @@ static void fill_row(float *x, int step, int64_t row, int32_t *label) {
 
 iso_status trainer_forward(trainer *t, int step, iso_tensor **out) {
     void *data;
-    int64_t first = t->batch_rows * iso_comm_rank(t->comm), pixels = TRAINER_CHANNELS * TRAINER_SIZE * TRAINER_SIZE;
+    int64_t first = t->batch_rows * iso_comm_rank(t->comm),
+            pixels = TRAINER_CHANNELS * TRAINER_SIZE * TRAINER_SIZE;
     ISO_TRY(iso_tensor_map(t->batch, ISO_WRITE, &data));
-    for (int64_t r = 0; r < t->batch_rows; r++) fill_row((float *)data + r * pixels, step, first + r, &t->labels[r]);
+    for (int64_t r = 0; r < t->batch_rows; r++)
+        fill_row((float *)data + r * pixels, step, first + r, &t->labels[r]);
     ISO_TRY(iso_tensor_unmap(t->batch));
     return iso_module_forward(t->model, t->batch, out);
 }
 
-iso_status trainer_step(trainer *t, int step, double *loss) {
+static iso_status backward(trainer *t, int step, double *loss) {
     iso_tensor *out, *grad;
+    ISO_TRY(trainer_forward(t, step, &out));
+    ISO_TRY(iso_loss_compute(t->loss, out, t->labels, loss, NULL, &grad));
+    return iso_module_backward(t->model, grad, NULL);
+}
+
+iso_status trainer_backward(trainer *t, int step) {
+    double loss;
+    return backward(t, step, &loss);
+}
+
+iso_status trainer_step(trainer *t, int step, double *loss) {
     double value;
     iso_optimizer_zero_grad(t->optimizer);
-    ISO_TRY(trainer_forward(t, step, &out));
-    ISO_TRY(iso_loss_compute(t->loss, out, t->labels, &value, NULL, &grad));
-    ISO_TRY(iso_module_backward(t->model, grad, NULL));
+    ISO_TRY(backward(t, step, &value));
     ISO_TRY(iso_optimizer_step(t->optimizer));
     if (loss) *loss = value;
     return ISO_OK;
+}
+
+iso_status trainer_train(trainer *t, int steps) {
+    for (int step = 0; step < steps; step++) ISO_TRY(trainer_step(t, step, NULL));
+    return ISO_OK;
+}
+
+iso_status trainer_run(iso_comm *comm, const trainer_config *config, int steps, uint64_t *hash) {
+    trainer t;
+    ISO_TRY(trainer_create(&t, comm, config));
+    iso_status status = trainer_train(&t, steps);
+    if (status == ISO_OK) status = trainer_hash(&t, hash);
+    trainer_destroy(&t);
+    return status;
 }
 
 iso_status trainer_hash(trainer *t, uint64_t *hash) {

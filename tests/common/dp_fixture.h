@@ -1,4 +1,5 @@
-// For tests of data-parallel training: small models, a deterministic global batch, and a training loop.
+// For tests of data-parallel training: small models, a deterministic global batch, and a training
+// loop.
 #ifndef ISO_TEST_DP_FIXTURE_H
 #define ISO_TEST_DP_FIXTURE_H
 
@@ -29,7 +30,8 @@ typedef struct trainer_config {
 
 enum { TRAINER_CHANNELS = 2, TRAINER_SIZE = 10, TRAINER_CLASSES = 5 };
 
-// conv1 2-4 3x3, relu, conv2 4-6 3x3, relu, max-pool 2, [dropout2d], flatten, fc1 54-16, relu, [dropout], fc2 16-5.
+// conv1 2-4 3x3, relu, conv2 4-6 3x3, relu, max-pool 2, [dropout2d], flatten, fc1 54-16, relu,
+// [dropout], fc2 16-5.
 iso_status build_small_cnn(iso_device *device, bool dropout, iso_module **out);
 // SGD with momentum, lazy, strictly one bucket per layer, 12 rows.
 trainer_config trainer_default(void);
@@ -38,7 +40,14 @@ void trainer_destroy(trainer *t);
 // One step on this rank's part of global batch `step`: zero_grad, forward, loss, backward, step.
 iso_status trainer_step(trainer *t, int step, double *loss);
 iso_status trainer_forward(trainer *t, int step, iso_tensor **out);
-iso_status trainer_hash(trainer *t, uint64_t *hash); // completes pending updates; fails if ranks differ
+iso_status trainer_hash(trainer *t,
+                        uint64_t *hash); // completes pending updates; fails if ranks differ
+// Steps 0 to steps - 1.
+iso_status trainer_train(trainer *t, int steps);
+// Forward, loss and backward without zero_grad or step.
+iso_status trainer_backward(trainer *t, int step);
+// The hash that a run of that many steps ends with.
+iso_status trainer_run(iso_comm *comm, const trainer_config *config, int steps, uint64_t *hash);
 // Largest absolute difference over all parameters of two trainers on this rank.
 iso_status trainer_difference(trainer *a, trainer *b, double *out);
 

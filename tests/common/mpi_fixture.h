@@ -8,14 +8,15 @@
 extern iso_comm *test_comm;
 extern int test_rank, test_size;
 
-// Suite fixtures. Setup: MPI_Init_thread(MULTIPLE) and test_comm. Teardown: destroys it, finalizes, and fails the test
-// if the library still holds memory.
+// Suite fixtures. Setup: MPI_Init_thread(MULTIPLE) and test_comm. Teardown: destroys it, finalizes,
+// and fails the test if the library still holds memory.
 void test_mpi_setup(void);
 void test_mpi_teardown(void);
 // The same without test_comm and without finalizing, for tests of exactly that.
 void test_mpi_setup_bare(void);
 
-// Collective. True if `mine` is true on every rank, so that all ranks fail together; says which did not hold.
+// Collective. True if `mine` is true on every rank, so that all ranks fail together; says which did
+// not hold.
 bool test_all(bool mine, const char *what);
 #define iso_assert_all(cond) cr_assert(test_all((cond), #cond), "on some rank, not: %s", #cond)
 // A call that must succeed on every rank.

@@ -7,3 +7,7 @@ MPI_TESTS += tests/mpi/reducer.mpi
 tests_mpi_reducer_mpi_SOURCES = tests/mpi/test_reducer.c
 MPI_TESTS += tests/mpi/data_parallel.mpi
 tests_mpi_data_parallel_mpi_SOURCES = tests/mpi/test_data_parallel.c
+MPI_TESTS += tests/mpi/gradients.mpi
+tests_mpi_gradients_mpi_SOURCES = tests/mpi/test_gradients.c
+MPI_TESTS += tests/mpi/used_layers.mpi
+tests_mpi_used_layers_mpi_SOURCES = tests/mpi/test_used_layers.c

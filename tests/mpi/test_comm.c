@@ -1,4 +1,5 @@
-// Communicators and exchanges on 1 to 4 ranks: sums, order of completion, node groups, life and death.
+// Communicators and exchanges on 1 to 4 ranks: sums, order of completion, node groups, life and
+// death.
 #include "common/mpi_fixture.h"
 #include "comm/comm_impl.h"
 
@@ -11,9 +12,12 @@ TestSuite(np1_comm, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout 
 TestSuite(np2_comm, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 120);
 TestSuite(np3_comm, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 120);
 TestSuite(np4_comm, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 120);
+TestSuite(np1_life, .init = test_mpi_setup_bare, .timeout = 60);
 TestSuite(np2_life, .init = test_mpi_setup_bare, .timeout = 60);
 
-static float value_of(int rank, int exchange, size_t i) { return (float)((rank + 1) * (exchange % 7 + 1)) + (float)(i % 5); }
+static float value_of(int rank, int exchange, size_t i) {
+    return (float)((rank + 1) * (exchange % 7 + 1)) + (float)(i % 5);
+}
 
 static bool sum_is_right(const float *data, size_t count, int exchange) {
     for (size_t i = 0; i < count; i++) {
@@ -59,7 +63,8 @@ static void mixed_exchanges(int total) {
         if (e >= total) continue;
         count[w] = (size_t)(e * 37 % 11 == 0 ? e * 131 % MOST + 1 : e % 50 + 1);
         for (size_t i = 0; i < count[w]; i++) data[w][i] = value_of(test_rank, e, i);
-        right = right && iso_comm_iallreduce(test_comm, data[w], count[w], ISO_F32, "mixed", &request[w]) == ISO_OK;
+        right = right && iso_comm_iallreduce(test_comm, data[w], count[w], ISO_F32, "mixed",
+                                             &request[w]) == ISO_OK;
     }
     iso_assert_all(right);
 }
@@ -78,7 +83,9 @@ Test(np2_comm, helper_completes_without_a_wait) {
     bool done = false;
     for (int64_t start = iso_now(); !done && iso_now() - start < 5000000000;) {
         usleep(1000);
-        done = iso__request_is_done(request);
+        pthread_mutex_lock(&request->engine->lock);
+        done = request->state == ISO_REQUEST_DONE;
+        pthread_mutex_unlock(&request->engine->lock);
     }
     iso_assert_all(done);
     iso_assert_ok(iso_request_wait(&request));
@@ -90,7 +97,8 @@ Test(np2_comm, helper_sleeps_when_nothing_is_in_flight) {
     clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &before);
     usleep(500000);
     clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &after);
-    double used = (double)(after.tv_sec - before.tv_sec) + (double)(after.tv_nsec - before.tv_nsec) * 1e-9;
+    double used =
+        (double)(after.tv_sec - before.tv_sec) + (double)(after.tv_nsec - before.tv_nsec) * 1e-9;
     iso_assert_all(used < 0.005);
 }
 
@@ -105,7 +113,8 @@ Test(np2_comm, time_out_names_what_is_pending) {
     if (status == ISO_OK) status = iso_request_wait(&request);
     const char *said = iso_last_error()->message;
     iso_assert_all(status == (test_rank == 1 ? ISO_ERR_TIMEOUT : ISO_OK));
-    iso_assert_all(test_rank == 0 || (strstr(said, "rank 1 of 2") && strstr(said, "\"conv1\" (256 bytes)")));
+    iso_assert_all(test_rank == 0 ||
+                   (strstr(said, "rank 1 of 2") && strstr(said, "\"conv1\" (256 bytes)")));
     if (test_rank == 1) cr_expect_eq(iso_request_wait(&request), ISO_OK); // late, but whole
     iso_comm_destroy(&comm);
 }
@@ -117,7 +126,8 @@ Test(np4_comm, ranks_per_node_override) {
     iso_assert_ok(iso_comm_node(test_comm, &node));
     iso_assert_ok(iso_comm_node_layout(test_comm, &count, &index));
     iso_assert_all(count == 2 && index == test_rank / 3);
-    iso_assert_all(iso_comm_size(node) == (test_rank < 3 ? 3 : 1) && iso_comm_rank(node) == test_rank % 3);
+    iso_assert_all(iso_comm_size(node) == (test_rank < 3 ? 3 : 1) &&
+                   iso_comm_rank(node) == test_rank % 3);
 }
 
 Test(np3_comm, one_host_is_one_node) {
@@ -132,7 +142,8 @@ Test(np3_comm, one_host_is_one_node) {
 Test(np3_comm, agree_repeats_the_failing_ranks_message) {
     iso_status mine = test_rank == 1 ? ISO_FAIL(ISO_ERR_FORMAT, "the file is damaged") : ISO_OK;
     iso_status status = iso_comm_agree(test_comm, mine);
-    iso_assert_all(status == ISO_ERR_FORMAT && strstr(iso_last_error()->message, "the file is damaged"));
+    iso_assert_all(status == ISO_ERR_FORMAT &&
+                   strstr(iso_last_error()->message, "the file is damaged"));
     iso_assert_all(test_rank == 1 || strstr(iso_last_error()->message, "rank 1"));
     iso_assert_ok(iso_comm_agree(test_comm, ISO_OK));
 }
@@ -149,10 +160,12 @@ Test(np3_comm, gather_keeps_order_and_lengths) {
 
 Test(np2_comm, algorithm_is_set_unless_the_user_did) {
     const char *text = iso_comm_algorithm_text(test_comm);
-    iso_assert_all(strncmp(text, "3, Rabenseifner", 15) == 0 || strncmp(text, "MPI's own choice", 16) == 0);
+    iso_assert_all(strncmp(text, "3, Rabenseifner", 15) == 0 ||
+                   strncmp(text, "MPI's own choice", 16) == 0);
 }
 
-// MPI_Finalize with communicators alive and an exchange still in flight must neither crash nor hang.
+// MPI_Finalize with communicators alive and an exchange still in flight must neither crash nor
+// hang.
 Test(np2_life, finalize_without_destroy) {
     iso_comm *comm;
     static float data[1 << 16];
@@ -182,7 +195,16 @@ Test(np2_life, explicit_modes) {
     iso_comm *comm;
     iso_comm_config config = {.progress = ISO_PROGRESS_POLL};
     iso_assert_ok(iso_comm_create(MPI_COMM_WORLD, &config, &comm));
-    iso_assert_all(iso_comm_progress(comm) == ISO_PROGRESS_POLL && strstr(iso_comm_progress_text(comm), "asked for"));
+    iso_assert_all(iso_comm_progress(comm) == ISO_PROGRESS_POLL &&
+                   strstr(iso_comm_progress_text(comm), "asked for"));
     iso_comm_destroy(&comm);
+    test_mpi_teardown();
+}
+
+Test(np1_life, a_refused_setting_leaves_nothing_behind) {
+    iso_comm *comm = NULL;
+    setenv("ISO_PROGRESS", "nonsense", 1);
+    cr_expect(iso_comm_create(MPI_COMM_WORLD, NULL, &comm) == ISO_ERR_ARG);
+    unsetenv("ISO_PROGRESS");
     test_mpi_teardown();
 }

@@ -25,15 +25,20 @@ typedef struct hyper {
 static iso_status descend(int i, void *gradient, double scale, const void *frozen, void *user) {
     (void)user;
     const float *g = gradient;
-    for (size_t k = 0; k < counts[i]; k++) value[i][k] -= (float)(((const hyper *)frozen)->lr * scale) * g[k];
+    for (size_t k = 0; k < counts[i]; k++)
+        value[i][k] -= (float)(((const hyper *)frozen)->lr * scale) * g[k];
     return ISO_OK;
 }
 
 static void describe(iso_reducer_param *params) {
     for (int i = 0; i < PARAMS; i++) {
-        for (size_t k = 0; k < counts[i]; k++) value[i][k] = test_rank == 0 ? (float)i : -1; // rank 0's hold
-        params[i] = (iso_reducer_param){
-            .name = names[i], .value = value[i], .count = counts[i], .dtype = ISO_F32, .layer = layers[i]};
+        for (size_t k = 0; k < counts[i]; k++)
+            value[i][k] = test_rank == 0 ? (float)i : -1; // rank 0's hold
+        params[i] = (iso_reducer_param){.name = names[i],
+                                        .value = value[i],
+                                        .count = counts[i],
+                                        .dtype = ISO_F32,
+                                        .layer = layers[i]};
     }
 }
 
@@ -47,8 +52,8 @@ static iso_reducer *make_reducer(iso_sync sync, size_t bucket_bytes) {
     return r;
 }
 
-// Gradients are whole numbers, and their sum is divided by a power of two or multiplied back, so that what
-// is expected is exact.
+// Gradients are whole numbers, and their sum is divided by a power of two or multiplied back, so
+// that what is expected is exact.
 static float gradient_of(int rank, int step, int i) { return (float)((rank + 1) * (step + 1) + i); }
 
 static void write_gradient(iso_reducer *r, int step, int i) {
@@ -56,7 +61,9 @@ static void write_gradient(iso_reducer *r, int step, int i) {
     for (size_t k = 0; k < counts[i]; k++) g[k] = gradient_of(test_rank, step, i);
 }
 
-static int order_of(int step, int k) { return (k * 2 + step + test_rank) % PARAMS; } // another one on each rank
+static int order_of(int step, int k) {
+    return (k * 2 + step + test_rank) % PARAMS;
+} // another one on each rank
 
 // lr = ranks, so that lr * mean = sum. No collective verdict inside: ranks are at different places.
 static iso_status train_step(iso_reducer *r, int step, int unused) {
@@ -78,7 +85,8 @@ static iso_status train_step(iso_reducer *r, int step, int unused) {
 
 static void train(iso_reducer *r, int steps, int unused) {
     iso_status status = ISO_OK;
-    for (int step = 0; status == ISO_OK && step < steps; step++) status = train_step(r, step, unused);
+    for (int step = 0; status == ISO_OK && step < steps; step++)
+        status = train_step(r, step, unused);
     if (status == ISO_OK) status = iso_reducer_finish(r);
     iso_assert_ok(status);
 }
@@ -105,8 +113,12 @@ Test(np1_reducer, lazy_equals_the_serial_sum) { equals_the_serial_sum(ISO_SYNC_L
 Test(np2_reducer, lazy_equals_the_serial_sum) { equals_the_serial_sum(ISO_SYNC_LAZY, 0); }
 Test(np3_reducer, lazy_equals_the_serial_sum) { equals_the_serial_sum(ISO_SYNC_LAZY, 0); }
 Test(np4_reducer, lazy_equals_the_serial_sum) { equals_the_serial_sum(ISO_SYNC_LAZY, 0); }
-Test(np3_reducer, fused_buckets_equal_the_serial_sum) { equals_the_serial_sum(ISO_SYNC_LAZY, 100000); }
-Test(np3_reducer, blocking_equals_the_serial_sum) { equals_the_serial_sum(ISO_SYNC_BLOCKING, 4096); }
+Test(np3_reducer, fused_buckets_equal_the_serial_sum) {
+    equals_the_serial_sum(ISO_SYNC_LAZY, 100000);
+}
+Test(np3_reducer, blocking_equals_the_serial_sum) {
+    equals_the_serial_sum(ISO_SYNC_BLOCKING, 4096);
+}
 
 Test(np3_reducer, unused_parameter_contributes_zeros) {
     iso_reducer *r = make_reducer(ISO_SYNC_LAZY, 0);
@@ -142,9 +154,39 @@ Test(np2_reducer, step_twice_applies_both) {
     }
     hyper h = {.lr = test_size}, none = {.lr = 0};
     iso_assert_ok(iso_reducer_step(r, &h));
-    iso_assert_ok(iso_reducer_step(r, &none)); // no backward between: the first update must not be lost
+    iso_assert_ok(
+        iso_reducer_step(r, &none)); // no backward between: the first update must not be lost
     iso_assert_ok(iso_reducer_finish(r));
     iso_assert_all(trained(2, -1));
+    iso_reducer_destroy(&r);
+}
+
+// A backward of some parameters while the step before is still pending for others.
+Test(np2_reducer, finish_takes_a_backward_that_began_behind_pending_updates) {
+    iso_reducer *r = make_reducer(ISO_SYNC_LAZY, 0);
+    train(r, 1, -1);
+    hyper h = {.lr = 0};
+    iso_assert_ok(iso_reducer_step(r, &h));
+    iso_assert_ok(iso_reducer_param_needed(r, 0)); // the others are still out
+    write_gradient(r, 0, 0);
+    iso_assert_ok(iso_reducer_grad_ready(r, 0));
+    iso_assert_ok(iso_reducer_finish(r));
+    const float *g = iso_reducer_grad(r, 0);
+    iso_assert_all(g[0] == (gradient_of(0, 0, 0) + gradient_of(1, 0, 0)) / 2);
+    iso_reducer_destroy(&r);
+}
+
+Test(np2_reducer, step_after_a_part_came_back_applies_all) {
+    iso_reducer *r = make_reducer(ISO_SYNC_LAZY, 0);
+    for (int i = PARAMS - 1; i >= 0; i--) {
+        write_gradient(r, 0, i);
+        iso_assert_ok(iso_reducer_grad_ready(r, i));
+    }
+    iso_assert_ok(iso_reducer_param_needed(r, 0));
+    hyper h = {.lr = test_size};
+    iso_assert_ok(iso_reducer_step(r, &h));
+    iso_assert_ok(iso_reducer_finish(r));
+    iso_assert_all(trained(1, -1));
     iso_reducer_destroy(&r);
 }
 
@@ -176,7 +218,8 @@ Test(np2_reducer, buckets_follow_the_size) {
     iso_reducer_destroy(&r);
     r = make_reducer(ISO_SYNC_LAZY, 1 << 30);
     iso_reducer_get_stats(r, &stats);
-    iso_assert_all(stats.bucket_count == 1 && stats.bytes_per_step >= (3 + 700 + 16 + MOST + 10) * sizeof(float));
+    iso_assert_all(stats.bucket_count == 1 &&
+                   stats.bytes_per_step >= (3 + 700 + 16 + MOST + 10) * sizeof(float));
     iso_reducer_destroy(&r);
     r = make_reducer(ISO_SYNC_LAZY, 1000); // {d, c}, {b, a}: 40 bytes are too few, 160,040 enough
     iso_reducer_get_stats(r, &stats);
@@ -197,7 +240,8 @@ Test(np2_reducer, steps_allocate_nothing) {
 
 // ---- Ranks that disagree ----------------------------------------------------------------------------
 
-static void expect_mismatch(const iso_reducer_param *params, int count, const char *said_1, const char *said_2) {
+static void expect_mismatch(const iso_reducer_param *params, int count, const char *said_1,
+                            const char *said_2) {
     iso_reducer_config config = {.sync = ISO_SYNC_LAZY};
     iso_reducer *r = NULL;
     iso_status status = iso_reducer_create(test_comm, params, count, &config, &r);
@@ -214,20 +258,43 @@ Test(np3_reducer, mismatch_names_the_odd_rank_and_the_parameter) {
         params[3].count = 10;
         params[3].shape_text = "[10]";
     }
-    expect_mismatch(params, PARAMS, "rank 2 has parameter \"c.weight\" [10]", "rank 0 has parameter \"c.weight\" [7]");
+    expect_mismatch(params, PARAMS, "rank 2 has parameter \"c.weight\" [10]",
+                    "rank 0 has parameter \"c.weight\" [7]");
+}
+
+Test(np3_reducer, mismatch_without_shape_texts_tells_the_counts) {
+    iso_reducer_param params[PARAMS];
+    describe(params);
+    if (test_rank == 2) params[3].count = 10;
+    expect_mismatch(params, PARAMS, "rank 2 has parameter \"c.weight\" 10 elements",
+                    "40000 elements");
+}
+
+Test(np2_reducer, mismatch_sees_the_end_of_a_long_name) {
+    iso_reducer_param params[PARAMS];
+    describe(params);
+    char name[140];
+    memset(name, 'x', sizeof(name));
+    snprintf(name + 130, sizeof(name) - 130, "%d", test_rank);
+    params[0].name = name;
+    iso_reducer_config config = {.sync = ISO_SYNC_LAZY};
+    iso_reducer *r = NULL;
+    iso_assert_all(iso_reducer_create(test_comm, params, PARAMS, &config, &r) == ISO_ERR_MISMATCH);
 }
 
 Test(np3_reducer, mismatch_sees_that_rank_0_is_the_odd_one) {
     iso_reducer_param params[PARAMS];
     describe(params);
     if (test_rank == 0) params[1].name = "other";
-    expect_mismatch(params, PARAMS, "rank 0 has parameter \"other\"", "rank 1 has parameter \"b.weight\"");
+    expect_mismatch(params, PARAMS, "rank 0 has parameter \"other\"",
+                    "rank 1 has parameter \"b.weight\"");
 }
 
 Test(np4_reducer, mismatch_of_the_count) {
     iso_reducer_param params[PARAMS];
     describe(params);
-    expect_mismatch(params, test_rank == 3 ? PARAMS - 1 : PARAMS, "rank 3 has no further parameter", "\"d.weight\"");
+    expect_mismatch(params, test_rank == 3 ? PARAMS - 1 : PARAMS, "rank 3 has no further parameter",
+                    "\"d.weight\"");
 }
 
 Test(np2_reducer, a_rank_that_fails_alone_takes_all_along) {

@@ -36,7 +36,8 @@ static uint64_t hash(bool train, int64_t count) {
 Test(digits, first_hundred_are_the_known_ones) {
     cr_assert_eq(hash(true, 100), 0x8959d416601a2d6au, "%#llx",
                  (unsigned long long)hash(true, 100));
-    cr_assert_eq(hash(false, 100), 0xc0fc296d56d4e9c3u, "%#llx", (unsigned long long)hash(false, 100));
+    cr_assert_eq(hash(false, 100), 0xc0fc296d56d4e9c3u, "%#llx",
+                 (unsigned long long)hash(false, 100));
 }
 
 Test(digits, look_like_mnist) {
