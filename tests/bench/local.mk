@@ -2,3 +2,14 @@
 #   tests_bench_bench_NAME_SOURCES = tests/bench/bench_NAME.c
 #   tests_bench_bench_NAME_LDADD = libiso_core.la
 BENCHES =
+BENCHES += tests/bench/bench_ops
+tests_bench_bench_ops_SOURCES = tests/bench/bench_ops.c
+tests_bench_bench_ops_LDADD = libiso_core.la
+BENCHES += tests/bench/bench_exchange
+tests_bench_bench_exchange_SOURCES = tests/bench/bench_exchange.c tests/bench/bench_util.c tests/bench/bench_util.h
+tests_bench_bench_exchange_LDADD = libiso_core.la
+BENCHES += tests/bench/bench_step
+tests_bench_bench_step_SOURCES = tests/bench/bench_step.c tests/bench/bench_util.c tests/bench/bench_util.h \
+    examples/models.c examples/models.h
+tests_bench_bench_step_LDADD = libiso_core.la
+EXTRA_DIST += tests/bench/compare_peers.sh tests/bench/overlap.sh tests/bench/peers/step_pytorch.py

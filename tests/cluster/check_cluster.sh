@@ -1,0 +1,83 @@
+#!/bin/sh
+# Checks Isotherm on several emulated hosts with links of 1 Gbit/s, and prints a TAP result for each property.
+# usage: check_cluster.sh, from the top of the build tree (make check-cluster)
+set -eu
+
+here=$(cd "$(dirname "$0")" && pwd)
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+train="examples/train --data digits --model mlp --seed 1 --quiet"
+
+status=0
+sh "$here/with_cluster.sh" -n 2 -t 20 -- true 2>"$work/why" || status=$?
+if [ "$status" = 77 ]; then
+    echo "1..0 # SKIP $(sed 's/^with_cluster: //' "$work/why" | tail -n 1)"
+    exit 0
+fi
+
+# Runs a command on a number of hosts; what it printed is in $work/output.
+cluster() { # hosts, command...
+    hosts=$1
+    shift
+    sh "$here/with_cluster.sh" -n "$hosts" -t 90 -- "$@" >"$work/output" 2>&1
+}
+# Prints a result; the condition is a command. What the cluster printed last is shown if it does not hold.
+result() { # what should hold, condition...
+    name=$1
+    shift
+    if "$@"; then
+        echo "ok - $name"
+    else
+        echo "not ok - $name"
+        sed 's/^/# /' "$work/output"
+    fi
+}
+# The value of a field in the last of the JSON lines in a file.
+field() { # name, file
+    sed -n "s/.*\"$1\": *\"\\{0,1\\}\\([^,\"}]*\\).*/\\1/p" "$2" | tail -n 1
+}
+
+hosts_differ() {
+    cluster 3 mpirun -n 3 hostname && [ "$(sort "$work/output" | tr '\n' ' ')" = "node1 node2 node3 " ]
+}
+
+# The best of several exchanges is no faster than the wire, and no slower than what others on this machine explain.
+rate_holds() {
+    cluster 2 mpirun -n 2 tests/bench/bench_exchange --rate 1 --repeats 15 || return 1
+    awk -v took="$(field min_ms "$work/output")" -v wire="$(field wire_ms "$work/output")" \
+        'BEGIN { exit !(took >= 0.9 * wire && took <= 1.3 * wire) }'
+}
+
+groups_are_hosts() { # hosts, ranks, ranks of each host
+    expected=
+    for count in $3; do
+        expected="$expected $count"
+    done
+    cluster "$1" mpirun -n "$2" tests/cluster/node_groups || return 1
+    [ "$(sed -n 's/^node .* of '"$1"': \(.*\) ranks$/ \1/p' "$work/output" | tr -d '\n')" = "$expected" ]
+}
+
+# Trains on one rank a host; the hash of the parameters afterwards is in $work/MODE.
+train_hash() { # hosts, lazy or blocking
+    cluster "$1" mpirun -n "$1" $train --steps 30 --sync "$2" --log "$work/log" || return 1
+    field param_hash "$work/log" >"$work/$2"
+    [ -s "$work/$2" ]
+}
+lazy_is_blocking() { # hosts
+    train_hash "$1" lazy && train_hash "$1" blocking && cmp -s "$work/lazy" "$work/blocking"
+}
+
+# The rank on the second host is killed while both train.
+dead_rank_ends_job() {
+    cluster 2 sh "$here/kill_rank.sh" "$work" mpirun -n 2 sh -c \
+        'echo $$ >"$0/pid.$OMPI_COMM_WORLD_RANK"; exec "$@"' "$work" $train --steps 1000000 --log "$work/log"
+}
+
+echo "1..7"
+result "ranks run on hosts of their own" hosts_differ
+result "a link takes 0.9 to 1.3 of the time that its rate says" rate_holds
+result "node groups are the hosts: 4 ranks on 2 hosts" groups_are_hosts 2 4 "2 2"
+result "node groups are the hosts: 4 ranks on 3 hosts" groups_are_hosts 3 4 "2 1 1"
+result "lazy gives the bits of blocking on 2 hosts" lazy_is_blocking 2
+result "lazy gives the bits of blocking on 3 hosts" lazy_is_blocking 3
+result "a rank that dies on one host ends the job within 10 s" dead_rank_ends_job
