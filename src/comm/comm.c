@@ -13,6 +13,7 @@ static void log_choices(const iso_comm *comm) {
 static iso_status setup(iso_comm *comm, MPI_Comm mpi_comm, const iso_comm_config *config) {
     ISO_TRY_MPI(MPI_Comm_dup(mpi_comm, &comm->mpi));
     ISO_TRY_MPI(MPI_Comm_set_errhandler(comm->mpi, MPI_ERRORS_RETURN));
+    ISO_TRY_MPI(MPI_Comm_dup(comm->mpi, &comm->bulk));
     ISO_TRY_MPI(MPI_Comm_rank(comm->mpi, &comm->rank));
     ISO_TRY_MPI(MPI_Comm_size(comm->mpi, &comm->size));
     if (iso__log_rank() < 0) iso_log_set_rank(comm->rank);
@@ -37,7 +38,7 @@ iso_status iso_comm_create(MPI_Comm mpi_comm, const iso_comm_config *config, iso
     ISO_TRY(iso__alloc_zero(sizeof(iso_comm), &memory));
     iso_comm *comm = memory;
     comm->references = 1;
-    comm->mpi = MPI_COMM_NULL;
+    comm->mpi = comm->bulk = MPI_COMM_NULL;
     iso_status status;
     ISO_TRY_GOTO(setup(comm, mpi_comm, config));
     *out = comm;
@@ -59,6 +60,7 @@ void iso_comm_destroy(iso_comm **pointer) {
     iso_comm_destroy(&comm->node);
     int finalized = 0;
     MPI_Finalized(&finalized);
+    if (!finalized && comm->bulk != MPI_COMM_NULL) MPI_Comm_free(&comm->bulk);
     if (!finalized && comm->mpi != MPI_COMM_NULL) MPI_Comm_free(&comm->mpi);
     iso__engine_release(&comm->engine);
     iso__free(comm);

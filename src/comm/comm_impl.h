@@ -32,10 +32,14 @@ struct iso_request {
     const char *name;
     size_t bytes;
     int64_t posted_ns, done_ns;
-    int remaining; // MPI requests not yet complete: several when the count exceeds INT_MAX
+    bool bulk;   // longer than a part: its parts go through the communicator's queue
+    char *next;  // what is not yet posted
+    size_t left; // elements from there
+    iso_dtype dtype;
+    int under_way; // parts posted and not complete
     int mpi_error;
     iso__request_state state;
-    iso_request *next_free;
+    iso_request *next_in_line; // of the communicator's queue, or of the free list
 };
 
 // One per process, attached to MPI_COMM_SELF so that MPI_Finalize stops it before MPI goes away.
@@ -69,13 +73,22 @@ void iso__engine_test_all(iso__engine *engine);
 iso_status iso__engine_reserve(iso__engine *engine, int more);
 // Wakes the helper if there is work and nobody waits; with the lock held.
 void iso__engine_kick(iso__engine *engine);
-// A wait began and found its request complete or not: adapts the helper's sleep. With the lock
-// held.
-void iso__engine_adapt(iso__engine *engine, bool was_complete);
+// A wait for this request begins: adapts the helper's sleep. With the lock held.
+void iso__engine_adapt(iso__engine *engine, const iso_request *request);
+// With the lock held: posts the next part of the first request in the queue into this slot; false
+// if the queue is empty.
+bool iso__comm_post_part(iso_comm *comm, int slot);
 
 struct iso_comm {
     int references;
     MPI_Comm mpi;
+    // Long exchanges leave in parts, strictly one after the other, on a communicator of their own:
+    // a short one that is issued later and needed earlier is not behind all of their bytes. Which
+    // goes where depends on its length alone, so the order on each communicator is the same on all
+    // ranks.
+    MPI_Comm bulk;
+    iso_request *bulk_first, *bulk_last; // requests that have parts to post
+    int bulk_under_way;
     int rank, size;
     double timeout_s;
     iso__engine *engine;

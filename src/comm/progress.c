@@ -35,7 +35,12 @@ static void complete(iso__engine *engine, int slot, int error) {
     iso_request *request = engine->owner[slot];
     engine->mpi[slot] = MPI_REQUEST_NULL;
     if (error != MPI_SUCCESS) request->mpi_error = error;
-    if (--request->remaining > 0) return;
+    request->under_way--;
+    if (request->bulk) {
+        request->comm->bulk_under_way--;
+        iso__comm_post_part(request->comm, slot);
+    }
+    if (request->under_way > 0 || request->left > 0) return;
     request->done_ns = iso_now();
     request->state = request->mpi_error ? ISO_REQUEST_FAILED : ISO_REQUEST_DONE;
 }
@@ -77,9 +82,12 @@ iso_status iso__engine_reserve(iso__engine *engine, int more) {
     return ISO_OK;
 }
 
-void iso__engine_adapt(iso__engine *engine, bool was_complete) {
-    if (engine->sleep_fixed) return;
-    double us = engine->sleep_us * (was_complete ? 1.1 : 0.7);
+void iso__engine_adapt(iso__engine *engine, const iso_request *request) {
+    // A wait right after the issue (the last bucket of a backward, blocking mode) finds nothing
+    // complete at any sleep.
+    double age_us = (double)(iso_now() - request->posted_ns) * 1e-3;
+    if (engine->sleep_fixed || age_us < 10 * engine->sleep_us) return;
+    double us = engine->sleep_us * (request->state != ISO_REQUEST_POSTED ? 1.1 : 0.7);
     engine->sleep_us = us < ISO_SLEEP_MIN_US   ? ISO_SLEEP_MIN_US
                        : us > ISO_SLEEP_MAX_US ? ISO_SLEEP_MAX_US
                                                : us;
@@ -125,7 +133,7 @@ static void stop_helper(iso__engine *engine) {
 static void destroy(iso__engine *engine) {
     while (engine->free_list) {
         iso_request *request = engine->free_list;
-        engine->free_list = request->next_free;
+        engine->free_list = request->next_in_line;
         iso__free(request);
     }
     iso__free(engine->mpi);

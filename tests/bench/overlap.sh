@@ -26,15 +26,16 @@ field() { # name, file
 }
 step_row() { # batch, progress
     cluster $bench/bench_step --model cnn --batch "$1" --steps "$steps" --progress "$2" --report-hidden >"$work/row"
-    printf '%5s  %-8s %9s %9s %9s %9s %9s %8s\n' "$1" "$2" "$(field none_ms "$work/row")" \
+    printf '%5s  %-8s %9s %9s %9s %9s %9s %9s %8s\n' "$1" "$2" "$(field none_ms "$work/row")" \
         "$(field exchange_alone_ms "$work/row")" "$(field lazy_ms "$work/row")" "$(field blocking_ms "$work/row")" \
-        "$(field exposed_ms "$work/row")" "$(field hidden "$work/row")"
+        "$(field exposed_ms "$work/row")" "$(field lazy_wait_ms "$work/row")" "$(field hidden "$work/row")"
 }
 
 cluster $bench/bench_exchange --rate 1 --repeats 50 >"$work/row"
 echo "exchange of 4 MB alone: median $(field median_ms "$work/row") ms, p95 $(field p95_ms "$work/row") ms"
-echo "CNN, times in ms (hidden = 1 - exposed / exchange):"
-printf '%5s  %-8s %9s %9s %9s %9s %9s %8s\n' batch progress compute exchange lazy blocking exposed hidden
+echo "CNN, times in ms (exposed = lazy - compute; waiting: of that, in waits; hidden = 1 - exposed / exchange):"
+printf '%5s  %-8s %9s %9s %9s %9s %9s %9s %8s\n' batch progress compute exchange lazy blocking exposed \
+    waiting hidden
 step_row 256 thread
 step_row 256 off
 step_row 64 thread

@@ -75,11 +75,39 @@ Test(np2_comm, hundred_thousand_mixed_exchanges_under_the_helper) {
 }
 Test(np3_comm, mixed_exchanges_under_the_helper) { mixed_exchanges(2000); }
 
+// Long exchanges travel in parts and in line; short ones issued after them are not behind them.
+static void long_and_short_exchanges(void) {
+    enum { LONG = 700001, SHORT = 1000, PAIRS = 3 };
+    static float longs[PAIRS][LONG], shorts[PAIRS][SHORT];
+    iso_request *l[PAIRS], *s[PAIRS];
+    iso_status status = ISO_OK;
+    for (int round = 0; round < 3; round++) {
+        for (int p = 0; p < PAIRS && status == ISO_OK; p++) {
+            for (size_t i = 0; i < LONG; i++) longs[p][i] = value_of(test_rank, p, i);
+            for (size_t i = 0; i < SHORT; i++) shorts[p][i] = value_of(test_rank, p + 3, i);
+            usleep((unsigned)(test_rank * 700)); // ranks are at different parts
+            status = iso_comm_iallreduce(test_comm, longs[p], LONG, ISO_F32, "long", &l[p]);
+            if (status == ISO_OK)
+                status = iso_comm_iallreduce(test_comm, shorts[p], SHORT, ISO_F32, "short", &s[p]);
+        }
+        bool right = status == ISO_OK;
+        for (int p = PAIRS - 1; p >= 0 && right; p--) {
+            right = iso_request_wait(&s[p]) == ISO_OK && sum_is_right(shorts[p], SHORT, p + 3);
+            right = right && iso_request_wait(&l[p]) == ISO_OK && sum_is_right(longs[p], LONG, p);
+        }
+        iso_assert_all(right);
+    }
+}
+
+Test(np1_comm, long_and_short_exchanges) { long_and_short_exchanges(); }
+Test(np2_comm, long_and_short_exchanges) { long_and_short_exchanges(); }
+Test(np3_comm, long_and_short_exchanges) { long_and_short_exchanges(); }
+
 // With nobody waiting, only the helper can complete an exchange.
 Test(np2_comm, helper_completes_without_a_wait) {
-    static float data[1 << 18];
+    static float data[1 << 20]; // several parts
     iso_request *request;
-    iso_assert_ok(iso_comm_iallreduce(test_comm, data, 1 << 18, ISO_F32, "alone", &request));
+    iso_assert_ok(iso_comm_iallreduce(test_comm, data, 1 << 20, ISO_F32, "alone", &request));
     bool done = false;
     for (int64_t start = iso_now(); !done && iso_now() - start < 5000000000;) {
         usleep(1000);
