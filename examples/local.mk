@@ -21,3 +21,5 @@ examples_train_SOURCES = \
 examples_train_CPPFLAGS = $(PUBLIC_CPPFLAGS)
 examples_train_CFLAGS = $(AM_CFLAGS) -Wshadow -Wconversion
 examples_train_LDADD = libisotherm.la $(MPI_LIBS) -lm
+
+EXTRA_DIST += examples/trace_svg.py examples/lazy-timeline.svg
