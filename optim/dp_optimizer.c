@@ -7,7 +7,8 @@ typedef struct dp_optimizer {
     iso_optimizer base;
     iso_optimizer *inner; // owned
     iso__base_optimizer *core;
-    iso_reducer *reducer; // borrowed from the data_parallel module
+    iso_module *data_parallel; // retained
+    iso_reducer *reducer;      // its
 } dp_optimizer;
 
 static dp_optimizer *self_of(iso_optimizer *optimizer) {
@@ -44,6 +45,7 @@ static void destroy(iso_optimizer *optimizer) {
     if (self->reducer && iso_reducer_set_apply(self->reducer, NULL, 0, NULL) < 0)
         iso__log(ISO_LOG_ERROR, "while completing pending updates: %s", iso_last_error()->message);
     iso_optimizer_destroy(&self->inner);
+    iso_module_destroy(&self->data_parallel);
     iso__free(self);
 }
 
@@ -93,10 +95,12 @@ iso_status iso_dp_optimizer_create_take(iso_optimizer *wrapped, iso_module *data
                            .core = core,
                            .reducer = iso_data_parallel_reducer(data_parallel)};
     ISO_TRY_GOTO(iso_reducer_set_apply(self->reducer, apply, sizeof(iso_hyper), self));
+    self->data_parallel = iso_module_retain(data_parallel);
     *out = &self->base;
     return ISO_OK;
 fail:
     iso_optimizer_destroy(&wrapped);
     iso__free(self);
+    *out = NULL; // often the caller's pointer to the optimizer that is gone
     return status;
 }

@@ -18,7 +18,7 @@ typedef struct iso__slot {
 // An optimizer that updates parameters itself: sgd, adam, adamw, adadelta.
 typedef struct iso__base_optimizer {
     iso_optimizer base;
-    iso_module *module; // borrowed
+    iso_module *module; // retained
     iso_parameter_list list;
     int count;       // parameters that require gradients, in the order of the list
     iso__slot *slot; // [count]; the index of ops->update

@@ -81,7 +81,7 @@ iso_status iso_optimizer_create(iso_optimizer_kind kind, iso_module *module, con
     iso__base_optimizer *self = memory;
     self->base = (iso_optimizer){.ops = &rule->ops, .hyper = *hyper};
     self->base.hyper.step = 0; // the state is new, whatever the caller's copy has seen
-    self->module = module;
+    self->module = iso_module_retain(module);
     iso_status status;
     ISO_TRY_GOTO(setup(self, rule));
     *out = &self->base;
@@ -129,6 +129,7 @@ void iso__base_destroy(iso_optimizer *optimizer) {
     iso__base_optimizer *self = self_of(optimizer);
     for (int i = 0; i < ISO_OPTIMIZER_STATES; i++) iso_tensor_destroy(&self->state[i]);
     iso_parameter_list_destroy(&self->list);
+    iso_module_destroy(&self->module);
     iso__free(self->slot);
     iso__free(self);
 }
@@ -146,6 +147,9 @@ iso__base_optimizer *iso__optimizer_innermost(iso_optimizer *optimizer) {
 }
 
 iso_status iso_optimizer_step(iso_optimizer *optimizer) {
+    const iso__base_optimizer *core = iso__optimizer_innermost(optimizer);
+    if (core)
+        ISO_TRY(check_hyper(iso_container_of(core->base.ops, iso__rule, ops), &core->base.hyper));
     ISO_TRY(optimizer->ops->step(optimizer));
     return ISO_OK;
 }

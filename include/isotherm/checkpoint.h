@@ -15,6 +15,10 @@ typedef struct iso_named_tensor {
     iso_tensor *tensor;
 } iso_named_tensor;
 
+// The functions below see tensors, not modules: fetch those of a model with iso_parameter_value
+// right before, which completes pending updates. A tensor fetched before a training step may lack
+// the update of that step.
+
 // Local. Writes PATH.tmp.PID, syncs it, and renames it to PATH: PATH is the old file or the whole
 // new one, whenever the machine stops. On failure no temporary file is left.
 iso_status iso_checkpoint_save(const char *path, const iso_named_tensor *tensors, int count);

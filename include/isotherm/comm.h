@@ -4,6 +4,16 @@
 #define ISOTHERM_COMM_H
 
 #include <isotherm/device.h>
+// The C++ bindings that some mpi.h still bring along would have to be linked; nothing here uses
+// them.
+#ifdef __cplusplus
+#ifndef OMPI_SKIP_MPICXX
+#define OMPI_SKIP_MPICXX 1
+#endif
+#ifndef MPICH_SKIP_MPICXX
+#define MPICH_SKIP_MPICXX 1
+#endif
+#endif
 #include <mpi.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -60,7 +70,9 @@ iso_status iso_comm_node_layout(iso_comm *comm, int *node_count, int *node_index
 
 typedef enum iso_reduce { ISO_SUM, ISO_MAX, ISO_MIN } iso_reduce;
 
-// Blocking collectives on host memory. Every rank calls with the same arguments.
+// Blocking collectives on host memory. Every rank calls with the same arguments. A rank that waits
+// longer than the time-out gets ISO_ERR_TIMEOUT; the collective cannot be taken back, so the job
+// must end (MPI_Abort).
 iso_status iso_comm_barrier(iso_comm *comm);
 iso_status iso_comm_bcast(iso_comm *comm, void *data, size_t bytes, int root);
 iso_status iso_comm_allreduce_f64(iso_comm *comm, double *data, size_t count, iso_reduce op);

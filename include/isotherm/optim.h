@@ -43,26 +43,28 @@ typedef struct iso_optimizer_ops {
 
 struct iso_optimizer {
     const iso_optimizer_ops *ops;
-    iso_hyper hyper; // change freely between steps; what step() saw is what its update uses
+    iso_hyper hyper; // of a wrapper: unused; see iso_optimizer_hyper
 };
 
 // Local. Optimizer over the parameters of module that require gradients; state is allocated here
-// (zeros, logical order). The module must outlive it. ISO_ERR_ARG for hyperparameters PyTorch
+// (zeros, logical order). Retains the module. ISO_ERR_ARG for hyperparameters PyTorch
 // refuses (negative lr, ...).
 iso_status iso_optimizer_create(iso_optimizer_kind kind, iso_module *module, const iso_hyper *hyper,
                                 iso_optimizer **out);
 // DataParallelOptimizer: wraps an optimizer and ties it to a data_parallel module made from the
 // same module. step() then only freezes the hyperparameters; each layer is updated when the next
 // forward reaches it. Takes inner, on failure too. ISO_ERR_ARG if the two do not cover the same
-// parameters. Destroy it before the module.
+// parameters, ISO_ERR_STATE if another optimizer is tied already. Retains data_parallel.
 iso_status iso_dp_optimizer_create_take(iso_optimizer *inner, iso_module *data_parallel,
                                         iso_optimizer **out);
 
+// ISO_ERR_ARG when a hyperparameter has become one that PyTorch refuses, or not a number.
 iso_status iso_optimizer_step(iso_optimizer *optimizer);
 // Flags gradients as zero; touches no memory.
 void iso_optimizer_zero_grad(iso_optimizer *optimizer);
-// Completes pending updates of a tied optimizer first (then collective). Accepts NULL.
+// Completes pending updates of a tied optimizer first (then collective).
 void iso_optimizer_destroy(iso_optimizer **optimizer);
+// Change freely between steps: what step() saw is what its update uses.
 iso_hyper *iso_optimizer_hyper(iso_optimizer *optimizer); // of the innermost optimizer
 
 // ---- Schedules: pure functions of the step number -------------------------------------------------

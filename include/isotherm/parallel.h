@@ -20,9 +20,9 @@ typedef struct iso_data_parallel_config {
 // Collective over comm. Takes one reference of module, on failure too; retains comm. config NULL:
 // the default. Checks that all ranks built the same model and broadcasts rank 0's parameters.
 // Parameters' gradients become views of the communication buffer; set requires_grad before. Tie an
-// optimizer with iso_dp_optimizer_create. The wrapper is used like the module itself: forward and
-// backward are then collective, evaluation mode, iso_parameter_value, hash and save complete
-// pending updates first. ISO_ERR_ARG if nothing requires a gradient.
+// optimizer with iso_dp_optimizer_create_take. The wrapper is used like the module itself: forward
+// and backward are then collective; evaluation mode, iso_parameter_value, iso_parameter_hash and
+// destroying complete pending updates first. ISO_ERR_ARG if nothing requires a gradient.
 iso_status iso_data_parallel_create_take(iso_module *module, iso_comm *comm,
                                          const iso_data_parallel_config *config, iso_module **out);
 // Collective. Completes everything that is pending.

@@ -52,11 +52,11 @@ typedef struct iso_reducer_config {
 // comm.
 iso_status iso_reducer_create(iso_comm *comm, const iso_reducer_param *params, int count,
                               const iso_reducer_config *config, iso_reducer **out);
-// Collective: completes what is pending. Accepts NULL.
+// Collective: completes what is pending.
 void iso_reducer_destroy(iso_reducer **reducer);
 
-// The gradient of parameter i: 64-byte aligned memory inside the communication buffer, owned by the
-// reducer.
+// The gradient of parameter i (NULL: there is no i): 64-byte aligned memory inside the
+// communication buffer, owned by the reducer.
 void *iso_reducer_grad(iso_reducer *reducer, int i);
 // Who updates, and the size of the struct that step() freezes for it. Completes what is pending
 // first. Without one (NULL), gradients are only averaged: read them after iso_reducer_finish.

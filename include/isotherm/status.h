@@ -1,5 +1,9 @@
-// Status codes, the error record behind them, and log levels. Everything that can fail returns
-// iso_status.
+// Status codes, the error record behind them, and log levels.
+//
+// Of the whole library: what can fail returns iso_status and writes its outputs only on success (a
+// function named _take sets *out to NULL on failure, for what it took is gone). Pointers must not
+// be NULL unless the header says so. Destroy functions take a pointer to the caller's pointer,
+// which may hold NULL, and set it to NULL.
 #ifndef ISOTHERM_STATUS_H
 #define ISOTHERM_STATUS_H
 
@@ -53,6 +57,12 @@ typedef struct iso_error {
 
 // Local. The record of the last error of the calling thread; valid until its next error.
 const iso_error *iso_last_error(void);
+// For callbacks and layers of a user's own: writes the record and returns code.
+iso_status iso_error_set(iso_status code, const char *format, ...)
+#ifdef __GNUC__
+    __attribute__((format(printf, 2, 3)))
+#endif
+    ;
 // Local. Writes "error: MESSAGE" (and the call trail when the log level is debug) to `to`.
 void iso_error_print(FILE *to);
 
@@ -76,7 +86,8 @@ void iso_log_set_rank(int rank);
 void iso_env_print(FILE *to);
 
 // Local. Number of blocks and bytes that the library has allocated and not yet freed, and
-// allocations since the start; a program that destroyed everything sees 0 blocks. Any pointer may
+// allocations since the start; a program that destroyed everything sees 0 blocks once
+// MPI_Finalize has ended the progress engine. Any pointer may
 // be NULL.
 void iso_memory_balance(long long *blocks, long long *bytes, long long *allocations);
 

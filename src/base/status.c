@@ -16,18 +16,31 @@ const char *iso_status_string(iso_status status) {
     return "unknown status";
 }
 
-iso_status iso__error(iso_status code, const char *function, const char *file, int line,
-                      const char *format, ...) {
-    va_list args;
-    va_start(args, format);
+static iso_status record(iso_status code, const char *format, va_list args) {
     // A message may quote the record it replaces, so it is formatted elsewhere first.
     char message[sizeof(last.message)];
     vsnprintf(message, sizeof(message), format, args);
-    va_end(args);
     memcpy(last.message, message, sizeof(message));
     last.code = code;
     last.rank = iso__log_rank();
     last.frame_count = 0;
+    return code;
+}
+
+iso_status iso_error_set(iso_status code, const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    record(code, format, args);
+    va_end(args);
+    return code;
+}
+
+iso_status iso__error(iso_status code, const char *function, const char *file, int line,
+                      const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    record(code, format, args);
+    va_end(args);
     return iso__error_frame(code, function, file, line);
 }
 

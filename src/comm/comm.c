@@ -1,6 +1,9 @@
 // Communicators: duplicate, node groups, blocking collectives, and a verdict that all ranks share.
 #include "comm/comm_impl.h"
 
+#include <isotherm/trace.h>
+#include <limits.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <string.h>
 
@@ -34,6 +37,10 @@ iso_status iso_comm_create(MPI_Comm mpi_comm, const iso_comm_config *config, iso
     ISO_CHECK(initialized && !finalized, ISO_ERR_STATE,
               "MPI is not running: call MPI_Init_thread before iso_comm_create");
     ISO_CHECK(mpi_comm != MPI_COMM_NULL, ISO_ERR_ARG, "iso_comm_create was given MPI_COMM_NULL");
+    ISO_CHECK(!config || ((int)config->progress >= 0 && config->progress <= ISO_PROGRESS_THREAD),
+              ISO_ERR_ARG, "unknown progress mode %d", (int)config->progress);
+    ISO_CHECK(!config || config->timeout_s >= 0, ISO_ERR_ARG,
+              "a time-out of %g s: give a number of at least 0", config->timeout_s);
     void *memory;
     ISO_TRY(iso__alloc_zero(sizeof(iso_comm), &memory));
     iso_comm *comm = memory;
@@ -128,39 +135,63 @@ iso_status iso_comm_node_layout(iso_comm *comm, int *node_count, int *node_index
 
 // ---- Blocking collectives -------------------------------------------------------------------------
 
-iso_status iso_comm_barrier(iso_comm *comm) {
-    ISO_TRY_MPI(MPI_Barrier(comm->mpi));
-    return ISO_OK;
+// Waits for what a call returning rc has started, giving up after the time-out.
+static iso_status finish(iso_comm *comm, int rc, MPI_Request *request, const char *what) {
+    ISO_TRY_MPI(rc);
+    int64_t start = iso_now(), limit = (int64_t)(comm->timeout_s * 1e9);
+    for (int done = 0;;) {
+        ISO_TRY_MPI(MPI_Test(request, &done, MPI_STATUS_IGNORE));
+        if (done) return ISO_OK;
+        ISO_CHECK(
+            limit == 0 || iso_now() - start < limit, ISO_ERR_TIMEOUT,
+            "rank %d of %d waited %g s in a %s: another rank is stuck, gone or slower than that "
+            "(ISO_TIMEOUT sets the limit)",
+            comm->rank, comm->size, comm->timeout_s, what);
+        sched_yield();
+    }
 }
 
+iso_status iso_comm_barrier(iso_comm *comm) {
+    MPI_Request request;
+    return finish(comm, MPI_Ibarrier(comm->mpi, &request), &request, "barrier");
+}
+
+#define MOST_BYTES ((size_t)1 << 30) // of one MPI call, whose counts are int
+
 iso_status iso_comm_bcast(iso_comm *comm, void *data, size_t bytes, int root) {
-    const size_t most = 1u << 30;
     for (size_t done = 0; done < bytes;) {
-        size_t part = bytes - done < most ? bytes - done : most;
-        ISO_TRY_MPI(MPI_Bcast((char *)data + done, (int)part, MPI_BYTE, root, comm->mpi));
+        size_t part = bytes - done < MOST_BYTES ? bytes - done : MOST_BYTES;
+        MPI_Request request;
+        int rc = MPI_Ibcast((char *)data + done, (int)part, MPI_BYTE, root, comm->mpi, &request);
+        ISO_TRY(finish(comm, rc, &request, "broadcast"));
         done += part;
     }
     return ISO_OK;
 }
 
-static MPI_Op mpi_op(iso_reduce op) {
-    return op == ISO_SUM ? MPI_SUM : op == ISO_MAX ? MPI_MAX : MPI_MIN;
+static iso_status allreduce(iso_comm *comm, void *data, size_t count, MPI_Datatype type,
+                            iso_reduce op) {
+    MPI_Op mpi_op = op == ISO_SUM ? MPI_SUM : op == ISO_MAX ? MPI_MAX : MPI_MIN;
+    MPI_Request request;
+    ISO_CHECK(count < INT_MAX, ISO_ERR_ARG, "%zu numbers are too many for one reduction", count);
+    int rc = MPI_Iallreduce(MPI_IN_PLACE, data, (int)count, type, mpi_op, comm->mpi, &request);
+    return finish(comm, rc, &request, "reduction");
 }
 
 iso_status iso_comm_allreduce_f64(iso_comm *comm, double *data, size_t count, iso_reduce op) {
-    ISO_TRY_MPI(MPI_Allreduce(MPI_IN_PLACE, data, (int)count, MPI_DOUBLE, mpi_op(op), comm->mpi));
-    return ISO_OK;
+    return allreduce(comm, data, count, MPI_DOUBLE, op);
 }
 
 iso_status iso_comm_allreduce_i64(iso_comm *comm, int64_t *data, size_t count, iso_reduce op) {
-    ISO_TRY_MPI(MPI_Allreduce(MPI_IN_PLACE, data, (int)count, MPI_INT64_T, mpi_op(op), comm->mpi));
-    return ISO_OK;
+    return allreduce(comm, data, count, MPI_INT64_T, op);
 }
 
 static iso_status send_bytes(iso_comm *comm, const char *data, size_t bytes, int to) {
     for (size_t done = 0; done < bytes;) {
-        size_t part = bytes - done < (1u << 30) ? bytes - done : (1u << 30);
-        ISO_TRY_MPI(MPI_Send(data + done, (int)part, MPI_BYTE, to, 0, comm->mpi));
+        size_t part = bytes - done < MOST_BYTES ? bytes - done : MOST_BYTES;
+        MPI_Request request;
+        int rc = MPI_Isend(data + done, (int)part, MPI_BYTE, to, 0, comm->mpi, &request);
+        ISO_TRY(finish(comm, rc, &request, "gather"));
         done += part;
     }
     return ISO_OK;
@@ -168,9 +199,10 @@ static iso_status send_bytes(iso_comm *comm, const char *data, size_t bytes, int
 
 static iso_status receive_bytes(iso_comm *comm, char *data, size_t bytes, int from) {
     for (size_t done = 0; done < bytes;) {
-        size_t part = bytes - done < (1u << 30) ? bytes - done : (1u << 30);
-        ISO_TRY_MPI(
-            MPI_Recv(data + done, (int)part, MPI_BYTE, from, 0, comm->mpi, MPI_STATUS_IGNORE));
+        size_t part = bytes - done < MOST_BYTES ? bytes - done : MOST_BYTES;
+        MPI_Request request;
+        int rc = MPI_Irecv(data + done, (int)part, MPI_BYTE, from, 0, comm->mpi, &request);
+        ISO_TRY(finish(comm, rc, &request, "gather"));
         done += part;
     }
     return ISO_OK;
@@ -209,14 +241,12 @@ iso_status iso_comm_gather(iso_comm *comm, const void *data, size_t bytes, int r
     void *memory;
     ISO_TRY(iso__alloc_zero((size_t)comm->size * sizeof(uint64_t), &memory));
     uint64_t *wire = memory, mine = bytes;
-    int rc = MPI_Gather(&mine, 1, MPI_UINT64_T, wire, 1, MPI_UINT64_T, root, comm->mpi);
-    iso_status status = ISO_OK;
-    if (rc != MPI_SUCCESS)
-        status = iso__mpi_error(rc, "MPI_Gather", __func__, __FILE__, __LINE__);
-    else if (comm->rank == root)
-        status = gather_on_root(comm, data, wire, out, sizes);
-    else
-        status = send_bytes(comm, data, bytes, root);
+    MPI_Request request;
+    int rc = MPI_Igather(&mine, 1, MPI_UINT64_T, wire, 1, MPI_UINT64_T, root, comm->mpi, &request);
+    iso_status status = finish(comm, rc, &request, "gather");
+    if (status == ISO_OK)
+        status = comm->rank == root ? gather_on_root(comm, data, wire, out, sizes)
+                                    : send_bytes(comm, data, bytes, root);
     iso__free(wire);
     ISO_TRY(status);
     return ISO_OK;

@@ -86,9 +86,12 @@ iso_status iso_module_call(iso_module *child, iso_activation activation, iso_ten
     ISO_TRY(push_call(child, &call));
     call->in = in;
     call->activation = activation;
+    call->result = NULL;
     call->number = child->training ? ++child->forward_number : 0;
     int64_t start = trace_start(child);
     iso_status status = child->ops->forward(child, call, in, &call->result);
+    if (status >= 0 && !call->result)
+        status = ISO_FAIL(ISO_ERR_STATE, "forward of a %s gave no output", child->ops->type);
     if (status < 0) {
         child->call_depth--; // so that a backward after a failed forward is refused
         return iso__error_frame(status, __func__, __FILE__, __LINE__);

@@ -7,6 +7,8 @@
 
 iso_status iso_module_init(iso_module *module, const iso_module_ops *ops, iso_device *device) {
     ISO_CHECK(ops && ops->type && ops->forward, ISO_ERR_ARG,
+              "a module needs a table with at least its type and forward");
+    ISO_CHECK(ops && ops->type && ops->forward, ISO_ERR_ARG,
               "the table of a module must have at least a type and a forward function");
     ISO_CHECK(device, ISO_ERR_ARG, "%s needs a device", ops->type);
     module->ops = ops;

@@ -251,14 +251,21 @@ static void link_leaves(data_parallel *self, iso_module *module) {
     iso_module_set_hooks(module, &hooks);
 }
 
-static iso_status setup(data_parallel *self, iso_module *module,
-                        const iso_data_parallel_config *config) {
+static iso_status prepare(data_parallel *self, iso_module *module,
+                          const iso_data_parallel_config *config) {
     ISO_CHECK(config->bucket_mb >= 0 && config->bucket_mb < 1e6, ISO_ERR_ARG,
               "bucket size %g MB: give a number from 0 (one bucket per layer) to 1e6",
               config->bucket_mb);
     ISO_TRY(iso_module_parameters(module, &self->list));
     ISO_TRY(iso__alloc_zero((size_t)self->list.count * sizeof(*self->trainable),
                             (void **)&self->trainable));
+    return ISO_OK;
+}
+
+static iso_status setup(data_parallel *self, iso_module *module,
+                        const iso_data_parallel_config *config) {
+    // A rank that failed alone would leave the others waiting in what follows.
+    ISO_TRY(iso_comm_agree(self->comm, prepare(self, module, config)));
     ISO_TRY(create_reducer(self, config));
     ISO_TRY(broadcast_frozen(self));
     ISO_TRY(move_gradients(self));
@@ -285,6 +292,7 @@ iso_status iso_data_parallel_create_take(iso_module *module, iso_comm *comm,
 fail:
     iso_module_destroy(&module);
     iso_module_destroy(&base);
+    *out = NULL; // often the caller's pointer to the module that is gone
     return status;
 }
 

@@ -60,14 +60,12 @@ static void compare(int odd, const char *a, size_t a_bytes, int usual, const cha
     for (size_t k = 1; k <= most; k++) {
         size_t i = k % most;
         if (strcmp(line_of(a, a_bytes, i), line_of(b, b_bytes, i)) == 0) continue;
-        snprintf(message, room, "ranks built different models: rank %d has %s where rank %d has %s",
-                 odd, line_of(a, a_bytes, i), usual, line_of(b, b_bytes, i));
+        snprintf(message, room, "ranks disagree: rank %d has %s where rank %d has %s", odd,
+                 line_of(a, a_bytes, i), usual, line_of(b, b_bytes, i));
         return;
     }
-    snprintf(
-        message, room,
-        "ranks built different models: names or shapes of rank %d differ from those of rank %d",
-        odd, usual);
+    snprintf(message, room,
+             "ranks disagree: names or shapes of rank %d differ from those of rank %d", odd, usual);
 }
 
 static const char *text_of(const char *all, const size_t *sizes, int rank) {

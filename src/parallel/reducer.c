@@ -32,6 +32,8 @@ static iso_status broadcast_values(iso_reducer *r) {
 static iso_status setup(iso_reducer *r, const iso_reducer_param *params, int count,
                         const iso_reducer_config *config) {
     ISO_CHECK(count > 0, ISO_ERR_ARG, "a reducer needs at least one parameter");
+    ISO_CHECK((int)config->sync >= 0 && config->sync <= ISO_SYNC_NONE, ISO_ERR_ARG,
+              "unknown sync mode %d", (int)config->sync);
     ISO_TRY(iso__alloc_zero((size_t)count * sizeof(*r->slot), (void **)&r->slot));
     r->slot_count = count;
     for (int i = 0; i < count; i++) ISO_TRY(copy_slot(&r->slot[i], &params[i], i));
@@ -43,9 +45,10 @@ static iso_status setup(iso_reducer *r, const iso_reducer_param *params, int cou
 
 static iso_status match(iso_reducer *r, const iso_reducer_param *params, int count,
                         const iso_reducer_config *config) {
+    static const char *const sync_name[] = {"lazy", "blocking", "none"};
     char settings[160];
-    snprintf(settings, sizeof(settings), "%d parameters, buckets of %zu bytes, sync mode %d", count,
-             config->bucket_bytes, (int)config->sync);
+    snprintf(settings, sizeof(settings), "%d parameters, buckets of %zu bytes, sync mode %s", count,
+             config->bucket_bytes, sync_name[config->sync]);
     return iso__match(r->comm, params, count, settings);
 }
 
@@ -93,10 +96,14 @@ void iso_reducer_destroy(iso_reducer **pointer) {
     iso__free(r);
 }
 
-void *iso_reducer_grad(iso_reducer *r, int i) { return r->arena + r->slot[i].offset; }
+void *iso_reducer_grad(iso_reducer *r, int i) {
+    return i >= 0 && i < r->slot_count ? r->arena + r->slot[i].offset : NULL;
+}
 
 iso_status iso_reducer_set_apply(iso_reducer *r, iso_reducer_apply apply, size_t hyper_bytes,
                                  void *user) {
+    ISO_CHECK(!apply || !r->apply, ISO_ERR_STATE,
+              "these gradients have an optimizer already: destroy it before tying another");
     iso_status status = iso_reducer_finish(r);
     if (status < 0) r->apply = NULL; // its owner may be going away
     ISO_TRY(status);

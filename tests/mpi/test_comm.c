@@ -147,6 +147,26 @@ Test(np2_comm, time_out_names_what_is_pending) {
     iso_comm_destroy(&comm);
 }
 
+Test(np2_life, blocking_collectives_time_out_too) {
+    iso_comm_config config = {.timeout_s = 0.3};
+    iso_comm *comm;
+    iso_assert_ok(iso_comm_create(MPI_COMM_WORLD, &config, &comm));
+    double x = 1;
+    if (test_rank == 0) usleep(800000); // the slow one
+    iso_status status = iso_comm_allreduce_f64(comm, &x, 1, ISO_SUM);
+    iso_assert_all(status == (test_rank == 1 ? ISO_ERR_TIMEOUT : ISO_OK));
+    cr_expect(test_rank == 0 || strstr(iso_last_error()->message, "waited 0.3 s in a reduction"));
+    MPI_Finalize(); // completes what rank 1 gave up; freeing the communicator would wait for it
+}
+
+Test(np1_life, impossible_settings_are_refused) {
+    iso_comm *comm = NULL;
+    iso_comm_config mode = {.progress = (iso_progress)77}, time_out = {.timeout_s = -1};
+    cr_expect(iso_comm_create(MPI_COMM_WORLD, &mode, &comm) == ISO_ERR_ARG);
+    cr_expect(iso_comm_create(MPI_COMM_WORLD, &time_out, &comm) == ISO_ERR_ARG);
+    test_mpi_teardown();
+}
+
 Test(np4_comm, ranks_per_node_override) {
     setenv("ISO_RANKS_PER_NODE", "3", 1);
     iso_comm *node;

@@ -305,3 +305,42 @@ Test(np3_used_layers, another_model_on_one_rank_is_named) {
               "%s", said);
     trainer_destroy(&t);
 }
+
+Test(np2_used_layers, a_bad_setting_on_one_rank_is_refused_on_all) {
+    trainer_config config = trainer_default();
+    if (test_rank == 1) config.bucket_mb = -1;
+    trainer t;
+    iso_assert_all(trainer_create(&t, test_comm, &config) == ISO_ERR_ARG);
+    iso_assert_all(t.model == NULL); // the module was taken, and is gone
+    trainer_destroy(&t);
+}
+
+Test(np1_used_layers, a_second_optimizer_is_refused) {
+    trainer_config config = trainer_default();
+    trainer t;
+    iso_optimizer *inner, *tied;
+    cr_assert_eq(trainer_create(&t, test_comm, &config), ISO_OK);
+    cr_assert_eq(iso_optimizer_create(ISO_ADAM, t.model, &config.hyper, &inner), ISO_OK);
+    cr_expect_eq(iso_dp_optimizer_create_take(inner, t.model, &tied), ISO_ERR_STATE);
+    cr_expect_null(tied);
+    cr_expect_eq(trainer_train(&t, 2), ISO_OK); // the first one is still tied
+    trainer_destroy(&t);
+}
+
+Test(np2_used_layers, the_model_may_be_destroyed_before_its_optimizer) {
+    trainer_config config = trainer_default();
+    trainer t;
+    iso_assert_ok(trainer_create(&t, test_comm, &config));
+    iso_assert_ok(trainer_train(&t, 2));
+    iso_module_destroy(&t.model);
+    trainer_destroy(&t);
+}
+
+Test(np1_used_layers, a_learning_rate_that_is_no_number_is_refused) {
+    trainer_config config = trainer_default();
+    trainer t;
+    cr_assert_eq(trainer_create(&t, test_comm, &config), ISO_OK);
+    iso_optimizer_hyper(t.optimizer)->lr = NAN;
+    cr_expect_eq(trainer_step(&t, 0, NULL), ISO_ERR_ARG);
+    trainer_destroy(&t);
+}
