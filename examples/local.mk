@@ -10,6 +10,7 @@ examples_train_SOURCES = \
     examples/models.c \
     examples/models.h \
     examples/train.c \
+    examples/train_agree.c \
     examples/train.h \
     examples/train_error.c \
     examples/train_error.h \

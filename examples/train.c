@@ -1,6 +1,7 @@
 // Trains a network data-parallel over MPI, with every option of the library.
 #include "train.h"
 
+#include <math.h>
 #include <mpi.h>
 #include <stdlib.h>
 
@@ -85,6 +86,14 @@ static iso_status run_epoch(train_run *run, int64_t epoch, train_figures *out) {
     return ISO_OK;
 }
 
+static iso_status check_finite(double loss, int64_t epoch) {
+    if (isfinite(loss)) return ISO_OK;
+    return train_error(ISO_ERR_STATE,
+                       "the training diverged: the loss of epoch %lld is no number: try a lower "
+                       "--lr",
+                       (long long)epoch + 1);
+}
+
 // Errors inside an epoch strike one rank while others wait in an exchange: only an abort reaches
 // them. Whether a checkpoint was written is agreed on.
 static bool run_epochs(train_run *run, train_figures *last) {
@@ -94,6 +103,8 @@ static bool run_epochs(train_run *run, train_figures *last) {
         if (run_epoch(run, epoch, last) < 0) train_abort();
         seconds += last->seconds;
         samples += last->samples;
+        // Every rank has the same sum, so they all end here; the last good checkpoint stays.
+        if (!train_all_well(check_finite(last->train_loss, epoch))) return false;
         bool save = run->options.checkpoint && run->rank == 0;
         if (!train_all_well(save ? train_checkpoint_save(run) : ISO_OK)) return false;
     }
@@ -130,7 +141,8 @@ int main(int argc, char **argv) {
     int provided;
     MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &provided);
     train_run run = {0};
-    bool good = train_all_well(train_options_parse(argc, argv, &run.options));
+    bool good = train_all_well(train_options_parse(argc, argv, &run.options)) &&
+                train_all_well(train_options_agree(&run.options));
     if (good && !inform(&run.options)) {
         good = train(&run);
         train_teardown(&run);

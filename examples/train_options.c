@@ -143,6 +143,28 @@ iso_status train_options_parse(int argc, char **argv, train_options *out) {
     return ISO_OK;
 }
 
+void train_options_text(const train_options *values, char *text, size_t room) {
+    size_t used = 0;
+    text[0] = 0;
+    for (size_t i = 0; i < OPTION_COUNT && used < room; i++) {
+        const option *o = &options[i];
+        const void *field = (const char *)values + o->offset;
+        char number[32];
+        const char *value = number;
+        if (o->kind == SWITCH)
+            value = *(const bool *)field ? "given" : "not given";
+        else if (o->kind == INTEGER)
+            snprintf(number, sizeof(number), "%lld", (long long)*(const int64_t *)field);
+        else if (o->kind == NUMBER && isnan(*(const double *)field))
+            value = "not given";
+        else if (o->kind == NUMBER)
+            snprintf(number, sizeof(number), "%.9g", *(const double *)field);
+        else
+            value = *(const char *const *)field ? *(const char *const *)field : "not given";
+        used += (size_t)snprintf(text + used, room - used, "%s %s\n", o->name, value);
+    }
+}
+
 void train_options_help(FILE *to) {
     fputs("Trains a network data-parallel over MPI: mpirun -n RANKS train [OPTION]...\n\n", to);
     for (size_t i = 0; i < OPTION_COUNT; i++) {

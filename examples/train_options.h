@@ -17,6 +17,10 @@ typedef struct train_options {
 // Local. Fills in defaults and checks every value. ISO_ERR_ARG with a sentence by train_error.
 // Texts are borrowed from argv.
 iso_status train_options_parse(int argc, char **argv, train_options *out);
+// One line "--name value" for each option into text, cut where the room ends.
+void train_options_text(const train_options *values, char *text, size_t room);
+// Collective over MPI_COMM_WORLD. ISO_ERR_MISMATCH where this rank's options are not rank 0's.
+iso_status train_options_agree(const train_options *values);
 void train_options_help(FILE *to);
 
 #endif

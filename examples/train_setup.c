@@ -104,6 +104,16 @@ static iso_status create_optimizer(train_run *run) {
     return iso_dp_optimizer_create_take(inner, run->model, &run->optimizer);
 }
 
+static iso_status check_outputs_differ(const train_options *options) {
+    const char *path[] = {options->log, options->trace, options->checkpoint};
+    for (int i = 0; i < 3; i++)
+        for (int k = 0; k < i; k++)
+            if (path[i] && path[k] && strcmp(path[i], path[k]) == 0)
+                return train_error(ISO_ERR_ARG, "%s is to hold two outputs: give each its own file",
+                                   path[i]);
+    return ISO_OK;
+}
+
 // ---- The whole ----------------------------------------------------------------------------------
 
 iso_status train_setup_local(train_run *run) {
@@ -118,6 +128,7 @@ iso_status train_setup_local(train_run *run) {
     run->step_ms = calloc(TRAIN_STEP_TIMES, sizeof(*run->step_ms));
     if (!run->step_ms) return train_error(ISO_ERR_NOMEM, "out of memory for the times of steps");
     if (run->rank != 0) return ISO_OK;
+    TRY(check_outputs_differ(options));
     if (options->trace) TRY(train_output_check(options->trace, "trace"));
     if (options->checkpoint) TRY(train_output_check(options->checkpoint, "checkpoint"));
     return ISO_OK;

@@ -108,7 +108,17 @@ refused 0 "a batch that is no whole number" '--batch 1.5: give a whole number' -
 refused 0 "a negative learning rate" '--lr -1: give a number' --lr -1
 refused 0 "a learning rate that is no number" '--lr nan: give a number' --lr nan
 refused 0 "a number with more after it" '--seed 1x: give a whole number' --seed 1x
+refused 0 "one file for two outputs" 'is to hold two outputs' --log "$out/x" --trace "$out/x"
+refused 1 "ranks with different options" 'started with .* where rank 0 has .*same options' \
+    --model mlp : -n 1 "$train" --model mlp --seed 2
 refused 0 "momentum without sgd" '--momentum is of --optimizer sgd' --momentum 0.9
+
+run 2 "$train" --model mlp --optimizer sgd --lr 1e6 --steps 20 --quiet --checkpoint "$out/checkpoint"
+good=0
+[ "$status" != 0 ] && [ "$status" != 124 ] || good=1
+grep -q '^train: the training diverged: .* lower --lr' stderr || good=1
+[ -z "$(ls -A "$out")" ] || good=1
+result "$good" "a training that diverges fails, and is not saved"
 
 # ---- Data ----
 
@@ -128,9 +138,13 @@ mv part zipped/train-images-idx3-ubyte.gz
 data_set mixed 96 40 8
 images 40 7 >mixed/t10k-images-idx3-ubyte
 mkdir empty
+data_set piped 96 40 8
+rm piped/train-images-idx3-ubyte
+mkfifo piped/train-images-idx3-ubyte
 
 refused 2 "a missing folder" 'no data folder nowhere' --data nowhere
 refused 2 "a folder without data" 'folder empty lacks' --data empty
+refused 2 "a pipe in place of a file" 'piped/train-images-idx3-ubyte: it is not a regular file' --data piped
 refused 2 "a wrong magic number" 'magic/train-images-idx3-ubyte' --data magic
 refused 2 "truncated images" 'short/train-images-idx3-ubyte' --data short
 refused 2 "truncated gzip" 'zipped/train-images-idx3-ubyte.gz' --data zipped

@@ -26,13 +26,16 @@ struct iso__source {
 
 static iso_status open_file(iso__source *self) {
     struct stat info;
-    self->file = fopen(self->path, "rb");
-    ISO_CHECK(self->file, ISO_ERR_IO, "cannot open %s: %s", self->path, strerror(errno));
-    ISO_CHECK(fstat(fileno(self->file), &info) == 0, ISO_ERR_IO, "cannot examine %s: %s",
-              self->path, strerror(errno));
+    ISO_CHECK(stat(self->path, &info) == 0, ISO_ERR_IO, "cannot open %s: %s", self->path,
+              strerror(errno));
     ISO_CHECK(!S_ISDIR(info.st_mode), ISO_ERR_IO, "cannot read %s: it is a folder, give a file",
               self->path);
-    self->size = S_ISREG(info.st_mode) ? (int64_t)info.st_size : -1;
+    // Opening a pipe would wait for its other end.
+    ISO_CHECK(S_ISREG(info.st_mode), ISO_ERR_IO, "cannot read %s: it is not a regular file",
+              self->path);
+    self->file = fopen(self->path, "rb");
+    ISO_CHECK(self->file, ISO_ERR_IO, "cannot open %s: %s", self->path, strerror(errno));
+    self->size = (int64_t)info.st_size;
     return ISO_OK;
 }
 
