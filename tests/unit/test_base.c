@@ -1,4 +1,5 @@
 // Error records, log, environment table, memory balance, random numbers and trace text.
+#include "common/balance.h"
 #include "base/base.h"
 
 #include <criterion/criterion.h>
@@ -7,12 +8,7 @@
 #include <pthread.h>
 #include <string.h>
 
-static void check_balance(void) {
-    long long blocks, bytes;
-    iso_memory_balance(&blocks, &bytes, NULL);
-    cr_assert(blocks == 0 && bytes == 0);
-}
-TestSuite(base, .timeout = 60, .fini = check_balance);
+TestSuite(base, .timeout = 60, .fini = balance_check);
 
 // What `write` puts into a stream, in a buffer for one test.
 static char captured[16384];
@@ -58,6 +54,12 @@ static iso_status descend(int depth) {
     if (depth == 0) return ISO_FAIL(ISO_ERR_IO, "deep");
     ISO_TRY(descend(depth - 1));
     return ISO_OK;
+}
+
+Test(base, a_user_may_write_the_record) {
+    cr_assert_eq(iso_error_set(ISO_ERR_SHAPE, "Square expects %d columns", 4), ISO_ERR_SHAPE);
+    cr_expect_str_eq(iso_last_error()->message, "Square expects 4 columns");
+    cr_expect_eq(iso_last_error()->code, ISO_ERR_SHAPE);
 }
 
 Test(base, a_trail_longer_than_the_record_is_cut) {

@@ -1,5 +1,6 @@
 // Checkpoints: what is written is read back, by others too; damaged and foreign files change
 // nothing.
+#include "common/balance.h"
 #include "common/scratch.h"
 
 #include <criterion/criterion.h>
@@ -14,14 +15,12 @@ static iso_device *device;
 
 static void open_device(void) { cr_assert_eq(iso_device_create("cpu", &device), ISO_OK); }
 
-static void check_balance(void) {
-    long long blocks;
+static void clean_up(void) {
     iso_device_destroy(&device);
-    iso_memory_balance(&blocks, NULL, NULL);
     scratch_remove();
-    cr_assert_eq(blocks, 0, "%lld blocks were not freed", blocks);
+    balance_check();
 }
-TestSuite(checkpoint, .init = open_device, .fini = check_balance, .timeout = 60);
+TestSuite(checkpoint, .init = open_device, .fini = clean_up, .timeout = 60);
 
 // The model of these tests: a weight [2, 3] of f32 and a bias [2] of f64.
 typedef struct model {

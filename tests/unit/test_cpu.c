@@ -1,15 +1,11 @@
 // The CPU device around its kernels: choice of a set, caching, repeatability, threads, refusals.
+#include "common/balance.h"
 #include "device/device_impl.h"
 
 #include <criterion/criterion.h>
 #include <string.h>
 
-static void check_balance(void) {
-    long long blocks;
-    iso_memory_balance(&blocks, NULL, NULL);
-    cr_assert(blocks == 0);
-}
-TestSuite(cpu, .timeout = 60, .fini = check_balance);
+TestSuite(cpu, .timeout = 60, .fini = balance_check);
 
 #define OK(expr) cr_assert((expr) == ISO_OK, "%s: %s", #expr, iso_last_error()->message)
 

@@ -1,17 +1,16 @@
 // Data sets: statistics, shapes from IDX files, the MNIST folder, and what is refused.
+#include "common/balance.h"
 #include "common/scratch.h"
 
 #include <criterion/criterion.h>
 #include <isotherm/data.h>
 #include <string.h>
 
-static void check_balance(void) {
-    long long blocks;
-    iso_memory_balance(&blocks, NULL, NULL);
+static void clean_up(void) {
     scratch_remove();
-    cr_assert_eq(blocks, 0, "%lld blocks were not freed", blocks);
+    balance_check();
 }
-TestSuite(dataset, .fini = check_balance, .timeout = 60);
+TestSuite(dataset, .fini = clean_up, .timeout = 60);
 
 static void expect_error(iso_status status, iso_status code, const char *words) {
     const char *message = iso_last_error()->message;

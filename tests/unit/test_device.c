@@ -1,16 +1,12 @@
 // Every operation of every device and set of kernels against the double-precision oracle.
+#include "common/balance.h"
 #include "common/oracle.h"
 
 #include <criterion/criterion.h>
 #include <math.h>
 #include <string.h>
 
-static void check_balance(void) {
-    long long blocks;
-    iso_memory_balance(&blocks, NULL, NULL);
-    cr_assert(blocks == 0);
-}
-TestSuite(device, .timeout = 120, .fini = check_balance);
+TestSuite(device, .timeout = 120, .fini = balance_check);
 
 #define OK(expr)     cr_assert((expr) == ISO_OK, "%s: %s", #expr, iso_last_error()->message)
 #define COUNT(array) ((int)(sizeof(array) / sizeof((array)[0])))

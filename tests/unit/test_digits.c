@@ -1,16 +1,12 @@
 // Generated digits: the same on every machine, whatever the number asked for.
+#include "common/balance.h"
 #include "base/base.h"
 
 #include <criterion/criterion.h>
 #include <isotherm/data.h>
 #include <string.h>
 
-static void check_balance(void) {
-    long long blocks;
-    iso_memory_balance(&blocks, NULL, NULL);
-    cr_assert_eq(blocks, 0, "%lld blocks were not freed", blocks);
-}
-TestSuite(digits, .fini = check_balance, .timeout = 60);
+TestSuite(digits, .fini = balance_check, .timeout = 60);
 
 static iso_dataset *create(bool train, int64_t count) {
     iso_dataset *dataset;

@@ -1,5 +1,6 @@
 // IDX files: every element type, gzip, and each way in which a file can be damaged.
 #ifdef HAVE_CONFIG_H
+#include "common/balance.h"
 #include "config.h"
 #endif
 #include "common/scratch.h"
@@ -13,13 +14,11 @@
 #include <zlib.h>
 #endif
 
-static void check_balance(void) {
-    long long blocks;
-    iso_memory_balance(&blocks, NULL, NULL);
+static void clean_up(void) {
     scratch_remove();
-    cr_assert_eq(blocks, 0, "%lld blocks were not freed", blocks);
+    balance_check();
 }
-TestSuite(idx, .fini = check_balance, .timeout = 60);
+TestSuite(idx, .fini = clean_up, .timeout = 60);
 
 #define BYTES(...) (const uint8_t[]){__VA_ARGS__}, sizeof((const uint8_t[]){__VA_ARGS__})
 

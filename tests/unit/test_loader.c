@@ -1,4 +1,5 @@
 // The loader: normalised batches in the sampler's order, the same with and without its thread.
+#include "common/balance.h"
 #include <criterion/criterion.h>
 #include <isotherm/data.h>
 #include <isotherm/trace.h>
@@ -18,12 +19,7 @@ typedef struct fixture {
     iso_dataset_info info;
 } fixture;
 
-static void check_balance(void) {
-    long long blocks;
-    iso_memory_balance(&blocks, NULL, NULL);
-    cr_assert_eq(blocks, 0, "%lld blocks were not freed", blocks);
-}
-TestSuite(loader, .fini = check_balance, .timeout = 60);
+TestSuite(loader, .fini = balance_check, .timeout = 60);
 
 // Image i: pixels (7 i + 31 p) mod 256, label i mod 10.
 static fixture create(int prefetch) {

@@ -1,5 +1,6 @@
 // JSON lines for machines, the progress bar for people, peak memory.
 #define _GNU_SOURCE
+#include "common/balance.h"
 #include "common/scratch.h"
 
 #include <criterion/criterion.h>
@@ -12,14 +13,12 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
-static void check_balance(void) {
-    long long blocks;
-    iso_memory_balance(&blocks, NULL, NULL);
+static void clean_up(void) {
     scratch_remove();
-    cr_assert_eq(blocks, 0, "%lld blocks were not freed", blocks);
+    balance_check();
 }
-TestSuite(json_log, .fini = check_balance, .timeout = 60);
-TestSuite(progress_bar, .fini = check_balance, .timeout = 60);
+TestSuite(json_log, .fini = clean_up, .timeout = 60);
+TestSuite(progress_bar, .fini = clean_up, .timeout = 60);
 TestSuite(peak_rss, .timeout = 60);
 
 static iso_json_log *create_log(void) {

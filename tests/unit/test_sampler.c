@@ -1,16 +1,12 @@
 // The sampler: one permutation for any number of ranks, each sample once, and what happens at the
 // end.
+#include "common/balance.h"
 #include <criterion/criterion.h>
 #include <isotherm/data.h>
 #include <stdlib.h>
 #include <string.h>
 
-static void check_balance(void) {
-    long long blocks;
-    iso_memory_balance(&blocks, NULL, NULL);
-    cr_assert_eq(blocks, 0, "%lld blocks were not freed", blocks);
-}
-TestSuite(sampler, .fini = check_balance, .timeout = 60);
+TestSuite(sampler, .fini = balance_check, .timeout = 60);
 
 static iso_sampler *create(iso_sampler_config config, int64_t epoch) {
     iso_sampler *sampler = NULL;

@@ -1,4 +1,5 @@
 // Shapes, ownership, views, layouts and host access of tensors.
+#include "common/balance.h"
 #include "device/device_impl.h"
 
 #include <criterion/criterion.h>
@@ -8,10 +9,8 @@ static iso_device *device;
 
 static void open_device(void) { cr_assert(iso_device_create("cpu", &device) == ISO_OK); }
 static void close_device(void) {
-    long long blocks;
     iso_device_destroy(&device);
-    iso_memory_balance(&blocks, NULL, NULL);
-    cr_assert(blocks == 0);
+    balance_check();
 }
 TestSuite(tensor, .timeout = 60, .init = open_device, .fini = close_device);
 
