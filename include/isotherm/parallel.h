@@ -30,9 +30,6 @@ iso_status iso_data_parallel_finish(iso_module *data_parallel);
 // Borrowed: the module inside; the engine (for statistics). NULL if it is not a data_parallel.
 iso_module *iso_data_parallel_module(iso_module *data_parallel);
 iso_reducer *iso_data_parallel_reducer(iso_module *data_parallel);
-iso_comm *iso_data_parallel_comm(iso_module *data_parallel);
-// Index of a parameter (iso_module_parameters order) in the reducer, -1 if it is frozen.
-int iso_data_parallel_index(iso_module *data_parallel, const iso_parameter *parameter);
 
 // Collective. 64-bit hash over names and values of all parameters (frozen ones too), completing
 // what is pending. *equal (may be NULL): whether all ranks of comm have the same.

@@ -89,8 +89,6 @@ typedef struct iso_reducer_stats {
     double exchange_ms; // total of issue-to-completion over buckets, as seen by this rank
 } iso_reducer_stats;
 void iso_reducer_get_stats(const iso_reducer *reducer, iso_reducer_stats *out);
-// One line per bucket: bytes and parameter names.
-void iso_reducer_print_buckets(const iso_reducer *reducer, FILE *to);
 // Collective. Median time in ms of one exchange of all buckets with nothing to hide behind, over
 // `repeats`; max over ranks. Nothing may be pending; gradient contents are undefined afterwards.
 iso_status iso_reducer_measure_exchange(iso_reducer *reducer, int repeats, double *ms);

@@ -63,12 +63,3 @@ iso_status iso__reducer_make_buckets(iso_reducer *r, size_t bucket_bytes) {
     ISO_TRY(iso__alloc_zero(offset, (void **)&r->arena));
     return ISO_OK;
 }
-
-void iso_reducer_print_buckets(const iso_reducer *r, FILE *to) {
-    for (int b = 0; b < r->bucket_count; b++) {
-        const iso__bucket *bucket = &r->bucket[b];
-        fprintf(to, "bucket %d: %zu bytes:", b, bucket->bytes);
-        for (int i = bucket->first; i <= bucket->last; i++) fprintf(to, " %s", r->slot[i].name);
-        fputc('\n', to);
-    }
-}

@@ -312,18 +312,7 @@ iso_reducer *iso_data_parallel_reducer(iso_module *module) {
     return is_data_parallel(module) ? self_of(module)->reducer : NULL;
 }
 
-iso_comm *iso_data_parallel_comm(iso_module *module) {
-    return is_data_parallel(module) ? self_of(module)->comm : NULL;
-}
-
 int iso__data_parallel_trainable(iso_module *module, iso_parameter *const **out) {
     *out = self_of(module)->trainable;
     return self_of(module)->trainable_count;
-}
-
-int iso_data_parallel_index(iso_module *module, const iso_parameter *parameter) {
-    data_parallel *self = self_of(module);
-    for (int i = 0; i < self->trainable_count; i++)
-        if (self->trainable[i] == parameter) return i;
-    return -1;
 }

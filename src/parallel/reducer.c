@@ -57,7 +57,6 @@ iso_status iso_reducer_create(iso_comm *comm, const iso_reducer_param *params, i
     iso_status status;
     iso_reducer *r = NULL;
     ISO_TRY(iso__alloc_zero(sizeof(*r), (void **)&r));
-    r->rank = iso_comm_rank(comm);
     r->size = iso_comm_size(comm);
     r->sync = config->sync;
     // A rank that failed alone would leave the others waiting in what follows.

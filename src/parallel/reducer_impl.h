@@ -40,7 +40,7 @@ typedef struct iso__bucket {
 struct iso_reducer {
     iso_comm *comm;
     iso_sync sync;
-    int rank, size;
+    int size;
     iso__grad_slot *slot;
     int slot_count;
     iso__bucket *bucket; // in the agreed order: reverse of the slots

@@ -94,8 +94,6 @@ iso_status iso__tensor_view(iso_tensor *parent, int ndim, const int64_t *shape, 
     return ISO_OK;
 }
 
-void iso__tensor_repoint(iso_tensor *tensor, void *data) { tensor->data = data; }
-
 iso_tensor *iso_tensor_retain(iso_tensor *tensor) {
     __atomic_add_fetch(&tensor->references, 1, __ATOMIC_RELAXED);
     return tensor;

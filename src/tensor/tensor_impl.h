@@ -22,8 +22,6 @@ struct iso_tensor {
 
 // A tensor over parent's whole buffer with another logical shape of the same count; retains parent.
 iso_status iso__tensor_view(iso_tensor *parent, int ndim, const int64_t *shape, iso_tensor **out);
-// Points a borrowed tensor or view elsewhere without allocating (same count and type).
-void iso__tensor_repoint(iso_tensor *tensor, void *data);
 bool iso__tensor_same_shape(const iso_tensor *a, const iso_tensor *b);
 // "[64, 1, 28, 28]" into text; returns text.
 const char *iso__shape_text(int ndim, const int64_t *shape, char *text, size_t room);
