@@ -4,6 +4,7 @@
 
 #include <isotherm/checkpoint.h>
 #include <isotherm/comm.h>
+#include <isotherm/daso.h>
 #include <isotherm/data.h>
 #include <isotherm/device.h>
 #include <isotherm/metrics.h>
@@ -11,8 +12,10 @@
 #include <isotherm/optim.h>
 #include <isotherm/parallel.h>
 #include <isotherm/reducer.h>
+#include <isotherm/resume.h>
 #include <isotherm/status.h>
 #include <isotherm/tensor.h>
+#include <isotherm/topology.h>
 #include <isotherm/trace.h>
 #include <isotherm/version.h>
 

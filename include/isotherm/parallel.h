@@ -4,6 +4,7 @@
 
 #include <isotherm/nn.h>
 #include <isotherm/reducer.h>
+#include <isotherm/topology.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -13,6 +14,9 @@ typedef struct iso_data_parallel_config {
     iso_sync sync;
     double bucket_mb; // MiB; layers are fused until a bucket holds this much; 0: strictly one per
                       // layer
+    // ISO_SCOPE_NODE: gradients are averaged over the ranks of a node only (node-local data
+    // parallelism, HeAT's DataParallelMultiGPU); parameters start equal on all ranks.
+    iso_scope scope;
 } iso_data_parallel_config;
 #define ISO_DATA_PARALLEL_DEFAULT                                                                  \
     ((iso_data_parallel_config){.sync = ISO_SYNC_LAZY, .bucket_mb = 0.25})

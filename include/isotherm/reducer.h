@@ -10,7 +10,7 @@
 #ifndef ISOTHERM_REDUCER_H
 #define ISOTHERM_REDUCER_H
 
-#include <isotherm/comm.h>
+#include <isotherm/topology.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -42,6 +42,7 @@ typedef iso_status (*iso_reducer_apply)(int i, void *gradient, double scale, con
 
 typedef struct iso_reducer_config {
     iso_sync sync;
+    iso_scope scope; // over whom gradients are averaged
     // Layers are fused from the last one on until a bucket holds at least this many bytes; 0: one
     // per layer.
     size_t bucket_bytes;

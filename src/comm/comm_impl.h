@@ -75,6 +75,9 @@ iso_status iso__engine_reserve(iso__engine *engine, int more);
 void iso__engine_kick(iso__engine *engine);
 // A wait for this request begins: adapts the helper's sleep. With the lock held.
 void iso__engine_adapt(iso__engine *engine, const iso_request *request);
+// With the lock held: a request from the pool, contents undefined; back into it.
+iso_status iso__request_take(iso__engine *engine, iso_request **out);
+void iso__request_release(iso__engine *engine, iso_request **request);
 // With the lock held: posts the next part of the first request in the queue into this slot; false
 // if the queue is empty.
 bool iso__comm_post_part(iso_comm *comm, int slot);
@@ -103,6 +106,22 @@ iso_status iso__request_finish(iso_request **request, int64_t *done_ns);
 int64_t iso__request_posted_ns(const iso_request *request);
 // Sets Open MPI's all-reduce algorithm through MPI_T; writes what holds and why.
 void iso__choose_algorithm(char *text, size_t room);
+
+// ---- Further non-blocking collectives (exchange.c), waited for like an all-reduce -----------------
+
+// Collective. Block b of `send` goes to rank b; block b of `recv` came from rank b. Blocks are
+// multiples of 64 bytes, of any length. Both buffers belong to the operation until it completes.
+iso_status iso__comm_ialltoall(iso_comm *comm, const void *send, void *recv, size_t block_bytes,
+                               const char *name, iso_request **out);
+// Collective. This rank's block is block `rank` of data; all blocks are there at the end.
+iso_status iso__comm_iallgather(iso_comm *comm, void *data, size_t block_bytes, const char *name,
+                                iso_request **out);
+// Collective. bytes: a multiple of 64.
+iso_status iso__comm_ibcast(iso_comm *comm, void *data, size_t bytes, int root, const char *name,
+                            iso_request **out);
+// Collective. The largest of each number, in place.
+iso_status iso__comm_iallreduce_max(iso_comm *comm, double *data, int count, const char *name,
+                                    iso_request **out);
 
 MPI_Datatype iso__mpi_type(iso_dtype dtype); // MPI_DATATYPE_NULL where MPI has no such type
 

@@ -3,5 +3,6 @@ libiso_core_la_SOURCES += \
     src/comm/comm_impl.h \
     src/comm/coll_mpi.c \
     src/comm/comm.c \
+    src/comm/exchange.c \
     src/comm/progress.c \
     src/comm/request.c

@@ -10,7 +10,7 @@
 #define PART_BYTES      (512 * 1024)
 #define PARTS_UNDER_WAY 2
 
-static iso_status take_request(iso__engine *engine, iso_request **out) {
+iso_status iso__request_take(iso__engine *engine, iso_request **out) {
     if (engine->free_list) {
         *out = engine->free_list;
         engine->free_list = (*out)->next_in_line;
@@ -22,7 +22,7 @@ static iso_status take_request(iso__engine *engine, iso_request **out) {
     return ISO_OK;
 }
 
-static void release(iso__engine *engine, iso_request **request) {
+void iso__request_release(iso__engine *engine, iso_request **request) {
     (*request)->state = ISO_REQUEST_FREE;
     (*request)->next_in_line = engine->free_list;
     engine->free_list = *request;
@@ -83,7 +83,7 @@ static iso_status post(iso_comm *comm, void *data, size_t count, iso_dtype dtype
     iso__engine *engine = comm->engine;
     ISO_TRY(iso__engine_reserve(engine, PARTS_UNDER_WAY));
     iso_request *request = NULL;
-    ISO_TRY(take_request(engine, &request));
+    ISO_TRY(iso__request_take(engine, &request));
     *request = (iso_request){.engine = engine,
                              .comm = comm,
                              .name = name,
@@ -101,7 +101,7 @@ static iso_status post(iso_comm *comm, void *data, size_t count, iso_dtype dtype
         post_bulk(request);
     } else {
         iso_status status = post_short(request);
-        if (status < 0) release(engine, &request);
+        if (status < 0) iso__request_release(engine, &request);
         ISO_TRY(status);
     }
     iso__engine_kick(engine);
@@ -134,7 +134,7 @@ iso_status iso_request_test(iso_request **pointer) {
     iso_status status = ISO_PENDING;
     if (request->state != ISO_REQUEST_POSTED) {
         status = verdict(request);
-        release(engine, pointer);
+        iso__request_release(engine, pointer);
     }
     pthread_mutex_unlock(&engine->lock);
     return status;
@@ -192,7 +192,7 @@ iso_status iso__request_finish(iso_request **pointer, int64_t *done_ns) {
     engine->waiters--;
     iso__engine_kick(engine);
     if (done_ns) *done_ns = request->done_ns;
-    if (request->state != ISO_REQUEST_POSTED) release(engine, pointer);
+    if (request->state != ISO_REQUEST_POSTED) iso__request_release(engine, pointer);
     pthread_mutex_unlock(&engine->lock);
     return status;
 }

@@ -1,0 +1,210 @@
+// Periodic synchronisation for slow networks: DASO (Coquelin et al., J. Big Data 9:14, 2022),
+// HeAT's and ours, local SGD (Stich, ICLR 2019) and post-local SGD (Lin et al., ICLR 2020).
+//
+// Ranks of a node average gradients every step; nodes exchange parameters every global_skip batches
+// without waiting, and merge what comes back batches_to_wait batches later. A daso optimizer wraps
+// an optimizer and steers the data_parallel module it is tied to, so a training loop reads as ever:
+// zero_grad, forward, loss, backward, step. Evaluation mode shows the mean over all ranks: while
+// the module is in evaluation mode its parameters are that mean, back in training mode each rank
+// has its own again. All functions here are collective over the communicator of data_parallel.
+#ifndef ISOTHERM_DASO_H
+#define ISOTHERM_DASO_H
+
+#include <isotherm/optim.h>
+#include <isotherm/topology.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// ---- DetectMetricPlateau (HeAT, heat/optim/utils.py) ----------------------------------------------
+
+typedef struct iso_plateau_config {
+    bool max;         // mode: whether the metric should grow; false: fall
+    bool absolute;    // threshold_mode "abs"; false: "rel"
+    int64_t patience; // bad values that are borne: one more is a plateau
+    double threshold;
+    int64_t cooldown; // values after a plateau that count as neither good nor bad
+} iso_plateau_config;
+#define ISO_PLATEAU_DEFAULT ((iso_plateau_config){.patience = 10, .threshold = 1e-4})
+// A plain value: copying it is get_state and set_state.
+typedef struct iso_plateau {
+    iso_plateau_config config;
+    double best;
+    int64_t bad, cooldown_counter, last_epoch;
+} iso_plateau;
+
+// ISO_ERR_ARG for a negative patience, cooldown or threshold. Local.
+iso_status iso_plateau_init(iso_plateau *plateau, const iso_plateau_config *config);
+void iso_plateau_reset(iso_plateau *plateau); // all but last_epoch
+// Takes the next value; true when it makes a plateau (HeAT: test_if_improving). NaN is bad.
+bool iso_plateau_test(iso_plateau *plateau, double value);
+
+// ---- What both kinds share ------------------------------------------------------------------------
+
+typedef struct iso_daso_stats {
+    int64_t steps, syncs; // batches; exchanges merged (full averages included)
+    int64_t global_skip, local_skip, batches_to_wait; // in force
+    const char *phase;                                // "warm-up", "cycling", "cool-down", "done"
+    bool pending;                                     // an exchange is under way
+    int64_t last_age;            // batches between send and merge of the last sync
+    double wait_ms, work_ms;     // of this rank, total: waiting; converting, summing and merging
+    double last_wait_ms;         // of the last sync
+    double exchange_ms, step_ms; // last measured, largest over ranks; 0: not yet
+    double divergence; // of the last sync: |x_rank - mean| / |mean| at the send, largest over ranks
+    int64_t bytes_sent, bytes_between_nodes; // payload of this rank, gradients not counted
+    char reason[128];                        // of the last change of skip and wait
+} iso_daso_stats;
+// Of a daso or daso_heat optimizer (through wrappers). Local. ISO_ERR_ARG for another optimizer.
+iso_status iso_daso_get_stats(iso_optimizer *daso, iso_daso_stats *out);
+// Tells the end of an epoch (HeAT: epoch_loss_logic): loss is this rank's mean of the epoch, or the
+// mean over all ranks if globally_averaged. Lets the policy decide. ISO_ERR_STATE for a loss that
+// is not finite.
+iso_status iso_daso_epoch_loss(iso_optimizer *daso, double loss, bool globally_averaged);
+// Drops what is under way and gives every rank the mean over all ranks: call it after the last
+// step.
+iso_status iso_daso_finish(iso_optimizer *daso);
+// Back to the first epoch and batch: plateau, skips, waits and what is under way are forgotten.
+iso_status iso_daso_reset(iso_optimizer *daso);
+
+// ---- HeAT's DASO ----------------------------------------------------------------------------------
+
+// HeAT's constructor arguments with HeAT's names and defaults. What it does wrong is not done here:
+// frozen parameters are left out, chunks may cut parameters anywhere, warm-up 0 begins to cycle
+// after the first epoch, batches_to_wait never falls below 0, a global_skip that would become 0 is
+// 1, and any number of ranks per node from 1 on works, also unequal ones (nodes then weigh by their
+// ranks).
+typedef struct iso_daso_heat_config {
+    int64_t total_epochs;          // required, > 0
+    int64_t warmup_epochs;         // blocking full average after every batch
+    int64_t cooldown_epochs;       // the same at the end
+    const iso_schedule *scheduler; // borrowed; applied before every update; NULL: none
+    double stability_level;        // threshold of the plateau detector (min, rel, patience 2)
+    int64_t max_global_skips;
+    int64_t sending_chunk_size; // elements, > 0
+    iso_dtype downcast_type;    // of blocking averages: ISO_BF16, ISO_F16 or ISO_F32; cycling: f32
+    bool use_mpi_groups;
+    int64_t skip_reduction_factor, local_skip_factor; // > 0
+    bool verbose;       // changes are logged as warnings are, not only at ISO_LOG=info
+    int64_t last_batch; // number of batches - 1; -1: to be set before the first step
+} iso_daso_heat_config;
+#define ISO_DASO_HEAT_DEFAULT                                                                      \
+    ((iso_daso_heat_config){.warmup_epochs = 4,                                                    \
+                            .cooldown_epochs = 4,                                                  \
+                            .stability_level = 0.05,                                               \
+                            .max_global_skips = 8,                                                 \
+                            .sending_chunk_size = 10000000,                                        \
+                            .downcast_type = ISO_BF16,                                             \
+                            .use_mpi_groups = true,                                                \
+                            .skip_reduction_factor = 2,                                            \
+                            .local_skip_factor = 4,                                                \
+                            .last_batch = -1})
+
+// Collective. Takes inner (a dp_optimizer tied to data_parallel), on failure too; retains
+// data_parallel. ISO_ERR_ARG names an option whose value HeAT refuses.
+iso_status iso_daso_heat_create_take(iso_optimizer *inner, iso_module *data_parallel,
+                                     const iso_daso_heat_config *config, iso_optimizer **out);
+// Local. Number of batches of an epoch - 1; step() is ISO_ERR_STATE without it.
+iso_status iso_daso_heat_set_last_batch(iso_optimizer *daso, int64_t last_batch);
+
+// ---- Our DASO -------------------------------------------------------------------------------------
+
+typedef enum iso_merge {
+    // x = mean at send + (x now - x at send): the steps made while waiting are kept
+    ISO_MERGE_PROGRESS,
+    // x = (2 S x now + P mean) / (2 S + P), P nodes, S the true age (DASO's formula)
+    ISO_MERGE_HEAT
+} iso_merge;
+
+// Momentum and other state of the optimizer when parameters are merged. In the full average before
+// the cool-down it is averaged in any case, because replicas must be equal from there on.
+typedef enum iso_state_sync {
+    ISO_STATE_KEEP,    // each rank its own
+    ISO_STATE_AVERAGE, // travels too: (2 S now + P mean) / (2 S + P), which keeps second moments >=
+                       // 0
+    ISO_STATE_RESET    // zero
+} iso_state_sync;
+
+typedef enum iso_policy {
+    ISO_POLICY_FIXED,
+    ISO_POLICY_PLATEAU,  // HeAT's: on a plateau of the epoch loss skip and wait shrink, then start
+                         // again from the maximum
+    ISO_POLICY_ADAPTIVE, // after every sync: wait as long as the exchange was measured to need, and
+                         // skip as often as keeps divergence under max_divergence
+    ISO_POLICY_CALLBACK
+} iso_policy;
+
+typedef enum iso_observed { ISO_OBSERVED_SYNC, ISO_OBSERVED_EPOCH } iso_observed;
+// The same numbers on every rank.
+typedef struct iso_daso_observation {
+    iso_observed kind;
+    int64_t step, total_steps;
+    double loss;        // EPOCH: mean over ranks; SYNC: NaN
+    double exchange_ms; // from send until the data were back, the slowest rank's; 0: not measured
+    double step_ms;     // mean step without waits since the last sync, the slowest rank's
+    double wait_ms;     // that the slowest rank waited in the last sync
+    double divergence;  // see iso_daso_stats
+} iso_daso_observation;
+typedef struct iso_daso_decision {
+    int64_t global_skip, local_skip, batches_to_wait;
+    char reason[128];
+} iso_daso_decision;
+// Called on every rank with equal arguments; rank 0's decision holds. decision comes with what is
+// in force.
+typedef void (*iso_daso_callback)(const iso_daso_observation *observed, iso_daso_decision *decision,
+                                  void *user);
+
+typedef struct iso_daso_config {
+    int64_t total_steps; // required, > 0: of the whole run
+    double warmup,
+        cooldown; // shares of total_steps with plain lazy data parallelism over all ranks
+    int64_t warmup_steps, cooldown_steps; // >= 0: instead of the shares
+    int64_t global_skip;                  // batches between two sends, >= 1: at the start
+    int64_t max_global_skip;              // the most a policy may choose
+    int64_t batches_to_wait; // 0: full average without delay; -1: what measuring says, when cycling
+                             // begins
+    int64_t local_skip;      // gradients are averaged in the node every so many batches
+    iso_scope unit;          // ISO_SCOPE_NODE; ISO_SCOPE_RANK: every rank works alone between syncs
+    iso_merge merge;
+    iso_dtype wire; // ISO_F32, ISO_BF16, ISO_F16; 16 bit: differences with error feedback
+    iso_state_sync state;
+    iso_policy policy;
+    double stability_level; // plateau: threshold
+    double max_divergence;  // adaptive
+    iso_daso_callback callback;
+    void *user;
+} iso_daso_config;
+#define ISO_DASO_DEFAULT                                                                           \
+    ((iso_daso_config){.warmup = 0.02,                                                             \
+                       .cooldown = 0.02,                                                           \
+                       .warmup_steps = -1,                                                         \
+                       .cooldown_steps = -1,                                                       \
+                       .global_skip = 8,                                                           \
+                       .max_global_skip = 64,                                                      \
+                       .batches_to_wait = -1,                                                      \
+                       .local_skip = 1,                                                            \
+                       .unit = ISO_SCOPE_NODE,                                                     \
+                       .wire = ISO_BF16,                                                           \
+                       .stability_level = 0.05,                                                    \
+                       .max_divergence = 0.05})
+// Local SGD: every rank alone, plain f32 mean every `period` steps, nothing else.
+iso_daso_config iso_local_sgd_config(int64_t total_steps, int64_t period);
+// Post-local SGD: warmup_steps of plain data parallelism, then local SGD.
+iso_daso_config iso_post_local_sgd_config(int64_t total_steps, int64_t warmup_steps,
+                                          int64_t period);
+
+// Collective. As iso_daso_heat_create_take. A failed exchange on any rank is an error on every rank
+// and changes no parameter. Merges happen at a fixed age, the same on all ranks.
+iso_status iso_daso_create_take(iso_optimizer *inner, iso_module *data_parallel,
+                                const iso_daso_config *config, iso_optimizer **out);
+
+// Names for options: "progress", "heat"; "keep", "average", "reset"; "fixed", "plateau",
+// "adaptive".
+iso_status iso_merge_parse(const char *name, iso_merge *out);
+iso_status iso_state_sync_parse(const char *name, iso_state_sync *out);
+iso_status iso_policy_parse(const char *name, iso_policy *out);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

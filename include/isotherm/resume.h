@@ -1,0 +1,53 @@
+// What a run needs to go on with the same bits, and the files that hold it.
+#ifndef ISOTHERM_RESUME_H
+#define ISOTHERM_RESUME_H
+
+#include <isotherm/comm.h>
+#include <isotherm/optim.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum iso_state_type {
+    ISO_STATE_F32,
+    ISO_STATE_F64,
+    ISO_STATE_I64,
+    ISO_STATE_U8
+} iso_state_type;
+typedef enum iso_state_owner {
+    ISO_STATE_SHARED, // the same on every rank: rank 0's is written
+    ISO_STATE_OWN     // every rank writes its own
+} iso_state_owner;
+
+// A list of named memory that is saved, or loaded in place. The same calls make it for both.
+typedef struct iso_state iso_state;
+iso_status iso_state_create(iso_state **out);
+void iso_state_destroy(iso_state **state);
+// name is copied; data is borrowed until the state is destroyed. ISO_ERR_ARG for a name used
+// before.
+iso_status iso_state_add(iso_state *state, iso_state_owner owner, const char *name,
+                         iso_state_type type, int64_t count, void *data);
+
+// Adds everything of module and optimizer: parameters, forward counters (dropout), optimizer state
+// and step, and of a daso optimizer phase, counters, policy and the exchange under way, which is
+// waited for and kept unmerged. Collective; completes pending updates. Names: "param/NAME",
+// "optimizer/KIND/NAME", ... A loaded state holds once iso_training_loaded was called.
+iso_status iso_training_state(iso_module *module, iso_optimizer *optimizer, iso_state *state);
+iso_status iso_training_loaded(iso_module *module, iso_optimizer *optimizer);
+
+// Collective. Writes the set of step `step`: PATH.step-STEP (rank 0: shared entries) and, if there
+// are own ones, PATH.step-STEP.rank-R of every rank, each as iso_checkpoint_save does, own ones
+// first, so that a shared file stands for a whole set. Then removes older sets but the last one. On
+// failure of any rank every rank gets the error and older sets stay.
+iso_status iso_resume_save(iso_comm *comm, const char *path, int64_t step, const iso_state *state);
+// Collective. Loads the newest set that is whole and sound on every rank; *step is its step.
+// Damaged or incomplete newer sets are passed over with a warning that names the file.
+// ISO_ERR_MISMATCH for a set of another number of ranks or of another model or settings; ISO_ERR_IO
+// when there is no set. Nothing is changed on failure.
+iso_status iso_resume_load(iso_comm *comm, const char *path, const iso_state *state, int64_t *step);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

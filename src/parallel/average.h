@@ -1,0 +1,88 @@
+// Private to src/parallel and optim: the weighted mean of one flat array of floats over nodes,
+// computed while the program goes on.
+//
+// start() takes a copy of the array; the mean of all nodes' copies comes back from finish(), the
+// same bits on every rank. In between poll() moves it from phase to phase:
+//
+//   SCATTER  every member of the leader group sends each other its share of the array (all to all)
+//            and sums what it got in the order of the nodes, in f32
+//   GATHER   the summed shares travel to all members
+//   SPREAD   inside the node the shards of the local ranks are put together (only with shards)
+//   VERDICT  one small reduction over all ranks: whether every rank is well, and figures
+//
+// The first two move 2 (P - 1) / P of the array each way, as a ring all-reduce does, but in any
+// element type with f32 sums.
+#ifndef ISO_AVERAGE_H
+#define ISO_AVERAGE_H
+
+#include "base/base.h"
+
+#include <isotherm/topology.h>
+
+// Every local rank below topology->smallest carries its part of the array over its own leader
+// group, and the node puts the parts together: all links of a node are used and each carries
+// 1/smallest. The array must be the same on all ranks of a node.
+#define ISO__SHARDS -1
+
+enum { ISO__FIGURES = 4 };
+
+typedef struct iso__average iso__average;
+
+typedef struct iso__average_config {
+    iso_dtype wire; // ISO_F32, ISO_BF16, ISO_F16
+    // 16-bit wires: differences to the last mean travel instead of values, and what rounding cut
+    // off a rank's contribution (and off the summed share it sends back) is added to its next one
+    // (error feedback: Seide et al., Interspeech 2014; both ways: DoubleSqueeze, Tang et al., ICML
+    // 2019). false: the values themselves travel.
+    bool differences;
+    // Sum and division round to the wire type after each operation, in the order of the nodes, as
+    // HeAT's 16-bit operations do. Not with differences.
+    bool round_sums;
+    // The array travels in chunks of so many elements, the first one being the remainder; 0: whole.
+    size_t chunk;
+} iso__average_config;
+
+// Collective over the world of topology, which is retained. All memory is allocated here.
+iso_status iso__average_create(iso_topology *topology, size_t count,
+                               const iso__average_config *config, iso__average **out);
+// Nothing may be under way (it is waited for, and the result dropped).
+void iso__average_destroy(iso__average **average);
+
+// Collective, does not wait. Nothing may be under way. group: ISO__SHARDS or a leader group, whose
+// members alone send and get the mean. values (count elements) is read before this returns.
+// Values that are not finite are found here and reported by finish() on every rank.
+// figures: this rank's; figures[0] is overwritten with the ms from start until the data were back.
+iso_status iso__average_start(iso__average *average, const float *values, int group,
+                              const double figures[ISO__FIGURES]);
+// Local, never waits: goes on to the next phase where the last one is complete.
+iso_status iso__average_poll(iso__average *average);
+bool iso__average_busy(const iso__average *average);
+// Collective. Waits for what is left. *mean (count elements, valid until the next start) is NULL on
+// ranks outside the group. figures: the largest of each over all ranks.
+// If any rank failed, every rank gets an error that names the lowest such rank, and no rank a mean.
+iso_status iso__average_finish(iso__average *average, const float **mean,
+                               double figures[ISO__FIGURES]);
+
+typedef struct iso__average_stats {
+    long long exchanges;
+    long long bytes_sent;          // payload that this rank sent to other ranks, of its node too
+    long long bytes_between_nodes; // of that, to ranks of other nodes
+    double wait_ms;                // total time in finish()
+    double work_ms;                // total time in start() and poll(): converting, summing
+} iso__average_stats;
+void iso__average_get_stats(const iso__average *average, iso__average_stats *out);
+// Collective. Median ms from start to finish over `repeats`, nothing to hide behind, max over
+// ranks. Changes neither the reference of differences nor what rounding left.
+iso_status iso__average_measure(iso__average *average, int repeats, double *ms);
+
+// What must be kept for a run to go on with the same bits, nothing being under way: arrays of
+// floats. Fills item[] and returns how many there are (at most ISO__AVERAGE_ARRAYS).
+enum { ISO__AVERAGE_ARRAYS = 3 };
+typedef struct iso__average_array {
+    const char *name; // "reference", "residual", "share_residual"
+    float *data;
+    size_t count;
+} iso__average_array;
+int iso__average_arrays(iso__average *average, iso__average_array item[ISO__AVERAGE_ARRAYS]);
+
+#endif
