@@ -58,6 +58,9 @@ iso_status iso_dataset_read_mnist(const char *folder, bool train, iso_dataset **
 // every machine: glyphs with random placement, slant, scale, stroke width, clutter and noise. train
 // and test sets are disjoint streams.
 iso_status iso_dataset_create_digits(bool train, int64_t count, iso_dataset **out);
+// What programs read when they are told where data is: an MNIST folder or, for NULL or "digits", as
+// many generated digits as MNIST has (60000 and 10000).
+iso_status iso_dataset_open(const char *folder, bool train, iso_dataset **out);
 iso_dataset *iso_dataset_retain(iso_dataset *dataset);
 void iso_dataset_destroy(iso_dataset **dataset);
 
@@ -73,12 +76,14 @@ const uint8_t *iso_dataset_image(const iso_dataset *dataset, int64_t i, int32_t 
 // ---- Sampler --------------------------------------------------------------------------------------
 
 typedef enum iso_sampler_end {
-    ISO_SAMPLER_PAD, // the last global batch is filled from the start of the permutation
-    ISO_SAMPLER_DROP // an incomplete last global batch is left out
+    ISO_SAMPLER_PAD,  // the last global batch is filled from the start of the permutation
+    ISO_SAMPLER_DROP, // an incomplete last global batch is left out
+    ISO_SAMPLER_SHARE // the last global batch is split as evenly as it can be: for evaluation,
+                      // where every sample counts once and ranks need not go in step
 } iso_sampler_end;
 
 typedef struct iso_sampler_config {
-    int64_t count; // samples
+    int64_t count; // samples; 0 for a loader: all of its data set
     int64_t batch; // per rank
     int rank, ranks;
     uint64_t seed;
@@ -90,12 +95,14 @@ typedef struct iso_sampler iso_sampler;
 // One permutation of all samples from (seed, epoch); global batch k is its k-th slice of ranks *
 // batch; rank r's part is the r-th `batch` of the slice, for any number of ranks. The last global
 // batch is as large as needed: the remainder rounded up to a multiple of ranks under PAD (every
-// rank the same local size), left out under DROP. ISO_ERR_ARG when there are more ranks than
-// samples or, under DROP, not one whole batch.
+// rank the same local size), left out under DROP, under SHARE the remainder itself (local sizes
+// differ by 1 at most, and a rank may have one batch less, or none at all). ISO_ERR_ARG when there
+// are more ranks than samples (not under SHARE) or, under DROP, not one whole batch.
 iso_status iso_sampler_create(const iso_sampler_config *config, iso_sampler **out);
 void iso_sampler_destroy(iso_sampler **sampler);
 iso_status iso_sampler_set_epoch(iso_sampler *sampler, int64_t epoch);
-int64_t iso_sampler_batches(const iso_sampler *sampler); // per epoch, the same on all ranks
+// Batches of an epoch; the same on all ranks but under SHARE.
+int64_t iso_sampler_batches(const iso_sampler *sampler);
 // Indices of this rank's part of global batch k: *indices borrowed until the next set_epoch;
 // returns their number.
 int64_t iso_sampler_batch(const iso_sampler *sampler, int64_t k, const int64_t **indices);
@@ -110,16 +117,20 @@ typedef struct iso_batch {
 } iso_batch;
 
 typedef struct iso_loader_config {
-    iso_device *device;
-    double mean, std; // x = (byte / 255 - mean) / std; std 0: not normalised
+    double mean, std; // x = (byte / 255 - mean) / std; std 0: the data set's own mean and std
     int prefetch;     // batches prepared ahead by a thread; 0: in the calling thread
 } iso_loader_config;
+#define ISO_LOADER_DEFAULT ((iso_loader_config){.prefetch = 2})
 typedef struct iso_loader iso_loader;
 
-// Retains dataset and device, borrows sampler (must outlive it).
-iso_status iso_loader_create(iso_dataset *dataset, iso_sampler *sampler,
-                             const iso_loader_config *config, iso_loader **out);
+// Batches of dataset on device in the order of a sampler of its own. Takes one reference of
+// dataset, on failure too; retains device. config NULL: the default.
+iso_status iso_loader_create_take(iso_device *device, iso_dataset *dataset,
+                                  const iso_sampler_config *order, const iso_loader_config *config,
+                                  iso_loader **out);
 void iso_loader_destroy(iso_loader **loader);
+int64_t iso_loader_batches(const iso_loader *loader);              // as iso_sampler_batches
+const iso_dataset_info *iso_loader_info(const iso_loader *loader); // of its data set; borrowed
 // Starts epoch `epoch` at its batch `first` (0). Ends a running epoch.
 iso_status iso_loader_start(iso_loader *loader, int64_t epoch, int64_t first);
 // The next batch, valid until the following call; ISO_PENDING and out->n = 0 at the end of the

@@ -15,6 +15,10 @@ typedef struct iso_json_log iso_json_log;
 
 // Local. Creates PATH (truncating). ISO_ERR_IO names path and reason.
 iso_status iso_json_log_create(const char *path, iso_json_log **out);
+// Local. Goes on with the log PATH, creating it if there is none: what is written comes behind what
+// is there. A last line that was not finished is dropped. ISO_ERR_FORMAT, changing nothing, for a
+// file whose unfinished last line is no beginning of an event.
+iso_status iso_json_log_append(const char *path, iso_json_log **out);
 // ISO_ERR_IO if anything could not be written. Frees in any case; accepts a NULL log.
 iso_status iso_json_log_close(iso_json_log **log);
 // One object: begin with its "event", add fields, end. A NULL log makes all of these do nothing.
@@ -37,8 +41,12 @@ iso_status iso_progress_bar_create(FILE *to, const char *label, int64_t total, c
                                    iso_progress_bar **out);
 // done: units so far; loss NaN: not shown.
 void iso_progress_bar_update(iso_progress_bar *bar, int64_t done, double loss);
-// Completes the line with `summary` (may be NULL) and frees.
-void iso_progress_bar_finish(iso_progress_bar **bar, const char *summary);
+// Completes the line with a summary as printf would write it (NULL: none) and frees.
+void iso_progress_bar_finish(iso_progress_bar **bar, const char *summary, ...)
+#ifdef __GNUC__
+    __attribute__((format(printf, 2, 3)))
+#endif
+    ;
 
 // Peak resident memory of this process in MB (10^6 bytes), from the operating system.
 double iso_peak_rss_mb(void);

@@ -204,6 +204,27 @@ iso_status iso_log_softmax_create(iso_device *device, iso_module **out);
 iso_status iso_sequential_create(iso_device *device, iso_module **out);
 iso_status iso_sequential_add_take(iso_module *sequential, const char *name, iso_module *module);
 
+typedef enum iso_layer_kind {
+    ISO_LINEAR,
+    ISO_CONV2D,
+    ISO_MAX_POOL2D,
+    ISO_FLATTEN,
+    ISO_DROPOUT
+} iso_layer_kind;
+// A layer of a list; how much it takes in follows from the layers before it.
+typedef struct iso_layer {
+    iso_layer_kind kind;
+    int64_t out;      // features of a linear, channels of a conv2d; biases are always there
+    int64_t size;     // of the square kernel of a conv2d; window and stride of a max_pool2d
+    double p;         // dropout
+    bool relu;        // a relu follows, a child of its own
+    const char *name; // NULL: its number, as in iso_sequential_add_take
+} iso_layer;
+// A sequential of these layers for samples of [channels, height, width]. ISO_ERR_SHAPE names the
+// layer that cannot take what the one before it gives, and what that is.
+iso_status iso_sequential_build(iso_device *device, const int64_t sample[3],
+                                const iso_layer *layers, int count, iso_rng *rng, iso_module **out);
+
 // ---- Losses ---------------------------------------------------------------------------------------
 
 typedef enum iso_loss_kind {

@@ -37,8 +37,10 @@ iso_status iso__dataset_create_take(uint8_t *images, int32_t *labels, const iso_
 
 struct iso_sampler {
     iso_sampler_config config;
-    int64_t batches;
-    int64_t last;     // local size of the last batch
+    int64_t batches;   // of this rank
+    int64_t last;      // number of the last global batch, which may be smaller
+    int64_t last_size; // this rank's part of it, and where that begins in the global batch
+    int64_t last_begin;
     int64_t *indices; // the permutation, then what pads its last batch
 };
 

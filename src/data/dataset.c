@@ -181,6 +181,11 @@ iso_status iso_dataset_read_mnist(const char *folder, bool train, iso_dataset **
     return ISO_OK;
 }
 
+iso_status iso_dataset_open(const char *folder, bool train, iso_dataset **out) {
+    if (folder && strcmp(folder, "digits") != 0) return iso_dataset_read_mnist(folder, train, out);
+    return iso_dataset_create_digits(train, train ? 60000 : 10000, out);
+}
+
 // ---- Access -------------------------------------------------------------------------------------
 
 iso_dataset *iso_dataset_retain(iso_dataset *dataset) {

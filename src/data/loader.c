@@ -125,9 +125,9 @@ static void end_epoch(iso_loader *self) {
 // ---- The caller ---------------------------------------------------------------------------------
 
 static iso_status create_slots(iso_loader *self) {
+    int64_t largest = 1; // no batch is larger than the first, where there is one
     const int64_t *indices;
-    int64_t largest =
-        iso_sampler_batch(self->sampler, 0, &indices); // no batch is larger than the first
+    if (iso_loader_batches(self) > 0) largest = iso_sampler_batch(self->sampler, 0, &indices);
     const iso_dataset_info *info = &self->dataset->info;
     int64_t shape[4] = {largest, info->channels, info->height, info->width};
     void *memory;
@@ -141,30 +141,54 @@ static iso_status create_slots(iso_loader *self) {
     return ISO_OK;
 }
 
-iso_status iso_loader_create(iso_dataset *dataset, iso_sampler *sampler,
-                             const iso_loader_config *config, iso_loader **out) {
+static iso_status create_sampler(iso_loader *self, const iso_sampler_config *order) {
+    iso_sampler_config config = *order;
+    int64_t count = self->dataset->info.count;
+    if (config.count == 0) config.count = count;
+    ISO_CHECK(config.count <= count, ISO_ERR_ARG,
+              "the sampler is to draw from %lld samples but the data set has %lld",
+              (long long)config.count, (long long)count);
+    return iso_sampler_create(&config, &self->sampler);
+}
+
+static void fill_table(iso_loader *self, double mean, double std) {
+    const iso_dataset_info *info = &self->dataset->info;
+    if (std == 0) {
+        mean = info->mean;
+        std = info->std;
+    }
+    for (int v = 0; v < 256; v++) {
+        double x = v / 255.0;
+        self->table[v] = (float)(std > 0 ? (x - mean) / std : x);
+    }
+}
+
+static iso_status setup(iso_loader *self, const iso_sampler_config *order,
+                        const iso_loader_config *config) {
     ISO_CHECK(config->prefetch >= 0 && config->prefetch <= 1024, ISO_ERR_ARG,
               "%d batches cannot be prepared ahead: give 0 to 1024", config->prefetch);
     ISO_CHECK(config->std >= 0, ISO_ERR_ARG, "the standard deviation %g of the loader is negative",
               config->std);
-    ISO_CHECK(sampler->config.count <= dataset->info.count, ISO_ERR_ARG,
-              "the sampler draws from %lld samples but the data set has %lld",
-              (long long)sampler->config.count, (long long)dataset->info.count);
-    iso_status status;
-    void *memory;
-    ISO_TRY(iso__alloc_zero(sizeof(iso_loader), &memory));
-    iso_loader *self = memory;
-    self->dataset = iso_dataset_retain(dataset);
-    self->device = iso_device_retain(config->device);
-    self->sampler = sampler;
     self->slot_count = config->prefetch + 1;
+    fill_table(self, config->mean, config->std);
+    ISO_TRY(create_sampler(self, order));
+    return create_slots(self);
+}
+
+iso_status iso_loader_create_take(iso_device *device, iso_dataset *dataset,
+                                  const iso_sampler_config *order, const iso_loader_config *config,
+                                  iso_loader **out) {
+    void *memory;
+    iso_status status = iso__alloc_zero(sizeof(iso_loader), &memory);
+    *out = NULL;
+    if (status < 0) iso_dataset_destroy(&dataset);
+    ISO_TRY(status);
+    iso_loader *self = memory;
+    self->dataset = dataset;
+    self->device = iso_device_retain(device);
     pthread_mutex_init(&self->lock, NULL);
     pthread_cond_init(&self->changed, NULL);
-    for (int v = 0; v < 256; v++) {
-        double x = v / 255.0;
-        self->table[v] = (float)(config->std > 0 ? (x - config->mean) / config->std : x);
-    }
-    ISO_TRY_GOTO(create_slots(self));
+    ISO_TRY_GOTO(setup(self, order, config ? config : &ISO_LOADER_DEFAULT));
     *out = self;
     return ISO_OK;
 fail:
@@ -182,12 +206,17 @@ void iso_loader_destroy(iso_loader **loader) {
         iso__free(self->slots[s].labels);
     }
     iso__free(self->slots);
+    iso_sampler_destroy(&self->sampler);
     pthread_cond_destroy(&self->changed);
     pthread_mutex_destroy(&self->lock);
     iso_dataset_destroy(&self->dataset);
     iso_device_destroy(&self->device);
     iso__free(self);
 }
+
+int64_t iso_loader_batches(const iso_loader *self) { return iso_sampler_batches(self->sampler); }
+
+const iso_dataset_info *iso_loader_info(const iso_loader *self) { return &self->dataset->info; }
 
 iso_status iso_loader_start(iso_loader *self, int64_t epoch, int64_t first) {
     ISO_CHECK(first >= 0 && first <= iso_sampler_batches(self->sampler), ISO_ERR_ARG,

@@ -26,14 +26,32 @@ static iso_status check(const iso_sampler_config *config, int64_t *global_batch)
                   !__builtin_mul_overflow(config->batch, config->ranks, global_batch),
               ISO_ERR_ARG, "a batch of %lld samples on each of %d ranks is impossible",
               (long long)config->batch, config->ranks);
-    ISO_CHECK(config->ranks <= config->count, ISO_ERR_ARG,
+    ISO_CHECK(config->ranks <= config->count || config->end == ISO_SAMPLER_SHARE, ISO_ERR_ARG,
               "%d ranks cannot share %lld samples: use at most as many ranks as samples",
               config->ranks, (long long)config->count);
     ISO_CHECK(
-        config->end == ISO_SAMPLER_PAD || config->count >= *global_batch, ISO_ERR_ARG,
+        config->end != ISO_SAMPLER_DROP || config->count >= *global_batch, ISO_ERR_ARG,
         "%lld samples are less than one batch of %lld on each of %d ranks: use a smaller batch",
         (long long)config->count, (long long)config->batch, config->ranks);
     return ISO_OK;
+}
+
+// How many batches there are, and how the last one is split.
+static void split(iso_sampler *self, int64_t global_batch) {
+    const iso_sampler_config *c = &self->config;
+    int64_t rest = c->count % global_batch;
+    self->batches = c->count / global_batch;
+    if (rest > 0 && c->end != ISO_SAMPLER_DROP)
+        self->batches++;
+    else
+        rest = global_batch;
+    self->last = self->batches - 1;
+    // Ranks below `larger` get one sample more than the others.
+    int64_t part = rest / c->ranks, larger = rest % c->ranks;
+    if (c->end == ISO_SAMPLER_PAD && larger > 0) larger = c->ranks;
+    self->last_size = part + (c->rank < larger);
+    self->last_begin = part * c->rank + (c->rank < larger ? c->rank : larger);
+    if (self->last_size == 0) self->batches--;
 }
 
 iso_status iso_sampler_create(const iso_sampler_config *config, iso_sampler **out) {
@@ -43,13 +61,7 @@ iso_status iso_sampler_create(const iso_sampler_config *config, iso_sampler **ou
     ISO_TRY(iso__alloc_zero(sizeof(iso_sampler), &memory));
     iso_sampler *self = memory;
     self->config = *config;
-    self->batches = config->count / global_batch;
-    self->last = config->batch;
-    int64_t rest = config->count % global_batch;
-    if (rest > 0 && config->end == ISO_SAMPLER_PAD) {
-        self->batches++;
-        self->last = (rest + config->ranks - 1) / config->ranks;
-    }
+    split(self, global_batch);
     void *indices;
     iso_status status;
     ISO_TRY_GOTO(iso__alloc((size_t)(config->count + config->ranks) * sizeof(int64_t), &indices));
@@ -85,15 +97,19 @@ iso_status iso_sampler_set_epoch(iso_sampler *self, int64_t epoch) {
     }
     // What pads the last batch is at most ranks - 1 samples, and there are at least as many as
     // ranks.
-    memcpy(indices + count, indices, (size_t)(self->config.ranks - 1) * sizeof(int64_t));
+    if (self->config.end == ISO_SAMPLER_PAD)
+        memcpy(indices + count, indices, (size_t)(self->config.ranks - 1) * sizeof(int64_t));
     return ISO_OK;
 }
 
 int64_t iso_sampler_batches(const iso_sampler *self) { return self->batches; }
 
 int64_t iso_sampler_batch(const iso_sampler *self, int64_t k, const int64_t **indices) {
-    int64_t size = k == self->batches - 1 ? self->last : self->config.batch;
-    *indices =
-        self->indices + k * self->config.ranks * self->config.batch + self->config.rank * size;
+    int64_t size = self->config.batch, begin = self->config.rank * size;
+    if (k == self->last) {
+        size = self->last_size;
+        begin = self->last_begin;
+    }
+    *indices = self->indices + k * self->config.ranks * self->config.batch + begin;
     return size;
 }

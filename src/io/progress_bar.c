@@ -6,6 +6,7 @@
 #include <isotherm/metrics.h>
 #include <isotherm/trace.h>
 #include <math.h>
+#include <stdarg.h>
 #include <string.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
@@ -136,13 +137,18 @@ void iso_progress_bar_update(iso_progress_bar *self, int64_t done, double loss) 
         draw(self);
 }
 
-void iso_progress_bar_finish(iso_progress_bar **bar, const char *summary) {
+void iso_progress_bar_finish(iso_progress_bar **bar, const char *summary, ...) {
     iso_progress_bar *self = bar ? *bar : NULL;
     if (!self) return;
     if (self->to && self->terminal && !summary) draw(self);
-    if (self->to && summary)
-        fprintf(self->to, "%s%s %s%s", self->terminal ? "\r" : "", self->label, summary,
-                self->terminal ? "\033[K" : "");
+    if (self->to && summary) {
+        va_list args;
+        fprintf(self->to, "%s%s ", self->terminal ? "\r" : "", self->label);
+        va_start(args, summary);
+        vfprintf(self->to, summary, args);
+        va_end(args);
+        if (self->terminal) fputs("\033[K", self->to);
+    }
     if (self->to && (summary || self->terminal)) {
         fputc('\n', self->to);
         fflush(self->to);

@@ -75,3 +75,9 @@ iso_status iso_dropout_create(iso_device *device, double p, iso_rng *rng, iso_mo
 iso_status iso_dropout2d_create(iso_device *device, double p, iso_rng *rng, iso_module **out) {
     return create(device, &dropout2d_ops, p, rng, out);
 }
+
+void *iso__dropout_key(iso_module *module) {
+    if (module->ops != &dropout_ops && module->ops != &dropout2d_ops) return NULL;
+    _Static_assert(sizeof(iso__philox_key) == 8, "saved as one number");
+    return &iso_container_of(module, dropout, base)->key;
+}

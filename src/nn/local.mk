@@ -12,3 +12,4 @@ libiso_core_la_SOURCES += src/nn/module.c
 libiso_core_la_SOURCES += src/nn/parameter.c
 libiso_core_la_SOURCES += src/nn/pool.c
 libiso_core_la_SOURCES += src/nn/sequential.c
+libiso_core_la_SOURCES += src/nn/sequential_build.c

@@ -26,6 +26,9 @@ iso_status iso__shape_error(const iso_module *module, const iso_tensor *in, cons
 // word i % 4 of block i / 4.
 iso_status iso__init_uniform(iso_parameter *parameter, int64_t fan_in, iso_rng *rng);
 
+// The 8 bytes of a dropout that its masks depend on besides forward_number; NULL for other modules.
+void *iso__dropout_key(iso_module *module);
+
 // Whether this is the relu layer (which sequential fuses into the layer before it).
 bool iso__module_is_relu(const iso_module *module);
 // For layers that fuse a relu: turns grad_out into the gradient before it, in place.

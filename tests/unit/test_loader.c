@@ -14,7 +14,7 @@
 typedef struct fixture {
     iso_device *device;
     iso_dataset *dataset;
-    iso_sampler *sampler;
+    iso_sampler *sampler; // as the one in the loader
     iso_loader *loader;
     iso_dataset_info info;
 } fixture;
@@ -36,8 +36,10 @@ static fixture create(int prefetch) {
     cr_assert_eq(iso_dataset_create(images, labels, COUNT, 1, 3, 4, 10, &f.dataset), ISO_OK);
     cr_assert_eq(iso_sampler_create(&order, &f.sampler), ISO_OK);
     iso_dataset_get_info(f.dataset, &f.info);
-    iso_loader_config config = {f.device, f.info.mean, f.info.std, prefetch};
-    cr_assert_eq(iso_loader_create(f.dataset, f.sampler, &config, &f.loader), ISO_OK);
+    iso_loader_config config = {.prefetch = prefetch};
+    cr_assert_eq(
+        iso_loader_create_take(f.device, iso_dataset_retain(f.dataset), &order, &config, &f.loader),
+        ISO_OK);
     return f;
 }
 
@@ -76,6 +78,8 @@ static void check_batch(fixture *f, const iso_batch *batch, int64_t k) {
 
 static void check_epoch(fixture *f, int64_t epoch, int64_t first) {
     iso_batch batch;
+    cr_assert_eq(iso_sampler_set_epoch(f->sampler, epoch), ISO_OK);
+    cr_assert_eq(iso_loader_batches(f->loader), iso_sampler_batches(f->sampler));
     cr_assert_eq(iso_loader_start(f->loader, epoch, first), ISO_OK);
     for (int64_t k = first; k < iso_sampler_batches(f->sampler); k++) {
         batch = next(f);
@@ -141,22 +145,85 @@ Test(loader, leaves_a_batch_alone_until_the_next_call) {
     destroy(&f);
 }
 
-Test(loader, without_deviation_gives_bytes_over_255) {
+// Statistics of another set, as a test set has those of the training set; and bytes / 255.
+Test(loader, normalises_with_given_statistics) {
+    const double statistics[2][2] = {{0.25, 0.5}, {0, 1}};
     fixture f = create(0);
-    iso_loader *plain;
+    for (int i = 0; i < 2; i++) {
+        double mean = statistics[i][0], std = statistics[i][1];
+        iso_loader_config config = {mean, std, .prefetch = 0};
+        iso_sampler_config order = {.batch = BATCH, .ranks = 1};
+        iso_loader *loader;
+        iso_batch batch;
+        void *memory;
+        cr_assert_eq(iso_loader_create_take(f.device, iso_dataset_retain(f.dataset), &order,
+                                            &config, &loader),
+                     ISO_OK);
+        cr_assert_eq(iso_loader_start(loader, 0, 0), ISO_OK);
+        cr_assert_eq(iso_loader_next(loader, &batch), ISO_OK);
+        cr_assert_eq(iso_tensor_map(batch.images, ISO_READ, &memory), ISO_OK);
+        for (int p = 0; p < PIXELS; p++)
+            cr_assert_eq(((float *)memory)[p], (float)((31 * p % 256 / 255.0 - mean) / std));
+        iso_tensor_unmap(batch.images);
+        iso_loader_destroy(&loader);
+    }
+    destroy(&f);
+}
+
+// There is no deviation to divide by.
+Test(loader, takes_images_of_one_grey) {
+    const uint8_t pixels[4] = {51, 51, 51, 51};
+    const int32_t label = 0;
+    iso_sampler_config order = {.batch = 1, .ranks = 1};
+    iso_device *device;
+    iso_dataset *grey;
+    iso_loader *loader;
     iso_batch batch;
-    const int64_t *indices;
     void *memory;
-    cr_assert_eq(
-        iso_loader_create(f.dataset, f.sampler, &(iso_loader_config){.device = f.device}, &plain),
-        ISO_OK);
-    cr_assert_eq(iso_loader_start(plain, 0, 0), ISO_OK);
-    cr_assert_eq(iso_loader_next(plain, &batch), ISO_OK);
-    iso_sampler_batch(f.sampler, 0, &indices);
+    cr_assert_eq(iso_device_create("cpu", &device), ISO_OK);
+    cr_assert_eq(iso_dataset_create(pixels, &label, 1, 1, 2, 2, 1, &grey), ISO_OK);
+    cr_assert_eq(iso_loader_create_take(device, iso_dataset_retain(grey), &order, NULL, &loader),
+                 ISO_OK);
+    cr_assert_eq(iso_loader_start(loader, 0, 0), ISO_OK);
+    cr_assert_eq(iso_loader_next(loader, &batch), ISO_OK);
     cr_assert_eq(iso_tensor_map(batch.images, ISO_READ, &memory), ISO_OK);
-    cr_assert_eq(((float *)memory)[1], (float)((double)((7 * indices[0] + 31) % 256) / 255));
+    cr_assert_eq(((float *)memory)[0], 51 / 255.0f);
     iso_tensor_unmap(batch.images);
-    iso_loader_destroy(&plain);
+    iso_loader_destroy(&loader);
+    iso_dataset_destroy(&grey);
+    iso_device_destroy(&device);
+}
+
+// Nobody else holds it any more.
+Test(loader, keeps_its_data_set) {
+    fixture f = create(2);
+    iso_dataset_destroy(&f.dataset);
+    check_epoch(&f, 1, 0);
+    cr_assert_eq(iso_loader_info(f.loader)->count, COUNT);
+    destroy(&f);
+}
+
+// 103 samples on 110 ranks: the last 7 have nothing.
+Test(loader, gives_the_shares_of_all_ranks) {
+    fixture f = create(0);
+    int64_t batches = 0, samples = 0;
+    for (int rank = 0; rank < 110; rank++) {
+        iso_sampler_config order = {
+            .batch = 30, .rank = rank, .ranks = 110, .end = ISO_SAMPLER_SHARE};
+        iso_loader *loader;
+        iso_batch batch;
+        cr_assert_eq(
+            iso_loader_create_take(f.device, iso_dataset_retain(f.dataset), &order, NULL, &loader),
+            ISO_OK);
+        cr_assert_eq(iso_loader_start(loader, 0, 0), ISO_OK);
+        while (iso_loader_next(loader, &batch) == ISO_OK) {
+            batches++;
+            samples += batch.n;
+            cr_assert_eq(batch.labels[0], rank % 10);
+        }
+        iso_loader_destroy(&loader);
+    }
+    cr_assert(batches == COUNT && samples == COUNT);
     destroy(&f);
 }
 
@@ -206,17 +273,15 @@ Test(loader, refuses_to_go_on_without_an_epoch) {
     destroy(&f);
 }
 
-Test(loader, refuses_a_sampler_of_more_samples) {
+Test(loader, refuses_more_samples_than_there_are) {
     fixture f = create(0);
-    iso_sampler *larger;
     iso_loader *loader = NULL;
     iso_sampler_config order = {.count = COUNT + 1, .batch = BATCH, .ranks = 1};
-    cr_assert_eq(iso_sampler_create(&order, &larger), ISO_OK);
     cr_assert_eq(
-        iso_loader_create(f.dataset, larger, &(iso_loader_config){.device = f.device}, &loader),
+        iso_loader_create_take(f.device, iso_dataset_retain(f.dataset), &order, NULL, &loader),
         ISO_ERR_ARG);
+    cr_assert(strstr(iso_last_error()->message, "104 samples but the data set has 103"));
     cr_assert_null(loader);
-    iso_sampler_destroy(&larger);
     destroy(&f);
 }
 

@@ -25,8 +25,11 @@ static int64_t collect(iso_sampler_config config, int64_t epoch, int64_t *order)
     for (int64_t k = 0; k < iso_sampler_batches(sampler[0]); k++) {
         for (int r = 0; r < config.ranks; r++) {
             const int64_t *part;
+            if (config.end == ISO_SAMPLER_SHARE && k == iso_sampler_batches(sampler[r])) continue;
             int64_t size = iso_sampler_batch(sampler[r], k, &part);
-            cr_assert_eq(iso_sampler_batches(sampler[r]), iso_sampler_batches(sampler[0]));
+            cr_assert(config.end == ISO_SAMPLER_SHARE ||
+                      iso_sampler_batches(sampler[r]) == iso_sampler_batches(sampler[0]));
+            cr_assert(size > 0 && size <= config.batch);
             memcpy(order + n, part, (size_t)size * sizeof(int64_t));
             n += size;
         }
@@ -101,6 +104,40 @@ Test(sampler, dropping_leaves_out_the_remainder) {
     cr_assert_eq(collect(config, 0, order), 1000);
     config.count = 1000;
     cr_assert_eq(collect(config, 0, order), 1000);
+}
+
+// Of every number of samples: each once, in the order of one rank, and none of the ranks with two
+// samples more than another.
+Test(sampler, sharing_counts_every_sample_once) {
+    int64_t order[1100];
+    for (int i = 0; i < 5; i++) {
+        iso_sampler_config config = {.batch = 3, .ranks = rank_counts[i], .end = ISO_SAMPLER_SHARE};
+        for (config.count = 1; config.count < 70; config.count++) {
+            cr_assert_eq(collect(config, 0, order), config.count);
+            for (int64_t k = 0; k < config.count; k++) cr_assert_eq(order[k], k);
+        }
+    }
+}
+
+// 7 samples on 3 ranks, 2 each: 6, then 1 for the first rank alone. 8: 6, then 1 for two ranks.
+Test(sampler, sharing_splits_the_rest_evenly) {
+    const int64_t batches[3][3] = {{2, 1, 1}, {2, 2, 1}, {2, 2, 2}};
+    for (int rank = 0; rank < 3; rank++) {
+        for (int count = 7; count <= 9; count++) {
+            iso_sampler_config config = {
+                .count = count, .batch = 2, .rank = rank, .ranks = 3, .end = ISO_SAMPLER_SHARE};
+            iso_sampler *sampler = create(config, 0);
+            const int64_t *part;
+            cr_assert_eq(iso_sampler_batches(sampler), batches[count - 7][rank]);
+            cr_assert_eq(iso_sampler_batch(sampler, 0, &part), 2);
+            cr_assert_eq(part[0], 2 * rank);
+            if (batches[count - 7][rank] == 2) {
+                cr_assert_eq(iso_sampler_batch(sampler, 1, &part), 1);
+                cr_assert_eq(part[0], 6 + rank);
+            }
+            iso_sampler_destroy(&sampler);
+        }
+    }
 }
 
 Test(sampler, unshuffled_samples_come_in_order) {

@@ -1,0 +1,134 @@
+// Evaluation on ranks that share a test set: each sample once, whatever the number of ranks.
+#include "common/dp_fixture.h"
+#include "common/mpi_fixture.h"
+
+#include <criterion/criterion.h>
+#include <math.h>
+#include <string.h>
+
+TestSuite(np1_evaluate, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 60);
+TestSuite(np2_evaluate, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 60);
+TestSuite(np3_evaluate, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 60);
+TestSuite(np4_evaluate, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 60);
+
+enum { COUNT = 11, CLASSES = 4 };
+
+typedef struct setup {
+    iso_device *device;
+    iso_dataset *images;
+    iso_loader *loader;
+    iso_module *model;
+    iso_loss *loss;
+} setup;
+
+// Image i has pixel i % CLASSES alight; so has its label, but every third label is another.
+static iso_dataset *create_images(int32_t bad_label) {
+    uint8_t pixels[COUNT * CLASSES] = {0};
+    int32_t labels[COUNT];
+    iso_dataset *out = NULL;
+    for (int i = 0; i < COUNT; i++) {
+        pixels[i * CLASSES + i % CLASSES] = 255;
+        labels[i] = (i + (i % 3 == 0)) % CLASSES;
+    }
+    if (bad_label) labels[COUNT - 1] = bad_label;
+    iso_assert_ok(iso_dataset_create(pixels, labels, COUNT, 1, 1, CLASSES, 9, &out));
+    return out;
+}
+
+// A linear layer of 2 x identity: the largest entry of the output is the pixel that is alight.
+static void set_identity(iso_module *model) {
+    float weight[CLASSES * CLASSES] = {0}, bias[CLASSES] = {0};
+    iso_module *linear = model->child[1];
+    for (int i = 0; i < CLASSES; i++) weight[i * (CLASSES + 1)] = 2;
+    memcpy(iso_tensor_data(linear->parameter[0]->value), weight, sizeof(weight));
+    memcpy(iso_tensor_data(linear->parameter[1]->value), bias, sizeof(bias));
+}
+
+static void create(setup *s, int64_t batch, int32_t bad_label) {
+    const iso_layer layers[] = {{.kind = ISO_FLATTEN}, {.kind = ISO_LINEAR, .out = CLASSES}};
+    const int64_t sample[3] = {1, 1, CLASSES};
+    iso_rng rng = {.seed = 1};
+    iso_sampler_config share = {
+        .batch = batch, .rank = test_rank, .ranks = test_size, .end = ISO_SAMPLER_SHARE};
+    iso_loader_config plain = {.std = 1};
+    iso_assert_ok(iso_device_create("cpu", &s->device));
+    s->images = create_images(bad_label);
+    iso_assert_ok(iso_loader_create_take(s->device, iso_dataset_retain(s->images), &share, &plain,
+                                         &s->loader));
+    iso_assert_ok(iso_sequential_build(s->device, sample, layers, 2, &rng, &s->model));
+    iso_assert_ok(iso_loss_create(s->device, ISO_CROSS_ENTROPY, &s->loss));
+    set_identity(s->model);
+}
+
+static void destroy(setup *s) {
+    iso_loss_destroy(&s->loss);
+    iso_module_destroy(&s->model);
+    iso_loader_destroy(&s->loader);
+    iso_dataset_destroy(&s->images);
+    iso_device_destroy(&s->device);
+}
+
+// 4 of 11 labels are wrong. Cross entropy of logits (2, 0, 0, 0): log(e^2 + 3) less 2 where the
+// label is right.
+static void each_sample_counts_once(void) {
+    const double wrong = log(exp(2) + 3);
+    for (int64_t batch = 1; batch <= 12; batch++) {
+        setup s;
+        iso_evaluation result = {0};
+        create(&s, batch, 0);
+        iso_assert_ok(iso_evaluate(s.model, s.loss, s.loader, test_comm, &result));
+        iso_assert_all(result.samples == COUNT);
+        iso_assert_all(result.accuracy == 7.0 / 11);
+        iso_assert_all(fabs(result.loss - (wrong - 2 * 7.0 / 11)) < 1e-6);
+        iso_assert_all(s.model->training);
+        destroy(&s);
+    }
+}
+
+Test(np1_evaluate, each_sample_counts_once) { each_sample_counts_once(); }
+Test(np2_evaluate, each_sample_counts_once) { each_sample_counts_once(); }
+Test(np3_evaluate, each_sample_counts_once) { each_sample_counts_once(); }
+Test(np4_evaluate, each_sample_counts_once) { each_sample_counts_once(); }
+
+// The last image, which one rank alone looks at, has a label that the network has no output for.
+Test(np3_evaluate, an_error_of_one_rank_is_everybodys) {
+    setup s;
+    iso_evaluation result = {.samples = -1};
+    create(&s, 2, 8);
+    iso_status status = iso_evaluate(s.model, s.loss, s.loader, test_comm, &result);
+    iso_assert_all(status < 0 && strstr(iso_last_error()->message, "label"));
+    iso_assert_all(result.samples == -1 && s.model->training);
+    destroy(&s);
+}
+
+// Evaluating in the middle of a training, dropout included, leaves its bits alone.
+Test(np2_evaluate, leaves_the_training_alone) {
+    trainer_config config = trainer_default();
+    config.dropout = true;
+    uint64_t hash[2];
+    for (int looked = 0; looked < 2; looked++) {
+        trainer t;
+        iso_assert_ok(trainer_create(&t, test_comm, &config));
+        iso_dataset *images = NULL;
+        iso_loader *loader;
+        iso_evaluation result;
+        uint8_t pixels[6 * TRAINER_CHANNELS * TRAINER_SIZE * TRAINER_SIZE] = {1, 2, 3};
+        int32_t labels[6] = {0, 1, 2, 3, 4, 0};
+        iso_sampler_config share = {
+            .batch = 2, .rank = test_rank, .ranks = 2, .end = ISO_SAMPLER_SHARE};
+        iso_assert_ok(iso_dataset_create(pixels, labels, 6, TRAINER_CHANNELS, TRAINER_SIZE,
+                                         TRAINER_SIZE, TRAINER_CLASSES, &images));
+        iso_assert_ok(
+            iso_loader_create_take(t.device, iso_dataset_retain(images), &share, NULL, &loader));
+        for (int step = 0; step < 8; step++) {
+            iso_assert_ok(trainer_step(&t, step, NULL));
+            if (looked && step % 3 == 1)
+                iso_assert_ok(iso_evaluate(t.model, t.loss, loader, test_comm, &result));
+        }
+        iso_assert_ok(trainer_hash(&t, &hash[looked]));
+        iso_loader_destroy(&loader);
+        iso_dataset_destroy(&images);
+        trainer_destroy(&t);
+    }
+    iso_assert_all(hash[0] == hash[1]);
+}
