@@ -61,13 +61,6 @@ const char *iso_comm_progress_text(const iso_comm *comm);
 const char *iso_comm_algorithm_text(const iso_comm *comm);
 iso_progress iso_comm_progress(const iso_comm *comm);
 
-// Node groups: the ranks that share memory (MPI_Comm_split_type), or consecutive groups of
-// ISO_RANKS_PER_NODE ranks. Collective on first use; borrowed, lives as long as comm.
-iso_status iso_comm_node(iso_comm *comm, iso_comm **out);
-// Number of nodes and the index of this rank's node (numbered by lowest rank). Collective on first
-// use.
-iso_status iso_comm_node_layout(iso_comm *comm, int *node_count, int *node_index);
-
 typedef enum iso_reduce { ISO_SUM, ISO_MAX, ISO_MIN } iso_reduce;
 
 // Blocking collectives on host memory. Every rank calls with the same arguments. A rank that waits

@@ -21,6 +21,9 @@ static const env_entry env_table[ISO_ENV_COUNT] = {
                          "seconds before a wait gives up and names what is pending; 0: never"},
     [ISO_ENV_RANKS_PER_NODE] = {"ISO_RANKS_PER_NODE", "what shares memory",
                                 "ranks that count as one node (consecutive ranks)"},
+    [ISO_ENV_NODE_COLLECTIVE] =
+        {"ISO_NODE_COLLECTIVE", "auto",
+         "how the ranks of a node sum gradients: auto (shared memory where possible), shm, mpi"},
     [ISO_ENV_IALLREDUCE] =
         {"ISO_IALLREDUCE", "3",
          "Open MPI's coll_libnbc_iallreduce_algorithm, unless that is set itself: 0 its own "

@@ -1,9 +1,14 @@
-// What is asked of the MPI library itself: element types, error texts, the all-reduce algorithm.
+// All-reduce by messages; and what else is asked of the MPI library itself: element types, error
+// texts, the algorithm.
 #include "comm/comm_impl.h"
 
 #include <string.h>
 
 #define ALGORITHM_VARIABLE "coll_libnbc_iallreduce_algorithm"
+// Of a long exchange so many bytes travel at a time, so many times over: enough to fill a link, and
+// little for a short exchange to wait behind. The bits are those of the whole.
+#define PART_BYTES      (512 * 1024)
+#define PARTS_UNDER_WAY 2
 
 MPI_Datatype iso__mpi_type(iso_dtype dtype) {
     switch (dtype) {
@@ -83,3 +88,100 @@ void iso__choose_algorithm(char *text, size_t room) {
         snprintf(text, room, "MPI's own choice (it has no " ALGORITHM_VARIABLE ")");
     MPI_T_finalize();
 }
+
+// ---- Post -----------------------------------------------------------------------------------------
+
+// Posts up to `most` bytes of the request; an MPI return code.
+static int post_part(iso_request *request, MPI_Comm mpi, int slot) {
+    iso__engine *engine = request->engine;
+    size_t size = iso_dtype_size(request->dtype);
+    size_t part = request->left * size < PART_BYTES ? request->left : PART_BYTES / size;
+    int rc = MPI_Iallreduce(MPI_IN_PLACE, request->next, (int)part, iso__mpi_type(request->dtype),
+                            MPI_SUM, mpi, &engine->mpi[slot]);
+    if (rc != MPI_SUCCESS) return rc;
+    engine->owner[slot] = request;
+    request->next += part * size;
+    request->left -= part;
+    request->under_way++;
+    return MPI_SUCCESS;
+}
+
+// Posts the next part of the first request in the queue into this slot; false if there is none.
+static bool post_queued(iso_comm *comm, int slot) {
+    iso_request *request = comm->bulk_first;
+    if (!request) return false;
+    int rc = post_part(request, comm->bulk, slot);
+    if (rc != MPI_SUCCESS) { // the other ranks have posted it: nothing after it can be right
+        request->mpi_error = rc;
+        request->left = 0;
+    }
+    if (request->left == 0) comm->bulk_first = request->next_in_line;
+    if (rc != MPI_SUCCESS && request->under_way == 0) iso__request_complete(request);
+    comm->bulk_under_way += rc == MPI_SUCCESS;
+    return rc == MPI_SUCCESS;
+}
+
+static void post_bulk(iso_request *request) {
+    iso_comm *comm = request->comm;
+    iso__engine *engine = request->engine;
+    if (comm->bulk_first)
+        comm->bulk_last->next_in_line = request;
+    else
+        comm->bulk_first = request;
+    comm->bulk_last = request;
+    while (comm->bulk_under_way < PARTS_UNDER_WAY && post_queued(comm, engine->in_flight))
+        engine->in_flight++;
+}
+
+static iso_status post(iso_request *request) {
+    iso__engine *engine = request->engine;
+    ISO_TRY(iso__engine_reserve(engine, PARTS_UNDER_WAY));
+    request->bulk = request->bytes > PART_BYTES;
+    if (request->bulk) {
+        post_bulk(request);
+        return ISO_OK;
+    }
+    ISO_TRY_MPI(post_part(request, request->comm->mpi, engine->in_flight));
+    engine->in_flight++;
+    return ISO_OK;
+}
+
+// ---- Progress -------------------------------------------------------------------------------------
+
+static void complete(iso__engine *engine, int slot, int error) {
+    iso_request *request = engine->owner[slot];
+    engine->mpi[slot] = MPI_REQUEST_NULL;
+    if (error != MPI_SUCCESS) request->mpi_error = error;
+    request->under_way--;
+    if (request->bulk) {
+        request->comm->bulk_under_way--;
+        post_queued(request->comm, slot);
+    }
+    if (request->under_way == 0 && request->left == 0 && request->state == ISO_REQUEST_POSTED)
+        iso__request_complete(request);
+}
+
+static void compact(iso__engine *engine) {
+    int kept = 0;
+    for (int i = 0; i < engine->in_flight; i++) {
+        if (engine->mpi[i] == MPI_REQUEST_NULL) continue;
+        engine->mpi[kept] = engine->mpi[i];
+        engine->owner[kept++] = engine->owner[i];
+    }
+    engine->in_flight = kept;
+}
+
+static bool progress(iso__engine *engine) {
+    if (engine->in_flight == 0) return false;
+    int count = 0;
+    int rc =
+        MPI_Testsome(engine->in_flight, engine->mpi, &count, engine->completed, engine->statuses);
+    if (count == 0 || count == MPI_UNDEFINED) return false;
+    for (int i = 0; i < count; i++)
+        complete(engine, engine->completed[i],
+                 rc == MPI_ERR_IN_STATUS ? engine->statuses[i].MPI_ERROR : rc);
+    compact(engine);
+    return false; // what goes on does so in the library
+}
+
+const iso__collective_ops iso__collective_mpi = {.name = "mpi", .post = post, .progress = progress};

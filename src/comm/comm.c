@@ -1,4 +1,4 @@
-// Communicators: duplicate, node groups, blocking collectives, and a verdict that all ranks share.
+// Communicators: duplicate, blocking collectives, and a verdict that all ranks share.
 #include "comm/comm_impl.h"
 
 #include <isotherm/trace.h>
@@ -64,7 +64,6 @@ void iso_comm_destroy(iso_comm **pointer) {
     iso_comm *comm = *pointer;
     *pointer = NULL;
     if (!comm || --comm->references > 0) return;
-    iso_comm_destroy(&comm->node);
     int finalized = 0;
     MPI_Finalized(&finalized);
     if (!finalized && comm->bulk != MPI_COMM_NULL) MPI_Comm_free(&comm->bulk);
@@ -80,59 +79,6 @@ const char *iso_comm_progress_text(const iso_comm *comm) { return comm->engine->
 const char *iso_comm_algorithm_text(const iso_comm *comm) { return comm->algorithm; }
 iso_progress iso_comm_progress(const iso_comm *comm) { return comm->engine->mode; }
 
-// ---- Node groups ----------------------------------------------------------------------------------
-
-// Node number of this rank and how many there are, from each rank's lowest fellow on its node.
-static iso_status number_nodes(iso_comm *comm, int lowest) {
-    void *memory;
-    ISO_TRY(iso__alloc((size_t)comm->size * sizeof(int), &memory));
-    int *all = memory;
-    int rc = MPI_Allgather(&lowest, 1, MPI_INT, all, 1, MPI_INT, comm->mpi);
-    for (int r = 0; rc == MPI_SUCCESS && r < comm->size; r++) {
-        if (all[r] != r) continue; // not the first of its node
-        if (r == lowest) comm->node_index = comm->node_count;
-        comm->node_count++;
-    }
-    iso__free(all);
-    ISO_TRY_MPI(rc);
-    return ISO_OK;
-}
-
-static iso_status split_nodes(iso_comm *comm, MPI_Comm *out) {
-    double per_node;
-    ISO_TRY(iso__env_number(ISO_ENV_RANKS_PER_NODE, 1, 1e6, 0, &per_node));
-    if (per_node >= 1)
-        ISO_TRY_MPI(MPI_Comm_split(comm->mpi, comm->rank / (int)per_node, comm->rank, out));
-    else
-        ISO_TRY_MPI(
-            MPI_Comm_split_type(comm->mpi, MPI_COMM_TYPE_SHARED, comm->rank, MPI_INFO_NULL, out));
-    return ISO_OK;
-}
-
-iso_status iso_comm_node(iso_comm *comm, iso_comm **out) {
-    if (!comm->node) {
-        MPI_Comm group;
-        ISO_TRY(split_nodes(comm, &group));
-        iso_comm_config config = {.progress = comm->engine->mode, .timeout_s = comm->timeout_s};
-        iso_status status = iso_comm_create(group, &config, &comm->node);
-        MPI_Comm_free(&group);
-        ISO_TRY(status);
-        int64_t lowest = comm->rank;
-        ISO_TRY(iso_comm_allreduce_i64(comm->node, &lowest, 1, ISO_MIN));
-        ISO_TRY(number_nodes(comm, (int)lowest));
-    }
-    *out = comm->node;
-    return ISO_OK;
-}
-
-iso_status iso_comm_node_layout(iso_comm *comm, int *node_count, int *node_index) {
-    iso_comm *node;
-    ISO_TRY(iso_comm_node(comm, &node));
-    *node_count = comm->node_count;
-    *node_index = comm->node_index;
-    return ISO_OK;
-}
-
 // ---- Blocking collectives -------------------------------------------------------------------------
 
 // Waits for what a call returning rc has started, giving up after the time-out.
@@ -147,6 +93,7 @@ static iso_status finish(iso_comm *comm, int rc, MPI_Request *request, const cha
             "rank %d of %d waited %g s in a %s: another rank is stuck, gone or slower than that "
             "(ISO_TIMEOUT sets the limit)",
             comm->rank, comm->size, comm->timeout_s, what);
+        iso__engine_assist(comm->engine); // the rank that is waited for may wait for ours
         sched_yield();
     }
 }
@@ -267,4 +214,13 @@ iso_status iso_comm_agree(iso_comm *comm, iso_status mine) {
     ISO_TRY(iso_comm_bcast(comm, &said, sizeof(said), (int)lowest));
     if (mine < 0) return mine;
     return ISO_FAIL((iso_status)said.code, "rank %d: %.480s", (int)lowest, said.message);
+}
+
+iso_status iso__comm_check_equal(iso_comm *comm, int64_t number, const char *what) {
+    int64_t range[2] = {number, -number};
+    ISO_TRY(iso_comm_allreduce_i64(comm, range, 2, ISO_MAX));
+    ISO_CHECK(range[0] == -range[1], ISO_ERR_MISMATCH,
+              "%s differs between ranks: from %lld to %lld", what, (long long)-range[1],
+              (long long)range[0]);
+    return ISO_OK;
 }

@@ -5,7 +5,7 @@
 
 #include "base/base.h"
 
-#include <isotherm/comm.h>
+#include <isotherm/topology.h>
 #include <pthread.h>
 
 // Translates an MPI return code, keeping the library's own words.
@@ -32,15 +32,19 @@ struct iso_request {
     const char *name;
     size_t bytes;
     int64_t posted_ns, done_ns;
-    bool bulk;   // longer than a part: its parts go through the communicator's queue
-    char *next;  // what is not yet posted
+    char *next;  // what is not yet posted (MPI) or summed (shared memory: of this rank's slice)
     size_t left; // elements from there
     iso_dtype dtype;
-    int under_way; // parts posted and not complete
-    int mpi_error;
+    int under_way;   // parts begun and not complete
+    bool bulk;       // MPI: longer than a part, its parts go through the communicator's queue
+    int mpi_error;   // MPI
+    uint64_t number; // shared memory: among the exchanges in this memory
     iso__request_state state;
-    iso_request *next_in_line; // of the communicator's queue, or of the free list
+    iso_request *older, *newer; // those that are not complete
+    iso_request *next_in_line;  // of the communicator's or the memory's queue, or of the free list
 };
+
+typedef struct iso__shared iso__shared;
 
 // One per process, attached to MPI_COMM_SELF so that MPI_Finalize stops it before MPI goes away.
 typedef struct iso__engine {
@@ -61,13 +65,16 @@ typedef struct iso__engine {
     iso_request **owner;
     int *completed;
     MPI_Status *statuses;
+    iso_request *oldest, *newest; // everything that is not complete
+    iso__shared *shared;          // all memory that is shared with other ranks
     iso_request *free_list;
 } iso__engine;
 
 // Gives the process's engine, starting it on first use with the wanted mode. Adds a reference.
 iso_status iso__engine_acquire(iso_progress wanted, iso__engine **out);
 void iso__engine_release(iso__engine **engine);
-// With the lock held: one round of tests over everything in flight.
+// With the lock held, which may be released in between: everything that can be done without
+// waiting.
 void iso__engine_test_all(iso__engine *engine);
 // With the lock held: room for `more` further MPI requests.
 iso_status iso__engine_reserve(iso__engine *engine, int more);
@@ -75,12 +82,25 @@ iso_status iso__engine_reserve(iso__engine *engine, int more);
 void iso__engine_kick(iso__engine *engine);
 // A wait for this request begins: adapts the helper's sleep. With the lock held.
 void iso__engine_adapt(iso__engine *engine, const iso_request *request);
-// With the lock held: a request from the pool, contents undefined; back into it.
-iso_status iso__request_take(iso__engine *engine, iso_request **out);
+// What a thread that waits for something else does meanwhile, where no helper does it.
+void iso__engine_assist(iso__engine *engine);
+
+// All with the lock held. A request that is posted from here on; complete: DONE, or FAILED with an
+// mpi_error; back into the pool.
+iso_status iso__request_begin(iso_comm *comm, const char *name, size_t bytes, iso_request **out);
+void iso__request_complete(iso_request *request);
 void iso__request_release(iso__engine *engine, iso_request **request);
-// With the lock held: posts the next part of the first request in the queue into this slot; false
-// if the queue is empty.
-bool iso__comm_post_part(iso_comm *comm, int slot);
+
+// How all-reduces are carried out: messages (coll_mpi.c) or shared memory (coll_shm.c). With the
+// lock held.
+typedef struct iso__collective_ops {
+    const char *name;
+    // The request says where the data is (next) and how many elements it has (left, > 0).
+    iso_status (*post)(iso_request *request);
+    // Does a part of what can be done now; true if there may be more of it. May release the lock.
+    bool (*progress)(iso__engine *engine);
+} iso__collective_ops;
+extern const iso__collective_ops iso__collective_mpi, iso__collective_shm;
 
 struct iso_comm {
     int references;
@@ -95,10 +115,26 @@ struct iso_comm {
     int rank, size;
     double timeout_s;
     iso__engine *engine;
-    iso_comm *node; // created on first use
-    int node_count, node_index;
+    iso__shared *shared; // memory that all its ranks can reach; NULL: none
     char algorithm[128];
 };
+
+// ISO_ERR_MISMATCH, naming `what`, unless all ranks give the same number. Collective.
+iso_status iso__comm_check_equal(iso_comm *comm, int64_t number, const char *what);
+
+// Collective. Zeroed memory of equal length on every rank, aligned to 64 bytes. All-reduces of f32
+// at equal places in it go through shared memory where the ranks share memory and
+// ISO_NODE_COLLECTIVE allows it; otherwise (and for a second such memory of one communicator) it is
+// like any other memory.
+iso_status iso__comm_shared_alloc(iso_comm *comm, size_t bytes, void **memory);
+// Local. No exchange in it may be pending. Accepts NULL, and is called before the communicator is
+// destroyed, also after MPI_Finalize.
+void iso__comm_shared_free(iso_comm *comm, void **memory);
+// Whether it is what shared_alloc gave and exchanges in it go through shared memory.
+bool iso__comm_is_shared(const iso_comm *comm, const void *data, size_t bytes);
+
+// Collective. A communicator of the ranks of this rank's unit; the caller's.
+iso_status iso__comm_create_node(iso_comm *comm, iso_scope unit, iso_comm **out);
 
 // Like iso_request_wait; also gives when the exchange was seen to be complete (iso_now clock).
 iso_status iso__request_finish(iso_request **request, int64_t *done_ns);

@@ -1,8 +1,6 @@
 // Non-blocking collectives besides the all-reduce: one MPI request each, driven by the same engine.
 #include "comm/comm_impl.h"
 
-#include <isotherm/trace.h>
-
 // MPI counts are int: counted in units of this many bytes, blocks may have up to 128 GB.
 #define UNIT ((size_t)64)
 
@@ -45,14 +43,8 @@ static iso_status start_locked(iso_comm *comm, const call *c, size_t bytes, cons
     iso__engine *engine = comm->engine;
     iso_request *request;
     ISO_TRY(iso__engine_reserve(engine, 1));
-    ISO_TRY(iso__request_take(engine, &request));
-    *request = (iso_request){.engine = engine,
-                             .comm = comm,
-                             .name = name,
-                             .bytes = bytes,
-                             .posted_ns = iso_now(),
-                             .under_way = 1,
-                             .state = ISO_REQUEST_POSTED};
+    ISO_TRY(iso__request_begin(comm, name, bytes, &request));
+    request->under_way = 1;
     iso_status status = post_unit(c, comm, &engine->mpi[engine->in_flight]);
     if (status < 0) iso__request_release(engine, &request);
     ISO_TRY(status);

@@ -2,7 +2,11 @@
 libiso_core_la_SOURCES += \
     src/comm/comm_impl.h \
     src/comm/coll_mpi.c \
+    src/comm/coll_shm.c \
     src/comm/comm.c \
     src/comm/exchange.c \
     src/comm/progress.c \
-    src/comm/request.c
+    src/comm/request.c \
+    src/comm/shared.c \
+    src/comm/shared_impl.h \
+    src/comm/topology.c

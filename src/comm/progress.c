@@ -31,40 +31,17 @@ iso_status iso_progress_parse(const char *name, iso_progress *out) {
 
 // ---- Testing --------------------------------------------------------------------------------------
 
-static void complete(iso__engine *engine, int slot, int error) {
-    iso_request *request = engine->owner[slot];
-    engine->mpi[slot] = MPI_REQUEST_NULL;
-    if (error != MPI_SUCCESS) request->mpi_error = error;
-    request->under_way--;
-    if (request->bulk) {
-        request->comm->bulk_under_way--;
-        iso__comm_post_part(request->comm, slot);
-    }
-    if (request->under_way > 0 || request->left > 0) return;
-    request->done_ns = iso_now();
-    request->state = request->mpi_error ? ISO_REQUEST_FAILED : ISO_REQUEST_DONE;
-}
-
-static void compact(iso__engine *engine) {
-    int kept = 0;
-    for (int i = 0; i < engine->in_flight; i++) {
-        if (engine->mpi[i] == MPI_REQUEST_NULL) continue;
-        engine->mpi[kept] = engine->mpi[i];
-        engine->owner[kept++] = engine->owner[i];
-    }
-    engine->in_flight = kept;
-}
-
 void iso__engine_test_all(iso__engine *engine) {
-    if (engine->in_flight == 0 || engine->finalized) return;
-    int count = 0;
-    int rc =
-        MPI_Testsome(engine->in_flight, engine->mpi, &count, engine->completed, engine->statuses);
-    if (count == 0 || count == MPI_UNDEFINED) return;
-    for (int i = 0; i < count; i++)
-        complete(engine, engine->completed[i],
-                 rc == MPI_ERR_IN_STATUS ? engine->statuses[i].MPI_ERROR : rc);
-    compact(engine);
+    if (!engine->oldest || engine->finalized) return;
+    do iso__collective_mpi.progress(engine);
+    while (iso__collective_shm.progress(engine));
+}
+
+void iso__engine_assist(iso__engine *engine) {
+    if (engine->mode == ISO_PROGRESS_THREAD) return;
+    pthread_mutex_lock(&engine->lock);
+    iso__engine_test_all(engine);
+    pthread_mutex_unlock(&engine->lock);
 }
 
 iso_status iso__engine_reserve(iso__engine *engine, int more) {
@@ -96,7 +73,7 @@ void iso__engine_adapt(iso__engine *engine, const iso_request *request) {
 // ---- Helper thread --------------------------------------------------------------------------------
 
 void iso__engine_kick(iso__engine *engine) {
-    if (engine->thread_runs && engine->in_flight > 0 && engine->waiters == 0)
+    if (engine->thread_runs && engine->oldest && engine->waiters == 0)
         pthread_cond_signal(&engine->wake);
 }
 
@@ -104,7 +81,7 @@ static void *helper(void *argument) {
     iso__engine *engine = argument;
     pthread_mutex_lock(&engine->lock);
     while (!engine->stop) {
-        if (engine->in_flight == 0 || engine->waiters > 0) {
+        if (!engine->oldest || engine->waiters > 0) {
             pthread_cond_wait(&engine->wake, &engine->lock);
             continue;
         }
@@ -161,12 +138,13 @@ static int on_finalize(MPI_Comm comm, int keyval, void *value, void *extra) {
     iso__engine *engine = value;
     stop_helper(engine);
     pthread_mutex_lock(&engine->lock);
-    for (int64_t start = iso_now(); engine->in_flight > 0 && iso_now() - start < DRAIN_NS;)
+    for (int64_t start = iso_now(); engine->oldest && iso_now() - start < DRAIN_NS;)
         iso__engine_test_all(engine);
-    if (engine->in_flight > 0)
+    if (engine->oldest)
         iso__log(ISO_LOG_ERROR,
-                 "MPI_Finalize was called with %d exchanges that other ranks did not complete",
-                 engine->in_flight);
+                 "MPI_Finalize was called with exchanges that other ranks did not complete, the "
+                 "first one that of \"%s\"",
+                 engine->oldest->name);
     engine->finalized = true;
     pthread_mutex_unlock(&engine->lock);
     attribute = MPI_KEYVAL_INVALID;

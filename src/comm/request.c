@@ -5,12 +5,9 @@
 #include <sched.h>
 #include <string.h>
 
-// Of a long exchange so many bytes travel at a time, so many times over: enough to fill a link, and
-// little for a short exchange to wait behind. The bits are those of the whole.
-#define PART_BYTES      (512 * 1024)
-#define PARTS_UNDER_WAY 2
+// ---- The pool, and the list of what is not complete -------------------------------------------------
 
-iso_status iso__request_take(iso__engine *engine, iso_request **out) {
+static iso_status take(iso__engine *engine, iso_request **out) {
     if (engine->free_list) {
         *out = engine->free_list;
         engine->free_list = (*out)->next_in_line;
@@ -22,89 +19,63 @@ iso_status iso__request_take(iso__engine *engine, iso_request **out) {
     return ISO_OK;
 }
 
+iso_status iso__request_begin(iso_comm *comm, const char *name, size_t bytes, iso_request **out) {
+    iso__engine *engine = comm->engine;
+    iso_request *request = NULL;
+    ISO_TRY(take(engine, &request));
+    *request = (iso_request){.engine = engine,
+                             .comm = comm,
+                             .name = name,
+                             .bytes = bytes,
+                             .posted_ns = iso_now(),
+                             .state = ISO_REQUEST_POSTED,
+                             .older = engine->newest};
+    *(engine->newest ? &engine->newest->newer : &engine->oldest) = request;
+    engine->newest = request;
+    *out = request;
+    return ISO_OK;
+}
+
+void iso__request_complete(iso_request *request) {
+    iso__engine *engine = request->engine;
+    *(request->older ? &request->older->newer : &engine->oldest) = request->newer;
+    *(request->newer ? &request->newer->older : &engine->newest) = request->older;
+    request->done_ns = iso_now();
+    request->state = request->mpi_error ? ISO_REQUEST_FAILED : ISO_REQUEST_DONE;
+}
+
 void iso__request_release(iso__engine *engine, iso_request **request) {
+    if ((*request)->state == ISO_REQUEST_POSTED) iso__request_complete(*request);
     (*request)->state = ISO_REQUEST_FREE;
     (*request)->next_in_line = engine->free_list;
     engine->free_list = *request;
     *request = NULL;
 }
 
-// Posts up to `most` bytes of the request into this slot; an MPI return code.
-static int post_part(iso_request *request, MPI_Comm mpi, size_t most, int slot) {
-    iso__engine *engine = request->engine;
-    size_t size = iso_dtype_size(request->dtype);
-    size_t part = request->left * size < most ? request->left : most / size;
-    int rc = MPI_Iallreduce(MPI_IN_PLACE, request->next, (int)part, iso__mpi_type(request->dtype),
-                            MPI_SUM, mpi, &engine->mpi[slot]);
-    if (rc != MPI_SUCCESS) return rc;
-    engine->owner[slot] = request;
-    request->next += part * size;
-    request->left -= part;
-    request->under_way++;
-    return MPI_SUCCESS;
-}
+// ---- Issue, test, wait ------------------------------------------------------------------------------
 
-bool iso__comm_post_part(iso_comm *comm, int slot) {
-    iso_request *request = comm->bulk_first;
-    if (!request) return false;
-    int rc = post_part(request, comm->bulk, PART_BYTES, slot);
-    if (rc != MPI_SUCCESS) { // the other ranks have posted it: nothing after it can be right
-        request->mpi_error = rc;
-        request->left = 0;
-        if (request->under_way == 0) request->state = ISO_REQUEST_FAILED;
-    }
-    if (request->left == 0) comm->bulk_first = request->next_in_line;
-    comm->bulk_under_way += rc == MPI_SUCCESS;
-    return rc == MPI_SUCCESS;
-}
-
-// With room for the parts in the engine.
-static void post_bulk(iso_request *request) {
-    iso_comm *comm = request->comm;
-    iso__engine *engine = request->engine;
-    if (comm->bulk_first)
-        comm->bulk_last->next_in_line = request;
-    else
-        comm->bulk_first = request;
-    comm->bulk_last = request;
-    while (comm->bulk_under_way < PARTS_UNDER_WAY && iso__comm_post_part(comm, engine->in_flight))
-        engine->in_flight++;
-}
-
-static iso_status post_short(iso_request *request) {
-    iso__engine *engine = request->engine;
-    ISO_TRY_MPI(post_part(request, request->comm->mpi, PART_BYTES, engine->in_flight));
-    engine->in_flight++;
-    return ISO_OK;
+static const iso__collective_ops *choose(const iso_comm *comm, const void *data, size_t bytes,
+                                         iso_dtype dtype) {
+    bool shared = dtype == ISO_F32 && iso__comm_is_shared(comm, data, bytes);
+    return shared ? &iso__collective_shm : &iso__collective_mpi;
 }
 
 static iso_status post(iso_comm *comm, void *data, size_t count, iso_dtype dtype, const char *name,
                        iso_request **out) {
-    iso__engine *engine = comm->engine;
-    ISO_TRY(iso__engine_reserve(engine, PARTS_UNDER_WAY));
+    size_t bytes = count * iso_dtype_size(dtype);
     iso_request *request = NULL;
-    ISO_TRY(iso__request_take(engine, &request));
-    *request = (iso_request){.engine = engine,
-                             .comm = comm,
-                             .name = name,
-                             .bytes = count * iso_dtype_size(dtype),
-                             .next = data,
-                             .left = count,
-                             .dtype = dtype,
-                             .posted_ns = iso_now(),
-                             .state = ISO_REQUEST_POSTED};
-    request->bulk = request->bytes > PART_BYTES;
+    ISO_TRY(iso__request_begin(comm, name, bytes, &request));
+    request->next = data;
+    request->left = count;
+    request->dtype = dtype;
     if (count == 0) {
-        request->done_ns = request->posted_ns;
-        request->state = ISO_REQUEST_DONE;
-    } else if (request->bulk) {
-        post_bulk(request);
+        iso__request_complete(request);
     } else {
-        iso_status status = post_short(request);
-        if (status < 0) iso__request_release(engine, &request);
+        iso_status status = choose(comm, data, bytes, dtype)->post(request);
+        if (status < 0) iso__request_release(comm->engine, &request);
         ISO_TRY(status);
     }
-    iso__engine_kick(engine);
+    iso__engine_kick(comm->engine);
     *out = request;
     return ISO_OK;
 }
@@ -140,14 +111,13 @@ iso_status iso_request_test(iso_request **pointer) {
     return status;
 }
 
-// Names what is in flight, oldest first, as far as it fits. With the lock held.
+// Names what is not complete, oldest first, as far as it fits. With the lock held.
 static void list_pending(const iso__engine *engine, char *text, size_t room) {
     size_t used = 0;
     text[0] = 0;
-    for (int i = 0; i < engine->in_flight && used + 1 < room; i++) {
-        if (i > 0 && engine->owner[i] == engine->owner[i - 1]) continue;
-        int n = snprintf(text + used, room - used, "%s\"%s\" (%zu bytes)", i ? ", " : "",
-                         engine->owner[i]->name, engine->owner[i]->bytes);
+    for (const iso_request *r = engine->oldest; r && used + 1 < room; r = r->newer) {
+        int n = snprintf(text + used, room - used, "%s\"%s\" (%zu bytes)", used ? ", " : "",
+                         r->name, r->bytes);
         used += (size_t)n;
     }
 }

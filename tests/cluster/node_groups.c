@@ -1,18 +1,18 @@
 // Prints one line per node, in order: its index and the number of ranks that share it.
-#include <isotherm/comm.h>
+#include <isotherm/topology.h>
 #include <stdio.h>
 
 static iso_status print_nodes(iso_comm *comm) {
-    iso_comm *node;
-    int count, index;
-    iso_status status = iso_comm_node(comm, &node);
-    if (status == ISO_OK) status = iso_comm_node_layout(comm, &count, &index);
-    for (int i = 0; status == ISO_OK && i < count; i++) {
-        int64_t ranks = i == index ? iso_comm_size(node) : 0;
+    iso_topology *t;
+    iso_status status = iso_topology_create(comm, NULL, &t);
+    if (status < 0) return status;
+    for (int i = 0; status == ISO_OK && i < t->nodes; i++) {
+        int64_t ranks = i == t->node_index ? t->local_size : 0;
         status = iso_comm_allreduce_i64(comm, &ranks, 1, ISO_MAX);
         if (status == ISO_OK && iso_comm_rank(comm) == 0)
-            printf("node %d of %d: %d ranks\n", i, count, (int)ranks);
+            printf("node %d of %d: %d ranks\n", i, t->nodes, (int)ranks);
     }
+    iso_topology_destroy(&t);
     return status;
 }
 

@@ -1,5 +1,4 @@
-// Communicators and exchanges on 1 to 4 ranks: sums, order of completion, node groups, life and
-// death.
+// Communicators and exchanges on 1 to 4 ranks: sums, order of completion, life and death.
 #include "common/mpi_fixture.h"
 #include "comm/comm_impl.h"
 
@@ -165,26 +164,6 @@ Test(np1_life, impossible_settings_are_refused) {
     cr_expect(iso_comm_create(MPI_COMM_WORLD, &mode, &comm) == ISO_ERR_ARG);
     cr_expect(iso_comm_create(MPI_COMM_WORLD, &time_out, &comm) == ISO_ERR_ARG);
     test_mpi_teardown();
-}
-
-Test(np4_comm, ranks_per_node_override) {
-    setenv("ISO_RANKS_PER_NODE", "3", 1);
-    iso_comm *node;
-    int count, index;
-    iso_assert_ok(iso_comm_node(test_comm, &node));
-    iso_assert_ok(iso_comm_node_layout(test_comm, &count, &index));
-    iso_assert_all(count == 2 && index == test_rank / 3);
-    iso_assert_all(iso_comm_size(node) == (test_rank < 3 ? 3 : 1) &&
-                   iso_comm_rank(node) == test_rank % 3);
-}
-
-Test(np3_comm, one_host_is_one_node) {
-    unsetenv("ISO_RANKS_PER_NODE");
-    iso_comm *node;
-    int count, index;
-    iso_assert_ok(iso_comm_node(test_comm, &node));
-    iso_assert_ok(iso_comm_node_layout(test_comm, &count, &index));
-    iso_assert_all(count == 1 && index == 0 && iso_comm_size(node) == 3);
 }
 
 Test(np3_comm, agree_repeats_the_failing_ranks_message) {

@@ -1,0 +1,107 @@
+// All-reduce in shared memory: each rank sums one slice of everybody's data, in place.
+//
+// A rank that issues an exchange says so on its board. Once all have, rank r of g adds up elements
+// [r n / g, (r + 1) n / g) of all ranks, in the order of the ranks, and writes the sum into every
+// rank's memory; nobody else touches that slice. When all have said that they are done, the
+// exchange is complete. Nothing is copied, and the bits are the same on every rank.
+#include "comm/shared_impl.h"
+
+#include <string.h>
+
+#define SLICE_UNIT 16    // elements: slices begin on cache lines
+#define PART       32768 // elements summed at a time; messages are looked after in between
+#define BLOCK      1024  // elements that stay in the first-level cache while ranks are added up
+
+static size_t slice_start(size_t count, int rank, int size) {
+    size_t units = (count + SLICE_UNIT - 1) / SLICE_UNIT;
+    size_t start = units * (size_t)rank / (size_t)size * SLICE_UNIT;
+    return start < count ? start : count;
+}
+
+static iso_status post(iso_request *request) {
+    const iso_comm *comm = request->comm;
+    iso__shared *s = comm->shared;
+    size_t first = slice_start(request->left, comm->rank, comm->size);
+    size_t end = slice_start(request->left, comm->rank + 1, comm->size);
+    request->next += first * sizeof(float);
+    request->left = end - first;
+    request->number = s->posted++;
+    *(s->first ? &s->last->next_in_line : &s->first) = request;
+    s->last = request;
+    if (!s->next) s->next = request;
+    // Release: who sees the number sees the data.
+    atomic_store_explicit(&s->board[comm->rank]->posted, s->posted, memory_order_release);
+    return ISO_OK;
+}
+
+static bool all_have_posted(const iso__shared *s, uint64_t number) {
+    for (int r = 0; r < s->comm->size; r++)
+        if (atomic_load_explicit(&s->board[r]->posted, memory_order_acquire) <= number)
+            return false;
+    return true;
+}
+
+static bool all_have_summed(const iso__shared *s, uint64_t number) {
+    for (int r = 0; r < s->comm->size; r++)
+        if (atomic_load_explicit(&s->board[r]->summed, memory_order_acquire) <= number)
+            return false;
+    return true;
+}
+
+static void sum_block(const iso__shared *s, size_t offset, size_t count) {
+    float sum[BLOCK];
+    memcpy(sum, iso__shared_data(s, 0) + offset, count * sizeof(float));
+    for (int r = 1; r < s->comm->size; r++) {
+        const float *x = (const float *)(void *)(iso__shared_data(s, r) + offset);
+        for (size_t k = 0; k < count; k++) sum[k] += x[k];
+    }
+    for (int r = 0; r < s->comm->size; r++)
+        memcpy(iso__shared_data(s, r) + offset, sum, count * sizeof(float));
+}
+
+static void sum_part(const iso__shared *s, size_t offset, size_t count) {
+    for (size_t done = 0; done < count; done += BLOCK) {
+        size_t block = count - done < BLOCK ? count - done : BLOCK;
+        sum_block(s, offset + done * sizeof(float), block);
+    }
+}
+
+// Sums the next part with the lock released, so that others can issue and complete exchanges, or
+// sum the part after it.
+static bool sum_next(iso__shared *s, iso__engine *engine) {
+    iso_request *request = s->next;
+    if (!request || !all_have_posted(s, request->number)) return false;
+    if (request->left == 0 && request->under_way > 0) return false; // others are at the last parts
+    size_t part = request->left < PART ? request->left : PART;
+    size_t offset = (size_t)(request->next - iso__shared_data(s, s->comm->rank));
+    request->next += part * sizeof(float);
+    request->left -= part;
+    request->under_way++;
+    pthread_mutex_unlock(&engine->lock);
+    sum_part(s, offset, part);
+    pthread_mutex_lock(&engine->lock);
+    if (--request->under_way > 0 || request->left > 0) return true;
+    s->next = request->next_in_line;
+    atomic_store_explicit(&s->board[s->comm->rank]->summed, request->number + 1,
+                          memory_order_release);
+    return true;
+}
+
+static void complete_summed(iso__shared *s) {
+    while (s->first && s->first != s->next && all_have_summed(s, s->first->number)) {
+        iso_request *request = s->first;
+        s->first = request->next_in_line;
+        iso__request_complete(request);
+    }
+}
+
+static bool progress(iso__engine *engine) {
+    for (iso__shared *s = engine->shared; s; s = s->older) {
+        // True ends the walk: the list may have changed while the lock was released.
+        if (s->first && sum_next(s, engine)) return true;
+        complete_summed(s);
+    }
+    return false;
+}
+
+const iso__collective_ops iso__collective_shm = {.name = "shm", .post = post, .progress = progress};

@@ -1,0 +1,255 @@
+// Memory that the ranks of a node share: whether there can be any, and its life.
+//
+// POSIX shared memory rather than an MPI window: Open MPI 4.1 unmaps windows in MPI_Finalize, after
+// which gradients may still be read; it waits for ever where /dev/shm is full on one rank only; and
+// windows in tmpfs that is full later kill the process when they are touched.
+#include "comm/shared_impl.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <isotherm/trace.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+// ---- Segments: one per rank, named by its id until all have mapped it -----------------------------
+
+static void name_of(int64_t id, char name[32]) {
+    snprintf(name, 32, "/isotherm.%016llx", (unsigned long long)id);
+}
+
+static iso__board *map(int file, size_t bytes) {
+    void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    close(file);
+    return at == MAP_FAILED ? NULL : at;
+}
+
+static void unmap(iso__shared *s) {
+    for (int r = 0; s->board && r < s->comm->size; r++)
+        if (s->board[r]) munmap(s->board[r], sizeof(iso__board) + s->bytes);
+}
+
+static int create_file(int64_t *id) {
+    char name[32];
+    int file = -1;
+    for (int try = 0; file < 0 && try < 100; try++) {
+        int64_t seed[3] = {getpid(), iso_now(), try};
+        *id = (int64_t)(iso__hash(ISO_HASH_START, seed, sizeof(seed)) >> 1); // sums stay exact
+        name_of(*id, name);
+        file = shm_open(name, O_CREAT | O_EXCL | O_RDWR, S_IRUSR | S_IWUSR);
+        if (file < 0 && errno != EEXIST) break;
+    }
+    return file;
+}
+
+static void unlink_segment(int64_t id) {
+    char name[32];
+    name_of(id, name);
+    if (id) shm_unlink(name);
+}
+
+// Makes this rank's segment; its id, or 0 if there is no room.
+static int64_t create_segment(iso__shared *s) {
+    int64_t id;
+    size_t bytes = sizeof(iso__board) + s->bytes;
+    int file = create_file(&id);
+    if (file < 0) return 0;
+    // Takes the memory now: later, a lack of it would be a signal.
+    iso__board *board = NULL;
+    if (posix_fallocate(file, 0, (off_t)bytes) == 0)
+        board = map(file, bytes);
+    else
+        close(file);
+    if (!board) {
+        unlink_segment(id);
+        return 0;
+    }
+    board->id = id;
+    s->board[s->comm->rank] = board;
+    return id;
+}
+
+// Maps the segments of the others; false if one cannot be reached.
+static bool map_segments(iso__shared *s, const int64_t *id) {
+    for (int r = 0; r < s->comm->size; r++) {
+        char name[32];
+        if (s->board[r]) continue;
+        name_of(id[r], name);
+        int file = shm_open(name, O_RDWR, 0);
+        if (file >= 0) s->board[r] = map(file, sizeof(iso__board) + s->bytes);
+        if (!s->board[r] || s->board[r]->id != id[r]) return false;
+    }
+    return true;
+}
+
+// ---- Whether memory is shared ---------------------------------------------------------------------
+
+enum { AUTO, SHM, MESSAGES };
+
+static iso_status read_mode(int *out) {
+    static const char *const name[] = {"auto", "shm", "mpi"};
+    const char *text = iso__env_string(ISO_ENV_NODE_COLLECTIVE);
+    *out = AUTO;
+    for (int i = 0; text && i < 3; i++)
+        if (strcmp(text, name[i]) == 0) *out = i;
+    ISO_CHECK(!text || strcmp(text, name[*out]) == 0, ISO_ERR_ARG,
+              "ISO_NODE_COLLECTIVE is \"%s\": give auto, shm or mpi", text);
+    return ISO_OK;
+}
+
+// ISO_RANKS_PER_NODE can make "nodes" of ranks that are on several hosts.
+static iso_status on_one_host(const iso_comm *comm, bool *out) {
+    MPI_Comm host;
+    int ranks = 0;
+    ISO_TRY_MPI(
+        MPI_Comm_split_type(comm->mpi, MPI_COMM_TYPE_SHARED, comm->rank, MPI_INFO_NULL, &host));
+    int rc = MPI_Comm_size(host, &ranks);
+    MPI_Comm_free(&host);
+    ISO_TRY_MPI(rc);
+    *out = ranks == comm->size;
+    return ISO_OK;
+}
+
+static iso_status all_hold(iso_comm *comm, bool mine, bool *out) {
+    int64_t vote = mine;
+    ISO_TRY(iso_comm_allreduce_i64(comm, &vote, 1, ISO_MIN));
+    *out = vote != 0;
+    return ISO_OK;
+}
+
+// Makes and maps all segments; *why_not: NULL if that worked on every rank.
+static iso_status share(iso__shared *s, int64_t *id, const char **why_not) {
+    iso_comm *comm = s->comm;
+    int64_t mine = create_segment(s);
+    bool all = false;
+    id[comm->rank] = mine;
+    iso_status status = iso_comm_allreduce_i64(comm, id, (size_t)comm->size, ISO_SUM);
+    if (status >= 0) {
+        bool mapped = true;
+        *why_not = NULL;
+        for (int r = 0; r < comm->size; r++)
+            if (id[r] == 0) *why_not = "there is no room for shared memory";
+        if (!*why_not) mapped = map_segments(s, id);
+        status = all_hold(comm, mapped, &all); // nobody needs the name any more
+        if (!all) *why_not = "a rank cannot reach the shared memory of another";
+    }
+    unlink_segment(mine);
+    return status;
+}
+
+// Settings that speak against it; *why_not: NULL if none does. The same on every rank.
+static iso_status check_settings(iso_comm *comm, size_t bytes, int *mode, const char **why_not) {
+    bool together = false;
+    ISO_TRY(iso_comm_agree(comm, read_mode(mode)));
+    ISO_TRY(iso__comm_check_equal(comm, *mode, "ISO_NODE_COLLECTIVE (auto, shm, mpi: 0 to 2)"));
+    ISO_TRY(iso__comm_check_equal(comm, (int64_t)bytes, "the size of shared memory"));
+    *why_not = *mode == MESSAGES ? "ISO_NODE_COLLECTIVE"
+               : comm->size == 1 ? "one rank"
+               : comm->shared    ? "the communicator has shared memory already"
+                                 : NULL;
+    if (*why_not) return ISO_OK;
+    ISO_TRY(on_one_host(comm, &together));
+    ISO_TRY(all_hold(comm, together, &together));
+    if (!together) *why_not = "the ranks are on several hosts";
+    return ISO_OK;
+}
+
+// ---- Life -----------------------------------------------------------------------------------------
+
+static void release(iso__shared *s) {
+    if (!s) return;
+    unmap(s);
+    iso__free(s->board);
+    iso__free(s);
+}
+
+static iso_status allocate_record(iso_comm *comm, size_t bytes, iso__shared **out, int64_t **id) {
+    void *memory;
+    ISO_TRY(iso__alloc_zero(sizeof(iso__shared), &memory));
+    *out = memory;
+    **out = (iso__shared){.comm = comm, .bytes = bytes};
+    ISO_TRY(iso__alloc_zero((size_t)comm->size * sizeof(iso__board *), (void **)&(*out)->board));
+    ISO_TRY(iso__alloc_zero((size_t)comm->size * sizeof(**id), (void **)id));
+    return ISO_OK;
+}
+
+// *out: NULL where *why_not says why not.
+static iso_status create(iso_comm *comm, size_t bytes, iso__shared **out, const char **why_not) {
+    iso__shared *s = NULL;
+    int64_t *id = NULL;
+    iso_status status = iso_comm_agree(comm, allocate_record(comm, bytes, &s, &id));
+    if (status >= 0) status = share(s, id, why_not);
+    iso__free(id);
+    if (status < 0 || *why_not) {
+        release(s);
+        s = NULL;
+    }
+    ISO_TRY(status);
+    *out = s;
+    return ISO_OK;
+}
+
+static iso_status allocate_private(iso_comm *comm, size_t bytes, void **out) {
+    void *memory = NULL;
+    iso_status status = iso_comm_agree(comm, iso__alloc_zero(bytes, &memory));
+    if (status < 0) iso__free(memory);
+    ISO_TRY(status);
+    *out = memory;
+    return ISO_OK;
+}
+
+static void log_choice(const iso_comm *comm, const char *why_not) {
+    if (comm->rank > 0) return;
+    if (why_not)
+        iso__log(ISO_LOG_INFO, "node collective: MPI (%s)", why_not);
+    else
+        iso__log(ISO_LOG_INFO, "node collective: shared memory of %d ranks", comm->size);
+}
+
+// With the lock of the engine, whose threads walk the list.
+static void list(iso__engine *engine, iso__shared *s, bool add) {
+    pthread_mutex_lock(&engine->lock);
+    iso__shared **at = &engine->shared;
+    if (add) s->older = *at;
+    while (!add && *at != s) at = &(*at)->older;
+    *at = add ? s : s->older;
+    pthread_mutex_unlock(&engine->lock);
+}
+
+iso_status iso__comm_shared_alloc(iso_comm *comm, size_t bytes, void **memory) {
+    int mode;
+    const char *why_not = NULL;
+    iso__shared *s = NULL;
+    ISO_TRY(check_settings(comm, bytes, &mode, &why_not));
+    if (!why_not) ISO_TRY(create(comm, bytes, &s, &why_not));
+    log_choice(comm, why_not);
+    ISO_CHECK(s || mode != SHM || comm->size == 1 || comm->shared, ISO_ERR_UNSUPPORTED,
+              "ISO_NODE_COLLECTIVE is shm, but %s", why_not);
+    if (!s) return allocate_private(comm, bytes, memory);
+    list(comm->engine, s, true);
+    comm->shared = s;
+    *memory = iso__shared_data(s, comm->rank);
+    return ISO_OK;
+}
+
+void iso__comm_shared_free(iso_comm *comm, void **pointer) {
+    void *memory = *pointer;
+    *pointer = NULL;
+    if (!memory) return;
+    iso__shared *s = comm->shared;
+    if (!s || memory != iso__shared_data(s, comm->rank)) {
+        iso__free(memory);
+        return;
+    }
+    list(comm->engine, s, false);
+    comm->shared = NULL;
+    release(s);
+}
+
+bool iso__comm_is_shared(const iso_comm *comm, const void *data, size_t bytes) {
+    const iso__shared *s = comm->shared;
+    if (!s) return false;
+    uintptr_t first = (uintptr_t)iso__shared_data(s, comm->rank), at = (uintptr_t)data;
+    return at >= first && at - first <= s->bytes && bytes <= s->bytes - (at - first);
+}

@@ -1,0 +1,194 @@
+// Topology: finds out which ranks share a node and makes the groups inside nodes and across them.
+#include "comm/comm_impl.h"
+
+#include <isotherm/topology.h>
+
+typedef struct topology {
+    iso_topology base;
+    int references;
+} topology;
+
+// ---- The node group -------------------------------------------------------------------------------
+
+// ISO_RANKS_PER_NODE, 0 where it is not set. Collective: ranks that read different values would
+// call different collectives.
+static iso_status read_ranks_per_node(iso_comm *comm, int *out) {
+    double value = 0;
+    ISO_TRY(iso_comm_agree(comm, iso__env_number(ISO_ENV_RANKS_PER_NODE, 1, 1e6, 0, &value)));
+    ISO_TRY(iso__comm_check_equal(comm, (int64_t)value, "ISO_RANKS_PER_NODE (0: not set)"));
+    *out = (int)value;
+    return ISO_OK;
+}
+
+static iso_status split_node(iso_comm *comm, iso_scope unit, MPI_Comm *out) {
+    int per_node = 1;
+    if (unit == ISO_SCOPE_NODE) ISO_TRY(read_ranks_per_node(comm, &per_node));
+    if (per_node > 0)
+        ISO_TRY_MPI(MPI_Comm_split(comm->mpi, comm->rank / per_node, comm->rank, out));
+    else
+        ISO_TRY_MPI(
+            MPI_Comm_split_type(comm->mpi, MPI_COMM_TYPE_SHARED, comm->rank, MPI_INFO_NULL, out));
+    return ISO_OK;
+}
+
+// A communicator of ours for the ranks of this MPI communicator, which is freed.
+static iso_status adopt(const iso_comm *like, MPI_Comm *group, iso_comm **out) {
+    iso_comm_config config = {.progress = like->engine->mode, .timeout_s = like->timeout_s};
+    iso_status status = iso_comm_create(*group, &config, out);
+    MPI_Comm_free(group);
+    ISO_TRY(status);
+    return ISO_OK;
+}
+
+iso_status iso__comm_create_node(iso_comm *comm, iso_scope unit, iso_comm **out) {
+    MPI_Comm group;
+    ISO_TRY(split_node(comm, unit, &group));
+    return adopt(comm, &group, out);
+}
+
+// ---- Nodes, from the lowest rank of each rank's node ----------------------------------------------
+
+static iso_status gather_lowest(const iso_topology *t, int64_t *lowest) {
+    int rank = t->world->rank;
+    int64_t mine = rank;
+    ISO_TRY(iso_comm_allreduce_i64(t->node, &mine, 1, ISO_MIN));
+    lowest[rank] = mine;
+    return iso_comm_allreduce_i64(t->world, lowest, (size_t)t->world->size, ISO_SUM);
+}
+
+static int count_equal(const int64_t *lowest, int size, int64_t wanted) {
+    int n = 0;
+    for (int r = 0; r < size; r++) n += lowest[r] == wanted;
+    return n;
+}
+
+static void number_nodes(iso_topology *t, const int64_t *lowest) {
+    int size = t->world->size;
+    for (int r = 0; r < size; r++) {
+        if (lowest[r] != r) continue; // not the first of its node
+        if (lowest[t->world->rank] == r) t->node_index = t->nodes;
+        int ranks = count_equal(lowest, size, r);
+        t->smallest = t->nodes == 0 || ranks < t->smallest ? ranks : t->smallest;
+        t->largest = ranks > t->largest ? ranks : t->largest;
+        t->nodes++;
+    }
+    t->local_rank = t->node->rank;
+    t->local_size = t->node->size;
+    t->weight = (double)t->local_size / size;
+    t->groups = t->largest;
+}
+
+// ---- Leader groups --------------------------------------------------------------------------------
+
+// The rank with this local rank on the node that begins with rank `first`.
+static int rank_at(const int64_t *lowest, int first, int local) {
+    int r = first;
+    for (; lowest[r] != first || local-- > 0;) r++;
+    return r;
+}
+
+static void list_members(const iso_topology *t, const int64_t *lowest, int k, int *members) {
+    int n = 0, size = t->world->size;
+    for (int r = 0; r < size; r++)
+        if (lowest[r] == r) members[n++] = rank_at(lowest, r, k % count_equal(lowest, size, r));
+}
+
+// Only members take part. Those of several groups meet them in the same order as everybody else.
+static iso_status create_groups(iso_topology *t, const int64_t *lowest, int *members) {
+    for (int k = 0; k < t->groups; k++) {
+        if (k % t->local_size != t->local_rank) continue;
+        MPI_Group all, few;
+        MPI_Comm group;
+        list_members(t, lowest, k, members);
+        ISO_TRY_MPI(MPI_Comm_group(t->world->mpi, &all));
+        int rc = MPI_Group_incl(all, t->nodes, members, &few);
+        MPI_Group_free(&all);
+        ISO_TRY_MPI(rc);
+        rc = MPI_Comm_create_group(t->world->mpi, few, k, &group);
+        MPI_Group_free(&few);
+        ISO_TRY_MPI(rc);
+        ISO_TRY(adopt(t->world, &group, &t->leaders[k]));
+    }
+    return ISO_OK;
+}
+
+// Groups that share no rank come from one split, each further one from a split of its own.
+static iso_status split_groups(iso_topology *t) {
+    for (int k = t->smallest - 1; k < t->groups; k++) {
+        bool first = k < t->smallest;
+        int own = first ? t->local_rank : k; // the group that this rank may be in
+        bool member = first ? own < t->smallest : k % t->local_size == t->local_rank;
+        MPI_Comm group;
+        ISO_TRY_MPI(
+            MPI_Comm_split(t->world->mpi, member ? own : MPI_UNDEFINED, t->node_index, &group));
+        if (member) ISO_TRY(adopt(t->world, &group, &t->leaders[own]));
+    }
+    return ISO_OK;
+}
+
+static iso_status make_groups(iso_topology *t, bool use_mpi_groups, const int64_t *lowest) {
+    void *memory;
+    ISO_TRY(iso__alloc_zero((size_t)t->groups * sizeof(*t->leaders), &memory));
+    t->leaders = memory;
+    if (!use_mpi_groups) return split_groups(t);
+    ISO_TRY(iso__alloc((size_t)t->nodes * sizeof(int), &memory));
+    iso_status status = create_groups(t, lowest, memory);
+    iso__free(memory);
+    return status;
+}
+
+// ---- Life -----------------------------------------------------------------------------------------
+
+static iso_status setup(iso_topology *t, iso_comm *comm, const iso_topology_config *config) {
+    t->world = iso_comm_retain(comm);
+    ISO_TRY(iso__comm_create_node(comm, config->unit, &t->node));
+    void *memory;
+    ISO_TRY(iso__alloc_zero((size_t)comm->size * sizeof(int64_t), &memory));
+    int64_t *lowest = memory;
+    iso_status status = gather_lowest(t, lowest);
+    if (status == ISO_OK) {
+        number_nodes(t, lowest);
+        status = make_groups(t, config->use_mpi_groups, lowest);
+    }
+    iso__free(lowest);
+    ISO_TRY(status);
+    return ISO_OK;
+}
+
+iso_status iso_topology_create(iso_comm *comm, const iso_topology_config *config,
+                               iso_topology **out) {
+    iso_topology_config chosen = config ? *config : ISO_TOPOLOGY_DEFAULT;
+    ISO_CHECK(chosen.unit == ISO_SCOPE_NODE || chosen.unit == ISO_SCOPE_RANK, ISO_ERR_ARG,
+              "the unit of a topology is ISO_SCOPE_NODE or ISO_SCOPE_RANK, not %d",
+              (int)chosen.unit);
+    iso_status status;
+    void *memory;
+    ISO_TRY(iso__alloc_zero(sizeof(topology), &memory));
+    topology *self = memory;
+    iso_topology *t = &self->base;
+    self->references = 1;
+    ISO_TRY_GOTO(setup(t, comm, &chosen));
+    iso__log(ISO_LOG_INFO, "topology: rank %d is %d of %d on node %d of %d", comm->rank,
+             t->local_rank, t->local_size, t->node_index, t->nodes);
+    *out = t;
+    return ISO_OK;
+fail:
+    iso_topology_destroy(&t);
+    return status;
+}
+
+iso_topology *iso_topology_retain(iso_topology *t) {
+    iso_container_of(t, topology, base)->references++;
+    return t;
+}
+
+void iso_topology_destroy(iso_topology **pointer) {
+    iso_topology *t = *pointer;
+    *pointer = NULL;
+    if (!t || --iso_container_of(t, topology, base)->references > 0) return;
+    for (int k = 0; t->leaders && k < t->groups; k++) iso_comm_destroy(&t->leaders[k]);
+    iso__free(t->leaders);
+    iso_comm_destroy(&t->node);
+    iso_comm_destroy(&t->world);
+    iso__free(iso_container_of(t, topology, base));
+}
