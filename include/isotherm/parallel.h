@@ -2,6 +2,7 @@
 #ifndef ISOTHERM_PARALLEL_H
 #define ISOTHERM_PARALLEL_H
 
+#include <isotherm/data.h>
 #include <isotherm/nn.h>
 #include <isotherm/reducer.h>
 #include <isotherm/topology.h>
@@ -34,6 +35,16 @@ iso_status iso_data_parallel_finish(iso_module *data_parallel);
 // Borrowed: the module inside; the engine (for statistics). NULL if it is not a data_parallel.
 iso_module *iso_data_parallel_module(iso_module *data_parallel);
 iso_reducer *iso_data_parallel_reducer(iso_module *data_parallel);
+
+typedef struct iso_evaluation {
+    double loss, accuracy; // mean over all samples; accuracy in 0 .. 1
+    int64_t samples;       // of all ranks
+} iso_evaluation;
+// Collective over comm. Puts the model into evaluation mode, lets every rank look at what its
+// loader gives in epoch 0, and puts the model back. With a loader of ISO_SAMPLER_SHARE each sample
+// counts once. An error on any rank is an error on every rank.
+iso_status iso_evaluate(iso_module *model, iso_loss *loss, iso_loader *data, iso_comm *comm,
+                        iso_evaluation *out);
 
 // Collective. 64-bit hash over names and values of all parameters (frozen ones too), completing
 // what is pending. *equal (may be NULL): whether all ranks of comm have the same.

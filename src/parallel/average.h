@@ -33,7 +33,8 @@ typedef struct iso__average_config {
     // 16-bit wires: differences to the last mean travel instead of values, and what rounding cut
     // off a rank's contribution (and off the summed share it sends back) is added to its next one
     // (error feedback: Seide et al., Interspeech 2014; both ways: DoubleSqueeze, Tang et al., ICML
-    // 2019). false: the values themselves travel.
+    // 2019). false: the values themselves travel. Differences travel with ISO__SHARDS only; as long
+    // as there is no last mean and no iso__average_set_reference, values travel in f32.
     bool differences;
     // Sum and division round to the wire type after each operation, in the order of the nodes, as
     // HeAT's 16-bit operations do. Not with differences.
@@ -42,7 +43,9 @@ typedef struct iso__average_config {
     size_t chunk;
 } iso__average_config;
 
-// Collective over the world of topology, which is retained. All memory is allocated here.
+// Collective over the world of topology, which is retained. All memory is allocated here. Exchanges
+// go over the communicators of topology, at times of their own: nothing else may use these while
+// one is under way, another average neither.
 iso_status iso__average_create(iso_topology *topology, size_t count,
                                const iso__average_config *config, iso__average **out);
 // Nothing may be under way (it is waited for, and the result dropped).
@@ -54,17 +57,23 @@ void iso__average_destroy(iso__average **average);
 // figures: this rank's; figures[0] is overwritten with the ms from start until the data were back.
 iso_status iso__average_start(iso__average *average, const float *values, int group,
                               const double figures[ISO__FIGURES]);
-// Local, never waits: goes on to the next phase where the last one is complete.
+// Local, never waits: goes on to the next phase where the last one is complete. ISO_PENDING:
+// finish() would wait.
 iso_status iso__average_poll(iso__average *average);
-bool iso__average_busy(const iso__average *average);
+bool iso__average_busy(const iso__average *average); // between start and finish
 // Collective. Waits for what is left. *mean (count elements, valid until the next start) is NULL on
 // ranks outside the group. figures: the largest of each over all ranks.
 // If any rank failed, every rank gets an error that names the lowest such rank, and no rank a mean.
 iso_status iso__average_finish(iso__average *average, const float **mean,
                                double figures[ISO__FIGURES]);
 
+// Local. The next exchange is of differences to these values (count elements, copied), which all
+// ranks must hold alike; what rounding left is forgotten. Nothing may be under way. ISO_ERR_STATE
+// for values that are not finite. Does nothing where no differences travel.
+iso_status iso__average_set_reference(iso__average *average, const float *values);
+
 typedef struct iso__average_stats {
-    long long exchanges;
+    long long exchanges;           // that were not dropped
     long long bytes_sent;          // payload that this rank sent to other ranks, of its node too
     long long bytes_between_nodes; // of that, to ranks of other nodes
     double wait_ms;                // total time in finish()

@@ -21,6 +21,9 @@ typedef struct data_parallel {
     int trainable_count;
     layer_link *link;
     int link_count;
+    iso__train_hook hook;
+    void *hook_user;
+    bool evaluating;
 } data_parallel;
 
 static const iso_module_ops data_parallel_ops;
@@ -94,7 +97,12 @@ static iso_status backward(iso_module *module, iso_call *call, iso_tensor *grad_
 }
 
 static iso_status train(iso_module *module, bool training) {
-    return training ? ISO_OK : iso_data_parallel_finish(module);
+    data_parallel *self = self_of(module);
+    if (training && !self->evaluating) return ISO_OK;
+    ISO_TRY(iso_reducer_finish(self->reducer));
+    if (training == self->evaluating && self->hook) ISO_TRY(self->hook(training, self->hook_user));
+    self->evaluating = !training;
+    return ISO_OK;
 }
 
 static void unhook(iso_module *module) {
@@ -177,6 +185,7 @@ static iso_status match_and_create(data_parallel *self, iso_reducer_param *param
     ISO_CHECK(self->trainable_count > 0, ISO_ERR_ARG,
               "data_parallel was given a module in which nothing requires a gradient");
     iso_reducer_config reducer_config = {.sync = config->sync,
+                                         .scope = config->scope,
                                          .bucket_bytes = (size_t)(config->bucket_mb * 1048576.0)};
     return iso_reducer_create(self->comm, params, self->trainable_count, &reducer_config,
                               &self->reducer);
@@ -312,7 +321,22 @@ iso_reducer *iso_data_parallel_reducer(iso_module *module) {
     return is_data_parallel(module) ? self_of(module)->reducer : NULL;
 }
 
+iso_comm *iso__data_parallel_comm(iso_module *module) { return self_of(module)->comm; }
+
 int iso__data_parallel_trainable(iso_module *module, iso_parameter *const **out) {
     *out = self_of(module)->trainable;
     return self_of(module)->trainable_count;
+}
+
+iso_status iso__data_parallel_set_scope(iso_module *module, iso_scope scope) {
+    data_parallel *self = self_of(module);
+    ISO_TRY(iso__reducer_set_scope(self->reducer, scope));
+    for (int i = 0; i < self->trainable_count; i++) // tensors stay, their memory may have moved
+        self->trainable[i]->grad->data = iso_reducer_grad(self->reducer, i);
+    return ISO_OK;
+}
+
+void iso__data_parallel_set_train_hook(iso_module *module, iso__train_hook hook, void *user) {
+    self_of(module)->hook = hook;
+    self_of(module)->hook_user = user;
 }

@@ -1,5 +1,9 @@
 # Data parallelism: buckets, the reducer, and the module that wraps a module.
 libiso_core_la_SOURCES += \
+    src/parallel/average.c \
+    src/parallel/average.h \
+    src/parallel/average_impl.h \
+    src/parallel/average_phases.c \
     src/parallel/bucket.c \
     src/parallel/data_parallel.c \
     src/parallel/hash.c \
@@ -7,4 +11,8 @@ libiso_core_la_SOURCES += \
     src/parallel/measure.c \
     src/parallel/parallel_impl.h \
     src/parallel/reducer.c \
-    src/parallel/reducer_impl.h
+    src/parallel/reducer_impl.h \
+    src/parallel/scope.c \
+    src/parallel/wire.c \
+    src/parallel/wire.h
+libiso_core_la_SOURCES += src/parallel/evaluate.c

@@ -24,7 +24,7 @@ static iso_status copy_slot(iso__grad_slot *slot, const iso_reducer_param *param
 static iso_status broadcast_values(iso_reducer *r) {
     for (int i = 0; i < r->slot_count; i++) {
         iso__grad_slot *s = &r->slot[i];
-        ISO_TRY(iso_comm_bcast(r->comm, s->value, s->count * iso_dtype_size(s->dtype), 0));
+        ISO_TRY(iso_comm_bcast(r->world, s->value, s->count * iso_dtype_size(s->dtype), 0));
     }
     return ISO_OK;
 }
@@ -34,6 +34,7 @@ static iso_status setup(iso_reducer *r, const iso_reducer_param *params, int cou
     ISO_CHECK(count > 0, ISO_ERR_ARG, "a reducer needs at least one parameter");
     ISO_CHECK((int)config->sync >= 0 && config->sync <= ISO_SYNC_NONE, ISO_ERR_ARG,
               "unknown sync mode %d", (int)config->sync);
+    ISO_TRY(iso__scope_check(config->scope));
     ISO_TRY(iso__alloc_zero((size_t)count * sizeof(*r->slot), (void **)&r->slot));
     r->slot_count = count;
     for (int i = 0; i < count; i++) ISO_TRY(copy_slot(&r->slot[i], &params[i], i));
@@ -47,9 +48,10 @@ static iso_status match(iso_reducer *r, const iso_reducer_param *params, int cou
                         const iso_reducer_config *config) {
     static const char *const sync_name[] = {"lazy", "blocking", "none"};
     char settings[160];
-    snprintf(settings, sizeof(settings), "%d parameters, buckets of %zu bytes, sync mode %s", count,
-             config->bucket_bytes, sync_name[config->sync]);
-    return iso__match(r->comm, params, count, settings);
+    snprintf(settings, sizeof(settings),
+             "%d parameters, buckets of %zu bytes, sync mode %s, scope %s", count,
+             config->bucket_bytes, sync_name[config->sync], iso__scope_name(config->scope));
+    return iso__match(r->world, params, count, settings);
 }
 
 iso_status iso_reducer_create(iso_comm *comm, const iso_reducer_param *params, int count,
@@ -57,14 +59,14 @@ iso_status iso_reducer_create(iso_comm *comm, const iso_reducer_param *params, i
     iso_status status;
     iso_reducer *r = NULL;
     ISO_TRY(iso__alloc_zero(sizeof(*r), (void **)&r));
-    r->size = iso_comm_size(comm);
     r->sync = config->sync;
     // A rank that failed alone would leave the others waiting in what follows.
     ISO_TRY_GOTO(iso_comm_agree(comm, setup(r, params, count, config)));
     // A communicator of its own: no exchange of others can come between those of one list.
     iso_comm_config own = {.progress = iso_comm_progress(comm), .timeout_s = comm->timeout_s};
-    ISO_TRY_GOTO(iso_comm_create(iso_comm_mpi(comm), &own, &r->comm));
+    ISO_TRY_GOTO(iso_comm_create(iso_comm_mpi(comm), &own, &r->world));
     ISO_TRY_GOTO(match(r, params, count, config));
+    ISO_TRY_GOTO(iso__reducer_choose_scope(r, config->scope));
     ISO_TRY_GOTO(broadcast_values(r));
     *out = r;
     return ISO_OK;
@@ -89,9 +91,10 @@ void iso_reducer_destroy(iso_reducer **pointer) {
     }
     release_slots(r);
     iso__free(r->bucket);
-    iso__free(r->arena);
+    iso__reducer_free_arena(r);
     iso__free(r->hyper);
-    iso_comm_destroy(&r->comm);
+    iso_comm_destroy(&r->node);
+    iso_comm_destroy(&r->world);
     iso__free(r);
 }
 
@@ -120,10 +123,14 @@ bool iso__reducer_is_ready(const iso_reducer *r, int i) { return r->slot[i].read
 
 // ---- Issue and wait -------------------------------------------------------------------------------
 
-static bool exchanges(const iso_reducer *r) { return r->size > 1 && r->sync != ISO_SYNC_NONE; }
+static bool exchanges(const iso_reducer *r) {
+    return r->comm && iso_comm_size(r->comm) > 1 && r->sync != ISO_SYNC_NONE;
+}
 
 // What makes a sum an average.
-static double average_factor(const iso_reducer *r) { return exchanges(r) ? 1.0 / r->size : 1.0; }
+static double average_factor(const iso_reducer *r) {
+    return exchanges(r) ? 1.0 / iso_comm_size(r->comm) : 1.0;
+}
 
 static iso_status wait_bucket(iso_reducer *r, iso__bucket *b) {
     if (b->state != ISO_BUCKET_POSTED) return ISO_OK;
@@ -151,6 +158,7 @@ static iso_status post_bucket(iso_reducer *r, iso__bucket *b) {
                                 dtype, b->label, &b->request));
     b->state = ISO_BUCKET_POSTED;
     r->busy++;
+    *(r->comm == r->world ? &r->stats.bytes_world : &r->stats.bytes_node) += (long long)b->bytes;
     if (r->sync == ISO_SYNC_BLOCKING) ISO_TRY(wait_bucket(r, b));
     return ISO_OK;
 }
@@ -184,7 +192,7 @@ iso_status iso_reducer_grad_ready(iso_reducer *r, int i) {
               "between two backwards",
               s->name);
     mark_ready(r, i);
-    iso_comm_poll(r->comm);
+    iso_comm_poll(r->world);
     return issue_ready(r);
 }
 
@@ -248,7 +256,7 @@ static bool backward_is_open(const iso_reducer *r) {
 iso_status iso_reducer_param_needed(iso_reducer *r, int i) {
     ISO_CHECK(i >= 0 && i < r->slot_count, ISO_ERR_ARG,
               "the reducer has no parameter %d: it has %d", i, r->slot_count);
-    iso_comm_poll(r->comm);
+    iso_comm_poll(r->world);
     if (backward_is_open(r)) ISO_TRY(close_backward(r));
     return complete_bucket(r, &r->bucket[r->slot[i].bucket]);
 }
@@ -285,5 +293,5 @@ iso_status iso_reducer_step(iso_reducer *r, const void *hyper) {
 }
 
 void iso_reducer_zero_grad(iso_reducer *r) { r->keep_average = false; }
-void iso_reducer_poll(iso_reducer *r) { iso_comm_poll(r->comm); }
+void iso_reducer_poll(iso_reducer *r) { iso_comm_poll(r->world); }
 void iso_reducer_get_stats(const iso_reducer *r, iso_reducer_stats *out) { *out = r->stats; }

@@ -38,9 +38,9 @@ typedef struct iso__bucket {
 } iso__bucket;
 
 struct iso_reducer {
-    iso_comm *comm;
+    iso_comm *world, *node; // its own; node is created when that scope is first asked for
+    iso_comm *comm;         // that of the scope in force: world, node, or NULL for a rank alone
     iso_sync sync;
-    int size;
     iso__grad_slot *slot;
     int slot_count;
     iso__bucket *bucket; // in the agreed order: reverse of the slots
@@ -62,6 +62,14 @@ struct iso_reducer {
 
 // Lays out the arena and the buckets from r->slot.
 iso_status iso__reducer_make_buckets(iso_reducer *r, size_t bucket_bytes);
+const char *iso__scope_name(iso_scope scope);
+iso_status iso__scope_check(iso_scope scope); // ISO_ERR_ARG unless it is one
+// Collective. Completes what is pending; the next backward is averaged over this scope. Gradients
+// may have moved: iso_reducer_grad says where to.
+iso_status iso__reducer_set_scope(iso_reducer *r, iso_scope scope);
+// The same with nothing pending, for a scope that has been checked.
+iso_status iso__reducer_choose_scope(iso_reducer *r, iso_scope scope);
+void iso__reducer_free_arena(iso_reducer *r);
 // Collective: ISO_ERR_MISMATCH on every rank, naming the odd rank and the first difference, unless
 // all ranks list the same parameters and say the same of their settings.
 iso_status iso__match(iso_comm *comm, const iso_reducer_param *params, int count,

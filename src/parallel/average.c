@@ -1,0 +1,243 @@
+// The weighted mean over nodes: its memory, how the array is cut, and what lasts between exchanges.
+#include "parallel/average_impl.h"
+
+#include "parallel/wire.h"
+
+#include "comm/comm_impl.h"
+
+#include <math.h>
+#include <string.h>
+
+static size_t round_up(size_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
+static size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
+
+// ---- How the array is cut -------------------------------------------------------------------------
+
+static size_t chunks_of(const iso__average *a, size_t count) {
+    size_t chunk = a->config.chunk;
+    return chunk == 0 || count <= chunk ? count > 0 : (count + chunk - 1) / chunk;
+}
+
+size_t iso__average_lay_out(iso__average *a, size_t first, size_t count) {
+    size_t offset = 0, nodes = (size_t)a->topology->nodes;
+    a->chunk_count = (int)chunks_of(a, count);
+    for (int i = 0; i < a->chunk_count; i++) {
+        iso__average_chunk *c = &a->chunk[i];
+        size_t later = (size_t)(a->chunk_count - 1 - i) * a->config.chunk;
+        *c = (iso__average_chunk){.first = first, .count = count - later, .offset = offset};
+        c->block = round_up((c->count + nodes - 1) / nodes, ISO__AVERAGE_UNIT);
+        offset += c->block * nodes;
+        first += c->count;
+        count -= c->count;
+    }
+    return offset;
+}
+
+void iso__average_part(const iso__average *a, int l, size_t *first, size_t *count) {
+    size_t from = smaller((size_t)l * a->part, a->count);
+    *first = from;
+    *count = smaller(from + a->part, a->count) - from;
+}
+
+// ---- Memory ---------------------------------------------------------------------------------------
+
+static iso_status allocate_twice(float *pair[2], size_t count) {
+    for (int i = 0; i < 2; i++) ISO_TRY(iso__alloc_zero(count * sizeof(float), (void **)&pair[i]));
+    return ISO_OK;
+}
+
+// Differences travel with ISO__SHARDS only, so that what they need is of this rank's part.
+static iso_status allocate_differences(iso__average *a) {
+    ISO_TRY(allocate_twice(a->residual, a->residual_count));
+    ISO_TRY(allocate_twice(a->share_residual, a->share_count));
+    ISO_TRY(allocate_twice(a->mean, round_up(a->count, ISO__AVERAGE_UNIT)));
+    a->mean[0][0] = NAN;
+    return ISO_OK;
+}
+
+// Broadcasts take whole units.
+static iso_status allocate_mean(iso__average *a) {
+    size_t room = round_up(a->count, ISO__AVERAGE_UNIT);
+    ISO_TRY(iso__alloc(room * sizeof(float), (void **)&a->mean[0]));
+    for (size_t i = a->count; i < room; i++) a->mean[0][i] = 0;
+    a->mean[1] = a->mean[0];
+    return ISO_OK;
+}
+
+static iso_status allocate_buffers(iso__average *a) {
+    const iso_topology *t = a->topology;
+    size_t first, part = 0;
+    if (t->local_rank < t->smallest) iso__average_part(a, t->local_rank, &first, &part);
+    size_t elements = iso__average_lay_out(a, 0, part), size = iso_dtype_size(a->config.wire);
+    if (a->config.differences) {
+        a->residual_count = part;
+        a->share_count = elements / (size_t)t->nodes;
+        size = sizeof(float); // the first exchange
+    } else {
+        size_t whole = iso__average_lay_out(a, 0, a->count);
+        if (whole > elements) elements = whole;
+    }
+    if (t->nodes == 1) return ISO_OK;
+    ISO_TRY(iso__alloc(elements * size, (void **)&a->send));
+    ISO_TRY(iso__alloc(elements * size, (void **)&a->recv));
+    return ISO_OK;
+}
+
+static iso_status allocate(iso__average *a) {
+    size_t parts = (size_t)a->topology->smallest;
+    a->part = round_up((a->count + parts - 1) / parts, ISO__AVERAGE_UNIT);
+    ISO_TRY(iso__alloc_zero(parts * sizeof(*a->spread), (void **)&a->spread));
+    ISO_TRY(iso__alloc_zero(chunks_of(a, a->count) * sizeof(*a->chunk), (void **)&a->chunk));
+    ISO_TRY(allocate_buffers(a));
+    return a->config.differences ? allocate_differences(a) : allocate_mean(a);
+}
+
+static iso_status check(size_t count, const iso__average_config *config) {
+    ISO_CHECK(count > 0, ISO_ERR_ARG, "a mean over nodes needs at least one element");
+    ISO_CHECK(config->wire == ISO_F32 || config->wire == ISO_BF16 || config->wire == ISO_F16,
+              ISO_ERR_ARG, "a mean over nodes travels in f32, bf16 or f16, not in type %d",
+              (int)config->wire);
+    ISO_CHECK(!config->round_sums || !config->differences, ISO_ERR_ARG,
+              "sums that round after each operation cannot be sums of differences");
+    return ISO_OK;
+}
+
+iso_status iso__average_create(iso_topology *topology, size_t count,
+                               const iso__average_config *config, iso__average **out) {
+    iso_status status;
+    void *memory;
+    ISO_TRY(check(count, config));
+    ISO_TRY(iso__alloc_zero(sizeof(iso__average), &memory));
+    iso__average *a = memory;
+    a->topology = iso_topology_retain(topology);
+    a->config = *config;
+    if (config->wire == ISO_F32) a->config.differences = a->config.round_sums = false;
+    a->count = count;
+    a->factor = (float)(topology->weight * topology->nodes);
+    // A rank that failed alone would leave the others waiting in the first exchange.
+    ISO_TRY_GOTO(iso_comm_agree(topology->world, allocate(a)));
+    *out = a;
+    return ISO_OK;
+fail:
+    iso__average_destroy(&a);
+    return status;
+}
+
+static void release(iso__average *a) {
+    if (a->mean[1] != a->mean[0]) iso__free(a->mean[1]);
+    iso__free(a->mean[0]);
+    for (int i = 0; i < 2; i++) {
+        iso__free(a->residual[i]);
+        iso__free(a->share_residual[i]);
+    }
+    iso__free(a->send);
+    iso__free(a->recv);
+    iso__free(a->chunk);
+    iso__free(a->spread);
+    iso_topology_destroy(&a->topology);
+    iso__free(a);
+}
+
+void iso__average_destroy(iso__average **pointer) {
+    iso__average *a = *pointer;
+    *pointer = NULL;
+    if (!a) return;
+    const float *mean;
+    double figures[ISO__FIGURES];
+    if (iso__average_busy(a) && iso__average_finish(a, &mean, figures) < 0)
+        iso__log(ISO_LOG_WARN, "while dropping a mean over nodes: %s", iso_last_error()->message);
+    if (!iso__average_busy(a)) release(a); // else MPI may still write into its memory: it stays
+}
+
+// ---- What lasts -----------------------------------------------------------------------------------
+
+bool iso__average_busy(const iso__average *a) { return a->phase != ISO_AVERAGE_IDLE; }
+void iso__average_get_stats(const iso__average *a, iso__average_stats *out) { *out = a->stats; }
+
+bool iso__average_has_reference(const iso__average *a) {
+    return a->config.differences && !isnan(a->mean[a->current][0]);
+}
+
+iso_status iso__average_set_reference(iso__average *a, const float *values) {
+    ISO_CHECK(!iso__average_busy(a), ISO_ERR_STATE,
+              "a mean over nodes is under way: finish it before setting a reference");
+    if (!a->config.differences) return ISO_OK;
+    float *next = a->mean[1 - a->current];
+    ISO_CHECK(iso__wire_encode(ISO_F32, a->count, values, 1, next), ISO_ERR_STATE,
+              "parameters are not finite: try a lower learning rate");
+    a->current = 1 - a->current;
+    memset(a->residual[a->current_residual], 0, a->residual_count * sizeof(float));
+    memset(a->share_residual[a->current_residual], 0, a->share_count * sizeof(float));
+    return ISO_OK;
+}
+
+int iso__average_arrays(iso__average *a, iso__average_array item[ISO__AVERAGE_ARRAYS]) {
+    if (!a->config.differences) return 0;
+    item[0] = (iso__average_array){"reference", a->mean[a->current], a->count};
+    if (a->residual_count == 0) return 1;
+    item[1] = (iso__average_array){"residual", a->residual[a->current_residual], a->residual_count};
+    item[2] = (iso__average_array){"share_residual", a->share_residual[a->current_residual],
+                                   a->share_count};
+    return 3;
+}
+
+// ---- Measuring ------------------------------------------------------------------------------------
+
+static int by_value(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static iso_status measure_once(iso__average *a, const float *values, double *ms) {
+    const float *mean;
+    double figures[ISO__FIGURES] = {0};
+    ISO_TRY(iso_comm_barrier(a->topology->world));
+    int64_t start = iso_now();
+    ISO_TRY(iso__average_start(a, values, ISO__SHARDS, figures));
+    ISO_TRY(iso__average_finish(a, &mean, figures));
+    *ms = (double)(iso_now() - start) * 1e-6;
+    return ISO_OK;
+}
+
+static iso_status measure(iso__average *a, const float *values, int repeats, double *each) {
+    for (int i = -1; i < repeats; i++) // the first one warms up
+        ISO_TRY(measure_once(a, values, &each[i < 0 ? 0 : i]));
+    ISO_TRY(iso_comm_allreduce_f64(a->topology->world, each, (size_t)repeats, ISO_MAX));
+    qsort(each, (size_t)repeats, sizeof(*each), by_value);
+    return ISO_OK;
+}
+
+static iso_status measure_with(iso__average *a, float *values, int repeats, double *ms) {
+    double *each;
+    ISO_TRY(iso_comm_agree(a->topology->world,
+                           iso__alloc((size_t)repeats * sizeof(*each), (void **)&each)));
+    // What is measured is the wire that was asked for, also before there is a reference; and
+    // differences that are small, as they are in use.
+    float *reference = a->mean[a->current];
+    bool none = a->config.differences && !iso__average_has_reference(a);
+    if (none) reference[0] = 0;
+    if (a->config.differences) memcpy(values, reference, a->count * sizeof(float));
+    a->measuring = true;
+    iso_status status = measure(a, values, repeats, each);
+    a->measuring = false;
+    if (none) reference[0] = NAN;
+    if (status == ISO_OK) *ms = each[repeats / 2];
+    iso__free(each);
+    ISO_TRY(status);
+    return ISO_OK;
+}
+
+iso_status iso__average_measure(iso__average *a, int repeats, double *ms) {
+    ISO_CHECK(repeats > 0, ISO_ERR_ARG, "an exchange is measured at least once, not %d times",
+              repeats);
+    ISO_CHECK(!iso__average_busy(a), ISO_ERR_STATE,
+              "a mean over nodes is under way: finish it before measuring");
+    void *values;
+    ISO_TRY(iso_comm_agree(a->topology->world, iso__alloc_zero(a->count * sizeof(float), &values)));
+    iso__average_stats stats = a->stats;
+    iso_status status = measure_with(a, values, repeats, ms);
+    a->stats = stats;
+    iso__free(values);
+    ISO_TRY(status);
+    return ISO_OK;
+}

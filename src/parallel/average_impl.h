@@ -1,0 +1,85 @@
+// Private to src/parallel/average*.c: the state of a weighted mean over nodes.
+#ifndef ISO_AVERAGE_IMPL_H
+#define ISO_AVERAGE_IMPL_H
+
+#include "parallel/average.h"
+
+#include <isotherm/trace.h>
+
+// Elements of the shares of a chunk are a multiple of this, so that blocks are multiples of 64
+// bytes in every element type.
+enum { ISO__AVERAGE_UNIT = 32 };
+
+// A piece of the array whose shares travel together. In the buffers it is one block for each node,
+// padded with zeros.
+typedef struct iso__average_chunk {
+    size_t first, count; // elements of the array
+    size_t block;        // elements of one node's share
+    size_t offset;       // elements of the buffers before its blocks
+    iso_request *request;
+} iso__average_chunk;
+
+typedef enum iso__average_phase {
+    ISO_AVERAGE_IDLE,
+    ISO_AVERAGE_SCATTER,
+    ISO_AVERAGE_GATHER,
+    ISO_AVERAGE_SPREAD,
+    ISO_AVERAGE_VERDICT,
+    ISO_AVERAGE_DONE,
+    ISO_AVERAGE_PHASES
+} iso__average_phase;
+
+// Why a rank wants the exchange dropped.
+typedef enum iso__average_cause {
+    ISO_CAUSE_NONE,
+    ISO_CAUSE_VALUES, // its values are not finite
+    ISO_CAUSE_RANGE,  // they, or the mean, do not fit into the wire type
+    ISO_CAUSE_MPI,
+    ISO_CAUSES
+} iso__average_cause;
+
+struct iso__average {
+    iso_topology *topology;
+    iso__average_config config;
+    size_t count;
+    size_t part;  // elements of a local rank's part with ISO__SHARDS
+    float factor; // of this node's values in the sum: 1 where all nodes are equal
+
+    char *send, *recv; // blocks; what was summed is gathered in send again
+    // What an exchange changes is written beside what it read, and takes its place only when all
+    // ranks are well. mean[current] is the last mean, the reference of differences; its first
+    // element is NaN while there is none.
+    float *mean[2], *residual[2], *share_residual[2];
+    size_t residual_count, share_count;
+    int current, current_residual;
+    iso_request **spread; // one for each part
+
+    // The exchange under way.
+    iso__average_phase phase;
+    int at; // next request of the phase to be complete
+    int group;
+    bool measuring;        // changes nothing
+    iso_dtype wire;        // this time
+    bool as_difference;    // this time
+    float *result;         // where the mean is put together
+    iso_comm *leaders;     // what this rank carries is exchanged over; NULL: nothing
+    size_t first, carried; // elements that this rank carries
+    iso__average_chunk *chunk;
+    int chunk_count;
+    iso_request *verdict;
+    double figures[1 + ISO__FIGURES]; // the first one: lowest failing rank and cause
+    iso__average_cause cause;         // of this rank
+    char message[sizeof(((iso_error *)0)->message)];
+    int64_t start_ns, back_ns;
+    iso__average_stats stats;
+};
+
+// ---- average.c --------------------------------------------------------------------------------------
+
+// Lays out the chunks of [first, first + count) and gives the elements that the buffers need.
+size_t iso__average_lay_out(iso__average *a, size_t first, size_t count);
+// The elements of local rank l's part with ISO__SHARDS.
+void iso__average_part(const iso__average *a, int l, size_t *first, size_t *count);
+bool iso__average_has_reference(const iso__average *a);
+
+#endif

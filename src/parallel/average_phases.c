@@ -1,0 +1,322 @@
+// The weighted mean over nodes: how it gets from phase to phase, and what happens when a rank
+// fails.
+#include "parallel/average_impl.h"
+
+#include "parallel/wire.h"
+
+#include "comm/comm_impl.h"
+
+#include <math.h>
+#include <string.h>
+
+// ---- Failure --------------------------------------------------------------------------------------
+
+// A rank that is not well takes part to the end, so that nobody waits for it, and says so in the
+// verdict.
+static void fail(iso__average *a, iso__average_cause cause) {
+    if (a->cause != ISO_CAUSE_NONE) return;
+    a->cause = cause;
+    if (cause == ISO_CAUSE_MPI) memcpy(a->message, iso_last_error()->message, sizeof(a->message));
+}
+
+// Whether the request is complete. What cannot be waited for again is left to the verdict.
+static iso_status settle(iso__average *a, iso_request **request, bool wait) {
+    if (!*request) return ISO_OK;
+    int64_t done = 0;
+    iso_status status = wait ? iso__request_finish(request, &done) : iso_request_test(request);
+    if (status == ISO_OK) a->back_ns = wait ? done : iso_now();
+    if (status >= 0 || *request) return status;
+    fail(a, ISO_CAUSE_MPI);
+    return ISO_OK;
+}
+
+static void posted(iso__average *a, iso_status status) {
+    if (status < 0) fail(a, ISO_CAUSE_MPI);
+}
+
+// ---- Scatter --------------------------------------------------------------------------------------
+
+static bool in_place(const iso__average *a) { return a->result == (const float *)(void *)a->send; }
+
+static char *block_of(const iso__average *a, char *buffer, const iso__average_chunk *c, int node) {
+    size_t element = c->offset + (size_t)node * c->block;
+    return buffer + element * iso_dtype_size(a->wire);
+}
+
+static void count_sent(iso__average *a, size_t bytes, int receivers, bool between_nodes) {
+    long long sent = (long long)bytes * receivers;
+    a->stats.bytes_sent += sent;
+    if (between_nodes) a->stats.bytes_between_nodes += sent;
+}
+
+static bool encode(iso__average *a, const iso__average_chunk *c, const float *values, char *to) {
+    const float *x = values + c->first;
+    if (!a->as_difference) return iso__wire_encode(a->wire, c->count, x, a->factor, to);
+    const float *reference = a->mean[a->current] + c->first;
+    size_t at = c->first - a->first;
+    int now = a->current_residual;
+    iso__wire_feedback feedback = {a->residual[now] + at, a->residual[1 - now] + at};
+    return iso__wire_encode_difference(a->wire, c->count, x, a->factor, reference, &feedback, to);
+}
+
+static bool all_finite(const float *x, size_t count) {
+    bool finite = true;
+    for (size_t i = 0; i < count; i++) finite = finite && isfinite(x[i]);
+    return finite;
+}
+
+// What is not finite is not sent: the sums of others must not be what fails first.
+static void send_chunk(iso__average *a, iso__average_chunk *c, const float *values) {
+    size_t nodes = (size_t)a->topology->nodes, size = iso_dtype_size(a->wire), well = c->count;
+    char *to = block_of(a, a->send, c, 0);
+    if (!encode(a, c, values, to)) {
+        bool finite = all_finite(values + c->first, c->count);
+        fail(a, finite ? ISO_CAUSE_RANGE : ISO_CAUSE_VALUES);
+        well = 0;
+    }
+    memset(to + well * size, 0, (c->block * nodes - well) * size);
+    posted(a, iso__comm_ialltoall(a->leaders, to, block_of(a, a->recv, c, 0), c->block * size,
+                                  "mean over nodes (scatter)", &c->request));
+    count_sent(a, c->block * size, a->topology->nodes - 1, true);
+}
+
+// ---- Gather ---------------------------------------------------------------------------------------
+
+static bool sum(iso__average *a, const iso__average_chunk *c, char *to) {
+    int nodes = a->topology->nodes, now = a->current_residual;
+    size_t at = c->offset / (size_t)nodes;
+    iso__wire_shares shares = {block_of(a, a->recv, c, 0), nodes, c->block};
+    if (a->config.round_sums) return iso__wire_mean_rounded(a->wire, &shares, to);
+    if (!a->as_difference) return iso__wire_mean(a->wire, &shares, NULL, to);
+    iso__wire_feedback feedback = {a->share_residual[now] + at, a->share_residual[1 - now] + at};
+    return iso__wire_mean(a->wire, &shares, &feedback, to);
+}
+
+static void send_share(iso__average *a, iso__average_chunk *c) {
+    size_t bytes = c->block * iso_dtype_size(a->wire);
+    char *to = block_of(a, a->send, c, a->topology->node_index);
+    if (!sum(a, c, to)) {
+        fail(a, ISO_CAUSE_RANGE);
+        memset(to, 0, bytes);
+    }
+    posted(a, iso__comm_iallgather(a->leaders, block_of(a, a->send, c, 0), bytes,
+                                   "mean over nodes (gather)", &c->request));
+    count_sent(a, bytes, a->topology->nodes - 1, true);
+}
+
+static iso_status scatter(iso__average *a, bool wait) {
+    for (; a->at < a->chunk_count; a->at++) {
+        iso_status status = settle(a, &a->chunk[a->at].request, wait);
+        if (status != ISO_OK) return status;
+        send_share(a, &a->chunk[a->at]);
+    }
+    return ISO_OK;
+}
+
+static void read_chunk(iso__average *a, const iso__average_chunk *c) {
+    const void *from = block_of(a, a->send, c, 0);
+    float *to = a->result + c->first;
+    if (in_place(a)) return;
+    const float *reference = a->mean[a->current] + c->first;
+    bool well = a->as_difference
+                    ? iso__wire_decode_difference(a->wire, c->count, from, reference, to)
+                    : iso__wire_decode(a->wire, c->count, from, to);
+    if (!well) fail(a, ISO_CAUSE_RANGE);
+}
+
+static iso_status gather(iso__average *a, bool wait) {
+    for (; a->at < a->chunk_count; a->at++) {
+        iso_status status = settle(a, &a->chunk[a->at].request, wait);
+        if (status != ISO_OK) return status;
+        read_chunk(a, &a->chunk[a->at]);
+    }
+    return ISO_OK;
+}
+
+// ---- Spread ---------------------------------------------------------------------------------------
+
+static bool spreads(const iso__average *a) {
+    return a->group == ISO__SHARDS && a->topology->nodes > 1 && a->topology->local_size > 1;
+}
+
+static void post_spread(iso__average *a) {
+    const iso_topology *t = a->topology;
+    for (int l = 0; spreads(a) && l < t->smallest; l++) {
+        size_t first, count, unit = ISO__AVERAGE_UNIT;
+        iso__average_part(a, l, &first, &count);
+        if (count == 0) continue;
+        size_t bytes = (count + unit - 1) / unit * unit * sizeof(float);
+        posted(a, iso__comm_ibcast(t->node, a->result + first, bytes, l, "mean over nodes (spread)",
+                                   &a->spread[l]));
+        if (l == t->local_rank) count_sent(a, bytes, t->local_size - 1, false);
+    }
+}
+
+static iso_status spread(iso__average *a, bool wait) {
+    for (; a->at < a->topology->smallest; a->at++) {
+        iso_status status = settle(a, &a->spread[a->at], wait);
+        if (status != ISO_OK) return status;
+    }
+    return ISO_OK;
+}
+
+// ---- Verdict --------------------------------------------------------------------------------------
+
+// The largest is that of the lowest rank.
+static double own_verdict(const iso__average *a) {
+    const iso_comm *world = a->topology->world;
+    if (a->cause == ISO_CAUSE_NONE) return 0;
+    return (double)(iso_comm_size(world) - iso_comm_rank(world)) * ISO_CAUSES + (double)a->cause;
+}
+
+static void post_verdict(iso__average *a) {
+    a->figures[0] = own_verdict(a);
+    a->figures[1] = (double)(a->back_ns - a->start_ns) * 1e-6;
+    iso_trace_span(ISO_LANE_EXCHANGE, "mean over nodes", a->start_ns, a->back_ns);
+    posted(a, iso__comm_iallreduce_max(a->topology->world, a->figures, 1 + ISO__FIGURES,
+                                       "mean over nodes (verdict)", &a->verdict));
+}
+
+static iso_status verdict(iso__average *a, bool wait) {
+    iso_status status = settle(a, &a->verdict, wait);
+    if (status != ISO_OK) return status;
+    double own = own_verdict(a); // the reduction itself may have failed
+    if (own > a->figures[0]) a->figures[0] = own;
+    return ISO_OK;
+}
+
+static iso_status dropped(const iso__average *a) {
+    int code = (int)a->figures[0], size = iso_comm_size(a->topology->world);
+    int rank = size - code / ISO_CAUSES, cause = code % ISO_CAUSES;
+    bool own = rank == iso_comm_rank(a->topology->world);
+    static const char result[] = "the exchange was dropped on all ranks and changed nothing";
+    if (cause == ISO_CAUSE_VALUES)
+        return ISO_FAIL(ISO_ERR_STATE,
+                        "rank %d: parameters are not finite: %s: try a lower learning rate", rank,
+                        result);
+    if (cause == ISO_CAUSE_RANGE)
+        return ISO_FAIL(ISO_ERR_STATE,
+                        "rank %d: parameters or their sum are too large for %s: %s: try a lower "
+                        "learning rate%s",
+                        rank, iso_dtype_name(a->wire), result,
+                        a->wire == ISO_F16 ? ", or bf16" : "");
+    return ISO_FAIL(ISO_ERR_MPI, "rank %d: %.300s: %s", rank,
+                    own ? a->message : "an MPI call failed, see its own message", result);
+}
+
+// ---- From phase to phase --------------------------------------------------------------------------
+
+// Goes on as far as it can.
+static iso_status advance(iso__average *a, bool wait) {
+    typedef iso_status (*phase_of)(iso__average *, bool);
+    static const phase_of complete[ISO_AVERAGE_PHASES] = {[ISO_AVERAGE_SCATTER] = scatter,
+                                                          [ISO_AVERAGE_GATHER] = gather,
+                                                          [ISO_AVERAGE_SPREAD] = spread,
+                                                          [ISO_AVERAGE_VERDICT] = verdict};
+    while (complete[a->phase]) {
+        iso_status status = complete[a->phase](a, wait);
+        ISO_TRY(status);
+        if (status != ISO_OK) return status;
+        a->at = 0;
+        a->phase++;
+        if (a->phase == ISO_AVERAGE_SPREAD) post_spread(a);
+        if (a->phase == ISO_AVERAGE_VERDICT) post_verdict(a);
+    }
+    return ISO_OK;
+}
+
+static bool is_member(const iso__average *a) {
+    return a->group == ISO__SHARDS || a->topology->leaders[a->group] != NULL;
+}
+
+// What this rank carries, and over which group.
+static void choose_part(iso__average *a) {
+    const iso_topology *t = a->topology;
+    int group = a->group == ISO__SHARDS ? t->local_rank : a->group;
+    a->first = a->carried = 0;
+    a->leaders = a->group != ISO__SHARDS || group < t->smallest ? t->leaders[group] : NULL;
+    if (!a->leaders) return;
+    a->carried = a->count;
+    if (a->group == ISO__SHARDS) iso__average_part(a, group, &a->first, &a->carried);
+}
+
+static void choose_result(iso__average *a) {
+    bool whole = a->group != ISO__SHARDS || a->topology->smallest == 1;
+    bool one_chunk = a->config.chunk == 0 || a->count <= a->config.chunk;
+    a->result = a->mean[1 - a->current];
+    // What is gathered is the mean already.
+    if (whole && one_chunk && a->config.wire == ISO_F32 && a->topology->nodes > 1)
+        a->result = (float *)(void *)a->send;
+}
+
+static void begin(iso__average *a, int group, const double figures[ISO__FIGURES]) {
+    a->group = group;
+    a->cause = ISO_CAUSE_NONE;
+    a->as_difference = iso__average_has_reference(a);
+    a->wire = a->config.differences && !a->as_difference ? ISO_F32 : a->config.wire;
+    // The largest of numbers some of which are NaN is not the same everywhere.
+    for (int i = 0; i < ISO__FIGURES; i++)
+        a->figures[1 + i] = isnan(figures[i]) ? INFINITY : figures[i];
+    choose_part(a);
+    choose_result(a);
+    iso__average_lay_out(a, a->first, a->carried);
+    a->phase = ISO_AVERAGE_SCATTER;
+    a->at = 0;
+    a->start_ns = a->back_ns = iso_now();
+}
+
+// The mean over one node is its own array.
+static void copy(iso__average *a, const float *values) {
+    if (is_member(a) && !iso__wire_encode(ISO_F32, a->count, values, 1, a->result))
+        fail(a, ISO_CAUSE_VALUES);
+    a->chunk_count = 0;
+}
+
+iso_status iso__average_start(iso__average *a, const float *values, int group,
+                              const double figures[ISO__FIGURES]) {
+    ISO_CHECK(!iso__average_busy(a), ISO_ERR_STATE,
+              "a mean over nodes is under way: finish it before starting another");
+    ISO_CHECK(group >= ISO__SHARDS && group < a->topology->groups, ISO_ERR_ARG,
+              "there is no leader group %d: there are %d", group, a->topology->groups);
+    ISO_CHECK(!a->config.differences || group == ISO__SHARDS, ISO_ERR_ARG,
+              "differences travel over all leader groups, not over group %d alone: its members "
+              "alone would know the last mean",
+              group);
+    begin(a, group, figures);
+    if (a->topology->nodes == 1) copy(a, values);
+    for (int i = 0; i < a->chunk_count; i++) send_chunk(a, &a->chunk[i], values);
+    iso_status status = advance(a, false);
+    a->stats.work_ms += (double)(iso_now() - a->start_ns) * 1e-6;
+    ISO_TRY(status);
+    return ISO_OK;
+}
+
+iso_status iso__average_poll(iso__average *a) {
+    int64_t start = iso_now();
+    iso_status status = advance(a, false);
+    a->stats.work_ms += (double)(iso_now() - start) * 1e-6;
+    ISO_TRY(status);
+    return status;
+}
+
+static void commit(iso__average *a) {
+    if (a->measuring) return;
+    a->stats.exchanges++;
+    if (!a->config.differences) return;
+    a->current = 1 - a->current;
+    if (a->as_difference) a->current_residual = 1 - a->current_residual;
+}
+
+iso_status iso__average_finish(iso__average *a, const float **mean, double figures[ISO__FIGURES]) {
+    ISO_CHECK(iso__average_busy(a), ISO_ERR_STATE, "no mean over nodes is under way");
+    int64_t start = iso_now();
+    iso_status status = advance(a, true);
+    a->stats.wait_ms += (double)(iso_now() - start) * 1e-6;
+    ISO_TRY(status);
+    a->phase = ISO_AVERAGE_IDLE;
+    if (a->figures[0] > 0) return dropped(a);
+    commit(a);
+    *mean = is_member(a) ? a->result : NULL;
+    memcpy(figures, a->figures + 1, ISO__FIGURES * sizeof(*figures));
+    return ISO_OK;
+}
