@@ -27,7 +27,7 @@ static iso_status apply(const iso__base_optimizer *self, const iso__slot *slot,
 const iso__rule iso__rule_adadelta = {
     .ops = ISO_BASE_OPTIMIZER_OPS("adadelta"),
     .defaults = {.lr = 1.0, .rho = 0.9, .eps = 1e-6},
-    .state_count = 2,
+    .state_name = {"square_avg", "acc_delta"},
     .check = check,
     .apply = apply,
 };

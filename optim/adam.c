@@ -37,7 +37,7 @@ static iso_status apply(const iso__base_optimizer *self, const iso__slot *slot,
 const iso__rule iso__rule_adam = {
     .ops = ISO_BASE_OPTIMIZER_OPS("adam"),
     .defaults = {.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8},
-    .state_count = 2,
+    .state_name = {"exp_avg", "exp_avg_sq"},
     .check = check,
     .apply = apply,
 };
@@ -45,7 +45,7 @@ const iso__rule iso__rule_adam = {
 const iso__rule iso__rule_adamw = {
     .ops = ISO_BASE_OPTIMIZER_OPS("adamw"),
     .defaults = {.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 1e-2},
-    .state_count = 2,
+    .state_name = {"exp_avg", "exp_avg_sq"},
     .check = check,
     .apply = apply,
 };

@@ -60,6 +60,11 @@ static const iso_optimizer_ops dp_optimizer_ops = {
     .inner = inner,
 };
 
+iso_module *iso__dp_optimizer_module(const iso_optimizer *optimizer) {
+    if (optimizer->ops != &dp_optimizer_ops) return NULL;
+    return iso_container_of(optimizer, dp_optimizer, base)->data_parallel;
+}
+
 static iso_status check_same_parameters(const iso__base_optimizer *core,
                                         iso_module *data_parallel) {
     iso_parameter *const *trainable;

@@ -91,3 +91,8 @@ void iso_schedule_apply(const iso_schedule *s, int64_t t, iso_hyper *hyper) {
     apply(s, 0, hyper);
     hyper->lr *= s->warmup_start + (1 - s->warmup_start) * (double)t / (double)s->warmup_steps;
 }
+
+void iso_schedule_step(const iso_schedule *s, iso_optimizer *optimizer) {
+    iso_hyper *hyper = iso_optimizer_hyper(optimizer);
+    iso_schedule_apply(s, hyper->step, hyper);
+}

@@ -29,7 +29,7 @@ typedef struct iso__base_optimizer {
 typedef struct iso__rule {
     iso_optimizer_ops ops;
     iso_hyper defaults;
-    int state_count;
+    const char *state_name[ISO_OPTIMIZER_STATES]; // PyTorch's; NULL: no further state
     iso_status (*check)(const iso_hyper *hyper); // beyond lr and weight_decay
     // Updates the parameter of slot from gradient * scale. Allocates nothing.
     iso_status (*apply)(const iso__base_optimizer *self, const iso__slot *slot,
@@ -44,10 +44,13 @@ void iso__base_zero_grad(iso_optimizer *self);
 iso_status iso__base_update(iso_optimizer *self, int i, const void *gradient, double scale,
                             const iso_hyper *hyper);
 void iso__base_destroy(iso_optimizer *self);
+iso_status iso__base_state(iso_optimizer *self, iso_state *state);
+iso_status iso__base_loaded(iso_optimizer *self);
 #define ISO_BASE_OPTIMIZER_OPS(kind)                                                               \
     {                                                                                              \
         .name = (kind), .step = iso__base_step, .zero_grad = iso__base_zero_grad,                  \
-        .update = iso__base_update, .destroy = iso__base_destroy                                   \
+        .update = iso__base_update, .destroy = iso__base_destroy, .state = iso__base_state,        \
+        .loaded = iso__base_loaded                                                                 \
     }
 
 // The memory of state `kind` for slot.
@@ -59,5 +62,8 @@ static inline float *iso__slot_state(const iso__base_optimizer *self, const iso_
 // The optimizer inside all wrappers; NULL if it is not one of the library's. Its base.hyper.step
 // counts the steps; whoever replaces its step() counts too.
 iso__base_optimizer *iso__optimizer_innermost(iso_optimizer *optimizer);
+
+// The data_parallel module that a dp_optimizer is tied to; NULL for another optimizer.
+iso_module *iso__dp_optimizer_module(const iso_optimizer *optimizer);
 
 #endif

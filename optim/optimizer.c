@@ -1,5 +1,6 @@
 // Optimizers: creation, the walk over parameters that all kinds share, and dispatch.
 #include "optim/optim_impl.h"
+#include "optim/resume_impl.h"
 
 #include <isotherm/trace.h>
 #include <string.h>
@@ -53,7 +54,7 @@ static iso_status setup(iso__base_optimizer *self, const iso__rule *rule) {
     ISO_CHECK(self->count > 0, ISO_ERR_ARG,
               "the %s optimizer was given a module in which nothing requires a gradient",
               rule->ops.name);
-    for (int i = 0; i < rule->state_count; i++) {
+    for (int i = 0; i < ISO_OPTIMIZER_STATES && rule->state_name[i]; i++) {
         ISO_TRY(iso_tensor_create(self->module->device, ISO_F32, 1, &elements, &self->state[i]));
         ISO_TRY(iso_tensor_fill(self->state[i], 0));
     }
@@ -74,6 +75,7 @@ iso_status iso_optimizer_create(iso_optimizer_kind kind, iso_module *module, con
     ISO_CHECK((int)kind >= 0 && (int)kind < KIND_COUNT, ISO_ERR_ARG, "unknown optimizer kind %d",
               (int)kind);
     const iso__rule *rule = rules[kind];
+    if (!hyper) hyper = &rule->defaults;
     ISO_TRY(check_hyper(rule, hyper));
 
     void *memory;
@@ -132,6 +134,55 @@ void iso__base_destroy(iso_optimizer *optimizer) {
     iso_module_destroy(&self->module);
     iso__free(self->slot);
     iso__free(self);
+}
+
+// ---- Saved state --------------------------------------------------------------------------------
+
+static iso_status add_hyper(iso_hyper *hyper, const char *kind, iso_state *state) {
+    struct {
+        const char *name;
+        double *number;
+    } const numbers[] = {
+        {"lr", &hyper->lr},
+        {"momentum", &hyper->momentum},
+        {"dampening", &hyper->dampening},
+        {"weight_decay", &hyper->weight_decay},
+        {"beta1", &hyper->beta1},
+        {"beta2", &hyper->beta2},
+        {"rho", &hyper->rho},
+        {"eps", &hyper->eps},
+    };
+    static const int64_t one = 1;
+    _Static_assert(sizeof(hyper->nesterov) == 1, "saved as one byte");
+    for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++)
+        ISO_TRY(
+            iso__state_add_f64(state, numbers[i].number, "optimizer/%s/%s", kind, numbers[i].name));
+    ISO_TRY(iso__state_add(state, ISO_STATE_U8, 1, &one, &hyper->nesterov, "optimizer/%s/nesterov",
+                           kind));
+    ISO_TRY(iso__state_add_i64(state, &hyper->step, "optimizer/%s/step", kind));
+    return ISO_OK;
+}
+
+iso_status iso__base_state(iso_optimizer *optimizer, iso_state *state) {
+    iso__base_optimizer *self = self_of(optimizer);
+    const iso__rule *rule = iso_container_of(optimizer->ops, iso__rule, ops);
+    ISO_TRY(add_hyper(&optimizer->hyper, rule->ops.name, state));
+    for (int k = 0; k < ISO_OPTIMIZER_STATES && rule->state_name[k]; k++) {
+        for (int i = 0; i < self->count; i++) {
+            const iso_tensor *value = self->slot[i].parameter->value;
+            ISO_TRY(iso__state_add(state, ISO_STATE_F32, value->ndim, value->shape,
+                                   iso__slot_state(self, &self->slot[i], k), "optimizer/%s/%s/%s",
+                                   rule->ops.name, rule->state_name[k], self->slot[i].name));
+        }
+    }
+    return ISO_OK;
+}
+
+iso_status iso__base_loaded(iso_optimizer *optimizer) {
+    uint8_t byte;
+    memcpy(&byte, &optimizer->hyper.nesterov, 1); // as a bool it may be no value at all
+    optimizer->hyper.nesterov = byte != 0;
+    return check_hyper(iso_container_of(optimizer->ops, iso__rule, ops), &optimizer->hyper);
 }
 
 // ---- Dispatch ----------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ static iso_status apply(const iso__base_optimizer *self, const iso__slot *slot,
 const iso__rule iso__rule_sgd = {
     .ops = ISO_BASE_OPTIMIZER_OPS("sgd"),
     .defaults = {.lr = 1e-3},
-    .state_count = 1,
+    .state_name = {"momentum_buffer"},
     .check = check,
     .apply = apply,
 };

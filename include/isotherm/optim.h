@@ -29,6 +29,7 @@ typedef struct iso_hyper {
 iso_hyper iso_hyper_default(iso_optimizer_kind kind);
 
 typedef struct iso_optimizer iso_optimizer;
+typedef struct iso_state iso_state; // isotherm/resume.h
 typedef struct iso_optimizer_ops {
     const char *name;
     iso_status (*step)(iso_optimizer *self);
@@ -39,6 +40,14 @@ typedef struct iso_optimizer_ops {
     void (*destroy)(iso_optimizer *self);
     iso_optimizer *(*inner)(
         iso_optimizer *self); // the optimizer that this one wraps; NULL: wraps none
+    // For iso_training_state and iso_training_loaded, which ask every optimizer of a chain of
+    // wrappers (loaded: the innermost first), so that each speaks for itself only. state adds what
+    // the next updates depend on, always entries of the same names, types and counts: loading fills
+    // those of a new optimizer. loaded is called once they are filled. NULL: nothing to add or do;
+    // the innermost must have state.
+    iso_status (*state)(iso_optimizer *self, iso_state *state);
+    iso_status (*loaded)(iso_optimizer *self);
+    bool ranks_differ; // ranks may have different parameters between steps
 } iso_optimizer_ops;
 
 struct iso_optimizer {
@@ -47,8 +56,8 @@ struct iso_optimizer {
 };
 
 // Local. Optimizer over the parameters of module that require gradients; state is allocated here
-// (zeros, logical order). Retains the module. ISO_ERR_ARG for hyperparameters PyTorch
-// refuses (negative lr, ...).
+// (zeros, logical order). Retains the module. hyper NULL: the default. ISO_ERR_ARG for
+// hyperparameters PyTorch refuses (negative lr, ...).
 iso_status iso_optimizer_create(iso_optimizer_kind kind, iso_module *module, const iso_hyper *hyper,
                                 iso_optimizer **out);
 // DataParallelOptimizer: wraps an optimizer and ties it to a data_parallel module made from the
@@ -101,6 +110,8 @@ iso_schedule iso_schedule_default(iso_schedule_kind kind, double lr, int64_t tot
 // Values for update number t (0-based) written into hyper: lr, and momentum and beta1 where it
 // cycles them.
 void iso_schedule_apply(const iso_schedule *schedule, int64_t t, iso_hyper *hyper);
+// The same for the next update of an optimizer.
+void iso_schedule_step(const iso_schedule *schedule, iso_optimizer *optimizer);
 
 #ifdef __cplusplus
 }

@@ -16,7 +16,7 @@ typedef enum iso_state_type {
     ISO_STATE_U8
 } iso_state_type;
 typedef enum iso_state_owner {
-    ISO_STATE_SHARED, // the same on every rank: rank 0's is written
+    ISO_STATE_SHARED, // the same on every rank, which saving checks: rank 0's is written
     ISO_STATE_OWN     // every rank writes its own
 } iso_state_owner;
 
@@ -29,17 +29,27 @@ void iso_state_destroy(iso_state **state);
 iso_status iso_state_add(iso_state *state, iso_state_owner owner, const char *name,
                          iso_state_type type, int64_t count, void *data);
 
-// Adds everything of module and optimizer: parameters, forward counters (dropout), optimizer state
-// and step, and of a daso optimizer phase, counters, policy and the exchange under way, which is
-// waited for and kept unmerged. Collective; completes pending updates. Names: "param/NAME",
-// "optimizer/KIND/NAME", ... A loaded state holds once iso_training_loaded was called.
+// Adds everything of module and optimizer: parameters ("param/NAME"), what random layers draw from
+// ("forward_counters": of all ranks), hyperparameters, step and state of the optimizer
+// ("optimizer/KIND/...", with PyTorch's names), and of a daso optimizer phase, counters, policy and
+// the exchange under way, which is waited for and kept unmerged. Where ranks may have different
+// parameters (daso, gradients averaged less than over all ranks) they are own entries. Collective;
+// completes pending updates, and so holds until the next step: make a new list to save again.
+// Call it between steps, in training mode; gradients are not saved. ISO_ERR_UNSUPPORTED for an
+// optimizer of the caller's without a state function.
 iso_status iso_training_state(iso_module *module, iso_optimizer *optimizer, iso_state *state);
+// Collective. Once after loading: brings module and optimizer in line with what was loaded.
 iso_status iso_training_loaded(iso_module *module, iso_optimizer *optimizer);
 
-// Collective. Writes the set of step `step`: PATH.step-STEP (rank 0: shared entries) and, if there
-// are own ones, PATH.step-STEP.rank-R of every rank, each as iso_checkpoint_save does, own ones
-// first, so that a shared file stands for a whole set. Then removes older sets but the last one. On
-// failure of any rank every rank gets the error and older sets stay.
+// Saved state is a set of files: PATH.step-STEP (12 digits) for shared entries, and if any rank has
+// own ones PATH.step-STEP.rank-RANK (5 digits) of every rank, each a safetensors file written as
+// iso_checkpoint_save does, with checksums. Folders of ranks may be different ones.
+
+// Collective. Writes the set of step `step`, the shared file last, so that it stands for a whole
+// set: whenever the machine stops, there is a whole one. Then removes older sets but the last one,
+// and, with a warning, sets of later steps, which belong to a run that was given up. On failure of
+// any rank every rank gets the error and older sets stay. ISO_ERR_MISMATCH names a shared entry
+// that ranks do not have in common.
 iso_status iso_resume_save(iso_comm *comm, const char *path, int64_t step, const iso_state *state);
 // Collective. Loads the newest set that is whole and sound on every rank; *step is its step.
 // Damaged or incomplete newer sets are passed over with a warning that names the file.

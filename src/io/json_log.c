@@ -2,10 +2,13 @@
 #include "base/base.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <isotherm/metrics.h>
 #include <math.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 struct iso_json_log {
     FILE *file;
@@ -13,13 +16,65 @@ struct iso_json_log {
     int error; // errno of the first write that failed
 };
 
-iso_status iso_json_log_create(const char *path, iso_json_log **out) {
+// The bytes up to and with the last line break.
+static iso_status whole_lines(int file, off_t size, const char *path, off_t *out) {
+    char block[4096];
+    for (off_t end = size; end > 0;) {
+        off_t start = end > (off_t)sizeof(block) ? end - (off_t)sizeof(block) : 0;
+        ssize_t n = pread(file, block, (size_t)(end - start), start);
+        if (n < 0 && errno == EINTR) continue;
+        ISO_CHECK(n == end - start, ISO_ERR_IO, "cannot read log %s: %s", path,
+                  n < 0 ? strerror(errno) : "it became shorter meanwhile");
+        for (; n > 0; n--) {
+            if (block[n - 1] != '\n') continue;
+            *out = start + n;
+            return ISO_OK;
+        }
+        end = start;
+    }
+    *out = 0;
+    return ISO_OK;
+}
+
+// Half a line at the end is what a program left that was stopped. Anything else is not ours to cut.
+static iso_status drop_half_line(int file, const char *path) {
+    static const char begin[] = "{\"event\":";
+    char found[sizeof(begin) - 1];
+    struct stat info;
+    off_t whole = 0;
+    ISO_CHECK(fstat(file, &info) == 0, ISO_ERR_IO, "cannot examine log %s: %s", path,
+              strerror(errno));
+    if (!S_ISREG(info.st_mode)) return ISO_OK;
+    ISO_TRY(whole_lines(file, info.st_size, path, &whole));
+    ssize_t n = pread(file, found, sizeof(found), whole);
+    ISO_CHECK(n >= 0, ISO_ERR_IO, "cannot read log %s: %s", path, strerror(errno));
+    ISO_CHECK(memcmp(found, begin, (size_t)n) == 0, ISO_ERR_FORMAT,
+              "%s is no log to append to: its last line is not the beginning of an event", path);
+    ISO_CHECK(whole == info.st_size || ftruncate(file, whole) == 0, ISO_ERR_IO,
+              "cannot shorten log %s: %s", path, strerror(errno));
+    return ISO_OK;
+}
+
+static iso_status open_to_append(const char *path, FILE **out) {
+    int file = open(path, O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+    ISO_CHECK(file >= 0, ISO_ERR_IO, "cannot open log %s: %s", path, strerror(errno));
+    iso_status status = drop_half_line(file, path);
+    if (status >= 0 && !(*out = fdopen(file, "a")))
+        status = ISO_FAIL(ISO_ERR_IO, "cannot open log %s: %s", path, strerror(errno));
+    if (status < 0) close(file);
+    return status;
+}
+
+static iso_status open_log(const char *path, bool append, iso_json_log **out) {
     iso_status status;
     void *memory;
     ISO_TRY(iso__alloc_zero(sizeof(iso_json_log), &memory));
     iso_json_log *self = memory;
     ISO_TRY_GOTO(iso__strdup(path, &self->path));
-    self->file = fopen(path, "w");
+    if (append)
+        ISO_TRY_GOTO(open_to_append(path, &self->file));
+    else
+        self->file = fopen(path, "w");
     ISO_CHECK_GOTO(self->file, ISO_ERR_IO, "cannot create log %s: %s", path, strerror(errno));
     *out = self;
     return ISO_OK;
@@ -27,6 +82,14 @@ fail:
     iso__free(self->path);
     iso__free(self);
     return status;
+}
+
+iso_status iso_json_log_create(const char *path, iso_json_log **out) {
+    return open_log(path, false, out);
+}
+
+iso_status iso_json_log_append(const char *path, iso_json_log **out) {
+    return open_log(path, true, out);
 }
 
 static void check(iso_json_log *self, bool good) {

@@ -4,23 +4,6 @@
 
 #include <string.h>
 
-typedef struct dtype_entry {
-    const char *name;
-    int64_t bytes;
-} dtype_entry;
-
-static const dtype_entry dtypes[] = {
-    {"F32", 4},     {"F64", 8}, {"BF16", 2}, {"F16", 2}, {"BOOL", 1},
-    {"U8", 1},      {"I8", 1},  {"U16", 2},  {"I16", 2}, {"F8_E4M3", 1},
-    {"F8_E5M2", 1}, {"U32", 4}, {"I32", 4},  {"U64", 8}, {"I64", 8},
-};
-#define DTYPES (sizeof(dtypes) / sizeof(dtypes[0]))
-
-const char *iso__safetensors_dtype(iso_dtype dtype) {
-    static const char *const name[ISO_DTYPE_COUNT] = {"F32", "F64", "BF16", "F16"};
-    return name[dtype];
-}
-
 // ---- JSON ---------------------------------------------------------------------------------------
 
 typedef struct parser {
@@ -154,15 +137,29 @@ static iso_status parse_integers(parser *self, int most, int64_t *out, int *coun
 
 // ---- Members of the header ----------------------------------------------------------------------
 
-// {"key": "value", ...}: read and dropped.
-static iso_status parse_metadata(parser *self) {
-    char *ignored;
+// Room for one more of `size` bytes in an array that holds `count`.
+static iso_status grow(void **array, int count, int *room, size_t size) {
+    if (count < *room) return ISO_OK;
+    int larger = *room ? 2 * *room : 32;
+    ISO_TRY(iso__realloc(array, (size_t)count * size, (size_t)larger * size));
+    *room = larger;
+    return ISO_OK;
+}
+
+// {"key": "value", ...}
+static iso_status parse_metadata(parser *self, iso__header *out) {
+    int room = 0;
     WANT(accept(self, '{'), "no object where one belongs");
     if (accept(self, '}')) return ISO_OK;
     do {
-        ISO_TRY(parse_string(self, &ignored));
+        char *key, *value;
+        ISO_TRY(parse_string(self, &key));
         WANT(accept(self, ':'), "no colon after a key");
-        ISO_TRY(parse_string(self, &ignored));
+        ISO_TRY(parse_string(self, &value));
+        void *notes = out->note;
+        ISO_TRY(grow(&notes, out->note_count, &room, sizeof(iso__note)));
+        out->note = notes;
+        out->note[out->note_count++] = (iso__note){key, value};
     } while (accept(self, ','));
     WANT(accept(self, '}'), "an object without end");
     return ISO_OK;
@@ -178,11 +175,7 @@ static iso_status parse_field(parser *self, iso__stored *tensor, int64_t *elemen
     if (strcmp(key, "dtype") == 0) {
         field = HAS_DTYPE;
         ISO_TRY(parse_string(self, &name));
-        for (size_t i = 0; i < DTYPES; i++) {
-            if (strcmp(dtypes[i].name, name) != 0) continue;
-            tensor->dtype = dtypes[i].name;
-            *element = dtypes[i].bytes;
-        }
+        tensor->dtype = iso__safetensors_dtype_named(name, element);
         WANT(tensor->dtype, "an unknown element type");
     } else if (strcmp(key, "shape") == 0) {
         field = HAS_SHAPE;
@@ -251,16 +244,7 @@ static iso_status check_names_and_cover(const parser *self, iso__stored *tensors
     return ISO_OK;
 }
 
-static iso_status grow(void **tensors, int count, int *room) {
-    if (count < *room) return ISO_OK;
-    int larger = *room ? 2 * *room : 32;
-    ISO_TRY(iso__realloc(tensors, (size_t)count * sizeof(iso__stored),
-                         (size_t)larger * sizeof(iso__stored)));
-    *room = larger;
-    return ISO_OK;
-}
-
-static iso_status parse_members(parser *self, int64_t data_bytes, void **tensors, int *count) {
+static iso_status parse_members(parser *self, int64_t data_bytes, iso__header *out) {
     int room = 0;
     bool metadata = false;
     WANT(accept(self, '{'), "no { at the start of the header");
@@ -272,36 +256,37 @@ static iso_status parse_members(parser *self, int64_t data_bytes, void **tensors
         if (strcmp(name, "__metadata__") == 0) {
             WANT(!metadata, "__metadata__ given twice");
             metadata = true;
-            ISO_TRY(parse_metadata(self));
+            ISO_TRY(parse_metadata(self, out));
             continue;
         }
-        ISO_TRY(grow(tensors, *count, &room));
-        iso__stored *tensor = (iso__stored *)*tensors + *count;
+        void *tensors = out->stored;
+        ISO_TRY(grow(&tensors, out->count, &room, sizeof(iso__stored)));
+        out->stored = tensors;
+        iso__stored *tensor = &out->stored[out->count];
         *tensor = (iso__stored){.name = name};
         ISO_TRY(parse_tensor(self, data_bytes, tensor));
-        (*count)++;
+        out->count++;
     } while (accept(self, ','));
     WANT(accept(self, '}'), "an object without end");
     return ISO_OK;
 }
 
 iso_status iso__safetensors_parse(const char *path, char *text, int64_t length, int64_t data_bytes,
-                                  iso__stored **out, int *count) {
+                                  iso__header *out) {
     iso_status status;
     parser self = {path, text, 0, length};
-    void *tensors = NULL;
-    int found = 0;
-    ISO_TRY_GOTO(parse_members(&self, data_bytes, &tensors, &found));
+    iso__header found = {0};
+    ISO_TRY_GOTO(parse_members(&self, data_bytes, &found));
     skip_space(&self);
     if (self.at != length) {
         status = wrong(&self, "more after the end of the header");
         goto fail;
     }
-    ISO_TRY_GOTO(check_names_and_cover(&self, tensors, found, data_bytes));
-    *out = tensors;
-    *count = found;
+    ISO_TRY_GOTO(check_names_and_cover(&self, found.stored, found.count, data_bytes));
+    *out = found;
     return ISO_OK;
 fail:
-    iso__free(tensors);
+    iso__free(found.stored);
+    iso__free(found.note);
     return status;
 }

@@ -1,4 +1,5 @@
-// Private to src/io: what the header of a safetensors file says. Saving and loading share it.
+// Private to src/io and optim/resume*: safetensors files of named arrays. One writer and one
+// reader; checkpoints of tensors and saved state of runs are made with them.
 #ifndef ISO_SAFETENSORS_H
 #define ISO_SAFETENSORS_H
 
@@ -9,6 +10,22 @@
 #define ISO__SAFETENSORS_PREFIX   8 // bytes before the header: its length
 #define ISO__SAFETENSORS_MAX_DIMS 16
 
+// An array of the caller's: memory, or a tensor, which is mapped while it is read or written.
+typedef struct iso__array {
+    const char *name;
+    const char *dtype; // of the format, e.g. "F32"
+    int ndim;
+    const int64_t *shape;
+    void *data;
+    iso_tensor *tensor; // instead of data
+} iso__array;
+
+// A key and value of __metadata__.
+typedef struct iso__note {
+    const char *key, *value;
+} iso__note;
+
+// An array as the header of a file describes it.
 typedef struct iso__stored {
     char *name;        // inside the header's text
     const char *dtype; // "F32", a static string
@@ -17,15 +34,70 @@ typedef struct iso__stored {
     int64_t begin, end; // bytes of the data section
 } iso__stored;
 
-// Parses the header `text` (`length` bytes, changed: strings are decoded in place) of a file whose
-// data section has data_bytes bytes. The tensors lie one after the other and cover the data section
-// exactly, in *out sorted by offset; the array is freed with iso__free, names live as long as text.
-// ISO_ERR_FORMAT, naming `path`, for anything else.
-iso_status iso__safetensors_parse(const char *path, char *text, int64_t length, int64_t data_bytes,
-                                  iso__stored **out, int *count);
+typedef struct iso__header {
+    iso__stored *stored; // sorted by offset; they cover the data section without gaps
+    int count;
+    iso__note *note;
+    int note_count;
+} iso__header;
+
+// ---- Arrays ---------------------------------------------------------------------------------------
+
 // "F32"; the format's name of an element type.
 const char *iso__safetensors_dtype(iso_dtype dtype);
-// ISO_ERR_ARG unless every tensor has a usable name of its own.
-iso_status iso__named_tensors_check(const iso_named_tensor *tensors, int count);
+// The static string of a type of that name and the bytes of its elements; NULL: there is none.
+const char *iso__safetensors_dtype_named(const char *name, int64_t *bytes);
+size_t iso__array_bytes(const iso__array *array);
+// Paired access to the elements, in logical order.
+iso_status iso__array_open(const iso__array *array, iso_access access, void **out);
+iso_status iso__array_close(const iso__array *array);
+// ISO_ERR_ARG unless every array has a usable name of its own.
+iso_status iso__arrays_check(const iso__array *arrays, int count);
+
+// ---- Writing --------------------------------------------------------------------------------------
+
+// Writes PATH.tmp.PID, syncs it, renames it to PATH and syncs the folder. sealed: the header
+// carries a hash of itself, so that any change of it is noticed by who asks for one.
+iso_status iso__safetensors_write(const char *path, bool sealed, const iso__note *notes,
+                                  int note_count, const iso__array *arrays, int count);
+
+// ---- Reading --------------------------------------------------------------------------------------
+
+typedef struct iso__safetensors {
+    char *path;
+    FILE *file;
+    void *text; // of the header; the names of arrays and notes point into it
+    iso__header header;
+    int64_t data_bytes;
+    void *data; // NULL until loaded
+} iso__safetensors;
+
+// Opens the file and reads its header. To be closed on success only. ISO_ERR_IO, ISO_ERR_FORMAT;
+// sealed: the latter also without a seal and with a wrong one.
+iso_status iso__safetensors_open(const char *path, bool sealed, iso__safetensors *out);
+void iso__safetensors_close(iso__safetensors *self);
+// NULL: not there.
+const char *iso__safetensors_note(const iso__safetensors *self, const char *key);
+const iso__stored *iso__safetensors_find(const iso__safetensors *self, const char *name);
+// ISO_ERR_MISMATCH unless the file has exactly arrays of these names, shapes and types.
+iso_status iso__safetensors_match(const iso__safetensors *self, const iso__array *arrays,
+                                  int count);
+// Reads the data section.
+iso_status iso__safetensors_load(iso__safetensors *self);
+
+// Parses the header `text` (`length` bytes, changed: strings are decoded in place) of a file whose
+// data section has data_bytes bytes. The arrays of *out are freed with iso__free; names and notes
+// live as long as text. ISO_ERR_FORMAT, naming `path`, for anything that is not right.
+iso_status iso__safetensors_parse(const char *path, char *text, int64_t length, int64_t data_bytes,
+                                  iso__header *out);
+
+// The header begins with this where it is sealed. The hash (16 hexadecimal digits) is iso__hash of
+// the whole text with zeros in its place.
+#define ISO__SEAL_START  "{\"__metadata__\":{\"seal\":\""
+#define ISO__SEAL_DIGITS 16
+// Writes digits and a 0 behind them.
+void iso__seal_text(uint64_t hash, char text[ISO__SEAL_DIGITS + 1]);
+// Of a header that is long enough to hold one.
+uint64_t iso__seal_of(const char *text, size_t length);
 
 #endif

@@ -1,0 +1,114 @@
+// One file of saved state: a sealed safetensors file that says which set it belongs to, with a
+// checksum of every array.
+#include "optim/resume_impl.h"
+
+#include <inttypes.h>
+#include <limits.h>
+#include <string.h>
+
+#define VERSION "1"
+
+// ---- Writing ------------------------------------------------------------------------------------
+
+iso_status iso__set_hashes(const iso__array *arrays, int count, uint64_t *hash) {
+    for (int i = 0; i < count; i++) {
+        void *data;
+        ISO_TRY(iso__array_open(&arrays[i], ISO_READ, &data));
+        hash[i] = iso__hash(ISO_HASH_START, data, iso__array_bytes(&arrays[i]));
+        ISO_TRY(iso__array_close(&arrays[i]));
+    }
+    return ISO_OK;
+}
+
+iso_status iso__set_write(const char *file, const iso__set_head *head, const iso__array *arrays,
+                          int count, const uint64_t *hash) {
+    char step[24], ranks[16], rank[16], set[ISO__SEAL_DIGITS + 1];
+    void *memory;
+    ISO_TRY(iso__alloc_zero((size_t)count * ISO__SEAL_DIGITS + 1, &memory));
+    char *checksums = memory;
+    for (int i = 0; i < count; i++)
+        iso__seal_text(hash[i], checksums + (size_t)i * ISO__SEAL_DIGITS);
+    snprintf(step, sizeof(step), "%" PRId64, head->step);
+    snprintf(ranks, sizeof(ranks), "%d", head->ranks);
+    snprintf(rank, sizeof(rank), "%d", head->rank);
+    iso__seal_text(head->set, set);
+    const iso__note notes[] = {
+        {"format", "pt"},
+        {"isotherm.version", VERSION},
+        {"isotherm.step", step},
+        {"isotherm.ranks", ranks},
+        {"isotherm.rank", head->rank == ISO__SHARED_FILE ? "shared" : rank},
+        {"isotherm.own", head->own ? "yes" : "no"},
+        {"isotherm.set", set},
+        {"isotherm.checksums", checksums}, // in the order of the data
+    };
+    iso_status status = iso__safetensors_write(
+        file, true, notes, (int)(sizeof(notes) / sizeof(notes[0])), arrays, count);
+    iso__free(memory);
+    ISO_TRY(status);
+    return ISO_OK;
+}
+
+// ---- Reading ------------------------------------------------------------------------------------
+
+static const char *note(const iso__safetensors *file, const char *key) {
+    const char *value = iso__safetensors_note(file, key);
+    return value ? value : "";
+}
+
+static bool parse(const char *text, int base, uint64_t most, uint64_t *out) {
+    char *end;
+    *out = strtoull(text, &end, base);
+    return end != text && *end == 0 && *out <= most;
+}
+
+static iso_status parse_head(const iso__safetensors *file, iso__set_head *out) {
+    uint64_t step, ranks, rank = 0, set;
+    const char *who = note(file, "isotherm.rank");
+    bool shared = strcmp(who, "shared") == 0;
+    ISO_CHECK(strcmp(note(file, "isotherm.version"), VERSION) == 0, ISO_ERR_UNSUPPORTED,
+              "%s has version \"%s\" of saved state, and version " VERSION
+              " is the one that is known here",
+              file->path, note(file, "isotherm.version"));
+    ISO_CHECK(parse(note(file, "isotherm.step"), 10, INT64_MAX, &step) &&
+                  parse(note(file, "isotherm.ranks"), 10, INT_MAX, &ranks) &&
+                  (shared || parse(who, 10, INT_MAX, &rank)) &&
+                  parse(note(file, "isotherm.set"), 16, UINT64_MAX, &set),
+              ISO_ERR_FORMAT, "%s is damaged: it does not say which set it belongs to", file->path);
+    *out = (iso__set_head){.step = (int64_t)step,
+                           .ranks = (int)ranks,
+                           .rank = shared ? ISO__SHARED_FILE : (int)rank,
+                           .own = strcmp(note(file, "isotherm.own"), "yes") == 0,
+                           .set = set};
+    return ISO_OK;
+}
+
+iso_status iso__set_open(const char *path, iso__safetensors *out, iso__set_head *head) {
+    iso__safetensors file;
+    ISO_TRY(iso__safetensors_open(path, true, &file));
+    iso_status status = parse_head(&file, head);
+    if (status < 0) {
+        iso__safetensors_close(&file);
+        return iso__error_frame(status, __func__, __FILE__, __LINE__);
+    }
+    *out = file;
+    return ISO_OK;
+}
+
+iso_status iso__set_load(iso__safetensors *file) {
+    const char *checksums = note(file, "isotherm.checksums");
+    ISO_CHECK(strlen(checksums) == (size_t)file->header.count * ISO__SEAL_DIGITS, ISO_ERR_FORMAT,
+              "%s is damaged: it has not one checksum for each array", file->path);
+    ISO_TRY(iso__safetensors_load(file));
+    for (int i = 0; i < file->header.count; i++, checksums += ISO__SEAL_DIGITS) {
+        const iso__stored *stored = &file->header.stored[i];
+        char digits[ISO__SEAL_DIGITS + 1];
+        iso__seal_text(iso__hash(ISO_HASH_START, (char *)file->data + stored->begin,
+                                 (size_t)(stored->end - stored->begin)),
+                       digits);
+        ISO_CHECK(memcmp(digits, checksums, ISO__SEAL_DIGITS) == 0, ISO_ERR_FORMAT,
+                  "%s is damaged: the contents of %s do not fit their checksum", file->path,
+                  stored->name);
+    }
+    return ISO_OK;
+}

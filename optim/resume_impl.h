@@ -1,0 +1,93 @@
+// Private to optim: what a list of state holds, how optimizers add to it, and the files of a path.
+#ifndef ISO_RESUME_IMPL_H
+#define ISO_RESUME_IMPL_H
+
+#include "io/safetensors.h"
+
+#include <isotherm/resume.h>
+
+// ---- The list (resume_state.c) --------------------------------------------------------------------
+
+struct iso_state {
+    iso__array *array[2]; // of each iso_state_owner; a name and its shape are one block of memory
+    int count[2], room[2];
+    iso_state_owner owner; // of what iso__state_add adds
+    // Numbers of 8 bytes that lie scattered over modules. One entry stands for those of all ranks:
+    // a table with a row for each; `row` is this rank's.
+    void **place;
+    int64_t *table;
+    int places, place_room, row;
+};
+
+// The owner of what the functions below add from here on; ISO_STATE_SHARED at first.
+// iso_training_state sets it to ISO_STATE_OWN before it asks optimizers if ranks may differ.
+void iso__state_set_owner(iso_state *state, iso_state_owner owner);
+// As iso_state_add, with a shape and a name as printf makes it.
+iso_status iso__state_add(iso_state *state, iso_state_type type, int ndim, const int64_t *shape,
+                          void *data, const char *format, ...)
+    __attribute__((format(printf, 6, 7)));
+// One number.
+iso_status iso__state_add_f64(iso_state *state, double *number, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+iso_status iso__state_add_i64(iso_state *state, int64_t *number, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+// After loading: puts the numbers of this rank's row into their places.
+void iso__state_scatter(const iso_state *state);
+
+// ---- Files of a path (resume_folder.c) -----------------------------------------------------------------------
+
+enum { ISO__SHARED_FILE = -1, ISO__PATH_ROOM = 4400 };
+
+// A file of a path that this rank sees: PATH.step-STEP[.rank-RANK][.old][.tmp.PID].
+typedef struct iso__set_file {
+    char name[200]; // without the folder
+    int64_t step;
+    int rank; // ISO__SHARED_FILE
+    bool old; // of a set that stood under the same step
+    long pid; // of who was writing it; 0: a finished file
+} iso__set_file;
+
+// ISO_ERR_ARG for a path that is empty, ends in '/', or is too long.
+iso_status iso__set_path_check(const char *path);
+// PATH.step-STEP for ISO__SHARED_FILE, else PATH.step-STEP.rank-RANK, and `suffix`.
+void iso__set_path(const char *path, int64_t step, int rank, const char *suffix,
+                   char text[ISO__PATH_ROOM]);
+// All of them; free with iso__free. ISO_ERR_IO: the folder cannot be read.
+iso_status iso__set_list(const char *path, iso__set_file **out, int *count);
+// Removes the file from the folder of path; failing is a warning.
+void iso__set_remove(const char *path, const iso__set_file *file);
+// The distinct steps of shared files (all: of any finished file), highest first; free with
+// iso__free.
+iso_status iso__set_steps(const iso__set_file *files, int count, bool all, int64_t **out,
+                          int *step_count);
+
+// ---- One file (resume_file.c) ---------------------------------------------------------------------
+
+// What a file says of its set.
+typedef struct iso__set_head {
+    int64_t step;
+    int ranks, rank; // rank: ISO__SHARED_FILE
+    bool own;        // the set has a file of every rank
+    uint64_t set;    // a number that the files of one set have in common, and no others
+} iso__set_head;
+
+// hash[i]: of the contents of arrays[i].
+iso_status iso__set_hashes(const iso__array *arrays, int count, uint64_t *hash);
+iso_status iso__set_write(const char *file, const iso__set_head *head, const iso__array *arrays,
+                          int count, const uint64_t *hash);
+// Opens the file, whose header is sound then. To be closed on success only.
+iso_status iso__set_open(const char *file, iso__safetensors *out, iso__set_head *head);
+// Reads the data and compares them with their checksums: ISO_ERR_FORMAT.
+iso_status iso__set_load(iso__safetensors *file);
+
+// ---- All ranks ------------------------------------------------------------------------------------
+
+// resume_match.c. Collective. ISO_ERR_MISMATCH, naming the entry, unless every rank lists the same
+// shared entries for the same step and, where hash is given, with the same contents.
+iso_status iso__state_match(iso_comm *comm, const iso_state *state, int64_t step,
+                            const uint64_t *hash);
+// resume_tidy.c. Collective. saved NULL: removes what is no set, before one is saved. Else removes
+// all sets but this one, which is complete, and the one before it.
+iso_status iso__set_tidy(iso_comm *comm, const char *path, const iso__set_head *saved);
+
+#endif

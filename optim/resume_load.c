@@ -1,0 +1,206 @@
+// Loads the newest set of files that is whole and sound on every rank.
+#include "optim/resume_impl.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+typedef struct load {
+    iso_comm *comm;
+    const char *path;
+    const iso_state *state;
+    bool own;     // whether any rank has own entries
+    int64_t step; // of the set that is tried
+    iso__set_head head;
+    iso__safetensors file[2]; // of each iso_state_owner; shared: on rank 0
+    int64_t *begin;           // of each shared entry, in the data of its file
+    void *data;               // of the shared file, on other ranks than 0
+} load;
+
+static void forget(load *l) {
+    for (int k = 0; k < 2; k++) iso__safetensors_close(&l->file[k]);
+    iso__free(l->begin);
+    iso__free(l->data);
+    l->begin = NULL;
+    l->data = NULL;
+}
+
+// ---- One file -----------------------------------------------------------------------------------
+
+static iso_status check_head(const load *l, const iso__safetensors *file, const iso__set_head *head,
+                             int rank) {
+    int ranks = iso_comm_size(l->comm);
+    ISO_CHECK(head->step == l->step && head->rank == rank, ISO_ERR_FORMAT,
+              "%s is not what its name says: it was saved under another one", file->path);
+    ISO_CHECK(head->ranks == ranks, ISO_ERR_MISMATCH,
+              "%s was saved by %d ranks and this run has %d: resume with as many", file->path,
+              head->ranks, ranks);
+    ISO_CHECK(head->own == l->own, ISO_ERR_MISMATCH,
+              "%s was saved by another kind of training: ranks have entries of their own %s",
+              file->path, l->own ? "here but not there" : "there but not here");
+    return ISO_OK;
+}
+
+// Reads and checks everything that can be wrong with a file.
+static iso_status read_file(load *l, const char *name, iso_state_owner owner) {
+    iso__safetensors *file = &l->file[owner];
+    bool shared = owner == ISO_STATE_SHARED;
+    iso__set_head head;
+    ISO_TRY(iso__set_open(name, file, &head));
+    ISO_TRY(check_head(l, file, &head, shared ? ISO__SHARED_FILE : iso_comm_rank(l->comm)));
+    ISO_CHECK(shared || head.set == l->head.set, ISO_ERR_FORMAT,
+              "%s does not belong to the set of step %" PRId64 " but to another of that step", name,
+              l->step);
+    ISO_TRY(iso__safetensors_match(file, l->state->array[owner], l->state->count[owner]));
+    ISO_TRY(iso__set_load(file));
+    if (shared) l->head = head;
+    return ISO_OK;
+}
+
+static iso_status read_shared(load *l) {
+    char name[ISO__PATH_ROOM];
+    iso__set_path(l->path, l->step, ISO__SHARED_FILE, "", name);
+    return read_file(l, name, ISO_STATE_SHARED);
+}
+
+// A run that was stopped while it saved this step again may have put the file aside.
+static iso_status read_own(load *l) {
+    char name[ISO__PATH_ROOM], aside[ISO__PATH_ROOM];
+    int rank = iso_comm_rank(l->comm);
+    iso__safetensors old;
+    iso__set_head head;
+    iso__set_path(l->path, l->step, rank, "", name);
+    iso__set_path(l->path, l->step, rank, ".old", aside);
+    if (iso__set_open(aside, &old, &head) >= 0) {
+        iso__safetensors_close(&old);
+        if (head.set == l->head.set) return read_file(l, aside, ISO_STATE_OWN);
+    }
+    return read_file(l, name, ISO_STATE_OWN);
+}
+
+// ---- One set ------------------------------------------------------------------------------------
+
+// The same on every rank: OK; PENDING: the set is damaged or not whole, as the last error says; or
+// an error.
+static iso_status verdict(iso_comm *comm, iso_status mine) {
+    int64_t grade = mine >= 0 ? 0 : mine == ISO_ERR_FORMAT || mine == ISO_ERR_IO ? 1 : 2;
+    int64_t worst = grade;
+    ISO_TRY(iso_comm_allreduce_i64(comm, &worst, 1, ISO_MAX));
+    iso_status status = iso_comm_agree(comm, grade == worst ? mine : ISO_OK);
+    if (worst == 1 && (status == ISO_ERR_FORMAT || status == ISO_ERR_IO)) return ISO_PENDING;
+    return status;
+}
+
+static iso_status alloc_shared(load *l, int64_t bytes) {
+    void *memory;
+    ISO_TRY(iso__alloc((size_t)l->state->count[ISO_STATE_SHARED] * sizeof(int64_t), &memory));
+    l->begin = memory;
+    if (iso_comm_rank(l->comm) != 0) ISO_TRY(iso__alloc((size_t)bytes, &l->data));
+    return ISO_OK;
+}
+
+// Rank 0 sends what it has read to all.
+static iso_status share(load *l) {
+    int count = l->state->count[ISO_STATE_SHARED];
+    const iso__safetensors *file = &l->file[ISO_STATE_SHARED];
+    bool root = iso_comm_rank(l->comm) == 0;
+    int64_t bytes = file->data_bytes;
+    ISO_TRY(iso_comm_bcast(l->comm, &bytes, sizeof(bytes), 0));
+    ISO_TRY(iso_comm_agree(l->comm, alloc_shared(l, bytes)));
+    for (int i = 0; root && i < count; i++)
+        l->begin[i] = iso__safetensors_find(file, l->state->array[ISO_STATE_SHARED][i].name)->begin;
+    ISO_TRY(iso_comm_bcast(l->comm, l->begin, (size_t)count * sizeof(int64_t), 0));
+    ISO_TRY(iso_comm_bcast(l->comm, root ? file->data : l->data, (size_t)bytes, 0));
+    return ISO_OK;
+}
+
+static iso_status try_set(load *l) {
+    bool root = iso_comm_rank(l->comm) == 0;
+    iso_status status = verdict(l->comm, root ? read_shared(l) : ISO_OK);
+    if (status != ISO_OK) return status;
+    ISO_TRY(iso_comm_bcast(l->comm, &l->head, sizeof(l->head), 0));
+    status = verdict(l->comm, l->own ? read_own(l) : ISO_OK);
+    if (status != ISO_OK) return status;
+    ISO_TRY(share(l));
+    return ISO_OK;
+}
+
+static iso_status place(const iso__array *array, const void *from) {
+    void *to;
+    ISO_TRY(iso__array_open(array, ISO_WRITE, &to));
+    memcpy(to, from, iso__array_bytes(array));
+    ISO_TRY(iso__array_close(array));
+    return ISO_OK;
+}
+
+static iso_status place_all(const load *l) {
+    const iso__safetensors *own = &l->file[ISO_STATE_OWN];
+    bool root = iso_comm_rank(l->comm) == 0;
+    const char *data = root ? l->file[ISO_STATE_SHARED].data : l->data;
+    for (int i = 0; i < l->state->count[ISO_STATE_SHARED]; i++)
+        ISO_TRY(place(&l->state->array[ISO_STATE_SHARED][i], data + l->begin[i]));
+    for (int i = 0; i < l->state->count[ISO_STATE_OWN]; i++) {
+        const iso__array *array = &l->state->array[ISO_STATE_OWN][i];
+        ISO_TRY(place(array, (char *)own->data + iso__safetensors_find(own, array->name)->begin));
+    }
+    iso__state_scatter(l->state);
+    return ISO_OK;
+}
+
+// ---- The newest set -----------------------------------------------------------------------------
+
+// On rank 0: the steps of all sets, whole or not, newest first.
+static iso_status list_steps(const char *path, int64_t **out, int *count) {
+    iso__set_file *files = NULL;
+    int file_count = 0;
+    ISO_TRY(iso__set_path_check(path));
+    ISO_TRY(iso__set_list(path, &files, &file_count));
+    iso_status status = iso__set_steps(files, file_count, true, out, count);
+    iso__free(files);
+    ISO_TRY(status);
+    ISO_CHECK(*count > 0, ISO_ERR_IO, "there is no saved state %s.step-*", path);
+    return ISO_OK;
+}
+
+// Step number i of rank 0's list.
+static iso_status try_step(load *l, const int64_t *steps, int i) {
+    if (iso_comm_rank(l->comm) == 0) l->step = steps[i];
+    ISO_TRY(iso_comm_bcast(l->comm, &l->step, sizeof(l->step), 0));
+    forget(l);
+    return try_set(l);
+}
+
+static iso_status load_newest(load *l, const int64_t *steps, int count) {
+    char reason[sizeof(((iso_error *)0)->message)] = "";
+    for (int i = 0; i < count; i++) {
+        iso_status status = try_step(l, steps, i);
+        if (status == ISO_OK) return place_all(l);
+        ISO_TRY(status);
+        const char *message = iso_last_error()->message;
+        if (iso_comm_rank(l->comm) == 0)
+            iso__log(ISO_LOG_WARN, "the saved state of step %" PRId64 " is passed over: %s",
+                     l->step, message);
+        if (i == 0) memcpy(reason, message, sizeof(reason));
+    }
+    return ISO_FAIL(ISO_ERR_IO,
+                    "no saved state %s.step-* is whole and sound, of the newest: %.300s", l->path,
+                    reason);
+}
+
+iso_status iso_resume_load(iso_comm *comm, const char *path, const iso_state *state,
+                           int64_t *step) {
+    load l = {.comm = comm, .path = path, .state = state};
+    int64_t *steps = NULL, own = state->count[ISO_STATE_OWN] > 0;
+    int count = 0;
+    ISO_TRY(iso__state_match(comm, state, 0, NULL));
+    ISO_TRY(iso_comm_allreduce_i64(comm, &own, 1, ISO_MAX));
+    l.own = own != 0;
+    iso_status status =
+        iso_comm_agree(comm, iso_comm_rank(comm) == 0 ? list_steps(path, &steps, &count) : ISO_OK);
+    if (status >= 0) status = iso_comm_bcast(comm, &count, sizeof(count), 0);
+    if (status >= 0) status = load_newest(&l, steps, count);
+    forget(&l);
+    iso__free(steps);
+    ISO_TRY(status);
+    *step = l.step;
+    return ISO_OK;
+}

@@ -1,0 +1,195 @@
+// Writes named arrays as a safetensors file: under its name stands the old file or the whole new
+// one.
+#include "io/safetensors.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdarg.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
+               "safetensors data are little-endian, written as they are");
+
+// ---- The header ---------------------------------------------------------------------------------
+
+// Text that grows. Appending after a failure does nothing, so that only the end must be checked.
+typedef struct text {
+    void *data;
+    size_t used, room;
+    iso_status status;
+} text;
+
+static void append(text *to, const char *from, size_t bytes) {
+    if (to->status < 0) return;
+    if (to->room - to->used < bytes) {
+        size_t larger = 2 * to->room + bytes + 256;
+        to->status = iso__realloc(&to->data, to->used, larger);
+        if (to->status < 0) return;
+        to->room = larger;
+    }
+    memcpy((char *)to->data + to->used, from, bytes);
+    to->used += bytes;
+}
+
+static void append_string(text *to, const char *from) {
+    append(to, "\"", 1);
+    for (; *from; from++) {
+        char escape[8];
+        int n = snprintf(escape, sizeof(escape), (unsigned char)*from < 0x20 ? "\\u%04x" : "\\%c",
+                         *from);
+        bool special = (unsigned char)*from < 0x20 || *from == '"' || *from == '\\';
+        append(to, special ? escape : from, special ? (size_t)n : 1);
+    }
+    append(to, "\"", 1);
+}
+
+__attribute__((format(printf, 2, 3))) static void append_format(text *to, const char *format, ...) {
+    char piece[128];
+    va_list args;
+    va_start(args, format);
+    int n = vsnprintf(piece, sizeof(piece), format, args);
+    va_end(args);
+    append(to, piece, (size_t)n);
+}
+
+static void append_notes(text *to, bool sealed, const iso__note *notes, int count) {
+    static const char seal[] = ISO__SEAL_START "0000000000000000\"";
+    static const char start[] = "{\"__metadata__\":{";
+    append(to, sealed ? seal : start, sealed ? sizeof(seal) - 1 : sizeof(start) - 1);
+    for (int i = 0; i < count; i++) {
+        if (sealed || i > 0) append(to, ",", 1);
+        append_string(to, notes[i].key);
+        append(to, ":", 1);
+        append_string(to, notes[i].value);
+    }
+    append(to, "}", 1);
+}
+
+static void append_array(text *to, const iso__array *array, size_t begin) {
+    append(to, ",", 1);
+    append_string(to, array->name);
+    append_format(to, ":{\"dtype\":\"%s\",\"shape\":[", array->dtype);
+    for (int d = 0; d < array->ndim; d++)
+        append_format(to, d ? ",%" PRId64 : "%" PRId64, array->shape[d]);
+    append_format(to, "],\"data_offsets\":[%zu,%zu]}", begin, begin + iso__array_bytes(array));
+}
+
+// Where the seal stands behind the length of the header.
+static void put_seal(char *header, size_t length) {
+    char digits[ISO__SEAL_DIGITS + 1];
+    iso__seal_text(iso__seal_of(header, length), digits);
+    memcpy(header + strlen(ISO__SEAL_START), digits, ISO__SEAL_DIGITS);
+}
+
+static iso_status make_header(bool sealed, const iso__note *notes, int note_count,
+                              const iso__array *arrays, int count, text *to) {
+    char length[ISO__SAFETENSORS_PREFIX] = {0};
+    size_t begin = 0;
+    append(to, length, ISO__SAFETENSORS_PREFIX);
+    append_notes(to, sealed, notes, note_count);
+    for (int i = 0; i < count; i++) {
+        append_array(to, &arrays[i], begin);
+        begin += iso__array_bytes(&arrays[i]);
+    }
+    append(to, "}", 1);
+    append(to, "        ",
+           (ISO__SAFETENSORS_PREFIX - to->used % ISO__SAFETENSORS_PREFIX) %
+               ISO__SAFETENSORS_PREFIX); // so that the data are aligned
+    ISO_TRY(to->status);
+    size_t bytes = to->used - ISO__SAFETENSORS_PREFIX;
+    for (int b = 0; b < ISO__SAFETENSORS_PREFIX; b++)
+        ((uint8_t *)to->data)[b] = (uint8_t)((uint64_t)bytes >> 8 * b);
+    if (sealed) put_seal((char *)to->data + ISO__SAFETENSORS_PREFIX, bytes);
+    return ISO_OK;
+}
+
+// ---- The file -----------------------------------------------------------------------------------
+
+static iso_status write_all(int file, const char *path, const void *data, size_t bytes) {
+    const char *from = data;
+    while (bytes > 0) {
+        ssize_t n = write(file, from, bytes);
+        if (n < 0 && errno == EINTR) continue;
+        ISO_CHECK(n >= 0, ISO_ERR_IO, "cannot write checkpoint %s: %s", path, strerror(errno));
+        from += n;
+        bytes -= (size_t)n;
+    }
+    return ISO_OK;
+}
+
+static iso_status write_array(int file, const char *path, const iso__array *array) {
+    void *data;
+    ISO_TRY(iso__array_open(array, ISO_READ, &data));
+    iso_status status = write_all(file, path, data, iso__array_bytes(array));
+    if (status < 0) { // its message, not that of closing, is the one to keep
+        iso__array_close(array);
+        return status;
+    }
+    ISO_TRY(iso__array_close(array));
+    return ISO_OK;
+}
+
+// Makes the rename last: the folder is a file too. File systems that cannot sync folders say
+// EINVAL.
+static iso_status sync_folder(const char *path) {
+    char *folder;
+    ISO_TRY(iso__strdup(path, &folder));
+    char *slash = strrchr(folder, '/');
+    if (slash) slash[slash == folder] = 0;
+    int file = open(slash ? folder : ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    bool bad = file < 0 || (fsync(file) != 0 && errno != EINVAL);
+    int error = errno;
+    if (file >= 0) close(file);
+    iso__free(folder);
+    ISO_CHECK(!bad, ISO_ERR_IO, "cannot sync the folder of checkpoint %s: %s", path,
+              strerror(error));
+    return ISO_OK;
+}
+
+static iso_status write_file(const char *temporary, const char *path, const text *header,
+                             const iso__array *arrays, int count) {
+    iso_status status;
+    int file = open(temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    ISO_CHECK(file >= 0, ISO_ERR_IO, "cannot create %s for checkpoint %s: %s", temporary, path,
+              strerror(errno));
+    ISO_TRY_GOTO(write_all(file, path, header->data, header->used));
+    for (int i = 0; i < count; i++) ISO_TRY_GOTO(write_array(file, path, &arrays[i]));
+    ISO_CHECK_GOTO(fsync(file) == 0, ISO_ERR_IO, "cannot write checkpoint %s: %s", path,
+                   strerror(errno));
+    int closed = close(file);
+    file = -1;
+    ISO_CHECK_GOTO(closed == 0, ISO_ERR_IO, "cannot write checkpoint %s: %s", path,
+                   strerror(errno));
+    ISO_CHECK_GOTO(rename(temporary, path) == 0, ISO_ERR_IO, "cannot rename %s to %s: %s",
+                   temporary, path, strerror(errno));
+    return ISO_OK;
+fail:
+    if (file >= 0) close(file);
+    unlink(temporary);
+    return status;
+}
+
+iso_status iso__safetensors_write(const char *path, bool sealed, const iso__note *notes,
+                                  int note_count, const iso__array *arrays, int count) {
+    iso_status status;
+    struct stat info;
+    text header = {0}, temporary = {0};
+    ISO_TRY(iso__arrays_check(arrays, count));
+    ISO_CHECK(stat(path, &info) != 0 || S_ISREG(info.st_mode), ISO_ERR_IO,
+              "cannot write checkpoint %s: there is something of that name that is no file", path);
+    append(&temporary, path, strlen(path));
+    append_format(&temporary, ".tmp.%ld", (long)getpid());
+    append(&temporary, "", 1);
+    ISO_TRY_GOTO(temporary.status);
+    ISO_TRY_GOTO(make_header(sealed, notes, note_count, arrays, count, &header));
+    ISO_TRY_GOTO(write_file(temporary.data, path, &header, arrays, count));
+    ISO_TRY_GOTO(sync_folder(path));
+    status = ISO_OK;
+fail:
+    iso__free(header.data);
+    iso__free(temporary.data);
+    return status;
+}
