@@ -28,35 +28,49 @@ typedef struct iso__action {
 #define ISO__ALL_GROUPS -1
 enum { ISO__PLAN_ACTIONS = 6 };
 
-// What to do after a batch, in this order, and how far the gradients of the next batch reach.
+// What to do after a batch, in this order, and how far the gradients of the next batch reach. HeAT
+// packs a new exchange before it merges the last one, so in its plans SEND may stand before the
+// MERGE of the earlier exchange. In ours SEND always stands behind it.
 typedef struct iso__sync_plan {
     int count;
     iso__action action[ISO__PLAN_ACTIONS];
     iso_scope next;
 } iso__sync_plan;
 
+// ISO_ERR_ARG naming a daso option that is below `least`.
+iso_status iso__daso_at_least(const char *option, int64_t value, int64_t least);
+// The detector of HeAT's DASO: min, rel, patience 2. threshold: checked.
+void iso__plateau_of_loss(iso_plateau *plateau, double threshold);
+
 // ---- HeAT's DASO (daso_heat_schedule.c) -----------------------------------------------------------
 // From facts about heat/optim/dp_optimizer.py at 660efece; see iso_daso_heat_config for what
-// differs on purpose.
+// differs on purpose. Three states (global_skip, local_skip, batches_to_wait) are settled here:
+// cycling begins with (4, 1, 1) as in HeAT, but with no more than max_global_skips instead of 4;
+// max_global_skips 0 counts as 1; local_skip is never 0 while cycling (HeAT divides by it). Where
+// max_global_skips < local_skip_factor, starting again from the maximum gives wait 0, as in HeAT: a
+// full average every global_skip batches. Cycling also begins when epoch_loss was not called right
+// at the end of the warm-up.
 
 typedef struct iso__heat_schedule {
     iso_daso_heat_config config;
     int groups; // leader groups that take turns
     int64_t epoch, batch;
-    int64_t global_skip, local_skip, batches_to_wait;
-    int send_group; // of the next send
-    bool pending;   // an exchange is under way
-    int pending_group;
+    int64_t global_skip, local_skip, batches_to_wait; // 0, 0, 0: full average after every batch
+    int send_group;                                   // of the next send
+    bool pending;                                     // an exchange is under way
+    int pending_group;      // of the last send, merged or not; -1 after a full average
     int64_t pending_batch;  // batch of its send
-    int64_t pending_weight; // batches_to_wait stored with it
+    int64_t pending_weight; // batches_to_wait stored with it, cut off at the end of the epoch
     bool local_sync;        // gradients of the next backward are averaged in the node
     iso_plateau plateau;
 } iso__heat_schedule;
 
 // The checks of HeAT's constructor: ISO_ERR_ARG names the option, its value and the rule.
 iso_status iso__heat_config_check(const iso_daso_heat_config *config);
+// groups >= 1. The first batch has local_sync on.
 void iso__heat_schedule_init(iso__heat_schedule *s, const iso_daso_heat_config *config, int groups);
 // After a batch: advances batch (and epoch after last_batch). ISO_ERR_STATE without last_batch.
+// config.last_batch may be changed between steps.
 iso_status iso__heat_schedule_step(iso__heat_schedule *s, iso__sync_plan *out);
 // epoch_loss_logic with a loss already averaged over all ranks. Returns whether anything changed;
 // reason then says why, in one line.
@@ -72,42 +86,69 @@ typedef struct iso__daso_schedule {
     int64_t total, warmup, cooldown; // steps
     int64_t step;                    // finished updates
     iso__phase phase;                // of the next step
+    int64_t max_skip;                // what no skip and wait exceeds
     int64_t global_skip, local_skip, batches_to_wait; // in force; wait -1: not yet measured
-    bool measure; // batches_to_wait is to be measured when cycling begins
-    int64_t next_send;
+    bool measure;                  // batches_to_wait is to be measured when cycling begins
+    int64_t measure_at, next_send; // steps
+    int64_t interval_local_skip;   // local_skip of the steps up to next_send
     bool pending;
     int64_t pending_step, pending_wait; // of the send; the age at which it is merged
 } iso__daso_schedule;
 
-// Phases in steps from the config's shares (rounded up; cool-down gives way where the two overlap).
+// ISO_ERR_ARG names the option, its value and the rule.
 iso_status iso__daso_config_check(const iso_daso_config *config);
+// Phases in steps from the config's shares (rounded up; cool-down gives way where the two overlap).
+void iso__daso_phases(const iso_daso_config *config, int64_t *warmup, int64_t *cooldown);
 void iso__daso_schedule_init(iso__daso_schedule *s, const iso_daso_config *config);
 // After a step. WARMUP: no actions, next = WORLD. At its end MEASURE (if wanted), then cycling:
 // SEND every global_skip steps counted from its begin, preceded by NODE_AVERAGE where local_skip >
 // 1; MERGE batches_to_wait later, at that age exactly, at the latest right before the next SEND;
 // batches_to_wait 0: SEND and FULL in one plan. At the end of cycling what is pending is merged,
-// then FULL with state; COOLDOWN: next = WORLD. After the last step: FULL unless a cool-down kept
-// the replicas equal. With local_skip > 1 only every local_skip-th cycling step (and the one before
-// a SEND) has gradients averaged in the node: next is NODE before those and RANK before the others.
+// then FULL, with state where a cool-down follows; COOLDOWN: next = WORLD. After the last step:
+// FULL unless a cool-down kept the replicas equal. With local_skip > 1 only every local_skip-th
+// cycling step (and the one before a SEND or the last FULL) has gradients averaged in the node:
+// next is NODE before those and RANK before the others; NODE_AVERAGE precedes the last FULL too.
+// A wait is counted in steps, whose time one or no step of warm-up does not tell: MEASURE is then
+// one step before the first SEND, and that is after the third step at the earliest.
+// Further steps have no actions and next = WORLD.
 void iso__daso_schedule_step(iso__daso_schedule *s, iso__sync_plan *out);
-// Takes effect at the next SEND; skip is raised to the wait where it is smaller.
+// How far the gradients of the next step reach: `next` of the last plan, and of the first step.
+iso_scope iso__daso_schedule_scope(const iso__daso_schedule *s);
+// Takes effect at the next SEND; skip is raised to the wait where it is smaller, and none exceeds
+// the largest of the config's global_skip, max_global_skip and batches_to_wait. A negative wait
+// leaves the wait as it is.
 void iso__daso_schedule_set(iso__daso_schedule *s, const iso_daso_decision *decision);
 // The wait for an exchange of exchange_ms and steps of step_ms: phases are taken up between steps,
-// so each of the three rounds up to the next.
+// so each of the three costs up to a step more (the verdict behind them is short). At least 1; 1
+// where one of the two is not known.
 int64_t iso__daso_wait_for(double exchange_ms, double step_ms);
 
 // ---- Policies (daso_policy.c) ---------------------------------------------------------------------
 // What the config names decides from what was observed; *out holds the decision in force and is
 // changed where the policy wants another, with its reason. Returns whether it was changed.
+//
+// plateau: on a plateau of the epoch loss, while cycling, skip is halved and the wait shrinks by 1
+// (to 1, not below); at skip 1 they start again from max_global_skip and a quarter of it (HeAT's
+// skip_reduction_factor 2 and local_skip_factor 4). A wait of 0, or one that was measured, stays,
+// and skip does not fall below it. local_skip is halved along and starts again from the config's:
+// gradients are skipped in the node only where that was asked for.
+//
+// adaptive: exchange_ms and step_ms are smoothed exponentially, a new value weighs 0.3. The wait
+// follows iso__daso_wait_for: up at once, down when it is more than 1 + wait / 8 too long; a wait
+// of 0 stays. Skip is at least the wait. Above max_divergence it shrinks in proportion, to where
+// 0.8 of the bound is expected; below half of the bound it grows by a half. What is observed of
+// divergence lags: the 3 syncs after a change of skip still tell of the skip before, and then 2 are
+// averaged before the next change.
 
 typedef struct iso__policy_state {
     iso_plateau plateau;                     // plateau: of the epoch loss
     double exchange_ms, step_ms, divergence; // adaptive: smoothed
-    int64_t observed;
+    int64_t observed;                        // divergences since skip changed
+    int64_t settling;                        // syncs that still tell of the skip before
 } iso__policy_state;
 
 void iso__policy_init(iso__policy_state *s, const iso_daso_config *config);
-// kind: ISO_OBSERVED_EPOCH or ISO_OBSERVED_SYNC.
+// kind: ISO_OBSERVED_EPOCH or ISO_OBSERVED_SYNC. A divergence or time of 0 is not known.
 bool iso__policy_decide(iso__policy_state *s, const iso_daso_config *config,
                         const iso_daso_observation *observed, iso_daso_decision *out);
 

@@ -51,7 +51,9 @@ typedef struct iso_daso_stats {
     double wait_ms, work_ms;     // of this rank, total: waiting; converting, summing and merging
     double last_wait_ms;         // of the last sync
     double exchange_ms, step_ms; // last measured, largest over ranks; 0: not yet
-    double divergence; // of the last sync: |x_rank - mean| / |mean| at the send, largest over ranks
+    // |x_rank - mean| / |mean| at a send, largest over ranks. It travels with the next send, so it
+    // is of the sync before the last; 0: not yet.
+    double divergence;
     int64_t bytes_sent, bytes_between_nodes; // payload of this rank, gradients not counted
     char reason[128];                        // of the last change of skip and wait
 } iso_daso_stats;
@@ -64,16 +66,17 @@ iso_status iso_daso_epoch_loss(iso_optimizer *daso, double loss, bool globally_a
 // Drops what is under way and gives every rank the mean over all ranks: call it after the last
 // step.
 iso_status iso_daso_finish(iso_optimizer *daso);
-// Back to the first epoch and batch: plateau, skips, waits and what is under way are forgotten.
+// Back to the first epoch and batch: plateau, skips, waits and what is under way are forgotten, and
+// all ranks get the mean of parameters and optimizer state.
 iso_status iso_daso_reset(iso_optimizer *daso);
 
 // ---- HeAT's DASO ----------------------------------------------------------------------------------
 
-// HeAT's constructor arguments with HeAT's names and defaults. What it does wrong is not done here:
-// frozen parameters are left out, chunks may cut parameters anywhere, warm-up 0 begins to cycle
-// after the first epoch, batches_to_wait never falls below 0, a global_skip that would become 0 is
-// 1, and any number of ranks per node from 1 on works, also unequal ones (nodes then weigh by their
-// ranks).
+// HeAT's constructor arguments with HeAT's names and defaults. After the warm-up global_skip is 4,
+// as there, but not above max_global_skips. What it does wrong is not done here: frozen parameters
+// are left out, chunks may cut parameters anywhere, warm-up 0 begins to cycle after the first
+// epoch, batches_to_wait never falls below 0, a global_skip that would become 0 is 1, and any
+// number of ranks per node from 1 on works, also unequal ones (nodes then weigh by their ranks).
 typedef struct iso_daso_heat_config {
     int64_t total_epochs;          // required, > 0
     int64_t warmup_epochs;         // blocking full average after every batch

@@ -86,6 +86,9 @@ typedef struct iso_reducer_stats {
     long long steps; // step() calls
     int bucket_count;
     size_t bytes_per_step; // payload of one exchange of all buckets
+    // Payload of all exchanges so far, over all ranks and over the ranks of a node; an all-reduce
+    // over P ranks sends 2 (P - 1) / P of it from each.
+    long long bytes_world, bytes_node;
     double wait_ms;     // total time the program stood in waits (lazy) or in exchanges (blocking)
     double exchange_ms; // total of issue-to-completion over buckets, as seen by this rank
 } iso_reducer_stats;

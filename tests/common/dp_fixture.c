@@ -44,8 +44,10 @@ trainer_config trainer_default(void) {
 iso_status trainer_create(trainer *t, iso_comm *comm, const trainer_config *config) {
     iso_module *net;
     iso_optimizer *inner;
-    iso_data_parallel_config dp = {.sync = config->sync, .bucket_mb = config->bucket_mb};
+    iso_data_parallel_config dp = {
+        .sync = config->sync, .bucket_mb = config->bucket_mb, .scope = config->scope};
     *t = (trainer){.comm = comm, .batch_rows = config->rows / iso_comm_size(comm)};
+    t->first_row = config->first_row + t->batch_rows * iso_comm_rank(comm);
     ISO_TRY(iso_device_create("cpu", &t->device));
     ISO_TRY((config->build ? config->build : build_small_cnn)(t->device, config->dropout, &net));
     ISO_TRY(iso_data_parallel_create_take(net, comm, &dp, &t->model));
@@ -67,7 +69,7 @@ void trainer_destroy(trainer *t) {
 
 // Row r of global batch `step` is the same whichever rank holds it; its label is a property of the
 // picture, so that there is something to learn.
-static void fill_row(float *x, int step, int64_t row, int32_t *label) {
+void trainer_row(float *x, int step, int64_t row, int32_t *label) {
     iso__philox_key key = iso__philox_key_make(3, ISO_RNG_TEST, (uint64_t)step);
     *label = (int32_t)((row * 7 + step) % TRAINER_CLASSES);
     for (uint32_t i = 0; i < TRAINER_CHANNELS * TRAINER_SIZE * TRAINER_SIZE; i++) {
@@ -79,11 +81,10 @@ static void fill_row(float *x, int step, int64_t row, int32_t *label) {
 
 iso_status trainer_forward(trainer *t, int step, iso_tensor **out) {
     void *data;
-    int64_t first = t->batch_rows * iso_comm_rank(t->comm),
-            pixels = TRAINER_CHANNELS * TRAINER_SIZE * TRAINER_SIZE;
+    int64_t pixels = TRAINER_CHANNELS * TRAINER_SIZE * TRAINER_SIZE;
     ISO_TRY(iso_tensor_map(t->batch, ISO_WRITE, &data));
     for (int64_t r = 0; r < t->batch_rows; r++)
-        fill_row((float *)data + r * pixels, step, first + r, &t->labels[r]);
+        trainer_row((float *)data + r * pixels, step, t->first_row + r, &t->labels[r]);
     ISO_TRY(iso_tensor_unmap(t->batch));
     return iso_module_forward(t->model, t->batch, out);
 }

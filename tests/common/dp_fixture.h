@@ -14,7 +14,7 @@ typedef struct trainer {
     iso_loss *loss;
     iso_tensor *batch;
     int32_t labels[64];
-    int64_t batch_rows;
+    int64_t batch_rows, first_row;
 } trainer;
 
 typedef struct trainer_config {
@@ -26,6 +26,8 @@ typedef struct trainer_config {
     // Builds something else than the small CNN; NULL: the small CNN.
     iso_status (*build)(iso_device *device, bool dropout, iso_module **out);
     int64_t rows; // of the global batch, divisible by the ranks
+    int64_t first_row; // of this communicator's part in a batch that goes beyond it
+    iso_scope scope;
 } trainer_config;
 
 enum { TRAINER_CHANNELS = 2, TRAINER_SIZE = 10, TRAINER_CLASSES = 5 };
@@ -40,6 +42,9 @@ void trainer_destroy(trainer *t);
 // One step on this rank's part of global batch `step`: zero_grad, forward, loss, backward, step.
 iso_status trainer_step(trainer *t, int step, double *loss);
 iso_status trainer_forward(trainer *t, int step, iso_tensor **out);
+// Row `row` of global batch `step`: TRAINER_CHANNELS x TRAINER_SIZE x TRAINER_SIZE numbers and their
+// label.
+void trainer_row(float *x, int step, int64_t row, int32_t *label);
 iso_status trainer_hash(trainer *t,
                         uint64_t *hash); // completes pending updates; fails if ranks differ
 // Steps 0 to steps - 1.

@@ -8,3 +8,7 @@ tests_common_libiso_testcommon_la_SOURCES += tests/common/nn_fixture.c tests/com
 tests_common_libiso_testcommon_la_SOURCES += tests/common/dp_fixture.c tests/common/dp_fixture.h
 tests_common_libiso_testcommon_la_SOURCES += tests/common/oracle.c tests/common/oracle.h
 tests_common_libiso_testcommon_la_SOURCES += tests/common/scratch.c tests/common/scratch.h
+tests_common_libiso_testcommon_la_SOURCES += tests/common/daso_fixture.c tests/common/daso_fixture.h
+tests_common_libiso_testcommon_la_SOURCES += tests/common/daso_model.c tests/common/daso_model.h
+tests_common_libiso_testcommon_la_SOURCES += tests/common/resume_fixture.c tests/common/resume_fixture.h
+tests_common_libiso_testcommon_la_SOURCES += tests/common/average_fixture.c tests/common/average_fixture.h

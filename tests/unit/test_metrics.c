@@ -142,7 +142,69 @@ Test(json_log, reports_a_full_disk_when_closed) {
     cr_assert(strstr(iso_last_error()->message, "No space left"), "%s", iso_last_error()->message);
 }
 
+// ---- Going on with a log ------------------------------------------------------------------------
+
+static iso_status append_log(iso_json_log **log) {
+    return iso_json_log_append(scratch_path("log"), log);
+}
+
+// Appends one event and returns what is in the file then.
+static void expect_appended(const char *before, const char *after) {
+    iso_json_log *log = NULL;
+    if (before) scratch_write("log", before, strlen(before));
+    cr_assert_eq(append_log(&log), ISO_OK, "%s", iso_last_error()->message);
+    iso_json_begin(log, "resume");
+    iso_json_end(log);
+    cr_assert_eq(iso_json_log_close(&log), ISO_OK);
+    expect_text(after);
+}
+
+Test(json_log, goes_on_behind_what_is_there) {
+    expect_appended(NULL, "{\"event\":\"resume\"}\n");
+    expect_appended("", "{\"event\":\"resume\"}\n");
+    expect_appended("{\"event\":\"a\"}\n", "{\"event\":\"a\"}\n{\"event\":\"resume\"}\n");
+}
+
+// Wherever the program was stopped while it wrote a line.
+Test(json_log, drops_a_line_that_was_not_finished) {
+    static const char half[] = "{\"event\":\"epoch\",\"loss\":0.25}";
+    for (size_t n = 0; n < sizeof(half); n++) {
+        char before[128];
+        snprintf(before, sizeof(before), "{\"event\":\"a\"}\n%.*s", (int)n, half);
+        expect_appended(before, "{\"event\":\"a\"}\n{\"event\":\"resume\"}\n");
+        snprintf(before, sizeof(before), "%.*s", (int)n, half);
+        expect_appended(before, "{\"event\":\"resume\"}\n");
+    }
+}
+
+// Longer than what is read at once.
+Test(json_log, drops_a_long_line_that_was_not_finished) {
+    char *before = calloc(20000, 1);
+    strcpy(before, "{\"event\":\"a\"}\n{\"event\":\"");
+    memset(before + strlen(before), 'x', 15000);
+    expect_appended(before, "{\"event\":\"a\"}\n{\"event\":\"resume\"}\n");
+    free(before);
+}
+
+Test(json_log, cuts_no_other_file) {
+    static const char *const others[] = {"words", "a,b\n1,2", "{\"loss\":1}", "{\"evens"};
+    for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++) {
+        iso_json_log *log = NULL;
+        scratch_write("log", others[i], strlen(others[i]));
+        cr_assert_eq(append_log(&log), ISO_ERR_FORMAT);
+        cr_assert(strstr(iso_last_error()->message, "no log to append to"));
+        expect_text(others[i]);
+    }
+}
+
 // ---- Progress bar -------------------------------------------------------------------------------
+
+static void finish(iso_progress_bar **bar, const char *summary) {
+    if (summary)
+        iso_progress_bar_finish(bar, "%s", summary);
+    else
+        iso_progress_bar_finish(bar, NULL);
+}
 
 // What a bar writes to a file in 100 steps; free with free().
 static char *plain_text(int64_t total, double loss, const char *summary) {
@@ -150,7 +212,7 @@ static char *plain_text(int64_t total, double loss, const char *summary) {
     iso_progress_bar *bar;
     cr_assert_eq(iso_progress_bar_create(to, "epoch 1", total, "images", &bar), ISO_OK);
     for (int64_t i = 1; i <= 100; i++) iso_progress_bar_update(bar, i * total / 100, loss);
-    iso_progress_bar_finish(&bar, summary);
+    finish(&bar, summary);
     cr_assert_null(bar);
     fclose(to);
     return scratch_read(scratch_path("bar"), NULL);
@@ -197,7 +259,7 @@ static char *terminal_text(unsigned short width, const char *summary, double *se
         usleep(1000);
     }
     *seconds = (double)(iso_now() - start) / 1e9;
-    iso_progress_bar_finish(&bar, summary);
+    finish(&bar, summary);
     fclose(to);
     // The terminal hands its text over bit by bit, and an error (EIO) after the last.
     char *text = calloc(65536, 1);

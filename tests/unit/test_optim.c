@@ -355,6 +355,33 @@ static void check_refused(iso_optimizer_kind kind, iso_module *module, iso_hyper
         check_refused(kind, bag, hyper, text);                                                     \
     } while (0)
 
+Test(optim, no_hyperparameters_means_the_defaults) {
+    iso_module *bag = new_bag();
+    for (int kind = ISO_SGD; kind <= ISO_ADADELTA; kind++) {
+        iso_optimizer *optimizer;
+        iso_hyper hyper = iso_hyper_default((iso_optimizer_kind)kind);
+        cr_assert_eq(iso_optimizer_create((iso_optimizer_kind)kind, bag, NULL, &optimizer), ISO_OK);
+        cr_assert_eq(memcmp(iso_optimizer_hyper(optimizer), &hyper, sizeof(hyper)), 0);
+        iso_optimizer_destroy(&optimizer);
+    }
+    iso_module_destroy(&bag);
+}
+
+// Before each update, the schedule's value for just that update.
+Test(optim, schedule_steps_with_the_optimizer) {
+    iso_module *bag = new_bag();
+    iso_optimizer *optimizer;
+    iso_schedule schedule = iso_schedule_default(ISO_SCHEDULE_LINEAR, 0.5, 4);
+    cr_assert_eq(iso_optimizer_create(ISO_SGD, bag, NULL, &optimizer), ISO_OK);
+    for (int t = 0; t < 4; t++) {
+        iso_schedule_step(&schedule, optimizer);
+        cr_assert_eq(iso_optimizer_hyper(optimizer)->lr, 0.5 * (1 - t / 4.0));
+        cr_assert_eq(iso_optimizer_step(optimizer), ISO_OK);
+    }
+    iso_optimizer_destroy(&optimizer);
+    iso_module_destroy(&bag);
+}
+
 Test(optim, hyperparameters_that_torch_refuses_are_refused) {
     iso_module *bag = new_bag();
     for (int i = ISO_SGD; i <= ISO_ADADELTA; i++) {

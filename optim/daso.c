@@ -1,0 +1,249 @@
+// DASO as recommended here, local SGD and post-local SGD: a schedule in steps, a policy, and the
+// periodic engine.
+#include "optim/daso_impl.h"
+
+#include <string.h>
+
+typedef struct daso {
+    iso_optimizer base;
+    iso_daso_config config;
+    iso__daso_schedule schedule;
+    iso__policy_state policy;
+    char reason[128];
+    iso__periodic engine;
+} daso;
+
+static const iso_optimizer_ops daso_ops;
+
+static daso *self_of(iso_optimizer *optimizer) { return iso_container_of(optimizer, daso, base); }
+
+// ---- Policy ---------------------------------------------------------------------------------------
+
+static iso_daso_decision in_force(const daso *self) {
+    return (iso_daso_decision){.global_skip = self->schedule.global_skip,
+                               .local_skip = self->schedule.local_skip,
+                               .batches_to_wait = self->schedule.batches_to_wait};
+}
+
+static void adopt(daso *self, const iso_daso_decision *decision) {
+    snprintf(self->reason, sizeof(self->reason), "%s", decision->reason);
+    iso__daso_schedule_set(&self->schedule, decision);
+    if (iso_comm_rank(self->engine.comm) == 0)
+        iso__log(ISO_LOG_INFO, "daso: step %lld: skip %lld, wait %lld: %s",
+                 (long long)self->schedule.step, (long long)self->schedule.global_skip,
+                 (long long)self->schedule.batches_to_wait, self->reason);
+}
+
+static iso_status check_decision(const daso *self, const iso_daso_decision *d) {
+    ISO_CHECK(d->global_skip >= 1 && d->local_skip >= 1 && d->batches_to_wait >= -1, ISO_ERR_ARG,
+              "the policy of daso chose skip %lld, local skip %lld and wait %lld at step %lld: "
+              "skips are at least 1, and waits at least 0 (-1: as it is)",
+              (long long)d->global_skip, (long long)d->local_skip, (long long)d->batches_to_wait,
+              (long long)self->schedule.step);
+    return ISO_OK;
+}
+
+static iso_status ask_callback(daso *self, const iso_daso_observation *observed,
+                               iso_daso_decision *decision) {
+    iso_daso_decision before = *decision;
+    self->config.callback(observed, decision, self->config.user);
+    decision->reason[sizeof(decision->reason) - 1] = 0;
+    ISO_TRY(iso_comm_bcast(self->engine.comm, decision, sizeof(*decision), 0));
+    ISO_TRY(check_decision(self, decision));
+    bool same = decision->global_skip == before.global_skip &&
+                decision->local_skip == before.local_skip &&
+                decision->batches_to_wait == before.batches_to_wait;
+    if (!same) adopt(self, decision);
+    return ISO_OK;
+}
+
+static iso_status consult(daso *self, iso_daso_observation *observed) {
+    iso_daso_decision decision = in_force(self);
+    observed->step = self->schedule.step;
+    observed->total_steps = self->schedule.total;
+    observed->exchange_ms = self->engine.figures[ISO__EXCHANGE_MS];
+    observed->step_ms = self->engine.figures[ISO__STEP_MS];
+    observed->wait_ms = self->engine.figures[ISO__WAIT_MS];
+    observed->divergence = self->engine.figures[ISO__DIVERGENCE];
+    if (self->config.policy == ISO_POLICY_CALLBACK) return ask_callback(self, observed, &decision);
+    if (iso__policy_decide(&self->policy, &self->config, observed, &decision))
+        adopt(self, &decision);
+    return ISO_OK;
+}
+
+// ---- Steps ----------------------------------------------------------------------------------------
+
+static iso_status measure(daso *self) {
+    double exchange_ms, step_ms;
+    iso_daso_decision decision = in_force(self);
+    ISO_TRY(iso__periodic_measure(&self->engine, &exchange_ms, &step_ms));
+    decision.batches_to_wait = iso__daso_wait_for(exchange_ms, step_ms);
+    snprintf(decision.reason, sizeof(decision.reason),
+             "an exchange was measured to take %.1f ms, a step %.1f ms", exchange_ms, step_ms);
+    adopt(self, &decision);
+    return ISO_OK;
+}
+
+static bool measures(const iso__sync_plan *plan) {
+    for (int i = 0; i < plan->count; i++)
+        if (plan->action[i].kind == ISO__MEASURE) return true;
+    return false;
+}
+
+static iso_status step(iso_optimizer *optimizer) {
+    daso *self = self_of(optimizer);
+    iso__sync_plan plan;
+    ISO_TRY(iso__periodic_step(&self->engine));
+    iso__daso_schedule_step(&self->schedule, &plan);
+    ISO_TRY(iso__periodic_run(&self->engine, &plan, ISO__CARRY_WIRE));
+    if (measures(&plan)) ISO_TRY(measure(self));
+    if (!iso__periodic_brings_mean(&plan)) return ISO_OK;
+    iso_daso_observation observed = {.kind = ISO_OBSERVED_SYNC, .loss = NAN};
+    return consult(self, &observed);
+}
+
+iso_status iso__daso_epoch_loss(iso_optimizer *optimizer, double loss) {
+    iso_daso_observation observed = {.kind = ISO_OBSERVED_EPOCH, .loss = loss};
+    return consult(self_of(optimizer), &observed);
+}
+
+static iso_status start_over(daso *self) {
+    iso__daso_schedule_init(&self->schedule, &self->config);
+    iso__policy_init(&self->policy, &self->config);
+    self->reason[0] = 0;
+    ISO_TRY(iso__periodic_set_scope(&self->engine, iso__daso_schedule_scope(&self->schedule)));
+    return ISO_OK;
+}
+
+iso_status iso__daso_reset(iso_optimizer *optimizer) {
+    ISO_TRY(iso__periodic_finish(&self_of(optimizer)->engine, true));
+    ISO_TRY(start_over(self_of(optimizer)));
+    iso_optimizer_zero_grad(optimizer);
+    return ISO_OK;
+}
+
+void iso__daso_stats(const iso_optimizer *optimizer, iso_daso_stats *out) {
+    static const char *const phase[] = {"warm-up", "cycling", "cool-down", "done"};
+    const daso *self = iso_container_of(optimizer, daso, base);
+    iso__periodic_stats(&self->engine, out);
+    out->phase = phase[self->schedule.phase];
+    out->global_skip = self->schedule.global_skip;
+    out->local_skip = self->schedule.local_skip;
+    out->batches_to_wait = self->schedule.batches_to_wait;
+    snprintf(out->reason, sizeof(out->reason), "%s", self->reason);
+}
+
+// ---- The optimizer --------------------------------------------------------------------------------
+
+static void zero_grad(iso_optimizer *optimizer) {
+    iso_optimizer_zero_grad(self_of(optimizer)->engine.inner);
+}
+
+static iso_status update(iso_optimizer *optimizer, int i, const void *gradient, double scale,
+                         const iso_hyper *hyper) {
+    iso_optimizer *wrapped = self_of(optimizer)->engine.inner;
+    return wrapped->ops->update(wrapped, i, gradient, scale, hyper);
+}
+
+static iso_optimizer *inner(iso_optimizer *optimizer) { return self_of(optimizer)->engine.inner; }
+
+static void destroy(iso_optimizer *optimizer) {
+    iso__periodic_destroy(&self_of(optimizer)->engine);
+    iso__free(self_of(optimizer));
+}
+
+static iso_status state(iso_optimizer *optimizer, iso_state *to) {
+    daso *self = self_of(optimizer);
+    ISO_TRY(iso__periodic_state(&self->engine, to));
+    ISO_TRY(iso_state_add(to, ISO_STATE_OWN, "daso/schedule", ISO_STATE_U8, sizeof(self->schedule),
+                          &self->schedule));
+    ISO_TRY(iso_state_add(to, ISO_STATE_OWN, "daso/policy", ISO_STATE_U8, sizeof(self->policy),
+                          &self->policy));
+    return iso_state_add(to, ISO_STATE_OWN, "daso/reason", ISO_STATE_U8, sizeof(self->reason),
+                         self->reason);
+}
+
+static iso_status loaded(iso_optimizer *optimizer) {
+    daso *self = self_of(optimizer);
+    self->reason[sizeof(self->reason) - 1] = 0;
+    ISO_CHECK((int)self->schedule.phase >= 0 && self->schedule.phase <= ISO__DONE, ISO_ERR_FORMAT,
+              "the saved state of daso makes no sense: its schedule is damaged");
+    iso__daso_schedule mine;
+    iso__daso_schedule_init(&mine, &self->config);
+    ISO_CHECK(
+        self->schedule.total == mine.total && self->schedule.warmup == mine.warmup &&
+            self->schedule.cooldown == mine.cooldown && self->schedule.local == mine.local,
+        ISO_ERR_MISMATCH,
+        "the state was saved by a daso of %lld steps, %lld of them warm-up and %lld cool-down; "
+        "this one has %lld, %lld and %lld: go on with the same settings",
+        (long long)self->schedule.total, (long long)self->schedule.warmup,
+        (long long)self->schedule.cooldown, (long long)mine.total, (long long)mine.warmup,
+        (long long)mine.cooldown);
+    return iso__periodic_loaded(&self->engine);
+}
+
+static const iso_optimizer_ops daso_ops = {
+    .name = "daso",
+    .step = step,
+    .zero_grad = zero_grad,
+    .update = update,
+    .destroy = destroy,
+    .inner = inner,
+    .state = state,
+    .loaded = loaded,
+    .ranks_differ = true,
+};
+
+iso__periodic *iso__daso_engine(iso_optimizer *optimizer) {
+    return optimizer->ops == &daso_ops ? &self_of(optimizer)->engine : NULL;
+}
+
+static iso__periodic_config engine_config(const iso_daso_config *config) {
+    return (iso__periodic_config){
+        .topology = {.unit = config->unit, .use_mpi_groups = true},
+        .wire = {.wire = config->wire, .differences = config->wire != ISO_F32},
+        .full = {.wire = ISO_F32},
+        .merge = config->merge,
+        .state = config->state,
+    };
+}
+
+enum { SETTINGS = 320 };
+
+static void write_settings(const iso_daso_config *c, char text[SETTINGS]) {
+    snprintf(text, SETTINGS,
+             "daso of %lld steps, warm-up %g/%lld, cool-down %g/%lld, skip %lld (at most %lld), "
+             "wait %lld, local skip %lld, unit %d, merge %d, wire %d, state %d, policy %d, levels "
+             "%g %g",
+             (long long)c->total_steps, c->warmup, (long long)c->warmup_steps, c->cooldown,
+             (long long)c->cooldown_steps, (long long)c->global_skip, (long long)c->max_global_skip,
+             (long long)c->batches_to_wait, (long long)c->local_skip, (int)c->unit, (int)c->merge,
+             (int)c->wire, (int)c->state, (int)c->policy, c->stability_level, c->max_divergence);
+}
+
+iso_status iso_daso_create_take(iso_optimizer *wrapped, iso_module *data_parallel,
+                                const iso_daso_config *config, iso_optimizer **out) {
+    iso_status status;
+    void *memory = NULL;
+    iso__periodic_config engine = engine_config(config);
+    char settings[SETTINGS];
+    write_settings(config, settings);
+    ISO_TRY_GOTO(iso__alloc_zero(sizeof(daso), &memory));
+    daso *self = memory;
+    self->base.ops = &daso_ops;
+    self->config = *config;
+    iso_optimizer *taken = wrapped;
+    wrapped = NULL;
+    ISO_TRY_GOTO(iso__periodic_init(&self->engine, taken, data_parallel, &engine,
+                                    iso__daso_config_check(config), settings));
+    status = start_over(self);
+    if (status < 0) iso__periodic_destroy(&self->engine);
+    ISO_TRY_GOTO(status);
+    *out = &self->base;
+    return ISO_OK;
+fail:
+    iso_optimizer_destroy(&wrapped);
+    iso__free(memory);
+    *out = NULL; // often the caller's pointer to the optimizer that is gone
+    return status;
+}

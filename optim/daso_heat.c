@@ -1,0 +1,209 @@
+// HeAT's DASO: its schedule in epochs and batches on the periodic engine.
+#include "optim/daso_impl.h"
+
+#include <string.h>
+
+typedef struct daso_heat {
+    iso_optimizer base;
+    iso_daso_heat_config config;
+    iso_schedule scheduler; // a copy of the config's
+    iso__heat_schedule schedule;
+    iso__heat_schedule saved; // what stands in a saved state: the schedule without its config
+    char reason[128];
+    iso__periodic engine;
+} daso_heat;
+
+static const iso_optimizer_ops daso_heat_ops;
+
+static daso_heat *self_of(iso_optimizer *optimizer) {
+    return iso_container_of(optimizer, daso_heat, base);
+}
+
+static void apply_scheduler(daso_heat *self) {
+    if (!self->config.scheduler) return;
+    iso_hyper *hyper = iso_optimizer_hyper(&self->base);
+    iso_schedule_apply(&self->scheduler, hyper->step, hyper);
+}
+
+// While cycling f32 travels; downcast_type is of the blocking phases, as in HeAT.
+static iso_status step(iso_optimizer *optimizer) {
+    daso_heat *self = self_of(optimizer);
+    iso__sync_plan plan;
+    bool blocking = self->schedule.global_skip < 1;
+    // Checked before the parameters change.
+    ISO_CHECK(self->schedule.config.last_batch >= 0, ISO_ERR_STATE,
+              "daso-heat does not know the number of batches of an epoch: call "
+              "iso_daso_heat_set_last_batch before the first step");
+    apply_scheduler(self);
+    ISO_TRY(iso__periodic_step(&self->engine));
+    ISO_TRY(iso__heat_schedule_step(&self->schedule, &plan));
+    return iso__periodic_run(&self->engine, &plan, blocking ? ISO__CARRY_FULL : ISO__CARRY_WIRE);
+}
+
+iso_status iso__daso_heat_epoch_loss(iso_optimizer *optimizer, double loss) {
+    daso_heat *self = self_of(optimizer);
+    char reason[sizeof(self->reason)];
+    if (!iso__heat_schedule_epoch_loss(&self->schedule, loss, reason, sizeof(reason)))
+        return ISO_OK;
+    memcpy(self->reason, reason, sizeof(reason));
+    if (iso_comm_rank(self->engine.comm) == 0)
+        iso__log(self->config.verbose ? ISO_LOG_WARN : ISO_LOG_INFO,
+                 "daso-heat: epoch %lld: global_skip %lld, local_skip %lld, batches_to_wait %lld: "
+                 "%s",
+                 (long long)self->schedule.epoch, (long long)self->schedule.global_skip,
+                 (long long)self->schedule.local_skip, (long long)self->schedule.batches_to_wait,
+                 reason);
+    return ISO_OK;
+}
+
+iso_status iso__daso_heat_reset(iso_optimizer *optimizer) {
+    daso_heat *self = self_of(optimizer);
+    ISO_TRY(iso__periodic_finish(&self->engine, true));
+    iso__heat_schedule_reset(&self->schedule);
+    self->reason[0] = 0;
+    ISO_TRY(iso__periodic_set_scope(&self->engine, ISO_SCOPE_NODE));
+    iso_optimizer_zero_grad(optimizer);
+    return ISO_OK;
+}
+
+void iso__daso_heat_stats(const iso_optimizer *optimizer, iso_daso_stats *out) {
+    const daso_heat *self = iso_container_of(optimizer, daso_heat, base);
+    const iso__heat_schedule *s = &self->schedule;
+    iso__periodic_stats(&self->engine, out);
+    bool blocking = s->global_skip < 1;
+    out->phase = s->epoch >= s->config.total_epochs                              ? "done"
+                 : !blocking                                                     ? "cycling"
+                 : s->epoch < s->config.total_epochs - s->config.cooldown_epochs ? "warm-up"
+                                                                                 : "cool-down";
+    out->global_skip = s->global_skip;
+    out->local_skip = s->local_skip;
+    out->batches_to_wait = s->batches_to_wait;
+    snprintf(out->reason, sizeof(out->reason), "%s", self->reason);
+}
+
+// ---- The optimizer --------------------------------------------------------------------------------
+
+static void zero_grad(iso_optimizer *optimizer) {
+    iso_optimizer_zero_grad(self_of(optimizer)->engine.inner);
+}
+
+static iso_status update(iso_optimizer *optimizer, int i, const void *gradient, double scale,
+                         const iso_hyper *hyper) {
+    iso_optimizer *wrapped = self_of(optimizer)->engine.inner;
+    return wrapped->ops->update(wrapped, i, gradient, scale, hyper);
+}
+
+static iso_optimizer *inner(iso_optimizer *optimizer) { return self_of(optimizer)->engine.inner; }
+
+static void destroy(iso_optimizer *optimizer) {
+    iso__periodic_destroy(&self_of(optimizer)->engine);
+    iso__free(self_of(optimizer));
+}
+
+static iso_status state(iso_optimizer *optimizer, iso_state *to) {
+    daso_heat *self = self_of(optimizer);
+    ISO_TRY(iso__periodic_state(&self->engine, to));
+    self->saved = self->schedule;
+    memset(&self->saved.config, 0, sizeof(self->saved.config)); // it holds a pointer
+    ISO_TRY(iso_state_add(to, ISO_STATE_OWN, "daso/schedule", ISO_STATE_U8, sizeof(self->saved),
+                          &self->saved));
+    return iso_state_add(to, ISO_STATE_OWN, "daso/reason", ISO_STATE_U8, sizeof(self->reason),
+                         self->reason);
+}
+
+static iso_status loaded(iso_optimizer *optimizer) {
+    daso_heat *self = self_of(optimizer);
+    self->reason[sizeof(self->reason) - 1] = 0;
+    self->saved.config = self->schedule.config;
+    self->schedule = self->saved;
+    return iso__periodic_loaded(&self->engine);
+}
+
+static const iso_optimizer_ops daso_heat_ops = {
+    .name = "daso-heat",
+    .step = step,
+    .zero_grad = zero_grad,
+    .update = update,
+    .destroy = destroy,
+    .inner = inner,
+    .state = state,
+    .loaded = loaded,
+    .ranks_differ = true,
+};
+
+iso__periodic *iso__daso_heat_engine(iso_optimizer *optimizer) {
+    return optimizer->ops == &daso_heat_ops ? &self_of(optimizer)->engine : NULL;
+}
+
+static iso__periodic_config engine_config(const iso_daso_heat_config *config) {
+    size_t chunk = (size_t)config->sending_chunk_size;
+    return (iso__periodic_config){
+        .topology = {.unit = ISO_SCOPE_NODE, .use_mpi_groups = config->use_mpi_groups},
+        .wire = {.wire = ISO_F32, .chunk = chunk},
+        .full = {.wire = config->downcast_type,
+                 .round_sums = config->downcast_type != ISO_F32,
+                 .chunk = chunk},
+        .merge = ISO_MERGE_HEAT,
+        .state = ISO_STATE_KEEP,
+    };
+}
+
+enum { SETTINGS = 320 };
+
+static void write_settings(const iso_daso_heat_config *c, char text[SETTINGS]) {
+    snprintf(text, SETTINGS,
+             "daso-heat of %lld epochs, warm-up %lld, cool-down %lld, stability %g, skips %lld, "
+             "chunks of %lld, downcast %d, groups %d, factors %lld %lld, last batch %lld",
+             (long long)c->total_epochs, (long long)c->warmup_epochs, (long long)c->cooldown_epochs,
+             c->stability_level, (long long)c->max_global_skips, (long long)c->sending_chunk_size,
+             (int)c->downcast_type, (int)c->use_mpi_groups, (long long)c->skip_reduction_factor,
+             (long long)c->local_skip_factor, (long long)c->last_batch);
+}
+
+static iso_status setup(daso_heat *self, iso_optimizer *taken, iso_module *data_parallel) {
+    iso__periodic_config engine = engine_config(&self->config);
+    char settings[SETTINGS];
+    write_settings(&self->config, settings);
+    ISO_TRY(iso__periodic_init(&self->engine, taken, data_parallel, &engine,
+                               iso__heat_config_check(&self->config), settings));
+    iso__heat_schedule_init(&self->schedule, &self->config, self->engine.topology->groups);
+    iso_status status = iso__periodic_set_scope(&self->engine, ISO_SCOPE_NODE);
+    if (status < 0) iso__periodic_destroy(&self->engine);
+    ISO_TRY(status);
+    return ISO_OK;
+}
+
+iso_status iso_daso_heat_create_take(iso_optimizer *wrapped, iso_module *data_parallel,
+                                     const iso_daso_heat_config *config, iso_optimizer **out) {
+    iso_status status;
+    void *memory = NULL;
+    ISO_TRY_GOTO(iso__alloc_zero(sizeof(daso_heat), &memory));
+    daso_heat *self = memory;
+    self->base.ops = &daso_heat_ops;
+    self->config = *config;
+    if (config->scheduler) {
+        self->scheduler = *config->scheduler;
+        self->config.scheduler = &self->scheduler;
+    }
+    iso_optimizer *taken = wrapped;
+    wrapped = NULL;
+    ISO_TRY_GOTO(setup(self, taken, data_parallel));
+    *out = &self->base;
+    return ISO_OK;
+fail:
+    iso_optimizer_destroy(&wrapped);
+    iso__free(memory);
+    *out = NULL; // often the caller's pointer to the optimizer that is gone
+    return status;
+}
+
+iso_status iso_daso_heat_set_last_batch(iso_optimizer *optimizer, int64_t last_batch) {
+    ISO_CHECK(iso__daso_heat_engine(optimizer), ISO_ERR_ARG,
+              "last_batch is of daso-heat, not of a %s optimizer", optimizer->ops->name);
+    ISO_CHECK(last_batch >= 0, ISO_ERR_ARG,
+              "last_batch %lld: give the number of batches of an epoch less one",
+              (long long)last_batch);
+    self_of(optimizer)->config.last_batch = last_batch;
+    self_of(optimizer)->schedule.config.last_batch = last_batch;
+    return ISO_OK;
+}

@@ -1,0 +1,178 @@
+// Policies of DASO: how often to exchange and how long to wait, from what was observed.
+#include "optim/sync_plan.h"
+
+#include <math.h>
+#include <string.h>
+
+// ---- Names ----------------------------------------------------------------------------------------
+
+static iso_status parse(const char *what, const char *const *names, int count, const char *name,
+                        int *out) {
+    for (int i = 0; name && i < count; i++) {
+        if (strcmp(name, names[i]) != 0) continue;
+        *out = i;
+        return ISO_OK;
+    }
+    const char *last = names[count - 1], *comma = count > 2 ? ", " : "";
+    return ISO_FAIL(ISO_ERR_ARG, "unknown %s \"%s\": use %s%s%s or %s", what, name ? name : "",
+                    names[0], comma, count > 2 ? names[1] : "", last);
+}
+
+iso_status iso_merge_parse(const char *name, iso_merge *out) {
+    static const char *const names[] = {
+        [ISO_MERGE_PROGRESS] = "progress", [ISO_MERGE_HEAT] = "heat"};
+    int i = 0;
+    ISO_TRY(parse("merge rule", names, 2, name, &i));
+    *out = (iso_merge)i;
+    return ISO_OK;
+}
+
+iso_status iso_state_sync_parse(const char *name, iso_state_sync *out) {
+    static const char *const names[] = {
+        [ISO_STATE_KEEP] = "keep", [ISO_STATE_AVERAGE] = "average", [ISO_STATE_RESET] = "reset"};
+    int i = 0;
+    ISO_TRY(parse("state synchronisation", names, 3, name, &i));
+    *out = (iso_state_sync)i;
+    return ISO_OK;
+}
+
+iso_status iso_policy_parse(const char *name, iso_policy *out) {
+    static const char *const names[] = {[ISO_POLICY_FIXED] = "fixed",
+                                        [ISO_POLICY_PLATEAU] = "plateau",
+                                        [ISO_POLICY_ADAPTIVE] = "adaptive"};
+    int i = 0;
+    ISO_TRY(parse("policy", names, 3, name, &i));
+    *out = (iso_policy)i;
+    return ISO_OK;
+}
+
+// ---- Plateau --------------------------------------------------------------------------------------
+
+enum { SKIP_REDUCTION_FACTOR = 2, LOCAL_SKIP_FACTOR = 4 };
+
+static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+
+// HeAT's detector is not fed in the warm-up, whose last epoch counts as cycling, and the cool-down.
+static bool cycling(const iso_daso_config *config, int64_t step) {
+    int64_t warmup, cooldown;
+    iso__daso_phases(config, &warmup, &cooldown);
+    return step >= warmup && step < config->total_steps - cooldown;
+}
+
+static bool decide_by_plateau(iso__policy_state *s, const iso_daso_config *config,
+                              const iso_daso_observation *observed, iso_daso_decision *out) {
+    if (observed->kind != ISO_OBSERVED_EPOCH || !cycling(config, observed->step)) return false;
+    if (!iso_plateau_test(&s->plateau, observed->loss)) return false;
+    iso_daso_decision before = *out;
+    bool waits = config->batches_to_wait > 0; // neither blocking nor measured
+    if (waits) out->batches_to_wait = larger(out->batches_to_wait - 1, 1);
+    int64_t least = larger(out->batches_to_wait, 1);
+    out->global_skip = larger(out->global_skip / SKIP_REDUCTION_FACTOR, least);
+    out->local_skip = larger(out->local_skip / SKIP_REDUCTION_FACTOR, 1);
+    if (before.global_skip <= least) { // nothing left to halve
+        if (waits) out->batches_to_wait = larger(config->max_global_skip / LOCAL_SKIP_FACTOR, 1);
+        out->global_skip = larger(config->max_global_skip, out->batches_to_wait);
+        out->local_skip = config->local_skip;
+    }
+    if (out->global_skip == before.global_skip && out->local_skip == before.local_skip &&
+        out->batches_to_wait == before.batches_to_wait)
+        return false;
+    snprintf(out->reason, sizeof(out->reason), "epoch loss %.4g on a plateau: wait %lld, skip %lld",
+             observed->loss, (long long)out->batches_to_wait, (long long)out->global_skip);
+    return true;
+}
+
+// ---- Adaptive -------------------------------------------------------------------------------------
+
+#define NEW_VALUE  0.3 // its weight in what is smoothed
+#define AIM        0.8 // of the bound, when skip shrinks
+#define WELL_UNDER 0.5 // the bound: skip may grow by a half
+enum { SETTLING = 3, TELLING = 2 };
+
+static double smooth(double smoothed, double value) {
+    if (!isfinite(value) || value <= 0) return smoothed;
+    return smoothed > 0 ? smoothed + NEW_VALUE * (value - smoothed) : value;
+}
+
+static void take(iso__policy_state *s, const iso_daso_observation *observed) {
+    double divergence = observed->divergence;
+    s->exchange_ms = smooth(s->exchange_ms, observed->exchange_ms);
+    s->step_ms = smooth(s->step_ms, observed->step_ms);
+    if (s->settling > 0) {
+        s->settling--;
+    } else if (isfinite(divergence) && divergence > 0) {
+        s->observed++; // the first few weigh the same, so that none of them stands for all
+        s->divergence += fmax(NEW_VALUE, 1 / (double)s->observed) * (divergence - s->divergence);
+    }
+}
+
+static int64_t fitting_wait(const iso__policy_state *s, const iso_daso_config *config,
+                            int64_t wait) {
+    if (wait == 0 || s->exchange_ms <= 0 || s->step_ms <= 0) return wait;
+    int64_t needed =
+        smaller(iso__daso_wait_for(s->exchange_ms, s->step_ms), config->max_global_skip);
+    bool too_short = needed > wait, too_long = wait - needed > 1 + wait / 8;
+    return too_short || too_long ? needed : wait;
+}
+
+static int64_t fitting_skip(const iso__policy_state *s, const iso_daso_config *config,
+                            int64_t skip) {
+    double bound = config->max_divergence;
+    int64_t half = skip / 2 + skip % 2;
+    if (s->observed < TELLING) return skip;
+    if (s->divergence > bound) return (int64_t)((double)skip * AIM * bound / s->divergence);
+    if (s->divergence >= WELL_UNDER * bound) return skip;
+    return skip > config->max_global_skip - half ? config->max_global_skip : skip + half;
+}
+
+static void tell(const iso__policy_state *s, const iso_daso_config *config, bool times, bool drift,
+                 iso_daso_decision *out) {
+    char *reason = out->reason;
+    size_t room = sizeof(out->reason), used = 0; // three digits each: no sentence fills it
+    if (times)
+        used += (size_t)snprintf(reason, room, "exchange %.3g ms, step %.3g ms", s->exchange_ms,
+                                 s->step_ms);
+    if (drift)
+        used += (size_t)snprintf(reason + used, room - used, "%sdivergence %.3g of at most %.3g",
+                                 times ? ", " : "", s->divergence, config->max_divergence);
+    snprintf(reason + used, room - used, ": wait %lld, skip %lld", (long long)out->batches_to_wait,
+             (long long)out->global_skip);
+}
+
+static bool decide_by_measure(iso__policy_state *s, const iso_daso_config *config,
+                              const iso_daso_observation *observed, iso_daso_decision *out) {
+    if (observed->kind != ISO_OBSERVED_SYNC) return false;
+    take(s, observed);
+    int64_t wait = fitting_wait(s, config, out->batches_to_wait);
+    int64_t wanted = fitting_skip(s, config, out->global_skip);
+    int64_t skip = smaller(larger(larger(wanted, wait), 1), config->max_global_skip);
+    bool times = wait != out->batches_to_wait, skip_changed = skip != out->global_skip;
+    bool drift = skip_changed && wanted != out->global_skip;
+    if (!times && !skip_changed) return false;
+    out->batches_to_wait = wait;
+    out->global_skip = skip;
+    tell(s, config, times, drift, out);
+    if (!skip_changed) return true;
+    s->settling = SETTLING;
+    s->observed = 0;
+    return true;
+}
+
+// ---- What the config names ------------------------------------------------------------------------
+
+void iso__policy_init(iso__policy_state *s, const iso_daso_config *config) {
+    memset(s, 0, sizeof(*s));
+    iso__plateau_of_loss(&s->plateau, config->stability_level);
+}
+
+bool iso__policy_decide(iso__policy_state *s, const iso_daso_config *config,
+                        const iso_daso_observation *observed, iso_daso_decision *out) {
+    switch (config->policy) {
+    case ISO_POLICY_PLATEAU: return decide_by_plateau(s, config, observed, out);
+    case ISO_POLICY_ADAPTIVE: return decide_by_measure(s, config, observed, out);
+    case ISO_POLICY_FIXED:
+    case ISO_POLICY_CALLBACK: break;
+    }
+    return false;
+}

@@ -1,0 +1,221 @@
+// DASO as recommended here, local SGD and post-local SGD as a state machine: what to do after a
+// step.
+#include "optim/sync_plan.h"
+
+#include <assert.h>
+#include <math.h>
+#include <string.h>
+
+// ---- Configs --------------------------------------------------------------------------------------
+
+iso_daso_config iso_post_local_sgd_config(int64_t total_steps, int64_t warmup_steps,
+                                          int64_t period) {
+    iso_daso_config config = ISO_DASO_DEFAULT;
+    config.total_steps = total_steps;
+    config.warmup = config.cooldown = 0;
+    config.warmup_steps = warmup_steps;
+    config.cooldown_steps = 0;
+    config.global_skip = config.max_global_skip = period;
+    config.batches_to_wait = 0;
+    config.unit = ISO_SCOPE_RANK;
+    config.wire = ISO_F32;
+    return config;
+}
+
+iso_daso_config iso_local_sgd_config(int64_t total_steps, int64_t period) {
+    return iso_post_local_sgd_config(total_steps, 0, period);
+}
+
+iso_status iso__daso_at_least(const char *option, int64_t value, int64_t least) {
+    ISO_CHECK(value >= least, ISO_ERR_ARG, "daso: %s is %lld, it must be %lld or more", option,
+              (long long)value, (long long)least);
+    return ISO_OK;
+}
+
+static iso_status check_share(const char *option, double share) {
+    ISO_CHECK(share >= 0 && share <= 1, ISO_ERR_ARG,
+              "daso: %s is %g, it must be a share of total_steps between 0 and 1", option, share);
+    return ISO_OK;
+}
+
+static iso_status check_choice(const char *option, int value, int last) {
+    ISO_CHECK(value >= 0 && value <= last, ISO_ERR_ARG,
+              "daso: %s is %d, it must be one of its enumeration (0 to %d)", option, value, last);
+    return ISO_OK;
+}
+
+static iso_status check_policy(const iso_daso_config *c) {
+    ISO_TRY(check_choice("policy", (int)c->policy, ISO_POLICY_CALLBACK));
+    ISO_CHECK(c->policy != ISO_POLICY_CALLBACK || c->callback, ISO_ERR_ARG,
+              "daso: callback is NULL, it must be set for ISO_POLICY_CALLBACK");
+    ISO_CHECK(c->policy == ISO_POLICY_FIXED || c->global_skip <= c->max_global_skip, ISO_ERR_ARG,
+              "daso: global_skip is %lld, it must not exceed max_global_skip, %lld, where a policy "
+              "changes it",
+              (long long)c->global_skip, (long long)c->max_global_skip);
+    ISO_CHECK(c->policy == ISO_POLICY_FIXED || c->batches_to_wait <= c->max_global_skip,
+              ISO_ERR_ARG,
+              "daso: batches_to_wait is %lld, it must not exceed max_global_skip, %lld, where a "
+              "policy changes it",
+              (long long)c->batches_to_wait, (long long)c->max_global_skip);
+    ISO_CHECK(isfinite(c->stability_level) && c->stability_level >= 0, ISO_ERR_ARG,
+              "daso: stability_level is %g, it must be a finite number of at least 0",
+              c->stability_level);
+    ISO_CHECK(isfinite(c->max_divergence) && c->max_divergence > 0, ISO_ERR_ARG,
+              "daso: max_divergence is %g, it must be a finite number greater than 0",
+              c->max_divergence);
+    return ISO_OK;
+}
+
+iso_status iso__daso_config_check(const iso_daso_config *c) {
+    ISO_TRY(iso__daso_at_least("total_steps", c->total_steps, 1));
+    ISO_TRY(check_share("warmup", c->warmup));
+    ISO_TRY(check_share("cooldown", c->cooldown));
+    ISO_TRY(iso__daso_at_least("warmup_steps", c->warmup_steps, -1));
+    ISO_TRY(iso__daso_at_least("cooldown_steps", c->cooldown_steps, -1));
+    ISO_TRY(iso__daso_at_least("global_skip", c->global_skip, 1));
+    ISO_TRY(iso__daso_at_least("max_global_skip", c->max_global_skip, 1));
+    ISO_TRY(iso__daso_at_least("batches_to_wait", c->batches_to_wait, -1));
+    ISO_TRY(iso__daso_at_least("local_skip", c->local_skip, 1));
+    ISO_CHECK(c->unit == ISO_SCOPE_NODE || c->unit == ISO_SCOPE_RANK, ISO_ERR_ARG,
+              "daso: unit is scope %d, it must be ISO_SCOPE_NODE or ISO_SCOPE_RANK", (int)c->unit);
+    ISO_TRY(check_choice("merge", (int)c->merge, ISO_MERGE_HEAT));
+    ISO_CHECK(c->wire == ISO_F32 || c->wire == ISO_BF16 || c->wire == ISO_F16, ISO_ERR_ARG,
+              "daso: wire is element type %d, it must be ISO_F32, ISO_BF16 or ISO_F16",
+              (int)c->wire);
+    ISO_TRY(check_choice("state", (int)c->state, ISO_STATE_RESET));
+    return check_policy(c);
+}
+
+// ---- Phases ---------------------------------------------------------------------------------------
+
+static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+
+// Rounded up, but 0.07 of 100 is 7, although the product in doubles is a little more.
+static int64_t steps_of(int64_t steps, double share, int64_t total) {
+    if (steps >= 0) return smaller(steps, total);
+    double exact = share * (double)total;
+    return smaller((int64_t)ceil(exact * (1 - 1e-12)), total);
+}
+
+void iso__daso_phases(const iso_daso_config *config, int64_t *warmup, int64_t *cooldown) {
+    int64_t total = config->total_steps;
+    *warmup = steps_of(config->warmup_steps, config->warmup, total);
+    *cooldown = smaller(steps_of(config->cooldown_steps, config->cooldown, total), total - *warmup);
+}
+
+static int64_t end_of_cycling(const iso__daso_schedule *s) { return s->total - s->cooldown; }
+
+static iso__phase phase_of(const iso__daso_schedule *s, int64_t step) {
+    if (step > s->total) return ISO__DONE;
+    if (step <= s->warmup) return ISO__WARMUP;
+    return step <= end_of_cycling(s) ? ISO__CYCLING : ISO__COOLDOWN;
+}
+
+// The step that begins now is the first of an interval that ends with a send.
+static void begin_interval(iso__daso_schedule *s) {
+    s->next_send = s->step + smaller(s->global_skip, s->total - s->step);
+    s->interval_local_skip = s->local_skip;
+}
+
+static void begin_cycling(iso__daso_schedule *s) {
+    begin_interval(s);
+    if (s->batches_to_wait >= 0) return;
+    s->measure_at = s->step;
+    if (s->step >= 2) return;
+    s->next_send = larger(s->next_send, 3);
+    s->measure_at = s->next_send - 1;
+}
+
+void iso__daso_schedule_init(iso__daso_schedule *s, const iso_daso_config *config) {
+    memset(s, 0, sizeof(*s));
+    s->local = config->unit;
+    s->total = config->total_steps;
+    iso__daso_phases(config, &s->warmup, &s->cooldown);
+    s->global_skip = larger(config->global_skip, config->batches_to_wait);
+    s->local_skip = config->local_skip;
+    s->batches_to_wait = config->batches_to_wait;
+    s->measure = config->batches_to_wait < 0;
+    s->max_skip = larger(s->global_skip, config->max_global_skip);
+    s->measure_at = -1;
+    s->phase = phase_of(s, 1);
+    if (s->phase == ISO__CYCLING) begin_cycling(s);
+}
+
+// ---- Steps ----------------------------------------------------------------------------------------
+
+static iso__action *add(iso__sync_plan *plan, iso__action_kind kind) {
+    assert(plan->count < ISO__PLAN_ACTIONS);
+    iso__action *action = &plan->action[plan->count++];
+    *action = (iso__action){.kind = kind, .group = ISO__ALL_GROUPS};
+    return action;
+}
+
+static void merge(iso__daso_schedule *s, iso__sync_plan *out) {
+    iso__action *action = add(out, ISO__MERGE);
+    action->age = action->weight = s->step - s->pending_step;
+    s->pending = false;
+}
+
+static void send(iso__daso_schedule *s, iso__sync_plan *out) {
+    add(out, ISO__SEND);
+    s->pending = s->batches_to_wait != 0;
+    if (!s->pending) add(out, ISO__FULL);
+    s->pending_step = s->step;
+    // A wait that nobody measured: as long as there is.
+    s->pending_wait = s->batches_to_wait < 0 ? s->global_skip : s->batches_to_wait;
+    begin_interval(s);
+}
+
+static void cycle(iso__daso_schedule *s, iso__sync_plan *out) {
+    bool ends = s->step == end_of_cycling(s), sends = s->step == s->next_send;
+    bool due = s->step - s->pending_step >= s->pending_wait;
+    if (s->pending && (ends || sends || due)) merge(s, out);
+    if (!ends && !sends) return;
+    // With local_skip the ranks of a node went their own ways since the last send.
+    if (s->local == ISO_SCOPE_NODE && s->interval_local_skip > 1) add(out, ISO__NODE_AVERAGE);
+    if (ends)
+        add(out, ISO__FULL)->state = s->cooldown > 0;
+    else
+        send(s, out);
+}
+
+iso_scope iso__daso_schedule_scope(const iso__daso_schedule *s) {
+    int64_t next = s->step + 1;
+    if (s->phase != ISO__CYCLING) return ISO_SCOPE_WORLD;
+    if (s->local == ISO_SCOPE_RANK) return ISO_SCOPE_RANK;
+    bool averaged = (next - s->warmup) % s->interval_local_skip == 0 || next == s->next_send ||
+                    next == end_of_cycling(s);
+    return averaged ? ISO_SCOPE_NODE : ISO_SCOPE_RANK;
+}
+
+void iso__daso_schedule_step(iso__daso_schedule *s, iso__sync_plan *out) {
+    iso__phase finished = s->phase;
+    out->count = 0;
+    s->step++;
+    s->phase = phase_of(s, s->step + 1);
+    if (finished == ISO__CYCLING)
+        cycle(s, out);
+    else if (s->step == s->total && s->cooldown == 0)
+        add(out, ISO__FULL); // all was warm-up
+    else if (s->phase == ISO__CYCLING)
+        begin_cycling(s);
+    if (s->phase == ISO__CYCLING && s->measure && s->step == s->measure_at) add(out, ISO__MEASURE);
+    out->next = iso__daso_schedule_scope(s);
+}
+
+void iso__daso_schedule_set(iso__daso_schedule *s, const iso_daso_decision *decision) {
+    if (decision->batches_to_wait >= 0) {
+        s->batches_to_wait = smaller(decision->batches_to_wait, s->max_skip);
+        s->measure = false;
+    }
+    int64_t skip = larger(larger(decision->global_skip, s->batches_to_wait), 1);
+    s->global_skip = smaller(skip, s->max_skip);
+    s->local_skip = larger(decision->local_skip, 1);
+}
+
+int64_t iso__daso_wait_for(double exchange_ms, double step_ms) {
+    double steps = exchange_ms / step_ms;
+    if (!(exchange_ms > 0 && step_ms > 0) || isnan(steps)) return 1;
+    return (int64_t)ceil(fmin(steps, 1e9)) + 3;
+}

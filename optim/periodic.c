@@ -1,0 +1,375 @@
+// The engine of periodic synchronisation: carries out plans on the parameters of a data_parallel
+// module and its optimizer.
+#include "optim/periodic.h"
+
+#include "parallel/parallel_impl.h"
+#include "parallel/reducer_impl.h"
+
+#include <isotherm/trace.h>
+#include <math.h>
+#include <string.h>
+
+// ---- Life -----------------------------------------------------------------------------------------
+
+static iso_status list_spans(iso__periodic *p, const iso__base_optimizer *core) {
+    ISO_TRY(iso__alloc_zero((size_t)(core->count + ISO_OPTIMIZER_STATES) * sizeof(*p->span),
+                            (void **)&p->span));
+    for (int i = 0; i < core->count; i++) {
+        const iso_tensor *value = core->slot[i].parameter->value;
+        p->span[p->span_count++] = (iso__span){.data = value->data, .count = (size_t)value->count};
+        p->elements += (size_t)value->count;
+    }
+    p->parameter_count = p->span_count;
+    p->parameter_elements = p->elements;
+    for (int k = 0; k < ISO_OPTIMIZER_STATES; k++) {
+        const iso_tensor *state = core->state[k];
+        if (!state) continue;
+        p->span[p->span_count++] = (iso__span){.data = state->data, .count = (size_t)state->count};
+        p->elements += (size_t)state->count;
+    }
+    return ISO_OK;
+}
+
+static iso_status allocate(iso__periodic *p) {
+    size_t bytes = iso__periodic_carried(p, ISO__CARRY_WIRE) * sizeof(float);
+    ISO_TRY(iso__alloc_zero(bytes, (void **)&p->sent));
+    ISO_TRY(iso__alloc_zero(bytes, (void **)&p->queued_sent));
+    return ISO_OK;
+}
+
+// All ranks hold the same parameters: what travels from here on are differences to them.
+static iso_status set_reference(iso__periodic *p) {
+    iso__average *wire = p->average[ISO__CARRY_WIRE];
+    iso__periodic_pack(p, iso__periodic_carried(p, ISO__CARRY_WIRE), p->queued_sent);
+    ISO_TRY(iso__average_set_reference(wire, p->queued_sent));
+    return ISO_OK;
+}
+
+static iso_status make_averages(iso__periodic *p) {
+    ISO_TRY(iso__average_create(p->topology, iso__periodic_carried(p, ISO__CARRY_WIRE),
+                                &p->config.wire, &p->average[ISO__CARRY_WIRE]));
+    if (p->config.full.wire != ISO_F32 || p->config.full.chunk)
+        ISO_TRY(iso__average_create(p->topology, p->parameter_elements, &p->config.full,
+                                    &p->average[ISO__CARRY_FULL]));
+    return set_reference(p);
+}
+
+// Averages post collectives whenever they are polled, so what the program and the engine do on
+// other communicators must not come between them.
+static iso_status make_topology(iso__periodic *p) {
+    iso_comm *own;
+    iso_comm_config same = {.progress = iso_comm_progress(p->comm)};
+    ISO_TRY(iso_comm_create(iso_comm_mpi(p->comm), &same, &own));
+    iso_status status = iso_topology_create(own, &p->config.topology, &p->topology);
+    iso_comm_destroy(&own);
+    ISO_TRY(status);
+    return iso_comm_create(iso_comm_mpi(p->topology->node), &same, &p->node);
+}
+
+static iso_status prepare(iso__periodic *p, iso_status owner) {
+    ISO_TRY(owner);
+    ISO_TRY(list_spans(p, iso__optimizer_innermost(p->inner)));
+    return allocate(p);
+}
+
+static iso_status setup(iso__periodic *p, iso_status owner, const char *settings) {
+    p->comm = iso__data_parallel_comm(p->data_parallel);
+    // A rank that failed alone, or goes by another plan, would leave the others waiting.
+    ISO_TRY(iso_comm_agree(p->comm, prepare(p, owner)));
+    ISO_TRY(iso__match(p->comm, NULL, 0, settings));
+    p->equal = p->node_equal = p->node_equal_state = true;
+    ISO_TRY(iso__data_parallel_set_scope(p->data_parallel, ISO_SCOPE_WORLD));
+    ISO_TRY(make_topology(p));
+    ISO_TRY(make_averages(p));
+    iso__data_parallel_set_train_hook(p->data_parallel, iso__periodic_show, p);
+    return ISO_OK;
+}
+
+iso_status iso__periodic_init(iso__periodic *p, iso_optimizer *inner, iso_module *data_parallel,
+                              const iso__periodic_config *config, iso_status owner,
+                              const char *settings) {
+    iso_status status;
+    *p = (iso__periodic){.config = *config};
+    ISO_CHECK_GOTO(iso__dp_optimizer_module(inner) == data_parallel && data_parallel, ISO_ERR_ARG,
+                   "a periodic optimizer wraps the optimizer of iso_dp_optimizer_create_take and "
+                   "its data_parallel module, not a %s optimizer",
+                   inner->ops->name);
+    p->inner = inner;
+    inner = NULL;
+    p->data_parallel = iso_module_retain(data_parallel);
+    ISO_TRY_GOTO(setup(p, owner, settings));
+    return ISO_OK;
+fail:
+    iso_optimizer_destroy(&inner);
+    iso__periodic_destroy(p);
+    return status;
+}
+
+void iso__periodic_destroy(iso__periodic *p) {
+    if (p->pending && iso__periodic_drop(p) < 0)
+        iso__log(ISO_LOG_ERROR, "while dropping an exchange: %s", iso_last_error()->message);
+    if (p->data_parallel) iso__data_parallel_set_train_hook(p->data_parallel, NULL, NULL);
+    iso_optimizer_destroy(&p->inner);
+    for (int i = 0; i < ISO__CARRIERS; i++) iso__average_destroy(&p->average[i]);
+    iso_comm_destroy(&p->node);
+    iso_topology_destroy(&p->topology);
+    iso_module_destroy(&p->data_parallel);
+    iso__free(p->span);
+    iso__free(p->sent);
+    iso__free(p->queued_sent);
+    iso__free(p->mean);
+    iso__free(p->own);
+    *p = (iso__periodic){0};
+}
+
+// ---- The exchange under way -----------------------------------------------------------------------
+
+static iso_status start(iso__periodic *p, iso__carrier carrier, int group) {
+    if (!p->average[carrier]) carrier = ISO__CARRY_EXACT; // a full average that nothing shortens
+    iso__average *average;
+    ISO_TRY(iso__periodic_carrier(p, carrier, &average));
+    double count = (double)p->step_ms_count;
+    double figures[ISO__FIGURES] = {[ISO__STEP_MS] = count > 0 ? p->step_ms_sum / count : 0,
+                                    [ISO__WAIT_MS] = p->last_wait_ms,
+                                    [ISO__DIVERGENCE] = p->own_divergence};
+    p->step_ms_sum = 0;
+    p->step_ms_count = 0;
+    ISO_TRY(iso__average_start(average, p->sent, group, figures));
+    p->pending = true;
+    p->held = false;
+    p->carrier = carrier;
+    return ISO_OK;
+}
+
+// The parameters of now. While an earlier exchange is under way they wait until it is merged.
+static iso_status send(iso__periodic *p, iso__carrier carrier, int group) {
+    p->queued = p->pending;
+    p->queued_carrier = carrier;
+    p->queued_group = group;
+    iso__periodic_pack(p, iso__periodic_carried(p, carrier), p->queued ? p->queued_sent : p->sent);
+    return p->queued ? ISO_OK : start(p, carrier, group);
+}
+
+static iso_status send_queued(iso__periodic *p) {
+    if (!p->queued) return ISO_OK;
+    float *sent = p->sent;
+    p->sent = p->queued_sent;
+    p->queued_sent = sent;
+    p->queued = false;
+    return start(p, p->queued_carrier, p->queued_group);
+}
+
+// *mean is NULL on ranks that take no part.
+static iso_status collect(iso__periodic *p, const float **mean) {
+    ISO_CHECK(p->pending, ISO_ERR_STATE, "there is no exchange to merge");
+    int64_t began = iso_now();
+    iso_status status = ISO_OK;
+    *mean = p->member ? p->mean : NULL;
+    if (!p->held) status = iso__average_finish(p->average[p->carrier], mean, p->figures);
+    p->pending = p->held = false;
+    p->last_wait_ms = (double)(iso_now() - began) * 1e-6;
+    ISO_TRY(status);
+    iso_trace_span(ISO_LANE_WAIT, "global sync", began, iso_now());
+    return ISO_OK;
+}
+
+iso_status iso__periodic_hold(iso__periodic *p) {
+    if (!p->pending || p->held) return ISO_OK;
+    const float *mean;
+    size_t bytes = iso__periodic_carried(p, ISO__CARRY_WIRE) * sizeof(float);
+    if (!p->mean) ISO_TRY(iso__alloc_zero(bytes, (void **)&p->mean));
+    ISO_TRY(collect(p, &mean));
+    p->member = mean != NULL;
+    if (mean) memcpy(p->mean, mean, iso__periodic_carried(p, p->carrier) * sizeof(float));
+    p->pending = p->held = true;
+    return ISO_OK;
+}
+
+iso_status iso__periodic_drop(iso__periodic *p) {
+    const float *mean;
+    p->queued = false;
+    if (p->pending) ISO_TRY(collect(p, &mean));
+    return ISO_OK;
+}
+
+// ---- Actions --------------------------------------------------------------------------------------
+
+static void reset_state(iso__periodic *p) {
+    if (p->config.state != ISO_STATE_RESET) return;
+    for (int i = p->parameter_count; i < p->span_count; i++)
+        memset(p->span[i].data, 0, p->span[i].count * sizeof(float));
+}
+
+static void merge_mean(iso__periodic *p, const iso__action *action, const float *mean) {
+    double distance = 0, norm = 0, ignored = 0;
+    iso__merge_args args = {p->sent, mean, p->topology->nodes, action->weight};
+    if (p->config.merge == ISO_MERGE_PROGRESS) args.age = action->age;
+    size_t carried = iso__periodic_carried(p, p->carrier);
+    for (int i = 0; i < p->span_count && carried > 0; carried -= p->span[i++].count) {
+        bool state = i >= p->parameter_count;
+        iso__merge(state ? ISO_MERGE_HEAT : p->config.merge, p->span[i].count, p->span[i].data,
+                   &args, state ? &ignored : &distance, state ? &ignored : &norm);
+        args.sent += p->span[i].count;
+        args.mean += p->span[i].count;
+    }
+    p->own_divergence = norm > 0 ? sqrt(distance / norm) : 0;
+    reset_state(p);
+}
+
+static void count_sync(iso__periodic *p, int64_t age, int64_t began) {
+    p->stats.syncs++;
+    p->stats.last_age = age;
+    p->stats.wait_ms += p->last_wait_ms;
+    p->stats.last_wait_ms = p->last_wait_ms;
+    p->stats.work_ms += (double)(iso_now() - began) * 1e-6 - p->last_wait_ms;
+}
+
+static iso_status merge(iso__periodic *p, const iso__action *action) {
+    const float *mean;
+    int64_t began = iso_now();
+    ISO_TRY(collect(p, &mean));
+    if (mean) merge_mean(p, action, mean);
+    ISO_TRY(send_queued(p));
+    count_sync(p, action->age, began);
+    return ISO_OK;
+}
+
+static void measure_divergence(iso__periodic *p, const float *mean) {
+    double distance = 0, norm = 0;
+    iso__merge_args args = {.sent = p->sent, .mean = mean};
+    iso__merge_measure(p->parameter_elements, &args, &distance, &norm);
+    p->own_divergence = norm > 0 ? sqrt(distance / norm) : 0;
+}
+
+static iso_status full(iso__periodic *p, const iso__action *action, bool sent) {
+    const float *mean;
+    int64_t began = iso_now();
+    iso__carrier carrier = action->state ? ISO__CARRY_STATE : ISO__CARRY_EXACT;
+    if (sent) {
+        carrier = p->carrier;
+        ISO_TRY(collect(p, &mean));
+    } else {
+        ISO_TRY(iso__periodic_exact_mean(p, carrier, &mean));
+        p->last_wait_ms = (double)(iso_now() - began) * 1e-6;
+    }
+    if (mean) iso__periodic_unpack(p, iso__periodic_carried(p, carrier), mean);
+    if (mean && sent) measure_divergence(p, mean);
+    if (!action->state) reset_state(p);
+    // Of a group that takes its turn the other ranks of a node know nothing yet.
+    p->equal = !sent || action->group == ISO__ALL_GROUPS || p->topology->largest == 1;
+    p->node_equal = p->node_equal || p->equal;
+    p->node_equal_state = p->node_equal_state || action->state;
+    count_sync(p, 0, began);
+    return ISO_OK;
+}
+
+static iso_status act(iso__periodic *p, const iso__action *action, iso__carrier carrier,
+                      bool *sent) {
+    switch (action->kind) {
+    case ISO__SEND: *sent = true; return send(p, carrier, action->group);
+    case ISO__MERGE: return merge(p, action);
+    case ISO__FULL: return full(p, action, *sent);
+    case ISO__NODE_AVERAGE: return iso__periodic_node_average(p);
+    case ISO__NODE_COPY: return iso__periodic_node_copy(p, action->group);
+    case ISO__MEASURE: break; // the owner's
+    }
+    return ISO_OK;
+}
+
+iso_status iso__periodic_run(iso__periodic *p, const iso__sync_plan *plan, iso__carrier carrier) {
+    bool sent = false;
+    // Merging needs the parameters of now, with the update of this step.
+    if (plan->count > 0) ISO_TRY(iso_data_parallel_finish(p->data_parallel));
+    for (int i = 0; i < plan->count; i++) ISO_TRY(act(p, &plan->action[i], carrier, &sent));
+    if (p->pending && !p->held) ISO_TRY(iso__average_poll(p->average[p->carrier]));
+    ISO_TRY(iso__periodic_set_scope(p, plan->next));
+    p->last_step_ns = iso_now();
+    return ISO_OK;
+}
+
+bool iso__periodic_brings_mean(const iso__sync_plan *plan) {
+    bool sends = false, brings = false;
+    for (int i = 0; i < plan->count; i++) {
+        sends = sends || plan->action[i].kind == ISO__SEND;
+        brings = brings || plan->action[i].kind == ISO__MERGE ||
+                 (sends && plan->action[i].kind == ISO__FULL);
+    }
+    return brings;
+}
+
+iso_status iso__periodic_set_scope(iso__periodic *p, iso_scope scope) {
+    if (scope == ISO_SCOPE_NODE && p->config.topology.unit == ISO_SCOPE_RANK)
+        scope = ISO_SCOPE_RANK;
+    if (scope == p->scope) return ISO_OK;
+    ISO_TRY(iso__data_parallel_set_scope(p->data_parallel, scope));
+    if (p->scope == ISO_SCOPE_WORLD && p->equal) ISO_TRY(set_reference(p));
+    p->scope = scope;
+    return ISO_OK;
+}
+
+// ---- Steps ----------------------------------------------------------------------------------------
+
+static void measure_step(iso__periodic *p, int64_t now) {
+    iso_reducer_stats reducer;
+    iso_reducer_get_stats(iso_data_parallel_reducer(p->data_parallel), &reducer);
+    double waited = reducer.wait_ms - p->reducer_wait_ms;
+    p->reducer_wait_ms = reducer.wait_ms;
+    if (p->last_step_ns == 0) return;
+    p->step_ms_sum += (double)(now - p->last_step_ns) * 1e-6 - waited;
+    p->step_ms_count++;
+}
+
+iso_status iso__periodic_step(iso__periodic *p) {
+    ISO_CHECK(!p->shown, ISO_ERR_STATE,
+              "step() in evaluation mode, where parameters are the mean of all ranks: call "
+              "iso_module_train(model, true) before the forward");
+    ISO_TRY(iso_optimizer_step(p->inner));
+    p->equal = p->equal && p->scope == ISO_SCOPE_WORLD;
+    if (p->scope == ISO_SCOPE_RANK && iso_comm_size(p->node) > 1)
+        p->node_equal = p->node_equal_state = false;
+    p->stats.steps++;
+    measure_step(p, iso_now());
+    return ISO_OK;
+}
+
+iso_status iso__periodic_measure(iso__periodic *p, double *exchange_ms, double *step_ms) {
+    double step = p->step_ms_count > 0 ? p->step_ms_sum / (double)p->step_ms_count : 0;
+    ISO_TRY(iso_data_parallel_finish(p->data_parallel));
+    ISO_TRY(iso__average_measure(p->average[ISO__CARRY_WIRE], 3, exchange_ms));
+    ISO_TRY(iso_comm_allreduce_f64(p->comm, &step, 1, ISO_MAX));
+    *step_ms = step;
+    p->figures[ISO__EXCHANGE_MS] = *exchange_ms;
+    p->figures[ISO__STEP_MS] = step;
+    return ISO_OK;
+}
+
+iso_status iso__periodic_mean_number(iso__periodic *p, double *value) {
+    ISO_TRY(iso_comm_allreduce_f64(p->comm, value, 1, ISO_SUM));
+    *value /= iso_comm_size(p->comm);
+    return ISO_OK;
+}
+
+iso_status iso__periodic_finish(iso__periodic *p, bool state) {
+    iso__action exact = {.kind = ISO__FULL, .group = ISO__ALL_GROUPS, .state = state};
+    ISO_TRY(iso_data_parallel_finish(p->data_parallel));
+    ISO_TRY(iso__periodic_show(true, p));
+    ISO_TRY(iso__periodic_drop(p));
+    if (p->equal && !state) return ISO_OK;
+    return full(p, &exact, false);
+}
+
+void iso__periodic_stats(const iso__periodic *p, iso_daso_stats *out) {
+    *out = p->stats;
+    out->pending = p->pending;
+    out->exchange_ms = p->figures[ISO__EXCHANGE_MS];
+    out->step_ms = p->figures[ISO__STEP_MS];
+    out->divergence = p->figures[ISO__DIVERGENCE];
+    for (int i = 0; i < ISO__CARRIERS; i++) {
+        iso__average_stats average;
+        if (!p->average[i]) continue;
+        iso__average_get_stats(p->average[i], &average);
+        out->bytes_sent += average.bytes_sent;
+        out->bytes_between_nodes += average.bytes_between_nodes;
+        out->work_ms += i == ISO__CARRY_WIRE ? average.work_ms : 0;
+    }
+}

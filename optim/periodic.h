@@ -1,0 +1,120 @@
+// Private to optim: the engine of periodic synchronisation. It carries out plans; when and what is
+// decided by its owner's schedule, how the mean is merged by merge.h, on which wire by average.h.
+#ifndef ISO_PERIODIC_H
+#define ISO_PERIODIC_H
+
+#include "optim/merge.h"
+#include "optim/optim_impl.h"
+#include "optim/sync_plan.h"
+#include "parallel/average.h"
+
+#include <isotherm/resume.h>
+
+// Memory that travels: a parameter, or an arena of optimizer state.
+typedef struct iso__span {
+    float *data;
+    size_t count;
+} iso__span;
+
+// What an exchange carries, and how. Those of one engine share communicators, so one at a time.
+typedef enum iso__carrier {
+    ISO__CARRY_WIRE,  // what is sent while cycling
+    ISO__CARRY_FULL,  // what is sent to be waited for at once
+    ISO__CARRY_EXACT, // parameters in f32
+    ISO__CARRY_STATE, // parameters and optimizer state in f32
+    ISO__CARRIERS
+} iso__carrier;
+
+typedef struct iso__periodic_config {
+    iso_topology_config topology;
+    iso__average_config wire, full;
+    iso_merge merge;
+    iso_state_sync state;
+} iso__periodic_config;
+
+enum { ISO__PERIODIC_NUMBERS = 16 };
+
+typedef struct iso__periodic {
+    iso__periodic_config config;
+    iso_optimizer *inner;      // owned
+    iso_module *data_parallel; // retained
+    iso_comm *comm;            // borrowed from it: blocking collectives, in program order
+    iso_comm *node;            // the same for the node; owned
+    iso_topology *topology;    // of communicators that only averages use
+    iso__average *average[ISO__CARRIERS]; // EXACT and STATE are made when first needed
+    iso__span *span;
+    int span_count, parameter_count; // parameters come first
+    size_t elements, parameter_elements;
+    iso_scope scope;       // of the gradients of the next backward
+    bool equal;            // all ranks have the same parameters
+    bool node_equal;       // all ranks of the node have
+    bool node_equal_state; // and the same optimizer state
+
+    // The exchange under way. `held`: complete, its mean copied to `mean`, not yet merged.
+    bool pending, queued, held, member;
+    iso__carrier carrier, queued_carrier;
+    int queued_group;
+    float *sent, *queued_sent, *mean; // as long as what CARRY_WIRE carries
+    float *own;                       // what evaluation mode has put aside
+    bool shown;                       // parameters are the mean of all ranks
+
+    double figures[ISO__FIGURES]; // the largest of all ranks, of the last exchange
+    double last_wait_ms, own_divergence;
+    double step_ms_sum; // since the last send, without waits
+    int64_t step_ms_count, last_step_ns;
+    double reducer_wait_ms; // at the last step
+    iso_daso_stats stats;   // bytes: of a run that this one resumes
+    struct {
+        int64_t number[ISO__PERIODIC_NUMBERS];
+        double figure[ISO__FIGURES + 4];
+    } saved; // what stands in a saved state, see periodic_state.c
+} iso__periodic;
+
+enum { ISO__EXCHANGE_MS, ISO__STEP_MS, ISO__WAIT_MS, ISO__DIVERGENCE }; // of figures
+
+// Collective. Takes inner, on failure too (p is then empty). ISO_ERR_ARG unless inner is a
+// dp_optimizer tied to data_parallel.
+// owner: whether this rank's owner is well so far; an error on any rank is one on all.
+// ISO_ERR_MISMATCH where ranks have other settings (a line of text).
+iso_status iso__periodic_init(iso__periodic *p, iso_optimizer *inner, iso_module *data_parallel,
+                              const iso__periodic_config *config, iso_status owner,
+                              const char *settings);
+// Collective. How far the gradients of the next backward reach.
+iso_status iso__periodic_set_scope(iso__periodic *p, iso_scope scope);
+void iso__periodic_destroy(iso__periodic *p);
+// One step of the inner optimizer; then, once its owner has a plan, the plan.
+iso_status iso__periodic_step(iso__periodic *p);
+iso_status iso__periodic_run(iso__periodic *p, const iso__sync_plan *plan, iso__carrier carrier);
+// Whether a plan brings a mean (figures are new after it).
+bool iso__periodic_brings_mean(const iso__sync_plan *plan);
+// Median ms of an exchange by the wire, and of a step without waits; the largest of all ranks.
+iso_status iso__periodic_measure(iso__periodic *p, double *exchange_ms, double *step_ms);
+// The mean of this number over all ranks.
+iso_status iso__periodic_mean_number(iso__periodic *p, double *value);
+// Every rank gets the mean of parameters, and of optimizer state if wanted.
+iso_status iso__periodic_finish(iso__periodic *p, bool state);
+// Waits for what is under way and forgets it.
+iso_status iso__periodic_drop(iso__periodic *p);
+void iso__periodic_stats(const iso__periodic *p, iso_daso_stats *out);
+// Waits for what is under way and keeps its mean aside until it is merged.
+iso_status iso__periodic_hold(iso__periodic *p);
+// The slots of optimizers that own an engine.
+iso_status iso__periodic_state(iso__periodic *p, iso_state *state);
+iso_status iso__periodic_loaded(iso__periodic *p);
+
+// ---- periodic_mean.c ------------------------------------------------------------------------------
+
+// Parameters (and state, if elements says so) to and from one flat array.
+void iso__periodic_pack(const iso__periodic *p, size_t elements, float *to);
+void iso__periodic_unpack(const iso__periodic *p, size_t elements, const float *from);
+// The mean over all ranks, waiting for it, without touching the parameters; *mean is valid until
+// the next exchange.
+iso_status iso__periodic_exact_mean(iso__periodic *p, iso__carrier carrier, const float **mean);
+iso_status iso__periodic_node_average(iso__periodic *p);
+iso_status iso__periodic_node_copy(iso__periodic *p, int group);
+// Train hook: the mean in evaluation mode, one's own parameters in training mode.
+iso_status iso__periodic_show(bool training, void *periodic);
+size_t iso__periodic_carried(const iso__periodic *p, iso__carrier carrier); // elements
+iso_status iso__periodic_carrier(iso__periodic *p, iso__carrier carrier, iso__average **out);
+
+#endif

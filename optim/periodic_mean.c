@@ -1,0 +1,112 @@
+// Means that are waited for: over all ranks, over a node, and for evaluation.
+#include "optim/periodic.h"
+#include "parallel/parallel_impl.h"
+
+#include <isotherm/trace.h>
+#include <string.h>
+
+void iso__periodic_pack(const iso__periodic *p, size_t elements, float *to) {
+    for (int i = 0; i < p->span_count && elements > 0; elements -= p->span[i++].count) {
+        memcpy(to, p->span[i].data, p->span[i].count * sizeof(float));
+        to += p->span[i].count;
+    }
+}
+
+void iso__periodic_unpack(const iso__periodic *p, size_t elements, const float *from) {
+    for (int i = 0; i < p->span_count && elements > 0; elements -= p->span[i++].count) {
+        memcpy(p->span[i].data, from, p->span[i].count * sizeof(float));
+        from += p->span[i].count;
+    }
+}
+
+size_t iso__periodic_carried(const iso__periodic *p, iso__carrier carrier) {
+    bool state = carrier == ISO__CARRY_STATE ||
+                 (carrier == ISO__CARRY_WIRE && p->config.state == ISO_STATE_AVERAGE);
+    return state ? p->elements : p->parameter_elements;
+}
+
+iso_status iso__periodic_carrier(iso__periodic *p, iso__carrier carrier, iso__average **out) {
+    if (!p->average[carrier]) {
+        iso__average_config exact = {.wire = ISO_F32};
+        ISO_TRY(iso__average_create(p->topology, iso__periodic_carried(p, carrier), &exact,
+                                    &p->average[carrier]));
+    }
+    *out = p->average[carrier];
+    return ISO_OK;
+}
+
+// Sums over the node, for ranks of a node that have gone their own ways.
+static iso_status mean_in_node(iso__periodic *p, size_t elements, float *x) {
+    iso_request *request;
+    ISO_TRY(iso_comm_iallreduce(p->node, x, elements, ISO_F32, "mean of a node", &request));
+    ISO_TRY(iso_request_wait(&request));
+    float factor = 1.0f / (float)iso_comm_size(p->node);
+    for (size_t i = 0; i < elements; i++) x[i] *= factor;
+    return ISO_OK;
+}
+
+static iso_status exact_mean(iso__periodic *p, iso__carrier carrier, float *x, const float **mean) {
+    iso__average *average;
+    double figures[ISO__FIGURES] = {0};
+    size_t elements = iso__periodic_carried(p, carrier);
+    ISO_TRY(iso__periodic_carrier(p, carrier, &average));
+    iso__periodic_pack(p, elements, x);
+    bool equal = p->node_equal && (carrier != ISO__CARRY_STATE || p->node_equal_state);
+    if (!equal) ISO_TRY(mean_in_node(p, elements, x));
+    ISO_TRY(iso__average_start(average, x, ISO__SHARDS, figures));
+    ISO_TRY(iso__average_finish(average, mean, figures));
+    return ISO_OK;
+}
+
+iso_status iso__periodic_exact_mean(iso__periodic *p, iso__carrier carrier, const float **mean) {
+    void *room = NULL; // the state is asked for once in a run
+    if (carrier == ISO__CARRY_STATE) ISO_TRY(iso__alloc(p->elements * sizeof(float), &room));
+    iso_status status = exact_mean(p, carrier, room ? room : p->queued_sent, mean);
+    iso__free(room);
+    ISO_TRY(status);
+    return ISO_OK;
+}
+
+iso_status iso__periodic_node_average(iso__periodic *p) {
+    size_t elements = iso__periodic_carried(p, ISO__CARRY_WIRE);
+    bool state = elements > p->parameter_elements;
+    if (p->node_equal && (!state || p->node_equal_state)) return ISO_OK;
+    int64_t start = iso_now();
+    iso__periodic_pack(p, elements, p->queued_sent);
+    ISO_TRY(mean_in_node(p, elements, p->queued_sent));
+    iso__periodic_unpack(p, elements, p->queued_sent);
+    p->node_equal = true;
+    p->node_equal_state = p->node_equal_state || state;
+    p->stats.work_ms += (double)(iso_now() - start) * 1e-6;
+    return ISO_OK;
+}
+
+iso_status iso__periodic_node_copy(iso__periodic *p, int group) {
+    if (iso_comm_size(p->node) == 1) return ISO_OK;
+    int64_t start = iso_now();
+    for (int i = 0; i < p->parameter_count; i++)
+        ISO_TRY(iso_comm_bcast(p->node, p->span[i].data, p->span[i].count * sizeof(float),
+                               group % iso_comm_size(p->node)));
+    p->node_equal = true;
+    p->stats.work_ms += (double)(iso_now() - start) * 1e-6;
+    return ISO_OK;
+}
+
+iso_status iso__periodic_show(bool training, void *periodic) {
+    iso__periodic *p = periodic;
+    const float *mean;
+    p->last_step_ns = 0; // evaluation is not part of a step
+    if (training == !p->shown) return ISO_OK;
+    if (training) {
+        iso__periodic_unpack(p, p->parameter_elements, p->own);
+    } else {
+        if (p->equal) return ISO_OK;
+        ISO_TRY(iso__periodic_hold(p));
+        if (!p->own) ISO_TRY(iso__alloc(p->parameter_elements * sizeof(float), (void **)&p->own));
+        iso__periodic_pack(p, p->parameter_elements, p->own);
+        ISO_TRY(iso__periodic_exact_mean(p, ISO__CARRY_EXACT, &mean));
+        iso__periodic_unpack(p, p->parameter_elements, mean);
+    }
+    p->shown = !training;
+    return ISO_OK;
+}

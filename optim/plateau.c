@@ -1,0 +1,58 @@
+// HeAT's DetectMetricPlateau: tells when a metric has stopped improving.
+#include "optim/sync_plan.h"
+
+#include <assert.h>
+#include <math.h>
+
+iso_status iso_plateau_init(iso_plateau *plateau, const iso_plateau_config *config) {
+    ISO_CHECK(config->patience >= 0, ISO_ERR_ARG, "plateau: patience is %lld, it must be 0 or more",
+              (long long)config->patience);
+    ISO_CHECK(config->cooldown >= 0, ISO_ERR_ARG, "plateau: cooldown is %lld, it must be 0 or more",
+              (long long)config->cooldown);
+    ISO_CHECK(config->threshold >= 0, ISO_ERR_ARG, "plateau: threshold is %g, it must be 0 or more",
+              config->threshold);
+    *plateau = (iso_plateau){.config = *config};
+    iso_plateau_reset(plateau);
+    return ISO_OK;
+}
+
+void iso_plateau_reset(iso_plateau *plateau) {
+    plateau->best = plateau->config.max ? -INFINITY : INFINITY;
+    plateau->bad = 0;
+    plateau->cooldown_counter = 0;
+}
+
+// Every comparison with NaN is false.
+static bool better(const iso_plateau *p, double value) {
+    double threshold = p->config.threshold;
+    if (p->config.absolute)
+        return p->config.max ? value > p->best + threshold : value < p->best - threshold;
+    // HeAT leaves a negative best of mode max as it is, which asks for less than the best.
+    if (p->config.max) return value > p->best * (1 + threshold);
+    return value < p->best * (p->best >= 0 ? 1 - threshold : 1 + threshold);
+}
+
+bool iso_plateau_test(iso_plateau *plateau, double value) {
+    plateau->last_epoch++;
+    if (better(plateau, value)) {
+        plateau->best = value;
+        plateau->bad = 0;
+    } else {
+        plateau->bad++;
+    }
+    if (plateau->cooldown_counter > 0) {
+        plateau->cooldown_counter--;
+        plateau->bad = 0;
+    }
+    if (plateau->bad <= plateau->config.patience) return false;
+    plateau->cooldown_counter = plateau->config.cooldown;
+    plateau->bad = 0;
+    return true;
+}
+
+void iso__plateau_of_loss(iso_plateau *plateau, double threshold) {
+    iso_plateau_config config = {.patience = 2, .threshold = threshold};
+    iso_status status = iso_plateau_init(plateau, &config);
+    assert(status == ISO_OK);
+    (void)status;
+}

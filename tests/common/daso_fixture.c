@@ -1,0 +1,205 @@
+// For tests of periodic training: opening real runs of daso and daso_heat, and holding them against
+// the serial model.
+#include "common/daso_fixture.h"
+
+#include "base/base.h"
+#include "tensor/tensor_impl.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+static iso_status add(iso_module *net, iso_status made, const char *name, iso_module **layer) {
+    ISO_TRY(made);
+    return iso_sequential_add_take(net, name, *layer);
+}
+
+iso_status build_smooth(iso_device *device, bool dropout, iso_module **out) {
+    iso_rng rng = {.seed = 7};
+    iso_module *net, *m = NULL;
+    iso_conv2d_config c1 = {
+        .in_channels = TRAINER_CHANNELS, .out_channels = 4, .kernel_size = {3, 3}};
+    iso_conv2d_config c2 = {
+        .in_channels = 4, .out_channels = 6, .kernel_size = {3, 3}, .stride = {2, 2}};
+    (void)dropout;
+    ISO_TRY(iso_sequential_create(device, &net));
+    ISO_TRY(add(net, iso_conv2d_create(device, &c1, &rng, &m), "conv1", &m));
+    ISO_TRY(add(net, iso_conv2d_create(device, &c2, &rng, &m), "conv2", &m));
+    ISO_TRY(add(net, iso_flatten_create(device, &m), "flatten", &m));
+    ISO_TRY(add(net, iso_linear_create(device, 54, 16, true, &rng, &m), "fc1", &m));
+    ISO_TRY(add(net, iso_linear_create(device, 16, TRAINER_CLASSES, true, &rng, &m), "fc2", &m));
+    *out = net;
+    return ISO_OK;
+}
+
+daso_case daso_case_default(int64_t total_steps) {
+    daso_case c = {.ranks_per_node = 1, .train = trainer_default(), .daso = ISO_DASO_DEFAULT};
+    c.train.build = build_smooth;
+    c.train.hyper.lr = 0.01;
+    c.daso.total_steps = total_steps;
+    c.daso.warmup_steps = c.daso.cooldown_steps = 0;
+    c.daso.global_skip = 4;
+    c.daso.batches_to_wait = 1;
+    c.daso.wire = ISO_F32;
+    c.train.rows = 0; // two for each rank
+    return c;
+}
+
+daso_case heat_case_default(int64_t total_epochs) {
+    daso_case c = daso_case_default(1);
+    c.heat = true;
+    c.heat_config = ISO_DASO_HEAT_DEFAULT;
+    c.heat_config.total_epochs = total_epochs;
+    c.heat_config.warmup_epochs = c.heat_config.cooldown_epochs = 1;
+    c.heat_config.downcast_type = ISO_F32;
+    return c;
+}
+
+static trainer_config sized(const daso_case *c, int ranks) {
+    trainer_config train = c->train;
+    if (train.rows == 0) train.rows = 2 * ranks;
+    return train;
+}
+
+static void set_ranks_per_node(int n) {
+    char text[16];
+    snprintf(text, sizeof(text), "%d", n);
+    setenv("ISO_RANKS_PER_NODE", text, 1);
+}
+
+iso_status daso_open(trainer *t, MPI_Comm mpi_comm, const daso_case *c) {
+    iso_comm *comm;
+    set_ranks_per_node(c->ranks_per_node);
+    ISO_TRY(iso_comm_create(mpi_comm, NULL, &comm));
+    trainer_config train = sized(c, iso_comm_size(comm));
+    ISO_TRY(trainer_create(t, comm, &train));
+    if (c->heat)
+        return iso_daso_heat_create_take(t->optimizer, t->model, &c->heat_config, &t->optimizer);
+    return iso_daso_create_take(t->optimizer, t->model, &c->daso, &t->optimizer);
+}
+
+void daso_close(trainer *t) {
+    iso_comm *comm = t->comm;
+    trainer_destroy(t);
+    iso_comm_destroy(&comm);
+}
+
+iso_status daso_model_open(daso_model *m, const trainer *t, const daso_case *c) {
+    int ranks = iso_comm_size(t->comm);
+    model_config config = {
+        .ranks = ranks, .ranks_per_node = c->ranks_per_node, .train = sized(c, ranks)};
+    return model_create(m, &config);
+}
+
+iso_status daso_difference(trainer *t, const daso_model *m, double *out) {
+    ISO_TRY(iso_data_parallel_finish(t->model));
+    ISO_TRY(model_difference(m, iso_comm_rank(t->comm), t->model, out));
+    return iso_comm_allreduce_f64(t->comm, out, 1, ISO_MAX);
+}
+
+iso_status daso_own_hash(trainer *t, uint64_t *out) {
+    int64_t count;
+    float *values = daso_values(t, &count);
+    ISO_CHECK(values, ISO_ERR_STATE, "parameters cannot be read");
+    *out = iso__hash(ISO_HASH_START, values, (size_t)count * sizeof(float));
+    free(values);
+    return ISO_OK;
+}
+
+// ---- Values ---------------------------------------------------------------------------------------
+
+typedef void (*visitor)(float *x, int64_t count, void *user);
+
+static iso_status visit(trainer *t, visitor visitor, void *user) {
+    iso_parameter_list list;
+    ISO_TRY(iso_data_parallel_finish(t->model));
+    ISO_TRY(iso_module_parameters(t->model, &list));
+    for (int i = 0; i < list.count; i++)
+        if (list.item[i]->requires_grad)
+            visitor(list.item[i]->value->data, list.item[i]->value->count, user);
+    iso_parameter_list_destroy(&list);
+    return ISO_OK;
+}
+
+typedef struct drift {
+    float amount;
+    int64_t index;
+} drift;
+
+static void add_drift(float *x, int64_t count, void *user) {
+    drift *d = user;
+    for (int64_t k = 0; k < count; k++) x[k] += d->amount * (float)(d->index++ % 7);
+}
+
+iso_status daso_drift(trainer *t, float amount) {
+    drift d = {.amount = amount};
+    return visit(t, add_drift, &d);
+}
+
+static void add_count(float *x, int64_t count, void *user) {
+    (void)x;
+    *(int64_t *)user += count;
+}
+
+static void append(float *x, int64_t count, void *user) {
+    float **at = user;
+    memcpy(*at, x, (size_t)count * sizeof(float));
+    *at += count;
+}
+
+float *daso_values(trainer *t, int64_t *count) {
+    *count = 0;
+    if (visit(t, add_count, count) < 0) return NULL;
+    float *values = calloc((size_t)*count, sizeof(float)), *at = values;
+    if (values && visit(t, append, &at) >= 0) return values;
+    free(values);
+    return NULL;
+}
+
+iso_status daso_spread(trainer *t, double *out) {
+    int64_t count;
+    float *mine = daso_values(t, &count), *first = daso_values(t, &count);
+    double worst = 0, size = 0;
+    ISO_CHECK(mine && first, ISO_ERR_STATE, "parameters cannot be read");
+    iso_status status = iso_comm_bcast(t->comm, first, (size_t)count * sizeof(float), 0);
+    for (int64_t k = 0; k < count; k++) {
+        worst = fmax(worst, fabs((double)mine[k] - (double)first[k]));
+        size = fmax(size, fabs((double)first[k]));
+    }
+    free(mine);
+    free(first);
+    ISO_TRY(status);
+    *out = worst / size;
+    return iso_comm_allreduce_f64(t->comm, out, 1, ISO_MAX);
+}
+
+// ---- Runs -----------------------------------------------------------------------------------------
+
+iso_status daso_delayed_step(trainer *t, const daso_case *c, int step) {
+    if (c->delay_us > 0) {
+        uint32_t counter[4] = {(uint32_t)step, (uint32_t)iso_comm_rank(t->comm), 0, 0}, bits[4];
+        iso__philox(iso__philox_key_make(9, ISO_RNG_TEST, 0), counter, bits);
+        long us = (long)(bits[0] % (uint32_t)c->delay_us);
+        nanosleep(&(struct timespec){.tv_nsec = us * 1000}, NULL);
+    }
+    return trainer_step(t, step, NULL);
+}
+
+static iso_status train(trainer *t, const daso_case *c, int look, uint64_t *out) {
+    uint64_t seen;
+    for (int step = 0; step < (int)c->daso.total_steps; step++) {
+        ISO_TRY(daso_delayed_step(t, c, step));
+        if (look > 0 && step % look == 0) ISO_TRY(daso_own_hash(t, &seen));
+    }
+    ISO_TRY(iso_daso_finish(t->optimizer));
+    return trainer_hash(t, out);
+}
+
+iso_status daso_hash(MPI_Comm mpi_comm, const daso_case *c, int look, uint64_t *out) {
+    trainer t;
+    ISO_TRY(daso_open(&t, mpi_comm, c));
+    iso_status status = train(&t, c, look, out);
+    daso_close(&t);
+    return status;
+}

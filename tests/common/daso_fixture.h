@@ -1,0 +1,55 @@
+// For tests of periodic training: opening real runs of daso and daso_heat, and holding them against
+// the serial model.
+#ifndef ISO_TEST_DASO_FIXTURE_H
+#define ISO_TEST_DASO_FIXTURE_H
+
+#include "common/daso_model.h"
+
+// Real runs and the model sum in different orders, and training lets the difference grow: relative
+// to the largest parameter, less than this in the at most 60 steps of these tests, as long as the
+// network has no kinks (build_smooth). A merge that is off by one step, or one weight that is
+// wrong, shows at 1e-3 and more.
+#define DASO_ROUNDING 1e-5
+
+typedef struct daso_case {
+    int ranks_per_node; // ISO_RANKS_PER_NODE
+    trainer_config train;
+    bool heat; // which of the two is used
+    iso_daso_config daso;
+    iso_daso_heat_config heat_config;
+    int delay_us; // before each step this rank sleeps for a random time below this
+} daso_case;
+
+// The layers of the small CNN without relu and max-pool: a rounding error never changes which way
+// is taken.
+iso_status build_smooth(iso_device *device, bool dropout, iso_module **out);
+// f32, no warm-up, no cool-down, two rows for each rank, SGD with momentum, build_smooth.
+daso_case daso_case_default(int64_t total_steps);
+// The same for daso_heat: f32, one epoch of warm-up and of cool-down.
+daso_case heat_case_default(int64_t total_epochs);
+// Opens a run over mpi_comm: t->comm is a communicator of its own, t->optimizer the daso.
+iso_status daso_open(trainer *t, MPI_Comm mpi_comm, const daso_case *c);
+void daso_close(trainer *t);
+iso_status daso_model_open(daso_model *m, const trainer *t, const daso_case *c);
+
+// Largest difference between the parameters of each rank and those that the model has for it.
+// Collective, completes updates; the same on all ranks.
+iso_status daso_difference(trainer *t, const daso_model *m, double *out);
+// Of this rank's parameters, whatever the others have. Completes updates.
+iso_status daso_own_hash(trainer *t, uint64_t *out);
+// Largest difference of any parameter between any rank and rank 0, relative as above. Collective.
+iso_status daso_spread(trainer *t, double *out);
+
+// Trains c->daso.total_steps steps, looking at parameters every `look` steps (0: never), finishes,
+// and hands out the hash that all ranks end with.
+iso_status daso_hash(MPI_Comm mpi_comm, const daso_case *c, int look, uint64_t *out);
+// trainer_step after the delay of c.
+iso_status daso_delayed_step(trainer *t, const daso_case *c, int step);
+
+// Adds amount * (k mod 7) to element k of the trainable parameters taken as one array. Stands for
+// training when lr is 0, so that what a merge must give is known in closed form.
+iso_status daso_drift(trainer *t, float amount);
+// This rank's trainable parameters in one array, to be freed with free(); NULL on failure.
+float *daso_values(trainer *t, int64_t *count);
+
+#endif
