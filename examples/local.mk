@@ -1,26 +1,50 @@
 # Programs; they see public headers only, and are installed with the prefix iso-.
-bin_PROGRAMS += examples/mnist examples/train
+bin_PROGRAMS += examples/mnist examples/train examples/sweep
 
 examples_mnist_SOURCES = examples/mnist.c
 examples_mnist_CPPFLAGS = $(PUBLIC_CPPFLAGS)
 examples_mnist_CFLAGS = $(AM_CFLAGS) -Wshadow -Wconversion
 examples_mnist_LDADD = libisotherm.la $(MPI_LIBS) -lm
 
-examples_train_SOURCES = \
+# A training run, which both train and sweep make.
+TRAIN_RUN = \
     examples/models.c \
     examples/models.h \
-    examples/train.c \
     examples/train_agree.c \
     examples/train.h \
     examples/train_error.c \
     examples/train_error.h \
+    examples/train_option_table.c \
     examples/train_options.c \
     examples/train_options.h \
     examples/train_output.c \
     examples/train_report.c \
-    examples/train_setup.c
+    examples/train_run.c \
+    examples/train_setup.c \
+    examples/train_state.c \
+    examples/train_sync.c
+examples_train_SOURCES = examples/train.c $(TRAIN_RUN)
 examples_train_CPPFLAGS = $(PUBLIC_CPPFLAGS)
 examples_train_CFLAGS = $(AM_CFLAGS) -Wshadow -Wconversion
 examples_train_LDADD = libisotherm.la $(MPI_LIBS) -lm
+
+examples_sweep_SOURCES = \
+    examples/report.c \
+    examples/report.h \
+    examples/report_gnuplot.c \
+    examples/report_html.c \
+    examples/report_impl.h \
+    examples/report_plot.c \
+    examples/report_read.c \
+    examples/sweep.c \
+    examples/sweep.h \
+    examples/sweep_list.c \
+    examples/sweep_list.h \
+    examples/sweep_options.c \
+    examples/sweep_store.c \
+    $(TRAIN_RUN)
+examples_sweep_CPPFLAGS = $(PUBLIC_CPPFLAGS)
+examples_sweep_CFLAGS = $(AM_CFLAGS) -Wshadow -Wconversion
+examples_sweep_LDADD = libisotherm.la $(MPI_LIBS) -lm
 
 EXTRA_DIST += examples/trace_svg.py examples/lazy-timeline.svg

@@ -1,4 +1,5 @@
-// What the files of the train program share.
+// What the files of the train program share, and the interface to a training run for programs that
+// make several: open the world once, then perform runs with different options.
 #ifndef EXAMPLES_TRAIN_H
 #define EXAMPLES_TRAIN_H
 
@@ -7,61 +8,169 @@
 
 #include <isotherm.h>
 
-// Of so many latest steps the durations are kept.
-#define TRAIN_STEP_TIMES 65536
+// ---- For programs ---------------------------------------------------------------------------------
 
-typedef struct train_run {
-    train_options options;
+// What runs have in common: ranks, device and data sets, as --progress, --device, --threads and
+// --data say.
+typedef struct train_world {
     iso_comm *comm;
-    int rank, ranks;
+    int rank, ranks, nodes;
     iso_device *device;
     iso_dataset *train_set, *test_set;
     iso_dataset_info info; // of the training set; classes covers the test set too
-    iso_sampler *train_sampler, *test_sampler;
+} train_world;
+
+// Test figures in the middle of a run, the same on all ranks.
+typedef struct train_eval {
+    int64_t step;
+    double seconds;    // of training so far, the slowest rank's; without evaluations and saving
+    double train_loss; // mean since the last eval
+    double test_loss, test_accuracy;         // accuracy in 0 .. 1
+    int64_t bytes_sent, bytes_between_nodes; // payload so far, sums over ranks; see train_traffic
+} train_eval;
+
+// A merge in one of the periodic modes, as this rank saw it.
+typedef struct train_sync {
+    int64_t step, age, global_skip, batches_to_wait;
+    double wait_ms, exchange_ms, divergence;
+    const char *phase;
+} train_sync;
+
+// Of an epoch or, in the end, of the whole run; loss and test figures over all ranks.
+typedef struct train_figures {
+    double train_loss, test_loss, test_accuracy; // accuracy in 0 .. 1; of the last epoch
+    double seconds;                              // of training, the slowest rank's
+    int64_t samples;                             // trained on, all ranks
+} train_figures;
+
+typedef struct train_result {
+    bool
+        already_finished; // the run that was to be resumed had come to its end: nothing else is set
+    train_figures figures; // seconds and samples of the whole run
+    int64_t steps, syncs;
+    double step_ms_p50, wait_ms_per_step, wait_ms_per_sync, exchange_ms; // the slowest rank's
+    int64_t bytes_per_step, bytes_sent, bytes_between_nodes;
+    double peak_rss_mb;
+    char hash[17];
+} train_result;
+
+// Told of what happens, on every rank. Any may be NULL.
+typedef struct train_observer {
+    // Before the first step. log: rank 0's of --log, or NULL.
+    void (*start)(iso_json_log *log, void *user);
+    void (*eval)(const train_eval *eval, void *user);
+    void (*sync)(const train_sync *sync, void *user);
+    void (*epoch)(int64_t epoch, const train_figures *figures, void *user);
+    void (*end)(const train_result *result, void *user);
+    void *user;
+} train_observer;
+
+// Collective over MPI_COMM_WORLD; false: rank 0 has printed why. What was opened is closed by
+// train_world_close, also on failure.
+bool train_world_open(train_world *world, const train_options *options);
+void train_world_close(train_world *world);
+// Collective. One run from its initial parameters, which depend on the options alone, to its end.
+// observer may be NULL. False: rank 0 has printed why, on every rank alike, and the next run may
+// begin; an error that cannot be told to the others ends the job.
+bool train_perform(const train_world *world, const train_options *options,
+                   const train_observer *observer, train_result *out);
+
+// ---- Private to train_*.c -------------------------------------------------------------------------
+
+// Of so many latest steps the durations are kept.
+#define TRAIN_STEP_TIMES 65536
+
+// Where a run stands. All of it is saved for resuming: position is the same on all ranks, sums are
+// each rank's own.
+typedef struct train_position {
+    int64_t epoch, batch, step; // the next batch, and how many updates were made
+    int64_t samples;            // trained on by all ranks in the epochs before
+    int64_t finished;           // whether the run has come to its end
+} train_position;
+typedef struct train_sums {
+    double loss, samples;             // of the epoch
+    double eval_loss, eval_samples;   // since the last eval
+    double seconds, epoch_seconds;    // of the whole run; until the epoch began
+    double wait_ms;                   // in waits for gradients, of runs that this one resumes
+    double bytes_sent, bytes_between; // gradients, of runs that this one resumes
+} train_sums;
+
+typedef struct train_run {
+    const train_world *world;
+    const train_options *options;
+    const train_observer *observer;
     iso_loader *train_loader, *test_loader;
     iso_module *model; // a data_parallel once train_setup_shared is through
     iso_loss *loss;
     iso_optimizer *optimizer;
+    bool periodic; // --sync is one of those that exchange parameters
     iso_schedule schedule;
-    int64_t steps, step; // of the whole run; done
+    int64_t steps; // of the whole run
+    train_position at;
+    train_sums sum;
+    int64_t clock;       // when the time of training began to run; 0: it stands
+    iso_evaluation test; // the latest
+    int64_t test_step;   // when that was made; -1: never
+    iso_daso_stats seen; // of the optimizer, when it was last looked at
     double *step_ms;     // [TRAIN_STEP_TIMES], a ring
+    int64_t timed_steps; // since this process began
+    bool told;           // the error that is returned is known to all ranks
     iso_json_log *log;   // rank 0's, if wanted
 } train_run;
 
-// Of an epoch; loss and test figures over all ranks.
-typedef struct train_figures {
-    double train_loss, test_loss, test_accuracy; // accuracy in 0 .. 1
-    double seconds;                              // of the training, without the test
-    int64_t samples;                             // trained on, all ranks
-} train_figures;
-
 // ---- train_setup.c ----
 
-// Local: opens device and data, builds the model, and checks what can be checked without others.
+// Local: loaders and model, and what can be checked without others.
 iso_status train_setup_local(train_run *run);
 // Collective: ties the replicas together.
 iso_status train_setup_shared(train_run *run);
+// Collective. The optimizer that --optimizer names, tied to the model.
+iso_status train_optimizer_create(train_run *run);
 // Collective. Frees whatever was set up.
 void train_teardown(train_run *run);
+
+// ---- train_sync.c ----
+
+bool train_sync_is_periodic(const train_options *options);
+// Collective. Wraps the model and the optimizer as --sync says.
+iso_status train_sync_setup(train_run *run);
+// Local. After a step: tells of merges and of changes of the policy.
+iso_status train_sync_look(train_run *run);
+// What was handed to the network so far: parameters that daso exchanged, and gradient buffers that
+// were handed to all-reduces (an all-reduce sends 2 (P - 1) / P of that). Local: this rank's.
+void train_traffic(const train_run *run, int64_t *sent, int64_t *between_nodes);
+// This rank's time in waits so far.
+double train_wait_ms(const train_run *run);
+
+// ---- train_state.c ----
+
+// Collective. Writes a set of files from which the run can go on.
+iso_status train_state_save(train_run *run);
+// Collective. Goes to where the newest set was saved. ISO_ERR_MISMATCH for other options.
+iso_status train_state_load(train_run *run);
 
 // ---- train_output.c ----
 
 // Local. Whether a file can be put at path, by making and removing one beside it.
 iso_status train_output_check(const char *path, const char *what);
-// Local. Parameters of the model to or from a checkpoint.
-iso_status train_checkpoint_save(train_run *run);
+// Local. Parameters of the model from a checkpoint.
 iso_status train_checkpoint_load(train_run *run);
+// Collective. Writes the parameters, under a periodic mode their mean, on rank 0.
+iso_status train_checkpoint_save(train_run *run);
 // Collective. Gathers the traces of all ranks and writes one file on rank 0.
 iso_status train_trace_write(train_run *run);
 
 // ---- train_report.c ----
 
 void train_report_start(const train_run *run);
-iso_status train_report_bar(const train_run *run, int64_t epoch, iso_progress_bar **out);
-void train_report_epoch(train_run *run, int64_t epoch, const train_figures *figures,
-                        iso_progress_bar **bar);
+void train_report_resume(const train_run *run);
+iso_status train_report_bar(const train_run *run, iso_progress_bar **out);
+void train_report_eval(train_run *run, const train_eval *eval);
+void train_report_sync(train_run *run, const train_sync *sync);
+void train_report_policy(train_run *run, const iso_daso_stats *stats);
+void train_report_epoch(train_run *run, const train_figures *figures, iso_progress_bar **bar);
 // Collective. Measures what is left to measure and writes the summary. ISO_ERR_MISMATCH when the
-// ranks ended with different parameters. `last`: of the last epoch; seconds and samples of all.
-iso_status train_report_summary(train_run *run, const train_figures *last);
+// ranks ended with different parameters. figures: of the last epoch; seconds and samples of all.
+iso_status train_report_summary(train_run *run, const train_figures *figures, train_result *out);
 
 #endif

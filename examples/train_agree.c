@@ -6,20 +6,22 @@
 #include <mpi.h>
 #include <string.h>
 
-enum { ROOM = 16384 };
+size_t train_options_difference(const char *a, const char *b) {
+    size_t line = 0;
+    for (size_t n = 0; a[n] && a[n] == b[n]; n++)
+        if (a[n] == '\n') line = n + 1;
+    return line;
+}
 
 iso_status train_options_agree(const train_options *values) {
-    static char mine[ROOM], first[ROOM];
-    train_options_text(values, mine, sizeof(mine));
+    static char mine[TRAIN_OPTIONS_ROOM], first[TRAIN_OPTIONS_ROOM];
+    train_options_text(values, false, mine, sizeof(mine));
     memcpy(first, mine, sizeof(first));
     MPI_Bcast(first, sizeof(first), MPI_CHAR, 0, MPI_COMM_WORLD);
     if (strcmp(mine, first) == 0) return ISO_OK;
-    const char *a = mine, *b = first;
-    size_t n = 0, line = 0; // of the first difference, and where its line begins
-    for (; a[n] == b[n]; n++)
-        if (a[n] == '\n') line = n + 1;
+    size_t line = train_options_difference(mine, first);
+    const char *a = mine + line, *b = first + line;
     return train_error(ISO_ERR_MISMATCH,
                        "started with %.*s where rank 0 has %.*s: give every rank the same options",
-                       (int)strcspn(a + line, "\n"), a + line, (int)strcspn(b + line, "\n"),
-                       b + line);
+                       (int)strcspn(a, "\n"), a, (int)strcspn(b, "\n"), b);
 }

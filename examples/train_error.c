@@ -10,6 +10,9 @@
 #define TEXT_ROOM 512
 
 static char own[TEXT_ROOM]; // empty: the last error is the library's
+static const char *program = "train";
+
+void train_error_program(const char *name) { program = name; }
 
 iso_status train_error(iso_status code, const char *format, ...) {
     va_list args;
@@ -19,7 +22,7 @@ iso_status train_error(iso_status code, const char *format, ...) {
     return code;
 }
 
-static const char *text(void) { return own[0] ? own : iso_last_error()->message; }
+const char *train_error_text(void) { return own[0] ? own : iso_last_error()->message; }
 
 bool train_all_well(iso_status mine) {
     int rank, ranks;
@@ -29,17 +32,18 @@ bool train_all_well(iso_status mine) {
     MPI_Allreduce(MPI_IN_PLACE, &lowest, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD);
     if (lowest == ranks) return true;
     char said[TEXT_ROOM] = "";
-    if (rank == lowest) snprintf(said, sizeof(said), "%s", text());
+    if (rank == lowest) snprintf(said, sizeof(said), "%s", train_error_text());
     MPI_Bcast(said, sizeof(said), MPI_CHAR, lowest, MPI_COMM_WORLD);
-    if (rank == 0 && lowest == 0) fprintf(stderr, "train: %s\n", said);
-    if (rank == 0 && lowest > 0) fprintf(stderr, "train: rank %d: %s\n", lowest, said);
+    if (rank == 0 && lowest == 0) fprintf(stderr, "%s: %s\n", program, said);
+    if (rank == 0 && lowest > 0) fprintf(stderr, "%s: rank %d: %s\n", program, lowest, said);
+    own[0] = 0; // the next error may be the library's
     return false;
 }
 
 void train_abort(void) {
     int rank;
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-    fprintf(stderr, "train: rank %d: %s\n", rank, text());
+    fprintf(stderr, "%s: rank %d: %s\n", program, rank, train_error_text());
     MPI_Abort(MPI_COMM_WORLD, EXIT_FAILURE);
     exit(EXIT_FAILURE);
 }

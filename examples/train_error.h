@@ -16,6 +16,12 @@
 iso_status train_error(iso_status code, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
+// The name before the sentences, "train" if not set.
+void train_error_program(const char *name);
+
+// The sentence of the last error.
+const char *train_error_text(void);
+
 // Collective over MPI_COMM_WORLD: whether every rank is well. If not, rank 0 prints the sentence of
 // the lowest rank that is not.
 bool train_all_well(iso_status mine);

@@ -58,12 +58,18 @@ static iso_status checkpoint(train_run *run, const char *path, checkpoint_call c
     return status;
 }
 
-iso_status train_checkpoint_save(train_run *run) {
-    return checkpoint(run, run->options.checkpoint, iso_checkpoint_save);
+iso_status train_checkpoint_load(train_run *run) {
+    return checkpoint(run, run->options->load, iso_checkpoint_load);
 }
 
-iso_status train_checkpoint_load(train_run *run) {
-    return checkpoint(run, run->options.load, iso_checkpoint_load);
+// Evaluation mode shows what is to be saved.
+iso_status train_checkpoint_save(train_run *run) {
+    iso_status status = ISO_OK;
+    TRY(iso_module_train(run->model, false));
+    if (run->world->rank == 0)
+        status = checkpoint(run, run->options->checkpoint, iso_checkpoint_save);
+    TRY(iso_comm_agree(run->world->comm, status));
+    return iso_module_train(run->model, true);
 }
 
 // ---- The trace ----------------------------------------------------------------------------------
@@ -97,11 +103,12 @@ iso_status train_trace_write(train_run *run) {
     iso_loader_destroy(&run->train_loader); // its thread records too
     iso_loader_destroy(&run->test_loader);
     iso_log_set_level(ISO_LOG_ERROR); // a trace of the first steps is all that is wanted
-    TRY(iso_trace_text(run->rank, &mine, &size));
-    iso_status status = iso_comm_gather(run->comm, mine, size, 0, &texts, &sizes);
+    TRY(iso_trace_text(run->world->rank, &mine, &size));
+    iso_status status = iso_comm_gather(run->world->comm, mine, size, 0, &texts, &sizes);
     iso_trace_free_text(mine);
     TRY(status);
-    if (run->rank == 0) status = write_trace(run->options.trace, texts, sizes, run->ranks);
+    if (run->world->rank == 0)
+        status = write_trace(run->options->trace, texts, sizes, run->world->ranks);
     iso_comm_free(texts);
     iso_comm_free(sizes);
     return status;

@@ -2,38 +2,55 @@
 #include "train.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #define EXCHANGE_REPEATS 20
 
 static FILE *people(const train_run *run) {
-    return run->rank == 0 && !run->options.quiet ? stdout : NULL;
+    return run->world->rank == 0 && !run->options->quiet ? stdout : NULL;
 }
+
+// ---- On the way ---------------------------------------------------------------------------------
 
 void train_report_start(const train_run *run) {
     FILE *to = people(run);
-    const train_options *o = &run->options;
-    const iso_dataset_info *info = &run->info;
+    const train_options *o = run->options;
+    const iso_dataset_info *info = &run->world->info;
+    iso_comm *comm = run->world->comm;
     if (!to) return;
     fprintf(to, "data      %s: %lld images of %lld x %lld x %lld, %d classes\n", o->data,
             (long long)info->count, (long long)info->channels, (long long)info->height,
             (long long)info->width, info->classes);
     fprintf(to, "model     %s%s, %lld parameters, on %s\n", o->model,
             o->dropout ? " with dropout" : "", (long long)iso_module_parameter_count(run->model),
-            iso_device_describe(run->device));
-    fprintf(to, "training  %d ranks x %lld samples, %lld steps, %s, %s schedule, lr %g\n",
-            run->ranks, (long long)o->batch, (long long)run->steps, o->optimizer, o->schedule,
-            run->schedule.lr);
-    fprintf(to, "exchange  %s, progress %s, all-reduce %s\n", o->sync,
-            iso_comm_progress_text(run->comm), iso_comm_algorithm_text(run->comm));
+            iso_device_describe(run->world->device));
+    fprintf(to,
+            "training  %d ranks on %d nodes x %lld samples, %lld steps, %s, %s schedule, lr %g\n",
+            run->world->ranks, run->world->nodes, (long long)o->batch, (long long)run->steps,
+            o->optimizer, o->schedule, run->schedule.lr);
+    fprintf(to, "exchange  %s, progress %s, all-reduce %s\n", o->sync, iso_comm_progress_text(comm),
+            iso_comm_algorithm_text(comm));
     fflush(to);
 }
 
-iso_status train_report_bar(const train_run *run, int64_t epoch, iso_progress_bar **out) {
+void train_report_resume(const train_run *run) {
+    FILE *to = people(run);
+    iso_json_begin(run->log, "resume");
+    iso_json_int(run->log, "step", run->at.step);
+    iso_json_end(run->log);
+    if (!to) return;
+    fprintf(to, "goes on after step %lld, in epoch %lld\n", (long long)run->at.step,
+            (long long)run->at.epoch + 1);
+    fflush(to);
+}
+
+iso_status train_report_bar(const train_run *run, iso_progress_bar **out) {
     char label[64];
-    int64_t batches = iso_sampler_batches(run->train_sampler);
-    int64_t left = run->steps - run->step;
-    snprintf(label, sizeof(label), "epoch %lld/%lld", (long long)epoch + 1,
+    int64_t batches = iso_loader_batches(run->train_loader);
+    int64_t left = run->steps - (run->at.step - run->at.batch); // from the epoch's begin
+    snprintf(label, sizeof(label), "epoch %lld/%lld", (long long)run->at.epoch + 1,
              (long long)((run->steps + batches - 1) / batches));
     return iso_progress_bar_create(people(run), label, left < batches ? left : batches, "steps",
                                    out);
@@ -43,15 +60,52 @@ static double rate(const train_figures *figures) {
     return figures->seconds > 0 ? (double)figures->samples / figures->seconds : 0;
 }
 
-void train_report_epoch(train_run *run, int64_t epoch, const train_figures *figures,
-                        iso_progress_bar **bar) {
-    char text[160];
-    snprintf(text, sizeof(text), "loss %.4f  test accuracy %.2f %%  %.0f samples/s  %.1f s",
-             figures->train_loss, 100 * figures->test_accuracy, rate(figures), figures->seconds);
-    iso_progress_bar_finish(bar, text);
+void train_report_eval(train_run *run, const train_eval *eval) {
+    iso_json_log *log = run->log;
+    iso_json_begin(log, "eval");
+    iso_json_int(log, "step", eval->step);
+    iso_json_double(log, "seconds", eval->seconds);
+    iso_json_int(log, "bytes_sent", eval->bytes_sent);
+    iso_json_int(log, "bytes_between_nodes", eval->bytes_between_nodes);
+    iso_json_int(log, "bytes", eval->bytes_sent / run->world->ranks);
+    iso_json_double(log, "train_loss", eval->train_loss);
+    iso_json_double(log, "test_loss", eval->test_loss);
+    iso_json_double(log, "test_accuracy", eval->test_accuracy);
+    iso_json_end(log);
+}
+
+void train_report_sync(train_run *run, const train_sync *sync) {
+    iso_json_log *log = run->log;
+    iso_json_begin(log, "sync");
+    iso_json_int(log, "step", sync->step);
+    iso_json_int(log, "age", sync->age);
+    iso_json_double(log, "wait_ms", sync->wait_ms);
+    iso_json_double(log, "exchange_ms", sync->exchange_ms);
+    iso_json_double(log, "divergence", sync->divergence);
+    iso_json_int(log, "global_skip", sync->global_skip);
+    iso_json_int(log, "batches_to_wait", sync->batches_to_wait);
+    iso_json_string(log, "phase", sync->phase);
+    iso_json_end(log);
+}
+
+void train_report_policy(train_run *run, const iso_daso_stats *stats) {
+    iso_json_log *log = run->log;
+    iso_json_begin(log, "policy");
+    iso_json_int(log, "step", run->at.step);
+    iso_json_int(log, "global_skip", stats->global_skip);
+    iso_json_int(log, "local_skip", stats->local_skip);
+    iso_json_int(log, "batches_to_wait", stats->batches_to_wait);
+    iso_json_string(log, "reason", stats->reason);
+    iso_json_end(log);
+}
+
+void train_report_epoch(train_run *run, const train_figures *figures, iso_progress_bar **bar) {
+    iso_progress_bar_finish(bar, "loss %.4f  test accuracy %.2f %%  %.0f samples/s  %.1f s",
+                            figures->train_loss, 100 * figures->test_accuracy, rate(figures),
+                            figures->seconds);
     iso_json_begin(run->log, "epoch");
-    iso_json_int(run->log, "epoch", epoch + 1);
-    iso_json_int(run->log, "steps", run->step);
+    iso_json_int(run->log, "epoch", run->at.epoch + 1);
+    iso_json_int(run->log, "steps", run->at.step);
     iso_json_double(run->log, "train_loss", figures->train_loss);
     iso_json_double(run->log, "test_loss", figures->test_loss);
     iso_json_double(run->log, "test_accuracy", figures->test_accuracy);
@@ -69,83 +123,123 @@ static int by_value(const void *a, const void *b) {
 }
 
 static double median_step(train_run *run) {
-    size_t count = run->step < TRAIN_STEP_TIMES ? (size_t)run->step : TRAIN_STEP_TIMES;
-    qsort(run->step_ms, count, sizeof(*run->step_ms), by_value);
+    int64_t count = run->timed_steps < TRAIN_STEP_TIMES ? run->timed_steps : TRAIN_STEP_TIMES;
+    if (count == 0) return NAN;
+    qsort(run->step_ms, (size_t)count, sizeof(*run->step_ms), by_value);
     return run->step_ms[count / 2];
 }
 
-typedef struct summary {
-    double step_ms_p50, wait_ms_per_step, peak_rss_mb; // the largest of the ranks
-    double exchange_alone_ms;
-    size_t bytes_per_step;
-    char hash[17];
-} summary;
-
-static iso_status measure(train_run *run, summary *out) {
+static iso_status check_hash(train_run *run, train_result *out) {
     uint64_t hash;
     bool equal;
-    TRY(iso_parameter_hash(run->model, run->comm, &hash, &equal));
+    TRY(iso_parameter_hash(run->model, run->world->comm, &hash, &equal));
     if (!equal)
         return train_error(ISO_ERR_MISMATCH,
                            "the ranks ended with different parameters "
                            "(this one's hash is %016" PRIx64 "): this is a bug",
                            hash);
     snprintf(out->hash, sizeof(out->hash), "%016" PRIx64, hash);
-    iso_reducer *reducer = iso_data_parallel_reducer(run->model);
-    iso_reducer_stats stats;
-    iso_reducer_get_stats(reducer, &stats);
-    double largest[] = {median_step(run), stats.wait_ms / (double)run->step, iso_peak_rss_mb()};
-    TRY(iso_comm_allreduce_f64(run->comm, largest, 3, ISO_MAX));
-    out->step_ms_p50 = largest[0];
-    out->wait_ms_per_step = largest[1];
-    out->peak_rss_mb = largest[2];
-    out->bytes_per_step = stats.bytes_per_step;
-    return iso_reducer_measure_exchange(reducer, EXCHANGE_REPEATS, &out->exchange_alone_ms);
+    return ISO_OK;
 }
 
-static void log_summary(const train_run *run, const train_figures *last, const summary *s) {
-    const train_options *o = &run->options;
+static iso_status measure_exchange(train_run *run, train_result *out) {
+    iso_reducer *reducer = iso_data_parallel_reducer(run->model);
+    if (!run->periodic)
+        return iso_reducer_measure_exchange(reducer, EXCHANGE_REPEATS, &out->exchange_ms);
+    iso_daso_stats stats;
+    TRY(iso_daso_get_stats(run->optimizer, &stats));
+    out->exchange_ms = stats.exchange_ms > 0 ? stats.exchange_ms : NAN;
+    out->syncs = stats.syncs;
+    out->wait_ms_per_sync = stats.syncs > 0 ? stats.wait_ms / (double)stats.syncs : 0;
+    return ISO_OK;
+}
+
+static iso_status measure(train_run *run, train_result *out) {
+    iso_comm *comm = run->world->comm;
+    iso_reducer_stats stats;
+    iso_reducer_get_stats(iso_data_parallel_reducer(run->model), &stats);
+    int64_t bytes[2];
+    train_traffic(run, &bytes[0], &bytes[1]);
+    double wait_ms = train_wait_ms(run) / (double)run->at.step;
+    TRY(measure_exchange(run, out));
+    double largest[] = {median_step(run), wait_ms, out->wait_ms_per_sync, iso_peak_rss_mb()};
+    TRY(iso_comm_allreduce_f64(comm, largest, 4, ISO_MAX));
+    TRY(iso_comm_allreduce_i64(comm, bytes, 2, ISO_SUM));
+    out->steps = run->at.step;
+    out->step_ms_p50 = largest[0];
+    out->wait_ms_per_step = largest[1];
+    out->wait_ms_per_sync = largest[2];
+    out->peak_rss_mb = largest[3];
+    out->bytes_per_step = (int64_t)stats.bytes_per_step;
+    out->bytes_sent = bytes[0];
+    out->bytes_between_nodes = bytes[1];
+    return ISO_OK;
+}
+
+static void log_setting(const train_run *run) {
+    const train_options *o = run->options;
     iso_json_log *log = run->log;
-    iso_json_begin(log, "summary");
-    iso_json_int(log, "ranks", run->ranks);
+    iso_json_int(log, "ranks", run->world->ranks);
+    iso_json_int(log, "nodes", run->world->nodes);
     iso_json_string(log, "model", o->model);
     iso_json_int(log, "parameters", iso_module_parameter_count(run->model));
     iso_json_string(log, "data", o->data);
     iso_json_int(log, "batch", o->batch);
-    iso_json_int(log, "steps", run->step);
+    iso_json_int(log, "steps", run->at.step);
     iso_json_string(log, "optimizer", o->optimizer);
     iso_json_string(log, "schedule", o->schedule);
     iso_json_double(log, "lr", run->schedule.lr);
     iso_json_int(log, "seed", o->seed);
     iso_json_int(log, "threads", o->threads);
-    iso_json_string(log, "device", iso_device_describe(run->device));
+    iso_json_string(log, "device", iso_device_describe(run->world->device));
     iso_json_string(log, "sync", o->sync);
-    iso_json_string(log, "progress", iso_comm_progress_text(run->comm));
-    iso_json_string(log, "algorithm", iso_comm_algorithm_text(run->comm));
-    iso_json_double(log, "test_accuracy", last->test_accuracy);
-    iso_json_double(log, "test_loss", last->test_loss);
-    iso_json_double(log, "train_loss", last->train_loss);
-    iso_json_double(log, "samples_per_second", rate(last));
-    iso_json_double(log, "step_ms_p50", s->step_ms_p50);
-    iso_json_double(log, "exchange_alone_ms", s->exchange_alone_ms);
-    iso_json_double(log, "wait_ms_per_step", s->wait_ms_per_step);
-    iso_json_int(log, "bytes_per_step", (int64_t)s->bytes_per_step);
-    iso_json_double(log, "peak_rss_mb", s->peak_rss_mb);
-    iso_json_string(log, "param_hash", s->hash);
+    iso_json_string(log, "progress", iso_comm_progress_text(run->world->comm));
+    iso_json_string(log, "algorithm", iso_comm_algorithm_text(run->world->comm));
+}
+
+static void log_summary(const train_run *run, const train_result *r) {
+    iso_json_log *log = run->log;
+    iso_json_begin(log, "summary");
+    log_setting(run);
+    iso_json_double(log, "test_accuracy", r->figures.test_accuracy);
+    iso_json_double(log, "test_loss", r->figures.test_loss);
+    iso_json_double(log, "train_loss", r->figures.train_loss);
+    iso_json_double(log, "seconds", r->figures.seconds);
+    iso_json_double(log, "samples_per_second", rate(&r->figures));
+    iso_json_double(log, "step_ms_p50", r->step_ms_p50);
+    iso_json_double(log, "exchange_alone_ms", r->exchange_ms);
+    iso_json_double(log, "wait_ms_per_step", r->wait_ms_per_step);
+    if (run->periodic) iso_json_int(log, "syncs", r->syncs);
+    if (run->periodic) iso_json_double(log, "wait_ms_per_sync", r->wait_ms_per_sync);
+    iso_json_int(log, "bytes_per_step", r->bytes_per_step);
+    iso_json_int(log, "bytes_sent", r->bytes_sent);
+    iso_json_int(log, "bytes_between_nodes", r->bytes_between_nodes);
+    iso_json_int(log, "bytes", r->bytes_sent / run->world->ranks);
+    iso_json_double(log, "peak_rss_mb", r->peak_rss_mb);
+    iso_json_string(log, "param_hash", r->hash);
     iso_json_end(log);
 }
 
-iso_status train_report_summary(train_run *run, const train_figures *last) {
-    summary s;
-    TRY(measure(run, &s));
-    log_summary(run, last, &s);
-    TRY(iso_json_log_close(&run->log));
+static void tell_summary(const train_run *run, const train_result *r) {
     FILE *to = people(run);
-    if (!to) return ISO_OK;
-    fprintf(to, "step %.2f ms, of that %.2f ms waiting; an exchange alone takes %.2f ms\n",
-            s.step_ms_p50, s.wait_ms_per_step, s.exchange_alone_ms);
+    if (!to) return;
+    fprintf(to, "step %.2f ms, of that %.2f ms waiting", r->step_ms_p50, r->wait_ms_per_step);
+    if (run->periodic)
+        fprintf(to, "; %lld exchanges of parameters, %.2f ms waiting in each\n",
+                (long long)r->syncs, r->wait_ms_per_sync);
+    else
+        fprintf(to, "; an exchange alone takes %.2f ms\n", r->exchange_ms);
     fprintf(to, "test accuracy %.2f %%, parameters %s on all ranks, peak memory %.0f MB a rank\n",
-            100 * last->test_accuracy, s.hash, s.peak_rss_mb);
+            100 * r->figures.test_accuracy, r->hash, r->peak_rss_mb);
     fflush(to);
+}
+
+iso_status train_report_summary(train_run *run, const train_figures *figures, train_result *out) {
+    out->figures = *figures;
+    TRY(check_hash(run, out));
+    TRY(measure(run, out));
+    log_summary(run, out);
+    TRY(iso_json_log_close(&run->log));
+    tell_summary(run, out);
     return ISO_OK;
 }

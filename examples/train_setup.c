@@ -1,32 +1,24 @@
-// Sets up a training run: device, data, model, and what ties the ranks together.
+// Sets up what training runs have in common, and a run: loaders, model, optimizer, and what ties
+// the ranks together.
 #include "train.h"
 
 #include "models.h"
 
 #include <math.h>
+#include <mpi.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define DIGITS_TRAIN 60000
-#define DIGITS_TEST  10000
-#define PREFETCH     2
-#define TRACE_SPANS  16384
+#define TRACE_SPANS 16384
 
-// ---- Data ---------------------------------------------------------------------------------------
+// ---- The world ----------------------------------------------------------------------------------
 
-static iso_status open_set(const char *data, bool train, iso_dataset **out) {
-    if (strcmp(data, "digits") == 0)
-        return iso_dataset_create_digits(train, train ? DIGITS_TRAIN : DIGITS_TEST, out);
-    return iso_dataset_read_mnist(data, train, out);
-}
-
-static iso_status open_data(train_run *run) {
-    const char *data = run->options.data;
-    TRY(open_set(data, true, &run->train_set));
-    TRY(open_set(data, false, &run->test_set));
-    iso_dataset_info test, *train = &run->info;
-    iso_dataset_get_info(run->train_set, train);
-    iso_dataset_get_info(run->test_set, &test);
+static iso_status open_data(train_world *world, const char *data) {
+    TRY(iso_dataset_open(data, true, &world->train_set));
+    TRY(iso_dataset_open(data, false, &world->test_set));
+    iso_dataset_info test, *train = &world->info;
+    iso_dataset_get_info(world->train_set, train);
+    iso_dataset_get_info(world->test_set, &test);
     if (test.channels != train->channels || test.height != train->height ||
         test.width != train->width)
         return train_error(ISO_ERR_FORMAT,
@@ -39,44 +31,100 @@ static iso_status open_data(train_run *run) {
     return ISO_OK;
 }
 
-// Every rank goes through all test batches in order and computes those whose turn it is: each image
-// is looked at once.
-static iso_status open_loaders(train_run *run) {
-    iso_sampler_config sampler = {.count = run->info.count,
-                                  .batch = run->options.batch,
-                                  .rank = run->rank,
-                                  .ranks = run->ranks,
-                                  .seed = (uint64_t)run->options.seed,
-                                  .shuffle = true};
-    TRY(iso_sampler_create(&sampler, &run->train_sampler));
-    iso_dataset_info test;
-    iso_dataset_get_info(run->test_set, &test);
-    sampler = (iso_sampler_config){.count = test.count, .batch = run->options.batch, .ranks = 1};
-    TRY(iso_sampler_create(&sampler, &run->test_sampler));
-    iso_loader_config loader = {
-        .device = run->device, .mean = run->info.mean, .std = run->info.std, .prefetch = PREFETCH};
-    TRY(iso_loader_create(run->train_set, run->train_sampler, &loader, &run->train_loader));
-    TRY(iso_loader_create(run->test_set, run->test_sampler, &loader, &run->test_loader));
+static iso_status open_local(train_world *world, const train_options *options) {
+    TRY(iso_device_create(options->device, &world->device));
+    TRY(iso_device_set_threads(world->device, (int)options->threads));
+    return open_data(world, options->data);
+}
+
+static iso_status count_nodes(train_world *world) {
+    iso_topology *topology;
+    TRY(iso_topology_create(world->comm, NULL, &topology));
+    world->nodes = topology->nodes;
+    iso_topology_destroy(&topology);
     return ISO_OK;
 }
 
-// ---- Model and optimizer ------------------------------------------------------------------------
+bool train_world_open(train_world *world, const train_options *options) {
+    iso_comm_config config = {0};
+    *world = (train_world){0};
+    if (!train_all_well(iso_progress_parse(options->progress, &config.progress))) return false;
+    if (!train_all_well(iso_comm_create(MPI_COMM_WORLD, &config, &world->comm))) return false;
+    world->rank = iso_comm_rank(world->comm);
+    world->ranks = iso_comm_size(world->comm);
+    return train_all_well(open_local(world, options)) && train_all_well(count_nodes(world));
+}
+
+void train_world_close(train_world *world) {
+    iso_dataset_destroy(&world->train_set);
+    iso_dataset_destroy(&world->test_set);
+    iso_device_destroy(&world->device);
+    iso_comm_destroy(&world->comm);
+}
+
+// ---- Local --------------------------------------------------------------------------------------
+
+static iso_status open_loaders(train_run *run) {
+    const train_world *world = run->world;
+    iso_loader_config normalise = ISO_LOADER_DEFAULT;
+    normalise.mean = world->info.mean;
+    normalise.std = world->info.std;
+    iso_sampler_config order = {.batch = run->options->batch,
+                                .rank = world->rank,
+                                .ranks = world->ranks,
+                                .seed = (uint64_t)run->options->seed,
+                                .shuffle = true};
+    TRY(iso_loader_create_take(world->device, iso_dataset_retain(world->train_set), &order,
+                               &normalise, &run->train_loader));
+    order.shuffle = false;
+    order.end = ISO_SAMPLER_SHARE;
+    return iso_loader_create_take(world->device, iso_dataset_retain(world->test_set), &order,
+                                  &normalise, &run->test_loader);
+}
 
 static iso_status build_model(train_run *run) {
-    const train_options *options = &run->options;
+    const train_options *options = run->options;
+    const iso_dataset_info *info = &run->world->info;
     iso_rng rng = {.seed = (uint64_t)options->seed};
-    if (!model_fits(options->model, &run->info))
+    if (!model_fits(options->model, info))
         return train_error(ISO_ERR_SHAPE,
                            "the images of %s are %lld x %lld, too small for --model %s: "
                            "use --model mlp",
-                           options->data, (long long)run->info.height, (long long)run->info.width,
+                           options->data, (long long)info->height, (long long)info->width,
                            options->model);
-    TRY(model_create(options->model, run->device, &run->info, options->dropout, &rng, &run->model));
-    TRY(iso_loss_create(run->device, ISO_CROSS_ENTROPY, &run->loss));
+    TRY(model_create(options->model, run->world->device, info, options->dropout, &rng,
+                     &run->model));
+    TRY(iso_loss_create(run->world->device, ISO_CROSS_ENTROPY, &run->loss));
     // The others get rank 0's parameters later.
-    if (options->load && run->rank == 0) TRY(train_checkpoint_load(run));
+    if (options->load && run->world->rank == 0) TRY(train_checkpoint_load(run));
     return ISO_OK;
 }
+
+static iso_status check_outputs(const train_options *options) {
+    const char *path[] = {options->log, options->trace, options->checkpoint};
+    for (int i = 0; i < 3; i++)
+        for (int k = 0; k < i; k++)
+            if (path[i] && path[k] && strcmp(path[i], path[k]) == 0)
+                return train_error(ISO_ERR_ARG, "%s is to hold two outputs: give each its own file",
+                                   path[i]);
+    if (options->trace) TRY(train_output_check(options->trace, "trace"));
+    if (options->checkpoint) TRY(train_output_check(options->checkpoint, "checkpoint"));
+    return ISO_OK;
+}
+
+iso_status train_setup_local(train_run *run) {
+    const train_options *options = run->options;
+    TRY(open_loaders(run));
+    run->steps = options->steps > 0 ? options->steps
+                                    : options->epochs * iso_loader_batches(run->train_loader);
+    run->test_step = -1;
+    TRY(build_model(run));
+    run->step_ms = calloc(TRAIN_STEP_TIMES, sizeof(*run->step_ms));
+    if (!run->step_ms) return train_error(ISO_ERR_NOMEM, "out of memory for the times of steps");
+    return run->world->rank == 0 ? check_outputs(options) : ISO_OK;
+}
+
+// ---- Shared -------------------------------------------------------------------------------------
 
 // Suits a schedule that comes down in the end; found by trying on MNIST.
 static double default_lr(iso_optimizer_kind kind) {
@@ -87,8 +135,8 @@ static double default_lr(iso_optimizer_kind kind) {
     }
 }
 
-static iso_status create_optimizer(train_run *run) {
-    const train_options *options = &run->options;
+iso_status train_optimizer_create(train_run *run) {
+    const train_options *options = run->options;
     iso_optimizer_kind kind;
     iso_schedule_kind schedule;
     TRY(iso_optimizer_kind_parse(options->optimizer, &kind));
@@ -104,49 +152,20 @@ static iso_status create_optimizer(train_run *run) {
     return iso_dp_optimizer_create_take(inner, run->model, &run->optimizer);
 }
 
-static iso_status check_outputs_differ(const train_options *options) {
-    const char *path[] = {options->log, options->trace, options->checkpoint};
-    for (int i = 0; i < 3; i++)
-        for (int k = 0; k < i; k++)
-            if (path[i] && path[k] && strcmp(path[i], path[k]) == 0)
-                return train_error(ISO_ERR_ARG, "%s is to hold two outputs: give each its own file",
-                                   path[i]);
-    return ISO_OK;
-}
-
-// ---- The whole ----------------------------------------------------------------------------------
-
-iso_status train_setup_local(train_run *run) {
-    const train_options *options = &run->options;
-    TRY(iso_device_create(options->device, &run->device));
-    TRY(iso_device_set_threads(run->device, (int)options->threads));
-    TRY(open_data(run));
-    TRY(open_loaders(run));
-    run->steps =
-        options->steps ? options->steps : options->epochs * iso_sampler_batches(run->train_sampler);
-    TRY(build_model(run));
-    run->step_ms = calloc(TRAIN_STEP_TIMES, sizeof(*run->step_ms));
-    if (!run->step_ms) return train_error(ISO_ERR_NOMEM, "out of memory for the times of steps");
-    if (run->rank != 0) return ISO_OK;
-    TRY(check_outputs_differ(options));
-    if (options->trace) TRY(train_output_check(options->trace, "trace"));
-    if (options->checkpoint) TRY(train_output_check(options->checkpoint, "checkpoint"));
-    return ISO_OK;
+static iso_status open_log(train_run *run) {
+    const train_options *options = run->options;
+    if (!options->log || run->world->rank != 0) return ISO_OK;
+    return options->resume ? iso_json_log_append(options->log, &run->log)
+                           : iso_json_log_create(options->log, &run->log);
 }
 
 iso_status train_setup_shared(train_run *run) {
-    iso_data_parallel_config config = ISO_DATA_PARALLEL_DEFAULT;
-    if (strcmp(run->options.sync, "blocking") == 0) config.sync = ISO_SYNC_BLOCKING;
-    if (!isnan(run->options.bucket_mb)) config.bucket_mb = run->options.bucket_mb;
-    iso_module *model = run->model;
-    run->model = NULL; // taken
-    TRY(iso_data_parallel_create_take(model, run->comm, &config, &run->model));
-    TRY(create_optimizer(run));
-    TRY(iso_comm_barrier(run->comm)); // a trace begins at the same time on all ranks
-    if (run->options.trace) TRY(iso_trace_start(TRACE_SPANS));
+    TRY(train_sync_setup(run));
+    if (run->options->resume) TRY(train_state_load(run));
+    TRY(iso_comm_barrier(run->world->comm)); // a trace begins at the same time on all ranks
+    if (run->options->trace) TRY(iso_trace_start(TRACE_SPANS));
     // Last, so that no empty log is left when anything else is wrong.
-    if (run->options.log && run->rank == 0) TRY(iso_json_log_create(run->options.log, &run->log));
-    return ISO_OK;
+    return run->at.finished ? ISO_OK : open_log(run);
 }
 
 void train_teardown(train_run *run) {
@@ -158,10 +177,4 @@ void train_teardown(train_run *run) {
     iso_loader_destroy(&run->train_loader);
     iso_loader_destroy(&run->test_loader);
     iso_trace_stop();
-    iso_sampler_destroy(&run->train_sampler);
-    iso_sampler_destroy(&run->test_sampler);
-    iso_dataset_destroy(&run->train_set);
-    iso_dataset_destroy(&run->test_set);
-    iso_device_destroy(&run->device);
-    iso_comm_destroy(&run->comm);
 }

@@ -104,8 +104,8 @@ grep -E '^(src/parallel/(reducer|bucket)|include/isotherm/reducer)[^:]*:[0-9]+:(
     "$work/includes" | rule "the reducer knows no nn"
 
 grep -E '^optim/[^:]*:[0-9]+:(comm/|parallel/|isotherm/(comm|reducer|parallel)\.h)' "$work/includes" |
-    grep -vE '^optim/(dp_|daso|periodic)' |
-    rule "in optim, only dp_*, daso* and periodic* know communication"
+    grep -vE '^optim/(dp_|daso|periodic|resume)' |
+    rule "in optim, only dp_*, daso*, periodic* and resume* know communication"
 
 {
     grep -E ':mpi\.h$' "$work/includes" | grep -E '^(include|src|optim)/' || true

@@ -7,6 +7,7 @@ export LC_ALL=C
 
 root=$(cd "$(dirname "$0")/.." && pwd) || exit 1
 . "$root/tests/test_env.sh"
+. "$root/tests/idx_files.sh"
 launcher=${MPIRUN:-mpirun}
 flags=${MPIRUN_FLAGS---oversubscribe --bind-to none}
 if [ "$launcher" = no ]; then
@@ -67,26 +68,6 @@ refused() { # ranks, what is wrong, pattern of the sentence, arguments...
 
 field() { # key, file: the value in the file's last line
     tail -n 1 "$2" | sed -n 's/.*"'"$1"'":"\{0,1\}\([^,"}]*\).*/\1/p'
-}
-
-be32() { # number below 2^16
-    # shellcheck disable=SC2059  # the escapes are made here
-    printf "\\000\\000\\$(printf %03o $(($1 / 256)))\\$(printf %03o $(($1 % 256)))"
-}
-images() { # count, side: an IDX file of square images
-    printf '\000\000\010\003' && be32 "$1" && be32 "$2" && be32 "$2"
-    yes 'Isotherms are lines of equal temperature' | head -c $(($1 * $2 * $2))
-}
-labels() { # count: an IDX file of labels 0, 1, 2
-    printf '\000\000\010\001' && be32 "$1"
-    yes | head -n "$1" | awk '{ printf "%c", NR % 3 + 1 }'
-}
-data_set() { # folder, training images, test images, side
-    mkdir "$1"
-    images "$2" "$4" >"$1/train-images-idx3-ubyte"
-    labels "$2" >"$1/train-labels-idx1-ubyte"
-    images "$3" "$4" >"$1/t10k-images-idx3-ubyte"
-    labels "$3" >"$1/t10k-labels-idx1-ubyte"
 }
 
 # ---- Command line ----

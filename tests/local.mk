@@ -13,7 +13,8 @@ AM_TESTS_ENVIRONMENT = \
 # Of test programs that set no _LDADD of their own.
 LDADD = tests/common/libiso_testcommon.la libiso_core.la $(CRITERION_LIBS)
 
-TESTS += tests/check_layers.sh tests/check_programs.sh tests/check_mnist.sh
+TESTS += tests/check_layers.sh tests/check_programs.sh tests/check_resume.sh tests/check_sweep.sh \
+    tests/check_mnist.sh
 if ISO_HAVE_CRITERION
 check_LTLIBRARIES += tests/common/libiso_testcommon.la
 check_PROGRAMS += $(UNIT_TESTS) $(MPI_TESTS)
@@ -27,7 +28,8 @@ endif
 EXTRA_PROGRAMS += $(BENCHES)
 CLEANFILES += $(BENCHES)
 EXTRA_DIST += $(CLUSTER_TESTS) $(CLUSTER_FILES) tests/check_layers.sh tests/check_mnist.sh tests/check_programs.sh \
-    tests/run_cluster.sh tests/run_mpi.sh tests/run_unit.sh tests/summary.sh tests/test_env.sh
+    tests/check_resume.sh tests/check_sweep.sh tests/idx_files.sh tests/run_cluster.sh tests/run_mpi.sh \
+    tests/run_unit.sh tests/summary.sh tests/test_env.sh
 
 .PHONY: bench check-cluster check-sanitize
 bench: $(BENCHES)

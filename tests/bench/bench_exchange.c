@@ -1,6 +1,7 @@
 // Time of one all-reduce with nothing to do meanwhile and, with --overlap-ms, with work to hide it
 // behind.
 #include "bench_util.h"
+#include "comm/comm_impl.h"
 
 #include <getopt.h>
 #include <isotherm/trace.h>
@@ -14,13 +15,15 @@ static const char usage[] =
     "  --rate GBIT      also tells what the wire needs: 2 (N - 1) / N of the bytes leave each of N "
     "hosts\n"
     "  --overlap-ms X   also times X ms of work with and without an exchange behind it\n"
-    "  --progress MODE  auto, off, poll or thread (auto)\n";
+    "  --progress MODE  auto, off, poll or thread (auto)\n"
+    "  --node           among the ranks of a node: in shared memory and by messages, in turn\n";
 
 typedef struct options {
     size_t bytes;
     int repeats, warmup;
     double rate, overlap_ms;
     const char *progress;
+    bool node;
 } options;
 
 static options parse(int argc, char **argv) {
@@ -31,6 +34,7 @@ static options parse(int argc, char **argv) {
                                           {"rate", required_argument, NULL, 'r'},
                                           {"overlap-ms", required_argument, NULL, 'o'},
                                           {"progress", required_argument, NULL, 'p'},
+                                          {"node", no_argument, NULL, 'g'},
                                           {NULL, 0, NULL, 0}};
     for (int c; (c = getopt_long(argc, argv, "", known, NULL)) != -1;) {
         if (c == 'b')
@@ -45,6 +49,8 @@ static options parse(int argc, char **argv) {
             o.overlap_ms = bench_number(usage, "--overlap-ms", optarg, 0, 1e6);
         else if (c == 'p')
             o.progress = optarg;
+        else if (c == 'g')
+            o.node = true;
         else
             bench_usage(usage, "unknown option");
     }
@@ -65,35 +71,38 @@ static double run_once(iso_comm *comm, float *buffer, size_t bytes, bench_work w
     return bench_ms_since(start);
 }
 
-typedef struct times {
+// A buffer that is exchanged, and how long that took.
+typedef struct target {
+    const char *by;
+    void *buffer;
     double *alone, *work, *both;
-} times;
+} target;
 
-// Alternates the three, so that what else the machine does meets all of them.
-static void run(iso_comm *comm, const options *o, float *buffer, times *t) {
+// Alternates everything, so that what else the machine does meets all of it.
+static void run(iso_comm *comm, const options *o, target *targets, int count) {
     const bench_work none = {0}, work = bench_calibrate(o->overlap_ms);
     for (int i = -o->warmup; i < o->repeats; i++) {
         int k = i < 0 ? 0 : i;
-        t->alone[k] = run_once(comm, buffer, o->bytes, none);
-        if (o->overlap_ms <= 0) continue;
-        t->work[k] = run_once(comm, NULL, 0, work);
-        t->both[k] = run_once(comm, buffer, o->bytes, work);
+        for (target *t = targets; t < targets + count; t++) {
+            t->alone[k] = run_once(comm, t->buffer, o->bytes, none);
+            if (o->overlap_ms <= 0) continue;
+            t->work[k] = run_once(comm, NULL, 0, work);
+            t->both[k] = run_once(comm, t->buffer, o->bytes, work);
+        }
     }
 }
 
-static void report(iso_comm *comm, const options *o, times *t) {
-    int nodes, node, n = o->repeats, ranks = iso_comm_size(comm);
-    bench_require(iso_comm_node_layout(comm, &nodes, &node));
+static void report(iso_comm *comm, const options *o, const target *t, int nodes) {
+    int n = o->repeats, ranks = iso_comm_size(comm);
     double alone = bench_worst_quantile(comm, t->alone, n, 0.5),
            best = bench_worst_quantile(comm, t->alone, n, 0);
     double p95 = bench_worst_quantile(comm, t->alone, n, 0.95);
     double work = bench_worst_quantile(comm, t->work, n, 0.5),
            both = bench_worst_quantile(comm, t->both, n, 0.5);
     if (iso_comm_rank(comm) != 0) return;
-    printf("{\"bench\": \"exchange\", \"ranks\": %d, \"nodes\": %d, \"bytes\": %zu, \"median_ms\": "
-           "%.3f, "
-           "\"min_ms\": %.3f, \"p95_ms\": %.3f",
-           ranks, nodes, o->bytes, alone, best, p95);
+    printf("{\"bench\": \"exchange\", \"by\": \"%s\", \"ranks\": %d, \"nodes\": %d, \"bytes\": "
+           "%zu, \"median_ms\": %.3f, \"min_ms\": %.3f, \"p95_ms\": %.3f",
+           t->by, ranks, nodes, o->bytes, alone, best, p95);
     if (o->rate > 0 && nodes > 1)
         printf(", \"wire_ms\": %.3f",
                (double)o->bytes * 2 * (nodes - 1) / nodes * 8 / (o->rate * 1e6));
@@ -104,16 +113,36 @@ static void report(iso_comm *comm, const options *o, times *t) {
            iso_comm_algorithm_text(comm));
 }
 
+static target make_target(const options *o, const char *by, void *buffer) {
+    size_t room = (size_t)o->repeats * sizeof(double);
+    return (target){by, buffer, calloc(room, 1), calloc(room, 1), calloc(room, 1)};
+}
+
+static void measure(iso_comm *comm, const options *o, int nodes) {
+    void *plain = calloc(o->bytes, 1), *shared = NULL;
+    target targets[2] = {make_target(o, "messages", plain)};
+    int count = 1;
+    if (o->node) {
+        bench_require(iso__comm_shared_alloc(comm, o->bytes, &shared));
+        bool is_shared = iso__comm_is_shared(comm, shared, o->bytes);
+        targets[count++] = make_target(o, is_shared ? "shared memory" : "no shared memory", shared);
+    }
+    run(comm, o, targets, count);
+    for (int i = 0; i < count; i++) {
+        report(comm, o, &targets[i], nodes);
+        free(targets[i].alone), free(targets[i].work), free(targets[i].both);
+    }
+    iso__comm_shared_free(comm, &shared);
+    free(plain);
+}
+
 int main(int argc, char **argv) {
     options o = parse(argc, argv);
     iso_comm *comm = bench_start(&argc, &argv, o.progress);
-    float *buffer = calloc(o.bytes, 1);
-    size_t room = (size_t)o.repeats * sizeof(double);
-    times t = {calloc(room, 1), calloc(room, 1), calloc(room, 1)};
-    run(comm, &o, buffer, &t);
-    report(comm, &o, &t);
-    free(buffer);
-    free(t.alone), free(t.work), free(t.both);
+    iso_topology *topology;
+    bench_require(iso_topology_create(comm, NULL, &topology));
+    measure(o.node ? topology->node : comm, &o, o.node ? 1 : topology->nodes);
+    iso_topology_destroy(&topology);
     iso_comm_destroy(&comm);
     MPI_Finalize();
     return 0;

@@ -12,4 +12,5 @@ BENCHES += tests/bench/bench_step
 tests_bench_bench_step_SOURCES = tests/bench/bench_step.c tests/bench/bench_util.c tests/bench/bench_util.h \
     examples/models.c examples/models.h
 tests_bench_bench_step_LDADD = libiso_core.la
-EXTRA_DIST += tests/bench/compare_peers.sh tests/bench/overlap.sh tests/bench/peers/step_pytorch.py
+EXTRA_DIST += tests/bench/compare_peers.sh tests/bench/overlap.sh tests/bench/time_to_accuracy.sh \
+    tests/bench/peers/ddp_pytorch.py tests/bench/peers/step_pytorch.py

@@ -1,0 +1,54 @@
+// What a study of several training runs found: tables in CSV, and one page with plots.
+#ifndef EXAMPLES_REPORT_H
+#define EXAMPLES_REPORT_H
+
+#include <isotherm/status.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+
+// Numbers that are not known are NaN throughout.
+
+// What an evaluation in the middle of a run saw.
+typedef struct report_point {
+    double step, seconds, bytes;      // since the run began; bytes: payload that all ranks sent
+    double train_loss, test_accuracy; // accuracy in 0 .. 1
+} report_point;
+
+// One exchange of parameters.
+typedef struct report_sync {
+    double step, divergence, wait_ms, exchange_ms;
+} report_sync;
+
+typedef struct report_run {
+    char *name, *options; // options: as they were given
+    report_point *points;
+    report_sync *syncs;
+    int64_t point_count, sync_count;
+    double steps, seconds, bytes;     // of the whole run
+    double train_loss, test_accuracy; // in the end
+    double wait_ms_per_step;          // exposed: what the slowest rank stood in waits
+} report_run;
+
+typedef struct report {
+    const char *title, *setting; // setting: data, model, ranks: a line under the title
+    double target;               // test accuracy whose time is told, 0 .. 1
+    report_run *runs;
+    int64_t count;
+} report;
+
+// ---- report_read.c ----
+
+// Reads what one run left: JSON lines with the events "run" (name, options, settings), "eval",
+// "sync" and "summary". The caller frees *out with report_run_free, and *settings (NULL: not
+// wanted). ISO_ERR_FORMAT for a file without a run event or summary.
+iso_status report_run_read(const char *path, report_run *out, char **settings);
+void report_run_free(report_run *run);
+
+// ---- report.c ----
+
+// Writes points.csv, syncs.csv, runs.csv and report.html into folder, each whole or not at all.
+// Where gnuplot is missing the page says so in place of its plots.
+iso_status report_write(const report *study, const char *folder);
+
+#endif

@@ -1,0 +1,169 @@
+// Reads back what a training run left: one JSON object a line, flat, as iso_json_log writes them.
+#include "report.h"
+
+#include "train_error.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+// ---- A flat JSON object -------------------------------------------------------------------------
+
+// What follows the string that begins at `at`, on its first quote.
+static const char *past_string(const char *at) {
+    for (at++; *at && *at != '"'; at++)
+        if (*at == '\\' && at[1]) at++;
+    return *at ? at + 1 : at;
+}
+
+// Where the value of key begins; NULL: the object has none.
+static const char *value_of(const char *line, const char *key) {
+    size_t length = strlen(key);
+    const char *at = strchr(line, '{');
+    while (at && *at && *at != '}') {
+        const char *name = strchr(at, '"');
+        if (!name) return NULL;
+        const char *colon = past_string(name);
+        if (*colon != ':') return NULL;
+        bool found = strncmp(name + 1, key, length) == 0 && name[1 + length] == '"';
+        if (found) return colon + 1;
+        at = colon[1] == '"' ? past_string(colon + 1) : colon + 1 + strcspn(colon + 1, ",}");
+    }
+    return NULL;
+}
+
+static double number_of(const char *line, const char *key) {
+    const char *value = value_of(line, key);
+    char *end;
+    double number = value ? strtod(value, &end) : NAN;
+    return value && end > value ? number : NAN; // also null
+}
+
+// \u00XX is what iso_json_string writes for control characters; others do not occur.
+static char unescaped(const char **at) {
+    char code[5] = "";
+    if (**at != '\\') return *(*at)++;
+    char c = (*at)[1];
+    if (c != 'u' || strlen(*at) < 6) {
+        *at += 2;
+        return c;
+    }
+    memcpy(code, *at + 2, 4);
+    *at += 6;
+    long value = strtol(code, NULL, 16);
+    return value > 0 && value < 0x80 ? (char)value : '?';
+}
+
+// A copy that the caller frees; NULL: there is none.
+static char *string_of(const char *line, const char *key) {
+    const char *value = value_of(line, key);
+    if (!value || *value != '"') return NULL;
+    const char *end = past_string(value);
+    char *text = malloc((size_t)(end - value) + 1), *to = text;
+    if (!text) return NULL;
+    for (value++; *value && *value != '"';) *to++ = unescaped(&value);
+    *to = 0;
+    return text;
+}
+
+static bool is_event(const char *line, const char *event) {
+    const char *value = value_of(line, "event");
+    size_t length = strlen(event);
+    return value && strncmp(value + 1, event, length) == 0 && value[1 + length] == '"';
+}
+
+// ---- Events -------------------------------------------------------------------------------------
+
+// Room for one more at the end of an array whose room is the next power of two.
+static void *grow(void *items, int64_t count, size_t size) {
+    bool full = (count & (count - 1)) == 0;
+    return full ? realloc(items, (size_t)(count ? 2 * count : 1) * size) : items;
+}
+
+static iso_status add_point(report_run *run, const char *line) {
+    report_point *points = grow(run->points, run->point_count, sizeof(*points));
+    if (!points) return train_error(ISO_ERR_NOMEM, "out of memory for the results of a run");
+    run->points = points;
+    points[run->point_count++] = (report_point){.step = number_of(line, "step"),
+                                                .seconds = number_of(line, "seconds"),
+                                                .bytes = number_of(line, "bytes_sent"),
+                                                .train_loss = number_of(line, "train_loss"),
+                                                .test_accuracy = number_of(line, "test_accuracy")};
+    return ISO_OK;
+}
+
+static iso_status add_sync(report_run *run, const char *line) {
+    report_sync *syncs = grow(run->syncs, run->sync_count, sizeof(*syncs));
+    if (!syncs) return train_error(ISO_ERR_NOMEM, "out of memory for the results of a run");
+    run->syncs = syncs;
+    syncs[run->sync_count++] = (report_sync){.step = number_of(line, "step"),
+                                             .divergence = number_of(line, "divergence"),
+                                             .wait_ms = number_of(line, "wait_ms"),
+                                             .exchange_ms = number_of(line, "exchange_ms")};
+    return ISO_OK;
+}
+
+static void take_summary(report_run *run, const char *line) {
+    run->steps = number_of(line, "steps");
+    run->seconds = number_of(line, "seconds");
+    run->bytes = number_of(line, "bytes_sent");
+    run->train_loss = number_of(line, "train_loss");
+    run->test_accuracy = number_of(line, "test_accuracy");
+    run->wait_ms_per_step = number_of(line, "wait_ms_per_step");
+}
+
+static void take_run(report_run *run, const char *line, char **settings) {
+    if (!run->name) run->name = string_of(line, "name");
+    if (!run->options) run->options = string_of(line, "options");
+    if (settings && !*settings) *settings = string_of(line, "settings");
+}
+
+static iso_status take_lines(FILE *from, const char *path, report_run *run, char **settings) {
+    char *line = NULL;
+    size_t room = 0;
+    bool whole = false;
+    iso_status status = ISO_OK;
+    while (status == ISO_OK && getline(&line, &room, from) >= 0) {
+        if (is_event(line, "run")) take_run(run, line, settings);
+        if (is_event(line, "eval")) status = add_point(run, line);
+        if (is_event(line, "sync")) status = add_sync(run, line);
+        if (is_event(line, "summary")) {
+            take_summary(run, line);
+            whole = true;
+        }
+    }
+    free(line);
+    TRY(status);
+    if (!whole || !run->name || !run->options || (settings && !*settings))
+        return train_error(ISO_ERR_FORMAT,
+                           "%s does not hold the results of a finished run: remove it to repeat "
+                           "the run",
+                           path);
+    return ISO_OK;
+}
+
+iso_status report_run_read(const char *path, report_run *out, char **settings) {
+    report_run run = {.steps = NAN};
+    char *read_settings = NULL;
+    FILE *from = fopen(path, "r");
+    if (!from) return train_error(ISO_ERR_IO, "cannot read %s: %s", path, strerror(errno));
+    iso_status status = take_lines(from, path, &run, settings ? &read_settings : NULL);
+    fclose(from);
+    if (status < 0) {
+        report_run_free(&run);
+        free(read_settings);
+        return status;
+    }
+    *out = run;
+    if (settings) *settings = read_settings;
+    return ISO_OK;
+}
+
+void report_run_free(report_run *run) {
+    free(run->name);
+    free(run->options);
+    free(run->points);
+    free(run->syncs);
+    *run = (report_run){0};
+}

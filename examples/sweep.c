@@ -1,0 +1,157 @@
+// Compares strategies of synchronisation: trains with each in turn and makes a report.
+#include "sweep.h"
+
+#include <math.h>
+#include <mpi.h>
+#include <stdlib.h>
+#include <string.h>
+
+// ---- How far it is ------------------------------------------------------------------------------
+
+typedef struct progress {
+    const sweep *sweep;
+    int run;
+    iso_progress_bar *bar;
+    int64_t began;              // of the sweep
+    double done_steps, to_make; // of runs that this program makes, with those that failed
+} progress;
+
+static int64_t steps_of(const sweep *self, int run) {
+    const train_options *o = &self->options[run];
+    int64_t batch = o->batch * self->world.ranks;
+    int64_t batches = (self->world.info.count + batch - 1) / batch;
+    return o->steps > 0 ? o->steps : o->epochs * batches;
+}
+
+// What the rest will take if steps go on to take what they took; empty where that is not known.
+static void left_text(const progress *p, char text[64]) {
+    double seconds = (double)(iso_now() - p->began) / 1e9;
+    double left = p->done_steps > 0 ? seconds / p->done_steps * (p->to_make - p->done_steps) : NAN;
+    text[0] = 0;
+    if (left >= 5400)
+        snprintf(text, 64, ", the sweep ends in %.1f h", left / 3600);
+    else if (left >= 90)
+        snprintf(text, 64, ", the sweep ends in %.0f min", left / 60);
+    else if (left > 0)
+        snprintf(text, 64, ", the sweep ends in %.0f s", left);
+}
+
+static iso_status begin_bar(progress *p) {
+    char label[SWEEP_NAME + 64];
+    const sweep *self = p->sweep;
+    bool visible = self->world.rank == 0 && !self->common.quiet;
+    snprintf(label, sizeof(label), "run %d/%d %s", p->run + 1, self->list.count,
+             self->list.entries[p->run]->name);
+    return iso_progress_bar_create(visible ? stdout : NULL, label, steps_of(self, p->run), "steps",
+                                   &p->bar);
+}
+
+static void end_bar(progress *p, const train_result *result) {
+    const train_figures *f = &result->figures;
+    char left[64];
+    left_text(p, left);
+    iso_progress_bar_finish(&p->bar, "test accuracy %.2f %%  %.1f s  %.2f steps/s%s",
+                            100 * f->test_accuracy, f->seconds, (double)result->steps / f->seconds,
+                            left);
+}
+
+static void on_start(iso_json_log *log, void *user) {
+    const progress *p = user;
+    sweep_store_describe(p->sweep, p->run, log);
+}
+
+static void on_eval(const train_eval *eval, void *user) {
+    const progress *p = user;
+    iso_progress_bar_update(p->bar, eval->step, eval->train_loss);
+}
+
+// ---- Runs ---------------------------------------------------------------------------------------
+
+// Collective. Which runs are left is what rank 0 found; false: rank 0 has said why not.
+static bool open_store(sweep *self, bool *left) {
+    bool first = self->world.rank == 0;
+    if (!train_all_well(first ? sweep_store_open(self) : ISO_OK)) return false;
+    for (int i = 0; i < self->list.count; i++) left[i] = !self->results[i].name;
+    MPI_Bcast(left, self->list.count, MPI_C_BOOL, 0, MPI_COMM_WORLD);
+    if (!train_all_well(first ? sweep_report(self) : ISO_OK)) return false;
+    if (first) sweep_store_catch_signals();
+    return true;
+}
+
+// One that fails, as a training that diverges does, does not keep the others from being tried.
+static bool perform(sweep *self, progress *p, bool *failed) {
+    train_options *options = &self->options[p->run];
+    train_observer observer = {.start = on_start, .eval = on_eval, .user = p};
+    train_result result;
+    bool first = self->world.rank == 0;
+    options->log = first ? sweep_store_begin(self, p->run) : NULL;
+    if (!train_all_well(begin_bar(p))) return false;
+    *failed = !train_perform(&self->world, options, &observer, &result);
+    p->done_steps += (double)steps_of(self, p->run);
+    if (*failed) {
+        iso_progress_bar_finish(&p->bar, "failed");
+        if (first) sweep_store_drop();
+        if (first) fprintf(stderr, "sweep: run %s failed\n", self->list.entries[p->run]->name);
+        return true;
+    }
+    end_bar(p, &result);
+    return train_all_well(first ? sweep_store_finish(self, p->run) : ISO_OK);
+}
+
+static bool perform_all(sweep *self, const bool *left) {
+    progress p = {.sweep = self, .began = iso_now()};
+    int failures = 0, skipped = 0;
+    for (int i = 0; i < self->list.count; i++) {
+        if (left[i]) p.to_make += (double)steps_of(self, i);
+        skipped += !left[i];
+    }
+    bool tell = self->world.rank == 0 && !self->common.quiet;
+    if (tell && skipped) printf("%d of %d runs were finished before\n", skipped, self->list.count);
+    for (p.run = 0; p.run < self->list.count; p.run++) {
+        bool failed = false;
+        if (left[p.run] && !perform(self, &p, &failed)) return false;
+        failures += failed;
+    }
+    if (tell) printf("report    %s/report.html\n", self->folder);
+    return failures == 0;
+}
+
+static bool sweep_all(sweep *self) {
+    bool *left = calloc((size_t)self->list.count, sizeof(*left));
+    iso_status memory =
+        left ? ISO_OK : train_error(ISO_ERR_NOMEM, "out of memory for the list of runs");
+    bool good = train_all_well(memory) && train_world_open(&self->world, &self->common) &&
+                open_store(self, left) && perform_all(self, left);
+    train_world_close(&self->world);
+    free(left);
+    return good;
+}
+
+// ---- The program --------------------------------------------------------------------------------
+
+static bool inform(const sweep *self) {
+    int rank;
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    if (rank == 0 && self->help) sweep_help();
+    if (rank == 0 && self->version) puts("isotherm " ISO_VERSION);
+    return self->help || self->version;
+}
+
+static void destroy(sweep *self) {
+    for (int i = 0; self->results && i < self->list.count; i++) report_run_free(&self->results[i]);
+    free(self->results);
+    free(self->options);
+    sweep_list_free(&self->list);
+}
+
+int main(int argc, char **argv) {
+    int provided;
+    MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &provided);
+    train_error_program("sweep");
+    sweep self = {0};
+    bool good = sweep_options_parse(&self, argc, argv);
+    if (good && !inform(&self)) good = sweep_all(&self);
+    destroy(&self);
+    MPI_Finalize();
+    return good ? EXIT_SUCCESS : EXIT_FAILURE;
+}

@@ -1,0 +1,30 @@
+// The list of a sweep: which strategies are tried, one line "name: OPTIONS OF TRAIN" each.
+#ifndef EXAMPLES_SWEEP_LIST_H
+#define EXAMPLES_SWEEP_LIST_H
+
+#include <isotherm/status.h>
+
+enum { SWEEP_NAME = 64, SWEEP_TEXT = 1024, SWEEP_WORDS = 64 };
+
+typedef struct sweep_entry {
+    char name[SWEEP_NAME];    // letters, digits and . _ + -, so that it is a file name too
+    char options[SWEEP_TEXT]; // the words with blanks between them
+    char *words[SWEEP_WORDS];
+    int word_count;
+    char memory[SWEEP_TEXT]; // of words
+} sweep_entry;
+
+typedef struct sweep_list {
+    sweep_entry **entries;
+    int count;
+} sweep_list;
+
+// Adds what a line stands for. A value with commas stands for one run for each of its parts:
+// "daso: --sync daso --period 4,8" makes daso-period4 and daso-period8. Errors by train_error.
+iso_status sweep_list_add(sweep_list *list, const char *line);
+// Adds every line of a text; empty lines and what follows # at a line's begin or after a blank do
+// not count.
+iso_status sweep_list_add_lines(sweep_list *list, const char *text);
+void sweep_list_free(sweep_list *list);
+
+#endif

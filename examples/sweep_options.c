@@ -1,0 +1,236 @@
+// Reads the command line of the sweep program: its own options, those of all runs, and the list.
+#include "sweep.h"
+
+#include <errno.h>
+#include <mpi.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { EVAL_EVERY = 50, LIST_ROOM = 65536 };
+
+void sweep_help(void) {
+    fputs(
+        "Trains with several strategies in turn, from the same initial parameters, and compares "
+        "them:\n"
+        "mpirun -n RANKS sweep --out FOLDER [OPTION]... [-- \"NAME: OPTIONS\"...]\n\n"
+        "  --out FOLDER              results of each run, points.csv, syncs.csv, runs.csv and\n"
+        "                            report.html; a run whose results are there is not repeated\n"
+        "  --target X                test accuracy whose time is compared (default 0.985)\n"
+        "  --list FILE               runs, one a line; # begins a comment\n"
+        "  --help, --version\n"
+        "  and the options of train for all runs; --eval-every is 50 unless given\n\n"
+        "A run is a name and options of train, as \"daso: --sync daso --period 8\". A value with\n"
+        "commas makes a run of each: --period 4,8 of daso gives daso-period4 and daso-period8.\n"
+        "A sweep that was interrupted goes on when it is started again with the same FOLDER.\n",
+        stdout);
+}
+
+// ---- Its own options ----------------------------------------------------------------------------
+
+typedef struct command_line {
+    char **common; // argv of train
+    int common_count;
+    const char *list_file;
+} command_line;
+
+static iso_status set_target(const char *value, double *out) {
+    char *end;
+    double target = strtod(value, &end);
+    if (end == value || *end || !(target > 0 && target < 1))
+        return train_error(ISO_ERR_ARG, "--target %s: give a number between 0 and 1", value);
+    *out = target;
+    return ISO_OK;
+}
+
+// Whether argv[*i] is the option; its value goes to *value.
+static bool is_option(const char *name, int argc, char **argv, int *i, const char **value) {
+    size_t length = strlen(name);
+    if (strncmp(argv[*i], name, length) != 0) return false;
+    if (argv[*i][length] == '=') {
+        *value = argv[*i] + length + 1;
+        return true;
+    }
+    if (argv[*i][length]) return false;
+    *value = *i + 1 < argc && strncmp(argv[*i + 1], "--", 2) != 0 ? argv[++*i] : "";
+    return true;
+}
+
+static iso_status take_one(sweep *self, int argc, char **argv, int *i, command_line *line) {
+    const char *value = NULL, *target = NULL;
+    if (strcmp(argv[*i], "--help") == 0)
+        self->help = true;
+    else if (strcmp(argv[*i], "--version") == 0)
+        self->version = true;
+    else if (is_option("--out", argc, argv, i, &value))
+        self->folder = value;
+    else if (is_option("--list", argc, argv, i, &value))
+        line->list_file = value;
+    else if (is_option("--target", argc, argv, i, &target))
+        return set_target(target, &self->target);
+    else
+        line->common[line->common_count++] = argv[*i];
+    if (value && !*value) return train_error(ISO_ERR_ARG, "--out and --list need a value");
+    return ISO_OK;
+}
+
+// ---- The list -----------------------------------------------------------------------------------
+
+static iso_status read_list(const char *path, char text[LIST_ROOM]) {
+    FILE *from = fopen(path, "r");
+    if (!from) return train_error(ISO_ERR_IO, "cannot read the list %s: %s", path, strerror(errno));
+    size_t size = fread(text, 1, LIST_ROOM, from);
+    int error = ferror(from) ? errno : 0;
+    fclose(from);
+    if (error) return train_error(ISO_ERR_IO, "cannot read the list %s: %s", path, strerror(error));
+    if (size == LIST_ROOM || memchr(text, 0, size))
+        return train_error(ISO_ERR_FORMAT, "the list %s is no text of less than 64 KiB", path);
+    text[size] = 0;
+    return ISO_OK;
+}
+
+// Collective. Rank 0 reads it for all, as the others may be on other machines, and its command line
+// says whether there is one. text stays empty without.
+static bool take_list(const char *path, char text[LIST_ROOM]) {
+    int rank;
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    if (!train_all_well(rank == 0 && path ? read_list(path, text) : ISO_OK)) return false;
+    MPI_Bcast(text, LIST_ROOM, MPI_CHAR, 0, MPI_COMM_WORLD);
+    return true;
+}
+
+// ---- What may be an option of a run -------------------------------------------------------------
+
+static bool is_word(const char *word, const char *const *options, int count) {
+    for (int i = 0; i < count; i++) {
+        size_t length = strlen(options[i]);
+        if (strncmp(word, options[i], length) == 0 && (!word[length] || word[length] == '='))
+            return true;
+    }
+    return false;
+}
+
+static iso_status check_words(const sweep_entry *entry) {
+    static const char *const shared[] = {"--data",     "--model",     "--dropout", "--seed",
+                                         "--load",     "--device",    "--dtype",   "--threads",
+                                         "--progress", "--eval-every"};
+    static const char *const outside[] = {
+        "--out",     "--target", "--list",     "--log",   "--trace", "--checkpoint",
+        "--version", "--resume", "--help-env", "--quiet", "--help",  "--checkpoint-every"};
+    for (int i = 0; i < entry->word_count; i++) {
+        const char *word = entry->words[i];
+        int length = (int)strcspn(word, "=");
+        if (is_word(word, shared, sizeof(shared) / sizeof(*shared)))
+            return train_error(ISO_ERR_ARG,
+                               "run %s: %.*s must be the same for all runs: give it before the "
+                               "list",
+                               entry->name, length, word);
+        if (is_word(word, outside, sizeof(outside) / sizeof(*outside)))
+            return train_error(ISO_ERR_ARG, "run %s: %.*s is no option of a run", entry->name,
+                               length, word);
+    }
+    return ISO_OK;
+}
+
+static iso_status check_common(train_options *common) {
+    if (common->log || common->trace || common->checkpoint || common->resume)
+        return train_error(ISO_ERR_ARG, "--log, --trace, --checkpoint and --resume are not of a "
+                                        "sweep, which keeps its own files in --out");
+    if (common->help_env) return train_error(ISO_ERR_ARG, "--help-env is of train, not of a sweep");
+    return ISO_OK;
+}
+
+// Options of all runs, then those of this one.
+static iso_status parse_run(const command_line *line, const sweep_entry *entry,
+                            train_options *out) {
+    TRY(check_words(entry));
+    int count = line->common_count;
+    char **words = calloc((size_t)(count + entry->word_count) + 1, sizeof(*words));
+    if (!words) return train_error(ISO_ERR_NOMEM, "out of memory for the options of the runs");
+    memcpy(words, line->common, (size_t)count * sizeof(*words));
+    memcpy(words + count, entry->words, (size_t)entry->word_count * sizeof(*words));
+    iso_status status = train_options_parse(count + entry->word_count, words, out);
+    free(words);
+    if (status == ISO_OK) return ISO_OK;
+    char why[400];
+    snprintf(why, sizeof(why), "%s", train_error_text());
+    return train_error(status, "run %s: %s", entry->name, why);
+}
+
+static iso_status parse_runs(sweep *self, const command_line *line) {
+    size_t count = (size_t)self->list.count;
+    if (count == 0)
+        return train_error(ISO_ERR_ARG, "there is nothing to compare: give runs behind -- or by "
+                                        "--list, see --help");
+    self->options = calloc(count, sizeof(*self->options));
+    self->results = calloc(count, sizeof(*self->results));
+    if (!self->options || !self->results)
+        return train_error(ISO_ERR_NOMEM, "out of memory for the options of the runs");
+    for (int i = 0; i < self->list.count; i++) {
+        TRY(parse_run(line, self->list.entries[i], &self->options[i]));
+        self->options[i].quiet = true;
+        if (self->options[i].eval_every <= 0) self->options[i].eval_every = EVAL_EVERY;
+    }
+    return ISO_OK;
+}
+
+// Collective. ISO_ERR_MISMATCH where this rank has other runs than rank 0.
+static iso_status agree(const sweep *self) {
+    static char mine[LIST_ROOM], first[LIST_ROOM];
+    size_t used = (size_t)snprintf(mine, sizeof(mine), "--out %s --target %.9g\n", self->folder,
+                                   self->target);
+    for (int i = 0; i < self->list.count && used < sizeof(mine); i++)
+        used += (size_t)snprintf(mine + used, sizeof(mine) - used, "%s: %s\n",
+                                 self->list.entries[i]->name, self->list.entries[i]->options);
+    memcpy(first, mine, sizeof(first));
+    MPI_Bcast(first, sizeof(first), MPI_CHAR, 0, MPI_COMM_WORLD);
+    if (strcmp(mine, first) == 0) return train_options_agree(&self->common);
+    size_t line = train_options_difference(mine, first);
+    return train_error(ISO_ERR_MISMATCH,
+                       "started with \"%.*s\" where rank 0 has \"%.*s\": give every rank the same "
+                       "arguments",
+                       (int)strcspn(mine + line, "\n"), mine + line,
+                       (int)strcspn(first + line, "\n"), first + line);
+}
+
+// ---- The whole ----------------------------------------------------------------------------------
+
+// Takes what stands before --, and says where that is.
+static iso_status take_common(sweep *self, int argc, char **argv, command_line *line, int *end) {
+    int i = 1;
+    line->common[line->common_count++] = argv[0];
+    for (; i < argc && strcmp(argv[i], "--") != 0; i++) TRY(take_one(self, argc, argv, &i, line));
+    *end = i;
+    if (self->help || self->version) return ISO_OK;
+    if (!self->folder)
+        return train_error(ISO_ERR_ARG, "a sweep needs a folder for its results: --out FOLDER");
+    TRY(train_options_parse(line->common_count, line->common, &self->common));
+    return check_common(&self->common);
+}
+
+static iso_status take_runs(sweep *self, int count, char **runs, const char *listed,
+                            const command_line *line) {
+    TRY(sweep_list_add_lines(&self->list, listed));
+    for (int i = 0; i < count; i++) TRY(sweep_list_add(&self->list, runs[i]));
+    return parse_runs(self, line);
+}
+
+static bool parse(sweep *self, int argc, char **argv, command_line *line) {
+    static char listed[LIST_ROOM];
+    int end = argc;
+    if (!train_all_well(take_common(self, argc, argv, line, &end))) return false;
+    if (self->help || self->version) return true;
+    if (!take_list(line->list_file, listed)) return false;
+    int runs = end < argc ? argc - end - 1 : 0;
+    return train_all_well(take_runs(self, runs, argv + end + 1, listed, line)) &&
+           train_all_well(agree(self));
+}
+
+bool sweep_options_parse(sweep *self, int argc, char **argv) {
+    command_line line = {.common = calloc((size_t)argc + 1, sizeof(*line.common))};
+    self->target = 0.985;
+    bool good = train_all_well(
+        line.common ? ISO_OK : train_error(ISO_ERR_NOMEM, "out of memory for the options"));
+    good = good && parse(self, argc, argv, &line);
+    free(line.common);
+    return good;
+}

@@ -1,0 +1,217 @@
+// A training run from its begin, or from where it was saved, to its end.
+#include "train.h"
+
+#include <math.h>
+
+// ---- The time of training ------------------------------------------------------------------------
+
+static void start_clock(train_run *run) { run->clock = iso_now(); }
+
+// Gradients that are still under way belong to the steps before.
+static iso_status stop_clock(train_run *run) {
+    TRY(iso_data_parallel_finish(run->model));
+    run->sum.seconds += (double)(iso_now() - run->clock) / 1e9;
+    return ISO_OK;
+}
+
+// ---- Test and saving ----------------------------------------------------------------------------
+
+static iso_status test(train_run *run) {
+    if (run->test_step == run->at.step) return ISO_OK;
+    TRY(iso_evaluate(run->model, run->loss, run->test_loader, run->world->comm, &run->test));
+    run->test_step = run->at.step;
+    return ISO_OK;
+}
+
+static iso_status tell_eval(train_run *run) {
+    const train_observer *observer = run->observer;
+    iso_comm *comm = run->world->comm;
+    TRY(test(run));
+    double sum[2] = {run->sum.eval_loss, run->sum.eval_samples}, seconds = run->sum.seconds;
+    int64_t bytes[2];
+    train_traffic(run, &bytes[0], &bytes[1]);
+    TRY(iso_comm_allreduce_f64(comm, sum, 2, ISO_SUM));
+    TRY(iso_comm_allreduce_f64(comm, &seconds, 1, ISO_MAX));
+    TRY(iso_comm_allreduce_i64(comm, bytes, 2, ISO_SUM));
+    train_eval eval = {.step = run->at.step,
+                       .seconds = seconds,
+                       .train_loss = sum[0] / sum[1],
+                       .test_loss = run->test.loss,
+                       .test_accuracy = run->test.accuracy,
+                       .bytes_sent = bytes[0],
+                       .bytes_between_nodes = bytes[1]};
+    run->sum.eval_loss = run->sum.eval_samples = 0;
+    train_report_eval(run, &eval);
+    if (observer && observer->eval) observer->eval(&eval, observer->user);
+    return ISO_OK;
+}
+
+// An error that every rank gets can be told and leaves the others waiting for nothing.
+static iso_status told(train_run *run, iso_status status) {
+    run->told = status < 0 && status != ISO_ERR_TIMEOUT && status != ISO_ERR_MPI;
+    return status;
+}
+
+static iso_status save_state(train_run *run) {
+    if (run->options->checkpoint_every < 0) return ISO_OK;
+    return told(run, train_state_save(run));
+}
+
+// ---- Steps --------------------------------------------------------------------------------------
+
+static iso_status make_step(train_run *run, const iso_batch *batch, double *loss) {
+    iso_tensor *output, *gradient;
+    iso_schedule_apply(&run->schedule, run->at.step, iso_optimizer_hyper(run->optimizer));
+    iso_optimizer_zero_grad(run->optimizer);
+    TRY(iso_module_forward(run->model, batch->images, &output));
+    TRY(iso_loss_compute(run->loss, output, batch->labels, loss, NULL, &gradient));
+    TRY(iso_module_backward(run->model, gradient, NULL));
+    iso_status status = iso_optimizer_step(run->optimizer);
+    // Parameters that are not finite stop an exchange of parameters on all ranks.
+    return run->periodic && status == ISO_ERR_STATE ? told(run, status) : status;
+}
+
+static void count_step(train_run *run, const iso_batch *batch, double loss, int64_t began) {
+    double samples = (double)batch->n;
+    run->sum.loss += loss * samples;
+    run->sum.samples += samples;
+    run->sum.eval_loss += loss * samples;
+    run->sum.eval_samples += samples;
+    run->at.step++;
+    run->at.batch = batch->index + 1;
+    run->step_ms[run->timed_steps++ % TRAIN_STEP_TIMES] = (double)(iso_now() - began) / 1e6;
+}
+
+static bool is_due(int64_t step, int64_t every) { return every > 0 && step % every == 0; }
+
+// What the end of an epoch does is left to it.
+static iso_status look_around(train_run *run) {
+    const train_options *o = run->options;
+    bool last = run->at.step == run->steps;
+    bool eval = is_due(run->at.step, o->eval_every) || (last && o->eval_every > 0);
+    bool save = is_due(run->at.step, o->checkpoint_every) && !last &&
+                run->at.batch < iso_loader_batches(run->train_loader);
+    if (!eval && !save) return ISO_OK;
+    TRY(stop_clock(run));
+    if (eval) TRY(tell_eval(run));
+    if (save) TRY(save_state(run));
+    start_clock(run);
+    return ISO_OK;
+}
+
+static iso_status train_epoch(train_run *run, iso_progress_bar *bar) {
+    TRY(iso_loader_start(run->train_loader, run->at.epoch, 0));
+    start_clock(run);
+    while (run->at.step < run->steps) {
+        int64_t began = iso_now();
+        iso_batch batch;
+        double loss;
+        iso_status more = iso_loader_next(run->train_loader, &batch);
+        TRY(more);
+        if (more == ISO_PENDING) break;
+        TRY(make_step(run, &batch, &loss));
+        count_step(run, &batch, loss, began);
+        TRY(train_sync_look(run));
+        TRY(look_around(run));
+        iso_progress_bar_update(bar, run->at.batch, run->sum.loss / run->sum.samples);
+    }
+    return stop_clock(run);
+}
+
+// ---- Epochs -------------------------------------------------------------------------------------
+
+static iso_status collect(train_run *run, train_figures *out) {
+    iso_comm *comm = run->world->comm;
+    double sum[2] = {run->sum.loss, run->sum.samples};
+    double seconds = run->sum.seconds - run->sum.epoch_seconds;
+    TRY(iso_comm_allreduce_f64(comm, sum, 2, ISO_SUM));
+    TRY(iso_comm_allreduce_f64(comm, &seconds, 1, ISO_MAX));
+    *out = (train_figures){.train_loss = sum[0] / sum[1],
+                           .test_loss = run->test.loss,
+                           .test_accuracy = run->test.accuracy,
+                           .seconds = seconds,
+                           .samples = (int64_t)sum[1]};
+    return ISO_OK;
+}
+
+// Every rank has the same sum, so they all end here; the last good checkpoint stays.
+static iso_status check_finite(train_run *run, double loss) {
+    if (isfinite(loss)) return ISO_OK;
+    return told(run, train_error(ISO_ERR_STATE,
+                                 "the training diverged: the loss of epoch %lld is no number: try "
+                                 "a lower --lr",
+                                 (long long)run->at.epoch + 1));
+}
+
+static void begin_next_epoch(train_run *run, int64_t samples) {
+    run->at.epoch++;
+    run->at.batch = 0;
+    run->at.samples += samples;
+    run->sum.loss = run->sum.samples = 0;
+    run->sum.epoch_seconds = run->sum.seconds;
+}
+
+static iso_status run_epoch(train_run *run, train_figures *out) {
+    const train_observer *observer = run->observer;
+    iso_progress_bar *bar;
+    TRY(train_report_bar(run, &bar));
+    TRY(train_epoch(run, bar));
+    TRY(test(run));
+    TRY(collect(run, out));
+    train_report_epoch(run, out, &bar);
+    if (observer && observer->epoch) observer->epoch(run->at.epoch, out, observer->user);
+    TRY(check_finite(run, out->train_loss));
+    if (run->periodic) TRY(iso_daso_epoch_loss(run->optimizer, out->train_loss, true));
+    TRY(train_sync_look(run)); // a policy may have decided
+    begin_next_epoch(run, out->samples);
+    if (run->at.step == run->steps) return ISO_OK;
+    if (run->options->checkpoint) TRY(told(run, train_checkpoint_save(run)));
+    return save_state(run);
+}
+
+// ---- The whole ----------------------------------------------------------------------------------
+
+static iso_status finish(train_run *run, train_figures *figures, train_result *out) {
+    figures->seconds = run->sum.seconds;
+    figures->samples = run->at.samples;
+    TRY(iso_comm_allreduce_f64(run->world->comm, &figures->seconds, 1, ISO_MAX));
+    if (run->periodic) TRY(iso_daso_finish(run->optimizer));
+    if (run->options->checkpoint) TRY(told(run, train_checkpoint_save(run)));
+    return told(run, train_report_summary(run, figures, out));
+}
+
+// Errors inside an epoch strike one rank while others wait in an exchange: only an abort reaches
+// them.
+static bool all_well(const train_run *run, iso_status status) {
+    if (status < 0 && !run->told) train_abort();
+    return train_all_well(status);
+}
+
+static bool go(train_run *run, train_result *out) {
+    train_figures figures = {0};
+    const train_observer *observer = run->observer;
+    train_report_start(run);
+    if (observer && observer->start) observer->start(run->log, observer->user);
+    if (run->options->resume) train_report_resume(run);
+    while (run->at.step < run->steps)
+        if (!all_well(run, run_epoch(run, &figures))) return false;
+    if (!all_well(run, finish(run, &figures, out))) return false;
+    if (run->options->trace && !train_all_well(train_trace_write(run))) return false;
+    run->at.finished = 1;
+    if (!all_well(run, save_state(run))) return false;
+    if (observer && observer->end) observer->end(out, observer->user);
+    return true;
+}
+
+bool train_perform(const train_world *world, const train_options *options,
+                   const train_observer *observer, train_result *out) {
+    train_run run = {.world = world, .options = options, .observer = observer};
+    *out = (train_result){0};
+    bool good = train_all_well(train_setup_local(&run)) && train_all_well(train_setup_shared(&run));
+    if (good && run.at.finished)
+        out->already_finished = true;
+    else if (good)
+        good = go(&run, out);
+    train_teardown(&run);
+    return good;
+}

@@ -1,0 +1,187 @@
+#!/bin/sh
+# Runs small sweeps, whole, interrupted and refused, and prints the results as TAP.
+# usage: check_sweep.sh, in the build tree; uses MPIRUN and MPIRUN_FLAGS
+# Not -e: what fails here is a result, not the end.
+set -u
+export LC_ALL=C
+
+root=$(cd "$(dirname "$0")/.." && pwd) || exit 1
+. "$root/tests/test_env.sh"
+launcher=$(command -v "${MPIRUN:-mpirun}")
+flags=${MPIRUN_FLAGS---oversubscribe --bind-to none}
+if [ "${MPIRUN:-mpirun}" = no ] || [ -z "$launcher" ]; then
+    echo "1..0 # SKIP configure found no MPI launcher"
+    exit 0
+fi
+sweep=$PWD/examples/sweep
+train=$PWD/examples/train
+common="--model mlp --steps 20 --eval-every 5"
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+cd "$work" || exit 1
+: >results
+
+# Prints and counts a result; the last error output explains a failure.
+result() { # what should hold, condition...
+    name=$1
+    shift
+    echo "$name" >>results
+    if "$@"; then
+        echo "ok - $name"
+    else
+        echo "not ok - $name"
+        sed 's/^/# /' stdout stderr
+    fi
+}
+run() { # program and arguments, on 2 ranks
+    # shellcheck disable=SC2086  # flags are several words
+    run_alone "$launcher" $flags -n 2 "$@"
+}
+run_alone() { # program and arguments, without the launcher
+    status=0
+    timeout -k 5 60 "$@" >stdout 2>stderr </dev/null || status=$?
+}
+field() { # key, file: the value in the last line that has it
+    sed -n 's/.*"'"$1"'":"\{0,1\}\([^,"}]*\).*/\1/p' "$2" | tail -n 1
+}
+names() { # CSV: what its first column has, each once, in order
+    sed 1d "$1" | cut -d, -f1 | uniq | tr '\n' ' '
+}
+is_refused() { # pattern of the sentence: one sentence of rank 0, no dump, no folder
+    [ "$status" != 0 ] && [ "$status" != 124 ] && [ "$(grep -c '^sweep: ' stderr)" = 1 ] &&
+        grep -qE "^sweep: .*$1" stderr && ! grep -qE 'signal|Segmentation|Aborted' stderr && [ ! -e refused ]
+}
+refused() { # what is wrong, pattern of the sentence, arguments...
+    name=$1 sentence=$2
+    shift 2
+    # shellcheck disable=SC2086  # options are several words
+    run_alone "$sweep" --out refused $common "$@"
+    result "refused with one sentence: $name" is_refused "$sentence"
+}
+
+# ---- A whole sweep ----
+
+cat >list <<'END_OF_LIST'
+# Strategies that a file gives, with a comment and an empty line.
+
+daso: --sync daso --unit rank --wait 1 --period 2,4  # two runs
+END_OF_LIST
+# shellcheck disable=SC2086  # options are several words
+run "$sweep" --out one --target 0.2 $common --list list -- "lazy: --sync lazy" "blocking: --sync=blocking"
+is_whole() {
+    [ "$status" = 0 ] && [ "$(names one/runs.csv)" = "daso-period2 daso-period4 lazy blocking " ] &&
+        [ "$(names one/points.csv)" = "daso-period2 daso-period4 lazy blocking " ] &&
+        [ "$(wc -l <one/runs.csv)" = 5 ] && [ "$(wc -l <one/points.csv)" = 17 ]
+}
+result "every run is in the tables, each with its four evaluations" is_whole
+syncs_told() {
+    [ "$(grep -c '^daso-period2,' one/syncs.csv)" -gt "$(grep -c '^daso-period4,' one/syncs.csv)" ] &&
+        [ "$(names one/syncs.csv)" = "daso-period2 daso-period4 " ]
+}
+result "exchanges of parameters are in a table, more of the shorter period" syncs_told
+# Training learns something, so that accuracy ends above chance and the time to 20 % is that of an evaluation.
+numbers_hold() {
+    tr -d '\r' <one/runs.csv | awk -F, 'NR > 1 {
+        good += $7 > 0.2 && $7 <= 1 && $4 > 0 && $4 <= $10 && $5 % 5 == 0 && $9 == 20 && $12 >= $6 }
+        END { exit good != 4 }'
+}
+result "time to the target, accuracy and bytes are of the run" numbers_hold
+# shellcheck disable=SC2086
+run "$train" $common --sync lazy --quiet --log train.jsonl
+same_bits() {
+    [ -n "$(field param_hash train.jsonl)" ] &&
+        [ "$(field param_hash train.jsonl)" = "$(field param_hash one/lazy.jsonl)" ] &&
+        [ "$(field param_hash train.jsonl)" = "$(field param_hash one/blocking.jsonl)" ]
+}
+result "runs after others have the bits of a run alone" same_bits
+
+has_plots() {
+    [ "$(grep -c '<figure>' one/report.html)" = 10 ] && ! grep -q 'no plots' one/report.html &&
+        [ "$(grep -c '<svg width="640"\|<svg *$' one/report.html)" = 10 ]
+}
+if command -v gnuplot >/dev/null; then
+    result "the report has its ten plots" has_plots
+else
+    echo "plots" >>results
+    echo "ok - the report has its ten plots # SKIP gnuplot is not installed"
+fi
+
+# ---- Without gnuplot; all runs are finished, so that only the report is made ----
+
+mkdir bin
+for tool in $(echo "$PATH" | tr : ' ' | sed 's/$/ /'); do
+    find "$tool/" -maxdepth 1 ! -name gnuplot ! -type d -exec ln -sf {} bin/ \; 2>/dev/null
+done
+# shellcheck disable=SC2086
+run env PATH="$work/bin" "$sweep" --out one --target 0.2 $common --list list -- \
+    "lazy: --sync lazy" "blocking: --sync=blocking"
+tells_package() {
+    [ "$status" = 0 ] && grep -q 'There are no plots: .*gnuplot-nox' one/report.html &&
+        ! grep -q '<figure>' one/report.html && [ "$(wc -l <one/runs.csv)" = 5 ]
+}
+result "without gnuplot the tables are there and the page names the package" tells_package
+
+# ---- Interrupted ----
+
+# shellcheck disable=SC2086
+"$launcher" $flags -n 2 "$sweep" --out two $common -- "quick: --sync lazy" "long: --sync lazy --steps 100000" \
+    >stdout 2>stderr </dev/null &
+job=$!
+tries=0
+while [ ! -e two/.long.jsonl.part ] && [ $tries -lt 300 ]; do
+    sleep 0.1
+    tries=$((tries + 1))
+done
+kill -TERM $job
+status=0
+wait $job || status=$?
+is_stopped() {
+    [ "$status" != 0 ] && grep -q '^sweep: stopped; 1 of 2 runs are finished' stderr &&
+        [ "$(names two/runs.csv)" = "quick " ] && [ -e two/quick.jsonl ] && [ -e two/report.html ] &&
+        [ "$(find two -type f | wc -l)" = 5 ]
+}
+result "a signal ends it with the report of what is finished and no other files" is_stopped
+cp two/quick.jsonl quick.before
+# shellcheck disable=SC2086
+run "$sweep" --out two $common -- "quick: --sync lazy" "long: --sync lazy --steps 30"
+goes_on() {
+    [ "$status" = 0 ] && cmp -s quick.before two/quick.jsonl && [ "$(names two/runs.csv)" = "quick long " ] &&
+        [ "$(field steps two/long.jsonl)" = 30 ]
+}
+result "started again it keeps what is finished and makes the rest" goes_on
+# shellcheck disable=SC2086
+run "$sweep" --out two $common --lr 0.1 -- "quick: --sync lazy"
+is_kept() {
+    [ "$status" != 0 ] && grep -q '^sweep: two/quick.jsonl was made with --lr not given, and now it is --lr 0.1' \
+        stderr && cmp -s quick.before two/quick.jsonl
+}
+result "other options for a finished run are refused" is_kept
+head -n 3 quick.before >two/quick.jsonl
+# shellcheck disable=SC2086
+run "$sweep" --out two $common -- "quick: --sync lazy"
+is_cut() { [ "$status" != 0 ] && grep -q '^sweep: two/quick.jsonl does not hold .* finished run' stderr; }
+result "a cut result is refused" is_cut
+# shellcheck disable=SC2086
+run "$sweep" --out three $common -- "wild: --optimizer sgd --lr 1e6" "tame: --sync lazy"
+goes_past() {
+    [ "$status" != 0 ] && grep -q '^sweep: run wild failed' stderr && [ "$(names three/runs.csv)" = "tame " ]
+}
+result "a training that diverges does not keep the next from being made" goes_past
+
+# ---- Refused ----
+
+refused "no runs" 'nothing to compare'
+refused "a run without a name" '"--sync lazy" is no run' -- "--sync lazy"
+refused "a name that is no file's" 'is no name of a run' -- "../a: --sync lazy"
+refused "two runs of one name" 'two runs are called a' -- "a: --sync lazy" "a: --sync blocking"
+refused "a value that is missing between commas" 'comma without a value' -- "a: --sync localsgd --period 4,,8"
+refused "a bad option, with the run's name" 'run a: --sync never is not supported' -- "a: --sync never"
+refused "an option that must be the same for all" 'run a: --seed must be the same' -- "a: --seed=3"
+refused "an option that runs cannot have" 'run a: --log is no option of a run' -- "a: --log x"
+refused "a log for all runs" '--log.* not of a sweep' --log x -- "a: --sync lazy"
+refused "an accuracy above 1" '--target 98: give a number between 0 and 1' --target 98 -- "a: --sync lazy"
+refused "a list that is not there" 'cannot read the list nowhere' --list nowhere
+run "$sweep" -- "a: --sync lazy"
+result "refused with one sentence on 2 ranks: no folder" is_refused 'needs a folder'
+
+echo "1..$(wc -l <results)"

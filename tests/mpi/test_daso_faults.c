@@ -1,0 +1,294 @@
+// What goes wrong under DASO goes wrong on every rank at the same step, and changes no parameter.
+#include "common/daso_fixture.h"
+#include "common/mpi_fixture.h"
+
+#include "tensor/tensor_impl.h"
+
+#include <criterion/criterion.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+TestSuite(np1_daso_faults, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 60);
+TestSuite(np2_daso_faults, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 60);
+TestSuite(np3_daso_faults, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 60);
+TestSuite(np4_daso_faults, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 60);
+
+// ---- Values that are not finite -------------------------------------------------------------------
+
+// The last value of the last parameter, whose exchange is complete.
+static float *last_value(trainer *t) {
+    iso_parameter_list list;
+    float *at = NULL;
+    if (iso_data_parallel_finish(t->model) < 0) return NULL;
+    if (iso_module_parameters(t->model, &list) < 0) return NULL;
+    iso_tensor *value = list.item[list.count - 1]->value;
+    at = (float *)value->data + value->count - 1;
+    iso_parameter_list_destroy(&list);
+    return at;
+}
+
+// One step in which `value` stands in a parameter from backward until step() returns.
+static iso_status poisoned_step(trainer *t, int step, bool here, float value) {
+    iso_optimizer_zero_grad(t->optimizer);
+    iso_status status = trainer_backward(t, step);
+    float *at = last_value(t);
+    if (status < 0 || !at) return ISO_ERR_STATE;
+    float healthy = *at;
+    if (here) *at = value;
+    status = iso_optimizer_step(t->optimizer);
+    if (here) *last_value(t) = healthy;
+    return status;
+}
+
+static bool same_status_everywhere(iso_status status) {
+    int both[2] = {(int)status, -(int)status};
+    MPI_Allreduce(MPI_IN_PLACE, both, 2, MPI_INT, MPI_MAX, MPI_COMM_WORLD);
+    return both[0] == -both[1];
+}
+
+// With lr 0 only merges change parameters, and the one that fails must not. The send after step 4
+// carries the value, which all ranks of `node` have (or the only rank); its merge, `wait` steps
+// later, fails on every rank.
+static void fails_everywhere(const daso_case *c, int node, float value) {
+    trainer t;
+    uint64_t before, after;
+    char name[16];
+    int size = c->daso.unit == ISO_SCOPE_RANK ? 1 : c->ranks_per_node;
+    bool here = test_rank / size == node;
+    iso_assert_ok(daso_open(&t, MPI_COMM_WORLD, c));
+    iso_assert_ok(trainer_train(&t, 3));
+    iso_assert_ok(daso_drift(&t, 0.001f * (float)(test_rank / size)));
+    iso_assert_ok(daso_own_hash(&t, &before));
+    for (int step = 3; step < 4 + (int)c->daso.batches_to_wait; step++) {
+        bool fails = step == 3 + (int)c->daso.batches_to_wait;
+        iso_status status =
+            step == 3 ? poisoned_step(&t, step, here, value) : trainer_step(&t, step, NULL);
+        iso_assert_all(same_status_everywhere(status));
+        iso_assert_all((status < 0) == fails);
+    }
+    snprintf(name, sizeof(name), "rank %d", node * size);
+    iso_assert_all(strstr(iso_last_error()->message, name));
+    iso_assert_ok(daso_own_hash(&t, &after));
+    iso_assert_all(after == before);
+    daso_close(&t);
+}
+
+static daso_case frozen_case(int ranks_per_node, int64_t wait) {
+    daso_case c = daso_case_default(30);
+    c.ranks_per_node = ranks_per_node;
+    c.train.hyper.lr = c.train.hyper.momentum = 0;
+    c.daso.batches_to_wait = wait;
+    return c;
+}
+
+Test(np2_daso_faults, nan_fails_everywhere) {
+    for (int i = 0; i < 4; i++) {
+        daso_case c = frozen_case(1, i % 2 ? 2 : 0);
+        c.daso.merge = i < 2 ? ISO_MERGE_PROGRESS : ISO_MERGE_HEAT;
+        c.daso.wire = i < 2 ? ISO_F32 : ISO_BF16;
+        fails_everywhere(&c, 1, NAN);
+        fails_everywhere(&c, 0, INFINITY);
+    }
+}
+
+Test(np4_daso_faults, nan_fails_everywhere) {
+    for (int i = 0; i < 4; i++) {
+        daso_case c = frozen_case(2, i % 2 ? 2 : 0);
+        if (i >= 2) c.daso.unit = ISO_SCOPE_RANK;
+        for (int unit = 0; unit < (i < 2 ? 2 : 4); unit++) fails_everywhere(&c, unit, NAN);
+    }
+}
+
+Test(np3_daso_faults, nan_fails_everywhere_with_unequal_nodes) {
+    daso_case c = frozen_case(2, 2);
+    for (int node = 0; node < 2; node++) fails_everywhere(&c, node, NAN);
+}
+
+// A rank that no longer fits into f16 is as bad as one that is not finite: nothing is sent instead.
+Test(np2_daso_faults, f16_overflow_is_no_silent_infinity) {
+    trainer t;
+    daso_case c = frozen_case(1, 0);
+    c.daso.wire = ISO_F16;
+    iso_assert_ok(daso_open(&t, MPI_COMM_WORLD, &c));
+    iso_assert_ok(trainer_train(&t, 3));
+    iso_status status = poisoned_step(&t, 3, test_rank == 1, 1e6f);
+    iso_assert_all(same_status_everywhere(status));
+    float *at = last_value(&t);
+    iso_assert_all(at && isfinite(*at));
+    daso_close(&t);
+}
+
+// The loss of one rank: nobody may act upon it.
+Test(np2_daso_faults, loss_that_is_not_finite) {
+    for (int heat = 0; heat < 2; heat++) {
+        trainer t;
+        daso_case c = heat ? heat_case_default(5) : daso_case_default(10);
+        iso_assert_ok(daso_open(&t, MPI_COMM_WORLD, &c));
+        iso_assert_all(iso_daso_epoch_loss(t.optimizer, test_rank ? NAN : 1, false) ==
+                       ISO_ERR_STATE);
+        iso_assert_all(iso_daso_epoch_loss(t.optimizer, INFINITY, true) == ISO_ERR_STATE);
+        iso_assert_ok(iso_daso_epoch_loss(t.optimizer, 1, false));
+        daso_close(&t);
+    }
+}
+
+// ---- Configurations -------------------------------------------------------------------------------
+
+// A tied optimizer for the model of t, as daso wants it.
+static iso_status make_inner(trainer *t, iso_optimizer **out) {
+    iso_hyper hyper = iso_hyper_default(ISO_SGD);
+    iso_optimizer *sgd;
+    iso_status status = iso_optimizer_create(ISO_SGD, t->model, &hyper, &sgd);
+    if (status < 0) return status;
+    return iso_dp_optimizer_create_take(sgd, t->model, out);
+}
+
+// Refused by every rank, naming the option, and `inner` is gone; also if one rank alone is wrong.
+static void refuses(trainer *t, const daso_case *wrong, const daso_case *right,
+                    const char *option) {
+    for (int alone = 0; alone < 2; alone++) {
+        const daso_case *c = alone && test_rank == 0 ? right : wrong;
+        iso_optimizer *inner;
+        iso_assert_ok(make_inner(t, &inner));
+        iso_status status =
+            c->heat ? iso_daso_heat_create_take(inner, t->model, &c->heat_config, &inner)
+                    : iso_daso_create_take(inner, t->model, &c->daso, &inner);
+        const char *message = iso_last_error()->message;
+        if (status != ISO_ERR_ARG || !strstr(message, option) || inner)
+            fprintf(stderr, "rank %d: %s: status %d, \"%s\"\n", test_rank, option, (int)status,
+                    message);
+        iso_assert_all(status == ISO_ERR_ARG && !inner && strstr(message, option));
+    }
+}
+
+#define REFUSES(field, value)                                                                      \
+    do {                                                                                           \
+        daso_case wrong_ = c;                                                                      \
+        wrong_.OPTIONS.field = value;                                                              \
+        refuses(&t, &wrong_, &c, #field);                                                          \
+    } while (0)
+
+Test(np2_daso_faults, daso_refuses_wrong_options) {
+    trainer t;
+    daso_case c = daso_case_default(20);
+    setenv("ISO_RANKS_PER_NODE", "1", 1);
+    c.train.rows = 4;
+    iso_assert_ok(trainer_create(&t, test_comm, &c.train));
+    iso_optimizer_destroy(&t.optimizer);
+#define OPTIONS daso
+    REFUSES(total_steps, 0);
+    REFUSES(total_steps, -5);
+    REFUSES(global_skip, 0);
+    REFUSES(max_global_skip, 0);
+    REFUSES(batches_to_wait, -2);
+    REFUSES(local_skip, 0);
+    REFUSES(unit, ISO_SCOPE_WORLD);
+    REFUSES(unit, (iso_scope)9);
+    REFUSES(merge, (iso_merge)9);
+    REFUSES(wire, (iso_dtype)77);
+    REFUSES(state, (iso_state_sync)9);
+    REFUSES(policy, (iso_policy)9);
+    REFUSES(max_divergence, NAN);
+    REFUSES(stability_level, -1);
+    c.daso.warmup_steps = c.daso.cooldown_steps = -1;
+    REFUSES(warmup, -0.1);
+    REFUSES(warmup, 1.5);
+    REFUSES(cooldown, NAN);
+    c.daso.policy = ISO_POLICY_CALLBACK;
+    c.daso.callback = (iso_daso_callback)abort;
+    REFUSES(callback, NULL);
+#undef OPTIONS
+    trainer_destroy(&t);
+}
+
+Test(np2_daso_faults, daso_heat_refuses_wrong_options) {
+    trainer t;
+    daso_case c = heat_case_default(20);
+    setenv("ISO_RANKS_PER_NODE", "1", 1);
+    c.train.rows = 4;
+    iso_assert_ok(trainer_create(&t, test_comm, &c.train));
+    iso_optimizer_destroy(&t.optimizer);
+#define OPTIONS heat_config
+    REFUSES(total_epochs, 0);
+    REFUSES(total_epochs, -1);
+    REFUSES(warmup_epochs, -1);
+    REFUSES(cooldown_epochs, -1);
+    REFUSES(max_global_skips, -1);
+    REFUSES(sending_chunk_size, 0);
+    REFUSES(sending_chunk_size, -1);
+    REFUSES(downcast_type, (iso_dtype)77);
+    REFUSES(downcast_type, ISO_F64);
+    REFUSES(skip_reduction_factor, 0);
+    REFUSES(local_skip_factor, 0);
+    REFUSES(last_batch, -2);
+#undef OPTIONS
+    trainer_destroy(&t);
+}
+
+// Ranks that want different things cannot train together: all hear of it, nobody hangs.
+Test(np2_daso_faults, ranks_with_different_options) {
+    for (int heat = 0; heat < 2; heat++) {
+        trainer t;
+        daso_case c = heat ? heat_case_default(20) : daso_case_default(20);
+        c.daso.global_skip += test_rank;
+        c.heat_config.sending_chunk_size += test_rank;
+        iso_status status = daso_open(&t, MPI_COMM_WORLD, &c);
+        iso_assert_all(status == ISO_ERR_MISMATCH);
+        daso_close(&t);
+    }
+}
+
+// ---- Other objects --------------------------------------------------------------------------------
+
+Test(np2_daso_faults, other_objects) {
+    trainer t;
+    iso_daso_stats stats;
+    daso_case c = daso_case_default(20), heat = heat_case_default(5);
+    c.train.rows = 4;
+    iso_assert_ok(trainer_create(&t, test_comm, &c.train));
+    iso_assert_all(iso_daso_get_stats(t.optimizer, &stats) == ISO_ERR_ARG);
+    iso_assert_all(iso_daso_finish(t.optimizer) == ISO_ERR_ARG);
+    iso_assert_all(iso_daso_epoch_loss(t.optimizer, 1, true) == ISO_ERR_ARG);
+    iso_assert_all(iso_daso_reset(t.optimizer) == ISO_ERR_ARG);
+    iso_assert_all(iso_daso_heat_set_last_batch(t.optimizer, 3) == ISO_ERR_ARG);
+    iso_module *net = iso_data_parallel_module(t.model);
+    iso_assert_all(iso_daso_create_take(t.optimizer, net, &c.daso, &t.optimizer) == ISO_ERR_ARG);
+    iso_assert_all(!t.optimizer);
+    iso_assert_ok(make_inner(&t, &t.optimizer));
+    iso_assert_all(iso_daso_heat_create_take(t.optimizer, net, &heat.heat_config, &t.optimizer) ==
+                   ISO_ERR_ARG);
+    trainer_destroy(&t);
+}
+
+// An optimizer that is not tied to the module: nothing would be averaged.
+Test(np2_daso_faults, optimizer_that_is_not_tied) {
+    for (int heat = 0; heat < 2; heat++) {
+        trainer t;
+        daso_case c = heat ? heat_case_default(5) : daso_case_default(20);
+        iso_hyper hyper = iso_hyper_default(ISO_SGD);
+        iso_optimizer *sgd;
+        c.train.rows = 4;
+        iso_assert_ok(trainer_create(&t, test_comm, &c.train));
+        iso_optimizer_destroy(&t.optimizer);
+        iso_assert_ok(iso_optimizer_create(ISO_SGD, t.model, &hyper, &sgd));
+        iso_status status = heat ? iso_daso_heat_create_take(sgd, t.model, &c.heat_config, &sgd)
+                                 : iso_daso_create_take(sgd, t.model, &c.daso, &sgd);
+        iso_assert_all(status == ISO_ERR_ARG && !sgd);
+        trainer_destroy(&t);
+    }
+}
+
+Test(np1_daso_faults, names) {
+    iso_merge merge;
+    iso_state_sync state;
+    iso_policy policy;
+    iso_assert_ok(iso_merge_parse("heat", &merge));
+    iso_assert_ok(iso_state_sync_parse("reset", &state));
+    iso_assert_ok(iso_policy_parse("adaptive", &policy));
+    iso_assert_all(merge == ISO_MERGE_HEAT && state == ISO_STATE_RESET &&
+                   policy == ISO_POLICY_ADAPTIVE);
+    iso_assert_all(iso_merge_parse("mean", &merge) == ISO_ERR_ARG);
+    iso_assert_all(iso_state_sync_parse("", &state) == ISO_ERR_ARG);
+    iso_assert_all(iso_policy_parse("callback", &policy) == ISO_ERR_ARG);
+}
