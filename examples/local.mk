@@ -1,10 +1,15 @@
 # Programs; they see public headers only, and are installed with the prefix iso-.
-bin_PROGRAMS += examples/mnist examples/train examples/sweep
+bin_PROGRAMS += examples/mnist examples/mnist-daso examples/train examples/sweep
 
 examples_mnist_SOURCES = examples/mnist.c
 examples_mnist_CPPFLAGS = $(PUBLIC_CPPFLAGS)
 examples_mnist_CFLAGS = $(AM_CFLAGS) -Wshadow -Wconversion
 examples_mnist_LDADD = libisotherm.la $(MPI_LIBS) -lm
+
+examples_mnist_daso_SOURCES = examples/mnist_daso.c
+examples_mnist_daso_CPPFLAGS = $(PUBLIC_CPPFLAGS)
+examples_mnist_daso_CFLAGS = $(AM_CFLAGS) -Wshadow -Wconversion
+examples_mnist_daso_LDADD = libisotherm.la $(MPI_LIBS) -lm
 
 # A training run, which both train and sweep make.
 TRAIN_RUN = \
@@ -23,6 +28,7 @@ TRAIN_RUN = \
     examples/train_setup.c \
     examples/train_state.c \
     examples/train_sync.c
+
 examples_train_SOURCES = examples/train.c $(TRAIN_RUN)
 examples_train_CPPFLAGS = $(PUBLIC_CPPFLAGS)
 examples_train_CFLAGS = $(AM_CFLAGS) -Wshadow -Wconversion

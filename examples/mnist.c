@@ -90,13 +90,12 @@ int main(int argc, char **argv) {
 
     for (int epoch = 0; epoch < EPOCHS; epoch++) {
         iso_progress_bar *bar;
-        iso_evaluation result;
+        iso_evaluation test;
         check(iso_progress_bar_create(first ? stdout : NULL, "epoch", steps, "steps", &bar));
         check(iso_loader_start(train_data, epoch, 0));
         train(model, loss, optimizer, &schedule, train_data, bar);
-        check(iso_evaluate(model, loss, test_data, comm, &result));
-        iso_progress_bar_finish(&bar, "%d: test accuracy %.2f %%", epoch + 1,
-                                100 * result.accuracy);
+        check(iso_evaluate(model, loss, test_data, comm, &test));
+        iso_progress_bar_finish(&bar, "%d: test accuracy %.2f %%", epoch + 1, 100 * test.accuracy);
     }
 
     iso_optimizer_destroy(&optimizer);
@@ -107,4 +106,5 @@ int main(int argc, char **argv) {
     iso_device_destroy(&device);
     iso_comm_destroy(&comm);
     MPI_Finalize();
+    return EXIT_SUCCESS;
 }

@@ -129,7 +129,7 @@ static iso_status write_file(const report *study, const char *folder, const char
                              writer write) {
     char path[PATH_MAX], temporary[PATH_MAX];
     int length = snprintf(path, sizeof(path), "%s/%s", folder, name);
-    int longer = snprintf(temporary, sizeof(temporary), "%s/.%s.%ld", folder, name, (long)getpid());
+    int longer = snprintf(temporary, sizeof(temporary), "%s/.%s.part", folder, name);
     if (length >= PATH_MAX || longer >= PATH_MAX)
         return train_error(ISO_ERR_ARG, "the folder's name is too long: %.80s...", folder);
     FILE *to = fopen(temporary, "w");

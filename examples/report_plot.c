@@ -44,8 +44,7 @@ static const curves figures[] = {
      "How far the rank that is farthest from the mean of all was, in the norm of the parameters.",
      STEPS, DIVERGENCE, true},
     {"Exposed time of each exchange of parameters",
-     "What the slowest rank stood waiting for it; the rest of the exchange is hidden.", STEPS, WAIT,
-     true},
+     "What rank 0 stood waiting for it; the rest of the exchange is hidden.", STEPS, WAIT, true},
 };
 enum { FIGURES = sizeof(figures) / sizeof(*figures), TARGET_BARS = FIGURES, WAIT_BARS };
 _Static_assert(WAIT_BARS + 1 == REPORT_PLOTS, "every plot has its place");
@@ -106,12 +105,12 @@ static axis axis_of(const report *study, const curves *figure, char name) {
     double decades = a.high > 0 ? a.high / a.low : 0;
     switch (a.what) {
     case SECONDS:
-        a.log = span > 8;
+        a.log = span > 4;
         a.unit = a.high > 7200 ? 3600 : a.high > 600 ? 60 : 1;
         a.unit_name = a.high > 7200 ? "h" : a.high > 600 ? "min" : "s";
         break;
     case BYTES:
-        a.log = span > 8;
+        a.log = span > 4;
         a.unit = a.high > 2e9 ? 1e9 : 1e6;
         a.unit_name = a.high > 2e9 ? "GB" : "MB";
         break;
@@ -254,6 +253,22 @@ static double waited(const report *study, const report_run *run) {
     return run->wait_ms_per_step;
 }
 
+static void write_bars(FILE *to, const report *study, const int64_t *order, bar_value value) {
+    fputs("set ytics scale 0 (", to);
+    for (int64_t at = 0; at < study->count; at++) {
+        fputs(at ? ", " : "", to);
+        quoted(to, study->runs[order[at]].name);
+        fprintf(to, " %lld", (long long)at + 1);
+    }
+    fputs(")\n$bars << END\n", to);
+    for (int64_t at = 0; at < study->count; at++) {
+        double bar = value(study, &study->runs[order[at]]);
+        fprintf(to, "%.9g %lld 0x%s\n", isnan(bar) ? 0 : bar, (long long)at + 1,
+                report_style_of(order[at]).colour + 1);
+    }
+    fputs("END\n", to);
+}
+
 // One horizontal bar a run, the best run on top.
 static bool plot_bars(gnuplot *plots, int i, const report *study, const int64_t *order,
                       bar_value value, const char *label, const char *none) {
@@ -265,22 +280,12 @@ static bool plot_bars(gnuplot *plots, int i, const report *study, const int64_t 
     set_look(to);
     fprintf(to, "set border 1\nunset grid\nset xlabel '%s'\nset xrange [0:%g]\n", label,
             1.15 * most);
-    fprintf(to, "set yrange [%lld.6:0.4]\nset ytics scale 0 (", (long long)study->count);
-    for (int64_t at = 0; at < study->count; at++) {
-        fputs(at ? ", " : "", to);
-        quoted(to, study->runs[order[at]].name);
-        fprintf(to, " %lld", (long long)at + 1);
-    }
-    fputs(")\nset style fill solid noborder\n$bars << END\n", to);
-    for (int64_t at = 0; at < study->count; at++) {
-        double bar = value(study, &study->runs[order[at]]);
-        fprintf(to, "%.9g %lld 0x%s\n", isnan(bar) ? 0 : bar, (long long)at + 1,
-                report_style_of(order[at]).colour + 1);
-    }
-    fputs("END\nplot $bars using ($1/2):2:(0):1:($2-0.33):($2+0.33):(int(column(3))) "
-          "with boxxyerror linecolor rgb variable, ",
-          to);
+    fprintf(to, "set yrange [%lld.6:0.4]\nset style fill solid noborder\n",
+            (long long)study->count);
+    write_bars(to, study, order, value);
     fprintf(to,
+            "plot $bars using ($1/2):2:(0):1:($2-0.33):($2+0.33):(int(column(3))) "
+            "with boxxyerror linecolor rgb variable, "
             "$bars using 1:2:($1 > 0 ? gprintf('%%.3g', $1) : '%s') with labels left offset 1\n",
             none);
     return true;

@@ -161,25 +161,38 @@ void train_options_text(const train_options *values, bool settings, char *text, 
     }
 }
 
+// What the option belongs to, unless the heading above it says so, and its default.
+static void print_notes(const train_option *o, bool under_sync, FILE *to) {
+    bool sync = o->of && strcmp(o->of, "--sync") == 0;
+    const char *of = !o->of || (sync && under_sync) ? "" : sync ? o->among : o->of;
+    if (!*of && !o->initial) return;
+    fprintf(to, " (%s%s%s", of, *of && !sync ? " " : "", *of && !sync ? o->among : "");
+    if (o->initial) fprintf(to, "%sdefault %s", *of ? ", " : "", o->initial);
+    fputc(')', to);
+}
+
+static void print_option(const train_option *o, bool under_sync, FILE *to) {
+    int used = fprintf(to, "  %s %s", o->name, o->value ? o->value : "");
+    // Long choices leave the line to themselves.
+    if (used > HELP_COLUMN - 2) {
+        fputc('\n', to);
+        used = 0;
+    }
+    fprintf(to, "%*s%s", HELP_COLUMN - used, "", o->meaning);
+    print_notes(o, under_sync, to);
+    fputc('\n', to);
+}
+
 void train_options_help(FILE *to) {
-    bool alone = false; // whether the heading says what the options belong to
+    bool under_sync = false;
     fputs("Trains a network data-parallel over MPI: mpirun -n RANKS train [OPTION]...\n", to);
     for (int i = 0; i < train_option_count; i++) {
         const train_option *o = &train_option_table[i];
-        if (o->kind == TOPIC) {
-            fprintf(to, "\n%s\n", o->name);
-            alone = strncmp(o->name, "--", 2) == 0;
+        if (o->kind != TOPIC) {
+            print_option(o, under_sync, to);
             continue;
         }
-        int used = fprintf(to, "  %s %s", o->name, o->value ? o->value : "");
-        // Long choices leave the line to themselves.
-        if (used > HELP_COLUMN - 2) {
-            fputc('\n', to);
-            used = 0;
-        }
-        fprintf(to, "%*s%s", HELP_COLUMN - used, "", o->meaning);
-        if (o->of && !alone) fprintf(to, " (%s %s)", o->of, o->among);
-        if (o->initial) fprintf(to, " (default %s)", o->initial);
-        fputc('\n', to);
+        fprintf(to, "\n%s\n", o->name);
+        under_sync = strncmp(o->name, "--sync", 6) == 0;
     }
 }

@@ -100,7 +100,7 @@ static iso_status look_around(train_run *run) {
 }
 
 static iso_status train_epoch(train_run *run, iso_progress_bar *bar) {
-    TRY(iso_loader_start(run->train_loader, run->at.epoch, 0));
+    TRY(iso_loader_start(run->train_loader, run->at.epoch, run->at.batch));
     start_clock(run);
     while (run->at.step < run->steps) {
         int64_t began = iso_now();

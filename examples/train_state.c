@@ -69,11 +69,20 @@ static iso_status check_settings(const train_run *run, const char *saved) {
                        (int)strcspn(here + line, "\n"), here + line);
 }
 
+// What the library finds is told in terms of files; the cause is nearly always one of these
+// options.
+static iso_status explain(const train_run *run, iso_status status) {
+    const train_options *o = run->options;
+    if (status != ISO_ERR_MISMATCH) return status;
+    return train_error(status, "cannot resume with --model %s, --optimizer %s and --sync %s: %s",
+                       o->model, o->optimizer, o->sync, iso_last_error()->message);
+}
+
 static iso_status load(train_run *run, iso_state *state) {
-    char settings[SETTINGS_ROOM];
+    char settings[SETTINGS_ROOM] = "";
     int64_t step;
     TRY(list(run, settings, state));
-    TRY(iso_resume_load(run->world->comm, run->options->resume, state, &step));
+    TRY(explain(run, iso_resume_load(run->world->comm, run->options->resume, state, &step)));
     settings[SETTINGS_ROOM - 1] = 0;
     TRY(check_settings(run, settings));
     return iso_training_loaded(run->model, run->optimizer);

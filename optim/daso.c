@@ -93,6 +93,11 @@ static bool measures(const iso__sync_plan *plan) {
 static iso_status step(iso_optimizer *optimizer) {
     daso *self = self_of(optimizer);
     iso__sync_plan plan;
+    ISO_CHECK(
+        self->schedule.step < self->schedule.total, ISO_ERR_STATE,
+        "daso was created for total_steps %lld, and all are done: create it for more, or call "
+        "iso_daso_reset",
+        (long long)self->schedule.total);
     ISO_TRY(iso__periodic_step(&self->engine));
     iso__daso_schedule_step(&self->schedule, &plan);
     ISO_TRY(iso__periodic_run(&self->engine, &plan, ISO__CARRY_WIRE));

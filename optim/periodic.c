@@ -77,7 +77,7 @@ static iso_status setup(iso__periodic *p, iso_status owner, const char *settings
     // A rank that failed alone, or goes by another plan, would leave the others waiting.
     ISO_TRY(iso_comm_agree(p->comm, prepare(p, owner)));
     ISO_TRY(iso__match(p->comm, NULL, 0, settings));
-    p->equal = p->node_equal = p->node_equal_state = true;
+    p->equal = p->equal_state = p->node_equal = p->node_equal_state = true;
     ISO_TRY(iso__data_parallel_set_scope(p->data_parallel, ISO_SCOPE_WORLD));
     ISO_TRY(make_topology(p));
     ISO_TRY(make_averages(p));
@@ -198,6 +198,7 @@ static void reset_state(iso__periodic *p) {
     if (p->config.state != ISO_STATE_RESET) return;
     for (int i = p->parameter_count; i < p->span_count; i++)
         memset(p->span[i].data, 0, p->span[i].count * sizeof(float));
+    p->equal_state = p->node_equal_state = true;
 }
 
 static void merge_mean(iso__periodic *p, const iso__action *action, const float *mean) {
@@ -258,6 +259,7 @@ static iso_status full(iso__periodic *p, const iso__action *action, bool sent) {
     // Of a group that takes its turn the other ranks of a node know nothing yet.
     p->equal = !sent || action->group == ISO__ALL_GROUPS || p->topology->largest == 1;
     p->node_equal = p->node_equal || p->equal;
+    p->equal_state = p->equal_state || action->state;
     p->node_equal_state = p->node_equal_state || action->state;
     count_sync(p, 0, began);
     return ISO_OK;
@@ -319,14 +321,21 @@ static void measure_step(iso__periodic *p, int64_t now) {
     p->step_ms_count++;
 }
 
+// Parameters stay equal where they are updated by the same gradients and from the same state.
+static void note_update(iso__periodic *p) {
+    bool alone = p->scope == ISO_SCOPE_RANK && iso_comm_size(p->node) > 1;
+    p->equal_state = p->equal_state && p->scope == ISO_SCOPE_WORLD;
+    p->equal = p->equal && p->equal_state;
+    p->node_equal_state = p->node_equal_state && !alone;
+    p->node_equal = p->node_equal && p->node_equal_state;
+}
+
 iso_status iso__periodic_step(iso__periodic *p) {
     ISO_CHECK(!p->shown, ISO_ERR_STATE,
               "step() in evaluation mode, where parameters are the mean of all ranks: call "
               "iso_module_train(model, true) before the forward");
     ISO_TRY(iso_optimizer_step(p->inner));
-    p->equal = p->equal && p->scope == ISO_SCOPE_WORLD;
-    if (p->scope == ISO_SCOPE_RANK && iso_comm_size(p->node) > 1)
-        p->node_equal = p->node_equal_state = false;
+    note_update(p);
     p->stats.steps++;
     measure_step(p, iso_now());
     return ISO_OK;

@@ -45,10 +45,9 @@ typedef struct iso__periodic {
     iso__span *span;
     int span_count, parameter_count; // parameters come first
     size_t elements, parameter_elements;
-    iso_scope scope;       // of the gradients of the next backward
-    bool equal;            // all ranks have the same parameters
-    bool node_equal;       // all ranks of the node have
-    bool node_equal_state; // and the same optimizer state
+    iso_scope scope; // of the gradients of the next backward
+    // Whether all ranks, or those of a node, have the same parameters, and optimizer state.
+    bool equal, equal_state, node_equal, node_equal_state;
 
     // The exchange under way. `held`: complete, its mean copied to `mean`, not yet merged.
     bool pending, queued, held, member;

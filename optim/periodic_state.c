@@ -18,6 +18,7 @@ enum {
     SENT,
     BETWEEN,
     NODE_STATE,
+    ALL_STATE,
     COUNT
 };
 _Static_assert((int)COUNT <= (int)ISO__PERIODIC_NUMBERS, "room for all of them");
@@ -26,12 +27,19 @@ static void fill(iso__periodic *p) {
     iso_daso_stats stats;
     iso__periodic_stats(p, &stats);
     int64_t number[COUNT] = {
-        [PENDING] = p->pending,    [MEMBER] = p->member,
-        [CARRIER] = p->carrier,    [SCOPE] = p->scope,
-        [EQUAL] = p->equal,        [NODE_EQUAL] = p->node_equal,
-        [STEPS] = stats.steps,     [SYNCS] = stats.syncs,
-        [AGE] = stats.last_age,    [NODE_STATE] = p->node_equal_state,
-        [SENT] = stats.bytes_sent, [BETWEEN] = stats.bytes_between_nodes,
+        [PENDING] = p->pending,
+        [MEMBER] = p->member,
+        [CARRIER] = p->carrier,
+        [SCOPE] = p->scope,
+        [EQUAL] = p->equal,
+        [NODE_EQUAL] = p->node_equal,
+        [STEPS] = stats.steps,
+        [SYNCS] = stats.syncs,
+        [AGE] = stats.last_age,
+        [NODE_STATE] = p->node_equal_state,
+        [ALL_STATE] = p->equal_state,
+        [SENT] = stats.bytes_sent,
+        [BETWEEN] = stats.bytes_between_nodes,
     };
     memcpy(p->saved.number, number, sizeof(number));
     memcpy(p->saved.figure, p->figures, sizeof(p->figures));
@@ -80,6 +88,7 @@ iso_status iso__periodic_loaded(iso__periodic *p) {
     p->equal = number[EQUAL];
     p->node_equal = number[NODE_EQUAL];
     p->node_equal_state = number[NODE_STATE];
+    p->equal_state = number[ALL_STATE];
     p->scope = (iso_scope)number[SCOPE];
     ISO_TRY(iso__data_parallel_set_scope(p->data_parallel, p->scope));
     memcpy(p->figures, p->saved.figure, sizeof(p->figures));

@@ -16,6 +16,7 @@ if [ "$launcher" = no ]; then
 fi
 train=$PWD/examples/train
 mnist=$PWD/examples/mnist
+mnist_daso=$PWD/examples/mnist-daso
 work=$(mktemp -d)
 out=$work/out # what programs write
 trap 'rm -rf "$work"' EXIT
@@ -92,7 +93,18 @@ refused 0 "a number with more after it" '--seed 1x: give a whole number' --seed 
 refused 0 "one file for two outputs" 'is to hold two outputs' --log "$out/x" --trace "$out/x"
 refused 1 "ranks with different options" 'started with .* where rank 0 has .*same options' \
     --model mlp : -n 1 "$train" --model mlp --seed 2
-refused 0 "momentum without sgd" '--momentum is of --optimizer sgd' --momentum 0.9
+refused 0 "momentum without sgd" '--momentum is of --optimizer sgd, and this is adam' --momentum 0.9
+refused 0 "dropout without a layer for it" '--dropout is of --model cnn' --model mlp --dropout
+refused 0 "an option of daso" '--wait is of --sync daso, and this is lazy' --wait 4
+refused 0 "an option of several modes" '--period is of --sync daso.localsgd.postlocal' --period 4
+refused 0 "an option of daso-heat" '--warmup-epochs is of --sync daso-heat, and this is daso' \
+    --sync daso --warmup-epochs 1
+refused 0 "an option of daso for local SGD" '--merge is of --sync daso' --sync localsgd --merge heat
+refused 0 "an option of a policy" '--max-divergence is of --policy adaptive, and this is fixed' \
+    --sync daso --max-divergence 0.1
+refused 0 "a wait that is no number" '--wait soon: give a whole number' --sync daso --wait soon
+refused 0 "auto where it means nothing" '--period auto: give a whole number' --sync daso --period auto
+refused 0 "a share above 1" '--cooldown 2: give a number from 0 to 1' --sync daso --cooldown 2
 
 run 2 "$train" --model mlp --optimizer sgd --lr 1e6 --steps 20 --quiet --checkpoint "$out/checkpoint"
 good=0
@@ -144,6 +156,13 @@ refused 2 "a checkpoint in a missing folder" 'checkpoint nowhere/c' --data good 
 refused 2 "a checkpoint that is a folder" 'checkpoint empty' --data good --checkpoint empty
 refused 2 "a missing checkpoint" 'nowhere.safetensors' --data good --load nowhere.safetensors
 
+refused 2 "nothing to resume" 'no saved state nowhere.step' --data good --resume nowhere
+refused 2 "a policy beyond its limit" 'max_global_skip' --data good --model mlp --sync daso \
+    --policy adaptive --period 100
+run 0 "$train" --data good --checkpoint-every 5
+[ "$status" != 0 ] && grep -q '^train: --checkpoint-every needs a --checkpoint' stderr
+result $? "refused with one sentence: saving without a name"
+
 run 2 "$train" --data good --model mlp --epochs 2 --quiet --checkpoint "$out/c" --log "$out/log"
 [ "$status" = 0 ] && [ -s "$out/c" ] && [ "$(find "$out" -type f | wc -l)" = 2 ]
 result $? "a checkpoint is written, and nothing is left beside it"
@@ -185,6 +204,64 @@ result "$good" "the trace shows compute, queue, exchange, wait and update of bot
 [ ! -s stdout ] && [ ! -s stderr ]
 result $? "--quiet prints nothing"
 
+run 2 "$train" --data good --model mlp --epochs 4 --quiet --log "$out/log" --eval-every 5
+good=$status
+# 96 images, 2 ranks x 64: one step an epoch.
+[ "$(grep -c '^{"event":"eval","step":4,.*"train_loss":.*}$' "$out/log")" = 1 ] || good=1
+[ "$(grep -c '"event":"eval"' "$out/log")" = 1 ] || good=1
+result "$good" "--eval-every evaluates at the last step, too"
+
+# ---- Strategies ----
+
+# A short training on digits, in which ranks of $nodes exchange parameters.
+strategy() { # what holds, ranks, fewest exchanges, arguments...
+    name=$1
+    ranks=$2
+    fewest=$3
+    shift 3
+    run "$ranks" "$train" --model mlp --batch 32 --steps 40 --eval-every 16 --quiet \
+        --log "$out/log" "$@"
+    good=$status
+    [ "$(grep -c '"event":"eval"' "$out/log")" = 3 ] || good=1
+    [ "$(grep -c '"event":"sync"' "$out/log")" -ge "$fewest" ] || good=1
+    [ -n "$(field param_hash "$out/log")" ] || good=1
+    awk -v a="$(field test_accuracy "$out/log")" 'BEGIN { exit !(a > 0.6) }' || good=1
+    result "$good" "$name"
+}
+
+strategy "trains blocking" 2 0 --sync blocking
+strategy "trains lazily" 3 0 --sync lazy
+strategy "trains with local SGD" 2 10 --sync localsgd --period 4
+strategy "trains with post-local SGD" 3 5 --sync postlocal --period 4
+ISO_RANKS_PER_NODE=1
+export ISO_RANKS_PER_NODE
+# A busy machine makes it wait long, and so exchange seldom.
+strategy "trains with DASO, which measures how long to wait" 2 1 --sync daso
+grep -q '"event":"policy".*"reason":"an exchange was measured' "$out/log" &&
+    [ "$(field syncs "$out/log")" -ge 1 ] && [ "$(field bytes_between_nodes "$out/log")" -gt 0 ]
+result $? "the log tells of the policy, exchanges and bytes between nodes"
+run 2 "$train" --data good --model mlp --sync daso --wait 2 --epochs 30 --quiet --log "$out/log"
+alone=$(field param_hash "$out/log")
+run 2 "$train" --data good --model mlp --sync daso --wait 2 --epochs 30 --quiet --log "$out/log" \
+    --eval-every 3
+[ -n "$alone" ] && [ "$alone" = "$(field param_hash "$out/log")" ]
+result $? "evaluating does not change a training with DASO"
+strategy "trains with every option of DASO" 2 3 --sync daso --period 4 --max-period 8 --wait 2 \
+    --warmup-steps 4 --cooldown-steps 4 --local-skip 2 --unit rank --merge heat --wire f16 \
+    --state average --policy adaptive --max-divergence 0.2
+ISO_RANKS_PER_NODE=2
+strategy "trains with DASO on unequal nodes" 3 4 --sync daso --wait 3 --policy plateau \
+    --stability-level 0.1
+strategy "trains with HeAT's DASO" 3 4 --sync daso-heat --batch 1500 --optimizer adam --lr 0.005 \
+    --warmup-epochs 1 --cooldown-epochs 1 --max-global-skips 4 --sending-chunk-size 100000 \
+    --downcast-type f32 --use-mpi-groups no --skip-reduction-factor 2 --local-skip-factor 2 \
+    --stability-level 0.05
+unset ISO_RANKS_PER_NODE
+
+run 2 "$train" --model mlp --optimizer sgd --lr 1e6 --steps 40 --quiet --sync localsgd --period 4
+[ "$status" != 0 ] && [ "$status" != 124 ] && [ "$(grep -c '^train: .*lower' stderr)" = 1 ]
+result $? "parameters that are not finite end a training with one sentence"
+
 # ---- Ranks ----
 
 run 2 "$train" --model mlp --steps 20 --sync lazy --quiet --log "$out/log"
@@ -207,10 +284,25 @@ result $? "mnist trains on a folder"
 run 2 "$mnist" nowhere
 [ "$status" != 0 ] && [ "$(grep -c '^error: .*nowhere' stderr)" = 1 ]
 result $? "mnist refuses a missing folder with one sentence"
+run 2 "$mnist" good two
+[ "$status" != 0 ] && [ "$(grep -c '^error: .*two' stderr)" = 1 ]
+result $? "mnist refuses a second argument with one sentence"
+run 2 "$mnist_daso" good
+[ "$status" = 0 ] && [ "$(grep -c 'test accuracy' stdout)" = 3 ]
+result $? "mnist-daso trains on a folder"
 
 run 2 "$train" --help
 [ "$status" = 0 ] && [ "$(grep -c '^  --sync ' stdout)" = 1 ]
 result $? "--help is printed once"
+awk '/^### Options/ { on = 1 } on && /^```/ { fences++; next } fences == 1' "$root/README.md" |
+    cmp -s - stdout
+result $? "README shows what --help prints"
+awk '/^```c$/ { inside = 1; next } inside && /^```$/ { exit } inside && $0 != "..."' "$root/README.md" |
+    while read -r line; do
+        grep -qF "$line" "$root/examples/mnist.c" || echo "$line"
+    done >stdout
+[ ! -s stdout ]
+result $? "README shows lines of mnist.c"
 run 0 "$train" --help-env
 [ "$status" = 0 ] && grep -q '^ISO_PROGRESS ' stdout
 result $? "--help-env tells of the environment"

@@ -59,36 +59,48 @@ kill_ranks() {
 field() { # key, file: the value in the summary
     sed -n 's/.*"event":"summary".*"'"$1"'":"\{0,1\}\([^,"}]*\).*/\1/p' "$2"
 }
+# The parameters at the end, and what the run says of itself.
+outcome() { # log
+    for key in param_hash train_loss test_loss test_accuracy; do
+        field $key "$1"
+    done
+}
 # Number $1 of the random numbers of the seed, between 0 and $2.
 random() {
     awk -v seed="$seed" -v n="$1" -v most="$2" \
         'BEGIN { srand(seed); for (i = 0; i < n; i++) x = rand(); printf "%.3f\n", x * most }'
 }
-saved() { # whether a whole set was saved
-    ls state.step-???????????? >/dev/null 2>&1
-}
 milliseconds() {
     echo $(($(date +%s%N) / 1000000))
 }
 
-# Waits until the run that was started begins to train.
-begin() { # its log
+# Waits until a command of the shell is true, or the run that was started ends.
+wait_until() { # command...
     waited=0
-    while [ ! -e "$1" ] && kill -0 "$job" 2>/dev/null && [ $waited -lt 1500 ]; do
+    until "$@" || ! kill -0 "$job" 2>/dev/null || [ $waited -ge 1500 ]; do
         sleep 0.02
         waited=$((waited + 1))
     done
 }
+newest() { # the shared file of the newest set
+    find . -name 'state.step-????????????' | sort | tail -n 1
+}
+saved_since() { # the newest set before
+    [ "$(newest)" != "$1" ]
+}
 
-# Lets a run train until a random point, or until its end.
+# Lets a run train until a random point, or until its end. Every other time that point lies behind
+# its first save, so that the run moves on.
 live_and_die() { # log, longest life in seconds, ranks, arguments...
     points=$((points + 1))
     log=$1
     life=$(random $points "$2")
     die_ranks=$3
     shift 3
+    before=$(newest)
     start "$die_ranks" "$@" --log "$log"
-    begin "$log"
+    wait_until test -e "$log"
+    [ $((points % 2)) = 1 ] && wait_until saved_since "$before"
     sleep "$life"
     kill_ranks
     finish
@@ -102,11 +114,11 @@ study() { # name, ranks, arguments...
     rm -f state* log*
     set -- "$@" --checkpoint state --checkpoint-every 7
     start "$ranks" "$@" --log log.whole
-    begin log.whole
+    wait_until test -e log.whole
     began=$(milliseconds)
     finish
-    longest=$(awk -v t=$(($(milliseconds) - began)) 'BEGIN { print t / 3000 }')
-    hash=$(field param_hash log.whole)
+    longest=$(awk -v t=$(($(milliseconds) - began)) 'BEGIN { print t / 5000 }')
+    expected=$(outcome log.whole)
     rm -f state*
     good=$status
     kills=0
@@ -114,21 +126,23 @@ study() { # name, ranks, arguments...
     while [ "$good" = 0 ] && [ $kills -lt $KILLS ] && [ $lives -lt $((4 * KILLS)) ]; do
         lives=$((lives + 1))
         # shellcheck disable=SC2046  # none or two words
-        live_and_die "log.$lives" "$longest" "$ranks" "$@" $(saved && echo --resume state)
+        live_and_die "log.$lives" "$longest" "$ranks" "$@" $([ -n "$(newest)" ] && echo --resume state)
         grep -q '^train: ' output && good=1 # it failed by itself
         [ $status != 0 ] && kills=$((kills + 1))
         [ $status != 0 ] && continue
         # It was done before it could be killed: once more from the beginning.
-        [ "$hash" = "$(field param_hash "log.$lives")" ] || good=1
+        [ "$expected" = "$(outcome "log.$lives")" ] || good=1
         rm -f state*
     done
     # shellcheck disable=SC2046
-    start "$ranks" "$@" --log log.last $(saved && echo --resume state)
+    start "$ranks" "$@" --log log.last $([ -n "$(newest)" ] && echo --resume state)
     finish
-    [ $status = 0 ] && [ $kills = $KILLS ] && [ -n "$hash" ] || good=1
-    [ "$hash" = "$(field param_hash log.last)" ] || good=1
-    echo "# $name: $lives lives of at most $longest s, $(grep -h '"resume"' log.* | wc -l) resumed"
-    result "$good" "$name: killed $kills times, a run ends with the same parameters"
+    # A run that was killed between its end and its exit has nothing left to do.
+    [ -e log.last ] || cp "log.$lives" log.last
+    [ $status = 0 ] && [ $kills = $KILLS ] && [ -n "$expected" ] || good=1
+    [ "$expected" = "$(outcome log.last)" ] || good=1
+    echo "# $name: $lives lives of at most $longest s, $(cat log.* | grep -c '"resume"') resumed"
+    result "$good" "$name: killed $kills times, a run ends with the same parameters and figures"
 }
 
 refused() { # what differs, pattern of the sentence, ranks, arguments...
@@ -162,4 +176,4 @@ result $? "a run that is done is left as it is"
 set -- --sync localsgd --model mlp --epochs 5 --resume state
 refused "another number of ranks" 'saved by 2 ranks and this run has 3' 3 "$@" --batch 8
 refused "another batch size" 'trained with --batch 8 and this run has --batch 9' 2 "$@" --batch 9
-refused "another network" 'state' 2 --sync localsgd --epochs 5 --resume state --batch 8
+refused "another network" 'cannot resume with --model cnn,.*state.step.* another model' 2 --sync localsgd --epochs 5 --resume state --batch 8

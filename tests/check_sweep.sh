@@ -123,39 +123,49 @@ result "without gnuplot the tables are there and the page names the package" tel
 
 # ---- Interrupted ----
 
-# shellcheck disable=SC2086
-"$launcher" $flags -n 2 "$sweep" --out two $common -- "quick: --sync lazy" "long: --sync lazy --steps 100000" \
-    >stdout 2>stderr </dev/null &
-job=$!
-tries=0
-while [ ! -e two/.long.jsonl.part ] && [ $tries -lt 300 ]; do
-    sleep 0.1
-    tries=$((tries + 1))
-done
-kill -TERM $job
-status=0
-wait $job || status=$?
+# Starts a sweep, with the given words before it, and sends it a signal in its second run.
+interrupt() { # folder, words...
+    folder=$1
+    shift
+    # shellcheck disable=SC2086
+    "$@" "$sweep" --out "$folder" $common -- "quick: --sync lazy" "long: --sync lazy --steps 100000" \
+        >stdout 2>stderr </dev/null &
+    job=$!
+    tries=0
+    while [ ! -e "$folder/.long.jsonl.part" ] && [ $tries -lt 300 ]; do
+        sleep 0.1
+        tries=$((tries + 1))
+    done
+    kill -TERM $job
+    status=0
+    wait $job || status=$?
+}
+interrupt alone env
 is_stopped() {
-    [ "$status" != 0 ] && grep -q '^sweep: stopped; 1 of 2 runs are finished' stderr &&
-        [ "$(names two/runs.csv)" = "quick " ] && [ -e two/quick.jsonl ] && [ -e two/report.html ] &&
-        [ "$(find two -type f | wc -l)" = 5 ]
+    [ "$status" = 143 ] && grep -q '^sweep: stopped; 1 of 2 runs are finished' stderr &&
+        [ "$(names alone/runs.csv)" = "quick " ] && [ -e alone/quick.jsonl ] && [ -e alone/report.html ] &&
+        [ "$(find alone -type f | wc -l)" = 5 ]
 }
 result "a signal ends it with the report of what is finished and no other files" is_stopped
+# shellcheck disable=SC2086  # flags are several words
+interrupt two "$launcher" $flags -n 2 # which gives its ranks no time
+is_kept() { [ "$status" != 0 ] && [ "$(names two/runs.csv)" = "quick " ] && [ -e two/report.html ]; }
+result "when the launcher is stopped, what is finished is there" is_kept
 cp two/quick.jsonl quick.before
 # shellcheck disable=SC2086
 run "$sweep" --out two $common -- "quick: --sync lazy" "long: --sync lazy --steps 30"
 goes_on() {
     [ "$status" = 0 ] && cmp -s quick.before two/quick.jsonl && [ "$(names two/runs.csv)" = "quick long " ] &&
-        [ "$(field steps two/long.jsonl)" = 30 ]
+        [ "$(field steps two/long.jsonl)" = 30 ] && [ "$(find two -type f | wc -l)" = 6 ]
 }
 result "started again it keeps what is finished and makes the rest" goes_on
 # shellcheck disable=SC2086
 run "$sweep" --out two $common --lr 0.1 -- "quick: --sync lazy"
-is_kept() {
+is_untouched() {
     [ "$status" != 0 ] && grep -q '^sweep: two/quick.jsonl was made with --lr not given, and now it is --lr 0.1' \
         stderr && cmp -s quick.before two/quick.jsonl
 }
-result "other options for a finished run are refused" is_kept
+result "other options for a finished run are refused" is_untouched
 head -n 3 quick.before >two/quick.jsonl
 # shellcheck disable=SC2086
 run "$sweep" --out two $common -- "quick: --sync lazy"

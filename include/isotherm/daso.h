@@ -158,7 +158,7 @@ typedef void (*iso_daso_callback)(const iso_daso_observation *observed, iso_daso
                                   void *user);
 
 typedef struct iso_daso_config {
-    int64_t total_steps; // required, > 0: of the whole run
+    int64_t total_steps; // required, > 0: of the whole run; step() beyond it is ISO_ERR_STATE
     double warmup,
         cooldown; // shares of total_steps with plain lazy data parallelism over all ranks
     int64_t warmup_steps, cooldown_steps; // >= 0: instead of the shares

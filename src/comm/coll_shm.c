@@ -104,4 +104,4 @@ static bool progress(iso__engine *engine) {
     return false;
 }
 
-const iso__collective_ops iso__collective_shm = {.name = "shm", .post = post, .progress = progress};
+const iso__collective_ops iso__collective_shm = {.post = post, .progress = progress};

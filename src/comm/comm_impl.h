@@ -34,7 +34,14 @@ struct iso_request {
     int64_t posted_ns, done_ns;
     char *next;  // what is not yet posted (MPI) or summed (shared memory: of this rank's slice)
     size_t left; // elements from there
-    iso_dtype dtype;
+    size_t unit; // bytes of an element
+    // MPI: posts so many elements from next on; an MPI return code.
+    int (*call)(iso_request *request, int count, MPI_Comm mpi, MPI_Request *out);
+    const char *send; // alltoall: as next
+    size_t block; // alltoall, allgather: bytes from one rank's block to the next's; elements are of
+                  // a block
+    int root;     // bcast
+    iso_dtype dtype; // all-reduce
     int under_way;   // parts begun and not complete
     bool bulk;       // MPI: longer than a part, its parts go through the communicator's queue
     int mpi_error;   // MPI
@@ -94,13 +101,14 @@ void iso__request_release(iso__engine *engine, iso_request **request);
 // How all-reduces are carried out: messages (coll_mpi.c) or shared memory (coll_shm.c). With the
 // lock held.
 typedef struct iso__collective_ops {
-    const char *name;
     // The request says where the data is (next) and how many elements it has (left, > 0).
     iso_status (*post)(iso_request *request);
     // Does a part of what can be done now; true if there may be more of it. May release the lock.
     bool (*progress)(iso__engine *engine);
 } iso__collective_ops;
 extern const iso__collective_ops iso__collective_mpi, iso__collective_shm;
+// The call of an all-reduce, a sum.
+int iso__mpi_allreduce(iso_request *request, int count, MPI_Comm mpi, MPI_Request *out);
 
 struct iso_comm {
     int references;
@@ -138,6 +146,7 @@ iso_status iso__comm_create_node(iso_comm *comm, iso_scope unit, iso_comm **out)
 
 // Like iso_request_wait; also gives when the exchange was seen to be complete (iso_now clock).
 iso_status iso__request_finish(iso_request **request, int64_t *done_ns);
+iso_status iso__request_test(iso_request **request, int64_t *done_ns); // like iso_request_test
 // When it was issued; valid until released.
 int64_t iso__request_posted_ns(const iso_request *request);
 // Sets Open MPI's all-reduce algorithm through MPI_T; writes what holds and why.

@@ -67,7 +67,9 @@ static iso_status post(iso_comm *comm, void *data, size_t count, iso_dtype dtype
     ISO_TRY(iso__request_begin(comm, name, bytes, &request));
     request->next = data;
     request->left = count;
+    request->unit = iso_dtype_size(dtype);
     request->dtype = dtype;
+    request->call = iso__mpi_allreduce;
     if (count == 0) {
         iso__request_complete(request);
     } else {
@@ -97,7 +99,9 @@ static iso_status verdict(const iso_request *request) {
     return iso__mpi_error(request->mpi_error, request->name, __func__, __FILE__, __LINE__);
 }
 
-iso_status iso_request_test(iso_request **pointer) {
+iso_status iso_request_test(iso_request **pointer) { return iso__request_test(pointer, NULL); }
+
+iso_status iso__request_test(iso_request **pointer, int64_t *done_ns) {
     iso_request *request = *pointer;
     iso__engine *engine = request->engine;
     pthread_mutex_lock(&engine->lock);
@@ -105,6 +109,7 @@ iso_status iso_request_test(iso_request **pointer) {
     iso_status status = ISO_PENDING;
     if (request->state != ISO_REQUEST_POSTED) {
         status = verdict(request);
+        if (done_ns) *done_ns = request->done_ns;
         iso__request_release(engine, pointer);
     }
     pthread_mutex_unlock(&engine->lock);

@@ -56,7 +56,7 @@ struct iso__average {
 
     // The exchange under way.
     iso__average_phase phase;
-    int at; // next request of the phase to be complete
+    int at; // first request of the phase that is not complete
     int group;
     bool measuring;        // changes nothing
     iso_dtype wire;        // this time

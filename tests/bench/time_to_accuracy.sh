@@ -19,13 +19,18 @@ here=$(cd "$(dirname "$0")" && pwd)
 
 # ---- On a host: counts what its interface sends while a command runs --------------------------------
 
-# Each line of the log appears in COUNTS.RANK behind the bytes sent by then.
+# Each evaluation in the log appears in COUNTS.RANK behind the bytes sent by then. Nothing is started for that while
+# the command runs, as it would take time from it.
 if [ "${1:-}" = --count ]; then # LOG, COUNTS, command...
     log=$2 counts=$3.$OMPI_COMM_WORLD_RANK sent=/sys/class/net/eth0/statistics/tx_bytes
     shift 3
-    echo "$(cat $sent) start" >"$counts"
+    read -r bytes <$sent
+    echo "$bytes start" >"$counts"
     tail -n +1 -s 0.1 --pid=$$ -f "$log" | while read -r line; do
-        echo "$(cat $sent) $line" >>"$counts"
+        read -r bytes <$sent
+        case $line in
+        *'"event":'*'"eval"'*) echo "$bytes $line" >>"$counts" ;;
+        esac
     done &
     exec "$@"
 fi
@@ -37,11 +42,12 @@ field() { # name, file: of the last line that has it
 }
 far_enough() { # log, target, steps
     awk -v accuracy="$(field test_accuracy "$1")" -v step="$(field step "$1")" -v target="$2" -v most="$3" \
-        'BEGIN { exit !(accuracy + 0 >= target || step + 0 >= most) }'
+        'BEGIN { exit !(target != "-" && accuracy + 0 >= target || most != "-" && step + 0 >= most) }'
 }
-if [ "${1:-}" = --head ]; then # log, target, steps, command...
+if [ "${1:-}" = --head ]; then # log, target and steps that end it ("-": it ends by itself), command...
     log=$2 target=$3 most=$4
     shift 4
+    [ "$target $most" != "- -" ] || exec "$@"
     "$@" &
     launcher=$!
     while kill -0 $launcher 2>/dev/null; do
@@ -50,7 +56,7 @@ if [ "${1:-}" = --head ]; then # log, target, steps, command...
             wait $launcher || true
             exit 0
         fi
-        sleep 0.2
+        sleep 1
     done
     wait $launcher
     exit
@@ -93,6 +99,7 @@ while [ $# -gt 0 ]; do
     shift 2
 done
 [ -n "$data" ] || usage
+[ -d "$data" ] || fail "there is no folder $data"
 [ $# -gt 0 ] || set -- ddp "lazy: --sync lazy" "daso: --sync daso"
 python=${PYTHON:-/usr/bin/python3}
 "$python" -c 'import torch' 2>/dev/null || fail "$python has no torch (Debian: apt-get install python3-torch)" 77
@@ -112,16 +119,16 @@ cluster() { # rate, log, target and steps that end the run, command of a rank...
 }
 ddp() { # rate, log
     # shellcheck disable=SC2016  # the inner shell's
-    cluster "$1" "$2" 2 1e12 sh -c 'log=$0; exec "$@" >>"$log"' "$2" "$python" "$here/peers/ddp_pytorch.py" \
+    cluster "$1" "$2" - - sh -c 'log=$0; exec "$@" >>"$log"' "$2" "$python" "$here/peers/ddp_pytorch.py" \
         --data "$data" --master 10.77.0.1 --interface eth0 --eval-every "$every" --epochs "$epochs" \
         --target "$target" ${most:+--max-steps "$most"} ${until_target:+--until-accuracy "$target"}
 }
 ours() { # rate, log, options of train
     [ -x examples/train ] || fail "examples/train is missing here: run \"make\" in the build tree first"
-    enough=2 # more than any accuracy
+    enough=-
     [ -z "$until_target" ] || enough=$target
     # shellcheck disable=SC2086  # options are several words
-    cluster "$1" "$2" "$enough" "${most:-1e12}" examples/train --data "$data" --model cnn --epochs "$epochs" \
+    cluster "$1" "$2" "$enough" "${most:--}" examples/train --data "$data" --model cnn --epochs "$epochs" \
         --eval-every "$every" --quiet --log "$2" $3
 }
 

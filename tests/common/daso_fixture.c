@@ -37,6 +37,7 @@ daso_case daso_case_default(int64_t total_steps) {
     daso_case c = {.ranks_per_node = 1, .train = trainer_default(), .daso = ISO_DASO_DEFAULT};
     c.train.build = build_smooth;
     c.train.hyper.lr = 0.01;
+    c.train.bucket_mb = 1; // all gradients in one message
     c.daso.total_steps = total_steps;
     c.daso.warmup_steps = c.daso.cooldown_steps = 0;
     c.daso.global_skip = 4;
@@ -94,8 +95,15 @@ iso_status daso_model_open(daso_model *m, const trainer *t, const daso_case *c) 
 
 iso_status daso_difference(trainer *t, const daso_model *m, double *out) {
     ISO_TRY(iso_data_parallel_finish(t->model));
-    ISO_TRY(model_difference(m, iso_comm_rank(t->comm), t->model, out));
-    return iso_comm_allreduce_f64(t->comm, out, 1, ISO_MAX);
+    return model_difference(m, iso_comm_rank(t->comm), t->model, out);
+}
+
+bool daso_follows(trainer *t, const daso_model *m, const char *where) {
+    double difference = INFINITY;
+    if (daso_difference(t, m, &difference) < 0) return false;
+    if (difference >= DASO_ROUNDING)
+        fprintf(stderr, "rank %d, %s: difference %g\n", iso_comm_rank(t->comm), where, difference);
+    return difference < DASO_ROUNDING;
 }
 
 iso_status daso_own_hash(trainer *t, uint64_t *out) {
@@ -157,21 +165,10 @@ float *daso_values(trainer *t, int64_t *count) {
     return NULL;
 }
 
-iso_status daso_spread(trainer *t, double *out) {
-    int64_t count;
-    float *mine = daso_values(t, &count), *first = daso_values(t, &count);
-    double worst = 0, size = 0;
-    ISO_CHECK(mine && first, ISO_ERR_STATE, "parameters cannot be read");
-    iso_status status = iso_comm_bcast(t->comm, first, (size_t)count * sizeof(float), 0);
-    for (int64_t k = 0; k < count; k++) {
-        worst = fmax(worst, fabs((double)mine[k] - (double)first[k]));
-        size = fmax(size, fabs((double)first[k]));
-    }
-    free(mine);
-    free(first);
-    ISO_TRY(status);
-    *out = worst / size;
-    return iso_comm_allreduce_f64(t->comm, out, 1, ISO_MAX);
+bool daso_equal(trainer *t) {
+    uint64_t hash;
+    bool equal = false;
+    return iso_parameter_hash(t->model, t->comm, &hash, &equal) >= 0 && equal;
 }
 
 // ---- Runs -----------------------------------------------------------------------------------------

@@ -32,13 +32,14 @@ iso_status daso_open(trainer *t, MPI_Comm mpi_comm, const daso_case *c);
 void daso_close(trainer *t);
 iso_status daso_model_open(daso_model *m, const trainer *t, const daso_case *c);
 
-// Largest difference between the parameters of each rank and those that the model has for it.
-// Collective, completes updates; the same on all ranks.
+// Between this rank's parameters and those that the model has for it. Completes updates.
 iso_status daso_difference(trainer *t, const daso_model *m, double *out);
+// Whether that is below DASO_ROUNDING; says where it is not.
+bool daso_follows(trainer *t, const daso_model *m, const char *where);
 // Of this rank's parameters, whatever the others have. Completes updates.
 iso_status daso_own_hash(trainer *t, uint64_t *out);
-// Largest difference of any parameter between any rank and rank 0, relative as above. Collective.
-iso_status daso_spread(trainer *t, double *out);
+// Collective. Whether all ranks have the same parameters, to the last bit.
+bool daso_equal(trainer *t);
 
 // Trains c->daso.total_steps steps, looking at parameters every `look` steps (0: never), finishes,
 // and hands out the hash that all ranks end with.

@@ -332,3 +332,14 @@ iso_status model_difference(const daso_model *m, int rank, iso_module *module, d
     *out = k == m->count ? worst / size : INFINITY;
     return ISO_OK;
 }
+
+double model_spread(const daso_model *m) {
+    double worst = 0, size = 0;
+    for (int r = 0; r < m->config.ranks; r++)
+        for (int64_t k = 0; k < m->count; k++) {
+            double first = (double)m->rank[0].now[k];
+            worst = fmax(worst, fabs((double)m->rank[r].now[k] - first));
+            size = fmax(size, fabs(first));
+        }
+    return worst / size;
+}

@@ -88,5 +88,7 @@ iso_status model_heat_step(daso_model *m, const char *plan, int step);
 // Largest |a - b| over the trainable parameters of module (a) and those of a rank of the model
 // (b; rank -1: the mean over ranks), divided by the largest |b|; infinite where a is not finite.
 iso_status model_difference(const daso_model *m, int rank, iso_module *module, double *out);
+// Largest difference between the parameters of the ranks of the model, relative as above.
+double model_spread(const daso_model *m);
 
 #endif

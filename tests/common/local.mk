@@ -12,3 +12,4 @@ tests_common_libiso_testcommon_la_SOURCES += tests/common/daso_fixture.c tests/c
 tests_common_libiso_testcommon_la_SOURCES += tests/common/daso_model.c tests/common/daso_model.h
 tests_common_libiso_testcommon_la_SOURCES += tests/common/resume_fixture.c tests/common/resume_fixture.h
 tests_common_libiso_testcommon_la_SOURCES += tests/common/average_fixture.c tests/common/average_fixture.h
+tests_common_libiso_testcommon_la_SOURCES += tests/common/shared_fixture.c tests/common/shared_fixture.h

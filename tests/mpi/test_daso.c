@@ -24,43 +24,41 @@ static daso_case short_run(void) {
     return c;
 }
 
-static void check_stats(trainer *t, const daso_model *m, int steps) {
+static bool stats_follow(trainer *t, const daso_model *m, int steps) {
     iso_daso_stats stats;
-    iso_assert_ok(iso_daso_get_stats(t->optimizer, &stats));
-    iso_assert_all(stats.steps == steps);
-    iso_assert_all(stats.pending == (m->pending > 0));
-    iso_assert_all(stats.syncs == m->syncs);
-    iso_assert_all(m->syncs == 0 || stats.last_age == m->last_age);
+    return iso_daso_get_stats(t->optimizer, &stats) >= 0 && stats.steps == steps &&
+           stats.pending == (m->pending > 0) && stats.syncs == m->syncs &&
+           (m->syncs == 0 || stats.last_age == m->last_age);
 }
 
-// Else replicas are equal, to the last bit.
+// Else replicas are equal.
 static bool is_cycling(const daso_case *c, int step) {
     return step >= c->daso.warmup_steps && step + 1 < c->daso.total_steps - c->daso.cooldown_steps;
+}
+
+static iso_status step_both(trainer *t, daso_model *m, const daso_case *c, int step) {
+    iso_status status = trainer_step(t, step, NULL);
+    return status < 0 ? status : model_daso_step(m, &c->daso, step);
 }
 
 // The ranks must have been apart, or nothing was tested.
 static void equals_model(const daso_case *c, bool apart) {
     trainer t;
     daso_model m;
-    double difference = INFINITY, spread, most = 0;
-    uint64_t hash;
+    double most = 0;
+    char where[32];
     iso_assert_ok(daso_open(&t, MPI_COMM_WORLD, c));
     iso_assert_ok(daso_model_open(&m, &t, c));
     for (int step = 0; step < (int)c->daso.total_steps; step++) {
-        iso_assert_ok(trainer_step(&t, step, NULL));
-        iso_assert_ok(model_daso_step(&m, &c->daso, step));
-        iso_assert_ok(daso_difference(&t, &m, &difference));
-        if (difference >= DASO_ROUNDING && test_rank == 0)
-            fprintf(stderr, "step %d: difference %g\n", step, difference);
-        iso_assert_all(difference < DASO_ROUNDING);
-        check_stats(&t, &m, step + 1);
-        iso_assert_ok(daso_spread(&t, &spread));
-        iso_assert_all(spread == 0 || is_cycling(c, step));
-        most = fmax(most, spread);
+        snprintf(where, sizeof(where), "step %d", step);
+        iso_assert_ok(step_both(&t, &m, c, step));
+        iso_assert_all(daso_follows(&t, &m, where) && stats_follow(&t, &m, step + 1));
+        if (!is_cycling(c, step)) iso_assert_all(daso_equal(&t));
+        most = fmax(most, model_spread(&m));
     }
     iso_assert_all(apart == (most > 1e-3));
     iso_assert_ok(iso_daso_finish(t.optimizer));
-    iso_assert_ok(trainer_hash(&t, &hash));
+    iso_assert_all(daso_equal(&t));
     model_destroy(&m);
     daso_close(&t);
 }
@@ -103,6 +101,9 @@ static void local_skip(int ranks_per_node, int64_t skip) {
 
 Test(np4_daso, local_skip_equals_model) { local_skip(2, 4); }
 Test(np4_daso, local_skip_of_one_node_equals_model) { local_skip(4, 5); }
+// Gradients are averaged at every step between the second send and the third, but momentum is not:
+// the ranks of a node part all the same.
+Test(np4_daso, local_skip_above_global_skip_equals_model) { local_skip(2, 2); }
 Test(np3_daso, local_skip_equals_model_with_unequal_nodes) { local_skip(2, 5); }
 Test(np5_daso, local_skip_equals_model_with_unequal_nodes) { local_skip(3, 4); }
 

@@ -1,17 +1,13 @@
 // All-reduce in memory that ranks share, 1 to 4 ranks: against the sum in the order of the ranks,
 // bit for bit, and against MPI.
-#include "comm/shared_impl.h"
-#include "common/balance.h"
-#include "common/dp_fixture.h"
+#include "comm/comm_impl.h"
 #include "common/mpi_fixture.h"
-#include "parallel/reducer_impl.h"
+#include "common/shared_fixture.h"
 
 #include <criterion/criterion.h>
-#include <fcntl.h>
 #include <isotherm/trace.h>
 #include <math.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -24,75 +20,31 @@ static void setup_off(void) {
     test_mpi_setup();
 }
 
-TestSuite(np1_shm, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 60);
 TestSuite(np2_shm, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 60);
 TestSuite(np3_shm, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 60);
 TestSuite(np4_shm, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 60);
 TestSuite(np3_shm_poll, .init = setup_poll, .fini = test_mpi_teardown, .timeout = 60);
 TestSuite(np2_shm_off, .init = setup_off, .fini = test_mpi_teardown, .timeout = 60);
 TestSuite(np4_shm_off, .init = setup_off, .fini = test_mpi_teardown, .timeout = 60);
-TestSuite(np2_shm_life, .init = test_mpi_setup_bare, .timeout = 60);
 
 enum { GUARD = 40, MOST = 300000 };
-
-static float *make_shared(iso_comm *comm, size_t count) {
-    void *memory = NULL;
-    iso_assert_ok(iso__comm_shared_alloc(comm, count * sizeof(float), &memory));
-    iso_assert_all(iso__comm_is_shared(comm, memory, count * sizeof(float)));
-    return memory;
-}
-
-static void drop(iso_comm *comm, float **memory) {
-    void *pointer = *memory;
-    iso__comm_shared_free(comm, &pointer);
-    *memory = NULL;
-}
-
-// Of many magnitudes, so that the order of a sum is seen in its bits.
-static float value_of(int rank, int exchange, size_t i) {
-    uint32_t counter[4] = {(uint32_t)i, (uint32_t)rank, (uint32_t)exchange, 0}, bits[4];
-    iso__philox(iso__philox_key_make(5, ISO_RNG_TEST, 0), counter, bits);
-    return ldexpf(iso__uniform(bits[0]) - 0.5f, (int)(bits[1] % 20));
-}
-
-static float sum_in_rank_order(int exchange, size_t i) {
-    float sum = value_of(0, exchange, i);
-    for (int r = 1; r < test_size; r++) sum += value_of(r, exchange, i);
-    return sum;
-}
-
-static void fill(float *data, size_t count, int exchange) {
-    for (size_t i = 0; i < count; i++) data[i] = value_of(test_rank, exchange, i);
-}
-
-static bool is_summed(const float *data, size_t count, int exchange) {
-    for (size_t i = 0; i < count; i++)
-        if (data[i] != sum_in_rank_order(exchange, i)) return false;
-    return true;
-}
-
-static bool is_all(const float *data, size_t count, float wanted) {
-    for (size_t i = 0; i < count; i++)
-        if (data[i] != wanted) return false;
-    return true;
-}
 
 // ---- Sums -------------------------------------------------------------------------------------------
 
 // The elements around the exchange must not change, in nobody's memory.
 static void sum_once(float *memory, size_t at, size_t count, int exchange) {
     for (size_t i = 0; i < at + count + GUARD; i++) memory[i] = 77;
-    fill(memory + at, count, exchange);
+    shared_fill(memory + at, count, exchange);
     iso_request *request;
     iso_assert_ok(
         iso_comm_iallreduce(test_comm, memory + at, count, ISO_F32, "exchange", &request));
     iso_assert_ok(iso_request_wait(&request));
-    iso_assert_all(request == NULL && is_summed(memory + at, count, exchange));
-    iso_assert_all(is_all(memory, at, 77) && is_all(memory + at + count, GUARD, 77));
+    iso_assert_all(request == NULL && shared_is_summed(memory + at, count, exchange));
+    iso_assert_all(shared_is_all(memory, at, 77) && shared_is_all(memory + at + count, GUARD, 77));
 }
 
 static void sums_of_every_size(void) {
-    float *memory = make_shared(test_comm, MOST + 2 * GUARD);
+    float *memory = shared_create(test_comm, MOST + 2 * GUARD);
     size_t g = (size_t)test_size, part = 32768 * g;
     const size_t counts[] = {1,
                              2,
@@ -120,7 +72,7 @@ static void sums_of_every_size(void) {
         if (counts[c] > 0)
             sum_once(memory, (size_t)(c % 3) * 16 + (c % 5 == 4 ? 5 : 0), counts[c], c);
     sum_once(memory, 0, MOST, 99);
-    drop(test_comm, &memory);
+    shared_destroy(test_comm, &memory);
 }
 
 Test(np2_shm, sums_of_every_size) { sums_of_every_size(); }
@@ -132,9 +84,9 @@ Test(np4_shm_off, sums_of_every_size) { sums_of_every_size(); }
 Test(np4_shm, equals_mpi_within_rounding) {
     enum { COUNT = 50000 };
     static float plain[COUNT];
-    float *memory = make_shared(test_comm, COUNT);
-    fill(memory, COUNT, 0);
-    fill(plain, COUNT, 0);
+    float *memory = shared_create(test_comm, COUNT);
+    shared_fill(memory, COUNT, 0);
+    shared_fill(plain, COUNT, 0);
     iso_request *a, *b;
     iso_assert_ok(iso_comm_iallreduce(test_comm, memory, COUNT, ISO_F32, "shared", &a));
     iso_assert_ok(iso_comm_iallreduce(test_comm, plain, COUNT, ISO_F32, "messages", &b));
@@ -143,11 +95,11 @@ Test(np4_shm, equals_mpi_within_rounding) {
     bool close = true;
     for (size_t i = 0; i < COUNT; i++) {
         float size = 0;
-        for (int r = 0; r < test_size; r++) size += fabsf(value_of(r, 0, i));
+        for (int r = 0; r < test_size; r++) size += fabsf(shared_value(r, 0, i));
         close = close && fabsf(memory[i] - plain[i]) <= 3e-7f * size;
     }
     iso_assert_all(close);
-    drop(test_comm, &memory);
+    shared_destroy(test_comm, &memory);
 }
 
 // ---- Many in flight ---------------------------------------------------------------------------------
@@ -192,7 +144,7 @@ static iso_status start_lane(lane *l, int exchange) {
 // Every third lane goes by messages. Ranks wait in different orders and dawdle at random.
 static void mixed_exchanges(int total) {
     static float plain[IN_FLIGHT][LONGEST];
-    float *memory = make_shared(test_comm, (size_t)IN_FLIGHT * LONGEST);
+    float *memory = shared_create(test_comm, (size_t)IN_FLIGHT * LONGEST);
     lane lanes[IN_FLIGHT] = {{0}};
     iso_status status = ISO_OK;
     for (int i = 0; i < IN_FLIGHT; i++)
@@ -205,7 +157,7 @@ static void mixed_exchanges(int total) {
             status = finish_lane(&lanes[(i + (int)(chance % IN_FLIGHT)) % IN_FLIGHT], chance >> i);
     }
     iso_assert_ok(status);
-    drop(test_comm, &memory);
+    shared_destroy(test_comm, &memory);
 }
 
 Test(np2_shm, twenty_thousand_mixed_exchanges_under_the_helper) { mixed_exchanges(20000); }
@@ -219,10 +171,10 @@ Test(np3_shm, two_memories_at_once) {
     iso_comm *other;
     iso_assert_ok(iso_comm_create(MPI_COMM_WORLD, NULL, &other));
     enum { COUNT = 100000 };
-    float *a = make_shared(test_comm, COUNT), *b = make_shared(other, COUNT);
+    float *a = shared_create(test_comm, COUNT), *b = shared_create(other, COUNT);
     for (int round = 0; round < 20; round++) {
-        fill(a, COUNT / 10, round);
-        fill(b, COUNT, round + 100);
+        shared_fill(a, COUNT / 10, round);
+        shared_fill(b, COUNT, round + 100);
         iso_request *ra, *rb;
         iso_status status = ISO_OK;
         if (test_rank == round % 3)
@@ -233,10 +185,11 @@ Test(np3_shm, two_memories_at_once) {
         if (status >= 0) status = iso_request_wait((test_rank + round) % 2 ? &ra : &rb);
         if (status >= 0) status = iso_request_wait((test_rank + round) % 2 ? &rb : &ra);
         iso_assert_ok(status);
-        iso_assert_all(is_summed(a, COUNT / 10, round) && is_summed(b, 1000, round + 100));
+        iso_assert_all(shared_is_summed(a, COUNT / 10, round) &&
+                       shared_is_summed(b, 1000, round + 100));
     }
-    drop(test_comm, &a);
-    drop(other, &b);
+    shared_destroy(test_comm, &a);
+    shared_destroy(other, &b);
     iso_comm_destroy(&other);
 }
 
@@ -244,8 +197,8 @@ Test(np3_shm, two_memories_at_once) {
 
 // With nobody waiting, only the helpers can complete an exchange.
 Test(np4_shm, helpers_complete_without_a_wait) {
-    float *memory = make_shared(test_comm, MOST);
-    fill(memory, MOST, 1);
+    float *memory = shared_create(test_comm, MOST);
+    shared_fill(memory, MOST, 1);
     iso_request *request;
     iso_assert_ok(iso_comm_iallreduce(test_comm, memory, MOST, ISO_F32, "alone", &request));
     bool done = false;
@@ -257,12 +210,12 @@ Test(np4_shm, helpers_complete_without_a_wait) {
     }
     iso_assert_all(done);
     iso_assert_ok(iso_request_wait(&request));
-    iso_assert_all(is_summed(memory, MOST, 1));
-    drop(test_comm, &memory);
+    iso_assert_all(shared_is_summed(memory, MOST, 1));
+    shared_destroy(test_comm, &memory);
 }
 
 Test(np2_shm, helper_sleeps_when_nothing_is_in_flight) {
-    float *memory = make_shared(test_comm, 100);
+    float *memory = shared_create(test_comm, 100);
     sum_once(memory, 0, 50, 1);
     struct timespec before, after;
     clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &before);
@@ -271,14 +224,14 @@ Test(np2_shm, helper_sleeps_when_nothing_is_in_flight) {
     double used =
         (double)(after.tv_sec - before.tv_sec) + (double)(after.tv_nsec - before.tv_nsec) * 1e-9;
     iso_assert_all(used < 0.005);
-    drop(test_comm, &memory);
+    shared_destroy(test_comm, &memory);
 }
 
 // One rank waits for the exchange, the other one meanwhile in a blocking collective.
 static void blocking_collective_between(void) {
     enum { COUNT = 100000 };
-    float *memory = make_shared(test_comm, COUNT);
-    fill(memory, COUNT, 3);
+    float *memory = shared_create(test_comm, COUNT);
+    shared_fill(memory, COUNT, 3);
     iso_request *request;
     iso_status status =
         iso_comm_iallreduce(test_comm, memory, COUNT, ISO_F32, "exchange", &request);
@@ -286,8 +239,8 @@ static void blocking_collective_between(void) {
     if (status >= 0) status = iso_comm_barrier(test_comm);
     if (status >= 0 && test_rank > 0) status = iso_request_wait(&request);
     iso_assert_ok(status);
-    iso_assert_all(is_summed(memory, COUNT, 3));
-    drop(test_comm, &memory);
+    iso_assert_all(shared_is_summed(memory, COUNT, 3));
+    shared_destroy(test_comm, &memory);
 }
 
 Test(np2_shm, blocking_collective_between) { blocking_collective_between(); }
@@ -296,8 +249,8 @@ Test(np4_shm_off, blocking_collective_between) { blocking_collective_between(); 
 
 // Testing alone completes it, and does not before the last rank has come.
 Test(np2_shm_off, tests_complete_it_once_the_late_rank_is_there) {
-    float *memory = make_shared(test_comm, MOST);
-    fill(memory, MOST, 2);
+    float *memory = shared_create(test_comm, MOST);
+    shared_fill(memory, MOST, 2);
     MPI_Barrier(MPI_COMM_WORLD);
     int64_t start = iso_now();
     if (test_rank == 0) usleep(200000);
@@ -306,16 +259,16 @@ Test(np2_shm_off, tests_complete_it_once_the_late_rank_is_there) {
     if (status == ISO_OK) status = ISO_PENDING;
     while (status == ISO_PENDING) status = iso_request_test(&request);
     iso_assert_all(status == ISO_OK && request == NULL && iso_now() - start > 150000000);
-    iso_assert_all(is_summed(memory, MOST, 2));
-    drop(test_comm, &memory);
+    iso_assert_all(shared_is_summed(memory, MOST, 2));
+    shared_destroy(test_comm, &memory);
 }
 
 Test(np3_shm, time_out_names_what_is_pending) {
     iso_comm_config config = {.timeout_s = 0.3};
     iso_comm *comm;
     iso_assert_ok(iso_comm_create(MPI_COMM_WORLD, &config, &comm));
-    float *memory = make_shared(comm, 64);
-    fill(memory, 64, 4);
+    float *memory = shared_create(comm, 64);
+    shared_fill(memory, 64, 4);
     iso_request *request;
     if (test_rank == 0) usleep(800000); // the slow one
     iso_status status = iso_comm_iallreduce(comm, memory, 64, ISO_F32, "conv1", &request);
@@ -325,149 +278,7 @@ Test(np3_shm, time_out_names_what_is_pending) {
     iso_assert_all(status == (test_rank == 0 ? ISO_OK : ISO_ERR_TIMEOUT)); // all are there now
     iso_assert_all(test_rank == 0 || named);
     if (test_rank > 0) status = iso_request_wait(&request);
-    iso_assert_all(status == ISO_OK && is_summed(memory, 64, 4)); // late, but whole
-    drop(comm, &memory);
+    iso_assert_all(status == ISO_OK && shared_is_summed(memory, 64, 4)); // late, but whole
+    shared_destroy(comm, &memory);
     iso_comm_destroy(&comm);
-}
-
-// ---- Where memory is not shared ---------------------------------------------------------------------
-
-static void expect_messages(void) {
-    enum { COUNT = 1000 };
-    void *memory = NULL;
-    iso_assert_ok(iso__comm_shared_alloc(test_comm, COUNT * sizeof(float), &memory));
-    iso_assert_all((uintptr_t)memory % 64 == 0 && is_all(memory, COUNT, 0));
-    iso_assert_all(!iso__comm_is_shared(test_comm, memory, 4));
-    fill(memory, COUNT, 5);
-    iso_request *request;
-    iso_assert_ok(iso_comm_iallreduce(test_comm, memory, COUNT, ISO_F32, "messages", &request));
-    iso_assert_ok(iso_request_wait(&request));
-    iso_assert_all(is_summed(memory, COUNT, 5)); // two ranks at most: one order only
-    iso__comm_shared_free(test_comm, &memory);
-    iso_assert_all(memory == NULL);
-}
-
-Test(np1_shm, one_rank_shares_nothing) {
-    expect_messages();
-    setenv("ISO_NODE_COLLECTIVE", "shm", 1);
-    expect_messages();
-}
-
-Test(np2_shm, mpi_can_be_asked_for) {
-    setenv("ISO_NODE_COLLECTIVE", "mpi", 1);
-    expect_messages();
-}
-
-Test(np2_shm, a_second_memory_of_a_communicator_is_like_any_other) {
-    float *memory = make_shared(test_comm, 10);
-    expect_messages();
-    sum_once(memory, 0, 10 - 10 / 2, 1);
-    drop(test_comm, &memory);
-    memory = make_shared(test_comm, 100); // once it is gone there can be another one
-    sum_once(memory, 0, 50, 2);
-    drop(test_comm, &memory);
-}
-
-Test(np2_shm, settings_that_differ_or_mean_nothing_are_refused) {
-    void *memory = NULL;
-    setenv("ISO_NODE_COLLECTIVE", test_rank ? "shm" : "mpi", 1);
-    iso_assert_all(iso__comm_shared_alloc(test_comm, 64, &memory) == ISO_ERR_MISMATCH);
-    setenv("ISO_NODE_COLLECTIVE", test_rank ? "auto" : "nonsense", 1);
-    iso_assert_all(iso__comm_shared_alloc(test_comm, 64, &memory) == ISO_ERR_ARG);
-    cr_expect(strstr(iso_last_error()->message, "auto, shm or mpi"));
-    unsetenv("ISO_NODE_COLLECTIVE");
-    iso_assert_all(iso__comm_shared_alloc(test_comm, test_rank ? 64 : 128, &memory) ==
-                   ISO_ERR_MISMATCH);
-    iso_assert_all(memory == NULL);
-}
-
-Test(np2_shm, what_lies_elsewhere_goes_by_messages) {
-    enum { COUNT = 100 };
-    float *memory = make_shared(test_comm, COUNT), other[COUNT];
-    size_t all = COUNT * sizeof(float);
-    iso_assert_all(iso__comm_is_shared(test_comm, memory, all) &&
-                   iso__comm_is_shared(test_comm, memory + COUNT - 1, 4) &&
-                   !iso__comm_is_shared(test_comm, memory, all + 64) &&
-                   !iso__comm_is_shared(test_comm, memory + 1, all) &&
-                   !iso__comm_is_shared(test_comm, memory - 1, 4) &&
-                   !iso__comm_is_shared(test_comm, other, 4));
-    // Doubles in shared memory: by messages, and right.
-    double *numbers = (double *)(void *)memory;
-    iso_request *request;
-    for (int i = 0; i < COUNT / 2; i++) numbers[i] = test_rank + i;
-    iso_assert_ok(iso_comm_iallreduce(test_comm, numbers, COUNT / 2, ISO_F64, "f64", &request));
-    iso_assert_ok(iso_request_wait(&request));
-    iso_assert_all(numbers[0] == 1 && numbers[COUNT / 2 - 1] == 2 * (COUNT / 2 - 1) + 1);
-    drop(test_comm, &memory);
-}
-
-// Nothing is left behind on the host, also if the program is killed from here on.
-Test(np3_shm, the_memory_has_no_name_any_more) {
-    float *memory = make_shared(test_comm, 100);
-    bool found = false;
-    for (int r = 0; r < test_size; r++) {
-        char name[32];
-        snprintf(name, sizeof(name), "/isotherm.%016llx",
-                 (unsigned long long)test_comm->shared->board[r]->id);
-        found = found || test_comm->shared->board[r]->id == 0 || shm_open(name, O_RDWR, 0) >= 0;
-    }
-    iso_assert_all(!found);
-    drop(test_comm, &memory);
-}
-
-// ---- In training ------------------------------------------------------------------------------------
-
-static uint64_t train_in_node(const char *collective) {
-    trainer_config config = trainer_default();
-    trainer t;
-    uint64_t hash;
-    config.scope = ISO_SCOPE_NODE;
-    setenv("ISO_NODE_COLLECTIVE", collective, 1);
-    iso_assert_ok(trainer_create(&t, test_comm, &config));
-    iso_reducer *r = iso_data_parallel_reducer(t.model);
-    iso_assert_all(iso__comm_is_shared(r->node, iso_reducer_grad(r, 0), 4) ==
-                   (strcmp(collective, "mpi") != 0));
-    iso_assert_ok(trainer_train(&t, 20));
-    iso_assert_ok(trainer_hash(&t, &hash)); // and the ranks are equal
-    trainer_destroy(&t);
-    return hash;
-}
-
-Test(np2_shm, training_gives_the_bits_of_mpi) {
-    uint64_t shm = train_in_node("shm"), mpi = train_in_node("mpi"); // of two, a + b = b + a
-    iso_assert_all(shm == mpi);
-}
-Test(np3_shm, training_keeps_ranks_equal) { (void)train_in_node("auto"); }
-Test(np4_shm_off, training_keeps_ranks_equal) { (void)train_in_node("auto"); }
-
-// ---- MPI_Finalize -----------------------------------------------------------------------------------
-
-// With an exchange in flight and the memory still in use afterwards.
-Test(np2_shm_life, memory_outlives_mpi) {
-    iso_comm *comm;
-    iso_assert_ok(iso_comm_create(MPI_COMM_WORLD, NULL, &comm));
-    float *memory = make_shared(comm, MOST);
-    fill(memory, MOST, 6);
-    iso_request *request;
-    iso_assert_ok(iso_comm_iallreduce(comm, memory, MOST, ISO_F32, "left over", &request));
-    MPI_Finalize();
-    cr_expect(iso_request_wait(&request) == ISO_OK && is_summed(memory, MOST, 6));
-    memory[0] = 1;
-    drop(comm, &memory);
-    iso_comm_destroy(&comm);
-    balance_check();
-}
-
-Test(np2_shm_life, a_reducer_outlives_mpi) {
-    iso_comm *comm;
-    iso_assert_ok(iso_comm_create(MPI_COMM_WORLD, NULL, &comm));
-    trainer_config config = trainer_default();
-    config.scope = ISO_SCOPE_NODE;
-    trainer t;
-    iso_assert_ok(trainer_create(&t, comm, &config));
-    iso_assert_ok(trainer_train(&t, 2));
-    MPI_Finalize();
-    trainer_destroy(&t); // applies the last step's updates
-    iso_comm_destroy(&comm);
-    balance_check();
 }

@@ -51,9 +51,11 @@ def parse():
 
 def read_idx(folder, name):
     path = os.path.join(folder, name)
-    opened = gzip.open(path + ".gz") if os.path.exists(path + ".gz") else open(path, "rb")
-    with opened as file:
-        content = bytearray(file.read())
+    try:
+        with gzip.open(path + ".gz") if os.path.exists(path + ".gz") else open(path, "rb") as file:
+            content = bytearray(file.read())
+    except OSError as problem:
+        raise SystemExit(f"error: {problem}") from None
     dims = content[3]
     shape = struct.unpack_from(f">{dims}I", content, 4)
     return torch.frombuffer(content, dtype=torch.uint8, offset=4 + 4 * dims).reshape(shape)

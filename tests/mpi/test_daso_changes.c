@@ -7,9 +7,9 @@
 #include <math.h>
 #include <string.h>
 
-TestSuite(np1_daso_policy, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 60);
-TestSuite(np2_daso_policy, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 60);
-TestSuite(np4_daso_policy, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 60);
+TestSuite(np1_daso_changes, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 60);
+TestSuite(np2_daso_changes, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 60);
+TestSuite(np4_daso_changes, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 60);
 
 // ---- Callbacks ------------------------------------------------------------------------------------
 
@@ -53,7 +53,6 @@ static void callback_changes_skip_and_wait(bool ranks_differ) {
     daso_model m;
     witness w;
     iso_daso_stats stats;
-    double difference = INFINITY;
     daso_case c = with_callback(&w);
     w.ranks_differ = ranks_differ;
     iso_assert_ok(daso_open(&t, MPI_COMM_WORLD, &c));
@@ -62,9 +61,8 @@ static void callback_changes_skip_and_wait(bool ranks_differ) {
         iso_assert_ok(trainer_step(&t, step, NULL));
         iso_assert_ok(model_daso_step(&m, &c.daso, step));
         if (m.syncs == 2) m.decided = w.change;
-        iso_assert_ok(daso_difference(&t, &m, &difference));
         iso_assert_ok(iso_daso_get_stats(t.optimizer, &stats));
-        iso_assert_all(difference < DASO_ROUNDING && stats.last_age == m.last_age);
+        iso_assert_all(daso_follows(&t, &m, "a step") && stats.last_age == m.last_age);
     }
     iso_assert_all(m.last_age != 1 && m.force.global_skip == 3 && stats.syncs == m.syncs);
     iso_assert_all(stats.global_skip == 3 && stats.batches_to_wait == 2);
@@ -73,12 +71,12 @@ static void callback_changes_skip_and_wait(bool ranks_differ) {
     daso_close(&t);
 }
 
-Test(np2_daso_policy, callback_changes_skip_and_wait) { callback_changes_skip_and_wait(false); }
-Test(np2_daso_policy, decision_of_rank_0_holds) { callback_changes_skip_and_wait(true); }
-Test(np4_daso_policy, decision_of_rank_0_holds) { callback_changes_skip_and_wait(true); }
+Test(np2_daso_changes, callback_changes_skip_and_wait) { callback_changes_skip_and_wait(false); }
+Test(np2_daso_changes, decision_of_rank_0_holds) { callback_changes_skip_and_wait(true); }
+Test(np4_daso_changes, decision_of_rank_0_holds) { callback_changes_skip_and_wait(true); }
 
 // The same numbers on every rank, as the header promises.
-Test(np4_daso_policy, callback_sees_the_same_everywhere) {
+Test(np4_daso_changes, callback_sees_the_same_everywhere) {
     trainer t;
     witness w;
     daso_case c = with_callback(&w);
@@ -104,7 +102,7 @@ Test(np4_daso_policy, callback_sees_the_same_everywhere) {
 
 // Epochs of 8 batches. The loss of rank 0 falls, the mean does not: after more than two bad epochs
 // the skip shrinks, down to 1, and then it starts again from the maximum.
-Test(np2_daso_policy, plateau_shrinks_and_starts_again) {
+Test(np2_daso_changes, plateau_shrinks_and_starts_again) {
     trainer t;
     iso_daso_stats stats;
     daso_case c = daso_case_default(1000);
@@ -154,25 +152,25 @@ static void measured(iso_policy policy) {
         if (step < 6) continue;
         iso_assert_all(mine[0] >= 1 && mine[0] <= 16 && mine[1] >= 0 && mine[1] <= mine[0]);
     }
-    iso_assert_all(stats.exchange_ms > 0 && stats.step_ms > 0 && stats.syncs > 2);
+    iso_assert_all((stats.exchange_ms > 0 || test_size == 1) && stats.step_ms > 0);
+    iso_assert_all(stats.syncs > 2);
     iso_assert_ok(iso_daso_finish(t.optimizer));
     iso_assert_ok(trainer_hash(&t, &hash));
     daso_close(&t);
 }
 
-Test(np2_daso_policy, wait_is_measured) { measured(ISO_POLICY_FIXED); }
-Test(np2_daso_policy, adaptive_keeps_bounds) { measured(ISO_POLICY_ADAPTIVE); }
-Test(np4_daso_policy, adaptive_keeps_bounds) { measured(ISO_POLICY_ADAPTIVE); }
-Test(np1_daso_policy, adaptive_keeps_bounds) { measured(ISO_POLICY_ADAPTIVE); }
+Test(np2_daso_changes, wait_is_measured) { measured(ISO_POLICY_FIXED); }
+Test(np2_daso_changes, adaptive_keeps_bounds) { measured(ISO_POLICY_ADAPTIVE); }
+Test(np4_daso_changes, adaptive_keeps_bounds) { measured(ISO_POLICY_ADAPTIVE); }
+Test(np1_daso_changes, adaptive_keeps_bounds) { measured(ISO_POLICY_ADAPTIVE); }
 
 // ---- Starting again -------------------------------------------------------------------------------
 
-// Parameters stay as they are; what is under way is forgotten and the schedule begins anew.
-Test(np2_daso_policy, reset_starts_again) {
+// What is under way is forgotten, ranks get the mean, and the schedule begins anew.
+Test(np2_daso_changes, reset_starts_again) {
     trainer t;
     daso_model m;
     iso_daso_stats stats;
-    double difference = INFINITY;
     daso_case c = daso_case_default(14);
     c.daso.batches_to_wait = 3;
     iso_assert_ok(daso_open(&t, MPI_COMM_WORLD, &c));
@@ -183,13 +181,14 @@ Test(np2_daso_policy, reset_starts_again) {
     }
     iso_assert_ok(iso_daso_reset(t.optimizer));
     m.pending = 0;
+    model_send(&m, -1, 0);
+    model_replace(&m, true);
     iso_assert_ok(iso_daso_get_stats(t.optimizer, &stats));
-    iso_assert_all(!stats.pending);
+    iso_assert_all(!stats.pending && daso_follows(&t, &m, "after reset"));
     for (int step = 0; step < 14; step++) {
         iso_assert_ok(trainer_step(&t, step, NULL));
         iso_assert_ok(model_daso_step(&m, &c.daso, step));
-        iso_assert_ok(daso_difference(&t, &m, &difference));
-        iso_assert_all(difference < DASO_ROUNDING);
+        iso_assert_all(daso_follows(&t, &m, "a step"));
     }
     model_destroy(&m);
     daso_close(&t);

@@ -1,0 +1,118 @@
+// The same as mnist.c for slow networks, with DASO: nodes exchange parameters every eight steps and
+// wait for nothing. On one machine ISO_RANKS_PER_NODE=1 makes a node of each process:
+//   mpirun -n 2 -x ISO_RANKS_PER_NODE=1 examples/mnist_daso [FOLDER]
+#include <isotherm.h>
+#include <mpi.h>
+#include <stdlib.h>
+
+enum { EPOCHS = 3, BATCH = 64, LAYERS = 6 };
+
+static iso_comm *comm;
+static iso_device *device;
+
+// An error that one process may have alone ends the job.
+static iso_status check(iso_status status) {
+    if (status >= 0) return status;
+    iso_error_print(stderr);
+    MPI_Abort(MPI_COMM_WORLD, EXIT_FAILURE);
+    return status;
+}
+
+// An error that all may have, as with files: one of them tells of it.
+static void check_together(iso_status status) {
+    if (iso_comm_agree(comm, status) == ISO_OK) return;
+    if (iso_comm_rank(comm) == 0) iso_error_print(stderr);
+    MPI_Finalize();
+    exit(EXIT_FAILURE);
+}
+
+// This process's share of MNIST in a folder or, without one, of digits that the library draws.
+static iso_loader *load(const char *folder, bool train, const iso_loader_config *config) {
+    iso_dataset *images = NULL;
+    iso_loader *loader = NULL;
+    int rank = iso_comm_rank(comm), ranks = iso_comm_size(comm);
+    iso_sampler_config order = {.batch = BATCH, .rank = rank, .ranks = ranks, .shuffle = train};
+    order.end = train ? ISO_SAMPLER_PAD : ISO_SAMPLER_SHARE;
+    check_together(iso_dataset_open(folder, train, &images));
+    check_together(iso_loader_create_take(device, images, &order, config, &loader));
+    return loader;
+}
+
+static iso_module *build_network(const iso_dataset_info *images) {
+    iso_module *net = NULL;
+    int64_t sample[3] = {images->channels, images->height, images->width};
+    iso_layer list[LAYERS] = {{.kind = ISO_CONV2D, .out = 32, .size = 3, .relu = true},
+                              {.kind = ISO_CONV2D, .out = 64, .size = 3, .relu = true},
+                              {.kind = ISO_MAX_POOL2D, .size = 2},
+                              {.kind = ISO_FLATTEN},
+                              {.kind = ISO_LINEAR, .out = 128, .relu = true},
+                              {.kind = ISO_LINEAR, .out = images->classes}};
+    check_together(iso_sequential_build(device, sample, list, LAYERS, &(iso_rng){.seed = 1}, &net));
+    return net;
+}
+
+static void train(iso_module *model, iso_loss *loss, iso_optimizer *optimizer,
+                  const iso_schedule *schedule, iso_loader *data, iso_progress_bar *bar) {
+    iso_batch batch;
+    iso_tensor *output, *gradient;
+    double value;
+    while (check(iso_loader_next(data, &batch)) == ISO_OK) {
+        iso_schedule_step(schedule, optimizer);
+        iso_optimizer_zero_grad(optimizer);
+        check(iso_module_forward(model, batch.images, &output));
+        check(iso_loss_compute(loss, output, batch.labels, &value, NULL, &gradient));
+        check(iso_module_backward(model, gradient, NULL));
+        check(iso_optimizer_step(optimizer));
+        iso_progress_bar_update(bar, batch.index + 1, value);
+    }
+}
+
+int main(int argc, char **argv) {
+    int provided;
+    MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &provided);
+    check(iso_comm_create(MPI_COMM_WORLD, NULL, &comm));
+    check(iso_device_create("cpu", &device));
+    if (argc > 2) check_together(iso_error_set(ISO_ERR_ARG, "one folder, not also %s", argv[2]));
+    iso_loader *train_data = load(argv[1], true, NULL);
+    const iso_dataset_info *info = iso_loader_info(train_data);
+    iso_loader_config normalise = {info->mean, info->std, .prefetch = 2};
+    iso_loader *test_data = load(argv[1], false, &normalise);
+    int64_t steps = iso_loader_batches(train_data);
+    bool first = iso_comm_rank(comm) == 0;
+
+    // Wrapping the model and its optimizer, twice, is all that makes the training parallel.
+    iso_optimizer *optimizer;
+    iso_loss *loss;
+    iso_module *model = build_network(info);
+    check(iso_data_parallel_create_take(model, comm, NULL, &model));
+    check(iso_optimizer_create(ISO_ADAM, model, NULL, &optimizer));
+    check(iso_dp_optimizer_create_take(optimizer, model, &optimizer));
+    check(iso_loss_create(device, ISO_CROSS_ENTROPY, &loss));
+    iso_daso_config daso = ISO_DASO_DEFAULT;
+    daso.total_steps = EPOCHS * steps;
+    check(iso_daso_create_take(optimizer, model, &daso, &optimizer));
+    iso_schedule schedule = iso_schedule_default(ISO_SCHEDULE_ONE_CYCLE, 2e-3, EPOCHS * steps);
+
+    for (int epoch = 0; epoch < EPOCHS; epoch++) {
+        iso_progress_bar *bar;
+        iso_evaluation test;
+        check(iso_progress_bar_create(first ? stdout : NULL, "epoch", steps, "steps", &bar));
+        check(iso_loader_start(train_data, epoch, 0));
+        train(model, loss, optimizer, &schedule, train_data, bar);
+        check(iso_evaluate(model, loss, test_data, comm, &test));
+        iso_progress_bar_finish(&bar, "%d: test accuracy %.2f %%", epoch + 1, 100 * test.accuracy);
+    }
+
+    // From here on all have the same parameters; before, only their mean was shown to the test.
+    check(iso_daso_finish(optimizer));
+
+    iso_optimizer_destroy(&optimizer);
+    iso_module_destroy(&model);
+    iso_loss_destroy(&loss);
+    iso_loader_destroy(&train_data);
+    iso_loader_destroy(&test_data);
+    iso_device_destroy(&device);
+    iso_comm_destroy(&comm);
+    MPI_Finalize();
+    return EXIT_SUCCESS;
+}
