@@ -10,7 +10,8 @@
 static void log_choices(const iso_comm *comm) {
     static atomic_bool said;
     if (atomic_exchange(&said, true)) return;
-    if (comm->rank == 0) iso__log(ISO_LOG_INFO, "all-reduce algorithm: %s", comm->algorithm);
+    if (comm->rank == 0)
+        iso__log(ISO_LOG_INFO, "all-reduce algorithm: %s", comm->engine->algorithm);
 }
 
 static iso_status setup(iso_comm *comm, MPI_Comm mpi_comm, const iso_comm_config *config) {
@@ -25,7 +26,9 @@ static iso_status setup(iso_comm *comm, MPI_Comm mpi_comm, const iso_comm_config
     else
         ISO_TRY(iso__env_number(ISO_ENV_TIMEOUT, 0, 1e9, 300, &comm->timeout_s));
     ISO_TRY(iso__engine_acquire(config ? config->progress : ISO_PROGRESS_AUTO, &comm->engine));
-    iso__choose_algorithm(comm->algorithm, sizeof(comm->algorithm));
+    // Once per process: looking for it takes Open MPI a fifth of a second.
+    if (!comm->engine->algorithm[0])
+        iso__choose_algorithm(comm->engine->algorithm, sizeof(comm->engine->algorithm));
     log_choices(comm);
     return ISO_OK;
 }
@@ -76,7 +79,7 @@ int iso_comm_rank(const iso_comm *comm) { return comm->rank; }
 int iso_comm_size(const iso_comm *comm) { return comm->size; }
 MPI_Comm iso_comm_mpi(const iso_comm *comm) { return comm->mpi; }
 const char *iso_comm_progress_text(const iso_comm *comm) { return comm->engine->why; }
-const char *iso_comm_algorithm_text(const iso_comm *comm) { return comm->algorithm; }
+const char *iso_comm_algorithm_text(const iso_comm *comm) { return comm->engine->algorithm; }
 iso_progress iso_comm_progress(const iso_comm *comm) { return comm->engine->mode; }
 
 // ---- Blocking collectives -------------------------------------------------------------------------

@@ -62,9 +62,10 @@ typedef struct iso__engine {
     int references;
     iso_progress mode;
     char why[96];
-    int waiters;     // threads inside a wait: they drive progress, the helper stands back
-    double sleep_us; // of the helper between tests, adapted within [ISO_SLEEP_MIN_US,
-                     // ISO_SLEEP_MAX_US]
+    char algorithm[128]; // of all-reduces, and why; chosen by the first communicator
+    int waiters;         // threads inside a wait: they drive progress, the helper stands back
+    double sleep_us;     // of the helper between tests, adapted within [ISO_SLEEP_MIN_US,
+                         // ISO_SLEEP_MAX_US]
     bool sleep_fixed;
     // Parallel arrays: what MPI_Testsome takes, and whose each entry is.
     int in_flight, capacity;
@@ -124,7 +125,6 @@ struct iso_comm {
     double timeout_s;
     iso__engine *engine;
     iso__shared *shared; // memory that all its ranks can reach; NULL: none
-    char algorithm[128];
 };
 
 // ISO_ERR_MISMATCH, naming `what`, unless all ranks give the same number. Collective.

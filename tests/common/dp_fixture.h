@@ -25,7 +25,7 @@ typedef struct trainer_config {
     bool dropout;
     // Builds something else than the small CNN; NULL: the small CNN.
     iso_status (*build)(iso_device *device, bool dropout, iso_module **out);
-    int64_t rows; // of the global batch, divisible by the ranks
+    int64_t rows;      // of the global batch, divisible by the ranks
     int64_t first_row; // of this communicator's part in a batch that goes beyond it
     iso_scope scope;
 } trainer_config;
@@ -42,8 +42,8 @@ void trainer_destroy(trainer *t);
 // One step on this rank's part of global batch `step`: zero_grad, forward, loss, backward, step.
 iso_status trainer_step(trainer *t, int step, double *loss);
 iso_status trainer_forward(trainer *t, int step, iso_tensor **out);
-// Row `row` of global batch `step`: TRAINER_CHANNELS x TRAINER_SIZE x TRAINER_SIZE numbers and their
-// label.
+// Row `row` of global batch `step`: TRAINER_CHANNELS x TRAINER_SIZE x TRAINER_SIZE numbers and
+// their label.
 void trainer_row(float *x, int step, int64_t row, int32_t *label);
 iso_status trainer_hash(trainer *t,
                         uint64_t *hash); // completes pending updates; fails if ranks differ
