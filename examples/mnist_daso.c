@@ -1,6 +1,6 @@
 // The same as mnist.c for slow networks, with DASO: nodes exchange parameters every eight steps and
 // wait for nothing. On one machine ISO_RANKS_PER_NODE=1 makes a node of each process:
-//   mpirun -n 2 -x ISO_RANKS_PER_NODE=1 examples/mnist_daso [FOLDER]
+//   mpirun -n 2 -x ISO_RANKS_PER_NODE=1 examples/mnist-daso [FOLDER]
 #include <isotherm.h>
 #include <mpi.h>
 #include <stdlib.h>

@@ -70,8 +70,8 @@ const train_option train_option_table[] = {
      .meaning = "what a merge does to momentum and its like", OF_DASO},
     {CHOICE, "--policy", FIELD(policy), "fixed|plateau|adaptive", "fixed",
      .meaning = "how --period and --wait change", OF_DASO},
-    {INTEGER, "--max-period", FIELD(max_period), "N", "64",
-     .meaning = "the most a policy may choose", COUNT_FROM(1), OF_DASO},
+    {INTEGER, "--max-period", FIELD(max_period), "N", "64", .meaning = "the most it may choose",
+     COUNT_FROM(1), "--policy", "plateau|adaptive"},
     {NUMBER, "--max-divergence", FIELD(max_divergence), "X", "0.05",
      .meaning = "aim: relative distance from mean", 0, 1e6, "--policy", "adaptive"},
 

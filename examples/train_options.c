@@ -113,7 +113,15 @@ static iso_status check_belongs(const train_option *o, const train_options *out)
                        chosen);
 }
 
-static iso_status check_combined(const train_options *o) {
+static iso_status check_combined(const train_options *o, const bool *given) {
+    static const char *const either[][2] = {{"--warmup", "--warmup-steps"},
+                                            {"--cooldown", "--cooldown-steps"}};
+    for (int i = 0; i < 2; i++) {
+        const char *a = either[i][0], *b = either[i][1];
+        if (given[find(a, strlen(a)) - train_option_table] &&
+            given[find(b, strlen(b)) - train_option_table])
+            return train_error(ISO_ERR_ARG, "%s and %s say the same thing: give one of them", a, b);
+    }
     if (o->checkpoint_every > 0 && !o->checkpoint)
         return train_error(ISO_ERR_ARG, "--checkpoint-every needs a --checkpoint to write beside");
     return ISO_OK;
@@ -128,9 +136,9 @@ iso_status train_options_parse(int argc, char **argv, train_options *out) {
     for (int i = 0; i < train_option_count && status == ISO_OK; i++)
         if (given[i] && train_option_table[i].of)
             status = check_belongs(&train_option_table[i], out);
+    if (status == ISO_OK) status = check_combined(out, given);
     free(given);
-    TRY(status);
-    return check_combined(out);
+    return status;
 }
 
 // ---- Text ---------------------------------------------------------------------------------------

@@ -208,10 +208,13 @@ bool train_perform(const train_world *world, const train_options *options,
     train_run run = {.world = world, .options = options, .observer = observer};
     *out = (train_result){0};
     bool good = train_all_well(train_setup_local(&run)) && train_all_well(train_setup_shared(&run));
-    if (good && run.at.finished)
+    if (good && run.at.finished) {
+        // Its parameters may have been lost since, or are wanted under another name.
         out->already_finished = true;
-    else if (good)
+        if (options->checkpoint) good = all_well(&run, told(&run, train_checkpoint_save(&run)));
+    } else if (good) {
         good = go(&run, out);
+    }
     train_teardown(&run);
     return good;
 }

@@ -109,7 +109,15 @@ static iso_status check_outputs(const train_options *options) {
                                    path[i]);
     if (options->trace) TRY(train_output_check(options->trace, "trace"));
     if (options->checkpoint) TRY(train_output_check(options->checkpoint, "checkpoint"));
-    return ISO_OK;
+    if (options->checkpoint_every < 0 || options->resume) return ISO_OK;
+    int64_t newest;
+    TRY(iso_resume_newest(options->checkpoint, &newest));
+    if (newest < 0) return ISO_OK;
+    return train_error(
+        ISO_ERR_STATE,
+        "there is a training saved as %s, up to step %lld: go on with --resume %s, or "
+        "give another --checkpoint",
+        options->checkpoint, (long long)newest, options->checkpoint);
 }
 
 iso_status train_setup_local(train_run *run) {

@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <math.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
@@ -23,9 +24,29 @@ static uint64_t draw_number(const save *s) {
     return iso__hash(ISO_HASH_START, sources, sizeof(sources));
 }
 
+// What is not finite must not take the place of the last good set.
+static iso_status check_finite(const save *s) {
+    for (int k = 0; k < 2; k++) {
+        for (int i = 0; i < s->state->count[k]; i++) {
+            const iso__array *a = &s->state->array[k][i];
+            if (strncmp(a->name, "param/", 6) != 0 || strcmp(a->dtype, "F32") != 0) continue;
+            int64_t count = 1;
+            for (int d = 0; d < a->ndim; d++) count *= a->shape[d];
+            const float *x = a->data;
+            for (int64_t n = 0; x && n < count; n++)
+                ISO_CHECK(isfinite(x[n]), ISO_ERR_STATE,
+                          "parameter %s is not finite after step %" PRId64 ": nothing was saved as "
+                          "%s, try a lower learning rate",
+                          a->name + 6, s->head.step, s->path);
+        }
+    }
+    return ISO_OK;
+}
+
 static iso_status prepare(save *s) {
     ISO_TRY(iso__set_path_check(s->path));
     ISO_CHECK(s->head.step >= 0, ISO_ERR_ARG, "state of the negative step %" PRId64, s->head.step);
+    ISO_TRY(check_finite(s));
     for (int k = 0; k < 2; k++) {
         void *memory;
         ISO_TRY(iso__alloc((size_t)s->state->count[k] * sizeof(uint64_t), &memory));
@@ -99,6 +120,21 @@ static iso_status save_set(save *s) {
     if (s->head.own) ISO_TRY(iso_comm_agree(s->comm, write_own(s, replaced)));
     ISO_TRY(iso_comm_agree(s->comm, root ? write_part(s, ISO_STATE_SHARED) : ISO_OK));
     ISO_TRY(iso__set_tidy(s->comm, s->path, &s->head));
+    return ISO_OK;
+}
+
+iso_status iso_resume_newest(const char *path, int64_t *step) {
+    iso__set_file *files = NULL;
+    int64_t *steps = NULL;
+    int count = 0, step_count = 0;
+    *step = -1;
+    ISO_TRY(iso__set_path_check(path));
+    ISO_TRY(iso__set_list(path, &files, &count));
+    iso_status status = iso__set_steps(files, count, false, &steps, &step_count);
+    if (status >= 0 && step_count > 0) *step = steps[0];
+    iso__free(steps);
+    iso__free(files);
+    ISO_TRY(status);
     return ISO_OK;
 }
 

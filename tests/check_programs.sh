@@ -104,6 +104,10 @@ refused 0 "an option of a policy" '--max-divergence is of --policy adaptive, and
     --sync daso --max-divergence 0.1
 refused 0 "a wait that is no number" '--wait soon: give a whole number' --sync daso --wait soon
 refused 0 "auto where it means nothing" '--period auto: give a whole number' --sync daso --period auto
+refused 0 "two options that say the same" '--warmup and --warmup-steps say the same thing' --sync daso \
+    --warmup 0.1 --warmup-steps 3
+refused 0 "a limit without a policy" '--max-period is of --policy plateau|adaptive, and this is fixed' \
+    --sync daso --max-period 4
 refused 0 "a share above 1" '--cooldown 2: give a number from 0 to 1' --sync daso --cooldown 2
 
 run 2 "$train" --model mlp --optimizer sgd --lr 1e6 --steps 20 --quiet --checkpoint "$out/checkpoint"
@@ -156,12 +160,28 @@ refused 2 "a checkpoint in a missing folder" 'checkpoint nowhere/c' --data good 
 refused 2 "a checkpoint that is a folder" 'checkpoint empty' --data good --checkpoint empty
 refused 2 "a missing checkpoint" 'nowhere.safetensors' --data good --load nowhere.safetensors
 
+ISO_NODE_COLLECTIVE=pigeons
+export ISO_NODE_COLLECTIVE
+refused 2 "an unknown way to sum in a node" 'ISO_NODE_COLLECTIVE is "pigeons": give auto, shm or mpi' \
+    --data good
+unset ISO_NODE_COLLECTIVE
 refused 2 "nothing to resume" 'no saved state nowhere.step' --data good --resume nowhere
 refused 2 "a policy beyond its limit" 'max_global_skip' --data good --model mlp --sync daso \
     --policy adaptive --period 100
 run 0 "$train" --data good --checkpoint-every 5
 [ "$status" != 0 ] && grep -q '^train: --checkpoint-every needs a --checkpoint' stderr
 result $? "refused with one sentence: saving without a name"
+
+run 2 "$train" --data good --model mlp --epochs 2 --quiet --checkpoint "$work/saved" --checkpoint-every 5
+cp saved saved.first
+run 2 "$train" --data good --model mlp --epochs 2 --quiet --checkpoint "$work/saved" --checkpoint-every 5
+[ "$status" != 0 ] && [ "$(grep -c '^train: .*there is a training saved as .*--resume' stderr)" = 1 ] &&
+    cmp -s saved saved.first
+result $? "saved state is not lost to a run that was started again"
+rm saved
+run 2 "$train" --data good --model mlp --epochs 2 --quiet --checkpoint "$work/saved" --resume "$work/saved"
+[ "$status" = 0 ] && cmp -s saved saved.first
+result $? "resuming a finished run writes its checkpoint again"
 
 run 2 "$train" --data good --model mlp --epochs 2 --quiet --checkpoint "$out/c" --log "$out/log"
 [ "$status" = 0 ] && [ -s "$out/c" ] && [ "$(find "$out" -type f | wc -l)" = 2 ]

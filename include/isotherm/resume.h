@@ -50,7 +50,10 @@ iso_status iso_training_loaded(iso_module *module, iso_optimizer *optimizer);
 // and, with a warning, sets of later steps, which belong to a run that was given up. On failure of
 // any rank every rank gets the error and older sets stay. ISO_ERR_MISMATCH names a shared entry
 // that ranks do not have in common.
+// A parameter that is not finite is an error of its rank: what is good stays.
 iso_status iso_resume_save(iso_comm *comm, const char *path, int64_t step, const iso_state *state);
+// Local. The highest step of which something was saved under PATH; -1: nothing.
+iso_status iso_resume_newest(const char *path, int64_t *step);
 // Collective. Loads the newest set that is whole and sound on every rank; *step is its step.
 // Damaged or incomplete newer sets are passed over with a warning that names the file.
 // ISO_ERR_MISMATCH for a set of another number of ranks or of another model or settings; ISO_ERR_IO

@@ -20,6 +20,8 @@ static iso_status setup(iso_comm *comm, MPI_Comm mpi_comm, const iso_comm_config
     ISO_TRY_MPI(MPI_Comm_dup(comm->mpi, &comm->bulk));
     ISO_TRY_MPI(MPI_Comm_rank(comm->mpi, &comm->rank));
     ISO_TRY_MPI(MPI_Comm_size(comm->mpi, &comm->size));
+    int mode; // is read later; nonsense is told of while all ranks are together
+    ISO_TRY(iso__node_collective(&mode));
     if (iso__log_rank() < 0) iso_log_set_rank(comm->rank);
     if (config && config->timeout_s > 0)
         comm->timeout_s = config->timeout_s;

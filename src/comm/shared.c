@@ -87,7 +87,7 @@ static bool map_segments(iso__shared *s, const int64_t *id) {
 
 enum { AUTO, SHM, MESSAGES };
 
-static iso_status read_mode(int *out) {
+iso_status iso__node_collective(int *out) {
     static const char *const name[] = {"auto", "shm", "mpi"};
     const char *text = iso__env_string(ISO_ENV_NODE_COLLECTIVE);
     *out = AUTO;
@@ -141,7 +141,7 @@ static iso_status share(iso__shared *s, int64_t *id, const char **why_not) {
 // Settings that speak against it; *why_not: NULL if none does. The same on every rank.
 static iso_status check_settings(iso_comm *comm, size_t bytes, int *mode, const char **why_not) {
     bool together = false;
-    ISO_TRY(iso_comm_agree(comm, read_mode(mode)));
+    ISO_TRY(iso_comm_agree(comm, iso__node_collective(mode)));
     ISO_TRY(iso__comm_check_equal(comm, *mode, "ISO_NODE_COLLECTIVE (auto, shm, mpi: 0 to 2)"));
     ISO_TRY(iso__comm_check_equal(comm, (int64_t)bytes, "the size of shared memory"));
     *why_not = *mode == MESSAGES ? "ISO_NODE_COLLECTIVE"

@@ -57,6 +57,19 @@ Test(np2_resume_sets, comes_back_on_every_rank) { comes_back(); }
 Test(np3_resume_sets, comes_back_on_every_rank) { comes_back(); }
 Test(np4_resume_sets, comes_back_on_every_rank) { comes_back(); }
 
+// One bad parameter on one rank, and the last good set stays on all.
+Test(np3_resume_sets, what_is_not_finite_is_not_saved) {
+    float w[2] = {1, test_rank == 1 ? __builtin_nanf("") : 2};
+    numbers n;
+    save(10, true);
+    iso_assert_ok(numbers_create(&n, true));
+    iso_assert_ok(iso_state_add(n.state, ISO_STATE_OWN, "param/fc.weight", ISO_STATE_F32, 2, w));
+    iso_assert_all(numbers_save(&n, test_comm, 20) == ISO_ERR_STATE);
+    iso_assert_all(strstr(iso_last_error()->message, "fc.weight is not finite"));
+    numbers_destroy(&n);
+    expect_step(10, true);
+}
+
 Test(np3_resume_sets, keeps_the_last_two) {
     for (int step = 10; step <= 50; step += 10) {
         save(step, true);
