@@ -53,4 +53,4 @@ examples_sweep_CPPFLAGS = $(PUBLIC_CPPFLAGS)
 examples_sweep_CFLAGS = $(AM_CFLAGS) -Wshadow -Wconversion
 examples_sweep_LDADD = libisotherm.la $(MPI_LIBS) -lm
 
-EXTRA_DIST += examples/trace_svg.py examples/lazy-timeline.svg
+EXTRA_DIST += examples/trace_svg.py examples/lazy-timeline.svg examples/sweep-report.svg
