@@ -5,17 +5,18 @@
 #include <string.h>
 
 typedef struct daso {
-    iso_optimizer base;
+    iso__periodic engine; // first: its base is the optimizer
     iso_daso_config config;
     iso__daso_schedule schedule;
     iso__policy_state policy;
     char reason[128];
-    iso__periodic engine;
 } daso;
 
 static const iso_optimizer_ops daso_ops;
 
-static daso *self_of(iso_optimizer *optimizer) { return iso_container_of(optimizer, daso, base); }
+static daso *self_of(iso_optimizer *optimizer) {
+    return iso_container_of(optimizer, daso, engine.base);
+}
 
 // ---- Policy ---------------------------------------------------------------------------------------
 
@@ -129,7 +130,7 @@ iso_status iso__daso_reset(iso_optimizer *optimizer) {
 
 void iso__daso_stats(const iso_optimizer *optimizer, iso_daso_stats *out) {
     static const char *const phase[] = {"warm-up", "cycling", "cool-down", "done"};
-    const daso *self = iso_container_of(optimizer, daso, base);
+    const daso *self = iso_container_of(optimizer, daso, engine.base);
     iso__periodic_stats(&self->engine, out);
     out->phase = phase[self->schedule.phase];
     out->global_skip = self->schedule.global_skip;
@@ -139,23 +140,6 @@ void iso__daso_stats(const iso_optimizer *optimizer, iso_daso_stats *out) {
 }
 
 // ---- The optimizer --------------------------------------------------------------------------------
-
-static void zero_grad(iso_optimizer *optimizer) {
-    iso_optimizer_zero_grad(self_of(optimizer)->engine.inner);
-}
-
-static iso_status update(iso_optimizer *optimizer, int i, const void *gradient, double scale,
-                         const iso_hyper *hyper) {
-    iso_optimizer *wrapped = self_of(optimizer)->engine.inner;
-    return wrapped->ops->update(wrapped, i, gradient, scale, hyper);
-}
-
-static iso_optimizer *inner(iso_optimizer *optimizer) { return self_of(optimizer)->engine.inner; }
-
-static void destroy(iso_optimizer *optimizer) {
-    iso__periodic_destroy(&self_of(optimizer)->engine);
-    iso__free(self_of(optimizer));
-}
 
 static iso_status state(iso_optimizer *optimizer, iso_state *to) {
     daso *self = self_of(optimizer);
@@ -190,10 +174,10 @@ static iso_status loaded(iso_optimizer *optimizer) {
 static const iso_optimizer_ops daso_ops = {
     .name = "daso",
     .step = step,
-    .zero_grad = zero_grad,
-    .update = update,
-    .destroy = destroy,
-    .inner = inner,
+    .zero_grad = iso__periodic_zero_grad,
+    .update = iso__periodic_update,
+    .destroy = iso__periodic_free,
+    .inner = iso__periodic_inner,
     .state = state,
     .loaded = loaded,
     .ranks_differ = true,
@@ -235,7 +219,7 @@ iso_status iso_daso_create_take(iso_optimizer *wrapped, iso_module *data_paralle
     write_settings(config, settings);
     ISO_TRY_GOTO(iso__alloc_zero(sizeof(daso), &memory));
     daso *self = memory;
-    self->base.ops = &daso_ops;
+    self->engine.base.ops = &daso_ops;
     self->config = *config;
     iso_optimizer *taken = wrapped;
     wrapped = NULL;
@@ -244,7 +228,7 @@ iso_status iso_daso_create_take(iso_optimizer *wrapped, iso_module *data_paralle
     status = start_over(self);
     if (status < 0) iso__periodic_destroy(&self->engine);
     ISO_TRY_GOTO(status);
-    *out = &self->base;
+    *out = &self->engine.base;
     return ISO_OK;
 fail:
     iso_optimizer_destroy(&wrapped);

@@ -4,24 +4,23 @@
 #include <string.h>
 
 typedef struct daso_heat {
-    iso_optimizer base;
+    iso__periodic engine; // first: its base is the optimizer
     iso_daso_heat_config config;
     iso_schedule scheduler; // a copy of the config's
     iso__heat_schedule schedule;
     iso__heat_schedule saved; // what stands in a saved state: the schedule without its config
     char reason[128];
-    iso__periodic engine;
 } daso_heat;
 
 static const iso_optimizer_ops daso_heat_ops;
 
 static daso_heat *self_of(iso_optimizer *optimizer) {
-    return iso_container_of(optimizer, daso_heat, base);
+    return iso_container_of(optimizer, daso_heat, engine.base);
 }
 
 static void apply_scheduler(daso_heat *self) {
     if (!self->config.scheduler) return;
-    iso_hyper *hyper = iso_optimizer_hyper(&self->base);
+    iso_hyper *hyper = iso_optimizer_hyper(&self->engine.base);
     iso_schedule_apply(&self->scheduler, hyper->step, hyper);
 }
 
@@ -67,7 +66,7 @@ iso_status iso__daso_heat_reset(iso_optimizer *optimizer) {
 }
 
 void iso__daso_heat_stats(const iso_optimizer *optimizer, iso_daso_stats *out) {
-    const daso_heat *self = iso_container_of(optimizer, daso_heat, base);
+    const daso_heat *self = iso_container_of(optimizer, daso_heat, engine.base);
     const iso__heat_schedule *s = &self->schedule;
     iso__periodic_stats(&self->engine, out);
     bool blocking = s->global_skip < 1;
@@ -82,23 +81,6 @@ void iso__daso_heat_stats(const iso_optimizer *optimizer, iso_daso_stats *out) {
 }
 
 // ---- The optimizer --------------------------------------------------------------------------------
-
-static void zero_grad(iso_optimizer *optimizer) {
-    iso_optimizer_zero_grad(self_of(optimizer)->engine.inner);
-}
-
-static iso_status update(iso_optimizer *optimizer, int i, const void *gradient, double scale,
-                         const iso_hyper *hyper) {
-    iso_optimizer *wrapped = self_of(optimizer)->engine.inner;
-    return wrapped->ops->update(wrapped, i, gradient, scale, hyper);
-}
-
-static iso_optimizer *inner(iso_optimizer *optimizer) { return self_of(optimizer)->engine.inner; }
-
-static void destroy(iso_optimizer *optimizer) {
-    iso__periodic_destroy(&self_of(optimizer)->engine);
-    iso__free(self_of(optimizer));
-}
 
 static iso_status state(iso_optimizer *optimizer, iso_state *to) {
     daso_heat *self = self_of(optimizer);
@@ -122,10 +104,10 @@ static iso_status loaded(iso_optimizer *optimizer) {
 static const iso_optimizer_ops daso_heat_ops = {
     .name = "daso-heat",
     .step = step,
-    .zero_grad = zero_grad,
-    .update = update,
-    .destroy = destroy,
-    .inner = inner,
+    .zero_grad = iso__periodic_zero_grad,
+    .update = iso__periodic_update,
+    .destroy = iso__periodic_free,
+    .inner = iso__periodic_inner,
     .state = state,
     .loaded = loaded,
     .ranks_differ = true,
@@ -179,7 +161,7 @@ iso_status iso_daso_heat_create_take(iso_optimizer *wrapped, iso_module *data_pa
     void *memory = NULL;
     ISO_TRY_GOTO(iso__alloc_zero(sizeof(daso_heat), &memory));
     daso_heat *self = memory;
-    self->base.ops = &daso_heat_ops;
+    self->engine.base.ops = &daso_heat_ops;
     self->config = *config;
     if (config->scheduler) {
         self->scheduler = *config->scheduler;
@@ -188,7 +170,7 @@ iso_status iso_daso_heat_create_take(iso_optimizer *wrapped, iso_module *data_pa
     iso_optimizer *taken = wrapped;
     wrapped = NULL;
     ISO_TRY_GOTO(setup(self, taken, data_parallel));
-    *out = &self->base;
+    *out = &self->engine.base;
     return ISO_OK;
 fail:
     iso_optimizer_destroy(&wrapped);

@@ -89,7 +89,7 @@ iso_status iso__periodic_init(iso__periodic *p, iso_optimizer *inner, iso_module
                               const iso__periodic_config *config, iso_status owner,
                               const char *settings) {
     iso_status status;
-    *p = (iso__periodic){.config = *config};
+    *p = (iso__periodic){.base = p->base, .config = *config};
     ISO_CHECK_GOTO(iso__dp_optimizer_module(inner) == data_parallel && data_parallel, ISO_ERR_ARG,
                    "a periodic optimizer wraps the optimizer of iso_dp_optimizer_create_take and "
                    "its data_parallel module, not a %s optimizer",
@@ -120,6 +120,29 @@ void iso__periodic_destroy(iso__periodic *p) {
     iso__free(p->mean);
     iso__free(p->own);
     *p = (iso__periodic){0};
+}
+
+// ---- Slots of the owner -----------------------------------------------------------------------------
+
+static iso__periodic *engine_of(iso_optimizer *owner) {
+    return iso_container_of(owner, iso__periodic, base);
+}
+
+iso_optimizer *iso__periodic_inner(iso_optimizer *owner) { return engine_of(owner)->inner; }
+
+void iso__periodic_zero_grad(iso_optimizer *owner) {
+    iso_optimizer_zero_grad(engine_of(owner)->inner);
+}
+
+iso_status iso__periodic_update(iso_optimizer *owner, int i, const void *gradient, double scale,
+                                const iso_hyper *hyper) {
+    iso_optimizer *wrapped = engine_of(owner)->inner;
+    return wrapped->ops->update(wrapped, i, gradient, scale, hyper);
+}
+
+void iso__periodic_free(iso_optimizer *owner) {
+    iso__periodic_destroy(engine_of(owner));
+    iso__free(engine_of(owner));
 }
 
 // ---- The exchange under way -----------------------------------------------------------------------

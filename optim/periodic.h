@@ -35,6 +35,7 @@ typedef struct iso__periodic_config {
 enum { ISO__PERIODIC_NUMBERS = 16 };
 
 typedef struct iso__periodic {
+    iso_optimizer base; // of its owner, which embeds the engine as its first member
     iso__periodic_config config;
     iso_optimizer *inner;      // owned
     iso_module *data_parallel; // retained
@@ -97,7 +98,12 @@ iso_status iso__periodic_drop(iso__periodic *p);
 void iso__periodic_stats(const iso__periodic *p, iso_daso_stats *out);
 // Waits for what is under way and keeps its mean aside until it is merged.
 iso_status iso__periodic_hold(iso__periodic *p);
-// The slots of optimizers that own an engine.
+// The slots of optimizers that own an engine. free: destroys it, and frees its owner.
+void iso__periodic_zero_grad(iso_optimizer *owner);
+iso_status iso__periodic_update(iso_optimizer *owner, int i, const void *gradient, double scale,
+                                const iso_hyper *hyper);
+iso_optimizer *iso__periodic_inner(iso_optimizer *owner);
+void iso__periodic_free(iso_optimizer *owner);
 iso_status iso__periodic_state(iso__periodic *p, iso_state *state);
 iso_status iso__periodic_loaded(iso__periodic *p);
 
