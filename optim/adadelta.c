@@ -10,18 +10,18 @@ static iso_status check(const iso_hyper *hyper) {
 }
 
 static iso_status apply(const iso__base_optimizer *self, const iso__slot *slot,
-                        const float *gradient, float scale, const iso_hyper *hyper) {
+                        const void *gradient, double scale, const iso_hyper *hyper) {
     iso_tensor *value = slot->parameter->value;
     iso__adadelta_args args = {
-        .lr = (float)hyper->lr,
-        .rho = (float)hyper->rho,
-        .eps = (float)hyper->eps,
-        .weight_decay = (float)hyper->weight_decay,
+        .lr = hyper->lr,
+        .rho = hyper->rho,
+        .eps = hyper->eps,
+        .weight_decay = hyper->weight_decay,
         .scale = scale,
     };
-    return value->device->ops->adadelta(value->device, value->count, &args, gradient, value->data,
-                                        iso__slot_state(self, slot, 0),
-                                        iso__slot_state(self, slot, 1));
+    return iso__kernels(value)->adadelta(value->device, value->count, &args, gradient, value->data,
+                                         iso__slot_state(self, slot, 0),
+                                         iso__slot_state(self, slot, 1));
 }
 
 const iso__rule iso__rule_adadelta = {

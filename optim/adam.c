@@ -14,24 +14,25 @@ static iso_status check(const iso_hyper *hyper) {
 }
 
 static iso_status apply(const iso__base_optimizer *self, const iso__slot *slot,
-                        const float *gradient, float scale, const iso_hyper *hyper) {
+                        const void *gradient, double scale, const iso_hyper *hyper) {
     iso_tensor *value = slot->parameter->value;
     double t = (double)hyper->step;
     iso__adam_args args = {
-        .lr = (float)hyper->lr,
-        .beta1 = (float)hyper->beta1,
-        .beta2 = (float)hyper->beta2,
-        .rest1 = (float)(1 - hyper->beta1),
-        .rest2 = (float)(1 - hyper->beta2),
-        .eps = (float)hyper->eps,
-        .weight_decay = (float)hyper->weight_decay,
+        .lr = hyper->lr,
+        .beta1 = hyper->beta1,
+        .beta2 = hyper->beta2,
+        .rest1 = 1 - hyper->beta1,
+        .rest2 = 1 - hyper->beta2,
+        .eps = hyper->eps,
+        .weight_decay = hyper->weight_decay,
         .scale = scale,
-        .correction1 = (float)(1 - pow(hyper->beta1, t)),
-        .correction2_sqrt = (float)sqrt(1 - pow(hyper->beta2, t)),
+        .correction1 = 1 - pow(hyper->beta1, t),
+        .correction2_sqrt = sqrt(1 - pow(hyper->beta2, t)),
         .decoupled = self->base.ops == &iso__rule_adamw.ops,
     };
-    return value->device->ops->adam(value->device, value->count, &args, gradient, value->data,
-                                    iso__slot_state(self, slot, 0), iso__slot_state(self, slot, 1));
+    return iso__kernels(value)->adam(value->device, value->count, &args, gradient, value->data,
+                                     iso__slot_state(self, slot, 0),
+                                     iso__slot_state(self, slot, 1));
 }
 
 const iso__rule iso__rule_adam = {

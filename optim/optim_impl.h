@@ -8,11 +8,12 @@
 
 #define ISO_OPTIMIZER_STATES 2
 
-// A parameter that is updated. Its state of each kind begins at `offset` in that kind's arena.
+// A parameter that is updated. Its state of each kind has its element type and begins at `offset`
+// in that kind's arena.
 typedef struct iso__slot {
     iso_parameter *parameter;
     const char *name; // full name, owned by the list
-    int64_t offset;   // elements, a multiple of 16: every state is aligned to 64 bytes
+    int64_t offset;   // bytes, a multiple of 64
 } iso__slot;
 
 // An optimizer that updates parameters itself: sgd, adam, adamw, adadelta.
@@ -33,7 +34,7 @@ typedef struct iso__rule {
     iso_status (*check)(const iso_hyper *hyper); // beyond lr and weight_decay
     // Updates the parameter of slot from gradient * scale. Allocates nothing.
     iso_status (*apply)(const iso__base_optimizer *self, const iso__slot *slot,
-                        const float *gradient, float scale, const iso_hyper *hyper);
+                        const void *gradient, double scale, const iso_hyper *hyper);
 } iso__rule;
 
 extern const iso__rule iso__rule_sgd, iso__rule_adam, iso__rule_adamw, iso__rule_adadelta;
@@ -54,9 +55,9 @@ iso_status iso__base_loaded(iso_optimizer *self);
     }
 
 // The memory of state `kind` for slot.
-static inline float *iso__slot_state(const iso__base_optimizer *self, const iso__slot *slot,
-                                     int kind) {
-    return (float *)self->state[kind]->data + slot->offset;
+static inline void *iso__slot_state(const iso__base_optimizer *self, const iso__slot *slot,
+                                    int kind) {
+    return (char *)self->state[kind]->data + slot->offset;
 }
 
 // The optimizer inside all wrappers; NULL if it is not one of the library's. Its base.hyper.step

@@ -32,7 +32,7 @@ iso_hyper iso_hyper_default(iso_optimizer_kind kind) { return rules[kind]->defau
 
 // ---- Creation ----------------------------------------------------------------------------------
 
-// Lists the parameters that require gradients and returns the elements that a state of all needs.
+// Lists the parameters that require gradients and returns the bytes that a state of all needs.
 static int64_t fill_slots(iso__base_optimizer *self) {
     int64_t offset = 0;
     for (int i = 0; i < self->list.count; i++) {
@@ -40,7 +40,8 @@ static int64_t fill_slots(iso__base_optimizer *self) {
         if (!p->requires_grad) continue;
         self->slot[self->count++] =
             (iso__slot){.parameter = p, .name = self->list.name[i], .offset = offset};
-        offset += (p->value->count + 15) / 16 * 16;
+        int64_t bytes = p->value->count * (int64_t)iso_dtype_size(p->value->dtype);
+        offset += (bytes + 63) / 64 * 64;
     }
     return offset;
 }
@@ -50,12 +51,12 @@ static iso_status setup(iso__base_optimizer *self, const iso__rule *rule) {
     ISO_TRY(iso_module_parameters(self->module, &self->list));
     ISO_TRY(iso__alloc_zero((size_t)self->list.count * sizeof(iso__slot), &memory));
     self->slot = memory;
-    int64_t elements = fill_slots(self);
+    int64_t words = fill_slots(self) / (int64_t)sizeof(float); // 0 is the same in every type
     ISO_CHECK(self->count > 0, ISO_ERR_ARG,
               "the %s optimizer was given a module in which nothing requires a gradient",
               rule->ops.name);
     for (int i = 0; i < ISO_OPTIMIZER_STATES && rule->state_name[i]; i++) {
-        ISO_TRY(iso_tensor_create(self->module->device, ISO_F32, 1, &elements, &self->state[i]));
+        ISO_TRY(iso_tensor_create(self->module->device, ISO_F32, 1, &words, &self->state[i]));
         ISO_TRY(iso_tensor_fill(self->state[i], 0));
     }
     return ISO_OK;
@@ -105,7 +106,7 @@ iso_status iso__base_update(iso_optimizer *optimizer, int i, const void *gradien
     const iso__rule *rule = iso_container_of(optimizer->ops, iso__rule, ops);
     const iso__slot *slot = &self->slot[i];
     int64_t start = iso_trace_on() ? iso_now() : 0;
-    ISO_TRY(rule->apply(self, slot, gradient, (float)scale, hyper));
+    ISO_TRY(rule->apply(self, slot, gradient, scale, hyper));
     if (iso_trace_on()) iso_trace_span(ISO_LANE_UPDATE, slot->name, start, iso_now());
     return ISO_OK;
 }
@@ -170,7 +171,7 @@ iso_status iso__base_state(iso_optimizer *optimizer, iso_state *state) {
     for (int k = 0; k < ISO_OPTIMIZER_STATES && rule->state_name[k]; k++) {
         for (int i = 0; i < self->count; i++) {
             const iso_tensor *value = self->slot[i].parameter->value;
-            ISO_TRY(iso__state_add(state, ISO_STATE_F32, value->ndim, value->shape,
+            ISO_TRY(iso__state_add(state, iso__state_type(value->dtype), value->ndim, value->shape,
                                    iso__slot_state(self, &self->slot[i], k), "optimizer/%s/%s/%s",
                                    rule->ops.name, rule->state_name[k], self->slot[i].name));
         }

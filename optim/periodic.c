@@ -16,6 +16,9 @@ static iso_status list_spans(iso__periodic *p, const iso__base_optimizer *core) 
                             (void **)&p->span));
     for (int i = 0; i < core->count; i++) {
         const iso_tensor *value = core->slot[i].parameter->value;
+        ISO_CHECK(value->dtype == ISO_F32, ISO_ERR_UNSUPPORTED,
+                  "parameter \"%s\" is %s: the periodic modes exchange f32 parameters only",
+                  core->slot[i].name, iso_dtype_name(value->dtype));
         p->span[p->span_count++] = (iso__span){.data = value->data, .count = (size_t)value->count};
         p->elements += (size_t)value->count;
     }

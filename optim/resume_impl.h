@@ -26,6 +26,10 @@ void iso__state_set_owner(iso_state *state, iso_state_owner owner);
 iso_status iso__state_add(iso_state *state, iso_state_type type, int ndim, const int64_t *shape,
                           void *data, const char *format, ...)
     __attribute__((format(printf, 6, 7)));
+// The type of entries for tensors of this element type.
+static inline iso_state_type iso__state_type(iso_dtype dtype) {
+    return dtype == ISO_F64 ? ISO_STATE_F64 : dtype == ISO_I64 ? ISO_STATE_I64 : ISO_STATE_F32;
+}
 // One number.
 iso_status iso__state_add_f64(iso_state *state, double *number, const char *format, ...)
     __attribute__((format(printf, 3, 4)));

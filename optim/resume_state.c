@@ -209,6 +209,25 @@ static iso_status add_parameters(iso_state *self, const iso_parameter_list *list
     return ISO_OK;
 }
 
+// Every rank has statistics of its own.
+static iso_status add_buffers(iso_state *self, iso_module *module) {
+    iso_buffer_list list;
+    char name[NAME_ROOM];
+    ISO_TRY(iso_module_buffers(module, &list));
+    iso_status status = ISO_OK;
+    for (int i = 0; i < list.count && status >= 0; i++) {
+        iso_tensor *value = list.item[i]->value;
+        snprintf(name, sizeof(name), "buffer/%s", list.name[i]);
+        iso__array array = {.dtype = iso__safetensors_dtype(iso_tensor_dtype(value)),
+                            .ndim = iso_tensor_ndim(value),
+                            .shape = iso_tensor_shape(value),
+                            .tensor = value};
+        status = add(self, ISO_STATE_OWN, name, array);
+    }
+    iso_buffer_list_destroy(&list);
+    return status;
+}
+
 // Whether ranks may have different parameters between steps.
 static bool ranks_differ(iso_module *module, iso_optimizer *optimizer) {
     const iso_reducer *reducer = iso_data_parallel_reducer(module);
@@ -227,6 +246,7 @@ static iso_status add_module(iso_state *self, iso_module *module) {
     iso_status status = add_parameters(self, &list);
     iso_parameter_list_destroy(&list);
     ISO_TRY(status);
+    ISO_TRY(add_buffers(self, module));
     ISO_TRY(collect_places(self, inner ? inner : module));
     return ISO_OK;
 }

@@ -13,20 +13,20 @@ static iso_status check(const iso_hyper *hyper) {
 
 // The buffer exists without momentum too, because momentum may be changed between steps.
 static iso_status apply(const iso__base_optimizer *self, const iso__slot *slot,
-                        const float *gradient, float scale, const iso_hyper *hyper) {
+                        const void *gradient, double scale, const iso_hyper *hyper) {
     iso_tensor *value = slot->parameter->value;
     iso__sgd_args args = {
-        .lr = (float)hyper->lr,
-        .momentum = (float)hyper->momentum,
-        .dampening = (float)hyper->dampening,
-        .weight_decay = (float)hyper->weight_decay,
+        .lr = hyper->lr,
+        .momentum = hyper->momentum,
+        .dampening = hyper->dampening,
+        .weight_decay = hyper->weight_decay,
         .scale = scale,
         .nesterov = hyper->nesterov,
         .first = hyper->step == 1,
     };
-    float *momentum = hyper->momentum != 0 ? iso__slot_state(self, slot, 0) : NULL;
-    return value->device->ops->sgd(value->device, value->count, &args, gradient, value->data,
-                                   momentum);
+    void *momentum = hyper->momentum != 0 ? iso__slot_state(self, slot, 0) : NULL;
+    return iso__kernels(value)->sgd(value->device, value->count, &args, gradient, value->data,
+                                    momentum);
 }
 
 const iso__rule iso__rule_sgd = {

@@ -11,10 +11,11 @@ extern "C" {
 typedef struct iso_device
     iso_device; // shared: create gives one reference, retain adds, destroy drops
 
-typedef enum iso_dtype { ISO_F32, ISO_F64, ISO_BF16, ISO_F16, ISO_DTYPE_COUNT } iso_dtype;
+// Element types. Layers compute in f32 or f64; bf16 and f16 travel between nodes; i64 counts.
+typedef enum iso_dtype { ISO_F32, ISO_F64, ISO_BF16, ISO_F16, ISO_I64, ISO_DTYPE_COUNT } iso_dtype;
 
-// Bytes of one element; "f32", "f64", "bf16", "f16"; the reverse (ISO_ERR_ARG with the list of
-// names).
+// Bytes of one element; "f32", "f64", "bf16", "f16", "i64"; the reverse (ISO_ERR_ARG with the list
+// of names).
 size_t iso_dtype_size(iso_dtype dtype);
 const char *iso_dtype_name(iso_dtype dtype);
 iso_status iso_dtype_parse(const char *name, iso_dtype *out);

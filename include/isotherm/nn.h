@@ -58,6 +58,26 @@ void iso_module_zero_grad(iso_module *module);
 // Sum of element counts, shared parameters once; -1 when out of memory.
 int64_t iso_module_parameter_count(iso_module *module);
 
+// ---- Buffers --------------------------------------------------------------------------------------
+
+// What a layer keeps and saves besides its parameters, and what no optimizer changes: running
+// statistics, a count. PyTorch's register_buffer.
+typedef struct iso_buffer {
+    const char *name;  // local, e.g. "running_mean"; owned by the module
+    iso_tensor *value; // logical; changed by training forwards
+} iso_buffer;
+
+// Buffers of a module and everything below it, in registration order, each once, named like
+// parameters.
+typedef struct iso_buffer_list {
+    int count;
+    iso_buffer **item;
+    char **name;
+} iso_buffer_list;
+
+iso_status iso_module_buffers(iso_module *module, iso_buffer_list *out);
+void iso_buffer_list_destroy(iso_buffer_list *list);
+
 // ---- Modules --------------------------------------------------------------------------------------
 
 // Activation that a container fuses into the layer before it.
@@ -115,10 +135,12 @@ struct iso_module {
     const iso_module_ops *ops;
     iso_device *device;
     const char *name; // last part of its name in its first container; "" for a root
+    iso_dtype dtype;  // of its parameters; without any, of its latest input
     bool training;    // true at creation
     int references;
-    int parameter_count, child_count;
+    int parameter_count, buffer_count, child_count;
     iso_parameter **parameter;
+    iso_buffer **buffer;
     iso_module **child;
     const char **child_name;
     iso_module_hooks hooks;
@@ -135,10 +157,14 @@ iso_status iso_module_init(iso_module *module, const iso_module_ops *ops, iso_de
 // Adds a zero-filled parameter (f32, requires_grad).
 iso_status iso_module_add_parameter(iso_module *module, const char *name, int ndim,
                                     const int64_t *shape, iso_parameter **out);
+// Adds a zero-filled buffer of f32, f64 or i64. ndim 0 (shape NULL): one number.
+iso_status iso_module_add_buffer(iso_module *module, const char *name, iso_dtype dtype, int ndim,
+                                 const int64_t *shape, iso_buffer **out);
 // Takes one reference of child, on failure too. ISO_ERR_ARG for an empty name, a '.', a name used
 // already, a child on another device, or one that contains module.
 iso_status iso_module_add_child_take(iso_module *module, const char *name, iso_module *child);
-// Creates *slot on first use (on the module's device, f32), then gives it this shape and layout.
+// Creates *slot on first use (on the module's device, of the module's type), then gives it this
+// shape and layout.
 iso_status iso_call_tensor(iso_module *module, iso_tensor **slot, int ndim, const int64_t *shape,
                            iso_layout layout);
 
@@ -162,6 +188,11 @@ iso_status iso_module_call_backward(iso_module *child, iso_tensor *grad_out, iso
 // Training (true) or evaluation (false) for the module and everything below it. Evaluation
 // completes pending updates of a data_parallel wrapper (then collective).
 iso_status iso_module_train(iso_module *module, bool training);
+// Makes parameters, gradients and buffers (but counts) of the module and everything below it f32 or
+// f64, in which it then computes; values are kept, gradients are not. Layers are f32 at creation.
+// Before the module is wrapped or given to an optimizer: ISO_ERR_STATE afterwards. Layers of
+// different types are joined by iso_cast_create.
+iso_status iso_module_to(iso_module *module, iso_dtype dtype);
 // Replaces the hooks of this module only (not of its children); NULL removes them.
 void iso_module_set_hooks(iso_module *module, const iso_module_hooks *hooks);
 // Tells random layers below which row of the global batch row 0 of the local batch is, so that N
@@ -196,6 +227,9 @@ iso_status iso_flatten_create(iso_device *device, iso_module **out);
 // only. 0 <= p < 1.
 iso_status iso_dropout_create(iso_device *device, double p, iso_rng *rng, iso_module **out);
 iso_status iso_dropout2d_create(iso_device *device, double p, iso_rng *rng, iso_module **out);
+// Gives its input in another element type, and gradients back in the input's: between a layer of
+// f32 and one of f64.
+iso_status iso_cast_create(iso_device *device, iso_dtype dtype, iso_module **out);
 // Over the last dimension of [N, K].
 iso_status iso_log_softmax_create(iso_device *device, iso_module **out);
 

@@ -22,7 +22,7 @@ typedef struct iso_reducer_param {
     const char *name; // for messages and the check that ranks agree; copied
     void *value;      // host memory, count elements; broadcast from rank 0 at creation
     size_t count;     // > 0
-    iso_dtype dtype;  // ISO_F32
+    iso_dtype dtype;  // ISO_F32 or ISO_F64; a bucket holds parameters of one type
     int layer;        // parameters of one layer are adjacent, share a number, and travel together
     uint64_t
         shape_id; // anything that must agree across ranks besides count (e.g. a hash of the shape)

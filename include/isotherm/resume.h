@@ -29,7 +29,8 @@ void iso_state_destroy(iso_state **state);
 iso_status iso_state_add(iso_state *state, iso_state_owner owner, const char *name,
                          iso_state_type type, int64_t count, void *data);
 
-// Adds everything of module and optimizer: parameters ("param/NAME"), what random layers draw from
+// Adds everything of module and optimizer: parameters ("param/NAME"), buffers ("buffer/NAME", each
+// rank's own), what random layers draw from
 // ("forward_counters": of all ranks), hyperparameters, step and state of the optimizer
 // ("optimizer/KIND/...", with PyTorch's names), and of a daso optimizer phase, counters, policy and
 // the exchange under way, which is waited for and kept unmerged. Where ranks may have different

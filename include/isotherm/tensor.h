@@ -20,8 +20,8 @@ typedef enum iso_layout { ISO_LAYOUT_LOGICAL, ISO_LAYOUT_BLOCKED } iso_layout;
 typedef struct iso_tensor
     iso_tensor; // shared: create gives one reference, retain adds, destroy drops
 
-// Local. A new tensor in logical layout with undefined contents. 1 <= ndim <= ISO_MAX_DIMS, each
-// dimension >= 1. The buffer is aligned to 64 bytes.
+// Local. A new tensor in logical layout with undefined contents. 0 <= ndim <= ISO_MAX_DIMS (0: one
+// number, shape NULL), each dimension >= 1. The buffer is aligned to 64 bytes.
 iso_status iso_tensor_create(iso_device *device, iso_dtype dtype, int ndim, const int64_t *shape,
                              iso_tensor **out);
 // Local. A tensor over caller's device memory (logical layout), which must outlive it and is not
@@ -52,7 +52,8 @@ typedef enum iso_access { ISO_READ = 1, ISO_WRITE = 2, ISO_READ_WRITE = 3 } iso_
 iso_status iso_tensor_map(iso_tensor *tensor, iso_access access, void **out);
 iso_status iso_tensor_unmap(iso_tensor *tensor);
 
-// Local. Every element = value; copy between tensors of one shape and type, converting layouts.
+// Local. Every element = value; copy between tensors of one shape, converting layouts, or between
+// f32 and f64 (ISO_ERR_UNSUPPORTED for others, and for a blocked layout then).
 iso_status iso_tensor_fill(iso_tensor *tensor, double value);
 iso_status iso_tensor_copy(const iso_tensor *from, iso_tensor *to);
 

@@ -17,10 +17,8 @@ static const struct {
     const char *name;
     size_t size;
 } dtypes[ISO_DTYPE_COUNT] = {
-    [ISO_F32] = {"f32", 4},
-    [ISO_F64] = {"f64", 8},
-    [ISO_BF16] = {"bf16", 2},
-    [ISO_F16] = {"f16", 2},
+    [ISO_F32] = {"f32", 4}, [ISO_F64] = {"f64", 8}, [ISO_BF16] = {"bf16", 2},
+    [ISO_F16] = {"f16", 2}, [ISO_I64] = {"i64", 8},
 };
 
 size_t iso_dtype_size(iso_dtype dtype) { return dtypes[dtype].size; }
@@ -32,7 +30,7 @@ iso_status iso_dtype_parse(const char *name, iso_dtype *out) {
         *out = (iso_dtype)i;
         return ISO_OK;
     }
-    return ISO_FAIL(ISO_ERR_ARG, "unknown element type \"%s\": use f32, f64, bf16 or f16",
+    return ISO_FAIL(ISO_ERR_ARG, "unknown element type \"%s\": use f32, f64, bf16, f16 or i64",
                     name ? name : "");
 }
 
@@ -69,6 +67,13 @@ void iso_device_destroy(iso_device **device) {
 iso_status iso_device_set_threads(iso_device *device, int n) {
     ISO_CHECK(n >= 1, ISO_ERR_ARG, "a device cannot run on %d threads: give 1 or more", n);
     ISO_TRY(device->ops->set_threads(device, n));
+    return ISO_OK;
+}
+
+iso_status iso__device_check_dtype(const iso_device *device, iso_dtype dtype) {
+    ISO_CHECK(device->kernels[dtype], ISO_ERR_UNSUPPORTED,
+              "the %s device does not compute in %s: use f32 or f64", iso_device_name(device),
+              iso_dtype_name(dtype));
     return ISO_OK;
 }
 

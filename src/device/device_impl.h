@@ -1,11 +1,11 @@
-// Private: what a device is. One typed table; a backend fills REQUIRED slots and may fill OPTIONAL
-// ones.
+// Private: what a device is. One table for its memory, and one table of kernels for each element
+// type that it computes in. All slots are required.
 //
-// Tensors handed to a slot live on its device. A 4-dimensional activation may be in either layout;
-// gradients have the layout of the activation they belong to; parameters and everything else are
-// logical. A slot returns ISO_ERR_UNSUPPORTED for an element type it lacks. Slots do not check
-// shapes: modules did. Nothing may be allocated and no primitive created for a combination of
-// shapes seen before.
+// Tensors handed to a slot live on its device; those of a kernel are all of the table's element
+// type. A 4-dimensional activation may be in either layout; gradients have the layout of the
+// activation they belong to; parameters and everything else are logical. Slots do not check shapes:
+// modules did. Nothing may be allocated and no primitive created for a combination of shapes seen
+// before.
 #ifndef ISO_DEVICE_IMPL_H
 #define ISO_DEVICE_IMPL_H
 
@@ -25,17 +25,17 @@ typedef struct iso__dropout_draw {
 // One element-wise update over `count` elements of the gradient g * scale (see optim.h for the
 // meaning).
 typedef struct iso__sgd_args {
-    float lr, momentum, dampening, weight_decay, scale;
+    double lr, momentum, dampening, weight_decay, scale;
     bool nesterov, first; // first: momentum buffer = gradient (torch.optim.SGD)
 } iso__sgd_args;
 typedef struct iso__adam_args {
-    float lr, beta1, beta2, eps, weight_decay, scale;
-    float rest1, rest2; // 1 - beta1, 1 - beta2: from doubles, as 1 - 0.999f is off by 5e-5
-    float correction1, correction2_sqrt; // 1 - beta1^t, sqrt(1 - beta2^t)
-    bool decoupled;                      // AdamW
+    double lr, beta1, beta2, eps, weight_decay, scale;
+    double rest1, rest2; // 1 - beta1, 1 - beta2: rounded last, as 1 - 0.999f is off by 5e-5
+    double correction1, correction2_sqrt; // 1 - beta1^t, sqrt(1 - beta2^t)
+    bool decoupled;                       // AdamW
 } iso__adam_args;
 typedef struct iso__adadelta_args {
-    float lr, rho, eps, weight_decay, scale;
+    double lr, rho, eps, weight_decay, scale;
 } iso__adadelta_args;
 
 typedef struct iso_device_ops {
@@ -43,7 +43,6 @@ typedef struct iso_device_ops {
     bool host_memory; // the host may read and write data of logical tensors in place
     void (*destroy)(iso_device *self);
 
-    // ---- REQUIRED: memory ----
     iso_status (*alloc)(iso_device *self, size_t bytes, void **out); // contents undefined
     void (*free)(iso_device *self, void *data);
     iso_status (*fill)(iso_device *self, iso_tensor *x,
@@ -52,16 +51,19 @@ typedef struct iso_device_ops {
     size_t (*storage_bytes)(iso_device *self, iso_dtype dtype, int ndim, const int64_t *shape,
                             iso_layout layout);
     // The layout in which this device wants an activation of this shape produced by a convolution.
-    iso_layout (*preferred_layout)(iso_device *self, int ndim, const int64_t *shape);
+    iso_layout (*preferred_layout)(iso_device *self, iso_dtype dtype, int ndim,
+                                   const int64_t *shape);
     // Same logical contents, any combination of layouts; shapes may differ if the counts agree
-    // (flatten).
+    // (flatten), and element types if both are logical (rounded to nearest).
     iso_status (*copy)(iso_device *self, const iso_tensor *from, iso_tensor *to);
     // Host order <-> device, logical, whole tensor.
     iso_status (*to_host)(iso_device *self, const iso_tensor *from, void *host);
     iso_status (*from_host)(iso_device *self, const void *host, iso_tensor *to);
     iso_status (*set_threads)(iso_device *self, int n);
+} iso_device_ops;
 
-    // ---- REQUIRED: layers. b may be NULL; accumulate: += instead of =. ----
+typedef struct iso_kernel_ops {
+    // ---- Layers. b may be NULL; accumulate: += instead of =. ----
     iso_status (*linear_forward)(iso_device *self, const iso_tensor *x, const iso_tensor *w,
                                  const iso_tensor *b, iso_activation act, iso_tensor *y);
     iso_status (*linear_backward_params)(iso_device *self, const iso_tensor *x,
@@ -99,24 +101,32 @@ typedef struct iso_device_ops {
     iso_status (*loss)(iso_device *self, iso_loss_kind kind, const iso_tensor *output,
                        const int32_t *labels, double *value, int64_t *correct, iso_tensor *grad);
 
-    // ---- REQUIRED: updates over logical f32 memory of the device ----
-    iso_status (*scale)(iso_device *self, int64_t count, float factor, float *x);
-    iso_status (*sgd)(iso_device *self, int64_t count, const iso__sgd_args *args, const float *g,
-                      float *p,
-                      float *momentum); // momentum NULL when args->momentum == 0
-    iso_status (*adam)(iso_device *self, int64_t count, const iso__adam_args *args, const float *g,
-                       float *p, float *m, float *v);
+    // ---- Updates over logical memory of the device ----
+    iso_status (*scale)(iso_device *self, int64_t count, double factor, void *x);
+    iso_status (*sgd)(iso_device *self, int64_t count, const iso__sgd_args *args, const void *g,
+                      void *p,
+                      void *momentum); // momentum NULL when args->momentum == 0
+    iso_status (*adam)(iso_device *self, int64_t count, const iso__adam_args *args, const void *g,
+                       void *p, void *m, void *v);
     iso_status (*adadelta)(iso_device *self, int64_t count, const iso__adadelta_args *args,
-                           const float *g, float *p, float *square_avg, float *acc_delta);
-} iso_device_ops;
+                           const void *g, void *p, void *square_avg, void *acc_delta);
+} iso_kernel_ops;
 
 struct iso_device {
     const iso_device_ops *ops;
+    const iso_kernel_ops *kernels[ISO_DTYPE_COUNT]; // NULL: it does not compute in that type
     int references;
     int threads;
     long long primitives_created;
     char description[128];
 };
+
+// The kernels for x; modules have made sure that they exist.
+static inline const iso_kernel_ops *iso__kernels(const iso_tensor *x) {
+    return x->device->kernels[x->dtype];
+}
+// ISO_ERR_UNSUPPORTED unless the device computes in this type.
+iso_status iso__device_check_dtype(const iso_device *device, iso_dtype dtype);
 
 // Backends, listed once in device.c.
 iso_status iso__device_create_cpu(iso_device **out);

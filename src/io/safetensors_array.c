@@ -23,7 +23,7 @@ const char *iso__safetensors_dtype_named(const char *name, int64_t *bytes) {
 }
 
 const char *iso__safetensors_dtype(iso_dtype dtype) {
-    static const char *const name[ISO_DTYPE_COUNT] = {"F32", "F64", "BF16", "F16"};
+    static const char *const name[ISO_DTYPE_COUNT] = {"F32", "F64", "BF16", "F16", "I64"};
     return name[dtype];
 }
 

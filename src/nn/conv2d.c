@@ -30,11 +30,11 @@ static iso_status forward(iso_module *self, iso_call *call, iso_tensor *in, iso_
     int64_t shape[4] = {in->shape[0], c->out_channels, out_size(c, in, 0), out_size(c, in, 1)};
     if (shape[2] < 1 || shape[3] < 1) return shape_error(self, in);
     ISO_TRY(iso_call_tensor(self, &call->out, 4, shape,
-                            device->ops->preferred_layout(device, 4, shape)));
+                            device->ops->preferred_layout(device, in->dtype, 4, shape)));
     *out = call->out;
-    return device->ops->conv2d_forward(device, c, in, l->weight->value,
-                                       l->bias ? l->bias->value : NULL, call->activation,
-                                       call->out);
+    return iso__kernels(in)->conv2d_forward(device, c, in, l->weight->value,
+                                            l->bias ? l->bias->value : NULL, call->activation,
+                                            call->out);
 }
 
 static iso_status backward_params(iso_module *self, iso_call *call, iso_tensor *grad_out) {
@@ -44,8 +44,8 @@ static iso_status backward_params(iso_module *self, iso_call *call, iso_tensor *
     iso_tensor *dw = w->requires_grad ? w->grad : NULL;
     iso_tensor *db = b && b->requires_grad ? b->grad : NULL;
     if (!dw && !db) return ISO_OK;
-    return self->device->ops->conv2d_backward_params(self->device, &l->config, call->in, grad_out,
-                                                     dw, w->grad_valid, db, b && b->grad_valid);
+    return iso__kernels(call->in)->conv2d_backward_params(
+        self->device, &l->config, call->in, grad_out, dw, w->grad_valid, db, b && b->grad_valid);
 }
 
 static iso_status backward_input(iso_module *self, iso_call *call, iso_tensor *grad_out,
@@ -53,8 +53,8 @@ static iso_status backward_input(iso_module *self, iso_call *call, iso_tensor *g
     conv2d *l = iso_container_of(self, conv2d, base);
     ISO_TRY(iso_call_tensor(self, &call->grad_in, 4, call->in->shape, call->in->layout));
     *grad_in = call->grad_in;
-    return self->device->ops->conv2d_backward_input(self->device, &l->config, grad_out,
-                                                    l->weight->value, call->grad_in);
+    return iso__kernels(call->in)->conv2d_backward_input(self->device, &l->config, grad_out,
+                                                         l->weight->value, call->grad_in);
 }
 
 static const iso_module_ops conv2d_ops = {

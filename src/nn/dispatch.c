@@ -6,10 +6,16 @@
 
 // ---- What layers use ---------------------------------------------------------------------------
 
+iso_status iso__call_tensor_of(iso_module *module, iso_dtype dtype, iso_tensor **slot, int ndim,
+                               const int64_t *shape, iso_layout layout) {
+    if (*slot && (*slot)->dtype != dtype) iso_tensor_destroy(slot);
+    if (!*slot) ISO_TRY(iso_tensor_create(module->device, dtype, ndim, shape, slot));
+    return iso_tensor_resize(*slot, ndim, shape, layout);
+}
+
 iso_status iso_call_tensor(iso_module *module, iso_tensor **slot, int ndim, const int64_t *shape,
                            iso_layout layout) {
-    if (!*slot) ISO_TRY(iso_tensor_create(module->device, ISO_F32, ndim, shape, slot));
-    return iso_tensor_resize(*slot, ndim, shape, layout);
+    return iso__call_tensor_of(module, module->dtype, slot, ndim, shape, layout);
 }
 
 iso_status iso__shape_error(const iso_module *module, const iso_tensor *in, const char *expected,
@@ -25,7 +31,7 @@ iso_status iso__shape_error(const iso_module *module, const iso_tensor *in, cons
 
 iso_status iso__undo_activation(iso_module *self, iso_call *call, iso_tensor *grad_out) {
     if (call->activation == ISO_ACT_NONE) return ISO_OK;
-    return self->device->ops->relu_backward(self->device, call->out, grad_out, grad_out);
+    return iso__kernels(call->in)->relu_backward(self->device, call->out, grad_out, grad_out);
 }
 
 // ---- Calls -------------------------------------------------------------------------------------
@@ -70,8 +76,11 @@ static iso_status check_input(const iso_module *module, const iso_tensor *in) {
     ISO_CHECK(in->device == module->device, ISO_ERR_ARG,
               "%s is on device %s but its input is on another", iso__module_label(module, label),
               iso_device_name(module->device));
-    ISO_CHECK(in->dtype == ISO_F32, ISO_ERR_TYPE, "%s expects f32 but got %s",
-              iso__module_label(module, label), iso_dtype_name(in->dtype));
+    ISO_CHECK(module->parameter_count == 0 || in->dtype == module->dtype, ISO_ERR_TYPE,
+              "%s is %s but got %s: see iso_module_to and iso_cast_create",
+              iso__module_label(module, label), iso_dtype_name(module->dtype),
+              iso_dtype_name(in->dtype));
+    ISO_TRY(iso__device_check_dtype(module->device, in->dtype));
     return ISO_OK;
 }
 
@@ -84,6 +93,7 @@ iso_status iso_module_call(iso_module *child, iso_activation activation, iso_ten
 
     iso_call *call = NULL;
     ISO_TRY(push_call(child, &call));
+    child->dtype = in->dtype;
     call->in = in;
     call->activation = activation;
     call->result = NULL;

@@ -30,7 +30,7 @@ static iso_status forward(iso_module *self, iso_call *call, iso_tensor *in, iso_
     iso__dropout_draw draw = draw_of(l, call);
     ISO_TRY(iso_call_tensor(self, &call->out, in->ndim, in->shape, in->layout));
     *out = call->out;
-    return self->device->ops->dropout(self->device, &draw, in, call->out);
+    return iso__kernels(call->in)->dropout(self->device, &draw, in, call->out);
 }
 
 static iso_status backward_input(iso_module *self, iso_call *call, iso_tensor *grad_out,
@@ -39,7 +39,7 @@ static iso_status backward_input(iso_module *self, iso_call *call, iso_tensor *g
     *grad_in = grad_out; // in place: grad_out is ours to consume
     if (is_identity(l, call)) return ISO_OK;
     iso__dropout_draw draw = draw_of(l, call);
-    return self->device->ops->dropout(self->device, &draw, grad_out, grad_out);
+    return iso__kernels(call->in)->dropout(self->device, &draw, grad_out, grad_out);
 }
 
 static const iso_module_ops dropout_ops = {

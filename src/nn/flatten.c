@@ -9,6 +9,7 @@
 static iso_status view(iso_tensor **slot, const iso_tensor *from, int ndim, const int64_t *shape) {
     iso_tensor *v = *slot;
     if (!v) return iso_tensor_borrow(from->device, from->dtype, ndim, shape, from->data, slot);
+    v->dtype = from->dtype;
     v->ndim = ndim;
     memcpy(v->shape, shape, (size_t)ndim * sizeof(*shape));
     v->count = from->count;

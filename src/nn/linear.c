@@ -14,9 +14,9 @@ static iso_status forward(iso_module *self, iso_call *call, iso_tensor *in, iso_
     ISO_TRY(iso_call_tensor(self, &call->out, 2, (int64_t[]){in->shape[0], l->out_features},
                             ISO_LAYOUT_LOGICAL));
     *out = call->out;
-    return self->device->ops->linear_forward(self->device, in, l->weight->value,
-                                             l->bias ? l->bias->value : NULL, call->activation,
-                                             call->out);
+    return iso__kernels(call->in)->linear_forward(self->device, in, l->weight->value,
+                                                  l->bias ? l->bias->value : NULL, call->activation,
+                                                  call->out);
 }
 
 static iso_status backward_params(iso_module *self, iso_call *call, iso_tensor *grad_out) {
@@ -26,8 +26,8 @@ static iso_status backward_params(iso_module *self, iso_call *call, iso_tensor *
     iso_tensor *dw = w->requires_grad ? w->grad : NULL;
     iso_tensor *db = b && b->requires_grad ? b->grad : NULL;
     if (!dw && !db) return ISO_OK;
-    return self->device->ops->linear_backward_params(self->device, call->in, grad_out, dw,
-                                                     w->grad_valid, db, b && b->grad_valid);
+    return iso__kernels(call->in)->linear_backward_params(self->device, call->in, grad_out, dw,
+                                                          w->grad_valid, db, b && b->grad_valid);
 }
 
 static iso_status backward_input(iso_module *self, iso_call *call, iso_tensor *grad_out,
@@ -35,8 +35,8 @@ static iso_status backward_input(iso_module *self, iso_call *call, iso_tensor *g
     linear *l = iso_container_of(self, linear, base);
     ISO_TRY(iso_call_tensor(self, &call->grad_in, 2, call->in->shape, ISO_LAYOUT_LOGICAL));
     *grad_in = call->grad_in;
-    return self->device->ops->linear_backward_input(self->device, grad_out, l->weight->value,
-                                                    call->grad_in);
+    return iso__kernels(call->in)->linear_backward_input(self->device, grad_out, l->weight->value,
+                                                         call->grad_in);
 }
 
 static const iso_module_ops linear_ops = {

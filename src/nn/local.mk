@@ -1,6 +1,7 @@
 # Modules: one file per layer family; knows no MPI.
 libiso_core_la_SOURCES += src/nn/nn_impl.h
 libiso_core_la_SOURCES += src/nn/activation.c
+libiso_core_la_SOURCES += src/nn/cast.c
 libiso_core_la_SOURCES += src/nn/conv2d.c
 libiso_core_la_SOURCES += src/nn/dispatch.c
 libiso_core_la_SOURCES += src/nn/dropout.c

@@ -24,8 +24,7 @@ static iso_status check(const iso_loss *loss, const iso_tensor *output, const in
     char got[128];
     ISO_CHECK(output->device == loss->device, ISO_ERR_ARG,
               "the loss is on another device than its input");
-    ISO_CHECK(output->dtype == ISO_F32, ISO_ERR_TYPE, "the loss expects f32 but got %s",
-              iso_dtype_name(output->dtype));
+    ISO_TRY(iso__device_check_dtype(loss->device, output->dtype));
     ISO_CHECK(output->ndim == 2, ISO_ERR_SHAPE, "the loss expects [N, K] but got %s",
               iso__shape_text(output->ndim, output->shape, got, sizeof(got)));
     for (int64_t i = 0; i < output->shape[0]; i++)
@@ -36,8 +35,9 @@ static iso_status check(const iso_loss *loss, const iso_tensor *output, const in
 }
 
 static iso_status prepare_grad(iso_loss *loss, const iso_tensor *output) {
+    if (loss->grad && loss->grad->dtype != output->dtype) iso_tensor_destroy(&loss->grad);
     if (!loss->grad)
-        ISO_TRY(iso_tensor_create(loss->device, ISO_F32, 2, output->shape, &loss->grad));
+        ISO_TRY(iso_tensor_create(loss->device, output->dtype, 2, output->shape, &loss->grad));
     return iso_tensor_resize(loss->grad, 2, output->shape, ISO_LAYOUT_LOGICAL);
 }
 
@@ -47,8 +47,8 @@ iso_status iso_loss_compute(iso_loss *loss, iso_tensor *output, const int32_t *l
     int64_t hits;
     ISO_TRY(check(loss, output, labels));
     if (grad) ISO_TRY(prepare_grad(loss, output));
-    ISO_TRY(loss->device->ops->loss(loss->device, loss->kind, output, labels, &mean, &hits,
-                                    grad ? loss->grad : NULL));
+    ISO_TRY(iso__kernels(output)->loss(loss->device, loss->kind, output, labels, &mean, &hits,
+                                       grad ? loss->grad : NULL));
     *value = mean;
     if (correct) *correct = hits;
     if (grad) *grad = loss->grad;

@@ -44,6 +44,15 @@ static void destroy_parameters(iso_module *module) {
     iso__free(module->parameter);
 }
 
+static void destroy_buffers(iso_module *module) {
+    for (int i = 0; i < module->buffer_count; i++) {
+        iso_tensor_destroy(&module->buffer[i]->value);
+        iso__free((void *)module->buffer[i]->name);
+        iso__free(module->buffer[i]);
+    }
+    iso__free(module->buffer);
+}
+
 static void destroy_calls(iso_module *module) {
     for (int i = 0; i < module->call_capacity; i++) {
         iso_call *call = module->call[i];
@@ -77,6 +86,7 @@ void iso_module_destroy(iso_module **slot) {
     if (module->ops->destroy) module->ops->destroy(module);
     destroy_calls(module);
     destroy_parameters(module);
+    destroy_buffers(module);
     destroy_children(module);
     if (module->name[0]) iso__free((void *)module->name);
     iso_device_destroy(&module->device);
@@ -98,6 +108,9 @@ static iso_status check_name(const iso_module *module, const char *name) {
     for (int i = 0; i < module->parameter_count; i++)
         ISO_CHECK(strcmp(name, module->parameter[i]->name) != 0, ISO_ERR_ARG,
                   "%s already has a parameter named \"%s\"", module->ops->type, name);
+    for (int i = 0; i < module->buffer_count; i++)
+        ISO_CHECK(strcmp(name, module->buffer[i]->name) != 0, ISO_ERR_ARG,
+                  "%s already has a buffer named \"%s\"", module->ops->type, name);
     for (int i = 0; i < module->child_count; i++)
         ISO_CHECK(strcmp(name, module->child_name[i]) != 0, ISO_ERR_ARG,
                   "%s already has a child named \"%s\"", module->ops->type, name);
@@ -131,6 +144,31 @@ fail:
         iso_tensor_destroy(&p->grad);
     }
     iso__free(p);
+    return status;
+}
+
+iso_status iso_module_add_buffer(iso_module *module, const char *name, iso_dtype dtype, int ndim,
+                                 const int64_t *shape, iso_buffer **out) {
+    ISO_TRY(check_name(module, name));
+    void *array = module->buffer, *memory = NULL;
+    ISO_TRY(grow(&array, module->buffer_count));
+    module->buffer = array;
+
+    iso_buffer *b = NULL;
+    char *copy = NULL;
+    iso_status status = ISO_OK;
+    ISO_TRY_GOTO(iso__alloc_zero(sizeof(*b), &memory));
+    b = memory;
+    ISO_TRY_GOTO(iso_tensor_create(module->device, dtype, ndim, shape, &b->value));
+    ISO_TRY_GOTO(iso_tensor_fill(b->value, 0));
+    ISO_TRY_GOTO(iso__strdup(name, &copy));
+    b->name = copy;
+    module->buffer[module->buffer_count++] = b;
+    if (out) *out = b;
+    return ISO_OK;
+fail:
+    if (b) iso_tensor_destroy(&b->value);
+    iso__free(b);
     return status;
 }
 
@@ -185,6 +223,58 @@ iso_status iso_module_add_child_take(iso_module *module, const char *name, iso_m
         iso_module_destroy(&child);
         return iso__error_frame(status, __func__, __FILE__, __LINE__);
     }
+    return ISO_OK;
+}
+
+// ---- Element types ------------------------------------------------------------------------------
+
+static iso_status convert(iso_tensor **slot, iso_dtype dtype) {
+    iso_tensor *from = *slot, *to;
+    if (from->dtype == dtype || from->dtype == ISO_I64) return ISO_OK;
+    ISO_TRY(iso_tensor_create(from->device, dtype, from->ndim, from->shape, &to));
+    iso_status status = iso_tensor_copy(from, to);
+    if (status < 0) {
+        iso_tensor_destroy(&to);
+        return status;
+    }
+    iso_tensor_destroy(slot);
+    *slot = to;
+    return ISO_OK;
+}
+
+// The optimizer and the wrapper hold on to gradients and their types.
+static iso_status check_free(const iso_module *module) {
+    char label[ISO_LABEL_ROOM];
+    for (int i = 0; i < module->parameter_count; i++)
+        ISO_CHECK(!module->parameter[i]->complete && module->parameter[i]->grad->capacity > 0,
+                  ISO_ERR_STATE,
+                  "%s cannot change its element type once it is wrapped: do it before",
+                  iso__module_label(module, label));
+    for (int i = 0; i < module->child_count; i++) ISO_TRY(check_free(module->child[i]));
+    return ISO_OK;
+}
+
+static iso_status convert_all(iso_module *module, iso_dtype dtype) {
+    module->dtype = dtype;
+    for (int i = 0; i < module->parameter_count; i++) {
+        iso_parameter *p = module->parameter[i];
+        ISO_TRY(convert(&p->value, dtype));
+        ISO_TRY(convert(&p->grad, dtype));
+        p->grad_valid = false;
+    }
+    for (int i = 0; i < module->buffer_count; i++)
+        ISO_TRY(convert(&module->buffer[i]->value, dtype));
+    for (int i = 0; i < module->child_count; i++) ISO_TRY(convert_all(module->child[i], dtype));
+    return ISO_OK;
+}
+
+iso_status iso_module_to(iso_module *module, iso_dtype dtype) {
+    ISO_CHECK(dtype == ISO_F32 || dtype == ISO_F64, ISO_ERR_ARG,
+              "a module cannot be made %s: use f32 or f64",
+              dtype >= 0 && dtype < ISO_DTYPE_COUNT ? iso_dtype_name(dtype) : "that");
+    ISO_TRY(iso__device_check_dtype(module->device, dtype));
+    ISO_TRY(check_free(module));
+    ISO_TRY(convert_all(module, dtype));
     return ISO_OK;
 }
 

@@ -11,6 +11,15 @@ iso_status iso__module_new(size_t bytes, const iso_module_ops *ops, iso_device *
 // without the wrapper. Takes one reference of child, on failure too.
 iso_status iso__module_add_wrapped_take(iso_module *wrapper, iso_module *child);
 
+// As iso_call_tensor, of another element type.
+iso_status iso__call_tensor_of(iso_module *module, iso_dtype dtype, iso_tensor **slot, int ndim,
+                               const int64_t *shape, iso_layout layout);
+
+// Calls visit for the module and everything below it, parents first, with the name of each ("" for
+// the root); a module that is used twice is visited twice.
+typedef iso_status (*iso__module_visit)(iso_module *module, const char *path, void *user);
+iso_status iso__module_walk(iso_module *root, iso__module_visit visit, void *user);
+
 // Whether a parameter of the module itself / of it or anything below it requires a gradient.
 bool iso__module_trains_own(const iso_module *module);
 bool iso__module_trains(const iso_module *module);

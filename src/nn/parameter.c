@@ -1,4 +1,5 @@
-// Access to parameters from outside, and the walk over all parameters of a tree of modules.
+// Access to parameters from outside, and the walks over parameters and buffers of a tree of
+// modules.
 #include "nn/nn_impl.h"
 
 #include <string.h>
@@ -29,22 +30,9 @@ void iso_module_zero_grad(iso_module *module) {
     for (int i = 0; i < module->child_count; i++) iso_module_zero_grad(module->child[i]);
 }
 
-// ---- The list ----------------------------------------------------------------------------------
+// ---- The walk ----------------------------------------------------------------------------------
 
-// With shared ones counted at each place: room that suffices.
-static int count_uses(const iso_module *module) {
-    int count = module->parameter_count;
-    for (int i = 0; i < module->child_count; i++) count += count_uses(module->child[i]);
-    return count;
-}
-
-static bool listed(const iso_parameter_list *list, const iso_parameter *parameter) {
-    for (int i = 0; i < list->count; i++)
-        if (list->item[i] == parameter) return true;
-    return false;
-}
-
-// `path` holds the name of module, `length` characters; a name is appended to it and cut off again.
+// `path` holds the name of a module, `length` characters; a name is appended to it.
 static iso_status append(char *path, size_t length, const char *name, size_t *joined) {
     int n = snprintf(path + length, NAME_ROOM - length, "%s%s", length && name[0] ? "." : "", name);
     ISO_CHECK(n >= 0 && length + (size_t)n < NAME_ROOM, ISO_ERR_ARG,
@@ -54,33 +42,69 @@ static iso_status append(char *path, size_t length, const char *name, size_t *jo
     return ISO_OK;
 }
 
-static iso_status collect(iso_module *module, char *path, size_t length, iso_parameter_list *list) {
-    size_t joined = length;
+static iso_status walk(iso_module *module, char *path, size_t length, iso__module_visit visit,
+                       void *user) {
+    ISO_TRY(visit(module, path, user));
+    for (int i = 0; i < module->child_count; i++) {
+        size_t joined = length;
+        ISO_TRY(append(path, length, module->child_name[i], &joined));
+        ISO_TRY(walk(module->child[i], path, joined, visit, user));
+        path[length] = 0;
+    }
+    return ISO_OK;
+}
+
+iso_status iso__module_walk(iso_module *root, iso__module_visit visit, void *user) {
+    char path[NAME_ROOM] = "";
+    return walk(root, path, 0, visit, user);
+}
+
+// The name of what a module at `path` calls `name`; to be freed.
+static iso_status full_name(const char *path, const char *name, char **out) {
+    char text[NAME_ROOM];
+    size_t length = strlen(path), joined = 0;
+    memcpy(text, path, length + 1);
+    ISO_TRY(append(text, length, name, &joined));
+    return iso__strdup(text, out);
+}
+
+// ---- Lists of parameters -----------------------------------------------------------------------
+
+// With shared ones counted at each place: room that suffices.
+static iso_status count_parameters(iso_module *module, const char *path, void *count) {
+    (void)path;
+    *(int *)count += module->parameter_count;
+    return ISO_OK;
+}
+
+static bool listed(const iso_parameter_list *list, const iso_parameter *parameter) {
+    for (int i = 0; i < list->count; i++)
+        if (list->item[i] == parameter) return true;
+    return false;
+}
+
+static iso_status collect(iso_module *module, const char *path, void *user) {
+    iso_parameter_list *list = user;
     for (int i = 0; i < module->parameter_count; i++) {
         iso_parameter *p = module->parameter[i];
         if (listed(list, p)) continue;
-        ISO_TRY(append(path, length, p->name, &joined));
-        ISO_TRY(iso__strdup(path, &list->name[list->count]));
+        ISO_TRY(full_name(path, p->name, &list->name[list->count]));
         list->item[list->count] = p;
         list->owner[list->count++] = module;
-    }
-    for (int i = 0; i < module->child_count; i++) {
-        path[length] = 0;
-        ISO_TRY(append(path, length, module->child_name[i], &joined));
-        ISO_TRY(collect(module->child[i], path, joined, list));
     }
     return ISO_OK;
 }
 
 iso_status iso_module_parameters(iso_module *module, iso_parameter_list *out) {
     iso_parameter_list list = {0};
-    size_t bytes = (size_t)count_uses(module) * sizeof(void *);
-    char path[NAME_ROOM] = "";
+    int room = 0;
+    ISO_TRY(iso__module_walk(module, count_parameters, &room));
     void *memory[3] = {NULL};
     iso_status status = ISO_OK;
-    for (int i = 0; i < 3; i++) ISO_TRY_GOTO(iso__alloc_zero(bytes, &memory[i]));
+    for (int i = 0; i < 3; i++)
+        ISO_TRY_GOTO(iso__alloc_zero((size_t)room * sizeof(void *), &memory[i]));
     list = (iso_parameter_list){.item = memory[0], .name = memory[1], .owner = memory[2]};
-    ISO_TRY_GOTO(collect(module, path, 0, &list));
+    ISO_TRY_GOTO(iso__module_walk(module, collect, &list));
     *out = list;
     return ISO_OK;
 fail:
@@ -105,4 +129,50 @@ int64_t iso_module_parameter_count(iso_module *module) {
     for (int i = 0; i < list.count; i++) count += list.item[i]->value->count;
     iso_parameter_list_destroy(&list);
     return count;
+}
+
+// ---- Lists of buffers --------------------------------------------------------------------------
+
+static iso_status count_buffers(iso_module *module, const char *path, void *count) {
+    (void)path;
+    *(int *)count += module->buffer_count;
+    return ISO_OK;
+}
+
+static iso_status collect_buffers(iso_module *module, const char *path, void *user) {
+    iso_buffer_list *list = user;
+    for (int i = 0; i < module->buffer_count; i++) {
+        bool seen = false;
+        for (int k = 0; k < list->count; k++) seen = seen || list->item[k] == module->buffer[i];
+        if (seen) continue;
+        ISO_TRY(full_name(path, module->buffer[i]->name, &list->name[list->count]));
+        list->item[list->count++] = module->buffer[i];
+    }
+    return ISO_OK;
+}
+
+iso_status iso_module_buffers(iso_module *module, iso_buffer_list *out) {
+    iso_buffer_list list = {0};
+    int room = 0;
+    ISO_TRY(iso__module_walk(module, count_buffers, &room));
+    void *memory[2] = {NULL};
+    iso_status status = ISO_OK;
+    for (int i = 0; i < 2; i++)
+        ISO_TRY_GOTO(iso__alloc_zero((size_t)room * sizeof(void *), &memory[i]));
+    list = (iso_buffer_list){.item = memory[0], .name = memory[1]};
+    ISO_TRY_GOTO(iso__module_walk(module, collect_buffers, &list));
+    *out = list;
+    return ISO_OK;
+fail:
+    for (int i = 0; i < list.count; i++) iso__free(list.name[i]);
+    for (int i = 0; i < 2; i++) iso__free(memory[i]);
+    return status;
+}
+
+void iso_buffer_list_destroy(iso_buffer_list *list) {
+    if (!list) return;
+    for (int i = 0; i < list->count; i++) iso__free(list->name[i]);
+    iso__free(list->item);
+    iso__free(list->name);
+    *list = (iso_buffer_list){0};
 }

@@ -8,7 +8,7 @@ typedef struct max_pool2d {
 
 // The device's notes on where each maximum was, as a tensor of so many bytes.
 static iso_status workspace(iso_module *self, iso_call *call, void **out) {
-    size_t bytes = self->device->ops->max_pool2d_workspace(self->device, call->in, call->out);
+    size_t bytes = iso__kernels(call->in)->max_pool2d_workspace(self->device, call->in, call->out);
     int64_t words = (int64_t)(bytes / sizeof(float)) + 1;
     ISO_TRY(iso_call_tensor(self, &call->aux[0], 1, &words, ISO_LAYOUT_LOGICAL));
     *out = call->aux[0]->data;
@@ -26,8 +26,8 @@ static iso_status forward(iso_module *self, iso_call *call, iso_tensor *in, iso_
     void *notes = NULL;
     if (self->training) ISO_TRY(workspace(self, call, &notes));
     *out = call->out;
-    return self->device->ops->max_pool2d_forward(self->device, l->window, l->stride, in, call->out,
-                                                 notes);
+    return iso__kernels(call->in)->max_pool2d_forward(self->device, l->window, l->stride, in,
+                                                      call->out, notes);
 }
 
 static iso_status backward_input(iso_module *self, iso_call *call, iso_tensor *grad_out,
@@ -39,8 +39,8 @@ static iso_status backward_input(iso_module *self, iso_call *call, iso_tensor *g
               iso__module_label(self, label));
     ISO_TRY(iso_call_tensor(self, &call->grad_in, 4, call->in->shape, call->in->layout));
     *grad_in = call->grad_in;
-    return self->device->ops->max_pool2d_backward(self->device, l->window, l->stride, grad_out,
-                                                  call->aux[0]->data, call->grad_in);
+    return iso__kernels(call->in)->max_pool2d_backward(self->device, l->window, l->stride, grad_out,
+                                                       call->aux[0]->data, call->grad_in);
 }
 
 static const iso_module_ops max_pool2d_ops = {

@@ -10,8 +10,11 @@ static size_t padded(const iso__grad_slot *slot) {
     return (slot->count * iso_dtype_size(slot->dtype) + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
 }
 
+// Of the parameters of a layer those of one element type.
 static int layer_first(const iso_reducer *r, int i) {
-    while (i > 0 && r->slot[i - 1].layer == r->slot[i].layer) i--;
+    while (i > 0 && r->slot[i - 1].layer == r->slot[i].layer &&
+           r->slot[i - 1].dtype == r->slot[i].dtype)
+        i--;
     return i;
 }
 

@@ -12,8 +12,8 @@
 static iso_status copy_slot(iso__grad_slot *slot, const iso_reducer_param *param, int i) {
     ISO_CHECK(param->name && param->value && param->count > 0, ISO_ERR_ARG,
               "parameter %d of the reducer needs a name, a value and at least one element", i);
-    ISO_CHECK(param->dtype == ISO_F32, ISO_ERR_TYPE,
-              "parameter \"%s\" is %s: the reducer takes f32 so far", param->name,
+    ISO_CHECK(param->dtype == ISO_F32 || param->dtype == ISO_F64, ISO_ERR_TYPE,
+              "parameter \"%s\" is %s: the reducer takes f32 and f64", param->name,
               iso_dtype_name(param->dtype));
     *slot = (iso__grad_slot){
         .value = param->value, .count = param->count, .dtype = param->dtype, .layer = param->layer};
@@ -228,9 +228,14 @@ static void reopen(iso_reducer *r, iso__bucket *b) {
 }
 
 static void average_in_place(const iso_reducer *r, const iso__bucket *b) {
-    float factor = (float)average_factor(r), *x = (float *)(void *)(r->arena + b->offset);
-    if (factor == 1.0f) return;
-    for (size_t k = 0; k < b->bytes / sizeof(float); k++) x[k] *= factor;
+    double factor = average_factor(r);
+    void *data = r->arena + b->offset;
+    float *x = data;
+    if (factor == 1.0) return;
+    if (r->slot[b->first].dtype == ISO_F64)
+        for (size_t k = 0; k < b->bytes / sizeof(double); k++) ((double *)data)[k] *= factor;
+    else
+        for (size_t k = 0; k < b->bytes / sizeof(float); k++) x[k] *= (float)factor;
 }
 
 static iso_status update(iso_reducer *r, iso__bucket *b, double scale) {

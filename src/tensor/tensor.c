@@ -16,8 +16,8 @@ const char *iso__shape_text(int ndim, const int64_t *shape, char *text, size_t r
 
 // Elements of a shape; refuses what could not be addressed even with a layout's padding.
 static iso_status count_elements(int ndim, const int64_t *shape, int64_t *out) {
-    ISO_CHECK(ndim >= 1 && ndim <= ISO_MAX_DIMS, ISO_ERR_ARG,
-              "a tensor cannot have %d dimensions: use 1 to %d", ndim, ISO_MAX_DIMS);
+    ISO_CHECK(ndim >= 0 && ndim <= ISO_MAX_DIMS, ISO_ERR_ARG,
+              "a tensor cannot have %d dimensions: use 0 to %d", ndim, ISO_MAX_DIMS);
     char text[128];
     int64_t count = 1;
     for (int i = 0; i < ndim; i++) {
@@ -34,7 +34,7 @@ static iso_status count_elements(int ndim, const int64_t *shape, int64_t *out) {
 static void set_shape(iso_tensor *tensor, int ndim, const int64_t *shape, int64_t count) {
     tensor->ndim = ndim;
     tensor->count = count;
-    memcpy(tensor->shape, shape, (size_t)ndim * sizeof(shape[0]));
+    if (ndim > 0) memcpy(tensor->shape, shape, (size_t)ndim * sizeof(shape[0]));
 }
 
 // A tensor without a buffer.
@@ -195,9 +195,6 @@ iso_status iso_tensor_copy(const iso_tensor *from, iso_tensor *to) {
     char a[128], b[128];
     ISO_CHECK(from->device == to->device, ISO_ERR_ARG,
               "tensors of two devices cannot be copied directly");
-    ISO_CHECK(from->dtype == to->dtype, ISO_ERR_TYPE,
-              "a tensor of %s cannot be copied to one of %s", iso_dtype_name(from->dtype),
-              iso_dtype_name(to->dtype));
     ISO_CHECK(iso__tensor_same_shape(from, to), ISO_ERR_SHAPE,
               "a tensor of shape %s cannot be copied to one of %s",
               iso__shape_text(from->ndim, from->shape, a, sizeof(a)),

@@ -19,7 +19,8 @@ static iso_tensor *make(int ndim, const int64_t *shape) {
     iso_tensor *t;
     void *host;
     require(iso_tensor_create(device, ISO_F32, ndim, shape, &t));
-    require(iso_tensor_resize(t, ndim, shape, device->ops->preferred_layout(device, ndim, shape)));
+    require(iso_tensor_resize(t, ndim, shape,
+                              device->ops->preferred_layout(device, ISO_F32, ndim, shape)));
     require(iso_tensor_map(t, ISO_WRITE, &host));
     for (int64_t i = 0; i < iso_tensor_count(t); i++)
         ((float *)host)[i] = (float)(i * 7919 % 1009) / 1009 - 0.5f;
@@ -54,56 +55,58 @@ static void time_conv(int64_t n) {
         .in_channels = 1, .out_channels = 32, .kernel_size = {3, 3}};
     static const iso_conv2d_config c2 = {
         .in_channels = 32, .out_channels = 64, .kernel_size = {3, 3}};
-    const iso_device_ops *ops = device->ops;
+    const iso_kernel_ops *kernels = device->kernels[ISO_F32];
     iso_tensor *x = MAKE(n, 1, 28, 28), *w1 = MAKE(32, 1, 3, 3), *b1 = MAKE(32),
                *y1 = MAKE(n, 32, 26, 26);
     iso_tensor *w2 = MAKE(64, 32, 3, 3), *b2 = MAKE(64), *y2 = MAKE(n, 64, 24, 24);
     iso_tensor *dy1 = MAKE(n, 32, 26, 26), *dy2 = MAKE(n, 64, 24, 24);
-    TIME("conv1 forward + relu", ops->conv2d_forward(device, &c1, x, w1, b1, ISO_ACT_RELU, y1));
+    TIME("conv1 forward + relu", kernels->conv2d_forward(device, &c1, x, w1, b1, ISO_ACT_RELU, y1));
     TIME("conv1 backward weights",
-         ops->conv2d_backward_params(device, &c1, x, dy1, w1, false, b1, false));
-    TIME("conv2 forward + relu", ops->conv2d_forward(device, &c2, y1, w2, b2, ISO_ACT_RELU, y2));
+         kernels->conv2d_backward_params(device, &c1, x, dy1, w1, false, b1, false));
+    TIME("conv2 forward + relu",
+         kernels->conv2d_forward(device, &c2, y1, w2, b2, ISO_ACT_RELU, y2));
     TIME("conv2 backward weights",
-         ops->conv2d_backward_params(device, &c2, y1, dy2, w2, false, b2, false));
-    TIME("conv2 backward input", ops->conv2d_backward_input(device, &c2, dy2, w2, dy1));
-    TIME("relu backward after conv1", ops->relu_backward(device, y1, dy1, dy1));
-    TIME("relu backward after conv2", ops->relu_backward(device, y2, dy2, dy2));
+         kernels->conv2d_backward_params(device, &c2, y1, dy2, w2, false, b2, false));
+    TIME("conv2 backward input", kernels->conv2d_backward_input(device, &c2, dy2, w2, dy1));
+    TIME("relu backward after conv1", kernels->relu_backward(device, y1, dy1, dy1));
+    TIME("relu backward after conv2", kernels->relu_backward(device, y2, dy2, dy2));
     iso_tensor *all[] = {x, w1, b1, y1, w2, b2, y2, dy1, dy2};
     for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) iso_tensor_destroy(&all[i]);
 }
 
 static void time_pool(int64_t n) {
-    const iso_device_ops *ops = device->ops;
+    const iso_kernel_ops *kernels = device->kernels[ISO_F32];
     iso_tensor *x = MAKE(n, 64, 24, 24), *y = MAKE(n, 64, 12, 12), *flat = MAKE(n, 9216);
     void *workspace;
     iso__dropout_draw draw = {.key = iso__philox_key_make(1, ISO_RNG_DROPOUT, 0), .p = 0.25};
-    require(ops->alloc(device, ops->max_pool2d_workspace(device, x, y), &workspace));
-    TIME("pool forward", ops->max_pool2d_forward(device, 2, 2, x, y, workspace));
-    TIME("pool backward", ops->max_pool2d_backward(device, 2, 2, y, workspace, x));
-    TIME("dropout", ops->dropout(device, &draw, y, y));
-    TIME("dropout on flat", ops->dropout(device, &draw, flat, flat));
-    TIME("flatten", ops->copy(device, y, flat));
-    TIME("flatten backward", ops->copy(device, flat, y));
-    ops->free(device, workspace);
+    require(device->ops->alloc(device, kernels->max_pool2d_workspace(device, x, y), &workspace));
+    TIME("pool forward", kernels->max_pool2d_forward(device, 2, 2, x, y, workspace));
+    TIME("pool backward", kernels->max_pool2d_backward(device, 2, 2, y, workspace, x));
+    TIME("dropout", kernels->dropout(device, &draw, y, y));
+    TIME("dropout on flat", kernels->dropout(device, &draw, flat, flat));
+    TIME("flatten", device->ops->copy(device, y, flat));
+    TIME("flatten backward", device->ops->copy(device, flat, y));
+    device->ops->free(device, workspace);
     iso_tensor_destroy(&x);
     iso_tensor_destroy(&y);
     iso_tensor_destroy(&flat);
 }
 
 static void time_linear(int64_t n, int64_t in, int64_t out) {
-    const iso_device_ops *ops = device->ops;
+    const iso_kernel_ops *kernels = device->kernels[ISO_F32];
     iso_tensor *x = MAKE(n, in), *w = MAKE(out, in), *b = MAKE(out), *y = MAKE(n, out);
     char name[64];
 #define NAME(what) (snprintf(name, sizeof(name), "linear %d-%d %s", (int)in, (int)out, what), name)
-    TIME(NAME("forward"), ops->linear_forward(device, x, w, b, ISO_ACT_NONE, y));
-    TIME(NAME("backward weights"), ops->linear_backward_params(device, x, y, w, false, b, false));
-    TIME(NAME("backward input"), ops->linear_backward_input(device, y, w, x));
+    TIME(NAME("forward"), kernels->linear_forward(device, x, w, b, ISO_ACT_NONE, y));
+    TIME(NAME("backward weights"),
+         kernels->linear_backward_params(device, x, y, w, false, b, false));
+    TIME(NAME("backward input"), kernels->linear_backward_input(device, y, w, x));
     iso_tensor *all[] = {x, w, b, y};
     for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) iso_tensor_destroy(&all[i]);
 }
 
 static void time_updates(void) {
-    const iso_device_ops *ops = device->ops;
+    const iso_kernel_ops *kernels = device->kernels[ISO_F32];
     iso_tensor *p = MAKE(1199882), *g = MAKE(1199882), *m = MAKE(1199882), *v = MAKE(1199882);
     iso__sgd_args sgd = {.lr = 1e-3f, .scale = 1},
                   momentum = {.lr = 1e-3f, .scale = 1, .momentum = 0.9f};
@@ -119,12 +122,12 @@ static void time_updates(void) {
     iso__adadelta_args adadelta = {.lr = 1e-3f, .rho = 0.9f, .eps = 1e-6f, .scale = 1};
     require(iso_tensor_fill(v, 1));
     require(iso_tensor_fill(m, 0));
-    TIME("sgd, 1.2 M parameters", ops->sgd(device, p->count, &sgd, g->data, p->data, NULL));
-    TIME("sgd with momentum", ops->sgd(device, p->count, &momentum, g->data, p->data, m->data));
-    TIME("adam", ops->adam(device, p->count, &adam, g->data, p->data, m->data, v->data));
+    TIME("sgd, 1.2 M parameters", kernels->sgd(device, p->count, &sgd, g->data, p->data, NULL));
+    TIME("sgd with momentum", kernels->sgd(device, p->count, &momentum, g->data, p->data, m->data));
+    TIME("adam", kernels->adam(device, p->count, &adam, g->data, p->data, m->data, v->data));
     require(iso_tensor_fill(m, 1));
     TIME("adadelta",
-         ops->adadelta(device, p->count, &adadelta, g->data, p->data, v->data, m->data));
+         kernels->adadelta(device, p->count, &adadelta, g->data, p->data, v->data, m->data));
     iso_tensor *all[] = {p, g, m, v};
     for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) iso_tensor_destroy(&all[i]);
 }

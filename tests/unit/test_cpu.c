@@ -37,7 +37,8 @@ typedef struct small_net {
 } small_net;
 
 static void net_create(iso_device *device, int64_t rows, small_net *net) {
-    iso_layout layout = device->ops->preferred_layout(device, 4, (int64_t[]){rows, 32, 10, 10});
+    iso_layout layout =
+        device->ops->preferred_layout(device, ISO_F32, 4, (int64_t[]){rows, 32, 10, 10});
     net->x = random_tensor(device, 4, (int64_t[]){rows, 32, 12, 12}, layout);
     net->dx = random_tensor(device, 4, (int64_t[]){rows, 32, 12, 12}, layout);
     net->w = random_tensor(device, 4, (int64_t[]){48, 32, 3, 3}, ISO_LAYOUT_LOGICAL);
@@ -60,13 +61,13 @@ static void net_destroy(small_net *net) {
 static uint64_t net_step(iso_device *device, small_net *net) {
     static const iso_conv2d_config c = {
         .in_channels = 32, .out_channels = 48, .kernel_size = {3, 3}};
-    const iso_device_ops *ops = device->ops;
-    OK(ops->conv2d_forward(device, &c, net->x, net->w, net->b, ISO_ACT_RELU, net->y));
-    OK(ops->copy(device, net->y, net->flat));
-    OK(ops->linear_forward(device, net->flat, net->lw, net->lb, ISO_ACT_NONE, net->ly));
-    OK(ops->linear_backward_params(device, net->flat, net->ly, net->ldw, false, NULL, false));
-    OK(ops->conv2d_backward_params(device, &c, net->x, net->y, net->dw, false, net->db, false));
-    OK(ops->conv2d_backward_input(device, &c, net->y, net->w, net->dx));
+    const iso_kernel_ops *kernels = device->kernels[ISO_F32];
+    OK(kernels->conv2d_forward(device, &c, net->x, net->w, net->b, ISO_ACT_RELU, net->y));
+    OK(device->ops->copy(device, net->y, net->flat));
+    OK(kernels->linear_forward(device, net->flat, net->lw, net->lb, ISO_ACT_NONE, net->ly));
+    OK(kernels->linear_backward_params(device, net->flat, net->ly, net->ldw, false, NULL, false));
+    OK(kernels->conv2d_backward_params(device, &c, net->x, net->y, net->dw, false, net->db, false));
+    OK(kernels->conv2d_backward_input(device, &c, net->y, net->w, net->dx));
     uint64_t hash = ISO_HASH_START;
     iso_tensor *results[] = {net->y, net->ly, net->ldw, net->dw, net->db};
     for (int i = 0; i < 5; i++)
@@ -161,11 +162,12 @@ Test(cpu, other_element_types_are_refused_in_words) {
         iso_device *device = open_set(sets[i]);
         if (!device) continue;
         iso_tensor *x;
-        OK(iso_tensor_create(device, ISO_F64, 2, (int64_t[]){2, 3}, &x));
-        cr_assert(device->ops->relu_forward(device, x, x) == ISO_ERR_UNSUPPORTED);
-        cr_assert(strstr(iso_last_error()->message, "f64"));
-        cr_assert(device->ops->linear_forward(device, x, x, NULL, ISO_ACT_NONE, x) ==
-                  ISO_ERR_UNSUPPORTED);
+        OK(iso_tensor_create(device, ISO_BF16, 2, (int64_t[]){2, 3}, &x));
+        cr_assert(device->kernels[ISO_BF16] == NULL);
+        cr_assert(iso__device_check_dtype(device, ISO_BF16) == ISO_ERR_UNSUPPORTED);
+        cr_assert(strstr(iso_last_error()->message, "bf16"));
+        cr_assert(iso_tensor_fill(x, 1) == ISO_ERR_UNSUPPORTED);
+        cr_assert(strstr(iso_last_error()->message, "bf16"));
         iso_tensor_destroy(&x);
         iso_device_destroy(&device);
     }
@@ -181,10 +183,10 @@ Test(cpu, updates_are_the_same_bits_in_pieces_and_whole) {
         m[0][i] = m[1][i] = (float)i / 11;
     }
     iso__sgd_args args = {.lr = 0.3f, .momentum = 0.9f, .weight_decay = 0.01f, .scale = 0.7f};
-    OK(device->ops->sgd(device, 77, &args, g, p[0], m[0]));
+    OK(device->kernels[ISO_F32]->sgd(device, 77, &args, g, p[0], m[0]));
     // Buckets cut parameters anywhere: unaligned, and with other remainders.
-    OK(device->ops->sgd(device, 30, &args, g, p[1], m[1]));
-    OK(device->ops->sgd(device, 47, &args, g + 30, p[1] + 30, m[1] + 30));
+    OK(device->kernels[ISO_F32]->sgd(device, 30, &args, g, p[1], m[1]));
+    OK(device->kernels[ISO_F32]->sgd(device, 47, &args, g + 30, p[1] + 30, m[1] + 30));
     cr_assert(memcmp(p[0], p[1], sizeof(p[0])) == 0);
     cr_assert(memcmp(m[0], m[1], sizeof(m[0])) == 0);
     iso_device_destroy(&device);

@@ -174,8 +174,9 @@ static void on_each_conv(iso_device *device,
 static void one_conv_forward(iso_device *device, const oracle_conv *c, conv_pairs *p) {
     for (int flags = 0; flags < 4; flags++) {
         bool bias = flags & 1, relu = flags & 2;
-        OK(device->ops->conv2d_forward(device, &p->config, p->x.t, p->w.t, bias ? p->b.t : NULL,
-                                       relu ? ISO_ACT_RELU : ISO_ACT_NONE, p->y.t));
+        OK(device->kernels[ISO_F32]->conv2d_forward(device, &p->config, p->x.t, p->w.t,
+                                                    bias ? p->b.t : NULL,
+                                                    relu ? ISO_ACT_RELU : ISO_ACT_NONE, p->y.t));
         oracle_conv2d(c, p->x.d, p->w.d, bias ? p->b.d : NULL, relu, p->y.d);
         check_pair(device, &p->y, CONV_TOLERANCE, "conv2d output");
     }
@@ -188,9 +189,9 @@ static void one_conv_params(iso_device *device, const oracle_conv *c, conv_pairs
         bool add_w = flags & 1, add_b = flags & 2, want_w = !(flags & 4), want_b = !(flags & 8);
         if (want_w && !add_w) zero(&p->w);
         if (want_b && !add_b) zero(&p->b);
-        OK(device->ops->conv2d_backward_params(device, &p->config, p->x.t, p->y.t,
-                                               want_w ? p->w.t : NULL, add_w,
-                                               want_b ? p->b.t : NULL, add_b));
+        OK(device->kernels[ISO_F32]->conv2d_backward_params(device, &p->config, p->x.t, p->y.t,
+                                                            want_w ? p->w.t : NULL, add_w,
+                                                            want_b ? p->b.t : NULL, add_b));
         oracle_conv2d_backward(c, p->x.d, p->w.d, p->y.d, want_w ? p->w.d : NULL,
                                want_b ? p->b.d : NULL, NULL);
         check_pair(device, &p->w, CONV_TOLERANCE, "conv2d weight gradient");
@@ -202,7 +203,7 @@ Test(device, conv2d_backward_params_match_the_oracle) { on_each_device(conv_para
 
 static void one_conv_input(iso_device *device, const oracle_conv *c, conv_pairs *p) {
     zero(&p->x);
-    OK(device->ops->conv2d_backward_input(device, &p->config, p->y.t, p->w.t, p->x.t));
+    OK(device->kernels[ISO_F32]->conv2d_backward_input(device, &p->config, p->y.t, p->w.t, p->x.t));
     oracle_conv2d_backward(c, NULL, p->w.d, p->y.d, NULL, NULL, p->x.d);
     check_pair(device, &p->x, CONV_TOLERANCE, "conv2d input gradient");
 }
@@ -222,8 +223,8 @@ static void linear_forward(iso_device *device) {
         pair y = pair_2d(device, rows, out);
         for (int flags = 0; flags < 4; flags++) {
             bool bias = flags & 1, relu = flags & 2;
-            OK(device->ops->linear_forward(device, x.t, w.t, bias ? b.t : NULL,
-                                           relu ? ISO_ACT_RELU : ISO_ACT_NONE, y.t));
+            OK(device->kernels[ISO_F32]->linear_forward(device, x.t, w.t, bias ? b.t : NULL,
+                                                        relu ? ISO_ACT_RELU : ISO_ACT_NONE, y.t));
             oracle_linear(rows, in, out, x.d, w.d, bias ? b.d : NULL, relu, y.d);
             check_pair(device, &y, LINEAR_TOLERANCE, "linear output");
         }
@@ -243,15 +244,15 @@ static void linear_backward(iso_device *device) {
             bool add_w = flags & 1, add_b = flags & 2, want_w = !(flags & 4), want_b = !(flags & 8);
             if (want_w && !add_w) zero(&dw);
             if (want_b && !add_b) zero(&db);
-            OK(device->ops->linear_backward_params(device, x.t, dy.t, want_w ? dw.t : NULL, add_w,
-                                                   want_b ? db.t : NULL, add_b));
+            OK(device->kernels[ISO_F32]->linear_backward_params(
+                device, x.t, dy.t, want_w ? dw.t : NULL, add_w, want_b ? db.t : NULL, add_b));
             oracle_linear_backward(rows, in, out, x.d, w.d, dy.d, want_w ? dw.d : NULL,
                                    want_b ? db.d : NULL, NULL);
             check_pair(device, &dw, LINEAR_TOLERANCE, "linear weight gradient");
             check_pair(device, &db, LINEAR_TOLERANCE, "linear bias gradient");
         }
         zero(&dx);
-        OK(device->ops->linear_backward_input(device, dy.t, w.t, dx.t));
+        OK(device->kernels[ISO_F32]->linear_backward_input(device, dy.t, w.t, dx.t));
         oracle_linear_backward(rows, in, out, x.d, w.d, dy.d, NULL, NULL, dx.d);
         check_pair(device, &dx, LINEAR_TOLERANCE, "linear input gradient");
         pair_destroy(&x), pair_destroy(&w), pair_destroy(&dw);
@@ -272,15 +273,17 @@ static void pool_case(iso_device *device, const int64_t shape[4], int64_t window
     pair y = pair_create(device, 4, out, layout, 2), dy = pair_create(device, 4, out, layout, 1000);
     int64_t *winner = calloc((size_t)y.t->count, sizeof(int64_t));
     void *workspace;
-    OK(device->ops->alloc(device, device->ops->max_pool2d_workspace(device, x.t, y.t), &workspace));
+    OK(device->ops->alloc(device, device->kernels[ISO_F32]->max_pool2d_workspace(device, x.t, y.t),
+                          &workspace));
     oracle_max_pool(planes, shape[2], shape[3], window, stride, x.d, y.d, winner);
-    OK(device->ops->max_pool2d_forward(device, window, stride, x.t, y.t, NULL));
+    OK(device->kernels[ISO_F32]->max_pool2d_forward(device, window, stride, x.t, y.t, NULL));
     check_pair(device, &y, 0, "max pool without a workspace");
-    OK(device->ops->max_pool2d_forward(device, window, stride, x.t, y.t, workspace));
+    OK(device->kernels[ISO_F32]->max_pool2d_forward(device, window, stride, x.t, y.t, workspace));
     check_pair(device, &y, 0, "max pool");
     zero(&dx);
     for (int64_t i = 0; i < dy.t->count; i++) dx.d[winner[i]] += dy.d[i];
-    OK(device->ops->max_pool2d_backward(device, window, stride, dy.t, workspace, dx.t));
+    OK(device->kernels[ISO_F32]->max_pool2d_backward(device, window, stride, dy.t, workspace,
+                                                     dx.t));
     check_pair(device, &dx, 1e-6, "max pool input gradient");
     device->ops->free(device, workspace);
     free(winner);
@@ -306,7 +309,7 @@ static void pool_of_nan(iso_device *device) {
             OK(iso_tensor_map(x.t, ISO_READ_WRITE, &host));
             ((float *)host)[4 + at] = NAN;
             OK(iso_tensor_unmap(x.t));
-            OK(device->ops->max_pool2d_forward(device, 2, 2, x.t, y.t, NULL));
+            OK(device->kernels[ISO_F32]->max_pool2d_forward(device, 2, 2, x.t, y.t, NULL));
             OK(iso_tensor_map(y.t, ISO_READ, &host));
             const float *out = host;
             cr_assert(!isnan(out[0]) && isnan(out[1]) && !isnan(out[2]));
@@ -321,10 +324,10 @@ static void relu(iso_device *device) {
         pair x = pair_create(device, 4, (int64_t[]){2, 10, 5, 3}, layouts[l], 3);
         pair y = pair_4d(device, 2, 10, 5, 3, layouts[l]),
              dy = pair_4d(device, 2, 10, 5, 3, layouts[l]);
-        OK(device->ops->relu_forward(device, x.t, y.t));
+        OK(device->kernels[ISO_F32]->relu_forward(device, x.t, y.t));
         for (int64_t i = 0; i < x.t->count; i++) y.d[i] = fmax(x.d[i], 0);
         check_pair(device, &y, 0, "relu");
-        OK(device->ops->relu_backward(device, y.t, dy.t, dy.t));
+        OK(device->kernels[ISO_F32]->relu_backward(device, y.t, dy.t, dy.t));
         for (int64_t i = 0; i < x.t->count; i++) dy.d[i] = y.d[i] > 0 ? dy.d[i] : 0;
         check_pair(device, &dy, 0, "relu gradient in place");
         pair_destroy(&x), pair_destroy(&y), pair_destroy(&dy);
@@ -342,7 +345,7 @@ static void dropout_case(iso_device *device, const int64_t shape[4], iso_layout 
     pair x = pair_create(device, 4, shape, layout, 1000);
     double *mask = calloc((size_t)x.t->count, sizeof(double));
     oracle_dropout_mask(&draw, shape[0], shape[1], shape[2] * shape[3], mask);
-    OK(device->ops->dropout(device, &draw, x.t, x.t));
+    OK(device->kernels[ISO_F32]->dropout(device, &draw, x.t, x.t));
     for (int64_t i = 0; i < x.t->count; i++) x.d[i] *= mask[i];
     check_pair(device, &x, 1e-6, "dropout in place");
     free(mask);
@@ -363,10 +366,10 @@ Test(device, dropout_draws_by_logical_index_in_every_layout) { on_each_device(dr
 static void log_softmax(iso_device *device) {
     pair x = pair_2d(device, 9, 11), y = pair_2d(device, 9, 11), dy = pair_2d(device, 9, 11);
     pair dx = pair_2d(device, 9, 11);
-    OK(device->ops->log_softmax_forward(device, x.t, y.t));
+    OK(device->kernels[ISO_F32]->log_softmax_forward(device, x.t, y.t));
     oracle_log_softmax(9, 11, x.d, y.d);
     check_pair(device, &y, 1e-6, "log-softmax");
-    OK(device->ops->log_softmax_backward(device, y.t, dy.t, dx.t));
+    OK(device->kernels[ISO_F32]->log_softmax_backward(device, y.t, dy.t, dx.t));
     oracle_log_softmax_backward(9, 11, y.d, dy.d, dx.d);
     check_pair(device, &dx, 1e-6, "log-softmax gradient");
     pair_destroy(&x), pair_destroy(&y), pair_destroy(&dy), pair_destroy(&dx);
@@ -381,7 +384,8 @@ static void losses(iso_device *device) {
              g = pair_2d(device, 23, 5);
         double value;
         int64_t correct, wanted;
-        OK(device->ops->loss(device, (iso_loss_kind)kind, x.t, labels, &value, &correct, g.t));
+        OK(device->kernels[ISO_F32]->loss(device, (iso_loss_kind)kind, x.t, labels, &value,
+                                          &correct, g.t));
         double loss = oracle_loss((iso_loss_kind)kind, 23, 5, x.d, labels, &wanted, g.d);
         cr_assert_float_eq(value, loss, 1e-6);
         cr_assert(correct == wanted);
@@ -406,8 +410,8 @@ static void sgd(iso_device *device) {
         a.dampening = (flags & 9) == 9 && !a.nesterov ? 0.3f : 0;
         for (int step = 0; step < 3; step++) {
             a.first = step == 0;
-            OK(device->ops->sgd(device, count, &a, g.t->data, p.t->data,
-                                a.momentum != 0 ? m.t->data : NULL));
+            OK(device->kernels[ISO_F32]->sgd(device, count, &a, g.t->data, p.t->data,
+                                             a.momentum != 0 ? m.t->data : NULL));
             for (int64_t i = 0; i < count; i++) oracle_sgd(&a, g.d[i], &p.d[i], &m.d[i]);
         }
         check_pair(device, &p, 1e-6, "sgd parameter");
@@ -434,7 +438,8 @@ static void adam(iso_device *device) {
         for (int step = 1; step <= 3; step++) {
             a.correction1 = (float)(1 - pow(0.9, step));
             a.correction2_sqrt = (float)sqrt(1 - pow(0.999, step));
-            OK(device->ops->adam(device, count, &a, g.t->data, p.t->data, m.t->data, v.t->data));
+            OK(device->kernels[ISO_F32]->adam(device, count, &a, g.t->data, p.t->data, m.t->data,
+                                              v.t->data));
             for (int64_t i = 0; i < count; i++) oracle_adam(&a, g.d[i], &p.d[i], &m.d[i], &v.d[i]);
         }
         check_pair(device, &p, 1e-6, "adam parameter");
@@ -456,8 +461,8 @@ static void adadelta(iso_device *device) {
         iso__adadelta_args a = {.lr = 1, .rho = 0.9f, .eps = 1e-6f, .scale = 0.5f};
         a.weight_decay = flags & 1 ? 0.1f : 0;
         for (int step = 0; step < 3; step++) {
-            OK(device->ops->adadelta(device, count, &a, g.t->data, p.t->data, s.t->data,
-                                     d.t->data));
+            OK(device->kernels[ISO_F32]->adadelta(device, count, &a, g.t->data, p.t->data,
+                                                  s.t->data, d.t->data));
             for (int64_t i = 0; i < count; i++)
                 oracle_adadelta(&a, g.d[i], &p.d[i], &s.d[i], &d.d[i]);
         }

@@ -50,6 +50,23 @@ iso_status iso__cpu_use_reference(iso__cpu *cpu) {
     return ISO_OK;
 }
 
+#define FILL_KERNELS(type)                                                                         \
+    iso__cpu_fill_linear_##type(&cpu->type);                                                       \
+    iso__cpu_fill_conv_##type(&cpu->type);                                                         \
+    iso__cpu_fill_pool_##type(&cpu->type);                                                         \
+    iso__cpu_fill_elementwise_##type(&cpu->type);                                                  \
+    iso__cpu_fill_loss_##type(&cpu->type);                                                         \
+    iso__cpu_fill_update_##type(&cpu->type)
+
+static void fill_kernels(iso__cpu *cpu) {
+    FILL_KERNELS(f32);
+    FILL_KERNELS(f64);
+    cpu->gemm[ISO_F32] = iso__cpu_gemm_f32;
+    cpu->gemm[ISO_F64] = iso__cpu_gemm_f64;
+    cpu->base.kernels[ISO_F32] = &cpu->f32;
+    cpu->base.kernels[ISO_F64] = &cpu->f64;
+}
+
 iso_status iso__device_create_cpu(iso_device **out) {
     void *memory;
     iso_status status;
@@ -61,17 +78,11 @@ iso_status iso__device_create_cpu(iso_device **out) {
     ops->destroy = iso__cpu_destroy;
     ops->set_threads = cpu_set_threads;
     iso__cpu_fill_memory(ops);
-    iso__cpu_fill_linear(ops);
-    iso__cpu_fill_conv(ops);
-    iso__cpu_fill_pool(ops);
-    iso__cpu_fill_elementwise(ops);
-    iso__cpu_fill_loss(ops);
-    iso__cpu_fill_update(ops);
+    fill_kernels(cpu);
     cpu->base.ops = ops;
     cpu->base.references = 1;
     cpu->base.threads = 1;
     cpu->block = 1;
-    cpu->gemm = iso__cpu_gemm;
     ISO_TRY_GOTO(use_kernels(cpu));
     *out = &cpu->base;
     return ISO_OK;
@@ -86,11 +97,5 @@ iso_status iso__cpu_scratch(iso__cpu *cpu, size_t bytes, void **out) {
         cpu->scratch_bytes = bytes;
     }
     *out = cpu->scratch;
-    return ISO_OK;
-}
-
-iso_status iso__cpu_check_f32(const iso_tensor *x) {
-    ISO_CHECK(x->dtype == ISO_F32, ISO_ERR_UNSUPPORTED,
-              "the CPU device computes in f32 only, not in %s", iso_dtype_name(x->dtype));
     return ISO_OK;
 }

@@ -1,5 +1,5 @@
 // Convolutions as one matrix product per image (im2col), on the device's gemm. Logical layout only.
-#include "device/cpu/cpu_impl.h"
+#include "device/cpu/cpu_real.h"
 
 #include <string.h>
 
@@ -30,8 +30,8 @@ static geometry geometry_of(const iso_conv2d_config *c, const iso_tensor *x, con
 
 // The row of `image` that tap t meets at output row oy: output column ox meets row[ox * stride +
 // *shift]; *first and *end bound the columns inside the image. NULL if the whole row is padding.
-static float *tap_row(const geometry *g, float *image, int64_t t, int64_t oy, int64_t *shift,
-                      int64_t *first, int64_t *end) {
+static real *tap_row(const geometry *g, real *image, int64_t t, int64_t oy, int64_t *shift,
+                     int64_t *first, int64_t *end) {
     int64_t kw = t % g->kernel[1], kh = t / g->kernel[1] % g->kernel[0];
     int64_t c = t / (g->kernel[0] * g->kernel[1]), stride = g->stride[1];
     int64_t y = oy * g->stride[0] - g->padding[0] + kh, x = kw - g->padding[1];
@@ -44,23 +44,23 @@ static float *tap_row(const geometry *g, float *image, int64_t t, int64_t oy, in
 }
 
 // patches[taps, cells] from an image, and the sum back.
-static void image_to_patches(const geometry *g, float *image, float *patches) {
-    memset(patches, 0, (size_t)(g->taps * g->cells) * sizeof(float));
+static void image_to_patches(const geometry *g, real *image, real *patches) {
+    memset(patches, 0, (size_t)(g->taps * g->cells) * sizeof(real));
     for (int64_t t = 0; t < g->taps; t++)
         for (int64_t oy = 0; oy < g->out_height; oy++, patches += g->out_width) {
             int64_t shift = 0, first = 0, end = 0;
-            const float *row = tap_row(g, image, t, oy, &shift, &first, &end);
+            const real *row = tap_row(g, image, t, oy, &shift, &first, &end);
             for (int64_t ox = row ? first : end; ox < end; ox++)
                 patches[ox] = row[ox * g->stride[1] + shift];
         }
 }
 
-static void patches_to_image(const geometry *g, const float *patches, float *image) {
-    memset(image, 0, (size_t)(g->channels * g->height * g->width) * sizeof(float));
+static void patches_to_image(const geometry *g, const real *patches, real *image) {
+    memset(image, 0, (size_t)(g->channels * g->height * g->width) * sizeof(real));
     for (int64_t t = 0; t < g->taps; t++)
         for (int64_t oy = 0; oy < g->out_height; oy++, patches += g->out_width) {
             int64_t shift = 0, first = 0, end = 0;
-            float *row = tap_row(g, image, t, oy, &shift, &first, &end);
+            real *row = tap_row(g, image, t, oy, &shift, &first, &end);
             for (int64_t ox = row ? first : end; ox < end; ox++)
                 row[ox * g->stride[1] + shift] += patches[ox];
         }
@@ -70,28 +70,27 @@ static iso_status conv2d_forward(iso_device *self, const iso_conv2d_config *conf
                                  const iso_tensor *x, const iso_tensor *w, const iso_tensor *b,
                                  iso_activation act, iso_tensor *y) {
     iso__cpu *cpu = iso__cpu_of(self);
-    ISO_TRY(iso__cpu_check_f32(x));
     geometry g = geometry_of(config, x, y);
     void *patches;
-    ISO_TRY(iso__cpu_scratch(cpu, (size_t)(g.taps * g.cells) * sizeof(float), &patches));
+    ISO_TRY(iso__cpu_scratch(cpu, (size_t)(g.taps * g.cells) * sizeof(real), &patches));
     for (int64_t n = 0; n < x->shape[0]; n++) {
-        float *to = (float *)y->data + n * g.out_channels * g.cells;
+        real *to = (real *)y->data + n * g.out_channels * g.cells;
         for (int64_t o = 0; o < g.out_channels; o++)
             for (int64_t i = 0; i < g.cells; i++)
-                to[o * g.cells + i] = b ? ((float *)b->data)[o] : 0.0f;
-        image_to_patches(&g, (float *)x->data + n * g.channels * g.height * g.width, patches);
-        cpu->gemm(&(iso__gemm_args){.m = g.out_channels,
-                                    .n = g.cells,
-                                    .k = g.taps,
-                                    .a = w->data,
-                                    .b = patches,
-                                    .lda = g.taps,
-                                    .ldb = g.cells,
-                                    .ldc = g.cells,
-                                    .beta = 1,
-                                    .c = to});
+                to[o * g.cells + i] = b ? ((real *)b->data)[o] : 0.0f;
+        image_to_patches(&g, (real *)x->data + n * g.channels * g.height * g.width, patches);
+        cpu->gemm[ISO_REAL_TYPE](&(iso__gemm_args){.m = g.out_channels,
+                                                   .n = g.cells,
+                                                   .k = g.taps,
+                                                   .a = w->data,
+                                                   .b = patches,
+                                                   .lda = g.taps,
+                                                   .ldb = g.cells,
+                                                   .ldc = g.cells,
+                                                   .beta = 1,
+                                                   .c = to});
     }
-    if (act == ISO_ACT_RELU) ISO_TRY(self->ops->relu_forward(self, y, y));
+    if (act == ISO_ACT_RELU) ISO_TRY(iso__kernels(y)->relu_forward(self, y, y));
     return ISO_OK;
 }
 
@@ -99,52 +98,52 @@ static iso_status conv2d_backward_params(iso_device *self, const iso_conv2d_conf
                                          const iso_tensor *x, const iso_tensor *dy, iso_tensor *dw,
                                          bool accumulate_w, iso_tensor *db, bool accumulate_b) {
     iso__cpu *cpu = iso__cpu_of(self);
-    ISO_TRY(iso__cpu_check_f32(x));
     geometry g = geometry_of(config, x, dy);
     void *patches;
-    ISO_TRY(iso__cpu_scratch(cpu, (size_t)(g.taps * g.cells) * sizeof(float), &patches));
+    ISO_TRY(iso__cpu_scratch(cpu, (size_t)(g.taps * g.cells) * sizeof(real), &patches));
     for (int64_t n = 0; dw && n < x->shape[0]; n++) {
-        image_to_patches(&g, (float *)x->data + n * g.channels * g.height * g.width, patches);
-        cpu->gemm(&(iso__gemm_args){.transpose_b = true,
-                                    .m = g.out_channels,
-                                    .n = g.taps,
-                                    .k = g.cells,
-                                    .a = (float *)dy->data + n * g.out_channels * g.cells,
-                                    .b = patches,
-                                    .lda = g.cells,
-                                    .ldb = g.cells,
-                                    .ldc = g.taps,
-                                    .beta = accumulate_w || n > 0 ? 1 : 0,
-                                    .c = dw->data});
+        image_to_patches(&g, (real *)x->data + n * g.channels * g.height * g.width, patches);
+        cpu->gemm[ISO_REAL_TYPE](
+            &(iso__gemm_args){.transpose_b = true,
+                              .m = g.out_channels,
+                              .n = g.taps,
+                              .k = g.cells,
+                              .a = (real *)dy->data + n * g.out_channels * g.cells,
+                              .b = patches,
+                              .lda = g.cells,
+                              .ldb = g.cells,
+                              .ldc = g.taps,
+                              .beta = accumulate_w || n > 0 ? 1 : 0,
+                              .c = dw->data});
     }
-    if (db) ISO_TRY(iso__cpu_bias_gradient(cpu, dy, db, accumulate_b));
+    if (db) ISO_TRY(ISO_REAL(iso__cpu_bias_gradient)(cpu, dy, db, accumulate_b));
     return ISO_OK;
 }
 
 static iso_status conv2d_backward_input(iso_device *self, const iso_conv2d_config *config,
                                         const iso_tensor *dy, const iso_tensor *w, iso_tensor *dx) {
     iso__cpu *cpu = iso__cpu_of(self);
-    ISO_TRY(iso__cpu_check_f32(dy));
     geometry g = geometry_of(config, dx, dy);
     void *patches;
-    ISO_TRY(iso__cpu_scratch(cpu, (size_t)(g.taps * g.cells) * sizeof(float), &patches));
+    ISO_TRY(iso__cpu_scratch(cpu, (size_t)(g.taps * g.cells) * sizeof(real), &patches));
     for (int64_t n = 0; n < dy->shape[0]; n++) {
-        cpu->gemm(&(iso__gemm_args){.transpose_a = true,
-                                    .m = g.taps,
-                                    .n = g.cells,
-                                    .k = g.out_channels,
-                                    .a = w->data,
-                                    .b = (float *)dy->data + n * g.out_channels * g.cells,
-                                    .lda = g.taps,
-                                    .ldb = g.cells,
-                                    .ldc = g.cells,
-                                    .c = patches});
-        patches_to_image(&g, patches, (float *)dx->data + n * g.channels * g.height * g.width);
+        cpu->gemm[ISO_REAL_TYPE](
+            &(iso__gemm_args){.transpose_a = true,
+                              .m = g.taps,
+                              .n = g.cells,
+                              .k = g.out_channels,
+                              .a = w->data,
+                              .b = (real *)dy->data + n * g.out_channels * g.cells,
+                              .lda = g.taps,
+                              .ldb = g.cells,
+                              .ldc = g.cells,
+                              .c = patches});
+        patches_to_image(&g, patches, (real *)dx->data + n * g.channels * g.height * g.width);
     }
     return ISO_OK;
 }
 
-void iso__cpu_fill_conv(iso_device_ops *ops) {
+void ISO_REAL(iso__cpu_fill_conv)(iso_kernel_ops *ops) {
     ops->conv2d_forward = conv2d_forward;
     ops->conv2d_backward_params = conv2d_backward_params;
     ops->conv2d_backward_input = conv2d_backward_input;

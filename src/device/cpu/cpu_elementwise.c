@@ -1,25 +1,21 @@
 // Relu and dropout; dropout draws by logical index, so the mask is the same in every layout.
-#include "device/cpu/cpu_impl.h"
+#include "device/cpu/cpu_real.h"
 
-#include <math.h>
-
-ISO_CPU_CLONES static void relu(int64_t count, const float *x, float *y) {
+ISO_CPU_CLONES static void relu(int64_t count, const real *x, real *y) {
     for (int64_t i = 0; i < count; i++) y[i] = x[i] < 0 ? 0 : x[i]; // a NaN stays one
 }
 
-ISO_CPU_CLONES static void relu_mask(int64_t count, const float *y, const float *dy, float *dx) {
+ISO_CPU_CLONES static void relu_mask(int64_t count, const real *y, const real *dy, real *dx) {
     for (int64_t i = 0; i < count; i++) dx[i] = y[i] > 0 ? dy[i] : 0;
 }
 
 static iso_status relu_forward(iso_device *self, const iso_tensor *x, iso_tensor *y) {
-    ISO_TRY(iso__cpu_check_f32(x));
     relu(iso__cpu_view_of(iso__cpu_of(self), x).total, x->data, y->data);
     return ISO_OK;
 }
 
 static iso_status relu_backward(iso_device *self, const iso_tensor *y, const iso_tensor *dy,
                                 iso_tensor *dx) {
-    ISO_TRY(iso__cpu_check_f32(y));
     relu_mask(iso__cpu_view_of(iso__cpu_of(self), y).total, y->data, dy->data, dx->data);
     return ISO_OK;
 }
@@ -36,7 +32,7 @@ typedef struct row_mask {
     iso__philox_key key;
     uint32_t word1, word2, word3;
     uint32_t threshold; // of the upper 24 bits; below it an element is dropped
-    float kept;
+    real kept;
 } row_mask;
 
 // iso__philox for the counters first .. first + LANES - 1 at once: draw[w][l] is word w of counter
@@ -63,9 +59,9 @@ static inline __attribute__((always_inline)) void philox_lanes(const row_mask *r
 }
 
 // mask[i] = 0 or `kept`; writes up to the next multiple of DRAWS.
-ISO_CPU_CLONES static void draw_mask(const row_mask *r, int64_t count, float *mask) {
+ISO_CPU_CLONES static void draw_mask(const row_mask *r, int64_t count, real *mask) {
     const uint32_t threshold = r->threshold;
-    const float kept = r->kept;
+    const real kept = r->kept;
     for (int64_t i = 0; i < count; i += DRAWS) {
         uint32_t draw[4][LANES];
         philox_lanes(r, (uint32_t)(i / 4), draw);
@@ -74,14 +70,14 @@ ISO_CPU_CLONES static void draw_mask(const row_mask *r, int64_t count, float *ma
     }
 }
 
-ISO_CPU_CLONES static void multiply(int64_t count, const float *x, const float *mask, float *y) {
+ISO_CPU_CLONES static void multiply(int64_t count, const real *x, const real *mask, real *y) {
     for (int64_t i = 0; i < count; i++) y[i] = x[i] * mask[i];
 }
 
 // One sample in the layout of v; mask has one entry per element in logical order, or one per
 // channel.
-static void apply_mask(const iso__cpu_view *v, bool channels, const float *x, const float *mask,
-                       float *y) {
+static void apply_mask(const iso__cpu_view *v, bool channels, const real *x, const real *mask,
+                       real *y) {
     int64_t plane = v->height * v->width;
     if (!channels && v->inner == 1) {
         multiply(v->channels * plane, x, mask, y);
@@ -98,30 +94,28 @@ static void apply_mask(const iso__cpu_view *v, bool channels, const float *x, co
 static iso_status dropout(iso_device *self, const iso__dropout_draw *draw, const iso_tensor *x,
                           iso_tensor *y) {
     iso__cpu *cpu = iso__cpu_of(self);
-    ISO_TRY(iso__cpu_check_f32(x));
     iso__cpu_view v = iso__cpu_view_of(cpu, x);
     // Draws of one sample. A 2-dimensional input has a channel per column.
     int64_t plane = v.height * v.width, count = v.channels * plane;
     bool channels = draw->channels && x->ndim == 4;
     if (channels) count = v.channels;
     void *mask;
-    ISO_TRY(iso__cpu_scratch(cpu, (size_t)(count + DRAWS) * sizeof(float), &mask));
+    ISO_TRY(iso__cpu_scratch(cpu, (size_t)(count + DRAWS) * sizeof(real), &mask));
     row_mask r = {.key = draw->key,
                   .word2 = (uint32_t)draw->number,
                   .word3 = (uint32_t)(draw->number >> 32),
                   .threshold = (uint32_t)ceil(draw->p * 0x1p24),
-                  .kept = (float)(1 / (1 - draw->p))};
+                  .kept = (real)(1 / (1 - draw->p))};
     int64_t sample = v.total / v.rows;
     for (int64_t n = 0; n < v.rows; n++) {
         r.word1 = (uint32_t)(draw->first_row + n);
         draw_mask(&r, count, mask);
-        apply_mask(&v, channels, (float *)x->data + n * sample, mask,
-                   (float *)y->data + n * sample);
+        apply_mask(&v, channels, (real *)x->data + n * sample, mask, (real *)y->data + n * sample);
     }
     return ISO_OK;
 }
 
-void iso__cpu_fill_elementwise(iso_device_ops *ops) {
+void ISO_REAL(iso__cpu_fill_elementwise)(iso_kernel_ops *ops) {
     ops->relu_forward = relu_forward;
     ops->relu_backward = relu_backward;
     ops->dropout = dropout;

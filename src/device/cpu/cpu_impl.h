@@ -1,8 +1,8 @@
 // Private to the CPU device: its state, and the kernels that its table is made of.
 //
-// The table is filled with plain C kernels; a library's set then overwrites slots. Blocked layout:
-// [N, ceil(C / block), H, W, block] with zeros in the channels that pad the last block. The plain
-// and the CBLAS kernels work with block 1, which is the logical layout under another name.
+// The tables are filled with plain C kernels; a library's set then overwrites slots. Blocked
+// layout: [N, ceil(C / block), H, W, block] with zeros in the channels that pad the last block. The
+// plain and the CBLAS kernels work with block 1, which is the logical layout under another name.
 #ifndef ISO_CPU_IMPL_H
 #define ISO_CPU_IMPL_H
 
@@ -13,10 +13,10 @@
 typedef struct iso__gemm_args {
     bool transpose_a, transpose_b;
     int64_t m, n, k;
-    const float *a, *b;
+    const void *a, *b;
     int64_t lda, ldb, ldc;
-    float beta;
-    float *c;
+    int beta;
+    void *c;
 } iso__gemm_args;
 
 // Compiles a function for each of these instruction sets and picks one when the program is loaded.
@@ -32,11 +32,12 @@ struct iso__onednn;
 
 typedef struct iso__cpu {
     iso_device base;
-    iso_device_ops ops; // reference kernels, some overwritten
-    int64_t block;      // channels in a block of the blocked layout
-    void (*gemm)(const iso__gemm_args *args);
-    struct iso__onednn *onednn; // NULL unless its kernels were chosen
-    void *scratch;              // shared by all kernels, each owns it for one call; only grows
+    iso_device_ops ops;
+    iso_kernel_ops f32, f64; // plain kernels, some overwritten
+    int64_t block;           // channels in a block of the blocked layout, which only f32 has
+    void (*gemm[ISO_F64 + 1])(const iso__gemm_args *args); // by element type
+    struct iso__onednn *onednn;                            // NULL unless its kernels were chosen
+    void *scratch; // shared by all kernels, each owns it for one call; only grows
     size_t scratch_bytes;
 } iso__cpu;
 
@@ -47,13 +48,11 @@ static inline iso__cpu *iso__cpu_of(iso_device *device) {
 void iso__cpu_destroy(iso_device *self);
 // Makes room in cpu->scratch; allocates only when it must grow.
 iso_status iso__cpu_scratch(iso__cpu *cpu, size_t bytes, void **out);
-// ISO_ERR_UNSUPPORTED unless x is f32.
-iso_status iso__cpu_check_f32(const iso_tensor *x);
 
 // A 4-dimensional activation in either layout as planes of H x W cells of `inner` channels each.
 // Other tensors are one row of cells per sample.
 typedef struct iso__cpu_view {
-    float *data;
+    void *data;
     int64_t rows, channels, height, width;
     int64_t groups; // planes of one sample
     int64_t inner;  // channels of a cell
@@ -61,18 +60,22 @@ typedef struct iso__cpu_view {
 } iso__cpu_view;
 iso__cpu_view iso__cpu_view_of(const iso__cpu *cpu, const iso_tensor *x);
 
-// ---- Plain kernels: each fills slots of the table ----
 void iso__cpu_fill_memory(iso_device_ops *ops);
-void iso__cpu_fill_linear(iso_device_ops *ops);
-void iso__cpu_fill_conv(iso_device_ops *ops);
-void iso__cpu_fill_pool(iso_device_ops *ops);
-void iso__cpu_fill_elementwise(iso_device_ops *ops);
-void iso__cpu_fill_loss(iso_device_ops *ops);
-void iso__cpu_fill_update(iso_device_ops *ops);
-void iso__cpu_gemm(const iso__gemm_args *args);
-// db = sum of dy over everything but channels (features), in a fixed order.
-iso_status iso__cpu_bias_gradient(iso__cpu *cpu, const iso_tensor *dy, iso_tensor *db,
-                                  bool accumulate);
+
+// ---- Plain kernels for one element type: each fills slots of the table (see cpu_real.h) ----
+#define ISO_CPU_PLAIN_KERNELS(type)                                                                \
+    void iso__cpu_fill_linear_##type(iso_kernel_ops *ops);                                         \
+    void iso__cpu_fill_conv_##type(iso_kernel_ops *ops);                                           \
+    void iso__cpu_fill_pool_##type(iso_kernel_ops *ops);                                           \
+    void iso__cpu_fill_elementwise_##type(iso_kernel_ops *ops);                                    \
+    void iso__cpu_fill_loss_##type(iso_kernel_ops *ops);                                           \
+    void iso__cpu_fill_update_##type(iso_kernel_ops *ops);                                         \
+    void iso__cpu_gemm_##type(const iso__gemm_args *args);                                         \
+    /* db = sum of dy over everything but channels (features), in a fixed order. */                \
+    iso_status iso__cpu_bias_gradient_##type(iso__cpu *cpu, const iso_tensor *dy, iso_tensor *db,  \
+                                             bool accumulate);
+ISO_CPU_PLAIN_KERNELS(f32)
+ISO_CPU_PLAIN_KERNELS(f64)
 
 // ---- Sets of kernels: give the device its gemm, block, overwritten slots and description ----
 iso_status iso__cpu_use_reference(iso__cpu *cpu);

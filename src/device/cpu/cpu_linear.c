@@ -1,13 +1,13 @@
 // Linear layers on a gemm (plain C here, or a BLAS), and bias gradients.
-#include "device/cpu/cpu_impl.h"
+#include "device/cpu/cpu_real.h"
 
 #include <string.h>
 
 // Partial sums that a compiler can keep in vector registers.
 #define LANES 16
 
-static float dot(int64_t n, const float *a, const float *b) {
-    float part[LANES] = {0}, sum = 0;
+static real dot(int64_t n, const real *a, const real *b) {
+    real part[LANES] = {0}, sum = 0;
     int64_t i = 0;
     for (; i + LANES <= n; i += LANES)
         for (int l = 0; l < LANES; l++) part[l] += a[i + l] * b[i + l];
@@ -16,31 +16,31 @@ static float dot(int64_t n, const float *a, const float *b) {
     return sum;
 }
 
-void iso__cpu_gemm(const iso__gemm_args *g) {
+void ISO_REAL(iso__cpu_gemm)(const iso__gemm_args *g) {
+    const real *all_a = g->a, *all_b = g->b;
     for (int64_t i = 0; i < g->m; i++) {
-        float *c = g->c + i * g->ldc;
-        if (g->beta == 0) memset(c, 0, (size_t)g->n * sizeof(float));
+        real *c = (real *)g->c + i * g->ldc;
+        if (g->beta == 0) memset(c, 0, (size_t)g->n * sizeof(real));
         if (g->transpose_b && !g->transpose_a) {
             for (int64_t j = 0; j < g->n; j++)
-                c[j] += dot(g->k, g->a + i * g->lda, g->b + j * g->ldb);
+                c[j] += dot(g->k, all_a + i * g->lda, all_b + j * g->ldb);
             continue;
         }
         for (int64_t l = 0; l < g->k; l++) {
-            float a = g->transpose_a ? g->a[l * g->lda + i] : g->a[i * g->lda + l];
-            const float *b = g->b + (g->transpose_b ? l : l * g->ldb);
+            real a = all_a[g->transpose_a ? l * g->lda + i : i * g->lda + l];
+            const real *b = all_b + (g->transpose_b ? l : l * g->ldb);
             int64_t step = g->transpose_b ? g->ldb : 1;
             for (int64_t j = 0; j < g->n; j++) c[j] += a * b[j * step];
         }
     }
 }
 
-iso_status iso__cpu_bias_gradient(iso__cpu *cpu, const iso_tensor *dy, iso_tensor *db,
-                                  bool accumulate) {
-    ISO_TRY(iso__cpu_check_f32(dy));
-    float *out = db->data;
-    if (!accumulate) memset(out, 0, (size_t)db->count * sizeof(float));
+iso_status ISO_REAL(iso__cpu_bias_gradient)(iso__cpu *cpu, const iso_tensor *dy, iso_tensor *db,
+                                            bool accumulate) {
+    real *out = db->data;
+    if (!accumulate) memset(out, 0, (size_t)db->count * sizeof(real));
     if (dy->ndim == 2) {
-        const float *in = dy->data;
+        const real *in = dy->data;
         for (int64_t n = 0; n < dy->shape[0]; n++)
             for (int64_t c = 0; c < db->count; c++) out[c] += in[n * db->count + c];
         return ISO_OK;
@@ -49,8 +49,9 @@ iso_status iso__cpu_bias_gradient(iso__cpu *cpu, const iso_tensor *dy, iso_tenso
     int64_t plane = v.height * v.width;
     for (int64_t n = 0; n < v.rows; n++)
         for (int64_t c = 0; c < v.channels; c++) {
-            const float *in = v.data + (n * v.groups + c / v.inner) * plane * v.inner + c % v.inner;
-            float sum = 0;
+            const real *in =
+                (real *)v.data + (n * v.groups + c / v.inner) * plane * v.inner + c % v.inner;
+            real sum = 0;
             for (int64_t i = 0; i < plane; i++) sum += in[i * v.inner];
             out[c] += sum;
         }
@@ -59,67 +60,64 @@ iso_status iso__cpu_bias_gradient(iso__cpu *cpu, const iso_tensor *dy, iso_tenso
 
 static iso_status linear_forward(iso_device *self, const iso_tensor *x, const iso_tensor *w,
                                  const iso_tensor *b, iso_activation act, iso_tensor *y) {
-    ISO_TRY(iso__cpu_check_f32(x));
     int64_t rows = x->shape[0], in = w->shape[1], out = w->shape[0];
-    float *to = y->data;
+    real *to = y->data;
     for (int64_t n = 0; n < rows; n++)
         if (b)
-            memcpy(to + n * out, b->data, (size_t)out * sizeof(float));
+            memcpy(to + n * out, b->data, (size_t)out * sizeof(real));
         else
-            memset(to + n * out, 0, (size_t)out * sizeof(float));
-    iso__cpu_of(self)->gemm(&(iso__gemm_args){.transpose_b = true,
-                                              .m = rows,
-                                              .n = out,
-                                              .k = in,
-                                              .a = x->data,
-                                              .b = w->data,
-                                              .lda = in,
-                                              .ldb = in,
-                                              .ldc = out,
-                                              .beta = 1,
-                                              .c = to});
-    if (act == ISO_ACT_RELU) ISO_TRY(self->ops->relu_forward(self, y, y));
+            memset(to + n * out, 0, (size_t)out * sizeof(real));
+    iso__cpu_of(self)->gemm[ISO_REAL_TYPE](&(iso__gemm_args){.transpose_b = true,
+                                                             .m = rows,
+                                                             .n = out,
+                                                             .k = in,
+                                                             .a = x->data,
+                                                             .b = w->data,
+                                                             .lda = in,
+                                                             .ldb = in,
+                                                             .ldc = out,
+                                                             .beta = 1,
+                                                             .c = to});
+    if (act == ISO_ACT_RELU) ISO_TRY(iso__kernels(y)->relu_forward(self, y, y));
     return ISO_OK;
 }
 
 static iso_status linear_backward_params(iso_device *self, const iso_tensor *x,
                                          const iso_tensor *dy, iso_tensor *dw, bool accumulate_w,
                                          iso_tensor *db, bool accumulate_b) {
-    ISO_TRY(iso__cpu_check_f32(x));
     int64_t rows = x->shape[0], in = x->shape[1], out = dy->shape[1];
     if (dw)
-        iso__cpu_of(self)->gemm(&(iso__gemm_args){.transpose_a = true,
-                                                  .m = out,
-                                                  .n = in,
-                                                  .k = rows,
-                                                  .a = dy->data,
-                                                  .b = x->data,
-                                                  .lda = out,
-                                                  .ldb = in,
-                                                  .ldc = in,
-                                                  .beta = accumulate_w ? 1 : 0,
-                                                  .c = dw->data});
-    if (db) ISO_TRY(iso__cpu_bias_gradient(iso__cpu_of(self), dy, db, accumulate_b));
+        iso__cpu_of(self)->gemm[ISO_REAL_TYPE](&(iso__gemm_args){.transpose_a = true,
+                                                                 .m = out,
+                                                                 .n = in,
+                                                                 .k = rows,
+                                                                 .a = dy->data,
+                                                                 .b = x->data,
+                                                                 .lda = out,
+                                                                 .ldb = in,
+                                                                 .ldc = in,
+                                                                 .beta = accumulate_w ? 1 : 0,
+                                                                 .c = dw->data});
+    if (db) ISO_TRY(ISO_REAL(iso__cpu_bias_gradient)(iso__cpu_of(self), dy, db, accumulate_b));
     return ISO_OK;
 }
 
 static iso_status linear_backward_input(iso_device *self, const iso_tensor *dy, const iso_tensor *w,
                                         iso_tensor *dx) {
-    ISO_TRY(iso__cpu_check_f32(dy));
     int64_t rows = dy->shape[0], in = w->shape[1], out = w->shape[0];
-    iso__cpu_of(self)->gemm(&(iso__gemm_args){.m = rows,
-                                              .n = in,
-                                              .k = out,
-                                              .a = dy->data,
-                                              .b = w->data,
-                                              .lda = out,
-                                              .ldb = in,
-                                              .ldc = in,
-                                              .c = dx->data});
+    iso__cpu_of(self)->gemm[ISO_REAL_TYPE](&(iso__gemm_args){.m = rows,
+                                                             .n = in,
+                                                             .k = out,
+                                                             .a = dy->data,
+                                                             .b = w->data,
+                                                             .lda = out,
+                                                             .ldb = in,
+                                                             .ldc = in,
+                                                             .c = dx->data});
     return ISO_OK;
 }
 
-void iso__cpu_fill_linear(iso_device_ops *ops) {
+void ISO_REAL(iso__cpu_fill_linear)(iso_kernel_ops *ops) {
     ops->linear_forward = linear_forward;
     ops->linear_backward_params = linear_backward_params;
     ops->linear_backward_input = linear_backward_input;

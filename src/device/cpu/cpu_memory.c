@@ -40,8 +40,9 @@ static size_t storage_bytes(iso_device *self, iso_dtype dtype, int ndim, const i
 }
 
 // Few channels are not worth the zeros that would fill their block.
-static iso_layout preferred_layout(iso_device *self, int ndim, const int64_t *shape) {
-    int64_t block = iso__cpu_of(self)->block;
+static iso_layout preferred_layout(iso_device *self, iso_dtype dtype, int ndim,
+                                   const int64_t *shape) {
+    int64_t block = dtype == ISO_F32 ? iso__cpu_of(self)->block : 1;
     return block > 1 && ndim == 4 && 2 * shape[1] >= block ? ISO_LAYOUT_BLOCKED
                                                            : ISO_LAYOUT_LOGICAL;
 }
@@ -51,8 +52,8 @@ static void to_logical(const iso__cpu_view *v, float *to) {
     int64_t plane = v->height * v->width;
     for (int64_t n = 0; n < v->rows; n++)
         for (int64_t c = 0; c < v->channels; c++) {
-            const float *from =
-                v->data + ((n * v->groups + c / v->inner) * plane) * v->inner + c % v->inner;
+            const float *from = (float *)v->data +
+                                ((n * v->groups + c / v->inner) * plane) * v->inner + c % v->inner;
             for (int64_t i = 0; i < plane; i++) *to++ = from[i * v->inner];
         }
 }
@@ -63,46 +64,77 @@ static void from_logical(const float *from, const iso__cpu_view *v) {
     if (v->channels % v->inner) memset(v->data, 0, (size_t)v->total * sizeof(float));
     for (int64_t n = 0; n < v->rows; n++)
         for (int64_t c = 0; c < v->channels; c++) {
-            float *to =
-                v->data + ((n * v->groups + c / v->inner) * plane) * v->inner + c % v->inner;
+            float *to = (float *)v->data + ((n * v->groups + c / v->inner) * plane) * v->inner +
+                        c % v->inner;
             for (int64_t i = 0; i < plane; i++) to[i * v->inner] = *from++;
         }
 }
 
-static iso_status memory_fill(iso_device *self, iso_tensor *x, double value) {
-    ISO_TRY(iso__cpu_check_f32(x));
-    iso__cpu_view v = iso__cpu_view_of(iso__cpu_of(self), x);
-    int64_t cells = v.rows * v.groups * v.height * v.width, plane = v.height * v.width;
+static void fill_blocked(const iso__cpu_view *v, float value) {
+    int64_t cells = v->rows * v->groups * v->height * v->width, plane = v->height * v->width;
     for (int64_t i = 0; i < cells; i++)
-        for (int64_t c = 0; c < v.inner; c++)
-            v.data[i * v.inner + c] =
-                i / plane % v.groups * v.inner + c < v.channels ? (float)value : 0.0f;
-    return ISO_OK;
+        for (int64_t c = 0; c < v->inner; c++)
+            ((float *)v->data)[i * v->inner + c] =
+                i / plane % v->groups * v->inner + c < v->channels ? value : 0.0f;
+}
+
+static iso_status unsupported(iso_dtype dtype) {
+    return ISO_FAIL(ISO_ERR_UNSUPPORTED, "the CPU device computes in f32 and f64 only, not in %s",
+                    iso_dtype_name(dtype));
+}
+
+static iso_status memory_fill(iso_device *self, iso_tensor *x, double value) {
+    iso__cpu_view v = iso__cpu_view_of(iso__cpu_of(self), x);
+    switch (x->dtype) {
+    case ISO_F32: fill_blocked(&v, (float)value); return ISO_OK;
+    case ISO_F64:
+        for (int64_t i = 0; i < v.total; i++) ((double *)v.data)[i] = value;
+        return ISO_OK;
+    case ISO_I64:
+        for (int64_t i = 0; i < v.total; i++) ((int64_t *)v.data)[i] = (int64_t)value;
+        return ISO_OK;
+    default: return unsupported(x->dtype);
+    }
 }
 
 static iso_status memory_to_host(iso_device *self, const iso_tensor *from, void *host) {
-    ISO_TRY(iso__cpu_check_f32(from));
     iso__cpu_view v = iso__cpu_view_of(iso__cpu_of(self), from);
     if (v.inner == 1)
-        memcpy(host, v.data, (size_t)v.total * sizeof(float));
+        memcpy(host, v.data, (size_t)v.total * iso_dtype_size(from->dtype));
     else
         to_logical(&v, host);
     return ISO_OK;
 }
 
 static iso_status memory_from_host(iso_device *self, const void *host, iso_tensor *to) {
-    ISO_TRY(iso__cpu_check_f32(to));
     iso__cpu_view v = iso__cpu_view_of(iso__cpu_of(self), to);
     if (v.inner == 1)
-        memcpy(v.data, host, (size_t)v.total * sizeof(float));
+        memcpy(v.data, host, (size_t)v.total * iso_dtype_size(to->dtype));
     else
         from_logical(host, &v);
     return ISO_OK;
 }
 
+// Between element types.
+static iso_status convert(const iso_tensor *from, iso_tensor *to) {
+    ISO_CHECK(from->layout == ISO_LAYOUT_LOGICAL && to->layout == ISO_LAYOUT_LOGICAL,
+              ISO_ERR_UNSUPPORTED,
+              "the CPU device converts element types of tensors in logical layout only");
+    if (from->dtype == ISO_F32 && to->dtype == ISO_F64)
+        for (int64_t i = 0; i < to->count; i++)
+            ((double *)to->data)[i] = (double)((const float *)from->data)[i];
+    else if (from->dtype == ISO_F64 && to->dtype == ISO_F32)
+        for (int64_t i = 0; i < to->count; i++)
+            ((float *)to->data)[i] = (float)((const double *)from->data)[i];
+    else
+        return unsupported(from->dtype == ISO_F32 || from->dtype == ISO_F64 ? to->dtype
+                                                                            : from->dtype);
+    return ISO_OK;
+}
+
 static iso_status memory_copy(iso_device *self, const iso_tensor *from, iso_tensor *to) {
     iso__cpu *cpu = iso__cpu_of(self);
-    ISO_TRY(iso__cpu_check_f32(from));
+    if (from->dtype != to->dtype) return convert(from, to);
     iso__cpu_view a = iso__cpu_view_of(cpu, from), b = iso__cpu_view_of(cpu, to);
     if (b.inner == 1) return memory_to_host(self, from, to->data);
     if (a.inner == 1) return memory_from_host(self, from->data, to);

@@ -290,8 +290,8 @@ iso_status iso__cpu_use_onednn(iso__cpu *cpu) {
         dnnl_stream_create(&cpu->onednn->stream, cpu->onednn->engine, dnnl_stream_default_flags));
     cpu->block = strcmp(isa_name(), "avx512_core") == 0 ? 16 : 8;
     cpu->ops.set_threads = set_threads;
-    iso__onednn_fill_conv(&cpu->ops);
-    iso__onednn_fill_linear(&cpu->ops);
+    iso__onednn_fill_conv(&cpu->f32);
+    iso__onednn_fill_linear(&cpu->f32);
     ISO_TRY(set_threads(&cpu->base, 1));
     return ISO_OK;
 }

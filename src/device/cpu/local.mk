@@ -1,13 +1,17 @@
-# The CPU device: reference kernels, then those that a library does faster.
+# The CPU device: plain kernels, which are compiled for each element type, then those that a library does faster.
+PLAIN_KERNELS =
+PLAIN_KERNELS += src/device/cpu/cpu_conv.c
+PLAIN_KERNELS += src/device/cpu/cpu_elementwise.c
+PLAIN_KERNELS += src/device/cpu/cpu_linear.c
+PLAIN_KERNELS += src/device/cpu/cpu_loss.c
+PLAIN_KERNELS += src/device/cpu/cpu_pool.c
+PLAIN_KERNELS += src/device/cpu/cpu_update.c
 libiso_core_la_SOURCES += src/device/cpu/cpu_impl.h
+libiso_core_la_SOURCES += src/device/cpu/cpu_real.h
 libiso_core_la_SOURCES += src/device/cpu/cpu.c
-libiso_core_la_SOURCES += src/device/cpu/cpu_conv.c
-libiso_core_la_SOURCES += src/device/cpu/cpu_elementwise.c
-libiso_core_la_SOURCES += src/device/cpu/cpu_linear.c
-libiso_core_la_SOURCES += src/device/cpu/cpu_loss.c
 libiso_core_la_SOURCES += src/device/cpu/cpu_memory.c
-libiso_core_la_SOURCES += src/device/cpu/cpu_pool.c
-libiso_core_la_SOURCES += src/device/cpu/cpu_update.c
+libiso_core_la_SOURCES += $(PLAIN_KERNELS)
+libiso_kernels_f64_la_SOURCES += $(PLAIN_KERNELS)
 if ISO_HAVE_CBLAS
 libiso_core_la_SOURCES += src/device/cpu/cpu_cblas.c
 endif

@@ -203,7 +203,6 @@ static iso_status run(iso__cpu *cpu, const problem *p, const iso_tensor *x, cons
 static iso_status conv2d_forward(iso_device *self, const iso_conv2d_config *c, const iso_tensor *x,
                                  const iso_tensor *w, const iso_tensor *b, iso_activation act,
                                  iso_tensor *y) {
-    ISO_TRY(iso__cpu_check_f32(x));
     problem p = problem_of(FORWARD, c, x, y);
     p.bias = b != NULL;
     p.act = act;
@@ -215,8 +214,8 @@ static iso_status conv2d_forward(iso_device *self, const iso_conv2d_config *c, c
 static iso_status conv2d_backward_params(iso_device *self, const iso_conv2d_config *c,
                                          const iso_tensor *x, const iso_tensor *dy, iso_tensor *dw,
                                          bool accumulate_w, iso_tensor *db, bool accumulate_b) {
-    ISO_TRY(iso__cpu_check_f32(x));
-    if (!dw) return db ? iso__cpu_bias_gradient(iso__cpu_of(self), dy, db, accumulate_b) : ISO_OK;
+    if (!dw)
+        return db ? iso__cpu_bias_gradient_f32(iso__cpu_of(self), dy, db, accumulate_b) : ISO_OK;
     problem p = problem_of(BACKWARD_PARAMS, c, x, dy);
     p.bias = db != NULL;
     p.accumulate_w = accumulate_w;
@@ -228,13 +227,12 @@ static iso_status conv2d_backward_params(iso_device *self, const iso_conv2d_conf
 
 static iso_status conv2d_backward_input(iso_device *self, const iso_conv2d_config *c,
                                         const iso_tensor *dy, const iso_tensor *w, iso_tensor *dx) {
-    ISO_TRY(iso__cpu_check_f32(dy));
     problem p = problem_of(BACKWARD_INPUT, c, dx, dy);
     ISO_TRY(run(iso__cpu_of(self), &p, dx, dy, (void *[]){dx->data, w->data, NULL, dy->data}));
     return ISO_OK;
 }
 
-void iso__onednn_fill_conv(iso_device_ops *ops) {
+void iso__onednn_fill_conv(iso_kernel_ops *ops) {
     ops->conv2d_forward = conv2d_forward;
     ops->conv2d_backward_params = conv2d_backward_params;
     ops->conv2d_backward_input = conv2d_backward_input;

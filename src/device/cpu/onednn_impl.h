@@ -45,7 +45,7 @@ iso_status iso__onednn_build(iso__cpu *cpu, const iso__onednn_key *key, dnnl_pri
 iso_status iso__onednn_run(iso__cpu *cpu, iso__onednn_kernel *kernel,
                            void *const data[ISO_ONEDNN_ARGS]);
 
-void iso__onednn_fill_conv(iso_device_ops *ops);
-void iso__onednn_fill_linear(iso_device_ops *ops);
+void iso__onednn_fill_conv(iso_kernel_ops *ops);
+void iso__onednn_fill_linear(iso_kernel_ops *ops);
 
 #endif

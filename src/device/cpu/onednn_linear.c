@@ -99,7 +99,6 @@ static iso_status linear_forward(iso_device *self, const iso_tensor *x, const is
                  .out = w->shape[0],
                  .bias = b != NULL,
                  .act = act};
-    ISO_TRY(iso__cpu_check_f32(x));
     ISO_TRY(run(iso__cpu_of(self), &p, (void *[]){x->data, w->data, b ? b->data : NULL, y->data}));
     return ISO_OK;
 }
@@ -107,8 +106,8 @@ static iso_status linear_forward(iso_device *self, const iso_tensor *x, const is
 static iso_status linear_backward_params(iso_device *self, const iso_tensor *x,
                                          const iso_tensor *dy, iso_tensor *dw, bool accumulate_w,
                                          iso_tensor *db, bool accumulate_b) {
-    ISO_TRY(iso__cpu_check_f32(x));
-    if (!dw) return db ? iso__cpu_bias_gradient(iso__cpu_of(self), dy, db, accumulate_b) : ISO_OK;
+    if (!dw)
+        return db ? iso__cpu_bias_gradient_f32(iso__cpu_of(self), dy, db, accumulate_b) : ISO_OK;
     problem p = {.operation = BACKWARD_PARAMS,
                  .rows = x->shape[0],
                  .in = dw->shape[1],
@@ -125,12 +124,11 @@ static iso_status linear_backward_input(iso_device *self, const iso_tensor *dy, 
                                         iso_tensor *dx) {
     problem p = {
         .operation = BACKWARD_INPUT, .rows = dy->shape[0], .in = w->shape[1], .out = w->shape[0]};
-    ISO_TRY(iso__cpu_check_f32(dy));
     ISO_TRY(run(iso__cpu_of(self), &p, (void *[]){dx->data, w->data, NULL, dy->data}));
     return ISO_OK;
 }
 
-void iso__onednn_fill_linear(iso_device_ops *ops) {
+void iso__onednn_fill_linear(iso_kernel_ops *ops) {
     ops->linear_forward = linear_forward;
     ops->linear_backward_params = linear_backward_params;
     ops->linear_backward_input = linear_backward_input;
