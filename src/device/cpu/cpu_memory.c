@@ -16,7 +16,7 @@ static void memory_free(iso_device *self, void *data) {
 
 iso__cpu_view iso__cpu_view_of(const iso__cpu *cpu, const iso_tensor *x) {
     iso__cpu_view v = {
-        .data = x->data, .rows = x->shape[0], .channels = 1, .height = 1, .inner = 1};
+        .data = x->data, .rows = x->ndim ? x->shape[0] : 1, .channels = 1, .height = 1, .inner = 1};
     if (x->ndim == 4) {
         v.channels = x->shape[1];
         v.height = x->shape[2];
