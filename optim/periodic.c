@@ -11,32 +11,53 @@
 
 // ---- Life -----------------------------------------------------------------------------------------
 
-static iso_status list_spans(iso__periodic *p, const iso__base_optimizer *core) {
-    ISO_TRY(iso__alloc_zero((size_t)(core->count + ISO_OPTIMIZER_STATES) * sizeof(*p->span),
-                            (void **)&p->span));
+static void add_span(iso__periodic *p, const iso_tensor *tensor) {
+    p->span[p->span_count++] = (iso__span){.data = tensor->data, .count = (size_t)tensor->count};
+    p->elements += (size_t)tensor->count;
+}
+
+// Floating-point buffers: a count is the same everywhere.
+static iso_status list_buffers(iso__periodic *p, const iso_buffer_list *buffers) {
+    for (int i = 0; i < buffers->count; i++) {
+        const iso_tensor *value = buffers->item[i]->value;
+        if (value->dtype != ISO_F32) continue;
+        add_span(p, value);
+        p->buffer_count++;
+    }
+    p->buffer_elements = p->elements - p->parameter_elements;
+    if (p->buffer_count == 0) return ISO_OK;
+    ISO_TRY(iso__alloc(p->buffer_elements * sizeof(float), (void **)&p->first_buffers));
+    float *to = p->first_buffers;
+    for (int i = p->parameter_count; i < p->span_count; to += p->span[i++].count)
+        memcpy(to, p->span[i].data, p->span[i].count * sizeof(float));
+    return ISO_OK;
+}
+
+static iso_status list_spans(iso__periodic *p, const iso__base_optimizer *core,
+                             const iso_buffer_list *buffers) {
+    int most = core->count + buffers->count + ISO_OPTIMIZER_STATES;
+    ISO_TRY(iso__alloc_zero((size_t)most * sizeof(*p->span), (void **)&p->span));
     for (int i = 0; i < core->count; i++) {
         const iso_tensor *value = core->slot[i].parameter->value;
         ISO_CHECK(value->dtype == ISO_F32, ISO_ERR_UNSUPPORTED,
                   "parameter \"%s\" is %s: the periodic modes exchange f32 parameters only",
                   core->slot[i].name, iso_dtype_name(value->dtype));
-        p->span[p->span_count++] = (iso__span){.data = value->data, .count = (size_t)value->count};
-        p->elements += (size_t)value->count;
+        add_span(p, value);
     }
     p->parameter_count = p->span_count;
     p->parameter_elements = p->elements;
-    for (int k = 0; k < ISO_OPTIMIZER_STATES; k++) {
-        const iso_tensor *state = core->state[k];
-        if (!state) continue;
-        p->span[p->span_count++] = (iso__span){.data = state->data, .count = (size_t)state->count};
-        p->elements += (size_t)state->count;
-    }
+    ISO_TRY(list_buffers(p, buffers));
+    for (int k = 0; k < ISO_OPTIMIZER_STATES; k++)
+        if (core->state[k]) add_span(p, core->state[k]);
     return ISO_OK;
 }
 
 static iso_status allocate(iso__periodic *p) {
-    size_t bytes = iso__periodic_carried(p, ISO__CARRY_WIRE) * sizeof(float);
-    ISO_TRY(iso__alloc_zero(bytes, (void **)&p->sent));
-    ISO_TRY(iso__alloc_zero(bytes, (void **)&p->queued_sent));
+    size_t elements = iso__periodic_carried(p, ISO__CARRY_WIRE);
+    ISO_TRY(iso__alloc_zero(elements * sizeof(float), (void **)&p->sent));
+    if (elements < p->buffer_elements)
+        elements = p->buffer_elements; // a mean of them is made there
+    ISO_TRY(iso__alloc_zero(elements * sizeof(float), (void **)&p->queued_sent));
     return ISO_OK;
 }
 
@@ -70,8 +91,12 @@ static iso_status make_topology(iso__periodic *p) {
 }
 
 static iso_status prepare(iso__periodic *p, iso_status owner) {
+    iso_buffer_list buffers;
     ISO_TRY(owner);
-    ISO_TRY(list_spans(p, iso__optimizer_innermost(p->inner)));
+    ISO_TRY(iso_module_buffers(p->data_parallel, &buffers));
+    iso_status status = list_spans(p, iso__optimizer_innermost(p->inner), &buffers);
+    iso_buffer_list_destroy(&buffers);
+    ISO_TRY(status);
     return allocate(p);
 }
 
@@ -118,6 +143,7 @@ void iso__periodic_destroy(iso__periodic *p) {
     iso_topology_destroy(&p->topology);
     iso_module_destroy(&p->data_parallel);
     iso__free(p->span);
+    iso__free(p->first_buffers);
     iso__free(p->sent);
     iso__free(p->queued_sent);
     iso__free(p->mean);
@@ -172,6 +198,8 @@ static iso_status send(iso__periodic *p, iso__carrier carrier, int group) {
     p->queued = p->pending;
     p->queued_carrier = carrier;
     p->queued_group = group;
+    bool state = iso__periodic_carried(p, carrier) > p->parameter_elements;
+    if (state) ISO_TRY(iso__periodic_mean_buffers(p, p->node));
     iso__periodic_pack(p, iso__periodic_carried(p, carrier), p->queued ? p->queued_sent : p->sent);
     return p->queued ? ISO_OK : start(p, carrier, group);
 }
@@ -222,7 +250,11 @@ iso_status iso__periodic_drop(iso__periodic *p) {
 
 static void reset_state(iso__periodic *p) {
     if (p->config.state != ISO_STATE_RESET) return;
-    for (int i = p->parameter_count; i < p->span_count; i++)
+    const float *first = p->first_buffers;
+    int buffers_end = p->parameter_count + p->buffer_count;
+    for (int i = p->parameter_count; i < buffers_end; first += p->span[i++].count)
+        memcpy(p->span[i].data, first, p->span[i].count * sizeof(float));
+    for (int i = buffers_end; i < p->span_count; i++)
         memset(p->span[i].data, 0, p->span[i].count * sizeof(float));
     p->equal_state = p->node_equal_state = true;
 }
@@ -389,6 +421,7 @@ iso_status iso__periodic_finish(iso__periodic *p, bool state) {
     ISO_TRY(iso_data_parallel_finish(p->data_parallel));
     ISO_TRY(iso__periodic_show(true, p));
     ISO_TRY(iso__periodic_drop(p));
+    if (!state) ISO_TRY(iso__periodic_mean_buffers(p, p->comm));
     if (p->equal && !state) return ISO_OK;
     return full(p, &exact, false);
 }

@@ -10,7 +10,7 @@
 
 #include <isotherm/resume.h>
 
-// Memory that travels: a parameter, or an arena of optimizer state.
+// Memory that travels: a parameter, a buffer of the module, or an arena of optimizer state.
 typedef struct iso__span {
     float *data;
     size_t count;
@@ -21,7 +21,7 @@ typedef enum iso__carrier {
     ISO__CARRY_WIRE,  // what is sent while cycling
     ISO__CARRY_FULL,  // what is sent to be waited for at once
     ISO__CARRY_EXACT, // parameters in f32
-    ISO__CARRY_STATE, // parameters and optimizer state in f32
+    ISO__CARRY_STATE, // parameters, buffers and optimizer state in f32
     ISO__CARRIERS
 } iso__carrier;
 
@@ -44,9 +44,10 @@ typedef struct iso__periodic {
     iso_topology *topology;    // of communicators that only averages use
     iso__average *average[ISO__CARRIERS]; // EXACT and STATE are made when first needed
     iso__span *span;
-    int span_count, parameter_count; // parameters come first
-    size_t elements, parameter_elements;
-    iso_scope scope; // of the gradients of the next backward
+    int span_count, parameter_count, buffer_count; // parameters come first, then buffers
+    size_t elements, parameter_elements, buffer_elements;
+    float *first_buffers; // the contents of the buffers in the beginning, to reset them to
+    iso_scope scope;      // of the gradients of the next backward
     // Whether all ranks, or those of a node, have the same parameters, and optimizer state.
     bool equal, equal_state, node_equal, node_equal_state;
 
@@ -109,13 +110,15 @@ iso_status iso__periodic_loaded(iso__periodic *p);
 
 // ---- periodic_mean.c ------------------------------------------------------------------------------
 
-// Parameters (and state, if elements says so) to and from one flat array.
+// Parameters (and buffers and state, if elements says so) to and from one flat array.
 void iso__periodic_pack(const iso__periodic *p, size_t elements, float *to);
 void iso__periodic_unpack(const iso__periodic *p, size_t elements, const float *from);
 // The mean over all ranks, waiting for it, without touching the parameters; *mean is valid until
 // the next exchange.
 iso_status iso__periodic_exact_mean(iso__periodic *p, iso__carrier carrier, const float **mean);
 iso_status iso__periodic_node_average(iso__periodic *p);
+// Buffers become their mean over comm; ranks of a node have statistics of their own too.
+iso_status iso__periodic_mean_buffers(iso__periodic *p, iso_comm *comm);
 iso_status iso__periodic_node_copy(iso__periodic *p, int group);
 // Train hook: the mean in evaluation mode, one's own parameters in training mode.
 iso_status iso__periodic_show(bool training, void *periodic);

@@ -35,14 +35,19 @@ iso_status iso__periodic_carrier(iso__periodic *p, iso__carrier carrier, iso__av
     return ISO_OK;
 }
 
-// Sums over the node, for ranks of a node that have gone their own ways.
-static iso_status mean_in_node(iso__periodic *p, size_t elements, float *x) {
+// Of ranks that have gone their own ways.
+static iso_status mean_over(iso_comm *comm, size_t elements, float *x) {
     iso_request *request;
-    ISO_TRY(iso_comm_iallreduce(p->node, x, elements, ISO_F32, "mean of a node", &request));
+    ISO_TRY(iso_comm_iallreduce(comm, x, elements, ISO_F32, "mean over ranks", &request));
     ISO_TRY(iso_request_wait(&request));
-    float factor = 1.0f / (float)iso_comm_size(p->node);
+    float factor = 1.0f / (float)iso_comm_size(comm);
     for (size_t i = 0; i < elements; i++) x[i] *= factor;
     return ISO_OK;
+}
+
+// Buffers never are: every rank has the statistics of its own batches.
+static bool state_is_node_equal(const iso__periodic *p) {
+    return p->node_equal_state && p->buffer_count == 0;
 }
 
 static iso_status exact_mean(iso__periodic *p, iso__carrier carrier, float *x, const float **mean) {
@@ -51,8 +56,9 @@ static iso_status exact_mean(iso__periodic *p, iso__carrier carrier, float *x, c
     size_t elements = iso__periodic_carried(p, carrier);
     ISO_TRY(iso__periodic_carrier(p, carrier, &average));
     iso__periodic_pack(p, elements, x);
-    bool equal = p->node_equal && (carrier != ISO__CARRY_STATE || p->node_equal_state);
-    if (!equal) ISO_TRY(mean_in_node(p, elements, x));
+    bool state = carrier == ISO__CARRY_STATE;
+    if (!p->node_equal || (state && !state_is_node_equal(p)))
+        ISO_TRY(mean_over(p->node, elements, x));
     ISO_TRY(iso__average_start(average, x, ISO__SHARDS, figures));
     ISO_TRY(iso__average_finish(average, mean, figures));
     return ISO_OK;
@@ -70,14 +76,31 @@ iso_status iso__periodic_exact_mean(iso__periodic *p, iso__carrier carrier, cons
 iso_status iso__periodic_node_average(iso__periodic *p) {
     size_t elements = iso__periodic_carried(p, ISO__CARRY_WIRE);
     bool state = elements > p->parameter_elements;
-    if (p->node_equal && (!state || p->node_equal_state)) return ISO_OK;
+    if (p->node_equal && (!state || state_is_node_equal(p))) return ISO_OK;
     int64_t start = iso_now();
     iso__periodic_pack(p, elements, p->queued_sent);
-    ISO_TRY(mean_in_node(p, elements, p->queued_sent));
+    ISO_TRY(mean_over(p->node, elements, p->queued_sent));
     iso__periodic_unpack(p, elements, p->queued_sent);
     p->node_equal = true;
     p->node_equal_state = p->node_equal_state || state;
     p->stats.work_ms += (double)(iso_now() - start) * 1e-6;
+    return ISO_OK;
+}
+
+static void move_buffers(const iso__periodic *p, float *x, bool out) {
+    for (int i = 0; i < p->buffer_count; i++) {
+        const iso__span *span = &p->span[p->parameter_count + i];
+        memcpy(out ? x : span->data, out ? span->data : x, span->count * sizeof(float));
+        x += span->count;
+    }
+}
+
+// In room that the next send fills anew.
+iso_status iso__periodic_mean_buffers(iso__periodic *p, iso_comm *comm) {
+    if (p->buffer_count == 0 || iso_comm_size(comm) == 1) return ISO_OK;
+    move_buffers(p, p->queued_sent, true);
+    ISO_TRY(mean_over(comm, p->buffer_elements, p->queued_sent));
+    move_buffers(p, p->queued_sent, false);
     return ISO_OK;
 }
 

@@ -119,13 +119,14 @@ typedef enum iso_merge {
     ISO_MERGE_HEAT
 } iso_merge;
 
-// Momentum and other state of the optimizer when parameters are merged. In the full average before
-// the cool-down it is averaged in any case, because replicas must be equal from there on.
+// Momentum and other state of the optimizer, and buffers of the module (running statistics of batch
+// norms), when parameters are merged. In the full average before the cool-down they are averaged in
+// any case, because replicas must be equal from there on.
 typedef enum iso_state_sync {
     ISO_STATE_KEEP,    // each rank its own
     ISO_STATE_AVERAGE, // travels too: (2 S now + P mean) / (2 S + P), which keeps second moments >=
                        // 0
-    ISO_STATE_RESET    // zero
+    ISO_STATE_RESET    // zero; buffers: what they were when the optimizer was made
 } iso_state_sync;
 
 typedef enum iso_policy {

@@ -1,0 +1,199 @@
+// Buffers of a module, such as the statistics of batch norms, in periodic training and in saved
+// state.
+#include "common/daso_fixture.h"
+#include "common/mpi_fixture.h"
+#include "common/resume_fixture.h"
+
+#include <criterion/criterion.h>
+#include <math.h>
+#include <string.h>
+
+TestSuite(np2_daso_buffers, .init = resume_setup, .fini = resume_teardown, .timeout = 60);
+TestSuite(np3_daso_buffers, .init = resume_setup, .fini = resume_teardown, .timeout = 60);
+TestSuite(np4_daso_buffers, .init = resume_setup, .fini = resume_teardown, .timeout = 60);
+
+enum { STEPS = 20, NUMBERS = 5 };
+
+// ---- A layer that hands through, with a buffer of floats and a count ------------------------------
+
+static iso_status forward(iso_module *self, iso_call *call, iso_tensor *in, iso_tensor **out) {
+    (void)self, (void)call;
+    *out = in;
+    return ISO_OK;
+}
+static iso_status backward_input(iso_module *self, iso_call *call, iso_tensor *grad_out,
+                                 iso_tensor **grad_in) {
+    (void)self, (void)call;
+    *grad_in = grad_out;
+    return ISO_OK;
+}
+static const iso_module_ops keeper_ops = {
+    .type = "Keeper", .forward = forward, .backward_input = backward_input};
+
+static iso_status build(iso_device *device, bool dropout, iso_module **out) {
+    iso_module *net, *keeper = calloc(1, sizeof(iso_module));
+    iso_buffer *numbers;
+    iso_status status = build_smooth(device, dropout, &net);
+    if (status < 0) return status;
+    if ((status = iso_module_init(keeper, &keeper_ops, device)) < 0) return status;
+    status = iso_module_add_buffer(keeper, "numbers", ISO_F32, 1, (int64_t[]){NUMBERS}, &numbers);
+    if (status < 0) return status;
+    if ((status = iso_tensor_fill(numbers->value, 0.25)) < 0) return status;
+    if ((status = iso_module_add_buffer(keeper, "count", ISO_I64, 0, NULL, NULL)) < 0)
+        return status;
+    if ((status = iso_sequential_add_take(net, "keeper", keeper)) < 0) return status;
+    *out = net;
+    return ISO_OK;
+}
+
+static void *buffer(trainer *t, int i) {
+    iso_buffer_list list;
+    iso_assert_ok(iso_module_buffers(t->model, &list));
+    iso_assert_all(list.count == 2 && strcmp(list.name[0], "keeper.numbers") == 0 &&
+                   strcmp(list.name[1], "keeper.count") == 0);
+    void *data = iso_tensor_data(list.item[i]->value);
+    iso_buffer_list_destroy(&list);
+    return data;
+}
+
+// Whether all numbers are first + their index.
+static bool are(const float *numbers, double first) {
+    for (int k = 0; k < NUMBERS; k++)
+        if (fabs((double)numbers[k] - first - k) > 1e-6) return false;
+    return true;
+}
+
+static void set(float *numbers, double first) {
+    for (int k = 0; k < NUMBERS; k++) numbers[k] = (float)(first + k);
+}
+
+// ---- Periodic training ----------------------------------------------------------------------------
+
+typedef struct run {
+    trainer t;
+    float *numbers;
+    double own, node, all; // this rank's number, its mean over the node and over all ranks
+    int nodes;
+} run;
+
+static void open_run(run *r, iso_state_sync state) {
+    daso_case c = daso_case_default(STEPS);
+    c.ranks_per_node = 2;
+    c.train.build = build;
+    c.daso.state = state;
+    iso_assert_ok(daso_open(&r->t, MPI_COMM_WORLD, &c));
+    r->numbers = buffer(&r->t, 0);
+    r->own = 10 * test_rank;
+    int first = test_rank / 2 * 2, last = first + 1 < test_size ? first + 1 : first;
+    r->node = 5.0 * (first + last);
+    r->all = 5.0 * (test_size - 1);
+    r->nodes = (test_size + 1) / 2;
+    set(r->numbers, r->own);
+}
+
+// Trains until something has been merged once, or to the end.
+static void train_to_merge(run *r) {
+    iso_daso_stats stats = {0};
+    for (int step = 0; step < STEPS && stats.syncs == 0; step++) {
+        iso_assert_ok(trainer_step(&r->t, step, NULL));
+        iso_assert_ok(iso_daso_get_stats(r->t.optimizer, &stats));
+    }
+    iso_assert_all(stats.syncs == 1);
+}
+
+static void finish(run *r, double expected) {
+    iso_assert_ok(iso_daso_finish(r->t.optimizer));
+    iso_assert_all(daso_equal(&r->t));
+    iso_assert_all(are(r->numbers, expected));
+    daso_close(&r->t);
+}
+
+static void keeps(void) {
+    run r;
+    open_run(&r, ISO_STATE_KEEP);
+    train_to_merge(&r);
+    iso_assert_all(are(r.numbers, r.own));
+    daso_close(&r.t);
+}
+
+// The merge of state: one's own, here that of the node, counts twice the steps since the send.
+static void averages(void) {
+    run r;
+    open_run(&r, ISO_STATE_AVERAGE);
+    train_to_merge(&r);
+    iso_assert_all(are(r.numbers, (2 * r.node + r.nodes * r.all) / (2 + r.nodes)));
+    daso_close(&r.t);
+}
+
+static void resets(void) {
+    run r;
+    open_run(&r, ISO_STATE_RESET);
+    train_to_merge(&r);
+    bool all_first = true;
+    for (int k = 0; k < NUMBERS; k++) all_first = all_first && r.numbers[k] == 0.25f;
+    iso_assert_all(all_first);
+    daso_close(&r.t);
+}
+
+// Whatever merges do, in the end replicas are equal.
+static void ends_with_the_mean(void) {
+    run r;
+    open_run(&r, ISO_STATE_KEEP);
+    for (int step = 0; step < STEPS; step++) iso_assert_ok(trainer_step(&r.t, step, NULL));
+    finish(&r, r.all);
+}
+
+#define ON_RANKS(test)                                                                             \
+    Test(np2_daso_buffers, test) { test(); }                                                       \
+    Test(np3_daso_buffers, test) { test(); }                                                       \
+    Test(np4_daso_buffers, test) { test(); }
+ON_RANKS(keeps)
+ON_RANKS(averages)
+ON_RANKS(resets)
+ON_RANKS(ends_with_the_mean)
+
+// ---- Saved state ----------------------------------------------------------------------------------
+
+static void with_state(trainer *t, bool save) {
+    iso_state *state;
+    int64_t step = 7;
+    iso_assert_ok(iso_state_create(&state));
+    iso_assert_ok(iso_training_state(t->model, t->optimizer, state));
+    if (save) {
+        iso_assert_ok(iso_resume_save(t->comm, resume_path(), step, state));
+    } else {
+        iso_assert_ok(iso_resume_load(t->comm, resume_path(), state, &step));
+        iso_assert_ok(iso_training_loaded(t->model, t->optimizer));
+    }
+    iso_state_destroy(&state);
+    iso_assert_all(step == 7);
+}
+
+// Each rank's own come back, counts too, without and with periodic training.
+static void come_back(bool periodic) {
+    run r;
+    trainer_config plain = trainer_default();
+    plain.build = build;
+    plain.rows = 2 * test_size;
+    if (periodic)
+        open_run(&r, ISO_STATE_KEEP);
+    else
+        iso_assert_ok(trainer_create(&r.t, test_comm, &plain));
+    float *numbers = buffer(&r.t, 0);
+    int64_t *count = buffer(&r.t, 1);
+    iso_assert_ok(trainer_step(&r.t, 0, NULL));
+    set(numbers, 3 + test_rank);
+    *count = 40 + test_rank;
+    with_state(&r.t, true);
+    set(numbers, 0);
+    *count = 0;
+    with_state(&r.t, false);
+    iso_assert_all(are(numbers, 3 + test_rank) && *count == 40 + test_rank);
+    if (periodic)
+        daso_close(&r.t);
+    else
+        trainer_destroy(&r.t);
+}
+
+Test(np2_daso_buffers, come_back_from_saved_state) { come_back(false); }
+Test(np3_daso_buffers, come_back_from_saved_periodic_state) { come_back(true); }
