@@ -54,9 +54,8 @@ static iso_status list_spans(iso__periodic *p, const iso__base_optimizer *core,
 
 static iso_status allocate(iso__periodic *p) {
     size_t elements = iso__periodic_carried(p, ISO__CARRY_WIRE);
+    if (elements < p->buffer_elements) elements = p->buffer_elements; // a mean is made there
     ISO_TRY(iso__alloc_zero(elements * sizeof(float), (void **)&p->sent));
-    if (elements < p->buffer_elements)
-        elements = p->buffer_elements; // a mean of them is made there
     ISO_TRY(iso__alloc_zero(elements * sizeof(float), (void **)&p->queued_sent));
     return ISO_OK;
 }
