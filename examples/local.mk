@@ -1,4 +1,11 @@
 # Programs; they see public headers only, and are installed with the prefix iso-.
+# The engine without layers: to be read, and built, but of no use installed.
+noinst_PROGRAMS += examples/own-arrays
+examples_own_arrays_SOURCES = examples/own_arrays.c
+examples_own_arrays_CPPFLAGS = $(PUBLIC_CPPFLAGS)
+examples_own_arrays_CFLAGS = $(AM_CFLAGS) -Wshadow -Wconversion
+examples_own_arrays_LDADD = libisotherm.la $(MPI_LIBS) -lm
+
 bin_PROGRAMS += examples/mnist examples/mnist-daso examples/train examples/sweep
 
 examples_mnist_SOURCES = examples/mnist.c

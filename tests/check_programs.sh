@@ -17,6 +17,7 @@ fi
 train=$PWD/examples/train
 mnist=$PWD/examples/mnist
 mnist_daso=$PWD/examples/mnist-daso
+own_arrays=$PWD/examples/own-arrays
 work=$(mktemp -d)
 out=$work/out # what programs write
 trap 'rm -rf "$work"' EXIT
@@ -329,6 +330,14 @@ result $? "--help-env tells of the environment"
 run 0 "$train" --version
 [ "$status" = 0 ] && grep -q '^isotherm [0-9]' stdout
 result $? "--version tells the version"
+
+# ---- Own arrays ----
+
+for ranks in 0 1 3; do
+    run $ranks "$own_arrays"
+    [ "$status" = 0 ] && awk '/^step 3000: loss/ { found = $4 < 0.1 } END { exit !found }' stdout
+    result $? "own-arrays learns on $ranks ranks (0: without mpirun)"
+done
 
 # ---- A rank that dies ----
 
