@@ -3,6 +3,8 @@
 #define ISOTHERM_DEVICE_H
 
 #include <isotherm/status.h>
+#include <stdbool.h>
+#include <stddef.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -29,6 +31,21 @@ void iso_device_destroy(iso_device **device);
 // Local. Kernel threads a call on this device may use (CPU: OpenMP threads). The default is 1:
 // results are then the same whatever else the machine does. n >= 1.
 iso_status iso_device_set_threads(iso_device *device, int n);
+
+// ---- Kernels by time ----
+// By default a fixed rule on shapes and instruction set chooses the kernels, the same everywhere.
+// While tuning is on, candidates are timed on the data at hand when a shape is met for the first
+// time (the number of rows apart), and the fastest is kept; how they round differs, so another run
+// may choose and compute other bits. Ranks that are to agree must have the same choices: let one
+// tune, hand its choices to the others, and turn tuning off before they go on. Each choice is
+// logged (ISO_LOG=info).
+iso_status iso_device_tune(iso_device *device, bool on);
+// What was chosen so far; borrowed, and valid until a kernel runs.
+const void *iso_device_choices(iso_device *device, size_t *bytes);
+// Copies choices in place of those there; NULL and 0: back to the rule. ISO_ERR_FORMAT for bytes
+// that this build did not make.
+iso_status iso_device_set_choices(iso_device *device, const void *choices, size_t bytes);
+
 const char *iso_device_name(const iso_device *device);
 // One line about the kernels in use, e.g. "oneDNN 2.6.3, avx512_core, 1 thread".
 const char *iso_device_describe(const iso_device *device);

@@ -33,6 +33,7 @@ typedef struct iso_parameter {
     // Set by a wrapper that updates lazily: completes what is pending for this parameter.
     iso_status (*complete)(void *user, struct iso_parameter *parameter);
     void *complete_user;
+    int optimizers; // that keep state for it, which has its element type
 } iso_parameter;
 
 // Local, but collective when the module is wrapped by data_parallel: completes a pending update
@@ -110,7 +111,8 @@ typedef struct iso_module_ops {
     // changed in place.
     iso_status (*backward_input)(iso_module *self, iso_call *call, iso_tensor *grad_out,
                                  iso_tensor **grad_in);
-    // Containers do their whole backward here instead of the two above; grad_in NULL: not wanted.
+    // Containers, and layers that compute both at once, do their whole backward here instead of in
+    // the two above; grad_in NULL: not wanted.
     iso_status (*backward)(iso_module *self, iso_call *call, iso_tensor *grad_out,
                            iso_tensor **grad_in);
     // After self->training has changed and before children are told (wrappers complete pending
@@ -118,7 +120,10 @@ typedef struct iso_module_ops {
     iso_status (*train)(iso_module *self, bool training);
     // Frees what the concrete type added; parameters, calls and children are freed by the base.
     void (*destroy)(iso_module *self);
-    bool fuses_relu; // forward applies call->activation; backward_params its derivative
+    // forward applies call->activation; backward_params, or backward, or without parameters
+    // backward_input its derivative
+    bool fuses_relu;
+    bool relu_commutes; // a relu before it may be applied behind it: to a maximum, for less work
 } iso_module_ops;
 
 // Hooks that a wrapper puts on a module. Any may be NULL.
@@ -126,7 +131,8 @@ typedef struct iso_module_hooks {
     iso_status (*before_forward)(iso_module *module,
                                  void *user); // its parameters are about to be read
     // All parameter gradients of this module are final for this backward (after the last use of a
-    // module that was used twice); called before the input gradient is computed.
+    // module that was used twice); called before the input gradient is computed, but after it in
+    // modules that have `backward` in their table.
     iso_status (*gradient_ready)(iso_module *module, void *user);
     void *user;
 } iso_module_hooks;
@@ -135,7 +141,7 @@ struct iso_module {
     const iso_module_ops *ops;
     iso_device *device;
     const char *name; // last part of its name in its first container; "" for a root
-    iso_dtype dtype;  // of its parameters; without any, of its latest input
+    iso_dtype dtype;  // of its parameters and buffers; without any, of its latest input
     bool training;    // true at creation
     int references;
     int parameter_count, buffer_count, child_count;
@@ -154,7 +160,8 @@ struct iso_module {
 // For authors of layers: allocate a struct whose first member is iso_module (zeroed, e.g. by
 // calloc), then init it. iso_module_destroy frees it with free() after ops->destroy.
 iso_status iso_module_init(iso_module *module, const iso_module_ops *ops, iso_device *device);
-// Adds a zero-filled parameter (f32, requires_grad).
+// Adds a zero-filled parameter of the module's type, which is f32 until iso_module_to. A layer may
+// put tensors of the other type in place of its value and grad, before anyone has seen them.
 iso_status iso_module_add_parameter(iso_module *module, const char *name, int ndim,
                                     const int64_t *shape, iso_parameter **out);
 // Adds a zero-filled buffer of f32, f64 or i64. ndim 0 (shape NULL): one number.
@@ -190,8 +197,8 @@ iso_status iso_module_call_backward(iso_module *child, iso_tensor *grad_out, iso
 iso_status iso_module_train(iso_module *module, bool training);
 // Makes parameters, gradients and buffers (but counts) of the module and everything below it f32 or
 // f64, in which it then computes; values are kept, gradients are not. Layers are f32 at creation.
-// Before the module is wrapped or given to an optimizer: ISO_ERR_STATE afterwards. Layers of
-// different types are joined by iso_cast_create.
+// Before the module is wrapped or given to an optimizer: ISO_ERR_STATE afterwards. What forwards
+// saved for their backward is dropped. Layers of different types are joined by iso_cast_create.
 iso_status iso_module_to(iso_module *module, iso_dtype dtype);
 // Replaces the hooks of this module only (not of its children); NULL removes them.
 void iso_module_set_hooks(iso_module *module, const iso_module_hooks *hooks);
@@ -203,6 +210,12 @@ void iso_module_set_first_row(iso_module *module, int64_t first_row);
 // Weights are initialised as PyTorch does: U(-1/sqrt(fan_in), 1/sqrt(fan_in)) for weight and bias
 // (torch.nn.Linear, torch.nn.Conv2d: kaiming_uniform with a = sqrt(5)).
 
+// torch.nn.init.kaiming_normal_(mode, nonlinearity="relu"): N(0, 2 / fan) from the next stream of
+// rng; fan is shape[1] (in) or shape[0] (out) times the elements behind these dimensions.
+// ISO_ERR_SHAPE below 2 dimensions. Before the module is wrapped, as every rank must do the same.
+typedef enum iso_fan { ISO_FAN_IN, ISO_FAN_OUT } iso_fan;
+iso_status iso_init_kaiming_normal(iso_parameter *parameter, iso_fan fan, iso_rng *rng);
+
 // y[N, out] = x[N, in] weight[out, in]^T + bias[out]
 iso_status iso_linear_create(iso_device *device, int64_t in_features, int64_t out_features,
                              bool bias, iso_rng *rng, iso_module **out);
@@ -212,14 +225,37 @@ typedef struct iso_conv2d_config {
     int64_t kernel_size[2];        // height, width
     int64_t stride[2], padding[2]; // 0 in stride means 1
     bool no_bias;
+    int64_t dilation[2]; // distance of the kernel's taps; 0 means 1
+    int64_t groups;      // output channels see the input channels of their group; 0 means 1
 } iso_conv2d_config;
-// x[N, C, H, W] -> y[N, out, (H + 2p - k)/s + 1, ...]; weight[out, in, kh, kw], cross-correlation.
+// x[N, C, H, W] -> y[N, out, (H + 2p - d(k - 1) - 1)/s + 1, ...]; weight[out, in / groups, kh, kw],
+// cross-correlation.
 iso_status iso_conv2d_create(iso_device *device, const iso_conv2d_config *config, iso_rng *rng,
                              iso_module **out);
-// Window and stride in both directions, no padding; the first maximum of a window wins.
+
+typedef enum iso_pool_kind {
+    ISO_POOL_MAX, // the first maximum of a window wins; padding never does
+    ISO_POOL_AVG  // sum over the window, in which padding counts as zeros, divided by its size
+} iso_pool_kind;
+typedef struct iso_pool2d_config {
+    int64_t kernel_size[2];        // height, width of the window
+    int64_t stride[2], padding[2]; // 0 in stride means kernel_size; padding at most half of it
+} iso_pool2d_config;
+// x[N, C, H, W] -> y[N, C, (H + 2p - k)/s + 1, ...]
+iso_status iso_pool2d_create(iso_device *device, iso_pool_kind kind,
+                             const iso_pool2d_config *config, iso_module **out);
+// The same with one window and stride for both directions and no padding.
 iso_status iso_max_pool2d_create(iso_device *device, int64_t window, int64_t stride,
                                  iso_module **out);
+// -> y[N, C, out_height, out_width]: row i is the mean of the rows from floor(i H / out_height) to
+// before ceil((i + 1) H / out_height), columns alike. 1 x 1 is the mean of each channel.
+iso_status iso_adaptive_avg_pool2d_create(iso_device *device, int64_t out_height, int64_t out_width,
+                                          iso_module **out);
 iso_status iso_relu_create(iso_device *device, iso_module **out);
+iso_status iso_tanh_create(iso_device *device, iso_module **out);
+iso_status iso_sigmoid_create(iso_device *device, iso_module **out);
+// x Phi(x), Phi the normal distribution function; approximate: PyTorch's approximate = "tanh".
+iso_status iso_gelu_create(iso_device *device, bool approximate, iso_module **out);
 // [N, ...] -> [N, product]
 iso_status iso_flatten_create(iso_device *device, iso_module **out);
 // Training: each element (dropout) or each channel of a sample (dropout2d) is 0 with probability p,
@@ -232,24 +268,72 @@ iso_status iso_dropout2d_create(iso_device *device, double p, iso_rng *rng, iso_
 iso_status iso_cast_create(iso_device *device, iso_dtype dtype, iso_module **out);
 // Over the last dimension of [N, K].
 iso_status iso_log_softmax_create(iso_device *device, iso_module **out);
+// Over the last dimension of any shape.
+iso_status iso_softmax_create(iso_device *device, iso_module **out);
 
-// Children run one after the other; a relu after a linear or conv2d is fused into it. Names default
-// to "0", "1", ... when name is NULL. The same module may be added again (retain it first).
+typedef struct iso_batch_norm_config {
+    int64_t num_features;    // C
+    double eps;              // 0 means 1e-5
+    double momentum;         // weight of the new batch in running statistics; 0 means 0.1
+    bool cumulative_average; // equal weight for all batches instead (PyTorch's momentum = None)
+    bool no_affine;          // no weight and bias
+    bool no_running_stats;   // no buffers: evaluation takes the statistics of its batch too
+} iso_batch_norm_config;
+// y = (x - mean) / sqrt(var + eps) * weight + bias with the mean and biased variance of each
+// channel over the batch of this rank in training, with running_mean and running_var (which average
+// the unbiased variance) in evaluation. 1d takes [N, C] and [N, C, L], 2d [N, C, H, W];
+// ISO_ERR_SHAPE for one value per channel in training. weight starts as 1, bias as 0; buffers
+// running_mean, running_var, num_batches_tracked (i64).
+iso_status iso_batch_norm1d_create(iso_device *device, const iso_batch_norm_config *config,
+                                   iso_module **out);
+iso_status iso_batch_norm2d_create(iso_device *device, const iso_batch_norm_config *config,
+                                   iso_module **out);
+
+typedef struct iso_layer_norm_config {
+    int ndim; // of what is normalised: the last dimensions
+    int64_t normalized_shape[ISO_MAX_DIMS];
+    double eps;     // 0 means 1e-5
+    bool no_affine; // no weight and bias
+} iso_layer_norm_config;
+// y = (x - mean) / sqrt(var + eps) * weight + bias over the last dimensions of each sample, biased
+// variance; weight (1 at first) and bias (0) have the shape of what is normalised.
+iso_status iso_layer_norm_create(iso_device *device, const iso_layer_norm_config *config,
+                                 iso_module **out);
+
+// Children run one after the other; a relu after a linear, conv2d or batch norm is fused into it.
+// Names default to "0", "1", ... when name is NULL. The same module may be added again (retain it
+// first).
 iso_status iso_sequential_create(iso_device *device, iso_module **out);
 iso_status iso_sequential_add_take(iso_module *sequential, const char *name, iso_module *module);
+
+// y = body(x) + shortcut(x), through a relu if asked for. shortcut NULL: x itself. Children as in
+// torchvision's blocks: those of body have no prefix ("conv1.weight"), shortcut is "downsample"
+// ("downsample.0.weight"). Takes one reference of both, on failure too; *out is NULL then.
+// ISO_ERR_SHAPE in forward when the two do not have the same shape.
+iso_status iso_residual_create_take(iso_device *device, iso_module *body, iso_module *shortcut,
+                                    bool relu, iso_module **out);
 
 typedef enum iso_layer_kind {
     ISO_LINEAR,
     ISO_CONV2D,
     ISO_MAX_POOL2D,
+    ISO_AVG_POOL2D,
+    ISO_ADAPTIVE_AVG_POOL2D,
     ISO_FLATTEN,
-    ISO_DROPOUT
+    ISO_DROPOUT,
+    ISO_BATCH_NORM, // 1d behind a flatten, else 2d
+    ISO_LAYER_NORM, // over all of a sample
+    ISO_TANH,
+    ISO_SIGMOID,
+    ISO_GELU
 } iso_layer_kind;
 // A layer of a list; how much it takes in follows from the layers before it.
 typedef struct iso_layer {
     iso_layer_kind kind;
     int64_t out;      // features of a linear, channels of a conv2d; biases are always there
-    int64_t size;     // of the square kernel of a conv2d; window and stride of a max_pool2d
+    int64_t size;     // of the square kernel or window; of the output of an adaptive pool
+    int64_t stride;   // 0: 1 for a conv2d, the window's size for a pool
+    int64_t padding;  // of a conv2d or pool
     double p;         // dropout
     bool relu;        // a relu follows, a child of its own
     const char *name; // NULL: its number, as in iso_sequential_add_take
@@ -263,17 +347,30 @@ iso_status iso_sequential_build(iso_device *device, const int64_t sample[3],
 
 typedef enum iso_loss_kind {
     ISO_CROSS_ENTROPY, // logits[N, K]: mean over N of -log_softmax(logits)[label]
-    ISO_NLL            // log-probabilities[N, K]: mean over N of -x[label]
+    ISO_NLL,           // log-probabilities[N, K]: mean over N of -x[label]
+    ISO_MSE            // mean over all elements of (x - target)^2
 } iso_loss_kind;
 typedef struct iso_loss iso_loss;
 
+typedef struct iso_loss_config {
+    iso_loss_kind kind;
+    // Of ISO_CROSS_ENTROPY, 0 to 1, torch.nn.CrossEntropyLoss's: the target distribution is 1 - s
+    // at the label, plus s / K everywhere. 0 for other kinds.
+    double label_smoothing;
+} iso_loss_config;
+
 iso_status iso_loss_create(iso_device *device, iso_loss_kind kind, iso_loss **out);
+iso_status iso_loss_create_with(iso_device *device, const iso_loss_config *config, iso_loss **out);
+// output: [N, K], f32 or f64. The targets of ISO_MSE are 1 at the label and 0 elsewhere.
 // labels: N host integers in [0, K), else ISO_ERR_ARG naming the row. *value is the mean over the
 // batch, *correct (may be NULL) the rows whose largest entry (first one on a tie) is the label.
 // *grad (NULL: not wanted) is the gradient of the mean, owned by the loss, valid until its next
 // call.
 iso_status iso_loss_compute(iso_loss *loss, iso_tensor *output, const int32_t *labels,
                             double *value, int64_t *correct, iso_tensor **grad);
+// The same for ISO_MSE and targets of the output's shape and type, whatever they are.
+iso_status iso_loss_compute_tensor(iso_loss *loss, iso_tensor *output, iso_tensor *target,
+                                   double *value, iso_tensor **grad);
 void iso_loss_destroy(iso_loss **loss);
 
 #ifdef __cplusplus

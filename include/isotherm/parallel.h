@@ -23,7 +23,10 @@ typedef struct iso_data_parallel_config {
     ((iso_data_parallel_config){.sync = ISO_SYNC_LAZY, .bucket_mb = 0.25})
 
 // Collective over comm. Takes one reference of module, on failure too; retains comm. config NULL:
-// the default. Checks that all ranks built the same model and broadcasts rank 0's parameters.
+// the default. Checks that all ranks built the same model and broadcasts rank 0's parameters and
+// buffers. In training each rank's buffers follow its own batches; on entering evaluation mode they
+// become the mean over the ranks, counts the largest, so that all ranks evaluate one model.
+// (PyTorch's DistributedDataParallel broadcasts rank 0's before every forward instead.)
 // Parameters' gradients become views of the communication buffer; set requires_grad before. Tie an
 // optimizer with iso_dp_optimizer_create_take. The wrapper is used like the module itself: forward
 // and backward are then collective; evaluation mode, iso_parameter_value, iso_parameter_hash and
@@ -46,8 +49,9 @@ typedef struct iso_evaluation {
 iso_status iso_evaluate(iso_module *model, iso_loss *loss, iso_loader *data, iso_comm *comm,
                         iso_evaluation *out);
 
-// Collective. 64-bit hash over names and values of all parameters (frozen ones too), completing
-// what is pending. *equal (may be NULL): whether all ranks of comm have the same.
+// Collective. 64-bit hash over names and values of all parameters (frozen ones too; not of buffers,
+// in which ranks differ while they train), completing what is pending. *equal (may be NULL):
+// whether all ranks of comm have the same.
 iso_status iso_parameter_hash(iso_module *module, iso_comm *comm, uint64_t *hash, bool *equal);
 
 #ifdef __cplusplus

@@ -77,6 +77,20 @@ iso_status iso__device_check_dtype(const iso_device *device, iso_dtype dtype) {
     return ISO_OK;
 }
 
+iso_status iso_device_tune(iso_device *device, bool on) {
+    ISO_TRY(device->ops->tune(device, on));
+    return ISO_OK;
+}
+
+const void *iso_device_choices(iso_device *device, size_t *bytes) {
+    return device->ops->choices(device, bytes);
+}
+
+iso_status iso_device_set_choices(iso_device *device, const void *choices, size_t bytes) {
+    ISO_TRY(device->ops->set_choices(device, choices, bytes));
+    return ISO_OK;
+}
+
 const char *iso_device_name(const iso_device *device) { return device->ops->name; }
 const char *iso_device_describe(const iso_device *device) { return device->description; }
 long long iso_device_primitives_created(const iso_device *device) {

@@ -37,6 +37,33 @@ typedef struct iso__adam_args {
 typedef struct iso__adadelta_args {
     double lr, rho, eps, weight_decay, scale;
 } iso__adadelta_args;
+typedef struct iso__adagrad_args {
+    double lr, eps, weight_decay, scale; // lr: after its decay
+} iso__adagrad_args;
+typedef struct iso__rmsprop_args {
+    double lr, alpha, eps, momentum, weight_decay, scale;
+    double rest; // 1 - alpha, rounded last
+} iso__rmsprop_args;
+typedef struct iso__lamb_args {
+    double lr, beta1, beta2, eps, weight_decay, scale;
+    double rest1, rest2, correction1, correction2_sqrt; // as adam's
+} iso__lamb_args;
+
+// Element-wise functions, with what their backward starts from.
+typedef enum iso__unary {
+    ISO__TANH,     // y
+    ISO__SIGMOID,  // y
+    ISO__GELU,     // x
+    ISO__GELU_TANH // x
+} iso__unary;
+
+typedef struct iso__batch_norm_args {
+    double eps, factor;                     // running = running + factor * (batch - running)
+    bool batch;                             // statistics of the batch; false: the running ones
+    iso_activation act;                     // fused
+    const iso_tensor *weight, *bias;        // [C]; NULL: 1 and 0
+    iso_tensor *running_mean, *running_var; // [C]; updated if batch, where not NULL
+} iso__batch_norm_args;
 
 typedef struct iso_device_ops {
     const char *name;
@@ -60,6 +87,10 @@ typedef struct iso_device_ops {
     iso_status (*to_host)(iso_device *self, const iso_tensor *from, void *host);
     iso_status (*from_host)(iso_device *self, const void *host, iso_tensor *to);
     iso_status (*set_threads)(iso_device *self, int n);
+    // As in device.h.
+    iso_status (*tune)(iso_device *self, bool on);
+    const void *(*choices)(iso_device *self, size_t *bytes);
+    iso_status (*set_choices)(iso_device *self, const void *choices, size_t bytes);
 } iso_device_ops;
 
 typedef struct iso_kernel_ops {
@@ -79,14 +110,22 @@ typedef struct iso_kernel_ops {
                                          bool accumulate_w, iso_tensor *db, bool accumulate_b);
     iso_status (*conv2d_backward_input)(iso_device *self, const iso_conv2d_config *c,
                                         const iso_tensor *dy, const iso_tensor *w, iso_tensor *dx);
+    // Pooling: y and dx have the layout of x; strides are filled in.
     // workspace: device-private bytes of max_pool2d_workspace(), from forward to backward; may be
-    // NULL in evaluation (no backward follows). y and dx have the layout of x.
+    // NULL in evaluation (no backward follows).
     size_t (*max_pool2d_workspace)(iso_device *self, const iso_tensor *x, const iso_tensor *y);
-    iso_status (*max_pool2d_forward)(iso_device *self, int64_t window, int64_t stride,
+    iso_status (*max_pool2d_forward)(iso_device *self, const iso_pool2d_config *c,
                                      const iso_tensor *x, iso_tensor *y, void *workspace);
-    iso_status (*max_pool2d_backward)(iso_device *self, int64_t window, int64_t stride,
+    iso_status (*max_pool2d_backward)(iso_device *self, const iso_pool2d_config *c,
                                       const iso_tensor *dy, const void *workspace, iso_tensor *dx);
-    iso_status (*relu_forward)(iso_device *self, const iso_tensor *x, iso_tensor *y);
+    iso_status (*avg_pool2d_forward)(iso_device *self, const iso_pool2d_config *c,
+                                     const iso_tensor *x, iso_tensor *y);
+    iso_status (*avg_pool2d_backward)(iso_device *self, const iso_pool2d_config *c,
+                                      const iso_tensor *dy, iso_tensor *dx);
+    iso_status (*adaptive_avg_pool2d_forward)(iso_device *self, const iso_tensor *x, iso_tensor *y);
+    iso_status (*adaptive_avg_pool2d_backward)(iso_device *self, const iso_tensor *dy,
+                                               iso_tensor *dx);
+    iso_status (*relu_forward)(iso_device *self, const iso_tensor *x, iso_tensor *y); // y may be x
     // From the output: dx = y > 0 ? dy : 0. dx may be dy.
     iso_status (*relu_backward)(iso_device *self, const iso_tensor *y, const iso_tensor *dy,
                                 iso_tensor *dx);
@@ -96,10 +135,50 @@ typedef struct iso_kernel_ops {
     iso_status (*log_softmax_forward)(iso_device *self, const iso_tensor *x, iso_tensor *y);
     iso_status (*log_softmax_backward)(iso_device *self, const iso_tensor *y, const iso_tensor *dy,
                                        iso_tensor *dx);
+    // Over the last dimension.
+    iso_status (*softmax_forward)(iso_device *self, const iso_tensor *x, iso_tensor *y);
+    iso_status (*softmax_backward)(iso_device *self, const iso_tensor *y, const iso_tensor *dy,
+                                   iso_tensor *dx);
+    // dx may be dy; saved: see iso__unary.
+    iso_status (*unary_forward)(iso_device *self, iso__unary function, const iso_tensor *x,
+                                iso_tensor *y);
+    iso_status (*unary_backward)(iso_device *self, iso__unary function, const iso_tensor *saved,
+                                 const iso_tensor *dy, iso_tensor *dx);
+    // y = act(a + b), all of one layout; y may be a or b.
+    iso_status (*add)(iso_device *self, const iso_tensor *a, const iso_tensor *b,
+                      iso_activation act, iso_tensor *y);
+    // dy and copy = y > 0 ? dy : 0.
+    iso_status (*relu_backward_copy)(iso_device *self, const iso_tensor *y, iso_tensor *dy,
+                                     iso_tensor *copy);
+    // x is [N, C], [N, C, L] or [N, C, H, W]; y and dx have its layout; dx may be dy or NULL.
+    // workspace: device-private bytes of batch_norm_workspace(), from forward to backward.
+    size_t (*batch_norm_workspace)(iso_device *self, const iso_tensor *x);
+    iso_status (*batch_norm_forward)(iso_device *self, const iso__batch_norm_args *args,
+                                     const iso_tensor *x, iso_tensor *y, void *workspace);
+    iso_status (*batch_norm_backward)(iso_device *self, const iso__batch_norm_args *args,
+                                      const iso_tensor *x, const iso_tensor *dy, void *workspace,
+                                      iso_tensor *dw, bool accumulate_w, iso_tensor *db,
+                                      bool accumulate_b, iso_tensor *dx); // dw, db may be NULL
+    // Rows of as many elements as w; all logical. statistics: [3, rows], from forward to backward.
+    // w and b may be NULL: 1 and 0, then `size` counts the elements of a row.
+    iso_status (*layer_norm_forward)(iso_device *self, double eps, int64_t size,
+                                     const iso_tensor *x, const iso_tensor *w, const iso_tensor *b,
+                                     iso_tensor *statistics, iso_tensor *y);
+    iso_status (*layer_norm_backward_params)(iso_device *self, int64_t size, const iso_tensor *x,
+                                             const iso_tensor *dy, const iso_tensor *statistics,
+                                             iso_tensor *dw, bool accumulate_w, iso_tensor *db,
+                                             bool accumulate_b);
+    // dx may be dy.
+    iso_status (*layer_norm_backward_input)(iso_device *self, int64_t size, const iso_tensor *x,
+                                            const iso_tensor *w, const iso_tensor *dy,
+                                            const iso_tensor *statistics, iso_tensor *dx);
     // Loss of the batch mean and number of correct rows on the host; grad may be NULL. labels on
     // the host, in range.
-    iso_status (*loss)(iso_device *self, iso_loss_kind kind, const iso_tensor *output,
+    iso_status (*loss)(iso_device *self, const iso_loss_config *config, const iso_tensor *output,
                        const int32_t *labels, double *value, int64_t *correct, iso_tensor *grad);
+    // Mean squared difference on the host; all logical, of one shape; grad may be NULL.
+    iso_status (*mse)(iso_device *self, const iso_tensor *output, const iso_tensor *target,
+                      double *value, iso_tensor *grad);
 
     // ---- Updates over logical memory of the device ----
     iso_status (*scale)(iso_device *self, int64_t count, double factor, void *x);
@@ -110,6 +189,14 @@ typedef struct iso_kernel_ops {
                        void *p, void *m, void *v);
     iso_status (*adadelta)(iso_device *self, int64_t count, const iso__adadelta_args *args,
                            const void *g, void *p, void *square_avg, void *acc_delta);
+    iso_status (*adagrad)(iso_device *self, int64_t count, const iso__adagrad_args *args,
+                          const void *g, void *p, void *sum);
+    // grad_avg NULL: not centered; momentum NULL when args->momentum == 0.
+    iso_status (*rmsprop)(iso_device *self, int64_t count, const iso__rmsprop_args *args,
+                          const void *g, void *p, void *square_avg, void *grad_avg, void *momentum);
+    // The memory is one layer of the formula: norms are over all of it.
+    iso_status (*lamb)(iso_device *self, int64_t count, const iso__lamb_args *args, const void *g,
+                       void *p, void *m, void *v);
 } iso_kernel_ops;
 
 struct iso_device {
@@ -118,6 +205,7 @@ struct iso_device {
     int references;
     int threads;
     long long primitives_created;
+    const char *kernel; // implementation that ran last, where it is not plain C; for bench_step
     char description[128];
 };
 

@@ -3,18 +3,23 @@
 
 typedef struct conv2d {
     iso_module base;
-    iso_conv2d_config config;     // with stride filled in
+    iso_conv2d_config config;     // with stride, dilation and groups filled in
     iso_parameter *weight, *bias; // bias NULL: none
 } conv2d;
 
+// How far the kernel reaches along an axis.
+static int64_t reach(const iso_conv2d_config *c, int axis) {
+    return c->dilation[axis] * (c->kernel_size[axis] - 1) + 1;
+}
+
 static int64_t out_size(const iso_conv2d_config *c, const iso_tensor *in, int axis) {
-    int64_t room = in->shape[2 + axis] + 2 * c->padding[axis] - c->kernel_size[axis];
+    int64_t room = in->shape[2 + axis] + 2 * c->padding[axis] - reach(c, axis);
     return room < 0 ? 0 : room / c->stride[axis] + 1;
 }
 
 static iso_status shape_error(iso_module *self, const iso_tensor *in) {
     const iso_conv2d_config *c = &iso_container_of(self, conv2d, base)->config;
-    int64_t h = c->kernel_size[0] - 2 * c->padding[0], w = c->kernel_size[1] - 2 * c->padding[1];
+    int64_t h = reach(c, 0) - 2 * c->padding[0], w = reach(c, 1) - 2 * c->padding[1];
     if (in->ndim != 4 || in->shape[1] != c->in_channels)
         return iso__shape_error(self, in, "[N, %lld, H, W]", (long long)c->in_channels);
     return iso__shape_error(self, in, "[N, %lld, H, W] with H at least %lld and W at least %lld",
@@ -70,11 +75,21 @@ static iso_status check_config(const iso_conv2d_config *c) {
               "a Conv2d of %lld to %lld channels: both must be at least 1",
               (long long)c->in_channels, (long long)c->out_channels);
     for (int i = 0; i < 2; i++)
-        ISO_CHECK(c->kernel_size[i] > 0 && c->stride[i] >= 0 && c->padding[i] >= 0, ISO_ERR_ARG,
-                  "a Conv2d with kernel size %lld, stride %lld and padding %lld: the kernel size "
-                  "must be at "
-                  "least 1, the others must not be negative",
-                  (long long)c->kernel_size[i], (long long)c->stride[i], (long long)c->padding[i]);
+        ISO_CHECK(
+            c->kernel_size[i] > 0 && c->stride[i] >= 0 && c->padding[i] >= 0 && c->dilation[i] >= 0,
+            ISO_ERR_ARG,
+            "a Conv2d with kernel size %lld, stride %lld, padding %lld and dilation %lld: the "
+            "kernel size must be at least 1, the others must not be negative",
+            (long long)c->kernel_size[i], (long long)c->stride[i], (long long)c->padding[i],
+            (long long)c->dilation[i]);
+    ISO_CHECK(c->groups >= 0, ISO_ERR_ARG, "a Conv2d in %lld groups: it takes at least 1",
+              (long long)c->groups);
+    ISO_CHECK(c->groups <= 1 ||
+                  (c->in_channels % c->groups == 0 && c->out_channels % c->groups == 0),
+              ISO_ERR_ARG,
+              "a Conv2d of %lld to %lld channels in %lld groups: both numbers of channels must be "
+              "divisible by the number of groups",
+              (long long)c->in_channels, (long long)c->out_channels, (long long)c->groups);
     return ISO_OK;
 }
 
@@ -88,9 +103,13 @@ iso_status iso_conv2d_create(iso_device *device, const iso_conv2d_config *config
     conv2d *l = iso_container_of(module, conv2d, base);
     l->config = *config;
     iso_conv2d_config *c = &l->config;
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i < 2; i++) {
         if (c->stride[i] == 0) c->stride[i] = 1;
-    int64_t shape[4] = {c->out_channels, c->in_channels, c->kernel_size[0], c->kernel_size[1]};
+        if (c->dilation[i] == 0) c->dilation[i] = 1;
+    }
+    if (c->groups == 0) c->groups = 1;
+    int64_t shape[4] = {c->out_channels, c->in_channels / c->groups, c->kernel_size[0],
+                        c->kernel_size[1]};
     int64_t fan_in = shape[1] * shape[2] * shape[3];
     ISO_TRY_GOTO(iso_module_add_parameter(module, "weight", 4, shape, &l->weight));
     ISO_TRY_GOTO(iso__init_uniform(l->weight, fan_in, rng));

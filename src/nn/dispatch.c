@@ -18,6 +18,15 @@ iso_status iso_call_tensor(iso_module *module, iso_tensor **slot, int ndim, cons
     return iso__call_tensor_of(module, module->dtype, slot, ndim, shape, layout);
 }
 
+iso_status iso__call_layout(iso_module *module, iso_tensor **slot, iso_layout layout, iso_tensor *x,
+                            iso_tensor **out) {
+    *out = x;
+    if (x->layout == layout) return ISO_OK;
+    ISO_TRY(iso__call_tensor_of(module, x->dtype, slot, x->ndim, x->shape, layout));
+    *out = *slot;
+    return x->device->ops->copy(x->device, x, *slot);
+}
+
 iso_status iso__shape_error(const iso_module *module, const iso_tensor *in, const char *expected,
                             ...) {
     char label[ISO_LABEL_ROOM], got[128], wanted[160];
@@ -76,7 +85,8 @@ static iso_status check_input(const iso_module *module, const iso_tensor *in) {
     ISO_CHECK(in->device == module->device, ISO_ERR_ARG,
               "%s is on device %s but its input is on another", iso__module_label(module, label),
               iso_device_name(module->device));
-    ISO_CHECK(module->parameter_count == 0 || in->dtype == module->dtype, ISO_ERR_TYPE,
+    bool typed = module->parameter_count > 0 || module->buffer_count > 0;
+    ISO_CHECK(!typed || in->dtype == module->dtype, ISO_ERR_TYPE,
               "%s is %s but got %s: see iso_module_to and iso_cast_create",
               iso__module_label(module, label), iso_dtype_name(module->dtype),
               iso_dtype_name(in->dtype));
@@ -132,7 +142,8 @@ static iso_status accept_gradient(iso_module *module, iso_call *call, iso_tensor
               iso__shape_text(result->ndim, result->shape, wanted, sizeof(wanted)),
               iso__shape_text(given->ndim, given->shape, got, sizeof(got)));
     if (given->layout == result->layout) return ISO_OK;
-    ISO_TRY(iso_call_tensor(module, &call->grad_out, result->ndim, result->shape, result->layout));
+    ISO_TRY(iso__call_tensor_of(module, result->dtype, &call->grad_out, result->ndim, result->shape,
+                                result->layout));
     ISO_TRY(iso_tensor_copy(given, call->grad_out));
     *grad_out = call->grad_out;
     return ISO_OK;
@@ -171,6 +182,7 @@ iso_status iso_module_call_backward(iso_module *child, iso_tensor *grad_out, iso
     ISO_CHECK(child->call_depth > 0, ISO_ERR_STATE, "backward of %s without a forward before it",
               iso__module_label(child, label));
     iso_call *call = child->call[--child->call_depth];
+    child->dtype = call->in->dtype; // a layer without parameters may have been called in both
     ISO_TRY(accept_gradient(child, call, &grad_out));
     int64_t start = trace_start(child);
     if (child->ops->backward) {

@@ -1,4 +1,4 @@
-// Initial values of parameters, as PyTorch draws them by default.
+// Initial values of parameters, as PyTorch draws them by default and on demand.
 #include "nn/nn_impl.h"
 
 #include <math.h>
@@ -20,4 +20,50 @@ iso_status iso__init_uniform(iso_parameter *parameter, int64_t fan_in, iso_rng *
             value[i + k] = (2 * iso__uniform(draw[k]) - 1) * bound;
     }
     return iso_tensor_unmap(parameter->value);
+}
+
+// Two normal numbers from two draws (Box and Muller, Ann. Math. Stat. 29, 1958). 1 - u is in (0,
+// 1].
+static void box_muller(const uint32_t draw[2], double out[2]) {
+    double radius = sqrt(-2 * log(1 - (double)iso__uniform(draw[0])));
+    double angle = 2 * acos(-1.0) * (double)iso__uniform(draw[1]);
+    out[0] = radius * cos(angle);
+    out[1] = radius * sin(angle);
+}
+
+// Element i is number i % 4 of block i / 4.
+static iso_status init_normal(iso_tensor *tensor, double std, iso_rng *rng) {
+    iso__philox_key key = iso__philox_key_make(rng->seed, ISO_RNG_INIT, rng->next_stream++);
+    bool wide = tensor->dtype == ISO_F64;
+    void *value;
+    ISO_TRY(iso_tensor_map(tensor, ISO_WRITE, &value));
+    for (int64_t i = 0; i < tensor->count; i += 4) {
+        uint64_t block = (uint64_t)i / 4;
+        uint32_t draw[4], counter[4] = {(uint32_t)block, (uint32_t)(block >> 32), 0, 0};
+        double normal[4];
+        iso__philox(key, counter, draw);
+        box_muller(draw, normal);
+        box_muller(draw + 2, normal + 2);
+        for (int64_t k = 0; k < 4 && i + k < tensor->count; k++) {
+            float rounded = (float)(normal[k] * std); // the same in both types
+            if (wide)
+                ((double *)value)[i + k] = rounded;
+            else
+                ((float *)value)[i + k] = rounded;
+        }
+    }
+    return iso_tensor_unmap(tensor);
+}
+
+iso_status iso_init_kaiming_normal(iso_parameter *parameter, iso_fan fan, iso_rng *rng) {
+    iso_tensor *value;
+    ISO_TRY(iso_parameter_value(parameter, &value));
+    ISO_CHECK(value->ndim >= 2, ISO_ERR_SHAPE,
+              "%s has %d dimensions and so no fan: only weights of at least 2 can be initialised "
+              "like this",
+              parameter->name, value->ndim);
+    int64_t taps = value->count / (value->shape[0] * value->shape[1]);
+    int64_t ways = value->shape[fan == ISO_FAN_IN ? 1 : 0] * taps;
+    ISO_TRY(init_normal(value, sqrt(2 / (double)ways), rng));
+    return ISO_OK;
 }

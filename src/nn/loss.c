@@ -1,30 +1,51 @@
-// Losses of a classifier, with their gradient.
+// Losses of labels and of target values, with their gradient.
 #include "nn/nn_impl.h"
 
 struct iso_loss {
     iso_device *device;
-    iso_loss_kind kind;
-    iso_tensor *grad; // NULL until first wanted
+    iso_loss_config config;
+    iso_tensor *grad;       // NULL until first wanted
+    iso_tensor *logical[2]; // copies of an output and a target in another layout; NULL: none so far
 };
 
-iso_status iso_loss_create(iso_device *device, iso_loss_kind kind, iso_loss **out) {
+static iso_status check_config(const iso_loss_config *c) {
+    ISO_CHECK((int)c->kind >= 0 && c->kind <= ISO_MSE, ISO_ERR_ARG, "%d is no kind of loss",
+              (int)c->kind);
+    ISO_CHECK(c->label_smoothing >= 0 && c->label_smoothing <= 1, ISO_ERR_ARG,
+              "label smoothing %g: give a number from 0 to 1", c->label_smoothing);
+    ISO_CHECK(c->label_smoothing == 0 || c->kind == ISO_CROSS_ENTROPY, ISO_ERR_ARG,
+              "label smoothing %g: only the cross entropy has it", c->label_smoothing);
+    return ISO_OK;
+}
+
+iso_status iso_loss_create_with(iso_device *device, const iso_loss_config *config, iso_loss **out) {
     ISO_CHECK(device, ISO_ERR_ARG, "a loss needs a device");
-    ISO_CHECK(kind == ISO_CROSS_ENTROPY || kind == ISO_NLL, ISO_ERR_ARG, "%d is no kind of loss",
-              (int)kind);
+    ISO_TRY(check_config(config));
     void *memory;
     ISO_TRY(iso__alloc_zero(sizeof(iso_loss), &memory));
     iso_loss *loss = memory;
     loss->device = iso_device_retain(device);
-    loss->kind = kind;
+    loss->config = *config;
     *out = loss;
     return ISO_OK;
 }
 
-static iso_status check(const iso_loss *loss, const iso_tensor *output, const int32_t *labels) {
-    char got[128];
+iso_status iso_loss_create(iso_device *device, iso_loss_kind kind, iso_loss **out) {
+    return iso_loss_create_with(device, &(iso_loss_config){.kind = kind}, out);
+}
+
+// ---- Labels -------------------------------------------------------------------------------------
+
+static iso_status check_output(const iso_loss *loss, const iso_tensor *output) {
     ISO_CHECK(output->device == loss->device, ISO_ERR_ARG,
               "the loss is on another device than its input");
-    ISO_TRY(iso__device_check_dtype(loss->device, output->dtype));
+    return iso__device_check_dtype(loss->device, output->dtype);
+}
+
+static iso_status check_labels(const iso_loss *loss, const iso_tensor *output,
+                               const int32_t *labels) {
+    char got[128];
+    ISO_TRY(check_output(loss, output));
     ISO_CHECK(output->ndim == 2, ISO_ERR_SHAPE, "the loss expects [N, K] but got %s",
               iso__shape_text(output->ndim, output->shape, got, sizeof(got)));
     for (int64_t i = 0; i < output->shape[0]; i++)
@@ -34,23 +55,65 @@ static iso_status check(const iso_loss *loss, const iso_tensor *output, const in
     return ISO_OK;
 }
 
-static iso_status prepare_grad(iso_loss *loss, const iso_tensor *output) {
-    if (loss->grad && loss->grad->dtype != output->dtype) iso_tensor_destroy(&loss->grad);
-    if (!loss->grad)
-        ISO_TRY(iso_tensor_create(loss->device, output->dtype, 2, output->shape, &loss->grad));
-    return iso_tensor_resize(loss->grad, 2, output->shape, ISO_LAYOUT_LOGICAL);
+// A tensor of the loss with shape and type of `like`, in logical layout.
+static iso_status prepare(iso_tensor **slot, const iso_tensor *like) {
+    if (*slot && (*slot)->dtype != like->dtype) iso_tensor_destroy(slot);
+    if (!*slot)
+        ISO_TRY(iso_tensor_create(like->device, like->dtype, like->ndim, like->shape, slot));
+    return iso_tensor_resize(*slot, like->ndim, like->shape, ISO_LAYOUT_LOGICAL);
 }
 
 iso_status iso_loss_compute(iso_loss *loss, iso_tensor *output, const int32_t *labels,
                             double *value, int64_t *correct, iso_tensor **grad) {
     double mean;
     int64_t hits;
-    ISO_TRY(check(loss, output, labels));
-    if (grad) ISO_TRY(prepare_grad(loss, output));
-    ISO_TRY(iso__kernels(output)->loss(loss->device, loss->kind, output, labels, &mean, &hits,
+    ISO_TRY(check_labels(loss, output, labels));
+    if (grad) ISO_TRY(prepare(&loss->grad, output));
+    ISO_TRY(iso__kernels(output)->loss(loss->device, &loss->config, output, labels, &mean, &hits,
                                        grad ? loss->grad : NULL));
     *value = mean;
     if (correct) *correct = hits;
+    if (grad) *grad = loss->grad;
+    return ISO_OK;
+}
+
+// ---- Targets of the output's shape --------------------------------------------------------------
+
+static iso_status check_target(const iso_loss *loss, const iso_tensor *output,
+                               const iso_tensor *target) {
+    char got[128], wanted[128];
+    ISO_CHECK(loss->config.kind == ISO_MSE, ISO_ERR_ARG,
+              "this loss takes labels: targets of the output's shape are for ISO_MSE");
+    ISO_TRY(check_output(loss, output));
+    ISO_CHECK(target->device == loss->device && target->dtype == output->dtype, ISO_ERR_TYPE,
+              "the loss expects targets of %s, the type of its input, on its own device but got %s",
+              iso_dtype_name(output->dtype), iso_dtype_name(target->dtype));
+    ISO_CHECK(iso__tensor_same_shape(target, output), ISO_ERR_SHAPE,
+              "the loss expects targets of shape %s, its input's, but got %s",
+              iso__shape_text(output->ndim, output->shape, wanted, sizeof(wanted)),
+              iso__shape_text(target->ndim, target->shape, got, sizeof(got)));
+    return ISO_OK;
+}
+
+// Brings a tensor into logical layout.
+static iso_status make_logical(iso_tensor **slot, const iso_tensor **x) {
+    if ((*x)->layout == ISO_LAYOUT_LOGICAL) return ISO_OK;
+    ISO_TRY(prepare(slot, *x));
+    ISO_TRY(iso_tensor_copy(*x, *slot));
+    *x = *slot;
+    return ISO_OK;
+}
+
+iso_status iso_loss_compute_tensor(iso_loss *loss, iso_tensor *output, iso_tensor *target,
+                                   double *value, iso_tensor **grad) {
+    const iso_tensor *x = output, *t = target;
+    double mean;
+    ISO_TRY(check_target(loss, output, target));
+    ISO_TRY(make_logical(&loss->logical[0], &x));
+    ISO_TRY(make_logical(&loss->logical[1], &t));
+    if (grad) ISO_TRY(prepare(&loss->grad, output));
+    ISO_TRY(iso__kernels(x)->mse(loss->device, x, t, &mean, grad ? loss->grad : NULL));
+    *value = mean;
     if (grad) *grad = loss->grad;
     return ISO_OK;
 }
@@ -60,6 +123,7 @@ void iso_loss_destroy(iso_loss **slot) {
     *slot = NULL;
     if (!loss) return;
     iso_tensor_destroy(&loss->grad);
+    for (int i = 0; i < 2; i++) iso_tensor_destroy(&loss->logical[i]);
     iso_device_destroy(&loss->device);
     iso__free(loss);
 }

@@ -8,8 +8,6 @@
 iso_status iso_module_init(iso_module *module, const iso_module_ops *ops, iso_device *device) {
     ISO_CHECK(ops && ops->type && ops->forward, ISO_ERR_ARG,
               "a module needs a table with at least its type and forward");
-    ISO_CHECK(ops && ops->type && ops->forward, ISO_ERR_ARG,
-              "the table of a module must have at least a type and a forward function");
     ISO_CHECK(device, ISO_ERR_ARG, "%s needs a device", ops->type);
     module->ops = ops;
     module->device = iso_device_retain(device);
@@ -129,8 +127,8 @@ iso_status iso_module_add_parameter(iso_module *module, const char *name, int nd
     iso_status status = ISO_OK;
     ISO_TRY_GOTO(iso__alloc_zero(sizeof(*p), &memory));
     p = memory;
-    ISO_TRY_GOTO(iso_tensor_create(module->device, ISO_F32, ndim, shape, &p->value));
-    ISO_TRY_GOTO(iso_tensor_create(module->device, ISO_F32, ndim, shape, &p->grad));
+    ISO_TRY_GOTO(iso_tensor_create(module->device, module->dtype, ndim, shape, &p->value));
+    ISO_TRY_GOTO(iso_tensor_create(module->device, module->dtype, ndim, shape, &p->grad));
     ISO_TRY_GOTO(iso_tensor_fill(p->value, 0));
     ISO_TRY_GOTO(iso__strdup(name, &copy));
     p->name = copy;
@@ -245,17 +243,20 @@ static iso_status convert(iso_tensor **slot, iso_dtype dtype) {
 // The optimizer and the wrapper hold on to gradients and their types.
 static iso_status check_free(const iso_module *module) {
     char label[ISO_LABEL_ROOM];
-    for (int i = 0; i < module->parameter_count; i++)
-        ISO_CHECK(!module->parameter[i]->complete && module->parameter[i]->grad->capacity > 0,
-                  ISO_ERR_STATE,
-                  "%s cannot change its element type once it is wrapped: do it before",
+    for (int i = 0; i < module->parameter_count; i++) {
+        const iso_parameter *p = module->parameter[i];
+        ISO_CHECK(!p->complete && p->grad->capacity > 0 && p->optimizers == 0, ISO_ERR_STATE,
+                  "%s cannot change its element type once it is wrapped or given to an optimizer: "
+                  "do it before",
                   iso__module_label(module, label));
+    }
     for (int i = 0; i < module->child_count; i++) ISO_TRY(check_free(module->child[i]));
     return ISO_OK;
 }
 
 static iso_status convert_all(iso_module *module, iso_dtype dtype) {
     module->dtype = dtype;
+    module->call_depth = 0; // what forwards saved is of the other type
     for (int i = 0; i < module->parameter_count; i++) {
         iso_parameter *p = module->parameter[i];
         ISO_TRY(convert(&p->value, dtype));

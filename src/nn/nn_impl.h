@@ -14,6 +14,9 @@ iso_status iso__module_add_wrapped_take(iso_module *wrapper, iso_module *child);
 // As iso_call_tensor, of another element type.
 iso_status iso__call_tensor_of(iso_module *module, iso_dtype dtype, iso_tensor **slot, int ndim,
                                const int64_t *shape, iso_layout layout);
+// *out is x itself where it has this layout, else a copy of it in *slot.
+iso_status iso__call_layout(iso_module *module, iso_tensor **slot, iso_layout layout, iso_tensor *x,
+                            iso_tensor **out);
 
 // Calls visit for the module and everything below it, parents first, with the name of each ("" for
 // the root); a module that is used twice is visited twice.

@@ -1,19 +1,30 @@
-// A container that runs its children one after the other and fuses a relu into the layer before it.
+// A container that runs its children one after the other and fuses a relu into the layer before it,
+// or into a max-pooling behind it, which leaves it less to do.
 #include "nn/nn_impl.h"
 
 // Fusion goes by position and not by module: a shared layer may be followed by a relu in one place
 // only. It is a question of types alone, so forward and backward ask the same one.
+static bool fused_into_next(const iso_module *self, int i) {
+    return i >= 0 && i + 1 < self->child_count && iso__module_is_relu(self->child[i]) &&
+           self->child[i + 1]->ops->relu_commutes;
+}
+
 static bool fused_into_previous(const iso_module *self, int i) {
     return i > 0 && i < self->child_count && iso__module_is_relu(self->child[i]) &&
-           self->child[i - 1]->ops->fuses_relu;
+           self->child[i - 1]->ops->fuses_relu && !fused_into_next(self, i);
+}
+
+static bool is_fused(const iso_module *self, int i) {
+    return fused_into_previous(self, i) || fused_into_next(self, i);
 }
 
 static iso_status forward(iso_module *self, iso_call *call, iso_tensor *in, iso_tensor **out) {
     (void)call;
     iso_tensor *x = in;
     for (int i = 0; i < self->child_count; i++) {
-        if (fused_into_previous(self, i)) continue;
-        iso_activation activation = fused_into_previous(self, i + 1) ? ISO_ACT_RELU : ISO_ACT_NONE;
+        if (is_fused(self, i)) continue;
+        bool relu = fused_into_previous(self, i + 1) || fused_into_next(self, i - 1);
+        iso_activation activation = relu ? ISO_ACT_RELU : ISO_ACT_NONE;
         ISO_TRY(iso_module_call(self->child[i], activation, x, &x));
     }
     *out = x;
@@ -35,7 +46,7 @@ static iso_status backward(iso_module *self, iso_call *call, iso_tensor *grad_ou
     int first = first_needed(self, grad_in != NULL);
     iso_tensor *g = grad_out;
     for (int i = self->child_count - 1; i >= first; i--) {
-        if (fused_into_previous(self, i)) continue;
+        if (is_fused(self, i)) continue;
         bool wanted = grad_in || i > first;
         ISO_TRY(iso_module_call_backward(self->child[i], g, wanted ? &g : NULL));
     }

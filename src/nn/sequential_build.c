@@ -1,6 +1,8 @@
 // Builds a sequential from a list of layers, working out what each takes in.
 #include "nn/nn_impl.h"
 
+#include <string.h>
+
 // What a layer gives for one sample.
 typedef struct extent {
     bool flat;
@@ -9,11 +11,13 @@ typedef struct extent {
 } extent;
 
 static iso_status misfit(int i, const char *type, const extent *in) {
+    const char *article = strchr("AEIOU", type[0]) ? "an" : "a";
     if (in->flat)
-        return ISO_FAIL(ISO_ERR_SHAPE, "layer %d, a %s, cannot take %lld features: it takes images",
-                        i, type, (long long)in->features);
-    return ISO_FAIL(ISO_ERR_SHAPE, "layer %d, a %s, cannot take %lld x %lld x %lld", i, type,
-                    (long long)in->channels, (long long)in->height, (long long)in->width);
+        return ISO_FAIL(ISO_ERR_SHAPE,
+                        "layer %d, %s %s, cannot take %lld features: it takes images", i, article,
+                        type, (long long)in->features);
+    return ISO_FAIL(ISO_ERR_SHAPE, "layer %d, %s %s, cannot take %lld x %lld x %lld", i, article,
+                    type, (long long)in->channels, (long long)in->height, (long long)in->width);
 }
 
 static iso_status make_linear(iso_device *device, const iso_layer *layer, int i, extent *x,
@@ -24,25 +28,49 @@ static iso_status make_linear(iso_device *device, const iso_layer *layer, int i,
     return iso_linear_create(device, in, layer->out, true, rng, out);
 }
 
-static iso_status make_conv2d(iso_device *device, const iso_layer *layer, int i, extent *x,
-                              iso_rng *rng, iso_module **out) {
-    int64_t size = layer->size;
-    if (x->flat || x->height < size || x->width < size) return misfit(i, "Conv2d", x);
-    iso_conv2d_config config = {x->channels, layer->out, .kernel_size = {size, size}};
-    x->channels = layer->out;
-    x->height -= size - 1;
-    x->width -= size - 1;
-    return iso_conv2d_create(device, &config, rng, out);
+// How often a kernel or window fits along a side.
+static int64_t places(const iso_layer *layer, int64_t side, int64_t stride) {
+    return (side + 2 * layer->padding - layer->size) / stride + 1;
 }
 
-static iso_status make_max_pool2d(iso_device *device, const iso_layer *layer, int i, extent *x,
-                                  iso_module **out) {
-    int64_t size = layer->size;
-    if (x->flat || x->height < size || x->width < size) return misfit(i, "MaxPool2d", x);
-    ISO_TRY(iso_max_pool2d_create(device, size, size, out));
-    x->height /= size;
-    x->width /= size;
+static bool fits(const iso_layer *layer, const extent *x) {
+    int64_t least = layer->size - 2 * layer->padding;
+    return !x->flat && x->height >= least && x->width >= least;
+}
+
+static iso_status make_conv2d(iso_device *device, const iso_layer *layer, int i, extent *x,
+                              iso_rng *rng, iso_module **out) {
+    int64_t size = layer->size, stride = layer->stride ? layer->stride : 1;
+    if (!fits(layer, x)) return misfit(i, "Conv2d", x);
+    iso_conv2d_config config = {x->channels, layer->out, .kernel_size = {size, size},
+                                .stride = {stride, stride},
+                                .padding = {layer->padding, layer->padding}};
+    ISO_TRY(iso_conv2d_create(device, &config, rng, out));
+    x->channels = layer->out;
+    x->height = places(layer, x->height, stride);
+    x->width = places(layer, x->width, stride);
     return ISO_OK;
+}
+
+static iso_status make_pool2d(iso_device *device, const iso_layer *layer, int i, extent *x,
+                              iso_module **out) {
+    bool max = layer->kind == ISO_MAX_POOL2D;
+    int64_t size = layer->size, stride = layer->stride ? layer->stride : size;
+    if (!fits(layer, x)) return misfit(i, max ? "MaxPool2d" : "AvgPool2d", x);
+    iso_pool2d_config config = {.kernel_size = {size, size},
+                                .stride = {stride, stride},
+                                .padding = {layer->padding, layer->padding}};
+    ISO_TRY(iso_pool2d_create(device, max ? ISO_POOL_MAX : ISO_POOL_AVG, &config, out));
+    x->height = places(layer, x->height, stride);
+    x->width = places(layer, x->width, stride);
+    return ISO_OK;
+}
+
+static iso_status make_adaptive_avg_pool2d(iso_device *device, const iso_layer *layer, int i,
+                                           extent *x, iso_module **out) {
+    if (x->flat) return misfit(i, "AdaptiveAvgPool2d", x);
+    x->height = x->width = layer->size;
+    return iso_adaptive_avg_pool2d_create(device, layer->size, layer->size, out);
 }
 
 static iso_status make_flatten(iso_device *device, extent *x, iso_module **out) {
@@ -51,14 +79,34 @@ static iso_status make_flatten(iso_device *device, extent *x, iso_module **out) 
     return iso_flatten_create(device, out);
 }
 
+static iso_status make_batch_norm(iso_device *device, const extent *x, iso_module **out) {
+    iso_batch_norm_config config = {.num_features = x->flat ? x->features : x->channels};
+    return x->flat ? iso_batch_norm1d_create(device, &config, out)
+                   : iso_batch_norm2d_create(device, &config, out);
+}
+
+static iso_status make_layer_norm(iso_device *device, const extent *x, iso_module **out) {
+    iso_layer_norm_config flat = {.ndim = 1, .normalized_shape = {x->features}};
+    iso_layer_norm_config image = {.ndim = 3,
+                                   .normalized_shape = {x->channels, x->height, x->width}};
+    return iso_layer_norm_create(device, x->flat ? &flat : &image, out);
+}
+
 static iso_status make(iso_device *device, const iso_layer *layer, int i, extent *x, iso_rng *rng,
                        iso_module **out) {
     switch (layer->kind) {
     case ISO_LINEAR: return make_linear(device, layer, i, x, rng, out);
     case ISO_CONV2D: return make_conv2d(device, layer, i, x, rng, out);
-    case ISO_MAX_POOL2D: return make_max_pool2d(device, layer, i, x, out);
+    case ISO_MAX_POOL2D:
+    case ISO_AVG_POOL2D: return make_pool2d(device, layer, i, x, out);
+    case ISO_ADAPTIVE_AVG_POOL2D: return make_adaptive_avg_pool2d(device, layer, i, x, out);
     case ISO_FLATTEN: return make_flatten(device, x, out);
     case ISO_DROPOUT: return iso_dropout_create(device, layer->p, rng, out);
+    case ISO_BATCH_NORM: return make_batch_norm(device, x, out);
+    case ISO_LAYER_NORM: return make_layer_norm(device, x, out);
+    case ISO_TANH: return iso_tanh_create(device, out);
+    case ISO_SIGMOID: return iso_sigmoid_create(device, out);
+    case ISO_GELU: return iso_gelu_create(device, false, out);
     }
     return ISO_FAIL(ISO_ERR_ARG, "layer %d has a kind that does not exist (%d)", i,
                     (int)layer->kind);

@@ -10,13 +10,56 @@ static size_t padded(const iso__grad_slot *slot) {
     return (slot->count * iso_dtype_size(slot->dtype) + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
 }
 
-// Of the parameters of a layer those of one element type.
 static int layer_first(const iso_reducer *r, int i) {
-    while (i > 0 && r->slot[i - 1].layer == r->slot[i].layer &&
-           r->slot[i - 1].dtype == r->slot[i].dtype)
-        i--;
+    while (i > 0 && r->slot[i - 1].layer == r->slot[i].layer) i--;
     return i;
 }
+
+// ---- Which slots ----------------------------------------------------------------------------------
+
+enum { NO_BUCKET = -1 };
+
+// All slots of this type from `first` on that have none yet.
+static void close_bucket(iso_reducer *r, iso_dtype dtype, int first) {
+    for (int i = first; i < r->slot_count; i++)
+        if (r->slot[i].dtype == dtype && r->slot[i].bucket == NO_BUCKET)
+            r->slot[i].bucket = r->bucket_count;
+    r->bucket_count++;
+}
+
+// What did not fill a bucket: first the type of which the backward is through earlier.
+static void close_rest(iso_reducer *r) {
+    iso_dtype left[ISO_DTYPE_COUNT];
+    bool seen[ISO_DTYPE_COUNT] = {false};
+    int count = 0;
+    for (int i = 0; i < r->slot_count; i++) {
+        const iso__grad_slot *s = &r->slot[i];
+        if (s->bucket != NO_BUCKET || seen[s->dtype]) continue;
+        seen[s->dtype] = true;
+        left[count++] = s->dtype;
+    }
+    while (count > 0) close_bucket(r, left[--count], 0);
+}
+
+// Takes whole layers, from the last one down, into a bucket of each type until it is full. So
+// buckets are in the order in which a backward completes them.
+static void fill_buckets(iso_reducer *r, size_t bucket_bytes) {
+    size_t bytes[ISO_DTYPE_COUNT] = {0};
+    for (int i = 0; i < r->slot_count; i++) r->slot[i].bucket = NO_BUCKET;
+    for (int first = r->slot_count; first > 0;) {
+        int last = first - 1;
+        first = layer_first(r, last);
+        for (int i = first; i <= last; i++) bytes[r->slot[i].dtype] += padded(&r->slot[i]);
+        for (int t = 0; t < ISO_DTYPE_COUNT; t++) {
+            if (bytes[t] == 0 || bytes[t] < bucket_bytes) continue;
+            close_bucket(r, (iso_dtype)t, first);
+            bytes[t] = 0;
+        }
+    }
+    close_rest(r);
+}
+
+// ---- Where they lie -------------------------------------------------------------------------------
 
 // "conv1" of "conv1.weight"; the whole name where there is no dot.
 static int layer_name_length(const char *name) {
@@ -24,43 +67,49 @@ static int layer_name_length(const char *name) {
     return (int)(dot ? (size_t)(dot - name) : strlen(name));
 }
 
-static void make_label(const iso_reducer *r, iso__bucket *b) {
-    size_t used = 0;
-    for (int i = b->first; i <= b->last && used < sizeof(b->label); i++) {
-        if (layer_first(r, i) != i) continue;
-        int n = snprintf(b->label + used, sizeof(b->label) - used, "%s%.*s", used ? "+" : "",
-                         layer_name_length(r->slot[i].name), r->slot[i].name);
-        used += (size_t)n;
+static void make_label(const iso_reducer *r, int bucket) {
+    char *label = r->bucket[bucket].label;
+    size_t used = 0, room = sizeof(r->bucket[bucket].label);
+    int previous = -1;
+    for (int i = 0; i < r->slot_count && used < room; i++) {
+        const iso__grad_slot *s = &r->slot[i];
+        if (s->bucket != bucket) continue;
+        if (previous < 0 || r->slot[previous].layer != s->layer)
+            used += (size_t)snprintf(label + used, room - used, "%s%.*s", used ? "+" : "",
+                                     layer_name_length(s->name), s->name);
+        previous = i;
     }
 }
 
-// Takes whole layers from slot `last` downwards until the bucket is full; returns the next slot
-// down.
-static int fill_bucket(iso_reducer *r, int last, size_t bucket_bytes, size_t *offset) {
-    iso__bucket *b = &r->bucket[r->bucket_count++];
-    *b = (iso__bucket){.last = last, .offset = *offset};
-    int first = last + 1;
-    do {
-        int layer_last = first - 1;
-        first = layer_first(r, layer_last);
-        for (int i = first; i <= layer_last; i++) {
-            r->slot[i].bucket = r->bucket_count - 1;
+// Lays out the slots of a bucket from place `first` of the order on.
+static void lay_out(iso_reducer *r, int bucket, int first, size_t *offset) {
+    iso__bucket *b = &r->bucket[bucket];
+    *b = (iso__bucket){.first = first, .offset = *offset};
+    int next = first;
+    for (int layer = r->slot_count; layer > 0;) {
+        int last = layer - 1;
+        layer = layer_first(r, last);
+        for (int i = layer; i <= last; i++) {
+            if (r->slot[i].bucket != bucket) continue;
+            r->order[next++] = i;
             r->slot[i].offset = *offset;
             *offset += padded(&r->slot[i]);
         }
-    } while (first > 0 && *offset - b->offset < bucket_bytes &&
-             r->slot[first - 1].dtype == r->slot[last].dtype);
-    b->first = first;
+    }
+    b->last = next - 1;
+    b->dtype = r->slot[r->order[first]].dtype;
     b->bytes = *offset - b->offset;
-    b->missing = last - first + 1;
-    make_label(r, b);
-    return first - 1;
+    b->missing = next - first;
+    make_label(r, bucket);
 }
 
 iso_status iso__reducer_make_buckets(iso_reducer *r, size_t bucket_bytes) {
-    ISO_TRY(iso__alloc_zero((size_t)r->slot_count * sizeof(*r->bucket), (void **)&r->bucket));
-    size_t offset = 0;
-    for (int i = r->slot_count - 1; i >= 0;) i = fill_bucket(r, i, bucket_bytes, &offset);
+    size_t count = (size_t)r->slot_count, offset = 0;
+    ISO_TRY(iso__alloc_zero(count * sizeof(*r->bucket), (void **)&r->bucket));
+    ISO_TRY(iso__alloc_zero(count * sizeof(*r->order), (void **)&r->order));
+    fill_buckets(r, bucket_bytes);
+    for (int b = 0, next = 0; b < r->bucket_count; next = r->bucket[b++].last + 1)
+        lay_out(r, b, next, &offset);
     r->arena_bytes = offset;
     // Zero, so that the padding between parameters stays zero in every sum.
     ISO_TRY(iso__alloc_zero(offset, (void **)&r->arena));

@@ -17,6 +17,7 @@ typedef struct data_parallel {
     iso_comm *comm;
     iso_reducer *reducer;
     iso_parameter_list list;
+    iso_buffer_list buffers;
     iso_parameter **trainable; // index = the reducer's
     int trainable_count;
     layer_link *link;
@@ -36,7 +37,7 @@ static bool is_data_parallel(const iso_module *module) { return module->ops == &
 
 // ---- Hooks ----------------------------------------------------------------------------------------
 
-// Buckets hold whole layers, so the first parameter brings in the rest of its layer.
+// The first parameter brings in the rest of its layer, but for those of another element type.
 static iso_status before_forward(iso_module *module, void *user) {
     (void)module;
     layer_link *link = user;
@@ -44,7 +45,14 @@ static iso_status before_forward(iso_module *module, void *user) {
         iso_reducer_poll(link->owner->reducer);
         return ISO_OK;
     }
-    return iso_reducer_param_needed(link->owner->reducer, link->first);
+    const iso_reducer *r = link->owner->reducer;
+    int bucket = -1;
+    for (int i = link->first; i < link->first + link->count; i++) {
+        if (r->slot[i].bucket == bucket) continue;
+        bucket = r->slot[i].bucket;
+        ISO_TRY(iso_reducer_param_needed(link->owner->reducer, i));
+    }
+    return ISO_OK;
 }
 
 static iso_status gradient_ready(iso_module *module, void *user) {
@@ -101,6 +109,7 @@ static iso_status train(iso_module *module, bool training) {
     if (training && !self->evaluating) return ISO_OK;
     ISO_TRY(iso_reducer_finish(self->reducer));
     if (training == self->evaluating && self->hook) ISO_TRY(self->hook(training, self->hook_user));
+    if (!training && !self->evaluating) ISO_TRY(iso__buffers_average(self->comm, &self->buffers));
     self->evaluating = !training;
     return ISO_OK;
 }
@@ -133,6 +142,7 @@ static void destroy(iso_module *module) {
     take_back_gradients(self);
     if (module->child_count > 0) unhook(module->child[0]);
     iso_parameter_list_destroy(&self->list);
+    iso_buffer_list_destroy(&self->buffers);
     iso__free(self->trainable);
     iso__free(self->link);
     iso_comm_destroy(&self->comm);
@@ -174,8 +184,10 @@ static void describe(const iso_parameter_list *list, iso_reducer_param *params, 
 // The reducer sees the trainable ones only, so the whole list is compared here.
 static iso_status match_and_create(data_parallel *self, iso_reducer_param *params,
                                    const iso_data_parallel_config *config) {
-    char settings[64];
-    snprintf(settings, sizeof(settings), "%d parameters", self->list.count);
+    char settings[96];
+    snprintf(settings, sizeof(settings), "%d parameters, %d buffers (names and shapes %016llx)",
+             self->list.count, self->buffers.count,
+             (unsigned long long)iso__buffers_fingerprint(&self->buffers));
     ISO_TRY(iso__match(self->comm, params, self->list.count, settings));
     for (int i = 0; i < self->list.count; i++) {
         if (!self->list.item[i]->requires_grad) continue;
@@ -266,6 +278,7 @@ static iso_status prepare(data_parallel *self, iso_module *module,
               "bucket size %g MB: give a number from 0 (one bucket per layer) to 1e6",
               config->bucket_mb);
     ISO_TRY(iso_module_parameters(module, &self->list));
+    ISO_TRY(iso_module_buffers(module, &self->buffers));
     ISO_TRY(iso__alloc_zero((size_t)self->list.count * sizeof(*self->trainable),
                             (void **)&self->trainable));
     return ISO_OK;
@@ -277,6 +290,7 @@ static iso_status setup(data_parallel *self, iso_module *module,
     ISO_TRY(iso_comm_agree(self->comm, prepare(self, module, config)));
     ISO_TRY(create_reducer(self, config));
     ISO_TRY(broadcast_frozen(self));
+    ISO_TRY(iso__buffers_broadcast(self->comm, &self->buffers));
     ISO_TRY(move_gradients(self));
     ISO_TRY(
         iso__alloc_zero((size_t)count_links(module) * sizeof(*self->link), (void **)&self->link));

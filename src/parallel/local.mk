@@ -5,6 +5,7 @@ libiso_core_la_SOURCES += \
     src/parallel/average_impl.h \
     src/parallel/average_phases.c \
     src/parallel/bucket.c \
+    src/parallel/buffers.c \
     src/parallel/data_parallel.c \
     src/parallel/hash.c \
     src/parallel/match.c \

@@ -13,10 +13,9 @@ static iso_status exchange_once(iso_reducer *r, double *ms) {
     int64_t start = iso_now();
     for (int b = 0; r->comm && b < r->bucket_count; b++) {
         iso__bucket *bucket = &r->bucket[b];
-        iso_dtype dtype = r->slot[bucket->first].dtype;
         ISO_TRY(iso_comm_iallreduce(r->comm, r->arena + bucket->offset,
-                                    bucket->bytes / iso_dtype_size(dtype), dtype, bucket->label,
-                                    &bucket->request));
+                                    bucket->bytes / iso_dtype_size(bucket->dtype), bucket->dtype,
+                                    bucket->label, &bucket->request));
     }
     for (int b = 0; r->comm && b < r->bucket_count; b++)
         ISO_TRY(iso_request_wait(&r->bucket[b].request));

@@ -18,4 +18,13 @@ typedef iso_status (*iso__train_hook)(bool training, void *user);
 void iso__data_parallel_set_train_hook(iso_module *data_parallel, iso__train_hook hook, void *user);
 iso_comm *iso__data_parallel_comm(iso_module *data_parallel); // borrowed
 
+// ---- buffers.c ----
+// A hash over names, types and shapes.
+uint64_t iso__buffers_fingerprint(const iso_buffer_list *list);
+// Collective, over lists of one fingerprint. Gives all ranks rank 0's values.
+iso_status iso__buffers_broadcast(iso_comm *comm, const iso_buffer_list *list);
+// Collective, over lists of one fingerprint. Gives all ranks the mean over the ranks, of counts
+// (i64) the largest.
+iso_status iso__buffers_average(iso_comm *comm, const iso_buffer_list *list);
+
 #endif

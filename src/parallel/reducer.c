@@ -90,6 +90,7 @@ void iso_reducer_destroy(iso_reducer **pointer) {
         return; // MPI may still write into the arena: it stays
     }
     release_slots(r);
+    iso__free(r->order);
     iso__free(r->bucket);
     iso__reducer_free_arena(r);
     iso__free(r->hyper);
@@ -153,9 +154,8 @@ static iso_status post_bucket(iso_reducer *r, iso__bucket *b) {
         r->busy++;
         return ISO_OK;
     }
-    iso_dtype dtype = r->slot[b->first].dtype;
-    ISO_TRY(iso_comm_iallreduce(r->comm, r->arena + b->offset, b->bytes / iso_dtype_size(dtype),
-                                dtype, b->label, &b->request));
+    ISO_TRY(iso_comm_iallreduce(r->comm, r->arena + b->offset, b->bytes / iso_dtype_size(b->dtype),
+                                b->dtype, b->label, &b->request));
     b->state = ISO_BUCKET_POSTED;
     r->busy++;
     *(r->comm == r->world ? &r->stats.bytes_world : &r->stats.bytes_node) += (long long)b->bytes;
@@ -223,7 +223,7 @@ static void reopen(iso_reducer *r, iso__bucket *b) {
     b->state = ISO_BUCKET_OPEN;
     b->update = false;
     b->missing = b->last - b->first + 1;
-    for (int i = b->first; i <= b->last; i++) r->slot[i].ready = false;
+    for (int k = b->first; k <= b->last; k++) r->slot[r->order[k]].ready = false;
     if (--r->busy == 0) restart(r);
 }
 
@@ -232,15 +232,17 @@ static void average_in_place(const iso_reducer *r, const iso__bucket *b) {
     void *data = r->arena + b->offset;
     float *x = data;
     if (factor == 1.0) return;
-    if (r->slot[b->first].dtype == ISO_F64)
+    if (b->dtype == ISO_F64)
         for (size_t k = 0; k < b->bytes / sizeof(double); k++) ((double *)data)[k] *= factor;
     else
         for (size_t k = 0; k < b->bytes / sizeof(float); k++) x[k] *= (float)factor;
 }
 
 static iso_status update(iso_reducer *r, iso__bucket *b, double scale) {
-    for (int i = b->first; i <= b->last; i++)
+    for (int k = b->first; k <= b->last; k++) {
+        int i = r->order[k];
         ISO_TRY(r->apply(i, r->arena + r->slot[i].offset, scale, r->hyper, r->apply_user));
+    }
     return ISO_OK;
 }
 

@@ -25,10 +25,12 @@ typedef enum iso__bucket_state {
     ISO_BUCKET_REDUCED
 } iso__bucket_state;
 
-// Slots [first, last] of one or more whole layers, adjacent in the arena: one all-reduce.
+// Slots of one element type, order[first] to order[last], adjacent in the arena: one all-reduce. Of
+// a layer it holds all that are of its type.
 typedef struct iso__bucket {
     char label[48]; // layer names, for traces and time-outs
     int first, last;
+    iso_dtype dtype;
     int missing; // slots not ready
     size_t offset, bytes;
     iso__bucket_state state;
@@ -43,7 +45,8 @@ struct iso_reducer {
     iso_sync sync;
     iso__grad_slot *slot;
     int slot_count;
-    iso__bucket *bucket; // in the agreed order: reverse of the slots
+    int *order;          // the slots, bucket by bucket
+    iso__bucket *bucket; // in the agreed order: that in which a backward completes them
     int bucket_count;
     int next;        // first bucket not yet issued in this backward
     int busy;        // buckets that are not OPEN

@@ -45,6 +45,27 @@ static iso_status cpu_set_threads(iso_device *self, int n) {
     return ISO_OK;
 }
 
+// The plain kernels have nothing to choose from.
+static iso_status cpu_tune(iso_device *self, bool on) {
+    (void)self, (void)on;
+    return ISO_OK;
+}
+
+static const void *cpu_choices(iso_device *self, size_t *bytes) {
+    (void)self;
+    *bytes = 0;
+    return NULL;
+}
+
+static iso_status cpu_set_choices(iso_device *self, const void *choices, size_t bytes) {
+    (void)choices;
+    ISO_CHECK(bytes == 0, ISO_ERR_UNSUPPORTED,
+              "the choices are of other kernels than those in use here (%s): ranks must run the "
+              "same build",
+              self->description);
+    return ISO_OK;
+}
+
 iso_status iso__cpu_use_reference(iso__cpu *cpu) {
     snprintf(cpu->base.description, sizeof(cpu->base.description), "plain C kernels, 1 thread");
     return ISO_OK;
@@ -54,7 +75,11 @@ iso_status iso__cpu_use_reference(iso__cpu *cpu) {
     iso__cpu_fill_linear_##type(&cpu->type);                                                       \
     iso__cpu_fill_conv_##type(&cpu->type);                                                         \
     iso__cpu_fill_pool_##type(&cpu->type);                                                         \
+    iso__cpu_fill_avg_pool_##type(&cpu->type);                                                     \
     iso__cpu_fill_elementwise_##type(&cpu->type);                                                  \
+    iso__cpu_fill_activation_##type(&cpu->type);                                                   \
+    iso__cpu_fill_batch_norm_##type(&cpu->type);                                                   \
+    iso__cpu_fill_layer_norm_##type(&cpu->type);                                                   \
     iso__cpu_fill_loss_##type(&cpu->type);                                                         \
     iso__cpu_fill_update_##type(&cpu->type)
 
@@ -77,6 +102,9 @@ iso_status iso__device_create_cpu(iso_device **out) {
     ops->host_memory = true;
     ops->destroy = iso__cpu_destroy;
     ops->set_threads = cpu_set_threads;
+    ops->tune = cpu_tune;
+    ops->choices = cpu_choices;
+    ops->set_choices = cpu_set_choices;
     iso__cpu_fill_memory(ops);
     fill_kernels(cpu);
     cpu->base.ops = ops;

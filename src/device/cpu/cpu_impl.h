@@ -29,6 +29,7 @@ typedef struct iso__gemm_args {
 #endif
 
 struct iso__onednn;
+struct iso__tuner;
 
 typedef struct iso__cpu {
     iso_device base;
@@ -36,6 +37,7 @@ typedef struct iso__cpu {
     iso_kernel_ops f32, f64; // plain kernels, some overwritten
     int64_t block;           // channels in a block of the blocked layout, which only f32 has
     void (*gemm[ISO_F64 + 1])(const iso__gemm_args *args); // by element type
+    struct iso__tuner *tuner;   // of the oneDNN kernels
     struct iso__onednn *onednn;                            // NULL unless its kernels were chosen
     void *scratch; // shared by all kernels, each owns it for one call; only grows
     size_t scratch_bytes;
@@ -67,7 +69,11 @@ void iso__cpu_fill_memory(iso_device_ops *ops);
     void iso__cpu_fill_linear_##type(iso_kernel_ops *ops);                                         \
     void iso__cpu_fill_conv_##type(iso_kernel_ops *ops);                                           \
     void iso__cpu_fill_pool_##type(iso_kernel_ops *ops);                                           \
+    void iso__cpu_fill_avg_pool_##type(iso_kernel_ops *ops);                                       \
     void iso__cpu_fill_elementwise_##type(iso_kernel_ops *ops);                                    \
+    void iso__cpu_fill_activation_##type(iso_kernel_ops *ops);                                     \
+    void iso__cpu_fill_batch_norm_##type(iso_kernel_ops *ops);                                     \
+    void iso__cpu_fill_layer_norm_##type(iso_kernel_ops *ops);                                     \
     void iso__cpu_fill_loss_##type(iso_kernel_ops *ops);                                           \
     void iso__cpu_fill_update_##type(iso_kernel_ops *ops);                                         \
     void iso__cpu_gemm_##type(const iso__gemm_args *args);                                         \
@@ -76,6 +82,23 @@ void iso__cpu_fill_memory(iso_device_ops *ops);
                                              bool accumulate);
 ISO_CPU_PLAIN_KERNELS(f32)
 ISO_CPU_PLAIN_KERNELS(f64)
+
+// ---- AVX-512 ---------------------------------------------------------------------------------------
+bool iso__cpu_is_wide(void); // the processor has it
+// to[i][k] = from[k][i] for i < columns, k < width; zero where k >= rows. All at most 16; strides in
+// elements. Not for other processors.
+void iso__cpu_transpose16(const float *from, int64_t from_stride, int rows, int columns, float *to,
+                          int64_t to_stride, int width);
+
+// ---- A linear forward for AVX-512 (cpu_linear_wide.c), f32 -----------------------------------------
+bool iso__cpu_wide_suits(int64_t rows, int64_t in, int64_t out);
+typedef struct iso__wide_args {
+    int64_t rows, in, out;
+    const float *x, *w, *b; // b may be NULL
+    bool relu;
+    float *y;
+} iso__wide_args;
+iso_status iso__cpu_wide_linear(iso__cpu *cpu, const iso__wide_args *args);
 
 // ---- Sets of kernels: give the device its gemm, block, overwritten slots and description ----
 iso_status iso__cpu_use_reference(iso__cpu *cpu);

@@ -1,39 +1,7 @@
-// Linear layers on a gemm (plain C here, or a BLAS), and bias gradients.
+// Linear layers on the device's gemm, and bias gradients.
 #include "device/cpu/cpu_real.h"
 
 #include <string.h>
-
-// Partial sums that a compiler can keep in vector registers.
-#define LANES 16
-
-static real dot(int64_t n, const real *a, const real *b) {
-    real part[LANES] = {0}, sum = 0;
-    int64_t i = 0;
-    for (; i + LANES <= n; i += LANES)
-        for (int l = 0; l < LANES; l++) part[l] += a[i + l] * b[i + l];
-    for (; i < n; i++) sum += a[i] * b[i];
-    for (int l = 0; l < LANES; l++) sum += part[l];
-    return sum;
-}
-
-void ISO_REAL(iso__cpu_gemm)(const iso__gemm_args *g) {
-    const real *all_a = g->a, *all_b = g->b;
-    for (int64_t i = 0; i < g->m; i++) {
-        real *c = (real *)g->c + i * g->ldc;
-        if (g->beta == 0) memset(c, 0, (size_t)g->n * sizeof(real));
-        if (g->transpose_b && !g->transpose_a) {
-            for (int64_t j = 0; j < g->n; j++)
-                c[j] += dot(g->k, all_a + i * g->lda, all_b + j * g->ldb);
-            continue;
-        }
-        for (int64_t l = 0; l < g->k; l++) {
-            real a = all_a[g->transpose_a ? l * g->lda + i : i * g->lda + l];
-            const real *b = all_b + (g->transpose_b ? l : l * g->ldb);
-            int64_t step = g->transpose_b ? g->ldb : 1;
-            for (int64_t j = 0; j < g->n; j++) c[j] += a * b[j * step];
-        }
-    }
-}
 
 iso_status ISO_REAL(iso__cpu_bias_gradient)(iso__cpu *cpu, const iso_tensor *dy, iso_tensor *db,
                                             bool accumulate) {

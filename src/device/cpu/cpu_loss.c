@@ -39,32 +39,90 @@ static iso_status log_softmax_backward(iso_device *self, const iso_tensor *y, co
     return ISO_OK;
 }
 
-// Gradient of the batch mean in one row: (softmax(x) - onehot) / N, or -onehot / N.
-static void loss_gradient(iso_loss_kind kind, int64_t k, const real *x, double norm, int64_t label,
-                          double rows, real *grad) {
+// ---- One row of a classifier: returns its loss; gradient of the batch mean, NULL: not wanted ----
+
+// Target distribution t: 1 - s at the label, plus s / K everywhere. As t sums up to 1, the loss is
+// log(sum(exp(x))) - sum(t x), its gradient softmax(x) - t.
+static double cross_entropy_row(int64_t k, const real *x, int64_t label, double smoothing,
+                                double rows, real *grad) {
+    double norm = log_sum_exp(k, x), rest = smoothing / (double)k, sum = 0;
+    for (int64_t i = 0; smoothing > 0 && i < k; i++) sum += (double)x[i];
+    for (int64_t i = 0; grad && i < k; i++) {
+        double target = rest + (i == label ? 1 - smoothing : 0);
+        grad[i] = (real)((exp((double)x[i] - norm) - target) / rows);
+    }
+    return norm - (1 - smoothing) * (double)x[label] - rest * sum;
+}
+
+static double nll_row(int64_t k, const real *x, int64_t label, double rows, real *grad) {
+    for (int64_t i = 0; grad && i < k; i++) grad[i] = (real)(i == label ? -1 / rows : 0);
+    return -(double)x[label];
+}
+
+static double mse_row(int64_t k, const real *x, int64_t label, double rows, real *grad) {
+    double sum = 0;
     for (int64_t i = 0; i < k; i++) {
-        double g = kind == ISO_CROSS_ENTROPY ? exp((double)x[i] - norm) : 0;
-        grad[i] = (real)((g - (i == label ? 1 : 0)) / rows);
+        double gap = (double)x[i] - (i == label ? 1 : 0);
+        sum += gap * gap;
+        if (grad) grad[i] = (real)(2 * gap / ((double)k * rows));
+    }
+    return sum / (double)k;
+}
+
+static double loss_row(const iso_loss_config *config, int64_t k, const real *x, int64_t label,
+                       double rows, real *grad) {
+    switch (config->kind) {
+    case ISO_NLL: return nll_row(k, x, label, rows, grad);
+    case ISO_MSE: return mse_row(k, x, label, rows, grad);
+    default: return cross_entropy_row(k, x, label, config->label_smoothing, rows, grad);
     }
 }
 
-static iso_status loss(iso_device *self, iso_loss_kind kind, const iso_tensor *output,
+static iso_status loss(iso_device *self, const iso_loss_config *config, const iso_tensor *output,
                        const int32_t *labels, double *value, int64_t *correct, iso_tensor *grad) {
     (void)self;
     int64_t rows = output->shape[0], k = output->shape[1], hits = 0;
     double sum = 0;
     for (int64_t n = 0; n < rows; n++) {
         const real *x = (real *)output->data + n * k;
-        double norm = kind == ISO_CROSS_ENTROPY ? log_sum_exp(k, x) : 0;
         int64_t best = 0;
         for (int64_t i = 1; i < k; i++) best = x[i] > x[best] ? i : best;
         hits += best == labels[n];
-        sum += norm - (double)x[labels[n]];
-        if (grad)
-            loss_gradient(kind, k, x, norm, labels[n], (double)rows, (real *)grad->data + n * k);
+        sum += loss_row(config, k, x, labels[n], (double)rows,
+                        grad ? (real *)grad->data + n * k : NULL);
     }
     *value = sum / (double)rows;
     *correct = hits;
+    return ISO_OK;
+}
+
+// ---- Of all elements alike ----
+
+// Squared differences of up to LANES elements added to as many sums, so that they run side by side.
+#define LANES 8
+
+ISO_CPU_CLONES static double squared_distance(int64_t count, const real *x, const real *t) {
+    double part[LANES] = {0}, sum = 0;
+    for (int64_t i = 0; i < count; i += LANES)
+        for (int64_t l = 0; l < LANES && i + l < count; l++) {
+            double gap = (double)x[i + l] - (double)t[i + l];
+            part[l] += gap * gap;
+        }
+    for (int l = 0; l < LANES; l++) sum += part[l];
+    return sum;
+}
+
+ISO_CPU_CLONES static void mse_gradient(int64_t count, const real *restrict x,
+                                        const real *restrict t, real *restrict grad) {
+    const double factor = 2 / (double)count;
+    for (int64_t i = 0; i < count; i++) grad[i] = (real)(factor * ((double)x[i] - (double)t[i]));
+}
+
+static iso_status mse(iso_device *self, const iso_tensor *output, const iso_tensor *target,
+                      double *value, iso_tensor *grad) {
+    (void)self;
+    *value = squared_distance(output->count, output->data, target->data) / (double)output->count;
+    if (grad) mse_gradient(output->count, output->data, target->data, grad->data);
     return ISO_OK;
 }
 
@@ -72,4 +130,5 @@ void ISO_REAL(iso__cpu_fill_loss)(iso_kernel_ops *ops) {
     ops->log_softmax_forward = log_softmax_forward;
     ops->log_softmax_backward = log_softmax_backward;
     ops->loss = loss;
+    ops->mse = mse;
 }

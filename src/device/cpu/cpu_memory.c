@@ -14,6 +14,11 @@ static void memory_free(iso_device *self, void *data) {
     iso__free(data);
 }
 
+// Types without kernels for blocks have the logical layout under that name too.
+static int64_t block_of(const iso__cpu *cpu, iso_dtype dtype) {
+    return dtype == ISO_F32 ? cpu->block : 1;
+}
+
 iso__cpu_view iso__cpu_view_of(const iso__cpu *cpu, const iso_tensor *x) {
     iso__cpu_view v = {
         .data = x->data, .rows = x->ndim ? x->shape[0] : 1, .channels = 1, .height = 1, .inner = 1};
@@ -21,7 +26,7 @@ iso__cpu_view iso__cpu_view_of(const iso__cpu *cpu, const iso_tensor *x) {
         v.channels = x->shape[1];
         v.height = x->shape[2];
         v.width = x->shape[3];
-        if (x->layout == ISO_LAYOUT_BLOCKED) v.inner = cpu->block;
+        if (x->layout == ISO_LAYOUT_BLOCKED) v.inner = block_of(cpu, x->dtype);
     } else {
         v.width = x->count / v.rows;
     }
@@ -32,7 +37,7 @@ iso__cpu_view iso__cpu_view_of(const iso__cpu *cpu, const iso_tensor *x) {
 
 static size_t storage_bytes(iso_device *self, iso_dtype dtype, int ndim, const int64_t *shape,
                             iso_layout layout) {
-    int64_t block = layout == ISO_LAYOUT_BLOCKED ? iso__cpu_of(self)->block : 1;
+    int64_t block = layout == ISO_LAYOUT_BLOCKED ? block_of(iso__cpu_of(self), dtype) : 1;
     int64_t count = 1;
     for (int i = 0; i < ndim; i++)
         count *= i == 1 ? (shape[i] + block - 1) / block * block : shape[i];
@@ -42,14 +47,37 @@ static size_t storage_bytes(iso_device *self, iso_dtype dtype, int ndim, const i
 // Few channels are not worth the zeros that would fill their block.
 static iso_layout preferred_layout(iso_device *self, iso_dtype dtype, int ndim,
                                    const int64_t *shape) {
-    int64_t block = dtype == ISO_F32 ? iso__cpu_of(self)->block : 1;
+    int64_t block = block_of(iso__cpu_of(self), dtype);
     return block > 1 && ndim == 4 && 2 * shape[1] >= block ? ISO_LAYOUT_BLOCKED
                                                            : ISO_LAYOUT_LOGICAL;
+}
+
+// Blocks of 16 channels, 16 cells at a time; `blocks` is the whole tensor in cells.
+static void transpose_blocks(const iso__cpu_view *v, float *blocks, float *planes,
+                             bool to_planes) {
+    int64_t plane = v->height * v->width;
+    for (int64_t g = 0; g < v->rows * v->groups; g++) {
+        int64_t left = v->channels - g % v->groups * 16;
+        int channels = left < 16 ? (int)left : 16;
+        for (int64_t i = 0; i < plane; i += 16) {
+            int cells = plane - i < 16 ? (int)(plane - i) : 16;
+            float *block = blocks + (g * plane + i) * 16;
+            if (to_planes)
+                iso__cpu_transpose16(block, 16, cells, channels, planes + i, plane, cells);
+            else
+                iso__cpu_transpose16(planes + i, plane, channels, cells, block, 16, 16);
+        }
+        planes += channels * plane;
+    }
 }
 
 // Cells of `inner` channels -> planes of one channel. Walks the logical side in order.
 static void to_logical(const iso__cpu_view *v, float *to) {
     int64_t plane = v->height * v->width;
+    if (v->inner == 16 && iso__cpu_is_wide()) {
+        transpose_blocks(v, v->data, to, true);
+        return;
+    }
     for (int64_t n = 0; n < v->rows; n++)
         for (int64_t c = 0; c < v->channels; c++) {
             const float *from = (float *)v->data +
@@ -60,6 +88,10 @@ static void to_logical(const iso__cpu_view *v, float *to) {
 
 static void from_logical(const float *from, const iso__cpu_view *v) {
     int64_t plane = v->height * v->width;
+    if (v->inner == 16 && iso__cpu_is_wide()) {
+        transpose_blocks(v, v->data, (float *)from, false);
+        return;
+    }
     // Zeros between the channels that exist and the end of the last block.
     if (v->channels % v->inner) memset(v->data, 0, (size_t)v->total * sizeof(float));
     for (int64_t n = 0; n < v->rows; n++)

@@ -27,6 +27,7 @@ struct iso__onednn_kernel {
     dnnl_memory_t scratchpad; // at the start of scratch, used by primitive and reorders in turn
     port ports[ISO_ONEDNN_ARGS];
     size_t scratch_bytes;
+    char name[64]; // oneDNN's of the implementation, and how many arguments are converted
 };
 
 struct iso__onednn {
@@ -175,6 +176,17 @@ static iso_status place_scratch(iso__cpu *cpu, iso__onednn_kernel *kernel, size_
     return ISO_OK;
 }
 
+static void name_kernel(iso__onednn_kernel *kernel, const_dnnl_primitive_desc_t pd) {
+    const char *name = NULL;
+    int conversions = 0;
+    dnnl_primitive_desc_query(pd, dnnl_query_impl_info_str, 0, &name);
+    for (int i = 0; i < ISO_ONEDNN_ARGS; i++) conversions += kernel->ports[i].reorder != NULL;
+    int used = snprintf(kernel->name, sizeof(kernel->name), "oneDNN %s", name ? name : "");
+    if (conversions > 0 && used < (int)sizeof(kernel->name))
+        snprintf(kernel->name + used, sizeof(kernel->name) - (size_t)used, " +%d reorder%s",
+                 conversions, conversions > 1 ? "s" : "");
+}
+
 static iso_status build(iso__cpu *cpu, iso__onednn_kernel *kernel, const_dnnl_primitive_desc_t pd,
                         const iso__onednn_arg *args) {
     size_t scratchpad = scratchpad_bytes(pd);
@@ -183,6 +195,7 @@ static iso_status build(iso__cpu *cpu, iso__onednn_kernel *kernel, const_dnnl_pr
     for (int i = 0; i < ISO_ONEDNN_ARGS; i++)
         if (args[i].id) ISO_TRY(build_port(cpu, &kernel->ports[i], &args[i], pd, &scratchpad));
     ISO_TRY(place_scratch(cpu, kernel, scratchpad));
+    name_kernel(kernel, pd);
     return ISO_OK;
 }
 
@@ -244,6 +257,7 @@ iso_status iso__onednn_run(iso__cpu *cpu, iso__onednn_kernel *kernel,
     int before = iso__onednn_enter(cpu);
     iso_status status = run(cpu, kernel, data);
     iso__onednn_leave(before);
+    cpu->base.kernel = kernel->name;
     ISO_TRY(status);
     return ISO_OK;
 }
@@ -262,6 +276,7 @@ static void destroy(iso_device *self) {
     if (o->stream) dnnl_stream_destroy(o->stream);
     if (o->engine) dnnl_engine_destroy(o->engine);
     iso__free(o);
+    iso__tuner_destroy(&cpu->tuner);
     cpu->onednn = NULL;
     iso__cpu_destroy(self);
 }
@@ -285,6 +300,8 @@ iso_status iso__cpu_use_onednn(iso__cpu *cpu) {
     ISO_TRY(iso__alloc_zero(sizeof(struct iso__onednn), &memory));
     cpu->onednn = memory;
     cpu->ops.destroy = destroy;
+    ISO_TRY(iso__tuner_create(&cpu->tuner));
+    iso__onednn_fill_tune(&cpu->ops);
     ISO_TRY_DNNL(dnnl_engine_create(&cpu->onednn->engine, dnnl_cpu, 0));
     ISO_TRY_DNNL(
         dnnl_stream_create(&cpu->onednn->stream, cpu->onednn->engine, dnnl_stream_default_flags));

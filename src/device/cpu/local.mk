@@ -1,7 +1,12 @@
 # The CPU device: plain kernels, which are compiled for each element type, then those that a library does faster.
 PLAIN_KERNELS =
+PLAIN_KERNELS += src/device/cpu/cpu_avg_pool.c
 PLAIN_KERNELS += src/device/cpu/cpu_conv.c
 PLAIN_KERNELS += src/device/cpu/cpu_elementwise.c
+PLAIN_KERNELS += src/device/cpu/cpu_activation.c
+PLAIN_KERNELS += src/device/cpu/cpu_batch_norm.c
+PLAIN_KERNELS += src/device/cpu/cpu_layer_norm.c
+PLAIN_KERNELS += src/device/cpu/cpu_gemm.c
 PLAIN_KERNELS += src/device/cpu/cpu_linear.c
 PLAIN_KERNELS += src/device/cpu/cpu_loss.c
 PLAIN_KERNELS += src/device/cpu/cpu_pool.c
@@ -9,7 +14,9 @@ PLAIN_KERNELS += src/device/cpu/cpu_update.c
 libiso_core_la_SOURCES += src/device/cpu/cpu_impl.h
 libiso_core_la_SOURCES += src/device/cpu/cpu_real.h
 libiso_core_la_SOURCES += src/device/cpu/cpu.c
+libiso_core_la_SOURCES += src/device/cpu/cpu_linear_wide.c
 libiso_core_la_SOURCES += src/device/cpu/cpu_memory.c
+libiso_core_la_SOURCES += src/device/cpu/cpu_transpose.c
 libiso_core_la_SOURCES += $(PLAIN_KERNELS)
 libiso_kernels_f64_la_SOURCES += $(PLAIN_KERNELS)
 if ISO_HAVE_CBLAS
@@ -20,4 +27,5 @@ libiso_core_la_SOURCES += src/device/cpu/cpu_onednn.c
 libiso_core_la_SOURCES += src/device/cpu/onednn_conv.c
 libiso_core_la_SOURCES += src/device/cpu/onednn_impl.h
 libiso_core_la_SOURCES += src/device/cpu/onednn_linear.c
+libiso_core_la_SOURCES += src/device/cpu/onednn_tune.c
 endif

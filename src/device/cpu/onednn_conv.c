@@ -13,7 +13,10 @@ typedef struct problem {
     int operation;
     bool bias, accumulate_w, accumulate_b;
     iso_activation act;
+    int64_t groups;
+    int w_ndim; // weights are [groups, out / groups, ...] where there is more than one group
     dnnl_dims_t x, w, b, y, stride, padding;
+    dnnl_dims_t dilation; // as oneDNN counts it: 0 for taps side by side
 } problem;
 
 static problem problem_of(int operation, const iso_conv2d_config *c, const iso_tensor *x,
@@ -21,12 +24,16 @@ static problem problem_of(int operation, const iso_conv2d_config *c, const iso_t
     problem p = {.operation = operation};
     memcpy(p.x, x->shape, 4 * sizeof(p.x[0]));
     memcpy(p.y, y->shape, 4 * sizeof(p.y[0]));
-    p.w[0] = p.b[0] = y->shape[1];
-    p.w[1] = x->shape[1];
+    p.groups = c->groups ? c->groups : 1;
+    p.b[0] = y->shape[1];
+    if (p.groups > 1) p.w[p.w_ndim++] = p.groups;
+    p.w[p.w_ndim++] = y->shape[1] / p.groups;
+    p.w[p.w_ndim++] = x->shape[1] / p.groups;
     for (int i = 0; i < 2; i++) {
-        p.w[2 + i] = c->kernel_size[i];
+        p.w[p.w_ndim++] = c->kernel_size[i];
         p.stride[i] = c->stride[i] ? c->stride[i] : 1;
         p.padding[i] = c->padding[i];
+        p.dilation[i] = c->dilation[i] ? c->dilation[i] - 1 : 0;
     }
     return p;
 }
@@ -37,8 +44,9 @@ static iso__onednn_key key_of(const iso__cpu *cpu, const problem *p, const iso_t
                 (p->accumulate_b ? 8 : 0) | (x->layout == ISO_LAYOUT_BLOCKED ? 16 : 0) |
                 (y->layout == ISO_LAYOUT_BLOCKED ? 32 : 0);
     return (iso__onednn_key){{p->operation, cpu->base.threads, flags, p->x[0], p->x[1], p->x[2],
-                              p->x[3], p->y[1], p->y[2], p->y[3], p->w[2], p->w[3], p->stride[0],
-                              p->stride[1], p->padding[0], p->padding[1]}};
+                              p->x[3], p->y[1], p->y[2], p->y[3], p->w[p->w_ndim - 2],
+                              p->w[p->w_ndim - 1], p->stride[0], p->stride[1], p->padding[0],
+                              p->padding[1], p->groups, p->dilation[0], p->dilation[1]}};
 }
 
 // ---- Choice of the kernel -----------------------------------------------------------------------
@@ -60,7 +68,8 @@ static dnnl_format_tag_t blocked_tag(const iso__cpu *cpu) {
 static dnnl_status_t layouts_of(const problem *p, const candidate *c, layouts *out) {
     dnnl_status_t status = dnnl_memory_desc_init_by_tag(&out->x, 4, p->x, dnnl_f32, c->x);
     if (status == dnnl_success)
-        status = dnnl_memory_desc_init_by_tag(&out->w, 4, p->w, dnnl_f32, dnnl_format_tag_any);
+        status =
+            dnnl_memory_desc_init_by_tag(&out->w, p->w_ndim, p->w, dnnl_f32, dnnl_format_tag_any);
     if (status == dnnl_success)
         status = dnnl_memory_desc_init_by_tag(&out->b, 1, p->b, dnnl_f32, dnnl_a);
     if (status == dnnl_success)
@@ -72,9 +81,9 @@ static dnnl_status_t forward_pd(const problem *p, const candidate *c, const layo
                                 dnnl_primitive_attr_t attr, dnnl_engine_t engine,
                                 dnnl_primitive_desc_t *out) {
     dnnl_convolution_desc_t desc;
-    dnnl_status_t status = dnnl_convolution_forward_desc_init(
+    dnnl_status_t status = dnnl_dilated_convolution_forward_desc_init(
         &desc, dnnl_forward_training, c->algorithm, &l->x, &l->w, p->bias ? &l->b : NULL, &l->y,
-        p->stride, p->padding, p->padding);
+        p->stride, p->dilation, p->padding, p->padding);
     return status == dnnl_success ? dnnl_primitive_desc_create(out, &desc, attr, engine, NULL)
                                   : status;
 }
@@ -86,12 +95,13 @@ static dnnl_status_t backward_pd(const problem *p, const candidate *c, const lay
     dnnl_primitive_desc_t hint;
     dnnl_status_t status;
     if (p->operation == BACKWARD_PARAMS)
-        status = dnnl_convolution_backward_weights_desc_init(&desc, c->algorithm, &l->x, &l->w,
-                                                             p->bias ? &l->b : NULL, &l->y,
-                                                             p->stride, p->padding, p->padding);
+        status = dnnl_dilated_convolution_backward_weights_desc_init(
+            &desc, c->algorithm, &l->x, &l->w, p->bias ? &l->b : NULL, &l->y, p->stride,
+            p->dilation, p->padding, p->padding);
     else
-        status = dnnl_convolution_backward_data_desc_init(&desc, c->algorithm, &l->x, &l->w, &l->y,
-                                                          p->stride, p->padding, p->padding);
+        status = dnnl_dilated_convolution_backward_data_desc_init(&desc, c->algorithm, &l->x, &l->w,
+                                                                  &l->y, p->stride, p->dilation,
+                                                                  p->padding, p->padding);
     if (status == dnnl_success) status = forward_pd(p, c, l, attr, engine, &hint);
     if (status != dnnl_success) return status;
     status = dnnl_primitive_desc_create(out, &desc, attr, engine, hint);
@@ -125,28 +135,38 @@ static bool try_candidate(const iso__cpu *cpu, const problem *p, const candidate
 
 // Winograd is twice as fast as direct for 3x3 where its tiles fill the vectors.
 static bool suits_winograd(const iso__cpu *cpu, const problem *p) {
-    return cpu->block == 16 && p->w[2] == 3 && p->w[3] == 3 && p->stride[0] == 1 &&
-           p->stride[1] == 1 && p->x[1] % 16 == 0 && p->y[1] % 16 == 0;
+    return cpu->block == 16 && p->groups == 1 && p->w[2] == 3 && p->w[3] == 3 &&
+           p->stride[0] == 1 && p->stride[1] == 1 && p->dilation[0] == 0 && p->dilation[1] == 0 &&
+           p->x[1] % 16 == 0 && p->y[1] % 16 == 0;
 }
 
-static iso_status choose(const iso__cpu *cpu, const problem *p, dnnl_primitive_desc_t *out) {
+enum { CANDIDATES = 5 };
+
+// A candidate, or for ISO_ONEDNN_BY_RULE the first that there is; Winograd only where it suits.
+static iso_status choose(const iso__cpu *cpu, const problem *p, int wanted,
+                         dnnl_primitive_desc_t *out) {
     dnnl_format_tag_t blocked = blocked_tag(cpu), any = dnnl_format_tag_any;
-    const candidate candidates[] = {
+    const candidate candidates[CANDIDATES] = {
         {dnnl_convolution_winograd, blocked, blocked, false},
         {dnnl_convolution_direct, p->x[1] <= PLAIN_CHANNELS ? dnnl_nchw : blocked, blocked, false},
         {dnnl_convolution_direct, any, any, false},
         {dnnl_convolution_auto, any, any, true},
+        {dnnl_convolution_direct, dnnl_nhwc, dnnl_nhwc, false}, // brgemm; never by rule
     };
     dnnl_primitive_attr_t attr;
     ISO_TRY(iso__onednn_attributes(p->act, &attr));
     bool found = false;
-    for (size_t i = suits_winograd(cpu, p) ? 0 : 1;
-         !found && i < sizeof(candidates) / sizeof(candidates[0]); i++)
+    int first = suits_winograd(cpu, p) ? 0 : 1, end = CANDIDATES;
+    if (wanted != ISO_ONEDNN_BY_RULE) first = wanted, end = wanted + 1;
+    for (int i = first; !found && i < end; i++)
         found = try_candidate(cpu, p, &candidates[i], attr, out);
     dnnl_primitive_attr_destroy(attr);
+    ISO_CHECK(found || wanted == ISO_ONEDNN_BY_RULE, ISO_ERR_UNSUPPORTED,
+              "oneDNN has no such kernel");
     char x[128], w[128];
     ISO_CHECK(found, ISO_ERR_DEVICE, "oneDNN has no convolution for an input %s and weights %s",
-              iso__shape_text(4, p->x, x, sizeof(x)), iso__shape_text(4, p->w, w, sizeof(w)));
+              iso__shape_text(4, p->x, x, sizeof(x)),
+              iso__shape_text(p->w_ndim, p->w, w, sizeof(w)));
     return ISO_OK;
 }
 
@@ -158,21 +178,31 @@ static iso_status caller_layouts(const iso__cpu *cpu, const problem *p, const is
     dnnl_format_tag_t blocked = blocked_tag(cpu);
     ISO_TRY_DNNL(dnnl_memory_desc_init_by_tag(
         &out->x, 4, p->x, dnnl_f32, x->layout == ISO_LAYOUT_BLOCKED ? blocked : dnnl_nchw));
-    ISO_TRY_DNNL(dnnl_memory_desc_init_by_tag(&out->w, 4, p->w, dnnl_f32, dnnl_oihw));
+    ISO_TRY_DNNL(dnnl_memory_desc_init_by_tag(&out->w, p->w_ndim, p->w, dnnl_f32,
+                                              p->groups > 1 ? dnnl_goihw : dnnl_oihw));
     ISO_TRY_DNNL(dnnl_memory_desc_init_by_tag(&out->b, 1, p->b, dnnl_f32, dnnl_a));
     ISO_TRY_DNNL(dnnl_memory_desc_init_by_tag(
         &out->y, 4, p->y, dnnl_f32, y->layout == ISO_LAYOUT_BLOCKED ? blocked : dnnl_nchw));
     return ISO_OK;
 }
 
-static iso_status create(iso__cpu *cpu, const problem *p, const iso__onednn_key *key,
-                         const iso_tensor *x, const iso_tensor *y, iso__onednn_kernel **out) {
+// A problem with the memory it is on.
+typedef struct task {
+    iso__onednn_problem base;
+    const problem *p;
+    const iso_tensor *x, *y;
+    void *const *data;
+} task;
+
+static iso_status create(iso__cpu *cpu, const task *t, int which, const iso__onednn_key *key,
+                         iso__onednn_kernel **out) {
+    const problem *p = t->p;
     bool forward = p->operation == FORWARD, params = p->operation == BACKWARD_PARAMS;
     bool input = p->operation == BACKWARD_INPUT;
     layouts l;
     dnnl_primitive_desc_t pd = NULL;
-    ISO_TRY(caller_layouts(cpu, p, x, y, &l));
-    ISO_TRY(choose(cpu, p, &pd));
+    ISO_TRY(caller_layouts(cpu, p, t->x, t->y, &l));
+    ISO_TRY(choose(cpu, p, which, &pd));
     iso__onednn_arg args[ISO_ONEDNN_ARGS] = {
         {input ? DNNL_ARG_DIFF_SRC : DNNL_ARG_SRC, l.x, input, false},
         {params ? DNNL_ARG_DIFF_WEIGHTS : DNNL_ARG_WEIGHTS, l.w, params, p->accumulate_w},
@@ -185,19 +215,42 @@ static iso_status create(iso__cpu *cpu, const problem *p, const iso__onednn_key 
     return ISO_OK;
 }
 
-// Runs the kernel for this problem on the layouts of x and y, from the cache or new.
-static iso_status run(iso__cpu *cpu, const problem *p, const iso_tensor *x, const iso_tensor *y,
-                      void *const data[ISO_ONEDNN_ARGS]) {
-    iso__onednn_key key = key_of(cpu, p, x, y);
+// Runs the kernel on the layouts of x and y, from the cache or new.
+static iso_status run_candidate(iso__cpu *cpu, const iso__onednn_problem *base, int which) {
+    const task *t = iso_container_of(base, const task, base);
+    iso__onednn_key key = base->key;
+    key.value[ISO_ONEDNN_RULE] = which;
     iso__onednn_kernel *kernel = iso__onednn_find(cpu, &key);
     if (!kernel) {
         int before = iso__onednn_enter(cpu); // kernels are made for a number of threads
-        iso_status status = create(cpu, p, &key, x, y, &kernel);
+        iso_status status = create(cpu, t, which, &key, &kernel);
         iso__onednn_leave(before);
         ISO_TRY(status);
     }
-    ISO_TRY(iso__onednn_run(cpu, kernel, data));
+    ISO_TRY(iso__onednn_run(cpu, kernel, t->data));
     return ISO_OK;
+}
+
+static void describe(const iso__onednn_problem *base, char *text, size_t room) {
+    static const char *const name[] = {"forward", "backward params", "backward input"};
+    const problem *p = iso_container_of(base, const task, base)->p;
+    char x[128], y[128], w[128];
+    snprintf(text, room, "conv2d %s %s -> %s, weights %s", name[p->operation - FORWARD],
+             iso__shape_text(4, p->x, x, sizeof(x)), iso__shape_text(4, p->y, y, sizeof(y)),
+             iso__shape_text(p->w_ndim, p->w, w, sizeof(w)));
+}
+
+static iso_status run(iso__cpu *cpu, const problem *p, const iso_tensor *x, const iso_tensor *y,
+                      void *const data[ISO_ONEDNN_ARGS]) {
+    task t = {.base = {.key = key_of(cpu, p, x, y),
+                       .candidates = CANDIDATES,
+                       .run = run_candidate,
+                       .describe = describe},
+              .p = p,
+              .x = x,
+              .y = y,
+              .data = data};
+    return iso__onednn_execute(cpu, &t.base);
 }
 
 static iso_status conv2d_forward(iso_device *self, const iso_conv2d_config *c, const iso_tensor *x,

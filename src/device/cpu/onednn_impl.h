@@ -17,10 +17,24 @@
 
 #define ISO_ONEDNN_ARGS 4
 
-// What a kernel was built for: operation, threads, flags, then sizes.
+// What a kernel was built for: operation, threads, flags, rows, then other sizes; last the candidate
+// that it is of.
 typedef struct iso__onednn_key {
     int64_t value[20];
 } iso__onednn_key;
+enum { ISO_ONEDNN_FLAGS = 2, ISO_ONEDNN_ROWS = 3, ISO_ONEDNN_RULE = 19 }; // places in it
+enum { ISO_ONEDNN_ACCUMULATE = 4 | 8 }; // flags: weight and bias gradients are added to
+
+// Kernels for one problem: as the fixed rule has it, or one of so many candidates.
+enum { ISO_ONEDNN_BY_RULE = -1, ISO_ONEDNN_CANDIDATES = 8 };
+typedef struct iso__onednn_problem iso__onednn_problem;
+struct iso__onednn_problem {
+    iso__onednn_key key; // by rule
+    int candidates;      // at most ISO_ONEDNN_CANDIDATES
+    // ISO_ERR_UNSUPPORTED: there is no such candidate here.
+    iso_status (*run)(iso__cpu *cpu, const iso__onednn_problem *problem, int candidate);
+    void (*describe)(const iso__onednn_problem *problem, char *text, size_t room);
+};
 
 // An argument as the caller has it. A kernel that works on another layout converts through scratch.
 typedef struct iso__onednn_arg {
@@ -45,6 +59,12 @@ iso_status iso__onednn_build(iso__cpu *cpu, const iso__onednn_key *key, dnnl_pri
 iso_status iso__onednn_run(iso__cpu *cpu, iso__onednn_kernel *kernel,
                            void *const data[ISO_ONEDNN_ARGS]);
 
+// Runs the candidate that was chosen for it, which may be now, or else that of the rule.
+iso_status iso__onednn_execute(iso__cpu *cpu, const iso__onednn_problem *problem);
+iso_status iso__tuner_create(struct iso__tuner **out);
+void iso__tuner_destroy(struct iso__tuner **tuner);
+
+void iso__onednn_fill_tune(iso_device_ops *ops);
 void iso__onednn_fill_conv(iso_kernel_ops *ops);
 void iso__onednn_fill_linear(iso_kernel_ops *ops);
 
