@@ -11,8 +11,11 @@
 #include <isotherm/nn.h>
 #include <isotherm/optim.h>
 #include <isotherm/parallel.h>
+#include <isotherm/plateau.h>
 #include <isotherm/reducer.h>
 #include <isotherm/resume.h>
+#include <isotherm/schedule.h>
+#include <isotherm/state_dict.h>
 #include <isotherm/status.h>
 #include <isotherm/tensor.h>
 #include <isotherm/topology.h>

@@ -20,8 +20,7 @@ static daso_heat *self_of(iso_optimizer *optimizer) {
 
 static void apply_scheduler(daso_heat *self) {
     if (!self->config.scheduler) return;
-    iso_hyper *hyper = iso_optimizer_hyper(&self->engine.base);
-    iso_schedule_apply(&self->scheduler, hyper->step, hyper);
+    iso_schedule_step(&self->scheduler, &self->engine.base);
 }
 
 // While cycling f32 travels; downcast_type is of the blocking phases, as in HeAT.

@@ -9,6 +9,7 @@ typedef struct dp_optimizer {
     iso__base_optimizer *core;
     iso_module *data_parallel; // retained
     iso_reducer *reducer;      // its
+    iso_hyper *now;            // [groups], for step() to hand over
 } dp_optimizer;
 
 static dp_optimizer *self_of(iso_optimizer *optimizer) {
@@ -16,14 +17,16 @@ static dp_optimizer *self_of(iso_optimizer *optimizer) {
 }
 
 static iso_status apply(int i, void *gradient, double scale, const void *hyper, void *user) {
-    iso_optimizer *core = &((dp_optimizer *)user)->core->base;
-    return core->ops->update(core, i, gradient, scale, hyper);
+    iso__base_optimizer *core = ((dp_optimizer *)user)->core;
+    const iso_hyper *frozen = (const iso_hyper *)hyper + core->slot[i].group;
+    return core->base.ops->update(&core->base, i, gradient, scale, frozen);
 }
 
 static iso_status step(iso_optimizer *optimizer) {
     dp_optimizer *self = self_of(optimizer);
-    self->core->base.hyper.step++;
-    ISO_TRY(iso_reducer_step(self->reducer, &self->core->base.hyper));
+    iso__count_step(self->core);
+    for (int g = 0; g < self->core->groups; g++) self->now[g] = *iso__group_hyper(self->core, g);
+    ISO_TRY(iso_reducer_step(self->reducer, self->now));
     return ISO_OK;
 }
 
@@ -46,6 +49,7 @@ static void destroy(iso_optimizer *optimizer) {
         iso__log(ISO_LOG_ERROR, "while completing pending updates: %s", iso_last_error()->message);
     iso_optimizer_destroy(&self->inner);
     iso_module_destroy(&self->data_parallel);
+    iso__free(self->now);
     iso__free(self);
 }
 
@@ -99,12 +103,16 @@ iso_status iso_dp_optimizer_create_take(iso_optimizer *wrapped, iso_module *data
                            .inner = wrapped,
                            .core = core,
                            .reducer = iso_data_parallel_reducer(data_parallel)};
-    ISO_TRY_GOTO(iso_reducer_set_apply(self->reducer, apply, sizeof(iso_hyper), self));
+    size_t bytes = (size_t)core->groups * sizeof(iso_hyper);
+    ISO_TRY_GOTO(iso__alloc(bytes, (void **)&self->now));
+    ISO_TRY_GOTO(iso_reducer_set_apply(self->reducer, apply, bytes, self));
+    core->tied = true;
     self->data_parallel = iso_module_retain(data_parallel);
     *out = &self->base;
     return ISO_OK;
 fail:
     iso_optimizer_destroy(&wrapped);
+    if (self) iso__free(self->now);
     iso__free(self);
     *out = NULL; // often the caller's pointer to the optimizer that is gone
     return status;

@@ -6,7 +6,7 @@
 
 #include <isotherm/optim.h>
 
-#define ISO_OPTIMIZER_STATES 2
+#define ISO_OPTIMIZER_STATES 3
 
 // A parameter that is updated. Its state of each kind has its element type and begins at `offset`
 // in that kind's arena.
@@ -14,9 +14,16 @@ typedef struct iso__slot {
     iso_parameter *parameter;
     const char *name; // full name, owned by the list
     int64_t offset;   // bytes, a multiple of 64
+    int group;        // 0: updated with base.hyper
 } iso__slot;
 
-// An optimizer that updates parameters itself: sgd, adam, adamw, adadelta.
+// A group of parameters but the first.
+typedef struct iso__group {
+    iso_hyper hyper;
+    double initial_lr; // that schedules start from
+} iso__group;
+
+// An optimizer that updates parameters itself: sgd, adam, adamw...
 typedef struct iso__base_optimizer {
     iso_optimizer base;
     iso_module *module; // retained
@@ -24,6 +31,10 @@ typedef struct iso__base_optimizer {
     int count;       // parameters that require gradients, in the order of the list
     iso__slot *slot; // [count]; the index of ops->update
     iso_tensor *state[ISO_OPTIMIZER_STATES];
+    iso__group **group; // [groups - 1]: of groups 1, 2...
+    int groups;
+    int64_t *saved_group; // [count]: slot's groups, as saved and loaded; NULL: one group
+    bool tied;            // a wrapper freezes the hyperparameters of these groups
 } iso__base_optimizer;
 
 // What tells one from the other: the table of an optimizer, and its formula.
@@ -31,13 +42,23 @@ typedef struct iso__rule {
     iso_optimizer_ops ops;
     iso_hyper defaults;
     const char *state_name[ISO_OPTIMIZER_STATES]; // PyTorch's; NULL: no further state
-    iso_status (*check)(const iso_hyper *hyper); // beyond lr and weight_decay
+    iso_status (*check)(const iso_hyper *hyper);  // beyond lr and weight_decay
     // Updates the parameter of slot from gradient * scale. Allocates nothing.
     iso_status (*apply)(const iso__base_optimizer *self, const iso__slot *slot,
                         const void *gradient, double scale, const iso_hyper *hyper);
+    // Gives the state of slot, which is zeros, its first values. NULL: zeros.
+    iso_status (*start)(const iso__base_optimizer *self, const iso__slot *slot,
+                        const iso_hyper *hyper);
 } iso__rule;
 
-extern const iso__rule iso__rule_sgd, iso__rule_adam, iso__rule_adamw, iso__rule_adadelta;
+extern const iso__rule iso__rule_sgd, iso__rule_adam, iso__rule_adamw, iso__rule_adadelta,
+    iso__rule_adagrad, iso__rule_rmsprop, iso__rule_lamb;
+
+static inline const iso__rule *iso__rule_of(const iso__base_optimizer *self) {
+    return iso_container_of(self->base.ops, iso__rule, ops);
+}
+// What PyTorch refuses of that optimizer.
+iso_status iso__hyper_check(const iso__rule *rule, const iso_hyper *hyper);
 
 // The functions of every rule's table.
 iso_status iso__base_step(iso_optimizer *self);
@@ -60,8 +81,21 @@ static inline void *iso__slot_state(const iso__base_optimizer *self, const iso__
     return (char *)self->state[kind]->data + slot->offset;
 }
 
-// The optimizer inside all wrappers; NULL if it is not one of the library's. Its base.hyper.step
-// counts the steps; whoever replaces its step() counts too.
+// The hyperparameters of a group.
+static inline iso_hyper *iso__group_hyper(iso__base_optimizer *self, int group) {
+    return group == 0 ? &self->base.hyper : &self->group[group - 1]->hyper;
+}
+// Every group counts a step. Whoever replaces step() calls this.
+static inline void iso__count_step(iso__base_optimizer *self) {
+    for (int g = 0; g < self->groups; g++) iso__group_hyper(self, g)->step++;
+}
+// The numbers and switches of all groups for the list of saved state, and what there is to do when
+// they were loaded.
+iso_status iso__groups_state(iso__base_optimizer *self, iso_state *state);
+iso_status iso__groups_loaded(iso__base_optimizer *self);
+void iso__groups_destroy(iso__base_optimizer *self);
+
+// The optimizer inside all wrappers; NULL if it is not one of the library's.
 iso__base_optimizer *iso__optimizer_innermost(iso_optimizer *optimizer);
 
 // The data_parallel module that a dp_optimizer is tied to; NULL for another optimizer.

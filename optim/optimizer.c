@@ -8,10 +8,10 @@
 // ---- Kinds -------------------------------------------------------------------------------------
 
 static const iso__rule *const rules[] = {
-    [ISO_SGD] = &iso__rule_sgd,
-    [ISO_ADAM] = &iso__rule_adam,
-    [ISO_ADAMW] = &iso__rule_adamw,
-    [ISO_ADADELTA] = &iso__rule_adadelta,
+    [ISO_SGD] = &iso__rule_sgd,         [ISO_ADAM] = &iso__rule_adam,
+    [ISO_ADAMW] = &iso__rule_adamw,     [ISO_ADADELTA] = &iso__rule_adadelta,
+    [ISO_ADAGRAD] = &iso__rule_adagrad, [ISO_RMSPROP] = &iso__rule_rmsprop,
+    [ISO_LAMB] = &iso__rule_lamb,
 };
 #define KIND_COUNT (int)(sizeof(rules) / sizeof(rules[0]))
 
@@ -22,7 +22,9 @@ iso_status iso_optimizer_kind_parse(const char *name, iso_optimizer_kind *out) {
             return ISO_OK;
         }
     }
-    return ISO_FAIL(ISO_ERR_ARG, "unknown optimizer \"%s\": use sgd, adam, adamw or adadelta",
+    return ISO_FAIL(ISO_ERR_ARG,
+                    "unknown optimizer \"%s\": use sgd, adam, adamw, adadelta, adagrad, rmsprop or "
+                    "lamb",
                     name);
 }
 
@@ -40,6 +42,7 @@ static int64_t fill_slots(iso__base_optimizer *self) {
         if (!p->requires_grad) continue;
         self->slot[self->count++] =
             (iso__slot){.parameter = p, .name = self->list.name[i], .offset = offset};
+        p->optimizers++;
         int64_t bytes = p->value->count * (int64_t)iso_dtype_size(p->value->dtype);
         offset += (bytes + 63) / 64 * 64;
     }
@@ -59,10 +62,12 @@ static iso_status setup(iso__base_optimizer *self, const iso__rule *rule) {
         ISO_TRY(iso_tensor_create(self->module->device, ISO_F32, 1, &words, &self->state[i]));
         ISO_TRY(iso_tensor_fill(self->state[i], 0));
     }
+    for (int i = 0; rule->start && i < self->count; i++)
+        ISO_TRY(rule->start(self, &self->slot[i], &self->base.hyper));
     return ISO_OK;
 }
 
-static iso_status check_hyper(const iso__rule *rule, const iso_hyper *hyper) {
+iso_status iso__hyper_check(const iso__rule *rule, const iso_hyper *hyper) {
     ISO_CHECK(hyper->lr >= 0, ISO_ERR_ARG, "%s: learning rate %g: give a number of at least 0",
               rule->ops.name, hyper->lr);
     ISO_CHECK(hyper->weight_decay >= 0, ISO_ERR_ARG,
@@ -77,12 +82,13 @@ iso_status iso_optimizer_create(iso_optimizer_kind kind, iso_module *module, con
               (int)kind);
     const iso__rule *rule = rules[kind];
     if (!hyper) hyper = &rule->defaults;
-    ISO_TRY(check_hyper(rule, hyper));
+    ISO_TRY(iso__hyper_check(rule, hyper));
 
     void *memory;
     ISO_TRY(iso__alloc_zero(sizeof(iso__base_optimizer), &memory));
     iso__base_optimizer *self = memory;
     self->base = (iso_optimizer){.ops = &rule->ops, .hyper = *hyper};
+    self->groups = 1;
     self->base.hyper.step = 0; // the state is new, whatever the caller's copy has seen
     self->module = iso_module_retain(module);
     iso_status status;
@@ -103,10 +109,9 @@ static iso__base_optimizer *self_of(iso_optimizer *optimizer) {
 iso_status iso__base_update(iso_optimizer *optimizer, int i, const void *gradient, double scale,
                             const iso_hyper *hyper) {
     iso__base_optimizer *self = self_of(optimizer);
-    const iso__rule *rule = iso_container_of(optimizer->ops, iso__rule, ops);
     const iso__slot *slot = &self->slot[i];
     int64_t start = iso_trace_on() ? iso_now() : 0;
-    ISO_TRY(rule->apply(self, slot, gradient, scale, hyper));
+    ISO_TRY(iso__rule_of(self)->apply(self, slot, gradient, scale, hyper));
     if (iso_trace_on()) iso_trace_span(ISO_LANE_UPDATE, slot->name, start, iso_now());
     return ISO_OK;
 }
@@ -115,11 +120,12 @@ iso_status iso__base_update(iso_optimizer *optimizer, int i, const void *gradien
 // same on every rank, whichever of them used the layer.
 iso_status iso__base_step(iso_optimizer *optimizer) {
     iso__base_optimizer *self = self_of(optimizer);
-    optimizer->hyper.step++;
+    iso__count_step(self);
     for (int i = 0; i < self->count; i++) {
         iso_tensor *gradient;
+        const iso_hyper *hyper = iso__group_hyper(self, self->slot[i].group);
         ISO_TRY(iso_parameter_grad(self->slot[i].parameter, &gradient));
-        ISO_TRY(iso__base_update(optimizer, i, gradient->data, 1.0, &optimizer->hyper));
+        ISO_TRY(iso__base_update(optimizer, i, gradient->data, 1.0, hyper));
     }
     return ISO_OK;
 }
@@ -130,7 +136,9 @@ void iso__base_zero_grad(iso_optimizer *optimizer) {
 
 void iso__base_destroy(iso_optimizer *optimizer) {
     iso__base_optimizer *self = self_of(optimizer);
+    for (int i = 0; i < self->count; i++) self->slot[i].parameter->optimizers--;
     for (int i = 0; i < ISO_OPTIMIZER_STATES; i++) iso_tensor_destroy(&self->state[i]);
+    iso__groups_destroy(self);
     iso_parameter_list_destroy(&self->list);
     iso_module_destroy(&self->module);
     iso__free(self->slot);
@@ -139,35 +147,10 @@ void iso__base_destroy(iso_optimizer *optimizer) {
 
 // ---- Saved state --------------------------------------------------------------------------------
 
-static iso_status add_hyper(iso_hyper *hyper, const char *kind, iso_state *state) {
-    struct {
-        const char *name;
-        double *number;
-    } const numbers[] = {
-        {"lr", &hyper->lr},
-        {"momentum", &hyper->momentum},
-        {"dampening", &hyper->dampening},
-        {"weight_decay", &hyper->weight_decay},
-        {"beta1", &hyper->beta1},
-        {"beta2", &hyper->beta2},
-        {"rho", &hyper->rho},
-        {"eps", &hyper->eps},
-    };
-    static const int64_t one = 1;
-    _Static_assert(sizeof(hyper->nesterov) == 1, "saved as one byte");
-    for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++)
-        ISO_TRY(
-            iso__state_add_f64(state, numbers[i].number, "optimizer/%s/%s", kind, numbers[i].name));
-    ISO_TRY(iso__state_add(state, ISO_STATE_U8, 1, &one, &hyper->nesterov, "optimizer/%s/nesterov",
-                           kind));
-    ISO_TRY(iso__state_add_i64(state, &hyper->step, "optimizer/%s/step", kind));
-    return ISO_OK;
-}
-
 iso_status iso__base_state(iso_optimizer *optimizer, iso_state *state) {
     iso__base_optimizer *self = self_of(optimizer);
-    const iso__rule *rule = iso_container_of(optimizer->ops, iso__rule, ops);
-    ISO_TRY(add_hyper(&optimizer->hyper, rule->ops.name, state));
+    const iso__rule *rule = iso__rule_of(self);
+    ISO_TRY(iso__groups_state(self, state));
     for (int k = 0; k < ISO_OPTIMIZER_STATES && rule->state_name[k]; k++) {
         for (int i = 0; i < self->count; i++) {
             const iso_tensor *value = self->slot[i].parameter->value;
@@ -180,10 +163,7 @@ iso_status iso__base_state(iso_optimizer *optimizer, iso_state *state) {
 }
 
 iso_status iso__base_loaded(iso_optimizer *optimizer) {
-    uint8_t byte;
-    memcpy(&byte, &optimizer->hyper.nesterov, 1); // as a bool it may be no value at all
-    optimizer->hyper.nesterov = byte != 0;
-    return check_hyper(iso_container_of(optimizer->ops, iso__rule, ops), &optimizer->hyper);
+    return iso__groups_loaded(self_of(optimizer));
 }
 
 // ---- Dispatch ----------------------------------------------------------------------------------
@@ -199,9 +179,9 @@ iso__base_optimizer *iso__optimizer_innermost(iso_optimizer *optimizer) {
 }
 
 iso_status iso_optimizer_step(iso_optimizer *optimizer) {
-    const iso__base_optimizer *core = iso__optimizer_innermost(optimizer);
-    if (core)
-        ISO_TRY(check_hyper(iso_container_of(core->base.ops, iso__rule, ops), &core->base.hyper));
+    iso__base_optimizer *core = iso__optimizer_innermost(optimizer);
+    for (int g = 0; core && g < core->groups; g++)
+        ISO_TRY(iso__hyper_check(iso__rule_of(core), iso__group_hyper(core, g)));
     ISO_TRY(optimizer->ops->step(optimizer));
     return ISO_OK;
 }

@@ -20,7 +20,10 @@ static void add_span(iso__periodic *p, const iso_tensor *tensor) {
 static iso_status list_buffers(iso__periodic *p, const iso_buffer_list *buffers) {
     for (int i = 0; i < buffers->count; i++) {
         const iso_tensor *value = buffers->item[i]->value;
-        if (value->dtype != ISO_F32) continue;
+        if (value->dtype == ISO_I64) continue;
+        ISO_CHECK(value->dtype == ISO_F32, ISO_ERR_UNSUPPORTED,
+                  "buffer \"%s\" is %s: the periodic modes exchange f32 buffers only",
+                  buffers->name[i], iso_dtype_name(value->dtype));
         add_span(p, value);
         p->buffer_count++;
     }

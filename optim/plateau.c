@@ -1,18 +1,39 @@
 // HeAT's DetectMetricPlateau: tells when a metric has stopped improving.
+#include "optim/plateau_impl.h"
 #include "optim/sync_plan.h"
 
 #include <assert.h>
 #include <math.h>
 
-iso_status iso_plateau_init(iso_plateau *plateau, const iso_plateau_config *config) {
+static iso_status check_config(const iso_plateau_config *config) {
     ISO_CHECK(config->patience >= 0, ISO_ERR_ARG, "plateau: patience is %lld, it must be 0 or more",
               (long long)config->patience);
     ISO_CHECK(config->cooldown >= 0, ISO_ERR_ARG, "plateau: cooldown is %lld, it must be 0 or more",
               (long long)config->cooldown);
     ISO_CHECK(config->threshold >= 0, ISO_ERR_ARG, "plateau: threshold is %g, it must be 0 or more",
               config->threshold);
+    return ISO_OK;
+}
+
+iso_status iso_plateau_init(iso_plateau *plateau, const iso_plateau_config *config) {
+    ISO_TRY(check_config(config));
     *plateau = (iso_plateau){.config = *config};
     iso_plateau_reset(plateau);
+    return ISO_OK;
+}
+
+iso_plateau iso_plateau_get_state(const iso_plateau *plateau) { return *plateau; }
+
+iso_status iso_plateau_set_state(iso_plateau *plateau, const iso_plateau *state) {
+    ISO_TRY(check_config(&state->config));
+    ISO_CHECK(!isnan(state->best), ISO_ERR_ARG,
+              "plateau: a state with a best value that is no number");
+    ISO_CHECK(
+        state->bad >= 0 && state->cooldown_counter >= 0 && state->last_epoch >= 0, ISO_ERR_ARG,
+        "plateau: a state with %lld bad values, %lld values of cool-down left and last_epoch "
+        "%lld: they cannot be negative",
+        (long long)state->bad, (long long)state->cooldown_counter, (long long)state->last_epoch);
+    *plateau = *state;
     return ISO_OK;
 }
 
@@ -32,9 +53,9 @@ static bool better(const iso_plateau *p, double value) {
     return value < p->best * (p->best >= 0 ? 1 - threshold : 1 + threshold);
 }
 
-bool iso_plateau_test(iso_plateau *plateau, double value) {
+bool iso__plateau_take(iso_plateau *plateau, double value, bool is_better) {
     plateau->last_epoch++;
-    if (better(plateau, value)) {
+    if (is_better) {
         plateau->best = value;
         plateau->bad = 0;
     } else {
@@ -48,6 +69,10 @@ bool iso_plateau_test(iso_plateau *plateau, double value) {
     plateau->cooldown_counter = plateau->config.cooldown;
     plateau->bad = 0;
     return true;
+}
+
+bool iso_plateau_test(iso_plateau *plateau, double value) {
+    return iso__plateau_take(plateau, value, better(plateau, value));
 }
 
 void iso__plateau_of_loss(iso_plateau *plateau, double threshold) {

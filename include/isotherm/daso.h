@@ -11,34 +11,12 @@
 #define ISOTHERM_DASO_H
 
 #include <isotherm/optim.h>
+#include <isotherm/plateau.h>
 #include <isotherm/topology.h>
 
 #ifdef __cplusplus
 extern "C" {
 #endif
-
-// ---- DetectMetricPlateau (HeAT, heat/optim/utils.py) ----------------------------------------------
-
-typedef struct iso_plateau_config {
-    bool max;         // mode: whether the metric should grow; false: fall
-    bool absolute;    // threshold_mode "abs"; false: "rel"
-    int64_t patience; // bad values that are borne: one more is a plateau
-    double threshold;
-    int64_t cooldown; // values after a plateau that count as neither good nor bad
-} iso_plateau_config;
-#define ISO_PLATEAU_DEFAULT ((iso_plateau_config){.patience = 10, .threshold = 1e-4})
-// A plain value: copying it is get_state and set_state.
-typedef struct iso_plateau {
-    iso_plateau_config config;
-    double best;
-    int64_t bad, cooldown_counter, last_epoch;
-} iso_plateau;
-
-// ISO_ERR_ARG for a negative patience, cooldown or threshold. Local.
-iso_status iso_plateau_init(iso_plateau *plateau, const iso_plateau_config *config);
-void iso_plateau_reset(iso_plateau *plateau); // all but last_epoch
-// Takes the next value; true when it makes a plateau (HeAT: test_if_improving). NaN is bad.
-bool iso_plateau_test(iso_plateau *plateau, double value);
 
 // ---- What both kinds share ------------------------------------------------------------------------
 

@@ -1,31 +1,54 @@
-// Optimizers and learning-rate schedules, with PyTorch's terms, defaults and formulas.
+// Optimizers, with PyTorch's terms, defaults and formulas. Schedules: isotherm/schedule.h.
 #ifndef ISOTHERM_OPTIM_H
 #define ISOTHERM_OPTIM_H
 
 #include <isotherm/parallel.h>
+#include <isotherm/plateau.h>
+#include <isotherm/schedule.h>
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-typedef enum iso_optimizer_kind { ISO_SGD, ISO_ADAM, ISO_ADAMW, ISO_ADADELTA } iso_optimizer_kind;
-// "sgd", "adam", "adamw", "adadelta"
+// LAMB, which PyTorch lacks, is Algorithm 2 of You et al., Large Batch Optimization for Deep
+// Learning (ICLR 2020), with a parameter (weight or bias) as its layer. From the gradient g:
+//     m = beta1 m + (1 - beta1) g,  v = beta2 v + (1 - beta2) g^2
+//     u = (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps) + weight_decay x
+//     x = x - lr (|x| / |u|) u
+// with both bias corrections and Euclidean norms. phi(z) = z: the ratio of norms is neither clipped
+// nor left out for any parameter, but it is 1 where |x| or |u| is 0. Gradients are not clipped.
+typedef enum iso_optimizer_kind {
+    ISO_SGD,
+    ISO_ADAM,
+    ISO_ADAMW,
+    ISO_ADADELTA,
+    ISO_ADAGRAD,
+    ISO_RMSPROP,
+    ISO_LAMB
+} iso_optimizer_kind;
+// "sgd", "adam", "adamw", "adadelta", "adagrad", "rmsprop", "lamb"
 iso_status iso_optimizer_kind_parse(const char *name, iso_optimizer_kind *out);
 const char *iso_optimizer_kind_name(iso_optimizer_kind kind);
 
 // What an update depends on besides parameter, gradient and state. Frozen as a whole at step().
 typedef struct iso_hyper {
     double lr;
-    double momentum, dampening; // sgd
-    double weight_decay;        // L2 term added to the gradient; adamw: decoupled
-    double beta1, beta2;        // adam, adamw
-    double rho;                 // adadelta
-    double eps;                 // adam, adamw, adadelta
-    bool nesterov;              // sgd
-    int64_t step;               // 1 at the first update; set by step()
+    double momentum;                  // sgd, rmsprop
+    double dampening;                 // sgd
+    double weight_decay;              // L2 term added to the gradient; adamw, lamb: decoupled
+    double beta1, beta2;              // adam, adamw, lamb
+    double rho;                       // adadelta
+    double alpha;                     // rmsprop
+    double eps;                       // all but sgd
+    double lr_decay;                  // adagrad: lr / (1 + (step - 1) lr_decay)
+    double initial_accumulator_value; // adagrad: of its sums; read at creation
+    bool nesterov;                    // sgd
+    bool centered;                    // rmsprop: by an estimate of the variance
+    int64_t step;                     // 1 at the first update; set by step()
 } iso_hyper;
 
 // PyTorch's defaults of that optimizer (torch.optim.SGD has no default lr before 2.x: 1e-3 here).
+// LAMB: lr 1e-3, and the paper's beta1 0.9, beta2 0.999, eps 1e-6 and weight_decay 0.01.
 iso_hyper iso_hyper_default(iso_optimizer_kind kind);
 
 typedef struct iso_optimizer iso_optimizer;
@@ -76,42 +99,24 @@ void iso_optimizer_destroy(iso_optimizer **optimizer);
 // Change freely between steps: what step() saw is what its update uses.
 iso_hyper *iso_optimizer_hyper(iso_optimizer *optimizer); // of the innermost optimizer
 
-// ---- Schedules: pure functions of the step number -------------------------------------------------
+// ---- Parameter groups (PyTorch: param_groups) -----------------------------------------------------
 
-typedef enum iso_schedule_kind {
-    ISO_SCHEDULE_CONSTANT,
-    ISO_SCHEDULE_STEP,      // lr * gamma^(t / step_size), torch StepLR
-    ISO_SCHEDULE_COSINE,    // torch CosineAnnealingLR: T_max = total_steps, eta_min; closed form
-    ISO_SCHEDULE_ONE_CYCLE, // torch OneCycleLR, two phases, cosine; max_lr = lr; cycles momentum or
-                            // beta1
-    ISO_SCHEDULE_LINEAR     // from lr to lr * end_factor over total_steps, torch LinearLR
-} iso_schedule_kind;
-// "constant", "step", "cosine", "one-cycle", "linear"
-iso_status iso_schedule_kind_parse(const char *name, iso_schedule_kind *out);
-
-typedef struct iso_schedule {
-    iso_schedule_kind kind;
-    double lr;           // base lr; one-cycle: the maximum
-    int64_t total_steps; // cosine, one-cycle, linear; later steps keep the last value
-    int64_t step_size;   // step; default a third of total_steps
-    double gamma;        // step
-    double eta_min;      // cosine
-    double end_factor;   // linear; default 0
-    double pct_start, div_factor, final_div_factor; // one-cycle: 0.3, 25, 1e4
-    bool cycle_momentum; // one-cycle; base_momentum 0.85, max_momentum 0.95
-    double base_momentum, max_momentum;
-    int64_t warmup_steps; // linear warm-up before any of them: factor from warmup_start to 1 (torch
-                          // LinearLR),
-    double warmup_start;  // then the schedule starts at its step 0 (SequentialLR); default 1/3
-} iso_schedule;
-
-// PyTorch's defaults; lr and total_steps as given.
-iso_schedule iso_schedule_default(iso_schedule_kind kind, double lr, int64_t total_steps);
-// Values for update number t (0-based) written into hyper: lr, and momentum and beta1 where it
-// cycles them.
-void iso_schedule_apply(const iso_schedule *schedule, int64_t t, iso_hyper *hyper);
-// The same for the next update of an optimizer.
-void iso_schedule_step(const iso_schedule *schedule, iso_optimizer *optimizer);
+// name: as in the module's list, "conv1.weight".
+typedef bool (*iso_group_filter)(const char *name, const iso_parameter *parameter, void *user);
+// Gives those parameters of group 0, which has all of them at first, for which belongs is true
+// hyperparameters of their own: group 1, then 2 and so on; *group (may be NULL) is its number. A
+// layer's parameters may be in different groups, as when biases are to go without weight decay.
+// Local; every rank makes the same groups. step() freezes the hyperparameters of all groups, and
+// they are saved with the optimizer's state. ISO_ERR_STATE once the optimizer was wrapped or has
+// made a step; ISO_ERR_ARG when no parameter, or every one of group 0, belongs to the new group,
+// and for hyperparameters that PyTorch refuses.
+iso_status iso_optimizer_add_group(iso_optimizer *optimizer, const iso_hyper *hyper,
+                                   iso_group_filter belongs, void *user, int *group);
+int iso_optimizer_groups(iso_optimizer *optimizer); // at least 1
+// iso_optimizer_hyper is that of group 0. The pointer is valid as long as the optimizer.
+iso_hyper *iso_optimizer_group_hyper(iso_optimizer *optimizer, int group);
+// Group of a parameter by its name; -1: the optimizer has no such parameter.
+int iso_optimizer_group_of(iso_optimizer *optimizer, const char *name);
 
 #ifdef __cplusplus
 }

@@ -88,7 +88,14 @@ typedef struct iso__philox_key {
     uint32_t k[2];
 } iso__philox_key;
 // Purposes keep streams of one seed apart.
-enum { ISO_RNG_INIT = 1, ISO_RNG_DROPOUT, ISO_RNG_SHUFFLE, ISO_RNG_DIGITS, ISO_RNG_TEST };
+enum {
+    ISO_RNG_INIT = 1,
+    ISO_RNG_DROPOUT,
+    ISO_RNG_SHUFFLE,
+    ISO_RNG_DIGITS,
+    ISO_RNG_TEST,
+    ISO_RNG_AUGMENT
+};
 iso__philox_key iso__philox_key_make(uint64_t seed, uint32_t purpose, uint64_t stream);
 void iso__philox(iso__philox_key key, const uint32_t counter[4], uint32_t out[4]);
 // [0, 1) with 24 bits.

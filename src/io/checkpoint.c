@@ -1,5 +1,6 @@
-// Checkpoints of named tensors: everything is read and compared before anything is changed.
+// Files of named tensors: everything is read and compared before anything is changed.
 #include "io/safetensors.h"
+#include "tensor/tensor_impl.h"
 
 #include <string.h>
 
@@ -62,5 +63,86 @@ iso_status iso_checkpoint_load(const char *path, const iso_named_tensor *tensors
 fail:
     iso__safetensors_close(&file);
     iso__free(arrays);
+    return status;
+}
+
+// ---- Files of a state_dict ----------------------------------------------------------------------
+
+iso_status iso_state_dict_save(const iso_state_dict *dict, const char *path) {
+    iso__note *notes;
+    iso__array *arrays = NULL;
+    void *memory = NULL;
+    int count = 0;
+    iso_status status;
+    ISO_TRY_GOTO(iso__alloc((size_t)(dict->metadata_count + 1) * sizeof(iso__note), &memory));
+    notes = memory;
+    if (!iso_state_dict_metadata(dict, "format")) notes[count++] = (iso__note){"format", "pt"};
+    for (int i = 0; i < dict->metadata_count; i++)
+        notes[count++] = (iso__note){dict->metadata[i].key, dict->metadata[i].value};
+    ISO_TRY_GOTO(describe(dict->item, dict->count, &arrays));
+    ISO_TRY_GOTO(iso__safetensors_write(path, false, notes, count, arrays, dict->count));
+    status = ISO_OK;
+fail:
+    iso__free(arrays);
+    iso__free(memory);
+    return status;
+}
+
+static iso_status check_stored(const char *path, const iso__stored *stored, iso_dtype *out) {
+    char shape[100];
+    int dtype = 0;
+    bool fits = stored->ndim <= ISO_MAX_DIMS;
+    while (dtype < ISO_DTYPE_COUNT &&
+           strcmp(stored->dtype, iso__safetensors_dtype((iso_dtype)dtype)) != 0)
+        dtype++;
+    ISO_CHECK(dtype < ISO_DTYPE_COUNT, ISO_ERR_TYPE,
+              "tensor %s of %s has element type %s, which cannot be read: save it as F32, F64, "
+              "BF16, F16 or I64",
+              stored->name, path, stored->dtype);
+    for (int d = 0; fits && d < stored->ndim; d++) fits = stored->shape[d] > 0;
+    ISO_CHECK(fits, ISO_ERR_SHAPE,
+              "tensor %s of %s has shape %s, which cannot be read: a tensor has at most %d "
+              "dimensions and no empty one",
+              stored->name, path,
+              iso__shape_text(stored->ndim, stored->shape, shape, sizeof(shape)), ISO_MAX_DIMS);
+    *out = (iso_dtype)dtype;
+    return ISO_OK;
+}
+
+static iso_status add_stored(const iso__safetensors *file, const iso__stored *stored,
+                             iso_device *device, iso_state_dict *dict) {
+    iso_dtype dtype = ISO_F32;
+    iso_tensor *tensor = NULL;
+    iso_status status;
+    void *to;
+    ISO_TRY(check_stored(file->path, stored, &dtype));
+    ISO_TRY(iso_tensor_create(device, dtype, stored->ndim, stored->shape, &tensor));
+    ISO_TRY_GOTO(iso_tensor_map(tensor, ISO_WRITE, &to));
+    memcpy(to, (const char *)file->data + stored->begin, (size_t)(stored->end - stored->begin));
+    ISO_TRY_GOTO(iso_tensor_unmap(tensor));
+    ISO_TRY_GOTO(iso_state_dict_add(dict, stored->name, tensor));
+    status = ISO_OK;
+fail:
+    iso_tensor_destroy(&tensor);
+    return status;
+}
+
+iso_status iso_state_dict_read(const char *path, iso_device *device, iso_state_dict *out) {
+    iso__safetensors file = {0};
+    iso_state_dict dict = {0};
+    iso_status status;
+    ISO_TRY(iso__safetensors_open(path, false, &file));
+    ISO_TRY_GOTO(iso__safetensors_load(&file));
+    for (int i = 0; i < file.header.count; i++)
+        ISO_TRY_GOTO(add_stored(&file, &file.header.stored[i], device, &dict));
+    for (int i = 0; i < file.header.note_count; i++)
+        ISO_TRY_GOTO(
+            iso_state_dict_set_metadata(&dict, file.header.note[i].key, file.header.note[i].value));
+    *out = dict;
+    dict = (iso_state_dict){0};
+    status = ISO_OK;
+fail:
+    iso_state_dict_destroy(&dict);
+    iso__safetensors_close(&file);
     return status;
 }

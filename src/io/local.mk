@@ -7,3 +7,4 @@ libiso_core_la_SOURCES += src/io/safetensors.h
 libiso_core_la_SOURCES += src/io/safetensors_array.c
 libiso_core_la_SOURCES += src/io/safetensors_read.c
 libiso_core_la_SOURCES += src/io/safetensors_write.c
+libiso_core_la_SOURCES += src/io/state_dict.c

@@ -1,0 +1,46 @@
+// Adagrad (Duchi et al., JMLR 12, 2011), as torch.optim.Adagrad.
+#include "optim/optim_impl.h"
+
+static iso_status check(const iso_hyper *hyper) {
+    ISO_CHECK(hyper->lr_decay >= 0, ISO_ERR_ARG,
+              "adagrad: lr_decay %g: give a number of at least 0", hyper->lr_decay);
+    ISO_CHECK(hyper->initial_accumulator_value >= 0, ISO_ERR_ARG,
+              "adagrad: initial_accumulator_value %g: give a number of at least 0",
+              hyper->initial_accumulator_value);
+    ISO_CHECK(hyper->eps >= 0, ISO_ERR_ARG, "adagrad: eps %g: give a number of at least 0",
+              hyper->eps);
+    return ISO_OK;
+}
+
+static iso_status start(const iso__base_optimizer *self, const iso__slot *slot,
+                        const iso_hyper *hyper) {
+    const iso_tensor *value = slot->parameter->value;
+    iso_tensor *sum;
+    ISO_TRY(iso_tensor_borrow(value->device, value->dtype, value->ndim, value->shape,
+                              iso__slot_state(self, slot, 0), &sum));
+    iso_status status = iso_tensor_fill(sum, hyper->initial_accumulator_value);
+    iso_tensor_destroy(&sum);
+    return status;
+}
+
+static iso_status apply(const iso__base_optimizer *self, const iso__slot *slot,
+                        const void *gradient, double scale, const iso_hyper *hyper) {
+    iso_tensor *value = slot->parameter->value;
+    iso__adagrad_args args = {
+        .lr = hyper->lr / (1 + (double)(hyper->step - 1) * hyper->lr_decay),
+        .eps = hyper->eps,
+        .weight_decay = hyper->weight_decay,
+        .scale = scale,
+    };
+    return iso__kernels(value)->adagrad(value->device, value->count, &args, gradient, value->data,
+                                        iso__slot_state(self, slot, 0));
+}
+
+const iso__rule iso__rule_adagrad = {
+    .ops = ISO_BASE_OPTIMIZER_OPS("adagrad"),
+    .defaults = {.lr = 1e-2, .eps = 1e-10},
+    .state_name = {"sum"},
+    .check = check,
+    .apply = apply,
+    .start = start,
+};

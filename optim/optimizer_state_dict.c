@@ -1,0 +1,204 @@
+// The state_dict of an optimizer: its state by names of parameters, and its hyperparameters.
+#include "optim/optim_impl.h"
+#include "optim/resume_impl.h"
+#include "optim/state_dict_impl.h"
+
+#include <string.h>
+
+enum { NAME_ROOM = 768 };
+
+// ---- Names --------------------------------------------------------------------------------------
+// The list of saved state, which optimizers make, is the one place that knows what there is. Its
+// names: "optimizer/KIND/lr", "optimizer/KIND/group1/lr", "optimizer/KIND/groups", and
+// "optimizer/KIND/exp_avg/conv1.weight".
+
+// What stands behind "optimizer/KIND/".
+static const char *own_part(const char *name) {
+    const char *slash = strchr(name, '/');
+    return strchr(slash + 1, '/') + 1;
+}
+
+// Whether the entry is state of a parameter: memory of the device.
+static bool is_state(const iso__array *array, char text[NAME_ROOM]) {
+    const char *part = own_part(array->name), *slash = strchr(part, '/');
+    int group = 0, length = 0;
+    if (!slash) {
+        bool groups = strcmp(part, "groups") == 0;
+        snprintf(text, NAME_ROOM, groups ? "param_groups.params" : "param_groups.0.%s", part);
+        return false;
+    }
+    if (sscanf(part, "group%d/%n", &group, &length) == 1 && length > 0) {
+        snprintf(text, NAME_ROOM, "param_groups.%d.%s", group, part + length);
+        return false;
+    }
+    snprintf(text, NAME_ROOM, "state.%s.%.*s", slash + 1, (int)(slash - part), part);
+    return true;
+}
+
+// ---- Numbers ------------------------------------------------------------------------------------
+
+// A switch, one byte, is 0 or 1 as i64.
+static bool is_switch(const iso__array *array) { return strcmp(array->dtype, "U8") == 0; }
+
+static iso_dtype number_type(const iso__array *array) {
+    return strcmp(array->dtype, "F64") == 0 ? ISO_F64 : ISO_I64;
+}
+
+static iso_status number_get(const iso__array *array, iso_tensor *to) {
+    void *host;
+    ISO_TRY(iso_tensor_map(to, ISO_WRITE, &host));
+    if (is_switch(array))
+        *(int64_t *)host = *(const uint8_t *)array->data != 0;
+    else
+        memcpy(host, array->data, iso__array_bytes(array));
+    return iso_tensor_unmap(to);
+}
+
+static iso_status number_set(const iso__array *array, iso_tensor *from) {
+    void *host;
+    ISO_TRY(iso_tensor_map(from, ISO_READ, &host));
+    if (is_switch(array))
+        *(uint8_t *)array->data = *(const int64_t *)host != 0;
+    else
+        memcpy(array->data, host, iso__array_bytes(array));
+    return iso_tensor_unmap(from);
+}
+
+// ---- The whole ----------------------------------------------------------------------------------
+
+static iso_status add_number(iso_device *device, const iso__array *array, const char *name,
+                             iso_state_dict *dict) {
+    iso_tensor *tensor;
+    bool list = strcmp(name, "param_groups.params") == 0;
+    ISO_TRY(iso_tensor_create(device, number_type(array), list ? array->ndim : 0, array->shape,
+                              &tensor));
+    iso_status status = number_get(array, tensor);
+    if (status >= 0) status = iso_state_dict_add(dict, name, tensor);
+    iso_tensor_destroy(&tensor);
+    return status;
+}
+
+static iso_status add_state(iso_device *device, const iso__array *array, const char *name,
+                            iso_state_dict *dict) {
+    iso_tensor *tensor;
+    iso_dtype dtype = strcmp(array->dtype, "F64") == 0 ? ISO_F64 : ISO_F32;
+    ISO_TRY(iso_tensor_borrow(device, dtype, array->ndim, array->shape, array->data, &tensor));
+    iso_status status = iso_state_dict_add(dict, name, tensor);
+    iso_tensor_destroy(&tensor);
+    return status;
+}
+
+// What the optimizer itself lists, with pending updates made.
+static iso_status list_state(iso_optimizer *optimizer, iso__base_optimizer **core,
+                             iso_state **out) {
+    iso_tensor *value;
+    iso_state *state;
+    *core = iso__optimizer_innermost(optimizer);
+    ISO_CHECK(*core, ISO_ERR_UNSUPPORTED, "a %s optimizer has no state_dict", optimizer->ops->name);
+    for (int i = 0; i < (*core)->count; i++)
+        ISO_TRY(iso_parameter_value((*core)->slot[i].parameter, &value));
+    ISO_TRY(iso_state_create(&state));
+    iso_status status = (*core)->base.ops->state(&(*core)->base, state);
+    if (status < 0) iso_state_destroy(&state);
+    ISO_TRY(status);
+    *out = state;
+    return ISO_OK;
+}
+
+static iso_status make_dict(iso_device *device, const iso_state *state, iso_state_dict *out) {
+    iso_state_dict dict = {0};
+    char name[NAME_ROOM];
+    iso_status status = ISO_OK;
+    for (int i = 0; i < state->count[ISO_STATE_SHARED] && status >= 0; i++) {
+        const iso__array *array = &state->array[ISO_STATE_SHARED][i];
+        bool of_parameter = is_state(array, name);
+        status = of_parameter ? add_state(device, array, name, &dict)
+                              : add_number(device, array, name, &dict);
+    }
+    if (status < 0) {
+        iso_state_dict_destroy(&dict);
+        return status;
+    }
+    *out = dict;
+    return ISO_OK;
+}
+
+iso_status iso_optimizer_state_dict(iso_optimizer *optimizer, iso_state_dict *out) {
+    iso__base_optimizer *core;
+    iso_state *state;
+    ISO_TRY(list_state(optimizer, &core, &state));
+    iso_status status = make_dict(core->module->device, state, out);
+    iso_state_destroy(&state);
+    ISO_TRY(status);
+    return ISO_OK;
+}
+
+// ---- Loading ------------------------------------------------------------------------------------
+
+// Of hyperparameters, steps and groups: `own`, into which dict's were copied where they are
+// numbers, back into the optimizer.
+static iso_status put_numbers(const iso_state *state, const iso_state_dict *own) {
+    char name[NAME_ROOM];
+    for (int i = 0; i < own->count; i++) {
+        const iso__array *array = &state->array[ISO_STATE_SHARED][i];
+        if (!is_state(array, name)) ISO_TRY(number_set(array, own->item[i].tensor));
+    }
+    return ISO_OK;
+}
+
+// The entries of `from` that are numbers, or that are state.
+static iso_status part_of(const iso_state *state, const iso_state_dict *from, bool of_parameters,
+                          iso_state_dict *out) {
+    char name[NAME_ROOM];
+    for (int i = 0; i < from->count; i++)
+        if (is_state(&state->array[ISO_STATE_SHARED][i], name) == of_parameters)
+            ISO_TRY(iso_state_dict_add(out, from->item[i].name, from->item[i].tensor));
+    return ISO_OK;
+}
+
+// Numbers first: they can be refused, and are put back then.
+static iso_status load(iso__base_optimizer *core, const iso_state *state, const iso_state_dict *own,
+                       const iso_state_dict *dict) {
+    iso_state_dict numbers = {0}, moments = {0}, before = {0};
+    iso_status status;
+    ISO_TRY_GOTO(make_dict(core->module->device, state, &before));
+    ISO_TRY_GOTO(part_of(state, own, false, &numbers));
+    ISO_TRY_GOTO(part_of(state, own, true, &moments));
+    ISO_TRY_GOTO(iso__state_dict_copy(&numbers, dict));
+    ISO_TRY_GOTO(put_numbers(state, own));
+    status = core->base.ops->loaded(&core->base);
+    if (status < 0) {
+        put_numbers(state, &before);
+        goto fail;
+    }
+    ISO_TRY_GOTO(iso__state_dict_copy(&moments, dict));
+    status = ISO_OK;
+fail:
+    iso_state_dict_destroy(&numbers);
+    iso_state_dict_destroy(&moments);
+    iso_state_dict_destroy(&before);
+    return status;
+}
+
+iso_status iso_optimizer_load_state_dict(iso_optimizer *optimizer, const iso_state_dict *dict,
+                                         bool strict, iso_incompatible_keys *keys) {
+    iso__base_optimizer *core;
+    iso_state *state;
+    iso_state_dict own = {0};
+    iso_incompatible_keys found = {0};
+    iso_status status;
+    ISO_TRY(list_state(optimizer, &core, &state));
+    ISO_TRY_GOTO(make_dict(core->module->device, state, &own));
+    ISO_TRY_GOTO(iso__state_dict_match(&own, dict, "optimizer", strict, &found));
+    ISO_TRY_GOTO(load(core, state, &own, dict));
+    if (keys) {
+        *keys = found;
+        found = (iso_incompatible_keys){0};
+    }
+    status = ISO_OK;
+fail:
+    iso_incompatible_keys_destroy(&found);
+    iso_state_dict_destroy(&own);
+    iso_state_destroy(&state);
+    return status;
+}

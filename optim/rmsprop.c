@@ -1,0 +1,39 @@
+// RMSprop (Tieleman and Hinton, 2012; centered: Graves, arXiv:1308.0850), as torch.optim.RMSprop.
+#include "optim/optim_impl.h"
+
+static iso_status check(const iso_hyper *hyper) {
+    ISO_CHECK(hyper->alpha >= 0, ISO_ERR_ARG, "rmsprop: alpha %g: give a number of at least 0",
+              hyper->alpha);
+    ISO_CHECK(hyper->momentum >= 0, ISO_ERR_ARG,
+              "rmsprop: momentum %g: give a number of at least 0", hyper->momentum);
+    ISO_CHECK(hyper->eps >= 0, ISO_ERR_ARG, "rmsprop: eps %g: give a number of at least 0",
+              hyper->eps);
+    return ISO_OK;
+}
+
+// The buffers exist in any case, because momentum and centered may be changed between steps.
+static iso_status apply(const iso__base_optimizer *self, const iso__slot *slot,
+                        const void *gradient, double scale, const iso_hyper *hyper) {
+    iso_tensor *value = slot->parameter->value;
+    iso__rmsprop_args args = {
+        .lr = hyper->lr,
+        .alpha = hyper->alpha,
+        .rest = 1 - hyper->alpha,
+        .eps = hyper->eps,
+        .momentum = hyper->momentum,
+        .weight_decay = hyper->weight_decay,
+        .scale = scale,
+    };
+    void *momentum = hyper->momentum != 0 ? iso__slot_state(self, slot, 1) : NULL;
+    void *grad_avg = hyper->centered ? iso__slot_state(self, slot, 2) : NULL;
+    return iso__kernels(value)->rmsprop(value->device, value->count, &args, gradient, value->data,
+                                        iso__slot_state(self, slot, 0), grad_avg, momentum);
+}
+
+const iso__rule iso__rule_rmsprop = {
+    .ops = ISO_BASE_OPTIMIZER_OPS("rmsprop"),
+    .defaults = {.lr = 1e-2, .alpha = 0.99, .eps = 1e-8},
+    .state_name = {"square_avg", "momentum_buffer", "grad_avg"},
+    .check = check,
+    .apply = apply,
+};
