@@ -22,24 +22,35 @@ examples_mnist_daso_LDADD = libisotherm.la $(MPI_LIBS) -lm
 TRAIN_RUN = \
     examples/models.c \
     examples/models.h \
+    examples/models_resnet.c \
     examples/train_agree.c \
     examples/train.h \
+    examples/train_data.c \
     examples/train_error.c \
     examples/train_error.h \
+    examples/train_kernels.c \
     examples/train_option_table.c \
     examples/train_options.c \
     examples/train_options.h \
     examples/train_output.c \
     examples/train_report.c \
     examples/train_run.c \
+    examples/train_schedule.c \
     examples/train_setup.c \
     examples/train_state.c \
-    examples/train_sync.c
+    examples/train_sync.c \
+    examples/train_threads.c
 
 examples_train_SOURCES = examples/train.c $(TRAIN_RUN)
 examples_train_CPPFLAGS = $(PUBLIC_CPPFLAGS)
 examples_train_CFLAGS = $(AM_CFLAGS) -Wshadow -Wconversion
 examples_train_LDADD = libisotherm.la $(MPI_LIBS) -lm
+
+bin_PROGRAMS += examples/predict
+examples_predict_SOURCES = examples/predict.c examples/models.c examples/models.h examples/models_resnet.c
+examples_predict_CPPFLAGS = $(PUBLIC_CPPFLAGS)
+examples_predict_CFLAGS = $(AM_CFLAGS) -Wshadow -Wconversion
+examples_predict_LDADD = libisotherm.la $(MPI_LIBS) -lm
 
 examples_sweep_SOURCES = \
     examples/report.c \
@@ -59,5 +70,13 @@ examples_sweep_SOURCES = \
 examples_sweep_CPPFLAGS = $(PUBLIC_CPPFLAGS)
 examples_sweep_CFLAGS = $(AM_CFLAGS) -Wshadow -Wconversion
 examples_sweep_LDADD = libisotherm.la $(MPI_LIBS) -lm
+
+# Beside the programs in a build tree, too.
+bin_SCRIPTS += examples/get-mnist
+examples/get-mnist: examples/get_mnist.sh
+	@$(MKDIR_P) examples
+	$(AM_V_GEN)rm -f $@ && cp $(srcdir)/examples/get_mnist.sh $@ && chmod a+rx,a-w $@
+CLEANFILES += examples/get-mnist
+EXTRA_DIST += examples/get_mnist.sh
 
 EXTRA_DIST += examples/trace_svg.py examples/lazy-timeline.svg examples/sweep-report.svg

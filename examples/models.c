@@ -1,4 +1,4 @@
-// Builds the two example networks, "mlp" and "cnn".
+// Builds the example networks by their names.
 #include "models.h"
 
 #include <string.h>
@@ -12,38 +12,88 @@ typedef struct layer_list {
 
 static void add(layer_list *list, iso_layer layer) { list->item[list->count++] = layer; }
 
-static void list_mlp(layer_list *list, int classes) {
-    add(list, (iso_layer){.kind = ISO_FLATTEN, .name = "flatten"});
-    add(list, (iso_layer){.kind = ISO_LINEAR, .out = 512, .relu = true, .name = "fc1"});
-    add(list, (iso_layer){.kind = ISO_LINEAR, .out = 512, .relu = true, .name = "fc2"});
-    add(list, (iso_layer){.kind = ISO_LINEAR, .out = classes, .name = "fc3"});
+static void add_conv(layer_list *list, const char *name, int64_t channels, int64_t size) {
+    add(list,
+        (iso_layer){.kind = ISO_CONV2D, .out = channels, .size = size, .relu = true, .name = name});
 }
 
-static void list_cnn(layer_list *list, int classes, bool dropout) {
-    add(list, (iso_layer){.kind = ISO_CONV2D, .out = 32, .size = 3, .relu = true, .name = "conv1"});
-    add(list, (iso_layer){.kind = ISO_CONV2D, .out = 64, .size = 3, .relu = true, .name = "conv2"});
-    add(list, (iso_layer){.kind = ISO_MAX_POOL2D, .size = 2, .name = "pool"});
+static void add_pool(layer_list *list, const char *name) {
+    add(list, (iso_layer){.kind = ISO_MAX_POOL2D, .size = 2, .name = name});
+}
+
+static void add_flatten(layer_list *list) {
+    add(list, (iso_layer){.kind = ISO_FLATTEN, .name = "flatten"});
+}
+
+static void add_linear(layer_list *list, const char *name, int64_t features, bool relu) {
+    add(list, (iso_layer){.kind = ISO_LINEAR, .out = features, .relu = relu, .name = name});
+}
+
+static void list_mlp(layer_list *list, const iso_dataset_info *data, bool dropout) {
+    (void)dropout;
+    add_flatten(list);
+    add_linear(list, "fc1", 512, true);
+    add_linear(list, "fc2", 512, true);
+    add_linear(list, "fc3", data->classes, false);
+}
+
+static void list_cnn(layer_list *list, const iso_dataset_info *data, bool dropout) {
+    add_conv(list, "conv1", 32, 3);
+    add_conv(list, "conv2", 64, 3);
+    add_pool(list, "pool");
     if (dropout) add(list, (iso_layer){.kind = ISO_DROPOUT, .p = 0.25, .name = "dropout1"});
-    add(list, (iso_layer){.kind = ISO_FLATTEN, .name = "flatten"});
-    add(list, (iso_layer){.kind = ISO_LINEAR, .out = 128, .relu = true, .name = "fc1"});
+    add_flatten(list);
+    add_linear(list, "fc1", 128, true);
     if (dropout) add(list, (iso_layer){.kind = ISO_DROPOUT, .p = 0.5, .name = "dropout2"});
-    add(list, (iso_layer){.kind = ISO_LINEAR, .out = classes, .name = "fc2"});
+    add_linear(list, "fc2", data->classes, false);
 }
 
-// Two 3x3 convolutions and a pooling of 2 leave nothing of less than 6 pixels.
+static void list_lenet(layer_list *list, const iso_dataset_info *data, bool dropout) {
+    (void)dropout;
+    add_conv(list, "conv1", 6, 5);
+    add_pool(list, "pool1");
+    add_conv(list, "conv2", 16, 5);
+    add_pool(list, "pool2");
+    add_flatten(list);
+    add_linear(list, "fc1", 120, true);
+    add_linear(list, "fc2", 84, true);
+    add_linear(list, "fc3", data->classes, false);
+}
+
+// ---- By name ------------------------------------------------------------------------------------
+
+typedef struct model_kind {
+    const char *name;
+    void (*list)(layer_list *list, const iso_dataset_info *data, bool dropout);
+    int64_t smallest; // pixels in each direction of which its layers leave something
+} model_kind;
+
+static const model_kind kinds[] = {
+    {"mlp", list_mlp, 1},
+    {"cnn", list_cnn, 6},
+    {"lenet", list_lenet, 16},
+    {"resnet18", NULL, 1}, // no list of layers
+};
+enum { KIND_COUNT = sizeof(kinds) / sizeof(kinds[0]) };
+
+static const model_kind *find(const char *name) {
+    for (int i = 0; i < KIND_COUNT; i++)
+        if (strcmp(kinds[i].name, name) == 0) return &kinds[i];
+    return NULL;
+}
+
 bool model_fits(const char *name, const iso_dataset_info *data) {
-    return strcmp(name, "cnn") != 0 || (data->height >= 6 && data->width >= 6);
+    const model_kind *kind = find(name);
+    return !kind || (data->height >= kind->smallest && data->width >= kind->smallest);
 }
 
 iso_status model_create(const char *name, iso_device *device, const iso_dataset_info *data,
                         bool dropout, iso_rng *rng, iso_module **out) {
+    const model_kind *kind = find(name);
     layer_list list = {.count = 0};
     int64_t sample[3] = {data->channels, data->height, data->width};
-    if (strcmp(name, "cnn") == 0)
-        list_cnn(&list, data->classes, dropout);
-    else if (strcmp(name, "mlp") == 0)
-        list_mlp(&list, data->classes);
-    else
-        return iso_error_set(ISO_ERR_ARG, "there is no model %s: use mlp or cnn", name);
+    if (!kind) return iso_error_set(ISO_ERR_ARG, "there is no model %s: use " MODEL_NAMES, name);
+    if (!kind->list) return model_resnet18(device, data, rng, out);
+    kind->list(&list, data, dropout);
     return iso_sequential_build(device, sample, list.item, list.count, rng, out);
 }

@@ -1,15 +1,25 @@
-// The two networks that the programs train; channels, image size and classes come from the data.
+// The networks that the programs train; channels, image size and classes come from the data.
 #ifndef EXAMPLES_MODELS_H
 #define EXAMPLES_MODELS_H
 
 #include <isotherm/data.h>
 #include <isotherm/nn.h>
 
+#define MODEL_NAMES "mlp|cnn|lenet|resnet18"
+
 // "mlp": two hidden layers of 512. "cnn": the network of PyTorch's MNIST example (two 3x3
 // convolutions, max-pool, two linear layers); `dropout` adds that example's dropouts (0.25 and
-// 0.5). Both end in logits. ISO_ERR_ARG for another name, ISO_ERR_SHAPE for images that do not fit.
+// 0.5). "lenet": LeNet-5 as in PyTorch's tutorials (two 5x5 convolutions to 6 and 16 channels, each
+// with relu and max-pool, linear layers of 120 and 84): for 3x32x32 that of "Training a classifier"
+// (CIFAR-10), for 1x28x28 that of "Training with PyTorch" (Fashion-MNIST). "resnet18":
+// torchvision's, names included; images of less than 64 pixels get the stem that is usual for
+// CIFAR, one 3x3 convolution of stride 1 without a pooling. All end in logits. ISO_ERR_ARG for
+// another name, ISO_ERR_SHAPE for images that do not fit.
 iso_status model_create(const char *name, iso_device *device, const iso_dataset_info *data,
                         bool dropout, iso_rng *rng, iso_module **out);
+// models_resnet.c: the last of them.
+iso_status model_resnet18(iso_device *device, const iso_dataset_info *data, iso_rng *rng,
+                          iso_module **out);
 // Whether the images are large enough for the model of that name.
 bool model_fits(const char *name, const iso_dataset_info *data);
 

@@ -18,6 +18,8 @@ typedef struct train_world {
     iso_device *device;
     iso_dataset *train_set, *test_set;
     iso_dataset_info info; // of the training set; classes covers the test set too
+    iso_cores cores;
+    bool bound; // the kernels' threads, to a share of the cores
 } train_world;
 
 // Test figures in the middle of a run, the same on all ranks.
@@ -100,11 +102,15 @@ typedef struct train_run {
     const train_options *options;
     const train_observer *observer;
     iso_loader *train_loader, *test_loader;
+    double *normalisation; // mean, then deviation, of each channel as the loaders take it
     iso_module *model; // a data_parallel once train_setup_shared is through
-    iso_loss *loss;
+    iso_loss *loss, *test_loss; // the training's may smooth labels
     iso_optimizer *optimizer;
     bool periodic; // --sync is one of those that exchange parameters
     iso_schedule schedule;
+    iso_lr_plateau plateau; // of --schedule plateau
+    double lr;              // schedule's, as the plateaus have left it
+    int64_t *milestones;    // schedule's
     int64_t steps; // of the whole run
     train_position at;
     train_sums sum;
@@ -118,6 +124,23 @@ typedef struct train_run {
     iso_json_log *log;   // rank 0's, if wanted
 } train_run;
 
+// ---- train_data.c ----
+
+// Local. Loaders of both data sets, as the options say.
+iso_status train_loaders_open(train_run *run);
+
+// ---- train_threads.c ----
+
+// Collective. Looks at the cores that ranks were given, takes a share where that helps, and warns
+// where they do not suffice.
+iso_status train_threads_setup(train_world *world, const train_options *options);
+
+// ---- train_kernels.c ----
+
+// Collective. All ranks compute with the same kernels: the rule's, or those that rank 0 finds to be
+// the fastest for the shapes of a step.
+iso_status train_kernels_setup(const train_run *run);
+
 // ---- train_setup.c ----
 
 // Local: loaders and model, and what can be checked without others.
@@ -128,6 +151,16 @@ iso_status train_setup_shared(train_run *run);
 iso_status train_optimizer_create(train_run *run);
 // Collective. Frees whatever was set up.
 void train_teardown(train_run *run);
+
+// ---- train_schedule.c ----
+
+// Local. Fills in run->schedule and run->plateau, as the options say.
+iso_status train_schedule_setup(train_run *run, iso_optimizer_kind optimizer, double lr);
+// Local. Sets the rate of the next step; tells the test loss of an epoch, the same on all ranks.
+void train_schedule_step(train_run *run);
+void train_schedule_epoch(train_run *run, double test_loss);
+// What the rates of the steps to come depend on.
+iso_status train_schedule_state(train_run *run, iso_state *state);
 
 // ---- train_sync.c ----
 

@@ -9,11 +9,14 @@
 
 // Of what is not given and has no default, numbers are -1 (whole ones) or NaN, and texts NULL.
 typedef struct train_options {
-    const char *data, *model;
+    const char *data, *sampler, *mean, *std, *model;
+    int64_t shift;
+    double flip;
     bool dropout;
     int64_t epochs, steps, batch, seed;
-    const char *optimizer, *schedule;
-    double lr, momentum, weight_decay;
+    const char *optimizer, *schedule, *milestones;
+    double lr, momentum, weight_decay, label_smoothing, gamma;
+    int64_t step_size, patience, warmup_lr_steps;
 
     const char *sync, *progress;
     double bucket_mb;
@@ -26,7 +29,7 @@ typedef struct train_options {
     const char *downcast_type, *use_mpi_groups;
     int64_t skip_reduction_factor, local_skip_factor;
 
-    const char *device, *dtype;
+    const char *device, *dtype, *kernels;
     int64_t threads;
     const char *log, *trace, *checkpoint, *load, *resume;
     int64_t checkpoint_every, eval_every;

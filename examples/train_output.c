@@ -34,40 +34,61 @@ iso_status train_output_check(const char *path, const char *what) {
 
 // ---- Checkpoints --------------------------------------------------------------------------------
 
-typedef iso_status (*checkpoint_call)(const char *path, const iso_named_tensor *tensors, int count);
-
-static iso_status with_tensors(const iso_parameter_list *list, const char *path,
-                               checkpoint_call call) {
-    iso_named_tensor *tensors = calloc((size_t)list->count, sizeof(*tensors));
-    if (!tensors) return train_error(ISO_ERR_NOMEM, "out of memory for checkpoint %s", path);
-    iso_status status = ISO_OK;
-    for (int i = 0; i < list->count && status == ISO_OK; i++) {
-        tensors[i].name = list->name[i];
-        status = iso_parameter_value(list->item[i], &tensors[i].tensor);
-    }
-    if (status == ISO_OK) status = call(path, tensors, list->count);
-    free(tensors);
+// As "X X ...", one for each channel, which read back as the same numbers.
+static iso_status put_channels(iso_state_dict *dict, const char *key, const double *numbers,
+                               int64_t channels) {
+    size_t room = (size_t)channels * 26 + 1, used = 0;
+    char *text = calloc(room, 1);
+    if (!text) return train_error(ISO_ERR_NOMEM, "out of memory for a checkpoint");
+    for (int64_t c = 0; c < channels; c++)
+        used += (size_t)snprintf(text + used, room - used, c ? " %.17g" : "%.17g", numbers[c]);
+    iso_status status = iso_state_dict_set_metadata(dict, key, text);
+    free(text);
     return status;
 }
 
-static iso_status checkpoint(train_run *run, const char *path, checkpoint_call call) {
-    iso_parameter_list list;
-    TRY(iso_module_parameters(run->model, &list));
-    iso_status status = with_tensors(&list, path, call);
-    iso_parameter_list_destroy(&list);
-    return status;
+// What has to be known besides the tensors to classify images: predict reads it.
+static iso_status describe(const train_run *run, iso_state_dict *dict) {
+    const iso_dataset_info *info = &run->world->info;
+    char shape[80], classes[16];
+    snprintf(shape, sizeof(shape), "%lld %lld %lld", (long long)info->channels,
+             (long long)info->height, (long long)info->width);
+    snprintf(classes, sizeof(classes), "%d", info->classes);
+    TRY(iso_state_dict_set_metadata(dict, "isotherm.model", run->options->model));
+    TRY(iso_state_dict_set_metadata(dict, "isotherm.dtype", run->options->dtype));
+    TRY(iso_state_dict_set_metadata(dict, "isotherm.shape", shape));
+    TRY(iso_state_dict_set_metadata(dict, "isotherm.classes", classes));
+    const double *mean = run->normalisation;
+    TRY(put_channels(dict, "isotherm.mean", mean, info->channels));
+    return put_channels(dict, "isotherm.std", mean + info->channels, info->channels);
 }
 
 iso_status train_checkpoint_load(train_run *run) {
-    return checkpoint(run, run->options->load, iso_checkpoint_load);
+    const char *path = run->options->load;
+    iso_state_dict dict;
+    TRY(iso_state_dict_read(path, run->world->device, &dict));
+    iso_status status = iso_module_load_state_dict(run->model, &dict, true, NULL);
+    iso_state_dict_destroy(&dict);
+    if (status == ISO_ERR_MISMATCH)
+        return train_error(status, "cannot load %s for --model %s: %s", path, run->options->model,
+                           iso_last_error()->message);
+    return status;
+}
+
+static iso_status save(train_run *run) {
+    iso_state_dict dict;
+    TRY(iso_module_state_dict(run->model, &dict));
+    iso_status status = describe(run, &dict);
+    if (status >= 0) status = iso_state_dict_save(&dict, run->options->checkpoint);
+    iso_state_dict_destroy(&dict);
+    return status;
 }
 
 // Evaluation mode shows what is to be saved.
 iso_status train_checkpoint_save(train_run *run) {
     iso_status status = ISO_OK;
     TRY(iso_module_train(run->model, false));
-    if (run->world->rank == 0)
-        status = checkpoint(run, run->options->checkpoint, iso_checkpoint_save);
+    if (run->world->rank == 0) status = save(run);
     TRY(iso_comm_agree(run->world->comm, status));
     return iso_module_train(run->model, true);
 }

@@ -23,13 +23,16 @@ void train_report_start(const train_run *run) {
     fprintf(to, "data      %s: %lld images of %lld x %lld x %lld, %d classes\n", o->data,
             (long long)info->count, (long long)info->channels, (long long)info->height,
             (long long)info->width, info->classes);
-    fprintf(to, "model     %s%s, %lld parameters, on %s\n", o->model,
+    fprintf(to, "model     %s%s, %lld parameters, on %s, %s kernels\n", o->model,
             o->dropout ? " with dropout" : "", (long long)iso_module_parameter_count(run->model),
-            iso_device_describe(run->world->device));
+            iso_device_describe(run->world->device), o->kernels);
     fprintf(to,
             "training  %d ranks on %d nodes x %lld samples, %lld steps, %s, %s schedule, lr %g\n",
             run->world->ranks, run->world->nodes, (long long)o->batch, (long long)run->steps,
             o->optimizer, o->schedule, run->schedule.lr);
+    fprintf(to, "cores     %s; %lld kernel thread%s each%s\n", run->world->cores.all,
+            (long long)o->threads, o->threads > 1 ? "s" : "",
+            run->world->bound ? ", bound to a share of them" : "");
     fprintf(to, "exchange  %s, progress %s, all-reduce %s\n", o->sync, iso_comm_progress_text(comm),
             iso_comm_algorithm_text(comm));
     fflush(to);
@@ -191,7 +194,9 @@ static void log_setting(const train_run *run) {
     iso_json_double(log, "lr", run->schedule.lr);
     iso_json_int(log, "seed", o->seed);
     iso_json_int(log, "threads", o->threads);
+    iso_json_string(log, "cores", run->world->cores.all);
     iso_json_string(log, "device", iso_device_describe(run->world->device));
+    iso_json_string(log, "kernels", o->kernels);
     iso_json_string(log, "sync", o->sync);
     iso_json_string(log, "progress", iso_comm_progress_text(run->world->comm));
     iso_json_string(log, "algorithm", iso_comm_algorithm_text(run->world->comm));

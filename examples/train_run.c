@@ -18,7 +18,7 @@ static iso_status stop_clock(train_run *run) {
 
 static iso_status test(train_run *run) {
     if (run->test_step == run->at.step) return ISO_OK;
-    TRY(iso_evaluate(run->model, run->loss, run->test_loader, run->world->comm, &run->test));
+    TRY(iso_evaluate(run->model, run->test_loss, run->test_loader, run->world->comm, &run->test));
     run->test_step = run->at.step;
     return ISO_OK;
 }
@@ -61,7 +61,7 @@ static iso_status save_state(train_run *run) {
 
 static iso_status make_step(train_run *run, const iso_batch *batch, double *loss) {
     iso_tensor *output, *gradient;
-    iso_schedule_apply(&run->schedule, run->at.step, iso_optimizer_hyper(run->optimizer));
+    train_schedule_step(run);
     iso_optimizer_zero_grad(run->optimizer);
     TRY(iso_module_forward(run->model, batch->images, &output));
     TRY(iso_loss_compute(run->loss, output, batch->labels, loss, NULL, &gradient));
@@ -161,6 +161,7 @@ static iso_status run_epoch(train_run *run, train_figures *out) {
     train_report_epoch(run, out, &bar);
     if (observer && observer->epoch) observer->epoch(run->at.epoch, out, observer->user);
     TRY(check_finite(run, out->train_loss));
+    train_schedule_epoch(run, out->test_loss);
     if (run->periodic) TRY(iso_daso_epoch_loss(run->optimizer, out->train_loss, true));
     TRY(train_sync_look(run)); // a policy may have decided
     begin_next_epoch(run, out->samples);

@@ -52,7 +52,8 @@ bool train_world_open(train_world *world, const train_options *options) {
     if (!train_all_well(iso_comm_create(MPI_COMM_WORLD, &config, &world->comm))) return false;
     world->rank = iso_comm_rank(world->comm);
     world->ranks = iso_comm_size(world->comm);
-    return train_all_well(open_local(world, options)) && train_all_well(count_nodes(world));
+    return train_all_well(train_threads_setup(world, options)) &&
+           train_all_well(open_local(world, options)) && train_all_well(count_nodes(world));
 }
 
 void train_world_close(train_world *world) {
@@ -64,22 +65,11 @@ void train_world_close(train_world *world) {
 
 // ---- Local --------------------------------------------------------------------------------------
 
-static iso_status open_loaders(train_run *run) {
-    const train_world *world = run->world;
-    iso_loader_config normalise = ISO_LOADER_DEFAULT;
-    normalise.mean = world->info.mean;
-    normalise.std = world->info.std;
-    iso_sampler_config order = {.batch = run->options->batch,
-                                .rank = world->rank,
-                                .ranks = world->ranks,
-                                .seed = (uint64_t)run->options->seed,
-                                .shuffle = true};
-    TRY(iso_loader_create_take(world->device, iso_dataset_retain(world->train_set), &order,
-                               &normalise, &run->train_loader));
-    order.shuffle = false;
-    order.end = ISO_SAMPLER_SHARE;
-    return iso_loader_create_take(world->device, iso_dataset_retain(world->test_set), &order,
-                                  &normalise, &run->test_loader);
+static iso_status create_losses(train_run *run) {
+    iso_loss_config config = {.kind = ISO_CROSS_ENTROPY};
+    TRY(iso_loss_create_with(run->world->device, &config, &run->test_loss));
+    config.label_smoothing = run->options->label_smoothing;
+    return iso_loss_create_with(run->world->device, &config, &run->loss);
 }
 
 static iso_status build_model(train_run *run) {
@@ -94,7 +84,10 @@ static iso_status build_model(train_run *run) {
                            options->model);
     TRY(model_create(options->model, run->world->device, info, options->dropout, &rng,
                      &run->model));
-    TRY(iso_loss_create(run->world->device, ISO_CROSS_ENTROPY, &run->loss));
+    iso_dtype dtype;
+    TRY(iso_dtype_parse(options->dtype, &dtype));
+    TRY(iso_module_to(run->model, dtype));
+    TRY(create_losses(run));
     // The others get rank 0's parameters later.
     if (options->load && run->world->rank == 0) TRY(train_checkpoint_load(run));
     return ISO_OK;
@@ -122,7 +115,7 @@ static iso_status check_outputs(const train_options *options) {
 
 iso_status train_setup_local(train_run *run) {
     const train_options *options = run->options;
-    TRY(open_loaders(run));
+    TRY(train_loaders_open(run));
     run->steps = options->steps > 0 ? options->steps
                                     : options->epochs * iso_loader_batches(run->train_loader);
     run->test_step = -1;
@@ -139,6 +132,9 @@ static double default_lr(iso_optimizer_kind kind) {
     switch (kind) {
     case ISO_SGD: return 0.05;
     case ISO_ADADELTA: return 1.0;
+    case ISO_ADAGRAD: return 0.03;
+    case ISO_RMSPROP: return 1e-3;
+    case ISO_LAMB: return 0.01;
     default: return 2e-3;
     }
 }
@@ -146,15 +142,12 @@ static double default_lr(iso_optimizer_kind kind) {
 iso_status train_optimizer_create(train_run *run) {
     const train_options *options = run->options;
     iso_optimizer_kind kind;
-    iso_schedule_kind schedule;
     TRY(iso_optimizer_kind_parse(options->optimizer, &kind));
-    TRY(iso_schedule_kind_parse(options->schedule, &schedule));
     iso_hyper hyper = iso_hyper_default(kind);
     hyper.lr = isnan(options->lr) ? default_lr(kind) : options->lr;
     if (!isnan(options->momentum)) hyper.momentum = options->momentum;
     if (!isnan(options->weight_decay)) hyper.weight_decay = options->weight_decay;
-    run->schedule = iso_schedule_default(schedule, hyper.lr, run->steps);
-    run->schedule.cycle_momentum = isnan(options->momentum); // a given one is meant
+    TRY(train_schedule_setup(run, kind, hyper.lr));
     iso_optimizer *inner;
     TRY(iso_optimizer_create(kind, run->model, &hyper, &inner));
     return iso_dp_optimizer_create_take(inner, run->model, &run->optimizer);
@@ -168,6 +161,7 @@ static iso_status open_log(train_run *run) {
 }
 
 iso_status train_setup_shared(train_run *run) {
+    TRY(train_kernels_setup(run));
     TRY(train_sync_setup(run));
     if (run->options->resume) TRY(train_state_load(run));
     TRY(iso_comm_barrier(run->world->comm)); // a trace begins at the same time on all ranks
@@ -179,9 +173,12 @@ iso_status train_setup_shared(train_run *run) {
 void train_teardown(train_run *run) {
     iso_json_log_close(&run->log);
     free(run->step_ms);
+    free(run->milestones);
+    free(run->normalisation);
     iso_optimizer_destroy(&run->optimizer);
     iso_module_destroy(&run->model);
     iso_loss_destroy(&run->loss);
+    iso_loss_destroy(&run->test_loss);
     iso_loader_destroy(&run->train_loader);
     iso_loader_destroy(&run->test_loader);
     iso_trace_stop();

@@ -12,15 +12,19 @@ static void describe(const train_run *run, char text[SETTINGS_ROOM]) {
     memset(text, 0, SETTINGS_ROOM); // all of it is saved
     train_options_text(run->options, true, text, SETTINGS_ROOM);
     size_t used = strlen(text);
-    snprintf(text + used, SETTINGS_ROOM - used,
-             "%lld images of %lld x %lld x %lld with mean %.9g and deviation %.9g\n",
-             (long long)info->count, (long long)info->channels, (long long)info->height,
-             (long long)info->width, info->mean, info->std);
+    used += (size_t)snprintf(text + used, SETTINGS_ROOM - used, "%lld images of %lld x %lld x %lld",
+                             (long long)info->count, (long long)info->channels,
+                             (long long)info->height, (long long)info->width);
+    for (int64_t c = 0; c < info->channels && used < SETTINGS_ROOM; c++)
+        used += (size_t)snprintf(text + used, SETTINGS_ROOM - used,
+                                 " with mean %.9g and deviation %.9g%s", info->mean[c],
+                                 info->std[c], c + 1 < info->channels ? "," : "\n");
 }
 
 #define NUMBERS(type) ((int64_t)(sizeof(type) / 8))
 
-static iso_status list(train_run *run, char settings[SETTINGS_ROOM], iso_state *state) {
+static iso_status list(train_run *run, char settings[SETTINGS_ROOM], iso_loader_state *samples,
+                       iso_state *state) {
     _Static_assert(sizeof(train_position) % 8 == 0 && sizeof(train_sums) % 8 == 0,
                    "saved as numbers of 8 bytes");
     TRY(iso_training_state(run->model, run->optimizer, state));
@@ -28,6 +32,9 @@ static iso_status list(train_run *run, char settings[SETTINGS_ROOM], iso_state *
                       settings));
     TRY(iso_state_add(state, ISO_STATE_SHARED, "train/position", ISO_STATE_I64,
                       NUMBERS(train_position), &run->at));
+    TRY(train_schedule_state(run, state));
+    TRY(iso_state_add(state, ISO_STATE_SHARED, "train/samples", ISO_STATE_I64,
+                      NUMBERS(iso_loader_state), samples));
     return iso_state_add(state, ISO_STATE_OWN, "train/sums", ISO_STATE_F64, NUMBERS(train_sums),
                          &run->sum);
 }
@@ -46,11 +53,15 @@ static train_sums with_counts(const train_run *run) {
 iso_status train_state_save(train_run *run) {
     char settings[SETTINGS_ROOM];
     iso_state *state;
+    iso_loader_state samples;
     train_sums before = run->sum;
     describe(run, settings);
+    iso_loader_get_state(run->train_loader, &samples);
+    samples.epoch = run->at.epoch; // its next batch, also where an epoch has just ended
+    samples.next = run->at.batch;
     TRY(iso_state_create(&state));
     run->sum = with_counts(run);
-    iso_status status = list(run, settings, state);
+    iso_status status = list(run, settings, &samples, state);
     if (status >= 0)
         status = iso_resume_save(run->world->comm, run->options->checkpoint, run->at.step, state);
     iso_state_destroy(&state);
@@ -80,11 +91,13 @@ static iso_status explain(const train_run *run, iso_status status) {
 
 static iso_status load(train_run *run, iso_state *state) {
     char settings[SETTINGS_ROOM] = "";
+    iso_loader_state samples;
     int64_t step;
-    TRY(list(run, settings, state));
+    TRY(list(run, settings, &samples, state));
     TRY(explain(run, iso_resume_load(run->world->comm, run->options->resume, state, &step)));
     settings[SETTINGS_ROOM - 1] = 0;
     TRY(check_settings(run, settings));
+    TRY(iso_loader_set_state(run->train_loader, &samples));
     return iso_training_loaded(run->model, run->optimizer);
 }
 

@@ -66,8 +66,8 @@ void iso_dataset_destroy(iso_dataset **dataset);
 
 typedef struct iso_dataset_info {
     int64_t count, channels, height, width;
-    int classes;      // largest label + 1, or as created
-    double mean, std; // over all pixels scaled to [0, 1]
+    int classes;              // largest label + 1, or as created
+    const double *mean, *std; // [channels], of pixels scaled to [0, 1]; borrowed from the data set
 } iso_dataset_info;
 void iso_dataset_get_info(const iso_dataset *dataset, iso_dataset_info *out);
 // Image i as bytes [channels][height][width] and its label.
@@ -76,10 +76,11 @@ const uint8_t *iso_dataset_image(const iso_dataset *dataset, int64_t i, int32_t 
 // ---- Sampler --------------------------------------------------------------------------------------
 
 typedef enum iso_sampler_end {
-    ISO_SAMPLER_PAD,  // the last global batch is filled from the start of the permutation
-    ISO_SAMPLER_DROP, // an incomplete last global batch is left out
-    ISO_SAMPLER_SHARE // the last global batch is split as evenly as it can be: for evaluation,
-                      // where every sample counts once and ranks need not go in step
+    ISO_SAMPLER_PAD,    // the last global batch is filled from the start of the permutation
+    ISO_SAMPLER_DROP,   // an incomplete last global batch is left out
+    ISO_SAMPLER_SHARE,  // the last global batch is split as evenly as it can be: for evaluation,
+                        // where every sample counts once and ranks need not go in step
+    ISO_SAMPLER_OVERLAP // each rank goes through a shard of its own, all of one size
 } iso_sampler_end;
 
 typedef struct iso_sampler_config {
@@ -98,6 +99,9 @@ typedef struct iso_sampler iso_sampler;
 // rank the same local size), left out under DROP, under SHARE the remainder itself (local sizes
 // differ by 1 at most, and a rank may have one batch less, or none at all). ISO_ERR_ARG when there
 // are more ranks than samples (not under SHARE) or, under DROP, not one whole batch.
+// Under OVERLAP, as pytorch-pfn-extras cuts data sets, the permutation is cut into shards instead
+// of slices: rank r's has ceil(count / ranks) samples from place floor(count * r / ranks) on, so
+// that neighbours have at most one sample in common, and rank r's batches are slices of its shard.
 iso_status iso_sampler_create(const iso_sampler_config *config, iso_sampler **out);
 void iso_sampler_destroy(iso_sampler **sampler);
 iso_status iso_sampler_set_epoch(iso_sampler *sampler, int64_t epoch);
@@ -110,21 +114,29 @@ int64_t iso_sampler_batch(const iso_sampler *sampler, int64_t k, const int64_t *
 // ---- Loader ---------------------------------------------------------------------------------------
 
 typedef struct iso_batch {
-    iso_tensor *images;    // [n, channels, height, width] f32, normalised, logical
+    iso_tensor *images;    // [n, channels, height, width], normalised, logical
     const int32_t *labels; // n
     int64_t n;
     int64_t index; // k, the number of the global batch in its epoch
 } iso_batch;
 
 typedef struct iso_loader_config {
-    double mean, std; // x = (byte / 255 - mean) / std; std 0: the data set's own mean and std
-    int prefetch;     // batches prepared ahead by a thread; 0: in the calling thread
+    // [channels], borrowed for the call: x = (byte / 255 - mean) / std, and byte / 255 where std is
+    // 0. Both NULL: the data set's own.
+    const double *mean, *std;
+    int prefetch;    // batches prepared ahead by a thread; 0: in the calling thread
+    iso_dtype dtype; // of images: ISO_F32 or ISO_F64
+    // Augmentation, for training. Draws depend on the sampler's seed, the epoch and the sample
+    // alone, so that a sample looks the same whichever rank has it.
+    int shift;   // pixels: moved by -shift to shift in each direction; bytes 0 come in
+    double flip; // probability that left and right change places, before it is moved
 } iso_loader_config;
 #define ISO_LOADER_DEFAULT ((iso_loader_config){.prefetch = 2})
 typedef struct iso_loader iso_loader;
 
 // Batches of dataset on device in the order of a sampler of its own. Takes one reference of
-// dataset, on failure too; retains device. config NULL: the default.
+// dataset, on failure too; retains device. config NULL: the default. ISO_ERR_ARG for what the
+// sampler refuses, a shift as large as an image, or a flip outside [0, 1].
 iso_status iso_loader_create_take(iso_device *device, iso_dataset *dataset,
                                   const iso_sampler_config *order, const iso_loader_config *config,
                                   iso_loader **out);
@@ -136,6 +148,18 @@ iso_status iso_loader_start(iso_loader *loader, int64_t epoch, int64_t first);
 // The next batch, valid until the following call; ISO_PENDING and out->n = 0 at the end of the
 // epoch.
 iso_status iso_loader_next(iso_loader *loader, iso_batch *out);
+
+// What decides which samples come, and where the caller is among them: for checkpoints, as int64_t
+// numbers, the same on all ranks (but under SHARE).
+typedef struct iso_loader_state {
+    int64_t count, batch, ranks, seed, shuffle, end, shift, flip; // flip in units of 2^-24
+    int64_t epoch, next; // what iso_loader_next gives next, however far ahead the thread is
+} iso_loader_state;
+// Before the first iso_loader_start: of batch 0 of epoch 0.
+void iso_loader_get_state(const iso_loader *loader, iso_loader_state *out);
+// Goes on where state was got, with the same images; as iso_loader_start. ISO_ERR_MISMATCH, and
+// nothing is changed, when the state is of other settings: the sentence names the first one.
+iso_status iso_loader_set_state(iso_loader *loader, const iso_loader_state *state);
 
 #ifdef __cplusplus
 }

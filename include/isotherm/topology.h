@@ -1,4 +1,5 @@
-// Topology: which ranks share a node, and the groups that reach across nodes.
+// Topology: which ranks share a node, the groups that reach across nodes, and the cores that ranks
+// may use.
 #ifndef ISOTHERM_TOPOLOGY_H
 #define ISOTHERM_TOPOLOGY_H
 
@@ -44,6 +45,30 @@ iso_status iso_topology_create(iso_comm *comm, const iso_topology_config *config
                                iso_topology **out);
 iso_topology *iso_topology_retain(iso_topology *topology);
 void iso_topology_destroy(iso_topology **topology); // collective
+
+// ---- Cores ------------------------------------------------------------------------------------------
+
+// What the ranks may run on, as their launcher left it. Numbers are the system's, of hardware
+// threads.
+typedef struct iso_cores {
+    char mine[192]; // of this rank: "cores 0-3 of host a"
+    char all[512];  // of all ranks: "ranks 0-1: cores 0-3 of host a; rank 2: core 0 of host b"
+    // A sentence that names ranks and the flag that helps, "" where all is well; the same on all
+    // ranks. crowded: together they have more kernel threads than cores. single: the threads of
+    // one rank, the helper that drives progress among them, share one core though the host has
+    // more.
+    char crowded[512], single[512];
+    uint64_t share[16]; // hardware threads that iso_cores_bind chooses, a bit each; 0: none
+} iso_cores;
+
+// Collective over comm. Looks which cores each rank may use, and logs this rank's (ISO_LOG=info).
+// threads: of this rank's kernels.
+iso_status iso_cores_survey(iso_comm *comm, int threads, iso_cores *out);
+// Local. Where ranks with several threads may all use the same cores and there are enough: keeps
+// the calling thread, and the threads it starts from here on, on a share that no other rank of
+// these gets. Does nothing where the environment binds threads itself (OMP_PROC_BIND, OMP_PLACES).
+// Returns whether it has bound them.
+bool iso_cores_bind(const iso_cores *cores);
 
 #ifdef __cplusplus
 }

@@ -4,6 +4,9 @@ libiso_core_la_SOURCES += \
     src/comm/coll_mpi.c \
     src/comm/coll_shm.c \
     src/comm/comm.c \
+    src/comm/cores.c \
+    src/comm/cores_impl.h \
+    src/comm/cores_judge.c \
     src/comm/exchange.c \
     src/comm/progress.c \
     src/comm/request.c \

@@ -28,6 +28,7 @@ struct iso_dataset {
     int32_t *labels;
     int64_t image_bytes;
     iso_dataset_info info;
+    double statistics[]; // mean of each channel, then std of each
 };
 
 // Takes both arrays (of iso__alloc) also on failure; shape and labels were checked. info: mean and
@@ -38,10 +39,33 @@ iso_status iso__dataset_create_take(uint8_t *images, int32_t *labels, const iso_
 struct iso_sampler {
     iso_sampler_config config;
     int64_t batches;   // of this rank
+    int64_t stride;    // from a batch to the next one in the permutation
+    int64_t begin;     // of this rank's part of batch 0
     int64_t last;      // number of the last global batch, which may be smaller
-    int64_t last_size; // this rank's part of it, and where that begins in the global batch
+    int64_t last_size; // this rank's part of it, and its begin, less `last` strides
     int64_t last_begin;
     int64_t *indices; // the permutation, then what pads its last batch
 };
+
+// ---- Transform: bytes of an image -> elements of a batch -----------------------------------------
+
+typedef struct iso__transform {
+    int64_t channels, height, width;
+    iso_dtype dtype;
+    void *table;         // [channels][256] of dtype: the element for each byte; owned
+    int64_t shift;       // pixels, at most
+    uint32_t flip;       // probability in units of 2^-24
+    uint64_t seed;       // of what is drawn
+    iso__philox_key key; // of the epoch
+} iso__transform;
+
+// config is checked here, but for its prefetch.
+iso_status iso__transform_init(iso__transform *self, const iso_dataset_info *info,
+                               const iso_loader_config *config, uint64_t seed);
+void iso__transform_free(iso__transform *self);
+void iso__transform_set_epoch(iso__transform *self, int64_t epoch);
+// Image number `index` of the data set.
+void iso__transform_image(const iso__transform *self, int64_t index, const uint8_t *image,
+                          void *out);
 
 #endif

@@ -7,12 +7,17 @@
 #include <unistd.h>
 
 // Exact integer sums, so that the statistics are the same on every machine.
-static void measure(const uint8_t *pixels, int64_t count, double *mean, double *std) {
-    uint64_t sum = 0, squares = 0, n = (uint64_t)count;
-    for (int64_t i = 0; i < count; i++) {
-        uint32_t v = pixels[i];
-        sum += v;
-        squares += v * v;
+static void measure_channel(const iso_dataset *self, int64_t channel, double *mean, double *std) {
+    const iso_dataset_info *info = &self->info;
+    int64_t pixels = info->height * info->width;
+    const uint8_t *plane = self->images + channel * pixels;
+    uint64_t sum = 0, squares = 0, n = (uint64_t)(info->count * pixels);
+    for (int64_t i = 0; i < info->count; i++, plane += self->image_bytes) {
+        for (int64_t p = 0; p < pixels; p++) {
+            uint32_t v = plane[p];
+            sum += v;
+            squares += v * v;
+        }
     }
     unsigned __int128 spread = (unsigned __int128)squares * n - (unsigned __int128)sum * sum;
     *mean = (double)sum / (double)n / 255;
@@ -23,11 +28,15 @@ iso_status iso__dataset_create_take(uint8_t *images, int32_t *labels, const iso_
                                     iso_dataset **out) {
     iso_status status;
     void *memory;
-    ISO_TRY_GOTO(iso__alloc(sizeof(iso_dataset), &memory));
+    size_t channels = (size_t)info->channels;
+    ISO_TRY_GOTO(iso__alloc(sizeof(iso_dataset) + 2 * channels * sizeof(double), &memory));
     iso_dataset *self = memory;
     *self = (iso_dataset){.references = 1, .images = images, .labels = labels, .info = *info};
     self->image_bytes = info->channels * info->height * info->width;
-    measure(images, info->count * self->image_bytes, &self->info.mean, &self->info.std);
+    double *mean = self->statistics, *std = mean + channels;
+    for (int64_t c = 0; c < info->channels; c++) measure_channel(self, c, mean + c, std + c);
+    self->info.mean = mean;
+    self->info.std = std;
     *out = self;
     return ISO_OK;
 fail:
@@ -61,7 +70,7 @@ iso_status iso_dataset_create(const uint8_t *images, const int32_t *labels, int6
     ISO_TRY(status);
     memcpy(image_copy, images, (size_t)bytes);
     memcpy(label_copy, labels, label_bytes);
-    iso_dataset_info info = {count, channels, height, width, classes, 0, 0};
+    iso_dataset_info info = {count, channels, height, width, classes, NULL, NULL};
     return iso__dataset_create_take(image_copy, label_copy, &info, out);
 }
 

@@ -312,7 +312,7 @@ iso_status iso_dataset_create_digits(bool train, int64_t count, iso_dataset **ou
               "a set of %lld digits cannot be made: give 1 to %d", (long long)count, INT32_MAX);
     iso_status status;
     void *images = NULL, *labels = NULL;
-    iso_dataset_info info = {count, 1, SIDE, SIDE, 10, 0, 0};
+    iso_dataset_info info = {count, 1, SIDE, SIDE, 10, NULL, NULL};
     ISO_TRY_GOTO(iso__alloc_zero((size_t)count * PIXELS, &images));
     ISO_TRY_GOTO(iso__alloc((size_t)count * sizeof(int32_t), &labels));
     for (int64_t i = 0; i < count; i++)

@@ -17,11 +17,11 @@ struct iso_loader {
     iso_dataset *dataset;
     iso_sampler *sampler;
     iso_device *device;
-    float table[256]; // byte -> normalised value
-    int slot_count;   // prefetch + 1: the caller holds one batch while the others are prepared
-    slot *slots;      // batch k is in slot k % slot_count
+    iso__transform transform;
+    int slot_count; // prefetch + 1: the caller holds one batch while the others are prepared
+    slot *slots;    // batch k is in slot k % slot_count
     bool started, threaded;
-    int64_t next; // the batch that iso_loader_next gives
+    int64_t epoch, next; // the batch that iso_loader_next gives
 
     // Shared with the thread of the running epoch, under the lock.
     pthread_t thread;
@@ -36,14 +36,24 @@ struct iso_loader {
 
 // ---- One batch ----------------------------------------------------------------------------------
 
+enum { AHEAD = 2, CACHE_LINE = 64 };
+
+// Images in random order are all cache misses, which cost more than the work on them.
+static void fetch_ahead(const iso_dataset *from, int64_t index) {
+    const uint8_t *image = iso_dataset_image(from, index, NULL);
+    for (int64_t at = 0; at < from->image_bytes; at += CACHE_LINE) __builtin_prefetch(image + at);
+    __builtin_prefetch(&from->labels[index]);
+}
+
 static iso_status fill_images(iso_loader *self, slot *to, const int64_t *indices) {
     void *memory;
     ISO_TRY(iso_tensor_map(to->images, ISO_WRITE, &memory));
-    float *out = memory;
-    int64_t pixels = self->dataset->image_bytes;
-    for (int64_t i = 0; i < to->n; i++, out += pixels) {
+    size_t bytes = (size_t)self->dataset->image_bytes * iso_dtype_size(self->transform.dtype);
+    for (int64_t i = 0; i < to->n; i++) {
+        if (i + AHEAD < to->n) fetch_ahead(self->dataset, indices[i + AHEAD]);
         const uint8_t *image = iso_dataset_image(self->dataset, indices[i], &to->labels[i]);
-        for (int64_t p = 0; p < pixels; p++) out[p] = self->table[image[p]];
+        iso__transform_image(&self->transform, indices[i], image,
+                             (char *)memory + (size_t)i * bytes);
     }
     ISO_TRY(iso_tensor_unmap(to->images));
     return ISO_OK;
@@ -134,7 +144,8 @@ static iso_status create_slots(iso_loader *self) {
     ISO_TRY(iso__alloc_zero((size_t)self->slot_count * sizeof(slot), &memory));
     self->slots = memory;
     for (int s = 0; s < self->slot_count; s++) {
-        ISO_TRY(iso_tensor_create(self->device, ISO_F32, 4, shape, &self->slots[s].images));
+        ISO_TRY(iso_tensor_create(self->device, self->transform.dtype, 4, shape,
+                                  &self->slots[s].images));
         ISO_TRY(iso__alloc((size_t)largest * sizeof(int32_t), &memory));
         self->slots[s].labels = memory;
     }
@@ -151,26 +162,12 @@ static iso_status create_sampler(iso_loader *self, const iso_sampler_config *ord
     return iso_sampler_create(&config, &self->sampler);
 }
 
-static void fill_table(iso_loader *self, double mean, double std) {
-    const iso_dataset_info *info = &self->dataset->info;
-    if (std == 0) {
-        mean = info->mean;
-        std = info->std;
-    }
-    for (int v = 0; v < 256; v++) {
-        double x = v / 255.0;
-        self->table[v] = (float)(std > 0 ? (x - mean) / std : x);
-    }
-}
-
 static iso_status setup(iso_loader *self, const iso_sampler_config *order,
                         const iso_loader_config *config) {
     ISO_CHECK(config->prefetch >= 0 && config->prefetch <= 1024, ISO_ERR_ARG,
               "%d batches cannot be prepared ahead: give 0 to 1024", config->prefetch);
-    ISO_CHECK(config->std >= 0, ISO_ERR_ARG, "the standard deviation %g of the loader is negative",
-              config->std);
     self->slot_count = config->prefetch + 1;
-    fill_table(self, config->mean, config->std);
+    ISO_TRY(iso__transform_init(&self->transform, &self->dataset->info, config, order->seed));
     ISO_TRY(create_sampler(self, order));
     return create_slots(self);
 }
@@ -206,6 +203,7 @@ void iso_loader_destroy(iso_loader **loader) {
         iso__free(self->slots[s].labels);
     }
     iso__free(self->slots);
+    iso__transform_free(&self->transform);
     iso_sampler_destroy(&self->sampler);
     pthread_cond_destroy(&self->changed);
     pthread_mutex_destroy(&self->lock);
@@ -224,6 +222,8 @@ iso_status iso_loader_start(iso_loader *self, int64_t epoch, int64_t first) {
               (long long)iso_sampler_batches(self->sampler));
     end_epoch(self); // before the sampler changes, which the thread reads
     ISO_TRY(iso_sampler_set_epoch(self->sampler, epoch));
+    iso__transform_set_epoch(&self->transform, epoch);
+    self->epoch = epoch;
     self->next = self->ready = self->freed = first;
     self->stop = false;
     self->status = ISO_OK;
@@ -258,4 +258,39 @@ iso_status iso_loader_next(iso_loader *self, iso_batch *out) {
     *out = (iso_batch){from->images, from->labels, from->n, k};
     self->next = k + 1;
     return ISO_OK;
+}
+
+// ---- State --------------------------------------------------------------------------------------
+
+void iso_loader_get_state(const iso_loader *self, iso_loader_state *out) {
+    const iso_sampler_config *order = &self->sampler->config;
+    *out = (iso_loader_state){.count = order->count,
+                              .batch = order->batch,
+                              .ranks = order->ranks,
+                              .seed = (int64_t)order->seed,
+                              .shuffle = order->shuffle,
+                              .end = order->end,
+                              .shift = self->transform.shift,
+                              .flip = self->transform.flip,
+                              .epoch = self->epoch,
+                              .next = self->next};
+}
+
+iso_status iso_loader_set_state(iso_loader *self, const iso_loader_state *state) {
+    iso_loader_state own;
+    iso_loader_get_state(self, &own);
+    const struct {
+        const char *name;
+        int64_t saved, own;
+    } setting[] = {{"count", state->count, own.count},       {"batch", state->batch, own.batch},
+                   {"ranks", state->ranks, own.ranks},       {"seed", state->seed, own.seed},
+                   {"shuffle", state->shuffle, own.shuffle}, {"end", state->end, own.end},
+                   {"shift", state->shift, own.shift},       {"flip", state->flip, own.flip}};
+    for (size_t i = 0; i < sizeof(setting) / sizeof(setting[0]); i++)
+        ISO_CHECK(setting[i].saved == setting[i].own, ISO_ERR_MISMATCH,
+                  "the state of a loader with %s %lld does not fit this one with %s %lld: other "
+                  "samples would come; use the settings of the run that was saved",
+                  setting[i].name, (long long)setting[i].saved, setting[i].name,
+                  (long long)setting[i].own);
+    return iso_loader_start(self, state->epoch, state->next);
 }

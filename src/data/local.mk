@@ -6,3 +6,4 @@ libiso_core_la_SOURCES += src/data/idx.c
 libiso_core_la_SOURCES += src/data/loader.c
 libiso_core_la_SOURCES += src/data/sampler.c
 libiso_core_la_SOURCES += src/data/source.c
+libiso_core_la_SOURCES += src/data/transform.c

@@ -1,4 +1,5 @@
-// Which samples stand in which batch of which rank: slices of one global permutation per epoch.
+// Which samples stand in which batch of which rank: slices or shards of one global permutation per
+// epoch.
 #include "data/data_impl.h"
 
 #include <string.h>
@@ -40,6 +41,8 @@ static iso_status check(const iso_sampler_config *config, int64_t *global_batch)
 static void split(iso_sampler *self, int64_t global_batch) {
     const iso_sampler_config *c = &self->config;
     int64_t rest = c->count % global_batch;
+    self->stride = global_batch;
+    self->begin = c->rank * c->batch;
     self->batches = c->count / global_batch;
     if (rest > 0 && c->end != ISO_SAMPLER_DROP)
         self->batches++;
@@ -54,6 +57,19 @@ static void split(iso_sampler *self, int64_t global_batch) {
     if (self->last_size == 0) self->batches--;
 }
 
+// The same for shards of one size, of which neighbours overlap where the samples do not come out
+// even.
+static void cut_shard(iso_sampler *self) {
+    const iso_sampler_config *c = &self->config;
+    int64_t whole = c->count / c->ranks, rest = c->count % c->ranks;
+    int64_t size = whole + (rest > 0);
+    self->stride = c->batch;
+    self->begin = self->last_begin = whole * c->rank + rest * c->rank / c->ranks;
+    self->batches = (size - 1) / c->batch + 1;
+    self->last = self->batches - 1;
+    self->last_size = size - self->last * c->batch;
+}
+
 iso_status iso_sampler_create(const iso_sampler_config *config, iso_sampler **out) {
     int64_t global_batch = 0;
     ISO_TRY(check(config, &global_batch));
@@ -61,7 +77,10 @@ iso_status iso_sampler_create(const iso_sampler_config *config, iso_sampler **ou
     ISO_TRY(iso__alloc_zero(sizeof(iso_sampler), &memory));
     iso_sampler *self = memory;
     self->config = *config;
-    split(self, global_batch);
+    if (config->end == ISO_SAMPLER_OVERLAP)
+        cut_shard(self);
+    else
+        split(self, global_batch);
     void *indices;
     iso_status status;
     ISO_TRY_GOTO(iso__alloc((size_t)(config->count + config->ranks) * sizeof(int64_t), &indices));
@@ -105,11 +124,11 @@ iso_status iso_sampler_set_epoch(iso_sampler *self, int64_t epoch) {
 int64_t iso_sampler_batches(const iso_sampler *self) { return self->batches; }
 
 int64_t iso_sampler_batch(const iso_sampler *self, int64_t k, const int64_t **indices) {
-    int64_t size = self->config.batch, begin = self->config.rank * size;
+    int64_t size = self->config.batch, begin = self->begin;
     if (k == self->last) {
         size = self->last_size;
         begin = self->last_begin;
     }
-    *indices = self->indices + k * self->config.ranks * self->config.batch + begin;
+    *indices = self->indices + k * self->stride + begin;
     return size;
 }

@@ -1,0 +1,86 @@
+// Opens the loaders of a run: who gets which samples, how pixels are normalised, what is changed at
+// random.
+#include "train.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+// Numbers for all channels from "X,X,...", or from a single X.
+static iso_status parse_channels(const char *option, const char *text, int64_t channels,
+                                 double *out) {
+    int64_t count = 0;
+    const char *at = text;
+    for (bool more = true; more; count++) {
+        char *end;
+        double value = strtod(at, &end);
+        more = *end == ',';
+        if (end == at || (*end && !more) || !isfinite(value))
+            return train_error(ISO_ERR_ARG, "%s %s: give numbers with commas between them, or auto",
+                               option, text);
+        if (count < channels) out[count] = value;
+        at = end + 1;
+    }
+    for (; count == 1 && channels > 1; channels--) out[channels - 1] = out[0];
+    if (count == 1 || count == channels) return ISO_OK;
+    return train_error(ISO_ERR_ARG, "%s %s: these are %lld numbers for images of %lld channels",
+                       option, text, (long long)count, (long long)channels);
+}
+
+// From --mean and --std; numbers has room for two lists.
+static iso_status parse_normalisation(const train_options *options, const iso_dataset_info *info,
+                                      double *numbers, iso_loader_config *out) {
+    double *mean = numbers, *std = numbers + info->channels;
+    bool no_mean = strcmp(options->mean, "auto") == 0, no_std = strcmp(options->std, "auto") == 0;
+    out->mean = mean;
+    out->std = std;
+    if (no_mean && no_std) {
+        memcpy(mean, info->mean, (size_t)info->channels * sizeof(*mean));
+        memcpy(std, info->std, (size_t)info->channels * sizeof(*std));
+        return ISO_OK;
+    }
+    if (no_mean || no_std)
+        return train_error(ISO_ERR_ARG, "--mean and --std belong together: give both or neither");
+    TRY(parse_channels("--mean", options->mean, info->channels, mean));
+    TRY(parse_channels("--std", options->std, info->channels, std));
+    for (int64_t c = 0; c < info->channels; c++)
+        if (!(std[c] > 0))
+            return train_error(ISO_ERR_ARG, "--std %s: a deviation must be above 0", options->std);
+    return ISO_OK;
+}
+
+static iso_sampler_end sampler_end(const char *name) {
+    if (strcmp(name, "drop") == 0) return ISO_SAMPLER_DROP;
+    return strcmp(name, "overlap") == 0 ? ISO_SAMPLER_OVERLAP : ISO_SAMPLER_PAD;
+}
+
+static iso_status create(train_run *run, double *numbers) {
+    const train_world *world = run->world;
+    const train_options *options = run->options;
+    iso_loader_config plain = ISO_LOADER_DEFAULT;
+    TRY(parse_normalisation(options, &world->info, numbers, &plain));
+    TRY(iso_dtype_parse(options->dtype, &plain.dtype));
+    iso_loader_config changed = plain;
+    changed.shift = (int)options->shift;
+    changed.flip = options->flip;
+    iso_sampler_config order = {.batch = options->batch,
+                                .rank = world->rank,
+                                .ranks = world->ranks,
+                                .seed = (uint64_t)options->seed,
+                                .shuffle = true,
+                                .end = sampler_end(options->sampler)};
+    TRY(iso_loader_create_take(world->device, iso_dataset_retain(world->train_set), &order,
+                               &changed, &run->train_loader));
+    order.shuffle = false;
+    order.end = ISO_SAMPLER_SHARE;
+    return iso_loader_create_take(world->device, iso_dataset_retain(world->test_set), &order,
+                                  &plain, &run->test_loader);
+}
+
+iso_status train_loaders_open(train_run *run) {
+    run->normalisation = calloc(2 * (size_t)run->world->info.channels, sizeof(double));
+    if (!run->normalisation)
+        return train_error(ISO_ERR_NOMEM, "out of memory for the normalisation");
+    return create(run, run->normalisation);
+}

@@ -1,0 +1,98 @@
+// Cores: asks the system which a rank may use, tells the other ranks, and keeps threads on a share.
+#include <config.h> // before all others: sched.h shows sets of processors to GNU sources only
+
+#include "comm/comm_impl.h"
+#include "comm/cores_impl.h"
+
+#include <sched.h>
+#include <string.h>
+#include <unistd.h>
+
+_Static_assert(ISO_CORES_WORDS == sizeof(((iso_cores *)0)->share) / sizeof(uint64_t), "one mask");
+
+static bool get_bit(const uint64_t *mask, int i) { return mask[i / 64] >> i % 64 & 1; }
+static void set_bit(uint64_t *mask, int i) { mask[i / 64] |= UINT64_C(1) << i % 64; }
+
+// ---- This rank ------------------------------------------------------------------------------------
+
+// A number that the system tells about a hardware thread, or one that no other has.
+static int64_t topology_number(int cpu, const char *what) {
+    char path[96];
+    long long number;
+    snprintf(path, sizeof(path), "/sys/devices/system/cpu/cpu%d/topology/%s", cpu, what);
+    FILE *file = fopen(path, "r");
+    int read = file ? fscanf(file, "%lld", &number) : 0;
+    if (file) fclose(file);
+    return read == 1 ? number : -1 - cpu;
+}
+
+// Which core a hardware thread belongs to.
+static int64_t core_of(int cpu) {
+    return topology_number(cpu, "physical_package_id") * 65536 + topology_number(cpu, "core_id");
+}
+
+// Keeps the first hardware thread of each core.
+static void find_cores(iso__cores_record *r) {
+    int64_t seen[ISO_CORES_WORDS * 64];
+    for (int cpu = 0; cpu < ISO_CORES_WORDS * 64; cpu++) {
+        if (!get_bit(r->mask, cpu)) continue;
+        int64_t core = core_of(cpu);
+        int i = 0;
+        while (i < r->cores && seen[i] != core) i++;
+        if (i < r->cores) continue;
+        seen[r->cores++] = core;
+        set_bit(r->first, cpu);
+    }
+}
+
+static int read_mask(pid_t process, uint64_t *mask) {
+    cpu_set_t set;
+    // Fails where a mask is longer than ours: then nothing is known, and nothing is said.
+    if (sched_getaffinity(process, sizeof(set), &set) != 0) return 0;
+    for (int cpu = 0; cpu < ISO_CORES_WORDS * 64 && cpu < CPU_SETSIZE; cpu++)
+        if (CPU_ISSET((size_t)cpu, &set)) set_bit(mask, cpu);
+    return CPU_COUNT(&set);
+}
+
+static void describe(iso__cores_record *r, const iso_comm *comm, int threads) {
+    char host[MPI_MAX_PROCESSOR_NAME] = "";
+    int length;
+    *r = (iso__cores_record){.threads = threads};
+    r->helper = comm->size > 1 && comm->engine->mode == ISO_PROGRESS_THREAD;
+    if (MPI_Get_processor_name(host, &length) == MPI_SUCCESS)
+        memcpy(r->host, host, strnlen(host, sizeof(r->host) - 1));
+    // A launcher binds the processes it starts, and not itself.
+    uint64_t launcher[ISO_CORES_WORDS] = {0};
+    r->reach = read_mask(getppid(), launcher);
+    int own = read_mask(0, r->mask);
+    if (own > r->reach) r->reach = own;
+    find_cores(r);
+}
+
+// ---- All ranks ------------------------------------------------------------------------------------
+
+iso_status iso_cores_survey(iso_comm *comm, int threads, iso_cores *out) {
+    const size_t words = sizeof(iso__cores_record) / sizeof(int64_t);
+    void *memory;
+    ISO_TRY(iso__alloc_zero((size_t)comm->size * sizeof(iso__cores_record), &memory));
+    iso__cores_record *records = memory;
+    describe(&records[comm->rank], comm, threads);
+    iso_status status = iso_comm_allreduce_i64(comm, memory, words * (size_t)comm->size, ISO_SUM);
+    if (status == ISO_OK) status = iso__cores_judge(records, comm->size, comm->rank, out);
+    iso__free(memory);
+    ISO_TRY(status);
+    iso__log(ISO_LOG_INFO, "%s, %d kernel thread%s", out->mine, threads, threads > 1 ? "s" : "");
+    return ISO_OK;
+}
+
+bool iso_cores_bind(const iso_cores *cores) {
+    static const char *const others[] = {"OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY",
+                                         "KMP_AFFINITY"};
+    for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++)
+        if (getenv(others[i])) return false;
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    for (int cpu = 0; cpu < ISO_CORES_WORDS * 64 && cpu < CPU_SETSIZE; cpu++)
+        if (get_bit(cores->share, cpu)) CPU_SET((size_t)cpu, &set);
+    return CPU_COUNT(&set) > 0 && sched_setaffinity(0, sizeof(set), &set) == 0;
+}

@@ -1,0 +1,246 @@
+// Judges which cores the ranks of each host have: who shares them, who has too few, and what to do.
+#include "comm/cores_impl.h"
+
+#include <stdarg.h>
+#include <string.h>
+
+typedef iso__cores_record record;
+
+// ---- Masks ----------------------------------------------------------------------------------------
+
+static int count_bits(const uint64_t *mask) {
+    int n = 0;
+    for (int i = 0; i < ISO_CORES_WORDS; i++) n += __builtin_popcountll(mask[i]);
+    return n;
+}
+
+static bool is_within(const uint64_t *inner, const uint64_t *outer) {
+    for (int i = 0; i < ISO_CORES_WORDS; i++)
+        if (inner[i] & ~outer[i]) return false;
+    return true;
+}
+
+static bool overlap(const uint64_t *a, const uint64_t *b) {
+    for (int i = 0; i < ISO_CORES_WORDS; i++)
+        if (a[i] & b[i]) return true;
+    return false;
+}
+
+static bool same_host(const record *a, const record *b) {
+    return memcmp(a->host, b->host, sizeof(a->host)) == 0;
+}
+
+static bool same_cores(const record *a, const record *b) {
+    return same_host(a, b) && memcmp(a->mask, b->mask, sizeof(a->mask)) == 0;
+}
+
+// ---- Text -----------------------------------------------------------------------------------------
+
+typedef struct text {
+    char *at;
+    size_t room;
+} text;
+
+static void add(text *t, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static void add(text *t, const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    int wrote = vsnprintf(t->at, t->room, format, args);
+    va_end(args);
+    size_t used = wrote < 0 ? 0 : (size_t)wrote < t->room ? (size_t)wrote : t->room - 1;
+    t->at += used;
+    t->room -= used;
+}
+
+// Numbers for which `has` holds, as "0-3, 8"; more than a few ranges are cut short.
+static void add_numbers(text *t, const void *set, int end, bool (*has)(const void *set, int i)) {
+    int ranges = 0;
+    for (int i = 0; i < end; i++) {
+        if (!has(set, i)) continue;
+        int last = i;
+        while (last + 1 < end && has(set, last + 1)) last++;
+        if (ranges == 8) {
+            add(t, " ...");
+            return;
+        }
+        add(t, "%s%d", ranges++ ? ", " : "", i);
+        if (last > i) add(t, "-%d", last);
+        i = last;
+    }
+}
+
+static bool has_bit(const void *mask, int i) {
+    return ((const uint64_t *)mask)[i / 64] >> i % 64 & 1;
+}
+static bool has_mark(const void *marks, int i) { return ((const bool *)marks)[i]; }
+
+static void add_ranks(text *t, const bool *marks, int ranks) {
+    int n = 0;
+    for (int i = 0; i < ranks; i++) n += marks[i];
+    add(t, n > 1 ? "ranks " : "rank ");
+    add_numbers(t, marks, ranks, has_mark);
+}
+
+static void add_cores(text *t, const record *r) {
+    int n = count_bits(r->mask);
+    if (n == 0) {
+        add(t, "unknown cores");
+    } else {
+        add(t, n > 1 ? "cores " : "core ");
+        add_numbers(t, r->mask, ISO_CORES_WORDS * 64, has_bit);
+    }
+    add(t, " of host %s", (const char *)r->host);
+}
+
+// ---- What is wrong --------------------------------------------------------------------------------
+
+// Of the ranks of one host, or of those among them that can run nowhere but on the cores of one.
+typedef struct crowd {
+    int ranks;
+    int64_t threads;
+} crowd;
+
+static crowd count(const record *all, int ranks, const record *of, bool its_cores) {
+    crowd c = {0};
+    for (int i = 0; i < ranks; i++) {
+        const record *r = &all[i];
+        if (!same_host(r, of)) continue;
+        if (its_cores && !(overlap(r->mask, of->mask) && is_within(r->mask, of->mask))) continue;
+        c.ranks++;
+        c.threads += r->threads;
+    }
+    return c;
+}
+
+static bool host_is_full(const record *all, int ranks, const record *r) {
+    return r->reach > 0 && count(all, ranks, r, false).threads > r->reach;
+}
+
+// Alone on one core, with something else than one kernel thread to run, while the launcher has
+// others.
+static bool is_single(const record *all, int ranks, const record *r) {
+    int here = 0, width = count_bits(r->mask);
+    for (int i = 0; i < ranks; i++) here += same_host(&all[i], r) && overlap(all[i].mask, r->mask);
+    if (r->cores != 1 || here != 1 || r->reach <= width || host_is_full(all, ranks, r))
+        return false;
+    return r->threads > 1 || (r->helper && width == 1);
+}
+
+static bool is_crowded(const record *all, int ranks, const record *r) {
+    int width = count_bits(r->mask);
+    return width > 0 && !is_single(all, ranks, r) &&
+           (host_is_full(all, ranks, r) || count(all, ranks, r, true).threads > width);
+}
+
+// Marks the ranks for which it holds, and returns the first of them.
+static const record *mark(const record *all, int ranks, bool *marks,
+                          bool (*holds)(const record *all, int ranks, const record *r)) {
+    const record *first = NULL;
+    for (int i = 0; i < ranks; i++) {
+        marks[i] = holds(all, ranks, &all[i]);
+        if (marks[i] && !first) first = &all[i];
+    }
+    return first;
+}
+
+// The binding that gives each rank of the host so many cores, where there are enough.
+static void add_binding(text *t, const record *all, int ranks, const record *r, int64_t cores) {
+    add(t, "give mpirun --bind-to none");
+    if (count(all, ranks, r, false).ranks * cores <= r->reach)
+        add(t, ", or --map-by slot:PE=%lld --bind-to core", (long long)cores);
+}
+
+static void judge_single(const record *all, int ranks, bool *marks, text t) {
+    const record *r = mark(all, ranks, marks, is_single);
+    if (!r) return;
+    add_ranks(&t, marks, ranks);
+    add(&t, ": bound to one core, on which %lld kernel thread%s", (long long)r->threads,
+        r->threads > 1 ? "s" : "");
+    if (r->helper) add(&t, " and the progress thread");
+    add(&t, " take turns: ");
+    add_binding(&t, all, ranks, r, r->threads + r->helper);
+}
+
+static void add_fewer(text *t, const record *r, const crowd *host) {
+    bool ranks = host->ranks > 1 && r->threads <= r->reach;
+    bool threads = r->threads > 1 && host->ranks <= r->reach;
+    if (ranks)
+        add(t, "start fewer ranks on a host (mpirun --map-by ppr:%lld:node)",
+            (long long)(r->reach / r->threads));
+    if (threads)
+        add(t, "%sgive --threads %lld", ranks ? ", or " : "", (long long)(r->reach / host->ranks));
+    if (!ranks && !threads) add(t, "start fewer ranks, with fewer --threads");
+}
+
+static void judge_crowded(const record *all, int ranks, bool *marks, text t) {
+    const record *r = mark(all, ranks, marks, is_crowded);
+    if (!r) return;
+    crowd host = count(all, ranks, r, false), here = count(all, ranks, r, true);
+    add_ranks(&t, marks, ranks);
+    if (host_is_full(all, ranks, r)) {
+        add(&t, ": %lld kernel threads for the %lld core%s of host %s: ", (long long)host.threads,
+            (long long)r->reach, r->reach > 1 ? "s" : "", (const char *)r->host);
+        add_fewer(&t, r, &host);
+        return;
+    }
+    add(&t, ": %lld kernel threads are bound to ", (long long)here.threads);
+    add_cores(&t, r);
+    add(&t, ", which has %lld: ", (long long)r->reach);
+    add_binding(&t, all, ranks, r, r->threads);
+}
+
+// ---- What to do -----------------------------------------------------------------------------------
+
+// The cores of this rank among those that several ranks have in common, in the order of ranks.
+static void choose_share(const record *all, int ranks, int rank, uint64_t *share) {
+    const record *self = &all[rank];
+    int64_t before = 0, together = 0, sharers = 0;
+    for (int i = 0; i < ranks; i++) {
+        if (!same_host(&all[i], self) || !overlap(all[i].mask, self->mask)) continue;
+        if (!same_cores(&all[i], self)) return; // who would give way?
+        if (i < rank) before += all[i].threads;
+        together += all[i].threads;
+        sharers++;
+    }
+    if (self->threads < 2 || sharers < 2 || together > self->cores) return;
+    for (int cpu = 0; cpu < ISO_CORES_WORDS * 64; cpu++) {
+        if (!has_bit(self->first, cpu)) continue;
+        if (before <= 0 && before > -self->threads) share[cpu / 64] |= UINT64_C(1) << cpu % 64;
+        before--;
+    }
+}
+
+// Ranks with the same cores together.
+static void list_all(const record *all, int ranks, bool *marks, text t) {
+    const char *gap = "";
+    for (int i = 0; i < ranks; i++) {
+        bool told = false;
+        for (int k = 0; k < i; k++) told |= same_cores(&all[k], &all[i]);
+        if (told) continue;
+        if (t.room < 200) {
+            add(&t, "; ...");
+            return;
+        }
+        for (int k = 0; k < ranks; k++) marks[k] = same_cores(&all[k], &all[i]);
+        add(&t, "%s", gap);
+        add_ranks(&t, marks, ranks);
+        add(&t, ": ");
+        add_cores(&t, &all[i]);
+        gap = "; ";
+    }
+}
+
+iso_status iso__cores_judge(const record *all, int ranks, int rank, iso_cores *out) {
+    void *memory;
+    ISO_TRY(iso__alloc((size_t)ranks * sizeof(bool), &memory));
+    bool *marks = memory;
+    *out = (iso_cores){0};
+    text mine = {out->mine, sizeof(out->mine)};
+    add_cores(&mine, &all[rank]);
+    list_all(all, ranks, marks, (text){out->all, sizeof(out->all)});
+    judge_single(all, ranks, marks, (text){out->single, sizeof(out->single)});
+    judge_crowded(all, ranks, marks, (text){out->crowded, sizeof(out->crowded)});
+    choose_share(all, ranks, rank, out->share);
+    iso__free(memory);
+    return ISO_OK;
+}
