@@ -94,7 +94,7 @@ refused 0 "a number with more after it" '--seed 1x: give a whole number' --seed 
 refused 0 "one file for two outputs" 'is to hold two outputs' --log "$out/x" --trace "$out/x"
 refused 1 "ranks with different options" 'started with .* where rank 0 has .*same options' \
     --model mlp : -n 1 "$train" --model mlp --seed 2
-refused 0 "momentum without sgd" '--momentum is of --optimizer sgd, and this is adam' --momentum 0.9
+refused 0 "momentum without sgd" '--momentum is of --optimizer sgd.rmsprop, and this is adam' --momentum 0.9
 refused 0 "dropout without a layer for it" '--dropout is of --model cnn' --model mlp --dropout
 refused 0 "an option of daso" '--wait is of --sync daso, and this is lazy' --wait 4
 refused 0 "an option of several modes" '--period is of --sync daso.localsgd.postlocal' --period 4
@@ -150,6 +150,37 @@ refused 2 "labels and images of different counts" '96 images but .* 95 labels' -
 refused 2 "test images of another size" 'do not belong together' --data mixed
 refused 3 "more ranks than samples" '3 ranks cannot share 2 samples' --data two
 refused 2 "images too small for the CNN" '5 x 5, too small' --data small
+
+refused 0 "a mean without a deviation" '--mean and --std belong together' --data good --mean 0.1
+refused 0 "means of other channels" '2 numbers for images of 1 channels' --data good --mean 0.1,0.2 \
+    --std 1
+refused 0 "a mean that is no number" '--mean 0.1,x: give numbers' --data good --mean 0.1,x --std 1
+refused 0 "no deviation" '--std 0: a deviation must be above 0' --data good --mean 0.1 --std 0
+refused 0 "a shift out of the image" '8 x 8 pixels cannot be moved by up to 8' --data good --shift 8
+refused 0 "a part above 1" '--flip 2: give a number from 0 to 1' --data good --flip 2
+refused 0 "an unknown sampler" '--sampler fair is not supported: give pad.drop.overlap' --sampler fair
+refused 2 "less than a batch to keep" '96 samples are less than one batch' --data good --sampler drop
+
+colour_set colours 96 30
+run 2 "$train" --data colours --batch 8 --epochs 3 --quiet --log "$out/log" --shift 3 --flip 0.5
+[ "$status" = 0 ] && [ "$(field test_accuracy "$out/log")" = 1 ]
+result $? "the CNN learns images of 3 channels, moved and mirrored"
+
+# The parameters after a short training on colours.
+hash_with() { # arguments...
+    run 2 "$train" --data colours --model mlp --batch 20 --epochs 2 --quiet --log "$out/log" "$@"
+    field param_hash "$out/log"
+}
+one=$(hash_with --mean 0.25 --std 0.5)
+[ -n "$one" ] && [ "$one" = "$(hash_with --mean 0.25,0.25,0.25 --std 0.5,0.5,0.5)" ] &&
+    [ "$one" != "$(hash_with --mean 0.25,0.25,0.26 --std 0.5)" ] && [ "$one" != "$(hash_with)" ]
+result $? "--mean and --std take a number for all channels, or each"
+# 96 samples on 2 ranks: batches of 20, 20 and 8 each, or without the last.
+for mode in pad:6 drop:4 overlap:6; do
+    hash_with --sampler ${mode%:*} >hashes
+    [ -s hashes ] && [ "$(field steps "$out/log")" = ${mode#*:} ]
+    result $? "trains with --sampler ${mode%:*}"
+done
 
 # ---- Files ----
 
@@ -287,9 +318,34 @@ result $? "parameters that are not finite end a training with one sentence"
 
 run 2 "$train" --model mlp --steps 20 --sync lazy --quiet --log "$out/log"
 lazy=$(field param_hash "$out/log")
+sharp=$lazy
 run 2 "$train" --model mlp --steps 20 --sync blocking --quiet --log "$out/log"
 [ -n "$lazy" ] && [ "$lazy" = "$(field param_hash "$out/log")" ]
 result $? "lazy and blocking give the same parameters"
+
+for sync in lazy blocking; do
+    run 2 "$train" --dtype f64 --model cnn --dropout --batch 16 --label-smoothing 0.1 --steps 4 \
+        --data good --sync $sync --quiet --log "$out/log" --checkpoint "$out/checkpoint"
+    [ "$status" = 0 ] && grep -q '"F64"' "$out/checkpoint" && ! grep -q '"F32"' "$out/checkpoint"
+    result $? "trains in f64 with --sync $sync, and saves f64"
+    [ $sync = lazy ] && lazy=$(field param_hash "$out/log")
+done
+[ -n "$lazy" ] && [ "$lazy" = "$(field param_hash "$out/log")" ]
+result $? "lazy and blocking give the same parameters in f64"
+run 2 "$train" --model mlp --steps 20 --quiet --log "$out/log" --label-smoothing 0.3
+[ "$status" = 0 ] && [ "$(field param_hash "$out/log")" != "$sharp" ]
+result $? "label smoothing changes a training"
+refused 2 "f64 parameters in a periodic mode" 'is f64: the periodic modes exchange f32' \
+    --dtype f64 --model mlp --sync daso
+
+ISO_LOG=info
+export ISO_LOG
+run 2 "$train" --model mlp --steps 20 --kernels tuned --quiet --log "$out/log"
+unset ISO_LOG
+[ "$status" = 0 ] && [ -n "$(field param_hash "$out/log")" ] && [ "$(field kernels "$out/log")" = tuned ] &&
+    ! grep -q '^isotherm.1. info: kernel for ' stderr &&
+    { ! field device "$out/log" | grep -q oneDNN || grep -q '^isotherm.0. info: kernel for linear forward 64 x 784' stderr; }
+result $? "with tuned kernels rank 0 measures, and all ranks end with the same parameters"
 
 run 0 "$train" --data good --epochs 1 --log "$out/log"
 [ "$status" = 0 ] && [ "$(field ranks "$out/log")" = 1 ]
@@ -311,6 +367,46 @@ result $? "mnist refuses a second argument with one sentence"
 run 2 "$mnist_daso" good
 [ "$status" = 0 ] && [ "$(grep -c 'test accuracy' stdout)" = 3 ]
 result $? "mnist-daso trains on a folder"
+
+# ---- Learning rates ----
+
+# The rate of the last update of each epoch; an epoch has 6.
+rates() { # schedule, rates, arguments...
+    schedule=$1
+    wanted=$2
+    shift 2
+    run 2 "$train" --data good --model mlp --batch 8 --quiet --log "$out/log" --schedule "$schedule" "$@"
+    sed -n 's/.*"event":"epoch".*"lr":\([^,}]*\).*/\1/p' "$out/log" | tr '\n' ' ' >got
+    echo "$wanted" | cat got - | tr '\n' ' ' | awk '{
+        for (i = 1; i <= NF / 2; i++) { d = $i - $(i + NF / 2); if (d < 0) d = -d; if (d > 1e-6 * $i) exit 1 }
+        exit NF % 2 != 0 || NF < 4 }'
+    result $? "rates of --schedule $schedule $*"
+}
+rates step "1 0.7 0.49 0.343" --step-size 1 --gamma 0.7 --optimizer adadelta --lr 1 --epochs 4
+rates multi-step "0.1 0.05 0.05 0.025" --milestones 1,3 --gamma 0.5 --lr 0.1 --epochs 4 --optimizer adagrad
+rates multi-step "0.1 0.1 0.01 0.001" --lr 0.1 --epochs 4 --optimizer lamb
+rates exponential "0.001 0.0005 0.00025" --gamma 0.5 --lr 0.001 --epochs 3 --optimizer rmsprop
+rates cosine-restarts "0.00669873 0.00669873" --step-size 1 --lr 0.1 --epochs 2
+rates constant "0.0733333 0.1133333 0.12" --warmup-lr-steps 12 --lr 0.12 --epochs 3 --optimizer lamb
+rates plateau "1e-7 1e-7 1e-8 1e-8" --patience 0 --lr 1e-7 --epochs 4 --optimizer sgd
+rates plateau "1e-6 1e-6 1e-6 5e-7" --patience 1 --gamma 0.5 --lr 1e-6 --epochs 4 --optimizer sgd
+
+# Without its last set a run goes on from the one before, and the plateau with it.
+set -- --data good --model mlp --batch 8 --quiet --schedule plateau --patience 0 --gamma 0.5 --lr 0.3 \
+    --epochs 6 --optimizer rmsprop --log "$work/log" --checkpoint "$work/plateau" --checkpoint-every 6
+run 2 "$train" "$@"
+whole=$(field param_hash "$work/log")
+rm "$work"/plateau.step-000000000036*
+run 2 "$train" "$@" --resume "$work/plateau"
+[ "$status" = 0 ] && [ -n "$whole" ] && [ "$(field param_hash "$work/log")" = "$whole" ] &&
+    grep -q '"event":"resume"' "$work/log" &&
+    awk '/"event":"epoch"/ { sub(/.*"lr":/, ""); rate[$0] } END { for (r in rate) n++; exit n < 2 }' "$work/log"
+result $? "a run whose rate falls on plateaus is resumed to the same bits"
+
+refused 0 "milestones that are no epochs" '--milestones 5,x: give epochs' --schedule multi-step --milestones 5,x
+refused 0 "milestones that come to nothing" '--milestones 3,: give epochs' --schedule multi-step --milestones 3,
+refused 0 "an option of other schedules" '--gamma is of --schedule step.multi-step' --gamma 0.5
+refused 0 "a factor that reduces nothing" '--gamma 1: give a number below 1' --schedule plateau --gamma 1
 
 run 2 "$train" --help
 [ "$status" = 0 ] && [ "$(grep -c '^  --sync ' stdout)" = 1 ]

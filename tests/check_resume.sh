@@ -23,7 +23,7 @@ KILLS=5 # of each study
 seed=${ISO_TEST_SEED:-$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')}
 points=0
 
-echo "1..8"
+echo "1..11"
 echo "# ISO_TEST_SEED=$seed"
 
 # ---- Helpers ----
@@ -159,21 +159,25 @@ refused() { # what differs, pattern of the sentence, ranks, arguments...
 
 # ---- Studies ----
 
-study lazy 2 --sync lazy --dropout --batch 8 --epochs 5
+study lazy 2 --sync lazy --dropout --batch 8 --epochs 5 --shift 2 --flip 0.3
 export ISO_RANKS_PER_NODE=2
 study daso 3 --sync daso --wait 3 --model mlp --batch 6 --epochs 5
 study daso-heat 3 --sync daso-heat --model mlp --batch 6 --epochs 6
-study localsgd 2 --sync localsgd --model mlp --batch 8 --epochs 5
+study localsgd 2 --sync localsgd --model mlp --batch 8 --epochs 5 --sampler overlap
 
 # ---- What cannot go on ----
 
 cp log.last log.before
-start 2 --sync localsgd --model mlp --batch 8 --epochs 5 --checkpoint state --checkpoint-every 7 \
+start 2 --sync localsgd --model mlp --batch 8 --epochs 5 --sampler overlap --checkpoint state --checkpoint-every 7 \
     --resume state --log log.last
 finish
 [ $status = 0 ] && cmp -s log.last log.before
 result $? "a run that is done is left as it is"
-set -- --sync localsgd --model mlp --epochs 5 --resume state
+set -- --sync localsgd --model mlp --epochs 5 --sampler overlap --resume state
 refused "another number of ranks" 'saved by 2 ranks and this run has 3' 3 "$@" --batch 8
 refused "another batch size" 'trained with --batch 8 and this run has --batch 9' 2 "$@" --batch 9
+refused "another order of samples" 'trained with --seed 1 and this run has --seed 2' 2 "$@" --batch 8 --seed 2
+refused "other shares of ranks" 'trained with --sampler overlap and this run has --sampler pad' 2 "$@" \
+    --batch 8 --sampler pad
+refused "other images" 'trained with --shift 0 and this run has --shift 1' 2 "$@" --batch 8 --shift 1
 refused "another network" 'cannot resume with --model cnn,.*state.step.* another model' 2 --sync localsgd --epochs 5 --resume state --batch 8

@@ -13,8 +13,8 @@ AM_TESTS_ENVIRONMENT = \
 # Of test programs that set no _LDADD of their own.
 LDADD = tests/common/libiso_testcommon.la libiso_core.la $(CRITERION_LIBS)
 
-TESTS += tests/check_layers.sh tests/check_programs.sh tests/check_resume.sh tests/check_sweep.sh \
-    tests/check_mnist.sh
+TESTS += tests/check_get_mnist.sh tests/check_layers.sh tests/check_programs.sh tests/check_resume.sh tests/check_sweep.sh \
+    tests/check_mnist.sh tests/check_threads.sh
 if ISO_HAVE_CRITERION
 check_LTLIBRARIES += tests/common/libiso_testcommon.la
 check_PROGRAMS += $(UNIT_TESTS) $(MPI_TESTS)
@@ -25,10 +25,22 @@ check-local:
 	@exit 1
 endif
 
+# Of scripts: data sets as files, and the networks of train on given images.
+check_PROGRAMS += tests/make_images tests/model_probe
+tests_make_images_SOURCES = tests/make_images.c
+tests_make_images_LDADD = libiso_core.la
+tests_model_probe_SOURCES = tests/model_probe.c examples/models.c examples/models.h \
+    examples/models_resnet.c
+tests_model_probe_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir)
+tests_model_probe_LDADD = libiso_core.la
+TESTS += tests/check_predict.sh tests/check_torch_models.sh
+EXTRA_DIST += tests/check_predict.sh tests/check_torch_models.sh tests/torch_models.py
+
 EXTRA_PROGRAMS += $(BENCHES)
 CLEANFILES += $(BENCHES)
-EXTRA_DIST += $(CLUSTER_TESTS) $(CLUSTER_FILES) tests/check_layers.sh tests/check_mnist.sh tests/check_programs.sh \
-    tests/check_resume.sh tests/check_sweep.sh tests/idx_files.sh tests/run_cluster.sh tests/run_mpi.sh \
+EXTRA_DIST += $(CLUSTER_TESTS) $(CLUSTER_FILES) tests/check_get_mnist.sh tests/check_layers.sh \
+    tests/check_mnist.sh tests/check_programs.sh \
+    tests/check_resume.sh tests/check_sweep.sh tests/check_threads.sh tests/idx_files.sh tests/run_cluster.sh tests/run_mpi.sh \
     tests/run_unit.sh tests/summary.sh tests/test_env.sh
 
 .PHONY: bench check-cluster check-sanitize

@@ -23,7 +23,8 @@ typedef struct iso_reducer_param {
     void *value;      // host memory, count elements; broadcast from rank 0 at creation
     size_t count;     // > 0
     iso_dtype dtype;  // ISO_F32 or ISO_F64; a bucket holds parameters of one type
-    int layer;        // parameters of one layer are adjacent, share a number, and travel together
+    int layer;        // parameters of one layer are adjacent and share a number; those of one type
+                      // travel together
     uint64_t
         shape_id; // anything that must agree across ranks besides count (e.g. a hash of the shape)
     const char *shape_text; // for the error message, e.g. "[32, 1, 3, 3]"; may be NULL
@@ -43,8 +44,8 @@ typedef iso_status (*iso_reducer_apply)(int i, void *gradient, double scale, con
 typedef struct iso_reducer_config {
     iso_sync sync;
     iso_scope scope; // over whom gradients are averaged
-    // Layers are fused from the last one on until a bucket holds at least this many bytes; 0: one
-    // per layer.
+    // Layers are fused from the last one on, each element type for itself, until a bucket holds at
+    // least this many bytes; 0: one per layer.
     size_t bucket_bytes;
 } iso_reducer_config;
 

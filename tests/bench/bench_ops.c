@@ -78,10 +78,11 @@ static void time_pool(int64_t n) {
     const iso_kernel_ops *kernels = device->kernels[ISO_F32];
     iso_tensor *x = MAKE(n, 64, 24, 24), *y = MAKE(n, 64, 12, 12), *flat = MAKE(n, 9216);
     void *workspace;
+    static const iso_pool2d_config c = {.kernel_size = {2, 2}, .stride = {2, 2}};
     iso__dropout_draw draw = {.key = iso__philox_key_make(1, ISO_RNG_DROPOUT, 0), .p = 0.25};
     require(device->ops->alloc(device, kernels->max_pool2d_workspace(device, x, y), &workspace));
-    TIME("pool forward", kernels->max_pool2d_forward(device, 2, 2, x, y, workspace));
-    TIME("pool backward", kernels->max_pool2d_backward(device, 2, 2, y, workspace, x));
+    TIME("pool forward", kernels->max_pool2d_forward(device, &c, x, y, workspace));
+    TIME("pool backward", kernels->max_pool2d_backward(device, &c, y, workspace, x));
     TIME("dropout", kernels->dropout(device, &draw, y, y));
     TIME("dropout on flat", kernels->dropout(device, &draw, flat, flat));
     TIME("flatten", device->ops->copy(device, y, flat));
@@ -143,6 +144,8 @@ int main(int argc, char **argv) {
     time_linear(batch, 9216, 128);
     time_linear(batch, 128, 10);
     time_linear(batch, 784, 512);
+    time_linear(batch, 512, 512);
+    time_linear(batch, 512, 10);
     time_updates();
     iso_device_destroy(&device);
     return 0;

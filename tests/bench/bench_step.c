@@ -1,5 +1,6 @@
 // Time of a whole training step of an example network on random input, with and without its
 // exchange.
+#include "bench_breakdown.h"
 #include "bench_util.h"
 
 #include <getopt.h>
@@ -11,21 +12,25 @@
 
 static const char usage[] =
     "usage: mpirun -n RANKS bench_step [OPTIONS]\n"
-    "  --model NAME     mlp or cnn, without dropout (cnn)\n"
+    "  --model NAME     mlp or cnn on 1x28x28, lenet or resnet18 on 3x32x32, without dropout "
+    "(cnn)\n"
     "  --batch N        per rank (64)\n"
     "  --steps N        timed steps (50), after --warmup N others (10)\n"
     "  --sync MODE      lazy, blocking or none: no exchange at all (lazy)\n"
     "  --report-hidden  alternates blocks of all three, and tells how much of the exchange is "
     "hidden\n"
+    "  --breakdown      tells for each kernel of a step its time and how near it comes to the\n"
+    "                   machine's peak, on one rank or on the first of several\n"
     "  --progress MODE  auto, off, poll or thread (auto)\n"
     "  --bucket-mb X    layers are fused until a buffer holds this much (0.25)\n"
-    "  --threads N      of each rank (1)\n";
+    "  --threads N      of each rank (1)\n"
+    "  --tuned          kernels that are the fastest in a first step, not the rule's\n";
 
 typedef struct options {
     const char *model, *progress;
     int batch, steps, warmup, threads;
     iso_sync sync;
-    bool report_hidden;
+    bool report_hidden, breakdown, tuned;
     double bucket_mb;
 } options;
 
@@ -73,7 +78,8 @@ static options parse(int argc, char **argv) {
         {"steps", required_argument, NULL, 'n'},    {"warmup", required_argument, NULL, 'w'},
         {"sync", required_argument, NULL, 's'},     {"report-hidden", no_argument, NULL, 'h'},
         {"progress", required_argument, NULL, 'p'}, {"bucket-mb", required_argument, NULL, 'k'},
-        {"threads", required_argument, NULL, 't'},  {NULL, 0, NULL, 0}};
+        {"threads", required_argument, NULL, 't'},  {"breakdown", no_argument, NULL, 'd'},
+        {"tuned", no_argument, NULL, 'u'},          {NULL, 0, NULL, 0}};
     for (int c; (c = getopt_long(argc, argv, "", known, NULL)) != -1;) {
         if (c == 'm')
             o.model = optarg;
@@ -87,6 +93,10 @@ static options parse(int argc, char **argv) {
             o.sync = parse_sync(optarg);
         else if (c == 'h')
             o.report_hidden = true;
+        else if (c == 'd')
+            o.breakdown = true;
+        else if (c == 'u')
+            o.tuned = true;
         else if (c == 'p')
             o.progress = optarg;
         else if (c == 'k')
@@ -97,15 +107,21 @@ static options parse(int argc, char **argv) {
             bench_usage(usage, "unknown option");
     }
     if (optind < argc) bench_usage(usage, "too many arguments");
-    if (strcmp(o.model, "mlp") != 0 && strcmp(o.model, "cnn") != 0)
-        bench_usage(usage, "--model takes mlp or cnn");
     return o;
+}
+
+static iso_dataset_info input_of(const char *model) {
+    bool gray = strcmp(model, "mlp") == 0 || strcmp(model, "cnn") == 0;
+    int64_t side = gray ? 28 : 32;
+    return (iso_dataset_info){
+        .channels = gray ? 1 : 3, .height = side, .width = side, .classes = 10};
 }
 
 // ---- Set-up ---------------------------------------------------------------------------------------
 
 static void make_input(bench *b) {
-    int64_t shape[] = {b->o->batch, 1, 28, 28};
+    const iso_dataset_info input = input_of(b->o->model);
+    int64_t shape[] = {b->o->batch, input.channels, input.height, input.width};
     float *x;
     bench_require(iso_tensor_create(b->device, ISO_F32, 4, shape, &b->images));
     bench_require(iso_tensor_map(b->images, ISO_WRITE, (void **)&x));
@@ -119,7 +135,7 @@ static void make_input(bench *b) {
 
 static void make_replica(bench *b, iso_sync sync) {
     replica *r = &b->by_sync[sync];
-    const iso_dataset_info shape = {.channels = 1, .height = 28, .width = 28, .classes = 10};
+    const iso_dataset_info shape = input_of(b->o->model);
     const iso_data_parallel_config config = {.sync = sync, .bucket_mb = b->o->bucket_mb};
     iso_rng rng = {.seed = 1};
     iso_hyper hyper = iso_hyper_default(ISO_SGD);
@@ -229,9 +245,11 @@ static void report_hidden(bench *b) {
 
 static void report_one(bench *b) {
     double p50 = step_ms(b, b->o->sync, 0.5), p95 = step_ms(b, b->o->sync, 0.95);
+    double least = step_ms(b, b->o->sync, 0);
     if (iso_comm_rank(b->comm) == 0)
-        printf(", \"sync\": \"%s\", \"step_ms_p50\": %.3f, \"step_ms_p95\": %.3f}\n",
-               sync_name[b->o->sync], p50, p95);
+        printf(", \"sync\": \"%s\", \"step_ms_p50\": %.3f, \"step_ms_p95\": %.3f, "
+               "\"step_ms_min\": %.3f}\n",
+               sync_name[b->o->sync], p50, p95, least);
 }
 
 static void report(bench *b) {
@@ -253,13 +271,38 @@ static void report(bench *b) {
         report_one(b);
 }
 
+// Of one rank: others may choose other kernels.
+static void tune(bench *b) {
+    bench_require(iso_device_tune(b->device, true));
+    step(b, &b->by_sync[b->o->sync]);
+    bench_require(iso_device_tune(b->device, false));
+}
+
+static void break_down(bench *b) {
+    replica *r = &b->by_sync[b->o->sync];
+    bench_subject subject = {.device = b->device,
+                             .model = r->model,
+                             .optimizer = r->optimizer,
+                             .loss = b->loss,
+                             .images = b->images,
+                             .labels = b->labels,
+                             .threads = b->o->threads};
+    bench_breakdown(&subject, b->o->warmup, b->o->steps, iso_comm_rank(b->comm) != 0);
+    bench_require(iso_data_parallel_finish(r->model));
+}
+
 int main(int argc, char **argv) {
     options o = parse(argc, argv);
     iso_comm *comm = bench_start(&argc, &argv, o.progress);
     bench b;
     set_up(&b, &o, comm);
-    run(&b);
-    report(&b);
+    if (o.tuned) tune(&b);
+    if (o.breakdown) {
+        break_down(&b);
+    } else {
+        run(&b);
+        report(&b);
+    }
     tear_down(&b);
     iso_comm_destroy(&comm);
     MPI_Finalize();

@@ -28,13 +28,14 @@ median() { # lines
     awk '{ value[NR] = $1 } END { print NR % 2 ? value[(NR + 1) / 2] : (value[NR / 2] + value[NR / 2 + 1]) / 2 }'
 }
 
-compare() { # model, batch
+compare() { # model, batch, timed steps, others before them
     : >"$work/ours"
     : >"$work/theirs"
     i=0
     while [ "$i" -lt "$pairs" ]; do
-        tests/bench/bench_step --model "$1" --batch "$2" --steps 30 >>"$work/ours"
-        "$python" "$here/peers/step_pytorch.py" --model "$1" --batch "$2" --steps 30 >>"$work/theirs"
+        tests/bench/bench_step --model "$1" --batch "$2" --steps "$3" --warmup "$4" >>"$work/ours"
+        "$python" "$here/peers/step_pytorch.py" --model "$1" --batch "$2" --steps "$3" --warmup "$4" \
+            >>"$work/theirs"
         i=$((i + 1))
     done
     ours=$(field step_ms_p50 "$work/ours" | median)
@@ -45,5 +46,6 @@ compare() { # model, batch
         "ratio $ratio; $pairs turns each, median of medians"
 }
 
-compare cnn 64
-compare mlp 64
+compare cnn 64 30 10
+compare mlp 64 30 10
+compare resnet18 64 5 2

@@ -9,8 +9,14 @@ BENCHES += tests/bench/bench_exchange
 tests_bench_bench_exchange_SOURCES = tests/bench/bench_exchange.c tests/bench/bench_util.c tests/bench/bench_util.h
 tests_bench_bench_exchange_LDADD = libiso_core.la
 BENCHES += tests/bench/bench_step
-tests_bench_bench_step_SOURCES = tests/bench/bench_step.c tests/bench/bench_util.c tests/bench/bench_util.h \
-    examples/models.c examples/models.h
+tests_bench_bench_step_SOURCES = tests/bench/bench_breakdown.c tests/bench/bench_breakdown.h \
+    tests/bench/bench_peak.c tests/bench/bench_peak.h tests/bench/bench_step.c \
+    tests/bench/bench_util.c tests/bench/bench_util.h \
+    examples/models.c examples/models.h examples/models_resnet.c
 tests_bench_bench_step_LDADD = libiso_core.la
+BENCHES += tests/bench/bench_loader
+tests_bench_bench_loader_SOURCES = tests/bench/bench_loader.c tests/bench/bench_util.c tests/bench/bench_util.h \
+    examples/models.c examples/models.h examples/models_resnet.c
+tests_bench_bench_loader_LDADD = libiso_core.la
 EXTRA_DIST += tests/bench/compare_peers.sh tests/bench/overlap.sh tests/bench/time_to_accuracy.sh \
     tests/bench/peers/ddp_pytorch.py tests/bench/peers/step_pytorch.py

@@ -37,6 +37,7 @@ static iso_status create_rank(daso_model *m, model_rank *r) {
     int64_t shape[4] = {m->batch_rows, TRAINER_CHANNELS, TRAINER_SIZE, TRAINER_SIZE};
     ISO_TRY((t->build ? t->build : build_small_cnn)(m->device, false, &r->net));
     ISO_TRY(iso_optimizer_create(t->optimizer, r->net, &t->hyper, &r->optimizer));
+    if (t->prepare) ISO_TRY(t->prepare(r->optimizer));
     ISO_TRY(iso_loss_create(m->device, ISO_CROSS_ENTROPY, &r->loss));
     return iso_tensor_create(m->device, ISO_F32, 4, shape, &r->batch);
 }

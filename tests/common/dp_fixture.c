@@ -52,6 +52,7 @@ iso_status trainer_create(trainer *t, iso_comm *comm, const trainer_config *conf
     ISO_TRY((config->build ? config->build : build_small_cnn)(t->device, config->dropout, &net));
     ISO_TRY(iso_data_parallel_create_take(net, comm, &dp, &t->model));
     ISO_TRY(iso_optimizer_create(config->optimizer, t->model, &config->hyper, &inner));
+    if (config->prepare) ISO_TRY(config->prepare(inner));
     ISO_TRY(iso_dp_optimizer_create_take(inner, t->model, &t->optimizer));
     ISO_TRY(iso_loss_create(t->device, ISO_CROSS_ENTROPY, &t->loss));
     int64_t shape[4] = {t->batch_rows, TRAINER_CHANNELS, TRAINER_SIZE, TRAINER_SIZE};
@@ -131,6 +132,11 @@ iso_status trainer_hash(trainer *t, uint64_t *hash) {
     return ISO_OK;
 }
 
+static double number(const iso_tensor *t, const void *data, int64_t k) {
+    return iso_tensor_dtype(t) == ISO_F64 ? ((const double *)data)[k]
+                                          : (double)((const float *)data)[k];
+}
+
 iso_status trainer_difference(trainer *a, trainer *b, double *out) {
     iso_parameter_list pa, pb;
     ISO_TRY(iso_module_parameters(a->model, &pa));
@@ -144,7 +150,7 @@ iso_status trainer_difference(trainer *a, trainer *b, double *out) {
         ISO_TRY(iso_tensor_map(x, ISO_READ, &xd));
         ISO_TRY(iso_tensor_map(y, ISO_READ, &yd));
         for (int64_t k = 0; k < iso_tensor_count(x); k++)
-            *out = fmax(*out, fabs((double)((float *)xd)[k] - (double)((float *)yd)[k]));
+            *out = fmax(*out, fabs(number(x, xd, k) - number(y, yd, k)));
         ISO_TRY(iso_tensor_unmap(x));
         ISO_TRY(iso_tensor_unmap(y));
     }

@@ -25,6 +25,8 @@ typedef struct trainer_config {
     bool dropout;
     // Builds something else than the small CNN; NULL: the small CNN.
     iso_status (*build)(iso_device *device, bool dropout, iso_module **out);
+    // Does something to the optimizer before it is wrapped; NULL: nothing.
+    iso_status (*prepare)(iso_optimizer *inner);
     int64_t rows;      // of the global batch, divisible by the ranks
     int64_t first_row; // of this communicator's part in a batch that goes beyond it
     iso_scope scope;

@@ -115,16 +115,25 @@ static void check_shape(const fixture *f, const array *a, const iso_tensor *tens
 static void write_values(const array *a, iso_tensor *to) {
     void *memory;
     cr_assert_eq(iso_tensor_map(to, ISO_WRITE, &memory), ISO_OK);
-    for (int64_t i = 0; i < a->count; i++) ((float *)memory)[i] = (float)a->value[i];
+    for (int64_t i = 0; i < a->count; i++)
+        if (iso_tensor_dtype(to) == ISO_F64)
+            ((double *)memory)[i] = a->value[i];
+        else
+            ((float *)memory)[i] = (float)a->value[i];
     cr_assert_eq(iso_tensor_unmap(to), ISO_OK);
 }
 
-iso_tensor *fixture_tensor(fixture *f, iso_device *device, const char *prefix, const char *name) {
+iso_tensor *fixture_tensor_of(fixture *f, iso_device *device, iso_dtype dtype, const char *prefix,
+                              const char *name) {
     const array *a = find(f, prefix, name);
     iso_tensor *tensor;
-    cr_assert_eq(iso_tensor_create(device, ISO_F32, a->ndim, a->shape, &tensor), ISO_OK);
+    cr_assert_eq(iso_tensor_create(device, dtype, a->ndim, a->shape, &tensor), ISO_OK);
     write_values(a, tensor);
     return tensor;
+}
+
+iso_tensor *fixture_tensor(fixture *f, iso_device *device, const char *prefix, const char *name) {
+    return fixture_tensor_of(f, device, ISO_F32, prefix, name);
 }
 
 void fixture_load(fixture *f, const char *prefix, const char *name, iso_tensor *to) {
@@ -142,9 +151,10 @@ void fixture_compare(fixture *f, const char *prefix, const char *name, iso_tenso
     for (int64_t i = 0; i < a->count; i++) largest = fmax(largest, fabs(a->value[i]));
     cr_assert_eq(iso_tensor_map(tensor, ISO_READ, &memory), ISO_OK);
     for (int64_t i = 0; i < a->count; i++) {
-        double got = ((float *)memory)[i];
+        double got = iso_tensor_dtype(tensor) == ISO_F64 ? ((double *)memory)[i]
+                                                         : (double)((float *)memory)[i];
         cr_assert(fabs(got - a->value[i]) <= tolerance * largest,
-                  "%s: %s[%" PRId64 "] is %.9g, not %.9g (largest %.3g, tolerance %.1g)", f->file,
+                  "%s: %s[%" PRId64 "] is %.17g, not %.17g (largest %.3g, tolerance %.1g)", f->file,
                   a->name, i, got, a->value[i], largest, tolerance);
     }
     cr_assert_eq(iso_tensor_unmap(tensor), ISO_OK);

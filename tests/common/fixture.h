@@ -12,9 +12,11 @@ void fixture_close(fixture **f);
 
 // The array "PREFIX.NAME" (NAME alone when prefix is NULL), valid until fixture_close.
 const double *fixture_get(fixture *f, const char *prefix, const char *name, int64_t *count);
-// A new tensor of its shape and values.
+// A new tensor of its shape and values, f32 or as told.
 iso_tensor *fixture_tensor(fixture *f, iso_device *device, const char *prefix, const char *name);
-// Copies it into a tensor of the same shape.
+iso_tensor *fixture_tensor_of(fixture *f, iso_device *device, iso_dtype dtype, const char *prefix,
+                              const char *name);
+// Copies it into a tensor of the same shape, f32 or f64.
 void fixture_load(fixture *f, const char *prefix, const char *name, iso_tensor *to);
 // Asserts that the tensor has the array's shape and values; tolerance relative to the largest of
 // the array.

@@ -21,8 +21,13 @@ void close_cpu(iso_device **device);
 // A new f32 tensor: values in [-1, 1) that depend on seed only; or all of them `value`.
 iso_tensor *random_tensor(iso_device *device, int ndim, const int64_t *shape, uint64_t seed);
 iso_tensor *filled_tensor(iso_device *device, int ndim, const int64_t *shape, double value);
+// As random_tensor, f32 or f64; f64 values are none of f32.
+iso_tensor *random_tensor_of(iso_device *device, iso_dtype dtype, int ndim, const int64_t *shape,
+                             uint64_t seed);
 // The values of a tensor in logical order, to be freed with free().
 float *tensor_values(iso_tensor *tensor);
+// The same of a tensor of f32 or f64.
+double *tensor_doubles(iso_tensor *tensor);
 // Whether both have the same shape and bits.
 bool same_values(iso_tensor *a, iso_tensor *b);
 

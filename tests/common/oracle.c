@@ -26,25 +26,29 @@ void oracle_linear_backward(int64_t rows, int64_t in, int64_t out, const double 
         }
 }
 
-int64_t oracle_conv_height(const oracle_conv *c) {
-    return (c->height + 2 * c->padding[0] - c->kernel[0]) / c->stride[0] + 1;
+static int64_t at_least_1(int64_t n) { return n ? n : 1; }
+
+static int64_t conv_size(const oracle_conv *c, int axis, int64_t in) {
+    int64_t reach = at_least_1(c->dilation[axis]) * (c->kernel[axis] - 1) + 1;
+    return (in + 2 * c->padding[axis] - reach) / c->stride[axis] + 1;
 }
-int64_t oracle_conv_width(const oracle_conv *c) {
-    return (c->width + 2 * c->padding[1] - c->kernel[1]) / c->stride[1] + 1;
-}
+int64_t oracle_conv_height(const oracle_conv *c) { return conv_size(c, 0, c->height); }
+int64_t oracle_conv_width(const oracle_conv *c) { return conv_size(c, 1, c->width); }
 
 // Calls visit for each product: index of x, of w, and of y.
 typedef void conv_visit(void *user, int64_t x, int64_t w, int64_t y);
 static void walk_conv_output(const oracle_conv *c, int64_t n, int64_t o, int64_t oy, int64_t ox,
                              int64_t y, conv_visit *visit, void *user) {
-    for (int64_t i = 0; i < c->in; i++)
+    int64_t groups = at_least_1(c->groups), seen = c->in / groups;
+    int64_t first = o / (c->out / groups) * seen; // of the input channels that o sees
+    for (int64_t i = 0; i < seen; i++)
         for (int64_t kh = 0; kh < c->kernel[0]; kh++)
             for (int64_t kw = 0; kw < c->kernel[1]; kw++) {
-                int64_t py = oy * c->stride[0] - c->padding[0] + kh,
-                        px = ox * c->stride[1] - c->padding[1] + kw;
+                int64_t py = oy * c->stride[0] - c->padding[0] + kh * at_least_1(c->dilation[0]),
+                        px = ox * c->stride[1] - c->padding[1] + kw * at_least_1(c->dilation[1]);
                 if (py < 0 || px < 0 || py >= c->height || px >= c->width) continue;
-                visit(user, ((n * c->in + i) * c->height + py) * c->width + px,
-                      ((o * c->in + i) * c->kernel[0] + kh) * c->kernel[1] + kw, y);
+                visit(user, ((n * c->in + first + i) * c->height + py) * c->width + px,
+                      ((o * seen + i) * c->kernel[0] + kh) * c->kernel[1] + kw, y);
             }
 }
 
@@ -88,22 +92,6 @@ void oracle_conv2d_backward(const oracle_conv *c, const double *x, const double 
     for (int64_t i = 0; db && i < c->rows * c->out * plane; i++) db[i / plane % c->out] += dy[i];
 }
 
-void oracle_max_pool(int64_t planes, int64_t height, int64_t width, int64_t window, int64_t stride,
-                     const double *x, double *y, int64_t *winner) {
-    int64_t out_height = (height - window) / stride + 1, out_width = (width - window) / stride + 1;
-    for (int64_t i = 0; i < planes * out_height * out_width; i++) {
-        int64_t plane = i / (out_height * out_width), oy = i / out_width % out_height,
-                ox = i % out_width;
-        int64_t first = (plane * height + oy * stride) * width + ox * stride, best = first;
-        for (int64_t k = 0; k < window * window; k++) {
-            int64_t at = first + k / window * width + k % window;
-            if (x[at] > x[best]) best = at;
-        }
-        y[i] = x[best];
-        winner[i] = best;
-    }
-}
-
 void oracle_dropout_mask(const iso__dropout_draw *draw, int64_t rows, int64_t channels,
                          int64_t plane, double *mask) {
     for (int64_t i = 0; i < rows * channels * plane; i++) {
@@ -133,28 +121,6 @@ void oracle_log_softmax_backward(int64_t rows, int64_t k, const double *y, const
         for (int64_t i = 0; i < k; i++) sum += dy[n * k + i];
         for (int64_t i = 0; i < k; i++) dx[n * k + i] = dy[n * k + i] - exp(y[n * k + i]) * sum;
     }
-}
-
-double oracle_loss(iso_loss_kind kind, int64_t rows, int64_t k, const double *x,
-                   const int32_t *labels, int64_t *correct, double *grad) {
-    double sum = 0;
-    *correct = 0;
-    for (int64_t n = 0; n < rows; n++) {
-        const double *row = x + n * k;
-        double norm = 0;
-        int64_t best = 0;
-        for (int64_t i = 0; i < k; i++) {
-            norm += exp(row[i]);
-            if (row[i] > row[best]) best = i;
-        }
-        *correct += best == labels[n];
-        sum += kind == ISO_CROSS_ENTROPY ? log(norm) - row[labels[n]] : -row[labels[n]];
-        for (int64_t i = 0; i < k; i++) {
-            double softmax = kind == ISO_CROSS_ENTROPY ? exp(row[i]) / norm : 0;
-            grad[n * k + i] = (softmax - (labels[n] == i ? 1 : 0)) / (double)rows;
-        }
-    }
-    return sum / (double)rows;
 }
 
 void oracle_sgd(const iso__sgd_args *args, double g, double *p, double *momentum) {

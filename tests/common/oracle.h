@@ -14,8 +14,9 @@ void oracle_linear_backward(int64_t rows, int64_t in, int64_t out, const double 
 
 typedef struct oracle_conv {
     int64_t rows, in, height, width,
-        out; // x[rows, in, height, width], w[out, in, kernel[0], kernel[1]]
+        out; // x[rows, in, height, width], w[out, in / groups, kernel[0], kernel[1]]
     int64_t kernel[2], stride[2], padding[2];
+    int64_t dilation[2], groups; // 0 means 1
 } oracle_conv;
 int64_t oracle_conv_height(const oracle_conv *c); // of the output
 int64_t oracle_conv_width(const oracle_conv *c);
@@ -25,9 +26,23 @@ void oracle_conv2d(const oracle_conv *c, const double *x, const double *w, const
 void oracle_conv2d_backward(const oracle_conv *c, const double *x, const double *w,
                             const double *dy, double *dw, double *db, double *dx);
 
-// x[planes, height, width]; winner[i] is the index into x of output i (the first of equal ones).
-void oracle_max_pool(int64_t planes, int64_t height, int64_t width, int64_t window, int64_t stride,
-                     const double *x, double *y, int64_t *winner);
+// x[planes, height, width] -> y[planes, oracle_pool_height, oracle_pool_width]
+typedef struct oracle_pool {
+    int64_t planes, height, width;
+    int64_t kernel[2], stride[2], padding[2];
+} oracle_pool;
+int64_t oracle_pool_height(const oracle_pool *p); // of the output
+int64_t oracle_pool_width(const oracle_pool *p);
+// winner[i] is the index into x of output i (the first of equal ones).
+void oracle_max_pool(const oracle_pool *p, const double *x, double *y, int64_t *winner);
+// Padding counts as zeros.
+void oracle_avg_pool(const oracle_pool *p, const double *x, double *y);
+void oracle_avg_pool_backward(const oracle_pool *p, const double *dy, double *dx); // adds to dx
+// To out[2] rows and columns; of p only planes, height and width count.
+void oracle_adaptive_avg_pool(const oracle_pool *p, const int64_t out[2], const double *x,
+                              double *y);
+void oracle_adaptive_avg_pool_backward(const oracle_pool *p, const int64_t out[2], const double *dy,
+                                       double *dx); // adds to dx
 
 // mask[rows, channels, plane]: 0 or 1 / (1 - p).
 void oracle_dropout_mask(const iso__dropout_draw *draw, int64_t rows, int64_t channels,
@@ -37,8 +52,10 @@ void oracle_log_softmax(int64_t rows, int64_t k, const double *x, double *y);
 void oracle_log_softmax_backward(int64_t rows, int64_t k, const double *y, const double *dy,
                                  double *dx);
 // Returns the mean loss; grad is the gradient of the mean.
-double oracle_loss(iso_loss_kind kind, int64_t rows, int64_t k, const double *x,
+double oracle_loss(const iso_loss_config *config, int64_t rows, int64_t k, const double *x,
                    const int32_t *labels, int64_t *correct, double *grad);
+// Mean squared difference.
+double oracle_mse(int64_t count, const double *x, const double *target, double *grad);
 
 // torch.optim's SGD, Adam, AdamW, Adadelta on one element. State is read and written.
 void oracle_sgd(const iso__sgd_args *args, double g, double *p, double *momentum);

@@ -50,7 +50,8 @@ static void create(setup *s, int64_t batch, int32_t bad_label) {
     iso_rng rng = {.seed = 1};
     iso_sampler_config share = {
         .batch = batch, .rank = test_rank, .ranks = test_size, .end = ISO_SAMPLER_SHARE};
-    iso_loader_config plain = {.std = 1};
+    const double zero = 0, one = 1;
+    iso_loader_config plain = {&zero, &one, .prefetch = 0};
     iso_assert_ok(iso_device_create("cpu", &s->device));
     s->images = create_images(bad_label);
     iso_assert_ok(iso_loader_create_take(s->device, iso_dataset_retain(s->images), &share, &plain,

@@ -35,11 +35,24 @@ Test(dataset, mean_and_deviation_are_over_all_pixels) {
     iso_dataset_info info;
     cr_assert_eq(iso_dataset_create(images, labels, 2, 1, 2, 2, 3, &dataset), ISO_OK);
     iso_dataset_get_info(dataset, &info);
-    cr_assert(info.mean == 0.5 && info.std == 0.5);
+    cr_assert(info.mean[0] == 0.5 && info.std[0] == 0.5);
     cr_assert(info.count == 2 && info.channels == 1 && info.height == 2 && info.width == 2);
     cr_assert_eq(info.classes, 3);
     iso_dataset_destroy(&dataset);
     cr_assert_null(dataset);
+}
+
+// One channel is 0 and 255 in equal parts, the other 51 everywhere.
+Test(dataset, each_channel_has_its_own_statistics) {
+    const uint8_t images[] = {0, 255, 51, 51, 255, 0, 51, 51, 0, 255, 51, 51};
+    const int32_t labels[] = {1, 0, 1};
+    iso_dataset *dataset;
+    iso_dataset_info info;
+    cr_assert_eq(iso_dataset_create(images, labels, 3, 2, 1, 2, 2, &dataset), ISO_OK);
+    iso_dataset_get_info(dataset, &info);
+    cr_assert(info.mean[0] == 0.5 && info.std[0] == 0.5);
+    cr_assert(info.mean[1] == 0.2 && info.std[1] == 0);
+    iso_dataset_destroy(&dataset);
 }
 
 Test(dataset, copies_what_it_is_given) {

@@ -358,6 +358,39 @@ Test(dispatch, wrong_shapes_are_refused_by_name) {
     close_cpu(&device);
 }
 
+// Takes [1, 2, height, width] and nothing smaller.
+static void check_least(iso_device *device, iso_module *module, int64_t height, int64_t width) {
+    char words[64];
+    snprintf(words, sizeof(words), "H at least %d and W at least %d", (int)height, (int)width);
+    for (int less = 0; less < 3; less++) {
+        const int64_t shape[4] = {1, 2, height - (less == 1), width - (less == 2)};
+        if (shape[2] == 0 || shape[3] == 0) continue; // no such tensor
+        iso_tensor *x = random_tensor(device, 4, shape, 1), *out;
+        if (less)
+            cr_fails(iso_module_forward(module, x, &out), ISO_ERR_SHAPE, words);
+        else
+            cr_ok(iso_module_forward(module, x, &out));
+        iso_tensor_destroy(&x);
+    }
+    iso_module_destroy(&module);
+}
+
+Test(dispatch, images_smaller_than_a_kernel_or_window_are_refused) {
+    iso_device *device = open_cpu();
+    iso_rng rng = {.seed = 1};
+    iso_module *m = NULL;
+    iso_conv2d_config conv = {2, 2, .kernel_size = {3, 3}, .padding = {1, 0}, .dilation = {2, 3}};
+    iso_pool2d_config pool = {.kernel_size = {5, 3}, .padding = {1, 0}};
+    cr_ok(iso_conv2d_create(device, &conv, &rng, &m));
+    check_least(device, m, 3, 7);
+    cr_ok(iso_pool2d_create(device, ISO_POOL_MAX, &pool, &m));
+    check_least(device, m, 3, 3);
+    pool.padding[1] = 1;
+    cr_ok(iso_pool2d_create(device, ISO_POOL_AVG, &pool, &m));
+    check_least(device, m, 3, 1);
+    close_cpu(&device);
+}
+
 Test(dispatch, wrong_type_device_and_gradient_are_refused) {
     iso_device *device = open_cpu(), *other = NULL;
     cr_ok(iso_device_create("cpu", &other));

@@ -11,13 +11,27 @@ TestSuite(layers, .timeout = 60);
 // ---- Chains: one description for the module and for its reference ------------------------------
 
 #define DROPOUT_P 0.4
-typedef enum kind { END, LINEAR, CONV, POOL, RELU, FLATTEN, DROPOUT, DROPOUT2D, LOG_SOFTMAX } kind;
+typedef enum kind {
+    END,
+    LINEAR,
+    CONV,
+    POOL,
+    PADDED_POOL,
+    AVG_POOL,
+    ADAPTIVE_POOL,
+    RELU,
+    FLATTEN,
+    DROPOUT,
+    DROPOUT2D,
+    LOG_SOFTMAX
+} kind;
 typedef struct layer {
     kind kind;
-    int64_t in, out; // linear: features; pool: window, stride
+    int64_t in, out; // linear: features; pool: window, stride; adaptive pool: height, width
     iso_conv2d_config conv;
     bool no_bias;
-    int shared; // 1 + index of the layer that this one is again; 0: a layer of its own
+    iso_pool2d_config pool; // padded and average pools, stride given
+    int shared;             // 1 + index of the layer that this one is again; 0: a layer of its own
 } layer;
 
 typedef struct chain {
@@ -54,7 +68,9 @@ static void conv_reference(const iso_conv2d_config *f, const double *w, const do
         c.kernel[i] = f->kernel_size[i];
         c.stride[i] = f->stride[i] ? f->stride[i] : 1;
         c.padding[i] = f->padding[i];
+        c.dilation[i] = f->dilation[i];
     }
+    c.groups = f->groups;
     y->c = c.out;
     y->h = oracle_conv_height(&c);
     y->w = oracle_conv_width(&c);
@@ -63,9 +79,25 @@ static void conv_reference(const iso_conv2d_config *f, const double *w, const do
 
 static void pool_reference(const layer *l, const values *x, values *y) {
     static int64_t winner[ROOM];
-    y->h = (x->h - l->in) / l->out + 1;
-    y->w = (x->w - l->in) / l->out + 1;
-    oracle_max_pool(x->n * x->c, x->h, x->w, l->in, l->out, x->data, y->data, winner);
+    oracle_pool p = {.planes = x->n * x->c, .height = x->h, .width = x->w};
+    for (int i = 0; i < 2; i++) {
+        p.kernel[i] = l->kind == POOL ? l->in : l->pool.kernel_size[i];
+        p.stride[i] = l->kind == POOL ? l->out : l->pool.stride[i];
+        p.padding[i] = l->pool.padding[i];
+    }
+    y->h = oracle_pool_height(&p);
+    y->w = oracle_pool_width(&p);
+    if (l->kind == AVG_POOL)
+        oracle_avg_pool(&p, x->data, y->data);
+    else
+        oracle_max_pool(&p, x->data, y->data, winner);
+}
+
+static void adaptive_reference(const layer *l, const values *x, values *y) {
+    const oracle_pool p = {.planes = x->n * x->c, .height = x->h, .width = x->w};
+    y->h = l->in;
+    y->w = l->out;
+    oracle_adaptive_avg_pool(&p, (int64_t[]){l->in, l->out}, x->data, y->data);
 }
 
 // The mask of the first forward. Every parameter and every dropout before took one stream.
@@ -94,7 +126,10 @@ static void layer_reference(const chain *c, int i, double *const *parameter, con
         oracle_linear(x->n, l->in, l->out, x->data, p[0], bias, false, y->data);
         break;
     case CONV: conv_reference(&l->conv, p[0], bias, x, y); break;
-    case POOL: pool_reference(l, x, y); break;
+    case POOL:
+    case PADDED_POOL:
+    case AVG_POOL: pool_reference(l, x, y); break;
+    case ADAPTIVE_POOL: adaptive_reference(l, x, y); break;
     case RELU:
         for (int64_t k = 0; k < count_of(x); k++) y->data[k] = fmax(x->data[k], 0);
         break;
@@ -130,6 +165,9 @@ static iso_status create_layer(iso_device *device, const layer *l, iso_rng *rng,
     case LINEAR: return iso_linear_create(device, l->in, l->out, !l->no_bias, rng, out);
     case CONV: return iso_conv2d_create(device, &conv, rng, out);
     case POOL: return iso_max_pool2d_create(device, l->in, l->out, out);
+    case PADDED_POOL: return iso_pool2d_create(device, ISO_POOL_MAX, &l->pool, out);
+    case AVG_POOL: return iso_pool2d_create(device, ISO_POOL_AVG, &l->pool, out);
+    case ADAPTIVE_POOL: return iso_adaptive_avg_pool2d_create(device, l->in, l->out, out);
     case RELU: return iso_relu_create(device, out);
     case FLATTEN: return iso_flatten_create(device, out);
     case DROPOUT: return iso_dropout_create(device, DROPOUT_P, rng, out);
@@ -222,10 +260,61 @@ Test(layers, conv2d_with_fused_relu) {
     CHAIN(.layer = {CONV_OF(2, 4, 3, 3, 1, 1, 1, 1), {RELU}}, .ndim = 4, .shape = {2, 2, 5, 5});
 }
 
+Test(layers, conv2d_with_dilation) {
+    layer l = CONV_OF(2, 3, 3, 2, 1, 2, 1, 2);
+    l.conv.dilation[0] = 2, l.conv.dilation[1] = 3;
+    CHAIN(.layer = {l}, .ndim = 4, .shape = {2, 2, 7, 6});
+}
+
+Test(layers, conv2d_in_groups) {
+    layer l = CONV_OF(6, 4, 3, 3, 2, 1, 1, 1);
+    l.conv.groups = 2;
+    CHAIN(.layer = {l, {RELU}}, .ndim = 4, .shape = {2, 6, 5, 4});
+}
+
+Test(layers, conv2d_in_groups_across_blocks) {
+    layer first = CONV_OF(2, 18, 1, 1, 1, 1, 0, 0), second = CONV_OF(18, 12, 2, 2, 1, 1, 0, 1);
+    second.conv.groups = 3;
+    CHAIN(.layer = {first, second}, .ndim = 4, .shape = {2, 2, 3, 4});
+}
+
+Test(layers, conv2d_of_each_channel) {
+    layer first = CONV_OF(1, 9, 1, 1, 1, 1, 0, 0), second = CONV_OF(9, 9, 3, 3, 1, 1, 2, 2);
+    second.conv.groups = 9;
+    second.conv.dilation[0] = second.conv.dilation[1] = 2;
+    CHAIN(.layer = {first, second, {RELU}}, .ndim = 4, .shape = {2, 1, 4, 5});
+}
+
 Test(layers, max_pool2d) { CHAIN(.layer = {{POOL, 2, 2}}, .ndim = 4, .shape = {2, 3, 6, 5}); }
 
 Test(layers, max_pool2d_of_overlapping_windows) {
     CHAIN(.layer = {{POOL, 3, 2}}, .ndim = 4, .shape = {2, 3, 7, 7});
+}
+
+#define POOL_OF(k, kh, kw, sh, sw, ph, pw)                                                         \
+    {                                                                                              \
+        .kind = k, .pool = {.kernel_size = {kh, kw}, .stride = {sh, sw}, .padding = {ph, pw} }     \
+    }
+
+Test(layers, max_pool2d_with_padding) {
+    CHAIN(.layer = {POOL_OF(PADDED_POOL, 3, 3, 2, 2, 1, 1)}, .ndim = 4, .shape = {2, 3, 7, 6});
+    CHAIN(.layer = {CONV_OF(1, 9, 3, 3, 1, 1, 0, 0), POOL_OF(PADDED_POOL, 3, 2, 2, 1, 1, 1)},
+          .ndim = 4, .shape = {2, 1, 6, 5});
+}
+
+Test(layers, avg_pool2d) {
+    CHAIN(.layer = {POOL_OF(AVG_POOL, 2, 3, 2, 1, 1, 0)}, .ndim = 4, .shape = {2, 3, 5, 6});
+    CHAIN(.layer = {CONV_OF(1, 9, 3, 3, 1, 1, 0, 0), POOL_OF(AVG_POOL, 3, 3, 2, 2, 1, 1)},
+          .ndim = 4, .shape = {2, 1, 6, 7});
+}
+
+Test(layers, adaptive_avg_pool2d) {
+    CHAIN(.layer = {{ADAPTIVE_POOL, 3, 2}}, .ndim = 4, .shape = {2, 3, 5, 4});
+    CHAIN(.layer = {CONV_OF(1, 9, 3, 3, 1, 1, 0, 0),
+                    {ADAPTIVE_POOL, 1, 1},
+                    {FLATTEN},
+                    {LINEAR, 9, 2}},
+          .ndim = 4, .shape = {2, 1, 6, 5});
 }
 
 Test(layers, relu) { CHAIN(.layer = {{RELU}}, .ndim = 4, .shape = {2, 3, 4, 5}); }

@@ -69,7 +69,7 @@ static void check_batch(fixture *f, const iso_batch *batch, int64_t k) {
         cr_assert_eq(batch->labels[i], indices[i] % 10);
         for (int p = 0; p < PIXELS; p++) {
             double byte = (double)((7 * indices[i] + 31 * p) % 256);
-            double expected = (byte / 255 - f->info.mean) / f->info.std;
+            double expected = (byte / 255 - f->info.mean[0]) / f->info.std[0];
             cr_assert(fabs(((float *)memory)[i * PIXELS + p] - expected) < 1e-6);
         }
     }
@@ -151,7 +151,7 @@ Test(loader, normalises_with_given_statistics) {
     fixture f = create(0);
     for (int i = 0; i < 2; i++) {
         double mean = statistics[i][0], std = statistics[i][1];
-        iso_loader_config config = {mean, std, .prefetch = 0};
+        iso_loader_config config = {&mean, &std, .prefetch = 0};
         iso_sampler_config order = {.batch = BATCH, .ranks = 1};
         iso_loader *loader;
         iso_batch batch;
@@ -167,6 +167,70 @@ Test(loader, normalises_with_given_statistics) {
         iso_tensor_unmap(batch.images);
         iso_loader_destroy(&loader);
     }
+    destroy(&f);
+}
+
+// Three channels of one pixel, of which the last is the same in all images.
+Test(loader, normalises_each_channel) {
+    const uint8_t pixels[6] = {0, 100, 51, 255, 200, 51};
+    const int32_t label[2] = {0, 1};
+    const double mean[3] = {0.25, 0.5, 0.75}, std[3] = {0.5, 0.125, 2};
+    const iso_loader_config configs[] = {{NULL}, {mean, std, .prefetch = 0}};
+    iso_sampler_config order = {.batch = 2, .ranks = 1};
+    for (int i = 0; i < 4; i++) {
+        iso_loader_config config = configs[i / 2];
+        iso_device *device;
+        iso_dataset *colours;
+        iso_loader *loader;
+        iso_batch batch;
+        void *memory;
+        config.dtype = i % 2 ? ISO_F64 : ISO_F32;
+        cr_assert_eq(iso_device_create("cpu", &device), ISO_OK);
+        cr_assert_eq(iso_dataset_create(pixels, label, 2, 3, 1, 1, 2, &colours), ISO_OK);
+        cr_assert_eq(iso_loader_create_take(device, colours, &order, &config, &loader), ISO_OK);
+        cr_assert_eq(iso_loader_start(loader, 0, 0), ISO_OK);
+        cr_assert_eq(iso_loader_next(loader, &batch), ISO_OK);
+        cr_assert_eq(iso_tensor_dtype(batch.images), config.dtype);
+        cr_assert_eq(iso_tensor_map(batch.images, ISO_READ, &memory), ISO_OK);
+        // (0, 255): mean 1/2, deviation 1/2. (100, 200): 150 and 50. (51, 51): no deviation.
+        const double own[6] = {-1, -1, 0.2, 1, 1, 0.2};
+        for (int k = 0; k < 6; k++) {
+            double given = (pixels[k] / 255.0 - mean[k % 3]) / std[k % 3];
+            double expected = i / 2 ? given : own[k], got;
+            got = i % 2 ? ((double *)memory)[k] : (double)((float *)memory)[k];
+            cr_assert(fabs(got - expected) <= (i % 2 ? 1e-14 : 1e-6), "%d, %d: %g", i, k, got);
+        }
+        iso_tensor_unmap(batch.images);
+        iso_loader_destroy(&loader);
+        iso_device_destroy(&device);
+    }
+}
+
+static void refuse(fixture *f, iso_loader_config config, iso_status code, const char *words) {
+    iso_loader *loader = NULL;
+    iso_sampler_config order = {.batch = BATCH, .ranks = 1};
+    cr_assert_eq(
+        iso_loader_create_take(f->device, iso_dataset_retain(f->dataset), &order, &config, &loader),
+        code);
+    cr_assert(strstr(iso_last_error()->message, words), "no \"%s\" in: %s", words,
+              iso_last_error()->message);
+    cr_assert_null(loader);
+}
+
+// Images have 3 x 4 pixels.
+Test(loader, refuses_what_cannot_be) {
+    const double zero = 0, one = 1, none = NAN, negative = -1;
+    fixture f = create(0);
+    refuse(&f, (iso_loader_config){.shift = 3}, ISO_ERR_ARG, "3 x 4 pixels cannot be moved");
+    refuse(&f, (iso_loader_config){.shift = -1}, ISO_ERR_ARG, "by up to -1");
+    refuse(&f, (iso_loader_config){.flip = 1.01}, ISO_ERR_ARG, "probability 1.01");
+    refuse(&f, (iso_loader_config){.flip = NAN}, ISO_ERR_ARG, "probability nan");
+    refuse(&f, (iso_loader_config){.mean = &zero}, ISO_ERR_ARG, "only one of mean and std");
+    refuse(&f, (iso_loader_config){.std = &one}, ISO_ERR_ARG, "only one of mean and std");
+    refuse(&f, (iso_loader_config){&zero, &negative, .prefetch = 0}, ISO_ERR_ARG, "deviation -1");
+    refuse(&f, (iso_loader_config){&none, &one, .prefetch = 0}, ISO_ERR_ARG, "mean nan");
+    refuse(&f, (iso_loader_config){.dtype = ISO_BF16}, ISO_ERR_UNSUPPORTED, "not bf16");
+    refuse(&f, (iso_loader_config){.prefetch = -1}, ISO_ERR_ARG, "-1 batches");
     destroy(&f);
 }
 

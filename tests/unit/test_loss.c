@@ -176,3 +176,89 @@ Test(loss, gradient_buffer_is_reused) {
     iso_loss_destroy(&loss);
     close_cpu(&device);
 }
+
+Test(loss, mean_squared_error_matches_its_formula) {
+    iso_device *device = open_cpu();
+    iso_loss *loss = new_loss(device, ISO_MSE);
+    iso_tensor *x = tensor_of(device, 2, 3, (float[]){1, 2, 3, 4, 5, 6}), *grad;
+    iso_tensor *target = tensor_of(device, 2, 3, (float[]){1, 0, 3, 4, 5, 9});
+    double value;
+    int64_t correct;
+    cr_ok(iso_loss_compute_tensor(loss, x, target, &value, &grad));
+    cr_assert_float_eq(value, (4 + 9) / 6.0, 1e-15);
+    const float want[] = {0, 4 / 6.0f, 0, 0, 0, -1};
+    float *got = tensor_values(grad);
+    for (int i = 0; i < 6; i++) cr_assert_float_eq(got[i], want[i], 1e-7);
+    free(got);
+    // The same through labels: 1 at the label.
+    cr_ok(iso_loss_compute(loss, x, (int32_t[]){2, 0}, &value, &correct, NULL));
+    cr_assert_float_eq(value, (1 + 4 + 4 + 9 + 25 + 36) / 6.0, 1e-14);
+    cr_assert_eq(correct, 1);
+    iso_tensor_destroy(&x);
+    iso_tensor_destroy(&target);
+    iso_loss_destroy(&loss);
+    close_cpu(&device);
+}
+
+Test(loss, targets_that_do_not_fit_are_refused) {
+    iso_device *device = open_cpu();
+    iso_loss *loss = new_loss(device, ISO_MSE), *labelled = new_loss(device, ISO_NLL);
+    iso_tensor *x = random_tensor(device, 2, (int64_t[]){3, 4}, 1);
+    iso_tensor *turned = random_tensor(device, 2, (int64_t[]){4, 3}, 1);
+    iso_tensor *wide = random_tensor_of(device, ISO_F64, 2, (int64_t[]){3, 4}, 1);
+    double value = -1;
+    cr_fails(iso_loss_compute_tensor(loss, x, turned, &value, NULL), ISO_ERR_SHAPE,
+             "of shape [3, 4], its input's, but got [4, 3]");
+    cr_fails(iso_loss_compute_tensor(loss, x, wide, &value, NULL), ISO_ERR_TYPE,
+             "targets of f32, the type of its input, on its own device but got f64");
+    cr_fails(iso_loss_compute_tensor(labelled, x, x, &value, NULL), ISO_ERR_ARG, "takes labels");
+    cr_assert_eq(value, -1);
+    iso_tensor_destroy(&x);
+    iso_tensor_destroy(&turned);
+    iso_tensor_destroy(&wide);
+    iso_loss_destroy(&loss);
+    iso_loss_destroy(&labelled);
+    close_cpu(&device);
+}
+
+Test(loss, label_smoothing_is_a_share_and_of_the_cross_entropy) {
+    iso_device *device = open_cpu();
+    iso_loss *loss = NULL;
+    static const iso_loss_config wrong[] = {
+        {ISO_CROSS_ENTROPY, 1.01}, {ISO_CROSS_ENTROPY, -0.1}, {ISO_CROSS_ENTROPY, NAN}};
+    for (int i = 0; i < 3; i++)
+        cr_fails(iso_loss_create_with(device, &wrong[i], &loss), ISO_ERR_ARG, "from 0 to 1");
+    cr_fails(iso_loss_create_with(device, &(iso_loss_config){ISO_NLL, 0.1}, &loss), ISO_ERR_ARG,
+             "only the cross entropy");
+    cr_fails(iso_loss_create(device, (iso_loss_kind)9, &loss), ISO_ERR_ARG, "9 is no kind");
+    cr_assert_null(loss);
+    close_cpu(&device);
+}
+
+// With outputs in both layouts.
+Test(loss, targets_allocate_nothing_once_seen) {
+    iso_device *device = open_cpu();
+    iso_loss *loss = new_loss(device, ISO_MSE);
+    const int64_t shape[4] = {2, 5, 3, 3};
+    iso_tensor *x = random_tensor(device, 4, shape, 1),
+               *target = random_tensor(device, 4, shape, 2);
+    iso_tensor *blocked = NULL, *grad;
+    double value[2];
+    long long before, after;
+    cr_ok(iso_tensor_create(device, ISO_F32, 4, shape, &blocked));
+    cr_ok(iso_tensor_resize(blocked, 4, shape, ISO_LAYOUT_BLOCKED));
+    cr_ok(iso_tensor_copy(x, blocked));
+    cr_ok(iso_loss_compute_tensor(loss, blocked, target, &value[0], &grad));
+    iso_memory_balance(NULL, NULL, &before);
+    for (int i = 0; i < 3; i++) {
+        cr_ok(iso_loss_compute_tensor(loss, i == 1 ? x : blocked, target, &value[1], &grad));
+        cr_assert_eq(value[0], value[1]);
+    }
+    iso_memory_balance(NULL, NULL, &after);
+    cr_assert_eq(before, after);
+    iso_tensor_destroy(&x);
+    iso_tensor_destroy(&target);
+    iso_tensor_destroy(&blocked);
+    iso_loss_destroy(&loss);
+    close_cpu(&device);
+}

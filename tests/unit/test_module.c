@@ -210,15 +210,11 @@ Test(module, initial_values_are_uniform_draws_of_philox) {
 }
 
 // PyTorch: U(-b, b) with b = 1 / sqrt(in_channels * kh * kw), which has variance b^2 / 3.
-Test(module, conv2d_is_initialised_by_its_fan_in) {
-    iso_device *device = open_cpu();
-    iso_rng rng = {.seed = 2};
-    iso_conv2d_config config = {.in_channels = 16, .out_channels = 64, .kernel_size = {3, 3}};
-    iso_module *conv = NULL;
-    cr_ok(iso_conv2d_create(device, &config, &rng, &conv));
-    float *value = tensor_values(conv->parameter[0]->value);
-    double bound = 1 / sqrt(16 * 9), sum = 0, squares = 0, largest = 0;
-    int count = 64 * 16 * 9;
+// Values drawn uniformly between -bound and bound.
+static void check_uniform(iso_tensor *tensor, int count, double bound) {
+    cr_assert_eq(iso_tensor_count(tensor), count);
+    float *value = tensor_values(tensor);
+    double sum = 0, squares = 0, largest = 0;
     for (int i = 0; i < count; i++) {
         sum += (double)value[i];
         squares += (double)value[i] * (double)value[i];
@@ -228,7 +224,21 @@ Test(module, conv2d_is_initialised_by_its_fan_in) {
     cr_assert_float_eq(sum / count, 0, 4 * bound / sqrt(3.0 * count)); // four standard deviations
     cr_assert_float_eq(squares / count / (bound * bound), 1.0 / 3, 0.02);
     free(value);
-    iso_module_destroy(&conv);
+}
+
+Test(module, conv2d_is_initialised_by_its_fan_in) {
+    iso_device *device = open_cpu();
+    iso_rng rng = {.seed = 2};
+    for (int groups = 1; groups <= 2; groups++) {
+        iso_conv2d_config config = {.in_channels = 16,
+                                    .out_channels = 64 * groups,
+                                    .kernel_size = {3, 3},
+                                    .groups = groups};
+        iso_module *conv = NULL;
+        cr_ok(iso_conv2d_create(device, &config, &rng, &conv));
+        check_uniform(conv->parameter[0]->value, 64 * 16 * 9, 1 / sqrt(16.0 / groups * 9));
+        iso_module_destroy(&conv);
+    }
     close_cpu(&device);
 }
 
@@ -254,6 +264,23 @@ Test(module, layers_refuse_impossible_sizes) {
     cr_fails(iso_linear_create(device, 0, 3, true, &rng, &m), ISO_ERR_ARG, "0 to 3 features");
     cr_fails(iso_conv2d_create(device, &conv, &rng, &m), ISO_ERR_ARG, "kernel size 0");
     cr_fails(iso_max_pool2d_create(device, 2, 0, &m), ISO_ERR_ARG, "stride 0");
+    conv = (iso_conv2d_config){6, 8, .kernel_size = {3, 3}, .groups = 4};
+    cr_fails(iso_conv2d_create(device, &conv, &rng, &m), ISO_ERR_ARG,
+             "6 to 8 channels in 4 groups");
+    conv = (iso_conv2d_config){8, 6, .kernel_size = {3, 3}, .groups = 4};
+    cr_fails(iso_conv2d_create(device, &conv, &rng, &m), ISO_ERR_ARG,
+             "8 to 6 channels in 4 groups");
+    conv.groups = -1;
+    cr_fails(iso_conv2d_create(device, &conv, &rng, &m), ISO_ERR_ARG, "-1 groups");
+    conv = (iso_conv2d_config){8, 6, .kernel_size = {3, 3}, .dilation = {1, -2}};
+    cr_fails(iso_conv2d_create(device, &conv, &rng, &m), ISO_ERR_ARG, "dilation -2");
+    iso_pool2d_config pool = {.kernel_size = {3, 0}};
+    cr_fails(iso_pool2d_create(device, ISO_POOL_AVG, &pool, &m), ISO_ERR_ARG,
+             "an AvgPool2d with window 0");
+    pool = (iso_pool2d_config){.kernel_size = {4, 3}, .padding = {2, 2}};
+    cr_fails(iso_pool2d_create(device, ISO_POOL_MAX, &pool, &m), ISO_ERR_ARG, "at most half");
+    cr_fails(iso_pool2d_create(device, (iso_pool_kind)7, &pool, &m), ISO_ERR_ARG, "kind 7");
+    cr_fails(iso_adaptive_avg_pool2d_create(device, 2, 0, &m), ISO_ERR_ARG, "2 x 0");
     cr_fails(iso_linear_create(device, 2, 3, true, NULL, &m), ISO_ERR_ARG, "random numbers");
     cr_fails(iso_dropout_create(device, 1, &rng, &m), ISO_ERR_ARG, "probability 1");
     cr_fails(iso_dropout2d_create(device, NAN, &rng, &m), ISO_ERR_ARG, "probability nan");

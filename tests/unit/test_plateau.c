@@ -79,6 +79,38 @@ Test(plateau, a_copy_goes_on_as_the_original) {
     cr_assert_eq(copy.best, p.best);
 }
 
+// HeAT's test takes the state in the middle and sets it again.
+Test(plateau, get_state_and_set_state_change_nothing) {
+    iso_plateau p = make((iso_plateau_config){.patience = 2, .threshold = 1e-4, .cooldown = 1});
+    iso_plateau other = make((iso_plateau_config){.max = true, .patience = 7});
+    for (int i = 0; i < COUNT; i++) {
+        iso_plateau state = iso_plateau_get_state(&p);
+        cr_assert_eq(iso_plateau_set_state(&other, &state), ISO_OK);
+        bool one = iso_plateau_test(&other, values[i]);
+        cr_assert_eq(iso_plateau_set_state(&p, &state), ISO_OK);
+        cr_assert_eq(iso_plateau_test(&p, values[i]), one);
+        cr_assert_eq(one, i == 6 || i == 10, "value %d", i);
+    }
+}
+
+#define REFUSED_STATE(change)                                                                      \
+    do {                                                                                           \
+        iso_plateau state = p;                                                                     \
+        change;                                                                                    \
+        cr_assert_eq(iso_plateau_set_state(&p, &state), ISO_ERR_ARG, "%s", #change);               \
+        cr_assert_eq(p.config.patience, 2);                                                        \
+        cr_assert_eq(p.bad, 0);                                                                    \
+    } while (0)
+
+Test(plateau, states_that_cannot_be_are_refused) {
+    iso_plateau p = make((iso_plateau_config){.patience = 2, .threshold = 1e-4});
+    REFUSED_STATE(state.config.patience = -1);
+    REFUSED_STATE(state.best = NAN);
+    REFUSED_STATE(state.bad = -1);
+    REFUSED_STATE(state.cooldown_counter = -3);
+    REFUSED_STATE(state.last_epoch = -2);
+}
+
 Test(plateau, reset_forgets_all_but_last_epoch) {
     iso_plateau p = make((iso_plateau_config){.patience = 2, .threshold = 1e-4, .cooldown = 5});
     for (int i = 0; i < 8; i++) iso_plateau_test(&p, values[i]);

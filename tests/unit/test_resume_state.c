@@ -87,8 +87,8 @@ static void expect_names(iso_optimizer_kind kind, const char *const *names, int 
     cr_ok(iso_training_state(net, optimizer, state));
     for (int i = 0; i < count; i++)
         cr_assert(find(ISO_STATE_SHARED, names[i]), "no entry %s", names[i]);
-    // 3 parameters, forward counters, 10 hyperparameters with the step.
-    int expected = 3 + 1 + 10 + count;
+    // 3 parameters, forward counters, 13 hyperparameters with the step.
+    int expected = 3 + 1 + 13 + count;
     cr_assert_eq(state->count[ISO_STATE_SHARED], expected, "%d", state->count[ISO_STATE_SHARED]);
     cr_assert_eq(state->count[ISO_STATE_OWN], 0);
     iso_optimizer_destroy(&optimizer);
@@ -108,7 +108,25 @@ Test(resume_state, names_optimizer_state_as_pytorch_does) {
         "optimizer/adadelta/square_avg/fc1.weight", "optimizer/adadelta/acc_delta/fc1.weight",
         "optimizer/adadelta/square_avg/fc1.bias",   "optimizer/adadelta/acc_delta/fc1.bias",
         "optimizer/adadelta/square_avg/fc2.weight", "optimizer/adadelta/acc_delta/fc2.weight"};
+    static const char *const rmsprop[] = {"optimizer/rmsprop/square_avg/fc1.weight",
+                                          "optimizer/rmsprop/momentum_buffer/fc1.weight",
+                                          "optimizer/rmsprop/grad_avg/fc1.weight",
+                                          "optimizer/rmsprop/square_avg/fc1.bias",
+                                          "optimizer/rmsprop/momentum_buffer/fc1.bias",
+                                          "optimizer/rmsprop/grad_avg/fc1.bias",
+                                          "optimizer/rmsprop/square_avg/fc2.weight",
+                                          "optimizer/rmsprop/momentum_buffer/fc2.weight",
+                                          "optimizer/rmsprop/grad_avg/fc2.weight"};
+    static const char *const adagrad[] = {"optimizer/adagrad/sum/fc1.weight",
+                                          "optimizer/adagrad/sum/fc1.bias",
+                                          "optimizer/adagrad/sum/fc2.weight"};
     expect_names(ISO_SGD, sgd, 3);
+    iso_state_destroy(&state);
+    cr_ok(iso_state_create(&state));
+    expect_names(ISO_RMSPROP, rmsprop, 9);
+    iso_state_destroy(&state);
+    cr_ok(iso_state_create(&state));
+    expect_names(ISO_ADAGRAD, adagrad, 3);
     iso_state_destroy(&state);
     cr_ok(iso_state_create(&state));
     expect_names(ISO_ADAM, adam, 6);

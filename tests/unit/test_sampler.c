@@ -140,6 +140,52 @@ Test(sampler, sharing_splits_the_rest_evenly) {
     }
 }
 
+// The shards of pytorch-pfn-extras' create_distributed_subset_indices: from floor(count * rank /
+// ranks) on, ceil(count / ranks) samples.
+Test(sampler, overlapping_shards_are_those_of_pfn_extras) {
+    const struct {
+        int count, ranks, size, begin[4];
+    } golden[] = {{10, 3, 4, {0, 3, 6}}, {11, 4, 3, {0, 2, 5, 8}}, {8, 4, 2, {0, 2, 4, 6}}};
+    for (int i = 0; i < 3; i++) {
+        for (int rank = 0; rank < golden[i].ranks; rank++) {
+            iso_sampler *sampler = create((iso_sampler_config){.count = golden[i].count,
+                                                               .batch = 2,
+                                                               .rank = rank,
+                                                               .ranks = golden[i].ranks,
+                                                               .end = ISO_SAMPLER_OVERLAP},
+                                          0);
+            int64_t next = golden[i].begin[rank];
+            for (int64_t k = 0; k < iso_sampler_batches(sampler); k++) {
+                const int64_t *part;
+                int64_t n = iso_sampler_batch(sampler, k, &part);
+                for (int64_t j = 0; j < n; j++) cr_assert_eq(part[j], next++);
+            }
+            cr_assert_eq(next, golden[i].begin[rank] + golden[i].size);
+            iso_sampler_destroy(&sampler);
+        }
+    }
+}
+
+// Of every number of samples: each at least once, at most ranks - 1 of them twice, and (collect
+// checks it) the same number of batches on all ranks.
+Test(sampler, overlapping_leaves_nothing_out) {
+    int64_t order[1100];
+    for (int i = 0; i < 5; i++) {
+        iso_sampler_config config = {.batch = 3,
+                                     .ranks = rank_counts[i],
+                                     .seed = 4,
+                                     .shuffle = true,
+                                     .end = ISO_SAMPLER_OVERLAP};
+        for (config.count = config.ranks; config.count < 70; config.count++) {
+            int seen[70] = {0};
+            int64_t n = collect(config, 1, order);
+            cr_assert_eq(n, (config.count + config.ranks - 1) / config.ranks * config.ranks);
+            for (int64_t j = 0; j < n; j++) seen[order[j]]++;
+            for (int64_t j = 0; j < config.count; j++) cr_assert(seen[j] == 1 || seen[j] == 2);
+        }
+    }
+}
+
 Test(sampler, unshuffled_samples_come_in_order) {
     int64_t order[100];
     collect((iso_sampler_config){.count = 90, .batch = 7, .ranks = 3, .seed = 9}, 4, order);
@@ -196,6 +242,8 @@ static void refuse(iso_sampler_config config, const char *words) {
 
 Test(sampler, refuses_what_cannot_be) {
     refuse((iso_sampler_config){.count = 3, .batch = 1, .ranks = 4},
+           "4 ranks cannot share 3 samples");
+    refuse((iso_sampler_config){.count = 3, .batch = 1, .ranks = 4, .end = ISO_SAMPLER_OVERLAP},
            "4 ranks cannot share 3 samples");
     refuse((iso_sampler_config){.count = 7, .batch = 4, .ranks = 2, .end = ISO_SAMPLER_DROP},
            "use a smaller batch");

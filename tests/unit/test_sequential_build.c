@@ -65,6 +65,35 @@ Test(sequential_build, gives_what_building_by_hand_gives) {
     close_cpu(&device);
 }
 
+// What a list gives for a sample equals what its layers say that they give for it.
+Test(sequential_build, strides_paddings_and_averages_give_the_sizes_that_follow) {
+    static const iso_layer strided[] = {
+        {.kind = ISO_CONV2D, .out = 5, .size = 3, .stride = 2, .padding = 1}, // 5 x 5 x 4
+        {.kind = ISO_MAX_POOL2D, .size = 3, .stride = 2, .padding = 1},       // 5 x 3 x 2
+        {.kind = ISO_CONV2D, .out = 6, .size = 2, .padding = 1},              // 6 x 4 x 3
+        {.kind = ISO_AVG_POOL2D, .size = 2, .stride = 1},                     // 6 x 3 x 2
+        {.kind = ISO_AVG_POOL2D, .size = 2, .padding = 1},                    // 6 x 2 x 2
+        {.kind = ISO_ADAPTIVE_AVG_POOL2D, .size = 3},                         // 6 x 3 x 3
+        {.kind = ISO_FLATTEN},
+        {.kind = ISO_LINEAR, .out = 2}};
+    static const int64_t sizes[][4] = {{3, 5, 5, 4}, {3, 5, 3, 2}, {3, 6, 4, 3}, {3, 6, 3, 2},
+                                       {3, 6, 2, 2}, {3, 6, 3, 3}, {3, 54},      {3, 2}};
+    iso_device *device = open_cpu();
+    const int64_t shape[4] = {3, 2, 9, 8};
+    iso_tensor *images = random_tensor(device, 4, shape, 3);
+    for (int count = 1; count <= 8; count++) {
+        iso_module *net;
+        iso_rng rng = {.seed = 1};
+        cr_ok(iso_sequential_build(device, sample, strided, count, &rng, &net));
+        iso_tensor *out = forward(net, images);
+        for (int i = 0; i < iso_tensor_ndim(out); i++)
+            cr_assert_eq(iso_tensor_shape(out)[i], sizes[count - 1][i]);
+        iso_module_destroy(&net);
+    }
+    iso_tensor_destroy(&images);
+    close_cpu(&device);
+}
+
 // Rows that are flat from the start: flattening them changes nothing.
 Test(sequential_build, takes_flat_samples) {
     iso_device *device = open_cpu();
@@ -94,6 +123,12 @@ Test(sequential_build, refuses_layers_that_do_not_fit) {
     refused(large, 2, ISO_ERR_SHAPE, "layer 1, a Conv2d, cannot take 4 x 7 x 6");
     const iso_layer pool[] = {{.kind = ISO_MAX_POOL2D, .size = 9}};
     refused(pool, 1, ISO_ERR_SHAPE, "layer 0, a MaxPool2d, cannot take 2 x 9 x 8");
+    const iso_layer avg[] = {{.kind = ISO_AVG_POOL2D, .size = 11, .padding = 1}};
+    refused(avg, 1, ISO_ERR_SHAPE, "layer 0, an AvgPool2d, cannot take 2 x 9 x 8");
+    const iso_layer padded[] = {{.kind = ISO_MAX_POOL2D, .size = 3, .padding = 2}};
+    refused(padded, 1, ISO_ERR_ARG, "the padding must be at most half the window");
+    const iso_layer rows[] = {{.kind = ISO_FLATTEN}, {.kind = ISO_ADAPTIVE_AVG_POOL2D, .size = 1}};
+    refused(rows, 2, ISO_ERR_SHAPE, "layer 1, an AdaptiveAvgPool2d, cannot take 144 features");
     const iso_layer images[] = {{.kind = ISO_DROPOUT}, {.kind = ISO_LINEAR, .out = 3}};
     refused(images, 2, ISO_ERR_SHAPE, "layer 1, a Linear, cannot take 2 x 9 x 8");
     const iso_layer flat[] = {{.kind = ISO_FLATTEN}, {.kind = ISO_CONV2D, .out = 4, .size = 3}};

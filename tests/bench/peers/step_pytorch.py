@@ -19,11 +19,37 @@ def cnn():
                          nn.Flatten(), nn.Linear(9216, 128), nn.ReLU(), nn.Linear(128, 10))
 
 
+class Block(nn.Module):
+    """Two convolutions and a shortcut (He et al., CVPR 2016)."""
+
+    def __init__(self, width_in, width, stride):
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(width_in, width, 3, stride, 1, bias=False), nn.BatchNorm2d(width),
+                                  nn.ReLU(inplace=True), nn.Conv2d(width, width, 3, 1, 1, bias=False),
+                                  nn.BatchNorm2d(width))
+        self.shortcut = nn.Sequential()
+        if stride != 1 or width_in != width:
+            self.shortcut = nn.Sequential(nn.Conv2d(width_in, width, 1, stride, bias=False),
+                                          nn.BatchNorm2d(width))
+
+    def forward(self, x):
+        return torch.relu_(self.body(x) + self.shortcut(x))
+
+
+def resnet18():
+    """ResNet-18 with the stem that is usual for small images."""
+    layers = [nn.Conv2d(3, 64, 3, 1, 1, bias=False), nn.BatchNorm2d(64), nn.ReLU(inplace=True)]
+    for width_in, width, stride in [(64, 64, 1), (64, 128, 2), (128, 256, 2), (256, 512, 2)]:
+        layers += [Block(width_in, width, stride), Block(width, width, 1)]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 10))
+
+
 def step_times(options, memory_format):
     """Milliseconds of each timed step."""
     torch.manual_seed(1)
-    model = {"mlp": mlp, "cnn": cnn}[options.model]().to(memory_format=memory_format)
-    images = (torch.rand(options.batch, 1, 28, 28) - 0.5).to(memory_format=memory_format)
+    model = {"mlp": mlp, "cnn": cnn, "resnet18": resnet18}[options.model]().to(memory_format=memory_format)
+    shape = (3, 32, 32) if options.model == "resnet18" else (1, 28, 28)
+    images = (torch.rand(options.batch, *shape) - 0.5).to(memory_format=memory_format)
     labels = torch.randint(10, (options.batch,))
     loss_of = nn.CrossEntropyLoss()
     sgd = torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9)
@@ -42,7 +68,7 @@ def step_times(options, memory_format):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--model", choices=["mlp", "cnn"], default="cnn")
+    parser.add_argument("--model", choices=["mlp", "cnn", "resnet18"], default="cnn")
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--warmup", type=int, default=10)

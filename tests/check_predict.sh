@@ -1,0 +1,141 @@
+#!/bin/sh
+# Trains on digits, lets predict classify them from the checkpoint, and prints the results as TAP.
+# usage: check_predict.sh, in the build tree
+# Not -e: what fails here is a result, not the end.
+set -u
+export LC_ALL=C
+
+root=$(cd "$(dirname "$0")/.." && pwd) || exit 1
+. "$root/tests/test_env.sh"
+launcher=${MPIRUN:-mpirun}
+flags=${MPIRUN_FLAGS---oversubscribe --bind-to none}
+train=$PWD/examples/train
+predict=$PWD/examples/predict
+make_images=$PWD/tests/make_images
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+cd "$work" || exit 1
+: >results
+
+result() { # 0 for good, what should hold
+    echo "$2" >>results
+    if [ "$1" = 0 ]; then
+        echo "ok - $2"
+    else
+        echo "not ok - $2"
+        sed 's/^/# /' stdout stderr
+    fi
+}
+run() {
+    status=0
+    timeout -k 5 60 "$@" >stdout 2>stderr </dev/null || status=$?
+}
+refused() { # what is wrong, pattern of the sentence, arguments of predict...
+    name=$1
+    sentence=$2
+    shift 2
+    run "$predict" "$@"
+    good=0
+    [ "$status" != 0 ] && [ "$status" -lt 124 ] || good=1
+    [ ! -s stdout ] && [ "$(wc -l <stderr)" = 1 ] || good=1
+    grep -qE "^predict: .*$sentence" stderr || good=1
+    result "$good" "refused with one sentence: $name"
+}
+field() { # key, file: the value in the file's last line
+    tail -n 1 "$2" | sed -n 's/.*"'"$1"'":"\{0,1\}\([^,"}]*\).*/\1/p'
+}
+# Trains on a folder, then compares what train and predict say of its 500 test images.
+agrees() { # model, folder, ranks, arguments of train...
+    model=$1
+    folder=$2
+    ranks=$3
+    shift 3
+    start=$train
+    # shellcheck disable=SC2086  # flags are several words
+    [ "$ranks" = 1 ] || start="$launcher $flags -n $ranks $train"
+    # shellcheck disable=SC2086
+    run $start --data "$folder" --model "$model" --quiet --checkpoint "$model" --log "$model.jsonl" "$@"
+    good=$status
+    expected=$(field test_accuracy "$model.jsonl" | awk '{ printf "(%.0f of 500)", 500 * $1 }')
+    run "$predict" --checkpoint "$model" "$folder/t10k-images-idx3-ubyte" \
+        --labels "$folder/t10k-labels-idx1-ubyte"
+    [ "$status" = 0 ] && grep -qF "$expected" stdout || good=1
+    result "$good" "predict finds the accuracy that train reported: $model on $ranks rank(s), $expected"
+}
+
+"$make_images" grey 2000 500 1 28
+"$make_images" colour 500 500 3 32
+
+agrees lenet colour 1 --steps 60
+agrees resnet18 colour 1 --steps 6 --batch 8
+agrees mlp grey 1 --steps 30 --dtype f64
+grep -aq '"F64"' mlp
+result $? "and that was in f64"
+agrees mlp grey 1 --steps 60
+[ "$launcher" = no ] || agrees cnn grey 2 --steps 10 --mean 0.5 --std 0.25
+
+images=grey/t10k-images-idx3-ubyte
+run "$predict" --checkpoint mlp "$images"
+good=$status
+[ "$(wc -l <stdout)" = 500 ] || good=1
+awk '$1 != NR - 1 || $2 !~ /^[0-9]$/ || !($3 > 0.1 && $3 <= 1) { exit 1 }' stdout || good=1
+result "$good" "a line for each image has its number, its class and a probability"
+mv stdout plain
+
+tail -c +9 grey/t10k-labels-idx1-ubyte | od -An -v -tu1 -w1 | awk '{ print $1 }' >labels
+right=$(awk 'NR == FNR { label[NR] = $1; next } $2 == label[FNR]' labels plain | wc -l)
+run "$predict" --checkpoint mlp "$images" --labels grey/t10k-labels-idx1-ubyte
+grep -qF "($right of 500)" stdout
+result $? "the accuracy counts the classes that are printed"
+
+gzip -k "$images"
+run "$predict" --checkpoint mlp --data "$images.gz"
+[ "$status" = 0 ] && cmp -s stdout plain
+result $? "compressed images are read too"
+
+# As one that PyTorch wrote: without what train says in its metadata.
+sed 's/"isotherm\./"isothermX/g' mlp >bare
+set -- "$(sed -n '1s/.*"isotherm.mean":"\([^"]*\)".*/\1/p' mlp)" "$(sed -n '1s/.*"isotherm.std":"\([^"]*\)".*/\1/p' mlp)"
+run "$predict" --checkpoint bare "$images" --model mlp --classes 10 --mean "$1" --std "$2"
+[ "$status" = 0 ] && cmp -s stdout plain
+result $? "options stand in for metadata that are not there"
+run "$predict" --checkpoint mlp "$images" --mean 0.9 --std 0.1
+[ "$status" = 0 ] && ! cmp -s stdout plain
+result $? "an option goes before the metadata"
+
+refused "a checkpoint without metadata" 'bare does not tell its mean.*give --mean' --checkpoint bare "$images"
+refused "no model" 'does not tell its model' --checkpoint bare "$images" --mean 0 --std 1
+refused "no checkpoint" 'no checkpoint was given' "$images"
+refused "no images" 'no images were given' --checkpoint mlp
+refused "two files of images" 'not also b' --checkpoint mlp a b
+refused "an unknown option" 'unknown option --frobnicate' --frobnicate 1
+refused "an option without its value" '--checkpoint needs a value' --checkpoint
+refused "a missing checkpoint" 'nowhere' --checkpoint nowhere "$images"
+refused "missing images" 'nowhere' --checkpoint mlp nowhere
+refused "images in place of the checkpoint" 'no safetensors file' --checkpoint "$images" "$images"
+refused "a checkpoint in place of images" 'mlp' --checkpoint mlp mlp
+refused "labels in place of images" 'holds no images' --checkpoint mlp grey/t10k-labels-idx1-ubyte
+refused "labels of other images" '500 images but .* 2000 labels' --checkpoint mlp "$images" \
+    --labels grey/train-labels-idx1-ubyte
+refused "images of another size" '3 x 32 x 32, but mlp was trained on 1 x 28 x 28' --checkpoint mlp \
+    colour/t10k-images-idx3-ubyte
+refused "another model" 'no checkpoint of this cnn: .*missing \(conv1.weight' --checkpoint mlp "$images" --model cnn
+refused "another number of classes" 'tensor fc3.weight has shape \[10, 512\] in the state_dict and \[7, 512\]' \
+    --checkpoint mlp "$images" --classes 7
+refused "an unknown model" 'no model perceptron' --checkpoint mlp "$images" --model perceptron
+"$make_images" small 1 20 1 12
+refused "images too small for the model" '12 x 12, too small for --model lenet' --checkpoint bare \
+    small/t10k-images-idx3-ubyte --model lenet --classes 10 --mean 0 --std 1
+refused "numbers for other channels" '2 numbers for images of 1 channel' --checkpoint mlp "$images" --mean 0,1
+head -c 100000 mlp >short
+refused "a checkpoint that was cut short" 'short' --checkpoint short "$images"
+
+run "$train" --data grey --model lenet --steps 1 --quiet --load mlp
+[ "$status" != 0 ] && [ "$(grep -c '^train: cannot load mlp for --model lenet: .*conv1.weight' stderr)" = 1 ]
+result $? "train says which tensors of --load do not fit"
+
+run "$predict" --help
+[ "$status" = 0 ] && [ "$(grep -c '^  --checkpoint ' stdout)" = 1 ]
+result $? "--help is printed"
+
+echo "1..$(wc -l <results)"

@@ -1,0 +1,121 @@
+// What tests of device operations share: every device with each of its element types, and tensors
+// that know what they should hold.
+#include "common/device_fixture.h"
+
+#include <math.h>
+#include <string.h>
+
+static void on_each_type(iso_device *device, void (*body)(const target *on)) {
+    static const iso_dtype types[] = {ISO_F32, ISO_F64};
+    for (int i = 0; i < COUNT(types); i++) {
+        cr_assert(device->kernels[types[i]], "%s does not compute in %s",
+                  iso_device_describe(device), iso_dtype_name(types[i]));
+        body(&(target){device, types[i], device->kernels[types[i]]});
+    }
+}
+
+void on_each_target(void (*body)(const target *on)) {
+    static const char *const sets[] = {"onednn", "cblas", "reference"};
+    iso_device *device;
+    int tried = 0;
+    for (int i = 0; i < COUNT(sets); i++) {
+        setenv("ISO_CPU_KERNELS", sets[i], 1);
+        if (iso_device_create("cpu", &device) != ISO_OK) continue;
+        tried++;
+        on_each_type(device, body);
+        iso_device_destroy(&device);
+    }
+    cr_assert(tried >= 2, "a build has the reference kernels and at least one library's");
+    if (iso_device_create("cuda", &device) != ISO_OK) return;
+    on_each_type(device, body);
+    iso_device_destroy(&device);
+}
+
+// ---- Pairs --------------------------------------------------------------------------------------
+
+static double number(const iso_tensor *t, const void *host, int64_t i) {
+    return t->dtype == ISO_F64 ? ((const double *)host)[i] : (double)((const float *)host)[i];
+}
+
+static void set_number(const iso_tensor *t, void *host, int64_t i, double value) {
+    if (t->dtype == ISO_F64)
+        ((double *)host)[i] = value;
+    else
+        ((float *)host)[i] = (float)value;
+}
+
+pair pair_create(const target *on, int ndim, const int64_t *shape, iso_layout layout, int levels) {
+    static uint32_t next_value;
+    pair p;
+    void *host;
+    if (on->dtype != ISO_F32) layout = ISO_LAYOUT_LOGICAL; // only f32 has another
+    OK(iso_tensor_create(on->device, on->dtype, ndim, shape, &p.t));
+    OK(iso_tensor_resize(p.t, ndim, shape, layout));
+    int64_t count = iso_tensor_count(p.t);
+    p.d = calloc((size_t)count, sizeof(double));
+    OK(iso_tensor_map(p.t, ISO_WRITE, &host));
+    for (int64_t i = 0; i < count; i++) {
+        uint32_t bits[4], counter[4] = {next_value++, 0, 0, 0};
+        iso__philox(iso__philox_key_make(1, ISO_RNG_TEST, 0), counter, bits);
+        // In f64 most of them are no floats.
+        double value = (double)roundf((2 * iso__uniform(bits[0]) - 1) * (float)levels) / levels;
+        set_number(p.t, host, i, value);
+        p.d[i] = number(p.t, host, i);
+    }
+    OK(iso_tensor_unmap(p.t));
+    return p;
+}
+
+pair pair_4d(const target *on, int64_t n, int64_t c, int64_t h, int64_t w, iso_layout layout) {
+    return pair_create(on, 4, (int64_t[]){n, c, h, w}, layout, 1000);
+}
+pair pair_2d(const target *on, int64_t n, int64_t k) {
+    return pair_create(on, 2, (int64_t[]){n, k}, ISO_LAYOUT_LOGICAL, 1000);
+}
+pair pair_1d(const target *on, int64_t k) {
+    return pair_create(on, 1, &k, ISO_LAYOUT_LOGICAL, 1000);
+}
+
+void pair_destroy(pair *p) {
+    iso_tensor_destroy(&p->t);
+    free(p->d);
+}
+
+void zero(pair *p) { memset(p->d, 0, (size_t)iso_tensor_count(p->t) * sizeof(double)); }
+
+void pair_set(pair *p, int64_t i, double value) {
+    void *host;
+    OK(iso_tensor_map(p->t, ISO_READ_WRITE, &host));
+    set_number(p->t, host, i, value);
+    p->d[i] = value;
+    OK(iso_tensor_unmap(p->t));
+}
+
+// Channels that only fill a block are zero: as many numbers differ from zero as in logical order.
+static void check_padding(iso_device *device, iso_tensor *t, const float *logical) {
+    if (t->layout == ISO_LAYOUT_LOGICAL || !device->ops->host_memory) return;
+    size_t bytes = device->ops->storage_bytes(device, t->dtype, t->ndim, t->shape, t->layout);
+    int64_t stored = 0, wanted = 0;
+    for (size_t i = 0; i < bytes / sizeof(float); i++) stored += ((float *)t->data)[i] != 0;
+    for (int64_t i = 0; i < t->count; i++) wanted += logical[i] != 0;
+    cr_assert(stored == wanted, "padding of a blocked tensor is not zero");
+}
+
+void check_pair(const target *on, pair *p, double tolerance, const char *what) {
+    void *host;
+    OK(iso_tensor_map(p->t, ISO_READ, &host));
+    double largest = 1, worst = 0;
+    if (on->dtype == ISO_F64) tolerance *= 1e-7;
+    for (int64_t i = 0; i < p->t->count; i++) {
+        double got = number(p->t, host, i), error = fabs(got - p->d[i]);
+        if (isnan(got) && isnan(p->d[i])) continue;
+        largest = fmax(largest, fabs(p->d[i]));
+        worst = error > worst || isnan(error) ? error : worst;
+    }
+    char shape[128];
+    cr_assert(worst <= tolerance * largest, "%s of shape %s in %s on %s is wrong by %g of %g", what,
+              iso__shape_text(p->t->ndim, p->t->shape, shape, sizeof(shape)),
+              iso_dtype_name(on->dtype), iso_device_describe(on->device), worst, largest);
+    check_padding(on->device, p->t, host);
+    OK(iso_tensor_unmap(p->t));
+}

@@ -1,0 +1,46 @@
+// What tests of device operations share: every device with each of its element types, and tensors
+// that know what they should hold.
+#ifndef ISO_TEST_DEVICE_FIXTURE_H
+#define ISO_TEST_DEVICE_FIXTURE_H
+
+#include "device/device_impl.h"
+
+#include <criterion/criterion.h>
+
+#define OK(expr)     cr_assert((expr) == ISO_OK, "%s: %s", #expr, iso_last_error()->message)
+#define COUNT(array) ((int)(sizeof(array) / sizeof((array)[0])))
+
+// A device, and an element type that it computes in.
+typedef struct target {
+    iso_device *device;
+    iso_dtype dtype;
+    const iso_kernel_ops *kernels;
+} target;
+
+// Runs body in f32 and f64 on each kernel set of the CPU, and on a GPU where there is one.
+void on_each_target(void (*body)(const target *on));
+
+static const iso_layout layouts[] = {ISO_LAYOUT_LOGICAL, ISO_LAYOUT_BLOCKED};
+
+// A tensor, and in double precision what it holds or should hold.
+typedef struct pair {
+    iso_tensor *t;
+    double *d;
+} pair;
+
+// Random multiples of 1/levels in [-1, 1]; few levels give ties.
+pair pair_create(const target *on, int ndim, const int64_t *shape, iso_layout layout, int levels);
+pair pair_4d(const target *on, int64_t n, int64_t c, int64_t h, int64_t w, iso_layout layout);
+pair pair_2d(const target *on, int64_t n, int64_t k);
+pair pair_1d(const target *on, int64_t k);
+void pair_destroy(pair *p);
+
+// Sets the doubles to zero, and not the tensor.
+void zero(pair *p);
+// Sets number i, in logical order, of both.
+void pair_set(pair *p, int64_t i, double value);
+// Asserts that the tensor holds the pair's doubles, up to `tolerance` of the largest (for f64 up to
+// 1e-7 of that), and zeros where a blocked layout has no channels.
+void check_pair(const target *on, pair *p, double tolerance, const char *what);
+
+#endif

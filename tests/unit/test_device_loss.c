@@ -1,0 +1,58 @@
+// The losses of every device, set of kernels and element type against the double-precision oracle.
+#include "common/balance.h"
+#include "common/device_fixture.h"
+#include "common/oracle.h"
+
+#include <math.h>
+
+TestSuite(device_loss, .timeout = 60, .fini = balance_check);
+
+static void compare_value(const target *on, double value, double wanted, const char *what) {
+    double tolerance = on->dtype == ISO_F64 ? 1e-14 : 1e-7;
+    cr_assert_float_eq(value, wanted, tolerance * fmax(1, fabs(wanted)),
+                       "%s in %s is %.17g, not %.17g", what, iso_dtype_name(on->dtype), value,
+                       wanted);
+}
+
+static void losses(const target *on) {
+    static const iso_loss_config configs[] = {{ISO_CROSS_ENTROPY, 0},
+                                              {ISO_NLL, 0},
+                                              {ISO_MSE, 0},
+                                              {ISO_CROSS_ENTROPY, 1},
+                                              {ISO_CROSS_ENTROPY, 0.1},
+                                              {ISO_CROSS_ENTROPY, 0.37}};
+    int32_t labels[23];
+    for (int i = 0; i < 23; i++) labels[i] = (int32_t)((i * 7) % 5);
+    for (int i = 0; i < COUNT(configs); i++) {
+        pair x = pair_create(on, 2, (int64_t[]){23, 5}, ISO_LAYOUT_LOGICAL, 2),
+             g = pair_2d(on, 23, 5);
+        double value, alone;
+        int64_t correct, wanted;
+        OK(on->kernels->loss(on->device, &configs[i], x.t, labels, &value, &correct, g.t));
+        compare_value(on, value, oracle_loss(&configs[i], 23, 5, x.d, labels, &wanted, g.d),
+                      "loss");
+        cr_assert(correct == wanted);
+        check_pair(on, &g, 1e-7, "loss gradient");
+        OK(on->kernels->loss(on->device, &configs[i], x.t, labels, &alone, &correct, NULL));
+        cr_assert(alone == value && correct == wanted);
+        pair_destroy(&x), pair_destroy(&g);
+    }
+}
+Test(device_loss, of_labels_matches_the_oracle) { on_each_target(losses); }
+
+static void mse(const target *on) {
+    static const int64_t shapes[][4] = {{1, 1, 1, 1}, {2, 3, 5, 7}, {1, 1, 1, 8}, {4, 16, 12, 12}};
+    for (int i = 0; i < COUNT(shapes); i++) {
+        pair x = pair_create(on, 4, shapes[i], ISO_LAYOUT_LOGICAL, 1000);
+        pair t = pair_create(on, 4, shapes[i], ISO_LAYOUT_LOGICAL, 1000);
+        pair g = pair_create(on, 4, shapes[i], ISO_LAYOUT_LOGICAL, 1000);
+        double value, alone;
+        OK(on->kernels->mse(on->device, x.t, t.t, &value, g.t));
+        compare_value(on, value, oracle_mse(x.t->count, x.d, t.d, g.d), "mean squared error");
+        check_pair(on, &g, 1e-7, "gradient of the mean squared error");
+        OK(on->kernels->mse(on->device, x.t, t.t, &alone, NULL));
+        cr_assert(alone == value);
+        pair_destroy(&x), pair_destroy(&t), pair_destroy(&g);
+    }
+}
+Test(device_loss, of_targets_matches_the_oracle) { on_each_target(mse); }

@@ -1,0 +1,240 @@
+// Batch and layer normalisation of every device and set of kernels against the double-precision
+// oracle.
+#include "common/balance.h"
+#include "common/device_fixture.h"
+#include "common/oracle_norm.h"
+
+#include <math.h>
+#include <string.h>
+
+TestSuite(device_norm, .timeout = 120, .fini = balance_check);
+
+// ---- Batch norm ---------------------------------------------------------------------------------
+
+#define TOLERANCE 1e-5
+
+typedef struct norm_shape {
+    int ndim;
+    int64_t shape[4];
+} norm_shape;
+
+static const norm_shape shapes[] = {
+    {4, {3, 16, 5, 7}},   {2, {6, 5}},         {2, {33, 37}},
+    {3, {4, 3, 21}},      {4, {2, 10, 3, 3}},  {4, {2, 33, 2, 2}},
+    {4, {5, 20, 1, 1}}, // planes of one pixel
+    {3, {7, 9, 1}},       {4, {2, 8, 16, 16}}, {4, {3, 3, 4, 4}},
+    {4, {1, 17, 20, 20}}, // more cells than a chunk
+    {4, {1, 2, 1, 2}},    // two values per channel
+};
+
+typedef struct norm_pairs {
+    oracle_batch_norm oracle;
+    iso__batch_norm_args args;
+    pair x, y, dy, w, b, mean, var, dw, db;
+    double *batch_mean, *batch_var;
+    void *workspace;
+} norm_pairs;
+
+// Replaces x by change(i, x).
+static void change_values(norm_pairs *p, double (*change)(const norm_pairs *, int64_t, double)) {
+    void *host;
+    OK(iso_tensor_map(p->x.t, ISO_READ_WRITE, &host));
+    for (int64_t i = 0; i < p->x.t->count; i++) {
+        double value = change(p, i, p->x.d[i]);
+        if (p->x.t->dtype == ISO_F64)
+            p->x.d[i] = ((double *)host)[i] = value;
+        else
+            p->x.d[i] = (double)(((float *)host)[i] = (float)value);
+    }
+    OK(iso_tensor_unmap(p->x.t));
+}
+
+// No value is the mean of others: where a relu begins, rounding would decide.
+static double off_the_grid(const norm_pairs *p, int64_t i, double x) {
+    (void)p, (void)i;
+    return x + 0.414 * x * x;
+}
+
+static norm_pairs norm_create(const target *on, const norm_shape *s, iso_layout layout) {
+    if (s->ndim != 4) layout = ISO_LAYOUT_LOGICAL;
+    int64_t channels = s->shape[1], plane = 1;
+    for (int i = 2; i < s->ndim; i++) plane *= s->shape[i];
+    norm_pairs p = {.oracle = {s->shape[0], channels, plane, 1e-3, false},
+                    .x = pair_create(on, s->ndim, s->shape, layout, 1000),
+                    .y = pair_create(on, s->ndim, s->shape, layout, 1000),
+                    .dy = pair_create(on, s->ndim, s->shape, layout, 1000),
+                    .w = pair_1d(on, channels),
+                    .b = pair_1d(on, channels),
+                    .mean = pair_1d(on, channels),
+                    .var = pair_1d(on, channels),
+                    .dw = pair_1d(on, channels),
+                    .db = pair_1d(on, channels)};
+    for (int64_t c = 0; c < channels; c++) pair_set(&p.var, c, 0.25 + (double)(c % 8) / 8);
+    p.batch_mean = calloc((size_t)channels, sizeof(double));
+    p.batch_var = calloc((size_t)channels, sizeof(double));
+    OK(on->device->ops->alloc(on->device, on->kernels->batch_norm_workspace(on->device, p.x.t),
+                              &p.workspace));
+    change_values(&p, off_the_grid);
+    return p;
+}
+
+static void norm_destroy(const target *on, norm_pairs *p) {
+    pair *all[] = {&p->x, &p->y, &p->dy, &p->w, &p->b, &p->mean, &p->var, &p->dw, &p->db};
+    for (int i = 0; i < COUNT(all); i++) pair_destroy(all[i]);
+    free(p->batch_mean);
+    free(p->batch_var);
+    on->device->ops->free(on->device, p->workspace);
+}
+
+// flags: 1 batch statistics, 2 relu, 4 affine, 8 running statistics are updated, 16 accumulate.
+static void set_flags(norm_pairs *p, int flags) {
+    p->oracle.relu = flags & 2;
+    p->args = (iso__batch_norm_args){.eps = p->oracle.eps,
+                                     .factor = 0.3,
+                                     .batch = flags & 1,
+                                     .act = flags & 2 ? ISO_ACT_RELU : ISO_ACT_NONE,
+                                     .weight = flags & 4 ? p->w.t : NULL,
+                                     .bias = flags & 4 ? p->b.t : NULL};
+    if (p->args.batch && !(flags & 8)) return;
+    p->args.running_mean = p->mean.t;
+    p->args.running_var = p->var.t;
+}
+
+static void expect_running(norm_pairs *p, double *mean, double *var) {
+    oracle_channel_moments(&p->oracle, p->x.d, p->batch_mean, p->batch_var);
+    double n = (double)(p->oracle.rows * p->oracle.plane);
+    for (int64_t c = 0; c < p->oracle.channels; c++) {
+        if (!p->args.batch) {
+            p->batch_mean[c] = mean[c];
+            p->batch_var[c] = var[c];
+        } else if (p->args.running_mean) {
+            mean[c] = 0.7 * mean[c] + 0.3 * p->batch_mean[c];
+            var[c] = 0.7 * var[c] + 0.3 * p->batch_var[c] * n / (n - 1);
+        }
+    }
+}
+
+static void check_case(const target *on, norm_pairs *p, int flags, double tolerance) {
+    set_flags(p, flags);
+    const double *w = flags & 4 ? p->w.d : NULL, *b = flags & 4 ? p->b.d : NULL;
+    expect_running(p, p->mean.d, p->var.d);
+    OK(on->kernels->batch_norm_forward(on->device, &p->args, p->x.t, p->y.t, p->workspace));
+    oracle_batch_norm_forward(&p->oracle, p->x.d, p->batch_mean, p->batch_var, w, b, p->y.d);
+    check_pair(on, &p->y, tolerance, "batch norm output");
+    check_pair(on, &p->mean, tolerance, "running mean");
+    check_pair(on, &p->var, tolerance, "running variance");
+    if (!(flags & 16)) zero(&p->dw), zero(&p->db);
+    oracle_batch_norm_backward(&p->oracle, p->args.batch, p->x.d, p->batch_mean, p->batch_var, w, b,
+                               p->dy.d, p->dw.d, p->db.d, p->y.d);
+    OK(on->kernels->batch_norm_backward(on->device, &p->args, p->x.t, p->dy.t, p->workspace,
+                                        p->dw.t, flags & 16, p->db.t, flags & 16, p->y.t));
+    check_pair(on, &p->y, tolerance, "batch norm input gradient");
+    check_pair(on, &p->dw, tolerance, "batch norm weight gradient");
+    check_pair(on, &p->db, tolerance, "batch norm bias gradient");
+}
+
+static void all_cases(const target *on) {
+    for (int i = 0; i < COUNT(shapes); i++)
+        for (int flags = 0; flags < 64; flags++) {
+            norm_pairs p = norm_create(on, &shapes[i], layouts[flags >> 5]);
+            check_case(on, &p, flags & 31, TOLERANCE);
+            norm_destroy(on, &p);
+        }
+}
+Test(device_norm, batch_norm_matches_the_oracle) { on_each_target(all_cases); }
+
+static void in_place(const target *on) {
+    for (int i = 0; i < COUNT(shapes); i++)
+        for (int layout = 0; layout < 2; layout++) {
+            norm_pairs p = norm_create(on, &shapes[i], layouts[layout]);
+            set_flags(&p, 1 + 2 + 4);
+            expect_running(&p, p.mean.d, p.var.d);
+            OK(on->kernels->batch_norm_forward(on->device, &p.args, p.x.t, p.y.t, p.workspace));
+            oracle_batch_norm_backward(&p.oracle, true, p.x.d, p.batch_mean, p.batch_var, p.w.d,
+                                       p.b.d, p.dy.d, NULL, NULL, p.y.d);
+            OK(on->kernels->batch_norm_backward(on->device, &p.args, p.x.t, p.dy.t, p.workspace,
+                                                NULL, false, NULL, false, p.dy.t));
+            memcpy(p.dy.d, p.y.d, (size_t)p.x.t->count * sizeof(double));
+            check_pair(on, &p.dy, TOLERANCE, "batch norm input gradient in place");
+            norm_destroy(on, &p);
+        }
+}
+Test(device_norm, batch_norm_gradient_may_overwrite_what_it_comes_from) {
+    on_each_target(in_place);
+}
+
+// Channels whose mean is far greater than their deviation, and whose first value is far from both.
+static double far_away(const norm_pairs *p, int64_t i, double x) {
+    int64_t c = i / p->oracle.plane % p->oracle.channels;
+    bool first = i % p->oracle.plane == 0 && i < p->oracle.plane * p->oracle.channels;
+    return (first ? -3 : x) + (c % 3 == 0 ? 4000.3 : c % 3 == 1 ? -77777 : 0.001);
+}
+
+static void large(const target *on) {
+    static const norm_shape sizes[] = {{4, {37, 10, 41, 43}}, {2, {20011, 17}}, {3, {3, 3, 20000}}};
+    for (int i = 0; i < COUNT(sizes); i++)
+        for (int layout = 0; layout < 2; layout++) {
+            norm_pairs p = norm_create(on, &sizes[i], layouts[layout]);
+            change_values(&p, far_away);
+            set_flags(&p, 1 + 4);
+            expect_running(&p, p.mean.d, p.var.d);
+            OK(on->kernels->batch_norm_forward(on->device, &p.args, p.x.t, p.y.t, p.workspace));
+            oracle_batch_norm_forward(&p.oracle, p.x.d, p.batch_mean, p.batch_var, p.w.d, p.b.d,
+                                      p.y.d);
+            // In f64 means of 8e4 cost five of sixteen digits.
+            check_pair(on, &p.y, on->dtype == ISO_F64 ? 1e-3 : TOLERANCE, "output of large means");
+            norm_destroy(on, &p);
+        }
+}
+Test(device_norm, large_means_and_many_values_lose_nothing) { on_each_target(large); }
+
+static void nan_case(const target *on) {
+    for (int layout = 0; layout < 2; layout++) {
+        norm_pairs p = norm_create(on, &shapes[0], layouts[layout]);
+        pair_set(&p.x, 40, NAN); // channel 1
+        set_flags(&p, 1 + 2);
+        OK(on->kernels->batch_norm_forward(on->device, &p.args, p.x.t, p.y.t, p.workspace));
+        void *host;
+        OK(iso_tensor_map(p.y.t, ISO_READ, &host));
+        for (int64_t i = 0; i < p.y.t->count; i++) {
+            double y = on->dtype == ISO_F64 ? ((double *)host)[i] : (double)((float *)host)[i];
+            cr_assert(isnan(y) == (i / p.oracle.plane % p.oracle.channels == 1));
+        }
+        OK(iso_tensor_unmap(p.y.t));
+        norm_destroy(on, &p);
+    }
+}
+Test(device_norm, a_nan_is_seen_in_its_channel_only) { on_each_target(nan_case); }
+
+// ---- Layer norm ---------------------------------------------------------------------------------
+
+static void layer_case(const target *on, int64_t rows, int64_t size, int flags) {
+    bool affine = flags & 1, accumulate = flags & 2;
+    pair x = pair_2d(on, rows, size), y = pair_2d(on, rows, size), dy = pair_2d(on, rows, size);
+    pair w = pair_1d(on, size), b = pair_1d(on, size), dw = pair_1d(on, size);
+    pair db = pair_1d(on, size), statistics = pair_2d(on, rows, 3);
+    const double *wd = affine ? w.d : NULL;
+    OK(on->kernels->layer_norm_forward(on->device, 1e-3, size, x.t, affine ? w.t : NULL,
+                                       affine ? b.t : NULL, statistics.t, y.t));
+    oracle_layer_norm(rows, size, 1e-3, x.d, wd, affine ? b.d : NULL, y.d);
+    check_pair(on, &y, TOLERANCE, "layer norm output");
+    if (!accumulate) zero(&dw), zero(&db);
+    OK(on->kernels->layer_norm_backward_params(on->device, size, x.t, dy.t, statistics.t, dw.t,
+                                               accumulate, db.t, accumulate));
+    OK(on->kernels->layer_norm_backward_input(on->device, size, x.t, affine ? w.t : NULL, dy.t,
+                                              statistics.t, dy.t));
+    oracle_layer_norm_backward(rows, size, 1e-3, x.d, wd, dy.d, dw.d, db.d, y.d);
+    memcpy(dy.d, y.d, (size_t)(rows * size) * sizeof(double));
+    check_pair(on, &dw, TOLERANCE, "layer norm weight gradient");
+    check_pair(on, &db, TOLERANCE, "layer norm bias gradient");
+    check_pair(on, &dy, TOLERANCE, "layer norm input gradient in place");
+    pair *all[] = {&x, &y, &dy, &w, &b, &dw, &db, &statistics};
+    for (int i = 0; i < COUNT(all); i++) pair_destroy(all[i]);
+}
+
+static void layer_norms(const target *on) {
+    static const int64_t sizes[][2] = {{4, 7}, {3, 16}, {1, 33}, {70, 129}, {2, 5000}, {5, 1}};
+    for (int i = 0; i < COUNT(sizes) * 4; i++)
+        layer_case(on, sizes[i / 4][0], sizes[i / 4][1], i % 4);
+}
+Test(device_norm, layer_norm_matches_the_oracle) { on_each_target(layer_norms); }
