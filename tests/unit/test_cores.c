@@ -1,9 +1,11 @@
 // Which ranks have too few cores, which share one needlessly, what cures it, and who gets which
 // share: on hosts that this machine is not.
+#define _GNU_SOURCE // sets of processors
 #include "comm/cores_impl.h"
 #include "common/balance.h"
 
 #include <criterion/criterion.h>
+#include <sched.h>
 #include <string.h>
 
 TestSuite(cores, .fini = balance_check, .timeout = 60);
@@ -72,6 +74,12 @@ Test(cores, a_host_with_more_threads_than_cores_is_told_of_however_it_is_bound) 
     for (int i = 1; i < 4; i++) r[i] = rank_on("b", i, 1, 4, 2);
     assert_text(judge(r, 4, 0).crowded, expected);
     assert_text(judge(r, 4, 0).single, "");
+    // No number of threads lets three ranks have a core each.
+    iso__cores_record three[] = {rank_on("a", 0, 2, 2, 2), rank_on("a", 0, 2, 2, 2),
+                                 rank_on("a", 0, 2, 2, 2)};
+    assert_text(judge(three, 3, 0).crowded,
+                "ranks 0-2: 6 kernel threads for the 2 cores of host a: start fewer ranks on a "
+                "host (mpirun --map-by ppr:1:node)");
     iso__cores_record one = rank_on("a", 0, 2, 2, 3);
     assert_text(judge(&one, 1, 0).crowded,
                 "rank 0: 3 kernel threads for the 2 cores of host a: give --threads 2");
@@ -143,4 +151,22 @@ Test(cores, long_lists_of_ranks_and_hosts_fit) {
     cr_assert(strlen(cores.all) < sizeof(cores.all));
     cr_assert(strstr(cores.all, "; ..."));
     cr_assert(strstr(cores.crowded, "ranks 0-599: 3 kernel threads are bound to core 0 of host"));
+}
+
+Test(cores, a_thread_is_bound_to_its_share_unless_the_environment_binds) {
+    cpu_set_t before, after;
+    cr_assert(sched_getaffinity(0, sizeof(before), &before) == 0);
+    size_t last = 0;
+    for (size_t cpu = 0; cpu < 1024; cpu++)
+        if (CPU_ISSET(cpu, &before)) last = cpu;
+    iso_cores cores = {0};
+    cr_assert(!iso_cores_bind(&cores));
+    cores.share[last / 64] = UINT64_C(1) << last % 64;
+    setenv("OMP_PROC_BIND", "false", 1);
+    cr_assert(!iso_cores_bind(&cores));
+    cr_assert(sched_getaffinity(0, sizeof(after), &after) == 0 && CPU_EQUAL(&before, &after));
+    unsetenv("OMP_PROC_BIND");
+    cr_assert(iso_cores_bind(&cores));
+    cr_assert(sched_getaffinity(0, sizeof(after), &after) == 0);
+    cr_assert(CPU_COUNT(&after) == 1 && CPU_ISSET(last, &after));
 }
