@@ -35,6 +35,14 @@ iso_status iso_data_parallel_create_take(iso_module *module, iso_comm *comm,
                                          const iso_data_parallel_config *config, iso_module **out);
 // Collective. Completes everything that is pending.
 iso_status iso_data_parallel_finish(iso_module *data_parallel);
+// Gradient accumulation (PyTorch: no_sync). Local. Between these two, gradients add up on each rank
+// and nothing is exchanged; they nest. The next backward that begins outside adds to them too and
+// exchanges the sums, each bucket once: K micro-steps cost one exchange. All ranks make the same
+// number of backwards inside. Where a forward stands does not matter. Gradients are sums over
+// micro-steps, as in PyTorch: divide the loss by K for the mean. ISO_ERR_STATE from step() when the
+// last backward was inside, and from end without begin.
+iso_status iso_data_parallel_begin_no_sync(iso_module *data_parallel);
+iso_status iso_data_parallel_end_no_sync(iso_module *data_parallel);
 // Borrowed: the module inside; the engine (for statistics). NULL if it is not a data_parallel.
 iso_module *iso_data_parallel_module(iso_module *data_parallel);
 iso_reducer *iso_data_parallel_reducer(iso_module *data_parallel);

@@ -285,6 +285,10 @@ static iso_status update_now(iso_reducer *r) {
 
 iso_status iso_reducer_step(iso_reducer *r, const void *hyper) {
     ISO_CHECK(r->apply, ISO_ERR_STATE, "step() was called on a reducer that has no apply callback");
+    ISO_CHECK(r->unsynced == 0, ISO_ERR_STATE,
+              "step() after %d backwards inside no_sync, whose gradients this rank has alone: make "
+              "the last backward before a step outside of it",
+              r->unsynced);
     // An update that no forward has asked for still needs the hyperparameters of its own step; and
     // a list of which a part is back must come back whole.
     if (r->stepped || (r->fresh && r->busy < r->bucket_count)) ISO_TRY(iso_reducer_finish(r));

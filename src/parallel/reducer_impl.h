@@ -60,6 +60,7 @@ struct iso_reducer {
     bool stepped;      // hyper is in use by pending updates
     bool fresh;        // a whole list was issued that no step has used yet
     bool keep_average; // no zero_grad since it was issued: gradients must become averages
+    int unsynced; // backwards since the last exchange whose gradients stay on this rank, see no_sync
     iso_reducer_stats stats;
 };
 

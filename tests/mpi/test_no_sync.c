@@ -1,0 +1,126 @@
+// Gradient accumulation without exchanges: sums, how often is exchanged, nesting, and misuse.
+#include "common/dp_fixture.h"
+#include "common/mpi_fixture.h"
+
+#include <criterion/criterion.h>
+#include <math.h>
+
+TestSuite(np1_no_sync, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 60);
+TestSuite(np2_no_sync, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 60);
+TestSuite(np3_no_sync, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 60);
+
+enum { STEPS = 6, MICRO = 4 };
+
+static long long exchanged(trainer *t) {
+    iso_reducer_stats stats;
+    iso_reducer_get_stats(iso_data_parallel_reducer(t->model), &stats);
+    return stats.bytes_world;
+}
+
+static size_t bytes_per_step(trainer *t) {
+    iso_reducer_stats stats;
+    iso_reducer_get_stats(iso_data_parallel_reducer(t->model), &stats);
+    return stats.bytes_per_step;
+}
+
+// MICRO backwards and one step; the last backward is the one that exchanges.
+static void accumulate(trainer *t, int step, bool no_sync) {
+    iso_optimizer_zero_grad(t->optimizer);
+    if (no_sync) iso_assert_ok(iso_data_parallel_begin_no_sync(t->model));
+    for (int k = 0; k < MICRO; k++) {
+        if (no_sync && k == MICRO - 1) iso_assert_ok(iso_data_parallel_end_no_sync(t->model));
+        iso_assert_ok(trainer_backward(t, step * MICRO + k));
+    }
+    iso_assert_ok(iso_optimizer_step(t->optimizer));
+}
+
+static uint64_t train(const trainer_config *config, bool no_sync) {
+    trainer t;
+    uint64_t hash = 0;
+    iso_assert_ok(trainer_create(&t, test_comm, config));
+    for (int step = 0; step < STEPS; step++) accumulate(&t, step, no_sync);
+    iso_assert_ok(trainer_hash(&t, &hash));
+    iso_assert_all(!no_sync || test_size == 1 ||
+                   exchanged(&t) == STEPS * (long long)bytes_per_step(&t));
+    trainer_destroy(&t);
+    return hash;
+}
+
+// Averages of sums are sums of averages: N ranks equal one rank that accumulates the same.
+static void equals_one_rank(void) {
+    trainer_config config = trainer_default();
+    trainer many, one;
+    iso_comm *alone;
+    double difference = 1;
+    iso_assert_ok(trainer_create(&many, test_comm, &config));
+    iso_assert_ok(iso_comm_create(MPI_COMM_SELF, NULL, &alone));
+    iso_assert_ok(trainer_create(&one, alone, &config));
+    for (int step = 0; step < STEPS; step++) {
+        accumulate(&many, step, true);
+        accumulate(&one, step, false);
+    }
+    iso_assert_ok(iso_data_parallel_finish(many.model));
+    iso_assert_ok(iso_data_parallel_finish(one.model));
+    iso_assert_ok(trainer_difference(&many, &one, &difference));
+    iso_assert_all(difference < 1e-5);
+    trainer_destroy(&many);
+    trainer_destroy(&one);
+    iso_comm_destroy(&alone);
+}
+
+Test(np1_no_sync, equals_one_rank) { equals_one_rank(); }
+Test(np2_no_sync, equals_one_rank) { equals_one_rank(); }
+Test(np3_no_sync, equals_one_rank) { equals_one_rank(); }
+
+static void lazy_is_blocking(void) {
+    trainer_config lazy = trainer_default(), blocking = trainer_default();
+    lazy.dropout = blocking.dropout = true;
+    blocking.sync = ISO_SYNC_BLOCKING;
+    iso_assert_all(train(&lazy, true) == train(&blocking, true));
+}
+
+Test(np2_no_sync, lazy_is_blocking) { lazy_is_blocking(); }
+Test(np3_no_sync, lazy_is_blocking) { lazy_is_blocking(); }
+
+// Only the outermost end counts; a forward inside and its backward outside are outside.
+Test(np2_no_sync, nests_and_is_decided_at_backward) {
+    trainer_config config = trainer_default();
+    trainer t;
+    iso_tensor *out, *grad;
+    double value;
+    iso_assert_ok(trainer_create(&t, test_comm, &config));
+    iso_optimizer_zero_grad(t.optimizer);
+    iso_assert_ok(iso_data_parallel_begin_no_sync(t.model));
+    iso_assert_ok(iso_data_parallel_begin_no_sync(t.model));
+    iso_assert_ok(trainer_backward(&t, 0));
+    iso_assert_ok(iso_data_parallel_end_no_sync(t.model));
+    iso_assert_ok(trainer_backward(&t, 1));
+    iso_assert_all(exchanged(&t) == 0);
+    iso_assert_ok(trainer_forward(&t, 2, &out));
+    iso_assert_ok(iso_data_parallel_end_no_sync(t.model));
+    iso_assert_ok(iso_loss_compute(t.loss, out, t.labels, &value, NULL, &grad));
+    iso_assert_ok(iso_module_backward(t.model, grad, NULL));
+    iso_assert_ok(iso_optimizer_step(t.optimizer));
+    iso_assert_ok(iso_data_parallel_finish(t.model));
+    iso_assert_all(exchanged(&t) == (long long)bytes_per_step(&t));
+    trainer_destroy(&t);
+}
+
+// Ranks would go apart in silence; the gradients are still there for a backward outside.
+Test(np2_no_sync, step_inside_is_refused) {
+    trainer_config config = trainer_default();
+    trainer t;
+    uint64_t hash;
+    iso_assert_ok(trainer_create(&t, test_comm, &config));
+    iso_optimizer_zero_grad(t.optimizer);
+    iso_assert_ok(iso_data_parallel_begin_no_sync(t.model));
+    iso_assert_ok(trainer_backward(&t, 0));
+    iso_assert_all(iso_optimizer_step(t.optimizer) == ISO_ERR_STATE);
+    iso_assert_ok(iso_data_parallel_end_no_sync(t.model));
+    iso_assert_all(iso_data_parallel_end_no_sync(t.model) == ISO_ERR_STATE);
+    iso_assert_all(iso_optimizer_step(t.optimizer) == ISO_ERR_STATE);
+    iso_assert_ok(trainer_backward(&t, 1));
+    iso_assert_ok(iso_optimizer_step(t.optimizer));
+    iso_assert_ok(trainer_hash(&t, &hash)); // fails if ranks differ
+    trainer_destroy(&t);
+}
