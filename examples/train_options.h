@@ -15,7 +15,7 @@ typedef struct train_options {
     bool dropout;
     int64_t epochs, steps, batch, seed;
     const char *optimizer, *schedule, *milestones;
-    double lr, momentum, weight_decay, label_smoothing, gamma;
+    double lr, momentum, weight_decay, label_smoothing, gamma, clip_grad_norm;
     int64_t step_size, patience, warmup_lr_steps;
 
     const char *sync, *progress;

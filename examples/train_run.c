@@ -66,6 +66,8 @@ static iso_status make_step(train_run *run, const iso_batch *batch, double *loss
     TRY(iso_module_forward(run->model, batch->images, &output));
     TRY(iso_loss_compute(run->loss, output, batch->labels, loss, NULL, &gradient));
     TRY(iso_module_backward(run->model, gradient, NULL));
+    if (!isnan(run->options->clip_grad_norm))
+        TRY(iso_clip_grad_norm(run->model, run->options->clip_grad_norm, 2, NULL));
     iso_status status = iso_optimizer_step(run->optimizer);
     // Parameters that are not finite stop an exchange of parameters on all ranks.
     return run->periodic && status == ISO_ERR_STATE ? told(run, status) : status;

@@ -3,6 +3,7 @@
 #define ISOTHERM_H
 
 #include <isotherm/checkpoint.h>
+#include <isotherm/clip.h>
 #include <isotherm/comm.h>
 #include <isotherm/daso.h>
 #include <isotherm/data.h>

@@ -2,6 +2,7 @@
 include_HEADERS = include/isotherm.h
 pkginclude_HEADERS =
 pkginclude_HEADERS += include/isotherm/checkpoint.h
+pkginclude_HEADERS += include/isotherm/clip.h
 pkginclude_HEADERS += include/isotherm/comm.h
 pkginclude_HEADERS += include/isotherm/daso.h
 pkginclude_HEADERS += include/isotherm/data.h

@@ -65,7 +65,7 @@ awk -F: '
         row["parallel"] = 4; row["optim"] = 5
         count = split("status base trace base device device tensor tensor nn nn comm comm " \
             "data data checkpoint io metrics io reducer parallel parallel parallel " \
-            "optim optim daso optim topology comm resume optim schedule optim plateau optim state_dict optim", list, " ")
+            "optim optim daso optim topology comm resume optim schedule optim plateau optim state_dict optim clip parallel", list, " ")
         for (i = 1; i < count; i += 2)
             public_module[list[i]] = list[i + 1]
     }

@@ -6,7 +6,9 @@ libiso_core_la_SOURCES += \
     src/parallel/average_phases.c \
     src/parallel/bucket.c \
     src/parallel/buffers.c \
+    src/parallel/clip.c \
     src/parallel/data_parallel.c \
+    src/parallel/evaluate.c \
     src/parallel/hash.c \
     src/parallel/match.c \
     src/parallel/measure.c \
@@ -16,4 +18,3 @@ libiso_core_la_SOURCES += \
     src/parallel/scope.c \
     src/parallel/wire.c \
     src/parallel/wire.h
-libiso_core_la_SOURCES += src/parallel/evaluate.c

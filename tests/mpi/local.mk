@@ -3,6 +3,8 @@
 #   tests_mpi_NAME_mpi_SOURCES = tests/mpi/test_NAME.c
 MPI_TESTS = tests/mpi/comm.mpi
 tests_mpi_comm_mpi_SOURCES = tests/mpi/test_comm.c
+MPI_TESTS += tests/mpi/clip.mpi
+tests_mpi_clip_mpi_SOURCES = tests/mpi/test_clip.c
 MPI_TESTS += tests/mpi/no_sync.mpi
 tests_mpi_no_sync_mpi_SOURCES = tests/mpi/test_no_sync.c
 MPI_TESTS += tests/mpi/reducer.mpi
