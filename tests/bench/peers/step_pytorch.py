@@ -1,11 +1,26 @@
 #!/usr/bin/python3
-"""Times the training step of bench_step's networks in PyTorch, in its best setting, and prints one JSON line."""
+"""Times the training step of bench_step's networks in PyTorch, in its best setting, and prints one JSON line.
+
+    /usr/bin/python3 step_pytorch.py --model cnn
+    mpirun -n 2 --bind-to none /usr/bin/python3 step_pytorch.py --model cnn    (DistributedDataParallel over gloo)
+
+Set-up: Debian 12's python3-torch (1.13, whose torch.distributed has gloo; apt-get install python3-torch) and nothing
+else. Any other Python works whose torch has gloo. mpirun only starts the ranks: torch never talks to MPI.
+
+The input stays in memory; both memory formats are timed, and the one with the least median is told. On several ranks
+gradients are views of buckets, a rank has no thread but gloo's beside the one that computes, and what is told is the
+slowest rank's. (A static graph, smaller buckets, and zeros in place of forgotten gradients do not change the time.)
+"""
 import argparse
 import json
+import os
 import statistics
 import time
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # OpenBLAS, which torch.set_num_threads() does not reach, heeds this
+
 import torch
+import torch.distributed as dist
 from torch import nn
 
 
@@ -44,46 +59,93 @@ def resnet18():
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 10))
 
 
-def step_times(options, memory_format):
-    """Milliseconds of each timed step."""
-    torch.manual_seed(1)
-    model = {"mlp": mlp, "cnn": cnn, "resnet18": resnet18}[options.model]().to(memory_format=memory_format)
-    shape = (3, 32, 32) if options.model == "resnet18" else (1, 28, 28)
-    images = (torch.rand(options.batch, *shape) - 0.5).to(memory_format=memory_format)
-    labels = torch.randint(10, (options.batch,))
-    loss_of = nn.CrossEntropyLoss()
-    sgd = torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9)
+NETWORKS = {"mlp": mlp, "cnn": cnn, "resnet18": resnet18}
+FORMATS = {"plain": torch.contiguous_format, "channels_last": torch.channels_last}
+
+
+def make_parser(description, models):
+    """A parser of the options that all programs have that time a step."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--model", choices=models, default="cnn")
+    parser.add_argument("--batch", type=int, default=64, help="of each rank")
+    parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--warmup", type=int, default=10)
+    parser.add_argument("--threads", type=int, default=1, help="of each rank")
+    return parser
+
+
+def make_input(model, batch, seed, memory_format):
+    """The same images and labels whenever and on whatever rank the seed is the same."""
+    random = torch.Generator().manual_seed(seed)
+    shape = (3, 32, 32) if model == "resnet18" else (1, 28, 28)
+    images = (torch.rand(batch, *shape, generator=random) - 0.5).to(memory_format=memory_format)
+    return images, torch.randint(10, (batch,), generator=random)
+
+
+def train_step(model, optimizer, images, labels):
+    optimizer.zero_grad(set_to_none=True)
+    loss = nn.functional.cross_entropy(model(images), labels)
+    loss.backward()
+    optimizer.step()
+    loss.item()  # bench_step computes the value of the loss too
+
+
+def step_times(options, step):
+    """Milliseconds of each timed step, in increasing order."""
     times = []
     for i in range(options.warmup + options.steps):
         start = time.perf_counter()
-        sgd.zero_grad(set_to_none=True)
-        loss = loss_of(model(images), labels)
-        loss.backward()
-        sgd.step()
-        loss.item()  # bench_step computes the value of the loss too
+        step()
         if i >= options.warmup:
             times.append((time.perf_counter() - start) * 1e3)
     return sorted(times)
 
 
+def p50_p95(times):
+    return [statistics.median(times), times[int(0.95 * (len(times) - 1))]]
+
+
+def tell(options, peer, ranks, results, **more):
+    """Prints the setting whose median is the least; results: its name -> [median, 95th percentile]."""
+    best = min(results, key=lambda name: results[name][0])
+    print(json.dumps({"bench": "step", "peer": peer, "setting": best, "model": options.model, "batch": options.batch,
+                      "ranks": ranks, "threads": options.threads, "step_ms_p50": round(results[best][0], 3),
+                      "step_ms_p95": round(results[best][1], 3),
+                      "all_ms": {name: round(value[0], 3) for name, value in results.items()}, **more}), flush=True)
+
+
+def measure(options, rank, ranks, memory_format):
+    torch.manual_seed(1)
+    model = NETWORKS[options.model]().to(memory_format=memory_format)
+    if ranks > 1:
+        model = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9)
+    images, labels = make_input(options.model, options.batch, 1 + rank, memory_format)
+    result = torch.tensor(p50_p95(step_times(options, lambda: train_step(model, sgd, images, labels))))
+    if ranks > 1:
+        dist.all_reduce(result, dist.ReduceOp.MAX)
+    return result.tolist()
+
+
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--model", choices=["mlp", "cnn", "resnet18"], default="cnn")
-    parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--steps", type=int, default=50)
-    parser.add_argument("--warmup", type=int, default=10)
-    parser.add_argument("--threads", type=int, default=1)
+    parser = make_parser(__doc__.splitlines()[0], list(NETWORKS))
+    parser.add_argument("--port", type=int, default=29512, help="of rank 0, where several ranks meet")
+    parser.add_argument("--interface", default="lo", help="network interface that gloo is to use")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    settings = {"plain": torch.contiguous_format, "channels_last": torch.channels_last}
-    times = {name: step_times(options, value) for name, value in settings.items()}
-    best = min(times, key=lambda name: statistics.median(times[name]))
-    print(json.dumps({
-        "bench": "step", "peer": "PyTorch " + torch.__version__, "setting": best, "model": options.model,
-        "batch": options.batch, "ranks": 1, "threads": options.threads,
-        "step_ms_p50": round(statistics.median(times[best]), 3),
-        "step_ms_p95": round(times[best][int(0.95 * (options.steps - 1))], 3),
-    }))
+    rank, ranks = (int(os.environ.get("OMPI_COMM_WORLD_" + name, start)) for name, start in [("RANK", 0), ("SIZE", 1)])
+    peer = "PyTorch " + torch.__version__
+    if ranks > 1:
+        peer += " DDP over gloo"
+        os.environ["GLOO_SOCKET_IFNAME"] = options.interface
+        dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{options.port}", rank=rank, world_size=ranks)
+    results = {name: measure(options, rank, ranks, memory_format) for name, memory_format in FORMATS.items()}
+    if rank == 0:
+        tell(options, peer, ranks, results)
+    if ranks > 1:
+        dist.barrier()  # rank 0 holds the store that all need to the end
+        dist.destroy_process_group()
 
 
-main()
+if __name__ == "__main__":
+    main()
