@@ -14,6 +14,13 @@ static FILE *people(const train_run *run) {
 
 // ---- On the way ---------------------------------------------------------------------------------
 
+// How gradients are summed.
+static const char *algorithm(const train_run *run) {
+    iso_reducer_stats stats;
+    iso_reducer_get_stats(iso_data_parallel_reducer(run->model), &stats);
+    return stats.shared_memory ? "in shared memory" : iso_comm_algorithm_text(run->world->comm);
+}
+
 void train_report_start(const train_run *run) {
     FILE *to = people(run);
     const train_options *o = run->options;
@@ -34,7 +41,7 @@ void train_report_start(const train_run *run) {
             (long long)o->threads, o->threads > 1 ? "s" : "",
             run->world->bound ? ", bound to a share of them" : "");
     fprintf(to, "exchange  %s, progress %s, all-reduce %s\n", o->sync, iso_comm_progress_text(comm),
-            iso_comm_algorithm_text(comm));
+            algorithm(run));
     fflush(to);
 }
 
@@ -199,7 +206,7 @@ static void log_setting(const train_run *run) {
     iso_json_string(log, "kernels", o->kernels);
     iso_json_string(log, "sync", o->sync);
     iso_json_string(log, "progress", iso_comm_progress_text(run->world->comm));
-    iso_json_string(log, "algorithm", iso_comm_algorithm_text(run->world->comm));
+    iso_json_string(log, "algorithm", algorithm(run));
 }
 
 static void log_summary(const train_run *run, const train_result *r) {

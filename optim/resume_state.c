@@ -232,7 +232,7 @@ static iso_status add_buffers(iso_state *self, iso_module *module) {
 static bool ranks_differ(iso_module *module, iso_optimizer *optimizer) {
     const iso_reducer *reducer = iso_data_parallel_reducer(module);
     if (reducer && iso_comm_size(reducer->world) > 1 &&
-        (reducer->sync == ISO_SYNC_NONE || reducer->comm != reducer->world))
+        (reducer->sync == ISO_SYNC_NONE || reducer->scope != ISO_SCOPE_WORLD))
         return true;
     for (; optimizer; optimizer = inner_of(optimizer))
         if (optimizer->ops->ranks_differ) return true;

@@ -13,7 +13,7 @@ AM_TESTS_ENVIRONMENT = \
 # Of test programs that set no _LDADD of their own.
 LDADD = tests/common/libiso_testcommon.la libiso_core.la $(CRITERION_LIBS)
 
-TESTS += tests/check_cxx.sh tests/check_get_mnist.sh tests/check_layers.sh tests/check_programs.sh tests/check_resume.sh tests/check_sweep.sh \
+TESTS += tests/check_cxx.sh tests/check_get_mnist.sh tests/check_layers.sh tests/check_messages.sh tests/check_programs.sh tests/check_resume.sh tests/check_sweep.sh \
     tests/check_mnist.sh tests/check_threads.sh
 if ISO_HAVE_CRITERION
 check_LTLIBRARIES += tests/common/libiso_testcommon.la
@@ -39,7 +39,7 @@ EXTRA_DIST += tests/check_predict.sh tests/check_torch_models.sh tests/torch_mod
 EXTRA_PROGRAMS += $(BENCHES)
 CLEANFILES += $(BENCHES)
 EXTRA_DIST += $(CLUSTER_TESTS) $(CLUSTER_FILES) tests/check_cxx.sh tests/cxx_caller.cpp tests/check_get_mnist.sh tests/check_layers.sh \
-    tests/check_mnist.sh tests/check_programs.sh \
+    tests/check_messages.sh tests/check_mnist.sh tests/check_programs.sh \
     tests/check_resume.sh tests/check_sweep.sh tests/check_threads.sh tests/idx_files.sh tests/run_cluster.sh tests/run_mpi.sh \
     tests/run_unit.sh tests/summary.sh tests/test_env.sh
 

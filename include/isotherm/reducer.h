@@ -49,9 +49,10 @@ typedef struct iso_reducer_config {
     size_t bucket_bytes;
 } iso_reducer_config;
 
-// Collective over comm. Checks that all ranks listed the same parameters (ISO_ERR_MISMATCH on every
-// rank, naming the odd rank and the first difference), then broadcasts rank 0's values. Retains
-// comm.
+// Collective over comm. Sums go through messages or, where the ranks in scope are all on one node,
+// through shared memory (ISO_NODE_COLLECTIVE). Checks that all ranks listed the same parameters
+// (ISO_ERR_MISMATCH on every rank, naming the odd rank and the first difference), then broadcasts
+// rank 0's values. Retains comm.
 iso_status iso_reducer_create(iso_comm *comm, const iso_reducer_param *params, int count,
                               const iso_reducer_config *config, iso_reducer **out);
 // Collective: completes what is pending.
@@ -92,6 +93,7 @@ typedef struct iso_reducer_stats {
     long long bytes_world, bytes_node;
     double wait_ms;     // total time the program stood in waits (lazy) or in exchanges (blocking)
     double exchange_ms; // total of issue-to-completion over buckets, as seen by this rank
+    bool shared_memory; // f32 is summed in memory that all ranks share, not by messages
 } iso_reducer_stats;
 void iso_reducer_get_stats(const iso_reducer *reducer, iso_reducer_stats *out);
 // Collective. Median time in ms of one exchange of all buckets with nothing to hide behind, over

@@ -158,7 +158,8 @@ static iso_status post_bucket(iso_reducer *r, iso__bucket *b) {
                                 b->dtype, b->label, &b->request));
     b->state = ISO_BUCKET_POSTED;
     r->busy++;
-    *(r->comm == r->world ? &r->stats.bytes_world : &r->stats.bytes_node) += (long long)b->bytes;
+    *(r->scope == ISO_SCOPE_WORLD ? &r->stats.bytes_world : &r->stats.bytes_node) +=
+        (long long)b->bytes;
     if (r->sync == ISO_SYNC_BLOCKING) ISO_TRY(wait_bucket(r, b));
     return ISO_OK;
 }
@@ -305,4 +306,8 @@ iso_status iso_reducer_step(iso_reducer *r, const void *hyper) {
 
 void iso_reducer_zero_grad(iso_reducer *r) { r->keep_average = false; }
 void iso_reducer_poll(iso_reducer *r) { iso_comm_poll(r->world); }
-void iso_reducer_get_stats(const iso_reducer *r, iso_reducer_stats *out) { *out = r->stats; }
+
+void iso_reducer_get_stats(const iso_reducer *r, iso_reducer_stats *out) {
+    *out = r->stats;
+    out->shared_memory = r->comm && iso__comm_is_shared(r->comm, r->arena, r->arena_bytes);
+}

@@ -40,8 +40,10 @@ typedef struct iso__bucket {
 } iso__bucket;
 
 struct iso_reducer {
-    iso_comm *world, *node; // its own; node is created when that scope is first asked for
-    iso_comm *comm;         // that of the scope in force: world, node, or NULL for a rank alone
+    iso_comm *world, *node; // its own; node is NULL until a scope beyond the rank is asked for
+    iso_scope scope;        // in force
+    iso_comm *comm;         // over which it averages: world, node, or NULL for a rank alone
+    bool arena_shared;      // with the ranks of the node
     iso_sync sync;
     iso__grad_slot *slot;
     int slot_count;

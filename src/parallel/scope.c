@@ -16,21 +16,30 @@ iso_status iso__scope_check(iso_scope scope) {
     return ISO_OK;
 }
 
-// The node's communicator, and memory for gradients that its ranks share. Other scopes use that
-// memory like any other.
-static iso_status enter_node(iso_reducer *r) {
+// Memory for gradients that the ranks of a node share. Other scopes use that memory like any other.
+static iso_status share_arena(iso_reducer *r) {
     void *arena;
-    ISO_TRY(iso__comm_create_node(r->world, ISO_SCOPE_NODE, &r->node));
     ISO_TRY(iso__comm_shared_alloc(r->node, r->arena_bytes, &arena));
     memcpy(arena, r->arena, r->arena_bytes);
     iso__free(r->arena);
     r->arena = arena;
+    r->arena_shared = true;
     return ISO_OK;
+}
+
+static iso_status make_node(iso_reducer *r) {
+    if (!r->node) ISO_TRY(iso__comm_create_node(r->world, ISO_SCOPE_NODE, &r->node));
+    return ISO_OK;
+}
+
+// Where all ranks are on one node, theirs is the faster way for the world too.
+static bool world_is_node(const iso_reducer *r) {
+    return iso_comm_size(r->node) == iso_comm_size(r->world);
 }
 
 void iso__reducer_free_arena(iso_reducer *r) {
     void *arena = r->arena;
-    if (r->node)
+    if (r->arena_shared)
         iso__comm_shared_free(r->node, &arena);
     else
         iso__free(arena);
@@ -38,8 +47,11 @@ void iso__reducer_free_arena(iso_reducer *r) {
 }
 
 iso_status iso__reducer_choose_scope(iso_reducer *r, iso_scope scope) {
-    if (scope == ISO_SCOPE_NODE && !r->node) ISO_TRY(enter_node(r));
-    r->comm = scope == ISO_SCOPE_WORLD ? r->world : scope == ISO_SCOPE_NODE ? r->node : NULL;
+    if (scope != ISO_SCOPE_RANK) ISO_TRY(make_node(r));
+    bool node = scope == ISO_SCOPE_NODE || (scope == ISO_SCOPE_WORLD && world_is_node(r));
+    if (node && !r->arena_shared) ISO_TRY(share_arena(r));
+    r->comm = node ? r->node : scope == ISO_SCOPE_WORLD ? r->world : NULL;
+    r->scope = scope;
     return ISO_OK;
 }
 
