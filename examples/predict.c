@@ -95,11 +95,11 @@ static iso_status parse(char **argv, options *out) {
     return ISO_OK;
 }
 
-static iso_status parse_count(const char *option, const char *text, int *out) {
+static iso_status parse_count(const char *option, const char *text, int most, int *out) {
     char *end;
     long value = strtol(text, &end, 10);
-    if (end == text || *end || value < 1 || value > 1000000)
-        FAIL(ISO_ERR_ARG, "%s %s: give a whole number from 1 to 1000000", option, text);
+    if (end == text || *end || value < 1 || value > most)
+        FAIL(ISO_ERR_ARG, "%s %s: give a whole number from 1 to %d", option, text, most);
     *out = (int)value;
     return ISO_OK;
 }
@@ -198,7 +198,7 @@ static iso_status build_model(prediction *p) {
     int highest = p->info.classes;
     TRY(fact(p, "--model", p->given.model, &name));
     TRY(fact(p, "--classes", p->given.classes, &classes));
-    TRY(parse_count("--classes", classes, &p->info.classes));
+    TRY(parse_count("--classes", classes, 1000000, &p->info.classes));
     if (dtype) TRY(iso_dtype_parse(dtype, &type));
     if (p->given.labels && highest > p->info.classes)
         FAIL(ISO_ERR_ARG, "%s has label %d, but the network knows %d classes", p->given.labels,
@@ -230,7 +230,7 @@ static iso_status open_loader(prediction *p) {
 
 static iso_status set_up(prediction *p) {
     int threads = 1;
-    if (p->given.threads) TRY(parse_count("--threads", p->given.threads, &threads));
+    if (p->given.threads) TRY(parse_count("--threads", p->given.threads, 1024, &threads));
     TRY(iso_device_create("cpu", &p->device));
     TRY(iso_device_set_threads(p->device, threads));
     TRY(iso_state_dict_read(p->given.checkpoint, p->device, &p->dict));
@@ -268,6 +268,9 @@ static iso_status predict_batch(prediction *p, const iso_batch *batch) {
         double probability;
         const char *row = (const char *)logits + i * classes * (wide ? 8 : 4);
         int best = classify(row, wide, classes, &probability);
+        if (!isfinite(probability))
+            FAIL(ISO_ERR_STATE, "%s gives no numbers for image %lld: its parameters are not finite",
+                 p->given.checkpoint, (long long)(batch->index * BATCH + i));
         p->correct += best == batch->labels[i];
         if (!p->given.labels)
             printf("%lld %d %.4f\n", (long long)(batch->index * BATCH + i), best, probability);

@@ -42,7 +42,7 @@ const train_option train_option_table[] = {
     {NUMBER, "--weight-decay", FIELD(weight_decay), "X", NULL,
      .meaning = "default: the optimizer's", 0, 1e6},
     {NUMBER, "--clip-grad-norm", FIELD(clip_grad_norm), "X", NULL,
-     .meaning = "gradients are shortened to it, and so waited for before each step", 0, 1e12},
+     .meaning = "gradients are shortened to it, and so waited for before each step", 1e-12, 1e12},
     {NUMBER, "--label-smoothing", FIELD(label_smoothing), "X", "0",
      .meaning = "part of the target that is spread over all classes", 0, 1},
     {CHOICE, "--schedule", FIELD(schedule),

@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -63,6 +64,30 @@ static iso_status describe(const train_run *run, iso_state_dict *dict) {
     return put_channels(dict, "isotherm.std", mean + info->channels, info->channels);
 }
 
+static bool is_finite(const iso_tensor *t) {
+    const float *f = iso_tensor_data(t);
+    const double *d = iso_tensor_data(t);
+    bool wide = iso_tensor_dtype(t) == ISO_F64;
+    for (int64_t i = 0; i < iso_tensor_count(t); i++)
+        if (!(wide ? isfinite(d[i]) : isfinite(f[i]))) return false;
+    return true;
+}
+
+iso_status train_check_finite(const train_run *run, const char *what) {
+    iso_parameter_list list;
+    iso_status status = ISO_OK;
+    TRY(iso_module_parameters(run->model, &list));
+    for (int i = 0; i < list.count && status >= 0; i++) {
+        iso_tensor *value;
+        status = iso_parameter_value(list.item[i], &value);
+        if (status >= 0 && !is_finite(value))
+            status =
+                train_error(ISO_ERR_STATE, "%s: parameter %s is not finite", what, list.name[i]);
+    }
+    iso_parameter_list_destroy(&list);
+    return status;
+}
+
 iso_status train_checkpoint_load(train_run *run) {
     const char *path = run->options->load;
     iso_state_dict dict;
@@ -72,11 +97,12 @@ iso_status train_checkpoint_load(train_run *run) {
     if (status == ISO_ERR_MISMATCH)
         return train_error(status, "cannot load %s for --model %s: %s", path, run->options->model,
                            iso_last_error()->message);
-    return status;
+    return status < 0 ? status : train_check_finite(run, path);
 }
 
 static iso_status save(train_run *run) {
     iso_state_dict dict;
+    TRY(train_check_finite(run, "the training diverged, nothing was saved"));
     TRY(iso_module_state_dict(run->model, &dict));
     iso_status status = describe(run, &dict);
     if (status >= 0) status = iso_state_dict_save(&dict, run->options->checkpoint);

@@ -97,6 +97,11 @@ static iso_status wrap_optimizer(train_run *run) {
 
 iso_status train_sync_setup(train_run *run) {
     iso_data_parallel_config config = ISO_DATA_PARALLEL_DEFAULT;
+    if (train_sync_is_periodic(run->options) && strcmp(run->options->dtype, "f32") != 0)
+        return train_error(ISO_ERR_ARG,
+                           "--sync %s exchanges parameters in f32: leave --dtype %s away, or use "
+                           "--sync lazy",
+                           run->options->sync, run->options->dtype);
     if (is_sync(run->options, "blocking")) config.sync = ISO_SYNC_BLOCKING;
     if (!isnan(run->options->bucket_mb)) config.bucket_mb = run->options->bucket_mb;
     iso_module *model = run->model;

@@ -24,22 +24,31 @@ static uint64_t draw_number(const save *s) {
     return iso__hash(ISO_HASH_START, sources, sizeof(sources));
 }
 
+static iso_status is_finite(const iso__array *a, bool *out) {
+    void *data;
+    *out = true;
+    bool wide = strcmp(a->dtype, "F64") == 0;
+    if (!wide && strcmp(a->dtype, "F32") != 0) return ISO_OK;
+    int64_t count = (int64_t)(iso__array_bytes(a) / (wide ? sizeof(double) : sizeof(float)));
+    ISO_TRY(iso__array_open(a, ISO_READ, &data));
+    for (int64_t n = 0; n < count && *out; n++)
+        *out = wide ? isfinite(((const double *)data)[n]) : isfinite(((const float *)data)[n]);
+    return iso__array_close(a);
+}
+
 // What is not finite must not take the place of the last good set.
 static iso_status check_finite(const save *s) {
-    for (int k = 0; k < 2; k++) {
+    for (int k = 0; k < 2; k++)
         for (int i = 0; i < s->state->count[k]; i++) {
             const iso__array *a = &s->state->array[k][i];
-            if (strncmp(a->name, "param/", 6) != 0 || strcmp(a->dtype, "F32") != 0) continue;
-            int64_t count = 1;
-            for (int d = 0; d < a->ndim; d++) count *= a->shape[d];
-            const float *x = a->data;
-            for (int64_t n = 0; x && n < count; n++)
-                ISO_CHECK(isfinite(x[n]), ISO_ERR_STATE,
-                          "parameter %s is not finite after step %" PRId64 ": nothing was saved as "
-                          "%s, try a lower learning rate",
-                          a->name + 6, s->head.step, s->path);
+            bool finite;
+            if (strncmp(a->name, "param/", 6) != 0) continue;
+            ISO_TRY(is_finite(a, &finite));
+            ISO_CHECK(finite, ISO_ERR_STATE,
+                      "parameter %s is not finite after step %" PRId64 ": nothing was saved as "
+                      "%s, try a lower learning rate",
+                      a->name + 6, s->head.step, s->path);
         }
-    }
     return ISO_OK;
 }
 

@@ -113,7 +113,8 @@ typedef bool (*iso_group_filter)(const char *name, const iso_parameter *paramete
 iso_status iso_optimizer_add_group(iso_optimizer *optimizer, const iso_hyper *hyper,
                                    iso_group_filter belongs, void *user, int *group);
 int iso_optimizer_groups(iso_optimizer *optimizer); // at least 1
-// iso_optimizer_hyper is that of group 0. The pointer is valid as long as the optimizer.
+// iso_optimizer_hyper is that of group 0. 0 <= group < iso_optimizer_groups. The pointer is valid
+// as long as the optimizer.
 iso_hyper *iso_optimizer_group_hyper(iso_optimizer *optimizer, int group);
 // Group of a parameter by its name; -1: the optimizer has no such parameter.
 int iso_optimizer_group_of(iso_optimizer *optimizer, const char *name);

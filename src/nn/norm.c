@@ -38,7 +38,9 @@ static iso_status check_input(const batch_norm *l, const iso_tensor *in, bool ba
         return two ? iso__shape_error(self, in, "[N, %lld, H, W]", c)
                    : iso__shape_error(self, in, "[N, %lld] or [N, %lld, L]", c, c);
     if (batch && in->count == c)
-        return iso__shape_error(self, in, "more than one value per channel in training");
+        return iso__shape_error(self, in,
+                                "more than one value per channel in training (use a larger batch, "
+                                "or drop the last one)");
     return ISO_OK;
 }
 

@@ -195,5 +195,24 @@ static void come_back(bool periodic) {
         trainer_destroy(&r.t);
 }
 
+// A model whose parameters are no numbers any more must not take the place of what is good.
+Test(np2_daso_buffers, parameters_that_are_not_finite_are_not_saved) {
+    trainer t;
+    iso_state *state;
+    iso_parameter_list list;
+    trainer_config plain = trainer_default();
+    iso_assert_ok(trainer_create(&t, test_comm, &plain));
+    iso_assert_ok(iso_module_parameters(t.model, &list));
+    ((float *)iso_tensor_data(list.item[list.count - 1]->value))[0] = NAN;
+    iso_assert_ok(iso_state_create(&state));
+    iso_assert_ok(iso_training_state(t.model, t.optimizer, state));
+    iso_assert_all(iso_resume_save(t.comm, resume_path(), 3, state) == ISO_ERR_STATE);
+    iso_assert_all(strstr(iso_last_error()->message, list.name[list.count - 1]) != NULL);
+    iso_assert_all(resume_files() == 0);
+    iso_parameter_list_destroy(&list);
+    iso_state_destroy(&state);
+    trainer_destroy(&t);
+}
+
 Test(np2_daso_buffers, come_back_from_saved_state) { come_back(false); }
 Test(np3_daso_buffers, come_back_from_saved_periodic_state) { come_back(true); }
