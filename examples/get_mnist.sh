@@ -183,7 +183,7 @@ fetch_one() { # name, SHA-256
     fail "could not get $1: $reasons; check the network, or give another --mirror"
 }
 
-mkdir -p "$folder" 2>/dev/null || fail "cannot make the folder $folder"
+mkdir -p "$folder" 2>/dev/null || fail "cannot make the folder $folder: is the one above it there, and writable?"
 [ -w "$folder" ] || fail "cannot write into the folder $folder"
 for file in $files; do
     sum=$(sum_of "$file")

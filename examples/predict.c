@@ -140,6 +140,8 @@ static iso_status parse_channels(const char *option, const char *text, int64_t c
 static iso_status find_normalisation(prediction *p) {
     const char *mean, *std;
     int64_t channels = p->info.channels;
+    if (!p->given.mean != !p->given.std)
+        FAIL(ISO_ERR_ARG, "--mean and --std belong together: give both or neither");
     p->normalisation = calloc(2 * (size_t)channels, sizeof(double));
     if (!p->normalisation)
         FAIL(ISO_ERR_NOMEM, "out of memory for %lld channels", (long long)channels);

@@ -27,6 +27,11 @@ static iso_status open_data(train_world *world, const char *data) {
                            data, (long long)train->channels, (long long)train->height,
                            (long long)train->width, (long long)test.channels,
                            (long long)test.height, (long long)test.width);
+    if (test.classes > train->classes && world->rank == 0)
+        fprintf(stderr,
+                "train: warning: the test set of %s has labels up to %d and the training set up to "
+                "%d: the network gets %d classes\n",
+                data, test.classes - 1, train->classes - 1, test.classes);
     if (test.classes > train->classes) train->classes = test.classes;
     return ISO_OK;
 }

@@ -126,7 +126,10 @@ refused "an unknown model" 'no model perceptron' --checkpoint mlp "$images" --mo
 "$make_images" small 1 20 1 12
 refused "images too small for the model" '12 x 12, too small for --model lenet' --checkpoint bare \
     small/t10k-images-idx3-ubyte --model lenet --classes 10 --mean 0 --std 1
-refused "numbers for other channels" '2 numbers for images of 1 channel' --checkpoint mlp "$images" --mean 0,1
+refused "numbers for other channels" '2 numbers for images of 1 channel' --checkpoint mlp "$images" --mean 0,1 \
+    --std 1,1
+refused "a mean without a deviation" 'belong together' --checkpoint mlp "$images" --mean 0
+refused "more threads than there can be" 'from 1 to 1024' --checkpoint mlp "$images" --threads 200000
 head -c 100000 mlp >short
 refused "a checkpoint that was cut short" 'short' --checkpoint short "$images"
 

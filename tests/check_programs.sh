@@ -335,8 +335,12 @@ result $? "lazy and blocking give the same parameters in f64"
 run 2 "$train" --model mlp --steps 20 --quiet --log "$out/log" --label-smoothing 0.3
 [ "$status" = 0 ] && [ "$(field param_hash "$out/log")" != "$sharp" ]
 result $? "label smoothing changes a training"
-refused 2 "f64 parameters in a periodic mode" 'is f64: the periodic modes exchange f32' \
+refused 2 "f64 parameters in a periodic mode" 'exchanges parameters in f32' \
     --dtype f64 --model mlp --sync daso
+refused 2 "gradients clipped to nothing" 'clip-grad-norm 0' --model mlp --clip-grad-norm 0
+run 2 "$train" --quiet --model mlp --optimizer sgd --lr 1e6 --batch 8 --steps 8 --checkpoint "$out/c" --checkpoint-every 1
+[ "$status" != 0 ] && grep -q 'fc1.weight is not finite' stderr && [ -e "$out/c.step-000000000002" ]
+result $? "what is saved stays when parameters are not finite any more"
 
 ISO_LOG=info
 export ISO_LOG
