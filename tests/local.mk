@@ -13,8 +13,19 @@ AM_TESTS_ENVIRONMENT = \
 # Of test programs that set no _LDADD of their own.
 LDADD = tests/common/libiso_testcommon.la libiso_core.la $(CRITERION_LIBS)
 
-TESTS += tests/check_cxx.sh tests/check_get_mnist.sh tests/check_layers.sh tests/check_messages.sh tests/check_programs.sh tests/check_resume.sh tests/check_sweep.sh \
-    tests/check_mnist.sh tests/check_threads.sh
+SCRIPT_TESTS = \
+    tests/check_cxx.sh \
+    tests/check_get_mnist.sh \
+    tests/check_layers.sh \
+    tests/check_messages.sh \
+    tests/check_mnist.sh \
+    tests/check_predict.sh \
+    tests/check_programs.sh \
+    tests/check_resume.sh \
+    tests/check_sweep.sh \
+    tests/check_threads.sh \
+    tests/check_torch_models.sh
+TESTS += $(SCRIPT_TESTS)
 if ISO_HAVE_CRITERION
 check_LTLIBRARIES += tests/common/libiso_testcommon.la
 check_PROGRAMS += $(UNIT_TESTS) $(MPI_TESTS)
@@ -33,15 +44,11 @@ tests_model_probe_SOURCES = tests/model_probe.c examples/models.c examples/model
     examples/models_resnet.c
 tests_model_probe_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir)
 tests_model_probe_LDADD = libiso_core.la
-TESTS += tests/check_predict.sh tests/check_torch_models.sh
-EXTRA_DIST += tests/check_predict.sh tests/check_torch_models.sh tests/torch_models.py
 
 EXTRA_PROGRAMS += $(BENCHES)
 CLEANFILES += $(BENCHES)
-EXTRA_DIST += $(CLUSTER_TESTS) $(CLUSTER_FILES) tests/check_cxx.sh tests/cxx_caller.cpp tests/check_get_mnist.sh tests/check_layers.sh \
-    tests/check_messages.sh tests/check_mnist.sh tests/check_programs.sh \
-    tests/check_resume.sh tests/check_sweep.sh tests/check_threads.sh tests/idx_files.sh tests/run_cluster.sh tests/run_mpi.sh \
-    tests/run_unit.sh tests/summary.sh tests/test_env.sh
+EXTRA_DIST += $(CLUSTER_TESTS) $(CLUSTER_FILES) $(SCRIPT_TESTS) tests/cxx_caller.cpp tests/idx_files.sh \
+    tests/run_cluster.sh tests/run_mpi.sh tests/run_unit.sh tests/summary.sh tests/test_env.sh tests/torch_models.py
 
 .PHONY: bench check-cluster check-sanitize
 bench: $(BENCHES)
