@@ -25,8 +25,7 @@ typedef struct data_parallel {
     iso__train_hook hook;
     void *hook_user;
     bool evaluating;
-    int no_sync;     // how deep
-    bool local_only; // the backward under way stays on this rank
+    int no_sync; // how deep
 } data_parallel;
 
 static const iso_module_ops data_parallel_ops;
@@ -60,7 +59,7 @@ static iso_status before_forward(iso_module *module, void *user) {
 static iso_status gradient_ready(iso_module *module, void *user) {
     (void)module;
     layer_link *link = user;
-    if (link->owner->local_only) return ISO_OK;
+    if (link->owner->no_sync > 0) return ISO_OK;
     for (int i = link->first + link->count - 1; i >= link->first; i--)
         ISO_TRY(iso_reducer_grad_ready(link->owner->reducer, i));
     return ISO_OK;
@@ -103,10 +102,10 @@ static iso_status backward(iso_module *module, iso_call *call, iso_tensor *grad_
     data_parallel *self = self_of(module);
     // Layers that this forward did not use still have their update pending.
     ISO_TRY(iso_reducer_finish(self->reducer));
-    self->local_only = self->no_sync > 0;
-    self->reducer->unsynced = self->local_only ? self->reducer->unsynced + 1 : 0;
+    bool local = self->no_sync > 0; // its gradients stay on this rank
+    self->reducer->unsynced = local ? self->reducer->unsynced + 1 : 0;
     ISO_TRY(iso_module_call_backward(module->child[0], grad_out, grad_in));
-    return self->local_only ? ISO_OK : close_backward(self);
+    return local ? ISO_OK : close_backward(self);
 }
 
 static iso_status train(iso_module *module, bool training) {
@@ -326,22 +325,25 @@ fail:
 
 // ---- Queries --------------------------------------------------------------------------------------
 
-iso_status iso_data_parallel_finish(iso_module *module) {
+static iso_status check_wrapper(const iso_module *module) {
     ISO_CHECK(is_data_parallel(module), ISO_ERR_ARG, "the module is a %s, not a DataParallel",
               module->ops->type);
+    return ISO_OK;
+}
+
+iso_status iso_data_parallel_finish(iso_module *module) {
+    ISO_TRY(check_wrapper(module));
     return complete(self_of(module), NULL);
 }
 
 iso_status iso_data_parallel_begin_no_sync(iso_module *module) {
-    ISO_CHECK(is_data_parallel(module), ISO_ERR_ARG, "the module is a %s, not a DataParallel",
-              module->ops->type);
+    ISO_TRY(check_wrapper(module));
     self_of(module)->no_sync++;
     return ISO_OK;
 }
 
 iso_status iso_data_parallel_end_no_sync(iso_module *module) {
-    ISO_CHECK(is_data_parallel(module), ISO_ERR_ARG, "the module is a %s, not a DataParallel",
-              module->ops->type);
+    ISO_TRY(check_wrapper(module));
     ISO_CHECK(self_of(module)->no_sync > 0, ISO_ERR_STATE,
               "end of no_sync without a beginning: each end belongs to one begin");
     self_of(module)->no_sync--;
