@@ -3,15 +3,17 @@
 
 #include <math.h>
 
-static iso_status check(const iso_hyper *hyper) {
+iso_status iso__check_moments(const char *name, const iso_hyper *hyper) {
     ISO_CHECK(hyper->beta1 >= 0 && hyper->beta1 < 1, ISO_ERR_ARG,
-              "adam: beta1 %g: give a number from 0 to below 1", hyper->beta1);
+              "%s: beta1 %g: give a number from 0 to below 1", name, hyper->beta1);
     ISO_CHECK(hyper->beta2 >= 0 && hyper->beta2 < 1, ISO_ERR_ARG,
-              "adam: beta2 %g: give a number from 0 to below 1", hyper->beta2);
-    ISO_CHECK(hyper->eps >= 0, ISO_ERR_ARG, "adam: eps %g: give a number of at least 0",
+              "%s: beta2 %g: give a number from 0 to below 1", name, hyper->beta2);
+    ISO_CHECK(hyper->eps >= 0, ISO_ERR_ARG, "%s: eps %g: give a number of at least 0", name,
               hyper->eps);
     return ISO_OK;
 }
+
+static iso_status check(const iso_hyper *hyper) { return iso__check_moments("adam", hyper); }
 
 static iso_status apply(const iso__base_optimizer *self, const iso__slot *slot,
                         const void *gradient, double scale, const iso_hyper *hyper) {

@@ -3,15 +3,7 @@
 
 #include <math.h>
 
-static iso_status check(const iso_hyper *hyper) {
-    ISO_CHECK(hyper->beta1 >= 0 && hyper->beta1 < 1, ISO_ERR_ARG,
-              "lamb: beta1 %g: give a number from 0 to below 1", hyper->beta1);
-    ISO_CHECK(hyper->beta2 >= 0 && hyper->beta2 < 1, ISO_ERR_ARG,
-              "lamb: beta2 %g: give a number from 0 to below 1", hyper->beta2);
-    ISO_CHECK(hyper->eps >= 0, ISO_ERR_ARG, "lamb: eps %g: give a number of at least 0",
-              hyper->eps);
-    return ISO_OK;
-}
+static iso_status check(const iso_hyper *hyper) { return iso__check_moments("lamb", hyper); }
 
 static iso_status apply(const iso__base_optimizer *self, const iso__slot *slot,
                         const void *gradient, double scale, const iso_hyper *hyper) {

@@ -60,6 +60,9 @@ static inline const iso__rule *iso__rule_of(const iso__base_optimizer *self) {
 // What PyTorch refuses of that optimizer.
 iso_status iso__hyper_check(const iso__rule *rule, const iso_hyper *hyper);
 
+// Of rules with two moments: beta1, beta2 and eps as PyTorch allows them.
+iso_status iso__check_moments(const char *name, const iso_hyper *hyper);
+
 // The functions of every rule's table.
 iso_status iso__base_step(iso_optimizer *self);
 void iso__base_zero_grad(iso_optimizer *self);
