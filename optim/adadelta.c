@@ -9,9 +9,8 @@ static iso_status check(const iso_hyper *hyper) {
     return ISO_OK;
 }
 
-static iso_status apply(const iso__base_optimizer *self, const iso__slot *slot,
+static iso_status apply(const iso__base_optimizer *self, const iso__piece *piece,
                         const void *gradient, double scale, const iso_hyper *hyper) {
-    iso_tensor *value = slot->parameter->value;
     iso__adadelta_args args = {
         .lr = hyper->lr,
         .rho = hyper->rho,
@@ -19,9 +18,9 @@ static iso_status apply(const iso__base_optimizer *self, const iso__slot *slot,
         .weight_decay = hyper->weight_decay,
         .scale = scale,
     };
-    return iso__kernels(value)->adadelta(value->device, value->count, &args, gradient, value->data,
-                                         iso__slot_state(self, slot, 0),
-                                         iso__slot_state(self, slot, 1));
+    return iso__kernels(piece->tensor)
+        ->adadelta(piece->tensor->device, piece->count, &args, gradient, piece->value,
+                   iso__piece_state(self, piece, 0), iso__piece_state(self, piece, 1));
 }
 
 const iso__rule iso__rule_adadelta = {

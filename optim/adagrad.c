@@ -23,17 +23,17 @@ static iso_status start(const iso__base_optimizer *self, const iso__slot *slot,
     return status;
 }
 
-static iso_status apply(const iso__base_optimizer *self, const iso__slot *slot,
+static iso_status apply(const iso__base_optimizer *self, const iso__piece *piece,
                         const void *gradient, double scale, const iso_hyper *hyper) {
-    iso_tensor *value = slot->parameter->value;
     iso__adagrad_args args = {
         .lr = hyper->lr / (1 + (double)(hyper->step - 1) * hyper->lr_decay),
         .eps = hyper->eps,
         .weight_decay = hyper->weight_decay,
         .scale = scale,
     };
-    return iso__kernels(value)->adagrad(value->device, value->count, &args, gradient, value->data,
-                                        iso__slot_state(self, slot, 0));
+    return iso__kernels(piece->tensor)
+        ->adagrad(piece->tensor->device, piece->count, &args, gradient, piece->value,
+                  iso__piece_state(self, piece, 0));
 }
 
 const iso__rule iso__rule_adagrad = {

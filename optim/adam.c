@@ -15,9 +15,8 @@ iso_status iso__check_moments(const char *name, const iso_hyper *hyper) {
 
 static iso_status check(const iso_hyper *hyper) { return iso__check_moments("adam", hyper); }
 
-static iso_status apply(const iso__base_optimizer *self, const iso__slot *slot,
+static iso_status apply(const iso__base_optimizer *self, const iso__piece *piece,
                         const void *gradient, double scale, const iso_hyper *hyper) {
-    iso_tensor *value = slot->parameter->value;
     double t = (double)hyper->step;
     iso__adam_args args = {
         .lr = hyper->lr,
@@ -32,9 +31,9 @@ static iso_status apply(const iso__base_optimizer *self, const iso__slot *slot,
         .correction2_sqrt = sqrt(1 - pow(hyper->beta2, t)),
         .decoupled = self->base.ops == &iso__rule_adamw.ops,
     };
-    return iso__kernels(value)->adam(value->device, value->count, &args, gradient, value->data,
-                                     iso__slot_state(self, slot, 0),
-                                     iso__slot_state(self, slot, 1));
+    return iso__kernels(piece->tensor)
+        ->adam(piece->tensor->device, piece->count, &args, gradient, piece->value,
+               iso__piece_state(self, piece, 0), iso__piece_state(self, piece, 1));
 }
 
 const iso__rule iso__rule_adam = {

@@ -5,9 +5,8 @@
 
 static iso_status check(const iso_hyper *hyper) { return iso__check_moments("lamb", hyper); }
 
-static iso_status apply(const iso__base_optimizer *self, const iso__slot *slot,
+static iso_status apply(const iso__base_optimizer *self, const iso__piece *piece,
                         const void *gradient, double scale, const iso_hyper *hyper) {
-    iso_tensor *value = slot->parameter->value;
     double t = (double)hyper->step;
     iso__lamb_args args = {
         .lr = hyper->lr,
@@ -21,9 +20,9 @@ static iso_status apply(const iso__base_optimizer *self, const iso__slot *slot,
         .correction1 = 1 - pow(hyper->beta1, t),
         .correction2_sqrt = sqrt(1 - pow(hyper->beta2, t)),
     };
-    return iso__kernels(value)->lamb(value->device, value->count, &args, gradient, value->data,
-                                     iso__slot_state(self, slot, 0),
-                                     iso__slot_state(self, slot, 1));
+    return iso__kernels(piece->tensor)
+        ->lamb(piece->tensor->device, piece->count, &args, gradient, piece->value,
+               iso__piece_state(self, piece, 0), iso__piece_state(self, piece, 1));
 }
 
 const iso__rule iso__rule_lamb = {
@@ -32,4 +31,5 @@ const iso__rule iso__rule_lamb = {
     .state_name = {"exp_avg", "exp_avg_sq"},
     .check = check,
     .apply = apply,
+    .whole = true,
 };

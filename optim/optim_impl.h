@@ -17,6 +17,14 @@ typedef struct iso__slot {
     int group;        // 0: updated with base.hyper
 } iso__slot;
 
+// Rows of a parameter that are updated together, often all of them.
+typedef struct iso__piece {
+    const iso_tensor *tensor; // the whole parameter
+    void *value;
+    int64_t count;
+    size_t state_offset; // bytes, in each kind's arena
+} iso__piece;
+
 // A group of parameters but the first.
 typedef struct iso__group {
     iso_hyper hyper;
@@ -43,8 +51,9 @@ typedef struct iso__rule {
     iso_hyper defaults;
     const char *state_name[ISO_OPTIMIZER_STATES]; // PyTorch's; NULL: no further state
     iso_status (*check)(const iso_hyper *hyper);  // beyond lr and weight_decay
-    // Updates the parameter of slot from gradient * scale. Allocates nothing.
-    iso_status (*apply)(const iso__base_optimizer *self, const iso__slot *slot,
+    bool whole;                                   // an update needs the whole parameter at once
+    // Updates a piece of a parameter from its gradient * scale. Allocates nothing.
+    iso_status (*apply)(const iso__base_optimizer *self, const iso__piece *piece,
                         const void *gradient, double scale, const iso_hyper *hyper);
     // Gives the state of slot, which is zeros, its first values. NULL: zeros.
     iso_status (*start)(const iso__base_optimizer *self, const iso__slot *slot,
@@ -83,6 +92,16 @@ static inline void *iso__slot_state(const iso__base_optimizer *self, const iso__
                                     int kind) {
     return (char *)self->state[kind]->data + slot->offset;
 }
+
+static inline void *iso__piece_state(const iso__base_optimizer *self, const iso__piece *piece,
+                                     int kind) {
+    return (char *)self->state[kind]->data + piece->state_offset;
+}
+
+// Updates `count` elements of parameter i from element `first` on; gradient is theirs. Rules that
+// are `whole` take whole parameters only.
+iso_status iso__update_piece(iso__base_optimizer *self, int i, int64_t first, int64_t count,
+                             const void *gradient, double scale, const iso_hyper *hyper);
 
 // The hyperparameters of a group.
 static inline iso_hyper *iso__group_hyper(iso__base_optimizer *self, int group) {

@@ -106,14 +106,26 @@ static iso__base_optimizer *self_of(iso_optimizer *optimizer) {
     return iso_container_of(optimizer, iso__base_optimizer, base);
 }
 
+iso_status iso__update_piece(iso__base_optimizer *self, int i, int64_t first, int64_t count,
+                             const void *gradient, double scale, const iso_hyper *hyper) {
+    const iso__slot *slot = &self->slot[i];
+    const iso_tensor *tensor = slot->parameter->value;
+    size_t skipped = (size_t)first * iso_dtype_size(tensor->dtype);
+    iso__piece piece = {.tensor = tensor,
+                        .value = (char *)tensor->data + skipped,
+                        .count = count,
+                        .state_offset = (size_t)slot->offset + skipped};
+    int64_t start = iso_trace_on() ? iso_now() : 0;
+    ISO_TRY(iso__rule_of(self)->apply(self, &piece, gradient, scale, hyper));
+    if (iso_trace_on()) iso_trace_span(ISO_LANE_UPDATE, slot->name, start, iso_now());
+    return ISO_OK;
+}
+
 iso_status iso__base_update(iso_optimizer *optimizer, int i, const void *gradient, double scale,
                             const iso_hyper *hyper) {
     iso__base_optimizer *self = self_of(optimizer);
-    const iso__slot *slot = &self->slot[i];
-    int64_t start = iso_trace_on() ? iso_now() : 0;
-    ISO_TRY(iso__rule_of(self)->apply(self, slot, gradient, scale, hyper));
-    if (iso_trace_on()) iso_trace_span(ISO_LANE_UPDATE, slot->name, start, iso_now());
-    return ISO_OK;
+    int64_t count = self->slot[i].parameter->value->count;
+    return iso__update_piece(self, i, 0, count, gradient, scale, hyper);
 }
 
 // A layer that the backward did not reach has a gradient of zeros: momentum and decay go on, the

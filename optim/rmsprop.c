@@ -12,9 +12,8 @@ static iso_status check(const iso_hyper *hyper) {
 }
 
 // The buffers exist in any case, because momentum and centered may be changed between steps.
-static iso_status apply(const iso__base_optimizer *self, const iso__slot *slot,
+static iso_status apply(const iso__base_optimizer *self, const iso__piece *piece,
                         const void *gradient, double scale, const iso_hyper *hyper) {
-    iso_tensor *value = slot->parameter->value;
     iso__rmsprop_args args = {
         .lr = hyper->lr,
         .alpha = hyper->alpha,
@@ -24,10 +23,11 @@ static iso_status apply(const iso__base_optimizer *self, const iso__slot *slot,
         .weight_decay = hyper->weight_decay,
         .scale = scale,
     };
-    void *momentum = hyper->momentum != 0 ? iso__slot_state(self, slot, 1) : NULL;
-    void *grad_avg = hyper->centered ? iso__slot_state(self, slot, 2) : NULL;
-    return iso__kernels(value)->rmsprop(value->device, value->count, &args, gradient, value->data,
-                                        iso__slot_state(self, slot, 0), grad_avg, momentum);
+    void *momentum = hyper->momentum != 0 ? iso__piece_state(self, piece, 1) : NULL;
+    void *grad_avg = hyper->centered ? iso__piece_state(self, piece, 2) : NULL;
+    return iso__kernels(piece->tensor)
+        ->rmsprop(piece->tensor->device, piece->count, &args, gradient, piece->value,
+                  iso__piece_state(self, piece, 0), grad_avg, momentum);
 }
 
 const iso__rule iso__rule_rmsprop = {

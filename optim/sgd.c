@@ -12,9 +12,8 @@ static iso_status check(const iso_hyper *hyper) {
 }
 
 // The buffer exists without momentum too, because momentum may be changed between steps.
-static iso_status apply(const iso__base_optimizer *self, const iso__slot *slot,
+static iso_status apply(const iso__base_optimizer *self, const iso__piece *piece,
                         const void *gradient, double scale, const iso_hyper *hyper) {
-    iso_tensor *value = slot->parameter->value;
     iso__sgd_args args = {
         .lr = hyper->lr,
         .momentum = hyper->momentum,
@@ -24,9 +23,9 @@ static iso_status apply(const iso__base_optimizer *self, const iso__slot *slot,
         .nesterov = hyper->nesterov,
         .first = hyper->step == 1,
     };
-    void *momentum = hyper->momentum != 0 ? iso__slot_state(self, slot, 0) : NULL;
-    return iso__kernels(value)->sgd(value->device, value->count, &args, gradient, value->data,
-                                    momentum);
+    void *momentum = hyper->momentum != 0 ? iso__piece_state(self, piece, 0) : NULL;
+    return iso__kernels(piece->tensor)
+        ->sgd(piece->tensor->device, piece->count, &args, gradient, piece->value, momentum);
 }
 
 const iso__rule iso__rule_sgd = {
