@@ -38,6 +38,7 @@ TRAIN_RUN = \
     examples/train_schedule.c \
     examples/train_setup.c \
     examples/train_state.c \
+    examples/train_stats.c \
     examples/train_sync.c \
     examples/train_threads.c
 

@@ -20,7 +20,7 @@ static int64_t steps_of(const sweep *self, int run) {
     const train_options *o = &self->options[run];
     int64_t batch = o->batch * self->world.ranks;
     int64_t batches = (self->world.info.count + batch - 1) / batch;
-    return o->steps > 0 ? o->steps : o->epochs * batches;
+    return o->steps > 0 ? o->steps : o->epochs * train_steps_of(o, batches);
 }
 
 // What the rest will take if steps go on to take what they took; empty where that is not known.

@@ -85,7 +85,7 @@ bool train_perform(const train_world *world, const train_options *options,
 // Where a run stands. All of it is saved for resuming: position is the same on all ranks, sums are
 // each rank's own.
 typedef struct train_position {
-    int64_t epoch, batch, step; // the next batch, and how many updates were made
+    int64_t epoch, batch, step; // the next batch of the loader, and how many updates were made
     int64_t samples;            // trained on by all ranks in the epochs before
     int64_t finished;           // whether the run has come to its end
 } train_position;
@@ -102,16 +102,17 @@ typedef struct train_run {
     const train_options *options;
     const train_observer *observer;
     iso_loader *train_loader, *test_loader;
-    double *normalisation; // mean, then deviation, of each channel as the loaders take it
-    iso_module *model; // a data_parallel once train_setup_shared is through
+    double *normalisation;      // mean, then deviation, of each channel as the loaders take it
+    iso_module *model;          // a data_parallel once train_setup_shared is through
     iso_loss *loss, *test_loss; // the training's may smooth labels
     iso_optimizer *optimizer;
-    bool periodic; // --sync is one of those that exchange parameters
+    const iso_strategy *strategy; // --sync
+    bool periodic;                // it exchanges parameters, and has figures of that
     iso_schedule schedule;
-    iso_lr_plateau plateau; // of --schedule plateau
-    double lr;              // schedule's, as the plateaus have left it
-    int64_t *milestones;    // schedule's
-    int64_t steps; // of the whole run
+    iso_lr_plateau plateau;     // of --schedule plateau
+    double lr;                  // schedule's, as the plateaus have left it
+    int64_t *milestones;        // schedule's
+    int64_t steps, epoch_steps; // of the whole run; of an epoch
     train_position at;
     train_sums sum;
     int64_t clock;       // when the time of training began to run; 0: it stands
@@ -147,8 +148,8 @@ iso_status train_kernels_setup(const train_run *run);
 iso_status train_setup_local(train_run *run);
 // Collective: ties the replicas together.
 iso_status train_setup_shared(train_run *run);
-// Collective. The optimizer that --optimizer names, tied to the model.
-iso_status train_optimizer_create(train_run *run);
+// Collective. The optimizer that --optimizer names, not yet tied to the model.
+iso_status train_optimizer_create(train_run *run, iso_optimizer **out);
 // Collective. Frees whatever was set up.
 void train_teardown(train_run *run);
 
@@ -162,9 +163,13 @@ void train_schedule_epoch(train_run *run, double test_loss);
 // What the rates of the steps to come depend on.
 iso_status train_schedule_state(train_run *run, iso_state *state);
 
+// ---- train_run.c ----
+
+// Updates of an epoch of that many batches.
+int64_t train_steps_of(const train_options *options, int64_t batches);
+
 // ---- train_sync.c ----
 
-bool train_sync_is_periodic(const train_options *options);
 // Collective. Wraps the model and the optimizer as --sync says.
 iso_status train_sync_setup(train_run *run);
 // Local. After a step: tells of merges and of changes of the policy.
@@ -186,8 +191,8 @@ iso_status train_state_load(train_run *run);
 
 // Local. Whether a file can be put at path, by making and removing one beside it.
 iso_status train_output_check(const char *path, const char *what);
-// Local, but completes pending updates (then collective). ISO_ERR_STATE, a sentence that begins with
-// `what`, if a parameter is not finite.
+// Local, but completes pending updates (then collective). ISO_ERR_STATE, a sentence that begins
+// with `what`, if a parameter is not finite.
 iso_status train_check_finite(const train_run *run, const char *what);
 // Local. Parameters of the model from a checkpoint.
 iso_status train_checkpoint_load(train_run *run);
@@ -195,6 +200,11 @@ iso_status train_checkpoint_load(train_run *run);
 iso_status train_checkpoint_save(train_run *run);
 // Collective. Gathers the traces of all ranks and writes one file on rank 0.
 iso_status train_trace_write(train_run *run);
+
+// ---- train_stats.c ----
+
+// Local. What --stats asks for, for each bucket of gradients: a table on rank 0, and events of the log.
+void train_stats_tell(const train_run *run, const train_result *result);
 
 // ---- train_report.c ----
 

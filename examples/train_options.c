@@ -47,6 +47,20 @@ static iso_status set_number(const train_option *o, const char *value, void *fie
     return ISO_OK;
 }
 
+static bool is_strategy(const char *name) {
+    const iso_strategy *strategy;
+    return iso_strategy_find(name, &strategy) == ISO_OK;
+}
+
+static iso_status unknown_strategy(const train_option *o, const char *value) {
+    char names[400] = "";
+    size_t used = 0;
+    for (int i = 0; i < iso_strategy_count() && used < sizeof(names); i++)
+        used += (size_t)snprintf(names + used, sizeof(names) - used, "%s%s", i > 0 ? "|" : "",
+                                 iso_strategy_at(i)->name);
+    return train_error(ISO_ERR_ARG, "%s %s is not supported: give %s", o->name, value, names);
+}
+
 static iso_status set(const train_option *o, const char *value, train_options *out) {
     void *field = (char *)out + o->offset;
     switch (o->kind) {
@@ -62,6 +76,9 @@ static iso_status set(const train_option *o, const char *value, train_options *o
         if (!among(value, o->value))
             return train_error(ISO_ERR_ARG, "%s %s is not supported: give %s", o->name, value,
                                o->value);
+        break;
+    case STRATEGY:
+        if (!is_strategy(value)) return unknown_strategy(o, value);
         break;
     case TEXT: break;
     }
@@ -169,6 +186,39 @@ void train_options_text(const train_options *values, bool settings, char *text, 
     }
 }
 
+// ---- Settings of the strategy -------------------------------------------------------------------
+
+// Whether the option is one of the chosen --sync, or of an option that is.
+static bool is_setting(const train_option *o, const train_options *values) {
+    if (!o->of) return false;
+    const train_option *other = find(o->of, strlen(o->of));
+    if (!among(*(const char *const *)field_of(other, values), o->among)) return false;
+    return other->kind == STRATEGY || is_setting(other, values);
+}
+
+static iso_status add_setting(const train_option *o, const train_options *values,
+                              iso_settings *out) {
+    char number[32];
+    const void *field = field_of(o, values);
+    const char *text = value_text(o, values, number);
+    if (iso_settings_has(out, o->name + 2))
+        return train_error(ISO_ERR_ARG, "--sync-option %s: that is an option of its own, give %s",
+                           o->name + 2, o->name);
+    if (strcmp(text, "not given") == 0) return ISO_OK;
+    if (o->kind == NUMBER) snprintf(number, sizeof(number), "%.17g", *(const double *)field);
+    return iso_settings_add(out, o->name + 2, text);
+}
+
+iso_status train_options_settings(const train_options *values, iso_settings *out) {
+    if (values->sync_option) TRY(iso_settings_parse(out, values->sync_option));
+    for (int i = 0; i < train_option_count; i++)
+        if (is_setting(&train_option_table[i], values))
+            TRY(add_setting(&train_option_table[i], values, out));
+    return ISO_OK;
+}
+
+// ---- Help ---------------------------------------------------------------------------------------
+
 // What the option belongs to, unless the heading above it says so, and its default.
 static void print_notes(const train_option *o, bool under_sync, FILE *to) {
     bool sync = o->of && strcmp(o->of, "--sync") == 0;
@@ -177,6 +227,15 @@ static void print_notes(const train_option *o, bool under_sync, FILE *to) {
     fprintf(to, " (%s%s%s", of, *of && !sync ? " " : "", *of && !sync ? o->among : "");
     if (o->initial) fprintf(to, "%sdefault %s", *of ? ", " : "", o->initial);
     fputc(')', to);
+}
+
+// Those that the option's value does not list.
+static void print_registered(const train_option *o, FILE *to) {
+    for (int i = 0; i < iso_strategy_count(); i++) {
+        const iso_strategy *s = iso_strategy_at(i);
+        if (!among(s->name, o->value))
+            fprintf(to, "%*s%s: %s\n", HELP_COLUMN, "", s->name, s->text);
+    }
 }
 
 static void print_option(const train_option *o, bool under_sync, FILE *to) {
@@ -189,6 +248,7 @@ static void print_option(const train_option *o, bool under_sync, FILE *to) {
     fprintf(to, "%*s%s", HELP_COLUMN - used, "", o->meaning);
     print_notes(o, under_sync, to);
     fputc('\n', to);
+    if (o->kind == STRATEGY) print_registered(o, to);
 }
 
 void train_options_help(FILE *to) {

@@ -2,7 +2,7 @@
 #ifndef EXAMPLES_TRAIN_OPTIONS_H
 #define EXAMPLES_TRAIN_OPTIONS_H
 
-#include <isotherm/status.h>
+#include <isotherm/strategy.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -13,13 +13,14 @@ typedef struct train_options {
     int64_t shift;
     double flip;
     bool dropout;
-    int64_t epochs, steps, batch, seed;
+    int64_t epochs, steps, batch, accumulate, seed;
     const char *optimizer, *schedule, *milestones;
     double lr, momentum, weight_decay, label_smoothing, gamma, clip_grad_norm;
     int64_t step_size, patience, warmup_lr_steps;
 
-    const char *sync, *progress;
+    const char *sync, *sync_option, *progress;
     double bucket_mb;
+    bool sync_batchnorm;
     int64_t period, max_period, wait, local_skip; // wait -1: auto
     double warmup, cooldown;
     int64_t warmup_steps, cooldown_steps;
@@ -33,7 +34,7 @@ typedef struct train_options {
     int64_t threads;
     const char *log, *trace, *checkpoint, *load, *resume;
     int64_t checkpoint_every, eval_every;
-    bool quiet, help, help_env, version;
+    bool buckets, stats, quiet, help, help_env, version;
 } train_options;
 
 // Local. Fills in defaults and checks every value. ISO_ERR_ARG with a sentence by train_error.
@@ -44,6 +45,9 @@ iso_status train_options_parse(int argc, char **argv, train_options *out);
 void train_options_text(const train_options *values, bool settings, char *text, size_t room);
 // Where the first line in which two such texts differ begins in both.
 size_t train_options_difference(const char *a, const char *b);
+// Local. Adds the options of the chosen --sync, by their names without dashes, and what
+// --sync-option lists.
+iso_status train_options_settings(const train_options *values, iso_settings *out);
 // Collective over MPI_COMM_WORLD. ISO_ERR_MISMATCH where this rank's options are not rank 0's.
 iso_status train_options_agree(const train_options *values);
 void train_options_help(FILE *to);
@@ -53,7 +57,15 @@ void train_options_help(FILE *to);
 
 // ---- train_option_table.c -------------------------------------------------------------------------
 
-typedef enum train_option_kind { TOPIC, SWITCH, TEXT, CHOICE, INTEGER, NUMBER } train_option_kind;
+typedef enum train_option_kind {
+    TOPIC,
+    SWITCH,
+    TEXT,
+    CHOICE,
+    STRATEGY, // a CHOICE of what is registered; value lists the library's own
+    INTEGER,
+    NUMBER
+} train_option_kind;
 
 typedef struct train_option {
     train_option_kind kind;

@@ -2,6 +2,7 @@
 #include "train.h"
 
 #include <math.h>
+#include <string.h>
 
 // ---- The time of training ------------------------------------------------------------------------
 
@@ -59,29 +60,83 @@ static iso_status save_state(train_run *run) {
 
 // ---- Steps --------------------------------------------------------------------------------------
 
-static iso_status make_step(train_run *run, const iso_batch *batch, double *loss) {
-    iso_tensor *output, *gradient;
-    train_schedule_step(run);
-    iso_optimizer_zero_grad(run->optimizer);
-    TRY(iso_module_forward(run->model, batch->images, &output));
-    TRY(iso_loss_compute(run->loss, output, batch->labels, loss, NULL, &gradient));
-    TRY(iso_module_backward(run->model, gradient, NULL));
-    if (!isnan(run->options->clip_grad_norm))
-        TRY(iso_clip_grad_norm(run->model, run->options->clip_grad_norm, 2, NULL));
-    iso_status status = iso_optimizer_step(run->optimizer);
-    // Parameters that are not finite stop an exchange of parameters on all ranks.
-    return run->periodic && status == ISO_ERR_STATE ? told(run, status) : status;
+int64_t train_steps_of(const train_options *options, int64_t batches) {
+    return (batches + options->accumulate - 1) / options->accumulate;
 }
 
-static void count_step(train_run *run, const iso_batch *batch, double loss, int64_t began) {
+static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+
+// Samples of this rank in a batch of the epoch; the same on all ranks.
+static int64_t batch_size(const train_run *run, int64_t batch) {
+    const train_options *o = run->options;
+    int64_t share = (run->world->info.count + run->world->ranks - 1) / run->world->ranks;
+    if (strcmp(o->sampler, "drop") == 0) return o->batch;
+    return smaller(o->batch, share - batch * o->batch);
+}
+
+static iso_status scale(iso_tensor *tensor, double factor) {
+    void *data;
+    TRY(iso_tensor_map(tensor, ISO_READ_WRITE, &data));
+    bool wide = iso_tensor_dtype(tensor) == ISO_F64;
+    for (int64_t i = 0; i < iso_tensor_count(tensor); i++)
+        if (wide)
+            ((double *)data)[i] *= factor;
+        else
+            ((float *)data)[i] *= (float)factor;
+    return iso_tensor_unmap(tensor);
+}
+
+static void count_batch(train_run *run, const iso_batch *batch, double loss) {
     double samples = (double)batch->n;
     run->sum.loss += loss * samples;
     run->sum.samples += samples;
     run->sum.eval_loss += loss * samples;
     run->sum.eval_samples += samples;
-    run->at.step++;
     run->at.batch = batch->index + 1;
-    run->step_ms[run->timed_steps++ % TRAIN_STEP_TIMES] = (double)(iso_now() - began) / 1e6;
+}
+
+// Adds the next batch's part to the gradient of the mean over `samples`.
+static iso_status add_gradient(train_run *run, int64_t samples) {
+    iso_batch batch;
+    iso_tensor *output, *gradient;
+    double loss;
+    TRY(iso_loader_next(run->train_loader, &batch));
+    TRY(iso_module_forward(run->model, batch.images, &output));
+    TRY(iso_loss_compute(run->loss, output, batch.labels, &loss, NULL, &gradient));
+    if (batch.n < samples) TRY(scale(gradient, (double)batch.n / (double)samples));
+    TRY(iso_module_backward(run->model, gradient, NULL));
+    count_batch(run, &batch, loss);
+    return ISO_OK;
+}
+
+// The gradient of one update: of --accumulate batches, or of what is left of the epoch. Ranks
+// exchange it once, in the last backward.
+static iso_status make_gradient(train_run *run) {
+    int64_t first = run->at.batch, samples = 0;
+    int64_t end = smaller(first + run->options->accumulate, iso_loader_batches(run->train_loader));
+    for (int64_t k = first; k < end; k++) samples += batch_size(run, k);
+    if (first + 1 < end) {
+        TRY(iso_data_parallel_begin_no_sync(run->model));
+        iso_status status = ISO_OK;
+        while (status >= 0 && run->at.batch + 1 < end) status = add_gradient(run, samples);
+        TRY(iso_data_parallel_end_no_sync(run->model));
+        TRY(status);
+    }
+    return add_gradient(run, samples);
+}
+
+static iso_status make_step(train_run *run) {
+    train_schedule_step(run);
+    iso_optimizer_zero_grad(run->optimizer);
+    TRY(make_gradient(run));
+    TRY(iso_strategy_reduce_gradients(run->strategy, run->model));
+    if (!isnan(run->options->clip_grad_norm))
+        TRY(iso_clip_grad_norm(run->model, run->options->clip_grad_norm, 2, NULL));
+    iso_status status = iso_optimizer_step(run->optimizer);
+    // Parameters that are not finite stop an exchange of parameters on all ranks.
+    TRY(run->periodic && status == ISO_ERR_STATE ? told(run, status) : status);
+    run->at.step++;
+    return ISO_OK;
 }
 
 static bool is_due(int64_t step, int64_t every) { return every > 0 && step % every == 0; }
@@ -104,18 +159,15 @@ static iso_status look_around(train_run *run) {
 static iso_status train_epoch(train_run *run, iso_progress_bar *bar) {
     TRY(iso_loader_start(run->train_loader, run->at.epoch, run->at.batch));
     start_clock(run);
-    while (run->at.step < run->steps) {
+    int64_t batches = iso_loader_batches(run->train_loader);
+    while (run->at.step < run->steps && run->at.batch < batches) {
         int64_t began = iso_now();
-        iso_batch batch;
-        double loss;
-        iso_status more = iso_loader_next(run->train_loader, &batch);
-        TRY(more);
-        if (more == ISO_PENDING) break;
-        TRY(make_step(run, &batch, &loss));
-        count_step(run, &batch, loss, began);
+        TRY(make_step(run));
+        run->step_ms[run->timed_steps++ % TRAIN_STEP_TIMES] = (double)(iso_now() - began) / 1e6;
         TRY(train_sync_look(run));
         TRY(look_around(run));
-        iso_progress_bar_update(bar, run->at.batch, run->sum.loss / run->sum.samples);
+        iso_progress_bar_update(bar, train_steps_of(run->options, run->at.batch),
+                                run->sum.loss / run->sum.samples);
     }
     return stop_clock(run);
 }
@@ -164,7 +216,7 @@ static iso_status run_epoch(train_run *run, train_figures *out) {
     if (observer && observer->epoch) observer->epoch(run->at.epoch, out, observer->user);
     TRY(check_finite(run, out->train_loss));
     train_schedule_epoch(run, out->test_loss);
-    if (run->periodic) TRY(iso_daso_epoch_loss(run->optimizer, out->train_loss, true));
+    TRY(iso_strategy_epoch_loss(run->strategy, run->optimizer, out->train_loss, true));
     TRY(train_sync_look(run)); // a policy may have decided
     begin_next_epoch(run, out->samples);
     if (run->at.step == run->steps) return ISO_OK;
@@ -178,7 +230,7 @@ static iso_status finish(train_run *run, train_figures *figures, train_result *o
     figures->seconds = run->sum.seconds;
     figures->samples = run->at.samples;
     TRY(iso_comm_allreduce_f64(run->world->comm, &figures->seconds, 1, ISO_MAX));
-    if (run->periodic) TRY(iso_daso_finish(run->optimizer));
+    TRY(iso_strategy_finish(run->strategy, run->optimizer));
     if (run->options->checkpoint) TRY(told(run, train_checkpoint_save(run)));
     TRY(told(run, train_check_finite(run, "the training diverged")));
     return told(run, train_report_summary(run, figures, out));

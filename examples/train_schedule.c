@@ -29,7 +29,7 @@ static int read_epochs(const char *text, int64_t *out) {
 }
 
 // In epochs where they are given, else at half and three quarters of the run.
-static iso_status set_milestones(train_run *run, int64_t batches, int64_t steps) {
+static iso_status set_milestones(train_run *run, int64_t epoch_steps, int64_t steps) {
     iso_schedule *s = &run->schedule;
     const char *text = run->options->milestones;
     int count = text ? read_epochs(text, NULL) : 2;
@@ -39,7 +39,7 @@ static iso_status set_milestones(train_run *run, int64_t batches, int64_t steps)
     if (!run->milestones) return train_error(ISO_ERR_NOMEM, "out of memory for --milestones");
     if (text) {
         read_epochs(text, run->milestones);
-        s->interval = batches;
+        s->interval = epoch_steps;
     } else {
         run->milestones[0] = steps / 2;
         run->milestones[1] = 3 * steps / 4;
@@ -50,12 +50,12 @@ static iso_status set_milestones(train_run *run, int64_t batches, int64_t steps)
 }
 
 // What a given --step-size means.
-static void set_step_size(train_run *run, int64_t batches) {
+static void set_step_size(train_run *run, int64_t epoch_steps) {
     int64_t epochs = run->options->step_size;
     if (epochs < 0) return;
-    run->schedule.t_0 = epochs * batches; // falls with every update
+    run->schedule.t_0 = epochs * epoch_steps; // falls with every update
     run->schedule.step_size = epochs;
-    if (is(run, "step")) run->schedule.interval = batches;
+    if (is(run, "step")) run->schedule.interval = epoch_steps;
 }
 
 static iso_status set_plateau(train_run *run) {
@@ -71,7 +71,7 @@ static iso_status set_plateau(train_run *run) {
 iso_status train_schedule_setup(train_run *run, iso_optimizer_kind optimizer, double lr) {
     const train_options *o = run->options;
     iso_schedule_kind kind = ISO_SCHEDULE_CONSTANT; // lowered on plateaus
-    int64_t warmup = o->warmup_lr_steps, batches = iso_loader_batches(run->train_loader);
+    int64_t warmup = o->warmup_lr_steps, epoch_steps = run->epoch_steps;
     int64_t steps = run->steps > warmup ? run->steps - warmup : 1;
     if (!is(run, "plateau")) TRY(iso_schedule_kind_parse(o->schedule, &kind));
     run->schedule = iso_schedule_default(kind, lr, steps);
@@ -80,9 +80,9 @@ iso_status train_schedule_setup(train_run *run, iso_optimizer_kind optimizer, do
     if (!isnan(o->gamma)) run->schedule.gamma = o->gamma;
     // A given momentum is meant; RMSprop has none unless it is given.
     run->schedule.cycle_momentum = isnan(o->momentum) && optimizer != ISO_RMSPROP;
-    if (kind == ISO_SCHEDULE_EXPONENTIAL) run->schedule.interval = batches;
-    set_step_size(run, batches);
-    if (kind == ISO_SCHEDULE_MULTI_STEP) TRY(set_milestones(run, batches, steps));
+    if (kind == ISO_SCHEDULE_EXPONENTIAL) run->schedule.interval = epoch_steps;
+    set_step_size(run, epoch_steps);
+    if (kind == ISO_SCHEDULE_MULTI_STEP) TRY(set_milestones(run, epoch_steps, steps));
     TRY(set_plateau(run));
     return iso_schedule_check(&run->schedule);
 }

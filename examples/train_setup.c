@@ -121,8 +121,8 @@ static iso_status check_outputs(const train_options *options) {
 iso_status train_setup_local(train_run *run) {
     const train_options *options = run->options;
     TRY(train_loaders_open(run));
-    run->steps = options->steps > 0 ? options->steps
-                                    : options->epochs * iso_loader_batches(run->train_loader);
+    run->epoch_steps = train_steps_of(options, iso_loader_batches(run->train_loader));
+    run->steps = options->steps > 0 ? options->steps : options->epochs * run->epoch_steps;
     run->test_step = -1;
     TRY(build_model(run));
     run->step_ms = calloc(TRAIN_STEP_TIMES, sizeof(*run->step_ms));
@@ -144,7 +144,7 @@ static double default_lr(iso_optimizer_kind kind) {
     }
 }
 
-iso_status train_optimizer_create(train_run *run) {
+iso_status train_optimizer_create(train_run *run, iso_optimizer **out) {
     const train_options *options = run->options;
     iso_optimizer_kind kind;
     TRY(iso_optimizer_kind_parse(options->optimizer, &kind));
@@ -153,9 +153,7 @@ iso_status train_optimizer_create(train_run *run) {
     if (!isnan(options->momentum)) hyper.momentum = options->momentum;
     if (!isnan(options->weight_decay)) hyper.weight_decay = options->weight_decay;
     TRY(train_schedule_setup(run, kind, hyper.lr));
-    iso_optimizer *inner;
-    TRY(iso_optimizer_create(kind, run->model, &hyper, &inner));
-    return iso_dp_optimizer_create_take(inner, run->model, &run->optimizer);
+    return iso_optimizer_create(kind, run->model, &hyper, out);
 }
 
 static iso_status open_log(train_run *run) {

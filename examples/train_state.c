@@ -107,6 +107,6 @@ iso_status train_state_load(train_run *run) {
     iso_status status = load(run, state);
     iso_state_destroy(&state);
     TRY(status);
-    if (run->periodic) TRY(iso_daso_get_stats(run->optimizer, &run->seen));
+    if (run->periodic) TRY(run->strategy->stats(run->optimizer, &run->seen));
     return ISO_OK;
 }

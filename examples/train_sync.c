@@ -4,114 +4,49 @@
 #include <math.h>
 #include <string.h>
 
-static bool is_sync(const train_options *options, const char *name) {
-    return strcmp(options->sync, name) == 0;
-}
-
-bool train_sync_is_periodic(const train_options *options) {
-    return !is_sync(options, "lazy") && !is_sync(options, "blocking");
-}
-
 // ---- Setting up ---------------------------------------------------------------------------------
 
-static iso_status parse_wire(const char *name, iso_dtype *out) {
-    *out = strcmp(name, "bf16") == 0 ? ISO_BF16 : strcmp(name, "f16") == 0 ? ISO_F16 : ISO_F32;
-    return ISO_OK;
-}
-
-static int64_t share_of(double share, int64_t steps) {
-    return (int64_t)ceil(share * (double)steps);
-}
-
-static iso_status daso_config(const train_run *run, iso_daso_config *out) {
+// What is of the strategy comes from options of the same name.
+static iso_status tie(train_run *run, iso_strategy_context *context) {
     const train_options *o = run->options;
-    iso_daso_config config = ISO_DASO_DEFAULT;
-    config.total_steps = run->steps;
-    if (!isnan(o->warmup)) config.warmup = o->warmup;
-    config.cooldown = o->cooldown;
-    config.warmup_steps = o->warmup_steps;
-    config.cooldown_steps = o->cooldown_steps;
-    config.global_skip = o->period;
-    config.max_global_skip = o->max_period;
-    config.batches_to_wait = o->wait;
-    config.local_skip = o->local_skip;
-    config.unit = strcmp(o->unit, "rank") == 0 ? ISO_SCOPE_RANK : ISO_SCOPE_NODE;
-    config.stability_level = o->stability_level;
-    config.max_divergence = o->max_divergence;
-    TRY(iso_merge_parse(o->merge, &config.merge));
-    TRY(parse_wire(o->wire, &config.wire));
-    TRY(iso_state_sync_parse(o->state, &config.state));
-    TRY(iso_policy_parse(o->policy, &config.policy));
-    *out = config;
-    return ISO_OK;
+    TRY(train_options_settings(o, context->settings));
+    if (o->sync_batchnorm) TRY(iso_sync_batchnorm_convert(run->model, context->comm, NULL));
+    iso_module *model = run->model;
+    run->model = NULL; // taken
+    TRY(iso_strategy_wrap_module_take(run->strategy, context, model, &run->model));
+    iso_optimizer *inner;
+    TRY(train_optimizer_create(run, &inner));
+    return iso_strategy_wrap_optimizer_take(run->strategy, context, inner, run->model,
+                                            &run->optimizer);
 }
 
-static iso_daso_config local_sgd_config(const train_run *run) {
-    const train_options *o = run->options;
-    if (is_sync(o, "localsgd")) return iso_local_sgd_config(run->steps, o->period);
-    int64_t warmup = o->warmup_steps;
-    if (warmup < 0) warmup = share_of(isnan(o->warmup) ? 0.5 : o->warmup, run->steps);
-    return iso_post_local_sgd_config(run->steps, warmup, o->period);
-}
-
-// HeAT's 4 epochs of warm-up and of cool-down would leave nothing between them in short runs.
-static int64_t heat_epochs(int64_t given, int64_t total) {
-    return given >= 0 ? given : total / 3 < 4 ? total / 3 : 4;
-}
-
-static iso_status heat_config(const train_run *run, iso_daso_heat_config *out) {
-    const train_options *o = run->options;
-    int64_t batches = iso_loader_batches(run->train_loader);
-    iso_daso_heat_config config = ISO_DASO_HEAT_DEFAULT;
-    config.total_epochs = (run->steps + batches - 1) / batches;
-    config.warmup_epochs = heat_epochs(o->warmup_epochs, config.total_epochs);
-    config.cooldown_epochs = heat_epochs(o->cooldown_epochs, config.total_epochs);
-    config.stability_level = o->stability_level;
-    config.max_global_skips = o->max_global_skips;
-    config.sending_chunk_size = o->sending_chunk_size;
-    config.use_mpi_groups = strcmp(o->use_mpi_groups, "yes") == 0;
-    config.skip_reduction_factor = o->skip_reduction_factor;
-    config.local_skip_factor = o->local_skip_factor;
-    config.last_batch = batches - 1;
-    TRY(parse_wire(o->downcast_type, &config.downcast_type));
-    *out = config;
-    return ISO_OK;
-}
-
-static iso_status wrap_optimizer(train_run *run) {
-    iso_optimizer *inner = run->optimizer;
-    iso_daso_config config;
-    iso_daso_heat_config heat;
-    if (is_sync(run->options, "daso-heat")) {
-        TRY(heat_config(run, &heat));
-        run->optimizer = NULL; // taken
-        return iso_daso_heat_create_take(inner, run->model, &heat, &run->optimizer);
-    }
-    if (is_sync(run->options, "daso"))
-        TRY(daso_config(run, &config));
-    else
-        config = local_sgd_config(run);
-    run->optimizer = NULL;
-    return iso_daso_create_take(inner, run->model, &config, &run->optimizer);
+static bool rounds(const train_options *o) {
+    return o->wire && strcmp(o->wire, "f32") != 0 && strcmp(o->wire, "noop") != 0;
 }
 
 iso_status train_sync_setup(train_run *run) {
-    iso_data_parallel_config config = ISO_DATA_PARALLEL_DEFAULT;
-    if (train_sync_is_periodic(run->options) && strcmp(run->options->dtype, "f32") != 0)
+    const train_options *o = run->options;
+    TRY(iso_strategy_find(o->sync, &run->strategy));
+    run->periodic = run->strategy->stats != NULL;
+    if (run->periodic && strcmp(o->dtype, "f32") != 0)
         return train_error(ISO_ERR_ARG,
                            "--sync %s exchanges parameters in f32: leave --dtype %s away, or use "
                            "--sync lazy",
-                           run->options->sync, run->options->dtype);
-    if (is_sync(run->options, "blocking")) config.sync = ISO_SYNC_BLOCKING;
-    if (!isnan(run->options->bucket_mb)) config.bucket_mb = run->options->bucket_mb;
-    iso_module *model = run->model;
-    run->model = NULL; // taken
-    TRY(iso_data_parallel_create_take(model, run->world->comm, &config, &run->model));
-    TRY(train_optimizer_create(run));
-    run->periodic = train_sync_is_periodic(run->options);
-    if (!run->periodic) return ISO_OK;
-    TRY(wrap_optimizer(run));
-    return iso_daso_get_stats(run->optimizer, &run->seen);
+                           o->sync, o->dtype);
+    if (strcmp(o->dtype, "f32") != 0 && rounds(o))
+        return train_error(ISO_ERR_ARG,
+                           "--wire %s rounds gradients of f32: leave it or --dtype %s away",
+                           o->wire, o->dtype);
+    iso_strategy_context context = {.comm = run->world->comm,
+                                    .data_parallel = ISO_DATA_PARALLEL_DEFAULT,
+                                    .total_steps = run->steps,
+                                    .steps_per_epoch = run->epoch_steps};
+    if (!isnan(o->bucket_mb)) context.data_parallel.bucket_mb = o->bucket_mb;
+    TRY(iso_settings_create(&context.settings));
+    iso_status status = tie(run, &context);
+    iso_settings_destroy(&context.settings);
+    TRY(status);
+    return run->periodic ? run->strategy->stats(run->optimizer, &run->seen) : ISO_OK;
 }
 
 // ---- Watching -----------------------------------------------------------------------------------
@@ -138,7 +73,7 @@ static void tell_sync(train_run *run, const iso_daso_stats *now) {
 iso_status train_sync_look(train_run *run) {
     iso_daso_stats now;
     if (!run->periodic) return ISO_OK;
-    TRY(iso_daso_get_stats(run->optimizer, &now));
+    TRY(run->strategy->stats(run->optimizer, &now));
     if (now.syncs > run->seen.syncs) tell_sync(run, &now);
     if (!same_policy(&now, &run->seen)) train_report_policy(run, &now);
     run->seen = now;
@@ -152,7 +87,7 @@ void train_traffic(const train_run *run, int64_t *sent, int64_t *between_nodes) 
     *sent = (int64_t)run->sum.bytes_sent + gradients.bytes_world + gradients.bytes_node;
     *between_nodes = (int64_t)run->sum.bytes_between + (nodes ? gradients.bytes_world : 0);
     iso_daso_stats parameters;
-    if (!run->periodic || iso_daso_get_stats(run->optimizer, &parameters) < 0) return;
+    if (!run->periodic || run->strategy->stats(run->optimizer, &parameters) < 0) return;
     *sent += parameters.bytes_sent;
     *between_nodes += parameters.bytes_between_nodes;
 }
@@ -161,6 +96,6 @@ double train_wait_ms(const train_run *run) {
     iso_reducer_stats gradients;
     iso_daso_stats parameters = {.wait_ms = 0};
     iso_reducer_get_stats(iso_data_parallel_reducer(run->model), &gradients);
-    if (run->periodic) (void)iso_daso_get_stats(run->optimizer, &parameters);
+    if (run->periodic) (void)run->strategy->stats(run->optimizer, &parameters);
     return run->sum.wait_ms + gradients.wait_ms + parameters.wait_ms;
 }

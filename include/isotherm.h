@@ -5,9 +5,11 @@
 #include <isotherm/checkpoint.h>
 #include <isotherm/clip.h>
 #include <isotherm/comm.h>
+#include <isotherm/comm_hook.h>
 #include <isotherm/daso.h>
 #include <isotherm/data.h>
 #include <isotherm/device.h>
+#include <isotherm/join.h>
 #include <isotherm/metrics.h>
 #include <isotherm/nn.h>
 #include <isotherm/optim.h>
@@ -18,6 +20,8 @@
 #include <isotherm/schedule.h>
 #include <isotherm/state_dict.h>
 #include <isotherm/status.h>
+#include <isotherm/strategy.h>
+#include <isotherm/sync_batchnorm.h>
 #include <isotherm/tensor.h>
 #include <isotherm/topology.h>
 #include <isotherm/trace.h>

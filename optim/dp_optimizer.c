@@ -2,6 +2,7 @@
 // calls it back for each layer when the next forward reaches that layer.
 #include "optim/optim_impl.h"
 #include "parallel/parallel_impl.h"
+#include "parallel/reducer_impl.h"
 
 typedef struct dp_optimizer {
     iso_optimizer base;
@@ -9,6 +10,8 @@ typedef struct dp_optimizer {
     iso__base_optimizer *core;
     iso_module *data_parallel; // retained
     iso_reducer *reducer;      // its
+    int id;                    // among those who update there
+    int *place;                // [the reducer's parameters]: the index in core
     iso_hyper *now;            // [groups], for step() to hand over
 } dp_optimizer;
 
@@ -17,23 +20,34 @@ static dp_optimizer *self_of(iso_optimizer *optimizer) {
 }
 
 static iso_status apply(int i, void *gradient, double scale, const void *hyper, void *user) {
-    iso__base_optimizer *core = ((dp_optimizer *)user)->core;
-    const iso_hyper *frozen = (const iso_hyper *)hyper + core->slot[i].group;
-    return core->base.ops->update(&core->base, i, gradient, scale, frozen);
+    const dp_optimizer *self = user;
+    iso__base_optimizer *core = self->core;
+    int k = self->place[i];
+    const iso_hyper *frozen = (const iso_hyper *)hyper + core->slot[k].group;
+    return core->base.ops->update(&core->base, k, gradient, scale, frozen);
+}
+
+static iso_status apply_piece(int i, size_t first, size_t count, void *gradient, double scale,
+                              const void *hyper, void *user) {
+    const dp_optimizer *self = user;
+    int k = self->place[i];
+    const iso_hyper *frozen = (const iso_hyper *)hyper + self->core->slot[k].group;
+    return iso__update_piece(self->core, k, (int64_t)first, (int64_t)count, gradient, scale,
+                             frozen);
 }
 
 static iso_status step(iso_optimizer *optimizer) {
     dp_optimizer *self = self_of(optimizer);
     iso__count_step(self->core);
     for (int g = 0; g < self->core->groups; g++) self->now[g] = *iso__group_hyper(self->core, g);
-    ISO_TRY(iso_reducer_step(self->reducer, self->now));
+    ISO_TRY(iso_reducer_step_of(self->reducer, self->id, self->now));
     return ISO_OK;
 }
 
 static void zero_grad(iso_optimizer *optimizer) {
     dp_optimizer *self = self_of(optimizer);
     iso_optimizer_zero_grad(self->inner);
-    iso_reducer_zero_grad(self->reducer);
+    iso__reducer_zero_grad_of(self->reducer, self->id);
 }
 
 static iso_status update(iso_optimizer *optimizer, int i, const void *gradient, double scale,
@@ -45,10 +59,11 @@ static iso_status update(iso_optimizer *optimizer, int i, const void *gradient, 
 static void destroy(iso_optimizer *optimizer) {
     dp_optimizer *self = self_of(optimizer);
     // Completes what is pending while there is still someone to apply it.
-    if (self->reducer && iso_reducer_set_apply(self->reducer, NULL, 0, NULL) < 0)
+    if (iso_reducer_remove_apply(self->reducer, self->id) < 0)
         iso__log(ISO_LOG_ERROR, "while completing pending updates: %s", iso_last_error()->message);
     iso_optimizer_destroy(&self->inner);
     iso_module_destroy(&self->data_parallel);
+    iso__free(self->place);
     iso__free(self->now);
     iso__free(self);
 }
@@ -69,21 +84,39 @@ iso_module *iso__dp_optimizer_module(const iso_optimizer *optimizer) {
     return iso_container_of(optimizer, dp_optimizer, base)->data_parallel;
 }
 
-static iso_status check_same_parameters(const iso__base_optimizer *core,
-                                        iso_module *data_parallel) {
+// Where each parameter of the optimizer stands in the reducer, and the other way round.
+static iso_status find_parameters(dp_optimizer *self, iso_module *data_parallel, int *mine) {
     iso_parameter *const *trainable;
     int count = iso__data_parallel_trainable(data_parallel, &trainable);
-    ISO_CHECK(count == core->count, ISO_ERR_ARG,
-              "the optimizer updates %d parameters but data_parallel exchanges %d: create both "
-              "from the same "
-              "module, and freeze parameters before",
-              core->count, count);
-    for (int i = 0; i < count; i++)
-        ISO_CHECK(trainable[i] == core->slot[i].parameter, ISO_ERR_ARG,
-                  "the optimizer updates \"%s\", which data_parallel does not exchange in its "
-                  "place: create "
-                  "both from the same module",
-                  core->slot[i].name);
+    ISO_TRY(iso__alloc_zero((size_t)count * sizeof(int), (void **)&self->place));
+    for (int k = 0; k < self->core->count; k++) {
+        int i = 0;
+        while (i < count && trainable[i] != self->core->slot[k].parameter) i++;
+        ISO_CHECK(
+            i < count, ISO_ERR_ARG,
+            "the optimizer updates \"%s\", which data_parallel does not exchange: create both "
+            "from the same module, and freeze parameters before",
+            self->core->slot[k].name);
+        self->place[i] = k;
+        mine[k] = i;
+    }
+    return ISO_OK;
+}
+
+static iso_status tie(dp_optimizer *self, iso_module *data_parallel) {
+    size_t bytes = (size_t)self->core->groups * sizeof(iso_hyper);
+    int *mine = NULL;
+    ISO_CHECK(self->core->count > 0, ISO_ERR_ARG, "the optimizer has nothing to update");
+    ISO_TRY(iso__alloc(bytes, (void **)&self->now));
+    ISO_TRY(iso__alloc((size_t)self->core->count * sizeof(int), (void **)&mine));
+    iso_status status = find_parameters(self, data_parallel, mine);
+    if (status == ISO_OK)
+        status = iso_reducer_add_apply(self->reducer, mine, self->core->count, apply, bytes, self,
+                                       &self->id);
+    if (status == ISO_OK && !iso__rule_of(self->core)->whole)
+        status = iso_reducer_set_apply_piece(self->reducer, self->id, apply_piece);
+    iso__free(mine);
+    ISO_TRY(status);
     return ISO_OK;
 }
 
@@ -97,22 +130,22 @@ iso_status iso_dp_optimizer_create_take(iso_optimizer *wrapped, iso_module *data
     ISO_CHECK_GOTO(iso_data_parallel_reducer(data_parallel), ISO_ERR_ARG,
                    "the optimizer can only be tied to a DataParallel module, not to a %s",
                    data_parallel->ops->type);
-    ISO_TRY_GOTO(check_same_parameters(core, data_parallel));
     ISO_TRY_GOTO(iso__alloc_zero(sizeof(*self), (void **)&self));
     *self = (dp_optimizer){.base = {.ops = &dp_optimizer_ops},
                            .inner = wrapped,
                            .core = core,
                            .reducer = iso_data_parallel_reducer(data_parallel)};
-    size_t bytes = (size_t)core->groups * sizeof(iso_hyper);
-    ISO_TRY_GOTO(iso__alloc(bytes, (void **)&self->now));
-    ISO_TRY_GOTO(iso_reducer_set_apply(self->reducer, apply, bytes, self));
+    ISO_TRY_GOTO(tie(self, data_parallel));
     core->tied = true;
     self->data_parallel = iso_module_retain(data_parallel);
     *out = &self->base;
     return ISO_OK;
 fail:
     iso_optimizer_destroy(&wrapped);
-    if (self) iso__free(self->now);
+    if (self) {
+        iso__free(self->place);
+        iso__free(self->now);
+    }
     iso__free(self);
     *out = NULL; // often the caller's pointer to the optimizer that is gone
     return status;

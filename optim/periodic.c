@@ -103,7 +103,7 @@ static iso_status prepare(iso__periodic *p, iso_status owner) {
 }
 
 static iso_status setup(iso__periodic *p, iso_status owner, const char *settings) {
-    p->comm = iso__data_parallel_comm(p->data_parallel);
+    p->comm = iso_data_parallel_comm(p->data_parallel);
     // A rank that failed alone, or goes by another plan, would leave the others waiting.
     ISO_TRY(iso_comm_agree(p->comm, prepare(p, owner)));
     ISO_TRY(iso__match(p->comm, NULL, 0, settings));

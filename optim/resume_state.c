@@ -228,11 +228,20 @@ static iso_status add_buffers(iso_state *self, iso_module *module) {
     return status;
 }
 
+// What a communication hook keeps from step to step, each rank of its own gradients.
+static iso_status add_hook_state(iso_state *self, const iso_reducer *reducer) {
+    if (!reducer || !reducer->hook_state) return ISO_OK;
+    ISO_TRY(iso_state_add(self, ISO_STATE_OWN, "hook_state", ISO_STATE_F32,
+                          (int64_t)reducer->hook_state_count, reducer->hook_state));
+    return ISO_OK;
+}
+
 // Whether ranks may have different parameters between steps.
 static bool ranks_differ(iso_module *module, iso_optimizer *optimizer) {
     const iso_reducer *reducer = iso_data_parallel_reducer(module);
     if (reducer && iso_comm_size(reducer->world) > 1 &&
-        (reducer->sync == ISO_SYNC_NONE || reducer->scope != ISO_SCOPE_WORLD))
+        (reducer->sync == ISO_SYNC_NONE || reducer->scope != ISO_SCOPE_WORLD ||
+         reducer->hook.silent))
         return true;
     for (; optimizer; optimizer = inner_of(optimizer))
         if (optimizer->ops->ranks_differ) return true;
@@ -247,14 +256,22 @@ static iso_status add_module(iso_state *self, iso_module *module) {
     iso_parameter_list_destroy(&list);
     ISO_TRY(status);
     ISO_TRY(add_buffers(self, module));
+    ISO_TRY(add_hook_state(self, iso_data_parallel_reducer(module)));
     ISO_TRY(collect_places(self, inner ? inner : module));
     return ISO_OK;
 }
 
 iso_status iso_training_state(iso_module *module, iso_optimizer *optimizer, iso_state *state) {
     bool parallel = iso_data_parallel_reducer(module) != NULL;
-    iso_comm *comm = parallel ? iso__data_parallel_comm(module) : NULL;
+    iso_comm *comm = parallel ? iso_data_parallel_comm(module) : NULL;
     ISO_CHECK(!state->table, ISO_ERR_STATE, "this state has a module and an optimizer already");
+    // One of them would be all that is saved.
+    int optimizers = parallel ? iso__reducer_appliers(iso_data_parallel_reducer(module)) : 1;
+    ISO_CHECK(
+        optimizers <= 1, ISO_ERR_UNSUPPORTED,
+        "the model has %d optimizers, and the state of one can be saved: use one optimizer "
+        "with parameter groups (iso_optimizer_add_group), or iso_optimizer_state_dict of each",
+        optimizers);
     if (parallel) ISO_TRY(iso_data_parallel_finish(module));
     iso__state_set_owner(state, ranks_differ(module, optimizer) ? ISO_STATE_OWN : ISO_STATE_SHARED);
     iso_status status = add_module(state, module);

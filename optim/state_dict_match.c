@@ -15,14 +15,30 @@ void iso_incompatible_keys_destroy(iso_incompatible_keys *keys) {
     *keys = (iso_incompatible_keys){0};
 }
 
-// The names of `a` that `b` lacks; *count names are to be freed on failure, too.
-static iso_status list_absent(const iso_state_dict *a, const iso_state_dict *b, char ***out,
-                              int *count) {
+// Whether a tensor of own is in dict: one that is shared under any of its names.
+static bool is_given(const iso_state_dict *own, int i, const iso_state_dict *dict) {
+    if (iso_state_dict_find(dict, own->item[i].name)) return true;
+    for (int k = 0; k < own->count; k++)
+        if (own->item[k].tensor == own->item[i].tensor &&
+            iso_state_dict_find(dict, own->item[k].name))
+            return true;
+    return false;
+}
+
+static bool is_known(const iso_state_dict *dict, int i, const iso_state_dict *own) {
+    return iso_state_dict_find(own, dict->item[i].name) != NULL;
+}
+
+typedef bool (*is_there)(const iso_state_dict *a, int i, const iso_state_dict *b);
+
+// The names of `a` that are not there in `b`; *count names are to be freed on failure, too.
+static iso_status list_absent(const iso_state_dict *a, const iso_state_dict *b, is_there there,
+                              char ***out, int *count) {
     void *memory;
     ISO_TRY(iso__alloc_zero((size_t)a->count * sizeof(char *), &memory));
     *out = memory;
     for (int i = 0; i < a->count; i++) {
-        if (iso_state_dict_find(b, a->item[i].name)) continue;
+        if (there(a, i, b)) continue;
         ISO_TRY(iso__strdup(a->item[i].name, &(*out)[*count]));
         *count += 1;
     }
@@ -83,8 +99,8 @@ iso_status iso__state_dict_match(const iso_state_dict *own, const iso_state_dict
                                  const char *what, bool strict, iso_incompatible_keys *keys) {
     iso_incompatible_keys found = {0};
     iso_status status;
-    ISO_TRY_GOTO(list_absent(own, dict, &found.missing, &found.missing_count));
-    ISO_TRY_GOTO(list_absent(dict, own, &found.unexpected, &found.unexpected_count));
+    ISO_TRY_GOTO(list_absent(own, dict, is_given, &found.missing, &found.missing_count));
+    ISO_TRY_GOTO(list_absent(dict, own, is_known, &found.unexpected, &found.unexpected_count));
     if (strict) ISO_TRY_GOTO(check_names(&found, what));
     for (int i = 0; i < own->count; i++) {
         const iso_tensor *given = iso_state_dict_find(dict, own->item[i].name);

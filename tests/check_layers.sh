@@ -65,7 +65,7 @@ awk -F: '
         row["parallel"] = 4; row["optim"] = 5
         count = split("status base trace base device device tensor tensor nn nn comm comm " \
             "data data checkpoint io metrics io reducer parallel parallel parallel " \
-            "optim optim daso optim topology comm resume optim schedule optim plateau optim state_dict optim clip parallel", list, " ")
+            "optim optim daso optim topology comm resume optim schedule optim plateau optim state_dict optim clip parallel sync_batchnorm parallel strategy optim comm_hook parallel join parallel", list, " ")
         for (i = 1; i < count; i += 2)
             public_module[list[i]] = list[i + 1]
     }
@@ -104,8 +104,8 @@ grep -E '^(src/parallel/(reducer|bucket)|include/isotherm/reducer)[^:]*:[0-9]+:(
     "$work/includes" | rule "the reducer knows no nn"
 
 grep -E '^optim/[^:]*:[0-9]+:(comm/|parallel/|isotherm/(comm|reducer|parallel)\.h)' "$work/includes" |
-    grep -vE '^optim/(dp_|daso|periodic|resume)' |
-    rule "in optim, only dp_*, daso*, periodic* and resume* know communication"
+    grep -vE '^optim/(dp_|daso|periodic|resume|strategy)' |
+    rule "in optim, only dp_*, daso*, periodic*, resume* and strategy* know communication"
 
 {
     grep -E ':mpi\.h$' "$work/includes" | grep -E '^(include|src|optim)/' || true

@@ -88,6 +88,7 @@ refused 0 "a device that is not there" '--device cuda is not supported: give cpu
 refused 0 "an element type that is not there" '--dtype bf16 is not supported: give f32' --dtype bf16
 refused 0 "no epochs" '--epochs 0: give a whole number' --epochs 0
 refused 0 "a batch that is no whole number" '--batch 1.5: give a whole number' --batch 1.5
+refused 0 "an update of no batch" '--accumulate 0: give a whole number' --accumulate 0
 refused 0 "a negative learning rate" '--lr -1: give a number' --lr -1
 refused 0 "a learning rate that is no number" '--lr nan: give a number' --lr nan
 refused 0 "a number with more after it" '--seed 1x: give a whole number' --seed 1x
@@ -96,6 +97,7 @@ refused 1 "ranks with different options" 'started with .* where rank 0 has .*sam
     --model mlp : -n 1 "$train" --model mlp --seed 2
 refused 0 "momentum without sgd" '--momentum is of --optimizer sgd.rmsprop, and this is adam' --momentum 0.9
 refused 0 "dropout without a layer for it" '--dropout is of --model cnn' --model mlp --dropout
+refused 0 "batch norms of a model without any" '--sync-batchnorm is of --model resnet18' --sync-batchnorm
 refused 0 "an option of daso" '--wait is of --sync daso, and this is lazy' --wait 4
 refused 0 "an option of several modes" '--period is of --sync daso.localsgd.postlocal' --period 4
 refused 0 "an option of daso-heat" '--warmup-epochs is of --sync daso-heat, and this is daso' \
@@ -107,6 +109,8 @@ refused 0 "a wait that is no number" '--wait soon: give a whole number' --sync d
 refused 0 "auto where it means nothing" '--period auto: give a whole number' --sync daso --period auto
 refused 0 "two options that say the same" '--warmup and --warmup-steps say the same thing' --sync daso \
     --warmup 0.1 --warmup-steps 3
+refused 2 "rounding of f64" '--wire bf16 rounds gradients of f32' --dtype f64 --wire bf16
+refused 2 "gradients' ways for parameters" 'wire=noop: give f32.bf16.f16' --sync daso --wire noop
 refused 0 "a limit without a policy" '--max-period is of --policy plateau|adaptive, and this is fixed' \
     --sync daso --max-period 4
 refused 0 "a share above 1" '--cooldown 2: give a number from 0 to 1' --sync daso --cooldown 2
@@ -182,6 +186,12 @@ for mode in pad:6 drop:4 overlap:6; do
     result $? "trains with --sampler ${mode%:*}"
 done
 
+# The same batch norms on 2 ranks, each over its own batch or over both.
+own=$(hash_with --data good --model resnet18 --batch 2 --epochs 1 --steps 2)
+both=$(hash_with --data good --model resnet18 --batch 2 --epochs 1 --steps 2 --sync-batchnorm)
+[ -n "$own" ] && [ -n "$both" ] && [ "$own" != "$both" ]
+result $? "trains with --sync-batchnorm"
+
 # ---- Files ----
 
 refused 2 "a log in a missing folder" 'cannot create log nowhere/log' --data good --log nowhere/log
@@ -198,6 +208,10 @@ refused 2 "an unknown way to sum in a node" 'ISO_NODE_COLLECTIVE is "pigeons": g
     --data good
 unset ISO_NODE_COLLECTIVE
 refused 2 "nothing to resume" 'no saved state nowhere.step' --data good --resume nowhere
+refused 2 "a setting that is an option" '--sync-option period: that is an option' --data good --sync localsgd \
+    --sync-option period=4
+refused 2 "a setting that a mode does not have" 'lazy has no setting "speed"' --data good --model mlp \
+    --sync-option speed=9
 refused 2 "a policy beyond its limit" 'max_global_skip' --data good --model mlp --sync daso \
     --policy adaptive --period 100
 run 0 "$train" --data good --checkpoint-every 5
@@ -322,6 +336,27 @@ sharp=$lazy
 run 2 "$train" --model mlp --steps 20 --sync blocking --quiet --log "$out/log"
 [ -n "$lazy" ] && [ "$lazy" = "$(field param_hash "$out/log")" ]
 result $? "lazy and blocking give the same parameters"
+
+full=$(field bytes_per_step "$out/log")
+run 2 "$train" --model mlp --steps 20 --stats --log "$out/log"
+grep '"event":"bucket"' "$out/log" | sed 's/[^0-9.:,]//g' >"$out/buckets" # of each field what is a number
+awk -F '[:,]' -v all="$(field bytes_per_step "$out/log")" '
+    { sum += $8; if ($14 < $12 || $16 < $14 || $10 != 20) exit 1 } # start, ready; done, start; exchanges
+    END { exit !(NR >= 2 && sum == all) }' "$out/buckets"
+good=$?
+[ "$status" = 0 ] && [ "$(grep -cE '^(fc|layers)' stdout)" -ge 3 ] || good=1
+result "$good" "--stats tells of each bucket when it was ready, left and came back"
+
+run 2 "$train" --model mlp --steps 20 --sync lazy --wire bf16 --quiet --log "$out/log"
+rounded=$(field param_hash "$out/log")
+[ $((2 * $(field bytes_per_step "$out/log"))) = "$full" ] && [ "$rounded" != "$lazy" ]
+result $? "--wire bf16 halves the bytes of a step"
+run 2 "$train" --model mlp --steps 20 --sync blocking --wire bf16 --quiet --log "$out/log"
+[ -n "$rounded" ] && [ "$rounded" = "$(field param_hash "$out/log")" ]
+result $? "lazy and blocking give the same parameters with --wire bf16"
+run 2 "$train" --model mlp --steps 20 --sync lazy --wire noop --log "$out/log"
+[ "$status" = 0 ] && [ "$(field bytes_sent "$out/log")" = 0 ] && grep -q 'rank 0 only' stdout
+result $? "--wire noop exchanges nothing and says so"
 
 for sync in lazy blocking; do
     run 2 "$train" --dtype f64 --model cnn --dropout --batch 16 --label-smoothing 0.1 --steps 4 \

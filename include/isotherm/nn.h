@@ -34,6 +34,9 @@ typedef struct iso_parameter {
     iso_status (*complete)(void *user, struct iso_parameter *parameter);
     void *complete_user;
     int optimizers; // that keep state for it, which has its element type
+    int references; // modules that use it: more than one where it is tied, see iso_module_tie
+    // Set by a wrapper that wants the gradient in pieces, each as early as may be; else NULL.
+    const struct iso_pieces *pieces;
 } iso_parameter;
 
 // Local, but collective when the module is wrapped by data_parallel: completes a pending update
@@ -42,8 +45,17 @@ iso_status iso_parameter_value(iso_parameter *parameter, iso_tensor **out);
 // The same for the gradient; a gradient that is logically zero is written as zeros first.
 iso_status iso_parameter_grad(iso_parameter *parameter, iso_tensor **out);
 
-// Parameters of a module and everything below it, in registration order, each once (shared modules
-// appear under their first name), with PyTorch-style names ("conv1.weight"); wrappers add no
+// Makes both modules use one parameter (PyTorch: module.weight = other.weight): parameter `name` of
+// module becomes `other_name` of other, with its value, gradient and requires_grad; what module had
+// is dropped. Names may go below ("encoder.weight"). Gradients of all uses add up. Before wrapping
+// and before any optimizer (ISO_ERR_STATE); of one shape and type (ISO_ERR_SHAPE, ISO_ERR_TYPE).
+// ISO_ERR_UNSUPPORTED if module's table has no `tied`. A wrapper, and iso_module_to, take all
+// modules that share a parameter or none (ISO_ERR_STATE).
+iso_status iso_module_tie(iso_module *module, const char *name, iso_module *other,
+                          const char *other_name);
+
+// Parameters of a module and everything below it, in registration order, each once (shared and tied
+// ones appear under their first name), with PyTorch-style names ("conv1.weight"); wrappers add no
 // prefix.
 typedef struct iso_parameter_list {
     int count;
@@ -118,6 +130,9 @@ typedef struct iso_module_ops {
     // After self->training has changed and before children are told (wrappers complete pending
     // work).
     iso_status (*train)(iso_module *self, bool training);
+    // parameter[] holds another one (iso_module_tie): to be taken over into pointers of its own.
+    // NULL: the layer's parameters cannot be replaced.
+    void (*tied)(iso_module *self);
     // Frees what the concrete type added; parameters, calls and children are freed by the base.
     void (*destroy)(iso_module *self);
     // forward applies call->activation; backward_params, or backward, or without parameters
@@ -146,6 +161,7 @@ struct iso_module {
     int references;
     int parameter_count, buffer_count, child_count;
     iso_parameter **parameter;
+    const char **parameter_name; // local; a tied one may have another name where it comes from
     iso_buffer **buffer;
     iso_module **child;
     const char **child_name;
@@ -280,10 +296,10 @@ typedef struct iso_batch_norm_config {
     bool no_running_stats;   // no buffers: evaluation takes the statistics of its batch too
 } iso_batch_norm_config;
 // y = (x - mean) / sqrt(var + eps) * weight + bias with the mean and biased variance of each
-// channel over the batch of this rank in training, with running_mean and running_var (which average
-// the unbiased variance) in evaluation. 1d takes [N, C] and [N, C, L], 2d [N, C, H, W];
-// ISO_ERR_SHAPE for one value per channel in training. weight starts as 1, bias as 0; buffers
-// running_mean, running_var, num_batches_tracked (i64).
+// channel over the batch of this rank (over all ranks': sync_batchnorm.h) in training, with
+// running_mean and running_var (which average the unbiased variance) in evaluation. 1d takes [N, C]
+// and [N, C, L], 2d [N, C, H, W]; ISO_ERR_SHAPE for one value per channel in training. weight
+// starts as 1, bias as 0; buffers running_mean, running_var, num_batches_tracked (i64).
 iso_status iso_batch_norm1d_create(iso_device *device, const iso_batch_norm_config *config,
                                    iso_module **out);
 iso_status iso_batch_norm2d_create(iso_device *device, const iso_batch_norm_config *config,

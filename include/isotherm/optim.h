@@ -78,15 +78,20 @@ struct iso_optimizer {
     iso_hyper hyper; // of a wrapper: unused; see iso_optimizer_hyper
 };
 
-// Local. Optimizer over the parameters of module that require gradients; state is allocated here
+// Local. Optimizer over the parameters of module that require gradients, a part of a model (one of
+// its children) as well as the whole; state is allocated here
 // (zeros, logical order). Retains the module. hyper NULL: the default. ISO_ERR_ARG for
 // hyperparameters PyTorch refuses (negative lr, ...).
 iso_status iso_optimizer_create(iso_optimizer_kind kind, iso_module *module, const iso_hyper *hyper,
                                 iso_optimizer **out);
 // DataParallelOptimizer: wraps an optimizer and ties it to a data_parallel module made from the
 // same module. step() then only freezes the hyperparameters; each layer is updated when the next
-// forward reaches it. Takes inner, on failure too. ISO_ERR_ARG if the two do not cover the same
-// parameters, ISO_ERR_STATE if another optimizer is tied already. Retains data_parallel.
+// forward reaches it. inner may be over a part of the module (a child of it). Further optimizers
+// may be tied over other parts: each steps for itself, as lazily, and zero_grad is of its own
+// parameters. Those that none has are averaged and not updated. Where two share a parameter, steps
+// wait for all exchanges and update at once, and a warning names it. A second step on the same
+// gradients is ISO_ERR_STATE. Takes inner, on failure too. ISO_ERR_ARG if inner updates what
+// data_parallel does not exchange. Retains data_parallel.
 iso_status iso_dp_optimizer_create_take(iso_optimizer *inner, iso_module *data_parallel,
                                         iso_optimizer **out);
 

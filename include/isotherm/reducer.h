@@ -5,11 +5,12 @@
 //   step:      iso_reducer_step(r, &hyper)            freezes hyper, moves nothing
 //   forward:   iso_reducer_param_needed(r, i)         waits for i's bucket and applies its update
 //
-// Gradients are summed over the ranks in buckets, in one agreed order (reverse of the list), with
-// non-blocking all-reduces. Mathematically this is synchronous SGD: nothing is stale.
+// Gradients are summed over the ranks in buckets, in one agreed order, with non-blocking
+// all-reduces. Mathematically this is synchronous SGD: nothing is stale.
 #ifndef ISOTHERM_REDUCER_H
 #define ISOTHERM_REDUCER_H
 
+#include <isotherm/comm_hook.h>
 #include <isotherm/topology.h>
 
 #ifdef __cplusplus
@@ -28,13 +29,45 @@ typedef struct iso_reducer_param {
     uint64_t
         shape_id; // anything that must agree across ranks besides count (e.g. a hash of the shape)
     const char *shape_text; // for the error message, e.g. "[32, 1, 3, 3]"; may be NULL
+    size_t row;             // > 0: it may be cut into pieces of whole rows of so many elements, see
+                            // iso_reducer_config.piece_bytes
+    bool local;             // not exchanged: its gradient stays this rank's own; values are
+                            // broadcast at creation all the same
 } iso_reducer_param;
 
 typedef enum iso_sync {
     ISO_SYNC_LAZY,     // wait at the next use of a parameter
     ISO_SYNC_BLOCKING, // the same collectives, each waited for at once
-    ISO_SYNC_NONE // no exchange at all (ranks drift apart): only to measure what the exchange costs
+    ISO_SYNC_NONE,     // no exchange at all (ranks drift apart): only to measure what the exchange
+                       // costs
+    ISO_SYNC_EXPLICIT  // blocking, when iso_reducer_all_reduce is called and not before (fairseq's
+                       // legacy DDP): no hooks, easy to follow
 } iso_sync;
+
+// In which order buckets leave. ISO_ORDER_NEED: what the next forward needs first overtakes; rank 0
+// makes a plan once, from ready and need times of the first steps, and all ranks keep to it.
+// ISO_ORDER_REVERSE: last layers first, as backward completes them. The bits are the same.
+typedef enum iso_order { ISO_ORDER_NEED, ISO_ORDER_REVERSE } iso_order;
+
+// What becomes of a parameter without a gradient in a backward.
+typedef enum iso_unused {
+    ISO_UNUSED_ERROR, // ISO_ERR_STATE on the rank where it is missing, naming it; the others get
+                      // zeros from there
+    ISO_UNUSED_ZERO,  // it contributes zeros and is updated
+    // PyTorch's find_unused_parameters, pytorch-pfn-extras' negotiate_grads: one more small
+    // reduction per step tells who has used what. Where no rank has, the gradient stays as it is
+    // and the parameter is not updated; where some have, the others contribute zeros.
+    ISO_UNUSED_NEGOTIATE
+} iso_unused;
+
+// When the sum of P ranks is divided: after it, before it (against overflow), by split_factor
+// before and P / split_factor after, or never.
+typedef enum iso_average_mode {
+    ISO_AVERAGE_POST,
+    ISO_AVERAGE_PRE,
+    ISO_AVERAGE_SPLIT,
+    ISO_AVERAGE_SUM
+} iso_average_mode;
 
 // Updates parameter i. gradient: count elements; the average over ranks is gradient * scale. hyper:
 // the copy frozen at step().
@@ -44,9 +77,24 @@ typedef iso_status (*iso_reducer_apply)(int i, void *gradient, double scale, con
 typedef struct iso_reducer_config {
     iso_sync sync;
     iso_scope scope; // over whom gradients are averaged
+    iso_order order;
+    iso_unused unused;
+    iso_average_mode average;
+    double split_factor;       // > 0, of ISO_AVERAGE_SPLIT
+    const iso_comm_hook *hook; // copied; NULL: iso_hook_plain
     // Layers are fused from the last one on, each element type for itself, until a bucket holds at
     // least this many bytes; 0: one per layer.
     size_t bucket_bytes;
+    // The same for the bucket that leaves first (the last layers), and for the one that leaves last
+    // (the first layers; it is the exposed one). 0: bucket_bytes.
+    size_t first_bucket_bytes, last_bucket_bytes;
+    // Instead of all three: for each bucket in the order in which they leave; the last entry holds
+    // for all that follow. Copied.
+    const size_t *bucket_list;
+    int bucket_list_count;
+    // Parameters that can be cut, of at least two pieces of this size, leave, come back and are
+    // updated piece by piece, so that less is left to do when the last one arrives. 0: never.
+    size_t piece_bytes;
 } iso_reducer_config;
 
 // Collective over comm. Sums go through messages or, where the ranks in scope are all on one node,
@@ -65,13 +113,32 @@ void *iso_reducer_grad(iso_reducer *reducer, int i);
 // first. Without one (NULL), gradients are only averaged: read them after iso_reducer_finish.
 iso_status iso_reducer_set_apply(iso_reducer *reducer, iso_reducer_apply apply, size_t hyper_bytes,
                                  void *user);
+// Several optimizers: each updates the parameters that it lists (NULL: all) and has a step of its
+// own. *id names it. Completes what is pending first. If two list the same parameter, nobody can
+// tell at a forward which updates are still to come: from then on every step waits for all
+// exchanges and updates at once (a warning says which parameter).
+iso_status iso_reducer_add_apply(iso_reducer *reducer, const int *params, int count,
+                                 iso_reducer_apply apply, size_t hyper_bytes, void *user, int *id);
+// Local. Parameters that are cut are updated piece by piece from now on: `count` elements of
+// parameter i from `first` on. Without it they are updated when their last piece has come back.
+typedef iso_status (*iso_reducer_apply_piece)(int i, size_t first, size_t count, void *gradient,
+                                              double scale, const void *hyper, void *user);
+iso_status iso_reducer_set_apply_piece(iso_reducer *reducer, int id, iso_reducer_apply_piece apply);
+iso_status iso_reducer_remove_apply(iso_reducer *reducer, int id);
+// As iso_reducer_step, for one of them. ISO_ERR_STATE for a second step on the same gradients.
+iso_status iso_reducer_step_of(iso_reducer *reducer, int id, const void *hyper);
 
 // Local unless it completes the list up to here; then issues exchanges. The gradient of i is final
 // for this backward. Once per parameter and backward (ISO_ERR_STATE otherwise).
 iso_status iso_reducer_grad_ready(iso_reducer *reducer, int i);
-// Collective in the sense that every rank must call it. Parameters without grad_ready since the
-// last step contribute zeros (their memory is zeroed). Freezes a copy of hyper for the update of
-// this step.
+// Local. Of a parameter that is cut: how many pieces it has (others: 1), and where piece k lies,
+// which has `count` elements from `first` on. grad_ready reports all that were not reported so.
+int iso_reducer_pieces(const iso_reducer *reducer, int i);
+void iso_reducer_piece(const iso_reducer *reducer, int i, int k, size_t *first, size_t *count);
+iso_status iso_reducer_piece_ready(iso_reducer *reducer, int i, int k);
+// Collective in the sense that every rank must call it. Closes the backward: parameters without
+// grad_ready are treated as config.unused says. Freezes a copy of hyper for the update of this
+// step.
 iso_status iso_reducer_step(iso_reducer *reducer, const void *hyper);
 // Waits for the exchange that carries parameter i, if one is pending, and applies the update if
 // step() asked for it. After it the value of i is current and its gradient memory is free for the
@@ -79,10 +146,24 @@ iso_status iso_reducer_step(iso_reducer *reducer, const void *hyper);
 iso_status iso_reducer_param_needed(iso_reducer *reducer, int i);
 // The same for all. Without a step() since the last backward, leaves averaged gradients in place.
 iso_status iso_reducer_finish(iso_reducer *reducer);
+// ISO_SYNC_EXPLICIT: sums all gradients now (those never reported are zeros) and leaves averages in
+// place. Collective, blocking.
+iso_status iso_reducer_all_reduce(iso_reducer *reducer);
 // Gradients will be overwritten by the next backward, so averages need not be kept after an update.
 void iso_reducer_zero_grad(iso_reducer *reducer);
 // Poll mode: a chance to progress; call it between layers.
 void iso_reducer_poll(iso_reducer *reducer);
+
+// ---- Uneven inputs (see join.h) ---------------------------------------------------------------------
+
+// Local, nothing may be pending. From the next backward on this rank's gradients count `weight`
+// times, and sums are divided by `total` (0: the number of ranks). Every rank gives the same total.
+iso_status iso_reducer_set_weight(iso_reducer *reducer, double weight, double total);
+// Collective as a backward is. This rank has no batch for this one: it takes part with zeros. Then
+// call step() as everybody.
+iso_status iso_reducer_shadow(iso_reducer *reducer);
+
+// ---- What happened ----------------------------------------------------------------------------------
 
 typedef struct iso_reducer_stats {
     long long steps; // step() calls
@@ -91,11 +172,32 @@ typedef struct iso_reducer_stats {
     // Payload of all exchanges so far, over all ranks and over the ranks of a node; an all-reduce
     // over P ranks sends 2 (P - 1) / P of it from each.
     long long bytes_world, bytes_node;
-    double wait_ms;     // total time the program stood in waits (lazy) or in exchanges (blocking)
-    double exchange_ms; // total of issue-to-completion over buckets, as seen by this rank
-    bool shared_memory; // f32 is summed in memory that all ranks share, not by messages
+    double wait_ms;      // total time the program stood in waits (lazy) or in exchanges (blocking)
+    double exchange_ms;  // total of issue-to-completion over buckets, as seen by this rank
+    bool shared_memory;  // f32 is summed in memory that all ranks share, not by messages
+    long long exchanges; // all-reduces of buckets so far
+    bool planned;        // the order by need is in force
 } iso_reducer_stats;
 void iso_reducer_get_stats(const iso_reducer *reducer, iso_reducer_stats *out);
+// What travels together: a line for each bucket, in the order in which a backward completes them,
+// with its bytes, element type and parameters. To be freed with iso_comm_free. ISO_LOG=info logs it
+// at creation.
+iso_status iso_reducer_bucket_text(const iso_reducer *reducer, char **out);
+
+// A bucket's means over `exchanges` so far, ms since the first gradient of the backward was ready,
+// on this rank. It is exposed as long as the program stood still for it: wait_ms. Hidden is 1 -
+// wait_ms / (done_ms - start_ms).
+typedef struct iso_bucket_stats {
+    const char *name;         // its layers; borrowed
+    size_t bytes, wire_bytes; // of gradients; of what travels
+    long long exchanges;
+    double ready_ms, start_ms, done_ms; // last gradient ready; left; came back
+    double need_ms;                     // the next forward reached it
+    double wait_ms;
+} iso_bucket_stats;
+// bucket: 0 to bucket_count - 1, in the order in which a backward completes them.
+iso_status iso_reducer_get_bucket_stats(const iso_reducer *reducer, int bucket,
+                                        iso_bucket_stats *out);
 // Collective. Median time in ms of one exchange of all buckets with nothing to hide behind, over
 // `repeats`; max over ranks. Nothing may be pending; gradient contents are undefined afterwards.
 iso_status iso_reducer_measure_exchange(iso_reducer *reducer, int repeats, double *ms);

@@ -30,19 +30,20 @@ void iso_incompatible_keys_destroy(iso_incompatible_keys *keys); // leaves {0}
 // ---- Modules --------------------------------------------------------------------------------------
 
 // Parameters and buffers of module and everything below it in registration order, named as PyTorch
-// names them ("layer1.0.bn1.running_mean"); a data_parallel wrapper adds no prefix, and a shared
-// tensor stands under its first name only. The tensors are the module's own, not copies. Local, but
-// collective when the module is wrapped by data_parallel: completes pending updates first, and so
-// holds until the next step. Buffers are this rank's. Under daso, evaluation mode shows the mean
-// over all ranks.
+// names them ("layer1.0.bn1.running_mean"); a data_parallel wrapper adds no prefix, and a shared or
+// tied tensor stands under each of its names, as there. The tensors are the module's own, not
+// copies. Local, but collective when the module is wrapped by data_parallel: completes pending
+// updates first, and so holds until the next step. Buffers are this rank's. Under daso, evaluation
+// mode shows the mean over all ranks.
 iso_status iso_module_state_dict(iso_module *module, iso_state_dict *out);
 
 // Copies tensors of dict into the parameters and buffers of the same names, f32 and f64 into each
 // other with conversion. ISO_ERR_MISMATCH names a tensor whose shape differs, or whose type differs
-// otherwise. strict: ISO_ERR_MISMATCH, listing names, unless both have the same names. Not strict:
-// loads what is common, and *keys (may be NULL) lists the rest, to be destroyed by the caller.
-// Nothing is changed on failure. Local, but collective when the module is wrapped by data_parallel
-// (completes pending updates first), and every rank must load the same then.
+// otherwise. strict: ISO_ERR_MISMATCH, listing names, unless both have the same names; of a shared
+// tensor one of its names is enough, and the last one holds. Not strict: loads what is common, and
+// *keys (may be NULL) lists the rest, to be destroyed by the caller. Nothing is changed on failure.
+// Local, but collective when the module is wrapped by data_parallel (completes pending updates
+// first), and every rank must load the same then.
 iso_status iso_module_load_state_dict(iso_module *module, const iso_state_dict *dict, bool strict,
                                       iso_incompatible_keys *keys);
 

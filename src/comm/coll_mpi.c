@@ -19,7 +19,17 @@ MPI_Datatype iso__mpi_type(iso_dtype dtype) {
     switch (dtype) {
     case ISO_F32: return MPI_FLOAT;
     case ISO_F64: return MPI_DOUBLE;
-    default: return MPI_DATATYPE_NULL; // 16-bit sums need an operation of our own
+    case ISO_BF16:
+    case ISO_F16: return MPI_UINT16_T; // as bits, for an operation of our own
+    default: return MPI_DATATYPE_NULL;
+    }
+}
+
+MPI_Op iso__mpi_sum(const iso__engine *engine, iso_dtype dtype) {
+    switch (dtype) {
+    case ISO_BF16: return engine->sum_bf16;
+    case ISO_F16: return engine->sum_f16;
+    default: return MPI_SUM;
     }
 }
 
@@ -98,11 +108,12 @@ void iso__choose_algorithm(char *text, size_t room) {
 
 int iso__mpi_allreduce(iso_request *request, int count, MPI_Comm mpi, MPI_Request *out) {
     return MPI_Iallreduce(MPI_IN_PLACE, request->next, count, iso__mpi_type(request->dtype),
-                          MPI_SUM, mpi, out);
+                          iso__mpi_sum(request->engine, request->dtype), mpi, out);
 }
 
 // The most elements of a part: of every block where there are blocks.
 static size_t part_of(const iso_request *request) {
+    if (request->stream) return request->left; // is a part of the stream's plan
     return (request->block > 0 ? BLOCK_BYTES : PART_BYTES) / request->unit;
 }
 
@@ -160,7 +171,7 @@ static iso_status post(iso_request *request) {
         post_bulk(request);
         return ISO_OK;
     }
-    ISO_TRY_MPI(post_part(request, request->comm->mpi, engine->in_flight));
+    ISO_TRY_MPI(post_part(request, request->mpi, engine->in_flight));
     engine->in_flight++;
     return ISO_OK;
 }

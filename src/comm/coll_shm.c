@@ -4,6 +4,9 @@
 // [r n / g, (r + 1) n / g) of all ranks, in the order of the ranks, and writes the sum into every
 // rank's memory; nobody else touches that slice. When all have said that they are done, the
 // exchange is complete. Nothing is copied, and the bits are the same on every rank.
+//
+// That takes exchanges that all ranks issue in one order. Those of a stream and those beside it are
+// in no such order: each stream has a queue of its own, with counters of its own on the boards.
 #include "comm/shared_impl.h"
 
 #include <string.h>
@@ -21,29 +24,33 @@ static size_t slice_start(size_t count, int rank, int size) {
 static iso_status post(iso_request *request) {
     const iso_comm *comm = request->comm;
     iso__shared *s = comm->shared;
+    iso__shared_queue *q = &s->queue[request->queue];
     size_t first = slice_start(request->left, comm->rank, comm->size);
     size_t end = slice_start(request->left, comm->rank + 1, comm->size);
     request->next += first * sizeof(float);
     request->left = end - first;
-    request->number = s->posted++;
-    *(s->first ? &s->last->next_in_line : &s->first) = request;
-    s->last = request;
-    if (!s->next) s->next = request;
+    request->number = q->posted++;
+    *(q->first ? &q->last->next_in_line : &q->first) = request;
+    q->last = request;
+    if (!q->next) q->next = request;
     // Release: who sees the number sees the data.
-    atomic_store_explicit(&s->board[comm->rank]->posted, s->posted, memory_order_release);
+    atomic_store_explicit(&s->board[comm->rank]->queue[request->queue].posted, q->posted,
+                          memory_order_release);
     return ISO_OK;
 }
 
-static bool all_have_posted(const iso__shared *s, uint64_t number) {
+static bool all_have_posted(const iso__shared *s, const iso_request *request) {
     for (int r = 0; r < s->comm->size; r++)
-        if (atomic_load_explicit(&s->board[r]->posted, memory_order_acquire) <= number)
+        if (atomic_load_explicit(&s->board[r]->queue[request->queue].posted,
+                                 memory_order_acquire) <= request->number)
             return false;
     return true;
 }
 
-static bool all_have_summed(const iso__shared *s, uint64_t number) {
+static bool all_have_summed(const iso__shared *s, const iso_request *request) {
     for (int r = 0; r < s->comm->size; r++)
-        if (atomic_load_explicit(&s->board[r]->summed, memory_order_acquire) <= number)
+        if (atomic_load_explicit(&s->board[r]->queue[request->queue].summed,
+                                 memory_order_acquire) <= request->number)
             return false;
     return true;
 }
@@ -68,9 +75,9 @@ static void sum_part(const iso__shared *s, size_t offset, size_t count) {
 
 // Sums the next part with the lock released, so that others can issue and complete exchanges, or
 // sum the part after it.
-static bool sum_next(iso__shared *s, iso__engine *engine) {
-    iso_request *request = s->next;
-    if (!request || !all_have_posted(s, request->number)) return false;
+static bool sum_next(iso__shared *s, iso__shared_queue *q, iso__engine *engine) {
+    iso_request *request = q->next;
+    if (!request || !all_have_posted(s, request)) return false;
     if (request->left == 0 && request->under_way > 0) return false; // others are at the last parts
     size_t part = request->left < PART ? request->left : PART;
     size_t offset = (size_t)(request->next - iso__shared_data(s, s->comm->rank));
@@ -81,26 +88,38 @@ static bool sum_next(iso__shared *s, iso__engine *engine) {
     sum_part(s, offset, part);
     pthread_mutex_lock(&engine->lock);
     if (--request->under_way > 0 || request->left > 0) return true;
-    s->next = request->next_in_line;
-    atomic_store_explicit(&s->board[s->comm->rank]->summed, request->number + 1,
-                          memory_order_release);
+    q->next = request->next_in_line;
+    atomic_store_explicit(&s->board[s->comm->rank]->queue[request->queue].summed,
+                          request->number + 1, memory_order_release);
     return true;
 }
 
-static void complete_summed(iso__shared *s) {
-    while (s->first && s->first != s->next && all_have_summed(s, s->first->number)) {
-        iso_request *request = s->first;
-        s->first = request->next_in_line;
+static void complete_summed(iso__shared *s, iso__shared_queue *q) {
+    while (q->first && q->first != q->next && all_have_summed(s, q->first)) {
+        iso_request *request = q->first;
+        q->first = request->next_in_line;
         iso__request_complete(request);
     }
 }
 
-static bool progress(iso__engine *engine) {
-    for (iso__shared *s = engine->shared; s; s = s->older) {
-        // True ends the walk: the list may have changed while the lock was released.
-        if (s->first && sum_next(s, engine)) return true;
-        complete_summed(s);
+// The queues take turns: a long exchange in one does not hold up a short one in another.
+static bool progress_queues(iso__shared *s, iso__engine *engine) {
+    int turn = s->turn;
+    for (int k = 0; k < ISO_QUEUES; k++) {
+        int i = (turn + k) % ISO_QUEUES;
+        iso__shared_queue *q = &s->queue[i];
+        if (!q->first) continue;
+        s->turn = (i + 1) % ISO_QUEUES;
+        if (sum_next(s, q, engine)) return true;
+        complete_summed(s, q);
     }
+    return false;
+}
+
+static bool progress(iso__engine *engine) {
+    for (iso__shared *s = engine->shared; s; s = s->older)
+        // True ends the walk: the list may have changed while the lock was released.
+        if (progress_queues(s, engine)) return true;
     return false;
 }
 

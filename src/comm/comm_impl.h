@@ -32,9 +32,10 @@ struct iso_request {
     const char *name;
     size_t bytes;
     int64_t posted_ns, done_ns;
-    char *next;  // what is not yet posted (MPI) or summed (shared memory: of this rank's slice)
-    size_t left; // elements from there
-    size_t unit; // bytes of an element
+    MPI_Comm mpi; // what it goes through, unless it is bulk
+    char *next;   // what is not yet posted (MPI) or summed (shared memory: of this rank's slice)
+    size_t left;  // elements from there
+    size_t unit;  // bytes of an element
     // MPI: posts so many elements from next on; an MPI return code.
     int (*call)(iso_request *request, int count, MPI_Comm mpi, MPI_Request *out);
     const char *send; // alltoall: as next
@@ -44,14 +45,21 @@ struct iso_request {
     iso_dtype dtype; // all-reduce
     int under_way;   // parts begun and not complete
     bool bulk;       // MPI: longer than a part, its parts go through the communicator's queue
+    struct iso__stream *stream; // whose part it is: goes whole, and back into the pool; or NULL
+    int stream_item;
     int mpi_error;   // MPI
-    uint64_t number; // shared memory: among the exchanges in this memory
+    int queue;       // shared memory: which one
+    uint64_t number; // shared memory: among the exchanges of that queue
     iso__request_state state;
     iso_request *older, *newer; // those that are not complete
     iso_request *next_in_line;  // of the communicator's or the memory's queue, or of the free list
 };
 
 typedef struct iso__shared iso__shared;
+
+// Of exchanges in the shared memory of a communicator, each in an order that all ranks share: one
+// for iso_comm_iallreduce, others for streams.
+#define ISO_QUEUES 8
 
 // One per process, attached to MPI_COMM_SELF so that MPI_Finalize stops it before MPI goes away.
 typedef struct iso__engine {
@@ -74,8 +82,12 @@ typedef struct iso__engine {
     int *completed;
     MPI_Status *statuses;
     iso_request *oldest, *newest; // everything that is not complete
+    uint64_t completions;         // of requests, so far
     iso__shared *shared;          // all memory that is shared with other ranks
+    struct iso__stream *streams;  // all that there are
     iso_request *free_list;
+    int promised; // requests that iso__request_reserve has made room for
+    MPI_Op sum_bf16, sum_f16; // sum16.c
 } iso__engine;
 
 // Gives the process's engine, starting it on first use with the wanted mode. Adds a reference.
@@ -88,16 +100,31 @@ void iso__engine_test_all(iso__engine *engine);
 iso_status iso__engine_reserve(iso__engine *engine, int more);
 // Wakes the helper if there is work and nobody waits; with the lock held.
 void iso__engine_kick(iso__engine *engine);
-// A wait for this request begins: adapts the helper's sleep. With the lock held.
-void iso__engine_adapt(iso__engine *engine, const iso_request *request);
+// A wait begins for what began at that time: adapts the helper's sleep. With the lock held.
+void iso__engine_adapt(iso__engine *engine, int64_t began_ns, bool done);
 // What a thread that waits for something else does meanwhile, where no helper does it.
 void iso__engine_assist(iso__engine *engine);
 
 // All with the lock held. A request that is posted from here on; complete: DONE, or FAILED with an
 // mpi_error; back into the pool.
+// Room for `more` further requests, and for MPI's, so that posting them will allocate nothing.
+iso_status iso__request_reserve(iso__engine *engine, int more);
 iso_status iso__request_begin(iso_comm *comm, const char *name, size_t bytes, iso_request **out);
 void iso__request_complete(iso_request *request);
 void iso__request_release(iso__engine *engine, iso_request **request);
+
+// What a thread waits for.
+typedef struct iso__awaited {
+    iso_comm *comm;
+    const char *name;
+    int64_t began_ns;
+    const void *what;
+    bool (*is_done)(const void *what);
+    bool (*idle)(void *user); // as of iso__stream_wait; may be NULL
+    void *user;
+} iso__awaited;
+// With the lock held, which is released between tests: drives progress until it is done.
+iso_status iso__engine_wait(iso__engine *engine, const iso__awaited *awaited);
 
 // How all-reduces are carried out: messages (coll_mpi.c) or shared memory (coll_shm.c). With the
 // lock held.
@@ -108,6 +135,8 @@ typedef struct iso__collective_ops {
     bool (*progress)(iso__engine *engine);
 } iso__collective_ops;
 extern const iso__collective_ops iso__collective_mpi, iso__collective_shm;
+const iso__collective_ops *iso__collective_choose(const iso_comm *comm, const void *data,
+                                                  size_t bytes, iso_dtype dtype);
 // The call of an all-reduce, a sum.
 int iso__mpi_allreduce(iso_request *request, int count, MPI_Comm mpi, MPI_Request *out);
 
@@ -124,7 +153,8 @@ struct iso_comm {
     int rank, size;
     double timeout_s;
     iso__engine *engine;
-    iso__shared *shared; // memory that all its ranks can reach; NULL: none
+    iso__shared *shared;          // memory that all its ranks can reach; NULL: none
+    bool queue_taken[ISO_QUEUES]; // by streams
 };
 
 // ISO_ERR_MISMATCH, naming `what`, unless all ranks give the same number. Collective.
@@ -170,6 +200,11 @@ iso_status iso__comm_ibcast(iso_comm *comm, void *data, size_t bytes, int root, 
 iso_status iso__comm_iallreduce_max(iso_comm *comm, double *data, int count, const char *name,
                                     iso_request **out);
 
-MPI_Datatype iso__mpi_type(iso_dtype dtype); // MPI_DATATYPE_NULL where MPI has no such type
+MPI_Datatype iso__mpi_type(iso_dtype dtype); // MPI_DATATYPE_NULL where nothing can be summed
+// The operation that sums elements of that type; with the types, for iso__mpi_type's only.
+MPI_Op iso__mpi_sum(const iso__engine *engine, iso_dtype dtype);
+// The engine's sums of 16-bit elements (sum16.c); freed before MPI goes away.
+iso_status iso__sum16_create(iso__engine *engine);
+void iso__sum16_free(iso__engine *engine);
 
 #endif

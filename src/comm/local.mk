@@ -12,4 +12,7 @@ libiso_core_la_SOURCES += \
     src/comm/request.c \
     src/comm/shared.c \
     src/comm/shared_impl.h \
+    src/comm/stream.c \
+    src/comm/stream.h \
+    src/comm/sum16.c \
     src/comm/topology.c

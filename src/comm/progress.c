@@ -1,5 +1,5 @@
 // The progress engine: a helper thread that sleeps between tests, or polling, or nothing.
-#include "comm/comm_impl.h"
+#include "comm/stream.h"
 
 #include <isotherm/trace.h>
 #include <string.h>
@@ -33,8 +33,12 @@ iso_status iso_progress_parse(const char *name, iso_progress *out) {
 
 void iso__engine_test_all(iso__engine *engine) {
     if (!engine->oldest || engine->finalized) return;
-    do iso__collective_mpi.progress(engine);
-    while (iso__collective_shm.progress(engine));
+    bool more;
+    do {
+        iso__collective_mpi.progress(engine);
+        more = iso__collective_shm.progress(engine);
+        more = iso__streams_issue(engine) || more; // what is complete has made room
+    } while (more);
 }
 
 void iso__engine_assist(iso__engine *engine) {
@@ -59,12 +63,12 @@ iso_status iso__engine_reserve(iso__engine *engine, int more) {
     return ISO_OK;
 }
 
-void iso__engine_adapt(iso__engine *engine, const iso_request *request) {
+void iso__engine_adapt(iso__engine *engine, int64_t began_ns, bool done) {
     // A wait right after the issue (the last bucket of a backward, blocking mode) finds nothing
     // complete at any sleep.
-    double age_us = (double)(iso_now() - request->posted_ns) * 1e-3;
+    double age_us = (double)(iso_now() - began_ns) * 1e-3;
     if (engine->sleep_fixed || age_us < 10 * engine->sleep_us) return;
-    double us = engine->sleep_us * (request->state != ISO_REQUEST_POSTED ? 1.1 : 0.7);
+    double us = engine->sleep_us * (done ? 1.1 : 0.7);
     engine->sleep_us = us < ISO_SLEEP_MIN_US   ? ISO_SLEEP_MIN_US
                        : us > ISO_SLEEP_MAX_US ? ISO_SLEEP_MAX_US
                                                : us;
@@ -140,7 +144,9 @@ static int on_finalize(MPI_Comm comm, int keyval, void *value, void *extra) {
     pthread_mutex_lock(&engine->lock);
     for (int64_t start = iso_now(); engine->oldest && iso_now() - start < DRAIN_NS;)
         iso__engine_test_all(engine);
-    if (engine->oldest)
+    if (!engine->oldest)
+        iso__sum16_free(engine);
+    else
         iso__log(ISO_LOG_ERROR,
                  "MPI_Finalize was called with exchanges that other ranks did not complete, the "
                  "first one that of \"%s\"",
@@ -200,11 +206,13 @@ static iso_status create(iso_progress wanted, iso__engine **out) {
     pthread_mutex_init(&engine->lock, NULL);
     pthread_cond_init(&engine->wake, NULL);
     engine->references = 1; // the attribute's
+    ISO_TRY_GOTO(iso__sum16_create(engine));
     ISO_TRY_GOTO(start(engine, wanted));
     *out = engine;
     return ISO_OK;
 fail:
     stop_helper(engine);
+    iso__sum16_free(engine);
     destroy(engine);
     return status;
 }

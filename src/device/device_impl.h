@@ -63,6 +63,10 @@ typedef struct iso__batch_norm_args {
     iso_activation act;                     // fused
     const iso_tensor *weight, *bias;        // [C]; NULL: 1 and 0
     iso_tensor *running_mean, *running_var; // [C]; updated if batch, where not NULL
+    // Of more values than x has, which batch_norm_moments and batch_norm_sums gave for their parts;
+    // on the host. NULL: forward takes those of x, backward those of dy.
+    const double *moments, *sums;
+    double count; // of values of a channel, where these are given
 } iso__batch_norm_args;
 
 typedef struct iso_device_ops {
@@ -102,6 +106,9 @@ typedef struct iso_kernel_ops {
                                          iso_tensor *db, bool accumulate_b); // dw, db may be NULL
     iso_status (*linear_backward_input)(iso_device *self, const iso_tensor *dy, const iso_tensor *w,
                                         iso_tensor *dx);
+    // part [N, C] = columns first .. first + C of x [N, K].
+    iso_status (*take_columns)(iso_device *self, const iso_tensor *x, int64_t first,
+                               iso_tensor *part);
     iso_status (*conv2d_forward)(iso_device *self, const iso_conv2d_config *c, const iso_tensor *x,
                                  const iso_tensor *w, const iso_tensor *b, iso_activation act,
                                  iso_tensor *y);
@@ -159,6 +166,15 @@ typedef struct iso_kernel_ops {
                                       const iso_tensor *x, const iso_tensor *dy, void *workspace,
                                       iso_tensor *dw, bool accumulate_w, iso_tensor *db,
                                       bool accumulate_b, iso_tensor *dx); // dw, db may be NULL
+    // The two in parts, for statistics over several batches. Moments of x: C means, then C sums of
+    // squares of the distances from them. Sums: C of dy before the activation, then C of that times
+    // the distance of x from the mean; dw and db follow from them. A backward with args->sums is
+    // left with dx alone.
+    iso_status (*batch_norm_moments)(iso_device *self, const iso_tensor *x, double *moments);
+    iso_status (*batch_norm_sums)(iso_device *self, const iso__batch_norm_args *args,
+                                  const iso_tensor *x, const iso_tensor *dy, void *workspace,
+                                  iso_tensor *dw, bool accumulate_w, iso_tensor *db,
+                                  bool accumulate_b, double *sums);
     // Rows of as many elements as w; all logical. statistics: [3, rows], from forward to backward.
     // w and b may be NULL: 1 and 0, then `size` counts the elements of a row.
     iso_status (*layer_norm_forward)(iso_device *self, double eps, int64_t size,

@@ -62,11 +62,18 @@ static iso_status backward_input(iso_module *self, iso_call *call, iso_tensor *g
                                                          l->weight->value, call->grad_in);
 }
 
+static void tied(iso_module *self) {
+    conv2d *l = iso_container_of(self, conv2d, base);
+    l->weight = self->parameter[0];
+    if (l->bias) l->bias = self->parameter[1];
+}
+
 static const iso_module_ops conv2d_ops = {
     .type = "Conv2d",
     .forward = forward,
     .backward_params = backward_params,
     .backward_input = backward_input,
+    .tied = tied,
     .fuses_relu = true,
 };
 

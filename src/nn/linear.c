@@ -19,15 +19,43 @@ static iso_status forward(iso_module *self, iso_call *call, iso_tensor *in, iso_
                                                   call->out);
 }
 
+// dw = dy^T x row by row: a piece of dw needs as many columns of dy.
+static iso_status backward_piece(iso_module *self, iso_call *call, iso_tensor *grad_out, int k) {
+    const iso_parameter *w = iso_container_of(self, linear, base)->weight;
+    iso_tensor *dw = w->pieces->grad[k];
+    const iso_kernel_ops *kernels = iso__kernels(call->in);
+    ISO_TRY(iso_call_tensor(self, &call->aux[0], 2, (int64_t[]){grad_out->shape[0], dw->shape[0]},
+                            ISO_LAYOUT_LOGICAL));
+    ISO_TRY(kernels->take_columns(self->device, grad_out, k * w->pieces->rows, call->aux[0]));
+    ISO_TRY(kernels->linear_backward_params(self->device, call->in, call->aux[0], dw, w->grad_valid,
+                                            NULL, false));
+    // Where the layer is used again in this backward, or another one has the weight too, it is not
+    // final yet.
+    if (self->call_depth > 0 || w->references > 1) return ISO_OK;
+    return w->pieces->ready(w->pieces, k);
+}
+
+static iso_status backward_pieces(iso_module *self, iso_call *call, iso_tensor *grad_out,
+                                  iso_tensor *db, bool accumulate_b) {
+    const iso_parameter *w = iso_container_of(self, linear, base)->weight;
+    if (db)
+        ISO_TRY(iso__kernels(call->in)->linear_backward_params(self->device, call->in, grad_out,
+                                                               NULL, false, db, accumulate_b));
+    for (int k = 0; k < w->pieces->count; k++) ISO_TRY(backward_piece(self, call, grad_out, k));
+    return ISO_OK;
+}
+
 static iso_status backward_params(iso_module *self, iso_call *call, iso_tensor *grad_out) {
     linear *l = iso_container_of(self, linear, base);
     iso_parameter *w = l->weight, *b = l->bias;
     ISO_TRY(iso__undo_activation(self, call, grad_out));
     iso_tensor *dw = w->requires_grad ? w->grad : NULL;
     iso_tensor *db = b && b->requires_grad ? b->grad : NULL;
+    bool accumulate_b = b && b->grad_valid;
     if (!dw && !db) return ISO_OK;
+    if (dw && w->pieces) return backward_pieces(self, call, grad_out, db, accumulate_b);
     return iso__kernels(call->in)->linear_backward_params(self->device, call->in, grad_out, dw,
-                                                          w->grad_valid, db, b && b->grad_valid);
+                                                          w->grad_valid, db, accumulate_b);
 }
 
 static iso_status backward_input(iso_module *self, iso_call *call, iso_tensor *grad_out,
@@ -39,11 +67,18 @@ static iso_status backward_input(iso_module *self, iso_call *call, iso_tensor *g
                                                          call->grad_in);
 }
 
+static void tied(iso_module *self) {
+    linear *l = iso_container_of(self, linear, base);
+    l->weight = self->parameter[0];
+    if (l->bias) l->bias = self->parameter[1];
+}
+
 static const iso_module_ops linear_ops = {
     .type = "Linear",
     .forward = forward,
     .backward_params = backward_params,
     .backward_input = backward_input,
+    .tied = tied,
     .fuses_relu = true,
 };
 

@@ -33,13 +33,11 @@ iso_status iso__module_new(size_t bytes, const iso_module_ops *ops, iso_device *
 
 static void destroy_parameters(iso_module *module) {
     for (int i = 0; i < module->parameter_count; i++) {
-        iso_parameter *p = module->parameter[i];
-        iso_tensor_destroy(&p->value);
-        iso_tensor_destroy(&p->grad);
-        iso__free((void *)p->name);
-        iso__free(p);
+        iso__parameter_release(module->parameter[i]);
+        iso__free((void *)module->parameter_name[i]);
     }
     iso__free(module->parameter);
+    iso__free(module->parameter_name);
 }
 
 static void destroy_buffers(iso_module *module) {
@@ -104,7 +102,7 @@ static iso_status check_name(const iso_module *module, const char *name) {
               "\"%s\" is no name inside a %s: a name is not empty and has no '.'", name ? name : "",
               module->ops->type);
     for (int i = 0; i < module->parameter_count; i++)
-        ISO_CHECK(strcmp(name, module->parameter[i]->name) != 0, ISO_ERR_ARG,
+        ISO_CHECK(strcmp(name, module->parameter_name[i]) != 0, ISO_ERR_ARG,
                   "%s already has a parameter named \"%s\"", module->ops->type, name);
     for (int i = 0; i < module->buffer_count; i++)
         ISO_CHECK(strcmp(name, module->buffer[i]->name) != 0, ISO_ERR_ARG,
@@ -121,18 +119,24 @@ iso_status iso_module_add_parameter(iso_module *module, const char *name, int nd
     void *array = module->parameter, *memory = NULL;
     ISO_TRY(grow(&array, module->parameter_count));
     module->parameter = array;
+    array = module->parameter_name;
+    ISO_TRY(grow(&array, module->parameter_count));
+    module->parameter_name = array;
 
     iso_parameter *p = NULL;
-    char *copy = NULL;
+    char *copy = NULL, *local = NULL;
     iso_status status = ISO_OK;
     ISO_TRY_GOTO(iso__alloc_zero(sizeof(*p), &memory));
     p = memory;
     ISO_TRY_GOTO(iso_tensor_create(module->device, module->dtype, ndim, shape, &p->value));
     ISO_TRY_GOTO(iso_tensor_create(module->device, module->dtype, ndim, shape, &p->grad));
     ISO_TRY_GOTO(iso_tensor_fill(p->value, 0));
+    ISO_TRY_GOTO(iso__strdup(name, &local));
     ISO_TRY_GOTO(iso__strdup(name, &copy));
     p->name = copy;
     p->requires_grad = true;
+    p->references = 1;
+    module->parameter_name[module->parameter_count] = local;
     module->parameter[module->parameter_count++] = p;
     if (out) *out = p;
     return ISO_OK;
@@ -142,6 +146,7 @@ fail:
         iso_tensor_destroy(&p->grad);
     }
     iso__free(p);
+    iso__free(local);
     return status;
 }
 
@@ -240,16 +245,18 @@ static iso_status convert(iso_tensor **slot, iso_dtype dtype) {
     return ISO_OK;
 }
 
+bool iso__parameter_is_free(const iso_parameter *p) {
+    return !p->complete && p->grad->capacity > 0 && p->optimizers == 0;
+}
+
 // The optimizer and the wrapper hold on to gradients and their types.
 static iso_status check_free(const iso_module *module) {
     char label[ISO_LABEL_ROOM];
-    for (int i = 0; i < module->parameter_count; i++) {
-        const iso_parameter *p = module->parameter[i];
-        ISO_CHECK(!p->complete && p->grad->capacity > 0 && p->optimizers == 0, ISO_ERR_STATE,
+    for (int i = 0; i < module->parameter_count; i++)
+        ISO_CHECK(iso__parameter_is_free(module->parameter[i]), ISO_ERR_STATE,
                   "%s cannot change its element type once it is wrapped or given to an optimizer: "
                   "do it before",
                   iso__module_label(module, label));
-    }
     for (int i = 0; i < module->child_count; i++) ISO_TRY(check_free(module->child[i]));
     return ISO_OK;
 }
@@ -275,6 +282,7 @@ iso_status iso_module_to(iso_module *module, iso_dtype dtype) {
               dtype >= 0 && dtype < ISO_DTYPE_COUNT ? iso_dtype_name(dtype) : "that");
     ISO_TRY(iso__device_check_dtype(module->device, dtype));
     ISO_TRY(check_free(module));
+    ISO_TRY(iso__module_check_tied(module, "converted"));
     ISO_TRY(convert_all(module, dtype));
     return ISO_OK;
 }

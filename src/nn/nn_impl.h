@@ -23,6 +23,13 @@ iso_status iso__call_layout(iso_module *module, iso_tensor **slot, iso_layout la
 typedef iso_status (*iso__module_visit)(iso_module *module, const char *path, void *user);
 iso_status iso__module_walk(iso_module *root, iso__module_visit visit, void *user);
 
+// Nobody holds on to its gradient or its type: not wrapped, and no optimizer has it.
+bool iso__parameter_is_free(const iso_parameter *parameter);
+// Drops the reference of one module.
+void iso__parameter_release(iso_parameter *parameter);
+// ISO_ERR_STATE if a parameter below root is tied to one of a module that is not. what: "wrapped".
+iso_status iso__module_check_tied(iso_module *root, const char *what);
+
 // Whether a parameter of the module itself / of it or anything below it requires a gradient.
 bool iso__module_trains_own(const iso_module *module);
 bool iso__module_trains(const iso_module *module);
@@ -38,8 +45,52 @@ iso_status iso__shape_error(const iso_module *module, const iso_tensor *in, cons
 // word i % 4 of block i / 4.
 iso_status iso__init_uniform(iso_parameter *parameter, int64_t fan_in, iso_rng *rng);
 
+// A gradient that is wanted in pieces of whole rows (of the first dimension). A layer that can
+// writes them one after the other, and says so as soon as each is final for this backward; what it
+// does not report is final when the layer's gradients are.
+typedef struct iso_pieces {
+    int count;
+    int64_t rows;      // of each but the last
+    iso_tensor **grad; // [count]: views of the parameter's gradient
+    iso_status (*ready)(const struct iso_pieces *self, int piece);
+} iso_pieces;
+
 // The 8 bytes of a dropout that its masks depend on besides forward_number; NULL for other modules.
 void *iso__dropout_key(iso_module *module);
+
+// ---- Batch norms with statistics over several ranks ----
+
+// The ranks, which nn does not know.
+typedef struct iso__norm_group {
+    // Sums numbers over the ranks in place, to the same bits on each of them. Blocks. NULL: there
+    // is one rank.
+    iso_status (*sum)(double *numbers, size_t count, void *user);
+    void (*release)(void *user);
+    void *user;
+} iso__norm_group;
+
+// The features of a batch norm, 0 for other modules.
+int64_t iso__batch_norm_features(const iso_module *module);
+// From the next training forward on the statistics of a batch norm are over the batches of this
+// group. On success the layer owns `user`, and releases the one it had.
+iso_status iso__batch_norm_share(iso_module *batch_norm, const iso__norm_group *group);
+const void *iso__batch_norm_user(const iso_module *batch_norm); // NULL: not shared
+
+// norm_sync.c, for norm.c.
+typedef struct iso__norm_sync {
+    iso__norm_group group;
+    int64_t channels;
+    double *numbers; // what is exchanged, 2 * channels + 1, and behind it 2 * channels of our own
+} iso__norm_sync;
+iso_status iso__norm_sync_create(int64_t channels, const iso__norm_group *group,
+                                 iso__norm_sync *out);
+void iso__norm_sync_destroy(iso__norm_sync *sync);
+// Puts the moments of all batches into args, until the next call.
+iso_status iso__norm_sync_moments(iso__norm_sync *sync, const iso_tensor *x,
+                                  iso__batch_norm_args *args);
+// The same for the sums of backward, from those of this batch in sync->numbers.
+iso_status iso__norm_sync_sums(iso__norm_sync *sync, const iso_tensor *x,
+                               iso__batch_norm_args *args);
 
 // Whether this is the relu layer (which sequential fuses into the layer before it).
 bool iso__module_is_relu(const iso_module *module);

@@ -26,18 +26,19 @@ typedef struct batch_norm {
     iso_batch_norm_config config;                   // with defaults filled in
     iso_parameter *weight, *bias;                   // NULL: none
     iso_buffer *running_mean, *running_var, *count; // NULL: none
+    iso__norm_sync sync;                            // zero: the statistics are this rank's own
 } batch_norm;
 
 static const iso_module_ops batch_norm1d_ops, batch_norm2d_ops;
 
-static iso_status check_input(const batch_norm *l, const iso_tensor *in, bool batch) {
+static iso_status check_input(const batch_norm *l, const iso_tensor *in, bool alone) {
     const iso_module *self = &l->base;
     long long c = (long long)l->config.num_features;
     bool two = self->ops == &batch_norm2d_ops;
     if ((two ? in->ndim != 4 : in->ndim != 2 && in->ndim != 3) || in->shape[1] != c)
         return two ? iso__shape_error(self, in, "[N, %lld, H, W]", c)
                    : iso__shape_error(self, in, "[N, %lld] or [N, %lld, L]", c, c);
-    if (batch && in->count == c)
+    if (alone && in->count == c)
         return iso__shape_error(self, in,
                                 "more than one value per channel in training (use a larger batch, "
                                 "or drop the last one)");
@@ -60,6 +61,20 @@ static bool takes_batch_statistics(const batch_norm *l, const iso_call *call) {
     return call->number > 0 || !l->running_mean;
 }
 
+// In training only, so that ranks may evaluate on their own.
+static bool shares_statistics(const batch_norm *l, const iso_call *call) {
+    return l->sync.group.sum && call->number > 0;
+}
+
+// The record of a failed exchange gets the name of the layer.
+static iso_status exchanged(const batch_norm *l, iso_status status) {
+    char label[ISO_LABEL_ROOM], said[sizeof(iso_last_error()->message)];
+    if (status >= 0) return status;
+    memcpy(said, iso_last_error()->message, sizeof(said));
+    return ISO_FAIL(status, "%s could not exchange its statistics: %s",
+                    iso__module_label(&l->base, label), said);
+}
+
 static iso__batch_norm_args args_of(const batch_norm *l, const iso_call *call) {
     return (iso__batch_norm_args){.eps = l->config.eps,
                                   .batch = takes_batch_statistics(l, call),
@@ -72,11 +87,13 @@ static iso_status batch_norm_forward(iso_module *self, iso_call *call, iso_tenso
                                      iso_tensor **out) {
     batch_norm *l = iso_container_of(self, batch_norm, base);
     iso__batch_norm_args args = args_of(l, call);
-    ISO_TRY(check_input(l, in, args.batch));
+    bool shares = shares_statistics(l, call);
+    ISO_TRY(check_input(l, in, args.batch && !shares));
     const iso_kernel_ops *kernels = iso__kernels(in);
     int64_t room = (int64_t)(kernels->batch_norm_workspace(self->device, in) / sizeof(float)) + 1;
     ISO_TRY(iso_call_tensor(self, &call->aux[0], 1, &room, ISO_LAYOUT_LOGICAL));
     ISO_TRY(iso_call_tensor(self, &call->out, in->ndim, in->shape, in->layout));
+    if (shares) ISO_TRY(exchanged(l, iso__norm_sync_moments(&l->sync, in, &args)));
     if (call->number > 0) ISO_TRY(count_batch(l, &args.factor));
     if (l->running_mean) {
         args.running_mean = l->running_mean->value;
@@ -86,6 +103,15 @@ static iso_status batch_norm_forward(iso_module *self, iso_call *call, iso_tenso
     return kernels->batch_norm_forward(self->device, &args, in, call->out, call->aux[0]->data);
 }
 
+// The gradients of the parameters, and the sums over all ranks on which that of the input depends.
+static iso_status shared_sums(batch_norm *l, iso_call *call, iso_tensor *grad_out,
+                              iso__batch_norm_args *args) {
+    ISO_TRY(iso__kernels(call->in)->batch_norm_sums(
+        l->base.device, args, call->in, grad_out, call->aux[0]->data, wanted_grad(l->weight),
+        accumulates(l->weight), wanted_grad(l->bias), accumulates(l->bias), l->sync.numbers));
+    return exchanged(l, iso__norm_sync_sums(&l->sync, call->in, args));
+}
+
 // Both gradients at once: the second reads what the first has just brought into the cache. Those of
 // the parameters are too small for it to matter that they leave a little later.
 static iso_status batch_norm_backward(iso_module *self, iso_call *call, iso_tensor *grad_out,
@@ -93,6 +119,7 @@ static iso_status batch_norm_backward(iso_module *self, iso_call *call, iso_tens
     batch_norm *l = iso_container_of(self, batch_norm, base);
     if (!grad_in && !iso__module_trains_own(self)) return ISO_OK;
     iso__batch_norm_args args = args_of(l, call);
+    if (grad_in && shares_statistics(l, call)) ISO_TRY(shared_sums(l, call, grad_out, &args));
     if (grad_in) *grad_in = grad_out; // in place: grad_out is ours to consume
     return iso__kernels(call->in)->batch_norm_backward(
         self->device, &args, call->in, grad_out, call->aux[0]->data, wanted_grad(l->weight),
@@ -100,16 +127,30 @@ static iso_status batch_norm_backward(iso_module *self, iso_call *call, iso_tens
         grad_in ? grad_out : NULL);
 }
 
+static void batch_norm_tied(iso_module *self) {
+    batch_norm *l = iso_container_of(self, batch_norm, base);
+    l->weight = self->parameter[0];
+    l->bias = self->parameter[1];
+}
+
+static void batch_norm_destroy(iso_module *self) {
+    iso__norm_sync_destroy(&iso_container_of(self, batch_norm, base)->sync);
+}
+
 static const iso_module_ops batch_norm1d_ops = {
     .type = "BatchNorm1d",
     .forward = batch_norm_forward,
     .backward = batch_norm_backward,
+    .tied = batch_norm_tied,
+    .destroy = batch_norm_destroy,
     .fuses_relu = true,
 };
 static const iso_module_ops batch_norm2d_ops = {
     .type = "BatchNorm2d",
     .forward = batch_norm_forward,
     .backward = batch_norm_backward,
+    .tied = batch_norm_tied,
+    .destroy = batch_norm_destroy,
     .fuses_relu = true,
 };
 
@@ -152,6 +193,24 @@ iso_status iso_batch_norm1d_create(iso_device *device, const iso_batch_norm_conf
 iso_status iso_batch_norm2d_create(iso_device *device, const iso_batch_norm_config *config,
                                    iso_module **out) {
     return batch_norm_create(device, &batch_norm2d_ops, config, out);
+}
+
+int64_t iso__batch_norm_features(const iso_module *module) {
+    if (module->ops != &batch_norm1d_ops && module->ops != &batch_norm2d_ops) return 0;
+    return iso_container_of(module, const batch_norm, base)->config.num_features;
+}
+
+iso_status iso__batch_norm_share(iso_module *module, const iso__norm_group *group) {
+    batch_norm *l = iso_container_of(module, batch_norm, base);
+    iso__norm_sync sync;
+    ISO_TRY(iso__norm_sync_create(l->config.num_features, group, &sync));
+    iso__norm_sync_destroy(&l->sync);
+    l->sync = sync;
+    return ISO_OK;
+}
+
+const void *iso__batch_norm_user(const iso_module *module) {
+    return iso_container_of(module, const batch_norm, base)->sync.group.user;
 }
 
 // ---- LayerNorm ---------------------------------------------------------------------------------
@@ -210,11 +269,18 @@ static iso_status layer_norm_backward_input(iso_module *self, iso_call *call, is
     return iso__call_layout(self, &call->grad_in, call->in->layout, grad_out, grad_in);
 }
 
+static void layer_norm_tied(iso_module *self) {
+    layer_norm *l = iso_container_of(self, layer_norm, base);
+    l->weight = self->parameter[0];
+    l->bias = self->parameter[1];
+}
+
 static const iso_module_ops layer_norm_ops = {
     .type = "LayerNorm",
     .forward = layer_norm_forward,
     .backward_params = layer_norm_backward_params,
     .backward_input = layer_norm_backward_input,
+    .tied = layer_norm_tied,
 };
 
 static iso_status check_layer_norm(const iso_layer_norm_config *c) {

@@ -88,7 +88,7 @@ static iso_status collect(iso_module *module, const char *path, void *user) {
     for (int i = 0; i < module->parameter_count; i++) {
         iso_parameter *p = module->parameter[i];
         if (listed(list, p)) continue;
-        ISO_TRY(full_name(path, p->name, &list->name[list->count]));
+        ISO_TRY(full_name(path, module->parameter_name[i], &list->name[list->count]));
         list->item[list->count] = p;
         list->owner[list->count++] = module;
     }

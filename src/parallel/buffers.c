@@ -1,9 +1,9 @@
-// Buffers under data_parallel: equal when training starts, and again in evaluation.
+// Buffers under data_parallel: what ranks make of them, all in one exchange.
 #include "parallel/parallel_impl.h"
 
+#include "comm/comm_impl.h"
 #include "tensor/tensor_impl.h"
 
-#include <isotherm/comm.h>
 #include <string.h>
 
 uint64_t iso__buffers_fingerprint(const iso_buffer_list *list) {
@@ -31,6 +31,8 @@ iso_status iso__buffers_broadcast(iso_comm *comm, const iso_buffer_list *list) {
     return ISO_OK;
 }
 
+static size_t bytes_of(const iso_tensor *t) { return (size_t)t->count * iso_dtype_size(t->dtype); }
+
 static bool is_count(const iso_tensor *t) { return t->dtype == ISO_I64; }
 
 static size_t elements(const iso_buffer_list *list, bool counts) {
@@ -40,56 +42,167 @@ static size_t elements(const iso_buffer_list *list, bool counts) {
     return sum;
 }
 
-static void move_float(const iso_tensor *t, void *data, double *packed, double factor, bool out) {
-    for (int64_t i = 0; i < t->count; i++) {
-        float *f = (float *)data + i;
-        double *d = (double *)data + i;
-        if (out)
-            packed[i] = t->dtype == ISO_F64 ? *d : (double)*f;
-        else if (t->dtype == ISO_F64)
-            *d = packed[i] * factor;
-        else
-            *f = (float)(packed[i] * factor);
-    }
-}
+// Calls `each` for the memory of every buffer, from one place in the packed array to the next:
+// elements where all is double, else bytes.
+typedef size_t (*visit)(const iso_tensor *t, void *data, void *packed,
+                        const iso__buffer_sync *sync);
 
-// Buffers to one array (out) or back, times factor unless they count.
-static iso_status move(const iso_buffer_list *list, bool counts, void *packed, double factor,
-                       bool out) {
-    for (int i = 0; i < list->count; i++) {
-        iso_tensor *t = list->item[i]->value;
-        if (is_count(t) != counts) continue;
+static iso_status for_each(const iso__buffer_sync *sync, iso_access access, visit each) {
+    char *packed = sync->packed;
+    for (int i = 0; i < sync->list->count; i++) {
+        iso_tensor *t = sync->list->item[i]->value;
         void *data;
-        ISO_TRY(iso_tensor_map(t, out ? ISO_READ : ISO_WRITE, &data));
-        if (counts)
-            memcpy(out ? packed : data, out ? data : packed, (size_t)t->count * sizeof(int64_t));
-        else
-            move_float(t, data, packed, factor, out);
+        ISO_TRY(iso_tensor_map(t, access, &data));
+        packed += each(t, data, packed, sync);
         ISO_TRY(iso_tensor_unmap(t));
-        packed = (double *)packed + t->count; // both kinds have 8 bytes
     }
     return ISO_OK;
 }
 
-static iso_status reduce(iso_comm *comm, const iso_buffer_list *list, bool counts, void *packed) {
-    size_t n = elements(list, counts);
-    if (n == 0) return ISO_OK;
-    ISO_TRY(move(list, counts, packed, 1, true));
-    if (counts)
-        ISO_TRY(iso_comm_allreduce_i64(comm, packed, n, ISO_MAX));
-    else
-        ISO_TRY(iso_comm_allreduce_f64(comm, packed, n, ISO_SUM));
-    return move(list, counts, packed, 1 / (double)iso_comm_size(comm), false);
+// ---- Rank 0's -------------------------------------------------------------------------------------
+
+static size_t put_bytes(const iso_tensor *t, void *data, void *packed,
+                        const iso__buffer_sync *sync) {
+    (void)sync;
+    memcpy(packed, data, bytes_of(t));
+    return bytes_of(t);
 }
 
-iso_status iso__buffers_average(iso_comm *comm, const iso_buffer_list *list) {
-    size_t floats = elements(list, false), counts = elements(list, true);
-    if (iso_comm_size(comm) == 1 || floats + counts == 0) return ISO_OK;
-    void *packed;
-    ISO_TRY(iso__alloc((floats > counts ? floats : counts) * sizeof(double), &packed));
-    iso_status status = reduce(comm, list, false, packed);
-    if (status == ISO_OK) status = reduce(comm, list, true, packed);
-    iso__free(packed);
-    ISO_TRY(status);
+static size_t take_bytes(const iso_tensor *t, void *data, void *packed,
+                         const iso__buffer_sync *sync) {
+    (void)sync;
+    memcpy(data, packed, bytes_of(t));
+    return bytes_of(t);
+}
+
+static iso_status broadcast(const iso__buffer_sync *sync) {
+    bool root = iso_comm_rank(sync->comm) == sync->root;
+    if (root) ISO_TRY(for_each(sync, ISO_READ, put_bytes));
+    ISO_TRY(iso_comm_bcast(sync->comm, sync->packed, sync->bytes, sync->root));
+    return root ? ISO_OK : for_each(sync, ISO_WRITE, take_bytes);
+}
+
+// ---- The mean, and the largest count --------------------------------------------------------------
+
+// A sum gives the largest count, too, if each rank has a place of its own for it. Halves of a count
+// are exact in double.
+static size_t put_counts(const iso_tensor *t, const int64_t *count, double *packed,
+                         const iso_comm *comm) {
+    size_t n = 2 * (size_t)t->count, all = n * (size_t)iso_comm_size(comm);
+    memset(packed, 0, all * sizeof(double));
+    packed += n * (size_t)iso_comm_rank(comm);
+    for (int64_t i = 0; i < t->count; i++) {
+        packed[2 * i] = (double)(count[i] >> 32);
+        packed[2 * i + 1] = (double)(count[i] & 0xffffffff);
+    }
+    return all * sizeof(double);
+}
+
+static size_t take_counts(const iso_tensor *t, int64_t *count, const double *packed,
+                          const iso_comm *comm) {
+    size_t n = 2 * (size_t)t->count, all = n * (size_t)iso_comm_size(comm);
+    for (int64_t i = 0; i < t->count; i++) {
+        count[i] = INT64_MIN;
+        for (size_t at = 2 * (size_t)i; at < all; at += n) {
+            int64_t c = (int64_t)packed[at] * ((int64_t)1 << 32) + (int64_t)packed[at + 1];
+            if (c > count[i]) count[i] = c;
+        }
+    }
+    return all * sizeof(double);
+}
+
+static size_t put_numbers(const iso_tensor *t, void *data, void *packed,
+                          const iso__buffer_sync *sync) {
+    double *to = packed;
+    if (is_count(t)) return put_counts(t, data, packed, sync->comm);
+    for (int64_t i = 0; i < t->count; i++)
+        to[i] =
+            sync->weight * (t->dtype == ISO_F64 ? ((double *)data)[i] : (double)((float *)data)[i]);
+    return (size_t)t->count * sizeof(double);
+}
+
+static size_t take_numbers(const iso_tensor *t, void *data, void *packed,
+                           const iso__buffer_sync *sync) {
+    const double *from = packed;
+    double factor = 1 / sync->total;
+    if (is_count(t)) return take_counts(t, data, packed, sync->comm);
+    for (int64_t i = 0; i < t->count; i++) {
+        if (t->dtype == ISO_F64)
+            ((double *)data)[i] = from[i] * factor;
+        else
+            ((float *)data)[i] = (float)(from[i] * factor);
+    }
+    return (size_t)t->count * sizeof(double);
+}
+
+static iso_status average(const iso__buffer_sync *sync) {
+    ISO_TRY(for_each(sync, ISO_READ, put_numbers));
+    ISO_TRY(
+        iso_comm_allreduce_f64(sync->comm, sync->packed, sync->bytes / sizeof(double), ISO_SUM));
+    return for_each(sync, ISO_WRITE, take_numbers);
+}
+
+// ---- Modes ----------------------------------------------------------------------------------------
+
+static size_t packed_bytes(const iso__buffer_sync *sync) {
+    const iso_buffer_list *list = sync->list;
+    size_t bytes = 0, places = 2 * (size_t)iso_comm_size(sync->comm);
+    if (sync->config.mode == ISO_BUFFERS_AVERAGE)
+        return (elements(list, false) + elements(list, true) * places) * sizeof(double);
+    for (int i = 0; i < list->count; i++) bytes += bytes_of(list->item[i]->value);
+    return bytes;
+}
+
+static iso_status check(const iso_buffer_config *c) {
+    ISO_CHECK((int)c->mode >= 0 && c->mode <= ISO_BUFFERS_NONE, ISO_ERR_ARG,
+              "unknown mode %d for buffers", (int)c->mode);
+    ISO_CHECK((int)c->when >= 0 && c->when <= ISO_BUFFERS_ON_CALL, ISO_ERR_ARG,
+              "buffers are to be synchronised at an unknown time, %d", (int)c->when);
     return ISO_OK;
+}
+
+iso_status iso__buffer_sync_create(iso_comm *comm, const iso_buffer_list *list,
+                                   const iso_buffer_config *config, iso__buffer_sync *out) {
+    iso__buffer_sync sync = {.comm = comm,
+                             .list = list,
+                             .config = *config,
+                             .due = true,
+                             .weight = 1,
+                             .total = iso_comm_size(comm)};
+    iso_status status = check(config);
+    bool alone = iso_comm_size(comm) == 1 || list->count == 0;
+    if (status == ISO_OK && !alone && config->mode != ISO_BUFFERS_NONE && !config->function) {
+        sync.bytes = packed_bytes(&sync);
+        status = iso__alloc(sync.bytes, &sync.packed);
+    }
+    *out = sync;
+    ISO_TRY(iso_comm_agree(comm, status));
+    int64_t chosen = config->mode + 10 * config->when + (config->function ? 100 : 0);
+    return iso__comm_check_equal(comm, chosen, "what becomes of buffers (config.buffers)");
+}
+
+void iso__buffer_sync_destroy(iso__buffer_sync *sync) {
+    iso__free(sync->packed);
+    *sync = (iso__buffer_sync){0};
+}
+
+void iso__buffer_sync_weigh(iso__buffer_sync *sync, double weight, double total, int root) {
+    sync->weight = weight;
+    sync->total = total;
+    sync->root = root;
+}
+
+iso_status iso__buffer_sync_run(iso__buffer_sync *sync) {
+    const iso_buffer_config *c = &sync->config;
+    if (c->mode == ISO_BUFFERS_NONE || sync->list->count == 0) return ISO_OK;
+    if (c->function) return c->function(sync->list, sync->comm, c->user);
+    if (!sync->packed) return ISO_OK; // one rank
+    return c->mode == ISO_BUFFERS_RANK0 ? broadcast(sync) : average(sync);
+}
+
+iso_status iso__buffer_sync_at(iso__buffer_sync *sync, iso_buffer_when now) {
+    iso_buffer_when when = sync->config.when;
+    // Those of the last forward were not yet synchronised.
+    if (now == ISO_BUFFERS_AT_EVALUATION && when == ISO_BUFFERS_BEFORE_FORWARD) when = now;
+    return when == now ? iso__buffer_sync_run(sync) : ISO_OK;
 }

@@ -1,119 +1,273 @@
 // DataParallel: connects the hooks of a module to the reducer, and completes pending work before
 // anyone looks.
-#include "parallel/parallel_impl.h"
-#include "parallel/reducer_impl.h"
-
-#include "nn/nn_impl.h"
-#include "tensor/tensor_impl.h"
-
-// What a hooked module needs to find its parameters in the reducer: trainable ones are adjacent.
-typedef struct layer_link {
-    struct data_parallel *owner;
-    int first, count;
-} layer_link;
-
-typedef struct data_parallel {
-    iso_module base; // its one child is the wrapped module
-    iso_comm *comm;
-    iso_reducer *reducer;
-    iso_parameter_list list;
-    iso_buffer_list buffers;
-    iso_parameter **trainable; // index = the reducer's
-    int trainable_count;
-    layer_link *link;
-    int link_count;
-    iso__train_hook hook;
-    void *hook_user;
-    bool evaluating;
-    int no_sync; // how deep
-} data_parallel;
-
-static const iso_module_ops data_parallel_ops;
-
-static data_parallel *self_of(iso_module *module) {
-    return iso_container_of(module, data_parallel, base);
-}
-
-static bool is_data_parallel(const iso_module *module) { return module->ops == &data_parallel_ops; }
+#include "parallel/data_parallel_impl.h"
 
 // ---- Hooks ----------------------------------------------------------------------------------------
 
 // The first parameter brings in the rest of its layer, but for those of another element type.
 static iso_status before_forward(iso_module *module, void *user) {
     (void)module;
-    layer_link *link = user;
-    if (link->count == 0) {
-        iso_reducer_poll(link->owner->reducer);
-        return ISO_OK;
-    }
-    const iso_reducer *r = link->owner->reducer;
+    iso__layer_link *link = user;
+    iso_reducer *r = link->owner->reducer;
     int bucket = -1;
-    for (int i = link->first; i < link->first + link->count; i++) {
-        if (r->slot[i].bucket == bucket) continue;
-        bucket = r->slot[i].bucket;
-        ISO_TRY(iso_reducer_param_needed(link->owner->reducer, i));
+    if (link->count == 0) iso_reducer_poll(r);
+    for (int k = 0; k < link->count; k++) {
+        int i = link->slot[k];
+        int first = iso__piece_slot(r, i, 0)->bucket;
+        if (first == bucket && r->place[i].pieces == 1) continue;
+        bucket = first;
+        ISO_TRY(iso_reducer_param_needed(r, i));
     }
     return ISO_OK;
+}
+
+static bool is_explicit(const iso__data_parallel *self) { return self->sync == ISO_SYNC_EXPLICIT; }
+
+// Gradients leave at the end of the backward, not in it: somebody has a say before they do.
+static bool is_delayed(const iso__data_parallel *self) {
+    return is_explicit(self) || self->reduce || self->pre_sync_count > 0;
+}
+
+// Whether a tied parameter has users that are still to write their share in this backward.
+static bool is_awaited(const iso__data_parallel *self, int slot) {
+    if (self->trainable[slot]->references == 1) return false;
+    for (int l = 0; l < self->link_count; l++) {
+        const iso__layer_link *link = &self->link[l];
+        for (int k = 0; k < link->count && link->module->call_depth > 0; k++)
+            if (link->slot[k] == slot) return true;
+    }
+    return false;
 }
 
 static iso_status gradient_ready(iso_module *module, void *user) {
     (void)module;
-    layer_link *link = user;
-    if (link->owner->no_sync > 0) return ISO_OK;
-    for (int i = link->first + link->count - 1; i >= link->first; i--)
-        ISO_TRY(iso_reducer_grad_ready(link->owner->reducer, i));
-    return ISO_OK;
-}
-
-// Someone looks at a parameter or its gradient from outside.
-static iso_status complete(void *user, iso_parameter *parameter) {
-    (void)parameter;
-    data_parallel *self = user;
-    return iso_reducer_finish(self->reducer);
-}
-
-// ---- Module ---------------------------------------------------------------------------------------
-
-// A layer that this rank did not reach contributes what earlier backwards left there, or zeros. All
-// ranks hold the average from here on, whichever of them used the layer.
-static iso_status close_backward(data_parallel *self) {
-    for (int i = self->trainable_count - 1; i >= 0; i--) {
-        iso_parameter *p = self->trainable[i];
-        if (!iso__reducer_is_ready(self->reducer, i)) {
-            if (!p->grad_valid) ISO_TRY(iso_tensor_fill(p->grad, 0));
-            ISO_TRY(iso_reducer_grad_ready(self->reducer, i));
-        }
-        p->grad_valid = true;
+    iso__layer_link *link = user;
+    iso__data_parallel *self = link->owner;
+    bool leaves = self->no_sync == 0 && !is_delayed(self);
+    for (int k = link->count - 1; k >= 0; k--) {
+        int i = link->slot[k];
+        if (!self->trainable[i]->requires_grad) continue; // frozen since: nothing was written
+        self->old[i] = false;
+        if (leaves && !is_awaited(self, i)) ISO_TRY(iso_reducer_grad_ready(self->reducer, i));
     }
     return ISO_OK;
 }
 
+iso_status iso__data_parallel_piece_ready(const iso_pieces *pieces, int k) {
+    const iso__cut *cut = iso_container_of(pieces, iso__cut, pieces);
+    if (cut->owner->no_sync > 0 || is_delayed(cut->owner)) return ISO_OK;
+    return iso_reducer_piece_ready(cut->owner->reducer, cut->slot, k);
+}
+
+// Leaves get hooks even without parameters: a chance to poll.
+static bool is_linked(const iso_module *module) {
+    return module->child_count == 0 || module->parameter_count > 0;
+}
+
+static bool owns(const iso_module *module, const iso_parameter *parameter) {
+    for (int k = 0; k < module->parameter_count; k++)
+        if (module->parameter[k] == parameter) return true;
+    return false;
+}
+
+static void link_module(iso__data_parallel *self, iso_module *module) {
+    int used = 0;
+    for (int k = 0; k < self->link_count; k++) used += self->link[k].count;
+    iso__layer_link *link = &self->link[self->link_count++];
+    *link = (iso__layer_link){.owner = self, .module = module, .slot = self->link_slots + used};
+    for (int i = 0; i < self->trainable_count; i++)
+        if (owns(module, self->trainable[i])) link->slot[link->count++] = i;
+    iso_module_hooks hooks = {
+        .before_forward = before_forward, .gradient_ready = gradient_ready, .user = link};
+    iso_module_set_hooks(module, &hooks);
+}
+
+void iso__data_parallel_link(iso__data_parallel *self, iso_module *module) {
+    for (int i = 0; i < module->child_count; i++) iso__data_parallel_link(self, module->child[i]);
+    if (is_linked(module)) link_module(self, module);
+}
+
+// ---- Completing -----------------------------------------------------------------------------------
+
+// Gradients that came back are averages, whichever ranks had one; a parameter that nobody used has
+// none still.
+static iso_status finish(iso__data_parallel *self) {
+    ISO_TRY(iso_reducer_finish(self->reducer));
+    for (int i = 0; i < self->trainable_count; i++) {
+        if (!self->asked[i]) continue;
+        if (iso__piece_slot(self->reducer, i, 0)->skipped) self->trainable[i]->grad_valid = false;
+        self->asked[i] = false;
+    }
+    return ISO_OK;
+}
+
+iso_status iso__data_parallel_complete(void *user, iso_parameter *parameter) {
+    (void)parameter;
+    return finish(user);
+}
+
+// ---- The end of a backward --------------------------------------------------------------------------
+
+static iso_status run_pre_sync_hooks(iso__data_parallel *self) {
+    for (int i = 0; i < self->pre_sync_count; i++)
+        ISO_TRY(self->pre_sync[i].call(&self->base, self->pre_sync[i].user));
+    return ISO_OK;
+}
+
+// What this backward reached, or earlier ones whose gradients are still wanted, is reported; the
+// memory of the rest is cleared. A gradient of which the average is there already counts only where
+// not every parameter needs to have one.
+static iso_status report(iso__data_parallel *self) {
+    for (int i = self->trainable_count - 1; i >= 0; i--) {
+        iso_parameter *p = self->trainable[i];
+        if (iso__reducer_is_ready(self->reducer, i)) continue;
+        bool enough = !self->old[i] || self->unused != ISO_UNUSED_ERROR || is_explicit(self);
+        if (p->grad_valid && enough)
+            ISO_TRY(iso_reducer_grad_ready(self->reducer, i));
+        else
+            ISO_TRY(iso_tensor_fill(p->grad, 0));
+    }
+    return ISO_OK;
+}
+
+// Of what this rank did not use, it comes out when gradients are back.
+static void mark_valid(iso__data_parallel *self) {
+    for (int i = 0; i < self->trainable_count; i++) {
+        iso_parameter *p = self->trainable[i];
+        self->asked[i] = self->unused == ISO_UNUSED_NEGOTIATE && !p->grad_valid;
+        self->old[i] = p->grad_valid = true;
+    }
+}
+
+static iso_status reduce_by_user(iso__data_parallel *self) {
+    for (int i = 0; i < self->trainable_count; i++) {
+        iso_parameter *p = self->trainable[i];
+        for (int k = 0; k < self->reducer->place[i].pieces; k++)
+            iso__piece_slot(self->reducer, i, k)->used = p->grad_valid;
+        if (!p->grad_valid) ISO_TRY(iso_tensor_fill(p->grad, 0));
+        self->gradient[i].data = p->grad->data;
+    }
+    ISO_TRY(self->reduce(self->gradient, self->trainable_count, self->comm, self->reduce_user));
+    ISO_TRY(iso__reducer_adopt(self->reducer));
+    mark_valid(self);
+    return ISO_OK;
+}
+
+static iso_status close_backward(iso__data_parallel *self) {
+    ISO_TRY(run_pre_sync_hooks(self));
+    if (self->reduce) return reduce_by_user(self);
+    ISO_TRY(report(self));
+    iso_status status = iso__reducer_close(self->reducer);
+    if (status == ISO_OK) mark_valid(self);
+    ISO_TRY(status);
+    return ISO_OK;
+}
+
+static iso_status all_reduce(iso__data_parallel *self) {
+    ISO_TRY(run_pre_sync_hooks(self));
+    if (self->reduce) return reduce_by_user(self);
+    ISO_TRY(report(self));
+    ISO_TRY(iso_reducer_all_reduce(self->reducer));
+    mark_valid(self);
+    return finish(self);
+}
+
+iso_status iso_data_parallel_all_reduce_gradients(iso_module *module) {
+    ISO_TRY(iso__data_parallel_check(module));
+    iso__data_parallel *self = iso__data_parallel_of(module);
+    ISO_CHECK(self->sync == ISO_SYNC_EXPLICIT, ISO_ERR_STATE,
+              "gradients leave by themselves in this sync mode: all_reduce_gradients is for "
+              "ISO_SYNC_EXPLICIT");
+    if (self->no_sync > 0) return ISO_OK;
+    ISO_TRY(all_reduce(self));
+    return iso__buffer_sync_at(&self->buffer_sync, ISO_BUFFERS_AFTER_BACKWARD);
+}
+
+iso_status iso_data_parallel_begin_backward(iso_module *module) {
+    ISO_TRY(iso__data_parallel_check(module));
+    iso__data_parallel *self = iso__data_parallel_of(module);
+    // Layers that this forward did not use still have their update pending.
+    ISO_TRY(finish(self));
+    bool local = self->no_sync > 0; // its gradients stay on this rank
+    if (self->sync != ISO_SYNC_EXPLICIT)
+        self->reducer->unsynced = local ? self->reducer->unsynced + 1 : 0;
+    for (int i = 0; i < self->trainable_count; i++) self->old[i] &= self->trainable[i]->grad_valid;
+    self->in_backward = true;
+    return ISO_OK;
+}
+
+iso_status iso_data_parallel_end_backward(iso_module *module) {
+    ISO_TRY(iso__data_parallel_check(module));
+    iso__data_parallel *self = iso__data_parallel_of(module);
+    ISO_CHECK(self->in_backward, ISO_ERR_STATE, "the end of a backward that was not begun");
+    self->in_backward = false;
+    self->buffer_sync.due = self->no_sync == 0;
+    if (self->no_sync > 0 || self->sync == ISO_SYNC_EXPLICIT) return ISO_OK;
+    ISO_TRY(close_backward(self));
+    return iso__buffer_sync_at(&self->buffer_sync, ISO_BUFFERS_AFTER_BACKWARD);
+}
+
+// ---- Without a batch ----------------------------------------------------------------------------
+
+static iso_status shadow(iso__data_parallel *self, bool leftover) {
+    iso_module *module = &self->base;
+    ISO_TRY(iso_data_parallel_begin_backward(module));
+    self->in_backward = false;
+    if (!leftover) {
+        iso_module_zero_grad(module);
+        iso_reducer_zero_grad(self->reducer);
+    }
+    ISO_TRY(self->sync == ISO_SYNC_EXPLICIT ? all_reduce(self) : close_backward(self));
+    // What this rank alone has an expert for does not move without its data.
+    for (int i = 0; i < self->trainable_count && !leftover; i++)
+        if (iso__piece_slot(self->reducer, i, 0)->local)
+            iso__piece_slot(self->reducer, i, 0)->skipped = true;
+    return iso__buffer_sync_at(&self->buffer_sync, ISO_BUFFERS_AFTER_BACKWARD);
+}
+
+iso_status iso__data_parallel_shadow(iso_module *module, bool leftover) {
+    iso__data_parallel *self = iso__data_parallel_of(module);
+    iso_reducer *r = self->reducer;
+    iso_unused unused = r->unused;
+    int no_sync = self->no_sync; // as far as the caller's own batches go
+    self->no_sync = 0;
+    if (unused == ISO_UNUSED_ERROR) r->unused = ISO_UNUSED_ZERO;
+    iso_status status = shadow(self, leftover);
+    r->unused = unused;
+    self->no_sync = no_sync;
+    ISO_TRY(status);
+    return ISO_OK;
+}
+
+// ---- Module ---------------------------------------------------------------------------------------
+
 static iso_status forward(iso_module *module, iso_call *call, iso_tensor *in, iso_tensor **out) {
     (void)call;
-    data_parallel *self = self_of(module);
-    // Row r of this rank's batch is row rank * n + r of the global one.
-    iso_module_set_first_row(module->child[0], iso_comm_rank(self->comm) * iso_tensor_shape(in)[0]);
+    iso__data_parallel *self = iso__data_parallel_of(module);
+    if (self->before_forward) ISO_TRY(self->before_forward(module, &in, self->before_forward_user));
+    if (module->training && self->buffer_sync.due)
+        ISO_TRY(iso__buffer_sync_at(&self->buffer_sync, ISO_BUFFERS_BEFORE_FORWARD));
+    // Row r of this rank's batch is row rank * n + r of the global one where all are of n rows.
+    int64_t even = iso_comm_rank(self->comm) * iso_tensor_shape(in)[0];
+    iso_module_set_first_row(module->child[0], self->rows_known ? self->first_row : even);
     return iso_module_call(module->child[0], ISO_ACT_NONE, in, out);
 }
 
 static iso_status backward(iso_module *module, iso_call *call, iso_tensor *grad_out,
                            iso_tensor **grad_in) {
     (void)call;
-    data_parallel *self = self_of(module);
-    // Layers that this forward did not use still have their update pending.
-    ISO_TRY(iso_reducer_finish(self->reducer));
-    bool local = self->no_sync > 0; // its gradients stay on this rank
-    self->reducer->unsynced = local ? self->reducer->unsynced + 1 : 0;
+    ISO_TRY(iso_data_parallel_begin_backward(module));
     ISO_TRY(iso_module_call_backward(module->child[0], grad_out, grad_in));
-    return local ? ISO_OK : close_backward(self);
+    return iso_data_parallel_end_backward(module);
 }
 
 static iso_status train(iso_module *module, bool training) {
-    data_parallel *self = self_of(module);
+    iso__data_parallel *self = iso__data_parallel_of(module);
     if (training && !self->evaluating) return ISO_OK;
-    ISO_TRY(iso_reducer_finish(self->reducer));
+    ISO_TRY(finish(self));
     if (training == self->evaluating && self->hook) ISO_TRY(self->hook(training, self->hook_user));
-    if (!training && !self->evaluating) ISO_TRY(iso__buffers_average(self->comm, &self->buffers));
+    if (!training && !self->evaluating)
+        ISO_TRY(iso__buffer_sync_at(&self->buffer_sync, ISO_BUFFERS_AT_EVALUATION));
     self->evaluating = !training;
     return ISO_OK;
 }
@@ -125,10 +279,11 @@ static void unhook(iso_module *module) {
 
 // Parameters outlive the wrapper if the caller kept a reference of the module: give their gradients
 // memory of their own again.
-static void take_back_gradients(data_parallel *self) {
+static void take_back_gradients(iso__data_parallel *self) {
     for (int i = 0; i < self->trainable_count; i++) {
         iso_parameter *p = self->trainable[i];
         p->complete = NULL;
+        p->pieces = NULL;
         iso_tensor *own;
         if (!p->grad || p->grad->capacity > 0) continue;
         if (iso_tensor_create(p->value->device, p->value->dtype, p->value->ndim, p->value->shape,
@@ -140,240 +295,38 @@ static void take_back_gradients(data_parallel *self) {
     }
 }
 
+static void destroy_cuts(iso__data_parallel *self) {
+    for (int i = 0; self->cut && i < self->trainable_count; i++) {
+        for (int k = 0; self->cut[i].grad && k < self->cut[i].pieces.count; k++)
+            iso_tensor_destroy(&self->cut[i].grad[k]);
+        iso__free(self->cut[i].grad);
+    }
+    iso__free(self->cut);
+}
+
 static void destroy(iso_module *module) {
-    data_parallel *self = self_of(module);
+    iso__data_parallel *self = iso__data_parallel_of(module);
     iso_reducer_destroy(&self->reducer); // completes what is pending
     take_back_gradients(self);
     if (module->child_count > 0) unhook(module->child[0]);
     iso_parameter_list_destroy(&self->list);
+    iso__buffer_sync_destroy(&self->buffer_sync);
     iso_buffer_list_destroy(&self->buffers);
+    destroy_cuts(self);
     iso__free(self->trainable);
+    iso__free(self->gradient);
+    iso__free(self->old);
+    iso__free(self->asked);
     iso__free(self->link);
+    iso__free(self->link_slots);
+    iso__free(self->pre_sync);
     iso_comm_destroy(&self->comm);
 }
 
-static const iso_module_ops data_parallel_ops = {
+const iso_module_ops iso__data_parallel_ops = {
     .type = "DataParallel",
     .forward = forward,
     .backward = backward,
     .train = train,
     .destroy = destroy,
 };
-
-// ---- Construction ---------------------------------------------------------------------------------
-
-static uint64_t shape_id(const iso_tensor *t) {
-    return iso__hash(ISO_HASH_START, t->shape, (size_t)t->ndim * sizeof(t->shape[0]));
-}
-
-// Lists all parameters; those of one owner are one layer.
-static void describe(const iso_parameter_list *list, iso_reducer_param *params, char (*text)[64]) {
-    int layer = -1;
-    for (int i = 0; i < list->count; i++) {
-        const iso_parameter *p = list->item[i];
-        char shape[48];
-        if (i == 0 || list->owner[i] != list->owner[i - 1]) layer++;
-        iso__shape_text(p->value->ndim, p->value->shape, shape, sizeof(shape));
-        snprintf(text[i], sizeof(text[i]), "%s%s", shape, p->requires_grad ? "" : " frozen");
-        params[i] = (iso_reducer_param){.name = list->name[i],
-                                        .value = p->value->data,
-                                        .count = (size_t)p->value->count,
-                                        .dtype = p->value->dtype,
-                                        .layer = layer,
-                                        .shape_id = shape_id(p->value),
-                                        .shape_text = text[i]};
-    }
-}
-
-// The reducer sees the trainable ones only, so the whole list is compared here.
-static iso_status match_and_create(data_parallel *self, iso_reducer_param *params,
-                                   const iso_data_parallel_config *config) {
-    char settings[96];
-    snprintf(settings, sizeof(settings), "%d parameters, %d buffers (names and shapes %016llx)",
-             self->list.count, self->buffers.count,
-             (unsigned long long)iso__buffers_fingerprint(&self->buffers));
-    ISO_TRY(iso__match(self->comm, params, self->list.count, settings));
-    for (int i = 0; i < self->list.count; i++) {
-        if (!self->list.item[i]->requires_grad) continue;
-        params[self->trainable_count] = params[i];
-        self->trainable[self->trainable_count++] = self->list.item[i];
-    }
-    ISO_CHECK(self->trainable_count > 0, ISO_ERR_ARG,
-              "data_parallel was given a module in which nothing requires a gradient");
-    iso_reducer_config reducer_config = {.sync = config->sync,
-                                         .scope = config->scope,
-                                         .bucket_bytes = (size_t)(config->bucket_mb * 1048576.0)};
-    return iso_reducer_create(self->comm, params, self->trainable_count, &reducer_config,
-                              &self->reducer);
-}
-
-static iso_status create_reducer(data_parallel *self, const iso_data_parallel_config *config) {
-    size_t count = (size_t)self->list.count;
-    iso_reducer_param *params = NULL;
-    char(*text)[64] = NULL;
-    iso_status status = iso__alloc_zero(count * sizeof(*params), (void **)&params);
-    if (status == ISO_OK) status = iso__alloc_zero(count * sizeof(*text), (void **)&text);
-    if (status == ISO_OK) {
-        describe(&self->list, params, text);
-        status = match_and_create(self, params, config);
-    }
-    iso__free(params);
-    iso__free(text);
-    ISO_TRY(status);
-    return ISO_OK;
-}
-
-static iso_status move_gradients(data_parallel *self) {
-    for (int i = 0; i < self->trainable_count; i++) {
-        iso_parameter *p = self->trainable[i];
-        iso_tensor *view;
-        ISO_TRY(iso_tensor_borrow(p->value->device, p->value->dtype, p->value->ndim,
-                                  p->value->shape, iso_reducer_grad(self->reducer, i), &view));
-        iso_tensor_destroy(&p->grad);
-        p->grad = view;
-        p->grad_valid = false;
-        p->complete = complete;
-        p->complete_user = self;
-    }
-    return ISO_OK;
-}
-
-static iso_status broadcast_frozen(data_parallel *self) {
-    for (int i = 0; i < self->list.count; i++) {
-        iso_tensor *value = self->list.item[i]->value;
-        if (self->list.item[i]->requires_grad) continue;
-        ISO_TRY(iso_comm_bcast(self->comm, value->data,
-                               (size_t)value->count * iso_dtype_size(value->dtype), 0));
-    }
-    return ISO_OK;
-}
-
-// Leaves get hooks even without parameters: a chance to poll.
-static bool is_linked(const iso_module *module) {
-    return module->child_count == 0 || module->parameter_count > 0;
-}
-
-static int count_links(const iso_module *module) {
-    int n = is_linked(module);
-    for (int i = 0; i < module->child_count; i++) n += count_links(module->child[i]);
-    return n;
-}
-
-static void link_leaves(data_parallel *self, iso_module *module) {
-    for (int i = 0; i < module->child_count; i++) link_leaves(self, module->child[i]);
-    if (!is_linked(module)) return;
-    layer_link *link = &self->link[self->link_count++];
-    *link = (layer_link){.owner = self};
-    for (int i = 0; i < self->trainable_count; i++) {
-        bool mine = false;
-        for (int k = 0; k < module->parameter_count; k++)
-            mine = mine || module->parameter[k] == self->trainable[i];
-        if (!mine) continue;
-        if (link->count++ == 0) link->first = i;
-    }
-    iso_module_hooks hooks = {
-        .before_forward = before_forward, .gradient_ready = gradient_ready, .user = link};
-    iso_module_set_hooks(module, &hooks);
-}
-
-static iso_status prepare(data_parallel *self, iso_module *module,
-                          const iso_data_parallel_config *config) {
-    ISO_CHECK(config->bucket_mb >= 0 && config->bucket_mb < 1e6, ISO_ERR_ARG,
-              "bucket size %g MB: give a number from 0 (one bucket per layer) to 1e6",
-              config->bucket_mb);
-    ISO_TRY(iso_module_parameters(module, &self->list));
-    ISO_TRY(iso_module_buffers(module, &self->buffers));
-    ISO_TRY(iso__alloc_zero((size_t)self->list.count * sizeof(*self->trainable),
-                            (void **)&self->trainable));
-    return ISO_OK;
-}
-
-static iso_status setup(data_parallel *self, iso_module *module,
-                        const iso_data_parallel_config *config) {
-    // A rank that failed alone would leave the others waiting in what follows.
-    ISO_TRY(iso_comm_agree(self->comm, prepare(self, module, config)));
-    ISO_TRY(create_reducer(self, config));
-    ISO_TRY(broadcast_frozen(self));
-    ISO_TRY(iso__buffers_broadcast(self->comm, &self->buffers));
-    ISO_TRY(move_gradients(self));
-    ISO_TRY(
-        iso__alloc_zero((size_t)count_links(module) * sizeof(*self->link), (void **)&self->link));
-    link_leaves(self, module);
-    return ISO_OK;
-}
-
-iso_status iso_data_parallel_create_take(iso_module *module, iso_comm *comm,
-                                         const iso_data_parallel_config *config, iso_module **out) {
-    iso_data_parallel_config chosen = config ? *config : ISO_DATA_PARALLEL_DEFAULT;
-    iso_status status;
-    iso_module *base = NULL;
-    ISO_TRY_GOTO(iso__module_new(sizeof(data_parallel), &data_parallel_ops, module->device, &base));
-    data_parallel *self = self_of(base);
-    self->comm = iso_comm_retain(comm);
-    iso_module *taken = module;
-    module = NULL;
-    ISO_TRY_GOTO(iso__module_add_wrapped_take(base, taken));
-    ISO_TRY_GOTO(setup(self, taken, &chosen));
-    *out = base;
-    return ISO_OK;
-fail:
-    iso_module_destroy(&module);
-    iso_module_destroy(&base);
-    *out = NULL; // often the caller's pointer to the module that is gone
-    return status;
-}
-
-// ---- Queries --------------------------------------------------------------------------------------
-
-static iso_status check_wrapper(const iso_module *module) {
-    ISO_CHECK(is_data_parallel(module), ISO_ERR_ARG, "the module is a %s, not a DataParallel",
-              module->ops->type);
-    return ISO_OK;
-}
-
-iso_status iso_data_parallel_finish(iso_module *module) {
-    ISO_TRY(check_wrapper(module));
-    return complete(self_of(module), NULL);
-}
-
-iso_status iso_data_parallel_begin_no_sync(iso_module *module) {
-    ISO_TRY(check_wrapper(module));
-    self_of(module)->no_sync++;
-    return ISO_OK;
-}
-
-iso_status iso_data_parallel_end_no_sync(iso_module *module) {
-    ISO_TRY(check_wrapper(module));
-    ISO_CHECK(self_of(module)->no_sync > 0, ISO_ERR_STATE,
-              "end of no_sync without a beginning: each end belongs to one begin");
-    self_of(module)->no_sync--;
-    return ISO_OK;
-}
-
-iso_module *iso_data_parallel_module(iso_module *module) {
-    return is_data_parallel(module) ? module->child[0] : NULL;
-}
-
-iso_reducer *iso_data_parallel_reducer(iso_module *module) {
-    return is_data_parallel(module) ? self_of(module)->reducer : NULL;
-}
-
-iso_comm *iso__data_parallel_comm(iso_module *module) { return self_of(module)->comm; }
-
-int iso__data_parallel_trainable(iso_module *module, iso_parameter *const **out) {
-    *out = self_of(module)->trainable;
-    return self_of(module)->trainable_count;
-}
-
-iso_status iso__data_parallel_set_scope(iso_module *module, iso_scope scope) {
-    data_parallel *self = self_of(module);
-    ISO_TRY(iso__reducer_set_scope(self->reducer, scope));
-    for (int i = 0; i < self->trainable_count; i++) // tensors stay, their memory may have moved
-        self->trainable[i]->grad->data = iso_reducer_grad(self->reducer, i);
-    return ISO_OK;
-}
-
-void iso__data_parallel_set_train_hook(iso_module *module, iso__train_hook hook, void *user) {
-    self_of(module)->hook = hook;
-    self_of(module)->hook_user = user;
-}

@@ -8,17 +8,22 @@ static int by_value(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
+static bool has_stream(const iso_reducer *r, const iso__bucket *b) {
+    return r->comm && iso_comm_size(r->comm) > 1 && !b->local && !r->hook.silent;
+}
+
 static iso_status exchange_once(iso_reducer *r, double *ms) {
     ISO_TRY(iso_comm_barrier(r->world));
     int64_t start = iso_now();
-    for (int b = 0; r->comm && b < r->bucket_count; b++) {
-        iso__bucket *bucket = &r->bucket[b];
-        ISO_TRY(iso_comm_iallreduce(r->comm, r->arena + bucket->offset,
-                                    bucket->bytes / iso_dtype_size(bucket->dtype), bucket->dtype,
-                                    bucket->label, &bucket->request));
+    for (int i = 0; i < r->bucket_count; i++) {
+        const iso__bucket *b = &r->bucket[i];
+        if (has_stream(r, b)) ISO_TRY(iso__stream_ready(iso__bucket_stream(r, b), b->item));
     }
-    for (int b = 0; r->comm && b < r->bucket_count; b++)
-        ISO_TRY(iso_request_wait(&r->bucket[b].request));
+    for (int i = 0; i < r->bucket_count; i++) {
+        const iso__bucket *b = &r->bucket[i];
+        if (has_stream(r, b))
+            ISO_TRY(iso__stream_wait(iso__bucket_stream(r, b), b->item, NULL, NULL));
+    }
     *ms = (double)(iso_now() - start) * 1e-6;
     return ISO_OK;
 }

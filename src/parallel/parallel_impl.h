@@ -16,15 +16,32 @@ iso_status iso__data_parallel_set_scope(iso_module *data_parallel, iso_scope sco
 // pending updates were completed. NULL: nobody.
 typedef iso_status (*iso__train_hook)(bool training, void *user);
 void iso__data_parallel_set_train_hook(iso_module *data_parallel, iso__train_hook hook, void *user);
-iso_comm *iso__data_parallel_comm(iso_module *data_parallel); // borrowed
 
 // ---- buffers.c ----
 // A hash over names, types and shapes.
 uint64_t iso__buffers_fingerprint(const iso_buffer_list *list);
 // Collective, over lists of one fingerprint. Gives all ranks rank 0's values.
 iso_status iso__buffers_broadcast(iso_comm *comm, const iso_buffer_list *list);
-// Collective, over lists of one fingerprint. Gives all ranks the mean over the ranks, of counts
-// (i64) the largest.
-iso_status iso__buffers_average(iso_comm *comm, const iso_buffer_list *list);
+
+// What a DataParallel does about its buffers.
+typedef struct iso__buffer_sync {
+    iso_comm *comm;              // borrowed
+    const iso_buffer_list *list; // borrowed
+    iso_buffer_config config;
+    void *packed; // what is exchanged; NULL: nothing is
+    size_t bytes;
+    bool due;             // the last backward, if any, was not inside no_sync
+    double weight, total; // of this rank's in the mean, and of all
+    int root;             // whose ISO_BUFFERS_RANK0 takes
+} iso__buffer_sync;
+// Collective, over lists of one fingerprint. On failure, too, *out is to be destroyed.
+iso_status iso__buffer_sync_create(iso_comm *comm, const iso_buffer_list *list,
+                                   const iso_buffer_config *config, iso__buffer_sync *out);
+void iso__buffer_sync_destroy(iso__buffer_sync *sync);
+// Local: whose buffers count from now on. At first all alike, and rank 0's.
+void iso__buffer_sync_weigh(iso__buffer_sync *sync, double weight, double total, int root);
+// Collective: does it now / if it is to be done at this time.
+iso_status iso__buffer_sync_run(iso__buffer_sync *sync);
+iso_status iso__buffer_sync_at(iso__buffer_sync *sync, iso_buffer_when now);
 
 #endif

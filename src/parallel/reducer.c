@@ -2,24 +2,10 @@
 // needed.
 #include "parallel/reducer_impl.h"
 
-#include "comm/comm_impl.h"
-
 #include <isotherm/trace.h>
 #include <string.h>
 
 // ---- Life -----------------------------------------------------------------------------------------
-
-static iso_status copy_slot(iso__grad_slot *slot, const iso_reducer_param *param, int i) {
-    ISO_CHECK(param->name && param->value && param->count > 0, ISO_ERR_ARG,
-              "parameter %d of the reducer needs a name, a value and at least one element", i);
-    ISO_CHECK(param->dtype == ISO_F32 || param->dtype == ISO_F64, ISO_ERR_TYPE,
-              "parameter \"%s\" is %s: the reducer takes f32 and f64", param->name,
-              iso_dtype_name(param->dtype));
-    *slot = (iso__grad_slot){
-        .value = param->value, .count = param->count, .dtype = param->dtype, .layer = param->layer};
-    ISO_TRY(iso__strdup(param->name, &slot->name));
-    return ISO_OK;
-}
 
 static iso_status broadcast_values(iso_reducer *r) {
     for (int i = 0; i < r->slot_count; i++) {
@@ -29,29 +15,137 @@ static iso_status broadcast_values(iso_reducer *r) {
     return ISO_OK;
 }
 
+static iso_status check_config(const iso_reducer_config *c) {
+    ISO_CHECK((int)c->sync >= 0 && c->sync <= ISO_SYNC_EXPLICIT, ISO_ERR_ARG,
+              "unknown sync mode %d", (int)c->sync);
+    ISO_CHECK((int)c->order >= 0 && c->order <= ISO_ORDER_REVERSE, ISO_ERR_ARG, "unknown order %d",
+              (int)c->order);
+    ISO_CHECK((int)c->unused >= 0 && c->unused <= ISO_UNUSED_NEGOTIATE, ISO_ERR_ARG,
+              "unknown treatment %d of unused parameters", (int)c->unused);
+    ISO_CHECK((int)c->average >= 0 && c->average <= ISO_AVERAGE_SUM, ISO_ERR_ARG,
+              "unknown mode %d of averaging", (int)c->average);
+    ISO_CHECK(c->average != ISO_AVERAGE_SPLIT || c->split_factor > 0, ISO_ERR_ARG,
+              "a split factor of %g: give a number above 0", c->split_factor);
+    return iso__scope_check(c->scope);
+}
+
+static iso_status check_hook(const iso_comm_hook *hook) {
+    const char *name = hook->name ? hook->name : "without a name";
+    ISO_CHECK(!hook->compress == !hook->decompress, ISO_ERR_ARG,
+              "communication hook %s has one of compress and decompress: it needs both or neither",
+              name);
+    ISO_CHECK(
+        !hook->compress || hook->wire == ISO_F32 || hook->wire == ISO_BF16 || hook->wire == ISO_F16,
+        ISO_ERR_TYPE, "communication hook %s: %s cannot travel", name, iso_dtype_name(hook->wire));
+    ISO_CHECK(hook->state_floats >= 0, ISO_ERR_ARG,
+              "communication hook %s asks for %d floats of state", name, hook->state_floats);
+    return ISO_OK;
+}
+
+static iso_bucket_sizes bucket_sizes(const iso_reducer_config *config) {
+    return (iso_bucket_sizes){.cap = config->bucket_bytes,
+                              .first = config->first_bucket_bytes,
+                              .last = config->last_bucket_bytes,
+                              .list = config->bucket_list,
+                              .list_count = config->bucket_list_count};
+}
+
+// Where what travels lies, and which stream takes it.
+static iso_status place_buckets(iso_reducer *r) {
+    size_t wire = 0, state = 0;
+    for (int i = 0; i < r->bucket_count; i++) {
+        iso__bucket *b = &r->bucket[i];
+        size_t count = b->bytes / iso_dtype_size(b->dtype);
+        b->wire_bytes = b->bytes;
+        if (iso__bucket_converts(r, b)) {
+            b->wire_bytes = count * iso_dtype_size(r->hook.wire);
+            b->wire_offset = wire;
+            b->state_offset = state;
+            wire += (b->wire_bytes + 63) / 64 * 64;
+            state += count * (size_t)r->hook.state_floats;
+        }
+        if (!b->local && !r->hook.silent) r->stats.bytes_per_step += b->wire_bytes;
+    }
+    if (wire > 0) ISO_TRY(iso__alloc_zero(wire, (void **)&r->wire));
+    if (state > 0) ISO_TRY(iso__alloc_zero(state * sizeof(float), (void **)&r->hook_state));
+    r->hook_state_count = state;
+    return ISO_OK;
+}
+
+static iso_status lay_out(iso_reducer *r, const iso_reducer_param *params, int count,
+                          const iso_reducer_config *config, size_t piece_bytes) {
+    iso_bucket_sizes sizes = bucket_sizes(config);
+    ISO_TRY(iso__reducer_make_slots(r, params, count, piece_bytes));
+    return iso__reducer_make_buckets(r, &sizes);
+}
+
+static void take_down(iso_reducer *r) {
+    iso__reducer_free_slots(r);
+    iso__free(r->order);
+    iso__free(r->bucket);
+    iso__free(r->arena);
+    r->order = NULL;
+    r->bucket = NULL;
+    r->arena = NULL;
+}
+
 static iso_status setup(iso_reducer *r, const iso_reducer_param *params, int count,
                         const iso_reducer_config *config) {
     ISO_CHECK(count > 0, ISO_ERR_ARG, "a reducer needs at least one parameter");
-    ISO_CHECK((int)config->sync >= 0 && config->sync <= ISO_SYNC_NONE, ISO_ERR_ARG,
-              "unknown sync mode %d", (int)config->sync);
-    ISO_TRY(iso__scope_check(config->scope));
-    ISO_TRY(iso__alloc_zero((size_t)count * sizeof(*r->slot), (void **)&r->slot));
-    r->slot_count = count;
-    for (int i = 0; i < count; i++) ISO_TRY(copy_slot(&r->slot[i], &params[i], i));
-    ISO_TRY(iso__reducer_make_buckets(r, config->bucket_bytes));
+    ISO_TRY(check_config(config));
+    ISO_TRY(check_hook(&r->hook));
+    ISO_TRY(lay_out(r, params, count, config, config->piece_bytes));
+    if (!iso__reducer_is_contiguous(r)) { // buckets of another kind came between pieces
+        take_down(r);
+        ISO_TRY(lay_out(r, params, count, config, 0));
+    }
+    size_t used = (size_t)r->slot_count * sizeof(*r->used);
+    ISO_TRY(iso__alloc_zero(used, (void **)&r->used));
     r->stats.bucket_count = r->bucket_count;
-    r->stats.bytes_per_step = r->arena_bytes;
-    return ISO_OK;
+    return place_buckets(r);
+}
+
+static uint64_t fingerprint(const iso_reducer *r, const iso_reducer_config *config) {
+    double number[] = {config->order,
+                       config->unused,
+                       config->average,
+                       r->split_factor,
+                       r->hook.state_floats,
+                       r->hook.divides,
+                       r->hook.silent,
+                       r->hook.wire,
+                       (double)config->first_bucket_bytes,
+                       r->bucket_count,
+                       (double)config->last_bucket_bytes,
+                       (double)config->piece_bytes};
+    uint64_t hash = iso__hash(ISO_HASH_START, number, sizeof(number));
+    for (int i = 0; i < r->slot_count; i++)
+        hash = iso__hash(hash, &r->slot[i].bucket, sizeof(r->slot[i].bucket));
+    return hash;
 }
 
 static iso_status match(iso_reducer *r, const iso_reducer_param *params, int count,
                         const iso_reducer_config *config) {
-    static const char *const sync_name[] = {"lazy", "blocking", "none"};
-    char settings[160];
-    snprintf(settings, sizeof(settings),
-             "%d parameters, buckets of %zu bytes, sync mode %s, scope %s", count,
-             config->bucket_bytes, sync_name[config->sync], iso__scope_name(config->scope));
+    static const char *const sync_name[] = {"lazy", "blocking", "none", "explicit"};
+    char settings[200];
+    snprintf(
+        settings, sizeof(settings),
+        "%d parameters, buckets of %zu bytes, sync mode %s, scope %s, hook %s, further settings "
+        "%016llx",
+        count, config->bucket_bytes, sync_name[config->sync], iso__scope_name(config->scope),
+        r->hook.name ? r->hook.name : "", (unsigned long long)fingerprint(r, config));
     return iso__match(r->world, params, count, settings);
+}
+
+static void take_config(iso_reducer *r, const iso_reducer_config *config) {
+    r->sync = config->sync;
+    r->want_order = config->order;
+    r->unused = config->unused;
+    r->average = config->average;
+    r->split_factor = config->split_factor;
+    r->hook = config->hook ? *config->hook : iso_hook_plain;
+    r->weight = 1;
+    r->only = ISO_NOBODY;
 }
 
 iso_status iso_reducer_create(iso_comm *comm, const iso_reducer_param *params, int count,
@@ -59,7 +153,7 @@ iso_status iso_reducer_create(iso_comm *comm, const iso_reducer_param *params, i
     iso_status status;
     iso_reducer *r = NULL;
     ISO_TRY(iso__alloc_zero(sizeof(*r), (void **)&r));
-    r->sync = config->sync;
+    take_config(r, config);
     // A rank that failed alone would leave the others waiting in what follows.
     ISO_TRY_GOTO(iso_comm_agree(comm, setup(r, params, count, config)));
     // A communicator of its own: no exchange of others can come between those of one list.
@@ -68,6 +162,7 @@ iso_status iso_reducer_create(iso_comm *comm, const iso_reducer_param *params, i
     ISO_TRY_GOTO(match(r, params, count, config));
     ISO_TRY_GOTO(iso__reducer_choose_scope(r, config->scope));
     ISO_TRY_GOTO(broadcast_values(r));
+    iso__reducer_log_buckets(r);
     *out = r;
     return ISO_OK;
 fail:
@@ -75,237 +170,44 @@ fail:
     return status;
 }
 
-static void release_slots(iso_reducer *r) {
-    for (int i = 0; r->slot && i < r->slot_count; i++) iso__free(r->slot[i].name);
-    iso__free(r->slot);
-}
-
 void iso_reducer_destroy(iso_reducer **pointer) {
     iso_reducer *r = *pointer;
     *pointer = NULL;
     if (!r) return;
+    r->unused = ISO_UNUSED_ZERO; // of a backward that was given up, nobody wants an error
     if (r->arena && iso_reducer_finish(r) < 0) {
         iso__log(ISO_LOG_ERROR, "while completing pending exchanges: %s",
                  iso_last_error()->message);
         return; // MPI may still write into the arena: it stays
     }
-    release_slots(r);
+    iso__reducer_free_streams(r);
+    iso__reducer_free_slots(r);
     iso__free(r->order);
     iso__free(r->bucket);
     iso__reducer_free_arena(r);
-    iso__free(r->hyper);
+    iso__free(r->wire);
+    iso__free(r->hook_state);
+    iso__free(r->used);
+    iso__appliers_free(r);
     iso_comm_destroy(&r->node);
     iso_comm_destroy(&r->world);
     iso__free(r);
 }
 
-void *iso_reducer_grad(iso_reducer *r, int i) {
-    return i >= 0 && i < r->slot_count ? r->arena + r->slot[i].offset : NULL;
+// ---- What is asked from outside ---------------------------------------------------------------------
+
+void iso_reducer_zero_grad(iso_reducer *r) {
+    for (int i = 0; i < r->slot_count; i++) r->slot[i].keep = false;
 }
-
-iso_status iso_reducer_set_apply(iso_reducer *r, iso_reducer_apply apply, size_t hyper_bytes,
-                                 void *user) {
-    ISO_CHECK(!apply || !r->apply, ISO_ERR_STATE,
-              "these gradients have an optimizer already: destroy it before tying another");
-    iso_status status = iso_reducer_finish(r);
-    if (status < 0) r->apply = NULL; // its owner may be going away
-    ISO_TRY(status);
-    void *hyper;
-    ISO_TRY(iso__alloc(hyper_bytes, &hyper));
-    iso__free(r->hyper);
-    r->hyper = hyper;
-    r->hyper_bytes = hyper_bytes;
-    r->apply = apply;
-    r->apply_user = user;
-    return ISO_OK;
-}
-
-bool iso__reducer_is_ready(const iso_reducer *r, int i) { return r->slot[i].ready; }
-
-// ---- Issue and wait -------------------------------------------------------------------------------
-
-static bool exchanges(const iso_reducer *r) {
-    return r->comm && iso_comm_size(r->comm) > 1 && r->sync != ISO_SYNC_NONE;
-}
-
-// What makes a sum an average.
-static double average_factor(const iso_reducer *r) {
-    return exchanges(r) ? 1.0 / iso_comm_size(r->comm) : 1.0;
-}
-
-static iso_status wait_bucket(iso_reducer *r, iso__bucket *b) {
-    if (b->state != ISO_BUCKET_POSTED) return ISO_OK;
-    ISO_CHECK(b->request, ISO_ERR_STATE, "the exchange of \"%s\" has failed before", b->label);
-    int64_t start = iso_now(), posted = iso__request_posted_ns(b->request), done = 0;
-    ISO_TRY(iso__request_finish(&b->request, &done));
-    int64_t end = iso_now();
-    b->state = ISO_BUCKET_REDUCED;
-    r->stats.wait_ms += (double)(end - start) * 1e-6;
-    r->stats.exchange_ms += (double)(done - posted) * 1e-6;
-    iso_trace_span(ISO_LANE_QUEUE, b->label, b->ready_ns, posted);
-    iso_trace_span(ISO_LANE_EXCHANGE, b->label, posted, done);
-    iso_trace_span(ISO_LANE_WAIT, b->label, start, end);
-    return ISO_OK;
-}
-
-static iso_status post_bucket(iso_reducer *r, iso__bucket *b) {
-    if (!exchanges(r)) {
-        b->state = ISO_BUCKET_REDUCED;
-        r->busy++;
-        return ISO_OK;
-    }
-    ISO_TRY(iso_comm_iallreduce(r->comm, r->arena + b->offset, b->bytes / iso_dtype_size(b->dtype),
-                                b->dtype, b->label, &b->request));
-    b->state = ISO_BUCKET_POSTED;
-    r->busy++;
-    *(r->scope == ISO_SCOPE_WORLD ? &r->stats.bytes_world : &r->stats.bytes_node) +=
-        (long long)b->bytes;
-    if (r->sync == ISO_SYNC_BLOCKING) ISO_TRY(wait_bucket(r, b));
-    return ISO_OK;
-}
-
-// Issues from the one list that all ranks share. MPI matches collectives of a communicator by their
-// order, so readiness on one rank never reorders it: a rank whose next bucket is not ready waits
-// with the later ones.
-static iso_status issue_ready(iso_reducer *r) {
-    while (r->next < r->bucket_count && r->bucket[r->next].missing == 0) {
-        iso__bucket *b = &r->bucket[r->next++]; // a wait that times out must not issue it again
-        if (r->next == r->bucket_count) r->fresh = r->keep_average = true;
-        ISO_TRY(post_bucket(r, b));
-    }
-    return ISO_OK;
-}
-
-static void mark_ready(iso_reducer *r, int i) {
-    iso__bucket *b = &r->bucket[r->slot[i].bucket];
-    r->slot[i].ready = true;
-    r->ready_count++;
-    if (--b->missing == 0) b->ready_ns = iso_now();
-}
-
-iso_status iso_reducer_grad_ready(iso_reducer *r, int i) {
-    ISO_CHECK(i >= 0 && i < r->slot_count, ISO_ERR_ARG,
-              "the reducer has no parameter %d: it has %d", i, r->slot_count);
-    iso__grad_slot *s = &r->slot[i];
-    ISO_CHECK(!s->ready && r->bucket[s->bucket].state == ISO_BUCKET_OPEN, ISO_ERR_STATE,
-              "the gradient of \"%s\" was reported ready twice: call iso_reducer_param_needed (or "
-              "run a forward) "
-              "between two backwards",
-              s->name);
-    mark_ready(r, i);
-    iso_comm_poll(r->world);
-    return issue_ready(r);
-}
-
-// Parameters that this backward did not reach contribute zeros, so that every rank issues the whole
-// list; or what earlier backwards left there, if it is still wanted.
-static iso_status close_backward(iso_reducer *r) {
-    for (int i = r->slot_count - 1; i >= 0; i--) {
-        iso__grad_slot *s = &r->slot[i];
-        if (s->ready || r->bucket[s->bucket].state != ISO_BUCKET_OPEN) continue;
-        if (!r->fresh || !r->keep_average)
-            memset(r->arena + s->offset, 0, s->count * iso_dtype_size(s->dtype));
-        mark_ready(r, i);
-    }
-    return issue_ready(r);
-}
-
-// ---- Complete -------------------------------------------------------------------------------------
-
-// All buckets have come back: the list starts again from its first entry.
-static void restart(iso_reducer *r) {
-    r->next = 0;
-    r->stepped = false;
-    r->ready_count = 0;
-    for (int i = 0; i < r->slot_count; i++) r->ready_count += r->slot[i].ready;
-}
-
-static void reopen(iso_reducer *r, iso__bucket *b) {
-    b->state = ISO_BUCKET_OPEN;
-    b->update = false;
-    b->missing = b->last - b->first + 1;
-    for (int k = b->first; k <= b->last; k++) r->slot[r->order[k]].ready = false;
-    if (--r->busy == 0) restart(r);
-}
-
-static void average_in_place(const iso_reducer *r, const iso__bucket *b) {
-    double factor = average_factor(r);
-    void *data = r->arena + b->offset;
-    float *x = data;
-    if (factor == 1.0) return;
-    if (b->dtype == ISO_F64)
-        for (size_t k = 0; k < b->bytes / sizeof(double); k++) ((double *)data)[k] *= factor;
-    else
-        for (size_t k = 0; k < b->bytes / sizeof(float); k++) x[k] *= (float)factor;
-}
-
-static iso_status update(iso_reducer *r, iso__bucket *b, double scale) {
-    for (int k = b->first; k <= b->last; k++) {
-        int i = r->order[k];
-        ISO_TRY(r->apply(i, r->arena + r->slot[i].offset, scale, r->hyper, r->apply_user));
-    }
-    return ISO_OK;
-}
-
-static iso_status complete_bucket(iso_reducer *r, iso__bucket *b) {
-    if (b->state == ISO_BUCKET_OPEN) return ISO_OK;
-    ISO_TRY(wait_bucket(r, b));
-    bool keep = !b->update || r->keep_average;
-    if (keep) average_in_place(r, b);
-    if (b->update && r->apply) ISO_TRY(update(r, b, keep ? 1.0 : average_factor(r)));
-    reopen(r, b);
-    return ISO_OK;
-}
-
-static bool backward_is_open(const iso_reducer *r) {
-    return r->next < r->bucket_count && r->ready_count > 0;
-}
-
-iso_status iso_reducer_param_needed(iso_reducer *r, int i) {
-    ISO_CHECK(i >= 0 && i < r->slot_count, ISO_ERR_ARG,
-              "the reducer has no parameter %d: it has %d", i, r->slot_count);
-    iso_comm_poll(r->world);
-    if (backward_is_open(r)) ISO_TRY(close_backward(r));
-    return complete_bucket(r, &r->bucket[r->slot[i].bucket]);
-}
-
-iso_status iso_reducer_finish(iso_reducer *r) {
-    do {
-        if (backward_is_open(r)) ISO_TRY(close_backward(r));
-        // In the order in which they were issued: the first ones are the first to be complete.
-        for (int b = 0; b < r->bucket_count; b++) ISO_TRY(complete_bucket(r, &r->bucket[b]));
-    } while (backward_is_open(r)); // reported while earlier exchanges were still out
-    return ISO_OK;
-}
-
-// Someone looked between backward and step, so that everything is back: the arena holds averages.
-static iso_status update_now(iso_reducer *r) {
-    for (int b = 0; b < r->bucket_count; b++) ISO_TRY(update(r, &r->bucket[b], 1.0));
-    return ISO_OK;
-}
-
-iso_status iso_reducer_step(iso_reducer *r, const void *hyper) {
-    ISO_CHECK(r->apply, ISO_ERR_STATE, "step() was called on a reducer that has no apply callback");
-    ISO_CHECK(r->unsynced == 0, ISO_ERR_STATE,
-              "step() after %d backwards inside no_sync, whose gradients this rank has alone: make "
-              "the last backward before a step outside of it",
-              r->unsynced);
-    // An update that no forward has asked for still needs the hyperparameters of its own step; and
-    // a list of which a part is back must come back whole.
-    if (r->stepped || (r->fresh && r->busy < r->bucket_count)) ISO_TRY(iso_reducer_finish(r));
-    memcpy(r->hyper, hyper, r->hyper_bytes);
-    r->stats.steps++;
-    if (!r->fresh) ISO_TRY(close_backward(r));
-    r->fresh = false;
-    if (r->busy == 0) return update_now(r);
-    for (int b = 0; b < r->bucket_count; b++) r->bucket[b].update = true;
-    r->stepped = true;
-    if (r->sync == ISO_SYNC_LAZY) return ISO_OK;
-    return iso_reducer_finish(r);
-}
-
-void iso_reducer_zero_grad(iso_reducer *r) { r->keep_average = false; }
 void iso_reducer_poll(iso_reducer *r) { iso_comm_poll(r->world); }
+
+iso_status iso_reducer_set_weight(iso_reducer *r, double weight, double total) {
+    ISO_CHECK(weight >= 0 && total >= 0, ISO_ERR_ARG,
+              "a weight of %g of a total of %g: give numbers of at least 0", weight, total);
+    r->weight = weight;
+    r->total = total;
+    return ISO_OK;
+}
 
 void iso_reducer_get_stats(const iso_reducer *r, iso_reducer_stats *out) {
     *out = r->stats;

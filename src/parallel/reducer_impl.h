@@ -4,26 +4,56 @@
 
 #include "base/base.h"
 
+#include "comm/stream.h"
+
 #include <isotherm/reducer.h>
 
-// One parameter.
+// A parameter as those outside count them; slot piece_slot[start + k] is its piece k.
+typedef struct iso__param_place {
+    int start, pieces;
+    int arrived; // pieces that have come back, where they are updated together
+    size_t each; // elements of a piece but the last; 0: it is not cut
+} iso__param_place;
+
+// A parameter, or a piece of one.
 typedef struct iso__grad_slot {
-    char *name;
+    char *name; // the parameter's
+    int param, piece;
+    bool cut;     // one of several pieces
+    size_t first; // element of the parameter
     void *value;
     size_t count;
     size_t offset; // bytes into the arena
     iso_dtype dtype;
     int layer, bucket;
-    bool ready; // gradient final for this backward
+    bool local;   // not exchanged
+    bool ready;   // gradient final for this backward
+    bool used;    // by this rank's program, in the backward whose list is out
+    bool skipped; // by all ranks, in the list that came back last
+    bool update;  // step() was called: completing it applies the update
+    bool keep;    // no zero_grad since it was issued: its gradient must become an average
+    int owner;    // whose update; NOBODY: it is only averaged
 } iso__grad_slot;
+enum { ISO_NOBODY = -1 };
 
-// OPEN: gradients are being written. POSTED: on the wire, memory belongs to MPI. REDUCED: holds the
-// sum.
+// OPEN: gradients are being written. POSTED: under way, memory belongs to the stream. REDUCED:
+// holds the sum.
 typedef enum iso__bucket_state {
     ISO_BUCKET_OPEN,
     ISO_BUCKET_POSTED,
     ISO_BUCKET_REDUCED
 } iso__bucket_state;
+
+// Times of the latest exchange, sums over all, and what the plan is made of.
+#define ISO_PLAN_ROUNDS 5
+typedef struct iso__bucket_times {
+    int64_t ready_ns, need_ns;                            // need_ns: 0 until it is needed
+    int64_t origin_ns, origin_clock;                      // of its backward
+    int round;                                            // of the plan's, which this backward is
+    double ready_ms, start_ms, done_ms, need_ms, wait_ms; // sums, since the first gradient
+    long long exchanges, needs;
+    double plan_ready[ISO_PLAN_ROUNDS], plan_need[ISO_PLAN_ROUNDS]; // ms without waits
+} iso__bucket_times;
 
 // Slots of one element type, order[first] to order[last], adjacent in the arena: one all-reduce. Of
 // a layer it holds all that are of its type.
@@ -31,43 +61,109 @@ typedef struct iso__bucket {
     char label[48]; // layer names, for traces and time-outs
     int first, last;
     iso_dtype dtype;
+    bool local;  // not exchanged
     int missing; // slots not ready
     size_t offset, bytes;
     iso__bucket_state state;
-    bool update; // step() was called: completing it applies the update
-    iso_request *request;
-    int64_t ready_ns;
+    double factor;                  // makes the sum under way an average
+    int lane;                       // of the streams, ISO_STREAM_SHORT or ISO_STREAM_LONG...
+    int item;                       // ...and its place there
+    size_t wire_offset, wire_bytes; // in r->wire, where a hook converts it
+    size_t state_offset;            // floats, in r->hook_state
+    iso__bucket_times times;
 } iso__bucket;
+
+// Short buckets do not queue behind the parts of long ones.
+enum { ISO_STREAM_SHORT, ISO_STREAM_LONG, ISO_STREAMS };
+
+// Someone who updates parameters.
+typedef struct iso__applier {
+    iso_reducer_apply apply; // NULL: free
+    iso_reducer_apply_piece apply_piece;
+    void *user;
+    void *hyper;
+    size_t hyper_bytes;
+    bool *mine;   // [slot_count]
+    bool fresh;   // a whole list was issued that it has not used yet
+    bool stepped; // hyper is in use by pending updates
+} iso__applier;
 
 struct iso_reducer {
     iso_comm *world, *node; // its own; node is NULL until a scope beyond the rank is asked for
     iso_scope scope;        // in force
     iso_comm *comm;         // over which it averages: world, node, or NULL for a rank alone
-    bool arena_shared;      // with the ranks of the node
+    iso__stream *stream[ISO_SCOPE_RANK][ISO_STREAMS]; // of world and node; NULL until asked for
+    bool arena_shared;                                // with the ranks of the node
     iso_sync sync;
+    iso_order want_order;
+    iso_unused unused;
+    iso_average_mode average;
+    double split_factor;
+    iso_comm_hook hook;
+    char *wire;        // what travels of buckets that the hook converts
+    float *hook_state; // of all such buckets
+    size_t hook_state_count;
+    iso__param_place *place; // [param_count]
+    int param_count;
+    int *piece_slot; // [slot_count]
     iso__grad_slot *slot;
     int slot_count;
     int *order;          // the slots, bucket by bucket
     iso__bucket *bucket; // in the agreed order: that in which a backward completes them
     int bucket_count;
-    int next;        // first bucket not yet issued in this backward
+    int issued;      // buckets that this backward has issued
     int busy;        // buckets that are not OPEN
-    int ready_count; // slots ready in OPEN buckets of the list that `next` walks
+    int ready_count; // slots ready in OPEN buckets of the list that is being issued
     char *arena;
     size_t arena_bytes;
-    iso_reducer_apply apply;
-    void *apply_user;
-    void *hyper;
-    size_t hyper_bytes;
-    bool stepped;      // hyper is in use by pending updates
-    bool fresh;        // a whole list was issued that no step has used yet
-    bool keep_average; // no zero_grad since it was issued: gradients must become averages
-    int unsynced; // backwards since the last exchange whose gradients stay on this rank, see no_sync
+    iso__applier *applier;
+    int applier_count;
+    int only;     // iso_reducer_set_apply's, or ISO_NOBODY
+    bool direct;  // two appliers share a parameter: steps wait and update at once
+    bool fresh;   // a whole list was issued that no step has used yet
+    int unsynced; // backwards since the last exchange whose gradients stay on this rank, see
+                  // no_sync
+    double weight, total; // see iso_reducer_set_weight
+    double *used;         // [slots]: 1 where any rank has used it; of ISO_UNUSED_NEGOTIATE
+    iso_request *used_request;
+    int64_t origin_ns, origin_clock; // of the backward: now, and on the clock without waits
+    int64_t waited_ns;
+    long long lists; // issued whole so far
+    bool planned;
+    iso__stream_load load; // of the long stream, when planning began to watch
     iso_reducer_stats stats;
 };
 
+static inline iso__grad_slot *iso__piece_slot(const iso_reducer *r, int i, int k) {
+    return &r->slot[r->piece_slot[r->place[i].start + k]];
+}
+
+// ---- piece.c ----
+// Makes r->slot and r->place of the parameters.
+iso_status iso__reducer_make_slots(iso_reducer *r, const iso_reducer_param *params, int count,
+                                   size_t piece_bytes);
+void iso__reducer_free_slots(iso_reducer *r);
+// Whether the gradient of each parameter lies in one piece of memory.
+bool iso__reducer_is_contiguous(const iso_reducer *r);
+// ISO_ERR_ARG unless there is a parameter i with a piece k.
+iso_status iso__reducer_check_param(const iso_reducer *r, int i, int k);
+
+// ---- bucket.c ----
+// How layers are fused, see iso_reducer_config.
+typedef struct iso_bucket_sizes {
+    size_t cap, first, last;
+    const size_t *list;
+    int list_count;
+} iso_bucket_sizes;
 // Lays out the arena and the buckets from r->slot.
-iso_status iso__reducer_make_buckets(iso_reducer *r, size_t bucket_bytes);
+iso_status iso__reducer_make_buckets(iso_reducer *r, const iso_bucket_sizes *sizes);
+// The same without the memory: buckets, order, offsets and arena_bytes.
+iso_status iso__reducer_assign_buckets(iso_reducer *r, const iso_bucket_sizes *sizes);
+
+// ---- bucket_text.c ----
+void iso__reducer_log_buckets(const iso_reducer *r); // on rank 0
+
+// ---- scope.c ----
 const char *iso__scope_name(iso_scope scope);
 iso_status iso__scope_check(iso_scope scope); // ISO_ERR_ARG unless it is one
 // Collective. Completes what is pending; the next backward is averaged over this scope. Gradients
@@ -76,10 +172,51 @@ iso_status iso__reducer_set_scope(iso_reducer *r, iso_scope scope);
 // The same with nothing pending, for a scope that has been checked.
 iso_status iso__reducer_choose_scope(iso_reducer *r, iso_scope scope);
 void iso__reducer_free_arena(iso_reducer *r);
+void iso__reducer_free_streams(iso_reducer *r);
+static inline iso__stream *iso__bucket_stream(const iso_reducer *r, const iso__bucket *b) {
+    return r->stream[r->scope][b->lane];
+}
+static inline bool iso__bucket_converts(const iso_reducer *r, const iso__bucket *b) {
+    return r->hook.compress && b->dtype == ISO_F32 && !b->local;
+}
+
+// ---- match.c ----
 // Collective: ISO_ERR_MISMATCH on every rank, naming the odd rank and the first difference, unless
 // all ranks list the same parameters and say the same of their settings.
 iso_status iso__match(iso_comm *comm, const iso_reducer_param *params, int count,
                       const char *settings);
+
+// ---- round.c ----
 bool iso__reducer_is_ready(const iso_reducer *r, int i);
+bool iso__bucket_travels(const iso_reducer *r, const iso__bucket *b);
+bool iso__backward_is_open(const iso_reducer *r);
+// The backward is over: what was not reported is unused.
+iso_status iso__reducer_close(iso_reducer *r);
+// The gradients in place are averages already: nothing is exchanged for this backward.
+iso_status iso__reducer_adopt(iso_reducer *r);
+
+// ---- complete.c ----
+void iso__bucket_scale(const iso_reducer *r, const iso__bucket *b, double factor);
+iso_comm_hook_bucket iso__bucket_for_hook(const iso_reducer *r, const iso__bucket *b);
+iso_status iso__bucket_wait(iso_reducer *r, iso__bucket *b);
+// Waits for a bucket, converts, updates, and opens it again.
+iso_status iso__bucket_complete(iso_reducer *r, iso__bucket *b);
+
+// ---- apply.c ----
+// Whatever of this bucket has an update to come.
+iso_status iso__apply_bucket(iso_reducer *r, const iso__bucket *b, double scale);
+int iso__reducer_appliers(const iso_reducer *r); // how many there are
+// iso_reducer_zero_grad of what this one updates.
+void iso__reducer_zero_grad_of(iso_reducer *r, int id);
+void iso__appliers_free(iso_reducer *r);
+
+// ---- order.c ----
+// A backward began; a bucket was reported, was needed, has come back.
+void iso__times_begin(iso_reducer *r);
+void iso__times_ready(iso_reducer *r, iso__bucket *b);
+void iso__times_need(iso_reducer *r, iso__bucket *b);
+void iso__times_done(iso_reducer *r, iso__bucket *b, int64_t wait_start, int64_t wait_end);
+// Collective, once enough was measured: completes all that is pending, and makes the plan.
+iso_status iso__reducer_plan(iso_reducer *r);
 
 #endif

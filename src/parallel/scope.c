@@ -1,8 +1,6 @@
 // Over whom gradients are averaged: the communicator of each scope, and the memory that suits it.
 #include "parallel/reducer_impl.h"
 
-#include "comm/comm_impl.h"
-
 #include <string.h>
 
 const char *iso__scope_name(iso_scope scope) {
@@ -46,13 +44,83 @@ void iso__reducer_free_arena(iso_reducer *r) {
     r->arena = NULL;
 }
 
+// ---- Streams ----------------------------------------------------------------------------------------
+
+// Of a long bucket so many bytes travel at a time, so many times over, until a plan says otherwise:
+// enough to fill a link, and little for a short bucket to wait behind.
+#define PART_BYTES   ((size_t)128 * 1024)
+#define WINDOW_BYTES (4 * PART_BYTES)
+
+static iso__stream_item item_of(const iso_reducer *r, const iso__bucket *b) {
+    bool converts = iso__bucket_converts(r, b);
+    return (iso__stream_item){.data = converts ? r->wire + b->wire_offset : r->arena + b->offset,
+                              .bytes = b->wire_bytes,
+                              .dtype = converts ? r->hook.wire : b->dtype,
+                              .label = b->label};
+}
+
+// Which stream a bucket takes depends on its length alone. Shared memory sums everything in the
+// order in which it was posted, so there it must be one stream.
+static int lane_of(const iso_reducer *r, const iso__bucket *b) {
+    bool one = r->arena_shared && r->comm == r->node;
+    return !one && b->wire_bytes > PART_BYTES ? ISO_STREAM_LONG : ISO_STREAM_SHORT;
+}
+
+// Gives the buckets of a lane their places, and says what they are.
+static int list_items(iso_reducer *r, int lane, iso__stream_item *item) {
+    int count = 0;
+    for (int i = 0; i < r->bucket_count; i++) {
+        iso__bucket *b = &r->bucket[i];
+        if (b->local || lane_of(r, b) != lane) continue;
+        b->lane = lane;
+        b->item = count;
+        item[count++] = item_of(r, b);
+    }
+    return count;
+}
+
+// The arena may lie elsewhere by now.
+static iso_status move_items(iso__stream *stream, const iso__stream_item *item, int count) {
+    for (int i = 0; i < count; i++) ISO_TRY(iso__stream_move(stream, i, item[i].data));
+    return ISO_OK;
+}
+
+static iso_status prepare_stream(iso_reducer *r, iso_scope scope, int lane,
+                                 iso__stream_item *item) {
+    iso__stream **stream = &r->stream[scope][lane];
+    int count = list_items(r, lane, item);
+    size_t window = lane == ISO_STREAM_LONG ? WINDOW_BYTES : SIZE_MAX;
+    size_t part = lane == ISO_STREAM_LONG ? PART_BYTES : SIZE_MAX;
+    if (count == 0) return ISO_OK;
+    if (*stream) return move_items(*stream, item, count);
+    return iso__stream_create(r->comm, item, count, part, window, stream);
+}
+
+static iso_status prepare_streams(iso_reducer *r, iso_scope scope) {
+    iso__stream_item *item;
+    if (!r->comm || iso_comm_size(r->comm) == 1) return ISO_OK;
+    iso_status status = iso__alloc_zero((size_t)r->bucket_count * sizeof(*item), (void **)&item);
+    for (int lane = 0; status == ISO_OK && lane < ISO_STREAMS; lane++)
+        status = prepare_stream(r, scope, lane, item);
+    iso__free(item);
+    ISO_TRY(status);
+    return ISO_OK;
+}
+
+void iso__reducer_free_streams(iso_reducer *r) {
+    for (int scope = 0; scope < ISO_SCOPE_RANK; scope++)
+        for (int lane = 0; lane < ISO_STREAMS; lane++) iso__stream_destroy(&r->stream[scope][lane]);
+}
+
+// ---- Choosing ---------------------------------------------------------------------------------------
+
 iso_status iso__reducer_choose_scope(iso_reducer *r, iso_scope scope) {
     if (scope != ISO_SCOPE_RANK) ISO_TRY(make_node(r));
     bool node = scope == ISO_SCOPE_NODE || (scope == ISO_SCOPE_WORLD && world_is_node(r));
-    if (node && !r->arena_shared) ISO_TRY(share_arena(r));
+    if (node && !r->arena_shared && !r->hook.compress) ISO_TRY(share_arena(r));
     r->comm = node ? r->node : scope == ISO_SCOPE_WORLD ? r->world : NULL;
     r->scope = scope;
-    return ISO_OK;
+    return prepare_streams(r, scope);
 }
 
 iso_status iso__reducer_set_scope(iso_reducer *r, iso_scope scope) {

@@ -1,78 +1,20 @@
 // Conversion between f32 and the element types that travel, written so that loops vectorise.
 #include "parallel/wire.h"
 
-#include <string.h>
+#include "base/half.h"
 
-// Compiled for each of these instruction sets, one is picked when the program is loaded. With
-// integers and single operations in f32 (no fused multiply-add) all give the same bits.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-#define CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
-#else
-#define CLONES
-#endif
+#define CLONES ISO_CLONES
 // The element type is a constant wherever these are used, so that branches on it go away.
-#if defined(__GNUC__)
-#define INLINE static inline __attribute__((always_inline))
-#else
-#define INLINE static inline
-#endif
+#define INLINE ISO_INLINE
 
 // ---- One element ----------------------------------------------------------------------------------
 
-INLINE uint32_t bits_of(float x) {
-    uint32_t u;
-    memcpy(&u, &x, sizeof(u));
-    return u;
-}
-
-INLINE float float_of(uint32_t u) {
-    float x;
-    memcpy(&x, &u, sizeof(x));
-    return x;
-}
-
-// bf16 is the upper half of f32. A NaN keeps its upper payload and becomes quiet.
-INLINE uint32_t bf16_of(float x) {
-    uint32_t u = bits_of(x);
-    uint32_t rounded = (u + 0x7fff + ((u >> 16) & 1)) >> 16;
-    return (u & 0x7fffffff) > 0x7f800000 ? (u >> 16) | 0x40 : rounded;
-}
-
-#define F16_LEAST_NORMAL 0x38800000u // 2^-14
-#define F16_INFINITE     0x477ff000u // what rounds to more than 65504
-
-INLINE uint32_t choose(bool which, uint32_t yes, uint32_t no) {
-    uint32_t mask = -(uint32_t)which; // a conditional expression is made a branch at times
-    return (yes & mask) | (no & ~mask);
-}
-
-INLINE uint32_t f16_of(float x) {
-    uint32_t u = bits_of(x), sign = (u >> 16) & 0x8000, size = u & 0x7fffffff;
-    uint32_t normal = (size - (112u << 23) + 0xfff + ((size >> 13) & 1)) >> 13;
-    // The unit in the last place of 1/2 is that of subnormal halves: the addition rounds.
-    uint32_t subnormal = bits_of(float_of(size) + 0.5f) - bits_of(0.5f);
-    uint32_t nan = 0x7e00 | ((size >> 13) & 0x3ff);
-    uint32_t h = choose(size < F16_LEAST_NORMAL, subnormal, normal);
-    h = choose(size >= F16_INFINITE, 0x7c00, h);
-    return choose(size > 0x7f800000, nan, h) | sign;
-}
-
-INLINE float of_f16(uint32_t h) {
-    uint32_t sign = (h & 0x8000) << 16, size = (h & 0x7fff) << 13;
-    uint32_t exponent = h & 0x7c00;
-    uint32_t special = exponent == 0x7c00 ? 112u << 23 : 0; // up to the exponent of f32
-    uint32_t normal = size + (112u << 23) + special;
-    // As a number in [2^-14, 2^-13), from which the leading one is taken away.
-    uint32_t subnormal = bits_of(float_of(size + (113u << 23)) - float_of(113u << 23));
-    return float_of((exponent == 0 ? subnormal : normal) | sign);
-}
-
 INLINE float of_bits(iso_dtype wire, uint32_t h) {
-    return wire == ISO_F32 ? float_of(h) : wire == ISO_BF16 ? float_of(h << 16) : of_f16(h);
+    return wire == ISO_F32 ? iso__float_of(h) : wire == ISO_BF16 ? iso__of_bf16(h) : iso__of_f16(h);
 }
 
 INLINE uint32_t to_bits(iso_dtype wire, float x) {
-    return wire == ISO_F32 ? bits_of(x) : wire == ISO_BF16 ? bf16_of(x) : f16_of(x);
+    return wire == ISO_F32 ? iso__bits_of(x) : wire == ISO_BF16 ? iso__bf16_of(x) : iso__f16_of(x);
 }
 
 INLINE float load(iso_dtype wire, const void *in, size_t i) {
@@ -82,7 +24,7 @@ INLINE float load(iso_dtype wire, const void *in, size_t i) {
 
 INLINE void store(iso_dtype wire, uint32_t h, void *out, size_t i) {
     if (wire == ISO_F32)
-        ((float *)out)[i] = float_of(h);
+        ((float *)out)[i] = iso__float_of(h);
     else
         ((uint16_t *)out)[i] = (uint16_t)h;
 }
@@ -116,6 +58,25 @@ INLINE bool encode(iso_dtype wire, size_t count, const float *restrict x, float 
 
 CLONES bool iso__wire_encode(iso_dtype wire, size_t count, const float *x, float factor,
                              void *out){FOR_EACH_WIRE(wire, encode, count, x, factor, out)}
+
+INLINE bool encode_feedback(iso_dtype wire, size_t count, const float *restrict x, float factor,
+                            float *restrict state, void *restrict out) {
+    uint32_t bad = 0;
+    for (size_t i = 0; i < count; i++) {
+        float v = x[i] * factor + state[i];
+        uint32_t sent = to_bits(wire, v), lost = excess(wire, sent);
+        store(wire, sent, out, i);
+        // Infinity less infinity would be NaN, and stay so in every later step.
+        uint32_t left = iso__bits_of(v - of_bits(wire, sent));
+        state[i] = iso__float_of(iso__choose(lost, 0, left));
+        bad |= lost;
+    }
+    return bad == 0;
+}
+
+CLONES bool iso__wire_encode_feedback(iso_dtype wire, size_t count, const float *x, float factor,
+                                      float *state, void *out){
+    FOR_EACH_WIRE(wire, encode_feedback, count, x, factor, state, out)}
 
 INLINE bool encode_difference(iso_dtype wire, size_t count, const float *restrict x, float factor,
                               const float *restrict reference, const float *restrict residual,
@@ -208,7 +169,7 @@ INLINE bool decode(iso_dtype wire, size_t count, const void *restrict in, float 
     uint32_t bad = 0;
     for (size_t i = 0; i < count; i++) {
         out[i] = load(wire, in, i);
-        bad |= excess(ISO_F32, bits_of(out[i]));
+        bad |= excess(ISO_F32, iso__bits_of(out[i]));
     }
     return bad == 0;
 }
@@ -216,12 +177,26 @@ INLINE bool decode(iso_dtype wire, size_t count, const void *restrict in, float 
 CLONES bool iso__wire_decode(iso_dtype wire, size_t count, const void *in,
                              float *out){FOR_EACH_WIRE(wire, decode, count, in, out)}
 
+INLINE bool decode_scaled(iso_dtype wire, size_t count, const void *restrict in, float factor,
+                          float *restrict out) {
+    uint32_t bad = 0;
+    for (size_t i = 0; i < count; i++) {
+        out[i] = load(wire, in, i) * factor;
+        bad |= excess(ISO_F32, iso__bits_of(out[i]));
+    }
+    return bad == 0;
+}
+
+CLONES bool iso__wire_decode_scaled(iso_dtype wire, size_t count, const void *in, float factor,
+                                    float *out){
+    FOR_EACH_WIRE(wire, decode_scaled, count, in, factor, out)}
+
 INLINE bool decode_difference(iso_dtype wire, size_t count, const void *restrict in,
                               const float *restrict reference, float *restrict out) {
     uint32_t bad = 0;
     for (size_t i = 0; i < count; i++) {
         out[i] = reference[i] + load(wire, in, i);
-        bad |= excess(ISO_F32, bits_of(out[i]));
+        bad |= excess(ISO_F32, iso__bits_of(out[i]));
     }
     return bad == 0;
 }

@@ -20,6 +20,9 @@ typedef struct iso__wire_feedback {
 
 // out = x * factor
 bool iso__wire_encode(iso_dtype wire, size_t count, const float *x, float factor, void *out);
+// out = x * factor, with feedback from and to state; what is not finite leaves 0 there
+bool iso__wire_encode_feedback(iso_dtype wire, size_t count, const float *x, float factor,
+                               float *state, void *out);
 // out = (x - reference) * factor, with feedback
 bool iso__wire_encode_difference(iso_dtype wire, size_t count, const float *x, float factor,
                                  const float *reference, const iso__wire_feedback *feedback,
@@ -40,6 +43,9 @@ bool iso__wire_mean_rounded(iso_dtype wire, const iso__wire_shares *shares, void
 
 // out = in
 bool iso__wire_decode(iso_dtype wire, size_t count, const void *in, float *out);
+// out = in * factor
+bool iso__wire_decode_scaled(iso_dtype wire, size_t count, const void *in, float factor,
+                             float *out);
 // out = reference + in
 bool iso__wire_decode_difference(iso_dtype wire, size_t count, const void *in,
                                  const float *reference, float *out);

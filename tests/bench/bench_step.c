@@ -23,6 +23,7 @@ static const char usage[] =
     "                   machine's peak, on one rank or on the first of several\n"
     "  --progress MODE  auto, off, poll or thread (auto)\n"
     "  --bucket-mb X    layers are fused until a buffer holds this much (0.25)\n"
+    "  --piece-mb X     larger parameters leave in pieces of so much, 0: as a whole (1)\n"
     "  --threads N      of each rank (1)\n"
     "  --tuned          kernels that are the fastest in a first step, not the rule's\n";
 
@@ -31,7 +32,7 @@ typedef struct options {
     int batch, steps, warmup, threads;
     iso_sync sync;
     bool report_hidden, breakdown, tuned;
-    double bucket_mb;
+    double bucket_mb, piece_mb;
 } options;
 
 // One replica with its own parameters, communication buffer and optimizer.
@@ -72,14 +73,21 @@ static options parse(int argc, char **argv) {
                  .steps = 50,
                  .warmup = 10,
                  .threads = 1,
-                 .bucket_mb = ISO_DATA_PARALLEL_DEFAULT.bucket_mb};
-    static const struct option known[] = {
-        {"model", required_argument, NULL, 'm'},    {"batch", required_argument, NULL, 'b'},
-        {"steps", required_argument, NULL, 'n'},    {"warmup", required_argument, NULL, 'w'},
-        {"sync", required_argument, NULL, 's'},     {"report-hidden", no_argument, NULL, 'h'},
-        {"progress", required_argument, NULL, 'p'}, {"bucket-mb", required_argument, NULL, 'k'},
-        {"threads", required_argument, NULL, 't'},  {"breakdown", no_argument, NULL, 'd'},
-        {"tuned", no_argument, NULL, 'u'},          {NULL, 0, NULL, 0}};
+                 .bucket_mb = ISO_DATA_PARALLEL_DEFAULT.bucket_mb,
+                 .piece_mb = ISO_DATA_PARALLEL_DEFAULT.piece_mb};
+    static const struct option known[] = {{"model", required_argument, NULL, 'm'},
+                                          {"batch", required_argument, NULL, 'b'},
+                                          {"steps", required_argument, NULL, 'n'},
+                                          {"warmup", required_argument, NULL, 'w'},
+                                          {"sync", required_argument, NULL, 's'},
+                                          {"report-hidden", no_argument, NULL, 'h'},
+                                          {"progress", required_argument, NULL, 'p'},
+                                          {"bucket-mb", required_argument, NULL, 'k'},
+                                          {"threads", required_argument, NULL, 't'},
+                                          {"breakdown", no_argument, NULL, 'd'},
+                                          {"tuned", no_argument, NULL, 'u'},
+                                          {"piece-mb", required_argument, NULL, 'i'},
+                                          {NULL, 0, NULL, 0}};
     for (int c; (c = getopt_long(argc, argv, "", known, NULL)) != -1;) {
         if (c == 'm')
             o.model = optarg;
@@ -101,6 +109,8 @@ static options parse(int argc, char **argv) {
             o.progress = optarg;
         else if (c == 'k')
             o.bucket_mb = bench_number(usage, "--bucket-mb", optarg, 0, 1e5);
+        else if (c == 'i')
+            o.piece_mb = bench_number(usage, "--piece-mb", optarg, 0, 1e5);
         else if (c == 't')
             o.threads = (int)bench_number(usage, "--threads", optarg, 1, 1024);
         else
@@ -136,7 +146,8 @@ static void make_input(bench *b) {
 static void make_replica(bench *b, iso_sync sync) {
     replica *r = &b->by_sync[sync];
     const iso_dataset_info shape = input_of(b->o->model);
-    const iso_data_parallel_config config = {.sync = sync, .bucket_mb = b->o->bucket_mb};
+    const iso_data_parallel_config config = {
+        .sync = sync, .bucket_mb = b->o->bucket_mb, .piece_mb = b->o->piece_mb};
     iso_rng rng = {.seed = 1};
     iso_hyper hyper = iso_hyper_default(ISO_SGD);
     hyper.lr = 0.001, hyper.momentum = 0.9;

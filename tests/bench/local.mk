@@ -18,6 +18,9 @@ BENCHES += tests/bench/bench_loader
 tests_bench_bench_loader_SOURCES = tests/bench/bench_loader.c tests/bench/bench_util.c tests/bench/bench_util.h \
     examples/models.c examples/models.h examples/models_resnet.c
 tests_bench_bench_loader_LDADD = libiso_core.la
-EXTRA_DIST += tests/bench/compare_common.sh tests/bench/compare_peers.sh tests/bench/compare_ranks.sh \
+BENCHES += tests/bench/bench_order
+tests_bench_bench_order_SOURCES = tests/bench/bench_order.c tests/bench/bench_util.c tests/bench/bench_util.h
+tests_bench_bench_order_LDADD = libiso_core.la
+EXTRA_DIST += tests/bench/compare_common.sh tests/bench/compare_hosts.sh tests/bench/compare_peers.sh tests/bench/compare_ranks.sh \
     tests/bench/overlap.sh tests/bench/time_to_accuracy.sh \
     tests/bench/peers/ddp_pytorch.py tests/bench/peers/step_heat.py tests/bench/peers/step_pytorch.py

@@ -44,8 +44,14 @@ trainer_config trainer_default(void) {
 iso_status trainer_create(trainer *t, iso_comm *comm, const trainer_config *config) {
     iso_module *net;
     iso_optimizer *inner;
-    iso_data_parallel_config dp = {
-        .sync = config->sync, .bucket_mb = config->bucket_mb, .scope = config->scope};
+    iso_data_parallel_config dp = {.sync = config->sync,
+                                   .bucket_mb = config->bucket_mb,
+                                   .find_unused_parameters = config->find_unused,
+                                   .piece_mb = config->piece_mb,
+                                   .scope = config->scope,
+                                   .hook = config->hook,
+                                   .buffers = config->buffers};
+    if (config->adjust) config->adjust(&dp);
     *t = (trainer){.comm = comm, .batch_rows = config->rows / iso_comm_size(comm)};
     t->first_row = config->first_row + t->batch_rows * iso_comm_rank(comm);
     ISO_TRY(iso_device_create("cpu", &t->device));

@@ -20,6 +20,8 @@ typedef struct trainer {
 typedef struct trainer_config {
     iso_sync sync;
     double bucket_mb;
+    bool find_unused; // parameters
+    double piece_mb;
     iso_optimizer_kind optimizer;
     iso_hyper hyper;
     bool dropout;
@@ -30,6 +32,10 @@ typedef struct trainer_config {
     int64_t rows;      // of the global batch, divisible by the ranks
     int64_t first_row; // of this communicator's part in a batch that goes beyond it
     iso_scope scope;
+    const iso_comm_hook *hook; // NULL: none
+    // Changes the settings of data_parallel; NULL: nothing.
+    void (*adjust)(iso_data_parallel_config *dp);
+    iso_buffer_config buffers;
 } trainer_config;
 
 enum { TRAINER_CHANNELS = 2, TRAINER_SIZE = 10, TRAINER_CLASSES = 5 };

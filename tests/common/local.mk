@@ -17,4 +17,11 @@ tests_common_libiso_testcommon_la_SOURCES += tests/common/resume_fixture.c tests
 tests_common_libiso_testcommon_la_SOURCES += tests/common/average_fixture.c tests/common/average_fixture.h
 tests_common_libiso_testcommon_la_SOURCES += tests/common/shared_fixture.c tests/common/shared_fixture.h
 tests_common_libiso_testcommon_la_SOURCES += tests/common/bag_fixture.c tests/common/bag_fixture.h
+# Runs of the train program, for tests that make them in their own process.
+EXTRA_LTLIBRARIES = tests/common/libiso_traincommon.la
+tests_common_libiso_traincommon_la_SOURCES = $(TRAIN_RUN) tests/common/train_fixture.c \
+    tests/common/train_fixture.h
+tests_common_libiso_traincommon_la_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir)
 tests_common_libiso_testcommon_la_SOURCES += tests/common/oracle_norm.c tests/common/oracle_norm.h
+tests_common_libiso_testcommon_la_SOURCES += tests/common/stream_fixture.c tests/common/stream_fixture.h
+tests_common_libiso_testcommon_la_SOURCES += tests/common/join_fixture.c tests/common/join_fixture.h

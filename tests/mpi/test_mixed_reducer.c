@@ -50,7 +50,8 @@ static iso_status descend(int i, void *gradient, double scale, const void *hyper
 static iso_status create(iso_sync sync, size_t bucket_bytes, iso_scope scope, int other,
                          iso_reducer **out) {
     iso_reducer_param params[PARAMS];
-    iso_reducer_config config = {.sync = sync, .bucket_bytes = bucket_bytes, .scope = scope};
+    iso_reducer_config config = {
+        .sync = sync, .bucket_bytes = bucket_bytes, .scope = scope, .unused = ISO_UNUSED_ZERO};
     for (int i = 0; i < PARAMS; i++) {
         iso_dtype dtype = i == other ? ISO_F32 : shape[i].dtype;
         for (size_t k = 0; k < shape[i].count; k++) set(value[i], dtype, k, i);

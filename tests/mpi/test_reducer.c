@@ -45,7 +45,8 @@ static void describe(iso_reducer_param *params) {
 static iso_reducer *make_reducer(iso_sync sync, size_t bucket_bytes) {
     iso_reducer_param params[PARAMS];
     describe(params);
-    iso_reducer_config config = {.sync = sync, .bucket_bytes = bucket_bytes};
+    iso_reducer_config config = {
+        .sync = sync, .bucket_bytes = bucket_bytes, .unused = ISO_UNUSED_ZERO};
     iso_reducer *r = NULL;
     iso_assert_ok(iso_reducer_create(test_comm, params, PARAMS, &config, &r));
     iso_assert_ok(iso_reducer_set_apply(r, descend, sizeof(hyper), NULL));

@@ -130,6 +130,16 @@ Test(np2_resume, goes_on_with_the_same_bits) { goes_on(); }
 Test(np3_resume, goes_on_with_the_same_bits) { goes_on(); }
 Test(np4_resume, goes_on_with_the_same_bits) { goes_on(); }
 
+// What rounding has cut off on each rank, and will go along later, is part of the state.
+static void error_feedback_goes_on(void) {
+    trainer_config config = config_of(ISO_ADAM, ISO_SYNC_LAZY);
+    config.hook = &iso_hook_bf16_feedback;
+    iso_assert_all(interrupted(&config, config) == hash_after(&config, 20));
+}
+
+Test(np2_resume, error_feedback_goes_on) { error_feedback_goes_on(); }
+Test(np3_resume, error_feedback_goes_on) { error_feedback_goes_on(); }
+
 // Saving looks at the run without touching it.
 Test(np2_resume, saving_changes_nothing) {
     trainer_config config = config_of(ISO_ADAM, ISO_SYNC_LAZY);

@@ -302,7 +302,7 @@ static void hook_is_called_once_in_each_direction(iso_sync sync) {
     iso_assert_all(h.entered == 1 && h.left == 1);
     iso__data_parallel_set_train_hook(t.model, NULL, NULL);
     iso_assert_ok(iso_module_train(t.model, false));
-    iso_assert_all(h.entered == 1 && iso__data_parallel_comm(t.model) == test_comm);
+    iso_assert_all(h.entered == 1 && iso_data_parallel_comm(t.model) == test_comm);
     trainer_destroy(&t);
 }
 

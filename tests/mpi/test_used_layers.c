@@ -145,6 +145,7 @@ static iso_status train_branches(trainer *t, int steps) {
 Test(np2_used_layers, unused_layers) {
     trainer_config config = trainer_default();
     config.build = build_branches;
+    config.find_unused = true;
     uint64_t hash[2];
     for (int i = 0; i < 2; i++) {
         config.sync = i ? ISO_SYNC_BLOCKING : ISO_SYNC_LAZY;
@@ -164,6 +165,7 @@ Test(np2_used_layers, unused_layers) {
 Test(np2_used_layers, ranks_that_use_different_layers_hold_the_same_gradients) {
     trainer_config config = trainer_default();
     config.build = build_branches;
+    config.find_unused = true;
     trainer t;
     double sum[2] = {0};
     iso_assert_ok(trainer_create(&t, test_comm, &config));
@@ -191,8 +193,10 @@ Test(np2_used_layers, two_models_trained_alternately) {
     trainer a, b;
     uint64_t hash;
     config.build = build_branches;
+    config.find_unused = true;
     iso_assert_ok(trainer_create(&a, test_comm, &config));
     config.build = NULL;
+    config.find_unused = false;
     iso_assert_ok(trainer_create(&b, test_comm, &config));
     branch_on = test_rank;
     for (int step = 0; step < 4; step++) {
@@ -214,6 +218,7 @@ Test(np2_used_layers, two_models_trained_alternately) {
 Test(np2_used_layers, blocking_with_different_layers_and_a_collective_before_step) {
     trainer_config config = trainer_default();
     config.build = build_branches;
+    config.find_unused = true;
     config.sync = ISO_SYNC_BLOCKING;
     trainer t;
     uint64_t hash;
@@ -312,18 +317,6 @@ Test(np2_used_layers, a_bad_setting_on_one_rank_is_refused_on_all) {
     trainer t;
     iso_assert_all(trainer_create(&t, test_comm, &config) == ISO_ERR_ARG);
     iso_assert_all(t.model == NULL); // the module was taken, and is gone
-    trainer_destroy(&t);
-}
-
-Test(np1_used_layers, a_second_optimizer_is_refused) {
-    trainer_config config = trainer_default();
-    trainer t;
-    iso_optimizer *inner, *tied;
-    cr_assert_eq(trainer_create(&t, test_comm, &config), ISO_OK);
-    cr_assert_eq(iso_optimizer_create(ISO_ADAM, t.model, &config.hyper, &inner), ISO_OK);
-    cr_expect_eq(iso_dp_optimizer_create_take(inner, t.model, &tied), ISO_ERR_STATE);
-    cr_expect_null(tied);
-    cr_expect_eq(trainer_train(&t, 2), ISO_OK); // the first one is still tied
     trainer_destroy(&t);
 }
 

@@ -1,74 +1,17 @@
 // Batch normalisation in either layout. Strip by strip, so that the second pass over a strip of
 // channels finds it in the cache.
 #include "device/cpu/cpu_real.h"
+#include "device/cpu/cpu_strip.h"
 
-#define LANES 16  // numbers that are worked on side by side
+typedef iso__strip strip;
+typedef iso__strip_plan plan;
+
+#define LANES ISO__LANES
 #define CHUNK 256 // cells whose sums are kept in `real`; longer ones are put together in double
 
 // A loop over lanes: to be made vectors of, not to be unrolled. Results may overwrite arguments.
 #define EACH_LANE _Pragma("GCC ivdep") _Pragma("GCC unroll 1") for (int c = 0; c < lanes; c++)
 #define INLINE    static inline __attribute__((always_inline))
-
-// ---- Strips -------------------------------------------------------------------------------------
-
-// The part of an activation that is worked on at once: up to LANES channels that lie side by side,
-// or one channel of which LANES neighbours of a plane are taken side by side.
-typedef struct strip {
-    int64_t first;         // its first element
-    int64_t runs, step;    // pieces of memory, and elements from one to the next
-    int64_t cells, stride; // cells of a piece, and elements from one to the next
-    int lanes;             // elements of a cell
-    int rest;              // single elements after the last cell of a piece
-    int64_t channel;       // that its first element belongs to
-    int channels;          // that exist (others only fill a block)
-    bool across;           // the lanes are channels
-} strip;
-
-typedef struct plan {
-    iso__cpu_view v;
-    bool across;
-    int64_t per_group; // strips of a group of channels
-    int64_t width;     // channels, with those that fill blocks
-} plan;
-
-static plan plan_of(const iso__cpu *cpu, const iso_tensor *x) {
-    plan p = {.v = iso__cpu_view_of(cpu, x)};
-    iso__cpu_view *v = &p.v;
-    if (x->ndim < 4) {
-        v->channels = v->groups = x->shape[1];
-        v->height = 1;
-        v->width = x->ndim == 3 ? x->shape[2] : 1;
-    }
-    if (v->inner == 1 && v->height * v->width == 1) { // one cell of all channels per sample
-        v->inner = v->channels;
-        v->width = v->rows;
-        v->groups = v->rows = 1;
-    }
-    p.across = v->inner > 1;
-    p.per_group = (v->inner + LANES - 1) / LANES;
-    p.width = v->groups * v->inner;
-    return p;
-}
-
-static strip strip_of(const plan *p, int64_t i) {
-    const iso__cpu_view *v = &p->v;
-    int64_t plane = v->height * v->width, lane = i % p->per_group * LANES;
-    strip s = {.runs = v->rows, .step = p->width * plane, .across = p->across};
-    s.first = i / p->per_group * plane * v->inner + lane;
-    s.channel = i / p->per_group * v->inner + lane;
-    s.lanes = (int)(p->across && v->inner - lane < LANES ? v->inner - lane : LANES);
-    s.channels = p->across ? s.lanes : 1;
-    if (v->channels - s.channel < s.channels) s.channels = (int)(v->channels - s.channel);
-    s.stride = p->across ? v->inner : LANES;
-    s.cells = p->across ? plane : plane / LANES;
-    s.rest = p->across ? 0 : (int)(plane % LANES);
-    return s;
-}
-
-static int64_t strip_count(const plan *p) { return p->v.groups * p->per_group; }
-static double values_per_channel(const plan *p) {
-    return (double)(p->v.rows * p->v.height * p->v.width);
-}
 
 // ---- Coefficients: rows of the workspace, a number for each channel -----------------------------
 
@@ -82,7 +25,7 @@ typedef struct coefficients {
 } coefficients;
 
 static size_t batch_norm_workspace(iso_device *self, const iso_tensor *x) {
-    plan p = plan_of(iso__cpu_of(self), x);
+    plan p = iso__strip_plan_of(iso__cpu_of(self), x);
     return (size_t)(ROWS * p.width) * sizeof(real);
 }
 
@@ -222,17 +165,29 @@ static void set_coefficients(const plan *p, const iso__batch_norm_args *args, in
     k[SHIFT * p->width] = (real)(number(args->bias, channel, 0) - rest * scale);
 }
 
+static double values_per_channel(const plan *p) {
+    return (double)(p->v.rows * p->v.height * p->v.width);
+}
+
+// Number of values of a channel over which statistics are.
+static double statistics_count(const plan *p, const iso__batch_norm_args *args) {
+    return args->moments || args->sums ? args->count : values_per_channel(p);
+}
+
 static void strip_coefficients(const plan *p, const iso__batch_norm_args *args, const strip *s,
                                const iso_tensor *x, real *workspace) {
-    double n = values_per_channel(p);
+    double n = statistics_count(p, args);
+    const double *given = args->moments;
     moments m;
-    if (args->batch) strip_moments(s, x->data, &m);
+    if (args->batch && !given) strip_moments(s, x->data, &m);
     for (int c = 0; c < s->channels; c++) {
         int64_t channel = s->channel + c;
-        double mean = args->batch ? m.mean[c] : number(args->running_mean, channel, 0);
+        double mean = number(args->running_mean, channel, 0);
         double variance = number(args->running_var, channel, 1);
         if (args->batch) {
-            double squares = m.squares[c] < 0 ? 0 : m.squares[c]; // a NaN stays one
+            double squares = given ? given[p->v.channels + channel] : m.squares[c];
+            if (squares < 0) squares = 0; // a NaN stays one
+            mean = given ? given[channel] : m.mean[c];
             variance = squares / n;
             update_running(args, channel, mean, squares / (n - 1));
         }
@@ -279,13 +234,27 @@ ISO_CPU_CLONES static void normalise_strip(const strip *s, bool relu, const coef
 
 static iso_status batch_norm_forward(iso_device *self, const iso__batch_norm_args *args,
                                      const iso_tensor *x, iso_tensor *y, void *workspace) {
-    plan p = plan_of(iso__cpu_of(self), x);
-    for (int64_t i = 0; i < strip_count(&p); i++) {
-        strip s = strip_of(&p, i);
+    plan p = iso__strip_plan_of(iso__cpu_of(self), x);
+    for (int64_t i = 0; i < iso__strip_count(&p); i++) {
+        strip s = iso__strip_of(&p, i);
         coefficients k;
         strip_coefficients(&p, args, &s, x, workspace);
         load(&p, &s, workspace, &k);
         normalise_strip(&s, args->act == ISO_ACT_RELU, &k, x->data, y->data);
+    }
+    return ISO_OK;
+}
+
+static iso_status batch_norm_moments(iso_device *self, const iso_tensor *x, double *out) {
+    plan p = iso__strip_plan_of(iso__cpu_of(self), x);
+    for (int64_t i = 0; i < iso__strip_count(&p); i++) {
+        strip s = iso__strip_of(&p, i);
+        moments m;
+        strip_moments(&s, x->data, &m);
+        for (int c = 0; c < s.channels; c++) {
+            out[s.channel + c] = m.mean[c];
+            out[p.v.channels + s.channel + c] = m.squares[c];
+        }
     }
     return ISO_OK;
 }
@@ -366,10 +335,11 @@ static void add_to(iso_tensor *gradient, bool accumulate, int64_t i, double valu
 }
 
 // With statistics of the batch, dx = scale (dy - mean(dy) - xhat mean(dy xhat)), else scale dy.
-static void set_slopes(const plan *p, bool batch, int64_t channel, double dy, double product,
-                       real *workspace) {
+static void set_slopes(const plan *p, const iso__batch_norm_args *args, int64_t channel, double dy,
+                       double product, real *workspace) {
     real *k = workspace + channel;
-    double n = values_per_channel(p), deviation = (double)k[DEVIATION * p->width];
+    bool batch = args->batch;
+    double n = statistics_count(p, args), deviation = (double)k[DEVIATION * p->width];
     double scale = (double)k[SCALE * p->width], rest = (double)k[REST * p->width];
     double slope = batch ? -scale * deviation * deviation * product / n : 0;
     k[SLOPE * p->width] = (real)slope;
@@ -407,26 +377,63 @@ ISO_CPU_CLONES static void gradient_strip(const strip *s, bool relu, const coeff
     }
 }
 
+// Where the gradients of weight and bias go; NULL: nowhere.
+typedef struct targets {
+    iso_tensor *dw, *db;
+    bool accumulate_w, accumulate_b;
+} targets;
+
+// Sums of the strip's channels, and what follows from them.
+static void strip_gradients(const plan *p, const strip *s, bool relu, const iso_tensor *x,
+                            const iso_tensor *dy, const real *table, const targets *to,
+                            double *sum_dy, double *sum_product) {
+    coefficients k;
+    sums sum;
+    load(p, s, table, &k);
+    strip_sums(s, relu, &k, x->data, dy->data, &sum);
+    for (int c = 0; c < s->channels; c++) {
+        int64_t at = s->channel + c;
+        double product = sum.product[c] - (double)table[REST * p->width + at] * sum.dy[c];
+        add_to(to->dw, to->accumulate_w, at, product * (double)table[DEVIATION * p->width + at]);
+        add_to(to->db, to->accumulate_b, at, sum.dy[c]);
+        sum_dy[c] = sum.dy[c];
+        sum_product[c] = product;
+    }
+}
+
+static iso_status batch_norm_sums(iso_device *self, const iso__batch_norm_args *args,
+                                  const iso_tensor *x, const iso_tensor *dy, void *workspace,
+                                  iso_tensor *dw, bool accumulate_w, iso_tensor *db,
+                                  bool accumulate_b, double *out) {
+    plan p = iso__strip_plan_of(iso__cpu_of(self), x);
+    targets to = {dw, db, accumulate_w, accumulate_b};
+    for (int64_t i = 0; i < iso__strip_count(&p); i++) {
+        strip s = iso__strip_of(&p, i);
+        double *sum = out + s.channel;
+        strip_gradients(&p, &s, args->act == ISO_ACT_RELU, x, dy, workspace, &to, sum,
+                        sum + p.v.channels);
+    }
+    return ISO_OK;
+}
+
 static iso_status batch_norm_backward(iso_device *self, const iso__batch_norm_args *args,
                                       const iso_tensor *x, const iso_tensor *dy, void *workspace,
                                       iso_tensor *dw, bool accumulate_w, iso_tensor *db,
                                       bool accumulate_b, iso_tensor *dx) {
-    plan p = plan_of(iso__cpu_of(self), x);
+    plan p = iso__strip_plan_of(iso__cpu_of(self), x);
     bool relu = args->act == ISO_ACT_RELU;
-    real *table = workspace;
-    for (int64_t i = 0; i < strip_count(&p); i++) {
-        strip s = strip_of(&p, i);
+    targets to = {dw, db, accumulate_w, accumulate_b};
+    for (int64_t i = 0; i < iso__strip_count(&p); i++) {
+        strip s = iso__strip_of(&p, i);
         coefficients k;
-        sums sum;
-        load(&p, &s, workspace, &k);
-        strip_sums(&s, relu, &k, x->data, dy->data, &sum);
-        for (int c = 0; c < s.channels; c++) {
-            int64_t at = s.channel + c;
-            double product = sum.product[c] - (double)table[REST * p.width + at] * sum.dy[c];
-            add_to(dw, accumulate_w, at, product * (double)table[DEVIATION * p.width + at]);
-            add_to(db, accumulate_b, at, sum.dy[c]);
-            set_slopes(&p, args->batch, at, sum.dy[c], product, workspace);
-        }
+        double own[2][LANES];
+        const double *sum_dy = own[0], *sum_product = own[1];
+        if (args->sums)
+            sum_product = (sum_dy = args->sums + s.channel) + p.v.channels;
+        else
+            strip_gradients(&p, &s, relu, x, dy, workspace, &to, own[0], own[1]);
+        for (int c = 0; c < s.channels; c++)
+            set_slopes(&p, args, s.channel + c, sum_dy[c], sum_product[c], workspace);
         load(&p, &s, workspace, &k);
         if (dx) gradient_strip(&s, relu, &k, x->data, dy->data, dx->data);
     }
@@ -435,6 +442,8 @@ static iso_status batch_norm_backward(iso_device *self, const iso__batch_norm_ar
 
 void ISO_REAL(iso__cpu_fill_batch_norm)(iso_kernel_ops *ops) {
     ops->batch_norm_workspace = batch_norm_workspace;
+    ops->batch_norm_moments = batch_norm_moments;
     ops->batch_norm_forward = batch_norm_forward;
+    ops->batch_norm_sums = batch_norm_sums;
     ops->batch_norm_backward = batch_norm_backward;
 }

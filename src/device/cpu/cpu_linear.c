@@ -85,7 +85,19 @@ static iso_status linear_backward_input(iso_device *self, const iso_tensor *dy, 
     return ISO_OK;
 }
 
+static iso_status take_columns(iso_device *self, const iso_tensor *x, int64_t first,
+                               iso_tensor *part) {
+    (void)self;
+    const real *from = (const real *)x->data + first;
+    real *to = part->data;
+    size_t bytes = (size_t)part->shape[1] * sizeof(real);
+    for (int64_t n = 0; n < part->shape[0]; n++)
+        memcpy(to + n * part->shape[1], from + n * x->shape[1], bytes);
+    return ISO_OK;
+}
+
 void ISO_REAL(iso__cpu_fill_linear)(iso_kernel_ops *ops) {
+    ops->take_columns = take_columns;
     ops->linear_forward = linear_forward;
     ops->linear_backward_params = linear_backward_params;
     ops->linear_backward_input = linear_backward_input;

@@ -130,6 +130,7 @@ def measure(options, rank, ranks, memory_format):
 def main():
     parser = make_parser(__doc__.splitlines()[0], list(NETWORKS))
     parser.add_argument("--port", type=int, default=29512, help="of rank 0, where several ranks meet")
+    parser.add_argument("--master", default="127.0.0.1", help="address of rank 0's host")
     parser.add_argument("--interface", default="lo", help="network interface that gloo is to use")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -138,7 +139,8 @@ def main():
     if ranks > 1:
         peer += " DDP over gloo"
         os.environ["GLOO_SOCKET_IFNAME"] = options.interface
-        dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{options.port}", rank=rank, world_size=ranks)
+        dist.init_process_group("gloo", init_method=f"tcp://{options.master}:{options.port}", rank=rank,
+                                world_size=ranks)
     results = {name: measure(options, rank, ranks, memory_format) for name, memory_format in FORMATS.items()}
     if rank == 0:
         tell(options, peer, ranks, results)

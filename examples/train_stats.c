@@ -1,0 +1,54 @@
+// --stats and the log: when the gradients of each layer were ready, travelled, and were waited for.
+#include "train.h"
+
+static void log_bucket(iso_json_log *log, const iso_bucket_stats *b) {
+    iso_json_begin(log, "bucket");
+    iso_json_string(log, "layers", b->name);
+    iso_json_int(log, "bytes", (int64_t)b->bytes);
+    iso_json_int(log, "wire_bytes", (int64_t)b->wire_bytes);
+    iso_json_int(log, "exchanges", b->exchanges);
+    iso_json_double(log, "ready_ms", b->ready_ms);
+    iso_json_double(log, "start_ms", b->start_ms);
+    iso_json_double(log, "done_ms", b->done_ms);
+    iso_json_double(log, "need_ms", b->need_ms);
+    iso_json_double(log, "exposed_ms", b->wait_ms);
+    iso_json_end(log);
+}
+
+static void tell_bucket(FILE *to, const iso_bucket_stats *b) {
+    fprintf(to, "%-24.24s %9.1f %9.1f", b->name, (double)b->bytes / 1e3,
+            (double)b->wire_bytes / 1e3);
+    if (b->exchanges == 0)
+        fprintf(to, "   nothing was exchanged\n");
+    else
+        fprintf(to, " %8.2f %8.2f %8.2f %8.2f %8.2f %8.2f\n", b->ready_ms, b->start_ms, b->done_ms,
+                b->need_ms, b->done_ms - b->start_ms, b->wait_ms);
+}
+
+static void tell_hidden(FILE *to, const train_result *r) {
+    if (r->exchange_ms > 0)
+        fprintf(to, "exchange alone %.2f ms, exposed %.2f ms a step: %.0f %% hidden\n",
+                r->exchange_ms, r->wait_ms_per_step,
+                100 * (1 - r->wait_ms_per_step / r->exchange_ms));
+}
+
+void train_stats_tell(const train_run *run, const train_result *result) {
+    const iso_reducer *reducer = iso_data_parallel_reducer(run->model);
+    FILE *to = run->world->rank == 0 ? stdout : NULL;
+    iso_reducer_stats all;
+    if (!run->options->stats) return;
+    iso_reducer_get_stats(reducer, &all);
+    if (to)
+        fprintf(to,
+                "gradients on rank 0: means over steps, ms since the first gradient of a backward\n"
+                "%-24s %9s %9s %8s %8s %8s %8s %8s %8s\n",
+                "layers", "kB", "wire kB", "ready", "start", "done", "needed", "exchange",
+                "exposed");
+    for (int i = 0; i < all.bucket_count; i++) {
+        iso_bucket_stats b;
+        if (iso_reducer_get_bucket_stats(reducer, i, &b) < 0) return;
+        log_bucket(run->log, &b);
+        if (to) tell_bucket(to, &b);
+    }
+    if (to && !run->periodic) tell_hidden(to, result);
+}

@@ -1,0 +1,122 @@
+// Strategies of synchronisation by name: what a training program chooses from (`train --sync NAME`)
+// and what its user adds to.
+//
+// A strategy says how a module and an optimizer are wrapped. What it does from step to step is the
+// business of the wrappers, so that a training loop reads the same under every strategy:
+//
+//     iso_strategy_find(name, &strategy);
+//     iso_strategy_wrap_module_take(strategy, &context, module, &module);
+//     iso_optimizer_create(..., module, ..., &optimizer);
+//     iso_strategy_wrap_optimizer_take(strategy, &context, optimizer, module, &optimizer);
+//     each step:   zero_grad, forward, loss, backward, iso_strategy_reduce_gradients, step
+//     each epoch:  iso_strategy_epoch_loss
+//     in the end:  iso_strategy_finish
+//
+// There are: blocking, lazy and explicit (iso_sync in isotherm/reducer.h), daso, daso-heat,
+// localsgd and postlocal (isotherm/daso.h). Their settings are called as the options of train,
+// without the dashes.
+#ifndef ISOTHERM_STRATEGY_H
+#define ISOTHERM_STRATEGY_H
+
+#include <isotherm/daso.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// ---- Settings -------------------------------------------------------------------------------------
+
+// A list of keys and values, both texts: "period", "8". Local.
+typedef struct iso_settings iso_settings;
+
+iso_status iso_settings_create(iso_settings **out);
+void iso_settings_destroy(iso_settings **settings);
+// Copies. ISO_ERR_ARG for an empty key, and for one that is there already.
+iso_status iso_settings_add(iso_settings *settings, const char *key, const char *value);
+// Adds what a text "KEY=VALUE,KEY=VALUE" lists.
+iso_status iso_settings_parse(iso_settings *settings, const char *text);
+// Whether there is one.
+bool iso_settings_has(const iso_settings *settings, const char *key);
+
+// The value of a key; *out stays as it is where there is none, or where settings is NULL. A value
+// that is no (whole) number from low to high, or none of choices ("keep|average|reset"), is
+// ISO_ERR_ARG with a sentence that names key and value. choices NULL: any text. Texts are borrowed.
+iso_status iso_settings_int(iso_settings *settings, const char *key, int64_t low, int64_t high,
+                            int64_t *out);
+iso_status iso_settings_number(iso_settings *settings, const char *key, double low, double high,
+                               double *out);
+iso_status iso_settings_text(iso_settings *settings, const char *key, const char *choices,
+                             const char **out);
+// ISO_ERR_ARG that names a key for which nobody has asked so far. whose: for the sentence.
+iso_status iso_settings_check_used(const iso_settings *settings, const char *whose);
+
+// ---- What a strategy is ---------------------------------------------------------------------------
+
+// What a strategy is told about the training. Borrowed for the call.
+typedef struct iso_strategy_context {
+    iso_comm *comm;
+    // What the trainer wants of the data_parallel module; a strategy changes what it must.
+    iso_data_parallel_config data_parallel;
+    int64_t total_steps, steps_per_epoch; // updates
+    iso_settings *settings;               // may be NULL
+} iso_strategy_context;
+
+// Any function may be NULL. user is handed to those that have it.
+typedef struct iso_strategy {
+    const char *name; // letters, digits and - _ . ; at most 31
+    const char *text; // one line for lists of what there is, at most 119 letters; may be NULL
+    // Collective. As iso_data_parallel_create_take, which it ends in: what it makes is a
+    // data_parallel. NULL: iso_data_parallel_create_take(module, comm, &data_parallel, out).
+    iso_status (*wrap_module)(const iso_strategy_context *context, iso_module *module,
+                              iso_module **out, void *user);
+    // Collective. Takes inner, on failure too; to be tied to module, which wrap_module has made,
+    // and wrapped further (an optimizer of one's own has a table iso_optimizer_ops). NULL:
+    // iso_dp_optimizer_create_take(inner, module, out).
+    iso_status (*wrap_optimizer)(const iso_strategy_context *context, iso_optimizer *inner,
+                                 iso_module *module, iso_optimizer **out, void *user);
+    // Collective. After the last backward of an update, before anyone looks at gradients: averages
+    // them, if backward has not.
+    iso_status (*reduce_gradients)(iso_module *module, void *user);
+    // As iso_daso_epoch_loss, iso_daso_finish (after which parameters are equal on all ranks) and
+    // iso_daso_get_stats.
+    iso_status (*epoch_loss)(iso_optimizer *optimizer, double loss, bool globally_averaged);
+    iso_status (*finish)(iso_optimizer *optimizer);
+    iso_status (*stats)(iso_optimizer *optimizer, iso_daso_stats *out);
+    void *user;
+} iso_strategy;
+
+// ---- The list of them -----------------------------------------------------------------------------
+
+// Local; every rank registers the same, before it looks for any, from one thread. Copies, and holds
+// as long as the process. ISO_ERR_ARG for a name or text that cannot be, and for a name that is
+// taken; ISO_ERR_STATE when ISO_STRATEGIES_MAX are registered.
+#define ISO_STRATEGIES_MAX 32
+iso_status iso_strategy_register(const iso_strategy *strategy);
+// ISO_ERR_ARG, with a sentence that lists all names, when there is none of that name. What is found
+// lives as long as the process.
+iso_status iso_strategy_find(const char *name, const iso_strategy **out);
+// The library's own first, then others in the order in which they were registered.
+int iso_strategy_count(void);
+const iso_strategy *iso_strategy_at(int i); // NULL: there is no i
+
+// ---- For trainers ---------------------------------------------------------------------------------
+
+// Collective over context->comm. As the functions of the table; the second returns ISO_ERR_ARG for
+// a setting that neither of them has asked for.
+iso_status iso_strategy_wrap_module_take(const iso_strategy *strategy,
+                                         const iso_strategy_context *context, iso_module *module,
+                                         iso_module **out);
+iso_status iso_strategy_wrap_optimizer_take(const iso_strategy *strategy,
+                                            const iso_strategy_context *context,
+                                            iso_optimizer *inner, iso_module *module,
+                                            iso_optimizer **out);
+// Do nothing where the strategy has no such function.
+iso_status iso_strategy_reduce_gradients(const iso_strategy *strategy, iso_module *module);
+iso_status iso_strategy_epoch_loss(const iso_strategy *strategy, iso_optimizer *optimizer,
+                                   double loss, bool globally_averaged);
+iso_status iso_strategy_finish(const iso_strategy *strategy, iso_optimizer *optimizer);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

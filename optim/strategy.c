@@ -1,0 +1,146 @@
+// The list of strategies of synchronisation, and how a trainer uses one of them.
+#include "optim/strategy_impl.h"
+
+#include "base/base.h"
+
+#include <stdio.h>
+#include <string.h>
+
+enum { NAME_ROOM = 32, TEXT_ROOM = 120 };
+
+typedef struct entry {
+    iso_strategy strategy;
+    char name[NAME_ROOM], text[TEXT_ROOM];
+} entry;
+
+// Of the process, as names are: filled before the first use, and never changed again.
+static entry registered[ISO_STRATEGIES_MAX];
+static int registered_count;
+
+// ---- The list -----------------------------------------------------------------------------------
+
+int iso_strategy_count(void) { return iso__builtin_strategy_count + registered_count; }
+
+const iso_strategy *iso_strategy_at(int i) {
+    if (i < 0 || i >= iso_strategy_count()) return NULL;
+    return i < iso__builtin_strategy_count ? &iso__builtin_strategy[i]
+                                           : &registered[i - iso__builtin_strategy_count].strategy;
+}
+
+static const iso_strategy *find(const char *name) {
+    for (int i = 0; i < iso_strategy_count(); i++)
+        if (strcmp(iso_strategy_at(i)->name, name) == 0) return iso_strategy_at(i);
+    return NULL;
+}
+
+static void list_names(char *text, size_t room) {
+    size_t used = 0;
+    for (int i = 0; i < iso_strategy_count() && used < room; i++)
+        used += (size_t)snprintf(text + used, room - used, "%s%s", i > 0 ? "|" : "",
+                                 iso_strategy_at(i)->name);
+}
+
+iso_status iso_strategy_find(const char *name, const iso_strategy **out) {
+    char names[400];
+    ISO_CHECK(name, ISO_ERR_ARG, "a strategy of synchronisation is looked for without a name");
+    const iso_strategy *found = find(name);
+    if (!found) list_names(names, sizeof(names));
+    ISO_CHECK(found, ISO_ERR_ARG, "there is no strategy \"%s\": give %s", name, names);
+    *out = found;
+    return ISO_OK;
+}
+
+static iso_status check(const iso_strategy *strategy) {
+    static const char letters[] =
+        "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_.";
+    ISO_CHECK(strategy && strategy->name && strategy->name[0], ISO_ERR_ARG,
+              "a strategy of synchronisation needs a name to be registered by");
+    const char *name = strategy->name;
+    ISO_CHECK(strlen(name) < NAME_ROOM && !name[strspn(name, letters)], ISO_ERR_ARG,
+              "\"%.40s\" is no name of a strategy: use at most %d letters, digits and - _ .", name,
+              NAME_ROOM - 1);
+    ISO_CHECK(!strategy->text ||
+                  (strlen(strategy->text) < TEXT_ROOM && !strchr(strategy->text, '\n')),
+              ISO_ERR_ARG, "the text of strategy \"%s\" must be one line of at most %d letters",
+              name, TEXT_ROOM - 1);
+    ISO_CHECK(!find(name), ISO_ERR_ARG,
+              "there is a strategy \"%s\" already: register yours by another name", name);
+    return ISO_OK;
+}
+
+iso_status iso_strategy_register(const iso_strategy *strategy) {
+    ISO_TRY(check(strategy));
+    ISO_CHECK(registered_count < ISO_STRATEGIES_MAX, ISO_ERR_STATE,
+              "strategy \"%s\" is one too many: at most %d can be registered", strategy->name,
+              ISO_STRATEGIES_MAX);
+    entry *e = &registered[registered_count++];
+    e->strategy = *strategy;
+    snprintf(e->name, sizeof(e->name), "%s", strategy->name);
+    snprintf(e->text, sizeof(e->text), "%s", strategy->text ? strategy->text : "");
+    e->strategy.name = e->name;
+    e->strategy.text = e->text;
+    return ISO_OK;
+}
+
+// ---- For trainers -------------------------------------------------------------------------------
+
+iso_status iso_strategy_wrap_module_take(const iso_strategy *strategy,
+                                         const iso_strategy_context *context, iso_module *module,
+                                         iso_module **out) {
+    iso_status status;
+    iso_module *made = NULL;
+    *out = NULL; // often the caller's pointer to the module
+    if (strategy->wrap_module)
+        ISO_TRY_GOTO(strategy->wrap_module(context, module, &made, strategy->user));
+    else
+        ISO_TRY_GOTO(
+            iso_data_parallel_create_take(module, context->comm, &context->data_parallel, &made));
+    ISO_CHECK_GOTO(made && iso_data_parallel_module(made), ISO_ERR_ARG,
+                   "strategy \"%s\" makes %s of a module: it must make a DataParallel",
+                   strategy->name, made ? made->ops->type : "nothing");
+    *out = made;
+    return ISO_OK;
+fail:
+    iso_module_destroy(&made);
+    return status;
+}
+
+iso_status iso_strategy_wrap_optimizer_take(const iso_strategy *strategy,
+                                            const iso_strategy_context *context,
+                                            iso_optimizer *inner, iso_module *module,
+                                            iso_optimizer **out) {
+    iso_status status;
+    iso_optimizer *made = NULL;
+    *out = NULL;
+    if (strategy->wrap_optimizer)
+        ISO_TRY_GOTO(strategy->wrap_optimizer(context, inner, module, &made, strategy->user));
+    else
+        ISO_TRY_GOTO(iso_dp_optimizer_create_take(inner, module, &made));
+    ISO_CHECK_GOTO(made, ISO_ERR_ARG, "strategy \"%s\" makes nothing of an optimizer",
+                   strategy->name);
+    ISO_TRY_GOTO(iso_settings_check_used(context->settings, strategy->name));
+    *out = made;
+    return ISO_OK;
+fail:
+    iso_optimizer_destroy(&made);
+    return status;
+}
+
+iso_status iso_strategy_reduce_gradients(const iso_strategy *strategy, iso_module *module) {
+    if (!strategy->reduce_gradients) return ISO_OK;
+    ISO_TRY(strategy->reduce_gradients(module, strategy->user));
+    return ISO_OK;
+}
+
+iso_status iso_strategy_epoch_loss(const iso_strategy *strategy, iso_optimizer *optimizer,
+                                   double loss, bool globally_averaged) {
+    if (!strategy->epoch_loss) return ISO_OK;
+    ISO_TRY(strategy->epoch_loss(optimizer, loss, globally_averaged));
+    return ISO_OK;
+}
+
+iso_status iso_strategy_finish(const iso_strategy *strategy, iso_optimizer *optimizer) {
+    if (!strategy->finish) return ISO_OK;
+    ISO_TRY(strategy->finish(optimizer));
+    return ISO_OK;
+}

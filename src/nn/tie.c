@@ -1,0 +1,166 @@
+// One parameter in several modules.
+#include "nn/nn_impl.h"
+
+#include <string.h>
+
+void iso__parameter_release(iso_parameter *p) {
+    if (--p->references > 0) return;
+    iso_tensor_destroy(&p->value);
+    iso_tensor_destroy(&p->grad);
+    iso__free((void *)p->name);
+    iso__free(p);
+}
+
+// ---- Tying --------------------------------------------------------------------------------------
+
+// A parameter as its module knows it.
+typedef struct place {
+    const char *name; // sought, below the root of the walk
+    iso_module *module;
+    int index;
+} place;
+
+static iso_status look(iso_module *module, const char *path, void *user) {
+    place *sought = user;
+    const char *rest = sought->name;
+    size_t length = strlen(path);
+    if (sought->module || strncmp(rest, path, length) != 0) return ISO_OK;
+    rest += length;
+    if (length > 0 && *rest++ != '.') return ISO_OK;
+    for (int i = 0; i < module->parameter_count && !sought->module; i++) {
+        if (strcmp(module->parameter_name[i], rest) != 0) continue;
+        sought->module = module;
+        sought->index = i;
+    }
+    return ISO_OK;
+}
+
+static iso_status find(iso_module *root, const char *name, place *out) {
+    char label[ISO_LABEL_ROOM];
+    *out = (place){.name = name};
+    ISO_CHECK(root && name, ISO_ERR_ARG, "tying needs two modules and the names of parameters");
+    ISO_TRY(iso__module_walk(root, look, out));
+    ISO_CHECK(out->module, ISO_ERR_ARG, "%s has no parameter \"%s\" to be tied",
+              iso__module_label(root, label), name);
+    return ISO_OK;
+}
+
+static iso_status check_free(const place *at) {
+    const iso_parameter *p = at->module->parameter[at->index];
+    ISO_CHECK(
+        iso__parameter_is_free(p), ISO_ERR_STATE,
+        "parameter \"%s\" cannot be tied once its module is wrapped or given to an optimizer: "
+        "tie it before",
+        at->name);
+    return ISO_OK;
+}
+
+static iso_status check_alike(const place *a, const place *b) {
+    const iso_tensor *x = a->module->parameter[a->index]->value;
+    const iso_tensor *y = b->module->parameter[b->index]->value;
+    char here[100], there[100];
+    ISO_CHECK(x->device == y->device && a->module->dtype == b->module->dtype &&
+                  x->dtype == y->dtype,
+              ISO_ERR_TYPE,
+              "parameter \"%s\" is %s and cannot be tied to \"%s\", which is %s: both need one "
+              "element type and device",
+              a->name, iso_dtype_name(x->dtype), b->name, iso_dtype_name(y->dtype));
+    ISO_CHECK(iso__tensor_same_shape(x, y), ISO_ERR_SHAPE,
+              "parameter \"%s\" of shape %s cannot be tied to \"%s\" of shape %s", a->name,
+              iso__shape_text(x->ndim, x->shape, here, sizeof(here)), b->name,
+              iso__shape_text(y->ndim, y->shape, there, sizeof(there)));
+    return ISO_OK;
+}
+
+// A layer writes each gradient once in a backward, so no two of its own may be one.
+static iso_status check_pair(const place *a, const place *b) {
+    char label[ISO_LABEL_ROOM];
+    const iso_parameter *p = b->module->parameter[b->index];
+    for (int i = 0; i < a->module->parameter_count; i++)
+        ISO_CHECK(a->module->parameter[i] != p, ISO_ERR_ARG,
+                  "parameter \"%s\" cannot be tied to \"%s\": both would be in one %s", a->name,
+                  b->name, iso__module_label(a->module, label));
+    ISO_CHECK(a->module->ops->tied, ISO_ERR_UNSUPPORTED,
+              "parameter \"%s\" of %s cannot be tied: its table has no `tied` to take over another "
+              "one; tie the other parameter to it, or add that",
+              a->name, iso__module_label(a->module, label));
+    ISO_TRY(check_free(a));
+    ISO_TRY(check_free(b));
+    return check_alike(a, b);
+}
+
+iso_status iso_module_tie(iso_module *module, const char *name, iso_module *other,
+                          const char *other_name) {
+    place a, b;
+    ISO_TRY(find(module, name, &a));
+    ISO_TRY(find(other, other_name, &b));
+    iso_parameter **mine = &a.module->parameter[a.index];
+    iso_parameter *theirs = b.module->parameter[b.index];
+    if (*mine == theirs) return ISO_OK;
+    ISO_TRY(check_pair(&a, &b));
+    theirs->references++;
+    iso__parameter_release(*mine);
+    *mine = theirs;
+    a.module->ops->tied(a.module);
+    return ISO_OK;
+}
+
+// ---- Who shares what ------------------------------------------------------------------------------
+
+// Distinct modules of a tree.
+typedef struct census {
+    iso_module **module;
+    int count;
+} census;
+
+static iso_status count_modules(iso_module *module, const char *path, void *user) {
+    (void)module;
+    (void)path;
+    ++*(int *)user;
+    return ISO_OK;
+}
+
+static iso_status enlist(iso_module *module, const char *path, void *user) {
+    census *all = user;
+    (void)path;
+    for (int i = 0; i < all->count; i++)
+        if (all->module[i] == module) return ISO_OK;
+    all->module[all->count++] = module;
+    return ISO_OK;
+}
+
+static int uses(const census *all, const iso_parameter *p) {
+    int count = 0;
+    for (int m = 0; m < all->count; m++)
+        for (int i = 0; i < all->module[m]->parameter_count; i++)
+            count += all->module[m]->parameter[i] == p;
+    return count;
+}
+
+static iso_status check_uses(const census *all, const char *what) {
+    char label[ISO_LABEL_ROOM];
+    for (int m = 0; m < all->count; m++)
+        for (int i = 0; i < all->module[m]->parameter_count; i++) {
+            const iso_parameter *p = all->module[m]->parameter[i];
+            ISO_CHECK(p->references == 1 || uses(all, p) == p->references, ISO_ERR_STATE,
+                      "parameter \"%s\" of %s is tied to one of a module outside of what is %s: do "
+                      "it to a module that contains both",
+                      all->module[m]->parameter_name[i], iso__module_label(all->module[m], label),
+                      what);
+        }
+    return ISO_OK;
+}
+
+iso_status iso__module_check_tied(iso_module *root, const char *what) {
+    census all = {0};
+    int room = 0;
+    void *memory;
+    ISO_TRY(iso__module_walk(root, count_modules, &room));
+    ISO_TRY(iso__alloc((size_t)room * sizeof(iso_module *), &memory));
+    all.module = memory;
+    iso_status status = iso__module_walk(root, enlist, &all);
+    if (status >= 0) status = check_uses(&all, what);
+    iso__free(memory);
+    ISO_TRY(status);
+    return ISO_OK;
+}

@@ -1,0 +1,111 @@
+// What callers ask of a DataParallel besides running it.
+#include "parallel/data_parallel_impl.h"
+
+iso_status iso__data_parallel_check(const iso_module *module) {
+    ISO_CHECK(iso__is_data_parallel(module), ISO_ERR_ARG, "the module is a %s, not a DataParallel",
+              module->ops->type);
+    return ISO_OK;
+}
+
+iso_status iso_data_parallel_finish(iso_module *module) {
+    ISO_TRY(iso__data_parallel_check(module));
+    return iso__data_parallel_complete(iso__data_parallel_of(module), NULL);
+}
+
+iso_status iso_data_parallel_sync_buffers(iso_module *module) {
+    ISO_TRY(iso__data_parallel_check(module));
+    return iso__buffer_sync_run(&iso__data_parallel_of(module)->buffer_sync);
+}
+
+// ---- no_sync ----------------------------------------------------------------------------------------
+
+iso_status iso_data_parallel_begin_no_sync(iso_module *module) {
+    ISO_TRY(iso__data_parallel_check(module));
+    iso__data_parallel_of(module)->no_sync++;
+    return ISO_OK;
+}
+
+iso_status iso_data_parallel_end_no_sync(iso_module *module) {
+    ISO_TRY(iso__data_parallel_check(module));
+    iso__data_parallel *self = iso__data_parallel_of(module);
+    ISO_CHECK(self->no_sync > 0, ISO_ERR_STATE,
+              "end of no_sync without a beginning: each end belongs to one begin");
+    self->no_sync--;
+    return ISO_OK;
+}
+
+// ---- Hooks of the user ------------------------------------------------------------------------------
+
+iso_status iso_data_parallel_add_pre_sync_hook(iso_module *module, iso_pre_sync_hook hook,
+                                               void *user, int *handle) {
+    ISO_TRY(iso__data_parallel_check(module));
+    iso__data_parallel *self = iso__data_parallel_of(module);
+    ISO_CHECK(hook, ISO_ERR_ARG, "a pre-synchronisation hook needs a function");
+    ISO_TRY(iso_data_parallel_finish(module));
+    size_t old = (size_t)self->pre_sync_count * sizeof(*self->pre_sync);
+    ISO_TRY(iso__realloc((void **)&self->pre_sync, old, old + sizeof(*self->pre_sync)));
+    *handle = self->pre_sync_ids++;
+    self->pre_sync[self->pre_sync_count++] =
+        (iso__pre_sync_hook){.id = *handle, .call = hook, .user = user};
+    return ISO_OK;
+}
+
+iso_status iso_data_parallel_remove_pre_sync_hook(iso_module *module, int handle) {
+    ISO_TRY(iso__data_parallel_check(module));
+    iso__data_parallel *self = iso__data_parallel_of(module);
+    int at = 0;
+    while (at < self->pre_sync_count && self->pre_sync[at].id != handle) at++;
+    ISO_CHECK(at < self->pre_sync_count, ISO_ERR_ARG,
+              "there is no pre-synchronisation hook %d: it was removed, or never added", handle);
+    ISO_TRY(iso_data_parallel_finish(module));
+    self->pre_sync_count--;
+    for (; at < self->pre_sync_count; at++) self->pre_sync[at] = self->pre_sync[at + 1];
+    return ISO_OK;
+}
+
+iso_status iso_data_parallel_set_before_forward(iso_module *module, iso_before_forward hook,
+                                                void *user) {
+    ISO_TRY(iso__data_parallel_check(module));
+    iso__data_parallel_of(module)->before_forward = hook;
+    iso__data_parallel_of(module)->before_forward_user = user;
+    return ISO_OK;
+}
+
+// ---- Parts ------------------------------------------------------------------------------------------
+
+iso_module *iso_data_parallel_module(iso_module *module) {
+    return iso__is_data_parallel(module) ? module->child[0] : NULL;
+}
+
+iso_reducer *iso_data_parallel_reducer(iso_module *module) {
+    return iso__is_data_parallel(module) ? iso__data_parallel_of(module)->reducer : NULL;
+}
+
+iso_comm *iso_data_parallel_comm(iso_module *module) {
+    return iso__is_data_parallel(module) ? iso__data_parallel_of(module)->comm : NULL;
+}
+
+iso_status iso_data_parallel_sampler(iso_module *module, iso_sampler_config *config) {
+    ISO_TRY(iso__data_parallel_check(module));
+    const iso_comm *comm = iso__data_parallel_of(module)->comm;
+    config->rank = iso_comm_rank(comm);
+    config->ranks = iso_comm_size(comm);
+    return ISO_OK;
+}
+
+int iso__data_parallel_trainable(iso_module *module, iso_parameter *const **out) {
+    *out = iso__data_parallel_of(module)->trainable;
+    return iso__data_parallel_of(module)->trainable_count;
+}
+
+iso_status iso__data_parallel_set_scope(iso_module *module, iso_scope scope) {
+    iso__data_parallel *self = iso__data_parallel_of(module);
+    ISO_TRY(iso__reducer_set_scope(self->reducer, scope));
+    iso__data_parallel_move_gradients(self);
+    return ISO_OK;
+}
+
+void iso__data_parallel_set_train_hook(iso_module *module, iso__train_hook hook, void *user) {
+    iso__data_parallel_of(module)->hook = hook;
+    iso__data_parallel_of(module)->hook_user = user;
+}

@@ -1,0 +1,310 @@
+// Making a DataParallel of a module: what ranks must agree on, the reducer, and where gradients
+// lie.
+#include "parallel/data_parallel_impl.h"
+
+#include <string.h>
+
+static uint64_t shape_id(const iso_tensor *t) {
+    return iso__hash(ISO_HASH_START, t->shape, (size_t)t->ndim * sizeof(t->shape[0]));
+}
+
+// Elements of a row; 0: nothing to cut. What is tied is written by several layers.
+static size_t row_of(const iso_parameter *p) {
+    bool cuttable = p->value->ndim > 1 && p->references == 1;
+    return cuttable ? (size_t)(p->value->count / p->value->shape[0]) : 0;
+}
+
+// Lists all parameters; those of one owner are one layer.
+static void describe(const iso_parameter_list *list, iso_reducer_param *params, char (*text)[64]) {
+    int layer = -1;
+    for (int i = 0; i < list->count; i++) {
+        const iso_parameter *p = list->item[i];
+        char shape[48];
+        if (i == 0 || list->owner[i] != list->owner[i - 1]) layer++;
+        iso__shape_text(p->value->ndim, p->value->shape, shape, sizeof(shape));
+        snprintf(text[i], sizeof(text[i]), "%s%s", shape, p->requires_grad ? "" : " frozen");
+        params[i] = (iso_reducer_param){.name = list->name[i],
+                                        .value = p->value->data,
+                                        .count = (size_t)p->value->count,
+                                        .dtype = p->value->dtype,
+                                        .row = row_of(p),
+                                        .layer = layer,
+                                        .shape_id = shape_id(p->value),
+                                        .shape_text = text[i]};
+    }
+}
+
+static bool ignored(const iso_data_parallel_config *config, const char *name) {
+    for (int i = 0; i < config->ignore_count; i++)
+        if (strcmp(config->ignore[i], name) == 0) return true;
+    return false;
+}
+
+static size_t bytes_of(double mb) { return (size_t)(mb * 1048576.0); }
+
+static iso_status make_reducer(iso__data_parallel *self, const iso_reducer_param *params,
+                               const iso_data_parallel_config *config) {
+    size_t *list = NULL, room = (size_t)config->bucket_list_count * sizeof(*list);
+    if (room > 0) ISO_TRY(iso__alloc_zero(room, (void **)&list));
+    for (int i = 0; i < config->bucket_list_count; i++)
+        list[i] = bytes_of(config->bucket_list_mb[i]);
+    iso_reducer_config c = {
+        .sync = config->sync,
+        .scope = config->scope,
+        .order = config->order,
+        .unused = self->unused,
+        .average = config->average,
+        .split_factor = config->split_factor,
+        .hook = config->hook,
+        .bucket_bytes = list ? 0 : bytes_of(config->bucket_mb),
+        .first_bucket_bytes = bytes_of(config->first_bucket_mb),
+        .last_bucket_bytes = bytes_of(config->last_bucket_mb),
+        .bucket_list = list,
+        .bucket_list_count = config->bucket_list_count,
+        .piece_bytes = bytes_of(config->piece_mb),
+    };
+    iso_status status =
+        iso_reducer_create(self->comm, params, self->trainable_count, &c, &self->reducer);
+    iso__free(list);
+    ISO_TRY(status);
+    return ISO_OK;
+}
+
+// The reducer sees the trainable ones only, so the whole list is compared here.
+static iso_status match_and_create(iso__data_parallel *self, iso_reducer_param *params,
+                                   const iso_data_parallel_config *config) {
+    char settings[96];
+    snprintf(settings, sizeof(settings), "%d parameters, %d buffers (names and shapes %016llx)",
+             self->list.count, self->buffers.count,
+             (unsigned long long)iso__buffers_fingerprint(&self->buffers));
+    ISO_TRY(iso__match(self->comm, params, self->list.count, settings));
+    for (int i = 0; i < self->list.count; i++) {
+        if (!self->list.item[i]->requires_grad) continue;
+        params[self->trainable_count] = params[i];
+        params[self->trainable_count].local = ignored(config, self->list.name[i]);
+        self->trainable[self->trainable_count++] = self->list.item[i];
+    }
+    ISO_CHECK(self->trainable_count > 0, ISO_ERR_ARG,
+              "data_parallel was given a module in which nothing requires a gradient");
+    return make_reducer(self, params, config);
+}
+
+static iso_status create_reducer(iso__data_parallel *self, const iso_data_parallel_config *config) {
+    size_t count = (size_t)self->list.count;
+    iso_reducer_param *params = NULL;
+    char(*text)[64] = NULL;
+    iso_status status = iso__alloc_zero(count * sizeof(*params), (void **)&params);
+    if (status == ISO_OK) status = iso__alloc_zero(count * sizeof(*text), (void **)&text);
+    if (status == ISO_OK) {
+        describe(&self->list, params, text);
+        status = match_and_create(self, params, config);
+    }
+    iso__free(params);
+    iso__free(text);
+    ISO_TRY(status);
+    return ISO_OK;
+}
+
+static iso_status move_gradients(iso__data_parallel *self) {
+    for (int i = 0; i < self->trainable_count; i++) {
+        iso_parameter *p = self->trainable[i];
+        iso_tensor *view;
+        ISO_TRY(iso_tensor_borrow(p->value->device, p->value->dtype, p->value->ndim,
+                                  p->value->shape, iso_reducer_grad(self->reducer, i), &view));
+        iso_tensor_destroy(&p->grad);
+        p->grad = view;
+        p->grad_valid = false;
+        self->gradient[i] = (iso_gradient){.name = iso__piece_slot(self->reducer, i, 0)->name,
+                                           .count = (size_t)p->value->count,
+                                           .dtype = p->value->dtype};
+        p->complete = iso__data_parallel_complete;
+        p->complete_user = self;
+    }
+    return ISO_OK;
+}
+
+void iso__data_parallel_move_gradients(iso__data_parallel *self) {
+    for (int i = 0; i < self->trainable_count; i++) {
+        iso__cut *cut = &self->cut[i];
+        char *data = iso_reducer_grad(self->reducer, i);
+        self->trainable[i]->grad->data = data;
+        for (int k = 0; k < cut->pieces.count; k++) {
+            size_t first, count;
+            iso_reducer_piece(self->reducer, i, k, &first, &count);
+            cut->grad[k]->data = data + first * iso_dtype_size(cut->grad[k]->dtype);
+        }
+    }
+}
+
+static iso_status make_cut(iso__data_parallel *self, int i) {
+    iso__cut *cut = &self->cut[i];
+    iso_parameter *p = self->trainable[i];
+    int pieces = iso_reducer_pieces(self->reducer, i);
+    int64_t row = p->value->count / p->value->shape[0], shape[ISO_MAX_DIMS];
+    if (pieces == 1) return ISO_OK;
+    *cut = (iso__cut){.owner = self, .slot = i};
+    ISO_TRY(iso__alloc_zero((size_t)pieces * sizeof(void *), (void **)&cut->grad));
+    for (int d = 0; d < p->value->ndim; d++) shape[d] = p->value->shape[d];
+    for (int k = 0; k < pieces; k++) {
+        size_t first, count;
+        iso_reducer_piece(self->reducer, i, k, &first, &count);
+        shape[0] = (int64_t)count / row;
+        if (k == 0) cut->pieces.rows = shape[0];
+        ISO_TRY(iso_tensor_borrow(p->value->device, p->value->dtype, p->value->ndim, shape,
+                                  p->grad->data, &cut->grad[k]));
+        cut->pieces.count++;
+    }
+    cut->pieces.grad = cut->grad;
+    cut->pieces.ready = iso__data_parallel_piece_ready;
+    p->pieces = &cut->pieces;
+    return ISO_OK;
+}
+
+static iso_status make_cuts(iso__data_parallel *self) {
+    size_t bytes = (size_t)self->trainable_count * sizeof(*self->cut);
+    ISO_TRY(iso__alloc_zero(bytes, (void **)&self->cut));
+    for (int i = 0; i < self->trainable_count; i++) ISO_TRY(make_cut(self, i));
+    iso__data_parallel_move_gradients(self);
+    return ISO_OK;
+}
+
+static iso_status broadcast_frozen(iso__data_parallel *self) {
+    for (int i = 0; i < self->list.count; i++) {
+        iso_tensor *value = self->list.item[i]->value;
+        if (self->list.item[i]->requires_grad) continue;
+        ISO_TRY(iso_comm_bcast(self->comm, value->data,
+                               (size_t)value->count * iso_dtype_size(value->dtype), 0));
+    }
+    return ISO_OK;
+}
+
+static iso_status check_mb(double mb) {
+    ISO_CHECK(mb >= 0 && mb < 1e6, ISO_ERR_ARG,
+              "bucket size %g MB: give a number from 0 (one bucket per layer) to 1e6", mb);
+    return ISO_OK;
+}
+
+static iso_status check_sizes(const iso_data_parallel_config *config) {
+    ISO_TRY(check_mb(config->bucket_mb));
+    ISO_TRY(check_mb(config->first_bucket_mb));
+    ISO_TRY(check_mb(config->last_bucket_mb));
+    ISO_TRY(check_mb(config->piece_mb));
+    ISO_CHECK(config->bucket_list_count >= 0 &&
+                  (config->bucket_list_mb || config->bucket_list_count == 0),
+              ISO_ERR_ARG, "a list of %d bucket sizes%s: give the sizes and how many there are",
+              config->bucket_list_count, config->bucket_list_mb ? "" : " that is NULL");
+    for (int i = 0; i < config->bucket_list_count; i++)
+        ISO_TRY(check_mb(config->bucket_list_mb[i]));
+    return ISO_OK;
+}
+
+static bool has_name(const iso__data_parallel *self, const char *name) {
+    for (int i = 0; i < self->list.count; i++)
+        if (strcmp(self->list.name[i], name) == 0) return true;
+    for (int i = 0; i < self->buffers.count; i++)
+        if (strcmp(self->buffers.name[i], name) == 0) return true;
+    return false;
+}
+
+static iso_status check_ignored(const iso__data_parallel *self,
+                                const iso_data_parallel_config *config) {
+    for (int i = 0; i < config->ignore_count; i++)
+        ISO_CHECK(has_name(self, config->ignore[i]), ISO_ERR_ARG,
+                  "data_parallel shall ignore \"%s\", but the module has no such parameter or "
+                  "buffer",
+                  config->ignore[i]);
+    return ISO_OK;
+}
+
+// Buffers that are ignored are not looked at again.
+static void drop_ignored_buffers(iso__data_parallel *self, const iso_data_parallel_config *config) {
+    iso_buffer_list *list = &self->buffers;
+    int kept = 0;
+    for (int i = 0; i < list->count; i++) {
+        if (ignored(config, list->name[i])) {
+            iso__free(list->name[i]);
+            continue;
+        }
+        list->name[kept] = list->name[i];
+        list->item[kept++] = list->item[i];
+    }
+    list->count = kept;
+}
+
+static int count_modules(const iso_module *module) {
+    int n = 1;
+    for (int i = 0; i < module->child_count; i++) n += count_modules(module->child[i]);
+    return n;
+}
+
+static int count_places(const iso_module *module) {
+    int n = module->parameter_count;
+    for (int i = 0; i < module->child_count; i++) n += count_places(module->child[i]);
+    return n;
+}
+
+static iso_status make_links(iso__data_parallel *self, const iso_module *module) {
+    size_t modules = (size_t)count_modules(module), places = (size_t)count_places(module);
+    ISO_TRY(iso__alloc_zero(modules * sizeof(*self->link), (void **)&self->link));
+    ISO_TRY(iso__alloc_zero((places + 1) * sizeof(*self->link_slots), (void **)&self->link_slots));
+    return ISO_OK;
+}
+
+static iso_status prepare(iso__data_parallel *self, iso_module *module,
+                          const iso_data_parallel_config *config) {
+    ISO_TRY(check_sizes(config));
+    ISO_TRY(iso__module_check_tied(module, "wrapped"));
+    ISO_TRY(iso_module_parameters(module, &self->list));
+    ISO_TRY(iso_module_buffers(module, &self->buffers));
+    ISO_TRY(iso__alloc_zero((size_t)self->list.count * sizeof(*self->trainable),
+                            (void **)&self->trainable));
+    ISO_TRY(iso__alloc_zero((size_t)self->list.count * sizeof(*self->gradient),
+                            (void **)&self->gradient));
+    ISO_TRY(iso__alloc_zero((size_t)self->list.count * sizeof(*self->old), (void **)&self->old));
+    ISO_TRY(
+        iso__alloc_zero((size_t)self->list.count * sizeof(*self->asked), (void **)&self->asked));
+    ISO_TRY(check_ignored(self, config));
+    return make_links(self, module);
+}
+
+static iso_status setup(iso__data_parallel *self, iso_module *module,
+                        const iso_data_parallel_config *config) {
+    // A rank that failed alone would leave the others waiting in what follows.
+    ISO_TRY(iso_comm_agree(self->comm, prepare(self, module, config)));
+    ISO_TRY(create_reducer(self, config));
+    ISO_TRY(broadcast_frozen(self));
+    ISO_TRY(iso__buffers_broadcast(self->comm, &self->buffers));
+    drop_ignored_buffers(self, config);
+    ISO_TRY(
+        iso__buffer_sync_create(self->comm, &self->buffers, &config->buffers, &self->buffer_sync));
+    ISO_TRY(move_gradients(self));
+    ISO_TRY(make_cuts(self));
+    iso__data_parallel_link(self, module);
+    return ISO_OK;
+}
+
+iso_status iso_data_parallel_create_take(iso_module *module, iso_comm *comm,
+                                         const iso_data_parallel_config *config, iso_module **out) {
+    iso_data_parallel_config chosen = config ? *config : ISO_DATA_PARALLEL_DEFAULT;
+    iso_status status;
+    iso_module *base = NULL;
+    ISO_TRY_GOTO(iso__module_new(sizeof(iso__data_parallel), &iso__data_parallel_ops,
+                                 module->device, &base));
+    iso__data_parallel *self = iso__data_parallel_of(base);
+    self->comm = iso_comm_retain(comm);
+    self->sync = chosen.sync;
+    self->unused = chosen.find_unused_parameters ? ISO_UNUSED_NEGOTIATE : ISO_UNUSED_ERROR;
+    self->reduce = chosen.reduce;
+    self->reduce_user = chosen.reduce_user;
+    iso_module *taken = module;
+    module = NULL;
+    ISO_TRY_GOTO(iso__module_add_wrapped_take(base, taken));
+    ISO_TRY_GOTO(setup(self, taken, &chosen));
+    *out = base;
+    return ISO_OK;
+fail:
+    iso_module_destroy(&module);
+    iso_module_destroy(&base);
+    *out = NULL; // often the caller's pointer to the module that is gone
+    return status;
+}

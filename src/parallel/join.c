@@ -1,0 +1,306 @@
+// Join: ranks whose data has ended take part in the exchanges of those that go on.
+#include "comm/comm_impl.h"
+#include "parallel/data_parallel_impl.h"
+
+#include <inttypes.h>
+#include <isotherm/join.h>
+
+#define WARN_SHADOWS 1000
+
+struct iso_join {
+    iso_join_config config;
+    iso_module *module; // retained
+    iso__data_parallel *self;
+    int64_t *said;  // [ranks], see say
+    int64_t *count; // [modules], of forwards
+    int count_room;
+    // Since the last exchange: micro-steps; of these with a batch of this rank; samples of this
+    // rank, and of all; ranks that had a batch.
+    int64_t steps, mine, samples, all_samples;
+    int contributors;
+    int64_t shadows;
+    bool through; // all ranks are
+};
+
+// ---- Beginning and end ------------------------------------------------------------------------------
+
+static iso_status find_shared_norm(iso_module *module, const char *path, void *user) {
+    ISO_CHECK(iso__batch_norm_features(module) == 0 || !iso__batch_norm_user(module),
+              ISO_ERR_UNSUPPORTED,
+              "\"%s\" shares its statistics with all ranks and needs a batch on each: use "
+              "ISO_JOIN_THROW or ISO_JOIN_EQUALISE with SyncBatchNorm",
+              path);
+    (void)user;
+    return ISO_OK;
+}
+
+static iso_status check_shadow(const iso__data_parallel *self, const iso_join_config *config) {
+    if (iso_comm_size(self->comm) == 1) return ISO_OK;
+    ISO_TRY(iso__module_walk(self->base.child[0], find_shared_norm, NULL));
+    ISO_CHECK(config->step || iso__reducer_appliers(self->reducer) == 0, ISO_ERR_ARG,
+              "join in shadow mode needs a step function: a rank without data has to make the "
+              "optimizer's step to stay equal to the others");
+    return ISO_OK;
+}
+
+// Periodic synchronisation may come and go while a join lasts.
+static iso_status check_scope(const iso__data_parallel *self, const iso_join_config *config) {
+    bool anywhere = config->mode != ISO_JOIN_SHADOW && config->divisor != ISO_JOIN_SAMPLES;
+    bool world = self->reducer->scope == ISO_SCOPE_WORLD && !self->hook;
+    ISO_CHECK(anywhere || world, ISO_ERR_UNSUPPORTED,
+              "join averages gradients over all ranks in every step, and this model does not "
+              "(a node's scope, daso or another periodic mode): use ISO_JOIN_EQUALISE or "
+              "ISO_JOIN_THROW, and not ISO_JOIN_SAMPLES");
+    return ISO_OK;
+}
+
+static iso_status check(const iso_module *module, const iso_join_config *config) {
+    ISO_TRY(iso__data_parallel_check(module));
+    const iso__data_parallel *self = iso_container_of(module, const iso__data_parallel, base);
+    ISO_CHECK((int)config->mode >= 0 && config->mode <= ISO_JOIN_EQUALISE, ISO_ERR_ARG,
+              "unknown mode %d of join", (int)config->mode);
+    ISO_CHECK((int)config->divisor >= 0 && config->divisor <= ISO_JOIN_SAMPLES, ISO_ERR_ARG,
+              "unknown divisor %d of join", (int)config->divisor);
+    ISO_CHECK(!self->joined, ISO_ERR_STATE,
+              "this data_parallel is in a join already: end that before another begins");
+    if (config->disabled) return ISO_OK;
+    ISO_CHECK(!self->reduce || config->divisor == ISO_JOIN_INITIAL, ISO_ERR_UNSUPPORTED,
+              "join cannot weight gradients that a reduce function averages: use "
+              "ISO_JOIN_INITIAL");
+    ISO_TRY(check_scope(self, config));
+    return config->mode == ISO_JOIN_SHADOW ? check_shadow(self, config) : ISO_OK;
+}
+
+static iso_status count_module(iso_module *module, const char *path, void *user) {
+    (void)module;
+    (void)path;
+    ++*(int *)user;
+    return ISO_OK;
+}
+
+static iso_status create(iso_module *module, const iso_join_config *config, iso_join **out) {
+    iso_join *join = NULL;
+    iso_status status;
+    ISO_TRY(check(module, config));
+    ISO_TRY(iso__alloc_zero(sizeof(*join), (void **)&join));
+    join->config = *config;
+    join->self = iso__data_parallel_of(module);
+    ISO_TRY_GOTO(iso__module_walk(module, count_module, &join->count_room));
+    size_t ranks = (size_t)iso_comm_size(join->self->comm);
+    ISO_TRY_GOTO(iso__alloc_zero(ranks * sizeof(*join->said), (void **)&join->said));
+    ISO_TRY_GOTO(
+        iso__alloc_zero((size_t)join->count_room * sizeof(*join->count), (void **)&join->count));
+    join->module = iso_module_retain(module);
+    join->self->joined = true;
+    *out = join;
+    return ISO_OK;
+fail:
+    iso_join_end(&join);
+    return status;
+}
+
+iso_status iso_join_begin(iso_module *module, const iso_join_config *config, iso_join **out) {
+    iso_join_config chosen = config ? *config : (iso_join_config){0};
+    iso_join *join = NULL;
+    iso_comm *comm = iso_data_parallel_comm(module);
+    iso_status status = create(module, &chosen, &join);
+    if (comm) status = iso_comm_agree(comm, status);
+    ISO_TRY_GOTO(status);
+    int64_t number = chosen.mode + 10 * chosen.divisor + 100 * chosen.disabled;
+    ISO_TRY_GOTO(iso__comm_check_equal(comm, number, "what becomes of uneven inputs (join)"));
+    ISO_TRY_GOTO(iso__comm_check_equal(comm, join->count_room, "the number of modules"));
+    *out = join;
+    return ISO_OK;
+fail:
+    iso_join_end(&join);
+    return status;
+}
+
+// Everything as it was before.
+static void restore(iso_join *join) {
+    iso__data_parallel *self = join->self;
+    iso_reducer *r = self->reducer;
+    r->weight = 1;
+    r->total = 0;
+    for (int i = 0; i < r->slot_count; i++)
+        if (r->slot[i].local) r->slot[i].skipped = false;
+    iso__buffer_sync_weigh(&self->buffer_sync, 1, iso_comm_size(self->comm), 0);
+    self->rows_known = false;
+}
+
+void iso_join_end(iso_join **pointer) {
+    iso_join *join = *pointer;
+    *pointer = NULL;
+    if (!join) return;
+    if (join->module) {
+        restore(join);
+        join->self->joined = false;
+    }
+    iso_module_destroy(&join->module);
+    iso__free(join->said);
+    iso__free(join->count);
+    iso__free(join);
+}
+
+// ---- Who has data -----------------------------------------------------------------------------------
+
+// What all ranks said before this step.
+typedef struct census {
+    int active, first_active, out, failed; // out, failed: the lowest such rank, or -1
+    int syncing;                           // of those that are active
+    int64_t samples, row;                  // of all; of the ranks before this one
+} census;
+
+enum { FAILED = -1 };
+
+// Two times the samples, plus 1 to synchronise; 0: none; or FAILED.
+static int64_t say(int64_t samples, bool will_sync) {
+    if (samples < 0) return FAILED;
+    return samples == 0 ? 0 : 2 * samples + will_sync;
+}
+
+static census count(const int64_t *said, int ranks, int rank) {
+    census c = {.first_active = -1, .out = -1, .failed = -1};
+    for (int i = 0; i < ranks; i++) {
+        if (said[i] == FAILED && c.failed < 0) c.failed = i;
+        if (said[i] == 0 && c.out < 0) c.out = i;
+        if (said[i] <= 0) continue;
+        if (c.active++ == 0) c.first_active = i;
+        c.syncing += (int)(said[i] & 1);
+        if (i < rank) c.row += said[i] >> 1;
+        c.samples += said[i] >> 1;
+    }
+    return c;
+}
+
+static iso_status judge(const iso_join *join, const census *c, int64_t samples) {
+    ISO_CHECK(samples >= 0, ISO_ERR_STATE,
+              "this rank said to join that it failed (%" PRId64 " samples)", samples);
+    ISO_CHECK(c->failed < 0, ISO_ERR_STATE, "rank %d said to join that it failed", c->failed);
+    if (join->config.mode == ISO_JOIN_THROW && c->active > 0) {
+        ISO_CHECK(
+            samples > 0, ISO_ERR_STATE,
+            "rank %d ran out of data while %d ranks have more: give all ranks as many batches",
+            iso_comm_rank(join->self->comm), c->active);
+        ISO_CHECK(
+            c->out < 0, ISO_ERR_STATE,
+            "rank %d ran out of data while this rank has more: give all ranks as many batches",
+            c->out);
+    }
+    ISO_CHECK(c->syncing == 0 || c->syncing == c->active, ISO_ERR_MISMATCH,
+              "%d of %d ranks with data will synchronise this backward and the others will not: "
+              "will_sync must be the same on all",
+              c->syncing, c->active);
+    return ISO_OK;
+}
+
+static iso_status take_census(iso_join *join, int64_t samples, bool will_sync, census *out) {
+    iso_comm *comm = join->self->comm;
+    int ranks = iso_comm_size(comm), rank = iso_comm_rank(comm);
+    for (int i = 0; i < ranks; i++) join->said[i] = 0;
+    join->said[rank] = say(samples, will_sync);
+    ISO_TRY(iso_comm_allreduce_i64(comm, join->said, (size_t)ranks, ISO_SUM));
+    *out = count(join->said, ranks, rank);
+    ISO_TRY(judge(join, out, samples));
+    return check_scope(join->self, &join->config);
+}
+
+// ---- A step -----------------------------------------------------------------------------------------
+
+static void note(iso_join *join, const census *c, int64_t samples) {
+    if (join->steps++ == 0) join->contributors = c->active; // ranks leave and do not come back
+    join->all_samples += c->samples;
+    join->samples += samples;
+    join->mine += samples > 0;
+    iso__buffer_sync_weigh(&join->self->buffer_sync, samples > 0, c->active, c->first_active);
+    join->self->rows_known = true;
+    join->self->first_row = c->row;
+}
+
+// Of the backward that comes now, with all that was accumulated before it. Samples are taken in
+// units of their mean, so that equal numbers of them give the bits that they give without a join.
+static iso_status weigh(iso_join *join) {
+    double weight = join->mine > 0, total = 0;
+    if (join->config.divisor != ISO_JOIN_INITIAL) total = join->contributors;
+    if (join->config.divisor == ISO_JOIN_SAMPLES && join->mine > 0) {
+        double mean = (double)join->all_samples / (double)(join->steps * join->contributors);
+        weight = (double)join->samples / (double)join->mine / mean;
+    }
+    join->steps = join->mine = join->samples = join->all_samples = 0;
+    return iso_reducer_set_weight(join->self->reducer, weight, total);
+}
+
+// This rank has no batch: what the others exchange, it exchanges too.
+static iso_status shadow(iso_join *join, const census *c) {
+    iso__data_parallel *self = join->self;
+    bool leftover = join->mine > 0;
+    if (++join->shadows == WARN_SHADOWS)
+        iso__log(ISO_LOG_WARN,
+                 "this rank has had no data for %d steps in which others had: its time is lost, "
+                 "spread the data evenly",
+                 WARN_SHADOWS);
+    if (self->buffer_sync.due && self->base.training)
+        ISO_TRY(iso__buffer_sync_at(&self->buffer_sync, ISO_BUFFERS_BEFORE_FORWARD));
+    self->buffer_sync.due = c->syncing > 0;
+    if (c->syncing == 0) return ISO_OK;
+    ISO_TRY(weigh(join));
+    ISO_TRY(iso__data_parallel_shadow(join->module, leftover));
+    if (join->config.step) ISO_TRY(join->config.step(join->config.user));
+    return ISO_OK;
+}
+
+static iso_status put_count(iso_module *module, const char *path, void *user) {
+    (void)path;
+    int64_t **to = user;
+    *(*to)++ = (int64_t)module->forward_number;
+    return ISO_OK;
+}
+
+static iso_status take_count(iso_module *module, const char *path, void *user) {
+    (void)path;
+    int64_t **from = user;
+    module->forward_number = (uint64_t) * (*from)++;
+    return ISO_OK;
+}
+
+// Random layers go on with the same numbers on all ranks.
+static iso_status agree_on_forwards(iso_join *join) {
+    int64_t *to = join->count, *from = join->count;
+    ISO_TRY(iso__module_walk(join->module, put_count, &to));
+    ISO_TRY(
+        iso_comm_allreduce_i64(join->self->comm, join->count, (size_t)join->count_room, ISO_MAX));
+    return iso__module_walk(join->module, take_count, &from);
+}
+
+static iso_status leave(iso_join *join) {
+    join->through = true;
+    if (join->config.mode == ISO_JOIN_SHADOW) {
+        ISO_TRY(iso_data_parallel_finish(join->module));
+        ISO_TRY(agree_on_forwards(join));
+    }
+    restore(join);
+    return ISO_PENDING;
+}
+
+static bool all_through(const iso_join *join, const census *c) {
+    return c->active == 0 || (join->config.mode == ISO_JOIN_EQUALISE && c->out >= 0);
+}
+
+static iso_status next_even(int64_t samples) {
+    ISO_CHECK(samples >= 0, ISO_ERR_STATE,
+              "this rank said to join that it failed (%" PRId64 " samples)", samples);
+    return samples > 0 ? ISO_OK : ISO_PENDING;
+}
+
+iso_status iso_join_next(iso_join *join, int64_t samples, bool will_sync) {
+    if (join->config.disabled) return next_even(samples);
+    while (!join->through) {
+        census c = {0};
+        ISO_TRY(take_census(join, samples, will_sync, &c));
+        if (all_through(join, &c)) return leave(join);
+        note(join, &c, samples);
+        if (samples > 0) return c.syncing > 0 ? weigh(join) : ISO_OK;
+        ISO_TRY(shadow(join, &c));
+    }
+    return ISO_PENDING;
+}

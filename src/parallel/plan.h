@@ -1,0 +1,31 @@
+// Private to src/parallel: in which order parts of buckets leave.
+//
+// What the next forward needs first is ready last. Given when each bucket becomes ready and when it
+// is needed, and how fast the wire is, the plan sends at any moment the ready part that is needed
+// earliest (preemptive earliest-deadline-first on one machine with release times, which minimises
+// the largest lateness: Horn 1974). It is computed once, on one rank, and then the same for all.
+#ifndef ISO_PLAN_H
+#define ISO_PLAN_H
+
+#include "comm/stream.h"
+
+// A bucket as rank 0 measured it, on a clock that stands still in waits, from the begin of a
+// backward.
+typedef struct iso__plan_item {
+    size_t bytes, unit;       // unit: parts are whole multiples of it
+    double ready_ms, need_ms; // need_ms > ready_ms: in the next forward
+} iso__plan_item;
+
+typedef struct iso__plan_config {
+    double bytes_per_ms;       // of the wire
+    size_t part_bytes, window; // as iso__stream_set_plan takes them; parts are at most part_bytes
+} iso__plan_config;
+
+// Chooses parts and window for a wire of that speed.
+iso__plan_config iso__plan_choose(double bytes_per_ms);
+// Writes the parts in their order, to be freed with iso__free. Ties go to the lower item. The parts
+// of an item are nearly equal, in ascending order, and cover it.
+iso_status iso__plan_make(const iso__plan_item *item, int count, const iso__plan_config *config,
+                          iso__part **parts, int *part_count);
+
+#endif

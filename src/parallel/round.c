@@ -1,0 +1,225 @@
+// A backward as the reducer sees it: gradients become ready, buckets leave.
+#include "parallel/reducer_impl.h"
+
+#include <string.h>
+
+// ---- Buckets leave ----------------------------------------------------------------------------------
+
+bool iso__bucket_travels(const iso_reducer *r, const iso__bucket *b) {
+    return r->comm && iso_comm_size(r->comm) > 1 && r->sync != ISO_SYNC_NONE && !b->local &&
+           !r->hook.silent;
+}
+
+static double total(const iso_reducer *r) {
+    return r->total > 0 ? r->total : iso_comm_size(r->comm);
+}
+
+// What gradients are multiplied with before the sum, and the sum after it.
+static double factor_before(const iso_reducer *r, bool divides) {
+    if (divides || r->average == ISO_AVERAGE_PRE) return r->weight / total(r);
+    return r->average == ISO_AVERAGE_SPLIT ? r->weight / r->split_factor : r->weight;
+}
+
+static double factor_after(const iso_reducer *r, bool divides) {
+    if (divides || r->average == ISO_AVERAGE_PRE || r->average == ISO_AVERAGE_SUM) return 1;
+    return r->average == ISO_AVERAGE_SPLIT ? r->split_factor / total(r) : 1 / total(r);
+}
+
+static iso_status prepare(iso_reducer *r, iso__bucket *b) {
+    bool converts = iso__bucket_converts(r, b);
+    bool divides = converts && r->hook.divides && r->average != ISO_AVERAGE_SUM;
+    double before = factor_before(r, divides);
+    b->factor = factor_after(r, divides);
+    if (!converts) {
+        iso__bucket_scale(r, b, before);
+        return ISO_OK;
+    }
+    iso_comm_hook_bucket what = iso__bucket_for_hook(r, b);
+    return r->hook.compress(&what, before, r->hook.user);
+}
+
+static iso_status post_bucket(iso_reducer *r, iso__bucket *b) {
+    b->factor = 1;
+    b->state = ISO_BUCKET_REDUCED;
+    r->issued++;
+    r->busy++;
+    if (!iso__bucket_travels(r, b)) return ISO_OK;
+    ISO_TRY(prepare(r, b));
+    ISO_TRY(iso__stream_ready(iso__bucket_stream(r, b), b->item));
+    b->state = ISO_BUCKET_POSTED;
+    r->stats.exchanges++;
+    *(r->scope == ISO_SCOPE_WORLD ? &r->stats.bytes_world : &r->stats.bytes_node) +=
+        (long long)b->wire_bytes;
+    if (r->sync != ISO_SYNC_LAZY) ISO_TRY(iso__bucket_wait(r, b));
+    return ISO_OK;
+}
+
+// One small reduction tells who has used what; waited for before the first bucket is completed.
+static iso_status ask_used(iso_reducer *r) {
+    for (int i = 0; i < r->slot_count; i++) {
+        r->used[i] = r->slot[i].used;
+        r->slot[i].skipped = !r->slot[i].used;
+    }
+    if (!r->comm || iso_comm_size(r->comm) == 1 || r->sync == ISO_SYNC_NONE) return ISO_OK;
+    return iso__comm_iallreduce_max(r->comm, r->used, r->slot_count, "used parameters",
+                                    &r->used_request);
+}
+
+static iso_status list_is_out(iso_reducer *r) {
+    r->fresh = true;
+    for (int i = 0; i < r->slot_count; i++) r->slot[i].keep = true;
+    for (int a = 0; a < r->applier_count; a++) r->applier[a].fresh = true;
+    r->lists++;
+    return r->unused == ISO_UNUSED_NEGOTIATE ? ask_used(r) : ISO_OK;
+}
+
+// The streams keep the order that all ranks share, however buckets become ready here. Blocking, a
+// rank waits for each, so it must not begin with one that others reach later.
+static iso_status issue_ready(iso_reducer *r) {
+    bool in_order = r->sync != ISO_SYNC_LAZY;
+    if (r->issued == r->bucket_count) return ISO_OK; // what is ready belongs to the next list
+    for (int i = in_order ? r->issued : 0; i < r->bucket_count; i++) {
+        iso__bucket *b = &r->bucket[i];
+        bool ready = b->state == ISO_BUCKET_OPEN && b->missing == 0;
+        if (ready) {
+            iso_status status = post_bucket(r, b);
+            if (status == ISO_OK && r->issued == r->bucket_count) status = list_is_out(r);
+            ISO_TRY(status);
+        } else if (in_order) {
+            break;
+        }
+    }
+    return ISO_OK;
+}
+
+// ---- Gradients become ready -------------------------------------------------------------------------
+
+bool iso__reducer_is_ready(const iso_reducer *r, int i) {
+    for (int k = 0; k < r->place[i].pieces; k++)
+        if (!iso__piece_slot(r, i, k)->ready) return false;
+    return true;
+}
+
+// True if the bucket is complete with it.
+static bool mark_ready(iso_reducer *r, int i) {
+    iso__bucket *b = &r->bucket[r->slot[i].bucket];
+    if (r->ready_count++ == 0) iso__times_begin(r);
+    r->slot[i].ready = true;
+    if (--b->missing > 0) return false;
+    iso__times_ready(r, b);
+    return true;
+}
+
+static iso_status report(iso_reducer *r, int i, int k, bool *complete) {
+    iso__grad_slot *s = iso__piece_slot(r, i, k);
+    ISO_CHECK(!s->ready && r->bucket[s->bucket].state == ISO_BUCKET_OPEN, ISO_ERR_STATE,
+              "the gradient of \"%s\" was reported ready twice: call iso_reducer_param_needed (or "
+              "run a forward) between two backwards",
+              s->name);
+    s->used = true;
+    if (mark_ready(r, (int)(s - r->slot))) *complete = true;
+    return ISO_OK;
+}
+
+static iso_status reported(iso_reducer *r, bool complete) {
+    iso_comm_poll(r->world);
+    return complete && r->sync != ISO_SYNC_EXPLICIT ? issue_ready(r) : ISO_OK;
+}
+
+iso_status iso_reducer_piece_ready(iso_reducer *r, int i, int k) {
+    bool complete = false;
+    ISO_TRY(iso__reducer_check_param(r, i, k));
+    ISO_TRY(report(r, i, k, &complete));
+    return reported(r, complete);
+}
+
+iso_status iso_reducer_grad_ready(iso_reducer *r, int i) {
+    bool complete = false;
+    ISO_TRY(iso__reducer_check_param(r, i, 0));
+    int pieces = r->place[i].pieces;
+    for (int k = 0; k < pieces; k++)
+        if (pieces == 1 || !iso__piece_slot(r, i, k)->ready) ISO_TRY(report(r, i, k, &complete));
+    return reported(r, complete);
+}
+
+static iso_status missing_error(const iso_reducer *r, int first, int count) {
+    return ISO_FAIL(
+        ISO_ERR_STATE,
+        "\"%s\"%s got no gradient on rank %d in this backward: every parameter must take "
+        "part in every step; freeze it before wrapping, or ask for unused parameters to "
+        "be negotiated (find_unused_parameters)",
+        r->slot[first].name, count > 1 ? " (and others)" : "", iso_comm_rank(r->world));
+}
+
+// Zeros for what this backward did not reach, or what earlier backwards left there, if it is still
+// wanted. Every rank issues the whole list, so an error here leaves nobody waiting.
+static iso_status close_with(iso_reducer *r, iso_unused unused) {
+    int first = ISO_NOBODY, count = 0;
+    for (int i = r->slot_count - 1; i >= 0; i--) {
+        iso__grad_slot *s = &r->slot[i];
+        if (s->ready || r->bucket[s->bucket].state != ISO_BUCKET_OPEN) continue;
+        if (!r->fresh || !s->keep)
+            memset(r->arena + s->offset, 0, s->count * iso_dtype_size(s->dtype));
+        mark_ready(r, i);
+        first = i;
+        count++;
+    }
+    ISO_TRY(issue_ready(r));
+    return count > 0 && unused == ISO_UNUSED_ERROR ? missing_error(r, first, count) : ISO_OK;
+}
+
+iso_status iso__reducer_close(iso_reducer *r) { return close_with(r, r->unused); }
+
+bool iso__backward_is_open(const iso_reducer *r) {
+    return r->issued < r->bucket_count && r->ready_count > 0 && r->sync != ISO_SYNC_EXPLICIT;
+}
+
+iso_status iso_reducer_shadow(iso_reducer *r) {
+    ISO_TRY(iso_reducer_finish(r));
+    memset(r->arena, 0, r->arena_bytes);
+    return close_with(r, ISO_UNUSED_ZERO);
+}
+
+iso_status iso_reducer_all_reduce(iso_reducer *r) {
+    ISO_CHECK(r->sync == ISO_SYNC_EXPLICIT, ISO_ERR_STATE,
+              "gradients leave by themselves in this sync mode: iso_reducer_all_reduce is for "
+              "ISO_SYNC_EXPLICIT");
+    ISO_TRY(close_with(r, r->unused == ISO_UNUSED_ERROR ? ISO_UNUSED_ZERO : r->unused));
+    return iso_reducer_finish(r);
+}
+
+iso_status iso__reducer_adopt(iso_reducer *r) {
+    ISO_TRY(iso_reducer_finish(r));
+    for (int i = 0; i < r->bucket_count; i++) {
+        iso__bucket *b = &r->bucket[i];
+        b->state = ISO_BUCKET_REDUCED;
+        b->factor = 1;
+        r->issued++;
+        r->busy++;
+    }
+    ISO_TRY(list_is_out(r));
+    return iso_reducer_finish(r);
+}
+
+// ---- Gradients are needed ---------------------------------------------------------------------------
+
+iso_status iso_reducer_param_needed(iso_reducer *r, int i) {
+    ISO_TRY(iso__reducer_check_param(r, i, 0));
+    iso_comm_poll(r->world);
+    if (iso__backward_is_open(r)) ISO_TRY(iso__reducer_close(r));
+    int pieces = r->place[i].pieces;
+    for (int k = 0; k < pieces; k++)
+        iso__times_need(r, &r->bucket[iso__piece_slot(r, i, k)->bucket]);
+    for (int k = 0; k < pieces; k++)
+        ISO_TRY(iso__bucket_complete(r, &r->bucket[iso__piece_slot(r, i, k)->bucket]));
+    return ISO_OK;
+}
+
+iso_status iso_reducer_finish(iso_reducer *r) {
+    do {
+        if (iso__backward_is_open(r)) ISO_TRY(iso__reducer_close(r));
+        // In the order in which they were issued: the first ones are the first to be complete.
+        for (int b = 0; b < r->bucket_count; b++) ISO_TRY(iso__bucket_complete(r, &r->bucket[b]));
+    } while (iso__backward_is_open(r)); // reported while earlier exchanges were still out
+    return ISO_OK;
+}

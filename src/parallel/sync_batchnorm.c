@@ -1,0 +1,60 @@
+// SyncBatchNorm: gives the batch norms of a module the ranks that they share their statistics with.
+#include "comm/comm_impl.h"
+#include "nn/nn_impl.h"
+
+#include <isotherm/sync_batchnorm.h>
+
+typedef struct conversion {
+    iso_comm *comm;
+    int64_t visits, features; // of batch norms
+    int count;                // converted
+} conversion;
+
+static iso_status sum(double *numbers, size_t count, void *user) {
+    return iso_comm_allreduce_f64(user, numbers, count, ISO_SUM);
+}
+
+static void release(void *user) {
+    iso_comm *comm = user;
+    iso_comm_destroy(&comm);
+}
+
+// A module that is used twice is visited twice, on every rank.
+static iso_status measure(iso_module *module, const char *path, void *user) {
+    (void)path;
+    conversion *c = user;
+    int64_t features = iso__batch_norm_features(module);
+    c->visits += features > 0;
+    c->features += features;
+    return ISO_OK;
+}
+
+static iso_status convert(iso_module *module, const char *path, void *user) {
+    (void)path;
+    conversion *c = user;
+    if (iso__batch_norm_features(module) == 0 || iso__batch_norm_user(module) == c->comm)
+        return ISO_OK;
+    iso__norm_group group = {iso_comm_size(c->comm) > 1 ? sum : NULL, release, c->comm};
+    ISO_TRY(iso__batch_norm_share(module, &group));
+    iso_comm_retain(c->comm);
+    c->count++;
+    return ISO_OK;
+}
+
+static iso_status convert_all(iso_module *module, conversion *c) {
+    ISO_TRY(iso_comm_agree(c->comm, iso__module_walk(module, measure, c)));
+    ISO_TRY(iso__comm_check_equal(c->comm, c->visits, "the number of batch norms to convert"));
+    ISO_TRY(iso__comm_check_equal(c->comm, c->features, "the sum of features of all batch norms"));
+    return iso_comm_agree(c->comm, iso__module_walk(module, convert, c));
+}
+
+iso_status iso_sync_batchnorm_convert(iso_module *module, iso_comm *comm, int *count) {
+    iso_comm_config config = {.progress = iso_comm_progress(comm), .timeout_s = comm->timeout_s};
+    conversion c = {0};
+    ISO_TRY(iso_comm_create(iso_comm_mpi(comm), &config, &c.comm));
+    iso_status status = convert_all(module, &c);
+    iso_comm_destroy(&c.comm);
+    ISO_TRY(status);
+    if (count) *count = c.count;
+    return ISO_OK;
+}

@@ -1,0 +1,37 @@
+// For tests of uneven inputs: loops over batches of which ranks have different numbers, and what
+// one rank must make of the same data.
+#ifndef ISO_TEST_JOIN_FIXTURE_H
+#define ISO_TEST_JOIN_FIXTURE_H
+
+#include "common/dp_fixture.h"
+
+#include <isotherm/join.h>
+
+typedef struct uneven {
+    int batches[4]; // of each rank
+    bool ragged;    // batches of 1 to 4 rows, else of 3
+    int accumulate; // backwards to an update; 0: 1
+    iso_join_config join;
+    trainer_config train;
+} uneven;
+
+// SGD with momentum, lazy, shadow.
+uneven uneven_default(void);
+// Of the batch of a rank, 0 when it has none any more; of all ranks before it.
+int64_t uneven_rows(const uneven *u, int rank, int step);
+int64_t uneven_first_row(const uneven *u, int rank, int step);
+int uneven_longest(const uneven *u, int ranks);
+
+iso_status uneven_create(trainer *t, iso_comm *comm, const uneven *u);
+// Forward and backward of `rows` rows of global batch `step`, the gradient of the loss times scale.
+iso_status uneven_batch(trainer *t, int step, int64_t first_row, int64_t rows, double scale);
+// A whole loop between begin and end; *status is how it ended, ISO_PENDING if it was not an error,
+// and *steps how many this rank made.
+iso_status uneven_loop(trainer *t, const uneven *u, iso_status *status, int *steps);
+// uneven_loop that must end with ISO_PENDING.
+iso_status uneven_train(trainer *t, const uneven *u);
+// What `one`, a trainer of one rank, makes of the same batches of so many ranks by the definition
+// of the divisor.
+iso_status uneven_model(trainer *one, const uneven *u, int ranks);
+
+#endif

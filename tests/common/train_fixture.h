@@ -1,0 +1,27 @@
+// For tests that make runs of the train program in their own process: a small world, and runs from
+// lines of options.
+#ifndef ISO_TEST_TRAIN_FIXTURE_H
+#define ISO_TEST_TRAIN_FIXTURE_H
+
+#include "examples/train.h"
+
+// Local but for counting nodes. All ranks of comm, and generated images of 6 x 6 in 4 classes.
+iso_status train_world_small(iso_comm *comm, int64_t count, train_world *out);
+// Collective. A run of those options, words between blanks, with --quiet. observer may be NULL. The
+// sentence of an error goes to stderr, as in the program.
+bool train_line(const train_world *world, const char *line, const train_observer *observer,
+                train_result *out);
+
+// What a run's evals say.
+enum { TRAIN_CURVE = 64 };
+typedef struct train_curve {
+    int count;
+    double train_loss[TRAIN_CURVE], test_loss[TRAIN_CURVE];
+} train_curve;
+// A run with an eval after each update.
+bool train_curve_of(const train_world *world, const char *line, train_curve *curve,
+                    train_result *out);
+// The largest difference of two curves; infinite where one is longer.
+double train_curve_difference(const train_curve *a, const train_curve *b);
+
+#endif

@@ -1,0 +1,234 @@
+// Parameters that leave, come back and are updated in pieces.
+#include "common/dp_fixture.h"
+#include "common/mpi_fixture.h"
+#include "nn/nn_impl.h"
+
+#include <criterion/criterion.h>
+#include <math.h>
+#include <string.h>
+
+TestSuite(np1_pieces, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 60);
+TestSuite(np2_pieces, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 60);
+TestSuite(np3_pieces, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 60);
+TestSuite(np4_pieces, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 60);
+
+// ---- Plain arrays -----------------------------------------------------------------------------------
+
+// "big" and "large" are cut, the others have rows but are too small, or no rows.
+enum { PARAMS = 5, MOST = 100 * 40 };
+static const char *const names[PARAMS] = {"a", "b.big", "b.bias", "b.large", "c"};
+static const size_t counts[PARAMS] = {70, 100 * 40, 100, 65 * 8, 33};
+static const size_t rows[PARAMS] = {7, 40, 0, 8, 0};
+static const int layers[PARAMS] = {0, 1, 1, 1, 2};
+static float value[PARAMS][MOST];
+static int calls[PARAMS]; // of the update
+
+static iso_status whole(int i, void *gradient, double scale, const void *hyper, void *user) {
+    (void)hyper, (void)user;
+    for (size_t k = 0; k < counts[i]; k++) value[i][k] -= (float)scale * ((float *)gradient)[k];
+    calls[i]++;
+    return ISO_OK;
+}
+
+static iso_status piecewise(int i, size_t first, size_t count, void *gradient, double scale,
+                            const void *hyper, void *user) {
+    (void)hyper, (void)user;
+    for (size_t k = 0; k < count; k++) value[i][first + k] -= (float)scale * ((float *)gradient)[k];
+    calls[i]++;
+    return ISO_OK;
+}
+
+static iso_reducer *make(iso_sync sync, size_t piece_bytes, bool in_pieces) {
+    iso_reducer_param param[PARAMS];
+    iso_reducer_config config = {.sync = sync, .piece_bytes = piece_bytes};
+    iso_reducer *r = NULL;
+    int id = -1;
+    memset(value, 0, sizeof(value));
+    memset(calls, 0, sizeof(calls));
+    for (int i = 0; i < PARAMS; i++)
+        param[i] = (iso_reducer_param){.name = names[i],
+                                       .value = value[i],
+                                       .count = counts[i],
+                                       .dtype = ISO_F32,
+                                       .layer = layers[i],
+                                       .row = rows[i]};
+    iso_assert_ok(iso_reducer_create(test_comm, param, PARAMS, &config, &r));
+    iso_assert_ok(iso_reducer_add_apply(r, NULL, 0, whole, 1, NULL, &id));
+    if (in_pieces) iso_assert_ok(iso_reducer_set_apply_piece(r, id, piecewise));
+    return r;
+}
+
+static float gradient_of(int rank, int step, int i, size_t k) {
+    return (float)(rank + 1) * (float)(step + 1) + (float)i + (float)(k % 13);
+}
+
+// Pieces in an order of their own on each rank; the last one is left to grad_ready.
+static iso_status report(iso_reducer *r, int i) {
+    int pieces = iso_reducer_pieces(r, i);
+    iso_status status = ISO_OK;
+    for (int k = 0; status == ISO_OK && k < pieces - 1; k++)
+        status = iso_reducer_piece_ready(r, i, (k + test_rank) % (pieces - 1));
+    return status == ISO_OK ? iso_reducer_grad_ready(r, i) : status;
+}
+
+static void train(iso_reducer *r, int steps) {
+    iso_status status = ISO_OK;
+    for (int step = 0; status == ISO_OK && step < steps; step++) {
+        for (int i = 0; status == ISO_OK && i < PARAMS; i++)
+            status = iso_reducer_param_needed(r, i);
+        iso_reducer_zero_grad(r);
+        for (int i = PARAMS - 1; status == ISO_OK && i >= 0; i--) {
+            float *g = iso_reducer_grad(r, i);
+            for (size_t k = 0; k < counts[i]; k++) g[k] = gradient_of(test_rank, step, i, k);
+            status = report(r, i);
+        }
+        if (status == ISO_OK) status = iso_reducer_step_of(r, 0, "");
+    }
+    if (status == ISO_OK) status = iso_reducer_finish(r);
+    iso_assert_ok(status);
+}
+
+// Sums of small whole numbers over 1, 2 or 4 ranks are exact.
+static bool right(int steps) {
+    for (int i = 0; i < PARAMS; i++)
+        for (size_t k = 0; k < counts[i]; k++) {
+            double expected = 0;
+            for (int step = 0; step < steps; step++)
+                for (int rank = 0; rank < test_size; rank++)
+                    expected -= gradient_of(rank, step, i, k) / test_size;
+            if (fabs(value[i][k] - expected) > 1e-3) return false;
+        }
+    return true;
+}
+
+static void values_are_right(iso_sync sync) {
+    static const size_t bytes[] = {0, 1024, 3000, 1 << 20};
+    static const int pieces[] = {1, 7, 4, 1}; // of 100 rows of 160 bytes, in sixteens
+    for (int b = 0; b < 4; b++)
+        for (int in_pieces = 0; in_pieces < 2; in_pieces++) {
+            iso_reducer *r = make(sync, bytes[b], in_pieces);
+            iso_assert_all(iso_reducer_pieces(r, 1) == pieces[b]);
+            iso_assert_all(iso_reducer_pieces(r, 0) == 1 && iso_reducer_pieces(r, 2) == 1);
+            train(r, 3);
+            iso_assert_all(right(3));
+            iso_assert_all(calls[1] == 3 * (in_pieces ? pieces[b] : 1) && calls[2] == 3);
+            iso_reducer_destroy(&r);
+        }
+}
+
+Test(np1_pieces, values_are_right) { values_are_right(ISO_SYNC_LAZY); }
+Test(np2_pieces, values_are_right) { values_are_right(ISO_SYNC_LAZY); }
+Test(np3_pieces, values_are_right) { values_are_right(ISO_SYNC_LAZY); }
+Test(np4_pieces, values_are_right) { values_are_right(ISO_SYNC_LAZY); }
+Test(np3_pieces, blocking_values_are_right) { values_are_right(ISO_SYNC_BLOCKING); }
+
+Test(np1_pieces, cover_the_parameter_and_lie_behind_each_other) {
+    iso_reducer *r = make(ISO_SYNC_LAZY, 512, false);
+    for (int i = 0; i < PARAMS; i++) {
+        size_t next = 0, first, count;
+        for (int k = 0; k < iso_reducer_pieces(r, i); k++, next += count) {
+            iso_reducer_piece(r, i, k, &first, &count);
+            cr_expect_eq(first, next);
+            cr_expect(rows[i] == 0 || count % rows[i] == 0);
+        }
+        cr_expect_eq(next, counts[i]);
+    }
+    cr_expect_gt(iso_reducer_pieces(r, 1), 1);
+    cr_expect_gt(iso_reducer_pieces(r, 3), 1);
+    iso_reducer_destroy(&r);
+}
+
+Test(np1_pieces, what_is_not_there_or_there_twice_is_refused) {
+    iso_reducer *r = make(ISO_SYNC_LAZY, 1024, false);
+    cr_expect_eq(iso_reducer_piece_ready(r, 1, 7), ISO_ERR_ARG);
+    cr_expect_eq(iso_reducer_piece_ready(r, PARAMS, 0), ISO_ERR_ARG);
+    cr_expect_eq(iso_reducer_piece_ready(r, 1, 3), ISO_OK);
+    cr_expect_eq(iso_reducer_piece_ready(r, 1, 3), ISO_ERR_STATE);
+    iso_reducer_destroy(&r);
+}
+
+// ---- Models -----------------------------------------------------------------------------------------
+
+static iso_status build_wide(iso_device *device, bool dropout, iso_module **out) {
+    (void)dropout;
+    iso_rng rng = {.seed = 7};
+    iso_module *net, *m;
+    iso_status status = iso_sequential_create(device, &net);
+    if (status == ISO_OK) status = iso_flatten_create(device, &m);
+    if (status == ISO_OK) status = iso_sequential_add_take(net, NULL, m);
+    if (status == ISO_OK) status = iso_linear_create(device, 200, 100, true, &rng, &m);
+    if (status == ISO_OK) status = iso_sequential_add_take(net, "fc", m);
+    if (status == ISO_OK) status = iso_relu_create(device, &m);
+    if (status == ISO_OK) status = iso_sequential_add_take(net, NULL, m);
+    if (status == ISO_OK) status = iso_linear_create(device, 100, TRAINER_CLASSES, true, &rng, &m);
+    if (status == ISO_OK) status = iso_sequential_add_take(net, "out", m);
+    *out = net;
+    return status;
+}
+
+static trainer_config wide(iso_optimizer_kind kind, double piece_mb) {
+    trainer_config config = trainer_default();
+    config.build = build_wide;
+    config.optimizer = kind;
+    config.piece_mb = piece_mb;
+    return config;
+}
+
+static void make_trainer(trainer *t, const trainer_config *config, int pieces) {
+    iso_assert_ok(trainer_create(t, test_comm, config));
+    iso_assert_all(iso_reducer_pieces(iso_data_parallel_reducer(t->model), 0) == pieces);
+}
+
+static void equals_a_model_that_is_not_cut(iso_optimizer_kind kind) {
+    trainer_config cut = wide(kind, 0.01), not_cut = wide(kind, 0);
+    trainer a, b;
+    double difference = 1;
+    make_trainer(&a, &cut, 7);
+    make_trainer(&b, &not_cut, 1);
+    iso_assert_ok(trainer_train(&a, 10));
+    iso_assert_ok(trainer_train(&b, 10));
+    iso_assert_ok(trainer_difference(&a, &b, &difference));
+    iso_assert_all(difference < 2e-5);
+    trainer_destroy(&a);
+    trainer_destroy(&b);
+}
+
+Test(np1_pieces, sgd_equals_a_model_that_is_not_cut) { equals_a_model_that_is_not_cut(ISO_SGD); }
+Test(np3_pieces, sgd_equals_a_model_that_is_not_cut) { equals_a_model_that_is_not_cut(ISO_SGD); }
+Test(np2_pieces, lamb_equals_a_model_that_is_not_cut) { equals_a_model_that_is_not_cut(ISO_LAMB); }
+
+static void lazy_equals_blocking(iso_optimizer_kind kind) {
+    uint64_t hash[2] = {0, 1};
+    for (int i = 0; i < 2; i++) {
+        trainer_config config = wide(kind, 0.01);
+        config.sync = i ? ISO_SYNC_BLOCKING : ISO_SYNC_LAZY;
+        iso_assert_ok(trainer_run(test_comm, &config, 12, &hash[i]));
+    }
+    iso_assert_all(hash[0] == hash[1]);
+}
+
+Test(np2_pieces, lazy_equals_blocking) { lazy_equals_blocking(ISO_SGD); }
+Test(np3_pieces, lazy_equals_blocking) { lazy_equals_blocking(ISO_SGD); }
+Test(np3_pieces, lamb_lazy_equals_blocking) { lazy_equals_blocking(ISO_LAMB); }
+
+// A gradient that was accumulated without an exchange is not final piece by piece, and the wrapper
+// leaves nothing behind.
+Test(np2_pieces, accumulation_and_unwrapping) {
+    trainer_config config = wide(ISO_SGD, 0.01);
+    trainer t;
+    uint64_t hash;
+    make_trainer(&t, &config, 7);
+    iso_assert_ok(iso_data_parallel_begin_no_sync(t.model));
+    iso_assert_ok(trainer_backward(&t, 0));
+    iso_assert_ok(iso_data_parallel_end_no_sync(t.model));
+    iso_assert_ok(trainer_backward(&t, 1));
+    iso_assert_ok(iso_optimizer_step(t.optimizer));
+    iso_assert_ok(trainer_hash(&t, &hash)); // fails if replicas differ
+    iso_module *inner = iso_module_retain(iso_data_parallel_module(t.model));
+    trainer_destroy(&t);
+    iso_parameter_list list;
+    iso_assert_ok(iso_module_parameters(inner, &list));
+    for (int i = 0; i < list.count; i++) iso_assert_all(!list.item[i]->pieces);
+    iso_parameter_list_destroy(&list);
+    iso_module_destroy(&inner);
+}
