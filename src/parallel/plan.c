@@ -10,8 +10,8 @@
 #define LEAST_PART_BYTES ((size_t)64 << 10)
 #define MOST_PART_BYTES  ((size_t)1 << 20)
 #define ROUND_BYTES      ((size_t)4 << 10)
-// While one part is on the wire the next ones are posted: whoever drives progress may be late.
-#define PARTS_UNDER_WAY 4
+// While one part is on the wire the next one is already posted.
+#define PARTS_UNDER_WAY 2
 
 iso__plan_config iso__plan_choose(double bytes_per_ms) {
     double wanted = bytes_per_ms * PART_MS;
