@@ -22,6 +22,7 @@ SCRIPT_TESTS = \
     tests/check_predict.sh \
     tests/check_programs.sh \
     tests/check_resume.sh \
+    tests/check_strategies.sh \
     tests/check_sweep.sh \
     tests/check_threads.sh \
     tests/check_torch_models.sh

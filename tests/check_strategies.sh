@@ -1,0 +1,66 @@
+#!/bin/sh
+# Trains the mlp with every strategy and every wire on two ranks, on generated digits: each must learn them, and
+# what is the same mathematics must end with the same bits. Prints the results as TAP.
+# usage: check_strategies.sh, in the build tree; uses MPIRUN and MPIRUN_FLAGS
+set -u
+export LC_ALL=C
+
+root=$(cd "$(dirname "$0")/.." && pwd) || exit 1
+. "$root/tests/test_env.sh"
+launcher=${MPIRUN:-mpirun}
+if [ "$launcher" = no ]; then
+    echo "1..0 # SKIP configure found no MPI launcher"
+    exit 0
+fi
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+count=0
+
+result() { # 0 for good, what should hold
+    count=$((count + 1))
+    if [ "$1" = 0 ]; then
+        echo "ok - $2"
+    else
+        echo "not ok - $2"
+        sed 's/^/# /' "$work/output"
+    fi
+}
+field() { # name
+    tail -n 1 "$work/log" | sed -n "s/.*\"event\":\"summary\".*\"$1\":\"\\{0,1\\}\\([^,\"}]*\\).*/\\1/p"
+}
+train() { # options: *accuracy* and *hash* are then what came of it
+    rm -f "$work/log"
+    # shellcheck disable=SC2086  # flags are several words
+    timeout -k 5 120 "$launcher" ${MPIRUN_FLAGS---oversubscribe --bind-to none} -n 2 examples/train --model mlp \
+        --steps 300 --quiet --log "$work/log" "$@" >"$work/output" 2>&1 </dev/null
+    accuracy=$(field test_accuracy)
+    hash=$(field param_hash)
+}
+learns() { # options
+    train "$@"
+    awk -v a="${accuracy:-0}" 'BEGIN { exit !(a >= 0.97) }'
+    result $? "learns the digits with $* (${accuracy:-nothing})"
+}
+same() { # hash, what is the same
+    [ -n "$1" ] && [ "$1" = "$hash" ]
+    result $? "$2"
+}
+
+learns --sync lazy
+lazy=$hash
+learns --sync blocking
+same "$lazy" "blocking gives lazy's bits"
+learns --sync explicit
+same "$lazy" "explicit gives lazy's bits"
+for wire in bf16 f16 bf16-feedback; do
+    learns --sync lazy --wire $wire
+    first=$hash
+    train --sync blocking --wire $wire
+    same "$first" "blocking gives lazy's bits with --wire $wire"
+done
+learns --sync lazy --accumulate 2 --batch 32
+learns --sync daso
+learns --sync daso-heat --epochs 3
+learns --sync localsgd
+learns --sync postlocal
+echo "1..$count"
