@@ -40,7 +40,9 @@ static iso_status step(iso_optimizer *optimizer) {
     dp_optimizer *self = self_of(optimizer);
     iso__count_step(self->core);
     for (int g = 0; g < self->core->groups; g++) self->now[g] = *iso__group_hyper(self->core, g);
-    ISO_TRY(iso_reducer_step_of(self->reducer, self->id, self->now));
+    iso_status status = iso_reducer_step_of(self->reducer, self->id, self->now);
+    if (status < 0) iso__uncount_step(self->core); // a step that was refused was none
+    ISO_TRY(status);
     return ISO_OK;
 }
 

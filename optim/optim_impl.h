@@ -111,6 +111,9 @@ static inline iso_hyper *iso__group_hyper(iso__base_optimizer *self, int group) 
 static inline void iso__count_step(iso__base_optimizer *self) {
     for (int g = 0; g < self->groups; g++) iso__group_hyper(self, g)->step++;
 }
+static inline void iso__uncount_step(iso__base_optimizer *self) {
+    for (int g = 0; g < self->groups; g++) iso__group_hyper(self, g)->step--;
+}
 // The numbers and switches of all groups for the list of saved state, and what there is to do when
 // they were loaded.
 iso_status iso__groups_state(iso__base_optimizer *self, iso_state *state);

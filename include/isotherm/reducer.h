@@ -100,7 +100,7 @@ typedef struct iso_reducer_config {
 // Collective over comm. Sums go through messages or, where the ranks in scope are all on one node,
 // through shared memory (ISO_NODE_COLLECTIVE). Checks that all ranks listed the same parameters
 // (ISO_ERR_MISMATCH on every rank, naming the odd rank and the first difference), then broadcasts
-// rank 0's values. Retains comm.
+// rank 0's values. Makes communicators of its own from comm, which it does not keep.
 iso_status iso_reducer_create(iso_comm *comm, const iso_reducer_param *params, int count,
                               const iso_reducer_config *config, iso_reducer **out);
 // Collective: completes what is pending.
@@ -119,8 +119,9 @@ iso_status iso_reducer_set_apply(iso_reducer *reducer, iso_reducer_apply apply, 
 // exchanges and updates at once (a warning says which parameter).
 iso_status iso_reducer_add_apply(iso_reducer *reducer, const int *params, int count,
                                  iso_reducer_apply apply, size_t hyper_bytes, void *user, int *id);
-// Local. Parameters that are cut are updated piece by piece from now on: `count` elements of
-// parameter i from `first` on. Without it they are updated when their last piece has come back.
+// Completes what is pending. Parameters that are cut are updated piece by piece from now on:
+// `count` elements of parameter i from `first` on. Without it they are updated when their last
+// piece has come back.
 typedef iso_status (*iso_reducer_apply_piece)(int i, size_t first, size_t count, void *gradient,
                                               double scale, const void *hyper, void *user);
 iso_status iso_reducer_set_apply_piece(iso_reducer *reducer, int id, iso_reducer_apply_piece apply);
@@ -144,12 +145,15 @@ iso_status iso_reducer_step(iso_reducer *reducer, const void *hyper);
 // step() asked for it. After it the value of i is current and its gradient memory is free for the
 // next backward.
 iso_status iso_reducer_param_needed(iso_reducer *reducer, int i);
-// The same for all. Without a step() since the last backward, leaves averaged gradients in place.
+// The same for all. Every rank must have taken part in the backward (one without any gradient calls
+// iso_reducer_shadow). Without a step() since the last backward, leaves averaged gradients in
+// place.
 iso_status iso_reducer_finish(iso_reducer *reducer);
 // ISO_SYNC_EXPLICIT: sums all gradients now (those never reported are zeros) and leaves averages in
 // place. Collective, blocking.
 iso_status iso_reducer_all_reduce(iso_reducer *reducer);
 // Gradients will be overwritten by the next backward, so averages need not be kept after an update.
+// Call it after step(): between backward and step() it does not take the gradients back.
 void iso_reducer_zero_grad(iso_reducer *reducer);
 // Poll mode: a chance to progress; call it between layers.
 void iso_reducer_poll(iso_reducer *reducer);

@@ -86,7 +86,7 @@ typedef struct iso__engine {
     iso__shared *shared;          // all memory that is shared with other ranks
     struct iso__stream *streams;  // all that there are
     iso_request *free_list;
-    int promised; // requests that iso__request_reserve has made room for
+    int promised;             // requests that iso__request_reserve has made room for
     MPI_Op sum_bf16, sum_f16; // sum16.c
 } iso__engine;
 
@@ -109,6 +109,7 @@ void iso__engine_assist(iso__engine *engine);
 // mpi_error; back into the pool.
 // Room for `more` further requests, and for MPI's, so that posting them will allocate nothing.
 iso_status iso__request_reserve(iso__engine *engine, int more);
+void iso__request_unreserve(iso__engine *engine, int count); // of what was reserved
 iso_status iso__request_begin(iso_comm *comm, const char *name, size_t bytes, iso_request **out);
 void iso__request_complete(iso_request *request);
 void iso__request_release(iso__engine *engine, iso_request **request);
@@ -179,8 +180,6 @@ iso_status iso__comm_create_node(iso_comm *comm, iso_scope unit, iso_comm **out)
 // Like iso_request_wait; also gives when the exchange was seen to be complete (iso_now clock).
 iso_status iso__request_finish(iso_request **request, int64_t *done_ns);
 iso_status iso__request_test(iso_request **request, int64_t *done_ns); // like iso_request_test
-// When it was issued; valid until released.
-int64_t iso__request_posted_ns(const iso_request *request);
 // Sets Open MPI's all-reduce algorithm through MPI_T; writes what holds and why.
 void iso__choose_algorithm(char *text, size_t room);
 

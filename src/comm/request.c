@@ -31,6 +31,15 @@ iso_status iso__request_reserve(iso__engine *engine, int more) {
     return iso__engine_reserve(engine, engine->promised);
 }
 
+void iso__request_unreserve(iso__engine *engine, int count) {
+    engine->promised -= count;
+    for (; count > 0 && engine->free_list; count--) {
+        iso_request *request = engine->free_list;
+        engine->free_list = request->next_in_line;
+        iso__free(request);
+    }
+}
+
 iso_status iso__request_begin(iso_comm *comm, const char *name, size_t bytes, iso_request **out) {
     iso__engine *engine = comm->engine;
     iso_request *request = NULL;
@@ -220,8 +229,6 @@ iso_status iso__request_finish(iso_request **pointer, int64_t *done_ns) {
 }
 
 iso_status iso_request_wait(iso_request **request) { return iso__request_finish(request, NULL); }
-
-int64_t iso__request_posted_ns(const iso_request *request) { return request->posted_ns; }
 
 void iso_comm_poll(iso_comm *comm) {
     iso__engine *engine = comm->engine;

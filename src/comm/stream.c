@@ -215,7 +215,7 @@ static iso_status reserve(iso__stream *s, int room) {
     pthread_mutex_lock(&engine->lock);
     iso_status status = iso__request_reserve(engine, room - s->room);
     pthread_mutex_unlock(&engine->lock);
-    s->room = room;
+    if (status == ISO_OK) s->room = room;
     return status;
 }
 
@@ -337,15 +337,22 @@ static bool is_in_use(iso__stream *s) {
     return in_use;
 }
 
-void iso__stream_destroy(iso__stream **pointer) {
+static void give_back(iso__stream *s) {
+    pthread_mutex_lock(&s->comm->engine->lock);
+    iso__request_unreserve(s->comm->engine, s->room);
+    pthread_mutex_unlock(&s->comm->engine->lock);
+}
+
+bool iso__stream_destroy(iso__stream **pointer) {
     iso__stream *s = *pointer;
     *pointer = NULL;
-    if (!s) return;
+    if (!s) return true;
     if (is_in_use(s)) {
         iso__log(ISO_LOG_ERROR, "a stream was destroyed with exchanges under way: it stays");
-        return;
+        return false;
     }
     list(s, false);
+    give_back(s);
     s->comm->queue_taken[s->queue] = false;
     int finalized = 0;
     MPI_Finalized(&finalized);
@@ -354,6 +361,7 @@ void iso__stream_destroy(iso__stream **pointer) {
     iso__free(s->part);
     iso__free(s->item);
     iso__free(s);
+    return true;
 }
 
 iso_status iso__stream_move(iso__stream *s, int i, void *data) {

@@ -50,7 +50,7 @@ iso_status iso__stream_create(iso_comm *comm, const iso__stream_item *item, int 
                               size_t part_bytes, size_t window, iso__stream **out);
 // Collective. Nothing may be pending: otherwise it stays, with its items, and says so in the log.
 // Accepts NULL. May be called after MPI_Finalize.
-void iso__stream_destroy(iso__stream **stream);
+bool iso__stream_destroy(iso__stream **stream);
 
 // Local; every rank does the same. Nothing may be pending (ISO_ERR_STATE). Data of an item has
 // moved; its length and type stay.

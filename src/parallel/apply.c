@@ -78,6 +78,7 @@ static iso_status check_id(const iso_reducer *r, int id) {
 
 iso_status iso_reducer_set_apply_piece(iso_reducer *r, int id, iso_reducer_apply_piece apply) {
     ISO_TRY(check_id(r, id));
+    ISO_TRY(iso_reducer_finish(r));
     r->applier[id].apply_piece = apply;
     return ISO_OK;
 }
@@ -138,8 +139,10 @@ static iso_status update(iso_reducer *r, const iso__grad_slot *s, const iso__app
 
 iso_status iso__apply_bucket(iso_reducer *r, const iso__bucket *b, double scale) {
     for (int k = b->first; k <= b->last; k++) {
-        const iso__grad_slot *s = &r->slot[r->order[k]];
-        if (s->update) ISO_TRY(update(r, s, &r->applier[s->owner], scale));
+        iso__grad_slot *s = &r->slot[r->order[k]];
+        if (!s->update) continue;
+        ISO_TRY(update(r, s, &r->applier[s->owner], scale));
+        s->update = false; // not again, should one of the others fail
     }
     return ISO_OK;
 }
@@ -198,8 +201,10 @@ static iso_status make_step(iso_reducer *r, int id, const void *hyper) {
 
 iso_status iso_reducer_step_of(iso_reducer *r, int id, const void *hyper) {
     ISO_TRY(check_id(r, id));
-    ISO_TRY(make_step(r, id, hyper));
-    return iso__reducer_plan(r);
+    iso_status status = make_step(r, id, hyper);
+    iso_status planned = iso__reducer_plan(r, status); // the others do not know of an error here
+    ISO_TRY(status);
+    return planned;
 }
 
 iso_status iso_reducer_step(iso_reducer *r, const void *hyper) {

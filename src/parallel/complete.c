@@ -83,17 +83,21 @@ static bool can_fold(const iso_reducer *r, const iso__bucket *b) {
     return true;
 }
 
-// The sum becomes an average, unless an update folds the factor in: *scale is what is left of it.
-static iso_status bring_back(iso_reducer *r, iso__bucket *b, double *scale) {
-    *scale = 1;
-    if (iso__bucket_converts(r, b) && iso__bucket_travels(r, b)) {
-        iso_comm_hook_bucket what = iso__bucket_for_hook(r, b);
-        return r->hook.decompress(&what, b->factor, r->hook.user);
-    }
-    if (!can_fold(r, b))
-        iso__bucket_scale(r, b, b->factor);
-    else
-        *scale = b->factor;
+static iso_status decompress(iso_reducer *r, iso__bucket *b) {
+    iso_comm_hook_bucket what = iso__bucket_for_hook(r, b);
+    ISO_TRY(r->hook.decompress(&what, b->factor, r->hook.user));
+    b->compressed = false;
+    b->factor = 1;
+    return ISO_OK;
+}
+
+// The sum becomes an average, unless an update folds the factor in. May be called again after an
+// update that failed: what is done is not done twice.
+static iso_status bring_back(iso_reducer *r, iso__bucket *b) {
+    if (b->compressed) return decompress(r, b);
+    if (can_fold(r, b)) return ISO_OK;
+    iso__bucket_scale(r, b, b->factor);
+    b->factor = 1;
     return ISO_OK;
 }
 
@@ -102,6 +106,7 @@ static void restart(iso_reducer *r) {
     r->issued = 0;
     r->ready_count = 0;
     for (int a = 0; a < r->applier_count; a++) r->applier[a].stepped = false;
+    for (int i = 0; i < r->param_count; i++) r->place[i].arrived = 0;
     for (int i = 0; i < r->slot_count; i++) r->ready_count += r->slot[i].ready;
 }
 
@@ -116,12 +121,11 @@ static void reopen(iso_reducer *r, iso__bucket *b) {
 }
 
 iso_status iso__bucket_complete(iso_reducer *r, iso__bucket *b) {
-    double scale;
     if (b->state == ISO_BUCKET_OPEN) return ISO_OK;
     ISO_TRY(iso__bucket_wait(r, b));
     ISO_TRY(learn_used(r));
-    ISO_TRY(bring_back(r, b, &scale));
-    ISO_TRY(iso__apply_bucket(r, b, scale));
+    ISO_TRY(bring_back(r, b));
+    ISO_TRY(iso__apply_bucket(r, b, b->factor));
     reopen(r, b);
     return ISO_OK;
 }

@@ -122,8 +122,8 @@ static void restore(iso_join *join) {
     iso_reducer *r = self->reducer;
     r->weight = 1;
     r->total = 0;
-    for (int i = 0; i < r->slot_count; i++)
-        if (r->slot[i].local) r->slot[i].skipped = false;
+    for (int i = 0; i < r->slot_count && r->unused != ISO_UNUSED_NEGOTIATE; i++)
+        if (r->slot[i].local) r->slot[i].skipped = false; // which otherwise the next backward sets
     iso__buffer_sync_weigh(&self->buffer_sync, 1, iso_comm_size(self->comm), 0);
     self->rows_known = false;
 }

@@ -84,32 +84,29 @@ static double median(const double *value) {
     return sorted[ISO_PLAN_ROUNDS / 2];
 }
 
-// The slowest rank's times of long buckets, the same on all ranks; item: [bucket_count].
-static iso_status gather_times(iso_reducer *r, iso__plan_item *item, int *count) {
-    double *ms;
-    size_t most = (size_t)r->bucket_count * 2;
-    ISO_TRY(iso__alloc_zero(most * sizeof(*ms), (void **)&ms));
+// The slowest rank's times of long buckets, the same on all ranks; item: [bucket_count], ms: twice
+// as many.
+static iso_status gather_times(iso_reducer *r, iso__plan_item *item, double *ms, int *count) {
     *count = 0;
     for (int i = 0; i < r->bucket_count; i++) {
         const iso__bucket *b = &r->bucket[i];
-        if (b->lane != ISO_STREAM_LONG) continue;
+        if (b->local || b->lane != ISO_STREAM_LONG) continue;
         ms[2 * *count] = median(b->times.plan_ready);
         ms[2 * *count + 1] = median(b->times.plan_need);
         item[(*count)++] = (iso__plan_item){.bytes = b->wire_bytes, .unit = sizeof(double)};
     }
-    iso_status status = iso_comm_allreduce_f64(r->world, ms, most, ISO_MAX);
+    ISO_TRY(iso_comm_allreduce_f64(r->world, ms, (size_t)*count * 2, ISO_MAX));
     for (int k = 0; k < *count; k++) {
         item[k].ready_ms = ms[2 * k];
         // The first layer is needed at once; what the last steps did not ask for can wait.
         double at_once = item[k].ready_ms + 1e-3, need = ms[2 * k + 1];
         item[k].need_ms = need == 0 ? 1e12 : need > at_once ? need : at_once;
     }
-    iso__free(ms);
-    return status;
+    return ISO_OK;
 }
 
 typedef struct agreed_plan {
-    int64_t count, window, part_bytes;
+    int64_t count, window;
     iso__part *part;
 } agreed_plan;
 
@@ -133,9 +130,9 @@ static iso_status make(iso_reducer *r, const iso__plan_item *item, int items, ag
 
 // Rank 0's plan becomes everybody's.
 static iso_status share(iso_reducer *r, agreed_plan *plan, iso_status made) {
-    int64_t head[3] = {made == ISO_OK ? plan->count : 0, plan->window, made};
+    int64_t head[2] = {made == ISO_OK ? plan->count : 0, plan->window};
     ISO_TRY(iso_comm_bcast(r->world, head, sizeof(head), 0));
-    if (head[0] == 0) return made; // rank 0 could not: the others go on as before
+    if (head[0] == 0) return made; // rank 0 could not: all go on as before
     plan->count = head[0];
     plan->window = head[1];
     size_t bytes = (size_t)plan->count * sizeof(*plan->part);
@@ -143,23 +140,35 @@ static iso_status share(iso_reducer *r, agreed_plan *plan, iso_status made) {
     if (!plan->part) status = iso__alloc_zero(bytes, (void **)&plan->part);
     ISO_TRY(iso_comm_agree(r->world, status));
     ISO_TRY(iso_comm_bcast(r->world, plan->part, bytes, 0));
-    return iso__stream_set_plan(r->stream[r->scope][ISO_STREAM_LONG], plan->part, (int)plan->count,
-                                (size_t)plan->window);
+    status = iso__stream_set_plan(r->stream[r->scope][ISO_STREAM_LONG], plan->part,
+                                  (int)plan->count, (size_t)plan->window);
+    ISO_TRY(iso_comm_agree(r->world, status)); // or ranks would go on in different orders
+    r->stats.planned = true;
+    return ISO_OK;
 }
 
-static iso_status plan(iso_reducer *r) {
-    iso__plan_item *item = NULL;
+static iso_status plan_together(iso_reducer *r, iso__plan_item *item, double *ms) {
     agreed_plan agreed = {0};
     int items = 0;
-    iso_status status = iso__alloc_zero((size_t)r->bucket_count * sizeof(*item), (void **)&item);
-    status = iso_comm_agree(r->world, status);
-    if (status == ISO_OK) status = gather_times(r, item, &items);
-    if (status == ISO_OK) {
-        iso_status made = ISO_OK;
-        if (iso_comm_rank(r->world) == 0) made = make(r, item, items, &agreed);
-        status = share(r, &agreed, made);
-    }
+    iso_status made = ISO_OK;
+    ISO_TRY(gather_times(r, item, ms, &items));
+    if (iso_comm_rank(r->world) == 0) made = make(r, item, items, &agreed);
+    iso_status status = share(r, &agreed, made);
     iso__free(agreed.part);
+    ISO_TRY(status);
+    return ISO_OK;
+}
+
+// mine: how this rank has come here; if one has failed, nobody plans.
+static iso_status plan(iso_reducer *r, iso_status mine) {
+    iso__plan_item *item = NULL;
+    double *ms = NULL;
+    size_t count = (size_t)r->bucket_count;
+    if (mine == ISO_OK) mine = iso__alloc_zero(count * sizeof(*item), (void **)&item);
+    if (mine == ISO_OK) mine = iso__alloc_zero(count * 2 * sizeof(*ms), (void **)&ms);
+    iso_status status = iso_comm_agree(r->world, mine);
+    if (status == ISO_OK) status = plan_together(r, item, ms);
+    iso__free(ms);
     iso__free(item);
     ISO_TRY(status);
     return ISO_OK;
@@ -168,17 +177,15 @@ static iso_status plan(iso_reducer *r) {
 // By what all ranks know alike: lists are counted when they leave, not when they come back.
 static bool can_plan(const iso_reducer *r) {
     return r->sync == ISO_SYNC_LAZY && r->want_order == ISO_ORDER_NEED && !r->planned &&
-           r->scope == ISO_SCOPE_WORLD && !r->arena_shared && !r->hook.silent &&
-           r->stream[r->scope][ISO_STREAM_LONG];
+           r->scope == ISO_SCOPE_WORLD && !r->hook.silent && r->stream[r->scope][ISO_STREAM_LONG];
 }
 
-iso_status iso__reducer_plan(iso_reducer *r) {
+iso_status iso__reducer_plan(iso_reducer *r, iso_status mine) {
     if (!can_plan(r) || r->lists < WARM_LISTS) return ISO_OK;
     if (r->lists == WARM_LISTS && r->load.bytes == 0)
         r->load = iso__stream_load_of(r->stream[r->scope][ISO_STREAM_LONG]);
     if (r->lists < WARM_LISTS + ISO_PLAN_ROUNDS + 1) return ISO_OK;
-    ISO_TRY(iso_reducer_finish(r));
-    ISO_TRY(plan(r));
-    r->planned = r->stats.planned = true;
-    return ISO_OK;
+    r->planned = true;
+    iso_status finished = iso_reducer_finish(r);
+    return plan(r, mine < 0 ? mine : finished);
 }

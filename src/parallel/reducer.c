@@ -174,13 +174,14 @@ void iso_reducer_destroy(iso_reducer **pointer) {
     iso_reducer *r = *pointer;
     *pointer = NULL;
     if (!r) return;
-    r->unused = ISO_UNUSED_ZERO; // of a backward that was given up, nobody wants an error
+    // Of a backward that was given up, nobody wants an error.
+    if (r->unused == ISO_UNUSED_ERROR) r->unused = ISO_UNUSED_ZERO;
     if (r->arena && iso_reducer_finish(r) < 0) {
         iso__log(ISO_LOG_ERROR, "while completing pending exchanges: %s",
                  iso_last_error()->message);
         return; // MPI may still write into the arena: it stays
     }
-    iso__reducer_free_streams(r);
+    if (!iso__reducer_free_streams(r)) return;
     iso__reducer_free_slots(r);
     iso__free(r->order);
     iso__free(r->bucket);

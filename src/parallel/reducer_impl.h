@@ -65,6 +65,7 @@ typedef struct iso__bucket {
     int missing; // slots not ready
     size_t offset, bytes;
     iso__bucket_state state;
+    bool compressed;                // by the hook: the sum is in r->wire
     double factor;                  // makes the sum under way an average
     int lane;                       // of the streams, ISO_STREAM_SHORT or ISO_STREAM_LONG...
     int item;                       // ...and its place there
@@ -172,7 +173,10 @@ iso_status iso__reducer_set_scope(iso_reducer *r, iso_scope scope);
 // The same with nothing pending, for a scope that has been checked.
 iso_status iso__reducer_choose_scope(iso_reducer *r, iso_scope scope);
 void iso__reducer_free_arena(iso_reducer *r);
-void iso__reducer_free_streams(iso_reducer *r);
+// False: exchanges are under way, and what they use must stay.
+bool iso__reducer_free_streams(iso_reducer *r);
+// Whether its exchanges are sums in memory that all ranks in scope share.
+bool iso__reducer_sums_in_memory(const iso_reducer *r);
 static inline iso__stream *iso__bucket_stream(const iso_reducer *r, const iso__bucket *b) {
     return r->stream[r->scope][b->lane];
 }
@@ -216,7 +220,8 @@ void iso__times_begin(iso_reducer *r);
 void iso__times_ready(iso_reducer *r, iso__bucket *b);
 void iso__times_need(iso_reducer *r, iso__bucket *b);
 void iso__times_done(iso_reducer *r, iso__bucket *b, int64_t wait_start, int64_t wait_end);
-// Collective, once enough was measured: completes all that is pending, and makes the plan.
-iso_status iso__reducer_plan(iso_reducer *r);
+// Collective, once enough was measured: completes all that is pending, and makes the plan. mine:
+// whether this rank's step went well.
+iso_status iso__reducer_plan(iso_reducer *r, iso_status mine);
 
 #endif

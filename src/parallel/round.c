@@ -35,18 +35,20 @@ static iso_status prepare(iso_reducer *r, iso__bucket *b) {
         return ISO_OK;
     }
     iso_comm_hook_bucket what = iso__bucket_for_hook(r, b);
+    b->compressed = true;
     return r->hook.compress(&what, before, r->hook.user);
 }
 
 static iso_status post_bucket(iso_reducer *r, iso__bucket *b) {
     b->factor = 1;
+    b->compressed = false;
     b->state = ISO_BUCKET_REDUCED;
     r->issued++;
     r->busy++;
     if (!iso__bucket_travels(r, b)) return ISO_OK;
     ISO_TRY(prepare(r, b));
+    b->state = ISO_BUCKET_POSTED; // of an exchange that failed to begin, parts may be under way
     ISO_TRY(iso__stream_ready(iso__bucket_stream(r, b), b->item));
-    b->state = ISO_BUCKET_POSTED;
     r->stats.exchanges++;
     *(r->scope == ISO_SCOPE_WORLD ? &r->stats.bytes_world : &r->stats.bytes_node) +=
         (long long)b->wire_bytes;
@@ -56,9 +58,14 @@ static iso_status post_bucket(iso_reducer *r, iso__bucket *b) {
 
 // One small reduction tells who has used what; waited for before the first bucket is completed.
 static iso_status ask_used(iso_reducer *r) {
-    for (int i = 0; i < r->slot_count; i++) {
-        r->used[i] = r->slot[i].used;
-        r->slot[i].skipped = !r->slot[i].used;
+    for (int i = 0; i < r->param_count; i++) {
+        bool used = false; // any piece
+        for (int k = 0; k < r->place[i].pieces; k++) used |= iso__piece_slot(r, i, k)->used;
+        for (int k = 0; k < r->place[i].pieces; k++) {
+            iso__grad_slot *s = iso__piece_slot(r, i, k);
+            r->used[s - r->slot] = used;
+            s->skipped = !used;
+        }
     }
     if (!r->comm || iso_comm_size(r->comm) == 1 || r->sync == ISO_SYNC_NONE) return ISO_OK;
     return iso__comm_iallreduce_max(r->comm, r->used, r->slot_count, "used parameters",
@@ -193,6 +200,7 @@ iso_status iso__reducer_adopt(iso_reducer *r) {
     for (int i = 0; i < r->bucket_count; i++) {
         iso__bucket *b = &r->bucket[i];
         b->state = ISO_BUCKET_REDUCED;
+        b->compressed = false;
         b->factor = 1;
         r->issued++;
         r->busy++;

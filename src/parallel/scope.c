@@ -51,6 +51,10 @@ void iso__reducer_free_arena(iso_reducer *r) {
 #define PART_BYTES   ((size_t)128 * 1024)
 #define WINDOW_BYTES (4 * PART_BYTES)
 
+bool iso__reducer_sums_in_memory(const iso_reducer *r) {
+    return r->comm && r->comm == r->node && iso__comm_is_shared(r->node, r->arena, r->arena_bytes);
+}
+
 static iso__stream_item item_of(const iso_reducer *r, const iso__bucket *b) {
     bool converts = iso__bucket_converts(r, b);
     return (iso__stream_item){.data = converts ? r->wire + b->wire_offset : r->arena + b->offset,
@@ -62,8 +66,8 @@ static iso__stream_item item_of(const iso_reducer *r, const iso__bucket *b) {
 // Which stream a bucket takes depends on its length alone. Shared memory sums everything in the
 // order in which it was posted, so there it must be one stream.
 static int lane_of(const iso_reducer *r, const iso__bucket *b) {
-    bool one = r->arena_shared && r->comm == r->node;
-    return !one && b->wire_bytes > PART_BYTES ? ISO_STREAM_LONG : ISO_STREAM_SHORT;
+    return !iso__reducer_sums_in_memory(r) && b->wire_bytes > PART_BYTES ? ISO_STREAM_LONG
+                                                                         : ISO_STREAM_SHORT;
 }
 
 // Gives the buckets of a lane their places, and says what they are.
@@ -107,20 +111,29 @@ static iso_status prepare_streams(iso_reducer *r, iso_scope scope) {
     return ISO_OK;
 }
 
-void iso__reducer_free_streams(iso_reducer *r) {
+bool iso__reducer_free_streams(iso_reducer *r) {
+    bool all = true;
     for (int scope = 0; scope < ISO_SCOPE_RANK; scope++)
-        for (int lane = 0; lane < ISO_STREAMS; lane++) iso__stream_destroy(&r->stream[scope][lane]);
+        for (int lane = 0; lane < ISO_STREAMS; lane++)
+            if (!iso__stream_destroy(&r->stream[scope][lane])) all = false;
+    return all;
 }
 
 // ---- Choosing ---------------------------------------------------------------------------------------
 
 iso_status iso__reducer_choose_scope(iso_reducer *r, iso_scope scope) {
+    iso_comm *before = r->comm;
     if (scope != ISO_SCOPE_RANK) ISO_TRY(make_node(r));
     bool node = scope == ISO_SCOPE_NODE || (scope == ISO_SCOPE_WORLD && world_is_node(r));
     if (node && !r->arena_shared && !r->hook.compress) ISO_TRY(share_arena(r));
     r->comm = node ? r->node : scope == ISO_SCOPE_WORLD ? r->world : NULL;
-    r->scope = scope;
-    return prepare_streams(r, scope);
+    iso_status status = prepare_streams(r, scope);
+    if (status == ISO_OK)
+        r->scope = scope;
+    else
+        r->comm = before;
+    ISO_TRY(status);
+    return ISO_OK;
 }
 
 iso_status iso__reducer_set_scope(iso_reducer *r, iso_scope scope) {

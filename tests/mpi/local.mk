@@ -101,3 +101,7 @@ MPI_TESTS += tests/mpi/several_optimizers.mpi
 tests_mpi_several_optimizers_mpi_SOURCES = tests/mpi/test_several_optimizers.c
 MPI_TESTS += tests/mpi/dp_seams.mpi
 tests_mpi_dp_seams_mpi_SOURCES = tests/mpi/test_dp_seams.c
+MPI_TESTS += tests/mpi/plan_order.mpi
+tests_mpi_plan_order_mpi_SOURCES = tests/mpi/test_plan_order.c
+MPI_TESTS += tests/mpi/reducer_faults.mpi
+tests_mpi_reducer_faults_mpi_SOURCES = tests/mpi/test_reducer_faults.c
