@@ -189,6 +189,7 @@ void iso_reducer_destroy(iso_reducer **pointer) {
     iso__free(r->wire);
     iso__free(r->hook_state);
     iso__free(r->used);
+    iso__free(r->item);
     iso__appliers_free(r);
     iso_comm_destroy(&r->node);
     iso_comm_destroy(&r->world);

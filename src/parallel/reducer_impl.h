@@ -94,7 +94,8 @@ struct iso_reducer {
     iso_scope scope;        // in force
     iso_comm *comm;         // over which it averages: world, node, or NULL for a rank alone
     iso__stream *stream[ISO_SCOPE_RANK][ISO_STREAMS]; // of world and node; NULL until asked for
-    bool arena_shared;                                // with the ranks of the node
+    iso__stream_item *item; // [bucket_count], to list what a stream carries
+    bool arena_shared;      // with the ranks of the node
     iso_sync sync;
     iso_order want_order;
     iso_unused unused;

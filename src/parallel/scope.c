@@ -100,14 +100,12 @@ static iso_status prepare_stream(iso_reducer *r, iso_scope scope, int lane,
     return iso__stream_create(r->comm, item, count, part, window, stream);
 }
 
+// DASO chooses often: only the first time allocates.
 static iso_status prepare_streams(iso_reducer *r, iso_scope scope) {
-    iso__stream_item *item;
+    size_t bytes = (size_t)r->bucket_count * sizeof(*r->item);
     if (!r->comm || iso_comm_size(r->comm) == 1) return ISO_OK;
-    iso_status status = iso__alloc_zero((size_t)r->bucket_count * sizeof(*item), (void **)&item);
-    for (int lane = 0; status == ISO_OK && lane < ISO_STREAMS; lane++)
-        status = prepare_stream(r, scope, lane, item);
-    iso__free(item);
-    ISO_TRY(status);
+    if (!r->item) ISO_TRY(iso__alloc_zero(bytes, (void **)&r->item));
+    for (int lane = 0; lane < ISO_STREAMS; lane++) ISO_TRY(prepare_stream(r, scope, lane, r->item));
     return ISO_OK;
 }
 
