@@ -158,7 +158,7 @@ static iso_status close_backward(iso__data_parallel *self) {
     if (self->reduce) return reduce_by_user(self);
     ISO_TRY(report(self));
     iso_status status = iso__reducer_close(self->reducer);
-    if (status == ISO_OK) mark_valid(self);
+    mark_valid(self); // also after an error: the list was issued whole
     ISO_TRY(status);
     return ISO_OK;
 }

@@ -166,8 +166,8 @@ static iso_status plan(iso_reducer *r, iso_status mine) {
     size_t count = (size_t)r->bucket_count;
     if (mine == ISO_OK) mine = iso__alloc_zero(count * sizeof(*item), (void **)&item);
     if (mine == ISO_OK) mine = iso__alloc_zero(count * 2 * sizeof(*ms), (void **)&ms);
-    iso_status status = iso_comm_agree(r->world, mine);
-    if (status == ISO_OK) status = plan_together(r, item, ms);
+    iso_status status = mine; // another rank's error is told there
+    if (iso_comm_agree(r->world, mine) == ISO_OK) status = plan_together(r, item, ms);
     iso__free(ms);
     iso__free(item);
     ISO_TRY(status);

@@ -105,3 +105,5 @@ MPI_TESTS += tests/mpi/plan_order.mpi
 tests_mpi_plan_order_mpi_SOURCES = tests/mpi/test_plan_order.c
 MPI_TESTS += tests/mpi/reducer_faults.mpi
 tests_mpi_reducer_faults_mpi_SOURCES = tests/mpi/test_reducer_faults.c
+MPI_TESTS += tests/mpi/reduce_function.mpi
+tests_mpi_reduce_function_mpi_SOURCES = tests/mpi/test_reduce_function.c

@@ -111,7 +111,10 @@ Test(np2_no_sync, step_inside_is_refused) {
     trainer_config config = trainer_default();
     trainer t;
     uint64_t hash;
+    config.optimizer = ISO_ADAM; // counts steps
+    config.hyper = iso_hyper_default(ISO_ADAM);
     iso_assert_ok(trainer_create(&t, test_comm, &config));
+    iso_assert_ok(trainer_step(&t, 0, NULL));
     iso_optimizer_zero_grad(t.optimizer);
     iso_assert_ok(iso_data_parallel_begin_no_sync(t.model));
     iso_assert_ok(trainer_backward(&t, 0));
@@ -119,8 +122,10 @@ Test(np2_no_sync, step_inside_is_refused) {
     iso_assert_ok(iso_data_parallel_end_no_sync(t.model));
     iso_assert_all(iso_data_parallel_end_no_sync(t.model) == ISO_ERR_STATE);
     iso_assert_all(iso_optimizer_step(t.optimizer) == ISO_ERR_STATE);
+    iso_assert_all(iso_optimizer_hyper(t.optimizer)->step == 1);
     iso_assert_ok(trainer_backward(&t, 1));
     iso_assert_ok(iso_optimizer_step(t.optimizer));
+    iso_assert_all(iso_optimizer_hyper(t.optimizer)->step == 2);
     iso_assert_ok(trainer_hash(&t, &hash)); // fails if ranks differ
     trainer_destroy(&t);
 }

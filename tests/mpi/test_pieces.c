@@ -211,19 +211,33 @@ Test(np2_pieces, lazy_equals_blocking) { lazy_equals_blocking(ISO_SGD); }
 Test(np3_pieces, lazy_equals_blocking) { lazy_equals_blocking(ISO_SGD); }
 Test(np3_pieces, lamb_lazy_equals_blocking) { lazy_equals_blocking(ISO_LAMB); }
 
+// A step of two backwards, the first of which exchanges nothing.
+static void accumulate(trainer *t, int step) {
+    uint64_t hash;
+    iso_optimizer_zero_grad(t->optimizer);
+    iso_assert_ok(iso_data_parallel_begin_no_sync(t->model));
+    iso_assert_ok(trainer_backward(t, 2 * step));
+    iso_assert_ok(iso_data_parallel_end_no_sync(t->model));
+    iso_assert_ok(trainer_backward(t, 2 * step + 1));
+    iso_assert_ok(iso_optimizer_step(t->optimizer));
+    iso_assert_ok(trainer_hash(t, &hash)); // fails if replicas differ
+}
+
 // A gradient that was accumulated without an exchange is not final piece by piece, and the wrapper
 // leaves nothing behind.
 Test(np2_pieces, accumulation_and_unwrapping) {
-    trainer_config config = wide(ISO_SGD, 0.01);
-    trainer t;
-    uint64_t hash;
-    make_trainer(&t, &config, 7);
-    iso_assert_ok(iso_data_parallel_begin_no_sync(t.model));
-    iso_assert_ok(trainer_backward(&t, 0));
-    iso_assert_ok(iso_data_parallel_end_no_sync(t.model));
-    iso_assert_ok(trainer_backward(&t, 1));
-    iso_assert_ok(iso_optimizer_step(t.optimizer));
-    iso_assert_ok(trainer_hash(&t, &hash)); // fails if replicas differ
+    trainer_config cut = wide(ISO_SGD, 0.01), not_cut = wide(ISO_SGD, 0);
+    trainer t, other;
+    double difference = 1;
+    make_trainer(&t, &cut, 7);
+    make_trainer(&other, &not_cut, 1);
+    for (int step = 0; step < 3; step++) {
+        accumulate(&t, step);
+        accumulate(&other, step);
+    }
+    iso_assert_ok(trainer_difference(&t, &other, &difference));
+    iso_assert_all(difference < 2e-5);
+    trainer_destroy(&other);
     iso_module *inner = iso_module_retain(iso_data_parallel_module(t.model));
     trainer_destroy(&t);
     iso_parameter_list list;

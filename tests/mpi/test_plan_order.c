@@ -24,10 +24,10 @@ TestSuite(np3_plan_order, .init = setup, .fini = test_mpi_teardown, .timeout = 6
 TestSuite(np2_plan_order_node, .init = setup_node, .fini = test_mpi_teardown, .timeout = 60);
 TestSuite(np2_plan_order_shm, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 60);
 
-// Four of them are longer than 128 KiB, below which buckets are not planned; the one with rows is
-// cut into two pieces that are longer as well.
-enum { PARAMS = 7, MOST = 80000, STEPS = 14, PIECE_BYTES = 140000 };
-static const size_t counts[PARAMS] = {40000, 50, 60000, 7000, 30, 80000, 35000};
+// Four of them are longer than 128 KiB, below which buckets are not planned, also in 16 bit, and so
+// are the two pieces into which the one with rows is cut. The plan is made in step PLANNED.
+enum { PARAMS = 7, MOST = 160000, STEPS = 14, PLANNED = 9, PIECE_BYTES = 300000 };
+static const size_t counts[PARAMS] = {70000, 50, 80000, 7000, 30, 160000, 66000};
 static const size_t rows[PARAMS] = {0, 0, 0, 0, 0, 10, 0};
 static float value[PARAMS][MOST];
 
@@ -217,17 +217,17 @@ static iso_status watch(int i, void *gradient, double scale, const void *hyper, 
     return ISO_OK;
 }
 
-// One step; gives what step() said.
+// One step; gives what it said.
 static iso_status step_without(iso_reducer *r, int step, int missing) {
-    for (int i = 0; i < PARAMS; i++) iso_assert_ok(iso_reducer_param_needed(r, i));
+    iso_status status = iso_reducer_finish(r);
     iso_reducer_zero_grad(r);
-    for (int i = PARAMS - 1; i >= 0; i--) {
+    for (int i = PARAMS - 1; i >= 0 && status == ISO_OK; i--) {
         if (i == missing) continue;
         float *g = iso_reducer_grad(r, i);
         for (size_t k = 0; k < counts[i]; k++) g[k] = gradient_of(test_rank, step, i, k);
-        iso_assert_ok(iso_reducer_grad_ready(r, i));
+        status = iso_reducer_grad_ready(r, i);
     }
-    return iso_reducer_step(r, &step);
+    return status == ISO_OK ? iso_reducer_step(r, &step) : status;
 }
 
 // Who waits for the rank with the error longer than this fails.
@@ -248,24 +248,23 @@ static void missing_in(int odd, int missing) {
     for (int step = 1; step <= STEPS; step++) {
         bool here = step == odd && test_rank == 1;
         iso_status status = step_without(r, step, here ? missing : -1);
+        // The others make their step, also where all ranks meet to plan.
         iso_assert_all(status == (here ? ISO_ERR_STATE : ISO_OK));
-        if (step == odd && here)
-            cr_expect(strstr(iso_last_error()->message, "on rank 1"), "%s",
-                      iso_last_error()->message);
+        if (here) cr_expect(strstr(iso_last_error()->message, "rank 1"));
     }
     iso_assert_ok(iso_reducer_finish(r));
     // Rank 1 makes no update from the step that failed; all others are right on all ranks, but for
     // those of parameter 0 with zeros of rank 1.
     iso_assert_all(moved == STEPS - (test_rank == 1 || missing == 0));
     iso_reducer_get_stats(r, &stats);
-    iso_assert_all(stats.planned);
+    iso_assert_all(stats.planned == (odd != PLANNED));
     iso_reducer_destroy(&r);
     iso_comm_destroy(&test_comm);
     test_comm = world;
 }
 
 static void missing_around_the_plan(void) {
-    for (int odd = 8; odd <= 10; odd++) {
+    for (int odd = PLANNED - 1; odd <= PLANNED + 1; odd++) {
         missing_in(odd, 0); // the bucket that leaves last
         missing_in(odd, PARAMS - 1);
     }

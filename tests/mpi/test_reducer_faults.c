@@ -109,9 +109,10 @@ static void reached_in_part(iso_sync sync, bool piecewise) {
     create_cut(sync, piecewise, &r);
     for (int step = 0, used = 0; step < STEPS; step++) {
         iso_reducer_zero_grad(r);
-        iso_assert_ok(report_pieces(r, step));
-        iso_assert_ok(iso_reducer_step_of(r, 0, ""));
-        iso_assert_ok(iso_reducer_param_needed(r, 0));
+        iso_status status = report_pieces(r, step);
+        if (status == ISO_OK) status = iso_reducer_step_of(r, 0, "");
+        if (status == ISO_OK) status = iso_reducer_param_needed(r, 0);
+        iso_assert_ok(status);
         expect_step(step);
         used += is_used(step);
         iso_assert_all(is_right());

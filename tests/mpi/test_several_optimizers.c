@@ -237,12 +237,13 @@ Test(np2_several_optimizers, a_second_step_on_the_same_gradients_is_refused) {
     team m;
     trainer_config config = halves_config(ISO_SYNC_LAZY);
     uint64_t hash;
-    open_team(&m, test_comm, &config, &halves);
+    open_team(&m, test_comm, &config, &mixed);
     iso_assert_ok(trainer_backward(&m.t, 0));
-    iso_assert_ok(iso_optimizer_step(m.optimizer[0]));
-    iso_assert_all(iso_optimizer_step(m.optimizer[0]) == ISO_ERR_STATE);
+    iso_assert_ok(iso_optimizer_step(m.optimizer[1]));
+    iso_assert_all(iso_optimizer_step(m.optimizer[1]) == ISO_ERR_STATE);
     iso_assert_all(strstr(iso_last_error()->message, "second step on the same gradients") != NULL);
-    iso_assert_ok(iso_optimizer_step(m.optimizer[1])); // has not had them yet
+    iso_assert_all(iso_optimizer_hyper(m.optimizer[1])->step == 1); // it was none
+    iso_assert_ok(iso_optimizer_step(m.optimizer[0]));              // has not had them yet
     iso_assert_ok(trainer_hash(&m.t, &hash));
     close_team(&m);
 }

@@ -1,5 +1,4 @@
 // Sums of streams on 1 to 4 ranks, under random plans and windows, with ranks of random speed.
-// life.
 #include "common/mpi_fixture.h"
 #include "common/shared_fixture.h"
 #include "common/stream_fixture.h"
