@@ -37,6 +37,7 @@ void train_stats_tell(const train_run *run, const train_result *result) {
     FILE *to = run->world->rank == 0 ? stdout : NULL;
     iso_reducer_stats all;
     if (!run->options->stats) return;
+    if (run->options->quiet) to = NULL;
     iso_reducer_get_stats(reducer, &all);
     if (to)
         fprintf(to,

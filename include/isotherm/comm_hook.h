@@ -24,8 +24,8 @@ typedef struct iso_comm_hook_bucket {
 
 typedef struct iso_comm_hook {
     const char *name;
-    iso_dtype wire;   // element type that travels: ISO_F32, ISO_BF16, ISO_F16; ISO_F64 buckets
-                      // need a hook without compress and travel as they are
+    iso_dtype wire;   // element type that travels: ISO_F32, ISO_BF16, ISO_F16; buckets of
+                      // f64 are not shown to hooks and travel as they are
     int state_floats; // floats of state for each element, e.g. 1 for error feedback
     bool divides;     // the sum that comes back is the average already
     bool silent;      // nothing travels: the gradient stays this rank's own (to measure headroom)
@@ -42,7 +42,7 @@ typedef struct iso_comm_hook {
 // As they are (PyTorch: allreduce). No conversion: compress and decompress are NULL.
 extern const iso_comm_hook iso_hook_plain;
 // Rounded to 16 bit, summed in f32 with a rounding to 16 bit after each addition, divided before
-// (f16: against overflow) (PyTorch: fp16_compress_hook, bf16_compress_hook).
+// the sum (in f16 against overflow) (PyTorch: fp16_compress_hook, bf16_compress_hook).
 extern const iso_comm_hook iso_hook_f16, iso_hook_bf16;
 // bf16 with error feedback: what rounding cut off a rank's gradients goes along the next time
 // (Seide et al., Interspeech 2014). What the sums of more than two ranks lose does not. Where a

@@ -52,6 +52,9 @@ static bool complete_another(void *user) {
 }
 
 iso_status iso__bucket_wait(iso_reducer *r, iso__bucket *b) {
+    ISO_CHECK(!b->failed, ISO_ERR_STATE,
+              "the gradients of \"%s\" were never exchanged: communication hook %s failed before",
+              b->label, r->hook.name);
     if (b->state != ISO_BUCKET_POSTED) return ISO_OK;
     look l = {.r = r, .awaited = b};
     int64_t start = iso_now();

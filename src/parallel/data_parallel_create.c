@@ -277,6 +277,7 @@ static iso_status setup(iso__data_parallel *self, iso_module *module,
     drop_ignored_buffers(self, config);
     ISO_TRY(
         iso__buffer_sync_create(self->comm, &self->buffers, &config->buffers, &self->buffer_sync));
+    self->reducer->always_closed = true;
     iso_status mine = move_gradients(self);
     if (mine == ISO_OK) mine = make_cuts(self);
     ISO_TRY(iso_comm_agree(self->comm, mine));

@@ -20,6 +20,7 @@ struct iso_join {
     int contributors;
     int64_t shadows;
     bool through; // all ranks are
+    bool failed;  // a call has, and may have left ranks at different places
 };
 
 // ---- Beginning and end ------------------------------------------------------------------------------
@@ -292,8 +293,7 @@ static iso_status next_even(int64_t samples) {
     return samples > 0 ? ISO_OK : ISO_PENDING;
 }
 
-iso_status iso_join_next(iso_join *join, int64_t samples, bool will_sync) {
-    if (join->config.disabled) return next_even(samples);
+static iso_status next(iso_join *join, int64_t samples, bool will_sync) {
     while (!join->through) {
         census c = {0};
         ISO_TRY(take_census(join, samples, will_sync, &c));
@@ -303,4 +303,13 @@ iso_status iso_join_next(iso_join *join, int64_t samples, bool will_sync) {
         ISO_TRY(shadow(join, &c));
     }
     return ISO_PENDING;
+}
+
+iso_status iso_join_next(iso_join *join, int64_t samples, bool will_sync) {
+    if (join->config.disabled) return next_even(samples);
+    ISO_CHECK(!join->failed, ISO_ERR_STATE,
+              "iso_join_next failed before: end the loop, ranks may be at different places");
+    iso_status status = next(join, samples, will_sync);
+    join->failed = status < 0;
+    return status;
 }

@@ -30,7 +30,10 @@ static iso_status check_config(const iso_reducer_config *c) {
 }
 
 static iso_status check_hook(const iso_comm_hook *hook) {
-    const char *name = hook->name ? hook->name : "without a name";
+    const char *name = hook->name;
+    ISO_CHECK(name, ISO_ERR_ARG, "a communication hook needs a name");
+    ISO_CHECK(hook->compress || (hook->wire == ISO_F32 && hook->state_floats == 0), ISO_ERR_ARG,
+              "communication hook %s has another element type or a state, but no compress", name);
     ISO_CHECK(!hook->compress == !hook->decompress, ISO_ERR_ARG,
               "communication hook %s has one of compress and decompress: it needs both or neither",
               name);
@@ -96,6 +99,9 @@ static iso_status setup(iso_reducer *r, const iso_reducer_param *params, int cou
     ISO_TRY(check_hook(&r->hook));
     ISO_TRY(lay_out(r, params, count, config, config->piece_bytes));
     if (!iso__reducer_is_contiguous(r)) { // buckets of another kind came between pieces
+        iso__log(ISO_LOG_INFO,
+                 "parameters are not cut into pieces: others of another element type, "
+                 "or not exchanged, lie between them");
         take_down(r);
         ISO_TRY(lay_out(r, params, count, config, 0));
     }
@@ -176,12 +182,11 @@ void iso_reducer_destroy(iso_reducer **pointer) {
     if (!r) return;
     // Of a backward that was given up, nobody wants an error.
     if (r->unused == ISO_UNUSED_ERROR) r->unused = ISO_UNUSED_ZERO;
-    if (r->arena && iso_reducer_finish(r) < 0) {
+    if (r->arena && iso_reducer_finish(r) < 0)
         iso__log(ISO_LOG_ERROR, "while completing pending exchanges: %s",
                  iso_last_error()->message);
-        return; // MPI may still write into the arena: it stays
-    }
-    if (!iso__reducer_free_streams(r)) return;
+    // MPI may still write into what belongs to exchanges under way: it stays.
+    if (r->used_request || !iso__reducer_free_streams(r)) return;
     iso__reducer_free_slots(r);
     iso__free(r->order);
     iso__free(r->bucket);

@@ -65,6 +65,7 @@ typedef struct iso__bucket {
     int missing; // slots not ready
     size_t offset, bytes;
     iso__bucket_state state;
+    bool failed;                    // to begin: the hook did
     bool compressed;                // by the hook: the sum is in r->wire
     double factor;                  // makes the sum under way an average
     int lane;                       // of the streams, ISO_STREAM_SHORT or ISO_STREAM_LONG...
@@ -120,11 +121,12 @@ struct iso_reducer {
     size_t arena_bytes;
     iso__applier *applier;
     int applier_count;
-    int only;     // iso_reducer_set_apply's, or ISO_NOBODY
-    bool direct;  // two appliers share a parameter: steps wait and update at once
-    bool fresh;   // a whole list was issued that no step has used yet
-    int unsynced; // backwards since the last exchange whose gradients stay on this rank, see
-                  // no_sync
+    int only;           // iso_reducer_set_apply's, or ISO_NOBODY
+    bool direct;        // two appliers share a parameter: steps wait and update at once
+    bool fresh;         // a whole list was issued that no step has used yet
+    bool always_closed; // its owner closes every backward: a step without a list is a mistake
+    int unsynced;       // backwards since the last exchange whose gradients stay on this rank, see
+                        // no_sync
     double weight, total; // see iso_reducer_set_weight
     double *used;         // [slots]: 1 where any rank has used it; of ISO_UNUSED_NEGOTIATE
     iso_request *used_request;

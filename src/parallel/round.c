@@ -46,7 +46,9 @@ static iso_status post_bucket(iso_reducer *r, iso__bucket *b) {
     r->issued++;
     r->busy++;
     if (!iso__bucket_travels(r, b)) return ISO_OK;
+    b->failed = true;
     ISO_TRY(prepare(r, b));
+    b->failed = false;
     b->state = ISO_BUCKET_POSTED; // of an exchange that failed to begin, parts may be under way
     ISO_TRY(iso__stream_ready(iso__bucket_stream(r, b), b->item));
     r->stats.exchanges++;

@@ -129,3 +129,31 @@ Test(np2_no_sync, step_inside_is_refused) {
     iso_assert_ok(trainer_hash(&t, &hash)); // fails if ranks differ
     trainer_destroy(&t);
 }
+
+// The first step is not taken back, and nothing is exchanged or counted for the second.
+static void second_step_is_refused(bool find_unused) {
+    trainer_config config = trainer_default();
+    config.optimizer = ISO_ADAM;
+    config.find_unused = find_unused;
+    trainer twice, once;
+    double difference = 1;
+    iso_assert_ok(trainer_create(&twice, test_comm, &config));
+    iso_assert_ok(trainer_create(&once, test_comm, &config));
+    for (int step = 0; step < 3; step++) {
+        iso_assert_ok(trainer_step(&once, step, NULL));
+        iso_assert_ok(trainer_step(&twice, step, NULL));
+        // Of one rank alone it must not leave the others waiting.
+        iso_status status = test_rank == 0 ? iso_optimizer_step(twice.optimizer) : ISO_ERR_STATE;
+        iso_assert_all(status == ISO_ERR_STATE);
+    }
+    iso_assert_all(iso_optimizer_hyper(twice.optimizer)->step == 3);
+    iso_assert_ok(trainer_difference(&twice, &once, &difference));
+    iso_assert_all(difference == 0);
+    trainer_destroy(&once);
+    trainer_destroy(&twice);
+}
+
+Test(np2_no_sync, a_second_step_is_refused) {
+    second_step_is_refused(false);
+    second_step_is_refused(true);
+}

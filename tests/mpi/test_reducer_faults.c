@@ -248,3 +248,25 @@ Test(np2_reducer_faults, destroying_half_way_is_prompt) {
     destroyed(ISO_UNUSED_ERROR);
 }
 Test(np3_reducer_faults, destroying_half_way_is_prompt) { destroyed(ISO_UNUSED_NEGOTIATE); }
+
+// ---- A hook that fails ------------------------------------------------------------------------------
+
+static iso_status cannot(const iso_comm_hook_bucket *bucket, double factor, void *user) {
+    (void)bucket, (void)factor, (void)user;
+    return ISO_ERR_UNSUPPORTED;
+}
+
+// What never travelled is no average, whoever asks.
+Test(np2_reducer_faults, after_a_hook_has_failed_nothing_is_updated) {
+    const iso_comm_hook hook = {
+        .name = "broken", .wire = ISO_BF16, .compress = cannot, .decompress = cannot};
+    iso_reducer_config config = {.hook = &hook};
+    iso_reducer *r;
+    create_small(&config, PARAMS, &r);
+    iso_status status = ISO_OK;
+    for (int i = PARAMS - 1; i >= 0 && status == ISO_OK; i--) status = iso_reducer_grad_ready(r, i);
+    iso_assert_all(status == ISO_ERR_UNSUPPORTED);
+    iso_assert_all(iso_reducer_param_needed(r, PARAMS - 1) < 0);
+    iso_assert_all(iso_reducer_finish(r) < 0);
+    iso_reducer_destroy(&r);
+}
