@@ -120,8 +120,8 @@ iso_status iso_reducer_set_apply(iso_reducer *reducer, iso_reducer_apply apply, 
 iso_status iso_reducer_add_apply(iso_reducer *reducer, const int *params, int count,
                                  iso_reducer_apply apply, size_t hyper_bytes, void *user, int *id);
 // Completes what is pending. Parameters that are cut are updated piece by piece from now on:
-// `count` elements of parameter i from `first` on. Without it they are updated when their last
-// piece has come back.
+// `count` elements of parameter i from `first` on; gradient points to theirs. Without it they are
+// updated when their last piece has come back.
 typedef iso_status (*iso_reducer_apply_piece)(int i, size_t first, size_t count, void *gradient,
                                               double scale, const void *hyper, void *user);
 iso_status iso_reducer_set_apply_piece(iso_reducer *reducer, int id, iso_reducer_apply_piece apply);
@@ -133,7 +133,8 @@ iso_status iso_reducer_step_of(iso_reducer *reducer, int id, const void *hyper);
 // for this backward. Once per parameter and backward (ISO_ERR_STATE otherwise).
 iso_status iso_reducer_grad_ready(iso_reducer *reducer, int i);
 // Local. Of a parameter that is cut: how many pieces it has (others: 1), and where piece k lies,
-// which has `count` elements from `first` on. grad_ready reports all that were not reported so.
+// which has `count` elements from `first` on. grad_ready reports all pieces that were not reported
+// by themselves.
 int iso_reducer_pieces(const iso_reducer *reducer, int i);
 void iso_reducer_piece(const iso_reducer *reducer, int i, int k, size_t *first, size_t *count);
 iso_status iso_reducer_piece_ready(iso_reducer *reducer, int i, int k);
