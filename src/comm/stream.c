@@ -421,7 +421,10 @@ static bool is_over(const void *what) {
 }
 
 static iso_status wait_locked(iso__stream *s, const item *m, iso__stream_idle idle, void *user) {
-    if (is_over(&(awaited_item){s, m})) return ISO_OK;
+    if (is_over(&(awaited_item){s, m})) {
+        iso__engine_adapt(s->comm->engine, m->times.ready_ns, true); // it may sleep longer
+        return ISO_OK;
+    }
     int blocking = find_blocking(s, m);
     ISO_CHECK(blocking < 0, ISO_ERR_STATE,
               "\"%s\" is waited for, but \"%s\" leaves before it and was not made ready on this "
@@ -439,7 +442,7 @@ static iso_status wait_locked(iso__stream *s, const item *m, iso__stream_idle id
 bool iso__stream_is_done(const iso__stream *s, int i) { return !is_pending(&s->item[i]); }
 
 iso_status iso__stream_wait(iso__stream *s, int i, iso__stream_idle idle, void *user) {
-    if (!is_pending(&s->item[i])) return ISO_OK;
+    if (atomic_load_explicit(&s->item[i].announced, memory_order_relaxed) == 0) return ISO_OK;
     pthread_mutex_lock(&s->comm->engine->lock);
     iso_status status = wait_locked(s, &s->item[i], idle, user);
     pthread_mutex_unlock(&s->comm->engine->lock);

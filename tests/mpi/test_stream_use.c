@@ -47,6 +47,25 @@ static bool refused(iso_status status, iso_status wanted, const char *text) {
     return status == wanted && said(text);
 }
 
+// ---- The helper's sleep -----------------------------------------------------------------------------
+
+// A program that finds its exchanges complete can do with fewer tests: each costs the computing
+// core.
+Test(np2_stream_use, the_helper_sleeps_longer_when_exchanges_are_early) {
+    stream_rig rig;
+    stream_rig_create(&rig, test_comm, 3, 1000, false);
+    double before = test_comm->engine->sleep_us;
+    iso_status status = ISO_OK;
+    for (int round = 0; round < 10 && status >= 0; round++) {
+        status = give_all(&rig);
+        usleep(25000);
+        if (status >= 0) status = wait_all(&rig);
+    }
+    iso_assert_ok(status);
+    iso_assert_all(test_comm->engine->sleep_us > 1.5 * before);
+    stream_rig_destroy(&rig);
+}
+
 // ---- Bits -------------------------------------------------------------------------------------------
 
 enum { LONG = 20001, ROUNDS = 6 };
