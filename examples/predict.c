@@ -12,7 +12,7 @@ enum { BATCH = 100 };
 
 // What is not given stays NULL, and is what the checkpoint says where it can say it.
 typedef struct options {
-    const char *checkpoint, *data, *labels, *model, *classes, *mean, *std, *threads;
+    const char *checkpoint, *data, *labels, *model, *classes, *mean, *std, *device, *threads;
 } options;
 
 typedef struct prediction {
@@ -45,6 +45,7 @@ static const struct {
     {"--data", "IMAGES", "the same as IMAGES: IDX file of bytes, .gz too", offsetof(options, data)},
     {"--labels", "FILE", "IDX file of labels: prints the accuracy instead",
      offsetof(options, labels)},
+    {"--device", "cpu|cuda|cuda:N", "where kernels run (default cpu)", offsetof(options, device)},
     {"--threads", "N", "of the kernels (default 1)", offsetof(options, threads)},
     {"--model", MODEL_NAMES, "network (default: as the checkpoint says)", offsetof(options, model)},
     {"--classes", "N", "of the network (the same)", offsetof(options, classes)},
@@ -233,7 +234,7 @@ static iso_status open_loader(prediction *p) {
 static iso_status set_up(prediction *p) {
     int threads = 1;
     if (p->given.threads) TRY(parse_count("--threads", p->given.threads, 1024, &threads));
-    TRY(iso_device_create("cpu", &p->device));
+    TRY(iso_device_create(p->given.device ? p->given.device : "cpu", &p->device));
     TRY(iso_device_set_threads(p->device, threads));
     TRY(iso_state_dict_read(p->given.checkpoint, p->device, &p->dict));
     TRY(open_images(p));

@@ -15,6 +15,7 @@
 typedef struct train_world {
     iso_comm *comm;
     int rank, ranks, nodes;
+    int local_rank, local_size; // in this rank's node
     iso_device *device;
     iso_dataset *train_set, *test_set;
     iso_dataset_info info; // of the training set; classes covers the test set too
@@ -115,6 +116,7 @@ typedef struct train_run {
     int64_t steps, epoch_steps; // of the whole run; of an epoch
     train_position at;
     train_sums sum;
+    double uncounted; // samples of a batch whose loss is not yet in the sums
     int64_t clock;       // when the time of training began to run; 0: it stands
     iso_evaluation test; // the latest
     int64_t test_step;   // when that was made; -1: never

@@ -132,7 +132,8 @@ const train_option train_option_table[] = {
      "daso-heat|daso"},
 
     {.kind = TOPIC, .name = "Machine"},
-    {CHOICE, "--device", FIELD(device), "cpu", "cpu", .meaning = "where kernels run"},
+    {TEXT, "--device", FIELD(device), "cpu|cuda|cuda:N", "cpu",
+     .meaning = "where kernels run; cuda: each rank of a node on the next GPU", .outside = true},
     {CHOICE, "--dtype", FIELD(dtype), "f32|f64", "f32",
      .meaning = "element type of images, parameters and arithmetic"},
     {CHOICE, "--kernels", FIELD(kernels), "fixed|tuned", "fixed",

@@ -64,13 +64,16 @@ static iso_status describe(const train_run *run, iso_state_dict *dict) {
     return put_channels(dict, "isotherm.std", mean + info->channels, info->channels);
 }
 
-static bool is_finite(const iso_tensor *t) {
-    const float *f = iso_tensor_data(t);
-    const double *d = iso_tensor_data(t);
+static iso_status check_finite(iso_tensor *t, bool *finite) {
+    void *data;
+    TRY(iso_tensor_map(t, ISO_READ, &data));
+    const float *f = data;
+    const double *d = data;
     bool wide = iso_tensor_dtype(t) == ISO_F64;
-    for (int64_t i = 0; i < iso_tensor_count(t); i++)
-        if (!(wide ? isfinite(d[i]) : isfinite(f[i]))) return false;
-    return true;
+    *finite = true;
+    for (int64_t i = 0; i < iso_tensor_count(t) && *finite; i++)
+        *finite = wide ? isfinite(d[i]) : isfinite(f[i]);
+    return iso_tensor_unmap(t);
 }
 
 iso_status train_check_finite(const train_run *run, const char *what) {
@@ -79,8 +82,10 @@ iso_status train_check_finite(const train_run *run, const char *what) {
     TRY(iso_module_parameters(run->model, &list));
     for (int i = 0; i < list.count && status >= 0; i++) {
         iso_tensor *value;
+        bool finite = false;
         status = iso_parameter_value(list.item[i], &value);
-        if (status >= 0 && !is_finite(value))
+        if (status >= 0) status = check_finite(value, &finite);
+        if (status >= 0 && !finite)
             status =
                 train_error(ISO_ERR_STATE, "%s: parameter %s is not finite", what, list.name[i]);
     }

@@ -74,38 +74,31 @@ static int64_t batch_size(const train_run *run, int64_t batch) {
     return smaller(o->batch, share - batch * o->batch);
 }
 
-static iso_status scale(iso_tensor *tensor, double factor) {
-    void *data;
-    TRY(iso_tensor_map(tensor, ISO_READ_WRITE, &data));
-    bool wide = iso_tensor_dtype(tensor) == ISO_F64;
-    for (int64_t i = 0; i < iso_tensor_count(tensor); i++)
-        if (wide)
-            ((double *)data)[i] *= factor;
-        else
-            ((float *)data)[i] *= (float)factor;
-    return iso_tensor_unmap(tensor);
-}
-
-static void count_batch(train_run *run, const iso_batch *batch, double loss) {
-    double samples = (double)batch->n;
+// Adds up the loss of the last batch: late, as the device computes it beside this program.
+static iso_status count_loss(train_run *run) {
+    double loss, samples = run->uncounted;
+    if (samples == 0) return ISO_OK;
+    TRY(iso_loss_value(run->loss, &loss, NULL));
+    run->uncounted = 0;
     run->sum.loss += loss * samples;
     run->sum.samples += samples;
     run->sum.eval_loss += loss * samples;
     run->sum.eval_samples += samples;
-    run->at.batch = batch->index + 1;
+    return ISO_OK;
 }
 
 // Adds the next batch's part to the gradient of the mean over `samples`.
 static iso_status add_gradient(train_run *run, int64_t samples) {
     iso_batch batch;
     iso_tensor *output, *gradient;
-    double loss;
     TRY(iso_loader_next(run->train_loader, &batch));
     TRY(iso_module_forward(run->model, batch.images, &output));
-    TRY(iso_loss_compute(run->loss, output, batch.labels, &loss, NULL, &gradient));
-    if (batch.n < samples) TRY(scale(gradient, (double)batch.n / (double)samples));
+    TRY(count_loss(run));
+    TRY(iso_loss_compute(run->loss, output, batch.labels, NULL, NULL, &gradient));
+    if (batch.n < samples) TRY(iso_tensor_scale(gradient, (double)batch.n / (double)samples));
     TRY(iso_module_backward(run->model, gradient, NULL));
-    count_batch(run, &batch, loss);
+    run->uncounted = (double)batch.n;
+    run->at.batch = batch.index + 1;
     return ISO_OK;
 }
 
@@ -136,7 +129,7 @@ static iso_status make_step(train_run *run) {
     // Parameters that are not finite stop an exchange of parameters on all ranks.
     TRY(run->periodic && status == ISO_ERR_STATE ? told(run, status) : status);
     run->at.step++;
-    return ISO_OK;
+    return count_loss(run);
 }
 
 static bool is_due(int64_t step, int64_t every) { return every > 0 && step % every == 0; }

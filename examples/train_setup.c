@@ -36,17 +36,39 @@ static iso_status open_data(train_world *world, const char *data) {
     return ISO_OK;
 }
 
+// Of "cuda" a rank gets the GPU that its place in the node says.
+static iso_status open_device(train_world *world, const char *device) {
+    char text[32];
+    int gpus = strcmp(device, "cuda") == 0 ? iso_device_count(device) : 0;
+    snprintf(text, sizeof(text), "cuda:%d", gpus > 0 ? world->local_rank % gpus : 0);
+    return iso_device_create(gpus > 0 ? text : device, &world->device);
+}
+
 static iso_status open_local(train_world *world, const train_options *options) {
-    TRY(iso_device_create(options->device, &world->device));
+    TRY(open_device(world, options->device));
     TRY(iso_device_set_threads(world->device, (int)options->threads));
     return open_data(world, options->data);
 }
 
-static iso_status count_nodes(train_world *world) {
+static iso_status look_at_nodes(train_world *world) {
     iso_topology *topology;
     TRY(iso_topology_create(world->comm, NULL, &topology));
     world->nodes = topology->nodes;
+    world->local_rank = topology->local_rank;
+    world->local_size = topology->local_size;
     iso_topology_destroy(&topology);
+    return ISO_OK;
+}
+
+// Of a CPU device nobody asks for GPUs: their driver takes its time.
+static iso_status warn_of_shared_gpus(train_world *world, const char *device) {
+    int64_t shared = 0;
+    if (strncmp(device, "cuda", 4) == 0)
+        shared = world->local_size > (device[4] == ':' ? 1 : iso_device_count("cuda"));
+    TRY(iso_comm_allreduce_i64(world->comm, &shared, 1, ISO_MAX));
+    if (shared && world->rank == 0)
+        fprintf(stderr, "train: warning: there are more ranks than GPUs: ranks share GPUs and "
+                        "exchange through the host\n");
     return ISO_OK;
 }
 
@@ -58,7 +80,8 @@ bool train_world_open(train_world *world, const train_options *options) {
     world->rank = iso_comm_rank(world->comm);
     world->ranks = iso_comm_size(world->comm);
     return train_all_well(train_threads_setup(world, options)) &&
-           train_all_well(open_local(world, options)) && train_all_well(count_nodes(world));
+           train_all_well(look_at_nodes(world)) && train_all_well(open_local(world, options)) &&
+           train_all_well(warn_of_shared_gpus(world, options->device));
 }
 
 void train_world_close(train_world *world) {

@@ -14,10 +14,8 @@ static iso_status check(const iso_hyper *hyper) {
 
 static iso_status start(const iso__base_optimizer *self, const iso__slot *slot,
                         const iso_hyper *hyper) {
-    const iso_tensor *value = slot->parameter->value;
     iso_tensor *sum;
-    ISO_TRY(iso_tensor_borrow(value->device, value->dtype, value->ndim, value->shape,
-                              iso__slot_state(self, slot, 0), &sum));
+    ISO_TRY(iso__slot_tensor(self, slot, 0, &sum));
     iso_status status = iso_tensor_fill(sum, hyper->initial_accumulator_value);
     iso_tensor_destroy(&sum);
     return status;

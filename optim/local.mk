@@ -39,6 +39,7 @@ libiso_core_la_SOURCES += optim/merge.h
 libiso_core_la_SOURCES += optim/periodic.c
 libiso_core_la_SOURCES += optim/periodic.h
 libiso_core_la_SOURCES += optim/periodic_mean.c
+libiso_core_la_SOURCES += optim/periodic_memory.c
 libiso_core_la_SOURCES += optim/periodic_state.c
 libiso_core_la_SOURCES += optim/module_state_dict.c
 libiso_core_la_SOURCES += optim/optimizer_state_dict.c

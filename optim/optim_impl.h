@@ -93,6 +93,10 @@ static inline void *iso__slot_state(const iso__base_optimizer *self, const iso__
     return (char *)self->state[kind]->data + slot->offset;
 }
 
+// The same as a tensor of the parameter's shape, over memory that the optimizer owns.
+iso_status iso__slot_tensor(const iso__base_optimizer *self, const iso__slot *slot, int kind,
+                            iso_tensor **out);
+
 static inline void *iso__piece_state(const iso__base_optimizer *self, const iso__piece *piece,
                                      int kind) {
     return (char *)self->state[kind]->data + piece->state_offset;

@@ -159,18 +159,30 @@ void iso__base_destroy(iso_optimizer *optimizer) {
 
 // ---- Saved state --------------------------------------------------------------------------------
 
+iso_status iso__slot_tensor(const iso__base_optimizer *self, const iso__slot *slot, int kind,
+                            iso_tensor **out) {
+    const iso_tensor *value = slot->parameter->value;
+    return iso_tensor_borrow(value->device, value->dtype, value->ndim, value->shape,
+                             iso__slot_state(self, slot, kind), out);
+}
+
+static iso_status add_slot(const iso__base_optimizer *self, const iso__slot *slot, int kind,
+                           iso_state *state) {
+    const iso__rule *rule = iso__rule_of(self);
+    iso_tensor *tensor;
+    ISO_TRY(iso__slot_tensor(self, slot, kind, &tensor));
+    iso_status status = iso__state_add_tensor(state, tensor, "optimizer/%s/%s/%s", rule->ops.name,
+                                              rule->state_name[kind], slot->name);
+    iso_tensor_destroy(&tensor);
+    return status;
+}
+
 iso_status iso__base_state(iso_optimizer *optimizer, iso_state *state) {
     iso__base_optimizer *self = self_of(optimizer);
     const iso__rule *rule = iso__rule_of(self);
     ISO_TRY(iso__groups_state(self, state));
-    for (int k = 0; k < ISO_OPTIMIZER_STATES && rule->state_name[k]; k++) {
-        for (int i = 0; i < self->count; i++) {
-            const iso_tensor *value = self->slot[i].parameter->value;
-            ISO_TRY(iso__state_add(state, iso__state_type(value->dtype), value->ndim, value->shape,
-                                   iso__slot_state(self, &self->slot[i], k), "optimizer/%s/%s/%s",
-                                   rule->ops.name, rule->state_name[k], self->slot[i].name));
-        }
-    }
+    for (int k = 0; k < ISO_OPTIMIZER_STATES && rule->state_name[k]; k++)
+        for (int i = 0; i < self->count; i++) ISO_TRY(add_slot(self, &self->slot[i], k, state));
     return ISO_OK;
 }
 

@@ -78,16 +78,6 @@ static iso_status add_number(iso_device *device, const iso__array *array, const 
     return status;
 }
 
-static iso_status add_state(iso_device *device, const iso__array *array, const char *name,
-                            iso_state_dict *dict) {
-    iso_tensor *tensor;
-    iso_dtype dtype = strcmp(array->dtype, "F64") == 0 ? ISO_F64 : ISO_F32;
-    ISO_TRY(iso_tensor_borrow(device, dtype, array->ndim, array->shape, array->data, &tensor));
-    iso_status status = iso_state_dict_add(dict, name, tensor);
-    iso_tensor_destroy(&tensor);
-    return status;
-}
-
 // What the optimizer itself lists, with pending updates made.
 static iso_status list_state(iso_optimizer *optimizer, iso__base_optimizer **core,
                              iso_state **out) {
@@ -112,7 +102,7 @@ static iso_status make_dict(iso_device *device, const iso_state *state, iso_stat
     for (int i = 0; i < state->count[ISO_STATE_SHARED] && status >= 0; i++) {
         const iso__array *array = &state->array[ISO_STATE_SHARED][i];
         bool of_parameter = is_state(array, name);
-        status = of_parameter ? add_state(device, array, name, &dict)
+        status = of_parameter ? iso_state_dict_add(&dict, name, array->tensor)
                               : add_number(device, array, name, &dict);
     }
     if (status < 0) {

@@ -29,11 +29,9 @@ static iso_status list_buffers(iso__periodic *p, const iso_buffer_list *buffers)
     }
     p->buffer_elements = p->elements - p->parameter_elements;
     if (p->buffer_count == 0) return ISO_OK;
-    ISO_TRY(iso__alloc(p->buffer_elements * sizeof(float), (void **)&p->first_buffers));
-    float *to = p->first_buffers;
-    for (int i = p->parameter_count; i < p->span_count; to += p->span[i++].count)
-        memcpy(to, p->span[i].data, p->span[i].count * sizeof(float));
-    return ISO_OK;
+    size_t bytes = p->buffer_elements * sizeof(float);
+    ISO_TRY(iso__pinned_alloc(p->device, bytes, (void **)&p->first_buffers));
+    return iso__periodic_fetch(p, p->parameter_count, p->span_count, p->first_buffers);
 }
 
 static iso_status list_spans(iso__periodic *p, const iso__base_optimizer *core,
@@ -58,15 +56,18 @@ static iso_status list_spans(iso__periodic *p, const iso__base_optimizer *core,
 static iso_status allocate(iso__periodic *p) {
     size_t elements = iso__periodic_carried(p, ISO__CARRY_WIRE);
     if (elements < p->buffer_elements) elements = p->buffer_elements; // a mean is made there
-    ISO_TRY(iso__alloc_zero(elements * sizeof(float), (void **)&p->sent));
-    ISO_TRY(iso__alloc_zero(elements * sizeof(float), (void **)&p->queued_sent));
+    size_t bytes = elements * sizeof(float);
+    ISO_TRY(iso__pinned_alloc(p->device, bytes, (void **)&p->sent));
+    memset(p->sent, 0, bytes);
+    ISO_TRY(iso__pinned_alloc(p->device, bytes, (void **)&p->queued_sent));
+    memset(p->queued_sent, 0, bytes);
     return ISO_OK;
 }
 
 // All ranks hold the same parameters: what travels from here on are differences to them.
 static iso_status set_reference(iso__periodic *p) {
     iso__average *wire = p->average[ISO__CARRY_WIRE];
-    iso__periodic_pack(p, iso__periodic_carried(p, ISO__CARRY_WIRE), p->queued_sent);
+    ISO_TRY(iso__periodic_pack(p, iso__periodic_carried(p, ISO__CARRY_WIRE), p->queued_sent));
     ISO_TRY(iso__average_set_reference(wire, p->queued_sent));
     return ISO_OK;
 }
@@ -95,6 +96,8 @@ static iso_status make_topology(iso__periodic *p) {
 static iso_status prepare(iso__periodic *p, iso_status owner) {
     iso_buffer_list buffers;
     ISO_TRY(owner);
+    p->device = p->data_parallel->device;
+    ISO_TRY(iso__periodic_memory_open(p));
     ISO_TRY(iso_module_buffers(p->data_parallel, &buffers));
     iso_status status = list_spans(p, iso__optimizer_innermost(p->inner), &buffers);
     iso_buffer_list_destroy(&buffers);
@@ -143,13 +146,13 @@ void iso__periodic_destroy(iso__periodic *p) {
     for (int i = 0; i < ISO__CARRIERS; i++) iso__average_destroy(&p->average[i]);
     iso_comm_destroy(&p->node);
     iso_topology_destroy(&p->topology);
-    iso_module_destroy(&p->data_parallel);
     iso__free(p->span);
-    iso__free(p->first_buffers);
-    iso__free(p->sent);
-    iso__free(p->queued_sent);
     iso__free(p->mean);
-    iso__free(p->own);
+    float *const pinned[] = {p->first_buffers, p->sent, p->queued_sent, p->own};
+    for (int i = 0; i < 4; i++)
+        if (pinned[i]) iso__pinned_free(p->device, pinned[i]);
+    iso__periodic_memory_close(p);
+    iso_module_destroy(&p->data_parallel);
     *p = (iso__periodic){0};
 }
 
@@ -202,7 +205,8 @@ static iso_status send(iso__periodic *p, iso__carrier carrier, int group) {
     p->queued_group = group;
     bool state = iso__periodic_carried(p, carrier) > p->parameter_elements;
     if (state) ISO_TRY(iso__periodic_mean_buffers(p, p->node));
-    iso__periodic_pack(p, iso__periodic_carried(p, carrier), p->queued ? p->queued_sent : p->sent);
+    ISO_TRY(iso__periodic_pack(p, iso__periodic_carried(p, carrier),
+                               p->queued ? p->queued_sent : p->sent));
     return p->queued ? ISO_OK : start(p, carrier, group);
 }
 
@@ -250,31 +254,32 @@ iso_status iso__periodic_drop(iso__periodic *p) {
 
 // ---- Actions --------------------------------------------------------------------------------------
 
-static void reset_state(iso__periodic *p) {
-    if (p->config.state != ISO_STATE_RESET) return;
-    const float *first = p->first_buffers;
+static iso_status reset_state(iso__periodic *p) {
+    if (p->config.state != ISO_STATE_RESET) return ISO_OK;
     int buffers_end = p->parameter_count + p->buffer_count;
-    for (int i = p->parameter_count; i < buffers_end; first += p->span[i++].count)
-        memcpy(p->span[i].data, first, p->span[i].count * sizeof(float));
-    for (int i = buffers_end; i < p->span_count; i++)
-        memset(p->span[i].data, 0, p->span[i].count * sizeof(float));
+    if (p->buffer_count > 0)
+        ISO_TRY(iso__periodic_put(p, p->parameter_count, buffers_end, p->first_buffers));
+    ISO_TRY(iso__periodic_clear(p, buffers_end, p->span_count));
     p->equal_state = p->node_equal_state = true;
+    return ISO_OK;
 }
 
-static void merge_mean(iso__periodic *p, const iso__action *action, const float *mean) {
+static iso_status merge_mean(iso__periodic *p, const iso__action *action, const float *mean) {
     double distance = 0, norm = 0, ignored = 0;
     iso__merge_args args = {p->sent, mean, p->topology->nodes, action->weight};
     if (p->config.merge == ISO_MERGE_PROGRESS) args.age = action->age;
-    size_t carried = iso__periodic_carried(p, p->carrier);
-    for (int i = 0; i < p->span_count && carried > 0; carried -= p->span[i++].count) {
+    int last = iso__periodic_spans(p, iso__periodic_carried(p, p->carrier));
+    ISO_TRY(iso__periodic_map(p, last));
+    for (int i = 0; i < last; i++) {
         bool state = i >= p->parameter_count;
-        iso__merge(state ? ISO_MERGE_HEAT : p->config.merge, p->span[i].count, p->span[i].data,
+        iso__merge(state ? ISO_MERGE_HEAT : p->config.merge, p->span[i].count, p->span[i].host,
                    &args, state ? &ignored : &distance, state ? &ignored : &norm);
         args.sent += p->span[i].count;
         args.mean += p->span[i].count;
     }
+    ISO_TRY(iso__periodic_unmap(p, last));
     p->own_divergence = norm > 0 ? sqrt(distance / norm) : 0;
-    reset_state(p);
+    return reset_state(p);
 }
 
 static void count_sync(iso__periodic *p, int64_t age, int64_t began) {
@@ -289,7 +294,7 @@ static iso_status merge(iso__periodic *p, const iso__action *action) {
     const float *mean;
     int64_t began = iso_now();
     ISO_TRY(collect(p, &mean));
-    if (mean) merge_mean(p, action, mean);
+    if (mean) ISO_TRY(merge_mean(p, action, mean));
     ISO_TRY(send_queued(p));
     count_sync(p, action->age, began);
     return ISO_OK;
@@ -313,9 +318,9 @@ static iso_status full(iso__periodic *p, const iso__action *action, bool sent) {
         ISO_TRY(iso__periodic_exact_mean(p, carrier, &mean));
         p->last_wait_ms = (double)(iso_now() - began) * 1e-6;
     }
-    if (mean) iso__periodic_unpack(p, iso__periodic_carried(p, carrier), mean);
+    if (mean) ISO_TRY(iso__periodic_unpack(p, iso__periodic_carried(p, carrier), mean));
     if (mean && sent) measure_divergence(p, mean);
-    if (!action->state) reset_state(p);
+    if (!action->state) ISO_TRY(reset_state(p));
     // Of a group that takes its turn the other ranks of a node know nothing yet.
     p->equal = !sent || action->group == ISO__ALL_GROUPS || p->topology->largest == 1;
     p->node_equal = p->node_equal || p->equal;

@@ -12,7 +12,8 @@
 
 // Memory that travels: a parameter, a buffer of the module, or an arena of optimizer state.
 typedef struct iso__span {
-    float *data;
+    float *data; // of the device
+    float *host; // while it is mapped
     size_t count;
 } iso__span;
 
@@ -43,6 +44,7 @@ typedef struct iso__periodic {
     iso_comm *node;            // the same for the node; owned
     iso_topology *topology;    // of communicators that only averages use
     iso__average *average[ISO__CARRIERS]; // EXACT and STATE are made when first needed
+    iso_device *device;        // of the parameters; borrowed
     iso__span *span;
     int span_count, parameter_count, buffer_count; // parameters come first, then buffers
     size_t elements, parameter_elements, buffer_elements;
@@ -57,6 +59,11 @@ typedef struct iso__periodic {
     int queued_group;
     float *sent, *queued_sent, *mean; // as long as what CARRY_WIRE carries
     float *own;                       // what evaluation mode has put aside
+    // On a device with memory of its own, where the arrays above but `mean` are pinned: what is
+    // mapped or on its way to the device, and places in its queues.
+    float *stage;
+    size_t stage_elements;
+    iso__device_event *computed, *fetched, *put;
     bool shown;                       // parameters are the mean of all ranks
 
     double figures[ISO__FIGURES]; // the largest of all ranks, of the last exchange
@@ -110,9 +117,12 @@ iso_status iso__periodic_loaded(iso__periodic *p);
 
 // ---- periodic_mean.c ------------------------------------------------------------------------------
 
-// Parameters (and buffers and state, if elements says so) to and from one flat array.
-void iso__periodic_pack(const iso__periodic *p, size_t elements, float *to);
-void iso__periodic_unpack(const iso__periodic *p, size_t elements, const float *from);
+// Parameters (and buffers and state, if elements says so) to and from one flat array. `to` is pinned
+// (iso__pinned_alloc); `from` is free again at once.
+iso_status iso__periodic_pack(const iso__periodic *p, size_t elements, float *to);
+iso_status iso__periodic_unpack(iso__periodic *p, size_t elements, const float *from);
+// The spans that hold so many elements: those below the number returned.
+int iso__periodic_spans(const iso__periodic *p, size_t elements);
 // The mean over all ranks, waiting for it, without touching the parameters; *mean is valid until
 // the next exchange.
 iso_status iso__periodic_exact_mean(iso__periodic *p, iso__carrier carrier, const float **mean);
@@ -124,5 +134,18 @@ iso_status iso__periodic_node_copy(iso__periodic *p, int group);
 iso_status iso__periodic_show(bool training, void *periodic);
 size_t iso__periodic_carried(const iso__periodic *p, iso__carrier carrier); // elements
 iso_status iso__periodic_carrier(iso__periodic *p, iso__carrier carrier, iso__average **out);
+
+// ---- periodic_memory.c ----------------------------------------------------------------------------
+
+iso_status iso__periodic_memory_open(iso__periodic *p);
+void iso__periodic_memory_close(iso__periodic *p);
+// Spans [first, last), to a pinned array, which waits for the device, and from any array, which the
+// device may still be receiving afterwards.
+iso_status iso__periodic_fetch(const iso__periodic *p, int first, int last, float *to);
+iso_status iso__periodic_put(iso__periodic *p, int first, int last, const float *from);
+iso_status iso__periodic_clear(const iso__periodic *p, int first, int last);
+// Spans [0, last) to be read and written by the host, at span.host; no put in between.
+iso_status iso__periodic_map(iso__periodic *p, int last);
+iso_status iso__periodic_unmap(iso__periodic *p, int last);
 
 #endif

@@ -3,20 +3,19 @@
 #include "parallel/parallel_impl.h"
 
 #include <isotherm/trace.h>
-#include <string.h>
 
-void iso__periodic_pack(const iso__periodic *p, size_t elements, float *to) {
-    for (int i = 0; i < p->span_count && elements > 0; elements -= p->span[i++].count) {
-        memcpy(to, p->span[i].data, p->span[i].count * sizeof(float));
-        to += p->span[i].count;
-    }
+int iso__periodic_spans(const iso__periodic *p, size_t elements) {
+    int last = 0;
+    while (last < p->span_count && elements > 0) elements -= p->span[last++].count;
+    return last;
 }
 
-void iso__periodic_unpack(const iso__periodic *p, size_t elements, const float *from) {
-    for (int i = 0; i < p->span_count && elements > 0; elements -= p->span[i++].count) {
-        memcpy(p->span[i].data, from, p->span[i].count * sizeof(float));
-        from += p->span[i].count;
-    }
+iso_status iso__periodic_pack(const iso__periodic *p, size_t elements, float *to) {
+    return iso__periodic_fetch(p, 0, iso__periodic_spans(p, elements), to);
+}
+
+iso_status iso__periodic_unpack(iso__periodic *p, size_t elements, const float *from) {
+    return iso__periodic_put(p, 0, iso__periodic_spans(p, elements), from);
 }
 
 size_t iso__periodic_carried(const iso__periodic *p, iso__carrier carrier) {
@@ -55,7 +54,7 @@ static iso_status exact_mean(iso__periodic *p, iso__carrier carrier, float *x, c
     double figures[ISO__FIGURES] = {0};
     size_t elements = iso__periodic_carried(p, carrier);
     ISO_TRY(iso__periodic_carrier(p, carrier, &average));
-    iso__periodic_pack(p, elements, x);
+    ISO_TRY(iso__periodic_pack(p, elements, x));
     bool state = carrier == ISO__CARRY_STATE;
     if (!p->node_equal || (state && !state_is_node_equal(p)))
         ISO_TRY(mean_over(p->node, elements, x));
@@ -66,9 +65,10 @@ static iso_status exact_mean(iso__periodic *p, iso__carrier carrier, float *x, c
 
 iso_status iso__periodic_exact_mean(iso__periodic *p, iso__carrier carrier, const float **mean) {
     void *room = NULL; // the state is asked for once in a run
-    if (carrier == ISO__CARRY_STATE) ISO_TRY(iso__alloc(p->elements * sizeof(float), &room));
+    if (carrier == ISO__CARRY_STATE)
+        ISO_TRY(iso__pinned_alloc(p->device, p->elements * sizeof(float), &room));
     iso_status status = exact_mean(p, carrier, room ? room : p->queued_sent, mean);
-    iso__free(room);
+    iso__pinned_free(p->device, room);
     ISO_TRY(status);
     return ISO_OK;
 }
@@ -78,38 +78,32 @@ iso_status iso__periodic_node_average(iso__periodic *p) {
     bool state = elements > p->parameter_elements;
     if (p->node_equal && (!state || state_is_node_equal(p))) return ISO_OK;
     int64_t start = iso_now();
-    iso__periodic_pack(p, elements, p->queued_sent);
+    ISO_TRY(iso__periodic_pack(p, elements, p->queued_sent));
     ISO_TRY(mean_over(p->node, elements, p->queued_sent));
-    iso__periodic_unpack(p, elements, p->queued_sent);
+    ISO_TRY(iso__periodic_unpack(p, elements, p->queued_sent));
     p->node_equal = true;
     p->node_equal_state = p->node_equal_state || state;
     p->stats.work_ms += (double)(iso_now() - start) * 1e-6;
     return ISO_OK;
 }
 
-static void move_buffers(const iso__periodic *p, float *x, bool out) {
-    for (int i = 0; i < p->buffer_count; i++) {
-        const iso__span *span = &p->span[p->parameter_count + i];
-        memcpy(out ? x : span->data, out ? span->data : x, span->count * sizeof(float));
-        x += span->count;
-    }
-}
-
 // In room that the next send fills anew.
 iso_status iso__periodic_mean_buffers(iso__periodic *p, iso_comm *comm) {
     if (p->buffer_count == 0 || iso_comm_size(comm) == 1) return ISO_OK;
-    move_buffers(p, p->queued_sent, true);
+    int first = p->parameter_count, last = first + p->buffer_count;
+    ISO_TRY(iso__periodic_fetch(p, first, last, p->queued_sent));
     ISO_TRY(mean_over(comm, p->buffer_elements, p->queued_sent));
-    move_buffers(p, p->queued_sent, false);
-    return ISO_OK;
+    return iso__periodic_put(p, first, last, p->queued_sent);
 }
 
 iso_status iso__periodic_node_copy(iso__periodic *p, int group) {
     if (iso_comm_size(p->node) == 1) return ISO_OK;
     int64_t start = iso_now();
+    ISO_TRY(iso__periodic_map(p, p->parameter_count));
     for (int i = 0; i < p->parameter_count; i++)
-        ISO_TRY(iso_comm_bcast(p->node, p->span[i].data, p->span[i].count * sizeof(float),
+        ISO_TRY(iso_comm_bcast(p->node, p->span[i].host, p->span[i].count * sizeof(float),
                                group % iso_comm_size(p->node)));
+    ISO_TRY(iso__periodic_unmap(p, p->parameter_count));
     p->node_equal = true;
     p->stats.work_ms += (double)(iso_now() - start) * 1e-6;
     return ISO_OK;
@@ -121,14 +115,15 @@ iso_status iso__periodic_show(bool training, void *periodic) {
     p->last_step_ns = 0; // evaluation is not part of a step
     if (training == !p->shown) return ISO_OK;
     if (training) {
-        iso__periodic_unpack(p, p->parameter_elements, p->own);
+        ISO_TRY(iso__periodic_unpack(p, p->parameter_elements, p->own));
     } else {
         if (p->equal) return ISO_OK;
         ISO_TRY(iso__periodic_hold(p));
-        if (!p->own) ISO_TRY(iso__alloc(p->parameter_elements * sizeof(float), (void **)&p->own));
-        iso__periodic_pack(p, p->parameter_elements, p->own);
+        size_t bytes = p->parameter_elements * sizeof(float);
+        if (!p->own) ISO_TRY(iso__pinned_alloc(p->device, bytes, (void **)&p->own));
+        ISO_TRY(iso__periodic_pack(p, p->parameter_elements, p->own));
         ISO_TRY(iso__periodic_exact_mean(p, ISO__CARRY_EXACT, &mean));
-        iso__periodic_unpack(p, p->parameter_elements, mean);
+        ISO_TRY(iso__periodic_unpack(p, p->parameter_elements, mean));
     }
     p->shown = !training;
     return ISO_OK;

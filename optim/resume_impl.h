@@ -9,7 +9,8 @@
 // ---- The list (resume_state.c) --------------------------------------------------------------------
 
 struct iso_state {
-    iso__array *array[2]; // of each iso_state_owner; a name and its shape are one block of memory
+    // Of each iso_state_owner. A name and its shape are one block of memory; tensors are retained.
+    iso__array *array[2];
     int count[2], room[2];
     iso_state_owner owner; // of what iso__state_add adds
     // Numbers of 8 bytes that lie scattered over modules. One entry stands for those of all ranks:
@@ -26,10 +27,9 @@ void iso__state_set_owner(iso_state *state, iso_state_owner owner);
 iso_status iso__state_add(iso_state *state, iso_state_type type, int ndim, const int64_t *shape,
                           void *data, const char *format, ...)
     __attribute__((format(printf, 6, 7)));
-// The type of entries for tensors of this element type.
-static inline iso_state_type iso__state_type(iso_dtype dtype) {
-    return dtype == ISO_F64 ? ISO_STATE_F64 : dtype == ISO_I64 ? ISO_STATE_I64 : ISO_STATE_F32;
-}
+// The same for what a tensor holds, on whatever device; the state retains it.
+iso_status iso__state_add_tensor(iso_state *state, iso_tensor *tensor, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
 // One number.
 iso_status iso__state_add_f64(iso_state *state, double *number, const char *format, ...)
     __attribute__((format(printf, 3, 4)));

@@ -27,7 +27,10 @@ void iso_state_destroy(iso_state **state) {
     if (!self) return;
     *state = NULL;
     for (int k = 0; k < 2; k++) {
-        for (int i = 0; i < self->count[k]; i++) iso__free((void *)self->array[k][i].shape);
+        for (int i = 0; i < self->count[k]; i++) {
+            iso__free((void *)self->array[k][i].shape);
+            iso_tensor_destroy(&self->array[k][i].tensor);
+        }
         iso__free(self->array[k]);
     }
     iso__free(self->place);
@@ -69,6 +72,7 @@ static iso_status add(iso_state *self, iso_state_owner owner, const char *name, 
     memcpy((char *)block + shape_bytes, name, name_bytes);
     array.shape = block;
     array.name = (char *)block + shape_bytes;
+    if (array.tensor) iso_tensor_retain(array.tensor);
     self->array[owner][self->count[owner]++] = array;
     return ISO_OK;
 }
@@ -81,6 +85,16 @@ static iso_status add_memory(iso_state *self, iso_state_owner owner, const char 
     iso__array array = {.dtype = dtypes[type], .ndim = ndim, .shape = shape, .data = data};
     ISO_CHECK(data || iso__array_bytes(&array) == 0, ISO_ERR_ARG, "entry %s of a state has no data",
               name);
+    ISO_TRY(add(self, owner, name, array));
+    return ISO_OK;
+}
+
+static iso_status add_tensor(iso_state *self, iso_state_owner owner, const char *name,
+                             iso_tensor *tensor) {
+    iso__array array = {.dtype = iso__safetensors_dtype(iso_tensor_dtype(tensor)),
+                        .ndim = iso_tensor_ndim(tensor),
+                        .shape = iso_tensor_shape(tensor),
+                        .tensor = tensor};
     ISO_TRY(add(self, owner, name, array));
     return ISO_OK;
 }
@@ -112,6 +126,13 @@ iso_status iso__state_add(iso_state *state, iso_state_type type, int ndim, const
     char name[NAME_ROOM];
     MAKE_NAME(name, format);
     ISO_TRY(add_memory(state, state->owner, name, type, ndim, shape, data));
+    return ISO_OK;
+}
+
+iso_status iso__state_add_tensor(iso_state *state, iso_tensor *tensor, const char *format, ...) {
+    char name[NAME_ROOM];
+    MAKE_NAME(name, format);
+    ISO_TRY(add_tensor(state, state->owner, name, tensor));
     return ISO_OK;
 }
 
@@ -200,11 +221,7 @@ static iso_status add_parameters(iso_state *self, const iso_parameter_list *list
         iso_tensor *value;
         ISO_TRY(iso_parameter_value(list->item[i], &value)); // completes what is pending
         snprintf(name, sizeof(name), "param/%s", list->name[i]);
-        iso__array array = {.dtype = iso__safetensors_dtype(iso_tensor_dtype(value)),
-                            .ndim = iso_tensor_ndim(value),
-                            .shape = iso_tensor_shape(value),
-                            .tensor = value};
-        ISO_TRY(add(self, self->owner, name, array));
+        ISO_TRY(add_tensor(self, self->owner, name, value));
     }
     return ISO_OK;
 }
@@ -216,13 +233,8 @@ static iso_status add_buffers(iso_state *self, iso_module *module) {
     ISO_TRY(iso_module_buffers(module, &list));
     iso_status status = ISO_OK;
     for (int i = 0; i < list.count && status >= 0; i++) {
-        iso_tensor *value = list.item[i]->value;
         snprintf(name, sizeof(name), "buffer/%s", list.name[i]);
-        iso__array array = {.dtype = iso__safetensors_dtype(iso_tensor_dtype(value)),
-                            .ndim = iso_tensor_ndim(value),
-                            .shape = iso_tensor_shape(value),
-                            .tensor = value};
-        status = add(self, ISO_STATE_OWN, name, array);
+        status = add_tensor(self, ISO_STATE_OWN, name, list.item[i]->value);
     }
     iso_buffer_list_destroy(&list);
     return status;

@@ -84,7 +84,7 @@ refused 0 "an unknown model" '--model resnet is not supported: give mlp\|cnn' --
 refused 0 "an unknown optimizer" '--optimizer newton is not supported' --optimizer newton
 refused 0 "an unknown schedule" '--schedule up is not supported' --schedule=up
 refused 0 "an unknown sync mode" '--sync never is not supported' --sync never
-refused 0 "a device that is not there" '--device cuda is not supported: give cpu' --device cuda
+refused 0 "a device that is not there" 'unknown device "tpu": known devices are cpu, cuda' --device tpu
 refused 0 "an element type that is not there" '--dtype bf16 is not supported: give f32' --dtype bf16
 refused 0 "no epochs" '--epochs 0: give a whole number' --epochs 0
 refused 0 "a batch that is no whole number" '--batch 1.5: give a whole number' --batch 1.5

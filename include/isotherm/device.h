@@ -22,15 +22,26 @@ size_t iso_dtype_size(iso_dtype dtype);
 const char *iso_dtype_name(iso_dtype dtype);
 iso_status iso_dtype_parse(const char *name, iso_dtype *out);
 
-// Local. Opens a device by name: "cpu". ISO_ERR_ARG for an unknown name (the text lists the known
-// ones), ISO_ERR_UNSUPPORTED for one this build lacks.
+// Local. Opens a device by name: "cpu", "cuda" (the first GPU), "cuda:1". ISO_ERR_ARG for an unknown
+// name (the text lists the known ones), ISO_ERR_UNSUPPORTED for one this build lacks,
+// ISO_ERR_DEVICE where there is no such GPU or it cannot be used. What a GPU is asked for runs
+// beside the host, in order; its errors may be told by a later call. One thread at a time uses it.
 iso_status iso_device_create(const char *name, iso_device **out);
+// Local. How many devices of this kind ("cpu", "cuda") can be opened here: 0 for one that this
+// build lacks or does not know.
+int iso_device_count(const char *kind);
 iso_device *iso_device_retain(iso_device *device);
 void iso_device_destroy(iso_device **device);
 
 // Local. Kernel threads a call on this device may use (CPU: OpenMP threads). The default is 1:
 // results are then the same whatever else the machine does. n >= 1.
 iso_status iso_device_set_threads(iso_device *device, int n);
+
+// Local. How f32 matrix products and convolutions round their factors; sums are f32 always, and f64
+// stays f64. "f32": not at all (the default). On GPUs, faster: "tf32", to 10 bits of mantissa, and
+// "bf16", to 7, where convolutions by cuDNN take tf32. Of what runs from now on. ISO_ERR_ARG for
+// another name, ISO_ERR_UNSUPPORTED where the device has no such mode.
+iso_status iso_device_set_math(iso_device *device, const char *name);
 
 // ---- Kernels by time ----
 // By default a fixed rule on shapes and instruction set chooses the kernels, the same everywhere.
@@ -51,6 +62,9 @@ const char *iso_device_name(const iso_device *device);
 const char *iso_device_describe(const iso_device *device);
 // How many kernel objects (primitives) were built so far; constant once every shape has been seen.
 long long iso_device_primitives_created(const iso_device *device);
+// How many kernels and library calls a GPU was given so far, and how many graphs were launched in
+// place of such (ISO_CUDA_GRAPHS); 0 for the CPU.
+void iso_device_launches(const iso_device *device, long long *launches, long long *graphs);
 
 #ifdef __cplusplus
 }

@@ -379,14 +379,18 @@ iso_status iso_loss_create(iso_device *device, iso_loss_kind kind, iso_loss **ou
 iso_status iso_loss_create_with(iso_device *device, const iso_loss_config *config, iso_loss **out);
 // output: [N, K], f32 or f64. The targets of ISO_MSE are 1 at the label and 0 elsewhere.
 // labels: N host integers in [0, K), else ISO_ERR_ARG naming the row. *value is the mean over the
-// batch, *correct (may be NULL) the rows whose largest entry (first one on a tie) is the label.
-// *grad (NULL: not wanted) is the gradient of the mean, owned by the loss, valid until its next
-// call.
+// batch, *correct the rows whose largest entry (first one on a tie) is the label. Either may be
+// NULL; where both are, the call does not wait for a device that computes beside the host: ask with
+// iso_loss_value later. *grad (NULL: not wanted) is the gradient of the mean, owned by the loss,
+// valid until its next call.
 iso_status iso_loss_compute(iso_loss *loss, iso_tensor *output, const int32_t *labels,
                             double *value, int64_t *correct, iso_tensor **grad);
 // The same for ISO_MSE and targets of the output's shape and type, whatever they are.
 iso_status iso_loss_compute_tensor(iso_loss *loss, iso_tensor *output, iso_tensor *target,
                                    double *value, iso_tensor **grad);
+// Of the last computation; waits for it. correct: of labels only (ISO_ERR_STATE). Either may be
+// NULL.
+iso_status iso_loss_value(iso_loss *loss, double *value, int64_t *correct);
 void iso_loss_destroy(iso_loss **loss);
 
 #ifdef __cplusplus

@@ -11,6 +11,7 @@
 #define ISOTHERM_REDUCER_H
 
 #include <isotherm/comm_hook.h>
+#include <isotherm/device.h>
 #include <isotherm/topology.h>
 
 #ifdef __cplusplus
@@ -21,7 +22,7 @@ typedef struct iso_reducer iso_reducer;
 
 typedef struct iso_reducer_param {
     const char *name; // for messages and the check that ranks agree; copied
-    void *value;      // host memory, count elements; broadcast from rank 0 at creation
+    void *value;      // count elements; broadcast from rank 0 at creation
     size_t count;     // > 0
     iso_dtype dtype;  // ISO_F32 or ISO_F64; a bucket holds parameters of one type
     int layer;        // parameters of one layer are adjacent and share a number; those of one type
@@ -75,6 +76,15 @@ typedef iso_status (*iso_reducer_apply)(int i, void *gradient, double scale, con
                                         void *user);
 
 typedef struct iso_reducer_config {
+    // Whose memory holds values and gradients; retained. NULL: the host's. What a backward on a
+    // device has launched when it reports a gradient ready is what the exchange gets: bucket by
+    // bucket gradients are copied to the host beside it, travel from there, and are back in the
+    // device's memory for whatever is launched after iso_reducer_param_needed. CUDA devices of one
+    // node are summed by NCCL instead where it can be used (ISO_NODE_COLLECTIVE), without the host;
+    // between nodes of equally many ranks each rank then takes one shard of a bucket through the
+    // host. Values that this yields may be read on one rank when the others of its node have gone
+    // on to their next forward or iso_reducer_finish.
+    iso_device *device;
     iso_sync sync;
     iso_scope scope; // over whom gradients are averaged
     iso_order order;
@@ -106,8 +116,8 @@ iso_status iso_reducer_create(iso_comm *comm, const iso_reducer_param *params, i
 // Collective: completes what is pending.
 void iso_reducer_destroy(iso_reducer **reducer);
 
-// The gradient of parameter i (NULL: there is no i): 64-byte aligned memory inside the
-// communication buffer, owned by the reducer.
+// The gradient of parameter i (NULL: there is no i): 64-byte aligned memory of config.device, or of
+// the communication buffer, owned by the reducer.
 void *iso_reducer_grad(iso_reducer *reducer, int i);
 // Who updates, and the size of the struct that step() freezes for it. Completes what is pending
 // first. Without one (NULL), gradients are only averaged: read them after iso_reducer_finish.
@@ -177,9 +187,12 @@ typedef struct iso_reducer_stats {
     // Payload of all exchanges so far, over all ranks and over the ranks of a node; an all-reduce
     // over P ranks sends 2 (P - 1) / P of it from each.
     long long bytes_world, bytes_node;
-    double wait_ms;      // total time the program stood in waits (lazy) or in exchanges (blocking)
-    double exchange_ms;  // total of issue-to-completion over buckets, as seen by this rank
-    bool shared_memory;  // f32 is summed in memory that all ranks share, not by messages
+    double wait_ms;     // total time the program stood in waits (lazy) or in exchanges (blocking)
+    double exchange_ms; // total of issue-to-completion over buckets, as seen by this rank
+    bool shared_memory; // f32 is summed in memory that all ranks share, not by messages
+    // Inside a node GPUs sum by NCCL, at times that the host does not see: exchange_ms and the
+    // times of buckets are of what goes through the host, between nodes; of one node they are 0.
+    bool nccl;
     long long exchanges; // all-reduces of buckets so far
     bool planned;        // the order by need is in force
 } iso_reducer_stats;

@@ -56,6 +56,8 @@ iso_status iso_tensor_unmap(iso_tensor *tensor);
 // f32 and f64 (ISO_ERR_UNSUPPORTED for others, and for a blocked layout then).
 iso_status iso_tensor_fill(iso_tensor *tensor, double value);
 iso_status iso_tensor_copy(const iso_tensor *from, iso_tensor *to);
+// Local. Every element of a logical f32 or f64 tensor *= factor.
+iso_status iso_tensor_scale(iso_tensor *tensor, double factor);
 
 #ifdef __cplusplus
 }

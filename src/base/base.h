@@ -63,6 +63,8 @@ typedef enum iso__env {
     ISO_ENV_NODE_COLLECTIVE,
     ISO_ENV_IALLREDUCE,
     ISO_ENV_CPU_KERNELS,
+    ISO_ENV_CUDA_CONV,
+    ISO_ENV_CUDA_GRAPHS,
     ISO_ENV_COUNT
 } iso__env;
 // The value, or NULL when unset or empty.

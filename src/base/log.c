@@ -21,15 +21,21 @@ static const env_entry env_table[ISO_ENV_COUNT] = {
                          "seconds before a wait gives up and names what is pending; 0: never"},
     [ISO_ENV_RANKS_PER_NODE] = {"ISO_RANKS_PER_NODE", "what shares memory",
                                 "ranks that count as one node (consecutive ranks)"},
-    [ISO_ENV_NODE_COLLECTIVE] =
-        {"ISO_NODE_COLLECTIVE", "auto",
-         "how the ranks of a node sum gradients: auto (shared memory where possible), shm, mpi"},
+    [ISO_ENV_NODE_COLLECTIVE] = {"ISO_NODE_COLLECTIVE", "auto",
+                                 "how the ranks of a node sum gradients: auto (NCCL between GPUs, "
+                                 "shared memory on the host, "
+                                 "where possible), nccl, shm, mpi"},
     [ISO_ENV_IALLREDUCE] =
         {"ISO_IALLREDUCE", "3",
          "Open MPI's coll_libnbc_iallreduce_algorithm, unless that is set itself: 0 its own "
          "choice, 1 ring, 2 binomial, 3 Rabenseifner, 4 recursive doubling"},
     [ISO_ENV_CPU_KERNELS] = {"ISO_CPU_KERNELS", "best available",
                              "CPU kernels: onednn, cblas, reference (plain C)"},
+    [ISO_ENV_CUDA_CONV] = {"ISO_CUDA_CONV", "cudnn where it is there",
+                           "convolutions on a GPU: cudnn, gemm (products by cuBLAS)"},
+    [ISO_ENV_CUDA_GRAPHS] = {"ISO_CUDA_GRAPHS", "0",
+                             "whether steps on a GPU that come again are launched as CUDA graphs: "
+                             "0, 1"},
 };
 
 static _Atomic int level = -1; // -1: not yet read from ISO_LOG

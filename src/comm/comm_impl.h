@@ -172,7 +172,9 @@ void iso__comm_shared_free(iso_comm *comm, void **memory);
 // Whether it is what shared_alloc gave and exchanges in it go through shared memory.
 bool iso__comm_is_shared(const iso_comm *comm, const void *data, size_t bytes);
 
-// What ISO_NODE_COLLECTIVE says; ISO_ERR_ARG for nonsense.
+// What ISO_NODE_COLLECTIVE says; ISO_ERR_ARG for nonsense. NCCL is for memory of GPUs; for other
+// memory it is AUTO.
+enum { ISO_NODE_AUTO, ISO_NODE_SHM, ISO_NODE_MPI, ISO_NODE_NCCL };
 iso_status iso__node_collective(int *out);
 // Collective. A communicator of the ranks of this rank's unit; the caller's.
 iso_status iso__comm_create_node(iso_comm *comm, iso_scope unit, iso_comm **out);

@@ -2,6 +2,7 @@
 libiso_core_la_SOURCES += \
     src/comm/comm_impl.h \
     src/comm/coll_mpi.c \
+    src/comm/coll_nccl.h \
     src/comm/coll_shm.c \
     src/comm/comm.c \
     src/comm/cores.c \
@@ -16,3 +17,10 @@ libiso_core_la_SOURCES += \
     src/comm/stream.h \
     src/comm/sum16.c \
     src/comm/topology.c
+
+if ISO_HAVE_NCCL
+libiso_core_la_SOURCES += src/comm/coll_nccl.c src/comm/coll_nccl_create.c src/comm/coll_nccl_impl.h \
+    src/comm/coll_nccl_watch.c
+else
+libiso_core_la_SOURCES += src/comm/coll_nccl_none.c
+endif

@@ -85,16 +85,14 @@ static bool map_segments(iso__shared *s, const int64_t *id) {
 
 // ---- Whether memory is shared ---------------------------------------------------------------------
 
-enum { AUTO, SHM, MESSAGES };
-
 iso_status iso__node_collective(int *out) {
-    static const char *const name[] = {"auto", "shm", "mpi"};
+    static const char *const name[] = {"auto", "shm", "mpi", "nccl"};
     const char *text = iso__env_string(ISO_ENV_NODE_COLLECTIVE);
-    *out = AUTO;
-    for (int i = 0; text && i < 3; i++)
+    *out = ISO_NODE_AUTO;
+    for (int i = 0; text && i < 4; i++)
         if (strcmp(text, name[i]) == 0) *out = i;
     ISO_CHECK(!text || strcmp(text, name[*out]) == 0, ISO_ERR_ARG,
-              "ISO_NODE_COLLECTIVE is \"%s\": give auto, shm or mpi", text);
+              "ISO_NODE_COLLECTIVE is \"%s\": give auto, shm or mpi (or nccl, between GPUs)", text);
     return ISO_OK;
 }
 
@@ -142,12 +140,13 @@ static iso_status share(iso__shared *s, int64_t *id, const char **why_not) {
 static iso_status check_settings(iso_comm *comm, size_t bytes, int *mode, const char **why_not) {
     bool together = false;
     ISO_TRY(iso_comm_agree(comm, iso__node_collective(mode)));
-    ISO_TRY(iso__comm_check_equal(comm, *mode, "ISO_NODE_COLLECTIVE (auto, shm, mpi: 0 to 2)"));
+    ISO_TRY(
+        iso__comm_check_equal(comm, *mode, "ISO_NODE_COLLECTIVE (auto, shm, mpi, nccl: 0 to 3)"));
     ISO_TRY(iso__comm_check_equal(comm, (int64_t)bytes, "the size of shared memory"));
-    *why_not = *mode == MESSAGES ? "ISO_NODE_COLLECTIVE"
-               : comm->size == 1 ? "one rank"
-               : comm->shared    ? "the communicator has shared memory already"
-                                 : NULL;
+    *why_not = *mode == ISO_NODE_MPI ? "ISO_NODE_COLLECTIVE"
+               : comm->size == 1     ? "one rank"
+               : comm->shared        ? "the communicator has shared memory already"
+                                     : NULL;
     if (*why_not) return ISO_OK;
     ISO_TRY(on_one_host(comm, &together));
     ISO_TRY(all_hold(comm, together, &together));
@@ -224,7 +223,7 @@ iso_status iso__comm_shared_alloc(iso_comm *comm, size_t bytes, void **memory) {
     ISO_TRY(check_settings(comm, bytes, &mode, &why_not));
     if (!why_not) ISO_TRY(create(comm, bytes, &s, &why_not));
     log_choice(comm, why_not);
-    ISO_CHECK(s || mode != SHM || comm->size == 1 || comm->shared, ISO_ERR_UNSUPPORTED,
+    ISO_CHECK(s || mode != ISO_NODE_SHM || comm->size == 1 || comm->shared, ISO_ERR_UNSUPPORTED,
               "ISO_NODE_COLLECTIVE is shm, but %s", why_not);
     if (!s) return allocate_private(comm, bytes, memory);
     list(comm->engine, s, true);

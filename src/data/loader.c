@@ -1,6 +1,7 @@
 // Turns samples into normalised batches, a thread preparing the next ones while the program
 // computes.
 #include "data/data_impl.h"
+#include "data/loader_upload.h"
 
 #include <isotherm/trace.h>
 #include <pthread.h>
@@ -8,7 +9,7 @@
 #include <string.h>
 
 typedef struct slot {
-    iso_tensor *images;
+    iso__upload upload;
     int32_t *labels;
     int64_t n;
 } slot;
@@ -22,6 +23,8 @@ struct iso_loader {
     slot *slots;    // batch k is in slot k % slot_count
     bool started, threaded;
     int64_t epoch, next; // the batch that iso_loader_next gives
+    int64_t sent;        // batches below are at the device, or on their way
+    slot *held;          // what the caller has; NULL: nothing
 
     // Shared with the thread of the running epoch, under the lock.
     pthread_t thread;
@@ -45,9 +48,17 @@ static void fetch_ahead(const iso_dataset *from, int64_t index) {
     __builtin_prefetch(&from->labels[index]);
 }
 
+static void shape_of(const iso_loader *self, int64_t n, int64_t shape[4]) {
+    const iso_dataset_info *info = &self->dataset->info;
+    const int64_t all[4] = {n, info->channels, info->height, info->width};
+    memcpy(shape, all, sizeof(all));
+}
+
 static iso_status fill_images(iso_loader *self, slot *to, const int64_t *indices) {
     void *memory;
-    ISO_TRY(iso_tensor_map(to->images, ISO_WRITE, &memory));
+    int64_t shape[4];
+    shape_of(self, to->n, shape);
+    ISO_TRY(iso__upload_open(&to->upload, shape, &memory));
     size_t bytes = (size_t)self->dataset->image_bytes * iso_dtype_size(self->transform.dtype);
     for (int64_t i = 0; i < to->n; i++) {
         if (i + AHEAD < to->n) fetch_ahead(self->dataset, indices[i + AHEAD]);
@@ -55,7 +66,7 @@ static iso_status fill_images(iso_loader *self, slot *to, const int64_t *indices
         iso__transform_image(&self->transform, indices[i], image,
                              (char *)memory + (size_t)i * bytes);
     }
-    ISO_TRY(iso_tensor_unmap(to->images));
+    ISO_TRY(iso__upload_close(&to->upload));
     return ISO_OK;
 }
 
@@ -64,9 +75,6 @@ static iso_status prepare(iso_loader *self, int64_t k) {
     int64_t start = iso_now();
     const int64_t *indices;
     to->n = iso_sampler_batch(self->sampler, k, &indices);
-    const iso_dataset_info *info = &self->dataset->info;
-    int64_t shape[4] = {to->n, info->channels, info->height, info->width};
-    ISO_TRY(iso_tensor_resize(to->images, 4, shape, ISO_LAYOUT_LOGICAL));
     ISO_TRY(fill_images(self, to, indices));
     if (iso_trace_on()) {
         char name[32];
@@ -138,14 +146,14 @@ static iso_status create_slots(iso_loader *self) {
     int64_t largest = 1; // no batch is larger than the first, where there is one
     const int64_t *indices;
     if (iso_loader_batches(self) > 0) largest = iso_sampler_batch(self->sampler, 0, &indices);
-    const iso_dataset_info *info = &self->dataset->info;
-    int64_t shape[4] = {largest, info->channels, info->height, info->width};
+    int64_t shape[4];
     void *memory;
+    shape_of(self, largest, shape);
     ISO_TRY(iso__alloc_zero((size_t)self->slot_count * sizeof(slot), &memory));
     self->slots = memory;
     for (int s = 0; s < self->slot_count; s++) {
-        ISO_TRY(iso_tensor_create(self->device, self->transform.dtype, 4, shape,
-                                  &self->slots[s].images));
+        ISO_TRY(
+            iso__upload_create(self->device, self->transform.dtype, shape, &self->slots[s].upload));
         ISO_TRY(iso__alloc((size_t)largest * sizeof(int32_t), &memory));
         self->slots[s].labels = memory;
     }
@@ -199,7 +207,7 @@ void iso_loader_destroy(iso_loader **loader) {
     *loader = NULL;
     end_epoch(self);
     for (int s = 0; self->slots && s < self->slot_count; s++) {
-        iso_tensor_destroy(&self->slots[s].images);
+        iso__upload_destroy(&self->slots[s].upload);
         iso__free(self->slots[s].labels);
     }
     iso__free(self->slots);
@@ -216,15 +224,23 @@ int64_t iso_loader_batches(const iso_loader *self) { return iso_sampler_batches(
 
 const iso_dataset_info *iso_loader_info(const iso_loader *self) { return &self->dataset->info; }
 
+// What the caller had is free again, as soon as what was launched is done.
+static iso_status give_back(iso_loader *self) {
+    slot *held = self->held;
+    self->held = NULL;
+    return held ? iso__upload_give_back(&held->upload) : ISO_OK;
+}
+
 iso_status iso_loader_start(iso_loader *self, int64_t epoch, int64_t first) {
     ISO_CHECK(first >= 0 && first <= iso_sampler_batches(self->sampler), ISO_ERR_ARG,
               "an epoch cannot start at batch %lld of %lld", (long long)first,
               (long long)iso_sampler_batches(self->sampler));
     end_epoch(self); // before the sampler changes, which the thread reads
+    ISO_TRY(give_back(self));
     ISO_TRY(iso_sampler_set_epoch(self->sampler, epoch));
     iso__transform_set_epoch(&self->transform, epoch);
     self->epoch = epoch;
-    self->next = self->ready = self->freed = first;
+    self->next = self->ready = self->freed = self->sent = first;
     self->stop = false;
     self->status = ISO_OK;
     if (self->slot_count > 1) ISO_TRY(start_thread(self));
@@ -232,30 +248,47 @@ iso_status iso_loader_start(iso_loader *self, int64_t epoch, int64_t first) {
     return ISO_OK;
 }
 
-// Gives the batch before k back to the thread and waits for batch k.
-static iso_status wait_for_batch(iso_loader *self, int64_t k) {
+// Gives the batch before k back to the thread and waits for batch k; *ready: batches below are
+// prepared.
+static iso_status wait_for_batch(iso_loader *self, int64_t k, int64_t *ready) {
     pthread_mutex_lock(&self->lock);
     self->freed = k;
     pthread_cond_signal(&self->changed);
     while (self->ready <= k && self->status == ISO_OK)
         pthread_cond_wait(&self->changed, &self->lock);
     bool failed = self->ready <= k;
+    *ready = self->ready;
     pthread_mutex_unlock(&self->lock);
     // The record of an error belongs to the thread that made it.
     ISO_CHECK(!failed, self->status, "%s", self->message);
     return ISO_OK;
 }
 
+// Batches that are prepared set out for the device, later ones too.
+static iso_status send(iso_loader *self, int64_t ready) {
+    int64_t shape[4];
+    for (; self->sent < ready; self->sent++) {
+        slot *s = &self->slots[self->sent % self->slot_count];
+        shape_of(self, s->n, shape);
+        ISO_TRY(iso__upload_send(&s->upload, shape));
+    }
+    return ISO_OK;
+}
+
 iso_status iso_loader_next(iso_loader *self, iso_batch *out) {
     ISO_CHECK(self->started, ISO_ERR_STATE, "no epoch was started: call iso_loader_start first");
-    int64_t k = self->next;
+    int64_t k = self->next, ready = k + 1;
+    ISO_TRY(give_back(self));
     if (k >= iso_sampler_batches(self->sampler)) {
         *out = (iso_batch){.index = k};
         return ISO_PENDING;
     }
-    ISO_TRY(self->threaded ? wait_for_batch(self, k) : prepare(self, k));
-    const slot *from = &self->slots[k % self->slot_count];
-    *out = (iso_batch){from->images, from->labels, from->n, k};
+    ISO_TRY(self->threaded ? wait_for_batch(self, k, &ready) : prepare(self, k));
+    ISO_TRY(send(self, ready));
+    slot *from = &self->slots[k % self->slot_count];
+    ISO_TRY(iso__upload_take(&from->upload));
+    *out = (iso_batch){from->upload.images, from->labels, from->n, k};
+    self->held = from;
     self->next = k + 1;
     return ISO_OK;
 }

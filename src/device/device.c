@@ -1,15 +1,21 @@
 // Opening a device by name, its reference count, and the names of element types.
 #include "device/device_impl.h"
 
+#include <config.h>
 #include <string.h>
 
 // Backends, listed once. create NULL: known, but not part of this build.
 static const struct {
     const char *name, *missing;
-    iso_status (*create)(iso_device **out);
+    iso_status (*create)(const char *text, iso_device **out);
+    int (*count)(void);
 } backends[] = {
-    {"cpu", NULL, iso__device_create_cpu},
-    {"cuda", "CUDA", NULL},
+    {"cpu", NULL, iso__device_create_cpu, iso__device_count_cpu},
+#ifdef ISO_HAVE_CUDA
+    {"cuda", NULL, iso__device_create_cuda, iso__device_count_cuda},
+#else
+    {"cuda", "CUDA", NULL, NULL},
+#endif
 };
 #define BACKEND_COUNT (sizeof(backends) / sizeof(backends[0]))
 
@@ -36,10 +42,12 @@ iso_status iso_dtype_parse(const char *name, iso_dtype *out) {
 
 iso_status iso_device_create(const char *name, iso_device **out) {
     for (size_t i = 0; name && i < BACKEND_COUNT; i++) {
-        if (strcmp(name, backends[i].name) != 0) continue;
+        size_t length = strlen(backends[i].name);
+        if (strncmp(name, backends[i].name, length) != 0) continue;
+        if (name[length] && name[length] != ':') continue;
         ISO_CHECK(backends[i].create, ISO_ERR_UNSUPPORTED, "this build has no %s: use device cpu",
                   backends[i].missing);
-        ISO_TRY(backends[i].create(out));
+        ISO_TRY(backends[i].create(name + length + (name[length] != 0), out));
         return ISO_OK;
     }
     char known[64] = "";
@@ -49,6 +57,12 @@ iso_status iso_device_create(const char *name, iso_device **out) {
     }
     return ISO_FAIL(ISO_ERR_ARG, "unknown device \"%s\": known devices are %s", name ? name : "",
                     known);
+}
+
+int iso_device_count(const char *kind) {
+    for (size_t i = 0; kind && i < BACKEND_COUNT; i++)
+        if (strcmp(kind, backends[i].name) == 0) return backends[i].count ? backends[i].count() : 0;
+    return 0;
 }
 
 // Counted atomically: a loader's thread holds devices and tensors too.
@@ -67,6 +81,15 @@ void iso_device_destroy(iso_device **device) {
 iso_status iso_device_set_threads(iso_device *device, int n) {
     ISO_CHECK(n >= 1, ISO_ERR_ARG, "a device cannot run on %d threads: give 1 or more", n);
     ISO_TRY(device->ops->set_threads(device, n));
+    return ISO_OK;
+}
+
+iso_status iso_device_set_math(iso_device *device, const char *name) {
+    static const char *const known[] = {"f32", "tf32", "bf16"};
+    bool found = false;
+    for (int i = 0; name && i < 3; i++) found = found || strcmp(name, known[i]) == 0;
+    ISO_CHECK(found, ISO_ERR_ARG, "unknown math \"%s\": use f32, tf32 or bf16", name ? name : "");
+    ISO_TRY(device->ops->set_math(device, name));
     return ISO_OK;
 }
 
@@ -95,4 +118,9 @@ const char *iso_device_name(const iso_device *device) { return device->ops->name
 const char *iso_device_describe(const iso_device *device) { return device->description; }
 long long iso_device_primitives_created(const iso_device *device) {
     return device->primitives_created;
+}
+
+void iso_device_launches(const iso_device *device, long long *launches, long long *graphs) {
+    *launches = device->launches;
+    *graphs = device->graph_launches;
 }

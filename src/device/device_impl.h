@@ -69,9 +69,43 @@ typedef struct iso__batch_norm_args {
     double count; // of values of a channel, where these are given
 } iso__batch_norm_args;
 
+// ---- Devices whose memory is not the host's ----------------------------------------------------
+// What is launched or copied goes through queues, each in order, all beside each other and beside
+// the host. Kernels and fills go through ISO__QUEUE_COMPUTE. No call below waits unless it says so.
+typedef enum iso__queue {
+    ISO__QUEUE_COMPUTE,
+    ISO__QUEUE_IN,  // copies from the host
+    ISO__QUEUE_OUT, // copies to the host
+    ISO__QUEUES
+} iso__queue;
+
+// A place in a queue, once record() has put it there; may be recorded again and again.
+typedef struct iso__device_event iso__device_event; // the device's own
+
+typedef struct iso__remote_ops {
+    // Host memory, of any kind, between which and the device copy() may go; until unpin, before
+    // which copies must be complete.
+    iso_status (*pin)(iso_device *self, void *memory, size_t bytes);
+    void (*unpin)(iso_device *self, void *memory);
+    iso_status (*event_create)(iso_device *self, iso__device_event **out);
+    void (*event_destroy)(iso_device *self, iso__device_event **event); // accepts a NULL event
+    iso_status (*record)(iso_device *self, iso__queue queue, iso__device_event *event);
+    // What enters the queue from now on runs after the event (as recorded last; never: no effect).
+    iso_status (*follow)(iso_device *self, iso__queue queue, iso__device_event *event);
+    // Device to host, host to device or inside the device; the host's side is pinned.
+    iso_status (*copy)(iso_device *self, iso__queue queue, const void *from, void *to,
+                       size_t bytes);
+    iso_status (*fill_zero)(iso_device *self, iso__queue queue, void *memory, size_t bytes);
+    // ISO_PENDING: not reached. An error of the device is told here too.
+    iso_status (*test)(iso_device *self, iso__device_event *event);
+    iso_status (*wait)(iso_device *self, iso__device_event *event); // waits
+    iso_status (*finish)(iso_device *self); // waits for everything in all queues
+} iso__remote_ops;
+
 typedef struct iso_device_ops {
     const char *name;
-    bool host_memory; // the host may read and write data of logical tensors in place
+    bool host_memory;              // the host may read and write data of logical tensors in place
+    const iso__remote_ops *remote; // NULL where host_memory
     void (*destroy)(iso_device *self);
 
     iso_status (*alloc)(iso_device *self, size_t bytes, void **out); // contents undefined
@@ -90,7 +124,10 @@ typedef struct iso_device_ops {
     // Host order <-> device, logical, whole tensor.
     iso_status (*to_host)(iso_device *self, const iso_tensor *from, void *host);
     iso_status (*from_host)(iso_device *self, const void *host, iso_tensor *to);
+    iso_status (*count_up)(iso_device *self, iso_tensor *x); // i64, logical: adds 1
     iso_status (*set_threads)(iso_device *self, int n);
+    // As in device.h; name is one of those there.
+    iso_status (*set_math)(iso_device *self, const char *name);
     // As in device.h.
     iso_status (*tune)(iso_device *self, bool on);
     const void *(*choices)(iso_device *self, size_t *bytes);
@@ -188,13 +225,14 @@ typedef struct iso_kernel_ops {
     iso_status (*layer_norm_backward_input)(iso_device *self, int64_t size, const iso_tensor *x,
                                             const iso_tensor *w, const iso_tensor *dy,
                                             const iso_tensor *statistics, iso_tensor *dx);
-    // Loss of the batch mean and number of correct rows on the host; grad may be NULL. labels on
-    // the host, in range.
+    // result (pinned where there is a remote): loss of the batch mean, and number of correct rows;
+    // there when what was launched is done. grad may be NULL. labels on the host, in range; free
+    // again when the call returns.
     iso_status (*loss)(iso_device *self, const iso_loss_config *config, const iso_tensor *output,
-                       const int32_t *labels, double *value, int64_t *correct, iso_tensor *grad);
-    // Mean squared difference on the host; all logical, of one shape; grad may be NULL.
+                       const int32_t *labels, double result[2], iso_tensor *grad);
+    // result[0]: mean squared difference, as above; all logical, of one shape; grad may be NULL.
     iso_status (*mse)(iso_device *self, const iso_tensor *output, const iso_tensor *target,
-                      double *value, iso_tensor *grad);
+                      double result[2], iso_tensor *grad);
 
     // ---- Updates over logical memory of the device ----
     iso_status (*scale)(iso_device *self, int64_t count, double factor, void *x);
@@ -220,7 +258,7 @@ struct iso_device {
     const iso_kernel_ops *kernels[ISO_DTYPE_COUNT]; // NULL: it does not compute in that type
     int references;
     int threads;
-    long long primitives_created;
+    long long primitives_created, launches, graph_launches;
     const char *kernel; // implementation that ran last, where it is not plain C; for bench_step
     char description[128];
 };
@@ -232,7 +270,20 @@ static inline const iso_kernel_ops *iso__kernels(const iso_tensor *x) {
 // ISO_ERR_UNSUPPORTED unless the device computes in this type.
 iso_status iso__device_check_dtype(const iso_device *device, iso_dtype dtype);
 
-// Backends, listed once in device.c.
-iso_status iso__device_create_cpu(iso_device **out);
+// Contents undefined. Memory of the host, pinned where there is a remote; before it is freed, copies
+// from and to it must be complete. pin() itself is for memory that is there already: of whole pages,
+// as no page may be pinned twice.
+iso_status iso__pinned_alloc(iso_device *device, size_t bytes, void **out);
+void iso__pinned_free(iso_device *device, void *memory); // accepts NULL
+// The pages of a mapping that nobody else pins, of a device with a remote.
+iso_status iso__pin_pages(iso_device *device, void *memory, size_t bytes);
+void iso__unpin_pages(iso_device *device, void *memory);
+
+// Backends, listed once in device.c. text: what followed the name and a colon, "" if nothing did.
+iso_status iso__device_create_cpu(const char *text, iso_device **out);
+iso_status iso__device_create_cuda(const char *text, iso_device **out);
+// How many there are; 0 on any error.
+int iso__device_count_cpu(void);
+int iso__device_count_cuda(void);
 
 #endif

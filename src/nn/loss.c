@@ -6,6 +6,11 @@ struct iso_loss {
     iso_loss_config config;
     iso_tensor *grad;       // NULL until first wanted
     iso_tensor *logical[2]; // copies of an output and a target in another layout; NULL: none so far
+    // What the device writes: value, correct rows. There when `done` is reached, on a device with
+    // memory of its own.
+    double *result;
+    iso__device_event *done;
+    bool computed, counts; // something was; rows were judged
 };
 
 static iso_status check_config(const iso_loss_config *c) {
@@ -18,16 +23,29 @@ static iso_status check_config(const iso_loss_config *c) {
     return ISO_OK;
 }
 
+enum { RESULT_BYTES = 2 * sizeof(double) };
+
+static iso_status make_result(iso_loss *loss) {
+    const iso__remote_ops *remote = loss->device->ops->remote;
+    ISO_TRY(iso__pinned_alloc(loss->device, RESULT_BYTES, (void **)&loss->result));
+    return remote ? remote->event_create(loss->device, &loss->done) : ISO_OK;
+}
+
 iso_status iso_loss_create_with(iso_device *device, const iso_loss_config *config, iso_loss **out) {
     ISO_CHECK(device, ISO_ERR_ARG, "a loss needs a device");
     ISO_TRY(check_config(config));
     void *memory;
+    iso_status status;
     ISO_TRY(iso__alloc_zero(sizeof(iso_loss), &memory));
     iso_loss *loss = memory;
     loss->device = iso_device_retain(device);
     loss->config = *config;
+    ISO_TRY_GOTO(make_result(loss));
     *out = loss;
     return ISO_OK;
+fail:
+    iso_loss_destroy(&loss);
+    return status;
 }
 
 iso_status iso_loss_create(iso_device *device, iso_loss_kind kind, iso_loss **out) {
@@ -63,16 +81,34 @@ static iso_status prepare(iso_tensor **slot, const iso_tensor *like) {
     return iso_tensor_resize(*slot, like->ndim, like->shape, ISO_LAYOUT_LOGICAL);
 }
 
+// ---- Values -------------------------------------------------------------------------------------
+
+// The kernel was launched.
+static iso_status launched(iso_loss *loss, bool counts) {
+    loss->computed = true;
+    loss->counts = counts;
+    if (!loss->done) return ISO_OK;
+    return loss->device->ops->remote->record(loss->device, ISO__QUEUE_COMPUTE, loss->done);
+}
+
+iso_status iso_loss_value(iso_loss *loss, double *value, int64_t *correct) {
+    ISO_CHECK(loss->computed, ISO_ERR_STATE, "a loss was asked for before it was computed");
+    ISO_CHECK(!correct || loss->counts, ISO_ERR_STATE,
+              "a loss of target values has no number of correct rows");
+    if (loss->done) ISO_TRY(loss->device->ops->remote->wait(loss->device, loss->done));
+    if (value) *value = loss->result[0];
+    if (correct) *correct = (int64_t)loss->result[1];
+    return ISO_OK;
+}
+
 iso_status iso_loss_compute(iso_loss *loss, iso_tensor *output, const int32_t *labels,
                             double *value, int64_t *correct, iso_tensor **grad) {
-    double mean;
-    int64_t hits;
     ISO_TRY(check_labels(loss, output, labels));
     if (grad) ISO_TRY(prepare(&loss->grad, output));
-    ISO_TRY(iso__kernels(output)->loss(loss->device, &loss->config, output, labels, &mean, &hits,
+    ISO_TRY(iso__kernels(output)->loss(loss->device, &loss->config, output, labels, loss->result,
                                        grad ? loss->grad : NULL));
-    *value = mean;
-    if (correct) *correct = hits;
+    ISO_TRY(launched(loss, true));
+    if (value || correct) ISO_TRY(iso_loss_value(loss, value, correct));
     if (grad) *grad = loss->grad;
     return ISO_OK;
 }
@@ -107,13 +143,13 @@ static iso_status make_logical(iso_tensor **slot, const iso_tensor **x) {
 iso_status iso_loss_compute_tensor(iso_loss *loss, iso_tensor *output, iso_tensor *target,
                                    double *value, iso_tensor **grad) {
     const iso_tensor *x = output, *t = target;
-    double mean;
     ISO_TRY(check_target(loss, output, target));
     ISO_TRY(make_logical(&loss->logical[0], &x));
     ISO_TRY(make_logical(&loss->logical[1], &t));
     if (grad) ISO_TRY(prepare(&loss->grad, output));
-    ISO_TRY(iso__kernels(x)->mse(loss->device, x, t, &mean, grad ? loss->grad : NULL));
-    *value = mean;
+    ISO_TRY(iso__kernels(x)->mse(loss->device, x, t, loss->result, grad ? loss->grad : NULL));
+    ISO_TRY(launched(loss, false));
+    if (value) ISO_TRY(iso_loss_value(loss, value, NULL));
     if (grad) *grad = loss->grad;
     return ISO_OK;
 }
@@ -122,6 +158,12 @@ void iso_loss_destroy(iso_loss **slot) {
     iso_loss *loss = *slot;
     *slot = NULL;
     if (!loss) return;
+    if (loss->done) {
+        const iso__remote_ops *remote = loss->device->ops->remote;
+        if (loss->computed) remote->wait(loss->device, loss->done);
+        remote->event_destroy(loss->device, &loss->done);
+    }
+    iso__pinned_free(loss->device, loss->result);
     iso_tensor_destroy(&loss->grad);
     for (int i = 0; i < 2; i++) iso_tensor_destroy(&loss->logical[i]);
     iso_device_destroy(&loss->device);

@@ -1,8 +1,6 @@
 // Who updates parameters, and step().
 #include "parallel/reducer_impl.h"
 
-#include <string.h>
-
 // ---- Appliers ---------------------------------------------------------------------------------------
 
 static iso_status new_applier(iso_reducer *r, int *id) {
@@ -127,7 +125,7 @@ static bool is_last_to_come(iso_reducer *r, const iso__grad_slot *s) {
 
 static iso_status update(iso_reducer *r, const iso__grad_slot *s, const iso__applier *a,
                          double scale) {
-    void *gradient = r->arena + s->offset;
+    void *gradient = r->gradients + s->offset;
     if (s->skipped) return ISO_OK;
     if (r->place[s->param].pieces == 1)
         return a->apply(s->param, gradient, scale, a->hyper, a->user);
@@ -199,7 +197,10 @@ static iso_status make_step(iso_reducer *r, int id, const void *hyper) {
     r->fresh = a->fresh = false;
     if (r->busy == 0) return update_now(r, a);
     mark(r, id);
-    return r->sync == ISO_SYNC_LAZY ? ISO_OK : iso_reducer_finish(r);
+    if (r->sync != ISO_SYNC_LAZY) return iso_reducer_finish(r);
+    // Of a device: from here on nobody needs this rank's program for its gradients to travel. The
+    // next forward would wait for the same.
+    return iso__stage_flush(r);
 }
 
 iso_status iso_reducer_step_of(iso_reducer *r, int id, const void *hyper) {

@@ -192,6 +192,8 @@ static void lay_out(iso_reducer *r, int bucket, int first, size_t *offset) {
             *offset += padded(&r->slot[i]);
         }
     }
+    size_t unit = r->bucket_unit ? r->bucket_unit : ALIGNMENT;
+    *offset = b->offset + (*offset - b->offset + unit - 1) / unit * unit;
     b->last = next - 1;
     b->dtype = r->slot[r->order[first]].dtype;
     b->local = r->slot[r->order[first]].local;

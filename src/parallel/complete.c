@@ -5,21 +5,30 @@
 
 // ---- A bucket's memory ------------------------------------------------------------------------------
 
-void iso__bucket_scale(const iso_reducer *r, const iso__bucket *b, double factor) {
-    void *data = r->arena + b->offset;
+static void scale_on_host(const iso_reducer *r, const iso__bucket *b, double factor) {
+    void *data = r->arena + b->host_offset;
     float *x = data;
     double *y = data;
-    if (factor == 1.0) return;
     if (b->dtype == ISO_F64)
-        for (size_t k = 0; k < b->bytes / sizeof(double); k++) y[k] *= factor;
+        for (size_t k = 0; k < b->host_bytes / sizeof(double); k++) y[k] *= factor;
     else
-        for (size_t k = 0; k < b->bytes / sizeof(float); k++) x[k] *= (float)factor;
+        for (size_t k = 0; k < b->host_bytes / sizeof(float); k++) x[k] *= (float)factor;
+}
+
+iso_status iso__bucket_scale(iso_reducer *r, const iso__bucket *b, double factor) {
+    if (factor == 1.0) return ISO_OK;
+    if (r->device && !b->staged)
+        return r->device->kernels[b->dtype]->scale(r->device,
+                                                   (int64_t)(b->bytes / iso_dtype_size(b->dtype)),
+                                                   factor, r->gradients + b->offset);
+    scale_on_host(r, b, factor);
+    return ISO_OK;
 }
 
 iso_comm_hook_bucket iso__bucket_for_hook(const iso_reducer *r, const iso__bucket *b) {
-    return (iso_comm_hook_bucket){.count = b->bytes / iso_dtype_size(b->dtype),
+    return (iso_comm_hook_bucket){.count = b->host_bytes / iso_dtype_size(b->dtype),
                                   .dtype = b->dtype,
-                                  .gradient = r->arena + b->offset,
+                                  .gradient = r->arena + b->host_offset,
                                   .wire = r->wire + b->wire_offset,
                                   .state = r->hook_state ? r->hook_state + b->state_offset : NULL,
                                   .name = b->label};
@@ -52,13 +61,21 @@ static bool complete_another(void *user) {
 }
 
 iso_status iso__bucket_wait(iso_reducer *r, iso__bucket *b) {
+    if (r->way == ISO_WAY_HOST) return iso__bucket_await_stream(r, b);
+    return iso__gpus_arrive(r, b);
+}
+
+// By NCCL, what comes back is shared out in one order: no other bucket may come between.
+iso_status iso__bucket_await_stream(iso_reducer *r, iso__bucket *b) {
+    iso__stream_idle idle = r->way == ISO_WAY_HOST ? complete_another : NULL;
     ISO_CHECK(!b->failed, ISO_ERR_STATE,
               "the gradients of \"%s\" were never exchanged: communication hook %s failed before",
               b->label, r->hook.name);
+    if (b->state == ISO_BUCKET_LEAVING) ISO_TRY(iso__stage_flush(r));
     if (b->state != ISO_BUCKET_POSTED) return ISO_OK;
     look l = {.r = r, .awaited = b};
     int64_t start = iso_now();
-    ISO_TRY(iso__stream_wait(iso__bucket_stream(r, b), b->item, complete_another, &l));
+    ISO_TRY(iso__stream_wait(iso__bucket_stream(r, b), b->item, idle, &l));
     ISO_TRY(l.status);
     b->state = ISO_BUCKET_REDUCED;
     iso__times_done(r, b, start, iso_now() - l.spent_ns);
@@ -86,7 +103,7 @@ static bool can_fold(const iso_reducer *r, const iso__bucket *b) {
     return true;
 }
 
-static iso_status decompress(iso_reducer *r, iso__bucket *b) {
+iso_status iso__bucket_decompress(iso_reducer *r, iso__bucket *b) {
     iso_comm_hook_bucket what = iso__bucket_for_hook(r, b);
     ISO_TRY(r->hook.decompress(&what, b->factor, r->hook.user));
     b->compressed = false;
@@ -97,9 +114,9 @@ static iso_status decompress(iso_reducer *r, iso__bucket *b) {
 // The sum becomes an average, unless an update folds the factor in. May be called again after an
 // update that failed: what is done is not done twice.
 static iso_status bring_back(iso_reducer *r, iso__bucket *b) {
-    if (b->compressed) return decompress(r, b);
+    if (b->compressed) return iso__bucket_decompress(r, b);
     if (can_fold(r, b)) return ISO_OK;
-    iso__bucket_scale(r, b, b->factor);
+    ISO_TRY(iso__bucket_scale(r, b, b->factor));
     b->factor = 1;
     return ISO_OK;
 }
@@ -128,6 +145,7 @@ iso_status iso__bucket_complete(iso_reducer *r, iso__bucket *b) {
     ISO_TRY(iso__bucket_wait(r, b));
     ISO_TRY(learn_used(r));
     ISO_TRY(bring_back(r, b));
+    ISO_TRY(iso__stage_in(r, b));
     ISO_TRY(iso__apply_bucket(r, b, b->factor));
     reopen(r, b);
     return ISO_OK;

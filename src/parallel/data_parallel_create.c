@@ -49,6 +49,7 @@ static iso_status make_reducer(iso__data_parallel *self, const iso_reducer_param
     for (int i = 0; i < config->bucket_list_count; i++)
         list[i] = bytes_of(config->bucket_list_mb[i]);
     iso_reducer_config c = {
+        .device = self->base.device,
         .sync = config->sync,
         .scope = config->scope,
         .order = config->order,
@@ -171,9 +172,13 @@ static iso_status make_cuts(iso__data_parallel *self) {
 static iso_status broadcast_frozen(iso__data_parallel *self) {
     for (int i = 0; i < self->list.count; i++) {
         iso_tensor *value = self->list.item[i]->value;
+        void *data;
         if (self->list.item[i]->requires_grad) continue;
-        ISO_TRY(iso_comm_bcast(self->comm, value->data,
-                               (size_t)value->count * iso_dtype_size(value->dtype), 0));
+        ISO_TRY(iso_tensor_map(value, ISO_READ_WRITE, &data));
+        iso_status status = iso_comm_bcast(
+            self->comm, data, (size_t)value->count * iso_dtype_size(value->dtype), 0);
+        ISO_TRY(iso_tensor_unmap(value));
+        ISO_TRY(status);
     }
     return ISO_OK;
 }

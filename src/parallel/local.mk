@@ -29,6 +29,8 @@ libiso_core_la_SOURCES += \
     src/parallel/reducer_impl.h \
     src/parallel/round.c \
     src/parallel/scope.c \
+    src/parallel/stage.c \
+    src/parallel/stage_nccl.c \
     src/parallel/sync_batchnorm.c \
     src/parallel/wire.c \
     src/parallel/wire.h

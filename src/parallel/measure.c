@@ -9,12 +9,14 @@ static int by_value(const void *a, const void *b) {
 }
 
 static bool has_stream(const iso_reducer *r, const iso__bucket *b) {
-    return r->comm && iso_comm_size(r->comm) > 1 && !b->local && !r->hook.silent;
+    return r->way == ISO_WAY_HOST && r->comm && iso_comm_size(r->comm) > 1 && !b->local &&
+           !r->hook.silent;
 }
 
 static iso_status exchange_once(iso_reducer *r, double *ms) {
     ISO_TRY(iso_comm_barrier(r->world));
     int64_t start = iso_now();
+    if (r->way != ISO_WAY_HOST) ISO_TRY(iso__gpus_exchange_once(r));
     for (int i = 0; i < r->bucket_count; i++) {
         const iso__bucket *b = &r->bucket[i];
         if (has_stream(r, b)) ISO_TRY(iso__stream_ready(iso__bucket_stream(r, b), b->item));
@@ -37,7 +39,7 @@ iso_status iso_reducer_measure_exchange(iso_reducer *r, int repeats, double *ms)
     ISO_TRY(iso__alloc((size_t)repeats * sizeof(*each), (void **)&each));
     // Zeros: repeated sums of leftover gradients would overflow into slow arithmetic.
     for (size_t k = 0; k < r->arena_bytes; k++) r->arena[k] = 0;
-    iso_status status = ISO_OK;
+    iso_status status = r->device ? iso__stage_zero(r, 0, r->arena_bytes) : ISO_OK;
     for (int i = -1; status == ISO_OK && i < repeats; i++) // the first one warms up
         status = exchange_once(r, &each[i < 0 ? 0 : i]);
     if (status == ISO_OK) status = iso_comm_allreduce_f64(r->world, each, (size_t)repeats, ISO_MAX);

@@ -129,7 +129,7 @@ static bool exists(const iso_reducer *r, int i, int k) {
 }
 
 void *iso_reducer_grad(iso_reducer *r, int i) {
-    return exists(r, i, 0) ? r->arena + iso__piece_slot(r, i, 0)->offset : NULL;
+    return exists(r, i, 0) ? r->gradients + iso__piece_slot(r, i, 0)->offset : NULL;
 }
 
 int iso_reducer_pieces(const iso_reducer *r, int i) {

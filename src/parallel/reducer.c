@@ -7,14 +7,6 @@
 
 // ---- Life -----------------------------------------------------------------------------------------
 
-static iso_status broadcast_values(iso_reducer *r) {
-    for (int i = 0; i < r->slot_count; i++) {
-        iso__grad_slot *s = &r->slot[i];
-        ISO_TRY(iso_comm_bcast(r->world, s->value, s->count * iso_dtype_size(s->dtype), 0));
-    }
-    return ISO_OK;
-}
-
 static iso_status check_config(const iso_reducer_config *c) {
     ISO_CHECK((int)c->sync >= 0 && c->sync <= ISO_SYNC_EXPLICIT, ISO_ERR_ARG,
               "unknown sync mode %d", (int)c->sync);
@@ -108,7 +100,8 @@ static iso_status setup(iso_reducer *r, const iso_reducer_param *params, int cou
     size_t used = (size_t)r->slot_count * sizeof(*r->used);
     ISO_TRY(iso__alloc_zero(used, (void **)&r->used));
     r->stats.bucket_count = r->bucket_count;
-    return place_buckets(r);
+    ISO_TRY(place_buckets(r));
+    return iso__stage_create(r, config->device);
 }
 
 static uint64_t fingerprint(const iso_reducer *r, const iso_reducer_config *config) {
@@ -160,14 +153,15 @@ iso_status iso_reducer_create(iso_comm *comm, const iso_reducer_param *params, i
     iso_reducer *r = NULL;
     ISO_TRY(iso__alloc_zero(sizeof(*r), (void **)&r));
     take_config(r, config);
-    // A rank that failed alone would leave the others waiting in what follows.
-    ISO_TRY_GOTO(iso_comm_agree(comm, setup(r, params, count, config)));
     // A communicator of its own: no exchange of others can come between those of one list.
     iso_comm_config own = {.progress = iso_comm_progress(comm), .timeout_s = comm->timeout_s};
     ISO_TRY_GOTO(iso_comm_create(iso_comm_mpi(comm), &own, &r->world));
+    ISO_TRY_GOTO(iso__gpus_layout(r, config->device));
+    // A rank that failed alone would leave the others waiting in what follows.
+    ISO_TRY_GOTO(iso_comm_agree(r->world, setup(r, params, count, config)));
     ISO_TRY_GOTO(match(r, params, count, config));
     ISO_TRY_GOTO(iso__reducer_choose_scope(r, config->scope));
-    ISO_TRY_GOTO(broadcast_values(r));
+    ISO_TRY_GOTO(iso__stage_broadcast_values(r));
     iso__reducer_log_buckets(r);
     *out = r;
     return ISO_OK;
@@ -185,17 +179,20 @@ void iso_reducer_destroy(iso_reducer **pointer) {
     if (r->arena && iso_reducer_finish(r) < 0)
         iso__log(ISO_LOG_ERROR, "while completing pending exchanges: %s",
                  iso_last_error()->message);
+    iso__nccl_destroy(&r->nccl);
     // MPI may still write into what belongs to exchanges under way: it stays.
     if (r->used_request || !iso__reducer_free_streams(r)) return;
+    iso__stage_free_arena(r);
+    iso__stage_destroy(r);
     iso__reducer_free_slots(r);
     iso__free(r->order);
     iso__free(r->bucket);
-    iso__reducer_free_arena(r);
     iso__free(r->wire);
     iso__free(r->hook_state);
     iso__free(r->used);
     iso__free(r->item);
     iso__appliers_free(r);
+    iso_topology_destroy(&r->topology);
     iso_comm_destroy(&r->node);
     iso_comm_destroy(&r->world);
     iso__free(r);
@@ -206,7 +203,10 @@ void iso_reducer_destroy(iso_reducer **pointer) {
 void iso_reducer_zero_grad(iso_reducer *r) {
     for (int i = 0; i < r->slot_count; i++) r->slot[i].keep = false;
 }
-void iso_reducer_poll(iso_reducer *r) { iso_comm_poll(r->world); }
+void iso_reducer_poll(iso_reducer *r) {
+    iso_comm_poll(r->world);
+    iso__stage_advance(r); // an error comes again where it can be told
+}
 
 iso_status iso_reducer_set_weight(iso_reducer *r, double weight, double total) {
     ISO_CHECK(weight >= 0 && total >= 0, ISO_ERR_ARG,
@@ -219,4 +219,5 @@ iso_status iso_reducer_set_weight(iso_reducer *r, double weight, double total) {
 void iso_reducer_get_stats(const iso_reducer *r, iso_reducer_stats *out) {
     *out = r->stats;
     out->shared_memory = r->comm && iso__comm_is_shared(r->comm, r->arena, r->arena_bytes);
+    out->nccl = r->way == ISO_WAY_GPUS || r->way == ISO_WAY_SHARDS;
 }

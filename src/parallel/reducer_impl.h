@@ -4,9 +4,12 @@
 
 #include "base/base.h"
 
+#include "comm/coll_nccl.h"
 #include "comm/stream.h"
+#include "device/device_impl.h"
 
 #include <isotherm/reducer.h>
+#include <string.h>
 
 // A parameter as those outside count them; slot piece_slot[start + k] is its piece k.
 typedef struct iso__param_place {
@@ -36,11 +39,14 @@ typedef struct iso__grad_slot {
 } iso__grad_slot;
 enum { ISO_NOBODY = -1 };
 
-// OPEN: gradients are being written. POSTED: under way, memory belongs to the stream. REDUCED:
-// holds the sum.
+// OPEN: gradients are being written. LEAVING: on their way from the device to the host. POSTED:
+// under way, memory belongs to the stream. ON_DEVICE: under way between GPUs; when its event comes,
+// the device has the sum. REDUCED: holds the sum.
 typedef enum iso__bucket_state {
     ISO_BUCKET_OPEN,
+    ISO_BUCKET_LEAVING,
     ISO_BUCKET_POSTED,
+    ISO_BUCKET_ON_DEVICE,
     ISO_BUCKET_REDUCED
 } iso__bucket_state;
 
@@ -64,6 +70,7 @@ typedef struct iso__bucket {
     bool local;  // not exchanged
     int missing; // slots not ready
     size_t offset, bytes;
+    size_t host_offset, host_bytes; // the part that travels through the host's memory
     iso__bucket_state state;
     bool failed;                    // to begin: the hook did
     bool compressed;                // by the hook: the sum is in r->wire
@@ -72,11 +79,22 @@ typedef struct iso__bucket {
     int item;                       // ...and its place there
     size_t wire_offset, wire_bytes; // in r->wire, where a hook converts it
     size_t state_offset;            // floats, in r->hook_state
+    iso__device_event *event;       // of a device: when its latest copy is complete
+    bool staged;                    // what counts is in the arena, not in r->gradients
     iso__bucket_times times;
 } iso__bucket;
 
 // Short buckets do not queue behind the parts of long ones.
 enum { ISO_STREAM_SHORT, ISO_STREAM_LONG, ISO_STREAMS };
+
+// How buckets travel in a scope.
+typedef enum iso__way {
+    ISO_WAY_UNKNOWN,
+    ISO_WAY_HOST,  // through the arena; or not at all
+    ISO_WAY_GPUS,  // by NCCL, between all ranks in scope
+    ISO_WAY_SHARDS // by NCCL inside a node; the sum of this rank's shard of the node through the
+                   // arena
+} iso__way;
 
 // Someone who updates parameters.
 typedef struct iso__applier {
@@ -117,8 +135,20 @@ struct iso_reducer {
     int issued;      // buckets that this backward has issued
     int busy;        // buckets that are not OPEN
     int ready_count; // slots ready in OPEN buckets of the list that is being issued
-    char *arena;
+    char *arena;     // what travels, in memory of the host
     size_t arena_bytes;
+    char *gradients;    // where backward writes them: the arena, or as many bytes of the device
+    iso_device *device; // with memory of its own, or NULL
+    bool pinned;        // the arena is of iso__pinned_alloc
+    int leaving;        // buckets that are
+    size_t bucket_unit; // buckets are multiples of so many bytes; 0: as their slots are
+    bool wants_nccl;    // all ranks do
+    bool equal_nodes;   // where they do: all nodes have as many ranks
+    bool nccl_tried;
+    iso__nccl *nccl;        // of the node; NULL until a scope asks for it, or where it cannot be
+    iso_topology *topology; // of ISO_WAY_SHARDS
+    iso__way ways[ISO_SCOPE_RANK];
+    iso__way way; // of the scope in force
     iso__applier *applier;
     int applier_count;
     int only;           // iso_reducer_set_apply's, or ISO_NOBODY
@@ -175,7 +205,9 @@ iso_status iso__scope_check(iso_scope scope); // ISO_ERR_ARG unless it is one
 iso_status iso__reducer_set_scope(iso_reducer *r, iso_scope scope);
 // The same with nothing pending, for a scope that has been checked.
 iso_status iso__reducer_choose_scope(iso_reducer *r, iso_scope scope);
-void iso__reducer_free_arena(iso_reducer *r);
+iso_status iso__reducer_make_node(iso_reducer *r); // collective
+// Where all ranks are on one node, theirs is the faster way for the world too.
+bool iso__reducer_world_is_node(const iso_reducer *r);
 // False: exchanges are under way, and what they use must stay.
 bool iso__reducer_free_streams(iso_reducer *r);
 // Whether its exchanges are sums in memory that all ranks in scope share.
@@ -202,10 +234,52 @@ iso_status iso__reducer_close(iso_reducer *r);
 // The gradients in place are averages already: nothing is exchanged for this backward.
 iso_status iso__reducer_adopt(iso_reducer *r);
 
+// The bucket's gradients are in the arena.
+iso_status iso__bucket_send(iso_reducer *r, iso__bucket *b);
+// What its gradients are multiplied with before the sum, and the sum after it.
+void iso__bucket_factors(const iso_reducer *r, const iso__bucket *b, double *before, double *after);
+
+// ---- stage.c: between a device and the arena; nothing to do where gradients are in the arena ----
+// Makes r->gradients.
+iso_status iso__stage_create(iso_reducer *r, iso_device *device);
+void iso__stage_destroy(iso_reducer *r);
+// The arena moves into memory that the ranks of the node share; nothing may be pending.
+iso_status iso__stage_share_arena(iso_reducer *r, void *shared);
+void iso__stage_free_arena(iso_reducer *r);
+iso_status iso__stage_zero(iso_reducer *r, size_t offset, size_t bytes); // of r->gradients
+iso_status iso__stage_broadcast_values(iso_reducer *r);                  // of rank 0
+iso_status iso__stage_out(iso_reducer *r, iso__bucket *b);
+// Sends what has arrived in the arena; flush: waits for all that is LEAVING.
+iso_status iso__stage_advance(iso_reducer *r);
+iso_status iso__stage_flush(iso_reducer *r);
+// What is launched from now on finds the sum in r->gradients.
+iso_status iso__stage_in(iso_reducer *r, iso__bucket *b);
+
+// ---- stage_nccl.c: between the GPUs of a node, by NCCL ----
+// Collective, before buckets are laid out: whether all ranks want NCCL, and what suits it.
+iso_status iso__gpus_layout(iso_reducer *r, iso_device *device);
+// Collective: how buckets are to travel in this scope. Falls back to the host with a warning.
+iso_status iso__gpus_choose_way(iso_reducer *r, iso_scope scope, iso__way *out);
+// Says which part of each bucket goes through the host, as r->way has it.
+void iso__gpus_place(iso_reducer *r);
+// Over whom streams sum what goes through the host; NULL: nothing does.
+iso_comm *iso__host_comm(const iso_reducer *r);
+iso_status iso__gpus_post(iso_reducer *r, iso__bucket *b);
+// What is launched from now on finds the bucket's sum in r->gradients.
+iso_status iso__gpus_arrive(iso_reducer *r, iso__bucket *b);
+iso_status iso__gpus_check(iso_reducer *r);  // the first error of NCCL, if there is one
+iso_status iso__gpus_finish(iso_reducer *r); // waits for all that was posted
+// All buckets once, with whatever they hold; waits.
+iso_status iso__gpus_exchange_once(iso_reducer *r);
+
 // ---- complete.c ----
-void iso__bucket_scale(const iso_reducer *r, const iso__bucket *b, double factor);
+// Where its data is that counts: in the arena, or in r->gradients.
+iso_status iso__bucket_scale(iso_reducer *r, const iso__bucket *b, double factor);
+iso_status iso__bucket_decompress(iso_reducer *r, iso__bucket *b);
 iso_comm_hook_bucket iso__bucket_for_hook(const iso_reducer *r, const iso__bucket *b);
 iso_status iso__bucket_wait(iso_reducer *r, iso__bucket *b);
+// The same for what a stream carries: LEAVING or POSTED.
+iso_status iso__bucket_await_stream(iso_reducer *r, iso__bucket *b);
 // Waits for a bucket, converts, updates, and opens it again.
 iso_status iso__bucket_complete(iso_reducer *r, iso__bucket *b);
 

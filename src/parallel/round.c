@@ -1,8 +1,6 @@
 // A backward as the reducer sees it: gradients become ready, buckets leave.
 #include "parallel/reducer_impl.h"
 
-#include <string.h>
-
 // ---- Buckets leave ----------------------------------------------------------------------------------
 
 bool iso__bucket_travels(const iso_reducer *r, const iso__bucket *b) {
@@ -25,18 +23,33 @@ static double factor_after(const iso_reducer *r, bool divides) {
     return r->average == ISO_AVERAGE_SPLIT ? r->split_factor / total(r) : 1 / total(r);
 }
 
+void iso__bucket_factors(const iso_reducer *r, const iso__bucket *b, double *before,
+                         double *after) {
+    bool divides = iso__bucket_converts(r, b) && r->hook.divides && r->average != ISO_AVERAGE_SUM;
+    *before = factor_before(r, divides);
+    *after = factor_after(r, divides);
+}
+
 static iso_status prepare(iso_reducer *r, iso__bucket *b) {
-    bool converts = iso__bucket_converts(r, b);
-    bool divides = converts && r->hook.divides && r->average != ISO_AVERAGE_SUM;
-    double before = factor_before(r, divides);
-    b->factor = factor_after(r, divides);
-    if (!converts) {
-        iso__bucket_scale(r, b, before);
-        return ISO_OK;
-    }
+    double before;
+    iso__bucket_factors(r, b, &before, &b->factor);
+    if (r->way == ISO_WAY_SHARDS) before = 1; // that was done before the node's sum
+    if (!iso__bucket_converts(r, b)) return iso__bucket_scale(r, b, before);
     iso_comm_hook_bucket what = iso__bucket_for_hook(r, b);
     b->compressed = true;
     return r->hook.compress(&what, before, r->hook.user);
+}
+
+iso_status iso__bucket_send(iso_reducer *r, iso__bucket *b) {
+    b->failed = true;
+    ISO_TRY(prepare(r, b));
+    b->failed = false;
+    b->state = ISO_BUCKET_POSTED; // of an exchange that failed to begin, parts may be under way
+    ISO_TRY(iso__stream_ready(iso__bucket_stream(r, b), b->item));
+    r->stats.exchanges++;
+    *(r->scope == ISO_SCOPE_WORLD ? &r->stats.bytes_world : &r->stats.bytes_node) +=
+        (long long)b->wire_bytes;
+    return ISO_OK;
 }
 
 static iso_status post_bucket(iso_reducer *r, iso__bucket *b) {
@@ -46,14 +59,10 @@ static iso_status post_bucket(iso_reducer *r, iso__bucket *b) {
     r->issued++;
     r->busy++;
     if (!iso__bucket_travels(r, b)) return ISO_OK;
-    b->failed = true;
-    ISO_TRY(prepare(r, b));
-    b->failed = false;
-    b->state = ISO_BUCKET_POSTED; // of an exchange that failed to begin, parts may be under way
-    ISO_TRY(iso__stream_ready(iso__bucket_stream(r, b), b->item));
-    r->stats.exchanges++;
-    *(r->scope == ISO_SCOPE_WORLD ? &r->stats.bytes_world : &r->stats.bytes_node) +=
-        (long long)b->wire_bytes;
+    if (r->way != ISO_WAY_HOST)
+        ISO_TRY(iso__gpus_post(r, b));
+    else
+        ISO_TRY(r->device ? iso__stage_out(r, b) : iso__bucket_send(r, b));
     if (r->sync != ISO_SYNC_LAZY) ISO_TRY(iso__bucket_wait(r, b));
     return ISO_OK;
 }
@@ -83,9 +92,10 @@ static iso_status list_is_out(iso_reducer *r) {
 }
 
 // The streams keep the order that all ranks share, however buckets become ready here. Blocking, a
-// rank waits for each, so it must not begin with one that others reach later.
+// rank waits for each, so it must not begin with one that others reach later. NCCL keeps no order
+// but that of its calls.
 static iso_status issue_ready(iso_reducer *r) {
-    bool in_order = r->sync != ISO_SYNC_LAZY;
+    bool in_order = r->sync != ISO_SYNC_LAZY || r->way != ISO_WAY_HOST;
     if (r->issued == r->bucket_count) return ISO_OK; // what is ready belongs to the next list
     for (int i = in_order ? r->issued : 0; i < r->bucket_count; i++) {
         iso__bucket *b = &r->bucket[i];
@@ -132,6 +142,7 @@ static iso_status report(iso_reducer *r, int i, int k, bool *complete) {
 
 static iso_status reported(iso_reducer *r, bool complete) {
     iso_comm_poll(r->world);
+    ISO_TRY(iso__stage_advance(r));
     return complete && r->sync != ISO_SYNC_EXPLICIT ? issue_ready(r) : ISO_OK;
 }
 
@@ -168,7 +179,7 @@ static iso_status close_with(iso_reducer *r, iso_unused unused) {
         iso__grad_slot *s = &r->slot[i];
         if (s->ready || r->bucket[s->bucket].state != ISO_BUCKET_OPEN) continue;
         if (!r->fresh || !s->keep)
-            memset(r->arena + s->offset, 0, s->count * iso_dtype_size(s->dtype));
+            ISO_TRY(iso__stage_zero(r, s->offset, s->count * iso_dtype_size(s->dtype)));
         mark_ready(r, i);
         first = i;
         count++;
@@ -185,7 +196,7 @@ bool iso__backward_is_open(const iso_reducer *r) {
 
 iso_status iso_reducer_shadow(iso_reducer *r) {
     ISO_TRY(iso_reducer_finish(r));
-    memset(r->arena, 0, r->arena_bytes);
+    ISO_TRY(iso__stage_zero(r, 0, r->arena_bytes));
     return close_with(r, ISO_UNUSED_ZERO);
 }
 
@@ -216,7 +227,9 @@ iso_status iso__reducer_adopt(iso_reducer *r) {
 iso_status iso_reducer_param_needed(iso_reducer *r, int i) {
     ISO_TRY(iso__reducer_check_param(r, i, 0));
     iso_comm_poll(r->world);
+    ISO_TRY(iso__gpus_check(r));
     if (iso__backward_is_open(r)) ISO_TRY(iso__reducer_close(r));
+    ISO_TRY(iso__stage_flush(r)); // what runs next runs on the device after these anyway
     int pieces = r->place[i].pieces;
     for (int k = 0; k < pieces; k++)
         iso__times_need(r, &r->bucket[iso__piece_slot(r, i, k)->bucket]);
@@ -231,5 +244,5 @@ iso_status iso_reducer_finish(iso_reducer *r) {
         // In the order in which they were issued: the first ones are the first to be complete.
         for (int b = 0; b < r->bucket_count; b++) ISO_TRY(iso__bucket_complete(r, &r->bucket[b]));
     } while (iso__backward_is_open(r)); // reported while earlier exchanges were still out
-    return ISO_OK;
+    return iso__gpus_finish(r);
 }

@@ -1,8 +1,6 @@
 // Over whom gradients are averaged: the communicator of each scope, and the memory that suits it.
 #include "parallel/reducer_impl.h"
 
-#include <string.h>
-
 const char *iso__scope_name(iso_scope scope) {
     static const char *const name[] = {"world", "node", "rank"};
     return name[scope];
@@ -18,30 +16,19 @@ iso_status iso__scope_check(iso_scope scope) {
 static iso_status share_arena(iso_reducer *r) {
     void *arena;
     ISO_TRY(iso__comm_shared_alloc(r->node, r->arena_bytes, &arena));
-    memcpy(arena, r->arena, r->arena_bytes);
-    iso__free(r->arena);
-    r->arena = arena;
-    r->arena_shared = true;
+    iso_status status = iso__stage_share_arena(r, arena);
+    if (status < 0) iso__comm_shared_free(r->node, &arena);
+    ISO_TRY(status);
     return ISO_OK;
 }
 
-static iso_status make_node(iso_reducer *r) {
+iso_status iso__reducer_make_node(iso_reducer *r) {
     if (!r->node) ISO_TRY(iso__comm_create_node(r->world, ISO_SCOPE_NODE, &r->node));
     return ISO_OK;
 }
 
-// Where all ranks are on one node, theirs is the faster way for the world too.
-static bool world_is_node(const iso_reducer *r) {
+bool iso__reducer_world_is_node(const iso_reducer *r) {
     return iso_comm_size(r->node) == iso_comm_size(r->world);
-}
-
-void iso__reducer_free_arena(iso_reducer *r) {
-    void *arena = r->arena;
-    if (r->arena_shared)
-        iso__comm_shared_free(r->node, &arena);
-    else
-        iso__free(arena);
-    r->arena = NULL;
 }
 
 // ---- Streams ----------------------------------------------------------------------------------------
@@ -57,7 +44,8 @@ bool iso__reducer_sums_in_memory(const iso_reducer *r) {
 
 static iso__stream_item item_of(const iso_reducer *r, const iso__bucket *b) {
     bool converts = iso__bucket_converts(r, b);
-    return (iso__stream_item){.data = converts ? r->wire + b->wire_offset : r->arena + b->offset,
+    return (iso__stream_item){.data =
+                                  converts ? r->wire + b->wire_offset : r->arena + b->host_offset,
                               .bytes = b->wire_bytes,
                               .dtype = converts ? r->hook.wire : b->dtype,
                               .label = b->label};
@@ -97,13 +85,14 @@ static iso_status prepare_stream(iso_reducer *r, iso_scope scope, int lane,
     size_t part = lane == ISO_STREAM_LONG ? PART_BYTES : SIZE_MAX;
     if (count == 0) return ISO_OK;
     if (*stream) return move_items(*stream, item, count);
-    return iso__stream_create(r->comm, item, count, part, window, stream);
+    return iso__stream_create(iso__host_comm(r), item, count, part, window, stream);
 }
 
 // DASO chooses often: only the first time allocates.
 static iso_status prepare_streams(iso_reducer *r, iso_scope scope) {
     size_t bytes = (size_t)r->bucket_count * sizeof(*r->item);
-    if (!r->comm || iso_comm_size(r->comm) == 1) return ISO_OK;
+    iso_comm *comm = iso__host_comm(r);
+    if (!comm || iso_comm_size(comm) == 1) return ISO_OK;
     if (!r->item) ISO_TRY(iso__alloc_zero(bytes, (void **)&r->item));
     for (int lane = 0; lane < ISO_STREAMS; lane++) ISO_TRY(prepare_stream(r, scope, lane, r->item));
     return ISO_OK;
@@ -121,15 +110,24 @@ bool iso__reducer_free_streams(iso_reducer *r) {
 
 iso_status iso__reducer_choose_scope(iso_reducer *r, iso_scope scope) {
     iso_comm *before = r->comm;
-    if (scope != ISO_SCOPE_RANK) ISO_TRY(make_node(r));
-    bool node = scope == ISO_SCOPE_NODE || (scope == ISO_SCOPE_WORLD && world_is_node(r));
-    if (node && !r->arena_shared && !r->hook.compress) ISO_TRY(share_arena(r));
+    iso__way way_before = r->way, way = ISO_WAY_HOST;
+    if (scope != ISO_SCOPE_RANK) ISO_TRY(iso__reducer_make_node(r));
+    ISO_TRY(iso__gpus_choose_way(r, scope, &way));
+    bool node =
+        scope == ISO_SCOPE_NODE || (scope == ISO_SCOPE_WORLD && iso__reducer_world_is_node(r));
+    if (node && way == ISO_WAY_HOST && !r->arena_shared && !r->hook.compress)
+        ISO_TRY(share_arena(r));
     r->comm = node ? r->node : scope == ISO_SCOPE_WORLD ? r->world : NULL;
+    r->way = way;
+    iso__gpus_place(r);
     iso_status status = prepare_streams(r, scope);
-    if (status == ISO_OK)
+    if (status == ISO_OK) {
         r->scope = scope;
-    else
+    } else {
         r->comm = before;
+        r->way = way_before;
+        iso__gpus_place(r);
+    }
     ISO_TRY(status);
     return ISO_OK;
 }

@@ -202,3 +202,11 @@ iso_status iso_tensor_copy(const iso_tensor *from, iso_tensor *to) {
     ISO_TRY(from->device->ops->copy(from->device, from, to));
     return ISO_OK;
 }
+
+iso_status iso_tensor_scale(iso_tensor *tensor, double factor) {
+    ISO_TRY(iso__device_check_dtype(tensor->device, tensor->dtype));
+    ISO_CHECK(tensor->layout == ISO_LAYOUT_LOGICAL, ISO_ERR_UNSUPPORTED,
+              "a tensor in a device's blocked layout cannot be scaled: copy it to a logical one");
+    ISO_TRY(iso__kernels(tensor)->scale(tensor->device, tensor->count, factor, tensor->data));
+    return ISO_OK;
+}

@@ -123,9 +123,14 @@ static iso_status visit(trainer *t, visitor visitor, void *user) {
     iso_parameter_list list;
     ISO_TRY(iso_data_parallel_finish(t->model));
     ISO_TRY(iso_module_parameters(t->model, &list));
-    for (int i = 0; i < list.count; i++)
-        if (list.item[i]->requires_grad)
-            visitor(list.item[i]->value->data, list.item[i]->value->count, user);
+    for (int i = 0; i < list.count; i++) {
+        iso_tensor *value = list.item[i]->value;
+        void *data;
+        if (!list.item[i]->requires_grad) continue;
+        ISO_TRY(iso_tensor_map(value, ISO_READ_WRITE, &data));
+        visitor(data, value->count, user);
+        ISO_TRY(iso_tensor_unmap(value));
+    }
     iso_parameter_list_destroy(&list);
     return ISO_OK;
 }

@@ -1,4 +1,5 @@
 // For tests of periodic training: a serial model of it, with all ranks in one process.
+#include "common/any_device.h"
 #include "common/daso_model.h"
 
 #include "optim/optim_impl.h"
@@ -51,7 +52,7 @@ static void count_elements(daso_model *m) {
 }
 
 // Copies between `now` and the arrays that it stands for.
-static void transfer(model_rank *r, bool push) {
+static iso_status transfer(model_rank *r, bool push) {
     const iso__base_optimizer *core = core_of(r);
     float *at = r->now;
     for (int i = 0; i < core->count + ISO_OPTIMIZER_STATES; i++) {
@@ -59,25 +60,30 @@ static void transfer(model_rank *r, bool push) {
             i < core->count ? core->slot[i].parameter->value : core->state[i - core->count];
         if (!t) continue;
         size_t bytes = (size_t)t->count * sizeof(float);
-        memcpy(push ? t->data : at, push ? at : t->data, bytes);
+        void *data;
+        ISO_TRY(iso_tensor_map(t, push ? ISO_WRITE : ISO_READ, &data));
+        memcpy(push ? data : at, push ? at : data, bytes);
+        ISO_TRY(iso_tensor_unmap(t));
         at += t->count;
     }
+    return ISO_OK;
 }
 
 static void push(daso_model *m) {
-    for (int r = 0; r < m->config.ranks; r++) transfer(&m->rank[r], true);
+    for (int r = 0; r < m->config.ranks; r++)
+        if (transfer(&m->rank[r], true) < 0) abort(); // a test ends where it goes wrong
 }
 
 iso_status model_create(daso_model *m, const model_config *config) {
     *m = (daso_model){.config = *config, .batch_rows = config->train.rows / config->ranks};
     m->nodes = (config->ranks + config->ranks_per_node - 1) / config->ranks_per_node;
     m->groups = node_size(m, 0);
-    ISO_TRY(iso_device_create("cpu", &m->device));
+    ISO_TRY(iso_device_create(test_device(), &m->device));
     for (int r = 0; r < config->ranks; r++) ISO_TRY(create_rank(m, &m->rank[r]));
     count_elements(m);
     for (int r = 0; r < config->ranks; r++) {
         m->rank[r].now = calloc((size_t)m->total, sizeof(float));
-        transfer(&m->rank[r], false);
+        ISO_TRY(transfer(&m->rank[r], false));
     }
     for (int e = 0; e < MODEL_EXCHANGES; e++) {
         m->exchange[e].mean = calloc((size_t)m->total, sizeof(double));
@@ -111,9 +117,11 @@ static iso_status backward(daso_model *m, int rank, int step) {
     int32_t labels[64];
     iso_tensor *out, *grad;
     double loss;
-    float *data = r->batch->data;
+    void *data;
+    ISO_TRY(iso_tensor_map(r->batch, ISO_WRITE, &data));
     for (int64_t i = 0; i < m->batch_rows; i++)
-        trainer_row(data + i * pixels, step, rank * m->batch_rows + i, &labels[i]);
+        trainer_row((float *)data + i * pixels, step, rank * m->batch_rows + i, &labels[i]);
+    ISO_TRY(iso_tensor_unmap(r->batch));
     iso_optimizer_zero_grad(r->optimizer);
     ISO_TRY(iso_module_forward(r->net, r->batch, &out));
     ISO_TRY(iso_loss_compute(r->loss, out, labels, &loss, NULL, &grad));
@@ -123,17 +131,20 @@ static iso_status backward(daso_model *m, int rank, int step) {
 // Ranks [first, first + count) get the mean of their gradients of parameter i.
 static iso_status average_gradient(daso_model *m, int i, int first, int count) {
     float *g[MODEL_RANKS];
+    iso_tensor *grad[MODEL_RANKS];
     int64_t elements = core_of(&m->rank[0])->slot[i].parameter->value->count;
     for (int r = 0; r < count; r++) {
-        iso_tensor *grad;
-        ISO_TRY(iso_parameter_grad(core_of(&m->rank[first + r])->slot[i].parameter, &grad));
-        g[r] = grad->data;
+        void *data;
+        ISO_TRY(iso_parameter_grad(core_of(&m->rank[first + r])->slot[i].parameter, &grad[r]));
+        ISO_TRY(iso_tensor_map(grad[r], ISO_READ_WRITE, &data));
+        g[r] = data;
     }
     for (int64_t k = 0; k < elements; k++) {
         double sum = 0;
         for (int r = 0; r < count; r++) sum += (double)g[r][k];
         for (int r = 0; r < count; r++) g[r][k] = (float)(sum / count);
     }
+    for (int r = 0; r < count; r++) ISO_TRY(iso_tensor_unmap(grad[r]));
     return ISO_OK;
 }
 
@@ -151,7 +162,7 @@ iso_status model_batch(daso_model *m, int step, iso_scope scope) {
     if (scope != ISO_SCOPE_RANK) ISO_TRY(average_gradients(m, scope));
     for (int r = 0; r < m->config.ranks; r++) {
         ISO_TRY(iso_optimizer_step(m->rank[r].optimizer));
-        transfer(&m->rank[r], false);
+        ISO_TRY(transfer(&m->rank[r], false));
     }
     return ISO_OK;
 }
@@ -311,23 +322,23 @@ iso_status model_heat_step(daso_model *m, const char *plan, int step) {
 
 // ---- Comparing ------------------------------------------------------------------------------------
 
-static const float *trainable(iso_parameter_list *list, int i) {
-    return list->item[i]->requires_grad ? list->item[i]->value->data : NULL;
-}
-
 iso_status model_difference(const daso_model *m, int rank, iso_module *module, double *out) {
     iso_parameter_list list;
     double worst = 0, size = 0;
     int64_t k = 0;
     ISO_TRY(iso_module_parameters(module, &list));
     for (int i = 0; i < list.count; i++) {
-        const float *a = trainable(&list, i);
-        for (int64_t j = 0; a && j < list.item[i]->value->count; j++, k++) {
+        iso_tensor *value = list.item[i]->value;
+        void *a;
+        if (!list.item[i]->requires_grad) continue;
+        ISO_TRY(iso_tensor_map(value, ISO_READ, &a));
+        for (int64_t j = 0; j < value->count; j++, k++) {
             double b = rank < 0 ? mean_of(m, -1, k) : (double)m->rank[rank].now[k];
-            double distance = fabs((double)a[j] - b);
+            double distance = fabs((double)((float *)a)[j] - b);
             worst = isfinite(distance) ? fmax(worst, distance) : INFINITY;
             size = fmax(size, fabs(b));
         }
+        ISO_TRY(iso_tensor_unmap(value));
     }
     iso_parameter_list_destroy(&list);
     *out = k == m->count ? worst / size : INFINITY;

@@ -1,5 +1,6 @@
 // For tests of data-parallel training: small models, a deterministic global batch, and a training
 // loop.
+#include "common/any_device.h"
 #include "common/dp_fixture.h"
 
 #include "base/base.h"
@@ -54,7 +55,7 @@ iso_status trainer_create(trainer *t, iso_comm *comm, const trainer_config *conf
     if (config->adjust) config->adjust(&dp);
     *t = (trainer){.comm = comm, .batch_rows = config->rows / iso_comm_size(comm)};
     t->first_row = config->first_row + t->batch_rows * iso_comm_rank(comm);
-    ISO_TRY(iso_device_create("cpu", &t->device));
+    ISO_TRY(iso_device_create(test_device(), &t->device));
     ISO_TRY((config->build ? config->build : build_small_cnn)(t->device, config->dropout, &net));
     ISO_TRY(iso_data_parallel_create_take(net, comm, &dp, &t->model));
     ISO_TRY(iso_optimizer_create(config->optimizer, t->model, &config->hyper, &inner));

@@ -1,5 +1,6 @@
 // What tests of modules share: a device whose closing checks the memory balance, and tensors of
 // known values.
+#include "common/any_device.h"
 #include "common/nn_fixture.h"
 
 #include "base/base.h"
@@ -9,7 +10,7 @@
 
 iso_device *open_cpu(void) {
     iso_device *device = NULL;
-    cr_ok(iso_device_create("cpu", &device));
+    cr_ok(iso_device_create(test_device(), &device));
     return device;
 }
 

@@ -1,5 +1,6 @@
 // For tests that make runs of the train program in their own process: a small world, and runs from
 // lines of options.
+#include "common/any_device.h"
 #include "common/train_fixture.h"
 
 #include "base/base.h"
@@ -35,7 +36,7 @@ iso_status train_world_small(iso_comm *comm, int64_t count, train_world *out) {
     iso_topology *topology;
     *out = (train_world){
         .comm = iso_comm_retain(comm), .rank = iso_comm_rank(comm), .ranks = iso_comm_size(comm)};
-    ISO_TRY(iso_device_create("cpu", &out->device));
+    ISO_TRY(iso_device_create(test_device(), &out->device));
     ISO_TRY(make_set(0, count, &out->train_set));
     ISO_TRY(make_set(1, TEST_IMAGES, &out->test_set));
     iso_dataset_get_info(out->train_set, &out->info);

@@ -1,5 +1,6 @@
 // Bucket sizes of all kinds on plain arrays: what leaves together, and training to the same bits.
 #include "base/base.h"
+#include "common/any_device.h"
 #include "common/dp_fixture.h"
 #include "common/mpi_fixture.h"
 
@@ -233,7 +234,7 @@ Test(np2_bucket_config, data_parallel_takes_all_sizes) {
     for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
         iso_device *device;
         iso_module *net, *model;
-        iso_assert_ok(iso_device_create("cpu", &device));
+        iso_assert_ok(iso_device_create(test_device(), &device));
         iso_assert_ok(build_small_cnn(device, false, &net));
         iso_status status = iso_data_parallel_create_take(net, test_comm, &wrong[i], &model);
         cr_expect_eq(status, ISO_ERR_ARG, "case %zu", i);

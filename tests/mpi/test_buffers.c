@@ -1,4 +1,5 @@
 // Buffers under data_parallel, and residual blocks with batch norms under lazy synchronisation.
+#include "common/any_device.h"
 #include "common/dp_fixture.h"
 #include "common/mpi_fixture.h"
 
@@ -126,7 +127,7 @@ static void start_as_rank_0s(void) {
     iso_module *net;
     iso_buffer_list list;
     bool right = true;
-    iso_assert_ok(iso_device_create("cpu", &device));
+    iso_assert_ok(iso_device_create(test_device(), &device));
     iso_assert_ok(build_resnet(device, false, &net));
     iso_assert_ok(iso_module_buffers(net, &list));
     for (int i = 0; i < list.count; i++)
@@ -216,7 +217,7 @@ Test(np2_buffers, ranks_with_different_buffers_are_refused) {
     iso_device *device;
     iso_module *norm, *net;
     iso_batch_norm_config config = {.num_features = 3, .no_running_stats = test_rank == 1};
-    iso_assert_ok(iso_device_create("cpu", &device));
+    iso_assert_ok(iso_device_create(test_device(), &device));
     iso_assert_ok(iso_batch_norm1d_create(device, &config, &norm));
     iso_status status = iso_data_parallel_create_take(norm, test_comm, NULL, &net);
     iso_assert_all(status == ISO_ERR_MISMATCH &&

@@ -3,6 +3,7 @@
 #include "common/daso_fixture.h"
 #include "common/mpi_fixture.h"
 #include "common/resume_fixture.h"
+#include "common/tensor_access.h"
 
 #include <criterion/criterion.h>
 #include <math.h>
@@ -46,32 +47,36 @@ static iso_status build(iso_device *device, bool dropout, iso_module **out) {
     return ISO_OK;
 }
 
-static void *buffer(trainer *t, int i) {
+static iso_tensor *buffer(trainer *t, int i) {
     iso_buffer_list list;
     iso_assert_ok(iso_module_buffers(t->model, &list));
     iso_assert_all(list.count == 2 && strcmp(list.name[0], "keeper.numbers") == 0 &&
                    strcmp(list.name[1], "keeper.count") == 0);
-    void *data = iso_tensor_data(list.item[i]->value);
+    iso_tensor *value = list.item[i]->value;
     iso_buffer_list_destroy(&list);
-    return data;
+    return value;
 }
 
 // Whether all numbers are first + their index.
-static bool are(const float *numbers, double first) {
+static bool are(iso_tensor *tensor, double first) {
+    float numbers[NUMBERS];
+    if (tensor_get(tensor, numbers) < 0) return false;
     for (int k = 0; k < NUMBERS; k++)
         if (fabs((double)numbers[k] - first - k) > 1e-6) return false;
     return true;
 }
 
-static void set(float *numbers, double first) {
+static void set(iso_tensor *tensor, double first) {
+    float numbers[NUMBERS];
     for (int k = 0; k < NUMBERS; k++) numbers[k] = (float)(first + k);
+    iso_assert_ok(tensor_set(tensor, numbers));
 }
 
 // ---- Periodic training ----------------------------------------------------------------------------
 
 typedef struct run {
     trainer t;
-    float *numbers;
+    iso_tensor *numbers;
     double own, node, all; // this rank's number, its mean over the node and over all ranks
     int nodes;
 } run;
@@ -130,7 +135,9 @@ static void resets(void) {
     open_run(&r, ISO_STATE_RESET);
     train_to_merge(&r);
     bool all_first = true;
-    for (int k = 0; k < NUMBERS; k++) all_first = all_first && r.numbers[k] == 0.25f;
+    float numbers[NUMBERS];
+    iso_assert_ok(tensor_get(r.numbers, numbers));
+    for (int k = 0; k < NUMBERS; k++) all_first = all_first && numbers[k] == 0.25f;
     iso_assert_all(all_first);
     daso_close(&r.t);
 }
@@ -179,16 +186,18 @@ static void come_back(bool periodic) {
         open_run(&r, ISO_STATE_KEEP);
     else
         iso_assert_ok(trainer_create(&r.t, test_comm, &plain));
-    float *numbers = buffer(&r.t, 0);
-    int64_t *count = buffer(&r.t, 1);
+    iso_tensor *numbers = buffer(&r.t, 0), *count = buffer(&r.t, 1);
+    int64_t counted = 40 + test_rank;
     iso_assert_ok(trainer_step(&r.t, 0, NULL));
     set(numbers, 3 + test_rank);
-    *count = 40 + test_rank;
+    iso_assert_ok(tensor_set(count, &counted));
     with_state(&r.t, true);
     set(numbers, 0);
-    *count = 0;
+    iso_assert_ok(iso_tensor_fill(count, 0));
     with_state(&r.t, false);
-    iso_assert_all(are(numbers, 3 + test_rank) && *count == 40 + test_rank);
+    counted = 0;
+    iso_assert_ok(tensor_get(count, &counted));
+    iso_assert_all(are(numbers, 3 + test_rank) && counted == 40 + test_rank);
     if (periodic)
         daso_close(&r.t);
     else
@@ -203,7 +212,7 @@ Test(np2_daso_buffers, parameters_that_are_not_finite_are_not_saved) {
     trainer_config plain = trainer_default();
     iso_assert_ok(trainer_create(&t, test_comm, &plain));
     iso_assert_ok(iso_module_parameters(t.model, &list));
-    ((float *)iso_tensor_data(list.item[list.count - 1]->value))[0] = NAN;
+    tensor_swap(list.item[list.count - 1]->value, 0, NAN);
     iso_assert_ok(iso_state_create(&state));
     iso_assert_ok(iso_training_state(t.model, t.optimizer, state));
     iso_assert_all(iso_resume_save(t.comm, resume_path(), 3, state) == ISO_ERR_STATE);

@@ -1,6 +1,8 @@
 // Evaluation on ranks that share a test set: each sample once, whatever the number of ranks.
+#include "common/any_device.h"
 #include "common/dp_fixture.h"
 #include "common/mpi_fixture.h"
+#include "common/tensor_access.h"
 
 #include <criterion/criterion.h>
 #include <math.h>
@@ -40,8 +42,8 @@ static void set_identity(iso_module *model) {
     float weight[CLASSES * CLASSES] = {0}, bias[CLASSES] = {0};
     iso_module *linear = model->child[1];
     for (int i = 0; i < CLASSES; i++) weight[i * (CLASSES + 1)] = 2;
-    memcpy(iso_tensor_data(linear->parameter[0]->value), weight, sizeof(weight));
-    memcpy(iso_tensor_data(linear->parameter[1]->value), bias, sizeof(bias));
+    iso_assert_ok(tensor_set(linear->parameter[0]->value, weight));
+    iso_assert_ok(tensor_set(linear->parameter[1]->value, bias));
 }
 
 static void create(setup *s, int64_t batch, int32_t bad_label) {
@@ -52,7 +54,7 @@ static void create(setup *s, int64_t batch, int32_t bad_label) {
         .batch = batch, .rank = test_rank, .ranks = test_size, .end = ISO_SAMPLER_SHARE};
     const double zero = 0, one = 1;
     iso_loader_config plain = {&zero, &one, .prefetch = 0};
-    iso_assert_ok(iso_device_create("cpu", &s->device));
+    iso_assert_ok(iso_device_create(test_device(), &s->device));
     s->images = create_images(bad_label);
     iso_assert_ok(iso_loader_create_take(s->device, iso_dataset_retain(s->images), &share, &plain,
                                          &s->loader));

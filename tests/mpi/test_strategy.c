@@ -1,5 +1,6 @@
 // Strategies of a user's own, registered by name: they are chosen by --sync, read their settings
 // and train as they should.
+#include "common/any_device.h"
 #include "common/mpi_fixture.h"
 #include "common/train_fixture.h"
 
@@ -240,7 +241,7 @@ Test(np3_strategy, samplers_share_among_the_ranks_of_the_module) {
     iso_sampler_config config = {.batch = 5, .seed = 9, .rank = 7, .ranks = 8};
     MPI_Comm_split(MPI_COMM_WORLD, test_rank == 0, -test_rank, &part);
     iso_assert_ok(iso_comm_create(part, NULL, &comm));
-    iso_assert_ok(iso_device_create("cpu", &device));
+    iso_assert_ok(iso_device_create(test_device(), &device));
     iso_assert_ok(iso_linear_create(device, 3, 2, true, &rng, &layer));
     iso_assert_all(iso_data_parallel_sampler(layer, &config) == ISO_ERR_ARG && config.ranks == 8);
     iso_assert_ok(iso_data_parallel_create_take(layer, comm, NULL, &module));

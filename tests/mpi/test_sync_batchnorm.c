@@ -1,4 +1,5 @@
 // SyncBatchNorm: ranks with parts of a batch compute what one rank does on all of it.
+#include "common/any_device.h"
 #include "common/fixture.h"
 #include "common/mpi_fixture.h"
 #include "common/nn_fixture.h"
@@ -209,7 +210,7 @@ static void expect(const char *what, differences d, double limit) {
 static void ranks_equal_one(void) {
     const iso_batch_norm_config plain = {0}, other = {.eps = 1e-3, .cumulative_average = true},
                                 bare = {.no_affine = true, .no_running_stats = true};
-    iso_assert_ok(iso_device_create("cpu", &device));
+    iso_assert_ok(iso_device_create(test_device(), &device));
     for (int ndim = 2; ndim <= 4; ndim++)
         for (int even = 0; even < 2; even++) {
             layout l = layout_of(ndim, 9, even);
@@ -231,7 +232,7 @@ Test(np4_sync_norm, ranks_equal_one_on_the_whole_batch) { ranks_equal_one(); }
 // the second exchange keeps them all. Outputs take x - mean, of which f64 leaves 12 here.
 static void far_means(void) {
     layout l = layout_of(4, 9, false);
-    iso_assert_ok(iso_device_create("cpu", &device));
+    iso_assert_ok(iso_device_create(test_device(), &device));
     differences d = compare(&l, ISO_F64, (iso_batch_norm_config){0}, 300);
     expect("far", d, 5e-10);
     iso_assert_all(d.buffers < 1e-13);
@@ -242,7 +243,7 @@ Test(np4_sync_norm, means_far_from_zero_cost_no_digits) { far_means(); }
 
 static void one_sample_each(void) {
     layout l = layout_of(2, test_size, true);
-    iso_assert_ok(iso_device_create("cpu", &device));
+    iso_assert_ok(iso_device_create(test_device(), &device));
     expect("single samples", compare(&l, ISO_F64, (iso_batch_norm_config){0}, 0.1), 1e-11);
     iso_device_destroy(&device);
 }
@@ -252,7 +253,7 @@ Test(np4_sync_norm, one_sample_on_each_rank_is_enough) { one_sample_each(); }
 // The same bits, not just nearly the same values.
 Test(np1_sync_norm, one_rank_computes_the_bits_of_the_plain_layer) {
     layout l = layout_of(4, 9, true);
-    iso_assert_ok(iso_device_create("cpu", &device));
+    iso_assert_ok(iso_device_create(test_device(), &device));
     for (int dtype = 0; dtype < 2; dtype++)
         expect("one rank", compare(&l, dtype ? ISO_F64 : ISO_F32, (iso_batch_norm_config){0}, 3),
                0);
@@ -329,7 +330,7 @@ static void golden_step(fixture *f, const char *prefix, int t, iso_module *m) {
 // in f64 and rounded to f32.
 static void golden(const char *name, bool two, iso_batch_norm_config config) {
     iso_module *m;
-    iso_assert_ok(iso_device_create("cpu", &device));
+    iso_assert_ok(iso_device_create(test_device(), &device));
     fixture *f = fixture_open("norm.txt");
     cr_ok((two ? iso_batch_norm2d_create : iso_batch_norm1d_create)(device, &config, &m));
     cr_ok(iso_module_to(m, ISO_F64));
@@ -361,7 +362,7 @@ Test(np4_sync_norm, is_torch_batch_norm_on_the_concatenated_batch) { golden_all(
 
 // Otherwise a rank would wait for ever here.
 Test(np3_sync_norm, ranks_evaluate_on_their_own) {
-    iso_assert_ok(iso_device_create("cpu", &device));
+    iso_assert_ok(iso_device_create(test_device(), &device));
     layout l = layout_of(4, 9, true);
     iso_module *net = create(&l, ISO_F32, (iso_batch_norm_config){0});
     iso_module *bare = create(&l, ISO_F32, (iso_batch_norm_config){.no_running_stats = true});
@@ -383,7 +384,7 @@ Test(np3_sync_norm, ranks_evaluate_on_their_own) {
 
 // A layer that is used twice is one layer, and its two statistics do not mix.
 Test(np2_sync_norm, a_layer_may_be_used_twice) {
-    iso_assert_ok(iso_device_create("cpu", &device));
+    iso_assert_ok(iso_device_create(test_device(), &device));
     layout l = layout_of(4, 9, false);
     iso_module *net[2];
     differences worst = {0};
@@ -401,7 +402,7 @@ Test(np2_sync_norm, a_layer_may_be_used_twice) {
 }
 
 Test(np2_sync_norm, ranks_of_different_models_are_refused) {
-    iso_assert_ok(iso_device_create("cpu", &device));
+    iso_assert_ok(iso_device_create(test_device(), &device));
     layout l = layout_of(4, 9, true);
     iso_module *net = create(&l, ISO_F32, (iso_batch_norm_config){0});
     if (test_rank == 1)
@@ -417,7 +418,7 @@ Test(np2_sync_life, a_time_out_names_the_layer) {
     iso_comm_config config = {.timeout_s = 0.3};
     iso_comm *comm;
     iso_assert_ok(iso_comm_create(MPI_COMM_WORLD, &config, &comm));
-    iso_assert_ok(iso_device_create("cpu", &device));
+    iso_assert_ok(iso_device_create(test_device(), &device));
     layout l = layout_of(4, 9, true);
     iso_module *net = create(&l, ISO_F32, (iso_batch_norm_config){0});
     iso_assert_ok(iso_sync_batchnorm_convert(net, comm, NULL));

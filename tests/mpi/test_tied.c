@@ -1,4 +1,5 @@
 // Tied parameters under DataParallel: exchanged once, when all who use them have written theirs.
+#include "common/any_device.h"
 #include "common/dp_fixture.h"
 #include "common/fixture.h"
 #include "common/mpi_fixture.h"
@@ -231,7 +232,7 @@ Test(np2_tied, a_user_outside_of_the_wrapper_is_refused) {
     iso_device *device;
     iso_module *net, *outside, *wrapped;
     iso_rng rng = {.seed = 1};
-    iso_assert_ok(iso_device_create("cpu", &device));
+    iso_assert_ok(iso_device_create(test_device(), &device));
     iso_assert_ok(build_tied(device, false, &net));
     iso_assert_ok(iso_linear_create(device, 200, 200, true, &rng, &outside));
     iso_assert_ok(iso_module_tie(outside, "weight", net, "c.weight"));
@@ -312,7 +313,7 @@ static void trains_as_pytorch(void) {
     hyper.lr = 0.1;
     hyper.momentum = 0.9;
     hyper.weight_decay = 0.01;
-    iso_assert_ok(iso_device_create("cpu", &device));
+    iso_assert_ok(iso_device_create(test_device(), &device));
     iso_assert_ok(build_golden(device, golden, &net));
     iso_assert_ok(iso_data_parallel_create_take(net, test_comm, &dp, &model));
     iso_assert_ok(iso_optimizer_create(ISO_SGD, model, &hyper, &inner));

@@ -1,5 +1,6 @@
 // Parameters that take no part in a backward: found on request, as PyTorch's find_unused_parameters
 // does; otherwise an error of that backward.
+#include "common/any_device.h"
 #include "common/dp_fixture.h"
 #include "common/mpi_fixture.h"
 
@@ -131,7 +132,7 @@ typedef struct reference {
 static void reference_create(reference *m) {
     *m = (reference){0};
     int64_t shape[4] = {12 / test_size, TRAINER_CHANNELS, TRAINER_SIZE, TRAINER_SIZE};
-    iso_assert_ok(iso_device_create("cpu", &m->device));
+    iso_assert_ok(iso_device_create(test_device(), &m->device));
     iso_assert_ok(build_heads(m->device, false, &m->net));
     iso_assert_ok(iso_loss_create(m->device, ISO_CROSS_ENTROPY, &m->loss));
     iso_assert_ok(iso_tensor_create(m->device, ISO_F32, 4, shape, &m->batch));

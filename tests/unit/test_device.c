@@ -11,8 +11,8 @@ TestSuite(device, .timeout = 120, .fini = balance_check);
 // ---- Linear -------------------------------------------------------------------------------------
 
 #define LINEAR_TOLERANCE 1e-5
-static const int64_t linears[][3] = {{1, 1, 1},     {3, 17, 5},   {7, 33, 16},
-                                     {64, 128, 10}, {1, 784, 50}, {8, 2304, 128}};
+static const int64_t linears[][3] = {{1, 1, 1},    {3, 17, 5},     {7, 33, 16}, {64, 128, 10},
+                                     {1, 784, 50}, {8, 2304, 128}, {300, 9, 40}};
 
 static void linear_forward(const target *on) {
     for (int i = 0; i < COUNT(linears); i++) {
@@ -56,6 +56,17 @@ static void linear_backward(const target *on) {
     }
 }
 Test(device, linear_backward_matches_the_oracle) { on_each_target(linear_backward); }
+
+Test(device, only_gpus_round_factors) {
+    iso_device *device;
+    OK(iso_device_create("cpu", &device));
+    OK(iso_device_set_math(device, "f32"));
+    cr_assert(iso_device_set_math(device, "tf32") == ISO_ERR_UNSUPPORTED);
+    cr_assert(iso_device_set_math(device, "bf16") == ISO_ERR_UNSUPPORTED);
+    cr_assert(iso_device_set_math(device, "f16") == ISO_ERR_ARG);
+    cr_assert(strstr(iso_last_error()->message, "tf32"), "the names are listed");
+    iso_device_destroy(&device);
+}
 
 // ---- Relu, dropout ------------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ static const oracle_conv convs[] = {
     {1, 4, 8, 8, 9, {3, 3}, {3, 3}, .padding = {0, 0}},     // pixels at the end are never read
     {2, 64, 1, 1, 8, {1, 1}, {1, 1}, .padding = {0, 0}},    // planes of one pixel
     {3, 32, 8, 8, 64, {1, 1}, {2, 2}, .padding = {0, 0}},   // projection of a residual block
+    {3, 5, 9, 8, 7, {1, 1}, {1, 1}, .padding = {0, 0}},     // the same without stride
     // Dilation.
     {2, 3, 9, 11, 5, {3, 3}, {1, 1}, {0, 0}, .dilation = {2, 2}},
     {2, 16, 12, 12, 32, {3, 3}, {1, 1}, {2, 2}, .dilation = {2, 2}}, // not Winograd's case

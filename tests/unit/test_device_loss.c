@@ -28,13 +28,19 @@ static void losses(const target *on) {
              g = pair_2d(on, 23, 5);
         double value, alone;
         int64_t correct, wanted;
-        OK(on->kernels->loss(on->device, &configs[i], x.t, labels, &value, &correct, g.t));
+        iso_loss *loss;
+        iso_tensor *grad;
+        OK(iso_loss_create_with(on->device, &configs[i], &loss));
+        OK(iso_loss_compute(loss, x.t, labels, &value, &correct, &grad));
+        OK(iso_tensor_copy(grad, g.t));
         compare_value(on, value, oracle_loss(&configs[i], 23, 5, x.d, labels, &wanted, g.d),
                       "loss");
         cr_assert(correct == wanted);
         check_pair(on, &g, 1e-7, "loss gradient");
-        OK(on->kernels->loss(on->device, &configs[i], x.t, labels, &alone, &correct, NULL));
+        OK(iso_loss_compute(loss, x.t, labels, NULL, NULL, NULL));
+        OK(iso_loss_value(loss, &alone, &correct));
         cr_assert(alone == value && correct == wanted);
+        iso_loss_destroy(&loss);
         pair_destroy(&x), pair_destroy(&g);
     }
 }
@@ -47,11 +53,17 @@ static void mse(const target *on) {
         pair t = pair_create(on, 4, shapes[i], ISO_LAYOUT_LOGICAL, 1000);
         pair g = pair_create(on, 4, shapes[i], ISO_LAYOUT_LOGICAL, 1000);
         double value, alone;
-        OK(on->kernels->mse(on->device, x.t, t.t, &value, g.t));
+        iso_loss *loss;
+        iso_tensor *grad;
+        OK(iso_loss_create(on->device, ISO_MSE, &loss));
+        OK(iso_loss_compute_tensor(loss, x.t, t.t, &value, &grad));
+        OK(iso_tensor_copy(grad, g.t));
         compare_value(on, value, oracle_mse(x.t->count, x.d, t.d, g.d), "mean squared error");
         check_pair(on, &g, 1e-7, "gradient of the mean squared error");
-        OK(on->kernels->mse(on->device, x.t, t.t, &alone, NULL));
-        cr_assert(alone == value);
+        OK(iso_loss_compute_tensor(loss, x.t, t.t, NULL, NULL));
+        OK(iso_loss_value(loss, &alone, NULL));
+        cr_assert(alone == value && iso_loss_value(loss, NULL, &(int64_t){0}) == ISO_ERR_STATE);
+        iso_loss_destroy(&loss);
         pair_destroy(&x), pair_destroy(&t), pair_destroy(&g);
     }
 }

@@ -7,7 +7,7 @@
 #include <math.h>
 #include <string.h>
 
-TestSuite(device_norm, .timeout = 120, .fini = balance_check);
+TestSuite(device_norm, .timeout = 300, .fini = balance_check);
 
 // ---- Batch norm ---------------------------------------------------------------------------------
 
@@ -162,6 +162,144 @@ static void in_place(const target *on) {
 Test(device_norm, batch_norm_gradient_may_overwrite_what_it_comes_from) {
     on_each_target(in_place);
 }
+
+// Channels of so many values that a device may take parts of them side by side.
+static const norm_shape long_shapes[] = {
+    {4, {9, 3, 37, 41}}, {2, {1100, 20}}, {3, {1500, 5, 7}}, {3, {2, 2, 9001}}};
+
+static void long_cases(const target *on) {
+    static const int flags[] = {2 + 4, 1 + 2 + 4 + 8, 1 + 16};
+    for (int i = 0; i < COUNT(long_shapes) * COUNT(flags); i++) {
+        norm_pairs p = norm_create(on, &long_shapes[i / COUNT(flags)], layouts[i % 2]);
+        check_case(on, &p, flags[i % COUNT(flags)], TOLERANCE);
+        norm_destroy(on, &p);
+    }
+}
+Test(device_norm, channels_of_many_values_match_the_oracle) { on_each_target(long_cases); }
+
+// ---- Statistics of several batches --------------------------------------------------------------
+
+// The same numbers as rows of `whole`, from element `first` on.
+static void take_rows(const pair *whole, int64_t first, pair *part) {
+    void *host;
+    OK(iso_tensor_map(part->t, ISO_WRITE, &host));
+    for (int64_t i = 0; i < part->t->count; i++) {
+        part->d[i] = whole->d[first + i];
+        if (part->t->dtype == ISO_F64)
+            ((double *)host)[i] = part->d[i];
+        else
+            ((float *)host)[i] = (float)part->d[i];
+    }
+    OK(iso_tensor_unmap(part->t));
+}
+
+// A batch in two halves, which give their moments and sums, and get those of both.
+typedef struct halves {
+    norm_pairs whole, half[2];
+    int64_t channels;
+    double count;     // values of a channel of the whole
+    double *given[3]; // of each half, and of both
+} halves;
+
+static halves halves_create(const target *on, const norm_shape *s, iso_layout layout) {
+    norm_shape small = *s;
+    small.shape[0] = s->shape[0] / 2;
+    norm_shape both = small;
+    both.shape[0] *= 2;
+    halves h = {.whole = norm_create(on, &both, layout), .channels = s->shape[1]};
+    set_flags(&h.whole, 1 + 2 + 4);
+    h.count = (double)(h.whole.oracle.rows * h.whole.oracle.plane);
+    for (int i = 0; i < 3; i++) h.given[i] = calloc(2 * (size_t)h.channels, sizeof(double));
+    for (int i = 0; i < 2; i++) {
+        norm_pairs *p = &h.half[i];
+        *p = norm_create(on, &small, layout);
+        take_rows(&h.whole.x, i * p->x.t->count, &p->x);
+        take_rows(&h.whole.dy, i * p->x.t->count, &p->dy);
+        take_rows(&h.whole.w, 0, &p->w);
+        take_rows(&h.whole.b, 0, &p->b);
+        set_flags(p, 1 + 2 + 4);
+        p->args.count = h.count;
+    }
+    return h;
+}
+
+static void halves_destroy(const target *on, halves *h) {
+    norm_destroy(on, &h->whole);
+    for (int i = 0; i < 2; i++) norm_destroy(on, &h->half[i]);
+    for (int i = 0; i < 3; i++) free(h->given[i]);
+}
+
+static void share_moments(const target *on, halves *h) {
+    for (int i = 0; i < 2; i++)
+        OK(on->kernels->batch_norm_moments(on->device, h->half[i].x.t, h->given[i]));
+    for (int64_t c = 0; c < h->channels; c++) {
+        double mean = (h->given[0][c] + h->given[1][c]) / 2, squares = 0;
+        for (int i = 0; i < 2; i++)
+            squares += h->given[i][h->channels + c] +
+                       h->count / 2 * (h->given[i][c] - mean) * (h->given[i][c] - mean);
+        h->given[2][c] = mean;
+        h->given[2][h->channels + c] = squares;
+    }
+}
+
+// Compares what a half has with its rows of the whole.
+static void check_rows(const target *on, const halves *h, int i, const char *what) {
+    pair *y = &((halves *)h)->half[i].y;
+    memcpy(y->d, h->whole.y.d + i * y->t->count, (size_t)y->t->count * sizeof(double));
+    check_pair(on, y, TOLERANCE, what);
+}
+
+static void forward_halves(const target *on, halves *h) {
+    norm_pairs *all = &h->whole;
+    expect_running(all, all->mean.d, all->var.d);
+    oracle_batch_norm_forward(&all->oracle, all->x.d, all->batch_mean, all->batch_var, all->w.d,
+                              all->b.d, all->y.d);
+    share_moments(on, h);
+    for (int i = 0; i < 2; i++) {
+        norm_pairs *p = &h->half[i];
+        p->args.moments = h->given[2];
+        OK(on->kernels->batch_norm_forward(on->device, &p->args, p->x.t, p->y.t, p->workspace));
+        check_rows(on, h, i, "batch norm output with statistics of several batches");
+    }
+}
+
+// dw and db are left with the sums of both: the second half adds to what the first has.
+static void backward_halves(const target *on, halves *h) {
+    norm_pairs *all = &h->whole, *first = &h->half[0];
+    zero(&first->dw), zero(&first->db);
+    oracle_batch_norm_backward(&all->oracle, true, all->x.d, all->batch_mean, all->batch_var,
+                               all->w.d, all->b.d, all->dy.d, first->dw.d, first->db.d, all->y.d);
+    for (int i = 0; i < 2; i++)
+        OK(on->kernels->batch_norm_sums(on->device, &h->half[i].args, h->half[i].x.t,
+                                        h->half[i].dy.t, h->half[i].workspace, first->dw.t, i > 0,
+                                        first->db.t, i > 0, h->given[i]));
+    check_pair(on, &first->dw, TOLERANCE, "weight gradient of several batches");
+    check_pair(on, &first->db, TOLERANCE, "bias gradient of several batches");
+    for (int64_t c = 0; c < 2 * h->channels; c++) h->given[2][c] = h->given[0][c] + h->given[1][c];
+    for (int i = 0; i < 2; i++) {
+        norm_pairs *p = &h->half[i];
+        p->args.sums = h->given[2];
+        OK(on->kernels->batch_norm_backward(on->device, &p->args, p->x.t, p->dy.t, p->workspace,
+                                            first->dw.t, true, first->db.t, true, p->y.t));
+        check_rows(on, h, i, "batch norm input gradient with sums of several batches");
+    }
+    check_pair(on, &first->dw, TOLERANCE, "weight gradient that a backward with sums leaves alone");
+}
+
+static void in_halves(const target *on) {
+    static const norm_shape sizes[] = {{4, {2, 5, 3, 4}}, {2, {8, 301}}, {4, {18, 3, 37, 41}}};
+    for (int i = 0; i < COUNT(sizes) * 2; i++) {
+        halves h = halves_create(on, &sizes[i / 2], layouts[i % 2]);
+        forward_halves(on, &h);
+        backward_halves(on, &h);
+        halves_destroy(on, &h);
+    }
+}
+Test(device_norm, halves_that_share_their_statistics_are_the_whole_batch) {
+    on_each_target(in_halves);
+}
+
+// ---- Numbers that are hard to sum ---------------------------------------------------------------
 
 // Channels whose mean is far greater than their deviation, and whose first value is far from both.
 static double far_away(const norm_pairs *p, int64_t i, double x) {

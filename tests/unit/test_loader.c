@@ -21,6 +21,22 @@ typedef struct fixture {
 
 TestSuite(loader, .fini = balance_check, .timeout = 60);
 
+static const char *device_name = "cpu";
+
+static void on_each_device(void (*body)(void)) {
+    iso_device *gpu;
+    body();
+    if (iso_device_create("cuda", &gpu) != ISO_OK) return;
+    iso_device_destroy(&gpu);
+    device_name = "cuda";
+    body();
+}
+// A test on the CPU and, where there is one, on a GPU.
+#define DEVICE_TEST(name)                                                                          \
+    static void name(void);                                                                        \
+    Test(loader, name) { on_each_device(name); }                                                   \
+    static void name(void)
+
 // Image i: pixels (7 i + 31 p) mod 256, label i mod 10.
 static fixture create(int prefetch) {
     uint8_t images[COUNT * PIXELS];
@@ -32,7 +48,7 @@ static fixture create(int prefetch) {
     }
     iso_sampler_config order = {
         .count = COUNT, .batch = BATCH, .ranks = 1, .seed = 1, .shuffle = true};
-    cr_assert_eq(iso_device_create("cpu", &f.device), ISO_OK);
+    cr_assert_eq(iso_device_create(device_name, &f.device), ISO_OK);
     cr_assert_eq(iso_dataset_create(images, labels, COUNT, 1, 3, 4, 10, &f.dataset), ISO_OK);
     cr_assert_eq(iso_sampler_create(&order, &f.sampler), ISO_OK);
     iso_dataset_get_info(f.dataset, &f.info);
@@ -93,7 +109,7 @@ static void check_epoch(fixture *f, int64_t epoch, int64_t first) {
 
 static const int prefetches[] = {0, 1, 2, 5, 40};
 
-Test(loader, gives_the_batches_of_the_sampler) {
+DEVICE_TEST(gives_the_batches_of_the_sampler) {
     for (int i = 0; i < 5; i++) {
         fixture f = create(prefetches[i]);
         check_epoch(&f, 0, 0);
@@ -102,7 +118,7 @@ Test(loader, gives_the_batches_of_the_sampler) {
     }
 }
 
-Test(loader, starts_anywhere_in_an_epoch) {
+DEVICE_TEST(starts_anywhere_in_an_epoch) {
     for (int i = 0; i < 5; i++) {
         fixture f = create(prefetches[i]);
         check_epoch(&f, 1, 5);
@@ -112,7 +128,7 @@ Test(loader, starts_anywhere_in_an_epoch) {
     }
 }
 
-Test(loader, starts_again_in_mid_epoch) {
+DEVICE_TEST(starts_again_in_mid_epoch) {
     for (int i = 0; i < 5; i++) {
         fixture f = create(prefetches[i]);
         for (int round = 0; round < 20; round++) {
@@ -124,7 +140,7 @@ Test(loader, starts_again_in_mid_epoch) {
     }
 }
 
-Test(loader, is_destroyed_in_mid_epoch) {
+DEVICE_TEST(is_destroyed_in_mid_epoch) {
     for (int round = 0; round < 50; round++) {
         fixture f = create(prefetches[round % 5]);
         cr_assert_eq(iso_loader_start(f.loader, 0, 0), ISO_OK);
@@ -134,7 +150,7 @@ Test(loader, is_destroyed_in_mid_epoch) {
 }
 
 // While the caller holds a batch, the thread fills every other slot and must stop there.
-Test(loader, leaves_a_batch_alone_until_the_next_call) {
+DEVICE_TEST(leaves_a_batch_alone_until_the_next_call) {
     fixture f = create(2);
     cr_assert_eq(iso_loader_start(f.loader, 0, 0), ISO_OK);
     for (int k = 0; k < 6; k++) {
@@ -145,8 +161,36 @@ Test(loader, leaves_a_batch_alone_until_the_next_call) {
     destroy(&f);
 }
 
+// What is launched on a batch may run when later ones have long been prepared, and must not see
+// them.
+DEVICE_TEST(work_sees_the_batch_that_it_was_launched_for) {
+    enum { BATCHES = (COUNT + BATCH - 1) / BATCH };
+    for (int i = 0; i < 5; i++) {
+        fixture f = create(prefetches[i]);
+        iso_batch batch[BATCHES];
+        int32_t labels[BATCHES][BATCH];
+        iso_tensor *copy[BATCHES];
+        cr_assert_eq(iso_loader_start(f.loader, 0, 0), ISO_OK);
+        for (int k = 0; k < BATCHES; k++) {
+            batch[k] = next(&f);
+            memcpy(labels[k], batch[k].labels, (size_t)batch[k].n * sizeof(int32_t));
+            cr_assert_eq(iso_tensor_create(f.device, ISO_F32, 4, iso_tensor_shape(batch[k].images),
+                                           &copy[k]),
+                         ISO_OK);
+            cr_assert_eq(iso_tensor_copy(batch[k].images, copy[k]), ISO_OK);
+        }
+        for (int k = 0; k < BATCHES; k++) {
+            batch[k].images = copy[k];
+            batch[k].labels = labels[k];
+            check_batch(&f, &batch[k], k);
+            iso_tensor_destroy(&copy[k]);
+        }
+        destroy(&f);
+    }
+}
+
 // Statistics of another set, as a test set has those of the training set; and bytes / 255.
-Test(loader, normalises_with_given_statistics) {
+DEVICE_TEST(normalises_with_given_statistics) {
     const double statistics[2][2] = {{0.25, 0.5}, {0, 1}};
     fixture f = create(0);
     for (int i = 0; i < 2; i++) {
@@ -171,7 +215,7 @@ Test(loader, normalises_with_given_statistics) {
 }
 
 // Three channels of one pixel, of which the last is the same in all images.
-Test(loader, normalises_each_channel) {
+DEVICE_TEST(normalises_each_channel) {
     const uint8_t pixels[6] = {0, 100, 51, 255, 200, 51};
     const int32_t label[2] = {0, 1};
     const double mean[3] = {0.25, 0.5, 0.75}, std[3] = {0.5, 0.125, 2};
@@ -185,7 +229,7 @@ Test(loader, normalises_each_channel) {
         iso_batch batch;
         void *memory;
         config.dtype = i % 2 ? ISO_F64 : ISO_F32;
-        cr_assert_eq(iso_device_create("cpu", &device), ISO_OK);
+        cr_assert_eq(iso_device_create(device_name, &device), ISO_OK);
         cr_assert_eq(iso_dataset_create(pixels, label, 2, 3, 1, 1, 2, &colours), ISO_OK);
         cr_assert_eq(iso_loader_create_take(device, colours, &order, &config, &loader), ISO_OK);
         cr_assert_eq(iso_loader_start(loader, 0, 0), ISO_OK);
@@ -235,7 +279,7 @@ Test(loader, refuses_what_cannot_be) {
 }
 
 // There is no deviation to divide by.
-Test(loader, takes_images_of_one_grey) {
+DEVICE_TEST(takes_images_of_one_grey) {
     const uint8_t pixels[4] = {51, 51, 51, 51};
     const int32_t label = 0;
     iso_sampler_config order = {.batch = 1, .ranks = 1};
@@ -244,7 +288,7 @@ Test(loader, takes_images_of_one_grey) {
     iso_loader *loader;
     iso_batch batch;
     void *memory;
-    cr_assert_eq(iso_device_create("cpu", &device), ISO_OK);
+    cr_assert_eq(iso_device_create(device_name, &device), ISO_OK);
     cr_assert_eq(iso_dataset_create(pixels, &label, 1, 1, 2, 2, 1, &grey), ISO_OK);
     cr_assert_eq(iso_loader_create_take(device, iso_dataset_retain(grey), &order, NULL, &loader),
                  ISO_OK);
@@ -259,7 +303,7 @@ Test(loader, takes_images_of_one_grey) {
 }
 
 // Nobody else holds it any more.
-Test(loader, keeps_its_data_set) {
+DEVICE_TEST(keeps_its_data_set) {
     fixture f = create(2);
     iso_dataset_destroy(&f.dataset);
     check_epoch(&f, 1, 0);
@@ -268,7 +312,7 @@ Test(loader, keeps_its_data_set) {
 }
 
 // 103 samples on 110 ranks: the last 7 have nothing.
-Test(loader, gives_the_shares_of_all_ranks) {
+DEVICE_TEST(gives_the_shares_of_all_ranks) {
     fixture f = create(0);
     int64_t batches = 0, samples = 0;
     for (int rank = 0; rank < 110; rank++) {
@@ -292,7 +336,7 @@ Test(loader, gives_the_shares_of_all_ranks) {
 }
 
 // The last batch of an epoch is smaller; neither it nor growing back may allocate.
-Test(loader, allocates_nothing_after_creation) {
+DEVICE_TEST(allocates_nothing_after_creation) {
     for (int i = 0; i < 3; i++) {
         fixture f = create(prefetches[i]);
         long long before, after;
@@ -330,14 +374,14 @@ Test(loader, reports_an_error_of_its_thread) {
     }
 }
 
-Test(loader, refuses_to_go_on_without_an_epoch) {
+DEVICE_TEST(refuses_to_go_on_without_an_epoch) {
     fixture f = create(1);
     iso_batch batch;
     cr_assert_eq(iso_loader_next(f.loader, &batch), ISO_ERR_STATE);
     destroy(&f);
 }
 
-Test(loader, refuses_more_samples_than_there_are) {
+DEVICE_TEST(refuses_more_samples_than_there_are) {
     fixture f = create(0);
     iso_loader *loader = NULL;
     iso_sampler_config order = {.count = COUNT + 1, .batch = BATCH, .ranks = 1};
@@ -349,7 +393,7 @@ Test(loader, refuses_more_samples_than_there_are) {
     destroy(&f);
 }
 
-Test(loader, traces_each_batch) {
+DEVICE_TEST(traces_each_batch) {
     fixture f = create(2);
     char *text;
     size_t size;

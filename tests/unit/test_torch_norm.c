@@ -1,6 +1,7 @@
 // Normalisation, activations and residual blocks against the values that PyTorch gives for the same
 // weights and inputs: batch norms over several batches with their running statistics, then in
 // evaluation; a small ResNet over three steps.
+#include "common/any_device.h"
 #include "common/balance.h"
 #include "common/fixture.h"
 #include "common/nn_fixture.h"
@@ -21,7 +22,7 @@
 static iso_device *device;
 static fixture *f;
 
-static void setup(void) { cr_ok(iso_device_create("cpu", &device)); }
+static void setup(void) { cr_ok(iso_device_create(test_device(), &device)); }
 
 static void teardown(void) {
     iso_device_destroy(&device);
@@ -302,7 +303,7 @@ static double train_step(iso_module *net, iso_loss *loss, iso_tensor *x) {
 static void check_resnet(const char *kernels) {
     setenv("ISO_CPU_KERNELS", kernels, 1);
     iso_device_destroy(&device);
-    if (iso_device_create("cpu", &device) < 0) return;
+    if (iso_device_create(test_device(), &device) < 0) return;
     f = fixture_open("resnet.txt");
     iso_module *net = new_resnet();
     iso_tensor *x = fixture_tensor(f, device, NULL, "x"), *out;

@@ -51,6 +51,13 @@ static iso_status cpu_tune(iso_device *self, bool on) {
     return ISO_OK;
 }
 
+static iso_status cpu_set_math(iso_device *self, const char *name) {
+    (void)self;
+    ISO_CHECK(strcmp(name, "f32") == 0, ISO_ERR_UNSUPPORTED,
+              "the CPU multiplies f32 as f32, not as %s: use math f32", name);
+    return ISO_OK;
+}
+
 static const void *cpu_choices(iso_device *self, size_t *bytes) {
     (void)self;
     *bytes = 0;
@@ -92,7 +99,10 @@ static void fill_kernels(iso__cpu *cpu) {
     cpu->base.kernels[ISO_F64] = &cpu->f64;
 }
 
-iso_status iso__device_create_cpu(iso_device **out) {
+int iso__device_count_cpu(void) { return 1; }
+
+iso_status iso__device_create_cpu(const char *text, iso_device **out) {
+    ISO_CHECK(!text[0], ISO_ERR_ARG, "there is one CPU device, named cpu, not cpu:%s", text);
     void *memory;
     iso_status status;
     ISO_TRY(iso__alloc_zero(sizeof(iso__cpu), &memory));
@@ -102,6 +112,7 @@ iso_status iso__device_create_cpu(iso_device **out) {
     ops->host_memory = true;
     ops->destroy = iso__cpu_destroy;
     ops->set_threads = cpu_set_threads;
+    ops->set_math = cpu_set_math;
     ops->tune = cpu_tune;
     ops->choices = cpu_choices;
     ops->set_choices = cpu_set_choices;

@@ -79,7 +79,7 @@ static double loss_row(const iso_loss_config *config, int64_t k, const real *x, 
 }
 
 static iso_status loss(iso_device *self, const iso_loss_config *config, const iso_tensor *output,
-                       const int32_t *labels, double *value, int64_t *correct, iso_tensor *grad) {
+                       const int32_t *labels, double result[2], iso_tensor *grad) {
     (void)self;
     int64_t rows = output->shape[0], k = output->shape[1], hits = 0;
     double sum = 0;
@@ -91,8 +91,8 @@ static iso_status loss(iso_device *self, const iso_loss_config *config, const is
         sum += loss_row(config, k, x, labels[n], (double)rows,
                         grad ? (real *)grad->data + n * k : NULL);
     }
-    *value = sum / (double)rows;
-    *correct = hits;
+    result[0] = sum / (double)rows;
+    result[1] = (double)hits;
     return ISO_OK;
 }
 
@@ -119,9 +119,9 @@ ISO_CPU_CLONES static void mse_gradient(int64_t count, const real *restrict x,
 }
 
 static iso_status mse(iso_device *self, const iso_tensor *output, const iso_tensor *target,
-                      double *value, iso_tensor *grad) {
+                      double result[2], iso_tensor *grad) {
     (void)self;
-    *value = squared_distance(output->count, output->data, target->data) / (double)output->count;
+    result[0] = squared_distance(output->count, output->data, target->data) / (double)output->count;
     if (grad) mse_gradient(output->count, output->data, target->data, grad->data);
     return ISO_OK;
 }

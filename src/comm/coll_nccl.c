@@ -1,0 +1,200 @@
+// Collectives between the GPUs of a node: issued by the program, complete on the GPU.
+#include "comm/coll_nccl_impl.h"
+
+#include <isotherm/trace.h>
+#include <sched.h>
+#include <stdatomic.h>
+
+// ---- Errors -----------------------------------------------------------------------------------------
+
+iso_status iso__nccl_check(iso__nccl *n) {
+    iso_status error = (iso_status)atomic_load_explicit(&n->error, memory_order_acquire);
+    ISO_CHECK(error == ISO_OK, error, "%s", n->message);
+    return ISO_OK;
+}
+
+// The error is known before the abort lets anything become complete.
+void iso__nccl_abort(iso__nccl *n, iso_status status) {
+    pthread_mutex_lock(&n->lock);
+    ncclComm_t comm = n->comm;
+    n->comm = NULL;
+    if (n->error == ISO_OK) {
+        snprintf(n->message, sizeof(n->message), "%.390s", iso_last_error()->message);
+        atomic_store_explicit(&n->error, (int)status, memory_order_release);
+    }
+    pthread_mutex_unlock(&n->lock);
+    if (comm) n->call.ncclCommAbort(comm);
+}
+
+static iso_status nccl_error(const iso__nccl *n, ncclResult_t result, const char *what,
+                             const char *label) {
+    return ISO_FAIL(ISO_ERR_DEVICE, "NCCL reports on rank %d of %d, in %s of \"%s\": %s (%.200s)",
+                    n->rank, n->size, what, label, n->call.ncclGetErrorString(result),
+                    n->call.ncclGetLastError(NULL));
+}
+
+// ---- What is under way, with the lock held ----------------------------------------------------------
+
+static iso__nccl_operation *oldest(iso__nccl *n) { return &n->operation[n->oldest]; }
+
+// Takes out what is complete. What an abort has let go is not told apart here.
+static iso_status retire(iso__nccl *n) {
+    while (n->count > 0 && oldest(n)->entered) {
+        cudaError_t error = cudaEventQuery(oldest(n)->done);
+        if (error == cudaErrorNotReady) return ISO_OK;
+        ISO_TRY_CUDA(error);
+        n->oldest = (n->oldest + 1) % ISO_NCCL_OPERATIONS;
+        n->count--;
+        n->progress_ns = iso_now();
+    }
+    return ISO_OK;
+}
+
+// What has waited too long, since the one before it was complete.
+static iso_status check_time(iso__nccl *n) {
+    const iso__nccl_operation *op = oldest(n);
+    if (n->count == 0 || n->node->timeout_s <= 0) return ISO_OK;
+    int64_t since = op->issued_ns > n->progress_ns ? op->issued_ns : n->progress_ns;
+    ISO_CHECK((double)(iso_now() - since) * 1e-9 < n->node->timeout_s, ISO_ERR_TIMEOUT,
+              "rank %d of %d waited %g s for %s of \"%s\" between the GPUs of its node: another "
+              "rank is stuck, gone or slower than that (ISO_TIMEOUT sets the limit)",
+              n->rank, n->size, n->node->timeout_s, op->what, op->label);
+    return ISO_OK;
+}
+
+static iso_status check_comm(iso__nccl *n) {
+    ncclResult_t result = ncclSuccess;
+    if (n->count == 0 || !n->comm) return ISO_OK;
+    ncclResult_t asked = n->call.ncclCommGetAsyncError(n->comm, &result);
+    if (asked != ncclSuccess) result = asked;
+    if (result != ncclSuccess && result != ncclInProgress)
+        return nccl_error(n, result, oldest(n)->what, oldest(n)->label);
+    return ISO_OK;
+}
+
+iso_status iso__nccl_look(iso__nccl *n) {
+    ISO_TRY(retire(n));
+    ISO_TRY(check_comm(n));
+    return check_time(n);
+}
+
+// ---- Waiting ----------------------------------------------------------------------------------------
+
+// Until at most so many are under way. The watching thread ends it where nothing comes.
+static iso_status wait_for_room(iso__nccl *n, int most) {
+    for (;;) {
+        pthread_mutex_lock(&n->lock);
+        iso_status status = retire(n);
+        int count = n->count;
+        pthread_mutex_unlock(&n->lock);
+        if (status < 0) iso__nccl_abort(n, status);
+        ISO_TRY(iso__nccl_check(n));
+        if (count <= most) return ISO_OK;
+        iso_comm_poll(n->node); // the rank that is waited for may wait for ours
+        sched_yield();
+    }
+}
+
+iso_status iso__nccl_finish(iso__nccl *n) {
+    ISO_TRY(iso__cuda_enter(iso__cuda_of(n->device)));
+    return wait_for_room(n, 0);
+}
+
+// ---- Issuing ----------------------------------------------------------------------------------------
+
+static iso_status type_of(iso_dtype dtype, ncclDataType_t *out) {
+    switch (dtype) {
+    case ISO_F32: *out = ncclFloat32; return ISO_OK;
+    case ISO_F64: *out = ncclFloat64; return ISO_OK;
+    case ISO_BF16: *out = ncclBfloat16; return ISO_OK;
+    case ISO_F16: *out = ncclFloat16; return ISO_OK;
+    default: break;
+    }
+    return ISO_FAIL(ISO_ERR_UNSUPPORTED, "NCCL is not asked to sum elements of type %s",
+                    iso_dtype_name(dtype));
+}
+
+// A call of NCCL that is being made.
+typedef struct call {
+    iso__nccl_operation *op;
+    ncclComm_t comm;
+    iso__device_event *event;
+} call;
+
+// The operation counts as under way before NCCL is called: where that call gets stuck, the watching
+// thread sees it.
+static iso_status begin(iso__nccl *n, const char *what, const char *label, call *c) {
+    ISO_TRY(iso__cuda_enter(iso__cuda_of(n->device)));
+    ISO_TRY(wait_for_room(n, ISO_NCCL_OPERATIONS - 1));
+    ISO_TRY_CUDA(cudaStreamWaitEvent(n->stream, c->event->cuda, 0));
+    pthread_mutex_lock(&n->lock);
+    c->comm = n->comm;
+    if (c->comm) {
+        c->op = &n->operation[(n->oldest + n->count) % ISO_NCCL_OPERATIONS];
+        *c->op = (iso__nccl_operation){what, label, iso_now(), c->op->done, false};
+        n->calling = true;
+        if (n->count++ == 0) pthread_cond_signal(&n->wake);
+    }
+    pthread_mutex_unlock(&n->lock);
+    return c->comm ? ISO_OK : iso__nccl_check(n);
+}
+
+static void called(iso__nccl *n) {
+    pthread_mutex_lock(&n->lock);
+    n->calling = false;
+    pthread_mutex_unlock(&n->lock);
+}
+
+static iso_status record(iso__nccl *n, const call *c) {
+    ISO_TRY_CUDA(cudaEventRecord(c->event->cuda, n->stream));
+    ISO_TRY_CUDA(cudaEventRecord(c->op->done, n->stream));
+    pthread_mutex_lock(&n->lock);
+    c->op->entered = true;
+    pthread_mutex_unlock(&n->lock);
+    return ISO_OK;
+}
+
+static iso_status end(iso__nccl *n, ncclResult_t result, const call *c) {
+    called(n);
+    iso_status status =
+        result == ncclSuccess ? record(n, c) : nccl_error(n, result, c->op->what, c->op->label);
+    if (status < 0) iso__nccl_abort(n, status);
+    return iso__nccl_check(n); // of two errors the first one
+}
+
+iso_status iso__nccl_all_reduce(iso__nccl *n, void *data, size_t count, iso_dtype dtype,
+                                const char *label, iso__device_event *event) {
+    ncclDataType_t type = ncclFloat32;
+    call c = {.event = event};
+    ISO_TRY(type_of(dtype, &type));
+    ISO_TRY(begin(n, "the all-reduce", label, &c));
+    return end(n, n->call.ncclAllReduce(data, data, count, type, ncclSum, c.comm, n->stream), &c);
+}
+
+static void *shard_of(const iso__nccl *n, void *data, size_t count, iso_dtype dtype) {
+    return (char *)data + (size_t)n->rank * count * iso_dtype_size(dtype);
+}
+
+iso_status iso__nccl_reduce_scatter(iso__nccl *n, void *data, size_t count, iso_dtype dtype,
+                                    const char *label, iso__device_event *event) {
+    ncclDataType_t type = ncclFloat32;
+    call c = {.event = event};
+    ISO_TRY(type_of(dtype, &type));
+    ISO_TRY(begin(n, "the reduce-scatter", label, &c));
+    return end(n,
+               n->call.ncclReduceScatter(data, shard_of(n, data, count, dtype), count, type,
+                                         ncclSum, c.comm, n->stream),
+               &c);
+}
+
+iso_status iso__nccl_all_gather(iso__nccl *n, void *data, size_t count, iso_dtype dtype,
+                                const char *label, iso__device_event *event) {
+    ncclDataType_t type = ncclFloat32;
+    call c = {.event = event};
+    ISO_TRY(type_of(dtype, &type));
+    ISO_TRY(begin(n, "the all-gather", label, &c));
+    return end(n,
+               n->call.ncclAllGather(shard_of(n, data, count, dtype), data, count, type, c.comm,
+                                     n->stream),
+               &c);
+}

@@ -1,0 +1,77 @@
+// Private to coll_nccl*.c: a communicator of NCCL, its functions, and what is under way.
+#ifndef ISO_COLL_NCCL_IMPL_H
+#define ISO_COLL_NCCL_IMPL_H
+
+#include "comm/coll_nccl.h"
+#include "device/cuda/cuda_impl.h"
+#include "device/cuda/cuda_library.h"
+
+#include <nccl.h>
+
+#define ISO_NCCL_FUNCTIONS(X)                                                                      \
+    X(ncclAllGather)                                                                               \
+    X(ncclAllReduce)                                                                               \
+    X(ncclCommAbort)                                                                               \
+    X(ncclCommDestroy)                                                                             \
+    X(ncclCommGetAsyncError)                                                                       \
+    X(ncclCommInitRankConfig)                                                                      \
+    X(ncclGetErrorString)                                                                          \
+    X(ncclGetLastError)                                                                            \
+    X(ncclGetUniqueId)                                                                             \
+    X(ncclGetVersion)                                                                              \
+    X(ncclReduceScatter)
+typedef struct iso__nccl_functions {
+    ISO_NCCL_FUNCTIONS(ISO_CUDA_FIELD)
+} iso__nccl_functions;
+
+// A collective that is not known to be complete.
+typedef struct iso__nccl_operation {
+    const char *what, *label;
+    int64_t issued_ns;
+    cudaEvent_t done;
+    bool entered; // `done` is recorded
+} iso__nccl_operation;
+
+// As many may be under way; who issues more waits for the oldest.
+enum { ISO_NCCL_OPERATIONS = 256 };
+
+struct iso__nccl {
+    iso_comm *node;
+    iso_device *device;
+    int rank, size, ordinal; // of the node, of the GPU
+    iso__nccl_functions call;
+    cudaStream_t stream;
+    ncclUniqueId id;
+
+    // The lock guards what follows; `error` is also read without it.
+    pthread_mutex_t lock;
+    pthread_cond_t wake; // of the watching thread: something is under way, or stop
+    pthread_cond_t born; // the communicator is there, or is not
+    pthread_t thread;
+    bool thread_runs, stop, started;
+    bool abandoned;                                     // the record itself belongs to the thread
+    ncclResult_t start;                                 // how it came to be
+    ncclComm_t comm;                                    // NULL: not there yet, or aborted
+    bool calling;                                       // the program is inside a call of NCCL
+    iso__nccl_operation operation[ISO_NCCL_OPERATIONS]; // a ring
+    int oldest, count;
+    int64_t progress_ns; // when one was last seen to be complete
+    // The first error, and its text, written before it.
+    _Atomic int error;
+    char message[400];
+};
+
+// With the lock held: the error of what is under way, if there is one.
+iso_status iso__nccl_look(iso__nccl *nccl);
+
+// Collective. Starts the watching thread, which first of all joins the communicator. Waits for that
+// no longer than for the node's time-out, or until it fails on any rank.
+iso_status iso__nccl_join(iso__nccl *nccl);
+// Ends the thread. False: NCCL has not come back from joining.
+bool iso__nccl_unwatch(iso__nccl *nccl);
+// Frees the record itself and its lock; where NCCL has not come back, the thread will. Nothing else
+// may be left.
+void iso__nccl_leave(iso__nccl *nccl);
+void iso__nccl_free(iso__nccl *nccl);
+
+#endif

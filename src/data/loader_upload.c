@@ -1,0 +1,89 @@
+// Images of batches on their way to a device whose memory is not the host's.
+#include "data/loader_upload.h"
+
+#include <time.h>
+
+static const iso__remote_ops *remote_of(const iso__upload *self) {
+    return self->device->ops->remote;
+}
+
+static size_t bytes_of(const iso_tensor *images) {
+    return (size_t)images->count * iso_dtype_size(images->dtype);
+}
+
+iso_status iso__upload_create(iso_device *device, iso_dtype dtype, const int64_t shape[4],
+                              iso__upload *out) {
+    *out = (iso__upload){.device = device};
+    ISO_TRY(iso_tensor_create(device, dtype, 4, shape, &out->images));
+    const iso__remote_ops *remote = remote_of(out);
+    if (!remote) return ISO_OK;
+    ISO_TRY(iso__pinned_alloc(device, bytes_of(out->images), &out->host));
+    ISO_TRY(remote->event_create(device, &out->done));
+    ISO_TRY(remote->event_create(device, &out->unused));
+    return ISO_OK;
+}
+
+void iso__upload_destroy(iso__upload *self) {
+    const iso__remote_ops *remote = self->device ? remote_of(self) : NULL;
+    if (remote) {
+        if (self->done) remote->wait(self->device, self->done);
+        remote->event_destroy(self->device, &self->done);
+        remote->event_destroy(self->device, &self->unused);
+        iso__pinned_free(self->device, self->host);
+    }
+    iso_tensor_destroy(&self->images);
+    *self = (iso__upload){0};
+}
+
+// ---- Making images ------------------------------------------------------------------------------
+
+// Asks from time to time: a thread that only waits is not to keep a core busy.
+static iso_status wait_until_copied(iso__upload *self) {
+    static const struct timespec pause = {.tv_nsec = 50 * 1000};
+    iso_status status;
+    while ((status = remote_of(self)->test(self->device, self->done)) == ISO_PENDING)
+        nanosleep(&pause, NULL);
+    ISO_TRY(status);
+    return ISO_OK;
+}
+
+iso_status iso__upload_open(iso__upload *self, const int64_t shape[4], void **out) {
+    if (self->host) {
+        ISO_TRY(wait_until_copied(self));
+        *out = self->host;
+        return ISO_OK;
+    }
+    ISO_TRY(iso_tensor_resize(self->images, 4, shape, ISO_LAYOUT_LOGICAL));
+    ISO_TRY(iso_tensor_map(self->images, ISO_WRITE, out));
+    return ISO_OK;
+}
+
+iso_status iso__upload_close(iso__upload *self) {
+    return self->host ? ISO_OK : iso_tensor_unmap(self->images);
+}
+
+// ---- Using them ---------------------------------------------------------------------------------
+
+iso_status iso__upload_send(iso__upload *self, const int64_t shape[4]) {
+    const iso__remote_ops *remote = remote_of(self);
+    iso_device *device = self->device;
+    if (!self->host) return ISO_OK;
+    ISO_TRY(iso_tensor_resize(self->images, 4, shape, ISO_LAYOUT_LOGICAL));
+    ISO_TRY(remote->follow(device, ISO__QUEUE_IN, self->unused));
+    ISO_TRY(remote->copy(device, ISO__QUEUE_IN, self->host, self->images->data,
+                         bytes_of(self->images)));
+    ISO_TRY(remote->record(device, ISO__QUEUE_IN, self->done));
+    return ISO_OK;
+}
+
+iso_status iso__upload_take(iso__upload *self) {
+    if (!self->host) return ISO_OK;
+    ISO_TRY(remote_of(self)->follow(self->device, ISO__QUEUE_COMPUTE, self->done));
+    return ISO_OK;
+}
+
+iso_status iso__upload_give_back(iso__upload *self) {
+    if (!self->host) return ISO_OK;
+    ISO_TRY(remote_of(self)->record(self->device, ISO__QUEUE_COMPUTE, self->unused));
+    return ISO_OK;
+}

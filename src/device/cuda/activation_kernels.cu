@@ -1,0 +1,161 @@
+// Tanh, sigmoid, gelu and softmax. In f32 on the device's functions of that type, which are within
+// a few units in the last place; sums of rows in double precision.
+#include "device/cuda/activation_kernels.h"
+
+#include "device/cuda/cuda_map.cuh"
+#include "device/cuda/cuda_rows.cuh"
+
+#include <math.h>
+
+namespace {
+
+// ---- Functions ------------------------------------------------------------------------------------
+
+__device__ inline float exp_of(float x) { return expf(x); }
+__device__ inline double exp_of(double x) { return exp(x); }
+__device__ inline float tanh_of(float x) { return tanhf(x); }
+__device__ inline double tanh_of(double x) { return tanh(x); }
+__device__ inline float erfc_of(float x) { return erfcf(x); }
+__device__ inline double erfc_of(double x) { return erfc(x); }
+
+template <class Real> __device__ inline Real sigmoid_of(Real x) { return 1 / (1 + exp_of(-x)); }
+
+// Of the normal distribution: the function, and its density.
+template <class Real> __device__ inline Real normal_below(Real x) {
+    return (Real)0.5 * erfc_of(x * (Real)-0.70710678118654752440);
+}
+template <class Real> __device__ inline Real normal_density(Real x) {
+    return (Real)0.39894228040143267794 * exp_of((Real)-0.5 * x * x);
+}
+
+// 0.5 x (1 + tanh(u)) = x sigmoid(2 u), u = sqrt(2 / pi) (x + 0.044715 x^3): nothing cancels.
+#define TWICE_ROOT ((Real)1.59576912160573071176)
+#define CUBIC      ((Real)0.044715)
+template <class Real> __device__ inline Real gelu_tanh_argument(Real x) {
+    return TWICE_ROOT * (x + CUBIC * x * x * x);
+}
+
+struct tanh_forward {
+    static const bool binary = false;
+    template <class Real> static __device__ Real of(Real x, Real) { return tanh_of(x); }
+};
+struct sigmoid_forward {
+    static const bool binary = false;
+    template <class Real> static __device__ Real of(Real x, Real) { return sigmoid_of(x); }
+};
+struct gelu_forward {
+    static const bool binary = false;
+    template <class Real> static __device__ Real of(Real x, Real) { return x * normal_below(x); }
+};
+struct gelu_tanh_forward {
+    static const bool binary = false;
+    template <class Real> static __device__ Real of(Real x, Real) {
+        return x * sigmoid_of(gelu_tanh_argument(x));
+    }
+};
+
+struct tanh_backward {
+    static const bool binary = true;
+    template <class Real> static __device__ Real of(Real y, Real dy) { return dy * (1 - y * y); }
+};
+struct sigmoid_backward {
+    static const bool binary = true;
+    template <class Real> static __device__ Real of(Real y, Real dy) { return dy * y * (1 - y); }
+};
+struct gelu_backward {
+    static const bool binary = true;
+    template <class Real> static __device__ Real of(Real x, Real dy) {
+        return dy * (normal_below(x) + x * normal_density(x));
+    }
+};
+struct gelu_tanh_backward {
+    static const bool binary = true;
+    template <class Real> static __device__ Real of(Real x, Real dy) {
+        // The sigmoid of the argument, and of its negative: what is left to 1, without cancelling.
+        Real a = gelu_tanh_argument(x), e = exp_of(a < 0 ? a : -a);
+        Real more = 1 / (1 + e), less = e * more;
+        Real rest = x * (less * more) * TWICE_ROOT * (1 + 3 * CUBIC * x * x);
+        return dy * ((a < 0 ? less : more) + rest);
+    }
+};
+
+// ---- Softmax --------------------------------------------------------------------------------------
+
+template <class Real> struct rows_args {
+    int64_t rows, k;
+    const Real *a, *b; // x; or y and dy
+    Real *to;
+};
+
+template <class Real, bool block> __global__ void softmax_forward(rows_args<Real> r) {
+    typedef iso__team<block> team;
+    for (int64_t n = team::first_row(); n < r.rows; n += team::row_stride()) {
+        const Real *x = r.a + n * r.k, top = team::top(r.k, x);
+        Real *y = r.to + n * r.k;
+        double sum = 0;
+        for (int64_t i = team::lane(); i < r.k; i += team::lanes())
+            sum += (double)exp_of(x[i] - top);
+        Real part = (Real)(1 / team::sum(sum));
+        for (int64_t i = team::lane(); i < r.k; i += team::lanes())
+            y[i] = exp_of(x[i] - top) * part;
+    }
+}
+
+template <class Real, bool block> __global__ void softmax_backward(rows_args<Real> r) {
+    typedef iso__team<block> team;
+    for (int64_t n = team::first_row(); n < r.rows; n += team::row_stride()) {
+        const Real *y = r.a + n * r.k, *dy = r.b + n * r.k;
+        Real *dx = r.to + n * r.k;
+        double sum = 0;
+        for (int64_t i = team::lane(); i < r.k; i += team::lanes())
+            sum += (double)dy[i] * (double)y[i];
+        sum = team::sum(sum);
+        for (int64_t i = team::lane(); i < r.k; i += team::lanes())
+            dx[i] = y[i] * (Real)((double)dy[i] - sum);
+    }
+}
+
+template <class Real>
+iso_status softmax(iso__cuda *cuda, int64_t rows, int64_t k, const void *x, void *y) {
+    rows_args<Real> args = {rows, k, (const Real *)x, NULL, (Real *)y};
+    return iso__cuda_submit_rows(cuda, softmax_forward<Real, false>, softmax_forward<Real, true>,
+                                 rows, k, args);
+}
+
+template <class Real>
+iso_status softmax_grad(iso__cuda *cuda, int64_t rows, int64_t k, const void *y, const void *dy,
+                        void *dx) {
+    rows_args<Real> args = {rows, k, (const Real *)y, (const Real *)dy, (Real *)dx};
+    return iso__cuda_submit_rows(cuda, softmax_backward<Real, false>, softmax_backward<Real, true>,
+                                 rows, k, args);
+}
+
+} // namespace
+
+// ---- Launchers ------------------------------------------------------------------------------------
+
+#define FUNCTION(name)                                                                             \
+    iso_status iso__cuda_##name(iso__cuda *cuda, iso_dtype dtype, int64_t count, const void *x,    \
+                                void *y) {                                                         \
+        return iso__cuda_map<name##_forward>(cuda, dtype, count, x, NULL, y, NULL);                \
+    }                                                                                              \
+    iso_status iso__cuda_##name##_grad(iso__cuda *cuda, iso_dtype dtype, int64_t count,            \
+                                       const void *saved, const void *dy, void *dx) {              \
+        return iso__cuda_map<name##_backward>(cuda, dtype, count, saved, dy, dx, NULL);            \
+    }
+FUNCTION(tanh)
+FUNCTION(sigmoid)
+FUNCTION(gelu)
+FUNCTION(gelu_tanh)
+
+iso_status iso__cuda_softmax(iso__cuda *cuda, iso_dtype dtype, int64_t rows, int64_t k,
+                             const void *x, void *y) {
+    return dtype == ISO_F64 ? softmax<double>(cuda, rows, k, x, y)
+                            : softmax<float>(cuda, rows, k, x, y);
+}
+
+iso_status iso__cuda_softmax_grad(iso__cuda *cuda, iso_dtype dtype, int64_t rows, int64_t k,
+                                  const void *y, const void *dy, void *dx) {
+    return dtype == ISO_F64 ? softmax_grad<double>(cuda, rows, k, y, dy, dx)
+                            : softmax_grad<float>(cuda, rows, k, y, dy, dx);
+}

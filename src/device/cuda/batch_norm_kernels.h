@@ -1,0 +1,62 @@
+// Private to the CUDA device: launchers of batch normalisation kernels.
+#ifndef ISO_BATCH_NORM_KERNELS_H
+#define ISO_BATCH_NORM_KERNELS_H
+
+#include "device/cuda/cuda_launch.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// x[rows, channels, plane], and how its work is divided: a block takes one part of the values of
+// `lanes` channels.
+typedef struct iso__cuda_norm_shape {
+    iso_dtype dtype;
+    int64_t channels, plane;
+    int64_t values; // of a channel
+    int64_t parts, part_values;
+    int lanes;
+} iso__cuda_norm_shape;
+iso__cuda_norm_shape iso__cuda_norm_shape_of(iso_dtype dtype, int64_t rows, int64_t channels,
+                                             int64_t plane);
+// Doubles that the calls below need for the parts, and bytes of a workspace.
+int64_t iso__cuda_norm_part_count(const iso__cuda_norm_shape *shape);
+size_t iso__cuda_norm_workspace(const iso__cuda_norm_shape *shape);
+
+// to[i] = from[i], of which the host's memory is free again when the call returns.
+iso_status iso__cuda_norm_upload(iso__cuda *cuda, int64_t count, const double *from, double *to);
+
+typedef struct iso__cuda_norm_forward {
+    iso__cuda_norm_shape shape;
+    double eps, factor; // of the running statistics
+    bool batch, relu;
+    const double *moments;            // on the device, as in iso__batch_norm_args; NULL: those of x
+    double count;                     // of values of a channel, where moments are given
+    const void *x, *weight, *bias;    // weight, bias may be NULL
+    void *running_mean, *running_var; // may be NULL where batch is set
+    void *workspace, *y;
+    double *parts;
+} iso__cuda_norm_forward;
+iso_status iso__cuda_norm_forward_launch(iso__cuda *cuda, const iso__cuda_norm_forward *args);
+
+typedef struct iso__cuda_norm_backward {
+    iso__cuda_norm_shape shape;
+    bool batch, relu;
+    const double *sums; // on the device; NULL: those of dy, from which dw and db follow too
+    double count;       // where sums are given
+    const void *x, *dy, *workspace;
+    void *dw, *db, *dx; // may be NULL
+    bool accumulate_w, accumulate_b;
+    double *out; // where the sums go; NULL: nowhere
+    double *parts;
+} iso__cuda_norm_backward;
+iso_status iso__cuda_norm_backward_launch(iso__cuda *cuda, const iso__cuda_norm_backward *args);
+
+// Means, then sums of squares, into out.
+iso_status iso__cuda_norm_moments_launch(iso__cuda *cuda, const iso__cuda_norm_shape *shape,
+                                         const void *x, double *parts, double *out);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,280 @@
+// Segments of the compute queue, and the CUDA graphs that are made of those that come again.
+#include "device/cuda/cuda_graph.h"
+
+#include <string.h>
+
+// Fewer commands are launched as fast one by one. As long as a segment has not come so often, shapes
+// may still be new.
+#define LEAST_COMMANDS 3
+#define TIMES_BEFORE   2
+#define MOST_SEGMENTS  64
+
+// Commands keep where their arguments begin instead of a pointer.
+typedef struct entry {
+    iso__cuda_command command;
+    size_t at;
+} entry;
+
+typedef struct segment {
+    entry *entry;
+    int count, capacity;
+    char *args;
+    size_t args_bytes, args_capacity;
+    int times; // that it has come
+    int next;  // what came after it the last time, or NONE
+    cudaGraphExec_t exec;
+    cudaGraph_t graph;
+    cudaGraphNode_t *node; // [count]
+} segment;
+enum { NONE = -1 };
+
+struct iso__cuda_graphs {
+    segment now;                    // what came since the last end of a segment
+    segment known[MOST_SEGMENTS];
+    int count;
+    int previous;  // the segment that came before this one
+    int following; // what `now` is as far as it goes and held back for; NONE: it is launched at once
+};
+
+// ---- Commands ---------------------------------------------------------------------------------------
+
+static iso__cuda_command command_of(const segment *s, int k) {
+    iso__cuda_command c = s->entry[k].command;
+    c.kernel.args = s->args + s->entry[k].at;
+    return c;
+}
+
+static iso_status make_room(segment *s, size_t bytes) {
+    if (s->count == s->capacity) {
+        int capacity = s->capacity > 0 ? 2 * s->capacity : 64;
+        ISO_TRY(iso__realloc((void **)&s->entry, (size_t)s->count * sizeof(entry),
+                             (size_t)capacity * sizeof(entry)));
+        s->capacity = capacity;
+    }
+    if (s->args_bytes + bytes > s->args_capacity) {
+        size_t capacity = 2 * (s->args_bytes + bytes) + 4096;
+        ISO_TRY(iso__realloc((void **)&s->args, s->args_bytes, capacity));
+        s->args_capacity = capacity;
+    }
+    return ISO_OK;
+}
+
+static iso_status append(segment *s, const iso__cuda_command *c) {
+    size_t bytes = (c->kernel.bytes + 15) / 16 * 16;
+    ISO_TRY(make_room(s, bytes));
+    s->entry[s->count++] = (entry){.command = *c, .at = s->args_bytes};
+    memcpy(s->args + s->args_bytes, c->kernel.args, c->kernel.bytes);
+    s->args_bytes += bytes;
+    return ISO_OK;
+}
+
+// Whether the command is the same, or a kernel of a graph can be made the same.
+static bool fits(const segment *s, int k, const iso__cuda_command *c) {
+    const iso__cuda_kernel *a = &s->entry[k].command.kernel, *b = &c->kernel;
+    if (a->function != b->function || s->entry[k].command.call != c->call || a->bytes != b->bytes)
+        return false;
+    if (!a->function) return memcmp(s->args + s->entry[k].at, b->args, b->bytes) == 0;
+    return a->block == b->block && memcmp(a->grid, b->grid, sizeof(a->grid)) == 0;
+}
+
+static bool is_same(const segment *a, const segment *b) {
+    if (a->count != b->count) return false;
+    for (int k = 0; k < a->count; k++) {
+        iso__cuda_command c = command_of(b, k);
+        if (!fits(a, k, &c)) return false;
+    }
+    return true;
+}
+
+static iso_status execute_from(iso__cuda *cuda, const segment *s, int first) {
+    for (int k = first; k < s->count; k++) {
+        iso__cuda_command c = command_of(s, k);
+        ISO_TRY(iso__cuda_execute(cuda, &c));
+    }
+    return ISO_OK;
+}
+
+// ---- Graphs -----------------------------------------------------------------------------------------
+
+static struct cudaKernelNodeParams node_params(const iso__cuda_kernel *k, void **args) {
+    args[0] = (void *)k->args;
+    return (struct cudaKernelNodeParams){.func = (void *)k->function,
+                                         .gridDim = {k->grid[0], k->grid[1], k->grid[2]},
+                                         .blockDim = {k->block, 1, 1},
+                                         .kernelParams = args};
+}
+
+// What a library enters into the queue, as a graph of its own.
+static iso_status capture(iso__cuda *cuda, const iso__cuda_command *c, cudaGraph_t *out) {
+    cudaStream_t stream = cuda->stream[ISO__QUEUE_COMPUTE];
+    ISO_TRY_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    iso_status status = c->call(cuda, c->kernel.args);
+    cudaError_t error = cudaStreamEndCapture(stream, out);
+    ISO_TRY(status);
+    ISO_TRY_CUDA(error);
+    return ISO_OK;
+}
+
+static iso_status add_node(iso__cuda *cuda, segment *s, int k) {
+    iso__cuda_command c = command_of(s, k);
+    const cudaGraphNode_t *before = k > 0 ? &s->node[k - 1] : NULL;
+    size_t count = k > 0;
+    void *args[1];
+    if (c.kernel.function) {
+        struct cudaKernelNodeParams params = node_params(&c.kernel, args);
+        ISO_TRY_CUDA(cudaGraphAddKernelNode(&s->node[k], s->graph, before, count, &params));
+        return ISO_OK;
+    }
+    cudaGraph_t child = NULL;
+    ISO_TRY(capture(cuda, &c, &child));
+    cudaError_t error = cudaGraphAddChildGraphNode(&s->node[k], s->graph, before, count, child);
+    cudaGraphDestroy(child); // it was copied
+    ISO_TRY_CUDA(error);
+    return ISO_OK;
+}
+
+static iso_status build(iso__cuda *cuda, segment *s) {
+    ISO_TRY(iso__alloc_zero((size_t)s->count * sizeof(*s->node), (void **)&s->node));
+    ISO_TRY_CUDA(cudaGraphCreate(&s->graph, 0));
+    for (int k = 0; k < s->count; k++) ISO_TRY(add_node(cuda, s, k));
+    ISO_TRY_CUDA(cudaGraphInstantiate(&s->exec, s->graph, 0));
+    cuda->base.primitives_created++;
+    return ISO_OK;
+}
+
+static void free_graph(segment *s) {
+    if (s->exec) cudaGraphExecDestroy(s->exec);
+    if (s->graph) cudaGraphDestroy(s->graph);
+    iso__free(s->node);
+    s->exec = NULL;
+    s->graph = NULL;
+    s->node = NULL;
+}
+
+static void free_segment(segment *s) {
+    free_graph(s);
+    iso__free(s->entry);
+    iso__free(s->args);
+    *s = (segment){0};
+}
+
+// Kernels whose arguments are others than last time: learning rates, labels.
+static iso_status change_arguments(segment *s, const segment *now) {
+    for (int k = 0; k < s->count; k++) {
+        iso__cuda_command c = command_of(now, k);
+        char *old = s->args + s->entry[k].at;
+        void *args[1];
+        if (memcmp(old, c.kernel.args, c.kernel.bytes) == 0) continue;
+        struct cudaKernelNodeParams params = node_params(&c.kernel, args);
+        ISO_TRY_CUDA(cudaGraphExecKernelNodeSetParams(s->exec, s->node[k], &params));
+        memcpy(old, c.kernel.args, c.kernel.bytes);
+    }
+    return ISO_OK;
+}
+
+static iso_status launch(iso__cuda *cuda, segment *s) {
+    ISO_TRY(iso__cuda_enter(cuda));
+    ISO_TRY(change_arguments(s, &cuda->graphs->now));
+    ISO_TRY_CUDA(cudaGraphLaunch(s->exec, cuda->stream[ISO__QUEUE_COMPUTE]));
+    cuda->base.graph_launches++;
+    return ISO_OK;
+}
+
+// ---- Segments ---------------------------------------------------------------------------------------
+
+static void forget_all(struct iso__cuda_graphs *g) {
+    for (int i = 0; i < g->count; i++) free_segment(&g->known[i]);
+    g->count = 0;
+    g->previous = NONE;
+}
+
+static int find(const struct iso__cuda_graphs *g) {
+    for (int i = 0; i < g->count; i++)
+        if (is_same(&g->known[i], &g->now)) return i;
+    return NONE;
+}
+
+// Keeps what came as a new segment; `now` gets other memory.
+static int keep(struct iso__cuda_graphs *g) {
+    if (g->count == MOST_SEGMENTS) forget_all(g);
+    g->known[g->count] = g->now;
+    g->known[g->count].next = NONE;
+    g->now = (segment){0};
+    return g->count++;
+}
+
+// After it was launched command by command.
+static int learn(iso__cuda *cuda) {
+    struct iso__cuda_graphs *g = cuda->graphs;
+    int i = find(g);
+    if (i == NONE) return keep(g);
+    segment *s = &g->known[i];
+    memcpy(s->args, g->now.args, s->args_bytes); // the same layout
+    if (++s->times != TIMES_BEFORE || s->count < LEAST_COMMANDS) return i;
+    if (build(cuda, s) < 0) { // it will be launched as before
+        iso__log(ISO_LOG_INFO, "a segment of %d launches could not be made a CUDA graph: %s",
+                 s->count, iso_last_error()->message);
+        free_graph(s);
+    }
+    return i;
+}
+
+static void finish_segment(struct iso__cuda_graphs *g, int i) {
+    if (g->previous != NONE) g->known[g->previous].next = i;
+    g->previous = i;
+    g->following = NONE;
+    g->now.count = 0;
+    g->now.args_bytes = 0;
+}
+
+iso_status iso__cuda_flush(iso__cuda *cuda) {
+    struct iso__cuda_graphs *g = cuda->graphs;
+    if (!g || g->now.count == 0) return ISO_OK;
+    int i = g->following;
+    iso_status status;
+    if (i != NONE && g->known[i].count == g->now.count) {
+        status = launch(cuda, &g->known[i]);
+    } else {
+        status = i != NONE ? execute_from(cuda, &g->now, 0) : ISO_OK;
+        i = learn(cuda);
+    }
+    finish_segment(g, i);
+    ISO_TRY(status);
+    return ISO_OK;
+}
+
+// What comes first tells whether it may be the segment that came after the previous one before.
+static int guess(const struct iso__cuda_graphs *g, const iso__cuda_command *c) {
+    int i = g->previous != NONE ? g->known[g->previous].next : NONE;
+    return i != NONE && i < g->count && g->known[i].exec && fits(&g->known[i], 0, c) ? i : NONE;
+}
+
+iso_status iso__cuda_submit_command(iso__cuda *cuda, const iso__cuda_command *c) {
+    struct iso__cuda_graphs *g = cuda->graphs;
+    cuda->base.launches++;
+    if (!g) return iso__cuda_execute(cuda, c);
+    int k = g->now.count;
+    ISO_TRY(append(&g->now, c));
+    if (k == 0) g->following = guess(g, c);
+    if (g->following == NONE) return iso__cuda_execute(cuda, c);
+    const segment *s = &g->known[g->following];
+    if (k < s->count && fits(s, k, c)) return ISO_OK; // held back
+    g->following = NONE;
+    return execute_from(cuda, &g->now, 0);
+}
+
+// ---- Life -------------------------------------------------------------------------------------------
+
+iso_status iso__cuda_graphs_create(iso__cuda *cuda) {
+    ISO_TRY(iso__alloc_zero(sizeof(*cuda->graphs), (void **)&cuda->graphs));
+    cuda->graphs->previous = cuda->graphs->following = NONE;
+    return ISO_OK;
+}
+
+void iso__cuda_graphs_destroy(iso__cuda *cuda) {
+    if (!cuda->graphs) return;
+    forget_all(cuda->graphs);
+    free_segment(&cuda->graphs->now);
+    iso__free(cuda->graphs);
+    cuda->graphs = NULL;
+}

@@ -1,0 +1,87 @@
+// Linear layers of the CUDA device: products by cuBLAS, with bias and activation in the same call
+// where cuBLASLt has it.
+#include "device/cuda/cuda_linear.h"
+
+#include "device/cuda/cuda_lt.h"
+#include "device/cuda/linear_kernels.h"
+
+iso_status iso__cuda_bias_gradient(iso__cuda *cuda, const iso_tensor *dy, iso_tensor *db,
+                                   bool accumulate) {
+    int64_t rows = dy->shape[0], channels = dy->shape[1], plane = 1;
+    for (int i = 2; i < dy->ndim; i++) plane *= dy->shape[i];
+    ISO_CHECK(rows * plane <= INT32_MAX, ISO_ERR_UNSUPPORTED,
+              "a bias gradient of %lld numbers per channel on the GPU: use a smaller batch",
+              (long long)(rows * plane));
+    int parts = iso__cuda_channel_sum_parts(rows, channels, plane);
+    void *partial = NULL;
+    if (parts > 1)
+        ISO_TRY(iso__cuda_scratch(cuda, (size_t)(parts * channels) * iso_dtype_size(dy->dtype),
+                                  &partial));
+    return iso__cuda_channel_sums(cuda, dy->dtype, rows, channels, plane, dy->data, partial,
+                                  accumulate, db->data);
+}
+
+static iso_status linear_forward(iso_device *self, const iso_tensor *x, const iso_tensor *w,
+                                 const iso_tensor *b, iso_activation act, iso_tensor *y) {
+    iso__cuda *cuda = iso__cuda_of(self);
+    int64_t rows = x->shape[0], in = w->shape[1], out = w->shape[0];
+    bool done, relu = act == ISO_ACT_RELU;
+    ISO_TRY(iso__cuda_lt_linear(cuda, x, w, b, act, y, &done));
+    if (done) return ISO_OK;
+    ISO_TRY(iso__cuda_gemm(cuda, &(iso__cuda_gemm_args){.dtype = x->dtype,
+                                                        .transpose_b = true,
+                                                        .m = rows,
+                                                        .n = out,
+                                                        .k = in,
+                                                        .a = x->data,
+                                                        .b = w->data,
+                                                        .lda = in,
+                                                        .ldb = in,
+                                                        .ldc = out,
+                                                        .c = y->data}));
+    if (!b && !relu) return ISO_OK;
+    return iso__cuda_bias_act(cuda, x->dtype, rows, out, 1, b ? b->data : NULL, relu, y->data);
+}
+
+static iso_status linear_backward_params(iso_device *self, const iso_tensor *x,
+                                         const iso_tensor *dy, iso_tensor *dw, bool accumulate_w,
+                                         iso_tensor *db, bool accumulate_b) {
+    iso__cuda *cuda = iso__cuda_of(self);
+    int64_t rows = x->shape[0], in = x->shape[1], out = dy->shape[1];
+    if (dw)
+        ISO_TRY(iso__cuda_gemm(cuda, &(iso__cuda_gemm_args){.dtype = x->dtype,
+                                                            .transpose_a = true,
+                                                            .m = out,
+                                                            .n = in,
+                                                            .k = rows,
+                                                            .a = dy->data,
+                                                            .b = x->data,
+                                                            .lda = out,
+                                                            .ldb = in,
+                                                            .ldc = in,
+                                                            .beta = accumulate_w ? 1 : 0,
+                                                            .c = dw->data}));
+    if (db) ISO_TRY(iso__cuda_bias_gradient(cuda, dy, db, accumulate_b));
+    return ISO_OK;
+}
+
+static iso_status linear_backward_input(iso_device *self, const iso_tensor *dy, const iso_tensor *w,
+                                        iso_tensor *dx) {
+    int64_t rows = dy->shape[0], in = w->shape[1], out = w->shape[0];
+    return iso__cuda_gemm(iso__cuda_of(self), &(iso__cuda_gemm_args){.dtype = dy->dtype,
+                                                                     .m = rows,
+                                                                     .n = in,
+                                                                     .k = out,
+                                                                     .a = dy->data,
+                                                                     .b = w->data,
+                                                                     .lda = out,
+                                                                     .ldb = in,
+                                                                     .ldc = in,
+                                                                     .c = dx->data});
+}
+
+void iso__cuda_fill_linear(iso_kernel_ops *ops) {
+    ops->linear_forward = linear_forward;
+    ops->linear_backward_params = linear_backward_params;
+    ops->linear_backward_input = linear_backward_input;
+}

@@ -1,0 +1,96 @@
+// Memory of the CUDA device as tensors see it. Whole tensors go to and from the host only outside
+// of steps: those calls wait.
+#include "device/cuda/cuda_impl.h"
+#include "device/cuda/fill_kernels.h"
+
+static iso_status memory_alloc(iso_device *self, size_t bytes, void **out) {
+    return iso__cuda_pool_alloc(iso__cuda_of(self), bytes, out);
+}
+
+static void memory_free(iso_device *self, void *data) {
+    iso__cuda_pool_free(iso__cuda_of(self), data);
+}
+
+static size_t storage_bytes(iso_device *self, iso_dtype dtype, int ndim, const int64_t *shape,
+                            iso_layout layout) {
+    (void)self, (void)layout;
+    int64_t count = 1;
+    for (int i = 0; i < ndim; i++) count *= shape[i];
+    return (size_t)count * iso_dtype_size(dtype);
+}
+
+static iso_layout preferred_layout(iso_device *self, iso_dtype dtype, int ndim,
+                                   const int64_t *shape) {
+    (void)self, (void)dtype, (void)ndim, (void)shape;
+    return ISO_LAYOUT_LOGICAL;
+}
+
+static iso_status memory_fill(iso_device *self, iso_tensor *x, double value) {
+    ISO_CHECK(x->dtype == ISO_F32 || x->dtype == ISO_F64 || x->dtype == ISO_I64,
+              ISO_ERR_UNSUPPORTED, "the CUDA device computes in f32 and f64 only, not in %s",
+              iso_dtype_name(x->dtype));
+    return iso__cuda_fill_values(iso__cuda_of(self), x->dtype, x->count, value, x->data);
+}
+
+typedef struct copy_args {
+    const void *from;
+    void *to;
+    size_t bytes;
+} copy_args;
+
+static iso_status copy_on_device(iso__cuda *cuda, const void *args) {
+    const copy_args *a = args;
+    ISO_TRY_CUDA(cudaMemcpyAsync(a->to, a->from, a->bytes, cudaMemcpyDeviceToDevice,
+                                 cuda->stream[ISO__QUEUE_COMPUTE]));
+    return ISO_OK;
+}
+
+static bool is_real(iso_dtype dtype) { return dtype == ISO_F32 || dtype == ISO_F64; }
+
+static iso_status memory_copy(iso_device *self, const iso_tensor *from, iso_tensor *to) {
+    iso__cuda *cuda = iso__cuda_of(self);
+    if (from->dtype == to->dtype) {
+        copy_args args = {from->data, to->data, (size_t)from->count * iso_dtype_size(from->dtype)};
+        return iso__cuda_run(cuda, copy_on_device, &args, sizeof(args));
+    }
+    ISO_CHECK(is_real(from->dtype) && is_real(to->dtype), ISO_ERR_UNSUPPORTED,
+              "the CUDA device does not convert %s to %s", iso_dtype_name(from->dtype),
+              iso_dtype_name(to->dtype));
+    return iso__cuda_convert(cuda, from->count, from->dtype, from->data, to->data);
+}
+
+static iso_status memory_to_host(iso_device *self, const iso_tensor *from, void *host) {
+    size_t bytes = (size_t)from->count * iso_dtype_size(from->dtype);
+    ISO_TRY(iso__cuda_wait(iso__cuda_of(self)));
+    ISO_TRY_CUDA(cudaMemcpy(host, from->data, bytes, cudaMemcpyDeviceToHost));
+    return ISO_OK;
+}
+
+// Kernels may still read what was there before. From memory that is not page-locked, cudaMemcpy
+// returns before all has arrived, and our streams do not wait for its stream; a copy to the host,
+// which comes after in that stream, returns when it is done.
+static iso_status memory_from_host(iso_device *self, const void *host, iso_tensor *to) {
+    size_t bytes = (size_t)to->count * iso_dtype_size(to->dtype);
+    char last;
+    ISO_TRY(iso__cuda_wait(iso__cuda_of(self)));
+    ISO_TRY_CUDA(cudaMemcpy(to->data, host, bytes, cudaMemcpyHostToDevice));
+    ISO_TRY_CUDA(
+        cudaMemcpy(&last, (char *)to->data + bytes - 1, sizeof(last), cudaMemcpyDeviceToHost));
+    return ISO_OK;
+}
+
+static iso_status memory_count_up(iso_device *self, iso_tensor *x) {
+    return iso__cuda_count_up(iso__cuda_of(self), x->count, x->data);
+}
+
+void iso__cuda_fill_memory(iso_device_ops *ops) {
+    ops->alloc = memory_alloc;
+    ops->free = memory_free;
+    ops->fill = memory_fill;
+    ops->storage_bytes = storage_bytes;
+    ops->preferred_layout = preferred_layout;
+    ops->copy = memory_copy;
+    ops->to_host = memory_to_host;
+    ops->from_host = memory_from_host;
+    ops->count_up = memory_count_up;
+}

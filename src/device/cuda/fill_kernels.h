@@ -1,0 +1,23 @@
+// Private to the CUDA device: launchers of kernels that fill, convert and count.
+#ifndef ISO_FILL_KERNELS_H
+#define ISO_FILL_KERNELS_H
+
+#include "device/cuda/cuda_launch.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// x[i] = value; f32, f64 or i64.
+iso_status iso__cuda_fill_values(iso__cuda *cuda, iso_dtype dtype, int64_t count, double value,
+                                 void *x);
+// to[i] = from[i], between f32 and f64.
+iso_status iso__cuda_convert(iso__cuda *cuda, int64_t count, iso_dtype from_dtype, const void *from,
+                             void *to);
+// x[i] += 1, i64.
+iso_status iso__cuda_count_up(iso__cuda *cuda, int64_t count, void *x);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,247 @@
+// Kernels for layer normalisation. A warp or a block has a row, with sums in double precision. The
+// gradients of the parameters are sums of columns: first over parts of the rows, then over those.
+#include "device/cuda/layer_norm_kernels.h"
+
+#include "device/cuda/cuda_rows.cuh"
+
+namespace {
+
+// ---- Rows ---------------------------------------------------------------------------------------
+
+template <class Real> struct row_statistics { Real mean, rest, deviation; };
+
+template <class Real> __device__ row_statistics<Real> get(const Real *statistics, int64_t row) {
+    const Real *s = statistics + 3 * row;
+    return row_statistics<Real>{s[0], s[1], s[2]};
+}
+
+template <class Real> __device__ Real standardised(const row_statistics<Real> &s, Real x) {
+    return ((x - s.mean) - s.rest) * s.deviation;
+}
+
+template <class Real> struct row_args {
+    int64_t rows, size;
+    double eps;
+    const Real *x, *w, *b, *dy, *kept;
+    Real *statistics, *to;
+};
+
+template <class Real, class Team>
+__device__ row_statistics<Real> statistics_of(int64_t size, double eps, const Real *x) {
+    double sum = 0, squares = 0;
+    for (int64_t i = Team::lane(); i < size; i += Team::lanes()) sum += (double)x[i];
+    double mean = Team::sum(sum) / (double)size;
+    for (int64_t i = Team::lane(); i < size; i += Team::lanes()) {
+        double distance = (double)x[i] - mean;
+        squares += distance * distance;
+    }
+    row_statistics<Real> s;
+    s.mean = (Real)mean;
+    s.rest = (Real)(mean - (double)s.mean);
+    s.deviation = (Real)(1 / sqrt(Team::sum(squares) / (double)size + eps));
+    return s;
+}
+
+template <class Real, bool block> __global__ void normalise_rows(row_args<Real> a) {
+    typedef iso__team<block> team;
+    for (int64_t n = team::first_row(); n < a.rows; n += team::row_stride()) {
+        const Real *x = a.x + n * a.size;
+        row_statistics<Real> s = statistics_of<Real, team>(a.size, a.eps, x);
+        if (team::lane() == 0) {
+            a.statistics[3 * n] = s.mean;
+            a.statistics[3 * n + 1] = s.rest;
+            a.statistics[3 * n + 2] = s.deviation;
+        }
+        for (int64_t i = team::lane(); i < a.size; i += team::lanes()) {
+            Real y = standardised(s, x[i]);
+            a.to[n * a.size + i] = (a.w ? y * a.w[i] : y) + (a.b ? a.b[i] : 0);
+        }
+    }
+}
+
+// dx = (g - mean(g) - xhat mean(g xhat)) / deviation with g = dy w.
+template <class Real, bool block> __global__ void row_gradients(row_args<Real> a) {
+    typedef iso__team<block> team;
+    for (int64_t n = team::first_row(); n < a.rows; n += team::row_stride()) {
+        const Real *x = a.x + n * a.size, *dy = a.dy + n * a.size;
+        row_statistics<Real> s = get(a.kept, n);
+        double sum = 0, product = 0;
+        for (int64_t i = team::lane(); i < a.size; i += team::lanes()) {
+            Real g = a.w ? dy[i] * a.w[i] : dy[i];
+            sum += (double)g;
+            product += (double)(g * standardised(s, x[i]));
+        }
+        Real mean = (Real)(team::sum(sum) / (double)a.size);
+        Real slope = (Real)(team::sum(product) / (double)a.size);
+        for (int64_t i = team::lane(); i < a.size; i += team::lanes()) {
+            Real g = a.w ? dy[i] * a.w[i] : dy[i];
+            a.to[n * a.size + i] = (g - mean - standardised(s, x[i]) * slope) * s.deviation;
+        }
+    }
+}
+
+// ---- Columns ------------------------------------------------------------------------------------
+
+enum {
+    COLUMNS = 32, // of a block; a warp reads them side by side
+    PART_ROWS = 64,
+    BLOCKS = 1024, // fill any GPU
+    MAX_PARTS = 128
+};
+
+template <class Real> struct column_args {
+    int64_t rows, size, parts, part_rows;
+    const Real *x, *dy, *statistics;
+    Real *dw, *db;
+    bool accumulate_w, accumulate_b;
+    double *sums; // [parts, 2, size]
+};
+
+// Over the threads of a column, in the first of them. All threads of the block call it.
+__device__ inline double column_sum(double value) {
+    __shared__ double part[ISO_CUDA_BLOCK];
+    __syncthreads(); // part may still be read by a call before
+    part[threadIdx.x] = value;
+    for (unsigned half = ISO_CUDA_BLOCK / 2; half >= COLUMNS; half /= 2) {
+        __syncthreads();
+        if (threadIdx.x < half) part[threadIdx.x] += part[threadIdx.x + half];
+    }
+    return part[threadIdx.x % COLUMNS];
+}
+
+__device__ inline int64_t column_of_thread() {
+    return (int64_t)blockIdx.x * COLUMNS + threadIdx.x % COLUMNS;
+}
+
+template <class Real> __global__ void take_columns(column_args<Real> a) {
+    int64_t column = column_of_thread(), first = blockIdx.y * a.part_rows,
+            end = first + a.part_rows;
+    double dw = 0, db = 0;
+    if (end > a.rows) end = a.rows;
+    for (int64_t n = first + threadIdx.x / COLUMNS; column < a.size && n < end;
+         n += ISO_CUDA_BLOCK / COLUMNS) {
+        int64_t at = n * a.size + column;
+        dw += (double)(a.dy[at] * standardised(get(a.statistics, n), a.x[at]));
+        db += (double)a.dy[at];
+    }
+    dw = column_sum(dw);
+    db = column_sum(db);
+    if (threadIdx.x >= COLUMNS || column >= a.size) return;
+    a.sums[2 * blockIdx.y * a.size + column] = dw;
+    a.sums[(2 * blockIdx.y + 1) * a.size + column] = db;
+}
+
+template <class Real>
+__device__ void store(Real *gradient, bool accumulate, int64_t column, double sum) {
+    if (!gradient) return;
+    gradient[column] = (Real)(accumulate ? (double)gradient[column] + sum : sum);
+}
+
+template <class Real> __global__ void join_columns(column_args<Real> a) {
+    int64_t column = column_of_thread();
+    double dw = 0, db = 0;
+    for (int64_t part = threadIdx.x / COLUMNS; column < a.size && part < a.parts;
+         part += ISO_CUDA_BLOCK / COLUMNS) {
+        dw += a.sums[2 * part * a.size + column];
+        db += a.sums[(2 * part + 1) * a.size + column];
+    }
+    dw = column_sum(dw);
+    db = column_sum(db);
+    if (threadIdx.x >= COLUMNS || column >= a.size) return;
+    store(a.dw, a.accumulate_w, column, dw);
+    store(a.db, a.accumulate_b, column, db);
+}
+
+// ---- Launchers ----------------------------------------------------------------------------------
+
+template <class Real>
+iso_status forward_of(iso__cuda *cuda, int64_t rows, int64_t size, double eps, const void *x,
+                      const void *w, const void *b, void *statistics, void *y) {
+    row_args<Real> args = {rows,
+                           size,
+                           eps,
+                           (const Real *)x,
+                           (const Real *)w,
+                           (const Real *)b,
+                           nullptr,
+                           nullptr,
+                           (Real *)statistics,
+                           (Real *)y};
+    return iso__cuda_submit_rows(cuda, normalise_rows<Real, false>, normalise_rows<Real, true>,
+                                 rows, size, args);
+}
+
+template <class Real>
+iso_status backward_input_of(iso__cuda *cuda, int64_t rows, int64_t size, const void *x,
+                             const void *w, const void *dy, const void *statistics, void *dx) {
+    row_args<Real> args = {rows,
+                           size,
+                           0,
+                           (const Real *)x,
+                           (const Real *)w,
+                           nullptr,
+                           (const Real *)dy,
+                           (const Real *)statistics,
+                           nullptr,
+                           (Real *)dx};
+    return iso__cuda_submit_rows(cuda, row_gradients<Real, false>, row_gradients<Real, true>, rows,
+                                 size, args);
+}
+
+int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+int64_t rows_of_part(int64_t rows, int64_t size) {
+    int64_t parts = divide_up(rows, PART_ROWS),
+            wanted = divide_up(BLOCKS, divide_up(size, COLUMNS));
+    if (parts > wanted) parts = wanted;
+    if (parts > MAX_PARTS) parts = MAX_PARTS;
+    return parts > 1 ? divide_up(rows, parts) : rows;
+}
+
+template <class Real>
+iso_status backward_params_of(iso__cuda *cuda, const iso__cuda_layer_norm_params *p) {
+    column_args<Real> args = {};
+    args.rows = p->rows, args.size = p->size;
+    args.part_rows = rows_of_part(p->rows, p->size);
+    args.parts = args.part_rows > 0 ? divide_up(p->rows, args.part_rows) : 0;
+    args.x = (const Real *)p->x, args.dy = (const Real *)p->dy;
+    args.statistics = (const Real *)p->statistics;
+    args.dw = (Real *)p->dw, args.db = (Real *)p->db;
+    args.accumulate_w = p->accumulate_w, args.accumulate_b = p->accumulate_b;
+    args.sums = p->parts;
+    unsigned tiles = (unsigned)divide_up(p->size, COLUMNS);
+    if (args.parts > 0) {
+        iso_status status = iso__cuda_submit(
+            cuda, take_columns<Real>, dim3(tiles, (unsigned)args.parts), ISO_CUDA_BLOCK, args);
+        if (status < 0) return status;
+    }
+    return iso__cuda_submit(cuda, join_columns<Real>, dim3(tiles), ISO_CUDA_BLOCK, args);
+}
+
+} // namespace
+
+iso_status iso__cuda_layer_norm_forward(iso__cuda *cuda, iso_dtype dtype, int64_t rows,
+                                        int64_t size, double eps, const void *x, const void *w,
+                                        const void *b, void *statistics, void *y) {
+    if (dtype == ISO_F64) return forward_of<double>(cuda, rows, size, eps, x, w, b, statistics, y);
+    return forward_of<float>(cuda, rows, size, eps, x, w, b, statistics, y);
+}
+
+iso_status iso__cuda_layer_norm_backward_input(iso__cuda *cuda, iso_dtype dtype, int64_t rows,
+                                               int64_t size, const void *x, const void *w,
+                                               const void *dy, const void *statistics, void *dx) {
+    if (dtype == ISO_F64)
+        return backward_input_of<double>(cuda, rows, size, x, w, dy, statistics, dx);
+    return backward_input_of<float>(cuda, rows, size, x, w, dy, statistics, dx);
+}
+
+int64_t iso__cuda_layer_norm_parts(int64_t rows, int64_t size) {
+    int64_t part_rows = rows_of_part(rows, size);
+    return part_rows > 0 ? 2 * size * divide_up(rows, part_rows) : 0;
+}
+
+iso_status iso__cuda_layer_norm_backward_params(iso__cuda *cuda,
+                                                const iso__cuda_layer_norm_params *args) {
+    if (args->dtype == ISO_F64) return backward_params_of<double>(cuda, args);
+    return backward_params_of<float>(cuda, args);
+}

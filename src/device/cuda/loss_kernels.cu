@@ -1,0 +1,227 @@
+// Log-softmax and the losses, in double precision inside of a row and over rows. Formulas:
+// cpu_loss.c. Sums have the same order on every device: rows first, then the batch in one block.
+#include "device/cuda/loss_kernels.h"
+
+#include "device/cuda/cuda_rows.cuh"
+
+#include <math.h>
+
+namespace {
+
+// log(sum(exp(x))) without overflow.
+template <bool block, class Real> __device__ double log_sum_exp(int64_t k, const Real *x) {
+    typedef iso__team<block> team;
+    double top = (double)team::top(k, x), sum = 0;
+    for (int64_t i = team::lane(); i < k; i += team::lanes()) sum += exp((double)x[i] - top);
+    return top + log(team::sum(sum));
+}
+
+// ---- Log-softmax ----------------------------------------------------------------------------------
+
+template <class Real> struct rows_args {
+    int64_t rows, k;
+    const Real *a, *b; // x; or y and dy
+    Real *to;
+};
+
+template <class Real, bool block> __global__ void log_softmax_forward(rows_args<Real> r) {
+    typedef iso__team<block> team;
+    for (int64_t n = team::first_row(); n < r.rows; n += team::row_stride()) {
+        const Real *x = r.a + n * r.k;
+        Real *y = r.to + n * r.k;
+        double norm = log_sum_exp<block>(r.k, x);
+        for (int64_t i = team::lane(); i < r.k; i += team::lanes())
+            y[i] = (Real)((double)x[i] - norm);
+    }
+}
+
+// dx = dy - softmax(x) * sum(dy), with softmax(x) = exp(y).
+template <class Real, bool block> __global__ void log_softmax_backward(rows_args<Real> r) {
+    typedef iso__team<block> team;
+    for (int64_t n = team::first_row(); n < r.rows; n += team::row_stride()) {
+        const Real *y = r.a + n * r.k, *dy = r.b + n * r.k;
+        Real *dx = r.to + n * r.k;
+        double sum = 0;
+        for (int64_t i = team::lane(); i < r.k; i += team::lanes()) sum += (double)dy[i];
+        sum = team::sum(sum);
+        for (int64_t i = team::lane(); i < r.k; i += team::lanes())
+            dx[i] = (Real)((double)dy[i] - exp((double)y[i]) * sum);
+    }
+}
+
+template <class Real>
+iso_status log_softmax(iso__cuda *cuda, int64_t rows, int64_t k, const void *x, void *y) {
+    rows_args<Real> args = {rows, k, (const Real *)x, NULL, (Real *)y};
+    return iso__cuda_submit_rows(cuda, log_softmax_forward<Real, false>,
+                                 log_softmax_forward<Real, true>, rows, k, args);
+}
+
+template <class Real>
+iso_status log_softmax_grad(iso__cuda *cuda, int64_t rows, int64_t k, const void *y, const void *dy,
+                            void *dx) {
+    rows_args<Real> args = {rows, k, (const Real *)y, (const Real *)dy, (Real *)dx};
+    return iso__cuda_submit_rows(cuda, log_softmax_backward<Real, false>,
+                                 log_softmax_backward<Real, true>, rows, k, args);
+}
+
+// ---- One row of a classifier: its loss, in all threads; its gradient unless that is NULL -----------
+
+template <bool block, class Real>
+__device__ double cross_entropy(const iso__cuda_loss_rows &l, const Real *x, int64_t label,
+                                Real *grad) {
+    typedef iso__team<block> team;
+    double norm = log_sum_exp<block>(l.k, x), rest = l.smoothing / (double)l.k, sum = 0;
+    if (l.smoothing > 0) {
+        for (int64_t i = team::lane(); i < l.k; i += team::lanes()) sum += (double)x[i];
+        sum = team::sum(sum);
+    }
+    for (int64_t i = team::lane(); grad && i < l.k; i += team::lanes()) {
+        double target = rest + (i == label ? 1 - l.smoothing : 0);
+        grad[i] = (Real)((exp((double)x[i] - norm) - target) / (double)l.rows);
+    }
+    return norm - (1 - l.smoothing) * (double)x[label] - rest * sum;
+}
+
+template <bool block, class Real>
+__device__ double nll(const iso__cuda_loss_rows &l, const Real *x, int64_t label, Real *grad) {
+    typedef iso__team<block> team;
+    for (int64_t i = team::lane(); grad && i < l.k; i += team::lanes())
+        grad[i] = (Real)(i == label ? -1 / (double)l.rows : 0);
+    return -(double)x[label];
+}
+
+template <bool block, class Real>
+__device__ double mse(const iso__cuda_loss_rows &l, const Real *x, int64_t label, Real *grad) {
+    typedef iso__team<block> team;
+    double sum = 0;
+    for (int64_t i = team::lane(); i < l.k; i += team::lanes()) {
+        double gap = (double)x[i] - (i == label ? 1 : 0);
+        sum += gap * gap;
+        if (grad) grad[i] = (Real)(2 * gap / ((double)l.k * (double)l.rows));
+    }
+    return team::sum(sum) / (double)l.k;
+}
+
+// Whether a scan from the front, which takes what is larger, ends at the label: a NaN is never
+// taken, and never left where it is the first.
+template <bool block, class Real>
+__device__ bool is_largest(int64_t k, const Real *x, int64_t label) {
+    typedef iso__team<block> team;
+    bool beaten = false;
+    for (int64_t i = team::lane(); i < k; i += team::lanes())
+        beaten |= x[i] > x[label] || (i < label && x[i] == x[label]);
+    beaten = team::any(beaten);
+    return isnan(x[0]) ? label == 0 : !isnan(x[label]) && !beaten;
+}
+
+// ---- The batch ------------------------------------------------------------------------------------
+
+template <class Real, bool block> __global__ void losses(iso__cuda_loss_rows l) {
+    typedef iso__team<block> team;
+    for (int64_t n = team::first_row(); n < l.rows; n += team::row_stride()) {
+        const Real *x = (const Real *)l.x + n * l.k;
+        Real *grad = l.grad ? (Real *)l.grad + n * l.k : NULL;
+        int64_t label = l.labels[n];
+        iso__cuda_loss_part part = {0, (double)is_largest<block>(l.k, x, label)};
+        switch (l.kind) {
+        case ISO__CUDA_NLL: part.loss = nll<block>(l, x, label, grad); break;
+        case ISO__CUDA_MSE: part.loss = mse<block>(l, x, label, grad); break;
+        default: part.loss = cross_entropy<block>(l, x, label, grad);
+        }
+        if (team::lane() == 0) l.part[n] = part;
+    }
+}
+
+struct sum_args {
+    int64_t count;
+    const iso__cuda_loss_part *part;
+    double divisor;
+    iso__cuda_loss_part *sum;
+};
+
+__global__ void sum_parts(sum_args s) {
+    iso__cuda_loss_part sum = {0, 0};
+    for (int64_t i = threadIdx.x; i < s.count; i += blockDim.x) {
+        sum.loss += s.part[i].loss;
+        sum.correct += s.part[i].correct;
+    }
+    sum.loss = iso__block_sum(sum.loss) / s.divisor;
+    sum.correct = iso__block_sum(sum.correct);
+    if (threadIdx.x == 0) *s.sum = sum;
+}
+
+// ---- Of all elements alike ------------------------------------------------------------------------
+
+#define PART_ELEMENTS ((int64_t)ISO_CUDA_BLOCK * 16) // whose squares a block adds up
+
+template <class Real> struct squares_args {
+    int64_t count, parts;
+    const Real *x, *target;
+    iso__cuda_loss_part *part;
+    Real *grad;
+};
+
+template <class Real> __global__ void squares(squares_args<Real> s) {
+    const double factor = 2 / (double)s.count;
+    for (int64_t p = blockIdx.x; p < s.parts; p += gridDim.x) {
+        int64_t end = (p + 1) * PART_ELEMENTS < s.count ? (p + 1) * PART_ELEMENTS : s.count;
+        double sum = 0;
+        for (int64_t i = p * PART_ELEMENTS + threadIdx.x; i < end; i += blockDim.x) {
+            double gap = (double)s.x[i] - (double)s.target[i];
+            sum += gap * gap;
+            if (s.grad) s.grad[i] = (Real)(factor * gap);
+        }
+        sum = iso__block_sum(sum);
+        if (threadIdx.x == 0) s.part[p] = {sum, 0};
+    }
+}
+
+template <class Real>
+iso_status squares_as(iso__cuda *cuda, int64_t count, const void *x, const void *target,
+                      iso__cuda_loss_part *part, void *grad) {
+    int64_t parts = iso__cuda_square_parts(count);
+    squares_args<Real> args = {count, parts,       (const Real *)x, (const Real *)target,
+                               part,  (Real *)grad};
+    return iso__cuda_submit_over(cuda, squares<Real>, parts * ISO_CUDA_BLOCK, args);
+}
+
+} // namespace
+
+// ---- Launchers ------------------------------------------------------------------------------------
+
+iso_status iso__cuda_log_softmax(iso__cuda *cuda, iso_dtype dtype, int64_t rows, int64_t k,
+                                 const void *x, void *y) {
+    return dtype == ISO_F64 ? log_softmax<double>(cuda, rows, k, x, y)
+                            : log_softmax<float>(cuda, rows, k, x, y);
+}
+
+iso_status iso__cuda_log_softmax_grad(iso__cuda *cuda, iso_dtype dtype, int64_t rows, int64_t k,
+                                      const void *y, const void *dy, void *dx) {
+    return dtype == ISO_F64 ? log_softmax_grad<double>(cuda, rows, k, y, dy, dx)
+                            : log_softmax_grad<float>(cuda, rows, k, y, dy, dx);
+}
+
+iso_status iso__cuda_losses_of_rows(iso__cuda *cuda, iso_dtype dtype,
+                                    const iso__cuda_loss_rows *l) {
+    if (dtype == ISO_F64)
+        return iso__cuda_submit_rows(cuda, losses<double, false>, losses<double, true>, l->rows,
+                                     l->k, *l);
+    return iso__cuda_submit_rows(cuda, losses<float, false>, losses<float, true>, l->rows, l->k,
+                                 *l);
+}
+
+int64_t iso__cuda_square_parts(int64_t count) {
+    return (count + PART_ELEMENTS - 1) / PART_ELEMENTS;
+}
+
+iso_status iso__cuda_squares(iso__cuda *cuda, iso_dtype dtype, int64_t count, const void *x,
+                             const void *target, iso__cuda_loss_part *part, void *grad) {
+    return dtype == ISO_F64 ? squares_as<double>(cuda, count, x, target, part, grad)
+                            : squares_as<float>(cuda, count, x, target, part, grad);
+}
+
+iso_status iso__cuda_sum_parts(iso__cuda *cuda, int64_t count, const iso__cuda_loss_part *part,
+                               double divisor, iso__cuda_loss_part *sum) {
+    sum_args args = {count, part, divisor, sum};
+    return iso__cuda_submit(cuda, sum_parts, dim3(1), ISO_CUDA_BLOCK, args);
+}

@@ -1,0 +1,52 @@
+// Private to the CUDA device: launchers of log-softmax and losses.
+#ifndef ISO_LOSS_KERNELS_H
+#define ISO_LOSS_KERNELS_H
+
+#include "device/cuda/cuda_launch.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// Of rows of k elements.
+iso_status iso__cuda_log_softmax(iso__cuda *cuda, iso_dtype dtype, int64_t rows, int64_t k,
+                                 const void *x, void *y);
+iso_status iso__cuda_log_softmax_grad(iso__cuda *cuda, iso_dtype dtype, int64_t rows, int64_t k,
+                                      const void *y, const void *dy, void *dx);
+
+// What becomes of a part of the batch.
+typedef struct iso__cuda_loss_part {
+    double loss, correct;
+} iso__cuda_loss_part;
+
+typedef enum iso__cuda_loss_kind {
+    ISO__CUDA_CROSS_ENTROPY,
+    ISO__CUDA_NLL,
+    ISO__CUDA_MSE
+} iso__cuda_loss_kind;
+typedef struct iso__cuda_loss_rows {
+    iso__cuda_loss_kind kind;
+    double smoothing;
+    int64_t rows, k;
+    const void *x;
+    const int32_t *labels;
+    iso__cuda_loss_part *part; // one for each row
+    void *grad;                // of the batch mean; NULL: not wanted
+} iso__cuda_loss_rows;
+iso_status iso__cuda_losses_of_rows(iso__cuda *cuda, iso_dtype dtype,
+                                    const iso__cuda_loss_rows *rows);
+
+// Squared differences, and 2 / count times the differences unless grad is NULL. part: as many as
+// iso__cuda_square_parts says.
+iso_status iso__cuda_squares(iso__cuda *cuda, iso_dtype dtype, int64_t count, const void *x,
+                             const void *target, iso__cuda_loss_part *part, void *grad);
+int64_t iso__cuda_square_parts(int64_t count);
+
+// sum: the parts in a fixed order; its loss divided by `divisor`.
+iso_status iso__cuda_sum_parts(iso__cuda *cuda, int64_t count, const iso__cuda_loss_part *part,
+                               double divisor, iso__cuda_loss_part *sum);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,72 @@
+// For tests of several ranks with a GPU each: a small training with arrays of a device, whose
+// gradients NCCL sums, or others.
+//
+// On a machine with fewer GPUs than ranks all ranks take the first one, each with an NCCL_HOSTID of
+// its own: NCCL then connects them through sockets, as it does ranks of different hosts.
+#ifndef ISO_TEST_NCCL_FIXTURE_H
+#define ISO_TEST_NCCL_FIXTURE_H
+
+#include "common/mpi_fixture.h"
+#include "parallel/reducer_impl.h"
+
+enum { NCCL_PARAMS = 6, NCCL_MOST = 3000, NCCL_STEPS = 6 };
+
+typedef struct nccl_variant {
+    bool gpu;
+    bool exact; // gradients of few bits: sums are exact in any order
+    bool slow;  // ranks go at random speeds, through gradients in random orders
+    bool alone; // of each step, rank 0 finishes what the others need one by one
+    iso_sync sync;
+    iso_scope scope;
+    iso_average_mode average;
+    const iso_comm_hook *hook;
+} nccl_variant;
+
+typedef struct nccl_world {
+    nccl_variant how;
+    iso_device *device;
+    iso_reducer *reducer;
+    iso_tensor *value[NCCL_PARAMS], *gradient[NCCL_PARAMS],
+        *place[NCCL_PARAMS]; // place: in the reducer
+    unsigned seed;
+} nccl_world;
+
+typedef struct nccl_result {
+    double value[NCCL_PARAMS][NCCL_MOST];
+    iso_reducer_stats stats;
+} nccl_result;
+
+// On GPUs, with exact gradients, all else 0.
+extern const nccl_variant nccl_by_gpu;
+
+// Suite fixture, in place of test_mpi_setup: as many emulated GPUs as there may be ranks.
+void nccl_setup(void);
+// Skips the test where there is no GPU or no NCCL.
+void nccl_skip(void);
+
+// Each rank's own GPU, or for all the first one.
+iso_status nccl_open_device(iso_device **out);
+// Values and a reducer on w->device.
+iso_status nccl_make_tensors(nccl_world *w);
+iso_status nccl_make_reducer(nccl_world *w);
+// Where the reducer has its gradients; again after each change of scope.
+iso_status nccl_find_places(nccl_world *w);
+// All of this.
+iso_status nccl_create(nccl_world *w, const nccl_variant *how);
+void nccl_destroy(nccl_world *w);
+
+iso_status nccl_train_step(nccl_world *w, int step);
+iso_status nccl_take_values(nccl_world *w, nccl_result *out);
+iso_status nccl_run(nccl_world *w, nccl_result *out); // all steps
+// From creation to destruction. The result stays until the eighth call after it.
+nccl_result *nccl_train(const nccl_variant *how);
+// The same on the CPU, at full speed.
+nccl_result *nccl_train_on_cpu(const nccl_variant *how);
+
+bool nccl_same_bits(const nccl_result *a, const nccl_result *b);
+double nccl_distance(const nccl_result *a, const nccl_result *b);
+bool nccl_same_on_all_ranks(const nccl_result *mine);
+// Asserts that the GPU gives what the CPU gives, and whether by NCCL.
+void nccl_is_exact(nccl_variant how, bool nccl);
+
+#endif

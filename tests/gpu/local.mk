@@ -1,0 +1,37 @@
+# Tests of the CUDA device: "make check-gpu". Part of "make check" too, where they are skipped without a GPU.
+GPU_TESTS =
+if ISO_HAVE_CUDA
+GPU_TESTS += tests/gpu/cuda_conv.unit
+UNIT_TESTS += tests/gpu/cuda_conv.unit
+tests_gpu_cuda_conv_unit_SOURCES = tests/gpu/test_cuda_conv.c
+GPU_TESTS += tests/gpu/cuda_library.unit
+UNIT_TESTS += tests/gpu/cuda_library.unit
+tests_gpu_cuda_library_unit_SOURCES = tests/gpu/test_cuda_library.c
+endif
+GPU_TESTS += tests/gpu/gpu_training.unit
+UNIT_TESTS += tests/gpu/gpu_training.unit
+tests_gpu_gpu_training_unit_SOURCES = tests/gpu/test_gpu_training.c
+GPU_TESTS += tests/gpu/gpu_graphs.mpi
+MPI_TESTS += tests/gpu/gpu_graphs.mpi
+tests_gpu_gpu_graphs_mpi_SOURCES = tests/gpu/test_gpu_graphs.c
+GPU_TESTS += tests/gpu/gpu_move.mpi
+MPI_TESTS += tests/gpu/gpu_move.mpi
+tests_gpu_gpu_move_mpi_SOURCES = tests/gpu/test_gpu_move.c
+GPU_TESTS += tests/gpu/gpu_nccl.mpi
+MPI_TESTS += tests/gpu/gpu_nccl.mpi
+tests_gpu_gpu_nccl_mpi_SOURCES = tests/gpu/test_gpu_nccl.c
+GPU_TESTS += tests/gpu/gpu_nccl_faults.mpi
+MPI_TESTS += tests/gpu/gpu_nccl_faults.mpi
+tests_gpu_gpu_nccl_faults_mpi_SOURCES = tests/gpu/test_gpu_nccl_faults.c
+GPU_CONFORMANCE = tests/unit/device.unit tests/unit/device_activation.unit tests/unit/device_conv.unit \
+    tests/unit/device_loss.unit tests/unit/device_norm.unit tests/unit/device_pool.unit tests/unit/device_update.unit \
+    tests/unit/loader.unit
+
+.PHONY: check-gpu gpu-programs
+check-gpu: all
+	$(MAKE) $(AM_MAKEFLAGS) check TESTS='$(GPU_TESTS) $(GPU_CONFORMANCE)' \
+	    check_PROGRAMS='$(GPU_TESTS) $(GPU_CONFORMANCE)'
+# What it needs, without running it.
+gpu-programs: $(GPU_TESTS) $(GPU_CONFORMANCE)
+
+EXTRA_DIST += tests/gpu/gpu_report.sh tests/gpu/gpu_table.awk

@@ -1,0 +1,162 @@
+// Where NCCL cannot be used, and what fails: gradients take another way, or the error is told;
+// nothing hangs.
+#include "common/nccl_fixture.h"
+
+#include <criterion/criterion.h>
+#include <isotherm/trace.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+// Of the emulated GPU, where the build has that.
+__attribute__((weak)) void emulated_fail_next(const char *function, int error);
+__attribute__((weak)) size_t emulated_live_comms(void);
+__attribute__((weak)) size_t emulated_live_streams(void);
+__attribute__((weak)) size_t emulated_live_events(void);
+
+TestSuite(np2_gpu_nccl_faults, .init = nccl_setup, .fini = test_mpi_teardown, .timeout = 60);
+// What MPI was given by exchanges that are never completed stays.
+static void finalize(void) {
+    iso_comm_destroy(&test_comm);
+    MPI_Finalize();
+}
+TestSuite(np4_gpu_nccl_faults, .init = nccl_setup, .fini = finalize, .timeout = 60);
+
+// ---- Where NCCL cannot be used ----------------------------------------------------------------------
+
+static iso_status open_shared(nccl_world *w, FILE *log) {
+    iso_log_set_stream(log);
+    *w = (nccl_world){.how = nccl_by_gpu};
+    ISO_TRY(iso_device_create("cuda:0", &w->device));
+    ISO_TRY(nccl_make_tensors(w));
+    return nccl_make_reducer(w);
+}
+
+static bool says(FILE *log, const char *what) {
+    char line[1024];
+    bool found = false;
+    rewind(log);
+    while (fgets(line, sizeof(line), log)) found = found || strstr(line, what);
+    return found;
+}
+
+Test(np2_gpu_nccl_faults, ranks_that_share_a_gpu_take_the_host_and_say_so) {
+    nccl_skip();
+    unsetenv("NCCL_HOSTID");
+    static nccl_result got;
+    nccl_world w;
+    FILE *log = tmpfile();
+    iso_assert_ok(open_shared(&w, log));
+    iso_assert_ok(nccl_run(&w, &got));
+    iso_log_set_stream(stderr);
+    nccl_destroy(&w);
+    iso_assert_all(!got.stats.nccl && nccl_same_bits(&got, nccl_train_on_cpu(&nccl_by_gpu)));
+    iso_assert_all(says(log, "share a GPU") == (test_rank == 0));
+    fclose(log);
+}
+
+Test(np2_gpu_nccl_faults, asked_for_by_name_it_must_work) {
+    nccl_skip();
+    unsetenv("NCCL_HOSTID");
+    setenv("ISO_NODE_COLLECTIVE", "nccl", 1);
+    nccl_world w;
+    iso_status status = open_shared(&w, stderr);
+    iso_assert_all(status == ISO_ERR_UNSUPPORTED &&
+                   strstr(iso_last_error()->message, "share a GPU"));
+    nccl_destroy(&w);
+}
+
+// One rank's NCCL fails at once; the other's would wait for it, but nobody waits for that.
+Test(np2_gpu_nccl_faults, takes_the_host_where_nccl_refuses) {
+    setenv("ISO_EMULATED_NCCL_S", "5", 1);
+    nccl_skip();
+    if (!emulated_fail_next) cr_skip_test("only the emulated GPU can be made to fail");
+    if (test_rank == 1) emulated_fail_next("ncclCommInitRankConfig", 2 /* ncclSystemError */);
+    int64_t start = iso_now();
+    nccl_is_exact(nccl_by_gpu, false);
+    iso_assert_all((double)(iso_now() - start) * 1e-9 < 4);
+    sleep(6); // until the emulated NCCL gives up, so that nothing is left
+}
+
+// ---- Faults -----------------------------------------------------------------------------------------
+
+// A communicator with a short time-out in place of the one that everything uses.
+static iso_comm *hurry(double seconds) {
+    iso_comm *before = test_comm;
+    iso_comm_config config = {.timeout_s = seconds};
+    iso_assert_ok(iso_comm_create(MPI_COMM_WORLD, &config, &test_comm));
+    return before;
+}
+
+static void no_hurry(iso_comm *before) {
+    iso_comm_destroy(&test_comm);
+    test_comm = before;
+}
+
+// Rank 1 never comes to its second backward. Rank 0 has launched everything, and waits for its
+// device.
+static void a_rank_is_missing(bool shards) {
+    if (shards) setenv("ISO_RANKS_PER_NODE", "2", 1);
+    iso_comm *before = hurry(1.5);
+    nccl_world w;
+    iso_assert_ok(nccl_create(&w, &nccl_by_gpu));
+    iso_assert_ok(nccl_train_step(&w, 0));
+    iso_assert_ok(iso_reducer_finish(w.reducer));
+    int64_t start = iso_now();
+    iso_status status = ISO_OK, later = ISO_OK;
+    if (test_rank != 1) {
+        status = nccl_train_step(&w, 1);
+        later = w.device->ops->remote->finish(w.device); // must end, whatever has been computed
+        if (status == ISO_OK) status = iso_reducer_finish(w.reducer);
+    }
+    double seconds = (double)(iso_now() - start) * 1e-9;
+    const char *message = iso_last_error()->message;
+    iso_assert_all(later == ISO_OK && seconds < 8);
+    iso_assert_all(test_rank == 1 || status == ISO_ERR_TIMEOUT);
+    char rank[24];
+    snprintf(rank, sizeof(rank), "rank %d", test_rank % (shards ? 2 : test_size));
+    iso_assert_all(test_rank != 0 || (strstr(message, rank) && strstr(message, "\"e\"") &&
+                                      strstr(message, shards ? "reduce-scatter" : "all-reduce")));
+    iso_assert_all(test_rank == 1 || iso_reducer_param_needed(w.reducer, 0) < 0); // told again
+    iso_log_set_stream(NULL);
+    nccl_destroy(&w);
+    iso_log_set_stream(stderr);
+    no_hurry(before);
+}
+
+Test(np2_gpu_nccl_faults, a_rank_that_is_missing_is_told_of) {
+    nccl_skip();
+    a_rank_is_missing(false);
+}
+
+// Those of the other node wait for shards that never come.
+Test(np4_gpu_nccl_faults, a_rank_that_is_missing_is_told_of_in_both_nodes) {
+    nccl_skip();
+    a_rank_is_missing(true);
+}
+
+Test(np2_gpu_nccl_faults, an_error_of_a_call_is_told) {
+    nccl_skip();
+    if (!emulated_fail_next) cr_skip_test("only the emulated GPU can be made to fail");
+    iso_comm *before = hurry(1.5);
+    nccl_world w;
+    iso_assert_ok(nccl_create(&w, &nccl_by_gpu));
+    if (test_rank == 0) emulated_fail_next("ncclAllReduce", 2 /* ncclSystemError */);
+    iso_status status = nccl_train_step(&w, 0);
+    if (status == ISO_OK) status = iso_reducer_finish(w.reducer);
+    iso_assert_all(status == (test_rank == 0 ? ISO_ERR_DEVICE : ISO_ERR_TIMEOUT));
+    iso_assert_all(test_rank > 0 || strstr(iso_last_error()->message, "the all-reduce of \"e\""));
+    iso_log_set_stream(NULL);
+    nccl_destroy(&w);
+    iso_log_set_stream(stderr);
+    no_hurry(before);
+}
+
+Test(np2_gpu_nccl_faults, nothing_is_left) {
+    nccl_skip();
+    if (!emulated_live_comms) cr_skip_test("only the emulated GPU counts");
+    size_t streams = emulated_live_streams(), events = emulated_live_events();
+    nccl_train(&nccl_by_gpu);
+    iso_assert_all(emulated_live_comms() == 0 && emulated_live_streams() == streams &&
+                   emulated_live_events() == events);
+}
