@@ -1,11 +1,17 @@
 #!/bin/sh
 # Counts the results that "make check" left behind; the last line is "N passed, N failed, N skipped".
-# usage: summary.sh BUILD-DIRECTORY; fails if a test failed or none was run
+# usage: summary.sh BUILD-DIRECTORY...; fails if a test failed or none was run
 set -eu
+find_results() { # pattern
+    for build in $builds; do
+        [ ! -d "$build/tests" ] || find "$build/tests" -name "$1" -exec cat {} +
+    done
+}
+builds=$*
 
 # Names are in the .log files; the count is taken from the .trs files, into which no test can write.
-find "$1/tests" -name '*.log' -exec grep -hE '^(FAIL|XPASS|ERROR|SKIP): tests/' {} + | sort || true
-find "$1/tests" -name '*.trs' -exec cat {} + | awk '
+find_results '*.log' | grep -hE '^(FAIL|XPASS|ERROR|SKIP): tests/' | sort || true
+find_results '*.trs' | awk '
     /^:test-result: (PASS|XFAIL)/ { passed++ }
     /^:test-result: (FAIL|XPASS|ERROR)/ { failed++ }
     /^:test-result: SKIP/ { skipped++ }

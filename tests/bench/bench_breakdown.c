@@ -155,8 +155,8 @@ PROBE(dropout, NULL, y, 0, size_of(x) + size_of(y),
       ARGS(d, draw, x, y))
 PROBE(loss, "loss", output, 0, size_of(output) + size_of(grad),
       ARGS(iso_device *d, const iso_loss_config *config, TENSOR output, const int32_t *labels,
-           double *value, int64_t *correct, iso_tensor *grad),
-      ARGS(d, config, output, labels, value, correct, grad))
+           double result[2], iso_tensor *grad),
+      ARGS(d, config, output, labels, result, grad))
 PROBE(scale, NULL, x, 0, 8.0 * (double)count,
       ARGS(iso_device *d, int64_t count, double factor, void *x), ARGS(d, count, factor, x))
 PROBE(sgd, UPDATE, p, 0, (m ? 20.0 : 12.0) * (double)count,

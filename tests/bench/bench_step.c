@@ -1,124 +1,40 @@
 // Time of a whole training step of an example network on random input, with and without its
 // exchange.
 #include "bench_breakdown.h"
+#include "bench_device.h"
+#include "bench_options.h"
 #include "bench_util.h"
 
-#include <getopt.h>
 #include <isotherm.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "../../examples/models.h"
 
-static const char usage[] =
-    "usage: mpirun -n RANKS bench_step [OPTIONS]\n"
-    "  --model NAME     mlp or cnn on 1x28x28, lenet or resnet18 on 3x32x32, without dropout "
-    "(cnn)\n"
-    "  --batch N        per rank (64)\n"
-    "  --steps N        timed steps (50), after --warmup N others (10)\n"
-    "  --sync MODE      lazy, blocking or none: no exchange at all (lazy)\n"
-    "  --report-hidden  alternates blocks of all three, and tells how much of the exchange is "
-    "hidden\n"
-    "  --breakdown      tells for each kernel of a step its time and how near it comes to the\n"
-    "                   machine's peak, on one rank or on the first of several\n"
-    "  --progress MODE  auto, off, poll or thread (auto)\n"
-    "  --bucket-mb X    layers are fused until a buffer holds this much (0.25)\n"
-    "  --piece-mb X     larger parameters leave in pieces of so much, 0: as a whole (1)\n"
-    "  --threads N      of each rank (1)\n"
-    "  --tuned          kernels that are the fastest in a first step, not the rule's\n";
-
-typedef struct options {
-    const char *model, *progress;
-    int batch, steps, warmup, threads;
-    iso_sync sync;
-    bool report_hidden, breakdown, tuned;
-    double bucket_mb, piece_mb;
-} options;
-
 // One replica with its own parameters, communication buffer and optimizer.
 typedef struct replica {
     iso_module *model;
     iso_optimizer *optimizer;
-    double *ms; // of each timed step
+    double *ms; // of each timed step, as the host saw it
     int timed;
+    double *block_ms; // mean step of each block, from a device without work to the same again
+    int blocks;
 } replica;
 
 typedef struct bench {
-    const options *o;
+    const bench_options *o;
     iso_comm *comm;
-    iso_device *device;
+    bench_device on;
     iso_tensor *images;
     int32_t *labels;
-    iso_loss *loss;
+    iso_loss *loss[2]; // in turn where the device is beside the host
+    int turn;          // which is next
+    long long losses;  // computed so far
+    double first_loss, last_loss;
     replica by_sync[3]; // index: iso_sync
     double exchange_ms;
     long long allocations, primitives; // during timed steps
 } bench;
-
-static const char *const sync_name[] = {"lazy", "blocking", "none"};
-
-// ---- Options --------------------------------------------------------------------------------------
-
-static iso_sync parse_sync(const char *text) {
-    for (int i = 0; i < 3; i++)
-        if (strcmp(text, sync_name[i]) == 0) return (iso_sync)i;
-    bench_usage(usage, "--sync takes lazy, blocking or none");
-    return ISO_SYNC_LAZY;
-}
-
-static options parse(int argc, char **argv) {
-    options o = {.model = "cnn",
-                 .progress = "auto",
-                 .batch = 64,
-                 .steps = 50,
-                 .warmup = 10,
-                 .threads = 1,
-                 .bucket_mb = ISO_DATA_PARALLEL_DEFAULT.bucket_mb,
-                 .piece_mb = ISO_DATA_PARALLEL_DEFAULT.piece_mb};
-    static const struct option known[] = {{"model", required_argument, NULL, 'm'},
-                                          {"batch", required_argument, NULL, 'b'},
-                                          {"steps", required_argument, NULL, 'n'},
-                                          {"warmup", required_argument, NULL, 'w'},
-                                          {"sync", required_argument, NULL, 's'},
-                                          {"report-hidden", no_argument, NULL, 'h'},
-                                          {"progress", required_argument, NULL, 'p'},
-                                          {"bucket-mb", required_argument, NULL, 'k'},
-                                          {"threads", required_argument, NULL, 't'},
-                                          {"breakdown", no_argument, NULL, 'd'},
-                                          {"tuned", no_argument, NULL, 'u'},
-                                          {"piece-mb", required_argument, NULL, 'i'},
-                                          {NULL, 0, NULL, 0}};
-    for (int c; (c = getopt_long(argc, argv, "", known, NULL)) != -1;) {
-        if (c == 'm')
-            o.model = optarg;
-        else if (c == 'b')
-            o.batch = (int)bench_number(usage, "--batch", optarg, 1, 1e6);
-        else if (c == 'n')
-            o.steps = (int)bench_number(usage, "--steps", optarg, 1, 1e6);
-        else if (c == 'w')
-            o.warmup = (int)bench_number(usage, "--warmup", optarg, 1, 1e6);
-        else if (c == 's')
-            o.sync = parse_sync(optarg);
-        else if (c == 'h')
-            o.report_hidden = true;
-        else if (c == 'd')
-            o.breakdown = true;
-        else if (c == 'u')
-            o.tuned = true;
-        else if (c == 'p')
-            o.progress = optarg;
-        else if (c == 'k')
-            o.bucket_mb = bench_number(usage, "--bucket-mb", optarg, 0, 1e5);
-        else if (c == 'i')
-            o.piece_mb = bench_number(usage, "--piece-mb", optarg, 0, 1e5);
-        else if (c == 't')
-            o.threads = (int)bench_number(usage, "--threads", optarg, 1, 1024);
-        else
-            bench_usage(usage, "unknown option");
-    }
-    if (optind < argc) bench_usage(usage, "too many arguments");
-    return o;
-}
 
 static iso_dataset_info input_of(const char *model) {
     bool gray = strcmp(model, "mlp") == 0 || strcmp(model, "cnn") == 0;
@@ -133,7 +49,7 @@ static void make_input(bench *b) {
     const iso_dataset_info input = input_of(b->o->model);
     int64_t shape[] = {b->o->batch, input.channels, input.height, input.width};
     float *x;
-    bench_require(iso_tensor_create(b->device, ISO_F32, 4, shape, &b->images));
+    bench_require(iso_tensor_create(b->on.device, ISO_F32, 4, shape, &b->images));
     bench_require(iso_tensor_map(b->images, ISO_WRITE, (void **)&x));
     srand(1);
     for (int64_t i = 0; i < iso_tensor_count(b->images); i++)
@@ -153,20 +69,24 @@ static void make_replica(bench *b, iso_sync sync) {
     hyper.lr = 0.001, hyper.momentum = 0.9;
     iso_module *model;
     iso_optimizer *sgd;
-    bench_require(model_create(b->o->model, b->device, &shape, false, &rng, &model));
+    bench_require(model_create(b->o->model, b->on.device, &shape, false, &rng, &model));
     bench_require(iso_optimizer_create(ISO_SGD, model, &hyper, &sgd));
     bench_require(iso_data_parallel_create_take(model, b->comm, &config, &r->model));
     bench_require(iso_dp_optimizer_create_take(sgd, r->model, &r->optimizer));
     r->ms = calloc((size_t)b->o->steps, sizeof(*r->ms));
+    r->block_ms = calloc((size_t)b->o->steps, sizeof(*r->block_ms));
 }
 
-static bool wanted(const options *o, int sync) { return o->report_hidden || (int)o->sync == sync; }
+static bool wanted(const bench_options *o, int sync) {
+    return o->report_hidden || (int)o->sync == sync;
+}
 
-static void set_up(bench *b, const options *o, iso_comm *comm) {
+static void set_up(bench *b, const bench_options *o, iso_comm *comm) {
     *b = (bench){.o = o, .comm = comm};
-    bench_require(iso_device_create("cpu", &b->device));
-    bench_require(iso_device_set_threads(b->device, o->threads));
-    bench_require(iso_loss_create(b->device, ISO_CROSS_ENTROPY, &b->loss));
+    bench_device_open(&b->on, o->device, o->math, o->graphs, comm);
+    bench_require(iso_device_set_threads(b->on.device, o->threads));
+    for (int i = 0; i < 2; i++)
+        bench_require(iso_loss_create(b->on.device, ISO_CROSS_ENTROPY, &b->loss[i]));
     make_input(b);
     for (int s = 0; s < 3; s++)
         if (wanted(o, s)) make_replica(b, (iso_sync)s);
@@ -177,52 +97,92 @@ static void tear_down(bench *b) {
         iso_optimizer_destroy(&b->by_sync[s].optimizer);
         iso_module_destroy(&b->by_sync[s].model);
         free(b->by_sync[s].ms);
+        free(b->by_sync[s].block_ms);
     }
-    iso_loss_destroy(&b->loss);
+    for (int i = 0; i < 2; i++) iso_loss_destroy(&b->loss[i]);
     iso_tensor_destroy(&b->images);
     free(b->labels);
-    iso_device_destroy(&b->device);
+    bench_device_close(&b->on);
 }
 
 // ---- Timing ---------------------------------------------------------------------------------------
 
+// Of a device beside the host the loss of the step before is waited for, when that of this step is
+// under way: the device has about a step's work ahead of it then.
+static void compute_loss(bench *b, iso_tensor *out, iso_tensor **grad) {
+    double value = 0;
+    if (b->on.beside) {
+        iso_loss *now = b->loss[b->turn], *before = b->loss[!b->turn];
+        bench_require(iso_loss_compute(now, out, b->labels, NULL, NULL, grad));
+        if (b->losses > 0) bench_require(iso_loss_value(before, &value, NULL));
+        b->turn = !b->turn;
+    } else {
+        bench_require(iso_loss_compute(b->loss[0], out, b->labels, &value, NULL, grad));
+    }
+    if (b->losses == 1) b->first_loss = value;
+    b->losses++;
+}
+
 static void step(bench *b, replica *r) {
     iso_tensor *out, *grad;
-    double value;
     iso_optimizer_zero_grad(r->optimizer);
     bench_require(iso_module_forward(r->model, b->images, &out));
-    bench_require(iso_loss_compute(b->loss, out, b->labels, &value, NULL, &grad));
+    compute_loss(b, out, &grad);
     bench_require(iso_module_backward(r->model, grad, NULL));
     bench_require(iso_optimizer_step(r->optimizer));
+}
+
+// Completes what the steps so far have begun, on all ranks and on the device.
+static void settle(bench *b, replica *r) {
+    bench_require(iso_data_parallel_finish(r->model));
+    bench_device_drain(&b->on);
+    bench_require(iso_comm_barrier(b->comm));
+}
+
+static void timed_steps(bench *b, replica *r, int count) {
+    int64_t block = iso_now();
+    for (int i = 0; i < count; i++) {
+        int64_t start = iso_now();
+        step(b, r);
+        r->ms[r->timed++] = bench_ms_since(start);
+    }
+    if (!b->on.beside) return;
+    bench_require(iso_data_parallel_finish(r->model));
+    bench_device_drain(&b->on);
+    r->block_ms[r->blocks++] = bench_ms_since(block) / count;
 }
 
 // `count` timed steps after a few others, in which the pipeline fills.
 static void run_block(bench *b, replica *r, int warmup, int count) {
     long long before, after;
     for (int i = 0; i < warmup; i++) step(b, r);
+    if (b->on.beside) settle(b, r);
     iso_memory_balance(NULL, NULL, &before);
-    long long primitives = iso_device_primitives_created(b->device);
-    for (int i = 0; i < count; i++) {
-        int64_t start = iso_now();
-        step(b, r);
-        r->ms[r->timed++] = bench_ms_since(start);
-    }
+    long long primitives = iso_device_primitives_created(b->on.device);
+    timed_steps(b, r, count);
     iso_memory_balance(NULL, NULL, &after);
     b->allocations += after - before;
-    b->primitives += iso_device_primitives_created(b->device) - primitives;
-    bench_require(iso_data_parallel_finish(r->model));
-    bench_require(iso_comm_barrier(b->comm));
+    b->primitives += iso_device_primitives_created(b->on.device) - primitives;
+    settle(b, r);
+}
+
+// On a device beside the host the median of five blocks is told.
+static int block_length(const bench *b) {
+    const bench_options *o = b->o;
+    if (o->report_hidden) return o->steps > 10 ? 10 : o->steps;
+    return b->on.beside ? (o->steps + 4) / 5 : o->steps;
 }
 
 // Blocks alternate, so that what else the machine does meets all of them.
 static void run(bench *b) {
-    const options *o = b->o;
-    const int block = o->report_hidden && o->steps > 10 ? 10 : o->steps;
+    const bench_options *o = b->o;
+    const int block = block_length(b);
     for (int done = 0; done < o->steps; done += block) {
         int count = o->steps - done < block ? o->steps - done : block;
         for (int s = 0; s < 3; s++)
             if (wanted(o, s)) run_block(b, &b->by_sync[s], done == 0 ? o->warmup : 2, count);
     }
+    if (b->on.beside) bench_require(iso_loss_value(b->loss[!b->turn], &b->last_loss, NULL));
     for (int s = 0; s < 3; s++) {
         if (!wanted(o, s)) continue;
         if (s != ISO_SYNC_NONE && iso_comm_size(b->comm) > 1)
@@ -260,11 +220,25 @@ static void report_one(bench *b) {
     if (iso_comm_rank(b->comm) == 0)
         printf(", \"sync\": \"%s\", \"step_ms_p50\": %.3f, \"step_ms_p95\": %.3f, "
                "\"step_ms_min\": %.3f}\n",
-               sync_name[b->o->sync], p50, p95, least);
+               bench_sync_name[b->o->sync], p50, p95, least);
+}
+
+// Of a device beside the host: what a step takes of it, and the host's view (step_ms_p50 and so on,
+// which are intervals between steps). Counters of the device belong here.
+static void report_device(bench *b) {
+    const bench_options *o = b->o;
+    replica *r = &b->by_sync[o->report_hidden ? ISO_SYNC_LAZY : o->sync];
+    double mean = bench_worst_quantile(b->comm, r->block_ms, r->blocks, 0.5);
+    double p90 = step_ms(b, (int)(r - b->by_sync), 0.9);
+    if (iso_comm_rank(b->comm) != 0) return;
+    printf(", \"device\": \"%s\", \"on\": \"%s\", \"math\": \"%s\", \"graphs\": \"%s\", "
+           "\"step_ms\": %.5f, \"step_ms_p90\": %.3f, \"first_loss\": %.5f, \"last_loss\": %.5f",
+           iso_device_name(b->on.device), iso_device_describe(b->on.device), o->math,
+           o->graphs ? o->graphs : "default", mean, p90, b->first_loss, b->last_loss);
 }
 
 static void report(bench *b) {
-    const options *o = b->o;
+    const bench_options *o = b->o;
     double worst[3] = {(double)b->allocations, (double)b->primitives, iso_peak_rss_mb()};
     bench_require(iso_comm_allreduce_f64(b->comm, worst, 3, ISO_MAX));
     if (iso_comm_rank(b->comm) == 0)
@@ -276,6 +250,7 @@ static void report(bench *b) {
                o->model, o->batch, iso_comm_size(b->comm), o->threads,
                iso_progress_name(iso_comm_progress(b->comm)), b->exchange_ms, worst[0], worst[1],
                worst[2]);
+    if (b->on.beside) report_device(b);
     if (o->report_hidden)
         report_hidden(b);
     else
@@ -284,17 +259,17 @@ static void report(bench *b) {
 
 // Of one rank: others may choose other kernels.
 static void tune(bench *b) {
-    bench_require(iso_device_tune(b->device, true));
+    bench_require(iso_device_tune(b->on.device, true));
     step(b, &b->by_sync[b->o->sync]);
-    bench_require(iso_device_tune(b->device, false));
+    bench_require(iso_device_tune(b->on.device, false));
 }
 
 static void break_down(bench *b) {
     replica *r = &b->by_sync[b->o->sync];
-    bench_subject subject = {.device = b->device,
+    bench_subject subject = {.device = b->on.device,
                              .model = r->model,
                              .optimizer = r->optimizer,
-                             .loss = b->loss,
+                             .loss = b->loss[0],
                              .images = b->images,
                              .labels = b->labels,
                              .threads = b->o->threads};
@@ -302,19 +277,25 @@ static void break_down(bench *b) {
     bench_require(iso_data_parallel_finish(r->model));
 }
 
-int main(int argc, char **argv) {
-    options o = parse(argc, argv);
-    iso_comm *comm = bench_start(&argc, &argv, o.progress);
+static void measure(const bench_options *o, iso_comm *comm) {
     bench b;
-    set_up(&b, &o, comm);
-    if (o.tuned) tune(&b);
-    if (o.breakdown) {
+    set_up(&b, o, comm);
+    if (o->tuned) tune(&b);
+    if (o->breakdown) {
         break_down(&b);
     } else {
         run(&b);
         report(&b);
     }
     tear_down(&b);
+    fflush(stdout);
+}
+
+int main(int argc, char **argv) {
+    bench_plan plan = bench_parse(argc, argv);
+    bench_options o;
+    iso_comm *comm = bench_start(&argc, &argv, plan.base.progress);
+    for (int i = 0; bench_select(&plan, i, &o); i++) measure(&o, comm);
     iso_comm_destroy(&comm);
     MPI_Finalize();
     return 0;

@@ -3,6 +3,7 @@
 
 #include <isotherm/trace.h>
 #include <stdlib.h>
+#include <string.h>
 
 void bench_require(iso_status status) {
     if (status >= 0) return;
@@ -33,6 +34,16 @@ double bench_number(const char *usage, const char *option, const char *text, dou
              text);
     if (end == text || *end || !(value >= low && value <= high)) bench_usage(usage, wrong);
     return value;
+}
+
+bench_list bench_split(char *text) {
+    bench_list list = {.count = 0};
+    for (char *rest = text; rest && list.count < BENCH_MOST_VALUES;) {
+        list.value[list.count++] = rest;
+        rest = strchr(rest, ',');
+        if (rest) *rest++ = 0;
+    }
+    return list;
 }
 
 double bench_ms_since(int64_t start_ns) { return (double)(iso_now() - start_ns) * 1e-6; }

@@ -15,6 +15,14 @@ void bench_usage(const char *text, const char *wrong);
 double bench_number(const char *usage, const char *option, const char *text, double low,
                     double high);
 
+// Values between commas, which become ends of text.
+enum { BENCH_MOST_VALUES = 16 };
+typedef struct bench_list {
+    const char *value[BENCH_MOST_VALUES];
+    int count;
+} bench_list;
+bench_list bench_split(char *text);
+
 double bench_ms_since(int64_t start_ns);
 // Sorts `values`; q from 0 to 1.
 double bench_quantile(double *values, int count, double q);

@@ -10,8 +10,9 @@ tests_bench_bench_exchange_SOURCES = tests/bench/bench_exchange.c tests/bench/be
 tests_bench_bench_exchange_LDADD = libiso_core.la
 BENCHES += tests/bench/bench_step
 tests_bench_bench_step_SOURCES = tests/bench/bench_breakdown.c tests/bench/bench_breakdown.h \
-    tests/bench/bench_peak.c tests/bench/bench_peak.h tests/bench/bench_step.c \
-    tests/bench/bench_util.c tests/bench/bench_util.h \
+    tests/bench/bench_device.c tests/bench/bench_device.h \
+    tests/bench/bench_options.c tests/bench/bench_options.h tests/bench/bench_peak.c \
+    tests/bench/bench_peak.h tests/bench/bench_step.c tests/bench/bench_util.c tests/bench/bench_util.h \
     examples/models.c examples/models.h examples/models_resnet.c
 tests_bench_bench_step_LDADD = libiso_core.la
 BENCHES += tests/bench/bench_loader
@@ -21,6 +22,11 @@ tests_bench_bench_loader_LDADD = libiso_core.la
 BENCHES += tests/bench/bench_order
 tests_bench_bench_order_SOURCES = tests/bench/bench_order.c tests/bench/bench_util.c tests/bench/bench_util.h
 tests_bench_bench_order_LDADD = libiso_core.la
+BENCHES += tests/bench/bench_gpu_ops
+tests_bench_bench_gpu_ops_SOURCES = tests/bench/bench_device.c tests/bench/bench_device.h \
+    tests/bench/bench_gpu_ops.c tests/bench/bench_util.c tests/bench/bench_util.h
+tests_bench_bench_gpu_ops_LDADD = libiso_core.la
 EXTRA_DIST += tests/bench/compare_common.sh tests/bench/compare_hosts.sh tests/bench/compare_peers.sh tests/bench/compare_ranks.sh \
     tests/bench/overlap.sh tests/bench/time_to_accuracy.sh \
-    tests/bench/peers/ddp_pytorch.py tests/bench/peers/step_heat.py tests/bench/peers/step_pytorch.py
+    tests/bench/peers/ddp_pytorch.py tests/bench/peers/step_heat.py tests/bench/peers/step_pytorch.py \
+    tests/bench/peers/step_pytorch_gpu.py
