@@ -45,7 +45,7 @@ static const struct {
     {"--data", "IMAGES", "the same as IMAGES: IDX file of bytes, .gz too", offsetof(options, data)},
     {"--labels", "FILE", "IDX file of labels: prints the accuracy instead",
      offsetof(options, labels)},
-    {"--device", "cpu|cuda|cuda:N", "where kernels run (default cpu)", offsetof(options, device)},
+    {"--device", "cpu|cuda[:N]", "where kernels run (default cpu)", offsetof(options, device)},
     {"--threads", "N", "of the kernels (default 1)", offsetof(options, threads)},
     {"--model", MODEL_NAMES, "network (default: as the checkpoint says)", offsetof(options, model)},
     {"--classes", "N", "of the network (the same)", offsetof(options, classes)},

@@ -110,9 +110,9 @@ static bool is_word(const char *word, const char *const *options, int count) {
 }
 
 static iso_status check_words(const sweep_entry *entry) {
-    static const char *const shared[] = {"--data",     "--model",     "--dropout", "--seed",
-                                         "--load",     "--device",    "--dtype",   "--threads",
-                                         "--progress", "--eval-every"};
+    static const char *const shared[] = {"--data",    "--model",    "--dropout",   "--seed",
+                                         "--load",    "--device",   "--math",      "--dtype",
+                                         "--threads", "--progress", "--eval-every"};
     static const char *const outside[] = {
         "--out",     "--target", "--list",     "--log",   "--trace", "--checkpoint",
         "--version", "--resume", "--help-env", "--quiet", "--help",  "--checkpoint-every"};

@@ -134,6 +134,8 @@ const train_option train_option_table[] = {
     {.kind = TOPIC, .name = "Machine"},
     {TEXT, "--device", FIELD(device), "cpu|cuda|cuda:N", "cpu",
      .meaning = "where kernels run; cuda: each rank of a node on the next GPU", .outside = true},
+    {CHOICE, "--math", FIELD(math), "f32|tf32|bf16", "f32",
+     .meaning = "what a GPU rounds factors of f32 products to"},
     {CHOICE, "--dtype", FIELD(dtype), "f32|f64", "f32",
      .meaning = "element type of images, parameters and arithmetic"},
     {CHOICE, "--kernels", FIELD(kernels), "fixed|tuned", "fixed",

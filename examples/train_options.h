@@ -30,7 +30,7 @@ typedef struct train_options {
     const char *downcast_type, *use_mpi_groups;
     int64_t skip_reduction_factor, local_skip_factor;
 
-    const char *device, *dtype, *kernels;
+    const char *device, *math, *dtype, *kernels;
     int64_t threads;
     const char *log, *trace, *checkpoint, *load, *resume;
     int64_t checkpoint_every, eval_every;

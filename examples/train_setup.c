@@ -47,6 +47,7 @@ static iso_status open_device(train_world *world, const char *device) {
 static iso_status open_local(train_world *world, const train_options *options) {
     TRY(open_device(world, options->device));
     TRY(iso_device_set_threads(world->device, (int)options->threads));
+    TRY(iso_device_set_math(world->device, options->math));
     return open_data(world, options->data);
 }
 

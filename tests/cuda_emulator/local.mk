@@ -24,11 +24,25 @@ EMULATOR_FILES += tests/cuda_emulator/include/cuda_runtime_api.h
 EMULATOR_FILES += tests/cuda_emulator/include/emulated_device.h
 EMULATOR_FILES += tests/cuda_emulator/include/library_types.h
 EMULATOR_FILES += tests/cuda_emulator/include/nccl.h
-EXTRA_DIST += $(EMULATOR_FILES)
+EMULATOR_TEST =
+EMULATOR_TEST += tests/cuda_emulator/emulator_test.cc
+EMULATOR_TEST += tests/cuda_emulator/emulator_test.h
+EMULATOR_TEST += tests/cuda_emulator/emulator_test_blas.cc
+EMULATOR_TEST += tests/cuda_emulator/emulator_test_graphs.cc
+EMULATOR_TEST += tests/cuda_emulator/emulator_test_kernels.cc
+EMULATOR_TEST += tests/cuda_emulator/emulator_test_nccl.cc
+EXTRA_DIST += $(EMULATOR_FILES) $(EMULATOR_TEST) tests/cuda_emulator/check_emulator.sh
 if ISO_CUDA_EMULATED
 noinst_LTLIBRARIES += libiso_cuda_emulated.la
 libiso_cuda_emulated_la_SOURCES = $(EMULATOR_FILES)
 libiso_cuda_emulated_la_CPPFLAGS = $(CUDA_CFLAGS) -I$(top_srcdir)/tests/cuda_emulator
 libiso_cuda_emulated_la_CXXFLAGS = -std=gnu++14 -O2 -g -Wall -Wextra -pthread
 CUDA_EMULATOR += libiso_cuda_emulated.la
+EXTRA_PROGRAMS += tests/cuda_emulator/emulator_test
+tests_cuda_emulator_emulator_test_SOURCES = $(EMULATOR_TEST)
+tests_cuda_emulator_emulator_test_CPPFLAGS = $(libiso_cuda_emulated_la_CPPFLAGS)
+tests_cuda_emulator_emulator_test_CXXFLAGS = $(libiso_cuda_emulated_la_CXXFLAGS)
+tests_cuda_emulator_emulator_test_LDADD = libiso_cuda_emulated.la -lpthread
+GPU_SHELL_TESTS += tests/cuda_emulator/check_emulator.sh
+GPU_HELPED_BY += tests/cuda_emulator/emulator_test
 endif

@@ -1,5 +1,7 @@
 # Tests of the CUDA device: "make check-gpu". Part of "make check" too, where they are skipped without a GPU.
 GPU_TESTS =
+GPU_SHELL_TESTS =
+GPU_HELPED_BY =
 if ISO_HAVE_CUDA
 GPU_TESTS += tests/gpu/cuda_conv.unit
 UNIT_TESTS += tests/gpu/cuda_conv.unit
@@ -28,10 +30,10 @@ GPU_CONFORMANCE = tests/unit/device.unit tests/unit/device_activation.unit tests
     tests/unit/loader.unit
 
 .PHONY: check-gpu gpu-programs
-check-gpu: all
-	$(MAKE) $(AM_MAKEFLAGS) check TESTS='$(GPU_TESTS) $(GPU_CONFORMANCE)' \
+check-gpu: all gpu-programs
+	$(MAKE) $(AM_MAKEFLAGS) check TESTS='$(GPU_SHELL_TESTS) $(GPU_TESTS) $(GPU_CONFORMANCE)' \
 	    check_PROGRAMS='$(GPU_TESTS) $(GPU_CONFORMANCE)'
 # What it needs, without running it.
-gpu-programs: $(GPU_TESTS) $(GPU_CONFORMANCE)
+gpu-programs: $(GPU_HELPED_BY) $(GPU_TESTS) $(GPU_CONFORMANCE)
 
 EXTRA_DIST += tests/gpu/gpu_report.sh tests/gpu/gpu_table.awk
