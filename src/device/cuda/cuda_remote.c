@@ -70,8 +70,10 @@ static iso_status remote_test(iso_device *self, iso__device_event *event) {
     return ISO_OK;
 }
 
+// What is held back would otherwise come after the wait: the device would be idle.
 static iso_status remote_wait(iso_device *self, iso__device_event *event) {
     ISO_TRY(iso__cuda_enter(iso__cuda_of(self)));
+    ISO_TRY(iso__cuda_flush(iso__cuda_of(self)));
     ISO_TRY_CUDA(cudaEventSynchronize(event->cuda));
     return ISO_OK;
 }
