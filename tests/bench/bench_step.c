@@ -17,6 +17,7 @@ typedef struct replica {
     iso_optimizer *optimizer;
     double *ms; // of each timed step, as the host saw it
     int timed;
+    long long launches, graphs; // of the device, in these steps
     double *block_ms; // mean step of each block, from a device without work to the same again
     int blocks;
 } replica;
@@ -141,11 +142,18 @@ static void settle(bench *b, replica *r) {
 
 static void timed_steps(bench *b, replica *r, int count) {
     int64_t block = iso_now();
+    long long launches, graphs;
+    iso_device_launches(b->on.device, &launches, &graphs);
+    r->launches -= launches;
+    r->graphs -= graphs;
     for (int i = 0; i < count; i++) {
         int64_t start = iso_now();
         step(b, r);
         r->ms[r->timed++] = bench_ms_since(start);
     }
+    iso_device_launches(b->on.device, &launches, &graphs);
+    r->launches += launches;
+    r->graphs += graphs;
     if (!b->on.beside) return;
     bench_require(iso_data_parallel_finish(r->model));
     bench_device_drain(&b->on);
@@ -224,7 +232,7 @@ static void report_one(bench *b) {
 }
 
 // Of a device beside the host: what a step takes of it, and the host's view (step_ms_p50 and so on,
-// which are intervals between steps). Counters of the device belong here.
+// which are intervals between steps), and what the device was given in a step of rank 0.
 static void report_device(bench *b) {
     const bench_options *o = b->o;
     replica *r = &b->by_sync[o->report_hidden ? ISO_SYNC_LAZY : o->sync];
@@ -232,9 +240,11 @@ static void report_device(bench *b) {
     double p90 = step_ms(b, (int)(r - b->by_sync), 0.9);
     if (iso_comm_rank(b->comm) != 0) return;
     printf(", \"device\": \"%s\", \"on\": \"%s\", \"math\": \"%s\", \"graphs\": \"%s\", "
-           "\"step_ms\": %.5f, \"step_ms_p90\": %.3f, \"first_loss\": %.5f, \"last_loss\": %.5f",
+           "\"step_ms\": %.5f, \"step_ms_p90\": %.3f, \"launches\": %.1f, \"graph_launches\": "
+           "%.1f, \"first_loss\": %.5f, \"last_loss\": %.5f",
            iso_device_name(b->on.device), iso_device_describe(b->on.device), o->math,
-           o->graphs ? o->graphs : "default", mean, p90, b->first_loss, b->last_loss);
+           o->graphs ? o->graphs : "default", mean, p90, (double)r->launches / r->timed,
+           (double)r->graphs / r->timed, b->first_loss, b->last_loss);
 }
 
 static void report(bench *b) {

@@ -3,8 +3,8 @@
 
 #include <string.h>
 
-// Fewer commands are launched as fast one by one. As long as a segment has not come so often, shapes
-// may still be new.
+// Fewer commands are launched as fast one by one. As long as a segment has not come so often,
+// shapes may still be new.
 #define LEAST_COMMANDS 3
 #define TIMES_BEFORE   2
 #define MOST_SEGMENTS  64
@@ -29,11 +29,12 @@ typedef struct segment {
 enum { NONE = -1 };
 
 struct iso__cuda_graphs {
-    segment now;                    // what came since the last end of a segment
+    segment now; // what came since the last end of a segment
     segment known[MOST_SEGMENTS];
     int count;
     int previous;  // the segment that came before this one
-    int following; // what `now` is as far as it goes and held back for; NONE: it is launched at once
+    int following; // what `now` is as far as it goes and held back for; NONE: it is launched at
+                   // once
 };
 
 // ---- Commands ---------------------------------------------------------------------------------------
@@ -243,10 +244,23 @@ iso_status iso__cuda_flush(iso__cuda *cuda) {
     return ISO_OK;
 }
 
-// What comes first tells whether it may be the segment that came after the previous one before.
-static int guess(const struct iso__cuda_graphs *g, const iso__cuda_command *c) {
-    int i = g->previous != NONE ? g->known[g->previous].next : NONE;
-    return i != NONE && i < g->count && g->known[i].exec && fits(&g->known[i], 0, c) ? i : NONE;
+static bool begins_like(const segment *s, const segment *now) {
+    if (!s->exec || s->count < now->count) return false;
+    for (int k = now->count - 1; k >= 0; k--) { // the last one differs most often
+        iso__cuda_command c = command_of(now, k);
+        if (!fits(s, k, &c)) return false;
+    }
+    return true;
+}
+
+// A segment that begins with what came so far, preferably the one that came after the previous one
+// before. Where steps take turns with two losses or batches, it shows on the way which one it is.
+static int guess(const struct iso__cuda_graphs *g) {
+    int next = g->previous != NONE ? g->known[g->previous].next : NONE;
+    if (next != NONE && next < g->count && begins_like(&g->known[next], &g->now)) return next;
+    for (int i = 0; i < g->count; i++)
+        if (begins_like(&g->known[i], &g->now)) return i;
+    return NONE;
 }
 
 iso_status iso__cuda_submit_command(iso__cuda *cuda, const iso__cuda_command *c) {
@@ -255,12 +269,11 @@ iso_status iso__cuda_submit_command(iso__cuda *cuda, const iso__cuda_command *c)
     if (!g) return iso__cuda_execute(cuda, c);
     int k = g->now.count;
     ISO_TRY(append(&g->now, c));
-    if (k == 0) g->following = guess(g, c);
-    if (g->following == NONE) return iso__cuda_execute(cuda, c);
-    const segment *s = &g->known[g->following];
-    if (k < s->count && fits(s, k, c)) return ISO_OK; // held back
-    g->following = NONE;
-    return execute_from(cuda, &g->now, 0);
+    if (k > 0 && g->following == NONE) return iso__cuda_execute(cuda, c);
+    const segment *s = k > 0 ? &g->known[g->following] : NULL;
+    if (s && k < s->count && fits(s, k, c)) return ISO_OK; // held back
+    g->following = guess(g);
+    return g->following == NONE ? execute_from(cuda, &g->now, 0) : ISO_OK;
 }
 
 // ---- Life -------------------------------------------------------------------------------------------
