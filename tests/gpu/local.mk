@@ -28,12 +28,20 @@ tests_gpu_gpu_nccl_faults_mpi_SOURCES = tests/gpu/test_gpu_nccl_faults.c
 GPU_CONFORMANCE = tests/unit/device.unit tests/unit/device_activation.unit tests/unit/device_conv.unit \
     tests/unit/device_loss.unit tests/unit/device_norm.unit tests/unit/device_pool.unit tests/unit/device_update.unit \
     tests/unit/loader.unit
+# Tests of training that take their device from ISO_TEST_DEVICE, which they need then.
+GPU_SUITES = tests/mpi/daso.mpi tests/mpi/no_sync.mpi tests/mpi/pieces.mpi
+GPU_ALL = $(GPU_TESTS) $(GPU_CONFORMANCE) $(GPU_SUITES)
+if ISO_CUDA_EMULATED
+HAVE_GPU = true
+else
+HAVE_GPU = test -e /dev/nvidiactl
+endif
 
 .PHONY: check-gpu gpu-programs
 check-gpu: all gpu-programs
-	$(MAKE) $(AM_MAKEFLAGS) check TESTS='$(GPU_SHELL_TESTS) $(GPU_TESTS) $(GPU_CONFORMANCE)' \
-	    check_PROGRAMS='$(GPU_TESTS) $(GPU_CONFORMANCE)'
+	tests='$(GPU_SHELL_TESTS) $(GPU_TESTS) $(GPU_CONFORMANCE)'; ! $(HAVE_GPU) || tests="$$tests $(GPU_SUITES)"; \
+	ISO_TEST_DEVICE=cuda $(MAKE) $(AM_MAKEFLAGS) check TESTS="$$tests" check_PROGRAMS='$(GPU_ALL)'
 # What it needs, without running it.
-gpu-programs: $(GPU_HELPED_BY) $(GPU_TESTS) $(GPU_CONFORMANCE)
+gpu-programs: $(GPU_HELPED_BY) $(GPU_ALL)
 
 EXTRA_DIST += tests/gpu/gpu_report.sh tests/gpu/gpu_table.awk
