@@ -20,7 +20,8 @@ iso_status iso__upload_create(iso_device *device, iso_dtype dtype, const int64_t
     ISO_TRY(iso__pinned_alloc(device, bytes_of(out->images), &out->host));
     ISO_TRY(remote->event_create(device, &out->done));
     ISO_TRY(remote->event_create(device, &out->unused));
-    return ISO_OK;
+    // Its memory may be that of a tensor that is gone, and still in use by what was launched.
+    return remote->record(device, ISO__QUEUE_COMPUTE, out->unused);
 }
 
 void iso__upload_destroy(iso__upload *self) {

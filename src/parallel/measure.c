@@ -36,6 +36,7 @@ iso_status iso_reducer_measure_exchange(iso_reducer *r, int repeats, double *ms)
     ISO_CHECK(r->busy == 0 && r->ready_count == 0, ISO_ERR_STATE,
               "an exchange is pending: call iso_reducer_finish before measuring");
     double *each;
+    if (r->device) ISO_TRY(r->device->ops->remote->finish(r->device)); // copies out of the arena
     ISO_TRY(iso__alloc((size_t)repeats * sizeof(*each), (void **)&each));
     // Zeros: repeated sums of leftover gradients would overflow into slow arithmetic.
     for (size_t k = 0; k < r->arena_bytes; k++) r->arena[k] = 0;

@@ -97,7 +97,8 @@ do_steps() {
         bench step --device cuda --model mlp,cnn --batch 4 --math "$maths" --graphs on,off --steps 5 --warmup 2
         return
     fi
-    bench step --device cuda --model mlp,cnn --batch 64,256,1024 --math "$maths" --graphs on,off --steps 250
+    # Enough of the short ones that the GPU's clock is up.
+    bench step --device cuda --model mlp,cnn --batch 64,256,1024 --math "$maths" --graphs on,off --steps 1000 --warmup 200
     bench step --device cuda --model resnet18 --batch 64,256 --math "$maths" --graphs on,off --steps 50
     bench step --device cuda --model mlp,cnn --batch 4096 --math "$maths" --graphs on,off --steps 50
     bench step --device cuda --model resnet18 --batch 1024,4096 --math "$maths" --graphs on,off --steps 15 --warmup 4

@@ -27,15 +27,19 @@ typedef struct outcome {
 
 enum { STEPS = 24, LAST = 8 };
 
-// The learning rate changes in every step, and is taken along by graphs.
-static iso_status train(trainer *t, outcome *out) {
+// The learning rate changes in every step, or once when graphs have long been made.
+static double rate(int step, bool smooth) {
+    return smooth ? 0.05 / (1 + 0.01 * step) : step < STEPS - 3 ? 0.05 : 0.01;
+}
+
+static iso_status train(trainer *t, bool smooth, outcome *out) {
     long long launches = 0, graphs = 0, made = 0;
     for (int step = 0; step < STEPS; step++) {
         if (step == STEPS - LAST) {
             iso_device_launches(t->device, &launches, &graphs);
             made = iso_device_primitives_created(t->device);
         }
-        iso_optimizer_hyper(t->optimizer)->lr = 0.05 / (1 + 0.01 * step);
+        iso_optimizer_hyper(t->optimizer)->lr = rate(step, smooth);
         double loss;
         iso_status status = trainer_step(t, step, &loss);
         if (status < 0) return status;
@@ -47,7 +51,7 @@ static iso_status train(trainer *t, outcome *out) {
     return trainer_hash(t, &out->hash);
 }
 
-static outcome run(const char *graphs, iso_sync sync, bool dropout) {
+static outcome run(const char *graphs, iso_sync sync, bool dropout, bool smooth) {
     trainer t;
     outcome out = {0};
     trainer_config config = trainer_default();
@@ -55,14 +59,14 @@ static outcome run(const char *graphs, iso_sync sync, bool dropout) {
     config.dropout = dropout;
     setenv("ISO_CUDA_GRAPHS", graphs, 1);
     iso_assert_ok(trainer_create(&t, test_comm, &config));
-    iso_assert_ok(train(&t, &out));
+    iso_assert_ok(train(&t, smooth, &out));
     trainer_destroy(&t);
     return out;
 }
 
-static void graphs_change_no_bits(iso_sync sync, bool dropout) {
+static void graphs_change_no_bits(iso_sync sync, bool dropout, bool smooth) {
     need_gpu();
-    outcome without = run("0", sync, dropout), with = run("1", sync, dropout);
+    outcome without = run("0", sync, dropout, smooth), with = run("1", sync, dropout, smooth);
     iso_assert_all(with.hash == without.hash);
     iso_assert_all(without.graphs == 0 && without.launches == with.launches);
     iso_assert_all(with.graphs >= 2 * LAST); // every step has some
@@ -70,9 +74,17 @@ static void graphs_change_no_bits(iso_sync sync, bool dropout) {
     iso_assert_all(with.made == 0 || iso_comm_size(test_comm) > 1);
 }
 
-Test(np1_gpu_graphs, change_no_bits) { graphs_change_no_bits(ISO_SYNC_LAZY, false); }
-Test(np1_gpu_graphs, change_no_bits_with_dropout) { graphs_change_no_bits(ISO_SYNC_LAZY, true); }
-Test(np2_gpu_graphs, change_no_bits) { graphs_change_no_bits(ISO_SYNC_LAZY, false); }
+Test(np1_gpu_graphs, change_no_bits) { graphs_change_no_bits(ISO_SYNC_LAZY, false, true); }
+Test(np1_gpu_graphs, take_a_sudden_learning_rate) {
+    graphs_change_no_bits(ISO_SYNC_LAZY, false, false);
+}
+Test(np1_gpu_graphs, change_no_bits_with_dropout) {
+    graphs_change_no_bits(ISO_SYNC_LAZY, true, true);
+}
+Test(np2_gpu_graphs, change_no_bits) { graphs_change_no_bits(ISO_SYNC_LAZY, false, true); }
+Test(np2_gpu_graphs, take_a_sudden_learning_rate) {
+    graphs_change_no_bits(ISO_SYNC_LAZY, false, false);
+}
 Test(np2_gpu_graphs, change_no_bits_of_blocking_steps) {
-    graphs_change_no_bits(ISO_SYNC_BLOCKING, false);
+    graphs_change_no_bits(ISO_SYNC_BLOCKING, false, true);
 }

@@ -110,8 +110,8 @@ static void train(training *t, int steps, double *losses) {
 
 // ---- Tests ----------------------------------------------------------------------------------------
 
-// Sums are rounded in another order, and what that changes grows from step to step: to 1e-6 in these
-// runs on the emulated GPU. An error in a kernel shows in the first digits.
+// Sums are rounded in another order, and what that changes grows from step to step: to 1e-6 in
+// these runs on the emulated GPU. An error in a kernel shows in the first digits.
 #define LOSS_TOLERANCE 1e-3
 
 static void compare_losses(const network *net) {

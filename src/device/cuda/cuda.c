@@ -45,10 +45,9 @@ static iso_status parse_ordinal(const char *text, int *out) {
 }
 
 iso_status iso__cuda_enter(const iso__cuda *cuda) {
-    static _Thread_local int current = -1;
-    if (current == cuda->ordinal) return ISO_OK;
+    int current = -1; // a program may have chosen another one
+    if (cudaGetDevice(&current) == cudaSuccess && current == cuda->ordinal) return ISO_OK;
     ISO_TRY_CUDA(cudaSetDevice(cuda->ordinal));
-    current = cuda->ordinal;
     return ISO_OK;
 }
 

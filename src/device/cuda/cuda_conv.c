@@ -18,7 +18,7 @@ static iso_status choose(iso__cuda *cuda) {
     ISO_CHECK(!wanted || gemm || dnn, ISO_ERR_ARG,
               "environment variable ISO_CUDA_CONV is \"%s\": give cudnn or gemm", wanted);
     iso_status status = gemm ? ISO_OK : iso__cuda_dnn_create(cuda);
-    if (status == ISO_ERR_UNSUPPORTED && !dnn)
+    if ((status == ISO_ERR_UNSUPPORTED || status == ISO_ERR_DEVICE) && !dnn)
         iso__log(ISO_LOG_INFO, "convolutions go by cuBLAS: %s", iso_last_error()->message);
     else
         ISO_TRY(status);

@@ -331,9 +331,10 @@ typedef struct call_args {
     double beta;
 } call_args;
 
-// What cuDNN refuses when it is called, although its heuristics named it, is not an error.
+// What cuDNN refuses when it is called, although its heuristics named it, is not an error: as not
+// supported, or as a bad parameter.
 static iso_status take(const iso__cuda_dnn *dnn, plan *p, cudnnStatus_t status) {
-    p->refused = is_unsupported(status);
+    p->refused = is_unsupported(status) || (int)status / 1000 == (int)CUDNN_STATUS_BAD_PARAM / 1000;
     if (!p->refused) TRY_DNN_AS(dnn, "a convolution", status);
     return ISO_OK;
 }

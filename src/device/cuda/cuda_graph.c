@@ -32,6 +32,7 @@ struct iso__cuda_graphs {
     segment now; // what came since the last end of a segment
     segment known[MOST_SEGMENTS];
     int count;
+    int oldest;    // known segment, once there is no room for more
     int previous;  // the segment that came before this one
     int following; // what `now` is as far as it goes and held back for; NONE: it is launched at
                    // once
@@ -111,6 +112,7 @@ static iso_status capture(iso__cuda *cuda, const iso__cuda_command *c, cudaGraph
     ISO_TRY_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
     iso_status status = c->call(cuda, c->kernel.args);
     cudaError_t error = cudaStreamEndCapture(stream, out);
+    if (status < 0 && *out) cudaGraphDestroy(*out);
     ISO_TRY(status);
     ISO_TRY_CUDA(error);
     return ISO_OK;
@@ -189,6 +191,7 @@ static void forget_all(struct iso__cuda_graphs *g) {
     g->previous = NONE;
 }
 
+// NONE: it has not come before.
 static int find(const struct iso__cuda_graphs *g) {
     for (int i = 0; i < g->count; i++)
         if (is_same(&g->known[i], &g->now)) return i;
@@ -197,11 +200,12 @@ static int find(const struct iso__cuda_graphs *g) {
 
 // Keeps what came as a new segment; `now` gets other memory.
 static int keep(struct iso__cuda_graphs *g) {
-    if (g->count == MOST_SEGMENTS) forget_all(g);
-    g->known[g->count] = g->now;
-    g->known[g->count].next = NONE;
+    int i = g->count < MOST_SEGMENTS ? g->count++ : g->oldest++ % MOST_SEGMENTS;
+    free_segment(&g->known[i]);
+    g->known[i] = g->now;
+    g->known[i].next = NONE;
     g->now = (segment){0};
-    return g->count++;
+    return i;
 }
 
 // After it was launched command by command.
@@ -210,7 +214,8 @@ static int learn(iso__cuda *cuda) {
     int i = find(g);
     if (i == NONE) return keep(g);
     segment *s = &g->known[i];
-    memcpy(s->args, g->now.args, s->args_bytes); // the same layout
+    // The same layout. Where there is a graph, they stay those that its kernels were last given.
+    if (!s->exec) memcpy(s->args, g->now.args, s->args_bytes);
     if (++s->times != TIMES_BEFORE || s->count < LEAST_COMMANDS) return i;
     if (build(cuda, s) < 0) { // it will be launched as before
         iso__log(ISO_LOG_INFO, "a segment of %d launches could not be made a CUDA graph: %s",
@@ -233,9 +238,11 @@ iso_status iso__cuda_flush(iso__cuda *cuda) {
     if (!g || g->now.count == 0) return ISO_OK;
     int i = g->following;
     iso_status status;
-    if (i != NONE && g->known[i].count == g->now.count) {
+    if (i != NONE && g->known[i].count != g->now.count) i = find(g); // one that ends here
+    if (i != NONE && g->known[i].exec) {
         status = launch(cuda, &g->known[i]);
     } else {
+        i = g->following;
         status = i != NONE ? execute_from(cuda, &g->now, 0) : ISO_OK;
         i = learn(cuda);
     }

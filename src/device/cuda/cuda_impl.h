@@ -1,7 +1,9 @@
 // Private to the CUDA device: its state, errors, and the files that fill its tables of kernels.
 //
-// Tensors are logical, whatever layout they name. One thread at a time uses a device; only pool and
-// events may be used beside it. Libraries (cuBLAS, cuDNN) are loaded when a kernel first needs
+// Tensors are logical, whatever layout they name. One thread at a time uses a device; beside it
+// others may only record, follow and test events, copy in queues other than the compute queue, and
+// free memory. Memory of the pool is safe to write at once in the compute queue alone: elsewhere
+// only after an event of that queue. Libraries (cuBLAS, cuDNN) are loaded when a kernel first needs
 // them.
 #ifndef ISO_CUDA_IMPL_H
 #define ISO_CUDA_IMPL_H

@@ -97,7 +97,7 @@ template <class Real> struct column_args {
     double *sums; // [parts, 2, size]
 };
 
-// Over the threads of a column, in the first of them. All threads of the block call it.
+// Over the threads of a column, in the first of them, else 0. All threads of the block call it.
 __device__ inline double column_sum(double value) {
     __shared__ double part[ISO_CUDA_BLOCK];
     __syncthreads(); // part may still be read by a call before
@@ -106,7 +106,7 @@ __device__ inline double column_sum(double value) {
         __syncthreads();
         if (threadIdx.x < half) part[threadIdx.x] += part[threadIdx.x + half];
     }
-    return part[threadIdx.x % COLUMNS];
+    return threadIdx.x < COLUMNS ? part[threadIdx.x] : 0; // the others may not read it yet
 }
 
 __device__ inline int64_t column_of_thread() {

@@ -343,9 +343,8 @@ static iso_status lamb(iso__cuda *cuda, int64_t count, const iso__lamb_args *fro
     a.sums = sums;
     a.aligned = is_aligned(g) && is_aligned(p) && is_aligned(m) && is_aligned(v);
     int64_t wanted = (count / pack<Real>::width + ISO_CUDA_BLOCK - 1) / ISO_CUDA_BLOCK;
-    a.blocks = (int)(wanted < 1                      ? 1
-                     : wanted < ISO_CUDA_LAMB_BLOCKS ? wanted
-                                                     : ISO_CUDA_LAMB_BLOCKS);
+    int64_t most = ISO_CUDA_LAMB_BLOCKS;
+    a.blocks = (int)(wanted < 1 ? 1 : wanted < most ? wanted : most);
     ISO_TRY(
         iso__cuda_submit(cuda, lamb_moments<Real>, dim3((unsigned)a.blocks), ISO_CUDA_BLOCK, a));
     return iso__cuda_submit(cuda, lamb_apply<Real>, dim3((unsigned)a.blocks), ISO_CUDA_BLOCK, a);
