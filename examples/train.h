@@ -116,7 +116,7 @@ typedef struct train_run {
     int64_t steps, epoch_steps; // of the whole run; of an epoch
     train_position at;
     train_sums sum;
-    double uncounted; // samples of a batch whose loss is not yet in the sums
+    double uncounted;    // samples of a batch whose loss is not yet in the sums
     int64_t clock;       // when the time of training began to run; 0: it stands
     iso_evaluation test; // the latest
     int64_t test_step;   // when that was made; -1: never
@@ -205,7 +205,8 @@ iso_status train_trace_write(train_run *run);
 
 // ---- train_stats.c ----
 
-// Local. What --stats asks for, for each bucket of gradients: a table on rank 0, and events of the log.
+// Local. What --stats asks for, for each bucket of gradients: a table on rank 0, and events of the
+// log.
 void train_stats_tell(const train_run *run, const train_result *result);
 
 // ---- train_report.c ----

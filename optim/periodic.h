@@ -44,7 +44,7 @@ typedef struct iso__periodic {
     iso_comm *node;            // the same for the node; owned
     iso_topology *topology;    // of communicators that only averages use
     iso__average *average[ISO__CARRIERS]; // EXACT and STATE are made when first needed
-    iso_device *device;        // of the parameters; borrowed
+    iso_device *device;                   // of the parameters; borrowed
     iso__span *span;
     int span_count, parameter_count, buffer_count; // parameters come first, then buffers
     size_t elements, parameter_elements, buffer_elements;
@@ -64,7 +64,7 @@ typedef struct iso__periodic {
     float *stage;
     size_t stage_elements;
     iso__device_event *computed, *fetched, *put;
-    bool shown;                       // parameters are the mean of all ranks
+    bool shown; // parameters are the mean of all ranks
 
     double figures[ISO__FIGURES]; // the largest of all ranks, of the last exchange
     double last_wait_ms, own_divergence;
@@ -117,8 +117,8 @@ iso_status iso__periodic_loaded(iso__periodic *p);
 
 // ---- periodic_mean.c ------------------------------------------------------------------------------
 
-// Parameters (and buffers and state, if elements says so) to and from one flat array. `to` is pinned
-// (iso__pinned_alloc); `from` is free again at once.
+// Parameters (and buffers and state, if elements says so) to and from one flat array. `to` is
+// pinned (iso__pinned_alloc); `from` is free again at once.
 iso_status iso__periodic_pack(const iso__periodic *p, size_t elements, float *to);
 iso_status iso__periodic_unpack(iso__periodic *p, size_t elements, const float *from);
 // The spans that hold so many elements: those below the number returned.

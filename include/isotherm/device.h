@@ -22,8 +22,8 @@ size_t iso_dtype_size(iso_dtype dtype);
 const char *iso_dtype_name(iso_dtype dtype);
 iso_status iso_dtype_parse(const char *name, iso_dtype *out);
 
-// Local. Opens a device by name: "cpu", "cuda" (the first GPU), "cuda:1". ISO_ERR_ARG for an unknown
-// name (the text lists the known ones), ISO_ERR_UNSUPPORTED for one this build lacks,
+// Local. Opens a device by name: "cpu", "cuda" (the first GPU), "cuda:1". ISO_ERR_ARG for an
+// unknown name (the text lists the known ones), ISO_ERR_UNSUPPORTED for one this build lacks,
 // ISO_ERR_DEVICE where there is no such GPU or it cannot be used. What a GPU is asked for runs
 // beside the host, in order; its errors may be told by a later call. One thread at a time uses it.
 iso_status iso_device_create(const char *name, iso_device **out);

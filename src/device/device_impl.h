@@ -270,9 +270,9 @@ static inline const iso_kernel_ops *iso__kernels(const iso_tensor *x) {
 // ISO_ERR_UNSUPPORTED unless the device computes in this type.
 iso_status iso__device_check_dtype(const iso_device *device, iso_dtype dtype);
 
-// Contents undefined. Memory of the host, pinned where there is a remote; before it is freed, copies
-// from and to it must be complete. pin() itself is for memory that is there already: of whole pages,
-// as no page may be pinned twice.
+// Contents undefined. Memory of the host, pinned where there is a remote; before it is freed,
+// copies from and to it must be complete. pin() itself is for memory that is there already: of
+// whole pages, as no page may be pinned twice.
 iso_status iso__pinned_alloc(iso_device *device, size_t bytes, void **out);
 void iso__pinned_free(iso_device *device, void *memory); // accepts NULL
 // The pages of a mapping that nobody else pins, of a device with a remote.

@@ -175,8 +175,8 @@ static iso_status broadcast_frozen(iso__data_parallel *self) {
         void *data;
         if (self->list.item[i]->requires_grad) continue;
         ISO_TRY(iso_tensor_map(value, ISO_READ_WRITE, &data));
-        iso_status status = iso_comm_bcast(
-            self->comm, data, (size_t)value->count * iso_dtype_size(value->dtype), 0);
+        iso_status status = iso_comm_bcast(self->comm, data,
+                                           (size_t)value->count * iso_dtype_size(value->dtype), 0);
         ISO_TRY(iso_tensor_unmap(value));
         ISO_TRY(status);
     }

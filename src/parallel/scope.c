@@ -18,6 +18,8 @@ static iso_status share_arena(iso_reducer *r) {
     ISO_TRY(iso__comm_shared_alloc(r->node, r->arena_bytes, &arena));
     iso_status status = iso__stage_share_arena(r, arena);
     if (status < 0) iso__comm_shared_free(r->node, &arena);
+    // A device may refuse on one rank; the others must not go on without it.
+    if (r->device) status = iso_comm_agree(r->node, status);
     ISO_TRY(status);
     return ISO_OK;
 }

@@ -37,7 +37,7 @@ typedef struct iso__cpu {
     iso_kernel_ops f32, f64; // plain kernels, some overwritten
     int64_t block;           // channels in a block of the blocked layout, which only f32 has
     void (*gemm[ISO_F64 + 1])(const iso__gemm_args *args); // by element type
-    struct iso__tuner *tuner;   // of the oneDNN kernels
+    struct iso__tuner *tuner;                              // of the oneDNN kernels
     struct iso__onednn *onednn;                            // NULL unless its kernels were chosen
     void *scratch; // shared by all kernels, each owns it for one call; only grows
     size_t scratch_bytes;
@@ -85,8 +85,8 @@ ISO_CPU_PLAIN_KERNELS(f64)
 
 // ---- AVX-512 ---------------------------------------------------------------------------------------
 bool iso__cpu_is_wide(void); // the processor has it
-// to[i][k] = from[k][i] for i < columns, k < width; zero where k >= rows. All at most 16; strides in
-// elements. Not for other processors.
+// to[i][k] = from[k][i] for i < columns, k < width; zero where k >= rows. All at most 16; strides
+// in elements. Not for other processors.
 void iso__cpu_transpose16(const float *from, int64_t from_stride, int rows, int columns, float *to,
                           int64_t to_stride, int width);
 

@@ -53,8 +53,7 @@ static iso_layout preferred_layout(iso_device *self, iso_dtype dtype, int ndim,
 }
 
 // Blocks of 16 channels, 16 cells at a time; `blocks` is the whole tensor in cells.
-static void transpose_blocks(const iso__cpu_view *v, float *blocks, float *planes,
-                             bool to_planes) {
+static void transpose_blocks(const iso__cpu_view *v, float *blocks, float *planes, bool to_planes) {
     int64_t plane = v->height * v->width;
     for (int64_t g = 0; g < v->rows * v->groups; g++) {
         int64_t left = v->channels - g % v->groups * 16;

@@ -17,8 +17,8 @@
 
 #define ISO_ONEDNN_ARGS 4
 
-// What a kernel was built for: operation, threads, flags, rows, then other sizes; last the candidate
-// that it is of.
+// What a kernel was built for: operation, threads, flags, rows, then other sizes; last the
+// candidate that it is of.
 typedef struct iso__onednn_key {
     int64_t value[20];
 } iso__onednn_key;

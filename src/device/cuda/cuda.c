@@ -104,9 +104,8 @@ static iso_status cuda_set_threads(iso_device *self, int n) {
 }
 
 static iso_status cuda_set_math(iso_device *self, const char *name) {
-    static const char *const names[] = {[ISO_CUDA_MATH_F32] = "f32",
-                                        [ISO_CUDA_MATH_TF32] = "tf32",
-                                        [ISO_CUDA_MATH_BF16] = "bf16"};
+    static const char *const names[] = {
+        [ISO_CUDA_MATH_F32] = "f32", [ISO_CUDA_MATH_TF32] = "tf32", [ISO_CUDA_MATH_BF16] = "bf16"};
     for (int i = 0; i < 3; i++)
         if (strcmp(name, names[i]) == 0) iso__cuda_of(self)->math = (iso__cuda_math)i;
     return ISO_OK;
