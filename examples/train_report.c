@@ -18,6 +18,7 @@ static FILE *people(const train_run *run) {
 static const char *algorithm(const train_run *run) {
     iso_reducer_stats stats;
     iso_reducer_get_stats(iso_data_parallel_reducer(run->model), &stats);
+    if (stats.nccl) return "by NCCL between the GPUs of a node";
     return stats.shared_memory ? "in shared memory" : iso_comm_algorithm_text(run->world->comm);
 }
 

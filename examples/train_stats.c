@@ -1,6 +1,8 @@
 // --stats and the log: when the gradients of each layer were ready, travelled, and were waited for.
 #include "train.h"
 
+#include <string.h>
+
 static void log_bucket(iso_json_log *log, const iso_bucket_stats *b) {
     iso_json_begin(log, "bucket");
     iso_json_string(log, "layers", b->name);
@@ -15,18 +17,24 @@ static void log_bucket(iso_json_log *log, const iso_bucket_stats *b) {
     iso_json_end(log);
 }
 
-static void tell_bucket(FILE *to, const iso_bucket_stats *b) {
+static void tell_bucket(FILE *to, const iso_bucket_stats *b, bool on_device) {
     fprintf(to, "%-24.24s %9.1f %9.1f", b->name, (double)b->bytes / 1e3,
             (double)b->wire_bytes / 1e3);
     if (b->exchanges == 0)
-        fprintf(to, "   nothing was exchanged\n");
+        fprintf(to, on_device ? "   by NCCL, at times that the host does not see\n"
+                              : "   nothing was exchanged\n");
     else
         fprintf(to, " %8.2f %8.2f %8.2f %8.2f %8.2f %8.2f\n", b->ready_ms, b->start_ms, b->done_ms,
                 b->need_ms, b->done_ms - b->start_ms, b->wait_ms);
 }
 
-static void tell_hidden(FILE *to, const train_result *r) {
-    if (r->exchange_ms > 0)
+// Beside a GPU the program also stands still for what the GPU computes, which hides nothing.
+static void tell_hidden(FILE *to, const train_result *r, bool beside) {
+    if (beside)
+        fprintf(to,
+                "exchange alone %.2f ms; the program waited %.2f ms a step, for the device too\n",
+                r->exchange_ms, r->wait_ms_per_step);
+    else if (r->exchange_ms > 0)
         fprintf(to, "exchange alone %.2f ms, exposed %.2f ms a step: %.0f %% hidden\n",
                 r->exchange_ms, r->wait_ms_per_step,
                 100 * (1 - r->wait_ms_per_step / r->exchange_ms));
@@ -49,7 +57,8 @@ void train_stats_tell(const train_run *run, const train_result *result) {
         iso_bucket_stats b;
         if (iso_reducer_get_bucket_stats(reducer, i, &b) < 0) return;
         log_bucket(run->log, &b);
-        if (to) tell_bucket(to, &b);
+        if (to) tell_bucket(to, &b, all.nccl);
     }
-    if (to && !run->periodic) tell_hidden(to, result);
+    bool beside = strcmp(iso_device_name(run->world->device), "cpu") != 0;
+    if (to && !run->periodic) tell_hidden(to, result, beside);
 }

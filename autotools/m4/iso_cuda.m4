@@ -8,11 +8,14 @@ AC_DEFUN([ISO_CUDA], [
                 [], [with_cuda=auto])
     AC_ARG_WITH([cuda-arch], [AS_HELP_STRING([--with-cuda-arch=LIST],
                                              [GPUs to compile for, and PTX of the last (default: 80,90)])],
-                [], [with_cuda_arch=80,90])
+                [], [with_cuda_arch=80,90 cuda_arch_default=yes])
     AC_ARG_WITH([cudnn], [AS_HELP_STRING([--with-cudnn@<:@=no@:>@], [convolutions of cuDNN (default: if found)])],
                 [], [with_cudnn=auto])
     AC_ARG_WITH([nccl], [AS_HELP_STRING([--with-nccl@<:@=no@:>@], [NCCL between GPUs of a node (default: if found)])],
                 [], [with_nccl=auto])
+    AS_CASE([$with_cuda_arch], [*@<:@!0-9a-f,@:>@*|''|*,], [AC_MSG_ERROR([--with-cuda-arch=$with_cuda_arch: give numbers as in 80,90])])
+    AS_CASE([$with_cudnn,$with_nccl], [auto,auto|auto,yes|auto,no|yes,auto|yes,yes|yes,no|no,auto|no,yes|no,no], [],
+            [AC_MSG_ERROR([--with-cudnn and --with-nccl take yes or no: their headers are looked for beside the CUDA toolkit's and where CPPFLAGS says])])
     AC_ARG_VAR([NVCC], [compiler of CUDA files, instead of the one found])
     have_cuda=no have_cudnn=no have_nccl=no cuda_what=no CUDACC=false CUDACC_FLAGS= CUDACC_TAG=CC CUDA_CFLAGS= CUDA_LIBS=
     AS_CASE([$with_cuda],
@@ -77,9 +80,10 @@ extern "C" int launch(void) { int *x = 0; return cudaMalloc(&x, 4) + (k<<<1, 1>>
         AC_MSG_RESULT([$have_cuda])
         AS_IF([test $have_cuda = yes], [cuda_what="$cuda_home, sm_$with_cuda_arch"])])
     AS_IF([test $have_cuda = no], [
-        AS_CASE([$with_cuda], [auto], [],
-                [AC_MSG_ERROR([--with-cuda: no CUDA toolkit that works was found (Debian: apt-get install
-nvidia-cuda-toolkit; or NVIDIA's packages, and --with-cuda=DIR where DIR/bin/nvcc is; see config.log)])])
+        AS_CASE([$with_cuda,$cuda_arch_default], [auto,yes], [],
+                [AC_MSG_ERROR([--with-cuda=$with_cuda: no CUDA toolkit that works (compiler: ${NVCC:-none found}, GPUs:
+$with_cuda_arch; config.log has its messages). Debian: apt-get install nvidia-cuda-toolkit; or NVIDIA's packages, and
+--with-cuda=DIR where DIR/bin/nvcc is])])
         CUDA_CFLAGS= CUDA_LIBS=])
 ])
 

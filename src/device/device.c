@@ -44,7 +44,7 @@ iso_status iso_device_create(const char *name, iso_device **out) {
     for (size_t i = 0; name && i < BACKEND_COUNT; i++) {
         size_t length = strlen(backends[i].name);
         if (strncmp(name, backends[i].name, length) != 0) continue;
-        if (name[length] && name[length] != ':') continue;
+        if (name[length] && (name[length] != ':' || !name[length + 1])) continue;
         ISO_CHECK(backends[i].create, ISO_ERR_UNSUPPORTED, "this build has no %s: use device cpu",
                   backends[i].missing);
         ISO_TRY(backends[i].create(name + length + (name[length] != 0), out));

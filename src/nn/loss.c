@@ -103,6 +103,7 @@ iso_status iso_loss_value(iso_loss *loss, double *value, int64_t *correct) {
 
 iso_status iso_loss_compute(iso_loss *loss, iso_tensor *output, const int32_t *labels,
                             double *value, int64_t *correct, iso_tensor **grad) {
+    loss->computed = false; // what was before is not of this call, should it fail
     ISO_TRY(check_labels(loss, output, labels));
     if (grad) ISO_TRY(prepare(&loss->grad, output));
     ISO_TRY(iso__kernels(output)->loss(loss->device, &loss->config, output, labels, loss->result,
@@ -121,8 +122,10 @@ static iso_status check_target(const iso_loss *loss, const iso_tensor *output,
     ISO_CHECK(loss->config.kind == ISO_MSE, ISO_ERR_ARG,
               "this loss takes labels: targets of the output's shape are for ISO_MSE");
     ISO_TRY(check_output(loss, output));
-    ISO_CHECK(target->device == loss->device && target->dtype == output->dtype, ISO_ERR_TYPE,
-              "the loss expects targets of %s, the type of its input, on its own device but got %s",
+    ISO_CHECK(target->device == loss->device, ISO_ERR_TYPE,
+              "the loss is on another device than its targets");
+    ISO_CHECK(target->dtype == output->dtype, ISO_ERR_TYPE,
+              "the loss expects targets of %s, the type of its input, but got %s",
               iso_dtype_name(output->dtype), iso_dtype_name(target->dtype));
     ISO_CHECK(iso__tensor_same_shape(target, output), ISO_ERR_SHAPE,
               "the loss expects targets of shape %s, its input's, but got %s",
@@ -143,6 +146,7 @@ static iso_status make_logical(iso_tensor **slot, const iso_tensor **x) {
 iso_status iso_loss_compute_tensor(iso_loss *loss, iso_tensor *output, iso_tensor *target,
                                    double *value, iso_tensor **grad) {
     const iso_tensor *x = output, *t = target;
+    loss->computed = false;
     ISO_TRY(check_target(loss, output, target));
     ISO_TRY(make_logical(&loss->logical[0], &x));
     ISO_TRY(make_logical(&loss->logical[1], &t));

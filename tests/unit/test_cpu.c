@@ -154,6 +154,8 @@ Test(cpu, unknown_devices_are_refused_with_the_known_ones) {
     cr_assert(iso_device_create("gpu", &device) == ISO_ERR_ARG);
     cr_assert(strstr(iso_last_error()->message, "cpu, cuda"));
     cr_assert(iso_device_create(NULL, &device) == ISO_ERR_ARG);
+    cr_assert(iso_device_create("cuda:", &device) == ISO_ERR_ARG);
+    cr_assert(iso_device_create("cpu:1", &device) == ISO_ERR_ARG);
     cr_assert(device == NULL);
 }
 

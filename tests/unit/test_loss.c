@@ -88,6 +88,23 @@ Test(loss, log_softmax_and_nll_are_cross_entropy) {
     close_cpu(&device);
 }
 
+Test(loss, a_value_is_of_the_last_computation_or_refused) {
+    static const int32_t wrong[ROWS] = {0, 4, 2, CLASSES, 1, 3};
+    iso_device *device = open_cpu();
+    iso_loss *loss = new_loss(device, ISO_CROSS_ENTROPY);
+    iso_tensor *logits = filled_tensor(device, 2, (int64_t[]){ROWS, CLASSES}, 3);
+    double value = -1;
+    cr_assert(iso_loss_value(loss, &value, NULL) == ISO_ERR_STATE);
+    cr_ok(iso_loss_compute(loss, logits, labels, NULL, NULL, NULL));
+    cr_ok(iso_loss_value(loss, &value, NULL));
+    cr_assert_float_eq(value, log(CLASSES), 1e-6);
+    cr_assert(iso_loss_compute(loss, logits, wrong, NULL, NULL, NULL) == ISO_ERR_ARG);
+    cr_assert(iso_loss_value(loss, &value, NULL) == ISO_ERR_STATE);
+    iso_tensor_destroy(&logits);
+    iso_loss_destroy(&loss);
+    iso_device_destroy(&device);
+}
+
 Test(loss, equal_logits_give_the_logarithm_of_the_classes) {
     iso_device *device = open_cpu();
     iso_loss *loss = new_loss(device, ISO_CROSS_ENTROPY);
@@ -210,7 +227,7 @@ Test(loss, targets_that_do_not_fit_are_refused) {
     cr_fails(iso_loss_compute_tensor(loss, x, turned, &value, NULL), ISO_ERR_SHAPE,
              "of shape [3, 4], its input's, but got [4, 3]");
     cr_fails(iso_loss_compute_tensor(loss, x, wide, &value, NULL), ISO_ERR_TYPE,
-             "targets of f32, the type of its input, on its own device but got f64");
+             "targets of f32, the type of its input, but got f64");
     cr_fails(iso_loss_compute_tensor(labelled, x, x, &value, NULL), ISO_ERR_ARG, "takes labels");
     cr_assert_eq(value, -1);
     iso_tensor_destroy(&x);

@@ -11,12 +11,21 @@
 
 // ---- Which library ------------------------------------------------------------------------------
 
-static iso_status choose(iso__cuda *cuda) {
+static bool wants(const char *library) {
     const char *wanted = iso__env_string(ISO_ENV_CUDA_CONV);
-    bool gemm = wanted && strcmp(wanted, "gemm") == 0;
-    bool dnn = wanted && strcmp(wanted, "cudnn") == 0;
-    ISO_CHECK(!wanted || gemm || dnn, ISO_ERR_ARG,
+    return wanted && strcmp(wanted, library) == 0;
+}
+
+iso_status iso__cuda_conv_check(void) {
+    const char *wanted = iso__env_string(ISO_ENV_CUDA_CONV);
+    ISO_CHECK(!wanted || wants("gemm") || wants("cudnn"), ISO_ERR_ARG,
               "environment variable ISO_CUDA_CONV is \"%s\": give cudnn or gemm", wanted);
+    return ISO_OK;
+}
+
+static iso_status choose(iso__cuda *cuda) {
+    bool gemm = wants("gemm"), dnn = wants("cudnn");
+    ISO_TRY(iso__cuda_conv_check());
     iso_status status = gemm ? ISO_OK : iso__cuda_dnn_create(cuda);
     if ((status == ISO_ERR_UNSUPPORTED || status == ISO_ERR_DEVICE) && !dnn)
         iso__log(ISO_LOG_INFO, "convolutions go by cuBLAS: %s", iso_last_error()->message);

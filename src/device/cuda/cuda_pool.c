@@ -51,8 +51,8 @@ static iso_status take(iso__cuda *cuda, size_t bytes, void **out) {
             error = cudaMalloc(&data, bytes);
         }
         ISO_CHECK(error != cudaErrorMemoryAllocation, ISO_ERR_NOMEM,
-                  "GPU %d has no %zu bytes left: use a smaller batch or model", cuda->ordinal,
-                  bytes);
+                  "GPU %d has no %.1f MiB left: use a smaller batch or model", cuda->ordinal,
+                  (double)bytes / 1048576);
         ISO_TRY_CUDA(error);
         i = pool->count++;
         pool->block[i] = (iso__cuda_block){.data = data, .bytes = bytes};
