@@ -242,8 +242,7 @@ iso_status iso__cuda_flush(iso__cuda *cuda) {
     if (i != NONE && g->known[i].exec) {
         status = launch(cuda, &g->known[i]);
     } else {
-        i = g->following;
-        status = i != NONE ? execute_from(cuda, &g->now, 0) : ISO_OK;
+        status = g->following != NONE ? execute_from(cuda, &g->now, 0) : ISO_OK;
         i = learn(cuda);
     }
     finish_segment(g, i);
