@@ -35,7 +35,8 @@ typedef struct iso_parameter {
     void *complete_user;
     int optimizers; // that keep state for it, which has its element type
     int references; // modules that use it: more than one where it is tied, see iso_module_tie
-    // Set by a wrapper that wants the gradient in pieces, each as early as may be; else NULL.
+    // Set by a wrapper that wants the gradient in pieces, each as early as may be, and updates the
+    // value in pieces; else NULL.
     const struct iso_pieces *pieces;
 } iso_parameter;
 
@@ -138,6 +139,7 @@ typedef struct iso_module_ops {
     // forward applies call->activation; backward_params, or backward, or without parameters
     // backward_input its derivative
     bool fuses_relu;
+    bool awaits_pieces; // forward waits itself for parameters that are updated in pieces
     bool relu_commutes; // a relu before it may be applied behind it: to a maximum, for less work
 } iso_module_ops;
 

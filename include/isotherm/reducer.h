@@ -144,7 +144,7 @@ iso_status iso_reducer_step_of(iso_reducer *reducer, int id, const void *hyper);
 iso_status iso_reducer_grad_ready(iso_reducer *reducer, int i);
 // Local. Of a parameter that is cut: how many pieces it has (others: 1), and where piece k lies,
 // which has `count` elements from `first` on. grad_ready reports all pieces that were not reported
-// by themselves.
+// by themselves. What is not cut of a layer leaves with the first piece: report it first.
 int iso_reducer_pieces(const iso_reducer *reducer, int i);
 void iso_reducer_piece(const iso_reducer *reducer, int i, int k, size_t *first, size_t *count);
 iso_status iso_reducer_piece_ready(iso_reducer *reducer, int i, int k);
@@ -156,6 +156,8 @@ iso_status iso_reducer_step(iso_reducer *reducer, const void *hyper);
 // step() asked for it. After it the value of i is current and its gradient memory is free for the
 // next backward.
 iso_status iso_reducer_param_needed(iso_reducer *reducer, int i);
+// The same for piece k of it; for all of it where it is not updated in pieces.
+iso_status iso_reducer_piece_needed(iso_reducer *reducer, int i, int k);
 // The same for all. Every rank must have taken part in the backward (one without any gradient calls
 // iso_reducer_shadow). Without a step() since the last backward, leaves averaged gradients in
 // place.

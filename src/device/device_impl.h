@@ -143,9 +143,11 @@ typedef struct iso_kernel_ops {
                                          iso_tensor *db, bool accumulate_b); // dw, db may be NULL
     iso_status (*linear_backward_input)(iso_device *self, const iso_tensor *dy, const iso_tensor *w,
                                         iso_tensor *dx);
-    // part [N, C] = columns first .. first + C of x [N, K].
+    // part [N, C] = columns first .. first + C of x [N, K], and the other way round.
     iso_status (*take_columns)(iso_device *self, const iso_tensor *x, int64_t first,
                                iso_tensor *part);
+    iso_status (*put_columns)(iso_device *self, const iso_tensor *part, int64_t first,
+                              iso_tensor *x);
     iso_status (*conv2d_forward)(iso_device *self, const iso_conv2d_config *c, const iso_tensor *x,
                                  const iso_tensor *w, const iso_tensor *b, iso_activation act,
                                  iso_tensor *y);

@@ -45,14 +45,18 @@ iso_status iso__shape_error(const iso_module *module, const iso_tensor *in, cons
 // word i % 4 of block i / 4.
 iso_status iso__init_uniform(iso_parameter *parameter, int64_t fan_in, iso_rng *rng);
 
-// A gradient that is wanted in pieces of whole rows (of the first dimension). A layer that can
-// writes them one after the other, and says so as soon as each is final for this backward; what it
-// does not report is final when the layer's gradients are.
+// A parameter whose gradient leaves, and whose value is updated, in pieces of whole rows (of the
+// first dimension), the first one first. A layer that can writes gradients one after the other, and
+// says so as soon as each is final for this backward; what it does not report is final when the
+// layer's gradients are. A layer that awaits_pieces begins its forward while the last piece is
+// still to come: it calls needed for every piece before it reads its rows.
 typedef struct iso_pieces {
     int count;
-    int64_t rows;      // of each but the last
-    iso_tensor **grad; // [count]: views of the parameter's gradient
+    int64_t rows;         // of each but the last
+    iso_tensor **grad;    // [count]: views of the parameter's gradient
+    iso_tensor *value[2]; // views of its value: all pieces but the last, and the last
     iso_status (*ready)(const struct iso_pieces *self, int piece);
+    iso_status (*needed)(const struct iso_pieces *self, int piece);
 } iso_pieces;
 
 // The 8 bytes of a dropout that its masks depend on besides forward_number; NULL for other modules.

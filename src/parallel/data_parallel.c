@@ -6,15 +6,14 @@
 
 // The first parameter brings in the rest of its layer, but for those of another element type.
 static iso_status before_forward(iso_module *module, void *user) {
-    (void)module;
     iso__layer_link *link = user;
     iso_reducer *r = link->owner->reducer;
     int bucket = -1;
     if (link->count == 0) iso_reducer_poll(r);
     for (int k = 0; k < link->count; k++) {
-        int i = link->slot[k];
-        int first = iso__piece_slot(r, i, 0)->bucket;
-        if (first == bucket && r->place[i].pieces == 1) continue;
+        int i = link->slot[k], first = iso__piece_slot(r, i, 0)->bucket;
+        bool cut = r->place[i].pieces > 1;
+        if (cut ? module->ops->awaits_pieces : first == bucket) continue;
         bucket = first;
         ISO_TRY(iso_reducer_param_needed(r, i));
     }
@@ -57,6 +56,11 @@ iso_status iso__data_parallel_piece_ready(const iso_pieces *pieces, int k) {
     const iso__cut *cut = iso_container_of(pieces, iso__cut, pieces);
     if (cut->owner->no_sync > 0 || is_delayed(cut->owner)) return ISO_OK;
     return iso_reducer_piece_ready(cut->owner->reducer, cut->slot, k);
+}
+
+iso_status iso__data_parallel_piece_needed(const iso_pieces *pieces, int k) {
+    const iso__cut *cut = iso_container_of(pieces, iso__cut, pieces);
+    return iso_reducer_piece_needed(cut->owner->reducer, cut->slot, k);
 }
 
 // Leaves get hooks even without parameters: a chance to poll.
@@ -299,6 +303,7 @@ static void destroy_cuts(iso__data_parallel *self) {
     for (int i = 0; self->cut && i < self->trainable_count; i++) {
         for (int k = 0; self->cut[i].grad && k < self->cut[i].pieces.count; k++)
             iso_tensor_destroy(&self->cut[i].grad[k]);
+        for (int part = 0; part < 2; part++) iso_tensor_destroy(&self->cut[i].pieces.value[part]);
         iso__free(self->cut[i].grad);
     }
     iso__free(self->cut);

@@ -73,8 +73,9 @@ static inline bool iso__is_data_parallel(const iso_module *module) {
 }
 // ISO_ERR_ARG unless the module is one.
 iso_status iso__data_parallel_check(const iso_module *module);
-// iso_pieces.ready of an iso__cut.
+// iso_pieces.ready and .needed of an iso__cut.
 iso_status iso__data_parallel_piece_ready(const iso_pieces *pieces, int k);
+iso_status iso__data_parallel_piece_needed(const iso_pieces *pieces, int k);
 // Gradients lie elsewhere now: views follow.
 void iso__data_parallel_move_gradients(iso__data_parallel *self);
 // Hooks all layers below.

@@ -46,29 +46,27 @@ static iso_status add_slot(iso_reducer *r, const iso_reducer_param *p, int i, in
     return iso__strdup(p->name, &slot->name);
 }
 
-// Pieces from number k down, each a layer of its own.
-static iso_status add_pieces(iso_reducer *r, const iso_reducer_param *p, int i, int k, int *layer) {
-    for (; k >= 0; k--) ISO_TRY(add_slot(r, p, i, k, (*layer)++));
+// Pieces from the last one down to number `down`, each a layer of its own.
+static iso_status add_pieces(iso_reducer *r, const iso_reducer_param *p, int i, int down,
+                             int *layer) {
+    for (int k = r->place[i].pieces - 1; k >= down; k--) ISO_TRY(add_slot(r, p, i, k, (*layer)++));
     return ISO_OK;
 }
 
 // Parameters first to end - 1 are a layer. Buckets take slots from the last one down, whole layers
 // together, and lay them out as they leave. So that the pieces of a parameter come to lie one
-// behind the other, each is a layer of its own, the first one last; the very last piece is together
-// with what is not cut.
+// behind the other, each is a layer of its own, the first one last. What is not cut leaves before
+// the very first piece, and with it, so that it is back when the others are used.
 static iso_status add_layer(iso_reducer *r, const iso_reducer_param *params, int first, int end,
                             int *layer) {
-    int cut = end - 1;
-    while (cut >= first && r->place[cut].pieces == 1) cut--;
-    int last = cut >= first ? r->place[cut].pieces - 1 : 0;
-    if (last > 0) ISO_TRY(add_slot(r, &params[cut], cut, last, *layer));
+    int cut = first;
+    while (cut < end && r->place[cut].pieces == 1) cut++;
+    for (int i = end - 1; i >= cut; i--)
+        if (r->place[i].pieces > 1) ISO_TRY(add_pieces(r, &params[i], i, i == cut, layer));
     for (int i = first; i < end; i++)
         if (r->place[i].pieces == 1) ISO_TRY(add_slot(r, &params[i], i, 0, *layer));
+    if (cut < end) ISO_TRY(add_slot(r, &params[cut], cut, 0, *layer));
     (*layer)++;
-    if (last > 0) ISO_TRY(add_pieces(r, &params[cut], cut, last - 1, layer));
-    for (int i = cut - 1; i >= first; i--)
-        if (r->place[i].pieces > 1)
-            ISO_TRY(add_pieces(r, &params[i], i, r->place[i].pieces - 1, layer));
     return ISO_OK;
 }
 

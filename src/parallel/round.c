@@ -224,18 +224,31 @@ iso_status iso__reducer_adopt(iso_reducer *r) {
 
 // ---- Gradients are needed ---------------------------------------------------------------------------
 
-iso_status iso_reducer_param_needed(iso_reducer *r, int i) {
-    ISO_TRY(iso__reducer_check_param(r, i, 0));
+static iso_status about_to_need(iso_reducer *r, int i, int k) {
+    ISO_TRY(iso__reducer_check_param(r, i, k));
     iso_comm_poll(r->world);
     ISO_TRY(iso__gpus_check(r));
     if (iso__backward_is_open(r)) ISO_TRY(iso__reducer_close(r));
-    ISO_TRY(iso__stage_flush(r)); // what runs next runs on the device after these anyway
+    return iso__stage_flush(r); // what runs next runs on the device after these anyway
+}
+
+iso_status iso_reducer_param_needed(iso_reducer *r, int i) {
+    ISO_TRY(about_to_need(r, i, 0));
     int pieces = r->place[i].pieces;
     for (int k = 0; k < pieces; k++)
         iso__times_need(r, &r->bucket[iso__piece_slot(r, i, k)->bucket]);
     for (int k = 0; k < pieces; k++)
         ISO_TRY(iso__bucket_complete(r, &r->bucket[iso__piece_slot(r, i, k)->bucket]));
     return ISO_OK;
+}
+
+iso_status iso_reducer_piece_needed(iso_reducer *r, int i, int k) {
+    ISO_TRY(about_to_need(r, i, k));
+    const iso__grad_slot *s = iso__piece_slot(r, i, k);
+    bool whole = s->owner != ISO_NOBODY && !r->applier[s->owner].apply_piece;
+    if (whole) return iso_reducer_param_needed(r, i);
+    iso__times_need(r, &r->bucket[s->bucket]);
+    return iso__bucket_complete(r, &r->bucket[s->bucket]);
 }
 
 iso_status iso_reducer_finish(iso_reducer *r) {

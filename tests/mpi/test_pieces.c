@@ -5,6 +5,7 @@
 
 #include <criterion/criterion.h>
 #include <math.h>
+#include <mpi.h>
 #include <string.h>
 
 TestSuite(np1_pieces, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 60);
@@ -138,10 +139,57 @@ Test(np1_pieces, cover_the_parameter_and_lie_behind_each_other) {
     iso_reducer_destroy(&r);
 }
 
+// A rank that has its last piece only when another has seen the first one updated.
+static void report_last_piece_late(iso_reducer *r, bool *other_has_seen) {
+    int last = iso_reducer_pieces(r, 1) - 1, word = 0;
+    for (int i = PARAMS - 1; i >= 0; i--)
+        if (i != 1) iso_assert_ok(iso_reducer_grad_ready(r, i));
+    for (int k = 0; k < last; k++) iso_assert_ok(iso_reducer_piece_ready(r, 1, k));
+    if (test_rank == 1) MPI_Recv(&word, 1, MPI_INT, 0, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+    iso_status status = iso_reducer_piece_ready(r, 1, last);
+    if (status == ISO_OK) status = iso_reducer_step_of(r, 0, "");
+    if (test_rank == 0 && status == ISO_OK) {
+        status = iso_reducer_piece_needed(r, 1, 0);
+        *other_has_seen = value[1][0] == -1.5F && calls[1] >= 1 && calls[1] <= last;
+        word = 1;
+    }
+    if (test_rank == 0) MPI_Send(&word, 1, MPI_INT, 1, 0, MPI_COMM_WORLD);
+    if (status == ISO_OK) status = iso_reducer_finish(r);
+    iso_assert_ok(status);
+}
+
+Test(np2_pieces, a_piece_is_there_before_the_others) {
+    iso_reducer *r = make(ISO_SYNC_LAZY, 1024, true);
+    bool seen = true;
+    for (int i = 0; i < PARAMS; i++) {
+        float *g = iso_reducer_grad(r, i);
+        for (size_t k = 0; k < counts[i]; k++) g[k] = (float)(test_rank + 1);
+    }
+    report_last_piece_late(r, &seen);
+    iso_assert_all(seen && value[1][MOST - 1] == -1.5F);
+    iso_reducer_destroy(&r);
+}
+
+// Without updates in pieces, none is there before all are.
+Test(np2_pieces, a_piece_needed_of_what_is_updated_as_a_whole) {
+    iso_reducer *r = make(ISO_SYNC_LAZY, 1024, false);
+    for (int i = PARAMS - 1; i >= 0; i--) {
+        float *g = iso_reducer_grad(r, i);
+        for (size_t k = 0; k < counts[i]; k++) g[k] = (float)(test_rank + 1);
+        iso_assert_ok(iso_reducer_grad_ready(r, i));
+    }
+    iso_assert_ok(iso_reducer_step_of(r, 0, ""));
+    iso_assert_ok(iso_reducer_piece_needed(r, 1, 0));
+    iso_assert_all(calls[1] == 1 && value[1][0] == -1.5F && value[1][MOST - 1] == -1.5F);
+    iso_assert_ok(iso_reducer_finish(r));
+    iso_reducer_destroy(&r);
+}
+
 Test(np1_pieces, what_is_not_there_or_there_twice_is_refused) {
     iso_reducer *r = make(ISO_SYNC_LAZY, 1024, false);
     cr_expect_eq(iso_reducer_piece_ready(r, 1, 7), ISO_ERR_ARG);
     cr_expect_eq(iso_reducer_piece_ready(r, PARAMS, 0), ISO_ERR_ARG);
+    cr_expect_eq(iso_reducer_piece_needed(r, 1, 7), ISO_ERR_ARG);
     cr_expect_eq(iso_reducer_piece_ready(r, 1, 3), ISO_OK);
     cr_expect_eq(iso_reducer_piece_ready(r, 1, 3), ISO_ERR_STATE);
     iso_reducer_destroy(&r);

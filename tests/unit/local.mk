@@ -91,6 +91,9 @@ UNIT_TESTS += tests/unit/lr_plateau.unit
 tests_unit_lr_plateau_unit_SOURCES = tests/unit/test_lr_plateau.c
 UNIT_TESTS += tests/unit/linear_wide.unit
 tests_unit_linear_wide_unit_SOURCES = tests/unit/test_linear_wide.c
+
+UNIT_TESTS += tests/unit/linear_pieces.unit
+tests_unit_linear_pieces_unit_SOURCES = tests/unit/test_linear_pieces.c
 UNIT_TESTS += tests/unit/tune.unit
 tests_unit_tune_unit_SOURCES = tests/unit/test_tune.c
 UNIT_TESTS += tests/unit/state_dict.unit

@@ -96,8 +96,20 @@ static iso_status take_columns(iso_device *self, const iso_tensor *x, int64_t fi
     return ISO_OK;
 }
 
+static iso_status put_columns(iso_device *self, const iso_tensor *part, int64_t first,
+                              iso_tensor *x) {
+    (void)self;
+    const real *from = part->data;
+    real *to = (real *)x->data + first;
+    size_t bytes = (size_t)part->shape[1] * sizeof(real);
+    for (int64_t n = 0; n < part->shape[0]; n++)
+        memcpy(to + n * x->shape[1], from + n * part->shape[1], bytes);
+    return ISO_OK;
+}
+
 void ISO_REAL(iso__cpu_fill_linear)(iso_kernel_ops *ops) {
     ops->take_columns = take_columns;
+    ops->put_columns = put_columns;
     ops->linear_forward = linear_forward;
     ops->linear_backward_params = linear_backward_params;
     ops->linear_backward_input = linear_backward_input;
