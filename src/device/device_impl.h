@@ -134,20 +134,32 @@ typedef struct iso_device_ops {
     iso_status (*set_choices)(iso_device *self, const void *choices, size_t bytes);
 } iso_device_ops;
 
+// Rows of a weight that may still be on their way: wait returns when the first `rows` of them are
+// there. A kernel asks for rows before it reads them; it gives the same bits as if all were there.
+typedef struct iso__arrival {
+    iso_status (*wait)(struct iso__arrival *self, int64_t rows);
+    int64_t unit; // as many come at a time
+} iso__arrival;
+
+// For kernels that need all of w [rows, ...].
+static inline iso_status iso__arrival_wait(iso__arrival *arrival, const iso_tensor *w) {
+    return arrival ? arrival->wait(arrival, w->shape[0]) : ISO_OK;
+}
+
 typedef struct iso_kernel_ops {
     // ---- Layers. b may be NULL; accumulate: += instead of =. ----
+    // arrival: of w; NULL: it is there. b is there.
     iso_status (*linear_forward)(iso_device *self, const iso_tensor *x, const iso_tensor *w,
-                                 const iso_tensor *b, iso_activation act, iso_tensor *y);
+                                 iso__arrival *arrival, const iso_tensor *b, iso_activation act,
+                                 iso_tensor *y);
     iso_status (*linear_backward_params)(iso_device *self, const iso_tensor *x,
                                          const iso_tensor *dy, iso_tensor *dw, bool accumulate_w,
                                          iso_tensor *db, bool accumulate_b); // dw, db may be NULL
     iso_status (*linear_backward_input)(iso_device *self, const iso_tensor *dy, const iso_tensor *w,
                                         iso_tensor *dx);
-    // part [N, C] = columns first .. first + C of x [N, K], and the other way round.
+    // part [N, C] = columns first .. first + C of x [N, K].
     iso_status (*take_columns)(iso_device *self, const iso_tensor *x, int64_t first,
                                iso_tensor *part);
-    iso_status (*put_columns)(iso_device *self, const iso_tensor *part, int64_t first,
-                              iso_tensor *x);
     iso_status (*conv2d_forward)(iso_device *self, const iso_conv2d_config *c, const iso_tensor *x,
                                  const iso_tensor *w, const iso_tensor *b, iso_activation act,
                                  iso_tensor *y);

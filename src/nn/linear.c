@@ -5,53 +5,22 @@ typedef struct linear {
     iso_module base;
     int64_t in_features, out_features;
     iso_parameter *weight, *bias; // bias NULL: none
-    iso_tensor *bias_part[2];     // views, as weight->pieces->value
 } linear;
 
 // ---- Forward ----------------------------------------------------------------------------------------
 
-static void drop_bias_views(linear *l) {
-    for (int part = 0; part < 2; part++) iso_tensor_destroy(&l->bias_part[part]);
-}
+// The weight, for a kernel that begins while its last pieces are on their way.
+typedef struct coming {
+    iso__arrival arrival;
+    const iso_pieces *pieces;
+    int asked; // pieces that are there
+} coming;
 
-static iso_status view_bias(linear *l) {
-    const iso_pieces *pieces = l->weight->pieces;
-    int64_t first = 0;
-    iso_tensor *bias = l->bias ? l->bias->value : NULL, *old = l->bias_part[0];
-    if (!bias || (old && old->data == bias->data && old->count == pieces->value[0]->shape[0]))
-        return ISO_OK;
-    drop_bias_views(l);
-    for (int part = 0; part < 2; part++) {
-        int64_t rows = pieces->value[part]->shape[0];
-        char *data = (char *)bias->data + (size_t)first * iso_dtype_size(bias->dtype);
-        ISO_TRY(iso_tensor_borrow(bias->device, bias->dtype, 1, &rows, data, &l->bias_part[part]));
-        first += rows;
-    }
+static iso_status await_rows(iso__arrival *arrival, int64_t rows) {
+    coming *c = iso_container_of(arrival, coming, arrival);
+    for (; c->asked < c->pieces->count && c->asked * c->pieces->rows < rows; c->asked++)
+        ISO_TRY(c->pieces->needed(c->pieces, c->asked));
     return ISO_OK;
-}
-
-// Columns of the output: as many as there are rows in this part of the weight.
-static iso_status forward_part(iso_module *self, iso_call *call, int part, int64_t first) {
-    linear *l = iso_container_of(self, linear, base);
-    const iso_tensor *w = l->weight->pieces->value[part];
-    const iso_kernel_ops *kernels = iso__kernels(call->in);
-    ISO_TRY(iso_call_tensor(self, &call->aux[part], 2, (int64_t[]){call->in->shape[0], w->shape[0]},
-                            ISO_LAYOUT_LOGICAL));
-    ISO_TRY(kernels->linear_forward(self->device, call->in, w, l->bias_part[part], call->activation,
-                                    call->aux[part]));
-    return kernels->put_columns(self->device, call->aux[part], first, call->out);
-}
-
-// The last piece comes while the others are multiplied.
-static iso_status forward_pieces(iso_module *self, iso_call *call) {
-    linear *l = iso_container_of(self, linear, base);
-    const iso_pieces *pieces = l->weight->pieces;
-    int last = pieces->count - 1;
-    ISO_TRY(view_bias(l));
-    for (int k = 0; k < last; k++) ISO_TRY(pieces->needed(pieces, k));
-    ISO_TRY(forward_part(self, call, 0, 0));
-    ISO_TRY(pieces->needed(pieces, last));
-    return forward_part(self, call, 1, pieces->value[0]->shape[0]);
 }
 
 static iso_status forward(iso_module *self, iso_call *call, iso_tensor *in, iso_tensor **out) {
@@ -61,10 +30,12 @@ static iso_status forward(iso_module *self, iso_call *call, iso_tensor *in, iso_
     ISO_TRY(iso_call_tensor(self, &call->out, 2, (int64_t[]){in->shape[0], l->out_features},
                             ISO_LAYOUT_LOGICAL));
     *out = call->out;
-    if (l->weight->pieces) return forward_pieces(self, call);
-    return iso__kernels(call->in)->linear_forward(self->device, in, l->weight->value,
-                                                  l->bias ? l->bias->value : NULL, call->activation,
-                                                  call->out);
+    const iso_pieces *pieces = l->weight->pieces;
+    coming c = {.arrival = {.wait = await_rows, .unit = pieces ? pieces->rows : 0},
+                .pieces = pieces};
+    return iso__kernels(call->in)->linear_forward(
+        self->device, in, l->weight->value, pieces ? &c.arrival : NULL,
+        l->bias ? l->bias->value : NULL, call->activation, call->out);
 }
 
 // ---- Backward ---------------------------------------------------------------------------------------
@@ -119,8 +90,6 @@ static iso_status backward_input(iso_module *self, iso_call *call, iso_tensor *g
 
 // ---- Life -------------------------------------------------------------------------------------------
 
-static void destroy(iso_module *self) { drop_bias_views(iso_container_of(self, linear, base)); }
-
 static void tied(iso_module *self) {
     linear *l = iso_container_of(self, linear, base);
     l->weight = self->parameter[0];
@@ -133,7 +102,6 @@ static const iso_module_ops linear_ops = {
     .backward_params = backward_params,
     .backward_input = backward_input,
     .tied = tied,
-    .destroy = destroy,
     .fuses_relu = true,
     .awaits_pieces = true,
 };

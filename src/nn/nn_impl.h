@@ -48,13 +48,12 @@ iso_status iso__init_uniform(iso_parameter *parameter, int64_t fan_in, iso_rng *
 // A parameter whose gradient leaves, and whose value is updated, in pieces of whole rows (of the
 // first dimension), the first one first. A layer that can writes gradients one after the other, and
 // says so as soon as each is final for this backward; what it does not report is final when the
-// layer's gradients are. A layer that awaits_pieces begins its forward while the last piece is
-// still to come: it calls needed for every piece before it reads its rows.
+// layer's gradients are. A layer that awaits_pieces begins its forward while pieces are still to
+// come: it calls needed for each one before it reads its rows.
 typedef struct iso_pieces {
     int count;
-    int64_t rows;         // of each but the last
-    iso_tensor **grad;    // [count]: views of the parameter's gradient
-    iso_tensor *value[2]; // views of its value: all pieces but the last, and the last
+    int64_t rows;      // of each but the last
+    iso_tensor **grad; // [count]: views of the parameter's gradient
     iso_status (*ready)(const struct iso_pieces *self, int piece);
     iso_status (*needed)(const struct iso_pieces *self, int piece);
 } iso_pieces;

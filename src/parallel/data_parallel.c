@@ -303,7 +303,6 @@ static void destroy_cuts(iso__data_parallel *self) {
     for (int i = 0; self->cut && i < self->trainable_count; i++) {
         for (int k = 0; self->cut[i].grad && k < self->cut[i].pieces.count; k++)
             iso_tensor_destroy(&self->cut[i].grad[k]);
-        for (int part = 0; part < 2; part++) iso_tensor_destroy(&self->cut[i].pieces.value[part]);
         iso__free(self->cut[i].grad);
     }
     iso__free(self->cut);

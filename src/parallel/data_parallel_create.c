@@ -137,37 +137,28 @@ void iso__data_parallel_move_gradients(iso__data_parallel *self) {
     }
 }
 
-// `rows` rows of x, from row `first` on.
-static iso_status view_rows(const iso_tensor *x, int64_t first, int64_t rows, iso_tensor **out) {
-    int64_t shape[ISO_MAX_DIMS], row = x->count / x->shape[0];
-    memcpy(shape, x->shape, (size_t)x->ndim * sizeof(shape[0]));
-    shape[0] = rows;
-    char *data = (char *)x->data + (size_t)(first * row) * iso_dtype_size(x->dtype);
-    return iso_tensor_borrow(x->device, x->dtype, x->ndim, shape, data, out);
-}
-
 static iso_status make_cut(iso__data_parallel *self, int i) {
     iso__cut *cut = &self->cut[i];
-    iso_pieces *pieces = &cut->pieces;
     iso_parameter *p = self->trainable[i];
-    int count = iso_reducer_pieces(self->reducer, i);
-    int64_t row = p->value->count / p->value->shape[0], rows = p->value->shape[0], first = 0;
-    if (count == 1) return ISO_OK;
+    int pieces = iso_reducer_pieces(self->reducer, i);
+    int64_t row = p->value->count / p->value->shape[0], shape[ISO_MAX_DIMS];
+    if (pieces == 1) return ISO_OK;
     *cut = (iso__cut){.owner = self, .slot = i};
-    ISO_TRY(iso__alloc_zero((size_t)count * sizeof(void *), (void **)&cut->grad));
-    for (int k = 0; k < count; k++, pieces->count++) {
-        size_t at, elements;
-        iso_reducer_piece(self->reducer, i, k, &at, &elements);
-        first = (int64_t)at / row;
-        if (k == 1) pieces->rows = first;
-        ISO_TRY(view_rows(p->grad, first, (int64_t)elements / row, &cut->grad[k]));
+    ISO_TRY(iso__alloc_zero((size_t)pieces * sizeof(void *), (void **)&cut->grad));
+    for (int d = 0; d < p->value->ndim; d++) shape[d] = p->value->shape[d];
+    for (int k = 0; k < pieces; k++) {
+        size_t first, count;
+        iso_reducer_piece(self->reducer, i, k, &first, &count);
+        shape[0] = (int64_t)count / row;
+        if (k == 0) cut->pieces.rows = shape[0];
+        ISO_TRY(iso_tensor_borrow(p->value->device, p->value->dtype, p->value->ndim, shape,
+                                  p->grad->data, &cut->grad[k]));
+        cut->pieces.count++;
     }
-    ISO_TRY(view_rows(p->value, 0, first, &pieces->value[0]));
-    ISO_TRY(view_rows(p->value, first, rows - first, &pieces->value[1]));
-    pieces->grad = cut->grad;
-    pieces->ready = iso__data_parallel_piece_ready;
-    pieces->needed = iso__data_parallel_piece_needed;
-    p->pieces = pieces;
+    cut->pieces.grad = cut->grad;
+    cut->pieces.ready = iso__data_parallel_piece_ready;
+    cut->pieces.needed = iso__data_parallel_piece_needed;
+    p->pieces = &cut->pieces;
     return ISO_OK;
 }
 

@@ -93,8 +93,9 @@ static double conv_flops(const iso_tensor *y, const iso_tensor *w) {
 #define UPDATE  "update"
 
 PROBE(linear_forward, FORWARD, y, gemm_flops(x, w), size_of(x) + size_of(w) + size_of(y),
-      ARGS(iso_device *d, TENSOR x, TENSOR w, TENSOR b, iso_activation act, iso_tensor *y),
-      ARGS(d, x, w, b, act, y))
+      ARGS(iso_device *d, TENSOR x, TENSOR w, iso__arrival *arrival, TENSOR b, iso_activation act,
+           iso_tensor *y),
+      ARGS(d, x, w, arrival, b, act, y))
 PROBE(linear_backward_params, PARAMS, dw->data, gemm_flops(x, dw),
       size_of(x) + size_of(dw) + size_of(dy),
       ARGS(iso_device *d, TENSOR x, TENSOR dy, iso_tensor *dw, bool add_w, iso_tensor *db,

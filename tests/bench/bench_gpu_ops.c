@@ -113,7 +113,8 @@ static void time_linear(const char *math, int size) {
     snprintf(name[0], sizeof(*name), "linear %d forward", size);
     snprintf(name[1], sizeof(*name), "linear %d backward input", size);
     snprintf(name[2], sizeof(*name), "linear %d backward parameters", size);
-    PRODUCT(name[0], math, flops, kernels()->linear_forward(on.device, x, w, b, ISO_ACT_NONE, y));
+    PRODUCT(name[0], math, flops,
+            kernels()->linear_forward(on.device, x, w, NULL, b, ISO_ACT_NONE, y));
     PRODUCT(name[1], math, flops, kernels()->linear_backward_input(on.device, y, w, x));
     PRODUCT(name[2], math, flops,
             kernels()->linear_backward_params(on.device, x, y, w, false, b, false));

@@ -98,7 +98,7 @@ static void time_linear(int64_t n, int64_t in, int64_t out) {
     iso_tensor *x = MAKE(n, in), *w = MAKE(out, in), *b = MAKE(out), *y = MAKE(n, out);
     char name[64];
 #define NAME(what) (snprintf(name, sizeof(name), "linear %d-%d %s", (int)in, (int)out, what), name)
-    TIME(NAME("forward"), kernels->linear_forward(device, x, w, b, ISO_ACT_NONE, y));
+    TIME(NAME("forward"), kernels->linear_forward(device, x, w, NULL, b, ISO_ACT_NONE, y));
     TIME(NAME("backward weights"),
          kernels->linear_backward_params(device, x, y, w, false, b, false));
     TIME(NAME("backward input"), kernels->linear_backward_input(device, y, w, x));

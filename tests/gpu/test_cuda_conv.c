@@ -166,7 +166,7 @@ static double error_of(const target *on, const char *math, pair *x, pair *w, pai
     int64_t rows = x->t->shape[0], in = x->t->shape[1], out = w->t->shape[0];
     double *got = malloc((size_t)(rows * out) * sizeof(double)), worst = 0;
     OK(iso_device_set_math(on->device, math));
-    OK(on->kernels->linear_forward(on->device, x->t, w->t, NULL, ISO_ACT_NONE, y->t));
+    OK(on->kernels->linear_forward(on->device, x->t, w->t, NULL, NULL, ISO_ACT_NONE, y->t));
     oracle_linear(rows, in, out, x->d, w->d, NULL, false, y->d);
     OK(on->device->ops->to_host(on->device, y->t, got));
     for (int64_t i = 0; i < rows * out; i++) {

@@ -64,7 +64,7 @@ static uint64_t net_step(iso_device *device, small_net *net) {
     const iso_kernel_ops *kernels = device->kernels[ISO_F32];
     OK(kernels->conv2d_forward(device, &c, net->x, net->w, net->b, ISO_ACT_RELU, net->y));
     OK(device->ops->copy(device, net->y, net->flat));
-    OK(kernels->linear_forward(device, net->flat, net->lw, net->lb, ISO_ACT_NONE, net->ly));
+    OK(kernels->linear_forward(device, net->flat, net->lw, NULL, net->lb, ISO_ACT_NONE, net->ly));
     OK(kernels->linear_backward_params(device, net->flat, net->ly, net->ldw, false, NULL, false));
     OK(kernels->conv2d_backward_params(device, &c, net->x, net->y, net->dw, false, net->db, false));
     OK(kernels->conv2d_backward_input(device, &c, net->y, net->w, net->dx));

@@ -202,7 +202,7 @@ Test(cuda_loss, labels_may_change_while_the_device_is_behind) {
 
 // ---- Beside the losses ----------------------------------------------------------------------------
 
-Test(cuda_loss, columns_are_taken_from_every_row_and_put_back) {
+Test(cuda_loss, columns_are_taken_from_every_row) {
     enum { ROWS = 5, WIDTH = 300, FIRST = 37, COLUMNS = 211 };
     iso_device *cuda = open_cuda();
     double x[ROWS * WIDTH], part[ROWS * COLUMNS] = {0};
@@ -214,14 +214,6 @@ Test(cuda_loss, columns_are_taken_from_every_row_and_put_back) {
         read_tensor(to, part);
         for (int k = 0; k < ROWS * COLUMNS; k++)
             cr_assert_eq(part[k], x[k / COLUMNS * WIDTH + FIRST + k % COLUMNS]);
-        OK(iso_tensor_fill(from, -1));
-        OK(cuda->kernels[types[i]]->put_columns(cuda, to, FIRST, from));
-        double back[ROWS * WIDTH];
-        read_tensor(from, back);
-        for (int k = 0; k < ROWS * WIDTH; k++) {
-            bool inside = k % WIDTH >= FIRST && k % WIDTH < FIRST + COLUMNS;
-            cr_assert_eq(back[k], inside ? x[k] : -1);
-        }
         iso_tensor_destroy(&from);
         iso_tensor_destroy(&to);
     }

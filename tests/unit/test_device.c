@@ -21,7 +21,7 @@ static void linear_forward(const target *on) {
         pair y = pair_2d(on, rows, out);
         for (int flags = 0; flags < 4; flags++) {
             bool bias = flags & 1, relu = flags & 2;
-            OK(on->kernels->linear_forward(on->device, x.t, w.t, bias ? b.t : NULL,
+            OK(on->kernels->linear_forward(on->device, x.t, w.t, NULL, bias ? b.t : NULL,
                                            relu ? ISO_ACT_RELU : ISO_ACT_NONE, y.t));
             oracle_linear(rows, in, out, x.d, w.d, bias ? b.d : NULL, relu, y.d);
             check_pair(on, &y, LINEAR_TOLERANCE, "linear output");

@@ -43,7 +43,7 @@ Test(linear_wide, gives_the_product_for_every_remainder) {
     for (size_t r = 0; r < sizeof(rows) / sizeof(rows[0]); r++)
         for (int i = 0; i < 5; i++)
             for (int o = 0; o < 6; o++) {
-                iso__wide_args a = {rows[r], in[i], out[o], x, w, o % 2 ? b : NULL, i % 2, y};
+                iso__wide_args a = {rows[r], in[i], out[o], x, w, o % 2 ? b : NULL, i % 2, y, NULL};
                 int64_t count = a.rows * a.out;
                 y[count] = 7;
                 OK(iso__cpu_wide_linear(iso__cpu_of(device), &a));
@@ -58,10 +58,10 @@ Test(linear_wide, gives_the_product_for_every_remainder) {
 
 Test(linear_wide, a_row_has_the_same_bits_in_every_batch) {
     iso_device *device = open_cpu();
-    iso__wide_args all = {ROWS, IN, OUT, x, w, b, true, y};
+    iso__wide_args all = {ROWS, IN, OUT, x, w, b, true, y, NULL};
     OK(iso__cpu_wide_linear(iso__cpu_of(device), &all));
     for (int64_t from = 0; from + 21 <= ROWS; from += 13) {
-        iso__wide_args part = {21, IN, OUT, x + from * IN, w, b, true, again};
+        iso__wide_args part = {21, IN, OUT, x + from * IN, w, b, true, again, NULL};
         OK(iso__cpu_wide_linear(iso__cpu_of(device), &part));
         cr_assert(memcmp(again, y + from * OUT, 21 * OUT * sizeof(float)) == 0);
     }
@@ -70,7 +70,7 @@ Test(linear_wide, a_row_has_the_same_bits_in_every_batch) {
 
 Test(linear_wide, threads_do_not_change_the_bits) {
     iso_device *device = open_cpu();
-    iso__wide_args one = {ROWS, IN, OUT - 1, x, w, b, false, y}, three = one;
+    iso__wide_args one = {ROWS, IN, OUT - 1, x, w, b, false, y, NULL}, three = one;
     three.y = again;
     OK(iso__cpu_wide_linear(iso__cpu_of(device), &one));
     OK(iso_device_set_threads(device, 3));
@@ -81,7 +81,7 @@ Test(linear_wide, threads_do_not_change_the_bits) {
 
 Test(linear_wide, a_nan_passes_the_relu) {
     iso_device *device = open_cpu();
-    iso__wide_args a = {20, IN, OUT, x, w, b, true, y};
+    iso__wide_args a = {20, IN, OUT, x, w, b, true, y, NULL};
     x[3 * IN + 5] = NAN;
     OK(iso__cpu_wide_linear(iso__cpu_of(device), &a));
     for (int i = 0; i < 20 * OUT; i++) cr_assert(isnan(y[i]) == (i / OUT == 3));

@@ -32,7 +32,7 @@ static uint64_t forward(iso_device *device, int64_t rows, char kernel[64]) {
     iso_tensor *x = random_tensor(device, 2, (int64_t[]){rows, 300});
     iso_tensor *w = random_tensor(device, 2, (int64_t[]){200, 300});
     iso_tensor *y = random_tensor(device, 2, (int64_t[]){rows, 200});
-    OK(device->kernels[ISO_F32]->linear_forward(device, x, w, NULL, ISO_ACT_NONE, y));
+    OK(device->kernels[ISO_F32]->linear_forward(device, x, w, NULL, NULL, ISO_ACT_NONE, y));
     snprintf(kernel, 64, "%s", device->kernel);
     uint64_t hash = iso__hash(ISO_HASH_START, y->data, (size_t)y->count * sizeof(float));
     iso_tensor_destroy(&x), iso_tensor_destroy(&w), iso_tensor_destroy(&y);

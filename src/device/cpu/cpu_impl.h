@@ -97,6 +97,7 @@ typedef struct iso__wide_args {
     const float *x, *w, *b; // b may be NULL
     bool relu;
     float *y;
+    iso__arrival *arrival; // of w, or NULL
 } iso__wide_args;
 iso_status iso__cpu_wide_linear(iso__cpu *cpu, const iso__wide_args *args);
 

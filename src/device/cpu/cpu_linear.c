@@ -27,7 +27,8 @@ iso_status ISO_REAL(iso__cpu_bias_gradient)(iso__cpu *cpu, const iso_tensor *dy,
 }
 
 static iso_status linear_forward(iso_device *self, const iso_tensor *x, const iso_tensor *w,
-                                 const iso_tensor *b, iso_activation act, iso_tensor *y) {
+                                 iso__arrival *arrival, const iso_tensor *b, iso_activation act,
+                                 iso_tensor *y) {
     int64_t rows = x->shape[0], in = w->shape[1], out = w->shape[0];
     real *to = y->data;
     for (int64_t n = 0; n < rows; n++)
@@ -35,6 +36,7 @@ static iso_status linear_forward(iso_device *self, const iso_tensor *x, const is
             memcpy(to + n * out, b->data, (size_t)out * sizeof(real));
         else
             memset(to + n * out, 0, (size_t)out * sizeof(real));
+    ISO_TRY(iso__arrival_wait(arrival, w));
     iso__cpu_of(self)->gemm[ISO_REAL_TYPE](&(iso__gemm_args){.transpose_b = true,
                                                              .m = rows,
                                                              .n = out,
@@ -96,20 +98,8 @@ static iso_status take_columns(iso_device *self, const iso_tensor *x, int64_t fi
     return ISO_OK;
 }
 
-static iso_status put_columns(iso_device *self, const iso_tensor *part, int64_t first,
-                              iso_tensor *x) {
-    (void)self;
-    const real *from = part->data;
-    real *to = (real *)x->data + first;
-    size_t bytes = (size_t)part->shape[1] * sizeof(real);
-    for (int64_t n = 0; n < part->shape[0]; n++)
-        memcpy(to + n * x->shape[1], from + n * part->shape[1], bytes);
-    return ISO_OK;
-}
-
 void ISO_REAL(iso__cpu_fill_linear)(iso_kernel_ops *ops) {
     ops->take_columns = take_columns;
-    ops->put_columns = put_columns;
     ops->linear_forward = linear_forward;
     ops->linear_backward_params = linear_backward_params;
     ops->linear_backward_input = linear_backward_input;

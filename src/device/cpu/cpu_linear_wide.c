@@ -79,14 +79,27 @@ WIDE static void outputs(const iso__wide_args *p, int64_t group, int64_t row, co
 
 // Every output is computed by one thread, in the same way wherever it stands: the bits depend
 // neither on the number of threads nor on the other rows.
-static void multiply(const iso__wide_args *p, const float *packed, int threads) {
-    int64_t groups = (p->out + OUTPUTS - 1) / OUTPUTS;
+static void multiply(const iso__wide_args *p, int64_t first, int64_t end, const float *packed,
+                     int threads) {
 #ifdef _OPENMP
 #pragma omp parallel for num_threads(threads) if (threads > 1)
 #endif
-    for (int64_t g = 0; g < groups; g++)
+    for (int64_t g = first; g < end; g++)
         for (int64_t row = 0; row < p->rows; row += TILE) outputs(p, g, row, packed + row * p->in);
     (void)threads;
+}
+
+// Whatever can be computed of the weights that are there, until all are.
+static iso_status multiply_as_they_come(const iso__wide_args *p, const float *packed, int threads) {
+    int64_t groups = (p->out + OUTPUTS - 1) / OUTPUTS;
+    for (int64_t there = 0, first = 0, end; first < groups; first = end) {
+        there = p->arrival ? there + p->arrival->unit : p->out;
+        if (there > p->out) there = p->out;
+        if (p->arrival) ISO_TRY(p->arrival->wait(p->arrival, there));
+        end = there == p->out ? groups : there / OUTPUTS;
+        multiply(p, first, end, packed, threads);
+    }
+    return ISO_OK;
 }
 
 iso_status iso__cpu_wide_linear(iso__cpu *cpu, const iso__wide_args *p) {
@@ -98,9 +111,8 @@ iso_status iso__cpu_wide_linear(iso__cpu *cpu, const iso__wide_args *p) {
         pack(p->x + row * p->in, p->in, rows, (int)((rows + LANES - 1) / LANES),
              (float *)packed + row * p->in);
     }
-    multiply(p, packed, cpu->base.threads);
     cpu->base.kernel = "AVX-512, weights in place";
-    return ISO_OK;
+    return multiply_as_they_come(p, packed, cpu->base.threads);
 }
 
 #else

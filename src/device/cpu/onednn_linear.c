@@ -24,6 +24,7 @@ typedef struct task {
     iso__onednn_problem base;
     problem p;
     float *x, *w, *b, *y;
+    iso__arrival *arrival; // of w, or NULL
 } task;
 
 typedef struct layouts {
@@ -109,7 +110,8 @@ static iso_status run_wide(iso__cpu *cpu, const task *t) {
                            .w = t->w,
                            .b = t->b,
                            .relu = p->act == ISO_ACT_RELU,
-                           .y = t->y};
+                           .y = t->y,
+                           .arrival = t->arrival};
     return iso__cpu_wide_linear(cpu, &args);
 }
 
@@ -118,6 +120,7 @@ static iso_status run(iso__cpu *cpu, const iso__onednn_problem *base, int candid
     bool wide = suits_wide(cpu, &t->p);
     if (candidate == ISO_ONEDNN_BY_RULE) candidate = wide ? WIDE : PLAIN;
     if (candidate == WIDE) return wide ? run_wide(cpu, t) : (iso_status)ISO_ERR_UNSUPPORTED;
+    if (t->arrival) ISO_TRY(t->arrival->wait(t->arrival, t->p.out));
     iso__onednn_key key = base->key;
     key.value[ISO_ONEDNN_RULE] = candidate;
     iso__onednn_kernel *kernel = iso__onednn_find(cpu, &key);
@@ -140,31 +143,39 @@ static void describe(const iso__onednn_problem *base, char *text, size_t room) {
 
 // ---- Slots ------------------------------------------------------------------------------------------
 
-static iso_status execute(iso_device *self, const problem *p, float *x, float *w, float *b,
-                          float *y) {
+static task task_of(const iso_device *self, const problem *p, float *x, float *w, float *b,
+                    float *y) {
     int flags = (p->bias ? 1 : 0) | (p->act == ISO_ACT_RELU ? 2 : 0) | (p->accumulate_w ? 4 : 0) |
                 (p->accumulate_b ? 8 : 0);
-    task t = {.base = {.key = {{p->operation, self->threads, flags, p->rows, p->in, p->out}},
-                       .candidates = CANDIDATES,
-                       .run = run,
-                       .describe = describe},
-              .p = *p,
-              .x = x,
-              .w = w,
-              .b = b,
-              .y = y};
+    return (task){.base = {.key = {{p->operation, self->threads, flags, p->rows, p->in, p->out}},
+                           .candidates = CANDIDATES,
+                           .run = run,
+                           .describe = describe},
+                  .p = *p,
+                  .x = x,
+                  .w = w,
+                  .b = b,
+                  .y = y};
+}
+
+static iso_status execute(iso_device *self, const problem *p, float *x, float *w, float *b,
+                          float *y) {
+    task t = task_of(self, p, x, w, b, y);
     return iso__onednn_execute(iso__cpu_of(self), &t.base);
 }
 
 static iso_status linear_forward(iso_device *self, const iso_tensor *x, const iso_tensor *w,
-                                 const iso_tensor *b, iso_activation act, iso_tensor *y) {
+                                 iso__arrival *arrival, const iso_tensor *b, iso_activation act,
+                                 iso_tensor *y) {
     problem p = {.operation = FORWARD,
                  .rows = x->shape[0],
                  .in = w->shape[1],
                  .out = w->shape[0],
                  .bias = b != NULL,
                  .act = act};
-    return execute(self, &p, x->data, w->data, b ? b->data : NULL, y->data);
+    task t = task_of(self, &p, x->data, w->data, b ? b->data : NULL, y->data);
+    t.arrival = arrival;
+    return iso__onednn_execute(iso__cpu_of(self), &t.base);
 }
 
 static iso_status linear_backward_params(iso_device *self, const iso_tensor *x,

@@ -42,21 +42,10 @@ static iso_status dropout(iso_device *self, const iso__dropout_draw *draw, const
     return iso__cuda_dropout(iso__cuda_of(self), x->dtype, &mask, x->data, y->data);
 }
 
-static iso__cuda_columns columns_of(const iso_tensor *x, int64_t first, const iso_tensor *part) {
-    return (iso__cuda_columns){
-        .rows = x->shape[0], .width = x->shape[1], .first = first, .count = part->shape[1]};
-}
-
 static iso_status take_columns(iso_device *self, const iso_tensor *x, int64_t first,
                                iso_tensor *part) {
-    iso__cuda_columns columns = columns_of(x, first, part);
-    return iso__cuda_take_columns(iso__cuda_of(self), x->dtype, &columns, x->data, part->data);
-}
-
-static iso_status put_columns(iso_device *self, const iso_tensor *part, int64_t first,
-                              iso_tensor *x) {
-    iso__cuda_columns columns = columns_of(x, first, part);
-    return iso__cuda_put_columns(iso__cuda_of(self), x->dtype, &columns, part->data, x->data);
+    return iso__cuda_take_columns(iso__cuda_of(self), x->dtype, part->shape[0], x->shape[1], first,
+                                  part->shape[1], x->data, part->data);
 }
 
 void iso__cuda_fill_elementwise(iso_kernel_ops *ops) {
@@ -66,5 +55,4 @@ void iso__cuda_fill_elementwise(iso_kernel_ops *ops) {
     ops->add = add;
     ops->dropout = dropout;
     ops->take_columns = take_columns;
-    ops->put_columns = put_columns;
 }

@@ -22,10 +22,12 @@ iso_status iso__cuda_bias_gradient(iso__cuda *cuda, const iso_tensor *dy, iso_te
 }
 
 static iso_status linear_forward(iso_device *self, const iso_tensor *x, const iso_tensor *w,
-                                 const iso_tensor *b, iso_activation act, iso_tensor *y) {
+                                 iso__arrival *arrival, const iso_tensor *b, iso_activation act,
+                                 iso_tensor *y) {
     iso__cuda *cuda = iso__cuda_of(self);
     int64_t rows = x->shape[0], in = w->shape[1], out = w->shape[0];
     bool done, relu = act == ISO_ACT_RELU;
+    ISO_TRY(iso__arrival_wait(arrival, w));
     ISO_TRY(iso__cuda_lt_linear(cuda, x, w, b, act, y, &done));
     if (done) return ISO_OK;
     ISO_TRY(iso__cuda_gemm(cuda, &(iso__cuda_gemm_args){.dtype = x->dtype,

@@ -94,34 +94,23 @@ iso_status dropout(iso__cuda *cuda, const iso__cuda_mask *mask, const void *x, v
 
 // ---- Columns --------------------------------------------------------------------------------------
 
-// Pointers to the first column, and elements from a row to the next.
 template <class Real> struct columns_args {
-    int64_t rows, columns;
-    const Real *from;
-    Real *to;
-    int64_t from_width, to_width;
+    int64_t rows, width, columns;
+    const Real *x; // from the first column on
+    Real *part;
 };
 
-template <class Real> __global__ void copy_columns(columns_args<Real> a) {
+template <class Real> __global__ void take_columns(columns_args<Real> a) {
     int64_t count = a.rows * a.columns;
-    for (int64_t i = iso__first_item(); i < count; i += iso__item_stride()) {
-        int64_t row = i / a.columns, column = i % a.columns;
-        a.to[row * a.to_width + column] = a.from[row * a.from_width + column];
-    }
+    for (int64_t i = iso__first_item(); i < count; i += iso__item_stride())
+        a.part[i] = a.x[i / a.columns * a.width + i % a.columns];
 }
 
 template <class Real>
-iso_status take_columns(iso__cuda *cuda, const iso__cuda_columns *c, const void *x, void *part) {
-    columns_args<Real> args = {c->rows,      c->count, (const Real *)x + c->first,
-                               (Real *)part, c->width, c->count};
-    return iso__cuda_submit_over(cuda, copy_columns<Real>, c->rows * c->count, args);
-}
-
-template <class Real>
-iso_status put_columns(iso__cuda *cuda, const iso__cuda_columns *c, const void *part, void *x) {
-    columns_args<Real> args = {c->rows,  c->count, (const Real *)part, (Real *)x + c->first,
-                               c->count, c->width};
-    return iso__cuda_submit_over(cuda, copy_columns<Real>, c->rows * c->count, args);
+iso_status columns(iso__cuda *cuda, int64_t rows, int64_t width, int64_t first, int64_t columns,
+                   const void *x, void *part) {
+    columns_args<Real> args = {rows, width, columns, (const Real *)x + first, (Real *)part};
+    return iso__cuda_submit_over(cuda, take_columns<Real>, rows * columns, args);
 }
 
 } // namespace
@@ -148,14 +137,8 @@ iso_status iso__cuda_dropout(iso__cuda *cuda, iso_dtype dtype, const iso__cuda_m
     return dtype == ISO_F64 ? dropout<double>(cuda, mask, x, y) : dropout<float>(cuda, mask, x, y);
 }
 
-iso_status iso__cuda_take_columns(iso__cuda *cuda, iso_dtype dtype, const iso__cuda_columns *c,
-                                  const void *x, void *part) {
-    return dtype == ISO_F64 ? take_columns<double>(cuda, c, x, part)
-                            : take_columns<float>(cuda, c, x, part);
-}
-
-iso_status iso__cuda_put_columns(iso__cuda *cuda, iso_dtype dtype, const iso__cuda_columns *c,
-                                 const void *part, void *x) {
-    return dtype == ISO_F64 ? put_columns<double>(cuda, c, part, x)
-                            : put_columns<float>(cuda, c, part, x);
+iso_status iso__cuda_take_columns(iso__cuda *cuda, iso_dtype dtype, int64_t rows, int64_t width,
+                                  int64_t first, int64_t count, const void *x, void *part) {
+    if (dtype == ISO_F64) return columns<double>(cuda, rows, width, first, count, x, part);
+    return columns<float>(cuda, rows, width, first, count, x, part);
 }

@@ -28,14 +28,9 @@ typedef struct iso__cuda_mask {
 iso_status iso__cuda_dropout(iso__cuda *cuda, iso_dtype dtype, const iso__cuda_mask *mask,
                              const void *x, void *y);
 
-// Columns first .. first + count of x [rows, width], which `part` [rows, count] gets or gives.
-typedef struct iso__cuda_columns {
-    int64_t rows, width, first, count;
-} iso__cuda_columns;
-iso_status iso__cuda_take_columns(iso__cuda *cuda, iso_dtype dtype, const iso__cuda_columns *c,
-                                  const void *x, void *part);
-iso_status iso__cuda_put_columns(iso__cuda *cuda, iso_dtype dtype, const iso__cuda_columns *c,
-                                 const void *part, void *x);
+// part [rows, columns] = columns first .. first + columns of x [rows, width].
+iso_status iso__cuda_take_columns(iso__cuda *cuda, iso_dtype dtype, int64_t rows, int64_t width,
+                                  int64_t first, int64_t columns, const void *x, void *part);
 
 #ifdef __cplusplus
 }
