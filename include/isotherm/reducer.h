@@ -76,14 +76,14 @@ typedef iso_status (*iso_reducer_apply)(int i, void *gradient, double scale, con
                                         void *user);
 
 typedef struct iso_reducer_config {
-    // Whose memory holds values and gradients; retained. NULL: the host's. What a backward on a
-    // device has launched when it reports a gradient ready is what the exchange gets: bucket by
-    // bucket gradients are copied to the host beside it, travel from there, and are back in the
-    // device's memory for whatever is launched after iso_reducer_param_needed. CUDA devices of one
-    // node are summed by NCCL instead where it can be used (ISO_NODE_COLLECTIVE), without the host;
-    // between nodes of equally many ranks each rank then takes one shard of a bucket through the
-    // host. Values that this yields may be read on one rank when the others of its node have gone
-    // on to their next forward or iso_reducer_finish.
+    // Whose memory holds values (ISO_ERR_ARG for others) and gradients; retained. NULL: the host's.
+    // What a backward on a device has launched when it reports a gradient ready is what the
+    // exchange gets: bucket by bucket gradients are copied to the host beside it, travel from
+    // there, and are back in the device's memory for whatever is launched after
+    // iso_reducer_param_needed. CUDA devices of one node are summed by NCCL instead where it can be
+    // used (ISO_NODE_COLLECTIVE), without the host; between nodes of equally many ranks each rank
+    // then takes one shard of a bucket through the host. Values that this yields may be read on one
+    // rank when the others of its node have gone on to their next forward or iso_reducer_finish.
     iso_device *device;
     iso_sync sync;
     iso_scope scope; // over whom gradients are averaged

@@ -83,6 +83,7 @@ typedef enum iso__queue {
 typedef struct iso__device_event iso__device_event; // the device's own
 
 typedef struct iso__remote_ops {
+    bool (*owns)(iso_device *self, const void *memory); // it lies in this device's memory
     // Host memory, of any kind, between which and the device copy() may go; until unpin, before
     // which copies must be complete.
     iso_status (*pin)(iso_device *self, void *memory, size_t bytes);

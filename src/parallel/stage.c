@@ -26,10 +26,22 @@ static iso_status pin_arena(iso_reducer *r) {
     return ISO_OK;
 }
 
+// A pointer to other memory would be found out by the first kernel, for all that the device does.
+static iso_status check_values(const iso_reducer *r, iso_device *device) {
+    for (int i = 0; i < r->slot_count; i++)
+        ISO_CHECK(
+            device->ops->remote->owns(device, r->slot[i].value), ISO_ERR_ARG,
+            "the value of parameter \"%s\" is not in the memory of %s (%s), which the reducer "
+            "was given as its device: pass memory of that device, or no device",
+            r->slot[i].name, device->ops->name, device->description);
+    return ISO_OK;
+}
+
 iso_status iso__stage_create(iso_reducer *r, iso_device *device) {
     void *memory;
     r->gradients = r->arena;
     if (!device || device->ops->host_memory) return ISO_OK;
+    ISO_TRY(check_values(r, device));
     ISO_TRY(device->ops->alloc(device, r->arena_bytes, &memory));
     r->device = iso_device_retain(device);
     r->gradients = memory;

@@ -3,7 +3,9 @@
 #include "common/nn_fixture.h"
 #include "common/resume_fixture.h"
 #include "common/scratch.h"
+#include "tensor/tensor_impl.h"
 
+#include <isotherm/reducer.h>
 #include <isotherm/state_dict.h>
 #include <string.h>
 
@@ -159,3 +161,23 @@ static void by_saved_state(training *from, training *to) {
     cr_assert_eq(step, 3);
 }
 Test(np1_gpu_move, saved_runs_move_between_cpu_and_gpu) { check_moves(by_saved_state); }
+
+// ---- Memory of somebody else ------------------------------------------------------------------------
+
+Test(np1_gpu_move, a_reducer_refuses_values_in_other_memory) {
+    float here[64] = {0};
+    iso_reducer *r = NULL;
+    iso_tensor *there;
+    iso_reducer_config config = {0};
+    need_gpu();
+    cr_ok(iso_device_create("cuda", &config.device));
+    cr_ok(iso_tensor_create(config.device, ISO_F32, 1, (int64_t[]){64}, &there));
+    iso_reducer_param param[] = {
+        {.name = "there", .value = there->data, .count = 64, .dtype = ISO_F32},
+        {.name = "here", .value = here, .count = 64, .dtype = ISO_F32, .layer = 1}};
+    cr_fails(iso_reducer_create(test_comm, param, 2, &config, &r), ISO_ERR_ARG, "\"here\"");
+    cr_ok(iso_reducer_create(test_comm, param, 1, &config, &r));
+    iso_reducer_destroy(&r);
+    iso_tensor_destroy(&there);
+    iso_device_destroy(&config.device);
+}

@@ -1,6 +1,17 @@
 // Queues, events and copies of a CUDA device. All that touches the compute queue ends its segment.
 #include "device/cuda/cuda_graph.h"
 
+static bool remote_owns(iso_device *self, const void *memory) {
+    struct cudaPointerAttributes found;
+    if (iso__cuda_enter(iso__cuda_of(self)) < 0) return false;
+    if (cudaPointerGetAttributes(&found, memory) != cudaSuccess) {
+        cudaGetLastError();
+        return false;
+    }
+    return found.type == cudaMemoryTypeManaged ||
+           (found.type == cudaMemoryTypeDevice && found.device == iso__cuda_of(self)->ordinal);
+}
+
 static iso_status remote_pin(iso_device *self, void *memory, size_t bytes) {
     ISO_TRY(iso__cuda_enter(iso__cuda_of(self)));
     ISO_TRY_CUDA(cudaHostRegister(memory, bytes, cudaHostRegisterPortable));
@@ -87,6 +98,7 @@ static iso_status remote_finish(iso_device *self) {
 }
 
 void iso__cuda_fill_remote(iso__remote_ops *ops) {
+    ops->owns = remote_owns;
     ops->pin = remote_pin;
     ops->unpin = remote_unpin;
     ops->event_create = remote_event_create;
