@@ -108,7 +108,6 @@ AC_DEFUN([ISO_CUDA_LIBRARIES], [
     AS_IF([test "$iso_version" -le 0], [AC_MSG_ERROR([the CUDA toolkit has no cublas_v2.h: install cuBLAS, or say --with-cuda=no])])
     AC_DEFINE_UNQUOTED([ISO_CUBLAS_SONAME], ["libcublas.so.$iso_version"], [The library to load for cuBLAS.])
     AC_DEFINE_UNQUOTED([ISO_CUBLASLT_SONAME], ["libcublasLt.so.$iso_version"], [The library to load for cuBLASLt.])
-    AS_IF([test "$with_cuda" = emulated], [with_cudnn=no])
     ISO_CUDA_OPTIONAL([cudnn], [CUDNN], [cudnn.h], [CUDNN_MAJOR])
     ISO_CUDA_OPTIONAL([nccl], [NCCL], [nccl.h], [NCCL_MAJOR])
     CPPFLAGS=$iso_save_CPPFLAGS

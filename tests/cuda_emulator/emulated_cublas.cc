@@ -1,5 +1,6 @@
 // Handles and calls of the emulated cuBLAS; each product is a task in the handle's stream.
 #include "emulated_gemm.h"
+#include "emulated_handles.h"
 #include "emulator.h"
 
 struct cublasContext {
@@ -12,7 +13,24 @@ struct cublasContext {
 namespace emulated {
 
 static const uint32_t handle_magic = 0xcb1a5000;
-static std::atomic<size_t> live_handles{0};
+std::atomic<size_t> live_handles{0}, live_descriptors{0};
+
+bool submit_library(cudaStream_t stream, int device, const char *function,
+                    std::function<void()> kernel) {
+    check_stream(stream, function);
+    if (current_device() != device || stream->device != device)
+        die("%s: the handle is of device %d, the stream of %d, and current is %d", function, device,
+            stream->device, current_device());
+    if (state().sticky != cudaSuccess) return false;
+    Work work;
+    work.make = [kernel](CUstream_st *) -> Run {
+        return [kernel] {
+            kernel();
+            return Outcome::done;
+        };
+    };
+    return submit(stream, std::move(work)) == cudaSuccess;
+}
 
 static cublasStatus_t enter_blas(cublasHandle_t handle, const char *function) {
     int error = injected(function);
@@ -35,24 +53,13 @@ static cublasComputeType_t with_math(cublasComputeType_t compute, cublasMath_t m
 }
 
 static cublasStatus_t submit_gemm(cublasHandle_t handle, Gemm gemm, const char *function) {
-    check_stream(handle->stream, function);
-    if (current_device() != handle->device || handle->stream->device != handle->device)
-        die("%s: the handle is of device %d, the stream of %d, and current is %d", function,
-            handle->device, handle->stream->device, current_device());
-    if (state().sticky != cudaSuccess) return CUBLAS_STATUS_EXECUTION_FAILED;
     // Sums of 16-bit elements are not narrowed further: they are exact products already.
     if (gemm.a.type == CUDA_R_32F) gemm.compute = with_math(gemm.compute, handle->math);
     cublasStatus_t status = check_gemm(gemm, function);
     if (status != CUBLAS_STATUS_SUCCESS || gemm.m == 0 || gemm.n == 0) return status;
-    Work work;
-    work.make = [gemm](CUstream_st *) -> Run {
-        return [gemm] {
-            run_gemm(gemm);
-            return Outcome::done;
-        };
-    };
-    return submit(handle->stream, std::move(work)) == cudaSuccess ? CUBLAS_STATUS_SUCCESS
-                                                                  : CUBLAS_STATUS_EXECUTION_FAILED;
+    bool queued =
+        submit_library(handle->stream, handle->device, function, [gemm] { run_gemm(gemm); });
+    return queued ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_EXECUTION_FAILED;
 }
 
 } // namespace emulated
@@ -77,6 +84,7 @@ cublasStatus_t cublasDestroy_v2(cublasHandle_t handle) {
 }
 
 size_t emulated_live_handles(void) { return live_handles; }
+size_t emulated_live_descriptors(void) { return live_descriptors; }
 
 cublasStatus_t cublasGetVersion_v2(cublasHandle_t handle, int *version) {
     BLAS_ENTER(handle);

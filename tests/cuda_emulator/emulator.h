@@ -37,9 +37,10 @@ size_t emulated_live_allocations(void);
 size_t emulated_live_pinned(void);
 size_t emulated_live_streams(void);
 size_t emulated_live_events(void);
-size_t emulated_live_graphs(void);  /* graphs and executable graphs */
-size_t emulated_live_handles(void); /* of cuBLAS */
-size_t emulated_live_comms(void);   /* of NCCL */
+size_t emulated_live_graphs(void);      /* graphs and executable graphs */
+size_t emulated_live_handles(void);     /* of cuBLAS, cuBLASLt and cuDNN */
+size_t emulated_live_descriptors(void); /* of cuBLASLt and cuDNN */
+size_t emulated_live_comms(void);       /* of NCCL */
 
 /* Calls since the start of this process. */
 size_t emulated_device_syncs(void); /* cudaDeviceSynchronize */

@@ -338,6 +338,8 @@ int main(void) {
     kernel_tests();
     graph_tests();
     blas_tests();
+    lt_tests();
+    dnn_tests();
     nccl_tests();
     printf("emulated GPU: %s\n", failures == 0 ? "all tests passed" : "tests FAILED");
     return failures != 0;

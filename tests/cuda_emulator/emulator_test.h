@@ -29,6 +29,8 @@ void runtime_tests(void); // emulator_test.cc
 void kernel_tests(void);  // emulator_test_kernels.cc
 void graph_tests(void);   // emulator_test_graphs.cc
 void blas_tests(void);    // emulator_test_blas.cc
+void lt_tests(void);      // emulator_test_lt.cc
+void dnn_tests(void);     // emulator_test_dnn.cc
 void nccl_tests(void);    // emulator_test_nccl.cc
 
 template <class A>

@@ -51,6 +51,7 @@ CUDA_C_FILES += src/device/cuda/cuda_library.h
 CUDA_C_FILES += src/device/cuda/cuda_linear.c
 CUDA_C_FILES += src/device/cuda/cuda_linear.h
 CUDA_C_FILES += src/device/cuda/cuda_loss.c
+CUDA_C_FILES += src/device/cuda/cuda_lt.c
 CUDA_C_FILES += src/device/cuda/cuda_lt.h
 CUDA_C_FILES += src/device/cuda/cuda_pool2d.c
 CUDA_C_FILES += src/device/cuda/cuda_update.c
@@ -59,9 +60,6 @@ if ISO_HAVE_CUDA
 libiso_core_la_SOURCES += $(CUDA_C_FILES)
 if ISO_HAVE_CUDNN
 libiso_core_la_SOURCES += src/device/cuda/cuda_dnn.c
-endif
-if !ISO_CUDA_EMULATED
-libiso_core_la_SOURCES += src/device/cuda/cuda_lt.c
 endif
 CUDA_OBJECTS += $(CUDA_KERNELS:.cu=.lo)
 $(CUDA_OBJECTS): $(CUDA_INCLUDED)
