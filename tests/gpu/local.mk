@@ -5,7 +5,13 @@ GPU_HELPED_BY =
 if ISO_HAVE_CUDA
 GPU_TESTS += tests/gpu/cuda_conv.unit
 UNIT_TESTS += tests/gpu/cuda_conv.unit
-tests_gpu_cuda_conv_unit_SOURCES = tests/gpu/test_cuda_conv.c
+tests_gpu_cuda_conv_unit_SOURCES = tests/gpu/test_cuda_conv.c tests/gpu/conv_problem.c tests/gpu/conv_problem.h
+GPU_TESTS += tests/gpu/cuda_dnn.unit
+UNIT_TESTS += tests/gpu/cuda_dnn.unit
+tests_gpu_cuda_dnn_unit_SOURCES = tests/gpu/test_cuda_dnn.c tests/gpu/conv_problem.c tests/gpu/conv_problem.h
+GPU_TESTS += tests/gpu/cuda_lt.unit
+UNIT_TESTS += tests/gpu/cuda_lt.unit
+tests_gpu_cuda_lt_unit_SOURCES = tests/gpu/test_cuda_lt.c
 GPU_TESTS += tests/gpu/cuda_library.unit
 UNIT_TESTS += tests/gpu/cuda_library.unit
 tests_gpu_cuda_library_unit_SOURCES = tests/gpu/test_cuda_library.c

@@ -2,8 +2,8 @@
 // nothing made again for a shape that was seen, and how f32 is rounded.
 #include "common/balance.h"
 #include "common/device_fixture.h"
-#include "common/oracle.h"
 #include "device/cuda/cuda_impl.h"
+#include "gpu/conv_problem.h"
 
 #include <math.h>
 #include <string.h>
@@ -27,52 +27,6 @@ static const oracle_conv convs[] = {
                                                         // to dx
 };
 
-typedef struct problem {
-    const oracle_conv *c;
-    iso_conv2d_config config;
-    pair x, w, b, y;
-} problem;
-
-static problem problem_of(const target *on, const oracle_conv *c) {
-    int64_t groups = c->groups ? c->groups : 1;
-    problem p = {.c = c,
-                 .config = {.in_channels = c->in, .out_channels = c->out, .groups = groups}};
-    memcpy(p.config.kernel_size, c->kernel, sizeof(c->kernel));
-    memcpy(p.config.stride, c->stride, sizeof(c->stride));
-    memcpy(p.config.padding, c->padding, sizeof(c->padding));
-    memcpy(p.config.dilation, c->dilation, sizeof(c->dilation));
-    p.x = pair_4d(on, c->rows, c->in, c->height, c->width, ISO_LAYOUT_LOGICAL);
-    p.w = pair_4d(on, c->out, c->in / groups, c->kernel[0], c->kernel[1], ISO_LAYOUT_LOGICAL);
-    p.b = pair_1d(on, c->out);
-    p.y = pair_4d(on, c->rows, c->out, oracle_conv_height(c), oracle_conv_width(c),
-                  ISO_LAYOUT_LOGICAL);
-    return p;
-}
-
-static void problem_destroy(problem *p) {
-    pair_destroy(&p->x), pair_destroy(&p->w), pair_destroy(&p->b), pair_destroy(&p->y);
-}
-
-static void run_and_check(const target *on, problem *p) {
-    const oracle_conv *c = p->c;
-    OK(on->kernels->conv2d_forward(on->device, &p->config, p->x.t, p->w.t, p->b.t, ISO_ACT_RELU,
-                                   p->y.t));
-    oracle_conv2d(c, p->x.d, p->w.d, p->b.d, true, p->y.d);
-    check_pair(on, &p->y, 1e-5, "conv2d output");
-    zero(&p->x);
-    OK(on->kernels->conv2d_backward_input(on->device, &p->config, p->y.t, p->w.t, p->x.t));
-    oracle_conv2d_backward(c, NULL, p->w.d, p->y.d, NULL, NULL, p->x.d);
-    check_pair(on, &p->x, 1e-5, "conv2d input gradient");
-    for (int add = 0; add < 2; add++) {
-        if (!add) zero(&p->w), zero(&p->b);
-        OK(on->kernels->conv2d_backward_params(on->device, &p->config, p->x.t, p->y.t, p->w.t, add,
-                                               p->b.t, add));
-        oracle_conv2d_backward(c, p->x.d, NULL, p->y.d, p->w.d, p->b.d, NULL);
-        check_pair(on, &p->w, 1e-5, "conv2d weight gradient");
-        check_pair(on, &p->b, 1e-5, "conv2d bias gradient");
-    }
-}
-
 // Room for one sample at a time, two, and all of them.
 static void parts_of(iso_dtype dtype) {
     target on = open_cuda(dtype);
@@ -84,7 +38,7 @@ static void parts_of(iso_dtype dtype) {
             size_t bytes = (size_t)(samples * one + one / 2) * iso_dtype_size(dtype);
             iso__cuda_of(on.device)->conv_room = bytes;
             problem p = problem_of(&on, c);
-            run_and_check(&on, &p);
+            problem_check(&on, &p, 1e-5);
             problem_destroy(&p);
         }
     iso_device_destroy(&on.device);
@@ -97,7 +51,7 @@ static const oracle_conv wide = {9, 2, 34, 34, 3, {3, 3}, {1, 1}, .padding = {0,
 Test(cuda_conv, sums_of_thousands_match_the_oracle) {
     target on = open_cuda(ISO_F64);
     problem p = problem_of(&on, &wide);
-    run_and_check(&on, &p);
+    problem_check(&on, &p, 1e-5);
     problem_destroy(&p);
     iso_device_destroy(&on.device);
 }

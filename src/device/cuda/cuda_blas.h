@@ -32,12 +32,13 @@ iso_status iso__cuda_blas_need(iso__cuda *cuda);
 // Writes the record of a failed call of cuBLAS.
 iso_status iso__cuda_blas_error(const iso__cuda_blas *blas, cublasStatus_t error, const char *call,
                                 const char *function, const char *file, int line);
-#define ISO_TRY_CUBLAS(blas, expr)                                                                 \
+#define ISO_TRY_CUBLAS_AS(blas, name, expr)                                                        \
     do {                                                                                           \
         cublasStatus_t try_error_ = (expr);                                                        \
         if (try_error_ != CUBLAS_STATUS_SUCCESS)                                                   \
-            return iso__cuda_blas_error(blas, try_error_, #expr, __func__, __FILE__, __LINE__);    \
+            return iso__cuda_blas_error(blas, try_error_, name, __func__, __FILE__, __LINE__);     \
     } while (0)
+#define ISO_TRY_CUBLAS(blas, expr) ISO_TRY_CUBLAS_AS(blas, #expr, expr)
 
 // How products of this type are to be computed now.
 cublasComputeType_t iso__cuda_compute_type(const iso__cuda *cuda, iso_dtype dtype);

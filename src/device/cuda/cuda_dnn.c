@@ -406,13 +406,19 @@ static iso_status run_input(iso__cuda *cuda, const void *args) {
                     f.zero, p->x, a->x));
 }
 
-// Runs the candidate in use; p->refused tells whether it was.
+// Runs the candidate in use; p->refused tells whether it was. What is held back for a graph has run
+// before. Without room for its workspace, a candidate is as good as refused.
 static iso_status run_candidate(iso__cuda *cuda, iso__cuda_call run, call_args *a) {
-    const plan *p = a->plan;
+    plan *p = a->plan;
+    iso_status status = ISO_OK;
     a->algorithm = p->algorithm[p->at];
     a->workspace_bytes = p->workspace[p->at];
     a->workspace = NULL;
-    if (a->workspace_bytes > 0) ISO_TRY(iso__cuda_scratch(cuda, a->workspace_bytes, &a->workspace));
+    if (a->workspace_bytes > 0)
+        status = iso__cuda_scratch(cuda, a->workspace_bytes, &a->workspace);
+    p->refused = status == ISO_ERR_NOMEM;
+    if (p->refused) return ISO_OK;
+    ISO_TRY(status);
     return iso__cuda_run(cuda, run, a, sizeof(*a));
 }
 

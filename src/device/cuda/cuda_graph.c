@@ -106,15 +106,19 @@ static struct cudaKernelNodeParams node_params(const iso__cuda_kernel *k, void *
                                          .kernelParams = args};
 }
 
-// What a library enters into the queue, as a graph of its own.
+// What a library enters into the queue, as a graph of its own. One that refuses now what it did
+// before would be missing in every run of the graph.
 static iso_status capture(iso__cuda *cuda, const iso__cuda_command *c, cudaGraph_t *out) {
     cudaStream_t stream = cuda->stream[ISO__QUEUE_COMPUTE];
+    size_t nodes = 0;
     ISO_TRY_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
     iso_status status = c->call(cuda, c->kernel.args);
     cudaError_t error = cudaStreamEndCapture(stream, out);
-    if (status < 0 && *out) cudaGraphDestroy(*out);
+    if (error == cudaSuccess) error = cudaGraphGetNodes(*out, NULL, &nodes);
+    if ((status < 0 || nodes == 0) && *out) cudaGraphDestroy(*out);
     ISO_TRY(status);
     ISO_TRY_CUDA(error);
+    ISO_CHECK(nodes > 0, ISO_ERR_DEVICE, "a library launched nothing while it was captured");
     return ISO_OK;
 }
 

@@ -44,7 +44,7 @@ typedef struct plan_key {
 typedef struct plan {
     iso__cuda_entry base;
     plan_key key;
-    bool usable; // false: there is no kernel
+    bool usable; // false: there is no kernel, or it was refused when it was called
     cublasLtMatmulDesc_t product;
     cublasLtMatrixLayout_t x, w, y;
     cublasLtMatmulAlgo_t algorithm;
@@ -193,14 +193,15 @@ typedef struct call_args {
 
 static iso_status run(iso__cuda *cuda, const void *args) {
     const call_args *a = args;
-    const plan *p = a->plan;
+    plan *p = a->plan;
     const float one = 1, zero = 0;
-    ISO_TRY(set_bias(cuda, a->plan, a->b));
-    ISO_TRY_CUBLAS(cuda->blas,
-                   cuda->lt->call.cublasLtMatmul(
-                       cuda->lt->handle, p->product, &one, a->w, p->w, a->x, p->x, &zero, a->y,
-                       p->y, a->y, p->y, &p->algorithm, cuda->blas->workspace,
-                       cuda->blas->workspace_bytes, cuda->stream[ISO__QUEUE_COMPUTE]));
+    ISO_TRY(set_bias(cuda, p, a->b));
+    cublasStatus_t status = cuda->lt->call.cublasLtMatmul(
+        cuda->lt->handle, p->product, &one, a->w, p->w, a->x, p->x, &zero, a->y, p->y, a->y, p->y,
+        &p->algorithm, cuda->blas->workspace, cuda->blas->workspace_bytes,
+        cuda->stream[ISO__QUEUE_COMPUTE]);
+    p->usable = status != CUBLAS_STATUS_NOT_SUPPORTED && status != CUBLAS_STATUS_INVALID_VALUE;
+    if (p->usable) ISO_TRY_CUBLAS_AS(cuda->blas, "cublasLtMatmul", status);
     return ISO_OK;
 }
 
@@ -233,6 +234,7 @@ iso_status iso__cuda_lt_linear(iso__cuda *cuda, const iso_tensor *x, const iso_t
     else
         ISO_TRY(make_plan(cuda, &key, args.b, &args.plan));
     if (!args.plan->usable) return ISO_OK;
-    *done = true;
-    return iso__cuda_run(cuda, run, &args, sizeof(args));
+    ISO_TRY(iso__cuda_run(cuda, run, &args, sizeof(args)));
+    *done = args.plan->usable;
+    return ISO_OK;
 }
