@@ -224,6 +224,7 @@ static const oracle_conv hungry = {1, 64, 9, 9, 64, {7, 7}, {1, 1}, .padding = {
 static const oracle_conv modest = {1, 18, 9, 9, 18, {7, 7}, {1, 1}, .padding = {3, 3}};
 Test(cuda_dnn, workspaces_that_are_too_large_are_done_without) {
     problem p;
+    setenv("ISO_EMULATED_MEMORY_MB", "4096", 1); // there would be room
     target on = open_emulated(&hungry, false, &p);
     check_forward(&on, &p, false, false);
     cr_expect(iso__cuda_of(on.device)->scratch_bytes < (size_t)1 << 30);
