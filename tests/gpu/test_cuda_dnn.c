@@ -114,10 +114,12 @@ Test(cuda_dnn, bias_and_relu_come_in_the_same_call_where_cudnn_does_it) {
 }
 
 Test(cuda_dnn, a_device_takes_it_unless_it_is_told_otherwise) {
-    if (!emulated_fail_next) cr_skip_test("only the emulated GPU has it for certain");
+    problem p;
+    target on = open_dnn(&three, false, &p); // skips where there is none
+    close_problem(&on, &p);
     unsetenv("ISO_CUDA_CONV");
-    target on = open_cuda(NULL, false);
-    problem p = problem_of(&on, &three);
+    on = open_cuda(NULL, false);
+    p = problem_of(&on, &three);
     check_forward(&on, &p, true, true);
     cr_expect(iso__cuda_of(on.device)->dnn);
     close_problem(&on, &p);
@@ -129,10 +131,12 @@ Test(cuda_dnn, a_device_takes_it_unless_it_is_told_otherwise) {
 }
 
 Test(cuda_dnn, without_cudnn_convolutions_go_by_cublas_unless_it_was_asked_for) {
-    if (!emulated_fail_next) cr_skip_test("only the emulated GPU can be made to fail");
+    problem p;
+    target on = open_emulated(&three, false, &p);
+    close_problem(&on, &p);
     unsetenv("ISO_CUDA_CONV");
-    target on = open_cuda(NULL, false);
-    problem p = problem_of(&on, &three);
+    on = open_cuda(NULL, false);
+    p = problem_of(&on, &three);
     emulated_fail_next("cudnnCreate", NOT_INITIALIZED);
     check_forward(&on, &p, true, true);
     cr_expect(!iso__cuda_of(on.device)->dnn);

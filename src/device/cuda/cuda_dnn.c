@@ -289,7 +289,9 @@ static bool fits_int(const plan_key *k) {
     double x = (double)k->rows * (double)k->channels * (double)k->height * (double)k->width;
     double y =
         (double)k->rows * (double)k->out_channels * (double)k->out_height * (double)k->out_width;
-    return x <= INT_MAX && y <= INT_MAX;
+    double w = (double)k->out_channels * (double)(k->channels / k->groups) * (double)k->kernel[0] *
+               (double)k->kernel[1];
+    return x <= INT_MAX && y <= INT_MAX && w <= INT_MAX;
 }
 
 static iso_status find_plan(iso__cuda *cuda, const plan_key *key, plan **out) {
@@ -414,8 +416,7 @@ static iso_status run_candidate(iso__cuda *cuda, iso__cuda_call run, call_args *
     a->algorithm = p->algorithm[p->at];
     a->workspace_bytes = p->workspace[p->at];
     a->workspace = NULL;
-    if (a->workspace_bytes > 0)
-        status = iso__cuda_scratch(cuda, a->workspace_bytes, &a->workspace);
+    if (a->workspace_bytes > 0) status = iso__cuda_scratch(cuda, a->workspace_bytes, &a->workspace);
     p->refused = status == ISO_ERR_NOMEM;
     if (p->refused) return ISO_OK;
     ISO_TRY(status);
