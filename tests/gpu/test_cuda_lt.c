@@ -52,7 +52,7 @@ static void close_layer(layer *l) {
 }
 
 static iso_status forward(layer *l, bool bias, bool relu) {
-    return l->on.kernels->linear_forward(l->on.device, l->x.t, l->w.t, bias ? l->b.t : NULL,
+    return l->on.kernels->linear_forward(l->on.device, l->x.t, l->w.t, NULL, bias ? l->b.t : NULL,
                                          relu ? ISO_ACT_RELU : ISO_ACT_NONE, l->y.t);
 }
 
