@@ -25,7 +25,8 @@ iso_status iso_dtype_parse(const char *name, iso_dtype *out);
 // Local. Opens a device by name: "cpu", "cuda" (the first GPU), "cuda:1". ISO_ERR_ARG for an
 // unknown name (the text lists the known ones), ISO_ERR_UNSUPPORTED for one this build lacks,
 // ISO_ERR_DEVICE where there is no such GPU or it cannot be used. What a GPU is asked for runs
-// beside the host, in order; its errors may be told by a later call. One thread at a time uses it.
+// beside the host, in order; a later call may be the one that launches it (updates, which go
+// together), and the one that tells its errors. One thread at a time uses it.
 iso_status iso_device_create(const char *name, iso_device **out);
 // Local. How many devices of this kind ("cpu", "cuda") can be opened here: 0 for one that this
 // build lacks or does not know.

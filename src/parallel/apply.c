@@ -185,6 +185,14 @@ static void mark(iso_reducer *r, int id) {
     r->applier[id].stepped = true;
 }
 
+// A device keeps the order of what it is given, so that updates which wait for no exchange may as
+// well come at once: it then takes them together.
+static bool only_waits_for_forward(const iso_reducer *r) {
+    for (int i = 0; i < r->bucket_count; i++)
+        if (iso__bucket_travels(r, &r->bucket[i])) return false;
+    return r->device != NULL;
+}
+
 static iso_status make_step(iso_reducer *r, int id, const void *hyper) {
     iso__applier *a = &r->applier[id];
     // An update that no forward has asked for still needs the hyperparameters of its own step; and
@@ -197,7 +205,7 @@ static iso_status make_step(iso_reducer *r, int id, const void *hyper) {
     r->fresh = a->fresh = false;
     if (r->busy == 0) return update_now(r, a);
     mark(r, id);
-    if (r->sync != ISO_SYNC_LAZY) return iso_reducer_finish(r);
+    if (r->sync != ISO_SYNC_LAZY || only_waits_for_forward(r)) return iso_reducer_finish(r);
     // Of a device: from here on nobody needs this rank's program for its gradients to travel. The
     // next forward would wait for the same.
     return iso__stage_flush(r);

@@ -140,12 +140,17 @@ static void reopen(iso_reducer *r, iso__bucket *b) {
     if (--r->busy == 0) restart(r);
 }
 
-iso_status iso__bucket_complete(iso_reducer *r, iso__bucket *b) {
+iso_status iso__bucket_arrive(iso_reducer *r, iso__bucket *b) {
     if (b->state == ISO_BUCKET_OPEN) return ISO_OK;
     ISO_TRY(iso__bucket_wait(r, b));
     ISO_TRY(learn_used(r));
     ISO_TRY(bring_back(r, b));
-    ISO_TRY(iso__stage_in(r, b));
+    return iso__stage_in(r, b);
+}
+
+iso_status iso__bucket_complete(iso_reducer *r, iso__bucket *b) {
+    if (b->state == ISO_BUCKET_OPEN) return ISO_OK;
+    ISO_TRY(iso__bucket_arrive(r, b));
     ISO_TRY(iso__apply_bucket(r, b, b->factor));
     reopen(r, b);
     return ISO_OK;

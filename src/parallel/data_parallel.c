@@ -13,7 +13,9 @@ static iso_status before_forward(iso_module *module, void *user) {
     for (int k = 0; k < link->count; k++) {
         int i = link->slot[k], first = iso__piece_slot(r, i, 0)->bucket;
         bool cut = r->place[i].pieces > 1;
-        if (cut ? module->ops->awaits_pieces : first == bucket) continue;
+        // A device takes the updates of a layer together, if they come at once.
+        bool awaited = module->ops->awaits_pieces && !r->device;
+        if (cut ? awaited : first == bucket) continue;
         bucket = first;
         ISO_TRY(iso_reducer_param_needed(r, i));
     }

@@ -280,7 +280,9 @@ iso_comm_hook_bucket iso__bucket_for_hook(const iso_reducer *r, const iso__bucke
 iso_status iso__bucket_wait(iso_reducer *r, iso__bucket *b);
 // The same for what a stream carries: LEAVING or POSTED.
 iso_status iso__bucket_await_stream(iso_reducer *r, iso__bucket *b);
-// Waits for a bucket, converts, updates, and opens it again.
+// Waits for a bucket and converts: what is left are updates. Does nothing the second time.
+iso_status iso__bucket_arrive(iso_reducer *r, iso__bucket *b);
+// The same, then updates, and opens it again.
 iso_status iso__bucket_complete(iso_reducer *r, iso__bucket *b);
 
 // ---- apply.c ----

@@ -224,6 +224,13 @@ iso_status iso__reducer_adopt(iso_reducer *r) {
 
 // ---- Gradients are needed ---------------------------------------------------------------------------
 
+// Waiting between updates would end what a device takes together.
+static iso_status arrive(iso_reducer *r, int i) {
+    for (int k = 0; r->device && k < r->place[i].pieces; k++)
+        ISO_TRY(iso__bucket_arrive(r, &r->bucket[iso__piece_slot(r, i, k)->bucket]));
+    return ISO_OK;
+}
+
 static iso_status about_to_need(iso_reducer *r, int i, int k) {
     ISO_TRY(iso__reducer_check_param(r, i, k));
     iso_comm_poll(r->world);
@@ -237,6 +244,7 @@ iso_status iso_reducer_param_needed(iso_reducer *r, int i) {
     int pieces = r->place[i].pieces;
     for (int k = 0; k < pieces; k++)
         iso__times_need(r, &r->bucket[iso__piece_slot(r, i, k)->bucket]);
+    ISO_TRY(arrive(r, i));
     for (int k = 0; k < pieces; k++)
         ISO_TRY(iso__bucket_complete(r, &r->bucket[iso__piece_slot(r, i, k)->bucket]));
     return ISO_OK;
@@ -254,6 +262,8 @@ iso_status iso_reducer_piece_needed(iso_reducer *r, int i, int k) {
 iso_status iso_reducer_finish(iso_reducer *r) {
     do {
         if (iso__backward_is_open(r)) ISO_TRY(iso__reducer_close(r));
+        for (int b = 0; r->device && b < r->bucket_count; b++)
+            ISO_TRY(iso__bucket_arrive(r, &r->bucket[b]));
         // In the order in which they were issued: the first ones are the first to be complete.
         for (int b = 0; b < r->bucket_count; b++) ISO_TRY(iso__bucket_complete(r, &r->bucket[b]));
     } while (iso__backward_is_open(r)); // reported while earlier exchanges were still out

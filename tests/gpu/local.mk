@@ -12,6 +12,12 @@ tests_gpu_cuda_dnn_unit_SOURCES = tests/gpu/test_cuda_dnn.c tests/gpu/conv_probl
 GPU_TESTS += tests/gpu/cuda_lt.unit
 UNIT_TESTS += tests/gpu/cuda_lt.unit
 tests_gpu_cuda_lt_unit_SOURCES = tests/gpu/test_cuda_lt.c
+GPU_TESTS += tests/gpu/cuda_gather.unit
+UNIT_TESTS += tests/gpu/cuda_gather.unit
+tests_gpu_cuda_gather_unit_SOURCES = tests/gpu/test_cuda_gather.c tests/gpu/gather_fixture.c tests/gpu/gather_fixture.h
+GPU_TESTS += tests/gpu/cuda_gather_order.unit
+UNIT_TESTS += tests/gpu/cuda_gather_order.unit
+tests_gpu_cuda_gather_order_unit_SOURCES = tests/gpu/test_cuda_gather_order.c tests/gpu/gather_fixture.c tests/gpu/gather_fixture.h
 GPU_TESTS += tests/gpu/cuda_library.unit
 UNIT_TESTS += tests/gpu/cuda_library.unit
 tests_gpu_cuda_library_unit_SOURCES = tests/gpu/test_cuda_library.c
@@ -31,6 +37,9 @@ tests_gpu_gpu_nccl_mpi_SOURCES = tests/gpu/test_gpu_nccl.c
 GPU_TESTS += tests/gpu/gpu_nccl_faults.mpi
 MPI_TESTS += tests/gpu/gpu_nccl_faults.mpi
 tests_gpu_gpu_nccl_faults_mpi_SOURCES = tests/gpu/test_gpu_nccl_faults.c
+GPU_TESTS += tests/gpu/gpu_updates.mpi
+MPI_TESTS += tests/gpu/gpu_updates.mpi
+tests_gpu_gpu_updates_mpi_SOURCES = tests/gpu/test_gpu_updates.c
 GPU_CONFORMANCE = tests/unit/device.unit tests/unit/device_activation.unit tests/unit/device_conv.unit \
     tests/unit/device_loss.unit tests/unit/device_norm.unit tests/unit/device_pool.unit tests/unit/device_update.unit \
     tests/unit/loader.unit

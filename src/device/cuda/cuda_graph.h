@@ -17,10 +17,10 @@ typedef struct iso__cuda_command {
 iso_status iso__cuda_graphs_create(iso__cuda *cuda);
 void iso__cuda_graphs_destroy(iso__cuda *cuda); // what is held back is dropped
 
-// Runs it, now or with its segment.
+// Runs it, now or with its segment. Updates that are gathered come before it: cuda_queue.c.
 iso_status iso__cuda_submit_command(iso__cuda *cuda, const iso__cuda_command *command);
 iso_status iso__cuda_execute(iso__cuda *cuda, const iso__cuda_command *command); // now
-// The end of a segment: what was held back is launched.
+// The end of a segment: what was gathered or held back is launched.
 iso_status iso__cuda_flush(iso__cuda *cuda);
 
 #endif

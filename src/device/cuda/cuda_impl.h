@@ -1,14 +1,14 @@
 // Private to the CUDA device: its state, errors, and the files that fill its tables of kernels.
 //
 // Tensors are logical, whatever layout they name. One thread at a time uses a device; beside it
-// others may only record, follow and test events, copy in queues other than the compute queue, and
-// free memory. Memory of the pool is safe to write at once in the compute queue alone: elsewhere
-// only after an event of that queue. Libraries (cuBLAS, cuDNN) are loaded when a kernel first needs
-// them.
+// others may only test events, record and follow them and copy in queues other than the compute
+// queue, and free memory. Memory of the pool is safe to write at once in the compute queue alone:
+// elsewhere only after an event of that queue. Libraries (cuBLAS, cuDNN) are loaded when a kernel
+// first needs them.
 #ifndef ISO_CUDA_IMPL_H
 #define ISO_CUDA_IMPL_H
 
-#include "device/cuda/cuda_launch.h"
+#include "device/cuda/cuda_gather.h"
 #include "device/device_impl.h"
 
 #include <cuda_runtime.h>
@@ -80,6 +80,7 @@ struct iso__cuda {
     size_t conv_room;                // bytes of patches at a time; 0: the default
     struct iso__cuda_dnn *dnn;       // NULL: not by cuDNN
     struct iso__cuda_graphs *graphs; // NULL: nothing is recorded
+    iso__cuda_gathered gathered;     // updates that are to be launched together
 };
 
 static inline iso__cuda *iso__cuda_of(iso_device *device) {

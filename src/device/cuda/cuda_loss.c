@@ -56,6 +56,7 @@ static iso_status send_labels(iso__cuda *cuda, int64_t rows, const int32_t *labe
     cudaStream_t stream = cuda->stream[ISO__QUEUE_COMPUTE];
     size_t bytes = (size_t)rows * sizeof(int32_t);
     ISO_TRY(iso__cuda_enter(cuda));
+    ISO_TRY(iso__cuda_launch_gathered(cuda)); // these do keep their place in the queue
     ISO_TRY(make_room(cuda, rows));
     ISO_TRY_CUDA(cudaEventSynchronize(slot->free));
     memcpy(slot->host, labels, bytes);

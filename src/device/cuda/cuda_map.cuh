@@ -3,12 +3,8 @@
 #ifndef ISO_CUDA_MAP_CUH
 #define ISO_CUDA_MAP_CUH
 
+#include "device/cuda/cuda_pack.cuh"
 #include "device/cuda/cuda_submit.cuh"
-
-template <class Real> struct alignas(16) iso__pack {
-    static const int width = 16 / sizeof(Real);
-    Real at[width];
-};
 
 template <class Real> struct iso__map_args {
     int64_t count, packs;

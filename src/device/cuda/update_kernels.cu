@@ -1,92 +1,95 @@
 // Optimizer updates: one pass over gradient, parameter and state. Formulas: cpu_update.c.
 //
-// A rule is a struct of its numbers with a function for one element. The kernel around it moves 16
-// bytes at a time where memory is aligned to that. Sums of products name the one that is fused, so
-// that an element gets the same bits wherever its memory begins.
+// A rule is a struct of its numbers, without padding, with a function for one element. The kernel
+// around it goes over all segments of a table (cuda_gather.h). Sums of products name the one that
+// is fused, so that an element gets the same bits wherever its memory begins.
 #include "device/cuda/update_kernels.h"
 
+#include "device/cuda/cuda_gather.h"
+#include "device/cuda/cuda_pack.cuh"
 #include "device/cuda/cuda_submit.cuh"
 
 #include <math.h>
-
-// ---- Packs of 16 bytes ----------------------------------------------------------------------------
-
-template <class Real> struct alignas(16) pack {
-    static const int width = 16 / sizeof(Real);
-    Real at[width];
-};
-
-template <class Real> __device__ inline pack<Real> load(const Real *from, bool aligned) {
-    pack<Real> x;
-    if (aligned) return *(const pack<Real> *)from;
-    for (int k = 0; k < pack<Real>::width; k++) x.at[k] = from[k];
-    return x;
-}
-
-template <class Real> __device__ inline void store(Real *to, const pack<Real> &x, bool aligned) {
-    if (aligned) {
-        *(pack<Real> *)to = x;
-        return;
-    }
-    for (int k = 0; k < pack<Real>::width; k++) to[k] = x.at[k];
-}
-
-static bool is_aligned(const void *memory) { return (uintptr_t)memory % 16 == 0; }
+#include <string.h>
 
 // ---- The pass -------------------------------------------------------------------------------------
 
-// The gradient, which is only read, the parameter and the rule's state.
-template <class Rule> struct update_args {
+// Of a segment, in the blocks that are its own.
+template <class Rule> struct share {
     typedef typename Rule::real real;
     Rule rule;
-    int64_t count;
+    int64_t count, begin, stride; // of packs
     const real *g;
     real *x[1 + Rule::states];
-    bool aligned_g, aligned[1 + Rule::states];
 };
 
-template <class Rule> __global__ void update(update_args<Rule> a) {
-    typedef typename Rule::real real;
-    const int width = pack<real>::width, arrays = 1 + Rule::states;
-    int64_t packs = a.count / width;
-    for (int64_t i = iso__first_item(); i < packs; i += iso__item_stride()) {
-        pack<real> g = load(a.g + i * width, a.aligned_g), x[arrays];
+template <class Rule> __device__ share<Rule> share_of(const iso__cuda_table &t) {
+    share<Rule> s;
+    unsigned low = 0, high = t.segments; // first[low] <= this block < first[high]
+    while (high - low > 1) {
+        unsigned middle = (low + high) / 2;
+        if (t.first[middle] <= blockIdx.x)
+            low = middle;
+        else
+            high = middle;
+    }
+    memcpy(&s.rule, &t.rule[t.rule_of[low]], sizeof(s.rule));
+    s.count = t.segment[low].count;
+    s.begin = (int64_t)(blockIdx.x - t.first[low]) * blockDim.x + threadIdx.x;
+    s.stride = (int64_t)(t.first[low + 1] - t.first[low]) * blockDim.x;
+    s.g = (const typename Rule::real *)t.segment[low].at[0];
 #pragma unroll
-        for (int s = 0; s < arrays; s++) x[s] = load(a.x[s] + i * width, a.aligned[s]);
+    for (int i = 0; i < 1 + Rule::states; i++)
+        s.x[i] = (typename Rule::real *)t.segment[low].at[1 + i];
+    return s;
+}
+
+template <class Rule> __global__ void update(iso__cuda_table t) {
+    typedef typename Rule::real real;
+    const int width = iso__pack<real>::width, arrays = 1 + Rule::states;
+    share<Rule> s = share_of<Rule>(t);
+    bool aligned_g = iso__is_aligned(s.g), aligned[arrays];
+    for (int a = 0; a < arrays; a++) aligned[a] = iso__is_aligned(s.x[a]);
+    int64_t packs = s.count / width;
+    for (int64_t i = s.begin; i < packs; i += s.stride) {
+        iso__pack<real> g = iso__load(s.g + i * width, aligned_g), x[arrays];
+#pragma unroll
+        for (int a = 0; a < arrays; a++) x[a] = iso__load(s.x[a] + i * width, aligned[a]);
 #pragma unroll
         for (int k = 0; k < width; k++) {
             real element[arrays];
-            for (int s = 0; s < arrays; s++) element[s] = x[s].at[k];
-            a.rule.apply(g.at[k], element);
-            for (int s = 0; s < arrays; s++) x[s].at[k] = element[s];
+            for (int a = 0; a < arrays; a++) element[a] = x[a].at[k];
+            s.rule.apply(g.at[k], element);
+            for (int a = 0; a < arrays; a++) x[a].at[k] = element[a];
         }
 #pragma unroll
-        for (int s = 0; s < arrays; s++) store(a.x[s] + i * width, x[s], a.aligned[s]);
+        for (int a = 0; a < arrays; a++) iso__store(s.x[a] + i * width, x[a], aligned[a]);
     }
-    int64_t last = packs * width + iso__first_item();
-    if (last >= a.count) return;
+    int64_t last = packs * width + s.begin;
+    if (last >= s.count) return;
     real element[arrays];
-    for (int s = 0; s < arrays; s++) element[s] = a.x[s][last];
-    a.rule.apply(a.g[last], element);
-    for (int s = 0; s < arrays; s++) a.x[s][last] = element[s];
+    for (int a = 0; a < arrays; a++) element[a] = s.x[a][last];
+    s.rule.apply(s.g[last], element);
+    for (int a = 0; a < arrays; a++) s.x[a][last] = element[a];
 }
 
 // state: as many as the rule has, from the first on.
 template <class Rule>
 static iso_status run(iso__cuda *cuda, const Rule &rule, int64_t count, const void *g, void *p,
                       void *state0 = NULL, void *state1 = NULL, void *state2 = NULL) {
-    typedef typename Rule::real real;
-    void *const given[] = {p, state0, state1, state2};
-    update_args<Rule> args = {};
-    args.rule = rule;
-    args.count = count;
-    args.g = (const real *)g;
-    args.aligned_g = is_aligned(g);
-    for (int s = 0; s < 1 + Rule::states; s++) {
-        args.x[s] = (real *)given[s];
-        args.aligned[s] = is_aligned(given[s]);
-    }
-    return iso__cuda_submit_over(cuda, update<Rule>, count / pack<real>::width, args);
+    void *const given[] = {(void *)g, p, state0, state1, state2};
+    iso__cuda_update u = {};
+    static_assert(sizeof(rule) <= sizeof(u.rule), "a rule of more numbers than a table holds");
+#ifdef ISO_CUDA_EMULATED
+    emulated_register(update<Rule>);
+#endif
+    u.kernel = (const void *)update<Rule>;
+    memcpy(&u.rule, &rule, sizeof(rule));
+    u.arrays = 2 + Rule::states;
+    u.element = sizeof(typename Rule::real);
+    u.segment.count = count;
+    for (int i = 0; i < u.arrays; i++) u.segment.at[i] = given[i];
+    return iso__cuda_gather(cuda, &u);
 }
 
 // ---- Scale, SGD -----------------------------------------------------------------------------------
@@ -117,7 +120,7 @@ template <class Real> struct momentum_rule {
     typedef Real real;
     static const int states = 1;
     Real lr, scale, decay, mu, fresh;
-    bool first, nesterov;
+    int first, nesterov; // not bool, which would leave padding
     __device__ void apply(Real grad, Real *x) const {
         Real g = fma(decay, x[0], grad * scale);
         Real m = first ? fresh * g : fma(mu, x[1], fresh * g);
@@ -254,102 +257,6 @@ static iso_status rmsprop(iso__cuda *cuda, int64_t count, const iso__rmsprop_arg
     return rmsprop_with<Real, false, false>(cuda, count, a, g, p, square_avg, NULL, NULL);
 }
 
-// ---- LAMB: a pass for the moments and the norms, and one for the update ----------------------------
-// How many blocks there are, and which elements a thread has, depends on the count alone: another
-// GPU gets the same bits. Each block of the second pass adds up the sums of all blocks.
-
-template <class Real> struct lamb_args {
-    Real scale, eps, decay, beta1, rest1, beta2, rest2, correction1, correction2;
-    double lr;
-    int64_t count;
-    int blocks; // of the first pass
-    const Real *g;
-    Real *p, *m, *v;
-    double *sums; // of the squares of p, then of the direction: [2][blocks]
-    bool aligned;
-};
-
-// The same bits in both passes.
-template <class Real>
-__device__ inline Real lamb_direction(const lamb_args<Real> &a, Real m, Real v, Real p) {
-    return fma(a.decay, p, m / a.correction1 / (sqrt(v) / a.correction2 + a.eps));
-}
-
-template <class Real>
-__device__ inline void lamb_element(const lamb_args<Real> &a, Real grad, Real p, Real *m, Real *v,
-                                    double square[2]) {
-    Real g = grad * a.scale;
-    *m = fma(a.beta1, *m, a.rest1 * g);
-    *v = fma(a.beta2, *v, a.rest2 * g * g);
-    double u = (double)lamb_direction(a, *m, *v, p);
-    square[0] = fma((double)p, (double)p, square[0]);
-    square[1] = fma(u, u, square[1]);
-}
-
-template <class Real> __global__ void lamb_moments(lamb_args<Real> a) {
-    const int width = pack<Real>::width;
-    int64_t packs = a.count / width;
-    double square[2] = {0, 0};
-    for (int64_t i = iso__first_item(); i < packs; i += iso__item_stride()) {
-        pack<Real> g = load(a.g + i * width, a.aligned), p = load(a.p + i * width, a.aligned);
-        pack<Real> m = load(a.m + i * width, a.aligned), v = load(a.v + i * width, a.aligned);
-#pragma unroll
-        for (int k = 0; k < width; k++)
-            lamb_element(a, g.at[k], p.at[k], &m.at[k], &v.at[k], square);
-        store(a.m + i * width, m, a.aligned);
-        store(a.v + i * width, v, a.aligned);
-    }
-    int64_t last = packs * width + iso__first_item();
-    if (last < a.count) lamb_element(a, a.g[last], a.p[last], &a.m[last], &a.v[last], square);
-    double p = iso__block_sum(square[0]), u = iso__block_sum(square[1]);
-    if (threadIdx.x != 0) return;
-    a.sums[blockIdx.x] = p;
-    a.sums[a.blocks + blockIdx.x] = u;
-}
-
-template <class Real> __global__ void lamb_apply(lamb_args<Real> a) {
-    const int width = pack<Real>::width;
-    double square[2] = {0, 0};
-    for (int b = (int)threadIdx.x; b < a.blocks; b += (int)blockDim.x) {
-        square[0] += a.sums[b];
-        square[1] += a.sums[a.blocks + b];
-    }
-    double p2 = iso__block_sum(square[0]), u2 = iso__block_sum(square[1]);
-    Real step = (Real)(a.lr * (p2 > 0 && u2 > 0 ? sqrt(p2 / u2) : 1));
-    int64_t packs = a.count / width;
-    for (int64_t i = iso__first_item(); i < packs; i += iso__item_stride()) {
-        pack<Real> p = load(a.p + i * width, a.aligned), m = load(a.m + i * width, a.aligned);
-        pack<Real> v = load(a.v + i * width, a.aligned);
-#pragma unroll
-        for (int k = 0; k < width; k++)
-            p.at[k] -= step * lamb_direction(a, m.at[k], v.at[k], p.at[k]);
-        store(a.p + i * width, p, a.aligned);
-    }
-    int64_t last = packs * width + iso__first_item();
-    if (last < a.count) a.p[last] -= step * lamb_direction(a, a.m[last], a.v[last], a.p[last]);
-}
-
-template <class Real>
-static iso_status lamb(iso__cuda *cuda, int64_t count, const iso__lamb_args *from, const void *g,
-                       void *p, void *m, void *v, double *sums) {
-    lamb_args<Real> a = {};
-    a.scale = (Real)from->scale, a.eps = (Real)from->eps, a.decay = (Real)from->weight_decay;
-    a.beta1 = (Real)from->beta1, a.rest1 = (Real)from->rest1;
-    a.beta2 = (Real)from->beta2, a.rest2 = (Real)from->rest2;
-    a.correction1 = (Real)from->correction1, a.correction2 = (Real)from->correction2_sqrt;
-    a.lr = from->lr;
-    a.count = count;
-    a.g = (const Real *)g, a.p = (Real *)p, a.m = (Real *)m, a.v = (Real *)v;
-    a.sums = sums;
-    a.aligned = is_aligned(g) && is_aligned(p) && is_aligned(m) && is_aligned(v);
-    int64_t wanted = (count / pack<Real>::width + ISO_CUDA_BLOCK - 1) / ISO_CUDA_BLOCK;
-    int64_t most = ISO_CUDA_LAMB_BLOCKS;
-    a.blocks = (int)(wanted < 1 ? 1 : wanted < most ? wanted : most);
-    ISO_TRY(
-        iso__cuda_submit(cuda, lamb_moments<Real>, dim3((unsigned)a.blocks), ISO_CUDA_BLOCK, a));
-    return iso__cuda_submit(cuda, lamb_apply<Real>, dim3((unsigned)a.blocks), ISO_CUDA_BLOCK, a);
-}
-
 // ---- By element type -------------------------------------------------------------------------------
 
 #define BY_TYPE(rule, ...)                                                                         \
@@ -381,9 +288,4 @@ iso_status iso__cuda_rmsprop(iso__cuda *cuda, iso_dtype dtype, int64_t count,
                              const iso__rmsprop_args *args, const void *g, void *p,
                              void *square_avg, void *grad_avg, void *momentum) {
     BY_TYPE(rmsprop, args, g, p, square_avg, grad_avg, momentum);
-}
-iso_status iso__cuda_lamb(iso__cuda *cuda, iso_dtype dtype, int64_t count,
-                          const iso__lamb_args *args, const void *g, void *p, void *m, void *v,
-                          double *sums) {
-    BY_TYPE(lamb, args, g, p, m, v, sums);
 }
