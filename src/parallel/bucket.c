@@ -177,28 +177,52 @@ static void make_label(const iso_reducer *r, int bucket) {
     }
 }
 
-// Lays out the slots of a bucket from place `first` of the order on.
-static void lay_out(iso_reducer *r, int bucket, int first, size_t *offset) {
-    iso__bucket *b = &r->bucket[bucket];
-    *b = (iso__bucket){.first = first, .offset = *offset};
+// Bytes that make the bucket a multiple of the unit in which it is shared out.
+static size_t gap_of(const iso_reducer *r, int bucket) {
+    size_t bytes = 0, unit = r->bucket_unit ? r->bucket_unit : ALIGNMENT;
+    for (int i = 0; i < r->slot_count; i++)
+        if (r->slot[i].bucket == bucket) bytes += padded(&r->slot[i]);
+    return (unit - bytes % unit) % unit;
+}
+
+// Puts the slots of a bucket into the order from place `first` on; returns the place behind them.
+static int put_in_order(iso_reducer *r, int bucket, int first) {
     int next = first;
     for (int layer = r->slot_count; layer > 0;) {
         int last = layer - 1;
         layer = layer_first(r, last);
-        for (int i = layer; i <= last; i++) {
-            if (r->slot[i].bucket != bucket) continue;
-            r->order[next++] = i;
-            r->slot[i].offset = *offset;
-            *offset += padded(&r->slot[i]);
-        }
+        for (int i = layer; i <= last; i++)
+            if (r->slot[i].bucket == bucket) r->order[next++] = i;
     }
-    size_t unit = r->bucket_unit ? r->bucket_unit : ALIGNMENT;
-    *offset = b->offset + (*offset - b->offset + unit - 1) / unit * unit;
-    b->last = next - 1;
+    return next;
+}
+
+// Before which place of the order its gap comes: before the pieces with which it ends, as the next
+// piece lies behind them; or behind all.
+static int gap_place(const iso_reducer *r, const iso__bucket *b) {
+    int place = b->last, param = r->slot[r->order[place]].param;
+    if (!r->slot[r->order[place]].cut) return b->last + 1;
+    while (place > b->first && r->slot[r->order[place - 1]].param == param) place--;
+    return place > b->first ? place : b->last + 1;
+}
+
+// Lays out the slots of a bucket from place `first` of the order on.
+static void lay_out(iso_reducer *r, int bucket, int first, size_t *offset) {
+    iso__bucket *b = &r->bucket[bucket];
+    *b = (iso__bucket){.first = first, .offset = *offset};
+    b->last = put_in_order(r, bucket, first) - 1;
+    size_t gap = gap_of(r, bucket);
+    int place = gap_place(r, b);
+    for (int k = first; k <= b->last; k++) {
+        if (k == place) *offset += gap;
+        r->slot[r->order[k]].offset = *offset;
+        *offset += padded(&r->slot[r->order[k]]);
+    }
+    if (place > b->last) *offset += gap;
     b->dtype = r->slot[r->order[first]].dtype;
     b->local = r->slot[r->order[first]].local;
     b->bytes = *offset - b->offset;
-    b->missing = next - first;
+    b->missing = b->last - first + 1;
     make_label(r, bucket);
 }
 
