@@ -116,6 +116,7 @@ typedef struct train_run {
     int64_t steps, epoch_steps; // of the whole run; of an epoch
     train_position at;
     train_sums sum;
+    const char *old_wire; // --wire of the run that is resumed, where it was another; or NULL
     double uncounted;    // samples of a batch whose loss is not yet in the sums
     int64_t clock;       // when the time of training began to run; 0: it stands
     iso_evaluation test; // the latest
@@ -186,7 +187,10 @@ double train_wait_ms(const train_run *run);
 
 // Collective. Writes a set of files from which the run can go on.
 iso_status train_state_save(train_run *run);
-// Collective. Goes to where the newest set was saved. ISO_ERR_MISMATCH for other options.
+// Collective. ISO_ERR_MISMATCH, naming them, for options that must be those of the run that was
+// saved. Needs neither model nor optimizer.
+iso_status train_state_check(train_run *run);
+// Collective. Goes to where the newest set was saved, which train_state_check has found to fit.
 iso_status train_state_load(train_run *run);
 
 // ---- train_output.c ----

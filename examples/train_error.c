@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define TEXT_ROOM 512
+#define TEXT_ROOM 1024
 
 static char own[TEXT_ROOM]; // empty: the last error is the library's
 static const char *program = "train";

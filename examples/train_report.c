@@ -60,10 +60,14 @@ void train_report_resume(const train_run *run) {
     FILE *to = people(run);
     iso_json_begin(run->log, "resume");
     iso_json_int(run->log, "step", run->at.step);
+    if (run->old_wire) iso_json_string(run->log, "old_wire", run->old_wire);
     iso_json_end(run->log);
     if (!to) return;
     fprintf(to, "goes on after step %lld, in epoch %lld\n", (long long)run->at.step,
             (long long)run->at.epoch + 1);
+    if (run->old_wire)
+        fprintf(to, "gradients travel as %s from here on, as %s before\n",
+                run->options->wire ? run->options->wire : "f32", run->old_wire);
     fflush(to);
 }
 

@@ -188,6 +188,7 @@ static iso_status open_log(train_run *run) {
 }
 
 iso_status train_setup_shared(train_run *run) {
+    if (run->options->resume) TRY(train_state_check(run));
     TRY(train_kernels_setup(run));
     TRY(train_sync_setup(run));
     if (run->options->resume) TRY(train_state_load(run));

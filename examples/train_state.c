@@ -6,20 +6,104 @@
 
 enum { SETTINGS_ROOM = 4096 };
 
-// What a run must have had from its beginning for its continuation to mean anything.
+// What a run must have had from its beginning for its continuation to mean anything: a line of each
+// option. What stands behind FROM is told but not compared.
+#define FROM ", from "
+
 static void describe(const train_run *run, char text[SETTINGS_ROOM]) {
     const iso_dataset_info *info = &run->world->info;
     memset(text, 0, SETTINGS_ROOM); // all of it is saved
     train_options_text(run->options, true, text, SETTINGS_ROOM);
     size_t used = strlen(text);
-    used += (size_t)snprintf(text + used, SETTINGS_ROOM - used, "%lld images of %lld x %lld x %lld",
-                             (long long)info->count, (long long)info->channels,
-                             (long long)info->height, (long long)info->width);
+    used += (size_t)snprintf(text + used, SETTINGS_ROOM - used,
+                             "--data of %lld images of %lld x %lld x %lld", (long long)info->count,
+                             (long long)info->channels, (long long)info->height,
+                             (long long)info->width);
     for (int64_t c = 0; c < info->channels && used < SETTINGS_ROOM; c++)
-        used += (size_t)snprintf(text + used, SETTINGS_ROOM - used,
-                                 " with mean %.9g and deviation %.9g%s", info->mean[c],
-                                 info->std[c], c + 1 < info->channels ? "," : "\n");
+        used +=
+            (size_t)snprintf(text + used, SETTINGS_ROOM - used, "%s mean %.9g and deviation %.9g",
+                             c ? "," : " with", info->mean[c], info->std[c]);
+    if (used < SETTINGS_ROOM)
+        snprintf(text + used, SETTINGS_ROOM - used, FROM "%s\n", run->options->data);
 }
+
+// ---- Comparing settings -------------------------------------------------------------------------
+
+#define LIST_ROOM 400
+
+// Adds a line to a list of options as one gives them.
+static void list_option(char list[LIST_ROOM], const char *line) {
+    size_t used = strlen(list), name = strcspn(line, " "), all = strcspn(line, "\n");
+    const char *comma = used > 0 ? ", " : "";
+    bool absent = strncmp(line + name, " not given", all - name) == 0;
+    bool present = strncmp(line + name, " given", all - name) == 0;
+    snprintf(list + used, LIST_ROOM - used, "%s%s%.*s", comma, absent ? "no " : "",
+             (int)(absent || present ? name : all), line);
+}
+
+// The line of the same option; NULL: none.
+static const char *line_of(const char *text, const char *line) {
+    size_t name = strcspn(line, " ") + 1;
+    for (; *text; text += strcspn(text, "\n"), text += *text != 0)
+        if (strncmp(text, line, name) == 0) return text;
+    return NULL;
+}
+
+static size_t compared_length(const char *line) {
+    size_t all = strcspn(line, "\n");
+    const char *from = strstr(line, FROM);
+    return from && from < line + all ? (size_t)(from - line) : all;
+}
+
+static bool same_option(const char *a, const char *b) {
+    size_t length = compared_length(a);
+    return length == compared_length(b) && strncmp(a, b, length) == 0;
+}
+
+// How gradients travel is nothing that a run must keep, unless the way has a memory (feedback) or
+// lets parameters drift apart (noop). Of daso it is the form of what was under way.
+static const char *free_wire(const train_run *run, const char *line) {
+    static const char *const names[] = {"f32", "bf16", "f16"};
+    const char *value = line + strlen("--wire ");
+    if (strncmp(line, "--wire ", strlen("--wire ")) != 0) return NULL;
+    if (strcmp(run->options->sync, "daso") == 0) return NULL;
+    if (strncmp(value, "not given\n", strlen("not given\n")) == 0) return names[0];
+    for (int i = 0; i < 3; i++)
+        if (strncmp(value, names[i], strlen(names[i])) == 0 && value[strlen(names[i])] == '\n')
+            return names[i];
+    return NULL;
+}
+
+static iso_status compare(train_run *run, const char *saved, const char *here) {
+    char before[LIST_ROOM] = "", now[LIST_ROOM] = "";
+    for (const char *line = here; *line; line += strcspn(line, "\n") + 1) {
+        const char *old = line_of(saved, line); // none: an option that there was not yet
+        if (!old || same_option(old, line)) continue;
+        const char *wire = free_wire(run, line), *old_wire = free_wire(run, old);
+        if (wire && old_wire) {
+            if (strcmp(wire, old_wire) != 0) run->old_wire = old_wire;
+            continue;
+        }
+        list_option(before, old);
+        list_option(now, line);
+    }
+    if (!before[0]) return ISO_OK;
+    return train_error(ISO_ERR_MISMATCH,
+                       "%s was saved with %s, and this run has %s: resume with the options it was "
+                       "saved with, or begin a new run under another --checkpoint",
+                       run->options->resume, before, now);
+}
+
+iso_status train_state_check(train_run *run) {
+    char saved[SETTINGS_ROOM], here[SETTINGS_ROOM];
+    TRY(iso_resume_read(run->world->comm, run->options->resume, "train/settings", sizeof(saved),
+                        saved));
+    saved[SETTINGS_ROOM - 1] = 0;
+    describe(run, here);
+    return compare(run, saved, here);
+}
+
+// ---- The list -----------------------------------------------------------------------------------
 
 #define NUMBERS(type) ((int64_t)(sizeof(type) / 8))
 
@@ -69,17 +153,6 @@ iso_status train_state_save(train_run *run) {
     return status;
 }
 
-static iso_status check_settings(const train_run *run, const char *saved) {
-    char here[SETTINGS_ROOM];
-    describe(run, here);
-    if (memcmp(saved, here, SETTINGS_ROOM) == 0) return ISO_OK;
-    size_t line = train_options_difference(saved, here);
-    return train_error(ISO_ERR_MISMATCH,
-                       "%s was trained with %.*s and this run has %.*s: resume with the same",
-                       run->options->resume, (int)strcspn(saved + line, "\n"), saved + line,
-                       (int)strcspn(here + line, "\n"), here + line);
-}
-
 // What the library finds is told in terms of files; the cause is nearly always one of these
 // options.
 static iso_status explain(const train_run *run, iso_status status) {
@@ -95,8 +168,6 @@ static iso_status load(train_run *run, iso_state *state) {
     int64_t step;
     TRY(list(run, settings, &samples, state));
     TRY(explain(run, iso_resume_load(run->world->comm, run->options->resume, state, &step)));
-    settings[SETTINGS_ROOM - 1] = 0;
-    TRY(check_settings(run, settings));
     TRY(iso_loader_set_state(run->train_loader, &samples));
     return iso_training_loaded(run->model, run->optimizer);
 }

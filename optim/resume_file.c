@@ -95,20 +95,43 @@ iso_status iso__set_open(const char *path, iso__safetensors *out, iso__set_head 
     return ISO_OK;
 }
 
-iso_status iso__set_load(iso__safetensors *file) {
-    const char *checksums = note(file, "isotherm.checksums");
-    ISO_CHECK(strlen(checksums) == (size_t)file->header.count * ISO__SEAL_DIGITS, ISO_ERR_FORMAT,
+// The checksums of all arrays, in the order of the data.
+static iso_status find_checksums(const iso__safetensors *file, const char **out) {
+    *out = note(file, "isotherm.checksums");
+    ISO_CHECK(strlen(*out) == (size_t)file->header.count * ISO__SEAL_DIGITS, ISO_ERR_FORMAT,
               "%s is damaged: it has not one checksum for each array", file->path);
+    return ISO_OK;
+}
+
+static iso_status check_sum(const iso__safetensors *file, const iso__stored *stored,
+                            const char *checksums, const void *data) {
+    char digits[ISO__SEAL_DIGITS + 1];
+    ptrdiff_t i = stored - file->header.stored;
+    iso__seal_text(iso__hash(ISO_HASH_START, data, (size_t)(stored->end - stored->begin)), digits);
+    ISO_CHECK(memcmp(digits, checksums + i * ISO__SEAL_DIGITS, ISO__SEAL_DIGITS) == 0,
+              ISO_ERR_FORMAT, "%s is damaged: the contents of %s do not fit their checksum",
+              file->path, stored->name);
+    return ISO_OK;
+}
+
+iso_status iso__set_load(iso__safetensors *file) {
+    const char *checksums;
+    ISO_TRY(find_checksums(file, &checksums));
     ISO_TRY(iso__safetensors_load(file));
-    for (int i = 0; i < file->header.count; i++, checksums += ISO__SEAL_DIGITS) {
+    for (int i = 0; i < file->header.count; i++) {
         const iso__stored *stored = &file->header.stored[i];
-        char digits[ISO__SEAL_DIGITS + 1];
-        iso__seal_text(iso__hash(ISO_HASH_START, (char *)file->data + stored->begin,
-                                 (size_t)(stored->end - stored->begin)),
-                       digits);
-        ISO_CHECK(memcmp(digits, checksums, ISO__SEAL_DIGITS) == 0, ISO_ERR_FORMAT,
-                  "%s is damaged: the contents of %s do not fit their checksum", file->path,
-                  stored->name);
+        ISO_TRY(check_sum(file, stored, checksums, (char *)file->data + stored->begin));
     }
     return ISO_OK;
+}
+
+iso_status iso__set_load_one(iso__safetensors *file, const iso__stored *stored, void *data) {
+    const char *checksums;
+    size_t bytes = (size_t)(stored->end - stored->begin);
+    ISO_TRY(find_checksums(file, &checksums));
+    ISO_CHECK(fseeko(file->file, (off_t)stored->begin, SEEK_CUR) == 0 &&
+                  fread(data, 1, bytes, file->file) == bytes,
+              ISO_ERR_FORMAT, "%s is damaged: it ends before the end of %s", file->path,
+              stored->name);
+    return check_sum(file, stored, checksums, data);
 }

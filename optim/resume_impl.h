@@ -83,6 +83,8 @@ iso_status iso__set_write(const char *file, const iso__set_head *head, const iso
 iso_status iso__set_open(const char *file, iso__safetensors *out, iso__set_head *head);
 // Reads the data and compares them with their checksums: ISO_ERR_FORMAT.
 iso_status iso__set_load(iso__safetensors *file);
+// The same of one array, in place of all: right after opening.
+iso_status iso__set_load_one(iso__safetensors *file, const iso__stored *stored, void *data);
 
 // ---- All ranks ------------------------------------------------------------------------------------
 

@@ -204,3 +204,52 @@ iso_status iso_resume_load(iso_comm *comm, const char *path, const iso_state *st
     *step = l.step;
     return ISO_OK;
 }
+
+// ---- One entry of it ------------------------------------------------------------------------------
+
+static iso_status read_entry(const char *name, const char *file, size_t bytes, void *data) {
+    iso__safetensors opened;
+    iso__set_head head;
+    ISO_TRY(iso__set_open(file, &opened, &head));
+    const iso__stored *stored = iso__safetensors_find(&opened, name);
+    iso_status status = ISO_OK;
+    if (!stored || stored->end - stored->begin != (int64_t)bytes)
+        status = ISO_FAIL(ISO_ERR_MISMATCH,
+                          "%s has no entry %s of %zu bytes: it was saved by another program", file,
+                          name, bytes);
+    else
+        status = iso__set_load_one(&opened, stored, data);
+    iso__safetensors_close(&opened);
+    ISO_TRY(status);
+    return ISO_OK;
+}
+
+// On rank 0: of the newest shared file in which it is sound.
+static iso_status read_newest(const char *path, const char *name, size_t bytes, void *data) {
+    int64_t *steps = NULL;
+    int count = 0;
+    iso_status status = list_steps(path, &steps, &count);
+    for (int i = 0; i < count; i++) {
+        char file[ISO__PATH_ROOM];
+        iso__set_path(path, steps[i], ISO__SHARED_FILE, "", file);
+        status = read_entry(name, file, bytes, data);
+        if (status >= 0 || status == ISO_ERR_MISMATCH) break;
+    }
+    iso__free(steps);
+    ISO_TRY(status);
+    return ISO_OK;
+}
+
+iso_status iso_resume_read(iso_comm *comm, const char *path, const char *name, size_t bytes,
+                           void *data) {
+    void *memory;
+    ISO_TRY(iso_comm_agree(comm, iso__alloc(bytes, &memory)));
+    bool root = iso_comm_rank(comm) == 0;
+    iso_status status =
+        iso_comm_agree(comm, root ? read_newest(path, name, bytes, memory) : ISO_OK);
+    if (status >= 0) status = iso_comm_bcast(comm, memory, bytes, 0);
+    if (status >= 0) memcpy(data, memory, bytes);
+    iso__free(memory);
+    ISO_TRY(status);
+    return ISO_OK;
+}

@@ -23,7 +23,7 @@ KILLS=5 # of each study
 seed=${ISO_TEST_SEED:-$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')}
 points=0
 
-echo "1..12"
+echo "1..20"
 echo "# ISO_TEST_SEED=$seed"
 
 # ---- Helpers ----
@@ -177,9 +177,41 @@ finish
 result $? "a run that is done is left as it is"
 set -- --sync localsgd --model mlp --epochs 5 --sampler overlap --resume state
 refused "another number of ranks" 'saved by 2 ranks and this run has 3' 3 "$@" --batch 8
-refused "another batch size" 'trained with --batch 8 and this run has --batch 9' 2 "$@" --batch 9
-refused "another order of samples" 'trained with --seed 1 and this run has --seed 2' 2 "$@" --batch 8 --seed 2
-refused "other shares of ranks" 'trained with --sampler overlap and this run has --sampler pad' 2 "$@" \
+refused "another batch size" 'saved with --batch 8, and this run has --batch 9:' 2 "$@" --batch 9
+refused "another order of samples" 'saved with --seed 1, and this run has --seed 2:' 2 "$@" --batch 8 --seed 2
+refused "other shares of ranks" 'saved with --sampler overlap, and this run has --sampler pad:' 2 "$@" \
     --batch 8 --sampler pad
-refused "other images" 'trained with --shift 0 and this run has --shift 1' 2 "$@" --batch 8 --shift 1
-refused "another network" 'cannot resume with --model cnn,.*state.step.* another model' 2 --sync localsgd --epochs 5 --resume state --batch 8
+refused "other images" 'saved with --shift 0, and this run has --shift 1:' 2 "$@" --batch 8 --shift 1
+refused "several other options" \
+    'state was saved with --sampler overlap, --model mlp, and this run has --sampler pad, --model cnn: resume with the' \
+    2 --sync localsgd --epochs 5 --resume state --batch 8
+
+# Options that change which tensors there are, or their shapes: the option is named, not the tensor.
+rm -f state*
+start 2 --model mlp --batch 8 --epochs 2 --checkpoint state --checkpoint-every 7
+finish
+data_set more 408 40 8
+set -- --batch 8 --epochs 2 --resume state
+refused "another network" 'saved with --model mlp, and this run has --model cnn: resume' 2 "$@"
+set -- "$@" --model mlp
+refused "another element type" 'saved with --dtype f32, and this run has --dtype f64: resume' 2 "$@" --dtype f64
+refused "another optimizer" 'saved with --optimizer adam, and this run has --optimizer sgd: resume' 2 "$@" \
+    --optimizer sgd
+refused "another way to synchronise" 'saved with --sync lazy, and this run has --sync daso: resume' 2 "$@" --sync daso
+refused "other data" \
+    'with --data of 400 images .* from images, and this run has --data of 408 images .* from more: resume' 2 "$@" \
+    --data more
+refused "another learning rate" 'saved with no --lr, and this run has --lr 0.1: resume' 2 "$@" --lr 0.1
+refused "a wire with a memory" 'saved with no --wire, and this run has --wire bf16-feedback: resume' 2 "$@" \
+    --wire bf16-feedback
+
+# Rounded gradients leave nothing behind that another wire would miss.
+rm -f state.step-000000000050* # the end, so that a step is left
+start 2 "$@" --log log.f32
+finish
+same=$status
+start 2 "$@" --wire bf16 --log log.bf16
+finish
+[ "$same$status" = 00 ] && grep -q '"event":"resume","step":49,"old_wire":"f32"' log.bf16 &&
+    grep -q '"event":"resume","step":49}' log.f32 && [ "$(field param_hash log.bf16)" != "$(field param_hash log.f32)" ]
+result $? "goes on with gradients that are rounded on the wire, and says so"

@@ -60,6 +60,12 @@ iso_status iso_resume_newest(const char *path, int64_t *step);
 // ISO_ERR_MISMATCH for a set of another number of ranks or of another model or settings; ISO_ERR_IO
 // when there is no set. Nothing is changed on failure.
 iso_status iso_resume_load(iso_comm *comm, const char *path, const iso_state *state, int64_t *step);
+// Collective. Copies one shared entry of `bytes` bytes from the newest set in which it is sound, so
+// that a program can compare the settings it saved before it makes what they describe.
+// ISO_ERR_MISMATCH where there is no entry of that name and size, ISO_ERR_IO when there is no set,
+// ISO_ERR_FORMAT when all are damaged.
+iso_status iso_resume_read(iso_comm *comm, const char *path, const char *name, size_t bytes,
+                           void *data);
 
 #ifdef __cplusplus
 }

@@ -380,3 +380,46 @@ Test(np2_resume, another_model_or_optimizer_is_refused) {
     other = config_of(ISO_SGD, ISO_SYNC_NONE);
     refuses(&other, "ranks have entries of their own here but not there");
 }
+
+// ---- One entry ----------------------------------------------------------------------------------
+
+static void save_numbers(int step) {
+    numbers n;
+    iso_assert_ok(numbers_create(&n, false));
+    iso_assert_ok(numbers_save(&n, test_comm, step));
+    numbers_destroy(&n);
+}
+
+static void expect_entry(const char *name, size_t bytes, iso_status wanted, int step) {
+    numbers there = {.with_own = false};
+    iso_status status = iso_resume_read(test_comm, resume_path(), name, bytes, there.shared);
+    iso_assert_all(status == wanted);
+    if (status >= 0) iso_assert_all(numbers_are(&there, step));
+    if (status < 0) iso_assert_all(there.shared[0] == 0);
+}
+
+// Its last bytes are the entry's.
+static void damage(const char *file) {
+    if (test_rank != 0) return;
+    FILE *stream = fopen(file, "r+b");
+    if (!stream) return;
+    fseek(stream, -3, SEEK_END);
+    int c = fgetc(stream);
+    fseek(stream, -3, SEEK_END);
+    fputc(c ^ 1, stream);
+    fclose(stream);
+}
+
+Test(np2_resume, one_entry_of_the_newest_sound_set_is_read_alone) {
+    size_t bytes = sizeof(((numbers *)0)->shared);
+    expect_entry("user/shared", bytes, ISO_ERR_IO, 0);
+    save_numbers(3);
+    save_numbers(7);
+    expect_entry("user/shared", bytes, ISO_OK, 7);
+    expect_entry("user/shared", bytes - 8, ISO_ERR_MISMATCH, 0);
+    expect_entry("user/other", bytes, ISO_ERR_MISMATCH, 0);
+    damage(resume_file(7, -1, ""));
+    expect_entry("user/shared", bytes, ISO_OK, 3);
+    damage(resume_file(3, -1, ""));
+    expect_entry("user/shared", bytes, ISO_ERR_FORMAT, 0);
+}
