@@ -1,6 +1,7 @@
 // DASO as recommended here, local SGD and post-local SGD: a schedule in steps, a policy, and the
 // periodic engine.
 #include "optim/daso_impl.h"
+#include "parallel/reducer_impl.h"
 
 #include <string.h>
 
@@ -197,17 +198,22 @@ static iso__periodic_config engine_config(const iso_daso_config *config) {
     };
 }
 
-enum { SETTINGS = 320 };
+enum { SETTINGS = 640 };
 
 static void write_settings(const iso_daso_config *c, char text[SETTINGS]) {
+    static const char *const merge[] = {"progress", "heat"};
+    static const char *const state[] = {"keep", "average", "reset"};
+    static const char *const policy[] = {"fixed", "plateau", "adaptive", "callback"};
     snprintf(text, SETTINGS,
-             "daso of %lld steps, warm-up %g/%lld, cool-down %g/%lld, skip %lld (at most %lld), "
-             "wait %lld, local skip %lld, unit %d, merge %d, wire %d, state %d, policy %d, levels "
-             "%g %g",
+             "total_steps: %lld\nwarmup: %g\nwarmup_steps: %lld\ncooldown: %g\n"
+             "cooldown_steps: %lld\nglobal_skip: %lld\nmax_global_skip: %lld\n"
+             "batches_to_wait: %lld\nlocal_skip: %lld\nunit: %s\nmerge: %s\nwire: %s\nstate: %s\n"
+             "policy: %s\nstability_level: %g\nmax_divergence: %g\n",
              (long long)c->total_steps, c->warmup, (long long)c->warmup_steps, c->cooldown,
              (long long)c->cooldown_steps, (long long)c->global_skip, (long long)c->max_global_skip,
-             (long long)c->batches_to_wait, (long long)c->local_skip, (int)c->unit, (int)c->merge,
-             (int)c->wire, (int)c->state, (int)c->policy, c->stability_level, c->max_divergence);
+             (long long)c->batches_to_wait, (long long)c->local_skip, iso__scope_name(c->unit),
+             merge[c->merge], iso_dtype_name(c->wire), state[c->state], policy[c->policy],
+             c->stability_level, c->max_divergence);
 }
 
 iso_status iso_daso_create_take(iso_optimizer *wrapped, iso_module *data_parallel,
@@ -215,16 +221,16 @@ iso_status iso_daso_create_take(iso_optimizer *wrapped, iso_module *data_paralle
     iso_status status;
     void *memory = NULL;
     iso__periodic_config engine = engine_config(config);
-    char settings[SETTINGS];
-    write_settings(config, settings);
+    char settings[SETTINGS] = "";
+    iso_status valid = iso__daso_config_check(config);
+    if (valid == ISO_OK) write_settings(config, settings);
     ISO_TRY_GOTO(iso__alloc_zero(sizeof(daso), &memory));
     daso *self = memory;
     self->engine.base.ops = &daso_ops;
     self->config = *config;
     iso_optimizer *taken = wrapped;
     wrapped = NULL;
-    ISO_TRY_GOTO(iso__periodic_init(&self->engine, taken, data_parallel, &engine,
-                                    iso__daso_config_check(config), settings));
+    ISO_TRY_GOTO(iso__periodic_init(&self->engine, taken, data_parallel, &engine, valid, settings));
     status = start_over(self);
     if (status < 0) iso__periodic_destroy(&self->engine);
     ISO_TRY_GOTO(status);

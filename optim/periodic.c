@@ -109,7 +109,7 @@ static iso_status setup(iso__periodic *p, iso_status owner, const char *settings
     p->comm = iso_data_parallel_comm(p->data_parallel);
     // A rank that failed alone, or goes by another plan, would leave the others waiting.
     ISO_TRY(iso_comm_agree(p->comm, prepare(p, owner)));
-    ISO_TRY(iso__match(p->comm, NULL, 0, settings));
+    ISO_TRY(iso__match(p->comm, NULL, 0, settings, 0));
     p->equal = p->equal_state = p->node_equal = p->node_equal_state = true;
     ISO_TRY(iso__data_parallel_set_scope(p->data_parallel, ISO_SCOPE_WORLD));
     ISO_TRY(make_topology(p));

@@ -222,10 +222,13 @@ iso_status iso_comm_agree(iso_comm *comm, iso_status mine) {
 }
 
 iso_status iso__comm_check_equal(iso_comm *comm, int64_t number, const char *what) {
-    int64_t range[2] = {number, -number};
-    ISO_TRY(iso_comm_allreduce_i64(comm, range, 2, ISO_MAX));
-    ISO_CHECK(range[0] == -range[1], ISO_ERR_MISMATCH,
-              "%s differs between ranks: from %lld to %lld", what, (long long)-range[1],
-              (long long)range[0]);
-    return ISO_OK;
+    int64_t first = number; // rank 0's
+    ISO_TRY(iso_comm_bcast(comm, &first, sizeof(first), 0));
+    int64_t odd = number == first ? comm->size : comm->rank, other = number;
+    ISO_TRY(iso_comm_allreduce_i64(comm, &odd, 1, ISO_MIN));
+    if (odd == comm->size) return ISO_OK;
+    ISO_TRY(iso_comm_bcast(comm, &other, sizeof(other), (int)odd));
+    return ISO_FAIL(ISO_ERR_MISMATCH,
+                    "%s: %lld on rank 0 and %lld on rank %lld: give every rank the same", what,
+                    (long long)first, (long long)other, (long long)odd);
 }

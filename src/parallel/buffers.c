@@ -2,17 +2,34 @@
 #include "parallel/parallel_impl.h"
 
 #include "comm/comm_impl.h"
+#include "parallel/reducer_impl.h"
 #include "tensor/tensor_impl.h"
 
 #include <string.h>
+
+#define LINE 320
+
+iso_status iso__buffers_describe(const iso_buffer_list *list, char **out) {
+    void *memory;
+    size_t room = (size_t)(list->count + 1) * LINE, used = 0;
+    ISO_TRY(iso__alloc_zero(room, &memory));
+    *out = memory;
+    used += (size_t)snprintf(*out, LINE, "the number of buffers: %d\n", list->count);
+    for (int i = 0; i < list->count; i++) {
+        const iso_tensor *t = list->item[i]->value;
+        char shape[48];
+        iso__shape_text(t->ndim, t->shape, shape, sizeof(shape));
+        used += (size_t)snprintf(*out + used, LINE, "buffer %d: %.192s %s %s\n", i, list->name[i],
+                                 shape, iso_dtype_name(t->dtype));
+    }
+    return ISO_OK;
+}
 
 uint64_t iso__buffers_fingerprint(const iso_buffer_list *list) {
     uint64_t hash = ISO_HASH_START;
     for (int i = 0; i < list->count; i++) {
         const iso_tensor *t = list->item[i]->value;
-        int64_t numbers[2] = {t->dtype, t->ndim};
         hash = iso__hash(hash, list->name[i], strlen(list->name[i]) + 1);
-        hash = iso__hash(hash, numbers, sizeof(numbers));
         hash = iso__hash(hash, t->shape, (size_t)t->ndim * sizeof(t->shape[0]));
     }
     return hash;
@@ -177,8 +194,14 @@ iso_status iso__buffer_sync_create(iso_comm *comm, const iso_buffer_list *list,
     }
     *out = sync;
     ISO_TRY(iso_comm_agree(comm, status));
-    int64_t chosen = config->mode + 10 * config->when + (config->function ? 100 : 0);
-    return iso__comm_check_equal(comm, chosen, "what becomes of buffers (config.buffers)");
+    static const char *const mode[] = {"average", "rank0", "none"};
+    static const char *const when[] = {"at evaluation", "before forward", "after backward",
+                                       "on call"};
+    char settings[160];
+    snprintf(settings, sizeof(settings),
+             "config.buffers.mode: %s\nconfig.buffers.when: %s\nconfig.buffers.function: %s\n",
+             mode[config->mode], when[config->when], config->function ? "given" : "NULL");
+    return iso__match(comm, NULL, 0, settings, 0);
 }
 
 void iso__buffer_sync_destroy(iso__buffer_sync *sync) {

@@ -74,11 +74,14 @@ static iso_status make_reducer(iso__data_parallel *self, const iso_reducer_param
 // The reducer sees the trainable ones only, so the whole list is compared here.
 static iso_status match_and_create(iso__data_parallel *self, iso_reducer_param *params,
                                    const iso_data_parallel_config *config) {
-    char settings[96];
-    snprintf(settings, sizeof(settings), "%d parameters, %d buffers (names and shapes %016llx)",
-             self->list.count, self->buffers.count,
-             (unsigned long long)iso__buffers_fingerprint(&self->buffers));
-    ISO_TRY(iso__match(self->comm, params, self->list.count, settings));
+    char *settings = NULL;
+    iso_status status =
+        iso_comm_agree(self->comm, iso__buffers_describe(&self->buffers, &settings));
+    if (status == ISO_OK)
+        status = iso__match(self->comm, params, self->list.count, settings,
+                            iso__buffers_fingerprint(&self->buffers));
+    iso__free(settings);
+    ISO_TRY(status);
     for (int i = 0; i < self->list.count; i++) {
         if (!self->list.item[i]->requires_grad) continue;
         params[self->trainable_count] = params[i];

@@ -100,6 +100,17 @@ fail:
     return status;
 }
 
+static iso_status match(iso_comm *comm, const iso_join_config *config, int modules) {
+    static const char *const mode[] = {"shadow", "throw", "equalise"};
+    static const char *const divisor[] = {"initial", "effective", "samples"};
+    char settings[160];
+    snprintf(settings, sizeof(settings),
+             "mode of the join: %s\ndivisor of the join: %s\ndisabled of the join: %d\n"
+             "the number of modules: %d\n",
+             mode[config->mode], divisor[config->divisor], (int)config->disabled, modules);
+    return iso__match(comm, NULL, 0, settings, 0);
+}
+
 iso_status iso_join_begin(iso_module *module, const iso_join_config *config, iso_join **out) {
     iso_join_config chosen = config ? *config : (iso_join_config){0};
     iso_join *join = NULL;
@@ -107,9 +118,7 @@ iso_status iso_join_begin(iso_module *module, const iso_join_config *config, iso
     iso_status status = create(module, &chosen, &join);
     if (comm) status = iso_comm_agree(comm, status);
     ISO_TRY_GOTO(status);
-    int64_t number = chosen.mode + 10 * chosen.divisor + 100 * chosen.disabled;
-    ISO_TRY_GOTO(iso__comm_check_equal(comm, number, "what becomes of uneven inputs (join)"));
-    ISO_TRY_GOTO(iso__comm_check_equal(comm, join->count_room, "the number of modules"));
+    ISO_TRY_GOTO(match(comm, &chosen, join->count_room));
     *out = join;
     return ISO_OK;
 fail:

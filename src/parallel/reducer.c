@@ -104,36 +104,44 @@ static iso_status setup(iso_reducer *r, const iso_reducer_param *params, int cou
     return iso__stage_create(r, config->device);
 }
 
-static uint64_t fingerprint(const iso_reducer *r, const iso_reducer_config *config) {
-    double number[] = {config->order,
-                       config->unused,
-                       config->average,
-                       r->split_factor,
-                       r->hook.state_floats,
-                       r->hook.divides,
-                       r->hook.silent,
-                       r->hook.wire,
-                       (double)config->first_bucket_bytes,
-                       r->bucket_count,
-                       (double)config->last_bucket_bytes,
-                       (double)config->piece_bytes};
-    uint64_t hash = iso__hash(ISO_HASH_START, number, sizeof(number));
+// Which parameters share a bucket, as it comes from all settings.
+static uint64_t fingerprint(const iso_reducer *r) {
+    uint64_t hash = iso__hash(ISO_HASH_START, &r->bucket_count, sizeof(r->bucket_count));
     for (int i = 0; i < r->slot_count; i++)
         hash = iso__hash(hash, &r->slot[i].bucket, sizeof(r->slot[i].bucket));
     return hash;
 }
 
+#define LIST_ROOM 240
+
+static void write_list(const iso_reducer_config *config, char text[LIST_ROOM]) {
+    size_t used = (size_t)snprintf(text, LIST_ROOM, config->bucket_list_count ? "" : "none");
+    for (int i = 0; i < config->bucket_list_count && used < LIST_ROOM; i++)
+        used += (size_t)snprintf(text + used, LIST_ROOM - used, "%s%zu", i ? " " : "",
+                                 config->bucket_list[i]);
+}
+
 static iso_status match(iso_reducer *r, const iso_reducer_param *params, int count,
                         const iso_reducer_config *config) {
-    static const char *const sync_name[] = {"lazy", "blocking", "none", "explicit"};
-    char settings[200];
-    snprintf(
-        settings, sizeof(settings),
-        "%d parameters, buckets of %zu bytes, sync mode %s, scope %s, hook %s, further settings "
-        "%016llx",
-        count, config->bucket_bytes, sync_name[config->sync], iso__scope_name(config->scope),
-        r->hook.name ? r->hook.name : "", (unsigned long long)fingerprint(r, config));
-    return iso__match(r->world, params, count, settings);
+    static const char *const sync[] = {"lazy", "blocking", "none", "explicit"};
+    static const char *const order[] = {"need", "reverse"};
+    static const char *const unused[] = {"error", "zero", "negotiate"};
+    static const char *const average[] = {"post", "pre", "split", "sum"};
+    const iso_comm_hook *hook = &r->hook;
+    char settings[1024], list[LIST_ROOM];
+    write_list(config, list);
+    snprintf(settings, sizeof(settings),
+             "sync: %s\nscope: %s\norder: %s\nunused: %s\naverage: %s\nsplit_factor: %g\n"
+             "hook: %.63s\nwire of the hook: %s\nstate_floats of the hook: %d\n"
+             "divides of the hook: %d\nsilent of the hook: %d\nbucket_bytes: %zu\n"
+             "first_bucket_bytes: %zu\nlast_bucket_bytes: %zu\nbucket_list: %s\n"
+             "piece_bytes: %zu\n",
+             sync[config->sync], iso__scope_name(config->scope), order[config->order],
+             unused[config->unused], average[config->average], r->split_factor, hook->name,
+             iso_dtype_name(hook->wire), hook->state_floats, (int)hook->divides, (int)hook->silent,
+             config->bucket_bytes, config->first_bucket_bytes, config->last_bucket_bytes, list,
+             config->piece_bytes);
+    return iso__match(r->world, params, count, settings, fingerprint(r));
 }
 
 static void take_config(iso_reducer *r, const iso_reducer_config *config) {

@@ -220,10 +220,11 @@ static inline bool iso__bucket_converts(const iso_reducer *r, const iso__bucket 
 }
 
 // ---- match.c ----
-// Collective: ISO_ERR_MISMATCH on every rank, naming the odd rank and the first difference, unless
-// all ranks list the same parameters and say the same of their settings.
+// Collective: ISO_ERR_MISMATCH on every rank, naming the odd rank and the first parameter or the
+// settings that differ, unless all ranks list the same parameters and settings. settings: a line
+// "NAME: VALUE\n" for each; further: a hash of what follows from them.
 iso_status iso__match(iso_comm *comm, const iso_reducer_param *params, int count,
-                      const char *settings);
+                      const char *settings, uint64_t further);
 
 // ---- round.c ----
 bool iso__reducer_is_ready(const iso_reducer *r, int i);

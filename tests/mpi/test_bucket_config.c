@@ -174,10 +174,18 @@ static void refuse(iso_reducer_config config, iso_status expected, const char *w
 Test(np3_bucket_config, other_sizes_on_one_rank_are_refused_on_all) {
     static const size_t list[] = {100, 2000}; // f alone or with e
     bool odd = test_rank == 1;
-    refuse((iso_reducer_config){.first_bucket_bytes = odd ? 20000 : 0}, ISO_ERR_MISMATCH, "rank 1");
-    refuse((iso_reducer_config){.last_bucket_bytes = odd ? 20000 : 0}, ISO_ERR_MISMATCH, "rank 1");
+    refuse((iso_reducer_config){.first_bucket_bytes = odd ? 20000 : 0}, ISO_ERR_MISMATCH,
+           "ranks disagree: first_bucket_bytes is 20000 on rank 1 and 0 on ranks 0, 2: give every");
+    refuse((iso_reducer_config){.last_bucket_bytes = odd ? 20000 : 0,
+                                .order = odd ? ISO_ORDER_REVERSE : ISO_ORDER_NEED},
+           ISO_ERR_MISMATCH,
+           "disagree: order is reverse on rank 1 and need on ranks 0, 2; last_bucket_bytes is "
+           "20000 on "
+           "rank 1 and 0 on ranks 0, 2: give every");
     refuse((iso_reducer_config){.bucket_list = odd ? list : list + 1, .bucket_list_count = 1},
-           ISO_ERR_MISMATCH, "rank 1");
+           ISO_ERR_MISMATCH, "bucket_list is 100 on rank 1 and 2000 on ranks 0, 2: give every");
+    refuse((iso_reducer_config){.hook = odd ? &iso_hook_bf16 : NULL}, ISO_ERR_MISMATCH,
+           "disagree: hook is bf16 on rank 1 and ");
 }
 
 Test(np2_bucket_config, contradictory_sizes_on_one_rank_are_refused_on_all) {

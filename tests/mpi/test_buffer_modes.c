@@ -304,5 +304,6 @@ Test(np2_buffer_modes, nonsense_and_differences_are_refused) {
     status = create_with(
         (iso_buffer_config){.mode = test_rank ? ISO_BUFFERS_RANK0 : ISO_BUFFERS_AVERAGE});
     iso_assert_all(status == ISO_ERR_MISMATCH &&
-                   strstr(iso_last_error()->message, "config.buffers"));
+                   strstr(iso_last_error()->message,
+                          "config.buffers.mode is rank0 on rank 1 and average on rank 0"));
 }

@@ -221,7 +221,9 @@ Test(np2_buffers, ranks_with_different_buffers_are_refused) {
     iso_assert_ok(iso_batch_norm1d_create(device, &config, &norm));
     iso_status status = iso_data_parallel_create_take(norm, test_comm, NULL, &net);
     iso_assert_all(status == ISO_ERR_MISMATCH &&
-                   strstr(iso_last_error()->message, "buffers") != NULL);
+                   strstr(iso_last_error()->message, "number of buffers is 0 on rank 1 and 3 on") &&
+                   strstr(iso_last_error()->message,
+                          "buffer 0 is absent on rank 1 and running_mean [3] f32 on rank 0"));
     iso_device_destroy(&device);
 }
 

@@ -240,7 +240,11 @@ Test(np2_daso_faults, ranks_with_different_options) {
         c.daso.global_skip += test_rank;
         c.heat_config.sending_chunk_size += test_rank;
         iso_status status = daso_open(&t, MPI_COMM_WORLD, &c);
+        static const char *const said[] = {
+            "disagree: global_skip is 5 on rank 1 and 4 on rank 0: give",
+            "disagree: sending_chunk_size is 10000001 on rank 1 and 10000000 on rank 0: give"};
         iso_assert_all(status == ISO_ERR_MISMATCH);
+        cr_expect(strstr(iso_last_error()->message, said[heat]), "%s", iso_last_error()->message);
         daso_close(&t);
     }
 }

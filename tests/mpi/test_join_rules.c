@@ -291,7 +291,8 @@ Test(np2_join_rules, wrong_settings_are_refused_on_all_ranks) {
     iso_assert_all(begin(&t, odd) == ISO_ERR_ARG && said("mode 7"));
     odd = good;
     odd.divisor = test_rank == 1 ? ISO_JOIN_EFFECTIVE : ISO_JOIN_INITIAL;
-    iso_assert_all(begin(&t, odd) == ISO_ERR_MISMATCH && said("join"));
+    iso_assert_all(begin(&t, odd) == ISO_ERR_MISMATCH &&
+                   said("divisor of the join is effective on rank 1"));
     iso_assert_ok(iso_join_begin(t.model, &good, &join));
     iso_assert_all(iso_join_begin(t.model, &good, &second) == ISO_ERR_STATE && !second);
     iso_join_end(&join);
