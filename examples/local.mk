@@ -25,6 +25,7 @@ TRAIN_RUN = \
     examples/models_resnet.c \
     examples/train_agree.c \
     examples/train.h \
+    examples/train_check.c \
     examples/train_data.c \
     examples/train_error.c \
     examples/train_error.h \

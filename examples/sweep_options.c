@@ -150,6 +150,7 @@ static iso_status parse_run(const command_line *line, const sweep_entry *entry,
     memcpy(words + count, entry->words, (size_t)entry->word_count * sizeof(*words));
     iso_status status = train_options_parse(count + entry->word_count, words, out);
     free(words);
+    if (status == ISO_OK) status = train_options_check(out);
     if (status == ISO_OK) return ISO_OK;
     char why[400];
     snprintf(why, sizeof(why), "%s", train_error_text());

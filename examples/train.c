@@ -14,9 +14,10 @@ static bool inform(const train_options *options) {
 }
 
 static bool train(const train_options *options) {
-    train_world world;
+    train_world world = {0};
     train_result result;
-    bool good = train_world_open(&world, options) && train_perform(&world, options, NULL, &result);
+    bool good = train_all_well(train_options_check(options)) && train_world_open(&world, options) &&
+                train_perform(&world, options, NULL, &result);
     if (good && result.already_finished && world.rank == 0 && !options->quiet)
         printf("the training saved as %s has come to its end: nothing is left to do\n",
                options->resume);

@@ -72,9 +72,10 @@ typedef struct train_observer {
 // train_world_close, also on failure.
 bool train_world_open(train_world *world, const train_options *options);
 void train_world_close(train_world *world);
-// Collective. One run from its initial parameters, which depend on the options alone, to its end.
-// observer may be NULL. False: rank 0 has printed why, on every rank alike, and the next run may
-// begin; an error that cannot be told to the others ends the job.
+// Collective. Of options that train_options_check has passed. One run from its initial parameters,
+// which depend on the options alone, to its end. observer may be NULL. False: rank 0 has printed
+// why, on every rank alike, and the next run may begin; an error that cannot be told to the others
+// ends the job.
 bool train_perform(const train_world *world, const train_options *options,
                    const train_observer *observer, train_result *out);
 
@@ -117,19 +118,21 @@ typedef struct train_run {
     train_position at;
     train_sums sum;
     const char *old_wire; // --wire of the run that is resumed, where it was another; or NULL
-    double uncounted;    // samples of a batch whose loss is not yet in the sums
-    int64_t clock;       // when the time of training began to run; 0: it stands
-    iso_evaluation test; // the latest
-    int64_t test_step;   // when that was made; -1: never
-    iso_daso_stats seen; // of the optimizer, when it was last looked at
-    double *step_ms;     // [TRAIN_STEP_TIMES], a ring
-    int64_t timed_steps; // since this process began
-    bool told;           // the error that is returned is known to all ranks
-    iso_json_log *log;   // rank 0's, if wanted
+    double uncounted;     // samples of a batch whose loss is not yet in the sums
+    int64_t clock;        // when the time of training began to run; 0: it stands
+    iso_evaluation test;  // the latest
+    int64_t test_step;    // when that was made; -1: never
+    iso_daso_stats seen;  // of the optimizer, when it was last looked at
+    double *step_ms;      // [TRAIN_STEP_TIMES], a ring
+    int64_t timed_steps;  // since this process began
+    bool told;            // the error that is returned is known to all ranks
+    iso_json_log *log;    // rank 0's, if wanted
 } train_run;
 
 // ---- train_data.c ----
 
+// Local. What can be wrong with --mean and --std whatever the data.
+iso_status train_data_check(const train_options *options);
 // Local. Loaders of both data sets, as the options say.
 iso_status train_loaders_open(train_run *run);
 
@@ -158,6 +161,8 @@ void train_teardown(train_run *run);
 
 // ---- train_schedule.c ----
 
+// Local. What can be wrong with --schedule and its options whatever the run.
+iso_status train_schedule_check(const train_options *options);
 // Local. Fills in run->schedule and run->plateau, as the options say.
 iso_status train_schedule_setup(train_run *run, iso_optimizer_kind optimizer, double lr);
 // Local. Sets the rate of the next step; tells the test loss of an epoch, the same on all ranks.

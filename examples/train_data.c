@@ -7,21 +7,42 @@
 #include <stdlib.h>
 #include <string.h>
 
-// Numbers for all channels from "X,X,...", or from a single X.
-static iso_status parse_channels(const char *option, const char *text, int64_t channels,
-                                 double *out) {
+// ---- Normalisation ------------------------------------------------------------------------------
+
+// The count of numbers in "X,X,..." that are above `above`, of which those that there is room for
+// go to out; 0: it is no such list.
+static int64_t read_numbers(const char *text, double above, int64_t room, double *out) {
     int64_t count = 0;
-    const char *at = text;
-    for (bool more = true; more; count++) {
+    for (const char *at = text;; at++) {
         char *end;
         double value = strtod(at, &end);
-        more = *end == ',';
-        if (end == at || (*end && !more) || !isfinite(value))
-            return train_error(ISO_ERR_ARG, "%s %s: give numbers with commas between them, or auto",
-                               option, text);
-        if (count < channels) out[count] = value;
-        at = end + 1;
+        if (end == at || (*end && *end != ',') || !isfinite(value) || !(value > above)) return 0;
+        if (count < room) out[count] = value;
+        count++;
+        if (!*end) return count;
+        at = end;
     }
+}
+
+iso_status train_data_check(const train_options *o) {
+    bool no_mean = strcmp(o->mean, "auto") == 0, no_std = strcmp(o->std, "auto") == 0;
+    if (no_mean && no_std) return ISO_OK;
+    if (no_mean || no_std)
+        return train_error(ISO_ERR_ARG, "--mean and --std belong together: give both or neither");
+    static const char *const list = "give numbers with commas between them, or auto";
+    if (read_numbers(o->mean, -INFINITY, 0, NULL) == 0)
+        return train_error(ISO_ERR_ARG, "--mean %s: %s", o->mean, list);
+    if (read_numbers(o->std, -INFINITY, 0, NULL) == 0)
+        return train_error(ISO_ERR_ARG, "--std %s: %s", o->std, list);
+    if (read_numbers(o->std, 0, 0, NULL) == 0)
+        return train_error(ISO_ERR_ARG, "--std %s: a deviation must be above 0", o->std);
+    return ISO_OK;
+}
+
+// Numbers for all channels, or a single one for each of them.
+static iso_status take_channels(const char *option, const char *text, int64_t channels,
+                                double *out) {
+    int64_t count = read_numbers(text, -INFINITY, channels, out);
     for (; count == 1 && channels > 1; channels--) out[channels - 1] = out[0];
     if (count == 1 || count == channels) return ISO_OK;
     return train_error(ISO_ERR_ARG, "%s %s: these are %lld numbers for images of %lld channels",
@@ -29,26 +50,22 @@ static iso_status parse_channels(const char *option, const char *text, int64_t c
 }
 
 // From --mean and --std; numbers has room for two lists.
-static iso_status parse_normalisation(const train_options *options, const iso_dataset_info *info,
-                                      double *numbers, iso_loader_config *out) {
+static iso_status take_normalisation(const train_options *options, const iso_dataset_info *info,
+                                     double *numbers, iso_loader_config *out) {
     double *mean = numbers, *std = numbers + info->channels;
-    bool no_mean = strcmp(options->mean, "auto") == 0, no_std = strcmp(options->std, "auto") == 0;
     out->mean = mean;
     out->std = std;
-    if (no_mean && no_std) {
+    if (strcmp(options->mean, "auto") == 0) {
         memcpy(mean, info->mean, (size_t)info->channels * sizeof(*mean));
         memcpy(std, info->std, (size_t)info->channels * sizeof(*std));
         return ISO_OK;
     }
-    if (no_mean || no_std)
-        return train_error(ISO_ERR_ARG, "--mean and --std belong together: give both or neither");
-    TRY(parse_channels("--mean", options->mean, info->channels, mean));
-    TRY(parse_channels("--std", options->std, info->channels, std));
-    for (int64_t c = 0; c < info->channels; c++)
-        if (!(std[c] > 0))
-            return train_error(ISO_ERR_ARG, "--std %s: a deviation must be above 0", options->std);
+    TRY(take_channels("--mean", options->mean, info->channels, mean));
+    TRY(take_channels("--std", options->std, info->channels, std));
     return ISO_OK;
 }
+
+// ---- Loaders ------------------------------------------------------------------------------------
 
 static iso_sampler_end sampler_end(const char *name) {
     if (strcmp(name, "drop") == 0) return ISO_SAMPLER_DROP;
@@ -59,7 +76,7 @@ static iso_status create(train_run *run, double *numbers) {
     const train_world *world = run->world;
     const train_options *options = run->options;
     iso_loader_config plain = ISO_LOADER_DEFAULT;
-    TRY(parse_normalisation(options, &world->info, numbers, &plain));
+    TRY(take_normalisation(options, &world->info, numbers, &plain));
     TRY(iso_dtype_parse(options->dtype, &plain.dtype));
     iso_loader_config changed = plain;
     changed.shift = (int)options->shift;

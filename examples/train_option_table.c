@@ -108,7 +108,7 @@ const train_option train_option_table[] = {
     {INTEGER, "--max-period", FIELD(max_period), "N", "64", .meaning = "the most it may choose",
      COUNT_FROM(1), "--policy", "plateau|adaptive"},
     {NUMBER, "--max-divergence", FIELD(max_divergence), "X", "0.05",
-     .meaning = "aim: relative distance from mean", 0, 1e6, "--policy", "adaptive"},
+     .meaning = "aim: relative distance from mean", 1e-12, 1e6, "--policy", "adaptive"},
 
     {.kind = TOPIC, .name = "--sync daso-heat, as HeAT calls them (total_epochs is --epochs)"},
     {INTEGER, "--warmup-epochs", FIELD(warmup_epochs), "N", NULL,

@@ -40,6 +40,8 @@ typedef struct train_options {
 // Local. Fills in defaults and checks every value. ISO_ERR_ARG with a sentence by train_error.
 // Texts are borrowed from argv.
 iso_status train_options_parse(int argc, char **argv, train_options *out);
+// Local. ISO_ERR_ARG for options that can never work together, whatever the data.
+iso_status train_options_check(const train_options *options);
 // One line "--name value" for each option into text, cut where the room ends. settings: only those
 // that a run which is resumed must have had from its beginning.
 void train_options_text(const train_options *values, bool settings, char *text, size_t room);

@@ -28,13 +28,21 @@ static int read_epochs(const char *text, int64_t *out) {
     }
 }
 
+iso_status train_schedule_check(const train_options *o) {
+    if (o->milestones && read_epochs(o->milestones, NULL) < 0)
+        return train_error(ISO_ERR_ARG, "--milestones %s: give epochs from 1, as in 5,10",
+                           o->milestones);
+    if (strcmp(o->schedule, "plateau") == 0 && o->gamma >= 1)
+        return train_error(ISO_ERR_ARG, "--gamma %g: give a number below 1 for --schedule plateau",
+                           o->gamma);
+    return ISO_OK;
+}
+
 // In epochs where they are given, else at half and three quarters of the run.
 static iso_status set_milestones(train_run *run, int64_t epoch_steps, int64_t steps) {
     iso_schedule *s = &run->schedule;
     const char *text = run->options->milestones;
     int count = text ? read_epochs(text, NULL) : 2;
-    if (count < 0)
-        return train_error(ISO_ERR_ARG, "--milestones %s: give epochs from 1, as in 5,10", text);
     run->milestones = calloc((size_t)count, sizeof(*run->milestones));
     if (!run->milestones) return train_error(ISO_ERR_NOMEM, "out of memory for --milestones");
     if (text) {
@@ -62,9 +70,6 @@ static iso_status set_plateau(train_run *run) {
     iso_lr_plateau_config config = ISO_LR_PLATEAU_DEFAULT;
     config.plateau.patience = run->options->patience;
     config.factor = run->schedule.gamma;
-    if (is(run, "plateau") && !(config.factor < 1))
-        return train_error(ISO_ERR_ARG, "--gamma %g: give a number below 1 for --schedule plateau",
-                           config.factor);
     return is(run, "plateau") ? iso_lr_plateau_init(&run->plateau, &config) : ISO_OK;
 }
 

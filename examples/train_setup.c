@@ -123,12 +123,6 @@ static iso_status build_model(train_run *run) {
 }
 
 static iso_status check_outputs(const train_options *options) {
-    const char *path[] = {options->log, options->trace, options->checkpoint};
-    for (int i = 0; i < 3; i++)
-        for (int k = 0; k < i; k++)
-            if (path[i] && path[k] && strcmp(path[i], path[k]) == 0)
-                return train_error(ISO_ERR_ARG, "%s is to hold two outputs: give each its own file",
-                                   path[i]);
     if (options->trace) TRY(train_output_check(options->trace, "trace"));
     if (options->checkpoint) TRY(train_output_check(options->checkpoint, "checkpoint"));
     if (options->checkpoint_every < 0 || options->resume) return ISO_OK;

@@ -20,23 +20,10 @@ static iso_status tie(train_run *run, iso_strategy_context *context) {
                                             &run->optimizer);
 }
 
-static bool rounds(const train_options *o) {
-    return o->wire && strcmp(o->wire, "f32") != 0 && strcmp(o->wire, "noop") != 0;
-}
-
 iso_status train_sync_setup(train_run *run) {
     const train_options *o = run->options;
     TRY(iso_strategy_find(o->sync, &run->strategy));
     run->periodic = run->strategy->stats != NULL;
-    if (run->periodic && strcmp(o->dtype, "f32") != 0)
-        return train_error(ISO_ERR_ARG,
-                           "--sync %s exchanges parameters in f32: leave --dtype %s away, or use "
-                           "--sync lazy",
-                           o->sync, o->dtype);
-    if (strcmp(o->dtype, "f32") != 0 && rounds(o))
-        return train_error(ISO_ERR_ARG,
-                           "--wire %s rounds gradients of f32: leave it or --dtype %s away",
-                           o->wire, o->dtype);
     iso_strategy_context context = {.comm = run->world->comm,
                                     .data_parallel = ISO_DATA_PARALLEL_DEFAULT,
                                     .total_steps = run->steps,

@@ -92,7 +92,7 @@ refused 0 "an update of no batch" '--accumulate 0: give a whole number' --accumu
 refused 0 "a negative learning rate" '--lr -1: give a number' --lr -1
 refused 0 "a learning rate that is no number" '--lr nan: give a number' --lr nan
 refused 0 "a number with more after it" '--seed 1x: give a whole number' --seed 1x
-refused 0 "one file for two outputs" 'is to hold two outputs' --log "$out/x" --trace "$out/x"
+refused 0 "one file for two outputs" 'is to hold two outputs' --log "$out/x" --trace "$out/x" --data nowhere
 refused 1 "ranks with different options" 'started with .* where rank 0 has .*same options' \
     --model mlp : -n 1 "$train" --model mlp --seed 2
 refused 0 "momentum without sgd" '--momentum is of --optimizer sgd.rmsprop, and this is adam' --momentum 0.9
@@ -109,8 +109,18 @@ refused 0 "a wait that is no number" '--wait soon: give a whole number' --sync d
 refused 0 "auto where it means nothing" '--period auto: give a whole number' --sync daso --period auto
 refused 0 "two options that say the same" '--warmup and --warmup-steps say the same thing' --sync daso \
     --warmup 0.1 --warmup-steps 3
-refused 2 "rounding of f64" '--wire bf16 rounds gradients of f32' --dtype f64 --wire bf16
-refused 2 "gradients' ways for parameters" 'wire=noop: give f32.bf16.f16' --sync daso --wire noop
+refused 2 "rounding of f64" '--wire bf16 rounds gradients of f32' --dtype f64 --wire bf16 --data nowhere
+# Whatever the data are, and so before they are looked for.
+refused 2 "gradients' ways for parameters" '--wire noop is a way of gradients, and --sync daso sends parameters' \
+    --sync daso --wire noop --data nowhere
+refused 0 "gradients' ways with a memory for parameters" '--wire bf16-feedback is a way of gradients' \
+    --sync daso --wire bf16-feedback --data nowhere
+refused 0 "a policy beyond its limit" '--period 100 is above --max-period 64, to which --policy adaptive' \
+    --sync daso --policy adaptive --period 100 --data nowhere
+refused 0 "an aim of no distance at all" '--max-divergence 0: give a number' \
+    --sync daso --policy adaptive --max-divergence 0 --data nowhere
+refused 0 "a wait beyond the limit" '--wait 9 is above --max-period 8' \
+    --sync daso --policy plateau --wait 9 --max-period 8 --data nowhere
 refused 0 "a limit without a policy" '--max-period is of --policy plateau|adaptive, and this is fixed' \
     --sync daso --max-period 4
 refused 0 "a share above 1" '--cooldown 2: give a number from 0 to 1' --sync daso --cooldown 2
@@ -155,11 +165,11 @@ refused 2 "test images of another size" 'do not belong together' --data mixed
 refused 3 "more ranks than samples" '3 ranks cannot share 2 samples' --data two
 refused 2 "images too small for the CNN" '5 x 5, too small' --data small
 
-refused 0 "a mean without a deviation" '--mean and --std belong together' --data good --mean 0.1
+refused 0 "a mean without a deviation" '--mean and --std belong together' --data nowhere --mean 0.1
 refused 0 "means of other channels" '2 numbers for images of 1 channels' --data good --mean 0.1,0.2 \
     --std 1
-refused 0 "a mean that is no number" '--mean 0.1,x: give numbers' --data good --mean 0.1,x --std 1
-refused 0 "no deviation" '--std 0: a deviation must be above 0' --data good --mean 0.1 --std 0
+refused 0 "a mean that is no number" '--mean 0.1,x: give numbers' --data nowhere --mean 0.1,x --std 1
+refused 0 "no deviation" '--std 0: a deviation must be above 0' --data nowhere --mean 0.1 --std 0
 refused 0 "a shift out of the image" '8 x 8 pixels cannot be moved by up to 8' --data good --shift 8
 refused 0 "a part above 1" '--flip 2: give a number from 0 to 1' --data good --flip 2
 refused 0 "an unknown sampler" '--sampler fair is not supported: give pad.drop.overlap' --sampler fair
@@ -208,12 +218,10 @@ refused 2 "an unknown way to sum in a node" 'ISO_NODE_COLLECTIVE is "pigeons": g
     --data good
 unset ISO_NODE_COLLECTIVE
 refused 2 "nothing to resume" 'no saved state nowhere.step' --data good --resume nowhere
-refused 2 "a setting that is an option" '--sync-option period: that is an option' --data good --sync localsgd \
+refused 2 "a setting that is an option" '--sync-option period: that is an option' --data nowhere --sync localsgd \
     --sync-option period=4
 refused 2 "a setting that a mode does not have" 'lazy has no setting "speed"' --data good --model mlp \
     --sync-option speed=9
-refused 2 "a policy beyond its limit" 'max_global_skip' --data good --model mlp --sync daso \
-    --policy adaptive --period 100
 run 0 "$train" --data good --checkpoint-every 5
 [ "$status" != 0 ] && grep -q '^train: --checkpoint-every needs a --checkpoint' stderr
 result $? "refused with one sentence: saving without a name"
@@ -371,7 +379,7 @@ run 2 "$train" --model mlp --steps 20 --quiet --log "$out/log" --label-smoothing
 [ "$status" = 0 ] && [ "$(field param_hash "$out/log")" != "$sharp" ]
 result $? "label smoothing changes a training"
 refused 2 "f64 parameters in a periodic mode" 'exchanges parameters in f32' \
-    --dtype f64 --model mlp --sync daso
+    --dtype f64 --model mlp --sync daso --data nowhere
 refused 2 "gradients clipped to nothing" 'clip-grad-norm 0' --model mlp --clip-grad-norm 0
 run 2 "$train" --quiet --model mlp --optimizer sgd --lr 1e6 --batch 8 --steps 8 --checkpoint "$out/c" --checkpoint-every 1
 [ "$status" != 0 ] && grep -q 'fc1.weight is not finite' stderr && [ -e "$out/c.step-000000000002" ]
@@ -442,10 +450,10 @@ run 2 "$train" "$@" --resume "$work/plateau"
     awk '/"event":"epoch"/ { sub(/.*"lr":/, ""); rate[$0] } END { for (r in rate) n++; exit n < 2 }' "$work/log"
 result $? "a run whose rate falls on plateaus is resumed to the same bits"
 
-refused 0 "milestones that are no epochs" '--milestones 5,x: give epochs' --schedule multi-step --milestones 5,x
+refused 0 "milestones that are no epochs" '--milestones 5,x: give epochs' --schedule multi-step --milestones 5,x --data nowhere
 refused 0 "milestones that come to nothing" '--milestones 3,: give epochs' --schedule multi-step --milestones 3,
 refused 0 "an option of other schedules" '--gamma is of --schedule step.multi-step' --gamma 0.5
-refused 0 "a factor that reduces nothing" '--gamma 1: give a number below 1' --schedule plateau --gamma 1
+refused 0 "a factor that reduces nothing" '--gamma 1: give a number below 1' --schedule plateau --gamma 1 --data nowhere
 
 run 2 "$train" --help
 [ "$status" = 0 ] && [ "$(grep -c '^  --sync ' stdout)" = 1 ]
