@@ -157,7 +157,16 @@ is_sound() { # file, SHA-256
 
 # A file gets its name when it is whole and checked, so that none is ever half there.
 part=
-trap '[ -z "$part" ] || rm -f "$part"' EXIT
+made=0 # folders that were made, from the last one up
+clean_up() {
+    [ -z "$part" ] || rm -f "$part"
+    while [ $made -gt 0 ]; do # those that are empty
+        rmdir "$folder" 2>/dev/null || return
+        folder=$(above "$folder")
+        made=$((made - 1))
+    done
+}
+trap clean_up EXIT
 trap 'exit 1' HUP INT TERM
 
 fetch_one() { # name, SHA-256
@@ -183,6 +192,17 @@ fetch_one() { # name, SHA-256
     fail "could not get $1: $reasons; check the network, or give another --mirror"
 }
 
+above() { # folder
+    case $1 in
+    */*) echo "$1" | sed 's:/*[^/]*/*$::' ;;
+    *) echo . ;;
+    esac
+}
+missing=$folder
+until [ -z "$missing" ] || [ -e "$missing" ]; do
+    made=$((made + 1))
+    missing=$(above "$missing")
+done
 mkdir -p "$folder" 2>/dev/null || fail "cannot make the folder $folder: is the one above it there, and writable?"
 [ -w "$folder" ] || fail "cannot write into the folder $folder"
 for file in $files; do

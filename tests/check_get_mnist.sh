@@ -5,7 +5,7 @@ set -u
 export LC_ALL=C
 
 get=$PWD/examples/get-mnist
-tools='sh cat cut sed tr mkdir mv rm'
+tools='sh cat cut sed tr mkdir rmdir mv rm'
 if ! python3 -c 'import http.server' 2>/dev/null; then
     echo "1..0 # SKIP python3, which plays the mirrors, is not here"
     exit 0
@@ -75,7 +75,7 @@ run() { # arguments... ; $path has the commands that there are, $limit may be a 
 whole() { # folder: has the four files and nothing else
     [ "$(ls -A "$1")" = "$(ls good)" ] && (cd "$1" && sha256sum -c ../sums >/dev/null 2>&1)
 }
-# Refused with one sentence; of the folder "new" only whole files are left.
+# Refused with one sentence; of the folder "new" only whole files are left, and it only if it has any.
 refused() { # what is wrong, pattern of the sentence, arguments...
     name=$1
     sentence=$2
@@ -86,6 +86,7 @@ refused() { # what is wrong, pattern of the sentence, arguments...
     [ "$(wc -l <stderr)" = 1 ] && grep -qE "^get-mnist: .*$sentence" stderr || good=1
     if [ -d new ]; then
         ls -A new >left
+        [ -s left ] || good=1 # an empty folder
         while read -r file; do
             cmp -s "new/$file" "good/$file" || good=1
         done <left
@@ -180,6 +181,23 @@ only unchecked $tools "$(command -v curl >/dev/null && echo curl || echo wget)"
 path=$work/unchecked
 refused "nothing that makes checksums" 'none of sha256sum' --sums sums --mirror "$url/good" new
 path=$PATH
+run --sums sums --mirror "$nobody" deep/er//new/
+[ "$status" != 0 ] && [ ! -e deep ]
+result $? "the folders above it that were made go, too"
+mkdir deep
+run --sums sums --mirror "$nobody" deep/er/new
+[ "$status" != 0 ] && [ -d deep ] && [ ! -e deep/er ]
+result $? "a folder that was there stays"
+mkdir deep/new
+echo own >deep/new/notes
+run --sums sums --mirror "$nobody" deep/new
+[ "$status" != 0 ] && [ "$(cat deep/new/notes)" = own ]
+good=$?
+rm deep/new/notes
+run --sums sums --mirror "$nobody" deep/new
+[ "$good" = 0 ] && [ "$status" != 0 ] && [ -d deep/new ]
+result $? "what was in it stays, and itself when it was empty"
+rm -rf deep
 refused "no folder" 'give the folder'
 refused "two folders" 'not also two' one two
 refused "an unknown option" 'unknown option --digits' --digits new
