@@ -25,8 +25,8 @@ const char *train_error_text(void);
 // Collective over MPI_COMM_WORLD: whether every rank is well. If not, rank 0 prints the sentence of
 // the lowest rank that is not.
 bool train_all_well(iso_status mine);
-// For an error of which the other ranks cannot learn, as they wait in an exchange: prints it and
-// ends the job.
+// For an error of which the other ranks cannot learn, as they may wait in an exchange: prints it,
+// once if all ranks come here with the same one within a second, and ends the job.
 _Noreturn void train_abort(void);
 
 #endif

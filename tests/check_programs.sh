@@ -18,6 +18,7 @@ train=$PWD/examples/train
 mnist=$PWD/examples/mnist
 mnist_daso=$PWD/examples/mnist-daso
 own_arrays=$PWD/examples/own-arrays
+probe=$PWD/tests/error_probe
 work=$(mktemp -d)
 out=$work/out # what programs write
 trap 'rm -rf "$work"' EXIT
@@ -481,6 +482,23 @@ for ranks in 0 1 3; do
     [ "$status" = 0 ] && awk '/^step 3000: loss/ { found = $4 < 0.1 } END { exit !found }' stdout
     result $? "own-arrays learns on $ranks ranks (0: without mpirun)"
 done
+
+# ---- Errors inside a step ----
+
+# The job ends, and stderr has these lines of the program and no other ones.
+told() { # what holds, ranks, how, lines
+    name=$1
+    lines=$4
+    run "$2" "$probe" "$3"
+    [ "$status" != 0 ] && [ "$status" != 124 ] && [ "$(grep '^train: ' stderr | sort)" = "$lines" ]
+    result $? "$name"
+}
+told "an error of all ranks is told once" 3 same 'train: the loss is no number'
+told "an error of one rank is told with its number, and ends the others" 3 one 'train: rank 2: the loss is no number'
+told "errors of their own are told by every rank, and name it once" 2 different \
+    'train: rank 0 of 2 waited in vain
+train: rank 1 of 2 waited in vain'
+told "an error of the only rank is told without its number" 1 same 'train: the loss is no number'
 
 # ---- A rank that dies ----
 

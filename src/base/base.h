@@ -12,6 +12,8 @@
 // Writes the record of a new error (one sentence: what, where, what to do) and returns code.
 iso_status iso__error(iso_status code, const char *function, const char *file, int line,
                       const char *format, ...) __attribute__((format(printf, 5, 6)));
+// Whether a message begins with a rank, so that none need be put before it.
+bool iso__names_rank(const char *message);
 // Adds a frame to the record and returns status.
 iso_status iso__error_frame(iso_status status, const char *function, const char *file, int line);
 

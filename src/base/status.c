@@ -63,9 +63,13 @@ static void print_frames(FILE *to) {
                 last.frame[i].file, last.frame[i].line);
 }
 
+bool iso__names_rank(const char *message) {
+    return strncmp(message, "rank ", 5) == 0 && message[5] >= '0' && message[5] <= '9';
+}
+
 void iso_error_print(FILE *to) {
     const char *text = last.message[0] ? last.message : iso_status_string(last.code);
-    if (last.rank > 0)
+    if (last.rank > 0 && !iso__names_rank(text))
         fprintf(to, "error on rank %d: %s\n", last.rank, text);
     else
         fprintf(to, "error: %s\n", text);

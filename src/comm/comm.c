@@ -218,6 +218,7 @@ iso_status iso_comm_agree(iso_comm *comm, iso_status mine) {
     // The verdict of this rank survives the broadcast: its own record is the better one.
     ISO_TRY(iso_comm_bcast(comm, &said, sizeof(said), (int)lowest));
     if (mine < 0) return mine;
+    if (iso__names_rank(said.message)) return ISO_FAIL((iso_status)said.code, "%s", said.message);
     return ISO_FAIL((iso_status)said.code, "rank %d: %.480s", (int)lowest, said.message);
 }
 

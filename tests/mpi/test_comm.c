@@ -175,6 +175,12 @@ Test(np3_comm, agree_repeats_the_failing_ranks_message) {
     iso_assert_ok(iso_comm_agree(test_comm, ISO_OK));
 }
 
+Test(np3_comm, agree_names_a_rank_once) {
+    iso_status mine = test_rank == 1 ? ISO_FAIL(ISO_ERR_TIMEOUT, "rank 1 of 3 waited") : ISO_OK;
+    iso_assert_all(iso_comm_agree(test_comm, mine) == ISO_ERR_TIMEOUT);
+    iso_assert_all(strcmp(iso_last_error()->message, "rank 1 of 3 waited") == 0);
+}
+
 Test(np3_comm, gather_keeps_order_and_lengths) {
     char mine[8], *all;
     size_t *sizes;
