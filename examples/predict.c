@@ -40,29 +40,49 @@ static const struct {
     const char *name, *value, *meaning;
     size_t offset;
 } table[] = {
-    {"--checkpoint", "FILE", "safetensors file, of train or of PyTorch",
+    {"--checkpoint", "FILE", "safetensors file that train or PyTorch has written",
      offsetof(options, checkpoint)},
-    {"--data", "IMAGES", "the same as IMAGES: IDX file of bytes, .gz too", offsetof(options, data)},
-    {"--labels", "FILE", "IDX file of labels: prints the accuracy instead",
+    {"--labels", "FILE", "IDX file of their labels: prints the accuracy instead",
      offsetof(options, labels)},
-    {"--device", "cpu|cuda[:N]", "where kernels run (default cpu)", offsetof(options, device)},
-    {"--threads", "N", "of the kernels (default 1)", offsetof(options, threads)},
-    {"--model", MODEL_NAMES, "network (default: as the checkpoint says)", offsetof(options, model)},
-    {"--classes", "N", "of the network (the same)", offsetof(options, classes)},
-    {"--mean", "X,X,...", "of pixels in 0 .. 1, one for all channels or each (the same)",
+    {"--data", "IMAGES", "another way to give IMAGES", offsetof(options, data)},
+    {"--device", "cpu|cuda|cuda:N", "where kernels run; cuda: on the first GPU (default cpu)",
+     offsetof(options, device)},
+    {"--threads", "N", "threads of the kernels (default 1)", offsetof(options, threads)},
+    {"--model", MODEL_NAMES, "network that the checkpoint is of", offsetof(options, model)},
+    {"--classes", "N", "classes that it tells apart", offsetof(options, classes)},
+    {"--mean", "X,X,...",
+     "mean of pixels in 0 .. 1 that it was trained with, of all channels or each",
      offsetof(options, mean)},
-    {"--std", "X,X,...", "their deviation (the same)", offsetof(options, std)},
+    {"--std", "X,X,...", "deviation of pixels, likewise", offsetof(options, std)},
 };
+#define TOLD 5 // the first one that a checkpoint may tell
 enum { OPTION_COUNT = sizeof(table) / sizeof(table[0]) };
 
 static void print_help(void) {
     puts("Classifies images: predict --checkpoint FILE IMAGES [OPTION]...\n"
-         "Prints a line for each image: its number, its class, and how probable that is.\n");
+         "IMAGES is an IDX file of bytes, gzipped or not, as MNIST's t10k-images-idx3-ubyte.gz.\n"
+         "Prints a line for each image: its number from 0, its class, and how probable that is.\n");
     for (int i = 0; i < OPTION_COUNT; i++) {
+        if (i == TOLD)
+            puts("  --help                    prints this\n"
+                 "  --version                 prints the version\n\n"
+                 "What a checkpoint of train tells itself, and one of PyTorch does not:");
         int used = printf("  %s %s", table[i].name, table[i].value);
-        printf("%*s%s\n", used < 26 ? 26 - used : 1, "", table[i].meaning);
+        if (used > 26) used = printf("\n") - 1;
+        printf("%*s%s\n", 28 - used, "", table[i].meaning);
     }
-    puts("\nA checkpoint of train says what the last four are; one of PyTorch does not.");
+}
+
+// Anywhere in the line, whatever else is wrong with it.
+static bool inform(char **argv) {
+    for (int i = 1; argv[i]; i++) {
+        bool help = strcmp(argv[i], "--help") == 0;
+        if (help) print_help();
+        if (!help && strcmp(argv[i], "--version") != 0) continue;
+        if (!help) puts("isotherm " ISO_VERSION);
+        return true;
+    }
+    return false;
 }
 
 static int find_option(const char *argument, size_t length) {
@@ -91,8 +111,9 @@ static iso_status parse_one(char **argv, int *at, options *out) {
 
 static iso_status parse(char **argv, options *out) {
     for (int at = 1; argv[at]; at++) TRY(parse_one(argv, &at, out));
-    if (!out->checkpoint) FAIL(ISO_ERR_ARG, "no checkpoint was given: see --help");
-    if (!out->data) FAIL(ISO_ERR_ARG, "no images were given: see --help");
+    if (!out->checkpoint)
+        FAIL(ISO_ERR_ARG, "no checkpoint was given: give --checkpoint FILE, see --help");
+    if (!out->data) FAIL(ISO_ERR_ARG, "no images were given: give an IDX file of them, see --help");
     return ISO_OK;
 }
 
@@ -307,14 +328,8 @@ static void tear_down(prediction *p) {
 
 int main(int argc, char **argv) {
     prediction p = {0};
-    if (argc == 2 && strcmp(argv[1], "--help") == 0) {
-        print_help();
-        return EXIT_SUCCESS;
-    }
-    if (argc == 2 && strcmp(argv[1], "--version") == 0) {
-        puts("isotherm " ISO_VERSION);
-        return EXIT_SUCCESS;
-    }
+    (void)argc;
+    if (inform(argv)) return EXIT_SUCCESS;
     iso_status status = parse(argv, &p.given);
     if (status >= 0) status = predict(&p);
     if (status < 0) fprintf(stderr, "predict: %s\n", iso_last_error()->message);

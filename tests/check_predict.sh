@@ -137,6 +137,14 @@ run "$train" --data grey --model lenet --steps 1 --quiet --load mlp
 [ "$status" != 0 ] && [ "$(grep -c '^train: cannot load mlp for --model lenet: .*conv1.weight' stderr)" = 1 ]
 result $? "train says which tensors of --load do not fit"
 
+run "$predict" --device cuda --help
+[ "$status" = 0 ] && grep -q '^  --device cpu|cuda|cuda:N ' stdout && [ ! -s stderr ] && cp stdout help
+result $? "--help is printed beside other options, too"
+run "$predict" --version --threads 2
+[ "$status" = 0 ] && grep -q '^isotherm [0-9]' stdout && [ ! -s stderr ]
+result $? "so is --version"
+[ "$(grep -c '^  --' help)" = 11 ] && ! grep -vE '^  --[a-z]+( [^ ]+)?$|^  --.{24}[^ ]|^ {28}[^ ]|^[^ ]|^$' help
+result $? "its columns are straight"
 run "$predict" --help
 [ "$status" = 0 ] && [ "$(grep -c '^  --checkpoint ' stdout)" = 1 ]
 result $? "--help is printed"

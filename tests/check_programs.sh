@@ -133,6 +133,14 @@ grep -q '^train: the training diverged: .* lower --lr' stderr || good=1
 [ -z "$(ls -A "$out")" ] || good=1
 result "$good" "a training that diverges fails, and is not saved"
 
+if [ "$("$train" --device cuda 2>&1 | grep -c '^train: .*this build has no CUDA')" = 1 ]; then
+    refused 0 "a device that this build lacks" 'device cuda:0: this build has no CUDA: use device cpu' --device cuda:0
+    refused 0 "a device that nobody knows" 'known devices are cpu, cuda .not in this build.' --device gpu
+else
+    echo "ok - a device that this build lacks # SKIP it has all" | tee -a results
+    echo "ok - a device that nobody knows # SKIP it has all" | tee -a results
+fi
+
 # ---- Data ----
 
 data_set good 96 40 8

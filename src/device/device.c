@@ -45,15 +45,17 @@ iso_status iso_device_create(const char *name, iso_device **out) {
         size_t length = strlen(backends[i].name);
         if (strncmp(name, backends[i].name, length) != 0) continue;
         if (name[length] && (name[length] != ':' || !name[length + 1])) continue;
-        ISO_CHECK(backends[i].create, ISO_ERR_UNSUPPORTED, "this build has no %s: use device cpu",
-                  backends[i].missing);
+        ISO_CHECK(backends[i].create, ISO_ERR_UNSUPPORTED,
+                  "device %s: this build has no %s: use device cpu, or install a build that has it",
+                  name, backends[i].missing);
         ISO_TRY(backends[i].create(name + length + (name[length] != 0), out));
         return ISO_OK;
     }
-    char known[64] = "";
+    char known[96] = "";
     for (size_t i = 0; i < BACKEND_COUNT; i++) {
         if (i > 0) strcat(known, ", ");
         strcat(known, backends[i].name);
+        if (!backends[i].create) strcat(known, " (not in this build)");
     }
     return ISO_FAIL(ISO_ERR_ARG, "unknown device \"%s\": known devices are %s", name ? name : "",
                     known);
