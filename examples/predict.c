@@ -190,8 +190,17 @@ static iso_status check_shape(const prediction *p) {
 // Images alone: every label is 0 and means nothing.
 static iso_status make_dataset(const char *path, const iso_idx *idx, iso_dataset **out) {
     const int64_t *s = idx->shape;
-    if (idx->type != ISO_IDX_U8 || idx->ndim < 2 || idx->ndim > 4)
-        FAIL(ISO_ERR_FORMAT, "%s holds no images: these are bytes in 2, 3 or 4 dimensions", path);
+    if (idx->type != ISO_IDX_U8)
+        FAIL(
+            ISO_ERR_FORMAT,
+            "%s has elements of type 0x%02x, as byte 2 of its header says, but images are unsigned "
+            "bytes (0x08): convert them to 0 .. 255",
+            path, (unsigned)idx->type);
+    if (idx->ndim < 2 || idx->ndim > 4)
+        FAIL(ISO_ERR_FORMAT,
+             "%s has %d dimension%s, but images have 2 (N, features), 3 (N, H, W) or 4 (N, C, H, "
+             "W): give a file of images",
+             path, idx->ndim, idx->ndim > 1 ? "s" : "");
     int32_t *labels = calloc((size_t)s[0] + 1, sizeof(*labels));
     if (!labels) FAIL(ISO_ERR_NOMEM, "out of memory for the images of %s", path);
     iso_status status =

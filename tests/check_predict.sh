@@ -114,7 +114,11 @@ refused "a missing checkpoint" 'nowhere' --checkpoint nowhere "$images"
 refused "missing images" 'nowhere' --checkpoint mlp nowhere
 refused "images in place of the checkpoint" 'no safetensors file' --checkpoint "$images" "$images"
 refused "a checkpoint in place of images" 'mlp' --checkpoint mlp mlp
-refused "labels in place of images" 'holds no images' --checkpoint mlp grey/t10k-labels-idx1-ubyte
+refused "labels in place of images" 'has 1 dimension, but images have 2 .*: give a file of images' --checkpoint mlp grey/t10k-labels-idx1-ubyte
+printf '\0\0\015\003\0\0\0\001\0\0\0\001\0\0\0\001\0\0\0\0' >floats
+refused "images that are no bytes" \
+    'floats has elements of type 0x0d, as byte 2 of its header says, but images are unsigned bytes .0x08.: convert' \
+    --checkpoint mlp floats
 refused "labels of other images" '500 images but .* 2000 labels' --checkpoint mlp "$images" \
     --labels grey/train-labels-idx1-ubyte
 refused "images of another size" '3 x 32 x 32, but mlp was trained on 1 x 28 x 28' --checkpoint mlp \

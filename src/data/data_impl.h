@@ -20,6 +20,9 @@ iso_status iso__source_read(iso__source *source, void *to, size_t bytes, size_t 
 // Bytes of the whole contents, or -1 when only reading tells (gzip, pipes).
 int64_t iso__source_size(const iso__source *source);
 
+// Of a type that iso_idx_read knows, for messages: "unsigned bytes (0x08)".
+const char *iso__idx_type_text(int type);
+
 // ---- Data set, sampler --------------------------------------------------------------------------
 
 struct iso_dataset {

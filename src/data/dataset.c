@@ -94,7 +94,9 @@ static iso_status read_labels(const char *path, int32_t **out, int64_t *count, i
     ISO_CHECK_GOTO(idx.ndim == 1, ISO_ERR_FORMAT, "%s has %d dimensions: labels have 1", path,
                    idx.ndim);
     ISO_CHECK_GOTO(idx.type != ISO_IDX_F32 && idx.type != ISO_IDX_F64, ISO_ERR_FORMAT,
-                   "%s has floating-point elements: labels are integers", path);
+                   "%s holds %s, as byte 2 of its header says, but labels are integers: convert "
+                   "them",
+                   path, iso__idx_type_text((int)idx.type));
     ISO_TRY_GOTO(iso__alloc((size_t)idx.count * sizeof(int32_t), &labels));
     for (int64_t i = 0; i < idx.count; i++) {
         int32_t label = label_at(&idx, i);
@@ -120,8 +122,9 @@ static iso_status read_images(const char *path, uint8_t **out, iso_dataset_info 
     iso_idx idx;
     ISO_TRY(iso_idx_read(path, &idx));
     ISO_CHECK_GOTO(idx.type == ISO_IDX_U8, ISO_ERR_FORMAT,
-                   "%s has IDX element type 0x%02x: images are unsigned bytes (0x08)", path,
-                   (unsigned)idx.type);
+                   "%s holds %s, as byte 2 of its header says, but images are unsigned bytes "
+                   "(0x08): convert them to 0 .. 255",
+                   path, iso__idx_type_text((int)idx.type));
     ISO_CHECK_GOTO(
         idx.ndim >= 2 && idx.ndim <= 4, ISO_ERR_FORMAT,
         "%s has %d dimensions: images have 2 (N, features), 3 (N, H, W) or 4 (N, C, H, W)", path,

@@ -5,6 +5,17 @@
 
 #define FIRST_READ ((size_t)1 << 20) // of contents whose size is not known beforehand
 
+const char *iso__idx_type_text(int type) {
+    switch (type) {
+    case ISO_IDX_U8: return "unsigned bytes (0x08)";
+    case ISO_IDX_I8: return "signed bytes (0x09)";
+    case ISO_IDX_I16: return "16-bit integers (0x0b)";
+    case ISO_IDX_I32: return "32-bit integers (0x0c)";
+    case ISO_IDX_F32: return "32-bit floats (0x0d)";
+    default: return "64-bit floats (0x0e)";
+    }
+}
+
 static size_t element_size(int type) {
     switch (type) {
     case ISO_IDX_U8:
@@ -100,8 +111,9 @@ static iso_status read_elements(iso__source *source, const char *path, iso_idx *
     char more;
     ISO_TRY_GOTO(iso__source_read(source, &more, 1, &got));
     ISO_CHECK_GOTO(got == 0, ISO_ERR_FORMAT,
-                   "%s has trailing bytes: its header promises %zu bytes and more follow", path,
-                   header + wanted);
+                   "%s has trailing bytes: its header promises %zu bytes and more follow: fetch "
+                   "the file again, or correct the sizes in its header",
+                   path, header + wanted);
     idx->data = data;
     return ISO_OK;
 fail:

@@ -18,8 +18,10 @@ struct iso__source {
     bool gzip;
 #ifdef ISO_HAVE_ZLIB
     z_stream z;
-    bool member_done; // between members of the gzip file, or after the last
-    int64_t produced; // decompressed bytes, for messages
+    bool member_done;  // between members of the gzip file, or after the last
+    int64_t members;   // that are done
+    int64_t produced;  // decompressed bytes, for messages
+    int64_t at_member; // of these, before the member that is read
     unsigned char input[1 << 16];
 #endif
 };
@@ -62,6 +64,18 @@ static void stop_gzip(iso__source *self) {
     if (self->gzip) inflateEnd(&self->z);
 }
 
+// Of bytes behind a whole member that do not begin another one.
+static bool is_behind_the_end(const iso__source *self) {
+    return self->members > 0 && self->produced == self->at_member;
+}
+
+static iso_status fail_behind_the_end(const iso__source *self) {
+    return ISO_FAIL(ISO_ERR_FORMAT,
+                    "%s has trailing bytes: behind its gzip stream (%lld decompressed bytes) "
+                    "follows what is no gzip: fetch the file again, or cut them off",
+                    self->path, (long long)self->produced);
+}
+
 // Gets more compressed bytes; *more is false at the proper end of the file.
 static iso_status refill(iso__source *self, bool *more) {
     *more = true;
@@ -71,8 +85,10 @@ static iso_status refill(iso__source *self, bool *more) {
     self->z.next_in = self->input;
     self->z.avail_in = (unsigned)got;
     if (got > 0) return ISO_OK;
+    if (!self->member_done && is_behind_the_end(self)) return fail_behind_the_end(self);
     ISO_CHECK(self->member_done, ISO_ERR_FORMAT,
-              "%s is truncated: its gzip stream breaks off after %lld decompressed bytes",
+              "%s is truncated: its gzip stream breaks off after %lld decompressed bytes: fetch "
+              "the file again",
               self->path, (long long)self->produced);
     *more = false;
     return ISO_OK;
@@ -84,7 +100,11 @@ static iso_status read_gzip(iso__source *self, void *to, size_t bytes, size_t *g
         bool more;
         ISO_TRY(refill(self, &more));
         if (!more) break;
-        if (self->member_done) inflateReset(&self->z); // a gzip file may be several, end to end
+        if (self->member_done) { // a gzip file may be several, end to end
+            inflateReset(&self->z);
+            self->members++;
+            self->at_member = self->produced;
+        }
         self->member_done = false;
         size_t room =
             bytes - done < (1u << 30) ? bytes - done : (1u << 30); // zlib counts in unsigned int
@@ -95,9 +115,12 @@ static iso_status read_gzip(iso__source *self, void *to, size_t bytes, size_t *g
         done += made;
         self->produced += (int64_t)made;
         self->member_done = result == Z_STREAM_END;
-        ISO_CHECK(result == Z_OK || result == Z_STREAM_END, ISO_ERR_FORMAT,
-                  "%s is damaged: its gzip stream is wrong after %lld decompressed bytes (%s)",
-                  self->path, (long long)self->produced, self->z.msg ? self->z.msg : "no details");
+        if (result == Z_DATA_ERROR && is_behind_the_end(self)) return fail_behind_the_end(self);
+        ISO_CHECK(
+            result == Z_OK || result == Z_STREAM_END, ISO_ERR_FORMAT,
+            "%s is damaged: its gzip stream is wrong after %lld decompressed bytes (%s): fetch the "
+            "file again",
+            self->path, (long long)self->produced, self->z.msg ? self->z.msg : "no details");
     }
     *got = done;
     return ISO_OK;

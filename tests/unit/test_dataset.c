@@ -153,9 +153,11 @@ Test(dataset, refuses_files_of_the_wrong_kind) {
     expect_error(iso_dataset_read_idx(flat, flat, &dataset), ISO_ERR_FORMAT, "has 1 dimensions");
     expect_error(iso_dataset_read_idx(images, images, &dataset), ISO_ERR_FORMAT, "labels have 1");
     expect_error(iso_dataset_read_idx(images, scratch_write("l", real, sizeof(real)), &dataset),
-                 ISO_ERR_FORMAT, "labels are integers");
+                 ISO_ERR_FORMAT,
+                 "holds 32-bit floats (0x0d), as byte 2 of its header says, but labels are");
     expect_error(iso_dataset_read_idx(scratch_write("l", real, sizeof(real)), flat, &dataset),
-                 ISO_ERR_FORMAT, "images are unsigned bytes");
+                 ISO_ERR_FORMAT,
+                 "holds 32-bit floats (0x0d), as byte 2 of its header says, but images are");
     expect_error(iso_dataset_read_idx(images, scratch_write("l", negative, 9), &dataset),
                  ISO_ERR_FORMAT, "label 0 of");
     cr_assert_null(dataset);

@@ -108,7 +108,8 @@ Test(idx, refuses_wrong_headers) {
 }
 
 Test(idx, refuses_trailing_bytes) {
-    refuse("trailing bytes", BYTES(0, 0, 8, 1, 0, 0, 0, 2, 1, 2, 3));
+    refuse("has trailing bytes: its header promises 10 bytes and more follow: fetch the file again",
+           BYTES(0, 0, 8, 1, 0, 0, 0, 2, 1, 2, 3));
 }
 
 Test(idx, refuses_a_plain_file_cut_anywhere) {
@@ -207,7 +208,14 @@ Test(idx, refuses_what_follows_in_a_gzip_file) {
     expect_refusal(scratch_write("long.gz", packed, length), ISO_ERR_FORMAT, "trailing bytes");
     length = pack(packed, 0, sizeof(packed), small, sizeof(small));
     memcpy(packed + length, "garbage", 7);
-    expect_refusal(scratch_write("more.gz", packed, length + 7), ISO_ERR_FORMAT, "is damaged");
+    // However little of it is there.
+    for (size_t n = 1; n <= 7; n++)
+        expect_refusal(scratch_write("more.gz", packed, length + n), ISO_ERR_FORMAT,
+                       "has trailing bytes: behind its gzip stream (20 decompressed bytes) follows "
+                       "what is no gzip: fetch the file again, or cut them off");
+    memset(packed + length, 0, 7);
+    expect_refusal(scratch_write("padded.gz", packed, length + 7), ISO_ERR_FORMAT,
+                   "has trailing bytes: behind its gzip stream");
 }
 
 // The compressed file says nothing of its size, so memory follows what is really read.
