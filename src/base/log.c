@@ -74,15 +74,24 @@ void iso_env_print(FILE *to) {
 
 static const char *const level_name[] = {"error", "warn", "info", "debug"};
 
-static int read_level(void) {
+// A value that is none is warn, and rank 0 says so.
+static void read_level(void) {
     const char *text = iso__env_string(ISO_ENV_LOG);
-    for (int i = 0; text && i <= ISO_LOG_DEBUG; i++)
-        if (strcmp(text, level_name[i]) == 0) return i;
-    return ISO_LOG_WARN;
+    level = ISO_LOG_WARN;
+    for (int i = 0; text && i <= ISO_LOG_DEBUG; i++) {
+        if (strcmp(text, level_name[i]) != 0) continue;
+        level = i;
+        return;
+    }
+    if (text && rank <= 0)
+        iso__log(ISO_LOG_WARN,
+                 "environment variable ISO_LOG is \"%s\": give error, warn, info or debug; until "
+                 "then it is warn",
+                 text);
 }
 
 int iso__log_level(void) {
-    if (level < 0) level = read_level();
+    if (level < 0) read_level();
     return level;
 }
 
@@ -91,7 +100,10 @@ void iso_log_set_stream(FILE *to) {
     stream = to;
     silenced = to == NULL;
 }
-void iso_log_set_rank(int new_rank) { rank = new_rank; }
+void iso_log_set_rank(int new_rank) {
+    rank = new_rank;
+    iso__log_level(); // says what is wrong with ISO_LOG
+}
 int iso__log_rank(void) { return rank; }
 
 void iso__log(iso_log_level at, const char *format, ...) {

@@ -119,6 +119,31 @@ static void log_some(FILE *to) {
     iso__log(ISO_LOG_ERROR, "silenced");
 }
 
+static void log_at_a_level_that_is_none(FILE *to) {
+    setenv("ISO_LOG", "loud", 1);
+    iso_log_set_stream(to);
+    iso_log_set_rank(0);
+    iso__log(ISO_LOG_INFO, "hidden");
+    iso__log(ISO_LOG_WARN, "shown");
+}
+
+Test(base, a_level_that_is_none_is_told_once) {
+    cr_assert_str_eq(capture(log_at_a_level_that_is_none),
+                     "isotherm[0] warn: environment variable ISO_LOG is \"loud\": give error, "
+                     "warn, info or debug; until then it is warn\nisotherm[0] warn: shown\n");
+}
+
+static void log_on_another_rank(FILE *to) {
+    setenv("ISO_LOG", "loud", 1);
+    iso_log_set_stream(to);
+    iso_log_set_rank(1);
+    iso__log(ISO_LOG_WARN, "shown");
+}
+
+Test(base, a_level_that_is_none_is_told_by_rank_0) {
+    cr_assert_str_eq(capture(log_on_another_rank), "isotherm[1] warn: shown\n");
+}
+
 Test(base, log_lines_have_level_and_rank) {
     cr_assert_str_eq(capture(log_some), "isotherm warn: before 1\nisotherm[5] error: after\n");
 }
