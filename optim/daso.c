@@ -5,6 +5,8 @@
 
 #include <string.h>
 
+const iso_daso_config iso_daso_default = ISO_DASO_DEFAULT;
+
 typedef struct daso {
     iso__periodic engine; // first: its base is the optimizer
     iso_daso_config config;

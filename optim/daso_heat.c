@@ -3,6 +3,8 @@
 
 #include <string.h>
 
+const iso_daso_heat_config iso_daso_heat_default = ISO_DASO_HEAT_DEFAULT;
+
 typedef struct daso_heat {
     iso__periodic engine; // first: its base is the optimizer
     iso_daso_heat_config config;

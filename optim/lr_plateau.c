@@ -5,6 +5,8 @@
 #include <isotherm/optim.h>
 #include <math.h>
 
+const iso_lr_plateau_config iso_lr_plateau_default = ISO_LR_PLATEAU_DEFAULT;
+
 static iso_status check(double factor, double min_lr, double eps) {
     ISO_CHECK(factor >= 0 && factor < 1, ISO_ERR_ARG,
               "reduce on plateau: factor %g: give a number from 0 to below 1", factor);

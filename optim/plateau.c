@@ -5,6 +5,8 @@
 #include <assert.h>
 #include <math.h>
 
+const iso_plateau_config iso_plateau_default = ISO_PLATEAU_DEFAULT;
+
 static iso_status check_config(const iso_plateau_config *config) {
     ISO_CHECK(config->patience >= 0, ISO_ERR_ARG, "plateau: patience is %lld, it must be 0 or more",
               (long long)config->patience);

@@ -32,7 +32,7 @@ result() { # what should hold, command...
 compile() { # standard
     mpi=$("$compiler" --showme:incdirs 2>/dev/null | sed 's/\([^ ]*\)/-isystem \1/g')
     # shellcheck disable=SC2086  # several words
-    "$compiler" -std="$1" -Wall -Wextra -Wshadow -Wconversion -pedantic -Werror $mpi \
+    "$compiler" -std="$1" -Wall -Wextra -Wshadow -Wconversion -Wpedantic -Werror $mpi \
         -I"$root/include" -Iinclude "$root/tests/cxx_caller.cpp" -o "$work/caller" \
         -L.libs -lisotherm -Wl,-rpath,"$PWD/.libs"
 }

@@ -1,5 +1,5 @@
-// A C++ program with arrays of its own that averages its gradients with the engine: every rank pulls
-// a vector towards a target of its own, so that training must end at the mean of the targets.
+// A C++ program with arrays of its own that averages its gradients with the engine: every rank
+// pulls a vector towards a target of its own, so that training must end at the mean of the targets.
 #include <isotherm.h>
 
 #include <cmath>
@@ -21,7 +21,7 @@ struct Close {
 template <typename T> using Owned = std::unique_ptr<T, Close>;
 
 class Trainer {
-public:
+  public:
     Trainer(iso_comm *comm, size_t count) : value_{std::vector<float>(count), {0.5}} {
         iso_reducer_param list[2] = {};
         list[0].name = "long";
@@ -64,14 +64,13 @@ public:
         return worst;
     }
 
-private:
+  private:
     static iso_status update(int i, void *gradient, double scale, const void *hyper, void *user) {
         auto *self = static_cast<Trainer *>(user);
         double factor = *static_cast<const double *>(hyper) * scale;
         if (i == 1) self->value_.second[0] -= factor * *static_cast<double *>(gradient);
         for (size_t k = 0; i == 0 && k < self->value_.first.size(); k++)
-            self->value_.first[k] -=
-                static_cast<float>(factor) * static_cast<float *>(gradient)[k];
+            self->value_.first[k] -= static_cast<float>(factor) * static_cast<float *>(gradient)[k];
         return ISO_OK;
     }
 
@@ -79,7 +78,23 @@ private:
     Owned<iso_reducer> reducer_;
 };
 
+// Settings begin with what the headers give as defaults, in C++ as in C.
+bool has_defaults() {
+    iso_data_parallel_config parallel = ISO_DATA_PARALLEL_DEFAULT;
+    iso_topology_config topology = ISO_TOPOLOGY_DEFAULT;
+    iso_plateau_config plateau = ISO_PLATEAU_DEFAULT;
+    iso_lr_plateau_config lr_plateau = ISO_LR_PLATEAU_DEFAULT;
+    iso_daso_config daso = ISO_DASO_DEFAULT;
+    iso_daso_heat_config heat = ISO_DASO_HEAT_DEFAULT;
+    iso_loader_config loader = ISO_LOADER_DEFAULT;
+    return parallel.bucket_mb == 0.25 && parallel.piece_mb == 1 && topology.use_mpi_groups &&
+           plateau.patience == 10 && lr_plateau.plateau.patience == 10 &&
+           lr_plateau.factor == 0.1 && daso.global_skip == 8 && daso.batches_to_wait == -1 &&
+           heat.warmup_epochs == 4 && heat.last_batch == -1 && loader.prefetch == 2;
+}
+
 int run() {
+    if (!has_defaults()) throw std::runtime_error("a default is not what the header says");
     iso_comm *made = nullptr;
     check(iso_comm_create(MPI_COMM_WORLD, nullptr, &made));
     Owned<iso_comm> comm(made);

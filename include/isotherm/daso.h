@@ -69,6 +69,10 @@ typedef struct iso_daso_heat_config {
     bool verbose;       // changes are logged as warnings are, not only at ISO_LOG=info
     int64_t last_batch; // number of batches - 1; -1: to be set before the first step
 } iso_daso_heat_config;
+extern const iso_daso_heat_config iso_daso_heat_default; // the same, as C++ takes it
+#ifdef __cplusplus
+#define ISO_DASO_HEAT_DEFAULT iso_daso_heat_default
+#else
 #define ISO_DASO_HEAT_DEFAULT                                                                      \
     ((iso_daso_heat_config){.warmup_epochs = 4,                                                    \
                             .cooldown_epochs = 4,                                                  \
@@ -80,6 +84,7 @@ typedef struct iso_daso_heat_config {
                             .skip_reduction_factor = 2,                                            \
                             .local_skip_factor = 4,                                                \
                             .last_batch = -1})
+#endif
 
 // Collective. Takes inner (a dp_optimizer tied to data_parallel), on failure too; retains
 // data_parallel. ISO_ERR_ARG names an option whose value HeAT refuses.
@@ -156,6 +161,10 @@ typedef struct iso_daso_config {
     iso_daso_callback callback;
     void *user;
 } iso_daso_config;
+extern const iso_daso_config iso_daso_default; // the same, as C++ takes it
+#ifdef __cplusplus
+#define ISO_DASO_DEFAULT iso_daso_default
+#else
 #define ISO_DASO_DEFAULT                                                                           \
     ((iso_daso_config){.warmup = 0.02,                                                             \
                        .cooldown = 0.02,                                                           \
@@ -169,6 +178,7 @@ typedef struct iso_daso_config {
                        .wire = ISO_BF16,                                                           \
                        .stability_level = 0.05,                                                    \
                        .max_divergence = 0.05})
+#endif
 // Local SGD: every rank alone, plain f32 mean every `period` steps, nothing else.
 iso_daso_config iso_local_sgd_config(int64_t total_steps, int64_t period);
 // Post-local SGD: warmup_steps of plain data parallelism, then local SGD.

@@ -131,7 +131,12 @@ typedef struct iso_loader_config {
     int shift;   // pixels: moved by -shift to shift in each direction; bytes 0 come in
     double flip; // probability that left and right change places, before it is moved
 } iso_loader_config;
+extern const iso_loader_config iso_loader_default; // the same, as C++ takes it
+#ifdef __cplusplus
+#define ISO_LOADER_DEFAULT iso_loader_default
+#else
 #define ISO_LOADER_DEFAULT ((iso_loader_config){.prefetch = 2})
+#endif
 typedef struct iso_loader iso_loader;
 
 // Batches of dataset on device in the order of a sampler of its own. Takes one reference of

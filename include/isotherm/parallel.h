@@ -85,8 +85,13 @@ typedef struct iso_data_parallel_config {
     void *reduce_user;
     iso_buffer_config buffers;
 } iso_data_parallel_config;
+extern const iso_data_parallel_config iso_data_parallel_default; // the same, as C++ takes it
+#ifdef __cplusplus
+#define ISO_DATA_PARALLEL_DEFAULT iso_data_parallel_default
+#else
 #define ISO_DATA_PARALLEL_DEFAULT                                                                  \
     ((iso_data_parallel_config){.sync = ISO_SYNC_LAZY, .bucket_mb = 0.25, .piece_mb = 1})
+#endif
 
 // Collective over comm. Takes one reference of module, on failure too; retains comm. config NULL:
 // the default. Checks that all ranks built the same model and broadcasts rank 0's parameters and

@@ -23,7 +23,12 @@ typedef struct iso_plateau_config {
     double threshold;
     int64_t cooldown; // values after a plateau that count as neither good nor bad
 } iso_plateau_config;
+extern const iso_plateau_config iso_plateau_default; // the same, as C++ takes it
+#ifdef __cplusplus
+#define ISO_PLATEAU_DEFAULT iso_plateau_default
+#else
 #define ISO_PLATEAU_DEFAULT ((iso_plateau_config){.patience = 10, .threshold = 1e-4})
+#endif
 typedef struct iso_plateau {
     iso_plateau_config config;
     double best;
@@ -50,8 +55,14 @@ typedef struct iso_lr_plateau_config {
     double min_lr;
     double eps; // a reduction of no more than this is not made
 } iso_lr_plateau_config;
+extern const iso_lr_plateau_config iso_lr_plateau_default; // the same, as C++ takes it
+#ifdef __cplusplus
+#define ISO_LR_PLATEAU_DEFAULT iso_lr_plateau_default
+#else
 #define ISO_LR_PLATEAU_DEFAULT                                                                     \
-    ((iso_lr_plateau_config){.plateau = ISO_PLATEAU_DEFAULT, .factor = 0.1, .eps = 1e-8})
+    ((iso_lr_plateau_config){                                                                      \
+        .plateau = {.patience = 10, .threshold = 1e-4}, .factor = 0.1, .eps = 1e-8})
+#endif
 // As DetectMetricPlateau, except that, as in PyTorch, "rel" with mode min takes best * (1 -
 // threshold) for a negative best too.
 typedef struct iso_lr_plateau {

@@ -24,7 +24,12 @@ typedef struct iso_topology_config {
     // MPI_Comm_split (all ranks, fewer calls). The groups are the same.
     bool use_mpi_groups;
 } iso_topology_config;
+extern const iso_topology_config iso_topology_default; // the same, as C++ takes it
+#ifdef __cplusplus
+#define ISO_TOPOLOGY_DEFAULT iso_topology_default
+#else
 #define ISO_TOPOLOGY_DEFAULT ((iso_topology_config){.unit = ISO_SCOPE_NODE, .use_mpi_groups = true})
+#endif
 
 // Read only. Communicators belong to the topology.
 typedef struct iso_topology {

@@ -85,8 +85,8 @@ static void read_level(void) {
     }
     if (text && rank <= 0)
         iso__log(ISO_LOG_WARN,
-                 "environment variable ISO_LOG is \"%s\": give error, warn, info or debug; until "
-                 "then it is warn",
+                 "environment variable ISO_LOG is \"%s\": give error, warn, info or debug: it "
+                 "is taken as warn",
                  text);
 }
 

@@ -3,6 +3,8 @@
 
 #include <isotherm/topology.h>
 
+const iso_topology_config iso_topology_default = ISO_TOPOLOGY_DEFAULT;
+
 typedef struct topology {
     iso_topology base;
     int references;

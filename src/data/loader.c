@@ -8,6 +8,8 @@
 #include <signal.h>
 #include <string.h>
 
+const iso_loader_config iso_loader_default = ISO_LOADER_DEFAULT;
+
 typedef struct slot {
     iso__upload upload;
     int32_t *labels;

@@ -4,6 +4,8 @@
 
 #include <string.h>
 
+const iso_data_parallel_config iso_data_parallel_default = ISO_DATA_PARALLEL_DEFAULT;
+
 static uint64_t shape_id(const iso_tensor *t) {
     return iso__hash(ISO_HASH_START, t->shape, (size_t)t->ndim * sizeof(t->shape[0]));
 }

@@ -130,7 +130,7 @@ static void log_at_a_level_that_is_none(FILE *to) {
 Test(base, a_level_that_is_none_is_told_once) {
     cr_assert_str_eq(capture(log_at_a_level_that_is_none),
                      "isotherm[0] warn: environment variable ISO_LOG is \"loud\": give error, "
-                     "warn, info or debug; until then it is warn\nisotherm[0] warn: shown\n");
+                     "warn, info or debug: it is taken as warn\nisotherm[0] warn: shown\n");
 }
 
 static void log_on_another_rank(FILE *to) {
