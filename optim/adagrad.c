@@ -24,7 +24,7 @@ static iso_status start(const iso__base_optimizer *self, const iso__slot *slot,
 static iso_status apply(const iso__base_optimizer *self, const iso__piece *piece,
                         const void *gradient, double scale, const iso_hyper *hyper) {
     iso__adagrad_args args = {
-        .lr = hyper->lr / (1 + (double)(hyper->step - 1) * hyper->lr_decay),
+        .lr = hyper->lr / (1 + (double)(piece->step - 1) * hyper->lr_decay),
         .eps = hyper->eps,
         .weight_decay = hyper->weight_decay,
         .scale = scale,

@@ -7,7 +7,7 @@ static iso_status check(const iso_hyper *hyper) { return iso__check_moments("lam
 
 static iso_status apply(const iso__base_optimizer *self, const iso__piece *piece,
                         const void *gradient, double scale, const iso_hyper *hyper) {
-    double t = (double)hyper->step;
+    double t = (double)piece->step;
     iso__lamb_args args = {
         .lr = hyper->lr,
         .beta1 = hyper->beta1,

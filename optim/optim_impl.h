@@ -15,6 +15,8 @@ typedef struct iso__slot {
     const char *name; // full name, owned by the list
     int64_t offset;   // bytes, a multiple of 64
     int group;        // 0: updated with base.hyper
+    int64_t step;     // updates of it, with the one under way; PyTorch's state["step"]
+    int64_t left;     // elements that the update under way has not come to; 0: there is none
 } iso__slot;
 
 // Rows of a parameter that are updated together, often all of them.
@@ -23,6 +25,7 @@ typedef struct iso__piece {
     void *value;
     int64_t count;
     size_t state_offset; // bytes, in each kind's arena
+    int64_t step;        // which update of the parameter this is, from 1
 } iso__piece;
 
 // A group of parameters but the first.
@@ -52,7 +55,9 @@ typedef struct iso__rule {
     const char *state_name[ISO_OPTIMIZER_STATES]; // PyTorch's; NULL: no further state
     iso_status (*check)(const iso_hyper *hyper);  // beyond lr and weight_decay
     bool whole;                                   // an update needs the whole parameter at once
-    // Updates a piece of a parameter from its gradient * scale. Allocates nothing.
+    // Updates a piece of a parameter from its gradient * scale. Allocates nothing. What depends on
+    // how many updates there were goes by piece->step: hyper->step counts those of the group, which
+    // the parameter may have been left out of.
     iso_status (*apply)(const iso__base_optimizer *self, const iso__piece *piece,
                         const void *gradient, double scale, const iso_hyper *hyper);
     // Gives the state of slot, which is zeros, its first values. NULL: zeros.
@@ -103,7 +108,8 @@ static inline void *iso__piece_state(const iso__base_optimizer *self, const iso_
 }
 
 // Updates `count` elements of parameter i from element `first` on; gradient is theirs. Rules that
-// are `whole` take whole parameters only.
+// are `whole` take whole parameters only. An update comes whole or in pieces, in any order, all of
+// them before those of the next; it counts once, and a piece that failed may be tried again.
 iso_status iso__update_piece(iso__base_optimizer *self, int i, int64_t first, int64_t count,
                              const void *gradient, double scale, const iso_hyper *hyper);
 
@@ -111,7 +117,7 @@ iso_status iso__update_piece(iso__base_optimizer *self, int i, int64_t first, in
 static inline iso_hyper *iso__group_hyper(iso__base_optimizer *self, int group) {
     return group == 0 ? &self->base.hyper : &self->group[group - 1]->hyper;
 }
-// Every group counts a step. Whoever replaces step() calls this.
+// Every group counts a step, for schedules and saved state. Whoever replaces step() calls this.
 static inline void iso__count_step(iso__base_optimizer *self) {
     for (int g = 0; g < self->groups; g++) iso__group_hyper(self, g)->step++;
 }

@@ -108,15 +108,19 @@ static iso__base_optimizer *self_of(iso_optimizer *optimizer) {
 
 iso_status iso__update_piece(iso__base_optimizer *self, int i, int64_t first, int64_t count,
                              const void *gradient, double scale, const iso_hyper *hyper) {
-    const iso__slot *slot = &self->slot[i];
+    iso__slot *slot = &self->slot[i];
     const iso_tensor *tensor = slot->parameter->value;
+    bool begins = slot->left == 0;
     size_t skipped = (size_t)first * iso_dtype_size(tensor->dtype);
     iso__piece piece = {.tensor = tensor,
                         .value = (char *)tensor->data + skipped,
                         .count = count,
-                        .state_offset = (size_t)slot->offset + skipped};
+                        .state_offset = (size_t)slot->offset + skipped,
+                        .step = slot->step + begins};
     int64_t start = iso_trace_on() ? iso_now() : 0;
     ISO_TRY(iso__rule_of(self)->apply(self, &piece, gradient, scale, hyper));
+    slot->step = piece.step;
+    slot->left = (begins ? tensor->count : slot->left) - count;
     if (iso_trace_on()) iso_trace_span(ISO_LANE_UPDATE, slot->name, start, iso_now());
     return ISO_OK;
 }

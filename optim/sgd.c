@@ -21,7 +21,7 @@ static iso_status apply(const iso__base_optimizer *self, const iso__piece *piece
         .weight_decay = hyper->weight_decay,
         .scale = scale,
         .nesterov = hyper->nesterov,
-        .first = hyper->step == 1,
+        .first = piece->step == 1,
     };
     void *momentum = hyper->momentum != 0 ? iso__piece_state(self, piece, 0) : NULL;
     return iso__kernels(piece->tensor)
