@@ -187,11 +187,22 @@ iso_status iso__base_state(iso_optimizer *optimizer, iso_state *state) {
     ISO_TRY(iso__groups_state(self, state));
     for (int k = 0; k < ISO_OPTIMIZER_STATES && rule->state_name[k]; k++)
         for (int i = 0; i < self->count; i++) ISO_TRY(add_slot(self, &self->slot[i], k, state));
+    for (int i = 0; i < self->count; i++)
+        ISO_TRY(iso__state_add_new_i64(state, &self->slot[i].step, "optimizer/%s/step/%s",
+                                       rule->ops.name, self->slot[i].name));
     return ISO_OK;
 }
 
+// Where the updates of each parameter were not counted, all were updated in every step.
 iso_status iso__base_loaded(iso_optimizer *optimizer) {
-    return iso__groups_loaded(self_of(optimizer));
+    iso__base_optimizer *self = self_of(optimizer);
+    ISO_TRY(iso__groups_loaded(self));
+    for (int i = 0; i < self->count; i++) {
+        iso__slot *slot = &self->slot[i];
+        if (slot->step < 0) slot->step = iso__group_hyper(self, slot->group)->step;
+        slot->left = 0;
+    }
+    return ISO_OK;
 }
 
 // ---- Dispatch ----------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ enum { NAME_ROOM = 768 };
 // ---- Names --------------------------------------------------------------------------------------
 // The list of saved state, which optimizers make, is the one place that knows what there is. Its
 // names: "optimizer/KIND/lr", "optimizer/KIND/group1/lr", "optimizer/KIND/groups", and
-// "optimizer/KIND/exp_avg/conv1.weight".
+// "optimizer/KIND/exp_avg/conv1.weight", as "optimizer/KIND/step/conv1.weight".
 
 // What stands behind "optimizer/KIND/".
 static const char *own_part(const char *name) {
@@ -18,7 +18,7 @@ static const char *own_part(const char *name) {
     return strchr(slash + 1, '/') + 1;
 }
 
-// Whether the entry is state of a parameter: memory of the device.
+// Writes its name to `text`. Whether the entry is state of a parameter: memory of the device.
 static bool is_state(const iso__array *array, char text[NAME_ROOM]) {
     const char *part = own_part(array->name), *slash = strchr(part, '/');
     int group = 0, length = 0;
@@ -32,7 +32,7 @@ static bool is_state(const iso__array *array, char text[NAME_ROOM]) {
         return false;
     }
     snprintf(text, NAME_ROOM, "state.%s.%.*s", slash + 1, (int)(slash - part), part);
-    return true;
+    return array->tensor != NULL;
 }
 
 // ---- Numbers ------------------------------------------------------------------------------------
@@ -123,6 +123,91 @@ iso_status iso_optimizer_state_dict(iso_optimizer *optimizer, iso_state_dict *ou
     return ISO_OK;
 }
 
+// ---- Steps of parameters ------------------------------------------------------------------------
+// They are the entries that may be missing. own: the dict of what the optimizer lists, in its
+// order.
+
+static bool is_step(const iso_state *state, const iso_state_dict *own, const char *name) {
+    for (int i = 0; i < own->count; i++)
+        if (strcmp(own->item[i].name, name) == 0) return state->array[ISO_STATE_SHARED][i].optional;
+    return false;
+}
+
+static iso_status read_step(const iso_named_tensor *from, int64_t *out) {
+    void *host;
+    iso_dtype dtype = iso_tensor_dtype(from->tensor);
+    ISO_TRY(iso_tensor_map(from->tensor, ISO_READ, &host));
+    double value = dtype == ISO_I64   ? (double)*(const int64_t *)host
+                   : dtype == ISO_F64 ? *(const double *)host
+                                      : (double)*(const float *)host;
+    ISO_TRY(iso_tensor_unmap(from->tensor));
+    ISO_CHECK(value >= 0 && value < 0x1p53, ISO_ERR_ARG,
+              "%s is %g in the state_dict: give a number of steps", from->name, value);
+    *out = (int64_t)value;
+    return ISO_OK;
+}
+
+static iso_status add_step(iso_device *device, const char *name, int64_t step, iso_state_dict *to) {
+    iso_tensor *tensor;
+    void *host;
+    ISO_TRY(iso_tensor_create(device, ISO_I64, 0, NULL, &tensor));
+    iso_status status = iso_tensor_map(tensor, ISO_WRITE, &host);
+    if (status >= 0) {
+        *(int64_t *)host = step;
+        status = iso_tensor_unmap(tensor);
+    }
+    if (status >= 0) status = iso_state_dict_add(to, name, tensor);
+    iso_tensor_destroy(&tensor);
+    return status;
+}
+
+// The entries of dict, with steps as i64: PyTorch counts in f32. *steps of parameters were there.
+static iso_status take_entries(iso_device *device, const iso_state *state,
+                               const iso_state_dict *own, const iso_state_dict *dict,
+                               iso_state_dict *out, int *steps) {
+    for (int i = 0; i < dict->count; i++) {
+        const iso_named_tensor *item = &dict->item[i];
+        iso_dtype dtype = iso_tensor_dtype(item->tensor);
+        bool number = dtype == ISO_I64 || dtype == ISO_F64 || dtype == ISO_F32;
+        bool step = is_step(state, own, item->name);
+        int64_t value = 0;
+        *steps += step;
+        if (step && number && iso_tensor_ndim(item->tensor) == 0) {
+            ISO_TRY(read_step(item, &value));
+            ISO_TRY(add_step(device, item->name, value, out));
+        } else {
+            ISO_TRY(iso_state_dict_add(out, item->name, item->tensor));
+        }
+    }
+    return ISO_OK;
+}
+
+// A dict without any is of a version that did not count them: -1 stands for the step of the group.
+// Without that, too, they stay as they are.
+static iso_status presume_steps(const iso__base_optimizer *core, const iso_state *state,
+                                const iso_state_dict *own, iso_state_dict *given) {
+    char name[NAME_ROOM];
+    for (int i = 0, k = 0; i < own->count; i++) {
+        const iso_named_tensor *item = &own->item[i];
+        if (!state->array[ISO_STATE_SHARED][i].optional) continue;
+        snprintf(name, sizeof(name), "param_groups.%d.step", core->slot[k++].group);
+        if (iso_state_dict_find(given, name))
+            ISO_TRY(add_step(core->module->device, item->name, -1, given));
+        else
+            ISO_TRY(iso_state_dict_add(given, item->name, item->tensor));
+    }
+    return ISO_OK;
+}
+
+static iso_status accept_steps(const iso__base_optimizer *core, const iso_state *state,
+                               const iso_state_dict *own, const iso_state_dict *dict,
+                               iso_state_dict *out) {
+    int steps = 0;
+    ISO_TRY(take_entries(core->module->device, state, own, dict, out, &steps));
+    if (steps == 0) ISO_TRY(presume_steps(core, state, own, out));
+    return ISO_OK;
+}
+
 // ---- Loading ------------------------------------------------------------------------------------
 
 // Of hyperparameters, steps and groups: `own`, into which dict's were copied where they are
@@ -174,13 +259,14 @@ iso_status iso_optimizer_load_state_dict(iso_optimizer *optimizer, const iso_sta
                                          bool strict, iso_incompatible_keys *keys) {
     iso__base_optimizer *core;
     iso_state *state;
-    iso_state_dict own = {0};
+    iso_state_dict own = {0}, given = {0};
     iso_incompatible_keys found = {0};
     iso_status status;
     ISO_TRY(list_state(optimizer, &core, &state));
     ISO_TRY_GOTO(make_dict(core->module->device, state, &own));
-    ISO_TRY_GOTO(iso__state_dict_match(&own, dict, "optimizer", strict, &found));
-    ISO_TRY_GOTO(load(core, state, &own, dict));
+    ISO_TRY_GOTO(accept_steps(core, state, &own, dict, &given));
+    ISO_TRY_GOTO(iso__state_dict_match(&own, &given, "optimizer", strict, &found));
+    ISO_TRY_GOTO(load(core, state, &own, &given));
     if (keys) {
         *keys = found;
         found = (iso_incompatible_keys){0};
@@ -188,6 +274,7 @@ iso_status iso_optimizer_load_state_dict(iso_optimizer *optimizer, const iso_sta
     status = ISO_OK;
 fail:
     iso_incompatible_keys_destroy(&found);
+    iso_state_dict_destroy(&given);
     iso_state_dict_destroy(&own);
     iso_state_destroy(&state);
     return status;

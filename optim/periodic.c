@@ -61,7 +61,9 @@ static iso_status allocate(iso__periodic *p) {
     memset(p->sent, 0, bytes);
     ISO_TRY(iso__pinned_alloc(p->device, bytes, (void **)&p->queued_sent));
     memset(p->queued_sent, 0, bytes);
-    return ISO_OK;
+    if (iso_data_parallel_reducer(p->data_parallel)->unused != ISO_UNUSED_NEGOTIATE) return ISO_OK;
+    size_t steps = (size_t)p->parameter_count * sizeof(*p->steps);
+    return iso__alloc_zero(steps, (void **)&p->steps);
 }
 
 // All ranks hold the same parameters: what travels from here on are differences to them.
@@ -148,6 +150,7 @@ void iso__periodic_destroy(iso__periodic *p) {
     iso_topology_destroy(&p->topology);
     iso__free(p->span);
     iso__free(p->mean);
+    iso__free(p->steps);
     float *const pinned[] = {p->first_buffers, p->sent, p->queued_sent, p->own};
     for (int i = 0; i < 4; i++)
         if (pinned[i]) iso__pinned_free(p->device, pinned[i]);
@@ -260,6 +263,7 @@ static iso_status reset_state(iso__periodic *p) {
     if (p->buffer_count > 0)
         ISO_TRY(iso__periodic_put(p, p->parameter_count, buffers_end, p->first_buffers));
     ISO_TRY(iso__periodic_clear(p, buffers_end, p->span_count));
+    if (p->steps) return ISO_OK; // which were not reset
     p->equal_state = p->node_equal_state = true;
     return ISO_OK;
 }
@@ -320,7 +324,10 @@ static iso_status full(iso__periodic *p, const iso__action *action, bool sent) {
     }
     if (mean) ISO_TRY(iso__periodic_unpack(p, iso__periodic_carried(p, carrier), mean));
     if (mean && sent) measure_divergence(p, mean);
-    if (!action->state) ISO_TRY(reset_state(p));
+    if (action->state)
+        ISO_TRY(iso__periodic_agree_on_steps(p, p->comm));
+    else
+        ISO_TRY(reset_state(p));
     // Of a group that takes its turn the other ranks of a node know nothing yet.
     p->equal = !sent || action->group == ISO__ALL_GROUPS || p->topology->largest == 1;
     p->node_equal = p->node_equal || p->equal;

@@ -59,6 +59,7 @@ typedef struct iso__periodic {
     int queued_group;
     float *sent, *queued_sent, *mean; // as long as what CARRY_WIRE carries
     float *own;                       // what evaluation mode has put aside
+    int64_t *steps; // [parameters]: room; NULL: each step updates all of them on every rank
     // On a device with memory of its own, where the arrays above but `mean` are pinned: what is
     // mapped or on its way to the device, and places in its queues.
     float *stage;
@@ -127,6 +128,9 @@ int iso__periodic_spans(const iso__periodic *p, size_t elements);
 // the next exchange.
 iso_status iso__periodic_exact_mean(iso__periodic *p, iso__carrier carrier, const float **mean);
 iso_status iso__periodic_node_average(iso__periodic *p);
+// After ranks of comm got the mean of their optimizer states: each parameter counts as many updates
+// as on the rank that had made the most.
+iso_status iso__periodic_agree_on_steps(iso__periodic *p, iso_comm *comm);
 // Buffers become their mean over comm; ranks of a node have statistics of their own too.
 iso_status iso__periodic_mean_buffers(iso__periodic *p, iso_comm *comm);
 iso_status iso__periodic_node_copy(iso__periodic *p, int group);

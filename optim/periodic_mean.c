@@ -73,6 +73,16 @@ iso_status iso__periodic_exact_mean(iso__periodic *p, iso__carrier carrier, cons
     return ISO_OK;
 }
 
+// Ranks that go their own ways pass over different parameters.
+iso_status iso__periodic_agree_on_steps(iso__periodic *p, iso_comm *comm) {
+    iso__base_optimizer *core = iso__optimizer_innermost(p->inner);
+    if (!p->steps) return ISO_OK;
+    for (int i = 0; i < core->count; i++) p->steps[i] = core->slot[i].step;
+    ISO_TRY(iso_comm_allreduce_i64(comm, p->steps, (size_t)core->count, ISO_MAX));
+    for (int i = 0; i < core->count; i++) core->slot[i].step = p->steps[i];
+    return ISO_OK;
+}
+
 iso_status iso__periodic_node_average(iso__periodic *p) {
     size_t elements = iso__periodic_carried(p, ISO__CARRY_WIRE);
     bool state = elements > p->parameter_elements;
@@ -81,6 +91,7 @@ iso_status iso__periodic_node_average(iso__periodic *p) {
     ISO_TRY(iso__periodic_pack(p, elements, p->queued_sent));
     ISO_TRY(mean_over(p->node, elements, p->queued_sent));
     ISO_TRY(iso__periodic_unpack(p, elements, p->queued_sent));
+    if (state) ISO_TRY(iso__periodic_agree_on_steps(p, p->node));
     p->node_equal = true;
     p->node_equal_state = p->node_equal_state || state;
     p->stats.work_ms += (double)(iso_now() - start) * 1e-6;

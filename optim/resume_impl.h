@@ -35,6 +35,9 @@ iso_status iso__state_add_f64(iso_state *state, double *number, const char *form
     __attribute__((format(printf, 3, 4)));
 iso_status iso__state_add_i64(iso_state *state, int64_t *number, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
+// One that files of older versions lack: they leave -1 there.
+iso_status iso__state_add_new_i64(iso_state *state, int64_t *number, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
 // After loading: puts the numbers of this rank's row into their places.
 void iso__state_scatter(const iso_state *state);
 

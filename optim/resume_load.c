@@ -12,7 +12,7 @@ typedef struct load {
     int64_t step; // of the set that is tried
     iso__set_head head;
     iso__safetensors file[2]; // of each iso_state_owner; shared: on rank 0
-    int64_t *begin;           // of each shared entry, in the data of its file
+    int64_t *begin;           // of each shared entry, in the data of its file; -1: not there
     void *data;               // of the shared file, on other ranks than 0
 } load;
 
@@ -98,6 +98,11 @@ static iso_status alloc_shared(load *l, int64_t bytes) {
     return ISO_OK;
 }
 
+static int64_t begin_of(const iso__safetensors *file, const iso__array *array) {
+    const iso__stored *stored = iso__safetensors_find(file, array->name);
+    return stored ? stored->begin : -1;
+}
+
 // Rank 0 sends what it has read to all.
 static iso_status share(load *l) {
     int count = l->state->count[ISO_STATE_SHARED];
@@ -107,7 +112,7 @@ static iso_status share(load *l) {
     ISO_TRY(iso_comm_bcast(l->comm, &bytes, sizeof(bytes), 0));
     ISO_TRY(iso_comm_agree(l->comm, alloc_shared(l, bytes)));
     for (int i = 0; root && i < count; i++)
-        l->begin[i] = iso__safetensors_find(file, l->state->array[ISO_STATE_SHARED][i].name)->begin;
+        l->begin[i] = begin_of(file, &l->state->array[ISO_STATE_SHARED][i]);
     ISO_TRY(iso_comm_bcast(l->comm, l->begin, (size_t)count * sizeof(int64_t), 0));
     ISO_TRY(iso_comm_bcast(l->comm, root ? file->data : l->data, (size_t)bytes, 0));
     return ISO_OK;
@@ -124,10 +129,14 @@ static iso_status try_set(load *l) {
     return ISO_OK;
 }
 
-static iso_status place(const iso__array *array, const void *from) {
+// begin -1: of an optional number, which becomes -1.
+static iso_status place(const iso__array *array, const char *data, int64_t begin) {
     void *to;
     ISO_TRY(iso__array_open(array, ISO_WRITE, &to));
-    memcpy(to, from, iso__array_bytes(array));
+    if (begin >= 0)
+        memcpy(to, data + begin, iso__array_bytes(array));
+    else
+        memset(to, 0xff, iso__array_bytes(array));
     ISO_TRY(iso__array_close(array));
     return ISO_OK;
 }
@@ -137,10 +146,10 @@ static iso_status place_all(const load *l) {
     bool root = iso_comm_rank(l->comm) == 0;
     const char *data = root ? l->file[ISO_STATE_SHARED].data : l->data;
     for (int i = 0; i < l->state->count[ISO_STATE_SHARED]; i++)
-        ISO_TRY(place(&l->state->array[ISO_STATE_SHARED][i], data + l->begin[i]));
+        ISO_TRY(place(&l->state->array[ISO_STATE_SHARED][i], data, l->begin[i]));
     for (int i = 0; i < l->state->count[ISO_STATE_OWN]; i++) {
         const iso__array *array = &l->state->array[ISO_STATE_OWN][i];
-        ISO_TRY(place(array, (char *)own->data + iso__safetensors_find(own, array->name)->begin));
+        ISO_TRY(place(array, own->data, begin_of(own, array)));
     }
     iso__state_scatter(l->state);
     return ISO_OK;

@@ -152,6 +152,14 @@ iso_status iso__state_add_i64(iso_state *state, int64_t *number, const char *for
     return ISO_OK;
 }
 
+iso_status iso__state_add_new_i64(iso_state *state, int64_t *number, const char *format, ...) {
+    char name[NAME_ROOM];
+    MAKE_NAME(name, format);
+    ISO_TRY(add_memory(state, state->owner, name, ISO_STATE_I64, 1, &one, number));
+    state->array[state->owner][state->count[state->owner] - 1].optional = true;
+    return ISO_OK;
+}
+
 // ---- Random layers ------------------------------------------------------------------------------
 // Masks depend on how often a module ran and on the key of a dropout. Ranks that do not use the
 // same layers in every step count differently, so the numbers of all ranks are kept.

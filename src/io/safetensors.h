@@ -18,6 +18,7 @@ typedef struct iso__array {
     const int64_t *shape;
     void *data;
     iso_tensor *tensor; // instead of data
+    bool optional;      // a file that is read may lack it
 } iso__array;
 
 // A key and value of __metadata__.
@@ -79,7 +80,8 @@ void iso__safetensors_close(iso__safetensors *self);
 // NULL: not there.
 const char *iso__safetensors_note(const iso__safetensors *self, const char *key);
 const iso__stored *iso__safetensors_find(const iso__safetensors *self, const char *name);
-// ISO_ERR_MISMATCH unless the file has exactly arrays of these names, shapes and types.
+// ISO_ERR_MISMATCH unless the file has exactly arrays of these names, shapes and types, with or
+// without those that are optional.
 iso_status iso__safetensors_match(const iso__safetensors *self, const iso__array *arrays,
                                   int count);
 // Reads the data section.

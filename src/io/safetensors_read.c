@@ -132,7 +132,7 @@ static iso_status match_names(const iso__safetensors *self, const iso__array *ar
     char missing[256] = "", unexpected[256] = "";
     int missing_count = 0, unexpected_count = 0;
     for (int i = 0; i < count; i++)
-        if (!iso__safetensors_find(self, arrays[i].name))
+        if (!arrays[i].optional && !iso__safetensors_find(self, arrays[i].name))
             list_name(missing, sizeof(missing), missing_count++, arrays[i].name);
     for (int i = 0; i < self->header.count; i++)
         if (!find_given(arrays, count, self->header.stored[i].name))
@@ -164,8 +164,10 @@ static iso_status match_array(const char *path, const iso__array *array,
 iso_status iso__safetensors_match(const iso__safetensors *self, const iso__array *arrays,
                                   int count) {
     ISO_TRY(match_names(self, arrays, count));
-    for (int i = 0; i < count; i++)
-        ISO_TRY(match_array(self->path, &arrays[i], iso__safetensors_find(self, arrays[i].name)));
+    for (int i = 0; i < count; i++) {
+        const iso__stored *stored = iso__safetensors_find(self, arrays[i].name);
+        if (stored) ISO_TRY(match_array(self->path, &arrays[i], stored));
+    }
     return ISO_OK;
 }
 

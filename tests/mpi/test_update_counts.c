@@ -199,6 +199,8 @@ static run create(const run_case *c, iso_comm *comm, iso_sync sync, bool cut, is
     iso_assert_ok(iso_dp_optimizer_create_take(inner, r.model, &r.optimizer));
     iso_assert_ok(iso_tensor_create(r.device, dtype, 2, (int64_t[]){1, 1}, &r.one));
     iso_assert_ok(iso_tensor_fill(r.one, 1));
+    const iso_reducer *reducer = iso_data_parallel_reducer(r.model);
+    iso_assert_all(iso_reducer_pieces(reducer, BAG_PARAMETERS - 1) == (cut ? 4 : 1));
     return r;
 }
 
@@ -283,3 +285,259 @@ Test(np1_update_counts, unused_parameters_are_updated_as_by_torch) { is_torchs()
 Test(np2_update_counts, unused_parameters_are_updated_as_by_torch) { is_torchs(); }
 Test(np3_update_counts, unused_parameters_are_updated_as_by_torch) { is_torchs(); }
 Test(np4_update_counts, unused_parameters_are_updated_as_by_torch) { is_torchs(); }
+
+// ---- Steps that are none ----------------------------------------------------------------------------
+
+// A step that is skipped because gradients are not finite (zero_grad instead of step), and one that
+// is refused.
+static void others_count_nothing(iso_sync sync) {
+    run r = create(&cases[ADAM], test_comm, sync, true, ISO_F64);
+    double got[BAG_ELEMENTS];
+    train(&r, 0, 6);
+    iso_assert_ok(one_backward(&r, 0));
+    iso_optimizer_zero_grad(r.optimizer);
+    train(&r, 6, 8);
+    iso_status again = iso_optimizer_step(r.optimizer);
+    iso_assert_all(again == ISO_ERR_STATE);
+    train(&r, 8, STEPS);
+    get_values(&r, got);
+    check_after(got, "adam");
+    iso__base_optimizer *core = iso__optimizer_innermost(r.optimizer);
+    for (int i = 0; i < BAG_PARAMETERS; i++) {
+        int64_t expected = 0;
+        for (now.step = 0; now.step < STEPS; now.step++) expected += is_used(i);
+        iso_assert_all(core->slot[i].step == expected);
+    }
+    iso_assert_all(iso_optimizer_hyper(r.optimizer)->step == STEPS);
+    destroy(&r);
+}
+
+Test(np1_update_counts, a_step_that_is_skipped_or_refused_counts_nothing) {
+    others_count_nothing(ISO_SYNC_LAZY);
+}
+Test(np2_update_counts, a_step_that_is_skipped_or_refused_counts_nothing) {
+    others_count_nothing(ISO_SYNC_LAZY);
+    others_count_nothing(ISO_SYNC_BLOCKING);
+}
+
+// What step() saw is what its update uses, whatever is changed before the next forward makes it.
+Test(np2_update_counts, a_pending_update_goes_by_its_own_step) {
+    run r = create(&cases[ADAM], test_comm, ISO_SYNC_LAZY, true, ISO_F64);
+    double got[BAG_ELEMENTS];
+    iso_hyper *hyper = iso_optimizer_hyper(r.optimizer);
+    for (int step = 0; step < STEPS; step++) {
+        hyper->lr = cases[ADAM].hyper.lr;
+        hyper->beta1 = cases[ADAM].hyper.beta1;
+        train(&r, step, step + 1);
+        hyper->lr = 77;
+        hyper->beta1 = 0.1;
+        hyper->step += 3; // as a schedule may be put forward
+    }
+    get_values(&r, got);
+    check_after(got, "adam");
+    destroy(&r);
+}
+
+Test(np2_update_counts, steps_allocate_nothing) {
+    run r = create(&cases[ADAMW], test_comm, ISO_SYNC_LAZY, true, ISO_F64);
+    long long before, after;
+    train(&r, 0, 6);
+    iso_memory_balance(NULL, NULL, &before);
+    train(&r, 6, STEPS);
+    iso_memory_balance(NULL, NULL, &after);
+    iso_assert_all(after == before);
+    destroy(&r);
+}
+
+// ---- Saved state ------------------------------------------------------------------------------------
+
+static iso_state *state_of(run *r) {
+    iso_state *state;
+    iso_assert_ok(iso_state_create(&state));
+    iso_assert_ok(iso_training_state(r->model, r->optimizer, state));
+    return state;
+}
+
+// Takes from the list what earlier versions did not have.
+static void make_old(iso_state *state) {
+    int kept = 0;
+    iso__array *array = state->array[ISO_STATE_SHARED];
+    for (int i = 0; i < state->count[ISO_STATE_SHARED]; i++) {
+        if (strstr(array[i].name, "/step/"))
+            iso__free((void *)array[i].shape);
+        else
+            array[kept++] = array[i];
+    }
+    iso_assert_all(kept == state->count[ISO_STATE_SHARED] - BAG_PARAMETERS);
+    state->count[ISO_STATE_SHARED] = kept;
+}
+
+static void save(run *r, bool old) {
+    iso_state *state = state_of(r);
+    if (old) make_old(state);
+    iso_assert_ok(iso_resume_save(test_comm, resume_path(), 6, state));
+    iso_state_destroy(&state);
+}
+
+static void load(run *r) {
+    int64_t step = 0;
+    iso_state *state = state_of(r);
+    iso_assert_ok(iso_resume_load(test_comm, resume_path(), state, &step));
+    iso_assert_ok(iso_training_loaded(r->model, r->optimizer));
+    iso_assert_all(step == 6);
+    iso_state_destroy(&state);
+}
+
+// Into a run with another past, in the middle of which updates are pending.
+static void goes_on(const run_case *c) {
+    double got[BAG_ELEMENTS];
+    run first = create(c, test_comm, ISO_SYNC_LAZY, true, ISO_F64);
+    train(&first, 0, 6);
+    save(&first, false);
+    destroy(&first);
+    run second = create(c, test_comm, ISO_SYNC_LAZY, true, ISO_F64);
+    train(&second, 8, STEPS);
+    load(&second);
+    train(&second, 6, STEPS);
+    get_values(&second, got);
+    check_after(got, c->name);
+    destroy(&second);
+}
+
+static void all_go_on(void) {
+    for (int c = 0; c < CASES; c++) goes_on(&cases[c]);
+}
+
+Test(np1_update_counts, resumed_runs_go_on_with_the_counts) { all_go_on(); }
+Test(np3_update_counts, resumed_runs_go_on_with_the_counts) { all_go_on(); }
+
+// Files without counts are of versions in which all parameters had the count of their group.
+Test(np2_update_counts, files_without_counts_mean_those_of_the_groups) {
+    run first = create(&cases[ADAMW], test_comm, ISO_SYNC_LAZY, false, ISO_F64);
+    train(&first, 0, 6);
+    iso_optimizer_group_hyper(first.optimizer, 1)->step = 9; // to tell the groups apart
+    save(&first, true);
+    destroy(&first);
+    run second = create(&cases[ADAMW], test_comm, ISO_SYNC_LAZY, false, ISO_F64);
+    train(&second, 0, 2);
+    load(&second);
+    iso__base_optimizer *core = iso__optimizer_innermost(second.optimizer);
+    for (int i = 0; i < BAG_PARAMETERS; i++)
+        iso_assert_all(core->slot[i].step == (strchr("025", '0' + i) ? 9 : 6));
+    destroy(&second);
+}
+
+// ---- Periodic synchronisation -----------------------------------------------------------------------
+
+// Each rank uses other parameters.
+static double odd_share(int i) { return (i + now.step + now.rank) % 3 == 0 ? 1 : 0; }
+
+static void open_daso(run *r, iso_daso_config config, iso_state_sync state, int ranks_per_node) {
+    char nodes[12];
+    snprintf(nodes, sizeof(nodes), "%d", ranks_per_node);
+    setenv("ISO_RANKS_PER_NODE", nodes, 1);
+    run_case c = cases[ADAM];
+    c.hyper.eps = 1e-3;
+    *r = create(&c, test_comm, ISO_SYNC_LAZY, false, ISO_F32);
+    config.total_steps = STEPS;
+    config.warmup_steps = 1;
+    config.batches_to_wait = 1;
+    config.wire = ISO_F32;
+    config.state = state;
+    iso_assert_ok(iso_daso_create_take(r->optimizer, r->model, &config, &r->optimizer));
+}
+
+static void daso_step(run *r, int step, double (*share)(int)) {
+    now.share = share;
+    iso_assert_ok(one_backward(r, step));
+    iso_assert_ok(iso_optimizer_step(r->optimizer));
+    iso_assert_ok(iso_data_parallel_finish(r->model));
+}
+
+static bool are_equal(run *r, iso_comm *comm) {
+    uint64_t hash;
+    bool equal = false;
+    iso_assert_ok(iso_parameter_hash(r->model, comm, &hash, &equal));
+    return equal;
+}
+
+// Whether ranks have made different numbers of updates.
+static bool counts_differ(run *r) {
+    int64_t step = iso__optimizer_innermost(r->optimizer)->slot[1].step, range[2] = {step, -step};
+    iso_assert_ok(iso_comm_allreduce_i64(test_comm, range, 2, ISO_MAX));
+    return range[0] != -range[1];
+}
+
+// While nodes go their own ways they pass over different parameters; once they come together, equal
+// gradients keep them equal.
+static void nodes_come_together(iso_state_sync state, int ranks_per_node, int64_t local_skip) {
+    enum { COOLDOWN = 4 };
+    run r;
+    iso_daso_config config = ISO_DASO_DEFAULT;
+    config.cooldown_steps = COOLDOWN;
+    config.global_skip = 3;
+    config.local_skip = local_skip;
+    open_daso(&r, config, state, ranks_per_node);
+    bool apart = false;
+    for (int step = 0; step < STEPS; step++) {
+        bool cycling = step >= 1 && step < STEPS - COOLDOWN;
+        daso_step(&r, step, cycling ? odd_share : fair_share);
+        apart = counts_differ(&r) || apart;
+        if (step + 1 >= STEPS - COOLDOWN) iso_assert_all(are_equal(&r, test_comm));
+    }
+    iso_assert_all(apart); // or nothing was tested
+    destroy(&r);
+}
+
+static void every_state(int ranks_per_node, int64_t local_skip) {
+    nodes_come_together(ISO_STATE_KEEP, ranks_per_node, local_skip);
+    nodes_come_together(ISO_STATE_AVERAGE, ranks_per_node, local_skip);
+    nodes_come_together(ISO_STATE_RESET, ranks_per_node, local_skip);
+}
+
+Test(np2_update_counts, nodes_that_passed_over_different_parameters_come_together) {
+    every_state(1, 1);
+}
+Test(np4_update_counts, nodes_that_passed_over_different_parameters_come_together) {
+    every_state(2, 1);
+    every_state(2, 2);
+}
+
+static void send_always(const iso_daso_observation *observed, iso_daso_decision *decision,
+                        void *user) {
+    (void)observed, (void)user;
+    decision->global_skip = 1;
+}
+
+// Cycling begins after step 0. In step 1 each rank of a node is alone, from then on they share
+// gradients; they are made equal at the end of steps 2, 4, and every one after that. A mean of
+// their states keeps them equal in between.
+static void ranks_of_a_node_come_together(iso_state_sync state) {
+    run r;
+    iso_comm *node;
+    iso_daso_config config = ISO_DASO_DEFAULT;
+    MPI_Comm mpi_node;
+    config.cooldown_steps = 0;
+    config.global_skip = 2;
+    config.local_skip = 3;
+    config.policy = ISO_POLICY_CALLBACK;
+    config.callback = send_always;
+    MPI_Comm_split(MPI_COMM_WORLD, test_rank / 2, test_rank, &mpi_node);
+    iso_assert_ok(iso_comm_create(mpi_node, NULL, &node));
+    open_daso(&r, config, state, 2);
+    for (int step = 0; step < STEPS; step++) {
+        daso_step(&r, step, step == 0 ? fair_share : odd_share);
+        if (step == 1) iso_assert_all(counts_differ(&r) && !are_equal(&r, node));
+        bool made = step == 2 || step >= 4;
+        if (made || (step == 3 && state == ISO_STATE_AVERAGE)) iso_assert_all(are_equal(&r, node));
+    }
+    destroy(&r);
+    iso_comm_destroy(&node);
+    MPI_Comm_free(&mpi_node);
+}
+
+Test(np4_update_counts, ranks_that_passed_over_different_parameters_come_together) {
+    ranks_of_a_node_come_together(ISO_STATE_KEEP);
+    ranks_of_a_node_come_together(ISO_STATE_AVERAGE);
+    ranks_of_a_node_come_together(ISO_STATE_RESET);
+}

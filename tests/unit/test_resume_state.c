@@ -87,8 +87,8 @@ static void expect_names(iso_optimizer_kind kind, const char *const *names, int 
     cr_ok(iso_training_state(net, optimizer, state));
     for (int i = 0; i < count; i++)
         cr_assert(find(ISO_STATE_SHARED, names[i]), "no entry %s", names[i]);
-    // 3 parameters, forward counters, 13 hyperparameters with the step.
-    int expected = 3 + 1 + 13 + count;
+    // 3 parameters and their steps, forward counters, 13 hyperparameters with the group's step.
+    int expected = 3 + 3 + 1 + 13 + count;
     cr_assert_eq(state->count[ISO_STATE_SHARED], expected, "%d", state->count[ISO_STATE_SHARED]);
     cr_assert_eq(state->count[ISO_STATE_OWN], 0);
     iso_optimizer_destroy(&optimizer);
@@ -149,6 +149,7 @@ Test(resume_state, shows_parameters_in_their_shape_and_the_step) {
     cr_assert(weight->ndim == 2 && weight->shape[0] == 3 && weight->shape[1] == 4);
     cr_assert(momentum->ndim == 2 && momentum->shape[0] == 3 && momentum->shape[1] == 4);
     cr_assert_eq(*(int64_t *)find(ISO_STATE_SHARED, "optimizer/sgd/step")->data, 2);
+    cr_assert_eq(*(int64_t *)find(ISO_STATE_SHARED, "optimizer/sgd/step/fc1.bias")->data, 2);
     cr_assert_eq(*(double *)find(ISO_STATE_SHARED, "optimizer/sgd/lr")->data, 0.125);
     iso_optimizer_destroy(&optimizer);
     iso_module_destroy(&net);
