@@ -40,12 +40,15 @@ typedef struct iso_hyper {
     double rho;                       // adadelta
     double alpha;                     // rmsprop
     double eps;                       // all but sgd
-    double lr_decay;                  // adagrad: lr / (1 + (step - 1) lr_decay)
+    double lr_decay;                  // adagrad: lr / (1 + (t - 1) lr_decay), t as below
     double initial_accumulator_value; // adagrad: of its sums; read at creation
     bool nesterov;                    // sgd
     bool centered;                    // rmsprop: by an estimate of the variance
-    int64_t step;                     // 1 at the first update; set by step()
+    int64_t step; // of the optimizer: 1 at the first; set by step(), schedules go by it
 } iso_hyper;
+// Where a formula depends on how often there were updates (bias corrections t of adam, adamw and
+// lamb, lr_decay, the first momentum of sgd, which is the gradient), it goes by those of the
+// parameter, as in PyTorch: one that a step passes over (ISO_UNUSED_NEGOTIATE) is a step behind.
 
 // PyTorch's defaults of that optimizer (torch.optim.SGD has no default lr before 2.x: 1e-3 here).
 // LAMB: lr 1e-3, and the paper's beta1 0.9, beta2 0.999, eps 1e-6 and weight_decay 0.01.
@@ -57,7 +60,8 @@ typedef struct iso_optimizer_ops {
     const char *name;
     iso_status (*step)(iso_optimizer *self);
     void (*zero_grad)(iso_optimizer *self);
-    // Updates parameter i of list from gradient * scale with these hyperparameters.
+    // Updates parameter i of list from gradient * scale with these hyperparameters, and counts that
+    // as one more update of it, whatever hyper->step is.
     iso_status (*update)(iso_optimizer *self, int i, const void *gradient, double scale,
                          const iso_hyper *hyper);
     void (*destroy)(iso_optimizer *self);
@@ -81,7 +85,9 @@ struct iso_optimizer {
 // Local. Optimizer over the parameters of module that require gradients, a part of a model (one of
 // its children) as well as the whole; state is allocated here
 // (zeros, logical order). Retains the module. hyper NULL: the default. ISO_ERR_ARG for
-// hyperparameters PyTorch refuses (negative lr, ...).
+// hyperparameters PyTorch refuses (negative lr, ...). Its own
+// step updates all of these parameters: a gradient that zero_grad dropped is zeros (PyTorch:
+// set_to_none=False).
 iso_status iso_optimizer_create(iso_optimizer_kind kind, iso_module *module, const iso_hyper *hyper,
                                 iso_optimizer **out);
 // DataParallelOptimizer: wraps an optimizer and ties it to a data_parallel module made from the

@@ -38,6 +38,8 @@ iso_status iso_state_add(iso_state *state, iso_state_owner owner, const char *na
 // completes pending updates, and so holds until the next step: make a new list to save again.
 // Call it between steps, in training mode; gradients are not saved. ISO_ERR_UNSUPPORTED for an
 // optimizer of the caller's without a state function, and for a model that several are tied to.
+// "optimizer/KIND/step/NAME" is how often a parameter was updated; files of versions that did not
+// save it still load, and mean the step of its group.
 iso_status iso_training_state(iso_module *module, iso_optimizer *optimizer, iso_state *state);
 // Collective. Once after loading: brings module and optimizer in line with what was loaded.
 iso_status iso_training_loaded(iso_module *module, iso_optimizer *optimizer);

@@ -50,16 +50,18 @@ iso_status iso_module_load_state_dict(iso_module *module, const iso_state_dict *
 // ---- Optimizers -----------------------------------------------------------------------------------
 
 // As PyTorch's, with names of parameters in place of their numbers: "state.conv1.weight.exp_avg"
-// and its like with the shape of the parameter, and of each group the hyperparameters and the
-// number of steps made, as tensors without dimensions: "param_groups.0.lr", "param_groups.0.step"
-// ... With more than one group, "param_groups.params" is the group of each parameter in order. It
-// is that of the innermost optimizer: what a daso wrapper keeps is no part of it. State tensors are
-// the optimizer's memory: destroy the dict before the optimizer. Local, but completes pending
-// updates of a tied optimizer first (then collective). ISO_ERR_UNSUPPORTED for an optimizer of the
-// caller's.
+// and its like with the shape of the parameter, and as tensors without dimensions the number of its
+// updates, "state.conv1.weight.step" (i64), and of each group the hyperparameters and the number of
+// steps made, "param_groups.0.lr", "param_groups.0.step" ... With more than one group,
+// "param_groups.params" is the group of each parameter in order. It is that of the innermost
+// optimizer: what a daso wrapper keeps is no part of it. State tensors are the optimizer's memory:
+// destroy the dict before the optimizer. Local, but completes pending updates of a tied optimizer
+// first (then collective). ISO_ERR_UNSUPPORTED for an optimizer of the caller's.
 iso_status iso_optimizer_state_dict(iso_optimizer *optimizer, iso_state_dict *out);
 // As iso_module_load_state_dict. Replaces lr and all other hyperparameters too, as PyTorch does;
-// those that it would refuse are ISO_ERR_ARG, other groups ISO_ERR_MISMATCH.
+// those that it would refuse are ISO_ERR_ARG, other groups ISO_ERR_MISMATCH. Numbers of updates may
+// be of a floating-point type, as PyTorch's are. A dict without any (earlier versions made such) is
+// not lacking them: each parameter then has its group's number of steps.
 iso_status iso_optimizer_load_state_dict(iso_optimizer *optimizer, const iso_state_dict *dict,
                                          bool strict, iso_incompatible_keys *keys);
 

@@ -20,6 +20,7 @@ tests_common_libiso_testcommon_la_SOURCES += tests/common/any_device.h tests/com
 tests_common_libiso_testcommon_la_SOURCES += tests/common/average_fixture.c tests/common/average_fixture.h
 tests_common_libiso_testcommon_la_SOURCES += tests/common/shared_fixture.c tests/common/shared_fixture.h
 tests_common_libiso_testcommon_la_SOURCES += tests/common/bag_fixture.c tests/common/bag_fixture.h
+tests_common_libiso_testcommon_la_SOURCES += tests/common/unused_fixture.c tests/common/unused_fixture.h
 # Runs of the train program, for tests that make them in their own process.
 EXTRA_LTLIBRARIES = tests/common/libiso_traincommon.la
 tests_common_libiso_traincommon_la_SOURCES = $(TRAIN_RUN) tests/common/train_fixture.c \
