@@ -155,10 +155,10 @@ def from_torch(program, folder, name, shape, x):
 
 def optimizer_state(d, net):
     """Of torch.optim.AdamW, from a file of iso_optimizer_state_dict."""
-    group = {key: d[f"param_groups.0.{key}"].item() for key in ("lr", "eps", "weight_decay", "beta1", "beta2", "step")}
+    group = {key: d[f"param_groups.0.{key}"].item() for key in ("lr", "eps", "weight_decay", "beta1", "beta2")}
     names = [name for name, _ in net.named_parameters()]
-    state = {i: {"step": torch.tensor(float(group["step"])), "exp_avg": d[f"state.{name}.exp_avg"],
-                 "exp_avg_sq": d[f"state.{name}.exp_avg_sq"]} for i, name in enumerate(names)}
+    state = {i: {key: d[f"state.{name}.{key}"] for key in ("step", "exp_avg", "exp_avg_sq")}
+             for i, name in enumerate(names)}
     return {"state": state,
             "param_groups": [dict(torch.optim.AdamW(net.parameters()).state_dict()["param_groups"][0],
                                   lr=group["lr"], eps=group["eps"], weight_decay=group["weight_decay"],

@@ -104,9 +104,10 @@ typedef enum iso_merge {
 
 // Momentum and other state of the optimizer, and buffers of the module (running statistics of batch
 // norms), when parameters are merged. In the full average before the cool-down they are averaged in
-// any case, because replicas must be equal from there on. How often each parameter was updated is
-// each rank's own, too (it may pass over some, see ISO_UNUSED_NEGOTIATE), is not reset, and where
-// states are averaged by a mean over all ranks, or those of a node, the largest number holds.
+// any case, because replicas must be equal from there on. Each
+// rank counts for itself how often a parameter was updated (see ISO_UNUSED_NEGOTIATE); where all
+// ranks, or those of a node, get the mean of their states, the largest count holds, and nothing
+// resets it.
 typedef enum iso_state_sync {
     ISO_STATE_KEEP,    // each rank its own
     ISO_STATE_AVERAGE, // travels too: (2 S now + P mean) / (2 S + P), which keeps second moments >=

@@ -85,9 +85,8 @@ struct iso_optimizer {
 // Local. Optimizer over the parameters of module that require gradients, a part of a model (one of
 // its children) as well as the whole; state is allocated here
 // (zeros, logical order). Retains the module. hyper NULL: the default. ISO_ERR_ARG for
-// hyperparameters PyTorch refuses (negative lr, ...). Its own
-// step updates all of these parameters: a gradient that zero_grad dropped is zeros (PyTorch:
-// set_to_none=False).
+// hyperparameters PyTorch refuses (negative lr, ...). Unless it is tied (see below), a step updates
+// all of them, and a gradient that zero_grad dropped is zeros (PyTorch: set_to_none=False).
 iso_status iso_optimizer_create(iso_optimizer_kind kind, iso_module *module, const iso_hyper *hyper,
                                 iso_optimizer **out);
 // DataParallelOptimizer: wraps an optimizer and ties it to a data_parallel module made from the
