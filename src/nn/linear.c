@@ -58,10 +58,13 @@ static iso_status backward_piece(iso_module *self, iso_call *call, iso_tensor *g
 
 static iso_status backward_pieces(iso_module *self, iso_call *call, iso_tensor *grad_out,
                                   iso_tensor *db, bool accumulate_b) {
-    const iso_parameter *w = iso_container_of(self, linear, base)->weight;
+    linear *l = iso_container_of(self, linear, base);
+    const iso_parameter *w = l->weight;
     if (db)
         ISO_TRY(iso__kernels(call->in)->linear_backward_params(self->device, call->in, grad_out,
                                                                NULL, false, db, accumulate_b));
+    if (db && self->call_depth == 0 && l->bias->references == 1)
+        ISO_TRY(w->pieces->other_ready(w->pieces, l->bias));
     for (int k = 0; k < w->pieces->count; k++) ISO_TRY(backward_piece(self, call, grad_out, k));
     return ISO_OK;
 }

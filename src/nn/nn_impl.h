@@ -55,6 +55,9 @@ typedef struct iso_pieces {
     int64_t rows;      // of each but the last
     iso_tensor **grad; // [count]: views of the parameter's gradient
     iso_status (*ready)(const struct iso_pieces *self, int piece);
+    // Another parameter of the layer is final. What is not cut leaves with the first piece: report
+    // it before.
+    iso_status (*other_ready)(const struct iso_pieces *self, const iso_parameter *other);
     iso_status (*needed)(const struct iso_pieces *self, int piece);
 } iso_pieces;
 

@@ -49,7 +49,8 @@ static iso_status gradient_ready(iso_module *module, void *user) {
         int i = link->slot[k];
         if (!self->trainable[i]->requires_grad) continue; // frozen since: nothing was written
         self->old[i] = false;
-        if (leaves && !is_awaited(self, i)) ISO_TRY(iso_reducer_grad_ready(self->reducer, i));
+        if (leaves && !self->reported[i] && !is_awaited(self, i))
+            ISO_TRY(iso_reducer_grad_ready(self->reducer, i));
     }
     return ISO_OK;
 }
@@ -58,6 +59,26 @@ iso_status iso__data_parallel_piece_ready(const iso_pieces *pieces, int k) {
     const iso__cut *cut = iso_container_of(pieces, iso__cut, pieces);
     if (cut->owner->no_sync > 0 || is_delayed(cut->owner)) return ISO_OK;
     return iso_reducer_piece_ready(cut->owner->reducer, cut->slot, k);
+}
+
+// The parameters of a layer stand side by side.
+static int index_of(const iso__data_parallel *self, const iso_parameter *parameter, int near) {
+    int i = near;
+    while (i < self->trainable_count && self->trainable[i] != parameter) i++;
+    if (i == self->trainable_count)
+        for (i = near; i >= 0 && self->trainable[i] != parameter;) i--;
+    return i;
+}
+
+iso_status iso__data_parallel_other_ready(const iso_pieces *pieces, const iso_parameter *other) {
+    const iso__cut *cut = iso_container_of(pieces, iso__cut, pieces);
+    iso__data_parallel *self = cut->owner;
+    if (self->no_sync > 0 || is_delayed(self)) return ISO_OK;
+    int i = index_of(self, other, cut->slot);
+    if (i < 0) return ISO_OK; // it was frozen when the module was wrapped
+    ISO_TRY(iso_reducer_grad_ready(self->reducer, i));
+    self->reported[i] = true;
+    return ISO_OK;
 }
 
 iso_status iso__data_parallel_piece_needed(const iso_pieces *pieces, int k) {
@@ -197,7 +218,10 @@ iso_status iso_data_parallel_begin_backward(iso_module *module) {
     bool local = self->no_sync > 0; // its gradients stay on this rank
     if (self->sync != ISO_SYNC_EXPLICIT)
         self->reducer->unsynced = local ? self->reducer->unsynced + 1 : 0;
-    for (int i = 0; i < self->trainable_count; i++) self->old[i] &= self->trainable[i]->grad_valid;
+    for (int i = 0; i < self->trainable_count; i++) {
+        self->old[i] &= self->trainable[i]->grad_valid;
+        self->reported[i] = false;
+    }
     self->in_backward = true;
     return ISO_OK;
 }
@@ -322,6 +346,7 @@ static void destroy(iso_module *module) {
     iso__free(self->trainable);
     iso__free(self->gradient);
     iso__free(self->old);
+    iso__free(self->reported);
     iso__free(self->asked);
     iso__free(self->link);
     iso__free(self->link_slots);

@@ -162,6 +162,7 @@ static iso_status make_cut(iso__data_parallel *self, int i) {
     }
     cut->pieces.grad = cut->grad;
     cut->pieces.ready = iso__data_parallel_piece_ready;
+    cut->pieces.other_ready = iso__data_parallel_other_ready;
     cut->pieces.needed = iso__data_parallel_piece_needed;
     p->pieces = &cut->pieces;
     return ISO_OK;
@@ -274,6 +275,8 @@ static iso_status prepare(iso__data_parallel *self, iso_module *module,
     ISO_TRY(iso__alloc_zero((size_t)self->list.count * sizeof(*self->old), (void **)&self->old));
     ISO_TRY(
         iso__alloc_zero((size_t)self->list.count * sizeof(*self->asked), (void **)&self->asked));
+    ISO_TRY(iso__alloc_zero((size_t)self->list.count * sizeof(*self->reported),
+                            (void **)&self->reported));
     ISO_TRY(check_ignored(self, config));
     return make_links(self, module);
 }

@@ -42,6 +42,7 @@ typedef struct iso__data_parallel {
     int trainable_count;
     iso_gradient *gradient; // [trainable_count], for config.reduce
     bool *old;              // [trainable_count]: averaged, and nothing was added since
+    bool *reported;         // [trainable_count]: in this backward, before the end of its layer
     bool *asked;            // [trainable_count]: valid unless it turns out that no rank has used it
     iso__cut *cut;          // [trainable_count]
     iso__layer_link *link;
@@ -73,8 +74,9 @@ static inline bool iso__is_data_parallel(const iso_module *module) {
 }
 // ISO_ERR_ARG unless the module is one.
 iso_status iso__data_parallel_check(const iso_module *module);
-// iso_pieces.ready and .needed of an iso__cut.
+// The functions of an iso__cut's pieces.
 iso_status iso__data_parallel_piece_ready(const iso_pieces *pieces, int k);
+iso_status iso__data_parallel_other_ready(const iso_pieces *pieces, const iso_parameter *other);
 iso_status iso__data_parallel_piece_needed(const iso_pieces *pieces, int k);
 // Gradients lie elsewhere now: views follow.
 void iso__data_parallel_move_gradients(iso__data_parallel *self);

@@ -90,6 +90,64 @@ Test(linear_pieces, have_the_bits_of_the_whole) {
     }
 }
 
+// ---- Backward -----------------------------------------------------------------------------------
+
+typedef struct reports {
+    iso_pieces pieces;
+    iso_tensor *grad[PIECES];
+    char order[8]; // 'b': the bias, or the number of a piece
+} reports;
+
+static iso_status piece_ready(const iso_pieces *pieces, int k) {
+    char *order = ((reports *)pieces)->order;
+    order[strlen(order)] = (char)('0' + k);
+    return ISO_OK;
+}
+
+static iso_status other_ready(const iso_pieces *pieces, const iso_parameter *other) {
+    char *order = ((reports *)pieces)->order;
+    cr_assert_str_eq(other->name, "bias");
+    order[strlen(order)] = 'b';
+    return ISO_OK;
+}
+
+static void make_reports(reports *r, const iso_tensor *grad) {
+    *r = (reports){.pieces = {.count = PIECES, .rows = ROWS}};
+    r->pieces.grad = r->grad;
+    r->pieces.ready = piece_ready;
+    r->pieces.other_ready = other_ready;
+    for (int k = 0; k < PIECES; k++) {
+        const int64_t first = k * ROWS, shape[] = {k < PIECES - 1 ? ROWS : OUT - first, IN};
+        cr_ok(iso_tensor_borrow(grad->device, grad->dtype, 2, shape,
+                                (float *)grad->data + first * IN, &r->grad[k]));
+    }
+}
+
+static void expect_order(bool bias, const char *order) {
+    example e;
+    reports r;
+    iso_tensor *y, *dy;
+    make(&e, ISO_F32, bias);
+    iso_parameter *w = e.linear->parameter[0];
+    cr_ok(iso_module_call(e.linear, ISO_ACT_NONE, e.x, &y));
+    dy = random_tensor_of(e.device, ISO_F32, 2, (int64_t[]){BATCH, OUT}, 4);
+    make_reports(&r, w->grad);
+    w->pieces = &r.pieces;
+    cr_ok(iso_module_call_backward(e.linear, dy, NULL));
+    cr_assert_str_eq(r.order, order);
+    for (int k = 0; k < PIECES; k++) iso_tensor_destroy(&r.grad[k]);
+    iso_tensor_destroy(&dy);
+    drop(&e);
+}
+
+// The bias leaves with the first piece, which would wait for it.
+Test(linear_pieces, are_reported_one_by_one_behind_the_bias) {
+    expect_order(true, "b012");
+    expect_order(false, "012");
+}
+
+// ---- Forward with AVX-512 -----------------------------------------------------------------------
+
 // Rows that have been used may be anything when the last piece comes.
 Test(linear_pieces, are_used_when_they_come) {
     example e;
