@@ -71,7 +71,8 @@ typedef enum iso_average_mode {
 } iso_average_mode;
 
 // Updates parameter i. gradient: count elements; the average over ranks is gradient * scale. hyper:
-// the copy frozen at step().
+// the copy frozen at step(). An error, of which iso_error_set may say more, is told by the call
+// that waited.
 typedef iso_status (*iso_reducer_apply)(int i, void *gradient, double scale, const void *hyper,
                                         void *user);
 
@@ -126,7 +127,9 @@ iso_status iso_reducer_set_apply(iso_reducer *reducer, iso_reducer_apply apply, 
 // Several optimizers: each updates the parameters that it lists (NULL: all) and has a step of its
 // own. *id names it. Completes what is pending first. If two list the same parameter, nobody can
 // tell at a forward which updates are still to come: from then on every step waits for all
-// exchanges and updates at once (a warning says which parameter).
+// exchanges and updates at once (a warning says which parameter). Where an id is asked for,
+// ISO_REDUCER_ONLY is the one there is, ISO_ERR_STATE if there are none or several.
+#define ISO_REDUCER_ONLY (-1)
 iso_status iso_reducer_add_apply(iso_reducer *reducer, const int *params, int count,
                                  iso_reducer_apply apply, size_t hyper_bytes, void *user, int *id);
 // Completes what is pending. Parameters that are cut are updated piece by piece from now on:
@@ -150,7 +153,7 @@ void iso_reducer_piece(const iso_reducer *reducer, int i, int k, size_t *first, 
 iso_status iso_reducer_piece_ready(iso_reducer *reducer, int i, int k);
 // Collective in the sense that every rank must call it. Closes the backward: parameters without
 // grad_ready are treated as config.unused says. Freezes a copy of hyper for the update of this
-// step.
+// step. As iso_reducer_step_of with ISO_REDUCER_ONLY.
 iso_status iso_reducer_step(iso_reducer *reducer, const void *hyper);
 // Waits for the exchange that carries parameter i, if one is pending, and applies the update if
 // step() asked for it. After it the value of i is current and its gradient memory is free for the

@@ -68,21 +68,32 @@ fail:
     return status;
 }
 
-static iso_status check_id(const iso_reducer *r, int id) {
-    ISO_CHECK(id >= 0 && id < r->applier_count && r->applier[id].apply, ISO_ERR_STATE,
-              "the reducer has no apply callback %d: none was set, or it was removed", id);
+// ISO_REDUCER_ONLY becomes the id of the one there is.
+static iso_status find_id(const iso_reducer *r, int *id) {
+    int count = 0, last = ISO_NOBODY;
+    for (int a = 0; a < r->applier_count; a++)
+        if (r->applier[a].apply) count++, last = a;
+    ISO_CHECK(count > 0, ISO_ERR_STATE,
+              "nobody updates these parameters: name a callback with iso_reducer_set_apply first");
+    ISO_CHECK(*id != ISO_REDUCER_ONLY || count == 1, ISO_ERR_STATE,
+              "%d optimizers update these parameters: say which one is meant, by the id that "
+              "iso_reducer_add_apply gave (iso_reducer_step_of)",
+              count);
+    if (*id == ISO_REDUCER_ONLY) *id = last;
+    ISO_CHECK(*id >= 0 && *id < r->applier_count && r->applier[*id].apply, ISO_ERR_STATE,
+              "the reducer has no apply callback %d: none was set, or it was removed", *id);
     return ISO_OK;
 }
 
 iso_status iso_reducer_set_apply_piece(iso_reducer *r, int id, iso_reducer_apply_piece apply) {
-    ISO_TRY(check_id(r, id));
+    ISO_TRY(find_id(r, &id));
     ISO_TRY(iso_reducer_finish(r));
     r->applier[id].apply_piece = apply;
     return ISO_OK;
 }
 
 iso_status iso_reducer_remove_apply(iso_reducer *r, int id) {
-    ISO_TRY(check_id(r, id));
+    ISO_TRY(find_id(r, &id));
     iso_status status = iso_reducer_finish(r);
     forget(&r->applier[id]); // on failure too: its owner may be going away
     if (r->only == id) r->only = ISO_NOBODY;
@@ -123,16 +134,27 @@ static bool is_last_to_come(iso_reducer *r, const iso__grad_slot *s) {
     return true;
 }
 
-static iso_status update(iso_reducer *r, const iso__grad_slot *s, const iso__applier *a,
-                         double scale) {
+static iso_status call_apply(iso_reducer *r, const iso__grad_slot *s, const iso__applier *a,
+                             double scale) {
     void *gradient = r->gradients + s->offset;
-    if (s->skipped) return ISO_OK;
     if (r->place[s->param].pieces == 1)
         return a->apply(s->param, gradient, scale, a->hyper, a->user);
     if (a->apply_piece)
         return a->apply_piece(s->param, s->first, s->count, gradient, scale, a->hyper, a->user);
     if (!is_last_to_come(r, s)) return ISO_OK;
     return a->apply(s->param, iso_reducer_grad(r, s->param), scale, a->hyper, a->user);
+}
+
+// A callback need not have written a record of its error.
+static iso_status update(iso_reducer *r, const iso__grad_slot *s, const iso__applier *a,
+                         double scale) {
+    if (s->skipped) return ISO_OK;
+    iso_status status = call_apply(r, s, a, scale);
+    if (status < 0 && iso_last_error()->code != status)
+        return ISO_FAIL(status, "the callback that updates \"%s\" failed (%s)", s->name,
+                        iso_status_string(status));
+    ISO_TRY(status);
+    return ISO_OK;
 }
 
 iso_status iso__apply_bucket(iso_reducer *r, const iso__bucket *b, double scale) {
@@ -212,7 +234,7 @@ static iso_status make_step(iso_reducer *r, int id, const void *hyper) {
 }
 
 iso_status iso_reducer_step_of(iso_reducer *r, int id, const void *hyper) {
-    ISO_TRY(check_id(r, id));
+    ISO_TRY(find_id(r, &id));
     iso_status status = make_step(r, id, hyper);
     iso_status planned = iso__reducer_plan(r, status); // the others do not know of an error here
     ISO_TRY(status);
@@ -220,5 +242,5 @@ iso_status iso_reducer_step_of(iso_reducer *r, int id, const void *hyper) {
 }
 
 iso_status iso_reducer_step(iso_reducer *r, const void *hyper) {
-    return iso_reducer_step_of(r, r->only, hyper);
+    return iso_reducer_step_of(r, ISO_REDUCER_ONLY, hyper);
 }

@@ -163,12 +163,15 @@ iso_status iso_reducer_grad_ready(iso_reducer *r, int i) {
 }
 
 static iso_status missing_error(const iso_reducer *r, int first, int count) {
+    const iso__grad_slot *s = &r->slot[first];
+    char piece[48] = "";
+    if (s->cut) snprintf(piece, sizeof(piece), "piece %d of ", s->piece);
     return ISO_FAIL(
         ISO_ERR_STATE,
-        "\"%s\"%s got no gradient on rank %d in this backward: every parameter must take "
+        "%s\"%s\"%s got no gradient on rank %d in this backward: every parameter must take "
         "part in every step; freeze it before wrapping, or ask for unused parameters to "
-        "be negotiated (find_unused_parameters)",
-        r->slot[first].name, count > 1 ? " (and others)" : "", iso_comm_rank(r->world));
+        "be negotiated (find_unused_parameters, ISO_UNUSED_NEGOTIATE)",
+        piece, s->name, count > 1 ? " (and others)" : "", iso_comm_rank(r->world));
 }
 
 // Zeros for what this backward did not reach, or what earlier backwards left there, if it is still

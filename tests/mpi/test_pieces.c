@@ -195,6 +195,57 @@ Test(np1_pieces, what_is_not_there_or_there_twice_is_refused) {
     iso_reducer_destroy(&r);
 }
 
+// ---- What callers are told --------------------------------------------------------------------------
+
+static bool told(const char *part) { return strstr(iso_last_error()->message, part) != NULL; }
+
+static void report_all_but_a_piece(iso_reducer *r, int missing) {
+    for (int i = PARAMS - 1; i >= 0; i--)
+        for (int k = 0; k < iso_reducer_pieces(r, i); k++)
+            if (i != 1 || k != missing) iso_assert_ok(iso_reducer_piece_ready(r, i, k));
+}
+
+Test(np1_pieces, a_piece_that_is_missing_is_named) {
+    iso_reducer *r = make(ISO_SYNC_LAZY, 1024, true);
+    report_all_but_a_piece(r, 2);
+    cr_expect_eq(iso_reducer_step(r, ""), ISO_ERR_STATE);
+    cr_expect(told("piece 2 of \"b.big\""), "%s", iso_last_error()->message);
+    iso_reducer_destroy(&r);
+}
+
+static iso_status refuse(int i, void *gradient, double scale, const void *hyper, void *user) {
+    (void)gradient, (void)scale, (void)hyper, (void)user;
+    return i == 3 ? ISO_ERR_UNSUPPORTED : ISO_OK;
+}
+
+// Which wrote no record of its error, as a program of one's own may not.
+Test(np2_pieces, a_callback_that_fails_is_named) {
+    iso_reducer *r = make(ISO_SYNC_LAZY, 0, false);
+    iso_assert_ok(iso_reducer_remove_apply(r, ISO_REDUCER_ONLY));
+    iso_assert_ok(iso_reducer_set_apply(r, refuse, 1, NULL));
+    report_all_but_a_piece(r, ISO_REDUCER_ONLY);
+    iso_assert_ok(iso_reducer_step(r, ""));
+    iso_assert_all(iso_reducer_finish(r) == ISO_ERR_UNSUPPORTED && told("\"b.large\""));
+    iso_reducer_destroy(&r);
+}
+
+Test(np1_pieces, the_only_callback_needs_no_name) {
+    const int params[] = {0};
+    int other;
+    iso_reducer *r = make(ISO_SYNC_LAZY, 1024, false);
+    cr_expect_eq(iso_reducer_set_apply_piece(r, ISO_REDUCER_ONLY, piecewise), ISO_OK);
+    report_all_but_a_piece(r, -1);
+    cr_expect_eq(iso_reducer_step(r, ""), ISO_OK);
+    iso_assert_ok(iso_reducer_add_apply(r, params, 1, whole, 1, NULL, &other));
+    cr_expect_eq(iso_reducer_step(r, ""), ISO_ERR_STATE);
+    cr_expect(told("2 optimizers"), "%s", iso_last_error()->message);
+    iso_assert_ok(iso_reducer_remove_apply(r, other));
+    iso_assert_ok(iso_reducer_remove_apply(r, ISO_REDUCER_ONLY));
+    cr_expect_eq(iso_reducer_step(r, ""), ISO_ERR_STATE);
+    cr_expect(told("iso_reducer_set_apply"), "%s", iso_last_error()->message);
+    iso_reducer_destroy(&r);
+}
+
 // ---- Models -----------------------------------------------------------------------------------------
 
 static iso_status build_wide(iso_device *device, bool dropout, iso_module **out) {
