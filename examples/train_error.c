@@ -54,7 +54,7 @@ bool train_all_well(iso_status mine) {
 // they give it twice that to end the job.
 
 #define PATIENCE 1.0
-#define TAG      271828
+#define TAG      31415 // MPI promises 32767
 
 // Until the requests are complete, or the time is over.
 static void await(int count, MPI_Request *requests, double end) {
@@ -67,7 +67,9 @@ static void await(int count, MPI_Request *requests, double end) {
 // On rank 0: what other ranks say by then; empty texts of those that say nothing.
 static void listen(int ranks, char (*said)[TEXT_ROOM], MPI_Request *requests) {
     for (int r = 1; r < ranks; r++)
-        MPI_Irecv(said[r], TEXT_ROOM, MPI_CHAR, r, TAG, MPI_COMM_WORLD, &requests[r - 1]);
+        if (MPI_Irecv(said[r], TEXT_ROOM, MPI_CHAR, r, TAG, MPI_COMM_WORLD, &requests[r - 1]) !=
+            MPI_SUCCESS)
+            requests[r - 1] = MPI_REQUEST_NULL;
     await(ranks - 1, requests, MPI_Wtime() + PATIENCE);
 }
 
@@ -85,7 +87,7 @@ static void tell_all(int ranks, char (*said)[TEXT_ROOM]) {
 // Every rank may have the same error: rank 0 then tells it once. False: it is to be told here.
 static bool tell_together(int rank, int ranks) {
     static char mine[TEXT_ROOM];
-    MPI_Request request;
+    MPI_Request request = MPI_REQUEST_NULL;
     snprintf(mine, sizeof(mine), "%s", train_error_text());
     if (rank > 0) {
         MPI_Isend(mine, TEXT_ROOM, MPI_CHAR, 0, TAG, MPI_COMM_WORLD, &request);

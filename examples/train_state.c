@@ -76,7 +76,7 @@ static const char *free_wire(const train_run *run, const char *line) {
 
 static iso_status compare(train_run *run, const char *saved, const char *here) {
     char before[LIST_ROOM] = "", now[LIST_ROOM] = "";
-    for (const char *line = here; *line; line += strcspn(line, "\n") + 1) {
+    for (const char *line = here, *end; (end = strchr(line, '\n')); line = end + 1) {
         const char *old = line_of(saved, line); // none: an option that there was not yet
         if (!old || same_option(old, line)) continue;
         const char *wire = free_wire(run, line), *old_wire = free_wire(run, old);

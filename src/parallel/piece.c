@@ -5,14 +5,21 @@
 
 #define UNIT 16 // elements: pieces begin on cache lines, also those of f32
 
+// So many rows are whole cache lines, however long one is; and whole units of buckets, so that
+// these end where pieces do.
+static size_t whole_rows(const iso_reducer *r, size_t row_bytes) {
+    size_t rows = UNIT;
+    while (r->bucket_unit && rows * row_bytes % r->bucket_unit != 0) rows += UNIT;
+    return rows;
+}
+
 // Elements of each piece but the last; 0: it stays whole.
-static size_t piece_elements(const iso_reducer_param *p, size_t piece_bytes) {
+static size_t piece_elements(const iso_reducer *r, const iso_reducer_param *p, size_t piece_bytes) {
     size_t bytes = p->count * iso_dtype_size(p->dtype);
     if (piece_bytes == 0 || p->row == 0 || p->local || bytes / 2 < piece_bytes) return 0;
     size_t rows = p->count / p->row, pieces = bytes / piece_bytes;
-    size_t each = (rows + pieces - 1) / pieces;
-    each =
-        (each + UNIT - 1) / UNIT * UNIT; // so many rows are whole cache lines, however long one is
+    size_t unit = whole_rows(r, p->row * iso_dtype_size(p->dtype));
+    size_t each = ((rows + pieces - 1) / pieces + unit - 1) / unit * unit;
     return each < rows ? each * p->row : 0;
 }
 
@@ -78,7 +85,7 @@ static iso_status make_places(iso_reducer *r, const iso_reducer_param *params, i
     for (int i = 0; i < count; i++) {
         ISO_TRY(check_param(&params[i], i));
         iso__param_place *p = &r->place[i];
-        p->each = piece_elements(&params[i], piece_bytes);
+        p->each = piece_elements(r, &params[i], piece_bytes);
         p->pieces = p->each == 0 ? 1 : (int)((params[i].count + p->each - 1) / p->each);
         p->start = *slots;
         *slots += p->pieces;

@@ -171,10 +171,10 @@ unused_run unused_create(const unused_case *c, iso_comm *comm, iso_sync sync, bo
     iso_assert_ok(iso_tensor_create(r.device, dtype, 2, (int64_t[]){1, 1}, &r.one));
     iso_assert_ok(iso_tensor_fill(r.one, 1));
     const iso_reducer *reducer = iso_data_parallel_reducer(r.model);
-    // Where NCCL shares buckets out, they end on larger units than such small pieces.
+    // Where NCCL shares buckets out, they end on larger units: there are fewer pieces.
     bool on_host = strcmp(test_device(), "cpu") == 0;
     int pieces = iso_reducer_pieces(reducer, BAG_PARAMETERS - 1);
-    iso_assert_all(pieces == (cut ? 4 : 1) || (!on_host && pieces == 1));
+    iso_assert_all(pieces == (cut ? 4 : 1) || (!on_host && cut && pieces < 4));
     return r;
 }
 

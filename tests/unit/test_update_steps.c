@@ -96,6 +96,18 @@ Test(update_steps, pieces_in_any_order_are_one_update) {
     destroy(&cut);
 }
 
+// Of an update that was given up after a piece, the next one is not the rest.
+Test(update_steps, a_whole_update_follows_one_that_was_given_up) {
+    training t = create();
+    set_gradients(&t, 0);
+    cr_ok(update_piece(&t, 0, 16));
+    for (int step = 1; step < 4; step++) {
+        update(&t, LARGE);
+        cr_assert_eq(t.core->slot[LARGE].step, step + 1);
+    }
+    destroy(&t);
+}
+
 static bool broken;
 
 static iso_status break_down(const iso__base_optimizer *self, const iso__piece *piece,

@@ -95,6 +95,8 @@ static iso_status multiply_as_they_come(const iso__wide_args *p, const float *pa
     for (int64_t there = 0, first = 0, end; first < groups; first = end) {
         there = p->arrival ? there + p->arrival->unit : p->out;
         if (there > p->out) there = p->out;
+        // What runs while it waits, updates at most, leaves the scratch memory alone, where
+        // `packed` is.
         if (p->arrival) ISO_TRY(p->arrival->wait(p->arrival, there));
         end = there == p->out ? groups : there / OUTPUTS;
         multiply(p, first, end, packed, threads);

@@ -73,7 +73,7 @@ static iso_status make_streams(iso__cuda *cuda) {
 static void cuda_destroy(iso_device *self) {
     iso__cuda *cuda = iso__cuda_of(self);
     bool usable = iso__cuda_enter(cuda) == ISO_OK;
-    if (usable && iso__cuda_launch_gathered(cuda) < 0) // memory of others may be updated
+    if (usable && iso__cuda_flush(cuda) < 0) // memory of others may be updated
         iso__log(ISO_LOG_ERROR, "while launching updates: %s", iso_last_error()->message);
     for (int q = 0; usable && q < ISO__QUEUES; q++)
         if (cuda->stream[q]) cudaStreamSynchronize(cuda->stream[q]);

@@ -100,6 +100,7 @@ typedef struct plan {
     size_t workspace[MOST_ALGORITHMS];
     bool refused;    // by cuDNN, when it was called
     bool fuses_relu; // until cuDNN refuses
+    bool no_room;    // a workspace could not be had
 } plan;
 
 static void plan_destroy(const iso__cuda_dnn *dnn, plan *p) {
@@ -408,6 +409,18 @@ static iso_status run_input(iso__cuda *cuda, const void *args) {
                     f.zero, p->x, a->x));
 }
 
+// From there on the sums of this rank are in another order.
+static iso_status say_no_room(plan *p, size_t bytes) {
+    if (!p->no_room)
+        iso__log(
+            ISO_LOG_WARN,
+            "a convolution goes by a slower algorithm from now on, as the GPU has no %zu bytes "
+            "left for the workspace of its own: use a smaller batch",
+            bytes);
+    p->no_room = true;
+    return ISO_OK;
+}
+
 // Runs the candidate in use; p->refused tells whether it was. What is held back for a graph has run
 // before. Without room for its workspace, a candidate is as good as refused.
 static iso_status run_candidate(iso__cuda *cuda, iso__cuda_call run, call_args *a) {
@@ -418,7 +431,7 @@ static iso_status run_candidate(iso__cuda *cuda, iso__cuda_call run, call_args *
     a->workspace = NULL;
     if (a->workspace_bytes > 0) status = iso__cuda_scratch(cuda, a->workspace_bytes, &a->workspace);
     p->refused = status == ISO_ERR_NOMEM;
-    if (p->refused) return ISO_OK;
+    if (p->refused) return say_no_room(p, a->workspace_bytes);
     ISO_TRY(status);
     return iso__cuda_run(cuda, run, a, sizeof(*a));
 }
@@ -445,9 +458,9 @@ iso_status iso__cuda_dnn_forward(iso__cuda *cuda, const iso_conv2d_config *c, co
     // Without relu it fuses with one of the algorithms only.
     if (b && relu && p->fuses_relu && p->at < p->count) {
         ISO_TRY(run_candidate(cuda, run_fused, &args));
-        p->fuses_relu = !p->refused;
-        *done = p->fuses_relu;
+        *done = !p->refused;
         if (*done) return ISO_OK;
+        p->fuses_relu = p->no_room;
     }
     ISO_TRY(run_plan(cuda, run_forward, &args, done));
     if (!*done || (!b && !relu)) return ISO_OK;
