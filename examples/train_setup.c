@@ -13,6 +13,29 @@
 
 // ---- The world ----------------------------------------------------------------------------------
 
+// One damaged label makes a network of many classes that nobody wants.
+static iso_status warn_of_empty_classes(const iso_dataset *set, const char *data) {
+    iso_dataset_info info;
+    iso_dataset_get_info(set, &info);
+    bool *found = calloc((size_t)info.classes, sizeof(*found));
+    if (!found) return train_error(ISO_ERR_NOMEM, "out of memory for %d classes", info.classes);
+    int empty = info.classes;
+    for (int64_t i = 0; i < info.count; i++) {
+        int32_t label;
+        iso_dataset_image(set, i, &label);
+        empty -= !found[label];
+        found[label] = true;
+    }
+    free(found);
+    if (empty > 0)
+        fprintf(stderr,
+                "train: warning: the training labels of %s go up to %d, but %d class%s below that "
+                "%s no image: is the file damaged? The network gets %d classes\n",
+                data, info.classes - 1, empty, empty > 1 ? "es" : "", empty > 1 ? "have" : "has",
+                info.classes);
+    return ISO_OK;
+}
+
 static iso_status open_data(train_world *world, const char *data) {
     TRY(iso_dataset_open(data, true, &world->train_set));
     TRY(iso_dataset_open(data, false, &world->test_set));
@@ -27,6 +50,7 @@ static iso_status open_data(train_world *world, const char *data) {
                            data, (long long)train->channels, (long long)train->height,
                            (long long)train->width, (long long)test.channels,
                            (long long)test.height, (long long)test.width);
+    if (world->rank == 0) TRY(warn_of_empty_classes(world->train_set, data));
     if (test.classes > train->classes && world->rank == 0)
         fprintf(stderr,
                 "train: warning: the test set of %s has labels up to %d and the training set up to "

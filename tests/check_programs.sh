@@ -144,7 +144,7 @@ fi
 # ---- Data ----
 
 data_set good 96 40 8
-data_set two 2 40 8
+data_set two 2 2 8
 data_set small 96 40 5
 data_set magic 96 40 8
 printf 'IDX!' >magic/train-images-idx3-ubyte
@@ -183,6 +183,13 @@ refused 0 "a shift out of the image" '8 x 8 pixels cannot be moved by up to 8' -
 refused 0 "a part above 1" '--flip 2: give a number from 0 to 1' --data good --flip 2
 refused 0 "an unknown sampler" '--sampler fair is not supported: give pad.drop.overlap' --sampler fair
 refused 2 "less than a batch to keep" '96 samples are less than one batch' --data good --sampler drop
+
+data_set stray 96 40 8
+printf '\377' | dd of=stray/train-labels-idx1-ubyte bs=1 seek=20 conv=notrunc 2>/dev/null
+run 2 "$train" --data stray --model mlp --steps 1 --quiet
+[ "$status" = 0 ] && [ ! -s stdout ] && [ "$(grep -c '^train: ' stderr)" = 1 ] &&
+    grep -q '^train: warning: the training labels of stray go up to 255, but 252 classes .* gets 256 classes' stderr
+result $? "one damaged label is warned of"
 
 colour_set colours 96 30
 run 2 "$train" --data colours --batch 8 --epochs 3 --quiet --log "$out/log" --shift 3 --flip 0.5

@@ -11,7 +11,7 @@ images() { # count, side: an IDX file of square images
 }
 labels() { # count: an IDX file of labels 0, 1, 2
     printf '\000\000\010\001' && be32 "$1"
-    yes | head -n "$1" | awk '{ printf "%c", NR % 3 + 1 }'
+    yes | head -n "$1" | awk '{ printf "%c", (NR - 1) % 3 + 48 }' | tr 012 '\000\001\002'
 }
 # Images of 3 x 32 x 32: an image of label c is white in channel c and nearly black in the others.
 colours() { # count
