@@ -59,6 +59,9 @@ static iso_status check_files(const train_options *o) {
             if (path[i] && path[k] && strcmp(path[i], path[k]) == 0)
                 return train_error(ISO_ERR_ARG, "%s is to hold two outputs: give each its own file",
                                    path[i]);
+    if (o->load && o->resume)
+        return train_error(ISO_ERR_ARG, "--load and --resume both say where parameters come from: "
+                                        "--resume to go on with a run, --load to begin a new one");
     return ISO_OK;
 }
 

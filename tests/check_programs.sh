@@ -94,6 +94,7 @@ refused 0 "a negative learning rate" '--lr -1: give a number' --lr -1
 refused 0 "a learning rate that is no number" '--lr nan: give a number' --lr nan
 refused 0 "a number with more after it" '--seed 1x: give a whole number' --seed 1x
 refused 0 "one file for two outputs" 'is to hold two outputs' --log "$out/x" --trace "$out/x" --data nowhere
+refused 0 "two origins of parameters" '--load and --resume both say' --load a --resume b --data nowhere
 refused 1 "ranks with different options" 'started with .* where rank 0 has .*same options' \
     --model mlp : -n 1 "$train" --model mlp --seed 2
 refused 0 "momentum without sgd" '--momentum is of --optimizer sgd.rmsprop, and this is adam' --momentum 0.9
