@@ -2,6 +2,7 @@
 #include "train.h"
 
 #include <mpi.h>
+#include <signal.h>
 #include <stdlib.h>
 
 static bool inform(const train_options *options) {
@@ -27,6 +28,7 @@ static bool train(const train_options *options) {
 
 int main(int argc, char **argv) {
     int provided;
+    signal(SIGXFSZ, SIG_IGN); // writing beyond a limit of size fails, as on a full disk
     MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &provided);
     train_options options;
     bool good = train_all_well(train_options_parse(argc, argv, &options)) &&

@@ -259,6 +259,10 @@ run 2 "$train" --data good --model mlp --epochs 2 --quiet --checkpoint "$out/c" 
 result $? "a checkpoint is written, and nothing is left beside it"
 mv "$out/c" mlp.safetensors
 mv "$out/log" mlp.jsonl
+# Files may have 100 KiB. A single rank: several share memory by files that are larger.
+run 1 sh -c 'ulimit -f 200; exec "$@"' sh "$train" --data good --model mlp --steps 1 --quiet --checkpoint "$out/c"
+[ "$status" = 1 ] && [ "$(grep -c '^train: cannot write .*/c' stderr)" = 1 ] && [ -z "$(ls -A "$out")" ]
+result $? "a limit on the size of files is told of as a full disk"
 head -c 2000 mlp.safetensors >damaged.safetensors
 refused 2 "a checkpoint of another model" 'mlp.safetensors' --data good --load mlp.safetensors
 refused 2 "a damaged checkpoint" 'damaged.safetensors' --data good --model mlp \
