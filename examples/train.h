@@ -52,6 +52,7 @@ typedef struct train_result {
     train_figures figures; // seconds and samples of the whole run
     int64_t steps, syncs;
     double step_ms_p50, wait_ms_per_step, wait_ms_per_sync, exchange_ms; // the slowest rank's
+    double step_ms_mean, step_wait_ms_mean; // the slowest rank's, of the steps of this process
     int64_t bytes_per_step, bytes_sent, bytes_between_nodes;
     double peak_rss_mb;
     char hash[17];
@@ -120,11 +121,14 @@ typedef struct train_run {
     const char *old_wire; // --wire of the run that is resumed, where it was another; or NULL
     double uncounted;     // samples of a batch whose loss is not yet in the sums
     int64_t clock;        // when the time of training began to run; 0: it stands
+    double clock_wait_ms; // waits until then
     iso_evaluation test;  // the latest
     int64_t test_step;    // when that was made; -1: never
     iso_daso_stats seen;  // of the optimizer, when it was last looked at
     double *step_ms;      // [TRAIN_STEP_TIMES], a ring
     int64_t timed_steps;  // since this process began
+    double steps_ms;      // of training, since this process began
+    double steps_wait_ms; // that of it which were waits
     bool told;            // the error that is returned is known to all ranks
     iso_json_log *log;    // rank 0's, if wanted
 } train_run;

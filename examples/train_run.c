@@ -6,12 +6,18 @@
 
 // ---- The time of training ------------------------------------------------------------------------
 
-static void start_clock(train_run *run) { run->clock = iso_now(); }
+static void start_clock(train_run *run) {
+    run->clock_wait_ms = train_wait_ms(run);
+    run->clock = iso_now();
+}
 
 // Gradients that are still under way belong to the steps before.
 static iso_status stop_clock(train_run *run) {
     TRY(iso_data_parallel_finish(run->model));
-    run->sum.seconds += (double)(iso_now() - run->clock) / 1e9;
+    int64_t passed = iso_now() - run->clock;
+    run->sum.seconds += (double)passed / 1e9;
+    run->steps_ms += (double)passed / 1e6;
+    run->steps_wait_ms += train_wait_ms(run) - run->clock_wait_ms;
     return ISO_OK;
 }
 

@@ -259,6 +259,11 @@ run 2 "$train" --data good --model mlp --epochs 2 --quiet --checkpoint "$out/c" 
 result $? "a checkpoint is written, and nothing is left beside it"
 mv "$out/c" mlp.safetensors
 mv "$out/log" mlp.jsonl
+run 2 "$train" --data good --model mlp --batch 8 --epochs 2 --log "$out/log"
+awk -v ms="$(awk -v s="$(field seconds "$out/log")" -v n="$(field steps "$out/log")" 'BEGIN { print 1000 * s / n }')" '
+    /^step .* on average, of that .* waiting/ { found = 1; d = $2 - ms; wait = $8; step = $2 }
+    END { exit !(found && d * d < 1e-4 && wait <= step) }' stdout
+result $? "the mean time of a step is that of the log, and waiting is a part of it"
 # Files may have 100 KiB. A single rank: several share memory by files that are larger.
 run 1 sh -c 'ulimit -f 200; exec "$@"' sh "$train" --data good --model mlp --steps 1 --quiet --checkpoint "$out/c"
 [ "$status" = 1 ] && [ "$(grep -c '^train: cannot write .*/c' stderr)" = 1 ] && [ -z "$(ls -A "$out")" ]
