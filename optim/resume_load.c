@@ -178,8 +178,18 @@ static iso_status try_step(load *l, const int64_t *steps, int i) {
     return try_set(l);
 }
 
+#define REASON_ROOM sizeof(((iso_error *)0)->message)
+
+// The reason names a file of the path.
+static iso_status fail_all(iso_status code, const char *reason) {
+    return ISO_FAIL(code,
+                    "no saved state is whole and sound, of the newest: %.350s: begin the run anew "
+                    "under another path, or give the path of a sound copy",
+                    reason);
+}
+
 static iso_status load_newest(load *l, const int64_t *steps, int count) {
-    char reason[sizeof(((iso_error *)0)->message)] = "";
+    char reason[REASON_ROOM] = "";
     for (int i = 0; i < count; i++) {
         iso_status status = try_step(l, steps, i);
         if (status == ISO_OK) return place_all(l);
@@ -190,9 +200,7 @@ static iso_status load_newest(load *l, const int64_t *steps, int count) {
                      l->step, message);
         if (i == 0) memcpy(reason, message, sizeof(reason));
     }
-    return ISO_FAIL(ISO_ERR_IO,
-                    "no saved state %s.step-* is whole and sound, of the newest: %.300s", l->path,
-                    reason);
+    return fail_all(ISO_ERR_IO, reason);
 }
 
 iso_status iso_resume_load(iso_comm *comm, const char *path, const iso_state *state,
@@ -236,14 +244,19 @@ static iso_status read_entry(const char *name, const char *file, size_t bytes, v
 // On rank 0: of the newest shared file in which it is sound.
 static iso_status read_newest(const char *path, const char *name, size_t bytes, void *data) {
     int64_t *steps = NULL;
-    int count = 0;
-    iso_status status = list_steps(path, &steps, &count);
-    for (int i = 0; i < count; i++) {
+    int count = 0, tried = 0;
+    char reason[REASON_ROOM] = "";
+    iso_status status = list_steps(path, &steps, &count), newest = ISO_OK;
+    while (tried < count) {
         char file[ISO__PATH_ROOM];
-        iso__set_path(path, steps[i], ISO__SHARED_FILE, "", file);
+        iso__set_path(path, steps[tried], ISO__SHARED_FILE, "", file);
         status = read_entry(name, file, bytes, data);
         if (status >= 0 || status == ISO_ERR_MISMATCH) break;
+        if (tried++ > 0) continue;
+        newest = status;
+        memcpy(reason, iso_last_error()->message, sizeof(reason));
     }
+    if (count > 0 && tried == count) status = fail_all(newest, reason);
     iso__free(steps);
     ISO_TRY(status);
     return ISO_OK;

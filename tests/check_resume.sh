@@ -23,7 +23,7 @@ KILLS=5 # of each study
 seed=${ISO_TEST_SEED:-$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')}
 points=0
 
-echo "1..20"
+echo "1..21"
 echo "# ISO_TEST_SEED=$seed"
 
 # ---- Helpers ----
@@ -215,3 +215,10 @@ finish
 [ "$same$status" = 00 ] && grep -q '"event":"resume","step":49,"old_wire":"f32"' log.bf16 &&
     grep -q '"event":"resume","step":49}' log.f32 && [ "$(field param_hash log.bf16)" != "$(field param_hash log.f32)" ]
 result $? "goes on with gradients that are rounded on the wire, and says so"
+
+# Of nothing but damaged files the newest is named, and what can be done.
+for file in state.step-????????????; do
+    printf X | dd of="$file" bs=1 seek=100 conv=notrunc 2>/dev/null
+done
+newest=$(newest)
+refused "damaged files alone" "of the newest: ${newest#./} is damaged.*: begin the run anew under another path" 2 "$@"
