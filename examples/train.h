@@ -158,6 +158,8 @@ iso_status train_kernels_setup(const train_run *run);
 iso_status train_setup_local(train_run *run);
 // Collective: ties the replicas together.
 iso_status train_setup_shared(train_run *run);
+// Without --lr.
+double train_default_lr(iso_optimizer_kind kind);
 // Collective. The optimizer that --optimizer names, not yet tied to the model.
 iso_status train_optimizer_create(train_run *run, iso_optimizer **out);
 // Collective. Frees whatever was set up.

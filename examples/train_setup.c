@@ -175,7 +175,7 @@ iso_status train_setup_local(train_run *run) {
 // ---- Shared -------------------------------------------------------------------------------------
 
 // Suits a schedule that comes down in the end; found by trying on MNIST.
-static double default_lr(iso_optimizer_kind kind) {
+double train_default_lr(iso_optimizer_kind kind) {
     switch (kind) {
     case ISO_SGD: return 0.05;
     case ISO_ADADELTA: return 1.0;
@@ -191,7 +191,7 @@ iso_status train_optimizer_create(train_run *run, iso_optimizer **out) {
     iso_optimizer_kind kind;
     TRY(iso_optimizer_kind_parse(options->optimizer, &kind));
     iso_hyper hyper = iso_hyper_default(kind);
-    hyper.lr = isnan(options->lr) ? default_lr(kind) : options->lr;
+    hyper.lr = isnan(options->lr) ? train_default_lr(kind) : options->lr;
     if (!isnan(options->momentum)) hyper.momentum = options->momentum;
     if (!isnan(options->weight_decay)) hyper.weight_decay = options->weight_decay;
     TRY(train_schedule_setup(run, kind, hyper.lr));

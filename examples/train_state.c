@@ -27,7 +27,7 @@ static void describe(const train_run *run, char text[SETTINGS_ROOM]) {
         snprintf(text + used, SETTINGS_ROOM - used, FROM "%s\n", run->options->data);
 }
 
-// ---- Comparing settings -------------------------------------------------------------------------
+// ---- Settings as text ---------------------------------------------------------------------------
 
 #define LIST_ROOM 400
 
@@ -60,6 +60,46 @@ static bool same_option(const char *a, const char *b) {
     return length == compared_length(b) && strncmp(a, b, length) == 0;
 }
 
+// ---- Defaults -----------------------------------------------------------------------------------
+
+#define LINE_ROOM 80
+
+static bool is_line(const char *line, const char *option) {
+    size_t length = strlen(option);
+    return line && strncmp(line, option, length) == 0 && (!line[length] || line[length] == '\n');
+}
+
+// Of the optimizer that the text names.
+static bool optimizer_of(const char *text, iso_optimizer_kind *out) {
+    char name[LINE_ROOM];
+    const char *line = line_of(text, "--optimizer ");
+    if (!line) return false;
+    line += strlen("--optimizer ");
+    snprintf(name, sizeof(name), "%.*s", (int)strcspn(line, "\n"), line);
+    return iso_optimizer_kind_parse(name, out) >= 0;
+}
+
+// The line of an option in a text of options; where that was not given but its default is known,
+// a line with the default in `room`.
+static const char *with_default(const char *text, const char *line, char room[LINE_ROOM]) {
+    iso_optimizer_kind kind;
+    if (is_line(line, "--wire not given"))
+        return is_line(line_of(text, "--sync "), "--sync daso") ? "--wire bf16" : "--wire f32";
+    if (is_line(line, "--bucket-mb not given")) {
+        iso_data_parallel_config config = ISO_DATA_PARALLEL_DEFAULT;
+        snprintf(room, LINE_ROOM, "--bucket-mb %.9g", config.bucket_mb);
+        return room;
+    }
+    bool lr = is_line(line, "--lr not given");
+    if ((!lr && !is_line(line, "--weight-decay not given")) || !optimizer_of(text, &kind))
+        return line;
+    snprintf(room, LINE_ROOM, "--%s %.9g", lr ? "lr" : "weight-decay",
+             lr ? train_default_lr(kind) : iso_hyper_default(kind).weight_decay);
+    return room;
+}
+
+// ---- What may differ ----------------------------------------------------------------------------
+
 // How gradients travel is nothing that a run must keep, unless the way has a memory (feedback) or
 // lets parameters drift apart (noop). Of daso it is the form of what was under way.
 static const char *free_wire(const train_run *run, const char *line) {
@@ -79,13 +119,17 @@ static iso_status compare(train_run *run, const char *saved, const char *here) {
     for (const char *line = here, *end; (end = strchr(line, '\n')); line = end + 1) {
         const char *old = line_of(saved, line); // none: an option that there was not yet
         if (!old || same_option(old, line)) continue;
+        char old_room[LINE_ROOM], room[LINE_ROOM];
+        const char *old_value = with_default(saved, old, old_room);
+        const char *value = with_default(here, line, room);
+        if (same_option(old_value, value)) continue; // a default was given
         const char *wire = free_wire(run, line), *old_wire = free_wire(run, old);
         if (wire && old_wire) {
             if (strcmp(wire, old_wire) != 0) run->old_wire = old_wire;
             continue;
         }
-        list_option(before, old);
-        list_option(now, line);
+        list_option(before, old_value);
+        list_option(now, value);
     }
     if (!before[0]) return ISO_OK;
     return train_error(ISO_ERR_MISMATCH,

@@ -201,13 +201,13 @@ refused "another way to synchronise" 'saved with --sync lazy, and this run has -
 refused "other data" \
     'with --data of 400 images .* from images, and this run has --data of 408 images .* from more: resume' 2 "$@" \
     --data more
-refused "another learning rate" 'saved with no --lr, and this run has --lr 0.1: resume' 2 "$@" --lr 0.1
-refused "a wire with a memory" 'saved with no --wire, and this run has --wire bf16-feedback: resume' 2 "$@" \
+refused "another learning rate" 'saved with --lr 0.002, and this run has --lr 0.1: resume' 2 "$@" --lr 0.1
+refused "a wire with a memory" 'saved with --wire f32, and this run has --wire bf16-feedback: resume' 2 "$@" \
     --wire bf16-feedback
 
 # Rounded gradients leave nothing behind that another wire would miss.
 rm -f state.step-000000000050* # the end, so that a step is left
-start 2 "$@" --log log.f32
+start 2 "$@" --log log.f32 --lr 0.002 --wire f32 --bucket-mb 0.25 --weight-decay 0 # defaults may be given
 finish
 same=$status
 start 2 "$@" --wire bf16 --log log.bf16
