@@ -1,12 +1,12 @@
 // Trains a hand-written network on plain arrays with the gradient engine alone: no Isotherm layers.
 //
-// What a program with an all-reduce after backward does       what this one does instead
-//   for each array: MPI_Allreduce(gradient), divide              iso_reducer_grad_ready, in
-//   backward update each array                                            in update(), called by
-//   the engine
-//                                                                iso_reducer_step, after backward
-//                                                                iso_reducer_param_needed, in
-//                                                                forward
+// clang-format off
+// What a program with an all-reduce after backward does      what this one does instead
+//   for each array: MPI_Allreduce(gradient), divide            iso_reducer_grad_ready, in backward
+//   update each array                                          in update(), called by the engine
+//                                                              iso_reducer_step, after backward
+//                                                              iso_reducer_param_needed, in forward
+// clang-format on
 #include <isotherm/reducer.h>
 #include <math.h>
 #include <stdio.h>
