@@ -71,7 +71,7 @@ agrees resnet18 colour 1 --steps 6 --batch 8
 agrees mlp grey 1 --steps 30 --dtype f64
 grep -aq '"F64"' mlp
 result $? "and that was in f64"
-agrees mlp grey 1 --steps 60
+agrees mlp grey 1 --steps 60 --checkpoint-every 50
 [ "$launcher" = no ] || agrees cnn grey 2 --steps 10 --mean 0.5 --std 0.25
 
 images=grey/t10k-images-idx3-ubyte
@@ -103,6 +103,9 @@ run "$predict" --checkpoint mlp "$images" --mean 0.9 --std 0.1
 [ "$status" = 0 ] && ! cmp -s stdout plain
 result $? "an option goes before the metadata"
 
+refused "saved state in place of the checkpoint" \
+    'mlp.step-000000000060 is a state for train --resume and no checkpoint: give the checkpoint .*, mlp$' \
+    --checkpoint mlp.step-000000000060 "$images"
 refused "a checkpoint without metadata" 'bare does not tell its mean.*give --mean' --checkpoint bare "$images"
 refused "no model" 'does not tell its model' --checkpoint bare "$images" --mean 0 --std 1
 refused "no checkpoint" 'no checkpoint was given' "$images"

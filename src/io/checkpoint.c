@@ -127,11 +127,24 @@ fail:
     return status;
 }
 
+// What a run is resumed from lies beside its checkpoint, and has a longer name.
+static iso_status check_checkpoint(const iso__safetensors *file) {
+    const char *path = file->path, *end = strstr(path, ".step-");
+    for (const char *next = end; next; next = strstr(next + 1, ".step-")) end = next;
+    int length = end ? (int)(end - path) : 0;
+    ISO_CHECK(!iso__safetensors_note(file, "isotherm.set"), ISO_ERR_FORMAT,
+              "%s is a state for train --resume and no checkpoint: give the checkpoint that was "
+              "saved with it%s%.*s",
+              path, end ? ", " : "", length, path);
+    return ISO_OK;
+}
+
 iso_status iso_state_dict_read(const char *path, iso_device *device, iso_state_dict *out) {
     iso__safetensors file = {0};
     iso_state_dict dict = {0};
     iso_status status;
     ISO_TRY(iso__safetensors_open(path, false, &file));
+    ISO_TRY_GOTO(check_checkpoint(&file));
     ISO_TRY_GOTO(iso__safetensors_load(&file));
     for (int i = 0; i < file.header.count; i++)
         ISO_TRY_GOTO(add_stored(&file, &file.header.stored[i], device, &dict));
