@@ -172,6 +172,7 @@ trap 'exit 1' HUP INT TERM
 fetch_one() { # name, SHA-256
     part=$folder/.$1.$$
     reasons=
+    advice=
     # shellcheck disable=SC2086  # there are several
     for mirror in $mirrors; do
         echo "$1: fetching from ${mirror%/}"
@@ -182,14 +183,15 @@ fetch_one() { # name, SHA-256
                 mv -f "$part" "$folder/$1" 2>/dev/null || fail "cannot write $folder/$1"
                 return
             fi
-            reason='has it with a wrong checksum'
+            reason='sent a file that is not the one expected (its SHA-256 differs: it was cut short, or is another one)'
             ;;
+        1) [ "$reason" = 'does not have it' ] || advice='check the network, or ' ;;
         2) fail "cannot write $folder/$1: is the disk full?" ;;
         esac
         rm -f "$part"
         reasons="$reasons${reasons:+, }${mirror%/} $reason"
     done
-    fail "could not get $1: $reasons; check the network, or give another --mirror"
+    fail "could not get $1: $reasons; ${advice}give another --mirror"
 }
 
 above() { # folder

@@ -149,18 +149,18 @@ for tool in curl wget; do
     rm -rf new
     unset ISO_MNIST_MIRROR
 
-    refused "a server that is not there" "$nobody cannot be reached" --sums sums --mirror "$nobody" new
+    refused "a server that is not there" "$nobody cannot be reached; check the network, or" --sums sums --mirror "$nobody" new
     refused "a file that is not there" 't10k-images.*/lacking does not have it' --sums sums \
         --mirror "$url/lacking" new
-    refused "a damaged file" 't10k-images.*/damaged has it with a wrong checksum' --sums sums \
+    refused "a damaged file" 't10k-images.*/damaged sent a file that is not the one expected .*\); give another --mirror$' --sums sums \
         --mirror "$url/damaged" new
-    refused "a file that is too short" 'train-images.*/truncated has it with a wrong checksum' \
+    refused "a file that is too short" 'train-images.*/truncated sent a file that is not .*cut short.*\); give another --mirror$' \
         --sums sums --mirror "$url/truncated" new
     refused "a connection that is cut" '/cut (broke off|cannot be reached|failed)' --sums sums --mirror "$url/cut" new
-    refused "bad mirrors of all kinds" 'lacking does not.*, .*damaged has it' --sums sums \
+    refused "bad mirrors of all kinds" 'lacking does not.*, .*damaged sent a file .*\); give another --mirror$' --sums sums \
         --mirror "$url/lacking" --mirror "$url/damaged" new
-    refused "files that are not MNIST's" 'train-images.* wrong checksum' --mirror "$url/good" new
-    refused "files that are not Fashion-MNIST's" 'train-images.* wrong checksum' --fashion \
+    refused "files that are not MNIST's" 'train-images.* not the one expected' --mirror "$url/good" new
+    refused "files that are not Fashion-MNIST's" 'train-images.* not the one expected' --fashion \
         --mirror "$url/good" new
 
     limit='sh ./limited.sh'
