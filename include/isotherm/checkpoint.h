@@ -44,8 +44,9 @@ void iso_state_dict_destroy(iso_state_dict *dict);                              
 // as iso_checkpoint_save does.
 iso_status iso_state_dict_save(const iso_state_dict *dict, const char *path);
 // Local. All tensors of a file, as new ones on device in the element types of the file, and its
-// metadata. ISO_ERR_FORMAT (damaged or not safetensors), ISO_ERR_TYPE and ISO_ERR_SHAPE (names the
-// tensor of a type or shape that the library does not have).
+// metadata. ISO_ERR_FORMAT (damaged, not safetensors, or a file that iso_resume_save wrote),
+// ISO_ERR_TYPE and ISO_ERR_SHAPE (names the tensor of a type or shape that the library does not
+// have).
 iso_status iso_state_dict_read(const char *path, iso_device *device, iso_state_dict *out);
 
 // ---- Checkpoints ----------------------------------------------------------------------------------
