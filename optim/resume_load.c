@@ -264,11 +264,11 @@ static iso_status read_newest(const char *path, const char *name, size_t bytes, 
 
 iso_status iso_resume_read(iso_comm *comm, const char *path, const char *name, size_t bytes,
                            void *data) {
-    void *memory;
-    ISO_TRY(iso_comm_agree(comm, iso__alloc(bytes, &memory)));
+    void *memory = NULL;
     bool root = iso_comm_rank(comm) == 0;
-    iso_status status =
-        iso_comm_agree(comm, root ? read_newest(path, name, bytes, memory) : ISO_OK);
+    iso_status status = iso_comm_agree(comm, iso__alloc(bytes, &memory));
+    if (status >= 0)
+        status = iso_comm_agree(comm, root ? read_newest(path, name, bytes, memory) : ISO_OK);
     if (status >= 0) status = iso_comm_bcast(comm, memory, bytes, 0);
     if (status >= 0) memcpy(data, memory, bytes);
     iso__free(memory);
