@@ -1,7 +1,6 @@
 // Refuses options that cannot go together before anything is opened.
 #include "train.h"
 
-#include <math.h>
 #include <string.h>
 
 static bool is_daso(const train_options *o) { return strcmp(o->sync, "daso") == 0; }

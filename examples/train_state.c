@@ -103,14 +103,10 @@ static const char *with_default(const char *text, const char *line, char room[LI
 // How gradients travel is nothing that a run must keep, unless the way has a memory (feedback) or
 // lets parameters drift apart (noop). Of daso it is the form of what was under way.
 static const char *free_wire(const train_run *run, const char *line) {
-    static const char *const names[] = {"f32", "bf16", "f16"};
-    const char *value = line + strlen("--wire ");
-    if (strncmp(line, "--wire ", strlen("--wire ")) != 0) return NULL;
+    static const char *const lines[] = {"--wire f32", "--wire bf16", "--wire f16"};
     if (strcmp(run->options->sync, "daso") == 0) return NULL;
-    if (strncmp(value, "not given\n", strlen("not given\n")) == 0) return names[0];
     for (int i = 0; i < 3; i++)
-        if (strncmp(value, names[i], strlen(names[i])) == 0 && value[strlen(names[i])] == '\n')
-            return names[i];
+        if (is_line(line, lines[i])) return lines[i] + strlen("--wire ");
     return NULL;
 }
 
@@ -123,9 +119,9 @@ static iso_status compare(train_run *run, const char *saved, const char *here) {
         const char *old_value = with_default(saved, old, old_room);
         const char *value = with_default(here, line, room);
         if (same_option(old_value, value)) continue; // a default was given
-        const char *wire = free_wire(run, line), *old_wire = free_wire(run, old);
-        if (wire && old_wire) {
-            if (strcmp(wire, old_wire) != 0) run->old_wire = old_wire;
+        const char *old_wire = free_wire(run, old_value);
+        if (old_wire && free_wire(run, value)) {
+            run->old_wire = old_wire;
             continue;
         }
         list_option(before, old_value);

@@ -110,8 +110,8 @@ iso_status iso__update_piece(iso__base_optimizer *self, int i, int64_t first, in
                              const void *gradient, double scale, const iso_hyper *hyper) {
     iso__slot *slot = &self->slot[i];
     const iso_tensor *tensor = slot->parameter->value;
-    bool begins =
-        slot->left == 0 || count == tensor->count; // what was given up is not gone on with
+    // A whole one after a piece: the update that had begun was given up.
+    bool begins = slot->left == 0 || count == tensor->count;
     size_t skipped = (size_t)first * iso_dtype_size(tensor->dtype);
     iso__piece piece = {.tensor = tensor,
                         .value = (char *)tensor->data + skipped,
