@@ -12,8 +12,8 @@
 #include <string.h>
 
 // A function with this is compiled for each of these instruction sets; one is picked when the
-// program is loaded.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+// program is loaded: before ThreadSanitizer could follow what does that.
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_THREAD__)
 #define ISO_CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
 #else
 #define ISO_CLONES

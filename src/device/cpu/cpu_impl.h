@@ -21,8 +21,8 @@ typedef struct iso__gemm_args {
 
 // Compiles a function for each of these instruction sets and picks one when the program is loaded.
 // The results must not depend on which: no sums over lanes, and no fused multiply-add
-// (-ffp-contract=off).
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+// (-ffp-contract=off). ThreadSanitizer cannot follow the picking.
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_THREAD__)
 #define ISO_CPU_CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
 #else
 #define ISO_CPU_CLONES
