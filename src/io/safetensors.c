@@ -56,7 +56,7 @@ static char *put_utf8(char *to, uint32_t c) {
         return to;
     }
     int more = c < 0x800 ? 1 : c < 0x10000 ? 2 : 3;
-    *to++ = (char)((0xF00 >> more & 0xFF) | c >> 6 * more);
+    *to++ = (char)((0x780 >> more & 0xFF) | c >> 6 * more);
     while (more-- > 0) *to++ = (char)(0x80 | (c >> 6 * more & 0x3F));
     return to;
 }

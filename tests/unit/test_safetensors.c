@@ -116,6 +116,20 @@ Test(safetensors, a_file_may_hold_no_array) {
     iso__safetensors_close(&file);
 }
 
+// Python's json escapes all that is not ASCII. First and last of each length in UTF-8 (RFC 3629).
+Test(safetensors, escapes_become_utf8) {
+    static const char escaped[] =
+        "\\u007f \\u0080 \\u07ff \\u0800 \\uffff \\ud800\\udc00 \\udbff\\udfff";
+    static const char wanted[] = "\x7f \xc2\x80 \xdf\xbf \xe0\xa0\x80 \xef\xbf\xbf "
+                                 "\xf0\x90\x80\x80 \xf4\x8f\xbf\xbf";
+    char text[200];
+    iso__header header;
+    int length = snprintf(text, sizeof(text), "{\"__metadata__\":{\"a\":\"%s\"}}", escaped);
+    cr_ok(iso__safetensors_parse("a", text, length, 0, &header));
+    cr_assert_str_eq(header.note[0].value, wanted);
+    iso__free(header.note);
+}
+
 Test(safetensors, types_and_shapes_must_match) {
     static const int64_t other[2] = {3, 2};
     arrays *a = create_arrays(false);
