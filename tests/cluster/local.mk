@@ -5,6 +5,7 @@ CLUSTER_FILES =
 CLUSTER_TESTS += tests/cluster/check_cluster.sh
 CLUSTER_FILES += tests/cluster/kill_rank.sh tests/cluster/with_cluster.sh
 EXTRA_PROGRAMS += tests/cluster/node_groups
+CLEANFILES += tests/cluster/node_groups
 tests_cluster_node_groups_SOURCES = tests/cluster/node_groups.c
 tests_cluster_node_groups_LDADD = libiso_core.la
 check-cluster: tests/cluster/node_groups$(EXEEXT) tests/bench/bench_exchange$(EXEEXT)

@@ -23,6 +23,7 @@ tests_common_libiso_testcommon_la_SOURCES += tests/common/bag_fixture.c tests/co
 tests_common_libiso_testcommon_la_SOURCES += tests/common/unused_fixture.c tests/common/unused_fixture.h
 # Runs of the train program, for tests that make them in their own process.
 EXTRA_LTLIBRARIES = tests/common/libiso_traincommon.la
+CLEANFILES += $(EXTRA_LTLIBRARIES)
 tests_common_libiso_traincommon_la_SOURCES = $(TRAIN_RUN) tests/common/train_fixture.c \
     tests/common/train_fixture.h
 tests_common_libiso_traincommon_la_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir)
