@@ -117,10 +117,12 @@ iso_status iso_settings_number(iso_settings *settings, const char *key, double l
 }
 
 static bool among(const char *text, const char *choices) {
-    size_t length = strlen(text);
-    for (const char *at = choices; at; at = strchr(at, '|') ? strchr(at, '|') + 1 : NULL)
-        if (strncmp(at, text, length) == 0 && (at[length] == '|' || !at[length])) return true;
-    return false;
+    size_t length = strlen(text), one;
+    for (const char *at = choices;; at += one + 1) {
+        one = strcspn(at, "|");
+        if (one == length && memcmp(at, text, length) == 0) return true;
+        if (!at[one]) return false;
+    }
 }
 
 iso_status iso_settings_text(iso_settings *settings, const char *key, const char *choices,

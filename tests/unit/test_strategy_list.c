@@ -134,7 +134,7 @@ Test(settings, are_read_as_what_is_asked_for) {
 }
 
 Test(settings, wrong_values_are_named_with_their_key) {
-    iso_settings *s = settings_of("a=9,b=x,c=1.5,d=,e=99999999999999999999,f=fas");
+    iso_settings *s = settings_of("a=9,b=x,c=1.5,d=,e=99999999999999999999,f=fas,g=slow|fast");
     int64_t n = 3;
     double x = 3;
     const char *text = NULL;
@@ -148,6 +148,7 @@ Test(settings, wrong_values_are_named_with_their_key) {
     refused(iso_settings_number(s, "b", 0, 1, &x), ISO_ERR_ARG, "b=x: give a number");
     refused(iso_settings_text(s, "f", "slow|fast", &text), ISO_ERR_ARG, "f=fas: give slow|fast");
     refused(iso_settings_text(s, "d", "slow|fast", &text), ISO_ERR_ARG, "d=: give slow|fast");
+    refused(iso_settings_text(s, "g", "slow|fast|both", &text), ISO_ERR_ARG, "g=slow|fast: give");
     cr_assert(n == 3 && x == 3 && !text);
     iso_settings_destroy(&s);
 }
