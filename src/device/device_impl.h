@@ -2,7 +2,10 @@
 // type that it computes in. All slots are required.
 //
 // Tensors handed to a slot live on its device; those of a kernel are all of the table's element
-// type. A 4-dimensional activation may be in either layout; gradients have the layout of the
+// type. In the table of bf16 that holds for activations, their gradients, and the weights and biases
+// of linear layers and convolutions; what is f32 there are gradients of parameters (dw, db), the
+// parameters, running values and statistics of norms. Sums and what lies between load and store are
+// f32, losses are not computed, updates see f32 alone. A 4-dimensional activation may be in either layout; gradients have the layout of the
 // activation they belong to; parameters and everything else are logical. Slots do not check shapes:
 // modules did. Nothing may be allocated and no primitive created for a combination of shapes seen
 // before.

@@ -1,6 +1,6 @@
 // Private to the CUDA device: its state, errors, and the files that fill its tables of kernels.
 //
-// Tensors are logical, whatever layout they name. One thread at a time uses a device; beside it
+// A blocked activation is channels last: [N, H, W, C] in memory. One thread at a time uses a device; beside it
 // others may only test events, record and follow them and copy in queues other than the compute
 // queue, and free memory. Memory of the pool is safe to write at once in the compute queue alone:
 // elsewhere only after an event of that queue. Libraries (cuBLAS, cuDNN) are loaded when a kernel
@@ -64,7 +64,7 @@ struct iso__cuda {
     iso_device base;
     iso_device_ops ops;
     iso__remote_ops remote;
-    iso_kernel_ops f32, f64;
+    iso_kernel_ops f32, f64, bf16;
     int ordinal;
     int processors; // streaming multiprocessors
     cudaStream_t stream[ISO__QUEUES];
@@ -82,6 +82,11 @@ struct iso__cuda {
     struct iso__cuda_graphs *graphs; // NULL: nothing is recorded
     iso__cuda_gathered gathered;     // updates that are to be launched together
 };
+
+// Channels of a 4-dimensional activation lie beside each other.
+static inline bool iso__cuda_channels_last(const iso_tensor *x) {
+    return x->layout == ISO_LAYOUT_BLOCKED;
+}
 
 static inline iso__cuda *iso__cuda_of(iso_device *device) {
     return iso_container_of(device, iso__cuda, base);
@@ -104,7 +109,7 @@ void iso__cuda_pool_destroy(iso__cuda *cuda);
 void iso__cuda_fill_memory(iso_device_ops *ops);
 void iso__cuda_fill_remote(iso__remote_ops *ops);
 
-// Both tables get the same functions, but for updates, which see no tensors.
+// All tables get the same functions, but for updates, which see no tensors.
 void iso__cuda_fill_elementwise(iso_kernel_ops *ops);
 void iso__cuda_fill_activation(iso_kernel_ops *ops);
 void iso__cuda_fill_loss(iso_kernel_ops *ops);

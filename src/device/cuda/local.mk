@@ -22,6 +22,7 @@ CUDA_INCLUDED += src/device/cuda/cuda_norm.cuh
 CUDA_INCLUDED += src/device/cuda/cuda_pack.cuh
 CUDA_INCLUDED += src/device/cuda/cuda_rows.cuh
 CUDA_INCLUDED += src/device/cuda/cuda_submit.cuh
+CUDA_INCLUDED += src/device/cuda/cuda_types.cuh
 CUDA_INCLUDED += src/device/cuda/elementwise_kernels.h
 CUDA_INCLUDED += src/device/cuda/fill_kernels.h
 CUDA_INCLUDED += src/device/cuda/layer_norm_kernels.h

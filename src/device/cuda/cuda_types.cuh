@@ -1,0 +1,45 @@
+// What .cu files share: element types as kernels store them, and what they compute them in. Kernels
+// that take bf16 are templates of the stored type T; they widen what they load and round what they
+// store to nearest, ties to even.
+#ifndef ISO_CUDA_TYPES_CUH
+#define ISO_CUDA_TYPES_CUH
+
+#include <cuda_runtime.h>
+#include <stdint.h>
+#include <string.h>
+
+// The upper half of a float.
+struct iso__bf16 {
+    uint16_t bits;
+};
+
+// iso__real<T>::type: what values of T are computed in.
+template <class T> struct iso__real { typedef T type; };
+template <> struct iso__real<iso__bf16> { typedef float type; };
+
+__host__ __device__ inline double iso__widen(double x) { return x; }
+__host__ __device__ inline float iso__widen(float x) { return x; }
+__host__ __device__ inline float iso__widen(iso__bf16 x) {
+    uint32_t bits = (uint32_t)x.bits << 16;
+    float value;
+    memcpy(&value, &bits, sizeof(value));
+    return value;
+}
+
+__host__ __device__ inline void iso__narrow(double x, double *to) { *to = x; }
+__host__ __device__ inline void iso__narrow(float x, float *to) { *to = x; }
+__host__ __device__ inline void iso__narrow(float x, iso__bf16 *to) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(to->bits) : "f"(x));
+#else
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof(bits));
+    if (x != x)
+        bits = 0x7fff0000u; // as the instruction gives it
+    else
+        bits += 0x7fffu + (bits >> 16 & 1);
+    to->bits = (uint16_t)(bits >> 16);
+#endif
+}
+
+#endif
