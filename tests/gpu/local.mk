@@ -21,6 +21,14 @@ tests_gpu_cuda_gather_order_unit_SOURCES = tests/gpu/test_cuda_gather_order.c te
 GPU_TESTS += tests/gpu/cuda_library.unit
 UNIT_TESTS += tests/gpu/cuda_library.unit
 tests_gpu_cuda_library_unit_SOURCES = tests/gpu/test_cuda_library.c
+GPU_TESTS += tests/gpu/cuda_pool_types.unit
+UNIT_TESTS += tests/gpu/cuda_pool_types.unit
+tests_gpu_cuda_pool_types_unit_SOURCES = tests/gpu/test_cuda_pool_types.c tests/gpu/stored_fixture.c \
+    tests/gpu/stored_fixture.h
+GPU_TESTS += tests/gpu/cuda_norm_types.unit
+UNIT_TESTS += tests/gpu/cuda_norm_types.unit
+tests_gpu_cuda_norm_types_unit_SOURCES = tests/gpu/test_cuda_norm_types.c tests/gpu/stored_fixture.c \
+    tests/gpu/stored_fixture.h
 endif
 GPU_TESTS += tests/gpu/gpu_training.unit
 UNIT_TESTS += tests/gpu/gpu_training.unit

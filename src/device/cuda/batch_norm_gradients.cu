@@ -5,34 +5,42 @@ namespace {
 
 // ---- Sums ---------------------------------------------------------------------------------------
 
-template <class Real> struct backward_args {
+// T: of x, dy and dx; the rest is of what that is computed in.
+template <class T> struct backward_args {
+    typedef typename iso__real<T>::type Real;
     iso__cuda_norm_shape shape;
     bool batch, relu, accumulate_w, accumulate_b;
     double count;
     const double *sums; // NULL: of the parts, or of dy where there is but one
     double *parts, *out;
-    const Real *x, *dy, *workspace;
-    Real *dw, *db, *dx;
+    const T *x, *dy;
+    T *dx;
+    const Real *workspace;
+    Real *dw, *db;
 };
 
-// Sums of dy before the activation and of that times (x - mean).
+// Of one channel: of dy before the activation and of that times (x - mean).
 struct sums {
     double dy, product;
 };
 
-template <class Real>
-__device__ iso__norm_coefficients<Real> kept(const backward_args<Real> &a,
-                                             const iso__norm_place &p) {
-    iso__norm_coefficients<Real> k = {0, 0, 0, 0, 0};
+// The same of K channels.
+template <int K> struct partial_sums {
+    double dy[K], product[K];
+    double odd; // how many a thread shares: see iso__norm_gather
+
+    __device__ void add(const partial_sums &other) {
+        for (int c = 0; c < K; c++) dy[c] += other.dy[c], product[c] += other.product[c];
+    }
+};
+
+template <class T>
+__device__ iso__norm_coefficients<typename iso__real<T>::type> kept(const backward_args<T> &a,
+                                                                    int64_t channel) {
     int64_t channels = a.shape.channels;
-    if (!p.exists) return k;
-    const Real *from = a.workspace + p.channel;
-    k.mean = from[0];
-    k.rest = from[channels];
-    k.deviation = from[2 * channels];
-    k.scale = from[3 * channels];
-    k.shift = from[4 * channels];
-    return k;
+    if (channel >= channels) return {0, 0, 0, 0, 0};
+    auto from = a.workspace + channel;
+    return {from[0], from[channels], from[2 * channels], from[3 * channels], from[4 * channels]};
 }
 
 // What a relu let through is seen from x as forward saw it, which saves reading y.
@@ -41,60 +49,89 @@ __device__ Real through(bool relu, const iso__norm_coefficients<Real> &k, Real x
     return relu && !(iso__norm_output(k, x) > 0) ? 0 : dy;
 }
 
-template <int N, class Real>
-__device__ void add_gradients(const backward_args<Real> &a, const iso__norm_coefficients<Real> &k,
-                              iso__norm_walk *w, sums *to) {
-    Real x[N], dy[N], sum = 0, product = 0;
-    for (int i = 0; i < N; i++) {
-        int64_t at = iso__norm_next(w);
-        x[i] = a.x[at];
-        dy[i] = a.dy[at];
+// N times V values of x and dy, and where they lie.
+template <int N, int V, class T> struct values {
+    iso__vector<T, V> x[N], dy[N];
+    int64_t at[N];
+
+    __device__ void load(const backward_args<T> &a, bool aligned, iso__norm_walk *w) {
+        for (int i = 0; i < N; i++) {
+            at[i] = iso__norm_next<V>(w);
+            x[i] = iso__load_vector<T, V>(a.x + at[i], aligned);
+            dy[i] = iso__load_vector<T, V>(a.dy + at[i], aligned);
+        }
     }
-    for (int i = 0; i < N; i++) {
-        Real g = through(a.relu, k, x[i], dy[i]);
-        sum += g;
-        product += g * (x[i] - k.mean);
-    }
-    to->dy += (double)sum;
-    to->product += (double)product;
+};
+
+// Of each channel a batch at a time.
+template <int N, int V, int K, class T, class Real>
+__device__ void add_gradients(const backward_args<T> &a, const iso__norm_coefficients<Real> (&k)[K],
+                              bool aligned, iso__norm_walk *w, partial_sums<K> *to) {
+    const int count = N * V / K, size = count < ISO__NORM_BATCH ? count : (int)ISO__NORM_BATCH;
+    values<N, V, T> v;
+    v.load(a, aligned, w);
+    for (int first = 0; first < count; first += size)
+        for (int c = 0; c < K; c++) {
+            Real sum = 0, product = 0;
+            for (int j = 0; j < size; j++) {
+                int i = (first + j) * K + c;
+                Real x = iso__widen(v.x[i / V].at[i % V]), dy = iso__widen(v.dy[i / V].at[i % V]);
+                Real g = through(a.relu, k[c], x, dy);
+                sum += g;
+                product += g * (x - k[c].mean);
+            }
+            to->dy[c] += (double)sum;
+            to->product[c] += (double)product;
+        }
 }
 
-template <class Real>
-__device__ sums sums_of_part(const backward_args<Real> &a, const iso__norm_place &p, int64_t part) {
-    iso__norm_coefficients<Real> k = kept(a, p);
-    iso__norm_walk w = iso__norm_walk_of(a.shape, p, part);
-    sums s = {0, 0};
-    while (w.left >= ISO__NORM_BATCH) add_gradients<ISO__NORM_BATCH>(a, k, &w, &s);
-    while (w.left > 0) add_gradients<1>(a, k, &w, &s);
-    s.dy = iso__norm_sum(a.shape.lanes, s.dy);
-    s.product = iso__norm_sum(a.shape.lanes, s.product) - (double)k.rest * s.dy;
+__device__ inline void gather(int lanes, partial_sums<1> *s) {
+    s->dy[0] = iso__norm_sum(lanes, s->dy[0]);
+    s->product[0] = iso__norm_sum(lanes, s->product[0]);
+}
+template <int K> __device__ void gather(int lanes, partial_sums<K> *s) {
+    iso__norm_gather(lanes, s);
+}
+
+// In the first of each channel's threads.
+template <int V, int K, class T>
+__device__ partial_sums<K> sums_of_part(const backward_args<T> &a, const iso__norm_place &p,
+                                        int64_t part) {
+    const int width = iso__norm_summed<T, V, K>::width, n = ISO__NORM_BATCH / (width > 1 ? 2 : 1);
+    bool aligned = iso__holds_vectors<T, width>(a.x) && iso__holds_vectors<T, width>(a.dy);
+    iso__norm_walk w = iso__norm_walk_of<width, K>(a.shape, p, part, a.shape.part_values);
+    iso__norm_coefficients<typename iso__real<T>::type> k[K];
+    for (int c = 0; c < K; c++) k[c] = kept(a, p.channel + c);
+    partial_sums<K> s = {};
+    while (w.left >= n) add_gradients<n, width>(a, k, aligned, &w, &s);
+    while (w.left > 0) add_gradients<1, width>(a, k, aligned, &w, &s);
+    gather(a.shape.lanes, &s);
+    for (int c = 0; c < K; c++) s.product[c] -= (double)k[c].rest * s.dy[c];
     return s;
 }
 
-template <class Real> __global__ void take_sums(backward_args<Real> a) {
-    iso__norm_place p = iso__norm_place_of(a.shape);
-    sums s = sums_of_part(a, p, blockIdx.y);
+template <class T, int V, int K> __global__ void take_sums(backward_args<T> a) {
+    iso__norm_place p = iso__norm_place_of<K>(a.shape);
+    partial_sums<K> s = sums_of_part<V, K>(a, p, blockIdx.y);
     if (p.along != 0 || !p.exists) return;
-    a.parts[iso__norm_part_at(a.shape, blockIdx.y, 0, p.channel)] = s.dy;
-    a.parts[iso__norm_part_at(a.shape, blockIdx.y, 1, p.channel)] = s.product;
+    for (int c = 0; c < K; c++) {
+        a.parts[iso__norm_part_at(a.shape, blockIdx.y, 0, p.channel + c)] = s.dy[c];
+        a.parts[iso__norm_part_at(a.shape, blockIdx.y, 1, p.channel + c)] = s.product[c];
+    }
 }
 
-template <class Real>
-__device__ sums channel_sums(const backward_args<Real> &a, const iso__norm_place &p) {
-    sums s = {0, 0};
-    if (a.sums) {
-        if (p.exists) s.dy = a.sums[p.channel], s.product = a.sums[a.shape.channels + p.channel];
-        return s;
+__device__ inline partial_sums<1> join_parts(const iso__cuda_norm_shape &shape,
+                                             const iso__norm_place &p, const double *parts) {
+    partial_sums<1> s = {};
+    for (int64_t part = p.along; p.exists && part < shape.parts; part += p.alongs) {
+        s.dy[0] += parts[iso__norm_part_at(shape, part, 0, p.channel)];
+        s.product[0] += parts[iso__norm_part_at(shape, part, 1, p.channel)];
     }
-    if (a.shape.parts == 1) return sums_of_part(a, p, 0);
-    for (int64_t part = p.along; p.exists && part < a.shape.parts; part += p.alongs) {
-        s.dy += a.parts[iso__norm_part_at(a.shape, part, 0, p.channel)];
-        s.product += a.parts[iso__norm_part_at(a.shape, part, 1, p.channel)];
-    }
-    s.dy = iso__norm_sum(a.shape.lanes, s.dy);
-    s.product = iso__norm_sum(a.shape.lanes, s.product);
+    gather(shape.lanes, &s);
     return s;
 }
+
+// ---- Where sums go ------------------------------------------------------------------------------
 
 template <class Real>
 __device__ void add_to(Real *gradient, bool accumulate, int64_t channel, double value) {
@@ -102,23 +139,48 @@ __device__ void add_to(Real *gradient, bool accumulate, int64_t channel, double 
     gradient[channel] = (Real)(accumulate ? (double)gradient[channel] + value : value);
 }
 
-template <class Real>
-__device__ void store_sums(const backward_args<Real> &a, int64_t channel, Real deviation,
-                           const sums &s) {
-    add_to(a.dw, a.accumulate_w, channel, s.product * (double)deviation);
+template <class T>
+__device__ void store_sums(const backward_args<T> &a, int64_t channel, const sums &s) {
+    double deviation = (double)kept(a, channel).deviation;
+    add_to(a.dw, a.accumulate_w, channel, s.product * deviation);
     add_to(a.db, a.accumulate_b, channel, s.dy);
     if (!a.out) return;
     a.out[channel] = s.dy;
     a.out[a.shape.channels + channel] = s.product;
 }
 
+template <class T> __global__ void join_sums(backward_args<T> a) {
+    iso__norm_place p = iso__norm_place_of<1>(a.shape);
+    partial_sums<1> s = join_parts(a.shape, p, a.parts);
+    if (p.along == 0 && p.exists) store_sums(a, p.channel, {s.dy[0], s.product[0]});
+}
+
+template <int K>
+__device__ void share(const partial_sums<K> &s, const iso__norm_place &p, sums *to) {
+    for (int c = 0; p.along == 0 && c < K; c++) to[p.lane * K + c] = {s.dy[c], s.product[c]};
+    __syncthreads(); // all of dy was read, too, of which dx may be the memory
+}
+
+// Those of the block's channels, on which all of its threads work.
+template <int V, int K, class T>
+__device__ void find_sums(const backward_args<T> &a, const iso__norm_place &p, sums *to) {
+    if (K == 1 && a.shape.parts > 1)
+        share(join_parts(a.shape, p, a.parts), p, to);
+    else
+        share(sums_of_part<V, K>(a, p, 0), p, to);
+}
+
+// ---- Backward -----------------------------------------------------------------------------------
+
 // dx = dy * scale + (x - mean) * slope + offset.
 template <class Real> struct slopes { Real slope, offset; };
 
 // With statistics of the batch, dx = scale (dy - mean(dy) - xhat mean(dy xhat)), else scale dy.
-template <class Real>
-__device__ slopes<Real> slopes_of(const backward_args<Real> &a,
-                                  const iso__norm_coefficients<Real> &k, const sums &s) {
+template <class T>
+__device__ slopes<typename iso__real<T>::type> slopes_of(const backward_args<T> &a, int64_t channel,
+                                                         const sums &s) {
+    typedef typename iso__real<T>::type Real;
+    iso__norm_coefficients<Real> k = kept(a, channel);
     double scale = (double)k.scale, deviation = (double)k.deviation;
     double slope = a.batch ? -scale * deviation * deviation * s.product / a.count : 0;
     slopes<Real> both;
@@ -127,61 +189,112 @@ __device__ slopes<Real> slopes_of(const backward_args<Real> &a,
     return both;
 }
 
-template <int N, class Real>
-__device__ void gradient(const backward_args<Real> &a, const iso__norm_coefficients<Real> &k,
-                         const slopes<Real> &to, iso__norm_walk *w) {
-    int64_t at[N];
-    Real x[N], dy[N];
+template <int N, int V, int K, class T, class Real>
+__device__ void gradient(const backward_args<T> &a, const iso__norm_coefficients<Real> (&k)[K],
+                         const slopes<Real> (&to)[K], bool aligned, iso__norm_walk *w) {
+    values<N, V, T> v;
+    v.load(a, aligned, w);
     for (int i = 0; i < N; i++) {
-        at[i] = iso__norm_next(w);
-        x[i] = a.x[at[i]];
-        dy[i] = a.dy[at[i]];
+        iso__vector<T, V> dx;
+        for (int j = 0; j < V; j++) {
+            const int c = j % K;
+            Real x = iso__widen(v.x[i].at[j]), g = iso__widen(v.dy[i].at[j]);
+            iso__narrow(through(a.relu, k[c], x, g) * k[c].scale +
+                            ((x - k[c].mean) * to[c].slope + to[c].offset),
+                        &dx.at[j]);
+        }
+        iso__store_vector(a.dx + v.at[i], dx, aligned);
     }
-    for (int i = 0; i < N; i++)
-        a.dx[at[i]] =
-            through(a.relu, k, x[i], dy[i]) * k.scale + ((x[i] - k.mean) * to.slope + to.offset);
 }
 
-template <class Real> __global__ void gradient_parts(backward_args<Real> a) {
-    __shared__ slopes<Real> shared[ISO__NORM_LANES];
-    iso__norm_place p = iso__norm_place_of(a.shape);
-    iso__norm_coefficients<Real> k = kept(a, p);
-    sums s = channel_sums(a, p);
-    if (p.along == 0 && p.exists) {
-        shared[p.lane] = slopes_of(a, k, s);
-        if (blockIdx.y == 0) store_sums(a, p.channel, k.deviation, s);
+template <int V, int K, class T>
+__device__ void gradient_of_part(const backward_args<T> &a, const iso__norm_place &p,
+                                 const slopes<typename iso__real<T>::type> *shared) {
+    typedef typename iso__real<T>::type Real;
+    const int n = ISO__NORM_BATCH / (V > 1 ? 2 : 1);
+    iso__norm_coefficients<Real> k[K];
+    slopes<Real> to[K];
+    for (int c = 0; c < K; c++) {
+        k[c] = kept(a, p.channel + c);
+        to[c] = shared[p.lane * K + c];
     }
-    __syncthreads(); // all of dy was read, too, of which dx may be the memory
-    if (!a.dx) return;
-    slopes<Real> to = shared[p.lane];
-    iso__norm_walk w = iso__norm_walk_of(a.shape, p, blockIdx.y);
-    while (w.left >= ISO__NORM_BATCH) gradient<ISO__NORM_BATCH>(a, k, to, &w);
-    while (w.left > 0) gradient<1>(a, k, to, &w);
+    bool aligned = iso__holds_vectors<T, V>(a.x) && iso__holds_vectors<T, V>(a.dy) &&
+                   iso__holds_vectors<T, V>(a.dx);
+    iso__norm_walk w = iso__norm_free_walk<V, K>(a.shape, p, blockIdx.y);
+    while (w.left >= n) gradient<n, V>(a, k, to, aligned, &w);
+    while (w.left > 0) gradient<1, V>(a, k, to, aligned, &w);
+}
+
+// own: sums are not at hand yet.
+template <class T, int V, int K, bool own> __global__ void gradient_parts(backward_args<T> a) {
+    __shared__ sums found[ISO__NORM_LANES * K];
+    __shared__ slopes<typename iso__real<T>::type> shared[ISO__NORM_LANES * K];
+    iso__norm_place p = iso__norm_place_of<K>(a.shape);
+    int t = (int)threadIdx.x, channels = a.shape.lanes * K;
+    int64_t channel = (int64_t)blockIdx.x * channels + t;
+    if (own) find_sums<V, K>(a, p, found);
+    if (t < channels && channel < a.shape.channels) {
+        sums s = own ? found[t] : sums{a.sums[channel], a.sums[a.shape.channels + channel]};
+        shared[t] = slopes_of(a, channel, s);
+        if (blockIdx.y == 0) store_sums(a, channel, s);
+    }
+    __syncthreads();
+    if (a.dx) gradient_of_part<V, K>(a, p, shared);
 }
 
 // ---- Launchers ----------------------------------------------------------------------------------
 
-template <class Real> iso_status backward_of(iso__cuda *cuda, const iso__cuda_norm_backward *b) {
-    const iso__cuda_norm_shape *s = &b->shape;
-    backward_args<Real> args = {};
-    args.shape = *s;
+template <class T> backward_args<T> args_of(const iso__cuda_norm_backward *b) {
+    typedef typename iso__real<T>::type Real;
+    backward_args<T> args = {};
+    args.shape = b->shape;
     args.batch = b->batch, args.relu = b->relu;
     args.accumulate_w = b->accumulate_w, args.accumulate_b = b->accumulate_b;
-    args.count = b->sums ? b->count : (double)s->values;
+    args.count = b->sums ? b->count : (double)b->shape.values;
     args.sums = b->sums, args.parts = b->parts, args.out = b->out;
-    args.x = (const Real *)b->x, args.dy = (const Real *)b->dy;
+    args.x = (const T *)b->x, args.dy = (const T *)b->dy, args.dx = (T *)b->dx;
     args.workspace = (const Real *)b->workspace;
-    args.dw = (Real *)b->dw, args.db = (Real *)b->db, args.dx = (Real *)b->dx;
+    args.dw = (Real *)b->dw, args.db = (Real *)b->db;
+    return args;
+}
+
+// The sums of all parts, and what follows from them; backward then finds them in a->sums.
+template <class T>
+iso_status join_into(iso__cuda *cuda, backward_args<T> *a, const iso__cuda_norm_backward *b) {
+    backward_args<T> joining = *a;
+    joining.shape = iso__norm_joining(a->shape);
+    joining.out = b->numbers;
+    a->sums = b->numbers;
+    a->dw = a->db = nullptr, a->out = nullptr;
+    return iso__norm_submit(cuda, join_sums<T>, 1, joining);
+}
+
+template <class T> iso_status backward_of(iso__cuda *cuda, const iso__cuda_norm_backward *b) {
+    enum { WIDTH = iso__widest<T>::width };
+    const iso__cuda_norm_shape *s = &b->shape;
+    backward_args<T> args = args_of<T>(b);
     if (!b->sums && s->parts > 1) {
-        iso_status status = iso__norm_submit(cuda, take_sums<Real>, s->parts, args);
+        iso_status status =
+            iso__norm_submit_widest(cuda, take_sums<T, 1, 1>, take_sums<T, WIDTH, 1>,
+                                    take_sums<T, WIDTH, WIDTH>, s->parts, args);
+        if (status == ISO_OK && iso__norm_is_joined(*s)) status = join_into(cuda, &args, b);
         if (status < 0) return status;
     }
-    return iso__norm_submit(cuda, gradient_parts<Real>, b->dx ? s->parts : 1, args);
+    if (!args.sums)
+        return iso__norm_submit_widest(
+            cuda, gradient_parts<T, 1, 1, true>, gradient_parts<T, WIDTH, 1, true>,
+            gradient_parts<T, WIDTH, WIDTH, true>, b->dx ? s->parts : 1, args);
+    if (!b->dx) return ISO_OK;
+    args.shape = iso__norm_finer(*s);
+    return iso__norm_submit_widest(cuda, gradient_parts<T, 1, 1, false>,
+                                   gradient_parts<T, WIDTH, 1, false>,
+                                   gradient_parts<T, WIDTH, WIDTH, false>, args.shape.parts, args);
 }
 
 } // namespace
 
 iso_status iso__cuda_norm_backward_launch(iso__cuda *cuda, const iso__cuda_norm_backward *args) {
+    if (args->shape.dtype == ISO_BF16) return backward_of<iso__bf16>(cuda, args);
     if (args->shape.dtype == ISO_F64) return backward_of<double>(cuda, args);
     return backward_of<float>(cuda, args);
 }

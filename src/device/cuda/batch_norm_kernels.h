@@ -9,19 +9,17 @@ extern "C" {
 #endif
 
 // x[rows, channels, plane], and how its work is divided: a block takes one part of the values of
-// `lanes` channels.
+// `lanes` times `owned` channels.
 typedef struct iso__cuda_norm_shape {
-    iso_dtype dtype;
+    iso_dtype dtype; // of x, y and their gradients; all else is f32 where that is bf16
     int64_t channels, plane;
     int64_t values; // of a channel
     int64_t parts, part_values;
     int lanes;
+    int width, owned; // values that a thread moves at once, and the channels these are of: 1 or all
 } iso__cuda_norm_shape;
-iso__cuda_norm_shape iso__cuda_norm_shape_of(iso_dtype dtype, int64_t rows, int64_t channels,
-                                             int64_t plane);
-// Doubles that the calls below need for the parts, and bytes of a workspace.
-int64_t iso__cuda_norm_part_count(const iso__cuda_norm_shape *shape);
-size_t iso__cuda_norm_workspace(const iso__cuda_norm_shape *shape);
+enum { ISO__NORM_LANES = 32 }; // at most
+enum { ISO__NORM_ROWS = 5 };   // of a workspace: numbers of each channel
 
 // to[i] = from[i], of which the host's memory is free again when the call returns.
 iso_status iso__cuda_norm_upload(iso__cuda *cuda, int64_t count, const double *from, double *to);
@@ -35,7 +33,7 @@ typedef struct iso__cuda_norm_forward {
     const void *x, *weight, *bias;    // weight, bias may be NULL
     void *running_mean, *running_var; // may be NULL where batch is set
     void *workspace, *y;
-    double *parts;
+    double *parts, *numbers; // scratch: of the parts; two of each channel
 } iso__cuda_norm_forward;
 iso_status iso__cuda_norm_forward_launch(iso__cuda *cuda, const iso__cuda_norm_forward *args);
 
@@ -47,8 +45,8 @@ typedef struct iso__cuda_norm_backward {
     const void *x, *dy, *workspace;
     void *dw, *db, *dx; // may be NULL
     bool accumulate_w, accumulate_b;
-    double *out; // where the sums go; NULL: nowhere
-    double *parts;
+    double *out;             // where the sums go; NULL: nowhere
+    double *parts, *numbers; // scratch, as forward's; numbers may be out
 } iso__cuda_norm_backward;
 iso_status iso__cuda_norm_backward_launch(iso__cuda *cuda, const iso__cuda_norm_backward *args);
 

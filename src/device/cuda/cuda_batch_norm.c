@@ -2,18 +2,81 @@
 #include "device/cuda/batch_norm_kernels.h"
 #include "device/cuda/cuda_impl.h"
 
+// ---- How work is divided ------------------------------------------------------------------------
+
+enum {
+    SMALL_PLANE = 8, // elements: one sector of memory
+    PART_VALUES = 4096,
+    BLOCKS = 1024, // fill any GPU
+    MAX_PARTS = 256,
+    // Where a thread has several channels:
+    PART_VECTORS = 1024, // of 16 bytes
+    WIDE_BLOCKS = 264,   // two for each processor of a large GPU
+    MIN_LANES = 4        // whose vectors are 64 bytes of memory
+};
+
+static int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// One part where there would be but a few: one launch takes less time than several.
+static void divide(iso__cuda_norm_shape *s, int64_t parts, int64_t few) {
+    if (parts <= few) return;
+    s->part_values = divide_up(s->values, parts);
+    // Planes of f32 and f64 are summed one by one, whatever their size is.
+    if (s->dtype == ISO_BF16 && s->owned == 1)
+        s->part_values = divide_up(s->part_values, s->width) * s->width;
+    s->parts = divide_up(s->values, s->part_values);
+}
+
+static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+// As many lanes as there are vectors of channels, or so many that none is left over.
+static void divide_channels(iso__cuda_norm_shape *s) {
+    int64_t vectors = s->channels / s->width;
+    s->owned = s->width;
+    while (s->lanes < ISO__NORM_LANES && vectors % (2 * s->lanes) == 0) s->lanes *= 2;
+    while (s->lanes < MIN_LANES && s->lanes < vectors) s->lanes *= 2;
+    int64_t wanted = divide_up(WIDE_BLOCKS, divide_up(vectors, s->lanes));
+    divide(s, least(divide_up(s->values * s->lanes, PART_VECTORS), wanted), 4);
+}
+
+static void divide_planes(iso__cuda_norm_shape *s) {
+    while (s->plane < SMALL_PLANE && s->lanes < ISO__NORM_LANES && s->lanes < s->channels)
+        s->lanes *= 2;
+    if (s->plane < SMALL_PLANE || s->plane % s->width != 0) s->width = 1;
+    int64_t wanted = divide_up(BLOCKS, divide_up(s->channels, s->lanes));
+    int64_t parts = divide_up(s->values * s->lanes, PART_VALUES);
+    divide(s, least(least(parts, wanted), MAX_PARTS), 2);
+}
+
+// What is logical and not bf16 goes by planes, also where these are single pixels: its sums are
+// always in the same order.
 static iso__cuda_norm_shape shape_of(const iso_tensor *x) {
     int64_t plane = 1;
     for (int i = 2; i < x->ndim; i++) plane *= x->shape[i];
-    return iso__cuda_norm_shape_of(x->dtype, x->shape[0], x->shape[1], plane);
+    iso__cuda_norm_shape s = {.dtype = x->dtype,
+                              .channels = x->shape[1],
+                              .plane = plane,
+                              .values = x->shape[0] * plane,
+                              .parts = 1,
+                              .part_values = x->shape[0] * plane,
+                              .lanes = 1,
+                              .width = 16 / (int)iso_dtype_size(x->dtype),
+                              .owned = 1};
+    if (s.dtype == ISO_BF16 && plane == 1 && s.channels % s.width == 0)
+        divide_channels(&s);
+    else
+        divide_planes(&s);
+    return s;
 }
+
+// ---- Scratch memory -----------------------------------------------------------------------------
 
 static void *data_of(const iso_tensor *t) { return t ? t->data : NULL; }
 
 // Scratch memory: two numbers of each channel, and those of the parts.
 static iso_status make_room(iso__cuda *cuda, const iso__cuda_norm_shape *shape, double **numbers,
                             double **parts) {
-    int64_t count = 2 * shape->channels + iso__cuda_norm_part_count(shape);
+    int64_t count = 2 * shape->channels * (1 + shape->parts);
     void *memory;
     ISO_TRY(iso__cuda_scratch(cuda, (size_t)count * sizeof(double), &memory));
     *numbers = memory;
@@ -37,16 +100,17 @@ static iso_status download(iso__cuda *cuda, const iso__cuda_norm_shape *shape, c
     return ISO_OK;
 }
 
+// ---- Slots --------------------------------------------------------------------------------------
+
 static size_t batch_norm_workspace(iso_device *self, const iso_tensor *x) {
     (void)self;
-    iso__cuda_norm_shape shape = shape_of(x);
-    return iso__cuda_norm_workspace(&shape);
+    size_t real = x->dtype == ISO_F64 ? sizeof(double) : sizeof(float);
+    return (size_t)(ISO__NORM_ROWS * x->shape[1]) * real;
 }
 
 static iso_status batch_norm_forward(iso_device *self, const iso__batch_norm_args *args,
                                      const iso_tensor *x, iso_tensor *y, void *workspace) {
     iso__cuda *cuda = iso__cuda_of(self);
-    double *numbers = NULL;
     iso__cuda_norm_forward forward = {.shape = shape_of(x),
                                       .eps = args->eps,
                                       .factor = args->factor,
@@ -60,8 +124,8 @@ static iso_status batch_norm_forward(iso_device *self, const iso__batch_norm_arg
                                       .running_var = data_of(args->running_var),
                                       .workspace = workspace,
                                       .y = y->data};
-    ISO_TRY(make_room(cuda, &forward.shape, &numbers, &forward.parts));
-    ISO_TRY(upload(cuda, &forward.shape, args->batch ? args->moments : NULL, numbers,
+    ISO_TRY(make_room(cuda, &forward.shape, &forward.numbers, &forward.parts));
+    ISO_TRY(upload(cuda, &forward.shape, args->batch ? args->moments : NULL, forward.numbers,
                    &forward.moments));
     return iso__cuda_norm_forward_launch(cuda, &forward);
 }
@@ -91,12 +155,11 @@ static iso_status batch_norm_backward(iso_device *self, const iso__batch_norm_ar
                                       iso_tensor *dw, bool accumulate_w, iso_tensor *db,
                                       bool accumulate_b, iso_tensor *dx) {
     iso__cuda *cuda = iso__cuda_of(self);
-    double *numbers = NULL;
     iso__cuda_norm_backward backward = backward_of(args, x, dy, workspace);
     backward.dx = data_of(dx);
     if (!args->sums) set_targets(&backward, dw, accumulate_w, db, accumulate_b);
-    ISO_TRY(make_room(cuda, &backward.shape, &numbers, &backward.parts));
-    ISO_TRY(upload(cuda, &backward.shape, args->sums, numbers, &backward.sums));
+    ISO_TRY(make_room(cuda, &backward.shape, &backward.numbers, &backward.parts));
+    ISO_TRY(upload(cuda, &backward.shape, args->sums, backward.numbers, &backward.sums));
     return iso__cuda_norm_backward_launch(cuda, &backward);
 }
 
@@ -116,13 +179,12 @@ static iso_status batch_norm_sums(iso_device *self, const iso__batch_norm_args *
                                   iso_tensor *dw, bool accumulate_w, iso_tensor *db,
                                   bool accumulate_b, double *sums) {
     iso__cuda *cuda = iso__cuda_of(self);
-    double *numbers = NULL;
     iso__cuda_norm_backward backward = backward_of(args, x, dy, workspace);
     set_targets(&backward, dw, accumulate_w, db, accumulate_b);
-    ISO_TRY(make_room(cuda, &backward.shape, &numbers, &backward.parts));
-    backward.out = numbers;
+    ISO_TRY(make_room(cuda, &backward.shape, &backward.numbers, &backward.parts));
+    backward.out = backward.numbers;
     ISO_TRY(iso__cuda_norm_backward_launch(cuda, &backward));
-    return download(cuda, &backward.shape, numbers, sums);
+    return download(cuda, &backward.shape, backward.numbers, sums);
 }
 
 void iso__cuda_fill_batch_norm(iso_kernel_ops *ops) {

@@ -14,10 +14,10 @@ typedef struct iso__cuda_pool_axis {
     int64_t kernel, stride, padding; // kernel 0: windows for an output of the given size
 } iso__cuda_pool_axis;
 
-// x[planes, y.in, x.in], y[planes, y.out, x.out].
+// x[planes, y.in, x.in, beside], y[planes, y.out, x.out, beside].
 typedef struct iso__cuda_pool_shape {
     iso_dtype dtype;
-    int64_t planes;
+    int64_t planes, beside; // beside: channels of an image that is channels last; 1: it is not
     iso__cuda_pool_axis y, x;
 } iso__cuda_pool_shape;
 

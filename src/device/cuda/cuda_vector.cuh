@@ -1,0 +1,36 @@
+// What .cu files share: neighbouring elements that are moved in one access where memory is aligned
+// to that, whatever they are stored as.
+#ifndef ISO_CUDA_VECTOR_CUH
+#define ISO_CUDA_VECTOR_CUH
+
+#include "device/cuda/cuda_types.cuh"
+
+template <class T, int N> struct alignas(N * sizeof(T)) iso__vector { T at[N]; };
+
+// So many make 16 bytes, the widest access there is.
+template <class T> struct iso__widest {
+    enum { width = 16 / sizeof(T) };
+};
+
+template <class T, int N> __host__ __device__ inline bool iso__holds_vectors(const void *memory) {
+    return (uintptr_t)memory % sizeof(iso__vector<T, N>) == 0;
+}
+
+template <class T, int N>
+__device__ inline iso__vector<T, N> iso__load_vector(const T *from, bool aligned) {
+    iso__vector<T, N> x;
+    if (aligned) return *(const iso__vector<T, N> *)from;
+    for (int i = 0; i < N; i++) x.at[i] = from[i];
+    return x;
+}
+
+template <class T, int N>
+__device__ inline void iso__store_vector(T *to, const iso__vector<T, N> &x, bool aligned) {
+    if (aligned) {
+        *(iso__vector<T, N> *)to = x;
+        return;
+    }
+    for (int i = 0; i < N; i++) to[i] = x.at[i];
+}
+
+#endif
