@@ -1,4 +1,4 @@
-// Batch normalisation on a GPU in bf16, against the double-precision oracle.
+// Batch normalisation on a GPU in bf16 and channels last, against the double-precision oracle.
 #include "common/balance.h"
 #include "common/oracle_norm.h"
 #include "gpu/stored_fixture.h"
@@ -11,7 +11,10 @@ TestSuite(cuda_norm_types, .timeout = 300, .fini = balance_check);
 // What f32 makes of sums and products; rounding to bf16 comes on top.
 #define TOLERANCE 1e-5
 
-static const storing ways[] = {{ISO_BF16, false, 0}, {ISO_F32, false, 1}, {ISO_BF16, false, 1}};
+static const storing ways[] = {
+    {ISO_F32, true, 0},  {ISO_F64, true, 0},   {ISO_BF16, false, 0}, {ISO_BF16, true, 0},
+    {ISO_F32, false, 1}, {ISO_BF16, false, 1}, {ISO_BF16, true, 1},  {ISO_F32, true, 2},
+};
 
 typedef struct norm_shape {
     int ndim;

@@ -1,4 +1,4 @@
-// Pooling on a GPU in bf16, against the double-precision oracle.
+// Pooling on a GPU in bf16 and channels last, against the double-precision oracle.
 #include "common/balance.h"
 #include "common/oracle.h"
 #include "gpu/stored_fixture.h"
@@ -8,7 +8,10 @@
 
 TestSuite(cuda_pool_types, .timeout = 300, .fini = balance_check);
 
-static const storing ways[] = {{ISO_BF16, false, 0}, {ISO_F32, false, 1}, {ISO_BF16, false, 1}};
+static const storing ways[] = {
+    {ISO_F32, true, 0},  {ISO_F64, true, 0},   {ISO_BF16, false, 0}, {ISO_BF16, true, 0},
+    {ISO_F32, false, 1}, {ISO_BF16, false, 1}, {ISO_BF16, true, 1},  {ISO_F32, true, 2},
+};
 
 static const int64_t shapes[][4] = {
     {2, 1, 7, 9},  {3, 3, 5, 6},  {1, 5, 8, 8},   {2, 8, 7, 5},

@@ -55,14 +55,15 @@ static iso__cuda_norm_shape shape_of(const iso_tensor *x) {
     for (int i = 2; i < x->ndim; i++) plane *= x->shape[i];
     iso__cuda_norm_shape s = {.dtype = x->dtype,
                               .channels = x->shape[1],
-                              .plane = plane,
+                              .plane = iso__cuda_channels_last(x) ? 1 : plane,
                               .values = x->shape[0] * plane,
                               .parts = 1,
                               .part_values = x->shape[0] * plane,
                               .lanes = 1,
                               .width = 16 / (int)iso_dtype_size(x->dtype),
                               .owned = 1};
-    if (s.dtype == ISO_BF16 && plane == 1 && s.channels % s.width == 0)
+    bool beside = iso__cuda_channels_last(x) || (s.dtype == ISO_BF16 && plane == 1);
+    if (beside && s.channels % s.width == 0)
         divide_channels(&s);
     else
         divide_planes(&s);

@@ -1,12 +1,14 @@
-// Pooling of the CUDA device: its slots, in terms of planes, and axes.
+// Pooling of the CUDA device: its slots, in terms of planes or images, and axes.
 #include "device/cuda/cuda_impl.h"
 #include "device/cuda/pool_kernels.h"
 
 // config NULL: windows for an output of the given size.
 static iso__cuda_pool_shape shape_of(const iso_pool2d_config *c, const iso_tensor *x,
                                      const iso_tensor *y) {
-    iso__cuda_pool_shape shape = {
-        .dtype = x->dtype, .planes = x->shape[0] * x->shape[1], .beside = 1};
+    bool last = iso__cuda_channels_last(x);
+    iso__cuda_pool_shape shape = {.dtype = x->dtype,
+                                  .planes = last ? x->shape[0] : x->shape[0] * x->shape[1],
+                                  .beside = last ? x->shape[1] : 1};
     iso__cuda_pool_axis *axis[] = {&shape.y, &shape.x};
     for (int i = 0; i < 2; i++) {
         *axis[i] = (iso__cuda_pool_axis){.in = x->shape[2 + i], .out = y->shape[2 + i]};
