@@ -46,7 +46,7 @@ __device__ iso__norm_coefficients<typename iso__real<T>::type> kept(const backwa
 // What a relu let through is seen from x as forward saw it, which saves reading y.
 template <class Real>
 __device__ Real through(bool relu, const iso__norm_coefficients<Real> &k, Real x, Real dy) {
-    return relu && !(iso__norm_output(k, x) > 0) ? 0 : dy;
+    return (int)relu & (int)!(iso__norm_output(k, x) > 0) ? 0 : dy; // without a branch
 }
 
 // N times V values of x and dy, and where they lie.
@@ -54,22 +54,22 @@ template <int N, int V, class T> struct values {
     iso__vector<T, V> x[N], dy[N];
     int64_t at[N];
 
-    __device__ void load(const backward_args<T> &a, bool aligned, iso__norm_walk *w) {
+    template <bool aligned> __device__ void load(const backward_args<T> &a, iso__norm_walk *w) {
         for (int i = 0; i < N; i++) {
             at[i] = iso__norm_next<V>(w);
-            x[i] = iso__load_vector<T, V>(a.x + at[i], aligned);
-            dy[i] = iso__load_vector<T, V>(a.dy + at[i], aligned);
+            x[i] = iso__load_vector<aligned, T, V>(a.x + at[i]);
+            dy[i] = iso__load_vector<aligned, T, V>(a.dy + at[i]);
         }
     }
 };
 
 // Of each channel a batch at a time.
-template <int N, int V, int K, class T, class Real>
+template <bool aligned, int N, int V, int K, class T, class Real>
 __device__ void add_gradients(const backward_args<T> &a, const iso__norm_coefficients<Real> (&k)[K],
-                              bool aligned, iso__norm_walk *w, partial_sums<K> *to) {
+                              iso__norm_walk *w, partial_sums<K> *to) {
     const int count = N * V / K, size = count < ISO__NORM_BATCH ? count : (int)ISO__NORM_BATCH;
     values<N, V, T> v;
-    v.load(a, aligned, w);
+    v.template load<aligned>(a, w);
     for (int first = 0; first < count; first += size)
         for (int c = 0; c < K; c++) {
             Real sum = 0, product = 0;
@@ -85,6 +85,14 @@ __device__ void add_gradients(const backward_args<T> &a, const iso__norm_coeffic
         }
 }
 
+template <bool aligned, int V, int K, class T, class Real>
+__device__ void add_all(const backward_args<T> &a, const iso__norm_coefficients<Real> (&k)[K],
+                        iso__norm_walk w, partial_sums<K> *to) {
+    const int n = ISO__NORM_BATCH / (V > 1 ? 2 : 1);
+    while (w.left >= n) add_gradients<aligned, n, V>(a, k, &w, to);
+    while (w.left > 0) add_gradients<aligned, 1, V>(a, k, &w, to);
+}
+
 __device__ inline void gather(int lanes, partial_sums<1> *s) {
     s->dy[0] = iso__norm_sum(lanes, s->dy[0]);
     s->product[0] = iso__norm_sum(lanes, s->product[0]);
@@ -97,14 +105,15 @@ template <int K> __device__ void gather(int lanes, partial_sums<K> *s) {
 template <int V, int K, class T>
 __device__ partial_sums<K> sums_of_part(const backward_args<T> &a, const iso__norm_place &p,
                                         int64_t part) {
-    const int width = iso__norm_summed<T, V, K>::width, n = ISO__NORM_BATCH / (width > 1 ? 2 : 1);
-    bool aligned = iso__holds_vectors<T, width>(a.x) && iso__holds_vectors<T, width>(a.dy);
+    const int width = iso__norm_summed<T, V, K>::width;
     iso__norm_walk w = iso__norm_walk_of<width, K>(a.shape, p, part, a.shape.part_values);
     iso__norm_coefficients<typename iso__real<T>::type> k[K];
     for (int c = 0; c < K; c++) k[c] = kept(a, p.channel + c);
     partial_sums<K> s = {};
-    while (w.left >= n) add_gradients<n, width>(a, k, aligned, &w, &s);
-    while (w.left > 0) add_gradients<1, width>(a, k, aligned, &w, &s);
+    if (iso__holds_vectors<T, width>(a.x) && iso__holds_vectors<T, width>(a.dy))
+        add_all<true, width>(a, k, w, &s);
+    else
+        add_all<false, width>(a, k, w, &s);
     gather(a.shape.lanes, &s);
     for (int c = 0; c < K; c++) s.product[c] -= (double)k[c].rest * s.dy[c];
     return s;
@@ -189,11 +198,11 @@ __device__ slopes<typename iso__real<T>::type> slopes_of(const backward_args<T> 
     return both;
 }
 
-template <int N, int V, int K, class T, class Real>
+template <bool aligned, int N, int V, int K, class T, class Real>
 __device__ void gradient(const backward_args<T> &a, const iso__norm_coefficients<Real> (&k)[K],
-                         const slopes<Real> (&to)[K], bool aligned, iso__norm_walk *w) {
+                         const slopes<Real> (&to)[K], iso__norm_walk *w) {
     values<N, V, T> v;
-    v.load(a, aligned, w);
+    v.template load<aligned>(a, w);
     for (int i = 0; i < N; i++) {
         iso__vector<T, V> dx;
         for (int j = 0; j < V; j++) {
@@ -203,26 +212,35 @@ __device__ void gradient(const backward_args<T> &a, const iso__norm_coefficients
                             ((x - k[c].mean) * to[c].slope + to[c].offset),
                         &dx.at[j]);
         }
-        iso__store_vector(a.dx + v.at[i], dx, aligned);
+        iso__store_vector<aligned>(a.dx + v.at[i], dx);
     }
+}
+
+template <bool aligned, int V, int K, class T, class Real>
+__device__ void gradient_of_all(const backward_args<T> &a,
+                                const iso__norm_coefficients<Real> (&k)[K],
+                                const slopes<Real> (&to)[K], iso__norm_walk w) {
+    const int n = ISO__NORM_BATCH / (V > 1 ? 2 : 1);
+    while (w.left >= n) gradient<aligned, n, V>(a, k, to, &w);
+    while (w.left > 0) gradient<aligned, 1, V>(a, k, to, &w);
 }
 
 template <int V, int K, class T>
 __device__ void gradient_of_part(const backward_args<T> &a, const iso__norm_place &p,
                                  const slopes<typename iso__real<T>::type> *shared) {
     typedef typename iso__real<T>::type Real;
-    const int n = ISO__NORM_BATCH / (V > 1 ? 2 : 1);
     iso__norm_coefficients<Real> k[K];
     slopes<Real> to[K];
     for (int c = 0; c < K; c++) {
         k[c] = kept(a, p.channel + c);
         to[c] = shared[p.lane * K + c];
     }
-    bool aligned = iso__holds_vectors<T, V>(a.x) && iso__holds_vectors<T, V>(a.dy) &&
-                   iso__holds_vectors<T, V>(a.dx);
     iso__norm_walk w = iso__norm_free_walk<V, K>(a.shape, p, blockIdx.y);
-    while (w.left >= n) gradient<n, V>(a, k, to, aligned, &w);
-    while (w.left > 0) gradient<1, V>(a, k, to, aligned, &w);
+    if (iso__holds_vectors<T, V>(a.x) && iso__holds_vectors<T, V>(a.dy) &&
+        iso__holds_vectors<T, V>(a.dx))
+        gradient_of_all<true, V>(a, k, to, w);
+    else
+        gradient_of_all<false, V>(a, k, to, w);
 }
 
 // own: sums are not at hand yet.

@@ -119,21 +119,29 @@ __device__ void find_statistics(const forward_args<T> &a, const iso__norm_place 
 
 // ---- Forward ------------------------------------------------------------------------------------
 
-template <int N, int V, int K, class T, class Real>
+template <bool aligned, int N, int V, int K, class T, class Real>
 __device__ void normalise(const forward_args<T> &a, const iso__norm_coefficients<Real> (&k)[K],
-                          bool aligned, iso__norm_walk *w) {
+                          iso__norm_walk *w) {
     int64_t at[N];
     iso__vector<T, V> x[N];
     for (int i = 0; i < N; i++)
-        x[i] = iso__load_vector<T, V>(a.x + (at[i] = iso__norm_next<V>(w)), aligned);
+        x[i] = iso__load_vector<aligned, T, V>(a.x + (at[i] = iso__norm_next<V>(w)));
     for (int i = 0; i < N; i++) {
         iso__vector<T, V> to;
         for (int v = 0; v < V; v++) {
             Real y = iso__norm_output(k[v % K], iso__widen(x[i].at[v]));
             iso__narrow(a.relu && y < 0 ? 0 : y, &to.at[v]); // a NaN stays one
         }
-        iso__store_vector(a.y + at[i], to, aligned);
+        iso__store_vector<aligned>(a.y + at[i], to);
     }
+}
+
+template <bool aligned, int V, int K, class T, class Real>
+__device__ void normalise_all(const forward_args<T> &a, const iso__norm_coefficients<Real> (&k)[K],
+                              iso__norm_walk w) {
+    const int n = ISO__NORM_BATCH / (V > 1 ? 2 : 1);
+    while (w.left >= n) normalise<aligned, n, V>(a, k, &w);
+    while (w.left > 0) normalise<aligned, 1, V>(a, k, &w);
 }
 
 // own: statistics of the batch are not at hand yet.
@@ -156,11 +164,11 @@ template <class T, int V, int K, bool own> __global__ void normalise_parts(forwa
     __syncthreads();
     coefficients k[K];
     for (int c = 0; c < K; c++) k[c] = shared[p.lane * K + c];
-    const int n = V > 1 ? ISO__NORM_BATCH / 2 : ISO__NORM_BATCH;
-    bool aligned = iso__holds_vectors<T, V>(a.x) && iso__holds_vectors<T, V>(a.y);
     iso__norm_walk w = iso__norm_free_walk<V, K>(a.shape, p, blockIdx.y);
-    while (w.left >= n) normalise<n, V>(a, k, aligned, &w);
-    while (w.left > 0) normalise<1, V>(a, k, aligned, &w);
+    if (iso__holds_vectors<T, V>(a.x) && iso__holds_vectors<T, V>(a.y))
+        normalise_all<true, V>(a, k, w);
+    else
+        normalise_all<false, V>(a, k, w);
 }
 
 // ---- Launchers ----------------------------------------------------------------------------------

@@ -43,12 +43,11 @@ __device__ inline void iso__norm_add_batch(const Real (&v)[N], int c, double sha
 }
 
 // Adds the N times V values that the walk comes to next.
-template <int N, int V, int K, class T>
-__device__ void iso__norm_add_values(const T *x, bool aligned, iso__norm_walk *w,
-                                     iso__norm_moments<K> *m) {
+template <bool aligned, int N, int V, int K, class T>
+__device__ void iso__norm_add_values(const T *x, iso__norm_walk *w, iso__norm_moments<K> *m) {
     const int values = N * V / K, size = values < ISO__NORM_BATCH ? values : (int)ISO__NORM_BATCH;
     iso__vector<T, V> v[N];
-    for (int k = 0; k < N; k++) v[k] = iso__load_vector<T, V>(x + iso__norm_next<V>(w), aligned);
+    for (int k = 0; k < N; k++) v[k] = iso__load_vector<aligned, T, V>(x + iso__norm_next<V>(w));
     for (int first = 0; first < values; first += size) {
         double share = size / (m->count + size);
         for (int c = 0; c < K; c++) {
@@ -61,6 +60,13 @@ __device__ void iso__norm_add_values(const T *x, bool aligned, iso__norm_walk *w
         }
         m->count += size;
     }
+}
+
+template <bool aligned, int V, int K, class T>
+__device__ void iso__norm_add_all(const T *x, iso__norm_walk w, iso__norm_moments<K> *m) {
+    const int n = ISO__NORM_BATCH / (V > K ? 2 : 1);
+    while (w.left >= n) iso__norm_add_values<aligned, n, V>(x, &w, m);
+    while (w.left > 0) iso__norm_add_values<aligned, 1, V>(x, &w, m);
 }
 
 // Those of all threads of a channel, in the first of them; the distances from one of their means
@@ -91,12 +97,13 @@ template <int V, int K, class T>
 __device__ iso__norm_moments<K> iso__norm_moments_of_part(const iso__cuda_norm_shape &s,
                                                           const iso__norm_place &p, int64_t part,
                                                           const T *x) {
-    const int width = iso__norm_summed<T, V, K>::width, n = ISO__NORM_BATCH / (width > K ? 2 : 1);
-    bool aligned = iso__holds_vectors<T, width>(x);
+    const int width = iso__norm_summed<T, V, K>::width;
     iso__norm_walk w = iso__norm_walk_of<width, K>(s, p, part, s.part_values);
     iso__norm_moments<K> m = {};
-    while (w.left >= n) iso__norm_add_values<n, width>(x, aligned, &w, &m);
-    while (w.left > 0) iso__norm_add_values<1, width>(x, aligned, &w, &m);
+    if (iso__holds_vectors<T, width>(x))
+        iso__norm_add_all<true, width>(x, w, &m);
+    else
+        iso__norm_add_all<false, width>(x, w, &m);
     iso__norm_join(s.lanes, p, &m);
     iso__norm_clip(&m);
     return m;

@@ -13,24 +13,23 @@ template <class T> struct iso__widest {
 };
 
 template <class T, int N> __host__ __device__ inline bool iso__holds_vectors(const void *memory) {
-    return (uintptr_t)memory % sizeof(iso__vector<T, N>) == 0;
+    return N == 1 || (uintptr_t)memory % sizeof(iso__vector<T, N>) == 0;
 }
 
-template <class T, int N>
-__device__ inline iso__vector<T, N> iso__load_vector(const T *from, bool aligned) {
+// aligned: known when this is compiled, as a branch about each access would keep several from being
+// under way at once.
+template <bool aligned, class T, int N>
+__device__ inline iso__vector<T, N> iso__load_vector(const T *from) {
     iso__vector<T, N> x;
-    if (aligned) return *(const iso__vector<T, N> *)from;
-    for (int i = 0; i < N; i++) x.at[i] = from[i];
+    if (aligned) x = *(const iso__vector<T, N> *)from;
+    for (int i = 0; !aligned && i < N; i++) x.at[i] = from[i];
     return x;
 }
 
-template <class T, int N>
-__device__ inline void iso__store_vector(T *to, const iso__vector<T, N> &x, bool aligned) {
-    if (aligned) {
-        *(iso__vector<T, N> *)to = x;
-        return;
-    }
-    for (int i = 0; i < N; i++) to[i] = x.at[i];
+template <bool aligned, class T, int N>
+__device__ inline void iso__store_vector(T *to, const iso__vector<T, N> &x) {
+    if (aligned) *(iso__vector<T, N> *)to = x;
+    for (int i = 0; !aligned && i < N; i++) to[i] = x.at[i];
 }
 
 #endif
