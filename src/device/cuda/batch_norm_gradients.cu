@@ -90,6 +90,7 @@ __device__ void add_all(const backward_args<T> &a, const iso__norm_coefficients<
                         iso__norm_walk w, partial_sums<K> *to) {
     const int n = ISO__NORM_BATCH / (V > 1 ? 2 : 1);
     while (w.left >= n) add_gradients<aligned, n, V>(a, k, &w, to);
+    if (V > 1 && w.left >= n / 2) add_gradients<aligned, n / 2, V>(a, k, &w, to);
     while (w.left > 0) add_gradients<aligned, 1, V>(a, k, &w, to);
 }
 
@@ -222,6 +223,7 @@ __device__ void gradient_of_all(const backward_args<T> &a,
                                 const slopes<Real> (&to)[K], iso__norm_walk w) {
     const int n = ISO__NORM_BATCH / (V > 1 ? 2 : 1);
     while (w.left >= n) gradient<aligned, n, V>(a, k, to, &w);
+    if (w.left >= n / 2) gradient<aligned, n / 2, V>(a, k, to, &w);
     while (w.left > 0) gradient<aligned, 1, V>(a, k, to, &w);
 }
 

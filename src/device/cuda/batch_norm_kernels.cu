@@ -141,6 +141,7 @@ __device__ void normalise_all(const forward_args<T> &a, const iso__norm_coeffici
                               iso__norm_walk w) {
     const int n = ISO__NORM_BATCH / (V > 1 ? 2 : 1);
     while (w.left >= n) normalise<aligned, n, V>(a, k, &w);
+    if (w.left >= n / 2) normalise<aligned, n / 2, V>(a, k, &w);
     while (w.left > 0) normalise<aligned, 1, V>(a, k, &w);
 }
 

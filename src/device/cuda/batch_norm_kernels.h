@@ -18,8 +18,11 @@ typedef struct iso__cuda_norm_shape {
     int lanes;
     int width, owned; // values that a thread moves at once, and the channels these are of: 1 or all
 } iso__cuda_norm_shape;
-enum { ISO__NORM_LANES = 32 }; // at most
-enum { ISO__NORM_ROWS = 5 };   // of a workspace: numbers of each channel
+enum {
+    ISO__NORM_LANES = 32, // at most
+    ISO__NORM_BATCH = 8,  // values of a channel that a thread adds up before it goes on in f64
+    ISO__NORM_ROWS = 5    // of a workspace: numbers of each channel
+};
 
 // to[i] = from[i], of which the host's memory is free again when the call returns.
 iso_status iso__cuda_norm_upload(iso__cuda *cuda, int64_t count, const double *from, double *to);

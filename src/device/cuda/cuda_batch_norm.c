@@ -21,6 +21,10 @@ static int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 static void divide(iso__cuda_norm_shape *s, int64_t parts, int64_t few) {
     if (parts <= few) return;
     s->part_values = divide_up(s->values, parts);
+    // Threads that have many values get whole batches, where that makes parts little larger.
+    int64_t batches = ISO_CUDA_BLOCK / s->lanes * ISO__NORM_BATCH;
+    if (s->owned > 1 && s->part_values >= 4 * batches)
+        s->part_values = divide_up(s->part_values, batches) * batches;
     // Planes of f32 and f64 are summed one by one, whatever their size is.
     if (s->dtype == ISO_BF16 && s->owned == 1)
         s->part_values = divide_up(s->part_values, s->width) * s->width;

@@ -11,10 +11,7 @@
 
 #include <math.h>
 
-enum {
-    ISO__NORM_BATCH = 8,       // values that a thread adds up before it goes on in f64
-    ISO__NORM_JOINED_LANES = 4 // whose doubles of a part make a sector of memory
-};
+enum { ISO__NORM_JOINED_LANES = 4 }; // whose doubles of a part make a sector of memory
 
 // ---- Where a thread works -----------------------------------------------------------------------
 

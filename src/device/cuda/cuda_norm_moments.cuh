@@ -66,6 +66,8 @@ template <bool aligned, int V, int K, class T>
 __device__ void iso__norm_add_all(const T *x, iso__norm_walk w, iso__norm_moments<K> *m) {
     const int n = ISO__NORM_BATCH / (V > K ? 2 : 1);
     while (w.left >= n) iso__norm_add_values<aligned, n, V>(x, &w, m);
+    if (V > 1 && w.left >= n / 2) iso__norm_add_values<aligned, n / 2, V>(x, &w, m);
+    if (V > 1 && w.left >= n / 4) iso__norm_add_values<aligned, n / 4, V>(x, &w, m);
     while (w.left > 0) iso__norm_add_values<aligned, 1, V>(x, &w, m);
 }
 
