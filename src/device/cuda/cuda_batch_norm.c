@@ -39,8 +39,8 @@ static void divide_channels(iso__cuda_norm_shape *s) {
     s->owned = s->width;
     while (s->lanes < ISO__NORM_LANES && vectors % (2 * s->lanes) == 0) s->lanes *= 2;
     while (s->lanes < MIN_LANES && s->lanes < vectors) s->lanes *= 2;
-    int64_t wanted = divide_up(WIDE_BLOCKS, divide_up(vectors, s->lanes));
-    divide(s, least(divide_up(s->values * s->lanes, PART_VECTORS), wanted), 4);
+    int64_t most = WIDE_BLOCKS / divide_up(vectors, s->lanes); // more would wait for the others
+    divide(s, least(divide_up(s->values * s->lanes, PART_VECTORS), most), 4);
 }
 
 static void divide_planes(iso__cuda_norm_shape *s) {
