@@ -13,7 +13,8 @@ extern "C" {
 typedef struct iso_device
     iso_device; // shared: create gives one reference, retain adds, destroy drops
 
-// Element types. Layers compute in f32 or f64; bf16 and f16 travel between nodes; i64 counts.
+// Element types. Layers compute in f32 or f64, on GPUs also with activations of bf16; bf16 and f16
+// travel between nodes; i64 counts.
 typedef enum iso_dtype { ISO_F32, ISO_F64, ISO_BF16, ISO_F16, ISO_I64, ISO_DTYPE_COUNT } iso_dtype;
 
 // Bytes of one element; "f32", "f64", "bf16", "f16", "i64"; the reverse (ISO_ERR_ARG with the list

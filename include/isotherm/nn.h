@@ -141,6 +141,9 @@ typedef struct iso_module_ops {
     bool fuses_relu;
     bool awaits_pieces; // forward waits itself for parameters that are updated in pieces
     bool relu_commutes; // a relu before it may be applied behind it: to a maximum, for less work
+    // Forward and backward handle activations of bf16 (iso_autocast_create_take) beside parameters
+    // of f32, a container by handing them on. Others are refused such input.
+    bool takes_bf16;
 } iso_module_ops;
 
 // Hooks that a wrapper puts on a module. Any may be NULL.
@@ -159,6 +162,7 @@ struct iso_module {
     iso_device *device;
     const char *name; // last part of its name in its first container; "" for a root
     iso_dtype dtype;  // of its parameters and buffers; without any, of its latest input
+    iso_dtype activations; // type of the input of the call that runs: dtype, or bf16 beside f32
     bool training;    // true at creation
     int references;
     int parameter_count, buffer_count, child_count;
@@ -188,8 +192,8 @@ iso_status iso_module_add_buffer(iso_module *module, const char *name, iso_dtype
 // Takes one reference of child, on failure too. ISO_ERR_ARG for an empty name, a '.', a name used
 // already, a child on another device, or one that contains module.
 iso_status iso_module_add_child_take(iso_module *module, const char *name, iso_module *child);
-// Creates *slot on first use (on the module's device, of the module's type), then gives it this
-// shape and layout.
+// Creates *slot on first use (on the module's device, of the type of the call's input), then gives
+// it this shape and layout.
 iso_status iso_call_tensor(iso_module *module, iso_tensor **slot, int ndim, const int64_t *shape,
                            iso_layout layout);
 
@@ -283,6 +287,7 @@ iso_status iso_dropout_create(iso_device *device, double p, iso_rng *rng, iso_mo
 iso_status iso_dropout2d_create(iso_device *device, double p, iso_rng *rng, iso_module **out);
 // Gives its input in another element type, and gradients back in the input's: between a layer of
 // f32 and one of f64.
+// To bf16: the layers behind it then take and give bf16, see iso_autocast_create_take.
 iso_status iso_cast_create(iso_device *device, iso_dtype dtype, iso_module **out);
 // Over the last dimension of [N, K].
 iso_status iso_log_softmax_create(iso_device *device, iso_module **out);
@@ -330,6 +335,15 @@ iso_status iso_sequential_add_take(iso_module *sequential, const char *name, iso
 // ISO_ERR_SHAPE in forward when the two do not have the same shape.
 iso_status iso_residual_create_take(iso_device *device, iso_module *body, iso_module *shortcut,
                                     bool relu, iso_module **out);
+
+// Mixed precision (torch.autocast): hands its input on to module in bf16, the only dtype, and gives
+// what module makes of it in the input's type, so that losses stay f32; gradients likewise. In
+// between, activations and their gradients are bf16: layers round what they give, and linear layers
+// and convolutions round their weights and biases, for each forward. Parameters, their gradients,
+// what optimizers keep, statistics and sums stay f32. module is of f32, and its parameters keep
+// their names. Takes one reference of module, on failure too. ISO_ERR_UNSUPPORTED where the device
+// has no kernels for bf16 (the CPU).
+iso_status iso_autocast_create_take(iso_module *module, iso_dtype dtype, iso_module **out);
 
 typedef enum iso_layer_kind {
     ISO_LINEAR,

@@ -53,7 +53,8 @@ iso_status iso_tensor_map(iso_tensor *tensor, iso_access access, void **out);
 iso_status iso_tensor_unmap(iso_tensor *tensor);
 
 // Local. Every element = value; copy between tensors of one shape, converting layouts, or between
-// f32 and f64 (ISO_ERR_UNSUPPORTED for others, and for a blocked layout then).
+// f32, f64 and, on GPUs, bf16 (rounded to nearest; ISO_ERR_UNSUPPORTED for others, and on the CPU
+// for a blocked layout then).
 iso_status iso_tensor_fill(iso_tensor *tensor, double value);
 iso_status iso_tensor_copy(const iso_tensor *from, iso_tensor *to);
 // Local. Every element of a logical f32 or f64 tensor *= factor.

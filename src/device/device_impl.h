@@ -5,10 +5,11 @@
 // type. In the table of bf16 that holds for activations, their gradients, and the weights and biases
 // of linear layers and convolutions; what is f32 there are gradients of parameters (dw, db), the
 // parameters, running values and statistics of norms. Sums and what lies between load and store are
-// f32, losses are not computed, updates see f32 alone. A 4-dimensional activation may be in either layout; gradients have the layout of the
-// activation they belong to; parameters and everything else are logical. Slots do not check shapes:
-// modules did. Nothing may be allocated and no primitive created for a combination of shapes seen
-// before.
+// f32, losses are not computed, updates see f32 alone. A 4-dimensional activation may be in either
+// layout; gradients have the layout of the activation they belong to; parameters and everything
+// else are logical, but the weight of a convolution in bf16, which has the layout of y. Slots do not
+// check shapes: modules did. Nothing may be allocated and no primitive created for a combination of
+// shapes seen before.
 #ifndef ISO_DEVICE_IMPL_H
 #define ISO_DEVICE_IMPL_H
 
@@ -123,7 +124,8 @@ typedef struct iso_device_ops {
     iso_layout (*preferred_layout)(iso_device *self, iso_dtype dtype, int ndim,
                                    const int64_t *shape);
     // Same logical contents, any combination of layouts; shapes may differ if the counts agree
-    // (flatten), and element types if both are logical (rounded to nearest).
+    // (flatten), and element types (rounded to nearest) if both are logical, and elsewhere than in
+    // host memory also if both are of one layout.
     iso_status (*copy)(iso_device *self, const iso_tensor *from, iso_tensor *to);
     // Host order <-> device, logical, whole tensor.
     iso_status (*to_host)(iso_device *self, const iso_tensor *from, void *host);

@@ -20,6 +20,7 @@ static const iso_module_ops relu_ops = {
     .type = "ReLU",
     .forward = relu_forward,
     .backward_input = relu_backward_input,
+    .takes_bf16 = true,
 };
 
 bool iso__module_is_relu(const iso_module *module) { return module->ops == &relu_ops; }
@@ -50,6 +51,7 @@ static const iso_module_ops log_softmax_ops = {
     .type = "LogSoftmax",
     .forward = log_softmax_forward,
     .backward_input = log_softmax_backward_input,
+    .takes_bf16 = true,
 };
 
 iso_status iso_log_softmax_create(iso_device *device, iso_module **out) {
@@ -78,6 +80,7 @@ static const iso_module_ops softmax_ops = {
     .type = "Softmax",
     .forward = softmax_forward,
     .backward_input = softmax_backward_input,
+    .takes_bf16 = true,
 };
 
 iso_status iso_softmax_create(iso_device *device, iso_module **out) {
@@ -112,7 +115,10 @@ static iso_status unary_backward_input(iso_module *self, iso_call *call, iso_ten
 }
 
 #define UNARY_OPS(name)                                                                            \
-    { .type = (name), .forward = unary_forward, .backward_input = unary_backward_input }
+    {                                                                                              \
+        .type = (name), .forward = unary_forward, .backward_input = unary_backward_input,          \
+        .takes_bf16 = true                                                                         \
+    }
 static const iso_module_ops tanh_ops = UNARY_OPS("Tanh");
 static const iso_module_ops sigmoid_ops = UNARY_OPS("Sigmoid");
 static const iso_module_ops gelu_ops = UNARY_OPS("GELU");

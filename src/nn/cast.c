@@ -1,54 +1,112 @@
-// The layer that changes the element type.
+// Layers that change the element type: for the layers behind them, or for those below.
 #include "nn/nn_impl.h"
+
+// Element types are converted in one layout, where the memory is the host's in the logical one.
+static iso_status as_type(iso_module *self, iso_dtype dtype, iso_tensor **slot,
+                          iso_tensor **between, iso_tensor *x, iso_tensor **out) {
+    *out = x;
+    if (x->dtype == dtype) return ISO_OK;
+    if (self->device->ops->host_memory)
+        ISO_TRY(iso__call_layout(self, between, ISO_LAYOUT_LOGICAL, x, &x));
+    ISO_TRY(iso__call_tensor_of(self, dtype, slot, x->ndim, x->shape, x->layout));
+    *out = *slot;
+    return iso_tensor_copy(x, *slot);
+}
+
+// ---- Cast ---------------------------------------------------------------------------------------
 
 typedef struct cast {
     iso_module base;
     iso_dtype dtype;
 } cast;
 
-// Element types are converted in logical layout.
-static iso_status convert(iso_module *self, const iso_tensor *from, iso_tensor **between,
-                          iso_tensor *to) {
-    if (from->layout == ISO_LAYOUT_LOGICAL || from->dtype == to->dtype)
-        return iso_tensor_copy(from, to);
-    ISO_TRY(iso__call_tensor_of(self, from->dtype, between, from->ndim, from->shape,
-                                ISO_LAYOUT_LOGICAL));
-    ISO_TRY(iso_tensor_copy(from, *between));
-    return iso_tensor_copy(*between, to);
+static iso_dtype dtype_of(const iso_module *self) {
+    return iso_container_of(self, const cast, base)->dtype;
 }
 
 static iso_status forward(iso_module *self, iso_call *call, iso_tensor *in, iso_tensor **out) {
-    iso_dtype dtype = iso_container_of(self, cast, base)->dtype;
-    *out = in;
-    if (in->dtype == dtype) return ISO_OK;
-    ISO_TRY(iso__call_tensor_of(self, dtype, &call->out, in->ndim, in->shape, ISO_LAYOUT_LOGICAL));
-    *out = call->out;
-    return convert(self, in, &call->aux[0], call->out);
+    return as_type(self, dtype_of(self), &call->out, &call->aux[0], in, out);
 }
 
 static iso_status backward_input(iso_module *self, iso_call *call, iso_tensor *grad_out,
                                  iso_tensor **grad_in) {
-    const iso_tensor *in = call->in;
-    *grad_in = grad_out;
-    if (in->dtype == grad_out->dtype) return ISO_OK;
-    ISO_TRY(iso__call_tensor_of(self, in->dtype, &call->grad_in, in->ndim, in->shape,
-                                ISO_LAYOUT_LOGICAL));
-    *grad_in = call->grad_in;
-    return convert(self, grad_out, &call->aux[1], call->grad_in);
+    return as_type(self, call->in->dtype, &call->grad_in, &call->aux[1], grad_out, grad_in);
 }
 
 static const iso_module_ops cast_ops = {
     .type = "Cast",
     .forward = forward,
     .backward_input = backward_input,
+    .takes_bf16 = true,
 };
 
 iso_status iso_cast_create(iso_device *device, iso_dtype dtype, iso_module **out) {
-    ISO_CHECK(dtype == ISO_F32 || dtype == ISO_F64, ISO_ERR_ARG,
-              "a Cast to element type %d: use f32 or f64", (int)dtype);
     iso_module *module;
+    ISO_CHECK(dtype == ISO_F32 || dtype == ISO_F64 || dtype == ISO_BF16, ISO_ERR_ARG,
+              "a Cast to element type %d: use f32 or f64, on a GPU also bf16", (int)dtype);
     ISO_TRY(iso__module_new(sizeof(cast), &cast_ops, device, &module));
+    iso_status status = iso__device_check_dtype(device, dtype);
+    if (status < 0) iso_module_destroy(&module);
+    ISO_TRY(status);
     iso_container_of(module, cast, base)->dtype = dtype;
     *out = module;
     return ISO_OK;
+}
+
+// ---- Autocast -----------------------------------------------------------------------------------
+// A call keeps the input in aux[0] and the gradient of the output in aux[1], as the child sees
+// them.
+
+static iso_status autocast_forward(iso_module *self, iso_call *call, iso_tensor *in,
+                                   iso_tensor **out) {
+    iso_tensor *x, *y;
+    ISO_TRY(as_type(self, dtype_of(self), &call->aux[0], NULL, in, &x));
+    ISO_TRY(iso_module_call(self->child[0], ISO_ACT_NONE, x, &y));
+    return as_type(self, in->dtype, &call->out, NULL, y, out);
+}
+
+// The type of what the child gave in its last call.
+static iso_dtype type_given(const iso_module *child) {
+    return child->call_depth > 0 ? child->call[child->call_depth - 1]->result->dtype : ISO_BF16;
+}
+
+static iso_status autocast_backward(iso_module *self, iso_call *call, iso_tensor *grad_out,
+                                    iso_tensor **grad_in) {
+    iso_module *child = self->child[0];
+    iso_tensor *g, *dx;
+    ISO_TRY(as_type(self, type_given(child), &call->aux[1], NULL, grad_out, &g));
+    ISO_TRY(iso_module_call_backward(child, g, grad_in ? &dx : NULL));
+    if (!grad_in) return ISO_OK;
+    return as_type(self, call->in->dtype, &call->grad_in, NULL, dx, grad_in);
+}
+
+static const iso_module_ops autocast_ops = {
+    .type = "Autocast",
+    .forward = autocast_forward,
+    .backward = autocast_backward,
+    .takes_bf16 = true,
+};
+
+static iso_status check_autocast(const iso_module *module, iso_dtype dtype) {
+    ISO_CHECK(module, ISO_ERR_ARG, "no module was given to an Autocast");
+    ISO_CHECK(dtype == ISO_BF16, ISO_ERR_ARG, "an Autocast to element type %d: use bf16",
+              (int)dtype);
+    return iso__device_check_dtype(module->device, dtype);
+}
+
+iso_status iso_autocast_create_take(iso_module *child, iso_dtype dtype, iso_module **out) {
+    iso_module *module = NULL, *taken;
+    iso_status status;
+    ISO_TRY_GOTO(check_autocast(child, dtype));
+    ISO_TRY_GOTO(iso__module_new(sizeof(cast), &autocast_ops, child->device, &module));
+    iso_container_of(module, cast, base)->dtype = dtype;
+    taken = child;
+    child = NULL;
+    ISO_TRY_GOTO(iso__module_add_wrapped_take(module, taken));
+    *out = module;
+    return ISO_OK;
+fail:
+    iso_module_destroy(&child);
+    iso_module_destroy(&module);
+    return status;
 }

@@ -5,6 +5,8 @@ typedef struct conv2d {
     iso_module base;
     iso_conv2d_config config;     // with stride, dilation and groups filled in
     iso_parameter *weight, *bias; // bias NULL: none
+    // To bf16, for the latest forward of it; else NULL. The weight has the layout of the output.
+    iso_tensor *rounded_weight, *rounded_bias;
 } conv2d;
 
 // How far the kernel reaches along an axis.
@@ -37,9 +39,10 @@ static iso_status forward(iso_module *self, iso_call *call, iso_tensor *in, iso_
     ISO_TRY(iso_call_tensor(self, &call->out, 4, shape,
                             device->ops->preferred_layout(device, in->dtype, 4, shape)));
     *out = call->out;
-    return iso__kernels(in)->conv2d_forward(device, c, in, l->weight->value,
-                                            l->bias ? l->bias->value : NULL, call->activation,
-                                            call->out);
+    iso_tensor *w, *b;
+    ISO_TRY(iso__call_value(self, l->weight, call->out->layout, &l->rounded_weight, &w));
+    ISO_TRY(iso__call_value(self, l->bias, ISO_LAYOUT_LOGICAL, &l->rounded_bias, &b));
+    return iso__kernels(in)->conv2d_forward(device, c, in, w, b, call->activation, call->out);
 }
 
 static iso_status backward_params(iso_module *self, iso_call *call, iso_tensor *grad_out) {
@@ -58,8 +61,9 @@ static iso_status backward_input(iso_module *self, iso_call *call, iso_tensor *g
     conv2d *l = iso_container_of(self, conv2d, base);
     ISO_TRY(iso_call_tensor(self, &call->grad_in, 4, call->in->shape, call->in->layout));
     *grad_in = call->grad_in;
-    return iso__kernels(call->in)->conv2d_backward_input(self->device, &l->config, grad_out,
-                                                         l->weight->value, call->grad_in);
+    const iso_tensor *w = iso__called_value(self, l->weight, l->rounded_weight);
+    return iso__kernels(call->in)->conv2d_backward_input(self->device, &l->config, grad_out, w,
+                                                         call->grad_in);
 }
 
 static void tied(iso_module *self) {
@@ -68,13 +72,21 @@ static void tied(iso_module *self) {
     if (l->bias) l->bias = self->parameter[1];
 }
 
+static void destroy(iso_module *self) {
+    conv2d *l = iso_container_of(self, conv2d, base);
+    iso_tensor_destroy(&l->rounded_weight);
+    iso_tensor_destroy(&l->rounded_bias);
+}
+
 static const iso_module_ops conv2d_ops = {
     .type = "Conv2d",
     .forward = forward,
     .backward_params = backward_params,
     .backward_input = backward_input,
     .tied = tied,
+    .destroy = destroy,
     .fuses_relu = true,
+    .takes_bf16 = true,
 };
 
 static iso_status check_config(const iso_conv2d_config *c) {

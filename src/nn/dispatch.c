@@ -15,7 +15,22 @@ iso_status iso__call_tensor_of(iso_module *module, iso_dtype dtype, iso_tensor *
 
 iso_status iso_call_tensor(iso_module *module, iso_tensor **slot, int ndim, const int64_t *shape,
                            iso_layout layout) {
-    return iso__call_tensor_of(module, module->dtype, slot, ndim, shape, layout);
+    return iso__call_tensor_of(module, module->activations, slot, ndim, shape, layout);
+}
+
+iso_status iso__call_value(iso_module *module, const iso_parameter *parameter, iso_layout layout,
+                           iso_tensor **slot, iso_tensor **out) {
+    iso_tensor *value = parameter ? parameter->value : NULL;
+    *out = value;
+    if (!value || value->dtype == module->activations) return ISO_OK;
+    ISO_TRY(iso_call_tensor(module, slot, value->ndim, value->shape, layout));
+    *out = *slot;
+    return iso_tensor_copy(value, *slot);
+}
+
+iso_tensor *iso__called_value(const iso_module *module, const iso_parameter *parameter,
+                              iso_tensor *slot) {
+    return parameter->value->dtype == module->activations ? parameter->value : slot;
 }
 
 iso_status iso__call_layout(iso_module *module, iso_tensor **slot, iso_layout layout, iso_tensor *x,
@@ -79,18 +94,38 @@ static void trace_end(const iso_module *module, const char *what, int64_t start)
 
 // ---- Forward -----------------------------------------------------------------------------------
 
+static bool has_type(const iso_module *module) {
+    return module->parameter_count > 0 || module->buffer_count > 0;
+}
+
+// bf16 may go beside parameters of f32, into layers that say so.
+static iso_status check_type(const iso_module *module, iso_dtype dtype) {
+    char label[ISO_LABEL_ROOM];
+    bool low = dtype == ISO_BF16;
+    if (low) ISO_TRY(iso__device_check_dtype(module->device, dtype));
+    ISO_CHECK(!low || module->ops->takes_bf16, ISO_ERR_TYPE,
+              "%s does not take bf16: put it between an iso_cast_create to f32 and one to bf16, or "
+              "let its table say takes_bf16",
+              iso__module_label(module, label));
+    ISO_CHECK(!has_type(module) || module->dtype == (low ? ISO_F32 : dtype), ISO_ERR_TYPE,
+              "%s is %s but got %s: see iso_module_to and iso_cast_create",
+              iso__module_label(module, label), iso_dtype_name(module->dtype),
+              iso_dtype_name(dtype));
+    return iso__device_check_dtype(module->device, dtype);
+}
+
+static void set_type(iso_module *module, iso_dtype dtype) {
+    module->activations = dtype;
+    if (!has_type(module)) module->dtype = dtype;
+}
+
 static iso_status check_input(const iso_module *module, const iso_tensor *in) {
     char label[ISO_LABEL_ROOM];
     ISO_CHECK(in, ISO_ERR_ARG, "%s got no input", iso__module_label(module, label));
     ISO_CHECK(in->device == module->device, ISO_ERR_ARG,
               "%s is on device %s but its input is on another", iso__module_label(module, label),
               iso_device_name(module->device));
-    bool typed = module->parameter_count > 0 || module->buffer_count > 0;
-    ISO_CHECK(!typed || in->dtype == module->dtype, ISO_ERR_TYPE,
-              "%s is %s but got %s: see iso_module_to and iso_cast_create",
-              iso__module_label(module, label), iso_dtype_name(module->dtype),
-              iso_dtype_name(in->dtype));
-    ISO_TRY(iso__device_check_dtype(module->device, in->dtype));
+    ISO_TRY(check_type(module, in->dtype));
     return ISO_OK;
 }
 
@@ -103,7 +138,7 @@ iso_status iso_module_call(iso_module *child, iso_activation activation, iso_ten
 
     iso_call *call = NULL;
     ISO_TRY(push_call(child, &call));
-    child->dtype = in->dtype;
+    set_type(child, in->dtype);
     call->in = in;
     call->activation = activation;
     call->result = NULL;
@@ -182,7 +217,7 @@ iso_status iso_module_call_backward(iso_module *child, iso_tensor *grad_out, iso
     ISO_CHECK(child->call_depth > 0, ISO_ERR_STATE, "backward of %s without a forward before it",
               iso__module_label(child, label));
     iso_call *call = child->call[--child->call_depth];
-    child->dtype = call->in->dtype; // a layer without parameters may have been called in both
+    set_type(child, call->in->dtype); // it may have been called in several
     ISO_TRY(accept_gradient(child, call, &grad_out));
     int64_t start = trace_start(child);
     if (child->ops->backward) {

@@ -46,6 +46,7 @@ static const iso_module_ops flatten_ops = {
     .type = "Flatten",
     .forward = forward,
     .backward_input = backward_input,
+    .takes_bf16 = true,
 };
 
 iso_status iso_flatten_create(iso_device *device, iso_module **out) {

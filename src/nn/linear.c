@@ -4,7 +4,8 @@
 typedef struct linear {
     iso_module base;
     int64_t in_features, out_features;
-    iso_parameter *weight, *bias; // bias NULL: none
+    iso_parameter *weight, *bias;              // bias NULL: none
+    iso_tensor *rounded_weight, *rounded_bias; // to bf16, for the latest forward of it; else NULL
 } linear;
 
 // ---- Forward ----------------------------------------------------------------------------------------
@@ -33,9 +34,16 @@ static iso_status forward(iso_module *self, iso_call *call, iso_tensor *in, iso_
     const iso_pieces *pieces = l->weight->pieces;
     coming c = {.arrival = {.wait = await_rows, .unit = pieces ? pieces->rows : 0},
                 .pieces = pieces};
-    return iso__kernels(call->in)->linear_forward(
-        self->device, in, l->weight->value, pieces ? &c.arrival : NULL,
-        l->bias ? l->bias->value : NULL, call->activation, call->out);
+    iso__arrival *arrival = pieces ? &c.arrival : NULL;
+    if (in->dtype == ISO_BF16) { // all rows are rounded at once
+        ISO_TRY(iso__arrival_wait(arrival, l->weight->value));
+        arrival = NULL;
+    }
+    iso_tensor *w, *b;
+    ISO_TRY(iso__call_value(self, l->weight, ISO_LAYOUT_LOGICAL, &l->rounded_weight, &w));
+    ISO_TRY(iso__call_value(self, l->bias, ISO_LAYOUT_LOGICAL, &l->rounded_bias, &b));
+    return iso__kernels(in)->linear_forward(self->device, in, w, arrival, b, call->activation,
+                                            call->out);
 }
 
 // ---- Backward ---------------------------------------------------------------------------------------
@@ -87,8 +95,8 @@ static iso_status backward_input(iso_module *self, iso_call *call, iso_tensor *g
     linear *l = iso_container_of(self, linear, base);
     ISO_TRY(iso_call_tensor(self, &call->grad_in, 2, call->in->shape, ISO_LAYOUT_LOGICAL));
     *grad_in = call->grad_in;
-    return iso__kernels(call->in)->linear_backward_input(self->device, grad_out, l->weight->value,
-                                                         call->grad_in);
+    const iso_tensor *w = iso__called_value(self, l->weight, l->rounded_weight);
+    return iso__kernels(call->in)->linear_backward_input(self->device, grad_out, w, call->grad_in);
 }
 
 // ---- Life -------------------------------------------------------------------------------------------
@@ -99,14 +107,22 @@ static void tied(iso_module *self) {
     if (l->bias) l->bias = self->parameter[1];
 }
 
+static void destroy(iso_module *self) {
+    linear *l = iso_container_of(self, linear, base);
+    iso_tensor_destroy(&l->rounded_weight);
+    iso_tensor_destroy(&l->rounded_bias);
+}
+
 static const iso_module_ops linear_ops = {
     .type = "Linear",
     .forward = forward,
     .backward_params = backward_params,
     .backward_input = backward_input,
     .tied = tied,
+    .destroy = destroy,
     .fuses_relu = true,
     .awaits_pieces = true,
+    .takes_bf16 = true,
 };
 
 iso_status iso_linear_create(iso_device *device, int64_t in_features, int64_t out_features,

@@ -57,6 +57,9 @@ iso_status iso_loss_create(iso_device *device, iso_loss_kind kind, iso_loss **ou
 static iso_status check_output(const iso_loss *loss, const iso_tensor *output) {
     ISO_CHECK(output->device == loss->device, ISO_ERR_ARG,
               "the loss is on another device than its input");
+    ISO_CHECK(output->dtype != ISO_BF16, ISO_ERR_TYPE,
+              "the loss expects f32 or f64 but got bf16: see iso_autocast_create_take and "
+              "iso_cast_create");
     return iso__device_check_dtype(loss->device, output->dtype);
 }
 

@@ -262,7 +262,7 @@ static iso_status check_free(const iso_module *module) {
 }
 
 static iso_status convert_all(iso_module *module, iso_dtype dtype) {
-    module->dtype = dtype;
+    module->dtype = module->activations = dtype;
     module->call_depth = 0; // what forwards saved is of the other type
     for (int i = 0; i < module->parameter_count; i++) {
         iso_parameter *p = module->parameter[i];

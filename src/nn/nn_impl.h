@@ -14,6 +14,13 @@ iso_status iso__module_add_wrapped_take(iso_module *wrapper, iso_module *child);
 // As iso_call_tensor, of another element type.
 iso_status iso__call_tensor_of(iso_module *module, iso_dtype dtype, iso_tensor **slot, int ndim,
                                const int64_t *shape, iso_layout layout);
+// Makes *out the value of a parameter for a call: itself, or of the type of its activations in
+// *slot. NULL for no parameter.
+iso_status iso__call_value(iso_module *module, const iso_parameter *parameter, iso_layout layout,
+                           iso_tensor **slot, iso_tensor **out);
+// What that gave, in backward.
+iso_tensor *iso__called_value(const iso_module *module, const iso_parameter *parameter,
+                              iso_tensor *slot);
 // *out is x itself where it has this layout, else a copy of it in *slot.
 iso_status iso__call_layout(iso_module *module, iso_tensor **slot, iso_layout layout, iso_tensor *x,
                             iso_tensor **out);

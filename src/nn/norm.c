@@ -93,7 +93,7 @@ static iso_status batch_norm_forward(iso_module *self, iso_call *call, iso_tenso
     ISO_TRY(check_input(l, in, args.batch && !shares));
     const iso_kernel_ops *kernels = iso__kernels(in);
     int64_t room = (int64_t)(kernels->batch_norm_workspace(self->device, in) / sizeof(float)) + 1;
-    ISO_TRY(iso_call_tensor(self, &call->aux[0], 1, &room, ISO_LAYOUT_LOGICAL));
+    ISO_TRY(iso__call_tensor_of(self, ISO_F32, &call->aux[0], 1, &room, ISO_LAYOUT_LOGICAL));
     ISO_TRY(iso_call_tensor(self, &call->out, in->ndim, in->shape, in->layout));
     if (shares) ISO_TRY(exchanged(l, iso__norm_sync_moments(&l->sync, in, &args)));
     if (call->number > 0) ISO_TRY(count_batch(l, &args.factor));
@@ -146,6 +146,7 @@ static const iso_module_ops batch_norm1d_ops = {
     .tied = batch_norm_tied,
     .destroy = batch_norm_destroy,
     .fuses_relu = true,
+    .takes_bf16 = true,
 };
 static const iso_module_ops batch_norm2d_ops = {
     .type = "BatchNorm2d",
@@ -154,6 +155,7 @@ static const iso_module_ops batch_norm2d_ops = {
     .tied = batch_norm_tied,
     .destroy = batch_norm_destroy,
     .fuses_relu = true,
+    .takes_bf16 = true,
 };
 
 static iso_status fill_batch_norm(batch_norm *l) {
@@ -239,8 +241,10 @@ static iso_status layer_norm_forward(iso_module *self, iso_call *call, iso_tenso
         return layer_norm_misfit(l, in);
     iso_tensor *x;
     int64_t statistics[2] = {in->count / l->size, 3};
+    iso_dtype statistics_type = in->dtype == ISO_BF16 ? ISO_F32 : in->dtype;
     ISO_TRY(iso__call_layout(self, &call->aux[0], ISO_LAYOUT_LOGICAL, in, &x));
-    ISO_TRY(iso_call_tensor(self, &call->aux[1], 2, statistics, ISO_LAYOUT_LOGICAL));
+    ISO_TRY(iso__call_tensor_of(self, statistics_type, &call->aux[1], 2, statistics,
+                                ISO_LAYOUT_LOGICAL));
     ISO_TRY(iso_call_tensor(self, &call->out, in->ndim, in->shape, ISO_LAYOUT_LOGICAL));
     *out = call->out;
     return iso__kernels(in)->layer_norm_forward(self->device, l->config.eps, l->size, x,
@@ -283,6 +287,7 @@ static const iso_module_ops layer_norm_ops = {
     .backward_params = layer_norm_backward_params,
     .backward_input = layer_norm_backward_input,
     .tied = layer_norm_tied,
+    .takes_bf16 = true,
 };
 
 static iso_status check_layer_norm(const iso_layer_norm_config *c) {

@@ -40,7 +40,7 @@ static iso_status make_grad_in(iso_module *self, iso_call *call, iso_tensor **gr
 static iso_status workspace(iso_module *self, iso_call *call, void **out) {
     size_t bytes = iso__kernels(call->in)->max_pool2d_workspace(self->device, call->in, call->out);
     int64_t words = (int64_t)(bytes / sizeof(float)) + 1;
-    ISO_TRY(iso_call_tensor(self, &call->aux[0], 1, &words, ISO_LAYOUT_LOGICAL));
+    ISO_TRY(iso__call_tensor_of(self, ISO_F32, &call->aux[0], 1, &words, ISO_LAYOUT_LOGICAL));
     *out = call->aux[0]->data;
     return ISO_OK;
 }
@@ -74,6 +74,7 @@ static const iso_module_ops max_pool2d_ops = {
     .backward_input = max_backward_input,
     .fuses_relu = true,
     .relu_commutes = true,
+    .takes_bf16 = true,
 };
 
 // ---- Averages -----------------------------------------------------------------------------------
@@ -96,6 +97,7 @@ static const iso_module_ops avg_pool2d_ops = {
     .type = "AvgPool2d",
     .forward = avg_forward,
     .backward_input = avg_backward_input,
+    .takes_bf16 = true,
 };
 
 static iso_status adaptive_forward(iso_module *self, iso_call *call, iso_tensor *in,
@@ -120,6 +122,7 @@ static const iso_module_ops adaptive_avg_pool2d_ops = {
     .type = "AdaptiveAvgPool2d",
     .forward = adaptive_forward,
     .backward_input = adaptive_backward_input,
+    .takes_bf16 = true,
 };
 
 // ---- Creation -----------------------------------------------------------------------------------

@@ -109,6 +109,7 @@ static const iso_module_ops residual_ops = {
     .type = "Residual",
     .forward = forward,
     .backward = backward,
+    .takes_bf16 = true,
 };
 
 static iso_status check(const iso_module *body, const iso_module *shortcut) {

@@ -58,6 +58,7 @@ static const iso_module_ops sequential_ops = {
     .type = "Sequential",
     .forward = forward,
     .backward = backward,
+    .takes_bf16 = true,
 };
 
 iso_status iso_sequential_create(iso_device *device, iso_module **out) {

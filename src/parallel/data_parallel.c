@@ -360,4 +360,5 @@ const iso_module_ops iso__data_parallel_ops = {
     .backward = backward,
     .train = train,
     .destroy = destroy,
+    .takes_bf16 = true,
 };

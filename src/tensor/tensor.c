@@ -204,6 +204,7 @@ iso_status iso_tensor_copy(const iso_tensor *from, iso_tensor *to) {
 }
 
 iso_status iso_tensor_scale(iso_tensor *tensor, double factor) {
+    ISO_CHECK(tensor->dtype != ISO_BF16, ISO_ERR_UNSUPPORTED, "a tensor of bf16 cannot be scaled");
     ISO_TRY(iso__device_check_dtype(tensor->device, tensor->dtype));
     ISO_CHECK(tensor->layout == ISO_LAYOUT_LOGICAL, ISO_ERR_UNSUPPORTED,
               "a tensor in a device's blocked layout cannot be scaled: copy it to a logical one");
