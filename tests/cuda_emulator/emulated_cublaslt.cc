@@ -11,6 +11,7 @@
 
 #include "emulated_gemm.h"
 #include "emulated_handles.h"
+#include "emulated_types.h"
 
 using namespace emulated;
 
@@ -79,10 +80,15 @@ static bool aligned(const void *p, uint32_t bytes) {
     return reinterpret_cast<uintptr_t>(p) % bytes == 0;
 }
 
+// The type of the sums.
+static cudaDataType sum_type(const LtProduct &p) {
+    return p.gemm.c.type == CUDA_R_64F ? CUDA_R_64F : CUDA_R_32F;
+}
+
 static size_t workspace_of(const LtKernel &k, const LtProduct &p) {
     if (k.scheme != CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE) return 0;
     return static_cast<size_t>(k.parts) * static_cast<size_t>(p.gemm.m) *
-           static_cast<size_t>(p.gemm.n) * element_size(p.gemm.c.type);
+           static_cast<size_t>(p.gemm.n) * element_size(sum_type(p));
 }
 
 // As far as it shows without the addresses of the matrices.
@@ -105,12 +111,15 @@ static bool is_f64(cublasComputeType_t c) {
     return c == CUBLAS_COMPUTE_64F || c == CUBLAS_COMPUTE_64F_PEDANTIC;
 }
 
-// Only elements of 32 and 64 bits here; epilogues in f32 alone.
+// Only elements of one type here, f32, f64 or bf16; a bias is of that type. Epilogues not in f64;
+// sums of bf16 in f32 as such.
 static bool known_types(cublasLtMatmulDesc_t d, const cublasLtMatrixLayout_t *layouts) {
-    cudaDataType type = is_f64(d->compute) ? CUDA_R_64F : CUDA_R_32F;
-    for (int i = 0; i < 4; ++i)
+    cudaDataType scale = is_f64(d->compute) ? CUDA_R_64F : CUDA_R_32F, type = layouts[0]->type;
+    for (int i = 1; i < 4; ++i)
         if (layouts[i]->type != type) return false;
-    if (d->scale != type || d->pointer_mode != CUBLAS_POINTER_MODE_HOST) return false;
+    if (d->scale != scale || d->pointer_mode != CUBLAS_POINTER_MODE_HOST) return false;
+    if (type == CUDA_R_16BF) return d->compute == CUBLAS_COMPUTE_32F;
+    if (type != scale) return false;
     return type == CUDA_R_32F || d->epilogue == CUBLASLT_EPILOGUE_DEFAULT;
 }
 
@@ -169,7 +178,7 @@ static cublasStatus_t describe(cublasLtMatmulDesc_t d, const cublasLtMatrixLayou
 static void multiply_part(const LtProduct &p, int part, int parts, void *to) {
     Gemm g = p.gemm;
     int first = static_cast<int>(static_cast<long long>(g.k) * part / parts);
-    size_t size = element_size(g.c.type);
+    size_t size = element_size(g.a.type);
     size_t a = static_cast<size_t>(first) * static_cast<size_t>(g.transa ? 1 : g.a.ld);
     size_t b = static_cast<size_t>(first) * static_cast<size_t>(g.transb ? g.b.ld : 1);
     g.a.data = static_cast<const char *>(g.a.data) + a * size;
@@ -177,7 +186,7 @@ static void multiply_part(const LtProduct &p, int part, int parts, void *to) {
     g.k = static_cast<int>(static_cast<long long>(g.k) * (part + 1) / parts) - first;
     g.alpha = 1;
     g.beta = 0;
-    g.c = Matrix{to, g.c.type, g.m, 0};
+    g.c = Matrix{to, sum_type(p), g.m, 0};
     run_gemm(g);
 }
 
@@ -200,47 +209,48 @@ static std::vector<T> sum_parts(const LtProduct &p, const LtKernel &k, void *wor
     return sums;
 }
 
-template <class T> static T finish(const LtProduct &p, T value, const T *bias, int i) {
+template <class T, class E> static T finish(const LtProduct &p, T value, const E *bias, int i) {
     if (p.epilogue == CUBLASLT_EPILOGUE_BIAS || p.epilogue == CUBLASLT_EPILOGUE_RELU_BIAS)
-        value += bias[i];
+        value += load(bias[i]);
     bool relu = p.epilogue == CUBLASLT_EPILOGUE_RELU || p.epilogue == CUBLASLT_EPILOGUE_RELU_BIAS;
     return relu && !(value > 0) ? T(0) : value;
 }
 
 // bias[i] = sum over k of row i of op(A), or of column i of op(B).
-template <class T> static void bias_gradient(const LtProduct &p, T *bias) {
+template <class T, class E> static void bias_gradient(const LtProduct &p, E *bias) {
     bool of_a = p.epilogue == CUBLASLT_EPILOGUE_BGRADA;
     const Matrix &x = of_a ? p.gemm.a : p.gemm.b;
-    const T *from = static_cast<const T *>(real(x.data));
+    const E *from = static_cast<const E *>(real(x.data));
     bool along = of_a ? p.gemm.transa : !p.gemm.transb; // k runs along a stored column
     int count = of_a ? p.gemm.m : p.gemm.n;
     size_t ld = static_cast<size_t>(x.ld);
     for (size_t i = 0; i < static_cast<size_t>(count); ++i) {
         T sum = 0;
         for (size_t j = 0; j < static_cast<size_t>(p.gemm.k); ++j)
-            sum += along ? from[j + i * ld] : from[i + j * ld];
-        bias[i] = sum;
+            sum += load(along ? from[j + i * ld] : from[i + j * ld]);
+        store(&bias[i], sum);
     }
 }
 
-template <class T> static void run_product(const LtProduct &p, const LtKernel &k, void *workspace) {
+template <class T, class E>
+static void run_product(const LtProduct &p, const LtKernel &k, void *workspace) {
     std::vector<T> sums = sum_parts<T>(p, k, workspace);
-    T *d = static_cast<T *>(const_cast<void *>(real(p.gemm.c.data)));
-    const T *c = static_cast<const T *>(real(p.c));
-    T *bias = static_cast<T *>(real(p.bias));
+    E *d = static_cast<E *>(const_cast<void *>(real(p.gemm.c.data)));
+    const E *c = static_cast<const E *>(real(p.c));
+    E *bias = static_cast<E *>(real(p.bias));
     T alpha = static_cast<T>(p.gemm.alpha), beta = static_cast<T>(p.gemm.beta);
     for (int j = 0; j < p.gemm.n; ++j)
         for (int i = 0; i < p.gemm.m; ++i) {
             T value = alpha * sums[static_cast<size_t>(j) * static_cast<size_t>(p.gemm.m) +
                                    static_cast<size_t>(i)];
             if (beta != 0)
-                value +=
-                    beta *
-                    c[static_cast<size_t>(j) * static_cast<size_t>(p.ldc) + static_cast<size_t>(i)];
-            d[static_cast<size_t>(j) * static_cast<size_t>(p.gemm.c.ld) + static_cast<size_t>(i)] =
-                finish(p, value, bias, i);
+                value += beta * load(c[static_cast<size_t>(j) * static_cast<size_t>(p.ldc) +
+                                       static_cast<size_t>(i)]);
+            size_t at =
+                static_cast<size_t>(j) * static_cast<size_t>(p.gemm.c.ld) + static_cast<size_t>(i);
+            store(&d[at], finish(p, value, bias, i));
         }
-    if (is_bgrad(p.epilogue)) bias_gradient(p, bias);
+    if (is_bgrad(p.epilogue)) bias_gradient<T>(p, bias);
 }
 
 // ---- Checks ----
@@ -451,7 +461,9 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t lightHandle, cublasLtMatmulDesc_t
     check_memory(p, __func__);
     if (workspace_of(*kernel, p) > 0)
         check_device_range(workspace, workspace_of(*kernel, p), __func__);
-    auto run = p.gemm.c.type == CUDA_R_64F ? run_product<double> : run_product<float>;
+    auto run = p.gemm.c.type == CUDA_R_64F   ? run_product<double, double>
+               : p.gemm.c.type == CUDA_R_32F ? run_product<float, float>
+                                             : run_product<float, bf16>;
     bool queued =
         submit_library(stream, lightHandle->device, __func__, [=] { run(p, *kernel, workspace); });
     return queued ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_EXECUTION_FAILED;

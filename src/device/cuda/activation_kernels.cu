@@ -1,5 +1,5 @@
-// Tanh, sigmoid, gelu and softmax. In f32 on the device's functions of that type, which are within
-// a few units in the last place; sums of rows in double precision.
+// Tanh, sigmoid, gelu and softmax. In f32 (bf16 too) on the device's functions of that type, which
+// are within a few units in the last place; sums of rows in double precision.
 #include "device/cuda/activation_kernels.h"
 
 #include "device/cuda/cuda_map.cuh"
@@ -81,53 +81,56 @@ struct gelu_tanh_backward {
 
 // ---- Softmax --------------------------------------------------------------------------------------
 
-template <class Real> struct rows_args {
+template <class T> struct rows_args {
     int64_t rows, k;
-    const Real *a, *b; // x; or y and dy
-    Real *to;
+    const T *a, *b; // x; or y and dy
+    T *to;
 };
 
-template <class Real, bool block> __global__ void softmax_forward(rows_args<Real> r) {
+template <class T, bool block> __global__ void softmax_forward(rows_args<T> r) {
     typedef iso__team<block> team;
+    typedef typename iso__real<T>::type Real;
     for (int64_t n = team::first_row(); n < r.rows; n += team::row_stride()) {
-        const Real *x = r.a + n * r.k, top = team::top(r.k, x);
-        Real *y = r.to + n * r.k;
+        const T *x = r.a + n * r.k;
+        const Real top = team::top(r.k, x);
+        T *y = r.to + n * r.k;
         double sum = 0;
         for (int64_t i = team::lane(); i < r.k; i += team::lanes())
-            sum += (double)exp_of(x[i] - top);
+            sum += (double)exp_of(iso__widen(x[i]) - top);
         Real part = (Real)(1 / team::sum(sum));
         for (int64_t i = team::lane(); i < r.k; i += team::lanes())
-            y[i] = exp_of(x[i] - top) * part;
+            iso__narrow(exp_of(iso__widen(x[i]) - top) * part, &y[i]);
     }
 }
 
-template <class Real, bool block> __global__ void softmax_backward(rows_args<Real> r) {
+template <class T, bool block> __global__ void softmax_backward(rows_args<T> r) {
     typedef iso__team<block> team;
+    typedef typename iso__real<T>::type Real;
     for (int64_t n = team::first_row(); n < r.rows; n += team::row_stride()) {
-        const Real *y = r.a + n * r.k, *dy = r.b + n * r.k;
-        Real *dx = r.to + n * r.k;
+        const T *y = r.a + n * r.k, *dy = r.b + n * r.k;
+        T *dx = r.to + n * r.k;
         double sum = 0;
         for (int64_t i = team::lane(); i < r.k; i += team::lanes())
-            sum += (double)dy[i] * (double)y[i];
+            sum += (double)iso__widen(dy[i]) * (double)iso__widen(y[i]);
         sum = team::sum(sum);
         for (int64_t i = team::lane(); i < r.k; i += team::lanes())
-            dx[i] = y[i] * (Real)((double)dy[i] - sum);
+            iso__narrow(iso__widen(y[i]) * (Real)((double)iso__widen(dy[i]) - sum), &dx[i]);
     }
 }
 
-template <class Real>
+template <class T>
 iso_status softmax(iso__cuda *cuda, int64_t rows, int64_t k, const void *x, void *y) {
-    rows_args<Real> args = {rows, k, (const Real *)x, NULL, (Real *)y};
-    return iso__cuda_submit_rows(cuda, softmax_forward<Real, false>, softmax_forward<Real, true>,
-                                 rows, k, args);
+    rows_args<T> args = {rows, k, (const T *)x, NULL, (T *)y};
+    return iso__cuda_submit_rows(cuda, softmax_forward<T, false>, softmax_forward<T, true>, rows, k,
+                                 args);
 }
 
-template <class Real>
+template <class T>
 iso_status softmax_grad(iso__cuda *cuda, int64_t rows, int64_t k, const void *y, const void *dy,
                         void *dx) {
-    rows_args<Real> args = {rows, k, (const Real *)y, (const Real *)dy, (Real *)dx};
-    return iso__cuda_submit_rows(cuda, softmax_backward<Real, false>, softmax_backward<Real, true>,
-                                 rows, k, args);
+    rows_args<T> args = {rows, k, (const T *)y, (const T *)dy, (T *)dx};
+    return iso__cuda_submit_rows(cuda, softmax_backward<T, false>, softmax_backward<T, true>, rows,
+                                 k, args);
 }
 
 } // namespace
@@ -150,12 +153,14 @@ FUNCTION(gelu_tanh)
 
 iso_status iso__cuda_softmax(iso__cuda *cuda, iso_dtype dtype, int64_t rows, int64_t k,
                              const void *x, void *y) {
-    return dtype == ISO_F64 ? softmax<double>(cuda, rows, k, x, y)
-                            : softmax<float>(cuda, rows, k, x, y);
+    if (dtype == ISO_F64) return softmax<double>(cuda, rows, k, x, y);
+    if (dtype == ISO_BF16) return softmax<iso__bf16>(cuda, rows, k, x, y);
+    return softmax<float>(cuda, rows, k, x, y);
 }
 
 iso_status iso__cuda_softmax_grad(iso__cuda *cuda, iso_dtype dtype, int64_t rows, int64_t k,
                                   const void *y, const void *dy, void *dx) {
-    return dtype == ISO_F64 ? softmax_grad<double>(cuda, rows, k, y, dy, dx)
-                            : softmax_grad<float>(cuda, rows, k, y, dy, dx);
+    if (dtype == ISO_F64) return softmax_grad<double>(cuda, rows, k, y, dy, dx);
+    if (dtype == ISO_BF16) return softmax_grad<iso__bf16>(cuda, rows, k, y, dy, dx);
+    return softmax_grad<float>(cuda, rows, k, y, dy, dx);
 }

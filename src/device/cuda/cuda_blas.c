@@ -46,8 +46,11 @@ static iso_status set_up(iso__cuda *cuda, iso__cuda_blas *blas) {
                    blas->call.cublasSetStream_v2(blas->handle, cuda->stream[ISO__QUEUE_COMPUTE]));
     ISO_TRY_CUBLAS(blas, blas->call.cublasSetWorkspace_v2(blas->handle, blas->workspace,
                                                           blas->workspace_bytes));
-    // f32 is then f32; what rounds more is asked for product by product.
-    ISO_TRY_CUBLAS(blas, blas->call.cublasSetMathMode(blas->handle, CUBLAS_DEFAULT_MATH));
+    // f32 is then f32; what rounds more is asked for product by product. Sums of bf16 that are
+    // split would otherwise be put together in bf16.
+    cublasMath_t mode =
+        (cublasMath_t)(CUBLAS_DEFAULT_MATH | CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION);
+    ISO_TRY_CUBLAS(blas, blas->call.cublasSetMathMode(blas->handle, mode));
     return ISO_OK;
 }
 
@@ -77,6 +80,7 @@ void iso__cuda_blas_destroy(iso__cuda *cuda) {
 
 cublasComputeType_t iso__cuda_compute_type(const iso__cuda *cuda, iso_dtype dtype) {
     if (dtype == ISO_F64) return CUBLAS_COMPUTE_64F;
+    if (dtype == ISO_BF16) return CUBLAS_COMPUTE_32F;
     switch (cuda->math) {
     case ISO_CUDA_MATH_TF32: return CUBLAS_COMPUTE_32F_FAST_TF32;
     case ISO_CUDA_MATH_BF16: return CUBLAS_COMPUTE_32F_FAST_16BF;
@@ -85,11 +89,16 @@ cublasComputeType_t iso__cuda_compute_type(const iso__cuda *cuda, iso_dtype dtyp
     return CUBLAS_COMPUTE_32F;
 }
 
+cudaDataType iso__cuda_data_type(iso_dtype dtype) {
+    return dtype == ISO_F64 ? CUDA_R_64F : dtype == ISO_BF16 ? CUDA_R_16BF : CUDA_R_32F;
+}
+
 // The arguments of cuBLAS; without padding, so that calls can be compared.
 typedef struct product {
     const void *a, *b;
     void *c;
-    int64_t f64, compute, of_a, of_b, m, n, k, lda, ldb, ldc, batch, stride_a, stride_b, stride_c;
+    int64_t type, type_c, compute, of_a, of_b, m, n, k, lda, ldb, ldc, batch, stride_a, stride_b,
+        stride_c;
     double beta;
 } product;
 
@@ -97,7 +106,8 @@ static product product_of(const iso__cuda *cuda, const iso__cuda_gemm_args *g) {
     return (product){.a = g->a,
                      .b = g->b,
                      .c = g->c,
-                     .f64 = g->dtype == ISO_F64,
+                     .type = (int64_t)iso__cuda_data_type(g->dtype),
+                     .type_c = (int64_t)iso__cuda_data_type(g->c_f32 ? ISO_F32 : g->dtype),
                      .compute = (int64_t)iso__cuda_compute_type(cuda, g->dtype),
                      .of_a = g->transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N,
                      .of_b = g->transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N,
@@ -121,21 +131,21 @@ static iso_status run_product(iso__cuda *cuda, const void *args) {
     const iso__cuda_blas *blas = cuda->blas;
     const float narrow[] = {1, (float)p->beta};
     const double wide[] = {1, p->beta};
-    const void *one = p->f64 ? (const void *)&wide[0] : (const void *)&narrow[0];
-    const void *beta = p->f64 ? (const void *)&wide[1] : (const void *)&narrow[1];
-    cudaDataType type = p->f64 ? CUDA_R_64F : CUDA_R_32F;
+    cudaDataType type = (cudaDataType)p->type, type_c = (cudaDataType)p->type_c;
+    const void *one = type == CUDA_R_64F ? (const void *)&wide[0] : (const void *)&narrow[0];
+    const void *beta = type == CUDA_R_64F ? (const void *)&wide[1] : (const void *)&narrow[1];
     cublasComputeType_t compute = (cublasComputeType_t)p->compute;
     cublasOperation_t of_a = (cublasOperation_t)p->of_a, of_b = (cublasOperation_t)p->of_b;
     int m = (int)p->m, n = (int)p->n, k = (int)p->k;
     int lda = (int)p->lda, ldb = (int)p->ldb, ldc = (int)p->ldc;
     if (p->batch == 1)
         ISO_TRY_CUBLAS(blas, blas->call.cublasGemmEx(blas->handle, of_b, of_a, n, m, k, one, p->b,
-                                                     type, ldb, p->a, type, lda, beta, p->c, type,
+                                                     type, ldb, p->a, type, lda, beta, p->c, type_c,
                                                      ldc, compute, CUBLAS_GEMM_DEFAULT));
     else
         ISO_TRY_CUBLAS(blas, blas->call.cublasGemmStridedBatchedEx(
                                  blas->handle, of_b, of_a, n, m, k, one, p->b, type, ldb,
-                                 p->stride_b, p->a, type, lda, p->stride_a, beta, p->c, type, ldc,
+                                 p->stride_b, p->a, type, lda, p->stride_a, beta, p->c, type_c, ldc,
                                  p->stride_c, (int)p->batch, compute, CUBLAS_GEMM_DEFAULT));
     return ISO_OK;
 }

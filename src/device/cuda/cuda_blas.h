@@ -42,5 +42,6 @@ iso_status iso__cuda_blas_error(const iso__cuda_blas *blas, cublasStatus_t error
 
 // How products of this type are to be computed now.
 cublasComputeType_t iso__cuda_compute_type(const iso__cuda *cuda, iso_dtype dtype);
+cudaDataType iso__cuda_data_type(iso_dtype dtype);
 
 #endif

@@ -34,6 +34,7 @@ static iso_status dropout(iso_device *self, const iso__dropout_draw *draw, const
     iso__cuda_mask mask = {.rows = rows,
                            .draws = draws,
                            .span = row / draws,
+                           .channels = iso__cuda_channels_last(x) ? x->shape[1] : 0,
                            .key = {draw->key.k[0], draw->key.k[1]},
                            .number = draw->number,
                            .first_row = (uint32_t)draw->first_row,

@@ -7,15 +7,16 @@
 
 iso_status iso__cuda_bias_gradient(iso__cuda *cuda, const iso_tensor *dy, iso_tensor *db,
                                    bool accumulate) {
-    int64_t rows = dy->shape[0], channels = dy->shape[1], plane = 1;
-    for (int i = 2; i < dy->ndim; i++) plane *= dy->shape[i];
-    ISO_CHECK(rows * plane <= INT32_MAX, ISO_ERR_UNSUPPORTED,
+    int64_t channels = dy->shape[1], items = dy->count / channels;
+    bool side_by_side = dy->ndim == 2 || iso__cuda_channels_last(dy); // values of all channels
+    int64_t rows = side_by_side ? items : dy->shape[0], plane = items / rows;
+    ISO_CHECK(items <= INT32_MAX, ISO_ERR_UNSUPPORTED,
               "a bias gradient of %lld numbers per channel on the GPU: use a smaller batch",
-              (long long)(rows * plane));
-    int parts = iso__cuda_channel_sum_parts(rows, channels, plane);
+              (long long)items);
+    int parts = iso__cuda_channel_sum_parts(dy->dtype, rows, channels, plane);
     void *partial = NULL;
     if (parts > 1)
-        ISO_TRY(iso__cuda_scratch(cuda, (size_t)(parts * channels) * iso_dtype_size(dy->dtype),
+        ISO_TRY(iso__cuda_scratch(cuda, (size_t)(parts * channels) * iso_dtype_size(db->dtype),
                                   &partial));
     return iso__cuda_channel_sums(cuda, dy->dtype, rows, channels, plane, dy->data, partial,
                                   accumulate, db->data);
@@ -62,7 +63,8 @@ static iso_status linear_backward_params(iso_device *self, const iso_tensor *x,
                                                             .ldb = in,
                                                             .ldc = in,
                                                             .beta = accumulate_w ? 1 : 0,
-                                                            .c = dw->data}));
+                                                            .c = dw->data,
+                                                            .c_f32 = x->dtype == ISO_BF16}));
     if (db) ISO_TRY(iso__cuda_bias_gradient(cuda, dy, db, accumulate_b));
     return ISO_OK;
 }

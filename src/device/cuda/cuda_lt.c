@@ -38,7 +38,7 @@ typedef struct iso__cuda_lt {
 
 // alignment: bytes that all addresses are multiples of, up to what kernels make use of.
 typedef struct plan_key {
-    int64_t rows, in, out, compute, epilogue, alignment;
+    int64_t rows, in, out, type, compute, epilogue, alignment;
 } plan_key;
 
 typedef struct plan {
@@ -113,13 +113,12 @@ static iso_status describe(iso__cuda *cuda, plan *p) {
     uint64_t rows = (uint64_t)k->rows, in = (uint64_t)k->in, out = (uint64_t)k->out;
     cublasLtEpilogue_t epilogue = (cublasLtEpilogue_t)k->epilogue;
     cublasOperation_t transposed = CUBLAS_OP_T;
+    cudaDataType type = (cudaDataType)k->type; // of the bias too: that of y unless told otherwise
     ISO_TRY_CUBLAS(cuda->blas, call->cublasLtMatmulDescCreate(
                                    &p->product, (cublasComputeType_t)k->compute, CUDA_R_32F));
-    ISO_TRY_CUBLAS(cuda->blas, call->cublasLtMatrixLayoutCreate(&p->w, CUDA_R_32F, in, out, k->in));
-    ISO_TRY_CUBLAS(cuda->blas,
-                   call->cublasLtMatrixLayoutCreate(&p->x, CUDA_R_32F, in, rows, k->in));
-    ISO_TRY_CUBLAS(cuda->blas,
-                   call->cublasLtMatrixLayoutCreate(&p->y, CUDA_R_32F, out, rows, k->out));
+    ISO_TRY_CUBLAS(cuda->blas, call->cublasLtMatrixLayoutCreate(&p->w, type, in, out, k->in));
+    ISO_TRY_CUBLAS(cuda->blas, call->cublasLtMatrixLayoutCreate(&p->x, type, in, rows, k->in));
+    ISO_TRY_CUBLAS(cuda->blas, call->cublasLtMatrixLayoutCreate(&p->y, type, out, rows, k->out));
     ISO_TRY(set_attribute(cuda, p, CUBLASLT_MATMUL_DESC_TRANSA, &transposed, sizeof(transposed)));
     return set_attribute(cuda, p, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof(epilogue));
 }
@@ -221,12 +220,13 @@ iso_status iso__cuda_lt_linear(iso__cuda *cuda, const iso_tensor *x, const iso_t
     // It has no epilogues in f64, and a product alone is cuBLAS's. How a bias must be aligned is
     // not documented, and releases have read it in vectors of 16 bytes whatever the heuristic was
     // told.
-    if (x->dtype != ISO_F32 || (!b && act == ISO_ACT_NONE)) return ISO_OK;
+    if (x->dtype == ISO_F64 || (!b && act == ISO_ACT_NONE)) return ISO_OK;
     if (b && (uintptr_t)b->data % 16 != 0) return ISO_OK;
     call_args args = {.x = x->data, .w = w->data, .b = b ? b->data : NULL, .y = y->data};
     plan_key key = {.rows = x->shape[0],
                     .in = w->shape[1],
                     .out = w->shape[0],
+                    .type = (int64_t)iso__cuda_data_type(x->dtype),
                     .compute = (int64_t)iso__cuda_compute_type(cuda, x->dtype),
                     .epilogue = (int64_t)epilogue_of(b, act),
                     .alignment = alignment_of(&args)};

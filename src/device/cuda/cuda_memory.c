@@ -25,9 +25,13 @@ static iso_layout preferred_layout(iso_device *self, iso_dtype dtype, int ndim,
     return ISO_LAYOUT_LOGICAL;
 }
 
+static bool is_real(iso_dtype dtype) {
+    return dtype == ISO_F32 || dtype == ISO_F64 || dtype == ISO_BF16;
+}
+
 static iso_status memory_fill(iso_device *self, iso_tensor *x, double value) {
-    ISO_CHECK(x->dtype == ISO_F32 || x->dtype == ISO_F64 || x->dtype == ISO_I64,
-              ISO_ERR_UNSUPPORTED, "the CUDA device computes in f32 and f64 only, not in %s",
+    ISO_CHECK(is_real(x->dtype) || x->dtype == ISO_I64, ISO_ERR_UNSUPPORTED,
+              "the CUDA device computes in f32, f64 and bf16 only, not in %s",
               iso_dtype_name(x->dtype));
     return iso__cuda_fill_values(iso__cuda_of(self), x->dtype, x->count, value, x->data);
 }
@@ -45,8 +49,6 @@ static iso_status copy_on_device(iso__cuda *cuda, const void *args) {
     return ISO_OK;
 }
 
-static bool is_real(iso_dtype dtype) { return dtype == ISO_F32 || dtype == ISO_F64; }
-
 static iso_status memory_copy(iso_device *self, const iso_tensor *from, iso_tensor *to) {
     iso__cuda *cuda = iso__cuda_of(self);
     if (from->dtype == to->dtype) {
@@ -56,7 +58,7 @@ static iso_status memory_copy(iso_device *self, const iso_tensor *from, iso_tens
     ISO_CHECK(is_real(from->dtype) && is_real(to->dtype), ISO_ERR_UNSUPPORTED,
               "the CUDA device does not convert %s to %s", iso_dtype_name(from->dtype),
               iso_dtype_name(to->dtype));
-    return iso__cuda_convert(cuda, from->count, from->dtype, from->data, to->data);
+    return iso__cuda_convert(cuda, from->count, from->dtype, from->data, to->dtype, to->data);
 }
 
 static iso_status memory_to_host(iso_device *self, const iso_tensor *from, void *host) {

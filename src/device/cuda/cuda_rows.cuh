@@ -3,6 +3,7 @@
 #define ISO_CUDA_ROWS_CUH
 
 #include "device/cuda/cuda_submit.cuh"
+#include "device/cuda/cuda_types.cuh"
 
 #include <math.h>
 
@@ -38,9 +39,13 @@ template <bool block> struct iso__team {
         return value;
     }
     // The largest entry of a row, passing over NaNs.
-    template <class Real> static __device__ Real top(int64_t k, const Real *x) {
+    template <class T> static __device__ typename iso__real<T>::type top(int64_t k, const T *x) {
+        typedef typename iso__real<T>::type Real;
         Real found = -(Real)INFINITY;
-        for (int64_t i = lane(); i < k; i += lanes()) found = x[i] > found ? x[i] : found;
+        for (int64_t i = lane(); i < k; i += lanes()) {
+            Real entry = iso__widen(x[i]);
+            found = entry > found ? entry : found;
+        }
         return largest(found);
     }
 };

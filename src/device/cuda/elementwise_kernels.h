@@ -16,9 +16,11 @@ iso_status iso__cuda_relu_mask(iso__cuda *cuda, iso_dtype dtype, int64_t count, 
 iso_status iso__cuda_add(iso__cuda *cuda, iso_dtype dtype, int64_t count, const void *a,
                          const void *b, bool relu, void *y);
 
-// `rows` rows of `draws` draws, each of which decides on `span` elements that lie side by side.
+// `rows` rows of `draws` draws, each of which decides on `span` elements that follow one another in
+// logical order.
 typedef struct iso__cuda_mask {
     int64_t rows, draws, span;
+    int64_t channels; // of rows whose channels lie beside each other; 0: logical rows
     uint32_t key[2];
     uint64_t number;    // counter words 2 and 3
     uint32_t first_row; // counter word 1 of row 0

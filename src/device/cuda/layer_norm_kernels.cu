@@ -19,20 +19,25 @@ template <class Real> __device__ Real standardised(const row_statistics<Real> &s
     return ((x - s.mean) - s.rest) * s.deviation;
 }
 
-template <class Real> struct row_args {
+template <class T> struct row_args {
+    typedef typename iso__real<T>::type Real;
     int64_t rows, size;
     double eps;
-    const Real *x, *w, *b, *dy, *kept;
-    Real *statistics, *to;
+    const T *x;
+    const Real *w, *b;
+    const T *dy;
+    const Real *kept;
+    Real *statistics;
+    T *to;
 };
 
-template <class Real, class Team>
-__device__ row_statistics<Real> statistics_of(int64_t size, double eps, const Real *x) {
+template <class Real, class Team, class T>
+__device__ row_statistics<Real> statistics_of(int64_t size, double eps, const T *x) {
     double sum = 0, squares = 0;
-    for (int64_t i = Team::lane(); i < size; i += Team::lanes()) sum += (double)x[i];
+    for (int64_t i = Team::lane(); i < size; i += Team::lanes()) sum += (double)iso__widen(x[i]);
     double mean = Team::sum(sum) / (double)size;
     for (int64_t i = Team::lane(); i < size; i += Team::lanes()) {
-        double distance = (double)x[i] - mean;
+        double distance = (double)iso__widen(x[i]) - mean;
         squares += distance * distance;
     }
     row_statistics<Real> s;
@@ -42,10 +47,11 @@ __device__ row_statistics<Real> statistics_of(int64_t size, double eps, const Re
     return s;
 }
 
-template <class Real, bool block> __global__ void normalise_rows(row_args<Real> a) {
+template <class T, bool block> __global__ void normalise_rows(row_args<T> a) {
     typedef iso__team<block> team;
+    typedef typename iso__real<T>::type Real;
     for (int64_t n = team::first_row(); n < a.rows; n += team::row_stride()) {
-        const Real *x = a.x + n * a.size;
+        const T *x = a.x + n * a.size;
         row_statistics<Real> s = statistics_of<Real, team>(a.size, a.eps, x);
         if (team::lane() == 0) {
             a.statistics[3 * n] = s.mean;
@@ -53,29 +59,31 @@ template <class Real, bool block> __global__ void normalise_rows(row_args<Real> 
             a.statistics[3 * n + 2] = s.deviation;
         }
         for (int64_t i = team::lane(); i < a.size; i += team::lanes()) {
-            Real y = standardised(s, x[i]);
-            a.to[n * a.size + i] = (a.w ? y * a.w[i] : y) + (a.b ? a.b[i] : 0);
+            Real y = standardised(s, iso__widen(x[i]));
+            iso__narrow((a.w ? y * a.w[i] : y) + (a.b ? a.b[i] : 0), &a.to[n * a.size + i]);
         }
     }
 }
 
 // dx = (g - mean(g) - xhat mean(g xhat)) / deviation with g = dy w.
-template <class Real, bool block> __global__ void row_gradients(row_args<Real> a) {
+template <class T, bool block> __global__ void row_gradients(row_args<T> a) {
     typedef iso__team<block> team;
+    typedef typename iso__real<T>::type Real;
     for (int64_t n = team::first_row(); n < a.rows; n += team::row_stride()) {
-        const Real *x = a.x + n * a.size, *dy = a.dy + n * a.size;
+        const T *x = a.x + n * a.size, *dy = a.dy + n * a.size;
         row_statistics<Real> s = get(a.kept, n);
         double sum = 0, product = 0;
         for (int64_t i = team::lane(); i < a.size; i += team::lanes()) {
-            Real g = a.w ? dy[i] * a.w[i] : dy[i];
+            Real slope_out = iso__widen(dy[i]), g = a.w ? slope_out * a.w[i] : slope_out;
             sum += (double)g;
-            product += (double)(g * standardised(s, x[i]));
+            product += (double)(g * standardised(s, iso__widen(x[i])));
         }
         Real mean = (Real)(team::sum(sum) / (double)a.size);
         Real slope = (Real)(team::sum(product) / (double)a.size);
         for (int64_t i = team::lane(); i < a.size; i += team::lanes()) {
-            Real g = a.w ? dy[i] * a.w[i] : dy[i];
-            a.to[n * a.size + i] = (g - mean - standardised(s, x[i]) * slope) * s.deviation;
+            Real slope_out = iso__widen(dy[i]), g = a.w ? slope_out * a.w[i] : slope_out;
+            Real xhat = standardised(s, iso__widen(x[i]));
+            iso__narrow((g - mean - xhat * slope) * s.deviation, &a.to[n * a.size + i]);
         }
     }
 }
@@ -89,9 +97,11 @@ enum {
     MAX_PARTS = 128
 };
 
-template <class Real> struct column_args {
+template <class T> struct column_args {
+    typedef typename iso__real<T>::type Real;
     int64_t rows, size, parts, part_rows;
-    const Real *x, *dy, *statistics;
+    const T *x, *dy;
+    const Real *statistics;
     Real *dw, *db;
     bool accumulate_w, accumulate_b;
     double *sums; // [parts, 2, size]
@@ -113,7 +123,7 @@ __device__ inline int64_t column_of_thread() {
     return (int64_t)blockIdx.x * COLUMNS + threadIdx.x % COLUMNS;
 }
 
-template <class Real> __global__ void take_columns(column_args<Real> a) {
+template <class T> __global__ void take_columns(column_args<T> a) {
     int64_t column = column_of_thread(), first = blockIdx.y * a.part_rows,
             end = first + a.part_rows;
     double dw = 0, db = 0;
@@ -121,8 +131,9 @@ template <class Real> __global__ void take_columns(column_args<Real> a) {
     for (int64_t n = first + threadIdx.x / COLUMNS; column < a.size && n < end;
          n += ISO_CUDA_BLOCK / COLUMNS) {
         int64_t at = n * a.size + column;
-        dw += (double)(a.dy[at] * standardised(get(a.statistics, n), a.x[at]));
-        db += (double)a.dy[at];
+        typename iso__real<T>::type dy = iso__widen(a.dy[at]);
+        dw += (double)(dy * standardised(get(a.statistics, n), iso__widen(a.x[at])));
+        db += (double)dy;
     }
     dw = column_sum(dw);
     db = column_sum(db);
@@ -137,7 +148,7 @@ __device__ void store(Real *gradient, bool accumulate, int64_t column, double su
     gradient[column] = (Real)(accumulate ? (double)gradient[column] + sum : sum);
 }
 
-template <class Real> __global__ void join_columns(column_args<Real> a) {
+template <class T> __global__ void join_columns(column_args<T> a) {
     int64_t column = column_of_thread();
     double dw = 0, db = 0;
     for (int64_t part = threadIdx.x / COLUMNS; column < a.size && part < a.parts;
@@ -154,38 +165,28 @@ template <class Real> __global__ void join_columns(column_args<Real> a) {
 
 // ---- Launchers ----------------------------------------------------------------------------------
 
-template <class Real>
+template <class T>
 iso_status forward_of(iso__cuda *cuda, int64_t rows, int64_t size, double eps, const void *x,
                       const void *w, const void *b, void *statistics, void *y) {
-    row_args<Real> args = {rows,
-                           size,
-                           eps,
-                           (const Real *)x,
-                           (const Real *)w,
-                           (const Real *)b,
-                           nullptr,
-                           nullptr,
-                           (Real *)statistics,
-                           (Real *)y};
-    return iso__cuda_submit_rows(cuda, normalise_rows<Real, false>, normalise_rows<Real, true>,
-                                 rows, size, args);
+    typedef typename iso__real<T>::type Real;
+    row_args<T> args = {};
+    args.rows = rows, args.size = size, args.eps = eps;
+    args.x = (const T *)x, args.w = (const Real *)w, args.b = (const Real *)b;
+    args.statistics = (Real *)statistics, args.to = (T *)y;
+    return iso__cuda_submit_rows(cuda, normalise_rows<T, false>, normalise_rows<T, true>, rows,
+                                 size, args);
 }
 
-template <class Real>
+template <class T>
 iso_status backward_input_of(iso__cuda *cuda, int64_t rows, int64_t size, const void *x,
                              const void *w, const void *dy, const void *statistics, void *dx) {
-    row_args<Real> args = {rows,
-                           size,
-                           0,
-                           (const Real *)x,
-                           (const Real *)w,
-                           nullptr,
-                           (const Real *)dy,
-                           (const Real *)statistics,
-                           nullptr,
-                           (Real *)dx};
-    return iso__cuda_submit_rows(cuda, row_gradients<Real, false>, row_gradients<Real, true>, rows,
-                                 size, args);
+    typedef typename iso__real<T>::type Real;
+    row_args<T> args = {};
+    args.rows = rows, args.size = size;
+    args.x = (const T *)x, args.w = (const Real *)w, args.dy = (const T *)dy;
+    args.kept = (const Real *)statistics, args.to = (T *)dx;
+    return iso__cuda_submit_rows(cuda, row_gradients<T, false>, row_gradients<T, true>, rows, size,
+                                 args);
 }
 
 int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -198,13 +199,14 @@ int64_t rows_of_part(int64_t rows, int64_t size) {
     return parts > 1 ? divide_up(rows, parts) : rows;
 }
 
-template <class Real>
+template <class T>
 iso_status backward_params_of(iso__cuda *cuda, const iso__cuda_layer_norm_params *p) {
-    column_args<Real> args = {};
+    typedef typename iso__real<T>::type Real;
+    column_args<T> args = {};
     args.rows = p->rows, args.size = p->size;
     args.part_rows = rows_of_part(p->rows, p->size);
     args.parts = args.part_rows > 0 ? divide_up(p->rows, args.part_rows) : 0;
-    args.x = (const Real *)p->x, args.dy = (const Real *)p->dy;
+    args.x = (const T *)p->x, args.dy = (const T *)p->dy;
     args.statistics = (const Real *)p->statistics;
     args.dw = (Real *)p->dw, args.db = (Real *)p->db;
     args.accumulate_w = p->accumulate_w, args.accumulate_b = p->accumulate_b;
@@ -212,10 +214,10 @@ iso_status backward_params_of(iso__cuda *cuda, const iso__cuda_layer_norm_params
     unsigned tiles = (unsigned)divide_up(p->size, COLUMNS);
     if (args.parts > 0) {
         iso_status status = iso__cuda_submit(
-            cuda, take_columns<Real>, dim3(tiles, (unsigned)args.parts), ISO_CUDA_BLOCK, args);
+            cuda, take_columns<T>, dim3(tiles, (unsigned)args.parts), ISO_CUDA_BLOCK, args);
         if (status < 0) return status;
     }
-    return iso__cuda_submit(cuda, join_columns<Real>, dim3(tiles), ISO_CUDA_BLOCK, args);
+    return iso__cuda_submit(cuda, join_columns<T>, dim3(tiles), ISO_CUDA_BLOCK, args);
 }
 
 } // namespace
@@ -224,6 +226,8 @@ iso_status iso__cuda_layer_norm_forward(iso__cuda *cuda, iso_dtype dtype, int64_
                                         int64_t size, double eps, const void *x, const void *w,
                                         const void *b, void *statistics, void *y) {
     if (dtype == ISO_F64) return forward_of<double>(cuda, rows, size, eps, x, w, b, statistics, y);
+    if (dtype == ISO_BF16)
+        return forward_of<iso__bf16>(cuda, rows, size, eps, x, w, b, statistics, y);
     return forward_of<float>(cuda, rows, size, eps, x, w, b, statistics, y);
 }
 
@@ -232,6 +236,8 @@ iso_status iso__cuda_layer_norm_backward_input(iso__cuda *cuda, iso_dtype dtype,
                                                const void *dy, const void *statistics, void *dx) {
     if (dtype == ISO_F64)
         return backward_input_of<double>(cuda, rows, size, x, w, dy, statistics, dx);
+    if (dtype == ISO_BF16)
+        return backward_input_of<iso__bf16>(cuda, rows, size, x, w, dy, statistics, dx);
     return backward_input_of<float>(cuda, rows, size, x, w, dy, statistics, dx);
 }
 
@@ -243,5 +249,6 @@ int64_t iso__cuda_layer_norm_parts(int64_t rows, int64_t size) {
 iso_status iso__cuda_layer_norm_backward_params(iso__cuda *cuda,
                                                 const iso__cuda_layer_norm_params *args) {
     if (args->dtype == ISO_F64) return backward_params_of<double>(cuda, args);
+    if (args->dtype == ISO_BF16) return backward_params_of<iso__bf16>(cuda, args);
     return backward_params_of<float>(cuda, args);
 }

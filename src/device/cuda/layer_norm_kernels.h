@@ -8,6 +8,8 @@
 extern "C" {
 #endif
 
+// x, y, dy and dx are of dtype; w, b, dw, db and statistics f32 where that is bf16.
+//
 // x[rows, size]; w and b may be NULL. statistics[rows, 3]: the mean, rounded, and what that cuts
 // off; 1 / deviation.
 iso_status iso__cuda_layer_norm_forward(iso__cuda *cuda, iso_dtype dtype, int64_t rows,

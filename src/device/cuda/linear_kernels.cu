@@ -1,61 +1,91 @@
 // Kernels around matrix products: bias and activation, sums over channels.
 #include "device/cuda/linear_kernels.h"
 
+#include "device/cuda/cuda_pack.cuh"
 #include "device/cuda/cuda_submit.cuh"
+#include "device/cuda/cuda_types.cuh"
 
 // ---- Bias and activation -----------------------------------------------------------------------
 
 // Index: 32 bits where they reach, as divisions of 64 take several times as long.
-template <class Real, class Index> struct bias_args {
+template <class T, class Index> struct bias_args {
     Index count, channels, plane;
-    const Real *bias;
+    const T *bias;
     bool relu;
-    Real *y;
+    T *y;
 };
 
-template <class Real, class Index> __global__ void bias_act(bias_args<Real, Index> a) {
+template <class T> __device__ inline void finish(T *y, const T *bias, bool relu) {
+    typename iso__real<T>::type value = iso__widen(*y);
+    if (bias) value += iso__widen(*bias);
+    iso__narrow(relu && !(value > 0) ? 0 : value, y);
+}
+
+template <class T, class Index> __global__ void bias_act(bias_args<T, Index> a) {
     for (int64_t item = iso__first_item(); item < (int64_t)a.count; item += iso__item_stride()) {
         Index i = (Index)item;
-        Real value = a.y[i];
-        if (a.bias) value += a.bias[i / a.plane % a.channels];
-        a.y[i] = a.relu && !(value > 0) ? 0 : value;
+        finish(&a.y[i], a.bias ? &a.bias[i / a.plane % a.channels] : nullptr, a.relu);
     }
 }
 
-template <class Real, class Index>
+// Where 16 bytes are of one channel, or of channels beside each other.
+template <class T, class Index> __global__ void bias_act_packs(bias_args<T, Index> a) {
+    typedef iso__pack<T> pack;
+    int64_t packs = (int64_t)a.count / pack::width;
+    Index step = a.plane == 1 ? 1 : 0;
+    for (int64_t item = iso__first_item(); item < packs; item += iso__item_stride()) {
+        pack y = ((const pack *)a.y)[item];
+        Index channel = (Index)(item * pack::width) / a.plane % a.channels;
+        const T *bias = a.bias ? &a.bias[channel] : nullptr;
+        for (int k = 0; k < pack::width; k++)
+            finish(&y.at[k], bias ? bias + step * (Index)k : nullptr, a.relu);
+        ((pack *)a.y)[item] = y;
+    }
+}
+
+template <class T, class Index>
 static iso_status launch_bias_act(iso__cuda *cuda, int64_t count, int64_t channels, int64_t plane,
                                   const void *bias, bool relu, void *y) {
-    bias_args<Real, Index> args = {(Index)count, (Index)channels, (Index)plane, (const Real *)bias,
-                                   relu,         (Real *)y};
-    return iso__cuda_submit_over(cuda, bias_act<Real, Index>, count, args);
+    const int width = iso__pack<T>::width;
+    bias_args<T, Index> args = {(Index)count, (Index)channels, (Index)plane, (const T *)bias,
+                                relu,         (T *)y};
+    if ((plane > 1 ? plane : channels) % width == 0 && iso__is_aligned(y))
+        return iso__cuda_submit_over(cuda, bias_act_packs<T, Index>, count / width, args);
+    return iso__cuda_submit_over(cuda, bias_act<T, Index>, count, args);
+}
+
+template <class T>
+static iso_status bias_act_of(iso__cuda *cuda, int64_t count, int64_t channels, int64_t plane,
+                              const void *bias, bool relu, void *y) {
+    auto launch = count <= INT32_MAX ? launch_bias_act<T, uint32_t> : launch_bias_act<T, int64_t>;
+    return launch(cuda, count, channels, plane, bias, relu, y);
 }
 
 iso_status iso__cuda_bias_act(iso__cuda *cuda, iso_dtype dtype, int64_t rows, int64_t channels,
                               int64_t plane, const void *bias, bool relu, void *y) {
-    int64_t count = rows * channels * plane;
-    bool narrow = count <= INT32_MAX;
-    auto launch = dtype == ISO_F64 ? narrow ? launch_bias_act<double, uint32_t>
-                                            : launch_bias_act<double, int64_t>
-                  : narrow ? launch_bias_act<float, uint32_t>
-                                   : launch_bias_act<float, int64_t>;
-    return launch(cuda, count, channels, plane, bias, relu, y);
+    auto run = dtype == ISO_F64    ? bias_act_of<double>
+               : dtype == ISO_BF16 ? bias_act_of<iso__bf16>
+                                   : bias_act_of<float>;
+    return run(cuda, rows * channels * plane, channels, plane, bias, relu, y);
 }
 
 // ---- Sums over channels ------------------------------------------------------------------------
 // A block sums one part of the items of a channel, or of 32 channels that lie beside each other; a
 // second kernel puts the parts together. No atomics: the order is the same in every run.
 
-template <class Real> struct sum_args {
+template <class T> struct sum_args {
+    typedef typename iso__real<T>::type Real;
     int rows, plane, parts;
     int64_t channels;
-    const Real *x;
+    const T *x;
     bool accumulate;
     Real *out; // the result of one part, else [parts, channels]
 };
 
-template <class Real>
-static __device__ void put_sum(const sum_args<Real> &a, int part, int64_t channel, Real sum) {
-    Real *to = a.out + (a.parts > 1 ? part * a.channels : 0) + channel;
+template <class T>
+static __device__ void put_sum(const sum_args<T> &a, int part, int64_t channel,
+                               typename iso__real<T>::type sum) {
+    typename iso__real<T>::type *to = a.out + (a.parts > 1 ? part * a.channels : 0) + channel;
     *to = a.parts == 1 && a.accumulate ? *to + sum : sum;
 }
 
@@ -66,7 +96,8 @@ static __device__ int part_bound(int64_t items, int parts, int part) {
 
 // A plane of 1: neighbours are other channels. Warps take every eighth row of 32 columns.
 enum { SUM_COLUMNS = 32, SUM_LANES = ISO_CUDA_BLOCK / SUM_COLUMNS };
-template <class Real> __global__ void sum_columns(sum_args<Real> a) {
+template <class T> __global__ void sum_columns(sum_args<T> a) {
+    typedef typename iso__real<T>::type Real;
     __shared__ Real lane_sum[SUM_LANES][SUM_COLUMNS];
     int column = (int)threadIdx.x % SUM_COLUMNS, lane = (int)threadIdx.x / SUM_COLUMNS;
     int64_t channel = (int64_t)blockIdx.x * SUM_COLUMNS + column;
@@ -74,7 +105,7 @@ template <class Real> __global__ void sum_columns(sum_args<Real> a) {
     Real sum = 0;
     if (channel < a.channels)
         for (int n = part_bound(a.rows, a.parts, (int)blockIdx.y) + lane; n < end; n += SUM_LANES)
-            sum += a.x[n * a.channels + channel];
+            sum += iso__widen(a.x[n * a.channels + channel]);
     lane_sum[lane][column] = sum;
     __syncthreads();
     if (lane > 0 || channel >= a.channels) return;
@@ -82,15 +113,45 @@ template <class Real> __global__ void sum_columns(sum_args<Real> a) {
     put_sum(a, (int)blockIdx.y, channel, sum);
 }
 
+// The same, 16 bytes at a time: each lane takes every LANES-th row.
+template <class T> struct packed_columns {
+    static const int packs = SUM_COLUMNS / iso__pack<T>::width, lanes = ISO_CUDA_BLOCK / packs;
+};
+template <class T> __global__ void sum_packs(sum_args<T> a) {
+    typedef typename iso__real<T>::type Real;
+    typedef packed_columns<T> shape;
+    typedef iso__pack<T> pack;
+    __shared__ Real lane_sum[shape::lanes][SUM_COLUMNS];
+    int first = (int)threadIdx.x % shape::packs * pack::width;
+    int lane = (int)threadIdx.x / shape::packs;
+    int64_t channel = (int64_t)blockIdx.x * SUM_COLUMNS + first;
+    int end = part_bound(a.rows, a.parts, (int)blockIdx.y + 1);
+    Real sum[pack::width] = {};
+    if (channel < a.channels)
+        for (int n = part_bound(a.rows, a.parts, (int)blockIdx.y) + lane; n < end;
+             n += shape::lanes) {
+            pack x = *(const pack *)(a.x + n * a.channels + channel);
+            for (int k = 0; k < pack::width; k++) sum[k] += iso__widen(x.at[k]);
+        }
+    for (int k = 0; k < pack::width; k++) lane_sum[lane][first + k] = sum[k];
+    __syncthreads();
+    channel = (int64_t)blockIdx.x * SUM_COLUMNS + threadIdx.x;
+    if (threadIdx.x >= SUM_COLUMNS || channel >= a.channels) return;
+    Real total = 0;
+    for (int i = 0; i < shape::lanes; i++) total += lane_sum[i][threadIdx.x];
+    put_sum(a, (int)blockIdx.y, channel, total);
+}
+
 // Larger planes: neighbours are of the same channel. A block per channel and part.
-template <class Real> __global__ void sum_planes(sum_args<Real> a) {
+template <class T> __global__ void sum_planes(sum_args<T> a) {
+    typedef typename iso__real<T>::type Real;
     int64_t channel = blockIdx.x, items = (int64_t)a.rows * a.plane;
     int end = part_bound(items, a.parts, (int)blockIdx.y + 1);
     Real sum = 0;
     for (int64_t i = part_bound(items, a.parts, (int)blockIdx.y) + (int)threadIdx.x; i < end;
          i += blockDim.x) {
         unsigned n = (unsigned)i / (unsigned)a.plane, p = (unsigned)i % (unsigned)a.plane;
-        sum += a.x[(n * a.channels + channel) * a.plane + p];
+        sum += iso__widen(a.x[(n * a.channels + channel) * a.plane + p]);
     }
     sum = iso__block_sum(sum);
     if (threadIdx.x == 0) put_sum(a, (int)blockIdx.y, channel, sum);
@@ -116,25 +177,34 @@ static int64_t sum_blocks(int64_t channels, int64_t plane) {
     return plane > 1 ? channels : (channels + SUM_COLUMNS - 1) / SUM_COLUMNS;
 }
 
-// Parts keep a block busy for a while, and a few hundred blocks keep any GPU busy.
-int iso__cuda_channel_sum_parts(int64_t rows, int64_t channels, int64_t plane) {
-    enum { ENOUGH_BLOCKS = 512, MOST_PARTS = 64 };
-    int64_t of_items = rows * plane / (plane > 1 ? 16 * ISO_CUDA_BLOCK : 16 * SUM_LANES);
-    int64_t of_blocks = ENOUGH_BLOCKS / sum_blocks(channels, plane);
-    int64_t parts = of_items < of_blocks ? of_items : of_blocks;
-    return (int)(parts < 1 ? 1 : parts < MOST_PARTS ? parts : (int64_t)MOST_PARTS);
+static bool takes_packs(iso_dtype dtype, int64_t channels, int64_t plane) {
+    return dtype == ISO_BF16 && plane == 1 && channels % iso__pack<iso__bf16>::width == 0;
 }
 
-template <class Real>
-static iso_status launch_sums(iso__cuda *cuda, int64_t rows, int64_t channels, int64_t plane,
-                              const void *x, void *partial, bool accumulate, void *out) {
-    int parts = iso__cuda_channel_sum_parts(rows, channels, plane);
+// Parts keep a block busy for a while, and a few hundred blocks keep any GPU busy.
+int iso__cuda_channel_sum_parts(iso_dtype dtype, int64_t rows, int64_t channels, int64_t plane) {
+    enum { ENOUGH_BLOCKS = 512, LANES = packed_columns<iso__bf16>::lanes };
+    bool packs = takes_packs(dtype, channels, plane);
+    int64_t at_once = plane > 1 ? (int)ISO_CUDA_BLOCK : packs ? (int)LANES : (int)SUM_LANES;
+    int64_t of_items = rows * plane / (16 * at_once), most = packs ? 256 : 64;
+    int64_t of_blocks = ENOUGH_BLOCKS / sum_blocks(channels, plane);
+    int64_t parts = of_items < of_blocks ? of_items : of_blocks;
+    return (int)(parts < 1 ? 1 : parts < most ? parts : most);
+}
+
+template <class T>
+static iso_status launch_sums(iso__cuda *cuda, iso_dtype dtype, int64_t rows, int64_t channels,
+                              int64_t plane, const void *x, void *partial, bool accumulate,
+                              void *out) {
+    typedef typename iso__real<T>::type Real;
+    int parts = iso__cuda_channel_sum_parts(dtype, rows, channels, plane);
     void *to = parts > 1 ? partial : out;
-    sum_args<Real> args = {(int)rows,       (int)plane, parts,     channels,
-                           (const Real *)x, accumulate, (Real *)to};
+    sum_args<T> args = {(int)rows,    (int)plane, parts,     channels,
+                        (const T *)x, accumulate, (Real *)to};
+    bool packs = takes_packs(dtype, channels, plane) && iso__is_aligned(x);
+    auto kernel = plane > 1 ? sum_planes<T> : packs ? sum_packs<T> : sum_columns<T>;
     dim3 grid((unsigned)sum_blocks(channels, plane), (unsigned)parts);
-    iso_status status = iso__cuda_submit(cuda, plane > 1 ? sum_planes<Real> : sum_columns<Real>,
-                                         grid, ISO_CUDA_BLOCK, args);
+    iso_status status = iso__cuda_submit(cuda, kernel, grid, ISO_CUDA_BLOCK, args);
     if (status < 0 || parts == 1) return status;
     parts_args<Real> rest = {parts, channels, (const Real *)partial, accumulate, (Real *)out};
     return iso__cuda_submit_over(cuda, sum_parts<Real>, channels, rest);
@@ -143,6 +213,8 @@ static iso_status launch_sums(iso__cuda *cuda, int64_t rows, int64_t channels, i
 iso_status iso__cuda_channel_sums(iso__cuda *cuda, iso_dtype dtype, int64_t rows, int64_t channels,
                                   int64_t plane, const void *x, void *partial, bool accumulate,
                                   void *out) {
-    auto launch = dtype == ISO_F64 ? launch_sums<double> : launch_sums<float>;
-    return launch(cuda, rows, channels, plane, x, partial, accumulate, out);
+    auto launch = dtype == ISO_F64    ? launch_sums<double>
+                  : dtype == ISO_BF16 ? launch_sums<iso__bf16>
+                                      : launch_sums<float>;
+    return launch(cuda, dtype, rows, channels, plane, x, partial, accumulate, out);
 }

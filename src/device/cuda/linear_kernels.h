@@ -1,5 +1,6 @@
 // Private to the CUDA device: launchers of the kernels around matrix products. Tensors are seen as
-// [rows, channels, plane]; of a linear layer the plane is 1.
+// [rows, channels, plane]; of a linear layer, and where channels lie beside each other, the plane
+// is 1.
 #ifndef ISO_LINEAR_KERNELS_H
 #define ISO_LINEAR_KERNELS_H
 
@@ -13,10 +14,10 @@ extern "C" {
 iso_status iso__cuda_bias_act(iso__cuda *cuda, iso_dtype dtype, int64_t rows, int64_t channels,
                               int64_t plane, const void *bias, bool relu, void *y);
 
-// out[channel] = sums of x, += where accumulate; always in the same order, which depends on the
-// shape alone. With more than one part, partial is memory for parts * channels elements.
-// rows * plane is at most INT32_MAX.
-int iso__cuda_channel_sum_parts(int64_t rows, int64_t channels, int64_t plane);
+// out[channel] = sums of x, += where accumulate; of bf16 in f32; always in the same order, which
+// depends on type, shape and alignment alone. With more than one part, partial is memory for
+// parts * channels numbers of the type of out. rows * plane is at most INT32_MAX.
+int iso__cuda_channel_sum_parts(iso_dtype dtype, int64_t rows, int64_t channels, int64_t plane);
 iso_status iso__cuda_channel_sums(iso__cuda *cuda, iso_dtype dtype, int64_t rows, int64_t channels,
                                   int64_t plane, const void *x, void *partial, bool accumulate,
                                   void *out);

@@ -9,59 +9,65 @@
 namespace {
 
 // log(sum(exp(x))) without overflow.
-template <bool block, class Real> __device__ double log_sum_exp(int64_t k, const Real *x) {
+template <bool block, class T> __device__ double log_sum_exp(int64_t k, const T *x) {
     typedef iso__team<block> team;
     double top = (double)team::top(k, x), sum = 0;
-    for (int64_t i = team::lane(); i < k; i += team::lanes()) sum += exp((double)x[i] - top);
+    for (int64_t i = team::lane(); i < k; i += team::lanes())
+        sum += exp((double)iso__widen(x[i]) - top);
     return top + log(team::sum(sum));
 }
 
 // ---- Log-softmax ----------------------------------------------------------------------------------
 
-template <class Real> struct rows_args {
+template <class T> struct rows_args {
     int64_t rows, k;
-    const Real *a, *b; // x; or y and dy
-    Real *to;
+    const T *a, *b; // x; or y and dy
+    T *to;
 };
 
-template <class Real, bool block> __global__ void log_softmax_forward(rows_args<Real> r) {
+template <class T, bool block> __global__ void log_softmax_forward(rows_args<T> r) {
     typedef iso__team<block> team;
+    typedef typename iso__real<T>::type Real;
     for (int64_t n = team::first_row(); n < r.rows; n += team::row_stride()) {
-        const Real *x = r.a + n * r.k;
-        Real *y = r.to + n * r.k;
+        const T *x = r.a + n * r.k;
+        T *y = r.to + n * r.k;
         double norm = log_sum_exp<block>(r.k, x);
         for (int64_t i = team::lane(); i < r.k; i += team::lanes())
-            y[i] = (Real)((double)x[i] - norm);
+            iso__narrow((Real)((double)iso__widen(x[i]) - norm), &y[i]);
     }
 }
 
 // dx = dy - softmax(x) * sum(dy), with softmax(x) = exp(y).
-template <class Real, bool block> __global__ void log_softmax_backward(rows_args<Real> r) {
+template <class T, bool block> __global__ void log_softmax_backward(rows_args<T> r) {
     typedef iso__team<block> team;
+    typedef typename iso__real<T>::type Real;
     for (int64_t n = team::first_row(); n < r.rows; n += team::row_stride()) {
-        const Real *y = r.a + n * r.k, *dy = r.b + n * r.k;
-        Real *dx = r.to + n * r.k;
+        const T *y = r.a + n * r.k, *dy = r.b + n * r.k;
+        T *dx = r.to + n * r.k;
         double sum = 0;
-        for (int64_t i = team::lane(); i < r.k; i += team::lanes()) sum += (double)dy[i];
-        sum = team::sum(sum);
         for (int64_t i = team::lane(); i < r.k; i += team::lanes())
-            dx[i] = (Real)((double)dy[i] - exp((double)y[i]) * sum);
+            sum += (double)iso__widen(dy[i]);
+        sum = team::sum(sum);
+        for (int64_t i = team::lane(); i < r.k; i += team::lanes()) {
+            double slope = (double)iso__widen(dy[i]) - exp((double)iso__widen(y[i])) * sum;
+            iso__narrow((Real)slope, &dx[i]);
+        }
     }
 }
 
-template <class Real>
+template <class T>
 iso_status log_softmax(iso__cuda *cuda, int64_t rows, int64_t k, const void *x, void *y) {
-    rows_args<Real> args = {rows, k, (const Real *)x, NULL, (Real *)y};
-    return iso__cuda_submit_rows(cuda, log_softmax_forward<Real, false>,
-                                 log_softmax_forward<Real, true>, rows, k, args);
+    rows_args<T> args = {rows, k, (const T *)x, NULL, (T *)y};
+    return iso__cuda_submit_rows(cuda, log_softmax_forward<T, false>, log_softmax_forward<T, true>,
+                                 rows, k, args);
 }
 
-template <class Real>
+template <class T>
 iso_status log_softmax_grad(iso__cuda *cuda, int64_t rows, int64_t k, const void *y, const void *dy,
                             void *dx) {
-    rows_args<Real> args = {rows, k, (const Real *)y, (const Real *)dy, (Real *)dx};
-    return iso__cuda_submit_rows(cuda, log_softmax_backward<Real, false>,
-                                 log_softmax_backward<Real, true>, rows, k, args);
+    rows_args<T> args = {rows, k, (const T *)y, (const T *)dy, (T *)dx};
+    return iso__cuda_submit_rows(cuda, log_softmax_backward<T, false>,
+                                 log_softmax_backward<T, true>, rows, k, args);
 }
 
 // ---- One row of a classifier: its loss, in all threads; its gradient unless that is NULL -----------
@@ -191,14 +197,16 @@ iso_status squares_as(iso__cuda *cuda, int64_t count, const void *x, const void 
 
 iso_status iso__cuda_log_softmax(iso__cuda *cuda, iso_dtype dtype, int64_t rows, int64_t k,
                                  const void *x, void *y) {
-    return dtype == ISO_F64 ? log_softmax<double>(cuda, rows, k, x, y)
-                            : log_softmax<float>(cuda, rows, k, x, y);
+    if (dtype == ISO_F64) return log_softmax<double>(cuda, rows, k, x, y);
+    if (dtype == ISO_BF16) return log_softmax<iso__bf16>(cuda, rows, k, x, y);
+    return log_softmax<float>(cuda, rows, k, x, y);
 }
 
 iso_status iso__cuda_log_softmax_grad(iso__cuda *cuda, iso_dtype dtype, int64_t rows, int64_t k,
                                       const void *y, const void *dy, void *dx) {
-    return dtype == ISO_F64 ? log_softmax_grad<double>(cuda, rows, k, y, dy, dx)
-                            : log_softmax_grad<float>(cuda, rows, k, y, dy, dx);
+    if (dtype == ISO_F64) return log_softmax_grad<double>(cuda, rows, k, y, dy, dx);
+    if (dtype == ISO_BF16) return log_softmax_grad<iso__bf16>(cuda, rows, k, y, dy, dx);
+    return log_softmax_grad<float>(cuda, rows, k, y, dy, dx);
 }
 
 iso_status iso__cuda_losses_of_rows(iso__cuda *cuda, iso_dtype dtype,
