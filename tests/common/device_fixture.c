@@ -5,16 +5,17 @@
 #include <math.h>
 #include <string.h>
 
-static void on_each_type(iso_device *device, void (*body)(const target *on)) {
-    static const iso_dtype types[] = {ISO_F32, ISO_F64};
+static void on_each_type(iso_device *device, bool low, void (*body)(const target *on)) {
+    static const iso_dtype types[] = {ISO_F32, ISO_F64, ISO_BF16};
     for (int i = 0; i < COUNT(types); i++) {
+        if (types[i] == ISO_BF16 && (!low || device->ops->host_memory)) continue;
         cr_assert(device->kernels[types[i]], "%s does not compute in %s",
                   iso_device_describe(device), iso_dtype_name(types[i]));
         body(&(target){device, types[i], device->kernels[types[i]]});
     }
 }
 
-void on_each_target(void (*body)(const target *on)) {
+static void on_targets(bool low, void (*body)(const target *on)) {
     static const char *const sets[] = {"onednn", "cblas", "reference"};
     iso_device *device;
     int tried = 0;
@@ -22,25 +23,59 @@ void on_each_target(void (*body)(const target *on)) {
         setenv("ISO_CPU_KERNELS", sets[i], 1);
         if (iso_device_create("cpu", &device) != ISO_OK) continue;
         tried++;
-        on_each_type(device, body);
+        on_each_type(device, low, body);
         iso_device_destroy(&device);
     }
     cr_assert(tried >= 2, "a build has the reference kernels and at least one library's");
     if (iso_device_count("cuda") == 0) return;
     OK(iso_device_create("cuda", &device));
-    on_each_type(device, body);
+    on_each_type(device, low, body);
     iso_device_destroy(&device);
+}
+
+void on_each_target(void (*body)(const target *on)) { on_targets(false, body); }
+void on_each_activation_target(void (*body)(const target *on)) { on_targets(true, body); }
+
+target parameter_target(const target *on) {
+    iso_dtype dtype = on->dtype == ISO_BF16 ? ISO_F32 : on->dtype;
+    return (target){on->device, dtype, on->device->kernels[dtype]};
+}
+
+// ---- bf16 ---------------------------------------------------------------------------------------
+
+double bf16_value(uint16_t bits) {
+    uint32_t wide = (uint32_t)bits << 16;
+    float value;
+    memcpy(&value, &wide, sizeof(value));
+    return (double)value;
+}
+
+// The one of both neighbours that is nearer, and of two that are as near the even one.
+uint16_t bf16_nearest(double value) {
+    float narrow = (float)value;
+    uint32_t bits;
+    memcpy(&bits, &narrow, sizeof(bits));
+    uint16_t below = (uint16_t)(bits >> 16), above = (uint16_t)(below + 1);
+    if (isnan(value)) return 0x7fff;
+    if (isinf(narrow)) return below;
+    double beyond = isinf(bf16_value(above)) ? copysign(0x1p128, value) : bf16_value(above);
+    double down = fabs(value - bf16_value(below)), up = fabs(beyond - value);
+    if (down == up) return below % 2 ? above : below;
+    return down < up ? below : above;
 }
 
 // ---- Pairs --------------------------------------------------------------------------------------
 
 static double number(const iso_tensor *t, const void *host, int64_t i) {
+    if (t->dtype == ISO_BF16) return bf16_value(((const uint16_t *)host)[i]);
     return t->dtype == ISO_F64 ? ((const double *)host)[i] : (double)((const float *)host)[i];
 }
 
 static void set_number(const iso_tensor *t, void *host, int64_t i, double value) {
     if (t->dtype == ISO_F64)
         ((double *)host)[i] = value;
+    else if (t->dtype == ISO_BF16)
+        ((uint16_t *)host)[i] = bf16_nearest(value);
     else
         ((float *)host)[i] = (float)value;
 }
@@ -49,7 +84,7 @@ pair pair_create(const target *on, int ndim, const int64_t *shape, iso_layout la
     static uint32_t next_value;
     pair p;
     void *host;
-    if (on->dtype != ISO_F32) layout = ISO_LAYOUT_LOGICAL; // only f32 has another
+    if (on->dtype == ISO_F64) layout = ISO_LAYOUT_LOGICAL; // it has no other
     OK(iso_tensor_create(on->device, on->dtype, ndim, shape, &p.t));
     OK(iso_tensor_resize(p.t, ndim, shape, layout));
     int64_t count = iso_tensor_count(p.t);
@@ -88,7 +123,14 @@ void pair_set(pair *p, int64_t i, double value) {
     void *host;
     OK(iso_tensor_map(p->t, ISO_READ_WRITE, &host));
     set_number(p->t, host, i, value);
-    p->d[i] = value;
+    p->d[i] = number(p->t, host, i);
+    OK(iso_tensor_unmap(p->t));
+}
+
+void pair_read(pair *p) {
+    void *host;
+    OK(iso_tensor_map(p->t, ISO_READ, &host));
+    for (int64_t i = 0; i < p->t->count; i++) p->d[i] = number(p->t, host, i);
     OK(iso_tensor_unmap(p->t));
 }
 
@@ -105,18 +147,21 @@ static void check_padding(iso_device *device, iso_tensor *t, const float *logica
 void check_pair(const target *on, pair *p, double tolerance, const char *what) {
     void *host;
     OK(iso_tensor_map(p->t, ISO_READ, &host));
-    double largest = 1, worst = 0;
+    double largest = 1, worst = 0, rounding = p->t->dtype == ISO_BF16 ? 0x1p-8 : 0;
     if (on->dtype == ISO_F64) tolerance *= 1e-7;
+    tolerance *= 1 + rounding;
     for (int64_t i = 0; i < p->t->count; i++) {
         double got = number(p->t, host, i), error = fabs(got - p->d[i]);
         if (isnan(got) && isnan(p->d[i])) continue;
+        double allowed = isinf(p->d[i]) ? 0 : rounding * fabs(p->d[i]);
+        error = error > allowed ? error - allowed : isnan(error) ? error : 0;
         largest = fmax(largest, fabs(p->d[i]));
         worst = error > worst || isnan(error) ? error : worst;
     }
     char shape[128];
     cr_assert(worst <= tolerance * largest, "%s of shape %s in %s on %s is wrong by %g of %g", what,
               iso__shape_text(p->t->ndim, p->t->shape, shape, sizeof(shape)),
-              iso_dtype_name(on->dtype), iso_device_describe(on->device), worst, largest);
+              iso_dtype_name(p->t->dtype), iso_device_describe(on->device), worst, largest);
     check_padding(on->device, p->t, host);
     OK(iso_tensor_unmap(p->t));
 }

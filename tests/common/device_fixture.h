@@ -19,6 +19,13 @@ typedef struct target {
 
 // Runs body in f32 and f64 on each kernel set of the CPU, and on a GPU where there is one.
 void on_each_target(void (*body)(const target *on));
+// On a GPU in bf16 too: for bodies whose tensors are activations, or of parameter_target.
+void on_each_activation_target(void (*body)(const target *on));
+// The type of gradients of parameters, and of parameters and statistics of norms.
+target parameter_target(const target *on);
+
+double bf16_value(uint16_t bits);
+uint16_t bf16_nearest(double value); // ties to even
 
 static const iso_layout layouts[] = {ISO_LAYOUT_LOGICAL, ISO_LAYOUT_BLOCKED};
 
@@ -39,8 +46,11 @@ void pair_destroy(pair *p);
 void zero(pair *p);
 // Sets number i, in logical order, of both.
 void pair_set(pair *p, int64_t i, double value);
+// The pair's doubles become what the tensor holds.
+void pair_read(pair *p);
 // Asserts that the tensor holds the pair's doubles, up to `tolerance` of the largest (for f64 up to
-// 1e-7 of that), and zeros where a blocked layout has no channels.
+// 1e-7 of that), and zeros where a blocked layout has no channels. In bf16, whose numbers have 8
+// bits, rounding to nearest is off by another 2^-8 of each number.
 void check_pair(const target *on, pair *p, double tolerance, const char *what);
 
 #endif

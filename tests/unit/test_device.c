@@ -29,13 +29,15 @@ static void linear_forward(const target *on) {
         pair_destroy(&x), pair_destroy(&w), pair_destroy(&b), pair_destroy(&y);
     }
 }
-Test(device, linear_forward_matches_the_oracle) { on_each_target(linear_forward); }
+Test(device, linear_forward_matches_the_oracle) { on_each_activation_target(linear_forward); }
 
 static void linear_backward(const target *on) {
     for (int i = 0; i < COUNT(linears); i++) {
         int64_t rows = linears[i][0], in = linears[i][1], out = linears[i][2];
-        pair x = pair_2d(on, rows, in), w = pair_2d(on, out, in), dw = pair_2d(on, out, in);
-        pair db = pair_1d(on, out), dy = pair_2d(on, rows, out), dx = pair_2d(on, rows, in);
+        target of_parameters = parameter_target(on);
+        pair x = pair_2d(on, rows, in), w = pair_2d(on, out, in);
+        pair dw = pair_2d(&of_parameters, out, in), db = pair_1d(&of_parameters, out);
+        pair dy = pair_2d(on, rows, out), dx = pair_2d(on, rows, in);
         for (int flags = 0; flags < 16; flags++) {
             bool add_w = flags & 1, add_b = flags & 2, want_w = !(flags & 4), want_b = !(flags & 8);
             if (want_w && !add_w) zero(&dw);
@@ -55,7 +57,7 @@ static void linear_backward(const target *on) {
         pair_destroy(&db), pair_destroy(&dy), pair_destroy(&dx);
     }
 }
-Test(device, linear_backward_matches_the_oracle) { on_each_target(linear_backward); }
+Test(device, linear_backward_matches_the_oracle) { on_each_activation_target(linear_backward); }
 
 Test(device, only_gpus_round_factors) {
     iso_device *device;
@@ -83,7 +85,7 @@ static void relu(const target *on) {
         pair_destroy(&x), pair_destroy(&y), pair_destroy(&dy);
     }
 }
-Test(device, relu_matches_the_oracle) { on_each_target(relu); }
+Test(device, relu_matches_the_oracle) { on_each_activation_target(relu); }
 
 static void dropout_case(const target *on, const int64_t shape[4], iso_layout layout, double p,
                          bool channels) {
@@ -109,7 +111,9 @@ static void dropouts(const target *on) {
         for (int j = 0; j < 16; j++)
             dropout_case(on, shapes[i], layouts[j & 1], chances[j >> 2], (j & 2) != 0);
 }
-Test(device, dropout_draws_by_logical_index_in_every_layout) { on_each_target(dropouts); }
+Test(device, dropout_draws_by_logical_index_in_every_layout) {
+    on_each_activation_target(dropouts);
+}
 
 // ---- Log-softmax --------------------------------------------------------------------------------
 
@@ -119,12 +123,13 @@ static void log_softmax(const target *on) {
     OK(on->kernels->log_softmax_forward(on->device, x.t, y.t));
     oracle_log_softmax(9, 11, x.d, y.d);
     check_pair(on, &y, 1e-6, "log-softmax");
+    pair_read(&y);
     OK(on->kernels->log_softmax_backward(on->device, y.t, dy.t, dx.t));
     oracle_log_softmax_backward(9, 11, y.d, dy.d, dx.d);
     check_pair(on, &dx, 1e-6, "log-softmax gradient");
     pair_destroy(&x), pair_destroy(&y), pair_destroy(&dy), pair_destroy(&dx);
 }
-Test(device, log_softmax_matches_the_oracle) { on_each_target(log_softmax); }
+Test(device, log_softmax_matches_the_oracle) { on_each_activation_target(log_softmax); }
 
 // ---- Updates: three steps, so that state counts -------------------------------------------------
 

@@ -349,8 +349,10 @@ Test(device_norm, a_nan_is_seen_in_its_channel_only) { on_each_target(nan_case);
 static void layer_case(const target *on, int64_t rows, int64_t size, int flags) {
     bool affine = flags & 1, accumulate = flags & 2;
     pair x = pair_2d(on, rows, size), y = pair_2d(on, rows, size), dy = pair_2d(on, rows, size);
-    pair w = pair_1d(on, size), b = pair_1d(on, size), dw = pair_1d(on, size);
-    pair db = pair_1d(on, size), statistics = pair_2d(on, rows, 3);
+    target of_parameters = parameter_target(on);
+    pair w = pair_1d(&of_parameters, size), b = pair_1d(&of_parameters, size);
+    pair dw = pair_1d(&of_parameters, size), db = pair_1d(&of_parameters, size);
+    pair statistics = pair_2d(&of_parameters, rows, 3);
     const double *wd = affine ? w.d : NULL;
     OK(on->kernels->layer_norm_forward(on->device, 1e-3, size, x.t, affine ? w.t : NULL,
                                        affine ? b.t : NULL, statistics.t, y.t));
@@ -375,4 +377,4 @@ static void layer_norms(const target *on) {
     for (int i = 0; i < COUNT(sizes) * 4; i++)
         layer_case(on, sizes[i / 4][0], sizes[i / 4][1], i % 4);
 }
-Test(device_norm, layer_norm_matches_the_oracle) { on_each_target(layer_norms); }
+Test(device_norm, layer_norm_matches_the_oracle) { on_each_activation_target(layer_norms); }

@@ -22,28 +22,49 @@ iso_status iso__cuda_bias_gradient(iso__cuda *cuda, const iso_tensor *dy, iso_te
                                   accumulate, db->data);
 }
 
+// c = x w^T, f32 where asked for.
+static iso_status multiply(iso__cuda *cuda, const iso_tensor *x, const iso_tensor *w, bool c_f32,
+                           void *c) {
+    int64_t in = w->shape[1], out = w->shape[0];
+    return iso__cuda_gemm(cuda, &(iso__cuda_gemm_args){.dtype = x->dtype,
+                                                       .transpose_b = true,
+                                                       .m = x->shape[0],
+                                                       .n = out,
+                                                       .k = in,
+                                                       .a = x->data,
+                                                       .b = w->data,
+                                                       .lda = in,
+                                                       .ldb = in,
+                                                       .ldc = out,
+                                                       .c = c,
+                                                       .c_f32 = c_f32});
+}
+
+// Sums of bf16 are rounded when the bias is there.
+static iso_status multiply_and_add(iso__cuda *cuda, const iso_tensor *x, const iso_tensor *w,
+                                   const iso_tensor *b, bool relu, iso_tensor *y) {
+    int64_t rows = y->shape[0], out = y->shape[1];
+    const void *bias = b ? b->data : NULL;
+    void *sums;
+    if (x->dtype != ISO_BF16) {
+        ISO_TRY(multiply(cuda, x, w, false, y->data));
+        return iso__cuda_bias_act(cuda, x->dtype, rows, out, 1, bias, relu, y->data);
+    }
+    ISO_TRY(iso__cuda_scratch(cuda, (size_t)y->count * sizeof(float), &sums));
+    ISO_TRY(multiply(cuda, x, w, true, sums));
+    return iso__cuda_bias_act_of_sums(cuda, rows, out, 1, sums, bias, relu, y->data);
+}
+
 static iso_status linear_forward(iso_device *self, const iso_tensor *x, const iso_tensor *w,
                                  iso__arrival *arrival, const iso_tensor *b, iso_activation act,
                                  iso_tensor *y) {
     iso__cuda *cuda = iso__cuda_of(self);
-    int64_t rows = x->shape[0], in = w->shape[1], out = w->shape[0];
     bool done, relu = act == ISO_ACT_RELU;
     ISO_TRY(iso__arrival_wait(arrival, w));
     ISO_TRY(iso__cuda_lt_linear(cuda, x, w, b, act, y, &done));
     if (done) return ISO_OK;
-    ISO_TRY(iso__cuda_gemm(cuda, &(iso__cuda_gemm_args){.dtype = x->dtype,
-                                                        .transpose_b = true,
-                                                        .m = rows,
-                                                        .n = out,
-                                                        .k = in,
-                                                        .a = x->data,
-                                                        .b = w->data,
-                                                        .lda = in,
-                                                        .ldb = in,
-                                                        .ldc = out,
-                                                        .c = y->data}));
-    if (!b && !relu) return ISO_OK;
-    return iso__cuda_bias_act(cuda, x->dtype, rows, out, 1, b ? b->data : NULL, relu, y->data);
+    if (!b && !relu) return multiply(cuda, x, w, false, y->data);
+    return multiply_and_add(cuda, x, w, b, relu, y);
 }
 
 static iso_status linear_backward_params(iso_device *self, const iso_tensor *x,

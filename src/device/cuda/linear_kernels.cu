@@ -7,66 +7,87 @@
 
 // ---- Bias and activation -----------------------------------------------------------------------
 
+// From: y's type, and its memory; or f32, for sums that become bf16 with the bias.
 // Index: 32 bits where they reach, as divisions of 64 take several times as long.
-template <class T, class Index> struct bias_args {
+template <class From, class T, class Index> struct bias_args {
     Index count, channels, plane;
+    const From *from;
     const T *bias;
     bool relu;
     T *y;
 };
 
-template <class T> __device__ inline void finish(T *y, const T *bias, bool relu) {
-    typename iso__real<T>::type value = iso__widen(*y);
+template <class From, class T>
+__device__ inline void finish(From from, const T *bias, bool relu, T *y) {
+    typename iso__real<T>::type value = iso__widen(from);
     if (bias) value += iso__widen(*bias);
     iso__narrow(relu && !(value > 0) ? 0 : value, y);
 }
 
-template <class T, class Index> __global__ void bias_act(bias_args<T, Index> a) {
+template <class From, class T, class Index> __global__ void bias_act(bias_args<From, T, Index> a) {
     for (int64_t item = iso__first_item(); item < (int64_t)a.count; item += iso__item_stride()) {
         Index i = (Index)item;
-        finish(&a.y[i], a.bias ? &a.bias[i / a.plane % a.channels] : nullptr, a.relu);
+        finish(a.from[i], a.bias ? &a.bias[i / a.plane % a.channels] : nullptr, a.relu, &a.y[i]);
     }
 }
 
-// Where 16 bytes are of one channel, or of channels beside each other.
-template <class T, class Index> __global__ void bias_act_packs(bias_args<T, Index> a) {
-    typedef iso__pack<T> pack;
-    int64_t packs = (int64_t)a.count / pack::width;
+// Where the 16 bytes of y that a thread writes are of one channel, or of channels beside each
+// other.
+template <class From, class T, class Index>
+__global__ void bias_act_packs(bias_args<From, T, Index> a) {
+    typedef iso__pack<From> in;
+    typedef iso__pack<T> out;
+    const int ins = out::width / in::width;
+    int64_t packs = (int64_t)a.count / out::width;
     Index step = a.plane == 1 ? 1 : 0;
     for (int64_t item = iso__first_item(); item < packs; item += iso__item_stride()) {
-        pack y = ((const pack *)a.y)[item];
-        Index channel = (Index)(item * pack::width) / a.plane % a.channels;
+        in x[ins];
+        out y;
+        for (int k = 0; k < ins; k++) x[k] = ((const in *)a.from)[item * ins + k];
+        Index channel = (Index)(item * out::width) / a.plane % a.channels;
         const T *bias = a.bias ? &a.bias[channel] : nullptr;
-        for (int k = 0; k < pack::width; k++)
-            finish(&y.at[k], bias ? bias + step * (Index)k : nullptr, a.relu);
-        ((pack *)a.y)[item] = y;
+        for (int k = 0; k < out::width; k++)
+            finish(x[k / in::width].at[k % in::width], bias ? bias + step * (Index)k : nullptr,
+                   a.relu, &y.at[k]);
+        ((out *)a.y)[item] = y;
     }
 }
 
-template <class T, class Index>
+template <class From, class T, class Index>
 static iso_status launch_bias_act(iso__cuda *cuda, int64_t count, int64_t channels, int64_t plane,
-                                  const void *bias, bool relu, void *y) {
+                                  const void *from, const void *bias, bool relu, void *y) {
     const int width = iso__pack<T>::width;
-    bias_args<T, Index> args = {(Index)count, (Index)channels, (Index)plane, (const T *)bias,
-                                relu,         (T *)y};
-    if ((plane > 1 ? plane : channels) % width == 0 && iso__is_aligned(y))
-        return iso__cuda_submit_over(cuda, bias_act_packs<T, Index>, count / width, args);
-    return iso__cuda_submit_over(cuda, bias_act<T, Index>, count, args);
+    bias_args<From, T, Index> args = {
+        (Index)count, (Index)channels, (Index)plane, (const From *)from, (const T *)bias,
+        relu,         (T *)y};
+    bool packs =
+        (plane > 1 ? plane : channels) % width == 0 && iso__is_aligned(y) && iso__is_aligned(from);
+    if (packs)
+        return iso__cuda_submit_over(cuda, bias_act_packs<From, T, Index>, count / width, args);
+    return iso__cuda_submit_over(cuda, bias_act<From, T, Index>, count, args);
 }
 
-template <class T>
+template <class From, class T>
 static iso_status bias_act_of(iso__cuda *cuda, int64_t count, int64_t channels, int64_t plane,
-                              const void *bias, bool relu, void *y) {
-    auto launch = count <= INT32_MAX ? launch_bias_act<T, uint32_t> : launch_bias_act<T, int64_t>;
-    return launch(cuda, count, channels, plane, bias, relu, y);
+                              const void *from, const void *bias, bool relu, void *y) {
+    auto launch =
+        count <= INT32_MAX ? launch_bias_act<From, T, uint32_t> : launch_bias_act<From, T, int64_t>;
+    return launch(cuda, count, channels, plane, from, bias, relu, y);
 }
 
 iso_status iso__cuda_bias_act(iso__cuda *cuda, iso_dtype dtype, int64_t rows, int64_t channels,
                               int64_t plane, const void *bias, bool relu, void *y) {
-    auto run = dtype == ISO_F64    ? bias_act_of<double>
-               : dtype == ISO_BF16 ? bias_act_of<iso__bf16>
-                                   : bias_act_of<float>;
-    return run(cuda, rows * channels * plane, channels, plane, bias, relu, y);
+    auto run = dtype == ISO_F64    ? bias_act_of<double, double>
+               : dtype == ISO_BF16 ? bias_act_of<iso__bf16, iso__bf16>
+                                   : bias_act_of<float, float>;
+    return run(cuda, rows * channels * plane, channels, plane, y, bias, relu, y);
+}
+
+iso_status iso__cuda_bias_act_of_sums(iso__cuda *cuda, int64_t rows, int64_t channels,
+                                      int64_t plane, const float *sums, const void *bias, bool relu,
+                                      void *y) {
+    return bias_act_of<float, iso__bf16>(cuda, rows * channels * plane, channels, plane, sums, bias,
+                                         relu, y);
 }
 
 // ---- Sums over channels ------------------------------------------------------------------------

@@ -13,6 +13,10 @@ extern "C" {
 // y = act(y + bias), bias of each channel; NULL: none.
 iso_status iso__cuda_bias_act(iso__cuda *cuda, iso_dtype dtype, int64_t rows, int64_t channels,
                               int64_t plane, const void *bias, bool relu, void *y);
+// The same in bf16, of sums that are still f32: so what is rounded is rounded once.
+iso_status iso__cuda_bias_act_of_sums(iso__cuda *cuda, int64_t rows, int64_t channels,
+                                      int64_t plane, const float *sums, const void *bias, bool relu,
+                                      void *y);
 
 // out[channel] = sums of x, += where accumulate; of bf16 in f32; always in the same order, which
 // depends on type, shape and alignment alone. With more than one part, partial is memory for
