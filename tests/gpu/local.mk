@@ -30,6 +30,15 @@ UNIT_TESTS += tests/gpu/cuda_norm_types.unit
 tests_gpu_cuda_norm_types_unit_SOURCES = tests/gpu/test_cuda_norm_types.c tests/gpu/stored_fixture.c \
     tests/gpu/stored_fixture.h
 endif
+GPU_TESTS += tests/gpu/cuda_bf16.unit
+UNIT_TESTS += tests/gpu/cuda_bf16.unit
+tests_gpu_cuda_bf16_unit_SOURCES = tests/gpu/test_cuda_bf16.c
+GPU_TESTS += tests/gpu/gpu_autocast.unit
+UNIT_TESTS += tests/gpu/gpu_autocast.unit
+tests_gpu_gpu_autocast_unit_SOURCES = tests/gpu/test_gpu_autocast.c
+GPU_TESTS += tests/gpu/gpu_autocast_ranks.mpi
+MPI_TESTS += tests/gpu/gpu_autocast_ranks.mpi
+tests_gpu_gpu_autocast_ranks_mpi_SOURCES = tests/gpu/test_gpu_autocast_ranks.c
 GPU_TESTS += tests/gpu/gpu_training.unit
 UNIT_TESTS += tests/gpu/gpu_training.unit
 tests_gpu_gpu_training_unit_SOURCES = tests/gpu/test_gpu_training.c
