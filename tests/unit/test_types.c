@@ -165,6 +165,23 @@ Test(types, other_types_are_refused_in_one_sentence) {
     close_cpu(&device);
 }
 
+Test(types, a_device_without_kernels_for_bf16_says_so) {
+    device = open_cpu();
+    if (device->kernels[ISO_BF16]) cr_skip_test("this device computes in bf16");
+    const char *text = "cpu device does not compute in bf16";
+    iso_module *net = new_net(), *made;
+    iso_tensor *x, *y;
+    cr_fails(iso_autocast_create_take(iso_module_retain(net), ISO_BF16, &made), ISO_ERR_UNSUPPORTED,
+             text);
+    cr_assert_eq(net->references, 1);
+    cr_fails(iso_cast_create(device, ISO_BF16, &made), ISO_ERR_UNSUPPORTED, text);
+    cr_ok(iso_tensor_create(device, ISO_BF16, 4, image, &x));
+    cr_fails(iso_module_forward(net, x, &y), ISO_ERR_UNSUPPORTED, text);
+    iso_tensor_destroy(&x);
+    iso_module_destroy(&net);
+    close_cpu(&device);
+}
+
 // ---- A layer with a buffer and without parameters -------------------------------------------------
 
 static iso_status pass(iso_module *self, iso_call *call, iso_tensor *in, iso_tensor **out) {
