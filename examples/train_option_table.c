@@ -143,7 +143,7 @@ const train_option train_option_table[] = {
      .meaning = "where kernels run; cuda: the ranks of a node take its GPUs in turn",
      .outside = true},
     {CHOICE, "--math", FIELD(math), "f32|tf32|bf16", "f32",
-     .meaning = "what a GPU rounds factors of f32 products to"},
+     .meaning = "what a GPU rounds factors of f32 products to; bf16: activations too"},
     {CHOICE, "--dtype", FIELD(dtype), "f32|f64", "f32",
      .meaning = "element type of images, parameters and arithmetic"},
     {CHOICE, "--kernels", FIELD(kernels), "fixed|tuned", "fixed",

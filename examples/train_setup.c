@@ -125,6 +125,12 @@ static iso_status create_losses(train_run *run) {
     return iso_loss_create_with(run->world->device, &config, &run->loss);
 }
 
+static iso_status round_activations(train_run *run) {
+    iso_module *model = run->model;
+    run->model = NULL; // it is taken, on failure too
+    return iso_autocast_create_take(model, ISO_BF16, &run->model);
+}
+
 static iso_status build_model(train_run *run) {
     const train_options *options = run->options;
     const iso_dataset_info *info = &run->world->info;
@@ -140,6 +146,7 @@ static iso_status build_model(train_run *run) {
     iso_dtype dtype;
     TRY(iso_dtype_parse(options->dtype, &dtype));
     TRY(iso_module_to(run->model, dtype));
+    if (strcmp(options->math, "bf16") == 0 && dtype == ISO_F32) TRY(round_activations(run));
     TRY(create_losses(run));
     // The others get rank 0's parameters later.
     if (options->load && run->world->rank == 0) TRY(train_checkpoint_load(run));

@@ -1,7 +1,7 @@
 // Modules of f64, models of two element types, and what iso_module_to promises and refuses.
 #include "common/nn_fixture.h"
 #include "common/scratch.h"
-#include "tensor/tensor_impl.h"
+#include "device/device_impl.h"
 
 #include <isotherm/checkpoint.h>
 #include <isotherm/optim.h>

@@ -8,7 +8,7 @@ mean cross entropy, SGD with lr 0.001 and momentum 0.9, and what is told: the me
 between two points where the GPU has nothing to do. Not equal, and in PyTorch's favour: labels are on the GPU too
 (bench_step hands them over each step), nobody asks for the loss inside a block (bench_step does, one step later),
 cuDNN may choose its algorithms by time and need not be deterministic, and of both memory formats the faster one
-counts. bf16 is autocast: activations are kept in 16 bits, while bench_step keeps them in 32 and only multiplies in bf16.
+counts. bf16 is autocast, as in bench_step: activations in 16 bits, parameters and their gradients in 32.
 
 Modes: eager; graph: forward, backward and update captured as one CUDA graph; compile and max-autotune: the network
 through torch.compile (mode "reduce-overhead", which uses CUDA graphs, and "max-autotune"; minutes for each network).
