@@ -12,10 +12,11 @@
 static const char usage[] =
     "usage: bench_gpu_ops [OPTIONS]\n"
     "  --device NAME  cuda, cuda:N or cpu (cuda)\n"
-    "  --math LIST    of f32, tf32, bf16 (f32,tf32,bf16)\n"
+    "  --math LIST    of f32, tf32, and bf16 with activations of bf16 (f32,tf32,bf16)\n"
     "  --quick        tiny shapes: tries the program, and measures nothing\n";
 
 static bench_device on;
+static iso_dtype activations = ISO_F32; // of products now
 static double copy_gbs;
 
 // ---- Timing ---------------------------------------------------------------------------------------
@@ -79,13 +80,11 @@ static void tell_memory(const char *name, double bytes, double ms) {
 // ---- Tensors --------------------------------------------------------------------------------------
 
 // Numbers from -0.5 to 0.5: products of zeros would be faster than those of data.
-static iso_tensor *make(int ndim, const int64_t *shape) {
+static iso_tensor *make_plain(int ndim, const int64_t *shape) {
     iso_tensor *t;
     void *host;
     uint32_t state = 1;
     bench_require(iso_tensor_create(on.device, ISO_F32, ndim, shape, &t));
-    bench_require(iso_tensor_resize(
-        t, ndim, shape, on.device->ops->preferred_layout(on.device, ISO_F32, ndim, shape)));
     bench_require(iso_tensor_map(t, ISO_WRITE, &host));
     for (int64_t i = 0; i < t->count; i++) {
         state = state * 1664525 + 1013904223;
@@ -94,20 +93,43 @@ static iso_tensor *make(int ndim, const int64_t *shape) {
     bench_require(iso_tensor_unmap(t));
     return t;
 }
-#define MAKE(...)                                                                                  \
-    make((int)(sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t)), (int64_t[]){__VA_ARGS__})
+
+// The same in the type of activations, and a layout.
+static iso_tensor *make_as(iso_layout layout, int ndim, const int64_t *shape) {
+    iso_tensor *t, *plain = make_plain(ndim, shape);
+    if (activations == ISO_F32 && layout == ISO_LAYOUT_LOGICAL) return plain;
+    bench_require(iso_tensor_create(on.device, activations, ndim, shape, &t));
+    bench_require(iso_tensor_resize(t, ndim, shape, layout));
+    bench_require(iso_tensor_copy(plain, t));
+    iso_tensor_destroy(&plain);
+    return t;
+}
+
+// In the layout in which a convolution gives it.
+static iso_tensor *make(int ndim, const int64_t *shape) {
+    return make_as(on.device->ops->preferred_layout(on.device, activations, ndim, shape), ndim,
+                   shape);
+}
+#define SHAPE(...)                                                                                 \
+    (int)(sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t)), (int64_t[]) { __VA_ARGS__ }
+#define MAKE(...) make(SHAPE(__VA_ARGS__))
 
 static void destroy_all(iso_tensor **tensors, int count) {
     for (int i = 0; i < count; i++) iso_tensor_destroy(&tensors[i]);
 }
 
-static const iso_kernel_ops *kernels(void) { return on.device->kernels[ISO_F32]; }
+static const iso_kernel_ops *kernels(void) { return on.device->kernels[activations]; }
 
 // ---- Products -------------------------------------------------------------------------------------
 
 static void time_linear(const char *math, int size) {
-    iso_tensor *t[] = {MAKE(size, size), MAKE(size, size), MAKE(size), MAKE(size, size)};
-    iso_tensor *x = t[0], *w = t[1], *b = t[2], *y = t[3];
+    iso_tensor *t[] = {MAKE(size, size),
+                       MAKE(size, size),
+                       MAKE(size),
+                       MAKE(size, size),
+                       make_plain(SHAPE(size, size)),
+                       make_plain(SHAPE(size))};
+    iso_tensor *x = t[0], *w = t[1], *b = t[2], *y = t[3], *dw = t[4], *db = t[5];
     double flops = 2.0 * size * size * size;
     char name[3][64];
     snprintf(name[0], sizeof(*name), "linear %d forward", size);
@@ -117,8 +139,8 @@ static void time_linear(const char *math, int size) {
             kernels()->linear_forward(on.device, x, w, NULL, b, ISO_ACT_NONE, y));
     PRODUCT(name[1], math, flops, kernels()->linear_backward_input(on.device, y, w, x));
     PRODUCT(name[2], math, flops,
-            kernels()->linear_backward_params(on.device, x, y, w, false, b, false));
-    destroy_all(t, 4);
+            kernels()->linear_backward_params(on.device, x, y, dw, false, db, false));
+    destroy_all(t, 6);
 }
 
 typedef struct conv_case {
@@ -142,9 +164,11 @@ static void time_conv(const char *math, const conv_case *s, int batch) {
                                  .dilation = {1, 1},
                                  .groups = 1,
                                  .no_bias = true};
-    iso_tensor *t[] = {MAKE(batch, s->in, s->side, s->side), MAKE(s->out, s->in, s->size, s->size),
-                       MAKE(batch, s->out, to, to)};
-    iso_tensor *x = t[0], *w = t[1], *y = t[2];
+    iso_tensor *x = MAKE(batch, s->in, s->side, s->side), *y = MAKE(batch, s->out, to, to);
+    iso_tensor *dw = make_plain(SHAPE(s->out, s->in, s->size, s->size));
+    iso_layout of_w = activations == ISO_BF16 ? y->layout : ISO_LAYOUT_LOGICAL;
+    iso_tensor *w = make_as(of_w, SHAPE(s->out, s->in, s->size, s->size));
+    iso_tensor *t[] = {x, w, y, dw};
     double flops = 2.0 * (double)y->count * s->in * s->size * s->size;
     PRODUCT(conv_name(s, "forward"), math, flops,
             kernels()->conv2d_forward(on.device, &c, x, w, NULL, ISO_ACT_NONE, y));
@@ -152,8 +176,8 @@ static void time_conv(const char *math, const conv_case *s, int batch) {
         PRODUCT(conv_name(s, "backward input"), math, flops,
                 kernels()->conv2d_backward_input(on.device, &c, y, w, x));
     PRODUCT(conv_name(s, "backward parameters"), math, flops,
-            kernels()->conv2d_backward_params(on.device, &c, x, y, w, false, NULL, false));
-    destroy_all(t, 3);
+            kernels()->conv2d_backward_params(on.device, &c, x, y, dw, false, NULL, false));
+    destroy_all(t, 4);
 }
 
 // Every shape of resnet18 on 3x32x32, batch 256.
@@ -170,9 +194,11 @@ static void time_convs(const char *math, bool quick) {
 
 static void time_products(const char *math, bool quick) {
     bench_require(iso_device_set_math(on.device, math));
+    if (strcmp(math, "bf16") == 0) activations = ISO_BF16;
     time_linear(math, quick ? 32 : 4096);
     time_linear(math, quick ? 48 : 8192);
     time_convs(math, quick);
+    activations = ISO_F32;
 }
 
 // ---- Memory ---------------------------------------------------------------------------------------

@@ -75,10 +75,10 @@ static long long cost(layer *l, bool bias, bool relu) {
 
 // ---- What is taken ------------------------------------------------------------------------------
 
-Test(cuda_lt, every_shape_matches_the_oracle_in_both_types) {
+Test(cuda_lt, every_shape_matches_the_oracle_in_every_type) {
     static const int64_t shapes[][3] = {{1, 1, 1},  {3, 5, 7},    {64, 784, 10}, {17, 33, 65},
                                         {8, 64, 8}, {2, 1000, 3}, {128, 4, 300}};
-    for (iso_dtype dtype = ISO_F32; dtype <= ISO_F64; dtype++)
+    for (iso_dtype dtype = ISO_F32; dtype <= ISO_BF16; dtype++)
         for (int i = 0; i < COUNT(shapes); i++) {
             layer l = open_layer(dtype, false, shapes[i][0], shapes[i][1], shapes[i][2]);
             for (int flags = 0; flags < 4; flags++) check(&l, flags & 1, flags & 2);
@@ -90,6 +90,12 @@ Test(cuda_lt, bias_and_relu_come_in_the_same_call) {
     layer l = open_emulated(false);
     for (int flags = 0; flags < 4; flags++) cr_expect(cost(&l, flags & 1, flags & 2) == 1);
     cr_expect(iso__cuda_of(l.on.device)->lt, "cuBLASLt was not taken");
+    close_layer(&l);
+    l = open_layer(ISO_BF16, false, 9, 72, 12);
+    for (int flags = 0; flags < 4; flags++) cr_expect(cost(&l, flags & 1, flags & 2) == 1);
+    close_layer(&l);
+    l = open_layer(ISO_BF16, false, 9, 7, 5); // rows that no kernel takes
+    cr_expect(cost(&l, true, true) == 2, "sums, which are rounded with their bias");
     close_layer(&l);
     l = open_layer(ISO_F64, false, 9, 72, 12); // it has no epilogues for them
     cr_expect(cost(&l, true, true) == 2);
@@ -168,15 +174,19 @@ Test(cuda_lt, what_is_refused_in_a_capture_is_not_lost) {
 // ---- Bits ---------------------------------------------------------------------------------------
 
 // Sums so long that they are split: never put together in the order in which parts are ready.
-Test(cuda_lt, outputs_have_the_same_bits_in_every_run) {
-    layer l = open_layer(ISO_F32, false, 16, 4096, 8);
-    float first[16 * 8], again[16 * 8];
+static void repeat(iso_dtype dtype) {
+    layer l = open_layer(dtype, false, 16, 4096, 8);
+    float first[16 * 8] = {0}, again[16 * 8] = {0};
     for (int i = 0; i < 20; i++) {
         OK(forward(&l, true, true));
         OK(l.on.device->ops->to_host(l.on.device, l.y.t, i > 0 ? again : first));
         cr_assert(i == 0 || memcmp(first, again, sizeof(first)) == 0, "run %d: other bits", i);
     }
     close_layer(&l);
+}
+Test(cuda_lt, outputs_have_the_same_bits_in_every_run) {
+    repeat(ISO_F32);
+    repeat(ISO_BF16);
 }
 
 Test(cuda_lt, nothing_is_made_for_a_shape_that_was_seen) {
