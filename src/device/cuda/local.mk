@@ -68,6 +68,9 @@ if ISO_HAVE_CUDA
 libiso_core_la_SOURCES += $(CUDA_C_FILES)
 if ISO_HAVE_CUDNN
 libiso_core_la_SOURCES += src/device/cuda/cuda_dnn.c
+libiso_core_la_SOURCES += src/device/cuda/cuda_dnn_plan.c
+libiso_core_la_SOURCES += src/device/cuda/cuda_dnn_plan.h
+libiso_core_la_SOURCES += src/device/cuda/cuda_dnn_run.c
 endif
 CUDA_OBJECTS += $(CUDA_KERNELS:.cu=.lo)
 $(CUDA_OBJECTS): $(CUDA_INCLUDED)

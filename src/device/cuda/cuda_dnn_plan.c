@@ -1,0 +1,168 @@
+// What cuDNN needs for a shape: descriptors, kept, and which algorithms are to be tried.
+//
+// What runs is the first that its heuristics name for the shape among the algorithms that give the
+// same bits in every run; never a matter of time.
+#include "device/cuda/cuda_dnn_plan.h"
+
+#include <limits.h>
+#include <string.h>
+
+void iso__dnn_plan_destroy(const iso__cuda_dnn *dnn, iso__dnn_plan *p) {
+    if (p->x) dnn->call.cudnnDestroyTensorDescriptor(p->x);
+    if (p->y) dnn->call.cudnnDestroyTensorDescriptor(p->y);
+    if (p->bias) dnn->call.cudnnDestroyTensorDescriptor(p->bias);
+    if (p->w) dnn->call.cudnnDestroyFilterDescriptor(p->w);
+    if (p->conv) dnn->call.cudnnDestroyConvolutionDescriptor(p->conv);
+    iso__free(p);
+}
+
+static iso_status describe_tensors(const iso__cuda_dnn *dnn, iso__dnn_plan *p,
+                                   cudnnDataType_t type) {
+    const iso__dnn_functions *call = &dnn->call;
+    const iso__dnn_key *k = &p->key;
+    int rows = (int)k->rows, outs = (int)k->out_channels;
+    ISO_TRY_DNN(dnn, call->cudnnCreateTensorDescriptor(&p->x));
+    ISO_TRY_DNN(dnn, call->cudnnCreateTensorDescriptor(&p->y));
+    ISO_TRY_DNN(dnn, call->cudnnCreateTensorDescriptor(&p->bias));
+    ISO_TRY_DNN(dnn, call->cudnnCreateFilterDescriptor(&p->w));
+    ISO_TRY_DNN(dnn,
+                call->cudnnSetTensor4dDescriptor(p->x, CUDNN_TENSOR_NCHW, type, rows,
+                                                 (int)k->channels, (int)k->height, (int)k->width));
+    ISO_TRY_DNN(dnn, call->cudnnSetTensor4dDescriptor(p->y, CUDNN_TENSOR_NCHW, type, rows, outs,
+                                                      (int)k->out_height, (int)k->out_width));
+    ISO_TRY_DNN(dnn,
+                call->cudnnSetTensor4dDescriptor(p->bias, CUDNN_TENSOR_NCHW, type, 1, outs, 1, 1));
+    ISO_TRY_DNN(dnn, call->cudnnSetFilter4dDescriptor(p->w, type, CUDNN_TENSOR_NCHW, outs,
+                                                      (int)(k->channels / k->groups),
+                                                      (int)k->kernel[0], (int)k->kernel[1]));
+    return ISO_OK;
+}
+
+// The default math of cuDNN rounds factors to TF32, so exact f32 asks for multiply-adds. Its math
+// with smaller factors takes f16, which overflows: for bf16 there is TF32.
+static iso_status describe(const iso__cuda_dnn *dnn, iso__dnn_plan *p) {
+    const iso__dnn_functions *call = &dnn->call;
+    const iso__dnn_key *k = &p->key;
+    cudnnDataType_t type = k->dtype == ISO_F64 ? CUDNN_DATA_DOUBLE : CUDNN_DATA_FLOAT;
+    cudnnMathType_t math = k->math == ISO_CUDA_MATH_F32 ? CUDNN_FMA_MATH : CUDNN_DEFAULT_MATH;
+    ISO_TRY(describe_tensors(dnn, p, type));
+    ISO_TRY_DNN(dnn, call->cudnnCreateConvolutionDescriptor(&p->conv));
+    ISO_TRY_DNN(dnn, call->cudnnSetConvolution2dDescriptor(
+                         p->conv, (int)k->padding[0], (int)k->padding[1], (int)k->stride[0],
+                         (int)k->stride[1], (int)k->dilation[0], (int)k->dilation[1],
+                         CUDNN_CROSS_CORRELATION, type));
+    ISO_TRY_DNN(dnn, call->cudnnSetConvolutionGroupCount(p->conv, (int)k->groups));
+    ISO_TRY_DNN(dnn, call->cudnnSetConvolutionMathType(p->conv, math));
+    return ISO_OK;
+}
+
+// More workspace than this is not worth what it is worth elsewhere.
+#define MOST_WORKSPACE ((size_t)1 << 30)
+
+static cudnnStatus_t workspace_of(const iso__cuda_dnn *dnn, const iso__dnn_plan *p, int algorithm,
+                                  size_t *out) {
+    const iso__dnn_functions *call = &dnn->call;
+    switch ((iso__dnn_direction)p->key.direction) {
+    case ISO__DNN_FORWARD:
+        return call->cudnnGetConvolutionForwardWorkspaceSize(
+            dnn->handle, p->x, p->w, p->conv, p->y, (cudnnConvolutionFwdAlgo_t)algorithm, out);
+    case ISO__DNN_FILTER:
+        return call->cudnnGetConvolutionBackwardFilterWorkspaceSize(
+            dnn->handle, p->x, p->y, p->conv, p->w, (cudnnConvolutionBwdFilterAlgo_t)algorithm,
+            out);
+    case ISO__DNN_INPUT: break;
+    }
+    return call->cudnnGetConvolutionBackwardDataWorkspaceSize(
+        dnn->handle, p->w, p->y, p->conv, p->x, (cudnnConvolutionBwdDataAlgo_t)algorithm, out);
+}
+
+static void consider(const iso__cuda_dnn *dnn, iso__dnn_plan *p, int algorithm,
+                     cudnnStatus_t status, cudnnDeterminism_t determinism, cudnnMathType_t math) {
+    bool rounds = math == CUDNN_TENSOR_OP_MATH || math == CUDNN_TENSOR_OP_MATH_ALLOW_CONVERSION;
+    size_t workspace;
+    if (status != CUDNN_STATUS_SUCCESS || determinism != CUDNN_DETERMINISTIC) return;
+    if (rounds && p->key.math == ISO_CUDA_MATH_F32) return;
+    for (int i = 0; i < p->count; i++)
+        if (p->algorithm[i] == algorithm) return; // the same with another math
+    // With the math of the descriptor, which need not be the one that was considered.
+    if (workspace_of(dnn, p, algorithm, &workspace) != CUDNN_STATUS_SUCCESS) return;
+    if (workspace > MOST_WORKSPACE) return;
+    p->algorithm[p->count] = algorithm;
+    p->workspace[p->count++] = workspace;
+}
+
+#define CONSIDER(dnn, p, perf, returned)                                                           \
+    for (int i = 0; i < (returned); i++)                                                           \
+    consider(dnn, p, (int)(perf)[i].algo, (perf)[i].status, (perf)[i].determinism,                 \
+             (perf)[i].mathType)
+
+// A shape that cuDNN cannot do is left without candidates.
+static iso_status choose(const iso__cuda_dnn *dnn, iso__dnn_plan *p) {
+    const iso__dnn_functions *call = &dnn->call;
+    cudnnConvolutionFwdAlgoPerf_t forward[ISO__DNN_ALGORITHMS];
+    cudnnConvolutionBwdFilterAlgoPerf_t filter[ISO__DNN_ALGORITHMS];
+    cudnnConvolutionBwdDataAlgoPerf_t input[ISO__DNN_ALGORITHMS];
+    cudnnStatus_t status = CUDNN_STATUS_SUCCESS;
+    int returned = 0;
+    switch ((iso__dnn_direction)p->key.direction) {
+    case ISO__DNN_FORWARD:
+        status = call->cudnnGetConvolutionForwardAlgorithm_v7(
+            dnn->handle, p->x, p->w, p->conv, p->y, ISO__DNN_ALGORITHMS, &returned, forward);
+        CONSIDER(dnn, p, forward, returned);
+        break;
+    case ISO__DNN_FILTER:
+        status = call->cudnnGetConvolutionBackwardFilterAlgorithm_v7(
+            dnn->handle, p->x, p->y, p->conv, p->w, ISO__DNN_ALGORITHMS, &returned, filter);
+        CONSIDER(dnn, p, filter, returned);
+        break;
+    case ISO__DNN_INPUT:
+        status = call->cudnnGetConvolutionBackwardDataAlgorithm_v7(
+            dnn->handle, p->w, p->y, p->conv, p->x, ISO__DNN_ALGORITHMS, &returned, input);
+        CONSIDER(dnn, p, input, returned);
+        break;
+    }
+    if (!iso__dnn_unsupported(status)) ISO_TRY_DNN_AS(dnn, "its choice of an algorithm", status);
+    return ISO_OK;
+}
+
+// cuDNN counts in int, the elements of a tensor too.
+static bool fits_int(const iso__dnn_key *k) {
+    int64_t size[sizeof(*k) / sizeof(int64_t)];
+    memcpy(size, k, sizeof(*k));
+    for (size_t i = 0; i < sizeof(size) / sizeof(size[0]); i++)
+        if (size[i] > INT_MAX) return false;
+    double x = (double)k->rows * (double)k->channels * (double)k->height * (double)k->width;
+    double y =
+        (double)k->rows * (double)k->out_channels * (double)k->out_height * (double)k->out_width;
+    double w = (double)k->out_channels * (double)(k->channels / k->groups) * (double)k->kernel[0] *
+               (double)k->kernel[1];
+    return x <= INT_MAX && y <= INT_MAX && w <= INT_MAX;
+}
+
+iso_status iso__dnn_find_plan(iso__cuda *cuda, const iso__dnn_key *key, iso__dnn_plan **out) {
+    iso__cuda_dnn *dnn = cuda->dnn;
+    iso__cuda_entry *entry = iso__cuda_cache_find(&dnn->plans, key);
+    void *memory;
+    iso_status status;
+    if (entry) {
+        *out = iso_container_of(entry, iso__dnn_plan, base);
+        return ISO_OK;
+    }
+    ISO_TRY(iso__alloc_zero(sizeof(iso__dnn_plan), &memory));
+    iso__dnn_plan *p = memory;
+    p->key = *key;
+    p->base.key = &p->key;
+    p->fuses_relu = true;
+    if (fits_int(key)) {
+        ISO_TRY_GOTO(iso__cuda_enter(cuda));
+        ISO_TRY_GOTO(describe(dnn, p));
+        ISO_TRY_GOTO(choose(dnn, p));
+    }
+    iso__cuda_cache_add(&dnn->plans, &p->base);
+    cuda->base.primitives_created++;
+    *out = p;
+    return ISO_OK;
+fail:
+    iso__dnn_plan_destroy(dnn, p);
+    return status;
+}

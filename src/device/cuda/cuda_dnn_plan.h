@@ -1,0 +1,100 @@
+// Private to cuDNN's files (cuda_dnn*.c): the library, and what is kept for each shape.
+#ifndef ISO_CUDA_DNN_PLAN_H
+#define ISO_CUDA_DNN_PLAN_H
+
+#include "device/cuda/cuda_cache.h"
+#include "device/cuda/cuda_impl.h"
+#include "device/cuda/cuda_library.h"
+
+#include <cudnn.h>
+
+#define ISO_DNN_FUNCTIONS(X)                                                                       \
+    X(cudnnConvolutionBackwardData)                                                                \
+    X(cudnnConvolutionBackwardFilter)                                                              \
+    X(cudnnConvolutionBiasActivationForward)                                                       \
+    X(cudnnConvolutionForward)                                                                     \
+    X(cudnnCreate)                                                                                 \
+    X(cudnnCreateActivationDescriptor)                                                             \
+    X(cudnnCreateConvolutionDescriptor)                                                            \
+    X(cudnnCreateFilterDescriptor)                                                                 \
+    X(cudnnCreateTensorDescriptor)                                                                 \
+    X(cudnnDestroy)                                                                                \
+    X(cudnnDestroyActivationDescriptor)                                                            \
+    X(cudnnDestroyConvolutionDescriptor)                                                           \
+    X(cudnnDestroyFilterDescriptor)                                                                \
+    X(cudnnDestroyTensorDescriptor)                                                                \
+    X(cudnnGetConvolutionBackwardDataAlgorithm_v7)                                                 \
+    X(cudnnGetConvolutionBackwardFilterAlgorithm_v7)                                               \
+    X(cudnnGetConvolutionBackwardDataWorkspaceSize)                                                \
+    X(cudnnGetConvolutionBackwardFilterWorkspaceSize)                                              \
+    X(cudnnGetConvolutionForwardAlgorithm_v7)                                                      \
+    X(cudnnGetConvolutionForwardWorkspaceSize)                                                     \
+    X(cudnnGetErrorString)                                                                         \
+    X(cudnnGetVersion)                                                                             \
+    X(cudnnSetActivationDescriptor)                                                                \
+    X(cudnnSetConvolution2dDescriptor)                                                             \
+    X(cudnnSetConvolutionGroupCount)                                                               \
+    X(cudnnSetConvolutionMathType)                                                                 \
+    X(cudnnSetFilter4dDescriptor)                                                                  \
+    X(cudnnSetStream)                                                                              \
+    X(cudnnSetTensor4dDescriptor)
+typedef struct iso__dnn_functions {
+    ISO_DNN_FUNCTIONS(ISO_CUDA_FIELD)
+} iso__dnn_functions;
+
+typedef struct iso__cuda_dnn {
+    iso__dnn_functions call;
+    cudnnHandle_t handle;
+    cudnnActivationDescriptor_t relu;
+    iso__cuda_cache plans;
+} iso__cuda_dnn;
+
+// Writes the record of a failed call of cuDNN.
+iso_status iso__dnn_error(const iso__cuda_dnn *dnn, cudnnStatus_t error, const char *call,
+                          const char *function, const char *file, int line);
+#define ISO_TRY_DNN_AS(dnn, name, expr)                                                            \
+    do {                                                                                           \
+        cudnnStatus_t try_error_ = (expr);                                                         \
+        if (try_error_ != CUDNN_STATUS_SUCCESS)                                                    \
+            return iso__dnn_error(dnn, try_error_, name, __func__, __FILE__, __LINE__);            \
+    } while (0)
+#define ISO_TRY_DNN(dnn, expr) ISO_TRY_DNN_AS(dnn, #expr, expr)
+
+// Codes of thousands are of one kind (cudnn_graph.h).
+static inline bool iso__dnn_unsupported(cudnnStatus_t status) {
+    return (int)status / 1000 == CUDNN_STATUS_NOT_SUPPORTED / 1000;
+}
+
+typedef enum iso__dnn_direction {
+    ISO__DNN_FORWARD,
+    ISO__DNN_FILTER,
+    ISO__DNN_INPUT
+} iso__dnn_direction;
+
+// All of 8 bytes, so that no padding is compared.
+typedef struct iso__dnn_key {
+    int64_t direction, dtype, math, rows, channels, height, width, out_channels, out_height,
+        out_width, kernel[2], stride[2], padding[2], dilation[2], groups;
+} iso__dnn_key;
+
+enum { ISO__DNN_ALGORITHMS = 16 };
+typedef struct iso__dnn_plan {
+    iso__cuda_entry base;
+    iso__dnn_key key;
+    cudnnTensorDescriptor_t x, y, bias;
+    cudnnFilterDescriptor_t w;
+    cudnnConvolutionDescriptor_t conv;
+    // Candidates in the order of the heuristics; `at` is in use, count: none is left.
+    int algorithm[ISO__DNN_ALGORITHMS], count, at;
+    size_t workspace[ISO__DNN_ALGORITHMS];
+    bool refused;    // by cuDNN, when it was called
+    bool fuses_relu; // until cuDNN refuses
+    bool no_room;    // a workspace could not be had
+} iso__dnn_plan;
+
+// Of a shape and direction, made when it is first asked for. A shape that cuDNN cannot do has no
+// candidates.
+iso_status iso__dnn_find_plan(iso__cuda *cuda, const iso__dnn_key *key, iso__dnn_plan **out);
+void iso__dnn_plan_destroy(const iso__cuda_dnn *dnn, iso__dnn_plan *p);
+
+#endif
