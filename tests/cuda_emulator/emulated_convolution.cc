@@ -1,7 +1,8 @@
 // The sums of the emulated cuDNN's convolutions, and which algorithm can do which of them.
 //
-// All algorithms sum directly, in f32 or f64. They differ in what the guide's tables of supported
-// algorithms say: shapes, types, workspace, and whether the order of their sums is fixed.
+// All algorithms sum directly, in f32 or f64, in logical order. They differ in what the guide's
+// tables of supported algorithms say: shapes, types, workspace, and whether the order of their sums
+// is fixed.
 #pragma GCC optimize("O3") // the inner loops have to be vectorised
 #include "emulated_convolution.h"
 
@@ -36,7 +37,18 @@ static bool is_plain(const Convolution &c) {
     return c.stride[0] == 1 && c.stride[1] == 1 && c.dilation[0] == 1 && c.dilation[1] == 1;
 }
 
+// Channels last: whole packs of 16 bytes, and two algorithms.
+static bool can_do_last(const Convolution &c, Kind kind) {
+    int pack = c.type == CUDNN_DATA_BFLOAT16 ? 8 : 4;
+    if (c.f64 || c.c / c.groups % pack != 0 || c.k / c.groups % pack != 0) return false;
+    return kind == Kind::gemm || kind == Kind::precomputed;
+}
+
 static bool can_do(const Convolution &c, Kind kind) {
+    bool low = c.type == CUDNN_DATA_BFLOAT16;
+    if (low && c.math == CUDNN_FMA_MATH) return false; // for tensor cores alone
+    if (c.last && !can_do_last(c, kind)) return false;
+    if (low && (kind == Kind::fft || kind == Kind::tiles || kind == Kind::winograd)) return false;
     bool narrow_padding = c.r > c.padding[0] && c.s > c.padding[1];
     switch (kind) {
     case Kind::gemm: return true;
@@ -83,8 +95,9 @@ bool algorithm_fuses(int algorithm) {
     return kind == Kind::gemm || kind == Kind::precomputed || kind == Kind::winograd;
 }
 
-bool algorithm_needs_16(int algorithm) {
-    return kinds_of(Direction::forward)[static_cast<size_t>(algorithm)] == Kind::winograd;
+bool algorithm_needs_16(const Convolution &c, int algorithm) {
+    Kind kind = kinds_of(c.direction)[static_cast<size_t>(algorithm)];
+    return c.last || (c.direction == Direction::forward && kind == Kind::winograd);
 }
 
 // Transforms pay for large filters; otherwise the quickest sums come in any order.
@@ -130,11 +143,37 @@ static float narrow(float x, cudnnMathType_t math) {
 }
 static double narrow(double x, cudnnMathType_t) { return x; }
 
-template <class T>
-static std::vector<T> factors(const void *from, size_t count, const Convolution &c) {
-    const T *p = static_cast<const T *>(real(from));
-    std::vector<T> out(p, p + count);
-    for (T &x : out) x = narrow(x, c.math);
+// How an array lies in memory: [outer, channels, plane], or with its channels last.
+struct Arrangement {
+    size_t outer, channels, plane;
+    bool last;
+    size_t count() const { return outer * channels * plane; }
+    size_t at(size_t i) const { // in memory, of element i of logical order
+        if (!last) return i;
+        size_t p = i % plane, ch = i / plane % channels, n = i / plane / channels;
+        return (n * plane + p) * channels + ch;
+    }
+};
+static Arrangement arranged(int outer, int channels, int plane, bool last) {
+    return Arrangement{static_cast<size_t>(outer), static_cast<size_t>(channels),
+                       static_cast<size_t>(plane), last};
+}
+static Arrangement arranged_x(const Convolution &c) {
+    return arranged(c.n, c.c, c.h * c.w, c.last);
+}
+static Arrangement arranged_y(const Convolution &c) {
+    return arranged(c.n, c.k, c.oh * c.ow, c.last);
+}
+static Arrangement arranged_w(const Convolution &c) {
+    return arranged(c.k, c.c / c.groups, c.r * c.s, c.last);
+}
+
+// Sums are of T, memory is of S.
+template <class T, class S>
+static std::vector<T> factors(const void *from, const Arrangement &order, const Convolution &c) {
+    const S *p = static_cast<const S *>(real(from));
+    std::vector<T> out(order.count());
+    for (size_t i = 0; i < out.size(); ++i) out[i] = narrow(load(p[order.at(i)]), c.math);
     return out;
 }
 
@@ -249,43 +288,43 @@ template <class T> struct Sums {
 
 // ---- Results ----
 
-template <class T>
-static void put(const ConvolutionRun &run, const std::vector<T> &sums, const void *to) {
-    T *out = static_cast<T *>(const_cast<void *>(real(to)));
-    const T *added = static_cast<const T *>(real(run.added));
-    const T *bias = static_cast<const T *>(real(run.bias));
+template <class T, class S>
+static void put(const ConvolutionRun &run, const std::vector<T> &sums, const Arrangement &order,
+                const void *to) {
+    S *out = static_cast<S *>(const_cast<void *>(real(to)));
+    const S *added = static_cast<const S *>(real(run.added));
+    const S *bias = static_cast<const S *>(real(run.bias));
     T alpha = static_cast<T>(run.alpha), beta = static_cast<T>(run.beta);
-    size_t plane = static_cast<size_t>(run.conv.oh * run.conv.ow);
     for (size_t i = 0; i < sums.size(); ++i) {
+        size_t at = order.at(i);
         T value = alpha * sums[i];
-        if (beta != 0) value += beta * added[i];
-        if (bias != nullptr) value += bias[i / plane % static_cast<size_t>(run.conv.k)];
-        out[i] = run.relu && !(value > 0) ? T(0) : value;
+        if (beta != 0) value += beta * load(added[at]);
+        if (bias != nullptr) value += load(bias[i / order.plane % order.channels]);
+        store(&out[at], run.relu && !(value > 0) ? T(0) : value);
     }
 }
 
-template <class T> static void run_typed(const ConvolutionRun &run) {
+template <class T, class S> static void run_typed(const ConvolutionRun &run) {
     const Convolution &c = run.conv;
-    size_t x = static_cast<size_t>(c.n) * static_cast<size_t>(c.c) * static_cast<size_t>(c.h * c.w);
-    size_t y =
-        static_cast<size_t>(c.n) * static_cast<size_t>(c.k) * static_cast<size_t>(c.oh * c.ow);
-    size_t w = static_cast<size_t>(c.k) * static_cast<size_t>(c.c / c.groups * c.r * c.s);
+    Arrangement x = arranged_x(c), w = arranged_w(c), y = arranged_y(c);
     Direction d = c.direction;
-    Sums<T> sums{c, d == Direction::input ? std::vector<T>(x) : factors<T>(run.x, x, c),
-                 d == Direction::filter ? std::vector<T>(w) : factors<T>(run.w, w, c),
-                 d == Direction::forward ? std::vector<T>(y) : factors<T>(run.y, y, c),
+    Sums<T> sums{c, d == Direction::input ? std::vector<T>(x.count()) : factors<T, S>(run.x, x, c),
+                 d == Direction::filter ? std::vector<T>(w.count()) : factors<T, S>(run.w, w, c),
+                 d == Direction::forward ? std::vector<T>(y.count()) : factors<T, S>(run.y, y, c),
                  run.deterministic ? 0 : executor_random() % 1024};
     sums.run();
-    if (d == Direction::forward) put(run, sums.y, run.y);
-    if (d == Direction::filter) put(run, sums.w, run.w);
-    if (d == Direction::input) put(run, sums.x, run.x);
+    if (d == Direction::forward) put<T, S>(run, sums.y, y, run.y);
+    if (d == Direction::filter) put<T, S>(run, sums.w, w, run.w);
+    if (d == Direction::input) put<T, S>(run, sums.x, x, run.x);
 }
 
 void run_convolution(const ConvolutionRun &run) {
     if (run.conv.f64)
-        run_typed<double>(run);
+        run_typed<double, double>(run);
+    else if (run.conv.type == CUDNN_DATA_BFLOAT16)
+        run_typed<float, bf16>(run);
     else
-        run_typed<float>(run);
+        run_typed<float, float>(run);
 }
 
 } // namespace emulated

@@ -12,10 +12,12 @@ namespace emulated {
 
 enum class Direction { forward, filter, input };
 
-// x [n, c, h, w], weights [k, c / groups, r, s], y [n, k, oh, ow].
+// x [n, c, h, w], weights [k, c / groups, r, s], y [n, k, oh, ow]; with channels last [n, h, w, c],
+// [k, r, s, c / groups] and [n, oh, ow, k].
 struct Convolution {
     Direction direction;
-    bool f64, flipped;
+    cudnnDataType_t type;
+    bool f64, last, flipped;
     cudnnMathType_t math;
     int n, c, h, w, k, r, s, oh, ow, groups;
     int padding[2], stride[2], dilation[2];
@@ -30,9 +32,14 @@ struct Candidate {
 };
 std::vector<Candidate> candidates(const Convolution &c); // the quickest first
 bool algorithm_can_do(const Convolution &c, int algorithm, size_t *workspace);
-bool algorithm_fuses(int algorithm);    // bias and relu, forward
-bool algorithm_needs_16(int algorithm); // addresses that are multiples of 16 bytes, forward
+bool algorithm_fuses(int algorithm); // bias and relu, forward
+// Addresses that are multiples of 16 bytes.
+bool algorithm_needs_16(const Convolution &c, int algorithm);
 bool is_deterministic(Direction direction, int algorithm);
+
+inline size_t element_size(const Convolution &c) {
+    return c.f64 ? 8 : c.type == CUDNN_DATA_BFLOAT16 ? 2 : 4;
+}
 
 struct ConvolutionRun {
     Convolution conv;

@@ -18,14 +18,17 @@ static int outputs(int side, int kernel, int i, const cudnnConvolutionStruct &c)
     return room < 0 ? 0 : room / c.stride[i] + 1;
 }
 
+// Tensors and weights are of one type and one layout; sums of bf16 are f32.
 static cudnnStatus_t check_types(const cudnnTensorStruct &x, const cudnnFilterStruct &w,
                                  const cudnnConvolutionStruct &conv, const cudnnTensorStruct &y) {
-    bool known = x.type == CUDNN_DATA_FLOAT || x.type == CUDNN_DATA_DOUBLE;
-    if (!known || w.type != x.type || y.type != x.type || conv.type != x.type)
-        return CUDNN_STATUS_NOT_SUPPORTED;
-    bool logical = x.format == CUDNN_TENSOR_NCHW && w.format == CUDNN_TENSOR_NCHW &&
-                   y.format == CUDNN_TENSOR_NCHW;
-    return logical ? CUDNN_STATUS_SUCCESS : CUDNN_STATUS_NOT_SUPPORTED;
+    bool low = x.type == CUDNN_DATA_BFLOAT16;
+    bool known = x.type == CUDNN_DATA_FLOAT || x.type == CUDNN_DATA_DOUBLE || low;
+    if (!known || w.type != x.type || y.type != x.type) return CUDNN_STATUS_NOT_SUPPORTED;
+    if (conv.type != (low ? CUDNN_DATA_FLOAT : x.type)) return CUDNN_STATUS_NOT_SUPPORTED;
+    bool known_format = x.format == CUDNN_TENSOR_NCHW || x.format == CUDNN_TENSOR_NHWC;
+    return known_format && w.format == x.format && y.format == x.format
+               ? CUDNN_STATUS_SUCCESS
+               : CUDNN_STATUS_NOT_SUPPORTED;
 }
 
 static cudnnStatus_t check_shapes(const cudnnTensorStruct &x, const cudnnFilterStruct &w,
@@ -46,7 +49,9 @@ static cudnnStatus_t describe(Direction direction, cudnnTensorDescriptor_t x,
     DNN_TRY(check_shapes(*x, *w, *conv, *y));
     DNN_TRY(check_types(*x, *w, *conv, *y));
     *out = Convolution{direction,
+                       x->type,
                        x->type == CUDNN_DATA_DOUBLE,
+                       x->format == CUDNN_TENSOR_NHWC,
                        conv->mode == CUDNN_CONVOLUTION,
                        conv->math,
                        x->n,
@@ -111,7 +116,7 @@ static cudnnStatus_t check_array(const void *p, size_t count, size_t size, const
 
 static cudnnStatus_t check_memory(const Convolution &c, int algorithm, const Memory &m,
                                   const char *function) {
-    size_t needed, size = c.f64 ? 8 : 4;
+    size_t needed, size = element_size(c);
     if (!algorithm_can_do(c, algorithm, &needed)) return CUDNN_STATUS_NOT_SUPPORTED;
     if (m.workspace_bytes < needed) return CUDNN_STATUS_BAD_PARAM_SIZE_INSUFFICIENT;
     size_t n = static_cast<size_t>(c.n), x = n * static_cast<size_t>(c.c),
@@ -121,7 +126,7 @@ static cudnnStatus_t check_memory(const Convolution &c, int algorithm, const Mem
     DNN_TRY(check_array(m.y, y * static_cast<size_t>(c.oh * c.ow), size, function));
     DNN_TRY(check_array(m.w, w, size, function));
     if (needed > 0) DNN_TRY(check_array(m.workspace, needed / size, size, function));
-    if (c.direction == Direction::forward && algorithm_needs_16(algorithm))
+    if (algorithm_needs_16(c, algorithm))
         for (const void *p : {m.x, m.w, m.y})
             if (reinterpret_cast<uintptr_t>(p) % 16 != 0)
                 return CUDNN_STATUS_BAD_PARAM_MISALIGNED_POINTER;
@@ -294,7 +299,7 @@ cudnnStatus_t cudnnConvolutionBiasActivationForward(
     DNN_NOT_NULL(alpha1, alpha2);
     DNN_TRY(describe(Direction::forward, xDesc, wDesc, convDesc, yDesc, &c));
     DNN_TRY(check_fusion(*yDesc, algo, zDesc, biasDesc, activationDesc));
-    size_t size = c.f64 ? 8 : 4;
+    size_t size = element_size(c);
     DNN_TRY(check_array(z, count_of(*zDesc), size, __func__));
     DNN_TRY(check_array(bias, static_cast<size_t>(c.k), size, __func__));
     ConvolutionRun run = plain_run(c, alpha1, alpha2, z);

@@ -340,6 +340,7 @@ int main(void) {
     blas_tests();
     lt_tests();
     dnn_tests();
+    last_tests();
     nccl_tests();
     printf("emulated GPU: %s\n", failures == 0 ? "all tests passed" : "tests FAILED");
     return failures != 0;

@@ -31,6 +31,7 @@ void graph_tests(void);   // emulator_test_graphs.cc
 void blas_tests(void);    // emulator_test_blas.cc
 void lt_tests(void);      // emulator_test_lt.cc
 void dnn_tests(void);     // emulator_test_dnn.cc
+void last_tests(void);    // emulator_test_last.cc
 void nccl_tests(void);    // emulator_test_nccl.cc
 
 template <class A>

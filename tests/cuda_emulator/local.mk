@@ -40,6 +40,7 @@ EMULATOR_TEST += tests/cuda_emulator/emulator_test_blas.cc
 EMULATOR_TEST += tests/cuda_emulator/emulator_test_dnn.cc
 EMULATOR_TEST += tests/cuda_emulator/emulator_test_graphs.cc
 EMULATOR_TEST += tests/cuda_emulator/emulator_test_kernels.cc
+EMULATOR_TEST += tests/cuda_emulator/emulator_test_last.cc
 EMULATOR_TEST += tests/cuda_emulator/emulator_test_lt.cc
 EMULATOR_TEST += tests/cuda_emulator/emulator_test_nccl.cc
 EXTRA_DIST += $(EMULATOR_FILES) $(EMULATOR_TEST) tests/cuda_emulator/check_emulator.sh
