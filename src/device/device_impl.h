@@ -125,7 +125,7 @@ typedef struct iso_device_ops {
                                    const int64_t *shape);
     // Same logical contents, any combination of layouts; shapes may differ if the counts agree
     // (flatten), and element types (rounded to nearest) if both are logical, and elsewhere than in
-    // host memory also if both are of one layout.
+    // host memory in any layout.
     iso_status (*copy)(iso_device *self, const iso_tensor *from, iso_tensor *to);
     // Host order <-> device, logical, whole tensor.
     iso_status (*to_host)(iso_device *self, const iso_tensor *from, void *host);

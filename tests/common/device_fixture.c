@@ -84,7 +84,8 @@ pair pair_create(const target *on, int ndim, const int64_t *shape, iso_layout la
     static uint32_t next_value;
     pair p;
     void *host;
-    if (on->dtype == ISO_F64) layout = ISO_LAYOUT_LOGICAL; // it has no other
+    // On the CPU it has no other.
+    if (on->dtype == ISO_F64 && on->device->ops->host_memory) layout = ISO_LAYOUT_LOGICAL;
     OK(iso_tensor_create(on->device, on->dtype, ndim, shape, &p.t));
     OK(iso_tensor_resize(p.t, ndim, shape, layout));
     int64_t count = iso_tensor_count(p.t);

@@ -3,7 +3,8 @@
 
 #include <string.h>
 
-problem problem_of(const target *on, const oracle_conv *c) {
+problem problem_in(const target *on, const oracle_conv *c, iso_layout of_x, iso_layout of_w,
+                   iso_layout of_y) {
     int64_t groups = c->groups ? c->groups : 1;
     problem p = {.c = c,
                  .config = {.in_channels = c->in, .out_channels = c->out, .groups = groups}};
@@ -11,12 +12,15 @@ problem problem_of(const target *on, const oracle_conv *c) {
     memcpy(p.config.stride, c->stride, sizeof(c->stride));
     memcpy(p.config.padding, c->padding, sizeof(c->padding));
     memcpy(p.config.dilation, c->dilation, sizeof(c->dilation));
-    p.x = pair_4d(on, c->rows, c->in, c->height, c->width, ISO_LAYOUT_LOGICAL);
-    p.w = pair_4d(on, c->out, c->in / groups, c->kernel[0], c->kernel[1], ISO_LAYOUT_LOGICAL);
+    p.x = pair_4d(on, c->rows, c->in, c->height, c->width, of_x);
+    p.w = pair_4d(on, c->out, c->in / groups, c->kernel[0], c->kernel[1], of_w);
     p.b = pair_1d(on, c->out);
-    p.y = pair_4d(on, c->rows, c->out, oracle_conv_height(c), oracle_conv_width(c),
-                  ISO_LAYOUT_LOGICAL);
+    p.y = pair_4d(on, c->rows, c->out, oracle_conv_height(c), oracle_conv_width(c), of_y);
     return p;
+}
+
+problem problem_of(const target *on, const oracle_conv *c) {
+    return problem_in(on, c, ISO_LAYOUT_LOGICAL, ISO_LAYOUT_LOGICAL, ISO_LAYOUT_LOGICAL);
 }
 
 void problem_destroy(problem *p) {

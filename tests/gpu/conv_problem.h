@@ -11,7 +11,9 @@ typedef struct problem {
     pair x, w, b, y;
 } problem;
 
-problem problem_of(const target *on, const oracle_conv *c); // c stays the caller's
+problem problem_in(const target *on, const oracle_conv *c, iso_layout of_x, iso_layout of_w,
+                   iso_layout of_y);
+problem problem_of(const target *on, const oracle_conv *c); // all logical; c stays the caller's
 void problem_destroy(problem *p);
 // Forward with bias and relu, and all gradients, against the oracle.
 void problem_check(const target *on, problem *p, double tolerance);

@@ -16,20 +16,25 @@ enum { ISO_CUDA_CONV_SIDE = 1 << 28 };
 typedef struct iso__cuda_conv {
     int samples, channels, height, width, out_channels, out_height, out_width;
     int kernel[2], stride[2], padding[2], dilation[2];
+    int last; // x has its channels last
 } iso__cuda_conv;
 
 // patches [channels * taps, samples * out pixels] of x [samples, channels, height, width]; and dx
-// from patches of its shape, the sum of all taps that met a pixel, in a fixed order.
+// from patches of its shape, the sum of all taps that met a pixel, in a fixed order. Everything is
+// of one type: f32, f64 or bf16.
 iso_status iso__cuda_patches(iso__cuda *cuda, iso_dtype dtype, const iso__cuda_conv *c,
                              const void *x, void *patches);
 iso_status iso__cuda_patches_back(iso__cuda *cuda, iso_dtype dtype, const iso__cuda_conv *c,
                                   const void *patches, void *dx);
-// rows [channels, samples * plane] of y [samples, channels, plane]; and the reverse, with a bias of
-// each channel (NULL: none) and relu.
-iso_status iso__cuda_rows_of(iso__cuda *cuda, iso_dtype dtype, int samples, int channels, int plane,
+// rows [channels, samples * plane] of y [samples, channels, plane], with channels last [samples,
+// plane, channels]; and the reverse, with a bias of each channel (NULL: none) and relu.
+typedef struct iso__cuda_samples {
+    int samples, channels, plane, last;
+} iso__cuda_samples;
+iso_status iso__cuda_rows_of(iso__cuda *cuda, iso_dtype dtype, const iso__cuda_samples *s,
                              const void *y, void *rows);
-iso_status iso__cuda_from_rows(iso__cuda *cuda, iso_dtype dtype, int samples, int channels,
-                               int plane, const void *rows, const void *bias, bool relu, void *y);
+iso_status iso__cuda_from_rows(iso__cuda *cuda, iso_dtype dtype, const iso__cuda_samples *s,
+                               const void *rows, const void *bias, bool relu, void *y);
 
 #ifdef __cplusplus
 }

@@ -5,6 +5,7 @@
 #include "device/cuda/conv_kernels.h"
 #include "device/cuda/cuda_dnn.h"
 #include "device/cuda/cuda_linear.h"
+#include "device/cuda/layout_kernels.h"
 #include "device/cuda/linear_kernels.h"
 
 #include <string.h>
@@ -23,7 +24,8 @@ iso_status iso__cuda_conv_check(void) {
     return ISO_OK;
 }
 
-static iso_status choose(iso__cuda *cuda) {
+iso_status iso__cuda_conv_choose(iso__cuda *cuda) {
+    if (cuda->conv_chosen) return ISO_OK;
     bool gemm = wants("gemm"), dnn = wants("cudnn");
     ISO_TRY(iso__cuda_conv_check());
     iso_status status = gemm ? ISO_OK : iso__cuda_dnn_create(cuda);
@@ -46,7 +48,9 @@ typedef struct geometry {
     int64_t pixels, cells;         // of a plane of x and y
     int64_t in_size, out_size;     // bytes of a sample of x and y
     int64_t out_channels, weights; // of a group; elements of w
+    size_t copied;                 // bytes of scratch memory before the matrices: w
     int step;                      // samples at a time
+    bool y_last;                   // y has its channels last
     bool direct;                   // x is its own patches
 } geometry;
 
@@ -86,7 +90,8 @@ static void set_sizes(geometry *g, const iso_conv2d_config *c, const iso_tensor 
                             .width = (int)x->shape[3],
                             .out_channels = (int)y->shape[1],
                             .out_height = (int)y->shape[2],
-                            .out_width = (int)y->shape[3]};
+                            .out_width = (int)y->shape[3],
+                            .last = iso__cuda_channels_last(x)};
     for (int i = 0; i < 2; i++) {
         g->c.kernel[i] = (int)c->kernel_size[i];
         g->c.stride[i] = c->stride[i] ? (int)c->stride[i] : 1;
@@ -104,6 +109,7 @@ static void set_sizes(geometry *g, const iso_conv2d_config *c, const iso_tensor 
     g->out_size = y->shape[1] * g->cells * (int64_t)g->size;
     g->out_channels = y->shape[1] / g->groups;
     g->weights = g->out_channels * g->taps;
+    g->y_last = iso__cuda_channels_last(y);
 }
 
 // Products of one sample with fewer columns would leave most of a GPU idle.
@@ -111,8 +117,9 @@ static void set_sizes(geometry *g, const iso_conv2d_config *c, const iso_tensor 
 
 static bool is_direct(const geometry *g) {
     const iso__cuda_conv *c = &g->c;
-    return g->groups == 1 && g->cells >= DIRECT_CELLS && c->kernel[0] == 1 && c->kernel[1] == 1 &&
-           c->stride[0] == 1 && c->stride[1] == 1 && c->padding[0] == 0 && c->padding[1] == 0;
+    return g->groups == 1 && !c->last && !g->y_last && g->cells >= DIRECT_CELLS &&
+           c->kernel[0] == 1 && c->kernel[1] == 1 && c->stride[0] == 1 && c->stride[1] == 1 &&
+           c->padding[0] == 0 && c->padding[1] == 0;
 }
 
 // Bytes of the two matrices of n samples: patches, then rows of y, aligned.
@@ -152,13 +159,32 @@ static iso_status part_of(iso__cuda *cuda, geometry *g, int64_t first, void *x, 
                           part *out) {
     void *scratch;
     g->c.samples = (int)smaller(g->step, g->rows - first);
-    ISO_TRY(iso__cuda_scratch(cuda, scratch_bytes(g, g->step), &scratch));
+    ISO_TRY(iso__cuda_scratch(cuda, g->copied + scratch_bytes(g, g->step), &scratch));
+    char *matrices = (char *)scratch + g->copied;
     *out = (part){.x = (char *)x + first * g->in_size,
                   .y = (char *)y + first * g->out_size,
-                  .patches = scratch,
-                  .rows = (char *)scratch + patch_bytes(g, g->c.samples),
+                  .patches = matrices,
+                  .rows = matrices + patch_bytes(g, g->c.samples),
                   .columns = g->c.samples * g->cells};
     return ISO_OK;
+}
+
+// w in logical order: itself, or a copy in front of the matrices.
+static iso_status weights_of(iso__cuda *cuda, geometry *g, const iso_tensor *w, const void **out) {
+    iso__cuda_matrices m = {w->shape[0], w->shape[2] * w->shape[3], w->shape[1], w->shape[1],
+                            w->shape[2] * w->shape[3]};
+    void *scratch;
+    *out = w->data;
+    if (!iso__cuda_channels_last(w) || m.rows == 1 || m.columns == 1) return ISO_OK;
+    g->copied = ((size_t)w->count * g->size + 255) / 256 * 256;
+    ISO_TRY(iso__cuda_scratch(cuda, g->copied + scratch_bytes(g, g->step), &scratch));
+    *out = scratch;
+    return iso__cuda_transpose(cuda, g->size, &m, w->data, scratch);
+}
+
+// What part of y the matrix of rows holds.
+static iso__cuda_samples samples_of(const geometry *g) {
+    return (iso__cuda_samples){g->c.samples, g->c.out_channels, (int)g->cells, g->y_last};
 }
 
 // ---- Forward ------------------------------------------------------------------------------------
@@ -201,8 +227,8 @@ static iso_status forward_part(iso__cuda *cuda, const geometry *g, const part *p
                                                         .stride_a = g->weights,
                                                         .stride_b = g->taps * p->columns,
                                                         .stride_c = g->out_channels * p->columns}));
-    return iso__cuda_from_rows(cuda, g->dtype, g->c.samples, g->c.out_channels, (int)g->cells,
-                               p->rows, b, relu, p->y);
+    iso__cuda_samples of_y = samples_of(g);
+    return iso__cuda_from_rows(cuda, g->dtype, &of_y, p->rows, b, relu, p->y);
 }
 
 static iso_status conv2d_forward(iso_device *self, const iso_conv2d_config *c, const iso_tensor *x,
@@ -211,16 +237,17 @@ static iso_status conv2d_forward(iso_device *self, const iso_conv2d_config *c, c
     iso__cuda *cuda = iso__cuda_of(self);
     geometry g;
     bool done = false, relu = act == ISO_ACT_RELU;
-    if (!cuda->conv_chosen) ISO_TRY(choose(cuda));
+    ISO_TRY(iso__cuda_conv_choose(cuda));
     if (cuda->dnn) ISO_TRY(iso__cuda_dnn_forward(cuda, c, x, w, b, act, y, &done));
     if (done) return ISO_OK;
-    const void *bias = b ? b->data : NULL;
+    const void *bias = b ? b->data : NULL, *weights;
     ISO_TRY(geometry_of(cuda, c, x, y, &g));
-    if (g.direct) return forward_direct(cuda, &g, x->data, w->data, bias, relu, y->data);
+    ISO_TRY(weights_of(cuda, &g, w, &weights));
+    if (g.direct) return forward_direct(cuda, &g, x->data, weights, bias, relu, y->data);
     for (int64_t first = 0; first < g.rows; first += g.step) {
         part p = {0};
         ISO_TRY(part_of(cuda, &g, first, x->data, y->data, &p));
-        ISO_TRY(forward_part(cuda, &g, &p, w->data, bias, relu));
+        ISO_TRY(forward_part(cuda, &g, &p, weights, bias, relu));
     }
     return ISO_OK;
 }
@@ -231,8 +258,8 @@ static iso_status conv2d_forward(iso_device *self, const iso_conv2d_config *c, c
 static iso_status filter_part(iso__cuda *cuda, const geometry *g, const part *p, bool accumulate,
                               void *dw) {
     ISO_TRY(iso__cuda_patches(cuda, g->dtype, &g->c, p->x, p->patches));
-    ISO_TRY(iso__cuda_rows_of(cuda, g->dtype, g->c.samples, g->c.out_channels, (int)g->cells, p->y,
-                              p->rows));
+    iso__cuda_samples of_y = samples_of(g);
+    ISO_TRY(iso__cuda_rows_of(cuda, g->dtype, &of_y, p->y, p->rows));
     return iso__cuda_gemm(cuda, &(iso__cuda_gemm_args){.dtype = g->dtype,
                                                        .transpose_b = true,
                                                        .m = g->out_channels,
@@ -245,6 +272,7 @@ static iso_status filter_part(iso__cuda *cuda, const geometry *g, const part *p,
                                                        .ldc = g->taps,
                                                        .beta = accumulate ? 1 : 0,
                                                        .c = dw,
+                                                       .c_f32 = g->dtype == ISO_BF16,
                                                        .batch = g->groups,
                                                        .stride_a = g->out_channels * p->columns,
                                                        .stride_b = g->taps * p->columns,
@@ -255,7 +283,7 @@ static iso_status backward_filter(iso__cuda *cuda, const iso_conv2d_config *c, c
                                   const iso_tensor *dy, iso_tensor *dw, bool accumulate) {
     geometry g;
     bool done = false;
-    if (!cuda->conv_chosen) ISO_TRY(choose(cuda));
+    ISO_TRY(iso__cuda_conv_choose(cuda));
     if (cuda->dnn) ISO_TRY(iso__cuda_dnn_backward_filter(cuda, c, x, dy, dw, accumulate, &done));
     if (done) return ISO_OK;
     ISO_TRY(geometry_of(cuda, c, x, dy, &g));
@@ -296,8 +324,8 @@ static iso_status input_direct(iso__cuda *cuda, const geometry *g, const void *d
 
 // patches = w^T dy, a product per group, and from them dx.
 static iso_status input_part(iso__cuda *cuda, const geometry *g, const part *p, const void *w) {
-    ISO_TRY(iso__cuda_rows_of(cuda, g->dtype, g->c.samples, g->c.out_channels, (int)g->cells, p->y,
-                              p->rows));
+    iso__cuda_samples of_y = samples_of(g);
+    ISO_TRY(iso__cuda_rows_of(cuda, g->dtype, &of_y, p->y, p->rows));
     ISO_TRY(iso__cuda_gemm(cuda, &(iso__cuda_gemm_args){.dtype = g->dtype,
                                                         .transpose_a = true,
                                                         .m = g->taps,
@@ -321,15 +349,17 @@ static iso_status conv2d_backward_input(iso_device *self, const iso_conv2d_confi
     iso__cuda *cuda = iso__cuda_of(self);
     geometry g;
     bool done = false;
-    if (!cuda->conv_chosen) ISO_TRY(choose(cuda));
+    ISO_TRY(iso__cuda_conv_choose(cuda));
     if (cuda->dnn) ISO_TRY(iso__cuda_dnn_backward_input(cuda, c, dy, w, dx, &done));
     if (done) return ISO_OK;
+    const void *weights;
     ISO_TRY(geometry_of(cuda, c, dx, dy, &g));
-    if (g.direct) return input_direct(cuda, &g, dy->data, w->data, dx->data);
+    ISO_TRY(weights_of(cuda, &g, w, &weights));
+    if (g.direct) return input_direct(cuda, &g, dy->data, weights, dx->data);
     for (int64_t first = 0; first < g.rows; first += g.step) {
         part p = {0};
         ISO_TRY(part_of(cuda, &g, first, dx->data, dy->data, &p));
-        ISO_TRY(input_part(cuda, &g, &p, w->data));
+        ISO_TRY(input_part(cuda, &g, &p, weights));
     }
     return ISO_OK;
 }

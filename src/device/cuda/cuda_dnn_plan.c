@@ -20,39 +20,49 @@ static iso_status describe_tensors(const iso__cuda_dnn *dnn, iso__dnn_plan *p,
                                    cudnnDataType_t type) {
     const iso__dnn_functions *call = &dnn->call;
     const iso__dnn_key *k = &p->key;
+    cudnnTensorFormat_t format = k->last ? CUDNN_TENSOR_NHWC : CUDNN_TENSOR_NCHW;
     int rows = (int)k->rows, outs = (int)k->out_channels;
     ISO_TRY_DNN(dnn, call->cudnnCreateTensorDescriptor(&p->x));
     ISO_TRY_DNN(dnn, call->cudnnCreateTensorDescriptor(&p->y));
     ISO_TRY_DNN(dnn, call->cudnnCreateTensorDescriptor(&p->bias));
     ISO_TRY_DNN(dnn, call->cudnnCreateFilterDescriptor(&p->w));
-    ISO_TRY_DNN(dnn,
-                call->cudnnSetTensor4dDescriptor(p->x, CUDNN_TENSOR_NCHW, type, rows,
-                                                 (int)k->channels, (int)k->height, (int)k->width));
-    ISO_TRY_DNN(dnn, call->cudnnSetTensor4dDescriptor(p->y, CUDNN_TENSOR_NCHW, type, rows, outs,
+    ISO_TRY_DNN(dnn, call->cudnnSetTensor4dDescriptor(p->x, format, type, rows, (int)k->channels,
+                                                      (int)k->height, (int)k->width));
+    ISO_TRY_DNN(dnn, call->cudnnSetTensor4dDescriptor(p->y, format, type, rows, outs,
                                                       (int)k->out_height, (int)k->out_width));
-    ISO_TRY_DNN(dnn,
-                call->cudnnSetTensor4dDescriptor(p->bias, CUDNN_TENSOR_NCHW, type, 1, outs, 1, 1));
-    ISO_TRY_DNN(dnn, call->cudnnSetFilter4dDescriptor(p->w, type, CUDNN_TENSOR_NCHW, outs,
+    ISO_TRY_DNN(dnn, call->cudnnSetTensor4dDescriptor(p->bias, format, type, 1, outs, 1, 1));
+    ISO_TRY_DNN(dnn, call->cudnnSetFilter4dDescriptor(p->w, type, format, outs,
                                                       (int)(k->channels / k->groups),
                                                       (int)k->kernel[0], (int)k->kernel[1]));
     return ISO_OK;
 }
 
+static cudnnDataType_t type_of(int64_t dtype) {
+    if (dtype == ISO_F64) return CUDNN_DATA_DOUBLE;
+    return dtype == ISO_BF16 ? CUDNN_DATA_BFLOAT16 : CUDNN_DATA_FLOAT;
+}
+
 // The default math of cuDNN rounds factors to TF32, so exact f32 asks for multiply-adds. Its math
-// with smaller factors takes f16, which overflows: for bf16 there is TF32.
+// with smaller factors takes f16, which overflows: for bf16 there is TF32. Products of bf16 are
+// exact in any math, and their sums f32.
+static cudnnMathType_t math_of(const iso__dnn_key *k) {
+    if (k->dtype == ISO_BF16) return CUDNN_TENSOR_OP_MATH;
+    return k->math == ISO_CUDA_MATH_F32 ? CUDNN_FMA_MATH : CUDNN_DEFAULT_MATH;
+}
+
 static iso_status describe(const iso__cuda_dnn *dnn, iso__dnn_plan *p) {
     const iso__dnn_functions *call = &dnn->call;
     const iso__dnn_key *k = &p->key;
-    cudnnDataType_t type = k->dtype == ISO_F64 ? CUDNN_DATA_DOUBLE : CUDNN_DATA_FLOAT;
-    cudnnMathType_t math = k->math == ISO_CUDA_MATH_F32 ? CUDNN_FMA_MATH : CUDNN_DEFAULT_MATH;
+    cudnnDataType_t type = type_of(k->dtype);
+    cudnnDataType_t sums = type == CUDNN_DATA_DOUBLE ? CUDNN_DATA_DOUBLE : CUDNN_DATA_FLOAT;
     ISO_TRY(describe_tensors(dnn, p, type));
     ISO_TRY_DNN(dnn, call->cudnnCreateConvolutionDescriptor(&p->conv));
     ISO_TRY_DNN(dnn, call->cudnnSetConvolution2dDescriptor(
                          p->conv, (int)k->padding[0], (int)k->padding[1], (int)k->stride[0],
                          (int)k->stride[1], (int)k->dilation[0], (int)k->dilation[1],
-                         CUDNN_CROSS_CORRELATION, type));
+                         CUDNN_CROSS_CORRELATION, sums));
     ISO_TRY_DNN(dnn, call->cudnnSetConvolutionGroupCount(p->conv, (int)k->groups));
-    ISO_TRY_DNN(dnn, call->cudnnSetConvolutionMathType(p->conv, math));
+    ISO_TRY_DNN(dnn, call->cudnnSetConvolutionMathType(p->conv, math_of(k)));
     return ISO_OK;
 }
 
@@ -81,7 +91,7 @@ static void consider(const iso__cuda_dnn *dnn, iso__dnn_plan *p, int algorithm,
     bool rounds = math == CUDNN_TENSOR_OP_MATH || math == CUDNN_TENSOR_OP_MATH_ALLOW_CONVERSION;
     size_t workspace;
     if (status != CUDNN_STATUS_SUCCESS || determinism != CUDNN_DETERMINISTIC) return;
-    if (rounds && p->key.math == ISO_CUDA_MATH_F32) return;
+    if (rounds && p->key.dtype == ISO_F32 && p->key.math == ISO_CUDA_MATH_F32) return;
     for (int i = 0; i < p->count; i++)
         if (p->algorithm[i] == algorithm) return; // the same with another math
     // With the math of the descriptor, which need not be the one that was considered.

@@ -71,9 +71,10 @@ typedef enum iso__dnn_direction {
     ISO__DNN_INPUT
 } iso__dnn_direction;
 
-// All of 8 bytes, so that no padding is compared.
+// A convolution as cuDNN sees it. last: with channels last, in tensors and weights. All of 8 bytes,
+// so that no padding is compared.
 typedef struct iso__dnn_key {
-    int64_t direction, dtype, math, rows, channels, height, width, out_channels, out_height,
+    int64_t direction, dtype, math, last, rows, channels, height, width, out_channels, out_height,
         out_width, kernel[2], stride[2], padding[2], dilation[2], groups;
 } iso__dnn_key;
 

@@ -1,22 +1,35 @@
 // Convolutions by cuDNN: running them.
 #include "device/cuda/cuda_dnn.h"
 
-#include "device/cuda/cuda_dnn_plan.h"
+#include "device/cuda/cuda_dnn_layout.h"
 #include "device/cuda/linear_kernels.h"
 
-static iso__dnn_key key_of(const iso__cuda *cuda, iso__dnn_direction way,
-                           const iso_conv2d_config *c, const iso_tensor *x, const iso_tensor *y) {
-    iso__dnn_key k = {.direction = way,
+// ---- What is to be done ---------------------------------------------------------------------------
+
+// One of x, w and y is the result, or its gradient.
+typedef struct job {
+    iso__dnn_direction way;
+    const iso_conv2d_config *config;
+    const iso_tensor *x, *w, *y, *bias; // bias NULL: none
+    bool relu, accumulate;
+} job;
+
+static iso__dnn_key key_of(const iso__cuda *cuda, const job *j, bool last) {
+    const iso_conv2d_config *c = j->config;
+    const iso_tensor *x = j->x, *y = j->y;
+    int64_t groups = c->groups ? c->groups : 1;
+    iso__dnn_key k = {.direction = j->way,
                       .dtype = x->dtype,
-                      .math = cuda->math,
+                      .math = x->dtype == ISO_F32 ? cuda->math : ISO_CUDA_MATH_F32,
+                      .last = last,
                       .rows = x->shape[0],
-                      .channels = x->shape[1],
+                      .channels = last ? iso__dnn_padded(x, groups) : x->shape[1],
                       .height = x->shape[2],
                       .width = x->shape[3],
-                      .out_channels = y->shape[1],
+                      .out_channels = last ? iso__dnn_padded(y, groups) : y->shape[1],
                       .out_height = y->shape[2],
                       .out_width = y->shape[3],
-                      .groups = c->groups ? c->groups : 1};
+                      .groups = groups};
     for (int i = 0; i < 2; i++) {
         k.kernel[i] = c->kernel_size[i];
         k.stride[i] = c->stride[i] ? c->stride[i] : 1;
@@ -26,11 +39,21 @@ static iso__dnn_key key_of(const iso__cuda *cuda, iso__dnn_direction way,
     return k;
 }
 
+// Tensor cores want channels last. What is f32 and in logical order throughout, cuDNN brings into
+// an order of its own where that pays.
+static bool wants_last(const iso__cuda *cuda, const job *j) {
+    if (j->x->dtype == ISO_BF16) return true;
+    bool rounds = j->x->dtype == ISO_F32 && cuda->math != ISO_CUDA_MATH_F32;
+    return rounds && (iso__cuda_channels_last(j->x) || iso__cuda_channels_last(j->y));
+}
+
+// ---- Calls ----------------------------------------------------------------------------------------
+
 // Without padding, so that calls can be compared.
 typedef struct call_args {
     iso__dnn_plan *plan;
     int64_t algorithm;
-    void *x, *w, *y, *bias, *workspace; // bias: fused, with relu
+    void *x, *w, *y, *bias, *workspace; // as cuDNN sees them; bias: fused, with relu
     size_t workspace_bytes;
     double beta;
 } call_args;
@@ -111,6 +134,8 @@ static iso_status run_input(iso__cuda *cuda, const void *args) {
                     f.zero, p->x, a->x));
 }
 
+// ---- Candidates -----------------------------------------------------------------------------------
+
 // From there on the sums of this rank are in another order.
 static iso_status say_no_room(iso__dnn_plan *p, size_t bytes) {
     if (!p->no_room)
@@ -123,67 +148,142 @@ static iso_status say_no_room(iso__dnn_plan *p, size_t bytes) {
     return ISO_OK;
 }
 
+// Bytes of scratch memory for copies; 0: cuDNN takes what is there.
+typedef struct copies {
+    size_t x, w, y;
+} copies;
+
+static copies copies_of(const job *j, const iso__dnn_key *k) {
+    return (copies){.x = iso__dnn_copy_bytes(j->x, k->last, k->channels),
+                    .w = iso__dnn_weights_bytes(k, j->w),
+                    .y = iso__dnn_copy_bytes(j->y, k->last, k->out_channels)};
+}
+
+static size_t aligned(size_t bytes) { return (bytes + 255) / 256 * 256; }
+
+static void *take_part(char **scratch, size_t bytes) {
+    void *part = *scratch;
+    *scratch += aligned(bytes);
+    return part;
+}
+
+static iso_status bring(iso__cuda *cuda, const job *j, const copies *copy, const call_args *a) {
+    const iso__dnn_key *k = &a->plan->key;
+    if (copy->x && j->way != ISO__DNN_INPUT)
+        ISO_TRY(iso__dnn_bring(cuda, j->x, k->last, k->channels, a->x));
+    if (copy->w && j->way != ISO__DNN_FILTER) ISO_TRY(iso__dnn_bring_weights(cuda, k, j->w, a->w));
+    if (copy->y && j->way != ISO__DNN_FORWARD)
+        ISO_TRY(iso__dnn_bring(cuda, j->y, k->last, k->out_channels, a->y));
+    return ISO_OK;
+}
+
+static iso_status bring_back(iso__cuda *cuda, const job *j, const copies *copy,
+                             const call_args *a) {
+    const iso__dnn_key *k = &a->plan->key;
+    if (copy->x && j->way == ISO__DNN_INPUT)
+        ISO_TRY(iso__dnn_return(cuda, a->x, k->last, k->channels, j->x));
+    if (copy->w && j->way == ISO__DNN_FILTER)
+        ISO_TRY(iso__dnn_return_weights(cuda, k, a->w, j->accumulate, j->w));
+    if (copy->y && j->way == ISO__DNN_FORWARD)
+        ISO_TRY(iso__dnn_return(cuda, a->y, k->last, k->out_channels, j->y));
+    return ISO_OK;
+}
+
 // Runs the candidate in use; p->refused tells whether it was. What is held back for a graph has run
 // before. Without room for its workspace, a candidate is as good as refused.
-static iso_status run_candidate(iso__cuda *cuda, iso__cuda_call run, call_args *a) {
-    iso__dnn_plan *p = a->plan;
-    iso_status status = ISO_OK;
-    a->algorithm = p->algorithm[p->at];
-    a->workspace_bytes = p->workspace[p->at];
-    a->workspace = NULL;
-    if (a->workspace_bytes > 0) status = iso__cuda_scratch(cuda, a->workspace_bytes, &a->workspace);
+static iso_status run_candidate(iso__cuda *cuda, const job *j, iso__cuda_call run,
+                                iso__dnn_plan *p) {
+    copies copy = copies_of(j, &p->key);
+    size_t workspace = p->workspace[p->at];
+    size_t bytes = aligned(workspace) + aligned(copy.x) + aligned(copy.w) + aligned(copy.y);
+    void *scratch = NULL;
+    iso_status status = bytes > 0 ? iso__cuda_scratch(cuda, bytes, &scratch) : ISO_OK;
     p->refused = status == ISO_ERR_NOMEM;
-    if (p->refused) return say_no_room(p, a->workspace_bytes);
+    if (p->refused) return say_no_room(p, bytes);
     ISO_TRY(status);
-    return iso__cuda_run(cuda, run, a, sizeof(*a));
+    char *at = scratch;
+    call_args a = {.plan = p,
+                   .algorithm = p->algorithm[p->at],
+                   .workspace_bytes = workspace,
+                   .bias = j->bias ? j->bias->data : NULL,
+                   .beta = j->accumulate && !copy.w ? 1 : 0};
+    a.workspace = workspace > 0 ? take_part(&at, workspace) : NULL;
+    a.x = copy.x ? take_part(&at, copy.x) : j->x->data;
+    a.w = copy.w ? take_part(&at, copy.w) : j->w->data;
+    a.y = copy.y ? take_part(&at, copy.y) : j->y->data;
+    ISO_TRY(bring(cuda, j, &copy, &a));
+    ISO_TRY(iso__cuda_run(cuda, run, &a, sizeof(a)));
+    return p->refused ? ISO_OK : bring_back(cuda, j, &copy, &a);
 }
 
 // Goes on to the next one where a candidate is refused, for good.
-static iso_status run_plan(iso__cuda *cuda, iso__cuda_call run, call_args *a, bool *done) {
-    iso__dnn_plan *p = a->plan;
+static iso_status run_plan(iso__cuda *cuda, const job *j, iso__cuda_call run, iso__dnn_plan *p,
+                           bool *done) {
     for (; p->at < p->count; p->at++) {
-        ISO_TRY(run_candidate(cuda, run, a));
+        ISO_TRY(run_candidate(cuda, j, run, p));
         if (!p->refused) break;
     }
     *done = p->at < p->count;
     return ISO_OK;
 }
 
-iso_status iso__cuda_dnn_forward(iso__cuda *cuda, const iso_conv2d_config *c, const iso_tensor *x,
-                                 const iso_tensor *w, const iso_tensor *b, iso_activation act,
-                                 iso_tensor *y, bool *done) {
-    iso__dnn_key key = key_of(cuda, ISO__DNN_FORWARD, c, x, y);
-    call_args args = {.x = x->data, .w = w->data, .y = y->data, .bias = b ? b->data : NULL};
-    bool relu = act == ISO_ACT_RELU;
-    ISO_TRY(iso__dnn_find_plan(cuda, &key, &args.plan));
-    iso__dnn_plan *p = args.plan;
+// ---- Directions -----------------------------------------------------------------------------------
+
+static iso_status bias_act(iso__cuda *cuda, const job *j) {
+    const iso_tensor *y = j->y;
+    int64_t plane = y->shape[2] * y->shape[3];
+    bool last = iso__cuda_channels_last(y);
+    if (!j->bias && !j->relu) return ISO_OK;
+    return iso__cuda_bias_act(cuda, y->dtype, last ? y->shape[0] * plane : y->shape[0], y->shape[1],
+                              last ? 1 : plane, j->bias ? j->bias->data : NULL, j->relu, y->data);
+}
+
+static iso_status forward(iso__cuda *cuda, const job *j, iso__dnn_plan *p, bool *done) {
     // Without relu it fuses with one of the algorithms only.
-    if (b && relu && p->fuses_relu && p->at < p->count) {
-        ISO_TRY(run_candidate(cuda, run_fused, &args));
+    bool fuses = j->bias && j->relu && p->key.out_channels == j->y->shape[1];
+    if (fuses && p->fuses_relu && p->at < p->count) {
+        ISO_TRY(run_candidate(cuda, j, run_fused, p));
         *done = !p->refused;
         if (*done) return ISO_OK;
         p->fuses_relu = p->no_room;
     }
-    ISO_TRY(run_plan(cuda, run_forward, &args, done));
-    if (!*done || (!b && !relu)) return ISO_OK;
-    return iso__cuda_bias_act(cuda, x->dtype, key.rows, key.out_channels,
-                              key.out_height * key.out_width, args.bias, relu, y->data);
+    ISO_TRY(run_plan(cuda, j, run_forward, p, done));
+    return *done ? bias_act(cuda, j) : ISO_OK;
+}
+
+// With channels last where that is wanted, else and then in logical order.
+static iso_status run_job(iso__cuda *cuda, const job *j, bool *done) {
+    *done = false;
+    for (int last = wants_last(cuda, j); last >= 0 && !*done; last--) {
+        iso__dnn_key key = key_of(cuda, j, last);
+        iso__dnn_plan *p;
+        ISO_TRY(iso__dnn_find_plan(cuda, &key, &p));
+        switch (j->way) {
+        case ISO__DNN_FORWARD: ISO_TRY(forward(cuda, j, p, done)); break;
+        case ISO__DNN_FILTER: ISO_TRY(run_plan(cuda, j, run_filter, p, done)); break;
+        case ISO__DNN_INPUT: ISO_TRY(run_plan(cuda, j, run_input, p, done)); break;
+        }
+    }
+    return ISO_OK;
+}
+
+iso_status iso__cuda_dnn_forward(iso__cuda *cuda, const iso_conv2d_config *c, const iso_tensor *x,
+                                 const iso_tensor *w, const iso_tensor *b, iso_activation act,
+                                 iso_tensor *y, bool *done) {
+    job j = {ISO__DNN_FORWARD, c, x, w, y, .bias = b, .relu = act == ISO_ACT_RELU};
+    return run_job(cuda, &j, done);
 }
 
 iso_status iso__cuda_dnn_backward_filter(iso__cuda *cuda, const iso_conv2d_config *c,
                                          const iso_tensor *x, const iso_tensor *dy, iso_tensor *dw,
                                          bool accumulate, bool *done) {
-    iso__dnn_key key = key_of(cuda, ISO__DNN_FILTER, c, x, dy);
-    call_args args = {.x = x->data, .y = dy->data, .w = dw->data, .beta = accumulate ? 1 : 0};
-    ISO_TRY(iso__dnn_find_plan(cuda, &key, &args.plan));
-    return run_plan(cuda, run_filter, &args, done);
+    job j = {ISO__DNN_FILTER, c, x, dw, dy, .accumulate = accumulate};
+    return run_job(cuda, &j, done);
 }
 
 iso_status iso__cuda_dnn_backward_input(iso__cuda *cuda, const iso_conv2d_config *c,
                                         const iso_tensor *dy, const iso_tensor *w, iso_tensor *dx,
                                         bool *done) {
-    iso__dnn_key key = key_of(cuda, ISO__DNN_INPUT, c, dx, dy);
-    call_args args = {.x = dx->data, .y = dy->data, .w = w->data};
-    ISO_TRY(iso__dnn_find_plan(cuda, &key, &args.plan));
-    return run_plan(cuda, run_input, &args, done);
+    job j = {ISO__DNN_INPUT, c, dx, w, dy, .relu = false};
+    return run_job(cuda, &j, done);
 }

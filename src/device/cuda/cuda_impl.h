@@ -119,6 +119,8 @@ void iso__cuda_fill_layer_norm(iso_kernel_ops *ops);
 void iso__cuda_fill_linear(iso_kernel_ops *ops);
 void iso__cuda_fill_conv(iso_kernel_ops *ops);
 iso_status iso__cuda_conv_check(void); // the environment's choice of a library
+// Makes the choice, once, and loads the library.
+iso_status iso__cuda_conv_choose(iso__cuda *cuda);
 void iso__cuda_fill_update(iso_kernel_ops *ops, iso_dtype dtype);
 
 void iso__cuda_blas_destroy(iso__cuda *cuda);

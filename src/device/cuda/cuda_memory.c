@@ -1,6 +1,6 @@
 // Memory of the CUDA device as tensors see it. Whole tensors go to and from the host only outside
 // of steps: those calls wait.
-#include "device/cuda/cuda_impl.h"
+#include "device/cuda/cuda_copy.h"
 #include "device/cuda/fill_kernels.h"
 
 static iso_status memory_alloc(iso_device *self, size_t bytes, void **out) {
@@ -19,10 +19,16 @@ static size_t storage_bytes(iso_device *self, iso_dtype dtype, int ndim, const i
     return (size_t)count * iso_dtype_size(dtype);
 }
 
+// Channels last where tensor cores take them as they are.
 static iso_layout preferred_layout(iso_device *self, iso_dtype dtype, int ndim,
                                    const int64_t *shape) {
-    (void)self, (void)dtype, (void)ndim, (void)shape;
-    return ISO_LAYOUT_LOGICAL;
+    iso__cuda *cuda = iso__cuda_of(self);
+    bool rounds = dtype == ISO_BF16 || (dtype == ISO_F32 && cuda->math != ISO_CUDA_MATH_F32);
+    if (!rounds || ndim != 4 || shape[1] % (dtype == ISO_BF16 ? 8 : 4) != 0)
+        return ISO_LAYOUT_LOGICAL;
+    // Where the choice fails, the convolution that comes next says so.
+    if (iso__cuda_conv_choose(cuda) < 0 || !cuda->dnn) return ISO_LAYOUT_LOGICAL;
+    return ISO_LAYOUT_BLOCKED;
 }
 
 static bool is_real(iso_dtype dtype) {
@@ -51,20 +57,28 @@ static iso_status copy_on_device(iso__cuda *cuda, const void *args) {
 
 static iso_status memory_copy(iso_device *self, const iso_tensor *from, iso_tensor *to) {
     iso__cuda *cuda = iso__cuda_of(self);
-    if (from->dtype == to->dtype) {
-        copy_args args = {from->data, to->data, (size_t)from->count * iso_dtype_size(from->dtype)};
-        return iso__cuda_run(cuda, copy_on_device, &args, sizeof(args));
-    }
-    ISO_CHECK(is_real(from->dtype) && is_real(to->dtype), ISO_ERR_UNSUPPORTED,
+    bool converts = from->dtype != to->dtype;
+    ISO_CHECK(!converts || (is_real(from->dtype) && is_real(to->dtype)), ISO_ERR_UNSUPPORTED,
               "the CUDA device does not convert %s to %s", iso_dtype_name(from->dtype),
               iso_dtype_name(to->dtype));
-    return iso__cuda_convert(cuda, from->count, from->dtype, from->data, to->dtype, to->data);
+    if (iso__cuda_reorders(from, to)) return iso__cuda_reorder(cuda, from, to);
+    if (converts)
+        return iso__cuda_convert(cuda, from->count, from->dtype, from->data, to->dtype, to->data);
+    copy_args args = {from->data, to->data, (size_t)from->count * iso_dtype_size(from->dtype)};
+    return iso__cuda_run(cuda, copy_on_device, &args, sizeof(args));
 }
 
+// Where the order is not the host's, in scratch memory on the way.
 static iso_status memory_to_host(iso_device *self, const iso_tensor *from, void *host) {
+    iso__cuda *cuda = iso__cuda_of(self);
     size_t bytes = (size_t)from->count * iso_dtype_size(from->dtype);
-    ISO_TRY(iso__cuda_wait(iso__cuda_of(self)));
-    ISO_TRY_CUDA(cudaMemcpy(host, from->data, bytes, cudaMemcpyDeviceToHost));
+    void *data = from->data;
+    if (iso__cuda_is_ordered_last(from)) {
+        ISO_TRY(iso__cuda_scratch(cuda, bytes, &data));
+        ISO_TRY(iso__cuda_to_logical(cuda, from, from->data, data));
+    }
+    ISO_TRY(iso__cuda_wait(cuda));
+    ISO_TRY_CUDA(cudaMemcpy(host, data, bytes, cudaMemcpyDeviceToHost));
     return ISO_OK;
 }
 
@@ -72,13 +86,16 @@ static iso_status memory_to_host(iso_device *self, const iso_tensor *from, void 
 // returns before all has arrived, and our streams do not wait for its stream; a copy to the host,
 // which comes after in that stream, returns when it is done.
 static iso_status memory_from_host(iso_device *self, const void *host, iso_tensor *to) {
+    iso__cuda *cuda = iso__cuda_of(self);
     size_t bytes = (size_t)to->count * iso_dtype_size(to->dtype);
+    bool ordered = iso__cuda_is_ordered_last(to);
+    void *data = to->data;
     char last;
-    ISO_TRY(iso__cuda_wait(iso__cuda_of(self)));
-    ISO_TRY_CUDA(cudaMemcpy(to->data, host, bytes, cudaMemcpyHostToDevice));
-    ISO_TRY_CUDA(
-        cudaMemcpy(&last, (char *)to->data + bytes - 1, sizeof(last), cudaMemcpyDeviceToHost));
-    return ISO_OK;
+    if (ordered) ISO_TRY(iso__cuda_scratch(cuda, bytes, &data));
+    ISO_TRY(iso__cuda_wait(cuda));
+    ISO_TRY_CUDA(cudaMemcpy(data, host, bytes, cudaMemcpyHostToDevice));
+    ISO_TRY_CUDA(cudaMemcpy(&last, (char *)data + bytes - 1, sizeof(last), cudaMemcpyDeviceToHost));
+    return ordered ? iso__cuda_from_logical(cuda, to, data, to->data) : ISO_OK;
 }
 
 static iso_status memory_count_up(iso_device *self, iso_tensor *x) {
