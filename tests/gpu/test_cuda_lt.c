@@ -171,6 +171,18 @@ Test(cuda_lt, what_is_refused_in_a_capture_is_not_lost) {
     }
 }
 
+// It was said to be done when it was held back.
+Test(cuda_lt, what_is_refused_after_it_was_held_back_is_told) {
+    layer l = open_emulated(true);
+    for (int i = 0; i < 4; i++) step(&l, false);
+    cr_assert(l.on.device->graph_launches > 0);
+    emulated_fail_next("cublasLtMatmul", NOT_SUPPORTED);
+    OK(forward(&l, true, true));
+    cr_expect(forward(&l, true, false) == ISO_ERR_DEVICE, "another than the last time");
+    cr_expect(strstr(iso_last_error()->message, "held back"), "%s", iso_last_error()->message);
+    close_layer(&l);
+}
+
 // ---- Bits ---------------------------------------------------------------------------------------
 
 // Sums so long that they are split: never put together in the order in which parts are ready.

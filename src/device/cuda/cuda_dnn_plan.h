@@ -88,7 +88,6 @@ typedef struct iso__dnn_plan {
     // Candidates in the order of the heuristics; `at` is in use, count: none is left.
     int algorithm[ISO__DNN_ALGORITHMS], count, at;
     size_t workspace[ISO__DNN_ALGORITHMS];
-    bool refused;    // by cuDNN, when it was called
     bool fuses_relu; // until cuDNN refuses
     bool no_room;    // a workspace could not be had
 } iso__dnn_plan;

@@ -60,10 +60,11 @@ typedef struct call_args {
 
 // What cuDNN refuses when it is called, although its heuristics named it, is not an error: as not
 // supported, or as a bad parameter.
-static iso_status take(const iso__cuda_dnn *dnn, iso__dnn_plan *p, cudnnStatus_t status) {
-    p->refused =
+static iso_status take(const iso__cuda_dnn *dnn, cudnnStatus_t status) {
+    bool refused =
         iso__dnn_unsupported(status) || (int)status / 1000 == (int)CUDNN_STATUS_BAD_PARAM / 1000;
-    if (!p->refused) ISO_TRY_DNN_AS(dnn, "a convolution", status);
+    ISO_CHECK(!refused, ISO_ERR_UNSUPPORTED, "cuDNN refuses a convolution");
+    ISO_TRY_DNN_AS(dnn, "a convolution", status);
     return ISO_OK;
 }
 
@@ -88,11 +89,10 @@ static iso_status run_forward(iso__cuda *cuda, const void *args) {
     iso__dnn_plan *p = a->plan;
     factors f;
     set_factors(&f, a);
-    return take(dnn, p,
-                dnn->call.cudnnConvolutionForward(dnn->handle, f.one, p->x, a->x, p->w, a->w,
-                                                  p->conv, (cudnnConvolutionFwdAlgo_t)a->algorithm,
-                                                  a->workspace, a->workspace_bytes, f.zero, p->y,
-                                                  a->y));
+    return take(dnn, dnn->call.cudnnConvolutionForward(
+                         dnn->handle, f.one, p->x, a->x, p->w, a->w, p->conv,
+                         (cudnnConvolutionFwdAlgo_t)a->algorithm, a->workspace, a->workspace_bytes,
+                         f.zero, p->y, a->y));
 }
 
 static iso_status run_fused(iso__cuda *cuda, const void *args) {
@@ -101,11 +101,10 @@ static iso_status run_fused(iso__cuda *cuda, const void *args) {
     iso__dnn_plan *p = a->plan;
     factors f;
     set_factors(&f, a);
-    return take(dnn, p,
-                dnn->call.cudnnConvolutionBiasActivationForward(
-                    dnn->handle, f.one, p->x, a->x, p->w, a->w, p->conv,
-                    (cudnnConvolutionFwdAlgo_t)a->algorithm, a->workspace, a->workspace_bytes,
-                    f.zero, p->y, a->y, p->bias, a->bias, dnn->relu, p->y, a->y));
+    return take(dnn, dnn->call.cudnnConvolutionBiasActivationForward(
+                         dnn->handle, f.one, p->x, a->x, p->w, a->w, p->conv,
+                         (cudnnConvolutionFwdAlgo_t)a->algorithm, a->workspace, a->workspace_bytes,
+                         f.zero, p->y, a->y, p->bias, a->bias, dnn->relu, p->y, a->y));
 }
 
 static iso_status run_filter(iso__cuda *cuda, const void *args) {
@@ -114,11 +113,10 @@ static iso_status run_filter(iso__cuda *cuda, const void *args) {
     iso__dnn_plan *p = a->plan;
     factors f;
     set_factors(&f, a);
-    return take(dnn, p,
-                dnn->call.cudnnConvolutionBackwardFilter(
-                    dnn->handle, f.one, p->x, a->x, p->y, a->y, p->conv,
-                    (cudnnConvolutionBwdFilterAlgo_t)a->algorithm, a->workspace, a->workspace_bytes,
-                    f.beta, p->w, a->w));
+    return take(dnn, dnn->call.cudnnConvolutionBackwardFilter(
+                         dnn->handle, f.one, p->x, a->x, p->y, a->y, p->conv,
+                         (cudnnConvolutionBwdFilterAlgo_t)a->algorithm, a->workspace,
+                         a->workspace_bytes, f.beta, p->w, a->w));
 }
 
 static iso_status run_input(iso__cuda *cuda, const void *args) {
@@ -127,11 +125,10 @@ static iso_status run_input(iso__cuda *cuda, const void *args) {
     iso__dnn_plan *p = a->plan;
     factors f;
     set_factors(&f, a);
-    return take(dnn, p,
-                dnn->call.cudnnConvolutionBackwardData(
-                    dnn->handle, f.one, p->w, a->w, p->y, a->y, p->conv,
-                    (cudnnConvolutionBwdDataAlgo_t)a->algorithm, a->workspace, a->workspace_bytes,
-                    f.zero, p->x, a->x));
+    return take(dnn, dnn->call.cudnnConvolutionBackwardData(
+                         dnn->handle, f.one, p->w, a->w, p->y, a->y, p->conv,
+                         (cudnnConvolutionBwdDataAlgo_t)a->algorithm, a->workspace,
+                         a->workspace_bytes, f.zero, p->x, a->x));
 }
 
 // ---- Candidates -----------------------------------------------------------------------------------
@@ -189,17 +186,17 @@ static iso_status bring_back(iso__cuda *cuda, const job *j, const copies *copy,
     return ISO_OK;
 }
 
-// Runs the candidate in use; p->refused tells whether it was. What is held back for a graph has run
-// before. Without room for its workspace, a candidate is as good as refused.
-static iso_status run_candidate(iso__cuda *cuda, const job *j, iso__cuda_call run,
-                                iso__dnn_plan *p) {
+// Runs the candidate in use, unless it is refused. Without room for its workspace, it is as good as
+// refused.
+static iso_status run_candidate(iso__cuda *cuda, const job *j, iso__cuda_call run, iso__dnn_plan *p,
+                                bool *done) {
     copies copy = copies_of(j, &p->key);
     size_t workspace = p->workspace[p->at];
     size_t bytes = aligned(workspace) + aligned(copy.x) + aligned(copy.w) + aligned(copy.y);
     void *scratch = NULL;
     iso_status status = bytes > 0 ? iso__cuda_scratch(cuda, bytes, &scratch) : ISO_OK;
-    p->refused = status == ISO_ERR_NOMEM;
-    if (p->refused) return say_no_room(p, bytes);
+    *done = false;
+    if (status == ISO_ERR_NOMEM) return say_no_room(p, bytes);
     ISO_TRY(status);
     char *at = scratch;
     call_args a = {.plan = p,
@@ -212,18 +209,20 @@ static iso_status run_candidate(iso__cuda *cuda, const job *j, iso__cuda_call ru
     a.w = copy.w ? take_part(&at, copy.w) : j->w->data;
     a.y = copy.y ? take_part(&at, copy.y) : j->y->data;
     ISO_TRY(bring(cuda, j, &copy, &a));
-    ISO_TRY(iso__cuda_run(cuda, run, &a, sizeof(a)));
-    return p->refused ? ISO_OK : bring_back(cuda, j, &copy, &a);
+    status = iso__cuda_run(cuda, run, &a, sizeof(a));
+    *done = status != ISO_ERR_UNSUPPORTED;
+    if (!*done) return ISO_OK;
+    ISO_TRY(status);
+    return bring_back(cuda, j, &copy, &a);
 }
 
 // Goes on to the next one where a candidate is refused, for good.
 static iso_status run_plan(iso__cuda *cuda, const job *j, iso__cuda_call run, iso__dnn_plan *p,
                            bool *done) {
-    for (; p->at < p->count; p->at++) {
-        ISO_TRY(run_candidate(cuda, j, run, p));
-        if (!p->refused) break;
+    for (*done = false; p->at < p->count; p->at++) {
+        ISO_TRY(run_candidate(cuda, j, run, p, done));
+        if (*done) break;
     }
-    *done = p->at < p->count;
     return ISO_OK;
 }
 
@@ -242,8 +241,7 @@ static iso_status forward(iso__cuda *cuda, const job *j, iso__dnn_plan *p, bool 
     // Without relu it fuses with one of the algorithms only.
     bool fuses = j->bias && j->relu && p->key.out_channels == j->y->shape[1];
     if (fuses && p->fuses_relu && p->at < p->count) {
-        ISO_TRY(run_candidate(cuda, j, run_fused, p));
-        *done = !p->refused;
+        ISO_TRY(run_candidate(cuda, j, run_fused, p, done));
         if (*done) return ISO_OK;
         p->fuses_relu = p->no_room;
     }

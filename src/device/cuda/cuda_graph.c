@@ -88,10 +88,16 @@ static bool is_same(const segment *a, const segment *b) {
     return true;
 }
 
-static iso_status execute_from(iso__cuda *cuda, const segment *s, int first) {
-    for (int k = first; k < s->count; k++) {
-        iso__cuda_command c = command_of(s, k);
-        ISO_TRY(iso__cuda_execute(cuda, &c));
+// Launches the first `count` commands of what was held back. Whoever entered them was told that
+// they are done, so what a library refuses now, as it did not before, cannot be done otherwise.
+static iso_status execute_held(iso__cuda *cuda, int count) {
+    for (int k = 0; k < count; k++) {
+        iso__cuda_command c = command_of(&cuda->graphs->now, k);
+        iso_status status = iso__cuda_execute(cuda, &c);
+        ISO_CHECK(status != ISO_ERR_UNSUPPORTED, ISO_ERR_DEVICE,
+                  "cuBLAS or cuDNN refuses a call that it took before, in launches held back for "
+                  "a CUDA graph: ISO_CUDA_GRAPHS=0 does without");
+        ISO_TRY(status);
     }
     return ISO_OK;
 }
@@ -106,8 +112,7 @@ static struct cudaKernelNodeParams node_params(const iso__cuda_kernel *k, void *
                                          .kernelParams = args};
 }
 
-// What a library enters into the queue, as a graph of its own. One that refuses now what it did
-// before would be missing in every run of the graph.
+// What a library enters into the queue, as a graph of its own.
 static iso_status capture(iso__cuda *cuda, const iso__cuda_command *c, cudaGraph_t *out) {
     cudaStream_t stream = cuda->stream[ISO__QUEUE_COMPUTE];
     size_t nodes = 0;
@@ -247,7 +252,7 @@ iso_status iso__cuda_flush(iso__cuda *cuda) {
     if (i != NONE && g->known[i].exec) {
         status = launch(cuda, &g->known[i]);
     } else {
-        status = g->following != NONE ? execute_from(cuda, &g->now, 0) : ISO_OK;
+        status = g->following != NONE ? execute_held(cuda, g->now.count) : ISO_OK;
         i = learn(cuda);
     }
     finish_segment(g, i);
@@ -284,7 +289,9 @@ iso_status iso__cuda_submit_command(iso__cuda *cuda, const iso__cuda_command *c)
     const segment *s = k > 0 ? &g->known[g->following] : NULL;
     if (s && k < s->count && fits(s, k, c)) return ISO_OK; // held back
     g->following = guess(g);
-    return g->following == NONE ? execute_from(cuda, &g->now, 0) : ISO_OK;
+    if (g->following != NONE) return ISO_OK;
+    ISO_TRY(execute_held(cuda, k));
+    return iso__cuda_execute(cuda, c);
 }
 
 // ---- Life -------------------------------------------------------------------------------------------

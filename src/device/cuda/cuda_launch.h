@@ -26,7 +26,7 @@ typedef struct iso__cuda_kernel {
 // Local, does not wait. Enters a kernel into the compute queue.
 iso_status iso__cuda_launch(iso__cuda *cuda, const iso__cuda_kernel *kernel);
 // The same for a call of a library that enters its own work into the compute queue; args are
-// copied.
+// copied. ISO_ERR_UNSUPPORTED: the library refuses this call, and launched nothing for it.
 typedef iso_status (*iso__cuda_call)(iso__cuda *cuda, const void *args);
 iso_status iso__cuda_run(iso__cuda *cuda, iso__cuda_call call, const void *args, size_t bytes);
 

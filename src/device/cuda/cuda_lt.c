@@ -199,8 +199,9 @@ static iso_status run(iso__cuda *cuda, const void *args) {
         cuda->lt->handle, p->product, &one, a->w, p->w, a->x, p->x, &zero, a->y, p->y, a->y, p->y,
         &p->algorithm, cuda->blas->workspace, cuda->blas->workspace_bytes,
         cuda->stream[ISO__QUEUE_COMPUTE]);
-    p->usable = status != CUBLAS_STATUS_NOT_SUPPORTED && status != CUBLAS_STATUS_INVALID_VALUE;
-    if (p->usable) ISO_TRY_CUBLAS_AS(cuda->blas, "cublasLtMatmul", status);
+    ISO_CHECK(status != CUBLAS_STATUS_NOT_SUPPORTED && status != CUBLAS_STATUS_INVALID_VALUE,
+              ISO_ERR_UNSUPPORTED, "cuBLASLt refuses a product");
+    ISO_TRY_CUBLAS_AS(cuda->blas, "cublasLtMatmul", status);
     return ISO_OK;
 }
 
@@ -237,7 +238,8 @@ iso_status iso__cuda_lt_linear(iso__cuda *cuda, const iso_tensor *x, const iso_t
     else
         ISO_TRY(make_plan(cuda, &key, args.b, &args.plan));
     if (!args.plan->usable) return ISO_OK;
-    ISO_TRY(iso__cuda_run(cuda, run, &args, sizeof(args)));
-    *done = args.plan->usable;
+    iso_status status = iso__cuda_run(cuda, run, &args, sizeof(args));
+    *done = args.plan->usable = status != ISO_ERR_UNSUPPORTED;
+    if (*done) ISO_TRY(status);
     return ISO_OK;
 }
