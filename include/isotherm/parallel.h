@@ -66,7 +66,7 @@ typedef struct iso_data_parallel_config {
     const double *bucket_list_mb;
     int bucket_list_count;
     // MiB; parameters of at least two such pieces leave, come back and are updated in pieces of
-    // whole rows, Linear's as backward computes them; 0: none.
+    // whole rows, Linear's as backward computes them; 0, or where there is one rank: none.
     double piece_mb;
     iso_order order;
     // Not every parameter takes part in every backward: see ISO_UNUSED_NEGOTIATE

@@ -64,7 +64,8 @@ static iso_status make_reducer(iso__data_parallel *self, const iso_reducer_param
         .last_bucket_bytes = bytes_of(config->last_bucket_mb),
         .bucket_list = list,
         .bucket_list_count = config->bucket_list_count,
-        .piece_bytes = bytes_of(config->piece_mb),
+        // Alone, nothing travels that could be hidden.
+        .piece_bytes = iso_comm_size(self->comm) > 1 ? bytes_of(config->piece_mb) : 0,
     };
     iso_status status =
         iso_reducer_create(self->comm, params, self->trainable_count, &c, &self->reducer);

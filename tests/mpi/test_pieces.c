@@ -300,7 +300,14 @@ static void equals_a_model_that_is_not_cut(iso_optimizer_kind kind) {
     trainer_destroy(&b);
 }
 
-Test(np1_pieces, sgd_equals_a_model_that_is_not_cut) { equals_a_model_that_is_not_cut(ISO_SGD); }
+Test(np1_pieces, there_are_none_where_nothing_travels) {
+    trainer_config config = wide(ISO_SGD, 0.01);
+    trainer t;
+    make_trainer(&t, &config, 1);
+    iso_assert_ok(trainer_train(&t, 2));
+    trainer_destroy(&t);
+}
+Test(np2_pieces, sgd_equals_a_model_that_is_not_cut) { equals_a_model_that_is_not_cut(ISO_SGD); }
 Test(np3_pieces, sgd_equals_a_model_that_is_not_cut) { equals_a_model_that_is_not_cut(ISO_SGD); }
 Test(np2_pieces, lamb_equals_a_model_that_is_not_cut) { equals_a_model_that_is_not_cut(ISO_LAMB); }
 
