@@ -78,7 +78,7 @@ static void cuda_destroy(iso_device *self) {
     for (int q = 0; usable && q < ISO__QUEUES; q++)
         if (cuda->stream[q]) cudaStreamSynchronize(cuda->stream[q]);
     iso__cuda_graphs_destroy(cuda);
-    iso__cuda_labels_destroy(cuda);
+    iso__cuda_loss_destroy(cuda);
     iso__cuda_dnn_destroy(cuda);
     iso__cuda_blas_destroy(cuda);
     for (int q = 0; usable && q < ISO__QUEUES; q++)

@@ -49,8 +49,9 @@ typedef struct iso__cuda_pool {
 enum { ISO_CUDA_LABEL_SLOTS = 4 };
 typedef struct iso__cuda_labels {
     int32_t *host, *device;
+    const int32_t *mapped; // the host's, as kernels see it
     int64_t room;
-    cudaEvent_t free; // the host's part may be written again
+    cudaEvent_t free; // the loss is done, and they may be written again
 } iso__cuda_labels;
 
 // How f32 is multiplied in matrix products and convolutions; f64 is always exact.
@@ -73,6 +74,7 @@ struct iso__cuda {
     size_t scratch_bytes;
     iso__cuda_labels labels[ISO_CUDA_LABEL_SLOTS];
     int next_labels;
+    unsigned *arrived; // blocks of a loss, see loss_kernels.h; NULL until there is one
     iso__cuda_math math;
     struct iso__cuda_blas *blas;     // NULL until a kernel needs it
     struct iso__cuda_lt *lt;         // the same
@@ -124,7 +126,7 @@ iso_status iso__cuda_conv_choose(iso__cuda *cuda);
 void iso__cuda_fill_update(iso_kernel_ops *ops, iso_dtype dtype);
 
 void iso__cuda_blas_destroy(iso__cuda *cuda);
-void iso__cuda_labels_destroy(iso__cuda *cuda);
+void iso__cuda_loss_destroy(iso__cuda *cuda);
 
 // ---- Sums by cuBLAS (cuda_blas.c) --------------------------------------------------------------------
 

@@ -1,5 +1,6 @@
-// Log-softmax and losses on the CUDA device, and the way of labels there and of results back.
-#include "device/cuda/cuda_impl.h"
+// Log-softmax and losses on the CUDA device, and how labels get there and results back.
+#include "device/cuda/cuda_graph.h"
+#include "device/cuda/fill_kernels.h"
 #include "device/cuda/loss_kernels.h"
 
 #include <string.h>
@@ -20,6 +21,15 @@ static iso_status log_softmax_backward(iso_device *self, const iso_tensor *y, co
 
 // ---- Labels ---------------------------------------------------------------------------------------
 
+// Memory of the host as kernels see it.
+static iso_status map(const void *host, void **out) {
+    struct cudaPointerAttributes found;
+    ISO_TRY_CUDA(cudaPointerGetAttributes(&found, host));
+    ISO_CHECK(found.devicePointer, ISO_ERR_DEVICE, "the GPU cannot reach memory of the host");
+    *out = found.devicePointer;
+    return ISO_OK;
+}
+
 static void free_slot(iso__cuda *cuda, iso__cuda_labels *slot) {
     if (slot->host) cudaFreeHost(slot->host);
     if (slot->device) iso__cuda_pool_free(cuda, slot->device);
@@ -31,6 +41,7 @@ static iso_status make_slot(iso__cuda *cuda, iso__cuda_labels *slot, int64_t roo
     size_t bytes = (size_t)room * sizeof(int32_t);
     if (!slot->free) ISO_TRY_CUDA(cudaEventCreateWithFlags(&slot->free, cudaEventDisableTiming));
     ISO_TRY_CUDA(cudaMallocHost((void **)&slot->host, bytes));
+    ISO_TRY(map(slot->host, (void **)&slot->mapped));
     ISO_TRY(iso__cuda_pool_alloc(cuda, bytes, (void **)&slot->device));
     slot->room = room;
     return ISO_OK;
@@ -46,65 +57,72 @@ static iso_status make_room(iso__cuda *cuda, int64_t rows) {
     return ISO_OK;
 }
 
-// Copies labels into the next slot and sends that on its way; waits only where the copies of all
-// slots are still to come. This is outside of recordings: the labels come into the queue at once,
-// before a kernel that is held back, and so must not overwrite those that such a one has yet to
-// read. As each loss is followed by an event, which ends what is held back, they do not.
+// So few are read by the kernel where they are, as each way to the host and back is short beside
+// that of a copy, for which the queue changes engines twice.
+#define FEW_LABELS 256
+
+// Labels into the next slot, whose memory kernels read at *out; waits only where the losses of all
+// slots are still to come. A copy is outside of recordings: it comes into the queue at once, before
+// a kernel that is held back, and so must not overwrite what such a one has yet to read. As each
+// loss ends what is held back, it does not.
 static iso_status send_labels(iso__cuda *cuda, int64_t rows, const int32_t *labels,
-                              const int32_t **out) {
-    iso__cuda_labels *slot = &cuda->labels[cuda->next_labels];
-    cudaStream_t stream = cuda->stream[ISO__QUEUE_COMPUTE];
+                              iso__cuda_labels **slot, const int32_t **out) {
     size_t bytes = (size_t)rows * sizeof(int32_t);
     ISO_TRY(iso__cuda_enter(cuda));
     ISO_TRY(iso__cuda_launch_gathered(cuda)); // these do keep their place in the queue
     ISO_TRY(make_room(cuda, rows));
-    ISO_TRY_CUDA(cudaEventSynchronize(slot->free));
-    memcpy(slot->host, labels, bytes);
-    ISO_TRY_CUDA(cudaMemcpyAsync(slot->device, slot->host, bytes, cudaMemcpyHostToDevice, stream));
-    ISO_TRY_CUDA(cudaEventRecord(slot->free, stream));
+    iso__cuda_labels *s = *slot = &cuda->labels[cuda->next_labels];
+    ISO_TRY_CUDA(cudaEventSynchronize(s->free));
+    memcpy(s->host, labels, bytes);
     cuda->next_labels = (cuda->next_labels + 1) % ISO_CUDA_LABEL_SLOTS;
-    *out = slot->device;
+    *out = rows <= FEW_LABELS ? s->mapped : s->device;
+    if (rows <= FEW_LABELS) return ISO_OK;
+    ISO_TRY_CUDA(cudaMemcpyAsync(s->device, s->host, bytes, cudaMemcpyHostToDevice,
+                                 cuda->stream[ISO__QUEUE_COMPUTE]));
     return ISO_OK;
 }
 
-void iso__cuda_labels_destroy(iso__cuda *cuda) {
+// The loss that reads them has entered the queue.
+static iso_status release_labels(iso__cuda *cuda, const iso__cuda_labels *slot) {
+    ISO_TRY(iso__cuda_flush(cuda));
+    ISO_TRY_CUDA(cudaEventRecord(slot->free, cuda->stream[ISO__QUEUE_COMPUTE]));
+    return ISO_OK;
+}
+
+void iso__cuda_loss_destroy(iso__cuda *cuda) {
     for (int i = 0; i < ISO_CUDA_LABEL_SLOTS; i++) {
         iso__cuda_labels *slot = &cuda->labels[i];
         free_slot(cuda, slot);
         if (slot->free) cudaEventDestroy(slot->free);
         slot->free = NULL;
     }
+    if (cuda->arrived) iso__cuda_pool_free(cuda, cuda->arrived);
+    cuda->arrived = NULL;
 }
 
 // ---- Results --------------------------------------------------------------------------------------
 
-typedef struct result_args {
-    const iso__cuda_loss_part *from;
-    double *to;
-    size_t bytes;
-} result_args;
-
-static iso_status copy_result(iso__cuda *cuda, const void *args) {
-    const result_args *a = args;
-    ISO_TRY_CUDA(cudaMemcpyAsync(a->to, a->from, a->bytes, cudaMemcpyDeviceToHost,
-                                 cuda->stream[ISO__QUEUE_COMPUTE]));
+static iso_status need_arrived(iso__cuda *cuda) {
+    void *memory;
+    if (cuda->arrived) return ISO_OK;
+    ISO_TRY(iso__cuda_pool_alloc(cuda, sizeof(int64_t), &memory));
+    iso_status status = iso__cuda_fill_values(cuda, ISO_I64, 1, 0, memory);
+    if (status < 0) iso__cuda_pool_free(cuda, memory);
+    ISO_TRY(status);
+    cuda->arrived = memory;
     return ISO_OK;
 }
 
-// Sums `count` parts into the place before the first, and copies that to the host.
-static iso_status give_result(iso__cuda *cuda, int64_t count, iso__cuda_loss_part *part,
-                              double divisor, int numbers, double *result) {
-    iso__cuda_loss_part *sum = part - 1;
-    result_args args = {sum, result, (size_t)numbers * sizeof(double)};
-    ISO_TRY(iso__cuda_sum_parts(cuda, count, part, divisor, sum));
-    return iso__cuda_run(cuda, copy_result, &args, sizeof(args));
-}
-
-// Memory for the parts, with a place before them.
-static iso_status take_parts(iso__cuda *cuda, int64_t count, iso__cuda_loss_part **out) {
-    void *memory;
-    ISO_TRY(iso__cuda_scratch(cuda, (size_t)(count + 1) * sizeof(iso__cuda_loss_part), &memory));
-    *out = (iso__cuda_loss_part *)memory + 1;
+// Memory for so many parts, whose sum the kernel writes where the host reads it.
+static iso_status take_parts(iso__cuda *cuda, int64_t count, double divisor, double result[2],
+                             iso__cuda_loss_sum *out) {
+    void *part, *sum = NULL;
+    ISO_TRY(need_arrived(cuda));
+    ISO_TRY(iso__cuda_scratch(cuda, (size_t)count * sizeof(iso__cuda_loss_part), &part));
+    ISO_TRY(iso__cuda_enter(cuda));
+    ISO_TRY(map(result, &sum));
+    *out = (iso__cuda_loss_sum){
+        .count = count, .part = part, .divisor = divisor, .sum = sum, .arrived = cuda->arrived};
     return ISO_OK;
 }
 
@@ -121,27 +139,27 @@ static iso__cuda_loss_kind kind_of(const iso_loss_config *config) {
 static iso_status loss(iso_device *self, const iso_loss_config *config, const iso_tensor *output,
                        const int32_t *labels, double result[2], iso_tensor *grad) {
     iso__cuda *cuda = iso__cuda_of(self);
+    iso__cuda_labels *slot = NULL;
     iso__cuda_loss_rows rows = {.kind = kind_of(config),
                                 .smoothing = config->label_smoothing,
                                 .rows = output->shape[0],
                                 .k = output->shape[1],
                                 .x = output->data,
                                 .grad = grad ? grad->data : NULL};
-    ISO_TRY(take_parts(cuda, rows.rows, &rows.part));
-    ISO_TRY(send_labels(cuda, rows.rows, labels, &rows.labels));
+    ISO_TRY(take_parts(cuda, rows.rows, (double)rows.rows, result, &rows.sum));
+    ISO_TRY(send_labels(cuda, rows.rows, labels, &slot, &rows.labels));
     ISO_TRY(iso__cuda_losses_of_rows(cuda, output->dtype, &rows));
-    return give_result(cuda, rows.rows, rows.part, (double)rows.rows, 2, result);
+    return release_labels(cuda, slot);
 }
 
 static iso_status mse(iso_device *self, const iso_tensor *output, const iso_tensor *target,
                       double result[2], iso_tensor *grad) {
     iso__cuda *cuda = iso__cuda_of(self);
-    int64_t count = output->count, parts = iso__cuda_square_parts(count);
-    iso__cuda_loss_part *part = NULL;
-    ISO_TRY(take_parts(cuda, parts, &part));
-    ISO_TRY(iso__cuda_squares(cuda, output->dtype, count, output->data, target->data, part,
-                              grad ? grad->data : NULL));
-    return give_result(cuda, parts, part, (double)count, 1, result);
+    int64_t count = output->count;
+    iso__cuda_loss_sum sum;
+    ISO_TRY(take_parts(cuda, iso__cuda_square_parts(count), (double)count, result, &sum));
+    return iso__cuda_squares(cuda, output->dtype, count, output->data, target->data,
+                             grad ? grad->data : NULL, &sum);
 }
 
 void iso__cuda_fill_loss(iso_kernel_ops *ops) {

@@ -14,7 +14,7 @@ static bool remote_owns(iso_device *self, const void *memory) {
 
 static iso_status remote_pin(iso_device *self, void *memory, size_t bytes) {
     ISO_TRY(iso__cuda_enter(iso__cuda_of(self)));
-    ISO_TRY_CUDA(cudaHostRegister(memory, bytes, cudaHostRegisterPortable));
+    ISO_TRY_CUDA(cudaHostRegister(memory, bytes, cudaHostRegisterPortable | cudaHostRegisterMapped));
     return ISO_OK;
 }
 

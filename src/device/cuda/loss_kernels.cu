@@ -122,6 +122,28 @@ __device__ bool is_largest(int64_t k, const Real *x, int64_t label) {
 
 // ---- The batch ------------------------------------------------------------------------------------
 
+// Called by all threads of all blocks, after their last part.
+__device__ void finish(const iso__cuda_loss_sum &s) {
+    __shared__ bool last;
+    __threadfence(); // parts of this thread, before its block arrives
+    __syncthreads();
+    if (threadIdx.x == 0) last = atomicAdd(s.arrived, 1u) == gridDim.x - 1;
+    __syncthreads();
+    if (!last) return;
+    __threadfence();
+    const volatile iso__cuda_loss_part *part = s.part; // of other blocks: not from a cache
+    double loss = 0, correct = 0;
+    for (int64_t i = threadIdx.x; i < s.count; i += blockDim.x) {
+        loss += part[i].loss;
+        correct += part[i].correct;
+    }
+    loss = iso__block_sum(loss) / s.divisor;
+    correct = iso__block_sum(correct);
+    if (threadIdx.x > 0) return;
+    *s.sum = {loss, correct};
+    *s.arrived = 0;
+}
+
 template <class Real, bool block> __global__ void losses(iso__cuda_loss_rows l) {
     typedef iso__team<block> team;
     for (int64_t n = team::first_row(); n < l.rows; n += team::row_stride()) {
@@ -134,26 +156,9 @@ template <class Real, bool block> __global__ void losses(iso__cuda_loss_rows l) 
         case ISO__CUDA_MSE: part.loss = mse<block>(l, x, label, grad); break;
         default: part.loss = cross_entropy<block>(l, x, label, grad);
         }
-        if (team::lane() == 0) l.part[n] = part;
+        if (team::lane() == 0) l.sum.part[n] = part;
     }
-}
-
-struct sum_args {
-    int64_t count;
-    const iso__cuda_loss_part *part;
-    double divisor;
-    iso__cuda_loss_part *sum;
-};
-
-__global__ void sum_parts(sum_args s) {
-    iso__cuda_loss_part sum = {0, 0};
-    for (int64_t i = threadIdx.x; i < s.count; i += blockDim.x) {
-        sum.loss += s.part[i].loss;
-        sum.correct += s.part[i].correct;
-    }
-    sum.loss = iso__block_sum(sum.loss) / s.divisor;
-    sum.correct = iso__block_sum(sum.correct);
-    if (threadIdx.x == 0) *s.sum = sum;
+    finish(l.sum);
 }
 
 // ---- Of all elements alike ------------------------------------------------------------------------
@@ -161,15 +166,15 @@ __global__ void sum_parts(sum_args s) {
 #define PART_ELEMENTS ((int64_t)ISO_CUDA_BLOCK * 16) // whose squares a block adds up
 
 template <class Real> struct squares_args {
-    int64_t count, parts;
+    int64_t count;
     const Real *x, *target;
-    iso__cuda_loss_part *part;
     Real *grad;
+    iso__cuda_loss_sum sum;
 };
 
 template <class Real> __global__ void squares(squares_args<Real> s) {
     const double factor = 2 / (double)s.count;
-    for (int64_t p = blockIdx.x; p < s.parts; p += gridDim.x) {
+    for (int64_t p = blockIdx.x; p < s.sum.count; p += gridDim.x) {
         int64_t end = (p + 1) * PART_ELEMENTS < s.count ? (p + 1) * PART_ELEMENTS : s.count;
         double sum = 0;
         for (int64_t i = p * PART_ELEMENTS + threadIdx.x; i < end; i += blockDim.x) {
@@ -178,17 +183,16 @@ template <class Real> __global__ void squares(squares_args<Real> s) {
             if (s.grad) s.grad[i] = (Real)(factor * gap);
         }
         sum = iso__block_sum(sum);
-        if (threadIdx.x == 0) s.part[p] = {sum, 0};
+        if (threadIdx.x == 0) s.sum.part[p] = {sum, 0};
     }
+    finish(s.sum);
 }
 
 template <class Real>
-iso_status squares_as(iso__cuda *cuda, int64_t count, const void *x, const void *target,
-                      iso__cuda_loss_part *part, void *grad) {
-    int64_t parts = iso__cuda_square_parts(count);
-    squares_args<Real> args = {count, parts,       (const Real *)x, (const Real *)target,
-                               part,  (Real *)grad};
-    return iso__cuda_submit_over(cuda, squares<Real>, parts * ISO_CUDA_BLOCK, args);
+iso_status squares_as(iso__cuda *cuda, int64_t count, const void *x, const void *target, void *grad,
+                      const iso__cuda_loss_sum *sum) {
+    squares_args<Real> args = {count, (const Real *)x, (const Real *)target, (Real *)grad, *sum};
+    return iso__cuda_submit_over(cuda, squares<Real>, sum->count * ISO_CUDA_BLOCK, args);
 }
 
 } // namespace
@@ -223,13 +227,7 @@ int64_t iso__cuda_square_parts(int64_t count) {
 }
 
 iso_status iso__cuda_squares(iso__cuda *cuda, iso_dtype dtype, int64_t count, const void *x,
-                             const void *target, iso__cuda_loss_part *part, void *grad) {
-    return dtype == ISO_F64 ? squares_as<double>(cuda, count, x, target, part, grad)
-                            : squares_as<float>(cuda, count, x, target, part, grad);
-}
-
-iso_status iso__cuda_sum_parts(iso__cuda *cuda, int64_t count, const iso__cuda_loss_part *part,
-                               double divisor, iso__cuda_loss_part *sum) {
-    sum_args args = {count, part, divisor, sum};
-    return iso__cuda_submit(cuda, sum_parts, dim3(1), ISO_CUDA_BLOCK, args);
+                             const void *target, void *grad, const iso__cuda_loss_sum *sum) {
+    return dtype == ISO_F64 ? squares_as<double>(cuda, count, x, target, grad, sum)
+                            : squares_as<float>(cuda, count, x, target, grad, sum);
 }

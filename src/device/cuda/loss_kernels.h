@@ -19,6 +19,15 @@ typedef struct iso__cuda_loss_part {
     double loss, correct;
 } iso__cuda_loss_part;
 
+// How the parts of a batch become one: the block that is done last adds them up, in a fixed order.
+typedef struct iso__cuda_loss_sum {
+    int64_t count;             // of parts
+    iso__cuda_loss_part *part; // [count], scratch
+    double divisor;            // of the sum of losses
+    iso__cuda_loss_part *sum;  // may be memory of the host
+    unsigned *arrived;         // blocks; 0 before and after a launch
+} iso__cuda_loss_sum;
+
 typedef enum iso__cuda_loss_kind {
     ISO__CUDA_CROSS_ENTROPY,
     ISO__CUDA_NLL,
@@ -30,21 +39,17 @@ typedef struct iso__cuda_loss_rows {
     int64_t rows, k;
     const void *x;
     const int32_t *labels;
-    iso__cuda_loss_part *part; // one for each row
-    void *grad;                // of the batch mean; NULL: not wanted
+    void *grad;             // of the batch mean; NULL: not wanted
+    iso__cuda_loss_sum sum; // of a part for each row
 } iso__cuda_loss_rows;
 iso_status iso__cuda_losses_of_rows(iso__cuda *cuda, iso_dtype dtype,
                                     const iso__cuda_loss_rows *rows);
 
-// Squared differences, and 2 / count times the differences unless grad is NULL. part: as many as
+// Squared differences, and 2 / count times the differences unless grad is NULL. Parts: as many as
 // iso__cuda_square_parts says.
 iso_status iso__cuda_squares(iso__cuda *cuda, iso_dtype dtype, int64_t count, const void *x,
-                             const void *target, iso__cuda_loss_part *part, void *grad);
+                             const void *target, void *grad, const iso__cuda_loss_sum *sum);
 int64_t iso__cuda_square_parts(int64_t count);
-
-// sum: the parts in a fixed order; its loss divided by `divisor`.
-iso_status iso__cuda_sum_parts(iso__cuda *cuda, int64_t count, const iso__cuda_loss_part *part,
-                               double divisor, iso__cuda_loss_part *sum);
 
 #ifdef __cplusplus
 }
