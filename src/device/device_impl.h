@@ -1,5 +1,5 @@
 // Private: what a device is. One table for its memory, and one table of kernels for each element
-// type that it computes in. All slots are required.
+// type that it computes in. All slots are required but where they say NULL.
 //
 // Tensors handed to a slot live on its device; those of a kernel are all of the table's element
 // type. In the table of bf16 that holds for activations, their gradients, and the weights and biases
@@ -193,6 +193,10 @@ typedef struct iso_kernel_ops {
     // From the output: dx = y > 0 ? dy : 0. dx may be dy.
     iso_status (*relu_backward)(iso_device *self, const iso_tensor *y, const iso_tensor *dy,
                                 iso_tensor *dx);
+    // dy = y > 0 ? dy : 0, and db [C] = the sums of that over everything else, += where accumulate.
+    // NULL: nothing is gained by doing both at once.
+    iso_status (*relu_backward_bias)(iso_device *self, const iso_tensor *y, iso_tensor *dy,
+                                     iso_tensor *db, bool accumulate);
     // y = x * mask / (1 - p), mask drawn by logical index; forward and backward alike. y may be x.
     iso_status (*dropout)(iso_device *self, const iso__dropout_draw *draw, const iso_tensor *x,
                           iso_tensor *y);

@@ -48,9 +48,8 @@ static iso_status forward(iso_module *self, iso_call *call, iso_tensor *in, iso_
 static iso_status backward_params(iso_module *self, iso_call *call, iso_tensor *grad_out) {
     conv2d *l = iso_container_of(self, conv2d, base);
     iso_parameter *w = l->weight, *b = l->bias;
-    ISO_TRY(iso__undo_activation(self, call, grad_out));
-    iso_tensor *dw = w->requires_grad ? w->grad : NULL;
-    iso_tensor *db = b && b->requires_grad ? b->grad : NULL;
+    iso_tensor *dw = w->requires_grad ? w->grad : NULL, *db = NULL;
+    ISO_TRY(iso__undo_activation_and_bias(self, call, grad_out, b, &db));
     if (!dw && !db) return ISO_OK;
     return iso__kernels(call->in)->conv2d_backward_params(
         self->device, &l->config, call->in, grad_out, dw, w->grad_valid, db, b && b->grad_valid);

@@ -58,6 +58,17 @@ iso_status iso__undo_activation(iso_module *self, iso_call *call, iso_tensor *gr
     return iso__kernels(call->in)->relu_backward(self->device, call->out, grad_out, grad_out);
 }
 
+iso_status iso__undo_activation_and_bias(iso_module *self, iso_call *call, iso_tensor *grad_out,
+                                         const iso_parameter *bias, iso_tensor **db) {
+    const iso_kernel_ops *kernels = iso__kernels(call->in);
+    *db = bias && bias->requires_grad ? bias->grad : NULL;
+    if (!*db || call->activation == ISO_ACT_NONE || !kernels->relu_backward_bias)
+        return iso__undo_activation(self, call, grad_out);
+    iso_tensor *out = *db;
+    *db = NULL;
+    return kernels->relu_backward_bias(self->device, call->out, grad_out, out, bias->grad_valid);
+}
+
 // ---- Calls -------------------------------------------------------------------------------------
 
 // Calls and their tensors are kept when they are popped, so that a step allocates nothing once

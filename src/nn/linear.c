@@ -64,15 +64,16 @@ static iso_status backward_piece(iso_module *self, iso_call *call, iso_tensor *g
     return w->pieces->ready(w->pieces, k);
 }
 
+// db NULL: it is written, or not wanted.
 static iso_status backward_pieces(iso_module *self, iso_call *call, iso_tensor *grad_out,
-                                  iso_tensor *db, bool accumulate_b) {
+                                  iso_tensor *db) {
     linear *l = iso_container_of(self, linear, base);
-    const iso_parameter *w = l->weight;
+    const iso_parameter *w = l->weight, *b = l->bias;
     if (db)
         ISO_TRY(iso__kernels(call->in)->linear_backward_params(self->device, call->in, grad_out,
-                                                               NULL, false, db, accumulate_b));
-    if (db && self->call_depth == 0 && l->bias->references == 1)
-        ISO_TRY(w->pieces->other_ready(w->pieces, l->bias));
+                                                               NULL, false, db, b->grad_valid));
+    if (b && b->requires_grad && self->call_depth == 0 && b->references == 1)
+        ISO_TRY(w->pieces->other_ready(w->pieces, b));
     for (int k = 0; k < w->pieces->count; k++) ISO_TRY(backward_piece(self, call, grad_out, k));
     return ISO_OK;
 }
@@ -80,14 +81,12 @@ static iso_status backward_pieces(iso_module *self, iso_call *call, iso_tensor *
 static iso_status backward_params(iso_module *self, iso_call *call, iso_tensor *grad_out) {
     linear *l = iso_container_of(self, linear, base);
     iso_parameter *w = l->weight, *b = l->bias;
-    ISO_TRY(iso__undo_activation(self, call, grad_out));
-    iso_tensor *dw = w->requires_grad ? w->grad : NULL;
-    iso_tensor *db = b && b->requires_grad ? b->grad : NULL;
-    bool accumulate_b = b && b->grad_valid;
+    iso_tensor *dw = w->requires_grad ? w->grad : NULL, *db = NULL;
+    ISO_TRY(iso__undo_activation_and_bias(self, call, grad_out, b, &db));
+    if (dw && w->pieces) return backward_pieces(self, call, grad_out, db);
     if (!dw && !db) return ISO_OK;
-    if (dw && w->pieces) return backward_pieces(self, call, grad_out, db, accumulate_b);
     return iso__kernels(call->in)->linear_backward_params(self->device, call->in, grad_out, dw,
-                                                          w->grad_valid, db, accumulate_b);
+                                                          w->grad_valid, db, b && b->grad_valid);
 }
 
 static iso_status backward_input(iso_module *self, iso_call *call, iso_tensor *grad_out,

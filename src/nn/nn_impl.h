@@ -109,5 +109,9 @@ iso_status iso__norm_sync_sums(iso__norm_sync *sync, const iso_tensor *x,
 bool iso__module_is_relu(const iso_module *module);
 // For layers that fuse a relu: turns grad_out into the gradient before it, in place.
 iso_status iso__undo_activation(iso_module *self, iso_call *call, iso_tensor *grad_out);
+// The same; and where the device does that on the way, the gradient of the layer's bias (NULL:
+// none). *db: that gradient where it is still to be computed, else NULL.
+iso_status iso__undo_activation_and_bias(iso_module *self, iso_call *call, iso_tensor *grad_out,
+                                         const iso_parameter *bias, iso_tensor **db);
 
 #endif

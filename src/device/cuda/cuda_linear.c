@@ -5,8 +5,9 @@
 #include "device/cuda/cuda_lt.h"
 #include "device/cuda/linear_kernels.h"
 
-iso_status iso__cuda_bias_gradient(iso__cuda *cuda, const iso_tensor *dy, iso_tensor *db,
-                                   bool accumulate) {
+// After a relu that gave y, unless that is NULL.
+static iso_status sum_channels(iso__cuda *cuda, const iso_tensor *y, const iso_tensor *dy,
+                               iso_tensor *db, bool accumulate) {
     int64_t channels = dy->shape[1], items = dy->count / channels;
     bool side_by_side = dy->ndim == 2 || iso__cuda_channels_last(dy); // values of all channels
     int64_t rows = side_by_side ? items : dy->shape[0], plane = items / rows;
@@ -18,8 +19,18 @@ iso_status iso__cuda_bias_gradient(iso__cuda *cuda, const iso_tensor *dy, iso_te
     if (parts > 1)
         ISO_TRY(iso__cuda_scratch(cuda, (size_t)(parts * channels) * iso_dtype_size(db->dtype),
                                   &partial));
-    return iso__cuda_channel_sums(cuda, dy->dtype, rows, channels, plane, dy->data, partial,
-                                  accumulate, db->data);
+    return iso__cuda_channel_sums(cuda, dy->dtype, rows, channels, plane, dy->data,
+                                  y ? y->data : NULL, partial, accumulate, db->data);
+}
+
+iso_status iso__cuda_bias_gradient(iso__cuda *cuda, const iso_tensor *dy, iso_tensor *db,
+                                   bool accumulate) {
+    return sum_channels(cuda, NULL, dy, db, accumulate);
+}
+
+static iso_status relu_backward_bias(iso_device *self, const iso_tensor *y, iso_tensor *dy,
+                                     iso_tensor *db, bool accumulate) {
+    return sum_channels(iso__cuda_of(self), y, dy, db, accumulate);
 }
 
 // c = x w^T, f32 where asked for.
@@ -106,6 +117,7 @@ static iso_status linear_backward_input(iso_device *self, const iso_tensor *dy, 
 }
 
 void iso__cuda_fill_linear(iso_kernel_ops *ops) {
+    ops->relu_backward_bias = relu_backward_bias;
     ops->linear_forward = linear_forward;
     ops->linear_backward_params = linear_backward_params;
     ops->linear_backward_input = linear_backward_input;

@@ -98,10 +98,25 @@ template <class T> struct sum_args {
     typedef typename iso__real<T>::type Real;
     int rows, plane, parts;
     int64_t channels;
-    const T *x;
+    T *x;
+    const T *y; // NULL: x is summed as it is
     bool accumulate;
     Real *out; // the result of one part, else [parts, channels]
 };
+
+template <class T> static __device__ inline void mask(T y, T *x) {
+    if (!(iso__widen(y) > 0)) iso__narrow(0, x);
+}
+
+template <class T>
+static __device__ inline typename iso__real<T>::type take(const sum_args<T> &a, int64_t i) {
+    T x = a.x[i];
+    if (a.y) {
+        mask(a.y[i], &x);
+        a.x[i] = x;
+    }
+    return iso__widen(x);
+}
 
 template <class T>
 static __device__ void put_sum(const sum_args<T> &a, int part, int64_t channel,
@@ -126,7 +141,7 @@ template <class T> __global__ void sum_columns(sum_args<T> a) {
     Real sum = 0;
     if (channel < a.channels)
         for (int n = part_bound(a.rows, a.parts, (int)blockIdx.y) + lane; n < end; n += SUM_LANES)
-            sum += iso__widen(a.x[n * a.channels + channel]);
+            sum += take(a, n * a.channels + channel);
     lane_sum[lane][column] = sum;
     __syncthreads();
     if (lane > 0 || channel >= a.channels) return;
@@ -151,7 +166,13 @@ template <class T> __global__ void sum_packs(sum_args<T> a) {
     if (channel < a.channels)
         for (int n = part_bound(a.rows, a.parts, (int)blockIdx.y) + lane; n < end;
              n += shape::lanes) {
-            pack x = *(const pack *)(a.x + n * a.channels + channel);
+            int64_t at = n * a.channels + channel;
+            pack x = *(const pack *)(a.x + at);
+            if (a.y) {
+                pack y = *(const pack *)(a.y + at);
+                for (int k = 0; k < pack::width; k++) mask(y.at[k], &x.at[k]);
+                *(pack *)(a.x + at) = x;
+            }
             for (int k = 0; k < pack::width; k++) sum[k] += iso__widen(x.at[k]);
         }
     for (int k = 0; k < pack::width; k++) lane_sum[lane][first + k] = sum[k];
@@ -172,7 +193,7 @@ template <class T> __global__ void sum_planes(sum_args<T> a) {
     for (int64_t i = part_bound(items, a.parts, (int)blockIdx.y) + (int)threadIdx.x; i < end;
          i += blockDim.x) {
         unsigned n = (unsigned)i / (unsigned)a.plane, p = (unsigned)i % (unsigned)a.plane;
-        sum += iso__widen(a.x[(n * a.channels + channel) * a.plane + p]);
+        sum += take(a, (n * a.channels + channel) * a.plane + p);
     }
     sum = iso__block_sum(sum);
     if (threadIdx.x == 0) put_sum(a, (int)blockIdx.y, channel, sum);
@@ -215,14 +236,14 @@ int iso__cuda_channel_sum_parts(iso_dtype dtype, int64_t rows, int64_t channels,
 
 template <class T>
 static iso_status launch_sums(iso__cuda *cuda, iso_dtype dtype, int64_t rows, int64_t channels,
-                              int64_t plane, const void *x, void *partial, bool accumulate,
+                              int64_t plane, void *x, const void *y, void *partial, bool accumulate,
                               void *out) {
     typedef typename iso__real<T>::type Real;
     int parts = iso__cuda_channel_sum_parts(dtype, rows, channels, plane);
     void *to = parts > 1 ? partial : out;
-    sum_args<T> args = {(int)rows,    (int)plane, parts,     channels,
-                        (const T *)x, accumulate, (Real *)to};
-    bool packs = takes_packs(dtype, channels, plane) && iso__is_aligned(x);
+    sum_args<T> args = {(int)rows, (int)plane,   parts,      channels,
+                        (T *)x,    (const T *)y, accumulate, (Real *)to};
+    bool packs = takes_packs(dtype, channels, plane) && iso__is_aligned(x) && iso__is_aligned(y);
     auto kernel = plane > 1 ? sum_planes<T> : packs ? sum_packs<T> : sum_columns<T>;
     dim3 grid((unsigned)sum_blocks(channels, plane), (unsigned)parts);
     iso_status status = iso__cuda_submit(cuda, kernel, grid, ISO_CUDA_BLOCK, args);
@@ -232,10 +253,10 @@ static iso_status launch_sums(iso__cuda *cuda, iso_dtype dtype, int64_t rows, in
 }
 
 iso_status iso__cuda_channel_sums(iso__cuda *cuda, iso_dtype dtype, int64_t rows, int64_t channels,
-                                  int64_t plane, const void *x, void *partial, bool accumulate,
-                                  void *out) {
+                                  int64_t plane, void *x, const void *y, void *partial,
+                                  bool accumulate, void *out) {
     auto launch = dtype == ISO_F64    ? launch_sums<double>
                   : dtype == ISO_BF16 ? launch_sums<iso__bf16>
                                       : launch_sums<float>;
-    return launch(cuda, dtype, rows, channels, plane, x, partial, accumulate, out);
+    return launch(cuda, dtype, rows, channels, plane, x, y, partial, accumulate, out);
 }

@@ -19,12 +19,13 @@ iso_status iso__cuda_bias_act_of_sums(iso__cuda *cuda, int64_t rows, int64_t cha
                                       void *y);
 
 // out[channel] = sums of x, += where accumulate; of bf16 in f32; always in the same order, which
-// depends on type, shape and alignment alone. With more than one part, partial is memory for
-// parts * channels numbers of the type of out. rows * plane is at most INT32_MAX.
+// depends on type, shape and alignment alone. Unless y is NULL, x becomes 0 before where y is not
+// above 0. With more than one part, partial is memory for parts * channels numbers of the type of
+// out. rows * plane is at most INT32_MAX.
 int iso__cuda_channel_sum_parts(iso_dtype dtype, int64_t rows, int64_t channels, int64_t plane);
 iso_status iso__cuda_channel_sums(iso__cuda *cuda, iso_dtype dtype, int64_t rows, int64_t channels,
-                                  int64_t plane, const void *x, void *partial, bool accumulate,
-                                  void *out);
+                                  int64_t plane, void *x, const void *y, void *partial,
+                                  bool accumulate, void *out);
 
 #ifdef __cplusplus
 }
