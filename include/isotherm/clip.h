@@ -2,7 +2,8 @@
 //
 // All of these stand between backward and step. They look at every gradient, so they first complete
 // every exchange (then collective), and nothing of it hides behind the next forward any more: a
-// lazy step costs what a blocking one does.
+// lazy step costs what a blocking one does. On a GPU the host waits only for a norm that is asked
+// for.
 #ifndef ISOTHERM_CLIP_H
 #define ISOTHERM_CLIP_H
 

@@ -12,26 +12,32 @@ enum { PARTS = 8 };
 
 // ---- Every gradient -------------------------------------------------------------------------------
 
-typedef struct visit {
-    iso_status (*see)(iso_tensor *gradient, void *user);
-    void *user;
-} visit;
+// Of one device.
+typedef struct gradients {
+    int count;
+    iso_tensor **item;
+} gradients;
 
-static iso_status see_all(const iso_parameter_list *list, const visit *v) {
+static iso_status take_gradients(const iso_parameter_list *list, gradients *out) {
     for (int i = 0; i < list->count; i++) {
-        iso_tensor *gradient;
         if (!list->item[i]->requires_grad) continue;
-        ISO_TRY(iso_parameter_grad(list->item[i], &gradient)); // completes what is pending
-        ISO_TRY(v->see(gradient, v->user));
+        // Completes what is pending.
+        ISO_TRY(iso_parameter_grad(list->item[i], &out->item[out->count]));
+        out->count++;
     }
     return ISO_OK;
 }
 
-static iso_status each_gradient(iso_module *module, const visit *v) {
+// To be freed: item.
+static iso_status gradients_of(iso_module *module, gradients *out) {
     iso_parameter_list list;
     ISO_TRY(iso_module_parameters(module, &list));
-    iso_status status = see_all(&list, v);
+    *out = (gradients){0};
+    size_t most = (size_t)list.count + 1;
+    iso_status status = iso__alloc_zero(most * sizeof(*out->item), (void **)&out->item);
+    if (status == ISO_OK) status = take_gradients(&list, out);
     iso_parameter_list_destroy(&list);
+    if (status < 0) iso__free(out->item);
     ISO_TRY(status);
     return ISO_OK;
 }
@@ -68,8 +74,7 @@ static void note_largest(power_sum *s, const iso_tensor *t, const void *data) {
     }
 }
 
-static iso_status add_gradient(iso_tensor *t, void *user) {
-    power_sum *s = user;
+static iso_status add_gradient(iso_tensor *t, power_sum *s) {
     void *data;
     ISO_TRY(iso_tensor_map(t, ISO_READ, &data));
     if (isinf(s->p))
@@ -81,39 +86,55 @@ static iso_status add_gradient(iso_tensor *t, void *user) {
     return iso_tensor_unmap(t);
 }
 
-iso_status iso_grad_norm(iso_module *module, double norm_type, double *out) {
-    ISO_CHECK(norm_type > 0, ISO_ERR_ARG, "a norm of gradients of type %g: give a number above 0",
-              norm_type);
-    power_sum sum = {.p = norm_type};
+static iso_status norm_here(const gradients *g, double p, double *out) {
+    power_sum sum = {.p = p};
     double total = 0;
-    ISO_TRY(each_gradient(module, &(visit){add_gradient, &sum}));
+    for (int i = 0; i < g->count; i++) ISO_TRY(add_gradient(g->item[i], &sum));
     for (int k = 0; k < PARTS; k++) total += sum.part[k];
-    *out = isinf(norm_type) ? sum.largest
-           : norm_type == 2 ? sqrt(total)
-                            : pow(total, 1 / norm_type);
+    *out = isinf(p) ? sum.largest : p == 2 ? sqrt(total) : pow(total, 1 / p);
     return ISO_OK;
 }
 
 // ---- Clipping -------------------------------------------------------------------------------------
 
-static iso_status scale(iso_tensor *t, void *factor) {
-    return iso__kernels(t)->scale(t->device, t->count, *(double *)factor, t->data);
+static iso_status clip_here(const gradients *g, double p, const double *max_norm, double *out) {
+    double norm = 0;
+    ISO_TRY(norm_here(g, p, &norm));
+    double factor = max_norm ? *max_norm / (norm + 1e-6) : 1;
+    for (int i = 0; i < g->count && !(factor >= 1); i++) {
+        iso_tensor *t = g->item[i];
+        ISO_TRY(iso__kernels(t)->scale(t->device, t->count, factor, t->data));
+    }
+    if (out) *out = norm;
+    return ISO_OK;
+}
+
+// max_norm NULL: the norm alone. norm NULL: it is not wanted.
+static iso_status clip_to_norm(iso_module *module, double p, const double *max_norm, double *norm) {
+    const iso__remote_ops *remote = module->device->ops->remote;
+    gradients g;
+    ISO_CHECK(p > 0, ISO_ERR_ARG, "a norm of gradients of type %g: give a number above 0", p);
+    ISO_TRY(gradients_of(module, &g));
+    iso_status status = remote
+                            ? remote->clip_norm(module->device, g.count, g.item, p, max_norm, norm)
+                            : clip_here(&g, p, max_norm, norm);
+    iso__free(g.item);
+    ISO_TRY(status);
+    return ISO_OK;
+}
+
+iso_status iso_grad_norm(iso_module *module, double norm_type, double *out) {
+    return clip_to_norm(module, norm_type, NULL, out);
 }
 
 iso_status iso_clip_grad_norm(iso_module *module, double max_norm, double norm_type,
                               double *total_norm) {
-    double norm;
     ISO_CHECK(max_norm >= 0, ISO_ERR_ARG,
               "gradients cannot be clipped to a norm of %g: give a number of at least 0", max_norm);
-    ISO_TRY(iso_grad_norm(module, norm_type, &norm));
-    double factor = max_norm / (norm + 1e-6);
-    if (!(factor >= 1)) ISO_TRY(each_gradient(module, &(visit){scale, &factor}));
-    if (total_norm) *total_norm = norm;
-    return ISO_OK;
+    return clip_to_norm(module, norm_type, &max_norm, total_norm);
 }
 
-static iso_status clamp(iso_tensor *t, void *user) {
-    double most = *(double *)user;
+static iso_status clamp(iso_tensor *t, double most) {
     void *data;
     ISO_TRY(iso_tensor_map(t, ISO_READ_WRITE, &data));
     float *f = data, limit = (float)most;
@@ -129,7 +150,16 @@ iso_status iso_clip_grad_value(iso_module *module, double clip_value) {
     ISO_CHECK(clip_value >= 0, ISO_ERR_ARG,
               "gradients cannot be clipped to values of %g: give a number of at least 0",
               clip_value);
-    return each_gradient(module, &(visit){clamp, &clip_value});
+    const iso__remote_ops *remote = module->device->ops->remote;
+    gradients g;
+    ISO_TRY(gradients_of(module, &g));
+    iso_status status = ISO_OK;
+    if (remote) status = remote->clip_value(module->device, g.count, g.item, clip_value);
+    for (int i = 0; i < g.count && !remote && status == ISO_OK; i++)
+        status = clamp(g.item[i], clip_value);
+    iso__free(g.item);
+    ISO_TRY(status);
+    return ISO_OK;
 }
 
 // ---- Between ranks --------------------------------------------------------------------------------

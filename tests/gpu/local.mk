@@ -6,6 +6,9 @@ if ISO_HAVE_CUDA
 GPU_TESTS += tests/gpu/cuda_bias.unit
 UNIT_TESTS += tests/gpu/cuda_bias.unit
 tests_gpu_cuda_bias_unit_SOURCES = tests/gpu/test_cuda_bias.c
+GPU_TESTS += tests/gpu/cuda_clip.unit
+UNIT_TESTS += tests/gpu/cuda_clip.unit
+tests_gpu_cuda_clip_unit_SOURCES = tests/gpu/test_cuda_clip.c
 GPU_TESTS += tests/gpu/cuda_conv.unit
 UNIT_TESTS += tests/gpu/cuda_conv.unit
 tests_gpu_cuda_conv_unit_SOURCES = tests/gpu/test_cuda_conv.c tests/gpu/conv_problem.c tests/gpu/conv_problem.h

@@ -144,6 +144,7 @@ static void fill_ops(iso__cuda *cuda) {
     ops->set_choices = cuda_set_choices;
     iso__cuda_fill_memory(ops);
     iso__cuda_fill_remote(&cuda->remote);
+    iso__cuda_fill_clip(&cuda->remote);
     ops->remote = &cuda->remote;
     cuda->base.ops = ops;
 }
