@@ -160,10 +160,10 @@ typedef struct iso_module_hooks {
 struct iso_module {
     const iso_module_ops *ops;
     iso_device *device;
-    const char *name; // last part of its name in its first container; "" for a root
-    iso_dtype dtype;  // of its parameters and buffers; without any, of its latest input
+    const char *name;      // last part of its name in its first container; "" for a root
+    iso_dtype dtype;       // of its parameters and buffers; without any, of its latest input
     iso_dtype activations; // type of the input of the call that runs: dtype, or bf16 beside f32
-    bool training;    // true at creation
+    bool training;         // true at creation
     int references;
     int parameter_count, buffer_count, child_count;
     iso_parameter **parameter;

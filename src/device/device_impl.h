@@ -2,14 +2,14 @@
 // type that it computes in. All slots are required but where they say NULL.
 //
 // Tensors handed to a slot live on its device; those of a kernel are all of the table's element
-// type. In the table of bf16 that holds for activations, their gradients, and the weights and biases
-// of linear layers and convolutions; what is f32 there are gradients of parameters (dw, db), the
-// parameters, running values and statistics of norms. Sums and what lies between load and store are
-// f32, losses are not computed, updates see f32 alone. A 4-dimensional activation may be in either
-// layout; gradients have the layout of the activation they belong to; parameters and everything
-// else are logical, but the weight of a convolution in bf16, which has the layout of y. Slots do not
-// check shapes: modules did. Nothing may be allocated and no primitive created for a combination of
-// shapes seen before.
+// type. In the table of bf16 that holds for activations, their gradients, and the weights and
+// biases of linear layers and convolutions; what is f32 there are gradients of parameters (dw, db),
+// the parameters, running values and statistics of norms. Sums and what lies between load and store
+// are f32, losses are not computed, updates see f32 alone. A 4-dimensional activation may be in
+// either layout; gradients have the layout of the activation they belong to; parameters and
+// everything else are logical, but the weight of a convolution in bf16, which has the layout of y.
+// Slots do not check shapes: modules did. Nothing may be allocated and no primitive created for a
+// combination of shapes seen before.
 #ifndef ISO_DEVICE_IMPL_H
 #define ISO_DEVICE_IMPL_H
 

@@ -1,10 +1,10 @@
 // Private to the CUDA device: its state, errors, and the files that fill its tables of kernels.
 //
-// A blocked activation is channels last: [N, H, W, C] in memory. One thread at a time uses a device;
-// beside it others may only test events, record and follow them and copy in queues other than the
-// compute queue, and free memory. Memory of the pool is safe to write at once in the compute queue
-// alone: elsewhere only after an event of that queue. Libraries (cuBLAS, cuDNN) are loaded when a
-// kernel first needs them.
+// A blocked activation is channels last: [N, H, W, C] in memory. One thread at a time uses a
+// device; beside it others may only test events, record and follow them and copy in queues other
+// than the compute queue, and free memory. Memory of the pool is safe to write at once in the
+// compute queue alone: elsewhere only after an event of that queue. Libraries (cuBLAS, cuDNN) are
+// loaded when a kernel first needs them.
 #ifndef ISO_CUDA_IMPL_H
 #define ISO_CUDA_IMPL_H
 
@@ -141,7 +141,7 @@ typedef struct iso__cuda_gemm_args {
     int64_t lda, ldb, ldc;
     double beta;
     void *c;
-    bool c_f32; // c is f32 where dtype is bf16
+    bool c_f32;                                  // c is f32 where dtype is bf16
     int64_t batch, stride_a, stride_b, stride_c; // elements
 } iso__cuda_gemm_args;
 iso_status iso__cuda_gemm(iso__cuda *cuda, const iso__cuda_gemm_args *args);
