@@ -51,6 +51,7 @@ libiso_cuda_emulated_la_CPPFLAGS = $(CUDA_CFLAGS) -I$(top_srcdir)/tests/cuda_emu
 libiso_cuda_emulated_la_CXXFLAGS = -std=gnu++14 -O2 -g -Wall -Wextra -pthread
 CUDA_EMULATOR += libiso_cuda_emulated.la
 EXTRA_PROGRAMS += tests/cuda_emulator/emulator_test
+CLEANFILES += tests/cuda_emulator/emulator_test
 tests_cuda_emulator_emulator_test_SOURCES = $(EMULATOR_TEST)
 tests_cuda_emulator_emulator_test_CPPFLAGS = $(libiso_cuda_emulated_la_CPPFLAGS)
 tests_cuda_emulator_emulator_test_CXXFLAGS = $(libiso_cuda_emulated_la_CXXFLAGS)
