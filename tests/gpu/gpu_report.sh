@@ -134,11 +134,13 @@ do_two_ranks() { # host|nccl
 
 # Several at a time: most of their time passes on the host.
 do_sanitize() { # memcheck|racecheck
-    local -a programs=(step:mlp:off step:mlp:on step:cnn:off step:resnet18:off tests/unit/device_loss.unit
+    local -a programs=(step:mlp:off:f32 step:cnn:on:bf16 step:resnet18:off:bf16 tests/gpu/cuda_layout.unit
+        tests/gpu/cuda_bias.unit tests/gpu/cuda_clip.unit tests/gpu/cuda_norm_types.unit tests/unit/device_loss.unit
         tests/unit/device_norm.unit tests/unit/device_activation.unit)
-    [ "$1" = racecheck ] || programs+=(step:cnn:on tests/unit/device_pool.unit tests/unit/device_conv.unit
-        tests/unit/device_update.unit tests/gpu/cuda_conv.unit)
-    printf '%s\n' "${programs[@]}" | xargs -P 4 -n 1 bash "$self" --inside sanitize_one "$1"
+    [ "$1" = racecheck ] || programs+=(step:mlp:on:bf16 step:cnn:on:tf32 step:resnet18:off:f32 tests/gpu/cuda_bf16.unit
+        tests/gpu/cuda_pool_types.unit tests/unit/device_pool.unit tests/unit/device_conv.unit tests/unit/device_update.unit
+        tests/gpu/cuda_conv.unit)
+    printf '%s\n' "${programs[@]}" | xargs -P $((jobs > 8 ? 6 : 3)) -n 1 bash "$self" --inside sanitize_one "$1"
 }
 
 do_sanitize_one() { # tool, program
@@ -147,8 +149,9 @@ do_sanitize_one() { # tool, program
     log=$(mktemp "$work/sanitizer.XXXXXX")
     case $2 in
     step:*)
-        IFS=: read -r _ model graphs <<<"$2"
-        command=("$build/tests/bench/bench_step" --device cuda --model "$model" --graphs "$graphs" --batch 4 --steps 2 --warmup 8)
+        IFS=: read -r _ model graphs math <<<"$2"
+        command=("$build/tests/bench/bench_step" --device cuda --model "$model" --graphs "$graphs" --math "$math"
+            --batch 4 --steps 2 --warmup 8)
         ;;
     *) command=("$build/$2" --jobs 1) ;;
     esac
