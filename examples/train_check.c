@@ -23,6 +23,19 @@ static iso_status check_wire(const train_options *o) {
     return ISO_OK;
 }
 
+static iso_status check_math(const train_options *o) {
+    bool rounds_factors = strcmp(o->math, "f32") != 0;
+    if (rounds_factors && strncmp(o->device, "cuda", 4) != 0)
+        return train_error(ISO_ERR_ARG,
+                           "--math %s is of GPUs, and --device is %s: leave it away, or give "
+                           "--device cuda",
+                           o->math, o->device);
+    if (rounds_factors && strcmp(o->dtype, "f32") != 0)
+        return train_error(ISO_ERR_ARG, "--math %s rounds f32: leave it or --dtype %s away",
+                           o->math, o->dtype);
+    return ISO_OK;
+}
+
 static iso_status check_strategy(const train_options *o) {
     const iso_strategy *strategy;
     TRY(iso_strategy_find(o->sync, &strategy));
@@ -66,6 +79,7 @@ static iso_status check_files(const train_options *o) {
 
 iso_status train_options_check(const train_options *o) {
     TRY(check_wire(o));
+    TRY(check_math(o));
     TRY(check_strategy(o));
     TRY(check_policy(o));
     TRY(train_data_check(o));

@@ -230,6 +230,8 @@ static void log_setting(const train_run *run) {
     iso_json_int(log, "threads", o->threads);
     iso_json_string(log, "cores", run->world->cores.all);
     iso_json_string(log, "device", iso_device_describe(run->world->device));
+    iso_json_string(log, "math", o->math);
+    iso_json_string(log, "dtype", o->dtype);
     iso_json_string(log, "kernels", o->kernels);
     iso_json_string(log, "sync", o->sync);
     iso_json_string(log, "progress", iso_comm_progress_text(run->world->comm));

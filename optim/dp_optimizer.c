@@ -130,7 +130,8 @@ iso_status iso_dp_optimizer_create_take(iso_optimizer *wrapped, iso_module *data
     ISO_CHECK_GOTO(core, ISO_ERR_ARG, "a %s optimizer cannot be updated layer by layer",
                    wrapped->ops->name);
     ISO_CHECK_GOTO(iso_data_parallel_reducer(data_parallel), ISO_ERR_ARG,
-                   "the optimizer can only be tied to a DataParallel module, not to a %s",
+                   "the optimizer can only be tied to a DataParallel module, not to %s: wrap what "
+                   "goes around the model first, and DataParallel last",
                    data_parallel->ops->type);
     ISO_TRY_GOTO(iso__alloc_zero(sizeof(*self), (void **)&self));
     *self = (dp_optimizer){.base = {.ops = &dp_optimizer_ops},

@@ -111,6 +111,8 @@ refused 0 "a wait that is no number" '--wait soon: give a whole number' --sync d
 refused 0 "auto where it means nothing" '--period auto: give a whole number' --sync daso --period auto
 refused 0 "two options that say the same" '--warmup and --warmup-steps say the same thing' --sync daso \
     --warmup 0.1 --warmup-steps 3
+refused 2 "math of a GPU on the CPU" '--math bf16 is of GPUs, and --device is cpu' --math bf16 --data nowhere
+refused 2 "math that rounds f64" '--math tf32 rounds f32: leave' --dtype f64 --math tf32 --device cuda --data nowhere
 refused 2 "rounding of f64" '--wire bf16 rounds gradients of f32' --dtype f64 --wire bf16 --data nowhere
 # Whatever the data are, and so before they are looked for.
 refused 2 "gradients' ways for parameters" '--wire noop is a way of gradients, and --sync daso sends parameters' \
@@ -285,7 +287,7 @@ good=$status
 [ "$(wc -l <"$out/log")" = 3 ] || good=1
 for key in ranks model sync test_accuracy train_loss samples_per_second step_ms_p50 \
     exchange_alone_ms wait_ms_per_step bytes_per_step peak_rss_mb param_hash progress algorithm \
-    batch threads seed parameters steps; do
+    batch threads seed parameters steps math dtype; do
     [ -n "$(field "$key" "$out/log")" ] || good=1
 done
 tail -n 1 "$out/log" | grep -q '^{"event":"summary",.*}$' || good=1

@@ -41,8 +41,9 @@ iso_status iso_device_set_threads(iso_device *device, int n);
 
 // Local. How f32 matrix products and convolutions round their factors; sums are f32 always, and f64
 // stays f64. "f32": not at all (the default). On GPUs, faster: "tf32", to 10 bits of mantissa, and
-// "bf16", to 7, where convolutions by cuDNN take tf32. Of what runs from now on. ISO_ERR_ARG for
-// another name, ISO_ERR_UNSUPPORTED where the device has no such mode.
+// "bf16", to 7, where convolutions by cuDNN take tf32. Activations stay f32: in bf16 they are
+// faster still, see iso_autocast_create_take. Of what runs from now on. ISO_ERR_ARG for another
+// name, ISO_ERR_UNSUPPORTED where the device has no such mode.
 iso_status iso_device_set_math(iso_device *device, const char *name);
 
 // ---- Kernels by time ----

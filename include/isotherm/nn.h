@@ -340,9 +340,10 @@ iso_status iso_residual_create_take(iso_device *device, iso_module *body, iso_mo
 // what module makes of it in the input's type, so that losses stay f32; gradients likewise. In
 // between, activations and their gradients are bf16: layers round what they give, and linear layers
 // and convolutions round their weights and biases, for each forward. Parameters, their gradients,
-// what optimizers keep, statistics and sums stay f32. module is of f32, and its parameters keep
-// their names. Takes one reference of module, on failure too. ISO_ERR_UNSUPPORTED where the device
-// has no kernels for bf16 (the CPU).
+// what optimizers keep, statistics and sums stay f32. module is of f32 (ISO_ERR_TYPE), and its
+// parameters keep their names; one may be tied to a parameter outside. data_parallel and its
+// relatives go around it. Takes one reference of module, on failure too. ISO_ERR_UNSUPPORTED where
+// the device has no kernels for bf16 (the CPU).
 iso_status iso_autocast_create_take(iso_module *module, iso_dtype dtype, iso_module **out);
 
 typedef enum iso_layer_kind {

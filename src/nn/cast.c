@@ -13,6 +13,10 @@ static iso_status as_type(iso_module *self, iso_dtype dtype, iso_tensor **slot,
     return iso_tensor_copy(x, *slot);
 }
 
+static const char *type_name(iso_dtype dtype) {
+    return (int)dtype >= 0 && dtype < ISO_DTYPE_COUNT ? iso_dtype_name(dtype) : "that is none";
+}
+
 // ---- Cast ---------------------------------------------------------------------------------------
 
 typedef struct cast {
@@ -43,7 +47,7 @@ static const iso_module_ops cast_ops = {
 iso_status iso_cast_create(iso_device *device, iso_dtype dtype, iso_module **out) {
     iso_module *module;
     ISO_CHECK(dtype == ISO_F32 || dtype == ISO_F64 || dtype == ISO_BF16, ISO_ERR_ARG,
-              "a Cast to element type %d: use f32 or f64, on a GPU also bf16", (int)dtype);
+              "a Cast to element type %s: use f32 or f64, on a GPU also bf16", type_name(dtype));
     ISO_TRY(iso__module_new(sizeof(cast), &cast_ops, device, &module));
     iso_status status = iso__device_check_dtype(device, dtype);
     if (status < 0) iso_module_destroy(&module);
@@ -89,15 +93,27 @@ static const iso_module_ops autocast_ops = {
 
 static iso_status check_autocast(const iso_module *module, iso_dtype dtype) {
     ISO_CHECK(module, ISO_ERR_ARG, "no module was given to an Autocast");
-    ISO_CHECK(dtype == ISO_BF16, ISO_ERR_ARG, "an Autocast to element type %d: use bf16",
-              (int)dtype);
+    ISO_CHECK(dtype == ISO_BF16, ISO_ERR_ARG, "an Autocast to element type %s: use bf16",
+              type_name(dtype));
     return iso__device_check_dtype(module->device, dtype);
+}
+
+// Layers without a type, a relu say, are of any.
+static iso_status check_below(iso_module *module, const char *path, void *user) {
+    char label[ISO_LABEL_ROOM];
+    (void)path, (void)user;
+    bool typed = module->parameter_count > 0 || module->buffer_count > 0;
+    ISO_CHECK(!typed || module->dtype == ISO_F32, ISO_ERR_TYPE,
+              "%s is %s, and an Autocast takes modules of f32", iso__module_label(module, label),
+              iso_dtype_name(module->dtype));
+    return ISO_OK;
 }
 
 iso_status iso_autocast_create_take(iso_module *child, iso_dtype dtype, iso_module **out) {
     iso_module *module = NULL, *taken;
     iso_status status;
     ISO_TRY_GOTO(check_autocast(child, dtype));
+    ISO_TRY_GOTO(iso__module_walk(child, check_below, NULL));
     ISO_TRY_GOTO(iso__module_new(sizeof(cast), &autocast_ops, child->device, &module));
     iso_container_of(module, cast, base)->dtype = dtype;
     taken = child;
@@ -108,5 +124,6 @@ iso_status iso_autocast_create_take(iso_module *child, iso_dtype dtype, iso_modu
 fail:
     iso_module_destroy(&child);
     iso_module_destroy(&module);
+    *out = NULL;
     return status;
 }

@@ -254,6 +254,10 @@ Test(gpu_autocast_layers, what_cannot_be_in_bf16_says_so) {
     OK(iso_module_to(net, ISO_F64));
     cr_assert(iso_module_forward(net, out, &out) == ISO_ERR_TYPE);
     cr_assert(strstr(iso_last_error()->message, "is f64 but got bf16"));
+    wrapped = net;
+    cr_assert(iso_autocast_create_take(iso_module_retain(net), ISO_BF16, &wrapped) == ISO_ERR_TYPE);
+    cr_assert(strstr(iso_last_error()->message, "an Autocast takes modules of f32"));
+    cr_assert(!wrapped && net->references == 1);
     iso_loss_destroy(&loss);
     pair_destroy(&x);
     iso_module_destroy(&net), iso_module_destroy(&cast);

@@ -54,7 +54,7 @@ static iso_status cpu_tune(iso_device *self, bool on) {
 static iso_status cpu_set_math(iso_device *self, const char *name) {
     (void)self;
     ISO_CHECK(strcmp(name, "f32") == 0, ISO_ERR_UNSUPPORTED,
-              "the CPU multiplies f32 as f32, not as %s: use math f32", name);
+              "the CPU multiplies f32 as f32, not as %s: use math f32, or a GPU", name);
     return ISO_OK;
 }
 
