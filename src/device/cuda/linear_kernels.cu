@@ -108,14 +108,38 @@ template <class T> static __device__ inline void mask(T y, T *x) {
     if (!(iso__widen(y) > 0)) iso__narrow(0, x);
 }
 
-template <class T>
-static __device__ inline typename iso__real<T>::type take(const sum_args<T> &a, int64_t i) {
-    T x = a.x[i];
-    if (a.y) {
-        mask(a.y[i], &x);
-        a.x[i] = x;
+// The sum of N items, which lie at at[...], added to `sum` one by one. All are loaded before the
+// first is stored: so they are under way at once.
+template <int N, class T>
+static __device__ inline void take(const sum_args<T> &a, const int64_t (&at)[N],
+                                   typename iso__real<T>::type *sum) {
+    T x[N], y[N];
+    for (int k = 0; k < N; k++) x[k] = a.x[at[k]];
+    for (int k = 0; a.y && k < N; k++) y[k] = a.y[at[k]];
+    for (int k = 0; k < N; k++) {
+        if (a.y) {
+            mask(y[k], &x[k]);
+            a.x[at[k]] = x[k];
+        }
+        *sum += iso__widen(x[k]);
     }
-    return iso__widen(x);
+}
+
+// Items first, first + step, ... before end; place(i): where item i lies.
+template <class T, class Place>
+static __device__ inline typename iso__real<T>::type
+take_all(const sum_args<T> &a, int64_t first, int64_t end, int64_t step, const Place &place) {
+    typename iso__real<T>::type sum = 0;
+    int64_t i = first;
+    for (; i + 3 * step < end; i += 4 * step) {
+        const int64_t at[] = {place(i), place(i + step), place(i + 2 * step), place(i + 3 * step)};
+        take(a, at, &sum);
+    }
+    for (; i < end; i += step) {
+        const int64_t at[] = {place(i)};
+        take(a, at, &sum);
+    }
+    return sum;
 }
 
 template <class T>
@@ -140,8 +164,8 @@ template <class T> __global__ void sum_columns(sum_args<T> a) {
     int end = part_bound(a.rows, a.parts, (int)blockIdx.y + 1);
     Real sum = 0;
     if (channel < a.channels)
-        for (int n = part_bound(a.rows, a.parts, (int)blockIdx.y) + lane; n < end; n += SUM_LANES)
-            sum += take(a, n * a.channels + channel);
+        sum = take_all(a, part_bound(a.rows, a.parts, (int)blockIdx.y) + lane, end, SUM_LANES,
+                       [&a, channel](int64_t n) { return n * a.channels + channel; });
     lane_sum[lane][column] = sum;
     __syncthreads();
     if (lane > 0 || channel >= a.channels) return;
@@ -189,12 +213,12 @@ template <class T> __global__ void sum_planes(sum_args<T> a) {
     typedef typename iso__real<T>::type Real;
     int64_t channel = blockIdx.x, items = (int64_t)a.rows * a.plane;
     int end = part_bound(items, a.parts, (int)blockIdx.y + 1);
-    Real sum = 0;
-    for (int64_t i = part_bound(items, a.parts, (int)blockIdx.y) + (int)threadIdx.x; i < end;
-         i += blockDim.x) {
-        unsigned n = (unsigned)i / (unsigned)a.plane, p = (unsigned)i % (unsigned)a.plane;
-        sum += take(a, (n * a.channels + channel) * a.plane + p);
-    }
+    Real sum = take_all(a, part_bound(items, a.parts, (int)blockIdx.y) + (int)threadIdx.x, end,
+                        blockDim.x, [&a, channel](int64_t i) {
+                            unsigned n = (unsigned)i / (unsigned)a.plane;
+                            unsigned p = (unsigned)i % (unsigned)a.plane;
+                            return (n * a.channels + channel) * a.plane + p;
+                        });
     sum = iso__block_sum(sum);
     if (threadIdx.x == 0) put_sum(a, (int)blockIdx.y, channel, sum);
 }
