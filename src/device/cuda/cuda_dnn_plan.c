@@ -149,6 +149,28 @@ static bool fits_int(const iso__dnn_key *k) {
     return x <= INT_MAX && y <= INT_MAX && w <= INT_MAX;
 }
 
+void iso__dnn_say(iso_log_level level, const iso__dnn_plan *p, const char *what) {
+    static const char *const ways[] = {"forward", "weights' gradient", "input's gradient"};
+    const iso__dnn_key *k = &p->key;
+    iso__log(
+        level,
+        "cuDNN, %s of a convolution in %s%s, [%lld, %lld, %lld, %lld] to %lld channels, kernel "
+        "%lld x %lld, stride %lld, groups %lld: %s (algorithm %d, %d of %d)",
+        ways[k->direction], iso_dtype_name((iso_dtype)k->dtype),
+        k->last ? " with channels last" : "", (long long)k->rows, (long long)k->channels,
+        (long long)k->height, (long long)k->width, (long long)k->out_channels,
+        (long long)k->kernel[0], (long long)k->kernel[1], (long long)k->stride[0],
+        (long long)k->groups, what, p->at < p->count ? p->algorithm[p->at] : -1,
+        p->at < p->count ? p->at + 1 : 0, p->count);
+}
+
+static void say_choice(const iso__dnn_plan *p) {
+    if (p->count == 0)
+        iso__dnn_say(ISO_LOG_INFO, p, "no way in a fixed order");
+    else
+        iso__dnn_say(ISO_LOG_DEBUG, p, "chosen");
+}
+
 iso_status iso__dnn_find_plan(iso__cuda *cuda, const iso__dnn_key *key, iso__dnn_plan **out) {
     iso__cuda_dnn *dnn = cuda->dnn;
     iso__cuda_entry *entry = iso__cuda_cache_find(&dnn->plans, key);
@@ -170,6 +192,7 @@ iso_status iso__dnn_find_plan(iso__cuda *cuda, const iso__dnn_key *key, iso__dnn
     }
     iso__cuda_cache_add(&dnn->plans, &p->base);
     cuda->base.primitives_created++;
+    say_choice(p);
     *out = p;
     return ISO_OK;
 fail:

@@ -96,5 +96,7 @@ typedef struct iso__dnn_plan {
 // candidates.
 iso_status iso__dnn_find_plan(iso__cuda *cuda, const iso__dnn_key *key, iso__dnn_plan **out);
 void iso__dnn_plan_destroy(const iso__cuda_dnn *dnn, iso__dnn_plan *p);
+// Into the log: what became of a shape.
+void iso__dnn_say(iso_log_level level, const iso__dnn_plan *p, const char *what);
 
 #endif

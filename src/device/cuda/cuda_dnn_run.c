@@ -63,7 +63,8 @@ typedef struct call_args {
 static iso_status take(const iso__cuda_dnn *dnn, cudnnStatus_t status) {
     bool refused =
         iso__dnn_unsupported(status) || (int)status / 1000 == (int)CUDNN_STATUS_BAD_PARAM / 1000;
-    ISO_CHECK(!refused, ISO_ERR_UNSUPPORTED, "cuDNN refuses a convolution");
+    ISO_CHECK(!refused, ISO_ERR_UNSUPPORTED, "cuDNN refuses a convolution: %s",
+              dnn->call.cudnnGetErrorString(status));
     ISO_TRY_DNN_AS(dnn, "a convolution", status);
     return ISO_OK;
 }
@@ -211,7 +212,10 @@ static iso_status run_candidate(iso__cuda *cuda, const job *j, iso__cuda_call ru
     ISO_TRY(bring(cuda, j, &copy, &a));
     status = iso__cuda_run(cuda, run, &a, sizeof(a));
     *done = status != ISO_ERR_UNSUPPORTED;
-    if (!*done) return ISO_OK;
+    if (!*done) {
+        iso__dnn_say(ISO_LOG_INFO, p, iso_last_error()->message);
+        return ISO_OK;
+    }
     ISO_TRY(status);
     return bring_back(cuda, j, &copy, &a);
 }

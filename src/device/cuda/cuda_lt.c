@@ -143,6 +143,15 @@ static iso_status prefer(iso__cuda *cuda, const plan *p, cublasLtMatmulPreferenc
     return ISO_OK;
 }
 
+// It goes by cuBLAS, and a kernel of its own for the bias.
+static void say_unusable(const plan *p, const char *why) {
+    const plan_key *k = &p->key;
+    iso__log(ISO_LOG_INFO,
+             "cuBLASLt does not compute a Linear of %lld rows, %lld to %lld features, addresses of "
+             "%lld bytes: %s",
+             (long long)k->rows, (long long)k->in, (long long)k->out, (long long)k->alignment, why);
+}
+
 static iso_status choose(iso__cuda *cuda, plan *p) {
     const functions *call = &cuda->lt->call;
     cublasLtMatmulHeuristicResult_t first;
@@ -156,6 +165,7 @@ static iso_status choose(iso__cuda *cuda, plan *p) {
         p->usable =
             told == CUBLAS_STATUS_SUCCESS && found > 0 && first.state == CUBLAS_STATUS_SUCCESS;
         if (p->usable) p->algorithm = first.algo;
+        if (!p->usable) say_unusable(p, "there is no kernel for it");
     }
     call->cublasLtMatmulPreferenceDestroy(preference);
     return status;
@@ -240,6 +250,7 @@ iso_status iso__cuda_lt_linear(iso__cuda *cuda, const iso_tensor *x, const iso_t
     if (!args.plan->usable) return ISO_OK;
     iso_status status = iso__cuda_run(cuda, run, &args, sizeof(args));
     *done = args.plan->usable = status != ISO_ERR_UNSUPPORTED;
+    if (!*done) say_unusable(args.plan, iso_last_error()->message);
     if (*done) ISO_TRY(status);
     return ISO_OK;
 }
