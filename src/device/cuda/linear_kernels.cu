@@ -105,7 +105,7 @@ template <class T> struct sum_args {
 };
 
 template <class T> static __device__ inline void mask(T y, T *x) {
-    if (!(iso__widen(y) > 0)) iso__narrow(0, x);
+    if (!(iso__widen(y) > 0)) *x = T(); // all bits 0: a choice, not a branch
 }
 
 // The sum of N items, which lie at at[...], added to `sum` one by one. All are loaded before the
@@ -177,6 +177,22 @@ template <class T> __global__ void sum_columns(sum_args<T> a) {
 template <class T> struct packed_columns {
     static const int packs = SUM_COLUMNS / iso__pack<T>::width, lanes = ISO_CUDA_BLOCK / packs;
 };
+
+// N packs, each so many elements behind the one before.
+template <int N, class T>
+static __device__ inline void take_packs(const sum_args<T> &a, int64_t at, int64_t step,
+                                         typename iso__real<T>::type *sum) {
+    typedef iso__pack<T> pack;
+    pack x[N], y[N];
+    for (int k = 0; k < N; k++) x[k] = *(const pack *)(a.x + at + k * step);
+    for (int k = 0; a.y && k < N; k++) y[k] = *(const pack *)(a.y + at + k * step);
+    for (int k = 0; k < N; k++) {
+        for (int i = 0; a.y && i < pack::width; i++) mask(y[k].at[i], &x[k].at[i]);
+        if (a.y) *(pack *)(a.x + at + k * step) = x[k];
+        for (int i = 0; i < pack::width; i++) sum[i] += iso__widen(x[k].at[i]);
+    }
+}
+
 template <class T> __global__ void sum_packs(sum_args<T> a) {
     typedef typename iso__real<T>::type Real;
     typedef packed_columns<T> shape;
@@ -186,19 +202,14 @@ template <class T> __global__ void sum_packs(sum_args<T> a) {
     int lane = (int)threadIdx.x / shape::packs;
     int64_t channel = (int64_t)blockIdx.x * SUM_COLUMNS + first;
     int end = part_bound(a.rows, a.parts, (int)blockIdx.y + 1);
+    int64_t n = part_bound(a.rows, a.parts, (int)blockIdx.y) + lane;
     Real sum[pack::width] = {};
-    if (channel < a.channels)
-        for (int n = part_bound(a.rows, a.parts, (int)blockIdx.y) + lane; n < end;
-             n += shape::lanes) {
-            int64_t at = n * a.channels + channel;
-            pack x = *(const pack *)(a.x + at);
-            if (a.y) {
-                pack y = *(const pack *)(a.y + at);
-                for (int k = 0; k < pack::width; k++) mask(y.at[k], &x.at[k]);
-                *(pack *)(a.x + at) = x;
-            }
-            for (int k = 0; k < pack::width; k++) sum[k] += iso__widen(x.at[k]);
-        }
+    if (channel < a.channels) {
+        int64_t at = n * a.channels + channel, step = shape::lanes * a.channels;
+        for (; n + 3 * shape::lanes < end; n += 4 * shape::lanes, at += 4 * step)
+            take_packs<4>(a, at, step, sum);
+        for (; n < end; n += shape::lanes, at += step) take_packs<1>(a, at, step, sum);
+    }
     for (int k = 0; k < pack::width; k++) lane_sum[lane][first + k] = sum[k];
     __syncthreads();
     channel = (int64_t)blockIdx.x * SUM_COLUMNS + threadIdx.x;
