@@ -117,8 +117,9 @@ std::vector<Candidate> candidates(const Convolution &c) {
         for (size_t i = 0; i < all.size(); ++i) {
             if (all[i] != kind) continue;
             int algorithm = static_cast<int>(i);
+            bool plain = c.type == CUDNN_DATA_BFLOAT16 && kind != Kind::precomputed;
             Candidate one = {algorithm, can_do(c, kind), is_deterministic(c.direction, algorithm),
-                             workspace_of(c, kind), c.math};
+                             workspace_of(c, kind), plain ? CUDNN_DEFAULT_MATH : c.math};
             // The same algorithm on tensor cores, and without.
             if (cores && one.supported && kind == Kind::precomputed) {
                 one.math = CUDNN_TENSOR_OP_MATH;

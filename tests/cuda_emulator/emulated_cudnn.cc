@@ -139,9 +139,18 @@ static double read_factor(const void *p, bool f64) {
                : static_cast<double>(*static_cast<const float *>(p));
 }
 
+// Heuristics list an algorithm once for each math that it has. What happens with another one is not
+// documented, so bf16 is refused then.
+static bool is_named(const Convolution &c, int algorithm) {
+    for (const Candidate &one : candidates(c))
+        if (one.algorithm == algorithm && one.math == c.math) return true;
+    return c.type != CUDNN_DATA_BFLOAT16;
+}
+
 static cudnnStatus_t start(cudnnHandle_t handle, ConvolutionRun run, int algorithm, const Memory &m,
                            const char *function) {
     DNN_TRY(check_memory(run.conv, algorithm, m, function));
+    if (!is_named(run.conv, algorithm)) return CUDNN_STATUS_NOT_SUPPORTED;
     size_t needed = 0;
     algorithm_can_do(run.conv, algorithm, &needed);
     run.deterministic = is_deterministic(run.conv.direction, algorithm);

@@ -152,13 +152,21 @@ template <class T> static Results run(const Given &g, int algorithm) {
 
 static const Given logical = {CUDNN_DATA_FLOAT, CUDNN_TENSOR_NCHW, CUDNN_FMA_MATH};
 static const Given last = {CUDNN_DATA_FLOAT, CUDNN_TENSOR_NHWC, CUDNN_DEFAULT_MATH};
-static const Given low = {CUDNN_DATA_BFLOAT16, CUDNN_TENSOR_NCHW, CUDNN_TENSOR_OP_MATH};
-static const Given low_last = {CUDNN_DATA_BFLOAT16, CUDNN_TENSOR_NHWC, CUDNN_TENSOR_OP_MATH};
+static const Given low = {CUDNN_DATA_BFLOAT16, CUDNN_TENSOR_NCHW, CUDNN_DEFAULT_MATH};
+static const Given low_last = {CUDNN_DATA_BFLOAT16, CUDNN_TENSOR_NHWC, CUDNN_DEFAULT_MATH};
 
 static float rounded(float x) {
     bf16 low;
     emulated::store(&low, x);
     return emulated::load(low);
+}
+
+// An algorithm runs with the math that it is listed with.
+static void maths(void) {
+    Given cores = low_last;
+    cores.math = CUDNN_TENSOR_OP_MATH;
+    CHECK(run<bf16>(cores, 0).status[0] == CUDNN_STATUS_NOT_SUPPORTED);
+    DNN_OK(run<bf16>(cores, 1).status[0]);
 }
 
 // With the two algorithms that take channels last.
@@ -224,4 +232,5 @@ static void refusals(void) {
 void last_tests(void) {
     run_everywhere("convolutions with channels last", results);
     run_test("refusals with channels last", refusals, "random");
+    run_test("maths of bf16", maths, "random");
 }

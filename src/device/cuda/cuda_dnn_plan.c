@@ -86,18 +86,28 @@ static cudnnStatus_t workspace_of(const iso__cuda_dnn *dnn, const iso__dnn_plan 
         dnn->handle, p->w, p->y, p->conv, p->x, (cudnnConvolutionBwdDataAlgo_t)algorithm, out);
 }
 
+// What an algorithm is to be run with that was named with `math`. What is exact stays so, and f32
+// is never made f16.
+static cudnnMathType_t run_math(const iso__dnn_key *k, cudnnMathType_t math) {
+    bool exact = k->dtype != ISO_BF16 && k->math == ISO_CUDA_MATH_F32;
+    if (exact || math == CUDNN_TENSOR_OP_MATH_ALLOW_CONVERSION) return math_of(k);
+    return math;
+}
+
 static void consider(const iso__cuda_dnn *dnn, iso__dnn_plan *p, int algorithm,
                      cudnnStatus_t status, cudnnDeterminism_t determinism, cudnnMathType_t math) {
     bool rounds = math == CUDNN_TENSOR_OP_MATH || math == CUDNN_TENSOR_OP_MATH_ALLOW_CONVERSION;
+    cudnnMathType_t with = run_math(&p->key, math);
     size_t workspace;
     if (status != CUDNN_STATUS_SUCCESS || determinism != CUDNN_DETERMINISTIC) return;
     if (rounds && p->key.dtype == ISO_F32 && p->key.math == ISO_CUDA_MATH_F32) return;
     for (int i = 0; i < p->count; i++)
-        if (p->algorithm[i] == algorithm) return; // the same with another math
-    // With the math of the descriptor, which need not be the one that was considered.
+        if (p->algorithm[i] == algorithm && p->math[i] == with) return;
+    if (dnn->call.cudnnSetConvolutionMathType(p->conv, with) != CUDNN_STATUS_SUCCESS) return;
     if (workspace_of(dnn, p, algorithm, &workspace) != CUDNN_STATUS_SUCCESS) return;
     if (workspace > MOST_WORKSPACE) return;
     p->algorithm[p->count] = algorithm;
+    p->math[p->count] = with;
     p->workspace[p->count++] = workspace;
 }
 
@@ -155,13 +165,13 @@ void iso__dnn_say(iso_log_level level, const iso__dnn_plan *p, const char *what)
     iso__log(
         level,
         "cuDNN, %s of a convolution in %s%s, [%lld, %lld, %lld, %lld] to %lld channels, kernel "
-        "%lld x %lld, stride %lld, groups %lld: %s (algorithm %d, %d of %d)",
+        "%lld x %lld, stride %lld, groups %lld: %s (algorithm %d, math %d, %d of %d)",
         ways[k->direction], iso_dtype_name((iso_dtype)k->dtype),
         k->last ? " with channels last" : "", (long long)k->rows, (long long)k->channels,
         (long long)k->height, (long long)k->width, (long long)k->out_channels,
         (long long)k->kernel[0], (long long)k->kernel[1], (long long)k->stride[0],
         (long long)k->groups, what, p->at < p->count ? p->algorithm[p->at] : -1,
-        p->at < p->count ? p->at + 1 : 0, p->count);
+        p->at < p->count ? (int)p->math[p->at] : -1, p->at < p->count ? p->at + 1 : 0, p->count);
 }
 
 static void say_choice(const iso__dnn_plan *p) {

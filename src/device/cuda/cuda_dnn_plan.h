@@ -85,8 +85,10 @@ typedef struct iso__dnn_plan {
     cudnnTensorDescriptor_t x, y, bias;
     cudnnFilterDescriptor_t w;
     cudnnConvolutionDescriptor_t conv;
-    // Candidates in the order of the heuristics; `at` is in use, count: none is left.
+    // Candidates in the order of the heuristics; `at` is in use, count: none is left. An algorithm
+    // is named once for each math that it has, and is run with that one.
     int algorithm[ISO__DNN_ALGORITHMS], count, at;
+    cudnnMathType_t math[ISO__DNN_ALGORITHMS];
     size_t workspace[ISO__DNN_ALGORITHMS];
     bool fuses_relu; // until cuDNN refuses
     bool no_room;    // a workspace could not be had

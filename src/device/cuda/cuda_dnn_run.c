@@ -52,7 +52,7 @@ static bool wants_last(const iso__cuda *cuda, const job *j) {
 // Without padding, so that calls can be compared.
 typedef struct call_args {
     iso__dnn_plan *plan;
-    int64_t algorithm;
+    int64_t algorithm, math;
     void *x, *w, *y, *bias, *workspace; // as cuDNN sees them; bias: fused, with relu
     size_t workspace_bytes;
     double beta;
@@ -84,12 +84,19 @@ static void set_factors(factors *f, const call_args *a) {
     f->beta = f64 ? (void *)&f->wide[2] : (void *)&f->narrow[2];
 }
 
+// Plans keep several candidates, which differ in it.
+static iso_status set_math(const iso__cuda_dnn *dnn, const call_args *a) {
+    return take(dnn,
+                dnn->call.cudnnSetConvolutionMathType(a->plan->conv, (cudnnMathType_t)a->math));
+}
+
 static iso_status run_forward(iso__cuda *cuda, const void *args) {
     const call_args *a = args;
     const iso__cuda_dnn *dnn = cuda->dnn;
     iso__dnn_plan *p = a->plan;
     factors f;
     set_factors(&f, a);
+    ISO_TRY(set_math(dnn, a));
     return take(dnn, dnn->call.cudnnConvolutionForward(
                          dnn->handle, f.one, p->x, a->x, p->w, a->w, p->conv,
                          (cudnnConvolutionFwdAlgo_t)a->algorithm, a->workspace, a->workspace_bytes,
@@ -102,6 +109,7 @@ static iso_status run_fused(iso__cuda *cuda, const void *args) {
     iso__dnn_plan *p = a->plan;
     factors f;
     set_factors(&f, a);
+    ISO_TRY(set_math(dnn, a));
     return take(dnn, dnn->call.cudnnConvolutionBiasActivationForward(
                          dnn->handle, f.one, p->x, a->x, p->w, a->w, p->conv,
                          (cudnnConvolutionFwdAlgo_t)a->algorithm, a->workspace, a->workspace_bytes,
@@ -114,6 +122,7 @@ static iso_status run_filter(iso__cuda *cuda, const void *args) {
     iso__dnn_plan *p = a->plan;
     factors f;
     set_factors(&f, a);
+    ISO_TRY(set_math(dnn, a));
     return take(dnn, dnn->call.cudnnConvolutionBackwardFilter(
                          dnn->handle, f.one, p->x, a->x, p->y, a->y, p->conv,
                          (cudnnConvolutionBwdFilterAlgo_t)a->algorithm, a->workspace,
@@ -126,6 +135,7 @@ static iso_status run_input(iso__cuda *cuda, const void *args) {
     iso__dnn_plan *p = a->plan;
     factors f;
     set_factors(&f, a);
+    ISO_TRY(set_math(dnn, a));
     return take(dnn, dnn->call.cudnnConvolutionBackwardData(
                          dnn->handle, f.one, p->w, a->w, p->y, a->y, p->conv,
                          (cudnnConvolutionBwdDataAlgo_t)a->algorithm, a->workspace,
@@ -202,6 +212,7 @@ static iso_status run_candidate(iso__cuda *cuda, const job *j, iso__cuda_call ru
     char *at = scratch;
     call_args a = {.plan = p,
                    .algorithm = p->algorithm[p->at],
+                   .math = p->math[p->at],
                    .workspace_bytes = workspace,
                    .bias = j->bias ? j->bias->data : NULL,
                    .beta = j->accumulate && !copy.w ? 1 : 0};
