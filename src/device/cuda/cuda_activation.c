@@ -1,5 +1,5 @@
 // Element-wise functions and softmax on the CUDA device.
-#include "device/cuda/activation_kernels.h"
+#include "device/cuda/kernels/activation_kernels.h"
 #include "device/cuda/cuda_impl.h"
 
 static const struct {

@@ -1,5 +1,5 @@
 // Batch normalisation of the CUDA device: its slots, and numbers on their way from and to the host.
-#include "device/cuda/batch_norm_kernels.h"
+#include "device/cuda/kernels/batch_norm_kernels.h"
 #include "device/cuda/cuda_impl.h"
 
 // ---- How work is divided ------------------------------------------------------------------------

@@ -1,5 +1,5 @@
 // Norms of gradients and clipping on the CUDA device.
-#include "device/cuda/clip_kernels.h"
+#include "device/cuda/kernels/clip_kernels.h"
 #include "device/cuda/cuda_impl.h"
 
 // ---- Lists ----------------------------------------------------------------------------------------

@@ -2,11 +2,11 @@
 //
 // Products run over the pixels of many samples at once, as many as a limited scratch memory holds;
 // samples are taken in the same parts in every run, and weight gradients add up in their order.
-#include "device/cuda/conv_kernels.h"
+#include "device/cuda/kernels/conv_kernels.h"
 #include "device/cuda/cuda_dnn.h"
 #include "device/cuda/cuda_linear.h"
-#include "device/cuda/layout_kernels.h"
-#include "device/cuda/linear_kernels.h"
+#include "device/cuda/kernels/layout_kernels.h"
+#include "device/cuda/kernels/linear_kernels.h"
 
 #include <string.h>
 

@@ -1,8 +1,8 @@
 // Copies between layouts: gradients on their way back, what is flattened, weights for cuDNN.
 #include "device/cuda/cuda_copy.h"
 
-#include "device/cuda/fill_kernels.h"
-#include "device/cuda/layout_kernels.h"
+#include "device/cuda/kernels/fill_kernels.h"
+#include "device/cuda/kernels/layout_kernels.h"
 
 #include <string.h>
 

@@ -1,7 +1,7 @@
 // What cuDNN is given where it wants another order, or more channels, than a tensor has.
 #include "device/cuda/cuda_dnn_layout.h"
 
-#include "device/cuda/layout_kernels.h"
+#include "device/cuda/kernels/layout_kernels.h"
 
 // ---- Activations ----------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 #include "device/cuda/cuda_dnn.h"
 
 #include "device/cuda/cuda_dnn_layout.h"
-#include "device/cuda/linear_kernels.h"
+#include "device/cuda/kernels/linear_kernels.h"
 
 // ---- What is to be done ---------------------------------------------------------------------------
 

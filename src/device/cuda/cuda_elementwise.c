@@ -1,6 +1,6 @@
 // Relu, sums, dropout and columns on the CUDA device.
 #include "device/cuda/cuda_impl.h"
-#include "device/cuda/elementwise_kernels.h"
+#include "device/cuda/kernels/elementwise_kernels.h"
 
 #include <math.h>
 

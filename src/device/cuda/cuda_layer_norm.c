@@ -1,6 +1,6 @@
 // Layer normalisation of the CUDA device: its slots, in terms of rows.
 #include "device/cuda/cuda_impl.h"
-#include "device/cuda/layer_norm_kernels.h"
+#include "device/cuda/kernels/layer_norm_kernels.h"
 
 static void *data_of(const iso_tensor *t) { return t ? t->data : NULL; }
 

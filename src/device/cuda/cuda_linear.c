@@ -3,7 +3,7 @@
 #include "device/cuda/cuda_linear.h"
 
 #include "device/cuda/cuda_lt.h"
-#include "device/cuda/linear_kernels.h"
+#include "device/cuda/kernels/linear_kernels.h"
 
 // After a relu that gave y, unless that is NULL.
 static iso_status sum_channels(iso__cuda *cuda, const iso_tensor *y, const iso_tensor *dy,

@@ -1,7 +1,7 @@
 // Log-softmax and losses on the CUDA device, and how labels get there and results back.
 #include "device/cuda/cuda_graph.h"
-#include "device/cuda/fill_kernels.h"
-#include "device/cuda/loss_kernels.h"
+#include "device/cuda/kernels/fill_kernels.h"
+#include "device/cuda/kernels/loss_kernels.h"
 
 #include <string.h>
 

@@ -1,7 +1,7 @@
 // Memory of the CUDA device as tensors see it. Whole tensors go to and from the host only outside
 // of steps: those calls wait.
 #include "device/cuda/cuda_copy.h"
-#include "device/cuda/fill_kernels.h"
+#include "device/cuda/kernels/fill_kernels.h"
 
 static iso_status memory_alloc(iso_device *self, size_t bytes, void **out) {
     return iso__cuda_pool_alloc(iso__cuda_of(self), bytes, out);

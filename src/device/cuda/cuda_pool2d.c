@@ -1,6 +1,6 @@
 // Pooling of the CUDA device: its slots, in terms of planes or images, and axes.
 #include "device/cuda/cuda_impl.h"
-#include "device/cuda/pool_kernels.h"
+#include "device/cuda/kernels/pool_kernels.h"
 
 // config NULL: windows for an output of the given size.
 static iso__cuda_pool_shape shape_of(const iso_pool2d_config *c, const iso_tensor *x,

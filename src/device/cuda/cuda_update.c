@@ -1,6 +1,6 @@
 // Optimizer updates of the CUDA device: its slots, which see memory and no tensors, for each type.
 #include "device/cuda/cuda_impl.h"
-#include "device/cuda/update_kernels.h"
+#include "device/cuda/kernels/update_kernels.h"
 
 static iso_status lamb(iso_device *self, iso_dtype dtype, int64_t count, const iso__lamb_args *args,
                        const void *g, void *p, void *m, void *v) {

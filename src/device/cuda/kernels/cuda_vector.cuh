@@ -3,7 +3,7 @@
 #ifndef ISO_CUDA_VECTOR_CUH
 #define ISO_CUDA_VECTOR_CUH
 
-#include "device/cuda/cuda_types.cuh"
+#include "device/cuda/kernels/cuda_types.cuh"
 
 template <class T, int N> struct alignas(N * sizeof(T)) iso__vector { T at[N]; };
 

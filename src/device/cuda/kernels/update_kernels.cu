@@ -3,11 +3,11 @@
 // A rule is a struct of its numbers, without padding, with a function for one element. The kernel
 // around it goes over all segments of a table (cuda_gather.h). Sums of products name the one that
 // is fused, so that an element gets the same bits wherever its memory begins.
-#include "device/cuda/update_kernels.h"
+#include "device/cuda/kernels/update_kernels.h"
 
 #include "device/cuda/cuda_gather.h"
-#include "device/cuda/cuda_pack.cuh"
-#include "device/cuda/cuda_submit.cuh"
+#include "device/cuda/kernels/cuda_pack.cuh"
+#include "device/cuda/kernels/cuda_submit.cuh"
 
 #include <math.h>
 #include <string.h>

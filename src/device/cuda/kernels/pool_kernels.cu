@@ -1,11 +1,11 @@
 // Kernels for pooling. Forward has a thread, or a warp, for each window; backward a thread for each
 // pixel, which looks at the windows that it lies in: nothing is added by two threads, and always in
 // the same order. Where channels lie beside each other, a thread takes V of them.
-#include "device/cuda/pool_kernels.h"
+#include "device/cuda/kernels/pool_kernels.h"
 
-#include "device/cuda/cuda_submit.cuh"
-#include "device/cuda/cuda_vector.cuh"
-#include "device/cuda/cuda_windows.cuh"
+#include "device/cuda/kernels/cuda_submit.cuh"
+#include "device/cuda/kernels/cuda_vector.cuh"
+#include "device/cuda/kernels/cuda_windows.cuh"
 
 namespace {
 

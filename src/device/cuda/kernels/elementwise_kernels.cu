@@ -1,7 +1,7 @@
 // Relu, sums, dropout and columns.
-#include "device/cuda/elementwise_kernels.h"
+#include "device/cuda/kernels/elementwise_kernels.h"
 
-#include "device/cuda/cuda_map.cuh"
+#include "device/cuda/kernels/cuda_map.cuh"
 
 namespace {
 

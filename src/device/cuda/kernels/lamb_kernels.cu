@@ -3,9 +3,9 @@
 //
 // How many blocks there are, and which elements a thread has, depends on the count alone: another
 // GPU gets the same bits. Each block of the second pass adds up the sums of all blocks.
-#include "device/cuda/cuda_pack.cuh"
-#include "device/cuda/cuda_submit.cuh"
-#include "device/cuda/update_kernels.h"
+#include "device/cuda/kernels/cuda_pack.cuh"
+#include "device/cuda/kernels/cuda_submit.cuh"
+#include "device/cuda/kernels/update_kernels.h"
 
 #include <math.h>
 

@@ -1,9 +1,9 @@
 // Kernels around matrix products: bias and activation, sums over channels.
-#include "device/cuda/linear_kernels.h"
+#include "device/cuda/kernels/linear_kernels.h"
 
-#include "device/cuda/cuda_pack.cuh"
-#include "device/cuda/cuda_submit.cuh"
-#include "device/cuda/cuda_types.cuh"
+#include "device/cuda/kernels/cuda_pack.cuh"
+#include "device/cuda/kernels/cuda_submit.cuh"
+#include "device/cuda/kernels/cuda_types.cuh"
 
 // ---- Bias and activation -----------------------------------------------------------------------
 

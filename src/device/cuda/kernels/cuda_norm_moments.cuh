@@ -3,7 +3,7 @@
 #ifndef ISO_CUDA_NORM_MOMENTS_CUH
 #define ISO_CUDA_NORM_MOMENTS_CUH
 
-#include "device/cuda/cuda_norm.cuh"
+#include "device/cuda/kernels/cuda_norm.cuh"
 
 // Number of values of each of K channels, their means and the sums of squares of their distances
 // from them.

@@ -3,9 +3,9 @@
 #ifndef ISO_CUDA_MAP_CUH
 #define ISO_CUDA_MAP_CUH
 
-#include "device/cuda/cuda_pack.cuh"
-#include "device/cuda/cuda_submit.cuh"
-#include "device/cuda/cuda_types.cuh"
+#include "device/cuda/kernels/cuda_pack.cuh"
+#include "device/cuda/kernels/cuda_submit.cuh"
+#include "device/cuda/kernels/cuda_types.cuh"
 
 template <class T> struct iso__map_args {
     int64_t count, packs;

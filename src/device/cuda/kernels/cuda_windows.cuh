@@ -3,7 +3,7 @@
 #ifndef ISO_CUDA_WINDOWS_CUH
 #define ISO_CUDA_WINDOWS_CUH
 
-#include "device/cuda/pool_kernels.h"
+#include "device/cuda/kernels/pool_kernels.h"
 
 #include <cuda_runtime.h>
 

@@ -2,8 +2,8 @@
 #ifndef ISO_CUDA_ROWS_CUH
 #define ISO_CUDA_ROWS_CUH
 
-#include "device/cuda/cuda_submit.cuh"
-#include "device/cuda/cuda_types.cuh"
+#include "device/cuda/kernels/cuda_submit.cuh"
+#include "device/cuda/kernels/cuda_types.cuh"
 
 #include <math.h>
 

@@ -1,5 +1,5 @@
 // Kernels for batch normalisation: sums over gradients, and backward; divided as forward is.
-#include "device/cuda/cuda_norm.cuh"
+#include "device/cuda/kernels/cuda_norm.cuh"
 
 namespace {
 

@@ -1,9 +1,9 @@
 // Tanh, sigmoid, gelu and softmax. In f32 (bf16 too) on the device's functions of that type, which
 // are within a few units in the last place; sums of rows in double precision.
-#include "device/cuda/activation_kernels.h"
+#include "device/cuda/kernels/activation_kernels.h"
 
-#include "device/cuda/cuda_map.cuh"
-#include "device/cuda/cuda_rows.cuh"
+#include "device/cuda/kernels/cuda_map.cuh"
+#include "device/cuda/kernels/cuda_rows.cuh"
 
 #include <math.h>
 

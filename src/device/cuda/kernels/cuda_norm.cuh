@@ -5,9 +5,9 @@
 #ifndef ISO_CUDA_NORM_CUH
 #define ISO_CUDA_NORM_CUH
 
-#include "device/cuda/batch_norm_kernels.h"
-#include "device/cuda/cuda_submit.cuh"
-#include "device/cuda/cuda_vector.cuh"
+#include "device/cuda/kernels/batch_norm_kernels.h"
+#include "device/cuda/kernels/cuda_submit.cuh"
+#include "device/cuda/kernels/cuda_vector.cuh"
 
 #include <math.h>
 

@@ -2,10 +2,10 @@
 //
 // Blocks in x are rows of a matrix, threads and blocks in y walk its columns: what belongs to a row
 // is divided out once, and columns count in 32 bits.
-#include "device/cuda/conv_kernels.h"
+#include "device/cuda/kernels/conv_kernels.h"
 
-#include "device/cuda/cuda_submit.cuh"
-#include "device/cuda/cuda_types.cuh"
+#include "device/cuda/kernels/cuda_submit.cuh"
+#include "device/cuda/kernels/cuda_types.cuh"
 
 // T: an element as it is stored; sums are of iso__real<T>::type.
 static __device__ int first_column() { return (int)blockIdx.y * ISO_CUDA_BLOCK + (int)threadIdx.x; }

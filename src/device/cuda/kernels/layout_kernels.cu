@@ -1,9 +1,9 @@
 // Kernels that bring tensors and weights into another order.
-#include "device/cuda/layout_kernels.h"
+#include "device/cuda/kernels/layout_kernels.h"
 
-#include "device/cuda/cuda_pack.cuh"
-#include "device/cuda/cuda_submit.cuh"
-#include "device/cuda/cuda_types.cuh"
+#include "device/cuda/kernels/cuda_pack.cuh"
+#include "device/cuda/kernels/cuda_submit.cuh"
+#include "device/cuda/kernels/cuda_types.cuh"
 
 // ---- Matrices ----------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 // parts: a launch takes their moments, and each block of the next puts those of its channel
 // together, or where a block has many channels a launch between them does. How it is divided
 // depends on the shape alone, and nothing is added in an order that may vary.
-#include "device/cuda/cuda_norm_moments.cuh"
+#include "device/cuda/kernels/cuda_norm_moments.cuh"
 
 namespace {
 

@@ -1,9 +1,9 @@
 // Kernels that fill, convert and count.
-#include "device/cuda/fill_kernels.h"
+#include "device/cuda/kernels/fill_kernels.h"
 
-#include "device/cuda/cuda_pack.cuh"
-#include "device/cuda/cuda_submit.cuh"
-#include "device/cuda/cuda_types.cuh"
+#include "device/cuda/kernels/cuda_pack.cuh"
+#include "device/cuda/kernels/cuda_submit.cuh"
+#include "device/cuda/kernels/cuda_types.cuh"
 
 #include <math.h>
 

@@ -1,9 +1,9 @@
 // Norms of many arrays taken as one vector, and clipping by them. A few launches, however many
 // arrays there are.
-#include "device/cuda/clip_kernels.h"
+#include "device/cuda/kernels/clip_kernels.h"
 
-#include "device/cuda/cuda_pack.cuh"
-#include "device/cuda/cuda_submit.cuh"
+#include "device/cuda/kernels/cuda_pack.cuh"
+#include "device/cuda/kernels/cuda_submit.cuh"
 
 #include <math.h>
 

@@ -1,8 +1,8 @@
 // Kernels for layer normalisation. A warp or a block has a row, with sums in double precision. The
 // gradients of the parameters are sums of columns: first over parts of the rows, then over those.
-#include "device/cuda/layer_norm_kernels.h"
+#include "device/cuda/kernels/layer_norm_kernels.h"
 
-#include "device/cuda/cuda_rows.cuh"
+#include "device/cuda/kernels/cuda_rows.cuh"
 
 namespace {
 

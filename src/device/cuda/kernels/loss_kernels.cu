@@ -1,8 +1,8 @@
 // Log-softmax and the losses, in double precision inside of a row and over rows. Formulas:
 // cpu_loss.c. Sums have the same order on every device: rows first, then the batch in one block.
-#include "device/cuda/loss_kernels.h"
+#include "device/cuda/kernels/loss_kernels.h"
 
-#include "device/cuda/cuda_rows.cuh"
+#include "device/cuda/kernels/cuda_rows.cuh"
 
 #include <math.h>
 
