@@ -2,6 +2,7 @@
 // MPI launcher.
 #include "models.h"
 
+#include <errno.h>
 #include <isotherm.h>
 #include <math.h>
 #include <stddef.h>
@@ -322,7 +323,8 @@ static iso_status predict(prediction *p) {
         printf("accuracy %.2f %% (%lld of %lld)\n",
                100 * (double)p->correct / (double)p->info.count, (long long)p->correct,
                (long long)p->info.count);
-    if (fflush(stdout) != 0 || ferror(stdout)) FAIL(ISO_ERR_IO, "cannot write the result");
+    if (fflush(stdout) != 0 || ferror(stdout))
+        FAIL(ISO_ERR_IO, "cannot write the result: %s", strerror(errno));
     return ISO_OK;
 }
 

@@ -166,7 +166,10 @@ static iso_status list_steps(const char *path, int64_t **out, int *count) {
     iso_status status = iso__set_steps(files, file_count, true, out, count);
     iso__free(files);
     ISO_TRY(status);
-    ISO_CHECK(*count > 0, ISO_ERR_IO, "there is no saved state %s.step-*", path);
+    ISO_CHECK(
+        *count > 0, ISO_ERR_IO,
+        "there is no saved state %s.step-*: check the path, or begin the run without resuming",
+        path);
     return ISO_OK;
 }
 
@@ -182,10 +185,11 @@ static iso_status try_step(load *l, const int64_t *steps, int i) {
 
 // The reason names a file of the path.
 static iso_status fail_all(iso_status code, const char *reason) {
-    return ISO_FAIL(code,
-                    "no saved state is whole and sound, of the newest: %.350s: begin the run anew "
-                    "under another path, or give the path of a sound copy",
-                    reason);
+    return ISO_FAIL(
+        code,
+        "none of the saved states is whole and sound (the newest: %.350s): begin the run "
+        "anew under another path, or give the path of a sound copy",
+        reason);
 }
 
 static iso_status load_newest(load *l, const int64_t *steps, int count) {

@@ -110,6 +110,8 @@ typedef struct iso_call {
 } iso_call;
 
 // The table of a layer. Only `type`, `forward` and, for training, `backward_input` are required.
+// What fails says why by iso_error_set. Outputs and gradients have the type of the call's input
+// (the gradient of the input, its), as iso_call_tensor gives it.
 typedef struct iso_module_ops {
     const char *type; // as PyTorch spells it, "Linear"
     // Reads `in`, sets *out to a tensor the call owns (or a view). training is self->training.

@@ -142,6 +142,7 @@ static iso_status check_input(const iso_module *module, const iso_tensor *in) {
 
 iso_status iso_module_call(iso_module *child, iso_activation activation, iso_tensor *in,
                            iso_tensor **out) {
+    char label[ISO_LABEL_ROOM];
     ISO_CHECK(activation == ISO_ACT_NONE || child->ops->fuses_relu, ISO_ERR_ARG,
               "%s cannot fuse an activation", child->ops->type);
     ISO_TRY(check_input(child, in));
@@ -157,7 +158,8 @@ iso_status iso_module_call(iso_module *child, iso_activation activation, iso_ten
     int64_t start = trace_start(child);
     iso_status status = child->ops->forward(child, call, in, &call->result);
     if (status >= 0 && !call->result)
-        status = ISO_FAIL(ISO_ERR_STATE, "forward of a %s gave no output", child->ops->type);
+        status = ISO_FAIL(ISO_ERR_STATE, "forward of %s gave no output",
+                          iso__module_label(child, label));
     if (status < 0) {
         child->call_depth--; // so that a backward after a failed forward is refused
         return iso__error_frame(status, __func__, __FILE__, __LINE__);

@@ -274,7 +274,7 @@ Test(np2_resume_sets, says_so_when_no_set_is_sound) {
     if (test_rank == 0) unlink(resume_file(20, -1, ""));
     MPI_Barrier(MPI_COMM_WORLD);
     log_capture();
-    expect_failure(ISO_ERR_IO, "whole and sound, of the newest: ", true);
+    expect_failure(ISO_ERR_IO, "whole and sound (the newest: ", true);
     expect_failure(ISO_ERR_IO, resume_file(20, -1, ""), true);
 }
 
