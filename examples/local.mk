@@ -73,6 +73,9 @@ examples_sweep_CPPFLAGS = $(PUBLIC_CPPFLAGS)
 examples_sweep_CFLAGS = $(AM_CFLAGS) -Wshadow -Wconversion
 examples_sweep_LDADD = libisotherm.la $(MPI_LIBS) -lm
 
+# The same for Fortran; tests/check_fortran.sh builds it.
+EXTRA_DIST += examples/own_arrays.f90
+
 # Beside the programs in a build tree, too.
 bin_SCRIPTS += examples/get-mnist
 examples/get-mnist: examples/get_mnist.sh

@@ -50,6 +50,8 @@ typedef struct iso_comm_config {
 // initialised; for the thread mode with MPI_THREAD_MULTIPLE. Works on one rank and without mpirun.
 // Destroying is collective too. MPI_Finalize may be called while communicators are still alive.
 iso_status iso_comm_create(MPI_Comm mpi_comm, const iso_comm_config *config, iso_comm **out);
+// The same for a communicator of a Fortran program: an integer, of mpi_f08 its component MPI_VAL.
+iso_status iso_comm_create_fortran(int mpi_comm, const iso_comm_config *config, iso_comm **out);
 iso_comm *iso_comm_retain(iso_comm *comm);
 void iso_comm_destroy(iso_comm **comm);
 

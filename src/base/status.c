@@ -35,6 +35,10 @@ iso_status iso_error_set(iso_status code, const char *format, ...) {
     return code;
 }
 
+iso_status iso_error_set_text(iso_status code, const char *text) {
+    return iso_error_set(code, "%s", text);
+}
+
 iso_status iso__error(iso_status code, const char *function, const char *file, int line,
                       const char *format, ...) {
     va_list args;
@@ -68,6 +72,7 @@ bool iso__names_rank(const char *message) {
 }
 
 void iso_error_print(FILE *to) {
+    if (!to) to = stderr;
     const char *text = last.message[0] ? last.message : iso_status_string(last.code);
     if (last.rank > 0 && !iso__names_rank(text))
         fprintf(to, "error on rank %d: %s\n", last.rank, text);

@@ -60,6 +60,12 @@ fail:
     return status;
 }
 
+iso_status iso_comm_create_fortran(int mpi_comm, const iso_comm_config *config, iso_comm **out) {
+    int initialized = 0; // before that handles cannot be converted
+    MPI_Initialized(&initialized);
+    return iso_comm_create(initialized ? MPI_Comm_f2c(mpi_comm) : MPI_COMM_NULL, config, out);
+}
+
 iso_comm *iso_comm_retain(iso_comm *comm) {
     comm->references++;
     return comm;

@@ -28,7 +28,9 @@ static const struct {
 };
 
 size_t iso_dtype_size(iso_dtype dtype) { return dtypes[dtype].size; }
-const char *iso_dtype_name(iso_dtype dtype) { return dtypes[dtype].name; }
+const char *iso_dtype_name(iso_dtype dtype) {
+    return (int)dtype >= 0 && dtype < ISO_DTYPE_COUNT ? dtypes[dtype].name : "of an unknown type";
+}
 
 iso_status iso_dtype_parse(const char *name, iso_dtype *out) {
     for (int i = 0; name && i < ISO_DTYPE_COUNT; i++) {

@@ -16,7 +16,8 @@ static iso_status check_params(const iso_reducer *r, const int *params, int coun
     ISO_CHECK(!params || count > 0, ISO_ERR_ARG, "an optimizer needs at least one parameter");
     for (int k = 0; params && k < count; k++)
         ISO_CHECK(params[k] >= 0 && params[k] < r->param_count, ISO_ERR_ARG,
-                  "the reducer has no parameter %d: it has %d", params[k], r->param_count);
+                  "the reducer has no parameter %d: they are 0 to %d", params[k],
+                  r->param_count - 1);
     return ISO_OK;
 }
 

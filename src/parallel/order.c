@@ -54,7 +54,7 @@ void iso__times_done(iso_reducer *r, iso__bucket *b, int64_t wait_start, int64_t
 
 iso_status iso_reducer_get_bucket_stats(const iso_reducer *r, int bucket, iso_bucket_stats *out) {
     ISO_CHECK(bucket >= 0 && bucket < r->bucket_count, ISO_ERR_ARG,
-              "the reducer has no bucket %d: it has %d", bucket, r->bucket_count);
+              "the reducer has no bucket %d: they are 0 to %d", bucket, r->bucket_count - 1);
     const iso__bucket *b = &r->bucket[bucket];
     const iso__bucket_times *t = &b->times;
     double each = t->exchanges > 0 ? 1.0 / (double)t->exchanges : 0;

@@ -25,7 +25,9 @@ static size_t piece_elements(const iso_reducer *r, const iso_reducer_param *p, s
 
 static iso_status check_param(const iso_reducer_param *p, int i) {
     ISO_CHECK(p->name && p->value && p->count > 0, ISO_ERR_ARG,
-              "parameter %d of the reducer needs a name, a value and at least one element", i);
+              "parameter %d (counted from 0) of the reducer needs a name, a value and at least one "
+              "element",
+              i);
     ISO_CHECK(p->dtype == ISO_F32 || p->dtype == ISO_F64, ISO_ERR_TYPE,
               "parameter \"%s\" is %s: the reducer takes f32 and f64", p->name,
               iso_dtype_name(p->dtype));
@@ -147,9 +149,9 @@ void iso_reducer_piece(const iso_reducer *r, int i, int k, size_t *first, size_t
 }
 
 iso_status iso__reducer_check_param(const iso_reducer *r, int i, int k) {
-    ISO_CHECK(exists(r, i, 0), ISO_ERR_ARG, "the reducer has no parameter %d: it has %d", i,
-              r->param_count);
-    ISO_CHECK(exists(r, i, k), ISO_ERR_ARG, "parameter \"%s\" has no piece %d: it has %d",
-              iso__piece_slot(r, i, 0)->name, k, r->place[i].pieces);
+    ISO_CHECK(exists(r, i, 0), ISO_ERR_ARG, "the reducer has no parameter %d: they are 0 to %d", i,
+              r->param_count - 1);
+    ISO_CHECK(exists(r, i, k), ISO_ERR_ARG, "parameter \"%s\" has no piece %d: they are 0 to %d",
+              iso__piece_slot(r, i, 0)->name, k, r->place[i].pieces - 1);
     return ISO_OK;
 }

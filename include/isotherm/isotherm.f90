@@ -1,0 +1,782 @@
+! Fortran 2008 interface of the gradient engine. It is installed as source, because a .mod fits one
+! compiler only; with it come all contracts, which stand in isotherm/reducer.h and comm.h:
+!
+!   mpif90 $(pkg-config --variable=includedir isotherm)/isotherm/isotherm.f90 program.f90 \
+!       $(pkg-config --cflags --libs isotherm)
+!
+! Names, components, defaults and constants are C's. What differs:
+! - Parameters, pieces, buckets, and the elements of a parameter count from 1, as arrays do. Layers,
+!   ranks and the ids of appliers are numbers as in C; messages of the library count from 0.
+! - What returns iso_status in C is a function with that result here; < 0 is an error.
+! - Arguments that may be absent come last; an absent config has all defaults.
+! - A communicator is the integer of mpif.h and `use mpi`; of mpi_f08 it is comm%MPI_VAL.
+! - C's void * is type(c_ptr), from c_loc of something with the target attribute, or to be given to
+!   c_f_pointer. Arrays are contiguous, and must neither move nor be allocated anew while a reducer
+!   has them. real(c_float) is ISO_F32, double precision is ISO_F64.
+! - Updates are functions of a module or external ones, see iso_reducer_apply; not bind(c).
+module isotherm
+    use, intrinsic :: iso_c_binding
+    implicit none
+    private
+
+    ! ---- Constants -------------------------------------------------------------------------------
+
+    enum, bind(c) ! iso_status
+        enumerator :: ISO_OK = 0, ISO_PENDING = 1, ISO_ERR_ARG = -1, ISO_ERR_NOMEM = -2, &
+            ISO_ERR_IO = -3, ISO_ERR_FORMAT = -4, ISO_ERR_SHAPE = -5, ISO_ERR_TYPE = -6, &
+            ISO_ERR_STATE = -7, ISO_ERR_MISMATCH = -8, ISO_ERR_TIMEOUT = -9, ISO_ERR_MPI = -10, &
+            ISO_ERR_DEVICE = -11, ISO_ERR_UNSUPPORTED = -12
+    end enum
+    enum, bind(c) ! iso_dtype
+        enumerator :: ISO_F32, ISO_F64, ISO_BF16, ISO_F16, ISO_I64
+    end enum
+    enum, bind(c) ! iso_progress
+        enumerator :: ISO_PROGRESS_AUTO, ISO_PROGRESS_OFF, ISO_PROGRESS_POLL, ISO_PROGRESS_THREAD
+    end enum
+    enum, bind(c) ! iso_scope
+        enumerator :: ISO_SCOPE_WORLD, ISO_SCOPE_NODE, ISO_SCOPE_RANK
+    end enum
+    enum, bind(c) ! iso_sync
+        enumerator :: ISO_SYNC_LAZY, ISO_SYNC_BLOCKING, ISO_SYNC_NONE, ISO_SYNC_EXPLICIT
+    end enum
+    enum, bind(c) ! iso_order
+        enumerator :: ISO_ORDER_NEED, ISO_ORDER_REVERSE
+    end enum
+    enum, bind(c) ! iso_unused
+        enumerator :: ISO_UNUSED_ERROR, ISO_UNUSED_ZERO, ISO_UNUSED_NEGOTIATE
+    end enum
+    enum, bind(c) ! iso_average_mode
+        enumerator :: ISO_AVERAGE_POST, ISO_AVERAGE_PRE, ISO_AVERAGE_SPLIT, ISO_AVERAGE_SUM
+    end enum
+    integer, parameter :: ISO_REDUCER_ONLY = -1
+
+    public :: ISO_OK, ISO_PENDING, ISO_ERR_ARG, ISO_ERR_NOMEM, ISO_ERR_IO, ISO_ERR_FORMAT, &
+        ISO_ERR_SHAPE, ISO_ERR_TYPE, ISO_ERR_STATE, ISO_ERR_MISMATCH, ISO_ERR_TIMEOUT, &
+        ISO_ERR_MPI, ISO_ERR_DEVICE, ISO_ERR_UNSUPPORTED
+    public :: ISO_F32, ISO_F64, ISO_BF16, ISO_F16, ISO_I64
+    public :: ISO_PROGRESS_AUTO, ISO_PROGRESS_OFF, ISO_PROGRESS_POLL, ISO_PROGRESS_THREAD
+    public :: ISO_SCOPE_WORLD, ISO_SCOPE_NODE, ISO_SCOPE_RANK
+    public :: ISO_SYNC_LAZY, ISO_SYNC_BLOCKING, ISO_SYNC_NONE, ISO_SYNC_EXPLICIT
+    public :: ISO_ORDER_NEED, ISO_ORDER_REVERSE
+    public :: ISO_UNUSED_ERROR, ISO_UNUSED_ZERO, ISO_UNUSED_NEGOTIATE
+    public :: ISO_AVERAGE_POST, ISO_AVERAGE_PRE, ISO_AVERAGE_SPLIT, ISO_AVERAGE_SUM
+    public :: ISO_REDUCER_ONLY
+
+    ! ---- Types: component by component those of C ------------------------------------------------
+
+    type, bind(c), public :: iso_comm_config
+        integer(c_int) :: progress = ISO_PROGRESS_AUTO
+        real(c_double) :: timeout_s = 0
+    end type
+
+    ! value, count and dtype must be given, and layer, or all is one layer.
+    type, bind(c), public :: iso_reducer_param
+        type(c_ptr) :: name = c_null_ptr ! iso_reducer_create sets it
+        type(c_ptr) :: value = c_null_ptr
+        integer(c_size_t) :: count = 0
+        integer(c_int) :: dtype = -1
+        integer(c_int) :: layer = 0
+        integer(c_int64_t) :: shape_id = 0
+        type(c_ptr) :: shape_text = c_null_ptr ! of characters that end with c_null_char
+        integer(c_size_t) :: row = 0
+        logical(c_bool) :: local = .false._c_bool
+    end type
+
+    type, bind(c), public :: iso_reducer_config
+        type(c_ptr) :: device = c_null_ptr
+        integer(c_int) :: sync = ISO_SYNC_LAZY
+        integer(c_int) :: scope = ISO_SCOPE_WORLD
+        integer(c_int) :: order = ISO_ORDER_NEED
+        integer(c_int) :: unused = ISO_UNUSED_ERROR
+        integer(c_int) :: average = ISO_AVERAGE_POST
+        real(c_double) :: split_factor = 0
+        type(c_ptr) :: hook = c_null_ptr ! of iso_comm_hook_parse, or c_loc of an iso_comm_hook
+        integer(c_size_t) :: bucket_bytes = 0
+        integer(c_size_t) :: first_bucket_bytes = 0, last_bucket_bytes = 0
+        type(c_ptr) :: bucket_list = c_null_ptr ! of integer(c_size_t)
+        integer(c_int) :: bucket_list_count = 0
+        integer(c_size_t) :: piece_bytes = 0
+    end type
+
+    type, bind(c), public :: iso_reducer_stats
+        integer(c_long_long) :: steps
+        integer(c_int) :: bucket_count
+        integer(c_size_t) :: bytes_per_step
+        integer(c_long_long) :: bytes_world, bytes_node
+        real(c_double) :: wait_ms
+        real(c_double) :: exchange_ms
+        logical(c_bool) :: shared_memory
+        logical(c_bool) :: nccl
+        integer(c_long_long) :: exchanges
+        logical(c_bool) :: planned
+    end type
+
+    type, bind(c), public :: iso_bucket_stats
+        type(c_ptr) :: name ! iso_string(name) is its text
+        integer(c_size_t) :: bytes, wire_bytes
+        integer(c_long_long) :: exchanges
+        real(c_double) :: ready_ms, start_ms, done_ms
+        real(c_double) :: need_ms
+        real(c_double) :: wait_ms
+    end type
+
+    type, bind(c), public :: iso_comm_hook_bucket
+        integer(c_size_t) :: count
+        integer(c_int) :: dtype
+        type(c_ptr) :: gradient
+        type(c_ptr) :: wire
+        type(c_ptr) :: state
+        type(c_ptr) :: name
+    end type
+
+    type, bind(c), public :: iso_comm_hook
+        type(c_ptr) :: name = c_null_ptr ! of characters that end with c_null_char
+        integer(c_int) :: wire = ISO_F32
+        integer(c_int) :: state_floats = 0
+        logical(c_bool) :: divides = .false._c_bool
+        logical(c_bool) :: silent = .false._c_bool
+        type(c_funptr) :: compress = c_null_funptr ! c_funloc of an iso_comm_hook_convert
+        type(c_funptr) :: decompress = c_null_funptr
+        type(c_ptr) :: user = c_null_ptr
+    end type
+
+    ! ---- Procedures that a program gives ---------------------------------------------------------
+
+    abstract interface
+        integer(c_int) function iso_reducer_apply(i, gradient, scale, hyper, user)
+            import
+            integer, intent(in) :: i
+            type(c_ptr), intent(in) :: gradient, hyper, user
+            real(c_double), intent(in) :: scale
+        end function
+        integer(c_int) function iso_reducer_apply_piece(i, first, count, gradient, scale, hyper, &
+                user)
+            import
+            integer, intent(in) :: i
+            integer(c_size_t), intent(in) :: first, count ! elements first to first + count - 1
+            type(c_ptr), intent(in) :: gradient, hyper, user
+            real(c_double), intent(in) :: scale
+        end function
+        integer(c_int) function iso_comm_hook_convert(bucket, factor, user) bind(c)
+            import
+            type(iso_comm_hook_bucket), intent(in) :: bucket
+            real(c_double), value :: factor
+            type(c_ptr), value :: user
+        end function
+    end interface
+    public :: iso_reducer_apply, iso_reducer_apply_piece, iso_comm_hook_convert
+
+    ! ---- Handles: of a copy the same is behind ---------------------------------------------------
+
+    type, public :: iso_comm
+        private
+        type(c_ptr) :: handle = c_null_ptr
+    end type
+
+    type :: applier
+        procedure(iso_reducer_apply), pointer, nopass :: apply => null()
+        procedure(iso_reducer_apply_piece), pointer, nopass :: apply_piece => null()
+        type(c_ptr) :: user = c_null_ptr
+        integer(c_int) :: id = ISO_REDUCER_ONLY ! of iso_reducer_set_apply
+        type(applier), pointer :: next => null()
+    end type
+
+    type :: engine
+        type(c_ptr) :: handle = c_null_ptr
+        type(applier), pointer :: appliers => null()
+    end type
+
+    type, public :: iso_reducer
+        private
+        type(engine), pointer :: engine => null()
+    end type
+
+    public :: iso_status_string, iso_error_message, iso_error_print, iso_error_set, iso_string
+    public :: iso_comm_create, iso_comm_destroy, iso_comm_rank, iso_comm_size
+    public :: iso_comm_hook_parse, iso_device_create, iso_device_destroy
+    public :: iso_reducer_create, iso_reducer_destroy, iso_reducer_grad, iso_reducer_set_apply, &
+        iso_reducer_add_apply, iso_reducer_set_apply_piece, iso_reducer_remove_apply, &
+        iso_reducer_step_of, iso_reducer_grad_ready, iso_reducer_pieces, iso_reducer_piece, &
+        iso_reducer_piece_ready, iso_reducer_step, iso_reducer_param_needed, &
+        iso_reducer_piece_needed, iso_reducer_finish, iso_reducer_all_reduce, &
+        iso_reducer_zero_grad, iso_reducer_poll, iso_reducer_set_weight, iso_reducer_shadow, &
+        iso_reducer_get_stats, iso_reducer_bucket_text, iso_reducer_get_bucket_stats, &
+        iso_reducer_measure_exchange
+
+    ! ---- The C functions -------------------------------------------------------------------------
+
+    abstract interface ! of several
+        integer(c_int) function of_handle(handle) bind(c)
+            import
+            type(c_ptr), value :: handle
+        end function
+        integer(c_int) function of_index(handle, i) bind(c)
+            import
+            type(c_ptr), value :: handle
+            integer(c_int), value :: i
+        end function
+        integer(c_int) function of_piece(handle, i, k) bind(c)
+            import
+            type(c_ptr), value :: handle
+            integer(c_int), value :: i, k
+        end function
+        subroutine on_handle(handle) bind(c)
+            import
+            type(c_ptr), value :: handle
+        end subroutine
+        subroutine on_pointer(handle) bind(c)
+            import
+            type(c_ptr), intent(inout) :: handle
+        end subroutine
+        integer(c_int) function by_name(name, out) bind(c)
+            import
+            type(c_ptr), value :: name
+            type(c_ptr), intent(inout) :: out
+        end function
+    end interface
+
+    procedure(of_handle), bind(c, name='iso_comm_rank') :: c_comm_rank
+    procedure(of_handle), bind(c, name='iso_comm_size') :: c_comm_size
+    procedure(of_handle), bind(c, name='iso_reducer_finish') :: c_finish
+    procedure(of_handle), bind(c, name='iso_reducer_all_reduce') :: c_all_reduce
+    procedure(of_handle), bind(c, name='iso_reducer_shadow') :: c_shadow
+    procedure(of_index), bind(c, name='iso_reducer_grad_ready') :: c_grad_ready
+    procedure(of_index), bind(c, name='iso_reducer_param_needed') :: c_param_needed
+    procedure(of_index), bind(c, name='iso_reducer_pieces') :: c_pieces
+    procedure(of_index), bind(c, name='iso_reducer_remove_apply') :: c_remove_apply
+    procedure(of_piece), bind(c, name='iso_reducer_piece_ready') :: c_piece_ready
+    procedure(of_piece), bind(c, name='iso_reducer_piece_needed') :: c_piece_needed
+    procedure(on_handle), bind(c, name='iso_reducer_zero_grad') :: c_zero_grad
+    procedure(on_handle), bind(c, name='iso_reducer_poll') :: c_poll
+    procedure(on_handle), bind(c, name='iso_error_print') :: c_error_print
+    procedure(on_handle), bind(c, name='iso_comm_free') :: c_free
+    procedure(on_pointer), bind(c, name='iso_comm_destroy') :: c_comm_destroy
+    procedure(on_pointer), bind(c, name='iso_device_destroy') :: iso_device_destroy
+    procedure(on_pointer), bind(c, name='iso_reducer_destroy') :: c_reducer_destroy
+    procedure(by_name), bind(c, name='iso_comm_hook_parse') :: c_hook_parse
+    procedure(by_name), bind(c, name='iso_device_create') :: c_device_create
+
+    interface
+        integer(c_size_t) function c_strlen(text) bind(c, name='strlen')
+            import
+            type(c_ptr), value :: text
+        end function
+        type(c_ptr) function c_status_string(status) bind(c, name='iso_status_string')
+            import
+            integer(c_int), value :: status
+        end function
+        type(c_ptr) function c_last_error() bind(c, name='iso_last_error')
+            import
+        end function
+        integer(c_int) function c_error_set(code, text) bind(c, name='iso_error_set_text')
+            import
+            integer(c_int), value :: code
+            type(c_ptr), value :: text
+        end function
+        integer(c_int) function c_comm_create(mpi_comm, config, out) &
+                bind(c, name='iso_comm_create_fortran')
+            import
+            integer(c_int), value :: mpi_comm
+            type(iso_comm_config), intent(in) :: config
+            type(c_ptr), intent(inout) :: out
+        end function
+        integer(c_int) function c_reducer_create(comm, params, count, config, out) &
+                bind(c, name='iso_reducer_create')
+            import
+            type(c_ptr), value :: comm
+            type(iso_reducer_param), intent(in) :: params(*)
+            integer(c_int), value :: count
+            type(iso_reducer_config), intent(in) :: config
+            type(c_ptr), intent(inout) :: out
+        end function
+        type(c_ptr) function c_grad(reducer, i) bind(c, name='iso_reducer_grad')
+            import
+            type(c_ptr), value :: reducer
+            integer(c_int), value :: i
+        end function
+        integer(c_int) function c_set_apply(reducer, apply, hyper_bytes, user) &
+                bind(c, name='iso_reducer_set_apply')
+            import
+            type(c_ptr), value :: reducer, user
+            type(c_funptr), value :: apply
+            integer(c_size_t), value :: hyper_bytes
+        end function
+        integer(c_int) function c_add_apply(reducer, params, count, apply, hyper_bytes, user, id) &
+                bind(c, name='iso_reducer_add_apply')
+            import
+            type(c_ptr), value :: reducer, params, user
+            integer(c_int), value :: count
+            type(c_funptr), value :: apply
+            integer(c_size_t), value :: hyper_bytes
+            integer(c_int), intent(inout) :: id
+        end function
+        integer(c_int) function c_set_apply_piece(reducer, id, apply) &
+                bind(c, name='iso_reducer_set_apply_piece')
+            import
+            type(c_ptr), value :: reducer
+            integer(c_int), value :: id
+            type(c_funptr), value :: apply
+        end function
+        integer(c_int) function c_step_of(reducer, id, hyper) bind(c, name='iso_reducer_step_of')
+            import
+            type(c_ptr), value :: reducer, hyper
+            integer(c_int), value :: id
+        end function
+        subroutine c_piece(reducer, i, k, first, count) bind(c, name='iso_reducer_piece')
+            import
+            type(c_ptr), value :: reducer
+            integer(c_int), value :: i, k
+            integer(c_size_t), intent(out) :: first, count
+        end subroutine
+        integer(c_int) function c_set_weight(reducer, weight, total) &
+                bind(c, name='iso_reducer_set_weight')
+            import
+            type(c_ptr), value :: reducer
+            real(c_double), value :: weight, total
+        end function
+        subroutine c_get_stats(reducer, stats) bind(c, name='iso_reducer_get_stats')
+            import
+            type(c_ptr), value :: reducer
+            type(iso_reducer_stats), intent(out) :: stats
+        end subroutine
+        integer(c_int) function c_bucket_text(reducer, text) &
+                bind(c, name='iso_reducer_bucket_text')
+            import
+            type(c_ptr), value :: reducer
+            type(c_ptr), intent(inout) :: text
+        end function
+        integer(c_int) function c_get_bucket_stats(reducer, bucket, stats) &
+                bind(c, name='iso_reducer_get_bucket_stats')
+            import
+            type(c_ptr), value :: reducer
+            integer(c_int), value :: bucket
+            type(iso_bucket_stats), intent(inout) :: stats
+        end function
+        integer(c_int) function c_measure(reducer, repeats, ms) &
+                bind(c, name='iso_reducer_measure_exchange')
+            import
+            type(c_ptr), value :: reducer
+            integer(c_int), value :: repeats
+            real(c_double), intent(inout) :: ms
+        end function
+    end interface
+
+contains
+
+    ! ---- Texts and errors ------------------------------------------------------------------------
+
+    ! What C has at `pointer`, up to its end.
+    function iso_string(pointer) result(text)
+        type(c_ptr), intent(in) :: pointer
+        character(:), allocatable :: text
+        character(kind=c_char), pointer :: letter(:)
+        integer :: n
+        call c_f_pointer(pointer, letter, [c_strlen(pointer)])
+        allocate (character(size(letter)) :: text)
+        do n = 1, size(letter)
+            text(n:n) = letter(n)
+        end do
+    end function
+
+    ! As C wants it; borrowed from the result, which needs the target attribute.
+    function c_text(text) result(letter)
+        character(*), intent(in) :: text
+        character(kind=c_char) :: letter(len(text) + 1)
+        integer :: n
+        do n = 1, len(text)
+            letter(n) = text(n:n)
+        end do
+        letter(len(text) + 1) = c_null_char
+    end function
+
+    function iso_status_string(status) result(text)
+        integer(c_int), intent(in) :: status
+        character(:), allocatable :: text
+        text = iso_string(c_status_string(status))
+    end function
+
+    ! Of the last error: what, where, what to do. Empty where there was none.
+    function iso_error_message() result(text)
+        character(:), allocatable :: text
+        type, bind(c) :: start ! of iso_error
+            integer(c_int) :: code, rank
+            character(kind=c_char) :: message(512)
+        end type
+        type(start), pointer :: error
+        call c_f_pointer(c_last_error(), error)
+        text = iso_string(c_loc(error%message))
+    end function
+
+    ! To standard error.
+    subroutine iso_error_print()
+        call c_error_print(c_null_ptr)
+    end subroutine
+
+    integer(c_int) function iso_error_set(code, text) result(status)
+        integer(c_int), intent(in) :: code
+        character(*), intent(in) :: text
+        character(kind=c_char), target :: said(len(text) + 1)
+        said = c_text(text)
+        status = c_error_set(code, c_loc(said))
+    end function
+
+    ! ---- Communicators, devices, hooks -----------------------------------------------------------
+
+    integer(c_int) function iso_comm_create(mpi_comm, comm, config) result(status)
+        integer, intent(in) :: mpi_comm
+        type(iso_comm), intent(inout) :: comm
+        type(iso_comm_config), intent(in), optional :: config
+        type(iso_comm_config) :: given
+        if (present(config)) given = config
+        status = c_comm_create(int(mpi_comm, c_int), given, comm%handle)
+    end function
+
+    subroutine iso_comm_destroy(comm)
+        type(iso_comm), intent(inout) :: comm
+        call c_comm_destroy(comm%handle)
+    end subroutine
+
+    integer function iso_comm_rank(comm) result(rank)
+        type(iso_comm), intent(in) :: comm
+        rank = c_comm_rank(comm%handle)
+    end function
+
+    integer function iso_comm_size(comm) result(size)
+        type(iso_comm), intent(in) :: comm
+        size = c_comm_size(comm%handle)
+    end function
+
+    ! For iso_reducer_config%hook.
+    integer(c_int) function iso_comm_hook_parse(name, hook) result(status)
+        character(*), intent(in) :: name
+        type(c_ptr), intent(inout) :: hook
+        character(kind=c_char), target :: text(len_trim(name) + 1)
+        text = c_text(trim(name))
+        status = c_hook_parse(c_loc(text), hook)
+    end function
+
+    ! For iso_reducer_config%device.
+    integer(c_int) function iso_device_create(name, device) result(status)
+        character(*), intent(in) :: name
+        type(c_ptr), intent(inout) :: device
+        character(kind=c_char), target :: text(len_trim(name) + 1)
+        text = c_text(trim(name))
+        status = c_device_create(c_loc(text), device)
+    end function
+
+    ! ---- The reducer -----------------------------------------------------------------------------
+
+    ! names: of the parameters, without trailing blanks. They take the place of params%name.
+    integer(c_int) function iso_reducer_create(comm, params, names, reducer, config) result(status)
+        type(iso_comm), intent(in) :: comm
+        type(iso_reducer_param), intent(in) :: params(:)
+        character(*), intent(in) :: names(:)
+        type(iso_reducer), intent(inout) :: reducer
+        type(iso_reducer_config), intent(in), optional :: config
+        type(iso_reducer_config) :: given
+        type(iso_reducer_param) :: list(size(params))
+        character(kind=c_char), target :: text(len(names) + 1, size(params))
+        type(c_ptr) :: handle
+        integer :: i
+        if (present(config)) given = config
+        list = params
+        list%name = c_null_ptr
+        do i = 1, min(size(params), size(names))
+            text(:len_trim(names(i)) + 1, i) = c_text(trim(names(i)))
+            list(i)%name = c_loc(text(1, i))
+        end do
+        handle = c_null_ptr
+        status = c_reducer_create(comm%handle, list, int(size(list), c_int), given, handle)
+        if (status < 0) return
+        allocate (reducer%engine)
+        reducer%engine%handle = handle
+    end function
+
+    subroutine iso_reducer_destroy(reducer)
+        type(iso_reducer), intent(inout) :: reducer
+        type(applier), pointer :: gone
+        if (.not. associated(reducer%engine)) return
+        call c_reducer_destroy(reducer%engine%handle)
+        do while (associated(reducer%engine%appliers))
+            gone => reducer%engine%appliers
+            reducer%engine%appliers => gone%next
+            deallocate (gone)
+        end do
+        deallocate (reducer%engine)
+    end subroutine
+
+    ! For c_f_pointer: call c_f_pointer(iso_reducer_grad(reducer, i), gradient, shape(value)).
+    type(c_ptr) function iso_reducer_grad(reducer, i) result(gradient)
+        type(iso_reducer), intent(in) :: reducer
+        integer, intent(in) :: i
+        gradient = c_grad(reducer%engine%handle, int(i - 1, c_int))
+    end function
+
+    integer(c_int) function iso_reducer_grad_ready(reducer, i) result(status)
+        type(iso_reducer), intent(in) :: reducer
+        integer, intent(in) :: i
+        status = c_grad_ready(reducer%engine%handle, int(i - 1, c_int))
+    end function
+
+    integer function iso_reducer_pieces(reducer, i) result(pieces)
+        type(iso_reducer), intent(in) :: reducer
+        integer, intent(in) :: i
+        pieces = c_pieces(reducer%engine%handle, int(i - 1, c_int))
+    end function
+
+    ! Piece k is elements first to first + count - 1 of parameter i.
+    subroutine iso_reducer_piece(reducer, i, k, first, count)
+        type(iso_reducer), intent(in) :: reducer
+        integer, intent(in) :: i, k
+        integer(c_size_t), intent(out) :: first, count
+        call c_piece(reducer%engine%handle, int(i - 1, c_int), int(k - 1, c_int), first, count)
+        first = first + 1
+    end subroutine
+
+    integer(c_int) function iso_reducer_piece_ready(reducer, i, k) result(status)
+        type(iso_reducer), intent(in) :: reducer
+        integer, intent(in) :: i, k
+        status = c_piece_ready(reducer%engine%handle, int(i - 1, c_int), int(k - 1, c_int))
+    end function
+
+    ! hyper: c_loc of what iso_reducer_set_apply was told the c_sizeof of.
+    integer(c_int) function iso_reducer_step(reducer, hyper) result(status)
+        type(iso_reducer), intent(in) :: reducer
+        type(c_ptr), intent(in) :: hyper
+        status = iso_reducer_step_of(reducer, ISO_REDUCER_ONLY, hyper)
+    end function
+
+    integer(c_int) function iso_reducer_step_of(reducer, id, hyper) result(status)
+        type(iso_reducer), intent(in) :: reducer
+        integer, intent(in) :: id
+        type(c_ptr), intent(in) :: hyper
+        status = c_step_of(reducer%engine%handle, int(id, c_int), hyper)
+    end function
+
+    integer(c_int) function iso_reducer_param_needed(reducer, i) result(status)
+        type(iso_reducer), intent(in) :: reducer
+        integer, intent(in) :: i
+        status = c_param_needed(reducer%engine%handle, int(i - 1, c_int))
+    end function
+
+    integer(c_int) function iso_reducer_piece_needed(reducer, i, k) result(status)
+        type(iso_reducer), intent(in) :: reducer
+        integer, intent(in) :: i, k
+        status = c_piece_needed(reducer%engine%handle, int(i - 1, c_int), int(k - 1, c_int))
+    end function
+
+    integer(c_int) function iso_reducer_finish(reducer) result(status)
+        type(iso_reducer), intent(in) :: reducer
+        status = c_finish(reducer%engine%handle)
+    end function
+
+    integer(c_int) function iso_reducer_all_reduce(reducer) result(status)
+        type(iso_reducer), intent(in) :: reducer
+        status = c_all_reduce(reducer%engine%handle)
+    end function
+
+    subroutine iso_reducer_zero_grad(reducer)
+        type(iso_reducer), intent(in) :: reducer
+        call c_zero_grad(reducer%engine%handle)
+    end subroutine
+
+    subroutine iso_reducer_poll(reducer)
+        type(iso_reducer), intent(in) :: reducer
+        call c_poll(reducer%engine%handle)
+    end subroutine
+
+    integer(c_int) function iso_reducer_set_weight(reducer, weight, total) result(status)
+        type(iso_reducer), intent(in) :: reducer
+        real(c_double), intent(in) :: weight, total
+        status = c_set_weight(reducer%engine%handle, weight, total)
+    end function
+
+    integer(c_int) function iso_reducer_shadow(reducer) result(status)
+        type(iso_reducer), intent(in) :: reducer
+        status = c_shadow(reducer%engine%handle)
+    end function
+
+    subroutine iso_reducer_get_stats(reducer, stats)
+        type(iso_reducer), intent(in) :: reducer
+        type(iso_reducer_stats), intent(out) :: stats
+        call c_get_stats(reducer%engine%handle, stats)
+    end subroutine
+
+    ! Lines that end with new_line('').
+    integer(c_int) function iso_reducer_bucket_text(reducer, text) result(status)
+        type(iso_reducer), intent(in) :: reducer
+        character(:), allocatable, intent(inout) :: text
+        type(c_ptr) :: made
+        made = c_null_ptr
+        status = c_bucket_text(reducer%engine%handle, made)
+        if (status < 0) return
+        text = iso_string(made)
+        call c_free(made)
+    end function
+
+    integer(c_int) function iso_reducer_get_bucket_stats(reducer, bucket, stats) result(status)
+        type(iso_reducer), intent(in) :: reducer
+        integer, intent(in) :: bucket
+        type(iso_bucket_stats), intent(inout) :: stats
+        status = c_get_bucket_stats(reducer%engine%handle, int(bucket - 1, c_int), stats)
+    end function
+
+    integer(c_int) function iso_reducer_measure_exchange(reducer, repeats, ms) result(status)
+        type(iso_reducer), intent(in) :: reducer
+        integer, intent(in) :: repeats
+        real(c_double), intent(inout) :: ms
+        status = c_measure(reducer%engine%handle, int(repeats, c_int), ms)
+    end function
+
+    ! ---- Who updates -----------------------------------------------------------------------------
+
+    ! C calls one of these two, with what calls the program's function as `user`.
+    integer(c_int) function apply_from_c(i, gradient, scale, hyper, user) result(status) bind(c)
+        integer(c_int), value :: i
+        type(c_ptr), value :: gradient, hyper, user
+        real(c_double), value :: scale
+        type(applier), pointer :: mine
+        call c_f_pointer(user, mine)
+        status = mine%apply(int(i) + 1, gradient, scale, hyper, mine%user)
+    end function
+
+    integer(c_int) function piece_from_c(i, first, count, gradient, scale, hyper, user) &
+            result(status) bind(c)
+        integer(c_int), value :: i
+        integer(c_size_t), value :: first, count
+        type(c_ptr), value :: gradient, hyper, user
+        real(c_double), value :: scale
+        type(applier), pointer :: mine
+        call c_f_pointer(user, mine)
+        status = mine%apply_piece(int(i) + 1, first + 1, count, gradient, scale, hyper, mine%user)
+    end function
+
+    ! The id is that of iso_reducer_set_apply until C gives another one.
+    function remember(in, apply, user) result(mine)
+        type(engine), intent(inout) :: in
+        procedure(iso_reducer_apply) :: apply
+        type(c_ptr), intent(in), optional :: user
+        type(applier), pointer :: mine
+        allocate (mine)
+        mine%apply => apply
+        if (present(user)) mine%user = user
+        mine%next => in%appliers
+        in%appliers => mine
+    end function
+
+    subroutine forget(in, gone)
+        type(engine), intent(inout) :: in
+        type(applier), pointer, intent(in) :: gone
+        type(applier), pointer :: before, freed
+        freed => gone
+        if (associated(in%appliers, freed)) then
+            in%appliers => freed%next
+        else
+            before => in%appliers
+            do while (.not. associated(before%next, freed))
+                before => before%next
+            end do
+            before%next => freed%next
+        end if
+        deallocate (freed)
+    end subroutine
+
+    ! Of an id that C accepts: its applier, else iso_reducer_set_apply's, else the only one. Null
+    ! where there is none.
+    function find(in, id) result(found)
+        type(engine), intent(in) :: in
+        integer, intent(in) :: id
+        type(applier), pointer :: found
+        found => in%appliers
+        do while (associated(found))
+            if (found%id == id) return
+            found => found%next
+        end do
+        found => in%appliers
+        do while (associated(found))
+            if (found%id == ISO_REDUCER_ONLY .or. .not. associated(found%next)) return
+            found => found%next
+        end do
+    end function
+
+    ! Without apply: nobody, gradients are only averaged. hyper_bytes: c_sizeof of the struct.
+    integer(c_int) function iso_reducer_set_apply(reducer, apply, hyper_bytes, user) result(status)
+        type(iso_reducer), intent(in) :: reducer
+        procedure(iso_reducer_apply), optional :: apply
+        integer(c_size_t), intent(in), optional :: hyper_bytes
+        type(c_ptr), intent(in), optional :: user
+        type(applier), pointer :: mine
+        integer(c_size_t) :: bytes
+        associate (in => reducer%engine)
+            bytes = 0
+            if (present(hyper_bytes)) bytes = hyper_bytes
+            if (present(apply)) then
+                mine => remember(in, apply, user)
+                status = c_set_apply(in%handle, c_funloc(apply_from_c), bytes, c_loc(mine))
+                if (status < 0) call forget(in, mine)
+            else
+                status = c_set_apply(in%handle, c_null_funptr, bytes, c_null_ptr)
+                mine => find(in, ISO_REDUCER_ONLY)
+                if (status >= 0 .and. associated(mine)) then
+                    if (mine%id == ISO_REDUCER_ONLY) call forget(in, mine)
+                end if
+            end if
+        end associate
+    end function
+
+    ! params: which of them, all if absent.
+    integer(c_int) function iso_reducer_add_apply(reducer, apply, hyper_bytes, id, params, user) &
+            result(status)
+        type(iso_reducer), intent(in) :: reducer
+        procedure(iso_reducer_apply) :: apply
+        integer(c_size_t), intent(in) :: hyper_bytes
+        integer, intent(inout) :: id
+        integer, intent(in), optional :: params(:)
+        type(c_ptr), intent(in), optional :: user
+        type(applier), pointer :: mine
+        integer(c_int), allocatable, target :: list(:)
+        type(c_ptr) :: first
+        integer :: count
+        first = c_null_ptr
+        count = 0
+        if (present(params)) count = size(params)
+        allocate (list(count + 1)) ! never empty
+        if (present(params)) then
+            list(:count) = int(params - 1, c_int)
+            first = c_loc(list)
+        end if
+        associate (in => reducer%engine)
+            mine => remember(in, apply, user)
+            status = c_add_apply(in%handle, first, int(count, c_int), &
+                c_funloc(apply_from_c), hyper_bytes, c_loc(mine), mine%id)
+            if (status < 0) then
+                call forget(in, mine)
+            else
+                id = mine%id
+            end if
+        end associate
+    end function
+
+    ! Without apply_piece: parameters are updated as a whole again.
+    integer(c_int) function iso_reducer_set_apply_piece(reducer, id, apply_piece) result(status)
+        type(iso_reducer), intent(in) :: reducer
+        integer, intent(in) :: id
+        procedure(iso_reducer_apply_piece), optional :: apply_piece
+        type(applier), pointer :: mine
+        type(c_funptr) :: function
+        function = c_null_funptr
+        if (present(apply_piece)) function = c_funloc(piece_from_c)
+        status = c_set_apply_piece(reducer%engine%handle, int(id, c_int), function)
+        if (status < 0) return
+        mine => find(reducer%engine, id)
+        mine%apply_piece => null()
+        if (present(apply_piece)) mine%apply_piece => apply_piece
+    end function
+
+    integer(c_int) function iso_reducer_remove_apply(reducer, id) result(status)
+        type(iso_reducer), intent(in) :: reducer
+        integer, intent(in) :: id
+        status = c_remove_apply(reducer%engine%handle, int(id, c_int))
+        if (status >= 0) call forget(reducer%engine, find(reducer%engine, id))
+    end function
+end module
