@@ -8,13 +8,15 @@ MPI_LOG_COMPILER = $(SHELL) $(top_srcdir)/tests/run_mpi.sh
 SH_LOG_DRIVER = $(TAP_DRIVER)
 SH_LOG_COMPILER = $(SHELL)
 AM_TESTS_ENVIRONMENT = \
-    MPIRUN='$(MPIRUN)'; MPIRUN_FLAGS='$(MPIRUN_FLAGS)'; export MPIRUN MPIRUN_FLAGS;
+    MPICC='$(MPICC)'; MPIRUN='$(MPIRUN)'; MPIRUN_FLAGS='$(MPIRUN_FLAGS)'; \
+    export MPICC MPIRUN MPIRUN_FLAGS;
 
 # Of test programs that set no _LDADD of their own.
 LDADD = tests/common/libiso_testcommon.la libiso_core.la $(CRITERION_LIBS)
 
 SCRIPT_TESTS = \
     tests/check_cxx.sh \
+    tests/check_fortran.sh \
     tests/check_get_mnist.sh \
     tests/check_layers.sh \
     tests/check_messages.sh \
@@ -51,7 +53,8 @@ tests_model_probe_LDADD = libiso_core.la
 
 EXTRA_PROGRAMS += $(BENCHES)
 CLEANFILES += $(BENCHES)
-EXTRA_DIST += $(CLUSTER_TESTS) $(CLUSTER_FILES) $(SCRIPT_TESTS) tests/cxx_caller.cpp tests/idx_files.sh \
+EXTRA_DIST += $(CLUSTER_TESTS) $(CLUSTER_FILES) $(SCRIPT_TESTS) tests/cxx_caller.cpp tests/fortran_caller.f90 \
+    tests/fortran_layout.c tests/fortran_layout.f90 tests/fortran_network.f90 tests/idx_files.sh \
     tests/run_cluster.sh tests/run_mpi.sh tests/run_unit.sh tests/summary.sh tests/test_env.sh tests/torch_models.py
 
 .PHONY: bench check-cluster check-sanitize

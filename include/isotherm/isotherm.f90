@@ -157,6 +157,7 @@ module isotherm
             type(c_ptr), intent(in) :: gradient, hyper, user
             real(c_double), intent(in) :: scale
         end function
+        ! Give yours bind(c, name=''), or its name is one of the whole program's.
         integer(c_int) function iso_comm_hook_convert(bucket, factor, user) bind(c)
             import
             type(iso_comm_hook_bucket), intent(in) :: bucket
@@ -631,7 +632,8 @@ contains
     ! ---- Who updates -----------------------------------------------------------------------------
 
     ! C calls one of these two, with what calls the program's function as `user`.
-    integer(c_int) function apply_from_c(i, gradient, scale, hyper, user) result(status) bind(c)
+    integer(c_int) function apply_from_c(i, gradient, scale, hyper, user) result(status) &
+            bind(c, name='')
         integer(c_int), value :: i
         type(c_ptr), value :: gradient, hyper, user
         real(c_double), value :: scale
@@ -641,7 +643,7 @@ contains
     end function
 
     integer(c_int) function piece_from_c(i, first, count, gradient, scale, hyper, user) &
-            result(status) bind(c)
+            result(status) bind(c, name='')
         integer(c_int), value :: i
         integer(c_size_t), value :: first, count
         type(c_ptr), value :: gradient, hyper, user

@@ -1,0 +1,315 @@
+! A Fortran program as MPI codes with mpif.h are, for check_fortran.sh: ends with an error that says
+! what does not hold. usage: fortran_caller train|uses|errors|mismatch
+module fortran_uses
+    use fortran_network
+    implicit none
+
+contains
+
+    ! Gradients that are one number everywhere, then what is left of them is one, too.
+    subroutine give(reducer, number)
+        type(iso_reducer), intent(in) :: reducer
+        double precision, intent(in) :: number
+        real(c_float), pointer :: narrow(:)
+        double precision, pointer :: wide(:)
+        integer :: i
+        do i = 1, 3
+            if (i == 3) then
+                call c_f_pointer(iso_reducer_grad(reducer, i), wide, [hidden])
+                wide = number
+            else
+                call c_f_pointer(iso_reducer_grad(reducer, i), narrow, &
+                    [merge(matrix, hidden, i == 1)])
+                narrow = real(number, c_float)
+            end if
+        end do
+    end subroutine
+
+    logical function is_left(reducer, number)
+        type(iso_reducer), intent(in) :: reducer
+        double precision, intent(in) :: number
+        real(c_float), pointer :: narrow(:)
+        double precision, pointer :: wide(:)
+        call c_f_pointer(iso_reducer_grad(reducer, 1), narrow, [matrix])
+        call c_f_pointer(iso_reducer_grad(reducer, 3), wide, [hidden])
+        is_left = maxval(abs(narrow - number)) < 1e-2 .and. maxval(abs(wide - number)) < 1d-12
+    end function
+
+    subroutine report_all(reducer)
+        type(iso_reducer), intent(in) :: reducer
+        integer :: i
+        do i = 3, 1, -1
+            call check(iso_reducer_grad_ready(reducer, i))
+            call iso_reducer_poll(reducer)
+        end do
+    end subroutine
+
+    subroutine test_averages(reducer)
+        type(iso_reducer), intent(in) :: reducer
+        call give(reducer, dble(rank + 1))
+        call report_all(reducer)
+        call check(iso_reducer_finish(reducer))
+        call expect(is_left(reducer, (ranks + 1) / 2d0), 'gradients become means')
+        call check(iso_reducer_set_weight(reducer, 2d0, 4d0))
+        call give(reducer, 1d0)
+        call report_all(reducer)
+        call check(iso_reducer_finish(reducer))
+        if (ranks > 1) call expect(is_left(reducer, 2d0 * ranks / 4), 'weight 2 of 4')
+        call check(iso_reducer_set_weight(reducer, 1d0, 0d0))
+        call give(reducer, 3d0)
+        if (rank == 0) call report_all(reducer)
+        if (rank > 0) call check(iso_reducer_shadow(reducer))
+        call check(iso_reducer_finish(reducer))
+        call expect(is_left(reducer, 3d0 / ranks), 'others shadow rank 0')
+        call iso_reducer_zero_grad(reducer)
+    end subroutine
+
+    ! One updates the first two parameters, the other one the third.
+    subroutine test_appliers(reducer, m)
+        type(iso_reducer), intent(in) :: reducer
+        type(model), intent(inout), target :: m
+        type(model) :: old
+        type(settings), target :: now
+        integer :: first, second, id
+        first = -5
+        call check(iso_reducer_add_apply(reducer, update, c_sizeof(now), first, [1, 2], c_loc(m)))
+        call check(iso_reducer_add_apply(reducer, update, c_sizeof(now), second, [3], c_loc(m)))
+        call expect(first >= 0 .and. second >= 0 .and. first /= second, 'each has an id')
+        old = m
+        call give(reducer, 1d0)
+        call report_all(reducer)
+        now%lr = 0.5d0
+        call refused(iso_reducer_step(reducer, c_loc(now)), ISO_ERR_STATE, '2 optimizers')
+        call check(iso_reducer_step_of(reducer, first, c_loc(now)))
+        call check(iso_reducer_finish(reducer))
+        call expect(maxval(abs(old%weight - 0.5 - m%weight)) < 1e-6, 'the first updates its own')
+        call expect(maxval(abs(old%readout - m%readout)) < 1d-300, 'and nothing else')
+        call check(iso_reducer_remove_apply(reducer, first))
+        call give(reducer, 1d0)
+        call report_all(reducer)
+        call check(iso_reducer_step(reducer, c_loc(now)))
+        call check(iso_reducer_finish(reducer))
+        call expect(maxval(abs(old%readout - 0.5d0 - m%readout)) < 1d-12, 'the second one is there')
+        call check(iso_reducer_remove_apply(reducer, ISO_REDUCER_ONLY))
+        call check(iso_reducer_set_apply(reducer, update, c_sizeof(now), c_loc(m)))
+        call refused(iso_reducer_set_apply(reducer, update), ISO_ERR_STATE, 'optimizer already')
+        call check(iso_reducer_set_apply(reducer))
+        call check(iso_reducer_set_apply(reducer))
+        id = -5
+        call refused(iso_reducer_add_apply(reducer, update, c_sizeof(now), id, [4]), ISO_ERR_ARG, &
+            'no parameter 3: they are 0 to 2')
+        call expect(id == -5, 'outputs are written on success only')
+        call check(iso_reducer_add_apply(reducer, update, c_sizeof(now), id, user=c_loc(m)))
+        call expect(id >= 0, 'an applier of all')
+    end subroutine
+
+    subroutine test_statistics(reducer)
+        type(iso_reducer), intent(in) :: reducer
+        type(iso_reducer_stats) :: stats
+        type(iso_bucket_stats) :: bucket
+        character(:), allocatable :: text
+        double precision :: ms
+        integer :: line, b
+        integer(c_size_t) :: bytes
+        call iso_reducer_get_stats(reducer, stats)
+        call expect(stats%steps == 2 .and. stats%bucket_count == 2, 'two steps, two buckets')
+        call check(iso_reducer_bucket_text(reducer, text))
+        line = index(text, new_line('a'))
+        call expect(index(text(:line), 'readout') > 0 .and. index(text(line:), 'weight') > 0 &
+            .and. text(len(text):) == new_line('a'), 'the last layer leaves first')
+        bytes = 0
+        do b = 1, 2
+            call check(iso_reducer_get_bucket_stats(reducer, b, bucket))
+            call expect(len(iso_string(bucket%name)) > 0, 'a bucket has a name')
+            call expect(ranks == 1 .or. bucket%exchanges == 5, 'each backward was an exchange')
+            bytes = bytes + bucket%bytes
+        end do
+        call expect(bytes == 4 * (matrix + hidden) + 8 * hidden, 'buckets hold all gradients')
+        call refused(iso_reducer_get_bucket_stats(reducer, 3, bucket), ISO_ERR_ARG, 'no bucket 2')
+        ms = -1
+        call check(iso_reducer_measure_exchange(reducer, 2, ms))
+        call expect(ms >= 0 .and. ms < 1d4, 'an exchange takes a time')
+    end subroutine
+
+    ! With all settings that a config has.
+    subroutine test_settings(m)
+        type(model), intent(inout), target :: m
+        type(iso_reducer_config) :: config
+        type(iso_reducer) :: reducer
+        type(iso_reducer_param) :: params(3)
+        type(iso_reducer_stats) :: stats
+        integer(c_size_t), target :: sizes(2) = [768, 65536]
+        character(:), allocatable :: text
+        params = list(m)
+        params(1)%local = .true.
+        config%sync = ISO_SYNC_EXPLICIT
+        config%order = ISO_ORDER_REVERSE
+        config%unused = ISO_UNUSED_ZERO
+        config%average = ISO_AVERAGE_SUM
+        config%bucket_list = c_loc(sizes)
+        config%bucket_list_count = size(sizes)
+        call check(iso_comm_hook_parse('bf16 ', config%hook))
+        call check(iso_reducer_create(comm, params, names, reducer, config))
+        call iso_reducer_get_stats(reducer, stats)
+        call expect(stats%bytes_per_step == 2 * hidden + 8 * hidden, 'bf16, and local is local')
+        call give(reducer, dble(rank + 1))
+        call check(iso_reducer_all_reduce(reducer))
+        call give(reducer, dble(rank + 1))
+        call check(iso_reducer_grad_ready(reducer, 3))
+        call check(iso_reducer_all_reduce(reducer))
+        call check(iso_reducer_bucket_text(reducer, text))
+        call iso_reducer_destroy(reducer)
+        call check(iso_device_create('cpu', config%device))
+        call iso_device_destroy(config%device)
+        call expect(.not. c_associated(config%device), 'destroying forgets')
+    end subroutine
+
+    ! ---- A communication hook of the program: it doubles what is sent ----------------------------
+
+    integer(c_int) function compress(bucket, factor, user) result(status) bind(c, name='')
+        type(iso_comm_hook_bucket), intent(in) :: bucket
+        real(c_double), value :: factor
+        type(c_ptr), value :: user
+        status = convert(bucket%gradient, bucket%wire, 2 * factor, bucket, user)
+    end function
+
+    integer(c_int) function decompress(bucket, factor, user) result(status) bind(c, name='')
+        type(iso_comm_hook_bucket), intent(in) :: bucket
+        real(c_double), value :: factor
+        type(c_ptr), value :: user
+        status = convert(bucket%wire, bucket%gradient, factor, bucket, user)
+    end function
+
+    integer(c_int) function convert(from, to, factor, bucket, user) result(status)
+        type(c_ptr), intent(in) :: from, to, user
+        real(c_double), intent(in) :: factor
+        type(iso_comm_hook_bucket), intent(in) :: bucket
+        real(c_float), pointer :: source(:), sink(:), state(:)
+        integer, pointer :: seen
+        call c_f_pointer(from, source, [bucket%count])
+        call c_f_pointer(to, sink, [bucket%count])
+        call c_f_pointer(bucket%state, state, [bucket%count])
+        call c_f_pointer(user, seen)
+        sink = real(source * factor, c_float)
+        state = state + 1
+        seen = seen + 1
+        call expect(iso_string(bucket%name) /= '', 'a bucket has a name')
+        status = merge(ISO_OK, ISO_ERR_TYPE, bucket%dtype == ISO_F32 .and. all(nint(state) == seen))
+    end function
+
+    subroutine test_hook(m)
+        type(model), intent(inout), target :: m
+        character(kind=c_char), target :: name(7) = ['d', 'o', 'u', 'b', 'l', 'e', c_null_char]
+        integer, target :: seen
+        type(iso_comm_hook), target :: hook
+        type(iso_reducer) :: reducer
+        real(c_float), pointer :: narrow(:)
+        integer :: s
+        hook = iso_comm_hook(name=c_loc(name), state_floats=1, compress=c_funloc(compress), &
+            decompress=c_funloc(decompress), user=c_loc(seen))
+        call check(iso_reducer_create(comm, list(m), names, reducer, &
+            iso_reducer_config(hook=c_loc(hook))))
+        seen = 0
+        do s = 1, 2
+            call give(reducer, dble(rank + 1))
+            call report_all(reducer)
+            call check(iso_reducer_finish(reducer))
+        end do
+        call c_f_pointer(iso_reducer_grad(reducer, 1), narrow, [matrix])
+        call expect(seen == 4, 'a bucket of f32 is converted twice in each step')
+        call expect(maxval(abs(narrow - (ranks + 1))) < 1e-5, 'and doubled')
+        call iso_reducer_destroy(reducer)
+    end subroutine
+
+    ! ---- All uses --------------------------------------------------------------------------------
+
+    subroutine test_uses()
+        type(model), target :: m
+        type(iso_reducer) :: reducer
+        call start(m)
+        if (rank > 0) m%readout = 77
+        call check(iso_reducer_create(comm, list(m), names, reducer))
+        call expect(abs(m%readout(1) - 0.2d0 * cos(1d0)) < 1d-12, 'all begin with values of rank 0')
+        call test_averages(reducer)
+        call test_appliers(reducer, m)
+        call test_statistics(reducer)
+        call iso_reducer_destroy(reducer)
+        call test_settings(m)
+        if (ranks > 1) call test_hook(m)
+    end subroutine
+
+    ! ---- Errors ----------------------------------------------------------------------------------
+
+    subroutine test_errors()
+        type(model), target :: m
+        type(iso_reducer) :: reducer
+        type(iso_reducer_param) :: params(3)
+        type(settings), target :: now
+        type(iso_comm) :: none
+        type(c_ptr) :: hook
+        call start(m)
+        call expect(iso_status_string(ISO_ERR_STATE) == 'call not allowed in this state', 'a text')
+        call refused(iso_comm_create(MPI_COMM_NULL, none), ISO_ERR_ARG, 'MPI_COMM_NULL')
+        call refused(iso_comm_create(MPI_COMM_WORLD, none, iso_comm_config(timeout_s=-1)), &
+            ISO_ERR_ARG, '-1 s')
+        call iso_comm_destroy(none)
+        call refused(iso_comm_hook_parse('f8', hook), ISO_ERR_ARG, 'f8')
+        call refused(iso_device_create('tpu', hook), ISO_ERR_ARG, 'tpu')
+        params = list(m)
+        call refused(iso_reducer_create(comm, params, names(:2), reducer), ISO_ERR_ARG, &
+            'parameter 2 (counted from 0)')
+        params(3) = iso_reducer_param(value=c_loc(m%readout), count=hidden, layer=2)
+        call refused(iso_reducer_create(comm, params, names, reducer), ISO_ERR_TYPE, '"readout"')
+        call iso_reducer_destroy(reducer)
+        call check(iso_reducer_create(comm, list(m), names, reducer))
+        call refused(iso_reducer_grad_ready(reducer, 4), ISO_ERR_ARG, &
+            'no parameter 3: they are 0 to 2')
+        call expect(.not. c_associated(iso_reducer_grad(reducer, 0)), 'no parameter 0')
+        call give(reducer, 1d0)
+        call check(iso_reducer_grad_ready(reducer, 3))
+        call refused(iso_reducer_grad_ready(reducer, 3), ISO_ERR_STATE, '"readout"')
+        call iso_error_print()
+        call check(iso_reducer_grad_ready(reducer, 2))
+        call check(iso_reducer_grad_ready(reducer, 1))
+        call check(iso_reducer_finish(reducer))
+        call check(iso_reducer_set_apply(reducer, refuse, c_sizeof(now)))
+        call give(reducer, 1d0)
+        call report_all(reducer)
+        now%lr = 1
+        call check(iso_reducer_step(reducer, c_loc(now)))
+        call refused(iso_reducer_param_needed(reducer, 3), ISO_ERR_IO, 'the program said 100 %s')
+        call iso_reducer_destroy(reducer)
+    end subroutine
+
+    subroutine test_mismatch()
+        type(model), target :: m
+        type(iso_reducer) :: reducer
+        type(iso_reducer_param) :: params(3)
+        integer :: failed
+        call start(m)
+        params = list(m)
+        if (rank == ranks - 1) params(3)%count = hidden - 1
+        if (iso_reducer_create(comm, params, names, reducer) == ISO_ERR_MISMATCH) then
+            call iso_error_print()
+            call MPI_Abort(MPI_COMM_WORLD, 5, failed)
+        end if
+    end subroutine
+end module
+
+program fortran_caller
+    use fortran_uses
+    implicit none
+    character(16) :: what
+    integer :: provided, failed
+    call MPI_Init_thread(MPI_THREAD_MULTIPLE, provided, failed)
+    call check(iso_comm_create(MPI_COMM_WORLD, comm, iso_comm_config(timeout_s=20)))
+    rank = iso_comm_rank(comm)
+    ranks = iso_comm_size(comm)
+    call get_command_argument(1, what)
+    if (what == 'train') call test_train()
+    if (what == 'uses') call test_uses()
+    if (what == 'errors') call test_errors()
+    if (what == 'mismatch') call test_mismatch()
+    call iso_comm_destroy(comm)
+    call MPI_Finalize(failed)
+end program

@@ -1,0 +1,146 @@
+// What a C compiler makes of the types and constants that isotherm.f90 repeats, for
+// fortran_caller.f90.
+#include <isotherm.h>
+#include <string.h>
+
+#define SIZE(type)                                                                                 \
+    { #type, sizeof(type), false }
+#define FIELD(type, field)                                                                         \
+    { #type "." #field, offsetof(type, field), false }
+#define VALUE(constant)                                                                            \
+    { #constant, constant, false }
+
+static struct {
+    const char *name;
+    long long value;
+    bool asked;
+} table[] = {
+    SIZE(iso_comm_config),
+    FIELD(iso_comm_config, progress),
+    FIELD(iso_comm_config, timeout_s),
+    SIZE(iso_reducer_param),
+    FIELD(iso_reducer_param, name),
+    FIELD(iso_reducer_param, value),
+    FIELD(iso_reducer_param, count),
+    FIELD(iso_reducer_param, dtype),
+    FIELD(iso_reducer_param, layer),
+    FIELD(iso_reducer_param, shape_id),
+    FIELD(iso_reducer_param, shape_text),
+    FIELD(iso_reducer_param, row),
+    FIELD(iso_reducer_param, local),
+    SIZE(iso_reducer_config),
+    FIELD(iso_reducer_config, device),
+    FIELD(iso_reducer_config, sync),
+    FIELD(iso_reducer_config, scope),
+    FIELD(iso_reducer_config, order),
+    FIELD(iso_reducer_config, unused),
+    FIELD(iso_reducer_config, average),
+    FIELD(iso_reducer_config, split_factor),
+    FIELD(iso_reducer_config, hook),
+    FIELD(iso_reducer_config, bucket_bytes),
+    FIELD(iso_reducer_config, first_bucket_bytes),
+    FIELD(iso_reducer_config, last_bucket_bytes),
+    FIELD(iso_reducer_config, bucket_list),
+    FIELD(iso_reducer_config, bucket_list_count),
+    FIELD(iso_reducer_config, piece_bytes),
+    SIZE(iso_reducer_stats),
+    FIELD(iso_reducer_stats, steps),
+    FIELD(iso_reducer_stats, bucket_count),
+    FIELD(iso_reducer_stats, bytes_per_step),
+    FIELD(iso_reducer_stats, bytes_world),
+    FIELD(iso_reducer_stats, bytes_node),
+    FIELD(iso_reducer_stats, wait_ms),
+    FIELD(iso_reducer_stats, exchange_ms),
+    FIELD(iso_reducer_stats, shared_memory),
+    FIELD(iso_reducer_stats, nccl),
+    FIELD(iso_reducer_stats, exchanges),
+    FIELD(iso_reducer_stats, planned),
+    SIZE(iso_bucket_stats),
+    FIELD(iso_bucket_stats, name),
+    FIELD(iso_bucket_stats, bytes),
+    FIELD(iso_bucket_stats, wire_bytes),
+    FIELD(iso_bucket_stats, exchanges),
+    FIELD(iso_bucket_stats, ready_ms),
+    FIELD(iso_bucket_stats, start_ms),
+    FIELD(iso_bucket_stats, done_ms),
+    FIELD(iso_bucket_stats, need_ms),
+    FIELD(iso_bucket_stats, wait_ms),
+    SIZE(iso_comm_hook_bucket),
+    FIELD(iso_comm_hook_bucket, count),
+    FIELD(iso_comm_hook_bucket, dtype),
+    FIELD(iso_comm_hook_bucket, gradient),
+    FIELD(iso_comm_hook_bucket, wire),
+    FIELD(iso_comm_hook_bucket, state),
+    FIELD(iso_comm_hook_bucket, name),
+    SIZE(iso_comm_hook),
+    FIELD(iso_comm_hook, name),
+    FIELD(iso_comm_hook, wire),
+    FIELD(iso_comm_hook, state_floats),
+    FIELD(iso_comm_hook, divides),
+    FIELD(iso_comm_hook, silent),
+    FIELD(iso_comm_hook, compress),
+    FIELD(iso_comm_hook, decompress),
+    FIELD(iso_comm_hook, user),
+    SIZE(iso_status),
+    SIZE(iso_dtype),
+    SIZE(iso_progress),
+    SIZE(iso_scope),
+    SIZE(iso_sync),
+    SIZE(iso_order),
+    SIZE(iso_unused),
+    SIZE(iso_average_mode),
+#define STATUS(name, value, text) VALUE(name),
+    ISO_STATUS_LIST(STATUS) VALUE(ISO_F32),
+    VALUE(ISO_F64),
+    VALUE(ISO_BF16),
+    VALUE(ISO_F16),
+    VALUE(ISO_I64),
+    VALUE(ISO_PROGRESS_AUTO),
+    VALUE(ISO_PROGRESS_OFF),
+    VALUE(ISO_PROGRESS_POLL),
+    VALUE(ISO_PROGRESS_THREAD),
+    VALUE(ISO_SCOPE_WORLD),
+    VALUE(ISO_SCOPE_NODE),
+    VALUE(ISO_SCOPE_RANK),
+    VALUE(ISO_SYNC_LAZY),
+    VALUE(ISO_SYNC_BLOCKING),
+    VALUE(ISO_SYNC_NONE),
+    VALUE(ISO_SYNC_EXPLICIT),
+    VALUE(ISO_ORDER_NEED),
+    VALUE(ISO_ORDER_REVERSE),
+    VALUE(ISO_UNUSED_ERROR),
+    VALUE(ISO_UNUSED_ZERO),
+    VALUE(ISO_UNUSED_NEGOTIATE),
+    VALUE(ISO_AVERAGE_POST),
+    VALUE(ISO_AVERAGE_PRE),
+    VALUE(ISO_AVERAGE_SPLIT),
+    VALUE(ISO_AVERAGE_SUM),
+    VALUE(ISO_REDUCER_ONLY),
+};
+
+// A compiler that warns of missing initializers tells when a type gets a field that the table
+// lacks.
+const iso_comm_config layout_comm_config = {0, 0};
+const iso_reducer_param layout_param = {0, 0, 0, 0, 0, 0, 0, 0, 0};
+const iso_reducer_config layout_config = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
+const iso_reducer_stats layout_stats = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
+const iso_bucket_stats layout_bucket_stats = {0, 0, 0, 0, 0, 0, 0, 0, 0};
+const iso_comm_hook_bucket layout_hook_bucket = {0, 0, 0, 0, 0, 0};
+const iso_comm_hook layout_hook = {0, 0, 0, 0, 0, 0, 0, 0};
+
+// The size, offset or value with this name; -12345: there is none.
+long long layout_of(const char *name) {
+    for (size_t i = 0; i < sizeof(table) / sizeof(table[0]); i++) {
+        if (strcmp(table[i].name, name) != 0) continue;
+        table[i].asked = true;
+        return table[i].value;
+    }
+    return -12345;
+}
+
+// What nobody has asked for, so that Fortran may lack it; "": nothing.
+const char *layout_unasked(void) {
+    for (size_t i = 0; i < sizeof(table) / sizeof(table[0]); i++)
+        if (!table[i].asked) return table[i].name;
+    return "";
+}

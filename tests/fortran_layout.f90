@@ -1,0 +1,203 @@
+! Compares the types and constants of isotherm.f90 with those that fortran_layout.c knows from C;
+! ends with an error that names the first difference.
+program fortran_layout
+    use, intrinsic :: iso_c_binding
+    use, intrinsic :: iso_fortran_env, only: error_unit
+    use isotherm
+    implicit none
+
+    interface
+        integer(c_long_long) function layout_of(name) bind(c)
+            import
+            character(kind=c_char), intent(in) :: name(*)
+        end function
+        type(c_ptr) function layout_unasked() bind(c)
+            import
+        end function
+    end interface
+
+    type(iso_comm_config), target :: comm
+    type(iso_reducer_param), target :: param
+    type(iso_reducer_config), target :: config
+    type(iso_reducer_stats), target :: stats
+    type(iso_bucket_stats), target :: bucket
+    type(iso_comm_hook_bucket), target :: shown
+    type(iso_comm_hook), target :: hook
+
+    call check_comm()
+    call check_param()
+    call check_config()
+    call check_stats()
+    call check_bucket()
+    call check_shown()
+    call check_hook()
+    call check_values()
+    if (iso_string(layout_unasked()) /= '') then
+        write (error_unit, '(2a)') 'not in Fortran: ', iso_string(layout_unasked())
+        stop 1
+    end if
+
+contains
+
+    subroutine same(name, mine)
+        character(*), intent(in) :: name
+        integer(c_size_t), intent(in) :: mine
+        if (layout_of(name//c_null_char) == mine) return
+        write (error_unit, '(2a, i0, a, i0, a)') name, ': ', layout_of(name//c_null_char), &
+            ' in C, ', mine, ' in Fortran'
+        stop 1
+    end subroutine
+
+    subroutine constant(name, mine)
+        character(*), intent(in) :: name
+        integer, intent(in) :: mine
+        call same(name, int(mine, c_size_t))
+    end subroutine
+
+    subroutine field(name, start, here)
+        character(*), intent(in) :: name
+        type(c_ptr), intent(in) :: start, here
+        call same(name, transfer(here, 0_c_size_t) - transfer(start, 0_c_size_t))
+    end subroutine
+
+    subroutine check_comm()
+        call same('iso_comm_config', c_sizeof(comm))
+        call field('iso_comm_config.progress', c_loc(comm), c_loc(comm%progress))
+        call field('iso_comm_config.timeout_s', c_loc(comm), c_loc(comm%timeout_s))
+    end subroutine
+
+    subroutine check_param()
+        call same('iso_reducer_param', c_sizeof(param))
+        call field('iso_reducer_param.name', c_loc(param), c_loc(param%name))
+        call field('iso_reducer_param.value', c_loc(param), c_loc(param%value))
+        call field('iso_reducer_param.count', c_loc(param), c_loc(param%count))
+        call field('iso_reducer_param.dtype', c_loc(param), c_loc(param%dtype))
+        call field('iso_reducer_param.layer', c_loc(param), c_loc(param%layer))
+        call field('iso_reducer_param.shape_id', c_loc(param), c_loc(param%shape_id))
+        call field('iso_reducer_param.shape_text', c_loc(param), c_loc(param%shape_text))
+        call field('iso_reducer_param.row', c_loc(param), c_loc(param%row))
+        call field('iso_reducer_param.local', c_loc(param), c_loc(param%local))
+    end subroutine
+
+    subroutine check_config()
+        call same('iso_reducer_config', c_sizeof(config))
+        call field('iso_reducer_config.device', c_loc(config), c_loc(config%device))
+        call field('iso_reducer_config.sync', c_loc(config), c_loc(config%sync))
+        call field('iso_reducer_config.scope', c_loc(config), c_loc(config%scope))
+        call field('iso_reducer_config.order', c_loc(config), c_loc(config%order))
+        call field('iso_reducer_config.unused', c_loc(config), c_loc(config%unused))
+        call field('iso_reducer_config.average', c_loc(config), c_loc(config%average))
+        call field('iso_reducer_config.split_factor', c_loc(config), c_loc(config%split_factor))
+        call field('iso_reducer_config.hook', c_loc(config), c_loc(config%hook))
+        call field('iso_reducer_config.bucket_bytes', c_loc(config), c_loc(config%bucket_bytes))
+        call field('iso_reducer_config.first_bucket_bytes', c_loc(config), &
+            c_loc(config%first_bucket_bytes))
+        call field('iso_reducer_config.last_bucket_bytes', c_loc(config), &
+            c_loc(config%last_bucket_bytes))
+        call field('iso_reducer_config.bucket_list', c_loc(config), c_loc(config%bucket_list))
+        call field('iso_reducer_config.bucket_list_count', c_loc(config), &
+            c_loc(config%bucket_list_count))
+        call field('iso_reducer_config.piece_bytes', c_loc(config), c_loc(config%piece_bytes))
+    end subroutine
+
+    subroutine check_stats()
+        call same('iso_reducer_stats', c_sizeof(stats))
+        call field('iso_reducer_stats.steps', c_loc(stats), c_loc(stats%steps))
+        call field('iso_reducer_stats.bucket_count', c_loc(stats), c_loc(stats%bucket_count))
+        call field('iso_reducer_stats.bytes_per_step', c_loc(stats), c_loc(stats%bytes_per_step))
+        call field('iso_reducer_stats.bytes_world', c_loc(stats), c_loc(stats%bytes_world))
+        call field('iso_reducer_stats.bytes_node', c_loc(stats), c_loc(stats%bytes_node))
+        call field('iso_reducer_stats.wait_ms', c_loc(stats), c_loc(stats%wait_ms))
+        call field('iso_reducer_stats.exchange_ms', c_loc(stats), c_loc(stats%exchange_ms))
+        call field('iso_reducer_stats.shared_memory', c_loc(stats), c_loc(stats%shared_memory))
+        call field('iso_reducer_stats.nccl', c_loc(stats), c_loc(stats%nccl))
+        call field('iso_reducer_stats.exchanges', c_loc(stats), c_loc(stats%exchanges))
+        call field('iso_reducer_stats.planned', c_loc(stats), c_loc(stats%planned))
+    end subroutine
+
+    subroutine check_bucket()
+        call same('iso_bucket_stats', c_sizeof(bucket))
+        call field('iso_bucket_stats.name', c_loc(bucket), c_loc(bucket%name))
+        call field('iso_bucket_stats.bytes', c_loc(bucket), c_loc(bucket%bytes))
+        call field('iso_bucket_stats.wire_bytes', c_loc(bucket), c_loc(bucket%wire_bytes))
+        call field('iso_bucket_stats.exchanges', c_loc(bucket), c_loc(bucket%exchanges))
+        call field('iso_bucket_stats.ready_ms', c_loc(bucket), c_loc(bucket%ready_ms))
+        call field('iso_bucket_stats.start_ms', c_loc(bucket), c_loc(bucket%start_ms))
+        call field('iso_bucket_stats.done_ms', c_loc(bucket), c_loc(bucket%done_ms))
+        call field('iso_bucket_stats.need_ms', c_loc(bucket), c_loc(bucket%need_ms))
+        call field('iso_bucket_stats.wait_ms', c_loc(bucket), c_loc(bucket%wait_ms))
+    end subroutine
+
+    subroutine check_shown()
+        call same('iso_comm_hook_bucket', c_sizeof(shown))
+        call field('iso_comm_hook_bucket.count', c_loc(shown), c_loc(shown%count))
+        call field('iso_comm_hook_bucket.dtype', c_loc(shown), c_loc(shown%dtype))
+        call field('iso_comm_hook_bucket.gradient', c_loc(shown), c_loc(shown%gradient))
+        call field('iso_comm_hook_bucket.wire', c_loc(shown), c_loc(shown%wire))
+        call field('iso_comm_hook_bucket.state', c_loc(shown), c_loc(shown%state))
+        call field('iso_comm_hook_bucket.name', c_loc(shown), c_loc(shown%name))
+    end subroutine
+
+    subroutine check_hook()
+        call same('iso_comm_hook', c_sizeof(hook))
+        call field('iso_comm_hook.name', c_loc(hook), c_loc(hook%name))
+        call field('iso_comm_hook.wire', c_loc(hook), c_loc(hook%wire))
+        call field('iso_comm_hook.state_floats', c_loc(hook), c_loc(hook%state_floats))
+        call field('iso_comm_hook.divides', c_loc(hook), c_loc(hook%divides))
+        call field('iso_comm_hook.silent', c_loc(hook), c_loc(hook%silent))
+        call field('iso_comm_hook.compress', c_loc(hook), c_loc(hook%compress))
+        call field('iso_comm_hook.decompress', c_loc(hook), c_loc(hook%decompress))
+        call field('iso_comm_hook.user', c_loc(hook), c_loc(hook%user))
+    end subroutine
+
+    subroutine check_values()
+        call same('iso_status', c_sizeof(0_c_int))
+        call same('iso_dtype', c_sizeof(0_c_int))
+        call same('iso_progress', c_sizeof(0_c_int))
+        call same('iso_scope', c_sizeof(0_c_int))
+        call same('iso_sync', c_sizeof(0_c_int))
+        call same('iso_order', c_sizeof(0_c_int))
+        call same('iso_unused', c_sizeof(0_c_int))
+        call same('iso_average_mode', c_sizeof(0_c_int))
+        call constant('ISO_OK', ISO_OK)
+        call constant('ISO_PENDING', ISO_PENDING)
+        call constant('ISO_ERR_ARG', ISO_ERR_ARG)
+        call constant('ISO_ERR_NOMEM', ISO_ERR_NOMEM)
+        call constant('ISO_ERR_IO', ISO_ERR_IO)
+        call constant('ISO_ERR_FORMAT', ISO_ERR_FORMAT)
+        call constant('ISO_ERR_SHAPE', ISO_ERR_SHAPE)
+        call constant('ISO_ERR_TYPE', ISO_ERR_TYPE)
+        call constant('ISO_ERR_STATE', ISO_ERR_STATE)
+        call constant('ISO_ERR_MISMATCH', ISO_ERR_MISMATCH)
+        call constant('ISO_ERR_TIMEOUT', ISO_ERR_TIMEOUT)
+        call constant('ISO_ERR_MPI', ISO_ERR_MPI)
+        call constant('ISO_ERR_DEVICE', ISO_ERR_DEVICE)
+        call constant('ISO_ERR_UNSUPPORTED', ISO_ERR_UNSUPPORTED)
+        call constant('ISO_F32', ISO_F32)
+        call constant('ISO_F64', ISO_F64)
+        call constant('ISO_BF16', ISO_BF16)
+        call constant('ISO_F16', ISO_F16)
+        call constant('ISO_I64', ISO_I64)
+        call constant('ISO_PROGRESS_AUTO', ISO_PROGRESS_AUTO)
+        call constant('ISO_PROGRESS_OFF', ISO_PROGRESS_OFF)
+        call constant('ISO_PROGRESS_POLL', ISO_PROGRESS_POLL)
+        call constant('ISO_PROGRESS_THREAD', ISO_PROGRESS_THREAD)
+        call constant('ISO_SCOPE_WORLD', ISO_SCOPE_WORLD)
+        call constant('ISO_SCOPE_NODE', ISO_SCOPE_NODE)
+        call constant('ISO_SCOPE_RANK', ISO_SCOPE_RANK)
+        call constant('ISO_SYNC_LAZY', ISO_SYNC_LAZY)
+        call constant('ISO_SYNC_BLOCKING', ISO_SYNC_BLOCKING)
+        call constant('ISO_SYNC_NONE', ISO_SYNC_NONE)
+        call constant('ISO_SYNC_EXPLICIT', ISO_SYNC_EXPLICIT)
+        call constant('ISO_ORDER_NEED', ISO_ORDER_NEED)
+        call constant('ISO_ORDER_REVERSE', ISO_ORDER_REVERSE)
+        call constant('ISO_UNUSED_ERROR', ISO_UNUSED_ERROR)
+        call constant('ISO_UNUSED_ZERO', ISO_UNUSED_ZERO)
+        call constant('ISO_UNUSED_NEGOTIATE', ISO_UNUSED_NEGOTIATE)
+        call constant('ISO_AVERAGE_POST', ISO_AVERAGE_POST)
+        call constant('ISO_AVERAGE_PRE', ISO_AVERAGE_PRE)
+        call constant('ISO_AVERAGE_SPLIT', ISO_AVERAGE_SPLIT)
+        call constant('ISO_AVERAGE_SUM', ISO_AVERAGE_SUM)
+        call constant('ISO_REDUCER_ONLY', ISO_REDUCER_ONLY)
+    end subroutine
+end program
