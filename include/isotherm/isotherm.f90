@@ -1,19 +1,20 @@
-! Fortran 2008 interface of the gradient engine. It is installed as source, because a .mod fits one
-! compiler only; with it come all contracts, which stand in isotherm/reducer.h and comm.h:
+! Fortran 2008 interface of the gradient engine. Contracts stand in isotherm/reducer.h and comm.h.
+! It is installed as source, for a .mod fits one compiler only; compile it with your program:
 !
 !   mpif90 $(pkg-config --variable=includedir isotherm)/isotherm/isotherm.f90 program.f90 \
 !       $(pkg-config --cflags --libs isotherm)
 !
 ! Names, components, defaults and constants are C's. What differs:
 ! - Parameters, pieces, buckets, and the elements of a parameter count from 1, as arrays do. Layers,
-!   ranks and the ids of appliers are numbers as in C; messages of the library count from 0.
-! - What returns iso_status in C is a function with that result here; < 0 is an error.
-! - Arguments that may be absent come last; an absent config has all defaults.
-! - A communicator is the integer of mpif.h and `use mpi`; of mpi_f08 it is comm%MPI_VAL.
-! - C's void * is type(c_ptr), from c_loc of something with the target attribute, or to be given to
-!   c_f_pointer. Arrays are contiguous, and must neither move nor be allocated anew while a reducer
-!   has them. real(c_float) is ISO_F32, double precision is ISO_F64.
-! - Updates are functions of a module or external ones, see iso_reducer_apply; not bind(c).
+!   ranks and ids of appliers are the same numbers as in C; messages of the library count from 0.
+! - What returns iso_status in C is a function with that result; < 0 is an error.
+! - Arguments that may be absent come last. An absent config has all defaults.
+! - A communicator is the integer of mpif.h and `use mpi`; with mpi_f08 give comm%MPI_VAL.
+! - void * is type(c_ptr): c_loc of something with the target attribute, or an argument of
+!   c_f_pointer. An array that a reducer was given is contiguous, and is neither deallocated nor
+!   moved by an assignment of another shape while the reducer lives.
+! - real(c_float) is ISO_F32, and double precision ISO_F64.
+! - Updates are functions of a module or external ones (iso_reducer_apply), without bind(c).
 module isotherm
     use, intrinsic :: iso_c_binding
     implicit none
@@ -167,7 +168,7 @@ module isotherm
     end interface
     public :: iso_reducer_apply, iso_reducer_apply_piece, iso_comm_hook_convert
 
-    ! ---- Handles: of a copy the same is behind ---------------------------------------------------
+    ! ---- Handles: a copy means the same object ---------------------------------------------------
 
     type, public :: iso_comm
         private

@@ -158,6 +158,18 @@ Test(np2_life, blocking_collectives_time_out_too) {
     MPI_Finalize(); // completes what rank 1 gave up; freeing the communicator would wait for it
 }
 
+Test(np2_comm, handles_of_fortran_become_communicators) {
+    iso_comm *comm, *none = NULL;
+    MPI_Comm part;
+    MPI_Comm_split(MPI_COMM_WORLD, test_rank, 0, &part);
+    iso_assert_ok(iso_comm_create_fortran(MPI_Comm_c2f(part), NULL, &comm));
+    iso_assert_all(iso_comm_size(comm) == 1 && iso_comm_rank(comm) == 0);
+    iso_comm_destroy(&comm);
+    iso_assert_all(iso_comm_create_fortran(MPI_Comm_c2f(MPI_COMM_NULL), NULL, &none) ==
+                   ISO_ERR_ARG);
+    MPI_Comm_free(&part);
+}
+
 Test(np1_life, impossible_settings_are_refused) {
     iso_comm *comm = NULL;
     iso_comm_config mode = {.progress = (iso_progress)77}, time_out = {.timeout_s = -1};

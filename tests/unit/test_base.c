@@ -62,6 +62,12 @@ Test(base, a_user_may_write_the_record) {
     cr_expect_eq(iso_last_error()->code, ISO_ERR_SHAPE);
 }
 
+Test(base, a_text_is_no_format) {
+    cr_assert_eq(iso_error_set_text(ISO_ERR_IO, "100 %s"), ISO_ERR_IO);
+    cr_expect_str_eq(iso_last_error()->message, "100 %s");
+    cr_expect_eq(iso_last_error()->code, ISO_ERR_IO);
+}
+
 Test(base, a_trail_longer_than_the_record_is_cut) {
     setenv("ISO_LOG", "debug", 1);
     cr_assert(descend(40) == ISO_ERR_IO);
