@@ -38,11 +38,16 @@ AC_DEFUN([ISO_MPI], [
 
     AC_ARG_VAR([MPIRUN], [launches MPI programs in tests, "no" for none (default: mpirun or mpiexec)])
     AC_ARG_VAR([MPIRUN_FLAGS], [options for MPIRUN (default: those that let tests use more ranks than cores)])
-    AS_IF([test -z "$MPIRUN"], [AC_PATH_PROGS([MPIRUN], [mpirun mpiexec], [no], [$iso_mpi_path])])
+    # That of the same MPI: mpicc.mpich comes with mpirun.mpich, and DIR/mpicc with DIR/mpirun.
+    iso_mpi_suffix=`expr "x$MPICC" : '.*mpicc\(.*\)'`
+    AS_CASE([$MPICC], [*/*], [iso_mpi_path=`AS_DIRNAME(["$MPICC"])`:$iso_mpi_path])
+    AS_IF([test -z "$MPIRUN"],
+          [AC_PATH_PROGS([MPIRUN], [mpirun$iso_mpi_suffix mpiexec$iso_mpi_suffix], [no], [$iso_mpi_path])])
     AC_MSG_CHECKING([for options of $MPIRUN])
     AS_IF([test -z "${MPIRUN_FLAGS+set}"],
           [AS_CASE([`$MPIRUN --version 2>/dev/null`],
                    [*"Open MPI"*|*OpenRTE*], [MPIRUN_FLAGS="--oversubscribe --bind-to none"],
+                   [*HYDRA*], [MPIRUN_FLAGS="-pmi-port"], # Criterion closes the pipe it uses else
                    [MPIRUN_FLAGS=])])
     AC_MSG_RESULT([${MPIRUN_FLAGS:-none}])
 ])
