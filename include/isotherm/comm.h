@@ -47,7 +47,8 @@ typedef struct iso_comm_config {
 
 // Collective over mpi_comm. Duplicates it (errors on the duplicate are returned, not fatal), so
 // that nothing the caller sends there can meet our messages. config may be NULL. MPI must be
-// initialised; for the thread mode with MPI_THREAD_MULTIPLE. Works on one rank and without mpirun.
+// initialised; for the thread mode with MPI_THREAD_MULTIPLE. Works on one rank and without mpirun;
+// ISO_ERR_STATE where an mpirun of another MPI has started several processes that are each alone.
 // Destroying is collective too. MPI_Finalize may be called while communicators are still alive.
 iso_status iso_comm_create(MPI_Comm mpi_comm, const iso_comm_config *config, iso_comm **out);
 // The same for a communicator of a Fortran program: an integer, of mpi_f08 its component MPI_VAL.

@@ -4,6 +4,7 @@
 
 #include <criterion/criterion.h>
 #include <isotherm/trace.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -251,5 +252,19 @@ Test(np1_life, a_refused_setting_leaves_nothing_behind) {
     setenv("ISO_PROGRESS", "nonsense", 1);
     cr_expect(iso_comm_create(MPI_COMM_WORLD, NULL, &comm) == ISO_ERR_ARG);
     unsetenv("ISO_PROGRESS");
+    test_mpi_teardown();
+}
+
+// As where the mpirun of another MPI has started two processes.
+Test(np1_life, alone_though_the_launcher_started_two) {
+    iso_comm *comm = NULL;
+    setenv("PMI_SIZE", "2", 1);
+    cr_assert_eq(iso_comm_create(MPI_COMM_WORLD, NULL, &comm), ISO_ERR_STATE);
+    cr_assert_null(comm);
+    cr_assert(strstr(iso_last_error()->message, "started 2 processes (PMI_SIZE)"), "%s",
+              iso_last_error()->message);
+    setenv("PMI_SIZE", "1", 1);
+    iso_assert_ok(iso_comm_create(MPI_COMM_WORLD, NULL, &comm));
+    iso_comm_destroy(&comm);
     test_mpi_teardown();
 }
