@@ -38,7 +38,7 @@ result() { # 0 for good, what should hold
     fi
 }
 
-# Runs on so many ranks within 30 s, keeping the status and what was printed; 0: without launcher.
+# Runs on so many ranks within 60 s, keeping the status and what was printed; 0: without launcher.
 run() { # ranks, program, arguments...
     ranks=$1
     shift
@@ -46,10 +46,10 @@ run() { # ranks, program, arguments...
     rm -rf "$out"
     mkdir "$out"
     if [ "$ranks" = 0 ]; then
-        timeout -k 5 30 "$@" >stdout 2>stderr </dev/null || status=$?
+        timeout -k 5 60 "$@" >stdout 2>stderr </dev/null || status=$?
     else
         # shellcheck disable=SC2086  # flags are several words
-        timeout -k 5 30 "$launcher" $flags -n "$ranks" "$@" >stdout 2>stderr </dev/null || status=$?
+        timeout -k 5 60 "$launcher" $flags -n "$ranks" "$@" >stdout 2>stderr </dev/null || status=$?
     fi
 }
 
