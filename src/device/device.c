@@ -105,16 +105,21 @@ iso_status iso__device_check_dtype(const iso_device *device, iso_dtype dtype) {
 }
 
 iso_status iso_device_tune(iso_device *device, bool on) {
-    ISO_TRY(device->ops->tune(device, on));
+    if (device->ops->tune) ISO_TRY(device->ops->tune(device, on));
     return ISO_OK;
 }
 
 const void *iso_device_choices(iso_device *device, size_t *bytes) {
-    return device->ops->choices(device, bytes);
+    *bytes = 0;
+    return device->ops->choices ? device->ops->choices(device, bytes) : NULL;
 }
 
 iso_status iso_device_set_choices(iso_device *device, const void *choices, size_t bytes) {
-    ISO_TRY(device->ops->set_choices(device, choices, bytes));
+    ISO_CHECK(device->ops->set_choices || bytes == 0, ISO_ERR_UNSUPPORTED,
+              "the choices are of other kernels than those in use here (%s): ranks must run the "
+              "same build",
+              device->description);
+    if (device->ops->set_choices) ISO_TRY(device->ops->set_choices(device, choices, bytes));
     return ISO_OK;
 }
 

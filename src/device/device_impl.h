@@ -141,7 +141,7 @@ typedef struct iso_device_ops {
     iso_status (*set_threads)(iso_device *self, int n);
     // As in device.h; name is one of those there.
     iso_status (*set_math)(iso_device *self, const char *name);
-    // As in device.h.
+    // As in device.h; all NULL where kernels have no candidates to choose from.
     iso_status (*tune)(iso_device *self, bool on);
     const void *(*choices)(iso_device *self, size_t *bytes);
     iso_status (*set_choices)(iso_device *self, const void *choices, size_t bytes);

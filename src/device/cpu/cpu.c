@@ -45,31 +45,10 @@ static iso_status cpu_set_threads(iso_device *self, int n) {
     return ISO_OK;
 }
 
-// The plain kernels have nothing to choose from.
-static iso_status cpu_tune(iso_device *self, bool on) {
-    (void)self, (void)on;
-    return ISO_OK;
-}
-
 static iso_status cpu_set_math(iso_device *self, const char *name) {
     (void)self;
     ISO_CHECK(strcmp(name, "f32") == 0, ISO_ERR_UNSUPPORTED,
               "the CPU multiplies f32 as f32, not as %s: use math f32, or a GPU", name);
-    return ISO_OK;
-}
-
-static const void *cpu_choices(iso_device *self, size_t *bytes) {
-    (void)self;
-    *bytes = 0;
-    return NULL;
-}
-
-static iso_status cpu_set_choices(iso_device *self, const void *choices, size_t bytes) {
-    (void)choices;
-    ISO_CHECK(bytes == 0, ISO_ERR_UNSUPPORTED,
-              "the choices are of other kernels than those in use here (%s): ranks must run the "
-              "same build",
-              self->description);
     return ISO_OK;
 }
 
@@ -113,9 +92,6 @@ iso_status iso__device_create_cpu(const char *text, iso_device **out) {
     ops->destroy = iso__cpu_destroy;
     ops->set_threads = cpu_set_threads;
     ops->set_math = cpu_set_math;
-    ops->tune = cpu_tune;
-    ops->choices = cpu_choices;
-    ops->set_choices = cpu_set_choices;
     iso__cpu_fill_memory(ops);
     fill_kernels(cpu);
     cpu->base.ops = ops;

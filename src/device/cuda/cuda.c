@@ -113,35 +113,12 @@ static iso_status cuda_set_math(iso_device *self, const char *name) {
     return ISO_OK;
 }
 
-static iso_status cuda_tune(iso_device *self, bool on) {
-    (void)self, (void)on;
-    return ISO_OK;
-}
-
-static const void *cuda_choices(iso_device *self, size_t *bytes) {
-    (void)self;
-    *bytes = 0;
-    return NULL;
-}
-
-static iso_status cuda_set_choices(iso_device *self, const void *choices, size_t bytes) {
-    (void)choices;
-    ISO_CHECK(bytes == 0, ISO_ERR_UNSUPPORTED,
-              "the choices are of other kernels than those in use here (%s): ranks must run the "
-              "same build",
-              self->description);
-    return ISO_OK;
-}
-
 static void fill_ops(iso__cuda *cuda) {
     iso_device_ops *ops = &cuda->ops;
     ops->name = "cuda";
     ops->destroy = cuda_destroy;
     ops->set_threads = cuda_set_threads;
     ops->set_math = cuda_set_math;
-    ops->tune = cuda_tune;
-    ops->choices = cuda_choices;
-    ops->set_choices = cuda_set_choices;
     iso__cuda_fill_memory(ops);
     iso__cuda_fill_remote(&cuda->remote);
     iso__cuda_fill_clip(&cuda->remote);
