@@ -54,7 +54,7 @@ contains
         call give(reducer, 1d0)
         call report_all(reducer)
         call check(iso_reducer_finish(reducer))
-        if (ranks > 1) call expect(is_left(reducer, 2d0 * ranks / 4), 'weight 2 of 4')
+        call expect(is_left(reducer, 2d0 * ranks / 4), 'weight 2 of 4')
         call check(iso_reducer_set_weight(reducer, 1d0, 0d0))
         call give(reducer, 3d0)
         if (rank == 0) call report_all(reducer)

@@ -30,6 +30,13 @@ void iso__bucket_factors(const iso_reducer *r, const iso__bucket *b, double *bef
     *after = factor_after(r, divides);
 }
 
+// The same for a rank that is alone: nothing is summed.
+static double factor_alone(const iso_reducer *r, const iso__bucket *b) {
+    bool exchanged = r->comm && r->sync != ISO_SYNC_NONE && !b->local && !r->hook.silent;
+    if (!exchanged || iso_comm_size(r->comm) > 1) return 1;
+    return r->average == ISO_AVERAGE_SUM ? r->weight : r->weight / total(r);
+}
+
 static iso_status prepare(iso_reducer *r, iso__bucket *b) {
     double before;
     iso__bucket_factors(r, b, &before, &b->factor);
@@ -53,7 +60,7 @@ iso_status iso__bucket_send(iso_reducer *r, iso__bucket *b) {
 }
 
 static iso_status post_bucket(iso_reducer *r, iso__bucket *b) {
-    b->factor = 1;
+    b->factor = factor_alone(r, b);
     b->compressed = false;
     b->state = ISO_BUCKET_REDUCED;
     r->issued++;

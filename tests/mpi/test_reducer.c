@@ -3,6 +3,7 @@
 
 #include <criterion/criterion.h>
 #include <isotherm/reducer.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -130,6 +131,26 @@ Test(np3_reducer, unused_parameter_contributes_zeros) {
     iso_assert_all(trained(4, 3));
     iso_reducer_destroy(&r);
 }
+
+// lr = ranks: trains as if each gradient were counted twice and the sum were of eight ranks.
+static void weights_count(iso_sync sync) {
+    iso_reducer *r = make_reducer(sync, 0);
+    iso_assert_ok(iso_reducer_set_weight(r, 2, 8));
+    iso_assert_ok(train_step(r, 0, -1));
+    iso_assert_ok(iso_reducer_finish(r));
+    bool right = true;
+    for (int i = 0; i < PARAMS; i++) {
+        double expected = i;
+        for (int rank = 0; rank < test_size; rank++)
+            expected -= gradient_of(rank, 0, i) * test_size * 2 / 8;
+        for (size_t k = 0; k < counts[i]; k++) right = right && fabs(value[i][k] - expected) < 1e-4;
+    }
+    iso_assert_all(right);
+    iso_reducer_destroy(&r);
+}
+Test(np1_reducer, weights_count) { weights_count(ISO_SYNC_LAZY); }
+Test(np1_reducer, weights_count_blocking) { weights_count(ISO_SYNC_BLOCKING); }
+Test(np2_reducer, weights_count) { weights_count(ISO_SYNC_LAZY); }
 
 Test(np2_reducer, without_step_averages_stay_in_place) {
     iso_reducer *r = make_reducer(ISO_SYNC_LAZY, 0);
