@@ -5,7 +5,6 @@
 #include <limits.h>
 #include <sched.h>
 #include <stdatomic.h>
-#include <stdlib.h>
 #include <string.h>
 
 static void log_choices(const iso_comm *comm) {
@@ -36,38 +35,13 @@ static iso_status setup(iso_comm *comm, MPI_Comm mpi_comm, const iso_comm_config
     return ISO_OK;
 }
 
-// "Open MPI v4.1.4": the first words of what the library says of itself.
-static const char *mpi_name(void) {
-    static char text[MPI_MAX_LIBRARY_VERSION_STRING];
-    int length;
-    MPI_Get_library_version(text, &length);
-    text[strcspn(text, ",\n")] = 0;
-    for (char *c = text; *c; c++) *c = *c == '\t' ? ' ' : *c;
-    return text;
-}
-
-// Started by the mpirun of another MPI, each process is alone and would train by itself.
-static iso_status check_launcher(void) {
-    static const char *const variables[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"};
-    int size;
-    MPI_Comm_size(MPI_COMM_WORLD, &size);
-    for (int i = 0; i < 2; i++) {
-        const char *started = getenv(variables[i]);
-        ISO_CHECK(size > 1 || !started || atoi(started) <= 1, ISO_ERR_STATE,
-                  "mpirun started %s processes (%s), but this one is alone in its MPI, %s: use the "
-                  "mpirun of that MPI, or unset %s for a process that is meant to be alone",
-                  started, variables[i], mpi_name(), variables[i]);
-    }
-    return ISO_OK;
-}
-
 iso_status iso_comm_create(MPI_Comm mpi_comm, const iso_comm_config *config, iso_comm **out) {
     int initialized = 0, finalized = 0;
     MPI_Initialized(&initialized);
     MPI_Finalized(&finalized);
     ISO_CHECK(initialized && !finalized, ISO_ERR_STATE,
               "MPI is not running: call MPI_Init_thread before iso_comm_create");
-    ISO_TRY(check_launcher());
+    ISO_TRY(iso__check_launcher());
     ISO_CHECK(mpi_comm != MPI_COMM_NULL, ISO_ERR_ARG, "iso_comm_create was given MPI_COMM_NULL");
     ISO_CHECK(!config || ((int)config->progress >= 0 && config->progress <= ISO_PROGRESS_THREAD),
               ISO_ERR_ARG, "unknown progress mode %d", (int)config->progress);

@@ -158,6 +158,8 @@ struct iso_comm {
     bool queue_taken[ISO_QUEUES]; // by streams
 };
 
+// ISO_ERR_STATE where an mpirun of another MPI has started several, each of which is alone.
+iso_status iso__check_launcher(void);
 // ISO_ERR_MISMATCH, naming `what`, unless all ranks give the same number. Collective.
 iso_status iso__comm_check_equal(iso_comm *comm, int64_t number, const char *what);
 

@@ -9,6 +9,7 @@ libiso_core_la_SOURCES += \
     src/comm/cores_impl.h \
     src/comm/cores_judge.c \
     src/comm/exchange.c \
+    src/comm/launcher.c \
     src/comm/progress.c \
     src/comm/request.c \
     src/comm/shared.c \
