@@ -1,12 +1,13 @@
 #!/bin/sh
 # Compiles a C++ program against the headers and the library, and runs it: a TAP result for each step.
-# usage: check_cxx.sh, in the build tree; uses MPICXX (mpicxx), MPIRUN and MPIRUN_FLAGS
+# usage: check_cxx.sh, in the build tree; uses MPICXX (mpicxx as MPICC is called), MPICC (mpicc), MPIRUN and
+#        MPIRUN_FLAGS
 set -u
 export LC_ALL=C
 
 root=$(cd "$(dirname "$0")/.." && pwd) || exit 1
 . "$root/tests/test_env.sh"
-compiler=${MPICXX:-mpicxx}
+compiler=${MPICXX:-$(echo "${MPICC:-mpicc}" | sed 's/\(.*\)mpicc/\1mpicxx/')}
 launcher=${MPIRUN:-mpirun}
 flags=${MPIRUN_FLAGS---oversubscribe --bind-to none}
 work=$(mktemp -d)
