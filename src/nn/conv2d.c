@@ -6,7 +6,7 @@ typedef struct conv2d {
     iso_conv2d_config config;     // with stride, dilation and groups filled in
     iso_parameter *weight, *bias; // bias NULL: none
     // To bf16, for the latest forward of it; else NULL. The weight has the layout of the output.
-    iso_tensor *rounded_weight, *rounded_bias;
+    iso__values rounded;
 } conv2d;
 
 // How far the kernel reaches along an axis.
@@ -39,10 +39,10 @@ static iso_status forward(iso_module *self, iso_call *call, iso_tensor *in, iso_
     ISO_TRY(iso_call_tensor(self, &call->out, 4, shape,
                             device->ops->preferred_layout(device, in->dtype, 4, shape)));
     *out = call->out;
-    iso_tensor *w, *b;
-    ISO_TRY(iso__call_value(self, l->weight, call->out->layout, &l->rounded_weight, &w));
-    ISO_TRY(iso__call_value(self, l->bias, ISO_LAYOUT_LOGICAL, &l->rounded_bias, &b));
-    return iso__kernels(in)->conv2d_forward(device, c, in, w, b, call->activation, call->out);
+    iso__values v;
+    ISO_TRY(iso__call_values(self, call->out->layout, l->weight, l->bias, &l->rounded, &v));
+    return iso__kernels(in)->conv2d_forward(device, c, in, v.weight, v.bias, call->activation,
+                                            call->out);
 }
 
 static iso_status backward_params(iso_module *self, iso_call *call, iso_tensor *grad_out) {
@@ -60,7 +60,7 @@ static iso_status backward_input(iso_module *self, iso_call *call, iso_tensor *g
     conv2d *l = iso_container_of(self, conv2d, base);
     ISO_TRY(iso_call_tensor(self, &call->grad_in, 4, call->in->shape, call->in->layout));
     *grad_in = call->grad_in;
-    const iso_tensor *w = iso__called_value(self, l->weight, l->rounded_weight);
+    const iso_tensor *w = iso__called_value(self, l->weight, l->rounded.weight);
     return iso__kernels(call->in)->conv2d_backward_input(self->device, &l->config, grad_out, w,
                                                          call->grad_in);
 }
@@ -72,9 +72,7 @@ static void tied(iso_module *self) {
 }
 
 static void destroy(iso_module *self) {
-    conv2d *l = iso_container_of(self, conv2d, base);
-    iso_tensor_destroy(&l->rounded_weight);
-    iso_tensor_destroy(&l->rounded_bias);
+    iso__values_destroy(&iso_container_of(self, conv2d, base)->rounded);
 }
 
 static const iso_module_ops conv2d_ops = {

@@ -4,8 +4,8 @@
 typedef struct linear {
     iso_module base;
     int64_t in_features, out_features;
-    iso_parameter *weight, *bias;              // bias NULL: none
-    iso_tensor *rounded_weight, *rounded_bias; // to bf16, for the latest forward of it; else NULL
+    iso_parameter *weight, *bias; // bias NULL: none
+    iso__values rounded;          // to bf16, for the latest forward of it; else NULL
 } linear;
 
 // ---- Forward ----------------------------------------------------------------------------------------
@@ -39,11 +39,10 @@ static iso_status forward(iso_module *self, iso_call *call, iso_tensor *in, iso_
         ISO_TRY(iso__arrival_wait(arrival, l->weight->value));
         arrival = NULL;
     }
-    iso_tensor *w, *b;
-    ISO_TRY(iso__call_value(self, l->weight, ISO_LAYOUT_LOGICAL, &l->rounded_weight, &w));
-    ISO_TRY(iso__call_value(self, l->bias, ISO_LAYOUT_LOGICAL, &l->rounded_bias, &b));
-    return iso__kernels(in)->linear_forward(self->device, in, w, arrival, b, call->activation,
-                                            call->out);
+    iso__values v;
+    ISO_TRY(iso__call_values(self, ISO_LAYOUT_LOGICAL, l->weight, l->bias, &l->rounded, &v));
+    return iso__kernels(in)->linear_forward(self->device, in, v.weight, arrival, v.bias,
+                                            call->activation, call->out);
 }
 
 // ---- Backward ---------------------------------------------------------------------------------------
@@ -94,7 +93,7 @@ static iso_status backward_input(iso_module *self, iso_call *call, iso_tensor *g
     linear *l = iso_container_of(self, linear, base);
     ISO_TRY(iso_call_tensor(self, &call->grad_in, 2, call->in->shape, ISO_LAYOUT_LOGICAL));
     *grad_in = call->grad_in;
-    const iso_tensor *w = iso__called_value(self, l->weight, l->rounded_weight);
+    const iso_tensor *w = iso__called_value(self, l->weight, l->rounded.weight);
     return iso__kernels(call->in)->linear_backward_input(self->device, grad_out, w, call->grad_in);
 }
 
@@ -107,9 +106,7 @@ static void tied(iso_module *self) {
 }
 
 static void destroy(iso_module *self) {
-    linear *l = iso_container_of(self, linear, base);
-    iso_tensor_destroy(&l->rounded_weight);
-    iso_tensor_destroy(&l->rounded_bias);
+    iso__values_destroy(&iso_container_of(self, linear, base)->rounded);
 }
 
 static const iso_module_ops linear_ops = {

@@ -14,11 +14,16 @@ iso_status iso__module_add_wrapped_take(iso_module *wrapper, iso_module *child);
 // As iso_call_tensor, of another element type.
 iso_status iso__call_tensor_of(iso_module *module, iso_dtype dtype, iso_tensor **slot, int ndim,
                                const int64_t *shape, iso_layout layout);
-// Makes *out the value of a parameter for a call: itself, or of the type of its activations in
-// *slot. NULL for no parameter.
-iso_status iso__call_value(iso_module *module, const iso_parameter *parameter, iso_layout layout,
-                           iso_tensor **slot, iso_tensor **out);
-// What that gave, in backward.
+// Values of a weight and a bias (NULL: none).
+typedef struct iso__values {
+    iso_tensor *weight, *bias;
+} iso__values;
+// Makes *out the values for a call: themselves, or of the type of its activations in *rounded,
+// which the layer keeps. layout: of a weight that is rounded.
+iso_status iso__call_values(iso_module *module, iso_layout layout, const iso_parameter *weight,
+                            const iso_parameter *bias, iso__values *rounded, iso__values *out);
+void iso__values_destroy(iso__values *values);
+// What that gave for one of them, in backward.
 iso_tensor *iso__called_value(const iso_module *module, const iso_parameter *parameter,
                               iso_tensor *slot);
 // *out is x itself where it has this layout, else a copy of it in *slot.

@@ -1,4 +1,5 @@
-// Copies between layouts: gradients on their way back, what is flattened, weights for cuDNN.
+// Copies between layouts: gradients on their way back, what is flattened, weights for cuDNN; and
+// parameters that become bf16.
 #include "device/cuda/cuda_copy.h"
 
 #include "device/cuda/kernels/fill_kernels.h"
@@ -53,6 +54,25 @@ static bool are_weights(const iso_tensor *from, const iso_tensor *to) {
            has_shape_of(from, to) && plane_of(to) <= MOST_TAPS;
 }
 
+static iso__cuda_filters filters_of(const iso_tensor *w) {
+    return (iso__cuda_filters){w->shape[0], w->shape[1], plane_of(w), w->shape[0], w->shape[1]};
+}
+
+iso_status iso__cuda_round_parameters(iso_device *self, const iso_tensor *w, iso_tensor *low_w,
+                                      const iso_tensor *b, iso_tensor *low_b) {
+    iso__cuda *cuda = iso__cuda_of(self);
+    if (!iso__cuda_reorders(w, low_w))
+        return iso__cuda_round_two(cuda, w->count, w->data, low_w->data, b->count, b->data,
+                                   low_b->data);
+    if (are_weights(w, low_w)) {
+        iso__cuda_filters f = filters_of(w);
+        return iso__cuda_round_filters(cuda, &f, w->data, low_w->data, b->count, b->data,
+                                       low_b->data);
+    }
+    ISO_TRY(iso__cuda_reorder(cuda, w, low_w));
+    return iso__cuda_convert(cuda, b->count, ISO_F32, b->data, ISO_BF16, low_b->data);
+}
+
 iso_status iso__cuda_reorder(iso__cuda *cuda, const iso_tensor *from, const iso_tensor *to) {
     bool converts = from->dtype != to->dtype;
     bool twice = iso__cuda_is_ordered_last(from) && iso__cuda_is_ordered_last(to);
@@ -60,8 +80,7 @@ iso_status iso__cuda_reorder(iso__cuda *cuda, const iso_tensor *from, const iso_
     void *scratch = NULL;
     const void *data = from->data;
     if (are_weights(from, to)) {
-        iso__cuda_filters f = {to->shape[0], to->shape[1], plane_of(to), to->shape[0],
-                               to->shape[1]};
+        iso__cuda_filters f = filters_of(to);
         return iso__cuda_filters_last(cuda, &f, ISO_F32, from->data, ISO_BF16, to->data);
     }
     if (converts || twice)

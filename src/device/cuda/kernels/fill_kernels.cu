@@ -74,28 +74,41 @@ template <class From, class To> struct convert_args {
 
 enum { ITEM = 8 };
 
-template <class From, class To> __global__ void convert(convert_args<From, To> a) {
+template <class From, class To>
+__device__ inline void convert_item(const From *from, To *to, int64_t i) {
     typedef iso__pack<From> in;
     typedef iso__pack<To> out;
-    for (int64_t i = iso__first_item(); i < a.items; i += iso__item_stride()) {
-        in x[ITEM / in::width];
-        out y[ITEM / out::width];
-        for (int k = 0; k < ITEM / in::width; k++)
-            x[k] = ((const in *)a.from)[i * (ITEM / in::width) + k];
-        for (int k = 0; k < ITEM; k++)
-            round_to(x[k / in::width].at[k % in::width], &y[k / out::width].at[k % out::width]);
-        for (int k = 0; k < ITEM / out::width; k++)
-            ((out *)a.to)[i * (ITEM / out::width) + k] = y[k];
-    }
+    in x[ITEM / in::width];
+    out y[ITEM / out::width];
+    for (int k = 0; k < ITEM / in::width; k++)
+        x[k] = ((const in *)from)[i * (ITEM / in::width) + k];
+    for (int k = 0; k < ITEM; k++)
+        round_to(x[k / in::width].at[k % in::width], &y[k / out::width].at[k % out::width]);
+    for (int k = 0; k < ITEM / out::width; k++) ((out *)to)[i * (ITEM / out::width) + k] = y[k];
+}
+
+template <class From, class To> __device__ inline void convert_rest(convert_args<From, To> a) {
     int64_t rest = a.items * ITEM + iso__first_item();
     for (int64_t i = rest; i < a.count; i += iso__item_stride()) round_to(a.from[i], &a.to[i]);
 }
 
+template <class From, class To> __global__ void convert(convert_args<From, To> a) {
+    for (int64_t i = iso__first_item(); i < a.items; i += iso__item_stride())
+        convert_item(a.from, a.to, i);
+    convert_rest(a);
+}
+
+template <class From, class To>
+convert_args<From, To> args_of(int64_t count, const void *from, void *to) {
+    int64_t items = iso__is_aligned(from) && iso__is_aligned(to) ? count / ITEM : 0;
+    return {count, items, (const From *)from, (To *)to};
+}
+
 template <class From, class To>
 iso_status convert_as(iso__cuda *cuda, int64_t count, const void *from, void *to) {
-    int64_t items = iso__is_aligned(from) && iso__is_aligned(to) ? count / ITEM : 0;
-    convert_args<From, To> args = {count, items, (const From *)from, (To *)to};
-    return iso__cuda_submit_over(cuda, convert<From, To>, items > 0 ? items : count, args);
+    convert_args<From, To> args = args_of<From, To>(count, from, to);
+    return iso__cuda_submit_over(cuda, convert<From, To>, args.items > 0 ? args.items : count,
+                                 args);
 }
 
 } // namespace
@@ -110,6 +123,38 @@ iso_status iso__cuda_convert(iso__cuda *cuda, int64_t count, iso_dtype from_dtyp
                    : wide ? convert_as<float, double>
                           : convert_as<float, iso__bf16>;
     return convert(cuda, count, from, to);
+}
+
+// ---- Two arrays ---------------------------------------------------------------------------------
+
+namespace {
+
+typedef convert_args<float, iso__bf16> round_args;
+struct round_pair {
+    round_args first, second;
+};
+
+__global__ void round_two(round_pair a) {
+    int64_t items = a.first.items + a.second.items;
+    for (int64_t i = iso__first_item(); i < items; i += iso__item_stride()) {
+        bool beyond = i >= a.first.items;
+        convert_item(beyond ? a.second.from : a.first.from, beyond ? a.second.to : a.first.to,
+                     beyond ? i - a.first.items : i);
+    }
+    convert_rest(a.first);
+    convert_rest(a.second);
+}
+
+} // namespace
+
+iso_status iso__cuda_round_two(iso__cuda *cuda, int64_t first_count, const void *first,
+                               void *first_to, int64_t second_count, const void *second,
+                               void *second_to) {
+    round_pair args = {args_of<float, iso__bf16>(first_count, first, first_to),
+                       args_of<float, iso__bf16>(second_count, second, second_to)};
+    int64_t items = args.first.items + args.second.items;
+    int64_t rest = first_count + second_count - items * ITEM;
+    return iso__cuda_submit_over(cuda, round_two, items > rest ? items : rest, args);
 }
 
 namespace {
