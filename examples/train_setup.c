@@ -128,7 +128,8 @@ static iso_status create_losses(train_run *run) {
 static iso_status round_activations(train_run *run) {
     iso_module *model = run->model;
     run->model = NULL; // it is taken, on failure too
-    return iso_autocast_create_take(model, ISO_BF16, &run->model);
+    TRY(iso_autocast_create_take(model, ISO_BF16, &run->model));
+    return iso_autocast_keep_output(run->model, true); // a loss comes next
 }
 
 static iso_status build_model(train_run *run) {

@@ -347,6 +347,10 @@ iso_status iso_residual_create_take(iso_device *device, iso_module *body, iso_mo
 // relatives go around it. Takes one reference of module, on failure too. ISO_ERR_UNSUPPORTED where
 // the device has no kernels for bf16 (the CPU).
 iso_status iso_autocast_create_take(iso_module *module, iso_dtype dtype, iso_module **out);
+// keep: in training an Autocast gives what its module gave as it is, in bf16, and takes a gradient
+// of that type, for where a loss comes next: two kernels less in a step, and the same bits. What it
+// gives in evaluation mode is of the input's type as ever. ISO_ERR_ARG for any other module.
+iso_status iso_autocast_keep_output(iso_module *autocast, bool keep);
 
 typedef enum iso_layer_kind {
     ISO_LINEAR,
@@ -396,7 +400,8 @@ typedef struct iso_loss_config {
 
 iso_status iso_loss_create(iso_device *device, iso_loss_kind kind, iso_loss **out);
 iso_status iso_loss_create_with(iso_device *device, const iso_loss_config *config, iso_loss **out);
-// output: [N, K], f32 or f64. The targets of ISO_MSE are 1 at the label and 0 elsewhere.
+// output: [N, K], f32 or f64, on a GPU also bf16, from which everything is computed as from f32 and
+// the gradient rounded. The targets of ISO_MSE are 1 at the label and 0 elsewhere.
 // labels: N host integers in [0, K), else ISO_ERR_ARG naming the row. *value is the mean over the
 // batch, *correct the rows whose largest entry (first one on a tie) is the label. Either may be
 // NULL; where both are, the call does not wait for a device that computes beside the host: ask with
@@ -404,7 +409,8 @@ iso_status iso_loss_create_with(iso_device *device, const iso_loss_config *confi
 // valid until its next call.
 iso_status iso_loss_compute(iso_loss *loss, iso_tensor *output, const int32_t *labels,
                             double *value, int64_t *correct, iso_tensor **grad);
-// The same for ISO_MSE and targets of the output's shape and type, whatever they are.
+// The same for ISO_MSE and targets of the output's shape and type (f32 for bf16 too), whatever they
+// are.
 iso_status iso_loss_compute_tensor(iso_loss *loss, iso_tensor *output, iso_tensor *target,
                                    double *value, iso_tensor **grad);
 // Of the last computation; waits for it. correct: of labels only (ISO_ERR_STATE). Either may be

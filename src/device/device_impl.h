@@ -5,7 +5,7 @@
 // type. In the table of bf16 that holds for activations, their gradients, and the weights and
 // biases of linear layers and convolutions; what is f32 there are gradients of parameters (dw, db),
 // the parameters, running values and statistics of norms. Sums and what lies between load and store
-// are f32, losses are not computed, updates see f32 alone. A 4-dimensional activation may be in
+// are f32 or wider, updates see f32 alone. A 4-dimensional activation may be in
 // either layout; gradients have the layout of the activation they belong to; parameters and
 // everything else are logical, but the weight of a convolution in bf16, which has the layout of y.
 // Slots do not check shapes: modules did. Nothing may be allocated and no primitive created for a
@@ -265,6 +265,7 @@ typedef struct iso_kernel_ops {
     iso_status (*loss)(iso_device *self, const iso_loss_config *config, const iso_tensor *output,
                        const int32_t *labels, double result[2], iso_tensor *grad);
     // result[0]: mean squared difference, as above; all logical, of one shape; grad may be NULL.
+    // Beside an output of bf16 the target may be f32.
     iso_status (*mse)(iso_device *self, const iso_tensor *output, const iso_tensor *target,
                       double result[2], iso_tensor *grad);
 

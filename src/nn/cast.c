@@ -22,6 +22,7 @@ static const char *type_name(iso_dtype dtype) {
 typedef struct cast {
     iso_module base;
     iso_dtype dtype;
+    bool keeps_output; // of an Autocast in training: as its child gave it
 } cast;
 
 static iso_dtype dtype_of(const iso_module *self) {
@@ -66,7 +67,8 @@ static iso_status autocast_forward(iso_module *self, iso_call *call, iso_tensor 
     iso_tensor *x, *y;
     ISO_TRY(as_type(self, dtype_of(self), &call->aux[0], NULL, in, &x));
     ISO_TRY(iso_module_call(self->child[0], ISO_ACT_NONE, x, &y));
-    return as_type(self, in->dtype, &call->out, NULL, y, out);
+    bool keeps = self->training && iso_container_of(self, cast, base)->keeps_output;
+    return as_type(self, keeps ? y->dtype : in->dtype, &call->out, NULL, y, out);
 }
 
 // The type of what the child gave in its last call.
@@ -126,4 +128,12 @@ fail:
     iso_module_destroy(&module);
     *out = NULL;
     return status;
+}
+
+iso_status iso_autocast_keep_output(iso_module *module, bool keep) {
+    ISO_CHECK(module && module->ops == &autocast_ops, ISO_ERR_ARG,
+              "iso_autocast_keep_output takes what iso_autocast_create_take made, not a %s",
+              module ? module->ops->type : "NULL");
+    iso_container_of(module, cast, base)->keeps_output = keep;
+    return ISO_OK;
 }

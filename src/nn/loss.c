@@ -57,9 +57,6 @@ iso_status iso_loss_create(iso_device *device, iso_loss_kind kind, iso_loss **ou
 static iso_status check_output(const iso_loss *loss, const iso_tensor *output) {
     ISO_CHECK(output->device == loss->device, ISO_ERR_ARG,
               "the loss is on another device than its input");
-    ISO_CHECK(output->dtype != ISO_BF16, ISO_ERR_TYPE,
-              "the loss expects f32 or f64 but got bf16: see iso_autocast_create_take and "
-              "iso_cast_create");
     return iso__device_check_dtype(loss->device, output->dtype);
 }
 
@@ -127,7 +124,8 @@ static iso_status check_target(const iso_loss *loss, const iso_tensor *output,
     ISO_TRY(check_output(loss, output));
     ISO_CHECK(target->device == loss->device, ISO_ERR_TYPE,
               "the loss is on another device than its targets");
-    ISO_CHECK(target->dtype == output->dtype, ISO_ERR_TYPE,
+    bool below = output->dtype == ISO_BF16 && target->dtype == ISO_F32;
+    ISO_CHECK(target->dtype == output->dtype || below, ISO_ERR_TYPE,
               "the loss expects targets of %s, the type of its input, but got %s",
               iso_dtype_name(output->dtype), iso_dtype_name(target->dtype));
     ISO_CHECK(iso__tensor_same_shape(target, output), ISO_ERR_SHAPE,

@@ -71,8 +71,10 @@ static void make_replica(bench *b, iso_sync sync) {
     iso_module *model;
     iso_optimizer *sgd;
     bench_require(model_create(b->o->model, b->on.device, &shape, false, &rng, &model));
-    if (strcmp(b->o->math, "bf16") == 0)
+    if (strcmp(b->o->math, "bf16") == 0) {
         bench_require(iso_autocast_create_take(model, ISO_BF16, &model));
+        bench_require(iso_autocast_keep_output(model, true));
+    }
     bench_require(iso_optimizer_create(ISO_SGD, model, &hyper, &sgd));
     bench_require(iso_data_parallel_create_take(model, b->comm, &config, &r->model));
     bench_require(iso_dp_optimizer_create_take(sgd, r->model, &r->optimizer));

@@ -45,6 +45,9 @@ endif
 GPU_TESTS += tests/gpu/cuda_bf16.unit
 UNIT_TESTS += tests/gpu/cuda_bf16.unit
 tests_gpu_cuda_bf16_unit_SOURCES = tests/gpu/test_cuda_bf16.c
+GPU_TESTS += tests/gpu/cuda_loss_bf16.unit
+UNIT_TESTS += tests/gpu/cuda_loss_bf16.unit
+tests_gpu_cuda_loss_bf16_unit_SOURCES = tests/gpu/test_cuda_loss_bf16.c tests/gpu/autocast_fixture.c tests/gpu/autocast_fixture.h
 GPU_TESTS += tests/gpu/gpu_autocast.unit
 UNIT_TESTS += tests/gpu/gpu_autocast.unit
 tests_gpu_gpu_autocast_unit_SOURCES = tests/gpu/test_gpu_autocast.c tests/gpu/autocast_fixture.c tests/gpu/autocast_fixture.h

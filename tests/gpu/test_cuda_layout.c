@@ -4,6 +4,7 @@
 #include "common/device_fixture.h"
 #include "device/cuda/cuda_impl.h"
 
+#include <math.h>
 #include <string.h>
 
 TestSuite(cuda_layout, .timeout = 120, .fini = balance_check);
@@ -146,6 +147,53 @@ Test(cuda_layout, weights_are_rounded_alike_in_both_layouts) {
     free(bits);
     iso_tensor_destroy(&logical), iso_tensor_destroy(&last);
     pair_destroy(&w);
+    iso_device_destroy(&on.device);
+}
+
+// A weight and a bias, beside each other in memory as in an arena: of f32, and rounded.
+typedef struct layer {
+    iso_tensor *memory, w, b;
+} layer;
+
+static layer new_layer(const target *on, iso_dtype dtype, const int64_t *shape,
+                       iso_layout of_weight) {
+    int64_t weights = shape[0] * shape[1] * shape[2] * shape[3], count = weights + shape[0];
+    layer l = {.memory = tensor_of(on, dtype, 1, &count, ISO_LAYOUT_LOGICAL)};
+    l.w = l.b = *l.memory;
+    l.w.ndim = 4, l.w.count = weights, l.w.layout = of_weight;
+    memcpy(l.w.shape, shape, 4 * sizeof(*shape));
+    l.b.shape[0] = l.b.count = shape[0];
+    l.b.data = (char *)l.b.data + (size_t)weights * iso_dtype_size(dtype);
+    return l;
+}
+
+// As two copies do it, wherever the bias begins: weights of one tap, of a few, and of so many that
+// they go another way.
+Test(cuda_layout, a_weight_and_its_bias_are_rounded_as_alone) {
+    static const int64_t weights[][4] = {{5, 3, 1, 1},   {8, 16, 1, 1},  {24, 70, 3, 3},
+                                         {700, 8, 1, 1}, {3, 1, 5, 5},   {9, 8, 9, 9},
+                                         {8, 300, 7, 7}, {40, 30, 1, 1}, {1, 2, 2, 1}};
+    target on = open_cuda(ISO_F32);
+    for (int i = 0; i < COUNT(weights) * COUNT(layouts); i++) {
+        const int64_t *shape = weights[i / COUNT(layouts)];
+        iso_layout layout = layouts[i % COUNT(layouts)];
+        layer from = new_layer(&on, ISO_F32, shape, ISO_LAYOUT_LOGICAL);
+        layer alone = new_layer(&on, ISO_BF16, shape, layout);
+        layer both = new_layer(&on, ISO_BF16, shape, layout);
+        pair x = pair_create(&on, 1, from.memory->shape, ISO_LAYOUT_LOGICAL, 9973);
+        OK(iso_tensor_copy(x.t, from.memory));
+        OK(iso_tensor_copy(&from.w, &alone.w));
+        OK(iso_tensor_copy(&from.b, &alone.b));
+        OK(iso_tensor_fill(both.memory, NAN));
+        OK(on.device->kernels[ISO_BF16]->round_parameters(on.device, &from.w, &both.w, &from.b,
+                                                          &both.b));
+        char *want = raw(alone.memory), *got = raw(both.memory);
+        cr_assert(memcmp(want, got, bytes_of(alone.memory)) == 0, "weights %d", i);
+        free(want), free(got);
+        iso_tensor_destroy(&from.memory), iso_tensor_destroy(&alone.memory);
+        iso_tensor_destroy(&both.memory);
+        pair_destroy(&x);
+    }
     iso_device_destroy(&on.device);
 }
 

@@ -242,15 +242,10 @@ Test(gpu_autocast_layers, what_cannot_be_in_bf16_says_so) {
     iso_module *net = new_linear(device, IN, CLASSES, 3), *wrapped,
                *cast = new_cast(device, ISO_BF16);
     iso_tensor *out;
-    iso_loss *loss;
-    int32_t labels[ROWS] = {0};
     cr_assert(iso_autocast_create_take(iso_module_retain(net), ISO_F16, &wrapped) == ISO_ERR_ARG);
     cr_assert(strstr(iso_last_error()->message, "use bf16"));
     cr_assert(iso_autocast_create_take(NULL, ISO_BF16, &wrapped) == ISO_ERR_ARG);
-    OK(iso_loss_create(device, ISO_CROSS_ENTROPY, &loss));
     OK(iso_module_forward(cast, x.t, &out));
-    cr_assert(iso_loss_compute(loss, out, labels, NULL, NULL, NULL) == ISO_ERR_TYPE);
-    cr_assert(strstr(iso_last_error()->message, "expects f32 or f64 but got bf16"));
     OK(iso_module_to(net, ISO_F64));
     cr_assert(iso_module_forward(net, out, &out) == ISO_ERR_TYPE);
     cr_assert(strstr(iso_last_error()->message, "is f64 but got bf16"));
@@ -258,7 +253,6 @@ Test(gpu_autocast_layers, what_cannot_be_in_bf16_says_so) {
     cr_assert(iso_autocast_create_take(iso_module_retain(net), ISO_BF16, &wrapped) == ISO_ERR_TYPE);
     cr_assert(strstr(iso_last_error()->message, "an Autocast takes modules of f32"));
     cr_assert(!wrapped && net->references == 1);
-    iso_loss_destroy(&loss);
     pair_destroy(&x);
     iso_module_destroy(&net), iso_module_destroy(&cast);
     iso_device_destroy(&device);

@@ -158,8 +158,14 @@ static iso_status mse(iso_device *self, const iso_tensor *output, const iso_tens
     int64_t count = output->count;
     iso__cuda_loss_sum sum;
     ISO_TRY(take_parts(cuda, iso__cuda_square_parts(count), (double)count, result, &sum));
-    return iso__cuda_squares(cuda, output->dtype, count, output->data, target->data,
-                             grad ? grad->data : NULL, &sum);
+    return iso__cuda_squares(cuda,
+                             &(iso__cuda_differences){.dtype = output->dtype,
+                                                      .target_dtype = target->dtype,
+                                                      .count = count,
+                                                      .x = output->data,
+                                                      .target = target->data,
+                                                      .grad = grad ? grad->data : NULL},
+                             &sum);
 }
 
 void iso__cuda_fill_loss(iso_kernel_ops *ops) {

@@ -72,52 +72,59 @@ iso_status log_softmax_grad(iso__cuda *cuda, int64_t rows, int64_t k, const void
 
 // ---- One row of a classifier: its loss, in all threads; its gradient unless that is NULL -----------
 
-template <bool block, class Real>
-__device__ double cross_entropy(const iso__cuda_loss_rows &l, const Real *x, int64_t label,
-                                Real *grad) {
+// As a gradient of f32 would become one of bf16: rounded twice.
+template <class T> __device__ inline void put(double slope, T *to) {
+    iso__narrow((typename iso__real<T>::type)slope, to);
+}
+
+template <bool block, class T>
+__device__ double cross_entropy(const iso__cuda_loss_rows &l, const T *x, int64_t label, T *grad) {
     typedef iso__team<block> team;
     double norm = log_sum_exp<block>(l.k, x), rest = l.smoothing / (double)l.k, sum = 0;
     if (l.smoothing > 0) {
-        for (int64_t i = team::lane(); i < l.k; i += team::lanes()) sum += (double)x[i];
+        for (int64_t i = team::lane(); i < l.k; i += team::lanes()) sum += (double)iso__widen(x[i]);
         sum = team::sum(sum);
     }
     for (int64_t i = team::lane(); grad && i < l.k; i += team::lanes()) {
         double target = rest + (i == label ? 1 - l.smoothing : 0);
-        grad[i] = (Real)((exp((double)x[i] - norm) - target) / (double)l.rows);
+        put((exp((double)iso__widen(x[i]) - norm) - target) / (double)l.rows, &grad[i]);
     }
-    return norm - (1 - l.smoothing) * (double)x[label] - rest * sum;
+    return norm - (1 - l.smoothing) * (double)iso__widen(x[label]) - rest * sum;
 }
 
-template <bool block, class Real>
-__device__ double nll(const iso__cuda_loss_rows &l, const Real *x, int64_t label, Real *grad) {
+template <bool block, class T>
+__device__ double nll(const iso__cuda_loss_rows &l, const T *x, int64_t label, T *grad) {
     typedef iso__team<block> team;
     for (int64_t i = team::lane(); grad && i < l.k; i += team::lanes())
-        grad[i] = (Real)(i == label ? -1 / (double)l.rows : 0);
-    return -(double)x[label];
+        put(i == label ? -1 / (double)l.rows : 0, &grad[i]);
+    return -(double)iso__widen(x[label]);
 }
 
-template <bool block, class Real>
-__device__ double mse(const iso__cuda_loss_rows &l, const Real *x, int64_t label, Real *grad) {
+template <bool block, class T>
+__device__ double mse(const iso__cuda_loss_rows &l, const T *x, int64_t label, T *grad) {
     typedef iso__team<block> team;
     double sum = 0;
     for (int64_t i = team::lane(); i < l.k; i += team::lanes()) {
-        double gap = (double)x[i] - (i == label ? 1 : 0);
+        double gap = (double)iso__widen(x[i]) - (i == label ? 1 : 0);
         sum += gap * gap;
-        if (grad) grad[i] = (Real)(2 * gap / ((double)l.k * (double)l.rows));
+        if (grad) put(2 * gap / ((double)l.k * (double)l.rows), &grad[i]);
     }
     return team::sum(sum) / (double)l.k;
 }
 
 // Whether a scan from the front, which takes what is larger, ends at the label: a NaN is never
 // taken, and never left where it is the first.
-template <bool block, class Real>
-__device__ bool is_largest(int64_t k, const Real *x, int64_t label) {
+template <bool block, class T> __device__ bool is_largest(int64_t k, const T *x, int64_t label) {
     typedef iso__team<block> team;
+    typedef typename iso__real<T>::type Real;
+    const Real of_label = iso__widen(x[label]);
     bool beaten = false;
-    for (int64_t i = team::lane(); i < k; i += team::lanes())
-        beaten |= x[i] > x[label] || (i < label && x[i] == x[label]);
+    for (int64_t i = team::lane(); i < k; i += team::lanes()) {
+        Real entry = iso__widen(x[i]);
+        beaten |= entry > of_label || (i < label && entry == of_label);
+    }
     beaten = team::any(beaten);
-    return isnan(x[0]) ? label == 0 : !isnan(x[label]) && !beaten;
+    return isnan(iso__widen(x[0])) ? label == 0 : !isnan(of_label) && !beaten;
 }
 
 // ---- The batch ------------------------------------------------------------------------------------
@@ -144,11 +151,11 @@ __device__ void finish(const iso__cuda_loss_sum &s) {
     *s.arrived = 0;
 }
 
-template <class Real, bool block> __global__ void losses(iso__cuda_loss_rows l) {
+template <class T, bool block> __global__ void losses(iso__cuda_loss_rows l) {
     typedef iso__team<block> team;
     for (int64_t n = team::first_row(); n < l.rows; n += team::row_stride()) {
-        const Real *x = (const Real *)l.x + n * l.k;
-        Real *grad = l.grad ? (Real *)l.grad + n * l.k : NULL;
+        const T *x = (const T *)l.x + n * l.k;
+        T *grad = l.grad ? (T *)l.grad + n * l.k : NULL;
         int64_t label = l.labels[n];
         iso__cuda_loss_part part = {0, (double)is_largest<block>(l.k, x, label)};
         switch (l.kind) {
@@ -165,22 +172,23 @@ template <class Real, bool block> __global__ void losses(iso__cuda_loss_rows l) 
 
 #define PART_ELEMENTS ((int64_t)ISO_CUDA_BLOCK * 16) // whose squares a block adds up
 
-template <class Real> struct squares_args {
+template <class T, class Target> struct squares_args {
     int64_t count;
-    const Real *x, *target;
-    Real *grad;
+    const T *x;
+    const Target *target;
+    T *grad;
     iso__cuda_loss_sum sum;
 };
 
-template <class Real> __global__ void squares(squares_args<Real> s) {
+template <class T, class Target> __global__ void squares(squares_args<T, Target> s) {
     const double factor = 2 / (double)s.count;
     for (int64_t p = blockIdx.x; p < s.sum.count; p += gridDim.x) {
         int64_t end = (p + 1) * PART_ELEMENTS < s.count ? (p + 1) * PART_ELEMENTS : s.count;
         double sum = 0;
         for (int64_t i = p * PART_ELEMENTS + threadIdx.x; i < end; i += blockDim.x) {
-            double gap = (double)s.x[i] - (double)s.target[i];
+            double gap = (double)iso__widen(s.x[i]) - (double)iso__widen(s.target[i]);
             sum += gap * gap;
-            if (s.grad) s.grad[i] = (Real)(factor * gap);
+            if (s.grad) put(factor * gap, &s.grad[i]);
         }
         sum = iso__block_sum(sum);
         if (threadIdx.x == 0) s.sum.part[p] = {sum, 0};
@@ -188,11 +196,11 @@ template <class Real> __global__ void squares(squares_args<Real> s) {
     finish(s.sum);
 }
 
-template <class Real>
+template <class T, class Target>
 iso_status squares_as(iso__cuda *cuda, int64_t count, const void *x, const void *target, void *grad,
                       const iso__cuda_loss_sum *sum) {
-    squares_args<Real> args = {count, (const Real *)x, (const Real *)target, (Real *)grad, *sum};
-    return iso__cuda_submit_over(cuda, squares<Real>, sum->count * ISO_CUDA_BLOCK, args);
+    squares_args<T, Target> args = {count, (const T *)x, (const Target *)target, (T *)grad, *sum};
+    return iso__cuda_submit_over(cuda, squares<T, Target>, sum->count * ISO_CUDA_BLOCK, args);
 }
 
 } // namespace
@@ -215,19 +223,24 @@ iso_status iso__cuda_log_softmax_grad(iso__cuda *cuda, iso_dtype dtype, int64_t 
 
 iso_status iso__cuda_losses_of_rows(iso__cuda *cuda, iso_dtype dtype,
                                     const iso__cuda_loss_rows *l) {
-    if (dtype == ISO_F64)
-        return iso__cuda_submit_rows(cuda, losses<double, false>, losses<double, true>, l->rows,
-                                     l->k, *l);
-    return iso__cuda_submit_rows(cuda, losses<float, false>, losses<float, true>, l->rows, l->k,
-                                 *l);
+    auto by_warps = dtype == ISO_F64    ? losses<double, false>
+                    : dtype == ISO_BF16 ? losses<iso__bf16, false>
+                                        : losses<float, false>;
+    auto by_blocks = dtype == ISO_F64    ? losses<double, true>
+                     : dtype == ISO_BF16 ? losses<iso__bf16, true>
+                                         : losses<float, true>;
+    return iso__cuda_submit_rows(cuda, by_warps, by_blocks, l->rows, l->k, *l);
 }
 
 int64_t iso__cuda_square_parts(int64_t count) {
     return (count + PART_ELEMENTS - 1) / PART_ELEMENTS;
 }
 
-iso_status iso__cuda_squares(iso__cuda *cuda, iso_dtype dtype, int64_t count, const void *x,
-                             const void *target, void *grad, const iso__cuda_loss_sum *sum) {
-    return dtype == ISO_F64 ? squares_as<double>(cuda, count, x, target, grad, sum)
-                            : squares_as<float>(cuda, count, x, target, grad, sum);
+iso_status iso__cuda_squares(iso__cuda *cuda, const iso__cuda_differences *d,
+                             const iso__cuda_loss_sum *sum) {
+    auto launch = d->dtype == ISO_F64           ? squares_as<double, double>
+                  : d->dtype != ISO_BF16        ? squares_as<float, float>
+                  : d->target_dtype == ISO_BF16 ? squares_as<iso__bf16, iso__bf16>
+                                                : squares_as<iso__bf16, float>;
+    return launch(cuda, d->count, d->x, d->target, d->grad, sum);
 }

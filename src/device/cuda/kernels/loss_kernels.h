@@ -47,8 +47,14 @@ iso_status iso__cuda_losses_of_rows(iso__cuda *cuda, iso_dtype dtype,
 
 // Squared differences, and 2 / count times the differences unless grad is NULL. Parts: as many as
 // iso__cuda_square_parts says.
-iso_status iso__cuda_squares(iso__cuda *cuda, iso_dtype dtype, int64_t count, const void *x,
-                             const void *target, void *grad, const iso__cuda_loss_sum *sum);
+typedef struct iso__cuda_differences {
+    iso_dtype dtype, target_dtype; // the same; or bf16, and targets of f32
+    int64_t count;
+    const void *x, *target;
+    void *grad;
+} iso__cuda_differences;
+iso_status iso__cuda_squares(iso__cuda *cuda, const iso__cuda_differences *d,
+                             const iso__cuda_loss_sum *sum);
 int64_t iso__cuda_square_parts(int64_t count);
 
 #ifdef __cplusplus

@@ -1,0 +1,90 @@
+// Losses of bf16 on a GPU: those of the same numbers in f32, with gradients that are rounded.
+#include "gpu/autocast_fixture.h"
+#include "common/balance.h"
+
+#include <math.h>
+#include <string.h>
+
+TestSuite(cuda_loss_bf16, .timeout = 60, .fini = balance_check);
+
+// A tensor of f32 with numbers that bf16 has, a quarter of them equal to others; and that in bf16.
+static void make_both(iso_device *device, int64_t rows, int64_t k, iso_tensor *both[2]) {
+    target on = {.device = device, .dtype = ISO_F32};
+    pair x = pair_create(&on, 2, (int64_t[]){rows, k}, ISO_LAYOUT_LOGICAL, 50);
+    for (int i = 0; i < 2; i++)
+        OK(iso_tensor_create(device, i ? ISO_BF16 : ISO_F32, 2, x.t->shape, &both[i]));
+    OK(iso_tensor_copy(x.t, both[1]));
+    OK(iso_tensor_copy(both[1], both[0]));
+    pair_destroy(&x);
+}
+
+typedef struct outcome {
+    double value;
+    int64_t correct;
+    iso_tensor *grad; // of the loss
+} outcome;
+
+static void check(const outcome *wide, const outcome *low, const char *what) {
+    iso_tensor *rounded;
+    OK(iso_tensor_create(low->grad->device, ISO_BF16, 2, wide->grad->shape, &rounded));
+    OK(iso_tensor_copy(wide->grad, rounded));
+    cr_assert(memcmp(&wide->value, &low->value, sizeof(double)) == 0, "%s: %g, not %g", what,
+              low->value, wide->value);
+    cr_assert(wide->correct == low->correct, "%s", what);
+    cr_assert(wide->grad->dtype == ISO_F32 && low->grad->dtype == ISO_BF16);
+    cr_assert(same_bits(rounded, low->grad), "%s: gradient", what);
+    iso_tensor_destroy(&rounded);
+}
+
+static void destroy_all(iso_loss *loss[2], iso_tensor *x[2]) {
+    for (int i = 0; i < 2; i++) {
+        iso_loss_destroy(&loss[i]);
+        iso_tensor_destroy(&x[i]);
+    }
+}
+
+// Rows for warps and for blocks.
+Test(cuda_loss_bf16, of_labels_is_that_of_f32) {
+    static const iso_loss_config configs[] = {
+        {ISO_CROSS_ENTROPY, 0}, {ISO_CROSS_ENTROPY, 0.1}, {ISO_NLL, 0}, {ISO_MSE, 0}};
+    static const int64_t sizes[][2] = {{37, 10}, {3, 1001}};
+    iso_device *device = open_cuda();
+    for (int c = 0; c < COUNT(configs) * COUNT(sizes); c++) {
+        const int64_t *size = sizes[c / COUNT(configs)];
+        int32_t labels[37];
+        iso_tensor *x[2];
+        iso_loss *loss[2];
+        outcome o[2];
+        make_both(device, size[0], size[1], x);
+        for (int n = 0; n < 37; n++) labels[n] = (int32_t)(n * 7 % size[1]);
+        for (int i = 0; i < 2; i++) {
+            OK(iso_loss_create_with(device, &configs[c % COUNT(configs)], &loss[i]));
+            OK(iso_loss_compute(loss[i], x[i], labels, &o[i].value, &o[i].correct, &o[i].grad));
+        }
+        check(&o[0], &o[1], "labels");
+        destroy_all(loss, x);
+    }
+    iso_device_destroy(&device);
+}
+
+Test(cuda_loss_bf16, of_targets_is_that_of_f32) {
+    iso_device *device = open_cuda();
+    for (int low_target = 0; low_target < 2; low_target++) {
+        iso_tensor *x[2], *targets[2];
+        iso_loss *loss[2];
+        outcome o[2] = {{.correct = 0}, {.correct = 0}};
+        make_both(device, 130, 67, x);
+        make_both(device, 130, 67, targets);
+        OK(iso_tensor_scale(targets[0], 0.5)); // other numbers, which bf16 has too
+        OK(iso_tensor_copy(targets[0], targets[1]));
+        for (int i = 0; i < 2; i++) OK(iso_loss_create(device, ISO_MSE, &loss[i]));
+        for (int i = 0; i < 2; i++)
+            OK(iso_loss_compute_tensor(loss[i], x[i], targets[i && low_target], &o[i].value,
+                                       &o[i].grad));
+        check(&o[0], &o[1], low_target ? "targets of bf16" : "targets of f32");
+        cr_assert(iso_loss_compute_tensor(loss[0], x[0], targets[1], NULL, NULL) == ISO_ERR_TYPE);
+        destroy_all(loss, x);
+        iso_tensor_destroy(&targets[0]), iso_tensor_destroy(&targets[1]);
+    }
+    iso_device_destroy(&device);
+}
