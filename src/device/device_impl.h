@@ -173,7 +173,11 @@ typedef struct iso_kernel_ops {
                                          iso_tensor *db, bool accumulate_b); // dw, db may be NULL
     iso_status (*linear_backward_input)(iso_device *self, const iso_tensor *dy, const iso_tensor *w,
                                         iso_tensor *dx);
-    // part [N, C] = columns first .. first + C of x [N, K].
+    // dw [R, K] = rows first .. first + R of the weight's gradient. NULL where a product takes whole
+    // rows alone: take_columns comes first then.
+    iso_status (*linear_backward_rows)(iso_device *self, const iso_tensor *x, const iso_tensor *dy,
+                                       int64_t first, iso_tensor *dw, bool accumulate);
+    // part [N, C] = columns first .. first + C of x [N, K]; NULL where the above is not.
     iso_status (*take_columns)(iso_device *self, const iso_tensor *x, int64_t first,
                                iso_tensor *part);
     iso_status (*conv2d_forward)(iso_device *self, const iso_conv2d_config *c, const iso_tensor *x,

@@ -48,15 +48,24 @@ static iso_status forward(iso_module *self, iso_call *call, iso_tensor *in, iso_
 // ---- Backward ---------------------------------------------------------------------------------------
 
 // dw = dy^T x row by row: a piece of dw needs as many columns of dy.
-static iso_status backward_piece(iso_module *self, iso_call *call, iso_tensor *grad_out, int k) {
+static iso_status gradient_of_piece(iso_module *self, iso_call *call, iso_tensor *grad_out, int k) {
     const iso_parameter *w = iso_container_of(self, linear, base)->weight;
-    iso_tensor *dw = w->pieces->grad[k];
     const iso_kernel_ops *kernels = iso__kernels(call->in);
+    const int64_t first = k * w->pieces->rows;
+    iso_tensor *dw = w->pieces->grad[k];
+    if (kernels->linear_backward_rows)
+        return kernels->linear_backward_rows(self->device, call->in, grad_out, first, dw,
+                                             w->grad_valid);
     ISO_TRY(iso_call_tensor(self, &call->aux[0], 2, (int64_t[]){grad_out->shape[0], dw->shape[0]},
                             ISO_LAYOUT_LOGICAL));
-    ISO_TRY(kernels->take_columns(self->device, grad_out, k * w->pieces->rows, call->aux[0]));
-    ISO_TRY(kernels->linear_backward_params(self->device, call->in, call->aux[0], dw, w->grad_valid,
-                                            NULL, false));
+    ISO_TRY(kernels->take_columns(self->device, grad_out, first, call->aux[0]));
+    return kernels->linear_backward_params(self->device, call->in, call->aux[0], dw, w->grad_valid,
+                                           NULL, false);
+}
+
+static iso_status backward_piece(iso_module *self, iso_call *call, iso_tensor *grad_out, int k) {
+    const iso_parameter *w = iso_container_of(self, linear, base)->weight;
+    ISO_TRY(gradient_of_piece(self, call, grad_out, k));
     // Where the layer is used again in this backward, or another one has the weight too, it is not
     // final yet.
     if (self->call_depth > 0 || w->references > 1) return ISO_OK;

@@ -202,20 +202,30 @@ Test(cuda_loss, labels_may_change_while_the_device_is_behind) {
 
 // ---- Beside the losses ----------------------------------------------------------------------------
 
-Test(cuda_loss, columns_are_taken_from_every_row) {
-    enum { ROWS = 5, WIDTH = 300, FIRST = 37, COLUMNS = 211 };
+// A piece of a weight's gradient is those rows of the whole, up to the order of its sums.
+Test(cuda_loss, rows_of_a_gradient_come_from_columns_of_another) {
+    enum { ROWS = 5, IN = 13, OUT = 300, FIRST = 37, PIECE = 211 };
     iso_device *cuda = open_cuda();
-    double x[ROWS * WIDTH], part[ROWS * COLUMNS] = {0};
-    for (int i = 0; i < ROWS * WIDTH; i++) x[i] = number(i);
-    for (int i = 0; i < COUNT(types); i++) {
-        iso_tensor *from = tensor_of(cuda, types[i], ROWS, WIDTH, x);
-        iso_tensor *to = tensor_of(cuda, types[i], ROWS, COLUMNS, part);
-        OK(cuda->kernels[types[i]]->take_columns(cuda, from, FIRST, to));
-        read_tensor(to, part);
-        for (int k = 0; k < ROWS * COLUMNS; k++)
-            cr_assert_eq(part[k], x[k / COLUMNS * WIDTH + FIRST + k % COLUMNS]);
-        iso_tensor_destroy(&from);
-        iso_tensor_destroy(&to);
+    double x[ROWS * IN], dy[ROWS * OUT], whole[OUT * IN] = {0}, rows[PIECE * IN] = {0};
+    for (int i = 0; i < ROWS * OUT; i++) dy[i] = number(i);
+    for (int i = 0; i < ROWS * IN; i++) x[i] = number(i + 5000);
+    for (int i = 0; i < COUNT(types) * 2; i++) {
+        iso_dtype dtype = types[i / 2];
+        const iso_kernel_ops *kernels = cuda->kernels[dtype];
+        iso_tensor *a = tensor_of(cuda, dtype, ROWS, IN, x),
+                   *b = tensor_of(cuda, dtype, ROWS, OUT, dy);
+        iso_tensor *all = tensor_of(cuda, dtype, OUT, IN, whole);
+        iso_tensor *part = tensor_of(cuda, dtype, PIECE, IN, rows);
+        OK(iso_tensor_fill(all, i % 2));
+        OK(iso_tensor_fill(part, i % 2));
+        OK(kernels->linear_backward_params(cuda, a, b, all, i % 2, NULL, false));
+        OK(kernels->linear_backward_rows(cuda, a, b, FIRST, part, i % 2));
+        read_tensor(all, whole), read_tensor(part, rows);
+        for (int k = 0; k < PIECE * IN; k++)
+            cr_assert(near(rows[k], whole[FIRST * IN + k], dtype == ISO_F64 ? 1e-14 : 1e-6),
+                      "number %d is %g, not %g", k, rows[k], whole[FIRST * IN + k]);
+        iso_tensor_destroy(&a), iso_tensor_destroy(&b);
+        iso_tensor_destroy(&all), iso_tensor_destroy(&part);
     }
     iso_device_destroy(&cuda);
 }

@@ -1,4 +1,4 @@
-// Relu, sums, dropout and columns on the CUDA device.
+// Relu, sums and dropout on the CUDA device.
 #include "device/cuda/cuda_impl.h"
 #include "device/cuda/kernels/elementwise_kernels.h"
 
@@ -43,17 +43,10 @@ static iso_status dropout(iso_device *self, const iso__dropout_draw *draw, const
     return iso__cuda_dropout(iso__cuda_of(self), x->dtype, &mask, x->data, y->data);
 }
 
-static iso_status take_columns(iso_device *self, const iso_tensor *x, int64_t first,
-                               iso_tensor *part) {
-    return iso__cuda_take_columns(iso__cuda_of(self), x->dtype, part->shape[0], x->shape[1], first,
-                                  part->shape[1], x->data, part->data);
-}
-
 void iso__cuda_fill_elementwise(iso_kernel_ops *ops) {
     ops->relu_forward = relu_forward;
     ops->relu_backward = relu_backward;
     ops->relu_backward_copy = relu_backward_copy;
     ops->add = add;
     ops->dropout = dropout;
-    ops->take_columns = take_columns;
 }

@@ -78,26 +78,32 @@ static iso_status linear_forward(iso_device *self, const iso_tensor *x, const is
     return multiply_and_add(cuda, x, w, b, relu, y);
 }
 
+// Rows of dy^T x, all of them or some: dy is read where it is.
+static iso_status linear_backward_rows(iso_device *self, const iso_tensor *x, const iso_tensor *dy,
+                                       int64_t first, iso_tensor *dw, bool accumulate) {
+    int64_t rows = x->shape[0], in = x->shape[1], out = dy->shape[1];
+    const char *from = (const char *)dy->data + (size_t)first * iso_dtype_size(dy->dtype);
+    return iso__cuda_gemm(iso__cuda_of(self),
+                          &(iso__cuda_gemm_args){.dtype = x->dtype,
+                                                 .transpose_a = true,
+                                                 .m = dw->shape[0],
+                                                 .n = in,
+                                                 .k = rows,
+                                                 .a = from,
+                                                 .b = x->data,
+                                                 .lda = out,
+                                                 .ldb = in,
+                                                 .ldc = in,
+                                                 .beta = accumulate ? 1 : 0,
+                                                 .c = dw->data,
+                                                 .c_f32 = x->dtype == ISO_BF16});
+}
+
 static iso_status linear_backward_params(iso_device *self, const iso_tensor *x,
                                          const iso_tensor *dy, iso_tensor *dw, bool accumulate_w,
                                          iso_tensor *db, bool accumulate_b) {
-    iso__cuda *cuda = iso__cuda_of(self);
-    int64_t rows = x->shape[0], in = x->shape[1], out = dy->shape[1];
-    if (dw)
-        ISO_TRY(iso__cuda_gemm(cuda, &(iso__cuda_gemm_args){.dtype = x->dtype,
-                                                            .transpose_a = true,
-                                                            .m = out,
-                                                            .n = in,
-                                                            .k = rows,
-                                                            .a = dy->data,
-                                                            .b = x->data,
-                                                            .lda = out,
-                                                            .ldb = in,
-                                                            .ldc = in,
-                                                            .beta = accumulate_w ? 1 : 0,
-                                                            .c = dw->data,
-                                                            .c_f32 = x->dtype == ISO_BF16}));
-    if (db) ISO_TRY(iso__cuda_bias_gradient(cuda, dy, db, accumulate_b));
+    if (dw) ISO_TRY(linear_backward_rows(self, x, dy, 0, dw, accumulate_w));
+    if (db) ISO_TRY(iso__cuda_bias_gradient(iso__cuda_of(self), dy, db, accumulate_b));
     return ISO_OK;
 }
 
@@ -120,5 +126,6 @@ void iso__cuda_fill_linear(iso_kernel_ops *ops) {
     ops->relu_backward_bias = relu_backward_bias;
     ops->linear_forward = linear_forward;
     ops->linear_backward_params = linear_backward_params;
+    ops->linear_backward_rows = linear_backward_rows;
     ops->linear_backward_input = linear_backward_input;
 }

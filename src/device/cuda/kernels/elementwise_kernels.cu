@@ -153,27 +153,6 @@ iso_status dropout(iso__cuda *cuda, const iso__cuda_mask *mask, const void *x, v
     return iso__cuda_submit_over(cuda, drop_spans<T>, items * 32, args);
 }
 
-// ---- Columns --------------------------------------------------------------------------------------
-
-template <class T> struct columns_args {
-    int64_t rows, width, columns;
-    const T *x; // from the first column on
-    T *part;
-};
-
-template <class T> __global__ void take_columns(columns_args<T> a) {
-    int64_t count = a.rows * a.columns;
-    for (int64_t i = iso__first_item(); i < count; i += iso__item_stride())
-        a.part[i] = a.x[i / a.columns * a.width + i % a.columns];
-}
-
-template <class T>
-iso_status columns(iso__cuda *cuda, int64_t rows, int64_t width, int64_t first, int64_t columns,
-                   const void *x, void *part) {
-    columns_args<T> args = {rows, width, columns, (const T *)x + first, (T *)part};
-    return iso__cuda_submit_over(cuda, take_columns<T>, rows * columns, args);
-}
-
 } // namespace
 
 // ---- Launchers ------------------------------------------------------------------------------------
@@ -198,11 +177,4 @@ iso_status iso__cuda_dropout(iso__cuda *cuda, iso_dtype dtype, const iso__cuda_m
     if (dtype == ISO_F64) return dropout<double>(cuda, mask, x, y);
     if (dtype == ISO_BF16) return dropout<iso__bf16>(cuda, mask, x, y);
     return dropout<float>(cuda, mask, x, y);
-}
-
-iso_status iso__cuda_take_columns(iso__cuda *cuda, iso_dtype dtype, int64_t rows, int64_t width,
-                                  int64_t first, int64_t count, const void *x, void *part) {
-    if (dtype == ISO_F64) return columns<double>(cuda, rows, width, first, count, x, part);
-    if (dtype == ISO_BF16) return columns<iso__bf16>(cuda, rows, width, first, count, x, part);
-    return columns<float>(cuda, rows, width, first, count, x, part);
 }

@@ -1,4 +1,4 @@
-// Private to the CUDA device: launchers of relu, sums, dropout and columns.
+// Private to the CUDA device: launchers of relu, sums and dropout.
 #ifndef ISO_ELEMENTWISE_KERNELS_H
 #define ISO_ELEMENTWISE_KERNELS_H
 
@@ -29,10 +29,6 @@ typedef struct iso__cuda_mask {
 } iso__cuda_mask;
 iso_status iso__cuda_dropout(iso__cuda *cuda, iso_dtype dtype, const iso__cuda_mask *mask,
                              const void *x, void *y);
-
-// part [rows, columns] = columns first .. first + columns of x [rows, width].
-iso_status iso__cuda_take_columns(iso__cuda *cuda, iso_dtype dtype, int64_t rows, int64_t width,
-                                  int64_t first, int64_t columns, const void *x, void *part);
 
 #ifdef __cplusplus
 }
