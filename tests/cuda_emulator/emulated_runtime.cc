@@ -293,6 +293,7 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *prop, int device) {
     prop->major = 9;
     prop->multiProcessorCount = 2;
     prop->canMapHostMemory = prop->unifiedAddressing = prop->hostRegisterSupported = 1;
+    prop->canUseHostPointerForRegisteredMem = 1;
     prop->concurrentKernels = prop->streamPrioritiesSupported = 1;
     prop->asyncEngineCount = 2;
     prop->l2CacheSize = 1 << 20;

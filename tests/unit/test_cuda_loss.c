@@ -166,16 +166,16 @@ Test(cuda_loss, ties_and_nans_are_judged_as_on_the_cpu) {
 // More batches than there is room for, and larger ones while smaller ones are under way; the labels
 // are gone when the call returns.
 Test(cuda_loss, labels_may_change_while_the_device_is_behind) {
-    enum { BATCHES = 23, MOST = 1500, K = 3 };
+    enum { BATCHES = 23, MOST = 4500, K = 3 };
     setenv("ISO_EMULATED_ORDER", "late", 1); // an emulated device then does nothing unless asked
     iso_device *cuda = open_cuda();
     iso_loss *loss[BATCHES];
     iso_tensor *x[BATCHES];
-    double one_hot[MOST * K];
+    static double one_hot[MOST * K];
     for (int i = 0; i < MOST * K; i++) one_hot[i] = i % K == 0;
     int64_t size[BATCHES], wanted[BATCHES] = {0}, correct;
     for (int b = 0; b < BATCHES; b++) {
-        size[b] = b < 10 ? 300 : b == 12 ? MOST : 64 + b;
+        size[b] = b < 10 ? 1025 : b == 12 ? MOST : b < 18 ? 1000 + 8 * b : 64 + b;
         x[b] = tensor_of(cuda, ISO_F32, size[b], K, one_hot);
         OK(iso_loss_create(cuda, ISO_NLL, &loss[b]));
     }

@@ -60,6 +60,8 @@ static iso_status describe(iso__cuda *cuda) {
     ISO_TRY_CUDA(cudaGetDeviceProperties(&properties, cuda->ordinal));
     ISO_TRY_CUDA(cudaRuntimeGetVersion(&version));
     cuda->processors = properties.multiProcessorCount;
+    cuda->same_address =
+        properties.unifiedAddressing && properties.canUseHostPointerForRegisteredMem;
     snprintf(cuda->base.description, sizeof(cuda->base.description), "%.80s, CUDA %d.%d",
              properties.name, version / 1000, version % 1000 / 10);
     return ISO_OK;

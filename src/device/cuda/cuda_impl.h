@@ -45,11 +45,10 @@ typedef struct iso__cuda_pool {
     int count, capacity;
 } iso__cuda_pool;
 
-// Labels on their way to the device: a few batches may be under way.
+// Labels of large batches on their way to the device: a few may be under way.
 enum { ISO_CUDA_LABEL_SLOTS = 4 };
 typedef struct iso__cuda_labels {
     int32_t *host, *device;
-    const int32_t *mapped; // the host's, as kernels see it
     int64_t room;
     cudaEvent_t free; // the loss is done, and they may be written again
 } iso__cuda_labels;
@@ -67,7 +66,8 @@ struct iso__cuda {
     iso__remote_ops remote;
     iso_kernel_ops f32, f64, bf16;
     int ordinal;
-    int processors; // streaming multiprocessors
+    int processors;    // streaming multiprocessors
+    bool same_address; // kernels reach page-locked memory where the host does
     cudaStream_t stream[ISO__QUEUES];
     iso__cuda_pool pool;
     void *scratch; // of the compute queue, each kernel owns it for one call; only grows

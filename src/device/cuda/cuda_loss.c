@@ -21,15 +21,6 @@ static iso_status log_softmax_backward(iso_device *self, const iso_tensor *y, co
 
 // ---- Labels ---------------------------------------------------------------------------------------
 
-// Memory of the host as kernels see it.
-static iso_status map(const void *host, void **out) {
-    struct cudaPointerAttributes found;
-    ISO_TRY_CUDA(cudaPointerGetAttributes(&found, host));
-    ISO_CHECK(found.devicePointer, ISO_ERR_DEVICE, "the GPU cannot reach memory of the host");
-    *out = found.devicePointer;
-    return ISO_OK;
-}
-
 static void free_slot(iso__cuda *cuda, iso__cuda_labels *slot) {
     if (slot->host) cudaFreeHost(slot->host);
     if (slot->device) iso__cuda_pool_free(cuda, slot->device);
@@ -41,7 +32,6 @@ static iso_status make_slot(iso__cuda *cuda, iso__cuda_labels *slot, int64_t roo
     size_t bytes = (size_t)room * sizeof(int32_t);
     if (!slot->free) ISO_TRY_CUDA(cudaEventCreateWithFlags(&slot->free, cudaEventDisableTiming));
     ISO_TRY_CUDA(cudaMallocHost((void **)&slot->host, bytes));
-    ISO_TRY(map(slot->host, (void **)&slot->mapped));
     ISO_TRY(iso__cuda_pool_alloc(cuda, bytes, (void **)&slot->device));
     slot->room = room;
     return ISO_OK;
@@ -57,14 +47,10 @@ static iso_status make_room(iso__cuda *cuda, int64_t rows) {
     return ISO_OK;
 }
 
-// So few are read by the kernel where they are, as each way to the host and back is short beside
-// that of a copy, for which the queue changes engines twice.
-#define FEW_LABELS 256
-
 // Labels into the next slot, whose memory kernels read at *out; waits only where the losses of all
-// slots are still to come. A copy is outside of recordings: it comes into the queue at once, before
-// a kernel that is held back, and so must not overwrite what such a one has yet to read. As each
-// loss ends what is held back, it does not.
+// slots are still to come. The copy is outside of recordings: it comes into the queue at once,
+// before a kernel that is held back, and so must not overwrite what such a one has yet to read. As
+// each loss ends what is held back, it does not.
 static iso_status send_labels(iso__cuda *cuda, int64_t rows, const int32_t *labels,
                               iso__cuda_labels **slot, const int32_t **out) {
     size_t bytes = (size_t)rows * sizeof(int32_t);
@@ -75,8 +61,7 @@ static iso_status send_labels(iso__cuda *cuda, int64_t rows, const int32_t *labe
     ISO_TRY_CUDA(cudaEventSynchronize(s->free));
     memcpy(s->host, labels, bytes);
     cuda->next_labels = (cuda->next_labels + 1) % ISO_CUDA_LABEL_SLOTS;
-    *out = rows <= FEW_LABELS ? s->mapped : s->device;
-    if (rows <= FEW_LABELS) return ISO_OK;
+    *out = s->device;
     ISO_TRY_CUDA(cudaMemcpyAsync(s->device, s->host, bytes, cudaMemcpyHostToDevice,
                                  cuda->stream[ISO__QUEUE_COMPUTE]));
     return ISO_OK;
@@ -102,6 +87,17 @@ void iso__cuda_loss_destroy(iso__cuda *cuda) {
 
 // ---- Results --------------------------------------------------------------------------------------
 
+// Page-locked memory of the host as kernels see it.
+static iso_status map(const iso__cuda *cuda, void *host, void **out) {
+    struct cudaPointerAttributes found;
+    *out = host;
+    if (cuda->same_address) return ISO_OK;
+    ISO_TRY_CUDA(cudaPointerGetAttributes(&found, host));
+    ISO_CHECK(found.devicePointer, ISO_ERR_DEVICE, "the GPU cannot reach memory of the host");
+    *out = found.devicePointer;
+    return ISO_OK;
+}
+
 static iso_status need_arrived(iso__cuda *cuda) {
     void *memory;
     if (cuda->arrived) return ISO_OK;
@@ -120,7 +116,7 @@ static iso_status take_parts(iso__cuda *cuda, int64_t count, double divisor, dou
     ISO_TRY(need_arrived(cuda));
     ISO_TRY(iso__cuda_scratch(cuda, (size_t)count * sizeof(iso__cuda_loss_part), &part));
     ISO_TRY(iso__cuda_enter(cuda));
-    ISO_TRY(map(result, &sum));
+    ISO_TRY(map(cuda, result, &sum));
     *out = (iso__cuda_loss_sum){
         .count = count, .part = part, .divisor = divisor, .sum = sum, .arrived = cuda->arrived};
     return ISO_OK;
@@ -136,10 +132,18 @@ static iso__cuda_loss_kind kind_of(const iso_loss_config *config) {
     }
 }
 
+// Of a batch whose labels come by a copy.
+static iso_status loss_of_many(iso__cuda *cuda, iso_dtype dtype, const int32_t *labels,
+                               iso__cuda_loss_rows *rows) {
+    iso__cuda_labels *slot = NULL;
+    ISO_TRY(send_labels(cuda, rows->rows, labels, &slot, &rows->labels));
+    ISO_TRY(iso__cuda_losses_of_rows(cuda, dtype, rows));
+    return release_labels(cuda, slot);
+}
+
 static iso_status loss(iso_device *self, const iso_loss_config *config, const iso_tensor *output,
                        const int32_t *labels, double result[2], iso_tensor *grad) {
     iso__cuda *cuda = iso__cuda_of(self);
-    iso__cuda_labels *slot = NULL;
     iso__cuda_loss_rows rows = {.kind = kind_of(config),
                                 .smoothing = config->label_smoothing,
                                 .rows = output->shape[0],
@@ -147,9 +151,10 @@ static iso_status loss(iso_device *self, const iso_loss_config *config, const is
                                 .x = output->data,
                                 .grad = grad ? grad->data : NULL};
     ISO_TRY(take_parts(cuda, rows.rows, (double)rows.rows, result, &rows.sum));
-    ISO_TRY(send_labels(cuda, rows.rows, labels, &slot, &rows.labels));
-    ISO_TRY(iso__cuda_losses_of_rows(cuda, output->dtype, &rows));
-    return release_labels(cuda, slot);
+    if (rows.rows > ISO_CUDA_FEW_LABELS || rows.k > UINT16_MAX)
+        return loss_of_many(cuda, output->dtype, labels, &rows);
+    for (int64_t n = 0; n < rows.rows; n++) rows.few[n] = (uint16_t)labels[n];
+    return iso__cuda_losses_of_rows(cuda, output->dtype, &rows);
 }
 
 static iso_status mse(iso_device *self, const iso_tensor *output, const iso_tensor *target,

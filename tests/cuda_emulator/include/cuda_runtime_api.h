@@ -132,6 +132,7 @@ struct cudaDeviceProp {
     size_t sharedMemPerBlockOptin;
     int maxBlocksPerMultiProcessor;
     int hostRegisterSupported;
+    int canUseHostPointerForRegisteredMem;
     int memoryPoolsSupported;
 };
 

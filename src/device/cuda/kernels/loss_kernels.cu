@@ -156,7 +156,7 @@ template <class T, bool block> __global__ void losses(iso__cuda_loss_rows l) {
     for (int64_t n = team::first_row(); n < l.rows; n += team::row_stride()) {
         const T *x = (const T *)l.x + n * l.k;
         T *grad = l.grad ? (T *)l.grad + n * l.k : NULL;
-        int64_t label = l.labels[n];
+        int64_t label = l.labels ? l.labels[n] : l.few[n];
         iso__cuda_loss_part part = {0, (double)is_largest<block>(l.k, x, label)};
         switch (l.kind) {
         case ISO__CUDA_NLL: part.loss = nll<block>(l, x, label, grad); break;

@@ -33,14 +33,18 @@ typedef enum iso__cuda_loss_kind {
     ISO__CUDA_NLL,
     ISO__CUDA_MSE
 } iso__cuda_loss_kind;
+
+// So many labels travel with the launch.
+enum { ISO_CUDA_FEW_LABELS = 1024 };
 typedef struct iso__cuda_loss_rows {
     iso__cuda_loss_kind kind;
     double smoothing;
     int64_t rows, k;
     const void *x;
-    const int32_t *labels;
+    const int32_t *labels;  // NULL: in few
     void *grad;             // of the batch mean; NULL: not wanted
     iso__cuda_loss_sum sum; // of a part for each row
+    uint16_t few[ISO_CUDA_FEW_LABELS];
 } iso__cuda_loss_rows;
 iso_status iso__cuda_losses_of_rows(iso__cuda *cuda, iso_dtype dtype,
                                     const iso__cuda_loss_rows *rows);
