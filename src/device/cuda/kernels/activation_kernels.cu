@@ -87,50 +87,68 @@ template <class T> struct rows_args {
     T *to;
 };
 
-template <class T, bool block> __global__ void softmax_forward(rows_args<T> r) {
+template <class T, int N, bool block> __global__ void softmax_forward(rows_args<T> r) {
     typedef iso__team<block> team;
     typedef typename iso__real<T>::type Real;
+    typedef iso__vector<T, N> pack;
     for (int64_t n = team::first_row(); n < r.rows; n += team::row_stride()) {
         const T *x = r.a + n * r.k;
-        const Real top = team::top(r.k, x);
+        const Real top = team::template top<N>(r.k, x);
         T *y = r.to + n * r.k;
         double sum = 0;
-        for (int64_t i = team::lane(); i < r.k; i += team::lanes())
-            sum += (double)exp_of(iso__widen(x[i]) - top);
+        for (int64_t i = team::lane(); i < r.k / N; i += team::lanes()) {
+            pack at = iso__load_vector<true, T, N>(x + i * N);
+            for (int j = 0; j < N; j++) sum += (double)exp_of(iso__widen(at.at[j]) - top);
+        }
         Real part = (Real)(1 / team::sum(sum));
-        for (int64_t i = team::lane(); i < r.k; i += team::lanes())
-            iso__narrow(exp_of(iso__widen(x[i]) - top) * part, &y[i]);
+        for (int64_t i = team::lane(); i < r.k / N; i += team::lanes()) {
+            pack at = iso__load_vector<true, T, N>(x + i * N);
+            for (int j = 0; j < N; j++)
+                iso__narrow(exp_of(iso__widen(at.at[j]) - top) * part, &at.at[j]);
+            iso__store_vector<true>(y + i * N, at);
+        }
     }
 }
 
-template <class T, bool block> __global__ void softmax_backward(rows_args<T> r) {
+template <class T, int N, bool block> __global__ void softmax_backward(rows_args<T> r) {
     typedef iso__team<block> team;
     typedef typename iso__real<T>::type Real;
+    typedef iso__vector<T, N> pack;
     for (int64_t n = team::first_row(); n < r.rows; n += team::row_stride()) {
         const T *y = r.a + n * r.k, *dy = r.b + n * r.k;
         T *dx = r.to + n * r.k;
         double sum = 0;
-        for (int64_t i = team::lane(); i < r.k; i += team::lanes())
-            sum += (double)iso__widen(dy[i]) * (double)iso__widen(y[i]);
+        for (int64_t i = team::lane(); i < r.k / N; i += team::lanes()) {
+            pack a = iso__load_vector<true, T, N>(y + i * N);
+            pack b = iso__load_vector<true, T, N>(dy + i * N);
+            for (int j = 0; j < N; j++)
+                sum += (double)iso__widen(b.at[j]) * (double)iso__widen(a.at[j]);
+        }
         sum = team::sum(sum);
-        for (int64_t i = team::lane(); i < r.k; i += team::lanes())
-            iso__narrow(iso__widen(y[i]) * (Real)((double)iso__widen(dy[i]) - sum), &dx[i]);
+        for (int64_t i = team::lane(); i < r.k / N; i += team::lanes()) {
+            pack a = iso__load_vector<true, T, N>(y + i * N);
+            pack b = iso__load_vector<true, T, N>(dy + i * N);
+            for (int j = 0; j < N; j++)
+                iso__narrow(iso__widen(a.at[j]) * (Real)((double)iso__widen(b.at[j]) - sum),
+                            &b.at[j]);
+            iso__store_vector<true>(dx + i * N, b);
+        }
     }
 }
 
-template <class T>
+template <class T, int N>
 iso_status softmax(iso__cuda *cuda, int64_t rows, int64_t k, const void *x, void *y) {
     rows_args<T> args = {rows, k, (const T *)x, NULL, (T *)y};
-    return iso__cuda_submit_rows(cuda, softmax_forward<T, false>, softmax_forward<T, true>, rows, k,
-                                 args);
+    return iso__cuda_submit_rows(cuda, softmax_forward<T, N, false>, softmax_forward<T, N, true>,
+                                 rows, iso__row_loads<N>(k), args);
 }
 
-template <class T>
+template <class T, int N>
 iso_status softmax_grad(iso__cuda *cuda, int64_t rows, int64_t k, const void *y, const void *dy,
                         void *dx) {
     rows_args<T> args = {rows, k, (const T *)y, (const T *)dy, (T *)dx};
-    return iso__cuda_submit_rows(cuda, softmax_backward<T, false>, softmax_backward<T, true>, rows,
-                                 k, args);
+    return iso__cuda_submit_rows(cuda, softmax_backward<T, N, false>, softmax_backward<T, N, true>,
+                                 rows, iso__row_loads<N>(k), args);
 }
 
 } // namespace
@@ -153,14 +171,18 @@ FUNCTION(gelu_tanh)
 
 iso_status iso__cuda_softmax(iso__cuda *cuda, iso_dtype dtype, int64_t rows, int64_t k,
                              const void *x, void *y) {
-    if (dtype == ISO_F64) return softmax<double>(cuda, rows, k, x, y);
-    if (dtype == ISO_BF16) return softmax<iso__bf16>(cuda, rows, k, x, y);
-    return softmax<float>(cuda, rows, k, x, y);
+    auto run = dtype == ISO_F64                      ? softmax<double, 1>
+               : dtype != ISO_BF16                   ? softmax<float, 1>
+               : iso__rows_hold_packs(k, x, y, NULL) ? softmax<iso__bf16, ISO_CUDA_ROW_PACK>
+                                                     : softmax<iso__bf16, 1>;
+    return run(cuda, rows, k, x, y);
 }
 
 iso_status iso__cuda_softmax_grad(iso__cuda *cuda, iso_dtype dtype, int64_t rows, int64_t k,
                                   const void *y, const void *dy, void *dx) {
-    if (dtype == ISO_F64) return softmax_grad<double>(cuda, rows, k, y, dy, dx);
-    if (dtype == ISO_BF16) return softmax_grad<iso__bf16>(cuda, rows, k, y, dy, dx);
-    return softmax_grad<float>(cuda, rows, k, y, dy, dx);
+    auto run = dtype == ISO_F64                     ? softmax_grad<double, 1>
+               : dtype != ISO_BF16                  ? softmax_grad<float, 1>
+               : iso__rows_hold_packs(k, y, dy, dx) ? softmax_grad<iso__bf16, ISO_CUDA_ROW_PACK>
+                                                    : softmax_grad<iso__bf16, 1>;
+    return run(cuda, rows, k, y, dy, dx);
 }

@@ -3,7 +3,7 @@
 #define ISO_CUDA_ROWS_CUH
 
 #include "device/cuda/kernels/cuda_submit.cuh"
-#include "device/cuda/kernels/cuda_types.cuh"
+#include "device/cuda/kernels/cuda_vector.cuh"
 
 #include <math.h>
 
@@ -38,17 +38,27 @@ template <bool block> struct iso__team {
         for (unsigned w = 0; w < blockDim.x / 32; w++) value = part[w] > value ? part[w] : value;
         return value;
     }
-    // The largest entry of a row, passing over NaNs.
-    template <class T> static __device__ typename iso__real<T>::type top(int64_t k, const T *x) {
+    // The largest entry of a row, which is read N at a time, passing over NaNs.
+    template <int N, class T>
+    static __device__ typename iso__real<T>::type top(int64_t k, const T *x) {
         typedef typename iso__real<T>::type Real;
         Real found = -(Real)INFINITY;
-        for (int64_t i = lane(); i < k; i += lanes()) {
-            Real entry = iso__widen(x[i]);
-            found = entry > found ? entry : found;
+        for (int64_t i = lane(); i < k / N; i += lanes()) {
+            iso__vector<T, N> at = iso__load_vector<true, T, N>(x + i * N);
+            for (int j = 0; j < N; j++) {
+                Real entry = iso__widen(at.at[j]);
+                found = entry > found ? entry : found;
+            }
         }
         return largest(found);
     }
 };
+
+// Rows of bf16 are read 16 bytes at a time where memory allows: N of that, else 1.
+enum { ISO_CUDA_ROW_PACK = iso__widest<iso__bf16>::width };
+inline bool iso__rows_hold_packs(int64_t k, const void *a, const void *b, const void *c) {
+    return k % ISO_CUDA_ROW_PACK == 0 && ((uintptr_t)a | (uintptr_t)b | (uintptr_t)c) % 16 == 0;
+}
 
 // The kernel made with iso__team<false> where rows are short, else that with iso__team<true>.
 template <class Args>
@@ -57,5 +67,8 @@ iso_status iso__cuda_submit_rows(iso__cuda *cuda, void (*by_warps)(Args), void (
     if (k <= ISO_CUDA_BLOCK) return iso__cuda_submit_over(cuda, by_warps, rows * 32, args);
     return iso__cuda_submit_over(cuda, by_blocks, rows * ISO_CUDA_BLOCK, args);
 }
+
+// Of rows that are read N at a time, those a warp takes are longer: it has as many loads to do.
+template <int N> int64_t iso__row_loads(int64_t k) { return N > 1 ? 2 * k / N : k; }
 
 #endif

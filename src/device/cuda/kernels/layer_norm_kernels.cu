@@ -31,14 +31,20 @@ template <class T> struct row_args {
     T *to;
 };
 
-template <class Real, class Team, class T>
+template <class Real, class Team, int N, class T>
 __device__ row_statistics<Real> statistics_of(int64_t size, double eps, const T *x) {
     double sum = 0, squares = 0;
-    for (int64_t i = Team::lane(); i < size; i += Team::lanes()) sum += (double)iso__widen(x[i]);
+    for (int64_t i = Team::lane(); i < size / N; i += Team::lanes()) {
+        iso__vector<T, N> at = iso__load_vector<true, T, N>(x + i * N);
+        for (int j = 0; j < N; j++) sum += (double)iso__widen(at.at[j]);
+    }
     double mean = Team::sum(sum) / (double)size;
-    for (int64_t i = Team::lane(); i < size; i += Team::lanes()) {
-        double distance = (double)iso__widen(x[i]) - mean;
-        squares += distance * distance;
+    for (int64_t i = Team::lane(); i < size / N; i += Team::lanes()) {
+        iso__vector<T, N> at = iso__load_vector<true, T, N>(x + i * N);
+        for (int j = 0; j < N; j++) {
+            double distance = (double)iso__widen(at.at[j]) - mean;
+            squares += distance * distance;
+        }
     }
     row_statistics<Real> s;
     s.mean = (Real)mean;
@@ -47,43 +53,75 @@ __device__ row_statistics<Real> statistics_of(int64_t size, double eps, const T 
     return s;
 }
 
-template <class T, bool block> __global__ void normalise_rows(row_args<T> a) {
+// N numbers of a weight or bias, 16 bytes at a time; `without` where there is none.
+template <int N, class Real>
+__device__ inline void take_numbers(const Real *from, int64_t at, Real without, Real (&to)[N]) {
+    const int step = N > 1 ? 16 / (int)sizeof(Real) : 1;
+    for (int j = 0; !from && j < N; j++) to[j] = without;
+    for (int j = 0; from && j < N; j += step) {
+        iso__vector<Real, step> x = iso__load_vector<true, Real, step>(from + at + j);
+        for (int k = 0; k < step; k++) to[j + k] = x.at[k];
+    }
+}
+
+template <class T, int N, bool block> __global__ void normalise_rows(row_args<T> a) {
     typedef iso__team<block> team;
     typedef typename iso__real<T>::type Real;
     for (int64_t n = team::first_row(); n < a.rows; n += team::row_stride()) {
         const T *x = a.x + n * a.size;
-        row_statistics<Real> s = statistics_of<Real, team>(a.size, a.eps, x);
+        row_statistics<Real> s = statistics_of<Real, team, N>(a.size, a.eps, x);
         if (team::lane() == 0) {
             a.statistics[3 * n] = s.mean;
             a.statistics[3 * n + 1] = s.rest;
             a.statistics[3 * n + 2] = s.deviation;
         }
-        for (int64_t i = team::lane(); i < a.size; i += team::lanes()) {
-            Real y = standardised(s, iso__widen(x[i]));
-            iso__narrow((a.w ? y * a.w[i] : y) + (a.b ? a.b[i] : 0), &a.to[n * a.size + i]);
+        for (int64_t i = team::lane(); i < a.size / N; i += team::lanes()) {
+            iso__vector<T, N> at = iso__load_vector<true, T, N>(x + i * N);
+            Real w[N], b[N];
+            take_numbers(a.w, i * N, (Real)1, w);
+            take_numbers(a.b, i * N, (Real)0, b);
+            for (int j = 0; j < N; j++) {
+                Real y = standardised(s, iso__widen(at.at[j]));
+                iso__narrow((a.w ? y * w[j] : y) + b[j], &at.at[j]);
+            }
+            iso__store_vector<true>(a.to + n * a.size + i * N, at);
         }
     }
 }
 
 // dx = (g - mean(g) - xhat mean(g xhat)) / deviation with g = dy w.
-template <class T, bool block> __global__ void row_gradients(row_args<T> a) {
+template <class T, int N, bool block> __global__ void row_gradients(row_args<T> a) {
     typedef iso__team<block> team;
     typedef typename iso__real<T>::type Real;
+    typedef iso__vector<T, N> pack;
     for (int64_t n = team::first_row(); n < a.rows; n += team::row_stride()) {
         const T *x = a.x + n * a.size, *dy = a.dy + n * a.size;
         row_statistics<Real> s = get(a.kept, n);
         double sum = 0, product = 0;
-        for (int64_t i = team::lane(); i < a.size; i += team::lanes()) {
-            Real slope_out = iso__widen(dy[i]), g = a.w ? slope_out * a.w[i] : slope_out;
-            sum += (double)g;
-            product += (double)(g * standardised(s, iso__widen(x[i])));
+        for (int64_t i = team::lane(); i < a.size / N; i += team::lanes()) {
+            pack of_x = iso__load_vector<true, T, N>(x + i * N);
+            pack of_dy = iso__load_vector<true, T, N>(dy + i * N);
+            Real w[N];
+            take_numbers(a.w, i * N, (Real)1, w);
+            for (int j = 0; j < N; j++) {
+                Real slope_out = iso__widen(of_dy.at[j]), g = a.w ? slope_out * w[j] : slope_out;
+                sum += (double)g;
+                product += (double)(g * standardised(s, iso__widen(of_x.at[j])));
+            }
         }
         Real mean = (Real)(team::sum(sum) / (double)a.size);
         Real slope = (Real)(team::sum(product) / (double)a.size);
-        for (int64_t i = team::lane(); i < a.size; i += team::lanes()) {
-            Real slope_out = iso__widen(dy[i]), g = a.w ? slope_out * a.w[i] : slope_out;
-            Real xhat = standardised(s, iso__widen(x[i]));
-            iso__narrow((g - mean - xhat * slope) * s.deviation, &a.to[n * a.size + i]);
+        for (int64_t i = team::lane(); i < a.size / N; i += team::lanes()) {
+            pack of_x = iso__load_vector<true, T, N>(x + i * N);
+            pack of_dy = iso__load_vector<true, T, N>(dy + i * N);
+            Real w[N];
+            take_numbers(a.w, i * N, (Real)1, w);
+            for (int j = 0; j < N; j++) {
+                Real slope_out = iso__widen(of_dy.at[j]), g = a.w ? slope_out * w[j] : slope_out;
+                Real xhat = standardised(s, iso__widen(of_x.at[j]));
+                iso__narrow((g - mean - xhat * slope) * s.deviation, &of_dy.at[j]);
+            }
+            iso__store_vector<true>(a.to + n * a.size + i * N, of_dy);
         }
     }
 }
@@ -165,28 +203,41 @@ template <class T> __global__ void join_columns(column_args<T> a) {
 
 // ---- Launchers ----------------------------------------------------------------------------------
 
+template <class T, int N> iso_status forward_of(iso__cuda *cuda, const row_args<T> &args) {
+    return iso__cuda_submit_rows(cuda, normalise_rows<T, N, false>, normalise_rows<T, N, true>,
+                                 args.rows, iso__row_loads<N>(args.size), args);
+}
+
+template <class T, int N> iso_status backward_of(iso__cuda *cuda, const row_args<T> &args) {
+    return iso__cuda_submit_rows(cuda, row_gradients<T, N, false>, row_gradients<T, N, true>,
+                                 args.rows, iso__row_loads<N>(args.size), args);
+}
+
 template <class T>
-iso_status forward_of(iso__cuda *cuda, int64_t rows, int64_t size, double eps, const void *x,
-                      const void *w, const void *b, void *statistics, void *y) {
+row_args<T> forward_args(int64_t rows, int64_t size, double eps, const void *x, const void *w,
+                         const void *b, void *statistics, void *y) {
     typedef typename iso__real<T>::type Real;
     row_args<T> args = {};
     args.rows = rows, args.size = size, args.eps = eps;
     args.x = (const T *)x, args.w = (const Real *)w, args.b = (const Real *)b;
     args.statistics = (Real *)statistics, args.to = (T *)y;
-    return iso__cuda_submit_rows(cuda, normalise_rows<T, false>, normalise_rows<T, true>, rows,
-                                 size, args);
+    return args;
 }
 
 template <class T>
-iso_status backward_input_of(iso__cuda *cuda, int64_t rows, int64_t size, const void *x,
-                             const void *w, const void *dy, const void *statistics, void *dx) {
+row_args<T> backward_args(int64_t rows, int64_t size, const void *x, const void *w, const void *dy,
+                          const void *statistics, void *dx) {
     typedef typename iso__real<T>::type Real;
     row_args<T> args = {};
     args.rows = rows, args.size = size;
     args.x = (const T *)x, args.w = (const Real *)w, args.dy = (const T *)dy;
     args.kept = (const Real *)statistics, args.to = (T *)dx;
-    return iso__cuda_submit_rows(cuda, row_gradients<T, false>, row_gradients<T, true>, rows, size,
-                                 args);
+    return args;
+}
+
+bool holds_packs(const row_args<iso__bf16> &a) {
+    return iso__rows_hold_packs(a.size, a.x, a.w, a.b) &&
+           iso__rows_hold_packs(a.size, a.dy, a.to, NULL);
 }
 
 int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -225,20 +276,29 @@ iso_status backward_params_of(iso__cuda *cuda, const iso__cuda_layer_norm_params
 iso_status iso__cuda_layer_norm_forward(iso__cuda *cuda, iso_dtype dtype, int64_t rows,
                                         int64_t size, double eps, const void *x, const void *w,
                                         const void *b, void *statistics, void *y) {
-    if (dtype == ISO_F64) return forward_of<double>(cuda, rows, size, eps, x, w, b, statistics, y);
-    if (dtype == ISO_BF16)
-        return forward_of<iso__bf16>(cuda, rows, size, eps, x, w, b, statistics, y);
-    return forward_of<float>(cuda, rows, size, eps, x, w, b, statistics, y);
+    if (dtype == ISO_F64)
+        return forward_of<double, 1>(cuda,
+                                     forward_args<double>(rows, size, eps, x, w, b, statistics, y));
+    if (dtype != ISO_BF16)
+        return forward_of<float, 1>(cuda,
+                                    forward_args<float>(rows, size, eps, x, w, b, statistics, y));
+    auto args = forward_args<iso__bf16>(rows, size, eps, x, w, b, statistics, y);
+    return holds_packs(args) ? forward_of<iso__bf16, ISO_CUDA_ROW_PACK>(cuda, args)
+                             : forward_of<iso__bf16, 1>(cuda, args);
 }
 
 iso_status iso__cuda_layer_norm_backward_input(iso__cuda *cuda, iso_dtype dtype, int64_t rows,
                                                int64_t size, const void *x, const void *w,
                                                const void *dy, const void *statistics, void *dx) {
     if (dtype == ISO_F64)
-        return backward_input_of<double>(cuda, rows, size, x, w, dy, statistics, dx);
-    if (dtype == ISO_BF16)
-        return backward_input_of<iso__bf16>(cuda, rows, size, x, w, dy, statistics, dx);
-    return backward_input_of<float>(cuda, rows, size, x, w, dy, statistics, dx);
+        return backward_of<double, 1>(cuda,
+                                      backward_args<double>(rows, size, x, w, dy, statistics, dx));
+    if (dtype != ISO_BF16)
+        return backward_of<float, 1>(cuda,
+                                     backward_args<float>(rows, size, x, w, dy, statistics, dx));
+    auto args = backward_args<iso__bf16>(rows, size, x, w, dy, statistics, dx);
+    return holds_packs(args) ? backward_of<iso__bf16, ISO_CUDA_ROW_PACK>(cuda, args)
+                             : backward_of<iso__bf16, 1>(cuda, args);
 }
 
 int64_t iso__cuda_layer_norm_parts(int64_t rows, int64_t size) {

@@ -8,13 +8,20 @@
 
 namespace {
 
-// log(sum(exp(x))) without overflow.
-template <bool block, class T> __device__ double log_sum_exp(int64_t k, const T *x) {
+// log(sum(exp(x))) without overflow, of a row that is read N at a time.
+template <int N, bool block, class T> __device__ double log_sum_exp(int64_t k, const T *x) {
     typedef iso__team<block> team;
-    double top = (double)team::top(k, x), sum = 0;
-    for (int64_t i = team::lane(); i < k; i += team::lanes())
-        sum += exp((double)iso__widen(x[i]) - top);
+    double top = (double)team::template top<N>(k, x), sum = 0;
+    for (int64_t i = team::lane(); i < k / N; i += team::lanes()) {
+        iso__vector<T, N> at = iso__load_vector<true, T, N>(x + i * N);
+        for (int j = 0; j < N; j++) sum += exp((double)iso__widen(at.at[j]) - top);
+    }
     return top + log(team::sum(sum));
+}
+
+// What is computed in double precision, as a tensor of f32 would have it before it becomes bf16.
+template <class T> __device__ inline void put(double value, T *to) {
+    iso__narrow((typename iso__real<T>::type)value, to);
 }
 
 // ---- Log-softmax ----------------------------------------------------------------------------------
@@ -25,62 +32,64 @@ template <class T> struct rows_args {
     T *to;
 };
 
-template <class T, bool block> __global__ void log_softmax_forward(rows_args<T> r) {
+template <class T, int N, bool block> __global__ void log_softmax_forward(rows_args<T> r) {
     typedef iso__team<block> team;
-    typedef typename iso__real<T>::type Real;
     for (int64_t n = team::first_row(); n < r.rows; n += team::row_stride()) {
         const T *x = r.a + n * r.k;
         T *y = r.to + n * r.k;
-        double norm = log_sum_exp<block>(r.k, x);
-        for (int64_t i = team::lane(); i < r.k; i += team::lanes())
-            iso__narrow((Real)((double)iso__widen(x[i]) - norm), &y[i]);
-    }
-}
-
-// dx = dy - softmax(x) * sum(dy), with softmax(x) = exp(y).
-template <class T, bool block> __global__ void log_softmax_backward(rows_args<T> r) {
-    typedef iso__team<block> team;
-    typedef typename iso__real<T>::type Real;
-    for (int64_t n = team::first_row(); n < r.rows; n += team::row_stride()) {
-        const T *y = r.a + n * r.k, *dy = r.b + n * r.k;
-        T *dx = r.to + n * r.k;
-        double sum = 0;
-        for (int64_t i = team::lane(); i < r.k; i += team::lanes())
-            sum += (double)iso__widen(dy[i]);
-        sum = team::sum(sum);
-        for (int64_t i = team::lane(); i < r.k; i += team::lanes()) {
-            double slope = (double)iso__widen(dy[i]) - exp((double)iso__widen(y[i])) * sum;
-            iso__narrow((Real)slope, &dx[i]);
+        double norm = log_sum_exp<N, block>(r.k, x);
+        for (int64_t i = team::lane(); i < r.k / N; i += team::lanes()) {
+            iso__vector<T, N> at = iso__load_vector<true, T, N>(x + i * N);
+            for (int j = 0; j < N; j++) put((double)iso__widen(at.at[j]) - norm, &at.at[j]);
+            iso__store_vector<true>(y + i * N, at);
         }
     }
 }
 
-template <class T>
-iso_status log_softmax(iso__cuda *cuda, int64_t rows, int64_t k, const void *x, void *y) {
-    rows_args<T> args = {rows, k, (const T *)x, NULL, (T *)y};
-    return iso__cuda_submit_rows(cuda, log_softmax_forward<T, false>, log_softmax_forward<T, true>,
-                                 rows, k, args);
+// dx = dy - softmax(x) * sum(dy), with softmax(x) = exp(y).
+template <class T, int N, bool block> __global__ void log_softmax_backward(rows_args<T> r) {
+    typedef iso__team<block> team;
+    for (int64_t n = team::first_row(); n < r.rows; n += team::row_stride()) {
+        const T *y = r.a + n * r.k, *dy = r.b + n * r.k;
+        T *dx = r.to + n * r.k;
+        double sum = 0;
+        for (int64_t i = team::lane(); i < r.k / N; i += team::lanes()) {
+            iso__vector<T, N> b = iso__load_vector<true, T, N>(dy + i * N);
+            for (int j = 0; j < N; j++) sum += (double)iso__widen(b.at[j]);
+        }
+        sum = team::sum(sum);
+        for (int64_t i = team::lane(); i < r.k / N; i += team::lanes()) {
+            iso__vector<T, N> a = iso__load_vector<true, T, N>(y + i * N);
+            iso__vector<T, N> b = iso__load_vector<true, T, N>(dy + i * N);
+            for (int j = 0; j < N; j++)
+                put((double)iso__widen(b.at[j]) - exp((double)iso__widen(a.at[j])) * sum, &b.at[j]);
+            iso__store_vector<true>(dx + i * N, b);
+        }
+    }
 }
 
-template <class T>
+template <class T, int N>
+iso_status log_softmax(iso__cuda *cuda, int64_t rows, int64_t k, const void *x, void *y) {
+    rows_args<T> args = {rows, k, (const T *)x, NULL, (T *)y};
+    return iso__cuda_submit_rows(cuda, log_softmax_forward<T, N, false>,
+                                 log_softmax_forward<T, N, true>, rows, iso__row_loads<N>(k), args);
+}
+
+template <class T, int N>
 iso_status log_softmax_grad(iso__cuda *cuda, int64_t rows, int64_t k, const void *y, const void *dy,
                             void *dx) {
     rows_args<T> args = {rows, k, (const T *)y, (const T *)dy, (T *)dx};
-    return iso__cuda_submit_rows(cuda, log_softmax_backward<T, false>,
-                                 log_softmax_backward<T, true>, rows, k, args);
+    return iso__cuda_submit_rows(cuda, log_softmax_backward<T, N, false>,
+                                 log_softmax_backward<T, N, true>, rows, iso__row_loads<N>(k),
+                                 args);
 }
 
 // ---- One row of a classifier: its loss, in all threads; its gradient unless that is NULL -----------
 
-// As a gradient of f32 would become one of bf16: rounded twice.
-template <class T> __device__ inline void put(double slope, T *to) {
-    iso__narrow((typename iso__real<T>::type)slope, to);
-}
-
 template <bool block, class T>
 __device__ double cross_entropy(const iso__cuda_loss_rows &l, const T *x, int64_t label, T *grad) {
     typedef iso__team<block> team;
-    double norm = log_sum_exp<block>(l.k, x), rest = l.smoothing / (double)l.k, sum = 0;
+    double norm = log_sum_exp<1, block>(l.k, x), rest = l.smoothing / (double)l.k, sum = 0;
     if (l.smoothing > 0) {
         for (int64_t i = team::lane(); i < l.k; i += team::lanes()) sum += (double)iso__widen(x[i]);
         sum = team::sum(sum);
@@ -209,16 +218,20 @@ iso_status squares_as(iso__cuda *cuda, int64_t count, const void *x, const void 
 
 iso_status iso__cuda_log_softmax(iso__cuda *cuda, iso_dtype dtype, int64_t rows, int64_t k,
                                  const void *x, void *y) {
-    if (dtype == ISO_F64) return log_softmax<double>(cuda, rows, k, x, y);
-    if (dtype == ISO_BF16) return log_softmax<iso__bf16>(cuda, rows, k, x, y);
-    return log_softmax<float>(cuda, rows, k, x, y);
+    auto run = dtype == ISO_F64                      ? log_softmax<double, 1>
+               : dtype != ISO_BF16                   ? log_softmax<float, 1>
+               : iso__rows_hold_packs(k, x, y, NULL) ? log_softmax<iso__bf16, ISO_CUDA_ROW_PACK>
+                                                     : log_softmax<iso__bf16, 1>;
+    return run(cuda, rows, k, x, y);
 }
 
 iso_status iso__cuda_log_softmax_grad(iso__cuda *cuda, iso_dtype dtype, int64_t rows, int64_t k,
                                       const void *y, const void *dy, void *dx) {
-    if (dtype == ISO_F64) return log_softmax_grad<double>(cuda, rows, k, y, dy, dx);
-    if (dtype == ISO_BF16) return log_softmax_grad<iso__bf16>(cuda, rows, k, y, dy, dx);
-    return log_softmax_grad<float>(cuda, rows, k, y, dy, dx);
+    auto run = dtype == ISO_F64                     ? log_softmax_grad<double, 1>
+               : dtype != ISO_BF16                  ? log_softmax_grad<float, 1>
+               : iso__rows_hold_packs(k, y, dy, dx) ? log_softmax_grad<iso__bf16, ISO_CUDA_ROW_PACK>
+                                                    : log_softmax_grad<iso__bf16, 1>;
+    return run(cuda, rows, k, y, dy, dx);
 }
 
 iso_status iso__cuda_losses_of_rows(iso__cuda *cuda, iso_dtype dtype,
