@@ -2,6 +2,7 @@
 #include "device/cuda/cuda_copy.h"
 #include "device/cuda/cuda_dnn.h"
 #include "device/cuda/cuda_graph.h"
+#include "device/cuda/kernels/fill_kernels.h"
 
 #include <string.h>
 
@@ -86,6 +87,7 @@ static void cuda_destroy(iso_device *self) {
     iso__cuda_blas_destroy(cuda);
     for (int q = 0; usable && q < ISO__QUEUES; q++)
         if (cuda->stream[q]) cudaStreamDestroy(cuda->stream[q]);
+    if (cuda->arrived) iso__cuda_pool_free(cuda, cuda->arrived);
     iso__cuda_pool_destroy(cuda);
     iso__free(cuda);
 }
@@ -99,6 +101,19 @@ iso_status iso__cuda_scratch(iso__cuda *cuda, size_t bytes, void **out) {
         cuda->scratch_bytes = bytes;
     }
     *out = cuda->scratch;
+    return ISO_OK;
+}
+
+iso_status iso__cuda_arrivals(iso__cuda *cuda, unsigned **out) {
+    size_t bytes = ISO_CUDA_ARRIVALS * sizeof(unsigned);
+    void *memory = cuda->arrived;
+    if (!memory) {
+        ISO_TRY(iso__cuda_pool_alloc(cuda, bytes, &memory));
+        iso_status status = iso__cuda_fill_values(cuda, ISO_I64, (int64_t)(bytes / 8), 0, memory);
+        if (status < 0) iso__cuda_pool_free(cuda, memory);
+        ISO_TRY(status);
+    }
+    *out = cuda->arrived = memory;
     return ISO_OK;
 }
 

@@ -74,7 +74,7 @@ struct iso__cuda {
     size_t scratch_bytes;
     iso__cuda_labels labels[ISO_CUDA_LABEL_SLOTS];
     int next_labels;
-    unsigned *arrived; // blocks of a loss, see loss_kernels.h; NULL until there is one
+    unsigned *arrived; // see iso__cuda_arrivals; NULL until they are needed
     iso__cuda_math math;
     struct iso__cuda_blas *blas;     // NULL until a kernel needs it
     struct iso__cuda_lt *lt;         // the same
@@ -101,6 +101,8 @@ iso_status iso__cuda_identity(const iso__cuda *cuda, uint64_t *out);
 iso_status iso__cuda_wait(iso__cuda *cuda);
 // Scratch memory for the next call in the compute queue.
 iso_status iso__cuda_scratch(iso__cuda *cuda, size_t bytes, void **out);
+// Counters for the next launch in the compute queue.
+iso_status iso__cuda_arrivals(iso__cuda *cuda, unsigned **out);
 
 // ---- Its parts: each fills slots, or takes down what it made ---------------------------------------
 

@@ -14,13 +14,19 @@ static iso_status sum_channels(iso__cuda *cuda, const iso_tensor *y, const iso_t
     ISO_CHECK(items <= INT32_MAX, ISO_ERR_UNSUPPORTED,
               "a bias gradient of %lld numbers per channel on the GPU: use a smaller batch",
               (long long)items);
+    iso__cuda_channels sums = {.dtype = dy->dtype,
+                               .rows = rows,
+                               .channels = channels,
+                               .plane = plane,
+                               .x = dy->data,
+                               .y = y ? y->data : NULL,
+                               .accumulate = accumulate,
+                               .out = db->data};
     int parts = iso__cuda_channel_sum_parts(dy->dtype, rows, channels, plane);
-    void *partial = NULL;
-    if (parts > 1)
-        ISO_TRY(iso__cuda_scratch(cuda, (size_t)(parts * channels) * iso_dtype_size(db->dtype),
-                                  &partial));
-    return iso__cuda_channel_sums(cuda, dy->dtype, rows, channels, plane, dy->data,
-                                  y ? y->data : NULL, partial, accumulate, db->data);
+    size_t bytes = (size_t)(parts * channels) * iso_dtype_size(db->dtype);
+    if (parts > 1) ISO_TRY(iso__cuda_scratch(cuda, bytes, &sums.partial));
+    if (parts > 1) ISO_TRY(iso__cuda_arrivals(cuda, &sums.arrived));
+    return iso__cuda_channel_sums(cuda, &sums);
 }
 
 iso_status iso__cuda_bias_gradient(iso__cuda *cuda, const iso_tensor *dy, iso_tensor *db,

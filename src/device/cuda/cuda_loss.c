@@ -1,6 +1,5 @@
 // Log-softmax and losses on the CUDA device, and how labels get there and results back.
 #include "device/cuda/cuda_graph.h"
-#include "device/cuda/kernels/fill_kernels.h"
 #include "device/cuda/kernels/loss_kernels.h"
 
 #include <string.h>
@@ -81,8 +80,6 @@ void iso__cuda_loss_destroy(iso__cuda *cuda) {
         if (slot->free) cudaEventDestroy(slot->free);
         slot->free = NULL;
     }
-    if (cuda->arrived) iso__cuda_pool_free(cuda, cuda->arrived);
-    cuda->arrived = NULL;
 }
 
 // ---- Results --------------------------------------------------------------------------------------
@@ -98,27 +95,17 @@ static iso_status map(const iso__cuda *cuda, void *host, void **out) {
     return ISO_OK;
 }
 
-static iso_status need_arrived(iso__cuda *cuda) {
-    void *memory;
-    if (cuda->arrived) return ISO_OK;
-    ISO_TRY(iso__cuda_pool_alloc(cuda, sizeof(int64_t), &memory));
-    iso_status status = iso__cuda_fill_values(cuda, ISO_I64, 1, 0, memory);
-    if (status < 0) iso__cuda_pool_free(cuda, memory);
-    ISO_TRY(status);
-    cuda->arrived = memory;
-    return ISO_OK;
-}
-
 // Memory for so many parts, whose sum the kernel writes where the host reads it.
 static iso_status take_parts(iso__cuda *cuda, int64_t count, double divisor, double result[2],
                              iso__cuda_loss_sum *out) {
     void *part, *sum = NULL;
-    ISO_TRY(need_arrived(cuda));
+    unsigned *arrived;
+    ISO_TRY(iso__cuda_arrivals(cuda, &arrived));
     ISO_TRY(iso__cuda_scratch(cuda, (size_t)count * sizeof(iso__cuda_loss_part), &part));
     ISO_TRY(iso__cuda_enter(cuda));
     ISO_TRY(map(cuda, result, &sum));
     *out = (iso__cuda_loss_sum){
-        .count = count, .part = part, .divisor = divisor, .sum = sum, .arrived = cuda->arrived};
+        .count = count, .part = part, .divisor = divisor, .sum = sum, .arrived = arrived};
     return ISO_OK;
 }
 

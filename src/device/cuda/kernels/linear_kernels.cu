@@ -91,8 +91,9 @@ iso_status iso__cuda_bias_act_of_sums(iso__cuda *cuda, int64_t rows, int64_t cha
 }
 
 // ---- Sums over channels ------------------------------------------------------------------------
-// A block sums one part of the items of a channel, or of 32 channels that lie beside each other; a
-// second kernel puts the parts together. No atomics: the order is the same in every run.
+// A block sums one part of the items of a channel, or of 32 channels that lie beside each other;
+// the one of its channels that is done last puts the parts together, in an order that is the same
+// in every run.
 
 template <class T> struct sum_args {
     typedef typename iso__real<T>::type Real;
@@ -101,7 +102,8 @@ template <class T> struct sum_args {
     T *x;
     const T *y; // NULL: x is summed as it is
     bool accumulate;
-    Real *out; // the result of one part, else [parts, channels]
+    Real *partial, *out; // partial: [parts, channels]
+    unsigned *arrived;   // a counter for each blockIdx.x
 };
 
 template <class T> static __device__ inline void mask(T y, T *x) {
@@ -145,8 +147,44 @@ take_all(const sum_args<T> &a, int64_t first, int64_t end, int64_t step, const P
 template <class T>
 static __device__ void put_sum(const sum_args<T> &a, int part, int64_t channel,
                                typename iso__real<T>::type sum) {
-    typename iso__real<T>::type *to = a.out + (a.parts > 1 ? part * a.channels : 0) + channel;
-    *to = a.parts == 1 && a.accumulate ? *to + sum : sum;
+    if (a.parts > 1)
+        a.partial[part * a.channels + channel] = sum;
+    else
+        a.out[channel] = a.accumulate ? a.out[channel] + sum : sum;
+}
+
+// The parts of a channel one after the other, with several loads under way at once.
+template <class Real>
+static __device__ inline Real sum_of_parts(const volatile Real *part, int64_t step, int parts) {
+    const int at_once = 16;
+    Real sum = part[0];
+    for (int i = 1; i < parts; i += at_once) {
+        Real x[at_once];
+        for (int k = 0; k < at_once; k++) x[k] = part[(i + k < parts ? i + k : 0) * step];
+        for (int k = 0; k < at_once; k++)
+            if (i + k < parts) sum += x[k];
+    }
+    return sum;
+}
+
+// Called by all threads of all blocks, after their part: of `count` channels from `first` on.
+template <class T>
+static __device__ void join_parts(const sum_args<T> &a, int64_t first, int64_t count) {
+    typedef typename iso__real<T>::type Real;
+    __shared__ bool last;
+    if (a.parts == 1) return;
+    __threadfence(); // the part of this thread, before its block arrives
+    __syncthreads();
+    if (threadIdx.x == 0) last = atomicAdd(&a.arrived[blockIdx.x], 1u) == (unsigned)a.parts - 1;
+    __syncthreads();
+    if (!last) return;
+    __threadfence();
+    int64_t channel = first + threadIdx.x;
+    if (threadIdx.x == 0) a.arrived[blockIdx.x] = 0;
+    if (threadIdx.x >= count || channel >= a.channels) return;
+    const volatile Real *partial = a.partial; // of other blocks: not from a cache
+    Real sum = sum_of_parts(partial + channel, a.channels, a.parts);
+    a.out[channel] = a.accumulate ? a.out[channel] + sum : sum;
 }
 
 // Items first .. end of part `part`.
@@ -168,9 +206,11 @@ template <class T> __global__ void sum_columns(sum_args<T> a) {
                        [&a, channel](int64_t n) { return n * a.channels + channel; });
     lane_sum[lane][column] = sum;
     __syncthreads();
-    if (lane > 0 || channel >= a.channels) return;
-    for (int i = 1; i < SUM_LANES; i++) sum += lane_sum[i][column];
-    put_sum(a, (int)blockIdx.y, channel, sum);
+    if (lane == 0 && channel < a.channels) {
+        for (int i = 1; i < SUM_LANES; i++) sum += lane_sum[i][column];
+        put_sum(a, (int)blockIdx.y, channel, sum);
+    }
+    join_parts(a, (int64_t)blockIdx.x * SUM_COLUMNS, SUM_COLUMNS);
 }
 
 // The same, 16 bytes at a time: each lane takes every LANES-th row.
@@ -213,10 +253,12 @@ template <class T> __global__ void sum_packs(sum_args<T> a) {
     for (int k = 0; k < pack::width; k++) lane_sum[lane][first + k] = sum[k];
     __syncthreads();
     channel = (int64_t)blockIdx.x * SUM_COLUMNS + threadIdx.x;
-    if (threadIdx.x >= SUM_COLUMNS || channel >= a.channels) return;
-    Real total = 0;
-    for (int i = 0; i < shape::lanes; i++) total += lane_sum[i][threadIdx.x];
-    put_sum(a, (int)blockIdx.y, channel, total);
+    if (threadIdx.x < SUM_COLUMNS && channel < a.channels) {
+        Real total = 0;
+        for (int i = 0; i < shape::lanes; i++) total += lane_sum[i][threadIdx.x];
+        put_sum(a, (int)blockIdx.y, channel, total);
+    }
+    join_parts(a, (int64_t)blockIdx.x * SUM_COLUMNS, SUM_COLUMNS);
 }
 
 // Larger planes: neighbours are of the same channel. A block per channel and part.
@@ -232,22 +274,7 @@ template <class T> __global__ void sum_planes(sum_args<T> a) {
                         });
     sum = iso__block_sum(sum);
     if (threadIdx.x == 0) put_sum(a, (int)blockIdx.y, channel, sum);
-}
-
-template <class Real> struct parts_args {
-    int parts;
-    int64_t channels;
-    const Real *partial;
-    bool accumulate;
-    Real *out;
-};
-
-template <class Real> __global__ void sum_parts(parts_args<Real> a) {
-    for (int64_t c = iso__first_item(); c < a.channels; c += iso__item_stride()) {
-        Real sum = a.partial[c];
-        for (int i = 1; i < a.parts; i++) sum += a.partial[i * a.channels + c];
-        a.out[c] = a.accumulate ? a.out[c] + sum : sum;
-    }
+    join_parts(a, channel, 1);
 }
 
 static int64_t sum_blocks(int64_t channels, int64_t plane) {
@@ -260,7 +287,7 @@ static bool takes_packs(iso_dtype dtype, int64_t channels, int64_t plane) {
 
 // Parts keep a block busy for a while, and a few hundred blocks keep any GPU busy.
 int iso__cuda_channel_sum_parts(iso_dtype dtype, int64_t rows, int64_t channels, int64_t plane) {
-    enum { ENOUGH_BLOCKS = 512, LANES = packed_columns<iso__bf16>::lanes };
+    enum { ENOUGH_BLOCKS = 2 * ISO_CUDA_ARRIVALS, LANES = packed_columns<iso__bf16>::lanes };
     bool packs = takes_packs(dtype, channels, plane);
     int64_t at_once = plane > 1 ? (int)ISO_CUDA_BLOCK : packs ? (int)LANES : (int)SUM_LANES;
     int64_t of_items = rows * plane / (16 * at_once), most = packs ? 256 : 64;
@@ -269,29 +296,24 @@ int iso__cuda_channel_sum_parts(iso_dtype dtype, int64_t rows, int64_t channels,
     return (int)(parts < 1 ? 1 : parts < most ? parts : most);
 }
 
-template <class T>
-static iso_status launch_sums(iso__cuda *cuda, iso_dtype dtype, int64_t rows, int64_t channels,
-                              int64_t plane, void *x, const void *y, void *partial, bool accumulate,
-                              void *out) {
+template <class T> static iso_status launch_sums(iso__cuda *cuda, const iso__cuda_channels *s) {
     typedef typename iso__real<T>::type Real;
-    int parts = iso__cuda_channel_sum_parts(dtype, rows, channels, plane);
-    void *to = parts > 1 ? partial : out;
-    sum_args<T> args = {(int)rows, (int)plane,   parts,      channels,
-                        (T *)x,    (const T *)y, accumulate, (Real *)to};
-    bool packs = takes_packs(dtype, channels, plane) && iso__is_aligned(x) && iso__is_aligned(y);
-    auto kernel = plane > 1 ? sum_planes<T> : packs ? sum_packs<T> : sum_columns<T>;
-    dim3 grid((unsigned)sum_blocks(channels, plane), (unsigned)parts);
-    iso_status status = iso__cuda_submit(cuda, kernel, grid, ISO_CUDA_BLOCK, args);
-    if (status < 0 || parts == 1) return status;
-    parts_args<Real> rest = {parts, channels, (const Real *)partial, accumulate, (Real *)out};
-    return iso__cuda_submit_over(cuda, sum_parts<Real>, channels, rest);
+    int parts = iso__cuda_channel_sum_parts(s->dtype, s->rows, s->channels, s->plane);
+    sum_args<T> args = {};
+    args.rows = (int)s->rows, args.plane = (int)s->plane, args.parts = parts;
+    args.channels = s->channels, args.accumulate = s->accumulate;
+    args.x = (T *)s->x, args.y = (const T *)s->y;
+    args.partial = (Real *)s->partial, args.out = (Real *)s->out, args.arrived = s->arrived;
+    bool packs = takes_packs(s->dtype, s->channels, s->plane) && iso__is_aligned(s->x) &&
+                 iso__is_aligned(s->y);
+    auto kernel = s->plane > 1 ? sum_planes<T> : packs ? sum_packs<T> : sum_columns<T>;
+    dim3 grid((unsigned)sum_blocks(s->channels, s->plane), (unsigned)parts);
+    return iso__cuda_submit(cuda, kernel, grid, ISO_CUDA_BLOCK, args);
 }
 
-iso_status iso__cuda_channel_sums(iso__cuda *cuda, iso_dtype dtype, int64_t rows, int64_t channels,
-                                  int64_t plane, void *x, const void *y, void *partial,
-                                  bool accumulate, void *out) {
-    auto launch = dtype == ISO_F64    ? launch_sums<double>
-                  : dtype == ISO_BF16 ? launch_sums<iso__bf16>
-                                      : launch_sums<float>;
-    return launch(cuda, dtype, rows, channels, plane, x, y, partial, accumulate, out);
+iso_status iso__cuda_channel_sums(iso__cuda *cuda, const iso__cuda_channels *sums) {
+    auto launch = sums->dtype == ISO_F64    ? launch_sums<double>
+                  : sums->dtype == ISO_BF16 ? launch_sums<iso__bf16>
+                                            : launch_sums<float>;
+    return launch(cuda, sums);
 }

@@ -21,11 +21,18 @@ iso_status iso__cuda_bias_act_of_sums(iso__cuda *cuda, int64_t rows, int64_t cha
 // out[channel] = sums of x, += where accumulate; of bf16 in f32; always in the same order, which
 // depends on type, shape and alignment alone. Unless y is NULL, x becomes 0 before where y is not
 // above 0. With more than one part, partial is memory for parts * channels numbers of the type of
-// out. rows * plane is at most INT32_MAX.
+// out, and arrived are the counters of iso__cuda_arrivals. rows * plane is at most INT32_MAX.
+typedef struct iso__cuda_channels {
+    iso_dtype dtype;
+    int64_t rows, channels, plane;
+    void *x;
+    const void *y;
+    bool accumulate;
+    void *partial, *out;
+    unsigned *arrived;
+} iso__cuda_channels;
 int iso__cuda_channel_sum_parts(iso_dtype dtype, int64_t rows, int64_t channels, int64_t plane);
-iso_status iso__cuda_channel_sums(iso__cuda *cuda, iso_dtype dtype, int64_t rows, int64_t channels,
-                                  int64_t plane, void *x, const void *y, void *partial,
-                                  bool accumulate, void *out);
+iso_status iso__cuda_channel_sums(iso__cuda *cuda, const iso__cuda_channels *sums);
 
 #ifdef __cplusplus
 }

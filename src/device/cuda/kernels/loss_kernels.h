@@ -25,7 +25,7 @@ typedef struct iso__cuda_loss_sum {
     iso__cuda_loss_part *part; // [count], scratch
     double divisor;            // of the sum of losses
     iso__cuda_loss_part *sum;  // may be memory of the host
-    unsigned *arrived;         // blocks; 0 before and after a launch
+    unsigned *arrived;         // of iso__cuda_arrivals
 } iso__cuda_loss_sum;
 
 typedef enum iso__cuda_loss_kind {
