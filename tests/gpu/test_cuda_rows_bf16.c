@@ -86,6 +86,47 @@ Test(cuda_rows_bf16, softmax_is_the_same_wherever_memory_begins) {
     iso_device_destroy(&device);
 }
 
+// Of sums over rows, which are f32 and were summed in double precision.
+static void compare_sums(const pair sums[2], const char *what) {
+    double *x[2] = {doubles(sums[0].t), doubles(sums[1].t)}, largest = 0;
+    for (int64_t k = 0; k < sums[0].t->count; k++) largest = fmax(largest, fabs(x[0][k]));
+    for (int64_t k = 0; k < sums[0].t->count; k++)
+        cr_assert(fabs(x[0][k] - x[1][k]) <= 1e-6 * largest, "%s: %d is %g and %g", what, (int)k,
+                  x[0][k], x[1][k]);
+    free(x[0]), free(x[1]);
+}
+
+// Gradients of weight and bias: many rows, in parts, and columns that fill no block.
+static void compare_norm_params(iso_device *device, const int64_t *size, bool accumulate) {
+    target on = {.device = device, .dtype = ISO_F32};
+    const iso_kernel_ops *ops = device->kernels[ISO_BF16];
+    pair x = pair_2d(&on, size[0], size[1]), dy = pair_2d(&on, size[0], size[1]), dw[2], db[2];
+    pair kept = pair_2d(&on, 3, size[0]);
+    for (int i = 0; i < 2; i++) {
+        grid from = given_grid(device, size, i, x.t), slope = given_grid(device, size, i, dy.t);
+        grid y = new_grid(device, size, i);
+        dw[i] = pair_1d(&on, size[1]), db[i] = pair_1d(&on, size[1]);
+        OK(iso_tensor_fill(dw[i].t, 3));
+        OK(iso_tensor_fill(db[i].t, 4));
+        OK(ops->layer_norm_forward(device, 1e-5, size[1], &from.t, NULL, NULL, kept.t, &y.t));
+        OK(ops->layer_norm_backward_params(device, size[1], &from.t, &slope.t, kept.t, dw[i].t,
+                                           accumulate, db[i].t, accumulate));
+        iso_tensor_destroy(&from.memory), iso_tensor_destroy(&slope.memory);
+        iso_tensor_destroy(&y.memory);
+    }
+    compare_sums(dw, "gradient of a weight");
+    compare_sums(db, "gradient of a bias");
+    for (int i = 0; i < 2; i++) pair_destroy(&dw[i]), pair_destroy(&db[i]);
+    pair_destroy(&x), pair_destroy(&dy), pair_destroy(&kept);
+}
+
+Test(cuda_rows_bf16, gradients_of_parameters_are_the_same_wherever_memory_begins) {
+    static const int64_t many[][2] = {{300, 40}, {1, 8}, {67, 256}, {130, 24}, {9, 33}};
+    iso_device *device = open_cuda();
+    for (int i = 0; i < COUNT(many) * 2; i++) compare_norm_params(device, many[i / 2], i % 2);
+    iso_device_destroy(&device);
+}
+
 // affine: with weight and bias.
 static void compare_norm(iso_device *device, const int64_t *size, bool affine) {
     target on = {.device = device, .dtype = ISO_F32};

@@ -180,6 +180,34 @@ template <class T> __global__ void take_columns(column_args<T> a) {
     a.sums[(2 * blockIdx.y + 1) * a.size + column] = db;
 }
 
+// The same, N columns beside each other in a thread.
+template <class T, int N> __global__ void take_column_packs(column_args<T> a) {
+    const int packs = COLUMNS / N, lanes = ISO_CUDA_BLOCK / packs;
+    __shared__ double part[2][lanes][COLUMNS];
+    int at = (int)threadIdx.x % packs * N, lane = (int)threadIdx.x / packs;
+    int64_t column = (int64_t)blockIdx.x * COLUMNS + at, end = (blockIdx.y + 1) * a.part_rows;
+    double dw[N] = {}, db[N] = {};
+    if (end > a.rows) end = a.rows;
+    for (int64_t n = blockIdx.y * a.part_rows + lane; column < a.size && n < end; n += lanes) {
+        iso__vector<T, N> x = iso__load_vector<true, T, N>(a.x + n * a.size + column);
+        iso__vector<T, N> dy = iso__load_vector<true, T, N>(a.dy + n * a.size + column);
+        auto s = get(a.statistics, n);
+        for (int j = 0; j < N; j++) {
+            typename iso__real<T>::type slope = iso__widen(dy.at[j]);
+            dw[j] += (double)(slope * standardised(s, iso__widen(x.at[j])));
+            db[j] += (double)slope;
+        }
+    }
+    for (int j = 0; j < N; j++) part[0][lane][at + j] = dw[j], part[1][lane][at + j] = db[j];
+    __syncthreads();
+    int which = (int)threadIdx.x / COLUMNS; // a warp sums dw, another one db
+    column = column_of_thread();
+    if (which > 1 || column >= a.size) return;
+    double sum = 0;
+    for (int i = 0; i < lanes; i++) sum += part[which][i][threadIdx.x % COLUMNS];
+    a.sums[(2 * blockIdx.y + which) * a.size + column] = sum;
+}
+
 template <class Real>
 __device__ void store(Real *gradient, bool accumulate, int64_t column, double sum) {
     if (!gradient) return;
@@ -250,6 +278,10 @@ int64_t rows_of_part(int64_t rows, int64_t size) {
     return parts > 1 ? divide_up(rows, parts) : rows;
 }
 
+template <class T> bool takes_packs(const column_args<T> &a) {
+    return sizeof(T) == sizeof(iso__bf16) && iso__rows_hold_packs(a.size, a.x, a.dy, NULL);
+}
+
 template <class T>
 iso_status backward_params_of(iso__cuda *cuda, const iso__cuda_layer_norm_params *p) {
     typedef typename iso__real<T>::type Real;
@@ -264,8 +296,10 @@ iso_status backward_params_of(iso__cuda *cuda, const iso__cuda_layer_norm_params
     args.sums = p->parts;
     unsigned tiles = (unsigned)divide_up(p->size, COLUMNS);
     if (args.parts > 0) {
+        const int width = iso__widest<T>::width;
         iso_status status = iso__cuda_submit(
-            cuda, take_columns<T>, dim3(tiles, (unsigned)args.parts), ISO_CUDA_BLOCK, args);
+            cuda, takes_packs(args) ? take_column_packs<T, width> : take_columns<T>,
+            dim3(tiles, (unsigned)args.parts), ISO_CUDA_BLOCK, args);
         if (status < 0) return status;
     }
     return iso__cuda_submit(cuda, join_columns<T>, dim3(tiles), ISO_CUDA_BLOCK, args);
