@@ -194,6 +194,10 @@ typedef struct iso_kernel_ops {
     size_t (*max_pool2d_workspace)(iso_device *self, const iso_tensor *x, const iso_tensor *y);
     iso_status (*max_pool2d_forward)(iso_device *self, const iso_pool2d_config *c,
                                      const iso_tensor *x, iso_tensor *y, void *workspace);
+    // The same and a relu, for windows of less than 65536 pixels: where that cuts, no place has won,
+    // so that the backward is of both. NULL: nothing is gained.
+    iso_status (*max_pool2d_relu_forward)(iso_device *self, const iso_pool2d_config *c,
+                                          const iso_tensor *x, iso_tensor *y, void *workspace);
     iso_status (*max_pool2d_backward)(iso_device *self, const iso_pool2d_config *c,
                                       const iso_tensor *dy, const void *workspace, iso_tensor *dx);
     iso_status (*avg_pool2d_forward)(iso_device *self, const iso_pool2d_config *c,

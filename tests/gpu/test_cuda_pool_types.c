@@ -126,6 +126,36 @@ Test(cuda_pool_types, a_nan_wins_in_its_channel_only) {
     iso_device_destroy(&on.device);
 }
 
+// A relu on the way: the gradient of a window whose maximum it cuts goes nowhere. nan: everywhere.
+static void check_relu_pool(pool_case *p, const iso_pool2d_config *c, bool nan) {
+    iso_device *device = p->on.device;
+    int64_t *winner = calloc((size_t)p->y.t->count, sizeof(int64_t));
+    void *workspace;
+    OK(device->ops->alloc(device, p->kernels->max_pool2d_workspace(device, p->x.t, p->y.t),
+                          &workspace));
+    oracle_max_pool(&p->oracle, p->x.d, p->y.d, winner);
+    for (int64_t i = 0; i < p->dy.t->count; i++) {
+        if (p->y.d[i] > 0) p->dx.d[winner[i]] += nan ? 0 : p->dy.d[i];
+        p->y.d[i] = nan ? NAN : fmax(p->y.d[i], 0);
+    }
+    for (int64_t i = 0; nan && i < p->x.t->count; i++) p->x.d[i] = NAN;
+    stored_put(&p->x);
+    OK(p->kernels->max_pool2d_relu_forward(device, c, p->x.t, p->y.t, NULL));
+    stored_check(&p->y, 0, "max pool and relu without a workspace");
+    OK(p->kernels->max_pool2d_relu_forward(device, c, p->x.t, p->y.t, workspace));
+    stored_check(&p->y, 0, "max pool and relu");
+    OK(p->kernels->max_pool2d_backward(device, c, p->dy.t, workspace, p->dx.t));
+    stored_check(&p->dx, 1e-6, "gradient through a relu and a max pool");
+    device->ops->free(device, workspace);
+    free(winner);
+}
+static void one_relu_pool(pool_case *p, const iso_pool2d_config *c) {
+    check_relu_pool(p, c, false);
+}
+static void one_nan_pool(pool_case *p, const iso_pool2d_config *c) { check_relu_pool(p, c, true); }
+Test(cuda_pool_types, a_relu_cuts_maxima_and_their_gradients) { on_each_case(one_relu_pool); }
+Test(cuda_pool_types, a_relu_leaves_a_nan_and_gives_it_no_gradient) { on_each_case(one_nan_pool); }
+
 // ---- Averages -----------------------------------------------------------------------------------
 
 static void one_avg_pool(pool_case *p, const iso_pool2d_config *c) {

@@ -42,6 +42,14 @@ static iso_status max_pool2d_forward(iso_device *self, const iso_pool2d_config *
     return iso__cuda_max_pool_forward(iso__cuda_of(self), &shape, x->data, y->data, workspace);
 }
 
+static iso_status max_pool2d_relu_forward(iso_device *self, const iso_pool2d_config *c,
+                                          const iso_tensor *x, iso_tensor *y, void *workspace) {
+    ISO_TRY(check(c));
+    iso__cuda_pool_shape shape = shape_of(c, x, y);
+    shape.relu = true;
+    return iso__cuda_max_pool_forward(iso__cuda_of(self), &shape, x->data, y->data, workspace);
+}
+
 static iso_status max_pool2d_backward(iso_device *self, const iso_pool2d_config *c,
                                       const iso_tensor *dy, const void *workspace, iso_tensor *dx) {
     ISO_TRY(check(c));
@@ -76,6 +84,7 @@ static iso_status adaptive_avg_pool2d_backward(iso_device *self, const iso_tenso
 void iso__cuda_fill_pool2d(iso_kernel_ops *ops) {
     ops->max_pool2d_workspace = max_pool2d_workspace;
     ops->max_pool2d_forward = max_pool2d_forward;
+    ops->max_pool2d_relu_forward = max_pool2d_relu_forward;
     ops->max_pool2d_backward = max_pool2d_backward;
     ops->avg_pool2d_forward = avg_pool2d_forward;
     ops->avg_pool2d_backward = avg_pool2d_backward;

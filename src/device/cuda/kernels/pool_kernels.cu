@@ -19,6 +19,7 @@ template <class T, class Index> struct pool_args {
     T *to;
     const uint16_t *won; // backward
     uint16_t *where;     // forward; NULL: nobody asks
+    bool relu;           // forward of maxima
 };
 
 template <class Index> struct spot { Index plane, row, column, lane; };
@@ -62,6 +63,8 @@ __device__ inline void store(T *to, Index at, const numbers<T, V> &x) {
 
 // ---- Maxima -------------------------------------------------------------------------------------
 
+enum { NO_PLACE = UINT16_MAX };
+
 // The largest so far, and their places in the window.
 template <class T, int V> struct winners {
     numbers<T, V> best;
@@ -76,8 +79,15 @@ template <class T, int V> struct winners {
             if (x.at[k] > best.at[k] || x.at[k] != x.at[k])
                 best.at[k] = x.at[k], place.at[k] = (uint16_t)at;
     }
-    template <class Index>
-    __device__ void store_at(const pool_args<T, Index> &a, int64_t item) const {
+    // A NaN stays one, and has no gradient.
+    __device__ void cut() {
+        for (int k = 0; k < V; k++) {
+            if (!(best.at[k] > 0)) place.at[k] = NO_PLACE;
+            if (best.at[k] < 0) best.at[k] = 0;
+        }
+    }
+    template <class Index> __device__ void store_at(const pool_args<T, Index> &a, int64_t item) {
+        if (a.relu) cut();
         store(a.to, item, best);
         if (a.where) ((iso__vector<uint16_t, V> *)a.where)[item] = place;
     }
@@ -310,11 +320,11 @@ template <class T, int V, class Index> struct max_pool {
 
     static iso_status forward(iso__cuda *cuda, const pool_shape *s, const ends &e) {
         args_type args = args_of<T, V, Index>(s, s->y.out, s->x.out, e);
-        args.where = (uint16_t *)e.places;
+        args.where = (uint16_t *)e.places, args.relu = s->relu;
         if (!by_squares(s, e.from))
             return iso__cuda_submit_over(cuda, max_forward<T, V, Index>, args.count, args);
         narrow_args narrow = args_of<T, V, int32_t>(s, s->y.out, s->x.out, e);
-        narrow.where = args.where;
+        narrow.where = args.where, narrow.relu = s->relu;
         return iso__cuda_submit_over(
             cuda, s->beside > 1 ? max_squares<T, V, false> : max_squares<T, V, V == 1>,
             narrow.count, narrow);

@@ -19,6 +19,7 @@ typedef struct iso__cuda_pool_shape {
     iso_dtype dtype;
     int64_t planes, beside; // beside: channels of an image that is channels last; 1: it is not
     iso__cuda_pool_axis y, x;
+    bool relu; // behind the forward of maxima; where it cuts, the place that won is 65535
 } iso__cuda_pool_shape;
 
 // where[i], for each of y: the place in its window that won, counted row by row; NULL: not kept.
