@@ -5,9 +5,9 @@
 // type. In the table of bf16 that holds for activations, their gradients, and the weights and
 // biases of linear layers and convolutions; what is f32 there are gradients of parameters (dw, db),
 // the parameters, running values and statistics of norms. Sums and what lies between load and store
-// are f32 or wider, updates see f32 alone. A 4-dimensional activation may be in
-// either layout; gradients have the layout of the activation they belong to; parameters and
-// everything else are logical, but the weight of a convolution in bf16, which has the layout of y.
+// are f32 or wider, updates see f32 alone. A 4-dimensional activation may be in either layout;
+// gradients have the layout of the activation they belong to; parameters and everything else are
+// logical, but the weight of a convolution in bf16, which has the layout of y.
 // Slots do not check shapes: modules did. Nothing may be allocated and no primitive created for a
 // combination of shapes seen before.
 #ifndef ISO_DEVICE_IMPL_H
@@ -105,9 +105,9 @@ typedef struct iso__remote_ops {
     iso_status (*test)(iso_device *self, iso__device_event *event);
     iso_status (*wait)(iso_device *self, iso__device_event *event); // waits
     iso_status (*finish)(iso_device *self); // waits for everything in all queues
-    // Tensors of f32 and f64 taken as one vector, for clip.h. The norm of type p; unless max_norm
-    // is NULL they are then multiplied by *max_norm / (norm + 1e-6) where that is below 1. Waits
-    // only where the norm is asked for.
+    // Tensors of f32 and f64 taken as one vector, for clip.h. The norm of type p; unless max_norm is
+    // NULL they are then multiplied by *max_norm / (norm + 1e-6) where that is below 1. Waits only
+    // where the norm is asked for.
     iso_status (*clip_norm)(iso_device *self, int count, iso_tensor *const *x, double p,
                             const double *max_norm, double *norm);
     // Every element into [-most, most]; a NaN stays.
@@ -173,8 +173,8 @@ typedef struct iso_kernel_ops {
                                          iso_tensor *db, bool accumulate_b); // dw, db may be NULL
     iso_status (*linear_backward_input)(iso_device *self, const iso_tensor *dy, const iso_tensor *w,
                                         iso_tensor *dx);
-    // dw [R, K] = rows first .. first + R of the weight's gradient. NULL where a product takes whole
-    // rows alone: take_columns comes first then.
+    // dw [R, K] = rows first .. first + R of the weight's gradient. NULL where a product takes
+    // whole rows alone: take_columns comes first then.
     iso_status (*linear_backward_rows)(iso_device *self, const iso_tensor *x, const iso_tensor *dy,
                                        int64_t first, iso_tensor *dw, bool accumulate);
     // part [N, C] = columns first .. first + C of x [N, K]; NULL where the above is not.
@@ -194,8 +194,8 @@ typedef struct iso_kernel_ops {
     size_t (*max_pool2d_workspace)(iso_device *self, const iso_tensor *x, const iso_tensor *y);
     iso_status (*max_pool2d_forward)(iso_device *self, const iso_pool2d_config *c,
                                      const iso_tensor *x, iso_tensor *y, void *workspace);
-    // The same and a relu, for windows of less than 65536 pixels: where that cuts, no place has won,
-    // so that the backward is of both. NULL: nothing is gained.
+    // The same and a relu, for windows of fewer than 65536 pixels: where that cuts, no place has
+    // won, so that the backward is of both. NULL: nothing is gained.
     iso_status (*max_pool2d_relu_forward)(iso_device *self, const iso_pool2d_config *c,
                                           const iso_tensor *x, iso_tensor *y, void *workspace);
     iso_status (*max_pool2d_backward)(iso_device *self, const iso_pool2d_config *c,
