@@ -111,7 +111,8 @@ typedef struct iso_call {
 
 // The table of a layer. Only `type`, `forward` and, for training, `backward_input` are required.
 // What fails says why by iso_error_set. Outputs and gradients have the type of the call's input
-// (the gradient of the input, its), as iso_call_tensor gives it.
+// (the gradient of the input, its), as iso_call_tensor gives it, and lie on the module's device;
+// what does not is an error of this layer (ISO_ERR_TYPE, ISO_ERR_SHAPE).
 typedef struct iso_module_ops {
     const char *type; // as PyTorch spells it, "Linear"
     // Reads `in`, sets *out to a tensor the call owns (or a view). training is self->training.
@@ -177,8 +178,10 @@ struct iso_module {
     iso_call **call; // stack of calls since the last root forward; [depth) await their backward
     int call_depth, call_capacity;
     uint64_t forward_number;
-    int64_t first_row; // global row of row 0 of the batch (random layers), set by
-                       // iso_module_set_first_row
+    int64_t first_row;        // global row of row 0 of the batch (random layers), set by
+                              // iso_module_set_first_row
+    const iso_module *source; // set by a container for the call that comes: who gave its input, as
+                              // messages name it; NULL: not known
 };
 
 // For authors of layers: allocate a struct whose first member is iso_module (zeroed, e.g. by

@@ -45,6 +45,8 @@ static const iso_module_ops cast_ops = {
     .takes_bf16 = true,
 };
 
+bool iso__module_is_cast(const iso_module *module) { return module->ops == &cast_ops; }
+
 iso_status iso_cast_create(iso_device *device, iso_dtype dtype, iso_module **out) {
     iso_module *module;
     ISO_CHECK(dtype == ISO_F32 || dtype == ISO_F64 || dtype == ISO_BF16, ISO_ERR_ARG,

@@ -61,13 +61,15 @@ iso_status iso__call_layout(iso_module *module, iso_tensor **slot, iso_layout la
 
 iso_status iso__shape_error(const iso_module *module, const iso_tensor *in, const char *expected,
                             ...) {
-    char label[ISO_LABEL_ROOM], got[128], wanted[160];
+    char label[ISO_LABEL_ROOM], from[ISO_LABEL_ROOM], got[128], wanted[160];
     va_list arguments;
     va_start(arguments, expected);
     vsnprintf(wanted, sizeof(wanted), expected, arguments);
     va_end(arguments);
-    return ISO_FAIL(ISO_ERR_SHAPE, "%s expects %s but got %s", iso__module_label(module, label),
-                    wanted, iso__shape_text(in->ndim, in->shape, got, sizeof(got)));
+    return ISO_FAIL(ISO_ERR_SHAPE, "%s expects %s but got %s%s%s", iso__module_label(module, label),
+                    wanted, iso__shape_text(in->ndim, in->shape, got, sizeof(got)),
+                    module->source ? " from " : "",
+                    module->source ? iso__module_label(module->source, from) : "");
 }
 
 iso_status iso__undo_activation(iso_module *self, iso_call *call, iso_tensor *grad_out) {
@@ -157,9 +159,37 @@ static iso_status check_input(const iso_module *module, const iso_tensor *in) {
     return ISO_OK;
 }
 
-iso_status iso_module_call(iso_module *child, iso_activation activation, iso_tensor *in,
-                           iso_tensor **out) {
+// A type may change inside a container.
+static bool gives_type(const iso_module *module, const iso_call *call) {
+    iso_dtype dtype = call->result->dtype;
+    if (dtype == call->in->dtype || iso__module_is_cast(module)) return true;
+    for (int i = 0; i < module->child_count; i++) {
+        const iso_module *child = module->child[i];
+        if (child->call_depth > 0 && child->call[child->call_depth - 1]->result->dtype == dtype)
+            return true;
+    }
+    return false;
+}
+
+// What a layer of a user's gives is checked here, or the one behind it would be blamed.
+static iso_status check_output(const iso_module *module, const iso_call *call) {
     char label[ISO_LABEL_ROOM];
+    ISO_CHECK(call->result, ISO_ERR_STATE, "forward of %s gave no output",
+              iso__module_label(module, label));
+    ISO_CHECK(call->result->device == module->device, ISO_ERR_TYPE,
+              "forward of %s gave an output that is not on its own device: make it by "
+              "iso_call_tensor",
+              iso__module_label(module, label));
+    ISO_CHECK(gives_type(module, call), ISO_ERR_TYPE,
+              "forward of %s gave an output of %s for an input of %s: make it by iso_call_tensor, "
+              "which gives it the type of the input",
+              iso__module_label(module, label), iso_dtype_name(call->result->dtype),
+              iso_dtype_name(call->in->dtype));
+    return ISO_OK;
+}
+
+static iso_status call_module(iso_module *child, iso_activation activation, iso_tensor *in,
+                              iso_tensor **out) {
     ISO_CHECK(activation == ISO_ACT_NONE || child->ops->fuses_relu, ISO_ERR_ARG,
               "%s cannot fuse an activation", child->ops->type);
     ISO_TRY(check_input(child, in));
@@ -174,15 +204,21 @@ iso_status iso_module_call(iso_module *child, iso_activation activation, iso_ten
     call->number = child->training ? ++child->forward_number : 0;
     int64_t start = trace_start(child);
     iso_status status = child->ops->forward(child, call, in, &call->result);
-    if (status >= 0 && !call->result)
-        status = ISO_FAIL(ISO_ERR_STATE, "forward of %s gave no output",
-                          iso__module_label(child, label));
+    if (status >= 0) status = check_output(child, call);
     if (status < 0) {
         child->call_depth--; // so that a backward after a failed forward is refused
         return iso__error_frame(status, __func__, __FILE__, __LINE__);
     }
     trace_end(child, "forward", start);
     *out = call->result;
+    return ISO_OK;
+}
+
+iso_status iso_module_call(iso_module *child, iso_activation activation, iso_tensor *in,
+                           iso_tensor **out) {
+    iso_status status = call_module(child, activation, in, out);
+    child->source = NULL; // it may not live as long
+    ISO_TRY(status);
     return ISO_OK;
 }
 
@@ -242,7 +278,28 @@ static iso_status backward_layer(iso_module *module, iso_call *call, iso_tensor 
     return ISO_OK;
 }
 
+static iso_status check_gradient(const iso_module *module, const iso_tensor *in,
+                                 const iso_tensor *grad_in) {
+    char label[ISO_LABEL_ROOM], got[128], wanted[128];
+    iso__module_label(module, label);
+    ISO_CHECK(grad_in, ISO_ERR_STATE, "backward of %s gave no gradient of its input", label);
+    ISO_CHECK(grad_in->device == module->device, ISO_ERR_TYPE,
+              "backward of %s gave a gradient of its input that is not on its own device: make it "
+              "by iso_call_tensor",
+              label);
+    ISO_CHECK(grad_in->dtype == in->dtype, ISO_ERR_TYPE,
+              "backward of %s gave a gradient of %s for an input of %s: make it by "
+              "iso_call_tensor, which gives it the type of the input",
+              label, iso_dtype_name(grad_in->dtype), iso_dtype_name(in->dtype));
+    ISO_CHECK(iso__tensor_same_shape(grad_in, in), ISO_ERR_SHAPE,
+              "backward of %s gave a gradient of shape %s for an input of shape %s", label,
+              iso__shape_text(grad_in->ndim, grad_in->shape, got, sizeof(got)),
+              iso__shape_text(in->ndim, in->shape, wanted, sizeof(wanted)));
+    return ISO_OK;
+}
+
 iso_status iso_module_call_backward(iso_module *child, iso_tensor *grad_out, iso_tensor **grad_in) {
+    iso_tensor *given = NULL, **wanted = grad_in ? &given : NULL;
     char label[ISO_LABEL_ROOM];
     ISO_CHECK(child->call_depth > 0, ISO_ERR_STATE, "backward of %s without a forward before it",
               iso__module_label(child, label));
@@ -251,10 +308,14 @@ iso_status iso_module_call_backward(iso_module *child, iso_tensor *grad_out, iso
     ISO_TRY(accept_gradient(child, call, &grad_out));
     int64_t start = trace_start(child);
     if (child->ops->backward) {
-        ISO_TRY(child->ops->backward(child, call, grad_out, grad_in));
+        ISO_TRY(child->ops->backward(child, call, grad_out, wanted));
         ISO_TRY(gradients_written(child));
     } else {
-        ISO_TRY(backward_layer(child, call, grad_out, grad_in));
+        ISO_TRY(backward_layer(child, call, grad_out, wanted));
+    }
+    if (grad_in) {
+        ISO_TRY(check_gradient(child, call->in, given));
+        *grad_in = given;
     }
     trace_end(child, "backward", start);
     return ISO_OK;

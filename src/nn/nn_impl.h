@@ -49,7 +49,8 @@ bool iso__module_trains(const iso_module *module);
 // `Conv2d "conv1"`, or the type alone for a module without a name, into text; returns text.
 #define ISO_LABEL_ROOM 96
 const char *iso__module_label(const iso_module *module, char *text);
-// The error for an input that does not fit: `Conv2d "conv1" expects EXPECTED but got [64, 28, 28]`.
+// The error for an input that does not fit: `Conv2d "conv1" expects EXPECTED but got [64, 28, 28]`,
+// and from whom where that is known.
 iso_status iso__shape_error(const iso_module *module, const iso_tensor *in, const char *expected,
                             ...) __attribute__((format(printf, 3, 4)));
 
@@ -112,6 +113,8 @@ iso_status iso__norm_sync_sums(iso__norm_sync *sync, const iso_tensor *x,
 
 // Whether this is the relu layer (which sequential fuses into the layer before it).
 bool iso__module_is_relu(const iso_module *module);
+// Whether this is the layer whose output may be of another type than its input.
+bool iso__module_is_cast(const iso_module *module);
 // For layers that fuse a relu: turns grad_out into the gradient before it, in place.
 iso_status iso__undo_activation(iso_module *self, iso_call *call, iso_tensor *grad_out);
 // The same; and where the device does that on the way, the gradient of the layer's bias (NULL:

@@ -21,11 +21,14 @@ static bool is_fused(const iso_module *self, int i) {
 static iso_status forward(iso_module *self, iso_call *call, iso_tensor *in, iso_tensor **out) {
     (void)call;
     iso_tensor *x = in;
+    const iso_module *source = self->source;
     for (int i = 0; i < self->child_count; i++) {
         if (is_fused(self, i)) continue;
         bool relu = fused_into_previous(self, i + 1) || fused_into_next(self, i - 1);
         iso_activation activation = relu ? ISO_ACT_RELU : ISO_ACT_NONE;
+        self->child[i]->source = source;
         ISO_TRY(iso_module_call(self->child[i], activation, x, &x));
+        source = self->child[i];
     }
     *out = x;
     return ISO_OK;

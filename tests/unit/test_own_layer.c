@@ -5,6 +5,7 @@
 #include "common/nn_fixture.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 TestSuite(own_layer, .timeout = 60);
 
@@ -94,6 +95,102 @@ static iso_module *scale_create(iso_device *device, double factor) {
     return &s->base;
 }
 
+// ---- A layer that gives what a layer must not ----------------------------------------------------
+
+typedef enum fault { NONE, TYPE, DEVICE, SHAPE, NOTHING } fault;
+
+typedef struct faulty {
+    iso_module base;
+    fault in_forward, in_backward;
+    iso_device *other;
+    iso_tensor *given[2];
+} faulty;
+
+// The gradient or output of `like`'s shape in which this is wrong.
+static iso_status give(faulty *f, fault wrong, iso_tensor *like, iso_tensor **slot,
+                       iso_tensor **out) {
+    int64_t shape[2] = {iso_tensor_shape(like)[0], iso_tensor_shape(like)[1]};
+    if (wrong == NOTHING) return ISO_OK;
+    if (wrong == SHAPE) shape[1]++;
+    iso_tensor_destroy(slot);
+    iso_status status = iso_tensor_create(wrong == DEVICE ? f->other : f->base.device,
+                                          wrong == TYPE ? ISO_F64 : ISO_F32, 2, shape, slot);
+    if (status >= 0) status = iso_tensor_fill(*slot, 1);
+    *out = *slot;
+    return status;
+}
+
+static iso_status faulty_forward(iso_module *self, iso_call *call, iso_tensor *in,
+                                 iso_tensor **out) {
+    faulty *f = (faulty *)self;
+    (void)call;
+    return give(f, f->in_forward, in, &f->given[0], out);
+}
+
+static iso_status faulty_backward_input(iso_module *self, iso_call *call, iso_tensor *grad_out,
+                                        iso_tensor **grad_in) {
+    faulty *f = (faulty *)self;
+    (void)grad_out;
+    return give(f, f->in_backward, call->in, &f->given[1], grad_in);
+}
+
+static void faulty_destroy(iso_module *self) {
+    faulty *f = (faulty *)self;
+    for (int i = 0; i < 2; i++) iso_tensor_destroy(&f->given[i]);
+    iso_device_destroy(&f->other);
+}
+
+static const iso_module_ops faulty_ops = {
+    .type = "Faulty",
+    .forward = faulty_forward,
+    .backward_input = faulty_backward_input,
+    .destroy = faulty_destroy,
+};
+
+static iso_module *faulty_create(iso_device *device, fault in_forward, fault in_backward) {
+    faulty *f = calloc(1, sizeof(*f));
+    cr_ok(iso_module_init(&f->base, &faulty_ops, device));
+    cr_ok(iso_device_create("cpu", &f->other));
+    f->in_forward = in_forward;
+    f->in_backward = in_backward;
+    return &f->base;
+}
+
+// A sequential: linear 4 -> 3, the layer, and linear 3 -> 2 in a container of its own.
+static iso_module *create_around(iso_device *device, iso_module *layer) {
+    iso_rng rng = {.seed = 1};
+    iso_module *model, *head, *linear;
+    cr_ok(iso_sequential_create(device, &model));
+    cr_ok(iso_sequential_create(device, &head));
+    cr_ok(iso_linear_create(device, 4, 3, true, &rng, &linear));
+    cr_ok(iso_sequential_add_take(model, "in", linear));
+    cr_ok(iso_sequential_add_take(model, "mine", layer));
+    cr_ok(iso_linear_create(device, 3, 2, true, &rng, &linear));
+    cr_ok(iso_sequential_add_take(head, "out", linear));
+    cr_ok(iso_sequential_add_take(model, "head", head));
+    return model;
+}
+
+// One step fails with this code, and its message has both texts.
+static void expect_blame(fault in_forward, fault in_backward, iso_status code, const char *who,
+                         const char *what) {
+    iso_device *device = open_cpu();
+    iso_module *model = create_around(device, faulty_create(device, in_forward, in_backward));
+    iso_tensor *in = random_tensor(device, 2, (int64_t[]){5, 4}, 1), *out = NULL;
+    iso_tensor *ones = filled_tensor(device, 2, (int64_t[]){5, 2}, 1);
+    iso_status status = iso_module_forward(model, in, &out);
+    if (in_forward == NONE) {
+        cr_ok(status);
+        status = iso_module_backward(model, ones, NULL);
+    }
+    cr_fails(status, code, who);
+    cr_fails(status, code, what);
+    iso_tensor_destroy(&in);
+    iso_tensor_destroy(&ones);
+    iso_module_destroy(&model);
+    close_cpu(&device);
+}
+
 // ---- Tests -------------------------------------------------------------------------------------
 
 // linear 4 -> 3, scale, linear 3 -> 2
@@ -145,5 +242,36 @@ Test(own_layer, is_listed_by_name) {
     cr_assert_str_eq(list.owner[2]->ops->type, "Scale");
     iso_parameter_list_destroy(&list);
     iso_module_destroy(&model);
+    close_cpu(&device);
+}
+
+Test(own_layer, is_named_where_its_output_is_wrong) {
+    const char *forward = "forward of Faulty \"mine\"";
+    expect_blame(TYPE, NONE, ISO_ERR_TYPE, forward, "output of f64 for an input of f32");
+    expect_blame(DEVICE, NONE, ISO_ERR_TYPE, forward, "not on its own device");
+    expect_blame(NOTHING, NONE, ISO_ERR_STATE, forward, "no output");
+    expect_blame(SHAPE, NONE, ISO_ERR_SHAPE, "Linear \"out\" expects [N, 3] but got [5, 4]",
+                 "from Faulty \"mine\"");
+}
+
+Test(own_layer, is_named_where_the_gradient_of_its_input_is_wrong) {
+    const char *backward = "backward of Faulty \"mine\"";
+    expect_blame(NONE, TYPE, ISO_ERR_TYPE, backward, "gradient of f64 for an input of f32");
+    expect_blame(NONE, DEVICE, ISO_ERR_TYPE, backward, "not on its own device");
+    expect_blame(NONE, NOTHING, ISO_ERR_STATE, backward, "no gradient");
+    expect_blame(NONE, SHAPE, ISO_ERR_SHAPE, backward, "shape [5, 4] for an input of shape [5, 3]");
+}
+
+Test(own_layer, is_not_named_in_an_error_of_a_later_call) {
+    iso_device *device = open_cpu();
+    iso_module *model = create_around(device, faulty_create(device, SHAPE, NONE));
+    iso_tensor *in = random_tensor(device, 2, (int64_t[]){5, 4}, 1), *out;
+    cr_fails(iso_module_forward(model, in, &out), ISO_ERR_SHAPE, "from Faulty");
+    iso_module *head = iso_module_retain(model->child[2]);
+    iso_module_destroy(&model);
+    cr_fails(iso_module_forward(head, in, &out), ISO_ERR_SHAPE, "but got [5, 4]");
+    cr_assert(!strstr(iso_last_error()->message, "Faulty"), "%s", iso_last_error()->message);
+    iso_module_destroy(&head);
+    iso_tensor_destroy(&in);
     close_cpu(&device);
 }
