@@ -347,8 +347,8 @@ iso_status iso_residual_create_take(iso_device *device, iso_module *body, iso_mo
 // and convolutions round their weights and biases, for each forward. Parameters, their gradients,
 // what optimizers keep, statistics and sums stay f32. module is of f32 (ISO_ERR_TYPE), and its
 // parameters keep their names; one may be tied to a parameter outside. data_parallel and its
-// relatives go around it. Takes one reference of module, on failure too. ISO_ERR_UNSUPPORTED where
-// the device has no kernels for bf16 (the CPU).
+// relatives go around it (ISO_ERR_STATE). Takes one reference of module, on failure too.
+// ISO_ERR_UNSUPPORTED where the device has no kernels for bf16 (the CPU).
 iso_status iso_autocast_create_take(iso_module *module, iso_dtype dtype, iso_module **out);
 // keep: in training an Autocast gives what its module gave as it is, in bf16, and takes a gradient
 // of that type, for where a loss comes next: two kernels less in a step, and the same bits. What it

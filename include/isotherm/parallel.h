@@ -101,7 +101,8 @@ extern const iso_data_parallel_config iso_data_parallel_default; // the same, as
 // Parameters' gradients become views of the communication buffer; set requires_grad before. Tie an
 // optimizer with iso_dp_optimizer_create_take. The wrapper is used like the module itself: forward
 // and backward are then collective; evaluation mode, iso_parameter_value, iso_parameter_hash and
-// destroying complete pending updates first. ISO_ERR_ARG if nothing requires a gradient.
+// destroying complete pending updates first. ISO_ERR_ARG if nothing requires a gradient,
+// ISO_ERR_STATE if part of the module is wrapped already.
 iso_status iso_data_parallel_create_take(iso_module *module, iso_comm *comm,
                                          const iso_data_parallel_config *config, iso_module **out);
 // With ISO_SYNC_EXPLICIT nothing is exchanged by itself: call

@@ -102,7 +102,8 @@ static iso_status check_autocast(const iso_module *module, iso_dtype dtype) {
     return iso__device_check_dtype(module->device, dtype);
 }
 
-// Layers without a type, a relu say, are of any.
+// Layers without a type, a relu say, are of any. A wrapper that updates lazily must see the whole
+// module, and the optimizer is tied to the wrapper.
 static iso_status check_below(iso_module *module, const char *path, void *user) {
     char label[ISO_LABEL_ROOM];
     (void)path, (void)user;
@@ -110,6 +111,11 @@ static iso_status check_below(iso_module *module, const char *path, void *user) 
     ISO_CHECK(!typed || module->dtype == ISO_F32, ISO_ERR_TYPE,
               "%s is %s, and an Autocast takes modules of f32", iso__module_label(module, label),
               iso_dtype_name(module->dtype));
+    for (int i = 0; i < module->parameter_count; i++)
+        ISO_CHECK(!module->parameter[i]->complete, ISO_ERR_STATE,
+                  "%s is data-parallel already: create the Autocast first, and data_parallel "
+                  "around it",
+                  iso__module_label(module, label));
     return ISO_OK;
 }
 

@@ -272,9 +272,9 @@ iso_status iso__data_parallel_shadow(iso_module *module, bool leftover) {
 // ---- Module ---------------------------------------------------------------------------------------
 
 static iso_status forward(iso_module *module, iso_call *call, iso_tensor *in, iso_tensor **out) {
-    (void)call;
     iso__data_parallel *self = iso__data_parallel_of(module);
     if (self->before_forward) ISO_TRY(self->before_forward(module, &in, self->before_forward_user));
+    call->in = in; // of which backward gives the gradient
     if (module->training && self->buffer_sync.due)
         ISO_TRY(iso__buffer_sync_at(&self->buffer_sync, ISO_BUFFERS_BEFORE_FORWARD));
     // Row r of this rank's batch is row rank * n + r of the global one where all are of n rows.
@@ -338,7 +338,7 @@ static void destroy(iso_module *module) {
     iso__data_parallel *self = iso__data_parallel_of(module);
     iso_reducer_destroy(&self->reducer); // completes what is pending
     take_back_gradients(self);
-    if (module->child_count > 0) unhook(module->child[0]);
+    if (self->link_count > 0) unhook(module->child[0]); // hooks before may be another wrapper's
     iso_parameter_list_destroy(&self->list);
     iso__buffer_sync_destroy(&self->buffer_sync);
     iso_buffer_list_destroy(&self->buffers);

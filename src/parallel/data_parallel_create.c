@@ -244,6 +244,15 @@ static void drop_ignored_buffers(iso__data_parallel *self, const iso_data_parall
     list->count = kept;
 }
 
+static iso_status check_unwrapped(const iso__data_parallel *self) {
+    for (int i = 0; i < self->list.count; i++)
+        ISO_CHECK(!self->list.item[i]->complete, ISO_ERR_STATE,
+                  "\"%s\" is data-parallel already: wrap a module once, after all that goes "
+                  "around it",
+                  self->list.name[i]);
+    return ISO_OK;
+}
+
 static int count_modules(const iso_module *module) {
     int n = 1;
     for (int i = 0; i < module->child_count; i++) n += count_modules(module->child[i]);
@@ -268,6 +277,7 @@ static iso_status prepare(iso__data_parallel *self, iso_module *module,
     ISO_TRY(check_sizes(config));
     ISO_TRY(iso__module_check_tied(module, "wrapped"));
     ISO_TRY(iso_module_parameters(module, &self->list));
+    ISO_TRY(check_unwrapped(self));
     ISO_TRY(iso_module_buffers(module, &self->buffers));
     ISO_TRY(iso__alloc_zero((size_t)self->list.count * sizeof(*self->trainable),
                             (void **)&self->trainable));

@@ -4,6 +4,7 @@
 
 #include <criterion/criterion.h>
 #include <isotherm/parallel.h>
+#include <string.h>
 
 static void setup(void) {
     setenv("ISO_TEST_DEVICE", "cuda", 1);
@@ -66,3 +67,16 @@ static void lazy_is_blocking(double piece_mb) {
 Test(np1_gpu_autocast, lazy_steps_have_the_bits_of_blocking_ones) { lazy_is_blocking(0); }
 Test(np2_gpu_autocast, lazy_steps_have_the_bits_of_blocking_ones) { lazy_is_blocking(0); }
 Test(np2_gpu_autocast, the_same_with_weights_in_pieces) { lazy_is_blocking(0.005); }
+
+// The optimizer is tied to the wrapper, so that the wrapper has to be outermost.
+Test(np2_gpu_autocast, does_not_go_around_data_parallel) {
+    if (iso_device_count("cuda") == 0) cr_skip_test("there is no GPU, or no CUDA in this build");
+    trainer_config config = trainer_default();
+    trainer t;
+    iso_module *outer;
+    iso_assert_ok(trainer_create(&t, test_comm, &config));
+    iso_status status = iso_autocast_create_take(iso_module_retain(t.model), ISO_BF16, &outer);
+    iso_assert_all(status == ISO_ERR_STATE && !outer);
+    iso_assert_all(strstr(iso_last_error()->message, "create the Autocast first") != NULL);
+    trainer_destroy(&t);
+}

@@ -179,6 +179,23 @@ Test(np2_data_parallel, hyperparameters_are_frozen_at_step) {
     trainer_destroy(&t);
 }
 
+// What is refused leaves the wrapper that is there as it was.
+Test(np2_data_parallel, a_module_is_wrapped_once) {
+    uint64_t expected = expected_hash(4), hash = 0;
+    trainer_config config = trainer_default();
+    trainer t;
+    iso_assert_ok(trainer_create(&t, test_comm, &config));
+    iso_module *outer;
+    iso_status status =
+        iso_data_parallel_create_take(iso_module_retain(t.model), test_comm, NULL, &outer);
+    iso_assert_all(status == ISO_ERR_STATE && !outer);
+    iso_assert_all(strstr(iso_last_error()->message, "data-parallel already") != NULL);
+    iso_assert_ok(trainer_train(&t, 4));
+    iso_assert_ok(trainer_hash(&t, &hash));
+    iso_assert_all(hash == expected);
+    trainer_destroy(&t);
+}
+
 Test(np2_data_parallel, steps_allocate_nothing) {
     trainer_config config = trainer_default();
     config.dropout = true;
