@@ -59,6 +59,16 @@ typedef struct choice {
     int option_length, values_length;
 } choice;
 
+// Whether the option's own value is a list.
+static bool takes_list(const choice *c) {
+    static const char *const options[] = {"milestones", "sync-option"};
+    for (int i = 0; i < 2; i++)
+        if ((int)strlen(options[i]) == c->option_length &&
+            strncmp(c->option, options[i], strlen(options[i])) == 0)
+            return true;
+    return false;
+}
+
 static bool find_choice(const char *options, choice *out) {
     const char *comma = strchr(options, ','), *word = comma;
     if (!comma) return false;
@@ -96,6 +106,11 @@ static iso_status add_with(sweep_list *list, const char *name, const char *optio
 static iso_status add_choices(sweep_list *list, const char *name, const char *options) {
     choice c;
     if (!find_choice(options, &c)) return add_run(list, name, options);
+    if (takes_list(&c))
+        return train_error(ISO_ERR_ARG,
+                           "run %s: the commas of --%.*s would make several runs: give it before "
+                           "the --, where they do not",
+                           name, c.option_length, c.option);
     const char *value = c.values, *end = c.values + c.values_length;
     while (value <= end) {
         int length = (int)strcspn(value, "," BLANKS);

@@ -6,7 +6,19 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { EVAL_EVERY = 50, LIST_ROOM = 65536 };
+enum { EVAL_EVERY = 50, LIST_ROOM = 65536, HELP_WIDTH = 78 };
+
+// Options of what the runs share, or in which they must not differ to be compared.
+static const char *const shared[] = {
+    "--data",   "--mean", "--std",   "--model",   "--dropout",  "--seed",      "--load",
+    "--device", "--math", "--dtype", "--threads", "--progress", "--eval-every"};
+// Options of train that a sweep has no use for.
+static const char *const outside[] = {
+    "--log",    "--trace",    "--checkpoint", "--checkpoint-every",
+    "--resume", "--help-env", "--buckets",    "--stats"};
+// Options of the sweep itself.
+static const char *const own[] = {"--out", "--target", "--list", "--help", "--version", "--quiet"};
+#define COUNT(array) ((int)(sizeof(array) / sizeof(*(array))))
 
 void sweep_help(void) {
     fputs(
@@ -21,8 +33,14 @@ void sweep_help(void) {
         "  and the options of train for all runs; --eval-every is 50 unless given\n\n"
         "A run is a name and options of train, as \"daso: --sync daso --period 8\". A value with\n"
         "commas makes a run of each: --period 4,8 of daso gives daso-period4 and daso-period8.\n"
-        "A sweep that was interrupted goes on when it is started again with the same FOLDER.\n",
+        "A sweep that was interrupted goes on when it is started again with the same FOLDER.\n\n"
+        "Before the --, or not at all, as they are the same for all runs:\n",
         stdout);
+    for (int i = 0, used = 0; i < COUNT(shared); i++) {
+        bool full = used + (int)strlen(shared[i]) + 1 > HELP_WIDTH;
+        used = (full ? 0 : used) + printf("%s%s", full ? "\n  " : i > 0 ? " " : "  ", shared[i]);
+    }
+    puts("");
 }
 
 // ---- Its own options ----------------------------------------------------------------------------
@@ -110,32 +128,51 @@ static bool is_word(const char *word, const char *const *options, int count) {
 }
 
 static iso_status check_words(const sweep_entry *entry) {
-    static const char *const shared[] = {"--data",    "--model",    "--dropout",   "--seed",
-                                         "--load",    "--device",   "--math",      "--dtype",
-                                         "--threads", "--progress", "--eval-every"};
-    static const char *const outside[] = {
-        "--out",     "--target", "--list",     "--log",   "--trace", "--checkpoint",
-        "--version", "--resume", "--help-env", "--quiet", "--help",  "--checkpoint-every"};
     for (int i = 0; i < entry->word_count; i++) {
         const char *word = entry->words[i];
         int length = (int)strcspn(word, "=");
-        if (is_word(word, shared, sizeof(shared) / sizeof(*shared)))
+        if (is_word(word, shared, COUNT(shared)))
             return train_error(ISO_ERR_ARG,
-                               "run %s: %.*s must be the same for all runs: give it before the "
-                               "list",
+                               "run %s: %.*s is the same for all runs: give it before the --, and "
+                               "not in the list",
                                entry->name, length, word);
-        if (is_word(word, outside, sizeof(outside) / sizeof(*outside)))
+        if (is_word(word, outside, COUNT(outside)) || is_word(word, own, COUNT(own)))
             return train_error(ISO_ERR_ARG, "run %s: %.*s is no option of a run", entry->name,
                                length, word);
     }
     return ISO_OK;
 }
 
-static iso_status check_common(train_options *common) {
-    if (common->log || common->trace || common->checkpoint || common->resume)
-        return train_error(ISO_ERR_ARG, "--log, --trace, --checkpoint and --resume are not of a "
-                                        "sweep, which keeps its own files in --out");
-    if (common->help_env) return train_error(ISO_ERR_ARG, "--help-env is of train, not of a sweep");
+// Whether the option belongs to another --sync than the default.
+static bool is_of_other_sync(const char *word) {
+    for (int i = 0; i < train_option_count; i++) {
+        const train_option *o = &train_option_table[i];
+        if (o->of && strcmp(o->of, "--sync") == 0 && !strstr(o->among, "lazy") &&
+            is_word(word, &o->name, 1))
+            return true;
+    }
+    return false;
+}
+
+// Before they are parsed, which would complain of what a sweep does not even have.
+static iso_status check_common(const command_line *line) {
+    static const char *const sync[] = {"--sync"};
+    bool has_sync = false;
+    for (int i = 1; i < line->common_count; i++) has_sync |= is_word(line->common[i], sync, 1);
+    for (int i = 1; i < line->common_count; i++) {
+        const char *word = line->common[i];
+        int length = (int)strcspn(word, "=");
+        if (is_word(word, outside, COUNT(outside)))
+            return train_error(ISO_ERR_ARG,
+                               "%.*s is of train and not of a sweep, which keeps its own files in "
+                               "--out: leave it away",
+                               length, word);
+        if (!has_sync && is_of_other_sync(word))
+            return train_error(ISO_ERR_ARG,
+                               "%.*s belongs to a --sync: give it in the list, to the runs that "
+                               "have one",
+                               length, word);
+    }
     return ISO_OK;
 }
 
@@ -204,8 +241,9 @@ static iso_status take_common(sweep *self, int argc, char **argv, command_line *
     if (self->help || self->version) return ISO_OK;
     if (!self->folder)
         return train_error(ISO_ERR_ARG, "a sweep needs a folder for its results: --out FOLDER");
+    TRY(check_common(line));
     TRY(train_options_parse(line->common_count, line->common, &self->common));
-    return check_common(&self->common);
+    return train_options_check(&self->common); // what is wrong here is of no run
 }
 
 static iso_status take_runs(sweep *self, int count, char **runs, const char *listed,

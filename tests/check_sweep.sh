@@ -186,9 +186,21 @@ refused "a name that is no file's" 'is no name of a run' -- "../a: --sync lazy"
 refused "two runs of one name" 'two runs are called a' -- "a: --sync lazy" "a: --sync blocking"
 refused "a value that is missing between commas" 'comma without a value' -- "a: --sync localsgd --period 4,,8"
 refused "a bad option, with the run's name" 'run a: --sync never is not supported' -- "a: --sync never"
-refused "an option that must be the same for all" 'run a: --seed must be the same' -- "a: --seed=3"
+for option in --seed=3 "--math bf16" "--device cuda" "--dtype f64" "--threads 2" "--mean 0.1,0.2"; do
+    refused "an option that must be the same for all: $option" \
+        "run a[a-z0-9.-]*: ${option%%[ =]*} is the same for all runs: give it before the --" -- "a: $option"
+done
+# shellcheck disable=SC2086  # options are several words
+run_alone "$sweep" --out refused $common --math tf32 -- "a: --sync lazy"
+blames_no_run() { is_refused '--math tf32 is of GPUs' && ! grep -q 'run a' stderr; }
+result "refused with one sentence, of which no run is blamed: a wrong option of all" blames_no_run
+refused "an option of one --sync for all runs" '--period belongs to a --sync: give it in the list' \
+    --period 4 -- "a: --sync daso"
+refused "a list of values in the list of runs" 'the commas of --milestones would make several runs' -- \
+    "a: --schedule multi-step --milestones 1,2"
+refused "a table for which there is no place" '--stats is of train and not of a sweep' --stats -- "a: --sync lazy"
 refused "an option that runs cannot have" 'run a: --log is no option of a run' -- "a: --log x"
-refused "a log for all runs" '--log.* not of a sweep' --log x -- "a: --sync lazy"
+refused "a log for all runs" '--log is of train and not of a sweep.*leave it away' --log x -- "a: --sync lazy"
 refused "an accuracy above 1" '--target 98: give a number between 0 and 1' --target 98 -- "a: --sync lazy"
 refused "a list that is not there" 'cannot read the list nowhere' --list nowhere
 run "$sweep" -- "a: --sync lazy"
