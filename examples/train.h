@@ -15,7 +15,7 @@
 typedef struct train_world {
     iso_comm *comm;
     int rank, ranks, nodes;
-    int local_rank, local_size; // in this rank's node
+    int local_rank; // in this rank's node
     iso_device *device;
     iso_dataset *train_set, *test_set;
     iso_dataset_info info; // of the training set; classes covers the test set too

@@ -80,20 +80,7 @@ static iso_status look_at_nodes(train_world *world) {
     TRY(iso_topology_create(world->comm, NULL, &topology));
     world->nodes = topology->nodes;
     world->local_rank = topology->local_rank;
-    world->local_size = topology->local_size;
     iso_topology_destroy(&topology);
-    return ISO_OK;
-}
-
-// Of a CPU device nobody asks for GPUs: their driver takes its time.
-static iso_status warn_of_shared_gpus(train_world *world, const char *device) {
-    int64_t shared = 0;
-    if (strncmp(device, "cuda", 4) == 0)
-        shared = world->local_size > (device[4] == ':' ? 1 : iso_device_count("cuda"));
-    TRY(iso_comm_allreduce_i64(world->comm, &shared, 1, ISO_MAX));
-    if (shared && world->rank == 0)
-        fprintf(stderr, "train: warning: there are more ranks than GPUs: ranks share GPUs and "
-                        "exchange through the host\n");
     return ISO_OK;
 }
 
@@ -105,8 +92,7 @@ bool train_world_open(train_world *world, const train_options *options) {
     world->rank = iso_comm_rank(world->comm);
     world->ranks = iso_comm_size(world->comm);
     return train_all_well(train_threads_setup(world, options)) &&
-           train_all_well(look_at_nodes(world)) && train_all_well(open_local(world, options)) &&
-           train_all_well(warn_of_shared_gpus(world, options->device));
+           train_all_well(look_at_nodes(world)) && train_all_well(open_local(world, options));
 }
 
 void train_world_close(train_world *world) {

@@ -144,6 +144,15 @@ else
     echo "ok - a device that nobody knows # SKIP it has all" | tee -a results
 fi
 
+name="ranks that share a GPU are told so once"
+if "$train" --device cuda:0 --model mlp --steps 1 --quiet >stdout 2>&1; then
+    run 2 "$train" --device cuda:0 --model mlp --steps 1 --quiet
+    [ "$status" = 0 ] && [ "$(grep -c 'share' stderr)" = 1 ]
+    result $? "$name"
+else
+    echo "ok - $name # SKIP there is no GPU" | tee -a results
+fi
+
 # ---- Data ----
 
 data_set good 96 40 8
