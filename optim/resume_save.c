@@ -120,14 +120,49 @@ static iso_status announce(save *s, uint64_t *replaced) {
     return ISO_OK;
 }
 
+// A save that failed leaves no files of its own, of which a full disk would stay full.
+static void drop_own(const save *s) {
+    char file[ISO__PATH_ROOM];
+    int rank = iso_comm_rank(s->comm);
+    iso_error why = *iso_last_error(); // looking at the file may fail, too
+    if (set_of(s->path, s->head.step, rank) == s->head.set) {
+        iso__set_path(s->path, s->head.step, rank, "", file);
+        if (unlink(file) != 0)
+            iso__log(ISO_LOG_WARN, "cannot remove %s: %s", file, strerror(errno));
+    }
+    iso__error(why.code, __func__, __FILE__, __LINE__, "%s", why.message);
+}
+
+static iso_status write_all_own(const save *s, uint64_t replaced) {
+    iso_status status = iso_comm_agree(s->comm, write_own(s, replaced));
+    if (status < 0) drop_own(s);
+    ISO_TRY(status);
+    return ISO_OK;
+}
+
+// A shared file that stands though writing it failed stands for a whole set.
+static iso_status write_shared(const save *s) {
+    iso_status mine = iso_comm_rank(s->comm) == 0 ? write_part(s, ISO_STATE_SHARED) : ISO_OK;
+    iso_status status = iso_comm_agree(s->comm, mine);
+    if (status < 0 && s->head.own && status != ISO_ERR_MPI && status != ISO_ERR_TIMEOUT) {
+        iso_error why = *iso_last_error();
+        int64_t stands = iso_comm_rank(s->comm) == 0 &&
+                         set_of(s->path, s->head.step, ISO__SHARED_FILE) == s->head.set;
+        bool known = iso_comm_bcast(s->comm, &stands, sizeof(stands), 0) >= 0;
+        iso__error(why.code, __func__, __FILE__, __LINE__, "%s", why.message);
+        if (known && !stands) drop_own(s);
+    }
+    ISO_TRY(status);
+    return ISO_OK;
+}
+
 static iso_status save_set(save *s) {
     uint64_t replaced = 0;
-    bool root = iso_comm_rank(s->comm) == 0;
     ISO_TRY(iso__state_match(s->comm, s->state, s->head.step, s->hash[ISO_STATE_SHARED]));
     ISO_TRY(iso__set_tidy(s->comm, s->path, NULL));
     ISO_TRY(announce(s, &replaced));
-    if (s->head.own) ISO_TRY(iso_comm_agree(s->comm, write_own(s, replaced)));
-    ISO_TRY(iso_comm_agree(s->comm, root ? write_part(s, ISO_STATE_SHARED) : ISO_OK));
+    if (s->head.own) ISO_TRY(write_all_own(s, replaced));
+    ISO_TRY(write_shared(s));
     ISO_TRY(iso__set_tidy(s->comm, s->path, &s->head));
     return ISO_OK;
 }

@@ -51,7 +51,8 @@ iso_status iso_training_loaded(iso_module *module, iso_optimizer *optimizer);
 // Collective. Writes the set of step `step`, the shared file last, so that it stands for a whole
 // set: whenever the machine stops, there is a whole one. Then removes older sets but the last one,
 // and, with a warning, sets of later steps, which belong to a run that was given up. On failure of
-// any rank every rank gets the error and older sets stay. ISO_ERR_MISMATCH names a shared entry
+// any rank every rank gets the error, and older sets stay alone. What a killed run left unfinished
+// the next save of the same PATH removes. ISO_ERR_MISMATCH names a shared entry
 // that ranks do not have in common.
 // A parameter that is not finite is an error of its rank: what is good stays.
 iso_status iso_resume_save(iso_comm *comm, const char *path, int64_t step, const iso_state *state);
