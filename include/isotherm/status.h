@@ -65,8 +65,8 @@ iso_status iso_error_set(iso_status code, const char *format, ...)
     ;
 // The same with the text as it is, for languages that cannot call a function with an ellipsis.
 iso_status iso_error_set_text(iso_status code, const char *text);
-// Local. Writes "error: MESSAGE" (and the call trail when the log level is debug) to `to`; NULL:
-// to stderr, for languages that have no FILE.
+// Local. Writes "error: MESSAGE" (and the call trail when the log level is debug) to `to`, at
+// once; NULL: to stderr, for languages that have no FILE.
 void iso_error_print(FILE *to);
 
 typedef enum iso_log_level {

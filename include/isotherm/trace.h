@@ -26,7 +26,8 @@ int64_t iso_now(void);
 
 // Process-wide. Starts recording into memory reserved for `capacity` spans (later ones are counted
 // and dropped); time 0 is now, so start it right after a barrier to align ranks. Stop frees what
-// was recorded.
+// was recorded. Start, stop and text are called by one thread at a time; others may record beside
+// them.
 iso_status iso_trace_start(size_t capacity);
 void iso_trace_stop(void);
 bool iso_trace_on(void);
@@ -36,7 +37,7 @@ void iso_trace_span(iso_lane lane, const char *name, int64_t start_ns, int64_t e
 
 // Local. The recorded spans as comma-separated JSON objects with "pid" = rank (no enclosing
 // brackets), in a new string that the caller frees with iso_trace_free_text. Programs gather these
-// and write one file.
+// and write one file. Spans that other threads record meanwhile are lost.
 iso_status iso_trace_text(int rank, char **out, size_t *out_size);
 void iso_trace_free_text(char *text);
 

@@ -60,24 +60,27 @@ iso_status iso__error_frame(iso_status status, const char *function, const char 
 
 const iso_error *iso_last_error(void) { return &last; }
 
-static void print_frames(FILE *to) {
-    int kept = last.frame_count < ISO_ERROR_FRAMES ? last.frame_count : ISO_ERROR_FRAMES;
-    for (int i = 0; i < kept; i++)
-        fprintf(to, "  %s %s (%s:%d)\n", i ? "from" : "in", last.frame[i].function,
-                last.frame[i].file, last.frame[i].line);
-}
-
 bool iso__names_rank(const char *message) {
     return strncmp(message, "rank ", 5) == 0 && message[5] >= '0' && message[5] <= '9';
 }
 
+static void add_frames(char *to, size_t room) {
+    int kept = last.frame_count < ISO_ERROR_FRAMES ? last.frame_count : ISO_ERROR_FRAMES, n = 0;
+    for (int i = 0; i < kept && (size_t)n < room; i++)
+        n += snprintf(to + n, room - (size_t)n, "  %s %s (%s:%d)\n", i ? "from" : "in",
+                      last.frame[i].function, last.frame[i].file, last.frame[i].line);
+}
+
+// In one call, which an unbuffered stream makes one write, so that lines of ranks sharing a
+// terminal do not mix.
 void iso_error_print(FILE *to) {
     if (!to) to = stderr;
-    const char *text = last.message[0] ? last.message : iso_status_string(last.code);
-    if (last.rank > 0 && !iso__names_rank(text))
-        fprintf(to, "error on rank %d: %s\n", last.rank, text);
-    else
-        fprintf(to, "error: %s\n", text);
-    if (iso__log_level() == ISO_LOG_DEBUG) print_frames(to);
+    const char *said = last.message[0] ? last.message : iso_status_string(last.code);
+    char text[4096], where[32] = "";
+    if (last.rank > 0 && !iso__names_rank(said))
+        snprintf(where, sizeof(where), " on rank %d", last.rank);
+    int n = snprintf(text, sizeof(text), "error%s: %s\n", where, said);
+    if (iso__log_level() == ISO_LOG_DEBUG) add_frames(text + n, sizeof(text) - (size_t)n);
+    fputs(text, to);
     fflush(to);
 }

@@ -2,6 +2,7 @@
 #include "base/base.h"
 
 #include <isotherm/trace.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <string.h>
 #include <time.h>
@@ -20,6 +21,7 @@ static size_t capacity;
 static int64_t origin;
 static atomic_size_t used; // may exceed capacity: the rest was dropped
 static atomic_bool recording;
+static atomic_int writers; // threads that may be writing a span
 
 int64_t iso_now(void) {
     struct timespec t;
@@ -40,8 +42,14 @@ iso_status iso_trace_start(size_t wanted) {
     return ISO_OK;
 }
 
-void iso_trace_stop(void) {
+// Until recording is true again nobody writes: who saw it true before is waited for.
+static void hold(void) {
     recording = false;
+    while (writers > 0) sched_yield();
+}
+
+void iso_trace_stop(void) {
+    hold();
     iso__free(spans);
     spans = NULL;
     capacity = 0;
@@ -51,10 +59,13 @@ bool iso_trace_on(void) { return recording; }
 
 void iso_trace_span(iso_lane lane, const char *name, int64_t start_ns, int64_t end_ns) {
     if (!recording) return;
-    size_t i = used++;
-    if (i >= capacity) return;
-    spans[i] = (span){.start = start_ns, .end = end_ns, .lane = lane};
-    strncpy(spans[i].name, name, sizeof(spans[i].name) - 1);
+    writers++;
+    size_t i = recording ? used++ : SIZE_MAX;
+    if (i < capacity) {
+        spans[i] = (span){.start = start_ns, .end = end_ns, .lane = lane};
+        strncpy(spans[i].name, name, sizeof(spans[i].name) - 1);
+    }
+    writers--;
 }
 
 static int write_name(char *to, const char *name) {
@@ -78,8 +89,7 @@ static size_t write_rows(char *to, size_t room, int rank) {
     return n;
 }
 
-iso_status iso_trace_text(int rank, char **out, size_t *out_size) {
-    ISO_CHECK(spans, ISO_ERR_STATE, "no trace was started");
+static iso_status make_text(int rank, char **out, size_t *out_size) {
     size_t count = used < capacity ? used : capacity;
     if (used > capacity)
         iso__log(ISO_LOG_WARN, "the trace is full: %zu of %zu spans were dropped",
@@ -102,6 +112,15 @@ iso_status iso_trace_text(int rank, char **out, size_t *out_size) {
     }
     *out = to;
     *out_size = n;
+    return ISO_OK;
+}
+
+iso_status iso_trace_text(int rank, char **out, size_t *out_size) {
+    ISO_CHECK(spans, ISO_ERR_STATE, "no trace was started");
+    hold();
+    iso_status status = make_text(rank, out, out_size);
+    recording = true;
+    ISO_TRY(status);
     return ISO_OK;
 }
 

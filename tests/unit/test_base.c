@@ -1,12 +1,20 @@
 // Error records, log, environment table, memory balance, random numbers and trace text.
+#define _GNU_SOURCE // pipe2
 #include "common/balance.h"
 #include "base/base.h"
 
 #include <criterion/criterion.h>
+#include <fcntl.h>
 #include <isotherm/trace.h>
 #include <math.h>
 #include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdatomic.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
 
 TestSuite(base, .timeout = 60, .fini = balance_check);
 
@@ -75,6 +83,22 @@ Test(base, a_trail_longer_than_the_record_is_cut) {
     int lines = 0;
     for (; *text; text++) lines += *text == '\n';
     cr_assert(lines == 1 + ISO_ERROR_FRAMES);
+}
+
+// A pipe whose reads give one write each.
+Test(base, an_error_is_printed_in_one_write) {
+    int end[2];
+    char text[4096];
+    cr_assert(pipe2(end, O_DIRECT) == 0);
+    FILE *to = fdopen(end[1], "w");
+    setvbuf(to, NULL, _IONBF, 0); // as stderr
+    setenv("ISO_LOG", "debug", 1);
+    cr_assert(descend(3) == ISO_ERR_IO);
+    iso_error_print(to);
+    fclose(to);
+    ssize_t n = read(end[0], text, sizeof(text) - 1), rest = read(end[0], text, sizeof(text));
+    cr_assert(n > 0 && rest == 0, "%zd bytes, and %zd more", n, rest);
+    close(end[0]);
 }
 
 Test(base, a_message_may_quote_the_one_it_replaces) {
@@ -345,6 +369,47 @@ Test(base, trace_text_is_json) {
               strstr(text, "\"dur\":1.500"));
     iso__free(text);
     iso_trace_stop();
+}
+
+// A name that cannot be read at first: who copies it is held up in the middle of a span.
+static char *name_page;
+static atomic_bool copying, copied;
+
+static void let_it_be_read(int signal) {
+    (void)signal;
+    copying = true;
+    nanosleep(&(struct timespec){.tv_nsec = 50000000}, NULL);
+    copied = true;
+    mprotect(name_page, 4096, PROT_READ);
+}
+
+static void *record_slowly(void *unused) {
+    iso_trace_span(ISO_LANE_EXCHANGE, name_page, 1, 2);
+    return unused;
+}
+
+static void hold_a_span(pthread_t *thread) {
+    copying = copied = false;
+    cr_assert(mprotect(name_page, 4096, PROT_NONE) == 0);
+    cr_assert(pthread_create(thread, NULL, record_slowly, NULL) == 0);
+    while (!copying) sched_yield();
+}
+
+Test(base, a_trace_waits_for_spans_that_others_are_writing) {
+    pthread_t thread;
+    struct sigaction action = {.sa_handler = let_it_be_read};
+    name_page = mmap(NULL, 4096, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    cr_assert(name_page != MAP_FAILED && sigaction(SIGSEGV, &action, NULL) == 0);
+    cr_assert(iso_trace_start(4) == ISO_OK);
+    hold_a_span(&thread);
+    iso__free(trace_array());
+    cr_assert(copied);
+    pthread_join(thread, NULL);
+    hold_a_span(&thread);
+    iso_trace_stop();
+    cr_assert(copied);
+    pthread_join(thread, NULL);
+    munmap(name_page, 4096);
 }
 
 Test(base, a_full_trace_drops_the_rest) {
