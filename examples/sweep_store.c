@@ -136,10 +136,12 @@ iso_status sweep_store_open(sweep *self) {
 iso_status sweep_report(const sweep *self) {
     char setting[1024];
     const train_options *o = &self->common;
-    snprintf(setting, sizeof(setting),
-             "Data %.256s, network %s, %d ranks on %d nodes, %s, seed %lld; isotherm " ISO_VERSION,
-             o->data, o->model, self->world.ranks, self->world.nodes,
-             iso_device_describe(self->world.device), (long long)o->seed);
+    snprintf(
+        setting, sizeof(setting),
+        "Data %.256s, network %s, %d rank%s on %d node%s, %s, seed %lld; isotherm " ISO_VERSION,
+        o->data, o->model, self->world.ranks, self->world.ranks == 1 ? "" : "s", self->world.nodes,
+        self->world.nodes == 1 ? "" : "s", iso_device_describe(self->world.device),
+        (long long)o->seed);
     report study = {.title = "Strategies of synchronisation compared",
                     .setting = setting,
                     .target = self->target};

@@ -29,23 +29,40 @@ static void tell_buckets(const train_run *run, FILE *to) {
     iso_comm_free(text);
 }
 
+// "1 rank", "2 ranks".
+static const char *counted(int64_t count, const char *noun, char text[48]) {
+    snprintf(text, 48, "%lld %s%s", (long long)count, noun, count == 1 ? "" : "s");
+    return text;
+}
+
+// printf may give a loss that is no number a sign.
+static const char *loss_text(double loss, char text[32]) {
+    if (isnan(loss))
+        strcpy(text, "nan");
+    else
+        snprintf(text, 32, loss < 1e6 ? "%.4f" : "%.3g", loss);
+    return text;
+}
+
 void train_report_start(const train_run *run) {
     FILE *to = people(run);
     const train_options *o = run->options;
     const iso_dataset_info *info = &run->world->info;
     iso_comm *comm = run->world->comm;
+    char ranks[48], nodes[48], samples[48], steps[48];
     if (!to) return;
-    fprintf(to, "data      %s: %lld images of %lld x %lld x %lld, %d classes\n", o->data,
-            (long long)info->count, (long long)info->channels, (long long)info->height,
-            (long long)info->width, info->classes);
+    fprintf(to, "data      %s: %s of %lld x %lld x %lld, %d class%s\n", o->data,
+            counted(info->count, "image", samples), (long long)info->channels,
+            (long long)info->height, (long long)info->width, info->classes,
+            info->classes == 1 ? "" : "es");
     fprintf(to, "model     %s%s, %lld parameters, on %s, %s kernels\n", o->model,
             o->dropout ? " with dropout" : "", (long long)iso_module_parameter_count(run->model),
             iso_device_describe(run->world->device), o->kernels);
     char times[32] = "";
     if (o->accumulate > 1) snprintf(times, sizeof(times), " x %lld", (long long)o->accumulate);
-    fprintf(to,
-            "training  %d ranks on %d nodes x %lld samples%s, %lld steps, %s, %s schedule, lr %g\n",
-            run->world->ranks, run->world->nodes, (long long)o->batch, times, (long long)run->steps,
+    fprintf(to, "training  %s on %s x %s%s, %s, %s, %s schedule, lr %g\n",
+            counted(run->world->ranks, "rank", ranks), counted(run->world->nodes, "node", nodes),
+            counted(o->batch, "sample", samples), times, counted(run->steps, "step", steps),
             o->optimizer, o->schedule, run->schedule.lr);
     fprintf(to, "cores     %s; %lld kernel thread%s each%s\n", run->world->cores.all,
             (long long)o->threads, o->threads > 1 ? "s" : "",
@@ -124,9 +141,10 @@ void train_report_policy(train_run *run, const iso_daso_stats *stats) {
 }
 
 void train_report_epoch(train_run *run, const train_figures *figures, iso_progress_bar **bar) {
-    iso_progress_bar_finish(bar, "loss %.4f  test accuracy %.2f %%  %.0f samples/s  %.1f s",
-                            figures->train_loss, 100 * figures->test_accuracy, rate(figures),
-                            figures->seconds);
+    char loss[32];
+    iso_progress_bar_finish(bar, "loss %s  test accuracy %.2f %%  %.0f samples/s  %.1f s",
+                            loss_text(figures->train_loss, loss), 100 * figures->test_accuracy,
+                            rate(figures), figures->seconds);
     iso_json_begin(run->log, "epoch");
     iso_json_int(run->log, "epoch", run->at.epoch + 1);
     iso_json_int(run->log, "steps", run->at.step);
@@ -261,15 +279,27 @@ static void log_summary(const train_run *run, const train_result *r) {
     iso_json_end(log);
 }
 
+// Far above what guessing gives, though every number is one.
+static void warn_of_loss(const train_run *run, double loss) {
+    double guessing = log(run->world->info.classes);
+    if (run->world->rank != 0 || !(loss > 4 * guessing) || guessing <= 0) return;
+    fprintf(
+        stderr,
+        "train: warning: the training diverged: its last epoch has a loss of %.3g, and guessing "
+        "one of %d classes has %.3g: try a lower --lr\n",
+        loss, run->world->info.classes, guessing);
+}
+
 static void tell_summary(const train_run *run, const train_result *r) {
     FILE *to = people(run);
+    char syncs[48];
     if (!to) return;
     // Means over the same steps: a median could be below the mean of its part.
     fprintf(to, "step %.2f ms on average, of that %.2f ms waiting", r->step_ms_mean,
             r->step_wait_ms_mean);
     if (run->periodic)
-        fprintf(to, "; %lld exchanges of parameters, %.2f ms waiting in each\n",
-                (long long)r->syncs, r->wait_ms_per_sync);
+        fprintf(to, "; %s of parameters, %.2f ms waiting in each\n",
+                counted(r->syncs, "exchange", syncs), r->wait_ms_per_sync);
     else
         fprintf(to, "; an exchange alone takes %.2f ms\n", r->exchange_ms);
     fprintf(to, "test accuracy %.2f %%, parameters %s on %s, peak memory %.0f MB a rank\n",
@@ -287,5 +317,6 @@ iso_status train_report_summary(train_run *run, const train_figures *figures, tr
     log_summary(run, out);
     TRY(iso_json_log_close(&run->log));
     tell_summary(run, out);
+    warn_of_loss(run, figures->train_loss);
     return ISO_OK;
 }

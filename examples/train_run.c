@@ -124,6 +124,17 @@ static iso_status make_gradient(train_run *run) {
     return add_gradient(run, samples);
 }
 
+// Parameters that are not finite, or too large to travel, stop an exchange of parameters on all
+// ranks.
+static iso_status tell_dropped(train_run *run, iso_status status) {
+    if (!run->periodic || status != ISO_ERR_STATE) return status;
+    char why[sizeof(iso_last_error()->message)];
+    snprintf(why, sizeof(why), "%s", iso_last_error()->message);
+    if (!strstr(why, "lower learning rate")) return told(run, status);
+    return told(run, train_error(status, "the training diverged in step %lld: %s",
+                                 (long long)run->at.step + 1, why));
+}
+
 static iso_status make_step(train_run *run) {
     train_schedule_step(run);
     iso_optimizer_zero_grad(run->optimizer);
@@ -131,9 +142,7 @@ static iso_status make_step(train_run *run) {
     TRY(iso_strategy_reduce_gradients(run->strategy, run->model));
     if (!isnan(run->options->clip_grad_norm))
         TRY(iso_clip_grad_norm(run->model, run->options->clip_grad_norm, 2, NULL));
-    iso_status status = iso_optimizer_step(run->optimizer);
-    // Parameters that are not finite stop an exchange of parameters on all ranks.
-    TRY(run->periodic && status == ISO_ERR_STATE ? told(run, status) : status);
+    TRY(tell_dropped(run, iso_optimizer_step(run->optimizer)));
     run->at.step++;
     return count_loss(run);
 }

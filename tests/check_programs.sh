@@ -136,13 +136,27 @@ grep -q '^train: the training diverged: .* lower --lr' stderr || good=1
 [ -z "$(ls -A "$out")" ] || good=1
 result "$good" "a training that diverges fails, and is not saved"
 
-if [ "$("$train" --device cuda 2>&1 | grep -c '^train: .*this build has no CUDA')" = 1 ]; then
+if [ "$("$train" --device cuda --model mlp --steps 1 2>&1 | grep -c '^train: .*this build has no CUDA')" = 1 ]; then
     refused 0 "a device that this build lacks" 'device cuda:0: this build has no CUDA: use device cpu' --device cuda:0
     refused 0 "a device that nobody knows" 'known devices are cpu, cuda .not in this build.' --device gpu
 else
     echo "ok - a device that this build lacks # SKIP it has all" | tee -a results
     echo "ok - a device that nobody knows # SKIP it has all" | tee -a results
 fi
+
+run 1 "$train" --model mlp --optimizer sgd --lr 1e6 --steps 60
+[ "$status" != 0 ] && [ "$(grep -c '^train: ' stderr)" = 1 ] && grep -q '^epoch 1/1 loss nan ' stdout
+result $? "a loss that is no number has no sign"
+grep -q '^training  1 rank on 1 node x 64 samples, 60 steps, ' stdout
+result $? "one rank and one node are told in the singular"
+run 2 "$train" --model mlp --optimizer adam --lr 1e6 --steps 60 --quiet
+[ "$status" = 0 ] && [ "$(wc -l <stderr)" = 1 ] &&
+    grep -q '^train: warning: the training diverged: its last epoch has a loss of .*: try a lower --lr$' stderr
+result $? "a training whose loss is far above that of guessing ends with a warning"
+run 2 "$train" --model mlp --optimizer sgd --lr 1e6 --steps 40 --quiet --sync daso --wait 1
+[ "$status" != 0 ] && [ "$(grep -c '^train: ' stderr)" = 1 ] &&
+    grep -q '^train: the training diverged in step [0-9]*: .*lower learning rate$' stderr
+result $? "a training that diverges under daso says so"
 
 name="ranks that share a GPU are told so once"
 if "$train" --device cuda:0 --model mlp --steps 1 --quiet >stdout 2>&1; then

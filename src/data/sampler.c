@@ -18,6 +18,8 @@ static uint64_t draw_below(iso__philox_key key, uint64_t position, uint64_t boun
     }
 }
 
+static const char *s(int64_t count) { return count == 1 ? "" : "s"; }
+
 static iso_status check(const iso_sampler_config *config, int64_t *global_batch) {
     ISO_CHECK(config->count > 0, ISO_ERR_ARG, "a sampler needs at least one sample, not %lld",
               (long long)config->count);
@@ -25,15 +27,16 @@ static iso_status check(const iso_sampler_config *config, int64_t *global_batch)
               "rank %d of %d ranks does not exist", config->rank, config->ranks);
     ISO_CHECK(config->batch > 0 &&
                   !__builtin_mul_overflow(config->batch, config->ranks, global_batch),
-              ISO_ERR_ARG, "a batch of %lld samples on each of %d ranks is impossible",
-              (long long)config->batch, config->ranks);
+              ISO_ERR_ARG, "a batch of %lld samples on each of %d rank%s is impossible",
+              (long long)config->batch, config->ranks, s(config->ranks));
     ISO_CHECK(config->ranks <= config->count || config->end == ISO_SAMPLER_SHARE, ISO_ERR_ARG,
-              "%d ranks cannot share %lld samples: use at most as many ranks as samples",
-              config->ranks, (long long)config->count);
+              "%d ranks cannot share %lld sample%s: use at most as many ranks as samples",
+              config->ranks, (long long)config->count, s(config->count));
     ISO_CHECK(
         config->end != ISO_SAMPLER_DROP || config->count >= *global_batch, ISO_ERR_ARG,
-        "%lld samples are less than one batch of %lld on each of %d ranks: use a smaller batch",
-        (long long)config->count, (long long)config->batch, config->ranks);
+        "%lld sample%s are less than one batch of %lld on each of %d rank%s: use a smaller batch",
+        (long long)config->count, s(config->count), (long long)config->batch, config->ranks,
+        s(config->ranks));
     return ISO_OK;
 }
 

@@ -89,7 +89,8 @@ static void figures_text(const iso_progress_bar *self, char *text, size_t room) 
     if (rate > 0)
         used += (size_t)snprintf(text + used, room - used, "  %.*f/s", rate < 100 ? 1 : 0, rate);
     if (used < room && !isnan(self->loss))
-        used += (size_t)snprintf(text + used, room - used, "  loss %.4f", self->loss);
+        used += (size_t)snprintf(text + used, room - used,
+                                 self->loss < 1e6 ? "  loss %.4f" : "  loss %.3g", self->loss);
     if (used < room && rate > 0) {
         char eta[32];
         duration_text((double)(self->total - self->done) / rate, eta, sizeof(eta));
