@@ -251,6 +251,14 @@ refused 2 "a log that is a folder" 'cannot create log empty' --data good --log e
 refused 2 "a trace in a missing folder" 'trace nowhere/trace' --data good --trace nowhere/trace
 refused 2 "a checkpoint in a missing folder" 'checkpoint nowhere/c' --data good \
     --checkpoint nowhere/c
+mkfifo pipe
+refused 2 "a log that is a pipe without a reader" 'cannot write log pipe: nobody reads' --data good --log pipe
+refused 2 "parameters from a pipe" 'cannot read checkpoint pipe: it is no file' --data good --load pipe
+cat pipe >read &
+run 1 "$train" --data good --model mlp --steps 2 --quiet --log pipe
+wait $!
+[ "$status" = 0 ] && [ "$(field event read)" = summary ]
+result $? "a log may be a pipe that somebody reads"
 refused 2 "a checkpoint that is a folder" 'checkpoint empty' --data good --checkpoint empty
 refused 2 "a missing checkpoint" 'nowhere.safetensors' --data good --load nowhere.safetensors
 

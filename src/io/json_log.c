@@ -55,6 +55,19 @@ static iso_status drop_half_line(int file, const char *path) {
     return ISO_OK;
 }
 
+// Opening a pipe would wait for a reader, who may never come.
+static iso_status open_anew(const char *path, FILE **out) {
+    int file = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_NONBLOCK | O_CLOEXEC, 0666);
+    ISO_CHECK(file >= 0 || errno != ENXIO, ISO_ERR_IO,
+              "cannot write log %s: nobody reads this pipe: start its reader first", path);
+    ISO_CHECK(file >= 0, ISO_ERR_IO, "cannot create log %s: %s", path, strerror(errno));
+    bool good = fcntl(file, F_SETFL, 0) == 0 && (*out = fdopen(file, "w"));
+    int error = errno;
+    if (!good) close(file);
+    ISO_CHECK(good, ISO_ERR_IO, "cannot create log %s: %s", path, strerror(error));
+    return ISO_OK;
+}
+
 static iso_status open_to_append(const char *path, FILE **out) {
     int file = open(path, O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
     ISO_CHECK(file >= 0, ISO_ERR_IO, "cannot open log %s: %s", path, strerror(errno));
@@ -71,11 +84,7 @@ static iso_status open_log(const char *path, bool append, iso_json_log **out) {
     ISO_TRY(iso__alloc_zero(sizeof(iso_json_log), &memory));
     iso_json_log *self = memory;
     ISO_TRY_GOTO(iso__strdup(path, &self->path));
-    if (append)
-        ISO_TRY_GOTO(open_to_append(path, &self->file));
-    else
-        self->file = fopen(path, "w");
-    ISO_CHECK_GOTO(self->file, ISO_ERR_IO, "cannot create log %s: %s", path, strerror(errno));
+    ISO_TRY_GOTO(append ? open_to_append(path, &self->file) : open_anew(path, &self->file));
     *out = self;
     return ISO_OK;
 fail:

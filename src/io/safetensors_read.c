@@ -20,11 +20,13 @@ static iso_status read_exactly(iso__safetensors *self, void *to, size_t bytes) {
 static iso_status open_file(iso__safetensors *self, int64_t *size) {
     struct stat info;
     const char *path = self->path;
+    // Opening a pipe would wait for its other end.
+    ISO_CHECK(stat(path, &info) != 0 || S_ISREG(info.st_mode), ISO_ERR_IO,
+              "cannot read checkpoint %s: it is no file", path);
     self->file = fopen(path, "rb");
     ISO_CHECK(self->file, ISO_ERR_IO, "cannot open checkpoint %s: %s", path, strerror(errno));
     ISO_CHECK(fstat(fileno(self->file), &info) == 0, ISO_ERR_IO, "cannot examine %s: %s", path,
               strerror(errno));
-    ISO_CHECK(S_ISREG(info.st_mode), ISO_ERR_IO, "cannot read checkpoint %s: it is no file", path);
     *size = (int64_t)info.st_size;
     return ISO_OK;
 }
