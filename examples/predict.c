@@ -225,6 +225,30 @@ static iso_status open_images(prediction *p) {
     return check_shape(p);
 }
 
+// A relu can hide from the output that a number is none.
+static iso_status check_finite(const char *path, const char *name, iso_tensor *value) {
+    void *data;
+    bool wide = iso_tensor_dtype(value) == ISO_F64, finite = true;
+    TRY(iso_tensor_map(value, ISO_READ, &data));
+    for (int64_t i = 0; i < iso_tensor_count(value) && finite; i++)
+        finite = wide ? isfinite(((double *)data)[i]) : isfinite(((float *)data)[i]);
+    TRY(iso_tensor_unmap(value));
+    if (!finite)
+        FAIL(ISO_ERR_STATE, "%s: parameter %s is not finite: its training diverged, give another",
+             path, name);
+    return ISO_OK;
+}
+
+static iso_status check_parameters(const prediction *p) {
+    iso_parameter_list list;
+    iso_status status = ISO_OK;
+    TRY(iso_module_parameters(p->model, &list));
+    for (int i = 0; i < list.count && status >= 0; i++)
+        status = check_finite(p->given.checkpoint, list.name[i], list.item[i]->value);
+    iso_parameter_list_destroy(&list);
+    return status;
+}
+
 static iso_status build_model(prediction *p) {
     const char *name, *classes, *dtype = iso_state_dict_metadata(&p->dict, "isotherm.dtype");
     iso_dtype type = ISO_F32;
@@ -249,6 +273,7 @@ static iso_status build_model(prediction *p) {
         FAIL(status, "%s is no checkpoint of this %s: %s", p->given.checkpoint, name, why);
     }
     TRY(status);
+    TRY(check_parameters(p));
     return iso_module_train(p->model, false);
 }
 

@@ -209,8 +209,8 @@ iso_status train_state_load(train_run *run);
 // Local. Whether a file can be put at path, by making and removing one beside it.
 iso_status train_output_check(const char *path, const char *what);
 // Local, but completes pending updates (then collective). ISO_ERR_STATE, a sentence that begins
-// with `what`, if a parameter is not finite.
-iso_status train_check_finite(const train_run *run, const char *what);
+// with `what` and ends with `remedy`, if a parameter is not finite.
+iso_status train_check_finite(const train_run *run, const char *what, const char *remedy);
 // Local. Parameters of the model from a checkpoint.
 iso_status train_checkpoint_load(train_run *run);
 // Collective. Writes the parameters, under a periodic mode their mean, on rank 0.

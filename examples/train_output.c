@@ -76,7 +76,7 @@ static iso_status check_finite(iso_tensor *t, bool *finite) {
     return iso_tensor_unmap(t);
 }
 
-iso_status train_check_finite(const train_run *run, const char *what) {
+iso_status train_check_finite(const train_run *run, const char *what, const char *remedy) {
     iso_parameter_list list;
     iso_status status = ISO_OK;
     TRY(iso_module_parameters(run->model, &list));
@@ -86,8 +86,8 @@ iso_status train_check_finite(const train_run *run, const char *what) {
         status = iso_parameter_value(list.item[i], &value);
         if (status >= 0) status = check_finite(value, &finite);
         if (status >= 0 && !finite)
-            status =
-                train_error(ISO_ERR_STATE, "%s: parameter %s is not finite", what, list.name[i]);
+            status = train_error(ISO_ERR_STATE, "%s: parameter %s is not finite: %s", what,
+                                 list.name[i], remedy);
     }
     iso_parameter_list_destroy(&list);
     return status;
@@ -102,12 +102,13 @@ iso_status train_checkpoint_load(train_run *run) {
     if (status == ISO_ERR_MISMATCH)
         return train_error(status, "cannot load %s for --model %s: %s", path, run->options->model,
                            iso_last_error()->message);
-    return status < 0 ? status : train_check_finite(run, path);
+    return status < 0 ? status
+                      : train_check_finite(run, path, "its training diverged, load another");
 }
 
 static iso_status save(train_run *run) {
     iso_state_dict dict;
-    TRY(train_check_finite(run, "the training diverged, nothing was saved"));
+    TRY(train_check_finite(run, "the training diverged, nothing was saved", "try a lower --lr"));
     TRY(iso_module_state_dict(run->model, &dict));
     iso_status status = describe(run, &dict);
     if (status >= 0) status = iso_state_dict_save(&dict, run->options->checkpoint);

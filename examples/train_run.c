@@ -240,7 +240,7 @@ static iso_status finish(train_run *run, train_figures *figures, train_result *o
     TRY(iso_comm_allreduce_f64(run->world->comm, &figures->seconds, 1, ISO_MAX));
     TRY(iso_strategy_finish(run->strategy, run->optimizer));
     if (run->options->checkpoint) TRY(told(run, train_checkpoint_save(run)));
-    TRY(told(run, train_check_finite(run, "the training diverged")));
+    TRY(told(run, train_check_finite(run, "the training diverged", "try a lower --lr")));
     return told(run, train_report_summary(run, figures, out));
 }
 

@@ -106,6 +106,11 @@ result $? "an option goes before the metadata"
 refused "saved state in place of the checkpoint" \
     'mlp.step-000000000060 is a state for train --resume and no checkpoint: give the checkpoint .*, mlp$' \
     --checkpoint mlp.step-000000000060 "$images"
+cp mlp bad
+header=$(od -An -tu4 -N4 mlp)
+printf '\000\000\300\177' | dd of=bad bs=1 seek=$((header + 8)) conv=notrunc 2>dump
+refused "a parameter that is no number, which a relu hides" \
+    'bad: parameter [a-z0-9.]* is not finite: its training diverged, give another' --checkpoint bad "$images"
 refused "a checkpoint without metadata" 'bare does not tell its mean.*give --mean' --checkpoint bare "$images"
 refused "no model" 'does not tell its model' --checkpoint bare "$images" --mean 0 --std 1
 refused "no checkpoint" 'no checkpoint was given' "$images"
