@@ -167,6 +167,8 @@ static iso_status check_common(const command_line *line) {
                                "%.*s is of train and not of a sweep, which keeps its own files in "
                                "--out: leave it away",
                                length, word);
+        if (strstr(word, ": --"))
+            return train_error(ISO_ERR_ARG, "\"%.80s\" is a run: give the runs behind --", word);
         if (!has_sync && is_of_other_sync(word))
             return train_error(ISO_ERR_ARG,
                                "%.*s belongs to a --sync: give it in the list, to the runs that "
@@ -221,7 +223,8 @@ static iso_status agree(const sweep *self) {
                                  self->list.entries[i]->name, self->list.entries[i]->options);
     memcpy(first, mine, sizeof(first));
     MPI_Bcast(first, sizeof(first), MPI_CHAR, 0, MPI_COMM_WORLD);
-    if (strcmp(mine, first) == 0) return train_options_agree(&self->common);
+    iso_status common = train_options_agree(&self->common); // on ranks with other runs, too
+    if (strcmp(mine, first) == 0) return common;
     size_t line = train_options_difference(mine, first);
     return train_error(ISO_ERR_MISMATCH,
                        "started with \"%.*s\" where rank 0 has \"%.*s\": give every rank the same "

@@ -124,9 +124,13 @@ static iso_status take_finished(sweep *self, int run) {
 
 iso_status sweep_store_open(sweep *self) {
     char probe[PATH_MAX];
+    struct stat info;
     if (mkdir(self->folder, 0777) != 0 && errno != EEXIST)
         return train_error(ISO_ERR_IO, "cannot make the folder %s: %s", self->folder,
                            strerror(errno));
+    if (stat(self->folder, &info) == 0 && !S_ISDIR(info.st_mode))
+        return train_error(ISO_ERR_IO, "%s is there already and is no folder: give another --out",
+                           self->folder);
     snprintf(probe, sizeof(probe), "%s/report.html", self->folder);
     TRY(train_output_check(probe, "report"));
     for (int i = 0; i < self->list.count; i++) TRY(take_finished(self, i));

@@ -203,6 +203,15 @@ refused "an option that runs cannot have" 'run a: --log is no option of a run' -
 refused "a log for all runs" '--log is of train and not of a sweep.*leave it away' --log x -- "a: --sync lazy"
 refused "an accuracy above 1" '--target 98: give a number between 0 and 1' --target 98 -- "a: --sync lazy"
 refused "a list that is not there" 'cannot read the list nowhere' --list nowhere
+refused "a run that stands before the --" '"a: --sync lazy" is a run: give the runs behind --' "a: --sync lazy"
+: >taken
+# shellcheck disable=SC2086  # options are several words
+run_alone "$sweep" --out taken $common -- "a: --sync lazy"
+result "refused with one sentence: a file in place of the folder" is_refused 'taken is there already and is no folder'
+# shellcheck disable=SC2086  # flags are several words
+run_alone "$launcher" $flags -n 1 "$sweep" --out refused $common -- "a: --sync lazy" : \
+    -n 1 "$sweep" --out refused $common -- "a: --sync blocking"
+result "refused with one sentence: ranks with different runs" is_refused 'rank 1: started with "a: --sync blocking" where'
 run "$sweep" -- "a: --sync lazy"
 result "refused with one sentence on 2 ranks: no folder" is_refused 'needs a folder'
 
