@@ -154,8 +154,8 @@ static iso_status parse_channels(const char *option, const char *text, int64_t c
         at = *end ? end + 1 : end;
     }
     if (count != 1 && count != channels)
-        FAIL(ISO_ERR_ARG, "%s %s: these are %lld numbers for images of %lld channels", option, text,
-             (long long)count, (long long)channels);
+        FAIL(ISO_ERR_ARG, "%s %s: these are %lld numbers for images of %lld channel%s", option,
+             text, (long long)count, (long long)channels, channels == 1 ? "" : "s");
     for (int64_t c = count; c < channels; c++) out[c] = out[0];
     return ISO_OK;
 }

@@ -45,8 +45,9 @@ static iso_status take_channels(const char *option, const char *text, int64_t ch
     int64_t count = read_numbers(text, -INFINITY, channels, out);
     for (; count == 1 && channels > 1; channels--) out[channels - 1] = out[0];
     if (count == 1 || count == channels) return ISO_OK;
-    return train_error(ISO_ERR_ARG, "%s %s: these are %lld numbers for images of %lld channels",
-                       option, text, (long long)count, (long long)channels);
+    return train_error(ISO_ERR_ARG, "%s %s: these are %lld numbers for images of %lld channel%s",
+                       option, text, (long long)count, (long long)channels,
+                       channels == 1 ? "" : "s");
 }
 
 // From --mean and --std; numbers has room for two lists.

@@ -166,11 +166,15 @@ static iso_status list_steps(const char *path, int64_t **out, int *count) {
     iso_status status = iso__set_steps(files, file_count, true, out, count);
     iso__free(files);
     ISO_TRY(status);
-    ISO_CHECK(
-        *count > 0, ISO_ERR_IO,
-        "there is no saved state %s.step-*: check the path, or begin the run without resuming",
-        path);
-    return ISO_OK;
+    if (*count > 0) return ISO_OK;
+    const char *slash = strrchr(path, '/');
+    const char *step = strstr(slash ? slash : path, ".step-"); // a file of a set was given
+    ISO_CHECK(!step, ISO_ERR_IO, "there is no saved state %s.step-*: give the path without %s",
+              path, step);
+    return ISO_FAIL(ISO_ERR_IO,
+                    "there is no saved state %s.step-*: check the path, or begin the run without "
+                    "resuming",
+                    path);
 }
 
 // Step number i of rank 0's list.

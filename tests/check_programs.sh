@@ -201,7 +201,7 @@ refused 3 "more ranks than samples" '3 ranks cannot share 2 samples' --data two
 refused 2 "images too small for the CNN" '5 x 5, too small' --data small
 
 refused 0 "a mean without a deviation" '--mean and --std belong together' --data nowhere --mean 0.1
-refused 0 "means of other channels" '2 numbers for images of 1 channels' --data good --mean 0.1,0.2 \
+refused 0 "means of other channels" '2 numbers for images of 1 channel$' --data good --mean 0.1,0.2 \
     --std 1
 refused 0 "a mean that is no number" '--mean 0.1,x: give numbers' --data nowhere --mean 0.1,x --std 1
 refused 0 "no deviation" '--std 0: a deviation must be above 0' --data nowhere --mean 0.1 --std 0
@@ -268,6 +268,8 @@ refused 2 "an unknown way to sum in a node" 'ISO_NODE_COLLECTIVE is "pigeons": g
     --data good
 unset ISO_NODE_COLLECTIVE
 refused 2 "nothing to resume" 'no saved state nowhere.step' --data good --resume nowhere
+refused 2 "a file of the saved state" 'no saved state c.step-000000000020.step.*: give the path without .step-000000000020' \
+    --data good --resume c.step-000000000020
 refused 2 "a setting that is an option" '--sync-option period: that is an option' --data nowhere --sync localsgd \
     --sync-option period=4
 refused 2 "a setting that a mode does not have" 'lazy has no setting "speed"' --data good --model mlp \
