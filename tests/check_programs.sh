@@ -254,10 +254,10 @@ refused 2 "a checkpoint in a missing folder" 'checkpoint nowhere/c' --data good 
 mkfifo pipe
 refused 2 "a log that is a pipe without a reader" 'cannot write log pipe: nobody reads' --data good --log pipe
 refused 2 "parameters from a pipe" 'cannot read checkpoint pipe: it is no file' --data good --load pipe
-cat pipe >read &
+timeout 60 cat pipe >piped_log &
 run 1 "$train" --data good --model mlp --steps 2 --quiet --log pipe
 wait $!
-[ "$status" = 0 ] && [ "$(field event read)" = summary ]
+[ "$status" = 0 ] && [ "$(field event piped_log)" = summary ]
 result $? "a log may be a pipe that somebody reads"
 refused 2 "a checkpoint that is a folder" 'checkpoint empty' --data good --checkpoint empty
 refused 2 "a missing checkpoint" 'nowhere.safetensors' --data good --load nowhere.safetensors
