@@ -105,9 +105,9 @@ typedef struct iso__remote_ops {
     iso_status (*test)(iso_device *self, iso__device_event *event);
     iso_status (*wait)(iso_device *self, iso__device_event *event); // waits
     iso_status (*finish)(iso_device *self); // waits for everything in all queues
-    // Tensors of f32 and f64 taken as one vector, for clip.h. The norm of type p; unless max_norm is
-    // NULL they are then multiplied by *max_norm / (norm + 1e-6) where that is below 1. Waits only
-    // where the norm is asked for.
+    // Tensors of f32 and f64 taken as one vector, for clip.h. The norm of type p; unless max_norm
+    // is NULL they are then multiplied by *max_norm / (norm + 1e-6) where that is below 1. Waits
+    // only where the norm is asked for.
     iso_status (*clip_norm)(iso_device *self, int count, iso_tensor *const *x, double p,
                             const double *max_norm, double *norm);
     // Every element into [-most, most]; a NaN stays.
