@@ -1,6 +1,6 @@
 // Optimizers: creation, the walk over parameters that all kinds share, and dispatch.
 #include "optim/optim_impl.h"
-#include "optim/resume_impl.h"
+#include "optim/resume/resume_impl.h"
 
 #include <isotherm/trace.h>
 #include <string.h>

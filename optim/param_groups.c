@@ -1,7 +1,7 @@
 // Parameter groups: hyperparameters for some of an optimizer's parameters, as PyTorch's
 // param_groups.
 #include "optim/optim_impl.h"
-#include "optim/resume_impl.h"
+#include "optim/resume/resume_impl.h"
 
 #include <assert.h>
 #include <string.h>

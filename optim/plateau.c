@@ -1,6 +1,6 @@
 // HeAT's DetectMetricPlateau: tells when a metric has stopped improving.
 #include "optim/plateau_impl.h"
-#include "optim/sync_plan.h"
+#include "optim/periodic/sync_plan.h"
 
 #include <assert.h>
 #include <math.h>

@@ -4,7 +4,7 @@
 #include "common/resume_fixture.h"
 #include "common/unused_fixture.h"
 #include "optim/optim_impl.h"
-#include "optim/resume_impl.h"
+#include "optim/resume/resume_impl.h"
 
 #include <criterion/criterion.h>
 #include <string.h>

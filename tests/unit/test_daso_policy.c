@@ -1,5 +1,5 @@
 // Policies of DASO on simulated runs, and the names of options.
-#include "optim/sync_plan.h"
+#include "optim/periodic/sync_plan.h"
 
 #include <criterion/criterion.h>
 #include <math.h>

@@ -1,6 +1,6 @@
 // The schedule of DASO, local SGD and post-local SGD: tables worked out by hand, and what must hold
 // in any run.
-#include "optim/sync_plan.h"
+#include "optim/periodic/sync_plan.h"
 
 #include <criterion/criterion.h>
 #include <math.h>

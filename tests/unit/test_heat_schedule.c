@@ -1,5 +1,5 @@
 // HeAT's DASO schedule against tables of HeAT's state machine, and what must hold in any run.
-#include "optim/sync_plan.h"
+#include "optim/periodic/sync_plan.h"
 
 #include <criterion/criterion.h>
 #include <math.h>

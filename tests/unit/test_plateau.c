@@ -1,5 +1,5 @@
 // DetectMetricPlateau against the vectors of HeAT's own test, and its corner cases.
-#include "optim/sync_plan.h"
+#include "optim/periodic/sync_plan.h"
 
 #include <criterion/criterion.h>
 #include <math.h>

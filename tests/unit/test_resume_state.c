@@ -1,7 +1,7 @@
 // The list of what a run needs to go on: entries, names, and what module and optimizer add.
 #include "common/balance.h"
 #include "common/nn_fixture.h"
-#include "optim/resume_impl.h"
+#include "optim/resume/resume_impl.h"
 
 #include <string.h>
 

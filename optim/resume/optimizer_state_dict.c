@@ -1,7 +1,7 @@
 // The state_dict of an optimizer: its state by names of parameters, and its hyperparameters.
 #include "optim/optim_impl.h"
-#include "optim/resume_impl.h"
-#include "optim/state_dict_impl.h"
+#include "optim/resume/resume_impl.h"
+#include "optim/resume/state_dict_impl.h"
 
 #include <string.h>
 

@@ -1,6 +1,6 @@
 // The list of what a run needs to go on with the same bits, and what module and optimizer put into
 // it.
-#include "optim/resume_impl.h"
+#include "optim/resume/resume_impl.h"
 
 #include "nn/nn_impl.h"
 #include "optim/optim_impl.h"

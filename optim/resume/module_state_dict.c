@@ -1,6 +1,6 @@
 // The state_dict of a module: its parameters and buffers by name.
 #include "nn/nn_impl.h"
-#include "optim/state_dict_impl.h"
+#include "optim/resume/state_dict_impl.h"
 
 enum { NAME_ROOM = 768 };
 

@@ -1,5 +1,5 @@
 // Removes files of saved state that are no longer needed: old sets, and what was left unfinished.
-#include "optim/resume_impl.h"
+#include "optim/resume/resume_impl.h"
 
 #include <errno.h>
 #include <inttypes.h>

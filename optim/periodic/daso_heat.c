@@ -1,5 +1,5 @@
 // HeAT's DASO: its schedule in epochs and batches on the periodic engine.
-#include "optim/daso_impl.h"
+#include "optim/periodic/daso_impl.h"
 
 #include <string.h>
 

@@ -1,5 +1,5 @@
 // Which files of saved state there are: their names, what is in the folder, removing them.
-#include "optim/resume_impl.h"
+#include "optim/resume/resume_impl.h"
 
 #include <dirent.h>
 #include <errno.h>

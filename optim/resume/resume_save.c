@@ -1,5 +1,5 @@
 // Saves a set of files: own entries first, then the shared ones, whose file stands for a whole set.
-#include "optim/resume_impl.h"
+#include "optim/resume/resume_impl.h"
 
 #include <errno.h>
 #include <inttypes.h>

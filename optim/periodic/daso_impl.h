@@ -2,7 +2,7 @@
 #ifndef ISO_DASO_IMPL_H
 #define ISO_DASO_IMPL_H
 
-#include "optim/periodic.h"
+#include "optim/periodic/periodic.h"
 
 #include <math.h>
 

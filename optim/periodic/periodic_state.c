@@ -1,5 +1,5 @@
 // What a periodic engine must keep for a run to go on with the same bits.
-#include "optim/periodic.h"
+#include "optim/periodic/periodic.h"
 #include "parallel/parallel_impl.h"
 
 #include <string.h>

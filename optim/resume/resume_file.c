@@ -1,6 +1,6 @@
 // One file of saved state: a sealed safetensors file that says which set it belongs to, with a
 // checksum of every array.
-#include "optim/resume_impl.h"
+#include "optim/resume/resume_impl.h"
 
 #include <inttypes.h>
 #include <limits.h>

@@ -1,5 +1,5 @@
 // Compares a state_dict with what it is to be loaded into, and copies its tensors there.
-#include "optim/state_dict_impl.h"
+#include "optim/resume/state_dict_impl.h"
 #include "tensor/tensor_impl.h"
 
 #include <string.h>

@@ -1,5 +1,5 @@
 // Means that are waited for: over all ranks, over a node, and for evaluation.
-#include "optim/periodic.h"
+#include "optim/periodic/periodic.h"
 #include "parallel/parallel_impl.h"
 
 #include <isotherm/trace.h>

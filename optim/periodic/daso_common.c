@@ -1,5 +1,5 @@
 // What can be asked of a DASO optimizer of either kind.
-#include "optim/daso_impl.h"
+#include "optim/periodic/daso_impl.h"
 
 // The daso or daso-heat optimizer among optimizer and what it wraps, NULL if there is none.
 static iso_optimizer *find(iso_optimizer *optimizer) {

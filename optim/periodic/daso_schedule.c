@@ -1,6 +1,6 @@
 // DASO as recommended here, local SGD and post-local SGD as a state machine: what to do after a
 // step.
-#include "optim/sync_plan.h"
+#include "optim/periodic/sync_plan.h"
 
 #include <assert.h>
 #include <math.h>

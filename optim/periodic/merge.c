@@ -1,5 +1,5 @@
 // Merge rules: what becomes of parameters when the mean of earlier ones arrives.
-#include "optim/merge.h"
+#include "optim/periodic/merge.h"
 
 enum { BLOCK = 2048 }; // stays in the first-level cache between the two passes over it
 

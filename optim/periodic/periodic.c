@@ -1,6 +1,6 @@
 // The engine of periodic synchronisation: carries out plans on the parameters of a data_parallel
 // module and its optimizer.
-#include "optim/periodic.h"
+#include "optim/periodic/periodic.h"
 
 #include "parallel/parallel_impl.h"
 #include "parallel/reducer_impl.h"

@@ -1,5 +1,5 @@
 // The check that all ranks list the same shared entries, and hold the same in them.
-#include "optim/resume_impl.h"
+#include "optim/resume/resume_impl.h"
 
 #include <inttypes.h>
 #include <string.h>

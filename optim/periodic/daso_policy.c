@@ -1,5 +1,5 @@
 // Policies of DASO: how often to exchange and how long to wait, from what was observed.
-#include "optim/sync_plan.h"
+#include "optim/periodic/sync_plan.h"
 
 #include <math.h>
 #include <string.h>

@@ -1,6 +1,6 @@
 // The memory that a periodic engine exchanges, as the host sees it. On a device with memory of its
 // own it goes through pinned arrays, beside what the device computes.
-#include "optim/periodic.h"
+#include "optim/periodic/periodic.h"
 
 #include <string.h>
 

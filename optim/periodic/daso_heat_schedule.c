@@ -1,5 +1,5 @@
 // HeAT's DASO as a state machine: what to do after a batch, and how the skips change with the loss.
-#include "optim/sync_plan.h"
+#include "optim/periodic/sync_plan.h"
 
 #include <assert.h>
 #include <math.h>

@@ -3,9 +3,9 @@
 #ifndef ISO_PERIODIC_H
 #define ISO_PERIODIC_H
 
-#include "optim/merge.h"
+#include "optim/periodic/merge.h"
 #include "optim/optim_impl.h"
-#include "optim/sync_plan.h"
+#include "optim/periodic/sync_plan.h"
 #include "parallel/average.h"
 
 #include <isotherm/resume.h>

@@ -1,6 +1,6 @@
 // DASO as recommended here, local SGD and post-local SGD: a schedule in steps, a policy, and the
 // periodic engine.
-#include "optim/daso_impl.h"
+#include "optim/periodic/daso_impl.h"
 #include "parallel/reducer_impl.h"
 
 #include <string.h>

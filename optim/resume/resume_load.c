@@ -1,5 +1,5 @@
 // Loads the newest set of files that is whole and sound on every rank.
-#include "optim/resume_impl.h"
+#include "optim/resume/resume_impl.h"
 
 #include <inttypes.h>
 #include <string.h>
