@@ -175,7 +175,7 @@ const train_option train_option_table[] = {
      .outside = true},
     {SWITCH, "--stats", FIELD(stats),
      .meaning = "prints when gradients of each layer travel and wait", .outside = true},
-    {SWITCH, "--quiet", FIELD(quiet), .meaning = "prints nothing but warnings and errors",
+    {SWITCH, "--quiet", FIELD(quiet), .meaning = "prints nothing but errors and warnings of the library",
      .outside = true},
     {SWITCH, "--help", FIELD(help), .meaning = "prints this", .outside = true},
     {SWITCH, "--help-env", FIELD(help_env),
