@@ -204,14 +204,14 @@ bool nccl_same_on_all_ranks(const nccl_result *mine) {
 }
 
 void nccl_skip(void) {
-    if (iso_device_count("cuda") == 0) cr_skip_test("there is no CUDA GPU here");
+    if (iso_device_count("cuda") == 0) test_mpi_skip("there is no CUDA GPU here");
     iso_device *device = NULL;
     iso__nccl *nccl = NULL;
     iso_status status = nccl_open_device(&device);
     if (status == ISO_OK) status = iso__nccl_create(test_comm, device, &nccl);
-    if (status == ISO_ERR_UNSUPPORTED) cr_skip_test("%s", iso_last_error()->message);
     iso__nccl_destroy(&nccl);
     iso_device_destroy(&device);
+    if (status == ISO_ERR_UNSUPPORTED) test_mpi_skip("%s", iso_last_error()->message);
     iso_assert_ok(status);
 }
 

@@ -59,7 +59,7 @@ static uint64_t hash_of(iso_sync sync, double piece_mb) {
 
 // piece_mb: weights are updated in pieces while the layer that rounds them is waiting.
 static void lazy_is_blocking(double piece_mb) {
-    if (iso_device_count("cuda") == 0) cr_skip_test("there is no GPU, or no CUDA in this build");
+    if (iso_device_count("cuda") == 0) test_mpi_skip("there is no GPU, or no CUDA in this build");
     uint64_t blocking = hash_of(ISO_SYNC_BLOCKING, piece_mb);
     iso_assert_all(hash_of(ISO_SYNC_LAZY, piece_mb) == blocking);
 }
@@ -70,7 +70,7 @@ Test(np2_gpu_autocast, the_same_with_weights_in_pieces) { lazy_is_blocking(0.005
 
 // The optimizer is tied to the wrapper, so that the wrapper has to be outermost.
 Test(np2_gpu_autocast, does_not_go_around_data_parallel) {
-    if (iso_device_count("cuda") == 0) cr_skip_test("there is no GPU, or no CUDA in this build");
+    if (iso_device_count("cuda") == 0) test_mpi_skip("there is no GPU, or no CUDA in this build");
     trainer_config config = trainer_default();
     trainer t;
     iso_module *outer;

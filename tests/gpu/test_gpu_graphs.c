@@ -16,7 +16,7 @@ TestSuite(np1_gpu_graphs, .init = setup, .fini = test_mpi_teardown, .timeout = 3
 TestSuite(np2_gpu_graphs, .init = setup, .fini = test_mpi_teardown, .timeout = 300);
 
 static void need_gpu(void) {
-    if (iso_device_count("cuda") == 0) cr_skip_test("there is no GPU, or no CUDA in this build");
+    if (iso_device_count("cuda") == 0) test_mpi_skip("there is no GPU, or no CUDA in this build");
 }
 
 typedef struct outcome {

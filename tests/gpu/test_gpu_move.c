@@ -14,7 +14,7 @@ TestSuite(np1_gpu_move, .init = resume_setup, .fini = resume_teardown, .timeout 
 static void need_gpu(void) {
     iso_device *device;
     if (iso_device_create("cuda", &device) != ISO_OK)
-        cr_skip_test("no GPU can be used: %s", iso_last_error()->message);
+        test_mpi_skip("no GPU can be used: %s", iso_last_error()->message);
     iso_device_destroy(&device);
 }
 

@@ -70,7 +70,7 @@ Test(np2_gpu_nccl_faults, asked_for_by_name_it_must_work) {
 Test(np2_gpu_nccl_faults, takes_the_host_where_nccl_refuses) {
     setenv("ISO_EMULATED_NCCL_S", "5", 1);
     nccl_skip();
-    if (!emulated_fail_next) cr_skip_test("only the emulated GPU can be made to fail");
+    if (!emulated_fail_next) test_mpi_skip("only the emulated GPU can be made to fail");
     if (test_rank == 1) emulated_fail_next("ncclCommInitRankConfig", 2 /* ncclSystemError */);
     int64_t start = iso_now();
     nccl_is_exact(nccl_by_gpu, false);
@@ -137,7 +137,7 @@ Test(np4_gpu_nccl_faults, a_rank_that_is_missing_is_told_of_in_both_nodes) {
 
 Test(np2_gpu_nccl_faults, an_error_of_a_call_is_told) {
     nccl_skip();
-    if (!emulated_fail_next) cr_skip_test("only the emulated GPU can be made to fail");
+    if (!emulated_fail_next) test_mpi_skip("only the emulated GPU can be made to fail");
     iso_comm *before = hurry(1.5);
     nccl_world w;
     iso_assert_ok(nccl_create(&w, &nccl_by_gpu));
@@ -154,7 +154,7 @@ Test(np2_gpu_nccl_faults, an_error_of_a_call_is_told) {
 
 Test(np2_gpu_nccl_faults, nothing_is_left) {
     nccl_skip();
-    if (!emulated_live_comms) cr_skip_test("only the emulated GPU counts");
+    if (!emulated_live_comms) test_mpi_skip("only the emulated GPU counts");
     size_t streams = emulated_live_streams(), events = emulated_live_events();
     nccl_train(&nccl_by_gpu);
     iso_assert_all(emulated_live_comms() == 0 && emulated_live_streams() == streams &&

@@ -26,7 +26,7 @@ static long long launches(const trainer *t) {
 }
 
 static void create(trainer *t, trainer_config *config) {
-    if (iso_device_count("cuda") == 0) cr_skip_test("there is no GPU, or no CUDA in this build");
+    if (iso_device_count("cuda") == 0) test_mpi_skip("there is no GPU, or no CUDA in this build");
     setenv("ISO_CUDA_GRAPHS", "0", 1);
     iso_assert_ok(trainer_create(t, test_comm, config));
 }

@@ -152,7 +152,10 @@ static bool names_it(iso_status status, const char *text) {
 
 // The items before it are done, nothing is posted after it, and everything after it says so, again
 // and again, whoever met the error: the helper or this thread.
-static void check_failed(stream_rig *rig, const char *text) {
+static void check_failed(stream_rig *rig, int error) {
+    char why[MPI_MAX_ERROR_STRING] = "", text[2 * MPI_MAX_ERROR_STRING];
+    MPI_Error_string(error, why, &(int){0});
+    snprintf(text, sizeof(text), "the exchange of \"item 1\" failed: MPI said \"%s\"", why);
     cr_expect_eq(until_done(rig, 0), ISO_OK);
     cr_expect(stream_is_summed(rig, 0));
     for (int times = 0; times < 2; times++)
@@ -180,7 +183,7 @@ static void error_of_a_call(iso_progress mode) {
         stream_fill(&rig, i);
         cr_expect(iso__stream_ready(rig.stream, i) >= 0 || calls == 1);
     }
-    check_failed(&rig, "the exchange of \"item 1\" failed: MPI said \"MPI_ERR_INTERN");
+    check_failed(&rig, MPI_ERR_INTERN);
     cr_expect_eq(calls, 1);
     stop_watching(comm);
     stream_rig_destroy(&rig);
@@ -209,7 +212,7 @@ static void error_of_a_completion(iso_progress mode) {
         stream_fill(&rig, i);
         cr_expect(iso__stream_ready(rig.stream, i) >= 0 || calls == 2);
     }
-    check_failed(&rig, "the exchange of \"item 1\" failed: MPI said \"MPI_ERR_TRUNCATE");
+    check_failed(&rig, MPI_ERR_TRUNCATE);
     cr_expect_eq(calls, 2);
     stop_watching(comm);
     stream_rig_destroy(&rig);
