@@ -179,7 +179,7 @@ static iso_status check_common(const command_line *line) {
 }
 
 // Options of all runs, then those of this one.
-static iso_status parse_run(const command_line *line, const sweep_entry *entry,
+static iso_status parse_run(const sweep *self, const command_line *line, const sweep_entry *entry,
                             train_options *out) {
     TRY(check_words(entry));
     int count = line->common_count;
@@ -193,6 +193,9 @@ static iso_status parse_run(const command_line *line, const sweep_entry *entry,
     if (status == ISO_OK) return ISO_OK;
     char why[400];
     snprintf(why, sizeof(why), "%s", train_error_text());
+    // What is as wrong without this run's options is of no run.
+    if (train_options_check(&self->common) == status && strcmp(train_error_text(), why) == 0)
+        return status;
     return train_error(status, "run %s: %s", entry->name, why);
 }
 
@@ -206,7 +209,7 @@ static iso_status parse_runs(sweep *self, const command_line *line) {
     if (!self->options || !self->results)
         return train_error(ISO_ERR_NOMEM, "out of memory for the options of the runs");
     for (int i = 0; i < self->list.count; i++) {
-        TRY(parse_run(line, self->list.entries[i], &self->options[i]));
+        TRY(parse_run(self, line, self->list.entries[i], &self->options[i]));
         self->options[i].quiet = true;
         if (self->options[i].eval_every <= 0) self->options[i].eval_every = EVAL_EVERY;
     }
@@ -245,8 +248,7 @@ static iso_status take_common(sweep *self, int argc, char **argv, command_line *
     if (!self->folder)
         return train_error(ISO_ERR_ARG, "a sweep needs a folder for its results: --out FOLDER");
     TRY(check_common(line));
-    TRY(train_options_parse(line->common_count, line->common, &self->common));
-    return train_options_check(&self->common); // what is wrong here is of no run
+    return train_options_parse(line->common_count, line->common, &self->common);
 }
 
 static iso_status take_runs(sweep *self, int count, char **runs, const char *listed,

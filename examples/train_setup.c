@@ -115,7 +115,8 @@ static iso_status round_activations(train_run *run) {
     iso_module *model = run->model;
     run->model = NULL; // it is taken, on failure too
     TRY(iso_autocast_create_take(model, ISO_BF16, &run->model));
-    return iso_autocast_keep_output(run->model, true); // a loss comes next
+    // A loss comes next, whose gradient is scaled where several batches are accumulated.
+    return iso_autocast_keep_output(run->model, run->options->accumulate == 1);
 }
 
 static iso_status build_model(train_run *run) {

@@ -1,4 +1,4 @@
-# Optimizers and schedules, and who joins them with communication; periodic: DASO, local SGD; resume: saved state.
+# Optimizers and schedules, and who joins them with communication.
 libiso_core_la_SOURCES += \
     optim/adadelta.c \
     optim/adagrad.c \

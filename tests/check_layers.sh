@@ -104,7 +104,7 @@ grep -E '^(src/parallel/(reducer|bucket)|include/isotherm/reducer)[^:]*:[0-9]+:(
     "$work/includes" | rule "the reducer knows no nn"
 
 grep -E '^optim/[^:]*:[0-9]+:(comm/|parallel/|isotherm/(comm|reducer|parallel)\.h)' "$work/includes" |
-    grep -vE '^optim/(dp_|daso|periodic|resume|strategy)' |
+    grep -vE '^optim/(dp_|strategy|periodic/(daso|periodic)|resume/resume)' |
     rule "in optim, only dp_*, daso*, periodic*, resume* and strategy* know communication"
 
 {

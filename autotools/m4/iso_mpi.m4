@@ -42,7 +42,7 @@ AC_DEFUN([ISO_MPI], [
     iso_mpi_suffix=`expr "x$MPICC" : '.*mpicc\(.*\)'`
     AS_CASE([$MPICC], [*/*], [iso_mpi_path=`AS_DIRNAME(["$MPICC"])`:$iso_mpi_path])
     AS_IF([test -z "$MPIRUN"],
-          [AC_PATH_PROGS([MPIRUN], [mpirun$iso_mpi_suffix mpiexec$iso_mpi_suffix], [no], [$iso_mpi_path])])
+          [AC_PATH_PROGS([MPIRUN], [mpirun$iso_mpi_suffix mpiexec$iso_mpi_suffix mpirun mpiexec], [no], [$iso_mpi_path])])
     AC_MSG_CHECKING([for options of $MPIRUN])
     AS_IF([test -z "${MPIRUN_FLAGS+set}"],
           [AS_CASE([`$MPIRUN --version 2>/dev/null`],

@@ -684,6 +684,19 @@ contains
         deallocate (freed)
     end subroutine
 
+    ! An id that C has given anew belonged to one that C forgot when removing it failed.
+    subroutine forget_others(in, mine)
+        type(engine), intent(inout) :: in
+        type(applier), pointer, intent(in) :: mine
+        type(applier), pointer :: other, next
+        other => in%appliers
+        do while (associated(other))
+            next => other%next
+            if (other%id == mine%id .and. .not. associated(other, mine)) call forget(in, other)
+            other => next
+        end do
+    end subroutine
+
     ! Of an id that C accepts: its applier, else iso_reducer_set_apply's, else the only one. Null
     ! where there is none.
     function find(in, id) result(found)
@@ -716,7 +729,11 @@ contains
             if (present(apply)) then
                 mine => remember(in, apply, user)
                 status = c_set_apply(in%handle, c_funloc(apply_from_c), bytes, c_loc(mine))
-                if (status < 0) call forget(in, mine)
+                if (status < 0) then
+                    call forget(in, mine)
+                else
+                    call forget_others(in, mine)
+                end if
             else
                 status = c_set_apply(in%handle, c_null_funptr, bytes, c_null_ptr)
                 mine => find(in, ISO_REDUCER_ONLY)
@@ -756,6 +773,7 @@ contains
                 call forget(in, mine)
             else
                 id = mine%id
+                call forget_others(in, mine)
             end if
         end associate
     end function

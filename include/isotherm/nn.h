@@ -111,8 +111,9 @@ typedef struct iso_call {
 
 // The table of a layer. Only `type`, `forward` and, for training, `backward_input` are required.
 // What fails says why by iso_error_set. Outputs and gradients have the type of the call's input
-// (the gradient of the input, its), as iso_call_tensor gives it, and lie on the module's device;
-// what does not is an error of this layer (ISO_ERR_TYPE, ISO_ERR_SHAPE).
+// (the gradient of the input, its), as iso_call_tensor gives it, and lie on the module's device,
+// else ISO_ERR_TYPE names this layer; so do ISO_ERR_STATE where nothing is given, and ISO_ERR_SHAPE
+// for a gradient that is not of the input's shape.
 typedef struct iso_module_ops {
     const char *type; // as PyTorch spells it, "Linear"
     // Reads `in`, sets *out to a tensor the call owns (or a view). training is self->training.
@@ -351,8 +352,9 @@ iso_status iso_residual_create_take(iso_device *device, iso_module *body, iso_mo
 // ISO_ERR_UNSUPPORTED where the device has no kernels for bf16 (the CPU).
 iso_status iso_autocast_create_take(iso_module *module, iso_dtype dtype, iso_module **out);
 // keep: in training an Autocast gives what its module gave as it is, in bf16, and takes a gradient
-// of that type, for where a loss comes next: two kernels less in a step, and the same bits. What it
-// gives in evaluation mode is of the input's type as ever. ISO_ERR_ARG for any other module.
+// of that type, for where a loss comes next: two kernels less in a step, and the same bits. Such a
+// gradient cannot be scaled. What it gives in evaluation mode is of the input's type as ever.
+// ISO_ERR_ARG for any other module.
 iso_status iso_autocast_keep_output(iso_module *autocast, bool keep);
 
 typedef enum iso_layer_kind {

@@ -133,9 +133,14 @@ static void drop_own(const save *s) {
     iso__error(why.code, __func__, __FILE__, __LINE__, "%s", why.message);
 }
 
+// False: a rank that did not hear the others may be alone in thinking that the save failed.
+static bool all_know(iso_status status) {
+    return status != ISO_ERR_MPI && status != ISO_ERR_TIMEOUT;
+}
+
 static iso_status write_all_own(const save *s, uint64_t replaced) {
     iso_status status = iso_comm_agree(s->comm, write_own(s, replaced));
-    if (status < 0) drop_own(s);
+    if (status < 0 && all_know(status)) drop_own(s);
     ISO_TRY(status);
     return ISO_OK;
 }
@@ -144,7 +149,7 @@ static iso_status write_all_own(const save *s, uint64_t replaced) {
 static iso_status write_shared(const save *s) {
     iso_status mine = iso_comm_rank(s->comm) == 0 ? write_part(s, ISO_STATE_SHARED) : ISO_OK;
     iso_status status = iso_comm_agree(s->comm, mine);
-    if (status < 0 && s->head.own && status != ISO_ERR_MPI && status != ISO_ERR_TIMEOUT) {
+    if (status < 0 && s->head.own && all_know(status)) {
         iso_error why = *iso_last_error();
         int64_t stands = iso_comm_rank(s->comm) == 0 &&
                          set_of(s->path, s->head.step, ISO__SHARED_FILE) == s->head.set;

@@ -60,10 +60,12 @@ bool iso_trace_on(void) { return recording; }
 void iso_trace_span(iso_lane lane, const char *name, int64_t start_ns, int64_t end_ns) {
     if (!recording) return;
     writers++;
-    size_t i = recording ? used++ : SIZE_MAX;
-    if (i < capacity) {
-        spans[i] = (span){.start = start_ns, .end = end_ns, .lane = lane};
-        strncpy(spans[i].name, name, sizeof(spans[i].name) - 1);
+    if (recording) {
+        size_t i = used++;
+        if (i < capacity) {
+            spans[i] = (span){.start = start_ns, .end = end_ns, .lane = lane};
+            strncpy(spans[i].name, name, sizeof(spans[i].name) - 1);
+        }
     }
     writers--;
 }

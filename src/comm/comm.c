@@ -62,9 +62,11 @@ fail:
 }
 
 iso_status iso_comm_create_fortran(int mpi_comm, const iso_comm_config *config, iso_comm **out) {
-    int initialized = 0; // before that handles cannot be converted
+    int initialized = 0, finalized = 0; // handles are converted in between alone
     MPI_Initialized(&initialized);
-    return iso_comm_create(initialized ? MPI_Comm_f2c(mpi_comm) : MPI_COMM_NULL, config, out);
+    MPI_Finalized(&finalized);
+    bool runs = initialized && !finalized;
+    return iso_comm_create(runs ? MPI_Comm_f2c(mpi_comm) : MPI_COMM_NULL, config, out);
 }
 
 iso_comm *iso_comm_retain(iso_comm *comm) {

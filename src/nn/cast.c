@@ -13,10 +13,6 @@ static iso_status as_type(iso_module *self, iso_dtype dtype, iso_tensor **slot,
     return iso_tensor_copy(x, *slot);
 }
 
-static const char *type_name(iso_dtype dtype) {
-    return (int)dtype >= 0 && dtype < ISO_DTYPE_COUNT ? iso_dtype_name(dtype) : "that is none";
-}
-
 // ---- Cast ---------------------------------------------------------------------------------------
 
 typedef struct cast {
@@ -50,7 +46,8 @@ bool iso__module_is_cast(const iso_module *module) { return module->ops == &cast
 iso_status iso_cast_create(iso_device *device, iso_dtype dtype, iso_module **out) {
     iso_module *module;
     ISO_CHECK(dtype == ISO_F32 || dtype == ISO_F64 || dtype == ISO_BF16, ISO_ERR_ARG,
-              "a Cast to element type %s: use f32 or f64, on a GPU also bf16", type_name(dtype));
+              "a Cast to element type %s: use f32 or f64, on a GPU also bf16",
+              iso_dtype_name(dtype));
     ISO_TRY(iso__module_new(sizeof(cast), &cast_ops, device, &module));
     iso_status status = iso__device_check_dtype(device, dtype);
     if (status < 0) iso_module_destroy(&module);
@@ -98,7 +95,7 @@ static const iso_module_ops autocast_ops = {
 static iso_status check_autocast(const iso_module *module, iso_dtype dtype) {
     ISO_CHECK(module, ISO_ERR_ARG, "no module was given to an Autocast");
     ISO_CHECK(dtype == ISO_BF16, ISO_ERR_ARG, "an Autocast to element type %s: use bf16",
-              type_name(dtype));
+              iso_dtype_name(dtype));
     return iso__device_check_dtype(module->device, dtype);
 }
 

@@ -281,18 +281,20 @@ static iso_status backward_layer(iso_module *module, iso_call *call, iso_tensor 
 static iso_status check_gradient(const iso_module *module, const iso_tensor *in,
                                  const iso_tensor *grad_in) {
     char label[ISO_LABEL_ROOM], got[128], wanted[128];
-    iso__module_label(module, label);
-    ISO_CHECK(grad_in, ISO_ERR_STATE, "backward of %s gave no gradient of its input", label);
+    ISO_CHECK(grad_in, ISO_ERR_STATE, "backward of %s gave no gradient of its input",
+              iso__module_label(module, label));
     ISO_CHECK(grad_in->device == module->device, ISO_ERR_TYPE,
               "backward of %s gave a gradient of its input that is not on its own device: make it "
               "by iso_call_tensor",
-              label);
+              iso__module_label(module, label));
     ISO_CHECK(grad_in->dtype == in->dtype, ISO_ERR_TYPE,
               "backward of %s gave a gradient of %s for an input of %s: make it by "
               "iso_call_tensor, which gives it the type of the input",
-              label, iso_dtype_name(grad_in->dtype), iso_dtype_name(in->dtype));
+              iso__module_label(module, label), iso_dtype_name(grad_in->dtype),
+              iso_dtype_name(in->dtype));
     ISO_CHECK(iso__tensor_same_shape(grad_in, in), ISO_ERR_SHAPE,
-              "backward of %s gave a gradient of shape %s for an input of shape %s", label,
+              "backward of %s gave a gradient of shape %s for an input of shape %s",
+              iso__module_label(module, label),
               iso__shape_text(grad_in->ndim, grad_in->shape, got, sizeof(got)),
               iso__shape_text(in->ndim, in->shape, wanted, sizeof(wanted)));
     return ISO_OK;

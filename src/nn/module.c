@@ -278,8 +278,7 @@ static iso_status convert_all(iso_module *module, iso_dtype dtype) {
 
 iso_status iso_module_to(iso_module *module, iso_dtype dtype) {
     ISO_CHECK(dtype == ISO_F32 || dtype == ISO_F64, ISO_ERR_ARG,
-              "a module cannot be made %s: use f32 or f64",
-              dtype >= 0 && dtype < ISO_DTYPE_COUNT ? iso_dtype_name(dtype) : "that");
+              "a module cannot be made %s: use f32 or f64", iso_dtype_name(dtype));
     ISO_TRY(iso__device_check_dtype(module->device, dtype));
     ISO_TRY(check_free(module));
     ISO_TRY(iso__module_check_tied(module, "converted"));

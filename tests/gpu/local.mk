@@ -1,6 +1,6 @@
 # Tests of the CUDA device: "make check-gpu". Part of "make check" too, where they are skipped without a GPU.
 GPU_TESTS =
-GPU_SHELL_TESTS =
+GPU_SHELL_TESTS = tests/gpu/check_gpu_train.sh
 GPU_HELPED_BY =
 if ISO_HAVE_CUDA
 GPU_TESTS += tests/gpu/cuda_bias.unit
@@ -100,4 +100,4 @@ check-gpu: all gpu-programs
 # What it needs, without running it.
 gpu-programs: $(GPU_HELPED_BY) $(GPU_ALL)
 
-EXTRA_DIST += tests/gpu/gpu_report.sh tests/gpu/gpu_table.awk
+EXTRA_DIST += tests/gpu/check_gpu_train.sh tests/gpu/gpu_report.sh tests/gpu/gpu_table.awk

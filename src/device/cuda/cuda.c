@@ -87,7 +87,6 @@ static void cuda_destroy(iso_device *self) {
     iso__cuda_blas_destroy(cuda);
     for (int q = 0; usable && q < ISO__QUEUES; q++)
         if (cuda->stream[q]) cudaStreamDestroy(cuda->stream[q]);
-    if (cuda->arrived) iso__cuda_pool_free(cuda, cuda->arrived);
     iso__cuda_pool_destroy(cuda);
     iso__free(cuda);
 }

@@ -1,4 +1,4 @@
-// Relu, sums, dropout and columns.
+// Relu, sums and dropout.
 #include "device/cuda/kernels/elementwise_kernels.h"
 
 #include "device/cuda/kernels/cuda_map.cuh"

@@ -278,8 +278,15 @@ int64_t rows_of_part(int64_t rows, int64_t size) {
     return parts > 1 ? divide_up(rows, parts) : rows;
 }
 
-template <class T> bool takes_packs(const column_args<T> &a) {
-    return sizeof(T) == sizeof(iso__bf16) && iso__rows_hold_packs(a.size, a.x, a.dy, NULL);
+template <class T> iso_status sum_columns(iso__cuda *cuda, dim3 grid, const column_args<T> &args) {
+    return iso__cuda_submit(cuda, take_columns<T>, grid, ISO_CUDA_BLOCK, args);
+}
+iso_status sum_columns(iso__cuda *cuda, dim3 grid, const column_args<iso__bf16> &args) {
+    const int width = iso__widest<iso__bf16>::width;
+    bool packs = iso__rows_hold_packs(args.size, args.x, args.dy, NULL);
+    return iso__cuda_submit(cuda,
+                            packs ? take_column_packs<iso__bf16, width> : take_columns<iso__bf16>,
+                            grid, ISO_CUDA_BLOCK, args);
 }
 
 template <class T>
@@ -296,10 +303,7 @@ iso_status backward_params_of(iso__cuda *cuda, const iso__cuda_layer_norm_params
     args.sums = p->parts;
     unsigned tiles = (unsigned)divide_up(p->size, COLUMNS);
     if (args.parts > 0) {
-        const int width = iso__widest<T>::width;
-        iso_status status = iso__cuda_submit(
-            cuda, takes_packs(args) ? take_column_packs<T, width> : take_columns<T>,
-            dim3(tiles, (unsigned)args.parts), ISO_CUDA_BLOCK, args);
+        iso_status status = sum_columns(cuda, dim3(tiles, (unsigned)args.parts), args);
         if (status < 0) return status;
     }
     return iso__cuda_submit(cuda, join_columns<T>, dim3(tiles), ISO_CUDA_BLOCK, args);
