@@ -1,6 +1,8 @@
 // Builds the example networks by their names.
 #include "models.h"
 
+#include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 enum { MOST_LAYERS = 8 };
@@ -96,4 +98,31 @@ iso_status model_create(const char *name, iso_device *device, const iso_dataset_
     if (!kind->list) return model_resnet18(device, data, rng, out);
     kind->list(&list, data, dropout);
     return iso_sequential_build(device, sample, list.item, list.count, rng, out);
+}
+
+static iso_status is_finite(iso_tensor *t, bool *finite) {
+    void *data;
+    iso_status status = iso_tensor_map(t, ISO_READ, &data);
+    if (status < 0) return status;
+    bool wide = iso_tensor_dtype(t) == ISO_F64;
+    *finite = true;
+    for (int64_t i = 0; i < iso_tensor_count(t) && *finite; i++)
+        *finite = wide ? isfinite(((double *)data)[i]) : isfinite(((float *)data)[i]);
+    return iso_tensor_unmap(t);
+}
+
+iso_status model_find_not_finite(iso_module *model, char *name, size_t room) {
+    iso_parameter_list list;
+    iso_status status = iso_module_parameters(model, &list);
+    if (status < 0) return status;
+    bool finite = true;
+    name[0] = 0;
+    for (int i = 0; i < list.count && status >= 0 && finite; i++) {
+        iso_tensor *value;
+        status = iso_parameter_value(list.item[i], &value);
+        if (status >= 0) status = is_finite(value, &finite);
+        if (status >= 0 && !finite) snprintf(name, room, "%s", list.name[i]);
+    }
+    iso_parameter_list_destroy(&list);
+    return status;
 }

@@ -22,5 +22,7 @@ iso_status model_resnet18(iso_device *device, const iso_dataset_info *data, iso_
                           iso_module **out);
 // Whether the images are large enough for the model of that name.
 bool model_fits(const char *name, const iso_dataset_info *data);
+// The name of the first parameter that holds a NaN or an infinity, "" if none does.
+iso_status model_find_not_finite(iso_module *model, char *name, size_t room);
 
 #endif

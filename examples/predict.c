@@ -226,27 +226,13 @@ static iso_status open_images(prediction *p) {
 }
 
 // A relu can hide from the output that a number is none.
-static iso_status check_finite(const char *path, const char *name, iso_tensor *value) {
-    void *data;
-    bool wide = iso_tensor_dtype(value) == ISO_F64, finite = true;
-    TRY(iso_tensor_map(value, ISO_READ, &data));
-    for (int64_t i = 0; i < iso_tensor_count(value) && finite; i++)
-        finite = wide ? isfinite(((double *)data)[i]) : isfinite(((float *)data)[i]);
-    TRY(iso_tensor_unmap(value));
-    if (!finite)
-        FAIL(ISO_ERR_STATE, "%s: parameter %s is not finite: its training diverged, give another",
-             path, name);
-    return ISO_OK;
-}
-
 static iso_status check_parameters(const prediction *p) {
-    iso_parameter_list list;
-    iso_status status = ISO_OK;
-    TRY(iso_module_parameters(p->model, &list));
-    for (int i = 0; i < list.count && status >= 0; i++)
-        status = check_finite(p->given.checkpoint, list.name[i], list.item[i]->value);
-    iso_parameter_list_destroy(&list);
-    return status;
+    char name[128];
+    TRY(model_find_not_finite(p->model, name, sizeof(name)));
+    if (name[0])
+        FAIL(ISO_ERR_STATE, "%s: parameter %s is not finite: its training diverged, give another",
+             p->given.checkpoint, name);
+    return ISO_OK;
 }
 
 static iso_status build_model(prediction *p) {

@@ -1,9 +1,9 @@
 // Writes the files of a training run, checkpoints and the trace, whole or not at all.
+#include "models.h"
 #include "train.h"
 
 #include <errno.h>
 #include <fcntl.h>
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -64,33 +64,11 @@ static iso_status describe(const train_run *run, iso_state_dict *dict) {
     return put_channels(dict, "isotherm.std", mean + info->channels, info->channels);
 }
 
-static iso_status check_finite(iso_tensor *t, bool *finite) {
-    void *data;
-    TRY(iso_tensor_map(t, ISO_READ, &data));
-    const float *f = data;
-    const double *d = data;
-    bool wide = iso_tensor_dtype(t) == ISO_F64;
-    *finite = true;
-    for (int64_t i = 0; i < iso_tensor_count(t) && *finite; i++)
-        *finite = wide ? isfinite(d[i]) : isfinite(f[i]);
-    return iso_tensor_unmap(t);
-}
-
 iso_status train_check_finite(const train_run *run, const char *what, const char *remedy) {
-    iso_parameter_list list;
-    iso_status status = ISO_OK;
-    TRY(iso_module_parameters(run->model, &list));
-    for (int i = 0; i < list.count && status >= 0; i++) {
-        iso_tensor *value;
-        bool finite = false;
-        status = iso_parameter_value(list.item[i], &value);
-        if (status >= 0) status = check_finite(value, &finite);
-        if (status >= 0 && !finite)
-            status = train_error(ISO_ERR_STATE, "%s: parameter %s is not finite: %s", what,
-                                 list.name[i], remedy);
-    }
-    iso_parameter_list_destroy(&list);
-    return status;
+    char name[128];
+    TRY(model_find_not_finite(run->model, name, sizeof(name)));
+    if (!name[0]) return ISO_OK;
+    return train_error(ISO_ERR_STATE, "%s: parameter %s is not finite: %s", what, name, remedy);
 }
 
 iso_status train_checkpoint_load(train_run *run) {
