@@ -1,19 +1,19 @@
 # Programs; they see public headers only, and are installed with the prefix iso-.
 # The engine without layers: to be read, and built, but of no use installed.
 noinst_PROGRAMS += examples/own-arrays
-examples_own_arrays_SOURCES = examples/own_arrays.c
+examples_own_arrays_SOURCES = examples/own_arrays.c examples/usage.c examples/usage.h examples/watch.c examples/watch.h
 examples_own_arrays_CPPFLAGS = $(PUBLIC_CPPFLAGS)
 examples_own_arrays_CFLAGS = $(AM_CFLAGS) -Wshadow -Wconversion
 examples_own_arrays_LDADD = libisotherm.la $(MPI_LIBS) -lm
 
 bin_PROGRAMS += examples/mnist examples/mnist-daso examples/train examples/sweep
 
-examples_mnist_SOURCES = examples/mnist.c
+examples_mnist_SOURCES = examples/mnist.c examples/usage.c examples/usage.h examples/watch.c examples/watch.h
 examples_mnist_CPPFLAGS = $(PUBLIC_CPPFLAGS)
 examples_mnist_CFLAGS = $(AM_CFLAGS) -Wshadow -Wconversion
 examples_mnist_LDADD = libisotherm.la $(MPI_LIBS) -lm
 
-examples_mnist_daso_SOURCES = examples/mnist_daso.c
+examples_mnist_daso_SOURCES = examples/mnist_daso.c examples/usage.c examples/usage.h examples/watch.c examples/watch.h
 examples_mnist_daso_CPPFLAGS = $(PUBLIC_CPPFLAGS)
 examples_mnist_daso_CFLAGS = $(AM_CFLAGS) -Wshadow -Wconversion
 examples_mnist_daso_LDADD = libisotherm.la $(MPI_LIBS) -lm
@@ -26,10 +26,13 @@ TRAIN_RUN = \
     examples/train_agree.c \
     examples/train.h \
     examples/train_check.c \
+    examples/train_classes.c \
     examples/train_data.c \
     examples/train_error.c \
     examples/train_error.h \
     examples/train_kernels.c \
+    examples/train_lock.c \
+    examples/train_lock.h \
     examples/train_option_table.c \
     examples/train_options.c \
     examples/train_options.h \
@@ -40,8 +43,11 @@ TRAIN_RUN = \
     examples/train_setup.c \
     examples/train_state.c \
     examples/train_stats.c \
+    examples/train_stop.c \
     examples/train_sync.c \
-    examples/train_threads.c
+    examples/train_threads.c \
+    examples/watch.c \
+    examples/watch.h
 
 examples_train_SOURCES = examples/train.c $(TRAIN_RUN)
 examples_train_CPPFLAGS = $(PUBLIC_CPPFLAGS)

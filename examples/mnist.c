@@ -1,9 +1,16 @@
 // Trains PyTorch's MNIST network on several processes: mpirun -n 2 examples/mnist [FOLDER].
+#include "usage.h"
+#include "watch.h" // limits how long MPI_Init_thread and MPI_Finalize may wait
+
 #include <isotherm.h>
 #include <mpi.h>
 #include <stdlib.h>
 
 enum { EPOCHS = 3, BATCH = 64, LAYERS = 6 };
+
+static const char usage[] =
+    "usage: mpirun -n RANKS mnist [FOLDER]\n"
+    "Trains PyTorch's MNIST network on the files of a folder, or on digits that it draws.\n";
 
 static iso_comm *comm;
 static iso_device *device;
@@ -16,11 +23,19 @@ static iso_status check(iso_status status) {
     return status;
 }
 
+static void finalize(void) {
+    watch_limit("MPI_Finalize");
+    MPI_Finalize();
+    watch_limit(NULL);
+}
+
 // An error that all may have, as with files: one of them tells of it.
 static void check_together(iso_status status) {
-    if (iso_comm_agree(comm, status) == ISO_OK) return;
+    status = iso_comm_agree(comm, status);
+    if (status == ISO_OK) return;
+    if (status == ISO_ERR_TIMEOUT) check(status); // the others are not there to agree
     if (iso_comm_rank(comm) == 0) iso_error_print(stderr);
-    MPI_Finalize();
+    finalize();
     exit(EXIT_FAILURE);
 }
 
@@ -32,6 +47,8 @@ static iso_loader *load(const char *folder, bool train, const iso_loader_config 
     iso_sampler_config order = {.batch = BATCH, .rank = rank, .ranks = ranks, .shuffle = train};
     order.end = train ? ISO_SAMPLER_PAD : ISO_SAMPLER_SHARE;
     check_together(iso_dataset_open(folder, train, &images));
+    check_together(iso_comm_check_same(comm, iso_dataset_checksum(images),
+                                       train ? "the training set" : "the test set"));
     check_together(iso_loader_create_take(device, images, &order, config, &loader));
     return loader;
 }
@@ -67,10 +84,13 @@ static void train(iso_module *model, iso_loss *loss, iso_optimizer *optimizer,
 
 int main(int argc, char **argv) {
     int provided;
+    watch_start("mnist");
+    watch_limit("MPI_Init_thread");
     MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &provided);
+    watch_limit(NULL);
+    usage_check(argc, argv, 1, "mnist", usage);
     check(iso_comm_create(MPI_COMM_WORLD, NULL, &comm));
     check(iso_device_create("cpu", &device));
-    if (argc > 2) check_together(iso_error_set(ISO_ERR_ARG, "one folder, not also %s", argv[2]));
     iso_loader *train_data = load(argv[1], true, NULL);
     const iso_dataset_info *info = iso_loader_info(train_data);
     iso_loader_config normalise = {info->mean, info->std, .prefetch = 2};
@@ -105,6 +125,6 @@ int main(int argc, char **argv) {
     iso_loader_destroy(&test_data);
     iso_device_destroy(&device);
     iso_comm_destroy(&comm);
-    MPI_Finalize();
+    finalize();
     return EXIT_SUCCESS;
 }

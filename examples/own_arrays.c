@@ -7,6 +7,8 @@
 //                                                              iso_reducer_step, after backward
 //                                                              iso_reducer_param_needed, in forward
 // clang-format on
+#include "usage.h"
+
 #include <isotherm/reducer.h>
 #include <math.h>
 #include <stdio.h>
@@ -148,6 +150,9 @@ int main(int argc, char **argv) {
     iso_comm *comm;
     double sum = 0;
     MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &provided);
+    usage_check(argc, argv, 0, "own-arrays",
+                "usage: mpirun -n RANKS own-arrays\n"
+                "Trains a network that is written by hand on points of two spirals.\n");
     check(iso_comm_create(MPI_COMM_WORLD, NULL, &comm));
     iso_reducer *reducer = make_reducer(comm);
     unsigned seed = 1000u + (unsigned)iso_comm_rank(comm);

@@ -8,12 +8,14 @@
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
-enum { BATCH = 100 };
+enum { BATCH = 100, LARGEST_TOP = 1000 };
 
 // What is not given stays NULL, and is what the checkpoint says where it can say it.
 typedef struct options {
     const char *checkpoint, *data, *labels, *model, *classes, *mean, *std, *device, *threads;
+    const char *top_k, *logits;
 } options;
 
 typedef struct prediction {
@@ -25,7 +27,9 @@ typedef struct prediction {
     double *normalisation; // mean, then deviation, of each channel
     iso_module *model;
     iso_loader *loader;
-    int64_t correct;
+    int top_k;                  // classes of a line
+    int64_t correct, among_top; // images whose label is the first class, or one of top_k
+    int order[LARGEST_TOP];     // of an image: its classes by falling logit
 } prediction;
 
 #define TRY(expr)                                                                                  \
@@ -45,30 +49,36 @@ static const struct {
      offsetof(options, checkpoint)},
     {"--labels", "FILE", "IDX file of their labels: prints the accuracy instead",
      offsetof(options, labels)},
+    {"--top-k", "N", "prints the N likeliest classes of each image (default 1)",
+     offsetof(options, top_k)},
+    {"--logits", "", "prints the logits of all classes, too", offsetof(options, logits)},
     {"--data", "IMAGES", "another way to give IMAGES", offsetof(options, data)},
     {"--device", "cpu|cuda|cuda:N", "where kernels run; cuda: on the first GPU (default cpu)",
      offsetof(options, device)},
     {"--threads", "N", "threads of the kernels (default 1)", offsetof(options, threads)},
     {"--model", MODEL_NAMES, "network that the checkpoint is of", offsetof(options, model)},
-    {"--classes", "N", "classes that it tells apart", offsetof(options, classes)},
+    {"--classes", "N", "classes that it tells apart (default: as its last layer has)",
+     offsetof(options, classes)},
     {"--mean", "X,X,...",
      "mean of pixels in 0 .. 1 that it was trained with, of all channels or each",
      offsetof(options, mean)},
     {"--std", "X,X,...", "deviation of pixels, likewise", offsetof(options, std)},
 };
-#define TOLD 5 // the first one that a checkpoint may tell
+#define TOLD 7 // the first one that a checkpoint may tell
 enum { OPTION_COUNT = sizeof(table) / sizeof(table[0]) };
 
 static void print_help(void) {
     puts("Classifies images: predict --checkpoint FILE IMAGES [OPTION]...\n"
-         "IMAGES is an IDX file of bytes, gzipped or not, as MNIST's t10k-images-idx3-ubyte.gz.\n"
-         "Prints a line for each image: its number from 0, its class, and how probable that is.\n");
+         "IMAGES is an IDX file of bytes, gzipped or not, as MNIST's t10k-images-idx3-ubyte.gz;\n"
+         "colour images have 4 dimensions (N, C, H, W). Prints a line for each image: its number\n"
+         "from 0, its class, and how probable that is. With --top-k further pairs of class and\n"
+         "probability follow, and with --logits the logits of all classes in order.\n");
     for (int i = 0; i < OPTION_COUNT; i++) {
         if (i == TOLD)
             puts("  --help                    prints this\n"
                  "  --version                 prints the version\n\n"
                  "What a checkpoint of train tells itself, and one of PyTorch does not:");
-        int used = printf("  %s %s", table[i].name, table[i].value);
+        int used = printf("  %s%s%s", table[i].name, *table[i].value ? " " : "", table[i].value);
         if (used > 26) used = printf("\n") - 1;
         printf("%*s%s\n", 28 - used, "", table[i].meaning);
     }
@@ -104,14 +114,26 @@ static iso_status parse_one(char **argv, int *at, options *out) {
     size_t length = value ? (size_t)(value++ - argument) : strlen(argument);
     int i = find_option(argument, length);
     if (i < 0) FAIL(ISO_ERR_ARG, "unknown option %.*s: see --help", (int)length, argument);
+    bool is_switch = !*table[i].value;
+    if (is_switch && value) FAIL(ISO_ERR_ARG, "%s takes no value", table[i].name);
+    if (is_switch) value = table[i].name;
     if (!value && argv[*at + 1]) value = argv[++*at];
     if (!value || !*value) FAIL(ISO_ERR_ARG, "%s needs a value: %s", table[i].name, table[i].value);
-    *(const char **)((char *)out + table[i].offset) = value;
+    const char **taken = (const char **)((char *)out + table[i].offset);
+    if (*taken && taken == &out->data) FAIL(ISO_ERR_ARG, "one file of images, not also %s", value);
+    if (*taken) FAIL(ISO_ERR_ARG, "%s is given twice: give it once", table[i].name);
+    *taken = value;
     return ISO_OK;
 }
 
 static iso_status parse(char **argv, options *out) {
     for (int at = 1; argv[at]; at++) TRY(parse_one(argv, &at, out));
+    if (out->logits && out->labels)
+        FAIL(ISO_ERR_ARG, "--logits adds to the lines of images, and --labels prints the accuracy "
+                          "instead of them: give one of the two");
+    if (!out->checkpoint && !out->data)
+        FAIL(ISO_ERR_ARG, "no checkpoint and no images were given: give --checkpoint FILE and an "
+                          "IDX file of images, see --help");
     if (!out->checkpoint)
         FAIL(ISO_ERR_ARG, "no checkpoint was given: give --checkpoint FILE, see --help");
     if (!out->data) FAIL(ISO_ERR_ARG, "no images were given: give an IDX file of them, see --help");
@@ -129,15 +151,38 @@ static iso_status parse_count(const char *option, const char *text, int most, in
 
 // ---- What the checkpoint says -------------------------------------------------------------------
 
-// The option or, without it, the checkpoint's metadata of that name.
-static iso_status fact(const prediction *p, const char *option, const char *given,
-                       const char **out) {
+// The option or, without it, the checkpoint's metadata of that name; NULL: neither.
+static const char *fact(const prediction *p, const char *option, const char *given) {
     char key[40];
     snprintf(key, sizeof(key), "isotherm.%s", option + 2);
-    *out = given ? given : iso_state_dict_metadata(&p->dict, key);
-    if (!*out)
-        FAIL(ISO_ERR_ARG, "%s does not tell its %s, as checkpoints of train do: give %s",
-             p->given.checkpoint, option + 2, option);
+    return given ? given : iso_state_dict_metadata(&p->dict, key);
+}
+
+// Adds an option to "--a, --b and --c"; *count are there already.
+static void list_missing(char *list, size_t room, int *count, bool last, const char *option) {
+    size_t used = strlen(list);
+    snprintf(list + used, room - used, "%s%s", *count == 0 ? "" : last ? " and " : ", ", option);
+    ++*count;
+}
+
+// All that is missing is asked for at once. How many classes there are the tensors show.
+static iso_status check_facts(const prediction *p) {
+    const options *given = &p->given;
+    const struct {
+        const char *option, *given;
+    } needed[] = {{"--model", given->model}, {"--mean", given->mean}, {"--std", given->std}};
+    char list[64] = "";
+    int count = 0, last = -1;
+    if (!given->mean != !given->std)
+        FAIL(ISO_ERR_ARG, "--mean and --std belong together: give both or neither");
+    for (int i = 0; i < 3; i++)
+        if (!fact(p, needed[i].option, needed[i].given)) last = i;
+    for (int i = 0; i <= last; i++)
+        if (!fact(p, needed[i].option, needed[i].given))
+            list_missing(list, sizeof(list), &count, i == last, needed[i].option);
+    if (count > 0)
+        FAIL(ISO_ERR_ARG, "%s lacks what checkpoints of train tell: give %s", given->checkpoint,
+             list);
     return ISO_OK;
 }
 
@@ -161,17 +206,13 @@ static iso_status parse_channels(const char *option, const char *text, int64_t c
 }
 
 static iso_status find_normalisation(prediction *p) {
-    const char *mean, *std;
     int64_t channels = p->info.channels;
-    if (!p->given.mean != !p->given.std)
-        FAIL(ISO_ERR_ARG, "--mean and --std belong together: give both or neither");
     p->normalisation = calloc(2 * (size_t)channels, sizeof(double));
     if (!p->normalisation)
         FAIL(ISO_ERR_NOMEM, "out of memory for %lld channels", (long long)channels);
-    TRY(fact(p, "--mean", p->given.mean, &mean));
-    TRY(fact(p, "--std", p->given.std, &std));
-    TRY(parse_channels("--mean", mean, channels, p->normalisation));
-    return parse_channels("--std", std, channels, p->normalisation + channels);
+    TRY(parse_channels("--mean", fact(p, "--mean", p->given.mean), channels, p->normalisation));
+    return parse_channels("--std", fact(p, "--std", p->given.std), channels,
+                          p->normalisation + channels);
 }
 
 static iso_status check_shape(const prediction *p) {
@@ -235,30 +276,66 @@ static iso_status check_parameters(const prediction *p) {
     return ISO_OK;
 }
 
-static iso_status build_model(prediction *p) {
-    const char *name, *classes, *dtype = iso_state_dict_metadata(&p->dict, "isotherm.dtype");
-    iso_dtype type = ISO_F32;
-    iso_rng rng = {.seed = 1};
-    int highest = p->info.classes;
-    TRY(fact(p, "--model", p->given.model, &name));
-    TRY(fact(p, "--classes", p->given.classes, &classes));
-    TRY(parse_count("--classes", classes, 1000000, &p->info.classes));
-    if (dtype) TRY(iso_dtype_parse(dtype, &type));
+// As many as the last layer of the network, whatever it is called, has in the checkpoint.
+static iso_status count_outputs(const prediction *p, const char *model, int *out) {
+    iso_dataset_info info = p->info;
+    iso_module *sample = NULL;
+    iso_parameter_list list;
+    info.classes = 1;
+    TRY(model_create(model, p->device, &info, false, &(iso_rng){.seed = 1}, &sample));
+    iso_status status = iso_module_parameters(sample, &list);
+    iso_tensor *bias = NULL;
+    char name[128] = "";
+    if (status >= 0) {
+        snprintf(name, sizeof(name), "%s", list.name[list.count - 1]);
+        bias = iso_state_dict_find(&p->dict, name);
+        iso_parameter_list_destroy(&list);
+    }
+    iso_module_destroy(&sample);
+    TRY(status);
+    if (!bias || iso_tensor_ndim(bias) != 1)
+        FAIL(ISO_ERR_MISMATCH, "%s is no checkpoint of this %s: it has no vector %s",
+             p->given.checkpoint, model, name);
+    *out = (int)iso_tensor_count(bias);
+    return ISO_OK;
+}
+
+static iso_status find_classes(prediction *p, const char *model) {
+    const char *text = fact(p, "--classes", p->given.classes);
+    int highest = p->info.classes, top_k = p->top_k;
+    if (text)
+        TRY(parse_count("--classes", text, 1000000, &p->info.classes));
+    else
+        TRY(count_outputs(p, model, &p->info.classes));
     if (p->given.labels && highest > p->info.classes)
         FAIL(ISO_ERR_ARG, "%s has label %d, but the network knows %d classes", p->given.labels,
              highest - 1, p->info.classes);
+    if (top_k > p->info.classes)
+        FAIL(ISO_ERR_ARG, "--top-k %d: the network has only %d classes", top_k, p->info.classes);
+    return ISO_OK;
+}
+
+static iso_status load_parameters(prediction *p, const char *model) {
+    iso_status status = iso_module_load_state_dict(p->model, &p->dict, true, NULL);
+    if (status != ISO_ERR_MISMATCH) return status;
+    char why[sizeof(iso_last_error()->message)];
+    snprintf(why, sizeof(why), "%s", iso_last_error()->message);
+    FAIL(status, "%s is no checkpoint of this %s: %s", p->given.checkpoint, model, why);
+}
+
+static iso_status build_model(prediction *p) {
+    const char *name = fact(p, "--model", p->given.model);
+    const char *dtype = iso_state_dict_metadata(&p->dict, "isotherm.dtype");
+    iso_dtype type = ISO_F32;
+    iso_rng rng = {.seed = 1};
+    if (dtype) TRY(iso_dtype_parse(dtype, &type));
     if (!model_fits(name, &p->info))
         FAIL(ISO_ERR_SHAPE, "the images of %s are %lld x %lld, too small for --model %s",
              p->given.data, (long long)p->info.height, (long long)p->info.width, name);
+    TRY(find_classes(p, name));
     TRY(model_create(name, p->device, &p->info, false, &rng, &p->model));
     TRY(iso_module_to(p->model, type));
-    iso_status status = iso_module_load_state_dict(p->model, &p->dict, true, NULL);
-    if (status == ISO_ERR_MISMATCH) {
-        char why[sizeof(iso_last_error()->message)];
-        snprintf(why, sizeof(why), "%s", iso_last_error()->message);
-        FAIL(status, "%s is no checkpoint of this %s: %s", p->given.checkpoint, name, why);
-    }
-    TRY(status);
+    TRY(load_parameters(p, name));
     TRY(check_parameters(p));
     return iso_module_train(p->model, false);
 }
@@ -275,10 +352,13 @@ static iso_status open_loader(prediction *p) {
 
 static iso_status set_up(prediction *p) {
     int threads = 1;
+    p->top_k = 1;
+    if (p->given.top_k) TRY(parse_count("--top-k", p->given.top_k, LARGEST_TOP, &p->top_k));
     if (p->given.threads) TRY(parse_count("--threads", p->given.threads, 1024, &threads));
     TRY(iso_device_create(p->given.device ? p->given.device : "cpu", &p->device));
     TRY(iso_device_set_threads(p->device, threads));
     TRY(iso_state_dict_read(p->given.checkpoint, p->device, &p->dict));
+    TRY(check_facts(p));
     TRY(open_images(p));
     TRY(find_normalisation(p));
     TRY(build_model(p));
@@ -291,15 +371,40 @@ static double logit(const void *row, bool wide, int k) {
     return wide ? ((const double *)row)[k] : (double)((const float *)row)[k];
 }
 
-// The class of the largest logit and its softmax.
-static int classify(const void *row, bool wide, int classes, double *probability) {
-    int best = 0;
-    double sum = 0;
-    for (int k = 1; k < classes; k++)
-        if (logit(row, wide, k) > logit(row, wide, best)) best = k;
-    for (int k = 0; k < classes; k++) sum += exp(logit(row, wide, k) - logit(row, wide, best));
-    *probability = 1 / sum;
-    return best;
+// Into p->order the top_k classes of the largest logits, of equal ones the lowest.
+static void rank_classes(prediction *p, const void *row, bool wide) {
+    int found = 0;
+    for (int k = 0; k < p->info.classes; k++) {
+        int at = found;
+        while (at > 0 && logit(row, wide, k) > logit(row, wide, p->order[at - 1])) at--;
+        if (at == p->top_k) continue;
+        if (found < p->top_k) found++;
+        for (int i = found - 1; i > at; i--) p->order[i] = p->order[i - 1];
+        p->order[at] = k;
+    }
+}
+
+// Of the softmax, that each probability is a part of: relative to the largest.
+static double sum_exponentials(const prediction *p, const void *row, bool wide) {
+    double sum = 0, largest = logit(row, wide, p->order[0]);
+    for (int k = 0; k < p->info.classes; k++) sum += exp(logit(row, wide, k) - largest);
+    return sum;
+}
+
+static void count_right(prediction *p, int label) {
+    p->correct += p->order[0] == label;
+    for (int i = 0; i < p->top_k; i++) p->among_top += p->order[i] == label;
+}
+
+static void print_image(const prediction *p, int64_t index, const void *row, bool wide,
+                        double sum) {
+    double largest = logit(row, wide, p->order[0]);
+    printf("%lld", (long long)index);
+    for (int i = 0; i < p->top_k; i++)
+        printf(" %d %.4f", p->order[i], exp(logit(row, wide, p->order[i]) - largest) / sum);
+    for (int k = 0; p->given.logits && k < p->info.classes; k++)
+        printf(wide ? " %.17g" : " %.9g", logit(row, wide, k)); // reads back as the same number
+    putchar('\n');
 }
 
 static iso_status predict_batch(prediction *p, const iso_batch *batch) {
@@ -310,30 +415,52 @@ static iso_status predict_batch(prediction *p, const iso_batch *batch) {
     bool wide = iso_tensor_dtype(output) == ISO_F64;
     TRY(iso_tensor_map(output, ISO_READ, &logits));
     for (int64_t i = 0; i < batch->n; i++) {
-        double probability;
+        int64_t index = batch->index * BATCH + i;
         const char *row = (const char *)logits + i * classes * (wide ? 8 : 4);
-        int best = classify(row, wide, classes, &probability);
-        if (!isfinite(probability))
+        rank_classes(p, row, wide);
+        double sum = sum_exponentials(p, row, wide);
+        if (!isfinite(sum))
             FAIL(ISO_ERR_STATE, "%s gives no numbers for image %lld: its parameters are not finite",
-                 p->given.checkpoint, (long long)(batch->index * BATCH + i));
-        p->correct += best == batch->labels[i];
-        if (!p->given.labels)
-            printf("%lld %d %.4f\n", (long long)(batch->index * BATCH + i), best, probability);
+                 p->given.checkpoint, (long long)index);
+        count_right(p, batch->labels[i]);
+        if (!p->given.labels) print_image(p, index, row, wide, sum);
     }
     return iso_tensor_unmap(output);
 }
 
-static iso_status predict(prediction *p) {
+// Testing many images with a large network takes a while, in which only a terminal is told.
+static iso_status predict_all(prediction *p) {
+    iso_progress_bar *bar;
     iso_batch batch;
-    iso_status more;
-    TRY(set_up(p));
+    iso_status status;
+    bool visible = p->given.labels && isatty(STDERR_FILENO);
     TRY(iso_loader_start(p->loader, 0, 0));
-    while ((more = iso_loader_next(p->loader, &batch)) == ISO_OK) TRY(predict_batch(p, &batch));
-    TRY(more);
-    if (p->given.labels)
-        printf("accuracy %.2f %% (%lld of %lld)\n",
-               100 * (double)p->correct / (double)p->info.count, (long long)p->correct,
+    TRY(iso_progress_bar_create(visible ? stderr : NULL, "test", iso_loader_batches(p->loader),
+                                "batches", &bar));
+    while ((status = iso_loader_next(p->loader, &batch)) == ISO_OK) {
+        status = predict_batch(p, &batch);
+        if (status < 0) break;
+        iso_progress_bar_update(bar, batch.index + 1, NAN);
+    }
+    iso_progress_bar_clear(&bar);
+    return status < 0 ? status : ISO_OK;
+}
+
+static void print_accuracy(const prediction *p) {
+    double count = (double)p->info.count;
+    printf("accuracy %.2f %% (%lld of %lld)", 100 * (double)p->correct / count,
+           (long long)p->correct, (long long)p->info.count);
+    if (p->given.top_k)
+        printf(", top-%d accuracy %.2f %% (%lld of %lld)", p->top_k,
+               100 * (double)p->among_top / count, (long long)p->among_top,
                (long long)p->info.count);
+    putchar('\n');
+}
+
+static iso_status predict(prediction *p) {
+    TRY(set_up(p));
+    TRY(predict_all(p));
+    if (p->given.labels) print_accuracy(p);
     if (fflush(stdout) != 0 || ferror(stdout))
         FAIL(ISO_ERR_IO, "cannot write the result: %s", strerror(errno));
     return ISO_OK;

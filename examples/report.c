@@ -64,7 +64,6 @@ static void number_fields(FILE *to, const double *numbers, int count) {
         else
             putc(',', to);
     }
-    fputs("\r\n", to);
 }
 
 static void write_points(FILE *to, const report *study) {
@@ -76,6 +75,7 @@ static void write_points(FILE *to, const report *study) {
             double numbers[] = {p->step, p->seconds, p->bytes, p->train_loss, p->test_accuracy};
             text_field(to, run->name);
             number_fields(to, numbers, 5);
+            fputs("\r\n", to);
         }
     }
 }
@@ -88,37 +88,59 @@ static void write_syncs(FILE *to, const report *study) {
             const report_sync *s = &run->syncs[i];
             text_field(to, run->name);
             number_fields(to, (double[]){s->step, s->divergence, s->wait_ms, s->exchange_ms}, 4);
+            fputs("\r\n", to);
         }
+    }
+}
+
+enum { RUN_NUMBERS = 13 };
+
+// Without numbers, and with a reason.
+static void write_failed(FILE *to, const report *study) {
+    double numbers[RUN_NUMBERS];
+    for (int i = 0; i < RUN_NUMBERS; i++) numbers[i] = NAN;
+    for (int64_t r = 0; r < study->failed_count; r++) {
+        text_field(to, study->failed[r].name);
+        putc(',', to);
+        text_field(to, study->failed[r].options);
+        number_fields(to, numbers, RUN_NUMBERS);
+        fputs(",,,,,", to);
+        text_field(to, study->failed[r].failure);
+        fputs("\r\n", to);
     }
 }
 
 static void write_runs(FILE *to, const report *study) {
     fputs("run,options,target,seconds_to_target,steps_to_target,bytes_to_target,test_accuracy,"
-          "train_loss,steps,seconds,steps_per_second,bytes,wait_ms_per_step,share_waited,syncs\r\n",
+          "train_loss,steps,seconds,steps_per_second,bytes,wait_ms_per_step,share_waited,syncs,"
+          "period,period_requested,wait,wait_requested,failure\r\n",
           to);
     for (int64_t r = 0; r < study->count; r++) {
         const report_run *run = &study->runs[r];
         const report_point *at = report_reached(run, study->target);
         report_point none = {.step = NAN, .seconds = NAN, .bytes = NAN};
         if (!at) at = &none;
-        double numbers[] = {study->target,
-                            at->seconds,
-                            at->step,
-                            at->bytes,
-                            run->test_accuracy,
-                            run->train_loss,
-                            run->steps,
-                            run->seconds,
-                            run->steps / run->seconds,
-                            run->bytes,
-                            run->wait_ms_per_step,
-                            report_share_waited(run),
-                            (double)run->sync_count};
+        double numbers[RUN_NUMBERS] = {study->target,
+                                       at->seconds,
+                                       at->step,
+                                       at->bytes,
+                                       run->test_accuracy,
+                                       run->train_loss,
+                                       run->steps,
+                                       run->seconds,
+                                       run->steps / run->seconds,
+                                       run->bytes,
+                                       run->wait_ms_per_step,
+                                       report_share_waited(run),
+                                       (double)run->sync_count};
         text_field(to, run->name);
         putc(',', to);
         text_field(to, run->options);
-        number_fields(to, numbers, sizeof(numbers) / sizeof(*numbers));
+        number_fields(to, numbers, RUN_NUMBERS);
+        fprintf(to, ",%s,%s,%s,%s,\r\n", run->period, run->period_requested, run->wait,
+                run->wait_requested);
     }
+    write_failed(to, study);
 }
 
 // ---- Files --------------------------------------------------------------------------------------

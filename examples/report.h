@@ -11,7 +11,7 @@
 
 // What an evaluation in the middle of a run saw.
 typedef struct report_point {
-    double step, seconds, bytes;      // since the run began; bytes: payload that all ranks sent
+    double step, seconds, bytes; // since the run began; bytes: that all ranks sent, see iso_traffic
     double train_loss, test_accuracy; // accuracy in 0 .. 1
 } report_point;
 
@@ -27,7 +27,12 @@ typedef struct report_run {
     int64_t point_count, sync_count;
     double steps, seconds, bytes;     // of the whole run
     double train_loss, test_accuracy; // in the end
+    double train_loss_steps;          // at the end of the run, whose mean train_loss is
     double wait_ms_per_step;          // exposed: what the slowest rank stood in waits
+    // Steps from exchange to exchange and from send to merge, in force in the end and as they were
+    // asked for, "auto" for example; empty: the strategy has none.
+    char period[16], period_requested[16], wait[16], wait_requested[16];
+    char *failure; // why the run failed; NULL: it did not
 } report_run;
 
 typedef struct report {
@@ -35,13 +40,15 @@ typedef struct report {
     double target;               // test accuracy whose time is told, 0 .. 1
     report_run *runs;
     int64_t count;
+    report_run *failed; // runs that failed: only name, options and failure are set
+    int64_t failed_count;
 } report;
 
 // ---- report_read.c ----
 
 // Reads what one run left: JSON lines with the events "run" (name, options, settings), "eval",
-// "sync" and "summary". The caller frees *out with report_run_free, and *settings (NULL: not
-// wanted). ISO_ERR_FORMAT for a file without a run event or summary.
+// "sync" and "summary", or "failed" (reason). The caller frees *out with report_run_free, and
+// *settings (NULL: not wanted). ISO_ERR_FORMAT for a file without a run event, or without its end.
 iso_status report_run_read(const char *path, report_run *out, char **settings);
 void report_run_free(report_run *run);
 

@@ -66,6 +66,26 @@ static void cell(FILE *to, const char *format, double value, const char *none) {
     fputs("</td>", to);
 }
 
+// "13 (auto)": what was in force, and what was asked for.
+static void steps_cell(FILE *to, const char *effective, const char *requested) {
+    fputs("<td>", to);
+    escaped(to, effective);
+    if (*requested) {
+        fputs(" (", to);
+        escaped(to, requested);
+        fputs(")", to);
+    }
+    fputs("</td>", to);
+}
+
+// "0.1234 (469)": what the loss is, and of how many steps at the end.
+static void loss_cell(FILE *to, const report_run *run) {
+    if (isfinite(run->train_loss) && isfinite(run->train_loss_steps))
+        fprintf(to, "<td>%.4f (%.0f)</td>", run->train_loss, run->train_loss_steps);
+    else
+        cell(to, "%.4f", run->train_loss, "");
+}
+
 static void row(FILE *to, const report *study, int64_t place, int64_t r) {
     const report_run *run = &study->runs[r];
     const report_point *at = report_reached(run, study->target);
@@ -79,13 +99,15 @@ static void row(FILE *to, const report *study, int64_t place, int64_t r) {
     cell(to, "%.0f", at ? at->step : NAN, "");
     cell(to, "%.1f", at ? at->bytes / 1e6 : NAN, "");
     cell(to, "%.2f", 100 * run->test_accuracy, "");
-    cell(to, "%.4f", run->train_loss, "");
+    loss_cell(to, run);
     cell(to, "%.0f", run->steps, "");
     cell(to, "%.1f", run->seconds, "");
     cell(to, "%.2f", run->steps / run->seconds, "");
     cell(to, "%.1f", run->bytes / 1e6, "");
     cell(to, "%.2f", run->wait_ms_per_step, "");
     cell(to, "%.1f", 100 * report_share_waited(run), "");
+    steps_cell(to, run->period, run->period_requested);
+    steps_cell(to, run->wait, run->wait_requested);
     fputs("</tr>\n", to);
 }
 
@@ -96,12 +118,32 @@ static void table(FILE *to, const report *study, const int64_t *order) {
         "<div class=\"wide\"><table><tr><th></th><th>run</th>"
         "<th>time to target<br><small>s</small></th><th>steps to target</th>"
         "<th>sent to target<br><small>MB, all ranks</small></th>"
-        "<th>final accuracy<br><small>%%</small></th><th>loss of<br>last epoch</th><th>steps</th>"
+        "<th>final accuracy<br><small>%%</small></th><th>training loss<br><small>mean of last "
+        "steps</small></th><th>steps</th>"
         "<th>time<br><small>s</small></th><th>speed<br><small>steps/s</small></th>"
         "<th>sent<br><small>MB, all ranks</small></th><th>exposed<br><small>ms a step</small></th>"
-        "<th>exposed<br><small>%% of time</small></th></tr>\n",
+        "<th>exposed<br><small>%% of time</small></th>"
+        "<th>period<br><small>steps (requested)</small></th>"
+        "<th>wait<br><small>steps (requested)</small></th></tr>\n",
         100 * study->target);
     for (int64_t i = 0; i < study->count; i++) row(to, study, i + 1, order[i]);
+    fputs("</table></div>\n", to);
+}
+
+static void failures(FILE *to, const report *study) {
+    if (study->failed_count == 0) return;
+    fputs("<h2>Runs that failed</h2>\n<div class=\"wide\"><table><tr><th></th><th>run</th>"
+          "<th>why</th></tr>\n",
+          to);
+    for (int64_t r = 0; r < study->failed_count; r++) {
+        fputs("<tr><td></td><td>", to);
+        escaped(to, study->failed[r].name);
+        fputs("<code>", to);
+        escaped(to, study->failed[r].options);
+        fputs("</code></td><td>", to);
+        escaped(to, study->failed[r].failure);
+        fputs("</td></tr>\n", to);
+    }
     fputs("</table></div>\n", to);
 }
 
@@ -161,6 +203,7 @@ void report_write_html(FILE *to, const report *study) {
         table(to, study, order);
     }
     free(order);
+    failures(to, study);
     plots(to, study);
     fputs("</body></html>\n", to);
 }

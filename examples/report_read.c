@@ -104,11 +104,23 @@ static iso_status add_sync(report_run *run, const char *line) {
     return ISO_OK;
 }
 
+// A number or a string, as it is; empty where it is missing.
+static void text_of(const char *line, const char *key, char out[16]) {
+    const char *value = value_of(line, key);
+    if (value && *value == '"') value++;
+    snprintf(out, 16, "%.*s", value ? (int)strcspn(value, "\",}") : 0, value ? value : "");
+}
+
 static void take_summary(report_run *run, const char *line) {
+    text_of(line, "period", run->period);
+    text_of(line, "period_requested", run->period_requested);
+    text_of(line, "wait", run->wait);
+    text_of(line, "wait_requested", run->wait_requested);
     run->steps = number_of(line, "steps");
     run->seconds = number_of(line, "seconds");
     run->bytes = number_of(line, "bytes_sent");
     run->train_loss = number_of(line, "train_loss");
+    run->train_loss_steps = number_of(line, "train_loss_steps");
     run->test_accuracy = number_of(line, "test_accuracy");
     run->wait_ms_per_step = number_of(line, "wait_ms_per_step");
 }
@@ -132,6 +144,7 @@ static iso_status take_lines(FILE *from, const char *path, report_run *run, char
             take_summary(run, line);
             whole = true;
         }
+        if (is_event(line, "failed")) whole = (run->failure = string_of(line, "reason")) != NULL;
     }
     free(line);
     TRY(status);
@@ -163,6 +176,7 @@ iso_status report_run_read(const char *path, report_run *out, char **settings) {
 void report_run_free(report_run *run) {
     free(run->name);
     free(run->options);
+    free(run->failure);
     free(run->points);
     free(run->syncs);
     *run = (report_run){0};

@@ -1,6 +1,8 @@
 // Compares strategies of synchronisation: trains with each in turn and makes a report.
 #include "sweep.h"
 
+#include "watch.h"
+
 #include <math.h>
 #include <mpi.h>
 #include <stdlib.h>
@@ -12,8 +14,12 @@ typedef struct progress {
     const sweep *sweep;
     int run;
     iso_progress_bar *bar;
-    int64_t began;              // of the sweep
-    double done_steps, to_make; // of runs that this program makes, with those that failed
+    bool told;      // how long the sweep will take, for the first time
+    int64_t began;  // the run
+    int64_t step;   // of the run's last evaluation
+    double seconds; // of the runs that were made or failed, and the steps that they made
+    double made;
+    double to_make; // of all runs that this program makes
 } progress;
 
 static int64_t steps_of(const sweep *self, int run) {
@@ -23,36 +29,51 @@ static int64_t steps_of(const sweep *self, int run) {
     return o->steps > 0 ? o->steps : o->epochs * train_steps_of(o, batches);
 }
 
-// What the rest will take if steps go on to take what they took; empty where that is not known.
-static void left_text(const progress *p, char text[64]) {
-    double seconds = (double)(iso_now() - p->began) / 1e9;
-    double left = p->done_steps > 0 ? seconds / p->done_steps * (p->to_make - p->done_steps) : NAN;
+static double seconds_of_run(const progress *p) { return (double)(iso_now() - p->began) / 1e9; }
+
+// What the rest will take if steps go on to take what they took.
+static void left_text(double seconds, double made, double to_make, char text[64]) {
+    double left = made > 0 ? seconds / made * (to_make - made) : NAN;
     text[0] = 0;
     if (left >= 5400)
-        snprintf(text, 64, ", the sweep ends in %.1f h", left / 3600);
+        snprintf(text, 64, "the sweep ends in %.1f h", left / 3600);
     else if (left >= 90)
-        snprintf(text, 64, ", the sweep ends in %.0f min", left / 60);
+        snprintf(text, 64, "the sweep ends in %.0f min", left / 60);
     else if (left > 0)
-        snprintf(text, 64, ", the sweep ends in %.0f s", left);
+        snprintf(text, 64, "the sweep ends in %.0f s", left);
+}
+
+static bool is_visible(const progress *p) {
+    return p->sweep->world.rank == 0 && !p->sweep->common.quiet;
+}
+
+// Once, after the first steps that were made.
+static void tell_first_estimate(progress *p) {
+    char left[64];
+    if (p->told) return;
+    p->told = true;
+    left_text(seconds_of_run(p), (double)p->step, p->to_make - p->made, left);
+    if (left[0])
+        iso_progress_bar_line(p->bar, "%s, if all steps take what the first %lld took", left,
+                              (long long)p->step);
 }
 
 static iso_status begin_bar(progress *p) {
     char label[SWEEP_NAME + 64];
     const sweep *self = p->sweep;
-    bool visible = self->world.rank == 0 && !self->common.quiet;
     snprintf(label, sizeof(label), "run %d/%d %s", p->run + 1, self->list.count,
              self->list.entries[p->run]->name);
-    return iso_progress_bar_create(visible ? stdout : NULL, label, steps_of(self, p->run), "steps",
-                                   &p->bar);
+    return iso_progress_bar_create(is_visible(p) ? stdout : NULL, label, steps_of(self, p->run),
+                                   "steps", &p->bar);
 }
 
 static void end_bar(progress *p, const train_result *result) {
     const train_figures *f = &result->figures;
     char left[64];
-    left_text(p, left);
-    iso_progress_bar_finish(&p->bar, "test accuracy %.2f %%  %.1f s  %.2f steps/s%s",
+    left_text(p->seconds, p->made, p->to_make, left);
+    iso_progress_bar_finish(&p->bar, "test accuracy %.2f %%  %.1f s  %.2f steps/s%s%s",
                             100 * f->test_accuracy, f->seconds, (double)result->steps / f->seconds,
-                            left);
+                            left[0] ? ", " : "", left);
 }
 
 static void on_start(iso_json_log *log, void *user) {
@@ -61,8 +82,10 @@ static void on_start(iso_json_log *log, void *user) {
 }
 
 static void on_eval(const train_eval *eval, void *user) {
-    const progress *p = user;
+    progress *p = user;
+    p->step = eval->step;
     iso_progress_bar_update(p->bar, eval->step, eval->train_loss);
+    tell_first_estimate(p);
 }
 
 // ---- Runs ---------------------------------------------------------------------------------------
@@ -71,11 +94,21 @@ static void on_eval(const train_eval *eval, void *user) {
 static bool open_store(sweep *self, bool *left) {
     bool first = self->world.rank == 0;
     if (!train_all_well(first ? sweep_store_open(self) : ISO_OK)) return false;
-    for (int i = 0; i < self->list.count; i++) left[i] = !self->results[i].name;
-    MPI_Bcast(left, self->list.count, MPI_C_BOOL, 0, MPI_COMM_WORLD);
+    for (int i = 0; i < self->list.count; i++)
+        left[i] = !self->results[i].name || self->results[i].failure;
+    train_bcast(left, (size_t)self->list.count * sizeof(*left), 0, "the broadcast of what is left");
     if (!train_all_well(first ? sweep_report(self) : ISO_OK)) return false;
     if (first) sweep_store_catch_signals();
     return true;
+}
+
+// Of a run that failed, those that were seen count as made, and the others as not to be made.
+static void end_steps(progress *p, bool failed) {
+    double planned = (double)steps_of(p->sweep, p->run);
+    double made = failed ? (double)p->step : planned;
+    p->made += made;
+    p->to_make -= planned - made;
+    p->seconds += seconds_of_run(p);
 }
 
 // One that fails, as a training that diverges does, does not keep the others from being tried.
@@ -86,20 +119,21 @@ static bool perform(sweep *self, progress *p, bool *failed) {
     bool first = self->world.rank == 0;
     options->log = first ? sweep_store_begin(self, p->run) : NULL;
     if (!train_all_well(begin_bar(p))) return false;
+    p->began = iso_now();
+    p->step = 0;
     *failed = !train_perform(&self->world, options, &observer, &result);
-    p->done_steps += (double)steps_of(self, p->run);
+    end_steps(p, *failed);
     if (*failed) {
         iso_progress_bar_finish(&p->bar, "failed");
-        if (first) sweep_store_drop();
         if (first) fprintf(stderr, "sweep: run %s failed\n", self->list.entries[p->run]->name);
-        return true;
+        return train_all_well(first ? sweep_store_fail(self, p->run, train_error_told()) : ISO_OK);
     }
     end_bar(p, &result);
     return train_all_well(first ? sweep_store_finish(self, p->run) : ISO_OK);
 }
 
 static bool perform_all(sweep *self, const bool *left) {
-    progress p = {.sweep = self, .began = iso_now()};
+    progress p = {.sweep = self};
     int failures = 0, skipped = 0;
     for (int i = 0; i < self->list.count; i++) {
         if (left[i]) p.to_make += (double)steps_of(self, i);
@@ -139,6 +173,8 @@ static bool inform(const sweep *self) {
 
 static void destroy(sweep *self) {
     for (int i = 0; self->results && i < self->list.count; i++) report_run_free(&self->results[i]);
+    for (int i = 0; i < self->earlier_count; i++) report_run_free(&self->earlier[i]);
+    free(self->earlier);
     free(self->results);
     free(self->options);
     sweep_list_free(&self->list);
@@ -146,12 +182,17 @@ static void destroy(sweep *self) {
 
 int main(int argc, char **argv) {
     int provided;
+    watch_start("sweep");
+    watch_limit("MPI_Init_thread");
     MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &provided);
+    watch_limit(NULL);
     train_error_program("sweep");
     sweep self = {0};
     bool good = sweep_options_parse(&self, argc, argv);
     if (good && !inform(&self)) good = sweep_all(&self);
     destroy(&self);
+    watch_limit("MPI_Finalize");
     MPI_Finalize();
+    watch_limit(NULL);
     return good ? EXIT_SUCCESS : EXIT_FAILURE;
 }

@@ -13,7 +13,9 @@ typedef struct sweep {
     train_options common; // without those of the runs
     sweep_list list;
     train_options *options; // of each run, in the list's order
-    report_run *results;    // the same; of runs that are not finished name is NULL
+    report_run *results; // the same; of runs that are not made name is NULL, and some have failed
+    report_run *earlier; // of the folder's runs that are not in the list
+    int earlier_count;
     train_world world;
 } sweep;
 
@@ -23,11 +25,13 @@ typedef struct sweep {
 // before the first run, also that all ranks have the same. False: rank 0 has said why.
 bool sweep_options_parse(sweep *self, int argc, char **argv);
 void sweep_help(void);
+// Whether a word "--name value" is of an option that is the same for all runs.
+bool sweep_option_is_shared(const char *word);
 
 // ---- sweep_store.c ----
 
-// Local, on rank 0. Makes the folder, and takes the results of runs that were finished before.
-// ISO_ERR_MISMATCH for a run that was made with other options.
+// Local, on rank 0. Makes the folder, and takes the results of runs that were made before, in the
+// list or not. ISO_ERR_MISMATCH for a run that was made with other options.
 iso_status sweep_store_open(sweep *self);
 // Where the log of a run grows until the run is finished; lives as long as the program.
 const char *sweep_store_begin(const sweep *self, int run);
@@ -35,8 +39,9 @@ const char *sweep_store_begin(const sweep *self, int run);
 void sweep_store_describe(const sweep *self, int run, iso_json_log *log);
 // Local, on rank 0. The run is finished: keeps its log, takes its results, renews the report.
 iso_status sweep_store_finish(sweep *self, int run);
-// Local, on rank 0. Forgets the log of a run that failed.
-void sweep_store_drop(void);
+// Local, on rank 0. The run failed: keeps its log with the reason, renews the report. The next
+// sweep tries it again.
+iso_status sweep_store_fail(sweep *self, int run, const char *reason);
 // From now on SIGINT and SIGTERM end the program as soon as files are whole, on rank 0 with a
 // sentence.
 void sweep_store_catch_signals(void);

@@ -59,30 +59,38 @@ typedef struct choice {
     int option_length, values_length;
 } choice;
 
-// Whether the option's own value is a list.
-static bool takes_list(const choice *c) {
-    static const char *const options[] = {"milestones", "sync-option"};
-    for (int i = 0; i < 2; i++)
-        if ((int)strlen(options[i]) == c->option_length &&
-            strncmp(c->option, options[i], strlen(options[i])) == 0)
-            return true;
-    return false;
+static bool is_option(const choice *c, const char *name) {
+    return (int)strlen(name) == c->option_length && strncmp(c->option, name, strlen(name)) == 0;
 }
 
-static bool find_choice(const char *options, choice *out) {
-    const char *comma = strchr(options, ','), *word = comma;
-    if (!comma) return false;
-    while (word > options && !strchr(BLANKS "=", word[-1])) word--;
-    const char *end = word > options ? word - 1 : word; // of the option's name
-    while (end > options && strchr(BLANKS, end[-1])) end--;
-    const char *name = end;
-    while (name > options && !strchr(BLANKS, name[-1])) name--;
+// The word in which the comma stands, and its option.
+static choice choice_at(const char *options, const char *comma) {
+    const char *word = comma, *end;
+    while (word > options && !strchr(BLANKS, word[-1])) word--;
+    const char *equals = word[0] == '-' ? memchr(word, '=', (size_t)(comma - word)) : NULL;
+    const char *name = word, *value = equals ? equals + 1 : word;
+    if (equals) {
+        end = equals;
+    } else { // the word before
+        for (end = word; end > options && strchr(BLANKS, end[-1]);) end--;
+        for (name = end; name > options && !strchr(BLANKS, name[-1]);) name--;
+    }
     name += strspn(name, "-");
-    *out = (choice){.option = name,
+    return (choice){.option = name,
                     .option_length = name < end ? (int)(end - name) : 0,
-                    .values = word,
-                    .values_length = (int)strcspn(word, BLANKS)};
-    return true;
+                    .values = value,
+                    .values_length = (int)strcspn(value, BLANKS)};
+}
+
+// The settings of --sync-option are one value, with its commas.
+static bool find_choice(const char *options, choice *out) {
+    const char *comma = strchr(options, ',');
+    while (comma) {
+        *out = choice_at(options, comma);
+        if (!is_option(out, "sync-option")) return true;
+        comma = strchr(out->values + out->values_length, ',');
+    }
+    return false;
 }
 
 static iso_status add_choices(sweep_list *list, const char *name, const char *options);
@@ -106,7 +114,7 @@ static iso_status add_with(sweep_list *list, const char *name, const char *optio
 static iso_status add_choices(sweep_list *list, const char *name, const char *options) {
     choice c;
     if (!find_choice(options, &c)) return add_run(list, name, options);
-    if (takes_list(&c))
+    if (is_option(&c, "milestones"))
         return train_error(ISO_ERR_ARG,
                            "run %s: the commas of --%.*s would make several runs: give it before "
                            "the --, where they do not",

@@ -9,13 +9,14 @@
 enum { EVAL_EVERY = 50, LIST_ROOM = 65536, HELP_WIDTH = 78 };
 
 // Options of what the runs share, or in which they must not differ to be compared.
-static const char *const shared[] = {
-    "--data",   "--mean", "--std",   "--model",   "--dropout",  "--seed",      "--load",
-    "--device", "--math", "--dtype", "--threads", "--progress", "--eval-every"};
+static const char *const shared[] = {"--data",    "--classes",  "--test-limit", "--mean",
+                                     "--std",     "--model",    "--dropout",    "--seed",
+                                     "--load",    "--device",   "--math",       "--dtype",
+                                     "--threads", "--progress", "--eval-every"};
 // Options of train that a sweep has no use for.
 static const char *const outside[] = {
-    "--log",    "--trace",    "--checkpoint", "--checkpoint-every",
-    "--resume", "--help-env", "--buckets",    "--stats"};
+    "--log",      "--trace",   "--checkpoint", "--checkpoint-every", "--resume",
+    "--help-env", "--buckets", "--stats",      "--overwrite"};
 // Options of the sweep itself.
 static const char *const own[] = {"--out", "--target", "--list", "--help", "--version", "--quiet"};
 #define COUNT(array) ((int)(sizeof(array) / sizeof(*(array))))
@@ -27,6 +28,8 @@ void sweep_help(void) {
         "mpirun -n RANKS sweep --out FOLDER [OPTION]... [-- \"NAME: OPTIONS\"...]\n\n"
         "  --out FOLDER              results of each run, points.csv, syncs.csv, runs.csv and\n"
         "                            report.html; a run whose results are there is not repeated\n"
+        "                            and stays in the report, also when it is no longer in the "
+        "list\n"
         "  --target X                test accuracy whose time is compared (default 0.985)\n"
         "  --list FILE               runs, one a line; # begins a comment\n"
         "  --help, --version\n"
@@ -49,6 +52,7 @@ typedef struct command_line {
     char **common; // argv of train
     int common_count;
     const char *list_file;
+    bool has_target;
 } command_line;
 
 static iso_status set_target(const char *value, double *out) {
@@ -73,19 +77,27 @@ static bool is_option(const char *name, int argc, char **argv, int *i, const cha
     return true;
 }
 
+static iso_status refuse_second(const char *option) {
+    return train_error(ISO_ERR_ARG, "%s is given twice: give it once", option);
+}
+
 static iso_status take_one(sweep *self, int argc, char **argv, int *i, command_line *line) {
     const char *value = NULL, *target = NULL;
     if (strcmp(argv[*i], "--help") == 0)
         self->help = true;
     else if (strcmp(argv[*i], "--version") == 0)
         self->version = true;
-    else if (is_option("--out", argc, argv, i, &value))
+    else if (is_option("--out", argc, argv, i, &value)) {
+        if (self->folder) return refuse_second("--out");
         self->folder = value;
-    else if (is_option("--list", argc, argv, i, &value))
+    } else if (is_option("--list", argc, argv, i, &value)) {
+        if (line->list_file) return refuse_second("--list");
         line->list_file = value;
-    else if (is_option("--target", argc, argv, i, &target))
+    } else if (is_option("--target", argc, argv, i, &target)) {
+        if (line->has_target) return refuse_second("--target");
+        line->has_target = true;
         return set_target(target, &self->target);
-    else
+    } else
         line->common[line->common_count++] = argv[*i];
     if (value && !*value) return train_error(ISO_ERR_ARG, "--out and --list need a value");
     return ISO_OK;
@@ -112,7 +124,7 @@ static bool take_list(const char *path, char text[LIST_ROOM]) {
     int rank;
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     if (!train_all_well(rank == 0 && path ? read_list(path, text) : ISO_OK)) return false;
-    MPI_Bcast(text, LIST_ROOM, MPI_CHAR, 0, MPI_COMM_WORLD);
+    train_bcast(text, LIST_ROOM, 0, "the broadcast of the list of runs");
     return true;
 }
 
@@ -123,6 +135,14 @@ static bool is_word(const char *word, const char *const *options, int count) {
         size_t length = strlen(options[i]);
         if (strncmp(word, options[i], length) == 0 && (!word[length] || word[length] == '='))
             return true;
+    }
+    return false;
+}
+
+bool sweep_option_is_shared(const char *word) {
+    for (int i = 0; i < COUNT(shared); i++) {
+        size_t length = strlen(shared[i]);
+        if (strncmp(word, shared[i], length) == 0 && word[length] == ' ') return true;
     }
     return false;
 }
@@ -165,7 +185,7 @@ static iso_status check_common(const command_line *line) {
         if (is_word(word, outside, COUNT(outside)))
             return train_error(ISO_ERR_ARG,
                                "%.*s is of train and not of a sweep, which keeps its own files in "
-                               "--out: leave it away",
+                               "--out: remove it",
                                length, word);
         if (strstr(word, ": --"))
             return train_error(ISO_ERR_ARG, "\"%.80s\" is a run: give the runs behind --", word);
@@ -187,7 +207,7 @@ static iso_status parse_run(const sweep *self, const command_line *line, const s
     if (!words) return train_error(ISO_ERR_NOMEM, "out of memory for the options of the runs");
     memcpy(words, line->common, (size_t)count * sizeof(*words));
     memcpy(words + count, entry->words, (size_t)entry->word_count * sizeof(*words));
-    iso_status status = train_options_parse(count + entry->word_count, words, out);
+    iso_status status = train_options_parse_over(count, count + entry->word_count, words, out);
     free(words);
     if (status == ISO_OK) status = train_options_check(out);
     if (status == ISO_OK) return ISO_OK;
@@ -211,6 +231,7 @@ static iso_status parse_runs(sweep *self, const command_line *line) {
     for (int i = 0; i < self->list.count; i++) {
         TRY(parse_run(self, line, self->list.entries[i], &self->options[i]));
         self->options[i].quiet = true;
+        self->options[i].overwrite = true; // the log of a run that was interrupted
         if (self->options[i].eval_every <= 0) self->options[i].eval_every = EVAL_EVERY;
     }
     return ISO_OK;
@@ -225,7 +246,7 @@ static iso_status agree(const sweep *self) {
         used += (size_t)snprintf(mine + used, sizeof(mine) - used, "%s: %s\n",
                                  self->list.entries[i]->name, self->list.entries[i]->options);
     memcpy(first, mine, sizeof(first));
-    MPI_Bcast(first, sizeof(first), MPI_CHAR, 0, MPI_COMM_WORLD);
+    train_bcast(first, sizeof(first), 0, "the broadcast of the runs");
     iso_status common = train_options_agree(&self->common); // on ranks with other runs, too
     if (strcmp(mine, first) == 0) return common;
     size_t line = train_options_difference(mine, first);

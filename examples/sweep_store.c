@@ -1,9 +1,12 @@
 // Keeps the results of a sweep's finished runs in its folder, whole, whatever ends the program.
 #include "sweep.h"
 
+#include "watch.h"
+
+#include <dirent.h>
 #include <errno.h>
 #include <limits.h>
-#include <signal.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -17,35 +20,22 @@ enum { SETTINGS_ROOM = TRAIN_OPTIONS_ROOM + 512 };
 // can be agreed on. What is finished is on disk by then, and a file that is left behind is written
 // over; where there is time, it is removed.
 static char growing[PATH_MAX], farewell[PATH_MAX + 128];
-static volatile sig_atomic_t busy, caught;
+static pthread_mutex_t files = PTHREAD_MUTEX_INITIALIZER; // held while results are written
 
-static _Noreturn void leave(int code) {
+// In the thread that receives signals.
+static void say_farewell(int code) {
+    (void)code;
+    pthread_mutex_lock(&files);
     unlink(growing);
-    ssize_t written = write(STDERR_FILENO, farewell, strlen(farewell));
-    (void)written;
-    _exit(128 + code);
+    fputs(farewell, stderr);
 }
 
-static void on_signal(int code) {
-    caught = code;
-    if (!busy) leave(code);
-}
-
-void sweep_store_catch_signals(void) {
-    struct sigaction action = {.sa_handler = on_signal};
-    sigemptyset(&action.sa_mask);
-    sigaction(SIGINT, &action, NULL);
-    sigaction(SIGTERM, &action, NULL);
-}
-
-static void set_busy(bool value) {
-    busy = value;
-    if (!value && caught) leave(caught);
-}
+void sweep_store_catch_signals(void) { watch_farewell(say_farewell); }
 
 static int finished_runs(const sweep *self) {
     int count = 0;
-    for (int i = 0; i < self->list.count; i++) count += self->results[i].name != NULL;
+    for (int i = 0; i < self->list.count; i++)
+        count += self->results[i].name && !self->results[i].failure;
     return count;
 }
 
@@ -58,24 +48,23 @@ static void say_farewell_later(const sweep *self) {
 
 // ---- Files --------------------------------------------------------------------------------------
 
-static iso_status result_path(const sweep *self, int run, char out[PATH_MAX]) {
+// ending: ".jsonl", or ".failed" for the log of a run that failed.
+static iso_status result_path(const sweep *self, int run, const char *ending, char out[PATH_MAX]) {
     int length =
-        snprintf(out, PATH_MAX, "%s/%s.jsonl", self->folder, self->list.entries[run]->name);
+        snprintf(out, PATH_MAX, "%s/%s%s", self->folder, self->list.entries[run]->name, ending);
     // What is added to it for growing files must fit, too.
     if (length < PATH_MAX - 64) return ISO_OK;
     return train_error(ISO_ERR_ARG, "the folder's name is too long: %.80s...", self->folder);
 }
 
 const char *sweep_store_begin(const sweep *self, int run) {
+    pthread_mutex_lock(&files);
     snprintf(growing, sizeof(growing), "%s/.%s.jsonl.part", self->folder,
              self->list.entries[run]->name);
+    unlink(growing); // of a sweep that was stopped
     say_farewell_later(self);
+    pthread_mutex_unlock(&files);
     return growing;
-}
-
-void sweep_store_drop(void) {
-    unlink(growing);
-    growing[0] = 0;
 }
 
 // ---- What a run was made with -------------------------------------------------------------------
@@ -110,15 +99,125 @@ static iso_status check_settings(const sweep *self, int run, const char *path, c
                        (int)strcspn(now + line, "\n"), now + line);
 }
 
+static size_t line_length(const char *text) { return strcspn(text, "\n"); }
+
+// The line of a text of settings that begins as this one does, up to its first blank; NULL: none.
+static const char *same_setting(const char *text, const char *line) {
+    size_t name = strcspn(line, " ") + 1;
+    while (*text && strncmp(text, line, name) != 0) {
+        text += line_length(text);
+        text += *text == '\n';
+    }
+    return *text ? text : NULL;
+}
+
+// Of a run that is not in the list: only what all runs share must be the same.
+static iso_status check_shared(const sweep *self, const char *path, const char *before) {
+    char now[SETTINGS_ROOM];
+    settings_of(self, 0, now);
+    for (const char *line = now, *old; *line; line += line_length(line) + 1) {
+        bool ranks = line[0] != '-'; // the last line of both
+        size_t length = line_length(line);
+        old = ranks ? strrchr(before, '-') : same_setting(before, line);
+        if (ranks && old) old += line_length(old) + 1;
+        if (old && (ranks || sweep_option_is_shared(line)) &&
+            (line_length(old) != length || strncmp(old, line, length) != 0))
+            return train_error(ISO_ERR_MISMATCH,
+                               "%s was made with %.*s, and now it is %.*s: give the same options "
+                               "or another --out",
+                               path, (int)line_length(old), old, (int)length, line);
+    }
+    return ISO_OK;
+}
+
 // ---- Opening and finishing ----------------------------------------------------------------------
+
+// Until it is tried again, the report tells of it.
+static iso_status take_failed(sweep *self, int run) {
+    char path[PATH_MAX];
+    TRY(result_path(self, run, ".failed", path));
+    if (access(path, F_OK) != 0 || report_run_read(path, &self->results[run], NULL) == ISO_OK)
+        return ISO_OK;
+    return train_error(ISO_OK, "%s", ""); // damaged: no error, and nothing lost
+}
 
 static iso_status take_finished(sweep *self, int run) {
     char path[PATH_MAX], *settings;
-    TRY(result_path(self, run, path));
-    if (access(path, F_OK) != 0) return ISO_OK;
+    TRY(result_path(self, run, ".jsonl", path));
+    if (access(path, F_OK) != 0) return take_failed(self, run);
     TRY(report_run_read(path, &self->results[run], &settings));
     iso_status status = check_settings(self, run, path, settings);
     free(settings);
+    return status;
+}
+
+static bool is_listed(const sweep *self, const char *name, size_t length) {
+    for (int i = 0; i < self->list.count; i++) {
+        const char *listed = self->list.entries[i]->name;
+        if (strlen(listed) == length && strncmp(listed, name, length) == 0) return true;
+    }
+    return false;
+}
+
+// A run of an earlier sweep that the list of this one does not have.
+static iso_status take_one_earlier(sweep *self, const char *file, size_t length) {
+    char path[PATH_MAX], *settings;
+    report_run run;
+    if (snprintf(path, sizeof(path), "%s/%s", self->folder, file) >= PATH_MAX) return ISO_OK;
+    iso_status status = report_run_read(path, &run, &settings);
+    bool own =
+        status == ISO_OK && strlen(run.name) == length && strncmp(run.name, file, length) == 0;
+    if (!own) {
+        fprintf(stderr, "sweep: %s holds no results of a sweep: the report leaves it out\n", path);
+        if (status == ISO_OK) {
+            report_run_free(&run);
+            free(settings);
+        }
+        return train_error(ISO_OK, "%s", ""); // no error
+    }
+    status = check_shared(self, path, settings);
+    free(settings);
+    size_t room = ((size_t)self->earlier_count + 1) * sizeof(*self->earlier);
+    report_run *longer = status == ISO_OK ? realloc(self->earlier, room) : NULL;
+    if (longer) {
+        self->earlier = longer;
+        self->earlier[self->earlier_count++] = run;
+        return ISO_OK;
+    }
+    report_run_free(&run);
+    return status < 0 ? status : train_error(ISO_ERR_NOMEM, "out of memory for the list of runs");
+}
+
+static int is_result(const struct dirent *entry) {
+    const char *name = entry->d_name;
+    size_t length = strlen(name);
+    return name[0] != '.' && ((length > 6 && strcmp(name + length - 6, ".jsonl") == 0) ||
+                              (length > 7 && strcmp(name + length - 7, ".failed") == 0));
+}
+
+// A run that failed and succeeded later, in a sweep that was killed before it removed the first.
+static bool is_outdated(const sweep *self, const char *file, size_t length) {
+    char path[PATH_MAX];
+    if (strcmp(file + length, ".failed") != 0) return false;
+    int used = snprintf(path, sizeof(path), "%s/%.*s.jsonl", self->folder, (int)length, file);
+    return used < PATH_MAX && access(path, F_OK) == 0;
+}
+
+static iso_status take_earlier(sweep *self) {
+    struct dirent **found = NULL;
+    iso_status status = ISO_OK;
+    int count = scandir(self->folder, &found, is_result, alphasort);
+    if (count < 0)
+        return train_error(ISO_ERR_IO, "cannot read the folder %s: %s", self->folder,
+                           strerror(errno));
+    for (int i = 0; i < count; i++) {
+        const char *file = found[i]->d_name;
+        size_t length = (size_t)(strrchr(file, '.') - file);
+        if (status == ISO_OK && !is_listed(self, file, length) && !is_outdated(self, file, length))
+            status = take_one_earlier(self, file, length);
+        free(found[i]);
+    }
+    free(found);
     return status;
 }
 
@@ -134,7 +233,14 @@ iso_status sweep_store_open(sweep *self) {
     snprintf(probe, sizeof(probe), "%s/report.html", self->folder);
     TRY(train_output_check(probe, "report"));
     for (int i = 0; i < self->list.count; i++) TRY(take_finished(self, i));
-    return ISO_OK;
+    return take_earlier(self);
+}
+
+static void add_to_report(report *study, const report_run *run) {
+    if (run->failure)
+        study->failed[study->failed_count++] = *run;
+    else if (run->name)
+        study->runs[study->count++] = *run;
 }
 
 iso_status sweep_report(const sweep *self) {
@@ -149,29 +255,67 @@ iso_status sweep_report(const sweep *self) {
     report study = {.title = "Strategies of synchronisation compared",
                     .setting = setting,
                     .target = self->target};
-    study.runs = calloc((size_t)self->list.count, sizeof(*study.runs));
-    if (!study.runs) return train_error(ISO_ERR_NOMEM, "out of memory for the report");
-    for (int i = 0; i < self->list.count; i++)
-        if (self->results[i].name) study.runs[study.count++] = self->results[i];
-    iso_status status = report_write(&study, self->folder);
+    size_t count = (size_t)(self->list.count + self->earlier_count);
+    study.runs = calloc(count, sizeof(*study.runs));
+    study.failed = calloc(count, sizeof(*study.failed));
+    iso_status status = ISO_OK;
+    if (!study.runs || !study.failed)
+        status = train_error(ISO_ERR_NOMEM, "out of memory for the report");
+    for (int i = 0; i < self->list.count && status == ISO_OK; i++)
+        add_to_report(&study, &self->results[i]);
+    for (int i = 0; i < self->earlier_count && status == ISO_OK; i++)
+        add_to_report(&study, &self->earlier[i]);
+    if (status == ISO_OK) status = report_write(&study, self->folder);
     free(study.runs);
+    free(study.failed);
     return status;
 }
 
-static iso_status keep(sweep *self, int run) {
+// Puts the log in its place, and what it says into the report.
+static iso_status keep(sweep *self, int run, const char *ending) {
     char path[PATH_MAX];
-    TRY(result_path(self, run, path));
+    TRY(result_path(self, run, ending, path));
     if (rename(growing, path) != 0)
         return train_error(ISO_ERR_IO, "cannot write %s: %s", path, strerror(errno));
     growing[0] = 0;
+    report_run_free(&self->results[run]);
     TRY(report_run_read(path, &self->results[run], NULL));
     return sweep_report(self);
 }
 
+static iso_status keep_finished(sweep *self, int run) {
+    char failed[PATH_MAX];
+    TRY(keep(self, run, ".jsonl"));
+    TRY(result_path(self, run, ".failed", failed));
+    unlink(failed); // it failed before
+    return ISO_OK;
+}
+
+// The log may not have been begun.
+static iso_status keep_failed(sweep *self, int run, const char *reason) {
+    iso_json_log *log;
+    bool begun = access(growing, F_OK) == 0;
+    TRY(begun ? iso_json_log_append(growing, &log) : iso_json_log_create(growing, &log));
+    if (!begun) sweep_store_describe(self, run, log);
+    iso_json_begin(log, "failed");
+    iso_json_string(log, "reason", reason);
+    iso_json_end(log);
+    TRY(iso_json_log_close(&log));
+    return keep(self, run, ".failed");
+}
+
 iso_status sweep_store_finish(sweep *self, int run) {
-    set_busy(true);
-    iso_status status = keep(self, run);
+    pthread_mutex_lock(&files);
+    iso_status status = keep_finished(self, run);
     say_farewell_later(self);
-    set_busy(false);
+    pthread_mutex_unlock(&files);
+    return status;
+}
+
+iso_status sweep_store_fail(sweep *self, int run, const char *reason) {
+    pthread_mutex_lock(&files);
+    iso_status status = keep_failed(self, run, reason);
+    say_farewell_later(self);
+    pthread_mutex_unlock(&files);
     return status;
 }

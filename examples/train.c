@@ -1,6 +1,8 @@
 // Trains a network data-parallel over MPI, with every option of the library.
 #include "train.h"
 
+#include "watch.h"
+
 #include <mpi.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -14,26 +16,37 @@ static bool inform(const train_options *options) {
     return options->help || options->help_env || options->version;
 }
 
+static bool perform(const train_world *world, const train_options *options) {
+    train_result result;
+    if (world->rank == 0) train_stop_begin(options);
+    bool good = train_perform(world, options, NULL, &result);
+    train_stop_end();
+    if (good && result.already_finished && world->rank == 0 && !options->quiet)
+        printf("the training saved as %s is complete: there are no steps left\n", options->resume);
+    return good;
+}
+
 static bool train(const train_options *options) {
     train_world world = {0};
-    train_result result;
     bool good = train_all_well(train_options_check(options)) && train_world_open(&world, options) &&
-                train_perform(&world, options, NULL, &result);
-    if (good && result.already_finished && world.rank == 0 && !options->quiet)
-        printf("the training saved as %s has come to its end: nothing is left to do\n",
-               options->resume);
+                perform(&world, options);
     train_world_close(&world);
     return good;
 }
 
 int main(int argc, char **argv) {
     int provided;
+    watch_start("train");
     signal(SIGXFSZ, SIG_IGN); // writing beyond a limit of size fails, as on a full disk
+    watch_limit("MPI_Init_thread");
     MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &provided);
+    watch_limit(NULL);
     train_options options;
     bool good = train_all_well(train_options_parse(argc, argv, &options)) &&
                 train_all_well(train_options_agree(&options));
     if (good && !inform(&options)) good = train(&options);
+    watch_limit("MPI_Finalize");
     MPI_Finalize();
+    watch_limit(NULL);
     return good ? EXIT_SUCCESS : EXIT_FAILURE;
 }

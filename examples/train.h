@@ -18,7 +18,7 @@ typedef struct train_world {
     int local_rank; // in this rank's node
     iso_device *device;
     iso_dataset *train_set, *test_set;
-    iso_dataset_info info; // of the training set; classes covers the test set too
+    iso_dataset_info info; // of the training set; classes are the network's
     iso_cores cores;
     bool bound; // the kernels' threads, to a share of the cores
 } train_world;
@@ -29,7 +29,7 @@ typedef struct train_eval {
     double seconds;    // of training so far, the slowest rank's; without evaluations and saving
     double train_loss; // mean since the last eval
     double test_loss, test_accuracy;         // accuracy in 0 .. 1
-    int64_t bytes_sent, bytes_between_nodes; // payload so far, sums over ranks; see train_traffic
+    int64_t bytes_sent, bytes_between_nodes; // of all ranks so far; see train_traffic
 } train_eval;
 
 // A merge in one of the periodic modes, as this rank saw it.
@@ -51,6 +51,8 @@ typedef struct train_result {
         already_finished; // the run that was to be resumed had come to its end: nothing else is set
     train_figures figures; // seconds and samples of the whole run
     int64_t steps, syncs;
+    int64_t loss_steps; // the last ones, whose mean loss figures.train_loss is
+    int64_t period, period_requested, wait, wait_requested; // see iso_strategy_stats; 0: has none
     double step_ms_p50, wait_ms_per_step, wait_ms_per_sync, exchange_ms; // the slowest rank's
     double step_ms_mean, step_wait_ms_mean; // the slowest rank's, of the steps of this process
     int64_t bytes_per_step, bytes_sent, bytes_between_nodes;
@@ -90,14 +92,15 @@ bool train_perform(const train_world *world, const train_options *options,
 typedef struct train_position {
     int64_t epoch, batch, step; // the next batch of the loader, and how many updates were made
     int64_t samples;            // trained on by all ranks in the epochs before
-    int64_t finished;           // whether the run has come to its end
+    int64_t finished;           // whether the run is complete
 } train_position;
 typedef struct train_sums {
     double loss, samples;             // of the epoch
+    double last_loss, last_samples;   // of the last steps of the run, see train_last_steps
     double eval_loss, eval_samples;   // since the last eval
     double seconds, epoch_seconds;    // of the whole run; until the epoch began
     double wait_ms;                   // in waits for gradients, of runs that this one resumes
-    double bytes_sent, bytes_between; // gradients, of runs that this one resumes
+    double bytes_sent, bytes_between; // without parameters, of runs that this one resumes
 } train_sums;
 
 typedef struct train_run {
@@ -110,7 +113,7 @@ typedef struct train_run {
     iso_loss *loss, *test_loss; // the training's may smooth labels
     iso_optimizer *optimizer;
     const iso_strategy *strategy; // --sync
-    bool periodic;                // it exchanges parameters, and has figures of that
+    bool periodic;                // it exchanges parameters, and tells of that
     iso_schedule schedule;
     iso_lr_plateau plateau;     // of --schedule plateau
     double lr;                  // schedule's, as the plateaus have left it
@@ -118,20 +121,30 @@ typedef struct train_run {
     int64_t steps, epoch_steps; // of the whole run; of an epoch
     train_position at;
     train_sums sum;
-    const char *old_wire; // --wire of the run that is resumed, where it was another; or NULL
-    double uncounted;     // samples of a batch whose loss is not yet in the sums
-    int64_t clock;        // when the time of training began to run; 0: it stands
-    double clock_wait_ms; // waits until then
-    iso_evaluation test;  // the latest
-    int64_t test_step;    // when that was made; -1: never
-    iso_daso_stats seen;  // of the optimizer, when it was last looked at
-    double *step_ms;      // [TRAIN_STEP_TIMES], a ring
-    int64_t timed_steps;  // since this process began
-    double steps_ms;      // of training, since this process began
-    double steps_wait_ms; // that of it which were waits
-    bool told;            // the error that is returned is known to all ranks
-    iso_json_log *log;    // rank 0's, if wanted
+    const char *old_wire;    // --wire of the run that is resumed, where it was another; or NULL
+    bool uncounted_last;     // whether that batch is one of the last steps
+    double uncounted;        // samples of a batch whose loss is not yet in the sums
+    int64_t clock;           // when the time of training began to run; 0: it stands
+    double clock_wait_ms;    // waits until then
+    int64_t test_samples;    // images that a test looks at: the first ones of the test set
+    iso_evaluation test;     // the latest
+    int64_t test_step;       // when that was made; -1: never
+    iso_strategy_stats seen; // when the strategy was last asked
+    double *step_ms;         // [TRAIN_STEP_TIMES], a ring
+    int64_t timed_steps;     // since this process began
+    double steps_ms;         // of training, since this process began
+    double steps_wait_ms;    // that of it which were waits
+    bool told;               // the error that is returned is known to all ranks
+    iso_progress_bar *bar;   // of the epoch; NULL: between epochs
+    iso_json_log *log;       // rank 0's, if wanted
 } train_run;
+
+// ---- train_check.c ----
+
+// Local. Refuses phases and waits of --sync daso that a run of so many steps has no room for.
+iso_status train_phases_check(const train_options *options, int64_t steps);
+// Local. Warns of a --period that is fixed and longer than the part of the run that has one.
+void train_phases_warn(const train_options *options, int64_t steps);
 
 // ---- train_data.c ----
 
@@ -139,6 +152,19 @@ typedef struct train_run {
 iso_status train_data_check(const train_options *options);
 // Local. Loaders of both data sets, as the options say.
 iso_status train_loaders_open(train_run *run);
+
+// ---- train_classes.c ----
+
+// Local. Finds how many classes the network tells apart: --classes or, without it, as many as the
+// labels of both sets show. Refuses labels that look damaged.
+iso_status train_classes_find(train_world *world, const train_options *options);
+
+// ---- train_agree.c ----
+
+// Collective. ISO_ERR_MISMATCH on every rank where the ranks have read different data sets.
+iso_status train_agree_data(const train_world *world, const train_options *options);
+// Collective. The same of the file of --load. A rank that has none takes what rank 0 has read.
+iso_status train_agree_load(const train_run *run);
 
 // ---- train_threads.c ----
 
@@ -181,6 +207,9 @@ iso_status train_schedule_state(train_run *run, iso_state *state);
 
 // Updates of an epoch of that many batches.
 int64_t train_steps_of(const train_options *options, int64_t batches);
+// The steps at the end of the run whose mean loss is told as that of its training: as many as an
+// epoch has; of a shorter run a tenth, as its first steps say little of how it ends.
+int64_t train_last_steps(const train_run *run);
 
 // ---- train_sync.c ----
 
@@ -188,8 +217,7 @@ int64_t train_steps_of(const train_options *options, int64_t batches);
 iso_status train_sync_setup(train_run *run);
 // Local. After a step: tells of merges and of changes of the policy.
 iso_status train_sync_look(train_run *run);
-// What was handed to the network so far: parameters that daso exchanged, and gradient buffers that
-// were handed to all-reduces (an all-reduce sends 2 (P - 1) / P of that). Local: this rank's.
+// Local. What training has moved so far, this rank's share: see iso_traffic in isotherm/comm.h.
 void train_traffic(const train_run *run, int64_t *sent, int64_t *between_nodes);
 // This rank's time in waits so far.
 double train_wait_ms(const train_run *run);
@@ -203,6 +231,16 @@ iso_status train_state_save(train_run *run);
 iso_status train_state_check(train_run *run);
 // Collective. Goes to where the newest set was saved, which train_state_check has found to fit.
 iso_status train_state_load(train_run *run);
+
+// ---- train_stop.c ----
+
+// Local. From here on, until the end, this process says what is saved when a signal ends it.
+void train_stop_begin(const train_options *options);
+void train_stop_end(void);
+// What it is to say: --checkpoint holds the parameters after so many epochs; whether a progress
+// line is open, which is redrawn in place.
+void train_stop_saved(int64_t epoch);
+void train_stop_line(bool is_redrawn);
 
 // ---- train_output.c ----
 
@@ -222,19 +260,24 @@ iso_status train_trace_write(train_run *run);
 
 // Local. What --stats asks for, for each bucket of gradients: a table on rank 0, and events of the
 // log.
+// The part of an exchange that no wait shows, 0 to 1. Waits may be longer than the exchange, where
+// ranks wait for each other: 0. NaN: not measurable, as there is no exchange.
+double train_hidden(double exchange_ms, double wait_ms);
 void train_stats_tell(const train_run *run, const train_result *result);
 
 // ---- train_report.c ----
 
 void train_report_start(const train_run *run);
 void train_report_resume(const train_run *run);
-iso_status train_report_bar(const train_run *run, iso_progress_bar **out);
+iso_status train_report_bar(train_run *run);
+// Collective. Evaluates the model on the test set, and tells of progress where that takes long.
+iso_status train_report_test(train_run *run);
 void train_report_eval(train_run *run, const train_eval *eval);
 void train_report_sync(train_run *run, const train_sync *sync);
-void train_report_policy(train_run *run, const iso_daso_stats *stats);
-void train_report_epoch(train_run *run, const train_figures *figures, iso_progress_bar **bar);
+void train_report_policy(train_run *run, const iso_strategy_stats *stats);
+void train_report_epoch(train_run *run, const train_figures *figures);
 // Collective. Measures what is left to measure and writes the summary. ISO_ERR_MISMATCH when the
-// ranks ended with different parameters. figures: of the last epoch; seconds and samples of all.
+// ranks ended with different parameters. figures: as train_result has them.
 iso_status train_report_summary(train_run *run, const train_figures *figures, train_result *out);
 
 #endif

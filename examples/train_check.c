@@ -1,6 +1,7 @@
 // Refuses options that cannot go together before anything is opened.
 #include "train.h"
 
+#include <math.h>
 #include <string.h>
 
 static bool is_daso(const train_options *o) { return strcmp(o->sync, "daso") == 0; }
@@ -18,8 +19,8 @@ static iso_status check_wire(const train_options *o) {
                            o->wire);
     if (strcmp(o->dtype, "f32") != 0 && rounds(o))
         return train_error(ISO_ERR_ARG,
-                           "--wire %s rounds gradients of f32: leave it or --dtype %s away",
-                           o->wire, o->dtype);
+                           "--wire %s rounds gradients of f32: remove it or --dtype %s", o->wire,
+                           o->dtype);
     return ISO_OK;
 }
 
@@ -27,21 +28,21 @@ static iso_status check_math(const train_options *o) {
     bool rounds_factors = strcmp(o->math, "f32") != 0;
     if (rounds_factors && strncmp(o->device, "cuda", 4) != 0)
         return train_error(ISO_ERR_ARG,
-                           "--math %s is of GPUs, and --device is %s: leave it away, or give "
+                           "--math %s is of GPUs, and --device is %s: remove it, or give "
                            "--device cuda",
                            o->math, o->device);
     if (rounds_factors && strcmp(o->dtype, "f32") != 0)
-        return train_error(ISO_ERR_ARG, "--math %s rounds f32: leave it or --dtype %s away",
-                           o->math, o->dtype);
+        return train_error(ISO_ERR_ARG, "--math %s rounds f32: remove it or --dtype %s", o->math,
+                           o->dtype);
     return ISO_OK;
 }
 
 static iso_status check_strategy(const train_options *o) {
     const iso_strategy *strategy;
     TRY(iso_strategy_find(o->sync, &strategy));
-    if (strategy->stats && strcmp(o->dtype, "f32") != 0)
+    if (strategy->f32_only && strcmp(o->dtype, "f32") != 0)
         return train_error(ISO_ERR_ARG,
-                           "--sync %s exchanges parameters in f32: leave --dtype %s away, or use "
+                           "--sync %s exchanges parameters in f32: remove --dtype %s, or use "
                            "--sync lazy",
                            o->sync, o->dtype);
     iso_settings *settings;
@@ -52,6 +53,11 @@ static iso_status check_strategy(const train_options *o) {
 }
 
 static iso_status check_policy(const train_options *o) {
+    if (is_daso(o) && o->period > 0 && o->wait > o->period)
+        return train_error(ISO_ERR_ARG,
+                           "--wait %lld is longer than --period %lld, but an exchange is merged "
+                           "before the next one is sent: lower it, or raise --period",
+                           (long long)o->wait, (long long)o->period);
     if (!is_daso(o) || strcmp(o->policy, "fixed") == 0) return ISO_OK;
     bool period = o->period > o->max_period;
     if (period || o->wait > o->max_period)
@@ -85,4 +91,55 @@ iso_status train_options_check(const train_options *o) {
     TRY(train_data_check(o));
     TRY(train_schedule_check(o));
     return check_files(o);
+}
+
+// ---- What depends on the length of the run ------------------------------------------------------
+
+// Steps that an option gives as a number or, if that is -1, as a part of the run, rounded up as the
+// library does it: 0.07 of 100 is 7, although the product in doubles is a little more.
+static int64_t steps_of(int64_t number, double part, double standard, int64_t total) {
+    if (number >= 0) return number;
+    return (int64_t)ceil((isnan(part) ? standard : part) * (double)total * (1 - 1e-12));
+}
+
+static void phases_of(const train_options *o, int64_t total, int64_t *warmup, int64_t *cooldown) {
+    const iso_daso_config standard = ISO_DASO_DEFAULT;
+    bool post = strcmp(o->sync, "postlocal") == 0;
+    double begin = is_daso(o) ? standard.warmup : post ? 0.5 : 0;
+    *warmup = steps_of(o->warmup_steps, o->warmup, begin, total);
+    *cooldown = is_daso(o) ? steps_of(o->cooldown_steps, o->cooldown, standard.cooldown, total) : 0;
+}
+
+void train_phases_warn(const train_options *o, int64_t total) {
+    bool local = strcmp(o->sync, "localsgd") == 0 || strcmp(o->sync, "postlocal") == 0;
+    bool fixed = local || (is_daso(o) && strcmp(o->policy, "fixed") == 0);
+    int64_t warmup, cooldown;
+    if (!fixed || o->period < 1) return;
+    phases_of(o, total, &warmup, &cooldown);
+    int64_t cycling = total - warmup - cooldown;
+    if (o->period < cycling) return;
+    fprintf(stderr,
+            "train: warning: --period %lld is not shorter than the %lld steps in which ranks train "
+            "apart: they exchange no parameters before the end of those: lower it, or train "
+            "longer\n",
+            (long long)o->period, (long long)(cycling > 0 ? cycling : 0));
+}
+
+iso_status train_phases_check(const train_options *o, int64_t total) {
+    int64_t warmup, cooldown;
+    if (!is_daso(o)) return ISO_OK;
+    phases_of(o, total, &warmup, &cooldown);
+    int64_t cycling = total - warmup - cooldown;
+    if (o->warmup_steps >= 0 && o->cooldown_steps >= 0 && cycling < 0)
+        return train_error(ISO_ERR_ARG,
+                           "--warmup-steps %lld and --cooldown-steps %lld are more than the %lld "
+                           "steps of the run: lower them, or train longer",
+                           (long long)warmup, (long long)cooldown, (long long)total);
+    // What is sent first comes at the earliest after one step, or after a period of --wait steps.
+    int64_t first = o->period > o->wait ? 1 : o->wait;
+    if (cycling <= 0 || o->wait < 1 || o->wait <= cycling - first) return ISO_OK;
+    return train_error(ISO_ERR_ARG,
+                       "--wait %lld: in the %lld steps between warm-up and cool-down nothing that "
+                       "is sent would be merged: lower it, or train longer",
+                       (long long)o->wait, (long long)cycling);
 }

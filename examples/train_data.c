@@ -9,8 +9,8 @@
 
 // ---- Normalisation ------------------------------------------------------------------------------
 
-// The count of numbers in "X,X,..." that are above `above`, of which those that there is room for
-// go to out; 0: it is no such list.
+// Counts the numbers in "X,X,..." that are above `above`, and writes the first `room` of
+// them to out. 0: the text is not such a list.
 static int64_t read_numbers(const char *text, double above, int64_t room, double *out) {
     int64_t count = 0;
     for (const char *at = text;; at++) {
@@ -91,12 +91,17 @@ static iso_status create(train_run *run, double *numbers) {
     TRY(iso_loader_create_take(world->device, iso_dataset_retain(world->train_set), &order,
                                &changed, &run->train_loader));
     order.shuffle = false;
+    order.count = run->test_samples;
     order.end = ISO_SAMPLER_SHARE;
     return iso_loader_create_take(world->device, iso_dataset_retain(world->test_set), &order,
                                   &plain, &run->test_loader);
 }
 
 iso_status train_loaders_open(train_run *run) {
+    iso_dataset_info test;
+    iso_dataset_get_info(run->world->test_set, &test);
+    int64_t limit = run->options->test_limit;
+    run->test_samples = limit > 0 && limit < test.count ? limit : test.count;
     run->normalisation = calloc(2 * (size_t)run->world->info.channels, sizeof(double));
     if (!run->normalisation)
         return train_error(ISO_ERR_NOMEM, "out of memory for the normalisation");

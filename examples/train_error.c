@@ -1,16 +1,20 @@
 // Tells of an error once, and ends the job on all ranks.
 #include "train_error.h"
 
+#include "watch.h"
+
 #include <mpi.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #define TEXT_ROOM 1024
 
-static char own[TEXT_ROOM]; // empty: the last error is the library's
+static char own[TEXT_ROOM];  // empty: the last error is the library's
+static char told[TEXT_ROOM]; // by train_all_well, last
 static const char *program = "train";
 
 void train_error_program(const char *name) { program = name; }
@@ -23,6 +27,8 @@ iso_status train_error(iso_status code, const char *format, ...) {
     return code;
 }
 
+const char *train_error_told(void) { return told; }
+
 const char *train_error_text(void) { return own[0] ? own : iso_last_error()->message; }
 
 // With the rank that says it, unless the sentence begins with one; rank -1: all of them.
@@ -34,17 +40,52 @@ static void tell(int rank, const char *said) {
         fprintf(stderr, "%s: rank %d: %s\n", program, rank, said);
 }
 
+static void nap(long ns) { nanosleep(&(struct timespec){.tv_nsec = ns}, NULL); }
+
+// Until what was begun by a call is complete; ends the job where that takes longer than
+// ISO_TIMEOUT.
+static void await_all(MPI_Request *request, const char *what) {
+    double limit = watch_timeout(), end = MPI_Wtime() + limit;
+    int rank, ranks, done = 0;
+    for (MPI_Test(request, &done, MPI_STATUS_IGNORE); !done;
+         MPI_Test(request, &done, MPI_STATUS_IGNORE)) {
+        if (limit == 0 || MPI_Wtime() < end) {
+            nap(50000);
+            continue;
+        }
+        MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+        MPI_Comm_size(MPI_COMM_WORLD, &ranks);
+        train_error(ISO_ERR_TIMEOUT,
+                    "rank %d of %d waited %g s in %s: another rank is stuck, gone or slower than "
+                    "that (ISO_TIMEOUT sets the limit)",
+                    rank, ranks, limit, what);
+        train_abort();
+    }
+}
+
+void train_bcast(void *data, size_t bytes, int root, const char *what) {
+    MPI_Request request;
+    MPI_Ibcast(data, (int)bytes, MPI_CHAR, root, MPI_COMM_WORLD, &request);
+    await_all(&request, what);
+}
+
 bool train_all_well(iso_status mine) {
+    static int lowest; // MPI writes to it even after a time-out
+    static const char *const what = "the check that all ranks are well";
     int rank, ranks;
+    MPI_Request request;
+    // The other ranks cannot be asked after a wait for them that was given up.
+    if (mine == ISO_ERR_TIMEOUT || mine == ISO_ERR_MPI) train_abort();
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &ranks);
-    int lowest = mine < 0 ? rank : ranks;
-    MPI_Allreduce(MPI_IN_PLACE, &lowest, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD);
+    lowest = mine < 0 ? rank : ranks;
+    MPI_Iallreduce(MPI_IN_PLACE, &lowest, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD, &request);
+    await_all(&request, what);
     if (lowest == ranks) return true;
-    char said[TEXT_ROOM] = "";
-    if (rank == lowest) snprintf(said, sizeof(said), "%s", train_error_text());
-    MPI_Bcast(said, sizeof(said), MPI_CHAR, lowest, MPI_COMM_WORLD);
-    if (rank == 0) tell(lowest > 0 ? lowest : -1, said);
+    told[0] = 0;
+    if (rank == lowest) snprintf(told, sizeof(told), "%s", train_error_text());
+    train_bcast(told, sizeof(told), lowest, what);
+    if (rank == 0) tell(lowest > 0 ? lowest : -1, told);
     own[0] = 0; // the next error may be the library's
     return false;
 }
@@ -61,7 +102,7 @@ static void await(int count, MPI_Request *requests, double end) {
     int done = 0;
     while (MPI_Testall(count, requests, &done, MPI_STATUSES_IGNORE) == MPI_SUCCESS && !done &&
            MPI_Wtime() < end)
-        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+        nap(1000000);
 }
 
 // On rank 0: what other ranks say by then; empty texts of those that say nothing.
@@ -93,7 +134,7 @@ static bool tell_together(int rank, int ranks) {
         MPI_Isend(mine, TEXT_ROOM, MPI_CHAR, 0, TAG, MPI_COMM_WORLD, &request);
         double end = MPI_Wtime() + 2 * PATIENCE;
         await(1, &request, end);
-        while (MPI_Wtime() < end) nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+        while (MPI_Wtime() < end) nap(1000000);
         return false;
     }
     char(*said)[TEXT_ROOM] = calloc((size_t)ranks, TEXT_ROOM);
@@ -105,12 +146,17 @@ static bool tell_together(int rank, int ranks) {
     return true;
 }
 
+// The one way out of a job that cannot end together. Nothing is freed, and nobody finalizes: what
+// was given up is still under way inside MPI, which would crash.
 void train_abort(void) {
     int rank, ranks;
+    watch_farewell(NULL); // this is the end that is told of
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &ranks);
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN); // its own are no news now
     if (!tell_together(rank, ranks)) tell(rank, train_error_text());
+    fflush(stdout);
+    watch_clean();
     MPI_Abort(MPI_COMM_WORLD, EXIT_FAILURE);
-    exit(EXIT_FAILURE);
+    _exit(EXIT_FAILURE);
 }

@@ -4,6 +4,7 @@
 #define EXAMPLES_TRAIN_ERROR_H
 
 #include <isotherm/status.h>
+#include <stddef.h>
 
 // Forwards an error of the library or of this program; ISO_PENDING passes as success.
 #define TRY(expr)                                                                                  \
@@ -22,9 +23,16 @@ void train_error_program(const char *name);
 // The sentence of the last error.
 const char *train_error_text(void);
 
+// The sentence that train_all_well last printed, on every rank.
+const char *train_error_told(void);
+
 // Collective over MPI_COMM_WORLD: whether every rank is well. If not, rank 0 prints the sentence of
-// the lowest rank that is not.
+// the lowest rank that is not. Ends the job, as train_abort does, where the other ranks do not come
+// within ISO_TIMEOUT, or where `mine` says that this rank has given up waiting for them.
 bool train_all_well(iso_status mine);
+// Collective over MPI_COMM_WORLD: root's data for everybody. Ends the job likewise, and names
+// `what`; MPI may write to data until then: no variable of a function.
+void train_bcast(void *data, size_t bytes, int root, const char *what);
 // For an error of which the other ranks cannot learn, as they may wait in an exchange: prints it,
 // once if all ranks come here with the same one within a second, and ends the job.
 _Noreturn void train_abort(void);

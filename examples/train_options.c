@@ -9,6 +9,7 @@
 #include <string.h>
 
 #define HELP_COLUMN 28
+enum { NAME_ROOM = 64 }; // for the longest name of an option
 
 static bool among(const char *value, const char *choices) {
     size_t length = strlen(value);
@@ -86,38 +87,75 @@ static iso_status set(const train_option *o, const char *value, train_options *o
     return ISO_OK;
 }
 
+static iso_status set_default(const train_option *o, train_options *out) {
+    void *field = (char *)out + o->offset;
+    if (o->initial) return set(o, o->initial, out);
+    if (o->kind == INTEGER)
+        *(int64_t *)field = -1;
+    else if (o->kind == NUMBER)
+        *(double *)field = NAN;
+    return ISO_OK;
+}
+
 static iso_status set_defaults(train_options *out) {
     memset(out, 0, sizeof(*out));
-    for (int i = 0; i < train_option_count; i++) {
-        const train_option *o = &train_option_table[i];
-        void *field = (char *)out + o->offset;
-        if (o->initial)
-            TRY(set(o, o->initial, out));
-        else if (o->kind == INTEGER)
-            *(int64_t *)field = -1;
-        else if (o->kind == NUMBER)
-            *(double *)field = NAN;
-    }
+    for (int i = 0; i < train_option_count; i++) TRY(set_default(&train_option_table[i], out));
     return ISO_OK;
 }
 
 // ---- The command line ---------------------------------------------------------------------------
 
-// Takes argv[*i], and the value after it where it has one.
-static iso_status parse_one(int argc, char **argv, int *i, bool *given, train_options *out) {
+// How many letters must be added, removed or changed to make b of a.
+static int count_changes(const char *a, int length, const char *b) {
+    int row[NAME_ROOM], size = (int)strlen(b);
+    for (int k = 0; k <= size; k++) row[k] = k;
+    for (int i = 0; i < length; i++) {
+        int corner = row[0]; // of the row above
+        row[0] = i + 1;
+        for (int k = 0; k < size; k++) {
+            int least = corner + (a[i] != b[k]);
+            corner = row[k + 1];
+            if (corner + 1 < least) least = corner + 1;
+            row[k + 1] = row[k] + 1 < least ? row[k] + 1 : least;
+        }
+    }
+    return row[size];
+}
+
+// With the option that is spelt most like it, if one is.
+static iso_status refuse_unknown(const char *name, int length) {
+    const char *nearest = NULL;
+    int least = 2 + (length - 2) / 4;
+    for (int i = 0; i < train_option_count; i++) {
+        const train_option *o = &train_option_table[i];
+        if (o->kind == TOPIC || strlen(o->name) >= NAME_ROOM || o->name[2] != name[2]) continue;
+        int changes = count_changes(name, length, o->name);
+        if (changes >= least) continue;
+        least = changes;
+        nearest = o->name;
+    }
+    if (!nearest) return train_error(ISO_ERR_ARG, "unknown option %.*s: see --help", length, name);
+    return train_error(ISO_ERR_ARG, "unknown option %.*s: did you mean %s? See --help", length,
+                       name, nearest);
+}
+
+// Takes argv[*i], and the value after it where it has one. part: of the command line, from 1.
+static iso_status parse_one(int argc, char **argv, int *i, char part, char *given,
+                            train_options *out) {
     char *argument = argv[*i], *value = strchr(argument, '=');
     if (strncmp(argument, "--", 2) != 0)
         return train_error(ISO_ERR_ARG, "\"%s\" is no option: see --help", argument);
     size_t length = value ? (size_t)(value++ - argument) : strlen(argument);
     const train_option *o = find(argument, length);
-    if (!o)
-        return train_error(ISO_ERR_ARG, "unknown option %.*s: see --help", (int)length, argument);
+    if (!o) return refuse_unknown(argument, (int)length);
+    if (given[o - train_option_table] == part)
+        return train_error(ISO_ERR_ARG, "%s is given twice: give it once", o->name);
     if (o->kind == SWITCH && value) return train_error(ISO_ERR_ARG, "%s takes no value", o->name);
     if (o->kind != SWITCH && !value && *i + 1 < argc && strncmp(argv[*i + 1], "--", 2) != 0)
         value = argv[++*i];
     if (o->kind != SWITCH && (!value || !*value))
         return train_error(ISO_ERR_ARG, "%s needs a value: %s", o->name, o->value);
-    given[o - train_option_table] = true;
+    given[o - train_option_table] = part;
     return set(o, value, out);
 }
 
@@ -130,32 +168,52 @@ static iso_status check_belongs(const train_option *o, const train_options *out)
                        chosen);
 }
 
-static iso_status check_combined(const train_options *o, const bool *given) {
-    static const char *const either[][2] = {{"--warmup", "--warmup-steps"},
-                                            {"--cooldown", "--cooldown-steps"}};
-    for (int i = 0; i < 2; i++) {
-        const char *a = either[i][0], *b = either[i][1];
-        if (given[find(a, strlen(a)) - train_option_table] &&
-            given[find(b, strlen(b)) - train_option_table])
-            return train_error(ISO_ERR_ARG, "%s and %s say the same thing: give one of them", a, b);
-    }
-    if (o->checkpoint_every > 0 && !o->checkpoint)
+static char *given_of(char *given, const char *name) {
+    return &given[find(name, strlen(name)) - train_option_table];
+}
+
+// Of two options that say the same thing, the one in the later part of the command line holds.
+static iso_status choose(const char *a, const char *b, char *given, train_options *out) {
+    char *first = given_of(given, a), *second = given_of(given, b);
+    if (!*first || !*second) return ISO_OK;
+    if (*first == *second)
+        return train_error(ISO_ERR_ARG, "%s and %s say the same thing: give one of them", a, b);
+    char *earlier = *first < *second ? first : second;
+    *earlier = 0;
+    return set_default(&train_option_table[earlier - given], out);
+}
+
+static iso_status check_combined(char *given, train_options *out) {
+    TRY(choose("--epochs", "--steps", given, out));
+    TRY(choose("--warmup", "--warmup-steps", given, out));
+    TRY(choose("--cooldown", "--cooldown-steps", given, out));
+    if (*given_of(given, "--warmup") && *given_of(given, "--cooldown") &&
+        out->warmup + out->cooldown > 1)
+        return train_error(ISO_ERR_ARG,
+                           "--warmup %g and --cooldown %g are more than the whole run: give parts "
+                           "whose sum is at most 1",
+                           out->warmup, out->cooldown);
+    if (out->checkpoint_every > 0 && !out->checkpoint)
         return train_error(ISO_ERR_ARG, "--checkpoint-every needs a --checkpoint to write beside");
     return ISO_OK;
 }
 
-iso_status train_options_parse(int argc, char **argv, train_options *out) {
-    bool *given = calloc((size_t)train_option_count, sizeof(*given));
+iso_status train_options_parse_over(int first, int argc, char **argv, train_options *out) {
+    char *given = calloc((size_t)train_option_count, sizeof(*given));
     if (!given) return train_error(ISO_ERR_NOMEM, "out of memory for the options");
     iso_status status = set_defaults(out);
     for (int i = 1; i < argc && status == ISO_OK; i++)
-        status = parse_one(argc, argv, &i, given, out);
+        status = parse_one(i < first ? first : argc, argv, &i, i < first ? 1 : 2, given, out);
     for (int i = 0; i < train_option_count && status == ISO_OK; i++)
         if (given[i] && train_option_table[i].of)
             status = check_belongs(&train_option_table[i], out);
-    if (status == ISO_OK) status = check_combined(out, given);
+    if (status == ISO_OK) status = check_combined(given, out);
     free(given);
     return status;
+}
+
+iso_status train_options_parse(int argc, char **argv, train_options *out) {
+    return train_options_parse_over(argc, argc, argv, out);
 }
 
 // ---- Text ---------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@
 // Of what is not given and has no default, numbers are -1 (whole ones) or NaN, and texts NULL.
 typedef struct train_options {
     const char *data, *sampler, *mean, *std, *model;
-    int64_t shift;
+    int64_t classes, test_limit, shift;
     double flip;
     bool dropout;
     int64_t epochs, steps, batch, accumulate, seed;
@@ -34,12 +34,16 @@ typedef struct train_options {
     int64_t threads;
     const char *log, *trace, *checkpoint, *load, *resume;
     int64_t checkpoint_every, eval_every;
+    bool overwrite;
     bool buckets, stats, quiet, help, help_env, version;
 } train_options;
 
 // Local. Fills in defaults and checks every value. ISO_ERR_ARG with a sentence by train_error.
 // Texts are borrowed from argv.
 iso_status train_options_parse(int argc, char **argv, train_options *out);
+// The same where what stands in argv from `first` on holds in place of what stands before it; in
+// each part an option may be given once.
+iso_status train_options_parse_over(int first, int argc, char **argv, train_options *out);
 // Local. ISO_ERR_ARG for options that can never work together, whatever the data.
 iso_status train_options_check(const train_options *options);
 // One line "--name value" for each option into text, cut where the room ends. settings: only those

@@ -35,13 +35,40 @@ static const char *counted(int64_t count, const char *noun, char text[48]) {
     return text;
 }
 
-// printf may give a loss that is no number a sign.
+// printf may print a NaN with a sign.
 static const char *loss_text(double loss, char text[32]) {
     if (isnan(loss))
         strcpy(text, "nan");
     else
         snprintf(text, 32, loss < 1e6 ? "%.4f" : "%.3g", loss);
     return text;
+}
+
+static const char *steps_text(int64_t steps, const char *otherwise, char text[24]) {
+    snprintf(text, 24, "%lld", (long long)steps);
+    return steps < 0 ? otherwise : text;
+}
+
+// Period and wait as they are in force and as they were asked for; empty where there are none.
+static const char *rhythm_text(const iso_strategy_stats *s, char text[160]) {
+    char steps[4][24];
+    text[0] = 0;
+    if (s->period == 0 && s->period_requested == 0) return text;
+    snprintf(text, 160, "period %s (requested: %s), wait %s (requested: %s)",
+             steps_text(s->period, "auto", steps[0]),
+             steps_text(s->period_requested, "auto", steps[1]),
+             steps_text(s->wait, "to be measured", steps[2]),
+             steps_text(s->wait_requested, "auto", steps[3]));
+    return text;
+}
+
+static void tell_test_limit(const train_run *run, FILE *to) {
+    iso_dataset_info test;
+    char images[48];
+    iso_dataset_get_info(run->world->test_set, &test);
+    if (run->test_samples < test.count)
+        fprintf(to, "test      the first %s of %lld (--test-limit)\n",
+                counted(run->test_samples, "image", images), (long long)test.count);
 }
 
 void train_report_start(const train_run *run) {
@@ -55,6 +82,7 @@ void train_report_start(const train_run *run) {
             counted(info->count, "image", samples), (long long)info->channels,
             (long long)info->height, (long long)info->width, info->classes,
             info->classes == 1 ? "" : "es");
+    tell_test_limit(run, to);
     fprintf(to, "model     %s%s, %lld parameters, on %s, %s kernels\n", o->model,
             o->dropout ? " with dropout" : "", (long long)iso_module_parameter_count(run->model),
             iso_device_describe(run->world->device), o->kernels);
@@ -69,6 +97,8 @@ void train_report_start(const train_run *run) {
             run->world->bound ? ", bound to a share of them" : "");
     fprintf(to, "exchange  %s, progress %s, all-reduce %s\n", o->sync, iso_comm_progress_text(comm),
             algorithm(run));
+    char rhythm[160];
+    if (rhythm_text(&run->seen, rhythm)[0]) fprintf(to, "rhythm    %s\n", rhythm);
     if (o->buckets) tell_buckets(run, to);
     fflush(to);
 }
@@ -88,14 +118,45 @@ void train_report_resume(const train_run *run) {
     fflush(to);
 }
 
-iso_status train_report_bar(const train_run *run, iso_progress_bar **out) {
+iso_status train_report_bar(train_run *run) {
     char label[64];
     int64_t whole = run->epoch_steps, made = train_steps_of(run->options, run->at.batch);
     int64_t left = run->steps - (run->at.step - made); // from the epoch's begin
     snprintf(label, sizeof(label), "epoch %lld/%lld", (long long)run->at.epoch + 1,
              (long long)((run->steps + whole - 1) / whole));
-    return iso_progress_bar_create(people(run), label, left < whole ? left : whole, "steps", out);
+    int64_t total = left < whole ? left : whole;
+    TRY(iso_progress_bar_create(people(run), label, total, "steps", &run->bar));
+    iso_progress_bar_begin_at(run->bar, made); // by a run that this one resumes
+    train_stop_line(iso_progress_bar_is_redrawn(run->bar));
+    return ISO_OK;
 }
+
+// ---- Tests --------------------------------------------------------------------------------------
+
+#define SHORT_TEST 1000000000 // ns: nothing is told of a test that takes no longer
+
+typedef struct test_watch {
+    iso_progress_bar *bar;
+    int64_t began;
+} test_watch;
+
+static void show_test(int64_t done, void *user) {
+    const test_watch *watch = user;
+    if (iso_now() - watch->began > SHORT_TEST) iso_progress_bar_update(watch->bar, done, NAN);
+}
+
+iso_status train_report_test(train_run *run) {
+    test_watch watch = {.began = iso_now()};
+    int64_t batches = iso_loader_batches(run->test_loader);
+    TRY(iso_progress_bar_create(people(run), "test", batches > 0 ? batches : 1, "batches",
+                                &watch.bar));
+    iso_status status = iso_evaluate_watched(run->model, run->test_loss, run->test_loader,
+                                             run->world->comm, show_test, &watch, &run->test);
+    iso_progress_bar_clear(&watch.bar);
+    return status;
+}
+
+// ---- Figures ------------------------------------------------------------------------------------
 
 static double rate(const train_figures *figures) {
     return figures->seconds > 0 ? (double)figures->samples / figures->seconds : 0;
@@ -129,22 +190,28 @@ void train_report_sync(train_run *run, const train_sync *sync) {
     iso_json_end(log);
 }
 
-void train_report_policy(train_run *run, const iso_daso_stats *stats) {
+void train_report_policy(train_run *run, const iso_strategy_stats *stats) {
     iso_json_log *log = run->log;
     iso_json_begin(log, "policy");
     iso_json_int(log, "step", run->at.step);
-    iso_json_int(log, "global_skip", stats->global_skip);
-    iso_json_int(log, "local_skip", stats->local_skip);
-    iso_json_int(log, "batches_to_wait", stats->batches_to_wait);
+    iso_json_int(log, "global_skip", stats->period);
+    iso_json_int(log, "local_skip", stats->local_period);
+    iso_json_int(log, "batches_to_wait", stats->wait);
     iso_json_string(log, "reason", stats->reason);
     iso_json_end(log);
+    // What is measured once people are told; a policy may decide often.
+    char rhythm[160];
+    if (run->bar && run->seen.wait < 0)
+        iso_progress_bar_line(run->bar, "step %lld: %s: %s", (long long)run->at.step,
+                              rhythm_text(stats, rhythm), stats->reason);
 }
 
-void train_report_epoch(train_run *run, const train_figures *figures, iso_progress_bar **bar) {
+void train_report_epoch(train_run *run, const train_figures *figures) {
     char loss[32];
-    iso_progress_bar_finish(bar, "loss %s  test accuracy %.2f %%  %.0f samples/s  %.1f s",
+    iso_progress_bar_finish(&run->bar, "loss %s  test accuracy %.2f %%  %.0f samples/s  %.1f s",
                             loss_text(figures->train_loss, loss), 100 * figures->test_accuracy,
                             rate(figures), figures->seconds);
+    train_stop_line(false);
     iso_json_begin(run->log, "epoch");
     iso_json_int(run->log, "epoch", run->at.epoch + 1);
     iso_json_int(run->log, "steps", run->at.step);
@@ -193,11 +260,10 @@ static iso_status measure_exchange(train_run *run, train_result *out) {
     iso_reducer *reducer = iso_data_parallel_reducer(run->model);
     if (!run->periodic)
         return iso_reducer_measure_exchange(reducer, EXCHANGE_REPEATS, &out->exchange_ms);
-    iso_daso_stats stats;
-    TRY(iso_daso_get_stats(run->optimizer, &stats));
-    out->exchange_ms = stats.exchange_ms > 0 ? stats.exchange_ms : NAN;
-    out->syncs = stats.syncs;
-    out->wait_ms_per_sync = stats.syncs > 0 ? stats.wait_ms / (double)stats.syncs : 0;
+    const iso_strategy_stats *stats = &run->seen;
+    out->exchange_ms = stats->exchange_ms > 0 ? stats->exchange_ms : NAN;
+    out->syncs = stats->syncs;
+    out->wait_ms_per_sync = stats->syncs > 0 ? stats->wait_ms / (double)stats->syncs : 0;
     return ISO_OK;
 }
 
@@ -218,6 +284,11 @@ static iso_status measure(train_run *run, train_result *out) {
     TRY(iso_comm_allreduce_f64(comm, largest, 6, ISO_MAX));
     TRY(iso_comm_allreduce_i64(comm, bytes, 2, ISO_SUM));
     out->steps = run->at.step;
+    out->loss_steps = train_last_steps(run);
+    out->period = run->seen.period;
+    out->period_requested = run->seen.period_requested;
+    out->wait = run->seen.wait;
+    out->wait_requested = run->seen.wait_requested;
     out->step_ms_p50 = largest[0];
     out->wait_ms_per_step = largest[1];
     out->wait_ms_per_sync = largest[2];
@@ -239,6 +310,7 @@ static void log_setting(const train_run *run) {
     iso_json_int(log, "parameters", iso_module_parameter_count(run->model));
     iso_json_string(log, "data", o->data);
     iso_json_int(log, "batch", o->batch);
+    iso_json_int(log, "test_images", run->test_samples);
     iso_json_int(log, "accumulate", o->accumulate);
     iso_json_int(log, "steps", run->at.step);
     iso_json_string(log, "optimizer", o->optimizer);
@@ -256,6 +328,30 @@ static void log_setting(const train_run *run) {
     iso_json_string(log, "algorithm", algorithm(run));
 }
 
+// What only the strategy knows, by the names it has given.
+static void log_figures(const train_run *run) {
+    const iso_strategy_stats *stats = &run->seen;
+    char key[80];
+    for (int i = 0; i < stats->figure_count; i++) {
+        snprintf(key, sizeof(key), "%s.%.31s", run->strategy->name, stats->figure[i].name);
+        iso_json_double(run->log, key, stats->figure[i].value);
+    }
+}
+
+static void log_steps(iso_json_log *log, const char *key, int64_t steps, const char *otherwise) {
+    if (steps < 0)
+        iso_json_string(log, key, otherwise);
+    else
+        iso_json_int(log, key, steps);
+}
+
+static void log_rhythm(iso_json_log *log, const train_result *r) {
+    log_steps(log, "period", r->period, "auto");
+    log_steps(log, "period_requested", r->period_requested, "auto");
+    log_steps(log, "wait", r->wait, "not measured");
+    log_steps(log, "wait_requested", r->wait_requested, "auto");
+}
+
 static void log_summary(const train_run *run, const train_result *r) {
     iso_json_log *log = run->log;
     iso_json_begin(log, "summary");
@@ -263,6 +359,7 @@ static void log_summary(const train_run *run, const train_result *r) {
     iso_json_double(log, "test_accuracy", r->figures.test_accuracy);
     iso_json_double(log, "test_loss", r->figures.test_loss);
     iso_json_double(log, "train_loss", r->figures.train_loss);
+    iso_json_int(log, "train_loss_steps", r->loss_steps);
     iso_json_double(log, "seconds", r->figures.seconds);
     iso_json_double(log, "samples_per_second", rate(&r->figures));
     iso_json_double(log, "step_ms_p50", r->step_ms_p50);
@@ -270,12 +367,14 @@ static void log_summary(const train_run *run, const train_result *r) {
     iso_json_double(log, "wait_ms_per_step", r->wait_ms_per_step);
     if (run->periodic) iso_json_int(log, "syncs", r->syncs);
     if (run->periodic) iso_json_double(log, "wait_ms_per_sync", r->wait_ms_per_sync);
+    if (run->periodic) log_rhythm(log, r);
     iso_json_int(log, "bytes_per_step", r->bytes_per_step);
     iso_json_int(log, "bytes_sent", r->bytes_sent);
     iso_json_int(log, "bytes_between_nodes", r->bytes_between_nodes);
     iso_json_int(log, "bytes", r->bytes_sent / run->world->ranks);
     iso_json_double(log, "peak_rss_mb", r->peak_rss_mb);
     iso_json_string(log, "param_hash", r->hash);
+    log_figures(run);
     iso_json_end(log);
 }
 
@@ -283,11 +382,17 @@ static void log_summary(const train_run *run, const train_result *r) {
 static void warn_of_loss(const train_run *run, double loss) {
     double guessing = log(run->world->info.classes);
     if (run->world->rank != 0 || !(loss > 4 * guessing) || guessing <= 0) return;
-    fprintf(
-        stderr,
-        "train: warning: the training diverged: its last epoch has a loss of %.3g, and guessing "
-        "one of %d classes has %.3g: try a lower --lr\n",
-        loss, run->world->info.classes, guessing);
+    fprintf(stderr,
+            "train: warning: the training diverged: its last %lld steps have a loss of %.3g, and "
+            "guessing one of %d classes has %.3g: try a lower --lr\n",
+            (long long)train_last_steps(run), loss, run->world->info.classes, guessing);
+}
+
+static void tell_figures(const train_run *run, FILE *to) {
+    const iso_strategy_stats *stats = &run->seen;
+    for (int i = 0; i < stats->figure_count; i++)
+        fprintf(to, "%s%.31s %.6g%s", i > 0 ? ", " : "", stats->figure[i].name,
+                stats->figure[i].value, i + 1 < stats->figure_count ? "" : "\n");
 }
 
 static void tell_summary(const train_run *run, const train_result *r) {
@@ -306,11 +411,15 @@ static void tell_summary(const train_run *run, const train_result *r) {
             100 * r->figures.test_accuracy, r->hash,
             drifts(run) ? "rank 0 only (--wire noop: ranks drift apart)" : "all ranks",
             r->peak_rss_mb);
+    char rhythm[160];
+    if (rhythm_text(&run->seen, rhythm)[0]) fprintf(to, "%s\n", rhythm);
+    tell_figures(run, to);
     fflush(to);
 }
 
 iso_status train_report_summary(train_run *run, const train_figures *figures, train_result *out) {
     out->figures = *figures;
+    TRY(iso_strategy_get_stats(run->strategy, run->optimizer, &run->seen)); // to the last step
     TRY(check_hash(run, out));
     TRY(measure(run, out));
     train_stats_tell(run, out);

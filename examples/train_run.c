@@ -4,6 +4,25 @@
 #include <math.h>
 #include <string.h>
 
+// ---- Errors ----------------------------------------------------------------------------------
+
+// An error that every rank gets can be told and leaves the others waiting for nothing.
+static iso_status told(train_run *run, iso_status status) {
+    run->told = status < 0 && status != ISO_ERR_TIMEOUT && status != ISO_ERR_MPI;
+    return status;
+}
+
+// Parameters that are not finite, or too large to travel, stop an exchange of parameters on all
+// ranks.
+static iso_status tell_dropped(train_run *run, iso_status status, int64_t step) {
+    if (!run->periodic || status != ISO_ERR_STATE) return status;
+    char why[sizeof(iso_last_error()->message)];
+    snprintf(why, sizeof(why), "%s", iso_last_error()->message);
+    if (!strstr(why, "lower learning rate")) return told(run, status);
+    return told(
+        run, train_error(status, "the training diverged in step %lld: %s", (long long)step, why));
+}
+
 // ---- The time of training ------------------------------------------------------------------------
 
 static void start_clock(train_run *run) {
@@ -11,9 +30,10 @@ static void start_clock(train_run *run) {
     run->clock = iso_now();
 }
 
-// Gradients that are still under way belong to the steps before.
+// What is still under way, gradients or parameters, belongs to the steps before.
 static iso_status stop_clock(train_run *run) {
     TRY(iso_data_parallel_finish(run->model));
+    TRY(tell_dropped(run, iso_strategy_complete(run->strategy, run->optimizer), run->at.step));
     int64_t passed = iso_now() - run->clock;
     run->sum.seconds += (double)passed / 1e9;
     run->steps_ms += (double)passed / 1e6;
@@ -25,7 +45,7 @@ static iso_status stop_clock(train_run *run) {
 
 static iso_status test(train_run *run) {
     if (run->test_step == run->at.step) return ISO_OK;
-    TRY(iso_evaluate(run->model, run->test_loss, run->test_loader, run->world->comm, &run->test));
+    TRY(train_report_test(run));
     run->test_step = run->at.step;
     return ISO_OK;
 }
@@ -53,12 +73,6 @@ static iso_status tell_eval(train_run *run) {
     return ISO_OK;
 }
 
-// An error that every rank gets can be told and leaves the others waiting for nothing.
-static iso_status told(train_run *run, iso_status status) {
-    run->told = status < 0 && status != ISO_ERR_TIMEOUT && status != ISO_ERR_MPI;
-    return status;
-}
-
 static iso_status save_state(train_run *run) {
     if (run->options->checkpoint_every < 0) return ISO_OK;
     return told(run, train_state_save(run));
@@ -68,6 +82,11 @@ static iso_status save_state(train_run *run) {
 
 int64_t train_steps_of(const train_options *options, int64_t batches) {
     return (batches + options->accumulate - 1) / options->accumulate;
+}
+
+int64_t train_last_steps(const train_run *run) {
+    if (run->steps >= run->epoch_steps) return run->epoch_steps;
+    return (run->steps + 9) / 10;
 }
 
 static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -88,6 +107,8 @@ static iso_status count_loss(train_run *run) {
     run->uncounted = 0;
     run->sum.loss += loss * samples;
     run->sum.samples += samples;
+    if (run->uncounted_last) run->sum.last_loss += loss * samples;
+    if (run->uncounted_last) run->sum.last_samples += samples;
     run->sum.eval_loss += loss * samples;
     run->sum.eval_samples += samples;
     return ISO_OK;
@@ -104,6 +125,7 @@ static iso_status add_gradient(train_run *run, int64_t samples) {
     if (batch.n < samples) TRY(iso_tensor_scale(gradient, (double)batch.n / (double)samples));
     TRY(iso_module_backward(run->model, gradient, NULL));
     run->uncounted = (double)batch.n;
+    run->uncounted_last = run->at.step >= run->steps - train_last_steps(run);
     run->at.batch = batch.index + 1;
     return ISO_OK;
 }
@@ -124,17 +146,6 @@ static iso_status make_gradient(train_run *run) {
     return add_gradient(run, samples);
 }
 
-// Parameters that are not finite, or too large to travel, stop an exchange of parameters on all
-// ranks.
-static iso_status tell_dropped(train_run *run, iso_status status) {
-    if (!run->periodic || status != ISO_ERR_STATE) return status;
-    char why[sizeof(iso_last_error()->message)];
-    snprintf(why, sizeof(why), "%s", iso_last_error()->message);
-    if (!strstr(why, "lower learning rate")) return told(run, status);
-    return told(run, train_error(status, "the training diverged in step %lld: %s",
-                                 (long long)run->at.step + 1, why));
-}
-
 static iso_status make_step(train_run *run) {
     train_schedule_step(run);
     iso_optimizer_zero_grad(run->optimizer);
@@ -142,7 +153,7 @@ static iso_status make_step(train_run *run) {
     TRY(iso_strategy_reduce_gradients(run->strategy, run->model));
     if (!isnan(run->options->clip_grad_norm))
         TRY(iso_clip_grad_norm(run->model, run->options->clip_grad_norm, 2, NULL));
-    TRY(tell_dropped(run, iso_optimizer_step(run->optimizer)));
+    TRY(tell_dropped(run, iso_optimizer_step(run->optimizer), run->at.step + 1));
     run->at.step++;
     return count_loss(run);
 }
@@ -164,7 +175,7 @@ static iso_status look_around(train_run *run) {
     return ISO_OK;
 }
 
-static iso_status train_epoch(train_run *run, iso_progress_bar *bar) {
+static iso_status train_epoch(train_run *run) {
     TRY(iso_loader_start(run->train_loader, run->at.epoch, run->at.batch));
     start_clock(run);
     int64_t batches = iso_loader_batches(run->train_loader);
@@ -174,7 +185,7 @@ static iso_status train_epoch(train_run *run, iso_progress_bar *bar) {
         run->step_ms[run->timed_steps++ % TRAIN_STEP_TIMES] = (double)(iso_now() - began) / 1e6;
         TRY(train_sync_look(run));
         TRY(look_around(run));
-        iso_progress_bar_update(bar, train_steps_of(run->options, run->at.batch),
+        iso_progress_bar_update(run->bar, train_steps_of(run->options, run->at.batch),
                                 run->sum.loss / run->sum.samples);
     }
     return stop_clock(run);
@@ -199,10 +210,11 @@ static iso_status collect(train_run *run, train_figures *out) {
 // Every rank has the same sum, so they all end here; the last good checkpoint stays.
 static iso_status check_finite(train_run *run, double loss) {
     if (isfinite(loss)) return ISO_OK;
-    return told(run, train_error(ISO_ERR_STATE,
-                                 "the training diverged: the loss of epoch %lld is no number: try "
-                                 "a lower --lr",
-                                 (long long)run->at.epoch + 1));
+    return told(run,
+                train_error(ISO_ERR_STATE,
+                            "the training diverged: the loss of epoch %lld is NaN or infinite: try "
+                            "a lower --lr",
+                            (long long)run->at.epoch + 1));
 }
 
 static void begin_next_epoch(train_run *run, int64_t samples) {
@@ -215,12 +227,11 @@ static void begin_next_epoch(train_run *run, int64_t samples) {
 
 static iso_status run_epoch(train_run *run, train_figures *out) {
     const train_observer *observer = run->observer;
-    iso_progress_bar *bar;
-    TRY(train_report_bar(run, &bar));
-    TRY(train_epoch(run, bar));
+    TRY(train_report_bar(run));
+    TRY(train_epoch(run));
     TRY(test(run));
     TRY(collect(run, out));
-    train_report_epoch(run, out, &bar);
+    train_report_epoch(run, out);
     if (observer && observer->epoch) observer->epoch(run->at.epoch, out, observer->user);
     TRY(check_finite(run, out->train_loss));
     train_schedule_epoch(run, out->test_loss);
@@ -229,6 +240,7 @@ static iso_status run_epoch(train_run *run, train_figures *out) {
     begin_next_epoch(run, out->samples);
     if (run->at.step == run->steps) return ISO_OK;
     if (run->options->checkpoint) TRY(told(run, train_checkpoint_save(run)));
+    if (run->options->checkpoint) train_stop_saved(run->at.epoch);
     return save_state(run);
 }
 
@@ -237,6 +249,9 @@ static iso_status run_epoch(train_run *run, train_figures *out) {
 static iso_status finish(train_run *run, train_figures *figures, train_result *out) {
     figures->seconds = run->sum.seconds;
     figures->samples = run->at.samples;
+    double sum[2] = {run->sum.last_loss, run->sum.last_samples};
+    TRY(iso_comm_allreduce_f64(run->world->comm, sum, 2, ISO_SUM));
+    figures->train_loss = sum[0] / sum[1];
     TRY(iso_comm_allreduce_f64(run->world->comm, &figures->seconds, 1, ISO_MAX));
     TRY(iso_strategy_finish(run->strategy, run->optimizer));
     if (run->options->checkpoint) TRY(told(run, train_checkpoint_save(run)));
@@ -246,7 +261,9 @@ static iso_status finish(train_run *run, train_figures *figures, train_result *o
 
 // Errors inside an epoch strike one rank while others wait in an exchange: only an abort reaches
 // them.
-static bool all_well(const train_run *run, iso_status status) {
+static bool all_well(train_run *run, iso_status status) {
+    // On a terminal the error gets a line of its own.
+    if (status < 0) iso_progress_bar_finish(&run->bar, NULL);
     if (status < 0 && !run->told) train_abort();
     return train_all_well(status);
 }
@@ -260,9 +277,10 @@ static bool go(train_run *run, train_result *out) {
     while (run->at.step < run->steps)
         if (!all_well(run, run_epoch(run, &figures))) return false;
     if (!all_well(run, finish(run, &figures, out))) return false;
-    if (run->options->trace && !train_all_well(train_trace_write(run))) return false;
     run->at.finished = 1;
     if (!all_well(run, save_state(run))) return false;
+    // Last: it ends the loaders, whose state is saved.
+    if (run->options->trace && !train_all_well(train_trace_write(run))) return false;
     if (observer && observer->end) observer->end(out, observer->user);
     return true;
 }

@@ -3,38 +3,17 @@
 #include "train.h"
 
 #include "models.h"
+#include "train_lock.h"
 
 #include <math.h>
 #include <mpi.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #define TRACE_SPANS 16384
 
 // ---- The world ----------------------------------------------------------------------------------
-
-// One damaged label makes a network of many classes that nobody wants.
-static iso_status warn_of_empty_classes(const iso_dataset *set, const char *data) {
-    iso_dataset_info info;
-    iso_dataset_get_info(set, &info);
-    bool *found = calloc((size_t)info.classes, sizeof(*found));
-    if (!found) return train_error(ISO_ERR_NOMEM, "out of memory for %d classes", info.classes);
-    int empty = info.classes;
-    for (int64_t i = 0; i < info.count; i++) {
-        int32_t label;
-        iso_dataset_image(set, i, &label);
-        empty -= !found[label];
-        found[label] = true;
-    }
-    free(found);
-    if (empty > 0)
-        fprintf(stderr,
-                "train: warning: the training labels of %s go up to %d, but %d class%s below that "
-                "%s no image: is the file damaged? The network gets %d classes\n",
-                data, info.classes - 1, empty, empty > 1 ? "es" : "", empty > 1 ? "have" : "has",
-                info.classes);
-    return ISO_OK;
-}
 
 static iso_status open_data(train_world *world, const char *data) {
     TRY(iso_dataset_open(data, true, &world->train_set));
@@ -50,13 +29,6 @@ static iso_status open_data(train_world *world, const char *data) {
                            data, (long long)train->channels, (long long)train->height,
                            (long long)train->width, (long long)test.channels,
                            (long long)test.height, (long long)test.width);
-    if (world->rank == 0) TRY(warn_of_empty_classes(world->train_set, data));
-    if (test.classes > train->classes && world->rank == 0)
-        fprintf(stderr,
-                "train: warning: the test set of %s has labels up to %d and the training set up to "
-                "%d: the network gets %d classes\n",
-                data, test.classes - 1, train->classes - 1, test.classes);
-    if (test.classes > train->classes) train->classes = test.classes;
     return ISO_OK;
 }
 
@@ -92,7 +64,9 @@ bool train_world_open(train_world *world, const train_options *options) {
     world->rank = iso_comm_rank(world->comm);
     world->ranks = iso_comm_size(world->comm);
     return train_all_well(train_threads_setup(world, options)) &&
-           train_all_well(look_at_nodes(world)) && train_all_well(open_local(world, options));
+           train_all_well(look_at_nodes(world)) && train_all_well(open_local(world, options)) &&
+           train_all_well(train_agree_data(world, options)) &&
+           train_all_well(train_classes_find(world, options));
 }
 
 void train_world_close(train_world *world) {
@@ -141,18 +115,62 @@ static iso_status build_model(train_run *run) {
     return ISO_OK;
 }
 
-static iso_status check_outputs(const train_options *options) {
-    if (options->trace) TRY(train_output_check(options->trace, "trace"));
-    if (options->checkpoint) TRY(train_output_check(options->checkpoint, "checkpoint"));
-    if (options->checkpoint_every < 0 || options->resume) return ISO_OK;
+static const char *name_in_folder(const char *path) {
+    const char *slash = strrchr(path, '/');
+    return slash ? slash + 1 : path;
+}
+
+static bool stat_folder(const char *path, struct stat *out) {
+    char folder[4096];
+    int length = (int)(name_in_folder(path) - path);
+    snprintf(folder, sizeof(folder), "%.*s", length > 0 ? length : 1, length > 0 ? path : ".");
+    return stat(folder, out) == 0;
+}
+
+// Whether both name one file, which need not be there: "checkpoint" and "/tmp/checkpoint" may.
+static bool is_same_file(const char *a, const char *b) {
+    struct stat at_a, at_b;
+    if (strcmp(a, b) == 0) return true;
+    return strcmp(name_in_folder(a), name_in_folder(b)) == 0 && stat_folder(a, &at_a) &&
+           stat_folder(b, &at_b) && at_a.st_dev == at_b.st_dev && at_a.st_ino == at_b.st_ino;
+}
+
+// Whether the run writes to the files that it resumes from.
+static bool continues(const train_options *o) {
+    return o->resume && o->checkpoint && is_same_file(o->resume, o->checkpoint);
+}
+
+static iso_status refuse_sets(const train_options *o) {
     int64_t newest;
-    TRY(iso_resume_newest(options->checkpoint, &newest));
+    if (o->checkpoint_every < 0) return ISO_OK;
+    TRY(iso_resume_newest(o->checkpoint, &newest));
     if (newest < 0) return ISO_OK;
     return train_error(
         ISO_ERR_STATE,
-        "there is a training saved as %s, up to step %lld: go on with --resume %s, or "
-        "give another --checkpoint",
-        options->checkpoint, (long long)newest, options->checkpoint);
+        "there is a training saved as %s, up to step %lld: go on with --resume %s, give another "
+        "--checkpoint, or replace it with --overwrite",
+        o->checkpoint, (long long)newest, o->checkpoint);
+}
+
+// What is there and not empty; pipes and the like take whatever comes.
+static iso_status refuse_file(const char *path, const char *what) {
+    struct stat info;
+    if (!path || stat(path, &info) != 0 || !S_ISREG(info.st_mode) || info.st_size == 0)
+        return ISO_OK;
+    return train_error(ISO_ERR_STATE,
+                       "the %s %s is there already: give another --%s, or replace it with "
+                       "--overwrite",
+                       what, path, what);
+}
+
+static iso_status check_outputs(const train_options *o) {
+    if (o->trace) TRY(train_output_check(o->trace, "trace"));
+    if (o->checkpoint) TRY(train_output_check(o->checkpoint, "checkpoint"));
+    if (o->checkpoint) TRY(train_lock_take(o->checkpoint));
+    if (o->overwrite) return ISO_OK;
+    if (o->checkpoint && !continues(o)) TRY(refuse_sets(o));
+    if (!continues(o)) TRY(refuse_file(o->checkpoint, "checkpoint"));
+    return o->resume ? ISO_OK : refuse_file(o->log, "log");
 }
 
 iso_status train_setup_local(train_run *run) {
@@ -160,6 +178,8 @@ iso_status train_setup_local(train_run *run) {
     TRY(train_loaders_open(run));
     run->epoch_steps = train_steps_of(options, iso_loader_batches(run->train_loader));
     run->steps = options->steps > 0 ? options->steps : options->epochs * run->epoch_steps;
+    TRY(train_phases_check(options, run->steps));
+    if (run->world->rank == 0) train_phases_warn(options, run->steps);
     run->test_step = -1;
     TRY(build_model(run));
     run->step_ms = calloc(TRAIN_STEP_TIMES, sizeof(*run->step_ms));
@@ -201,17 +221,22 @@ static iso_status open_log(train_run *run) {
 }
 
 iso_status train_setup_shared(train_run *run) {
+    if (run->options->load) TRY(train_agree_load(run));
     if (run->options->resume) TRY(train_state_check(run));
     TRY(train_kernels_setup(run));
     TRY(train_sync_setup(run));
     if (run->options->resume) TRY(train_state_load(run));
     TRY(iso_comm_barrier(run->world->comm)); // a trace begins at the same time on all ranks
     if (run->options->trace) TRY(iso_trace_start(TRACE_SPANS));
-    // Last, so that no empty log is left when anything else is wrong.
-    return run->at.finished ? ISO_OK : open_log(run);
+    // Last, so that nothing is lost, and no empty log is left, when anything else is wrong.
+    if (run->at.finished) return ISO_OK;
+    const train_options *o = run->options;
+    if (o->overwrite && o->checkpoint && !continues(o)) TRY(iso_resume_remove(o->checkpoint));
+    return open_log(run);
 }
 
 void train_teardown(train_run *run) {
+    iso_progress_bar_clear(&run->bar); // of an epoch that another rank ended
     iso_json_log_close(&run->log);
     free(run->step_ms);
     free(run->milestones);
@@ -223,4 +248,5 @@ void train_teardown(train_run *run) {
     iso_loader_destroy(&run->train_loader);
     iso_loader_destroy(&run->test_loader);
     iso_trace_stop();
+    train_lock_release();
 }

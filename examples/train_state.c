@@ -1,6 +1,7 @@
 // Saves where a training run stands, and goes on from there.
 #include "train.h"
 
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -10,10 +11,31 @@ enum { SETTINGS_ROOM = 4096 };
 // option. What stands behind FROM is told but not compared.
 #define FROM ", from "
 
+#define CHECKSUM "--data's checksum "
+
+// Tests decide on the parameters where their loss sets the rate.
+static bool uses_test_loss(const train_run *run) {
+    return strcmp(run->options->schedule, "plateau") == 0;
+}
+
+// Of the data that decide on the parameters.
+static uint64_t sum_data(const train_run *run) {
+    uint64_t train = iso_dataset_checksum(run->world->train_set);
+    uint64_t test = iso_dataset_checksum(run->world->test_set);
+    return uses_test_loss(run) ? train ^ (test << 1 | test >> 63) : train;
+}
+
 static void describe(const train_run *run, char text[SETTINGS_ROOM]) {
     const iso_dataset_info *info = &run->world->info;
+    iso_dataset_info test;
+    train_options options = *run->options;
+    options.classes = info->classes; // given or not
+    iso_dataset_get_info(run->world->test_set, &test);
+    options.test_limit = -1;
+    if (uses_test_loss(run) && run->test_samples < test.count)
+        options.test_limit = run->test_samples;
     memset(text, 0, SETTINGS_ROOM); // all of it is saved
-    train_options_text(run->options, true, text, SETTINGS_ROOM);
+    train_options_text(&options, true, text, SETTINGS_ROOM);
     size_t used = strlen(text);
     used += (size_t)snprintf(text + used, SETTINGS_ROOM - used,
                              "--data of %lld images of %lld x %lld x %lld", (long long)info->count,
@@ -24,7 +46,8 @@ static void describe(const train_run *run, char text[SETTINGS_ROOM]) {
             (size_t)snprintf(text + used, SETTINGS_ROOM - used, "%s mean %.9g and deviation %.9g",
                              c ? "," : " with", info->mean[c], info->std[c]);
     if (used < SETTINGS_ROOM)
-        snprintf(text + used, SETTINGS_ROOM - used, FROM "%s\n", run->options->data);
+        used += (size_t)snprintf(text + used, SETTINGS_ROOM - used, FROM "%s\n%s%016" PRIx64 "\n",
+                                 run->options->data, CHECKSUM, sum_data(run));
 }
 
 // ---- Settings as text ---------------------------------------------------------------------------
@@ -124,6 +147,8 @@ static iso_status compare(train_run *run, const char *saved, const char *here) {
             run->old_wire = old_wire;
             continue;
         }
+        // Whoever sees that the data are other ones needs no checksum.
+        if (strncmp(line, CHECKSUM, strlen(CHECKSUM)) == 0 && strstr(before, "--data of")) continue;
         list_option(before, old_value);
         list_option(now, value);
     }
@@ -167,10 +192,12 @@ static iso_status list(train_run *run, char settings[SETTINGS_ROOM], iso_loader_
 static train_sums with_counts(const train_run *run) {
     train_sums sum = run->sum;
     iso_reducer_stats gradients;
+    iso_traffic moved = {0};
+    (void)iso_data_parallel_get_traffic(run->model, &moved);
     iso_reducer_get_stats(iso_data_parallel_reducer(run->model), &gradients);
     sum.wait_ms += gradients.wait_ms;
-    sum.bytes_sent += (double)(gradients.bytes_world + gradients.bytes_node);
-    sum.bytes_between += run->world->nodes > 1 ? (double)gradients.bytes_world : 0;
+    sum.bytes_sent += (double)moved.bytes_sent;
+    sum.bytes_between += (double)moved.bytes_between_nodes;
     return sum;
 }
 
@@ -218,6 +245,5 @@ iso_status train_state_load(train_run *run) {
     iso_status status = load(run, state);
     iso_state_destroy(&state);
     TRY(status);
-    if (run->periodic) TRY(run->strategy->stats(run->optimizer, &run->seen));
-    return ISO_OK;
+    return iso_strategy_get_stats(run->strategy, run->optimizer, &run->seen);
 }

@@ -1,6 +1,7 @@
 // --stats and the log: when the gradients of each layer were ready, travelled, and were waited for.
 #include "train.h"
 
+#include <math.h>
 #include <string.h>
 
 static void log_bucket(iso_json_log *log, const iso_bucket_stats *b) {
@@ -28,16 +29,25 @@ static void tell_bucket(FILE *to, const iso_bucket_stats *b, bool on_device) {
                 b->need_ms, b->done_ms - b->start_ms, b->wait_ms);
 }
 
+double train_hidden(double exchange_ms, double wait_ms) {
+    if (!(exchange_ms > 0 && wait_ms >= 0) || isinf(exchange_ms) || isinf(wait_ms)) return NAN;
+    return wait_ms < exchange_ms ? 1 - wait_ms / exchange_ms : 0;
+}
+
 // Beside a GPU the program also stands still for what the GPU computes, which hides nothing.
 static void tell_hidden(FILE *to, const train_result *r, bool beside) {
+    double hidden = train_hidden(r->exchange_ms, r->wait_ms_per_step);
     if (beside)
         fprintf(to,
                 "exchange alone %.2f ms; the program waited %.2f ms a step, for the device too\n",
                 r->exchange_ms, r->wait_ms_per_step);
-    else if (r->exchange_ms > 0)
-        fprintf(to, "exchange alone %.2f ms, exposed %.2f ms a step: %.0f %% hidden\n",
-                r->exchange_ms, r->wait_ms_per_step,
-                100 * (1 - r->wait_ms_per_step / r->exchange_ms));
+    else if (isnan(hidden))
+        fprintf(to, "exposed %.2f ms a step; what is hidden is not measurable\n",
+                r->wait_ms_per_step);
+    else
+        fprintf(to, "exchange alone %.2f ms, exposed %.2f ms a step: %.0f %% hidden%s\n",
+                r->exchange_ms, r->wait_ms_per_step, 100 * hidden,
+                r->wait_ms_per_step > r->exchange_ms ? "; ranks also waited for each other" : "");
 }
 
 void train_stats_tell(const train_run *run, const train_result *result) {

@@ -23,7 +23,6 @@ static iso_status tie(train_run *run, iso_strategy_context *context) {
 iso_status train_sync_setup(train_run *run) {
     const train_options *o = run->options;
     TRY(iso_strategy_find(o->sync, &run->strategy));
-    run->periodic = run->strategy->stats != NULL;
     iso_strategy_context context = {.comm = run->world->comm,
                                     .data_parallel = ISO_DATA_PARALLEL_DEFAULT,
                                     .total_steps = run->steps,
@@ -33,56 +32,59 @@ iso_status train_sync_setup(train_run *run) {
     iso_status status = tie(run, &context);
     iso_settings_destroy(&context.settings);
     TRY(status);
-    return run->periodic ? run->strategy->stats(run->optimizer, &run->seen) : ISO_OK;
+    TRY(iso_strategy_get_stats(run->strategy, run->optimizer, &run->seen));
+    run->periodic = run->seen.syncs >= 0;
+    return ISO_OK;
 }
 
 // ---- Watching -----------------------------------------------------------------------------------
 
-static bool same_policy(const iso_daso_stats *a, const iso_daso_stats *b) {
-    return a->global_skip == b->global_skip && a->local_skip == b->local_skip &&
-           a->batches_to_wait == b->batches_to_wait;
+static bool same_policy(const iso_strategy_stats *a, const iso_strategy_stats *b) {
+    return a->period == b->period && a->local_period == b->local_period && a->wait == b->wait;
 }
 
-static void tell_sync(train_run *run, const iso_daso_stats *now) {
+static void tell_sync(train_run *run, const iso_strategy_stats *now) {
     const train_observer *observer = run->observer;
     train_sync sync = {.step = run->at.step,
                        .age = now->last_age,
-                       .global_skip = now->global_skip,
-                       .batches_to_wait = now->batches_to_wait,
+                       .global_skip = now->period,
+                       .batches_to_wait = now->wait,
                        .wait_ms = now->last_wait_ms,
                        .exchange_ms = now->exchange_ms,
                        .divergence = now->divergence,
-                       .phase = now->phase};
+                       .phase = now->phase ? now->phase : ""};
     train_report_sync(run, &sync);
     if (observer && observer->sync) observer->sync(&sync, observer->user);
 }
 
 iso_status train_sync_look(train_run *run) {
-    iso_daso_stats now;
+    iso_strategy_stats now;
     if (!run->periodic) return ISO_OK;
-    TRY(run->strategy->stats(run->optimizer, &now));
+    TRY(iso_strategy_get_stats(run->strategy, run->optimizer, &now));
     if (now.syncs > run->seen.syncs) tell_sync(run, &now);
     if (!same_policy(&now, &run->seen)) train_report_policy(run, &now);
     run->seen = now;
     return ISO_OK;
 }
 
+// What the strategy has told so far; 0 where it cannot.
+static iso_strategy_stats told_by_strategy(const train_run *run) {
+    iso_strategy_stats stats = {.syncs = -1};
+    (void)iso_strategy_get_stats(run->strategy, run->optimizer, &stats);
+    return stats;
+}
+
 void train_traffic(const train_run *run, int64_t *sent, int64_t *between_nodes) {
-    iso_reducer_stats gradients;
-    iso_reducer_get_stats(iso_data_parallel_reducer(run->model), &gradients);
-    bool nodes = run->world->nodes > 1;
-    *sent = (int64_t)run->sum.bytes_sent + gradients.bytes_world + gradients.bytes_node;
-    *between_nodes = (int64_t)run->sum.bytes_between + (nodes ? gradients.bytes_world : 0);
-    iso_daso_stats parameters;
-    if (!run->periodic || run->strategy->stats(run->optimizer, &parameters) < 0) return;
-    *sent += parameters.bytes_sent;
-    *between_nodes += parameters.bytes_between_nodes;
+    iso_traffic gradients = {0};
+    (void)iso_data_parallel_get_traffic(run->model, &gradients);
+    iso_strategy_stats strategy = told_by_strategy(run);
+    *sent = (int64_t)run->sum.bytes_sent + gradients.bytes_sent + strategy.bytes_sent;
+    *between_nodes = (int64_t)run->sum.bytes_between + gradients.bytes_between_nodes +
+                     strategy.bytes_between_nodes;
 }
 
 double train_wait_ms(const train_run *run) {
     iso_reducer_stats gradients;
-    iso_daso_stats parameters = {.wait_ms = 0};
     iso_reducer_get_stats(iso_data_parallel_reducer(run->model), &gradients);
-    if (run->periodic) (void)run->strategy->stats(run->optimizer, &parameters);
-    return run->sum.wait_ms + gradients.wait_ms + parameters.wait_ms;
+    return run->sum.wait_ms + gradients.wait_ms + told_by_strategy(run).wait_ms;
 }

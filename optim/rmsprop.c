@@ -11,6 +11,14 @@ static iso_status check(const iso_hyper *hyper) {
     return ISO_OK;
 }
 
+static bool needs_state(int kind, const iso_hyper *hyper) {
+    switch (kind) {
+    case 1: return hyper->momentum != 0;
+    case 2: return hyper->centered;
+    default: return true;
+    }
+}
+
 // The buffers exist in any case, because momentum and centered may be changed between steps.
 static iso_status apply(const iso__base_optimizer *self, const iso__piece *piece,
                         const void *gradient, double scale, const iso_hyper *hyper) {
@@ -34,6 +42,7 @@ const iso__rule iso__rule_rmsprop = {
     .ops = ISO_BASE_OPTIMIZER_OPS("rmsprop"),
     .defaults = {.lr = 1e-2, .alpha = 0.99, .eps = 1e-8},
     .state_name = {"square_avg", "momentum_buffer", "grad_avg"},
+    .needs_state = needs_state,
     .check = check,
     .apply = apply,
 };

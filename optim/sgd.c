@@ -11,6 +11,11 @@ static iso_status check(const iso_hyper *hyper) {
     return ISO_OK;
 }
 
+static bool needs_state(int kind, const iso_hyper *hyper) {
+    (void)kind;
+    return hyper->momentum != 0;
+}
+
 // The buffer exists without momentum too, because momentum may be changed between steps.
 static iso_status apply(const iso__base_optimizer *self, const iso__piece *piece,
                         const void *gradient, double scale, const iso_hyper *hyper) {
@@ -32,6 +37,7 @@ const iso__rule iso__rule_sgd = {
     .ops = ISO_BASE_OPTIMIZER_OPS("sgd"),
     .defaults = {.lr = 1e-3},
     .state_name = {"momentum_buffer"},
+    .needs_state = needs_state,
     .check = check,
     .apply = apply,
 };

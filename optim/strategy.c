@@ -144,3 +144,20 @@ iso_status iso_strategy_finish(const iso_strategy *strategy, iso_optimizer *opti
     ISO_TRY(strategy->finish(optimizer));
     return ISO_OK;
 }
+
+iso_status iso_strategy_complete(const iso_strategy *strategy, iso_optimizer *optimizer) {
+    if (!strategy->complete) return ISO_OK;
+    ISO_TRY(strategy->complete(optimizer, strategy->user));
+    return ISO_OK;
+}
+
+iso_status iso_strategy_get_stats(const iso_strategy *strategy, iso_optimizer *optimizer,
+                                  iso_strategy_stats *out) {
+    iso_strategy_stats stats = {.syncs = -1};
+    if (strategy->stats) ISO_TRY(strategy->stats(optimizer, &stats, strategy->user));
+    ISO_CHECK(stats.figure_count >= 0 && stats.figure_count <= ISO_STRATEGY_FIGURES, ISO_ERR_ARG,
+              "strategy \"%s\" reports %d figures: report at most %d", strategy->name,
+              stats.figure_count, ISO_STRATEGY_FIGURES);
+    *out = stats;
+    return ISO_OK;
+}

@@ -2,8 +2,8 @@
 #include "optim/strategy_impl.h"
 
 #include "base/base.h"
+#include "optim/periodic/sync_plan.h"
 
-#include <math.h>
 #include <string.h>
 
 static const int64_t many = (int64_t)1e12;
@@ -63,10 +63,11 @@ static iso_status read_wire(iso_settings *settings, const char *key, iso_dtype *
     return ISO_OK;
 }
 
-static iso_status read_wait(iso_settings *settings, int64_t *out) {
+// "auto" is -1.
+static iso_status read_steps(iso_settings *settings, const char *key, int64_t low, int64_t *out) {
     const char *text = NULL;
-    ISO_TRY(iso_settings_text(settings, "wait", NULL, &text));
-    if (!text || strcmp(text, "auto") != 0) return iso_settings_int(settings, "wait", 0, many, out);
+    ISO_TRY(iso_settings_text(settings, key, NULL, &text));
+    if (!text || strcmp(text, "auto") != 0) return iso_settings_int(settings, key, low, many, out);
     *out = -1;
     return ISO_OK;
 }
@@ -97,9 +98,9 @@ static iso_status daso_config(const iso_strategy_context *context, iso_daso_conf
     ISO_TRY(read_warmup(s, &out->warmup, &out->warmup_steps));
     ISO_TRY(iso_settings_number(s, "cooldown", 0, 1, &out->cooldown));
     ISO_TRY(iso_settings_int(s, "cooldown-steps", 0, many, &out->cooldown_steps));
-    ISO_TRY(iso_settings_int(s, "period", 1, many, &out->global_skip));
+    ISO_TRY(read_steps(s, "period", 1, &out->global_skip));
     ISO_TRY(iso_settings_int(s, "max-period", 1, many, &out->max_global_skip));
-    ISO_TRY(read_wait(s, &out->batches_to_wait));
+    ISO_TRY(read_steps(s, "wait", 0, &out->batches_to_wait));
     ISO_TRY(iso_settings_int(s, "local-skip", 1, many, &out->local_skip));
     ISO_TRY(iso_settings_number(s, "stability-level", 0, 1e6, &out->stability_level));
     ISO_TRY(iso_settings_number(s, "max-divergence", 0, 1e6, &out->max_divergence));
@@ -109,20 +110,16 @@ static iso_status daso_config(const iso_strategy_context *context, iso_daso_conf
 }
 
 static iso_status local_sgd_config(const iso_strategy_context *context, iso_daso_config *out) {
-    int64_t period = ISO_DASO_DEFAULT.global_skip;
-    ISO_TRY(iso_settings_int(context->settings, "period", 1, many, &period));
-    *out = iso_local_sgd_config(context->total_steps, period);
-    return ISO_OK;
+    *out = iso_local_sgd_config(context->total_steps, ISO_DASO_AUTO_SKIP);
+    out->global_skip = -1; // automatic, and the statistics say so
+    return read_steps(context->settings, "period", 1, &out->global_skip);
 }
 
 static iso_status post_local_config(const iso_strategy_context *context, iso_daso_config *out) {
-    int64_t period = ISO_DASO_DEFAULT.global_skip, steps = -1;
-    double share = 0.5;
-    ISO_TRY(iso_settings_int(context->settings, "period", 1, many, &period));
-    ISO_TRY(read_warmup(context->settings, &share, &steps));
-    if (steps < 0) steps = (int64_t)ceil(share * (double)context->total_steps);
-    *out = iso_post_local_sgd_config(context->total_steps, steps, period);
-    return ISO_OK;
+    ISO_TRY(local_sgd_config(context, out));
+    out->warmup = 0.5;
+    out->warmup_steps = -1;
+    return read_warmup(context->settings, &out->warmup, &out->warmup_steps);
 }
 
 // HeAT's 4 epochs of warm-up and of cool-down would leave nothing between them in short runs.
@@ -171,9 +168,31 @@ fail:
     return status;
 }
 
+// The detector needs one epoch to compare with, and more than two that are no better.
+enum { PLATEAU_EPOCHS = 4 };
+
+static void warn_of_plateau(const iso_strategy_context *context) {
+    iso_daso_config config;
+    int64_t warmup, cooldown, steps = context->steps_per_epoch;
+    if (steps <= 0 || daso_config(context, &config) < 0 || config.policy != ISO_POLICY_PLATEAU)
+        return;
+    if (iso__daso_config_check(&config) < 0) return;
+    iso__daso_phases(&config, &warmup, &cooldown);
+    int64_t first = (warmup + steps - 1) / steps, end = config.total_steps - cooldown;
+    int64_t epochs = (end - 1) / steps - (first > 0 ? first : 1) + 1; // that end in between
+    if (epochs >= PLATEAU_EPOCHS || iso_comm_rank(context->comm) != 0) return;
+    iso__log(ISO_LOG_WARN,
+             "the policy plateau will change nothing: it decides at the end of an epoch, from the "
+             "%dth on that ends between warm-up and cool-down, and of this run of %lld steps "
+             "(%lld an epoch) %lld end there",
+             PLATEAU_EPOCHS, (long long)config.total_steps, (long long)steps,
+             (long long)(epochs > 0 ? epochs : 0));
+}
+
 static iso_status wrap_daso(const iso_strategy_context *context, iso_optimizer *inner,
                             iso_module *module, iso_optimizer **out, void *user) {
     (void)user;
+    warn_of_plateau(context);
     return tie_daso(daso_config, context, inner, module, out);
 }
 
@@ -205,9 +224,37 @@ fail:
 
 // ---- The list -----------------------------------------------------------------------------------
 
+static iso_status complete_exchange(iso_optimizer *optimizer, void *user) {
+    (void)user;
+    return iso_daso_complete(optimizer);
+}
+
+static iso_status tell_daso(iso_optimizer *optimizer, iso_strategy_stats *out, void *user) {
+    (void)user;
+    iso_daso_stats daso;
+    ISO_TRY(iso_daso_get_stats(optimizer, &daso));
+    *out = (iso_strategy_stats){.syncs = daso.syncs,
+                                .period = daso.global_skip > 1 ? daso.global_skip : 1,
+                                .wait = daso.batches_to_wait,
+                                .period_requested = daso.global_skip_requested,
+                                .wait_requested = daso.batches_to_wait_requested,
+                                .local_period = daso.local_skip,
+                                .last_age = daso.last_age,
+                                .phase = daso.phase,
+                                .wait_ms = daso.wait_ms,
+                                .last_wait_ms = daso.last_wait_ms,
+                                .exchange_ms = daso.exchange_ms,
+                                .divergence = daso.divergence,
+                                .bytes_sent = daso.bytes_sent,
+                                .bytes_between_nodes = daso.bytes_between_nodes};
+    memcpy(out->reason, daso.reason, sizeof(out->reason));
+    return ISO_OK;
+}
+
 // What all that exchange parameters have in common.
 #define OF_DASO                                                                                    \
-    .epoch_loss = iso_daso_epoch_loss, .finish = iso_daso_finish, .stats = iso_daso_get_stats
+    .epoch_loss = iso_daso_epoch_loss, .finish = iso_daso_finish, .complete = complete_exchange,   \
+    .stats = tell_daso, .f32_only = true
 
 const iso_strategy iso__builtin_strategy[] = {
     {.name = "blocking", .text = "gradients, waited for at once", .wrap_module = wrap_blocking},

@@ -137,7 +137,7 @@ iso_status iso_settings_text(iso_settings *settings, const char *key, const char
 
 iso_status iso_settings_check_used(const iso_settings *settings, const char *whose) {
     for (int i = 0; settings && i < settings->count; i++)
-        ISO_CHECK(settings->item[i].used, ISO_ERR_ARG, "%s has no setting \"%s\": leave it away",
-                  whose, settings->item[i].key);
+        ISO_CHECK(settings->item[i].used, ISO_ERR_ARG, "%s has no setting \"%s\": remove it", whose,
+                  settings->item[i].key);
     return ISO_OK;
 }

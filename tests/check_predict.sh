@@ -54,11 +54,15 @@ agrees() { # model, folder, ranks, arguments of train...
     # shellcheck disable=SC2086  # flags are several words
     [ "$ranks" = 1 ] || start="$launcher $flags -n $ranks $train"
     # shellcheck disable=SC2086
-    run $start --data "$folder" --model "$model" --quiet --checkpoint "$model" --log "$model.jsonl" "$@"
+    run $start --data "$folder" --model "$model" --quiet --overwrite --checkpoint "$model" --log "$model.jsonl" "$@"
     good=$status
     expected=$(field test_accuracy "$model.jsonl" | awk '{ printf "(%.0f of 500)", 500 * $1 }')
-    run "$predict" --checkpoint "$model" "$folder/t10k-images-idx3-ubyte" \
+    run "$predict" --checkpoint "$model" "$folder"/t10k-images-idx?-ubyte \
         --labels "$folder/t10k-labels-idx1-ubyte"
+    [ "$status" = 0 ] && grep -qF "$expected" stdout || good=1
+    # As one that PyTorch wrote: the classes are those of the last layer.
+    sed 's/"isotherm\.classes/"isothermXclasses/' "$model" >unknown
+    run "$predict" --checkpoint unknown "$folder"/t10k-images-idx?-ubyte --labels "$folder/t10k-labels-idx1-ubyte"
     [ "$status" = 0 ] && grep -qF "$expected" stdout || good=1
     result "$good" "predict finds the accuracy that train reported: $model on $ranks rank(s), $expected"
 }
@@ -88,6 +92,28 @@ run "$predict" --checkpoint mlp "$images" --labels grey/t10k-labels-idx1-ubyte
 grep -qF "($right of 500)" stdout
 result $? "the accuracy counts the classes that are printed"
 
+run "$predict" --checkpoint mlp "$images" --top-k 10 --logits
+good=$status
+# Of each line: 10 pairs by falling probability, of all classes once, which come to 1; their logits.
+awk 'NF != 31 { exit 1 } {
+    sum = seen = 0
+    for (i = 2; i <= 20; i += 2) {
+        difference = exp($(22 + $i) - $(22 + $2)) * $3 - $(i + 1)
+        if (difference ^ 2 > 1e-7 || (i > 2 && $(22 + $i) > $(22 + $(i - 2)))) exit 1
+        sum += $(i + 1)
+        seen += 2 ^ $i
+    }
+    if ((sum - 1) ^ 2 > 1e-6 || seen != 1023) exit 1
+}' stdout || good=1
+cut -d ' ' -f 1-3 stdout | cmp -s - plain || good=1
+result "$good" "--top-k and --logits give all classes in order, and logits whose softmax they are"
+run "$predict" --checkpoint mlp "$images" --top-k 3
+cp stdout top
+right=$(awk 'NR == FNR { label[NR] = $1; next } $2 == label[FNR] || $4 == label[FNR] || $6 == label[FNR]' labels top | wc -l)
+run "$predict" --checkpoint mlp "$images" --labels grey/t10k-labels-idx1-ubyte --top-k 3
+grep -qF ", top-3 accuracy" stdout && grep -qF "($right of 500)" stdout
+result $? "the accuracy of --top-k counts labels among the classes that are printed"
+
 gzip -k "$images"
 run "$predict" --checkpoint mlp --data "$images.gz"
 [ "$status" = 0 ] && cmp -s stdout plain
@@ -96,7 +122,7 @@ result $? "compressed images are read too"
 # As one that PyTorch wrote: without what train says in its metadata.
 sed 's/"isotherm\./"isothermX/g' mlp >bare
 set -- "$(sed -n '1s/.*"isotherm.mean":"\([^"]*\)".*/\1/p' mlp)" "$(sed -n '1s/.*"isotherm.std":"\([^"]*\)".*/\1/p' mlp)"
-run "$predict" --checkpoint bare "$images" --model mlp --classes 10 --mean "$1" --std "$2"
+run "$predict" --checkpoint bare "$images" --model mlp --mean "$1" --std "$2"
 [ "$status" = 0 ] && cmp -s stdout plain
 result $? "options stand in for metadata that are not there"
 run "$predict" --checkpoint mlp "$images" --mean 0.9 --std 0.1
@@ -111,11 +137,22 @@ header=$(od -An -tu4 -N4 mlp)
 printf '\000\000\300\177' | dd of=bad bs=1 seek=$((header + 8)) conv=notrunc 2>dump
 refused "a parameter that is no number, which a relu hides" \
     'bad: parameter [a-z0-9.]* is not finite: its training diverged, give another' --checkpoint bad "$images"
-refused "a checkpoint without metadata" 'bare does not tell its mean.*give --mean' --checkpoint bare "$images"
-refused "no model" 'does not tell its model' --checkpoint bare "$images" --mean 0 --std 1
+refused "a checkpoint without metadata" 'bare lacks what checkpoints of train tell: give --model, --mean and --std$' \
+    --checkpoint bare "$images"
+refused "no model" 'tell: give --model$' --checkpoint bare "$images" --mean 0 --std 1
+refused "no normalisation" 'tell: give --mean and --std$' --checkpoint bare "$images" --model mlp
+refused "a checkpoint of another network without metadata" 'bare is no checkpoint of this resnet18: it has no vector fc.bias' \
+    --checkpoint bare "$images" --model resnet18 --mean 0 --std 1
+refused "neither checkpoint nor images" 'no checkpoint and no images were given: give --checkpoint FILE and an IDX'
 refused "no checkpoint" 'no checkpoint was given' "$images"
+refused "more classes than there are" '--top-k 11: the network has only 10 classes' --checkpoint mlp "$images" --top-k 11
+refused "a value of a switch" '--logits takes no value' --checkpoint mlp "$images" --logits=1
+refused "logits in place of lines" '--logits adds to the lines of images, and --labels' --checkpoint mlp "$images" \
+    --logits --labels grey/t10k-labels-idx1-ubyte
 refused "no images" 'no images were given' --checkpoint mlp
 refused "two files of images" 'not also b' --checkpoint mlp a b
+refused "two files of images, one by --data" 'not also b' --checkpoint mlp a --data b
+refused "an option given twice" '--top-k is given twice: give it once' --checkpoint mlp "$images" --top-k 2 --top-k 3
 refused "an unknown option" 'unknown option --frobnicate' --frobnicate 1
 refused "an option without its value" '--checkpoint needs a value' --checkpoint
 refused "a missing checkpoint" 'nowhere' --checkpoint nowhere "$images"
@@ -130,7 +167,7 @@ refused "images that are no bytes" \
 refused "labels of other images" '500 images but .* 2000 labels' --checkpoint mlp "$images" \
     --labels grey/train-labels-idx1-ubyte
 refused "images of another size" '3 x 32 x 32, but mlp was trained on 1 x 28 x 28' --checkpoint mlp \
-    colour/t10k-images-idx3-ubyte
+    colour/t10k-images-idx4-ubyte
 refused "another model" 'no checkpoint of this cnn: .*missing \(conv1.weight' --checkpoint mlp "$images" --model cnn
 refused "another number of classes" 'tensor fc3.weight has shape \[10, 512\] in the state_dict and \[7, 512\]' \
     --checkpoint mlp "$images" --classes 7
@@ -155,7 +192,7 @@ result $? "--help is printed beside other options, too"
 run "$predict" --version --threads 2
 [ "$status" = 0 ] && grep -q '^isotherm [0-9]' stdout && [ ! -s stderr ]
 result $? "so is --version"
-[ "$(grep -c '^  --' help)" = 11 ] && ! grep -vE '^  --[a-z]+( [^ ]+)?$|^  --.{24}[^ ]|^ {28}[^ ]|^[^ ]|^$' help
+[ "$(grep -c '^  --' help)" = 13 ] && ! grep -vE '^  --[a-z-]+( [^ ]+)?$|^  --.{24}[^ ]|^ {28}[^ ]|^[^ ]|^$' help
 result $? "its columns are straight"
 run "$predict" --help
 [ "$status" = 0 ] && [ "$(grep -c '^  --checkpoint ' stdout)" = 1 ]

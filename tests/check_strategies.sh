@@ -32,7 +32,7 @@ train() { # options: *accuracy* and *hash* are then what came of it
     rm -f "$work/log"
     # shellcheck disable=SC2086  # flags are several words
     timeout -k 5 120 "$launcher" ${MPIRUN_FLAGS---oversubscribe --bind-to none} -n 2 examples/train --model mlp \
-        --steps 300 --quiet --log "$work/log" "$@" >"$work/output" 2>&1 </dev/null
+        --steps 300 --quiet --overwrite --log "$work/log" "$@" >"$work/output" 2>&1 </dev/null
     accuracy=$(field test_accuracy)
     hash=$(field param_hash)
 }
@@ -60,7 +60,7 @@ for wire in bf16 f16 bf16-feedback; do
 done
 learns --sync lazy --accumulate 2 --batch 32
 learns --sync daso
-learns --sync daso-heat --epochs 3
+learns --sync daso-heat
 learns --sync localsgd
 learns --sync postlocal
 echo "1..$count"

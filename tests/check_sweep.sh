@@ -74,6 +74,11 @@ is_whole() {
         [ "$(wc -l <one/runs.csv)" = 5 ] && [ "$(wc -l <one/points.csv)" = 17 ]
 }
 result "every run is in the tables, each with its four evaluations" is_whole
+estimated() {
+    [ "$(grep -c 'if all steps take' stdout)" = 1 ] && ! tr -d '\r' <stdout | grep -q '^$' &&
+        grep -qE '^the sweep ends in [0-9]+ (s|min), if all steps take what the first 5 took' stdout
+}
+result "after the first steps that were made it says how long it takes" estimated
 syncs_told() {
     [ "$(grep -c '^daso-period2,' one/syncs.csv)" -gt "$(grep -c '^daso-period4,' one/syncs.csv)" ] &&
         [ "$(names one/syncs.csv)" = "daso-period2 daso-period4 " ]
@@ -120,6 +125,38 @@ tells_package() {
         ! grep -q '<figure>' one/report.html && [ "$(wc -l <one/runs.csv)" = 5 ]
 }
 result "without gnuplot the tables are there and the page names the package" tells_package
+
+# ---- A list without runs of the folder ----
+
+# shellcheck disable=SC2086
+run "$sweep" --out one --target 0.2 $common -- "lazy: --sync lazy"
+keeps_others() {
+    [ "$status" = 0 ] && [ "$(names one/runs.csv)" = "lazy blocking daso-period2 daso-period4 " ] &&
+        [ "$(names one/points.csv)" = "lazy blocking daso-period2 daso-period4 " ]
+}
+result "a smaller list drops no run of the folder from the report" keeps_others
+echo '{"event":"epoch"}' >one/mine.jsonl
+# shellcheck disable=SC2086
+run "$sweep" --out one $common -- "lazy: --sync lazy"
+leaves_out() {
+    [ "$status" = 0 ] && grep -q '^sweep: one/mine.jsonl holds no results of a sweep' stderr &&
+        [ "$(wc -l <one/runs.csv)" = 5 ]
+}
+result "a file of others in the folder is left out with a word" leaves_out
+rm one/mine.jsonl
+# shellcheck disable=SC2086
+run "$sweep" --out one $common --seed 2 -- "new: --sync lazy"
+shares() {
+    [ "$status" != 0 ] && grep -q '^sweep: one/blocking.jsonl was made with --seed 1, and now it is --seed 2' stderr &&
+        [ ! -e one/new.jsonl ]
+}
+result "runs that the list does not have must be comparable with those that it has" shares
+run_alone "$sweep" --out one $common -- "new: --sync lazy"
+ranks_differ() {
+    [ "$status" != 0 ] && grep -q '^sweep: one/blocking.jsonl was made with 2 ranks, and now it is 1 ranks' stderr
+}
+# shellcheck disable=SC2086
+result "... made on as many ranks, too" ranks_differ
 
 # ---- Interrupted ----
 
@@ -174,9 +211,36 @@ result "a cut result is refused" is_cut
 # shellcheck disable=SC2086
 run "$sweep" --out three $common -- "wild: --optimizer sgd --lr 1e6" "tame: --sync lazy"
 goes_past() {
-    [ "$status" != 0 ] && grep -q '^sweep: run wild failed' stderr && [ "$(names three/runs.csv)" = "tame " ]
+    [ "$status" != 0 ] && grep -q '^sweep: run wild failed' stderr && [ "$(names three/runs.csv)" = "tame wild " ]
 }
 result "a training that diverges does not keep the next from being made" goes_past
+
+fails_in_report() {
+    grep -q '^wild,--optimizer sgd --lr 1e6,,,.*,.*diverged' three/runs.csv && [ -e three/wild.failed ] &&
+        grep -q '<h2>Runs that failed</h2>' three/report.html && grep -q '<td>.*diverged.*</td>' three/report.html &&
+        [ "$(names three/points.csv)" = "tame " ]
+}
+result "the report tells of it, and why" fails_in_report
+# shellcheck disable=SC2086
+run "$sweep" --out three $common -- "tame: --sync lazy"
+result "... as well when the next list does not have it" fails_in_report
+cp three/wild.failed failed.before
+# shellcheck disable=SC2086
+run "$sweep" --out three $common -- "wild: --optimizer sgd --lr 0.01"
+tried_again() {
+    [ "$status" = 0 ] && [ "$(names three/runs.csv)" = "wild tame " ] && [ ! -e three/wild.failed ] &&
+        ! grep -q 'Runs that failed' three/report.html
+}
+result "it is tried again, and what succeeds takes its place" tried_again
+# As a kill leaves it between the two steps of that.
+cp failed.before three/wild.failed
+# shellcheck disable=SC2086
+run "$sweep" --out three $common -- "tame: --sync lazy"
+told_once() {
+    [ "$status" = 0 ] && [ "$(names three/runs.csv)" = "tame wild " ] && [ "$(wc -l <three/runs.csv)" = 3 ] &&
+        ! grep -q 'Runs that failed' three/report.html
+}
+result "... also in the report of a sweep that was killed before it removed the failure" told_once
 
 # ---- Refused ----
 
@@ -198,9 +262,23 @@ refused "an option of one --sync for all runs" '--period belongs to a --sync: gi
     --period 4 -- "a: --sync daso"
 refused "a list of values in the list of runs" 'the commas of --milestones would make several runs' -- \
     "a: --schedule multi-step --milestones 1,2"
+refused "an option that one run has twice" 'run a: --lr is given twice' -- "a: --lr 1 --lr 2"
+# Settings are one value, with their commas, beside an option whose values make two runs.
+# shellcheck disable=SC2086  # options are several words
+run_alone "$sweep" --out settings $common -- "a: --sync lazy --sync-option=alpha=1,beta=2 --lr 0.1,0.2"
+takes_settings() {
+    [ "$status" != 0 ] && [ "$(grep -c '^sweep: lazy has no setting "alpha"' stderr)" = 2 ] &&
+        grep -q '^sweep: run a-lr0.1 failed' stderr && grep -q '^sweep: run a-lr0.2 failed' stderr
+}
+result "the commas of --sync-option make no runs" takes_settings
+# What a run gives holds in place of what all runs have, --epochs in place of --steps, too.
+# shellcheck disable=SC2086
+run_alone "$sweep" --out held --model mlp --epochs 9 --lr 0.5 -- "b: --lr 0.001 --steps 7"
+holds() { [ "$status" = 0 ] && [ "$(field steps held/b.jsonl)" = 7 ]; }
+result "options of a run hold in place of those of all" holds
 refused "a table for which there is no place" '--stats is of train and not of a sweep' --stats -- "a: --sync lazy"
 refused "an option that runs cannot have" 'run a: --log is no option of a run' -- "a: --log x"
-refused "a log for all runs" '--log is of train and not of a sweep.*leave it away' --log x -- "a: --sync lazy"
+refused "a log for all runs" '--log is of train and not of a sweep.*remove it' --log x -- "a: --sync lazy"
 refused "an accuracy above 1" '--target 98: give a number between 0 and 1' --target 98 -- "a: --sync lazy"
 refused "a list that is not there" 'cannot read the list nowhere' --list nowhere
 refused "a run that stands before the --" '"a: --sync lazy" is a run: give the runs behind --' "a: --sync lazy"
@@ -214,5 +292,9 @@ run_alone "$launcher" $flags -n 1 "$sweep" --out refused $common -- "a: --sync l
 result "refused with one sentence: ranks with different runs" is_refused 'rank 1: started with "a: --sync blocking" where'
 run "$sweep" -- "a: --sync lazy"
 result "refused with one sentence on 2 ranks: no folder" is_refused 'needs a folder'
+run_alone "$sweep" --out one --target 0.5 --target=0.6 -- "a: --sync lazy"
+result "refused with one sentence: an option given twice" is_refused '--target is given twice: give it once'
+run_alone "$sweep" --out one --out two -- "a: --sync lazy"
+result "refused with one sentence: a second folder" is_refused '--out is given twice: give it once'
 
 echo "1..$(wc -l <results)"

@@ -89,7 +89,7 @@ bool has_defaults() {
     iso_loader_config loader = ISO_LOADER_DEFAULT;
     return parallel.bucket_mb == 0.25 && parallel.piece_mb == 1 && topology.use_mpi_groups &&
            plateau.patience == 10 && lr_plateau.plateau.patience == 10 &&
-           lr_plateau.factor == 0.1 && daso.global_skip == 8 && daso.batches_to_wait == -1 &&
+           lr_plateau.factor == 0.1 && daso.global_skip == -1 && daso.batches_to_wait == -1 &&
            heat.warmup_epochs == 4 && heat.last_batch == -1 && loader.prefetch == 2;
 }
 

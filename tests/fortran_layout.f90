@@ -113,6 +113,8 @@ contains
         call field('iso_reducer_stats.nccl', c_loc(stats), c_loc(stats%nccl))
         call field('iso_reducer_stats.exchanges', c_loc(stats), c_loc(stats%exchanges))
         call field('iso_reducer_stats.planned', c_loc(stats), c_loc(stats%planned))
+        call field('iso_reducer_stats.bytes_sent', c_loc(stats), c_loc(stats%bytes_sent))
+        call field('iso_reducer_stats.bytes_between_nodes', c_loc(stats), c_loc(stats%bytes_between_nodes))
     end subroutine
 
     subroutine check_bucket()

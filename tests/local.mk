@@ -16,14 +16,19 @@ LDADD = tests/common/libiso_testcommon.la libiso_core.la $(CRITERION_LIBS)
 
 SCRIPT_TESTS = \
     tests/check_cxx.sh \
+    tests/check_configure.sh \
+    tests/check_data.sh \
     tests/check_fortran.sh \
     tests/check_get_mnist.sh \
+    tests/check_install.sh \
     tests/check_layers.sh \
+    tests/check_lock.sh \
     tests/check_messages.sh \
     tests/check_mnist.sh \
     tests/check_predict.sh \
     tests/check_programs.sh \
     tests/check_resume.sh \
+    tests/check_stopped.sh \
     tests/check_strategies.sh \
     tests/check_sweep.sh \
     tests/check_threads.sh \
@@ -41,7 +46,8 @@ endif
 
 # Of scripts: how train ends on errors, data sets as files, and the networks of train on given images.
 check_PROGRAMS += tests/error_probe tests/make_images tests/model_probe
-tests_error_probe_SOURCES = tests/error_probe.c examples/train_error.c examples/train_error.h
+tests_error_probe_SOURCES = tests/error_probe.c examples/train_error.c examples/train_error.h \
+    examples/watch.c examples/watch.h
 tests_error_probe_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir)
 tests_error_probe_LDADD = libiso_core.la
 tests_make_images_SOURCES = tests/make_images.c
@@ -55,7 +61,10 @@ EXTRA_PROGRAMS += $(BENCHES)
 CLEANFILES += $(BENCHES)
 EXTRA_DIST += $(CLUSTER_TESTS) $(CLUSTER_FILES) $(SCRIPT_TESTS) tests/cxx_caller.cpp tests/fortran_caller.f90 \
     tests/fortran_layout.c tests/fortran_layout.f90 tests/fortran_network.f90 tests/idx_files.sh \
-    tests/run_cluster.sh tests/run_mpi.sh tests/run_unit.sh tests/summary.sh tests/test_env.sh tests/torch_models.py
+    tests/same_bits/random_arrays.c tests/same_bits/random_case.h tests/same_bits/random_modules.c \
+    tests/same_bits/same_bits.sh tests/same_bits/same_speed.sh \
+    tests/cores.sh tests/run_cluster.sh tests/run_mpi.sh tests/run_unit.sh tests/stop_rank.c tests/summary.sh \
+    tests/test_env.sh tests/torch_models.py
 
 .PHONY: bench check-cluster check-sanitize
 bench: $(BENCHES)

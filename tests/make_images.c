@@ -31,13 +31,18 @@ static void put_image(FILE *to, const uint8_t *image, int64_t channels, int64_t 
             }
 }
 
+static const char *images_name(bool train, bool colour) {
+    if (colour) return train ? "train-images-idx4-ubyte" : "t10k-images-idx4-ubyte";
+    return train ? "train-images-idx3-ubyte" : "t10k-images-idx3-ubyte";
+}
+
 static void put_set(const char *folder, bool train, int64_t count, int64_t channels, int64_t side) {
     iso_dataset *digits;
     if (iso_dataset_create_digits(train, count, &digits) < 0) {
         iso_error_print(stderr);
         exit(EXIT_FAILURE);
     }
-    FILE *images = create(folder, train ? "train-images-idx3-ubyte" : "t10k-images-idx3-ubyte");
+    FILE *images = create(folder, images_name(train, channels > 1));
     FILE *labels = create(folder, train ? "train-labels-idx1-ubyte" : "t10k-labels-idx1-ubyte");
     put_number(images, channels > 1 ? 0x0804 : 0x0803);
     put_number(images, count);

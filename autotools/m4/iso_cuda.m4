@@ -1,14 +1,17 @@
-# ISO_CUDA: the CUDA device. --with-cuda[=DIR|emulated|no], default auto: a toolkit that is found is used. "emulated"
-# builds against tests/cuda_emulator, which runs kernels on the CPU: for tests only. cuBLAS, cuDNN and NCCL are loaded
+# ISO_CUDA: the CUDA device. --with-cuda[=DIR|auto|emulated|no], default no, with a word in the summary where a toolkit
+# is found; "auto" builds it where one is found. "emulated" builds against tests/cuda_emulator, which runs kernels on the CPU: for tests only. cuBLAS, cuDNN and NCCL are loaded
 # when they are needed, so only their headers matter here. Sets CUDACC (the compiler of .cu files), CUDACC_FLAGS,
 # CUDACC_TAG, CUDA_CFLAGS, CUDA_LIBS, have_cuda, have_cudnn and have_nccl.
 AC_DEFUN([ISO_CUDA], [
-    AC_ARG_WITH([cuda], [AS_HELP_STRING([--with-cuda@<:@=DIR|emulated|no@:>@],
-                                        [the CUDA device (default: if nvcc is found)])],
-                [], [with_cuda=auto])
+    AC_ARG_WITH([cuda], [AS_HELP_STRING([--with-cuda@<:@=DIR|auto|emulated|no@:>@],
+                                        [the CUDA device (default: no; auto: if nvcc is found)])],
+                [], [with_cuda=no cuda_default=yes])
     AC_ARG_WITH([cuda-arch], [AS_HELP_STRING([--with-cuda-arch=LIST],
                                              [GPUs to compile for, and PTX of the last (default: 80,90)])],
                 [], [with_cuda_arch=80,90 cuda_arch_default=yes])
+    AC_ARG_ENABLE([cuda-lineinfo], [AS_HELP_STRING([--enable-cuda-lineinfo],
+                                                   [kernels with line numbers, for profilers (default: no)])],
+                  [], [enable_cuda_lineinfo=no])
     AC_ARG_WITH([cudnn], [AS_HELP_STRING([--with-cudnn@<:@=no@:>@], [convolutions of cuDNN (default: if found)])],
                 [], [with_cudnn=auto])
     AC_ARG_WITH([nccl], [AS_HELP_STRING([--with-nccl@<:@=no@:>@], [NCCL between GPUs of a node (default: if found)])],
@@ -19,7 +22,7 @@ AC_DEFUN([ISO_CUDA], [
     AC_ARG_VAR([NVCC], [compiler of CUDA files, instead of the one found])
     have_cuda=no have_cudnn=no have_nccl=no cuda_what=no CUDACC=false CUDACC_FLAGS= CUDACC_TAG=CC CUDA_CFLAGS= CUDA_LIBS=
     AS_CASE([$with_cuda],
-            [no], [],
+            [no], [ISO_CUDA_LEFT_OUT],
             [emulated], [ISO_CUDA_USE_EMULATOR],
             [ISO_CUDA_USE_TOOLKIT])
     AS_IF([test $have_cuda = yes],
@@ -34,6 +37,20 @@ AC_DEFUN([ISO_CUDA], [
     AM_CONDITIONAL([ISO_HAVE_CUDNN], [test $have_cudnn = yes])
     AM_CONDITIONAL([ISO_HAVE_NCCL], [test $have_nccl = yes])
     AM_CONDITIONAL([ISO_CUDA_EMULATED], [test "$with_cuda" = emulated])
+])
+
+# Says what there would be, and refuses options that belong to it.
+AC_DEFUN([ISO_CUDA_LEFT_OUT], [
+    AS_IF([test "$cuda_arch_default" != yes || test "$enable_cuda_lineinfo" != no],
+          [AC_MSG_ERROR([--with-cuda-arch and --enable-cuda-lineinfo belong to --with-cuda: give that, too])])
+    AS_CASE([$with_cudnn,$with_nccl], [yes,*|*,yes],
+            [AC_MSG_ERROR([--with-cudnn and --with-nccl belong to --with-cuda: give that, too])])
+    AS_IF([test "$cuda_default" = yes], [
+        iso_nvcc=`command -v nvcc`
+        for iso_dir in /usr/local/cuda /usr/lib/cuda; do
+            AS_IF([test -z "$iso_nvcc" && test -x $iso_dir/bin/nvcc], [iso_nvcc=$iso_dir/bin/nvcc])
+        done
+        AS_IF([test -n "$iso_nvcc"], [cuda_what="no ($iso_nvcc is there: --with-cuda builds for GPUs)"])])
 ])
 
 AC_DEFUN([ISO_CUDA_USE_EMULATOR], [
@@ -67,7 +84,9 @@ AC_DEFUN([ISO_CUDA_USE_TOOLKIT], [
         for arch in `echo "$with_cuda_arch" | tr , ' '`; do
             cuda_gencode="$cuda_gencode -gencode arch=compute_$arch,code=sm_$arch"
         done
-        CUDACC_FLAGS="-std=c++14 -O3 -g -lineinfo $cuda_gencode -gencode arch=compute_$arch,code=compute_$arch"
+        cuda_lineinfo=
+        AS_IF([test "$enable_cuda_lineinfo" != no], [cuda_lineinfo=-lineinfo])
+        CUDACC_FLAGS="-std=c++14 -O3 $cuda_lineinfo $cuda_gencode -gencode arch=compute_$arch,code=compute_$arch"
         CUDACC="\$(SHELL) $ac_abs_confdir/autotools/nvcc.sh $NVCC"
         AC_MSG_CHECKING([whether $NVCC compiles for $with_cuda_arch and links])
         mkdir -p conftest.dir

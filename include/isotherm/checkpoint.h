@@ -63,6 +63,10 @@ iso_status iso_checkpoint_save(const char *path, const iso_named_tensor *tensors
 // ISO_ERR_MISMATCH (another model: names the missing and unexpected tensors, or the first shape or
 // type that differs).
 iso_status iso_checkpoint_load(const char *path, const iso_named_tensor *tensors, int count);
+// Local. A 64-bit checksum of the bytes of a file, so that ranks can compare with
+// iso_comm_check_same what each of them would read. Does not look at what the bytes mean.
+// ISO_ERR_IO.
+iso_status iso_checkpoint_checksum(const char *path, uint64_t *out);
 
 #ifdef __cplusplus
 }

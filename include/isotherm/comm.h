@@ -49,6 +49,10 @@ typedef struct iso_comm_config {
 // that nothing the caller sends there can meet our messages. config may be NULL. MPI must be
 // initialised; for the thread mode with MPI_THREAD_MULTIPLE. Works on one rank and without mpirun;
 // ISO_ERR_STATE where an mpirun of another MPI has started several processes that are each alone.
+// Every ISO_* variable of the environment is looked at (iso_env_print lists them): a bad value on
+// any rank is ISO_ERR_ARG on all, and ISO_ERR_MISMATCH names variable, values and ranks where ranks
+// differ in ISO_IALLREDUCE, ISO_NODE_COLLECTIVE or ISO_RANKS_PER_NODE. Unknown ones are warned of.
+// ISO_ERR_TIMEOUT where not all ranks call it in time; see the blocking collectives below.
 // Destroying is collective too. MPI_Finalize may be called while communicators are still alive.
 iso_status iso_comm_create(MPI_Comm mpi_comm, const iso_comm_config *config, iso_comm **out);
 // The same for a communicator of a Fortran program: an integer, of mpi_f08 its component MPI_VAL.
@@ -68,7 +72,9 @@ typedef enum iso_reduce { ISO_SUM, ISO_MAX, ISO_MIN } iso_reduce;
 
 // Blocking collectives on host memory. Every rank calls with the same arguments. A rank that waits
 // longer than the time-out gets ISO_ERR_TIMEOUT; the collective cannot be taken back, so the job
-// must end (MPI_Abort).
+// must end (MPI_Abort): what MPI still uses of the communicator is not freed any more. Buffers
+// beyond 64 KiB stay in use, too, and so does data of iso_comm_gather, of any length. Further
+// collectives on the communicator do not wait: what is not complete at once is ISO_ERR_TIMEOUT.
 iso_status iso_comm_barrier(iso_comm *comm);
 iso_status iso_comm_bcast(iso_comm *comm, void *data, size_t bytes, int root);
 iso_status iso_comm_allreduce_f64(iso_comm *comm, double *data, size_t count, iso_reduce op);
@@ -83,6 +89,34 @@ void iso_comm_free(void *data);
 // error (the failing rank its own, the others one that names the lowest failing rank and repeats
 // its message).
 iso_status iso_comm_agree(iso_comm *comm, iso_status mine);
+// Collective check that all ranks have the same number, as a checksum of data that each of them has
+// read. Otherwise ISO_ERR_MISMATCH on every rank, with the same sentence: it begins with `what`
+// ("the training set of mnist") and lists the ranks that do not have rank 0's number.
+iso_status iso_comm_check_same(iso_comm *comm, uint64_t number, const char *what);
+
+// ---- Bytes ----------------------------------------------------------------------------------------
+
+// What training moves: bytes of data that ranks send one another, between nodes and inside them, by
+// messages, through shared memory or by NCCL. Every figure of bytes sent is of this kind. Counted
+// are gradients, parameters, optimizer state, buffers and the statistics of synchronised batch
+// norms, in the type in which they travel, padding included. Not counted are headers of messages,
+// small agreements (verdicts, counts, plans), what is sent before the first step, evaluation (the
+// mean of parameters that it shows, buffers that become equal for it) and exchanges that only
+// measure how long one takes.
+//
+// A sum of n bytes among P ranks (an all-reduce) is 2 (P - 1) n bytes in all, and who sends how
+// much of it is MPI's choice: each rank counts a share, so that only the sum over all ranks means
+// anything. Where Open MPI's algorithm moves more, more is counted: Rabenseifner's, which is used
+// unless ISO_IALLREDUCE says otherwise, moves 5/2 n instead of 2 n for each rank beyond a power of
+// two (three ranks: 9/2 n instead of 4 n); recursive doubling moves n for each rank in each round.
+// How much of a sum travels between nodes follows from where its ranks are; of an MPI library that
+// does not tell its algorithm, a ring is assumed. In memory that ranks share, and by NCCL, a sum is
+// 2 (P - 1) n bytes inside the node. A mean of n bytes over P nodes, as daso makes it, is
+// 2 (P - 1) n bytes; what one rank gives to P - 1 others is (P - 1) n.
+typedef struct iso_traffic {
+    int64_t bytes_sent;          // by this rank: its share
+    int64_t bytes_between_nodes; // of that, to other nodes
+} iso_traffic;
 
 // ---- Non-blocking all-reduce ----------------------------------------------------------------------
 

@@ -23,8 +23,10 @@ extern "C" {
 typedef struct iso_daso_stats {
     int64_t steps, syncs; // batches; exchanges merged (full averages included)
     int64_t global_skip, local_skip, batches_to_wait; // in force
-    const char *phase;                                // "warm-up", "cycling", "cool-down", "done"
-    bool pending;                                     // an exchange is under way
+    // As the config has them; -1: automatic, and always with daso_heat, whose rule sets them.
+    int64_t global_skip_requested, batches_to_wait_requested;
+    const char *phase;           // "warm-up", "cycling", "cool-down", "done"
+    bool pending;                // an exchange is sent and not yet merged
     int64_t last_age;            // batches between send and merge of the last sync
     double wait_ms, work_ms;     // of this rank, total: waiting; converting, summing and merging
     double last_wait_ms;         // of the last sync
@@ -32,7 +34,7 @@ typedef struct iso_daso_stats {
     // |x_rank - mean| / |mean| at a send, largest over ranks. It travels with the next send, so it
     // is of the sync before the last; 0: not yet.
     double divergence;
-    int64_t bytes_sent, bytes_between_nodes; // payload of this rank, gradients not counted
+    int64_t bytes_sent, bytes_between_nodes; // of this rank (see iso_traffic), without gradients
     char reason[128];                        // of the last change of skip and wait
 } iso_daso_stats;
 // Of a daso or daso_heat optimizer (through wrappers). Local. ISO_ERR_ARG for another optimizer.
@@ -41,6 +43,11 @@ iso_status iso_daso_get_stats(iso_optimizer *daso, iso_daso_stats *out);
 // mean over all ranks if globally_averaged. Lets the policy decide. ISO_ERR_STATE for a loss that
 // is not finite.
 iso_status iso_daso_epoch_loss(iso_optimizer *daso, double loss, bool globally_averaged);
+// Waits until the exchange under way, if there is one, has brought its mean, which is merged at its
+// step all the same: no bit changes. An evaluation or a saved state needs that too; call this
+// before where the time of training is measured without them. An exchange that failed is an error
+// here (on every rank) and is given up: it is not merged, and training may go on.
+iso_status iso_daso_complete(iso_optimizer *daso);
 // Drops what is under way and gives every rank the mean over all ranks: call it after the last
 // step.
 iso_status iso_daso_finish(iso_optimizer *daso);
@@ -117,13 +124,26 @@ typedef enum iso_state_sync {
 
 typedef enum iso_policy {
     ISO_POLICY_FIXED,
-    ISO_POLICY_PLATEAU,  // HeAT's: on a plateau of the epoch loss skip and wait shrink, then start
-                         // again from the maximum
-    ISO_POLICY_ADAPTIVE, // after every sync: wait as long as the exchange was measured to need, and
-                         // skip as often as keeps divergence under max_divergence
+    // HeAT's: on a plateau of the epoch loss skip and wait shrink, then start again from the
+    // maximum. It decides in iso_daso_epoch_loss only, at the earliest at the end of the fourth
+    // epoch that ends while cycling: in a shorter run, as in one of less than an epoch, it does
+    // nothing.
+    ISO_POLICY_PLATEAU,
+    // Of every round: wait as long as the exchange was measured to need, and skip as often as keeps
+    // divergence under max_divergence.
+    ISO_POLICY_ADAPTIVE,
     ISO_POLICY_CALLBACK
 } iso_policy;
 
+// A round is what lies between two sends: the first one begins with the cycling phase.
+// SYNC: a round begins. What came before is merged, and what is decided holds for this round: how
+// many steps to its end, and how long to wait for what is sent now (nothing is in the first round;
+// with a wait of 0 it has just been averaged, and the wait is that of the next send). Times and
+// divergence are of the sync before; before the first one they are 0, or as measured for an
+// automatic wait. Without a warm-up the first round begins in the first step(), whose gradients are
+// averaged as the config says.
+// EPOCH: iso_daso_epoch_loss. What is decided holds from the next round on, or for the one that
+// began with the last step.
 typedef enum iso_observed { ISO_OBSERVED_SYNC, ISO_OBSERVED_EPOCH } iso_observed;
 // The same numbers on every rank.
 typedef struct iso_daso_observation {
@@ -135,6 +155,9 @@ typedef struct iso_daso_observation {
     double wait_ms;     // that the slowest rank waited in the last sync
     double divergence;  // see iso_daso_stats
 } iso_daso_observation;
+// batches_to_wait -1: as it is. A global_skip below batches_to_wait is raised to it, and neither
+// exceeds max_global_skip and what the config begins with. A skip below 1 or a wait below -1 is
+// ISO_ERR_ARG on every rank; the next step() asks again, and no exchange is lost.
 typedef struct iso_daso_decision {
     int64_t global_skip, local_skip, batches_to_wait;
     char reason[128];
@@ -149,12 +172,17 @@ typedef struct iso_daso_config {
     double warmup,
         cooldown; // shares of total_steps with plain lazy data parallelism over all ranks
     int64_t warmup_steps, cooldown_steps; // >= 0: instead of the shares
-    int64_t global_skip;                  // batches between two sends, >= 1: at the start
-    int64_t max_global_skip;              // the most a policy may choose
-    int64_t batches_to_wait; // 0: full average without delay; -1: what measuring says, when cycling
-                             // begins
-    int64_t local_skip;      // gradients are averaged in the node every so many batches
-    iso_scope unit;          // ISO_SCOPE_NODE; ISO_SCOPE_RANK: every rank works alone between syncs
+    // Batches between two sends. One that is given (>= 1) is kept, unless a policy changes it, and
+    // that is logged. -1: ISO_DASO_AUTO_SKIP, or batches_to_wait where that is longer.
+    int64_t global_skip;
+    int64_t max_global_skip; // the most that a policy, or measuring, may choose
+    // Batches between a send and its merge, which comes before the next send: at most global_skip.
+    // 0: full average without delay. -1: what an exchange is measured to need when cycling begins,
+    // but no more than a global_skip that is given; each merge then waits for the rest. Nothing is
+    // measured where the first send comes before the third step: the wait is then global_skip.
+    int64_t batches_to_wait;
+    int64_t local_skip; // gradients are averaged in the node every so many batches
+    iso_scope unit;     // ISO_SCOPE_NODE; ISO_SCOPE_RANK: every rank works alone between syncs
     iso_merge merge;
     iso_dtype wire; // ISO_F32, ISO_BF16, ISO_F16; 16 bit: differences with error feedback
     iso_state_sync state;
@@ -164,6 +192,7 @@ typedef struct iso_daso_config {
     iso_daso_callback callback;
     void *user;
 } iso_daso_config;
+#define ISO_DASO_AUTO_SKIP 8
 extern const iso_daso_config iso_daso_default; // the same, as C++ takes it
 #ifdef __cplusplus
 #define ISO_DASO_DEFAULT iso_daso_default
@@ -173,7 +202,7 @@ extern const iso_daso_config iso_daso_default; // the same, as C++ takes it
                        .cooldown = 0.02,                                                           \
                        .warmup_steps = -1,                                                         \
                        .cooldown_steps = -1,                                                       \
-                       .global_skip = 8,                                                           \
+                       .global_skip = -1,                                                          \
                        .max_global_skip = 64,                                                      \
                        .batches_to_wait = -1,                                                      \
                        .local_skip = 1,                                                            \

@@ -52,7 +52,8 @@ iso_status iso_dataset_create(const uint8_t *images, const int32_t *labels, int6
 iso_status iso_dataset_read_idx(const char *images_path, const char *labels_path,
                                 iso_dataset **out);
 // A folder with {train,t10k}-{images-idx3,labels-idx1}-ubyte[.gz]; ".gz" second choice; also
-// accepts '.' before idx. The message names the folder and the files it looked for.
+// accepts '.' before idx. Colour images have 4 dimensions, and their files may be called
+// images-idx4-ubyte. The message names the folder and the files it looked for.
 iso_status iso_dataset_read_mnist(const char *folder, bool train, iso_dataset **out);
 // Generated digits, MNIST-shaped (1 x 28 x 28, 10 classes), deterministic in (train, count) on
 // every machine: glyphs with random placement, slant, scale, stroke width, clutter and noise. train
@@ -70,6 +71,11 @@ typedef struct iso_dataset_info {
     const double *mean, *std; // [channels], of pixels scaled to [0, 1]; borrowed from the data set
 } iso_dataset_info;
 void iso_dataset_get_info(const iso_dataset *dataset, iso_dataset_info *out);
+// A 64-bit checksum of shape, classes, images and labels, computed when the set was created or
+// read: two sets with the same contents have the same one, wherever the contents come from. It is
+// the same on all machines of one byte order. Ranks compare it with iso_comm_check_same, since
+// training goes wrong silently where they read different data.
+uint64_t iso_dataset_checksum(const iso_dataset *dataset);
 // Image i as bytes [channels][height][width] and its label.
 const uint8_t *iso_dataset_image(const iso_dataset *dataset, int64_t i, int32_t *label);
 

@@ -27,7 +27,9 @@ iso_status iso_dtype_parse(const char *name, iso_dtype *out);
 // unknown name (the text lists the known ones), ISO_ERR_UNSUPPORTED for one this build lacks,
 // ISO_ERR_DEVICE where there is no such GPU or it cannot be used. What a GPU is asked for runs
 // beside the host, in order; a later call may be the one that launches it (updates, which go
-// together), and the one that tells its errors. One thread at a time uses it.
+// together), and the one that tells its errors. One thread at a time uses it. A bad value of
+// ISO_CPU_KERNELS (cpu), ISO_CUDA_CONV or ISO_CUDA_GRAPHS (cuda) is ISO_ERR_ARG; iso_comm_create
+// looks at the other ISO_* variables.
 iso_status iso_device_create(const char *name, iso_device **out);
 // Local. How many devices of this kind ("cpu", "cuda") can be opened here: 0 for one that this
 // build lacks or does not know.

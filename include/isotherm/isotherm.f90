@@ -110,6 +110,7 @@ module isotherm
         logical(c_bool) :: nccl
         integer(c_long_long) :: exchanges
         logical(c_bool) :: planned
+        integer(c_long_long) :: bytes_sent, bytes_between_nodes
     end type
 
     type, bind(c), public :: iso_bucket_stats

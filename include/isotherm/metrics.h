@@ -3,6 +3,7 @@
 #define ISOTHERM_METRICS_H
 
 #include <isotherm/status.h>
+#include <stdbool.h>
 #include <stdint.h>
 
 #ifdef __cplusplus
@@ -39,14 +40,28 @@ typedef struct iso_progress_bar iso_progress_bar;
 // tenth of the total.
 iso_status iso_progress_bar_create(FILE *to, const char *label, int64_t total, const char *unit,
                                    iso_progress_bar **out);
+// What was done before the bar was made, as of a run that goes on: rate and ETA are of what comes
+// after it. To be called before the first update.
+void iso_progress_bar_begin_at(iso_progress_bar *bar, int64_t done);
+// Writes a line of text as printf would, above the bar on a terminal.
+void iso_progress_bar_line(iso_progress_bar *bar, const char *text, ...)
+#ifdef __GNUC__
+    __attribute__((format(printf, 2, 3)))
+#endif
+    ;
 // done: units so far; loss NaN: not shown.
 void iso_progress_bar_update(iso_progress_bar *bar, int64_t done, double loss);
+// Whether it is a line that is redrawn: who writes anything else to the terminal must end it first.
+bool iso_progress_bar_is_redrawn(const iso_progress_bar *bar);
 // Completes the line with a summary as printf would write it (NULL: none) and frees.
 void iso_progress_bar_finish(iso_progress_bar **bar, const char *summary, ...)
 #ifdef __GNUC__
     __attribute__((format(printf, 2, 3)))
 #endif
     ;
+
+// Removes the line from a terminal, where another bar may be redrawn in its place, and frees.
+void iso_progress_bar_clear(iso_progress_bar **bar);
 
 // Peak resident memory of this process in MB (10^6 bytes), from the operating system.
 double iso_peak_rss_mb(void);

@@ -109,7 +109,8 @@ iso_status iso_data_parallel_create_take(iso_module *module, iso_comm *comm,
 // iso_data_parallel_all_reduce_gradients between backward and step. Slower, as nothing hides, but
 // easy to follow, with the same bits.
 
-// Collective. Completes everything that is pending.
+// Collective. Completes everything that is pending. ISO_ERR_STATE in the middle of a backward,
+// which it would end too early.
 iso_status iso_data_parallel_finish(iso_module *data_parallel);
 // Collective, blocking. Synchronises buffers now as config.buffers.mode says, whatever its `when`;
 // nothing with ISO_BUFFERS_NONE.
@@ -127,7 +128,11 @@ iso_status iso_data_parallel_end_no_sync(iso_module *data_parallel);
 iso_status iso_data_parallel_all_reduce_gradients(iso_module *data_parallel);
 // A backward that the caller drives himself, calling iso_module_call_backward of parts of the
 // module between these two; iso_module_backward of the wrapper does the same. The first completes
-// what is pending, the second closes the backward; both are collective outside no_sync.
+// what is pending, the second closes the backward; both are collective outside no_sync. Nothing
+// else closes it: modules may run their forward again in between (activation recomputation), before
+// their own backward. iso_parameter_value and iso_parameter_grad complete nothing in between:
+// values are current, gradients are this rank's own until they leave. ISO_ERR_STATE in between from
+// step() of the optimizer and from iso_module_train on entering or leaving evaluation mode.
 iso_status iso_data_parallel_begin_backward(iso_module *data_parallel);
 iso_status iso_data_parallel_end_backward(iso_module *data_parallel);
 
@@ -149,6 +154,11 @@ iso_status iso_data_parallel_set_before_forward(iso_module *data_parallel, iso_b
 iso_module *iso_data_parallel_module(iso_module *data_parallel);
 iso_reducer *iso_data_parallel_reducer(iso_module *data_parallel);
 iso_comm *iso_data_parallel_comm(iso_module *data_parallel);
+// Local. What training has moved so far, this rank's share (see iso_traffic in isotherm/comm.h):
+// gradients, buffers and the statistics of synchronised batch norms. Parameters that daso exchanges
+// are in iso_daso_stats; what functions of your own exchange (config.reduce,
+// config.buffers.function) is not known here.
+iso_status iso_data_parallel_get_traffic(iso_module *data_parallel, iso_traffic *out);
 // Local. Sets rank and ranks of a sampler's settings, so that those who average gradients share the
 // samples, and leaves the rest (Lightning's distributed_sampler_kwargs).
 iso_status iso_data_parallel_sampler(iso_module *data_parallel, iso_sampler_config *config);
@@ -162,6 +172,12 @@ typedef struct iso_evaluation {
 // counts once. An error on any rank is an error on every rank.
 iso_status iso_evaluate(iso_module *model, iso_loss *loss, iso_loader *data, iso_comm *comm,
                         iso_evaluation *out);
+// The same, telling of progress: `watch` is called on each rank after each batch of its share, of
+// which `done` of iso_loader_batches(data) are through then. user is handed on to it. It must not
+// use the model, the loader or comm.
+typedef void (*iso_evaluate_watch)(int64_t done, void *user);
+iso_status iso_evaluate_watched(iso_module *model, iso_loss *loss, iso_loader *data, iso_comm *comm,
+                                iso_evaluate_watch watch, void *user, iso_evaluation *out);
 
 // Collective. 64-bit hash over names and values of all parameters (frozen ones too; not of buffers,
 // in which ranks differ while they train), completing what is pending. *equal (may be NULL):

@@ -22,7 +22,7 @@ typedef struct iso_reducer iso_reducer;
 
 typedef struct iso_reducer_param {
     const char *name; // for messages and the check that ranks agree; copied
-    void *value;      // count elements; broadcast from rank 0 at creation
+    void *value;      // count elements; broadcast from rank 0 at creation. Arrays may not overlap
     size_t count;     // > 0
     iso_dtype dtype;  // ISO_F32 or ISO_F64; a bucket holds parameters of one type
     int layer;        // parameters of one layer are adjacent and share a number; those of one type
@@ -108,10 +108,13 @@ typedef struct iso_reducer_config {
     size_t piece_bytes;
 } iso_reducer_config;
 
-// Collective over comm. Sums go through messages or, where the ranks in scope are all on one node,
-// through shared memory (ISO_NODE_COLLECTIVE). Checks that all ranks listed the same parameters
-// (ISO_ERR_MISMATCH on every rank, naming the odd rank and the first difference), then broadcasts
-// rank 0's values. Makes communicators of its own from comm, which it does not keep.
+// Collective over comm. config NULL: all of it zero, which is lazy, a bucket for each layer, and an
+// error for parameters without a gradient. Sums go through messages or, where the ranks in scope
+// are all on one node, through shared memory (ISO_NODE_COLLECTIVE). Checks that all ranks listed
+// the same parameters (ISO_ERR_MISMATCH on every rank, naming the odd rank and the first
+// difference), then broadcasts rank 0's values. ISO_ERR_ARG where an array is listed twice or
+// overlaps another, or other parameters stand between those of a layer. Makes communicators of its
+// own from comm, which it does not keep.
 iso_status iso_reducer_create(iso_comm *comm, const iso_reducer_param *params, int count,
                               const iso_reducer_config *config, iso_reducer **out);
 // Collective: completes what is pending.
@@ -151,13 +154,25 @@ iso_status iso_reducer_grad_ready(iso_reducer *reducer, int i);
 int iso_reducer_pieces(const iso_reducer *reducer, int i);
 void iso_reducer_piece(const iso_reducer *reducer, int i, int k, size_t *first, size_t *count);
 iso_status iso_reducer_piece_ready(iso_reducer *reducer, int i, int k);
-// Collective in the sense that every rank must call it. Closes the backward: parameters without
-// grad_ready are treated as config.unused says. Freezes a copy of hyper for the update of this
-// step. As iso_reducer_step_of with ISO_REDUCER_ONLY.
+// What closes a backward. The first grad_ready opens one, and it is closed when every parameter has
+// been reported, or by the first of these calls:
+//   - iso_reducer_step and iso_reducer_finish, and all calls that complete what is pending;
+//   - iso_reducer_param_needed of a parameter that this backward has reported: the next forward has
+//     begun.
+// Parameters that were not reported until then are treated as config.unused says.
+// iso_reducer_param_needed of a parameter that this backward has not reported yet does not close
+// it: a forward may run again inside the backward (activation recomputation), as long as it runs
+// before the gradients of its parameters are reported. So two backwards without a step between them
+// are one exchange where the forward between them needs no parameter that the first one has
+// reported. Where ranks use different parameters, call iso_reducer_finish between such backwards:
+// all ranks must close equally many.
+//
+// Collective in the sense that every rank must call it. Closes the backward. Freezes a copy of
+// hyper for the update of this step. As iso_reducer_step_of with ISO_REDUCER_ONLY.
 iso_status iso_reducer_step(iso_reducer *reducer, const void *hyper);
 // Waits for the exchange that carries parameter i, if one is pending, and applies the update if
 // step() asked for it. After it the value of i is current and its gradient memory is free for the
-// next backward.
+// next backward. In a backward that has not reported i it does nothing: the value is current.
 iso_status iso_reducer_param_needed(iso_reducer *reducer, int i);
 // The same for piece k of it; for all of it where it is not updated in pieces.
 iso_status iso_reducer_piece_needed(iso_reducer *reducer, int i, int k);
@@ -188,9 +203,9 @@ iso_status iso_reducer_shadow(iso_reducer *reducer);
 typedef struct iso_reducer_stats {
     long long steps; // step() calls
     int bucket_count;
-    size_t bytes_per_step; // payload of one exchange of all buckets
-    // Payload of all exchanges so far, over all ranks and over the ranks of a node; an all-reduce
-    // over P ranks sends 2 (P - 1) / P of it from each.
+    size_t bytes_per_step; // size of all buckets, in the type in which they travel
+    // Sizes of the buckets that were summed so far, over all ranks and over the ranks of a node:
+    // each counts once, whatever its sum moves (bytes_sent).
     long long bytes_world, bytes_node;
     double wait_ms;     // total time the program stood in waits (lazy) or in exchanges (blocking)
     double exchange_ms; // total of issue-to-completion over buckets, as seen by this rank
@@ -200,6 +215,8 @@ typedef struct iso_reducer_stats {
     bool nccl;
     long long exchanges; // all-reduces of buckets so far
     bool planned;        // the order by need is in force
+    // This rank's share of what gradients have moved, see iso_traffic (isotherm/comm.h).
+    long long bytes_sent, bytes_between_nodes;
 } iso_reducer_stats;
 void iso_reducer_get_stats(const iso_reducer *reducer, iso_reducer_stats *out);
 // What travels together: a line for each bucket, in the order in which a backward completes them,

@@ -58,6 +58,9 @@ iso_status iso_training_loaded(iso_module *module, iso_optimizer *optimizer);
 iso_status iso_resume_save(iso_comm *comm, const char *path, int64_t step, const iso_state *state);
 // Local. The highest step of which something was saved under PATH; -1: nothing.
 iso_status iso_resume_newest(const char *path, int64_t *step);
+// Local. Removes all sets that were saved under PATH and that this process can see; several may do
+// so at once. What cannot be removed is warned of.
+iso_status iso_resume_remove(const char *path);
 // Collective. Loads the newest set that is whole and sound on every rank; *step is its step.
 // Damaged or incomplete newer sets are passed over with a warning that names the file.
 // ISO_ERR_MISMATCH for a set of another number of ranks or of another model or settings; ISO_ERR_IO

@@ -61,7 +61,10 @@ iso_status iso_optimizer_state_dict(iso_optimizer *optimizer, iso_state_dict *ou
 // As iso_module_load_state_dict. Replaces lr and all other hyperparameters too, as PyTorch does;
 // those that it would refuse are ISO_ERR_ARG, other groups ISO_ERR_MISMATCH. Numbers of updates may
 // be of a floating-point type, as PyTorch's are. A dict without any (earlier versions made such) is
-// not lacking them: each parameter then has its group's number of steps.
+// not lacking them: each parameter then has its group's number of steps. State that updates with
+// the hyperparameters of dict do not use may be there or not, as PyTorch's files lack it:
+// momentum_buffer of SGD and RMSprop without momentum, grad_avg of RMSprop that is not centered.
+// Where it is missing it becomes zeros, and keys does not list it.
 iso_status iso_optimizer_load_state_dict(iso_optimizer *optimizer, const iso_state_dict *dict,
                                          bool strict, iso_incompatible_keys *keys);
 

@@ -10,6 +10,7 @@
 //     iso_strategy_wrap_optimizer_take(strategy, &context, optimizer, module, &optimizer);
 //     each step:   zero_grad, forward, loss, backward, iso_strategy_reduce_gradients, step
 //     each epoch:  iso_strategy_epoch_loss
+//     before an evaluation or a save:  iso_strategy_complete
 //     in the end:  iso_strategy_finish
 //
 // There are: blocking, lazy and explicit (iso_sync in isotherm/reducer.h), daso, daso-heat,
@@ -61,6 +62,33 @@ typedef struct iso_strategy_context {
     iso_settings *settings;               // may be NULL
 } iso_strategy_context;
 
+// A number that a strategy reports under a name of its own.
+typedef struct iso_strategy_figure {
+    char name[32];
+    double value; // NaN: not known
+} iso_strategy_figure;
+#define ISO_STRATEGY_FIGURES 16
+
+// What a strategy tells of itself, as this rank sees it. A trainer reports it, and adds the waits
+// and bytes to those of gradients. Every field is optional.
+typedef struct iso_strategy_stats {
+    int64_t syncs;  // exchanges of parameters that are complete; -1: the strategy makes none
+    int64_t period; // steps between two of them, in force; 0: it has none
+    int64_t wait;   // steps from the send of one until it is merged, in force; -1: not yet known
+    int64_t period_requested, wait_requested; // what was asked for; -1: automatic
+    int64_t local_period; // steps between averages of gradients in a node; 0: it has none
+    int64_t last_age;     // steps between send and merge of the last one
+    const char *phase;    // a word; NULL: it has none
+    double wait_ms;       // in waits, total
+    double last_wait_ms;  // in the last exchange
+    double exchange_ms;   // that the last exchange took; 0: not measured
+    double divergence;    // of the replicas, relative to their mean; 0: not measured
+    int64_t bytes_sent, bytes_between_nodes; // total, as iso_traffic (isotherm/comm.h) says
+    char reason[128];                        // why period and wait changed last
+    int figure_count;                        // what else there is to report
+    iso_strategy_figure figure[ISO_STRATEGY_FIGURES];
+} iso_strategy_stats;
+
 // Any function may be NULL. user is handed to those that have it.
 typedef struct iso_strategy {
     const char *name; // letters, digits and - _ . ; at most 31
@@ -77,11 +105,15 @@ typedef struct iso_strategy {
     // Collective. After the last backward of an update, before anyone looks at gradients: averages
     // them, if backward has not.
     iso_status (*reduce_gradients)(iso_module *module, void *user);
-    // As iso_daso_epoch_loss, iso_daso_finish (after which parameters are equal on all ranks) and
-    // iso_daso_get_stats.
+    // As iso_daso_epoch_loss, and iso_daso_finish, after which parameters are equal on all ranks.
     iso_status (*epoch_loss)(iso_optimizer *optimizer, double loss, bool globally_averaged);
     iso_status (*finish)(iso_optimizer *optimizer);
-    iso_status (*stats)(iso_optimizer *optimizer, iso_daso_stats *out);
+    // Collective. As iso_daso_complete: waits until what is under way has arrived, and changes no
+    // parameter.
+    iso_status (*complete)(iso_optimizer *optimizer, void *user);
+    // Local. Fills in what the strategy knows of itself; *out comes with syncs -1 and all else 0.
+    iso_status (*stats)(iso_optimizer *optimizer, iso_strategy_stats *out, void *user);
+    bool f32_only; // a trainer refuses parameters of another element type
     void *user;
 } iso_strategy;
 
@@ -115,6 +147,12 @@ iso_status iso_strategy_reduce_gradients(const iso_strategy *strategy, iso_modul
 iso_status iso_strategy_epoch_loss(const iso_strategy *strategy, iso_optimizer *optimizer,
                                    double loss, bool globally_averaged);
 iso_status iso_strategy_finish(const iso_strategy *strategy, iso_optimizer *optimizer);
+// Where time is measured: call it before the clock stops. What is under way then belongs to the
+// steps before, and an evaluation or a save that found it would wait for it unnoticed.
+iso_status iso_strategy_complete(const iso_strategy *strategy, iso_optimizer *optimizer);
+// Local. syncs -1 and all else 0 where the strategy tells nothing.
+iso_status iso_strategy_get_stats(const iso_strategy *strategy, iso_optimizer *optimizer,
+                                  iso_strategy_stats *out);
 
 #ifdef __cplusplus
 }

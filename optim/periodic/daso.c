@@ -29,13 +29,26 @@ static iso_daso_decision in_force(const daso *self) {
                                .batches_to_wait = self->schedule.batches_to_wait};
 }
 
-static void adopt(daso *self, const iso_daso_decision *decision) {
-    snprintf(self->reason, sizeof(self->reason), "%s", decision->reason);
-    iso__daso_schedule_set(&self->schedule, decision);
+static void tell_change(const daso *self) {
     if (iso_comm_rank(self->engine.comm) == 0)
         iso__log(ISO_LOG_INFO, "daso: step %lld: skip %lld, wait %lld: %s",
                  (long long)self->schedule.step, (long long)self->schedule.global_skip,
                  (long long)self->schedule.batches_to_wait, self->reason);
+}
+
+static bool same_rhythm(const iso_daso_decision *a, const iso_daso_decision *b) {
+    return a->global_skip == b->global_skip && a->local_skip == b->local_skip &&
+           a->batches_to_wait == b->batches_to_wait;
+}
+
+// What exceeds the config's limits is cut, and may then be what is in force.
+static void adopt(daso *self, const iso_daso_decision *decision) {
+    iso_daso_decision before = in_force(self);
+    iso__daso_schedule_set(&self->schedule, decision);
+    iso_daso_decision after = in_force(self);
+    if (same_rhythm(&before, &after)) return;
+    snprintf(self->reason, sizeof(self->reason), "%s", decision->reason);
+    tell_change(self);
 }
 
 static iso_status check_decision(const daso *self, const iso_daso_decision *d) {
@@ -54,10 +67,7 @@ static iso_status ask_callback(daso *self, const iso_daso_observation *observed,
     decision->reason[sizeof(decision->reason) - 1] = 0;
     ISO_TRY(iso_comm_bcast(self->engine.comm, decision, sizeof(*decision), 0));
     ISO_TRY(check_decision(self, decision));
-    bool same = decision->global_skip == before.global_skip &&
-                decision->local_skip == before.local_skip &&
-                decision->batches_to_wait == before.batches_to_wait;
-    if (!same) adopt(self, decision);
+    if (!same_rhythm(decision, &before)) adopt(self, decision);
     return ISO_OK;
 }
 
@@ -79,12 +89,14 @@ static iso_status consult(daso *self, iso_daso_observation *observed) {
 
 static iso_status measure(daso *self) {
     double exchange_ms, step_ms;
-    iso_daso_decision decision = in_force(self);
     ISO_TRY(iso__periodic_measure(&self->engine, &exchange_ms, &step_ms));
-    decision.batches_to_wait = iso__daso_wait_for(exchange_ms, step_ms);
-    snprintf(decision.reason, sizeof(decision.reason),
-             "an exchange was measured to take %.1f ms, a step %.1f ms", exchange_ms, step_ms);
-    adopt(self, &decision);
+    int64_t wait = iso__daso_wait_for(exchange_ms, step_ms);
+    iso__daso_schedule_measured(&self->schedule, wait);
+    bool cut = self->schedule.batches_to_wait < wait;
+    snprintf(self->reason, sizeof(self->reason),
+             "an exchange was measured to take %.1f ms, a step %.1f ms%s", exchange_ms, step_ms,
+             cut ? "; more would be hidden by a longer period" : "");
+    tell_change(self);
     return ISO_OK;
 }
 
@@ -92,6 +104,29 @@ static bool measures(const iso__sync_plan *plan) {
     for (int i = 0; i < plan->count; i++)
         if (plan->action[i].kind == ISO__MEASURE) return true;
     return false;
+}
+
+// A callback decides on every round, the library's policies when a mean has come in.
+static iso_status decide_on_round(daso *self) {
+    if (self->config.policy != ISO_POLICY_CALLBACK && !self->schedule.observed) return ISO_OK;
+    iso_daso_observation observed = {.kind = ISO_OBSERVED_SYNC, .loss = NAN};
+    return consult(self, &observed);
+}
+
+static iso_status begin_round(daso *self, iso__sync_plan *plan) {
+    ISO_TRY(decide_on_round(self));
+    iso__daso_schedule_begin(&self->schedule, plan);
+    return ISO_OK;
+}
+
+// The first round, or one that the last step() could not begin: it sends what it was to send.
+static iso_status begin_late(daso *self) {
+    iso__sync_plan plan;
+    ISO_TRY(iso__periodic_check_training(&self->engine));
+    ISO_TRY(begin_round(self, &plan));
+    if (plan.count == 0) return ISO_OK;
+    plan.next = self->engine.scope; // of the gradients that this step has got
+    return iso__periodic_run(&self->engine, &plan, ISO__CARRY_WIRE);
 }
 
 static iso_status step(iso_optimizer *optimizer) {
@@ -102,18 +137,22 @@ static iso_status step(iso_optimizer *optimizer) {
         "daso was created for total_steps %lld, and all are done: create it for more, or call "
         "iso_daso_reset",
         (long long)self->schedule.total);
+    if (self->schedule.begins) ISO_TRY(begin_late(self));
     ISO_TRY(iso__periodic_step(&self->engine));
     iso__daso_schedule_step(&self->schedule, &plan);
     ISO_TRY(iso__periodic_run(&self->engine, &plan, ISO__CARRY_WIRE));
     if (measures(&plan)) ISO_TRY(measure(self));
-    if (!iso__periodic_brings_mean(&plan)) return ISO_OK;
-    iso_daso_observation observed = {.kind = ISO_OBSERVED_SYNC, .loss = NAN};
-    return consult(self, &observed);
+    if (!self->schedule.begins) return ISO_OK;
+    ISO_TRY(begin_round(self, &plan));
+    return iso__periodic_run(&self->engine, &plan, ISO__CARRY_WIRE);
 }
 
 iso_status iso__daso_epoch_loss(iso_optimizer *optimizer, double loss) {
     iso_daso_observation observed = {.kind = ISO_OBSERVED_EPOCH, .loss = loss};
-    return consult(self_of(optimizer), &observed);
+    daso *self = self_of(optimizer);
+    ISO_TRY(consult(self, &observed));
+    // Where a round had just begun, it goes by the decision.
+    return iso__periodic_set_scope(&self->engine, iso__daso_schedule_scope(&self->schedule));
 }
 
 static iso_status start_over(daso *self) {
@@ -139,6 +178,8 @@ void iso__daso_stats(const iso_optimizer *optimizer, iso_daso_stats *out) {
     out->global_skip = self->schedule.global_skip;
     out->local_skip = self->schedule.local_skip;
     out->batches_to_wait = self->schedule.batches_to_wait;
+    out->global_skip_requested = self->config.global_skip;
+    out->batches_to_wait_requested = self->config.batches_to_wait;
     snprintf(out->reason, sizeof(out->reason), "%s", self->reason);
 }
 

@@ -47,6 +47,12 @@ iso_status iso_daso_epoch_loss(iso_optimizer *optimizer, double loss, bool globa
                                   : iso__daso_heat_epoch_loss(daso, loss);
 }
 
+iso_status iso_daso_complete(iso_optimizer *optimizer) {
+    iso_optimizer *daso;
+    ISO_TRY(need(optimizer, &daso));
+    return iso__periodic_hold(engine_of(daso));
+}
+
 iso_status iso_daso_finish(iso_optimizer *optimizer) {
     iso_optimizer *daso;
     ISO_TRY(need(optimizer, &daso));

@@ -78,6 +78,7 @@ void iso__daso_heat_stats(const iso_optimizer *optimizer, iso_daso_stats *out) {
     out->global_skip = s->global_skip;
     out->local_skip = s->local_skip;
     out->batches_to_wait = s->batches_to_wait;
+    out->global_skip_requested = out->batches_to_wait_requested = -1; // HeAT's rule
     snprintf(out->reason, sizeof(out->reason), "%s", self->reason);
 }
 

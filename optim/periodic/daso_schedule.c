@@ -66,16 +66,27 @@ static iso_status check_policy(const iso_daso_config *c) {
     return ISO_OK;
 }
 
+static iso_status check_skip(const iso_daso_config *c) {
+    ISO_CHECK(c->global_skip >= 1 || c->global_skip == -1, ISO_ERR_ARG,
+              "daso: global_skip is %lld, it must be 1 or more, or -1 for automatic",
+              (long long)c->global_skip);
+    ISO_CHECK(c->global_skip < 0 || c->batches_to_wait <= c->global_skip, ISO_ERR_ARG,
+              "daso: batches_to_wait is %lld and global_skip is %lld, but an exchange is merged "
+              "before the next one is sent: make global_skip at least batches_to_wait",
+              (long long)c->batches_to_wait, (long long)c->global_skip);
+    return ISO_OK;
+}
+
 iso_status iso__daso_config_check(const iso_daso_config *c) {
     ISO_TRY(iso__daso_at_least("total_steps", c->total_steps, 1));
     ISO_TRY(check_share("warmup", c->warmup));
     ISO_TRY(check_share("cooldown", c->cooldown));
     ISO_TRY(iso__daso_at_least("warmup_steps", c->warmup_steps, -1));
     ISO_TRY(iso__daso_at_least("cooldown_steps", c->cooldown_steps, -1));
-    ISO_TRY(iso__daso_at_least("global_skip", c->global_skip, 1));
     ISO_TRY(iso__daso_at_least("max_global_skip", c->max_global_skip, 1));
     ISO_TRY(iso__daso_at_least("batches_to_wait", c->batches_to_wait, -1));
     ISO_TRY(iso__daso_at_least("local_skip", c->local_skip, 1));
+    ISO_TRY(check_skip(c));
     ISO_CHECK(c->unit == ISO_SCOPE_NODE || c->unit == ISO_SCOPE_RANK, ISO_ERR_ARG,
               "daso: unit is scope %d, it must be ISO_SCOPE_NODE or ISO_SCOPE_RANK", (int)c->unit);
     ISO_TRY(check_choice("merge", (int)c->merge, ISO_MERGE_HEAT));
@@ -112,19 +123,30 @@ static iso__phase phase_of(const iso__daso_schedule *s, int64_t step) {
     return step <= end_of_cycling(s) ? ISO__CYCLING : ISO__COOLDOWN;
 }
 
-// The step that begins now is the first of an interval that ends with a send.
+// An exchange takes no less than 4 steps (iso__daso_wait_for): what would be measured is longer
+// than such a skip, and there is no step to measure in before the send.
+static void wait_unmeasured(iso__daso_schedule *s) {
+    s->batches_to_wait = s->global_skip;
+    s->measure = false;
+}
+
+// The next step is the first of an interval that ends with a send.
 static void begin_interval(iso__daso_schedule *s) {
     s->next_send = s->step + smaller(s->global_skip, s->total - s->step);
     s->interval_local_skip = s->local_skip;
+    s->round_step = s->step;
+    if (s->step > s->warmup || s->batches_to_wait >= 0 || s->step >= 2) return;
+    if (s->global_skip < 3 - s->step)
+        wait_unmeasured(s);
+    else
+        s->measure_at = larger(s->next_send, 3) - 1;
 }
 
-static void begin_cycling(iso__daso_schedule *s) {
-    begin_interval(s);
-    if (s->batches_to_wait >= 0) return;
-    s->measure_at = s->step;
-    if (s->step >= 2) return;
-    s->next_send = larger(s->next_send, 3);
-    s->measure_at = s->next_send - 1;
+static int64_t first_skip(const iso_daso_config *config) {
+    if (config->global_skip > 0) return config->global_skip;
+    int64_t skip = ISO_DASO_AUTO_SKIP;
+    if (config->policy != ISO_POLICY_FIXED) skip = smaller(skip, config->max_global_skip);
+    return larger(skip, config->batches_to_wait);
 }
 
 void iso__daso_schedule_init(iso__daso_schedule *s, const iso_daso_config *config) {
@@ -132,14 +154,16 @@ void iso__daso_schedule_init(iso__daso_schedule *s, const iso_daso_config *confi
     s->local = config->unit;
     s->total = config->total_steps;
     iso__daso_phases(config, &s->warmup, &s->cooldown);
-    s->global_skip = larger(config->global_skip, config->batches_to_wait);
+    s->auto_skip = config->global_skip < 0;
+    s->global_skip = first_skip(config);
     s->local_skip = config->local_skip;
     s->batches_to_wait = config->batches_to_wait;
     s->measure = config->batches_to_wait < 0;
     s->max_skip = larger(s->global_skip, config->max_global_skip);
-    s->measure_at = -1;
+    s->measure_at = s->warmup >= 2 ? s->warmup : -1;
     s->phase = phase_of(s, 1);
-    if (s->phase == ISO__CYCLING) begin_cycling(s);
+    s->begins = s->phase == ISO__CYCLING;
+    if (s->begins) begin_interval(s);
 }
 
 // ---- Steps ----------------------------------------------------------------------------------------
@@ -155,29 +179,37 @@ static void merge(iso__daso_schedule *s, iso__sync_plan *out) {
     iso__action *action = add(out, ISO__MERGE);
     action->age = action->weight = s->step - s->pending_step;
     s->pending = false;
+    s->observed = true;
+}
+
+// With local_skip the ranks of a node went their own ways since the last send.
+static void average_node(iso__daso_schedule *s, iso__sync_plan *out) {
+    if (s->local == ISO_SCOPE_NODE && s->interval_local_skip > 1) add(out, ISO__NODE_AVERAGE);
 }
 
 static void send(iso__daso_schedule *s, iso__sync_plan *out) {
+    average_node(s, out);
     add(out, ISO__SEND);
     s->pending = s->batches_to_wait != 0;
     if (!s->pending) add(out, ISO__FULL);
+    s->observed = s->observed || !s->pending;
     s->pending_step = s->step;
     // A wait that nobody measured: as long as there is.
     s->pending_wait = s->batches_to_wait < 0 ? s->global_skip : s->batches_to_wait;
-    begin_interval(s);
 }
 
 static void cycle(iso__daso_schedule *s, iso__sync_plan *out) {
     bool ends = s->step == end_of_cycling(s), sends = s->step == s->next_send;
     bool due = s->step - s->pending_step >= s->pending_wait;
     if (s->pending && (ends || sends || due)) merge(s, out);
-    if (!ends && !sends) return;
-    // With local_skip the ranks of a node went their own ways since the last send.
-    if (s->local == ISO_SCOPE_NODE && s->interval_local_skip > 1) add(out, ISO__NODE_AVERAGE);
-    if (ends)
+    if (ends) {
+        average_node(s, out);
         add(out, ISO__FULL)->state = s->cooldown > 0;
-    else
-        send(s, out);
+    } else if (sends) {
+        s->begins = true;
+        s->averaged = s->batches_to_wait == 0;
+        if (s->averaged) send(s, out);
+    }
 }
 
 iso_scope iso__daso_schedule_scope(const iso__daso_schedule *s) {
@@ -191,17 +223,34 @@ iso_scope iso__daso_schedule_scope(const iso__daso_schedule *s) {
 
 void iso__daso_schedule_step(iso__daso_schedule *s, iso__sync_plan *out) {
     iso__phase finished = s->phase;
+    iso_scope scope = iso__daso_schedule_scope(s);
     out->count = 0;
+    s->begins = s->averaged = false;
     s->step++;
     s->phase = phase_of(s, s->step + 1);
     if (finished == ISO__CYCLING)
         cycle(s, out);
     else if (s->step == s->total && s->cooldown == 0)
         add(out, ISO__FULL); // all was warm-up
-    else if (s->phase == ISO__CYCLING)
-        begin_cycling(s);
+    else
+        s->begins = s->phase == ISO__CYCLING;
     if (s->phase == ISO__CYCLING && s->measure && s->step == s->measure_at) add(out, ISO__MEASURE);
+    out->next = s->begins ? scope : iso__daso_schedule_scope(s);
+}
+
+void iso__daso_schedule_begin(iso__daso_schedule *s, iso__sync_plan *out) {
+    out->count = 0;
+    if (s->step > s->warmup && !s->averaged) send(s, out);
+    s->begins = s->averaged = s->observed = false;
+    begin_interval(s);
     out->next = iso__daso_schedule_scope(s);
+}
+
+// Before any step of the round was made.
+static void begin_anew(iso__daso_schedule *s) {
+    if (s->phase != ISO__CYCLING || s->begins || s->step != s->round_step) return;
+    begin_interval(s);
+    if (s->pending && s->batches_to_wait > 0) s->pending_wait = s->batches_to_wait;
 }
 
 void iso__daso_schedule_set(iso__daso_schedule *s, const iso_daso_decision *decision) {
@@ -212,6 +261,13 @@ void iso__daso_schedule_set(iso__daso_schedule *s, const iso_daso_decision *deci
     int64_t skip = larger(larger(decision->global_skip, s->batches_to_wait), 1);
     s->global_skip = smaller(skip, s->max_skip);
     s->local_skip = larger(decision->local_skip, 1);
+    begin_anew(s);
+}
+
+void iso__daso_schedule_measured(iso__daso_schedule *s, int64_t wait) {
+    s->batches_to_wait = smaller(wait, s->auto_skip ? s->max_skip : s->global_skip);
+    s->global_skip = larger(s->global_skip, s->batches_to_wait);
+    s->measure = false;
 }
 
 int64_t iso__daso_wait_for(double exchange_ms, double step_ms) {

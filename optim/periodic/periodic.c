@@ -2,6 +2,8 @@
 // module and its optimizer.
 #include "optim/periodic/periodic.h"
 
+#include "comm/traffic.h"
+
 #include "parallel/parallel_impl.h"
 #include "parallel/reducer_impl.h"
 
@@ -87,12 +89,14 @@ static iso_status make_averages(iso__periodic *p) {
 // other communicators must not come between them.
 static iso_status make_topology(iso__periodic *p) {
     iso_comm *own;
-    iso_comm_config same = {.progress = iso_comm_progress(p->comm)};
+    iso_comm_config same = {.progress = iso_comm_progress(p->comm),
+                            .timeout_s = p->comm->timeout_s};
     ISO_TRY(iso_comm_create(iso_comm_mpi(p->comm), &same, &own));
     iso_status status = iso_topology_create(own, &p->config.topology, &p->topology);
     iso_comm_destroy(&own);
     ISO_TRY(status);
-    return iso_comm_create(iso_comm_mpi(p->topology->node), &same, &p->node);
+    ISO_TRY(iso_comm_create(iso_comm_mpi(p->topology->node), &same, &p->node));
+    return iso__comm_place_part(p->node, p->topology->world);
 }
 
 static iso_status prepare(iso__periodic *p, iso_status owner) {
@@ -225,12 +229,14 @@ static iso_status send_queued(iso__periodic *p) {
 // *mean is NULL on ranks that take no part.
 static iso_status collect(iso__periodic *p, const float **mean) {
     ISO_CHECK(p->pending, ISO_ERR_STATE, "there is no exchange to merge");
-    int64_t began = iso_now();
-    iso_status status = ISO_OK;
     *mean = p->member ? p->mean : NULL;
-    if (!p->held) status = iso__average_finish(p->average[p->carrier], mean, p->figures);
+    bool held = p->held; // it was waited for already, and that was counted
     p->pending = p->held = false;
+    if (held) return ISO_OK;
+    int64_t began = iso_now();
+    iso_status status = iso__average_finish(p->average[p->carrier], mean, p->figures);
     p->last_wait_ms = (double)(iso_now() - began) * 1e-6;
+    p->stats.wait_ms += p->last_wait_ms;
     ISO_TRY(status);
     iso_trace_span(ISO_LANE_WAIT, "global sync", began, iso_now());
     return ISO_OK;
@@ -241,7 +247,10 @@ iso_status iso__periodic_hold(iso__periodic *p) {
     const float *mean;
     size_t bytes = iso__periodic_carried(p, ISO__CARRY_WIRE) * sizeof(float);
     if (!p->mean) ISO_TRY(iso__alloc_zero(bytes, (void **)&p->mean));
-    ISO_TRY(collect(p, &mean));
+    p->last_step_ns = 0; // this wait is not part of a step
+    iso_status status = collect(p, &mean);
+    p->dropped = status < 0;
+    ISO_TRY(status);
     p->member = mean != NULL;
     if (mean) memcpy(p->mean, mean, iso__periodic_carried(p, p->carrier) * sizeof(float));
     p->pending = p->held = true;
@@ -250,7 +259,7 @@ iso_status iso__periodic_hold(iso__periodic *p) {
 
 iso_status iso__periodic_drop(iso__periodic *p) {
     const float *mean;
-    p->queued = false;
+    p->queued = p->dropped = false;
     if (p->pending) ISO_TRY(collect(p, &mean));
     return ISO_OK;
 }
@@ -286,21 +295,27 @@ static iso_status merge_mean(iso__periodic *p, const iso__action *action, const 
     return reset_state(p);
 }
 
-static void count_sync(iso__periodic *p, int64_t age, int64_t began) {
+// waited: what all waits took when the sync began.
+static void count_sync(iso__periodic *p, int64_t age, int64_t began, double waited) {
     p->stats.syncs++;
     p->stats.last_age = age;
-    p->stats.wait_ms += p->last_wait_ms;
     p->stats.last_wait_ms = p->last_wait_ms;
-    p->stats.work_ms += (double)(iso_now() - began) * 1e-6 - p->last_wait_ms;
+    p->stats.work_ms += (double)(iso_now() - began) * 1e-6 - (p->stats.wait_ms - waited);
 }
 
+// Of one that failed in iso__periodic_hold, which told of it, there is nothing to merge.
 static iso_status merge(iso__periodic *p, const iso__action *action) {
     const float *mean;
+    if (p->dropped) {
+        p->dropped = false;
+        return send_queued(p);
+    }
     int64_t began = iso_now();
+    double waited = p->stats.wait_ms;
     ISO_TRY(collect(p, &mean));
     if (mean) ISO_TRY(merge_mean(p, action, mean));
     ISO_TRY(send_queued(p));
-    count_sync(p, action->age, began);
+    count_sync(p, action->age, began, waited);
     return ISO_OK;
 }
 
@@ -314,6 +329,7 @@ static void measure_divergence(iso__periodic *p, const float *mean) {
 static iso_status full(iso__periodic *p, const iso__action *action, bool sent) {
     const float *mean;
     int64_t began = iso_now();
+    double waited = p->stats.wait_ms;
     iso__carrier carrier = action->state ? ISO__CARRY_STATE : ISO__CARRY_EXACT;
     if (sent) {
         carrier = p->carrier;
@@ -321,6 +337,7 @@ static iso_status full(iso__periodic *p, const iso__action *action, bool sent) {
     } else {
         ISO_TRY(iso__periodic_exact_mean(p, carrier, &mean));
         p->last_wait_ms = (double)(iso_now() - began) * 1e-6;
+        p->stats.wait_ms += p->last_wait_ms;
     }
     if (mean) ISO_TRY(iso__periodic_unpack(p, iso__periodic_carried(p, carrier), mean));
     if (mean && sent) measure_divergence(p, mean);
@@ -333,7 +350,7 @@ static iso_status full(iso__periodic *p, const iso__action *action, bool sent) {
     p->node_equal = p->node_equal || p->equal;
     p->equal_state = p->equal_state || action->state;
     p->node_equal_state = p->node_equal_state || action->state;
-    count_sync(p, 0, began);
+    count_sync(p, 0, began, waited);
     return ISO_OK;
 }
 
@@ -359,16 +376,6 @@ iso_status iso__periodic_run(iso__periodic *p, const iso__sync_plan *plan, iso__
     ISO_TRY(iso__periodic_set_scope(p, plan->next));
     p->last_step_ns = iso_now();
     return ISO_OK;
-}
-
-bool iso__periodic_brings_mean(const iso__sync_plan *plan) {
-    bool sends = false, brings = false;
-    for (int i = 0; i < plan->count; i++) {
-        sends = sends || plan->action[i].kind == ISO__SEND;
-        brings = brings || plan->action[i].kind == ISO__MERGE ||
-                 (sends && plan->action[i].kind == ISO__FULL);
-    }
-    return brings;
 }
 
 iso_status iso__periodic_set_scope(iso__periodic *p, iso_scope scope) {
@@ -402,10 +409,15 @@ static void note_update(iso__periodic *p) {
     p->node_equal = p->node_equal && p->node_equal_state;
 }
 
-iso_status iso__periodic_step(iso__periodic *p) {
+iso_status iso__periodic_check_training(const iso__periodic *p) {
     ISO_CHECK(!p->shown, ISO_ERR_STATE,
               "step() in evaluation mode, where parameters are the mean of all ranks: call "
               "iso_module_train(model, true) before the forward");
+    return ISO_OK;
+}
+
+iso_status iso__periodic_step(iso__periodic *p) {
+    ISO_TRY(iso__periodic_check_training(p));
     ISO_TRY(iso_optimizer_step(p->inner));
     note_update(p);
     p->stats.steps++;

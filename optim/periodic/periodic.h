@@ -54,7 +54,8 @@ typedef struct iso__periodic {
     bool equal, equal_state, node_equal, node_equal_state;
 
     // The exchange under way. `held`: complete, its mean copied to `mean`, not yet merged.
-    bool pending, queued, held, member;
+    // `dropped`: it failed while it was to be held, and its merge is still to come.
+    bool pending, queued, held, member, dropped;
     iso__carrier carrier, queued_carrier;
     int queued_group;
     float *sent, *queued_sent, *mean; // as long as what CARRY_WIRE carries
@@ -72,7 +73,7 @@ typedef struct iso__periodic {
     double step_ms_sum; // since the last send, without waits
     int64_t step_ms_count, last_step_ns;
     double reducer_wait_ms; // at the last step
-    iso_daso_stats stats;   // bytes: of a run that this one resumes
+    iso_daso_stats stats;   // bytes: what the averages do not count
     struct {
         int64_t number[ISO__PERIODIC_NUMBERS];
         double figure[ISO__FIGURES + 4];
@@ -91,11 +92,11 @@ iso_status iso__periodic_init(iso__periodic *p, iso_optimizer *inner, iso_module
 // Collective. How far the gradients of the next backward reach.
 iso_status iso__periodic_set_scope(iso__periodic *p, iso_scope scope);
 void iso__periodic_destroy(iso__periodic *p);
+// ISO_ERR_STATE in evaluation mode. Local.
+iso_status iso__periodic_check_training(const iso__periodic *p);
 // One step of the inner optimizer; then, once its owner has a plan, the plan.
 iso_status iso__periodic_step(iso__periodic *p);
 iso_status iso__periodic_run(iso__periodic *p, const iso__sync_plan *plan, iso__carrier carrier);
-// Whether a plan brings a mean (figures are new after it).
-bool iso__periodic_brings_mean(const iso__sync_plan *plan);
 // Median ms of an exchange by the wire, and of a step without waits; the largest of all ranks.
 iso_status iso__periodic_measure(iso__periodic *p, double *exchange_ms, double *step_ms);
 // The mean of this number over all ranks.
@@ -105,7 +106,8 @@ iso_status iso__periodic_finish(iso__periodic *p, bool state);
 // Waits for what is under way and forgets it.
 iso_status iso__periodic_drop(iso__periodic *p);
 void iso__periodic_stats(const iso__periodic *p, iso_daso_stats *out);
-// Waits for what is under way and keeps its mean aside until it is merged.
+// Waits for what is under way and keeps its mean aside until it is merged. Where the exchange failed
+// that is an error once, and its merge then changes nothing.
 iso_status iso__periodic_hold(iso__periodic *p);
 // The slots of optimizers that own an engine. free: destroys it, and frees its owner.
 void iso__periodic_zero_grad(iso_optimizer *owner);

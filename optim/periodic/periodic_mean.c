@@ -1,5 +1,7 @@
 // Means that are waited for: over all ranks, over a node, and for evaluation.
 #include "optim/periodic/periodic.h"
+
+#include "comm/traffic.h"
 #include "parallel/parallel_impl.h"
 
 #include <isotherm/trace.h>
@@ -34,9 +36,17 @@ iso_status iso__periodic_carrier(iso__periodic *p, iso__carrier carrier, iso__av
     return ISO_OK;
 }
 
+static void add_traffic(iso__periodic *p, int64_t sign, const iso_traffic *more) {
+    p->stats.bytes_sent += sign * more->bytes_sent;
+    p->stats.bytes_between_nodes += sign * more->bytes_between_nodes;
+}
+
 // Of ranks that have gone their own ways.
-static iso_status mean_over(iso_comm *comm, size_t elements, float *x) {
+static iso_status mean_over(iso__periodic *p, iso_comm *comm, size_t elements, float *x) {
     iso_request *request;
+    iso_traffic moved = {0};
+    iso__count_sum(&moved, comm, elements * sizeof(*x));
+    add_traffic(p, 1, &moved);
     ISO_TRY(iso_comm_iallreduce(comm, x, elements, ISO_F32, "mean over ranks", &request));
     ISO_TRY(iso_request_wait(&request));
     float factor = 1.0f / (float)iso_comm_size(comm);
@@ -57,7 +67,7 @@ static iso_status exact_mean(iso__periodic *p, iso__carrier carrier, float *x, c
     ISO_TRY(iso__periodic_pack(p, elements, x));
     bool state = carrier == ISO__CARRY_STATE;
     if (!p->node_equal || (state && !state_is_node_equal(p)))
-        ISO_TRY(mean_over(p->node, elements, x));
+        ISO_TRY(mean_over(p, p->node, elements, x));
     ISO_TRY(iso__average_start(average, x, ISO__SHARDS, figures));
     ISO_TRY(iso__average_finish(average, mean, figures));
     return ISO_OK;
@@ -89,7 +99,7 @@ iso_status iso__periodic_node_average(iso__periodic *p) {
     if (p->node_equal && (!state || state_is_node_equal(p))) return ISO_OK;
     int64_t start = iso_now();
     ISO_TRY(iso__periodic_pack(p, elements, p->queued_sent));
-    ISO_TRY(mean_over(p->node, elements, p->queued_sent));
+    ISO_TRY(mean_over(p, p->node, elements, p->queued_sent));
     ISO_TRY(iso__periodic_unpack(p, elements, p->queued_sent));
     if (state) ISO_TRY(iso__periodic_agree_on_steps(p, p->node));
     p->node_equal = true;
@@ -103,20 +113,40 @@ iso_status iso__periodic_mean_buffers(iso__periodic *p, iso_comm *comm) {
     if (p->buffer_count == 0 || iso_comm_size(comm) == 1) return ISO_OK;
     int first = p->parameter_count, last = first + p->buffer_count;
     ISO_TRY(iso__periodic_fetch(p, first, last, p->queued_sent));
-    ISO_TRY(mean_over(comm, p->buffer_elements, p->queued_sent));
+    ISO_TRY(mean_over(p, comm, p->buffer_elements, p->queued_sent));
     return iso__periodic_put(p, first, last, p->queued_sent);
 }
 
 iso_status iso__periodic_node_copy(iso__periodic *p, int group) {
     if (iso_comm_size(p->node) == 1) return ISO_OK;
     int64_t start = iso_now();
+    int root = group % iso_comm_size(p->node);
+    iso_traffic moved = {0};
     ISO_TRY(iso__periodic_map(p, p->parameter_count));
     for (int i = 0; i < p->parameter_count; i++)
-        ISO_TRY(iso_comm_bcast(p->node, p->span[i].host, p->span[i].count * sizeof(float),
-                               group % iso_comm_size(p->node)));
+        ISO_TRY(iso_comm_bcast(p->node, p->span[i].host, p->span[i].count * sizeof(float), root));
     ISO_TRY(iso__periodic_unmap(p, p->parameter_count));
+    iso__count_blocks(&moved, p->node, p->parameter_elements * sizeof(float));
+    if (iso_comm_rank(p->node) == root) add_traffic(p, 1, &moved);
     p->node_equal = true;
     p->stats.work_ms += (double)(iso_now() - start) * 1e-6;
+    return ISO_OK;
+}
+
+static iso_traffic traffic_of(const iso__periodic *p) {
+    iso_daso_stats stats;
+    iso__periodic_stats(p, &stats);
+    return (iso_traffic){stats.bytes_sent, stats.bytes_between_nodes};
+}
+
+// The mean that evaluation sees is not training: what it moves does not count.
+static iso_status mean_to_show(iso__periodic *p, const float **mean) {
+    iso_traffic before = traffic_of(p);
+    iso_status status = iso__periodic_exact_mean(p, ISO__CARRY_EXACT, mean);
+    iso_traffic after = traffic_of(p);
+    add_traffic(p, 1, &before);
+    add_traffic(p, -1, &after);
+    ISO_TRY(status);
     return ISO_OK;
 }
 
@@ -133,7 +163,7 @@ iso_status iso__periodic_show(bool training, void *periodic) {
         size_t bytes = p->parameter_elements * sizeof(float);
         if (!p->own) ISO_TRY(iso__pinned_alloc(p->device, bytes, (void **)&p->own));
         ISO_TRY(iso__periodic_pack(p, p->parameter_elements, p->own));
-        ISO_TRY(iso__periodic_exact_mean(p, ISO__CARRY_EXACT, &mean));
+        ISO_TRY(mean_to_show(p, &mean));
         ISO_TRY(iso__periodic_unpack(p, p->parameter_elements, mean));
     }
     p->shown = !training;

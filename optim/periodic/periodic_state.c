@@ -19,6 +19,7 @@ enum {
     BETWEEN,
     NODE_STATE,
     ALL_STATE,
+    DROPPED,
     COUNT
 };
 _Static_assert((int)COUNT <= (int)ISO__PERIODIC_NUMBERS, "room for all of them");
@@ -27,19 +28,13 @@ static void fill(iso__periodic *p) {
     iso_daso_stats stats;
     iso__periodic_stats(p, &stats);
     int64_t number[COUNT] = {
-        [PENDING] = p->pending,
-        [MEMBER] = p->member,
-        [CARRIER] = p->carrier,
-        [SCOPE] = p->scope,
-        [EQUAL] = p->equal,
-        [NODE_EQUAL] = p->node_equal,
-        [STEPS] = stats.steps,
-        [SYNCS] = stats.syncs,
-        [AGE] = stats.last_age,
-        [NODE_STATE] = p->node_equal_state,
-        [ALL_STATE] = p->equal_state,
-        [SENT] = stats.bytes_sent,
-        [BETWEEN] = stats.bytes_between_nodes,
+        [PENDING] = p->pending,       [MEMBER] = p->member,
+        [CARRIER] = p->carrier,       [SCOPE] = p->scope,
+        [EQUAL] = p->equal,           [NODE_EQUAL] = p->node_equal,
+        [STEPS] = stats.steps,        [SYNCS] = stats.syncs,
+        [AGE] = stats.last_age,       [NODE_STATE] = p->node_equal_state,
+        [ALL_STATE] = p->equal_state, [DROPPED] = p->dropped,
+        [SENT] = stats.bytes_sent,    [BETWEEN] = stats.bytes_between_nodes,
     };
     memcpy(p->saved.number, number, sizeof(number));
     memcpy(p->saved.figure, p->figures, sizeof(p->figures));
@@ -83,6 +78,7 @@ iso_status iso__periodic_loaded(iso__periodic *p) {
               ISO_ERR_FORMAT, "the saved state of daso makes no sense: its numbers are damaged");
     p->pending = p->held = number[PENDING];
     p->queued = false;
+    p->dropped = number[DROPPED];
     p->member = number[MEMBER];
     p->carrier = (iso__carrier)number[CARRIER];
     p->equal = number[EQUAL];

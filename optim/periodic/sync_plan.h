@@ -87,10 +87,15 @@ typedef struct iso__daso_schedule {
     int64_t step;                    // finished updates
     iso__phase phase;                // of the next step
     int64_t max_skip;                // what no skip and wait exceeds
+    bool auto_skip;                  // global_skip follows the wait
     int64_t global_skip, local_skip, batches_to_wait; // in force; wait -1: not yet measured
     bool measure;                  // batches_to_wait is to be measured when cycling begins
     int64_t measure_at, next_send; // steps
     int64_t interval_local_skip;   // local_skip of the steps up to next_send
+    int64_t round_step;            // when the round began
+    bool begins;                   // a round begins: iso__daso_schedule_begin is to be called
+    bool observed;                 // a mean came in since the last round began
+    bool averaged;                 // by a full average, at this step
     bool pending;
     int64_t pending_step, pending_wait; // of the send; the age at which it is merged
 } iso__daso_schedule;
@@ -100,24 +105,33 @@ iso_status iso__daso_config_check(const iso_daso_config *config);
 // Phases in steps from the config's shares (rounded up; cool-down gives way where the two overlap).
 void iso__daso_phases(const iso_daso_config *config, int64_t *warmup, int64_t *cooldown);
 void iso__daso_schedule_init(iso__daso_schedule *s, const iso_daso_config *config);
-// After a step. WARMUP: no actions, next = WORLD. At its end MEASURE (if wanted), then cycling:
-// SEND every global_skip steps counted from its begin, preceded by NODE_AVERAGE where local_skip >
-// 1; MERGE batches_to_wait later, at that age exactly, at the latest right before the next SEND;
-// batches_to_wait 0: SEND and FULL in one plan. At the end of cycling what is pending is merged,
+// After a step. WARMUP: no actions, next = WORLD. Then cycling, in rounds of global_skip steps that
+// end with a SEND, preceded by NODE_AVERAGE where local_skip > 1; MERGE batches_to_wait later, at
+// that age exactly, at the latest right before the next SEND; batches_to_wait 0: SEND and FULL.
+// Where a round begins, `begins` is set and *out ends what was before: MERGE, or SEND and FULL, or
+// MEASURE (if wanted) before the first one. What is decided then (iso__daso_schedule_set) holds for
+// the round that iso__daso_schedule_begin begins, which has the actions that are left: SEND.
+// At the end of cycling what is pending is merged,
 // then FULL, with state where a cool-down follows; COOLDOWN: next = WORLD. After the last step:
 // FULL unless a cool-down kept the replicas equal. With local_skip > 1 only every local_skip-th
 // cycling step (and the one before a SEND or the last FULL) has gradients averaged in the node:
 // next is NODE before those and RANK before the others; NODE_AVERAGE precedes the last FULL too.
 // A wait is counted in steps, whose time one or no step of warm-up does not tell: MEASURE is then
-// one step before the first SEND, and that is after the third step at the earliest.
-// Further steps have no actions and next = WORLD.
+// one step before the first SEND. Where that comes before the third step, nothing is measured, and
+// the wait is global_skip.
+// Further steps have no actions and next = WORLD. Without a warm-up the first round begins before
+// the first step; iso__daso_schedule_begin has no actions then, and is to be called all the same.
 void iso__daso_schedule_step(iso__daso_schedule *s, iso__sync_plan *out);
+void iso__daso_schedule_begin(iso__daso_schedule *s, iso__sync_plan *out);
 // How far the gradients of the next step reach: `next` of the last plan, and of the first step.
 iso_scope iso__daso_schedule_scope(const iso__daso_schedule *s);
-// Takes effect at the next SEND; skip is raised to the wait where it is smaller, and none exceeds
-// the largest of the config's global_skip, max_global_skip and batches_to_wait. A negative wait
-// leaves the wait as it is.
+// Holds from the next round on, or from the one that began with the last step; skip is raised to
+// the wait where it is smaller, and none exceeds the largest of the config's global_skip,
+// max_global_skip and batches_to_wait. A negative wait leaves the wait as it is.
 void iso__daso_schedule_set(iso__daso_schedule *s, const iso_daso_decision *decision);
+// The same for a wait that was measured, which is no longer than a skip that was given. One that
+// was not is raised to it.
+void iso__daso_schedule_measured(iso__daso_schedule *s, int64_t wait);
 // The wait for an exchange of exchange_ms and steps of step_ms: phases are taken up between steps,
 // so each of the three costs up to a step more (the verdict behind them is short). At least 1; 1
 // where one of the two is not known.

@@ -208,6 +208,65 @@ static iso_status accept_steps(const iso__base_optimizer *core, const iso_state 
     return ISO_OK;
 }
 
+// ---- State that no update uses ------------------------------------------------------------------
+// As momentum_buffer of SGD without momentum: PyTorch has no such entries, and this library zeros.
+
+// A number of dict; `otherwise` where it has none of that name.
+static iso_status read_number(const iso_state_dict *dict, const char *name, double otherwise,
+                              double *out) {
+    iso_tensor *tensor = iso_state_dict_find(dict, name);
+    void *host;
+    *out = otherwise;
+    if (!tensor || iso_tensor_count(tensor) != 1) return ISO_OK;
+    iso_dtype dtype = iso_tensor_dtype(tensor);
+    ISO_TRY(iso_tensor_map(tensor, ISO_READ, &host));
+    if (dtype == ISO_I64) *out = (double)*(const int64_t *)host;
+    if (dtype == ISO_F64) *out = *(const double *)host;
+    if (dtype == ISO_F32) *out = (double)*(const float *)host;
+    return iso_tensor_unmap(tensor);
+}
+
+// The hyperparameters of a group on which rules decide what they need, as loading dict leaves them.
+static iso_status coming_hyper(iso__base_optimizer *core, int group, const iso_state_dict *dict,
+                               iso_hyper *out) {
+    char name[NAME_ROOM];
+    double centered;
+    *out = *iso__group_hyper(core, group);
+    snprintf(name, sizeof(name), "param_groups.%d.momentum", group);
+    ISO_TRY(read_number(dict, name, out->momentum, &out->momentum));
+    snprintf(name, sizeof(name), "param_groups.%d.centered", group);
+    ISO_TRY(read_number(dict, name, out->centered, &centered));
+    out->centered = centered != 0;
+    return ISO_OK;
+}
+
+static iso_status add_zeros(const iso_parameter *parameter, const char *name, iso_state_dict *to) {
+    const iso_tensor *value = parameter->value;
+    iso_tensor *zeros;
+    ISO_TRY(iso_tensor_create(value->device, value->dtype, value->ndim, value->shape, &zeros));
+    iso_status status = iso_tensor_fill(zeros, 0);
+    if (status >= 0) status = iso_state_dict_add(to, name, zeros);
+    iso_tensor_destroy(&zeros);
+    return status;
+}
+
+// Adds zeros for state that dict lacks and that the hyperparameters it brings do not use.
+static iso_status presume_unused(iso__base_optimizer *core, iso_state_dict *dict) {
+    const iso__rule *rule = iso__rule_of(core);
+    char name[NAME_ROOM];
+    for (int i = 0; rule->needs_state && i < core->count; i++) {
+        const iso__slot *slot = &core->slot[i];
+        iso_hyper hyper;
+        ISO_TRY(coming_hyper(core, slot->group, dict, &hyper));
+        for (int k = 0; k < ISO_OPTIMIZER_STATES && rule->state_name[k]; k++) {
+            snprintf(name, sizeof(name), "state.%s.%s", slot->name, rule->state_name[k]);
+            if (rule->needs_state(k, &hyper) || iso_state_dict_find(dict, name)) continue;
+            ISO_TRY(add_zeros(slot->parameter, name, dict));
+        }
+    }
+    return ISO_OK;
+}
+
 // ---- Loading ------------------------------------------------------------------------------------
 
 // Of hyperparameters, steps and groups: `own`, into which dict's were copied where they are
@@ -265,6 +324,7 @@ iso_status iso_optimizer_load_state_dict(iso_optimizer *optimizer, const iso_sta
     ISO_TRY(list_state(optimizer, &core, &state));
     ISO_TRY_GOTO(make_dict(core->module->device, state, &own));
     ISO_TRY_GOTO(accept_steps(core, state, &own, dict, &given));
+    ISO_TRY_GOTO(presume_unused(core, &given));
     ISO_TRY_GOTO(iso__state_dict_match(&own, &given, "optimizer", strict, &found));
     ISO_TRY_GOTO(load(core, state, &own, &given));
     if (keys) {

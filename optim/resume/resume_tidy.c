@@ -104,3 +104,17 @@ iso_status iso__set_tidy(iso_comm *comm, const char *path, const iso__set_head *
     ISO_TRY(status);
     return ISO_OK;
 }
+
+// Shared files go first: without one the others are no set.
+iso_status iso_resume_remove(const char *path) {
+    iso__set_file *files = NULL;
+    int count = 0;
+    ISO_TRY(iso__set_path_check(path));
+    ISO_TRY(iso__set_list(path, &files, &count));
+    for (int shared = 1; shared >= 0; shared--)
+        for (int i = 0; i < count; i++)
+            if ((files[i].rank == ISO__SHARED_FILE) == (shared == 1) && files[i].pid == 0)
+                iso__set_remove(path, &files[i]);
+    iso__free(files);
+    return ISO_OK;
+}

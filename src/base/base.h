@@ -54,7 +54,7 @@ void iso__log(iso_log_level level, const char *format, ...) __attribute__((forma
 int iso__log_level(void);
 int iso__log_rank(void); // -1 before the first communicator
 
-// ---- Environment: every variable stands in the table in log.c ------------------------------------
+// ---- Environment: every variable stands in the table in env.c ------------------------------------
 
 typedef enum iso__env {
     ISO_ENV_LOG,
@@ -71,10 +71,16 @@ typedef enum iso__env {
 } iso__env;
 // The value, or NULL when unset or empty.
 const char *iso__env_string(iso__env variable);
-// The number, or fallback when unset. A value that is no number in [low, high] is ISO_ERR_ARG
-// naming the variable.
-iso_status iso__env_number(iso__env variable, double low, double high, double fallback,
-                           double *out);
+const char *iso__env_name(iso__env variable);
+// The number, or fallback when unset. A value that the table does not allow is ISO_ERR_ARG, naming
+// the variable, the value, and what is allowed.
+iso_status iso__env_number(iso__env variable, double fallback, double *out);
+// ISO_ERR_ARG as above, whatever the variable's type.
+iso_status iso__env_check(iso__env variable);
+iso_status iso__env_check_all(void);
+// A number that is the same where the same ISO_* variables are set that the table does not have, 0
+// where there are none. warn: says so of each, with the nearest name of the table.
+uint64_t iso__env_unknown(bool warn);
 
 // ---- Memory: aligned to 64 bytes, counted --------------------------------------------------------
 
@@ -108,5 +114,8 @@ static inline float iso__uniform(uint32_t bits) { return (float)(bits >> 8) * 0x
 // 64-bit FNV-1a over bytes, continuing from `hash` (start with ISO_HASH_START).
 #define ISO_HASH_START 0xcbf29ce484222325u
 uint64_t iso__hash(uint64_t hash, const void *data, size_t bytes);
+// Another one, about as fast as memory is read: for whole data sets and files. What comes in two
+// calls gives another sum than the same bytes in one. Depends on the byte order of the machine.
+uint64_t iso__checksum(uint64_t sum, const void *data, size_t bytes);
 
 #endif

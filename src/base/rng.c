@@ -2,6 +2,8 @@
 // everywhere.
 #include "base/base.h"
 
+#include <string.h>
+
 // splitmix64 finaliser (Steele et al., OOPSLA'14): spreads close seeds over the key space.
 static uint64_t mix(uint64_t x) {
     x += 0x9e3779b97f4a7c15u;
@@ -38,4 +40,30 @@ uint64_t iso__hash(uint64_t hash, const void *data, size_t bytes) {
     const unsigned char *at = data;
     for (size_t i = 0; i < bytes; i++) hash = (hash ^ at[i]) * 0x100000001b3u;
     return hash;
+}
+
+// For a given word a permutation of lanes, and for a given lane one of words: a single word that
+// differs always shows.
+static inline uint64_t stir(uint64_t lane, uint64_t word) {
+    lane = (lane ^ word) * 0x9e3779b97f4a7c15u;
+    return lane ^ lane >> 32;
+}
+
+#define LANES 4 // independent chains of multiplications, so that none waits for another
+
+uint64_t iso__checksum(uint64_t sum, const void *data, size_t bytes) {
+    const unsigned char *at = data;
+    uint64_t lane[LANES], word[LANES];
+    for (int i = 0; i < LANES; i++) lane[i] = sum + (uint64_t)i;
+    for (size_t left = bytes; left > 0;) {
+        size_t now = left < sizeof(word) ? left : sizeof(word);
+        if (now < sizeof(word)) memset(word, 0, sizeof(word)); // the length comes in below
+        memcpy(word, at, now);
+        for (int i = 0; i < LANES; i++) lane[i] = stir(lane[i], word[i]);
+        at += now;
+        left -= now;
+    }
+    sum = stir(sum, bytes);
+    for (int i = 0; i < LANES; i++) sum = stir(sum, lane[i]);
+    return mix(sum);
 }

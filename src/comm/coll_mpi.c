@@ -86,12 +86,14 @@ static void set_variable(int index, int wanted, char *text, size_t room) {
     MPI_T_cvar_handle_free(&handle);
 }
 
-void iso__choose_algorithm(char *text, size_t room) {
+static void choose_algorithm(char *text, size_t room) {
     double wanted = 3;
-    if (iso__env_number(ISO_ENV_IALLREDUCE, 0, 4, 3, &wanted) < 0)
+    if (iso__env_number(ISO_ENV_IALLREDUCE, 3, &wanted) < 0)
         iso__log(ISO_LOG_WARN, "%s", iso_last_error()->message);
-    int level, index;
-    if (MPI_T_init_thread(MPI_THREAD_SINGLE, &level) != MPI_SUCCESS) {
+    int level = MPI_THREAD_SINGLE, index;
+    // Open MPI's MPI_Query_thread tells from then on what is asked for here.
+    MPI_Query_thread(&level);
+    if (MPI_T_init_thread(level, &level) != MPI_SUCCESS) {
         snprintf(text, room, "MPI's own choice (no MPI_T)");
         return;
     }
@@ -102,6 +104,15 @@ void iso__choose_algorithm(char *text, size_t room) {
     else
         snprintf(text, room, "MPI's own choice (it has no " ALGORITHM_VARIABLE ")");
     MPI_T_finalize();
+}
+
+// A user may give the number or the name.
+int iso__choose_algorithm(char *text, size_t room) {
+    static const char *const name[] = {"ring", "binomial", "rabenseifner", "recursive_doubling"};
+    choose_algorithm(text, room);
+    for (int i = 0; i < 4; i++)
+        if (strncmp(text, name[i], strlen(name[i])) == 0) return i + 1;
+    return text[0] >= '0' && text[0] <= '4' ? text[0] - '0' : 0;
 }
 
 // ---- Post -----------------------------------------------------------------------------------------

@@ -2,8 +2,9 @@
 //
 // A rank that issues an exchange says so on its board. Once all have, rank r of g adds up elements
 // [r n / g, (r + 1) n / g) of all ranks, in the order of the ranks, and writes the sum into every
-// rank's memory; nobody else touches that slice. When all have said that they are done, the
-// exchange is complete. Nothing is copied, and the bits are the same on every rank.
+// rank's memory; nobody else touches that slice. (Where r has no helper and its program is busy
+// with something else, a rank that waits does it in its place.) When all have said that they are
+// done, the exchange is complete. Nothing is copied, and the bits are the same on every rank.
 //
 // That takes exchanges that all ranks issue in one order. Those of a stream and those beside it are
 // in no such order: each stream has a queue of its own, with counters of its own on the boards.
@@ -27,6 +28,7 @@ static iso_status post(iso_request *request) {
     iso__shared_queue *q = &s->queue[request->queue];
     size_t first = slice_start(request->left, comm->rank, comm->size);
     size_t end = slice_start(request->left, comm->rank + 1, comm->size);
+    request->offset = (size_t)(request->next - iso__shared_data(s, comm->rank));
     request->next += first * sizeof(float);
     request->left = end - first;
     request->number = q->posted++;
@@ -73,11 +75,27 @@ static void sum_part(const iso__shared *s, size_t offset, size_t count) {
     }
 }
 
+// A slice is summed by who takes it, after those of the exchanges before.
+static bool take_slice(iso__tally *tally, uint64_t number) {
+    uint64_t expected = number;
+    return atomic_load_explicit(&tally->summed, memory_order_acquire) == number &&
+           atomic_compare_exchange_strong(&tally->taken, &expected, number + 1);
+}
+
+// This rank's slice of the next exchange: false if it is not to be summed now, or not here.
+static bool take_own(iso__shared *s, iso__shared_queue *q, iso_request *request) {
+    iso__tally *tally = &s->board[s->comm->rank]->queue[request->queue];
+    if (!request->taken) request->taken = take_slice(tally, request->number);
+    if (!request->taken && atomic_load(&tally->taken) > request->number)
+        q->next = request->next_in_line; // another rank sums it
+    return request->taken;
+}
+
 // Sums the next part with the lock released, so that others can issue and complete exchanges, or
 // sum the part after it.
 static bool sum_next(iso__shared *s, iso__shared_queue *q, iso__engine *engine) {
     iso_request *request = q->next;
-    if (!request || !all_have_posted(s, request)) return false;
+    if (!request || !all_have_posted(s, request) || !take_own(s, q, request)) return false;
     if (request->left == 0 && request->under_way > 0) return false; // others are at the last parts
     size_t part = request->left < PART ? request->left : PART;
     size_t offset = (size_t)(request->next - iso__shared_data(s, s->comm->rank));
@@ -92,6 +110,30 @@ static bool sum_next(iso__shared *s, iso__shared_queue *q, iso__engine *engine) 
     atomic_store_explicit(&s->board[s->comm->rank]->queue[request->queue].summed,
                           request->number + 1, memory_order_release);
     return true;
+}
+
+static void sum_slice(const iso__shared *s, size_t offset, size_t count, int rank) {
+    size_t end = slice_start(count, rank + 1, s->comm->size);
+    for (size_t at = slice_start(count, rank, s->comm->size); at < end; at += PART)
+        sum_part(s, offset + at * sizeof(float), end - at < PART ? end - at : PART);
+}
+
+// A rank that waits for ranks without a helper, whose programs may be busy elsewhere, sums in their
+// place what they have issued; with the lock released.
+static bool sum_for_others(iso__shared *s, const iso__shared_queue *q, iso__engine *engine) {
+    const iso_request *request = q->first;
+    if (!request || request == q->next || engine->waiters == 0) return false;
+    for (int r = 0; r < s->comm->size; r++) {
+        iso__tally *tally = &s->board[r]->queue[request->queue];
+        uint64_t number = request->number;
+        if (r == s->comm->rank || s->board[r]->helped || !take_slice(tally, number)) continue;
+        pthread_mutex_unlock(&engine->lock);
+        sum_slice(s, request->offset, request->bytes / request->unit, r);
+        pthread_mutex_lock(&engine->lock);
+        atomic_store_explicit(&tally->summed, number + 1, memory_order_release);
+        return true;
+    }
+    return false;
 }
 
 static void complete_summed(iso__shared *s, iso__shared_queue *q) {
@@ -112,6 +154,7 @@ static bool progress_queues(iso__shared *s, iso__engine *engine) {
         s->turn = (i + 1) % ISO_QUEUES;
         if (sum_next(s, q, engine)) return true;
         complete_summed(s, q);
+        if (sum_for_others(s, q, engine)) return true;
     }
     return false;
 }

@@ -7,6 +7,8 @@
 #include <stdatomic.h>
 #include <string.h>
 
+#define SCRATCH_MOST ((size_t)64 << 10) // bytes
+
 static void log_choices(const iso_comm *comm) {
     static atomic_bool said;
     if (atomic_exchange(&said, true)) return;
@@ -14,23 +16,100 @@ static void log_choices(const iso_comm *comm) {
         iso__log(ISO_LOG_INFO, "all-reduce algorithm: %s", comm->engine->algorithm);
 }
 
-static iso_status setup(iso_comm *comm, MPI_Comm mpi_comm, const iso_comm_config *config) {
-    ISO_TRY_MPI(MPI_Comm_dup(mpi_comm, &comm->mpi));
-    ISO_TRY_MPI(MPI_Comm_set_errhandler(comm->mpi, MPI_ERRORS_RETURN));
-    ISO_TRY_MPI(MPI_Comm_dup(comm->mpi, &comm->bulk));
-    ISO_TRY_MPI(MPI_Comm_rank(comm->mpi, &comm->rank));
-    ISO_TRY_MPI(MPI_Comm_size(comm->mpi, &comm->size));
-    int mode; // is read later; nonsense is told of while all ranks are together
-    ISO_TRY(iso__node_collective(&mode));
-    if (iso__log_rank() < 0) iso_log_set_rank(comm->rank);
-    if (config && config->timeout_s > 0)
+// ---- Waits -----------------------------------------------------------------------------------------
+
+// Of a communicator on which a wait has timed out, nothing is waited for any more.
+static iso_status given_up(const iso_comm *comm, bool earlier, const char *what) {
+    ISO_CHECK(
+        !earlier, ISO_ERR_TIMEOUT,
+        "rank %d of %d cannot wait in %s: an earlier wait on this communicator has timed out: "
+        "end the job (MPI_Abort)",
+        comm->rank, comm->size, what);
+    return ISO_FAIL(ISO_ERR_TIMEOUT,
+                    "rank %d of %d waited %g s in %s: another rank is stuck, gone or slower than "
+                    "that (ISO_TIMEOUT sets the limit)",
+                    comm->rank, comm->size, comm->timeout_s, what);
+}
+
+iso_status iso__comm_await(iso_comm *comm, int rc, MPI_Request *request, const char *what) {
+    ISO_TRY_MPI(rc);
+    int64_t start = iso_now(), limit = (int64_t)(comm->timeout_s * 1e9);
+    bool earlier = comm->lost;
+    for (int done = 0;;) {
+        ISO_TRY_MPI(MPI_Test(request, &done, MPI_STATUS_IGNORE));
+        if (done) return ISO_OK;
+        comm->lost = comm->lost || (limit > 0 && iso_now() - start >= limit);
+        if (comm->lost) return given_up(comm, earlier, what);
+        // The rank that is waited for may wait for ours.
+        if (comm->engine) iso__engine_assist(comm->engine);
+        sched_yield();
+    }
+}
+
+iso_status iso__comm_meet(iso_comm *comm, const char *what) {
+    MPI_Request request;
+    return iso__comm_await(comm, MPI_Ibarrier(comm->mpi, &request), &request, what);
+}
+
+iso_status iso_comm_barrier(iso_comm *comm) { return iso__comm_meet(comm, "a barrier"); }
+
+// Memory for what MPI reads and writes in a wait that may be given up: MPI goes on with it, while
+// the caller's may be a variable that is gone. Longer buffers are used where they are (NULL).
+static iso_status borrow_memory(iso_comm *comm, size_t bytes, void **out) {
+    *out = NULL;
+    if (bytes > SCRATCH_MOST) return ISO_OK;
+    if (comm->lost || bytes > comm->scratch_bytes) {
+        size_t room = bytes < 1024 ? 1024 : bytes;
+        if (!comm->lost) iso__free(comm->scratch);
+        comm->scratch = NULL;
+        comm->scratch_bytes = 0;
+        ISO_TRY(iso__alloc(room, &comm->scratch));
+        comm->scratch_bytes = room;
+    }
+    *out = comm->scratch;
+    return ISO_OK;
+}
+
+// ---- Life -----------------------------------------------------------------------------------------
+
+// The limit holds from the first wait on: where it cannot be read, the default does until all ranks
+// are together and can be told.
+static iso_status read_timeout(iso_comm *comm, const iso_comm_config *config) {
+    comm->timeout_s = 300;
+    if (config && config->timeout_s > 0) {
         comm->timeout_s = config->timeout_s;
-    else
-        ISO_TRY(iso__env_number(ISO_ENV_TIMEOUT, 0, 1e9, 300, &comm->timeout_s));
+        return ISO_OK;
+    }
+    ISO_TRY(iso__env_number(ISO_ENV_TIMEOUT, 300, &comm->timeout_s));
+    return ISO_OK;
+}
+
+// MPI_Comm_dup can only block: all ranks meet before it, and before they compare their
+// environments, under the limit.
+static iso_status duplicate(iso_comm *comm, MPI_Comm mpi_comm) {
+    MPI_Request request;
+    ISO_TRY_MPI(MPI_Comm_rank(mpi_comm, &comm->rank));
+    ISO_TRY_MPI(MPI_Comm_size(mpi_comm, &comm->size));
+    if (iso__log_rank() < 0) iso_log_set_rank(comm->rank);
+    int rc = MPI_Ibarrier(mpi_comm, &request);
+    ISO_TRY(iso__comm_await(comm, rc, &request, "the barrier before MPI_Comm_dup"));
+    ISO_TRY(iso__comm_check_environment(comm, mpi_comm)); // MPI_Comm_dup sums by the algorithm
+    ISO_TRY(iso__comm_make(comm, &(iso__comm_recipe){.from = mpi_comm}, &comm->mpi));
+    ISO_TRY_MPI(MPI_Comm_set_errhandler(comm->mpi, MPI_ERRORS_RETURN));
+    ISO_TRY(iso__comm_meet(comm, "the barrier before MPI_Comm_dup"));
+    ISO_TRY(iso__comm_make(comm, &(iso__comm_recipe){.from = comm->mpi}, &comm->bulk));
+    return ISO_OK;
+}
+
+static iso_status setup(iso_comm *comm, MPI_Comm mpi_comm, const iso_comm_config *config) {
+    iso_status limit = read_timeout(comm, config);
+    ISO_TRY(duplicate(comm, mpi_comm));
+    ISO_TRY(limit);
     ISO_TRY(iso__engine_acquire(config ? config->progress : ISO_PROGRESS_AUTO, &comm->engine));
     // Once per process: looking for it takes Open MPI a fifth of a second.
     if (!comm->engine->algorithm[0])
-        iso__choose_algorithm(comm->engine->algorithm, sizeof(comm->engine->algorithm));
+        comm->engine->algorithm_number =
+            iso__choose_algorithm(comm->engine->algorithm, sizeof(comm->engine->algorithm));
     log_choices(comm);
     return ISO_OK;
 }
@@ -78,11 +157,14 @@ void iso_comm_destroy(iso_comm **pointer) {
     iso_comm *comm = *pointer;
     *pointer = NULL;
     if (!comm || --comm->references > 0) return;
+    if (comm->lost) return; // MPI still uses it: freeing it would crash, here or in MPI_Finalize
     int finalized = 0;
     MPI_Finalized(&finalized);
     if (!finalized && comm->bulk != MPI_COMM_NULL) MPI_Comm_free(&comm->bulk);
     if (!finalized && comm->mpi != MPI_COMM_NULL) MPI_Comm_free(&comm->mpi);
     iso__engine_release(&comm->engine);
+    iso__free(comm->node_of);
+    iso__free(comm->scratch);
     iso__free(comm);
 }
 
@@ -95,36 +177,23 @@ iso_progress iso_comm_progress(const iso_comm *comm) { return comm->engine->mode
 
 // ---- Blocking collectives -------------------------------------------------------------------------
 
-// Waits for what a call returning rc has started, giving up after the time-out.
-static iso_status finish(iso_comm *comm, int rc, MPI_Request *request, const char *what) {
-    ISO_TRY_MPI(rc);
-    int64_t start = iso_now(), limit = (int64_t)(comm->timeout_s * 1e9);
-    for (int done = 0;;) {
-        ISO_TRY_MPI(MPI_Test(request, &done, MPI_STATUS_IGNORE));
-        if (done) return ISO_OK;
-        ISO_CHECK(
-            limit == 0 || iso_now() - start < limit, ISO_ERR_TIMEOUT,
-            "rank %d of %d waited %g s in a %s: another rank is stuck, gone or slower than that "
-            "(ISO_TIMEOUT sets the limit)",
-            comm->rank, comm->size, comm->timeout_s, what);
-        iso__engine_assist(comm->engine); // the rank that is waited for may wait for ours
-        sched_yield();
-    }
-}
-
-iso_status iso_comm_barrier(iso_comm *comm) {
-    MPI_Request request;
-    return finish(comm, MPI_Ibarrier(comm->mpi, &request), &request, "barrier");
-}
-
 #define MOST_BYTES ((size_t)1 << 30) // of one MPI call, whose counts are int
+
+static iso_status bcast_part(iso_comm *comm, void *data, size_t bytes, int root) {
+    MPI_Request request;
+    void *memory;
+    ISO_TRY(borrow_memory(comm, bytes, &memory));
+    if (memory) memcpy(memory, data, bytes);
+    int rc = MPI_Ibcast(memory ? memory : data, (int)bytes, MPI_BYTE, root, comm->mpi, &request);
+    ISO_TRY(iso__comm_await(comm, rc, &request, "a broadcast"));
+    if (memory) memcpy(data, memory, bytes);
+    return ISO_OK;
+}
 
 iso_status iso_comm_bcast(iso_comm *comm, void *data, size_t bytes, int root) {
     for (size_t done = 0; done < bytes;) {
         size_t part = bytes - done < MOST_BYTES ? bytes - done : MOST_BYTES;
-        MPI_Request request;
-        int rc = MPI_Ibcast((char *)data + done, (int)part, MPI_BYTE, root, comm->mpi, &request);
-        ISO_TRY(finish(comm, rc, &request, "broadcast"));
+        ISO_TRY(bcast_part(comm, (char *)data + done, part, root));
         done += part;
     }
     return ISO_OK;
@@ -134,9 +203,16 @@ static iso_status allreduce(iso_comm *comm, void *data, size_t count, MPI_Dataty
                             iso_reduce op) {
     MPI_Op mpi_op = op == ISO_SUM ? MPI_SUM : op == ISO_MAX ? MPI_MAX : MPI_MIN;
     MPI_Request request;
+    void *memory;
+    size_t bytes = count * 8; // doubles, or integers of as many bits
     ISO_CHECK(count < INT_MAX, ISO_ERR_ARG, "%zu numbers are too many for one reduction", count);
-    int rc = MPI_Iallreduce(MPI_IN_PLACE, data, (int)count, type, mpi_op, comm->mpi, &request);
-    return finish(comm, rc, &request, "reduction");
+    ISO_TRY(borrow_memory(comm, bytes, &memory));
+    if (memory && bytes > 0) memcpy(memory, data, bytes);
+    int rc = MPI_Iallreduce(MPI_IN_PLACE, memory ? memory : data, (int)count, type, mpi_op,
+                            comm->mpi, &request);
+    ISO_TRY(iso__comm_await(comm, rc, &request, "a reduction"));
+    if (memory && bytes > 0) memcpy(data, memory, bytes);
+    return ISO_OK;
 }
 
 iso_status iso_comm_allreduce_f64(iso_comm *comm, double *data, size_t count, iso_reduce op) {
@@ -152,7 +228,7 @@ static iso_status send_bytes(iso_comm *comm, const char *data, size_t bytes, int
         size_t part = bytes - done < MOST_BYTES ? bytes - done : MOST_BYTES;
         MPI_Request request;
         int rc = MPI_Isend(data + done, (int)part, MPI_BYTE, to, 0, comm->mpi, &request);
-        ISO_TRY(finish(comm, rc, &request, "gather"));
+        ISO_TRY(iso__comm_await(comm, rc, &request, "a gather"));
         done += part;
     }
     return ISO_OK;
@@ -163,7 +239,7 @@ static iso_status receive_bytes(iso_comm *comm, char *data, size_t bytes, int fr
         size_t part = bytes - done < MOST_BYTES ? bytes - done : MOST_BYTES;
         MPI_Request request;
         int rc = MPI_Irecv(data + done, (int)part, MPI_BYTE, from, 0, comm->mpi, &request);
-        ISO_TRY(finish(comm, rc, &request, "gather"));
+        ISO_TRY(iso__comm_await(comm, rc, &request, "a gather"));
         done += part;
     }
     return ISO_OK;
@@ -190,9 +266,19 @@ static iso_status gather_on_root(iso_comm *comm, const void *data, const uint64_
     *sizes = each;
     return ISO_OK;
 fail:
-    iso__free(all);
+    if (!comm->lost) iso__free(all); // what has timed out may still come in
     iso__free(each);
     return status;
+}
+
+static iso_status gather_sizes(iso_comm *comm, size_t bytes, int root, uint64_t *wire) {
+    MPI_Request request;
+    void *memory;
+    uint64_t mine = bytes;
+    ISO_TRY(borrow_memory(comm, sizeof(mine), &memory));
+    memcpy(memory, &mine, sizeof(mine));
+    int rc = MPI_Igather(memory, 1, MPI_UINT64_T, wire, 1, MPI_UINT64_T, root, comm->mpi, &request);
+    return iso__comm_await(comm, rc, &request, "a gather");
 }
 
 iso_status iso_comm_gather(iso_comm *comm, const void *data, size_t bytes, int root, char **out,
@@ -201,14 +287,12 @@ iso_status iso_comm_gather(iso_comm *comm, const void *data, size_t bytes, int r
     *sizes = NULL;
     void *memory;
     ISO_TRY(iso__alloc_zero((size_t)comm->size * sizeof(uint64_t), &memory));
-    uint64_t *wire = memory, mine = bytes;
-    MPI_Request request;
-    int rc = MPI_Igather(&mine, 1, MPI_UINT64_T, wire, 1, MPI_UINT64_T, root, comm->mpi, &request);
-    iso_status status = finish(comm, rc, &request, "gather");
+    uint64_t *wire = memory;
+    iso_status status = gather_sizes(comm, bytes, root, wire);
     if (status == ISO_OK)
         status = comm->rank == root ? gather_on_root(comm, data, wire, out, sizes)
                                     : send_bytes(comm, data, bytes, root);
-    iso__free(wire);
+    if (!comm->lost) iso__free(wire);
     ISO_TRY(status);
     return ISO_OK;
 }
@@ -229,6 +313,45 @@ iso_status iso_comm_agree(iso_comm *comm, iso_status mine) {
     if (mine < 0) return mine;
     if (iso__names_rank(said.message)) return ISO_FAIL((iso_status)said.code, "%s", said.message);
     return ISO_FAIL((iso_status)said.code, "rank %d: %.480s", (int)lowest, said.message);
+}
+
+enum { RANKS_SHOWN = 8 };
+
+// "rank 3 has" or "ranks 1, 3 and 5 have", of ranks whose number is not rank 0's; ", ..." for the
+// rest of a long list.
+static void list_others(const uint64_t *numbers, int size, char *text, size_t room) {
+    int others = 0, shown = 0;
+    size_t used = 0;
+    for (int r = 1; r < size; r++) others += numbers[r] != numbers[0];
+    used += (size_t)snprintf(text, room, others == 1 ? "rank" : "ranks");
+    for (int r = 1; r < size && shown < RANKS_SHOWN; r++) {
+        if (numbers[r] == numbers[0]) continue;
+        const char *before = shown == 0 ? "" : shown == others - 1 ? " and" : ",";
+        used += (size_t)snprintf(text + used, room - used, "%s %d", before, r);
+        shown++;
+    }
+    snprintf(text + used, room - used, "%s %s", shown < others ? ", ..." : "",
+             others == 1 ? "has" : "have");
+}
+
+iso_status iso_comm_check_same(iso_comm *comm, uint64_t number, const char *what) {
+    void *memory = NULL;
+    size_t size = (size_t)comm->size;
+    ISO_TRY(iso_comm_agree(comm, iso__alloc_zero(size * sizeof(uint64_t), &memory)));
+    uint64_t *numbers = memory;
+    numbers[comm->rank] = number; // zeros elsewhere: the sum is a gather
+    iso_status status = iso_comm_allreduce_i64(comm, memory, size, ISO_SUM);
+    bool same = true;
+    char others[160] = "";
+    for (size_t r = 1; r < size && status >= 0; r++) same = same && numbers[r] == numbers[0];
+    if (status >= 0 && !same) list_others(numbers, comm->size, others, sizeof(others));
+    iso__free(memory);
+    ISO_TRY(status);
+    ISO_CHECK(same, ISO_ERR_MISMATCH,
+              "%s is not the same on all ranks: %s other contents than rank 0: give every rank the "
+              "same",
+              what, others);
+    return ISO_OK;
 }
 
 iso_status iso__comm_check_equal(iso_comm *comm, int64_t number, const char *what) {

@@ -50,6 +50,8 @@ struct iso_request {
     int mpi_error;   // MPI
     int queue;       // shared memory: which one
     uint64_t number; // shared memory: among the exchanges of that queue
+    size_t offset;   // shared memory: bytes, where its data begins
+    bool taken;      // shared memory: this rank sums its slice
     iso__request_state state;
     iso_request *older, *newer; // those that are not complete
     iso_request *next_in_line;  // of the communicator's or the memory's queue, or of the free list
@@ -70,10 +72,11 @@ typedef struct iso__engine {
     int references;
     iso_progress mode;
     char why[96];
-    char algorithm[128]; // of all-reduces, and why; chosen by the first communicator
-    int waiters;         // threads inside a wait: they drive progress, the helper stands back
-    double sleep_us;     // of the helper between tests, adapted within [ISO_SLEEP_MIN_US,
-                         // ISO_SLEEP_MAX_US]
+    char algorithm[128];  // of all-reduces, and why; chosen by the first communicator
+    int algorithm_number; // Open MPI's; 0: not known
+    int waiters;          // threads inside a wait: they drive progress, the helper stands back
+    double sleep_us;      // of the helper between tests, adapted within [ISO_SLEEP_MIN_US,
+                          // ISO_SLEEP_MAX_US]
     bool sleep_fixed;
     // Parallel arrays: what MPI_Testsome takes, and whose each entry is.
     int in_flight, capacity;
@@ -153,13 +156,49 @@ struct iso_comm {
     int bulk_under_way;
     int rank, size;
     double timeout_s;
+    // A blocking collective has timed out: MPI goes on with it, so nothing of this is freed.
+    bool lost;
+    void *scratch; // that blocking collectives go through
+    size_t scratch_bytes;
     iso__engine *engine;
     iso__shared *shared;          // memory that all its ranks can reach; NULL: none
     bool queue_taken[ISO_QUEUES]; // by streams
+    // Of what traffic.c counts. [size]: equal for ranks that share a node; NULL: not asked for.
+    int64_t *node_of;
+    double sum_all, sum_between; // what a sum moves, in multiples of the bytes of one rank
+    int elsewhere;               // ranks on other nodes
+    iso_traffic traffic;         // of layers that have no statistics of their own
+    bool counted;                // of those, by a count that is going on
 };
 
 // ISO_ERR_STATE where an mpirun of another MPI has started several, each of which is alone.
 iso_status iso__check_launcher(void);
+// Collective over mpi, whose rank and size comm has. Of ISO_* variables, bad values are ISO_ERR_ARG
+// and values that must be equal and are not ISO_ERR_MISMATCH, on every rank; warns of unknown ones.
+iso_status iso__comm_check_environment(iso_comm *comm, MPI_Comm mpi);
+// Waits for what an MPI call that returned rc has started, giving up after the time-out: MPI then
+// goes on with the buffers, and comm->lost says that nothing of it may be freed. what: as below.
+iso_status iso__comm_await(iso_comm *comm, int rc, MPI_Request *request, const char *what);
+// Collective. All ranks meet, under the time-out, before a call that can only block: what follows
+// waits for no rank that is stuck. what: "the barrier before MPI_Comm_split".
+iso_status iso__comm_meet(iso_comm *comm, const char *what);
+// A communicator made of `from`: by MPI_Comm_dup; MPI_Comm_split with color and key;
+// MPI_Comm_split_type by shared memory, with key; MPI_Comm_create_group with group and the tag key.
+typedef enum iso__make {
+    ISO_MAKE_DUP,
+    ISO_MAKE_SPLIT,
+    ISO_MAKE_SPLIT_SHARED,
+    ISO_MAKE_GROUP
+} iso__make;
+typedef struct iso__comm_recipe {
+    iso__make kind;
+    MPI_Comm from;
+    int color, key;
+    MPI_Group group;
+} iso__comm_recipe;
+// Collective over those who become members. With MPI_THREAD_MULTIPLE it is under comm's time-out,
+// after which MPI still uses what the recipe names.
+iso_status iso__comm_make(iso_comm *comm, const iso__comm_recipe *recipe, MPI_Comm *out);
 // ISO_ERR_MISMATCH, naming `what`, unless all ranks give the same number. Collective.
 iso_status iso__comm_check_equal(iso_comm *comm, int64_t number, const char *what);
 
@@ -184,8 +223,9 @@ iso_status iso__comm_create_node(iso_comm *comm, iso_scope unit, iso_comm **out)
 // Like iso_request_wait; also gives when the exchange was seen to be complete (iso_now clock).
 iso_status iso__request_finish(iso_request **request, int64_t *done_ns);
 iso_status iso__request_test(iso_request **request, int64_t *done_ns); // like iso_request_test
-// Sets Open MPI's all-reduce algorithm through MPI_T; writes what holds and why.
-void iso__choose_algorithm(char *text, size_t room);
+// Sets Open MPI's all-reduce algorithm through MPI_T; writes what holds and why. Gives its number,
+// 0 where that is MPI's own choice.
+int iso__choose_algorithm(char *text, size_t room);
 
 // ---- Further non-blocking collectives (exchange.c), waited for like an all-reduce -----------------
 

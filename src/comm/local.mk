@@ -5,9 +5,11 @@ libiso_core_la_SOURCES += \
     src/comm/coll_nccl.h \
     src/comm/coll_shm.c \
     src/comm/comm.c \
+    src/comm/comm_make.c \
     src/comm/cores.c \
     src/comm/cores_impl.h \
     src/comm/cores_judge.c \
+    src/comm/environment.c \
     src/comm/exchange.c \
     src/comm/launcher.c \
     src/comm/progress.c \
@@ -17,7 +19,9 @@ libiso_core_la_SOURCES += \
     src/comm/stream.c \
     src/comm/stream.h \
     src/comm/sum16.c \
-    src/comm/topology.c
+    src/comm/topology.c \
+    src/comm/traffic.c \
+    src/comm/traffic.h
 
 if ISO_HAVE_NCCL
 libiso_core_la_SOURCES += src/comm/coll_nccl.c src/comm/coll_nccl_create.c src/comm/coll_nccl_impl.h \

@@ -185,7 +185,7 @@ static iso_status choose_mode(iso__engine *engine, iso_progress wanted) {
 static iso_status start(iso__engine *engine, iso_progress wanted) {
     ISO_TRY(choose_mode(engine, wanted));
     double fixed;
-    ISO_TRY(iso__env_number(ISO_ENV_PROGRESS_US, 0, 999999, -1, &fixed));
+    ISO_TRY(iso__env_number(ISO_ENV_PROGRESS_US, -1, &fixed));
     engine->sleep_fixed = fixed >= 0;
     engine->sleep_us = fixed >= 0 ? fixed : 100;
     if (engine->mode == ISO_PROGRESS_THREAD) {

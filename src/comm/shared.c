@@ -66,6 +66,7 @@ static int64_t create_segment(iso__shared *s) {
         return 0;
     }
     board->id = id;
+    board->helped = s->comm->engine->mode == ISO_PROGRESS_THREAD;
     s->board[s->comm->rank] = board;
     return id;
 }
@@ -91,17 +92,16 @@ iso_status iso__node_collective(int *out) {
     *out = ISO_NODE_AUTO;
     for (int i = 0; text && i < 4; i++)
         if (strcmp(text, name[i]) == 0) *out = i;
-    ISO_CHECK(!text || strcmp(text, name[*out]) == 0, ISO_ERR_ARG,
-              "ISO_NODE_COLLECTIVE is \"%s\": give auto, shm or mpi (or nccl, between GPUs)", text);
-    return ISO_OK;
+    return iso__env_check(ISO_ENV_NODE_COLLECTIVE);
 }
 
 // ISO_RANKS_PER_NODE can make "nodes" of ranks that are on several hosts.
-static iso_status on_one_host(const iso_comm *comm, bool *out) {
+static iso_status on_one_host(iso_comm *comm, bool *out) {
     MPI_Comm host;
     int ranks = 0;
-    ISO_TRY_MPI(
-        MPI_Comm_split_type(comm->mpi, MPI_COMM_TYPE_SHARED, comm->rank, MPI_INFO_NULL, &host));
+    ISO_TRY(iso__comm_meet(comm, "the barrier before MPI_Comm_split_type"));
+    iso__comm_recipe recipe = {ISO_MAKE_SPLIT_SHARED, .from = comm->mpi, .key = comm->rank};
+    ISO_TRY(iso__comm_make(comm, &recipe, &host));
     int rc = MPI_Comm_size(host, &ranks);
     MPI_Comm_free(&host);
     ISO_TRY_MPI(rc);

@@ -9,12 +9,16 @@
 // What a rank tells the others of a queue, counters on cache lines of their own.
 typedef struct iso__tally {
     _Alignas(64) _Atomic uint64_t posted; // exchanges that this rank has issued
-    _Alignas(64) _Atomic uint64_t summed; // of these, whose slice it has summed, for all ranks
+    // Of these, whose slice for all ranks is summed, and is being summed. Another rank that waits
+    // may do that for one which has no helper; one slice after the other.
+    _Alignas(64) _Atomic uint64_t summed;
+    _Atomic uint64_t taken;
 } iso__tally;
 
-// Only its rank writes it.
+// Its rank writes it, but for what another sums.
 typedef struct iso__board {
-    int64_t id; // of the segment
+    int64_t id;  // of the segment
+    bool helped; // there is a thread that sums while the program does something else
     iso__tally queue[ISO_QUEUES];
 } iso__board;
 _Static_assert(ATOMIC_LLONG_LOCK_FREE == 2, "ranks share counters without a lock");

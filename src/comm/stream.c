@@ -1,5 +1,6 @@
 // Exchanges that go on in rounds: parts of buffers leave in the order of one plan.
 #include "comm/stream.h"
+#include "comm/traffic.h"
 
 #include <isotherm/trace.h>
 #include <stdatomic.h>
@@ -76,6 +77,12 @@ static bool may_post(const iso__stream *s) {
     return s->in_flight == 0 || (s->in_flight <= s->window && p->bytes <= s->window - s->in_flight);
 }
 
+static const iso__collective_ops *ops_of(const iso__stream *s, const item *m, const void *data,
+                                         size_t bytes) {
+    if (s->queue == 0) return &iso__collective_mpi;
+    return iso__collective_choose(s->comm, data, bytes, m->given.dtype);
+}
+
 static iso_status post(iso__stream *s, const iso__part *part) {
     item *m = &s->item[part->item];
     char *data = (char *)m->given.data + part->offset;
@@ -92,9 +99,7 @@ static iso_status post(iso__stream *s, const iso__part *part) {
     request->stream_item = part->item;
     if (part->offset == 0) m->times.posted_ns = request->posted_ns;
     if (s->in_flight == 0) s->busy_since = request->posted_ns;
-    const iso__collective_ops *ops = &iso__collective_mpi;
-    if (s->queue > 0) ops = iso__collective_choose(s->comm, data, part->bytes, m->given.dtype);
-    iso_status status = ops->post(request);
+    iso_status status = ops_of(s, m, data, part->bytes)->post(request);
     if (status < 0) {
         request->stream = NULL;
         iso__request_release(s->comm->engine, &request);
@@ -313,9 +318,9 @@ iso_status iso__stream_create(iso_comm *comm, const iso__stream_item *given, int
     s->comm = iso_comm_retain(comm);
     s->mpi = MPI_COMM_NULL;
     ISO_TRY_GOTO(iso_comm_agree(comm, setup(s, given, count, part_bytes, window)));
-    int rc = MPI_Comm_dup(comm->mpi, &s->mpi); // with its error handler, which returns
-    if (rc != MPI_SUCCESS)
-        ISO_TRY_GOTO(iso__mpi_error(rc, "MPI_Comm_dup", __func__, __FILE__, __LINE__));
+    ISO_TRY_GOTO(iso__comm_meet(comm, "the barrier before MPI_Comm_dup"));
+    // With its error handler, which returns.
+    ISO_TRY_GOTO(iso__comm_make(comm, &(iso__comm_recipe){.from = comm->mpi}, &s->mpi));
     take_queue(s);
     list(s, true);
     *out = s;
@@ -452,6 +457,12 @@ iso_status iso__stream_wait(iso__stream *s, int i, iso__stream_idle idle, void *
 }
 
 iso__stream_times iso__stream_times_of(const iso__stream *s, int i) { return s->item[i].times; }
+
+void iso__stream_count(const iso__stream *s, int i, iso_traffic *to) {
+    const item *m = &s->item[i];
+    bool shared = ops_of(s, m, m->given.data, m->given.bytes) == &iso__collective_shm;
+    (shared ? iso__count_node_sum : iso__count_sum)(to, s->comm, m->given.bytes);
+}
 
 iso__stream_load iso__stream_load_of(iso__stream *s) {
     pthread_mutex_lock(&s->comm->engine->lock);

@@ -85,6 +85,9 @@ typedef struct iso__stream_load {
 } iso__stream_load;
 iso__stream_load iso__stream_load_of(iso__stream *stream);
 
+// Adds what a round of this item moves. Local; the stream's communicator has been located.
+void iso__stream_count(const iso__stream *stream, int item, iso_traffic *to);
+
 // For the engine, with its lock held: posts what may be posted, and says whether anything was; a
 // part is complete, and released.
 bool iso__streams_issue(iso__engine *engine);

@@ -1,5 +1,5 @@
 // Topology: finds out which ranks share a node and makes the groups inside nodes and across them.
-#include "comm/comm_impl.h"
+#include "comm/traffic.h"
 
 #include <isotherm/topology.h>
 
@@ -16,7 +16,7 @@ typedef struct topology {
 // call different collectives.
 static iso_status read_ranks_per_node(iso_comm *comm, int *out) {
     double value = 0;
-    ISO_TRY(iso_comm_agree(comm, iso__env_number(ISO_ENV_RANKS_PER_NODE, 1, 1e6, 0, &value)));
+    ISO_TRY(iso_comm_agree(comm, iso__env_number(ISO_ENV_RANKS_PER_NODE, 0, &value)));
     ISO_TRY(iso__comm_check_equal(comm, (int64_t)value, "ISO_RANKS_PER_NODE (0: not set)"));
     *out = (int)value;
     return ISO_OK;
@@ -25,12 +25,11 @@ static iso_status read_ranks_per_node(iso_comm *comm, int *out) {
 static iso_status split_node(iso_comm *comm, iso_scope unit, MPI_Comm *out) {
     int per_node = 1;
     if (unit == ISO_SCOPE_NODE) ISO_TRY(read_ranks_per_node(comm, &per_node));
-    if (per_node > 0)
-        ISO_TRY_MPI(MPI_Comm_split(comm->mpi, comm->rank / per_node, comm->rank, out));
-    else
-        ISO_TRY_MPI(
-            MPI_Comm_split_type(comm->mpi, MPI_COMM_TYPE_SHARED, comm->rank, MPI_INFO_NULL, out));
-    return ISO_OK;
+    ISO_TRY(iso__comm_meet(comm, "the barrier before MPI_Comm_split"));
+    iso__comm_recipe recipe = {ISO_MAKE_SPLIT_SHARED, .from = comm->mpi, .key = comm->rank};
+    if (per_node > 0) recipe.kind = ISO_MAKE_SPLIT;
+    if (per_node > 0) recipe.color = comm->rank / per_node;
+    return iso__comm_make(comm, &recipe, out);
 }
 
 // A communicator of ours for the ranks of this MPI communicator, which is freed.
@@ -46,6 +45,40 @@ iso_status iso__comm_create_node(iso_comm *comm, iso_scope unit, iso_comm **out)
     MPI_Comm group;
     ISO_TRY(split_node(comm, unit, &group));
     return adopt(comm, &group, out);
+}
+
+// The lowest rank of comm on this node, whose ranks stand in comm's order.
+static iso_status find_lowest(const iso_comm *comm, MPI_Comm node, int64_t *out) {
+    MPI_Group all, few;
+    int first = 0, lowest;
+    ISO_TRY_MPI(MPI_Comm_group(comm->mpi, &all));
+    int rc = MPI_Comm_group(node, &few);
+    if (rc == MPI_SUCCESS) {
+        rc = MPI_Group_translate_ranks(few, 1, &first, all, &lowest);
+        MPI_Group_free(&few);
+    }
+    MPI_Group_free(&all);
+    ISO_TRY_MPI(rc);
+    *out = lowest;
+    return ISO_OK;
+}
+
+iso_status iso__comm_locate(iso_comm *comm) {
+    MPI_Comm node;
+    int64_t *node_of = NULL;
+    size_t bytes = (size_t)comm->size * sizeof(*node_of);
+    ISO_TRY(iso_comm_agree(comm, iso__alloc_zero(bytes, (void **)&node_of)));
+    iso_status status = split_node(comm, ISO_SCOPE_NODE, &node);
+    if (status == ISO_OK) {
+        status = find_lowest(comm, node, &node_of[comm->rank]);
+        MPI_Comm_free(&node);
+    }
+    if (status == ISO_OK)
+        status = iso_comm_allreduce_i64(comm, node_of, (size_t)comm->size, ISO_SUM);
+    if (status == ISO_OK) status = iso__comm_place(comm, node_of);
+    iso__free(node_of);
+    ISO_TRY(status);
+    return ISO_OK;
 }
 
 // ---- Nodes, from the lowest rank of each rank's node ----------------------------------------------
@@ -106,9 +139,10 @@ static iso_status create_groups(iso_topology *t, const int64_t *lowest, int *mem
         int rc = MPI_Group_incl(all, t->nodes, members, &few);
         MPI_Group_free(&all);
         ISO_TRY_MPI(rc);
-        rc = MPI_Comm_create_group(t->world->mpi, few, k, &group);
-        MPI_Group_free(&few);
-        ISO_TRY_MPI(rc);
+        iso__comm_recipe recipe = {ISO_MAKE_GROUP, t->world->mpi, .key = k, .group = few};
+        iso_status status = iso__comm_make(t->world, &recipe, &group);
+        if (status != ISO_ERR_TIMEOUT) MPI_Group_free(&few); // MPI still uses it then
+        ISO_TRY(status);
         ISO_TRY(adopt(t->world, &group, &t->leaders[k]));
     }
     return ISO_OK;
@@ -121,8 +155,9 @@ static iso_status split_groups(iso_topology *t) {
         int own = first ? t->local_rank : k; // the group that this rank may be in
         bool member = first ? own < t->smallest : k % t->local_size == t->local_rank;
         MPI_Comm group;
-        ISO_TRY_MPI(
-            MPI_Comm_split(t->world->mpi, member ? own : MPI_UNDEFINED, t->node_index, &group));
+        iso__comm_recipe recipe = {ISO_MAKE_SPLIT, t->world->mpi,
+                                   .color = member ? own : MPI_UNDEFINED, .key = t->node_index};
+        ISO_TRY(iso__comm_make(t->world, &recipe, &group));
         if (member) ISO_TRY(adopt(t->world, &group, &t->leaders[own]));
     }
     return ISO_OK;
@@ -132,6 +167,7 @@ static iso_status make_groups(iso_topology *t, bool use_mpi_groups, const int64_
     void *memory;
     ISO_TRY(iso__alloc_zero((size_t)t->groups * sizeof(*t->leaders), &memory));
     t->leaders = memory;
+    ISO_TRY(iso__comm_meet(t->world, "the barrier before the groups of leaders are made"));
     if (!use_mpi_groups) return split_groups(t);
     ISO_TRY(iso__alloc((size_t)t->nodes * sizeof(int), &memory));
     iso_status status = create_groups(t, lowest, memory);
@@ -140,6 +176,16 @@ static iso_status make_groups(iso_topology *t, bool use_mpi_groups, const int64_
 }
 
 // ---- Life -----------------------------------------------------------------------------------------
+
+// For counting bytes: on which nodes the ranks of each group are, also where the unit is a rank.
+static iso_status place_groups(iso_topology *t, iso_scope unit, const int64_t *lowest) {
+    iso_status mine =
+        unit == ISO_SCOPE_NODE ? iso__comm_place(t->world, lowest) : iso__comm_locate(t->world);
+    if (mine == ISO_OK) mine = iso__comm_place_part(t->node, t->world);
+    for (int k = 0; k < t->groups && mine == ISO_OK; k++)
+        mine = iso__comm_place_part(t->leaders[k], t->world);
+    return iso_comm_agree(t->world, mine);
+}
 
 static iso_status setup(iso_topology *t, iso_comm *comm, const iso_topology_config *config) {
     t->world = iso_comm_retain(comm);
@@ -151,6 +197,7 @@ static iso_status setup(iso_topology *t, iso_comm *comm, const iso_topology_conf
     if (status == ISO_OK) {
         number_nodes(t, lowest);
         status = make_groups(t, config->use_mpi_groups, lowest);
+        if (status == ISO_OK) status = place_groups(t, config->unit, lowest);
     }
     iso__free(lowest);
     ISO_TRY(status);

@@ -30,12 +30,13 @@ struct iso_dataset {
     uint8_t *images;
     int32_t *labels;
     int64_t image_bytes;
+    uint64_t checksum;
     iso_dataset_info info;
     double statistics[]; // mean of each channel, then std of each
 };
 
-// Takes both arrays (of iso__alloc) also on failure; shape and labels were checked. info: mean and
-// std are computed here.
+// Takes both arrays (of iso__alloc) also on failure; shape and labels were checked. Mean and std of
+// info and the checksum are computed here.
 iso_status iso__dataset_create_take(uint8_t *images, int32_t *labels, const iso_dataset_info *info,
                                     iso_dataset **out);
 

@@ -6,6 +6,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#define SHORT_RUN 65536 // pixels whose squares have a sum below 2^32: compilers vectorise 32 bits
+
 // Exact integer sums, so that the statistics are the same on every machine.
 static void measure_channel(const iso_dataset *self, int64_t channel, double *mean, double *std) {
     const iso_dataset_info *info = &self->info;
@@ -13,15 +15,29 @@ static void measure_channel(const iso_dataset *self, int64_t channel, double *me
     const uint8_t *plane = self->images + channel * pixels;
     uint64_t sum = 0, squares = 0, n = (uint64_t)(info->count * pixels);
     for (int64_t i = 0; i < info->count; i++, plane += self->image_bytes) {
-        for (int64_t p = 0; p < pixels; p++) {
-            uint32_t v = plane[p];
-            sum += v;
-            squares += v * v;
+        for (int64_t first = 0; first < pixels; first += SHORT_RUN) {
+            int64_t end = first + SHORT_RUN < pixels ? first + SHORT_RUN : pixels;
+            uint32_t run_sum = 0, run_squares = 0;
+            for (int64_t p = first; p < end; p++) {
+                uint32_t v = plane[p];
+                run_sum += v;
+                run_squares += v * v;
+            }
+            sum += run_sum;
+            squares += run_squares;
         }
     }
     unsigned __int128 spread = (unsigned __int128)squares * n - (unsigned __int128)sum * sum;
     *mean = (double)sum / (double)n / 255;
     *std = sqrt((double)spread) / (double)n / 255;
+}
+
+static uint64_t sum_contents(const iso_dataset *self) {
+    const iso_dataset_info *info = &self->info;
+    int64_t shape[] = {info->count, info->channels, info->height, info->width, info->classes};
+    uint64_t sum = iso__checksum(ISO_HASH_START, shape, sizeof(shape));
+    sum = iso__checksum(sum, self->images, (size_t)(info->count * self->image_bytes));
+    return iso__checksum(sum, self->labels, (size_t)info->count * sizeof(*self->labels));
 }
 
 iso_status iso__dataset_create_take(uint8_t *images, int32_t *labels, const iso_dataset_info *info,
@@ -37,6 +53,7 @@ iso_status iso__dataset_create_take(uint8_t *images, int32_t *labels, const iso_
     for (int64_t c = 0; c < info->channels; c++) measure_channel(self, c, mean + c, std + c);
     self->info.mean = mean;
     self->info.std = std;
+    self->checksum = sum_contents(self);
     *out = self;
     return ISO_OK;
 fail:
@@ -161,23 +178,43 @@ fail:
 
 // ---- MNIST folders ------------------------------------------------------------------------------
 
-#define PATH_ROOM 4096
+#define PATH_ROOM    4096
+#define LONGEST_NAME 64 // of a file in the folder
 
-// Finds FOLDER/PREFIX{-,.}KIND-ubyte[.gz]; unpacked files are the first choice.
-static iso_status find_file(const char *folder, const char *prefix, const char *kind,
-                            char path[PATH_ROOM]) {
+// Finds FOLDER/PREFIX{-,.}KIND-ubyte[.gz]; unpacked files are the first choice. False: it is not
+// there.
+static bool look_for(const char *folder, const char *prefix, const char *kind,
+                     char path[PATH_ROOM]) {
     static const char *const pattern[] = {"%s/%s-%s-ubyte", "%s/%s.%s-ubyte", "%s/%s-%s-ubyte.gz",
                                           "%s/%s.%s-ubyte.gz"};
     for (int i = 0; i < 4; i++) {
-        int length = snprintf(path, PATH_ROOM, pattern[i], folder, prefix, kind);
-        ISO_CHECK(length < PATH_ROOM, ISO_ERR_ARG,
-                  "the name of the data folder is too long: %.100s...", folder);
-        if (access(path, F_OK) == 0) return ISO_OK;
+        snprintf(path, PATH_ROOM, pattern[i], folder, prefix, kind);
+        if (access(path, F_OK) == 0) return true;
     }
-    return ISO_FAIL(
-        ISO_ERR_IO,
-        "folder %s lacks MNIST's %s: looked for %s-%s-ubyte and %s.%s-ubyte, each also with .gz",
-        folder, prefix, prefix, kind, prefix, kind);
+    return false;
+}
+
+static iso_status find_labels(const char *folder, const char *prefix, char path[PATH_ROOM]) {
+    ISO_CHECK(look_for(folder, prefix, "idx1", path), ISO_ERR_IO,
+              "folder %s lacks MNIST's %s: looked for %s-idx1-ubyte and %s.idx1-ubyte, each also "
+              "with .gz",
+              folder, prefix, prefix, prefix);
+    return ISO_OK;
+}
+
+// The name tells the dimensions, but only the header decides: many files of 4 are called idx3.
+static iso_status find_images(const char *folder, const char *prefix, char path[PATH_ROOM]) {
+    char other[PATH_ROOM];
+    bool grey = look_for(folder, prefix, "idx3", path);
+    bool colour = look_for(folder, prefix, "idx4", grey ? other : path);
+    ISO_CHECK(grey || colour, ISO_ERR_IO,
+              "folder %s lacks MNIST's %s: looked for %s-idx3-ubyte, %s.idx3-ubyte and, of colour "
+              "images, %s-idx4-ubyte and %s.idx4-ubyte, each also with .gz",
+              folder, prefix, prefix, prefix, prefix, prefix);
+    ISO_CHECK(!grey || !colour, ISO_ERR_IO,
+              "folder %s has %s twice, as idx3-ubyte and as idx4-ubyte: remove one of them", folder,
+              prefix);
+    return ISO_OK;
 }
 
 iso_status iso_dataset_read_mnist(const char *folder, bool train, iso_dataset **out) {
@@ -187,8 +224,10 @@ iso_status iso_dataset_read_mnist(const char *folder, bool train, iso_dataset **
               "there is no data folder %s: give a folder with "
               "{train,t10k}-{images-idx3,labels-idx1}-ubyte[.gz]",
               folder);
-    ISO_TRY(find_file(folder, train ? "train-images" : "t10k-images", "idx3", images));
-    ISO_TRY(find_file(folder, train ? "train-labels" : "t10k-labels", "idx1", labels));
+    ISO_CHECK(strlen(folder) < PATH_ROOM - LONGEST_NAME, ISO_ERR_ARG,
+              "the name of the data folder is too long: %.100s...", folder);
+    ISO_TRY(find_images(folder, train ? "train-images" : "t10k-images", images));
+    ISO_TRY(find_labels(folder, train ? "train-labels" : "t10k-labels", labels));
     ISO_TRY(iso_dataset_read_idx(images, labels, out));
     return ISO_OK;
 }
@@ -218,6 +257,8 @@ void iso_dataset_destroy(iso_dataset **dataset) {
 void iso_dataset_get_info(const iso_dataset *dataset, iso_dataset_info *out) {
     *out = dataset->info;
 }
+
+uint64_t iso_dataset_checksum(const iso_dataset *dataset) { return dataset->checksum; }
 
 const uint8_t *iso_dataset_image(const iso_dataset *dataset, int64_t i, int32_t *label) {
     if (label) *label = dataset->labels[i];

@@ -9,12 +9,15 @@ static const struct {
     const char *name, *missing;
     iso_status (*create)(const char *text, iso_device **out);
     int (*count)(void);
+    iso__env first, last; // the variables of the environment that it reads
 } backends[] = {
-    {"cpu", NULL, iso__device_create_cpu, iso__device_count_cpu},
+    {"cpu", NULL, iso__device_create_cpu, iso__device_count_cpu, ISO_ENV_CPU_KERNELS,
+     ISO_ENV_CPU_KERNELS},
 #ifdef ISO_HAVE_CUDA
-    {"cuda", NULL, iso__device_create_cuda, iso__device_count_cuda},
+    {"cuda", NULL, iso__device_create_cuda, iso__device_count_cuda, ISO_ENV_CUDA_CONV,
+     ISO_ENV_CUDA_GRAPHS},
 #else
-    {"cuda", "CUDA", NULL, NULL},
+    {"cuda", "CUDA", NULL, NULL, ISO_ENV_CUDA_CONV, ISO_ENV_CUDA_GRAPHS},
 #endif
 };
 #define BACKEND_COUNT (sizeof(backends) / sizeof(backends[0]))
@@ -42,6 +45,13 @@ iso_status iso_dtype_parse(const char *name, iso_dtype *out) {
                     name ? name : "");
 }
 
+// The other variables are for iso_comm_create, which refuses them on all ranks together: an error
+// here, on one rank alone, would leave the others waiting there.
+static iso_status check_environment(iso__env first, iso__env last) {
+    for (int i = (int)first; i <= (int)last; i++) ISO_TRY(iso__env_check((iso__env)i));
+    return ISO_OK;
+}
+
 iso_status iso_device_create(const char *name, iso_device **out) {
     for (size_t i = 0; name && i < BACKEND_COUNT; i++) {
         size_t length = strlen(backends[i].name);
@@ -50,6 +60,7 @@ iso_status iso_device_create(const char *name, iso_device **out) {
         ISO_CHECK(backends[i].create, ISO_ERR_UNSUPPORTED,
                   "device %s: this build has no %s: use device cpu, or install a build that has it",
                   name, backends[i].missing);
+        ISO_TRY(check_environment(backends[i].first, backends[i].last));
         ISO_TRY(backends[i].create(name + length + (name[length] != 0), out));
         return ISO_OK;
     }

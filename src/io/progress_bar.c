@@ -19,7 +19,7 @@ struct iso_progress_bar {
     FILE *to;
     char *label, *unit;
     bool terminal;
-    int64_t total, done;
+    int64_t total, first, done; // first: done before the bar was made
     double loss;
     int64_t start, drawn; // times
     int tenths;           // plain lines written so far reach this many tenths of the total
@@ -82,7 +82,7 @@ static void duration_text(double seconds, char *text, size_t room) {
 // What follows the bar: done/total, rate, loss, ETA.
 static void figures_text(const iso_progress_bar *self, char *text, size_t room) {
     double elapsed = (double)(iso_now() - self->start) / 1e9;
-    double rate = elapsed > 0 ? (double)self->done / elapsed : 0;
+    double rate = elapsed > 0 ? (double)(self->done - self->first) / elapsed : 0;
     int n = snprintf(text, room, "%lld/%lld %s", (long long)self->done, (long long)self->total,
                      self->unit);
     size_t used = (size_t)n < room ? (size_t)n : room - 1;
@@ -128,6 +128,23 @@ static void write_plain(iso_progress_bar *self) {
     fflush(self->to);
 }
 
+void iso_progress_bar_begin_at(iso_progress_bar *self, int64_t done) {
+    self->first = self->done = done < self->total ? done : self->total;
+    self->tenths = (int)((double)self->done / (double)self->total * 10);
+    self->start = self->drawn = iso_now();
+}
+
+void iso_progress_bar_line(iso_progress_bar *self, const char *text, ...) {
+    if (!self->to) return;
+    va_list args;
+    if (self->terminal) fputs("\r\033[K", self->to);
+    va_start(args, text);
+    vfprintf(self->to, text, args);
+    va_end(args);
+    fputc('\n', self->to);
+    fflush(self->to);
+}
+
 void iso_progress_bar_update(iso_progress_bar *self, int64_t done, double loss) {
     if (!self->to) return;
     self->done = done < self->total ? done : self->total;
@@ -137,6 +154,25 @@ void iso_progress_bar_update(iso_progress_bar *self, int64_t done, double loss) 
     else if (iso_now() - self->drawn >= REDRAW_NS)
         draw(self);
 }
+
+static void free_bar(iso_progress_bar **bar) {
+    iso__free((*bar)->label);
+    iso__free((*bar)->unit);
+    iso__free(*bar);
+    *bar = NULL;
+}
+
+void iso_progress_bar_clear(iso_progress_bar **bar) {
+    iso_progress_bar *self = bar ? *bar : NULL;
+    if (!self) return;
+    if (self->to && self->terminal && self->drawn != self->start) {
+        fputs("\r\033[K", self->to);
+        fflush(self->to);
+    }
+    free_bar(bar);
+}
+
+bool iso_progress_bar_is_redrawn(const iso_progress_bar *self) { return self->terminal; }
 
 void iso_progress_bar_finish(iso_progress_bar **bar, const char *summary, ...) {
     iso_progress_bar *self = bar ? *bar : NULL;
@@ -154,8 +190,5 @@ void iso_progress_bar_finish(iso_progress_bar **bar, const char *summary, ...) {
         fputc('\n', self->to);
         fflush(self->to);
     }
-    iso__free(self->label);
-    iso__free(self->unit);
-    iso__free(self);
-    *bar = NULL;
+    free_bar(bar);
 }

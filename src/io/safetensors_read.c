@@ -17,16 +17,21 @@ static iso_status read_exactly(iso__safetensors *self, void *to, size_t bytes) {
 
 // ---- The header ---------------------------------------------------------------------------------
 
-static iso_status open_file(iso__safetensors *self, int64_t *size) {
+static iso_status open_regular(const char *path, FILE **out) {
     struct stat info;
-    const char *path = self->path;
     // Opening a pipe would wait for its other end.
     ISO_CHECK(stat(path, &info) != 0 || S_ISREG(info.st_mode), ISO_ERR_IO,
               "cannot read checkpoint %s: it is no file", path);
-    self->file = fopen(path, "rb");
-    ISO_CHECK(self->file, ISO_ERR_IO, "cannot open checkpoint %s: %s", path, strerror(errno));
-    ISO_CHECK(fstat(fileno(self->file), &info) == 0, ISO_ERR_IO, "cannot examine %s: %s", path,
-              strerror(errno));
+    *out = fopen(path, "rb");
+    ISO_CHECK(*out, ISO_ERR_IO, "cannot open checkpoint %s: %s", path, strerror(errno));
+    return ISO_OK;
+}
+
+static iso_status open_file(iso__safetensors *self, int64_t *size) {
+    struct stat info;
+    ISO_TRY(open_regular(self->path, &self->file));
+    ISO_CHECK(fstat(fileno(self->file), &info) == 0, ISO_ERR_IO, "cannot examine %s: %s",
+              self->path, strerror(errno));
     *size = (int64_t)info.st_size;
     return ISO_OK;
 }
@@ -176,5 +181,28 @@ iso_status iso__safetensors_match(const iso__safetensors *self, const iso__array
 iso_status iso__safetensors_load(iso__safetensors *self) {
     ISO_TRY(iso__alloc((size_t)self->data_bytes, &self->data));
     ISO_TRY(read_exactly(self, self->data, (size_t)self->data_bytes));
+    return ISO_OK;
+}
+
+// ---- Checksum -----------------------------------------------------------------------------------
+
+#define CHUNK ((size_t)1 << 20)
+
+iso_status iso_checkpoint_checksum(const char *path, uint64_t *out) {
+    FILE *file;
+    void *chunk = NULL;
+    uint64_t sum = ISO_HASH_START;
+    ISO_TRY(open_regular(path, &file));
+    iso_status status = iso__alloc(CHUNK, &chunk);
+    for (size_t got = CHUNK; status >= 0 && got == CHUNK;) {
+        got = fread(chunk, 1, CHUNK, file);
+        sum = iso__checksum(sum, chunk, got);
+    }
+    if (status >= 0 && ferror(file))
+        status = ISO_FAIL(ISO_ERR_IO, "cannot read %s: %s", path, strerror(errno));
+    fclose(file);
+    iso__free(chunk);
+    ISO_TRY(status);
+    *out = sum;
     return ISO_OK;
 }

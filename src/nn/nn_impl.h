@@ -93,7 +93,7 @@ int64_t iso__batch_norm_features(const iso_module *module);
 // From the next training forward on the statistics of a batch norm are over the batches of this
 // group. On success the layer owns `user`, and releases the one it had.
 iso_status iso__batch_norm_share(iso_module *batch_norm, const iso__norm_group *group);
-const void *iso__batch_norm_user(const iso_module *batch_norm); // NULL: not shared
+void *iso__batch_norm_user(const iso_module *batch_norm); // NULL: not shared
 
 // norm_sync.c, for norm.c.
 typedef struct iso__norm_sync {

@@ -213,7 +213,7 @@ iso_status iso__batch_norm_share(iso_module *module, const iso__norm_group *grou
     return ISO_OK;
 }
 
-const void *iso__batch_norm_user(const iso_module *module) {
+void *iso__batch_norm_user(const iso_module *module) {
     return iso_container_of(module, const batch_norm, base)->sync.group.user;
 }
 

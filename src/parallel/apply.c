@@ -218,6 +218,8 @@ static bool only_waits_for_forward(const iso_reducer *r) {
 
 static iso_status make_step(iso_reducer *r, int id, const void *hyper) {
     iso__applier *a = &r->applier[id];
+    ISO_CHECK(!r->in_backward, ISO_ERR_STATE,
+              "step() inside a backward: call iso_data_parallel_end_backward first");
     // An update that no forward has asked for still needs the hyperparameters of its own step; and
     // a list of which a part is back must come back whole.
     if (a->stepped || (a->fresh && r->busy < r->bucket_count)) ISO_TRY(iso_reducer_finish(r));

@@ -73,11 +73,10 @@ iso_status iso__average_finish(iso__average *average, const float **mean,
 iso_status iso__average_set_reference(iso__average *average, const float *values);
 
 typedef struct iso__average_stats {
-    long long exchanges;           // that were not dropped
-    long long bytes_sent;          // payload that this rank sent to other ranks, of its node too
-    long long bytes_between_nodes; // of that, to ranks of other nodes
-    double wait_ms;                // total time in finish()
-    double work_ms;                // total time in start() and poll(): converting, summing
+    long long exchanges;                       // that were not dropped
+    long long bytes_sent, bytes_between_nodes; // of this rank, see iso_traffic in isotherm/comm.h
+    double wait_ms;                            // total time in finish()
+    double work_ms; // total time in start() and poll(): converting, summing
 } iso__average_stats;
 void iso__average_get_stats(const iso__average *average, iso__average_stats *out);
 // Collective. Median ms from start to finish over `repeats`, nothing to hide behind, max over

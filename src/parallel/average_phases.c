@@ -4,7 +4,7 @@
 
 #include "parallel/wire.h"
 
-#include "comm/comm_impl.h"
+#include "comm/traffic.h"
 
 #include <math.h>
 #include <string.h>
@@ -44,10 +44,12 @@ static char *block_of(const iso__average *a, char *buffer, const iso__average_ch
     return buffer + element * iso_dtype_size(a->wire);
 }
 
-static void count_sent(iso__average *a, size_t bytes, int receivers, bool between_nodes) {
-    long long sent = (long long)bytes * receivers;
-    a->stats.bytes_sent += sent;
-    if (between_nodes) a->stats.bytes_between_nodes += sent;
+// From this rank to each other one of a group.
+static void count_blocks(iso__average *a, const iso_comm *comm, size_t bytes) {
+    iso_traffic sent = {0};
+    iso__count_blocks(&sent, comm, bytes);
+    a->stats.bytes_sent += sent.bytes_sent;
+    a->stats.bytes_between_nodes += sent.bytes_between_nodes;
 }
 
 static bool encode(iso__average *a, const iso__average_chunk *c, const float *values, char *to) {
@@ -78,7 +80,7 @@ static void send_chunk(iso__average *a, iso__average_chunk *c, const float *valu
     memset(to + well * size, 0, (c->block * nodes - well) * size);
     posted(a, iso__comm_ialltoall(a->leaders, to, block_of(a, a->recv, c, 0), c->block * size,
                                   "mean over nodes (scatter)", &c->request));
-    count_sent(a, c->block * size, a->topology->nodes - 1, true);
+    count_blocks(a, a->leaders, c->block * size);
 }
 
 // ---- Gather ---------------------------------------------------------------------------------------
@@ -102,7 +104,7 @@ static void send_share(iso__average *a, iso__average_chunk *c) {
     }
     posted(a, iso__comm_iallgather(a->leaders, block_of(a, a->send, c, 0), bytes,
                                    "mean over nodes (gather)", &c->request));
-    count_sent(a, bytes, a->topology->nodes - 1, true);
+    count_blocks(a, a->leaders, bytes);
 }
 
 static iso_status scatter(iso__average *a, bool wait) {
@@ -149,7 +151,7 @@ static void post_spread(iso__average *a) {
         size_t bytes = (count + unit - 1) / unit * unit * sizeof(float);
         posted(a, iso__comm_ibcast(t->node, a->result + first, bytes, l, "mean over nodes (spread)",
                                    &a->spread[l]));
-        if (l == t->local_rank) count_sent(a, bytes, t->local_size - 1, false);
+        if (l == t->local_rank) count_blocks(a, t->node, bytes);
     }
 }
 

@@ -220,12 +220,24 @@ iso_status iso__buffer_sync_run(iso__buffer_sync *sync) {
     if (c->mode == ISO_BUFFERS_NONE || sync->list->count == 0) return ISO_OK;
     if (c->function) return c->function(sync->list, sync->comm, c->user);
     if (!sync->packed) return ISO_OK; // one rank
-    return c->mode == ISO_BUFFERS_RANK0 ? broadcast(sync) : average(sync);
+    if (c->mode == ISO_BUFFERS_AVERAGE) {
+        ISO_TRY(average(sync));
+        iso__count_sum(&sync->traffic, sync->comm, sync->bytes);
+        return ISO_OK;
+    }
+    ISO_TRY(broadcast(sync));
+    if (iso_comm_rank(sync->comm) == sync->root)
+        iso__count_blocks(&sync->traffic, sync->comm, sync->bytes);
+    return ISO_OK;
 }
 
 iso_status iso__buffer_sync_at(iso__buffer_sync *sync, iso_buffer_when now) {
     iso_buffer_when when = sync->config.when;
     // Those of the last forward were not yet synchronised.
     if (now == ISO_BUFFERS_AT_EVALUATION && when == ISO_BUFFERS_BEFORE_FORWARD) when = now;
-    return when == now ? iso__buffer_sync_run(sync) : ISO_OK;
+    if (when != now) return ISO_OK;
+    iso_traffic before = sync->traffic;
+    iso_status status = iso__buffer_sync_run(sync);
+    if (now == ISO_BUFFERS_AT_EVALUATION) sync->traffic = before;
+    return status;
 }

@@ -128,9 +128,22 @@ static iso_status finish(iso__data_parallel *self) {
     return ISO_OK;
 }
 
+// Inside a backward nothing is pending but what it has issued itself, and it is not over: to close
+// it would leave out what is still to come.
 iso_status iso__data_parallel_complete(void *user, iso_parameter *parameter) {
+    iso__data_parallel *self = user;
     (void)parameter;
-    return finish(user);
+    return self->reducer->in_backward ? ISO_OK : finish(self);
+}
+
+iso_status iso_data_parallel_finish(iso_module *module) {
+    ISO_TRY(iso__data_parallel_check(module));
+    iso__data_parallel *self = iso__data_parallel_of(module);
+    ISO_CHECK(
+        !self->reducer->in_backward || !iso__backward_is_open(self->reducer), ISO_ERR_STATE,
+        "iso_data_parallel_finish inside a backward would leave out the gradients that it has "
+        "not reached: call it after iso_data_parallel_end_backward");
+    return finish(self);
 }
 
 // ---- The end of a backward --------------------------------------------------------------------------
@@ -222,18 +235,22 @@ iso_status iso_data_parallel_begin_backward(iso_module *module) {
         self->old[i] &= self->trainable[i]->grad_valid;
         self->reported[i] = false;
     }
-    self->in_backward = true;
+    self->reducer->in_backward = true;
     return ISO_OK;
 }
 
 iso_status iso_data_parallel_end_backward(iso_module *module) {
     ISO_TRY(iso__data_parallel_check(module));
     iso__data_parallel *self = iso__data_parallel_of(module);
-    ISO_CHECK(self->in_backward, ISO_ERR_STATE, "the end of a backward that was not begun");
-    self->in_backward = false;
+    ISO_CHECK(self->reducer->in_backward, ISO_ERR_STATE,
+              "the end of a backward that was not begun");
     self->buffer_sync.due = self->no_sync == 0;
-    if (self->no_sync > 0 || self->sync == ISO_SYNC_EXPLICIT) return ISO_OK;
-    ISO_TRY(close_backward(self));
+    iso_status status = ISO_OK;
+    bool leaves = self->no_sync == 0 && self->sync != ISO_SYNC_EXPLICIT;
+    if (leaves) status = close_backward(self);
+    self->reducer->in_backward = false;
+    ISO_TRY(status);
+    if (!leaves) return ISO_OK;
     return iso__buffer_sync_at(&self->buffer_sync, ISO_BUFFERS_AFTER_BACKWARD);
 }
 
@@ -242,7 +259,7 @@ iso_status iso_data_parallel_end_backward(iso_module *module) {
 static iso_status shadow(iso__data_parallel *self, bool leftover) {
     iso_module *module = &self->base;
     ISO_TRY(iso_data_parallel_begin_backward(module));
-    self->in_backward = false;
+    self->reducer->in_backward = false;
     if (!leftover) {
         iso_module_zero_grad(module);
         iso_reducer_zero_grad(self->reducer);
@@ -286,14 +303,21 @@ static iso_status forward(iso_module *module, iso_call *call, iso_tensor *in, is
 static iso_status backward(iso_module *module, iso_call *call, iso_tensor *grad_out,
                            iso_tensor **grad_in) {
     (void)call;
+    iso__data_parallel *self = iso__data_parallel_of(module);
     ISO_TRY(iso_data_parallel_begin_backward(module));
-    ISO_TRY(iso_module_call_backward(module->child[0], grad_out, grad_in));
+    iso_status status = iso_module_call_backward(module->child[0], grad_out, grad_in);
+    if (status < 0) self->reducer->in_backward = false;
+    ISO_TRY(status);
     return iso_data_parallel_end_backward(module);
 }
 
 static iso_status train(iso_module *module, bool training) {
     iso__data_parallel *self = iso__data_parallel_of(module);
     if (training && !self->evaluating) return ISO_OK;
+    if (self->reducer->in_backward) module->training = !self->evaluating; // as it was
+    ISO_CHECK(!self->reducer->in_backward, ISO_ERR_STATE,
+              "the mode of a DataParallel was changed inside a backward: call "
+              "iso_data_parallel_end_backward first");
     ISO_TRY(finish(self));
     if (training == self->evaluating && self->hook) ISO_TRY(self->hook(training, self->hook_user));
     if (!training && !self->evaluating)

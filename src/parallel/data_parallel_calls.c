@@ -7,11 +7,6 @@ iso_status iso__data_parallel_check(const iso_module *module) {
     return ISO_OK;
 }
 
-iso_status iso_data_parallel_finish(iso_module *module) {
-    ISO_TRY(iso__data_parallel_check(module));
-    return iso__data_parallel_complete(iso__data_parallel_of(module), NULL);
-}
-
 iso_status iso_data_parallel_sync_buffers(iso_module *module) {
     ISO_TRY(iso__data_parallel_check(module));
     return iso__buffer_sync_run(&iso__data_parallel_of(module)->buffer_sync);
@@ -68,6 +63,29 @@ iso_status iso_data_parallel_set_before_forward(iso_module *module, iso_before_f
     ISO_TRY(iso__data_parallel_check(module));
     iso__data_parallel_of(module)->before_forward = hook;
     iso__data_parallel_of(module)->before_forward_user = user;
+    return ISO_OK;
+}
+
+// ---- Bytes ------------------------------------------------------------------------------------------
+
+// What the communicators of synchronised batch norms have counted, each of them once: it is marked
+// when it was added (mark), and the mark is taken away later.
+static void add_norms(iso_module *module, bool mark, iso_traffic *to) {
+    bool norm = iso__batch_norm_features(module) > 0;
+    iso_comm *comm = norm ? iso__batch_norm_user(module) : NULL;
+    if (comm && mark && !comm->counted) iso__traffic_add(to, &comm->traffic);
+    if (comm) comm->counted = mark;
+    for (int i = 0; i < module->child_count; i++) add_norms(module->child[i], mark, to);
+}
+
+iso_status iso_data_parallel_get_traffic(iso_module *module, iso_traffic *out) {
+    ISO_TRY(iso__data_parallel_check(module));
+    const iso__data_parallel *self = iso__data_parallel_of(module);
+    iso_traffic sum = self->reducer->traffic;
+    iso__traffic_add(&sum, &self->buffer_sync.traffic);
+    add_norms(module, true, &sum);
+    add_norms(module, false, NULL);
+    *out = sum;
     return ISO_OK;
 }
 

@@ -298,6 +298,7 @@ static iso_status setup(iso__data_parallel *self, iso_module *module,
     ISO_TRY(iso_comm_agree(self->comm, prepare(self, module, config)));
     ISO_TRY(create_reducer(self, config));
     ISO_TRY(broadcast_frozen(self));
+    ISO_TRY(iso__comm_locate(self->comm));
     ISO_TRY(iso__buffers_broadcast(self->comm, &self->buffers));
     drop_ignored_buffers(self, config);
     ISO_TRY(

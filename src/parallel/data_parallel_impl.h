@@ -57,7 +57,6 @@ typedef struct iso__data_parallel {
     iso__train_hook hook;
     void *hook_user;
     bool evaluating;
-    bool in_backward;
     int no_sync;     // how deep
     bool joined;     // there is an iso_join
     bool rows_known; // first_row is that of this rank's batch in the global one

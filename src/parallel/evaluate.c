@@ -20,7 +20,8 @@ static iso_status add(iso_loss *loss, int64_t samples, sums *sum) {
     return ISO_OK;
 }
 
-static iso_status own_share(iso_module *model, iso_loss *loss, iso_loader *data, sums *sum) {
+static iso_status own_share(iso_module *model, iso_loss *loss, iso_loader *data,
+                            iso_evaluate_watch watch, void *user, sums *sum) {
     iso_batch batch;
     iso_tensor *output;
     int64_t before = 0;
@@ -33,16 +34,17 @@ static iso_status own_share(iso_module *model, iso_loss *loss, iso_loader *data,
         ISO_TRY(add(loss, before, sum));
         ISO_TRY(iso_loss_compute(loss, output, batch.labels, NULL, NULL, NULL));
         before = batch.n;
+        if (watch) watch(batch.index + 1, user);
     }
 }
 
-iso_status iso_evaluate(iso_module *model, iso_loss *loss, iso_loader *data, iso_comm *comm,
-                        iso_evaluation *out) {
+iso_status iso_evaluate_watched(iso_module *model, iso_loss *loss, iso_loader *data, iso_comm *comm,
+                                iso_evaluate_watch watch, void *user, iso_evaluation *out) {
     sums sum = {0};
     bool training = model->training;
     ISO_TRY(iso_module_train(model, false));
     // Nothing is exchanged in between, so a rank that fails can say so.
-    iso_status status = iso_comm_agree(comm, own_share(model, loss, data, &sum));
+    iso_status status = iso_comm_agree(comm, own_share(model, loss, data, watch, user, &sum));
     ISO_TRY(iso_module_train(model, training));
     ISO_TRY(status);
     double loss_sum = sum.loss;
@@ -53,4 +55,9 @@ iso_status iso_evaluate(iso_module *model, iso_loss *loss, iso_loader *data, iso
     double all = (double)counts[1];
     *out = (iso_evaluation){loss_sum / all, (double)counts[0] / all, counts[1]};
     return ISO_OK;
+}
+
+iso_status iso_evaluate(iso_module *model, iso_loss *loss, iso_loader *data, iso_comm *comm,
+                        iso_evaluation *out) {
+    return iso_evaluate_watched(model, loss, data, comm, NULL, NULL, out);
 }

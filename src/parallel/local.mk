@@ -22,6 +22,7 @@ libiso_core_la_SOURCES += \
     src/parallel/measure.c \
     src/parallel/order.c \
     src/parallel/parallel_impl.h \
+    src/parallel/param_list.c \
     src/parallel/piece.c \
     src/parallel/plan.c \
     src/parallel/plan.h \

@@ -3,6 +3,7 @@
 #define ISO_PARALLEL_IMPL_H
 
 #include "base/base.h"
+#include "comm/traffic.h"
 
 #include <isotherm/parallel.h>
 
@@ -34,6 +35,7 @@ typedef struct iso__buffer_sync {
     bool due;             // the last backward, if any, was not inside no_sync
     double weight, total; // of this rank's in the mean, and of all
     int root;             // whose ISO_BUFFERS_RANK0 takes
+    iso_traffic traffic;  // of training: not for evaluation
 } iso__buffer_sync;
 // Collective, over lists of one fingerprint. On failure, too, *out is to be destroyed.
 iso_status iso__buffer_sync_create(iso_comm *comm, const iso_buffer_list *list,

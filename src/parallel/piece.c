@@ -99,6 +99,7 @@ iso_status iso__reducer_make_slots(iso_reducer *r, const iso_reducer_param *para
                                    size_t piece_bytes) {
     int slots, layer = 0;
     ISO_TRY(make_places(r, params, count, piece_bytes, &slots));
+    ISO_TRY(iso__reducer_check_list(params, count));
     ISO_TRY(iso__alloc_zero((size_t)slots * sizeof(*r->slot), (void **)&r->slot));
     ISO_TRY(iso__alloc_zero((size_t)slots * sizeof(*r->piece_slot), (void **)&r->piece_slot));
     for (int first = 0, end; first < count; first = end) {

@@ -2,6 +2,8 @@
 // needed.
 #include "parallel/reducer_impl.h"
 
+#include "comm/traffic.h"
+
 #include <isotherm/trace.h>
 #include <string.h>
 
@@ -86,7 +88,7 @@ static void take_down(iso_reducer *r) {
 
 static iso_status setup(iso_reducer *r, const iso_reducer_param *params, int count,
                         const iso_reducer_config *config) {
-    ISO_CHECK(count > 0, ISO_ERR_ARG, "a reducer needs at least one parameter");
+    ISO_CHECK(params && count > 0, ISO_ERR_ARG, "a reducer needs at least one parameter");
     ISO_TRY(check_config(config));
     ISO_TRY(check_hook(&r->hook));
     ISO_TRY(lay_out(r, params, count, config, config->piece_bytes));
@@ -157,13 +159,16 @@ static void take_config(iso_reducer *r, const iso_reducer_config *config) {
 
 iso_status iso_reducer_create(iso_comm *comm, const iso_reducer_param *params, int count,
                               const iso_reducer_config *config, iso_reducer **out) {
+    static const iso_reducer_config plain = {0};
     iso_status status;
     iso_reducer *r = NULL;
     ISO_TRY(iso__alloc_zero(sizeof(*r), (void **)&r));
+    if (!config) config = &plain;
     take_config(r, config);
     // A communicator of its own: no exchange of others can come between those of one list.
     iso_comm_config own = {.progress = iso_comm_progress(comm), .timeout_s = comm->timeout_s};
     ISO_TRY_GOTO(iso_comm_create(iso_comm_mpi(comm), &own, &r->world));
+    ISO_TRY_GOTO(iso__comm_locate(r->world));
     ISO_TRY_GOTO(iso__gpus_layout(r, config->device));
     // A rank that failed alone would leave the others waiting in what follows.
     ISO_TRY_GOTO(iso_comm_agree(r->world, setup(r, params, count, config)));
@@ -226,6 +231,8 @@ iso_status iso_reducer_set_weight(iso_reducer *r, double weight, double total) {
 
 void iso_reducer_get_stats(const iso_reducer *r, iso_reducer_stats *out) {
     *out = r->stats;
+    out->bytes_sent = r->traffic.bytes_sent;
+    out->bytes_between_nodes = r->traffic.bytes_between_nodes;
     out->shared_memory = r->comm && iso__comm_is_shared(r->comm, r->arena, r->arena_bytes);
     out->nccl = r->way == ISO_WAY_GPUS || r->way == ISO_WAY_SHARDS;
 }

@@ -155,6 +155,7 @@ struct iso_reducer {
     bool direct;        // two appliers share a parameter: steps wait and update at once
     bool fresh;         // a whole list was issued that no step has used yet
     bool always_closed; // its owner closes every backward: a step without a list is a mistake
+    bool in_backward;   // of that owner, who has not closed it yet
     int unsynced;       // backwards since the last exchange whose gradients stay on this rank, see
                         // no_sync
     double weight, total; // see iso_reducer_set_weight
@@ -165,12 +166,18 @@ struct iso_reducer {
     long long lists; // issued whole so far
     bool planned;
     iso__stream_load load; // of the long stream, when planning began to watch
+    iso_traffic traffic;
     iso_reducer_stats stats;
 };
 
 static inline iso__grad_slot *iso__piece_slot(const iso_reducer *r, int i, int k) {
     return &r->slot[r->piece_slot[r->place[i].start + k]];
 }
+
+// ---- param_list.c ----
+// ISO_ERR_ARG where arrays overlap, or parameters of a layer stand apart; each has passed for
+// itself.
+iso_status iso__reducer_check_list(const iso_reducer_param *params, int count);
 
 // ---- piece.c ----
 // Makes r->slot and r->place of the parameters.

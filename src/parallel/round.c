@@ -56,6 +56,7 @@ iso_status iso__bucket_send(iso_reducer *r, iso__bucket *b) {
     r->stats.exchanges++;
     *(r->scope == ISO_SCOPE_WORLD ? &r->stats.bytes_world : &r->stats.bytes_node) +=
         (long long)b->wire_bytes;
+    iso__stream_count(iso__bucket_stream(r, b), b->item, &r->traffic);
     return ISO_OK;
 }
 
@@ -139,8 +140,9 @@ static bool mark_ready(iso_reducer *r, int i) {
 static iso_status report(iso_reducer *r, int i, int k, bool *complete) {
     iso__grad_slot *s = iso__piece_slot(r, i, k);
     ISO_CHECK(!s->ready && r->bucket[s->bucket].state == ISO_BUCKET_OPEN, ISO_ERR_STATE,
-              "the gradient of \"%s\" was reported ready twice: call iso_reducer_param_needed (or "
-              "run a forward) between two backwards",
+              "the gradient of \"%s\" was reported ready twice in one backward: report it once, "
+              "when nothing in this backward adds to it any more; between two backwards call "
+              "iso_reducer_step or iso_reducer_finish, or run a forward",
               s->name);
     s->used = true;
     if (mark_ready(r, (int)(s - r->slot))) *complete = true;
@@ -241,8 +243,26 @@ static iso_status arrive(iso_reducer *r, int i) {
     return ISO_OK;
 }
 
-static iso_status about_to_need(iso_reducer *r, int i, int k) {
-    ISO_TRY(iso__reducer_check_param(r, i, k));
+// Whether the backward that is open uses the parameter again before its gradient is final, to
+// compute activations once more. All lists before this one are back, so its value is current. Where
+// the owner closes every backward, what has been reported is current, too.
+static bool is_recomputed(const iso_reducer *r, int i, int k) {
+    return iso__backward_is_open(r) && (r->always_closed || !iso__piece_slot(r, i, k)->ready);
+}
+
+static bool whole_is_recomputed(const iso_reducer *r, int i) {
+    for (int k = 0; k < r->place[i].pieces; k++)
+        if (!is_recomputed(r, i, k)) return false;
+    return true;
+}
+
+static iso_status go_on(iso_reducer *r) {
+    iso_comm_poll(r->world);
+    ISO_TRY(iso__gpus_check(r));
+    return iso__stage_advance(r);
+}
+
+static iso_status begin_forward(iso_reducer *r) {
     iso_comm_poll(r->world);
     ISO_TRY(iso__gpus_check(r));
     if (iso__backward_is_open(r)) ISO_TRY(iso__reducer_close(r));
@@ -250,7 +270,9 @@ static iso_status about_to_need(iso_reducer *r, int i, int k) {
 }
 
 iso_status iso_reducer_param_needed(iso_reducer *r, int i) {
-    ISO_TRY(about_to_need(r, i, 0));
+    ISO_TRY(iso__reducer_check_param(r, i, 0));
+    if (whole_is_recomputed(r, i)) return go_on(r);
+    ISO_TRY(begin_forward(r));
     int pieces = r->place[i].pieces;
     for (int k = 0; k < pieces; k++)
         iso__times_need(r, &r->bucket[iso__piece_slot(r, i, k)->bucket]);
@@ -261,7 +283,9 @@ iso_status iso_reducer_param_needed(iso_reducer *r, int i) {
 }
 
 iso_status iso_reducer_piece_needed(iso_reducer *r, int i, int k) {
-    ISO_TRY(about_to_need(r, i, k));
+    ISO_TRY(iso__reducer_check_param(r, i, k));
+    if (is_recomputed(r, i, k)) return go_on(r);
+    ISO_TRY(begin_forward(r));
     const iso__grad_slot *s = iso__piece_slot(r, i, k);
     bool whole = s->owner != ISO_NOBODY && !r->applier[s->owner].apply_piece;
     if (whole) return iso_reducer_param_needed(r, i);

@@ -1,6 +1,8 @@
 // Over whom gradients are averaged: the communicator of each scope, and the memory that suits it.
 #include "parallel/reducer_impl.h"
 
+#include "comm/traffic.h"
+
 const char *iso__scope_name(iso_scope scope) {
     static const char *const name[] = {"world", "node", "rank"};
     return name[scope];
@@ -25,8 +27,9 @@ static iso_status share_arena(iso_reducer *r) {
 }
 
 iso_status iso__reducer_make_node(iso_reducer *r) {
-    if (!r->node) ISO_TRY(iso__comm_create_node(r->world, ISO_SCOPE_NODE, &r->node));
-    return ISO_OK;
+    if (r->node) return ISO_OK;
+    ISO_TRY(iso__comm_create_node(r->world, ISO_SCOPE_NODE, &r->node));
+    return iso__comm_place_part(r->node, r->world);
 }
 
 bool iso__reducer_world_is_node(const iso_reducer *r) {

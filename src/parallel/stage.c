@@ -161,10 +161,14 @@ iso_status iso__stage_advance(iso_reducer *r) {
     return r->leaving > 0 ? send_arrived(r, &any) : ISO_OK;
 }
 
+// Behind a sum of the node, NCCL gives up by itself, and says more: it gets as long again.
+static double limit_of(const iso_reducer *r) {
+    return (r->way == ISO_WAY_SHARDS ? 2 : 1) * r->world->timeout_s;
+}
+
 static iso_status give_up(const iso_reducer *r, double seconds) {
     const iso__bucket *b = r->bucket;
     while (b->state != ISO_BUCKET_LEAVING) b++;
-    if (r->way == ISO_WAY_SHARDS) return ISO_OK; // NCCL gives up by itself
     return ISO_FAIL(ISO_ERR_TIMEOUT,
                     "rank %d has waited %.0f s for the gradients of \"%s\" from device %s "
                     "(ISO_TIMEOUT)",
@@ -180,7 +184,7 @@ iso_status iso__stage_flush(iso_reducer *r) {
         if (any) last = iso_now();
         if (any) continue;
         ISO_TRY(iso__gpus_check(r));
-        if (r->world->timeout_s > 0 && seconds > r->world->timeout_s) return give_up(r, seconds);
+        if (r->world->timeout_s > 0 && seconds > limit_of(r)) return give_up(r, seconds);
         iso_comm_poll(r->world);
         sched_yield();
     }

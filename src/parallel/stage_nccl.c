@@ -25,6 +25,8 @@
 // on all ranks anyway.
 #include "parallel/reducer_impl.h"
 
+#include "comm/traffic.h"
+
 #include <isotherm/trace.h>
 
 static const iso__remote_ops *remote(const iso_reducer *r) { return r->device->ops->remote; }
@@ -168,6 +170,7 @@ iso_status iso__gpus_post(iso_reducer *r, iso__bucket *b) {
     ISO_TRY(iso__bucket_scale(r, b, before));
     ISO_TRY(enter_sum(r, b));
     *(world ? &r->stats.bytes_world : &r->stats.bytes_node) += (long long)b->bytes;
+    iso__count_node_sum(&r->traffic, r->node, b->bytes); // with shards in two halves
     if (r->way == ISO_WAY_GPUS) {
         b->state = ISO_BUCKET_ON_DEVICE;
         r->stats.exchanges++;

@@ -1,5 +1,5 @@
 // SyncBatchNorm: gives the batch norms of a module the ranks that they share their statistics with.
-#include "comm/comm_impl.h"
+#include "comm/traffic.h"
 #include "nn/nn_impl.h"
 
 #include <isotherm/sync_batchnorm.h>
@@ -11,7 +11,10 @@ typedef struct conversion {
 } conversion;
 
 static iso_status sum(double *numbers, size_t count, void *user) {
-    return iso_comm_allreduce_f64(user, numbers, count, ISO_SUM);
+    iso_comm *comm = user;
+    ISO_TRY(iso_comm_allreduce_f64(comm, numbers, count, ISO_SUM));
+    iso__count_sum(&comm->traffic, comm, count * sizeof(*numbers));
+    return ISO_OK;
 }
 
 static void release(void *user) {
@@ -42,6 +45,7 @@ static iso_status convert(iso_module *module, const char *path, void *user) {
 }
 
 static iso_status convert_all(iso_module *module, conversion *c) {
+    ISO_TRY(iso__comm_locate(c->comm));
     ISO_TRY(iso_comm_agree(c->comm, iso__module_walk(module, measure, c)));
     ISO_TRY(iso__comm_check_equal(c->comm, c->visits, "the number of batch norms to convert"));
     ISO_TRY(iso__comm_check_equal(c->comm, c->features, "the sum of features of all batch norms"));

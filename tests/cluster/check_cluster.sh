@@ -61,7 +61,7 @@ groups_are_hosts() { # hosts, ranks, ranks of each host
 
 # Trains on one rank a host; the hash of the parameters afterwards is in $work/MODE.
 train_hash() { # hosts, lazy or blocking
-    cluster "$1" mpirun -n "$1" $train --steps 30 --sync "$2" --log "$work/log" || return 1
+    cluster "$1" mpirun -n "$1" $train --steps 30 --sync "$2" --overwrite --log "$work/log" || return 1
     field param_hash "$work/log" >"$work/$2"
     [ -s "$work/$2" ]
 }
@@ -69,17 +69,34 @@ lazy_is_blocking() { # hosts
     train_hash "$1" lazy && train_hash "$1" blocking && cmp -s "$work/lazy" "$work/blocking"
 }
 
+# An exchange of parameters takes most of a second here, and all of it is on the clock of the training, whoever waits
+# for it: with evaluations a run is no faster, and ends with the same bits.
+slow_run() { # log, options...
+    log=$1
+    shift
+    sh "$here/with_cluster.sh" -n 2 -r 20mbit -t 90 -- mpirun -n 2 $train --sync daso --period 4 --wait 4 --steps 28 \
+        --warmup-steps 0 --cooldown-steps 0 --log "$log" "$@" >"$work/output" 2>&1
+}
+evaluation_hides_nothing() {
+    slow_run "$work/plain" && slow_run "$work/tested" --eval-every 4 || return 1
+    grep '"event":"summary"' "$work/plain" "$work/tested" >"$work/output"
+    [ "$(field param_hash "$work/plain")" = "$(field param_hash "$work/tested")" ] &&
+        awk -v plain="$(field seconds "$work/plain")" -v tested="$(field seconds "$work/tested")" \
+            'BEGIN { exit !(plain > 1 && tested > 0.7 * plain) }'
+}
+
 # The rank on the second host is killed while both train.
 dead_rank_ends_job() {
     cluster 2 sh "$here/kill_rank.sh" "$work" mpirun -n 2 sh -c \
-        'echo $$ >"$0/pid.$OMPI_COMM_WORLD_RANK"; exec "$@"' "$work" $train --steps 1000000 --log "$work/log"
+        'echo $$ >"$0/pid.$OMPI_COMM_WORLD_RANK"; exec "$@"' "$work" $train --steps 1000000 --overwrite --log "$work/log"
 }
 
-echo "1..7"
+echo "1..8"
 result "ranks run on hosts of their own" hosts_differ
 result "a link takes 0.9 to 1.3 of the time that its rate says" rate_holds
 result "node groups are the hosts: 4 ranks on 2 hosts" groups_are_hosts 2 4 "2 2"
 result "node groups are the hosts: 4 ranks on 3 hosts" groups_are_hosts 3 4 "2 1 1"
 result "lazy gives the bits of blocking on 2 hosts" lazy_is_blocking 2
 result "lazy gives the bits of blocking on 3 hosts" lazy_is_blocking 3
+result "evaluations make the training no faster on a slow link" evaluation_hides_nothing
 result "a rank that dies on one host ends the job within 10 s" dead_rank_ends_job

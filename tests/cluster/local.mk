@@ -2,7 +2,7 @@
 # CLUSTER_TESTS holds scripts that print TAP, CLUSTER_FILES what else those need.
 CLUSTER_TESTS =
 CLUSTER_FILES =
-CLUSTER_TESTS += tests/cluster/check_cluster.sh
+CLUSTER_TESTS += tests/cluster/check_bytes.sh tests/cluster/check_cluster.sh
 CLUSTER_FILES += tests/cluster/kill_rank.sh tests/cluster/with_cluster.sh
 EXTRA_PROGRAMS += tests/cluster/node_groups
 CLEANFILES += tests/cluster/node_groups

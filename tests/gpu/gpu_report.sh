@@ -9,7 +9,8 @@
 # The tree may be an unpacked "make dist", or a checkout; in one without configure autoreconf is run. What is built is
 # a copy of it. No GPU setting is changed. Stages come in the order of their worth, each with its own limit; those
 # for which no time is left say so. Nothing that they started is left behind.
-# GPU_REPORT_CONFIGURE: flags of configure instead of --with-cuda --with-cuda-arch=(of the GPU): "--with-cuda=emulated"
+# GPU_REPORT_CONFIGURE: flags of configure instead of --with-cuda --enable-cuda-lineinfo --with-cuda-arch=(of the GPU):
+#   "--with-cuda=emulated"
 # tries it all on a host without a GPU. GPU_REPORT_PEER: options of peers/step_pytorch_gpu.py, whose "--device cpu" does
 # the same. PYTHON: a Python that has torch (python3).
 set -eu -o pipefail
@@ -269,7 +270,7 @@ look_at_host() {
     gpu=$(ask_gpu name)
     driver=$(ask_gpu driver_version)
     capability=$(ask_gpu compute_cap)
-    flags=${GPU_REPORT_CONFIGURE:---with-cuda${capability:+ --with-cuda-arch=${capability/./}}}
+    flags=${GPU_REPORT_CONFIGURE:---with-cuda --enable-cuda-lineinfo${capability:+ --with-cuda-arch=${capability/./}}}
     jobs=$(env -u OMP_NUM_THREADS nproc)
     PATH=$PATH:/usr/local/cuda/bin
     include_flags=

@@ -14,6 +14,7 @@ TestSuite(np3_comm, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout 
 TestSuite(np4_comm, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 120);
 TestSuite(np1_life, .init = test_mpi_setup_bare, .timeout = 60);
 TestSuite(np2_life, .init = test_mpi_setup_bare, .timeout = 60);
+TestSuite(np3_life, .init = test_mpi_setup_bare, .timeout = 60);
 
 static float value_of(int rank, int exchange, size_t i) {
     return (float)((rank + 1) * (exchange % 7 + 1)) + (float)(i % 5);
@@ -156,7 +157,54 @@ Test(np2_life, blocking_collectives_time_out_too) {
     iso_status status = iso_comm_allreduce_f64(comm, &x, 1, ISO_SUM);
     iso_assert_all(status == (test_rank == 1 ? ISO_ERR_TIMEOUT : ISO_OK));
     cr_expect(test_rank == 0 || strstr(iso_last_error()->message, "waited 0.3 s in a reduction"));
+    // It has given up on the communicator, and says so without a further wait.
+    if (test_rank == 1) {
+        cr_expect(iso_comm_barrier(comm) == ISO_ERR_TIMEOUT);
+        cr_expect(strstr(iso_last_error()->message, "cannot wait in a barrier: an earlier wait on "
+                                                    "this communicator has timed out"));
+    }
+    MPI_Barrier(MPI_COMM_WORLD);
+    if (test_rank == 0) cr_expect(iso_comm_barrier(comm) == ISO_OK);
     MPI_Finalize(); // completes what rank 1 gave up; freeing the communicator would wait for it
+}
+
+// Rank 0 waits in vain for a rank that makes no communicator; what it gave up then completes.
+Test(np2_life, creating_times_out_too) {
+    iso_comm_config config = {.timeout_s = 0.3};
+    iso_comm *comm = NULL;
+    MPI_Request request;
+    iso_status status = ISO_OK;
+    if (test_rank == 0) status = iso_comm_create(MPI_COMM_WORLD, &config, &comm);
+    cr_expect(test_rank == 1 ||
+              (status == ISO_ERR_TIMEOUT && !comm &&
+               strstr(iso_last_error()->message,
+                      "rank 0 of 2 waited 0.3 s in the barrier before MPI_Comm_dup")));
+    if (test_rank == 1) usleep(800000);
+    if (test_rank == 1) MPI_Ibarrier(MPI_COMM_WORLD, &request);
+    if (test_rank == 1) MPI_Wait(&request, MPI_STATUS_IGNORE);
+    MPI_Barrier(MPI_COMM_WORLD);
+    MPI_Finalize();
+}
+
+// As large as a topology's table of ranks, and freed by the caller: it must not be written to.
+Test(np2_life, what_times_out_leaves_the_callers_memory_alone) {
+    iso_comm_config config = {.timeout_s = 0.3};
+    iso_comm *comm;
+    enum { COUNT = 3000 };
+    static int64_t numbers[COUNT];
+    iso_assert_ok(iso_comm_create(MPI_COMM_WORLD, &config, &comm));
+    for (int i = 0; i < COUNT; i++) numbers[i] = test_rank + 1;
+    if (test_rank == 1) usleep(800000);
+    iso_status status = iso_comm_allreduce_i64(comm, numbers, COUNT, ISO_SUM);
+    cr_expect(status == (test_rank == 0 ? ISO_ERR_TIMEOUT : ISO_OK));
+    for (int i = 0; i < COUNT && test_rank == 0; i++) numbers[i] = 7;
+    MPI_Barrier(MPI_COMM_WORLD); // completes what rank 0 gave up
+    usleep(100000);
+    MPI_Barrier(MPI_COMM_WORLD);
+    bool left_alone = true;
+    for (int i = 0; i < COUNT; i++) left_alone = left_alone && numbers[i] == (test_rank ? 3 : 7);
+    cr_expect(left_alone);
+    MPI_Finalize();
 }
 
 Test(np2_comm, handles_of_fortran_become_communicators) {
@@ -210,6 +258,24 @@ Test(np2_comm, algorithm_is_set_unless_the_user_did) {
                    strncmp(text, "MPI's own choice", 16) == 0);
 }
 
+// Ranks from `first` on have another number than those below it.
+static void expect_difference(int first, const char *words) {
+    uint64_t number = test_rank < first ? UINT64_MAX : 7;
+    iso_status status = iso_comm_check_same(test_comm, number, "the sum");
+    iso_assert_all(status == ISO_ERR_MISMATCH);
+    iso_assert_all(strstr(iso_last_error()->message, words) != NULL);
+}
+
+Test(np4_comm, ranks_with_another_number_are_listed) {
+    iso_assert_ok(iso_comm_check_same(test_comm, UINT64_MAX, "the sum"));
+    iso_assert_ok(iso_comm_check_same(test_comm, 0, "the sum"));
+    expect_difference(3,
+                      "the sum is not the same on all ranks: rank 3 has other contents than rank "
+                      "0: give every rank the same");
+    expect_difference(2, "all ranks: ranks 2 and 3 have other");
+    expect_difference(1, "all ranks: ranks 1, 2 and 3 have other");
+}
+
 // MPI_Finalize with communicators alive and an exchange still in flight must neither crash nor
 // hang.
 Test(np2_life, finalize_without_destroy) {
@@ -252,6 +318,46 @@ Test(np1_life, a_refused_setting_leaves_nothing_behind) {
     setenv("ISO_PROGRESS", "nonsense", 1);
     cr_expect(iso_comm_create(MPI_COMM_WORLD, NULL, &comm) == ISO_ERR_ARG);
     unsetenv("ISO_PROGRESS");
+    test_mpi_teardown();
+}
+
+// Rank 1 has a value of its own: every rank learns which.
+static void differ(const char *name, const char *value, iso_status expected, const char *said) {
+    iso_comm *comm = NULL;
+    if (test_rank == 1) setenv(name, value, 1);
+    iso_status status = iso_comm_create(MPI_COMM_WORLD, NULL, &comm);
+    unsetenv(name);
+    bool right = status == expected && !comm && strstr(iso_last_error()->message, said);
+    if (!right) fprintf(stderr, "rank %d: %d, %s\n", test_rank, status, iso_last_error()->message);
+    cr_expect(right);
+}
+
+static void differ_in_all(void) {
+    differ("ISO_IALLREDUCE", "2", ISO_ERR_MISMATCH,
+           "environment variable ISO_IALLREDUCE is 3 on rank 0 and 2 on rank 1");
+    differ("ISO_NODE_COLLECTIVE", "mpi", ISO_ERR_MISMATCH,
+           "environment variable ISO_NODE_COLLECTIVE is auto on rank 0 and mpi on rank 1");
+    differ("ISO_RANKS_PER_NODE", "1", ISO_ERR_MISMATCH,
+           "environment variable ISO_RANKS_PER_NODE is not set on rank 0 and 1 on rank 1");
+    differ("ISO_IALLREDUCE", "many", ISO_ERR_ARG, "ISO_IALLREDUCE is \"many\"");
+    differ("ISO_LOG", "loud", ISO_ERR_ARG, "ISO_LOG is \"loud\"");
+    differ("ISO_CPU_KERNELS", "fast", ISO_ERR_ARG, "ISO_CPU_KERNELS is \"fast\"");
+}
+
+Test(np3_life, environments_that_differ_are_refused_on_all_ranks) {
+    iso_comm *alone, *comm;
+    int64_t sum = 1;
+    differ_in_all();
+    // A communicator of its own was made with another value before: nothing is set by it alone.
+    iso_assert_ok(iso_comm_create(MPI_COMM_SELF, NULL, &alone));
+    differ_in_all();
+    iso_comm_destroy(&alone);
+    if (test_rank == 1) setenv("ISO_IALLREDUCE", "3.0", 1); // the same
+    if (test_rank == 1) setenv("ISO_PROGRESS", "poll", 1);  // changes no exchange
+    iso_assert_ok(iso_comm_create(MPI_COMM_WORLD, NULL, &comm));
+    iso_assert_ok(iso_comm_allreduce_i64(comm, &sum, 1, ISO_SUM));
+    iso_assert_all(sum == 3);
+    iso_comm_destroy(&comm);
     test_mpi_teardown();
 }
 

@@ -3,9 +3,12 @@
 #include "common/daso_fixture.h"
 #include "common/mpi_fixture.h"
 
+#include "base/base.h"
+
 #include <criterion/criterion.h>
 #include <math.h>
 #include <string.h>
+#include <time.h>
 
 TestSuite(np1_daso_changes, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 60);
 TestSuite(np2_daso_changes, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 60);
@@ -14,10 +17,10 @@ TestSuite(np4_daso_changes, .init = test_mpi_setup, .fini = test_mpi_teardown, .
 // ---- Callbacks ------------------------------------------------------------------------------------
 
 typedef struct witness {
-    int syncs, epochs;
+    int rounds, epochs;
     iso_daso_observation last;
     iso_daso_decision in_force;
-    iso_daso_decision change; // decided at the second sync
+    iso_daso_decision change; // decided when the fourth round begins
     bool ranks_differ;        // ranks other than 0 decide something else
 } witness;
 
@@ -26,7 +29,7 @@ static void observe(const iso_daso_observation *observed, iso_daso_decision *dec
     w->last = *observed;
     w->in_force = *decision;
     if (observed->kind == ISO_OBSERVED_EPOCH) w->epochs++;
-    if (observed->kind != ISO_OBSERVED_SYNC || ++w->syncs != 2) return;
+    if (observed->kind != ISO_OBSERVED_SYNC || ++w->rounds != 4) return;
     *decision = w->change;
     if (w->ranks_differ && test_rank > 0) {
         decision->global_skip += test_rank;
@@ -37,7 +40,7 @@ static void observe(const iso_daso_observation *observed, iso_daso_decision *dec
 static daso_case with_callback(witness *w) {
     daso_case c = daso_case_default(40);
     *w = (witness){.change = {.global_skip = 3, .local_skip = 1, .batches_to_wait = 2}};
-    snprintf(w->change.reason, sizeof(w->change.reason), "the second sync");
+    snprintf(w->change.reason, sizeof(w->change.reason), "the fourth round");
     c.daso.global_skip = 5;
     c.daso.batches_to_wait = 1;
     c.daso.policy = ISO_POLICY_CALLBACK;
@@ -46,8 +49,8 @@ static daso_case with_callback(witness *w) {
     return c;
 }
 
-// Sends after 5, 10, 15; the second merge is after 11 and the decision holds from the send after 15
-// on: merged after 17, next sends after 18, 21, ...
+// Rounds begin with the first step and with the sends after 5, 10 and 15, and the decision holds
+// from that one on: merged after 17, next sends after 18, 21, ...
 static void callback_changes_skip_and_wait(bool ranks_differ) {
     trainer t;
     daso_model m;
@@ -59,14 +62,14 @@ static void callback_changes_skip_and_wait(bool ranks_differ) {
     iso_assert_ok(daso_model_open(&m, &t, &c));
     for (int step = 0; step < (int)c.daso.total_steps; step++) {
         iso_assert_ok(trainer_step(&t, step, NULL));
+        if (step == 14) m.decided = w.change;
         iso_assert_ok(model_daso_step(&m, &c.daso, step));
-        if (m.syncs == 2) m.decided = w.change;
         iso_assert_ok(iso_daso_get_stats(t.optimizer, &stats));
         iso_assert_all(daso_follows(&t, &m, "a step") && stats.last_age == m.last_age);
     }
     iso_assert_all(m.last_age != 1 && m.force.global_skip == 3 && stats.syncs == m.syncs);
     iso_assert_all(stats.global_skip == 3 && stats.batches_to_wait == 2);
-    iso_assert_all(strstr(stats.reason, "the second sync"));
+    iso_assert_all(strstr(stats.reason, "the fourth round"));
     model_destroy(&m);
     daso_close(&t);
 }
@@ -81,9 +84,9 @@ Test(np4_daso_changes, callback_sees_the_same_everywhere) {
     witness w;
     daso_case c = with_callback(&w);
     iso_assert_ok(daso_open(&t, MPI_COMM_WORLD, &c));
-    for (int step = 0; step < 13; step++) iso_assert_ok(trainer_step(&t, step, NULL));
-    iso_assert_all(w.syncs == 2 && w.last.kind == ISO_OBSERVED_SYNC && isnan(w.last.loss));
-    iso_assert_all(w.last.step == 11 && w.last.total_steps == 40);
+    for (int step = 0; step < 16; step++) iso_assert_ok(trainer_step(&t, step, NULL));
+    iso_assert_all(w.rounds == 4 && w.last.kind == ISO_OBSERVED_SYNC && isnan(w.last.loss));
+    iso_assert_all(w.last.step == 15 && w.last.total_steps == 40);
     iso_assert_all(w.in_force.global_skip == 5 && w.in_force.batches_to_wait == 1);
     iso_assert_all(w.last.exchange_ms > 0 && w.last.step_ms > 0 && w.last.divergence > 0);
     double same[4] = {w.last.exchange_ms, w.last.step_ms, w.last.wait_ms, w.last.divergence};
@@ -95,6 +98,58 @@ Test(np4_daso_changes, callback_sees_the_same_everywhere) {
     iso_assert_all(w.epochs == 1 && fabs(w.last.loss - 2.5) < 1e-12);
     iso_assert_ok(iso_daso_epoch_loss(t.optimizer, 7, true));
     iso_assert_all(w.epochs == 2 && w.last.loss == 7 && w.last.kind == ISO_OBSERVED_EPOCH);
+    daso_close(&t);
+}
+
+// The second round, which begins with the send after 4, is decided wrongly at first.
+static void decide_wrongly(const iso_daso_observation *observed, iso_daso_decision *decision,
+                           void *user) {
+    if (observed->kind == ISO_OBSERVED_SYNC && ++*(int *)user == 2) decision->global_skip = 0;
+}
+
+Test(np2_daso_changes, wrong_decision_loses_no_exchange) {
+    trainer t;
+    daso_model m;
+    iso_daso_stats stats;
+    int rounds = 0;
+    daso_case c = daso_case_default(14);
+    c.daso.policy = ISO_POLICY_CALLBACK;
+    c.daso.callback = decide_wrongly;
+    c.daso.user = &rounds;
+    iso_assert_ok(daso_open(&t, MPI_COMM_WORLD, &c));
+    iso_assert_ok(daso_model_open(&m, &t, &c));
+    for (int step = 0; step < 14; step++) {
+        iso_assert_all(trainer_step(&t, step, NULL) == (step == 3 ? ISO_ERR_ARG : ISO_OK));
+        iso_assert_ok(model_daso_step(&m, &c.daso, step));
+        iso_assert_all(daso_follows(&t, &m, "a step"));
+    }
+    iso_assert_ok(iso_daso_get_stats(t.optimizer, &stats));
+    iso_assert_all(stats.syncs == m.syncs && m.syncs > 2);
+    model_destroy(&m);
+    daso_close(&t);
+}
+
+// In every round more than the config allows.
+static void decide_too_much(const iso_daso_observation *observed, iso_daso_decision *decision,
+                            void *user) {
+    (void)observed;
+    decision->global_skip = 1000;
+    snprintf(decision->reason, sizeof(decision->reason), "round %d", ++*(int *)user);
+}
+
+Test(np2_daso_changes, decision_that_changes_nothing_is_not_told) {
+    trainer t;
+    iso_daso_stats stats;
+    int rounds = 0;
+    daso_case c = daso_case_default(20);
+    c.daso.max_global_skip = 6;
+    c.daso.policy = ISO_POLICY_CALLBACK;
+    c.daso.callback = decide_too_much;
+    c.daso.user = &rounds;
+    iso_assert_ok(daso_open(&t, MPI_COMM_WORLD, &c));
+    iso_assert_ok(trainer_train(&t, 14));
+    iso_assert_ok(iso_daso_get_stats(t.optimizer, &stats));
+    iso_assert_all(rounds == 3 && stats.global_skip == 6 && strcmp(stats.reason, "round 1") == 0);
     daso_close(&t);
 }
 
@@ -141,6 +196,8 @@ static void measured(iso_policy policy) {
     c.daso.batches_to_wait = -1;
     c.daso.warmup_steps = 5;
     c.daso.max_global_skip = 16;
+    bool given = policy == ISO_POLICY_FIXED; // a period shorter than any wait that is measured
+    if (given) c.daso.global_skip = 2;
     iso_assert_ok(daso_open(&t, MPI_COMM_WORLD, &c));
     for (int step = 0; step < 60; step++) {
         iso_assert_ok(trainer_step(&t, step, NULL));
@@ -149,6 +206,7 @@ static void measured(iso_policy policy) {
         int64_t all[3] = {mine[0], mine[1], mine[2]};
         iso_assert_ok(iso_comm_allreduce_i64(t.comm, all, 3, ISO_MAX));
         iso_assert_all(memcmp(mine, all, sizeof(all)) == 0);
+        if (given) iso_assert_all(mine[0] == 2);
         if (step < 6) continue;
         iso_assert_all(mine[0] >= 1 && mine[0] <= 16 && mine[1] >= 0 && mine[1] <= mine[0]);
     }
@@ -163,6 +221,30 @@ Test(np2_daso_changes, wait_is_measured) { measured(ISO_POLICY_FIXED); }
 Test(np2_daso_changes, adaptive_keeps_bounds) { measured(ISO_POLICY_ADAPTIVE); }
 Test(np4_daso_changes, adaptive_keeps_bounds) { measured(ISO_POLICY_ADAPTIVE); }
 Test(np1_daso_changes, adaptive_keeps_bounds) { measured(ISO_POLICY_ADAPTIVE); }
+
+// Rank 1 begins its second step a second late, which counts as no step of its own: rank 0 waits for
+// what both send after it.
+static iso_status late_steps(trainer *t) {
+    for (int step = 0; step < 5; step++) {
+        if (step == 1 && test_rank == 1) nanosleep(&(struct timespec){.tv_sec = 1}, NULL);
+        if (step == 1) ISO_TRY(iso_module_train(t->model, true));
+        ISO_TRY(trainer_step(t, step, NULL));
+        ISO_TRY(iso_daso_complete(t->optimizer));
+    }
+    return ISO_OK;
+}
+
+Test(np2_daso_changes, wait_in_complete_is_no_step) {
+    trainer t;
+    iso_daso_stats stats;
+    daso_case c = daso_case_default(12);
+    c.daso.global_skip = 2;
+    iso_assert_ok(daso_open(&t, MPI_COMM_WORLD, &c));
+    iso_assert_ok(late_steps(&t));
+    iso_assert_ok(iso_daso_get_stats(t.optimizer, &stats));
+    iso_assert_all((test_rank > 0 || stats.wait_ms > 300) && stats.step_ms < 250);
+    daso_close(&t);
+}
 
 // ---- Starting again -------------------------------------------------------------------------------
 

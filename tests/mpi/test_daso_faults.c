@@ -5,6 +5,9 @@
 
 #include "tensor/tensor_impl.h"
 
+#include "comm/comm_impl.h"
+#include "optim/periodic/periodic.h"
+
 #include <criterion/criterion.h>
 #include <math.h>
 #include <stdlib.h>
@@ -110,6 +113,25 @@ Test(np4_daso_faults, nan_fails_everywhere) {
 Test(np3_daso_faults, nan_fails_everywhere_with_unequal_nodes) {
     daso_case c = frozen_case(2, 2);
     for (int node = 0; node < 2; node++) fails_everywhere(&c, node, NAN);
+}
+
+// It is told once, where it was waited for; what is sent later is merged again.
+Test(np2_daso_faults, exchange_that_fails_in_complete_is_given_up) {
+    trainer t;
+    uint64_t before, after;
+    iso_daso_stats stats;
+    daso_case c = frozen_case(1, 2);
+    iso_assert_ok(daso_open(&t, MPI_COMM_WORLD, &c));
+    iso_assert_ok(trainer_train(&t, 3));
+    iso_assert_ok(daso_own_hash(&t, &before));
+    iso_assert_ok(poisoned_step(&t, 3, test_rank == 1, NAN));
+    iso_assert_all(iso_daso_complete(t.optimizer) < 0 && names_rank_in(1, 1));
+    iso_assert_ok(iso_daso_complete(t.optimizer));
+    for (int step = 4; step < 10; step++) iso_assert_ok(trainer_step(&t, step, NULL));
+    iso_assert_ok(iso_daso_get_stats(t.optimizer, &stats));
+    iso_assert_ok(daso_own_hash(&t, &after));
+    iso_assert_all(stats.syncs == 1 && after == before);
+    daso_close(&t);
 }
 
 // A rank that no longer fits into f16 is as bad as one that is not finite: nothing is sent instead.
@@ -301,4 +323,23 @@ Test(np1_daso_faults, names) {
     iso_assert_all(iso_merge_parse("mean", &merge) == ISO_ERR_ARG);
     iso_assert_all(iso_state_sync_parse("", &state) == ISO_ERR_ARG);
     iso_assert_all(iso_policy_parse("callback", &policy) == ISO_ERR_ARG);
+}
+
+// ---- How long it waits ------------------------------------------------------------------------------
+
+// What the program asked for holds in the communicators of the engine, whatever ISO_TIMEOUT says.
+Test(np2_daso_faults, the_time_out_of_the_program_is_kept) {
+    daso_case c = daso_case_default(10);
+    iso_comm_config patience = {.timeout_s = 77};
+    iso_comm *comm;
+    trainer t;
+    iso_assert_ok(iso_comm_create(MPI_COMM_WORLD, &patience, &comm));
+    c.train.rows = 2 * test_size;
+    iso_assert_ok(trainer_create(&t, comm, &c.train));
+    iso_assert_ok(iso_daso_create_take(t.optimizer, t.model, &c.daso, &t.optimizer));
+    const iso__periodic *p = (const iso__periodic *)(void *)t.optimizer; // its first member
+    iso_assert_all(p->node->timeout_s == 77 && p->topology->world->timeout_s == 77 &&
+                   p->topology->node->timeout_s == 77);
+    trainer_destroy(&t);
+    iso_comm_destroy(&comm);
 }

@@ -7,6 +7,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 TestSuite(np1_daso_runs, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 60);
 TestSuite(np2_daso_runs, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 60);
@@ -303,6 +304,64 @@ Test(np4_daso_runs, steps_allocate_nothing) {
         iso_assert_all(after - before <= 2 && stats.syncs >= 4);
         daso_close(&t);
     }
+}
+
+// ---- Completing -----------------------------------------------------------------------------------
+
+static iso_daso_stats stats_of(trainer *t) {
+    iso_daso_stats stats = {0};
+    iso_assert_ok(iso_daso_get_stats(t->optimizer, &stats));
+    return stats;
+}
+
+// After every step: what is under way arrives earlier, and is merged when it would have been.
+static void completing_changes_no_bit(int ranks_per_node) {
+    for (int i = 0; i < VARIANTS; i++) {
+        trainer t;
+        uint64_t hash = 0;
+        daso_case c = variant(i);
+        c.ranks_per_node = ranks_per_node;
+        uint64_t undisturbed = hash_of(MPI_COMM_WORLD, &c, 0);
+        iso_assert_ok(daso_open(&t, MPI_COMM_WORLD, &c));
+        for (int step = 0; step < (int)c.daso.total_steps; step++) {
+            iso_assert_ok(trainer_step(&t, step, NULL));
+            bool pending = stats_of(&t).pending;
+            iso_assert_ok(iso_daso_complete(t.optimizer));
+            iso_assert_all(stats_of(&t).pending == pending);
+        }
+        iso_assert_ok(iso_daso_finish(t.optimizer));
+        iso_assert_ok(trainer_hash(&t, &hash));
+        iso_assert_all(hash == undisturbed);
+        daso_close(&t);
+    }
+}
+
+Test(np2_daso_runs, completing_changes_no_bit) { completing_changes_no_bit(1); }
+Test(np4_daso_runs, completing_changes_no_bit) { completing_changes_no_bit(2); }
+
+// Rank 1 comes late to the send after step 4; rank 0 stands there, and not again when it merges.
+Test(np2_daso_runs, completing_waits_for_what_is_under_way) {
+    trainer t;
+    iso_daso_stats before, after = {0}; // asserting makes ranks wait for each other
+    daso_case c = daso_case_default(20);
+    c.ranks_per_node = 1;
+    c.daso.batches_to_wait = 3;
+    iso_assert_ok(daso_open(&t, MPI_COMM_WORLD, &c));
+    iso_assert_ok(trainer_train(&t, 3));
+    before = stats_of(&t);
+    if (test_rank == 1) nanosleep(&(struct timespec){.tv_nsec = 200000000}, NULL);
+    iso_status status = trainer_step(&t, 3, NULL);
+    if (status >= 0) status = iso_daso_complete(t.optimizer);
+    if (status >= 0) status = iso_daso_get_stats(t.optimizer, &after);
+    iso_assert_ok(status);
+    double waited = after.wait_ms - before.wait_ms;
+    iso_assert_all(test_rank == 1 || waited > 100);
+    iso_assert_ok(iso_daso_complete(t.optimizer));
+    for (int step = 4; step < 7; step++) iso_assert_ok(trainer_step(&t, step, NULL));
+    iso_daso_stats merged = stats_of(&t);
+    iso_assert_all(merged.syncs == 1 && merged.wait_ms == after.wait_ms);
+    iso_assert_all(fabs(merged.last_wait_ms - waited) < 1e-6 && merged.work_ms >= 0);
+    daso_close(&t);
 }
 
 // ---- Counters -------------------------------------------------------------------------------------

@@ -172,7 +172,7 @@ Test(np2_dp_seams, before_forward_may_replace_the_batch) {
 
 // ---- A backward by hand ---------------------------------------------------------------------------------
 
-static iso_status backward_by_hand(trainer *t, int step) {
+static iso_status begin_by_hand(trainer *t, int step) {
     iso_tensor *out, *grad;
     double loss;
     iso_status status = trainer_forward(t, step, &out);
@@ -180,6 +180,11 @@ static iso_status backward_by_hand(trainer *t, int step) {
     if (status == ISO_OK) status = iso_data_parallel_begin_backward(t->model);
     if (status == ISO_OK)
         status = iso_module_call_backward(iso_data_parallel_module(t->model), grad, NULL);
+    return status;
+}
+
+static iso_status backward_by_hand(trainer *t, int step) {
+    iso_status status = begin_by_hand(t, step);
     return status == ISO_OK ? iso_data_parallel_end_backward(t->model) : status;
 }
 
@@ -202,6 +207,34 @@ static void by_hand(iso_sync sync) {
 
 Test(np2_dp_seams, a_backward_by_hand) { by_hand(ISO_SYNC_LAZY); }
 Test(np3_dp_seams, a_backward_by_hand) { by_hand(ISO_SYNC_BLOCKING); }
+
+// Values would be those from before the step, for good: it must not seem to have been made.
+static void end_forgotten(iso_sync sync) {
+    trainer_config config = trainer_default();
+    trainer t;
+    uint64_t hash = 0;
+    config.sync = sync;
+    iso_assert_ok(trainer_create(&t, test_comm, &config));
+    iso_assert_ok(trainer_step(&t, 0, NULL));
+    iso_optimizer_zero_grad(t.optimizer);
+    iso_assert_ok(begin_by_hand(&t, 1));
+    iso_assert_all(iso_optimizer_step(t.optimizer) == ISO_ERR_STATE);
+    iso_assert_all(strstr(iso_last_error()->message, "call iso_data_parallel_end_backward first"));
+    iso_assert_all(iso_module_train(t.model, false) == ISO_ERR_STATE);
+    iso_assert_all(strstr(iso_last_error()->message, "call iso_data_parallel_end_backward first"));
+    iso_assert_all(t.model->training);
+    iso_assert_ok(iso_data_parallel_end_backward(t.model)); // nothing is lost
+    iso_assert_ok(iso_optimizer_step(t.optimizer));
+    iso_assert_ok(iso_module_train(t.model, false));
+    iso_assert_ok(trainer_hash(&t, &hash));
+    iso_assert_all(hash == hash_after(&config, 2));
+    iso_assert_ok(iso_module_train(t.model, true));
+    iso_assert_ok(begin_by_hand(&t, 2)); // destroyed in the middle of it
+    trainer_destroy(&t);
+}
+
+Test(np2_dp_seams, a_step_inside_a_backward_is_refused) { end_forgotten(ISO_SYNC_LAZY); }
+Test(np3_dp_seams, a_step_inside_a_backward_is_refused) { end_forgotten(ISO_SYNC_BLOCKING); }
 
 // ---- A reduce function -------------------------------------------------------------------------------------
 

@@ -93,6 +93,26 @@ Test(np2_evaluate, each_sample_counts_once) { each_sample_counts_once(); }
 Test(np3_evaluate, each_sample_counts_once) { each_sample_counts_once(); }
 Test(np4_evaluate, each_sample_counts_once) { each_sample_counts_once(); }
 
+static void expect_in_turn(int64_t done, void *user) {
+    int64_t *before = user;
+    *before = done == *before + 1 ? done : -1000;
+}
+
+Test(np3_evaluate, tells_each_rank_of_its_batches) {
+    for (int64_t batch = 1; batch <= 4; batch++) {
+        setup s;
+        iso_evaluation plain, watched;
+        int64_t done = 0;
+        create(&s, batch, 0);
+        iso_assert_ok(iso_evaluate(s.model, s.loss, s.loader, test_comm, &plain));
+        iso_assert_ok(iso_evaluate_watched(s.model, s.loss, s.loader, test_comm, expect_in_turn,
+                                           &done, &watched));
+        iso_assert_all(done == iso_loader_batches(s.loader));
+        iso_assert_all(plain.loss == watched.loss && plain.accuracy == watched.accuracy);
+        destroy(&s);
+    }
+}
+
 // The last image, which one rank alone looks at, has a label that the network has no output for.
 Test(np3_evaluate, an_error_of_one_rank_is_everybodys) {
     setup s;

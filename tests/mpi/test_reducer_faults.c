@@ -249,6 +249,65 @@ Test(np2_reducer_faults, destroying_half_way_is_prompt) {
 }
 Test(np3_reducer_faults, destroying_half_way_is_prompt) { destroyed(ISO_UNUSED_NEGOTIATE); }
 
+// ---- Lists that cannot be served ------------------------------------------------------------------------
+
+static void refuse(const iso_reducer_param *params, int count, const char *said) {
+    iso_reducer *r = NULL;
+    iso_assert_all(iso_reducer_create(test_comm, params, count, NULL, &r) == ISO_ERR_ARG && !r);
+    cr_expect(strstr(iso_last_error()->message, said), "%s", iso_last_error()->message);
+}
+
+static void describe(iso_reducer_param *params) {
+    static const char *const name[PARAMS] = {"a", "b", "c"};
+    memset(value, 0, sizeof(value));
+    for (int i = 0; i < PARAMS; i++)
+        params[i] = (iso_reducer_param){
+            .name = name[i], .value = value[i], .count = COUNT, .dtype = ISO_F32, .layer = i};
+}
+
+static void refuses_lists(void) {
+    iso_reducer_param params[PARAMS];
+    bool here = test_rank == test_size - 1; // one rank suffices
+    refuse(NULL, PARAMS, "at least one parameter");
+    describe(params);
+    if (here) params[2].value = value[0];
+    refuse(params, PARAMS, "\"a\" and \"c\" of the reducer are the same array");
+    describe(params);
+    if (here) params[0].value = value[2] + COUNT - 1; // begins with its last element
+    refuse(params, PARAMS, "\"c\" and \"a\" of the reducer overlap");
+    describe(params);
+    if (here) params[1].count = COUNT / 2; // inside another
+    if (here) params[1].value = value[2] + 2;
+    refuse(params, PARAMS, "\"c\" and \"b\" of the reducer overlap");
+    describe(params);
+    if (here) params[2].layer = 0;
+    refuse(params, PARAMS, "\"a\" and \"c\" of the reducer are of layer 0");
+}
+
+Test(np1_reducer_faults, refuses_lists) { refuses_lists(); }
+Test(np2_reducer_faults, refuses_lists) { refuses_lists(); }
+
+// As one that is all zero; numbers of layers may fall.
+Test(np2_reducer_faults, no_config_is_the_default) {
+    static const iso_reducer_config zero = {0};
+    iso_reducer_param params[PARAMS];
+    iso_reducer *r = NULL;
+    int id;
+    describe(params);
+    for (int i = 0; i < PARAMS; i++) params[i].layer = -i;
+    iso_assert_ok(iso_reducer_create(test_comm, params, PARAMS, test_rank == 0 ? NULL : &zero, &r));
+    memset(calls, 0, sizeof(calls));
+    failing = -1;
+    iso_assert_ok(iso_reducer_add_apply(r, NULL, 0, update, 0, NULL, &id));
+    for (int step = 1; step <= 2; step++) {
+        backward_and_step(r, PARAMS);
+        iso_assert_ok(iso_reducer_finish(r));
+        for (int i = 0; i < PARAMS; i++)
+            iso_assert_all(value[i][0] == -(float)step * average_of(i));
+    }
+    iso_reducer_destroy(&r);
+}
+
 // ---- A hook that fails ------------------------------------------------------------------------------
 
 static iso_status cannot(const iso_comm_hook_bucket *bucket, double factor, void *user) {

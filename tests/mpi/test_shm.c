@@ -5,6 +5,7 @@
 #include "common/shared_fixture.h"
 
 #include <criterion/criterion.h>
+#include <isotherm/reducer.h>
 #include <isotherm/trace.h>
 #include <math.h>
 #include <string.h>
@@ -246,6 +247,99 @@ static void blocking_collective_between(void) {
 Test(np2_shm, blocking_collective_between) { blocking_collective_between(); }
 Test(np3_shm_poll, blocking_collective_between) { blocking_collective_between(); }
 Test(np4_shm_off, blocking_collective_between) { blocking_collective_between(); }
+
+// Who has issued exchanges and then waits elsewhere, in MPI, holds up nobody.
+static void one_rank_waits_alone(void) {
+    enum { EXCHANGES = 6 };
+    float *memory = shared_create(test_comm, MOST);
+    iso_request *request[EXCHANGES];
+    size_t each = MOST / EXCHANGES / 16 * 16;
+    for (int round = 0; round < 20; round++) {
+        iso_status status = ISO_OK;
+        for (int k = 0; k < EXCHANGES && status == ISO_OK; k++) {
+            float *at = memory + (size_t)k * each;
+            shared_fill(at, each, round + k);
+            status = iso_comm_iallreduce(test_comm, at, each, ISO_F32, "alone", &request[k]);
+        }
+        for (int k = 0; k < EXCHANGES && status == ISO_OK; k++) {
+            if (test_rank == round % test_size) status = iso_request_wait(&request[k]);
+        }
+        MPI_Barrier(MPI_COMM_WORLD);
+        for (int k = 0; k < EXCHANGES && status == ISO_OK; k++)
+            if (test_rank != round % test_size) status = iso_request_wait(&request[k]);
+        iso_assert_ok(status);
+        for (int k = 0; k < EXCHANGES; k++)
+            iso_assert_all(shared_is_summed(memory + (size_t)k * each, each, round + k));
+    }
+    shared_destroy(test_comm, &memory);
+}
+
+Test(np2_shm_off, one_rank_waits_alone) { one_rank_waits_alone(); }
+Test(np3_shm_poll, one_rank_waits_alone) { one_rank_waits_alone(); }
+Test(np4_shm_off, one_rank_waits_alone) { one_rank_waits_alone(); }
+
+// As one_rank_waits_alone, but with tests in a loop in place of a wait.
+static void one_rank_tests_alone(void) {
+    float *memory = shared_create(test_comm, MOST);
+    shared_fill(memory, MOST, 5);
+    iso_request *request;
+    iso_status status = iso_comm_iallreduce(test_comm, memory, MOST, ISO_F32, "alone", &request);
+    iso_assert_ok(status);
+    int64_t start = iso_now();
+    if (test_rank == 0) status = ISO_PENDING;
+    while (status == ISO_PENDING && iso_now() - start < 20000000000)
+        status = iso_request_test(&request);
+    MPI_Barrier(MPI_COMM_WORLD);
+    iso_assert_all(status == ISO_OK);
+    if (test_rank > 0) status = iso_request_wait(&request);
+    iso_assert_ok(status);
+    iso_assert_all(shared_is_summed(memory, MOST, 5));
+    shared_destroy(test_comm, &memory);
+}
+
+Test(np2_shm_off, one_rank_tests_alone) { one_rank_tests_alone(); }
+Test(np3_shm_poll, one_rank_tests_alone) { one_rank_tests_alone(); }
+
+static iso_status keep(int i, void *gradient, double scale, const void *hyper, void *user) {
+    (void)i, (void)gradient, (void)scale, (void)hyper, (void)user;
+    return ISO_OK;
+}
+
+// As the forward of rank 0 alone, for an evaluation, behind a step of all.
+static void one_rank_runs_a_forward(void) {
+    enum { PARAMS = 3, COUNT = 20000 };
+    static float value[PARAMS][COUNT];
+    iso_reducer_param param[PARAMS];
+    iso_reducer *r;
+    bool right = true;
+    for (int i = 0; i < PARAMS; i++)
+        param[i] = (iso_reducer_param){
+            .name = "w", .value = value[i], .count = COUNT, .dtype = ISO_F32, .layer = i};
+    iso_assert_ok(iso_reducer_create(test_comm, param, PARAMS, NULL, &r));
+    iso_assert_ok(iso_reducer_set_apply(r, keep, 0, NULL));
+    for (int step = 0; step < 8; step++) {
+        iso_status status = ISO_OK;
+        for (int i = PARAMS - 1; i >= 0 && status == ISO_OK; i--) {
+            float *g = iso_reducer_grad(r, i);
+            for (int k = 0; k < COUNT; k++) g[k] = (float)(test_rank + 1);
+            status = iso_reducer_grad_ready(r, i);
+        }
+        if (status == ISO_OK) status = iso_reducer_step(r, "");
+        for (int i = 0; i < PARAMS && test_rank == 0 && status == ISO_OK; i++)
+            status = iso_reducer_param_needed(r, i);
+        MPI_Barrier(MPI_COMM_WORLD);
+        if (status == ISO_OK) status = iso_reducer_finish(r);
+        iso_assert_ok(status);
+        for (int i = 0; i < PARAMS; i++)
+            right =
+                right && ((float *)iso_reducer_grad(r, i))[COUNT - 1] == (float)(test_size + 1) / 2;
+    }
+    iso_assert_all(right);
+    iso_reducer_destroy(&r);
+}
+
+Test(np2_shm_off, one_rank_runs_a_forward) { one_rank_runs_a_forward(); }
+Test(np3_shm_poll, one_rank_runs_a_forward) { one_rank_runs_a_forward(); }
 
 // Testing alone completes it, and does not before the last rank has come.
 Test(np2_shm_off, tests_complete_it_once_the_late_rank_is_there) {

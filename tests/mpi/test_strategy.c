@@ -5,8 +5,10 @@
 #include "common/train_fixture.h"
 
 #include <criterion/criterion.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 TestSuite(np1_strategy, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 60);
 TestSuite(np2_strategy, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 60);
@@ -228,6 +230,124 @@ static void explicit_is_lazy(void) {
 Test(np1_strategy, explicit_is_lazy) { explicit_is_lazy(); }
 Test(np2_strategy, explicit_is_lazy) { explicit_is_lazy(); }
 Test(np3_strategy, explicit_is_lazy) { explicit_is_lazy(); }
+
+// ---- What a strategy tells of itself ----------------------------------------------------------------
+
+typedef struct teller {
+    int completed;
+} teller;
+
+static iso_status told_stats(iso_optimizer *optimizer, iso_strategy_stats *out, void *user) {
+    const periodical *self = (const periodical *)optimizer;
+    const teller *t = user;
+    out->syncs = self->made / self->period;
+    out->period = self->period;
+    out->last_wait_ms = 2;
+    out->wait_ms = 2.0 * (double)out->syncs;
+    out->exchange_ms = 7;
+    out->bytes_sent = 100 * out->syncs;
+    out->bytes_between_nodes = 10 * out->syncs;
+    out->figure_count = 2;
+    out->figure[0] = (iso_strategy_figure){"rounds", (double)out->syncs};
+    out->figure[1] = (iso_strategy_figure){"completions", t->completed};
+    return ISO_OK;
+}
+
+static iso_status count_completions(iso_optimizer *optimizer, void *user) {
+    (void)optimizer;
+    ((teller *)user)->completed++;
+    return ISO_OK;
+}
+
+static void count_syncs(const train_sync *sync, void *user) {
+    *(int *)user += sync->global_skip == 2 && sync->wait_ms == 2;
+}
+
+static bool log_has(const char *path, const char *text) {
+    char line[4096];
+    bool found = false;
+    FILE *from = fopen(path, "r");
+    while (from && fgets(line, sizeof(line), from)) found = found || strstr(line, text);
+    if (from) fclose(from);
+    return found;
+}
+
+// 12 steps of 2 epochs make 6 exchanges. The clock stops after steps 5 and 10 and at the end of
+// each epoch.
+Test(np2_strategy, what_a_strategy_tells_is_reported) {
+    teller t = {0};
+    int syncs = 0;
+    train_result result;
+    char path[64], line[300];
+    train_observer observer = {.sync = count_syncs, .user = &syncs};
+    iso_strategy telling = averaged;
+    telling.name = "telling";
+    telling.stats = told_stats;
+    telling.complete = count_completions;
+    telling.user = &t;
+    snprintf(path, sizeof(path), "test_strategy.%ld.jsonl", (long)getpid());
+    snprintf(line, sizeof(line),
+             PLAIN "--batch 10 --epochs 2 --sync telling --eval-every 5 --log %s", path);
+    iso_assert_ok(train_world_small(test_comm, IMAGES, &world));
+    iso_assert_ok(iso_strategy_register(&telling));
+    iso_assert_all(train_line(&world, line, &observer, &result));
+    iso_assert_all(result.steps == 12 && result.syncs == 6 && syncs == 6 && t.completed >= 4);
+    iso_assert_all(result.wait_ms_per_sync == 2 && result.exchange_ms == 7);
+    iso_assert_all(result.bytes_sent == 600 * test_size && result.wait_ms_per_step >= 1);
+    iso_assert_all(test_rank > 0 || log_has(path, "\"telling.rounds\":6"));
+    iso_assert_all(test_rank > 0 || log_has(path, "\"telling.completions\":"));
+    remove(path);
+    train_world_close(&world);
+}
+
+static iso_status one_too_many(iso_optimizer *optimizer, iso_strategy_stats *out, void *user) {
+    (void)optimizer, (void)user;
+    out->figure_count = ISO_STRATEGY_FIGURES + 1;
+    return ISO_OK;
+}
+
+// One that exchanges no parameters has figures all the same.
+static iso_status a_figure(iso_optimizer *optimizer, iso_strategy_stats *out, void *user) {
+    (void)optimizer, (void)user;
+    out->figure[out->figure_count++] = (iso_strategy_figure){"answer", 42};
+    return ISO_OK;
+}
+
+Test(np2_strategy, figures_need_no_exchanges) {
+    train_result result, plain;
+    iso_strategy figure = {.name = "figure", .stats = a_figure};
+    iso_strategy many = {.name = "many", .stats = one_too_many};
+    iso_assert_ok(train_world_small(test_comm, IMAGES, &world));
+    iso_assert_ok(iso_strategy_register(&figure));
+    iso_assert_ok(iso_strategy_register(&many));
+    iso_assert_all(train_line(&world, PLAIN "--epochs 1 --sync figure", NULL, &result));
+    iso_assert_all(train_line(&world, PLAIN "--epochs 1 --sync lazy", NULL, &plain));
+    iso_assert_all(strcmp(result.hash, plain.hash) == 0 && result.bytes_sent == plain.bytes_sent);
+    iso_assert_all(result.syncs == 0 && result.exchange_ms > 0);
+    iso_assert_all(!train_line(&world, PLAIN "--epochs 1 --sync many", NULL, &result));
+    iso_assert_all(
+        strstr(iso_last_error()->message, "\"many\" reports 17 figures: report at most"));
+    train_world_close(&world);
+}
+
+// ---- The loss in the end ----------------------------------------------------------------------------
+
+// Of the mean of all steps the first, which is that of guessing, would be a part.
+Test(np2_strategy, loss_of_a_short_run_is_that_of_its_last_steps) {
+    train_curve curve = {.count = 0};
+    train_result result;
+    iso_assert_ok(train_world_small(test_comm, IMAGES, &world));
+    iso_assert_all(train_curve_of(&world, PLAIN "--batch 4 --steps 10 --lr 0.1", &curve, &result));
+    iso_assert_all(curve.count == 10 && result.loss_steps == 1);
+    iso_assert_all(fabs(result.figures.train_loss - curve.train_loss[9]) < 1e-12);
+    iso_assert_all(curve.train_loss[0] > 1.02 * curve.train_loss[9]);
+    iso_assert_all(train_curve_of(&world, PLAIN "--batch 4 --steps 20 --lr 0.1", &curve, &result));
+    double sum = 0; // 15 steps an epoch
+    for (int i = 5; i < 20; i++) sum += curve.train_loss[i];
+    iso_assert_all(result.loss_steps == 15);
+    iso_assert_all(fabs(result.figures.train_loss - sum / 15) < 1e-12);
+    train_world_close(&world);
+}
 
 // ---- Sampler ----------------------------------------------------------------------------------------
 

@@ -157,21 +157,8 @@ static void log_at_a_level_that_is_none(FILE *to) {
     iso__log(ISO_LOG_WARN, "shown");
 }
 
-Test(base, a_level_that_is_none_is_told_once) {
-    cr_assert_str_eq(capture(log_at_a_level_that_is_none),
-                     "isotherm[0] warn: environment variable ISO_LOG is \"loud\": give error, "
-                     "warn, info or debug: it is taken as warn\nisotherm[0] warn: shown\n");
-}
-
-static void log_on_another_rank(FILE *to) {
-    setenv("ISO_LOG", "loud", 1);
-    iso_log_set_stream(to);
-    iso_log_set_rank(1);
-    iso__log(ISO_LOG_WARN, "shown");
-}
-
-Test(base, a_level_that_is_none_is_told_by_rank_0) {
-    cr_assert_str_eq(capture(log_on_another_rank), "isotherm[1] warn: shown\n");
+Test(base, a_level_that_is_none_is_warn) {
+    cr_assert_str_eq(capture(log_at_a_level_that_is_none), "isotherm[0] warn: shown\n");
 }
 
 Test(base, log_lines_have_level_and_rank) {
@@ -196,17 +183,66 @@ Test(base, the_table_names_every_variable_and_its_value) {
 Test(base, environment_numbers_are_checked) {
     double value = -1;
     unsetenv("ISO_TIMEOUT");
-    cr_assert(iso__env_number(ISO_ENV_TIMEOUT, 0, 100, 42, &value) == ISO_OK && value == 42);
+    cr_assert(iso__env_number(ISO_ENV_TIMEOUT, 42, &value) == ISO_OK && value == 42);
     setenv("ISO_TIMEOUT", "2.5", 1);
-    cr_assert(iso__env_number(ISO_ENV_TIMEOUT, 0, 100, 42, &value) == ISO_OK && value == 2.5);
-    static const char *const wrong[] = {"soon", "3s", "101", "-1", "nan"};
+    cr_assert(iso__env_number(ISO_ENV_TIMEOUT, 42, &value) == ISO_OK && value == 2.5);
+    static const char *const wrong[] = {"soon", "3s", "1e10", "-1", "nan"};
     for (int i = 0; i < 5; i++) {
         setenv("ISO_TIMEOUT", wrong[i], 1);
-        cr_assert(iso__env_number(ISO_ENV_TIMEOUT, 0, 100, 42, &value) == ISO_ERR_ARG, "%s passed",
+        cr_assert(iso__env_number(ISO_ENV_TIMEOUT, 42, &value) == ISO_ERR_ARG, "%s passed",
                   wrong[i]);
         cr_assert(strstr(iso_last_error()->message, "ISO_TIMEOUT"));
     }
     cr_assert(value == 2.5, "out parameters are written only on success");
+}
+
+// Of every variable, with its name, the value, and what is accepted.
+Test(base, bad_values_of_the_environment_are_refused) {
+    static const char *const cases[ISO_ENV_COUNT][4] = {
+        {"ISO_LOG", "loud", "give error, warn, info or debug", "info"},
+        {"ISO_PROGRESS", "threads", "give auto, off, poll or thread", "poll"},
+        {"ISO_PROGRESS_US", "adaptive", "give a number from 0 to 999999", "50.5"},
+        {"ISO_TIMEOUT", "-3", "give a number from 0 to 1e+09", "0.25"},
+        {"ISO_RANKS_PER_NODE", "1.5", "give a whole number from 1 to 1e+06", "4"},
+        {"ISO_NODE_COLLECTIVE", "shm nccl", "give auto, nccl, shm or mpi", "shm"},
+        {"ISO_IALLREDUCE", "5", "give a whole number from 0 to 4", "0"},
+        {"ISO_CPU_KERNELS", "one", "give onednn, cblas or reference", "reference"},
+        {"ISO_CUDA_CONV", "CUDNN", "give cudnn or gemm", "gemm"},
+        {"ISO_CUDA_GRAPHS", "yes", "give a whole number from 0 to 1", "1"}};
+    for (int i = 0; i < ISO_ENV_COUNT; i++) {
+        char said[200];
+        cr_assert_str_eq(iso__env_name((iso__env)i), cases[i][0]);
+        setenv(cases[i][0], cases[i][1], 1);
+        cr_assert_eq(iso__env_check_all(), ISO_ERR_ARG, "%s passed", cases[i][0]);
+        snprintf(said, sizeof(said), "environment variable %s is \"%s\": %s", cases[i][0],
+                 cases[i][1], cases[i][2]);
+        cr_assert_str_eq(iso_last_error()->message, said);
+        setenv(cases[i][0], "", 1); // as if it were not set
+        cr_assert_eq(iso__env_check_all(), ISO_OK);
+        setenv(cases[i][0], cases[i][3], 1);
+        cr_assert_eq(iso__env_check_all(), ISO_OK, "%s refused", cases[i][0]);
+    }
+}
+
+static void say_unknown(FILE *to) {
+    iso_log_set_stream(to);
+    (void)iso__env_unknown(true);
+}
+
+Test(base, unknown_variables_are_told_with_the_nearest_name) {
+    setenv("ISO_TEST_ANYTHING", "1", 1);
+    setenv("ISO_EMULATED_ORDER", "1", 1);
+    setenv("ISOTHERM", "1", 1);
+    cr_assert_eq(iso__env_unknown(false), 0);
+    cr_assert_str_eq(capture(say_unknown), "");
+    setenv("ISO_TIMOUT", "3", 1);
+    uint64_t one = iso__env_unknown(false);
+    setenv("ISO_IALL_REDUCE", "2", 1);
+    cr_assert(one != 0 && iso__env_unknown(false) != one);
+    const char *text = capture(say_unknown);
+    cr_assert(strstr(text, "ISO_TIMOUT is unknown and has no effect: did you mean ISO_TIMEOUT?"));
+    cr_assert(
+        strstr(text, "ISO_IALL_REDUCE is unknown and has no effect: did you mean ISO_IALLREDUCE?"));
 }
 
 // ---- Memory -------------------------------------------------------------------------------------
@@ -300,6 +336,31 @@ Test(base, hash_is_fnv_1a) {
     cr_assert(iso__hash(ISO_HASH_START, "", 0) == 0xcbf29ce484222325u);
     cr_assert(iso__hash(ISO_HASH_START, "a", 1) == 0xaf63dc4c8601ec8cu);
     cr_assert(iso__hash(iso__hash(ISO_HASH_START, "foo", 3), "bar", 3) == 0x85944171f73967e8u);
+}
+
+// Also where one change could take back what the other did: the same bit, in words of one chain.
+Test(base, checksum_shows_one_and_two_changed_bits) {
+    uint8_t data[96] = {0};
+    uint64_t sum = iso__checksum(0, data, 96);
+    for (int bit = 0; bit < 8 * 96; bit++) {
+        data[bit / 8] ^= (uint8_t)(1 << bit % 8);
+        cr_assert_neq(iso__checksum(0, data, 96), sum, "bit %d", bit);
+        for (int other = bit + 64; other < 8 * 96; other += 64) {
+            data[other / 8] ^= (uint8_t)(1 << other % 8);
+            cr_assert_neq(iso__checksum(0, data, 96), sum, "bits %d and %d", bit, other);
+            data[other / 8] ^= (uint8_t)(1 << other % 8);
+        }
+        data[bit / 8] = 0;
+    }
+}
+
+Test(base, checksum_depends_on_length_and_start) {
+    const uint8_t zeros[40] = {0};
+    for (size_t a = 0; a <= 40; a++)
+        for (size_t b = 0; b < a; b++)
+            cr_assert_neq(iso__checksum(0, zeros, a), iso__checksum(0, zeros, b), "%zu and %zu", a,
+                          b);
+    cr_assert_neq(iso__checksum(1, zeros, 40), iso__checksum(0, zeros, 40));
 }
 
 // ---- Trace --------------------------------------------------------------------------------------

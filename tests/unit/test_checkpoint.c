@@ -374,3 +374,22 @@ Test(checkpoint, reads_headers_written_by_others) {
     destroy(&m);
     destroy(&zeros);
 }
+
+// More than one piece of reading, with a last one of an odd length.
+Test(checkpoint, a_byte_that_differs_shows_in_the_checksum) {
+    static uint8_t bytes[(2 << 20) + 3];
+    uint64_t before, after;
+    const char *path = scratch_write("file", bytes, sizeof(bytes));
+    cr_assert_eq(iso_checkpoint_checksum(path, &before), ISO_OK);
+    for (size_t at = 0; at < sizeof(bytes); at += sizeof(bytes) / 2) {
+        bytes[at] = 1;
+        cr_assert_eq(iso_checkpoint_checksum(scratch_write("file", bytes, sizeof(bytes)), &after),
+                     ISO_OK);
+        cr_assert_neq(after, before);
+        bytes[at] = 0;
+    }
+    cr_assert_eq(iso_checkpoint_checksum(scratch_write("other", bytes, sizeof(bytes)), &after),
+                 ISO_OK);
+    cr_assert_eq(after, before);
+    cr_assert_eq(iso_checkpoint_checksum("nowhere", &after), ISO_ERR_IO);
+}

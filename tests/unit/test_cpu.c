@@ -149,6 +149,15 @@ Test(cpu, unknown_kernels_are_refused_with_the_choices) {
     cr_assert(strstr(iso_last_error()->message, "reference"));
 }
 
+// One rank alone must not stumble over what iso_comm_create refuses on all of them.
+Test(cpu, variables_that_are_not_of_the_device_are_left_to_communicators) {
+    iso_device *device = NULL;
+    setenv("ISO_TIMEOUT", "soon", 1);
+    setenv("ISO_CUDA_CONV", "none", 1);
+    cr_assert(iso_device_create("cpu", &device) == ISO_OK);
+    iso_device_destroy(&device);
+}
+
 Test(cpu, unknown_devices_are_refused_with_the_known_ones) {
     iso_device *device = NULL;
     cr_assert(iso_device_create("gpu", &device) == ISO_ERR_ARG);

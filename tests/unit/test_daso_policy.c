@@ -166,8 +166,8 @@ typedef struct simulation {
     double exchange_ms, step_ms, drift; // drift: divergence of one step
     double noise;
     uint64_t random;
-    int64_t sent_at;
-    double divergence; // of the last send, as observed one exchange later
+    int64_t sent_at, age; // age: of a merge that the policy was not told of; -1: none
+    double divergence;    // of the last send, as observed one exchange later
     double told;
     int changes, syncs;
     double worst; // divergence
@@ -207,21 +207,29 @@ static void sync(simulation *m, int64_t age) {
     cr_assert_eq(m->schedule.batches_to_wait, d.batches_to_wait);
 }
 
+// The policy is asked where a round begins, of what was merged since the last one began.
+static void begin_round(simulation *m, iso__sync_plan *plan) {
+    if (m->age >= 0) sync(m, m->age);
+    m->age = -1;
+    iso__daso_schedule_begin(&m->schedule, plan);
+    for (int i = 0; i < plan->count; i++) {
+        if (plan->action[i].kind != ISO__SEND) continue;
+        m->divergence = noisy(m, m->drift * (double)(m->schedule.step - m->sent_at));
+        m->sent_at = m->schedule.step;
+    }
+}
+
 static void run_syncs(simulation *m, int count) {
     m->changes = m->syncs = m->visible = 0;
     m->worst = 0;
     while (m->syncs < count) {
         iso__sync_plan plan;
-        int64_t age = -1;
+        if (m->schedule.begins) begin_round(m, &plan); // the first one
         iso__daso_schedule_step(&m->schedule, &plan);
         cr_assert_eq(m->schedule.phase, ISO__CYCLING);
-        for (int i = 0; i < plan.count; i++) {
-            if (plan.action[i].kind == ISO__MERGE) age = plan.action[i].age;
-            if (plan.action[i].kind != ISO__SEND) continue;
-            m->divergence = noisy(m, m->drift * (double)(m->schedule.step - m->sent_at));
-            m->sent_at = m->schedule.step;
-        }
-        if (age >= 0) sync(m, age);
+        for (int i = 0; i < plan.count; i++)
+            if (plan.action[i].kind == ISO__MERGE) m->age = plan.action[i].age;
+        if (m->schedule.begins) begin_round(m, &plan);
     }
 }
 
@@ -231,6 +239,7 @@ static simulation simulate(double exchange_ms, double drift, double noise) {
                     .step_ms = 28,
                     .drift = drift,
                     .noise = noise,
+                    .age = -1,
                     .random = 11};
     m.policy = start(&m.config);
     iso__daso_schedule_init(&m.schedule, &m.config);

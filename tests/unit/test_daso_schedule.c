@@ -56,20 +56,42 @@ typedef struct run {
     char plans[2000], scopes[200]; // "4 S; 6 M2"; w, n or r for each step's gradients
 } run;
 
-static void go(run *r, int64_t until) {
+// decide: what is decided where a round begins; NULL: nothing.
+static void advance(iso__daso_schedule *s, iso__sync_plan *plan,
+                    void (*decide)(iso__daso_schedule *s)) {
+    iso__sync_plan rest;
+    if (s->begins) { // the first round, before the first step
+        if (decide) decide(s);
+        iso__daso_schedule_begin(s, &rest);
+        cr_assert_eq(rest.count, 0);
+    }
+    iso_scope scope = iso__daso_schedule_scope(s);
+    iso__daso_schedule_step(s, plan);
+    if (s->begins) {
+        cr_assert_eq(plan->next, scope);
+        if (decide) decide(s);
+        iso__daso_schedule_begin(s, &rest);
+        for (int i = 0; i < rest.count; i++) plan->action[plan->count++] = rest.action[i];
+        plan->next = rest.next;
+    }
+    cr_assert_eq(plan->next, iso__daso_schedule_scope(s));
+}
+
+static void go_deciding(run *r, int64_t until, void (*decide)(iso__daso_schedule *s)) {
     while (r->s.step < until) {
         iso__sync_plan plan;
         char text[100];
         size_t used = strlen(r->plans);
         r->scopes[r->s.step] = "wnr"[iso__daso_schedule_scope(&r->s)];
-        iso__daso_schedule_step(&r->s, &plan);
-        cr_assert_eq(plan.next, iso__daso_schedule_scope(&r->s));
+        advance(&r->s, &plan, decide);
         text_of(&plan, text, sizeof(text));
         if (plan.count > 0)
             snprintf(r->plans + used, sizeof(r->plans) - used, "%s%d %s", used ? "; " : "",
                      (int)r->s.step, text);
     }
 }
+
+static void go(run *r, int64_t until) { go_deciding(r, until, NULL); }
 
 static void expect(const run *r, const char *plans, const char *scopes) {
     cr_assert_str_eq(r->plans, plans, "\n%s\nnot\n%s", r->plans, plans);
@@ -98,8 +120,21 @@ Test(daso_schedule, wait_0_is_a_full_average) {
     check(config_of(10, 2, 0, 3, 0), "5 S F; 8 S F; 10 F", "wwnnnnnnnn");
 }
 
-Test(daso_schedule, skip_is_raised_to_the_wait) {
-    check(config_of(12, 0, 0, 2, 5), "5 S; 10 M5 S; 12 M2 F", "nnnnnnnnnnnn");
+Test(daso_schedule, automatic_skip_follows_the_wait) {
+    check(config_of(24, 0, 0, -1, 11), "11 S; 22 M11 S; 24 M2 F", "nnnnnnnnnnnnnnnnnnnnnnnn");
+    check(config_of(18, 0, 0, -1, 3), "8 S; 11 M3; 16 S; 18 M2 F", "nnnnnnnnnnnnnnnnnn");
+    iso_daso_config config = config_of(8, 0, 0, -1, 0);
+    config.max_global_skip = 3;
+    config.policy = ISO_POLICY_ADAPTIVE;
+    check(config, "3 S F; 6 S F; 8 F", "nnnnnnnn");
+}
+
+Test(daso_schedule, wait_longer_than_a_given_skip_is_refused) {
+    iso_daso_config config = config_of(12, 0, 0, 4, 5);
+    cr_assert_eq(iso__daso_config_check(&config), ISO_ERR_ARG);
+    cr_assert(strstr(iso_last_error()->message, "batches_to_wait is 5 and global_skip is 4"));
+    config.global_skip = -2;
+    cr_assert_eq(iso__daso_config_check(&config), ISO_ERR_ARG);
 }
 
 Test(daso_schedule, local_sgd_averages_every_period) {
@@ -153,17 +188,40 @@ Test(daso_schedule, cooldown_gives_way_to_warmup) {
 
 // ---- Measuring ------------------------------------------------------------------------------------
 
+// As long as an exchange was measured to take, but a skip that was given stays.
 Test(daso_schedule, wait_is_measured_when_cycling_begins) {
-    run r = {.s = make(config_of(40, 3, 2, 4, -1))};
-    go(&r, 3);
-    cr_assert_str_eq(r.plans, "3 T");
-    cr_assert(r.s.measure);
-    set(&r.s, 4, 1, 6); // the first send is at 7 all the same
-    cr_assert_eq(r.s.global_skip, 6);
-    cr_assert_not(r.s.measure);
+    for (int64_t wait = 3; wait <= 300; wait *= 10) {
+        run r = {.s = make(config_of(20, 3, 2, 4, -1))};
+        iso__sync_plan plan;
+        go(&r, 2);
+        iso__daso_schedule_step(&r.s, &plan);
+        cr_assert(plan.count == 1 && plan.action[0].kind == ISO__MEASURE && r.s.begins);
+        iso__daso_schedule_measured(&r.s, wait);
+        cr_assert(r.s.global_skip == 4 && r.s.batches_to_wait == (wait < 4 ? wait : 4));
+        iso__daso_schedule_begin(&r.s, &plan);
+        memcpy(r.scopes, "www", 3);
+        go(&r, 20);
+        expect(&r,
+               wait == 3 ? "7 S; 10 M3; 11 S; 14 M3; 15 S; 18 M3 F+"
+                         : "7 S; 11 M4 S; 15 M4 S; 18 M3 F+",
+               "wwwnnnnnnnnnnnnnnnww");
+    }
+}
+
+Test(daso_schedule, automatic_skip_is_raised_to_what_is_measured) {
+    run r = {.s = make(config_of(40, 3, 2, -1, -1))};
+    iso__sync_plan plan;
+    go(&r, 2);
+    iso__daso_schedule_step(&r.s, &plan);
+    iso__daso_schedule_measured(&r.s, 13);
+    cr_assert(r.s.global_skip == 13 && r.s.batches_to_wait == 13);
+    iso__daso_schedule_begin(&r.s, &plan);
+    memcpy(r.scopes, "www", 3);
     go(&r, 40);
-    expect(&r, "3 T; 7 S; 13 M6 S; 19 M6 S; 25 M6 S; 31 M6 S; 37 M6 S; 38 M1 F+",
-           "wwwnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnww");
+    expect(&r, "16 S; 29 M13 S; 38 M9 F+", "wwwnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnww");
+    r.s = make(config_of(40, 3, 2, -1, -1));
+    iso__daso_schedule_measured(&r.s, 1000); // max_global_skip
+    cr_assert(r.s.global_skip == 64 && r.s.batches_to_wait == 64);
 }
 
 Test(daso_schedule, wait_that_nobody_measured_is_the_skip) {
@@ -173,9 +231,17 @@ Test(daso_schedule, wait_that_nobody_measured_is_the_skip) {
 // The first step has no time yet, and the send must know the wait.
 Test(daso_schedule, without_warmup_two_steps_come_before_measuring) {
     check(config_of(12, 0, 0, 4, -1), "3 T; 4 S; 8 M4 S; 12 M4 F", "nnnnnnnnnnnn");
-    check(config_of(5, 0, 0, 1, -1), "2 T; 3 S; 4 M1 S; 5 M1 F", "nnnnn");
     check(config_of(8, 1, 0, 3, -1), "3 T; 4 S; 7 M3 S; 8 M1 F", "wnnnnnnn");
-    check(config_of(3, 0, 0, 1, -1), "2 T; 3 F", "nnn");
+    check(config_of(7, 1, 0, 2, -1), "2 T; 3 S; 5 M2 S; 7 M2 F", "wnnnnnn");
+    check(config_of(7, 0, 0, 3, -1), "2 T; 3 S; 6 M3 S; 7 M1 F", "nnnnnnn");
+}
+
+// Also where there is no step to measure in before the first send.
+Test(daso_schedule, short_skip_that_is_given_is_kept) {
+    check(config_of(5, 0, 0, 1, -1), "1 S; 2 M1 S; 3 M1 S; 4 M1 S; 5 M1 F", "nnnnn");
+    check(config_of(6, 0, 0, 2, -1), "2 S; 4 M2 S; 6 M2 F", "nnnnnn");
+    check(config_of(5, 1, 1, 1, -1), "2 S; 3 M1 S; 4 M1 F+", "wnnnw");
+    check(config_of(3, 0, 0, 1, -1), "1 S; 2 M1 S; 3 M1 F", "nnn");
 }
 
 Test(daso_schedule, wait_set_in_warmup_is_not_measured) {
@@ -199,6 +265,49 @@ Test(daso_schedule, changes_take_effect_at_the_next_send) {
     go(&r, 30);
     expect(&r, "4 S; 7 M3; 8 S; 9 M1; 10 S; 11 M1; 12 S F; 18 S F; 24 S F; 30 A F",
            "nnnnnnnnnnnnnnnnnnnnnnnnrnrnrn");
+}
+
+static void send_more_often(iso__daso_schedule *s) {
+    if (s->step == 4) set(s, 2, 1, 0);
+    if (s->step == 8) set(s, 3, 2, 2);
+    if (s->step == 11) set(s, 5, 1, 1);
+}
+
+// What is decided where a round begins is this round's.
+Test(daso_schedule, decisions_hold_for_the_round_that_begins) {
+    run r = {.s = make(config_of(18, 0, 0, 4, 0))};
+    go_deciding(&r, 18, send_more_often);
+    expect(&r, "4 S F; 6 S F; 8 S F; 11 A S; 12 M1; 16 S; 17 M1; 18 F", "nnnnnnnnrnnnnnnnnn");
+    r = (run){.s = make(config_of(18, 0, 0, 4, 4))};
+    go_deciding(&r, 18, send_more_often);
+    expect(&r, "4 S F; 6 S F; 8 S F; 11 A S; 12 M1; 16 S; 17 M1; 18 F", "nnnnnnnnrnnnnnnnnn");
+    r = (run){.s = make(config_of(10, 2, 0, 4, 1))};
+    go_deciding(&r, 10, send_more_often); // at 2 cycling begins
+    expect(&r, "6 S; 7 M1; 10 F", "wwnnnnnnnn");
+}
+
+static void begin_otherwise(iso__daso_schedule *s) {
+    if (s->step == 0 || s->step == 2) set(s, 2, 1, 1);
+}
+
+Test(daso_schedule, the_first_round_is_decided_on_too) {
+    run r = {.s = make(config_of(6, 0, 0, 4, 4))};
+    go_deciding(&r, 6, begin_otherwise);
+    expect(&r, "2 S; 3 M1; 4 S; 5 M1; 6 F", "nnnnnn");
+    r = (run){.s = make(config_of(7, 2, 0, 4, 4))};
+    go_deciding(&r, 7, begin_otherwise);
+    expect(&r, "4 S; 5 M1; 6 S; 7 M1 F", "wwnnnnn");
+}
+
+// As at the end of an epoch, where a round has just begun.
+Test(daso_schedule, changes_hold_for_a_round_without_steps) {
+    run r = {.s = make(config_of(16, 0, 0, 4, 3))};
+    go(&r, 4);
+    set(&r.s, 5, 1, 1);
+    go(&r, 9);
+    set(&r.s, 2, 1, 0); // what is under way keeps its wait
+    go(&r, 16);
+    expect(&r, "4 S; 5 M1; 9 S; 10 M1; 11 S F; 13 S F; 15 S F; 16 F", "nnnnnnnnnnnnnnnn");
 }
 
 Test(daso_schedule, wait_0_while_an_exchange_is_under_way_merges_it_first) {
@@ -235,7 +344,7 @@ Test(daso_schedule, set_keeps_within_what_the_config_allows) {
     cr_assert_eq(s.global_skip, 30);
 }
 
-// ---- Any run --------------------------------------------------------------------------------------
+// ---- Shares and waits -----------------------------------------------------------------------------
 
 static uint32_t next_random(uint64_t *state) {
     *state = *state * 6364136223846793005u + 1442695040888963407u;
@@ -244,136 +353,6 @@ static uint32_t next_random(uint64_t *state) {
 static int64_t between(uint64_t *state, int64_t low, int64_t high) {
     return low + next_random(state) % (high - low + 1);
 }
-
-static iso_daso_config random_config(uint64_t *random) {
-    int64_t total = between(random, 1, 60);
-    iso_daso_config config =
-        config_of(total, between(random, -1, total), between(random, -1, total),
-                  between(random, 1, 20), between(random, -1, 12));
-    config.warmup = (double)between(random, 0, 100) / 200;
-    config.cooldown = (double)between(random, 0, 100) / 100;
-    config.local_skip = between(random, 1, 4);
-    config.unit = next_random(random) % 3 ? ISO_SCOPE_NODE : ISO_SCOPE_RANK;
-    return config;
-}
-
-typedef struct world { // as the plans leave it
-    bool pending;
-    int64_t sent, due, next_send; // steps
-    bool node_differs;            // the ranks of a node
-    bool differs;                 // anybody
-    int measured, full_with_state, sends;
-} world;
-
-static void act(world *w, const iso__daso_schedule *s, const iso__action *a, bool more) {
-    switch (a->kind) {
-    case ISO__SEND:
-        cr_assert(!w->pending && !w->node_differs);
-        cr_assert_eq(s->step, w->next_send);
-        w->pending = true;
-        w->sent = s->step;
-        w->due = s->step + (s->batches_to_wait < 0 ? s->global_skip : s->batches_to_wait);
-        w->next_send = s->step + s->global_skip;
-        w->sends++;
-        break;
-    case ISO__MERGE:
-        cr_assert(w->pending);
-        cr_assert_eq(a->age, s->step - w->sent);
-        cr_assert(s->step == w->due || (s->step < w->due && more)); // late only before more
-        w->pending = false;
-        break;
-    case ISO__FULL:
-        cr_assert(!w->node_differs && (!w->pending || w->due == s->step));
-        w->pending = w->differs = false;
-        w->full_with_state += a->state;
-        break;
-    case ISO__NODE_AVERAGE: w->node_differs = false; break;
-    case ISO__MEASURE:
-        cr_assert(!w->pending && w->sends == 0 && s->batches_to_wait == -1);
-        w->measured++;
-        break;
-    case ISO__NODE_COPY: cr_assert_fail("only HeAT copies within a node");
-    }
-}
-
-static void step(world *w, iso__daso_schedule *s, iso__sync_plan *plan, iso_scope unit) {
-    int64_t first_send = s->next_send;
-    iso_scope scope = iso__daso_schedule_scope(s);
-    w->differs |= scope != ISO_SCOPE_WORLD;
-    w->node_differs |= scope == ISO_SCOPE_RANK && unit == ISO_SCOPE_NODE;
-    if (w->sends == 0) w->next_send = first_send;
-    // Data-parallel steps only begin from equal replicas.
-    if (scope == ISO_SCOPE_WORLD) cr_assert(!w->differs && !w->pending);
-    if (scope == ISO_SCOPE_NODE) cr_assert_eq(unit, ISO_SCOPE_NODE);
-    iso__daso_schedule_step(s, plan);
-    if (scope == ISO_SCOPE_WORLD && s->step < s->total)
-        cr_assert(plan->count == 0 || plan->action[0].kind == ISO__MEASURE);
-    cr_assert_leq(plan->count, ISO__PLAN_ACTIONS);
-    for (int i = 0; i < plan->count; i++) act(w, s, &plan->action[i], i + 1 < plan->count);
-    if (s->phase == ISO__CYCLING) cr_assert(!w->pending || s->step < w->due);
-    cr_assert_eq(w->pending, s->pending);
-}
-
-static void random_change(iso__daso_schedule *s, const iso__sync_plan *plan, uint64_t *random) {
-    bool measures = plan->count > 0 && plan->action[plan->count - 1].kind == ISO__MEASURE;
-    if (!measures && next_random(random) % 8 > 0) return;
-    set(s, between(random, 1, 20), between(random, 1, 4), between(random, measures ? 0 : -1, 12));
-    cr_assert_geq(s->global_skip, s->batches_to_wait);
-}
-
-static void check_run(uint64_t *random, bool changes) {
-    iso_daso_config config = random_config(random);
-    iso__daso_schedule s = make(config);
-    iso__sync_plan plan = {0};
-    world w = {0};
-    bool cycles = s.total - s.cooldown > s.warmup;
-    while (s.phase != ISO__DONE) {
-        step(&w, &s, &plan, config.unit);
-        if (changes) random_change(&s, &plan, random);
-    }
-    cr_assert_eq(s.step, config.total_steps);
-    cr_assert(!w.pending && !w.differs);
-    cr_assert_leq(w.measured, config.batches_to_wait < 0);
-    cr_assert_eq(w.full_with_state, cycles && s.cooldown > 0);
-    if (s.cooldown == 0) cr_assert_eq(plan.action[plan.count - 1].kind, ISO__FULL);
-    step(&w, &s, &plan, config.unit);
-    cr_assert_eq(plan.count, 0);
-}
-
-Test(daso_schedule, no_run_loses_an_exchange_or_ends_apart) {
-    uint64_t random = 3;
-    for (int i = 0; i < 4000; i++) check_run(&random, false);
-}
-
-Test(daso_schedule, no_change_loses_an_exchange_or_ends_apart) {
-    uint64_t random = 4;
-    for (int i = 0; i < 4000; i++) check_run(&random, true);
-}
-
-// As after saving and loading: the bytes are all there is.
-Test(daso_schedule, bytes_are_the_whole_state) {
-    uint64_t random = 5;
-    for (int i = 0; i < 1000; i++) {
-        iso_daso_config config = random_config(&random);
-        run r = {.s = make(config)}, other = {.s = make(config_of(1, 0, 0, 1, 1))};
-        for (int64_t k = between(&random, 0, config.total_steps); k > 0; k--) {
-            iso__sync_plan plan;
-            iso__daso_schedule_step(&r.s, &plan);
-            random_change(&r.s, &plan, &random);
-        }
-        unsigned char bytes[sizeof(r.s)];
-        memcpy(bytes, &r.s, sizeof(bytes));
-        memcpy(&other.s, bytes, sizeof(bytes));
-        memset(r.scopes, '-', (size_t)r.s.step);
-        memset(other.scopes, '-', (size_t)r.s.step);
-        go(&r, config.total_steps);
-        go(&other, config.total_steps);
-        cr_assert_str_eq(r.plans, other.plans);
-        cr_assert_str_eq(r.scopes, other.scopes);
-    }
-}
-
-// ---- Shares and waits -----------------------------------------------------------------------------
 
 static void check_phases(int64_t total, double warmup, double cooldown, int64_t expected_warmup,
                          int64_t expected_cooldown) {

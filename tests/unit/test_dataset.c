@@ -67,6 +67,57 @@ Test(dataset, copies_what_it_is_given) {
     iso_dataset_destroy(&dataset);
 }
 
+// Of 2 images of 1 x 2 x 4.
+static uint64_t checksum_of(const uint8_t images[16], const int32_t labels[2], int64_t channels,
+                            int classes) {
+    iso_dataset *dataset;
+    cr_assert_eq(
+        iso_dataset_create(images, labels, 2, channels, 2, 4 / channels, classes, &dataset),
+        ISO_OK);
+    uint64_t sum = iso_dataset_checksum(dataset);
+    iso_dataset_destroy(&dataset);
+    return sum;
+}
+
+Test(dataset, every_pixel_label_and_size_has_a_part_in_the_checksum) {
+    uint8_t images[16] = {0};
+    int32_t labels[] = {0, 2};
+    uint64_t sum = checksum_of(images, labels, 1, 3);
+    for (int bit = 0; bit < 128; bit++) {
+        images[bit / 8] ^= (uint8_t)(1 << bit % 8);
+        cr_assert_neq(checksum_of(images, labels, 1, 3), sum, "bit %d", bit);
+        images[bit / 8] = 0;
+    }
+    cr_assert_neq(checksum_of(images, (const int32_t[]){2, 0}, 1, 3), sum);
+    cr_assert_neq(checksum_of(images, (const int32_t[]){0, 1}, 1, 3), sum);
+    cr_assert_neq(checksum_of(images, labels, 2, 3), sum);
+    cr_assert_neq(checksum_of(images, labels, 1, 4), sum);
+    cr_assert_eq(checksum_of(images, labels, 1, 3), sum);
+}
+
+Test(dataset, a_file_and_an_array_of_the_same_contents_have_the_same_checksum) {
+    const uint8_t images[] = {0, 1, 2, 3, 4, 5, 6, 7};
+    const int32_t labels[] = {0, 1};
+    iso_dataset *file, *array;
+    const char *path = write_idx("images", 4, (const uint8_t[]){2, 1, 2, 2}, 8);
+    cr_assert_eq(iso_dataset_read_idx(path, write_idx("labels", 1, (const uint8_t[]){2}, 2), &file),
+                 ISO_OK);
+    cr_assert_eq(iso_dataset_create(images, labels, 2, 1, 2, 2, 2, &array), ISO_OK);
+    cr_assert_eq(iso_dataset_checksum(file), iso_dataset_checksum(array));
+    iso_dataset_destroy(&file);
+    iso_dataset_destroy(&array);
+}
+
+Test(dataset, generated_sets_differ_by_their_values) {
+    iso_dataset *set[3];
+    cr_assert_eq(iso_dataset_create_digits(true, 50, &set[0]), ISO_OK);
+    cr_assert_eq(iso_dataset_create_digits(true, 50, &set[1]), ISO_OK);
+    cr_assert_eq(iso_dataset_create_digits(false, 50, &set[2]), ISO_OK);
+    cr_assert_eq(iso_dataset_checksum(set[0]), iso_dataset_checksum(set[1]));
+    cr_assert_neq(iso_dataset_checksum(set[0]), iso_dataset_checksum(set[2]));
+    for (int i = 0; i < 3; i++) iso_dataset_destroy(&set[i]);
+}
+
 Test(dataset, lives_until_the_last_reference) {
     const uint8_t images[] = {7};
     const int32_t labels[] = {0};
@@ -178,6 +229,34 @@ Test(dataset, finds_the_files_of_an_mnist_folder) {
         cr_assert_eq(info.count, train ? 2 : 1);
         iso_dataset_destroy(&dataset);
     }
+}
+
+// Whatever the name says, the header tells the dimensions.
+Test(dataset, takes_colour_images_under_either_name) {
+    iso_dataset *dataset;
+    iso_dataset_info info;
+    const char *const names[] = {"idx3-ubyte", "idx4-ubyte", "idx4-ubyte.gz"};
+    const uint8_t shape[] = {2, 3, 2, 2};
+    write_idx("train-labels-idx1-ubyte", 1, (const uint8_t[]){2}, 2);
+    for (int i = 0; i < 3; i++) {
+        char name[60];
+        snprintf(name, sizeof(name), "train-images%c%s", i == 2 ? '.' : '-', names[i]);
+        const char *path = write_idx(name, 4, shape, 24);
+        iso_status status = iso_dataset_read_mnist(scratch_folder(), true, &dataset);
+        cr_assert_eq(status, ISO_OK, "%s", iso_last_error()->message);
+        iso_dataset_get_info(dataset, &info);
+        cr_assert(info.count == 2 && info.channels == 3 && info.height == 2);
+        iso_dataset_destroy(&dataset);
+        cr_assert_eq(remove(path), 0);
+    }
+    dataset = NULL;
+    write_idx("train-images-idx3-ubyte", 4, shape, 24);
+    write_idx("train-images-idx4-ubyte.gz", 4, shape, 24);
+    expect_error(iso_dataset_read_mnist(scratch_folder(), true, &dataset), ISO_ERR_IO,
+                 "has train-images twice, as idx3-ubyte and as idx4-ubyte: remove one");
+    expect_error(iso_dataset_read_mnist(scratch_folder(), false, &dataset), ISO_ERR_IO,
+                 "of colour images, t10k-images-idx4-ubyte");
+    cr_assert_null(dataset);
 }
 
 Test(dataset, prefers_unpacked_files) {

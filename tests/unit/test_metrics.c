@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <time.h>
 #include <unistd.h>
 
 static void clean_up(void) {
@@ -199,8 +200,12 @@ Test(json_log, cuts_no_other_file) {
 
 // ---- Progress bar -------------------------------------------------------------------------------
 
+static const char clear[] = "clear"; // as a summary: the line is removed instead
+
 static void finish(iso_progress_bar **bar, const char *summary) {
-    if (summary)
+    if (summary == clear)
+        iso_progress_bar_clear(bar);
+    else if (summary)
         iso_progress_bar_finish(bar, "%s", summary);
     else
         iso_progress_bar_finish(bar, NULL);
@@ -232,6 +237,27 @@ Test(progress_bar, writes_a_plain_line_each_tenth) {
     cr_assert(strstr(text, "/s  ") && strstr(text, "ETA 0:0"));
     cr_assert(strstr(text, "\nepoch 1 done, accuracy 98 %\n"));
     cr_assert(!strchr(text, '\r') && !strchr(text, '\033'));
+    free(text);
+}
+
+// 900 of 1000 steps were made before: half a second for 10 more is 20 a second, and not 1820.
+Test(progress_bar, rate_is_of_what_was_done_since_it_was_made) {
+    double rate = 0;
+    FILE *to = fopen(scratch_path("bar"), "w");
+    iso_progress_bar *bar;
+    cr_assert_eq(iso_progress_bar_create(to, "epoch 1", 1000, "steps", &bar), ISO_OK);
+    iso_progress_bar_begin_at(bar, 890);
+    nanosleep(&(struct timespec){.tv_nsec = 500000000}, NULL);
+    iso_progress_bar_update(bar, 899, NAN); // in the same tenth
+    iso_progress_bar_line(bar, "a word on step %d", 899);
+    iso_progress_bar_update(bar, 900, NAN);
+    iso_progress_bar_finish(&bar, NULL);
+    fclose(to);
+    char *text = scratch_read(scratch_path("bar"), NULL);
+    cr_assert_eq(count(text, "\n"), 2, "%s", text);
+    cr_assert(strstr(text, "a word on step 899\nepoch 1 900/1000 steps"), "%s", text);
+    const char *at = strstr(text, "steps  ");
+    cr_assert(at && sscanf(at, "steps  %lf/s", &rate) == 1 && rate > 0 && rate <= 20, "%s", text);
     free(text);
 }
 
@@ -300,6 +326,19 @@ Test(progress_bar, fits_a_narrow_terminal) {
     free(text);
 }
 
+Test(progress_bar, leaves_an_empty_line_to_the_next_bar_when_it_is_cleared) {
+    double seconds;
+    char *text = terminal_text(100, clear, &seconds);
+    size_t length = strlen(text);
+    cr_assert(length > 4 && strcmp(text + length - 4, "\r\033[K") == 0, "%s", text);
+    cr_assert_eq(count(text, "\n"), 0);
+    free(text);
+    text = plain_text(2000, NAN, clear);
+    cr_assert_eq(count(text, "\n"), 10, "%s", text);
+    cr_assert(!strchr(text, '\r') && !strchr(text, '\033'));
+    free(text);
+}
+
 Test(progress_bar, writes_nothing_without_a_stream) {
     iso_progress_bar *bar;
     cr_assert_eq(iso_progress_bar_create(NULL, "a", 10, "b", &bar), ISO_OK);
@@ -307,6 +346,7 @@ Test(progress_bar, writes_nothing_without_a_stream) {
     iso_progress_bar_finish(&bar, "c");
     cr_assert_null(bar);
     iso_progress_bar_finish(&bar, NULL);
+    iso_progress_bar_clear(&bar);
     cr_assert_eq(iso_progress_bar_create(NULL, "a", 0, "b", &bar), ISO_ERR_ARG);
 }
 

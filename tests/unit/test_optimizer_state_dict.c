@@ -178,6 +178,98 @@ Test(optimizer_state_dict, adadelta_goes_on_from_a_file) { go_on(ISO_ADADELTA, 1
 Test(optimizer_state_dict, groups_go_on_from_a_file) { go_on(ISO_ADAMW, 2, ISO_F32); }
 Test(optimizer_state_dict, f64_goes_on_from_a_file) { go_on(ISO_ADAM, 2, ISO_F64); }
 
+// ---- State that no update uses ------------------------------------------------------------------
+
+static training create_with(iso_optimizer_kind kind, double momentum, bool centered,
+                            uint64_t seed) {
+    training t = create(kind, 1, ISO_F32, seed);
+    iso_optimizer_hyper(t.optimizer)->momentum = momentum;
+    iso_optimizer_hyper(t.optimizer)->centered = centered;
+    return t;
+}
+
+// dict without the state of these two names: what PyTorch would have written.
+static iso_state_dict without(const iso_state_dict *dict, const char *a, const char *b) {
+    iso_state_dict part = {0};
+    for (int i = 0; i < dict->count; i++) {
+        const char *dot = strrchr(dict->item[i].name, '.');
+        bool state = strncmp(dict->item[i].name, "state.", 6) == 0;
+        if (!state || (strcmp(dot + 1, a) != 0 && strcmp(dot + 1, b) != 0))
+            cr_ok(iso_state_dict_add(&part, dict->item[i].name, dict->item[i].tensor));
+    }
+    cr_assert_lt(part.count, dict->count);
+    return part;
+}
+
+// Into an optimizer whose buffers are in use: it goes on as the first one, with zeros in them.
+static void go_on_without(iso_optimizer_kind kind, const char *a, const char *b) {
+    training first = create_with(kind, 0, false, 1), second = create_with(kind, 0.9, true, 2);
+    train(&first, 0, 3);
+    train(&second, 10, 12);
+    iso_state_dict model = model_dict(&first), all = optimizer_dict(&first);
+    iso_state_dict part = without(&all, a, b);
+    iso_incompatible_keys keys;
+    cr_ok(iso_module_load_state_dict(second.model, &model, true, NULL));
+    cr_ok(iso_optimizer_load_state_dict(second.optimizer, &part, true, &keys));
+    cr_assert_eq(keys.missing_count + keys.unexpected_count, 0);
+    cr_assert(same_trainings(&first, &second));
+    train(&first, 3, 6);
+    train(&second, 3, 6);
+    cr_assert(same_trainings(&first, &second));
+    // The other way round, entries that no update uses are no error either.
+    cr_ok(iso_optimizer_load_state_dict(second.optimizer, &all, true, NULL));
+    iso_incompatible_keys_destroy(&keys);
+    iso_state_dict *dicts[] = {&model, &all, &part};
+    for (int i = 0; i < 3; i++) iso_state_dict_destroy(dicts[i]);
+    destroy(&first);
+    destroy(&second);
+}
+
+Test(optimizer_state_dict, plain_sgd_needs_no_momentum_buffer) {
+    go_on_without(ISO_SGD, "momentum_buffer", "step");
+}
+Test(optimizer_state_dict, rmsprop_without_momentum_needs_no_buffers_for_it) {
+    go_on_without(ISO_RMSPROP, "momentum_buffer", "grad_avg");
+}
+
+static void expect_lack(iso_optimizer_kind kind, double momentum, bool centered, const char *lacks,
+                        const char *words) {
+    training t = create_with(kind, momentum, centered, 1);
+    train(&t, 0, 2);
+    iso_state_dict all = optimizer_dict(&t), part = without(&all, lacks, lacks);
+    cr_fails(iso_optimizer_load_state_dict(t.optimizer, &part, true, NULL), ISO_ERR_MISMATCH,
+             words);
+    iso_state_dict_destroy(&part);
+    iso_state_dict_destroy(&all);
+    destroy(&t);
+}
+
+Test(optimizer_state_dict, state_that_updates_use_must_be_there) {
+    expect_lack(ISO_SGD, 0.9, false, "momentum_buffer",
+                "2 tensors are missing (state.fc.weight.momentum_buffer, "
+                "state.fc.bias.momentum_buffer)");
+    expect_lack(ISO_RMSPROP, 0.9, false, "momentum_buffer", "2 tensors are missing");
+    expect_lack(ISO_RMSPROP, 0, true, "grad_avg", "2 tensors are missing");
+    expect_lack(ISO_RMSPROP, 0, false, "square_avg", "2 tensors are missing");
+}
+
+// The bias alone has momentum.
+Test(optimizer_state_dict, each_group_needs_what_its_hyperparameters_use) {
+    training t = create(ISO_SGD, 2, ISO_F32, 1);
+    iso_optimizer_hyper(t.optimizer)->momentum = 0;
+    train(&t, 0, 2);
+    iso_state_dict all = optimizer_dict(&t),
+                   none = without(&all, "momentum_buffer", "momentum_buffer");
+    cr_fails(iso_optimizer_load_state_dict(t.optimizer, &none, true, NULL), ISO_ERR_MISMATCH,
+             "1 tensor is missing (state.fc.bias.momentum_buffer)");
+    iso_tensor *buffer = iso_state_dict_find(&all, "state.fc.bias.momentum_buffer");
+    cr_ok(iso_state_dict_add(&none, "state.fc.bias.momentum_buffer", buffer));
+    cr_ok(iso_optimizer_load_state_dict(t.optimizer, &none, true, NULL));
+    iso_state_dict_destroy(&none);
+    iso_state_dict_destroy(&all);
+    destroy(&t);
+}
+
 // ---- What does not fit --------------------------------------------------------------------------
 
 // from's state into into's optimizer: refused with these words, and without a change. Takes both.

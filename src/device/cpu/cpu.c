@@ -31,7 +31,9 @@ static iso_status use_kernels(iso__cpu *cpu) {
         if (i > 0) strcat(known, ", ");
         strcat(known, kernel_sets[i].name);
     }
-    return ISO_FAIL(ISO_ERR_ARG, "ISO_CPU_KERNELS is \"%s\": this build has %s", wanted, known);
+    return ISO_FAIL(ISO_ERR_ARG,
+                    "environment variable ISO_CPU_KERNELS is \"%s\": this build has %s", wanted,
+                    known);
 }
 
 void iso__cpu_destroy(iso_device *self) {

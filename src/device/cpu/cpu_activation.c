@@ -5,7 +5,7 @@
 #include <string.h>
 
 #define INLINE  static inline __attribute__((always_inline))
-#define IN_LOOP _Pragma("GCC ivdep") // what is written may be what is read at the same index
+#define IN_LOOP ISO_CPU_IVDEP // what is written may be what is read at the same index
 
 // ---- Functions ----------------------------------------------------------------------------------
 

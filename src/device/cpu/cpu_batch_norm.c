@@ -10,7 +10,7 @@ typedef iso__strip_plan plan;
 #define CHUNK 256 // cells whose sums are kept in `real`; longer ones are put together in double
 
 // A loop over lanes: to be made vectors of, not to be unrolled. Results may overwrite arguments.
-#define EACH_LANE _Pragma("GCC ivdep") _Pragma("GCC unroll 1") for (int c = 0; c < lanes; c++)
+#define EACH_LANE ISO_CPU_IVDEP _Pragma("GCC unroll 1") for (int c = 0; c < lanes; c++)
 #define INLINE    static inline __attribute__((always_inline))
 
 // ---- Coefficients: rows of the workspace, a number for each channel -----------------------------

@@ -28,6 +28,14 @@ typedef struct iso__gemm_args {
 #define ISO_CPU_CLONES
 #endif
 
+// Before a loop in which no iteration reads what another one writes. Clang has no such pragma
+// without leave to reorder sums; it checks at run time whether the arrays overlap.
+#if defined(__GNUC__) && !defined(__clang__)
+#define ISO_CPU_IVDEP _Pragma("GCC ivdep")
+#else
+#define ISO_CPU_IVDEP
+#endif
+
 struct iso__onednn;
 struct iso__tuner;
 

@@ -114,10 +114,10 @@ ISO_CPU_CLONES static void gradient(int64_t size, row_statistics s, const real *
     }
     real mean = (real)(sum / (double)size), slope = (real)(product / (double)size);
     if (w) {
-        _Pragma("GCC ivdep") for (int64_t i = 0; i < size; i++) dx[i] =
+        ISO_CPU_IVDEP for (int64_t i = 0; i < size; i++) dx[i] =
             (dy[i] * w[i] - mean - standardised(&s, x[i]) * slope) * s.deviation;
     } else {
-        _Pragma("GCC ivdep") for (int64_t i = 0; i < size; i++) dx[i] =
+        ISO_CPU_IVDEP for (int64_t i = 0; i < size; i++) dx[i] =
             (dy[i] - mean - standardised(&s, x[i]) * slope) * s.deviation;
     }
 }

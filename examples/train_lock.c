@@ -1,0 +1,262 @@
+// Keeps two training runs from writing one checkpoint: each would delete the other's sets.
+//
+// A lock is never removed by who takes it over, but written over in place, while fcntl keeps others
+// from doing the same: of two takers one finds the record of the other, and is refused.
+#include "train_lock.h"
+
+#include "train_error.h"
+#include "watch.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+enum {
+    RECORD = 256, // bytes of the file, written at once
+    PATH_ROOM = 4096,
+    TOUCH_S = 10, // from touch to touch
+    STALE_S = 60, // after which a lock is left over
+    TRIES = 100
+};
+
+typedef struct holder {
+    char host[64];
+    long pid;
+    long long began, touched; // seconds since 1970
+    char boot[40];            // of the kernel, and the namespace of pid in it; "-" and 0: unknown
+    unsigned long long space;
+} holder;
+
+static pthread_mutex_t guard = PTHREAD_MUTEX_INITIALIZER; // of what follows
+static char lock_path[PATH_ROOM], record[RECORD + 1];     // empty path: none is held
+static time_t touched;
+
+// ---- Records ------------------------------------------------------------------------------------
+
+static void host_name(char out[64]) {
+    if (gethostname(out, 64) != 0) snprintf(out, 64, "unknown");
+    out[63] = 0;
+}
+
+static void find_boot(char out[40]) {
+    FILE *file = fopen("/proc/sys/kernel/random/boot_id", "r");
+    if (!file || fscanf(file, "%39s", out) != 1) snprintf(out, 40, "-");
+    if (file) fclose(file);
+}
+
+// 0 where /proc shows the processes of another namespace.
+static unsigned long long pid_space(void) {
+    char text[32];
+    struct stat info;
+    ssize_t length = readlink("/proc/self", text, sizeof(text) - 1);
+    text[length > 0 ? length : 0] = 0;
+    if (strtol(text, NULL, 10) != (long)getpid()) return 0;
+    return stat("/proc/self/ns/pid", &info) == 0 ? (unsigned long long)info.st_ino : 0;
+}
+
+static void make_record(void) {
+    char host[64], boot[40];
+    host_name(host);
+    find_boot(boot);
+    int used = snprintf(record, sizeof(record), "%s %ld %lld %s %llu", host, (long)getpid(),
+                        (long long)time(NULL), boot, pid_space());
+    memset(record + used, ' ', (size_t)(RECORD - 1 - used));
+    record[RECORD - 1] = '\n';
+}
+
+// Who holds the lock; pid 0: nobody who could be read.
+static holder read_holder(int file, char text[RECORD + 1]) {
+    holder h = {.boot = "-"};
+    struct stat info = {.st_mtime = 0};
+    ssize_t size = pread(file, text, RECORD, 0);
+    text[size > 0 ? size : 0] = 0;
+    if (sscanf(text, "%63s %ld %lld %39s %llu", h.host, &h.pid, &h.began, h.boot, &h.space) < 3)
+        h.pid = 0;
+    if (fstat(file, &info) == 0) h.touched = (long long)info.st_mtime;
+    return h;
+}
+
+// Whether its pid means here what it means there. Containers and machines can share a host name.
+static bool is_here(const holder *h) {
+    char host[64], boot[40];
+    host_name(host);
+    find_boot(boot);
+    return strcmp(h->host, host) == 0 && strcmp(h->boot, "-") != 0 && strcmp(h->boot, boot) == 0 &&
+           h->space != 0 && h->space == pid_space();
+}
+
+// A process that has ended stays in the table until its parent has asked for its end.
+static bool has_ended(long pid) {
+    char path[64], state = 0;
+    if (kill((pid_t)pid, 0) != 0 && errno == ESRCH) return true;
+    snprintf(path, sizeof(path), "/proc/%ld/stat", pid);
+    FILE *file = fopen(path, "r");
+    if (!file) return false;
+    bool read = fscanf(file, "%*d %*[^)]) %c", &state) == 1; // "PID (NAME) STATE"
+    fclose(file);
+    return read && (state == 'Z' || state == 'X');
+}
+
+// What the clock says that dates files beside path, which may be a file server's.
+static long long file_time(const char *path) {
+    char name[PATH_ROOM + 8];
+    struct stat info = {.st_mtime = time(NULL)};
+    snprintf(name, sizeof(name), "%s.XXXXXX", path);
+    int file = mkstemp(name);
+    if (file < 0) return (long long)info.st_mtime;
+    fstat(file, &info);
+    close(file);
+    unlink(name);
+    return (long long)info.st_mtime;
+}
+
+// Why nobody holds the lock at path any more; NULL: somebody does.
+static const char *why_left(const holder *h, const char *path, char text[64]) {
+    long long silent = file_time(path) - h->touched;
+    bool gone = h->pid > 0 && is_here(h) && (h->pid == (long)getpid() || has_ended(h->pid));
+    if (gone) return "which has ended";
+    if (silent < STALE_S) return NULL;
+    snprintf(text, 64, "which has not touched it for %lld s", silent);
+    return text;
+}
+
+// ---- Taking -------------------------------------------------------------------------------------
+
+// Where a file system has no such locks, two takers of one lock that is left over are not told
+// apart.
+static void keep_others_out(int file) {
+    struct flock whole = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+    for (int i = 0; i < TRIES; i++) {
+        if (fcntl(file, F_SETLK, &whole) == 0 || (errno != EAGAIN && errno != EACCES)) return;
+        nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
+    }
+}
+
+static bool is_still_there(int file, const char *path) {
+    struct stat here, there;
+    return fstat(file, &here) == 0 && stat(path, &there) == 0 && here.st_ino == there.st_ino &&
+           here.st_dev == there.st_dev;
+}
+
+static iso_status refuse(const char *checkpoint, const char *path, const holder *h) {
+    long long since = (long long)time(NULL) - h->began; // by the clocks of two hosts
+    if (h->pid == 0)
+        return train_error(ISO_ERR_STATE,
+                           "another training run has just begun to write %s: give another "
+                           "--checkpoint (if there is none, remove %s)",
+                           checkpoint, path);
+    return train_error(ISO_ERR_STATE,
+                       "another training run writes %s: process %ld on host %s, for %lld s by now: "
+                       "wait until it ends, stop it, or give another --checkpoint (if there is no "
+                       "such run, remove %s)",
+                       checkpoint, h->pid, h->host, since > 0 ? since : 0, path);
+}
+
+// Of an open lock file, which is new or not. ISO_PENDING: it was removed meanwhile.
+static iso_status claim(int file, bool made, const char *checkpoint, const char *path) {
+    char found[RECORD + 1], text[64];
+    keep_others_out(file);
+    if (!is_still_there(file, path)) return ISO_PENDING;
+    holder h = read_holder(file, found);
+    const char *why = made && h.pid == 0 ? "" : why_left(&h, path, text);
+    if (!why) return refuse(checkpoint, path, &h);
+    if (h.pid > 0)
+        fprintf(stderr, "train: warning: took over %s of process %ld on host %s, %s\n", path, h.pid,
+                h.host, why);
+    make_record();
+    if (pwrite(file, record, RECORD, 0) != RECORD)
+        return train_error(ISO_ERR_IO, "cannot write %s: %s", path, strerror(errno));
+    futimens(file, NULL);
+    return ISO_OK;
+}
+
+static iso_status open_and_claim(const char *checkpoint, const char *path) {
+    int file = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    bool made = file >= 0;
+    if (!made && errno == EEXIST) {
+        file = open(path, O_RDWR | O_CLOEXEC);
+        if (file < 0 && errno == ENOENT) return ISO_PENDING;
+    }
+    if (file < 0) return train_error(ISO_ERR_IO, "cannot write %s: %s", path, strerror(errno));
+    iso_status status = claim(file, made, checkpoint, path);
+    if (status == ISO_ERR_IO && made) unlink(path);
+    close(file); // and with it what keeps others out
+    return status;
+}
+
+// ---- While it is held ---------------------------------------------------------------------------
+
+// False: another run's.
+static bool is_ours(int file) {
+    char found[RECORD + 1];
+    read_holder(file, found);
+    return strcmp(found, record) == 0;
+}
+
+static _Noreturn void give_up(const holder *h) {
+    fprintf(stderr,
+            "train: %s was taken over by process %ld on host %s, as this run had been silent for "
+            "a minute: it ends, for both would delete each other's files\n",
+            lock_path, h->pid, h->host);
+    _exit(EXIT_FAILURE);
+}
+
+// In the thread of watch.h, which a process that was stopped wakes up in, too.
+static void touch(void) {
+    char found[RECORD + 1];
+    pthread_mutex_lock(&guard);
+    time_t now = time(NULL);
+    int file = -1;
+    if (lock_path[0] && (now - touched >= TOUCH_S || now < touched)) {
+        touched = now;
+        file = open(lock_path, O_RDWR | O_CLOEXEC);
+    }
+    if (file >= 0) {
+        holder h = read_holder(file, found);
+        if (strcmp(found, record) != 0 && h.pid > 0) give_up(&h);
+        futimens(file, NULL);
+        close(file);
+    }
+    pthread_mutex_unlock(&guard);
+}
+
+iso_status train_lock_take(const char *checkpoint) {
+    char path[PATH_ROOM];
+    iso_status status = ISO_PENDING;
+    if (snprintf(path, sizeof(path), "%s.lock", checkpoint) >= PATH_ROOM)
+        return train_error(ISO_ERR_ARG, "the name of the checkpoint is too long: %.80s...",
+                           checkpoint);
+    pthread_mutex_lock(&guard);
+    for (int i = 0; i < TRIES && status == ISO_PENDING; i++)
+        status = open_and_claim(checkpoint, path);
+    if (status == ISO_PENDING)
+        status = train_error(ISO_ERR_IO, "%s comes and goes: give another --checkpoint", path);
+    if (status == ISO_OK) {
+        memcpy(lock_path, path, sizeof(path));
+        touched = time(NULL);
+    }
+    pthread_mutex_unlock(&guard);
+    watch_every_second(touch);
+    watch_at_end(train_lock_release);
+    return status;
+}
+
+void train_lock_release(void) {
+    pthread_mutex_lock(&guard);
+    int file = lock_path[0] ? open(lock_path, O_RDWR | O_CLOEXEC) : -1;
+    if (file >= 0) {
+        keep_others_out(file);
+        if (is_ours(file) && is_still_there(file, lock_path)) unlink(lock_path);
+        close(file);
+    }
+    lock_path[0] = 0;
+    pthread_mutex_unlock(&guard);
+}

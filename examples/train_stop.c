@@ -1,0 +1,71 @@
+// What a training run says when a signal ends it: which checkpoint is the newest, and how to go on.
+#include "train.h"
+
+#include "watch.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+static pthread_mutex_t guard = PTHREAD_MUTEX_INITIALIZER; // of what follows
+static const train_options *options;
+static int64_t saved_epoch; // that --checkpoint holds; 0: none of this run's
+static bool redrawn;        // a progress line is open on stdout
+
+// The newest set of --resume's files under path.
+static bool find_newest(const char *path, int64_t *step) {
+    return path && iso_resume_newest(path, step) >= 0 && *step >= 0;
+}
+
+static void say_how_to_go_on(const char *why) {
+    int64_t step;
+    const char *path = options->checkpoint_every > 0 ? options->checkpoint : NULL;
+    bool found = find_newest(path, &step);
+    if (!found && (found = find_newest(options->resume, &step))) path = options->resume;
+    if (found)
+        fprintf(stderr,
+                "train: stopped by %s: the newest checkpoint is %s.step-%012lld: go on with the "
+                "same options and --resume %s\n",
+                why, path, (long long)step, path);
+    else if (saved_epoch > 0)
+        fprintf(stderr,
+                "train: stopped by %s: the newest checkpoint is %s, of epoch %lld: --load %s "
+                "begins a new run with its parameters\n",
+                why, options->checkpoint, (long long)saved_epoch, options->checkpoint);
+    else
+        fprintf(stderr, "train: stopped by %s: nothing was saved%s\n", why,
+                options->checkpoint_every > 0
+                    ? " yet"
+                    : ": with --checkpoint and --checkpoint-every a run can go on");
+}
+
+// In the thread of watch.h. The main thread may be in the middle of drawing, or stand in it.
+static void farewell(int code) {
+    pthread_mutex_lock(&guard);
+    for (int i = 0; i < 10 && ftrylockfile(stdout) != 0; i++)
+        nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
+    ssize_t written = redrawn ? write(STDOUT_FILENO, "\n", 1) : 0;
+    (void)written;
+    say_how_to_go_on(code == SIGINT ? "SIGINT" : "SIGTERM");
+}
+
+void train_stop_begin(const train_options *of_run) {
+    options = of_run;
+    watch_farewell(farewell);
+}
+
+void train_stop_saved(int64_t epoch) {
+    pthread_mutex_lock(&guard);
+    saved_epoch = epoch;
+    pthread_mutex_unlock(&guard);
+}
+
+void train_stop_line(bool is_redrawn) {
+    pthread_mutex_lock(&guard);
+    redrawn = is_redrawn;
+    pthread_mutex_unlock(&guard);
+}
+
+void train_stop_end(void) { watch_farewell(NULL); }

@@ -1,0 +1,116 @@
+// Makes communicators under the time-out: MPI's calls for that can only block, so a thread of their
+// own makes them where MPI allows several threads.
+#include "comm/comm_impl.h"
+
+#include <isotherm/trace.h>
+
+#include <pthread.h>
+#include <time.h>
+
+// Shared with the thread. Who comes last frees it: the thread, where the caller has given up.
+typedef struct creation {
+    iso__comm_recipe recipe;
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    bool done, given_up;
+    int rc;
+    MPI_Comm made;
+} creation;
+
+static const char *const name_of[] = {[ISO_MAKE_DUP] = "MPI_Comm_dup",
+                                      [ISO_MAKE_SPLIT] = "MPI_Comm_split",
+                                      [ISO_MAKE_SPLIT_SHARED] = "MPI_Comm_split_type",
+                                      [ISO_MAKE_GROUP] = "MPI_Comm_create_group"};
+
+static int call_mpi(const iso__comm_recipe *recipe, MPI_Comm *out) {
+    const iso__comm_recipe *r = recipe;
+    switch (r->kind) {
+    case ISO_MAKE_DUP: return MPI_Comm_dup(r->from, out);
+    case ISO_MAKE_SPLIT: return MPI_Comm_split(r->from, r->color, r->key, out);
+    case ISO_MAKE_SPLIT_SHARED:
+        return MPI_Comm_split_type(r->from, MPI_COMM_TYPE_SHARED, r->key, MPI_INFO_NULL, out);
+    case ISO_MAKE_GROUP: break;
+    }
+    return MPI_Comm_create_group(r->from, r->group, r->key, out);
+}
+
+static void free_creation(creation *c) {
+    pthread_cond_destroy(&c->changed);
+    pthread_mutex_destroy(&c->lock);
+    iso__free(c);
+}
+
+static void *run_creation(void *argument) {
+    creation *c = argument;
+    int rc = call_mpi(&c->recipe, &c->made);
+    pthread_mutex_lock(&c->lock);
+    c->rc = rc;
+    c->done = true;
+    bool given_up = c->given_up;
+    pthread_cond_signal(&c->changed);
+    pthread_mutex_unlock(&c->lock);
+    if (given_up) free_creation(c);
+    return NULL;
+}
+
+// A millisecond at most: the rank that is waited for may wait for ours.
+static void await_change(iso_comm *comm, creation *c) {
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_nsec += 1000000;
+    if (until.tv_nsec >= 1000000000) until.tv_sec++, until.tv_nsec -= 1000000000;
+    pthread_cond_timedwait(&c->changed, &c->lock, &until);
+    if (!comm->engine || c->done) return;
+    pthread_mutex_unlock(&c->lock);
+    iso__engine_assist(comm->engine);
+    pthread_mutex_lock(&c->lock);
+}
+
+// Whether it was made within the time-out.
+static bool await_creation(iso_comm *comm, creation *c) {
+    int64_t start = iso_now(), limit = (int64_t)(comm->timeout_s * 1e9);
+    pthread_mutex_lock(&c->lock);
+    while (!c->done && (limit == 0 || iso_now() - start < limit)) await_change(comm, c);
+    bool done = c->done;
+    c->given_up = !done;
+    pthread_mutex_unlock(&c->lock);
+    return done;
+}
+
+static iso_status create_beside(iso_comm *comm, const iso__comm_recipe *recipe, MPI_Comm *out) {
+    void *memory;
+    pthread_t thread;
+    ISO_TRY(iso__alloc_zero(sizeof(creation), &memory));
+    creation *c = memory;
+    c->recipe = *recipe;
+    pthread_mutex_init(&c->lock, NULL);
+    pthread_cond_init(&c->changed, NULL);
+    if (pthread_create(&thread, NULL, run_creation, c) != 0) {
+        run_creation(c); // without a thread there is no limit
+    } else if (await_creation(comm, c)) {
+        pthread_join(thread, NULL);
+    } else {
+        pthread_detach(thread);
+        comm->lost = true;
+        return ISO_FAIL(ISO_ERR_TIMEOUT,
+                        "rank %d of %d waited %g s in %s: another rank is stuck, gone or slower "
+                        "than that (ISO_TIMEOUT sets the limit)",
+                        comm->rank, comm->size, comm->timeout_s, name_of[recipe->kind]);
+    }
+    int rc = c->rc;
+    *out = c->made;
+    free_creation(c);
+    if (rc != MPI_SUCCESS)
+        return iso__mpi_error(rc, name_of[recipe->kind], __func__, __FILE__, __LINE__);
+    return ISO_OK;
+}
+
+iso_status iso__comm_make(iso_comm *comm, const iso__comm_recipe *recipe, MPI_Comm *out) {
+    int level = MPI_THREAD_SINGLE;
+    ISO_TRY_MPI(MPI_Query_thread(&level));
+    if (level == MPI_THREAD_MULTIPLE) return create_beside(comm, recipe, out);
+    int rc = call_mpi(recipe, out);
+    if (rc != MPI_SUCCESS)
+        return iso__mpi_error(rc, name_of[recipe->kind], __func__, __FILE__, __LINE__);
+    return ISO_OK;
+}

@@ -1,0 +1,105 @@
+// The environment of a communicator's ranks: bad values are refused on all of them, and so are
+// values that differ where ranks would exchange in different ways.
+#include "comm/comm_impl.h"
+
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+
+#define VALUE_ROOM 32
+
+// What all ranks must have alike, and what holds where it is not set.
+static const struct {
+    const char *name, *fallback;
+} shared[] = {
+    {"ISO_IALLREDUCE", "3"},
+    {"ISO_NODE_COLLECTIVE", "auto"},
+    {"ISO_RANKS_PER_NODE", ""},
+    {"OMPI_MCA_coll_libnbc_iallreduce_algorithm", ""},
+};
+enum { SHARED = sizeof(shared) / sizeof(shared[0]) };
+
+// What ranks tell each other.
+typedef struct record {
+    int64_t status;
+    uint64_t unknown;
+    char value[SHARED][VALUE_ROOM]; // as it takes effect
+} record;
+
+// Numbers that are written in different ways are the same.
+static void read_value(int i, char out[VALUE_ROOM]) {
+    const char *text = getenv(shared[i].name);
+    char *end;
+    if (!text || !text[0]) text = shared[i].fallback;
+    double number = strtod(text, &end);
+    if (end != text && !*end)
+        snprintf(out, VALUE_ROOM, "%g", number);
+    else
+        snprintf(out, VALUE_ROOM, "%s", text);
+}
+
+static void fill_record(record *mine) {
+    *mine = (record){.status = iso__env_check_all(), .unknown = iso__env_unknown(false)};
+    for (int i = 0; i < SHARED; i++) read_value(i, mine->value[i]);
+}
+
+static const char *text_of(const char *value) { return value[0] ? value : "not set"; }
+
+static iso_status compare_values(const record *records, int ranks) {
+    for (int i = 0; i < SHARED; i++)
+        for (int r = 1; r < ranks; r++) {
+            const char *first = records[0].value[i], *other = records[r].value[i];
+            ISO_CHECK(strcmp(first, other) == 0, ISO_ERR_MISMATCH,
+                      "environment variable %s is %s on rank 0 and %s on rank %d: give every rank "
+                      "the same",
+                      shared[i].name, text_of(first), text_of(other), r);
+        }
+    return ISO_OK;
+}
+
+#define SAID_ROOM sizeof(((iso_error *)0)->message)
+
+// The lowest rank that refuses its own environment tells all.
+static iso_status share_refusal(iso_comm *comm, MPI_Comm mpi, const record *records, char *said) {
+    MPI_Request request;
+    iso_status mine = (iso_status)records[comm->rank].status;
+    int lowest = 0;
+    while (lowest < comm->size && records[lowest].status >= 0) lowest++;
+    if (lowest == comm->size) return ISO_OK;
+    if (lowest == comm->rank) memcpy(said, iso_last_error()->message, SAID_ROOM);
+    // Of a rank that refuses its own, too, the record stays.
+    int rc = MPI_Ibcast(said, (int)SAID_ROOM, MPI_CHAR, lowest, mpi, &request);
+    ISO_TRY(iso__comm_await(comm, rc, &request, "the report of a bad environment variable"));
+    if (mine < 0) return mine;
+    return ISO_FAIL((iso_status)records[lowest].status, "rank %d: %.480s", lowest, said);
+}
+
+// Once per process: rank 0, and those that have others than rank 0.
+static void warn_unknown(const iso_comm *comm, const record *records) {
+    static atomic_bool said;
+    if (atomic_exchange(&said, true)) return;
+    if (comm->rank == 0 || records[comm->rank].unknown != records[0].unknown)
+        (void)iso__env_unknown(true);
+}
+
+static iso_status compare(iso_comm *comm, MPI_Comm mpi, record *records, char *said) {
+    MPI_Request request;
+    fill_record(&records[comm->rank]);
+    int rc = MPI_Iallgather(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, records, sizeof(record), MPI_BYTE,
+                            mpi, &request);
+    ISO_TRY(iso__comm_await(comm, rc, &request, "the comparison of the ranks' environments"));
+    ISO_TRY(share_refusal(comm, mpi, records, said));
+    ISO_TRY(compare_values(records, comm->size));
+    warn_unknown(comm, records);
+    return ISO_OK;
+}
+
+iso_status iso__comm_check_environment(iso_comm *comm, MPI_Comm mpi) {
+    void *memory;
+    size_t bytes = (size_t)comm->size * sizeof(record);
+    ISO_TRY(iso__alloc_zero(bytes + SAID_ROOM, &memory));
+    iso_status status = compare(comm, mpi, memory, (char *)memory + bytes);
+    if (!comm->lost) iso__free(memory); // what has timed out may still come in
+    ISO_TRY(status);
+    return ISO_OK;
+}

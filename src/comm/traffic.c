@@ -1,0 +1,157 @@
+// Counts what exchanges move between ranks, by who sends how much to whom in MPI's algorithms.
+#include "comm/traffic.h"
+
+#include <string.h>
+
+// ---- Messages of an all-reduce ----------------------------------------------------------------------
+
+enum { RING = 1, BINOMIAL, RABENSEIFNER, RECURSIVE_DOUBLING }; // as Open MPI counts them
+
+typedef struct tally {
+    const int64_t *node_of;
+    iso__sum_cost cost;
+} tally;
+
+// amount: in multiples of the vector's length.
+static void add_message(tally *t, int from, int to, double amount) {
+    t->cost.all += amount;
+    if (t->node_of[from] != t->node_of[to]) t->cost.between += amount;
+}
+
+// Every rank sends P - 1 parts of 1 / P to its neighbour, twice.
+static void add_ring(tally *t, int size) {
+    for (int r = 0; r < size; r++) add_message(t, r, (r + 1) % size, 2 * (1 - 1.0 / size));
+}
+
+// A reduction to rank 0 and a broadcast from it, along trees.
+static void add_trees(tally *t, int size) {
+    for (int r = 1, highest = 1; r < size; r++) {
+        if (r >= 2 * highest) highest *= 2;
+        add_message(t, r, r & (r - 1), 1);
+        add_message(t, r - highest, r, 1);
+    }
+}
+
+// The two that exchange in pairs do it among a power of two of ranks. Of the ranks beyond it each
+// leaves what it has with a neighbour first, and gets the sum from there in the end.
+
+// The rank that is number v of the power of two. stays: which of a pair of neighbours.
+static int paired_rank(int v, int beyond, int stays) {
+    return v < beyond ? 2 * v + stays : v + beyond;
+}
+
+static int power_below(int size) {
+    int power = 1;
+    while (2 * power <= size) power *= 2;
+    return power;
+}
+
+// Halves of what is left are exchanged with neighbours nearest first, and come back the same way.
+// Neighbours share the work of their first sum: half a vector each way, and half back.
+static void add_halving(tally *t, int size) {
+    int power = power_below(size), beyond = size - power;
+    for (int r = 0; r < 2 * beyond; r += 2) {
+        add_message(t, r, r + 1, 0.5 + 1);
+        add_message(t, r + 1, r, 0.5 + 0.5);
+    }
+    double part = 0.5;
+    for (int distance = 1; distance < power; distance *= 2, part /= 2)
+        for (int v = 0; v < power; v++)
+            add_message(t, paired_rank(v, beyond, 0), paired_rank(v ^ distance, beyond, 0),
+                        2 * part);
+}
+
+// Whole vectors are exchanged.
+static void add_doubling(tally *t, int size) {
+    int power = power_below(size), beyond = size - power;
+    for (int r = 0; r < 2 * beyond; r += 2) {
+        add_message(t, r, r + 1, 1);
+        add_message(t, r + 1, r, 1);
+    }
+    for (int distance = 1; distance < power; distance *= 2)
+        for (int v = 0; v < power; v++)
+            add_message(t, paired_rank(v, beyond, 1), paired_rank(v ^ distance, beyond, 1), 1);
+}
+
+iso__sum_cost iso__sum_cost_of(int algorithm, const int64_t *node_of, int size) {
+    tally t = {.node_of = node_of};
+    switch (algorithm) {
+    case BINOMIAL: add_trees(&t, size); break;
+    case RABENSEIFNER: add_halving(&t, size); break;
+    case RECURSIVE_DOUBLING: add_doubling(&t, size); break;
+    default: add_ring(&t, size); // also where the MPI library does not say
+    }
+    return t.cost;
+}
+
+// ---- Where ranks are --------------------------------------------------------------------------------
+
+iso_status iso__comm_place(iso_comm *comm, const int64_t *node_of) {
+    size_t bytes = (size_t)comm->size * sizeof(*node_of);
+    if (!comm->node_of) ISO_TRY(iso__alloc(bytes, (void **)&comm->node_of));
+    memcpy(comm->node_of, node_of, bytes);
+    iso__sum_cost cost = iso__sum_cost_of(comm->engine->algorithm_number, node_of, comm->size);
+    comm->sum_all = cost.all;
+    comm->sum_between = cost.between;
+    comm->elsewhere = 0;
+    for (int r = 0; r < comm->size; r++) comm->elsewhere += node_of[r] != node_of[comm->rank];
+    return ISO_OK;
+}
+
+static iso_status translate(const iso_comm *part, const iso_comm *whole, int *rank) {
+    MPI_Group some, all;
+    ISO_TRY_MPI(MPI_Comm_group(part->mpi, &some));
+    int rc = MPI_Comm_group(whole->mpi, &all);
+    if (rc == MPI_SUCCESS) {
+        for (int r = 0; r < part->size; r++) rank[part->size + r] = r;
+        rc = MPI_Group_translate_ranks(some, part->size, rank + part->size, all, rank);
+        MPI_Group_free(&all);
+    }
+    MPI_Group_free(&some);
+    ISO_TRY_MPI(rc);
+    return ISO_OK;
+}
+
+iso_status iso__comm_place_part(iso_comm *part, const iso_comm *whole) {
+    int *rank = NULL;
+    int64_t *node_of = NULL;
+    if (!part) return ISO_OK;
+    size_t count = (size_t)part->size;
+    iso_status status = iso__alloc(2 * count * sizeof(*rank), (void **)&rank);
+    if (status == ISO_OK) status = iso__alloc(count * sizeof(*node_of), (void **)&node_of);
+    if (status == ISO_OK) status = translate(part, whole, rank);
+    for (size_t r = 0; status == ISO_OK && r < count; r++) node_of[r] = whole->node_of[rank[r]];
+    if (status == ISO_OK) status = iso__comm_place(part, node_of);
+    iso__free(node_of);
+    iso__free(rank);
+    ISO_TRY(status);
+    return ISO_OK;
+}
+
+// ---- Counting ---------------------------------------------------------------------------------------
+
+// Shares of all ranks add up to `total`.
+static int64_t share_of(const iso_comm *comm, double total) {
+    int64_t all = (int64_t)(total + 0.5), rank = comm->rank, size = comm->size;
+    return all / size + (all % size * (rank + 1) / size - all % size * rank / size);
+}
+
+void iso__count_sum(iso_traffic *to, const iso_comm *comm, size_t bytes) {
+    if (!comm->node_of) {
+        iso__count_node_sum(to, comm, bytes);
+        return;
+    }
+    to->bytes_sent += share_of(comm, comm->sum_all * (double)bytes);
+    to->bytes_between_nodes += share_of(comm, comm->sum_between * (double)bytes);
+}
+
+// Of P ranks each gets its slice from the others, and gives them the sum: 1 / P of the vector,
+// P - 1 times, in and out.
+void iso__count_node_sum(iso_traffic *to, const iso_comm *comm, size_t bytes) {
+    to->bytes_sent += share_of(comm, 2.0 * (comm->size - 1) * (double)bytes);
+}
+
+void iso__count_blocks(iso_traffic *to, const iso_comm *comm, size_t bytes) {
+    to->bytes_sent += (int64_t)bytes * (comm->size - 1);
+    to->bytes_between_nodes += (int64_t)bytes * comm->elsewhere;
+}

@@ -1,0 +1,254 @@
+#!/bin/sh
+# Runs trainings that want the same files, one after the other and at once, and ends trainings by signals. Prints the
+# results as TAP.
+# usage: check_lock.sh, in the build tree; uses MPIRUN and MPIRUN_FLAGS
+set -u
+export LC_ALL=C
+
+root=$(cd "$(dirname "$0")/.." && pwd) || exit 1
+. "$root/tests/test_env.sh"
+. "$root/tests/idx_files.sh"
+launcher=${MPIRUN:-mpirun}
+flags=${MPIRUN_FLAGS---oversubscribe --bind-to none}
+if [ "$launcher" = no ]; then
+    echo "1..0 # SKIP configure found no MPI launcher"
+    exit 0
+fi
+train=$PWD/examples/train
+work=$(mktemp -d)
+job=
+trap 'rm -rf "$work"' EXIT
+trap '[ -z "$job" ] || kill -9 "$job"; exit 143' INT TERM HUP
+cd "$work" || exit 1
+data_set images 96 40 8
+: >results
+
+result() { # 0 for good, what should hold
+    echo "$2" >>results
+    if [ "$1" = 0 ]; then
+        echo "ok - $2"
+    else
+        echo "not ok - $2"
+        ls -l | sed 's/^/# /'
+        cat output first 2>/dev/null | sed 's/^/# /'
+    fi
+}
+run() { # arguments...
+    status=0
+    timeout -k 5 60 "$train" --data images --model mlp --quiet "$@" >output 2>&1 </dev/null || status=$?
+}
+refused() { # what holds, pattern of the sentence, arguments...
+    name=$1
+    sentence=$2
+    shift 2
+    run "$@"
+    [ "$status" = 1 ] && [ "$(grep -c '^train: ' output)" = 1 ] && grep -qE "^train: $sentence" output
+    result $? "$name"
+}
+# A run without end in the background, as $job, once it has saved a set; without a launcher for 0 ranks.
+start() { # ranks, arguments...
+    ranks=$1
+    shift
+    set -- "$train" --data images --model mlp --quiet --epochs 1000000 "$@"
+    # shellcheck disable=SC2086  # flags are several words
+    [ "$ranks" = 0 ] || set -- "$launcher" $flags -n "$ranks" "$@"
+    timeout -k 5 120 "$@" >first 2>&1 </dev/null &
+    job=$!
+    wait_until saved
+}
+saved() { [ -n "$(find . -name 'c.step-????????????')" ]; }
+wait_until() { # command...
+    tries=0
+    until "$@" 2>/dev/null || [ $tries -ge 600 ]; do
+        sleep 0.1
+        tries=$((tries + 1))
+    done
+}
+# The process that a lock names.
+holder() { cut -d ' ' -f 2 c.lock; }
+finish() {
+    status=0
+    wait "$job" || status=$?
+    job=
+}
+
+# ---- Files that are there ----
+
+run --steps 3 --log log --checkpoint c --checkpoint-every 1
+[ "$status" = 0 ] && [ ! -e c.lock ]
+result $? "a run takes its lock away with it"
+cp log log.before
+cp c c.before
+refused "a log that is there is not written over" 'the log log is there already: .*--overwrite' --steps 1 --log log
+refused "a checkpoint that is there is not written over" 'the checkpoint c is there already: .*--overwrite' \
+    --steps 1 --checkpoint c
+refused "nor by a run that was resumed from another" 'there is a training saved as c, up to step 3' \
+    --steps 1 --checkpoint c --resume other --checkpoint-every 1
+cmp -s log log.before && cmp -s c c.before && [ ! -e c.lock ]
+result $? "all of them are as they were"
+run --steps 3 --log log --checkpoint c --checkpoint-every 1 --resume c
+[ "$status" = 0 ]
+result $? "a run that is resumed goes on with its files"
+run --steps 2 --log log --checkpoint c --checkpoint-every 2 --overwrite
+[ "$status" = 0 ] && [ "$(grep -c summary log)" = 1 ] && ! cmp -s c c.before && [ ! -e c.step-000000000003 ] &&
+    [ -e c.step-000000000002 ]
+result $? "--overwrite replaces a log, a checkpoint and what was saved"
+: >empty
+run --steps 1 --log empty
+[ "$status" = 0 ] && grep -q summary empty && run --steps 1 --log /dev/null && [ "$status" = 0 ]
+result $? "an empty file and a device may be logs"
+
+# ---- Two runs at once ----
+
+rm -f c* log
+start 2 --checkpoint c --checkpoint-every 1
+refused "a second run is told of the first" \
+    "another training run writes c: process [0-9]+ on host $(hostname), for [0-9]+ s by now: .*another --checkpoint" \
+    --steps 1 --checkpoint c --overwrite
+refused "also one that would resume it" "another training run writes c: process $(holder)" \
+    --steps 1 --checkpoint c --resume c
+pid=$(holder)
+if unshare -p -f true 2>/dev/null; then # as root
+    status=0
+    timeout -k 5 60 unshare -p -f --mount-proc "$train" --data images --model mlp --quiet --steps 1 --checkpoint c \
+        --overwrite >output 2>&1 </dev/null || status=$?
+    [ "$status" = 1 ] && grep -q "^train: another training run writes c: process $pid on" output && saved
+    result $? "and one in another container of this host's name"
+fi
+kill -9 "$pid"
+finish
+[ -e c.lock ] && run --epochs 1 --checkpoint c --overwrite
+[ "$status" = 0 ] && grep -q '^train: warning: took over c.lock of process [0-9]* on host .*, which has ended' output
+result $? "the lock of a run that was killed is taken over with a warning"
+
+foreign() { # when it was touched
+    printf 'elsewhere 1 %d\n' "$(date +%s)" >c.lock
+    touch -d "$1" c.lock
+}
+foreign now
+refused "a fresh lock of another host holds" 'another training run writes c: process 1 on host elsewhere' \
+    --steps 1 --checkpoint c --overwrite
+foreign '2 minutes ago'
+run --steps 1 --checkpoint c --overwrite
+[ "$status" = 0 ] &&
+    grep -qE '^train: warning: took over .* process 1 on host elsewhere, which has not touched it for 12[0-9] s' output
+result $? "one that was not touched for a minute does not"
+
+# A process that has ended, of this host's name: on this kernel, or by the record elsewhere.
+ended=$(sh -c 'echo $$')
+boot=$(cat /proc/sys/kernel/random/boot_id)
+space=$(stat -L -c %i /proc/self/ns/pid)
+namesake() { # boot, namespace, when it was touched
+    printf '%s %d %d %s %s\n' "$(hostname)" "$ended" "$(date +%s)" "$1" "$2" >c.lock
+    touch -d "$3" c.lock
+}
+namesake "$boot" "$space" now
+run --steps 1 --checkpoint c --overwrite
+[ "$status" = 0 ] && grep -q "^train: warning: took over c.lock of process $ended .*, which has ended" output
+result $? "a fresh lock of a process that has ended does not"
+held="another training run writes c: process $ended on host $(hostname)"
+namesake 00000000-0000-4000-8000-000000000000 "$space" now
+refused "it does if its machine only has the same name" "$held" --steps 1 --checkpoint c --overwrite
+namesake "$boot" 1 now
+refused "and if its process is of another container" "$held" --steps 1 --checkpoint c --overwrite
+printf '%s %d %d\n' "$(hostname)" "$ended" "$(date +%s)" >c.lock
+refused "and if it does not say" "$held" --steps 1 --checkpoint c --overwrite
+namesake "$boot" 1 '2 minutes ago'
+run --steps 1 --checkpoint c --overwrite
+[ "$status" = 0 ] && grep -q "^train: warning: took over c.lock of process $ended .* has not touched it for 12" output
+result $? "until it was not touched for a minute"
+
+# A host whose clock is two minutes ahead of the file system's.
+echo '#include <sys/time.h>
+#include <time.h>
+time_t time(time_t *out) {
+    struct timeval now;
+    gettimeofday(&now, NULL);
+    if (out) *out = now.tv_sec + 120;
+    return now.tv_sec + 120;
+}' >ahead.c
+${MPICC:-mpicc} -shared -fPIC -o ahead.so ahead.c || exit 1
+foreign now
+status=0
+LD_PRELOAD=$PWD/ahead.so timeout -k 5 60 "$train" --data images --model mlp --quiet --steps 1 --checkpoint c --overwrite \
+    >output 2>&1 </dev/null || status=$?
+[ "$status" = 1 ] && grep -q '^train: another training run writes c: process 1 on host elsewhere, for 12[0-9] s' output &&
+    [ -z "$(find . -name 'c.lock.*')" ]
+result $? "a fresh lock holds where the clocks of host and file system differ"
+
+good=0
+for round in 1 2 3; do
+    foreign '2 minutes ago'
+    for taker in 1 2 3 4; do
+        timeout -k 5 60 "$train" --data images --model mlp --quiet --steps 300 --checkpoint c --overwrite \
+            >"taker.$taker" 2>&1 </dev/null &
+    done
+    wait
+    # Later ones may come when the first has ended; the one that was left over is taken once.
+    [ "$(cat taker.* | grep -c 'took over')" = 1 ] || good=1
+    [ "$(cat taker.* | grep -c 'took over')$(cat taker.* | grep -vc 'took over\|another training run')" = 10 ] || good=1
+    cat taker.* >first
+done
+result $good "of four runs that find a lock left over one takes it over"
+
+rm -f c*
+start 0 --checkpoint c --checkpoint-every 100
+printf 'elsewhere 1 %d\n' "$(date +%s)" >c.lock
+finish
+[ "$status" = 1 ] && grep -q '^train: c.lock was taken over by process 1 on host elsewhere' first && [ -e c.lock ]
+result $? "a run whose lock was taken over ends, and leaves that lock"
+
+# ---- Signals ----
+
+for code in INT:130 TERM:143; do
+    rm -f c*
+    start 0 --checkpoint c --checkpoint-every 100
+    kill "-${code%:*}" "$(holder)"
+    finish
+    [ "$status" = "${code#*:}" ] && [ ! -e c.lock ] && [ "$(grep -c '^train: ' first)" = 1 ] &&
+        grep -qE "^train: stopped by SIG${code%:*}: the newest checkpoint is c.step-[0-9]*: go on with .* --resume c$" \
+            first && [ -e "$(sed 's/.* is \(c.step-[0-9]*\):.*/\1/' first)" ]
+    result $? "SIG${code%:*} ends a run with a word on its newest checkpoint"
+done
+
+rm -f c*
+start 2 --checkpoint c --checkpoint-every 20
+pid=$(ps -o ppid= -p "$(holder)" | tr -d ' ') # the launcher's
+kill -TERM "$pid"
+finish
+[ "$status" != 0 ] && [ "$status" != 124 ] && [ ! -e c.lock ] &&
+    [ "$(grep -c '^train: stopped by SIGTERM: the newest checkpoint is c.step-' first)" = 1 ]
+result $? "so does a signal to the launcher, and once"
+
+rm -f c*
+timeout -k 5 60 "$train" --data images --model mlp --epochs 1000000 >first 2>&1 </dev/null &
+job=$!
+wait_until grep -q '^epoch 2' first
+kill -TERM "$job"
+finish
+[ "$status" = 143 ] && grep -q '^train: stopped by SIGTERM: nothing was saved: with --checkpoint' first
+result $? "a run that saves nothing says so"
+
+# A terminal of its own: the line is open when the signal comes.
+rm -f first pid
+script -qec "sh -c 'stty cols 80; echo \$\$ >pid; exec $train --model mlp --epochs 1000'" first \
+    >output 2>&1 </dev/null &
+job=$!
+wait_until grep -q ETA first
+kill -TERM "$(cat pid)"
+finish
+tr -d '\r' <first | grep -q '^train: stopped by SIGTERM: nothing was saved'
+result $? "the progress line is ended before it"
+
+rm -f first
+mkdir folder
+script -qec "sh -c 'stty cols 80; exec $train --model mlp --epochs 1000 --checkpoint folder/c --checkpoint-every 150'" first \
+    >output 2>&1 </dev/null &
+job=$!
+wait_until grep -q ETA first
+mv folder gone
+finish
+[ "$status" = 1 ] && [ "$(tr -d '\r' <first | grep -c '^train: .*folder/c\.step-')" = 1 ]
+result $? "and before an error"
+
+echo "1..$(wc -l <results)"

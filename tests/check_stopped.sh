@@ -1,0 +1,91 @@
+#!/bin/sh
+# Stops one rank of a program where the others wait for it, and checks that ISO_TIMEOUT ends them: with a sentence that
+# names what they wait for, and soon. Prints the results as TAP.
+# usage: check_stopped.sh, in the build tree; uses MPICC, MPIRUN and MPIRUN_FLAGS
+set -u
+export LC_ALL=C
+
+root=$(cd "$(dirname "$0")/.." && pwd) || exit 1
+. "$root/tests/test_env.sh"
+. "$root/tests/idx_files.sh"
+launcher=${MPIRUN:-mpirun}
+flags=${MPIRUN_FLAGS---oversubscribe --bind-to none}
+if [ "$launcher" = no ]; then
+    echo "1..0 # SKIP configure found no MPI launcher"
+    exit 0
+fi
+examples=$PWD/examples
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+cd "$work" || exit 1
+data_set images 96 40 8
+# Ranks may start seconds apart on a busy machine, and nothing but the wait in question may reach the limit.
+export ISO_TIMEOUT=8
+: >results
+extra=
+
+# The last of so many ranks, which has $extra in its environment, stops in a function; the others end within
+# ISO_TIMEOUT and what they take to tell it.
+stops_in() { # function, ranks, what is waited for, program, arguments...
+    place=$1
+    ranks=$2
+    sentence=$3
+    program=$4
+    shift 4
+    if ! [ -e "$place.so" ]; then
+        ${MPICC:-mpicc} -shared -fPIC -DSTOP_AT="$place" -o "$place.so" "$root/tests/stop_rank.c" || exit 1
+    fi
+    status=0
+    # shellcheck disable=SC2086  # flags are several words
+    timeout -k 5 60 "$launcher" $flags -n $((ranks - 1)) "$examples/$program" "$@" : \
+        -n 1 env $extra LD_PRELOAD="$work/$place.so" "$examples/$program" "$@" >output 2>&1 </dev/null || status=$?
+    told=$(grep -c "rank [0-9].* waited 8 s .*$sentence.*(ISO_TIMEOUT sets the limit)" output)
+    echo "$place" >>results
+    if [ $status != 0 ] && [ $status != 124 ] && [ $status != 137 ] && [ "$told" -ge 1 ] &&
+        [ "$told" -lt "$ranks" ]; then
+        echo "ok - $program: a rank that is stopped in $place ends the others"
+    else
+        echo "not ok - $program: a rank that is stopped in $place ends the others"
+        echo "# status $status, told $told times"
+        sed 's/^/# /' output
+    fi
+}
+
+set -- --data images --model mlp --epochs 2 --quiet
+well='in the check that all ranks are well'
+stops_in MPI_Init_thread 2 'in MPI_Init_thread' train "$@"
+stops_in iso_comm_create 2 'in the barrier before MPI_Comm_dup' train "$@"
+stops_in MPI_Comm_dup 2 'in MPI_Comm_dup' train "$@"
+stops_in MPI_Comm_split_type 3 'in MPI_Comm_split_type' train "$@"
+stops_in MPI_Iallgather 2 "in the comparison of the ranks' environments" train "$@"
+extra=ISO_IALLREDUCE=many
+stops_in MPI_Ibcast 2 'in the report of a bad environment variable' mnist images
+extra=
+stops_in iso_topology_create 2 'in a reduction' train "$@"
+stops_in iso_dataset_open 3 "$well" train "$@"
+stops_in iso_module_to 3 "$well" train "$@"
+stops_in iso_progress_bar_finish 3 "$well" train "$@"
+stops_in iso_trace_text 2 'in a gather' train "$@" --trace trace
+stops_in MPI_Finalize 3 'in MPI_Finalize' train "$@"
+stops_in iso_dataset_open 2 "$well" sweep --out study --data images --model mlp -- "a: --sync lazy"
+stops_in MPI_Finalize 2 'in MPI_Finalize' sweep --out other --data images --model mlp -- "a: --sync lazy"
+stops_in iso_dataset_open 2 'in a reduction' mnist images
+stops_in MPI_Finalize 2 'in MPI_Finalize' mnist-daso images
+stops_in MPI_Finalize 2 'in MPI_Finalize' mnist --help
+
+# A limit that no start keeps: what is still under way then must not crash the end.
+export ISO_TIMEOUT=0.001
+good=0
+for start in 1 2 3 4 5 6 7 8 9 10; do
+    status=0
+    # shellcheck disable=SC2086
+    timeout -k 5 60 "$launcher" $flags -n 3 "$examples/train" "$@" >output 2>&1 </dev/null || status=$?
+    [ $status = 1 ] && ! grep -q 'Signal: ' output && continue
+    echo "# start $start: status $status"
+    sed 's/^/# /' output
+    good=1
+done
+echo starts >>results
+[ $good = 0 ] && echo "ok - 10 starts that time out all end with 1" || echo "not ok - 10 starts that time out all end with 1"
+
+echo "1..$(wc -l <results)"

@@ -1,0 +1,101 @@
+#!/bin/sh
+# Compares the bytes that train says it has sent with what the interfaces of emulated hosts count, and prints TAP.
+# usage: check_bytes.sh, from the top of the build tree (make check-cluster)
+#
+# Each case trains N steps and then 2 N. What both runs send alike (the start, evaluations, measurements) is not in the
+# difference, which is compared with the difference of the log's figures. Interfaces count the headers of Ethernet, IP
+# and TCP too: 66 bytes of each packet, with timestamps, are taken off. What the kernel hands to an interface as one
+# segment of up to 64 KB it counts as one packet with one header. MPI's own headers stay in.
+set -eu
+
+steps=8     # N
+tolerance=3 # percent
+train="examples/train --model mlp --batch 4 --seed 1 --quiet"
+
+# ---- On a host: counts what its interface sends while a rank runs -----------------------------------
+
+if [ "${1:-}" = --count ]; then # FILE, command...
+    file=$2.$OMPI_COMM_WORLD_RANK.$(hostname) device=/sys/class/net/eth0/statistics status=0
+    shift 2
+    read -r bytes <$device/tx_bytes
+    read -r packets <$device/tx_packets
+    "$@" || status=$?
+    read -r bytes_after <$device/tx_bytes
+    read -r packets_after <$device/tx_packets
+    echo "$((bytes_after - bytes - 66 * (packets_after - packets)))" >"$file"
+    exit $status
+fi
+
+# ---- On the head of the cluster: the cases ----------------------------------------------------------
+
+here=$(cd "$(dirname "$0")" && pwd)
+
+# The value of a field in the last of the JSON lines in a file.
+field() { # name, file
+    sed -n "s/.*\"$1\": *\"\\{0,1\\}\\([^,\"}]*\\).*/\\1/p" "$2" | tail -n 1
+}
+
+# Trains; the bytes of all interfaces are in $wire, those of the log in $sent and $between.
+one_run() { # directory, hosts, ranks, steps, options
+    rm -f "$1"/count.* "$1/log"
+    # shellcheck disable=SC2086  # options are several words
+    mpirun -n "$3" sh "$0" --count "$1/count" $train --data "$1/data" --steps "$4" --log "$1/log" $5 >"$1/output" 2>&1 || return 1
+    # Ranks of a host have all seen the same interface: the largest is that of the one that ran longest.
+    wire=$(for host in $(seq "$2"); do cat "$1"/count.*.node"$host" | sort -n | tail -n 1; done |
+        awk '{ sum += $1 } END { printf "%d", sum }')
+    sent=$(field bytes_sent "$1/log")
+    between=$(field bytes_between_nodes "$1/log")
+}
+
+case_of() { # directory, hosts, ranks, options
+    name="$3 ranks on $2 hosts: $4"
+    if ! { one_run "$1" "$2" "$3" $steps "$4" && wire_n=$wire sent_n=$sent between_n=$between &&
+        one_run "$1" "$2" "$3" $((2 * steps)) "$4"; }; then
+        echo "not ok - $name"
+        sed 's/^/# /' "$1/output"
+        return
+    fi
+    awk -v name="$name" -v wire=$((wire - wire_n)) -v sent=$((sent - sent_n)) -v between=$((between - between_n)) \
+        -v alone="$([ "$2" = "$3" ] && echo 1 || echo 0)" -v most=$tolerance 'BEGIN {
+            off = between > 0 ? 100 * (wire / between - 1) : 100
+            well = off > -most && off < most && (alone ? sent == between : sent > between)
+            printf "%s - %s\n# interfaces %.3f MB, log %.3f MB (%+.2f %%), with those inside hosts %.3f MB\n",
+                well ? "ok" : "not ok", name, wire / 1e6, between / 1e6, off, sent / 1e6
+        }'
+}
+
+if [ "${1:-}" = --head ]; then # directory, hosts
+    for options in "--sync lazy" "--sync lazy --wire bf16" "--sync lazy --wire f16" "--sync lazy --wire bf16-feedback" \
+        "--sync localsgd --period 4" "--sync daso --wire f32 --period 4 --wait 2" \
+        "--sync daso --wire bf16 --period 4 --wait 2" "--sync daso --wire f16 --period 4 --wait 2"; do
+        case_of "$2" "$3" "$3" "$options"
+    done
+    if [ "$3" = 2 ]; then # more than one rank on a host
+        case_of "$2" 2 4 "--sync lazy"
+        case_of "$2" 2 3 "--sync lazy"
+        case_of "$2" 2 4 "--sync daso --wire bf16 --period 4 --wait 2"
+    fi
+    exit
+fi
+
+# ---- Outside ---------------------------------------------------------------------------------------
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+status=0
+sh "$here/with_cluster.sh" -n 2 -t 20 -- true 2>"$work/why" || status=$?
+if [ "$status" = 77 ]; then
+    echo "1..0 # SKIP $(sed 's/^with_cluster: //' "$work/why" | tail -n 1)"
+    exit 0
+fi
+# So few images that the first epoch is the only one, also of the longer run.
+. "$here/../idx_files.sh"
+mkdir "$work/data"
+for part in train t10k; do
+    images 512 28 >"$work/data/$part-images-idx3-ubyte"
+    labels 512 >"$work/data/$part-labels-idx1-ubyte"
+done
+echo "1..27"
+for hosts in 2 3 4; do
+    sh "$here/with_cluster.sh" -n $hosts -r none -t 300 -- sh "$0" --head "$work" $hosts
+done
