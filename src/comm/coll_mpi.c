@@ -124,7 +124,7 @@ int iso__mpi_allreduce(iso_request *request, int count, MPI_Comm mpi, MPI_Reques
 
 // The most elements of a part: of every block where there are blocks.
 static size_t part_of(const iso_request *request) {
-    if (request->stream) return request->left; // is a part of the stream's plan
+    if (request->channel) return request->left; // is a part of the channel's plan
     return (request->block > 0 ? BLOCK_BYTES : PART_BYTES) / request->unit;
 }
 

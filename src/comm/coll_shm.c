@@ -6,8 +6,9 @@
 // with something else, a rank that waits does it in its place.) When all have said that they are
 // done, the exchange is complete. Nothing is copied, and the bits are the same on every rank.
 //
-// That takes exchanges that all ranks issue in one order. Those of a stream and those beside it are
-// in no such order: each stream has a queue of its own, with counters of its own on the boards.
+// That takes exchanges that all ranks issue in one order. Those of a channel and those beside it
+// are in no such order: each channel has a queue of its own, with counters of its own on the
+// boards.
 #include "comm/shared_impl.h"
 
 #include <string.h>

@@ -45,8 +45,8 @@ struct iso_request {
     iso_dtype dtype; // all-reduce
     int under_way;   // parts begun and not complete
     bool bulk;       // MPI: longer than a part, its parts go through the communicator's queue
-    struct iso__stream *stream; // whose part it is: goes whole, and back into the pool; or NULL
-    int stream_item;
+    struct iso__channel *channel; // whose part it is: goes whole, and back into the pool; or NULL
+    int channel_item;
     int mpi_error;   // MPI
     int queue;       // shared memory: which one
     uint64_t number; // shared memory: among the exchanges of that queue
@@ -60,7 +60,7 @@ struct iso_request {
 typedef struct iso__shared iso__shared;
 
 // Of exchanges in the shared memory of a communicator, each in an order that all ranks share: one
-// for iso_comm_iallreduce, others for streams.
+// for iso_comm_iallreduce, others for channels.
 #define ISO_QUEUES 8
 
 // One per process, attached to MPI_COMM_SELF so that MPI_Finalize stops it before MPI goes away.
@@ -84,10 +84,10 @@ typedef struct iso__engine {
     iso_request **owner;
     int *completed;
     MPI_Status *statuses;
-    iso_request *oldest, *newest; // everything that is not complete
-    uint64_t completions;         // of requests, so far
-    iso__shared *shared;          // all memory that is shared with other ranks
-    struct iso__stream *streams;  // all that there are
+    iso_request *oldest, *newest;  // everything that is not complete
+    uint64_t completions;          // of requests, so far
+    iso__shared *shared;           // all memory that is shared with other ranks
+    struct iso__channel *channels; // all that there are
     iso_request *free_list;
     int promised;             // requests that iso__request_reserve has made room for
     MPI_Op sum_bf16, sum_f16; // sum16.c
@@ -124,7 +124,7 @@ typedef struct iso__awaited {
     int64_t began_ns;
     const void *what;
     bool (*is_done)(const void *what);
-    bool (*idle)(void *user); // as of iso__stream_wait; may be NULL
+    bool (*idle)(void *user); // as of iso__channel_wait; may be NULL
     void *user;
 } iso__awaited;
 // With the lock held, which is released between tests: drives progress until it is done.
@@ -162,7 +162,7 @@ struct iso_comm {
     size_t scratch_bytes;
     iso__engine *engine;
     iso__shared *shared;          // memory that all its ranks can reach; NULL: none
-    bool queue_taken[ISO_QUEUES]; // by streams
+    bool queue_taken[ISO_QUEUES]; // by channels
     // Of what traffic.c counts. [size]: equal for ranks that share a node; NULL: not asked for.
     int64_t *node_of;
     double sum_all, sum_between; // what a sum moves, in multiples of the bytes of one rank

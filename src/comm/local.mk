@@ -16,8 +16,8 @@ libiso_core_la_SOURCES += \
     src/comm/request.c \
     src/comm/shared.c \
     src/comm/shared_impl.h \
-    src/comm/stream.c \
-    src/comm/stream.h \
+    src/comm/channel.c \
+    src/comm/channel.h \
     src/comm/sum16.c \
     src/comm/topology.c \
     src/comm/traffic.c \

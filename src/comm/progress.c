@@ -1,5 +1,5 @@
 // The progress engine: a helper thread that sleeps between tests, or polling, or nothing.
-#include "comm/stream.h"
+#include "comm/channel.h"
 
 #include <isotherm/trace.h>
 #include <string.h>
@@ -37,7 +37,7 @@ void iso__engine_test_all(iso__engine *engine) {
     do {
         iso__collective_mpi.progress(engine);
         more = iso__collective_shm.progress(engine);
-        more = iso__streams_issue(engine) || more; // what is complete has made room
+        more = iso__channels_issue(engine) || more; // what is complete has made room
     } while (more);
 }
 

@@ -1,5 +1,5 @@
 // Requests: issue, test, wait, and what is said when a wait takes too long.
-#include "comm/stream.h"
+#include "comm/channel.h"
 
 #include <isotherm/trace.h>
 #include <sched.h>
@@ -65,7 +65,7 @@ void iso__request_complete(iso_request *request) {
     request->done_ns = iso_now();
     engine->completions++;
     request->state = request->mpi_error ? ISO_REQUEST_FAILED : ISO_REQUEST_DONE;
-    if (request->stream) iso__stream_part_done(request);
+    if (request->channel) iso__channel_part_done(request);
 }
 
 void iso__request_release(iso__engine *engine, iso_request **request) {

@@ -51,7 +51,7 @@ static bool complete_another(void *user) {
         iso__bucket *b = &r->bucket[i];
         if (b == l->awaited || b->state != ISO_BUCKET_POSTED || !r->slot[r->order[b->first]].update)
             continue;
-        if (!iso__stream_is_done(iso__bucket_stream(r, b), b->item)) continue;
+        if (!iso__channel_is_done(iso__bucket_channel(r, b), b->item)) continue;
         int64_t start = iso_now();
         l->status = iso__bucket_complete(r, b);
         l->spent_ns += iso_now() - start;
@@ -61,13 +61,13 @@ static bool complete_another(void *user) {
 }
 
 iso_status iso__bucket_wait(iso_reducer *r, iso__bucket *b) {
-    if (r->way == ISO_WAY_HOST) return iso__bucket_await_stream(r, b);
+    if (r->way == ISO_WAY_HOST) return iso__bucket_await_channel(r, b);
     return iso__gpus_arrive(r, b);
 }
 
 // By NCCL, what comes back is shared out in one order: no other bucket may come between.
-iso_status iso__bucket_await_stream(iso_reducer *r, iso__bucket *b) {
-    iso__stream_idle idle = r->way == ISO_WAY_HOST ? complete_another : NULL;
+iso_status iso__bucket_await_channel(iso_reducer *r, iso__bucket *b) {
+    iso__channel_idle idle = r->way == ISO_WAY_HOST ? complete_another : NULL;
     ISO_CHECK(!b->failed, ISO_ERR_STATE,
               "the gradients of \"%s\" were never exchanged: communication hook %s failed before",
               b->label, r->hook.name);
@@ -75,7 +75,7 @@ iso_status iso__bucket_await_stream(iso_reducer *r, iso__bucket *b) {
     if (b->state != ISO_BUCKET_POSTED) return ISO_OK;
     look l = {.r = r, .awaited = b};
     int64_t start = iso_now();
-    ISO_TRY(iso__stream_wait(iso__bucket_stream(r, b), b->item, idle, &l));
+    ISO_TRY(iso__channel_wait(iso__bucket_channel(r, b), b->item, idle, &l));
     ISO_TRY(l.status);
     b->state = ISO_BUCKET_REDUCED;
     iso__times_done(r, b, start, iso_now() - l.spent_ns);

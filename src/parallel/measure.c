@@ -8,7 +8,7 @@ static int by_value(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-static bool has_stream(const iso_reducer *r, const iso__bucket *b) {
+static bool has_channel(const iso_reducer *r, const iso__bucket *b) {
     return r->way == ISO_WAY_HOST && r->comm && iso_comm_size(r->comm) > 1 && !b->local &&
            !r->hook.silent;
 }
@@ -19,12 +19,12 @@ static iso_status exchange_once(iso_reducer *r, double *ms) {
     if (r->way != ISO_WAY_HOST) ISO_TRY(iso__gpus_exchange_once(r));
     for (int i = 0; i < r->bucket_count; i++) {
         const iso__bucket *b = &r->bucket[i];
-        if (has_stream(r, b)) ISO_TRY(iso__stream_ready(iso__bucket_stream(r, b), b->item));
+        if (has_channel(r, b)) ISO_TRY(iso__channel_ready(iso__bucket_channel(r, b), b->item));
     }
     for (int i = 0; i < r->bucket_count; i++) {
         const iso__bucket *b = &r->bucket[i];
-        if (has_stream(r, b))
-            ISO_TRY(iso__stream_wait(iso__bucket_stream(r, b), b->item, NULL, NULL));
+        if (has_channel(r, b))
+            ISO_TRY(iso__channel_wait(iso__bucket_channel(r, b), b->item, NULL, NULL));
     }
     *ms = (double)(iso_now() - start) * 1e-6;
     return ISO_OK;

@@ -37,7 +37,7 @@ void iso__times_need(iso_reducer *r, iso__bucket *b) {
 
 void iso__times_done(iso_reducer *r, iso__bucket *b, int64_t wait_start, int64_t wait_end) {
     iso__bucket_times *t = &b->times;
-    iso__stream_times s = iso__stream_times_of(iso__bucket_stream(r, b), b->item);
+    iso__channel_times s = iso__channel_times_of(iso__bucket_channel(r, b), b->item);
     double wait_ms = (double)(wait_end - wait_start) * 1e-6;
     r->waited_ns += wait_end - wait_start;
     r->stats.wait_ms += wait_ms;
@@ -90,7 +90,7 @@ static iso_status gather_times(iso_reducer *r, iso__plan_item *item, double *ms,
     *count = 0;
     for (int i = 0; i < r->bucket_count; i++) {
         const iso__bucket *b = &r->bucket[i];
-        if (b->local || b->lane != ISO_STREAM_LONG) continue;
+        if (b->local || b->lane != ISO_CHANNEL_LONG) continue;
         ms[2 * *count] = median(b->times.plan_ready);
         ms[2 * *count + 1] = median(b->times.plan_need);
         item[(*count)++] = (iso__plan_item){.bytes = b->wire_bytes, .unit = sizeof(double)};
@@ -111,7 +111,7 @@ typedef struct agreed_plan {
 } agreed_plan;
 
 static iso_status make(iso_reducer *r, const iso__plan_item *item, int items, agreed_plan *out) {
-    iso__stream_load now = iso__stream_load_of(r->stream[r->scope][ISO_STREAM_LONG]);
+    iso__channel_load now = iso__channel_load_of(r->channel[r->scope][ISO_CHANNEL_LONG]);
     double bytes = (double)(now.bytes - r->load.bytes);
     double ms = (double)(now.busy_ns - r->load.busy_ns) * 1e-6;
     if (ms <= 0 || bytes <= 0) return ISO_OK; // nothing has travelled: the plan stays as it is
@@ -140,8 +140,8 @@ static iso_status share(iso_reducer *r, agreed_plan *plan, iso_status made) {
     if (!plan->part) status = iso__alloc_zero(bytes, (void **)&plan->part);
     ISO_TRY(iso_comm_agree(r->world, status));
     ISO_TRY(iso_comm_bcast(r->world, plan->part, bytes, 0));
-    status = iso__stream_set_plan(r->stream[r->scope][ISO_STREAM_LONG], plan->part,
-                                  (int)plan->count, (size_t)plan->window);
+    status = iso__channel_set_plan(r->channel[r->scope][ISO_CHANNEL_LONG], plan->part,
+                                   (int)plan->count, (size_t)plan->window);
     ISO_TRY(iso_comm_agree(r->world, status)); // or ranks would go on in different orders
     r->stats.planned = true;
     return ISO_OK;
@@ -177,13 +177,13 @@ static iso_status plan(iso_reducer *r, iso_status mine) {
 // By what all ranks know alike: lists are counted when they leave, not when they come back.
 static bool can_plan(const iso_reducer *r) {
     return r->sync == ISO_SYNC_LAZY && r->want_order == ISO_ORDER_NEED && !r->planned &&
-           r->scope == ISO_SCOPE_WORLD && !r->hook.silent && r->stream[r->scope][ISO_STREAM_LONG];
+           r->scope == ISO_SCOPE_WORLD && !r->hook.silent && r->channel[r->scope][ISO_CHANNEL_LONG];
 }
 
 iso_status iso__reducer_plan(iso_reducer *r, iso_status mine) {
     if (!can_plan(r) || r->lists < WARM_LISTS) return ISO_OK;
     if (r->lists == WARM_LISTS && r->load.bytes == 0)
-        r->load = iso__stream_load_of(r->stream[r->scope][ISO_STREAM_LONG]);
+        r->load = iso__channel_load_of(r->channel[r->scope][ISO_CHANNEL_LONG]);
     if (r->lists < WARM_LISTS + ISO_PLAN_ROUNDS + 1) return ISO_OK;
     r->planned = true;
     iso_status finished = iso_reducer_finish(r);

@@ -7,7 +7,7 @@
 #ifndef ISO_PLAN_H
 #define ISO_PLAN_H
 
-#include "comm/stream.h"
+#include "comm/channel.h"
 
 // A bucket as rank 0 measured it, on a clock that stands still in waits, from the begin of a
 // backward.
@@ -18,7 +18,7 @@ typedef struct iso__plan_item {
 
 typedef struct iso__plan_config {
     double bytes_per_ms;       // of the wire
-    size_t part_bytes, window; // as iso__stream_set_plan takes them; parts are at most part_bytes
+    size_t part_bytes, window; // as iso__channel_set_plan takes them; parts are at most part_bytes
 } iso__plan_config;
 
 // Chooses parts and window for a wire of that speed.

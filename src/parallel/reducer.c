@@ -47,7 +47,7 @@ static iso_bucket_sizes bucket_sizes(const iso_reducer_config *config) {
                               .list_count = config->bucket_list_count};
 }
 
-// Where what travels lies, and which stream takes it.
+// Where what travels lies, and which channel takes it.
 static iso_status place_buckets(iso_reducer *r) {
     size_t wire = 0, state = 0;
     for (int i = 0; i < r->bucket_count; i++) {
@@ -194,7 +194,7 @@ void iso_reducer_destroy(iso_reducer **pointer) {
                  iso_last_error()->message);
     iso__nccl_destroy(&r->nccl);
     // MPI may still write into what belongs to exchanges under way: it stays.
-    if (r->used_request || !iso__reducer_free_streams(r)) return;
+    if (r->used_request || !iso__reducer_free_channels(r)) return;
     iso__stage_free_arena(r);
     iso__stage_destroy(r);
     iso__reducer_free_slots(r);

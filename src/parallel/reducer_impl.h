@@ -5,7 +5,7 @@
 #include "base/base.h"
 
 #include "comm/coll_nccl.h"
-#include "comm/stream.h"
+#include "comm/channel.h"
 #include "device/device_impl.h"
 
 #include <isotherm/reducer.h>
@@ -40,8 +40,8 @@ typedef struct iso__grad_slot {
 enum { ISO_NOBODY = -1 };
 
 // OPEN: gradients are being written. LEAVING: on their way from the device to the host. POSTED:
-// under way, memory belongs to the stream. ON_DEVICE: under way between GPUs; when its event comes,
-// the device has the sum. REDUCED: holds the sum.
+// under way, memory belongs to the channel. ON_DEVICE: under way between GPUs; when its event
+// comes, the device has the sum. REDUCED: holds the sum.
 typedef enum iso__bucket_state {
     ISO_BUCKET_OPEN,
     ISO_BUCKET_LEAVING,
@@ -75,7 +75,7 @@ typedef struct iso__bucket {
     bool failed;                    // to begin: the hook did
     bool compressed;                // by the hook: the sum is in r->wire
     double factor;                  // makes the sum under way an average
-    int lane;                       // of the streams, ISO_STREAM_SHORT or ISO_STREAM_LONG...
+    int lane;                       // of the channels, ISO_CHANNEL_SHORT or ISO_CHANNEL_LONG...
     int item;                       // ...and its place there
     size_t wire_offset, wire_bytes; // in r->wire, where a hook converts it
     size_t state_offset;            // floats, in r->hook_state
@@ -85,7 +85,7 @@ typedef struct iso__bucket {
 } iso__bucket;
 
 // Short buckets do not queue behind the parts of long ones.
-enum { ISO_STREAM_SHORT, ISO_STREAM_LONG, ISO_STREAMS };
+enum { ISO_CHANNEL_SHORT, ISO_CHANNEL_LONG, ISO_CHANNELS };
 
 // How buckets travel in a scope.
 typedef enum iso__way {
@@ -112,9 +112,9 @@ struct iso_reducer {
     iso_comm *world, *node; // its own; node is NULL until a scope beyond the rank is asked for
     iso_scope scope;        // in force
     iso_comm *comm;         // over which it averages: world, node, or NULL for a rank alone
-    iso__stream *stream[ISO_SCOPE_RANK][ISO_STREAMS]; // of world and node; NULL until asked for
-    iso__stream_item *item; // [bucket_count], to list what a stream carries
-    bool arena_shared;      // with the ranks of the node
+    iso__channel *channel[ISO_SCOPE_RANK][ISO_CHANNELS]; // of world and node; NULL until asked for
+    iso__channel_item *item; // [bucket_count], to list what a channel carries
+    bool arena_shared;       // with the ranks of the node
     iso_sync sync;
     iso_order want_order;
     iso_unused unused;
@@ -165,7 +165,7 @@ struct iso_reducer {
     int64_t waited_ns;
     long long lists; // issued whole so far
     bool planned;
-    iso__stream_load load; // of the long stream, when planning began to watch
+    iso__channel_load load; // of the long channel, when planning began to watch
     iso_traffic traffic;
     iso_reducer_stats stats;
 };
@@ -216,11 +216,11 @@ iso_status iso__reducer_make_node(iso_reducer *r); // collective
 // Where all ranks are on one node, theirs is the faster way for the world too.
 bool iso__reducer_world_is_node(const iso_reducer *r);
 // False: exchanges are under way, and what they use must stay.
-bool iso__reducer_free_streams(iso_reducer *r);
+bool iso__reducer_free_channels(iso_reducer *r);
 // Whether its exchanges are sums in memory that all ranks in scope share.
 bool iso__reducer_sums_in_memory(const iso_reducer *r);
-static inline iso__stream *iso__bucket_stream(const iso_reducer *r, const iso__bucket *b) {
-    return r->stream[r->scope][b->lane];
+static inline iso__channel *iso__bucket_channel(const iso_reducer *r, const iso__bucket *b) {
+    return r->channel[r->scope][b->lane];
 }
 static inline bool iso__bucket_converts(const iso_reducer *r, const iso__bucket *b) {
     return r->hook.compress && b->dtype == ISO_F32 && !b->local;
@@ -270,7 +270,7 @@ iso_status iso__gpus_layout(iso_reducer *r, iso_device *device);
 iso_status iso__gpus_choose_way(iso_reducer *r, iso_scope scope, iso__way *out);
 // Says which part of each bucket goes through the host, as r->way has it.
 void iso__gpus_place(iso_reducer *r);
-// Over whom streams sum what goes through the host; NULL: nothing does.
+// Over whom channels sum what goes through the host; NULL: nothing does.
 iso_comm *iso__host_comm(const iso_reducer *r);
 iso_status iso__gpus_post(iso_reducer *r, iso__bucket *b);
 // What is launched from now on finds the bucket's sum in r->gradients.
@@ -286,8 +286,8 @@ iso_status iso__bucket_scale(iso_reducer *r, const iso__bucket *b, double factor
 iso_status iso__bucket_decompress(iso_reducer *r, iso__bucket *b);
 iso_comm_hook_bucket iso__bucket_for_hook(const iso_reducer *r, const iso__bucket *b);
 iso_status iso__bucket_wait(iso_reducer *r, iso__bucket *b);
-// The same for what a stream carries: LEAVING or POSTED.
-iso_status iso__bucket_await_stream(iso_reducer *r, iso__bucket *b);
+// The same for what a channel carries: LEAVING or POSTED.
+iso_status iso__bucket_await_channel(iso_reducer *r, iso__bucket *b);
 // Waits for a bucket and converts: what is left are updates. Does nothing the second time.
 iso_status iso__bucket_arrive(iso_reducer *r, iso__bucket *b);
 // The same, then updates, and opens it again.

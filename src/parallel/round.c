@@ -52,11 +52,11 @@ iso_status iso__bucket_send(iso_reducer *r, iso__bucket *b) {
     ISO_TRY(prepare(r, b));
     b->failed = false;
     b->state = ISO_BUCKET_POSTED; // of an exchange that failed to begin, parts may be under way
-    ISO_TRY(iso__stream_ready(iso__bucket_stream(r, b), b->item));
+    ISO_TRY(iso__channel_ready(iso__bucket_channel(r, b), b->item));
     r->stats.exchanges++;
     *(r->scope == ISO_SCOPE_WORLD ? &r->stats.bytes_world : &r->stats.bytes_node) +=
         (long long)b->wire_bytes;
-    iso__stream_count(iso__bucket_stream(r, b), b->item, &r->traffic);
+    iso__channel_count(iso__bucket_channel(r, b), b->item, &r->traffic);
     return ISO_OK;
 }
 
@@ -99,7 +99,7 @@ static iso_status list_is_out(iso_reducer *r) {
     return r->unused == ISO_UNUSED_NEGOTIATE ? ask_used(r) : ISO_OK;
 }
 
-// The streams keep the order that all ranks share, however buckets become ready here. Blocking, a
+// The channels keep the order that all ranks share, however buckets become ready here. Blocking, a
 // rank waits for each, so it must not begin with one that others reach later. NCCL keeps no order
 // but that of its calls.
 static iso_status issue_ready(iso_reducer *r) {

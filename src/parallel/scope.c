@@ -36,7 +36,7 @@ bool iso__reducer_world_is_node(const iso_reducer *r) {
     return iso_comm_size(r->node) == iso_comm_size(r->world);
 }
 
-// ---- Streams ----------------------------------------------------------------------------------------
+// ---- Channels ----------------------------------------------------------------------------------------
 
 // Of a long bucket so many bytes travel at a time, so many times over, until a plan says otherwise:
 // enough to fill a link, and little for a short bucket to wait behind.
@@ -47,24 +47,24 @@ bool iso__reducer_sums_in_memory(const iso_reducer *r) {
     return r->comm && r->comm == r->node && iso__comm_is_shared(r->node, r->arena, r->arena_bytes);
 }
 
-static iso__stream_item item_of(const iso_reducer *r, const iso__bucket *b) {
+static iso__channel_item item_of(const iso_reducer *r, const iso__bucket *b) {
     bool converts = iso__bucket_converts(r, b);
-    return (iso__stream_item){.data =
-                                  converts ? r->wire + b->wire_offset : r->arena + b->host_offset,
-                              .bytes = b->wire_bytes,
-                              .dtype = converts ? r->hook.wire : b->dtype,
-                              .label = b->label};
+    return (iso__channel_item){.data =
+                                   converts ? r->wire + b->wire_offset : r->arena + b->host_offset,
+                               .bytes = b->wire_bytes,
+                               .dtype = converts ? r->hook.wire : b->dtype,
+                               .label = b->label};
 }
 
-// Which stream a bucket takes depends on its length alone. Shared memory sums everything in the
-// order in which it was posted, so there it must be one stream.
+// Which channel a bucket takes depends on its length alone. Shared memory sums everything in the
+// order in which it was posted, so there it must be one channel.
 static int lane_of(const iso_reducer *r, const iso__bucket *b) {
-    return !iso__reducer_sums_in_memory(r) && b->wire_bytes > PART_BYTES ? ISO_STREAM_LONG
-                                                                         : ISO_STREAM_SHORT;
+    return !iso__reducer_sums_in_memory(r) && b->wire_bytes > PART_BYTES ? ISO_CHANNEL_LONG
+                                                                         : ISO_CHANNEL_SHORT;
 }
 
 // Gives the buckets of a lane their places, and says what they are.
-static int list_items(iso_reducer *r, int lane, iso__stream_item *item) {
+static int list_items(iso_reducer *r, int lane, iso__channel_item *item) {
     int count = 0;
     for (int i = 0; i < r->bucket_count; i++) {
         iso__bucket *b = &r->bucket[i];
@@ -77,37 +77,38 @@ static int list_items(iso_reducer *r, int lane, iso__stream_item *item) {
 }
 
 // The arena may lie elsewhere by now.
-static iso_status move_items(iso__stream *stream, const iso__stream_item *item, int count) {
-    for (int i = 0; i < count; i++) ISO_TRY(iso__stream_move(stream, i, item[i].data));
+static iso_status move_items(iso__channel *channel, const iso__channel_item *item, int count) {
+    for (int i = 0; i < count; i++) ISO_TRY(iso__channel_move(channel, i, item[i].data));
     return ISO_OK;
 }
 
-static iso_status prepare_stream(iso_reducer *r, iso_scope scope, int lane,
-                                 iso__stream_item *item) {
-    iso__stream **stream = &r->stream[scope][lane];
+static iso_status prepare_channel(iso_reducer *r, iso_scope scope, int lane,
+                                  iso__channel_item *item) {
+    iso__channel **channel = &r->channel[scope][lane];
     int count = list_items(r, lane, item);
-    size_t window = lane == ISO_STREAM_LONG ? WINDOW_BYTES : SIZE_MAX;
-    size_t part = lane == ISO_STREAM_LONG ? PART_BYTES : SIZE_MAX;
+    size_t window = lane == ISO_CHANNEL_LONG ? WINDOW_BYTES : SIZE_MAX;
+    size_t part = lane == ISO_CHANNEL_LONG ? PART_BYTES : SIZE_MAX;
     if (count == 0) return ISO_OK;
-    if (*stream) return move_items(*stream, item, count);
-    return iso__stream_create(iso__host_comm(r), item, count, part, window, stream);
+    if (*channel) return move_items(*channel, item, count);
+    return iso__channel_create(iso__host_comm(r), item, count, part, window, channel);
 }
 
 // DASO chooses often: only the first time allocates.
-static iso_status prepare_streams(iso_reducer *r, iso_scope scope) {
+static iso_status prepare_channels(iso_reducer *r, iso_scope scope) {
     size_t bytes = (size_t)r->bucket_count * sizeof(*r->item);
     iso_comm *comm = iso__host_comm(r);
     if (!comm || iso_comm_size(comm) == 1) return ISO_OK;
     if (!r->item) ISO_TRY(iso__alloc_zero(bytes, (void **)&r->item));
-    for (int lane = 0; lane < ISO_STREAMS; lane++) ISO_TRY(prepare_stream(r, scope, lane, r->item));
+    for (int lane = 0; lane < ISO_CHANNELS; lane++)
+        ISO_TRY(prepare_channel(r, scope, lane, r->item));
     return ISO_OK;
 }
 
-bool iso__reducer_free_streams(iso_reducer *r) {
+bool iso__reducer_free_channels(iso_reducer *r) {
     bool all = true;
     for (int scope = 0; scope < ISO_SCOPE_RANK; scope++)
-        for (int lane = 0; lane < ISO_STREAMS; lane++)
-            if (!iso__stream_destroy(&r->stream[scope][lane])) all = false;
+        for (int lane = 0; lane < ISO_CHANNELS; lane++)
+            if (!iso__channel_destroy(&r->channel[scope][lane])) all = false;
     return all;
 }
 
@@ -125,7 +126,7 @@ iso_status iso__reducer_choose_scope(iso_reducer *r, iso_scope scope) {
     r->comm = node ? r->node : scope == ISO_SCOPE_WORLD ? r->world : NULL;
     r->way = way;
     iso__gpus_place(r);
-    iso_status status = prepare_streams(r, scope);
+    iso_status status = prepare_channels(r, scope);
     if (status == ISO_OK) {
         r->scope = scope;
     } else {

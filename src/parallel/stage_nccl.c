@@ -16,7 +16,7 @@
 //     on the GPU is local compute, and that waits for calls before it.
 //   - An all-gather: a rank makes it when the shard has come back from the other nodes. By then all
 //     sums of its list are made, so every rank's shards get to its host; there they travel through
-//     streams (stream.h), which nobody enters with anything left out, and come back.
+//     channels (channel.h), which nobody enters with anything left out, and come back.
 // Hence the call is made everywhere, and completes. What this asks of a program: each rank's next
 // call after a step may come late, but not only after another rank of its node has *read* values of
 // this step (those wait for the all-gather that the late one has not made). A step that all ranks
@@ -195,7 +195,7 @@ static iso_status enter_gather(iso_reducer *r, iso__bucket *b) {
 
 static iso_status gather(iso_reducer *r, iso__bucket *b) {
     if (b->state != ISO_BUCKET_LEAVING && b->state != ISO_BUCKET_POSTED) return ISO_OK;
-    ISO_TRY(iso__bucket_await_stream(r, b));
+    ISO_TRY(iso__bucket_await_channel(r, b));
     if (b->compressed) ISO_TRY(iso__bucket_decompress(r, b));
     ISO_TRY(enter_gather(r, b));
     b->staged = false;
@@ -241,12 +241,12 @@ static iso_status shards_once(iso_reducer *r) {
         iso__bucket *b = &r->bucket[i];
         if (b->local) continue;
         ISO_TRY(remote(r)->wait(r->device, b->event)); // a copy: the sums are complete
-        ISO_TRY(iso__stream_ready(iso__bucket_stream(r, b), b->item));
+        ISO_TRY(iso__channel_ready(iso__bucket_channel(r, b), b->item));
     }
     for (int i = 0; i < r->bucket_count; i++) {
         iso__bucket *b = &r->bucket[i];
         if (b->local) continue;
-        ISO_TRY(iso__stream_wait(iso__bucket_stream(r, b), b->item, NULL, NULL));
+        ISO_TRY(iso__channel_wait(iso__bucket_channel(r, b), b->item, NULL, NULL));
         ISO_TRY(enter_gather(r, b));
     }
     return ISO_OK;

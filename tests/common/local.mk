@@ -28,6 +28,6 @@ tests_common_libiso_traincommon_la_SOURCES = $(TRAIN_RUN) tests/common/train_fix
     tests/common/train_fixture.h
 tests_common_libiso_traincommon_la_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir)
 tests_common_libiso_testcommon_la_SOURCES += tests/common/oracle_norm.c tests/common/oracle_norm.h
-tests_common_libiso_testcommon_la_SOURCES += tests/common/stream_fixture.c tests/common/stream_fixture.h
+tests_common_libiso_testcommon_la_SOURCES += tests/common/channel_fixture.c tests/common/channel_fixture.h
 tests_common_libiso_testcommon_la_SOURCES += tests/common/join_fixture.c tests/common/join_fixture.h
 tests_common_libiso_testcommon_la_SOURCES += tests/common/nccl_fixture.c tests/common/nccl_fixture.h

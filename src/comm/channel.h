@@ -13,19 +13,19 @@
 // or a later one; so it has made the item of this part ready, and posted the part. A rank that does
 // not wait runs on until it does. Hence everybody posts the part, it completes, and so does every
 // one after it, by induction. How large the window is and how fast a rank is make no difference.
-#ifndef ISO_STREAM_H
-#define ISO_STREAM_H
+#ifndef ISO_CHANNEL_H
+#define ISO_CHANNEL_H
 
 #include "comm/comm_impl.h"
 
-typedef struct iso__stream iso__stream;
+typedef struct iso__channel iso__channel;
 
-typedef struct iso__stream_item {
+typedef struct iso__channel_item {
     void *data;
     size_t bytes; // > 0, whole elements
     iso_dtype dtype;
     const char *label; // by reference; what a time-out names
-} iso__stream_item;
+} iso__channel_item;
 
 typedef struct iso__part {
     int item;
@@ -39,58 +39,58 @@ size_t iso__cut_count(size_t bytes, size_t unit, size_t most);
 size_t iso__cut_at(size_t bytes, size_t unit, size_t count, size_t k); // k <= count
 
 // When an item's latest round happened, on the clock of iso_now.
-typedef struct iso__stream_times {
+typedef struct iso__channel_times {
     int64_t ready_ns, posted_ns, done_ns; // made ready; first part posted; last part complete
-} iso__stream_times;
+} iso__channel_times;
 
 // Collective over comm, which it retains; it has an MPI communicator of its own. The plan to begin
 // with: items in the order given, each in parts of at most part_bytes, `window` bytes under way.
-// At most seven streams of a communicator use its shared memory; further ones send messages.
-iso_status iso__stream_create(iso_comm *comm, const iso__stream_item *item, int count,
-                              size_t part_bytes, size_t window, iso__stream **out);
+// At most seven channels of a communicator use its shared memory; further ones send messages.
+iso_status iso__channel_create(iso_comm *comm, const iso__channel_item *item, int count,
+                               size_t part_bytes, size_t window, iso__channel **out);
 // Collective. Nothing may be pending: otherwise it stays, with its items, and says so in the log.
 // Accepts NULL. May be called after MPI_Finalize.
-bool iso__stream_destroy(iso__stream **stream);
+bool iso__channel_destroy(iso__channel **channel);
 
 // Local; every rank does the same. Nothing may be pending (ISO_ERR_STATE). Data of an item has
 // moved; its length and type stay.
-iso_status iso__stream_move(iso__stream *stream, int item, void *data);
+iso_status iso__channel_move(iso__channel *channel, int item, void *data);
 // Local; every rank gives the same. Nothing may be pending. Copies. ISO_ERR_ARG unless the parts of
 // each item cover it exactly, in ascending order.
-iso_status iso__stream_set_plan(iso__stream *stream, const iso__part *part, int count,
-                                size_t window);
-int iso__stream_parts(const iso__stream *stream);
+iso_status iso__channel_set_plan(iso__channel *channel, const iso__part *part, int count,
+                                 size_t window);
+int iso__channel_parts(const iso__channel *channel);
 
-// Local. The item is final for this round: it belongs to the stream until it is done. At most once
+// Local. The item is final for this round: it belongs to the channel until it is done. At most once
 // per round and item (ISO_ERR_STATE): all items of a round leave before any of the next round.
-iso_status iso__stream_ready(iso__stream *stream, int item);
+iso_status iso__channel_ready(iso__channel *channel, int item);
 // Local. ISO_OK: not under way (done, or never made ready). ISO_PENDING: under way; drives progress
 // only where that is the caller's task. An error of the exchange is given again and again.
-iso_status iso__stream_test(iso__stream *stream, int item);
+iso_status iso__channel_test(iso__channel *channel, int item);
 // What a waiting thread does between two tests: called without the lock; true: it did something.
 // After false it is called again when another exchange is complete.
-typedef bool (*iso__stream_idle)(void *user);
+typedef bool (*iso__channel_idle)(void *user);
 // Blocks, driving progress itself, until the item is done; ISO_ERR_TIMEOUT as iso_request_wait, and
 // it may be waited for again. ISO_ERR_STATE if a part that leaves before it is of an item that is
 // not ready on this rank. idle may be NULL.
-iso_status iso__stream_wait(iso__stream *stream, int item, iso__stream_idle idle, void *user);
+iso_status iso__channel_wait(iso__channel *channel, int item, iso__channel_idle idle, void *user);
 // Local, cheap (no lock, no progress): whether the item is not under way.
-bool iso__stream_is_done(const iso__stream *stream, int item);
+bool iso__channel_is_done(const iso__channel *channel, int item);
 // Valid when the item is done.
-iso__stream_times iso__stream_times_of(const iso__stream *stream, int item);
+iso__channel_times iso__channel_times_of(const iso__channel *channel, int item);
 
 // Of all complete parts: bytes that were summed, and the time during which anything was under way.
-typedef struct iso__stream_load {
+typedef struct iso__channel_load {
     int64_t bytes, busy_ns;
-} iso__stream_load;
-iso__stream_load iso__stream_load_of(iso__stream *stream);
+} iso__channel_load;
+iso__channel_load iso__channel_load_of(iso__channel *channel);
 
-// Adds what a round of this item moves. Local; the stream's communicator has been located.
-void iso__stream_count(const iso__stream *stream, int item, iso_traffic *to);
+// Adds what a round of this item moves. Local; the channel's communicator has been located.
+void iso__channel_count(const iso__channel *channel, int item, iso_traffic *to);
 
 // For the engine, with its lock held: posts what may be posted, and says whether anything was; a
 // part is complete, and released.
-bool iso__streams_issue(iso__engine *engine);
-void iso__stream_part_done(iso_request *request);
+bool iso__channels_issue(iso__engine *engine);
+void iso__channel_part_done(iso_request *request);
 
 #endif

@@ -1,5 +1,5 @@
-// For tests of streams: buffers of several types, random plans, and ranks of random speed.
-#include "common/stream_fixture.h"
+// For tests of channels: buffers of several types, random plans, and ranks of random speed.
+#include "common/channel_fixture.h"
 
 #include "base/half.h"
 #include "common/mpi_fixture.h"
@@ -15,46 +15,46 @@ static uint32_t draw(uint32_t stream, uint32_t *at, uint32_t below) {
     return bits[0] % below;
 }
 
-uint32_t stream_draw(stream_rig *rig, uint32_t below) { return draw(0, &rig->drawn, below); }
+uint32_t channel_draw(channel_rig *rig, uint32_t below) { return draw(0, &rig->drawn, below); }
 
-uint32_t stream_draw_mine(stream_rig *rig, uint32_t below) {
+uint32_t channel_draw_mine(channel_rig *rig, uint32_t below) {
     return draw((uint32_t)test_rank + 1, &rig->mine, below);
 }
 
-void stream_rig_create(stream_rig *rig, iso_comm *comm, int items, size_t most, bool shared) {
-    *rig = (stream_rig){.comm = comm, .items = items};
+void channel_rig_create(channel_rig *rig, iso_comm *comm, int items, size_t most, bool shared) {
+    *rig = (channel_rig){.comm = comm, .items = items};
     if (shared) rig->shared = shared_create(comm, most * (size_t)items);
     for (int i = 0; i < items; i++) {
         const iso_dtype dtypes[] = {ISO_F32, ISO_F64, ISO_F32, ISO_BF16};
         iso_dtype dtype = dtypes[i % 4];
-        size_t bytes = (stream_draw(rig, (uint32_t)most) + 1) * iso_dtype_size(dtype);
+        size_t bytes = (channel_draw(rig, (uint32_t)most) + 1) * iso_dtype_size(dtype);
         bool in = shared && dtype == ISO_F32;
         void *data = in ? rig->shared + most * (size_t)i : malloc(bytes);
         snprintf(rig->label[i], sizeof(rig->label[i]), "item %d", i);
-        rig->item[i] = (iso__stream_item){data, bytes, dtype, rig->label[i]};
+        rig->item[i] = (iso__channel_item){data, bytes, dtype, rig->label[i]};
     }
-    iso_assert_ok(iso__stream_create(comm, rig->item, items, 400, 1000, &rig->stream));
+    iso_assert_ok(iso__channel_create(comm, rig->item, items, 400, 1000, &rig->channel));
 }
 
-void stream_rig_destroy(stream_rig *rig) {
-    iso__stream_destroy(&rig->stream);
+void channel_rig_destroy(channel_rig *rig) {
+    iso__channel_destroy(&rig->channel);
     for (int i = 0; i < rig->items; i++)
         if (!rig->shared || rig->item[i].dtype != ISO_F32) free(rig->item[i].data);
     if (rig->shared) shared_destroy(rig->comm, &rig->shared);
 }
 
-int stream_random_plan(stream_rig *rig, iso__part *part) {
-    size_t done[STREAM_ITEMS] = {0};
-    uint32_t pieces = (uint32_t)(STREAM_PARTS / rig->items / 2);
+int channel_random_plan(channel_rig *rig, iso__part *part) {
+    size_t done[CHANNEL_ITEMS] = {0};
+    uint32_t pieces = (uint32_t)(CHANNEL_PARTS / rig->items / 2);
     int count = 0;
     for (int left = rig->items; left > 0;) {
-        int i = (int)stream_draw(rig, (uint32_t)rig->items);
-        const iso__stream_item *item = &rig->item[i];
+        int i = (int)channel_draw(rig, (uint32_t)rig->items);
+        const iso__channel_item *item = &rig->item[i];
         size_t unit = iso_dtype_size(item->dtype), rest = (item->bytes - done[i]) / unit;
         if (rest == 0) continue;
         // At least so many that the parts of all items fit.
         size_t least = item->bytes / unit / pieces + 1;
-        size_t n = least + stream_draw(rig, (uint32_t)(item->bytes / unit));
+        size_t n = least + channel_draw(rig, (uint32_t)(item->bytes / unit));
         if (n > rest) n = rest;
         part[count++] = (iso__part){.item = i, .offset = done[i], .bytes = n * unit};
         done[i] += n * unit;
@@ -63,25 +63,25 @@ int stream_random_plan(stream_rig *rig, iso__part *part) {
     return count;
 }
 
-void stream_shuffle_mine(stream_rig *rig, int *order, int count) {
+void channel_shuffle_mine(channel_rig *rig, int *order, int count) {
     for (int i = 0; i < count; i++) order[i] = i;
     for (int i = count - 1; i > 0; i--) {
-        int j = (int)stream_draw_mine(rig, (uint32_t)i + 1), kept = order[i];
+        int j = (int)channel_draw_mine(rig, (uint32_t)i + 1), kept = order[i];
         order[i] = order[j];
         order[j] = kept;
     }
 }
 
-void stream_stumble(stream_rig *rig, uint32_t most) {
-    if (stream_draw_mine(rig, 4) == 0) usleep(stream_draw_mine(rig, most));
+void channel_stumble(channel_rig *rig, uint32_t most) {
+    if (channel_draw_mine(rig, 4) == 0) usleep(channel_draw_mine(rig, most));
 }
 
 static double value(int rank, int item, int round, size_t i) {
     return (double)((rank + 1) * ((round + 3 * item) % 17 + 1)) + (double)(i % 9); // <= 76
 }
 
-void stream_fill(stream_rig *rig, int item) {
-    const iso__stream_item *m = &rig->item[item];
+void channel_fill(channel_rig *rig, int item) {
+    const iso__channel_item *m = &rig->item[item];
     int round = ++rig->rounds[item];
     float *f = m->data;
     double *d = m->data;
@@ -97,7 +97,7 @@ void stream_fill(stream_rig *rig, int item) {
     }
 }
 
-static double element(const iso__stream_item *m, size_t i) {
+static double element(const iso__channel_item *m, size_t i) {
     const float *f = m->data;
     const double *d = m->data;
     const uint16_t *h = m->data;
@@ -105,8 +105,8 @@ static double element(const iso__stream_item *m, size_t i) {
     return (double)(m->dtype == ISO_BF16 ? iso__of_bf16(h[i]) : f[i]);
 }
 
-bool stream_is_summed(const stream_rig *rig, int item) {
-    const iso__stream_item *m = &rig->item[item];
+bool channel_is_summed(const channel_rig *rig, int item) {
+    const iso__channel_item *m = &rig->item[item];
     for (size_t i = 0; i < m->bytes / iso_dtype_size(m->dtype); i++) {
         double sum = 0;
         for (int r = 0; r < test_size; r++) sum += value(r, item, rig->rounds[item], i);

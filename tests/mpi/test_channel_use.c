@@ -1,8 +1,8 @@
-// How streams are used, on 1 to 4 ranks: progress, what is refused, time-outs, statistics, life.
+// How channels are used, on 1 to 4 ranks: progress, what is refused, time-outs, statistics, life.
 #include "common/balance.h"
+#include "common/channel_fixture.h"
 #include "common/mpi_fixture.h"
 #include "common/shared_fixture.h"
-#include "common/stream_fixture.h"
 
 #include <criterion/criterion.h>
 #include <isotherm/trace.h>
@@ -11,33 +11,33 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-TestSuite(np1_stream_use, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 60);
-TestSuite(np2_stream_use, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 60);
-TestSuite(np3_stream_use, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 60);
-TestSuite(np4_stream_use, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 60);
-TestSuite(np2_stream_life, .init = test_mpi_setup_bare, .timeout = 60);
+TestSuite(np1_channel_use, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 60);
+TestSuite(np2_channel_use, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 60);
+TestSuite(np3_channel_use, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 60);
+TestSuite(np4_channel_use, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 60);
+TestSuite(np2_channel_life, .init = test_mpi_setup_bare, .timeout = 60);
 
-static iso_status give(stream_rig *rig, int item) {
-    stream_fill(rig, item);
-    return iso__stream_ready(rig->stream, item);
+static iso_status give(channel_rig *rig, int item) {
+    channel_fill(rig, item);
+    return iso__channel_ready(rig->channel, item);
 }
 
-static iso_status give_all(stream_rig *rig) {
+static iso_status give_all(channel_rig *rig) {
     iso_status status = ISO_OK;
     for (int i = 0; i < rig->items && status >= 0; i++) status = give(rig, i);
     return status;
 }
 
-static iso_status wait_all(stream_rig *rig) {
+static iso_status wait_all(channel_rig *rig) {
     iso_status status = ISO_OK;
     for (int i = 0; i < rig->items && status >= 0; i++)
-        status = iso__stream_wait(rig->stream, i, NULL, NULL);
+        status = iso__channel_wait(rig->channel, i, NULL, NULL);
     return status;
 }
 
-static bool all_summed(const stream_rig *rig) {
+static bool all_summed(const channel_rig *rig) {
     for (int i = 0; i < rig->items; i++)
-        if (!iso__stream_is_done(rig->stream, i) || !stream_is_summed(rig, i)) return false;
+        if (!iso__channel_is_done(rig->channel, i) || !channel_is_summed(rig, i)) return false;
     return true;
 }
 
@@ -51,9 +51,9 @@ static bool refused(iso_status status, iso_status wanted, const char *text) {
 
 // A program that finds its exchanges complete can do with fewer tests: each costs the computing
 // core.
-Test(np2_stream_use, the_helper_sleeps_longer_when_exchanges_are_early) {
-    stream_rig rig;
-    stream_rig_create(&rig, test_comm, 3, 1000, false);
+Test(np2_channel_use, the_helper_sleeps_longer_when_exchanges_are_early) {
+    channel_rig rig;
+    channel_rig_create(&rig, test_comm, 3, 1000, false);
     double before = test_comm->engine->sleep_us;
     iso_status status = ISO_OK;
     for (int round = 0; round < 10 && status >= 0; round++) {
@@ -63,7 +63,7 @@ Test(np2_stream_use, the_helper_sleeps_longer_when_exchanges_are_early) {
     }
     iso_assert_ok(status);
     iso_assert_all(test_comm->engine->sleep_us > 1.5 * before);
-    stream_rig_destroy(&rig);
+    channel_rig_destroy(&rig);
 }
 
 // ---- Bits -------------------------------------------------------------------------------------------
@@ -76,8 +76,8 @@ static void bits_do_not_depend_on_the_plan(void) {
     static float data[LONG], wanted[LONG];
     static const size_t parts[ROUNDS] = {256,  400,   1000,
                                          4096, 80000, SIZE_MAX}; // bytes; with rests
-    const iso__stream_item item = {data, sizeof(data), ISO_F32, "long"};
-    iso__stream *stream;
+    const iso__channel_item item = {data, sizeof(data), ISO_F32, "long"};
+    iso__channel *channel;
     iso_status status = ISO_OK;
     for (int round = 0; round < ROUNDS && status >= 0; round++) {
         iso_request *request;
@@ -85,36 +85,36 @@ static void bits_do_not_depend_on_the_plan(void) {
         memcpy(data, wanted, sizeof(data));
         iso_assert_ok(iso_comm_iallreduce(test_comm, wanted, LONG, ISO_F32, "one", &request));
         iso_assert_ok(iso_request_wait(&request));
-        iso_assert_ok(iso__stream_create(test_comm, &item, 1, parts[round], 5000, &stream));
-        iso_assert_ok(iso__stream_ready(stream, 0));
-        iso_assert_ok(iso__stream_wait(stream, 0, NULL, NULL));
+        iso_assert_ok(iso__channel_create(test_comm, &item, 1, parts[round], 5000, &channel));
+        iso_assert_ok(iso__channel_ready(channel, 0));
+        iso_assert_ok(iso__channel_wait(channel, 0, NULL, NULL));
         iso_assert_all(memcmp(data, wanted, sizeof(data)) == 0);
-        iso__stream_destroy(&stream);
+        iso__channel_destroy(&channel);
     }
 }
 
-Test(np2_stream_use, bits_do_not_depend_on_the_plan) { bits_do_not_depend_on_the_plan(); }
-Test(np3_stream_use, bits_do_not_depend_on_the_plan) { bits_do_not_depend_on_the_plan(); }
-Test(np4_stream_use, bits_do_not_depend_on_the_plan) { bits_do_not_depend_on_the_plan(); }
+Test(np2_channel_use, bits_do_not_depend_on_the_plan) { bits_do_not_depend_on_the_plan(); }
+Test(np3_channel_use, bits_do_not_depend_on_the_plan) { bits_do_not_depend_on_the_plan(); }
+Test(np4_channel_use, bits_do_not_depend_on_the_plan) { bits_do_not_depend_on_the_plan(); }
 
 // ---- Progress ---------------------------------------------------------------------------------------
 
-Test(np2_stream_use, helper_sends_all_parts_without_a_wait) {
-    stream_rig rig;
-    stream_rig_create(&rig, test_comm, 5, 20000, false);
+Test(np2_channel_use, helper_sends_all_parts_without_a_wait) {
+    channel_rig rig;
+    channel_rig_create(&rig, test_comm, 5, 20000, false);
     iso_assert_ok(give_all(&rig));
     bool done = false;
     for (int64_t start = iso_now(); !done && iso_now() - start < 5000000000;) {
         usleep(1000);
-        done = iso__stream_is_done(rig.stream, 0);
-        for (int i = 1; i < rig.items; i++) done = done && iso__stream_is_done(rig.stream, i);
+        done = iso__channel_is_done(rig.channel, 0);
+        for (int i = 1; i < rig.items; i++) done = done && iso__channel_is_done(rig.channel, i);
     }
     iso_assert_all(done && all_summed(&rig));
-    stream_rig_destroy(&rig);
+    channel_rig_destroy(&rig);
 }
 
 typedef struct idler {
-    stream_rig *rig;
+    channel_rig *rig;
     int calls;
     bool first_done, last_done; // as it was found
 } idler;
@@ -123,37 +123,37 @@ typedef struct idler {
 static bool idle_until_first(void *user) {
     idler *me = user;
     for (int64_t start = iso_now();
-         !iso__stream_is_done(me->rig->stream, 0) && iso_now() - start < 5000000000;)
+         !iso__channel_is_done(me->rig->channel, 0) && iso_now() - start < 5000000000;)
         usleep(1000);
-    me->first_done = iso__stream_is_done(me->rig->stream, 0);
-    if (me->calls++ == 0) me->last_done = iso__stream_is_done(me->rig->stream, 1);
+    me->first_done = iso__channel_is_done(me->rig->channel, 0);
+    if (me->calls++ == 0) me->last_done = iso__channel_is_done(me->rig->channel, 1);
     return false;
 }
 
 // A rank that waits for an item does other work for one that is done.
-Test(np2_stream_use, waiting_rank_does_other_work) {
-    stream_rig rig;
-    stream_rig_create(&rig, test_comm, 2, 3000, false);
+Test(np2_channel_use, waiting_rank_does_other_work) {
+    channel_rig rig;
+    channel_rig_create(&rig, test_comm, 2, 3000, false);
     idler me = {.rig = &rig};
     iso_status status = give(&rig, 0);
     if (test_rank == 0) usleep(300000); // the slow one
     if (status >= 0) status = give(&rig, 1);
-    if (status >= 0) status = iso__stream_wait(rig.stream, 1, idle_until_first, &me);
+    if (status >= 0) status = iso__channel_wait(rig.channel, 1, idle_until_first, &me);
     iso_assert_ok(status);
     iso_assert_all(all_summed(&rig));
     iso_assert_all(test_rank == 0 || (me.first_done && !me.last_done));
     // Only when something new may be there.
-    iso_assert_all(me.calls <= iso__stream_parts(rig.stream) + 2);
-    stream_rig_destroy(&rig);
+    iso_assert_all(me.calls <= iso__channel_parts(rig.channel) + 2);
+    channel_rig_destroy(&rig);
 }
 
 // In whatever order each rank uses them.
-Test(np3_stream_use, streams_and_other_exchanges_do_not_mix) {
+Test(np3_channel_use, channels_and_other_exchanges_do_not_mix) {
     enum { COUNT = 3000 };
     static float data[COUNT], other[COUNT];
-    stream_rig rig[2];
-    stream_rig_create(&rig[0], test_comm, 5, 2000, true);
-    stream_rig_create(&rig[1], test_comm, 6, 2000, false);
+    channel_rig rig[2];
+    channel_rig_create(&rig[0], test_comm, 5, 2000, true);
+    channel_rig_create(&rig[1], test_comm, 6, 2000, false);
     for (int round = 0; round < 30; round++) {
         iso_request *request;
         int first = (test_rank + round) % 2;
@@ -172,67 +172,67 @@ Test(np3_stream_use, streams_and_other_exchanges_do_not_mix) {
         MPI_Allreduce(MPI_IN_PLACE, other, COUNT, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
         for (int i = 0; i < COUNT; i++) cr_assert_float_eq(data[i], other[i], 0.1);
     }
-    stream_rig_destroy(&rig[0]);
-    stream_rig_destroy(&rig[1]);
+    channel_rig_destroy(&rig[0]);
+    channel_rig_destroy(&rig[1]);
 }
 
 // ---- What is refused ---------------------------------------------------------------------------------
 
 // Item 1 is under way for sure: item 0 leaves before it.
-Test(np2_stream_use, state_errors) {
-    stream_rig rig;
-    stream_rig_create(&rig, test_comm, 3, 300, false);
+Test(np2_channel_use, state_errors) {
+    channel_rig rig;
+    channel_rig_create(&rig, test_comm, 3, 300, false);
     iso_assert_ok(give(&rig, 1));
-    iso_assert_all(iso__stream_test(rig.stream, 1) == ISO_PENDING);
-    iso_assert_all(!iso__stream_is_done(rig.stream, 1) && iso__stream_is_done(rig.stream, 0));
-    iso_status status = iso__stream_ready(rig.stream, 1);
+    iso_assert_all(iso__channel_test(rig.channel, 1) == ISO_PENDING);
+    iso_assert_all(!iso__channel_is_done(rig.channel, 1) && iso__channel_is_done(rig.channel, 0));
+    iso_status status = iso__channel_ready(rig.channel, 1);
     iso_assert_all(refused(status, ISO_ERR_STATE, "\"item 1\" was made ready twice"));
-    status = iso__stream_wait(rig.stream, 1, NULL, NULL);
+    status = iso__channel_wait(rig.channel, 1, NULL, NULL);
     iso_assert_all(refused(status, ISO_ERR_STATE, "\"item 0\" leaves before it"));
-    status = iso__stream_move(rig.stream, 2, rig.item[2].data);
+    status = iso__channel_move(rig.channel, 2, rig.item[2].data);
     iso_assert_all(refused(status, ISO_ERR_STATE, "\"item 2\" was moved"));
     const iso__part part[3] = {
         {0, 0, rig.item[0].bytes}, {2, 0, rig.item[2].bytes}, {1, 0, rig.item[1].bytes}};
-    status = iso__stream_set_plan(rig.stream, part, 3, 1000);
+    status = iso__channel_set_plan(rig.channel, part, 3, 1000);
     iso_assert_all(refused(status, ISO_ERR_STATE, "in the middle of a round"));
     iso_assert_ok(give(&rig, 0));
-    iso_assert_ok(iso__stream_wait(rig.stream, 1, NULL, NULL));
+    iso_assert_ok(iso__channel_wait(rig.channel, 1, NULL, NULL));
     // Nothing is under way, but item 2 has not been in this round.
-    status = iso__stream_set_plan(rig.stream, part, 3, 1000);
+    status = iso__channel_set_plan(rig.channel, part, 3, 1000);
     iso_assert_all(refused(status, ISO_ERR_STATE, "in the middle of a round"));
     iso_assert_ok(give(&rig, 2));
     iso_assert_ok(wait_all(&rig));
     iso_assert_all(all_summed(&rig));
-    iso_assert_ok(iso__stream_set_plan(rig.stream, part, 3, 1000));
-    stream_rig_destroy(&rig);
+    iso_assert_ok(iso__channel_set_plan(rig.channel, part, 3, 1000));
+    channel_rig_destroy(&rig);
 }
 
 // In the next round the one that leaves last now may be ready while one of this round is not.
-Test(np2_stream_use, wait_needs_the_rest_of_the_round_before) {
-    stream_rig rig;
-    stream_rig_create(&rig, test_comm, 3, 300, false);
+Test(np2_channel_use, wait_needs_the_rest_of_the_round_before) {
+    channel_rig rig;
+    channel_rig_create(&rig, test_comm, 3, 300, false);
     iso_assert_ok(give_all(&rig));
     iso_assert_ok(wait_all(&rig));
     iso_assert_ok(give(&rig, 0));
-    iso_assert_ok(iso__stream_wait(rig.stream, 0, NULL, NULL));
+    iso_assert_ok(iso__channel_wait(rig.channel, 0, NULL, NULL));
     iso_assert_ok(give(&rig, 0)); // of the round after this one
-    iso_status status = iso__stream_wait(rig.stream, 0, NULL, NULL);
+    iso_status status = iso__channel_wait(rig.channel, 0, NULL, NULL);
     iso_assert_all(refused(status, ISO_ERR_STATE, "\"item 1\" leaves before it"));
     iso_assert_ok(give(&rig, 1));
-    status = iso__stream_wait(rig.stream, 0, NULL, NULL);
+    status = iso__channel_wait(rig.channel, 0, NULL, NULL);
     iso_assert_all(refused(status, ISO_ERR_STATE, "\"item 2\" leaves before it"));
     iso_assert_ok(give(&rig, 2));
     iso_assert_ok(wait_all(&rig));
     iso_assert_all(all_summed(&rig));
-    stream_rig_destroy(&rig);
+    channel_rig_destroy(&rig);
 }
 
-Test(np1_stream_use, plans_that_do_not_cover_every_item_once) {
+Test(np1_channel_use, plans_that_do_not_cover_every_item_once) {
     static float a[100];
     static double b[10];
-    const iso__stream_item item[2] = {{a, 400, ISO_F32, "a"}, {b, 80, ISO_F64, "b"}};
-    iso__stream *stream;
-    iso_assert_ok(iso__stream_create(test_comm, item, 2, 128, 100, &stream));
+    const iso__channel_item item[2] = {{a, 400, ISO_F32, "a"}, {b, 80, ISO_F64, "b"}};
+    iso__channel *channel;
+    iso_assert_ok(iso__channel_create(test_comm, item, 2, 128, 100, &channel));
     const iso__part bad[][3] = {
         {{0, 0, 400}, {1, 0, 72}, {0, 400, 0}},   // an empty part
         {{0, 0, 200}, {1, 0, 80}, {0, 200, 196}}, // too little
@@ -247,59 +247,59 @@ Test(np1_stream_use, plans_that_do_not_cover_every_item_once) {
         {{0, 0, SIZE_MAX - 3}, {0, 0, 4}, {1, 0, 80}},
     };
     for (size_t n = 0; n < sizeof(bad) / sizeof(bad[0]); n++)
-        cr_expect_eq(iso__stream_set_plan(stream, bad[n], 3, 100), ISO_ERR_ARG, "plan %zu", n);
-    cr_expect_eq(iso__stream_set_plan(stream, bad[0], 1, 100), ISO_ERR_ARG);
+        cr_expect_eq(iso__channel_set_plan(channel, bad[n], 3, 100), ISO_ERR_ARG, "plan %zu", n);
+    cr_expect_eq(iso__channel_set_plan(channel, bad[0], 1, 100), ISO_ERR_ARG);
     cr_expect(said("0 of the 80 bytes of \"b\""));
-    cr_expect_eq(iso__stream_parts(stream), 5); // the plan to begin with holds: 4 and 1
+    cr_expect_eq(iso__channel_parts(channel), 5); // the plan to begin with holds: 4 and 1
     const iso__part good[3] = {{0, 0, 200}, {1, 0, 80}, {0, 200, 200}};
-    cr_expect_eq(iso__stream_set_plan(stream, good, 3, 100), ISO_OK);
-    cr_expect_eq(iso__stream_parts(stream), 3);
-    iso__stream_destroy(&stream);
+    cr_expect_eq(iso__channel_set_plan(channel, good, 3, 100), ISO_OK);
+    cr_expect_eq(iso__channel_parts(channel), 3);
+    iso__channel_destroy(&channel);
 }
 
-Test(np1_stream_use, items_that_cannot_be_summed) {
+Test(np1_channel_use, items_that_cannot_be_summed) {
     static int64_t data[4];
-    iso__stream *stream;
-    iso__stream_item item = {data, sizeof(data), ISO_I64, "steps"};
-    iso_status status = iso__stream_create(test_comm, &item, 1, 100, 100, &stream);
+    iso__channel *channel;
+    iso__channel_item item = {data, sizeof(data), ISO_I64, "steps"};
+    iso_status status = iso__channel_create(test_comm, &item, 1, 100, 100, &channel);
     cr_expect(refused(status, ISO_ERR_UNSUPPORTED, "\"steps\""));
-    item = (iso__stream_item){data, 31, ISO_F32, "weights"};
-    status = iso__stream_create(test_comm, &item, 1, 100, 100, &stream);
+    item = (iso__channel_item){data, 31, ISO_F32, "weights"};
+    status = iso__channel_create(test_comm, &item, 1, 100, 100, &channel);
     cr_expect(refused(status, ISO_ERR_ARG, "\"weights\""));
     item.bytes = 0;
-    cr_expect_eq(iso__stream_create(test_comm, &item, 1, 100, 100, &stream), ISO_ERR_ARG);
+    cr_expect_eq(iso__channel_create(test_comm, &item, 1, 100, 100, &channel), ISO_ERR_ARG);
 }
 
 // ---- Time-outs ---------------------------------------------------------------------------------------
 
-static void create_impatient(stream_rig *rig, iso_comm **comm) {
+static void create_impatient(channel_rig *rig, iso_comm **comm) {
     iso_comm_config config = {.timeout_s = 0.3};
     iso_assert_ok(iso_comm_create(MPI_COMM_WORLD, &config, comm));
-    stream_rig_create(rig, *comm, 2, 300, false);
+    channel_rig_create(rig, *comm, 2, 300, false);
 }
 
-Test(np2_stream_use, time_out_names_the_item_and_can_be_waited_for_again) {
+Test(np2_channel_use, time_out_names_the_item_and_can_be_waited_for_again) {
     iso_comm *comm;
-    stream_rig rig;
+    channel_rig rig;
     create_impatient(&rig, &comm);
     if (test_rank == 0) usleep(800000); // the slow one
     iso_status status = give_all(&rig);
-    if (status >= 0) status = iso__stream_wait(rig.stream, 1, NULL, NULL);
+    if (status >= 0) status = iso__channel_wait(rig.channel, 1, NULL, NULL);
     iso_assert_all(test_rank == 0 ||
                    (refused(status, ISO_ERR_TIMEOUT, "rank 1 of 2 waited 0.3 s") &&
                     said("exchange of \"item 1\"; in flight: \"item 0\" (")));
-    if (test_rank == 1) status = iso__stream_wait(rig.stream, 1, NULL, NULL); // late, but whole
+    if (test_rank == 1) status = iso__channel_wait(rig.channel, 1, NULL, NULL); // late, but whole
     iso_assert_ok(status);
     iso_assert_ok(wait_all(&rig));
     iso_assert_all(all_summed(&rig));
-    stream_rig_destroy(&rig);
+    channel_rig_destroy(&rig);
     iso_comm_destroy(&comm);
 }
 
 // The process of rank 0 stops altogether, its helper as well, and goes on when rank 1 says so.
-Test(np2_stream_use, rank_that_stops_is_a_time_out) {
+Test(np2_channel_use, rank_that_stops_is_a_time_out) {
     iso_comm *comm;
-    stream_rig rig;
+    channel_rig rig;
     create_impatient(&rig, &comm);
     int pid = (int)getpid(), go = 1;
     MPI_Bcast(&pid, 1, MPI_INT, 0, MPI_COMM_WORLD);
@@ -308,7 +308,7 @@ Test(np2_stream_use, rank_that_stops_is_a_time_out) {
     iso_status status = give_all(&rig);
     if (status >= 0 && test_rank == 1) {
         int64_t start = iso_now();
-        status = iso__stream_wait(rig.stream, 0, NULL, NULL);
+        status = iso__channel_wait(rig.channel, 0, NULL, NULL);
         bool right = refused(status, ISO_ERR_TIMEOUT, "\"item 0\"") && iso_now() - start < 2e9;
         kill(pid, SIGCONT);
         status = right ? wait_all(&rig) : ISO_ERR_STATE;
@@ -317,16 +317,16 @@ Test(np2_stream_use, rank_that_stops_is_a_time_out) {
     }
     iso_assert_ok(status);
     iso_assert_all(all_summed(&rig));
-    stream_rig_destroy(&rig);
+    channel_rig_destroy(&rig);
     iso_comm_destroy(&comm);
 }
 
 // ---- Statistics, memory ------------------------------------------------------------------------------
 
-Test(np2_stream_use, times_and_load) {
+Test(np2_channel_use, times_and_load) {
     enum { COUNT = 7 };
-    stream_rig rig;
-    stream_rig_create(&rig, test_comm, COUNT, 3000, false);
+    channel_rig rig;
+    channel_rig_create(&rig, test_comm, COUNT, 3000, false);
     iso__part part[COUNT];
     size_t total = 0;
     for (int i = 0; i < COUNT; i++) {
@@ -334,48 +334,48 @@ Test(np2_stream_use, times_and_load) {
         part[i] = (iso__part){.item = j, .bytes = rig.item[j].bytes};
         total += rig.item[j].bytes;
     }
-    iso_assert_ok(iso__stream_set_plan(rig.stream, part, COUNT, 1));
+    iso_assert_ok(iso__channel_set_plan(rig.channel, part, COUNT, 1));
     int64_t start = iso_now(), before = start;
     for (int round = 1; round <= 3; round++) {
         iso_assert_ok(give_all(&rig));
         iso_assert_ok(wait_all(&rig));
         bool ordered = true;
         for (int i = COUNT - 1; i >= 0; i--) {
-            iso__stream_times t = iso__stream_times_of(rig.stream, i);
+            iso__channel_times t = iso__channel_times_of(rig.channel, i);
             ordered = ordered && before <= t.posted_ns && t.ready_ns <= t.posted_ns &&
                       start <= t.ready_ns && t.posted_ns < t.done_ns;
             before = t.done_ns;
         }
         iso_assert_all(ordered && before <= iso_now());
-        iso__stream_load load = iso__stream_load_of(rig.stream);
+        iso__channel_load load = iso__channel_load_of(rig.channel);
         iso_assert_all(load.bytes == (int64_t)total * round);
         iso_assert_all(load.busy_ns > 0 && load.busy_ns <= iso_now() - start);
     }
-    stream_rig_destroy(&rig);
+    channel_rig_destroy(&rig);
 }
 
 // Waiting between the rounds does not count as busy.
-Test(np2_stream_use, busy_time_is_that_of_exchanges) {
-    stream_rig rig;
-    stream_rig_create(&rig, test_comm, 2, 1000, false);
+Test(np2_channel_use, busy_time_is_that_of_exchanges) {
+    channel_rig rig;
+    channel_rig_create(&rig, test_comm, 2, 1000, false);
     iso_assert_ok(give_all(&rig));
     iso_assert_ok(wait_all(&rig));
-    int64_t busy = iso__stream_load_of(rig.stream).busy_ns;
+    int64_t busy = iso__channel_load_of(rig.channel).busy_ns;
     usleep(200000);
-    iso_assert_all(iso__stream_load_of(rig.stream).busy_ns == busy);
+    iso_assert_all(iso__channel_load_of(rig.channel).busy_ns == busy);
     MPI_Barrier(MPI_COMM_WORLD);
     if (test_rank == 0) usleep(200000);
     iso_assert_ok(give_all(&rig));
     iso_assert_ok(wait_all(&rig));
-    int64_t more = iso__stream_load_of(rig.stream).busy_ns - busy;
+    int64_t more = iso__channel_load_of(rig.channel).busy_ns - busy;
     iso_assert_all(test_rank == 0 ? more < 150000000 : more > 150000000);
-    stream_rig_destroy(&rig);
+    channel_rig_destroy(&rig);
 }
 
-Test(np2_stream_use, steps_allocate_nothing) {
+Test(np2_channel_use, steps_allocate_nothing) {
     long long before, after;
-    stream_rig rig;
-    stream_rig_create(&rig, test_comm, 7, 3000, false);
+    channel_rig rig;
+    channel_rig_create(&rig, test_comm, 7, 3000, false);
     for (int round = 0; round < 30; round++) {
         if (round == 2) iso_memory_balance(NULL, NULL, &before);
         if (test_rank == round) usleep(50000); // of the other one the window is full
@@ -384,69 +384,69 @@ Test(np2_stream_use, steps_allocate_nothing) {
     }
     iso_memory_balance(NULL, NULL, &after);
     iso_assert_all(after == before);
-    stream_rig_destroy(&rig);
+    channel_rig_destroy(&rig);
 }
 
-Test(np2_stream_use, item_that_moves) {
+Test(np2_channel_use, item_that_moves) {
     static float elsewhere[300];
-    stream_rig rig;
-    stream_rig_create(&rig, test_comm, 2, 300, false);
+    channel_rig rig;
+    channel_rig_create(&rig, test_comm, 2, 300, false);
     iso_assert_ok(give_all(&rig));
     iso_assert_ok(wait_all(&rig));
     void *old = rig.item[0].data;
     rig.item[0].data = elsewhere;
-    iso_assert_ok(iso__stream_move(rig.stream, 0, elsewhere));
+    iso_assert_ok(iso__channel_move(rig.channel, 0, elsewhere));
     iso_assert_ok(give_all(&rig));
     iso_assert_ok(wait_all(&rig));
     iso_assert_all(all_summed(&rig));
     rig.item[0].data = old; // to be freed
-    stream_rig_destroy(&rig);
+    channel_rig_destroy(&rig);
 }
 
 // No MPI call counts more elements than an int can.
-Test(np1_stream_use, long_parts_are_split) {
+Test(np1_channel_use, long_parts_are_split) {
     size_t bytes = ((size_t)9 << 30) + 4;
     void *data = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     cr_assert(data != MAP_FAILED);
-    const iso__stream_item item = {data, bytes, ISO_F32, "huge"};
-    iso__stream *stream;
-    iso_assert_ok(iso__stream_create(test_comm, &item, 1, SIZE_MAX, SIZE_MAX, &stream));
-    cr_expect_eq(iso__stream_parts(stream), 10);
+    const iso__channel_item item = {data, bytes, ISO_F32, "huge"};
+    iso__channel *channel;
+    iso_assert_ok(iso__channel_create(test_comm, &item, 1, SIZE_MAX, SIZE_MAX, &channel));
+    cr_expect_eq(iso__channel_parts(channel), 10);
     const iso__part part[] = {{0, 0, bytes - 8}, {0, bytes - 8, 8}};
-    cr_expect_eq(iso__stream_set_plan(stream, part, 2, SIZE_MAX), ISO_OK);
-    cr_expect_eq(iso__stream_parts(stream), 10);
-    iso__stream_destroy(&stream);
+    cr_expect_eq(iso__channel_set_plan(channel, part, 2, SIZE_MAX), ISO_OK);
+    cr_expect_eq(iso__channel_parts(channel), 10);
+    iso__channel_destroy(&channel);
     munmap(data, bytes);
 }
 
 // ---- Life ---------------------------------------------------------------------------------------------
 
-// MPI_Finalize with a stream alive and its parts under way must neither crash nor hang.
-Test(np2_stream_life, finalize_completes_what_is_under_way) {
+// MPI_Finalize with a channel alive and its parts under way must neither crash nor hang.
+Test(np2_channel_life, finalize_completes_what_is_under_way) {
     iso_comm *comm;
-    stream_rig rig;
+    channel_rig rig;
     iso_assert_ok(iso_comm_create(MPI_COMM_WORLD, NULL, &comm));
-    stream_rig_create(&rig, comm, 5, 20000, false);
-    iso_comm_destroy(&comm); // the stream has it as well
+    channel_rig_create(&rig, comm, 5, 20000, false);
+    iso_comm_destroy(&comm); // the channel has it as well
     iso_assert_ok(give_all(&rig));
     MPI_Finalize();
     cr_expect(all_summed(&rig));
-    cr_expect(refused(iso__stream_ready(rig.stream, 0), ISO_ERR_STATE, "after MPI_Finalize"));
-    stream_rig_destroy(&rig);
+    cr_expect(refused(iso__channel_ready(rig.channel, 0), ISO_ERR_STATE, "after MPI_Finalize"));
+    channel_rig_destroy(&rig);
     balance_check();
 }
 
-Test(np2_stream_life, finalize_with_an_item_that_never_left) {
+Test(np2_channel_life, finalize_with_an_item_that_never_left) {
     iso_comm *comm;
-    stream_rig rig;
+    channel_rig rig;
     iso_assert_ok(iso_comm_create(MPI_COMM_WORLD, NULL, &comm));
-    stream_rig_create(&rig, comm, 2, 300, false);
+    channel_rig_create(&rig, comm, 2, 300, false);
     iso_assert_ok(give(&rig, 1)); // item 0 leaves before it
     MPI_Finalize();
-    iso_status status = iso__stream_test(rig.stream, 1);
+    iso_status status = iso__channel_test(rig.channel, 1);
     cr_expect(refused(status, ISO_ERR_STATE, "\"item 1\" was still out when MPI_Finalize"));
-    cr_expect_eq(iso__stream_wait(rig.stream, 1, NULL, NULL), ISO_ERR_STATE);
-    stream_rig_destroy(&rig);
+    cr_expect_eq(iso__channel_wait(rig.channel, 1, NULL, NULL), ISO_ERR_STATE);
+    channel_rig_destroy(&rig);
     iso_comm_destroy(&comm);
     balance_check();
 }

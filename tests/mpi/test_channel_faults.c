@@ -1,18 +1,18 @@
-// What a stream asks of MPI, watched and made to fail on the way: the order of parts, the window,
+// What a channel asks of MPI, watched and made to fail on the way: the order of parts, the window,
 // errors.
 #include "common/balance.h"
+#include "common/channel_fixture.h"
 #include "common/mpi_fixture.h"
-#include "common/stream_fixture.h"
 
 #include <criterion/criterion.h>
 #include <isotherm/trace.h>
 #include <string.h>
 #include <unistd.h>
 
-TestSuite(np2_stream_order, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 60);
-TestSuite(np3_stream_order, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 60);
-TestSuite(np1_stream_faults, .init = test_mpi_setup_bare, .timeout = 60);
-TestSuite(np2_stream_faults, .init = test_mpi_setup_bare, .timeout = 60);
+TestSuite(np2_channel_order, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 60);
+TestSuite(np3_channel_order, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 60);
+TestSuite(np1_channel_faults, .init = test_mpi_setup_bare, .timeout = 60);
+TestSuite(np2_channel_faults, .init = test_mpi_setup_bare, .timeout = 60);
 
 // ---- In MPI's place ------------------------------------------------------------------------------------
 
@@ -87,22 +87,22 @@ static void stop_watching(iso_comm *comm) {
 
 // ---- Order and window ---------------------------------------------------------------------------------
 
-static bool random_round(stream_rig *rig) {
-    int order[STREAM_ITEMS];
+static bool random_round(channel_rig *rig) {
+    int order[CHANNEL_ITEMS];
     iso_status status = ISO_OK;
-    stream_shuffle_mine(rig, order, rig->items);
+    channel_shuffle_mine(rig, order, rig->items);
     for (int k = 0; k < rig->items && status >= 0; k++) {
-        stream_stumble(rig, 500);
-        stream_fill(rig, order[k]);
-        status = iso__stream_ready(rig->stream, order[k]);
+        channel_stumble(rig, 500);
+        channel_fill(rig, order[k]);
+        status = iso__channel_ready(rig->channel, order[k]);
     }
     for (int i = 0; i < rig->items && status >= 0; i++)
-        status = iso__stream_wait(rig->stream, i, NULL, NULL);
+        status = iso__channel_wait(rig->channel, i, NULL, NULL);
     if (status < 0) iso_error_print(stderr);
     return status >= 0;
 }
 
-static bool called_in_order(const stream_rig *rig, const iso__part *part, int count, int rounds) {
+static bool called_in_order(const channel_rig *rig, const iso__part *part, int count, int rounds) {
     bool right = calls == count * rounds;
     for (int k = 0; k < calls && k < MOST && right; k++) {
         const iso__part *p = &part[k % count];
@@ -114,14 +114,14 @@ static bool called_in_order(const stream_rig *rig, const iso__part *part, int co
 // Whatever becomes ready first and however slow a rank is, the parts leave in the order of the
 // plan, and no more bytes are under way than the window says.
 static void order_is_the_plans(void) {
-    static iso__part part[STREAM_PARTS];
+    static iso__part part[CHANNEL_PARTS];
     enum { ROUNDS = 5, WINDOW = 6000 };
-    stream_rig rig;
-    stream_rig_create(&rig, test_comm, 8, 2000, false);
+    channel_rig rig;
+    channel_rig_create(&rig, test_comm, 8, 2000, false);
     bool window_was_used = false;
     for (int p = 0; p < 10; p++) {
-        int count = stream_random_plan(&rig, part);
-        iso_assert_ok(iso__stream_set_plan(rig.stream, part, count, WINDOW));
+        int count = channel_random_plan(&rig, part);
+        iso_assert_ok(iso__channel_set_plan(rig.channel, part, count, WINDOW));
         start_watching(test_comm);
         bool right = true;
         for (int round = 0; round < ROUNDS && right; round++) right = random_round(&rig);
@@ -131,18 +131,18 @@ static void order_is_the_plans(void) {
         window_was_used = window_was_used || most_under_way > WINDOW / 2;
     }
     iso_assert_all(window_was_used);
-    stream_rig_destroy(&rig);
+    channel_rig_destroy(&rig);
 }
 
-Test(np2_stream_order, order_is_the_plans) { order_is_the_plans(); }
-Test(np3_stream_order, order_is_the_plans) { order_is_the_plans(); }
+Test(np2_channel_order, order_is_the_plans) { order_is_the_plans(); }
+Test(np3_channel_order, order_is_the_plans) { order_is_the_plans(); }
 
 // ---- Errors -------------------------------------------------------------------------------------------
 
-static iso_status until_done(stream_rig *rig, int item) {
+static iso_status until_done(channel_rig *rig, int item) {
     iso_status status = ISO_PENDING;
     for (int64_t start = iso_now(); status == ISO_PENDING && iso_now() - start < 5000000000;)
-        status = iso__stream_test(rig->stream, item);
+        status = iso__channel_test(rig->channel, item);
     return status;
 }
 
@@ -152,97 +152,97 @@ static bool names_it(iso_status status, const char *text) {
 
 // The items before it are done, nothing is posted after it, and everything after it says so, again
 // and again, whoever met the error: the helper or this thread.
-static void check_failed(stream_rig *rig, int error) {
+static void check_failed(channel_rig *rig, int error) {
     char why[MPI_MAX_ERROR_STRING] = "", text[2 * MPI_MAX_ERROR_STRING];
     MPI_Error_string(error, why, &(int){0});
     snprintf(text, sizeof(text), "the exchange of \"item 1\" failed: MPI said \"%s\"", why);
     cr_expect_eq(until_done(rig, 0), ISO_OK);
-    cr_expect(stream_is_summed(rig, 0));
+    cr_expect(channel_is_summed(rig, 0));
     for (int times = 0; times < 2; times++)
         for (int i = 1; i < 3; i++) {
             cr_expect(names_it(until_done(rig, i), text), "%s", iso_last_error()->message);
-            cr_expect(names_it(iso__stream_wait(rig->stream, i, NULL, NULL), text));
-            cr_expect(names_it(iso__stream_ready(rig->stream, i), text));
-            cr_expect(!iso__stream_is_done(rig->stream, i));
+            cr_expect(names_it(iso__channel_wait(rig->channel, i, NULL, NULL), text));
+            cr_expect(names_it(iso__channel_ready(rig->channel, i), text));
+            cr_expect(!iso__channel_is_done(rig->channel, i));
         }
-    cr_expect(names_it(iso__stream_ready(rig->stream, 0), text));
+    cr_expect(names_it(iso__channel_ready(rig->channel, 0), text));
 }
 
 static void error_of_a_call(iso_progress mode) {
     iso_comm_config config = {.progress = mode};
     iso_comm *comm;
-    stream_rig rig;
+    channel_rig rig;
     iso_assert_ok(iso_comm_create(MPI_COMM_WORLD, &config, &comm));
-    stream_rig_create(&rig, comm, 3, 300, false);
+    channel_rig_create(&rig, comm, 3, 300, false);
     iso__part part[3];
     for (int i = 0; i < 3; i++) part[i] = (iso__part){.item = i, .bytes = rig.item[i].bytes};
-    iso_assert_ok(iso__stream_set_plan(rig.stream, part, 3, 1)); // the second one leaves later
+    iso_assert_ok(iso__channel_set_plan(rig.channel, part, 3, 1)); // the second one leaves later
     fail_call = 1;
     start_watching(comm);
     for (int i = 0; i < 3; i++) {
-        stream_fill(&rig, i);
-        cr_expect(iso__stream_ready(rig.stream, i) >= 0 || calls == 1);
+        channel_fill(&rig, i);
+        cr_expect(iso__channel_ready(rig.channel, i) >= 0 || calls == 1);
     }
     check_failed(&rig, MPI_ERR_INTERN);
     cr_expect_eq(calls, 1);
     stop_watching(comm);
-    stream_rig_destroy(&rig);
+    channel_rig_destroy(&rig);
     iso_comm_destroy(&comm);
     MPI_Finalize();
     balance_check();
 }
 
 // Ranks meet it together.
-Test(np1_stream_faults, error_of_a_call_under_the_helper) { error_of_a_call(ISO_PROGRESS_THREAD); }
-Test(np2_stream_faults, error_of_a_call_under_the_helper) { error_of_a_call(ISO_PROGRESS_THREAD); }
-Test(np2_stream_faults, error_of_a_call_without_it) { error_of_a_call(ISO_PROGRESS_OFF); }
+Test(np1_channel_faults, error_of_a_call_under_the_helper) { error_of_a_call(ISO_PROGRESS_THREAD); }
+Test(np2_channel_faults, error_of_a_call_under_the_helper) { error_of_a_call(ISO_PROGRESS_THREAD); }
+Test(np2_channel_faults, error_of_a_call_without_it) { error_of_a_call(ISO_PROGRESS_OFF); }
 
 static void error_of_a_completion(iso_progress mode) {
     iso_comm_config config = {.progress = mode};
     iso_comm *comm;
-    stream_rig rig;
+    channel_rig rig;
     iso_assert_ok(iso_comm_create(MPI_COMM_WORLD, &config, &comm));
-    stream_rig_create(&rig, comm, 3, 300, false);
+    channel_rig_create(&rig, comm, 3, 300, false);
     iso__part part[3];
     for (int i = 0; i < 3; i++) part[i] = (iso__part){.item = i, .bytes = rig.item[i].bytes};
-    iso_assert_ok(iso__stream_set_plan(rig.stream, part, 3, 1));
+    iso_assert_ok(iso__channel_set_plan(rig.channel, part, 3, 1));
     fail_completion = 1;
     start_watching(comm);
     for (int i = 0; i < 3; i++) {
-        stream_fill(&rig, i);
-        cr_expect(iso__stream_ready(rig.stream, i) >= 0 || calls == 2);
+        channel_fill(&rig, i);
+        cr_expect(iso__channel_ready(rig.channel, i) >= 0 || calls == 2);
     }
     check_failed(&rig, MPI_ERR_TRUNCATE);
     cr_expect_eq(calls, 2);
     stop_watching(comm);
-    stream_rig_destroy(&rig);
+    channel_rig_destroy(&rig);
     iso_comm_destroy(&comm);
     MPI_Finalize();
     balance_check();
 }
 
-Test(np2_stream_faults, error_of_a_completion_under_the_helper) {
+Test(np2_channel_faults, error_of_a_completion_under_the_helper) {
     error_of_a_completion(ISO_PROGRESS_THREAD);
 }
-Test(np2_stream_faults, error_of_a_completion_without_it) {
+Test(np2_channel_faults, error_of_a_completion_without_it) {
     error_of_a_completion(ISO_PROGRESS_OFF);
 }
 
-// What is under way when a stream is destroyed stays, so that nobody writes into freed memory; it
+// What is under way when a channel is destroyed stays, so that nobody writes into freed memory; it
 // completes later.
-Test(np2_stream_faults, destroyed_while_under_way) {
+Test(np2_channel_faults, destroyed_while_under_way) {
     static float data[64];
     iso_comm_config config = {.timeout_s = 0.2};
     iso_comm *comm;
-    iso__stream *stream;
-    const iso__stream_item item = {data, sizeof(data), ISO_F32, "late"};
+    iso__channel *channel;
+    const iso__channel_item item = {data, sizeof(data), ISO_F32, "late"};
     iso_assert_ok(iso_comm_create(MPI_COMM_WORLD, &config, &comm));
-    iso_assert_ok(iso__stream_create(comm, &item, 1, 256, 1, &stream));
+    iso_assert_ok(iso__channel_create(comm, &item, 1, 256, 1, &channel));
     if (test_rank == 0) usleep(500000); // the slow one
-    cr_expect_eq(iso__stream_ready(stream, 0), ISO_OK);
-    if (test_rank == 0) cr_expect_eq(iso__stream_wait(stream, 0, NULL, NULL), ISO_OK);
-    iso__stream_destroy(&stream);
-    cr_expect(stream == NULL);
+    cr_expect_eq(iso__channel_ready(channel, 0), ISO_OK);
+    if (test_rank == 0) cr_expect_eq(iso__channel_wait(channel, 0, NULL, NULL), ISO_OK);
+    iso__channel_destroy(&channel);
+    cr_expect(channel == NULL);
     iso_comm_destroy(&comm);
     MPI_Finalize(); // completes it
     long long blocks;

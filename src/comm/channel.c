@@ -1,0 +1,473 @@
+// Exchanges that go on in rounds: parts of buffers leave in the order of one plan.
+#include "comm/channel.h"
+#include "comm/traffic.h"
+
+#include <isotherm/trace.h>
+#include <stdatomic.h>
+#include <string.h>
+
+// An MPI call counts elements in an int: longer parts are split.
+#define MOST_BYTES ((size_t)1 << 30)
+#define CUT_UNIT   ((size_t)64) // parts begin on cache lines
+
+typedef struct item {
+    iso__channel_item given;
+    // Rounds for which it was made ready, and of these those it is done with: they differ by one
+    // while it is under way. Written with the lock held; `completed` last, after the times.
+    _Atomic uint64_t announced, completed;
+    int parts, last; // how many; the plan's index of the last one
+    int parts_left;  // of the round under way
+    iso__channel_times times;
+} item;
+
+// The engine's lock guards everything but what is atomic.
+struct iso__channel {
+    iso_comm *comm;
+    MPI_Comm mpi;
+    item *item;
+    int count;
+    iso__part *part; // the plan
+    int part_count;
+    int next;                 // of the plan, to be posted
+    uint64_t round;           // of that part
+    size_t window, in_flight; // bytes
+    int room;                 // requests that are there for it
+    int queue;                // of exchanges in shared memory; 0: it takes no part in them
+    int64_t busy_since;
+    iso__channel_load load;
+    // The first error, and its text, written before it. Nothing is posted any more.
+    _Atomic int error;
+    char message[400];
+    iso__channel *older; // in the engine's list
+};
+
+static bool is_pending(const item *m) {
+    return atomic_load_explicit(&m->announced, memory_order_relaxed) !=
+           atomic_load_explicit(&m->completed, memory_order_acquire);
+}
+
+static bool has_failed(const iso__channel *c) {
+    return atomic_load_explicit(&c->error, memory_order_acquire) != ISO_OK;
+}
+
+// Of the thread that asks; the error may be that of another.
+static iso_status verdict(const iso__channel *c, int i) {
+    if (!is_pending(&c->item[i])) return ISO_OK;
+    ISO_CHECK(!has_failed(c), (iso_status)atomic_load(&c->error), "%s", c->message);
+    ISO_CHECK(!c->comm->engine->finalized, ISO_ERR_STATE,
+              "the exchange of \"%s\" was still out when MPI_Finalize was called",
+              c->item[i].given.label);
+    return ISO_PENDING;
+}
+
+// Keeps what this thread's error record says.
+static void fail(iso__channel *c, const item *m, iso_status status) {
+    if (has_failed(c)) return;
+    snprintf(c->message, sizeof(c->message), "the exchange of \"%s\" failed: %.300s",
+             m->given.label, iso_last_error()->message);
+    atomic_store_explicit(&c->error, (int)status, memory_order_release);
+}
+
+// ---- Parts, with the lock held ----------------------------------------------------------------------
+
+static bool may_post(const iso__channel *c) {
+    if (c->part_count == 0 || has_failed(c)) return false;
+    const iso__part *p = &c->part[c->next];
+    if (c->item[p->item].announced <= c->round) return false;
+    return c->in_flight == 0 || (c->in_flight <= c->window && p->bytes <= c->window - c->in_flight);
+}
+
+static const iso__collective_ops *ops_of(const iso__channel *c, const item *m, const void *data,
+                                         size_t bytes) {
+    if (c->queue == 0) return &iso__collective_mpi;
+    return iso__collective_choose(c->comm, data, bytes, m->given.dtype);
+}
+
+static iso_status post(iso__channel *c, const iso__part *part) {
+    item *m = &c->item[part->item];
+    char *data = (char *)m->given.data + part->offset;
+    iso_request *request;
+    ISO_TRY(iso__request_begin(c->comm, m->given.label, part->bytes, &request));
+    request->mpi = c->mpi;
+    request->next = data;
+    request->unit = iso_dtype_size(m->given.dtype);
+    request->left = part->bytes / request->unit;
+    request->dtype = m->given.dtype;
+    request->queue = c->queue;
+    request->call = iso__mpi_allreduce;
+    request->channel = c;
+    request->channel_item = part->item;
+    if (part->offset == 0) m->times.posted_ns = request->posted_ns;
+    if (c->in_flight == 0) c->busy_since = request->posted_ns;
+    iso_status status = ops_of(c, m, data, part->bytes)->post(request);
+    if (status < 0) {
+        request->channel = NULL;
+        iso__request_release(c->comm->engine, &request);
+    }
+    ISO_TRY(status);
+    c->in_flight += part->bytes;
+    return ISO_OK;
+}
+
+static bool issue(iso__channel *c) {
+    bool any = false;
+    while (may_post(c)) {
+        const iso__part *part = &c->part[c->next];
+        iso_status status = post(c, part);
+        if (status < 0) fail(c, &c->item[part->item], status);
+        any = any || status >= 0;
+        if (status < 0 || ++c->next < c->part_count) continue;
+        c->next = 0;
+        c->round++;
+    }
+    return any;
+}
+
+bool iso__channels_issue(iso__engine *engine) {
+    bool any = false;
+    for (iso__channel *c = engine->channels; c; c = c->older) any = issue(c) || any;
+    return any;
+}
+
+void iso__channel_part_done(iso_request *request) {
+    iso__channel *c = request->channel;
+    item *m = &c->item[request->channel_item];
+    c->in_flight -= request->bytes;
+    c->load.bytes += (int64_t)request->bytes;
+    if (c->in_flight == 0) c->load.busy_ns += request->done_ns - c->busy_since;
+    if (request->mpi_error) {
+        fail(c, m,
+             iso__mpi_error(request->mpi_error, "an all-reduce", __func__, __FILE__, __LINE__));
+    } else if (--m->parts_left == 0) {
+        m->times.done_ns = request->done_ns;
+        atomic_fetch_add_explicit(&m->completed, 1, memory_order_release);
+    }
+    iso__request_release(c->comm->engine, &request);
+}
+
+// ---- The plan ---------------------------------------------------------------------------------------
+
+static bool nothing_pending(const iso__channel *c) {
+    for (int i = 0; i < c->count; i++)
+        if (is_pending(&c->item[i])) return false;
+    return true;
+}
+
+int iso__channel_parts(const iso__channel *c) { return c->part_count; }
+
+size_t iso__cut_count(size_t bytes, size_t unit, size_t most) {
+    size_t units = (bytes - 1) / unit + 1, each = most > unit ? most / unit : 1;
+    return (units - 1) / each + 1;
+}
+
+size_t iso__cut_at(size_t bytes, size_t unit, size_t count, size_t k) {
+    size_t units = (bytes - 1) / unit + 1, longer = units % count;
+    size_t at = (units / count * k + (k < longer ? k : longer)) * unit;
+    return at < bytes ? at : bytes;
+}
+
+// Writes a part as parts of at most so many bytes; gives their number.
+static size_t cut(iso__part part, size_t most, iso__part *out) {
+    size_t count = iso__cut_count(part.bytes, CUT_UNIT, most);
+    for (size_t k = 0; k < count; k++) {
+        size_t at = iso__cut_at(part.bytes, CUT_UNIT, count, k);
+        size_t end = iso__cut_at(part.bytes, CUT_UNIT, count, k + 1);
+        out[k] = (iso__part){.item = part.item, .offset = part.offset + at, .bytes = end - at};
+    }
+    return count;
+}
+
+static iso_status check_part(const iso__channel *c, const iso__part *p, const size_t *covered) {
+    ISO_CHECK(p->item >= 0 && p->item < c->count, ISO_ERR_ARG,
+              "a plan has a part of buffer %d: there are %d", p->item, c->count);
+    const iso__channel_item *given = &c->item[p->item].given;
+    ISO_CHECK(p->offset == covered[p->item] && p->bytes > 0 && p->bytes <= given->bytes - p->offset,
+              ISO_ERR_ARG,
+              "a plan has %zu bytes of \"%s\" from %zu on, where the next of its %zu bytes is %zu",
+              p->bytes, given->label, p->offset, given->bytes, covered[p->item]);
+    ISO_CHECK(p->bytes % iso_dtype_size(given->dtype) == 0, ISO_ERR_ARG,
+              "a plan has %zu bytes of \"%s\", which is no whole number of its elements", p->bytes,
+              given->label);
+    return ISO_OK;
+}
+
+// Gives the number of parts, none of them longer than MOST_BYTES.
+static iso_status check_plan(const iso__channel *c, const iso__part *part, int count,
+                             size_t *covered, int *total) {
+    *total = 0;
+    for (int k = 0; k < count; k++) {
+        ISO_TRY(check_part(c, &part[k], covered));
+        covered[part[k].item] += part[k].bytes;
+        *total += (int)iso__cut_count(part[k].bytes, CUT_UNIT, MOST_BYTES);
+    }
+    for (int i = 0; i < c->count; i++)
+        ISO_CHECK(covered[i] == c->item[i].given.bytes, ISO_ERR_ARG,
+                  "a plan covers %zu of the %zu bytes of \"%s\"", covered[i],
+                  c->item[i].given.bytes, c->item[i].given.label);
+    return ISO_OK;
+}
+
+// How many parts can be under way at once.
+static int most_at_once(const iso__part *part, int count, size_t window) {
+    size_t least = SIZE_MAX;
+    for (int k = 0; k < count; k++) least = part[k].bytes < least ? part[k].bytes : least;
+    return window / least + 1 < (size_t)count ? (int)(window / least + 1) : count;
+}
+
+static iso_status reserve(iso__channel *c, int room) {
+    iso__engine *engine = c->comm->engine;
+    if (room <= c->room) return ISO_OK;
+    pthread_mutex_lock(&engine->lock);
+    iso_status status = iso__request_reserve(engine, room - c->room);
+    pthread_mutex_unlock(&engine->lock);
+    if (status == ISO_OK) c->room = room;
+    return status;
+}
+
+// Takes over the parts, which are in order.
+static void adopt_plan(iso__channel *c, iso__part *part, int count, size_t window) {
+    pthread_mutex_lock(&c->comm->engine->lock);
+    for (int i = 0; i < c->count; i++) c->item[i].parts = 0;
+    for (int k = 0; k < count; k++) {
+        c->item[part[k].item].parts++;
+        c->item[part[k].item].last = k;
+    }
+    iso__part *old = c->part;
+    c->part = part;
+    c->part_count = count;
+    c->window = window;
+    pthread_mutex_unlock(&c->comm->engine->lock);
+    iso__free(old);
+}
+
+iso_status iso__channel_set_plan(iso__channel *c, const iso__part *part, int count, size_t window) {
+    ISO_CHECK(nothing_pending(c) && c->next == 0, ISO_ERR_STATE,
+              "a plan was given in the middle of a round: wait for all of its buffers first");
+    void *covered, *copy;
+    int total;
+    ISO_TRY(iso__alloc_zero((size_t)c->count * sizeof(size_t), &covered));
+    iso_status status = check_plan(c, part, count, covered, &total);
+    iso__free(covered);
+    ISO_TRY(status);
+    ISO_TRY(iso__alloc((size_t)total * sizeof(iso__part), &copy));
+    iso__part *end = copy;
+    for (int k = 0; k < count; k++) end += cut(part[k], MOST_BYTES, end);
+    adopt_plan(c, copy, total, window);
+    return reserve(c, most_at_once(c->part, total, window));
+}
+
+static iso_status plan_in_order(iso__channel *c, size_t part_bytes, size_t window) {
+    size_t total = 0;
+    void *memory;
+    for (int i = 0; i < c->count; i++)
+        total += iso__cut_count(c->item[i].given.bytes, CUT_UNIT, part_bytes);
+    ISO_TRY(iso__alloc(total * sizeof(iso__part), &memory));
+    iso__part *end = memory;
+    for (int i = 0; i < c->count; i++)
+        end += cut((iso__part){i, 0, c->item[i].given.bytes}, part_bytes, end);
+    iso_status status = iso__channel_set_plan(c, memory, (int)total, window);
+    iso__free(memory);
+    return status;
+}
+
+// ---- Life -------------------------------------------------------------------------------------------
+
+static iso_status check_item(const iso__channel_item *given) {
+    ISO_CHECK(iso__mpi_type(given->dtype) != MPI_DATATYPE_NULL, ISO_ERR_UNSUPPORTED,
+              "MPI cannot sum elements of type %s, of which \"%s\" is",
+              iso_dtype_name(given->dtype), given->label);
+    ISO_CHECK(given->bytes > 0 && given->bytes % iso_dtype_size(given->dtype) == 0, ISO_ERR_ARG,
+              "\"%s\" has %zu bytes, which is no whole number of its elements", given->label,
+              given->bytes);
+    return ISO_OK;
+}
+
+static iso_status setup(iso__channel *c, const iso__channel_item *given, int count,
+                        size_t part_bytes, size_t window) {
+    for (int i = 0; i < count; i++) ISO_TRY(check_item(&given[i]));
+    ISO_TRY(iso__alloc_zero((size_t)count * sizeof(item), (void **)&c->item));
+    c->count = count;
+    for (int i = 0; i < count; i++) c->item[i].given = given[i];
+    return plan_in_order(c, part_bytes, window);
+}
+
+// The same one on all ranks, which create and destroy channels in one order.
+static void take_queue(iso__channel *c) {
+    for (int q = 1; q < ISO_QUEUES && c->queue == 0; q++)
+        if (!c->comm->queue_taken[q]) c->queue = q;
+    c->comm->queue_taken[c->queue] = true;
+}
+
+// With the lock of the engine, whose threads walk the list.
+static void list(iso__channel *c, bool add) {
+    iso__engine *engine = c->comm->engine;
+    pthread_mutex_lock(&engine->lock);
+    iso__channel **at = &engine->channels;
+    if (add) c->older = *at;
+    while (!add && *at && *at != c) at = &(*at)->older;
+    if (*at || add) *at = add ? c : c->older;
+    pthread_mutex_unlock(&engine->lock);
+}
+
+iso_status iso__channel_create(iso_comm *comm, const iso__channel_item *given, int count,
+                               size_t part_bytes, size_t window, iso__channel **out) {
+    iso_status status;
+    iso__channel *c;
+    ISO_CHECK(!comm->engine->finalized, ISO_ERR_STATE, "a channel was created after MPI_Finalize");
+    ISO_TRY(iso__alloc_zero(sizeof(*c), (void **)&c));
+    c->comm = iso_comm_retain(comm);
+    c->mpi = MPI_COMM_NULL;
+    ISO_TRY_GOTO(iso_comm_agree(comm, setup(c, given, count, part_bytes, window)));
+    ISO_TRY_GOTO(iso__comm_meet(comm, "the barrier before MPI_Comm_dup"));
+    // With its error handler, which returns.
+    ISO_TRY_GOTO(iso__comm_make(comm, &(iso__comm_recipe){.from = comm->mpi}, &c->mpi));
+    take_queue(c);
+    list(c, true);
+    *out = c;
+    return ISO_OK;
+fail:
+    iso__channel_destroy(&c);
+    return status;
+}
+
+// What a time-out or an error left under way: MPI may still write into the items.
+static bool is_in_use(iso__channel *c) {
+    pthread_mutex_lock(&c->comm->engine->lock);
+    bool in_use = c->in_flight > 0;
+    if (in_use && !has_failed(c)) {
+        ISO_FAIL(ISO_ERR_STATE, "its channel was destroyed");
+        fail(c, &c->item[0], ISO_ERR_STATE); // nothing more is posted
+    }
+    pthread_mutex_unlock(&c->comm->engine->lock);
+    return in_use;
+}
+
+static void give_back(iso__channel *c) {
+    pthread_mutex_lock(&c->comm->engine->lock);
+    iso__request_unreserve(c->comm->engine, c->room);
+    pthread_mutex_unlock(&c->comm->engine->lock);
+}
+
+bool iso__channel_destroy(iso__channel **pointer) {
+    iso__channel *c = *pointer;
+    *pointer = NULL;
+    if (!c) return true;
+    if (is_in_use(c)) {
+        iso__log(ISO_LOG_ERROR, "a channel was destroyed with exchanges under way: it stays");
+        return false;
+    }
+    list(c, false);
+    give_back(c);
+    c->comm->queue_taken[c->queue] = false;
+    int finalized = 0;
+    MPI_Finalized(&finalized);
+    if (!finalized && c->mpi != MPI_COMM_NULL) MPI_Comm_free(&c->mpi);
+    iso_comm_destroy(&c->comm);
+    iso__free(c->part);
+    iso__free(c->item);
+    iso__free(c);
+    return true;
+}
+
+iso_status iso__channel_move(iso__channel *c, int i, void *data) {
+    ISO_CHECK(nothing_pending(c), ISO_ERR_STATE, "\"%s\" was moved while exchanges were under way",
+              c->item[i].given.label);
+    c->item[i].given.data = data;
+    return ISO_OK;
+}
+
+// ---- Ready, test, wait ------------------------------------------------------------------------------
+
+iso_status iso__channel_ready(iso__channel *c, int i) {
+    item *m = &c->item[i];
+    iso__engine *engine = c->comm->engine;
+    ISO_CHECK(!engine->finalized, ISO_ERR_STATE, "an exchange was started after MPI_Finalize");
+    ISO_TRY(verdict(c, i));
+    ISO_CHECK(!is_pending(m), ISO_ERR_STATE,
+              "\"%s\" was made ready twice: its exchange is still under way", m->given.label);
+    pthread_mutex_lock(&engine->lock);
+    m->times = (iso__channel_times){.ready_ns = iso_now()};
+    m->parts_left = m->parts;
+    atomic_fetch_add_explicit(&m->announced, 1, memory_order_relaxed);
+    issue(c);
+    iso__engine_kick(engine);
+    pthread_mutex_unlock(&engine->lock);
+    ISO_TRY(verdict(c, i));
+    return ISO_OK;
+}
+
+iso_status iso__channel_test(iso__channel *c, int i) {
+    // The helper looks after it.
+    if (is_pending(&c->item[i]) && c->comm->engine->mode != ISO_PROGRESS_THREAD)
+        iso__engine_assist(c->comm->engine);
+    return verdict(c, i);
+}
+
+// An item that is not ready on this rank and must leave before this one has left; -1: none.
+static int find_blocking(const iso__channel *c, const item *m) {
+    uint64_t round = c->round, last = m->announced - 1;
+    for (int k = c->next; round < last || (round == last && k <= m->last);) {
+        if (c->item[c->part[k].item].announced <= round) return c->part[k].item;
+        if (++k < c->part_count) continue;
+        k = 0;
+        round++;
+    }
+    return -1;
+}
+
+typedef struct awaited_item {
+    const iso__channel *channel;
+    const item *item;
+} awaited_item;
+
+static bool is_over(const void *what) {
+    const awaited_item *a = what;
+    return !is_pending(a->item) || has_failed(a->channel);
+}
+
+static iso_status wait_locked(iso__channel *c, const item *m, iso__channel_idle idle, void *user) {
+    if (is_over(&(awaited_item){c, m})) {
+        iso__engine_adapt(c->comm->engine, m->times.ready_ns, true); // it may sleep longer
+        return ISO_OK;
+    }
+    int blocking = find_blocking(c, m);
+    ISO_CHECK(blocking < 0, ISO_ERR_STATE,
+              "\"%s\" is waited for, but \"%s\" leaves before it and was not made ready on this "
+              "rank: make all of a round ready first",
+              m->given.label, c->item[blocking].given.label);
+    return iso__engine_wait(c->comm->engine, &(iso__awaited){.comm = c->comm,
+                                                             .name = m->given.label,
+                                                             .began_ns = m->times.ready_ns,
+                                                             .what = &(awaited_item){c, m},
+                                                             .is_done = is_over,
+                                                             .idle = idle,
+                                                             .user = user});
+}
+
+bool iso__channel_is_done(const iso__channel *c, int i) { return !is_pending(&c->item[i]); }
+
+iso_status iso__channel_wait(iso__channel *c, int i, iso__channel_idle idle, void *user) {
+    if (atomic_load_explicit(&c->item[i].announced, memory_order_relaxed) == 0) return ISO_OK;
+    pthread_mutex_lock(&c->comm->engine->lock);
+    iso_status status = wait_locked(c, &c->item[i], idle, user);
+    pthread_mutex_unlock(&c->comm->engine->lock);
+    ISO_TRY(status);
+    ISO_TRY(verdict(c, i));
+    return ISO_OK;
+}
+
+iso__channel_times iso__channel_times_of(const iso__channel *c, int i) { return c->item[i].times; }
+
+void iso__channel_count(const iso__channel *c, int i, iso_traffic *to) {
+    const item *m = &c->item[i];
+    bool shared = ops_of(c, m, m->given.data, m->given.bytes) == &iso__collective_shm;
+    (shared ? iso__count_node_sum : iso__count_sum)(to, c->comm, m->given.bytes);
+}
+
+iso__channel_load iso__channel_load_of(iso__channel *c) {
+    pthread_mutex_lock(&c->comm->engine->lock);
+    iso__channel_load load = c->load;
+    if (c->in_flight > 0) load.busy_ns += iso_now() - c->busy_since;
+    pthread_mutex_unlock(&c->comm->engine->lock);
+    return load;
+}

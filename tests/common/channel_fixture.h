@@ -1,0 +1,43 @@
+// For tests of channels: buffers of several types, random plans, and ranks of random speed.
+#ifndef ISO_TEST_CHANNEL_FIXTURE_H
+#define ISO_TEST_CHANNEL_FIXTURE_H
+
+#include "comm/channel.h"
+
+enum { CHANNEL_ITEMS = 100, CHANNEL_PARTS = 800 };
+
+typedef struct channel_rig {
+    iso__channel *channel;
+    iso_comm *comm;
+    int items;
+    iso__channel_item item[CHANNEL_ITEMS];
+    char label[CHANNEL_ITEMS][16]; // "item 0", ...
+    float *shared;                 // what holds the f32 items, if ranks share memory
+    uint32_t drawn;                // random numbers that all ranks draw
+    uint32_t mine;                 // and those of this rank alone
+    int rounds[CHANNEL_ITEMS];     // how often each was filled
+} channel_rig;
+
+// Numbers below `below`, the same on every rank, and others on every rank.
+uint32_t channel_draw(channel_rig *rig, uint32_t below);
+uint32_t channel_draw_mine(channel_rig *rig, uint32_t below);
+
+// Collective. Items of random length up to `most` elements, of f32 (in shared memory, if asked
+// for), f64 and bf16, in parts of 400 bytes and with a window of 1000 bytes.
+void channel_rig_create(channel_rig *rig, iso_comm *comm, int items, size_t most, bool shared);
+void channel_rig_destroy(channel_rig *rig);
+
+// Parts of random length in random order, ascending within an item; gives how many.
+int channel_random_plan(channel_rig *rig, iso__part *part);
+// A random order of the numbers below count, of this rank alone.
+void channel_shuffle_mine(channel_rig *rig, int *order, int count);
+// Sleeps for up to `most` microseconds, or, mostly, not at all.
+void channel_stumble(channel_rig *rig, uint32_t most);
+
+// Writes this rank's numbers for the item's next round. They are small whole numbers, of four ranks
+// at most 256 in all: sums are exact in any order, in bf16 as well.
+void channel_fill(channel_rig *rig, int item);
+// Whether the item holds the sums of the round that was filled last.
+bool channel_is_summed(const channel_rig *rig, int item);
+
+#endif
