@@ -5,7 +5,8 @@
 #include "comm/traffic.h"
 
 #include "parallel/parallel_impl.h"
-#include "parallel/reducer_impl.h"
+#include "parallel/match.h"
+#include "parallel/reducer_calls.h"
 
 #include <isotherm/trace.h>
 #include <math.h>
@@ -63,7 +64,7 @@ static iso_status allocate(iso__periodic *p) {
     memset(p->sent, 0, bytes);
     ISO_TRY(iso__pinned_alloc(p->device, bytes, (void **)&p->queued_sent));
     memset(p->queued_sent, 0, bytes);
-    if (iso_data_parallel_reducer(p->data_parallel)->unused != ISO_UNUSED_NEGOTIATE) return ISO_OK;
+    if (!iso__reducer_negotiates(iso_data_parallel_reducer(p->data_parallel))) return ISO_OK;
     size_t steps = (size_t)p->parameter_count * sizeof(*p->steps);
     return iso__alloc_zero(steps, (void **)&p->steps);
 }

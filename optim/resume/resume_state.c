@@ -5,7 +5,7 @@
 #include "nn/nn_impl.h"
 #include "optim/optim_impl.h"
 #include "parallel/parallel_impl.h"
-#include "parallel/reducer_impl.h"
+#include "parallel/reducer_calls.h"
 
 #include <inttypes.h>
 #include <stdarg.h>
@@ -250,19 +250,17 @@ static iso_status add_buffers(iso_state *self, iso_module *module) {
 
 // What a communication hook keeps from step to step, each rank of its own gradients.
 static iso_status add_hook_state(iso_state *self, const iso_reducer *reducer) {
-    if (!reducer || !reducer->hook_state) return ISO_OK;
-    ISO_TRY(iso_state_add(self, ISO_STATE_OWN, "hook_state", ISO_STATE_F32,
-                          (int64_t)reducer->hook_state_count, reducer->hook_state));
+    size_t count = 0;
+    float *state = reducer ? iso__reducer_hook_state(reducer, &count) : NULL;
+    if (!state) return ISO_OK;
+    ISO_TRY(iso_state_add(self, ISO_STATE_OWN, "hook_state", ISO_STATE_F32, (int64_t)count, state));
     return ISO_OK;
 }
 
 // Whether ranks may have different parameters between steps.
 static bool ranks_differ(iso_module *module, iso_optimizer *optimizer) {
     const iso_reducer *reducer = iso_data_parallel_reducer(module);
-    if (reducer && iso_comm_size(reducer->world) > 1 &&
-        (reducer->sync == ISO_SYNC_NONE || reducer->scope != ISO_SCOPE_WORLD ||
-         reducer->hook.silent))
-        return true;
+    if (reducer && !iso__reducer_keeps_ranks_equal(reducer)) return true;
     for (; optimizer; optimizer = inner_of(optimizer))
         if (optimizer->ops->ranks_differ) return true;
     return false;

@@ -195,7 +195,7 @@ static iso_status have_gradients(iso_reducer *r, const iso__applier *a) {
         "step() before the gradients were averaged: call all_reduce_gradients after backward");
     // Plain arrays may have no gradient at all on this rank, unless that is an error anyway.
     bool may_close = r->unused != ISO_UNUSED_ERROR && !r->always_closed;
-    ISO_CHECK(r->lists == 0 || iso__backward_is_open(r) ||
+    ISO_CHECK(r->lists == 0 || iso__reducer_has_open_list(r) ||
                   (may_close && iso__reducer_appliers(r) == 1),
               ISO_ERR_STATE,
               "an optimizer made a second step on the same gradients: run a backward in between");

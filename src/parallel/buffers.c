@@ -2,7 +2,7 @@
 #include "parallel/parallel_impl.h"
 
 #include "comm/comm_impl.h"
-#include "parallel/reducer_impl.h"
+#include "parallel/match.h"
 #include "tensor/tensor_impl.h"
 
 #include <string.h>

@@ -11,10 +11,9 @@ static iso_status before_forward(iso_module *module, void *user) {
     int bucket = -1;
     if (link->count == 0) iso_reducer_poll(r);
     for (int k = 0; k < link->count; k++) {
-        int i = link->slot[k], first = iso__piece_slot(r, i, 0)->bucket;
-        bool cut = r->place[i].pieces > 1;
-        // A device takes the updates of a layer together, if they come at once.
-        bool awaited = module->ops->awaits_pieces && !r->device;
+        int i = link->slot[k], first = iso__reducer_bucket_of(r, i);
+        bool cut = iso_reducer_pieces(r, i) > 1;
+        bool awaited = module->ops->awaits_pieces && iso__reducer_awaits_pieces(r);
         if (cut ? awaited : first == bucket) continue;
         bucket = first;
         ISO_TRY(iso_reducer_param_needed(r, i));
@@ -122,7 +121,7 @@ static iso_status finish(iso__data_parallel *self) {
     ISO_TRY(iso_reducer_finish(self->reducer));
     for (int i = 0; i < self->trainable_count; i++) {
         if (!self->asked[i]) continue;
-        if (iso__piece_slot(self->reducer, i, 0)->skipped) self->trainable[i]->grad_valid = false;
+        if (iso__reducer_was_unused(self->reducer, i)) self->trainable[i]->grad_valid = false;
         self->asked[i] = false;
     }
     return ISO_OK;
@@ -133,14 +132,15 @@ static iso_status finish(iso__data_parallel *self) {
 iso_status iso__data_parallel_complete(void *user, iso_parameter *parameter) {
     iso__data_parallel *self = user;
     (void)parameter;
-    return self->reducer->in_backward ? ISO_OK : finish(self);
+    return iso__reducer_in_backward(self->reducer) ? ISO_OK : finish(self);
 }
 
 iso_status iso_data_parallel_finish(iso_module *module) {
     ISO_TRY(iso__data_parallel_check(module));
     iso__data_parallel *self = iso__data_parallel_of(module);
     ISO_CHECK(
-        !self->reducer->in_backward || !iso__backward_is_open(self->reducer), ISO_ERR_STATE,
+        !iso__reducer_in_backward(self->reducer) || !iso__reducer_has_open_list(self->reducer),
+        ISO_ERR_STATE,
         "iso_data_parallel_finish inside a backward would leave out the gradients that it has "
         "not reached: call it after iso_data_parallel_end_backward");
     return finish(self);
@@ -182,13 +182,12 @@ static void mark_valid(iso__data_parallel *self) {
 static iso_status reduce_by_user(iso__data_parallel *self) {
     for (int i = 0; i < self->trainable_count; i++) {
         iso_parameter *p = self->trainable[i];
-        for (int k = 0; k < self->reducer->place[i].pieces; k++)
-            iso__piece_slot(self->reducer, i, k)->used = p->grad_valid;
+        self->used[i] = p->grad_valid;
         if (!p->grad_valid) ISO_TRY(iso_tensor_fill(p->grad, 0));
         self->gradient[i].data = p->grad->data;
     }
     ISO_TRY(self->reduce(self->gradient, self->trainable_count, self->comm, self->reduce_user));
-    ISO_TRY(iso__reducer_adopt(self->reducer));
+    ISO_TRY(iso__reducer_adopt(self->reducer, self->used));
     mark_valid(self);
     return ISO_OK;
 }
@@ -228,27 +227,24 @@ iso_status iso_data_parallel_begin_backward(iso_module *module) {
     iso__data_parallel *self = iso__data_parallel_of(module);
     // Layers that this forward did not use still have their update pending.
     ISO_TRY(finish(self));
-    bool local = self->no_sync > 0; // its gradients stay on this rank
-    if (self->sync != ISO_SYNC_EXPLICIT)
-        self->reducer->unsynced = local ? self->reducer->unsynced + 1 : 0;
     for (int i = 0; i < self->trainable_count; i++) {
         self->old[i] &= self->trainable[i]->grad_valid;
         self->reported[i] = false;
     }
-    self->reducer->in_backward = true;
+    iso__reducer_enter_backward(self->reducer, self->no_sync == 0);
     return ISO_OK;
 }
 
 iso_status iso_data_parallel_end_backward(iso_module *module) {
     ISO_TRY(iso__data_parallel_check(module));
     iso__data_parallel *self = iso__data_parallel_of(module);
-    ISO_CHECK(self->reducer->in_backward, ISO_ERR_STATE,
+    ISO_CHECK(iso__reducer_in_backward(self->reducer), ISO_ERR_STATE,
               "the end of a backward that was not begun");
     self->buffer_sync.due = self->no_sync == 0;
     iso_status status = ISO_OK;
     bool leaves = self->no_sync == 0 && self->sync != ISO_SYNC_EXPLICIT;
     if (leaves) status = close_backward(self);
-    self->reducer->in_backward = false;
+    iso__reducer_leave_backward(self->reducer);
     ISO_TRY(status);
     if (!leaves) return ISO_OK;
     return iso__buffer_sync_at(&self->buffer_sync, ISO_BUFFERS_AFTER_BACKWARD);
@@ -259,28 +255,26 @@ iso_status iso_data_parallel_end_backward(iso_module *module) {
 static iso_status shadow(iso__data_parallel *self, bool leftover) {
     iso_module *module = &self->base;
     ISO_TRY(iso_data_parallel_begin_backward(module));
-    self->reducer->in_backward = false;
+    iso__reducer_leave_backward(self->reducer);
     if (!leftover) {
         iso_module_zero_grad(module);
         iso_reducer_zero_grad(self->reducer);
     }
     ISO_TRY(self->sync == ISO_SYNC_EXPLICIT ? all_reduce(self) : close_backward(self));
     // What this rank alone has an expert for does not move without its data.
-    for (int i = 0; i < self->trainable_count && !leftover; i++)
-        if (iso__piece_slot(self->reducer, i, 0)->local)
-            iso__piece_slot(self->reducer, i, 0)->skipped = true;
+    if (!leftover) iso__reducer_skip_local(self->reducer);
     return iso__buffer_sync_at(&self->buffer_sync, ISO_BUFFERS_AFTER_BACKWARD);
 }
 
 iso_status iso__data_parallel_shadow(iso_module *module, bool leftover) {
     iso__data_parallel *self = iso__data_parallel_of(module);
     iso_reducer *r = self->reducer;
-    iso_unused unused = r->unused;
     int no_sync = self->no_sync; // as far as the caller's own batches go
     self->no_sync = 0;
-    if (unused == ISO_UNUSED_ERROR) r->unused = ISO_UNUSED_ZERO;
+    iso_unused unused = self->unused;
+    iso__reducer_set_unused(r, unused == ISO_UNUSED_ERROR ? ISO_UNUSED_ZERO : unused);
     iso_status status = shadow(self, leftover);
-    r->unused = unused;
+    iso__reducer_set_unused(r, unused);
     self->no_sync = no_sync;
     ISO_TRY(status);
     return ISO_OK;
@@ -306,7 +300,7 @@ static iso_status backward(iso_module *module, iso_call *call, iso_tensor *grad_
     iso__data_parallel *self = iso__data_parallel_of(module);
     ISO_TRY(iso_data_parallel_begin_backward(module));
     iso_status status = iso_module_call_backward(module->child[0], grad_out, grad_in);
-    if (status < 0) self->reducer->in_backward = false;
+    if (status < 0) iso__reducer_leave_backward(self->reducer);
     ISO_TRY(status);
     return iso_data_parallel_end_backward(module);
 }
@@ -314,8 +308,9 @@ static iso_status backward(iso_module *module, iso_call *call, iso_tensor *grad_
 static iso_status train(iso_module *module, bool training) {
     iso__data_parallel *self = iso__data_parallel_of(module);
     if (training && !self->evaluating) return ISO_OK;
-    if (self->reducer->in_backward) module->training = !self->evaluating; // as it was
-    ISO_CHECK(!self->reducer->in_backward, ISO_ERR_STATE,
+    bool inside = iso__reducer_in_backward(self->reducer);
+    if (inside) module->training = !self->evaluating; // as it was
+    ISO_CHECK(!inside, ISO_ERR_STATE,
               "the mode of a DataParallel was changed inside a backward: call "
               "iso_data_parallel_end_backward first");
     ISO_TRY(finish(self));
@@ -371,6 +366,7 @@ static void destroy(iso_module *module) {
     iso__free(self->gradient);
     iso__free(self->old);
     iso__free(self->reported);
+    iso__free(self->used);
     iso__free(self->asked);
     iso__free(self->link);
     iso__free(self->link_slots);

@@ -81,7 +81,7 @@ static void add_norms(iso_module *module, bool mark, iso_traffic *to) {
 iso_status iso_data_parallel_get_traffic(iso_module *module, iso_traffic *out) {
     ISO_TRY(iso__data_parallel_check(module));
     const iso__data_parallel *self = iso__data_parallel_of(module);
-    iso_traffic sum = self->reducer->traffic;
+    iso_traffic sum = iso__reducer_traffic(self->reducer);
     iso__traffic_add(&sum, &self->buffer_sync.traffic);
     add_norms(module, true, &sum);
     add_norms(module, false, NULL);

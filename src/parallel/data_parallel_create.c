@@ -1,6 +1,7 @@
 // Making a DataParallel of a module: what ranks must agree on, the reducer, and where gradients
 // lie.
 #include "parallel/data_parallel_impl.h"
+#include "parallel/match.h"
 
 #include <string.h>
 
@@ -121,7 +122,7 @@ static iso_status move_gradients(iso__data_parallel *self) {
         iso_tensor_destroy(&p->grad);
         p->grad = view;
         p->grad_valid = false;
-        self->gradient[i] = (iso_gradient){.name = iso__piece_slot(self->reducer, i, 0)->name,
+        self->gradient[i] = (iso_gradient){.name = iso__reducer_name(self->reducer, i),
                                            .count = (size_t)p->value->count,
                                            .dtype = p->value->dtype};
         p->complete = iso__data_parallel_complete;
@@ -288,6 +289,7 @@ static iso_status prepare(iso__data_parallel *self, iso_module *module,
         iso__alloc_zero((size_t)self->list.count * sizeof(*self->asked), (void **)&self->asked));
     ISO_TRY(iso__alloc_zero((size_t)self->list.count * sizeof(*self->reported),
                             (void **)&self->reported));
+    ISO_TRY(iso__alloc_zero((size_t)self->list.count * sizeof(*self->used), (void **)&self->used));
     ISO_TRY(check_ignored(self, config));
     return make_links(self, module);
 }
@@ -303,7 +305,7 @@ static iso_status setup(iso__data_parallel *self, iso_module *module,
     drop_ignored_buffers(self, config);
     ISO_TRY(
         iso__buffer_sync_create(self->comm, &self->buffers, &config->buffers, &self->buffer_sync));
-    self->reducer->always_closed = true;
+    iso__reducer_set_owner(self->reducer);
     iso_status mine = move_gradients(self);
     if (mine == ISO_OK) mine = make_cuts(self);
     ISO_TRY(iso_comm_agree(self->comm, mine));

@@ -4,7 +4,7 @@
 
 #include "nn/nn_impl.h"
 #include "parallel/parallel_impl.h"
-#include "parallel/reducer_impl.h"
+#include "parallel/reducer_calls.h"
 #include "tensor/tensor_impl.h"
 
 // What a hooked module needs to find its parameters in the reducer.
@@ -42,6 +42,7 @@ typedef struct iso__data_parallel {
     int trainable_count;
     iso_gradient *gradient; // [trainable_count], for config.reduce
     bool *old;              // [trainable_count]: averaged, and nothing was added since
+    bool *used;             // [trainable_count]: by this rank, for config.reduce
     bool *reported;         // [trainable_count]: in this backward, before the end of its layer
     bool *asked;            // [trainable_count]: valid unless it turns out that no rank has used it
     iso__cut *cut;          // [trainable_count]

@@ -1,6 +1,7 @@
 // Join: ranks whose data has ended take part in the exchanges of those that go on.
 #include "comm/comm_impl.h"
 #include "parallel/data_parallel_impl.h"
+#include "parallel/match.h"
 
 #include <inttypes.h>
 #include <isotherm/join.h>
@@ -47,7 +48,7 @@ static iso_status check_shadow(const iso__data_parallel *self, const iso_join_co
 // Periodic synchronisation may come and go while a join lasts.
 static iso_status check_scope(const iso__data_parallel *self, const iso_join_config *config) {
     bool anywhere = config->mode != ISO_JOIN_SHADOW && config->divisor != ISO_JOIN_SAMPLES;
-    bool world = self->reducer->scope == ISO_SCOPE_WORLD && !self->hook;
+    bool world = iso__reducer_scope(self->reducer) == ISO_SCOPE_WORLD && !self->hook;
     ISO_CHECK(anywhere || world, ISO_ERR_UNSUPPORTED,
               "join averages gradients over all ranks in every step, and this model does not "
               "(a node's scope, daso or another periodic mode): use ISO_JOIN_EQUALISE or "
@@ -129,11 +130,7 @@ fail:
 // Everything as it was before.
 static void restore(iso_join *join) {
     iso__data_parallel *self = join->self;
-    iso_reducer *r = self->reducer;
-    r->weight = 1;
-    r->total = 0;
-    for (int i = 0; i < r->slot_count && r->unused != ISO_UNUSED_NEGOTIATE; i++)
-        if (r->slot[i].local) r->slot[i].skipped = false; // which otherwise the next backward sets
+    iso__reducer_end_join(self->reducer);
     iso__buffer_sync_weigh(&self->buffer_sync, 1, iso_comm_size(self->comm), 0);
     self->rows_known = false;
 }

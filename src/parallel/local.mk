@@ -19,6 +19,7 @@ libiso_core_la_SOURCES += \
     src/parallel/hooks.c \
     src/parallel/join.c \
     src/parallel/match.c \
+    src/parallel/match.h \
     src/parallel/measure.c \
     src/parallel/order.c \
     src/parallel/parallel_impl.h \
@@ -27,6 +28,8 @@ libiso_core_la_SOURCES += \
     src/parallel/plan.c \
     src/parallel/plan.h \
     src/parallel/reducer.c \
+    src/parallel/reducer_calls.c \
+    src/parallel/reducer_calls.h \
     src/parallel/reducer_impl.h \
     src/parallel/round.c \
     src/parallel/scope.c \

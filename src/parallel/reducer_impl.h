@@ -1,4 +1,4 @@
-// Private to src/parallel and optim/dp_optimizer: slots, buckets, and the state of each.
+// Private to the reducer: slots, buckets, and the state of each.
 #ifndef ISO_REDUCER_IMPL_H
 #define ISO_REDUCER_IMPL_H
 
@@ -7,6 +7,8 @@
 #include "comm/coll_nccl.h"
 #include "comm/channel.h"
 #include "device/device_impl.h"
+#include "parallel/match.h"
+#include "parallel/reducer_calls.h"
 
 #include <isotherm/reducer.h>
 #include <string.h>
@@ -205,12 +207,7 @@ iso_status iso__reducer_assign_buckets(iso_reducer *r, const iso_bucket_sizes *s
 void iso__reducer_log_buckets(const iso_reducer *r); // on rank 0
 
 // ---- scope.c ----
-const char *iso__scope_name(iso_scope scope);
-iso_status iso__scope_check(iso_scope scope); // ISO_ERR_ARG unless it is one
-// Collective. Completes what is pending; the next backward is averaged over this scope. Gradients
-// may have moved: iso_reducer_grad says where to.
-iso_status iso__reducer_set_scope(iso_reducer *r, iso_scope scope);
-// The same with nothing pending, for a scope that has been checked.
+// iso__reducer_set_scope with nothing pending, for a scope that has been checked.
 iso_status iso__reducer_choose_scope(iso_reducer *r, iso_scope scope);
 iso_status iso__reducer_make_node(iso_reducer *r); // collective
 // Where all ranks are on one node, theirs is the faster way for the world too.
@@ -226,22 +223,8 @@ static inline bool iso__bucket_converts(const iso_reducer *r, const iso__bucket 
     return r->hook.compress && b->dtype == ISO_F32 && !b->local;
 }
 
-// ---- match.c ----
-// Collective: ISO_ERR_MISMATCH on every rank, naming the odd rank and the first parameter or the
-// settings that differ, unless all ranks list the same parameters and settings. settings: a line
-// "NAME: VALUE\n" for each; further: a hash of what follows from them.
-iso_status iso__match(iso_comm *comm, const iso_reducer_param *params, int count,
-                      const char *settings, uint64_t further);
-
 // ---- round.c ----
-bool iso__reducer_is_ready(const iso_reducer *r, int i);
 bool iso__bucket_travels(const iso_reducer *r, const iso__bucket *b);
-bool iso__backward_is_open(const iso_reducer *r);
-// The backward is over: what was not reported is unused.
-iso_status iso__reducer_close(iso_reducer *r);
-// The gradients in place are averages already: nothing is exchanged for this backward.
-iso_status iso__reducer_adopt(iso_reducer *r);
-
 // The bucket's gradients are in the arena.
 iso_status iso__bucket_send(iso_reducer *r, iso__bucket *b);
 // What its gradients are multiplied with before the sum, and the sum after it.
@@ -296,9 +279,6 @@ iso_status iso__bucket_complete(iso_reducer *r, iso__bucket *b);
 // ---- apply.c ----
 // Whatever of this bucket has an update to come.
 iso_status iso__apply_bucket(iso_reducer *r, const iso__bucket *b, double scale);
-int iso__reducer_appliers(const iso_reducer *r); // how many there are
-// iso_reducer_zero_grad of what this one updates.
-void iso__reducer_zero_grad_of(iso_reducer *r, int id);
 void iso__appliers_free(iso_reducer *r);
 
 // ---- order.c ----

@@ -202,7 +202,7 @@ static iso_status close_with(iso_reducer *r, iso_unused unused) {
 
 iso_status iso__reducer_close(iso_reducer *r) { return close_with(r, r->unused); }
 
-bool iso__backward_is_open(const iso_reducer *r) {
+bool iso__reducer_has_open_list(const iso_reducer *r) {
     return r->issued < r->bucket_count && r->ready_count > 0 && r->sync != ISO_SYNC_EXPLICIT;
 }
 
@@ -220,8 +220,9 @@ iso_status iso_reducer_all_reduce(iso_reducer *r) {
     return iso_reducer_finish(r);
 }
 
-iso_status iso__reducer_adopt(iso_reducer *r) {
+iso_status iso__reducer_adopt(iso_reducer *r, const bool *used) {
     ISO_TRY(iso_reducer_finish(r));
+    for (int i = 0; i < r->slot_count; i++) r->slot[i].used = used[r->slot[i].param];
     for (int i = 0; i < r->bucket_count; i++) {
         iso__bucket *b = &r->bucket[i];
         b->state = ISO_BUCKET_REDUCED;
@@ -247,7 +248,7 @@ static iso_status arrive(iso_reducer *r, int i) {
 // compute activations once more. All lists before this one are back, so its value is current. Where
 // the owner closes every backward, what has been reported is current, too.
 static bool is_recomputed(const iso_reducer *r, int i, int k) {
-    return iso__backward_is_open(r) && (r->always_closed || !iso__piece_slot(r, i, k)->ready);
+    return iso__reducer_has_open_list(r) && (r->always_closed || !iso__piece_slot(r, i, k)->ready);
 }
 
 static bool whole_is_recomputed(const iso_reducer *r, int i) {
@@ -265,7 +266,7 @@ static iso_status go_on(iso_reducer *r) {
 static iso_status begin_forward(iso_reducer *r) {
     iso_comm_poll(r->world);
     ISO_TRY(iso__gpus_check(r));
-    if (iso__backward_is_open(r)) ISO_TRY(iso__reducer_close(r));
+    if (iso__reducer_has_open_list(r)) ISO_TRY(iso__reducer_close(r));
     return iso__stage_flush(r); // what runs next runs on the device after these anyway
 }
 
@@ -295,11 +296,11 @@ iso_status iso_reducer_piece_needed(iso_reducer *r, int i, int k) {
 
 iso_status iso_reducer_finish(iso_reducer *r) {
     do {
-        if (iso__backward_is_open(r)) ISO_TRY(iso__reducer_close(r));
+        if (iso__reducer_has_open_list(r)) ISO_TRY(iso__reducer_close(r));
         for (int b = 0; r->device && b < r->bucket_count; b++)
             ISO_TRY(iso__bucket_arrive(r, &r->bucket[b]));
         // In the order in which they were issued: the first ones are the first to be complete.
         for (int b = 0; b < r->bucket_count; b++) ISO_TRY(iso__bucket_complete(r, &r->bucket[b]));
-    } while (iso__backward_is_open(r)); // reported while earlier exchanges were still out
+    } while (iso__reducer_has_open_list(r)); // reported while earlier exchanges were still out
     return iso__gpus_finish(r);
 }

@@ -1,0 +1,67 @@
+// Private to src/parallel and optim: what data_parallel, join, optimizers and resuming ask of a
+// reducer beyond its public calls. None of them knows how it works.
+#ifndef ISO_REDUCER_CALLS_H
+#define ISO_REDUCER_CALLS_H
+
+#include "base/base.h"
+
+#include <isotherm/reducer.h>
+
+// ---- What it is -------------------------------------------------------------------------------------
+
+const char *iso__reducer_name(const iso_reducer *r, int i); // borrowed
+// Parameters of one number come back together.
+int iso__reducer_bucket_of(const iso_reducer *r, int i);
+// Whether it pays to ask for a parameter piece by piece: a device takes its updates together.
+bool iso__reducer_awaits_pieces(const iso_reducer *r);
+bool iso__reducer_negotiates(const iso_reducer *r); // ISO_UNUSED_NEGOTIATE
+// Whether ranks have the same parameters between steps.
+bool iso__reducer_keeps_ranks_equal(const iso_reducer *r);
+int iso__reducer_appliers(const iso_reducer *r); // how many there are
+iso_traffic iso__reducer_traffic(const iso_reducer *r);
+// What a communication hook keeps from step to step: *count floats, or NULL. Borrowed.
+float *iso__reducer_hook_state(const iso_reducer *r, size_t *count);
+
+// ---- Scope ------------------------------------------------------------------------------------------
+
+const char *iso__scope_name(iso_scope scope);
+iso_status iso__scope_check(iso_scope scope); // ISO_ERR_ARG unless it is one
+iso_scope iso__reducer_scope(const iso_reducer *r);
+// Collective. Completes what is pending; the next backward is averaged over this scope. Gradients
+// may have moved: iso_reducer_grad says where to.
+iso_status iso__reducer_set_scope(iso_reducer *r, iso_scope scope);
+
+// ---- A backward whose owner says where it begins and ends -------------------------------------------
+
+// From now on the owner closes every backward: a step without a list is a mistake.
+void iso__reducer_set_owner(iso_reducer *r);
+// exchanged: false where the gradients stay on this rank (no_sync).
+void iso__reducer_enter_backward(iso_reducer *r, bool exchanged);
+void iso__reducer_leave_backward(iso_reducer *r);
+bool iso__reducer_in_backward(const iso_reducer *r);
+
+bool iso__reducer_has_open_list(const iso_reducer *r); // some gradients are reported, some not
+bool iso__reducer_is_ready(const iso_reducer *r, int i);
+// The backward is over: what was not reported is unused.
+iso_status iso__reducer_close(iso_reducer *r);
+// The gradients in place are averages already: nothing is exchanged for this backward. used:
+// [parameters], by this rank.
+iso_status iso__reducer_adopt(iso_reducer *r, const bool *used);
+
+// ---- After a backward -------------------------------------------------------------------------------
+
+// No rank has used it in the list that came back last.
+bool iso__reducer_was_unused(const iso_reducer *r, int i);
+// iso_reducer_zero_grad of what this applier updates.
+void iso__reducer_zero_grad_of(iso_reducer *r, int id);
+
+// ---- Ranks without data -----------------------------------------------------------------------------
+
+// A rank without a batch may miss what is otherwise an error; returns what was in force.
+iso_unused iso__reducer_set_unused(iso_reducer *r, iso_unused unused);
+// What this rank does not exchange is not updated after this backward.
+void iso__reducer_skip_local(iso_reducer *r);
+// Every rank counts once again, and updates what it does not exchange.
+void iso__reducer_end_join(iso_reducer *r);
+
+#endif
