@@ -137,6 +137,17 @@ static Work copy_work(void *dst, const void *src, size_t count) {
     return work;
 }
 
+static std::atomic<bool> copies_out_held{false};
+
+static Work holdable(Work &&copy) {
+    auto make = copy.make;
+    copy.make = [make](CUstream_st *stream) -> Run {
+        Run run = make(stream);
+        return [run] { return copies_out_held ? Outcome::later : run(); };
+    };
+    return copy;
+}
+
 static Work set_work(void *dst, int value, size_t count) {
     Work work;
     work.type = cudaGraphNodeTypeMemset;
@@ -199,7 +210,9 @@ cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t count, enum cudaM
     check_end(src, count, from_device(src, kind), __func__);
     check_pinned(dst, count, __func__);
     check_pinned(src, count, __func__);
-    return result(submit(stream, copy_work(dst, src, count)));
+    Work work = copy_work(dst, src, count);
+    bool out = is_device(src) && !is_device(dst);
+    return result(submit(stream, out ? holdable(std::move(work)) : std::move(work)));
 }
 
 // As documented for the true one, it returns when pageable host memory has been read, not when it
@@ -242,6 +255,8 @@ void emulated_fail_next(const char *function, int error) {
     all.errors[plain_name(function)].push_back(error);
     ++all.armed;
 }
+
+void emulated_hold_copies_out(int hold) { copies_out_held = hold != 0; }
 
 // ---- Devices ----
 

@@ -31,6 +31,10 @@ void emulated_fail_next(const char *function, int error);
    it does nothing, and from then on nothing runs and calls give `error` (a cudaError_t). */
 void emulated_fail_task(int error);
 
+/* Not 0: cudaMemcpyAsync's copies from a device to the host stand still when their turn comes, and
+   with them what follows in their streams; 0: they go on. */
+void emulated_hold_copies_out(int hold);
+
 /* Allocated and not yet freed, in all devices of this process. */
 size_t emulated_live_bytes(void);
 size_t emulated_live_allocations(void);

@@ -305,6 +305,25 @@ static void failing_task(void) {
     CHECK(emulated_live_bytes() == 0 && emulated_live_streams() == 1);
 }
 
+static void held_copies(void) {
+    int *x = device_array<int>(1), *out = nullptr;
+    cudaStream_t s = make_stream(), other = make_stream();
+    OK(cudaMallocHost(reinterpret_cast<void **>(&out), sizeof(int)));
+    *out = 0;
+    OK(launch(set_kernel, 1, 1, SetArgs{x, 5}, s));
+    OK(cudaStreamSynchronize(s));
+    emulated_hold_copies_out(1);
+    OK(cudaMemcpyAsync(out, x, sizeof(int), cudaMemcpyDeviceToHost, s));
+    OK(launch(set_kernel, 1, 1, SetArgs{x, 6}, other));
+    OK(cudaStreamSynchronize(other)); // others go on
+    usleep(20000);
+    CHECK(cudaStreamQuery(s) == cudaErrorNotReady && *out == 0);
+    emulated_hold_copies_out(0);
+    OK(cudaStreamSynchronize(s));
+    CHECK(*out == 6);
+    OK(cudaFreeHost(out));
+}
+
 void runtime_tests(void) {
     run_everywhere("devices", devices);
     run_test("no devices", no_devices, "random");
@@ -328,6 +347,7 @@ void runtime_tests(void) {
     run_everywhere("devices of streams", devices_of_streams);
     run_everywhere("injected errors", injected_errors);
     run_everywhere("failing task", failing_task);
+    run_everywhere("held copies", held_copies);
 }
 
 int main(void) {

@@ -10,6 +10,7 @@
 
 // Of the emulated GPU, where the build has that.
 __attribute__((weak)) void emulated_fail_next(const char *function, int error);
+__attribute__((weak)) void emulated_hold_copies_out(int hold);
 __attribute__((weak)) size_t emulated_live_comms(void);
 __attribute__((weak)) size_t emulated_live_streams(void);
 __attribute__((weak)) size_t emulated_live_events(void);
@@ -150,6 +151,71 @@ Test(np2_gpu_nccl_faults, an_error_of_a_call_is_told) {
     nccl_destroy(&w);
     iso_log_set_stream(stderr);
     no_hurry(before);
+}
+
+// ---- Shards that do not come to the host ------------------------------------------------------------
+
+static iso_status train_two_steps(nccl_world *w) {
+    for (int step = 0; step < 2; step++) ISO_TRY(nccl_train_step(w, step));
+    return iso_reducer_finish(w->reducer);
+}
+
+static void two_steps_on_cpu(nccl_result *out) {
+    nccl_world w;
+    nccl_variant how = {.exact = true};
+    iso_assert_ok(nccl_create(&w, &how));
+    iso_assert_ok(train_two_steps(&w));
+    iso_assert_ok(nccl_take_values(&w, out));
+    nccl_destroy(&w);
+}
+
+// The second step of two, with copies to the host that stand still where `mine` says so.
+static iso_status step_with_held_copies(nccl_world *w, bool mine) {
+    iso_assert_ok(nccl_train_step(w, 0));
+    iso_assert_ok(iso_reducer_finish(w->reducer));
+    MPI_Barrier(MPI_COMM_WORLD);
+    emulated_hold_copies_out(mine);
+    iso_status status = nccl_train_step(w, 1);
+    if (status == ISO_OK) status = iso_reducer_finish(w->reducer);
+    return status;
+}
+
+// The node's sums are complete, so NCCL sees nothing wrong; but what the host would send on, and
+// share out again, is still that of the step before.
+static void copies_are_held(bool on_all_ranks) {
+    static nccl_result want, got;
+    nccl_world w;
+    setenv("ISO_RANKS_PER_NODE", "2", 1);
+    two_steps_on_cpu(&want);
+    iso_comm *before = hurry(1.5);
+    iso_assert_ok(nccl_create(&w, &nccl_by_gpu));
+    iso_status status = step_with_held_copies(&w, on_all_ranks || test_rank == 0);
+    const char *message = iso_last_error()->message;
+    bool held = on_all_ranks || test_rank == 0;
+    iso_assert_all(status == ISO_ERR_TIMEOUT);
+    iso_assert_all(!held || strstr(message, "from device cuda"));
+    emulated_hold_copies_out(0);
+    MPI_Barrier(MPI_COMM_WORLD);
+    // What is asked for again is an error again, or the sums that have come meanwhile.
+    status = iso_reducer_finish(w.reducer);
+    if (status == ISO_OK) status = nccl_take_values(&w, &got);
+    iso_assert_all(status < 0 || nccl_same_bits(&want, &got));
+    iso_log_set_stream(NULL);
+    nccl_destroy(&w);
+    iso_log_set_stream(stderr);
+    no_hurry(before);
+}
+
+Test(np4_gpu_nccl_faults, shards_that_do_not_reach_the_host_are_not_gathered) {
+    nccl_skip();
+    if (!emulated_hold_copies_out) test_mpi_skip("only the emulated GPU can hold copies");
+    copies_are_held(true);
+}
+
+Test(np4_gpu_nccl_faults, one_rank_whose_shards_do_not_reach_the_host_is_told_of) {
+    nccl_skip();
+    if (!emulated_hold_copies_out) test_mpi_skip("only the emulated GPU can hold copies");
+    copies_are_held(false);
 }
 
 Test(np2_gpu_nccl_faults, nothing_is_left) {
