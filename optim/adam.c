@@ -13,10 +13,8 @@ iso_status iso__check_moments(const char *name, const iso_hyper *hyper) {
     return ISO_OK;
 }
 
-static iso_status check(const iso_hyper *hyper) { return iso__check_moments("adam", hyper); }
-
-static iso_status apply(const iso__base_optimizer *self, const iso__piece *piece,
-                        const void *gradient, double scale, const iso_hyper *hyper) {
+static iso_status update_piece(const iso__base_optimizer *self, const iso__piece *piece,
+                               const void *gradient, double scale, const iso_hyper *hyper) {
     double t = (double)piece->step;
     iso__adam_args args = {
         .lr = hyper->lr,
@@ -40,14 +38,14 @@ const iso__rule iso__rule_adam = {
     .ops = ISO_BASE_OPTIMIZER_OPS("adam"),
     .defaults = {.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8},
     .state_name = {"exp_avg", "exp_avg_sq"},
-    .check = check,
-    .apply = apply,
+    .check = iso__check_moments,
+    .apply = update_piece,
 };
 
 const iso__rule iso__rule_adamw = {
     .ops = ISO_BASE_OPTIMIZER_OPS("adamw"),
     .defaults = {.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 1e-2},
     .state_name = {"exp_avg", "exp_avg_sq"},
-    .check = check,
-    .apply = apply,
+    .check = iso__check_moments,
+    .apply = update_piece,
 };

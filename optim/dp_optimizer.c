@@ -105,7 +105,7 @@ static iso_status find_parameters(dp_optimizer *self, iso_module *data_parallel,
     return ISO_OK;
 }
 
-static iso_status tie(dp_optimizer *self, iso_module *data_parallel) {
+static iso_status tie_parameters(dp_optimizer *self, iso_module *data_parallel) {
     size_t bytes = (size_t)self->core->groups * sizeof(iso_hyper);
     int *mine = NULL;
     ISO_CHECK(self->core->count > 0, ISO_ERR_ARG, "the optimizer has nothing to update");
@@ -138,7 +138,7 @@ iso_status iso_dp_optimizer_create_take(iso_optimizer *wrapped, iso_module *data
                            .inner = wrapped,
                            .core = core,
                            .reducer = iso_data_parallel_reducer(data_parallel)};
-    ISO_TRY_GOTO(tie(self, data_parallel));
+    ISO_TRY_GOTO(tie_parameters(self, data_parallel));
     core->tied = true;
     self->data_parallel = iso_module_retain(data_parallel);
     *out = &self->base;

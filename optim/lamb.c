@@ -3,10 +3,8 @@
 
 #include <math.h>
 
-static iso_status check(const iso_hyper *hyper) { return iso__check_moments("lamb", hyper); }
-
-static iso_status apply(const iso__base_optimizer *self, const iso__piece *piece,
-                        const void *gradient, double scale, const iso_hyper *hyper) {
+static iso_status update_piece(const iso__base_optimizer *self, const iso__piece *piece,
+                               const void *gradient, double scale, const iso_hyper *hyper) {
     double t = (double)piece->step;
     iso__lamb_args args = {
         .lr = hyper->lr,
@@ -29,7 +27,7 @@ const iso__rule iso__rule_lamb = {
     .ops = ISO_BASE_OPTIMIZER_OPS("lamb"),
     .defaults = {.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-6, .weight_decay = 0.01},
     .state_name = {"exp_avg", "exp_avg_sq"},
-    .check = check,
-    .apply = apply,
+    .check = iso__check_moments,
+    .apply = update_piece,
     .whole = true,
 };

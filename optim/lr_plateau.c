@@ -7,7 +7,7 @@
 
 const iso_lr_plateau_config iso_lr_plateau_default = ISO_LR_PLATEAU_DEFAULT;
 
-static iso_status check(double factor, double min_lr, double eps) {
+static iso_status check_numbers(double factor, double min_lr, double eps) {
     ISO_CHECK(factor >= 0 && factor < 1, ISO_ERR_ARG,
               "reduce on plateau: factor %g: give a number from 0 to below 1", factor);
     ISO_CHECK(min_lr >= 0, ISO_ERR_ARG, "reduce on plateau: min_lr %g: give a number of at least 0",
@@ -18,7 +18,7 @@ static iso_status check(double factor, double min_lr, double eps) {
 
 iso_status iso_lr_plateau_init(iso_lr_plateau *plateau, const iso_lr_plateau_config *config) {
     iso_lr_plateau made = {.factor = config->factor, .min_lr = config->min_lr, .eps = config->eps};
-    ISO_TRY(check(made.factor, made.min_lr, made.eps));
+    ISO_TRY(check_numbers(made.factor, made.min_lr, made.eps));
     ISO_TRY(iso_plateau_init(&made.detector, &config->plateau));
     *plateau = made;
     return ISO_OK;
@@ -30,14 +30,14 @@ iso_lr_plateau iso_lr_plateau_get_state(const iso_lr_plateau *plateau) { return 
 
 iso_status iso_lr_plateau_set_state(iso_lr_plateau *plateau, const iso_lr_plateau *state) {
     iso_lr_plateau made = *state;
-    ISO_TRY(check(made.factor, made.min_lr, made.eps));
+    ISO_TRY(check_numbers(made.factor, made.min_lr, made.eps));
     ISO_TRY(iso_plateau_set_state(&made.detector, &state->detector));
     *plateau = made;
     return ISO_OK;
 }
 
 // Every comparison with NaN is false.
-static bool better(const iso_plateau *p, double value) {
+static bool beats_best(const iso_plateau *p, double value) {
     double sign = p->config.max ? 1 : -1;
     double limit = p->config.absolute ? p->best + sign * p->config.threshold
                                       : p->best * (1 + sign * p->config.threshold);
@@ -45,7 +45,7 @@ static bool better(const iso_plateau *p, double value) {
 }
 
 bool iso_lr_plateau_test(iso_lr_plateau *plateau, double metric) {
-    return iso__plateau_take(&plateau->detector, metric, better(&plateau->detector, metric));
+    return iso__plateau_take(&plateau->detector, metric, beats_best(&plateau->detector, metric));
 }
 
 double iso_lr_plateau_reduced(const iso_lr_plateau *plateau, double lr) {

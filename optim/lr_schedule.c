@@ -203,7 +203,7 @@ static int64_t milestones_reached(const iso_schedule *s, int64_t t) {
     return reached;
 }
 
-static double factors(const iso_schedule *s, int64_t t, int group) {
+static double multiply_factors(const iso_schedule *s, int64_t t, int group) {
     double lr = s->lr;
     if (s->factor)
         for (int64_t i = 1; i <= t; i++) lr *= s->factor(i, group, s->user);
@@ -211,7 +211,7 @@ static double factors(const iso_schedule *s, int64_t t, int group) {
 }
 
 // t: steps of the schedule.
-static void apply(const iso_schedule *s, int64_t t, int group, iso_hyper *hyper) {
+static void apply_kind(const iso_schedule *s, int64_t t, int group, iso_hyper *hyper) {
     double done = s->total_steps > 0 ? fmin((double)t / (double)s->total_steps, 1) : 1;
     hyper->lr = s->lr;
     switch (s->kind) {
@@ -226,7 +226,7 @@ static void apply(const iso_schedule *s, int64_t t, int group, iso_hyper *hyper)
         hyper->lr *= pow(s->gamma, (double)milestones_reached(s, t));
         break;
     case ISO_SCHEDULE_EXPONENTIAL: hyper->lr *= pow(s->gamma, (double)t); break;
-    case ISO_SCHEDULE_MULTIPLICATIVE: hyper->lr = factors(s, t, group); break;
+    case ISO_SCHEDULE_MULTIPLICATIVE: hyper->lr = multiply_factors(s, t, group); break;
     case ISO_SCHEDULE_LAMBDA:
         if (s->factor) hyper->lr *= s->factor(t, group, s->user);
         break;
@@ -239,11 +239,11 @@ static void apply(const iso_schedule *s, int64_t t, int group, iso_hyper *hyper)
 static void apply_group(const iso_schedule *s, int64_t t, int group, iso_hyper *hyper) {
     int64_t interval = s->interval > 1 ? s->interval : 1;
     if (t >= s->warmup_steps) {
-        apply(s, (t - s->warmup_steps) / interval, group, hyper);
+        apply_kind(s, (t - s->warmup_steps) / interval, group, hyper);
         return;
     }
     // Towards the schedule's first value, which is lr for all but one-cycle.
-    apply(s, 0, group, hyper);
+    apply_kind(s, 0, group, hyper);
     hyper->lr *= s->warmup_start + (1 - s->warmup_start) * (double)t / (double)s->warmup_steps;
 }
 

@@ -55,8 +55,8 @@ typedef struct iso__rule {
     const char *state_name[ISO_OPTIMIZER_STATES]; // PyTorch's; NULL: no further state
     // Whether updates with these hyperparameters use state `kind`. NULL: all of them, always.
     bool (*needs_state)(int kind, const iso_hyper *hyper);
-    iso_status (*check)(const iso_hyper *hyper); // beyond lr and weight_decay
-    bool whole;                                  // an update needs the whole parameter at once
+    iso_status (*check)(const char *name, const iso_hyper *hyper); // beyond lr and weight_decay
+    bool whole; // an update needs the whole parameter at once
     // Updates a piece of a parameter from its gradient * scale. Allocates nothing. What depends on
     // how many updates there were goes by piece->step: hyper->step counts those of the group, which
     // the parameter may have been left out of.

@@ -49,7 +49,7 @@ static int64_t fill_slots(iso__base_optimizer *self) {
     return offset;
 }
 
-static iso_status setup(iso__base_optimizer *self, const iso__rule *rule) {
+static iso_status make_state(iso__base_optimizer *self, const iso__rule *rule) {
     void *memory;
     ISO_TRY(iso_module_parameters(self->module, &self->list));
     ISO_TRY(iso__alloc_zero((size_t)self->list.count * sizeof(iso__slot), &memory));
@@ -73,7 +73,7 @@ iso_status iso__hyper_check(const iso__rule *rule, const iso_hyper *hyper) {
     ISO_CHECK(hyper->weight_decay >= 0, ISO_ERR_ARG,
               "%s: weight decay %g: give a number of at least 0", rule->ops.name,
               hyper->weight_decay);
-    return rule->check(hyper);
+    return rule->check(rule->ops.name, hyper);
 }
 
 iso_status iso_optimizer_create(iso_optimizer_kind kind, iso_module *module, const iso_hyper *hyper,
@@ -92,7 +92,7 @@ iso_status iso_optimizer_create(iso_optimizer_kind kind, iso_module *module, con
     self->base.hyper.step = 0; // the state is new, whatever the caller's copy has seen
     self->module = iso_module_retain(module);
     iso_status status;
-    ISO_TRY_GOTO(setup(self, rule));
+    ISO_TRY_GOTO(make_state(self, rule));
     *out = &self->base;
     return ISO_OK;
 fail:

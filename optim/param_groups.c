@@ -28,8 +28,8 @@ int iso_optimizer_group_of(iso_optimizer *optimizer, const char *name) {
 }
 
 // Marks with `group` the members that are to leave group 0; how many, and how many stay.
-static void choose(iso__base_optimizer *core, iso_group_filter belongs, void *user, int group,
-                   int *chosen, int *left) {
+static void choose_members(iso__base_optimizer *core, iso_group_filter belongs, void *user,
+                           int group, int *chosen, int *left) {
     *chosen = *left = 0;
     for (int i = 0; i < core->count; i++) {
         iso__slot *slot = &core->slot[i];
@@ -49,7 +49,7 @@ static iso_status fill_group(iso__base_optimizer *core, iso_group_filter belongs
                              const iso_hyper *hyper) {
     const iso__rule *rule = iso__rule_of(core);
     int group = core->groups, chosen, left;
-    choose(core, belongs, user, group, &chosen, &left);
+    choose_members(core, belongs, user, group, &chosen, &left);
     ISO_CHECK(chosen > 0, ISO_ERR_ARG, "%s: no parameter belongs to group %d: a group has some",
               rule->ops.name, group);
     ISO_CHECK(left > 0, ISO_ERR_ARG,
@@ -155,7 +155,7 @@ iso_status iso__groups_state(iso__base_optimizer *self, iso_state *state) {
 }
 
 // As a bool it may be no value at all.
-static void mend(bool *flag) {
+static void mend_flag(bool *flag) {
     uint8_t byte;
     memcpy(&byte, flag, 1);
     *flag = byte != 0;
@@ -165,8 +165,8 @@ iso_status iso__groups_loaded(iso__base_optimizer *self) {
     const iso__rule *rule = iso__rule_of(self);
     for (int g = 0; g < self->groups; g++) {
         iso_hyper *hyper = iso__group_hyper(self, g);
-        mend(&hyper->nesterov);
-        mend(&hyper->centered);
+        mend_flag(&hyper->nesterov);
+        mend_flag(&hyper->centered);
         ISO_TRY(iso__hyper_check(rule, hyper));
     }
     for (int i = 0; self->groups > 1 && i < self->count; i++)

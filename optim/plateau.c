@@ -1,6 +1,7 @@
 // HeAT's DetectMetricPlateau: tells when a metric has stopped improving.
 #include "optim/plateau_impl.h"
-#include "optim/periodic/sync_plan.h"
+
+#include "base/base.h"
 
 #include <assert.h>
 #include <math.h>
@@ -46,7 +47,7 @@ void iso_plateau_reset(iso_plateau *plateau) {
 }
 
 // Every comparison with NaN is false.
-static bool better(const iso_plateau *p, double value) {
+static bool beats_best(const iso_plateau *p, double value) {
     double threshold = p->config.threshold;
     if (p->config.absolute)
         return p->config.max ? value > p->best + threshold : value < p->best - threshold;
@@ -74,7 +75,7 @@ bool iso__plateau_take(iso_plateau *plateau, double value, bool is_better) {
 }
 
 bool iso_plateau_test(iso_plateau *plateau, double value) {
-    return iso__plateau_take(plateau, value, better(plateau, value));
+    return iso__plateau_take(plateau, value, beats_best(plateau, value));
 }
 
 void iso__plateau_of_loss(iso_plateau *plateau, double threshold) {

@@ -1,4 +1,4 @@
-// Private to optim: what the two detectors of plateaus share.
+// Private to optim: what the detectors of plateaus share.
 #ifndef ISO_PLATEAU_IMPL_H
 #define ISO_PLATEAU_IMPL_H
 
@@ -6,5 +6,7 @@
 
 // Counts a value that is better than the best so far or not; true when it makes a plateau.
 bool iso__plateau_take(iso_plateau *plateau, double value, bool is_better);
+// The detector of HeAT's DASO: min, rel, patience 2. threshold: checked.
+void iso__plateau_of_loss(iso_plateau *plateau, double threshold);
 
 #endif

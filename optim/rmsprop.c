@@ -1,12 +1,12 @@
 // RMSprop (Tieleman and Hinton, 2012; centered: Graves, arXiv:1308.0850), as torch.optim.RMSprop.
 #include "optim/optim_impl.h"
 
-static iso_status check(const iso_hyper *hyper) {
-    ISO_CHECK(hyper->alpha >= 0, ISO_ERR_ARG, "rmsprop: alpha %g: give a number of at least 0",
+static iso_status check_hyper(const char *name, const iso_hyper *hyper) {
+    ISO_CHECK(hyper->alpha >= 0, ISO_ERR_ARG, "%s: alpha %g: give a number of at least 0", name,
               hyper->alpha);
-    ISO_CHECK(hyper->momentum >= 0, ISO_ERR_ARG,
-              "rmsprop: momentum %g: give a number of at least 0", hyper->momentum);
-    ISO_CHECK(hyper->eps >= 0, ISO_ERR_ARG, "rmsprop: eps %g: give a number of at least 0",
+    ISO_CHECK(hyper->momentum >= 0, ISO_ERR_ARG, "%s: momentum %g: give a number of at least 0",
+              name, hyper->momentum);
+    ISO_CHECK(hyper->eps >= 0, ISO_ERR_ARG, "%s: eps %g: give a number of at least 0", name,
               hyper->eps);
     return ISO_OK;
 }
@@ -20,8 +20,8 @@ static bool needs_state(int kind, const iso_hyper *hyper) {
 }
 
 // The buffers exist in any case, because momentum and centered may be changed between steps.
-static iso_status apply(const iso__base_optimizer *self, const iso__piece *piece,
-                        const void *gradient, double scale, const iso_hyper *hyper) {
+static iso_status update_piece(const iso__base_optimizer *self, const iso__piece *piece,
+                               const void *gradient, double scale, const iso_hyper *hyper) {
     iso__rmsprop_args args = {
         .lr = hyper->lr,
         .alpha = hyper->alpha,
@@ -43,6 +43,6 @@ const iso__rule iso__rule_rmsprop = {
     .defaults = {.lr = 1e-2, .alpha = 0.99, .eps = 1e-8},
     .state_name = {"square_avg", "momentum_buffer", "grad_avg"},
     .needs_state = needs_state,
-    .check = check,
-    .apply = apply,
+    .check = check_hyper,
+    .apply = update_piece,
 };

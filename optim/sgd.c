@@ -2,11 +2,11 @@
 // torch.optim.SGD.
 #include "optim/optim_impl.h"
 
-static iso_status check(const iso_hyper *hyper) {
-    ISO_CHECK(hyper->momentum >= 0, ISO_ERR_ARG, "sgd: momentum %g: give a number of at least 0",
-              hyper->momentum);
+static iso_status check_hyper(const char *name, const iso_hyper *hyper) {
+    ISO_CHECK(hyper->momentum >= 0, ISO_ERR_ARG, "%s: momentum %g: give a number of at least 0",
+              name, hyper->momentum);
     ISO_CHECK(!hyper->nesterov || (hyper->momentum > 0 && hyper->dampening == 0), ISO_ERR_ARG,
-              "sgd: Nesterov momentum needs momentum above 0 and dampening 0, not %g and %g",
+              "%s: Nesterov momentum needs momentum above 0 and dampening 0, not %g and %g", name,
               hyper->momentum, hyper->dampening);
     return ISO_OK;
 }
@@ -17,8 +17,8 @@ static bool needs_state(int kind, const iso_hyper *hyper) {
 }
 
 // The buffer exists without momentum too, because momentum may be changed between steps.
-static iso_status apply(const iso__base_optimizer *self, const iso__piece *piece,
-                        const void *gradient, double scale, const iso_hyper *hyper) {
+static iso_status update_piece(const iso__base_optimizer *self, const iso__piece *piece,
+                               const void *gradient, double scale, const iso_hyper *hyper) {
     iso__sgd_args args = {
         .lr = hyper->lr,
         .momentum = hyper->momentum,
@@ -38,6 +38,6 @@ const iso__rule iso__rule_sgd = {
     .defaults = {.lr = 1e-3},
     .state_name = {"momentum_buffer"},
     .needs_state = needs_state,
-    .check = check,
-    .apply = apply,
+    .check = check_hyper,
+    .apply = update_piece,
 };

@@ -27,7 +27,7 @@ const iso_strategy *iso_strategy_at(int i) {
                                            : &registered[i - iso__builtin_strategy_count].strategy;
 }
 
-static const iso_strategy *find(const char *name) {
+static const iso_strategy *find_strategy(const char *name) {
     for (int i = 0; i < iso_strategy_count(); i++)
         if (strcmp(iso_strategy_at(i)->name, name) == 0) return iso_strategy_at(i);
     return NULL;
@@ -43,14 +43,14 @@ static void list_names(char *text, size_t room) {
 iso_status iso_strategy_find(const char *name, const iso_strategy **out) {
     char names[400];
     ISO_CHECK(name, ISO_ERR_ARG, "a strategy of synchronisation is looked for without a name");
-    const iso_strategy *found = find(name);
+    const iso_strategy *found = find_strategy(name);
     if (!found) list_names(names, sizeof(names));
     ISO_CHECK(found, ISO_ERR_ARG, "there is no strategy \"%s\": give %s", name, names);
     *out = found;
     return ISO_OK;
 }
 
-static iso_status check(const iso_strategy *strategy) {
+static iso_status check_strategy(const iso_strategy *strategy) {
     static const char letters[] =
         "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_.";
     ISO_CHECK(strategy && strategy->name && strategy->name[0], ISO_ERR_ARG,
@@ -63,13 +63,13 @@ static iso_status check(const iso_strategy *strategy) {
                   (strlen(strategy->text) < TEXT_ROOM && !strchr(strategy->text, '\n')),
               ISO_ERR_ARG, "the text of strategy \"%s\" must be one line of at most %d letters",
               name, TEXT_ROOM - 1);
-    ISO_CHECK(!find(name), ISO_ERR_ARG,
+    ISO_CHECK(!find_strategy(name), ISO_ERR_ARG,
               "there is a strategy \"%s\" already: register yours by another name", name);
     return ISO_OK;
 }
 
 iso_status iso_strategy_register(const iso_strategy *strategy) {
-    ISO_TRY(check(strategy));
+    ISO_TRY(check_strategy(strategy));
     ISO_CHECK(registered_count < ISO_STRATEGIES_MAX, ISO_ERR_STATE,
               "strategy \"%s\" is one too many: at most %d can be registered", strategy->name,
               ISO_STRATEGIES_MAX);

@@ -34,7 +34,7 @@ void iso_settings_destroy(iso_settings **pointer) {
     iso__free(settings);
 }
 
-static setting *find(const iso_settings *settings, const char *key, size_t length) {
+static setting *find_setting(const iso_settings *settings, const char *key, size_t length) {
     for (int i = 0; settings && i < settings->count; i++) {
         setting *s = &settings->item[i];
         if (strlen(s->key) == length && strncmp(s->key, key, length) == 0) return s;
@@ -42,12 +42,12 @@ static setting *find(const iso_settings *settings, const char *key, size_t lengt
     return NULL;
 }
 
-static iso_status add(iso_settings *settings, const char *key, size_t key_length, const char *value,
-                      size_t value_length) {
+static iso_status add_setting(iso_settings *settings, const char *key, size_t key_length,
+                              const char *value, size_t value_length) {
     ISO_CHECK(key_length > 0, ISO_ERR_ARG, "a setting needs a key before its value \"%.*s\"",
               (int)value_length, value);
-    ISO_CHECK(!find(settings, key, key_length), ISO_ERR_ARG, "setting \"%.*s\" is given twice",
-              (int)key_length, key);
+    ISO_CHECK(!find_setting(settings, key, key_length), ISO_ERR_ARG,
+              "setting \"%.*s\" is given twice", (int)key_length, key);
     size_t old = (size_t)settings->count * sizeof(*settings->item);
     void *list = settings->item, *text;
     ISO_TRY(iso__realloc(&list, old, old + sizeof(*settings->item)));
@@ -61,7 +61,7 @@ static iso_status add(iso_settings *settings, const char *key, size_t key_length
 }
 
 iso_status iso_settings_add(iso_settings *settings, const char *key, const char *value) {
-    ISO_TRY(add(settings, key, strlen(key), value, strlen(value)));
+    ISO_TRY(add_setting(settings, key, strlen(key), value, strlen(value)));
     return ISO_OK;
 }
 
@@ -71,20 +71,21 @@ iso_status iso_settings_parse(iso_settings *settings, const char *text) {
         const char *equals = memchr(at, '=', (size_t)(end - at));
         ISO_CHECK(equals, ISO_ERR_ARG, "\"%.*s\" is no setting: write KEY=VALUE", (int)(end - at),
                   at);
-        ISO_TRY(add(settings, at, (size_t)(equals - at), equals + 1, (size_t)(end - equals - 1)));
+        ISO_TRY(add_setting(settings, at, (size_t)(equals - at), equals + 1,
+                            (size_t)(end - equals - 1)));
     }
     return ISO_OK;
 }
 
 bool iso_settings_has(const iso_settings *settings, const char *key) {
-    return find(settings, key, strlen(key)) != NULL;
+    return find_setting(settings, key, strlen(key)) != NULL;
 }
 
 // ---- Reading ------------------------------------------------------------------------------------
 
 // The value's text, NULL where there is none.
 static const char *value_of(iso_settings *settings, const char *key) {
-    setting *s = find(settings, key, strlen(key));
+    setting *s = find_setting(settings, key, strlen(key));
     if (!s) return NULL;
     s->used = true;
     return s->value;
@@ -116,7 +117,7 @@ iso_status iso_settings_number(iso_settings *settings, const char *key, double l
     return ISO_OK;
 }
 
-static bool among(const char *text, const char *choices) {
+static bool is_among(const char *text, const char *choices) {
     size_t length = strlen(text), one;
     for (const char *at = choices;; at += one + 1) {
         one = strcspn(at, "|");
@@ -129,7 +130,7 @@ iso_status iso_settings_text(iso_settings *settings, const char *key, const char
                              const char **out) {
     const char *text = value_of(settings, key);
     if (!text) return ISO_OK;
-    ISO_CHECK(!choices || (*text && among(text, choices)), ISO_ERR_ARG, "setting %s=%s: give %s",
+    ISO_CHECK(!choices || (*text && is_among(text, choices)), ISO_ERR_ARG, "setting %s=%s: give %s",
               key, text, choices);
     *out = text;
     return ISO_OK;

@@ -42,7 +42,7 @@ static bool same_rhythm(const iso_daso_decision *a, const iso_daso_decision *b) 
 }
 
 // What exceeds the config's limits is cut, and may then be what is in force.
-static void adopt(daso *self, const iso_daso_decision *decision) {
+static void adopt_decision(daso *self, const iso_daso_decision *decision) {
     iso_daso_decision before = in_force(self);
     iso__daso_schedule_set(&self->schedule, decision);
     iso_daso_decision after = in_force(self);
@@ -67,11 +67,11 @@ static iso_status ask_callback(daso *self, const iso_daso_observation *observed,
     decision->reason[sizeof(decision->reason) - 1] = 0;
     ISO_TRY(iso_comm_bcast(self->engine.comm, decision, sizeof(*decision), 0));
     ISO_TRY(check_decision(self, decision));
-    if (!same_rhythm(decision, &before)) adopt(self, decision);
+    if (!same_rhythm(decision, &before)) adopt_decision(self, decision);
     return ISO_OK;
 }
 
-static iso_status consult(daso *self, iso_daso_observation *observed) {
+static iso_status consult_policy(daso *self, iso_daso_observation *observed) {
     iso_daso_decision decision = in_force(self);
     observed->step = self->schedule.step;
     observed->total_steps = self->schedule.total;
@@ -81,13 +81,13 @@ static iso_status consult(daso *self, iso_daso_observation *observed) {
     observed->divergence = self->engine.figures[ISO__DIVERGENCE];
     if (self->config.policy == ISO_POLICY_CALLBACK) return ask_callback(self, observed, &decision);
     if (iso__policy_decide(&self->policy, &self->config, observed, &decision))
-        adopt(self, &decision);
+        adopt_decision(self, &decision);
     return ISO_OK;
 }
 
 // ---- Steps ----------------------------------------------------------------------------------------
 
-static iso_status measure(daso *self) {
+static iso_status measure_wait(daso *self) {
     double exchange_ms, step_ms;
     ISO_TRY(iso__periodic_measure(&self->engine, &exchange_ms, &step_ms));
     int64_t wait = iso__daso_wait_for(exchange_ms, step_ms);
@@ -100,7 +100,7 @@ static iso_status measure(daso *self) {
     return ISO_OK;
 }
 
-static bool measures(const iso__sync_plan *plan) {
+static bool plan_measures(const iso__sync_plan *plan) {
     for (int i = 0; i < plan->count; i++)
         if (plan->action[i].kind == ISO__MEASURE) return true;
     return false;
@@ -110,7 +110,7 @@ static bool measures(const iso__sync_plan *plan) {
 static iso_status decide_on_round(daso *self) {
     if (self->config.policy != ISO_POLICY_CALLBACK && !self->schedule.observed) return ISO_OK;
     iso_daso_observation observed = {.kind = ISO_OBSERVED_SYNC, .loss = NAN};
-    return consult(self, &observed);
+    return consult_policy(self, &observed);
 }
 
 static iso_status begin_round(daso *self, iso__sync_plan *plan) {
@@ -141,7 +141,7 @@ static iso_status step(iso_optimizer *optimizer) {
     ISO_TRY(iso__periodic_step(&self->engine));
     iso__daso_schedule_step(&self->schedule, &plan);
     ISO_TRY(iso__periodic_run(&self->engine, &plan, ISO__CARRY_WIRE));
-    if (measures(&plan)) ISO_TRY(measure(self));
+    if (plan_measures(&plan)) ISO_TRY(measure_wait(self));
     if (!self->schedule.begins) return ISO_OK;
     ISO_TRY(begin_round(self, &plan));
     return iso__periodic_run(&self->engine, &plan, ISO__CARRY_WIRE);
@@ -150,7 +150,7 @@ static iso_status step(iso_optimizer *optimizer) {
 iso_status iso__daso_epoch_loss(iso_optimizer *optimizer, double loss) {
     iso_daso_observation observed = {.kind = ISO_OBSERVED_EPOCH, .loss = loss};
     daso *self = self_of(optimizer);
-    ISO_TRY(consult(self, &observed));
+    ISO_TRY(consult_policy(self, &observed));
     // Where a round had just begun, it goes by the decision.
     return iso__periodic_set_scope(&self->engine, iso__daso_schedule_scope(&self->schedule));
 }

@@ -147,7 +147,7 @@ static void write_settings(const iso_daso_heat_config *c, char text[SETTINGS]) {
              (long long)c->last_batch);
 }
 
-static iso_status setup(daso_heat *self, iso_optimizer *taken, iso_module *data_parallel) {
+static iso_status make_engine(daso_heat *self, iso_optimizer *taken, iso_module *data_parallel) {
     iso__periodic_config engine = engine_config(&self->config);
     char settings[SETTINGS] = "";
     iso_status valid = iso__heat_config_check(&self->config);
@@ -174,7 +174,7 @@ iso_status iso_daso_heat_create_take(iso_optimizer *wrapped, iso_module *data_pa
     }
     iso_optimizer *taken = wrapped;
     wrapped = NULL;
-    ISO_TRY_GOTO(setup(self, taken, data_parallel));
+    ISO_TRY_GOTO(make_engine(self, taken, data_parallel));
     *out = &self->engine.base;
     return ISO_OK;
 fail:

@@ -1,5 +1,6 @@
 // HeAT's DASO as a state machine: what to do after a batch, and how the skips change with the loss.
 #include "optim/periodic/sync_plan.h"
+#include "optim/plateau_impl.h"
 
 #include <assert.h>
 #include <math.h>
@@ -51,16 +52,16 @@ void iso__heat_schedule_reset(iso__heat_schedule *s) {
     iso_plateau_reset(&s->plateau);
 }
 
-static iso__action *add(iso__sync_plan *plan, iso__action_kind kind, int group) {
+static iso__action *add_action(iso__sync_plan *plan, iso__action_kind kind, int group) {
     assert(plan->count < ISO__PLAN_ACTIONS);
     iso__action *action = &plan->action[plan->count++];
     *action = (iso__action){.kind = kind, .group = group};
     return action;
 }
 
-static void receive(iso__heat_schedule *s, iso__sync_plan *out) {
+static void receive_pending(iso__heat_schedule *s, iso__sync_plan *out) {
     if (!s->pending) return;
-    iso__action *merge = add(out, ISO__MERGE, s->pending_group);
+    iso__action *merge = add_action(out, ISO__MERGE, s->pending_group);
     merge->age = s->batch - s->pending_batch;
     merge->weight = s->pending_weight;
     s->pending = false;
@@ -70,23 +71,23 @@ static void receive(iso__heat_schedule *s, iso__sync_plan *out) {
 // that one is merged already.
 static void global_sync(iso__heat_schedule *s, int64_t wait, bool last, iso__sync_plan *out) {
     int group = s->send_group, before = s->pending_group;
-    add(out, ISO__SEND, group);
+    add_action(out, ISO__SEND, group);
     bool copy = before != NO_GROUP && (s->batches_to_wait != 0 || s->pending);
-    receive(s, out);
-    if (copy) add(out, ISO__NODE_COPY, before);
+    receive_pending(s, out);
+    if (copy) add_action(out, ISO__NODE_COPY, before);
     s->pending = !last && s->batches_to_wait > 0;
     s->pending_group = s->pending ? group : NO_GROUP;
     s->pending_batch = s->batch;
     s->pending_weight = wait;
     if (!s->pending) {
-        add(out, ISO__FULL, group);
-        add(out, ISO__NODE_COPY, group);
+        add_action(out, ISO__FULL, group);
+        add_action(out, ISO__NODE_COPY, group);
     }
     s->send_group = (group + 1) % s->groups;
     s->local_sync = true;
 }
 
-static void cycle(iso__heat_schedule *s, int64_t wait, iso__sync_plan *out) {
+static void plan_cycle(iso__heat_schedule *s, int64_t wait, iso__sync_plan *out) {
     int64_t since_send = s->batch % s->global_skip, skip = s->local_skip;
     if (since_send + 1 == s->global_skip) {
         s->local_sync = true; // what is sent next is the mean of a node; nothing is merged yet
@@ -94,8 +95,8 @@ static void cycle(iso__heat_schedule *s, int64_t wait, iso__sync_plan *out) {
     }
     if (since_send < wait) return;
     if (since_send == wait && s->pending) {
-        receive(s, out);
-        add(out, ISO__NODE_COPY, s->pending_group);
+        receive_pending(s, out);
+        add_action(out, ISO__NODE_COPY, s->pending_group);
         if (skip > 1) s->local_sync = false;
     }
     if (skip <= 1 || (s->batch + 1) % skip == 0)
@@ -104,7 +105,7 @@ static void cycle(iso__heat_schedule *s, int64_t wait, iso__sync_plan *out) {
         s->local_sync = false;
 }
 
-static void advance(iso__heat_schedule *s, bool last) {
+static void advance_batch(iso__heat_schedule *s, bool last) {
     s->batch++;
     if (!last) return;
     s->batch = 0;
@@ -123,9 +124,9 @@ iso_status iso__heat_schedule_step(iso__heat_schedule *s, iso__sync_plan *out) {
     if (last || s->global_skip == 0 || s->batch % s->global_skip == 0)
         global_sync(s, wait, last, out);
     else
-        cycle(s, wait, out);
+        plan_cycle(s, wait, out);
     if (left == 1) s->local_sync = true;
-    advance(s, last);
+    advance_batch(s, last);
     out->next = s->local_sync ? ISO_SCOPE_NODE : ISO_SCOPE_RANK;
     return ISO_OK;
 }
@@ -134,7 +135,8 @@ iso_status iso__heat_schedule_step(iso__heat_schedule *s, iso__sync_plan *out) {
 
 static int64_t at_least_1(int64_t n) { return n > 1 ? n : 1; }
 
-static void set(iso__heat_schedule *s, int64_t global_skip, int64_t local_skip, int64_t wait) {
+static void set_rhythm(iso__heat_schedule *s, int64_t global_skip, int64_t local_skip,
+                       int64_t wait) {
     s->global_skip = global_skip;
     s->local_skip = local_skip;
     s->batches_to_wait = wait;
@@ -144,28 +146,28 @@ static void set(iso__heat_schedule *s, int64_t global_skip, int64_t local_skip, 
 static void on_plateau(iso__heat_schedule *s) {
     const iso_daso_heat_config *c = &s->config;
     if (s->global_skip > 1) {
-        set(s, at_least_1(s->global_skip / c->skip_reduction_factor),
-            at_least_1(s->local_skip / c->skip_reduction_factor),
-            at_least_1(s->batches_to_wait - 1));
+        set_rhythm(s, at_least_1(s->global_skip / c->skip_reduction_factor),
+                   at_least_1(s->local_skip / c->skip_reduction_factor),
+                   at_least_1(s->batches_to_wait - 1));
     } else {
         int64_t wait = c->max_global_skips / c->local_skip_factor;
-        set(s, at_least_1(c->max_global_skips), at_least_1(wait), wait);
+        set_rhythm(s, at_least_1(c->max_global_skips), at_least_1(wait), wait);
     }
 }
 
 static void start_cycling(iso__heat_schedule *s) {
     int64_t most = at_least_1(s->config.max_global_skips);
-    set(s, most < FIRST_SKIP ? most : FIRST_SKIP, 1, 1);
+    set_rhythm(s, most < FIRST_SKIP ? most : FIRST_SKIP, 1, 1);
 }
 
 // Why the skips are what they are; "" where the loss said nothing.
 static const char *next_skips(iso__heat_schedule *s, double loss) {
     if (s->epoch < at_least_1(s->config.warmup_epochs)) {
-        set(s, 0, 0, 0);
+        set_rhythm(s, 0, 0, 0);
         return "warm-up";
     }
     if (s->epoch >= s->config.total_epochs - s->config.cooldown_epochs) {
-        set(s, 0, 0, 0);
+        set_rhythm(s, 0, 0, 0);
         return "cool-down";
     }
     bool begins = s->global_skip == 0;

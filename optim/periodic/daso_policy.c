@@ -1,13 +1,14 @@
 // Policies of DASO: how often to exchange and how long to wait, from what was observed.
 #include "optim/periodic/sync_plan.h"
+#include "optim/plateau_impl.h"
 
 #include <math.h>
 #include <string.h>
 
 // ---- Names ----------------------------------------------------------------------------------------
 
-static iso_status parse(const char *what, const char *const *names, int count, const char *name,
-                        int *out) {
+static iso_status parse_name(const char *what, const char *const *names, int count,
+                             const char *name, int *out) {
     for (int i = 0; name && i < count; i++) {
         if (strcmp(name, names[i]) != 0) continue;
         *out = i;
@@ -22,7 +23,7 @@ iso_status iso_merge_parse(const char *name, iso_merge *out) {
     static const char *const names[] = {
         [ISO_MERGE_PROGRESS] = "progress", [ISO_MERGE_HEAT] = "heat"};
     int i = 0;
-    ISO_TRY(parse("merge rule", names, 2, name, &i));
+    ISO_TRY(parse_name("merge rule", names, 2, name, &i));
     *out = (iso_merge)i;
     return ISO_OK;
 }
@@ -31,7 +32,7 @@ iso_status iso_state_sync_parse(const char *name, iso_state_sync *out) {
     static const char *const names[] = {
         [ISO_STATE_KEEP] = "keep", [ISO_STATE_AVERAGE] = "average", [ISO_STATE_RESET] = "reset"};
     int i = 0;
-    ISO_TRY(parse("state synchronisation", names, 3, name, &i));
+    ISO_TRY(parse_name("state synchronisation", names, 3, name, &i));
     *out = (iso_state_sync)i;
     return ISO_OK;
 }
@@ -41,7 +42,7 @@ iso_status iso_policy_parse(const char *name, iso_policy *out) {
                                         [ISO_POLICY_PLATEAU] = "plateau",
                                         [ISO_POLICY_ADAPTIVE] = "adaptive"};
     int i = 0;
-    ISO_TRY(parse("policy", names, 3, name, &i));
+    ISO_TRY(parse_name("policy", names, 3, name, &i));
     *out = (iso_policy)i;
     return ISO_OK;
 }
@@ -90,15 +91,15 @@ static bool decide_by_plateau(iso__policy_state *s, const iso_daso_config *confi
 #define WELL_UNDER 0.5 // the bound: skip may grow by a half
 enum { SETTLING = 3, TELLING = 2 };
 
-static double smooth(double smoothed, double value) {
+static double smooth_value(double smoothed, double value) {
     if (!isfinite(value) || value <= 0) return smoothed;
     return smoothed > 0 ? smoothed + NEW_VALUE * (value - smoothed) : value;
 }
 
-static void take(iso__policy_state *s, const iso_daso_observation *observed) {
+static void take_observation(iso__policy_state *s, const iso_daso_observation *observed) {
     double divergence = observed->divergence;
-    s->exchange_ms = smooth(s->exchange_ms, observed->exchange_ms);
-    s->step_ms = smooth(s->step_ms, observed->step_ms);
+    s->exchange_ms = smooth_value(s->exchange_ms, observed->exchange_ms);
+    s->step_ms = smooth_value(s->step_ms, observed->step_ms);
     if (s->settling > 0) {
         s->settling--;
     } else if (isfinite(divergence) && divergence > 0) {
@@ -126,8 +127,8 @@ static int64_t fitting_skip(const iso__policy_state *s, const iso_daso_config *c
     return skip > config->max_global_skip - half ? config->max_global_skip : skip + half;
 }
 
-static void tell(const iso__policy_state *s, const iso_daso_config *config, bool times, bool drift,
-                 iso_daso_decision *out) {
+static void tell_reason(const iso__policy_state *s, const iso_daso_config *config, bool times,
+                        bool drift, iso_daso_decision *out) {
     char *reason = out->reason;
     size_t room = sizeof(out->reason), used = 0; // three digits each: no sentence fills it
     if (times)
@@ -143,7 +144,7 @@ static void tell(const iso__policy_state *s, const iso_daso_config *config, bool
 static bool decide_by_measure(iso__policy_state *s, const iso_daso_config *config,
                               const iso_daso_observation *observed, iso_daso_decision *out) {
     if (observed->kind != ISO_OBSERVED_SYNC) return false;
-    take(s, observed);
+    take_observation(s, observed);
     int64_t wait = fitting_wait(s, config, out->batches_to_wait);
     int64_t wanted = fitting_skip(s, config, out->global_skip);
     int64_t skip = smaller(larger(larger(wanted, wait), 1), config->max_global_skip);
@@ -152,7 +153,7 @@ static bool decide_by_measure(iso__policy_state *s, const iso_daso_config *confi
     if (!times && !skip_changed) return false;
     out->batches_to_wait = wait;
     out->global_skip = skip;
-    tell(s, config, times, drift, out);
+    tell_reason(s, config, times, drift, out);
     if (!skip_changed) return true;
     s->settling = SETTLING;
     s->observed = 0;

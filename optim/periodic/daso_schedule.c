@@ -168,15 +168,15 @@ void iso__daso_schedule_init(iso__daso_schedule *s, const iso_daso_config *confi
 
 // ---- Steps ----------------------------------------------------------------------------------------
 
-static iso__action *add(iso__sync_plan *plan, iso__action_kind kind) {
+static iso__action *add_action(iso__sync_plan *plan, iso__action_kind kind) {
     assert(plan->count < ISO__PLAN_ACTIONS);
     iso__action *action = &plan->action[plan->count++];
     *action = (iso__action){.kind = kind, .group = ISO__ALL_GROUPS};
     return action;
 }
 
-static void merge(iso__daso_schedule *s, iso__sync_plan *out) {
-    iso__action *action = add(out, ISO__MERGE);
+static void plan_merge(iso__daso_schedule *s, iso__sync_plan *out) {
+    iso__action *action = add_action(out, ISO__MERGE);
     action->age = action->weight = s->step - s->pending_step;
     s->pending = false;
     s->observed = true;
@@ -184,31 +184,32 @@ static void merge(iso__daso_schedule *s, iso__sync_plan *out) {
 
 // With local_skip the ranks of a node went their own ways since the last send.
 static void average_node(iso__daso_schedule *s, iso__sync_plan *out) {
-    if (s->local == ISO_SCOPE_NODE && s->interval_local_skip > 1) add(out, ISO__NODE_AVERAGE);
+    if (s->local == ISO_SCOPE_NODE && s->interval_local_skip > 1)
+        add_action(out, ISO__NODE_AVERAGE);
 }
 
-static void send(iso__daso_schedule *s, iso__sync_plan *out) {
+static void plan_send(iso__daso_schedule *s, iso__sync_plan *out) {
     average_node(s, out);
-    add(out, ISO__SEND);
+    add_action(out, ISO__SEND);
     s->pending = s->batches_to_wait != 0;
-    if (!s->pending) add(out, ISO__FULL);
+    if (!s->pending) add_action(out, ISO__FULL);
     s->observed = s->observed || !s->pending;
     s->pending_step = s->step;
     // A wait that nobody measured: as long as there is.
     s->pending_wait = s->batches_to_wait < 0 ? s->global_skip : s->batches_to_wait;
 }
 
-static void cycle(iso__daso_schedule *s, iso__sync_plan *out) {
+static void plan_cycle(iso__daso_schedule *s, iso__sync_plan *out) {
     bool ends = s->step == end_of_cycling(s), sends = s->step == s->next_send;
     bool due = s->step - s->pending_step >= s->pending_wait;
-    if (s->pending && (ends || sends || due)) merge(s, out);
+    if (s->pending && (ends || sends || due)) plan_merge(s, out);
     if (ends) {
         average_node(s, out);
-        add(out, ISO__FULL)->state = s->cooldown > 0;
+        add_action(out, ISO__FULL)->state = s->cooldown > 0;
     } else if (sends) {
         s->begins = true;
         s->averaged = s->batches_to_wait == 0;
-        if (s->averaged) send(s, out);
+        if (s->averaged) plan_send(s, out);
     }
 }
 
@@ -229,18 +230,19 @@ void iso__daso_schedule_step(iso__daso_schedule *s, iso__sync_plan *out) {
     s->step++;
     s->phase = phase_of(s, s->step + 1);
     if (finished == ISO__CYCLING)
-        cycle(s, out);
+        plan_cycle(s, out);
     else if (s->step == s->total && s->cooldown == 0)
-        add(out, ISO__FULL); // all was warm-up
+        add_action(out, ISO__FULL); // all was warm-up
     else
         s->begins = s->phase == ISO__CYCLING;
-    if (s->phase == ISO__CYCLING && s->measure && s->step == s->measure_at) add(out, ISO__MEASURE);
+    if (s->phase == ISO__CYCLING && s->measure && s->step == s->measure_at)
+        add_action(out, ISO__MEASURE);
     out->next = s->begins ? scope : iso__daso_schedule_scope(s);
 }
 
 void iso__daso_schedule_begin(iso__daso_schedule *s, iso__sync_plan *out) {
     out->count = 0;
-    if (s->step > s->warmup && !s->averaged) send(s, out);
+    if (s->step > s->warmup && !s->averaged) plan_send(s, out);
     s->begins = s->averaged = s->observed = false;
     begin_interval(s);
     out->next = iso__daso_schedule_scope(s);

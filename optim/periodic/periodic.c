@@ -56,7 +56,7 @@ static iso_status list_spans(iso__periodic *p, const iso__base_optimizer *core,
     return ISO_OK;
 }
 
-static iso_status allocate(iso__periodic *p) {
+static iso_status allocate_memory(iso__periodic *p) {
     size_t elements = iso__periodic_carried(p, ISO__CARRY_WIRE);
     if (elements < p->buffer_elements) elements = p->buffer_elements; // a mean is made there
     size_t bytes = elements * sizeof(float);
@@ -100,7 +100,7 @@ static iso_status make_topology(iso__periodic *p) {
     return iso__comm_place_part(p->node, p->topology->world);
 }
 
-static iso_status prepare(iso__periodic *p, iso_status owner) {
+static iso_status prepare_memory(iso__periodic *p, iso_status owner) {
     iso_buffer_list buffers;
     ISO_TRY(owner);
     p->device = p->data_parallel->device;
@@ -109,13 +109,13 @@ static iso_status prepare(iso__periodic *p, iso_status owner) {
     iso_status status = list_spans(p, iso__optimizer_innermost(p->inner), &buffers);
     iso_buffer_list_destroy(&buffers);
     ISO_TRY(status);
-    return allocate(p);
+    return allocate_memory(p);
 }
 
-static iso_status setup(iso__periodic *p, iso_status owner, const char *settings) {
+static iso_status make_engine(iso__periodic *p, iso_status owner, const char *settings) {
     p->comm = iso_data_parallel_comm(p->data_parallel);
     // A rank that failed alone, or goes by another plan, would leave the others waiting.
-    ISO_TRY(iso_comm_agree(p->comm, prepare(p, owner)));
+    ISO_TRY(iso_comm_agree(p->comm, prepare_memory(p, owner)));
     ISO_TRY(iso__match(p->comm, NULL, 0, settings, 0));
     p->equal = p->equal_state = p->node_equal = p->node_equal_state = true;
     ISO_TRY(iso__data_parallel_set_scope(p->data_parallel, ISO_SCOPE_WORLD));
@@ -137,7 +137,7 @@ iso_status iso__periodic_init(iso__periodic *p, iso_optimizer *inner, iso_module
     p->inner = inner;
     inner = NULL;
     p->data_parallel = iso_module_retain(data_parallel);
-    ISO_TRY_GOTO(setup(p, owner, settings));
+    ISO_TRY_GOTO(make_engine(p, owner, settings));
     return ISO_OK;
 fail:
     iso_optimizer_destroy(&inner);
@@ -189,7 +189,7 @@ void iso__periodic_free(iso_optimizer *owner) {
 
 // ---- The exchange under way -----------------------------------------------------------------------
 
-static iso_status start(iso__periodic *p, iso__carrier carrier, int group) {
+static iso_status start_exchange(iso__periodic *p, iso__carrier carrier, int group) {
     if (!p->average[carrier]) carrier = ISO__CARRY_EXACT; // a full average that nothing shortens
     iso__average *average;
     ISO_TRY(iso__periodic_carrier(p, carrier, &average));
@@ -207,7 +207,7 @@ static iso_status start(iso__periodic *p, iso__carrier carrier, int group) {
 }
 
 // The parameters of now. While an earlier exchange is under way they wait until it is merged.
-static iso_status send(iso__periodic *p, iso__carrier carrier, int group) {
+static iso_status send_parameters(iso__periodic *p, iso__carrier carrier, int group) {
     p->queued = p->pending;
     p->queued_carrier = carrier;
     p->queued_group = group;
@@ -215,7 +215,7 @@ static iso_status send(iso__periodic *p, iso__carrier carrier, int group) {
     if (state) ISO_TRY(iso__periodic_mean_buffers(p, p->node));
     ISO_TRY(iso__periodic_pack(p, iso__periodic_carried(p, carrier),
                                p->queued ? p->queued_sent : p->sent));
-    return p->queued ? ISO_OK : start(p, carrier, group);
+    return p->queued ? ISO_OK : start_exchange(p, carrier, group);
 }
 
 static iso_status send_queued(iso__periodic *p) {
@@ -224,11 +224,11 @@ static iso_status send_queued(iso__periodic *p) {
     p->sent = p->queued_sent;
     p->queued_sent = sent;
     p->queued = false;
-    return start(p, p->queued_carrier, p->queued_group);
+    return start_exchange(p, p->queued_carrier, p->queued_group);
 }
 
 // *mean is NULL on ranks that take no part.
-static iso_status collect(iso__periodic *p, const float **mean) {
+static iso_status collect_mean(iso__periodic *p, const float **mean) {
     ISO_CHECK(p->pending, ISO_ERR_STATE, "there is no exchange to merge");
     *mean = p->member ? p->mean : NULL;
     bool held = p->held; // it was waited for already, and that was counted
@@ -249,7 +249,7 @@ iso_status iso__periodic_hold(iso__periodic *p) {
     size_t bytes = iso__periodic_carried(p, ISO__CARRY_WIRE) * sizeof(float);
     if (!p->mean) ISO_TRY(iso__alloc_zero(bytes, (void **)&p->mean));
     p->last_step_ns = 0; // this wait is not part of a step
-    iso_status status = collect(p, &mean);
+    iso_status status = collect_mean(p, &mean);
     p->dropped = status < 0;
     ISO_TRY(status);
     p->member = mean != NULL;
@@ -261,7 +261,7 @@ iso_status iso__periodic_hold(iso__periodic *p) {
 iso_status iso__periodic_drop(iso__periodic *p) {
     const float *mean;
     p->queued = p->dropped = false;
-    if (p->pending) ISO_TRY(collect(p, &mean));
+    if (p->pending) ISO_TRY(collect_mean(p, &mean));
     return ISO_OK;
 }
 
@@ -305,7 +305,7 @@ static void count_sync(iso__periodic *p, int64_t age, int64_t began, double wait
 }
 
 // Of one that failed in iso__periodic_hold, which told of it, there is nothing to merge.
-static iso_status merge(iso__periodic *p, const iso__action *action) {
+static iso_status merge_exchange(iso__periodic *p, const iso__action *action) {
     const float *mean;
     if (p->dropped) {
         p->dropped = false;
@@ -313,7 +313,7 @@ static iso_status merge(iso__periodic *p, const iso__action *action) {
     }
     int64_t began = iso_now();
     double waited = p->stats.wait_ms;
-    ISO_TRY(collect(p, &mean));
+    ISO_TRY(collect_mean(p, &mean));
     if (mean) ISO_TRY(merge_mean(p, action, mean));
     ISO_TRY(send_queued(p));
     count_sync(p, action->age, began, waited);
@@ -327,14 +327,14 @@ static void measure_divergence(iso__periodic *p, const float *mean) {
     p->own_divergence = norm > 0 ? sqrt(distance / norm) : 0;
 }
 
-static iso_status full(iso__periodic *p, const iso__action *action, bool sent) {
+static iso_status average_fully(iso__periodic *p, const iso__action *action, bool sent) {
     const float *mean;
     int64_t began = iso_now();
     double waited = p->stats.wait_ms;
     iso__carrier carrier = action->state ? ISO__CARRY_STATE : ISO__CARRY_EXACT;
     if (sent) {
         carrier = p->carrier;
-        ISO_TRY(collect(p, &mean));
+        ISO_TRY(collect_mean(p, &mean));
     } else {
         ISO_TRY(iso__periodic_exact_mean(p, carrier, &mean));
         p->last_wait_ms = (double)(iso_now() - began) * 1e-6;
@@ -355,12 +355,12 @@ static iso_status full(iso__periodic *p, const iso__action *action, bool sent) {
     return ISO_OK;
 }
 
-static iso_status act(iso__periodic *p, const iso__action *action, iso__carrier carrier,
-                      bool *sent) {
+static iso_status carry_out(iso__periodic *p, const iso__action *action, iso__carrier carrier,
+                            bool *sent) {
     switch (action->kind) {
-    case ISO__SEND: *sent = true; return send(p, carrier, action->group);
-    case ISO__MERGE: return merge(p, action);
-    case ISO__FULL: return full(p, action, *sent);
+    case ISO__SEND: *sent = true; return send_parameters(p, carrier, action->group);
+    case ISO__MERGE: return merge_exchange(p, action);
+    case ISO__FULL: return average_fully(p, action, *sent);
     case ISO__NODE_AVERAGE: return iso__periodic_node_average(p);
     case ISO__NODE_COPY: return iso__periodic_node_copy(p, action->group);
     case ISO__MEASURE: break; // the owner's
@@ -372,7 +372,7 @@ iso_status iso__periodic_run(iso__periodic *p, const iso__sync_plan *plan, iso__
     bool sent = false;
     // Merging needs the parameters of now, with the update of this step.
     if (plan->count > 0) ISO_TRY(iso_data_parallel_finish(p->data_parallel));
-    for (int i = 0; i < plan->count; i++) ISO_TRY(act(p, &plan->action[i], carrier, &sent));
+    for (int i = 0; i < plan->count; i++) ISO_TRY(carry_out(p, &plan->action[i], carrier, &sent));
     if (p->pending && !p->held) ISO_TRY(iso__average_poll(p->average[p->carrier]));
     ISO_TRY(iso__periodic_set_scope(p, plan->next));
     p->last_step_ns = iso_now();
@@ -450,7 +450,7 @@ iso_status iso__periodic_finish(iso__periodic *p, bool state) {
     ISO_TRY(iso__periodic_drop(p));
     if (!state) ISO_TRY(iso__periodic_mean_buffers(p, p->comm));
     if (p->equal && !state) return ISO_OK;
-    return full(p, &exact, false);
+    return average_fully(p, &exact, false);
 }
 
 void iso__periodic_stats(const iso__periodic *p, iso_daso_stats *out) {

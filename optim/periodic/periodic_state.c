@@ -24,7 +24,7 @@ enum {
 };
 _Static_assert((int)COUNT <= (int)ISO__PERIODIC_NUMBERS, "room for all of them");
 
-static void fill(iso__periodic *p) {
+static void fill_saved(iso__periodic *p) {
     iso_daso_stats stats;
     iso__periodic_stats(p, &stats);
     int64_t number[COUNT] = {
@@ -44,8 +44,8 @@ static void fill(iso__periodic *p) {
     p->saved.figure[ISO__FIGURES + 3] = stats.work_ms;
 }
 
-static iso_status add(iso_state *state, const char *name, iso_state_type type, size_t count,
-                      void *data) {
+static iso_status add_own(iso_state *state, const char *name, iso_state_type type, size_t count,
+                          void *data) {
     return iso_state_add(state, ISO_STATE_OWN, name, type, (int64_t)count, data);
 }
 
@@ -56,17 +56,17 @@ iso_status iso__periodic_state(iso__periodic *p, iso_state *state) {
     size_t carried = iso__periodic_carried(p, ISO__CARRY_WIRE);
     ISO_TRY(iso__periodic_hold(p));
     if (!p->mean) ISO_TRY(iso__alloc_zero(carried * sizeof(float), (void **)&p->mean));
-    fill(p);
-    ISO_TRY(add(state, "daso/numbers", ISO_STATE_I64, ISO__PERIODIC_NUMBERS, p->saved.number));
-    ISO_TRY(add(state, "daso/figures", ISO_STATE_F64, ISO__FIGURES + 4, p->saved.figure));
-    ISO_TRY(add(state, "daso/sent", ISO_STATE_F32, carried, p->sent));
-    ISO_TRY(add(state, "daso/mean", ISO_STATE_F32, carried, p->mean));
+    fill_saved(p);
+    ISO_TRY(add_own(state, "daso/numbers", ISO_STATE_I64, ISO__PERIODIC_NUMBERS, p->saved.number));
+    ISO_TRY(add_own(state, "daso/figures", ISO_STATE_F64, ISO__FIGURES + 4, p->saved.figure));
+    ISO_TRY(add_own(state, "daso/sent", ISO_STATE_F32, carried, p->sent));
+    ISO_TRY(add_own(state, "daso/mean", ISO_STATE_F32, carried, p->mean));
     iso__average_array array[ISO__AVERAGE_ARRAYS];
     int arrays = iso__average_arrays(p->average[ISO__CARRY_WIRE], array);
     for (int i = 0; i < arrays; i++) {
         char name[64];
         snprintf(name, sizeof(name), "daso/%s", array[i].name);
-        ISO_TRY(add(state, name, ISO_STATE_F32, array[i].count, array[i].data));
+        ISO_TRY(add_own(state, name, ISO_STATE_F32, array[i].count, array[i].data));
     }
     return ISO_OK;
 }

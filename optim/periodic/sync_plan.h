@@ -39,8 +39,6 @@ typedef struct iso__sync_plan {
 
 // ISO_ERR_ARG naming a daso option that is below `least`.
 iso_status iso__daso_at_least(const char *option, int64_t value, int64_t least);
-// The detector of HeAT's DASO: min, rel, patience 2. threshold: checked.
-void iso__plateau_of_loss(iso_plateau *plateau, double threshold);
 
 // ---- HeAT's DASO (daso_heat_schedule.c) -----------------------------------------------------------
 // From facts about heat/optim/dp_optimizer.py at 660efece; see iso_daso_heat_config for what

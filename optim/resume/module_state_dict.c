@@ -4,8 +4,8 @@
 
 enum { NAME_ROOM = 768 };
 
-static iso_status add(iso_state_dict *dict, const char *path, const char *name,
-                      iso_tensor *tensor) {
+static iso_status add_tensor(iso_state_dict *dict, const char *path, const char *name,
+                             iso_tensor *tensor) {
     char text[NAME_ROOM];
     snprintf(text, sizeof(text), "%s%s%s", path, path[0] ? "." : "", name);
     ISO_TRY(iso_state_dict_add(dict, text, tensor));
@@ -16,10 +16,10 @@ static iso_status visit(iso_module *module, const char *path, void *user) {
     for (int i = 0; i < module->parameter_count; i++) {
         iso_tensor *value;
         ISO_TRY(iso_parameter_value(module->parameter[i], &value)); // completes what is pending
-        ISO_TRY(add(user, path, module->parameter_name[i], value));
+        ISO_TRY(add_tensor(user, path, module->parameter_name[i], value));
     }
     for (int i = 0; i < module->buffer_count; i++)
-        ISO_TRY(add(user, path, module->buffer[i]->name, module->buffer[i]->value));
+        ISO_TRY(add_tensor(user, path, module->buffer[i]->name, module->buffer[i]->value));
     return ISO_OK;
 }
 

@@ -291,8 +291,8 @@ static iso_status part_of(const iso_state *state, const iso_state_dict *from, bo
 }
 
 // Numbers first: they can be refused, and are put back then.
-static iso_status load(iso__base_optimizer *core, const iso_state *state, const iso_state_dict *own,
-                       const iso_state_dict *dict) {
+static iso_status load_entries(iso__base_optimizer *core, const iso_state *state,
+                               const iso_state_dict *own, const iso_state_dict *dict) {
     iso_state_dict numbers = {0}, moments = {0}, before = {0};
     iso_status status;
     ISO_TRY_GOTO(make_dict(core->module->device, state, &before));
@@ -326,7 +326,7 @@ iso_status iso_optimizer_load_state_dict(iso_optimizer *optimizer, const iso_sta
     ISO_TRY_GOTO(accept_steps(core, state, &own, dict, &given));
     ISO_TRY_GOTO(presume_unused(core, &given));
     ISO_TRY_GOTO(iso__state_dict_match(&own, &given, "optimizer", strict, &found));
-    ISO_TRY_GOTO(load(core, state, &own, &given));
+    ISO_TRY_GOTO(load_entries(core, state, &own, &given));
     if (keys) {
         *keys = found;
         found = (iso_incompatible_keys){0};

@@ -51,12 +51,12 @@ iso_status iso__set_write(const char *file, const iso__set_head *head, const iso
 
 // ---- Reading ------------------------------------------------------------------------------------
 
-static const char *note(const iso__safetensors *file, const char *key) {
+static const char *note_of(const iso__safetensors *file, const char *key) {
     const char *value = iso__safetensors_note(file, key);
     return value ? value : "";
 }
 
-static bool parse(const char *text, int base, uint64_t most, uint64_t *out) {
+static bool parse_number(const char *text, int base, uint64_t most, uint64_t *out) {
     char *end;
     *out = strtoull(text, &end, base);
     return end != text && *end == 0 && *out <= most;
@@ -64,21 +64,21 @@ static bool parse(const char *text, int base, uint64_t most, uint64_t *out) {
 
 static iso_status parse_head(const iso__safetensors *file, iso__set_head *out) {
     uint64_t step, ranks, rank = 0, set;
-    const char *who = note(file, "isotherm.rank");
+    const char *who = note_of(file, "isotherm.rank");
     bool shared = strcmp(who, "shared") == 0;
-    ISO_CHECK(strcmp(note(file, "isotherm.version"), VERSION) == 0, ISO_ERR_UNSUPPORTED,
+    ISO_CHECK(strcmp(note_of(file, "isotherm.version"), VERSION) == 0, ISO_ERR_UNSUPPORTED,
               "%s has version \"%s\" of saved state, and version " VERSION
               " is the one that is known here",
-              file->path, note(file, "isotherm.version"));
-    ISO_CHECK(parse(note(file, "isotherm.step"), 10, INT64_MAX, &step) &&
-                  parse(note(file, "isotherm.ranks"), 10, INT_MAX, &ranks) &&
-                  (shared || parse(who, 10, INT_MAX, &rank)) &&
-                  parse(note(file, "isotherm.set"), 16, UINT64_MAX, &set),
+              file->path, note_of(file, "isotherm.version"));
+    ISO_CHECK(parse_number(note_of(file, "isotherm.step"), 10, INT64_MAX, &step) &&
+                  parse_number(note_of(file, "isotherm.ranks"), 10, INT_MAX, &ranks) &&
+                  (shared || parse_number(who, 10, INT_MAX, &rank)) &&
+                  parse_number(note_of(file, "isotherm.set"), 16, UINT64_MAX, &set),
               ISO_ERR_FORMAT, "%s is damaged: it does not say which set it belongs to", file->path);
     *out = (iso__set_head){.step = (int64_t)step,
                            .ranks = (int)ranks,
                            .rank = shared ? ISO__SHARED_FILE : (int)rank,
-                           .own = strcmp(note(file, "isotherm.own"), "yes") == 0,
+                           .own = strcmp(note_of(file, "isotherm.own"), "yes") == 0,
                            .set = set};
     return ISO_OK;
 }
@@ -97,7 +97,7 @@ iso_status iso__set_open(const char *path, iso__safetensors *out, iso__set_head 
 
 // The checksums of all arrays, in the order of the data.
 static iso_status find_checksums(const iso__safetensors *file, const char **out) {
-    *out = note(file, "isotherm.checksums");
+    *out = note_of(file, "isotherm.checksums");
     ISO_CHECK(strlen(*out) == (size_t)file->header.count * ISO__SEAL_DIGITS, ISO_ERR_FORMAT,
               "%s is damaged: it has not one checksum for each array", file->path);
     return ISO_OK;

@@ -42,7 +42,7 @@ static bool parse_number(const char **at, size_t digits, int64_t most, int64_t *
     return *out <= most;
 }
 
-static bool accept(const char **at, const char *text) {
+static bool accept_text(const char **at, const char *text) {
     size_t n = strlen(text);
     if (strncmp(*at, text, n) != 0) return false;
     *at += n;
@@ -54,15 +54,15 @@ static bool parse_name(const char *base, const char *name, iso__set_file *out) {
     int64_t number;
     const char *at = name;
     *out = (iso__set_file){.rank = ISO__SHARED_FILE};
-    if (strlen(name) >= sizeof(out->name) || !accept(&at, base) || !accept(&at, ".step-") ||
-        !parse_number(&at, 12, INT64_MAX, &out->step))
+    if (strlen(name) >= sizeof(out->name) || !accept_text(&at, base) ||
+        !accept_text(&at, ".step-") || !parse_number(&at, 12, INT64_MAX, &out->step))
         return false;
-    if (accept(&at, ".rank-")) {
+    if (accept_text(&at, ".rank-")) {
         if (!parse_number(&at, 5, INT_MAX, &number)) return false;
         out->rank = (int)number;
     }
-    out->old = accept(&at, ".old");
-    if (accept(&at, ".tmp.")) {
+    out->old = accept_text(&at, ".old");
+    if (accept_text(&at, ".tmp.")) {
         if (!parse_number(&at, 1, INT_MAX, &number) || number == 0) return false;
         out->pid = (long)number;
     }

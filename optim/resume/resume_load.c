@@ -16,7 +16,7 @@ typedef struct load {
     void *data;               // of the shared file, on other ranks than 0
 } load;
 
-static void forget(load *l) {
+static void forget_set(load *l) {
     for (int k = 0; k < 2; k++) iso__safetensors_close(&l->file[k]);
     iso__free(l->begin);
     iso__free(l->data);
@@ -81,7 +81,7 @@ static iso_status read_own(load *l) {
 
 // The same on every rank: OK; PENDING: the set is damaged or not whole, as the last error says; or
 // an error.
-static iso_status verdict(iso_comm *comm, iso_status mine) {
+static iso_status agree_verdict(iso_comm *comm, iso_status mine) {
     int64_t grade = mine >= 0 ? 0 : mine == ISO_ERR_FORMAT || mine == ISO_ERR_IO ? 1 : 2;
     int64_t worst = grade;
     ISO_TRY(iso_comm_allreduce_i64(comm, &worst, 1, ISO_MAX));
@@ -104,7 +104,7 @@ static int64_t begin_of(const iso__safetensors *file, const iso__array *array) {
 }
 
 // Rank 0 sends what it has read to all.
-static iso_status share(load *l) {
+static iso_status share_file(load *l) {
     int count = l->state->count[ISO_STATE_SHARED];
     const iso__safetensors *file = &l->file[ISO_STATE_SHARED];
     bool root = iso_comm_rank(l->comm) == 0;
@@ -120,17 +120,17 @@ static iso_status share(load *l) {
 
 static iso_status try_set(load *l) {
     bool root = iso_comm_rank(l->comm) == 0;
-    iso_status status = verdict(l->comm, root ? read_shared(l) : ISO_OK);
+    iso_status status = agree_verdict(l->comm, root ? read_shared(l) : ISO_OK);
     if (status != ISO_OK) return status;
     ISO_TRY(iso_comm_bcast(l->comm, &l->head, sizeof(l->head), 0));
-    status = verdict(l->comm, l->own ? read_own(l) : ISO_OK);
+    status = agree_verdict(l->comm, l->own ? read_own(l) : ISO_OK);
     if (status != ISO_OK) return status;
-    ISO_TRY(share(l));
+    ISO_TRY(share_file(l));
     return ISO_OK;
 }
 
 // begin -1: of an optional number, which becomes -1.
-static iso_status place(const iso__array *array, const char *data, int64_t begin) {
+static iso_status place_array(const iso__array *array, const char *data, int64_t begin) {
     void *to;
     ISO_TRY(iso__array_open(array, ISO_WRITE, &to));
     if (begin >= 0)
@@ -146,10 +146,10 @@ static iso_status place_all(const load *l) {
     bool root = iso_comm_rank(l->comm) == 0;
     const char *data = root ? l->file[ISO_STATE_SHARED].data : l->data;
     for (int i = 0; i < l->state->count[ISO_STATE_SHARED]; i++)
-        ISO_TRY(place(&l->state->array[ISO_STATE_SHARED][i], data, l->begin[i]));
+        ISO_TRY(place_array(&l->state->array[ISO_STATE_SHARED][i], data, l->begin[i]));
     for (int i = 0; i < l->state->count[ISO_STATE_OWN]; i++) {
         const iso__array *array = &l->state->array[ISO_STATE_OWN][i];
-        ISO_TRY(place(array, own->data, begin_of(own, array)));
+        ISO_TRY(place_array(array, own->data, begin_of(own, array)));
     }
     iso__state_scatter(l->state);
     return ISO_OK;
@@ -181,7 +181,7 @@ static iso_status list_steps(const char *path, int64_t **out, int *count) {
 static iso_status try_step(load *l, const int64_t *steps, int i) {
     if (iso_comm_rank(l->comm) == 0) l->step = steps[i];
     ISO_TRY(iso_comm_bcast(l->comm, &l->step, sizeof(l->step), 0));
-    forget(l);
+    forget_set(l);
     return try_set(l);
 }
 
@@ -223,7 +223,7 @@ iso_status iso_resume_load(iso_comm *comm, const char *path, const iso_state *st
         iso_comm_agree(comm, iso_comm_rank(comm) == 0 ? list_steps(path, &steps, &count) : ISO_OK);
     if (status >= 0) status = iso_comm_bcast(comm, &count, sizeof(count), 0);
     if (status >= 0) status = load_newest(&l, steps, count);
-    forget(&l);
+    forget_set(&l);
     iso__free(steps);
     ISO_TRY(status);
     *step = l.step;

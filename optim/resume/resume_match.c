@@ -4,18 +4,18 @@
 #include <inttypes.h>
 #include <string.h>
 
-static uint64_t describe(const iso__array *array) {
+static uint64_t hash_entry(const iso__array *array) {
     uint64_t hash = iso__hash(ISO_HASH_START, array->name, strlen(array->name) + 1);
     hash = iso__hash(hash, array->dtype, strlen(array->dtype) + 1);
     return iso__hash(hash, array->shape, (size_t)array->ndim * sizeof(int64_t));
 }
 
-static iso_status compare(const iso_state *state, const uint64_t *hash, int64_t root_count,
-                          const uint64_t (*root)[2]) {
+static iso_status compare_ranks(const iso_state *state, const uint64_t *hash, int64_t root_count,
+                                const uint64_t (*root)[2]) {
     const iso__array *array = state->array[ISO_STATE_SHARED];
     int count = state->count[ISO_STATE_SHARED];
     for (int i = 0; i < count && i < root_count; i++) {
-        ISO_CHECK(describe(&array[i]) == root[i][0], ISO_ERR_MISMATCH,
+        ISO_CHECK(hash_entry(&array[i]) == root[i][0], ISO_ERR_MISMATCH,
                   "ranks disagree: shared entry %d of the state is %s here and another on rank 0",
                   i, array[i].name);
         ISO_CHECK(!hash || hash[i] == root[i][1], ISO_ERR_MISMATCH,
@@ -39,11 +39,11 @@ iso_status iso__state_match(iso_comm *comm, const iso_state *state, int64_t step
     if (status >= 0) {
         uint64_t(*root)[2] = memory;
         for (int i = 0; iso_comm_rank(comm) == 0 && i < head[0]; i++) {
-            root[i][0] = describe(&state->array[ISO_STATE_SHARED][i]);
+            root[i][0] = hash_entry(&state->array[ISO_STATE_SHARED][i]);
             root[i][1] = hash ? hash[i] : 0;
         }
         status = iso_comm_bcast(comm, root, bytes, 0);
-        if (status >= 0) status = compare(state, hash, head[0], root);
+        if (status >= 0) status = compare_ranks(state, hash, head[0], root);
         if (status >= 0 && head[1] != step)
             status =
                 ISO_FAIL(ISO_ERR_MISMATCH,

@@ -52,7 +52,7 @@ static iso_status check_finite(const save *s) {
     return ISO_OK;
 }
 
-static iso_status prepare(save *s) {
+static iso_status prepare_save(save *s) {
     ISO_TRY(iso__set_path_check(s->path));
     ISO_CHECK(s->head.step >= 0, ISO_ERR_ARG, "state of the negative step %" PRId64, s->head.step);
     ISO_TRY(check_finite(s));
@@ -105,7 +105,7 @@ static iso_status write_own(const save *s, uint64_t replaced) {
 }
 
 // Rank 0 draws the number of the set and looks for one to replace.
-static iso_status announce(save *s, uint64_t *replaced) {
+static iso_status announce_save(save *s, uint64_t *replaced) {
     uint64_t numbers[2] = {0};
     if (iso_comm_rank(s->comm) == 0) {
         numbers[0] = draw_number(s);
@@ -165,7 +165,7 @@ static iso_status save_set(save *s) {
     uint64_t replaced = 0;
     ISO_TRY(iso__state_match(s->comm, s->state, s->head.step, s->hash[ISO_STATE_SHARED]));
     ISO_TRY(iso__set_tidy(s->comm, s->path, NULL));
-    ISO_TRY(announce(s, &replaced));
+    ISO_TRY(announce_save(s, &replaced));
     if (s->head.own) ISO_TRY(write_all_own(s, replaced));
     ISO_TRY(write_shared(s));
     ISO_TRY(iso__set_tidy(s->comm, s->path, &s->head));
@@ -189,7 +189,7 @@ iso_status iso_resume_newest(const char *path, int64_t *step) {
 
 iso_status iso_resume_save(iso_comm *comm, const char *path, int64_t step, const iso_state *state) {
     save s = {comm, path, state, {.step = step, .ranks = iso_comm_size(comm)}, {NULL}};
-    iso_status status = iso_comm_agree(comm, prepare(&s));
+    iso_status status = iso_comm_agree(comm, prepare_save(&s));
     if (status >= 0) status = save_set(&s);
     for (int k = 0; k < 2; k++) iso__free(s.hash[k]);
     ISO_TRY(status);

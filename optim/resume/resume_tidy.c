@@ -56,7 +56,7 @@ static void choose_kept(tidying *t) {
 }
 
 // On rank 0. Shared files go before those of ranks, which are no set without one.
-static iso_status begin(tidying *t) {
+static iso_status begin_tidying(tidying *t) {
     iso__set_file *files = NULL;
     int count = 0;
     ISO_TRY(iso__set_list(t->path, &files, &count));
@@ -83,11 +83,11 @@ static iso_status share_kept(tidying *t) {
     return ISO_OK;
 }
 
-static iso_status run(tidying *t) {
+static iso_status run_tidying(tidying *t) {
     iso__set_file *files = NULL;
     int count = 0;
     // What cannot be tidied is no reason to fail: saving will say what is wrong, or has succeeded.
-    int64_t begun = iso_comm_rank(t->comm) != 0 || begin(t) >= 0;
+    int64_t begun = iso_comm_rank(t->comm) != 0 || begin_tidying(t) >= 0;
     ISO_TRY(iso_comm_allreduce_i64(t->comm, &begun, 1, ISO_MIN));
     if (!begun) return ISO_OK;
     ISO_TRY(share_kept(t));
@@ -99,7 +99,7 @@ static iso_status run(tidying *t) {
 
 iso_status iso__set_tidy(iso_comm *comm, const char *path, const iso__set_head *saved) {
     tidying t = {.comm = comm, .path = path, .saved = saved};
-    iso_status status = run(&t);
+    iso_status status = run_tidying(&t);
     iso__free(t.kept);
     ISO_TRY(status);
     return ISO_OK;

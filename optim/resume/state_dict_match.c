@@ -75,7 +75,7 @@ static iso_status check_names(const iso_incompatible_keys *keys, const char *wha
 
 // ---- Tensors ------------------------------------------------------------------------------------
 
-static bool converts(iso_dtype from, iso_dtype to) {
+static bool can_convert(iso_dtype from, iso_dtype to) {
     bool floats = (from == ISO_F32 || from == ISO_F64) && (to == ISO_F32 || to == ISO_F64);
     return from == to || floats;
 }
@@ -87,7 +87,7 @@ static iso_status check_tensor(const char *name, const iso_tensor *own, const is
               "tensor %s has shape %s in the state_dict and %s in the %s", name,
               iso__shape_text(given->ndim, given->shape, there, sizeof(there)),
               iso__shape_text(own->ndim, own->shape, here, sizeof(here)), what);
-    ISO_CHECK(converts(given->dtype, own->dtype), ISO_ERR_MISMATCH,
+    ISO_CHECK(can_convert(given->dtype, own->dtype), ISO_ERR_MISMATCH,
               "tensor %s of shape %s has element type %s in the state_dict and %s in the %s: only "
               "f32 and f64 are converted",
               name, iso__shape_text(own->ndim, own->shape, here, sizeof(here)),
