@@ -29,6 +29,7 @@ libiso_core_la_SOURCES += \
     optim/periodic/merge.h \
     optim/periodic/periodic.c \
     optim/periodic/periodic.h \
+    optim/periodic/periodic_create.c \
     optim/periodic/periodic_mean.c \
     optim/periodic/periodic_memory.c \
     optim/periodic/periodic_state.c \

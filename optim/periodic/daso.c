@@ -15,8 +15,6 @@ typedef struct daso {
     char reason[128];
 } daso;
 
-static const iso_optimizer_ops daso_ops;
-
 static daso *self_of(iso_optimizer *optimizer) {
     return iso_container_of(optimizer, daso, engine.base);
 }
@@ -147,7 +145,7 @@ static iso_status step(iso_optimizer *optimizer) {
     return iso__periodic_run(&self->engine, &plan, ISO__CARRY_WIRE);
 }
 
-iso_status iso__daso_epoch_loss(iso_optimizer *optimizer, double loss) {
+static iso_status take_epoch_loss(iso_optimizer *optimizer, double loss) {
     iso_daso_observation observed = {.kind = ISO_OBSERVED_EPOCH, .loss = loss};
     daso *self = self_of(optimizer);
     ISO_TRY(consult_policy(self, &observed));
@@ -163,14 +161,14 @@ static iso_status start_over(daso *self) {
     return ISO_OK;
 }
 
-iso_status iso__daso_reset(iso_optimizer *optimizer) {
+static iso_status reset_daso(iso_optimizer *optimizer) {
     ISO_TRY(iso__periodic_finish(&self_of(optimizer)->engine, true));
     ISO_TRY(start_over(self_of(optimizer)));
     iso_optimizer_zero_grad(optimizer);
     return ISO_OK;
 }
 
-void iso__daso_stats(const iso_optimizer *optimizer, iso_daso_stats *out) {
+static void get_stats(const iso_optimizer *optimizer, iso_daso_stats *out) {
     static const char *const phase[] = {"warm-up", "cycling", "cool-down", "done"};
     const daso *self = iso_container_of(optimizer, daso, engine.base);
     iso__periodic_stats(&self->engine, out);
@@ -215,21 +213,20 @@ static iso_status loaded(iso_optimizer *optimizer) {
     return iso__periodic_loaded(&self->engine);
 }
 
-static const iso_optimizer_ops daso_ops = {
-    .name = "daso",
-    .step = step,
-    .zero_grad = iso__periodic_zero_grad,
-    .update = iso__periodic_update,
-    .destroy = iso__periodic_free,
-    .inner = iso__periodic_inner,
-    .state = state,
-    .loaded = loaded,
-    .ranks_differ = true,
+static const iso__daso_ops daso_ops = {
+    .base.name = "daso",
+    .base.step = step,
+    .base.zero_grad = iso__periodic_zero_grad,
+    .base.update = iso__periodic_update,
+    .base.destroy = iso__periodic_free,
+    .base.inner = iso__periodic_inner,
+    .base.state = state,
+    .base.loaded = loaded,
+    .base.ranks_differ = true,
+    .epoch_loss = take_epoch_loss,
+    .reset = reset_daso,
+    .stats = get_stats,
 };
-
-iso__periodic *iso__daso_engine(iso_optimizer *optimizer) {
-    return optimizer->ops == &daso_ops ? &self_of(optimizer)->engine : NULL;
-}
 
 static iso__periodic_config engine_config(const iso_daso_config *config) {
     return (iso__periodic_config){
@@ -269,7 +266,7 @@ iso_status iso_daso_create_take(iso_optimizer *wrapped, iso_module *data_paralle
     if (valid == ISO_OK) write_settings(config, settings);
     ISO_TRY_GOTO(iso__alloc_zero(sizeof(daso), &memory));
     daso *self = memory;
-    self->engine.base.ops = &daso_ops;
+    self->engine.base.ops = &daso_ops.base;
     self->config = *config;
     iso_optimizer *taken = wrapped;
     wrapped = NULL;

@@ -14,8 +14,6 @@ typedef struct daso_heat {
     char reason[128];
 } daso_heat;
 
-static const iso_optimizer_ops daso_heat_ops;
-
 static daso_heat *self_of(iso_optimizer *optimizer) {
     return iso_container_of(optimizer, daso_heat, engine.base);
 }
@@ -40,7 +38,7 @@ static iso_status step(iso_optimizer *optimizer) {
     return iso__periodic_run(&self->engine, &plan, blocking ? ISO__CARRY_FULL : ISO__CARRY_WIRE);
 }
 
-iso_status iso__daso_heat_epoch_loss(iso_optimizer *optimizer, double loss) {
+static iso_status take_epoch_loss(iso_optimizer *optimizer, double loss) {
     daso_heat *self = self_of(optimizer);
     char reason[sizeof(self->reason)];
     if (!iso__heat_schedule_epoch_loss(&self->schedule, loss, reason, sizeof(reason)))
@@ -56,7 +54,7 @@ iso_status iso__daso_heat_epoch_loss(iso_optimizer *optimizer, double loss) {
     return ISO_OK;
 }
 
-iso_status iso__daso_heat_reset(iso_optimizer *optimizer) {
+static iso_status reset_daso(iso_optimizer *optimizer) {
     daso_heat *self = self_of(optimizer);
     ISO_TRY(iso__periodic_finish(&self->engine, true));
     iso__heat_schedule_reset(&self->schedule);
@@ -66,7 +64,7 @@ iso_status iso__daso_heat_reset(iso_optimizer *optimizer) {
     return ISO_OK;
 }
 
-void iso__daso_heat_stats(const iso_optimizer *optimizer, iso_daso_stats *out) {
+static void get_stats(const iso_optimizer *optimizer, iso_daso_stats *out) {
     const daso_heat *self = iso_container_of(optimizer, daso_heat, engine.base);
     const iso__heat_schedule *s = &self->schedule;
     iso__periodic_stats(&self->engine, out);
@@ -103,21 +101,20 @@ static iso_status loaded(iso_optimizer *optimizer) {
     return iso__periodic_loaded(&self->engine);
 }
 
-static const iso_optimizer_ops daso_heat_ops = {
-    .name = "daso-heat",
-    .step = step,
-    .zero_grad = iso__periodic_zero_grad,
-    .update = iso__periodic_update,
-    .destroy = iso__periodic_free,
-    .inner = iso__periodic_inner,
-    .state = state,
-    .loaded = loaded,
-    .ranks_differ = true,
+static const iso__daso_ops daso_heat_ops = {
+    .base.name = "daso-heat",
+    .base.step = step,
+    .base.zero_grad = iso__periodic_zero_grad,
+    .base.update = iso__periodic_update,
+    .base.destroy = iso__periodic_free,
+    .base.inner = iso__periodic_inner,
+    .base.state = state,
+    .base.loaded = loaded,
+    .base.ranks_differ = true,
+    .epoch_loss = take_epoch_loss,
+    .reset = reset_daso,
+    .stats = get_stats,
 };
-
-iso__periodic *iso__daso_heat_engine(iso_optimizer *optimizer) {
-    return optimizer->ops == &daso_heat_ops ? &self_of(optimizer)->engine : NULL;
-}
 
 static iso__periodic_config engine_config(const iso_daso_heat_config *config) {
     size_t chunk = (size_t)config->sending_chunk_size;
@@ -166,7 +163,7 @@ iso_status iso_daso_heat_create_take(iso_optimizer *wrapped, iso_module *data_pa
     void *memory = NULL;
     ISO_TRY_GOTO(iso__alloc_zero(sizeof(daso_heat), &memory));
     daso_heat *self = memory;
-    self->engine.base.ops = &daso_heat_ops;
+    self->engine.base.ops = &daso_heat_ops.base;
     self->config = *config;
     if (config->scheduler) {
         self->scheduler = *config->scheduler;
@@ -185,7 +182,7 @@ fail:
 }
 
 iso_status iso_daso_heat_set_last_batch(iso_optimizer *optimizer, int64_t last_batch) {
-    ISO_CHECK(iso__daso_heat_engine(optimizer), ISO_ERR_ARG,
+    ISO_CHECK(optimizer->ops == &daso_heat_ops.base, ISO_ERR_ARG,
               "last_batch is of daso-heat, not of a %s optimizer", optimizer->ops->name);
     ISO_CHECK(last_batch >= 0, ISO_ERR_ARG,
               "last_batch %lld: give the number of batches of an epoch less one",

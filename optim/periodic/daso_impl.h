@@ -6,15 +6,12 @@
 
 #include <math.h>
 
-// The engine of an optimizer of this kind, NULL for another.
-iso__periodic *iso__daso_engine(iso_optimizer *optimizer);
-iso__periodic *iso__daso_heat_engine(iso_optimizer *optimizer);
-// loss: the mean over all ranks.
-iso_status iso__daso_epoch_loss(iso_optimizer *daso, double loss);
-iso_status iso__daso_heat_epoch_loss(iso_optimizer *daso, double loss);
-iso_status iso__daso_reset(iso_optimizer *daso);
-iso_status iso__daso_heat_reset(iso_optimizer *daso);
-void iso__daso_stats(const iso_optimizer *daso, iso_daso_stats *out);
-void iso__daso_heat_stats(const iso_optimizer *daso, iso_daso_stats *out);
+// The table of an optimizer whose destroy is iso__periodic_free. Its slots get that optimizer.
+typedef struct iso__daso_ops {
+    iso_optimizer_ops base;
+    iso_status (*epoch_loss)(iso_optimizer *daso, double loss); // loss: the mean over all ranks
+    iso_status (*reset)(iso_optimizer *daso);
+    void (*stats)(const iso_optimizer *daso, iso_daso_stats *out);
+} iso__daso_ops;
 
 #endif

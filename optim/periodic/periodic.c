@@ -2,190 +2,11 @@
 // module and its optimizer.
 #include "optim/periodic/periodic.h"
 
-#include "comm/traffic.h"
-
 #include "parallel/parallel_impl.h"
-#include "parallel/match.h"
-#include "parallel/reducer_calls.h"
 
 #include <isotherm/trace.h>
 #include <math.h>
 #include <string.h>
-
-// ---- Life -----------------------------------------------------------------------------------------
-
-static void add_span(iso__periodic *p, const iso_tensor *tensor) {
-    p->span[p->span_count++] = (iso__span){.data = tensor->data, .count = (size_t)tensor->count};
-    p->elements += (size_t)tensor->count;
-}
-
-// Floating-point buffers: a count is the same everywhere.
-static iso_status list_buffers(iso__periodic *p, const iso_buffer_list *buffers) {
-    for (int i = 0; i < buffers->count; i++) {
-        const iso_tensor *value = buffers->item[i]->value;
-        if (value->dtype == ISO_I64) continue;
-        ISO_CHECK(value->dtype == ISO_F32, ISO_ERR_UNSUPPORTED,
-                  "buffer \"%s\" is %s: the periodic modes exchange f32 buffers only",
-                  buffers->name[i], iso_dtype_name(value->dtype));
-        add_span(p, value);
-        p->buffer_count++;
-    }
-    p->buffer_elements = p->elements - p->parameter_elements;
-    if (p->buffer_count == 0) return ISO_OK;
-    size_t bytes = p->buffer_elements * sizeof(float);
-    ISO_TRY(iso__pinned_alloc(p->device, bytes, (void **)&p->first_buffers));
-    return iso__periodic_fetch(p, p->parameter_count, p->span_count, p->first_buffers);
-}
-
-static iso_status list_spans(iso__periodic *p, const iso__base_optimizer *core,
-                             const iso_buffer_list *buffers) {
-    int most = core->count + buffers->count + ISO_OPTIMIZER_STATES;
-    ISO_TRY(iso__alloc_zero((size_t)most * sizeof(*p->span), (void **)&p->span));
-    for (int i = 0; i < core->count; i++) {
-        const iso_tensor *value = core->slot[i].parameter->value;
-        ISO_CHECK(value->dtype == ISO_F32, ISO_ERR_UNSUPPORTED,
-                  "parameter \"%s\" is %s: the periodic modes exchange f32 parameters only",
-                  core->slot[i].name, iso_dtype_name(value->dtype));
-        add_span(p, value);
-    }
-    p->parameter_count = p->span_count;
-    p->parameter_elements = p->elements;
-    ISO_TRY(list_buffers(p, buffers));
-    for (int k = 0; k < ISO_OPTIMIZER_STATES; k++)
-        if (core->state[k]) add_span(p, core->state[k]);
-    return ISO_OK;
-}
-
-static iso_status allocate_memory(iso__periodic *p) {
-    size_t elements = iso__periodic_carried(p, ISO__CARRY_WIRE);
-    if (elements < p->buffer_elements) elements = p->buffer_elements; // a mean is made there
-    size_t bytes = elements * sizeof(float);
-    ISO_TRY(iso__pinned_alloc(p->device, bytes, (void **)&p->sent));
-    memset(p->sent, 0, bytes);
-    ISO_TRY(iso__pinned_alloc(p->device, bytes, (void **)&p->queued_sent));
-    memset(p->queued_sent, 0, bytes);
-    if (!iso__reducer_negotiates(iso_data_parallel_reducer(p->data_parallel))) return ISO_OK;
-    size_t steps = (size_t)p->parameter_count * sizeof(*p->steps);
-    return iso__alloc_zero(steps, (void **)&p->steps);
-}
-
-// All ranks hold the same parameters: what travels from here on are differences to them.
-static iso_status set_reference(iso__periodic *p) {
-    iso__average *wire = p->average[ISO__CARRY_WIRE];
-    ISO_TRY(iso__periodic_pack(p, iso__periodic_carried(p, ISO__CARRY_WIRE), p->queued_sent));
-    ISO_TRY(iso__average_set_reference(wire, p->queued_sent));
-    return ISO_OK;
-}
-
-static iso_status make_averages(iso__periodic *p) {
-    ISO_TRY(iso__average_create(p->topology, iso__periodic_carried(p, ISO__CARRY_WIRE),
-                                &p->config.wire, &p->average[ISO__CARRY_WIRE]));
-    if (p->config.full.wire != ISO_F32 || p->config.full.chunk)
-        ISO_TRY(iso__average_create(p->topology, p->parameter_elements, &p->config.full,
-                                    &p->average[ISO__CARRY_FULL]));
-    return set_reference(p);
-}
-
-// Averages post collectives whenever they are polled, so what the program and the engine do on
-// other communicators must not come between them.
-static iso_status make_topology(iso__periodic *p) {
-    iso_comm *own;
-    iso_comm_config same = {.progress = iso_comm_progress(p->comm),
-                            .timeout_s = p->comm->timeout_s};
-    ISO_TRY(iso_comm_create(iso_comm_mpi(p->comm), &same, &own));
-    iso_status status = iso_topology_create(own, &p->config.topology, &p->topology);
-    iso_comm_destroy(&own);
-    ISO_TRY(status);
-    ISO_TRY(iso_comm_create(iso_comm_mpi(p->topology->node), &same, &p->node));
-    return iso__comm_place_part(p->node, p->topology->world);
-}
-
-static iso_status prepare_memory(iso__periodic *p, iso_status owner) {
-    iso_buffer_list buffers;
-    ISO_TRY(owner);
-    p->device = p->data_parallel->device;
-    ISO_TRY(iso__periodic_memory_open(p));
-    ISO_TRY(iso_module_buffers(p->data_parallel, &buffers));
-    iso_status status = list_spans(p, iso__optimizer_innermost(p->inner), &buffers);
-    iso_buffer_list_destroy(&buffers);
-    ISO_TRY(status);
-    return allocate_memory(p);
-}
-
-static iso_status make_engine(iso__periodic *p, iso_status owner, const char *settings) {
-    p->comm = iso_data_parallel_comm(p->data_parallel);
-    // A rank that failed alone, or goes by another plan, would leave the others waiting.
-    ISO_TRY(iso_comm_agree(p->comm, prepare_memory(p, owner)));
-    ISO_TRY(iso__match(p->comm, NULL, 0, settings, 0));
-    p->equal = p->equal_state = p->node_equal = p->node_equal_state = true;
-    ISO_TRY(iso__data_parallel_set_scope(p->data_parallel, ISO_SCOPE_WORLD));
-    ISO_TRY(make_topology(p));
-    ISO_TRY(make_averages(p));
-    iso__data_parallel_set_train_hook(p->data_parallel, iso__periodic_show, p);
-    return ISO_OK;
-}
-
-iso_status iso__periodic_init(iso__periodic *p, iso_optimizer *inner, iso_module *data_parallel,
-                              const iso__periodic_config *config, iso_status owner,
-                              const char *settings) {
-    iso_status status;
-    *p = (iso__periodic){.base = p->base, .config = *config};
-    ISO_CHECK_GOTO(iso__dp_optimizer_module(inner) == data_parallel && data_parallel, ISO_ERR_ARG,
-                   "a periodic optimizer wraps the optimizer of iso_dp_optimizer_create_take and "
-                   "its data_parallel module, not a %s optimizer",
-                   inner->ops->name);
-    p->inner = inner;
-    inner = NULL;
-    p->data_parallel = iso_module_retain(data_parallel);
-    ISO_TRY_GOTO(make_engine(p, owner, settings));
-    return ISO_OK;
-fail:
-    iso_optimizer_destroy(&inner);
-    iso__periodic_destroy(p);
-    return status;
-}
-
-void iso__periodic_destroy(iso__periodic *p) {
-    if (p->pending && iso__periodic_drop(p) < 0)
-        iso__log(ISO_LOG_ERROR, "while dropping an exchange: %s", iso_last_error()->message);
-    if (p->data_parallel) iso__data_parallel_set_train_hook(p->data_parallel, NULL, NULL);
-    iso_optimizer_destroy(&p->inner);
-    for (int i = 0; i < ISO__CARRIERS; i++) iso__average_destroy(&p->average[i]);
-    iso_comm_destroy(&p->node);
-    iso_topology_destroy(&p->topology);
-    iso__free(p->span);
-    iso__free(p->mean);
-    iso__free(p->steps);
-    float *const pinned[] = {p->first_buffers, p->sent, p->queued_sent, p->own};
-    for (int i = 0; i < 4; i++)
-        if (pinned[i]) iso__pinned_free(p->device, pinned[i]);
-    iso__periodic_memory_close(p);
-    iso_module_destroy(&p->data_parallel);
-    *p = (iso__periodic){0};
-}
-
-// ---- Slots of the owner -----------------------------------------------------------------------------
-
-static iso__periodic *engine_of(iso_optimizer *owner) {
-    return iso_container_of(owner, iso__periodic, base);
-}
-
-iso_optimizer *iso__periodic_inner(iso_optimizer *owner) { return engine_of(owner)->inner; }
-
-void iso__periodic_zero_grad(iso_optimizer *owner) {
-    iso_optimizer_zero_grad(engine_of(owner)->inner);
-}
-
-iso_status iso__periodic_update(iso_optimizer *owner, int i, const void *gradient, double scale,
-                                const iso_hyper *hyper) {
-    iso_optimizer *wrapped = engine_of(owner)->inner;
-    return wrapped->ops->update(wrapped, i, gradient, scale, hyper);
-}
-
-void iso__periodic_free(iso_optimizer *owner) {
-    iso__periodic_destroy(engine_of(owner));
-    iso__free(engine_of(owner));
-}
 
 // ---- The exchange under way -----------------------------------------------------------------------
 
@@ -262,6 +83,13 @@ iso_status iso__periodic_drop(iso__periodic *p) {
     const float *mean;
     p->queued = p->dropped = false;
     if (p->pending) ISO_TRY(collect_mean(p, &mean));
+    return ISO_OK;
+}
+
+iso_status iso__periodic_set_reference(iso__periodic *p) {
+    iso__average *wire = p->average[ISO__CARRY_WIRE];
+    ISO_TRY(iso__periodic_pack(p, iso__periodic_carried(p, ISO__CARRY_WIRE), p->queued_sent));
+    ISO_TRY(iso__average_set_reference(wire, p->queued_sent));
     return ISO_OK;
 }
 
@@ -384,7 +212,7 @@ iso_status iso__periodic_set_scope(iso__periodic *p, iso_scope scope) {
         scope = ISO_SCOPE_RANK;
     if (scope == p->scope) return ISO_OK;
     ISO_TRY(iso__data_parallel_set_scope(p->data_parallel, scope));
-    if (p->scope == ISO_SCOPE_WORLD && p->equal) ISO_TRY(set_reference(p));
+    if (p->scope == ISO_SCOPE_WORLD && p->equal) ISO_TRY(iso__periodic_set_reference(p));
     p->scope = scope;
     return ISO_OK;
 }
@@ -443,16 +271,6 @@ iso_status iso__periodic_mean_number(iso__periodic *p, double *value) {
     return ISO_OK;
 }
 
-iso_status iso__periodic_finish(iso__periodic *p, bool state) {
-    iso__action exact = {.kind = ISO__FULL, .group = ISO__ALL_GROUPS, .state = state};
-    ISO_TRY(iso_data_parallel_finish(p->data_parallel));
-    ISO_TRY(iso__periodic_show(true, p));
-    ISO_TRY(iso__periodic_drop(p));
-    if (!state) ISO_TRY(iso__periodic_mean_buffers(p, p->comm));
-    if (p->equal && !state) return ISO_OK;
-    return average_fully(p, &exact, false);
-}
-
 void iso__periodic_stats(const iso__periodic *p, iso_daso_stats *out) {
     *out = p->stats;
     out->pending = p->pending;
@@ -467,4 +285,48 @@ void iso__periodic_stats(const iso__periodic *p, iso_daso_stats *out) {
         out->bytes_between_nodes += average.bytes_between_nodes;
         out->work_ms += i == ISO__CARRY_WIRE ? average.work_ms : 0;
     }
+}
+
+// ---- Evaluation -----------------------------------------------------------------------------------
+
+// The mean that evaluation sees is not training: what it moves does not count.
+static iso_status mean_to_show(iso__periodic *p, const float **mean) {
+    iso_daso_stats before, after;
+    iso__periodic_stats(p, &before);
+    iso_status status = iso__periodic_exact_mean(p, ISO__CARRY_EXACT, mean);
+    iso__periodic_stats(p, &after);
+    p->stats.bytes_sent -= after.bytes_sent - before.bytes_sent;
+    p->stats.bytes_between_nodes -= after.bytes_between_nodes - before.bytes_between_nodes;
+    ISO_TRY(status);
+    return ISO_OK;
+}
+
+iso_status iso__periodic_show(bool training, void *periodic) {
+    iso__periodic *p = periodic;
+    const float *mean;
+    p->last_step_ns = 0; // evaluation is not part of a step
+    if (training == !p->shown) return ISO_OK;
+    if (training) {
+        ISO_TRY(iso__periodic_unpack(p, p->parameter_elements, p->own));
+    } else {
+        if (p->equal) return ISO_OK;
+        ISO_TRY(iso__periodic_hold(p));
+        size_t bytes = p->parameter_elements * sizeof(float);
+        if (!p->own) ISO_TRY(iso__pinned_alloc(p->device, bytes, (void **)&p->own));
+        ISO_TRY(iso__periodic_pack(p, p->parameter_elements, p->own));
+        ISO_TRY(mean_to_show(p, &mean));
+        ISO_TRY(iso__periodic_unpack(p, p->parameter_elements, mean));
+    }
+    p->shown = !training;
+    return ISO_OK;
+}
+
+iso_status iso__periodic_finish(iso__periodic *p, bool state) {
+    iso__action exact = {.kind = ISO__FULL, .group = ISO__ALL_GROUPS, .state = state};
+    ISO_TRY(iso_data_parallel_finish(p->data_parallel));
+    ISO_TRY(iso__periodic_show(true, p));
+    ISO_TRY(iso__periodic_drop(p));
+    if (!state) ISO_TRY(iso__periodic_mean_buffers(p, p->comm));
+    if (p->equal && !state) return ISO_OK;
+    return average_fully(p, &exact, false);
 }

@@ -82,6 +82,8 @@ typedef struct iso__periodic {
 
 enum { ISO__EXCHANGE_MS, ISO__STEP_MS, ISO__WAIT_MS, ISO__DIVERGENCE }; // of figures
 
+// ---- periodic_create.c ----------------------------------------------------------------------------
+
 // Collective. Takes inner, on failure too (p is then empty). ISO_ERR_ARG unless inner is a
 // dp_optimizer tied to data_parallel.
 // owner: whether this rank's owner is well so far; an error on any rank is one on all.
@@ -89,9 +91,20 @@ enum { ISO__EXCHANGE_MS, ISO__STEP_MS, ISO__WAIT_MS, ISO__DIVERGENCE }; // of fi
 iso_status iso__periodic_init(iso__periodic *p, iso_optimizer *inner, iso_module *data_parallel,
                               const iso__periodic_config *config, iso_status owner,
                               const char *settings);
+void iso__periodic_destroy(iso__periodic *p);
+// The slots of optimizers that own an engine. free: destroys it, and frees its owner.
+void iso__periodic_zero_grad(iso_optimizer *owner);
+iso_status iso__periodic_update(iso_optimizer *owner, int i, const void *gradient, double scale,
+                                const iso_hyper *hyper);
+iso_optimizer *iso__periodic_inner(iso_optimizer *owner);
+void iso__periodic_free(iso_optimizer *owner);
+
+// ---- periodic.c -----------------------------------------------------------------------------------
+
 // Collective. How far the gradients of the next backward reach.
 iso_status iso__periodic_set_scope(iso__periodic *p, iso_scope scope);
-void iso__periodic_destroy(iso__periodic *p);
+// All ranks hold the same parameters: what travels from here on are differences to them.
+iso_status iso__periodic_set_reference(iso__periodic *p);
 // ISO_ERR_STATE in evaluation mode. Local.
 iso_status iso__periodic_check_training(const iso__periodic *p);
 // One step of the inner optimizer; then, once its owner has a plan, the plan.
@@ -106,15 +119,14 @@ iso_status iso__periodic_finish(iso__periodic *p, bool state);
 // Waits for what is under way and forgets it.
 iso_status iso__periodic_drop(iso__periodic *p);
 void iso__periodic_stats(const iso__periodic *p, iso_daso_stats *out);
-// Waits for what is under way and keeps its mean aside until it is merged. Where the exchange failed
-// that is an error once, and its merge then changes nothing.
+// Waits for what is under way and keeps its mean aside until it is merged. Where the exchange
+// failed that is an error once, and its merge then changes nothing.
 iso_status iso__periodic_hold(iso__periodic *p);
-// The slots of optimizers that own an engine. free: destroys it, and frees its owner.
-void iso__periodic_zero_grad(iso_optimizer *owner);
-iso_status iso__periodic_update(iso_optimizer *owner, int i, const void *gradient, double scale,
-                                const iso_hyper *hyper);
-iso_optimizer *iso__periodic_inner(iso_optimizer *owner);
-void iso__periodic_free(iso_optimizer *owner);
+// Train hook: the mean in evaluation mode, one's own parameters in training mode.
+iso_status iso__periodic_show(bool training, void *periodic);
+
+// ---- periodic_state.c -----------------------------------------------------------------------------
+
 iso_status iso__periodic_state(iso__periodic *p, iso_state *state);
 iso_status iso__periodic_loaded(iso__periodic *p);
 
@@ -136,8 +148,6 @@ iso_status iso__periodic_agree_on_steps(iso__periodic *p, iso_comm *comm);
 // Buffers become their mean over comm; ranks of a node have statistics of their own too.
 iso_status iso__periodic_mean_buffers(iso__periodic *p, iso_comm *comm);
 iso_status iso__periodic_node_copy(iso__periodic *p, int group);
-// Train hook: the mean in evaluation mode, one's own parameters in training mode.
-iso_status iso__periodic_show(bool training, void *periodic);
 size_t iso__periodic_carried(const iso__periodic *p, iso__carrier carrier); // elements
 iso_status iso__periodic_carrier(iso__periodic *p, iso__carrier carrier, iso__average **out);
 

@@ -1,4 +1,4 @@
-// Means that are waited for: over all ranks, over a node, and for evaluation.
+// Means that are waited for: over all ranks, and over a node.
 #include "optim/periodic/periodic.h"
 
 #include "comm/traffic.h"
@@ -36,9 +36,9 @@ iso_status iso__periodic_carrier(iso__periodic *p, iso__carrier carrier, iso__av
     return ISO_OK;
 }
 
-static void add_traffic(iso__periodic *p, int64_t sign, const iso_traffic *more) {
-    p->stats.bytes_sent += sign * more->bytes_sent;
-    p->stats.bytes_between_nodes += sign * more->bytes_between_nodes;
+static void add_traffic(iso__periodic *p, const iso_traffic *more) {
+    p->stats.bytes_sent += more->bytes_sent;
+    p->stats.bytes_between_nodes += more->bytes_between_nodes;
 }
 
 // Of ranks that have gone their own ways.
@@ -46,7 +46,7 @@ static iso_status mean_over(iso__periodic *p, iso_comm *comm, size_t elements, f
     iso_request *request;
     iso_traffic moved = {0};
     iso__count_sum(&moved, comm, elements * sizeof(*x));
-    add_traffic(p, 1, &moved);
+    add_traffic(p, &moved);
     ISO_TRY(iso_comm_iallreduce(comm, x, elements, ISO_F32, "mean over ranks", &request));
     ISO_TRY(iso_request_wait(&request));
     float factor = 1.0f / (float)iso_comm_size(comm);
@@ -127,45 +127,8 @@ iso_status iso__periodic_node_copy(iso__periodic *p, int group) {
         ISO_TRY(iso_comm_bcast(p->node, p->span[i].host, p->span[i].count * sizeof(float), root));
     ISO_TRY(iso__periodic_unmap(p, p->parameter_count));
     iso__count_blocks(&moved, p->node, p->parameter_elements * sizeof(float));
-    if (iso_comm_rank(p->node) == root) add_traffic(p, 1, &moved);
+    if (iso_comm_rank(p->node) == root) add_traffic(p, &moved);
     p->node_equal = true;
     p->stats.work_ms += (double)(iso_now() - start) * 1e-6;
-    return ISO_OK;
-}
-
-static iso_traffic traffic_of(const iso__periodic *p) {
-    iso_daso_stats stats;
-    iso__periodic_stats(p, &stats);
-    return (iso_traffic){stats.bytes_sent, stats.bytes_between_nodes};
-}
-
-// The mean that evaluation sees is not training: what it moves does not count.
-static iso_status mean_to_show(iso__periodic *p, const float **mean) {
-    iso_traffic before = traffic_of(p);
-    iso_status status = iso__periodic_exact_mean(p, ISO__CARRY_EXACT, mean);
-    iso_traffic after = traffic_of(p);
-    add_traffic(p, 1, &before);
-    add_traffic(p, -1, &after);
-    ISO_TRY(status);
-    return ISO_OK;
-}
-
-iso_status iso__periodic_show(bool training, void *periodic) {
-    iso__periodic *p = periodic;
-    const float *mean;
-    p->last_step_ns = 0; // evaluation is not part of a step
-    if (training == !p->shown) return ISO_OK;
-    if (training) {
-        ISO_TRY(iso__periodic_unpack(p, p->parameter_elements, p->own));
-    } else {
-        if (p->equal) return ISO_OK;
-        ISO_TRY(iso__periodic_hold(p));
-        size_t bytes = p->parameter_elements * sizeof(float);
-        if (!p->own) ISO_TRY(iso__pinned_alloc(p->device, bytes, (void **)&p->own));
-        ISO_TRY(iso__periodic_pack(p, p->parameter_elements, p->own));
-        ISO_TRY(mean_to_show(p, &mean));
-        ISO_TRY(iso__periodic_unpack(p, p->parameter_elements, mean));
-    }
-    p->shown = !training;
     return ISO_OK;
 }
