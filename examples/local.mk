@@ -90,4 +90,4 @@ examples/get-mnist: examples/get_mnist.sh
 CLEANFILES += examples/get-mnist
 EXTRA_DIST += examples/get_mnist.sh
 
-EXTRA_DIST += examples/trace_svg.py examples/lazy-timeline.svg examples/sweep-report.svg
+EXTRA_DIST += examples/trace_svg.py

@@ -1,5 +1,6 @@
 #!/bin/sh
-# Installs into a private folder and builds programs against it as README says: a TAP result for each step.
+# Installs into a private folder and builds programs against it as docs/gradient-engine.md says: a TAP result for
+# each step.
 # usage: check_install.sh, in the build tree; uses MPICC (mpicc), MPIFC (mpif90), MPIRUN and MPIRUN_FLAGS
 # Not -e: what fails here is a result, not the end.
 set -u
@@ -50,9 +51,9 @@ install_private() {
 }
 result "the library, its headers and isotherm.pc are installed" install_private
 
-# The lines of README, as they are written.
+# The lines of the documentation, as they are written.
 line_of() { # its beginning
-    sed -n 's/^    \('"$1"'.*\)/\1/p' "$root/README.md" | head -n 1
+    sed -n 's/^    \('"$1"'.*\)/\1/p' "$root/docs/gradient-engine.md" | head -n 1
 }
 as_written() { # beginnings of lines...
     for beginning; do
@@ -62,7 +63,7 @@ as_written() { # beginnings of lines...
         eval "$line" || return 1
     done
 }
-# The compilers that this build was made with, under the names that README gives.
+# The compilers that this build was made with, under the names that the documentation gives.
 fc=${MPIFC:-$(dirname "$(command -v "$cc")")/$(basename "$cc" | sed 's/mpicc/mpif90/')}
 mkdir "$work/bin"
 ln -s "$(command -v "$cc")" "$work/bin/mpicc"
@@ -87,7 +88,7 @@ int main(int argc, char **argv) {
 }
 END
 cd "$work" || exit 1
-result "README's line compiles a C program" as_written 'export PKG_CONFIG_PATH' 'mpicc program\.c'
+result "the documented line compiles a C program" as_written 'export PKG_CONFIG_PATH' 'mpicc program\.c'
 eval "$(line_of 'export PKG_CONFIG_PATH')"
 runs() { # program
     # shellcheck disable=SC2086  # several words
@@ -116,11 +117,11 @@ end program
 END
 if ! printf "program empty\ninclude 'mpif.h'\ncall MPI_Init(i)\nend program\n" >empty.f90 ||
     ! "$fc" empty.f90 -o empty >why 2>&1; then
-    skip "README's line compiles a Fortran program" "no MPI compiler for Fortran: $fc does not work"
+    skip "the documented line compiles a Fortran program" "no MPI compiler for Fortran: $fc does not work"
 else
     ln -s "$fc" bin/mpif90
     rm -f program
-    result "README's line compiles a Fortran program" as_written 'mpif90 .*program\.f90'
+    result "the documented line compiles a Fortran program" as_written 'mpif90 .*program\.f90'
     result "... which runs" runs ./program
 fi
 

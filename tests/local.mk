@@ -18,6 +18,7 @@ SCRIPT_TESTS = \
     tests/check_cxx.sh \
     tests/check_configure.sh \
     tests/check_data.sh \
+    tests/check_docs.sh \
     tests/check_fortran.sh \
     tests/check_get_mnist.sh \
     tests/check_install.sh \

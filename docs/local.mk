@@ -1,0 +1,25 @@
+# Documentation: carried by releases, and installed with the links between its pages intact.
+nobase_dist_doc_DATA = \
+    CHANGELOG.md \
+    CONTRIBUTING.md \
+    LICENSE \
+    README.md \
+    docs/benchmarks.md \
+    docs/cluster.md \
+    docs/data.md \
+    docs/glossary.md \
+    docs/gpu.md \
+    docs/gradient-engine.md \
+    docs/how-to-add.md \
+    docs/idea.svg \
+    docs/lazy-timeline.svg \
+    docs/sweep-report.svg \
+    docs/sync-modes.md \
+    docs/testing.md \
+    docs/training.md
+# The programs that the pages say to read.
+nobase_dist_doc_DATA += \
+    examples/mnist.c \
+    examples/mnist_daso.c \
+    examples/own_arrays.c \
+    examples/own_arrays.f90

@@ -1,0 +1,112 @@
+#!/bin/sh
+# Checks the documentation: a TAP result for each property. README is short, links lead somewhere, and code compiles.
+# usage: check_docs.sh, in the build tree; uses MPICC (mpicc)
+set -u
+export LC_ALL=C
+
+root=$(cd "$(dirname "$0")/.." && pwd) || exit 1
+build=$PWD
+cc=${MPICC:-mpicc}
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+cd "$root" || exit 1
+
+result() { # what should hold; standard input has the lines that break it
+    echo "$1" >>"$work/results"
+    sed 's/^/# /' >"$work/broken"
+    if [ -s "$work/broken" ]; then
+        echo "not ok - $1"
+        cat "$work/broken"
+    else
+        echo "ok - $1"
+    fi
+}
+
+pages="README.md CONTRIBUTING.md CHANGELOG.md"
+for page in docs/*.md; do
+    pages="$pages $page"
+done
+
+awk 'END { if (NR > 150) print "README.md has " NR " lines" }' README.md |
+    result "README has at most 150 lines"
+awk 'length > 120 { print FILENAME ":" FNR ": " length " columns" }' README.md |
+    result "README has at most 120 columns"
+
+# ---- Links -----------------------------------------------------------------------------------------
+
+# Prints PAGE LINK for each link to a file or heading; code is not looked at.
+links_of() { # page
+    awk -v page="$1" '
+        /^```/ { code = !code; next }
+        code || /^    / { next }
+        {
+            while (match($0, /\]\([^)]*\)/)) {
+                link = substr($0, RSTART + 2, RLENGTH - 3)
+                $0 = substr($0, RSTART + RLENGTH)
+                if (link !~ /^https?:/) print page, link
+            }
+        }' "$1"
+}
+# Prints the anchors of the headings of a page, as GitHub and others make them.
+anchors_of() { # page
+    awk '
+        /^```/ { code = !code; next }
+        !code && sub(/^#+ /, "") {
+            line = tolower($0)
+            gsub(/[^a-z0-9 _-]/, "", line)
+            gsub(/ /, "-", line)
+            print line
+        }' "$1"
+}
+follow() { # page, link
+    file=${2%%#*}
+    anchor=${2#"$file"}
+    file=${file:+$(dirname "$1")/$file}
+    file=${file:-$1}
+    [ -e "$file" ] || echo "$1: $2: there is no such file"
+    [ -z "$anchor" ] || anchors_of "$file" | grep -qxF "${anchor#\#}" || echo "$1: $2: there is no such heading"
+}
+for page in $pages; do
+    links_of "$page"
+done >"$work/links"
+while read -r page link; do
+    follow "$page" "$link"
+done <"$work/links" | result "every link leads to a file and a heading"
+for page in docs/*.md; do
+    grep -qF "($page)" README.md || echo "$page"
+done | result "README links every page of docs"
+awk 'END { if (NR < 60) print "only " NR " links" }' "$work/links" | result "links are found"
+for page in $pages docs/*.svg; do
+    grep -q "^ *$page\\( \\\\\\)*\$" docs/local.mk || echo "$page"
+done | result "docs/local.mk lists every page and picture"
+
+# ---- Code ------------------------------------------------------------------------------------------
+
+code_of() { # page: its C code
+    awk '/^```c$/ { on = 1; next } /^```/ { on = 0 } on' "$1"
+}
+compiles() { # page
+    cat >"$work/code.c" <<'END'
+#include <isotherm.h>
+enum { EPOCHS = 3 };
+iso_status check(iso_status status);
+void code(iso_comm *comm, iso_module *model, iso_loss *loss, iso_optimizer *optimizer, iso_loader *data, int64_t steps);
+void code(iso_comm *comm, iso_module *model, iso_loss *loss, iso_optimizer *optimizer, iso_loader *data, int64_t steps) {
+    iso_batch batch;
+    iso_tensor *output, *gradient;
+    double value;
+    (void)comm, (void)loss, (void)data, (void)steps, (void)batch, (void)output, (void)gradient, (void)value;
+END
+    code_of "$1" >>"$work/code.c"
+    echo "}" >>"$work/code.c"
+    "$cc" -fsyntax-only -Wall -Wextra -Werror -I"$root/include" -I"$build/include" "$work/code.c" 2>&1 ||
+        echo "$1 does not compile"
+}
+for page in README.md docs/sync-modes.md; do
+    compiles "$page" | result "the code of $page compiles"
+    code_of "$page" | while read -r line; do
+        cat examples/mnist.c examples/mnist_daso.c | grep -qF -- "$line" || echo "$line"
+    done | result "the code of $page stands in an example"
+done
+
+echo "1..$(wc -l <"$work/results")"
