@@ -11,7 +11,8 @@ Fetches MNIST or Fashion-MNIST into a folder: get-mnist [OPTION]... FOLDER
   --mirror URL    where the files are; may be given several times, tried in turn
                   (default: $ISO_MNIST_MIRROR, URLs with spaces between them, or public mirrors)
   --sums FILE     their checksums, as sha256sum prints them, of a mirror with other files
-  --help          prints this
+  --help          prints this text
+  --version       prints the version
 
 What is in the folder already, with the right checksum, is not fetched again. Needs curl or wget.
 END
@@ -69,6 +70,10 @@ while [ $# -gt 0 ]; do
         ;;
     --help)
         usage
+        exit 0
+        ;;
+    --version)
+        echo "isotherm @PACKAGE_VERSION@"
         exit 0
         ;;
     -*) fail "unknown option $1: see --help" ;;

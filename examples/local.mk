@@ -84,9 +84,9 @@ EXTRA_DIST += examples/own_arrays.f90
 
 # Beside the programs in a build tree, too.
 bin_SCRIPTS += examples/get-mnist
-examples/get-mnist: examples/get_mnist.sh
+examples/get-mnist: examples/get_mnist.sh config.status
 	@$(MKDIR_P) examples
-	$(AM_V_GEN)rm -f $@ && cp $(srcdir)/examples/get_mnist.sh $@ && chmod a+rx,a-w $@
+	$(AM_V_GEN)rm -f $@ && sed 's/[@]PACKAGE_VERSION[@]/$(PACKAGE_VERSION)/' $(srcdir)/examples/get_mnist.sh >$@ && chmod a+rx,a-w $@
 CLEANFILES += examples/get-mnist
 EXTRA_DIST += examples/get_mnist.sh
 

@@ -10,7 +10,9 @@ enum { EPOCHS = 3, BATCH = 64, LAYERS = 6 };
 
 static const char usage[] =
     "usage: mpirun -n RANKS mnist [FOLDER]\n"
-    "Trains PyTorch's MNIST network on the files of a folder, or on digits that it draws.\n";
+    "Trains PyTorch's MNIST network on the MNIST files in FOLDER, or on generated digits.\n\n"
+    "  --help      print this text\n"
+    "  --version   print the version\n";
 
 static iso_comm *comm;
 static iso_device *device;

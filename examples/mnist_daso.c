@@ -12,8 +12,10 @@ enum { EPOCHS = 3, BATCH = 64, LAYERS = 6 };
 
 static const char usage[] =
     "usage: mpirun -n RANKS mnist-daso [FOLDER]\n"
-    "Trains PyTorch's MNIST network on the files of a folder, or on digits that it draws.\n"
-    "ISO_RANKS_PER_NODE=1 makes a node of each rank.\n";
+    "Trains PyTorch's MNIST network on the MNIST files in FOLDER, or on generated digits.\n"
+    "Set ISO_RANKS_PER_NODE=1 to treat each rank as a node.\n\n"
+    "  --help      print this text\n"
+    "  --version   print the version\n";
 
 static iso_comm *comm;
 static iso_device *device;

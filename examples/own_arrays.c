@@ -152,7 +152,9 @@ int main(int argc, char **argv) {
     MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &provided);
     usage_check(argc, argv, 0, "own-arrays",
                 "usage: mpirun -n RANKS own-arrays\n"
-                "Trains a network that is written by hand on points of two spirals.\n");
+                "Trains a hand-written network to tell the points of two spirals apart.\n\n"
+                "  --help      print this text\n"
+                "  --version   print the version\n");
     check(iso_comm_create(MPI_COMM_WORLD, NULL, &comm));
     iso_reducer *reducer = make_reducer(comm);
     unsigned seed = 1000u + (unsigned)iso_comm_rank(comm);

@@ -1,8 +1,9 @@
-// Answers --help, and refuses arguments that a small program does not have.
+// Answers --help and --version, and refuses arguments that a small program does not have.
 #include "usage.h"
 
 #include "watch.h"
 
+#include <isotherm/version.h>
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,22 +11,25 @@
 
 void usage_check(int argc, char **argv, int most, const char *program, const char *text) {
     const char *wrong = argc > most + 1 ? argv[most + 1] : NULL;
-    int rank, help = 0;
+    int rank, help = 0, version = 0;
     for (int i = argc - 1; i > 0; i--) {
         if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0)
             help = 1;
+        else if (strcmp(argv[i], "--version") == 0)
+            version = 1;
         else if (argv[i][0] == '-')
             wrong = argv[i];
     }
-    if (!help && !wrong) return;
+    if (!help && !version && !wrong) return;
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     if (rank == 0 && help) fputs(text, stdout);
-    if (rank == 0 && !help)
+    if (rank == 0 && version && !help) puts("isotherm " ISO_VERSION);
+    if (rank == 0 && !help && !version)
         fprintf(stderr, "%s: %s %s: see --help\n", program,
                 wrong[0] == '-' ? "unknown option" : "unexpected argument", wrong);
     fflush(stdout);
     watch_limit("MPI_Finalize");
     MPI_Finalize();
     watch_limit(NULL);
-    exit(help ? EXIT_SUCCESS : EXIT_FAILURE);
+    exit(help || version ? EXIT_SUCCESS : EXIT_FAILURE);
 }
