@@ -2,7 +2,7 @@
 // slots of the optimizer that owns it.
 #include "optim/periodic/periodic.h"
 
-#include "parallel/match.h"
+#include "comm/same_lines.h"
 #include "parallel/parallel_impl.h"
 #include "parallel/reducer_calls.h"
 
@@ -104,7 +104,7 @@ static iso_status make_engine(iso__periodic *p, iso_status owner, const char *se
     p->comm = iso_data_parallel_comm(p->data_parallel);
     // A rank that failed alone, or goes by another plan, would leave the others waiting.
     ISO_TRY(iso_comm_agree(p->comm, prepare_memory(p, owner)));
-    ISO_TRY(iso__match(p->comm, NULL, 0, settings, 0));
+    ISO_TRY(iso__comm_check_lines(p->comm, &(iso__lines){.settings = settings}));
     p->equal = p->equal_state = p->node_equal = p->node_equal_state = true;
     ISO_TRY(iso__data_parallel_set_scope(p->data_parallel, ISO_SCOPE_WORLD));
     ISO_TRY(make_topology(p));

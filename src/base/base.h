@@ -118,4 +118,7 @@ uint64_t iso__hash(uint64_t hash, const void *data, size_t bytes);
 // calls gives another sum than the same bytes in one. Depends on the byte order of the machine.
 uint64_t iso__checksum(uint64_t sum, const void *data, size_t bytes);
 
+// The middle one of count > 0 numbers, of an even count the upper one of two. It sorts them.
+double iso__median(double *numbers, int count);
+
 #endif

@@ -3,6 +3,7 @@ libiso_core_la_SOURCES += src/base/base.h
 libiso_core_la_SOURCES += src/base/env.c
 libiso_core_la_SOURCES += src/base/half.h
 libiso_core_la_SOURCES += src/base/log.c
+libiso_core_la_SOURCES += src/base/median.c
 libiso_core_la_SOURCES += src/base/memory.c
 libiso_core_la_SOURCES += src/base/rng.c
 libiso_core_la_SOURCES += src/base/status.c

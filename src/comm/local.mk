@@ -1,5 +1,7 @@
 # Communicators, requests, progress and collectives: the only folder that calls MPI.
 libiso_core_la_SOURCES += \
+    src/comm/channel.c \
+    src/comm/channel.h \
     src/comm/comm_impl.h \
     src/comm/coll_mpi.c \
     src/comm/coll_nccl.h \
@@ -14,10 +16,10 @@ libiso_core_la_SOURCES += \
     src/comm/launcher.c \
     src/comm/progress.c \
     src/comm/request.c \
+    src/comm/same_lines.c \
+    src/comm/same_lines.h \
     src/comm/shared.c \
     src/comm/shared_impl.h \
-    src/comm/channel.c \
-    src/comm/channel.h \
     src/comm/sum16.c \
     src/comm/topology.c \
     src/comm/traffic.c \

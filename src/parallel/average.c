@@ -183,11 +183,6 @@ int iso__average_arrays(iso__average *a, iso__average_array item[ISO__AVERAGE_AR
 
 // ---- Measuring ------------------------------------------------------------------------------------
 
-static int by_value(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 static iso_status measure_once(iso__average *a, const float *values, double *ms) {
     const float *mean;
     double figures[ISO__FIGURES] = {0};
@@ -203,7 +198,6 @@ static iso_status measure(iso__average *a, const float *values, int repeats, dou
     for (int i = -1; i < repeats; i++) // the first one warms up
         ISO_TRY(measure_once(a, values, &each[i < 0 ? 0 : i]));
     ISO_TRY(iso_comm_allreduce_f64(a->topology->world, each, (size_t)repeats, ISO_MAX));
-    qsort(each, (size_t)repeats, sizeof(*each), by_value);
     return ISO_OK;
 }
 
@@ -221,7 +215,7 @@ static iso_status measure_with(iso__average *a, float *values, int repeats, doub
     iso_status status = measure(a, values, repeats, each);
     a->measuring = false;
     if (none) reference[0] = NAN;
-    if (status == ISO_OK) *ms = each[repeats / 2];
+    if (status == ISO_OK) *ms = iso__median(each, repeats);
     iso__free(each);
     ISO_TRY(status);
     return ISO_OK;

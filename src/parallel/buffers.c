@@ -2,7 +2,7 @@
 #include "parallel/parallel_impl.h"
 
 #include "comm/comm_impl.h"
-#include "parallel/match.h"
+#include "comm/same_lines.h"
 #include "tensor/tensor_impl.h"
 
 #include <string.h>
@@ -201,7 +201,7 @@ iso_status iso__buffer_sync_create(iso_comm *comm, const iso_buffer_list *list,
     snprintf(settings, sizeof(settings),
              "config.buffers.mode: %s\nconfig.buffers.when: %s\nconfig.buffers.function: %s\n",
              mode[config->mode], when[config->when], config->function ? "given" : "NULL");
-    return iso__match(comm, NULL, 0, settings, 0);
+    return iso__comm_check_lines(comm, &(iso__lines){.settings = settings});
 }
 
 void iso__buffer_sync_destroy(iso__buffer_sync *sync) {

@@ -1,7 +1,7 @@
 // Making a DataParallel of a module: what ranks must agree on, the reducer, and where gradients
 // lie.
 #include "parallel/data_parallel_impl.h"
-#include "parallel/match.h"
+#include "parallel/param_list.h"
 
 #include <string.h>
 
@@ -82,8 +82,8 @@ static iso_status match_and_create(iso__data_parallel *self, iso_reducer_param *
     iso_status status =
         iso_comm_agree(self->comm, iso__buffers_describe(&self->buffers, &settings));
     if (status == ISO_OK)
-        status = iso__match(self->comm, params, self->list.count, settings,
-                            iso__buffers_fingerprint(&self->buffers));
+        status = iso__params_check_ranks(self->comm, params, self->list.count, settings,
+                                         iso__buffers_fingerprint(&self->buffers));
     iso__free(settings);
     ISO_TRY(status);
     for (int i = 0; i < self->list.count; i++) {

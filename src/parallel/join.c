@@ -1,7 +1,7 @@
 // Join: ranks whose data has ended take part in the exchanges of those that go on.
 #include "comm/comm_impl.h"
+#include "comm/same_lines.h"
 #include "parallel/data_parallel_impl.h"
-#include "parallel/match.h"
 
 #include <inttypes.h>
 #include <isotherm/join.h>
@@ -109,7 +109,7 @@ static iso_status match(iso_comm *comm, const iso_join_config *config, int modul
              "mode of the join: %s\ndivisor of the join: %s\ndisabled of the join: %d\n"
              "the number of modules: %d\n",
              mode[config->mode], divisor[config->divisor], (int)config->disabled, modules);
-    return iso__match(comm, NULL, 0, settings, 0);
+    return iso__comm_check_lines(comm, &(iso__lines){.settings = settings});
 }
 
 iso_status iso_join_begin(iso_module *module, const iso_join_config *config, iso_join **out) {

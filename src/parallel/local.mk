@@ -18,12 +18,11 @@ libiso_core_la_SOURCES += \
     src/parallel/hash.c \
     src/parallel/hooks.c \
     src/parallel/join.c \
-    src/parallel/match.c \
-    src/parallel/match.h \
     src/parallel/measure.c \
     src/parallel/order.c \
     src/parallel/parallel_impl.h \
     src/parallel/param_list.c \
+    src/parallel/param_list.h \
     src/parallel/piece.c \
     src/parallel/plan.c \
     src/parallel/plan.h \

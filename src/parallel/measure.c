@@ -3,11 +3,6 @@
 
 #include <isotherm/trace.h>
 
-static int by_value(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 static bool has_channel(const iso_reducer *r, const iso__bucket *b) {
     return r->way == ISO_WAY_HOST && r->comm && iso_comm_size(r->comm) > 1 && !b->local &&
            !r->hook.silent;
@@ -44,10 +39,7 @@ iso_status iso_reducer_measure_exchange(iso_reducer *r, int repeats, double *ms)
     for (int i = -1; status == ISO_OK && i < repeats; i++) // the first one warms up
         status = exchange_once(r, &each[i < 0 ? 0 : i]);
     if (status == ISO_OK) status = iso_comm_allreduce_f64(r->world, each, (size_t)repeats, ISO_MAX);
-    if (status == ISO_OK) {
-        qsort(each, (size_t)repeats, sizeof(*each), by_value);
-        *ms = each[repeats / 2];
-    }
+    if (status == ISO_OK) *ms = iso__median(each, repeats);
     iso__free(each);
     ISO_TRY(status);
     return ISO_OK;

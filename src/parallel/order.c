@@ -3,6 +3,7 @@
 #include "parallel/reducer_impl.h"
 
 #include <isotherm/trace.h>
+#include <string.h>
 
 #define WARM_LISTS 3 // memory is touched, kernels are created: times say nothing yet
 
@@ -72,16 +73,10 @@ iso_status iso_reducer_get_bucket_stats(const iso_reducer *r, int bucket, iso_bu
 
 // ---- Planning ---------------------------------------------------------------------------------------
 
-static int by_value(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-static double median(const double *value) {
+static double median_of_rounds(const double *value) {
     double sorted[ISO_PLAN_ROUNDS];
-    for (int i = 0; i < ISO_PLAN_ROUNDS; i++) sorted[i] = value[i];
-    qsort(sorted, ISO_PLAN_ROUNDS, sizeof(double), by_value);
-    return sorted[ISO_PLAN_ROUNDS / 2];
+    memcpy(sorted, value, sizeof(sorted));
+    return iso__median(sorted, ISO_PLAN_ROUNDS);
 }
 
 // The slowest rank's times of long buckets, the same on all ranks; item: [bucket_count], ms: twice
@@ -91,8 +86,8 @@ static iso_status gather_times(iso_reducer *r, iso__plan_item *item, double *ms,
     for (int i = 0; i < r->bucket_count; i++) {
         const iso__bucket *b = &r->bucket[i];
         if (b->local || b->lane != ISO_CHANNEL_LONG) continue;
-        ms[2 * *count] = median(b->times.plan_ready);
-        ms[2 * *count + 1] = median(b->times.plan_need);
+        ms[2 * *count] = median_of_rounds(b->times.plan_ready);
+        ms[2 * *count + 1] = median_of_rounds(b->times.plan_need);
         item[(*count)++] = (iso__plan_item){.bytes = b->wire_bytes, .unit = sizeof(double)};
     }
     ISO_TRY(iso_comm_allreduce_f64(r->world, ms, (size_t)*count * 2, ISO_MAX));

@@ -19,7 +19,8 @@ typedef iso_status (*iso__train_hook)(bool training, void *user);
 void iso__data_parallel_set_train_hook(iso_module *data_parallel, iso__train_hook hook, void *user);
 
 // ---- buffers.c ----
-// Lines for iso__match, to be freed with iso__free; and a hash over whole names and shapes.
+// Settings for iso__params_check_ranks, to be freed with iso__free; and a hash over whole names and
+// shapes.
 iso_status iso__buffers_describe(const iso_buffer_list *list, char **out);
 uint64_t iso__buffers_fingerprint(const iso_buffer_list *list);
 // Collective, over lists of one fingerprint. Gives all ranks rank 0's values.

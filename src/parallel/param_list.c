@@ -1,6 +1,11 @@
-// Refuses lists of parameters that no exchange can serve: memory listed twice, and layers of which
-// the parameters stand apart.
+// Refuses lists of parameters that no exchange can serve: memory listed twice, layers of which the
+// parameters stand apart, and lists that are not the same on all ranks.
+#include "parallel/param_list.h"
+
+#include "comm/same_lines.h"
 #include "parallel/reducer_impl.h"
+
+#include <string.h>
 
 typedef struct span {
     uintptr_t first, end;
@@ -67,6 +72,48 @@ iso_status iso__reducer_check_list(const iso_reducer_param *params, int count) {
     iso_status status = check_apart(params, count, memory);
     if (status == ISO_OK) status = check_layers(params, count, memory);
     iso__free(memory);
+    ISO_TRY(status);
+    return ISO_OK;
+}
+
+// ---- The same on all ranks ------------------------------------------------------------------------
+
+#define LINE_ROOM 320
+
+static void describe_params(const iso_reducer_param *params, int count, char *text) {
+    for (int i = 0; i < count; i++) {
+        const iso_reducer_param *p = &params[i];
+        char size[64];
+        snprintf(size, sizeof(size), "%zu elements", p->count);
+        text += snprintf(text, LINE_ROOM, "parameter \"%.192s\" %.63s %s (layer %d)%s\n", p->name,
+                         p->shape_text ? p->shape_text : size, iso_dtype_name(p->dtype), p->layer,
+                         p->local ? ", not exchanged" : "");
+    }
+}
+
+// Of what the lines cut off.
+static uint64_t hash_params(const iso_reducer_param *params, int count, uint64_t further) {
+    uint64_t hash = iso__hash(ISO_HASH_START, &further, sizeof(further));
+    for (int i = 0; i < count; i++) {
+        uint64_t numbers[2] = {params[i].count, params[i].shape_id};
+        hash = iso__hash(hash, numbers, sizeof(numbers));
+        hash = iso__hash(hash, params[i].name, strlen(params[i].name));
+    }
+    return hash;
+}
+
+iso_status iso__params_check_ranks(iso_comm *comm, const iso_reducer_param *params, int count,
+                                   const char *settings, uint64_t further) {
+    void *list;
+    ISO_TRY(iso__alloc_zero((size_t)count * LINE_ROOM + 1, &list));
+    describe_params(params, count, list);
+    const iso__lines mine = {.list = list,
+                             .element = "parameter",
+                             .settings = settings,
+                             .further = hash_params(params, count, further),
+                             .omitted = "names, shapes or buckets"};
+    iso_status status = iso__comm_check_lines(comm, &mine);
+    iso__free(list);
     ISO_TRY(status);
     return ISO_OK;
 }

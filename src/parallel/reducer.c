@@ -143,7 +143,7 @@ static iso_status match(iso_reducer *r, const iso_reducer_param *params, int cou
              iso_dtype_name(hook->wire), hook->state_floats, (int)hook->divides, (int)hook->silent,
              config->bucket_bytes, config->first_bucket_bytes, config->last_bucket_bytes, list,
              config->piece_bytes);
-    return iso__match(r->world, params, count, settings, fingerprint(r));
+    return iso__params_check_ranks(r->world, params, count, settings, fingerprint(r));
 }
 
 static void take_config(iso_reducer *r, const iso_reducer_config *config) {

@@ -7,7 +7,7 @@
 #include "comm/coll_nccl.h"
 #include "comm/channel.h"
 #include "device/device_impl.h"
-#include "parallel/match.h"
+#include "parallel/param_list.h"
 #include "parallel/reducer_calls.h"
 
 #include <isotherm/reducer.h>
@@ -214,8 +214,6 @@ iso_status iso__reducer_make_node(iso_reducer *r); // collective
 bool iso__reducer_world_is_node(const iso_reducer *r);
 // False: exchanges are under way, and what they use must stay.
 bool iso__reducer_free_channels(iso_reducer *r);
-// Whether its exchanges are sums in memory that all ranks in scope share.
-bool iso__reducer_sums_in_memory(const iso_reducer *r);
 static inline iso__channel *iso__bucket_channel(const iso_reducer *r, const iso__bucket *b) {
     return r->channel[r->scope][b->lane];
 }

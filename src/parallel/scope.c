@@ -43,7 +43,8 @@ bool iso__reducer_world_is_node(const iso_reducer *r) {
 #define PART_BYTES   ((size_t)128 * 1024)
 #define WINDOW_BYTES (4 * PART_BYTES)
 
-bool iso__reducer_sums_in_memory(const iso_reducer *r) {
+// Whether exchanges are sums in memory that all ranks in scope share.
+static bool sums_in_memory(const iso_reducer *r) {
     return r->comm && r->comm == r->node && iso__comm_is_shared(r->node, r->arena, r->arena_bytes);
 }
 
@@ -59,8 +60,7 @@ static iso__channel_item item_of(const iso_reducer *r, const iso__bucket *b) {
 // Which channel a bucket takes depends on its length alone. Shared memory sums everything in the
 // order in which it was posted, so there it must be one channel.
 static int lane_of(const iso_reducer *r, const iso__bucket *b) {
-    return !iso__reducer_sums_in_memory(r) && b->wire_bytes > PART_BYTES ? ISO_CHANNEL_LONG
-                                                                         : ISO_CHANNEL_SHORT;
+    return !sums_in_memory(r) && b->wire_bytes > PART_BYTES ? ISO_CHANNEL_LONG : ISO_CHANNEL_SHORT;
 }
 
 // Gives the buckets of a lane their places, and says what they are.
