@@ -71,7 +71,6 @@ typedef enum iso__env {
 } iso__env;
 // The value, or NULL when unset or empty.
 const char *iso__env_string(iso__env variable);
-const char *iso__env_name(iso__env variable);
 // The number, or fallback when unset. A value that the table does not allow is ISO_ERR_ARG, naming
 // the variable, the value, and what is allowed.
 iso_status iso__env_number(iso__env variable, double fallback, double *out);

@@ -54,8 +54,6 @@ static const env_entry env_table[ISO_ENV_COUNT] = {
 // Of programs and tests that are not the library.
 static const char *const others[] = {"ISO_TEST_", "ISO_EMULATED_", "ISO_MNIST_"};
 
-const char *iso__env_name(iso__env variable) { return env_table[variable].name; }
-
 const char *iso__env_string(iso__env variable) {
     const char *value = getenv(env_table[variable].name);
     return value && value[0] ? value : NULL;

@@ -153,8 +153,6 @@ static bool nothing_pending(const iso__channel *c) {
     return true;
 }
 
-int iso__channel_parts(const iso__channel *c) { return c->part_count; }
-
 size_t iso__cut_count(size_t bytes, size_t unit, size_t most) {
     size_t units = (bytes - 1) / unit + 1, each = most > unit ? most / unit : 1;
     return (units - 1) / each + 1;
@@ -376,7 +374,7 @@ iso_status iso__channel_move(iso__channel *c, int i, void *data) {
     return ISO_OK;
 }
 
-// ---- Ready, test, wait ------------------------------------------------------------------------------
+// ---- Ready and wait ---------------------------------------------------------------------------------
 
 iso_status iso__channel_ready(iso__channel *c, int i) {
     item *m = &c->item[i];
@@ -394,13 +392,6 @@ iso_status iso__channel_ready(iso__channel *c, int i) {
     pthread_mutex_unlock(&engine->lock);
     ISO_TRY(verdict(c, i));
     return ISO_OK;
-}
-
-iso_status iso__channel_test(iso__channel *c, int i) {
-    // The helper looks after it.
-    if (is_pending(&c->item[i]) && c->comm->engine->mode != ISO_PROGRESS_THREAD)
-        iso__engine_assist(c->comm->engine);
-    return verdict(c, i);
 }
 
 // An item that is not ready on this rank and must leave before this one has left; -1: none.
@@ -430,6 +421,7 @@ static iso_status wait_locked(iso__channel *c, const item *m, iso__channel_idle 
         iso__engine_adapt(c->comm->engine, m->times.ready_ns, true); // it may sleep longer
         return ISO_OK;
     }
+    if (c->comm->engine->finalized) return ISO_OK; // the verdict will say so
     int blocking = find_blocking(c, m);
     ISO_CHECK(blocking < 0, ISO_ERR_STATE,
               "\"%s\" is waited for, but \"%s\" leaves before it and was not made ready on this "

@@ -59,19 +59,16 @@ iso_status iso__channel_move(iso__channel *channel, int item, void *data);
 // each item cover it exactly, in ascending order.
 iso_status iso__channel_set_plan(iso__channel *channel, const iso__part *part, int count,
                                  size_t window);
-int iso__channel_parts(const iso__channel *channel);
 
 // Local. The item is final for this round: it belongs to the channel until it is done. At most once
 // per round and item (ISO_ERR_STATE): all items of a round leave before any of the next round.
 iso_status iso__channel_ready(iso__channel *channel, int item);
-// Local. ISO_OK: not under way (done, or never made ready). ISO_PENDING: under way; drives progress
-// only where that is the caller's task. An error of the exchange is given again and again.
-iso_status iso__channel_test(iso__channel *channel, int item);
 // What a waiting thread does between two tests: called without the lock; true: it did something.
 // After false it is called again when another exchange is complete.
 typedef bool (*iso__channel_idle)(void *user);
-// Blocks, driving progress itself, until the item is done; ISO_ERR_TIMEOUT as iso_request_wait, and
-// it may be waited for again. ISO_ERR_STATE if a part that leaves before it is of an item that is
+// Blocks, driving progress itself, until the item is done (at once, if it was never made ready);
+// ISO_ERR_TIMEOUT as iso_request_wait, and it may be waited for again. An error of the exchange is
+// given again and again. ISO_ERR_STATE if a part that leaves before it is of an item that is
 // not ready on this rank. idle may be NULL.
 iso_status iso__channel_wait(iso__channel *channel, int item, iso__channel_idle idle, void *user);
 // Local, cheap (no lock, no progress): whether the item is not under way.

@@ -25,7 +25,7 @@ MPI_Datatype iso__mpi_type(iso_dtype dtype) {
     }
 }
 
-MPI_Op iso__mpi_sum(const iso__engine *engine, iso_dtype dtype) {
+static MPI_Op sum_of(const iso__engine *engine, iso_dtype dtype) {
     switch (dtype) {
     case ISO_BF16: return engine->sum_bf16;
     case ISO_F16: return engine->sum_f16;
@@ -119,7 +119,7 @@ int iso__choose_algorithm(char *text, size_t room) {
 
 int iso__mpi_allreduce(iso_request *request, int count, MPI_Comm mpi, MPI_Request *out) {
     return MPI_Iallreduce(MPI_IN_PLACE, request->next, count, iso__mpi_type(request->dtype),
-                          iso__mpi_sum(request->engine, request->dtype), mpi, out);
+                          sum_of(request->engine, request->dtype), mpi, out);
 }
 
 // The most elements of a part: of every block where there are blocks.

@@ -244,8 +244,6 @@ iso_status iso__comm_iallreduce_max(iso_comm *comm, double *data, int count, con
                                     iso_request **out);
 
 MPI_Datatype iso__mpi_type(iso_dtype dtype); // MPI_DATATYPE_NULL where nothing can be summed
-// The operation that sums elements of that type; with the types, for iso__mpi_type's only.
-MPI_Op iso__mpi_sum(const iso__engine *engine, iso_dtype dtype);
 // The engine's sums of 16-bit elements (sum16.c); freed before MPI goes away.
 iso_status iso__sum16_create(iso__engine *engine);
 void iso__sum16_free(iso__engine *engine);

@@ -1,4 +1,4 @@
-// Tensors: shape and layout over a buffer of a device, views, and paired host access.
+// Tensors: shape and layout over a buffer of a device, and paired host access.
 #include "tensor/tensor_impl.h"
 
 #include "device/device_impl.h"
@@ -78,22 +78,6 @@ iso_status iso_tensor_borrow(iso_device *device, iso_dtype dtype, int ndim, cons
     return ISO_OK;
 }
 
-iso_status iso__tensor_view(iso_tensor *parent, int ndim, const int64_t *shape, iso_tensor **out) {
-    int64_t count;
-    char a[128], b[128];
-    ISO_CHECK(
-        parent->layout == ISO_LAYOUT_LOGICAL, ISO_ERR_STATE,
-        "a tensor in a device's blocked layout cannot be viewed: copy it to a logical one first");
-    ISO_TRY(count_elements(ndim, shape, &count));
-    ISO_CHECK(count == parent->count, ISO_ERR_SHAPE, "a tensor of shape %s cannot be viewed as %s",
-              iso__shape_text(parent->ndim, parent->shape, a, sizeof(a)),
-              iso__shape_text(ndim, shape, b, sizeof(b)));
-    ISO_TRY(create_empty(parent->device, parent->dtype, ndim, shape, out));
-    (*out)->data = parent->data;
-    (*out)->parent = iso_tensor_retain(parent);
-    return ISO_OK;
-}
-
 iso_tensor *iso_tensor_retain(iso_tensor *tensor) {
     __atomic_add_fetch(&tensor->references, 1, __ATOMIC_RELAXED);
     return tensor;
@@ -105,7 +89,6 @@ void iso_tensor_destroy(iso_tensor **tensor) {
     if (!self || __atomic_sub_fetch(&self->references, 1, __ATOMIC_ACQ_REL) > 0) return;
     if (self->capacity > 0) self->device->ops->free(self->device, self->data);
     iso__free(self->host);
-    iso_tensor_destroy(&self->parent);
     iso_device_destroy(&self->device);
     iso__free(self);
 }

@@ -7,8 +7,10 @@
 #include <criterion/criterion.h>
 #include <isotherm/trace.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
+TestSuite(np1_channel_order, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 60);
 TestSuite(np2_channel_order, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 60);
 TestSuite(np3_channel_order, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 60);
 TestSuite(np1_channel_faults, .init = test_mpi_setup_bare, .timeout = 60);
@@ -26,6 +28,9 @@ static MPI_Request handle[AT_ONCE]; // of what is under way, MPI_REQUEST_NULL: f
 static size_t length[AT_ONCE];
 static size_t under_way, most_under_way; // bytes; those of single parts excepted
 static int fail_call = -1, fail_completion = -1;
+static bool pretending; // memory that cannot be touched is summed
+static int most_elements;
+static size_t total;
 
 static void watch(const void *data, size_t bytes, MPI_Request request) {
     int slot = 0;
@@ -54,8 +59,11 @@ int MPI_Iallreduce(const void *send, void *data, int count, MPI_Datatype type, M
     if (!watching || send != MPI_IN_PLACE)
         return PMPI_Iallreduce(send, data, count, type, op, comm, request);
     if (calls == fail_call) return MPI_ERR_INTERN;
-    int size, rc = PMPI_Iallreduce(send, data, count, type, op, comm, request);
+    int size, rc = pretending ? PMPI_Ibarrier(comm, request)
+                              : PMPI_Iallreduce(send, data, count, type, op, comm, request);
     MPI_Type_size(type, &size);
+    most_elements = count > most_elements ? count : most_elements;
+    total += (size_t)count * (size_t)size;
     watch(data, (size_t)count * (size_t)size, *request);
     return rc;
 }
@@ -122,6 +130,9 @@ static void order_is_the_plans(void) {
     for (int p = 0; p < 10; p++) {
         int count = channel_random_plan(&rig, part);
         iso_assert_ok(iso__channel_set_plan(rig.channel, part, count, WINDOW));
+        // One that lacks a part is refused, and this one holds.
+        iso_status status = iso__channel_set_plan(rig.channel, part, count - 1, WINDOW);
+        iso_assert_all(status == ISO_ERR_ARG);
         start_watching(test_comm);
         bool right = true;
         for (int round = 0; round < ROUNDS && right; round++) right = random_round(&rig);
@@ -137,14 +148,32 @@ static void order_is_the_plans(void) {
 Test(np2_channel_order, order_is_the_plans) { order_is_the_plans(); }
 Test(np3_channel_order, order_is_the_plans) { order_is_the_plans(); }
 
-// ---- Errors -------------------------------------------------------------------------------------------
-
-static iso_status until_done(channel_rig *rig, int item) {
-    iso_status status = ISO_PENDING;
-    for (int64_t start = iso_now(); status == ISO_PENDING && iso_now() - start < 5000000000;)
-        status = iso__channel_test(rig->channel, item);
-    return status;
+// No MPI call counts more elements than an int can.
+Test(np1_channel_order, long_parts_are_split) {
+    size_t bytes = ((size_t)9 << 30) + 4;
+    void *data = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    cr_assert(data != MAP_FAILED);
+    const iso__channel_item item = {data, bytes, ISO_F32, "huge"};
+    const iso__part part[] = {{0, 0, bytes - 8}, {0, bytes - 8, 8}};
+    iso__channel *channel;
+    iso_assert_ok(iso__channel_create(test_comm, &item, 1, SIZE_MAX, SIZE_MAX, &channel));
+    pretending = true;
+    for (int plan = 0; plan < 2; plan++) {
+        if (plan == 1) iso_assert_ok(iso__channel_set_plan(channel, part, 2, SIZE_MAX));
+        total = 0;
+        start_watching(test_comm);
+        iso_assert_ok(iso__channel_ready(channel, 0));
+        iso_assert_ok(iso__channel_wait(channel, 0, NULL, NULL));
+        stop_watching(test_comm);
+        cr_expect_eq(calls, 10);
+        cr_expect_eq(total, bytes);
+        cr_expect_leq(most_elements, 1 << 28);
+    }
+    iso__channel_destroy(&channel);
+    munmap(data, bytes);
 }
+
+// ---- Errors -------------------------------------------------------------------------------------------
 
 static bool names_it(iso_status status, const char *text) {
     return status == ISO_ERR_MPI && strstr(iso_last_error()->message, text) != NULL;
@@ -156,12 +185,12 @@ static void check_failed(channel_rig *rig, int error) {
     char why[MPI_MAX_ERROR_STRING] = "", text[2 * MPI_MAX_ERROR_STRING];
     MPI_Error_string(error, why, &(int){0});
     snprintf(text, sizeof(text), "the exchange of \"item 1\" failed: MPI said \"%s\"", why);
-    cr_expect_eq(until_done(rig, 0), ISO_OK);
+    cr_expect_eq(iso__channel_wait(rig->channel, 0, NULL, NULL), ISO_OK);
     cr_expect(channel_is_summed(rig, 0));
     for (int times = 0; times < 2; times++)
         for (int i = 1; i < 3; i++) {
-            cr_expect(names_it(until_done(rig, i), text), "%s", iso_last_error()->message);
-            cr_expect(names_it(iso__channel_wait(rig->channel, i, NULL, NULL), text));
+            cr_expect(names_it(iso__channel_wait(rig->channel, i, NULL, NULL), text), "%s",
+                      iso_last_error()->message);
             cr_expect(names_it(iso__channel_ready(rig->channel, i), text));
             cr_expect(!iso__channel_is_done(rig->channel, i));
         }

@@ -211,7 +211,6 @@ Test(base, bad_values_of_the_environment_are_refused) {
         {"ISO_CUDA_GRAPHS", "yes", "give a whole number from 0 to 1", "1"}};
     for (int i = 0; i < ISO_ENV_COUNT; i++) {
         char said[200];
-        cr_assert_str_eq(iso__env_name((iso__env)i), cases[i][0]);
         setenv(cases[i][0], cases[i][1], 1);
         cr_assert_eq(iso__env_check_all(), ISO_ERR_ARG, "%s passed", cases[i][0]);
         snprintf(said, sizeof(said), "environment variable %s is \"%s\": %s", cases[i][0],

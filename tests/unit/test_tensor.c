@@ -128,16 +128,6 @@ Test(tensor, borrowed_memory_is_used_in_place_and_kept) {
     cr_assert(iso_tensor_borrow(device, ISO_F32, 2, (int64_t[]){2, 3}, NULL, &t) == ISO_ERR_ARG);
 }
 
-Test(tensor, a_view_shares_and_outlives_its_parent) {
-    iso_tensor *parent = create(4, (int64_t[]){2, 3, 1, 2}), *view = NULL;
-    cr_assert(iso__tensor_view(parent, 2, (int64_t[]){2, 5}, &view) == ISO_ERR_SHAPE);
-    OK(iso__tensor_view(parent, 2, (int64_t[]){2, 6}, &view));
-    write_numbers(parent);
-    iso_tensor_destroy(&parent);
-    check_numbers(view);
-    iso_tensor_destroy(&view);
-}
-
 Test(tensor, one_mapping_at_a_time) {
     iso_tensor *t = create(1, (int64_t[]){4});
     void *a, *b = NULL;

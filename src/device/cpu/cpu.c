@@ -4,6 +4,11 @@
 #include <config.h>
 #include <string.h>
 
+static iso_status use_reference(iso__cpu *cpu) {
+    snprintf(cpu->base.description, sizeof(cpu->base.description), "plain C kernels, 1 thread");
+    return ISO_OK;
+}
+
 // Sets of kernels in order of preference.
 static const struct {
     const char *name;
@@ -15,7 +20,7 @@ static const struct {
 #ifdef ISO_HAVE_CBLAS
     {"cblas", iso__cpu_use_cblas},
 #endif
-    {"reference", iso__cpu_use_reference},
+    {"reference", use_reference},
 };
 #define KERNEL_SET_COUNT (sizeof(kernel_sets) / sizeof(kernel_sets[0]))
 
@@ -51,11 +56,6 @@ static iso_status cpu_set_math(iso_device *self, const char *name) {
     (void)self;
     ISO_CHECK(strcmp(name, "f32") == 0, ISO_ERR_UNSUPPORTED,
               "the CPU multiplies f32 as f32, not as %s: use math f32, or a GPU", name);
-    return ISO_OK;
-}
-
-iso_status iso__cpu_use_reference(iso__cpu *cpu) {
-    snprintf(cpu->base.description, sizeof(cpu->base.description), "plain C kernels, 1 thread");
     return ISO_OK;
 }
 

@@ -110,7 +110,6 @@ typedef struct iso__wide_args {
 iso_status iso__cpu_wide_linear(iso__cpu *cpu, const iso__wide_args *args);
 
 // ---- Sets of kernels: give the device its gemm, block, overwritten slots and description ----
-iso_status iso__cpu_use_reference(iso__cpu *cpu);
 iso_status iso__cpu_use_cblas(iso__cpu *cpu);
 iso_status iso__cpu_use_onednn(iso__cpu *cpu);
 
