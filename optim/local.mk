@@ -3,12 +3,14 @@ libiso_core_la_SOURCES += \
     optim/adadelta.c \
     optim/adagrad.c \
     optim/adam.c \
+    optim/base_optimizer.c \
     optim/dp_optimizer.c \
     optim/lamb.c \
     optim/lr_plateau.c \
     optim/lr_schedule.c \
     optim/optim_impl.h \
     optim/optimizer.c \
+    optim/optimizer_state.c \
     optim/param_groups.c \
     optim/plateau.c \
     optim/plateau_impl.h \
@@ -45,4 +47,5 @@ libiso_core_la_SOURCES += \
     optim/resume/resume_state.c \
     optim/resume/resume_tidy.c \
     optim/resume/state_dict_impl.h \
-    optim/resume/state_dict_match.c
+    optim/resume/state_dict_match.c \
+    optim/resume/state_list.c

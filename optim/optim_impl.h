@@ -85,7 +85,7 @@ void iso__base_zero_grad(iso_optimizer *self);
 iso_status iso__base_update(iso_optimizer *self, int i, const void *gradient, double scale,
                             const iso_hyper *hyper);
 void iso__base_destroy(iso_optimizer *self);
-iso_status iso__base_state(iso_optimizer *self, iso_state *state);
+iso_status iso__base_state(iso_optimizer *self, iso_state *state); // optimizer_state.c
 iso_status iso__base_loaded(iso_optimizer *self);
 #define ISO_BASE_OPTIMIZER_OPS(kind)                                                               \
     {                                                                                              \
@@ -126,13 +126,13 @@ static inline void iso__count_step(iso__base_optimizer *self) {
 static inline void iso__uncount_step(iso__base_optimizer *self) {
     for (int g = 0; g < self->groups; g++) iso__group_hyper(self, g)->step--;
 }
-// The numbers and switches of all groups for the list of saved state, and what there is to do when
-// they were loaded.
-iso_status iso__groups_state(iso__base_optimizer *self, iso_state *state);
-iso_status iso__groups_loaded(iso__base_optimizer *self);
-void iso__groups_destroy(iso__base_optimizer *self);
 
-// The optimizer inside all wrappers; NULL if it is not one of the library's.
+// The optimizer inside all wrappers.
+static inline iso_optimizer *iso__innermost(iso_optimizer *optimizer) {
+    while (optimizer->ops->inner) optimizer = optimizer->ops->inner(optimizer);
+    return optimizer;
+}
+// The same; NULL if it is not one of the library's.
 iso__base_optimizer *iso__optimizer_innermost(iso_optimizer *optimizer);
 
 // The data_parallel module that a dp_optimizer is tied to; NULL for another optimizer.

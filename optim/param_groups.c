@@ -1,12 +1,9 @@
 // Parameter groups: hyperparameters for some of an optimizer's parameters, as PyTorch's
 // param_groups.
 #include "optim/optim_impl.h"
-#include "optim/resume/resume_impl.h"
 
 #include <assert.h>
 #include <string.h>
-
-// ---- Groups --------------------------------------------------------------------------------------
 
 int iso_optimizer_groups(iso_optimizer *optimizer) {
     const iso__base_optimizer *core = iso__optimizer_innermost(optimizer);
@@ -97,83 +94,5 @@ iso_status iso_optimizer_add_group(iso_optimizer *optimizer, const iso_hyper *hy
     core->group[core->groups - 1] = self;
     if (group) *group = core->groups;
     core->groups++;
-    return ISO_OK;
-}
-
-void iso__groups_destroy(iso__base_optimizer *self) {
-    for (int g = 1; g < self->groups; g++) iso__free(self->group[g - 1]);
-    iso__free(self->group);
-    iso__free(self->saved_group);
-}
-
-// ---- Saved state ---------------------------------------------------------------------------------
-
-static const int64_t one = 1;
-
-// prefix: "optimizer/KIND" or "optimizer/KIND/groupN".
-static iso_status add_hyper(iso_hyper *hyper, const char *prefix, iso_state *state) {
-    struct {
-        const char *name;
-        double *number;
-    } const numbers[] = {
-        {"lr", &hyper->lr},
-        {"momentum", &hyper->momentum},
-        {"dampening", &hyper->dampening},
-        {"weight_decay", &hyper->weight_decay},
-        {"beta1", &hyper->beta1},
-        {"beta2", &hyper->beta2},
-        {"rho", &hyper->rho},
-        {"alpha", &hyper->alpha},
-        {"eps", &hyper->eps},
-        {"lr_decay", &hyper->lr_decay},
-    };
-    _Static_assert(sizeof(hyper->nesterov) == 1, "saved as one byte");
-    for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++)
-        ISO_TRY(iso__state_add_f64(state, numbers[i].number, "%s/%s", prefix, numbers[i].name));
-    ISO_TRY(iso__state_add(state, ISO_STATE_U8, 1, &one, &hyper->nesterov, "%s/nesterov", prefix));
-    ISO_TRY(iso__state_add(state, ISO_STATE_U8, 1, &one, &hyper->centered, "%s/centered", prefix));
-    ISO_TRY(iso__state_add_i64(state, &hyper->step, "%s/step", prefix));
-    return ISO_OK;
-}
-
-iso_status iso__groups_state(iso__base_optimizer *self, iso_state *state) {
-    const char *kind = self->base.ops->name;
-    char prefix[64];
-    int64_t count = self->count;
-    snprintf(prefix, sizeof(prefix), "optimizer/%s", kind);
-    ISO_TRY(add_hyper(&self->base.hyper, prefix, state));
-    if (self->groups == 1) return ISO_OK;
-    for (int g = 1; g < self->groups; g++) {
-        snprintf(prefix, sizeof(prefix), "optimizer/%s/group%d", kind, g);
-        ISO_TRY(add_hyper(iso__group_hyper(self, g), prefix, state));
-        ISO_TRY(
-            iso__state_add_f64(state, &self->group[g - 1]->initial_lr, "%s/initial_lr", prefix));
-    }
-    for (int i = 0; i < self->count; i++) self->saved_group[i] = self->slot[i].group;
-    return iso__state_add(state, ISO_STATE_I64, 1, &count, self->saved_group, "optimizer/%s/groups",
-                          kind);
-}
-
-// As a bool it may be no value at all.
-static void mend_flag(bool *flag) {
-    uint8_t byte;
-    memcpy(&byte, flag, 1);
-    *flag = byte != 0;
-}
-
-iso_status iso__groups_loaded(iso__base_optimizer *self) {
-    const iso__rule *rule = iso__rule_of(self);
-    for (int g = 0; g < self->groups; g++) {
-        iso_hyper *hyper = iso__group_hyper(self, g);
-        mend_flag(&hyper->nesterov);
-        mend_flag(&hyper->centered);
-        ISO_TRY(iso__hyper_check(rule, hyper));
-    }
-    for (int i = 0; self->groups > 1 && i < self->count; i++)
-        ISO_CHECK(self->saved_group[i] == self->slot[i].group, ISO_ERR_MISMATCH,
-                  "%s: parameter %s was saved in group %lld and is in group %d here: make the same "
-                  "groups",
-                  rule->ops.name, self->slot[i].name, (long long)self->saved_group[i],
-                  self->slot[i].group);
     return ISO_OK;
 }

@@ -32,14 +32,14 @@ iso_status iso_state_add(iso_state *state, iso_state_owner owner, const char *na
 // Adds everything of module and optimizer: parameters ("param/NAME"), buffers ("buffer/NAME", each
 // rank's own), what a communication hook keeps ("hook_state", each rank's own), what random layers
 // draw from ("forward_counters": of all ranks), hyperparameters, step and state of the optimizer
-// ("optimizer/KIND/...", with PyTorch's names), and of a daso optimizer phase, counters, policy and
+// ("optimizer/KIND/..." and the names of iso_optimizer_state_dict), and of a daso optimizer phase, counters, policy and
 // the exchange under way, which is waited for and kept unmerged. Where ranks may have different
 // parameters (daso, gradients averaged less than over all ranks) they are own entries. Collective;
 // completes pending updates, and so holds until the next step: make a new list to save again.
 // Call it between steps, in training mode; gradients are not saved. ISO_ERR_UNSUPPORTED for an
 // optimizer of the caller's without a state function, and for a model that several are tied to.
-// "optimizer/KIND/step/NAME" is how often a parameter was updated; files of versions that did not
-// save it still load, and mean the step of its group.
+// "optimizer/KIND/state.NAME.step" is how often a parameter was updated; files of versions that did
+// not save it still load, and mean the step of its group.
 iso_status iso_training_state(iso_module *module, iso_optimizer *optimizer, iso_state *state);
 // Collective. Once after loading: brings module and optimizer in line with what was loaded.
 iso_status iso_training_loaded(iso_module *module, iso_optimizer *optimizer);

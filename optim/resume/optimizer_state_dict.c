@@ -9,31 +9,15 @@ enum { NAME_ROOM = 768 };
 
 // ---- Names --------------------------------------------------------------------------------------
 // The list of saved state, which optimizers make, is the one place that knows what there is. Its
-// names: "optimizer/KIND/lr", "optimizer/KIND/group1/lr", "optimizer/KIND/groups", and
-// "optimizer/KIND/exp_avg/conv1.weight", as "optimizer/KIND/step/conv1.weight".
+// names are those of the dict behind "optimizer/KIND/".
 
-// What stands behind "optimizer/KIND/".
-static const char *own_part(const char *name) {
-    const char *slash = strchr(name, '/');
+static const char *dict_name(const iso__array *array) {
+    const char *slash = strchr(array->name, '/');
     return strchr(slash + 1, '/') + 1;
 }
 
-// Writes its name to `text`. Whether the entry is state of a parameter: memory of the device.
-static bool is_state(const iso__array *array, char text[NAME_ROOM]) {
-    const char *part = own_part(array->name), *slash = strchr(part, '/');
-    int group = 0, length = 0;
-    if (!slash) {
-        bool groups = strcmp(part, "groups") == 0;
-        snprintf(text, NAME_ROOM, groups ? "param_groups.params" : "param_groups.0.%s", part);
-        return false;
-    }
-    if (sscanf(part, "group%d/%n", &group, &length) == 1 && length > 0) {
-        snprintf(text, NAME_ROOM, "param_groups.%d.%s", group, part + length);
-        return false;
-    }
-    snprintf(text, NAME_ROOM, "state.%s.%.*s", slash + 1, (int)(slash - part), part);
-    return array->tensor != NULL;
-}
+// State of a parameter, which is memory of the device.
+static bool is_moment(const iso__array *array) { return array->tensor != NULL; }
 
 // ---- Numbers ------------------------------------------------------------------------------------
 
@@ -66,9 +50,9 @@ static iso_status number_set(const iso__array *array, iso_tensor *from) {
 
 // ---- The whole ----------------------------------------------------------------------------------
 
-static iso_status add_number(iso_device *device, const iso__array *array, const char *name,
-                             iso_state_dict *dict) {
+static iso_status add_number(iso_device *device, const iso__array *array, iso_state_dict *dict) {
     iso_tensor *tensor;
+    const char *name = dict_name(array);
     bool list = strcmp(name, "param_groups.params") == 0;
     ISO_TRY(iso_tensor_create(device, number_type(array), list ? array->ndim : 0, array->shape,
                               &tensor));
@@ -97,13 +81,11 @@ static iso_status list_state(iso_optimizer *optimizer, iso__base_optimizer **cor
 
 static iso_status make_dict(iso_device *device, const iso_state *state, iso_state_dict *out) {
     iso_state_dict dict = {0};
-    char name[NAME_ROOM];
     iso_status status = ISO_OK;
     for (int i = 0; i < state->count[ISO_STATE_SHARED] && status >= 0; i++) {
         const iso__array *array = &state->array[ISO_STATE_SHARED][i];
-        bool of_parameter = is_state(array, name);
-        status = of_parameter ? iso_state_dict_add(&dict, name, array->tensor)
-                              : add_number(device, array, name, &dict);
+        status = is_moment(array) ? iso_state_dict_add(&dict, dict_name(array), array->tensor)
+                                  : add_number(device, array, &dict);
     }
     if (status < 0) {
         iso_state_dict_destroy(&dict);
@@ -272,10 +254,9 @@ static iso_status presume_unused(iso__base_optimizer *core, iso_state_dict *dict
 // Of hyperparameters, steps and groups: `own`, into which dict's were copied where they are
 // numbers, back into the optimizer.
 static iso_status put_numbers(const iso_state *state, const iso_state_dict *own) {
-    char name[NAME_ROOM];
     for (int i = 0; i < own->count; i++) {
         const iso__array *array = &state->array[ISO_STATE_SHARED][i];
-        if (!is_state(array, name)) ISO_TRY(number_set(array, own->item[i].tensor));
+        if (!is_moment(array)) ISO_TRY(number_set(array, own->item[i].tensor));
     }
     return ISO_OK;
 }
@@ -283,9 +264,8 @@ static iso_status put_numbers(const iso_state *state, const iso_state_dict *own)
 // The entries of `from` that are numbers, or that are state.
 static iso_status part_of(const iso_state *state, const iso_state_dict *from, bool of_parameters,
                           iso_state_dict *out) {
-    char name[NAME_ROOM];
     for (int i = 0; i < from->count; i++)
-        if (is_state(&state->array[ISO_STATE_SHARED][i], name) == of_parameters)
+        if (is_moment(&state->array[ISO_STATE_SHARED][i]) == of_parameters)
             ISO_TRY(iso_state_dict_add(out, from->item[i].name, from->item[i].tensor));
     return ISO_OK;
 }

@@ -6,7 +6,9 @@
 #include <limits.h>
 #include <string.h>
 
-#define VERSION "1"
+// Version 1 called the entries of optimizers otherwise.
+#define VERSION   "2"
+#define VERSION_1 "1"
 
 // ---- Writing ------------------------------------------------------------------------------------
 
@@ -66,10 +68,11 @@ static iso_status parse_head(const iso__safetensors *file, iso__set_head *out) {
     uint64_t step, ranks, rank = 0, set;
     const char *who = note_of(file, "isotherm.rank");
     bool shared = strcmp(who, "shared") == 0;
-    ISO_CHECK(strcmp(note_of(file, "isotherm.version"), VERSION) == 0, ISO_ERR_UNSUPPORTED,
-              "%s has version \"%s\" of saved state, and version " VERSION
-              " is the one that is known here",
-              file->path, note_of(file, "isotherm.version"));
+    const char *version = note_of(file, "isotherm.version");
+    ISO_CHECK(strcmp(version, VERSION) == 0 || strcmp(version, VERSION_1) == 0, ISO_ERR_UNSUPPORTED,
+              "%s has version \"%s\" of saved state, and this program knows versions " VERSION_1
+              " and " VERSION,
+              file->path, version);
     ISO_CHECK(parse_number(note_of(file, "isotherm.step"), 10, INT64_MAX, &step) &&
                   parse_number(note_of(file, "isotherm.ranks"), 10, INT_MAX, &ranks) &&
                   (shared || parse_number(who, 10, INT_MAX, &rank)) &&
@@ -83,10 +86,62 @@ static iso_status parse_head(const iso__safetensors *file, iso__set_head *out) {
     return ISO_OK;
 }
 
+// What follows "optimizer/KIND/" in a name, if KIND is one of the library's; else NULL.
+static const char *entry_of_optimizer(const char *name) {
+    if (strncmp(name, "optimizer/", 10) != 0) return NULL;
+    for (int kind = ISO_SGD; kind <= ISO_LAMB; kind++) {
+        const char *text = iso_optimizer_kind_name((iso_optimizer_kind)kind);
+        size_t length = strlen(text);
+        if (strncmp(name + 10, text, length) == 0 && name[10 + length] == '/')
+            return name + 10 + length + 1;
+    }
+    return NULL;
+}
+
+// The name of today for one of version 1: "lr", "group1/lr", "groups", "exp_avg/conv1.weight".
+static void rename_entry(const char *old, const char *entry, char *text, size_t room) {
+    const char *slash = strchr(entry, '/');
+    int before = (int)(entry - old), group = 0, length = 0;
+    if (strcmp(entry, "groups") == 0)
+        snprintf(text, room, "%.*sparam_groups.params", before, old);
+    else if (!slash)
+        snprintf(text, room, "%.*sparam_groups.0.%s", before, old, entry);
+    else if (sscanf(entry, "group%d/%n", &group, &length) == 1 && length > 0)
+        snprintf(text, room, "%.*sparam_groups.%d.%s", before, old, group, entry + length);
+    else
+        snprintf(text, room, "%.*sstate.%s.%.*s", before, old, slash + 1, (int)(slash - entry),
+                 entry);
+}
+
+static iso_status rename_entries(iso__safetensors *file) {
+    enum { LONGER = 16 }; // than the old name: "param_groups.0." and the end
+    size_t bytes = 1;
+    for (int i = 0; i < file->header.count; i++)
+        bytes += strlen(file->header.stored[i].name) + LONGER;
+    ISO_TRY(iso__alloc(bytes, &file->renamed));
+    char *at = file->renamed;
+    for (int i = 0; i < file->header.count; i++) {
+        char **name = &file->header.stored[i].name;
+        const char *entry = entry_of_optimizer(*name);
+        size_t room = strlen(*name) + LONGER;
+        if (!entry) continue;
+        rename_entry(*name, entry, at, room);
+        *name = at;
+        at += room;
+    }
+    return ISO_OK;
+}
+
+static iso_status understand_file(iso__safetensors *file, iso__set_head *head) {
+    ISO_TRY(parse_head(file, head));
+    if (strcmp(note_of(file, "isotherm.version"), VERSION_1) == 0) ISO_TRY(rename_entries(file));
+    return ISO_OK;
+}
+
 iso_status iso__set_open(const char *path, iso__safetensors *out, iso__set_head *head) {
     iso__safetensors file;
     ISO_TRY(iso__safetensors_open(path, true, &file));
-    iso_status status = parse_head(&file, head);
+    iso_status status = understand_file(&file, head);
     if (status < 0) {
         iso__safetensors_close(&file);
         return iso__error_frame(status, __func__, __FILE__, __LINE__);

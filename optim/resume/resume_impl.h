@@ -6,13 +6,13 @@
 
 #include <isotherm/resume.h>
 
-// ---- The list (resume_state.c) --------------------------------------------------------------------
+// ---- The list (state_list.c) ----------------------------------------------------------------------
 
 struct iso_state {
     // Of each iso_state_owner. A name and its shape are one block of memory; tensors are retained.
     iso__array *array[2];
     int count[2], room[2];
-    iso_state_owner owner; // of what iso__state_add adds
+    iso_state_owner owner; // of what iso__state_add adds; at first ISO_STATE_SHARED
     // Numbers of 8 bytes that lie scattered over modules. One entry stands for those of all ranks:
     // a table with a row for each; `row` is this rank's.
     void **place;
@@ -20,9 +20,6 @@ struct iso_state {
     int places, place_room, row;
 };
 
-// The owner of what the functions below add from here on; ISO_STATE_SHARED at first.
-// iso_training_state sets it to ISO_STATE_OWN before it asks optimizers if ranks may differ.
-void iso__state_set_owner(iso_state *state, iso_state_owner owner);
 // As iso_state_add, with a shape and a name as printf makes it.
 iso_status iso__state_add(iso_state *state, iso_state_type type, int ndim, const int64_t *shape,
                           void *data, const char *format, ...)
@@ -38,7 +35,9 @@ iso_status iso__state_add_i64(iso_state *state, int64_t *number, const char *for
 // One that files of older versions lack: they leave -1 there.
 iso_status iso__state_add_new_i64(iso_state *state, int64_t *number, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
-// After loading: puts the numbers of this rank's row into their places.
+// A number of 8 bytes for the table.
+iso_status iso__state_add_place(iso_state *state, void *place);
+// After loading: puts the numbers of this rank's row into their places (resume_state.c).
 void iso__state_scatter(const iso_state *state);
 
 // ---- Files of a path (resume_folder.c) -----------------------------------------------------------------------

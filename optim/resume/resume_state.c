@@ -1,5 +1,4 @@
-// The list of what a run needs to go on with the same bits, and what module and optimizer put into
-// it.
+// What module and optimizer put into the list of what a run needs to go on with the same bits.
 #include "optim/resume/resume_impl.h"
 
 #include "nn/nn_impl.h"
@@ -8,178 +7,20 @@
 #include "parallel/reducer_calls.h"
 
 #include <inttypes.h>
-#include <stdarg.h>
 #include <string.h>
-
-#define NAME_ROOM 768
-
-// ---- The list -----------------------------------------------------------------------------------
-
-iso_status iso_state_create(iso_state **out) {
-    void *memory;
-    ISO_TRY(iso__alloc_zero(sizeof(iso_state), &memory));
-    *out = memory;
-    return ISO_OK;
-}
-
-void iso_state_destroy(iso_state **state) {
-    iso_state *self = state ? *state : NULL;
-    if (!self) return;
-    *state = NULL;
-    for (int k = 0; k < 2; k++) {
-        for (int i = 0; i < self->count[k]; i++) {
-            iso__free((void *)self->array[k][i].shape);
-            iso_tensor_destroy(&self->array[k][i].tensor);
-        }
-        iso__free(self->array[k]);
-    }
-    iso__free(self->place);
-    iso__free(self->table);
-    iso__free(self);
-}
-
-void iso__state_set_owner(iso_state *state, iso_state_owner owner) { state->owner = owner; }
-
-// Room for one more of `size` bytes in an array that holds `count`.
-static iso_status grow(void **array, int count, int *room, size_t size) {
-    if (count < *room) return ISO_OK;
-    int larger = *room ? 2 * *room : 32;
-    ISO_TRY(iso__realloc(array, (size_t)count * size, (size_t)larger * size));
-    *room = larger;
-    return ISO_OK;
-}
-
-static bool has_name(const iso_state *self, const char *name) {
-    for (int k = 0; k < 2; k++)
-        for (int i = 0; i < self->count[k]; i++)
-            if (strcmp(self->array[k][i].name, name) == 0) return true;
-    return false;
-}
-
-// Copies name and shape, into one block.
-static iso_status add(iso_state *self, iso_state_owner owner, const char *name, iso__array array) {
-    ISO_CHECK(name && name[0] && strcmp(name, "__metadata__") != 0, ISO_ERR_ARG,
-              "an entry of a state needs a name, and not \"__metadata__\"");
-    ISO_CHECK(!has_name(self, name), ISO_ERR_ARG, "two entries of a state have the name %s", name);
-    ISO_CHECK((int)owner >= 0 && owner <= ISO_STATE_OWN, ISO_ERR_ARG,
-              "entry %s of a state has the unknown owner %d", name, (int)owner);
-    void *list = self->array[owner], *block;
-    ISO_TRY(grow(&list, self->count[owner], &self->room[owner], sizeof(iso__array)));
-    self->array[owner] = list;
-    size_t shape_bytes = (size_t)array.ndim * sizeof(int64_t), name_bytes = strlen(name) + 1;
-    ISO_TRY(iso__alloc(shape_bytes + name_bytes, &block));
-    memcpy(block, array.shape, shape_bytes);
-    memcpy((char *)block + shape_bytes, name, name_bytes);
-    array.shape = block;
-    array.name = (char *)block + shape_bytes;
-    if (array.tensor) iso_tensor_retain(array.tensor);
-    self->array[owner][self->count[owner]++] = array;
-    return ISO_OK;
-}
-
-static iso_status add_memory(iso_state *self, iso_state_owner owner, const char *name,
-                             iso_state_type type, int ndim, const int64_t *shape, void *data) {
-    static const char *const dtypes[] = {"F32", "F64", "I64", "U8"};
-    ISO_CHECK((int)type >= 0 && type <= ISO_STATE_U8, ISO_ERR_ARG,
-              "entry %s of a state has the unknown type %d", name, (int)type);
-    iso__array array = {.dtype = dtypes[type], .ndim = ndim, .shape = shape, .data = data};
-    ISO_CHECK(data || iso__array_bytes(&array) == 0, ISO_ERR_ARG, "entry %s of a state has no data",
-              name);
-    ISO_TRY(add(self, owner, name, array));
-    return ISO_OK;
-}
-
-static iso_status add_tensor(iso_state *self, iso_state_owner owner, const char *name,
-                             iso_tensor *tensor) {
-    iso__array array = {.dtype = iso__safetensors_dtype(iso_tensor_dtype(tensor)),
-                        .ndim = iso_tensor_ndim(tensor),
-                        .shape = iso_tensor_shape(tensor),
-                        .tensor = tensor};
-    ISO_TRY(add(self, owner, name, array));
-    return ISO_OK;
-}
-
-iso_status iso_state_add(iso_state *state, iso_state_owner owner, const char *name,
-                         iso_state_type type, int64_t count, void *data) {
-    ISO_CHECK(count >= 0, ISO_ERR_ARG, "entry %s of a state has %" PRId64 " elements", name, count);
-    ISO_TRY(add_memory(state, owner, name, type, 1, &count, data));
-    return ISO_OK;
-}
-
-static iso_status make_name(char text[NAME_ROOM], const char *format, va_list args) {
-    int n = vsnprintf(text, NAME_ROOM, format, args);
-    ISO_CHECK(n >= 0 && n < NAME_ROOM, ISO_ERR_ARG, "the name of an entry is too long: %.80s...",
-              text);
-    return ISO_OK;
-}
-#define MAKE_NAME(text, format)                                                                    \
-    do {                                                                                           \
-        va_list args_;                                                                             \
-        va_start(args_, format);                                                                   \
-        iso_status named_ = make_name(text, format, args_);                                        \
-        va_end(args_);                                                                             \
-        ISO_TRY(named_);                                                                           \
-    } while (0)
-
-iso_status iso__state_add(iso_state *state, iso_state_type type, int ndim, const int64_t *shape,
-                          void *data, const char *format, ...) {
-    char name[NAME_ROOM];
-    MAKE_NAME(name, format);
-    ISO_TRY(add_memory(state, state->owner, name, type, ndim, shape, data));
-    return ISO_OK;
-}
-
-iso_status iso__state_add_tensor(iso_state *state, iso_tensor *tensor, const char *format, ...) {
-    char name[NAME_ROOM];
-    MAKE_NAME(name, format);
-    ISO_TRY(add_tensor(state, state->owner, name, tensor));
-    return ISO_OK;
-}
-
-static const int64_t one = 1;
-
-iso_status iso__state_add_f64(iso_state *state, double *number, const char *format, ...) {
-    char name[NAME_ROOM];
-    MAKE_NAME(name, format);
-    ISO_TRY(add_memory(state, state->owner, name, ISO_STATE_F64, 1, &one, number));
-    return ISO_OK;
-}
-
-iso_status iso__state_add_i64(iso_state *state, int64_t *number, const char *format, ...) {
-    char name[NAME_ROOM];
-    MAKE_NAME(name, format);
-    ISO_TRY(add_memory(state, state->owner, name, ISO_STATE_I64, 1, &one, number));
-    return ISO_OK;
-}
-
-iso_status iso__state_add_new_i64(iso_state *state, int64_t *number, const char *format, ...) {
-    char name[NAME_ROOM];
-    MAKE_NAME(name, format);
-    ISO_TRY(add_memory(state, state->owner, name, ISO_STATE_I64, 1, &one, number));
-    state->array[state->owner][state->count[state->owner] - 1].optional = true;
-    return ISO_OK;
-}
 
 // ---- Random layers ------------------------------------------------------------------------------
 // Masks depend on how often a module ran and on the key of a dropout. Ranks that do not use the
 // same layers in every step count differently, so the numbers of all ranks are kept.
-
-static iso_status add_place(iso_state *self, void *place) {
-    void *list = self->place;
-    ISO_TRY(grow(&list, self->places, &self->place_room, sizeof(void *)));
-    self->place = list;
-    self->place[self->places++] = place;
-    return ISO_OK;
-}
 
 // Of every module once, in the order of the walk.
 static iso_status collect_places(iso_state *self, iso_module *module) {
     for (int i = 0; i < self->places; i++)
         if (self->place[i] == &module->forward_number) return ISO_OK;
     _Static_assert(sizeof(module->forward_number) == 8, "saved as one number");
-    ISO_TRY(add_place(self, &module->forward_number));
+    ISO_TRY(iso__state_add_place(self, &module->forward_number));
     void *key = iso__dropout_key(module);
-    if (key) ISO_TRY(add_place(self, key));
+    if (key) ISO_TRY(iso__state_add_place(self, key));
     for (int i = 0; i < module->child_count; i++) ISO_TRY(collect_places(self, module->child[i]));
     return ISO_OK;
 }
@@ -207,8 +48,12 @@ static iso_status add_table(iso_state *self, iso_comm *comm) {
     for (int i = 0; i < self->places; i++) memcpy(&row[i], self->place[i], sizeof(row[i]));
     // Zeros elsewhere: a gather.
     if (comm) ISO_TRY(iso_comm_allreduce_i64(comm, self->table, numbers, ISO_SUM));
-    ISO_TRY(add_memory(self, ISO_STATE_SHARED, "forward_counters", ISO_STATE_I64, 2, shape,
-                       self->table));
+    iso_state_owner owner = self->owner;
+    self->owner = ISO_STATE_SHARED;
+    iso_status status =
+        iso__state_add(self, ISO_STATE_I64, 2, shape, self->table, "forward_counters");
+    self->owner = owner;
+    ISO_TRY(status);
     return ISO_OK;
 }
 
@@ -224,12 +69,10 @@ static iso_optimizer *inner_of(iso_optimizer *optimizer) {
 }
 
 static iso_status add_parameters(iso_state *self, const iso_parameter_list *list) {
-    char name[NAME_ROOM];
     for (int i = 0; i < list->count; i++) {
         iso_tensor *value;
         ISO_TRY(iso_parameter_value(list->item[i], &value)); // completes what is pending
-        snprintf(name, sizeof(name), "param/%s", list->name[i]);
-        ISO_TRY(add_tensor(self, self->owner, name, value));
+        ISO_TRY(iso__state_add_tensor(self, value, "param/%s", list->name[i]));
     }
     return ISO_OK;
 }
@@ -237,13 +80,13 @@ static iso_status add_parameters(iso_state *self, const iso_parameter_list *list
 // Every rank has statistics of its own.
 static iso_status add_buffers(iso_state *self, iso_module *module) {
     iso_buffer_list list;
-    char name[NAME_ROOM];
+    iso_state_owner owner = self->owner;
     ISO_TRY(iso_module_buffers(module, &list));
     iso_status status = ISO_OK;
-    for (int i = 0; i < list.count && status >= 0; i++) {
-        snprintf(name, sizeof(name), "buffer/%s", list.name[i]);
-        status = add_tensor(self, ISO_STATE_OWN, name, list.item[i]->value);
-    }
+    self->owner = ISO_STATE_OWN;
+    for (int i = 0; i < list.count && status >= 0; i++)
+        status = iso__state_add_tensor(self, list.item[i]->value, "buffer/%s", list.name[i]);
+    self->owner = owner;
     iso_buffer_list_destroy(&list);
     return status;
 }
@@ -291,7 +134,7 @@ iso_status iso_training_state(iso_module *module, iso_optimizer *optimizer, iso_
         "with parameter groups (iso_optimizer_add_group), or iso_optimizer_state_dict of each",
         optimizers);
     if (parallel) ISO_TRY(iso_data_parallel_finish(module));
-    iso__state_set_owner(state, ranks_differ(module, optimizer) ? ISO_STATE_OWN : ISO_STATE_SHARED);
+    state->owner = ranks_differ(module, optimizer) ? ISO_STATE_OWN : ISO_STATE_SHARED;
     iso_status status = add_module(state, module);
     // A rank that failed alone would leave the others waiting in what follows.
     if (comm) status = iso_comm_agree(comm, status);

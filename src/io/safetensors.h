@@ -70,7 +70,8 @@ typedef struct iso__safetensors {
     void *text; // of the header; the names of arrays and notes point into it
     iso__header header;
     int64_t data_bytes;
-    void *data; // NULL until loaded
+    void *data;    // NULL until loaded
+    void *renamed; // names of arrays that the caller has changed, from iso__alloc; NULL: none
 } iso__safetensors;
 
 // Opens the file and reads its header. To be closed on success only. ISO_ERR_IO, ISO_ERR_FORMAT;

@@ -103,6 +103,7 @@ void iso__safetensors_close(iso__safetensors *self) {
     iso__free(self->header.stored);
     iso__free(self->header.note);
     iso__free(self->data);
+    iso__free(self->renamed);
     *self = (iso__safetensors){0};
 }
 

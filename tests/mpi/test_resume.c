@@ -376,7 +376,7 @@ Test(np2_resume, another_model_or_optimizer_is_refused) {
     other.dropout = false;
     refuses(&other, "forward_counters has shape [2, 11] there and [2, 7] here");
     other = config_of(ISO_ADAM, ISO_SYNC_LAZY);
-    refuses(&other, "optimizer/adam/lr");
+    refuses(&other, "optimizer/adam/param_groups.0.lr");
     other = config_of(ISO_SGD, ISO_SYNC_NONE);
     refuses(&other, "ranks have entries of their own here but not there");
 }

@@ -128,7 +128,7 @@ static void make_old(iso_state *state) {
     int kept = 0;
     iso__array *array = state->array[ISO_STATE_SHARED];
     for (int i = 0; i < state->count[ISO_STATE_SHARED]; i++) {
-        if (strstr(array[i].name, "/step/"))
+        if (strstr(array[i].name, "/state.") && strstr(array[i].name, ".step"))
             iso__free((void *)array[i].shape);
         else
             array[kept++] = array[i];

@@ -97,29 +97,31 @@ static void expect_names(iso_optimizer_kind kind, const char *const *names, int 
 
 // torch.optim: the keys of Optimizer.state.
 Test(resume_state, names_optimizer_state_as_pytorch_does) {
-    static const char *const sgd[] = {"optimizer/sgd/momentum_buffer/fc1.weight",
-                                      "optimizer/sgd/momentum_buffer/fc1.bias",
-                                      "optimizer/sgd/momentum_buffer/fc2.weight"};
+    static const char *const sgd[] = {"optimizer/sgd/state.fc1.weight.momentum_buffer",
+                                      "optimizer/sgd/state.fc1.bias.momentum_buffer",
+                                      "optimizer/sgd/state.fc2.weight.momentum_buffer"};
     static const char *const adam[] = {
-        "optimizer/adam/exp_avg/fc1.weight", "optimizer/adam/exp_avg_sq/fc1.weight",
-        "optimizer/adam/exp_avg/fc1.bias",   "optimizer/adam/exp_avg_sq/fc1.bias",
-        "optimizer/adam/exp_avg/fc2.weight", "optimizer/adam/exp_avg_sq/fc2.weight"};
-    static const char *const adadelta[] = {
-        "optimizer/adadelta/square_avg/fc1.weight", "optimizer/adadelta/acc_delta/fc1.weight",
-        "optimizer/adadelta/square_avg/fc1.bias",   "optimizer/adadelta/acc_delta/fc1.bias",
-        "optimizer/adadelta/square_avg/fc2.weight", "optimizer/adadelta/acc_delta/fc2.weight"};
-    static const char *const rmsprop[] = {"optimizer/rmsprop/square_avg/fc1.weight",
-                                          "optimizer/rmsprop/momentum_buffer/fc1.weight",
-                                          "optimizer/rmsprop/grad_avg/fc1.weight",
-                                          "optimizer/rmsprop/square_avg/fc1.bias",
-                                          "optimizer/rmsprop/momentum_buffer/fc1.bias",
-                                          "optimizer/rmsprop/grad_avg/fc1.bias",
-                                          "optimizer/rmsprop/square_avg/fc2.weight",
-                                          "optimizer/rmsprop/momentum_buffer/fc2.weight",
-                                          "optimizer/rmsprop/grad_avg/fc2.weight"};
-    static const char *const adagrad[] = {"optimizer/adagrad/sum/fc1.weight",
-                                          "optimizer/adagrad/sum/fc1.bias",
-                                          "optimizer/adagrad/sum/fc2.weight"};
+        "optimizer/adam/state.fc1.weight.exp_avg", "optimizer/adam/state.fc1.weight.exp_avg_sq",
+        "optimizer/adam/state.fc1.bias.exp_avg",   "optimizer/adam/state.fc1.bias.exp_avg_sq",
+        "optimizer/adam/state.fc2.weight.exp_avg", "optimizer/adam/state.fc2.weight.exp_avg_sq"};
+    static const char *const adadelta[] = {"optimizer/adadelta/state.fc1.weight.square_avg",
+                                           "optimizer/adadelta/state.fc1.weight.acc_delta",
+                                           "optimizer/adadelta/state.fc1.bias.square_avg",
+                                           "optimizer/adadelta/state.fc1.bias.acc_delta",
+                                           "optimizer/adadelta/state.fc2.weight.square_avg",
+                                           "optimizer/adadelta/state.fc2.weight.acc_delta"};
+    static const char *const rmsprop[] = {"optimizer/rmsprop/state.fc1.weight.square_avg",
+                                          "optimizer/rmsprop/state.fc1.weight.momentum_buffer",
+                                          "optimizer/rmsprop/state.fc1.weight.grad_avg",
+                                          "optimizer/rmsprop/state.fc1.bias.square_avg",
+                                          "optimizer/rmsprop/state.fc1.bias.momentum_buffer",
+                                          "optimizer/rmsprop/state.fc1.bias.grad_avg",
+                                          "optimizer/rmsprop/state.fc2.weight.square_avg",
+                                          "optimizer/rmsprop/state.fc2.weight.momentum_buffer",
+                                          "optimizer/rmsprop/state.fc2.weight.grad_avg"};
+    static const char *const adagrad[] = {"optimizer/adagrad/state.fc1.weight.sum",
+                                          "optimizer/adagrad/state.fc1.bias.sum",
+                                          "optimizer/adagrad/state.fc2.weight.sum"};
     expect_names(ISO_SGD, sgd, 3);
     iso_state_destroy(&state);
     cr_ok(iso_state_create(&state));
@@ -145,12 +147,13 @@ Test(resume_state, shows_parameters_in_their_shape_and_the_step) {
     cr_ok(iso_optimizer_step(optimizer));
     cr_ok(iso_training_state(net, optimizer, state));
     const iso__array *weight = find(ISO_STATE_SHARED, "param/fc1.weight");
-    const iso__array *momentum = find(ISO_STATE_SHARED, "optimizer/sgd/momentum_buffer/fc1.weight");
+    const iso__array *momentum =
+        find(ISO_STATE_SHARED, "optimizer/sgd/state.fc1.weight.momentum_buffer");
     cr_assert(weight->ndim == 2 && weight->shape[0] == 3 && weight->shape[1] == 4);
     cr_assert(momentum->ndim == 2 && momentum->shape[0] == 3 && momentum->shape[1] == 4);
-    cr_assert_eq(*(int64_t *)find(ISO_STATE_SHARED, "optimizer/sgd/step")->data, 2);
-    cr_assert_eq(*(int64_t *)find(ISO_STATE_SHARED, "optimizer/sgd/step/fc1.bias")->data, 2);
-    cr_assert_eq(*(double *)find(ISO_STATE_SHARED, "optimizer/sgd/lr")->data, 0.125);
+    cr_assert_eq(*(int64_t *)find(ISO_STATE_SHARED, "optimizer/sgd/param_groups.0.step")->data, 2);
+    cr_assert_eq(*(int64_t *)find(ISO_STATE_SHARED, "optimizer/sgd/state.fc1.bias.step")->data, 2);
+    cr_assert_eq(*(double *)find(ISO_STATE_SHARED, "optimizer/sgd/param_groups.0.lr")->data, 0.125);
     iso_optimizer_destroy(&optimizer);
     iso_module_destroy(&net);
 }
@@ -206,10 +209,11 @@ Test(resume_state, brings_loaded_settings_in_order) {
     hyper.momentum = 0.9;
     cr_ok(iso_optimizer_create(ISO_SGD, net, &hyper, &optimizer));
     cr_ok(iso_training_state(net, optimizer, state));
-    *(uint8_t *)find(ISO_STATE_SHARED, "optimizer/sgd/nesterov")->data = 2;
+    *(uint8_t *)find(ISO_STATE_SHARED, "optimizer/sgd/param_groups.0.nesterov")->data = 2;
     cr_ok(iso_training_loaded(net, optimizer));
-    cr_assert_eq(*(uint8_t *)find(ISO_STATE_SHARED, "optimizer/sgd/nesterov")->data, 1);
-    *(double *)find(ISO_STATE_SHARED, "optimizer/sgd/lr")->data = -1;
+    cr_assert_eq(*(uint8_t *)find(ISO_STATE_SHARED, "optimizer/sgd/param_groups.0.nesterov")->data,
+                 1);
+    *(double *)find(ISO_STATE_SHARED, "optimizer/sgd/param_groups.0.lr")->data = -1;
     cr_fails(iso_training_loaded(net, optimizer), ISO_ERR_ARG, "learning rate -1");
     iso_optimizer_destroy(&optimizer);
     iso_module_destroy(&net);
@@ -240,7 +244,7 @@ Test(resume_state, tells_the_innermost_optimizer_first) {
     hyper.momentum = 0.9;
     cr_ok(iso_optimizer_create(ISO_SGD, net, &hyper, &w.wrapped));
     cr_ok(iso_training_state(net, &w.base, state));
-    *(uint8_t *)find(ISO_STATE_SHARED, "optimizer/sgd/nesterov")->data = 2;
+    *(uint8_t *)find(ISO_STATE_SHARED, "optimizer/sgd/param_groups.0.nesterov")->data = 2;
     cr_ok(iso_training_loaded(net, &w.base));
     cr_assert_eq(w.nesterov, 1);
     iso_optimizer_destroy(&w.wrapped);
@@ -260,4 +264,52 @@ Test(resume_state, loading_makes_gradients_invalid) {
     iso_parameter_list_destroy(&list);
     iso_optimizer_destroy(&optimizer);
     iso_module_destroy(&net);
+}
+
+// ---- Files of version 1 -------------------------------------------------------------------------
+
+// What version 1 called an entry, and what it is called today.
+static const char *const renamed[][2] = {
+    {"param/fc1.weight", "param/fc1.weight"},
+    {"optimizer/adam/lr", "optimizer/adam/param_groups.0.lr"},
+    {"optimizer/adam/step", "optimizer/adam/param_groups.0.step"},
+    {"optimizer/adam/group12/lr", "optimizer/adam/param_groups.12.lr"},
+    {"optimizer/adam/groups", "optimizer/adam/param_groups.params"},
+    {"optimizer/adam/exp_avg/fc1.weight", "optimizer/adam/state.fc1.weight.exp_avg"},
+    {"optimizer/adam/step/0.fc1.bias", "optimizer/adam/state.0.fc1.bias.step"},
+    {"optimizer/wrapper/number", "optimizer/wrapper/number"}, // an optimizer of the caller's
+};
+enum { RENAMED = sizeof(renamed) / sizeof(renamed[0]) };
+
+Test(resume_state, reads_the_names_of_version_1) {
+    const char *path = "resume_state.version-1";
+    const int64_t one = 1;
+    int64_t number[RENAMED];
+    uint64_t hash[RENAMED];
+    char sums[RENAMED * ISO__SEAL_DIGITS + 1] = "";
+    iso__array array[RENAMED];
+    for (int i = 0; i < RENAMED; i++) {
+        number[i] = i;
+        array[i] = (iso__array){
+            .name = renamed[i][0], .dtype = "I64", .ndim = 1, .shape = &one, .data = &number[i]};
+    }
+    cr_ok(iso__set_hashes(array, RENAMED, hash));
+    for (int i = 0; i < RENAMED; i++) iso__seal_text(hash[i], sums + i * ISO__SEAL_DIGITS);
+    const iso__note notes[] = {{"isotherm.version", "1"},   {"isotherm.step", "7"},
+                               {"isotherm.ranks", "1"},     {"isotherm.rank", "shared"},
+                               {"isotherm.own", "no"},      {"isotherm.set", "0123456789abcdef"},
+                               {"isotherm.checksums", sums}};
+    cr_ok(iso__safetensors_write(path, true, notes, 7, array, RENAMED));
+    iso__safetensors file;
+    iso__set_head head;
+    cr_ok(iso__set_open(path, &file, &head));
+    cr_ok(iso__set_load(&file));
+    for (int i = 0; i < RENAMED; i++) {
+        const iso__stored *stored = iso__safetensors_find(&file, renamed[i][1]);
+        cr_assert(stored, "%s", renamed[i][1]);
+        cr_assert_eq(*(int64_t *)((char *)file.data + stored->begin), i, "%s", renamed[i][1]);
+    }
+    cr_assert_eq(head.step, 7);
+    iso__safetensors_close(&file);
+    remove(path);
 }

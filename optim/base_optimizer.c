@@ -1,0 +1,87 @@
+// What every kind of optimizer does: the walk over its parameters, and their updates.
+#include "optim/optim_impl.h"
+
+#include <isotherm/trace.h>
+
+static iso__base_optimizer *self_of(iso_optimizer *optimizer) {
+    return iso_container_of(optimizer, iso__base_optimizer, base);
+}
+
+iso__base_optimizer *iso__optimizer_innermost(iso_optimizer *optimizer) {
+    optimizer = iso__innermost(optimizer);
+    return optimizer->ops->update == iso__base_update ? self_of(optimizer) : NULL;
+}
+
+iso_status iso__hyper_check(const iso__rule *rule, const iso_hyper *hyper) {
+    ISO_CHECK(hyper->lr >= 0, ISO_ERR_ARG, "%s: learning rate %g: give a number of at least 0",
+              rule->ops.name, hyper->lr);
+    ISO_CHECK(hyper->weight_decay >= 0, ISO_ERR_ARG,
+              "%s: weight decay %g: give a number of at least 0", rule->ops.name,
+              hyper->weight_decay);
+    return rule->check(rule->ops.name, hyper);
+}
+
+iso_status iso__slot_tensor(const iso__base_optimizer *self, const iso__slot *slot, int kind,
+                            iso_tensor **out) {
+    const iso_tensor *value = slot->parameter->value;
+    return iso_tensor_borrow(value->device, value->dtype, value->ndim, value->shape,
+                             iso__slot_state(self, slot, kind), out);
+}
+
+iso_status iso__update_piece(iso__base_optimizer *self, int i, int64_t first, int64_t count,
+                             const void *gradient, double scale, const iso_hyper *hyper) {
+    iso__slot *slot = &self->slot[i];
+    const iso_tensor *tensor = slot->parameter->value;
+    // A whole one after a piece: the update that had begun was given up.
+    bool begins = slot->left == 0 || count == tensor->count;
+    size_t skipped = (size_t)first * iso_dtype_size(tensor->dtype);
+    iso__piece piece = {.tensor = tensor,
+                        .value = (char *)tensor->data + skipped,
+                        .count = count,
+                        .state_offset = (size_t)slot->offset + skipped,
+                        .step = slot->step + begins};
+    int64_t start = iso_trace_on() ? iso_now() : 0;
+    ISO_TRY(iso__rule_of(self)->apply(self, &piece, gradient, scale, hyper));
+    slot->step = piece.step;
+    slot->left = (begins ? tensor->count : slot->left) - count;
+    if (iso_trace_on()) iso_trace_span(ISO_LANE_UPDATE, slot->name, start, iso_now());
+    return ISO_OK;
+}
+
+iso_status iso__base_update(iso_optimizer *optimizer, int i, const void *gradient, double scale,
+                            const iso_hyper *hyper) {
+    iso__base_optimizer *self = self_of(optimizer);
+    int64_t count = self->slot[i].parameter->value->count;
+    return iso__update_piece(self, i, 0, count, gradient, scale, hyper);
+}
+
+// A layer that the backward did not reach has a gradient of zeros: momentum and decay go on, the
+// same on every rank, whichever of them used the layer.
+iso_status iso__base_step(iso_optimizer *optimizer) {
+    iso__base_optimizer *self = self_of(optimizer);
+    iso__count_step(self);
+    for (int i = 0; i < self->count; i++) {
+        iso_tensor *gradient;
+        const iso_hyper *hyper = iso__group_hyper(self, self->slot[i].group);
+        ISO_TRY(iso_parameter_grad(self->slot[i].parameter, &gradient));
+        ISO_TRY(iso__base_update(optimizer, i, gradient->data, 1.0, hyper));
+    }
+    return ISO_OK;
+}
+
+void iso__base_zero_grad(iso_optimizer *optimizer) {
+    iso_module_zero_grad(self_of(optimizer)->module);
+}
+
+void iso__base_destroy(iso_optimizer *optimizer) {
+    iso__base_optimizer *self = self_of(optimizer);
+    for (int i = 0; i < self->count; i++) self->slot[i].parameter->optimizers--;
+    for (int i = 0; i < ISO_OPTIMIZER_STATES; i++) iso_tensor_destroy(&self->state[i]);
+    for (int g = 1; g < self->groups; g++) iso__free(self->group[g - 1]);
+    iso__free(self->group);
+    iso__free(self->saved_group);
+    iso_parameter_list_destroy(&self->list);
+    iso_module_destroy(&self->module);
+    iso__free(self->slot);
+    iso__free(self);
+}

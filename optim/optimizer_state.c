@@ -1,0 +1,114 @@
+// What an optimizer saves: hyperparameters and counters of its groups, and the state of each
+// parameter, by the names of its state_dict behind "optimizer/KIND/".
+#include "optim/optim_impl.h"
+#include "optim/resume/resume_impl.h"
+
+#include <string.h>
+
+// ---- The list ------------------------------------------------------------------------------------
+
+static const int64_t one = 1;
+
+// prefix: "optimizer/KIND/param_groups.N".
+static iso_status add_hyper(iso_hyper *hyper, const char *prefix, iso_state *state) {
+    struct {
+        const char *name;
+        double *number;
+    } const numbers[] = {
+        {"lr", &hyper->lr},
+        {"momentum", &hyper->momentum},
+        {"dampening", &hyper->dampening},
+        {"weight_decay", &hyper->weight_decay},
+        {"beta1", &hyper->beta1},
+        {"beta2", &hyper->beta2},
+        {"rho", &hyper->rho},
+        {"alpha", &hyper->alpha},
+        {"eps", &hyper->eps},
+        {"lr_decay", &hyper->lr_decay},
+    };
+    _Static_assert(sizeof(hyper->nesterov) == 1, "saved as one byte");
+    for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++)
+        ISO_TRY(iso__state_add_f64(state, numbers[i].number, "%s.%s", prefix, numbers[i].name));
+    ISO_TRY(iso__state_add(state, ISO_STATE_U8, 1, &one, &hyper->nesterov, "%s.nesterov", prefix));
+    ISO_TRY(iso__state_add(state, ISO_STATE_U8, 1, &one, &hyper->centered, "%s.centered", prefix));
+    ISO_TRY(iso__state_add_i64(state, &hyper->step, "%s.step", prefix));
+    return ISO_OK;
+}
+
+static iso_status add_groups(iso__base_optimizer *self, iso_state *state) {
+    const char *kind = self->base.ops->name;
+    char prefix[64];
+    int64_t count = self->count;
+    for (int g = 0; g < self->groups; g++) {
+        snprintf(prefix, sizeof(prefix), "optimizer/%s/param_groups.%d", kind, g);
+        ISO_TRY(add_hyper(iso__group_hyper(self, g), prefix, state));
+        if (g == 0) continue;
+        ISO_TRY(
+            iso__state_add_f64(state, &self->group[g - 1]->initial_lr, "%s.initial_lr", prefix));
+    }
+    if (self->groups == 1) return ISO_OK;
+    for (int i = 0; i < self->count; i++) self->saved_group[i] = self->slot[i].group;
+    return iso__state_add(state, ISO_STATE_I64, 1, &count, self->saved_group,
+                          "optimizer/%s/param_groups.params", kind);
+}
+
+static iso_status add_slot(const iso__base_optimizer *self, const iso__slot *slot, int kind,
+                           iso_state *state) {
+    const iso__rule *rule = iso__rule_of(self);
+    iso_tensor *tensor;
+    ISO_TRY(iso__slot_tensor(self, slot, kind, &tensor));
+    iso_status status = iso__state_add_tensor(state, tensor, "optimizer/%s/state.%s.%s",
+                                              rule->ops.name, slot->name, rule->state_name[kind]);
+    iso_tensor_destroy(&tensor);
+    return status;
+}
+
+iso_status iso__base_state(iso_optimizer *optimizer, iso_state *state) {
+    iso__base_optimizer *self = iso_container_of(optimizer, iso__base_optimizer, base);
+    const iso__rule *rule = iso__rule_of(self);
+    ISO_TRY(add_groups(self, state));
+    for (int k = 0; k < ISO_OPTIMIZER_STATES && rule->state_name[k]; k++)
+        for (int i = 0; i < self->count; i++) ISO_TRY(add_slot(self, &self->slot[i], k, state));
+    for (int i = 0; i < self->count; i++)
+        ISO_TRY(iso__state_add_new_i64(state, &self->slot[i].step, "optimizer/%s/state.%s.step",
+                                       rule->ops.name, self->slot[i].name));
+    return ISO_OK;
+}
+
+// ---- When it was loaded --------------------------------------------------------------------------
+
+// As a bool it may be no value at all.
+static void mend_flag(bool *flag) {
+    uint8_t byte;
+    memcpy(&byte, flag, 1);
+    *flag = byte != 0;
+}
+
+static iso_status check_groups(iso__base_optimizer *self) {
+    const iso__rule *rule = iso__rule_of(self);
+    for (int g = 0; g < self->groups; g++) {
+        iso_hyper *hyper = iso__group_hyper(self, g);
+        mend_flag(&hyper->nesterov);
+        mend_flag(&hyper->centered);
+        ISO_TRY(iso__hyper_check(rule, hyper));
+    }
+    for (int i = 0; self->groups > 1 && i < self->count; i++)
+        ISO_CHECK(self->saved_group[i] == self->slot[i].group, ISO_ERR_MISMATCH,
+                  "%s: parameter %s was saved in group %lld and is in group %d here: make the same "
+                  "groups",
+                  rule->ops.name, self->slot[i].name, (long long)self->saved_group[i],
+                  self->slot[i].group);
+    return ISO_OK;
+}
+
+// Where the updates of each parameter were not counted, all were updated in every step.
+iso_status iso__base_loaded(iso_optimizer *optimizer) {
+    iso__base_optimizer *self = iso_container_of(optimizer, iso__base_optimizer, base);
+    ISO_TRY(check_groups(self));
+    for (int i = 0; i < self->count; i++) {
+        iso__slot *slot = &self->slot[i];
+        if (slot->step < 0) slot->step = iso__group_hyper(self, slot->group)->step;
+        slot->left = 0;
+    }
+    return ISO_OK;
+}
