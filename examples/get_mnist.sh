@@ -5,16 +5,16 @@ export LC_ALL=C
 
 usage() {
     cat <<'END'
-Fetches MNIST or Fashion-MNIST into a folder: get-mnist [OPTION]... FOLDER
+Downloads MNIST or Fashion-MNIST into a folder: get-mnist [OPTION]... FOLDER
 
-  --fashion       Fashion-MNIST, articles of clothing, instead of the digits
-  --mirror URL    where the files are; may be given several times, tried in turn
-                  (default: $ISO_MNIST_MIRROR, URLs with spaces between them, or public mirrors)
-  --sums FILE     their checksums, as sha256sum prints them, of a mirror with other files
-  --help          prints this text
-  --version       prints the version
+  --fashion       download Fashion-MNIST (articles of clothing) instead of the digits
+  --mirror URL    download from URL; repeat it to try several in turn
+                  (default: $ISO_MNIST_MIRROR, a list of URLs separated by spaces, or public mirrors)
+  --sums FILE     use these checksums, in the format of sha256sum, for a mirror with other files
+  --help          print this text
+  --version       print the version
 
-What is in the folder already, with the right checksum, is not fetched again. Needs curl or wget.
+Files that are in the folder with the right checksum are not downloaded again. Needs curl or wget.
 END
 }
 

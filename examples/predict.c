@@ -45,39 +45,39 @@ static const struct {
     const char *name, *value, *meaning;
     size_t offset;
 } table[] = {
-    {"--checkpoint", "FILE", "safetensors file that train or PyTorch has written",
+    {"--checkpoint", "FILE", "safetensors file written by train or PyTorch",
      offsetof(options, checkpoint)},
-    {"--labels", "FILE", "IDX file of their labels: prints the accuracy instead",
+    {"--labels", "FILE", "IDX file of the labels: print the accuracy instead",
      offsetof(options, labels)},
-    {"--top-k", "N", "prints the N likeliest classes of each image (default 1)",
+    {"--top-k", "N", "print the N most probable classes of each image (default 1)",
      offsetof(options, top_k)},
-    {"--logits", "", "prints the logits of all classes, too", offsetof(options, logits)},
+    {"--logits", "", "also print the logits of all classes", offsetof(options, logits)},
     {"--data", "IMAGES", "another way to give IMAGES", offsetof(options, data)},
-    {"--device", "cpu|cuda|cuda:N", "where kernels run; cuda: on the first GPU (default cpu)",
+    {"--device", "cpu|cuda|cuda:N", "device; cuda: the first GPU (default cpu)",
      offsetof(options, device)},
-    {"--threads", "N", "threads of the kernels (default 1)", offsetof(options, threads)},
-    {"--model", MODEL_NAMES, "network that the checkpoint is of", offsetof(options, model)},
-    {"--classes", "N", "classes that it tells apart (default: as its last layer has)",
+    {"--threads", "N", "number of threads (default 1)", offsetof(options, threads)},
+    {"--model", MODEL_NAMES, "network of the checkpoint", offsetof(options, model)},
+    {"--classes", "N", "number of classes (default: from its last layer)",
      offsetof(options, classes)},
-    {"--mean", "X,X,...",
-     "mean of pixels in 0 .. 1 that it was trained with, of all channels or each",
+    {"--mean", "X,X,...", "pixel mean in 0 .. 1 it was trained with, for all channels or each",
      offsetof(options, mean)},
-    {"--std", "X,X,...", "deviation of pixels, likewise", offsetof(options, std)},
+    {"--std", "X,X,...", "pixel standard deviation, likewise", offsetof(options, std)},
 };
 #define TOLD 7 // the first one that a checkpoint may tell
 enum { OPTION_COUNT = sizeof(table) / sizeof(table[0]) };
 
 static void print_help(void) {
-    puts("Classifies images: predict --checkpoint FILE IMAGES [OPTION]...\n"
-         "IMAGES is an IDX file of bytes, gzipped or not, as MNIST's t10k-images-idx3-ubyte.gz;\n"
-         "colour images have 4 dimensions (N, C, H, W). Prints a line for each image: its number\n"
-         "from 0, its class, and how probable that is. With --top-k further pairs of class and\n"
-         "probability follow, and with --logits the logits of all classes in order.\n");
+    puts(
+        "Classifies images: predict --checkpoint FILE IMAGES [OPTION]...\n"
+        "IMAGES is an IDX file of unsigned bytes, plain or gzip-compressed, such as MNIST's\n"
+        "t10k-images-idx3-ubyte.gz; colour images have 4 dimensions (N, C, H, W). Prints one line\n"
+        "per image: its number from 0, its class, and the probability of that class. --top-k\n"
+        "appends more pairs of class and probability, --logits the logits of all classes.\n");
     for (int i = 0; i < OPTION_COUNT; i++) {
         if (i == TOLD)
-            puts("  --help                    prints this\n"
-                 "  --version                 prints the version\n\n"
-                 "What a checkpoint of train tells itself, and one of PyTorch does not:");
+            puts("  --help                    print this text\n"
+                 "  --version                 print the version\n\n"
+                 "Needed for a checkpoint of PyTorch only; one of train has it:");
         int used = printf("  %s%s%s", table[i].name, *table[i].value ? " " : "", table[i].value);
         if (used > 26) used = printf("\n") - 1;
         printf("%*s%s\n", 28 - used, "", table[i].meaning);

@@ -23,21 +23,21 @@ static const char *const own[] = {"--out", "--target", "--list", "--help", "--ve
 
 void sweep_help(void) {
     fputs(
-        "Trains with several strategies in turn, from the same initial parameters, and compares "
-        "them:\n"
+        "Compares strategies: trains with each in turn, from the same initial parameters:\n"
         "mpirun -n RANKS sweep --out FOLDER [OPTION]... [-- \"NAME: OPTIONS\"...]\n\n"
-        "  --out FOLDER              results of each run, points.csv, syncs.csv, runs.csv and\n"
-        "                            report.html; a run whose results are there is not repeated\n"
-        "                            and stays in the report, also when it is no longer in the "
-        "list\n"
-        "  --target X                test accuracy whose time is compared (default 0.985)\n"
-        "  --list FILE               runs, one a line; # begins a comment\n"
-        "  --help, --version\n"
-        "  and the options of train for all runs; --eval-every is 50 unless given\n\n"
-        "A run is a name and options of train, as \"daso: --sync daso --period 8\". A value with\n"
-        "commas makes a run of each: --period 4,8 of daso gives daso-period4 and daso-period8.\n"
-        "A sweep that was interrupted goes on when it is started again with the same FOLDER.\n\n"
-        "Before the --, or not at all, as they are the same for all runs:\n",
+        "  --out FOLDER              write the results of each run here, and points.csv,\n"
+        "                            syncs.csv, runs.csv and report.html; a run that has results\n"
+        "                            is not repeated, and stays in the report even if the list\n"
+        "                            no longer has it\n"
+        "  --target X                test accuracy to compare the time to (default 0.985)\n"
+        "  --list FILE               read runs from FILE, one per line; # begins a comment\n"
+        "  --help                    print this text\n"
+        "  --version                 print the version\n"
+        "  options of train          apply to all runs; --eval-every is 50 unless given\n\n"
+        "A run is a name and options of train: \"daso: --sync daso --period 8\". A list of values\n"
+        "makes several runs: daso with --period 4,8 gives daso-period4 and daso-period8.\n"
+        "An interrupted sweep continues when started again with the same FOLDER.\n\n"
+        "Options that all runs share; give them before the --, if at all:\n",
         stdout);
     for (int i = 0, used = 0; i < COUNT(shared); i++) {
         bool full = used + (int)strlen(shared[i]) + 1 > HELP_WIDTH;

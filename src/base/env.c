@@ -15,40 +15,37 @@ typedef struct env_entry {
 } env_entry;
 
 static const env_entry env_table[ISO_ENV_COUNT] = {
-    [ISO_ENV_LOG] = {"ISO_LOG", "warn", "level of the library's messages: error, warn, info, debug",
+    [ISO_ENV_LOG] = {"ISO_LOG", "warn", "level of the library's log: error, warn, info, debug",
                      "error warn info debug"},
-    [ISO_ENV_PROGRESS] =
-        {"ISO_PROGRESS", "auto",
-         "who drives exchanges while the program computes: auto, off, poll, thread",
-         "auto off poll thread"},
+    [ISO_ENV_PROGRESS] = {"ISO_PROGRESS", "auto",
+                          "who drives communication during computation: auto, off, poll, thread",
+                          "auto off poll thread"},
     [ISO_ENV_PROGRESS_US] = {"ISO_PROGRESS_US", "adaptive",
-                             "fixed sleep of the progress thread between tests, in microseconds",
+                             "microseconds that the progress thread sleeps between tests",
                              .high = 999999},
     [ISO_ENV_TIMEOUT] = {"ISO_TIMEOUT", "300",
-                         "seconds before a wait gives up and names what is pending; 0: never",
+                         "seconds before a wait fails and names what is pending; 0: never",
                          .high = 1e9},
-    [ISO_ENV_RANKS_PER_NODE] = {"ISO_RANKS_PER_NODE", "what shares memory",
-                                "ranks that count as one node (consecutive ranks)", .low = 1,
+    [ISO_ENV_RANKS_PER_NODE] = {"ISO_RANKS_PER_NODE", "ranks that share memory",
+                                "number of consecutive ranks that form a node", .low = 1,
                                 .high = 1e6, .whole = true},
     [ISO_ENV_NODE_COLLECTIVE] = {"ISO_NODE_COLLECTIVE", "auto",
                                  "how the ranks of a node sum gradients: auto (NCCL between GPUs, "
-                                 "shared memory on the host, "
-                                 "where possible), nccl, shm, mpi",
+                                 "shared memory on CPUs), nccl, shm, mpi",
                                  "auto nccl shm mpi"},
     [ISO_ENV_IALLREDUCE] =
         {"ISO_IALLREDUCE", "3",
-         "Open MPI's coll_libnbc_iallreduce_algorithm, unless that is set itself: 0 its own "
-         "choice, 1 ring, 2 binomial, 3 Rabenseifner, 4 recursive doubling",
+         "Open MPI's coll_libnbc_iallreduce_algorithm, unless you set that: 0 automatic, "
+         "1 ring, 2 binomial, 3 Rabenseifner, 4 recursive doubling",
          .high = 4, .whole = true},
     [ISO_ENV_CPU_KERNELS] = {"ISO_CPU_KERNELS", "best available",
                              "CPU kernels: onednn, cblas, reference (plain C)",
                              "onednn cblas reference"},
-    [ISO_ENV_CUDA_CONV] = {"ISO_CUDA_CONV", "cudnn where it is there",
-                           "convolutions on a GPU: cudnn, gemm (products by cuBLAS)", "cudnn gemm"},
+    [ISO_ENV_CUDA_CONV] = {"ISO_CUDA_CONV", "cudnn if installed",
+                           "convolutions on a GPU: cudnn, gemm (cuBLAS)", "cudnn gemm"},
     [ISO_ENV_CUDA_GRAPHS] = {"ISO_CUDA_GRAPHS", "0",
-                             "whether steps on a GPU that come again are launched as CUDA graphs: "
-                             "0, 1",
-                             .high = 1, .whole = true},
+                             "launch recurring work on a GPU as CUDA graphs: 0, 1", .high = 1,
+                             .whole = true},
 };
 
 // Of programs and tests that are not the library.
