@@ -23,3 +23,11 @@ nobase_dist_doc_DATA += \
     examples/mnist_daso.c \
     examples/own_arrays.c \
     examples/own_arrays.f90
+# Written by hand; installed with the prefix of the programs. tests/check_man.sh compares them with --help.
+dist_man_MANS = \
+    docs/man/get-mnist.1 \
+    docs/man/mnist-daso.1 \
+    docs/man/mnist.1 \
+    docs/man/predict.1 \
+    docs/man/sweep.1 \
+    docs/man/train.1

@@ -24,6 +24,7 @@ SCRIPT_TESTS = \
     tests/check_install.sh \
     tests/check_layers.sh \
     tests/check_lock.sh \
+    tests/check_man.sh \
     tests/check_messages.sh \
     tests/check_mnist.sh \
     tests/check_predict.sh \
