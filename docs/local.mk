@@ -31,3 +31,13 @@ dist_man_MANS = \
     docs/man/predict.1 \
     docs/man/sweep.1 \
     docs/man/train.1
+
+# The API reference, as HTML in the build tree, from the headers as they are.
+EXTRA_DIST += docs/Doxyfile autotools/doxygen_filter.awk
+.PHONY: doc
+doc:
+	@test -n '$(DOXYGEN)' || { echo 'error: "make doc" needs Doxygen: install doxygen, then configure again' >&2; exit 1; }
+	$(AM_V_GEN)rm -rf docs/html && $(MKDIR_P) docs && \
+	    ISO_VERSION='$(PACKAGE_VERSION)' ISO_SRCDIR='$(abs_srcdir)' ISO_BUILDDIR='$(abs_builddir)' ISO_AWK='$(AWK)' \
+	    $(DOXYGEN) $(srcdir)/docs/Doxyfile
+	@echo 'The API reference is docs/html/index.html'

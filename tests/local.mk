@@ -19,6 +19,7 @@ SCRIPT_TESTS = \
     tests/check_configure.sh \
     tests/check_data.sh \
     tests/check_docs.sh \
+    tests/check_doxygen.sh \
     tests/check_fortran.sh \
     tests/check_get_mnist.sh \
     tests/check_install.sh \
@@ -85,4 +86,4 @@ check-sanitize:
 	    $(MAKE) $(AM_MAKEFLAGS) check TESTS='$(UNIT_TESTS)'
 
 clean-local:
-	rm -rf sanitize
+	rm -rf sanitize docs/html
