@@ -2,6 +2,7 @@
 // slots of the optimizer that owns it.
 #include "optim/periodic/periodic.h"
 
+#include "comm/comm_calls.h"
 #include "comm/same_lines.h"
 #include "parallel/parallel_impl.h"
 #include "parallel/reducer_calls.h"
@@ -79,7 +80,7 @@ static iso_status make_averages(iso__periodic *p) {
 static iso_status make_topology(iso__periodic *p) {
     iso_comm *own;
     iso_comm_config same = {.progress = iso_comm_progress(p->comm),
-                            .timeout_s = p->comm->timeout_s};
+                            .timeout_s = iso__comm_timeout(p->comm)};
     ISO_TRY(iso_comm_create(iso_comm_mpi(p->comm), &same, &own));
     iso_status status = iso_topology_create(own, &p->config.topology, &p->topology);
     iso_comm_destroy(&own);

@@ -1,155 +1,29 @@
 // Exchanges that go on in rounds: parts of buffers leave in the order of one plan.
-#include "comm/channel.h"
+#include "comm/channel_impl.h"
 #include "comm/traffic.h"
 
 #include <isotherm/trace.h>
-#include <stdatomic.h>
 #include <string.h>
 
 // An MPI call counts elements in an int: longer parts are split.
 #define MOST_BYTES ((size_t)1 << 30)
 #define CUT_UNIT   ((size_t)64) // parts begin on cache lines
 
-typedef struct item {
-    iso__channel_item given;
-    // Rounds for which it was made ready, and of these those it is done with: they differ by one
-    // while it is under way. Written with the lock held; `completed` last, after the times.
-    _Atomic uint64_t announced, completed;
-    int parts, last; // how many; the plan's index of the last one
-    int parts_left;  // of the round under way
-    iso__channel_times times;
-} item;
-
-// The engine's lock guards everything but what is atomic.
-struct iso__channel {
-    iso_comm *comm;
-    MPI_Comm mpi;
-    item *item;
-    int count;
-    iso__part *part; // the plan
-    int part_count;
-    int next;                 // of the plan, to be posted
-    uint64_t round;           // of that part
-    size_t window, in_flight; // bytes
-    int room;                 // requests that are there for it
-    int queue;                // of exchanges in shared memory; 0: it takes no part in them
-    int64_t busy_since;
-    iso__channel_load load;
-    // The first error, and its text, written before it. Nothing is posted any more.
-    _Atomic int error;
-    char message[400];
-    iso__channel *older; // in the engine's list
-};
-
-static bool is_pending(const item *m) {
-    return atomic_load_explicit(&m->announced, memory_order_relaxed) !=
-           atomic_load_explicit(&m->completed, memory_order_acquire);
-}
-
-static bool has_failed(const iso__channel *c) {
-    return atomic_load_explicit(&c->error, memory_order_acquire) != ISO_OK;
-}
-
 // Of the thread that asks; the error may be that of another.
 static iso_status verdict(const iso__channel *c, int i) {
-    if (!is_pending(&c->item[i])) return ISO_OK;
-    ISO_CHECK(!has_failed(c), (iso_status)atomic_load(&c->error), "%s", c->message);
+    if (!iso__entry_is_pending(&c->item[i])) return ISO_OK;
+    ISO_CHECK(!iso__channel_has_failed(c), (iso_status)atomic_load(&c->error), "%s", c->message);
     ISO_CHECK(!c->comm->engine->finalized, ISO_ERR_STATE,
               "the exchange of \"%s\" was still out when MPI_Finalize was called",
               c->item[i].given.label);
     return ISO_PENDING;
 }
 
-// Keeps what this thread's error record says.
-static void fail(iso__channel *c, const item *m, iso_status status) {
-    if (has_failed(c)) return;
-    snprintf(c->message, sizeof(c->message), "the exchange of \"%s\" failed: %.300s",
-             m->given.label, iso_last_error()->message);
-    atomic_store_explicit(&c->error, (int)status, memory_order_release);
-}
-
-// ---- Parts, with the lock held ----------------------------------------------------------------------
-
-static bool may_post(const iso__channel *c) {
-    if (c->part_count == 0 || has_failed(c)) return false;
-    const iso__part *p = &c->part[c->next];
-    if (c->item[p->item].announced <= c->round) return false;
-    return c->in_flight == 0 || (c->in_flight <= c->window && p->bytes <= c->window - c->in_flight);
-}
-
-static const iso__collective_ops *ops_of(const iso__channel *c, const item *m, const void *data,
-                                         size_t bytes) {
-    if (c->queue == 0) return &iso__collective_mpi;
-    return iso__collective_choose(c->comm, data, bytes, m->given.dtype);
-}
-
-static iso_status post(iso__channel *c, const iso__part *part) {
-    item *m = &c->item[part->item];
-    char *data = (char *)m->given.data + part->offset;
-    iso_request *request;
-    ISO_TRY(iso__request_begin(c->comm, m->given.label, part->bytes, &request));
-    request->mpi = c->mpi;
-    request->next = data;
-    request->unit = iso_dtype_size(m->given.dtype);
-    request->left = part->bytes / request->unit;
-    request->dtype = m->given.dtype;
-    request->queue = c->queue;
-    request->call = iso__mpi_allreduce;
-    request->channel = c;
-    request->channel_item = part->item;
-    if (part->offset == 0) m->times.posted_ns = request->posted_ns;
-    if (c->in_flight == 0) c->busy_since = request->posted_ns;
-    iso_status status = ops_of(c, m, data, part->bytes)->post(request);
-    if (status < 0) {
-        request->channel = NULL;
-        iso__request_release(c->comm->engine, &request);
-    }
-    ISO_TRY(status);
-    c->in_flight += part->bytes;
-    return ISO_OK;
-}
-
-static bool issue(iso__channel *c) {
-    bool any = false;
-    while (may_post(c)) {
-        const iso__part *part = &c->part[c->next];
-        iso_status status = post(c, part);
-        if (status < 0) fail(c, &c->item[part->item], status);
-        any = any || status >= 0;
-        if (status < 0 || ++c->next < c->part_count) continue;
-        c->next = 0;
-        c->round++;
-    }
-    return any;
-}
-
-bool iso__channels_issue(iso__engine *engine) {
-    bool any = false;
-    for (iso__channel *c = engine->channels; c; c = c->older) any = issue(c) || any;
-    return any;
-}
-
-void iso__channel_part_done(iso_request *request) {
-    iso__channel *c = request->channel;
-    item *m = &c->item[request->channel_item];
-    c->in_flight -= request->bytes;
-    c->load.bytes += (int64_t)request->bytes;
-    if (c->in_flight == 0) c->load.busy_ns += request->done_ns - c->busy_since;
-    if (request->mpi_error) {
-        fail(c, m,
-             iso__mpi_error(request->mpi_error, "an all-reduce", __func__, __FILE__, __LINE__));
-    } else if (--m->parts_left == 0) {
-        m->times.done_ns = request->done_ns;
-        atomic_fetch_add_explicit(&m->completed, 1, memory_order_release);
-    }
-    iso__request_release(c->comm->engine, &request);
-}
-
 // ---- The plan ---------------------------------------------------------------------------------------
 
 static bool nothing_pending(const iso__channel *c) {
     for (int i = 0; i < c->count; i++)
-        if (is_pending(&c->item[i])) return false;
+        if (iso__entry_is_pending(&c->item[i])) return false;
     return true;
 }
 
@@ -283,7 +157,7 @@ static iso_status check_item(const iso__channel_item *given) {
 static iso_status setup(iso__channel *c, const iso__channel_item *given, int count,
                         size_t part_bytes, size_t window) {
     for (int i = 0; i < count; i++) ISO_TRY(check_item(&given[i]));
-    ISO_TRY(iso__alloc_zero((size_t)count * sizeof(item), (void **)&c->item));
+    ISO_TRY(iso__alloc_zero((size_t)count * sizeof(iso__channel_entry), (void **)&c->item));
     c->count = count;
     for (int i = 0; i < count; i++) c->item[i].given = given[i];
     return plan_in_order(c, part_bytes, window);
@@ -332,9 +206,9 @@ fail:
 static bool is_in_use(iso__channel *c) {
     pthread_mutex_lock(&c->comm->engine->lock);
     bool in_use = c->in_flight > 0;
-    if (in_use && !has_failed(c)) {
+    if (in_use && !iso__channel_has_failed(c)) {
         ISO_FAIL(ISO_ERR_STATE, "its channel was destroyed");
-        fail(c, &c->item[0], ISO_ERR_STATE); // nothing more is posted
+        iso__channel_fail(c, &c->item[0], ISO_ERR_STATE); // nothing more is posted
     }
     pthread_mutex_unlock(&c->comm->engine->lock);
     return in_use;
@@ -377,17 +251,17 @@ iso_status iso__channel_move(iso__channel *c, int i, void *data) {
 // ---- Ready and wait ---------------------------------------------------------------------------------
 
 iso_status iso__channel_ready(iso__channel *c, int i) {
-    item *m = &c->item[i];
+    iso__channel_entry *m = &c->item[i];
     iso__engine *engine = c->comm->engine;
     ISO_CHECK(!engine->finalized, ISO_ERR_STATE, "an exchange was started after MPI_Finalize");
     ISO_TRY(verdict(c, i));
-    ISO_CHECK(!is_pending(m), ISO_ERR_STATE,
+    ISO_CHECK(!iso__entry_is_pending(m), ISO_ERR_STATE,
               "\"%s\" was made ready twice: its exchange is still under way", m->given.label);
     pthread_mutex_lock(&engine->lock);
     m->times = (iso__channel_times){.ready_ns = iso_now()};
     m->parts_left = m->parts;
     atomic_fetch_add_explicit(&m->announced, 1, memory_order_relaxed);
-    issue(c);
+    iso__channel_issue(c);
     iso__engine_kick(engine);
     pthread_mutex_unlock(&engine->lock);
     ISO_TRY(verdict(c, i));
@@ -395,7 +269,7 @@ iso_status iso__channel_ready(iso__channel *c, int i) {
 }
 
 // An item that is not ready on this rank and must leave before this one has left; -1: none.
-static int find_blocking(const iso__channel *c, const item *m) {
+static int find_blocking(const iso__channel *c, const iso__channel_entry *m) {
     uint64_t round = c->round, last = m->announced - 1;
     for (int k = c->next; round < last || (round == last && k <= m->last);) {
         if (c->item[c->part[k].item].announced <= round) return c->part[k].item;
@@ -408,15 +282,16 @@ static int find_blocking(const iso__channel *c, const item *m) {
 
 typedef struct awaited_item {
     const iso__channel *channel;
-    const item *item;
+    const iso__channel_entry *item;
 } awaited_item;
 
 static bool is_over(const void *what) {
     const awaited_item *a = what;
-    return !is_pending(a->item) || has_failed(a->channel);
+    return !iso__entry_is_pending(a->item) || iso__channel_has_failed(a->channel);
 }
 
-static iso_status wait_locked(iso__channel *c, const item *m, iso__channel_idle idle, void *user) {
+static iso_status wait_locked(iso__channel *c, const iso__channel_entry *m, iso__channel_idle idle,
+                              void *user) {
     if (is_over(&(awaited_item){c, m})) {
         iso__engine_adapt(c->comm->engine, m->times.ready_ns, true); // it may sleep longer
         return ISO_OK;
@@ -436,7 +311,9 @@ static iso_status wait_locked(iso__channel *c, const item *m, iso__channel_idle 
                                                              .user = user});
 }
 
-bool iso__channel_is_done(const iso__channel *c, int i) { return !is_pending(&c->item[i]); }
+bool iso__channel_is_done(const iso__channel *c, int i) {
+    return !iso__entry_is_pending(&c->item[i]);
+}
 
 iso_status iso__channel_wait(iso__channel *c, int i, iso__channel_idle idle, void *user) {
     if (atomic_load_explicit(&c->item[i].announced, memory_order_relaxed) == 0) return ISO_OK;
@@ -451,8 +328,8 @@ iso_status iso__channel_wait(iso__channel *c, int i, iso__channel_idle idle, voi
 iso__channel_times iso__channel_times_of(const iso__channel *c, int i) { return c->item[i].times; }
 
 void iso__channel_count(const iso__channel *c, int i, iso_traffic *to) {
-    const item *m = &c->item[i];
-    bool shared = ops_of(c, m, m->given.data, m->given.bytes) == &iso__collective_shm;
+    const iso__channel_entry *m = &c->item[i];
+    bool shared = iso__channel_ops(c, m, m->given.data, m->given.bytes) == &iso__collective_shm;
     (shared ? iso__count_node_sum : iso__count_sum)(to, c->comm, m->given.bytes);
 }
 

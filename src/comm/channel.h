@@ -16,7 +16,9 @@
 #ifndef ISO_CHANNEL_H
 #define ISO_CHANNEL_H
 
-#include "comm/comm_impl.h"
+#include "base/base.h"
+
+#include <isotherm/comm.h>
 
 typedef struct iso__channel iso__channel;
 
@@ -84,10 +86,5 @@ iso__channel_load iso__channel_load_of(iso__channel *channel);
 
 // Adds what a round of this item moves. Local; the channel's communicator has been located.
 void iso__channel_count(const iso__channel *channel, int item, iso_traffic *to);
-
-// For the engine, with its lock held: posts what may be posted, and says whether anything was; a
-// part is complete, and released.
-bool iso__channels_issue(iso__engine *engine);
-void iso__channel_part_done(iso_request *request);
 
 #endif

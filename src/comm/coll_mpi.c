@@ -1,6 +1,7 @@
 // Collectives by messages; and what else is asked of the MPI library itself: element types, error
 // texts, the algorithm.
-#include "comm/comm_impl.h"
+#include "comm/comm_state.h"
+#include "comm/request.h"
 
 #include <string.h>
 
@@ -31,15 +32,6 @@ static MPI_Op sum_of(const iso__engine *engine, iso_dtype dtype) {
     case ISO_F16: return engine->sum_f16;
     default: return MPI_SUM;
     }
-}
-
-iso_status iso__mpi_error(int rc, const char *call, const char *function, const char *file,
-                          int line) {
-    char text[MPI_MAX_ERROR_STRING];
-    int length = 0;
-    MPI_Error_string(rc, text, &length);
-    return iso__error(ISO_ERR_MPI, function, file, line, "MPI said \"%.*s\" in %.80s", length, text,
-                      call);
 }
 
 static const char *algorithm_name(int value) {

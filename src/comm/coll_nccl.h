@@ -15,8 +15,10 @@
 #ifndef ISO_COLL_NCCL_H
 #define ISO_COLL_NCCL_H
 
-#include "comm/comm_impl.h"
+#include "base/base.h"
 #include "device/device_impl.h"
+
+#include <isotherm/comm.h>
 
 typedef struct iso__nccl iso__nccl;
 

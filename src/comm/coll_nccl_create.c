@@ -78,13 +78,6 @@ static iso_status prepare(iso__nccl *n) {
     return ISO_OK;
 }
 
-void iso__nccl_free(iso__nccl *n) {
-    pthread_cond_destroy(&n->born);
-    pthread_cond_destroy(&n->wake);
-    pthread_mutex_destroy(&n->lock);
-    iso__free(n);
-}
-
 // together: all ranks do, and all of them are through with it.
 static void destroy_comm(iso__nccl *n, bool together) {
     if (!n->comm) return;

@@ -3,6 +3,7 @@
 #define ISO_COLL_NCCL_IMPL_H
 
 #include "comm/coll_nccl.h"
+#include "comm/comm_state.h"
 #include "device/cuda/cuda_impl.h"
 #include "device/cuda/cuda_library.h"
 
@@ -72,6 +73,5 @@ bool iso__nccl_unwatch(iso__nccl *nccl);
 // Frees the record itself and its lock; where NCCL has not come back, the thread will. Nothing else
 // may be left.
 void iso__nccl_leave(iso__nccl *nccl);
-void iso__nccl_free(iso__nccl *nccl);
 
 #endif

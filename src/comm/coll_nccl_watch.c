@@ -54,6 +54,13 @@ static ncclResult_t enter(iso__nccl *n, ncclComm_t *comm) {
     return n->call.ncclCommInitRankConfig(comm, n->size, n->id, n->rank, &config);
 }
 
+static void free_record(iso__nccl *n) {
+    pthread_cond_destroy(&n->born);
+    pthread_cond_destroy(&n->wake);
+    pthread_mutex_destroy(&n->lock);
+    iso__free(n);
+}
+
 static void *watch(void *argument) {
     iso__nccl *n = argument;
     ncclComm_t comm = NULL;
@@ -67,7 +74,7 @@ static void *watch(void *argument) {
     pthread_mutex_unlock(&n->lock);
     if (abandoned) {
         if (n->comm) n->call.ncclCommAbort(n->comm);
-        iso__nccl_free(n);
+        free_record(n);
     } else if (result == ncclSuccess) {
         watch_until_stopped(n);
     }
@@ -144,5 +151,5 @@ void iso__nccl_leave(iso__nccl *n) {
     pthread_mutex_unlock(&n->lock);
     if (!whole) return;
     if (iso__nccl_unwatch(n) && n->comm) n->call.ncclCommAbort(n->comm);
-    iso__nccl_free(n);
+    free_record(n);
 }

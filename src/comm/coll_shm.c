@@ -9,6 +9,7 @@
 // That takes exchanges that all ranks issue in one order. Those of a channel and those beside it
 // are in no such order: each channel has a queue of its own, with counters of its own on the
 // boards.
+#include "comm/comm_calls.h"
 #include "comm/shared_impl.h"
 
 #include <string.h>
@@ -168,3 +169,18 @@ static bool progress(iso__engine *engine) {
 }
 
 const iso__collective_ops iso__collective_shm = {.post = post, .progress = progress};
+
+// ---- Or messages ----------------------------------------------------------------------------------
+
+bool iso__comm_is_shared(const iso_comm *comm, const void *data, size_t bytes) {
+    const iso__shared *s = comm->shared;
+    if (!s) return false;
+    uintptr_t first = (uintptr_t)iso__shared_data(s, comm->rank), at = (uintptr_t)data;
+    return at >= first && at - first <= s->bytes && bytes <= s->bytes - (at - first);
+}
+
+const iso__collective_ops *iso__collective_choose(const iso_comm *comm, const void *data,
+                                                  size_t bytes, iso_dtype dtype) {
+    bool shared = dtype == ISO_F32 && iso__comm_is_shared(comm, data, bytes);
+    return shared ? &iso__collective_shm : &iso__collective_mpi;
+}

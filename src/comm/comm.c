@@ -1,9 +1,8 @@
 // Communicators: duplicate, blocking collectives, and a verdict that all ranks share.
-#include "comm/comm_impl.h"
+#include "comm/comm_calls.h"
+#include "comm/comm_state.h"
 
-#include <isotherm/trace.h>
 #include <limits.h>
-#include <sched.h>
 #include <stdatomic.h>
 #include <string.h>
 
@@ -14,41 +13,6 @@ static void log_choices(const iso_comm *comm) {
     if (atomic_exchange(&said, true)) return;
     if (comm->rank == 0)
         iso__log(ISO_LOG_INFO, "all-reduce algorithm: %s", comm->engine->algorithm);
-}
-
-// ---- Waits -----------------------------------------------------------------------------------------
-
-// Of a communicator on which a wait has timed out, nothing is waited for any more.
-static iso_status given_up(const iso_comm *comm, bool earlier, const char *what) {
-    ISO_CHECK(
-        !earlier, ISO_ERR_TIMEOUT,
-        "rank %d of %d cannot wait in %s: an earlier wait on this communicator has timed out: "
-        "end the job (MPI_Abort)",
-        comm->rank, comm->size, what);
-    return ISO_FAIL(ISO_ERR_TIMEOUT,
-                    "rank %d of %d waited %g s in %s: another rank is stuck, gone or slower than "
-                    "that (ISO_TIMEOUT sets the limit)",
-                    comm->rank, comm->size, comm->timeout_s, what);
-}
-
-iso_status iso__comm_await(iso_comm *comm, int rc, MPI_Request *request, const char *what) {
-    ISO_TRY_MPI(rc);
-    int64_t start = iso_now(), limit = (int64_t)(comm->timeout_s * 1e9);
-    bool earlier = comm->lost;
-    for (int done = 0;;) {
-        ISO_TRY_MPI(MPI_Test(request, &done, MPI_STATUS_IGNORE));
-        if (done) return ISO_OK;
-        comm->lost = comm->lost || (limit > 0 && iso_now() - start >= limit);
-        if (comm->lost) return given_up(comm, earlier, what);
-        // The rank that is waited for may wait for ours.
-        if (comm->engine) iso__engine_assist(comm->engine);
-        sched_yield();
-    }
-}
-
-iso_status iso__comm_meet(iso_comm *comm, const char *what) {
-    MPI_Request request;
-    return iso__comm_await(comm, MPI_Ibarrier(comm->mpi, &request), &request, what);
 }
 
 iso_status iso_comm_barrier(iso_comm *comm) { return iso__comm_meet(comm, "a barrier"); }
@@ -168,6 +132,7 @@ void iso_comm_destroy(iso_comm **pointer) {
     iso__free(comm);
 }
 
+double iso__comm_timeout(const iso_comm *comm) { return comm->timeout_s; }
 int iso_comm_rank(const iso_comm *comm) { return comm->rank; }
 int iso_comm_size(const iso_comm *comm) { return comm->size; }
 MPI_Comm iso_comm_mpi(const iso_comm *comm) { return comm->mpi; }

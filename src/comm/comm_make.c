@@ -1,6 +1,6 @@
 // Makes communicators under the time-out: MPI's calls for that can only block, so a thread of their
 // own makes them where MPI allows several threads.
-#include "comm/comm_impl.h"
+#include "comm/comm_state.h"
 
 #include <isotherm/trace.h>
 

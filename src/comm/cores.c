@@ -1,7 +1,7 @@
 // Cores: asks the system which a rank may use, tells the other ranks, and keeps threads on a share.
 #include <config.h> // before all others: sched.h shows sets of processors to GNU sources only
 
-#include "comm/comm_impl.h"
+#include "comm/comm_state.h"
 #include "comm/cores_impl.h"
 
 #include <sched.h>

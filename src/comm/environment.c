@@ -1,6 +1,6 @@
 // The environment of a communicator's ranks: bad values are refused on all of them, and so are
 // values that differ where ranks would exchange in different ways.
-#include "comm/comm_impl.h"
+#include "comm/comm_state.h"
 
 #include <stdatomic.h>
 #include <stdio.h>

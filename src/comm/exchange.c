@@ -1,6 +1,8 @@
 // Non-blocking collectives besides the all-reduce. Long ones travel in parts, as all-reduces do:
 // posted at once, the acknowledgements of one direction wait behind the data of the other.
-#include "comm/comm_impl.h"
+#include "comm/comm_calls.h"
+#include "comm/comm_state.h"
+#include "comm/request.h"
 
 #define UNIT ((size_t)64) // bytes of an element
 

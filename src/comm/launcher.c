@@ -1,5 +1,5 @@
 // Whether the processes that were started together are together in MPI.
-#include "comm/comm_impl.h"
+#include "comm/comm_state.h"
 
 #include <stdlib.h>
 #include <string.h>

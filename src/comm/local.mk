@@ -1,21 +1,30 @@
 # Communicators, requests, progress and collectives: the only folder that calls MPI.
 libiso_core_la_SOURCES += \
+    src/comm/await.c \
     src/comm/channel.c \
     src/comm/channel.h \
-    src/comm/comm_impl.h \
+    src/comm/channel_impl.h \
+    src/comm/channel_parts.c \
     src/comm/coll_mpi.c \
     src/comm/coll_nccl.h \
     src/comm/coll_shm.c \
     src/comm/comm.c \
+    src/comm/comm_calls.h \
     src/comm/comm_make.c \
+    src/comm/comm_state.h \
     src/comm/cores.c \
     src/comm/cores_impl.h \
     src/comm/cores_judge.c \
+    src/comm/engine.c \
+    src/comm/engine.h \
     src/comm/environment.c \
     src/comm/exchange.c \
     src/comm/launcher.c \
+    src/comm/mpi_error.c \
+    src/comm/mpi_error.h \
     src/comm/progress.c \
     src/comm/request.c \
+    src/comm/request.h \
     src/comm/same_lines.c \
     src/comm/same_lines.h \
     src/comm/shared.c \

@@ -1,14 +1,12 @@
-// The progress engine: a helper thread that sleeps between tests, or polling, or nothing.
-#include "comm/channel.h"
+// Drives what is under way: a helper thread that sleeps between tests, polling, or threads that
+// wait.
+#include "comm/channel_impl.h"
 
 #include <isotherm/trace.h>
+#include <sched.h>
 #include <string.h>
 #include <time.h>
 
-// A wire-bound step wants short sleeps, a compute-bound one long ones (each test costs the
-// computing core).
-#define ISO_SLEEP_MIN_US 50.0
-#define ISO_SLEEP_MAX_US 500.0
 // MPI_Finalize with exchanges in flight: how long they may take to complete.
 #define DRAIN_NS 10000000000
 
@@ -48,38 +46,76 @@ void iso__engine_assist(iso__engine *engine) {
     pthread_mutex_unlock(&engine->lock);
 }
 
-iso_status iso__engine_reserve(iso__engine *engine, int more) {
-    int need = engine->in_flight + more;
-    if (need <= engine->capacity) return ISO_OK;
-    int capacity = need * 2 > 16 ? need * 2 : 16;
-    size_t old = (size_t)engine->capacity, grown = (size_t)capacity;
-    ISO_TRY(iso__realloc((void **)&engine->mpi, old * sizeof(*engine->mpi),
-                         grown * sizeof(*engine->mpi)));
-    ISO_TRY(iso__realloc((void **)&engine->owner, old * sizeof(*engine->owner),
-                         grown * sizeof(*engine->owner)));
-    ISO_TRY(iso__realloc((void **)&engine->completed, 0, grown * sizeof(*engine->completed)));
-    ISO_TRY(iso__realloc((void **)&engine->statuses, 0, grown * sizeof(*engine->statuses)));
-    engine->capacity = capacity;
+// ---- Waiting --------------------------------------------------------------------------------------
+
+// Names what is not complete, oldest first, as far as it fits. With the lock held.
+static void list_pending(const iso__engine *engine, char *text, size_t room) {
+    size_t used = 0;
+    text[0] = 0;
+    for (const iso_request *r = engine->oldest; r && used + 1 < room; r = r->newer) {
+        int n = snprintf(text + used, room - used, "%s\"%s\" (%zu bytes)", used ? ", " : "",
+                         r->name, r->bytes);
+        used += (size_t)n;
+    }
+}
+
+static iso_status timed_out(const iso__engine *engine, const iso__awaited *awaited) {
+    char pending[256];
+    list_pending(engine, pending, sizeof(pending));
+    return ISO_FAIL(ISO_ERR_TIMEOUT,
+                    "rank %d of %d waited %g s for the exchange of \"%s\"; in flight: %s: another "
+                    "rank is stuck, "
+                    "gone or slower than that (ISO_TIMEOUT sets the limit)",
+                    awaited->comm->rank, awaited->comm->size, awaited->comm->timeout_s,
+                    awaited->name, pending);
+}
+
+// Meanwhile the helper drives progress. Gives how long it took.
+static int64_t do_other_work(iso__engine *engine, const iso__awaited *awaited, bool *did) {
+    int64_t start = iso_now();
+    engine->waiters--;
+    iso__engine_kick(engine);
+    pthread_mutex_unlock(&engine->lock);
+    *did = awaited->idle(awaited->user);
+    pthread_mutex_lock(&engine->lock);
+    engine->waiters++;
+    return iso_now() - start;
+}
+
+static iso_status drive_until_done(iso__engine *engine, const iso__awaited *awaited) {
+    int64_t start = iso_now(), limit = (int64_t)(awaited->comm->timeout_s * 1e9);
+    bool idle = awaited->idle != NULL; // there may be other work
+    uint64_t seen = 0;
+    while (!awaited->is_done(awaited->what)) {
+        iso__engine_test_all(engine);
+        if (awaited->is_done(awaited->what)) break;
+        ISO_CHECK(!engine->finalized, ISO_ERR_STATE,
+                  "the exchange of \"%s\" was still out when MPI_Finalize was called",
+                  awaited->name);
+        int64_t waited = iso_now() - start;
+        if (limit > 0 && waited > limit) return timed_out(engine, awaited);
+        if (awaited->idle && (idle || seen != engine->completions)) {
+            seen = engine->completions;
+            start += do_other_work(engine, awaited, &idle);
+            continue;
+        }
+        pthread_mutex_unlock(&engine->lock);
+        sched_yield(); // a nap here was measured to lose 1 ms of a 40 ms exchange
+        pthread_mutex_lock(&engine->lock);
+    }
     return ISO_OK;
 }
 
-void iso__engine_adapt(iso__engine *engine, int64_t began_ns, bool done) {
-    // A wait right after the issue (the last bucket of a backward, blocking mode) finds nothing
-    // complete at any sleep.
-    double age_us = (double)(iso_now() - began_ns) * 1e-3;
-    if (engine->sleep_fixed || age_us < 10 * engine->sleep_us) return;
-    double us = engine->sleep_us * (done ? 1.1 : 0.7);
-    engine->sleep_us = us < ISO_SLEEP_MIN_US   ? ISO_SLEEP_MIN_US
-                       : us > ISO_SLEEP_MAX_US ? ISO_SLEEP_MAX_US
-                                               : us;
+iso_status iso__engine_wait(iso__engine *engine, const iso__awaited *awaited) {
+    iso__engine_adapt(engine, awaited->began_ns, awaited->is_done(awaited->what));
+    engine->waiters++;
+    iso_status status = drive_until_done(engine, awaited);
+    engine->waiters--;
+    iso__engine_kick(engine);
+    return status;
 }
 
 // ---- Helper thread --------------------------------------------------------------------------------
-
-void iso__engine_kick(iso__engine *engine) {
-    if (engine->thread_runs && engine->oldest && engine->waiters == 0)
-        pthread_cond_signal(&engine->wake);
-}
 
 static void *helper(void *argument) {
     iso__engine *engine = argument;

@@ -3,6 +3,7 @@
 // POSIX shared memory rather than an MPI window: Open MPI 4.1 unmaps windows in MPI_Finalize, after
 // which gradients may still be read; it waits for ever where /dev/shm is full on one rank only; and
 // windows in tmpfs that is full later kill the process when they are touched.
+#include "comm/comm_calls.h"
 #include "comm/shared_impl.h"
 
 #include <errno.h>
@@ -244,11 +245,4 @@ void iso__comm_shared_free(iso_comm *comm, void **pointer) {
     list(comm->engine, s, false);
     comm->shared = NULL;
     release(s);
-}
-
-bool iso__comm_is_shared(const iso_comm *comm, const void *data, size_t bytes) {
-    const iso__shared *s = comm->shared;
-    if (!s) return false;
-    uintptr_t first = (uintptr_t)iso__shared_data(s, comm->rank), at = (uintptr_t)data;
-    return at >= first && at - first <= s->bytes && bytes <= s->bytes - (at - first);
 }

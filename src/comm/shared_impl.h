@@ -2,7 +2,8 @@
 #ifndef ISO_SHARED_IMPL_H
 #define ISO_SHARED_IMPL_H
 
-#include "comm/comm_impl.h"
+#include "comm/comm_state.h"
+#include "comm/request.h"
 
 #include <stdatomic.h>
 

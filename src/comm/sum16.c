@@ -1,6 +1,6 @@
 // Sums of bf16 and f16 over ranks: MPI has neither the types nor operations for them.
 #include "base/half.h"
-#include "comm/comm_impl.h"
+#include "comm/engine.h"
 
 // Every addition is made in f32 and rounded to nearest even. Of two numbers that is the exact sum
 // rounded once, f32 having more than twice their digits; hence the operation commutes. Of more than

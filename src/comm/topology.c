@@ -1,4 +1,6 @@
 // Topology: finds out which ranks share a node and makes the groups inside nodes and across them.
+#include "comm/comm_calls.h"
+#include "comm/comm_state.h"
 #include "comm/traffic.h"
 
 #include <isotherm/topology.h>

@@ -1,6 +1,8 @@
 // Counts what exchanges move between ranks, by who sends how much to whom in MPI's algorithms.
 #include "comm/traffic.h"
 
+#include "comm/comm_state.h"
+
 #include <string.h>
 
 // ---- Messages of an all-reduce ----------------------------------------------------------------------
@@ -154,4 +156,13 @@ void iso__count_node_sum(iso_traffic *to, const iso_comm *comm, size_t bytes) {
 void iso__count_blocks(iso_traffic *to, const iso_comm *comm, size_t bytes) {
     to->bytes_sent += (int64_t)bytes * (comm->size - 1);
     to->bytes_between_nodes += (int64_t)bytes * comm->elsewhere;
+}
+
+void iso__comm_count_sum(iso_comm *comm, size_t bytes) {
+    iso__count_sum(&comm->traffic, comm, bytes);
+}
+
+void iso__comm_collect(iso_comm *comm, iso_traffic *to) {
+    if (to && !comm->counted) iso__traffic_add(to, &comm->traffic);
+    comm->counted = to != NULL;
 }

@@ -3,7 +3,9 @@
 #ifndef ISO_TRAFFIC_H
 #define ISO_TRAFFIC_H
 
-#include "comm/comm_impl.h"
+#include "base/base.h"
+
+#include <isotherm/comm.h>
 
 // Collective (topology.c). Finds out which ranks of comm share a node, anew each time.
 iso_status iso__comm_locate(iso_comm *comm);
@@ -20,6 +22,12 @@ void iso__count_sum(iso_traffic *to, const iso_comm *comm, size_t bytes);
 void iso__count_node_sum(iso_traffic *to, const iso_comm *comm, size_t bytes);
 // So many bytes from this rank to each other one: all-to-all, all-gather, broadcast of this rank.
 void iso__count_blocks(iso_traffic *to, const iso_comm *comm, size_t bytes);
+
+// What layers that have no statistics of their own exchange is counted at their communicator.
+void iso__comm_count_sum(iso_comm *comm, size_t bytes);
+// Adds it, and marks the communicator: from then on it adds nothing, until `to` is NULL, which
+// removes the mark.
+void iso__comm_collect(iso_comm *comm, iso_traffic *to);
 
 static inline void iso__traffic_add(iso_traffic *to, const iso_traffic *more) {
     to->bytes_sent += more->bytes_sent;

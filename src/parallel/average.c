@@ -3,8 +3,6 @@
 
 #include "parallel/wire.h"
 
-#include "comm/comm_impl.h"
-
 #include <math.h>
 #include <string.h>
 

@@ -4,6 +4,7 @@
 
 #include "parallel/wire.h"
 
+#include "comm/comm_calls.h"
 #include "comm/traffic.h"
 
 #include <math.h>

@@ -1,7 +1,6 @@
 // Buffers under data_parallel: what ranks make of them, all in one exchange.
 #include "parallel/parallel_impl.h"
 
-#include "comm/comm_impl.h"
 #include "comm/same_lines.h"
 #include "tensor/tensor_impl.h"
 

@@ -69,13 +69,12 @@ iso_status iso_data_parallel_set_before_forward(iso_module *module, iso_before_f
 // ---- Bytes ------------------------------------------------------------------------------------------
 
 // What the communicators of synchronised batch norms have counted, each of them once: it is marked
-// when it was added (mark), and the mark is taken away later.
-static void add_norms(iso_module *module, bool mark, iso_traffic *to) {
+// when it was added, and the mark is taken away later (NULL).
+static void add_norms(iso_module *module, iso_traffic *to) {
     bool norm = iso__batch_norm_features(module) > 0;
     iso_comm *comm = norm ? iso__batch_norm_user(module) : NULL;
-    if (comm && mark && !comm->counted) iso__traffic_add(to, &comm->traffic);
-    if (comm) comm->counted = mark;
-    for (int i = 0; i < module->child_count; i++) add_norms(module->child[i], mark, to);
+    if (comm) iso__comm_collect(comm, to);
+    for (int i = 0; i < module->child_count; i++) add_norms(module->child[i], to);
 }
 
 iso_status iso_data_parallel_get_traffic(iso_module *module, iso_traffic *out) {
@@ -83,8 +82,8 @@ iso_status iso_data_parallel_get_traffic(iso_module *module, iso_traffic *out) {
     const iso__data_parallel *self = iso__data_parallel_of(module);
     iso_traffic sum = iso__reducer_traffic(self->reducer);
     iso__traffic_add(&sum, &self->buffer_sync.traffic);
-    add_norms(module, true, &sum);
-    add_norms(module, false, NULL);
+    add_norms(module, &sum);
+    add_norms(module, NULL);
     *out = sum;
     return ISO_OK;
 }

@@ -1,5 +1,4 @@
 // Join: ranks whose data has ended take part in the exchanges of those that go on.
-#include "comm/comm_impl.h"
 #include "comm/same_lines.h"
 #include "parallel/data_parallel_impl.h"
 

@@ -4,8 +4,9 @@
 
 #include "base/base.h"
 
-#include "comm/coll_nccl.h"
 #include "comm/channel.h"
+#include "comm/coll_nccl.h"
+#include "comm/comm_calls.h"
 #include "device/device_impl.h"
 #include "parallel/param_list.h"
 #include "parallel/reducer_calls.h"

@@ -163,7 +163,7 @@ iso_status iso__stage_advance(iso_reducer *r) {
 
 // Behind a sum of the node, NCCL gives up by itself, and says more: it gets as long again.
 static double limit_of(const iso_reducer *r) {
-    return (r->way == ISO_WAY_SHARDS ? 2 : 1) * r->world->timeout_s;
+    return (r->way == ISO_WAY_SHARDS ? 2 : 1) * iso__comm_timeout(r->world);
 }
 
 static iso_status give_up(const iso_reducer *r, double seconds) {
@@ -184,7 +184,7 @@ iso_status iso__stage_flush(iso_reducer *r) {
         if (any) last = iso_now();
         if (any) continue;
         ISO_TRY(iso__gpus_check(r));
-        if (r->world->timeout_s > 0 && seconds > limit_of(r)) return give_up(r, seconds);
+        if (iso__comm_timeout(r->world) > 0 && seconds > limit_of(r)) return give_up(r, seconds);
         iso_comm_poll(r->world);
         sched_yield();
     }

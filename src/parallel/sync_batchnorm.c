@@ -1,4 +1,5 @@
 // SyncBatchNorm: gives the batch norms of a module the ranks that they share their statistics with.
+#include "comm/comm_calls.h"
 #include "comm/traffic.h"
 #include "nn/nn_impl.h"
 
@@ -13,7 +14,7 @@ typedef struct conversion {
 static iso_status sum(double *numbers, size_t count, void *user) {
     iso_comm *comm = user;
     ISO_TRY(iso_comm_allreduce_f64(comm, numbers, count, ISO_SUM));
-    iso__count_sum(&comm->traffic, comm, count * sizeof(*numbers));
+    iso__comm_count_sum(comm, count * sizeof(*numbers));
     return ISO_OK;
 }
 
@@ -53,7 +54,8 @@ static iso_status convert_all(iso_module *module, conversion *c) {
 }
 
 iso_status iso_sync_batchnorm_convert(iso_module *module, iso_comm *comm, int *count) {
-    iso_comm_config config = {.progress = iso_comm_progress(comm), .timeout_s = comm->timeout_s};
+    iso_comm_config config = {.progress = iso_comm_progress(comm),
+                              .timeout_s = iso__comm_timeout(comm)};
     conversion c = {0};
     ISO_TRY(iso_comm_create(iso_comm_mpi(comm), &config, &c.comm));
     iso_status status = convert_all(module, &c);

@@ -1,7 +1,7 @@
 // Time of one all-reduce with nothing to do meanwhile and, with --overlap-ms, with work to hide it
 // behind.
 #include "bench_util.h"
-#include "comm/comm_impl.h"
+#include "comm/comm_calls.h"
 
 #include <getopt.h>
 #include <isotherm/trace.h>

@@ -1,7 +1,7 @@
 // For tests of memory that ranks share: its life, and sums whose bits tell the order of the ranks.
 #include "common/shared_fixture.h"
 
-#include "comm/comm_impl.h"
+#include "comm/comm_calls.h"
 #include "common/mpi_fixture.h"
 
 #include <criterion/criterion.h>

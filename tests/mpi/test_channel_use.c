@@ -3,6 +3,7 @@
 #include "common/channel_fixture.h"
 #include "common/mpi_fixture.h"
 #include "common/shared_fixture.h"
+#include "comm/comm_state.h"
 
 #include <criterion/criterion.h>
 #include <isotherm/trace.h>

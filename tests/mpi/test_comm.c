@@ -1,6 +1,6 @@
 // Communicators and exchanges on 1 to 4 ranks: sums, order of completion, life and death.
 #include "common/mpi_fixture.h"
-#include "comm/comm_impl.h"
+#include "comm/request.h"
 
 #include <criterion/criterion.h>
 #include <isotherm/trace.h>

@@ -5,7 +5,7 @@
 
 #include "tensor/tensor_impl.h"
 
-#include "comm/comm_impl.h"
+#include "comm/comm_state.h"
 #include "optim/periodic/periodic.h"
 
 #include <criterion/criterion.h>

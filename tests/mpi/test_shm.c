@@ -1,6 +1,6 @@
 // All-reduce in memory that ranks share, 1 to 4 ranks: against the sum in the order of the ranks,
 // bit for bit, and against MPI.
-#include "comm/comm_impl.h"
+#include "comm/request.h"
 #include "common/mpi_fixture.h"
 #include "common/shared_fixture.h"
 

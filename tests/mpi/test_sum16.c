@@ -1,6 +1,6 @@
 // All-reduces of bf16 and f16 on 1 to 5 ranks: against sums that are known, and every rank the same
 // bits.
-#include "comm/comm_impl.h"
+#include "comm/comm_calls.h"
 #include "common/mpi_fixture.h"
 #include "parallel/wire.h"
 

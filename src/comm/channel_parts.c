@@ -1,0 +1,95 @@
+// Posts the parts of channels in the order of their plans, and finishes those that are complete.
+// All with the lock of the engine held.
+#include "comm/channel_impl.h"
+
+#include <isotherm/trace.h>
+#include <stdio.h>
+
+// Keeps what this thread's error record says.
+void iso__channel_fail(iso__channel *c, const iso__channel_entry *m, iso_status status) {
+    if (iso__channel_has_failed(c)) return;
+    snprintf(c->message, sizeof(c->message), "the exchange of \"%s\" failed: %.300s",
+             m->given.label, iso_last_error()->message);
+    atomic_store_explicit(&c->error, (int)status, memory_order_release);
+}
+
+static bool may_post(const iso__channel *c) {
+    if (c->part_count == 0 || iso__channel_has_failed(c)) return false;
+    const iso__part *p = &c->part[c->next];
+    if (c->item[p->item].announced <= c->round) return false;
+    return c->in_flight == 0 || (c->in_flight <= c->window && p->bytes <= c->window - c->in_flight);
+}
+
+const iso__collective_ops *iso__channel_ops(const iso__channel *c, const iso__channel_entry *m,
+                                            const void *data, size_t bytes) {
+    if (c->queue == 0) return &iso__collective_mpi;
+    return iso__collective_choose(c->comm, data, bytes, m->given.dtype);
+}
+
+static iso_status post_part(iso__channel *c, const iso__part *part) {
+    iso__channel_entry *m = &c->item[part->item];
+    char *data = (char *)m->given.data + part->offset;
+    iso_request *request;
+    ISO_TRY(iso__request_begin(c->comm, m->given.label, part->bytes, &request));
+    request->mpi = c->mpi;
+    request->next = data;
+    request->unit = iso_dtype_size(m->given.dtype);
+    request->left = part->bytes / request->unit;
+    request->dtype = m->given.dtype;
+    request->queue = c->queue;
+    request->call = iso__mpi_allreduce;
+    request->channel = c;
+    request->channel_item = part->item;
+    if (part->offset == 0) m->times.posted_ns = request->posted_ns;
+    if (c->in_flight == 0) c->busy_since = request->posted_ns;
+    iso_status status = iso__channel_ops(c, m, data, part->bytes)->post(request);
+    if (status < 0) {
+        request->channel = NULL;
+        iso__request_release(c->comm->engine, &request);
+    }
+    ISO_TRY(status);
+    c->in_flight += part->bytes;
+    return ISO_OK;
+}
+
+bool iso__channel_issue(iso__channel *c) {
+    bool any = false;
+    while (may_post(c)) {
+        const iso__part *part = &c->part[c->next];
+        iso_status status = post_part(c, part);
+        if (status < 0) iso__channel_fail(c, &c->item[part->item], status);
+        any = any || status >= 0;
+        if (status < 0 || ++c->next < c->part_count) continue;
+        c->next = 0;
+        c->round++;
+    }
+    return any;
+}
+
+static void finish_part(iso_request *request) {
+    iso__channel *c = request->channel;
+    iso__channel_entry *m = &c->item[request->channel_item];
+    c->in_flight -= request->bytes;
+    c->load.bytes += (int64_t)request->bytes;
+    if (c->in_flight == 0) c->load.busy_ns += request->done_ns - c->busy_since;
+    if (request->mpi_error) {
+        iso__channel_fail(
+            c, m,
+            iso__mpi_error(request->mpi_error, "an all-reduce", __func__, __FILE__, __LINE__));
+    } else if (--m->parts_left == 0) {
+        m->times.done_ns = request->done_ns;
+        atomic_fetch_add_explicit(&m->completed, 1, memory_order_release);
+    }
+    iso__request_release(c->comm->engine, &request);
+}
+
+bool iso__channels_issue(iso__engine *engine) {
+    bool any = false;
+    while (engine->parts_done) {
+        iso_request *request = engine->parts_done;
+        engine->parts_done = request->next_in_line;
+        finish_part(request);
+    }
+    for (iso__channel *c = engine->channels; c; c = c->older) any = iso__channel_issue(c) || any;
+    return any;
+}

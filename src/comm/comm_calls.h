@@ -1,0 +1,53 @@
+// Private to the library: what others may ask of communicators beyond isotherm/comm.h.
+#ifndef ISO_COMM_CALLS_H
+#define ISO_COMM_CALLS_H
+
+#include "base/base.h"
+
+#include <isotherm/topology.h>
+
+// Seconds before a wait gives up; 0: never.
+double iso__comm_timeout(const iso_comm *comm);
+
+// ISO_ERR_MISMATCH, naming `what`, unless all ranks give the same number. Collective.
+iso_status iso__comm_check_equal(iso_comm *comm, int64_t number, const char *what);
+
+// Collective. Zeroed memory of equal length on every rank, aligned to 64 bytes. All-reduces of f32
+// at equal places in it go through shared memory where the ranks share memory and
+// ISO_NODE_COLLECTIVE allows it; otherwise (and for a second such memory of one communicator) it is
+// like any other memory.
+iso_status iso__comm_shared_alloc(iso_comm *comm, size_t bytes, void **memory);
+// Local. No exchange in it may be pending. Accepts NULL, and is called before the communicator is
+// destroyed, also after MPI_Finalize.
+void iso__comm_shared_free(iso_comm *comm, void **memory);
+// Whether it is what shared_alloc gave and exchanges in it go through shared memory.
+bool iso__comm_is_shared(const iso_comm *comm, const void *data, size_t bytes);
+
+// What ISO_NODE_COLLECTIVE says; ISO_ERR_ARG for nonsense. NCCL is for memory of GPUs; for other
+// memory it is AUTO.
+enum { ISO_NODE_AUTO, ISO_NODE_SHM, ISO_NODE_MPI, ISO_NODE_NCCL };
+iso_status iso__node_collective(int *out);
+// Collective. A communicator of the ranks of this rank's unit; the caller's.
+iso_status iso__comm_create_node(iso_comm *comm, iso_scope unit, iso_comm **out);
+
+// Like iso_request_wait; also gives when the exchange was seen to be complete (iso_now clock).
+iso_status iso__request_finish(iso_request **request, int64_t *done_ns);
+iso_status iso__request_test(iso_request **request, int64_t *done_ns); // like iso_request_test
+
+// ---- Further non-blocking collectives (exchange.c), waited for like an all-reduce -----------------
+
+// Collective. Block b of `send` goes to rank b; block b of `recv` came from rank b. Blocks are
+// multiples of 64 bytes, of any length. Both buffers belong to the operation until it completes.
+iso_status iso__comm_ialltoall(iso_comm *comm, const void *send, void *recv, size_t block_bytes,
+                               const char *name, iso_request **out);
+// Collective. This rank's block is block `rank` of data; all blocks are there at the end.
+iso_status iso__comm_iallgather(iso_comm *comm, void *data, size_t block_bytes, const char *name,
+                                iso_request **out);
+// Collective. bytes: a multiple of 64.
+iso_status iso__comm_ibcast(iso_comm *comm, void *data, size_t bytes, int root, const char *name,
+                            iso_request **out);
+// Collective. The largest of each number, in place.
+iso_status iso__comm_iallreduce_max(iso_comm *comm, double *data, int count, const char *name,
+                                    iso_request **out);
+
+#endif
