@@ -51,7 +51,9 @@ typedef struct iso_comm_config {
 // ISO_ERR_STATE where an mpirun of another MPI has started several processes that are each alone.
 // Every ISO_* variable of the environment is looked at (iso_env_print lists them): a bad value on
 // any rank is ISO_ERR_ARG on all, and ISO_ERR_MISMATCH names variable, values and ranks where ranks
-// differ in ISO_IALLREDUCE, ISO_NODE_COLLECTIVE or ISO_RANKS_PER_NODE. Unknown ones are warned of.
+// differ in one that decides how they exchange (ISO_IALLREDUCE, ISO_NODE_COLLECTIVE,
+// ISO_RANKS_PER_NODE) or what bits they compute (ISO_CPU_KERNELS, ISO_CUDA_CONV). Where one of the
+// last two is set on no rank, each takes what is best on its machine. Unknown ones are warned of.
 // ISO_ERR_TIMEOUT where not all ranks call it in time; see the blocking collectives below.
 // Destroying is collective too. MPI_Finalize may be called while communicators are still alive.
 iso_status iso_comm_create(MPI_Comm mpi_comm, const iso_comm_config *config, iso_comm **out);

@@ -71,6 +71,7 @@ typedef enum iso__env {
 } iso__env;
 // The value, or NULL when unset or empty.
 const char *iso__env_string(iso__env variable);
+const char *iso__env_name(iso__env variable);
 // The number, or fallback when unset. A value that the table does not allow is ISO_ERR_ARG, naming
 // the variable, the value, and what is allowed.
 iso_status iso__env_number(iso__env variable, double fallback, double *out);
@@ -80,6 +81,10 @@ iso_status iso__env_check_all(void);
 // A number that is the same where the same ISO_* variables are set that the table does not have, 0
 // where there are none. warn: says so of each, with the nearest name of the table.
 uint64_t iso__env_unknown(bool warn);
+// Whether all ranks must have the same value, and what to compare: the value that holds, or NULL
+// where it is not set and each rank takes what is best there.
+bool iso__env_is_alike(iso__env variable);
+const char *iso__env_effective(iso__env variable);
 
 // ---- Memory: aligned to 64 bytes, counted --------------------------------------------------------
 

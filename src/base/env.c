@@ -12,14 +12,19 @@ typedef struct env_entry {
     const char *words; // what it may be, one after the other; NULL: a number
     double low, high;
     bool whole; // numbers
+    // Whether ranks that have different values would exchange in different ways, or compute
+    // different bits. Of the others, who drives progress (thread or program, how often) only
+    // decides when an exchange is complete, a time-out when a rank gives up, and a CUDA graph
+    // launches the same kernels.
+    bool alike;
 } env_entry;
 
 static const env_entry env_table[ISO_ENV_COUNT] = {
     [ISO_ENV_LOG] = {"ISO_LOG", "warn", "level of the library's log: error, warn, info, debug",
-                     "error warn info debug"},
+                     .words = "error warn info debug"},
     [ISO_ENV_PROGRESS] = {"ISO_PROGRESS", "auto",
                           "who drives communication during computation: auto, off, poll, thread",
-                          "auto off poll thread"},
+                          .words = "auto off poll thread"},
     [ISO_ENV_PROGRESS_US] = {"ISO_PROGRESS_US", "adaptive",
                              "microseconds that the progress thread sleeps between tests",
                              .high = 999999},
@@ -28,21 +33,22 @@ static const env_entry env_table[ISO_ENV_COUNT] = {
                          .high = 1e9},
     [ISO_ENV_RANKS_PER_NODE] = {"ISO_RANKS_PER_NODE", "ranks that share memory",
                                 "number of consecutive ranks that form a node", .low = 1,
-                                .high = 1e6, .whole = true},
+                                .high = 1e6, .whole = true, .alike = true},
     [ISO_ENV_NODE_COLLECTIVE] = {"ISO_NODE_COLLECTIVE", "auto",
                                  "how the ranks of a node sum gradients: auto (NCCL between GPUs, "
                                  "shared memory on CPUs), nccl, shm, mpi",
-                                 "auto nccl shm mpi"},
+                                 "auto nccl shm mpi", .alike = true},
     [ISO_ENV_IALLREDUCE] =
         {"ISO_IALLREDUCE", "3",
          "Open MPI's coll_libnbc_iallreduce_algorithm, unless you set that: 0 automatic, "
          "1 ring, 2 binomial, 3 Rabenseifner, 4 recursive doubling",
-         .high = 4, .whole = true},
+         .high = 4, .whole = true, .alike = true},
     [ISO_ENV_CPU_KERNELS] = {"ISO_CPU_KERNELS", "best available",
                              "CPU kernels: onednn, cblas, reference (plain C)",
-                             "onednn cblas reference"},
+                             "onednn cblas reference", .alike = true},
     [ISO_ENV_CUDA_CONV] = {"ISO_CUDA_CONV", "cudnn if installed",
-                           "convolutions on a GPU: cudnn, gemm (cuBLAS)", "cudnn gemm"},
+                           "convolutions on a GPU: cudnn, gemm (cuBLAS)", "cudnn gemm",
+                           .alike = true},
     [ISO_ENV_CUDA_GRAPHS] = {"ISO_CUDA_GRAPHS", "0",
                              "launch recurring work on a GPU as CUDA graphs: 0, 1", .high = 1,
                              .whole = true},
@@ -50,6 +56,8 @@ static const env_entry env_table[ISO_ENV_COUNT] = {
 
 // Of programs and tests that are not the library.
 static const char *const others[] = {"ISO_TEST_", "ISO_EMULATED_", "ISO_MNIST_"};
+
+const char *iso__env_name(iso__env variable) { return env_table[variable].name; }
 
 const char *iso__env_string(iso__env variable) {
     const char *value = getenv(env_table[variable].name);
@@ -117,6 +125,22 @@ iso_status iso__env_check(iso__env variable) {
 iso_status iso__env_check_all(void) {
     for (int i = 0; i < ISO_ENV_COUNT; i++) ISO_TRY(iso__env_check((iso__env)i));
     return ISO_OK;
+}
+
+// ---- Ranks ------------------------------------------------------------------------------------------
+
+bool iso__env_is_alike(iso__env variable) { return env_table[variable].alike; }
+
+static bool is_value(const env_entry *e, const char *text) {
+    char *end;
+    if (e->words) return is_word(e->words, text);
+    return strtod(text, &end) >= e->low && end != text && !*end;
+}
+
+const char *iso__env_effective(iso__env variable) {
+    const env_entry *e = &env_table[variable];
+    const char *text = iso__env_string(variable);
+    return text ? text : is_value(e, e->fallback) ? e->fallback : NULL;
 }
 
 // ---- Names ------------------------------------------------------------------------------------------

@@ -1,5 +1,5 @@
 // The environment of a communicator's ranks: bad values are refused on all of them, and so are
-// values that differ where ranks would exchange in different ways.
+// values that differ where ranks would exchange in different ways or compute different bits.
 #include "comm/comm_state.h"
 
 #include <stdatomic.h>
@@ -8,51 +8,52 @@
 
 #define VALUE_ROOM 32
 
-// What all ranks must have alike, and what holds where it is not set.
-static const struct {
-    const char *name, *fallback;
-} shared[] = {
-    {"ISO_IALLREDUCE", "3"},
-    {"ISO_NODE_COLLECTIVE", "auto"},
-    {"ISO_RANKS_PER_NODE", ""},
-    {"OMPI_MCA_coll_libnbc_iallreduce_algorithm", ""},
-};
-enum { SHARED = sizeof(shared) / sizeof(shared[0]) };
+// Behind the table's, one of Open MPI that stands in for ISO_IALLREDUCE.
+enum { OPEN_MPIS = ISO_ENV_COUNT, COMPARED };
+
+static const char *name_of(int i) {
+    return i == OPEN_MPIS ? "OMPI_MCA_coll_libnbc_iallreduce_algorithm"
+                          : iso__env_name((iso__env)i);
+}
 
 // What ranks tell each other.
 typedef struct record {
     int64_t status;
     uint64_t unknown;
-    char value[SHARED][VALUE_ROOM]; // as it takes effect
+    char value[COMPARED][VALUE_ROOM]; // as it takes effect; empty: not set, or not compared
 } record;
+
+static const char *value_of(int i) {
+    if (i == OPEN_MPIS) return getenv(name_of(i));
+    return iso__env_is_alike((iso__env)i) ? iso__env_effective((iso__env)i) : NULL;
+}
 
 // Numbers that are written in different ways are the same.
 static void read_value(int i, char out[VALUE_ROOM]) {
-    const char *text = getenv(shared[i].name);
+    const char *text = value_of(i);
     char *end;
-    if (!text || !text[0]) text = shared[i].fallback;
-    double number = strtod(text, &end);
-    if (end != text && !*end)
+    double number = strtod(text ? text : "", &end);
+    if (text && end != text && !*end)
         snprintf(out, VALUE_ROOM, "%g", number);
     else
-        snprintf(out, VALUE_ROOM, "%s", text);
+        snprintf(out, VALUE_ROOM, "%s", text ? text : "");
 }
 
 static void fill_record(record *mine) {
     *mine = (record){.status = iso__env_check_all(), .unknown = iso__env_unknown(false)};
-    for (int i = 0; i < SHARED; i++) read_value(i, mine->value[i]);
+    for (int i = 0; i < COMPARED; i++) read_value(i, mine->value[i]);
 }
 
 static const char *text_of(const char *value) { return value[0] ? value : "not set"; }
 
 static iso_status compare_values(const record *records, int ranks) {
-    for (int i = 0; i < SHARED; i++)
+    for (int i = 0; i < COMPARED; i++)
         for (int r = 1; r < ranks; r++) {
             const char *first = records[0].value[i], *other = records[r].value[i];
             ISO_CHECK(strcmp(first, other) == 0, ISO_ERR_MISMATCH,
                       "environment variable %s is %s on rank 0 and %s on rank %d: give every rank "
                       "the same",
-                      shared[i].name, text_of(first), text_of(other), r);
+                      name_of(i), text_of(first), text_of(other), r);
         }
     return ISO_OK;
 }

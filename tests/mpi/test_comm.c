@@ -339,6 +339,10 @@ static void differ_in_all(void) {
            "environment variable ISO_NODE_COLLECTIVE is auto on rank 0 and mpi on rank 1");
     differ("ISO_RANKS_PER_NODE", "1", ISO_ERR_MISMATCH,
            "environment variable ISO_RANKS_PER_NODE is not set on rank 0 and 1 on rank 1");
+    differ("ISO_CPU_KERNELS", "reference", ISO_ERR_MISMATCH,
+           "environment variable ISO_CPU_KERNELS is not set on rank 0 and reference on rank 1");
+    differ("ISO_CUDA_CONV", "gemm", ISO_ERR_MISMATCH,
+           "environment variable ISO_CUDA_CONV is not set on rank 0 and gemm on rank 1");
     differ("ISO_IALLREDUCE", "many", ISO_ERR_ARG, "ISO_IALLREDUCE is \"many\"");
     differ("ISO_LOG", "loud", ISO_ERR_ARG, "ISO_LOG is \"loud\"");
     differ("ISO_CPU_KERNELS", "fast", ISO_ERR_ARG, "ISO_CPU_KERNELS is \"fast\"");
