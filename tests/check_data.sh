@@ -3,50 +3,21 @@
 # usage: check_data.sh, in the build tree; uses MPIRUN and MPIRUN_FLAGS
 # Not -e: what fails here is a result, not the end.
 set -u
-export LC_ALL=C
 
 root=$(cd "$(dirname "$0")/.." && pwd) || exit 1
-. "$root/tests/test_env.sh"
+# shellcheck source=tests/program_tests.sh
+. "$root/tests/program_tests.sh"
 . "$root/tests/idx_files.sh"
-launcher=${MPIRUN:-mpirun}
-flags=${MPIRUN_FLAGS---oversubscribe --bind-to none}
-if [ "$launcher" = no ]; then
-    echo "1..0 # SKIP configure found no MPI launcher"
-    exit 0
-fi
-train=$PWD/examples/train
+need_launcher
 sweep=$PWD/examples/sweep
-examples=$PWD/examples
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-cd "$work" || exit 1
-: >results
+limit=120
+enter_work
 
 # ---- Helpers ----
 
-result() { # 0 for good, what should hold
-    echo "$2" >>results
-    if [ "$1" = 0 ]; then
-        echo "ok - $2"
-    else
-        echo "not ok - $2"
-        sed 's/^/# /' stdout stderr
-    fi
-}
-run() { # ranks, program, arguments...
-    ranks=$1
-    shift
-    status=0
-    # shellcheck disable=SC2086  # flags are several words
-    timeout -k 5 120 "$launcher" $flags -n "$ranks" "$@" >stdout 2>stderr </dev/null || status=$?
-}
 # One sentence on stderr of which this is a pattern, and no files.
 is_refusal() { # pattern
-    [ "$status" != 0 ] && [ "$status" != 124 ] && [ "$(grep -c "^$name: " stderr)" = 1 ] && grep -qE "^$name: $1" stderr &&
-        [ ! -e log ] && [ ! -e checkpoint ]
-}
-field() { # key, file: the value in the file's last line
-    tail -n 1 "$2" | sed -n 's/.*"'"$1"'":"\{0,1\}\([^,"}]*\).*/\1/p'
+    has_failed && one_sentence "$name" "$1" stderr && [ ! -e log ] && [ ! -e checkpoint ]
 }
 # Rank 0 runs in the folder a, and rank 1 in the folder b.
 run_apart() { # program, arguments...
@@ -97,7 +68,7 @@ is_refusal 'the test set of set is not the same on all ranks: rank 1 has other' 
 result $? "sweep refuses them, too"
 for program in mnist mnist-daso; do
     run_apart "$examples/$program" set
-    [ "$status" != 0 ] && [ "$status" != 124 ] && [ "$(grep -c '^error: ' stderr)" = 1 ] &&
+    has_failed && [ "$(grep -c '^error: ' stderr)" = 1 ] &&
         grep -q '^error: .*the test set is not the same on all ranks: rank 1 has' stderr
     result $? "$program refuses them, too"
 done
@@ -244,4 +215,4 @@ run 1 "$train" --data set --model mlp --steps 1
 [ "$status" = 0 ] && ! grep -q '^test [0-9]' stdout
 result $? "and one that is over soon does not"
 
-echo "1..$(wc -l <results)"
+print_plan

@@ -3,46 +3,32 @@
 # results as TAP.
 # usage: check_lock.sh, in the build tree; uses MPIRUN and MPIRUN_FLAGS
 set -u
-export LC_ALL=C
 
 root=$(cd "$(dirname "$0")/.." && pwd) || exit 1
-. "$root/tests/test_env.sh"
+# shellcheck source=tests/program_tests.sh
+. "$root/tests/program_tests.sh"
 . "$root/tests/idx_files.sh"
-launcher=${MPIRUN:-mpirun}
-flags=${MPIRUN_FLAGS---oversubscribe --bind-to none}
-if [ "$launcher" = no ]; then
-    echo "1..0 # SKIP configure found no MPI launcher"
-    exit 0
-fi
-train=$PWD/examples/train
-work=$(mktemp -d)
+need_launcher
 job=
-trap 'rm -rf "$work"' EXIT
 trap '[ -z "$job" ] || kill -9 "$job"; exit 143' INT TERM HUP
-cd "$work" || exit 1
+enter_work
 data_set images 96 40 8
-: >results
 
-result() { # 0 for good, what should hold
-    echo "$2" >>results
-    if [ "$1" = 0 ]; then
-        echo "ok - $2"
-    else
-        echo "not ok - $2"
-        ls -l | sed 's/^/# /'
-        cat output first 2>/dev/null | sed 's/^/# /'
-    fi
+explain() {
+    ls -l | sed 's/^/# /'
+    cat output first 2>/dev/null | sed 's/^/# /'
 }
-run() { # arguments...
-    status=0
-    timeout -k 5 60 "$train" --data images --model mlp --quiet "$@" >output 2>&1 </dev/null || status=$?
+# A training that one process is enough for, and its output.
+train_alone() { # arguments...
+    run_alone "$train" --data images --model mlp --quiet "$@"
+    cat stdout stderr >output
 }
 refused() { # what holds, pattern of the sentence, arguments...
     name=$1
     sentence=$2
     shift 2
-    run "$@"
-    [ "$status" = 1 ] && [ "$(grep -c '^train: ' output)" = 1 ] && grep -qE "^train: $sentence" output
+    train_alone "$@"
+    [ "$status" = 1 ] && one_sentence train "$sentence" output
     result $? "$name"
 }
 # A run without end in the background, as $job, once it has saved a set; without a launcher for 0 ranks.
@@ -74,7 +60,7 @@ finish() {
 
 # ---- Files that are there ----
 
-run --steps 3 --log log --checkpoint c --checkpoint-every 1
+train_alone --steps 3 --log log --checkpoint c --checkpoint-every 1
 [ "$status" = 0 ] && [ ! -e c.lock ]
 result $? "a run takes its lock away with it"
 cp log log.before
@@ -86,16 +72,16 @@ refused "nor by a run that was resumed from another" 'there is a training saved 
     --steps 1 --checkpoint c --resume other --checkpoint-every 1
 cmp -s log log.before && cmp -s c c.before && [ ! -e c.lock ]
 result $? "all of them are as they were"
-run --steps 3 --log log --checkpoint c --checkpoint-every 1 --resume c
+train_alone --steps 3 --log log --checkpoint c --checkpoint-every 1 --resume c
 [ "$status" = 0 ]
 result $? "a run that is resumed goes on with its files"
-run --steps 2 --log log --checkpoint c --checkpoint-every 2 --overwrite
+train_alone --steps 2 --log log --checkpoint c --checkpoint-every 2 --overwrite
 [ "$status" = 0 ] && [ "$(grep -c summary log)" = 1 ] && ! cmp -s c c.before && [ ! -e c.step-000000000003 ] &&
     [ -e c.step-000000000002 ]
 result $? "--overwrite replaces a log, a checkpoint and what was saved"
 : >empty
-run --steps 1 --log empty
-[ "$status" = 0 ] && grep -q summary empty && run --steps 1 --log /dev/null && [ "$status" = 0 ]
+train_alone --steps 1 --log empty
+[ "$status" = 0 ] && grep -q summary empty && train_alone --steps 1 --log /dev/null && [ "$status" = 0 ]
 result $? "an empty file and a device may be logs"
 
 # ---- Two runs at once ----
@@ -117,7 +103,7 @@ if unshare -p -f true 2>/dev/null; then # as root
 fi
 kill -9 "$pid"
 finish
-[ -e c.lock ] && run --epochs 1 --checkpoint c --overwrite
+[ -e c.lock ] && train_alone --epochs 1 --checkpoint c --overwrite
 [ "$status" = 0 ] && grep -q '^train: warning: took over c.lock of process [0-9]* on host .*, which has ended' output
 result $? "the lock of a run that was killed is taken over with a warning"
 
@@ -129,7 +115,7 @@ foreign now
 refused "a fresh lock of another host holds" 'another training run writes c: process 1 on host elsewhere' \
     --steps 1 --checkpoint c --overwrite
 foreign '2 minutes ago'
-run --steps 1 --checkpoint c --overwrite
+train_alone --steps 1 --checkpoint c --overwrite
 [ "$status" = 0 ] &&
     grep -qE '^train: warning: took over .* process 1 on host elsewhere, which has not touched it for 12[0-9] s' output
 result $? "one that was not touched for a minute does not"
@@ -143,7 +129,7 @@ namesake() { # boot, namespace, when it was touched
     touch -d "$3" c.lock
 }
 namesake "$boot" "$space" now
-run --steps 1 --checkpoint c --overwrite
+train_alone --steps 1 --checkpoint c --overwrite
 [ "$status" = 0 ] && grep -q "^train: warning: took over c.lock of process $ended .*, which has ended" output
 result $? "a fresh lock of a process that has ended does not"
 held="another training run writes c: process $ended on host $(hostname)"
@@ -154,7 +140,7 @@ refused "and if its process is of another container" "$held" --steps 1 --checkpo
 printf '%s %d %d\n' "$(hostname)" "$ended" "$(date +%s)" >c.lock
 refused "and if it does not say" "$held" --steps 1 --checkpoint c --overwrite
 namesake "$boot" 1 '2 minutes ago'
-run --steps 1 --checkpoint c --overwrite
+train_alone --steps 1 --checkpoint c --overwrite
 [ "$status" = 0 ] && grep -q "^train: warning: took over c.lock of process $ended .* has not touched it for 12" output
 result $? "until it was not touched for a minute"
 
@@ -216,7 +202,7 @@ start 2 --checkpoint c --checkpoint-every 20
 pid=$(ps -o ppid= -p "$(holder)" | tr -d ' ') # the launcher's
 kill -TERM "$pid"
 finish
-[ "$status" != 0 ] && [ "$status" != 124 ] && [ ! -e c.lock ] &&
+has_failed && [ ! -e c.lock ] &&
     [ "$(grep -c '^train: stopped by SIGTERM: the newest checkpoint is c.step-' first)" = 1 ]
 result $? "so does a signal to the launcher, and once"
 
@@ -251,4 +237,4 @@ finish
 [ "$status" = 1 ] && [ "$(tr -d '\r' <first | grep -c '^train: .*folder/c\.step-')" = 1 ]
 result $? "and before an error"
 
-echo "1..$(wc -l <results)"
+print_plan

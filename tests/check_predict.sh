@@ -3,46 +3,24 @@
 # usage: check_predict.sh, in the build tree
 # Not -e: what fails here is a result, not the end.
 set -u
-export LC_ALL=C
 
 root=$(cd "$(dirname "$0")/.." && pwd) || exit 1
-. "$root/tests/test_env.sh"
-launcher=${MPIRUN:-mpirun}
-flags=${MPIRUN_FLAGS---oversubscribe --bind-to none}
-train=$PWD/examples/train
+# shellcheck source=tests/program_tests.sh
+. "$root/tests/program_tests.sh"
 predict=$PWD/examples/predict
 make_images=$PWD/tests/make_images
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-cd "$work" || exit 1
-: >results
+enter_work
 
-result() { # 0 for good, what should hold
-    echo "$2" >>results
-    if [ "$1" = 0 ]; then
-        echo "ok - $2"
-    else
-        echo "not ok - $2"
-        sed 's/^/# /' stdout stderr
-    fi
-}
-run() {
-    status=0
-    timeout -k 5 60 "$@" >stdout 2>stderr </dev/null || status=$?
-}
 refused() { # what is wrong, pattern of the sentence, arguments of predict...
     name=$1
     sentence=$2
     shift 2
-    run "$predict" "$@"
+    run_alone "$predict" "$@"
     good=0
     [ "$status" != 0 ] && [ "$status" -lt 124 ] || good=1
     [ ! -s stdout ] && [ "$(wc -l <stderr)" = 1 ] || good=1
     grep -qE "^predict: .*$sentence" stderr || good=1
     result "$good" "refused with one sentence: $name"
-}
-field() { # key, file: the value in the file's last line
-    tail -n 1 "$2" | sed -n 's/.*"'"$1"'":"\{0,1\}\([^,"}]*\).*/\1/p'
 }
 # Trains on a folder, then compares what train and predict say of its 500 test images.
 agrees() { # model, folder, ranks, arguments of train...
@@ -54,15 +32,15 @@ agrees() { # model, folder, ranks, arguments of train...
     # shellcheck disable=SC2086  # flags are several words
     [ "$ranks" = 1 ] || start="$launcher $flags -n $ranks $train"
     # shellcheck disable=SC2086
-    run $start --data "$folder" --model "$model" --quiet --overwrite --checkpoint "$model" --log "$model.jsonl" "$@"
+    run_alone $start --data "$folder" --model "$model" --quiet --overwrite --checkpoint "$model" --log "$model.jsonl" "$@"
     good=$status
     expected=$(field test_accuracy "$model.jsonl" | awk '{ printf "(%.0f of 500)", 500 * $1 }')
-    run "$predict" --checkpoint "$model" "$folder"/t10k-images-idx?-ubyte \
+    run_alone "$predict" --checkpoint "$model" "$folder"/t10k-images-idx?-ubyte \
         --labels "$folder/t10k-labels-idx1-ubyte"
     [ "$status" = 0 ] && grep -qF "$expected" stdout || good=1
     # As one that PyTorch wrote: the classes are those of the last layer.
     sed 's/"isotherm\.classes/"isothermXclasses/' "$model" >unknown
-    run "$predict" --checkpoint unknown "$folder"/t10k-images-idx?-ubyte --labels "$folder/t10k-labels-idx1-ubyte"
+    run_alone "$predict" --checkpoint unknown "$folder"/t10k-images-idx?-ubyte --labels "$folder/t10k-labels-idx1-ubyte"
     [ "$status" = 0 ] && grep -qF "$expected" stdout || good=1
     result "$good" "predict finds the accuracy that train reported: $model on $ranks rank(s), $expected"
 }
@@ -79,7 +57,7 @@ agrees mlp grey 1 --steps 60 --checkpoint-every 50
 [ "$launcher" = no ] || agrees cnn grey 2 --steps 10 --mean 0.5 --std 0.25
 
 images=grey/t10k-images-idx3-ubyte
-run "$predict" --checkpoint mlp "$images"
+run_alone "$predict" --checkpoint mlp "$images"
 good=$status
 [ "$(wc -l <stdout)" = 500 ] || good=1
 awk '$1 != NR - 1 || $2 !~ /^[0-9]$/ || !($3 > 0.1 && $3 <= 1) { exit 1 }' stdout || good=1
@@ -88,11 +66,11 @@ mv stdout plain
 
 tail -c +9 grey/t10k-labels-idx1-ubyte | od -An -v -tu1 -w1 | awk '{ print $1 }' >labels
 right=$(awk 'NR == FNR { label[NR] = $1; next } $2 == label[FNR]' labels plain | wc -l)
-run "$predict" --checkpoint mlp "$images" --labels grey/t10k-labels-idx1-ubyte
+run_alone "$predict" --checkpoint mlp "$images" --labels grey/t10k-labels-idx1-ubyte
 grep -qF "($right of 500)" stdout
 result $? "the accuracy counts the classes that are printed"
 
-run "$predict" --checkpoint mlp "$images" --top-k 10 --logits
+run_alone "$predict" --checkpoint mlp "$images" --top-k 10 --logits
 good=$status
 # Of each line: 10 pairs by falling probability, of all classes once, which come to 1; their logits.
 awk 'NF != 31 { exit 1 } {
@@ -107,25 +85,25 @@ awk 'NF != 31 { exit 1 } {
 }' stdout || good=1
 cut -d ' ' -f 1-3 stdout | cmp -s - plain || good=1
 result "$good" "--top-k and --logits give all classes in order, and logits whose softmax they are"
-run "$predict" --checkpoint mlp "$images" --top-k 3
+run_alone "$predict" --checkpoint mlp "$images" --top-k 3
 cp stdout top
 right=$(awk 'NR == FNR { label[NR] = $1; next } $2 == label[FNR] || $4 == label[FNR] || $6 == label[FNR]' labels top | wc -l)
-run "$predict" --checkpoint mlp "$images" --labels grey/t10k-labels-idx1-ubyte --top-k 3
+run_alone "$predict" --checkpoint mlp "$images" --labels grey/t10k-labels-idx1-ubyte --top-k 3
 grep -qF ", top-3 accuracy" stdout && grep -qF "($right of 500)" stdout
 result $? "the accuracy of --top-k counts labels among the classes that are printed"
 
 gzip -k "$images"
-run "$predict" --checkpoint mlp --data "$images.gz"
+run_alone "$predict" --checkpoint mlp --data "$images.gz"
 [ "$status" = 0 ] && cmp -s stdout plain
 result $? "compressed images are read too"
 
 # As one that PyTorch wrote: without what train says in its metadata.
 sed 's/"isotherm\./"isothermX/g' mlp >bare
 set -- "$(sed -n '1s/.*"isotherm.mean":"\([^"]*\)".*/\1/p' mlp)" "$(sed -n '1s/.*"isotherm.std":"\([^"]*\)".*/\1/p' mlp)"
-run "$predict" --checkpoint bare "$images" --model mlp --mean "$1" --std "$2"
+run_alone "$predict" --checkpoint bare "$images" --model mlp --mean "$1" --std "$2"
 [ "$status" = 0 ] && cmp -s stdout plain
 result $? "options stand in for metadata that are not there"
-run "$predict" --checkpoint mlp "$images" --mean 0.9 --std 0.1
+run_alone "$predict" --checkpoint mlp "$images" --mean 0.9 --std 0.1
 [ "$status" = 0 ] && ! cmp -s stdout plain
 result $? "an option goes before the metadata"
 
@@ -182,20 +160,20 @@ refused "more threads than there can be" 'from 1 to 1024' --checkpoint mlp "$ima
 head -c 100000 mlp >short
 refused "a checkpoint that was cut short" 'short' --checkpoint short "$images"
 
-run "$train" --data grey --model lenet --steps 1 --quiet --load mlp
+run_alone "$train" --data grey --model lenet --steps 1 --quiet --load mlp
 [ "$status" != 0 ] && [ "$(grep -c '^train: cannot load mlp for --model lenet: .*conv1.weight' stderr)" = 1 ]
 result $? "train says which tensors of --load do not fit"
 
-run "$predict" --device cuda --help
+run_alone "$predict" --device cuda --help
 [ "$status" = 0 ] && grep -q '^  --device cpu|cuda|cuda:N ' stdout && [ ! -s stderr ] && cp stdout help
 result $? "--help is printed beside other options, too"
-run "$predict" --version --threads 2
+run_alone "$predict" --version --threads 2
 [ "$status" = 0 ] && grep -q '^isotherm [0-9]' stdout && [ ! -s stderr ]
 result $? "so is --version"
 [ "$(grep -c '^  --' help)" = 13 ] && ! grep -vE '^  --[a-z-]+( [^ ]+)?$|^  --.{24}[^ ]|^ {28}[^ ]|^[^ ]|^$' help
 result $? "its columns are straight"
-run "$predict" --help
+run_alone "$predict" --help
 [ "$status" = 0 ] && [ "$(grep -c '^  --checkpoint ' stdout)" = 1 ]
 result $? "--help is printed"
 
-echo "1..$(wc -l <results)"
+print_plan

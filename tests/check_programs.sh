@@ -3,54 +3,26 @@
 # usage: check_programs.sh, in the build tree; uses MPIRUN and MPIRUN_FLAGS
 # Not -e: what fails here is a result, not the end.
 set -u
-export LC_ALL=C
 
 root=$(cd "$(dirname "$0")/.." && pwd) || exit 1
-. "$root/tests/test_env.sh"
+# shellcheck source=tests/program_tests.sh
+. "$root/tests/program_tests.sh"
 . "$root/tests/idx_files.sh"
-launcher=${MPIRUN:-mpirun}
-flags=${MPIRUN_FLAGS---oversubscribe --bind-to none}
-if [ "$launcher" = no ]; then
-    echo "1..0 # SKIP configure found no MPI launcher"
-    exit 0
-fi
-train=$PWD/examples/train
+need_launcher
 mnist=$PWD/examples/mnist
 mnist_daso=$PWD/examples/mnist-daso
 own_arrays=$PWD/examples/own-arrays
 probe=$PWD/tests/error_probe
-work=$(mktemp -d)
+enter_work
 out=$work/out # what programs write
-trap 'rm -rf "$work"' EXIT
-cd "$work" || exit 1
-: >results
 
 # ---- Helpers ----
 
-# Prints and counts a result; the last error output explains a failure.
-result() { # 0 for good, what should hold
-    echo "$2" >>results
-    if [ "$1" = 0 ]; then
-        echo "ok - $2"
-    else
-        echo "not ok - $2"
-        sed 's/^/# /' stdout stderr
-    fi
-}
-
-# Runs on so many ranks within 60 s, keeping the status and what was printed; 0: without launcher.
-run() { # ranks, program, arguments...
-    ranks=$1
-    shift
-    status=0
+# Runs with an empty folder for what it writes.
+run_anew() { # ranks, program, arguments...
     rm -rf "$out"
     mkdir "$out"
-    if [ "$ranks" = 0 ]; then
-        timeout -k 5 60 "$@" >stdout 2>stderr </dev/null || status=$?
-    else
-        # shellcheck disable=SC2086  # flags are several words
-        timeout -k 5 60 "$launcher" $flags -n "$ranks" "$@" >stdout 2>stderr </dev/null || status=$?
-    fi
+    run "$@"
 }
 
 # Bad input: refused in time, with one sentence, no dump, and no file.
@@ -63,18 +35,11 @@ refused() { # ranks, what is wrong, pattern of the sentence, arguments...
     for kind in log trace checkpoint; do
         case " $* " in *" --$kind "*) ;; *) set -- --$kind "$out/$kind" "$@" ;; esac
     done
-    run "$ranks" "$train" "$@"
+    run_anew "$ranks" "$train" "$@"
     good=0
-    [ "$status" != 0 ] && [ "$status" != 124 ] || good=1
-    [ "$(grep -c '^train: ' stderr)" = 1 ] || good=1
-    grep -qE "^train: .*$sentence" stderr || good=1
-    ! grep -qE 'received signal|Segmentation|Aborted|\[[0-9]\] func' stderr || good=1
+    has_failed && one_sentence train ".*$sentence" stderr && ! has_crashed stderr || good=1
     [ -z "$(ls -A "$out")" ] || good=1
     result "$good" "refused with one sentence: $name"
-}
-
-field() { # key, file: the value in the file's last line
-    tail -n 1 "$2" | sed -n 's/.*"'"$1"'":"\{0,1\}\([^,"}]*\).*/\1/p'
 }
 
 # ---- Command line ----
@@ -111,7 +76,7 @@ refused 0 "an update of no batch" '--accumulate 0: give a whole number' --accumu
 refused 0 "a negative learning rate" '--lr -1: give a number' --lr -1
 refused 0 "a learning rate that is no number" '--lr nan: give a number' --lr nan
 refused 0 "a number with more after it" '--seed 1x: give a whole number' --seed 1x
-run 0 "$train" --log "$out/x" --trace "$out/x" --data nowhere
+run_anew 0 "$train" --log "$out/x" --trace "$out/x" --data nowhere
 [ "$status" != 0 ] && [ "$(grep -c '^train: .* is to hold two outputs' stderr)" = 1 ] && [ -z "$(ls -A "$out")" ]
 result $? "refused with one sentence: one file for two outputs"
 refused 0 "two origins of parameters" '--load and --resume both say' --load a --resume b --data nowhere
@@ -150,9 +115,9 @@ refused 0 "a limit without a policy" '--max-period is of --policy plateau|adapti
     --sync daso --max-period 4
 refused 0 "a share above 1" '--cooldown 2: give a number from 0 to 1' --sync daso --cooldown 2
 
-run 2 "$train" --model mlp --optimizer sgd --lr 1e6 --steps 20 --quiet --checkpoint "$out/checkpoint"
+run_anew 2 "$train" --model mlp --optimizer sgd --lr 1e6 --steps 20 --quiet --checkpoint "$out/checkpoint"
 good=0
-[ "$status" != 0 ] && [ "$status" != 124 ] || good=1
+has_failed || good=1
 grep -q '^train: the training diverged: .* lower --lr' stderr || good=1
 [ -z "$(ls -A "$out")" ] || good=1
 result "$good" "a training that diverges fails, and is not saved"
@@ -165,23 +130,23 @@ else
     echo "ok - a device that nobody knows # SKIP it has all" | tee -a results
 fi
 
-run 1 "$train" --model mlp --optimizer sgd --lr 1e6 --steps 60
+run_anew 1 "$train" --model mlp --optimizer sgd --lr 1e6 --steps 60
 [ "$status" != 0 ] && [ "$(grep -c '^train: ' stderr)" = 1 ] && grep -q '^epoch 1/1 loss nan ' stdout
 result $? "a loss that is no number has no sign"
 grep -q '^training  1 rank on 1 node x 64 samples, 60 steps, ' stdout
 result $? "one rank and one node are told in the singular"
-run 2 "$train" --model mlp --optimizer adam --lr 1e6 --steps 60 --quiet
+run_anew 2 "$train" --model mlp --optimizer adam --lr 1e6 --steps 60 --quiet
 [ "$status" = 0 ] && [ "$(wc -l <stderr)" = 1 ] &&
     grep -q '^train: warning: the training diverged: its last .* steps have a loss of .*: try a lower --lr$' stderr
 result $? "a training whose loss is far above that of guessing ends with a warning"
-run 2 "$train" --model mlp --optimizer sgd --lr 1e6 --steps 40 --quiet --sync daso --wait 1
+run_anew 2 "$train" --model mlp --optimizer sgd --lr 1e6 --steps 40 --quiet --sync daso --wait 1
 [ "$status" != 0 ] && [ "$(grep -c '^train: ' stderr)" = 1 ] &&
     grep -q '^train: the training diverged in step [0-9]*: .*lower learning rate$' stderr
 result $? "a training that diverges under daso says so"
 
 name="ranks that share a GPU are told so once"
 if "$train" --device cuda:0 --model mlp --steps 1 --quiet >stdout 2>&1; then
-    run 2 "$train" --device cuda:0 --model mlp --steps 1 --quiet
+    run_anew 2 "$train" --device cuda:0 --model mlp --steps 1 --quiet
     [ "$status" = 0 ] && [ "$(grep -c 'share' stderr)" = 1 ]
     result $? "$name"
 else
@@ -236,13 +201,13 @@ printf '\377' | dd of=stray/train-labels-idx1-ubyte bs=1 seek=20 conv=notrunc 2>
 refused 2 "one damaged label" 'label 255 occurs in the training set of stray alone .1 image, the first is image 12.' --data stray
 
 colour_set colours 96 30
-run 2 "$train" --data colours --batch 8 --epochs 3 --quiet --log "$out/log" --shift 3 --flip 0.5
+run_anew 2 "$train" --data colours --batch 8 --epochs 3 --quiet --log "$out/log" --shift 3 --flip 0.5
 [ "$status" = 0 ] && [ "$(field test_accuracy "$out/log")" = 1 ]
 result $? "the CNN learns images of 3 channels, moved and mirrored"
 
 # The parameters after a short training on colours.
 hash_of() { # arguments...
-    run 2 "$train" --quiet --log "$out/log" "$@"
+    run_anew 2 "$train" --quiet --log "$out/log" "$@"
     field param_hash "$out/log"
 }
 hash_with() { # arguments...
@@ -276,7 +241,7 @@ mkfifo pipe
 refused 2 "a log that is a pipe without a reader" 'cannot write log pipe: nobody reads' --data good --log pipe
 refused 2 "parameters from a pipe" 'cannot read checkpoint pipe: it is no file' --data good --load pipe
 timeout 60 cat pipe >piped_log &
-run 1 "$train" --data good --model mlp --steps 2 --quiet --log pipe
+run_anew 1 "$train" --data good --model mlp --steps 2 --quiet --log pipe
 wait $!
 [ "$status" = 0 ] && [ "$(field event piped_log)" = summary ]
 result $? "a log may be a pipe that somebody reads"
@@ -295,38 +260,38 @@ refused 2 "a setting that is an option" '--sync-option period: that is an option
     --sync-option period=4
 refused 2 "a setting that a mode does not have" 'lazy has no setting "speed"' --data good --model mlp \
     --sync-option speed=9
-run 0 "$train" --data good --checkpoint-every 5
+run_anew 0 "$train" --data good --checkpoint-every 5
 [ "$status" != 0 ] && grep -q '^train: --checkpoint-every needs a --checkpoint' stderr
 result $? "refused with one sentence: saving without a name"
 
-run 2 "$train" --data good --model mlp --epochs 2 --quiet --checkpoint "$work/saved" --checkpoint-every 5
+run_anew 2 "$train" --data good --model mlp --epochs 2 --quiet --checkpoint "$work/saved" --checkpoint-every 5
 cp saved saved.first
-run 2 "$train" --data good --model mlp --epochs 2 --quiet --checkpoint "$work/saved" --checkpoint-every 5
+run_anew 2 "$train" --data good --model mlp --epochs 2 --quiet --checkpoint "$work/saved" --checkpoint-every 5
 [ "$status" != 0 ] && [ "$(grep -c '^train: .*there is a training saved as .*--resume' stderr)" = 1 ] &&
     cmp -s saved saved.first
 result $? "saved state is not lost to a run that was started again"
-run 2 "$train" --data good --model mlp --epochs 2 --quiet --checkpoint "$out/c" --checkpoint-every 1 --trace "$out/trace"
+run_anew 2 "$train" --data good --model mlp --epochs 2 --quiet --checkpoint "$out/c" --checkpoint-every 1 --trace "$out/trace"
 good=$status
 tail -n 1 "$out/trace" | grep -q '^]}$' && cmp -s saved.first "$out/c" || good=1
 [ -e "$out/c.step-000000000002" ] || good=1
 result "$good" "a trace and saved state are written by one run"
 rm saved
-run 2 "$train" --data good --model mlp --epochs 2 --quiet --checkpoint "$work/saved" --resume "$work/saved"
+run_anew 2 "$train" --data good --model mlp --epochs 2 --quiet --checkpoint "$work/saved" --resume "$work/saved"
 [ "$status" = 0 ] && cmp -s saved saved.first
 result $? "resuming a finished run writes its checkpoint again"
 
-run 2 "$train" --data good --model mlp --epochs 2 --quiet --checkpoint "$out/c" --log "$out/log"
+run_anew 2 "$train" --data good --model mlp --epochs 2 --quiet --checkpoint "$out/c" --log "$out/log"
 [ "$status" = 0 ] && [ -s "$out/c" ] && [ "$(find "$out" -type f | wc -l)" = 2 ]
 result $? "a checkpoint is written, and nothing is left beside it"
 mv "$out/c" mlp.safetensors
 mv "$out/log" mlp.jsonl
-run 2 "$train" --data good --model mlp --batch 8 --epochs 2 --log "$out/log"
+run_anew 2 "$train" --data good --model mlp --batch 8 --epochs 2 --log "$out/log"
 awk -v ms="$(awk -v s="$(field seconds "$out/log")" -v n="$(field steps "$out/log")" 'BEGIN { print 1000 * s / n }')" '
     /^step .* on average, of that .* waiting/ { found = 1; d = $2 - ms; wait = $8; step = $2 }
     END { exit !(found && d * d < 1e-4 && wait <= step) }' stdout
 result $? "the mean time of a step is that of the log, and waiting is a part of it"
 # Files may have 100 KiB. A single rank: several share memory by files that are larger.
-run 1 sh -c 'ulimit -f 200; exec "$@"' sh "$train" --data good --model mlp --steps 1 --quiet --checkpoint "$out/c"
+run_anew 1 sh -c 'ulimit -f 200; exec "$@"' sh "$train" --data good --model mlp --steps 1 --quiet --checkpoint "$out/c"
 [ "$status" = 1 ] && [ "$(grep -c '^train: cannot write .*/c' stderr)" = 1 ] && [ -z "$(ls -A "$out")" ]
 result $? "a limit on the size of files is told of as a full disk"
 head -c 2000 mlp.safetensors >damaged.safetensors
@@ -334,13 +299,13 @@ refused 2 "a checkpoint of another model" 'mlp.safetensors' --data good --load m
 refused 2 "a damaged checkpoint" 'damaged.safetensors' --data good --model mlp \
     --load damaged.safetensors
 
-run 2 "$train" --data good --model mlp --steps 1 --lr 1e-12 --load mlp.safetensors --log "$out/log"
+run_anew 2 "$train" --data good --model mlp --steps 1 --lr 1e-12 --load mlp.safetensors --log "$out/log"
 [ "$status" = 0 ] && [ "$(field test_accuracy "$out/log")" = "$(field test_accuracy mlp.jsonl)" ]
 result $? "a model that was loaded is as good as when it was saved"
 
 # ---- What a run writes ----
 
-run 2 "$train" --data good --epochs 2 --quiet --log "$out/log" --trace "$out/trace"
+run_anew 2 "$train" --data good --epochs 2 --quiet --log "$out/log" --trace "$out/trace"
 good=$status
 [ "$(grep -c '^{"event":"epoch",.*}$' "$out/log")" = 2 ] || good=1
 [ "$(wc -l <"$out/log")" = 3 ] || good=1
@@ -365,7 +330,7 @@ result "$good" "the trace shows compute, queue, exchange, wait and update of bot
 [ ! -s stdout ] && [ ! -s stderr ]
 result $? "--quiet prints nothing"
 
-run 2 "$train" --data good --model mlp --epochs 4 --quiet --log "$out/log" --eval-every 5
+run_anew 2 "$train" --data good --model mlp --epochs 4 --quiet --log "$out/log" --eval-every 5
 good=$status
 # 96 images, 2 ranks x 64: one step an epoch.
 [ "$(grep -c '^{"event":"eval","step":4,.*"train_loss":.*}$' "$out/log")" = 1 ] || good=1
@@ -381,7 +346,7 @@ strategy() { # what holds, ranks, fewest exchanges, arguments...
     fewest=$3
     shift 3
     case " $* " in *" --batch "*) ;; *) set -- --batch 32 "$@" ;; esac
-    run "$ranks" "$train" --model mlp --steps 40 --eval-every 16 --quiet \
+    run_anew "$ranks" "$train" --model mlp --steps 40 --eval-every 16 --quiet \
         --log "$out/log" "$@"
     good=$status
     [ "$(grep -c '"event":"eval"' "$out/log")" = 3 ] || good=1
@@ -415,9 +380,9 @@ strategy "trains with DASO at a period that is given" 2 10 --sync daso --period 
 tail -n 1 "$out/log" | grep -q '"period":2,"period_requested":2,"wait":[12],"wait_requested":"auto"' &&
     ! grep '"event":"policy"' "$out/log" | grep -qv '"global_skip":2,'
 result $? "a period that is given stays, and the measured wait is at most that"
-run 2 "$train" --data good --model mlp --sync daso --wait 2 --epochs 30 --quiet --log "$out/log"
+run_anew 2 "$train" --data good --model mlp --sync daso --wait 2 --epochs 30 --quiet --log "$out/log"
 alone=$(field param_hash "$out/log")
-run 2 "$train" --data good --model mlp --sync daso --wait 2 --epochs 30 --quiet --log "$out/log" \
+run_anew 2 "$train" --data good --model mlp --sync daso --wait 2 --epochs 30 --quiet --log "$out/log" \
     --eval-every 3
 [ -n "$alone" ] && [ "$alone" = "$(field param_hash "$out/log")" ]
 result $? "evaluating does not change a training with DASO"
@@ -437,21 +402,21 @@ tail -n 1 "$out/log" | grep -q '"period":1,"period_requested":"auto"'
 result $? "a full average after each batch is a period of 1 in the log, too"
 unset ISO_RANKS_PER_NODE
 
-run 2 "$train" --model mlp --optimizer sgd --lr 1e6 --steps 40 --quiet --sync localsgd --period 4
-[ "$status" != 0 ] && [ "$status" != 124 ] && [ "$(grep -c '^train: .*lower' stderr)" = 1 ]
+run_anew 2 "$train" --model mlp --optimizer sgd --lr 1e6 --steps 40 --quiet --sync localsgd --period 4
+has_failed && [ "$(grep -c '^train: .*lower' stderr)" = 1 ]
 result $? "parameters that are not finite end a training with one sentence"
 
 # ---- Ranks ----
 
-run 2 "$train" --model mlp --steps 20 --sync lazy --quiet --log "$out/log"
+run_anew 2 "$train" --model mlp --steps 20 --sync lazy --quiet --log "$out/log"
 lazy=$(field param_hash "$out/log")
 sharp=$lazy
-run 2 "$train" --model mlp --steps 20 --sync blocking --quiet --log "$out/log"
+run_anew 2 "$train" --model mlp --steps 20 --sync blocking --quiet --log "$out/log"
 [ -n "$lazy" ] && [ "$lazy" = "$(field param_hash "$out/log")" ]
 result $? "lazy and blocking give the same parameters"
 
 full=$(field bytes_per_step "$out/log")
-run 2 "$train" --model mlp --steps 20 --stats --log "$out/log"
+run_anew 2 "$train" --model mlp --steps 20 --stats --log "$out/log"
 grep '"event":"bucket"' "$out/log" | sed 's/[^0-9.:,]//g' >"$out/buckets" # of each field what is a number
 awk -F '[:,]' -v all="$(field bytes_per_step "$out/log")" '
     { sum += $8; if ($14 < $12 || $16 < $14 || $10 != 20) exit 1 } # start, ready; done, start; exchanges
@@ -460,19 +425,19 @@ good=$?
 [ "$status" = 0 ] && [ "$(grep -cE '^(fc|layers)' stdout)" -ge 3 ] || good=1
 result "$good" "--stats tells of each bucket when it was ready, left and came back"
 
-run 2 "$train" --model mlp --steps 20 --sync lazy --wire bf16 --quiet --log "$out/log"
+run_anew 2 "$train" --model mlp --steps 20 --sync lazy --wire bf16 --quiet --log "$out/log"
 rounded=$(field param_hash "$out/log")
 [ $((2 * $(field bytes_per_step "$out/log"))) = "$full" ] && [ "$rounded" != "$lazy" ]
 result $? "--wire bf16 halves the bytes of a step"
-run 2 "$train" --model mlp --steps 20 --sync blocking --wire bf16 --quiet --log "$out/log"
+run_anew 2 "$train" --model mlp --steps 20 --sync blocking --wire bf16 --quiet --log "$out/log"
 [ -n "$rounded" ] && [ "$rounded" = "$(field param_hash "$out/log")" ]
 result $? "lazy and blocking give the same parameters with --wire bf16"
-run 2 "$train" --model mlp --steps 20 --sync lazy --wire noop --log "$out/log"
+run_anew 2 "$train" --model mlp --steps 20 --sync lazy --wire noop --log "$out/log"
 [ "$status" = 0 ] && [ "$(field bytes_sent "$out/log")" = 0 ] && grep -q 'rank 0 only' stdout
 result $? "--wire noop exchanges nothing and says so"
 
 for sync in lazy blocking; do
-    run 2 "$train" --dtype f64 --model cnn --dropout --batch 16 --label-smoothing 0.1 --steps 4 \
+    run_anew 2 "$train" --dtype f64 --model cnn --dropout --batch 16 --label-smoothing 0.1 --steps 4 \
         --data good --sync $sync --quiet --log "$out/log" --checkpoint "$out/checkpoint"
     [ "$status" = 0 ] && grep -q '"F64"' "$out/checkpoint" && ! grep -q '"F32"' "$out/checkpoint"
     result $? "trains in f64 with --sync $sync, and saves f64"
@@ -480,52 +445,52 @@ for sync in lazy blocking; do
 done
 [ -n "$lazy" ] && [ "$lazy" = "$(field param_hash "$out/log")" ]
 result $? "lazy and blocking give the same parameters in f64"
-run 2 "$train" --model mlp --steps 20 --quiet --log "$out/log" --label-smoothing 0.3
+run_anew 2 "$train" --model mlp --steps 20 --quiet --log "$out/log" --label-smoothing 0.3
 [ "$status" = 0 ] && [ "$(field param_hash "$out/log")" != "$sharp" ]
 result $? "label smoothing changes a training"
 refused 2 "f64 parameters in a periodic mode" 'exchanges parameters in f32' \
     --dtype f64 --model mlp --sync daso --data nowhere
 refused 2 "gradients clipped to nothing" 'clip-grad-norm 0' --model mlp --clip-grad-norm 0
-run 2 "$train" --quiet --model mlp --optimizer sgd --lr 1e6 --batch 8 --steps 8 --checkpoint "$out/c" --checkpoint-every 1
+run_anew 2 "$train" --quiet --model mlp --optimizer sgd --lr 1e6 --batch 8 --steps 8 --checkpoint "$out/c" --checkpoint-every 1
 [ "$status" != 0 ] && grep -q 'fc1.weight is not finite' stderr && [ -e "$out/c.step-000000000002" ]
 result $? "what is saved stays when parameters are not finite any more"
 
 ISO_LOG=info
 export ISO_LOG
-run 2 "$train" --model mlp --steps 20 --kernels tuned --quiet --log "$out/log"
+run_anew 2 "$train" --model mlp --steps 20 --kernels tuned --quiet --log "$out/log"
 unset ISO_LOG
 [ "$status" = 0 ] && [ -n "$(field param_hash "$out/log")" ] && [ "$(field kernels "$out/log")" = tuned ] &&
     ! grep -q '^isotherm.1. info: kernel for ' stderr &&
     { ! field device "$out/log" | grep -q oneDNN || grep -q '^isotherm.0. info: kernel for linear forward 64 x 784' stderr; }
 result $? "with tuned kernels rank 0 measures, and all ranks end with the same parameters"
 
-run 0 "$train" --data good --epochs 1 --log "$out/log"
+run_anew 0 "$train" --data good --epochs 1 --log "$out/log"
 [ "$status" = 0 ] && [ "$(field ranks "$out/log")" = 1 ]
 result $? "runs without the launcher"
 
-run 3 "$train" --data good --epochs 1 --log "$out/log"
+run_anew 3 "$train" --data good --epochs 1 --log "$out/log"
 [ "$status" = 0 ] && [ "$(field ranks "$out/log")" = 3 ]
 result $? "runs on 3 ranks"
 
-run 2 "$mnist" good
+run_anew 2 "$mnist" good
 [ "$status" = 0 ] && [ "$(grep -c 'test accuracy' stdout)" = 3 ]
 result $? "mnist trains on a folder"
-run 2 "$mnist" nowhere
+run_anew 2 "$mnist" nowhere
 [ "$status" != 0 ] && [ "$(grep -c '^error: .*nowhere' stderr)" = 1 ]
 result $? "mnist refuses a missing folder with one sentence"
-run 2 "$mnist" good two
+run_anew 2 "$mnist" good two
 [ "$status" != 0 ] && [ "$(grep -c '^mnist: unexpected argument two' stderr)" = 1 ]
 result $? "mnist refuses a second argument with one sentence"
-run 2 "$mnist_daso" good
+run_anew 2 "$mnist_daso" good
 [ "$status" = 0 ] && [ "$(grep -c 'test accuracy' stdout)" = 3 ]
 result $? "mnist-daso trains on a folder"
 for program in "$mnist" "$mnist_daso" "$own_arrays"; do
     name=$(basename "$program")
-    run 2 "$program" --help
+    run_anew 2 "$program" --help
     [ "$status" = 0 ] && [ "$(grep -c "^usage: mpirun -n RANKS $name" stdout)" = 1 ] && [ ! -s stderr ] &&
         ! grep -qE 'accuracy|loss' stdout
     result $? "$name --help tells how it is used, once, and trains nothing"
-    run 2 "$program" --epochs 3
+    run_anew 2 "$program" --epochs 3
     [ "$status" != 0 ] && [ "$(grep -c "^$name: unknown option --epochs: see --help" stderr)" = 1 ] && [ ! -s stdout ]
     result $? "$name refuses an option with one sentence"
 done
@@ -537,7 +502,7 @@ rates() { # schedule, rates, arguments...
     schedule=$1
     wanted=$2
     shift 2
-    run 2 "$train" --data good --model mlp --batch 8 --quiet --log "$out/log" --schedule "$schedule" "$@"
+    run_anew 2 "$train" --data good --model mlp --batch 8 --quiet --log "$out/log" --schedule "$schedule" "$@"
     sed -n 's/.*"event":"epoch".*"lr":\([^,}]*\).*/\1/p' "$out/log" | tr '\n' ' ' >got
     echo "$wanted" | cat got - | tr '\n' ' ' | awk '{
         for (i = 1; i <= NF / 2; i++) { d = $i - $(i + NF / 2); if (d < 0) d = -d; if (d > 1e-6 * $i) exit 1 }
@@ -556,10 +521,10 @@ rates plateau "1e-6 1e-6 1e-6 5e-7" --patience 1 --gamma 0.5 --lr 1e-6 --epochs 
 # Without its last set a run goes on from the one before, and the plateau with it.
 set -- --data good --model mlp --batch 8 --quiet --schedule plateau --patience 0 --gamma 0.5 --lr 0.3 \
     --epochs 6 --optimizer rmsprop --log "$work/log" --checkpoint "$work/plateau" --checkpoint-every 6
-run 2 "$train" "$@"
+run_anew 2 "$train" "$@"
 whole=$(field param_hash "$work/log")
 rm "$work"/plateau.step-000000000036*
-run 2 "$train" "$@" --resume "$work/plateau"
+run_anew 2 "$train" "$@" --resume "$work/plateau"
 [ "$status" = 0 ] && [ -n "$whole" ] && [ "$(field param_hash "$work/log")" = "$whole" ] &&
     grep -q '"event":"resume"' "$work/log" &&
     awk '/"event":"epoch"/ { sub(/.*"lr":/, ""); rate[$0] } END { for (r in rate) n++; exit n < 2 }' "$work/log"
@@ -570,7 +535,7 @@ refused 0 "milestones that come to nothing" '--milestones 3,: give epochs' --sch
 refused 0 "an option of other schedules" '--gamma is of --schedule step.multi-step' --gamma 0.5
 refused 0 "a factor that reduces nothing" '--gamma 1: give a number below 1' --schedule plateau --gamma 1 --data nowhere
 
-run 2 "$train" --help
+run_anew 2 "$train" --help
 [ "$status" = 0 ] && [ "$(grep -c '^  --sync ' stdout)" = 1 ]
 result $? "--help is printed once"
 listed() { # page: its first listing without a language
@@ -578,19 +543,19 @@ listed() { # page: its first listing without a language
 }
 listed training.md | cmp -s - stdout
 result $? "docs/training.md shows what --help prints"
-run 0 "$train" --help-env
+run_anew 0 "$train" --help-env
 [ "$status" = 0 ] && grep -q '^ISO_PROGRESS ' stdout
 result $? "--help-env tells of the environment"
 listed cluster.md | cmp -s - stdout
 result $? "docs/cluster.md shows what --help-env prints"
-run 0 "$train" --version
+run_anew 0 "$train" --version
 [ "$status" = 0 ] && grep -q '^isotherm [0-9]' stdout
 result $? "--version tells the version"
 
 # ---- Own arrays ----
 
 for ranks in 0 1 3; do
-    run $ranks "$own_arrays"
+    run_anew $ranks "$own_arrays"
     [ "$status" = 0 ] && awk '/^step 3000: loss/ { found = $4 < 0.1 } END { exit !found }' stdout
     result $? "own-arrays learns on $ranks ranks (0: without mpirun)"
 done
@@ -601,8 +566,8 @@ done
 told() { # what holds, ranks, how, lines
     name=$1
     lines=$4
-    run "$2" "$probe" "$3"
-    [ "$status" != 0 ] && [ "$status" != 124 ] && [ "$(grep '^train: ' stderr | sort)" = "$lines" ]
+    run_anew "$2" "$probe" "$3"
+    has_failed && [ "$(grep '^train: ' stderr | sort)" = "$lines" ]
     result $? "$name"
 }
 told "an error of all ranks is told once" 3 same 'train: the loss is no number'
@@ -629,7 +594,7 @@ began=$(date +%s)
 kill -9 "$(cat pid.* | tail -n 1)"
 status=0
 wait "$job" || status=$?
-[ "$status" != 0 ] && [ "$status" != 124 ] && [ $(($(date +%s) - began)) -le 10 ]
+has_failed && [ $(($(date +%s) - began)) -le 10 ]
 result $? "a rank that dies ends the job within 10 s"
 
-echo "1..$(wc -l <results)"
+print_plan

@@ -3,21 +3,14 @@
 # run that nobody killed. Prints the results as TAP.
 # usage: check_resume.sh, in the build tree; uses MPIRUN, MPIRUN_FLAGS, and ISO_TEST_SEED, the seed of the random points
 set -u
-export LC_ALL=C
 
 root=$(cd "$(dirname "$0")/.." && pwd) || exit 1
-. "$root/tests/test_env.sh"
+# shellcheck source=tests/program_tests.sh
+. "$root/tests/program_tests.sh"
 . "$root/tests/idx_files.sh"
-launcher=${MPIRUN:-mpirun}
-flags=${MPIRUN_FLAGS---oversubscribe --bind-to none}
-if [ "$launcher" = no ]; then
-    echo "1..0 # SKIP configure found no MPI launcher"
-    exit 0
-fi
-train=$PWD/examples/train
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-cd "$work" || exit 1
+need_launcher
+enter_work
+shown=output
 data_set images 400 40 8
 KILLS=5 # of each study
 seed=${ISO_TEST_SEED:-$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')}
@@ -27,15 +20,6 @@ echo "1..21"
 echo "# ISO_TEST_SEED=$seed"
 
 # ---- Helpers ----
-
-result() { # 0 for good, what should hold
-    if [ "$1" = 0 ]; then
-        echo "ok - $2"
-    else
-        echo "not ok - $2"
-        sed 's/^/# /' output
-    fi
-}
 
 # Starts a run in the background: its launcher is $job, and each rank leaves a file pid.NUMBER.
 data=images
@@ -57,13 +41,10 @@ kill_ranks() {
         [ -f "$file" ] && kill -9 "${file#pid.}" 2>/dev/null
     done
 }
-field() { # key, file: the value in the summary
-    sed -n 's/.*"event":"summary".*"'"$1"'":"\{0,1\}\([^,"}]*\).*/\1/p' "$2"
-}
 # The parameters at the end, and what the run says of itself.
 outcome() { # log
     for key in param_hash train_loss test_loss test_accuracy; do
-        field $key "$1"
+        summary_field $key "$1"
     done
 }
 # Number $1 of the random numbers of the seed, between 0 and $2.
@@ -154,8 +135,7 @@ refused() { # what differs, pattern of the sentence, ranks, arguments...
     start "$@"
     finish
     good=0
-    [ $status != 0 ] && [ $status != 124 ] || good=1
-    [ "$(grep -c '^train: ' output)" = 1 ] && grep -qE "^train: .*$sentence" output || good=1
+    has_failed && one_sentence train ".*$sentence" output || good=1
     result $good "refuses to resume with $name"
 }
 
@@ -216,7 +196,7 @@ same=$status
 start 2 "$@" --wire bf16 --log log.bf16
 finish
 [ "$same$status" = 00 ] && grep -q '"event":"resume","step":49,"old_wire":"f32"' log.bf16 &&
-    grep -q '"event":"resume","step":49}' log.f32 && [ "$(field param_hash log.bf16)" != "$(field param_hash log.f32)" ]
+    grep -q '"event":"resume","step":49}' log.f32 && [ "$(summary_field param_hash log.bf16)" != "$(summary_field param_hash log.f32)" ]
 result $? "goes on with gradients that are rounded on the wire, and says so"
 
 # Of nothing but damaged files the newest is named, and what can be done.

@@ -3,25 +3,17 @@
 # names what they wait for, and soon. Prints the results as TAP.
 # usage: check_stopped.sh, in the build tree; uses MPICC, MPIRUN and MPIRUN_FLAGS
 set -u
-export LC_ALL=C
 
 root=$(cd "$(dirname "$0")/.." && pwd) || exit 1
-. "$root/tests/test_env.sh"
+# shellcheck source=tests/program_tests.sh
+. "$root/tests/program_tests.sh"
 . "$root/tests/idx_files.sh"
-launcher=${MPIRUN:-mpirun}
-flags=${MPIRUN_FLAGS---oversubscribe --bind-to none}
-if [ "$launcher" = no ]; then
-    echo "1..0 # SKIP configure found no MPI launcher"
-    exit 0
-fi
-examples=$PWD/examples
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-cd "$work" || exit 1
+need_launcher
+enter_work
+shown=output
 data_set images 96 40 8
 # Ranks may start seconds apart on a busy machine, and nothing but the wait in question may reach the limit.
 export ISO_TIMEOUT=8
-: >results
 extra=
 
 # The last of so many ranks, which has $extra in its environment, stops in a function; the others end within
@@ -40,15 +32,9 @@ stops_in() { # function, ranks, what is waited for, program, arguments...
     timeout -k 5 60 "$launcher" $flags -n $((ranks - 1)) "$examples/$program" "$@" : \
         -n 1 env $extra LD_PRELOAD="$work/$place.so" "$examples/$program" "$@" >output 2>&1 </dev/null || status=$?
     told=$(grep -c "rank [0-9].* waited 8 s .*$sentence.*(ISO_TIMEOUT sets the limit)" output)
-    echo "$place" >>results
-    if [ $status != 0 ] && [ $status != 124 ] && [ $status != 137 ] && [ "$told" -ge 1 ] &&
-        [ "$told" -lt "$ranks" ]; then
-        echo "ok - $program: a rank that is stopped in $place ends the others"
-    else
-        echo "not ok - $program: a rank that is stopped in $place ends the others"
-        echo "# status $status, told $told times"
-        sed 's/^/# /' output
-    fi
+    echo "status $status, told $told times" >>output
+    has_failed && [ "$told" -ge 1 ] && [ "$told" -lt "$ranks" ]
+    result $? "$program: a rank that is stopped in $place ends the others"
 }
 
 set -- --data images --model mlp --epochs 2 --quiet
@@ -85,7 +71,6 @@ for start in 1 2 3 4 5 6 7 8 9 10; do
     sed 's/^/# /' output
     good=1
 done
-echo starts >>results
-[ $good = 0 ] && echo "ok - 10 starts that time out all end with 1" || echo "not ok - 10 starts that time out all end with 1"
+result $good "10 starts that time out all end with 1"
 
-echo "1..$(wc -l <results)"
+print_plan
