@@ -68,7 +68,7 @@ while [ $# -gt 0 ]; do
         sums_file=$2
         shift
         ;;
-    --help)
+    --help | -h)
         usage
         exit 0
         ;;

@@ -46,6 +46,8 @@ TRAIN_RUN = \
     examples/train_stop.c \
     examples/train_sync.c \
     examples/train_threads.c \
+    examples/usage.c \
+    examples/usage.h \
     examples/watch.c \
     examples/watch.h
 
@@ -55,7 +57,8 @@ examples_train_CFLAGS = $(AM_CFLAGS) -Wshadow -Wconversion
 examples_train_LDADD = libisotherm.la $(MPI_LIBS) -lm
 
 bin_PROGRAMS += examples/predict
-examples_predict_SOURCES = examples/predict.c examples/models.c examples/models.h examples/models_resnet.c
+examples_predict_SOURCES = examples/predict.c examples/models.c examples/models.h examples/models_resnet.c \
+    examples/usage.c examples/usage.h examples/watch.c examples/watch.h
 examples_predict_CPPFLAGS = $(PUBLIC_CPPFLAGS)
 examples_predict_CFLAGS = $(AM_CFLAGS) -Wshadow -Wconversion
 examples_predict_LDADD = libisotherm.la $(MPI_LIBS) -lm

@@ -1,6 +1,7 @@
 // Classifies images of an IDX file with a checkpoint: predict --checkpoint FILE IMAGES. Needs no
 // MPI launcher.
 #include "models.h"
+#include "usage.h"
 
 #include <errno.h>
 #include <isotherm.h>
@@ -87,7 +88,7 @@ static void print_help(void) {
 // Anywhere in the line, whatever else is wrong with it.
 static bool inform(char **argv) {
     for (int i = 1; argv[i]; i++) {
-        bool help = strcmp(argv[i], "--help") == 0;
+        bool help = usage_is_help(argv[i]);
         if (help) print_help();
         if (!help && strcmp(argv[i], "--version") != 0) continue;
         if (!help) puts("isotherm " ISO_VERSION);
@@ -103,6 +104,15 @@ static int find_option(const char *argument, size_t length) {
     return -1;
 }
 
+static iso_status refuse_unknown(const char *argument, int length) {
+    const char *names[OPTION_COUNT];
+    for (int i = 0; i < OPTION_COUNT; i++) names[i] = table[i].name;
+    const char *nearest = usage_nearest(argument, length, names, OPTION_COUNT);
+    if (!nearest) FAIL(ISO_ERR_ARG, "unknown option %.*s: see --help", length, argument);
+    FAIL(ISO_ERR_ARG, "unknown option %.*s: did you mean %s? See --help", length, argument,
+         nearest);
+}
+
 // Takes argv[*at], and the value after it.
 static iso_status parse_one(char **argv, int *at, options *out) {
     const char *argument = argv[*at], *value = strchr(argument, '=');
@@ -113,7 +123,7 @@ static iso_status parse_one(char **argv, int *at, options *out) {
     }
     size_t length = value ? (size_t)(value++ - argument) : strlen(argument);
     int i = find_option(argument, length);
-    if (i < 0) FAIL(ISO_ERR_ARG, "unknown option %.*s: see --help", (int)length, argument);
+    if (i < 0) return refuse_unknown(argument, (int)length);
     bool is_switch = !*table[i].value;
     if (is_switch && value) FAIL(ISO_ERR_ARG, "%s takes no value", table[i].name);
     if (is_switch) value = table[i].name;

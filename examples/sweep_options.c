@@ -1,6 +1,8 @@
 // Reads the command line of the sweep program: its own options, those of all runs, and the list.
 #include "sweep.h"
 
+#include "usage.h"
+
 #include <errno.h>
 #include <mpi.h>
 #include <stdlib.h>
@@ -83,7 +85,7 @@ static iso_status refuse_second(const char *option) {
 
 static iso_status take_one(sweep *self, int argc, char **argv, int *i, command_line *line) {
     const char *value = NULL, *target = NULL;
-    if (strcmp(argv[*i], "--help") == 0)
+    if (usage_is_help(argv[*i]))
         self->help = true;
     else if (strcmp(argv[*i], "--version") == 0)
         self->version = true;
@@ -187,6 +189,8 @@ static iso_status check_common(const command_line *line) {
                                "%.*s is of train and not of a sweep, which keeps its own files in "
                                "--out: remove it",
                                length, word);
+        if (strncmp(word, "--", 2) == 0 && !strstr(word, ": --") && !train_options_has(word))
+            return train_options_refuse(word, own, COUNT(own));
         if (strstr(word, ": --"))
             return train_error(ISO_ERR_ARG, "\"%.80s\" is a run: give the runs behind --", word);
         if (!has_sync && is_of_other_sync(word))

@@ -18,7 +18,7 @@ static bool inform(const train_options *options) {
 
 static bool perform(const train_world *world, const train_options *options) {
     train_result result;
-    if (world->rank == 0) train_stop_begin(options);
+    train_stop_begin(options, world->rank == 0);
     bool good = train_perform(world, options, NULL, &result);
     train_stop_end();
     if (good && result.already_finished && world->rank == 0 && !options->quiet)

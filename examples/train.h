@@ -234,8 +234,9 @@ iso_status train_state_load(train_run *run);
 
 // ---- train_stop.c ----
 
-// Local. From here on, until the end, this process says what is saved when a signal ends it.
-void train_stop_begin(const train_options *options);
+// Local. From here on, until the end, a signal that ends this process leaves no file of the
+// checkpoint that is not written whole; says: and the process says what is saved.
+void train_stop_begin(const train_options *options, bool says);
 void train_stop_end(void);
 // What it is to say: --checkpoint holds the parameters after so many epochs; whether a progress
 // line is open, which is redrawn in place.

@@ -171,6 +171,9 @@ static iso_status claim(int file, bool made, const char *checkpoint, const char 
     if (h.pid > 0)
         fprintf(stderr, "train: warning: took over %s of process %ld on host %s, %s\n", path, h.pid,
                 h.host, why);
+    else if (!made)
+        fprintf(stderr, "train: warning: took over %s of a process that it does not name, %s\n",
+                path, why);
     make_record();
     if (pwrite(file, record, RECORD, 0) != RECORD)
         return train_error(ISO_ERR_IO, "cannot write %s: %s", path, strerror(errno));

@@ -2,6 +2,7 @@
 #include "train_options.h"
 
 #include "train_error.h"
+#include "usage.h"
 
 #include <errno.h>
 #include <math.h>
@@ -9,7 +10,6 @@
 #include <string.h>
 
 #define HELP_COLUMN 28
-enum { NAME_ROOM = 64 }; // for the longest name of an option
 
 static bool among(const char *value, const char *choices) {
     size_t length = strlen(value);
@@ -105,49 +105,30 @@ static iso_status set_defaults(train_options *out) {
 
 // ---- The command line ---------------------------------------------------------------------------
 
-// How many letters must be added, removed or changed to make b of a.
-static int count_changes(const char *a, int length, const char *b) {
-    int row[NAME_ROOM], size = (int)strlen(b);
-    for (int k = 0; k <= size; k++) row[k] = k;
-    for (int i = 0; i < length; i++) {
-        int corner = row[0]; // of the row above
-        row[0] = i + 1;
-        for (int k = 0; k < size; k++) {
-            int least = corner + (a[i] != b[k]);
-            corner = row[k + 1];
-            if (corner + 1 < least) least = corner + 1;
-            row[k + 1] = row[k] + 1 < least ? row[k] + 1 : least;
-        }
-    }
-    return row[size];
-}
-
-// With the option that is spelt most like it, if one is.
-static iso_status refuse_unknown(const char *name, int length) {
-    const char *nearest = NULL;
-    int least = 2 + (length - 2) / 4;
-    for (int i = 0; i < train_option_count; i++) {
-        const train_option *o = &train_option_table[i];
-        if (o->kind == TOPIC || strlen(o->name) >= NAME_ROOM || o->name[2] != name[2]) continue;
-        int changes = count_changes(name, length, o->name);
-        if (changes >= least) continue;
-        least = changes;
-        nearest = o->name;
-    }
+iso_status train_options_refuse(const char *name, const char *const *more, int count) {
+    enum { ROOM = 128 };
+    const char *names[ROOM];
+    int used = 0, length = (int)strcspn(name, "=");
+    for (int i = 0; i < count && used < ROOM; i++) names[used++] = more[i];
+    for (int i = 0; i < train_option_count && used < ROOM; i++)
+        if (train_option_table[i].kind != TOPIC) names[used++] = train_option_table[i].name;
+    const char *nearest = usage_nearest(name, length, names, used);
     if (!nearest) return train_error(ISO_ERR_ARG, "unknown option %.*s: see --help", length, name);
     return train_error(ISO_ERR_ARG, "unknown option %.*s: did you mean %s? See --help", length,
                        name, nearest);
 }
 
+bool train_options_has(const char *name) { return find(name, strcspn(name, "=")) != NULL; }
+
 // Takes argv[*i], and the value after it where it has one. part: of the command line, from 1.
 static iso_status parse_one(int argc, char **argv, int *i, char part, char *given,
                             train_options *out) {
-    char *argument = argv[*i], *value = strchr(argument, '=');
+    char *argument = usage_is_help(argv[*i]) ? "--help" : argv[*i], *value = strchr(argument, '=');
     if (strncmp(argument, "--", 2) != 0)
         return train_error(ISO_ERR_ARG, "\"%s\" is no option: see --help", argument);
     size_t length = value ? (size_t)(value++ - argument) : strlen(argument);
     const train_option *o = find(argument, length);
-    if (!o) return refuse_unknown(argument, (int)length);
+    if (!o) return train_options_refuse(argument, NULL, 0);
     if (given[o - train_option_table] == part)
         return train_error(ISO_ERR_ARG, "%s is given twice: give it once", o->name);
     if (o->kind == SWITCH && value) return train_error(ISO_ERR_ARG, "%s takes no value", o->name);

@@ -57,6 +57,11 @@ iso_status train_options_settings(const train_options *values, iso_settings *out
 // Collective over MPI_COMM_WORLD. ISO_ERR_MISMATCH where this rank's options are not rank 0's.
 iso_status train_options_agree(const train_options *values);
 void train_options_help(FILE *to);
+// Local. Whether there is an option of that name, behind which =VALUE may stand.
+bool train_options_has(const char *name);
+// Local. ISO_ERR_ARG for a name that is none, with the option that is spelt most like it, of train
+// or one of `more`.
+iso_status train_options_refuse(const char *name, const char *const *more, int count);
 
 // Room for the text of all options; names of files may be cut.
 #define TRAIN_OPTIONS_ROOM 16384

@@ -1,10 +1,14 @@
 // What a training run says when a signal ends it: which checkpoint is the newest, and how to go on.
+// Leaves no file that is not written whole.
 #include "train.h"
 
 #include "watch.h"
 
+#include <dirent.h>
+#include <limits.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
@@ -51,9 +55,39 @@ static void farewell(int code) {
     say_how_to_go_on(code == SIGINT ? "SIGINT" : "SIGTERM");
 }
 
-void train_stop_begin(const train_options *of_run) {
+// Of a file that is not written whole: beside it, under its name with .tmp.PID behind.
+static bool is_partial(const char *name, const char *base) {
+    char end[32];
+    int length = snprintf(end, sizeof(end), ".tmp.%ld", (long)getpid());
+    size_t used = strlen(name), begin = strlen(base);
+    return used >= begin + (size_t)length && strncmp(name, base, begin) == 0 &&
+           strcmp(name + used - length, end) == 0;
+}
+
+static void remove_partial(const char *path) {
+    const char *slash = strrchr(path, '/');
+    char folder[PATH_MAX] = ".";
+    if (slash) snprintf(folder, sizeof(folder), "%.*s", (int)(slash - path) + 1, path);
+    DIR *files = opendir(folder);
+    if (!files) return;
+    for (const struct dirent *at; (at = readdir(files));)
+        if (is_partial(at->d_name, slash ? slash + 1 : path))
+            (void)unlinkat(dirfd(files), at->d_name, 0);
+    closedir(files);
+}
+
+// The checkpoint may be a link, and its sets stand beside the link.
+static void remove_all_partial(void) {
+    char target[PATH_MAX];
+    if (!options->checkpoint) return;
+    remove_partial(options->checkpoint);
+    if (realpath(options->checkpoint, target)) remove_partial(target);
+}
+
+void train_stop_begin(const train_options *of_run, bool says) {
     options = of_run;
-    watch_farewell(farewell);
+    if (says) watch_farewell(farewell);
+    watch_at_exit(remove_all_partial);
 }
 
 void train_stop_saved(int64_t epoch) {
@@ -68,4 +102,7 @@ void train_stop_line(bool is_redrawn) {
     pthread_mutex_unlock(&guard);
 }
 
-void train_stop_end(void) { watch_farewell(NULL); }
+void train_stop_end(void) {
+    watch_farewell(NULL);
+    watch_at_exit(NULL);
+}

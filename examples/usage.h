@@ -1,10 +1,18 @@
-// What the small programs answer to --help, --version, and arguments that they do not have.
+// What programs answer to --help, --version, and arguments that they do not have.
 #ifndef EXAMPLES_USAGE_H
 #define EXAMPLES_USAGE_H
+
+#include <stdbool.h>
 
 // Collective over MPI_COMM_WORLD, right after MPI_Init_thread. With --help rank 0 prints text, with
 // --version the version; it names any other option, and any argument after the first `most`, in an
 // error message. All of these end the program on every rank.
 void usage_check(int argc, char **argv, int most, const char *program, const char *text);
+
+// Local, without MPI. Whether an argument asks for help: --help or -h.
+bool usage_is_help(const char *argument);
+// Local, without MPI. Of these names the one that is spelt most like an option, of which `length`
+// letters count; NULL: none is much like it.
+const char *usage_nearest(const char *option, int length, const char *const *names, int count);
 
 #endif

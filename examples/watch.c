@@ -18,6 +18,7 @@ static _Atomic int64_t counted;     // ms of that in which the process was not s
 static void (*_Atomic on_second)(void);
 static void (*_Atomic on_signal)(int);
 static void (*_Atomic on_end)(void);
+static void (*_Atomic on_exit_now)(void);
 
 static int64_t now_ms(void) {
     struct timespec now;
@@ -43,10 +44,17 @@ void watch_limit(const char *what) {
 void watch_every_second(void (*call)(void)) { on_second = call; }
 void watch_farewell(void (*call)(int)) { on_signal = call; }
 void watch_at_end(void (*call)(void)) { on_end = call; }
+void watch_at_exit(void (*call)(void)) { on_exit_now = call; }
 
 void watch_clean(void) {
     void (*call)(void) = atomic_exchange(&on_end, NULL);
     if (call) call();
+}
+
+static _Noreturn void end(int code) {
+    void (*call)(void) = on_exit_now;
+    if (call) call();
+    _exit(code);
 }
 
 // As the launcher numbers ranks: MPI cannot be asked here.
@@ -69,7 +77,7 @@ static void check_limit(int64_t passed) {
             "(ISO_TIMEOUT sets the limit)\n",
             name, rank_text(), limit, what);
     watch_clean();
-    _exit(EXIT_FAILURE); // MPI_Abort must not meet what MPI is doing
+    end(EXIT_FAILURE); // MPI_Abort must not meet what MPI is doing
 }
 
 static void leave(int code) {
@@ -78,7 +86,7 @@ static void leave(int code) {
     watch_clean();
     // A launcher loses what a process writes right before its end.
     if (farewell) nanosleep(&(struct timespec){.tv_nsec = 300000000}, NULL);
-    _exit(128 + code);
+    end(128 + code);
 }
 
 static void *watch(void *argument) {

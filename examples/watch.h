@@ -18,6 +18,9 @@ void watch_limit(const char *what);
 void watch_every_second(void (*call)(void));
 void watch_farewell(void (*call)(int signal));
 void watch_at_end(void (*call)(void));
+// What the thread calls last, right before it ends the program: nothing of that comes after it but
+// what the main thread does within microseconds.
+void watch_at_exit(void (*call)(void));
 // Calls what was given to watch_at_end; the program is about to end without it.
 void watch_clean(void);
 

@@ -58,6 +58,20 @@ finish() {
     job=
 }
 
+# Half a minute ago, and a minute and a half.
+good=0
+for contents in '' garbage; do
+    printf %s "$contents" >c.lock
+    train_alone --steps 1 --checkpoint c
+    [ "$status" = 1 ] && one_sentence train 'another training run has just begun to write c' output || good=1
+    touch -d '90 seconds ago' c.lock
+    train_alone --steps 1 --checkpoint c
+    [ "$status" = 0 ] && [ ! -e c.lock ] &&
+        one_sentence train 'warning: took over c.lock of a process that it does not name, .* for [0-9]+ s$' output || good=1
+    rm -f c*
+done
+result $good "an empty or a damaged lock is taken over after a minute, with a warning"
+
 # ---- Files that are there ----
 
 train_alone --steps 3 --log log --checkpoint c --checkpoint-every 1
@@ -196,6 +210,17 @@ for code in INT:130 TERM:143; do
             first && [ -e "$(sed 's/.* is \(c.step-[0-9]*\):.*/\1/' first)" ]
     result $? "SIG${code%:*} ends a run with a word on its newest checkpoint"
 done
+
+# Nearly always in the middle of a save.
+good=0
+for _ in 1 2 3 4 5; do
+    rm -f c*
+    start 0 --checkpoint c --checkpoint-every 1
+    kill -INT "$job"
+    finish
+    [ -z "$(find . -name 'c*.tmp.*')" ] && [ -z "$(find . -name '*.lock')" ] || good=1
+done
+result $good "SIGINT in a save leaves nothing that is not whole"
 
 rm -f c*
 start 2 --checkpoint c --checkpoint-every 20

@@ -176,4 +176,9 @@ run_alone "$predict" --help
 [ "$status" = 0 ] && [ "$(grep -c '^  --checkpoint ' stdout)" = 1 ]
 result $? "--help is printed"
 
+run_alone "$predict" -h
+[ "$status" = 0 ] && [ "$(grep -c '^  --checkpoint ' stdout)" = 1 ]
+result $? "and by -h"
+refused "a misspelt option" 'unknown option --chekpoint: did you mean --checkpoint\?' --chekpoint c images
+
 print_plan

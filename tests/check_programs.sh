@@ -597,4 +597,12 @@ wait "$job" || status=$?
 has_failed && [ $(($(date +%s) - began)) -le 10 ]
 result $? "a rank that dies ends the job within 10 s"
 
+good=0
+for program in "$train" "$mnist" "$mnist_daso" "$own_arrays" "$examples/get-mnist"; do
+    "$program" --help >help 2>&1
+    run 0 "$program" -h
+    [ "$status" = 0 ] && [ -s help ] && cmp -s help stdout || good=1
+done
+result $good "-h is --help in every program"
+
 print_plan

@@ -278,4 +278,10 @@ holds "refused with one sentence: an option given twice" is_refused '--target is
 run_alone "$sweep" --out one --out two -- "a: --sync lazy"
 holds "refused with one sentence: a second folder" is_refused '--out is given twice: give it once'
 
+refused "a misspelt option of its own" 'unknown option --tagret: did you mean --target\?' --tagret 0.9 -- "a: --sync lazy"
+refused "a misspelt option of all runs" 'unknown option --epoch: did you mean --epochs\?' --epoch=3 -- "a: --sync lazy"
+run_alone "$sweep" -h
+helped() { [ "$status" = 0 ] && grep -q '^  --out FOLDER' stdout; }
+holds "-h prints the help" helped
+
 print_plan

@@ -139,7 +139,8 @@ iso_status iso_data_parallel_end_backward(iso_module *data_parallel);
 // Called on every rank after each synchronised backward and before gradients leave, in the order in
 // which they were added; gradients are still this rank's own (look at them through
 // iso_module_parameters and parameter->grad, not iso_parameter_grad). While there is one, gradients
-// leave at the end of the backward and no earlier. Adding and removing are collective.
+// leave at the end of the backward and no earlier. Adding and removing are collective. handle is
+// what removes it; NULL: nothing will.
 typedef iso_status (*iso_pre_sync_hook)(iso_module *data_parallel, void *user);
 iso_status iso_data_parallel_add_pre_sync_hook(iso_module *data_parallel, iso_pre_sync_hook hook,
                                                void *user, int *handle);

@@ -57,7 +57,8 @@ iso_status iso__arrays_check(const iso__array *arrays, int count);
 
 // ---- Writing --------------------------------------------------------------------------------------
 
-// Writes PATH.tmp.PID, syncs it, renames it to PATH and syncs the folder. sealed: the header
+// Writes PATH.tmp.PID, syncs it, renames it to PATH and syncs the folder; where PATH is a symbolic
+// link, all that beside the file that it leads to. sealed: the header
 // carries a hash of itself, so that any change of it is noticed by who asks for one.
 iso_status iso__safetensors_write(const char *path, bool sealed, const iso__note *notes,
                                   int note_count, const iso__array *arrays, int count);

@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <limits.h>
 #include <stdarg.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -172,24 +173,49 @@ fail:
     return status;
 }
 
+// Where a chain of links leads, which need not be there yet; the caller's.
+static iso_status follow_links(const char *path, char **out) {
+    enum { MOST = 40 }; // as the system follows
+    char target[PATH_MAX];
+    ISO_TRY(iso__strdup(path, out));
+    for (int i = 0; i < MOST; i++) {
+        ssize_t length = readlink(*out, target, sizeof(target) - 1);
+        if (length < 0) return ISO_OK;
+        target[length] = 0;
+        const char *slash = target[0] == '/' ? NULL : strrchr(*out, '/');
+        text whole = {0};
+        if (slash) append(&whole, *out, (size_t)(slash - *out) + 1);
+        append(&whole, target, (size_t)length + 1);
+        iso__free(*out);
+        *out = whole.data;
+        ISO_TRY(whole.status);
+    }
+    iso__free(*out);
+    *out = NULL;
+    return ISO_FAIL(ISO_ERR_IO, "cannot write checkpoint %s: too many links", path);
+}
+
 iso_status iso__safetensors_write(const char *path, bool sealed, const iso__note *notes,
                                   int note_count, const iso__array *arrays, int count) {
     iso_status status;
     struct stat info;
+    char *target = NULL;
     text header = {0}, temporary = {0};
     ISO_TRY(iso__arrays_check(arrays, count));
     ISO_CHECK(stat(path, &info) != 0 || S_ISREG(info.st_mode), ISO_ERR_IO,
               "cannot write checkpoint %s: there is something of that name that is no file", path);
-    append(&temporary, path, strlen(path));
+    ISO_TRY_GOTO(follow_links(path, &target));
+    append(&temporary, target, strlen(target));
     append_format(&temporary, ".tmp.%ld", (long)getpid());
     append(&temporary, "", 1);
     ISO_TRY_GOTO(temporary.status);
     ISO_TRY_GOTO(make_header(sealed, notes, note_count, arrays, count, &header));
-    ISO_TRY_GOTO(write_file(temporary.data, path, &header, arrays, count));
-    ISO_TRY_GOTO(sync_folder(path));
+    ISO_TRY_GOTO(write_file(temporary.data, target, &header, arrays, count));
+    ISO_TRY_GOTO(sync_folder(target));
     status = ISO_OK;
 fail:
     iso__free(header.data);
     iso__free(temporary.data);
+    iso__free(target);
     return status;
 }

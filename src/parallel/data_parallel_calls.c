@@ -39,9 +39,10 @@ iso_status iso_data_parallel_add_pre_sync_hook(iso_module *module, iso_pre_sync_
     ISO_TRY(iso_data_parallel_finish(module));
     size_t old = (size_t)self->pre_sync_count * sizeof(*self->pre_sync);
     ISO_TRY(iso__realloc((void **)&self->pre_sync, old, old + sizeof(*self->pre_sync)));
-    *handle = self->pre_sync_ids++;
+    int id = self->pre_sync_ids++;
     self->pre_sync[self->pre_sync_count++] =
-        (iso__pre_sync_hook){.id = *handle, .call = hook, .user = user};
+        (iso__pre_sync_hook){.id = id, .call = hook, .user = user};
+    if (handle) *handle = id;
     return ISO_OK;
 }
 

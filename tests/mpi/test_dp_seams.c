@@ -80,6 +80,10 @@ static void hooks_in_order(iso_sync sync) {
     iso_assert_all(strcmp(called, "bacbab") == 0);
     iso_assert_ok(trainer_hash(&t, &hash));
     iso_assert_all(hash == hash_after(&config, 4)); // 2 * 0.5 changes no bits
+    called[0] = 0;
+    iso_assert_ok(iso_data_parallel_add_pre_sync_hook(t.model, hook, &c, NULL)); // stays for good
+    iso_assert_ok(trainer_step(&t, 4, NULL));
+    iso_assert_all(strcmp(called, "c") == 0);
     trainer_destroy(&t);
 }
 

@@ -10,6 +10,7 @@
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 static iso_device *device;
 
@@ -104,6 +105,30 @@ Test(checkpoint, reads_back_what_was_written) {
                  iso_last_error()->message);
     cr_assert(equal(&written, &read));
     destroy(&written);
+    destroy(&read);
+}
+
+// Once to a file that is there, by a relative and by an absolute link, and once to one that is not.
+Test(checkpoint, a_link_stays_a_link) {
+    model m = create_counted(), read = create(7);
+    const char *to = save("to", &m), *link = scratch_path("link"), *second = scratch_path("second");
+    struct stat info;
+    cr_assert_eq(symlink("to", link), 0);
+    cr_assert_eq(symlink(link, second), 0);
+    for (int round = 0; round < 2; round++) {
+        if (round == 1) unlink(to);
+        save("second", &m);
+        cr_assert(lstat(second, &info) == 0 && S_ISLNK(info.st_mode));
+        cr_assert(lstat(link, &info) == 0 && S_ISLNK(info.st_mode));
+        cr_assert(lstat(to, &info) == 0 && S_ISREG(info.st_mode));
+        cr_assert_eq(scratch_count(), 3);
+    }
+    cr_assert_eq(iso_checkpoint_load(to, read.tensors, 2), ISO_OK);
+    cr_assert(equal(&m, &read));
+    unlink(link);
+    cr_assert_eq(symlink("second", link), 0); // in a circle
+    cr_assert_eq(iso_checkpoint_save(second, m.tensors, 2), ISO_ERR_IO);
+    destroy(&m);
     destroy(&read);
 }
 
