@@ -79,13 +79,11 @@ static iso_status make_averages(iso__periodic *p) {
 // other communicators must not come between them.
 static iso_status make_topology(iso__periodic *p) {
     iso_comm *own;
-    iso_comm_config same = {.progress = iso_comm_progress(p->comm),
-                            .timeout_s = iso__comm_timeout(p->comm)};
-    ISO_TRY(iso_comm_create(iso_comm_mpi(p->comm), &same, &own));
+    ISO_TRY(iso__comm_create_like(p->comm, iso_comm_mpi(p->comm), false, &own));
     iso_status status = iso_topology_create(own, &p->config.topology, &p->topology);
     iso_comm_destroy(&own);
     ISO_TRY(status);
-    ISO_TRY(iso_comm_create(iso_comm_mpi(p->topology->node), &same, &p->node));
+    ISO_TRY(iso__comm_create_like(p->comm, iso_comm_mpi(p->topology->node), true, &p->node));
     return iso__comm_place_part(p->node, p->topology->world);
 }
 

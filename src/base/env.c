@@ -147,7 +147,7 @@ const char *iso__env_effective(iso__env variable) {
 
 #define NAME_ROOM 64
 
-static int least(int a, int b, int c) {
+static int least_of(int a, int b, int c) {
     int m = a < b ? a : b;
     return m < c ? m : c;
 }
@@ -162,7 +162,7 @@ static int distance_of(const char *a, size_t length, const char *b) {
         row[0] = (int)i;
         for (size_t k = 1; k <= n; k++) {
             int above = row[k];
-            row[k] = least(above + 1, row[k - 1] + 1, corner + (a[i - 1] != b[k - 1]));
+            row[k] = least_of(above + 1, row[k - 1] + 1, corner + (a[i - 1] != b[k - 1]));
             corner = above;
         }
     }

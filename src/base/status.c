@@ -16,7 +16,7 @@ const char *iso_status_string(iso_status status) {
     return "unknown status";
 }
 
-static iso_status record(iso_status code, const char *format, va_list args) {
+static iso_status write_record(iso_status code, const char *format, va_list args) {
     // A message may quote the record it replaces, so it is formatted elsewhere first.
     char message[sizeof(last.message)];
     vsnprintf(message, sizeof(message), format, args);
@@ -30,7 +30,7 @@ static iso_status record(iso_status code, const char *format, va_list args) {
 iso_status iso_error_set(iso_status code, const char *format, ...) {
     va_list args;
     va_start(args, format);
-    record(code, format, args);
+    write_record(code, format, args);
     va_end(args);
     return code;
 }
@@ -43,7 +43,7 @@ iso_status iso__error(iso_status code, const char *function, const char *file, i
                       const char *format, ...) {
     va_list args;
     va_start(args, format);
-    record(code, format, args);
+    write_record(code, format, args);
     va_end(args);
     return iso__error_frame(code, function, file, line);
 }

@@ -43,13 +43,13 @@ iso_status iso_trace_start(size_t wanted) {
 }
 
 // Until recording is true again nobody writes: who saw it true before is waited for.
-static void hold(void) {
+static void hold_span(void) {
     recording = false;
     while (writers > 0) sched_yield();
 }
 
 void iso_trace_stop(void) {
-    hold();
+    hold_span();
     iso__free(spans);
     spans = NULL;
     capacity = 0;
@@ -119,7 +119,7 @@ static iso_status make_text(int rank, char **out, size_t *out_size) {
 
 iso_status iso_trace_text(int rank, char **out, size_t *out_size) {
     ISO_CHECK(spans, ISO_ERR_STATE, "no trace was started");
-    hold();
+    hold_span();
     iso_status status = make_text(rank, out, out_size);
     recording = true;
     ISO_TRY(status);

@@ -10,7 +10,7 @@
 #define CUT_UNIT   ((size_t)64) // parts begin on cache lines
 
 // Of the thread that asks; the error may be that of another.
-static iso_status verdict(const iso__channel *c, int i) {
+static iso_status item_verdict(const iso__channel *c, int i) {
     if (!iso__entry_is_pending(&c->item[i])) return ISO_OK;
     ISO_CHECK(!iso__channel_has_failed(c), (iso_status)atomic_load(&c->error), "%s", c->message);
     ISO_CHECK(!c->comm->engine->finalized, ISO_ERR_STATE,
@@ -39,7 +39,7 @@ size_t iso__cut_at(size_t bytes, size_t unit, size_t count, size_t k) {
 }
 
 // Writes a part as parts of at most so many bytes; gives their number.
-static size_t cut(iso__part part, size_t most, iso__part *out) {
+static size_t cut_part(iso__part part, size_t most, iso__part *out) {
     size_t count = iso__cut_count(part.bytes, CUT_UNIT, most);
     for (size_t k = 0; k < count; k++) {
         size_t at = iso__cut_at(part.bytes, CUT_UNIT, count, k);
@@ -86,7 +86,7 @@ static int most_at_once(const iso__part *part, int count, size_t window) {
     return window / least + 1 < (size_t)count ? (int)(window / least + 1) : count;
 }
 
-static iso_status reserve(iso__channel *c, int room) {
+static iso_status reserve_requests(iso__channel *c, int room) {
     iso__engine *engine = c->comm->engine;
     if (room <= c->room) return ISO_OK;
     pthread_mutex_lock(&engine->lock);
@@ -123,9 +123,9 @@ iso_status iso__channel_set_plan(iso__channel *c, const iso__part *part, int cou
     ISO_TRY(status);
     ISO_TRY(iso__alloc((size_t)total * sizeof(iso__part), &copy));
     iso__part *end = copy;
-    for (int k = 0; k < count; k++) end += cut(part[k], MOST_BYTES, end);
+    for (int k = 0; k < count; k++) end += cut_part(part[k], MOST_BYTES, end);
     adopt_plan(c, copy, total, window);
-    return reserve(c, most_at_once(c->part, total, window));
+    return reserve_requests(c, most_at_once(c->part, total, window));
 }
 
 static iso_status plan_in_order(iso__channel *c, size_t part_bytes, size_t window) {
@@ -136,7 +136,7 @@ static iso_status plan_in_order(iso__channel *c, size_t part_bytes, size_t windo
     ISO_TRY(iso__alloc(total * sizeof(iso__part), &memory));
     iso__part *end = memory;
     for (int i = 0; i < c->count; i++)
-        end += cut((iso__part){i, 0, c->item[i].given.bytes}, part_bytes, end);
+        end += cut_part((iso__part){i, 0, c->item[i].given.bytes}, part_bytes, end);
     iso_status status = iso__channel_set_plan(c, memory, (int)total, window);
     iso__free(memory);
     return status;
@@ -154,8 +154,8 @@ static iso_status check_item(const iso__channel_item *given) {
     return ISO_OK;
 }
 
-static iso_status setup(iso__channel *c, const iso__channel_item *given, int count,
-                        size_t part_bytes, size_t window) {
+static iso_status take_items(iso__channel *c, const iso__channel_item *given, int count,
+                             size_t part_bytes, size_t window) {
     for (int i = 0; i < count; i++) ISO_TRY(check_item(&given[i]));
     ISO_TRY(iso__alloc_zero((size_t)count * sizeof(iso__channel_entry), (void **)&c->item));
     c->count = count;
@@ -171,7 +171,7 @@ static void take_queue(iso__channel *c) {
 }
 
 // With the lock of the engine, whose threads walk the list.
-static void list(iso__channel *c, bool add) {
+static void list_channel(iso__channel *c, bool add) {
     iso__engine *engine = c->comm->engine;
     pthread_mutex_lock(&engine->lock);
     iso__channel **at = &engine->channels;
@@ -189,12 +189,12 @@ iso_status iso__channel_create(iso_comm *comm, const iso__channel_item *given, i
     ISO_TRY(iso__alloc_zero(sizeof(*c), (void **)&c));
     c->comm = iso_comm_retain(comm);
     c->mpi = MPI_COMM_NULL;
-    ISO_TRY_GOTO(iso_comm_agree(comm, setup(c, given, count, part_bytes, window)));
+    ISO_TRY_GOTO(iso_comm_agree(comm, take_items(c, given, count, part_bytes, window)));
     ISO_TRY_GOTO(iso__comm_meet(comm, "the barrier before MPI_Comm_dup"));
     // With its error handler, which returns.
     ISO_TRY_GOTO(iso__comm_make(comm, &(iso__comm_recipe){.from = comm->mpi}, &c->mpi));
     take_queue(c);
-    list(c, true);
+    list_channel(c, true);
     *out = c;
     return ISO_OK;
 fail:
@@ -228,7 +228,7 @@ bool iso__channel_destroy(iso__channel **pointer) {
         iso__log(ISO_LOG_ERROR, "a channel was destroyed with exchanges under way: it stays");
         return false;
     }
-    list(c, false);
+    list_channel(c, false);
     give_back(c);
     c->comm->queue_taken[c->queue] = false;
     int finalized = 0;
@@ -254,7 +254,7 @@ iso_status iso__channel_ready(iso__channel *c, int i) {
     iso__channel_entry *m = &c->item[i];
     iso__engine *engine = c->comm->engine;
     ISO_CHECK(!engine->finalized, ISO_ERR_STATE, "an exchange was started after MPI_Finalize");
-    ISO_TRY(verdict(c, i));
+    ISO_TRY(item_verdict(c, i));
     ISO_CHECK(!iso__entry_is_pending(m), ISO_ERR_STATE,
               "\"%s\" was made ready twice: its exchange is still under way", m->given.label);
     pthread_mutex_lock(&engine->lock);
@@ -264,7 +264,7 @@ iso_status iso__channel_ready(iso__channel *c, int i) {
     iso__channel_issue(c);
     iso__engine_kick(engine);
     pthread_mutex_unlock(&engine->lock);
-    ISO_TRY(verdict(c, i));
+    ISO_TRY(item_verdict(c, i));
     return ISO_OK;
 }
 
@@ -321,7 +321,7 @@ iso_status iso__channel_wait(iso__channel *c, int i, iso__channel_idle idle, voi
     iso_status status = wait_locked(c, &c->item[i], idle, user);
     pthread_mutex_unlock(&c->comm->engine->lock);
     ISO_TRY(status);
-    ISO_TRY(verdict(c, i));
+    ISO_TRY(item_verdict(c, i));
     return ISO_OK;
 }
 

@@ -38,6 +38,7 @@ static iso_status post_part(iso__channel *c, const iso__part *part) {
     request->dtype = m->given.dtype;
     request->queue = c->queue;
     request->call = iso__mpi_allreduce;
+    request->whole = true; // its length is the plan's
     request->channel = c;
     request->channel_item = part->item;
     if (part->offset == 0) m->times.posted_ns = request->posted_ns;

@@ -117,7 +117,7 @@ int iso__mpi_allreduce(iso_request *request, int count, MPI_Comm mpi, MPI_Reques
 
 // The most elements of a part: of every block where there are blocks.
 static size_t part_of(const iso_request *request) {
-    if (request->channel) return request->left; // is a part of the channel's plan
+    if (request->whole) return request->left;
     return (request->block > 0 ? BLOCK_BYTES : PART_BYTES) / request->unit;
 }
 
@@ -167,10 +167,14 @@ static void post_bulk(iso_request *request) {
         engine->in_flight++;
 }
 
-static iso_status post(iso_request *request) {
+static iso_status post_messages(iso_request *request) {
     iso__engine *engine = request->engine;
-    ISO_TRY(iso__engine_reserve(engine, under_way(request)));
     request->bulk = request->left > part_of(request);
+    ISO_CHECK(!request->bulk || request->comm->bulk != MPI_COMM_NULL, ISO_ERR_STATE,
+              "the exchange of \"%s\" is too long for its communicator, which was made for short "
+              "exchanges",
+              request->name);
+    ISO_TRY(iso__engine_reserve(engine, under_way(request)));
     if (request->bulk) {
         post_bulk(request);
         return ISO_OK;
@@ -182,7 +186,7 @@ static iso_status post(iso_request *request) {
 
 // ---- Progress -------------------------------------------------------------------------------------
 
-static void complete(iso__engine *engine, int slot, int error) {
+static void complete_part(iso__engine *engine, int slot, int error) {
     iso_request *request = engine->owner[slot];
     engine->mpi[slot] = MPI_REQUEST_NULL;
     if (error != MPI_SUCCESS) request->mpi_error = error;
@@ -195,7 +199,7 @@ static void complete(iso__engine *engine, int slot, int error) {
         iso__request_complete(request);
 }
 
-static void compact(iso__engine *engine) {
+static void close_gaps(iso__engine *engine) {
     int kept = 0;
     for (int i = 0; i < engine->in_flight; i++) {
         if (engine->mpi[i] == MPI_REQUEST_NULL) continue;
@@ -205,17 +209,17 @@ static void compact(iso__engine *engine) {
     engine->in_flight = kept;
 }
 
-static bool progress(iso__engine *engine) {
+static bool test_messages(iso__engine *engine) {
     if (engine->in_flight == 0) return false;
     int count = 0;
     int rc =
         MPI_Testsome(engine->in_flight, engine->mpi, &count, engine->completed, engine->statuses);
     if (count == 0 || count == MPI_UNDEFINED) return false;
     for (int i = 0; i < count; i++)
-        complete(engine, engine->completed[i],
-                 rc == MPI_ERR_IN_STATUS ? engine->statuses[i].MPI_ERROR : rc);
-    compact(engine);
+        complete_part(engine, engine->completed[i],
+                      rc == MPI_ERR_IN_STATUS ? engine->statuses[i].MPI_ERROR : rc);
+    close_gaps(engine);
     return false; // what goes on does so in the library
 }
 
-const iso__collective_ops iso__collective_mpi = {.post = post, .progress = progress};
+const iso__collective_ops iso__collective_mpi = {.post = post_messages, .progress = test_messages};

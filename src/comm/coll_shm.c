@@ -24,7 +24,7 @@ static size_t slice_start(size_t count, int rank, int size) {
     return start < count ? start : count;
 }
 
-static iso_status post(iso_request *request) {
+static iso_status post_shared(iso_request *request) {
     const iso_comm *comm = request->comm;
     iso__shared *s = comm->shared;
     iso__shared_queue *q = &s->queue[request->queue];
@@ -161,14 +161,14 @@ static bool progress_queues(iso__shared *s, iso__engine *engine) {
     return false;
 }
 
-static bool progress(iso__engine *engine) {
+static bool sum_shared(iso__engine *engine) {
     for (iso__shared *s = engine->shared; s; s = s->older)
         // True ends the walk: the list may have changed while the lock was released.
         if (progress_queues(s, engine)) return true;
     return false;
 }
 
-const iso__collective_ops iso__collective_shm = {.post = post, .progress = progress};
+const iso__collective_ops iso__collective_shm = {.post = post_shared, .progress = sum_shared};
 
 // ---- Or messages ----------------------------------------------------------------------------------
 

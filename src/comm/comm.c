@@ -50,7 +50,7 @@ static iso_status read_timeout(iso_comm *comm, const iso_comm_config *config) {
 
 // MPI_Comm_dup can only block: all ranks meet before it, and before they compare their
 // environments, under the limit.
-static iso_status duplicate(iso_comm *comm, MPI_Comm mpi_comm) {
+static iso_status duplicate_comm(iso_comm *comm, MPI_Comm mpi_comm) {
     MPI_Request request;
     ISO_TRY_MPI(MPI_Comm_rank(mpi_comm, &comm->rank));
     ISO_TRY_MPI(MPI_Comm_size(mpi_comm, &comm->size));
@@ -60,14 +60,20 @@ static iso_status duplicate(iso_comm *comm, MPI_Comm mpi_comm) {
     ISO_TRY(iso__comm_check_environment(comm, mpi_comm)); // MPI_Comm_dup sums by the algorithm
     ISO_TRY(iso__comm_make(comm, &(iso__comm_recipe){.from = mpi_comm}, &comm->mpi));
     ISO_TRY_MPI(MPI_Comm_set_errhandler(comm->mpi, MPI_ERRORS_RETURN));
+    return ISO_OK;
+}
+
+static iso_status duplicate_for_bulk(iso_comm *comm) {
     ISO_TRY(iso__comm_meet(comm, "the barrier before MPI_Comm_dup"));
     ISO_TRY(iso__comm_make(comm, &(iso__comm_recipe){.from = comm->mpi}, &comm->bulk));
     return ISO_OK;
 }
 
-static iso_status setup(iso_comm *comm, MPI_Comm mpi_comm, const iso_comm_config *config) {
+static iso_status connect_ranks(iso_comm *comm, MPI_Comm mpi_comm, const iso_comm_config *config,
+                                bool long_requests) {
     iso_status limit = read_timeout(comm, config);
-    ISO_TRY(duplicate(comm, mpi_comm));
+    ISO_TRY(duplicate_comm(comm, mpi_comm));
+    if (long_requests) ISO_TRY(duplicate_for_bulk(comm));
     ISO_TRY(limit);
     ISO_TRY(iso__engine_acquire(config ? config->progress : ISO_PROGRESS_AUTO, &comm->engine));
     // Once per process: looking for it takes Open MPI a fifth of a second.
@@ -76,6 +82,28 @@ static iso_status setup(iso_comm *comm, MPI_Comm mpi_comm, const iso_comm_config
             iso__choose_algorithm(comm->engine->algorithm, sizeof(comm->engine->algorithm));
     log_choices(comm);
     return ISO_OK;
+}
+
+static iso_status create_comm(MPI_Comm mpi_comm, const iso_comm_config *config, bool long_requests,
+                              iso_comm **out) {
+    void *memory;
+    ISO_TRY(iso__alloc_zero(sizeof(iso_comm), &memory));
+    iso_comm *comm = memory;
+    comm->references = 1;
+    comm->mpi = comm->bulk = MPI_COMM_NULL;
+    iso_status status;
+    ISO_TRY_GOTO(connect_ranks(comm, mpi_comm, config, long_requests));
+    *out = comm;
+    return ISO_OK;
+fail:
+    iso_comm_destroy(&comm);
+    return status;
+}
+
+iso_status iso__comm_create_like(const iso_comm *like, MPI_Comm mpi_comm, bool long_requests,
+                                 iso_comm **out) {
+    iso_comm_config config = {.progress = like->engine->mode, .timeout_s = like->timeout_s};
+    return create_comm(mpi_comm, &config, long_requests, out);
 }
 
 iso_status iso_comm_create(MPI_Comm mpi_comm, const iso_comm_config *config, iso_comm **out) {
@@ -90,18 +118,7 @@ iso_status iso_comm_create(MPI_Comm mpi_comm, const iso_comm_config *config, iso
               ISO_ERR_ARG, "unknown progress mode %d", (int)config->progress);
     ISO_CHECK(!config || config->timeout_s >= 0, ISO_ERR_ARG,
               "a time-out of %g s: give a number of at least 0", config->timeout_s);
-    void *memory;
-    ISO_TRY(iso__alloc_zero(sizeof(iso_comm), &memory));
-    iso_comm *comm = memory;
-    comm->references = 1;
-    comm->mpi = comm->bulk = MPI_COMM_NULL;
-    iso_status status;
-    ISO_TRY_GOTO(setup(comm, mpi_comm, config));
-    *out = comm;
-    return ISO_OK;
-fail:
-    iso_comm_destroy(&comm);
-    return status;
+    return create_comm(mpi_comm, config, true, out);
 }
 
 iso_status iso_comm_create_fortran(int mpi_comm, const iso_comm_config *config, iso_comm **out) {
@@ -164,8 +181,8 @@ iso_status iso_comm_bcast(iso_comm *comm, void *data, size_t bytes, int root) {
     return ISO_OK;
 }
 
-static iso_status allreduce(iso_comm *comm, void *data, size_t count, MPI_Datatype type,
-                            iso_reduce op) {
+static iso_status reduce_numbers(iso_comm *comm, void *data, size_t count, MPI_Datatype type,
+                                 iso_reduce op) {
     MPI_Op mpi_op = op == ISO_SUM ? MPI_SUM : op == ISO_MAX ? MPI_MAX : MPI_MIN;
     MPI_Request request;
     void *memory;
@@ -181,11 +198,11 @@ static iso_status allreduce(iso_comm *comm, void *data, size_t count, MPI_Dataty
 }
 
 iso_status iso_comm_allreduce_f64(iso_comm *comm, double *data, size_t count, iso_reduce op) {
-    return allreduce(comm, data, count, MPI_DOUBLE, op);
+    return reduce_numbers(comm, data, count, MPI_DOUBLE, op);
 }
 
 iso_status iso_comm_allreduce_i64(iso_comm *comm, int64_t *data, size_t count, iso_reduce op) {
-    return allreduce(comm, data, count, MPI_INT64_T, op);
+    return reduce_numbers(comm, data, count, MPI_INT64_T, op);
 }
 
 static iso_status send_bytes(iso_comm *comm, const char *data, size_t bytes, int to) {

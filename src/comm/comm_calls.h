@@ -6,6 +6,12 @@
 
 #include <isotherm/topology.h>
 
+// Collective over mpi. A communicator with the progress mode and time-out of `like`. Without
+// long_requests it needs one communicator of MPI instead of two: then iso_comm_iallreduce beyond
+// 512 KiB and blocks beyond 60 KiB are ISO_ERR_STATE on it. Channels, blocking collectives and
+// iso__comm_iallreduce_max may be of any length.
+iso_status iso__comm_create_like(const iso_comm *like, MPI_Comm mpi, bool long_requests,
+                                 iso_comm **out);
 // Seconds before a wait gives up; 0: never.
 double iso__comm_timeout(const iso_comm *comm);
 
@@ -27,8 +33,10 @@ bool iso__comm_is_shared(const iso_comm *comm, const void *data, size_t bytes);
 // memory it is AUTO.
 enum { ISO_NODE_AUTO, ISO_NODE_SHM, ISO_NODE_MPI, ISO_NODE_NCCL };
 iso_status iso__node_collective(int *out);
-// Collective. A communicator of the ranks of this rank's unit; the caller's.
-iso_status iso__comm_create_node(iso_comm *comm, iso_scope unit, iso_comm **out);
+// Collective. A communicator of the ranks of this rank's unit; the caller's. long_requests: as of
+// iso__comm_create_like.
+iso_status iso__comm_create_node(iso_comm *comm, iso_scope unit, bool long_requests,
+                                 iso_comm **out);
 
 // Like iso_request_wait; also gives when the exchange was seen to be complete (iso_now clock).
 iso_status iso__request_finish(iso_request **request, int64_t *done_ns);

@@ -54,7 +54,7 @@ static int read_mask(pid_t process, uint64_t *mask) {
     return CPU_COUNT(&set);
 }
 
-static void describe(iso__cores_record *r, const iso_comm *comm, int threads) {
+static void describe_rank(iso__cores_record *r, const iso_comm *comm, int threads) {
     char host[MPI_MAX_PROCESSOR_NAME] = "";
     int length;
     *r = (iso__cores_record){.threads = threads};
@@ -76,7 +76,7 @@ iso_status iso_cores_survey(iso_comm *comm, int threads, iso_cores *out) {
     void *memory;
     ISO_TRY(iso__alloc_zero((size_t)comm->size * sizeof(iso__cores_record), &memory));
     iso__cores_record *records = memory;
-    describe(&records[comm->rank], comm, threads);
+    describe_rank(&records[comm->rank], comm, threads);
     iso_status status = iso_comm_allreduce_i64(comm, memory, words * (size_t)comm->size, ISO_SUM);
     if (status == ISO_OK) status = iso__cores_judge(records, comm->size, comm->rank, out);
     iso__free(memory);

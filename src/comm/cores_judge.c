@@ -20,7 +20,7 @@ static bool is_within(const uint64_t *inner, const uint64_t *outer) {
     return true;
 }
 
-static bool overlap(const uint64_t *a, const uint64_t *b) {
+static bool cores_overlap(const uint64_t *a, const uint64_t *b) {
     for (int i = 0; i < ISO_CORES_WORDS; i++)
         if (a[i] & b[i]) return true;
     return false;
@@ -41,8 +41,8 @@ typedef struct text {
     size_t room;
 } text;
 
-static void add(text *t, const char *format, ...) __attribute__((format(printf, 2, 3)));
-static void add(text *t, const char *format, ...) {
+static void add_words(text *t, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static void add_words(text *t, const char *format, ...) {
     va_list args;
     va_start(args, format);
     int wrote = vsnprintf(t->at, t->room, format, args);
@@ -60,11 +60,11 @@ static void add_numbers(text *t, const void *set, int end, bool (*has)(const voi
         int last = i;
         while (last + 1 < end && has(set, last + 1)) last++;
         if (ranges == 8) {
-            add(t, " ...");
+            add_words(t, " ...");
             return;
         }
-        add(t, "%s%d", ranges++ ? ", " : "", i);
-        if (last > i) add(t, "-%d", last);
+        add_words(t, "%s%d", ranges++ ? ", " : "", i);
+        if (last > i) add_words(t, "-%d", last);
         i = last;
     }
 }
@@ -77,19 +77,19 @@ static bool has_mark(const void *marks, int i) { return ((const bool *)marks)[i]
 static void add_ranks(text *t, const bool *marks, int ranks) {
     int n = 0;
     for (int i = 0; i < ranks; i++) n += marks[i];
-    add(t, n > 1 ? "ranks " : "rank ");
+    add_words(t, n > 1 ? "ranks " : "rank ");
     add_numbers(t, marks, ranks, has_mark);
 }
 
 static void add_cores(text *t, const record *r) {
     int n = count_bits(r->mask);
     if (n == 0) {
-        add(t, "unknown cores");
+        add_words(t, "unknown cores");
     } else {
-        add(t, n > 1 ? "cores " : "core ");
+        add_words(t, n > 1 ? "cores " : "core ");
         add_numbers(t, r->mask, ISO_CORES_WORDS * 64, has_bit);
     }
-    add(t, " of host %s", (const char *)r->host);
+    add_words(t, " of host %s", (const char *)r->host);
 }
 
 // ---- What is wrong --------------------------------------------------------------------------------
@@ -100,12 +100,13 @@ typedef struct crowd {
     int64_t threads;
 } crowd;
 
-static crowd count(const record *all, int ranks, const record *of, bool its_cores) {
+static crowd count_crowd(const record *all, int ranks, const record *of, bool its_cores) {
     crowd c = {0};
     for (int i = 0; i < ranks; i++) {
         const record *r = &all[i];
         if (!same_host(r, of)) continue;
-        if (its_cores && !(overlap(r->mask, of->mask) && is_within(r->mask, of->mask))) continue;
+        if (its_cores && !(cores_overlap(r->mask, of->mask) && is_within(r->mask, of->mask)))
+            continue;
         c.ranks++;
         c.threads += r->threads;
     }
@@ -113,14 +114,15 @@ static crowd count(const record *all, int ranks, const record *of, bool its_core
 }
 
 static bool host_is_full(const record *all, int ranks, const record *r) {
-    return r->reach > 0 && count(all, ranks, r, false).threads > r->reach;
+    return r->reach > 0 && count_crowd(all, ranks, r, false).threads > r->reach;
 }
 
 // Alone on one core, with something else than one kernel thread to run, while the launcher has
 // others.
 static bool is_single(const record *all, int ranks, const record *r) {
     int here = 0, width = count_bits(r->mask);
-    for (int i = 0; i < ranks; i++) here += same_host(&all[i], r) && overlap(all[i].mask, r->mask);
+    for (int i = 0; i < ranks; i++)
+        here += same_host(&all[i], r) && cores_overlap(all[i].mask, r->mask);
     if (r->cores != 1 || here != 1 || r->reach <= width || host_is_full(all, ranks, r))
         return false;
     return r->threads > 1 || (r->helper && width == 1);
@@ -129,7 +131,7 @@ static bool is_single(const record *all, int ranks, const record *r) {
 static bool is_crowded(const record *all, int ranks, const record *r) {
     int width = count_bits(r->mask);
     return width > 0 && !is_single(all, ranks, r) &&
-           (host_is_full(all, ranks, r) || count(all, ranks, r, true).threads > width);
+           (host_is_full(all, ranks, r) || count_crowd(all, ranks, r, true).threads > width);
 }
 
 // Marks the ranks for which it holds, and returns the first of them.
@@ -145,19 +147,19 @@ static const record *mark(const record *all, int ranks, bool *marks,
 
 // The binding that gives each rank of the host so many cores, where there are enough.
 static void add_binding(text *t, const record *all, int ranks, const record *r, int64_t cores) {
-    add(t, "give mpirun --bind-to none");
-    if (count(all, ranks, r, false).ranks * cores <= r->reach)
-        add(t, ", or --map-by slot:PE=%lld --bind-to core", (long long)cores);
+    add_words(t, "give mpirun --bind-to none");
+    if (count_crowd(all, ranks, r, false).ranks * cores <= r->reach)
+        add_words(t, ", or --map-by slot:PE=%lld --bind-to core", (long long)cores);
 }
 
 static void judge_single(const record *all, int ranks, bool *marks, text t) {
     const record *r = mark(all, ranks, marks, is_single);
     if (!r) return;
     add_ranks(&t, marks, ranks);
-    add(&t, ": bound to one core, on which %lld kernel thread%s", (long long)r->threads,
-        r->threads > 1 ? "s" : "");
-    if (r->helper) add(&t, " and the progress thread");
-    add(&t, " take turns: ");
+    add_words(&t, ": bound to one core, on which %lld kernel thread%s", (long long)r->threads,
+              r->threads > 1 ? "s" : "");
+    if (r->helper) add_words(&t, " and the progress thread");
+    add_words(&t, " take turns: ");
     add_binding(&t, all, ranks, r, r->threads + r->helper);
 }
 
@@ -165,27 +167,29 @@ static void add_fewer(text *t, const record *r, const crowd *host) {
     bool ranks = host->ranks > 1 && r->threads <= r->reach;
     bool threads = r->threads > 1 && host->ranks <= r->reach;
     if (ranks)
-        add(t, "start fewer ranks on a host (mpirun --map-by ppr:%lld:node)",
-            (long long)(r->reach / r->threads));
+        add_words(t, "start fewer ranks on a host (mpirun --map-by ppr:%lld:node)",
+                  (long long)(r->reach / r->threads));
     if (threads)
-        add(t, "%sgive --threads %lld", ranks ? ", or " : "", (long long)(r->reach / host->ranks));
-    if (!ranks && !threads) add(t, "start fewer ranks, with fewer --threads");
+        add_words(t, "%sgive --threads %lld", ranks ? ", or " : "",
+                  (long long)(r->reach / host->ranks));
+    if (!ranks && !threads) add_words(t, "start fewer ranks, with fewer --threads");
 }
 
 static void judge_crowded(const record *all, int ranks, bool *marks, text t) {
     const record *r = mark(all, ranks, marks, is_crowded);
     if (!r) return;
-    crowd host = count(all, ranks, r, false), here = count(all, ranks, r, true);
+    crowd host = count_crowd(all, ranks, r, false), here = count_crowd(all, ranks, r, true);
     add_ranks(&t, marks, ranks);
     if (host_is_full(all, ranks, r)) {
-        add(&t, ": %lld kernel threads for the %lld core%s of host %s: ", (long long)host.threads,
-            (long long)r->reach, r->reach > 1 ? "s" : "", (const char *)r->host);
+        add_words(&t,
+                  ": %lld kernel threads for the %lld core%s of host %s: ", (long long)host.threads,
+                  (long long)r->reach, r->reach > 1 ? "s" : "", (const char *)r->host);
         add_fewer(&t, r, &host);
         return;
     }
-    add(&t, ": %lld kernel threads are bound to ", (long long)here.threads);
+    add_words(&t, ": %lld kernel threads are bound to ", (long long)here.threads);
     add_cores(&t, r);
-    add(&t, ", which has %lld: ", (long long)r->reach);
+    add_words(&t, ", which has %lld: ", (long long)r->reach);
     add_binding(&t, all, ranks, r, r->threads);
 }
 
@@ -196,7 +200,7 @@ static void choose_share(const record *all, int ranks, int rank, uint64_t *share
     const record *self = &all[rank];
     int64_t before = 0, together = 0, sharers = 0;
     for (int i = 0; i < ranks; i++) {
-        if (!same_host(&all[i], self) || !overlap(all[i].mask, self->mask)) continue;
+        if (!same_host(&all[i], self) || !cores_overlap(all[i].mask, self->mask)) continue;
         if (!same_cores(&all[i], self)) return; // who would give way?
         if (i < rank) before += all[i].threads;
         together += all[i].threads;
@@ -218,13 +222,13 @@ static void list_all(const record *all, int ranks, bool *marks, text t) {
         for (int k = 0; k < i; k++) told |= same_cores(&all[k], &all[i]);
         if (told) continue;
         if (t.room < 200) {
-            add(&t, "; ...");
+            add_words(&t, "; ...");
             return;
         }
         for (int k = 0; k < ranks; k++) marks[k] = same_cores(&all[k], &all[i]);
-        add(&t, "%s", gap);
+        add_words(&t, "%s", gap);
         add_ranks(&t, marks, ranks);
-        add(&t, ": ");
+        add_words(&t, ": ");
         add_cores(&t, &all[i]);
         gap = "; ";
     }

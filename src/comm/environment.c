@@ -83,7 +83,7 @@ static void warn_unknown(const iso_comm *comm, const record *records) {
         (void)iso__env_unknown(true);
 }
 
-static iso_status compare(iso_comm *comm, MPI_Comm mpi, record *records, char *said) {
+static iso_status compare_environments(iso_comm *comm, MPI_Comm mpi, record *records, char *said) {
     MPI_Request request;
     fill_record(&records[comm->rank]);
     int rc = MPI_Iallgather(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, records, sizeof(record), MPI_BYTE,
@@ -99,7 +99,7 @@ iso_status iso__comm_check_environment(iso_comm *comm, MPI_Comm mpi) {
     void *memory;
     size_t bytes = (size_t)comm->size * sizeof(record);
     ISO_TRY(iso__alloc_zero(bytes + SAID_ROOM, &memory));
-    iso_status status = compare(comm, mpi, memory, (char *)memory + bytes);
+    iso_status status = compare_environments(comm, mpi, memory, (char *)memory + bytes);
     if (!comm->lost) iso__free(memory); // what has timed out may still come in
     ISO_TRY(status);
     return ISO_OK;

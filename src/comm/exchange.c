@@ -16,7 +16,7 @@ static int make_type(const iso_request *request, int count, MPI_Datatype *out) {
     return rc == MPI_SUCCESS ? MPI_Type_commit(out) : rc;
 }
 
-static int alltoall(iso_request *request, int count, MPI_Comm mpi, MPI_Request *out) {
+static int post_alltoall(iso_request *request, int count, MPI_Comm mpi, MPI_Request *out) {
     MPI_Datatype type;
     int rc = make_type(request, count, &type);
     if (rc != MPI_SUCCESS) return rc;
@@ -25,7 +25,7 @@ static int alltoall(iso_request *request, int count, MPI_Comm mpi, MPI_Request *
     return rc;
 }
 
-static int allgather(iso_request *request, int count, MPI_Comm mpi, MPI_Request *out) {
+static int post_allgather(iso_request *request, int count, MPI_Comm mpi, MPI_Request *out) {
     MPI_Datatype type;
     int rc = make_type(request, count, &type);
     if (rc != MPI_SUCCESS) return rc;
@@ -34,11 +34,11 @@ static int allgather(iso_request *request, int count, MPI_Comm mpi, MPI_Request 
     return rc;
 }
 
-static int bcast(iso_request *request, int count, MPI_Comm mpi, MPI_Request *out) {
+static int post_bcast(iso_request *request, int count, MPI_Comm mpi, MPI_Request *out) {
     return MPI_Ibcast(request->next, count * (int)UNIT, MPI_BYTE, request->root, mpi, out);
 }
 
-static int largest(iso_request *request, int count, MPI_Comm mpi, MPI_Request *out) {
+static int post_largest(iso_request *request, int count, MPI_Comm mpi, MPI_Request *out) {
     return MPI_Iallreduce(MPI_IN_PLACE, request->next, count, MPI_DOUBLE, MPI_MAX, mpi, out);
 }
 
@@ -53,6 +53,7 @@ static iso_status start_locked(iso_comm *comm, const iso_request *what, size_t b
     request->unit = what->unit;
     request->block = what->block;
     request->root = what->root;
+    request->whole = what->whole;
     iso_status status = ISO_OK;
     if (request->left == 0)
         iso__request_complete(request);
@@ -65,8 +66,8 @@ static iso_status start_locked(iso_comm *comm, const iso_request *what, size_t b
     return ISO_OK;
 }
 
-static iso_status start(iso_comm *comm, const iso_request *what, size_t bytes, const char *name,
-                        iso_request **out) {
+static iso_status start_exchange(iso_comm *comm, const iso_request *what, size_t bytes,
+                                 const char *name, iso_request **out) {
     ISO_CHECK(!comm->engine->finalized, ISO_ERR_STATE,
               "an exchange was started after MPI_Finalize");
     pthread_mutex_lock(&comm->engine->lock);
@@ -77,35 +78,38 @@ static iso_status start(iso_comm *comm, const iso_request *what, size_t bytes, c
 
 iso_status iso__comm_ialltoall(iso_comm *comm, const void *send, void *recv, size_t block_bytes,
                                const char *name, iso_request **out) {
-    iso_request what = {.call = alltoall,
+    iso_request what = {.call = post_alltoall,
                         .send = send,
                         .next = recv,
                         .left = block_bytes / UNIT,
                         .unit = UNIT,
                         .block = block_bytes};
-    return start(comm, &what, block_bytes * (size_t)comm->size, name, out);
+    return start_exchange(comm, &what, block_bytes * (size_t)comm->size, name, out);
 }
 
 iso_status iso__comm_iallgather(iso_comm *comm, void *data, size_t block_bytes, const char *name,
                                 iso_request **out) {
-    iso_request what = {.call = allgather,
+    iso_request what = {.call = post_allgather,
                         .next = data,
                         .left = block_bytes / UNIT,
                         .unit = UNIT,
                         .block = block_bytes};
-    return start(comm, &what, block_bytes * (size_t)comm->size, name, out);
+    return start_exchange(comm, &what, block_bytes * (size_t)comm->size, name, out);
 }
 
 iso_status iso__comm_ibcast(iso_comm *comm, void *data, size_t bytes, int root, const char *name,
                             iso_request **out) {
     iso_request what = {
-        .call = bcast, .next = data, .left = bytes / UNIT, .unit = UNIT, .root = root};
-    return start(comm, &what, bytes, name, out);
+        .call = post_bcast, .next = data, .left = bytes / UNIT, .unit = UNIT, .root = root};
+    return start_exchange(comm, &what, bytes, name, out);
 }
 
 iso_status iso__comm_iallreduce_max(iso_comm *comm, double *data, int count, const char *name,
                                     iso_request **out) {
-    iso_request what = {
-        .call = largest, .next = (char *)data, .left = (size_t)count, .unit = sizeof(double)};
-    return start(comm, &what, (size_t)count * sizeof(double), name, out);
+    iso_request what = {.call = post_largest,
+                        .next = (char *)data,
+                        .left = (size_t)count,
+                        .unit = sizeof(double),
+                        .whole = true};
+    return start_exchange(comm, &what, (size_t)count * sizeof(double), name, out);
 }

@@ -117,7 +117,7 @@ iso_status iso__engine_wait(iso__engine *engine, const iso__awaited *awaited) {
 
 // ---- Helper thread --------------------------------------------------------------------------------
 
-static void *helper(void *argument) {
+static void *run_helper(void *argument) {
     iso__engine *engine = argument;
     pthread_mutex_lock(&engine->lock);
     while (!engine->stop) {
@@ -147,7 +147,7 @@ static void stop_helper(iso__engine *engine) {
 
 // ---- Life -----------------------------------------------------------------------------------------
 
-static void destroy(iso__engine *engine) {
+static void free_engine(iso__engine *engine) {
     while (engine->free_list) {
         iso_request *request = engine->free_list;
         engine->free_list = request->next_in_line;
@@ -168,7 +168,7 @@ void iso__engine_release(iso__engine **pointer) {
     pthread_mutex_lock(&birth);
     bool last = engine && --engine->references == 0;
     pthread_mutex_unlock(&birth);
-    if (last) destroy(engine);
+    if (last) free_engine(engine);
 }
 
 // Called by MPI_Finalize before anything else is torn down: MPI_Finalize under a live helper
@@ -218,14 +218,14 @@ static iso_status choose_mode(iso__engine *engine, iso_progress wanted) {
     return ISO_OK;
 }
 
-static iso_status start(iso__engine *engine, iso_progress wanted) {
+static iso_status start_engine(iso__engine *engine, iso_progress wanted) {
     ISO_TRY(choose_mode(engine, wanted));
     double fixed;
     ISO_TRY(iso__env_number(ISO_ENV_PROGRESS_US, -1, &fixed));
     engine->sleep_fixed = fixed >= 0;
     engine->sleep_us = fixed >= 0 ? fixed : 100;
     if (engine->mode == ISO_PROGRESS_THREAD) {
-        int rc = pthread_create(&engine->thread, NULL, helper, engine);
+        int rc = pthread_create(&engine->thread, NULL, run_helper, engine);
         ISO_CHECK(rc == 0, ISO_ERR_NOMEM, "could not start the progress thread: %s", strerror(rc));
         engine->thread_runs = true;
     }
@@ -235,7 +235,7 @@ static iso_status start(iso__engine *engine, iso_progress wanted) {
     return ISO_OK;
 }
 
-static iso_status create(iso_progress wanted, iso__engine **out) {
+static iso_status create_engine(iso_progress wanted, iso__engine **out) {
     iso_status status;
     iso__engine *engine;
     ISO_TRY(iso__alloc_zero(sizeof(*engine), (void **)&engine));
@@ -243,23 +243,23 @@ static iso_status create(iso_progress wanted, iso__engine **out) {
     pthread_cond_init(&engine->wake, NULL);
     engine->references = 1; // the attribute's
     ISO_TRY_GOTO(iso__sum16_create(engine));
-    ISO_TRY_GOTO(start(engine, wanted));
+    ISO_TRY_GOTO(start_engine(engine, wanted));
     *out = engine;
     return ISO_OK;
 fail:
     stop_helper(engine);
     iso__sum16_free(engine);
-    destroy(engine);
+    free_engine(engine);
     return status;
 }
 
-static iso_status acquire(iso_progress wanted, iso__engine **out) {
+static iso_status find_engine(iso_progress wanted, iso__engine **out) {
     iso__engine *engine = NULL;
     int found = 0;
     if (attribute != MPI_KEYVAL_INVALID)
         ISO_TRY_MPI(MPI_Comm_get_attr(MPI_COMM_SELF, attribute, &engine, &found));
     if (!found)
-        ISO_TRY(create(wanted, &engine));
+        ISO_TRY(create_engine(wanted, &engine));
     else if (wanted != ISO_PROGRESS_AUTO && wanted != engine->mode)
         iso__log(ISO_LOG_WARN, "progress stays %s: the first communicator of a process decides",
                  engine->why);
@@ -270,7 +270,7 @@ static iso_status acquire(iso_progress wanted, iso__engine **out) {
 
 iso_status iso__engine_acquire(iso_progress wanted, iso__engine **out) {
     pthread_mutex_lock(&birth);
-    iso_status status = acquire(wanted, out);
+    iso_status status = find_engine(wanted, out);
     pthread_mutex_unlock(&birth);
     return status;
 }

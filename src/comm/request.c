@@ -3,8 +3,8 @@
 #include "comm/comm_state.h"
 #include "comm/request.h"
 
-static iso_status post(iso_comm *comm, void *data, size_t count, iso_dtype dtype, const char *name,
-                       iso_request **out) {
+static iso_status post_allreduce(iso_comm *comm, void *data, size_t count, iso_dtype dtype,
+                                 const char *name, iso_request **out) {
     size_t bytes = count * iso_dtype_size(dtype);
     iso_request *request = NULL;
     ISO_TRY(iso__request_begin(comm, name, bytes, &request));
@@ -32,12 +32,12 @@ iso_status iso_comm_iallreduce(iso_comm *comm, void *data, size_t count, iso_dty
     ISO_CHECK(!comm->engine->finalized, ISO_ERR_STATE,
               "an exchange was started after MPI_Finalize");
     pthread_mutex_lock(&comm->engine->lock);
-    iso_status status = post(comm, data, count, dtype, name, out);
+    iso_status status = post_allreduce(comm, data, count, dtype, name, out);
     pthread_mutex_unlock(&comm->engine->lock);
     return status;
 }
 
-static iso_status verdict(const iso_request *request) {
+static iso_status request_verdict(const iso_request *request) {
     if (request->state == ISO_REQUEST_DONE) return ISO_OK;
     return iso__mpi_error(request->mpi_error, request->name, __func__, __FILE__, __LINE__);
 }
@@ -60,7 +60,7 @@ iso_status iso__request_test(iso_request **pointer, int64_t *done_ns) {
     if (request->state == ISO_REQUEST_POSTED) look_after(engine);
     iso_status status = ISO_PENDING;
     if (request->state != ISO_REQUEST_POSTED) {
-        status = verdict(request);
+        status = request_verdict(request);
         if (done_ns) *done_ns = request->done_ns;
         iso__request_release(engine, pointer);
     }
@@ -82,7 +82,7 @@ iso_status iso__request_finish(iso_request **pointer, int64_t *done_ns) {
                                   .is_done = is_done};
     pthread_mutex_lock(&engine->lock);
     iso_status status = iso__engine_wait(engine, &awaited);
-    if (status == ISO_OK) status = verdict(request);
+    if (status == ISO_OK) status = request_verdict(request);
     if (done_ns) *done_ns = request->done_ns;
     if (is_done(request)) iso__request_release(engine, pointer);
     pthread_mutex_unlock(&engine->lock);

@@ -31,8 +31,8 @@ struct iso_request {
     iso_dtype dtype; // all-reduce
     int under_way;   // parts begun and not complete
     bool bulk;       // MPI: longer than a part, its parts go through the communicator's queue
-    struct iso__channel
-        *channel; // whose part it is: goes whole, and the channel takes it back; or NULL
+    bool whole;      // MPI: goes in one part, however long it is
+    struct iso__channel *channel; // whose part it is, which takes it back; or NULL
     int channel_item;
     int mpi_error;   // MPI
     int queue;       // shared memory: which one

@@ -20,13 +20,13 @@ static void name_of(int64_t id, char name[32]) {
     snprintf(name, 32, "/isotherm.%016llx", (unsigned long long)id);
 }
 
-static iso__board *map(int file, size_t bytes) {
+static iso__board *map_file(int file, size_t bytes) {
     void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
     close(file);
     return at == MAP_FAILED ? NULL : at;
 }
 
-static void unmap(iso__shared *s) {
+static void unmap_boards(iso__shared *s) {
     for (int r = 0; s->board && r < s->comm->size; r++)
         if (s->board[r]) munmap(s->board[r], sizeof(iso__board) + s->bytes);
 }
@@ -59,7 +59,7 @@ static int64_t create_segment(iso__shared *s) {
     // Takes the memory now: later, a lack of it would be a signal.
     iso__board *board = NULL;
     if (posix_fallocate(file, 0, (off_t)bytes) == 0)
-        board = map(file, bytes);
+        board = map_file(file, bytes);
     else
         close(file);
     if (!board) {
@@ -79,7 +79,7 @@ static bool map_segments(iso__shared *s, const int64_t *id) {
         if (s->board[r]) continue;
         name_of(id[r], name);
         int file = shm_open(name, O_RDWR, 0);
-        if (file >= 0) s->board[r] = map(file, sizeof(iso__board) + s->bytes);
+        if (file >= 0) s->board[r] = map_file(file, sizeof(iso__board) + s->bytes);
         if (!s->board[r] || s->board[r]->id != id[r]) return false;
     }
     return true;
@@ -118,7 +118,7 @@ static iso_status all_hold(iso_comm *comm, bool mine, bool *out) {
 }
 
 // Makes and maps all segments; *why_not: NULL if that worked on every rank.
-static iso_status share(iso__shared *s, int64_t *id, const char **why_not) {
+static iso_status share_segments(iso__shared *s, int64_t *id, const char **why_not) {
     iso_comm *comm = s->comm;
     int64_t mine = create_segment(s);
     bool all = false;
@@ -157,9 +157,9 @@ static iso_status check_settings(iso_comm *comm, size_t bytes, int *mode, const 
 
 // ---- Life -----------------------------------------------------------------------------------------
 
-static void release(iso__shared *s) {
+static void free_record(iso__shared *s) {
     if (!s) return;
-    unmap(s);
+    unmap_boards(s);
     iso__free(s->board);
     iso__free(s);
 }
@@ -175,14 +175,15 @@ static iso_status allocate_record(iso_comm *comm, size_t bytes, iso__shared **ou
 }
 
 // *out: NULL where *why_not says why not.
-static iso_status create(iso_comm *comm, size_t bytes, iso__shared **out, const char **why_not) {
+static iso_status create_record(iso_comm *comm, size_t bytes, iso__shared **out,
+                                const char **why_not) {
     iso__shared *s = NULL;
     int64_t *id = NULL;
     iso_status status = iso_comm_agree(comm, allocate_record(comm, bytes, &s, &id));
-    if (status >= 0) status = share(s, id, why_not);
+    if (status >= 0) status = share_segments(s, id, why_not);
     iso__free(id);
     if (status < 0 || *why_not) {
-        release(s);
+        free_record(s);
         s = NULL;
     }
     ISO_TRY(status);
@@ -208,7 +209,7 @@ static void log_choice(const iso_comm *comm, const char *why_not) {
 }
 
 // With the lock of the engine, whose threads walk the list.
-static void list(iso__engine *engine, iso__shared *s, bool add) {
+static void list_memory(iso__engine *engine, iso__shared *s, bool add) {
     pthread_mutex_lock(&engine->lock);
     iso__shared **at = &engine->shared;
     if (add) s->older = *at;
@@ -222,12 +223,12 @@ iso_status iso__comm_shared_alloc(iso_comm *comm, size_t bytes, void **memory) {
     const char *why_not = NULL;
     iso__shared *s = NULL;
     ISO_TRY(check_settings(comm, bytes, &mode, &why_not));
-    if (!why_not) ISO_TRY(create(comm, bytes, &s, &why_not));
+    if (!why_not) ISO_TRY(create_record(comm, bytes, &s, &why_not));
     log_choice(comm, why_not);
     ISO_CHECK(s || mode != ISO_NODE_SHM || comm->size == 1 || comm->shared, ISO_ERR_UNSUPPORTED,
               "ISO_NODE_COLLECTIVE is shm, but %s", why_not);
     if (!s) return allocate_private(comm, bytes, memory);
-    list(comm->engine, s, true);
+    list_memory(comm->engine, s, true);
     comm->shared = s;
     *memory = iso__shared_data(s, comm->rank);
     return ISO_OK;
@@ -242,7 +243,7 @@ void iso__comm_shared_free(iso_comm *comm, void **pointer) {
         iso__free(memory);
         return;
     }
-    list(comm->engine, s, false);
+    list_memory(comm->engine, s, false);
     comm->shared = NULL;
-    release(s);
+    free_record(s);
 }

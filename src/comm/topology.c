@@ -35,18 +35,19 @@ static iso_status split_node(iso_comm *comm, iso_scope unit, MPI_Comm *out) {
 }
 
 // A communicator of ours for the ranks of this MPI communicator, which is freed.
-static iso_status adopt(const iso_comm *like, MPI_Comm *group, iso_comm **out) {
-    iso_comm_config config = {.progress = like->engine->mode, .timeout_s = like->timeout_s};
-    iso_status status = iso_comm_create(*group, &config, out);
+static iso_status adopt_group(const iso_comm *like, MPI_Comm *group, bool long_requests,
+                              iso_comm **out) {
+    iso_status status = iso__comm_create_like(like, *group, long_requests, out);
     MPI_Comm_free(group);
     ISO_TRY(status);
     return ISO_OK;
 }
 
-iso_status iso__comm_create_node(iso_comm *comm, iso_scope unit, iso_comm **out) {
+iso_status iso__comm_create_node(iso_comm *comm, iso_scope unit, bool long_requests,
+                                 iso_comm **out) {
     MPI_Comm group;
     ISO_TRY(split_node(comm, unit, &group));
-    return adopt(comm, &group, out);
+    return adopt_group(comm, &group, long_requests, out);
 }
 
 // The lowest rank of comm on this node, whose ranks stand in comm's order.
@@ -145,7 +146,7 @@ static iso_status create_groups(iso_topology *t, const int64_t *lowest, int *mem
         iso_status status = iso__comm_make(t->world, &recipe, &group);
         if (status != ISO_ERR_TIMEOUT) MPI_Group_free(&few); // MPI still uses it then
         ISO_TRY(status);
-        ISO_TRY(adopt(t->world, &group, &t->leaders[k]));
+        ISO_TRY(adopt_group(t->world, &group, true, &t->leaders[k]));
     }
     return ISO_OK;
 }
@@ -160,7 +161,7 @@ static iso_status split_groups(iso_topology *t) {
         iso__comm_recipe recipe = {ISO_MAKE_SPLIT, t->world->mpi,
                                    .color = member ? own : MPI_UNDEFINED, .key = t->node_index};
         ISO_TRY(iso__comm_make(t->world, &recipe, &group));
-        if (member) ISO_TRY(adopt(t->world, &group, &t->leaders[own]));
+        if (member) ISO_TRY(adopt_group(t->world, &group, true, &t->leaders[own]));
     }
     return ISO_OK;
 }
@@ -189,9 +190,10 @@ static iso_status place_groups(iso_topology *t, iso_scope unit, const int64_t *l
     return iso_comm_agree(t->world, mine);
 }
 
-static iso_status setup(iso_topology *t, iso_comm *comm, const iso_topology_config *config) {
+static iso_status make_topology(iso_topology *t, iso_comm *comm,
+                                const iso_topology_config *config) {
     t->world = iso_comm_retain(comm);
-    ISO_TRY(iso__comm_create_node(comm, config->unit, &t->node));
+    ISO_TRY(iso__comm_create_node(comm, config->unit, true, &t->node));
     void *memory;
     ISO_TRY(iso__alloc_zero((size_t)comm->size * sizeof(int64_t), &memory));
     int64_t *lowest = memory;
@@ -218,7 +220,7 @@ iso_status iso_topology_create(iso_comm *comm, const iso_topology_config *config
     topology *self = memory;
     iso_topology *t = &self->base;
     self->references = 1;
-    ISO_TRY_GOTO(setup(t, comm, &chosen));
+    ISO_TRY_GOTO(make_topology(t, comm, &chosen));
     iso__log(ISO_LOG_INFO, "topology: rank %d is %d of %d on node %d of %d", comm->rank,
              t->local_rank, t->local_size, t->node_index, t->nodes);
     *out = t;

@@ -100,7 +100,7 @@ iso_status iso__comm_place(iso_comm *comm, const int64_t *node_of) {
     return ISO_OK;
 }
 
-static iso_status translate(const iso_comm *part, const iso_comm *whole, int *rank) {
+static iso_status find_ranks(const iso_comm *part, const iso_comm *whole, int *rank) {
     MPI_Group some, all;
     ISO_TRY_MPI(MPI_Comm_group(part->mpi, &some));
     int rc = MPI_Comm_group(whole->mpi, &all);
@@ -121,7 +121,7 @@ iso_status iso__comm_place_part(iso_comm *part, const iso_comm *whole) {
     size_t count = (size_t)part->size;
     iso_status status = iso__alloc(2 * count * sizeof(*rank), (void **)&rank);
     if (status == ISO_OK) status = iso__alloc(count * sizeof(*node_of), (void **)&node_of);
-    if (status == ISO_OK) status = translate(part, whole, rank);
+    if (status == ISO_OK) status = find_ranks(part, whole, rank);
     for (size_t r = 0; status == ISO_OK && r < count; r++) node_of[r] = whole->node_of[rank[r]];
     if (status == ISO_OK) status = iso__comm_place(part, node_of);
     iso__free(node_of);

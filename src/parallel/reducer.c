@@ -166,9 +166,7 @@ iso_status iso_reducer_create(iso_comm *comm, const iso_reducer_param *params, i
     if (!config) config = &plain;
     take_config(r, config);
     // A communicator of its own: no exchange of others can come between those of one list.
-    iso_comm_config own = {.progress = iso_comm_progress(comm),
-                           .timeout_s = iso__comm_timeout(comm)};
-    ISO_TRY_GOTO(iso_comm_create(iso_comm_mpi(comm), &own, &r->world));
+    ISO_TRY_GOTO(iso__comm_create_like(comm, iso_comm_mpi(comm), false, &r->world));
     ISO_TRY_GOTO(iso__comm_locate(r->world));
     ISO_TRY_GOTO(iso__gpus_layout(r, config->device));
     // A rank that failed alone would leave the others waiting in what follows.

@@ -28,7 +28,7 @@ static iso_status share_arena(iso_reducer *r) {
 
 iso_status iso__reducer_make_node(iso_reducer *r) {
     if (r->node) return ISO_OK;
-    ISO_TRY(iso__comm_create_node(r->world, ISO_SCOPE_NODE, &r->node));
+    ISO_TRY(iso__comm_create_node(r->world, ISO_SCOPE_NODE, false, &r->node));
     return iso__comm_place_part(r->node, r->world);
 }
 

@@ -54,10 +54,8 @@ static iso_status convert_all(iso_module *module, conversion *c) {
 }
 
 iso_status iso_sync_batchnorm_convert(iso_module *module, iso_comm *comm, int *count) {
-    iso_comm_config config = {.progress = iso_comm_progress(comm),
-                              .timeout_s = iso__comm_timeout(comm)};
     conversion c = {0};
-    ISO_TRY(iso_comm_create(iso_comm_mpi(comm), &config, &c.comm));
+    ISO_TRY(iso__comm_create_like(comm, iso_comm_mpi(comm), false, &c.comm));
     iso_status status = convert_all(module, &c);
     iso_comm_destroy(&c.comm);
     ISO_TRY(status);

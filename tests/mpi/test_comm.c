@@ -1,5 +1,6 @@
 // Communicators and exchanges on 1 to 4 ranks: sums, order of completion, life and death.
 #include "common/mpi_fixture.h"
+#include "comm/comm_calls.h"
 #include "comm/request.h"
 
 #include <criterion/criterion.h>
@@ -102,6 +103,29 @@ static void long_and_short_exchanges(void) {
 
 Test(np1_comm, long_and_short_exchanges) { long_and_short_exchanges(); }
 Test(np2_comm, long_and_short_exchanges) { long_and_short_exchanges(); }
+
+// A communicator with one duplicate of MPI's refuses what would travel in parts. A maximum goes
+// whole, however long it is.
+Test(np2_comm, communicator_for_short_exchanges) {
+    enum { LONG = 200000, SHORT = 1000 };
+    static float numbers[LONG];
+    static double most[LONG];
+    iso_comm *comm;
+    iso_request *request = NULL;
+    iso_assert_ok(iso__comm_create_like(test_comm, MPI_COMM_WORLD, false, &comm));
+    iso_status status = iso_comm_iallreduce(comm, numbers, LONG, ISO_F32, "long", &request);
+    iso_assert_all(status == ISO_ERR_STATE && strstr(iso_last_error()->message, "\"long\""));
+    for (size_t i = 0; i < SHORT; i++) numbers[i] = value_of(test_rank, 0, i);
+    iso_assert_ok(iso_comm_iallreduce(comm, numbers, SHORT, ISO_F32, "short", &request));
+    iso_assert_ok(iso_request_wait(&request));
+    for (int i = 0; i < LONG; i++) most[i] = i % 2 == test_rank ? i : -1;
+    iso_assert_ok(iso__comm_iallreduce_max(comm, most, LONG, "most", &request));
+    iso_assert_ok(iso_request_wait(&request));
+    bool right = sum_is_right(numbers, SHORT, 0);
+    for (int i = 0; i < LONG; i++) right = right && most[i] == i;
+    iso_assert_all(right);
+    iso_comm_destroy(&comm);
+}
 Test(np3_comm, long_and_short_exchanges) { long_and_short_exchanges(); }
 
 // With nobody waiting, only the helper can complete an exchange.
