@@ -23,6 +23,8 @@ TRAIN_RUN = \
     examples/models.c \
     examples/models.h \
     examples/models_resnet.c \
+    examples/option_reader.c \
+    examples/option_reader.h \
     examples/train_agree.c \
     examples/train.h \
     examples/train_check.c \
@@ -40,6 +42,7 @@ TRAIN_RUN = \
     examples/train_report.c \
     examples/train_run.c \
     examples/train_schedule.c \
+    examples/train_settings.c \
     examples/train_setup.c \
     examples/train_state.c \
     examples/train_stats.c \
@@ -58,7 +61,8 @@ examples_train_LDADD = libisotherm.la $(MPI_LIBS) -lm
 
 bin_PROGRAMS += examples/predict
 examples_predict_SOURCES = examples/predict.c examples/models.c examples/models.h examples/models_resnet.c \
-    examples/usage.c examples/usage.h examples/watch.c examples/watch.h
+    examples/usage.c examples/usage.h examples/watch.c examples/watch.h \
+    examples/option_reader.c examples/option_reader.h
 examples_predict_CPPFLAGS = $(PUBLIC_CPPFLAGS)
 examples_predict_CFLAGS = $(AM_CFLAGS) -Wshadow -Wconversion
 examples_predict_LDADD = libisotherm.la $(MPI_LIBS) -lm

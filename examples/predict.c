@@ -1,6 +1,7 @@
 // Classifies images of an IDX file with a checkpoint: predict --checkpoint FILE IMAGES. Needs no
 // MPI launcher.
 #include "models.h"
+#include "option_reader.h"
 #include "usage.h"
 
 #include <errno.h>
@@ -13,10 +14,13 @@
 
 enum { BATCH = 100, LARGEST_TOP = 1000 };
 
-// What is not given stays NULL, and is what the checkpoint says where it can say it.
+// What is not given and has no default stays NULL or -1, and is what the checkpoint says where it
+// can say it.
 typedef struct options {
-    const char *checkpoint, *data, *labels, *model, *classes, *mean, *std, *device, *threads;
-    const char *top_k, *logits;
+    const char *checkpoint, *data, *labels, *model, *mean, *std, *device;
+    int64_t classes, threads, top_k;
+    bool logits, help, version;
+    bool has_top_k;
 } options;
 
 typedef struct prediction {
@@ -28,7 +32,6 @@ typedef struct prediction {
     double *normalisation; // mean, then deviation, of each channel
     iso_module *model;
     iso_loader *loader;
-    int top_k;                  // classes of a line
     int64_t correct, among_top; // images whose label is the first class, or one of top_k
     int order[LARGEST_TOP];     // of an image: its classes by falling logit
 } prediction;
@@ -42,54 +45,57 @@ typedef struct prediction {
 
 // ---- Options ------------------------------------------------------------------------------------
 
-static const struct {
-    const char *name, *value, *meaning;
-    size_t offset;
-} table[] = {
-    {"--checkpoint", "FILE", "safetensors file written by train or PyTorch",
-     offsetof(options, checkpoint)},
-    {"--labels", "FILE", "IDX file of the labels: print the accuracy instead",
-     offsetof(options, labels)},
-    {"--top-k", "N", "print the N most probable classes of each image (default 1)",
-     offsetof(options, top_k)},
-    {"--logits", "", "also print the logits of all classes", offsetof(options, logits)},
-    {"--data", "IMAGES", "another way to give IMAGES", offsetof(options, data)},
-    {"--device", "cpu|cuda|cuda:N", "device; cuda: the first GPU (default cpu)",
-     offsetof(options, device)},
-    {"--threads", "N", "number of threads (default 1)", offsetof(options, threads)},
-    {"--model", MODEL_NAMES, "network of the checkpoint", offsetof(options, model)},
-    {"--classes", "N", "number of classes (default: from its last layer)",
-     offsetof(options, classes)},
-    {"--mean", "X,X,...", "pixel mean in 0 .. 1 it was trained with, for all channels or each",
-     offsetof(options, mean)},
-    {"--std", "X,X,...", "pixel standard deviation, likewise", offsetof(options, std)},
-};
-#define TOLD 7 // the first one that a checkpoint may tell
-enum { OPTION_COUNT = sizeof(table) / sizeof(table[0]) };
+#define OPTION(k, name, field)                                                                     \
+    .key = (name), .kind = ISO_SETTING_##k, .offset = offsetof(options, field)
+#define FILE_OF(name, field) OPTION(TEXT, name, field), .choices = "FILE"
 
-static void print_help(void) {
+static const iso_setting table[] = {
+    {FILE_OF("checkpoint", checkpoint), .meaning = "safetensors file written by train or PyTorch"},
+    {FILE_OF("labels", labels), .meaning = "IDX file of the labels: print the accuracy instead"},
+    {OPTION(INTEGER, "top-k", top_k), .low = 1, .high = LARGEST_TOP, .initial = "1",
+     .meaning = "print the N most probable classes of each image"},
+    {OPTION(SWITCH, "logits", logits), .meaning = "also print the logits of all classes"},
+    {OPTION(TEXT, "data", data), .choices = "IMAGES", .meaning = "another way to give IMAGES"},
+    {OPTION(TEXT, "device", device), .choices = "cpu|cuda|cuda:N", .initial = "cpu",
+     .meaning = "device; cuda: the first GPU"},
+    {OPTION(INTEGER, "threads", threads), .low = 1, .high = 1024, .initial = "1",
+     .meaning = "number of threads"},
+    {OPTION(SWITCH, "help", help), .meaning = "print this text"},
+    {OPTION(SWITCH, "version", version), .meaning = "print the version"},
+    {.meaning = "Needed for a checkpoint of PyTorch only; one of train has it:"},
+    {OPTION(CHOICE, "model", model), .choices = MODEL_NAMES,
+     .meaning = "network of the checkpoint"},
+    {OPTION(INTEGER, "classes", classes), .low = 1, .high = 1e6,
+     .meaning = "number of classes (default: from its last layer)"},
+    {OPTION(TEXT, "mean", mean), .choices = "X,X,...",
+     .meaning = "pixel mean in 0 .. 1 it was trained with, for all channels or each"},
+    {OPTION(TEXT, "std", std), .choices = "X,X,...",
+     .meaning = "pixel standard deviation, likewise"},
+};
+
+static void print_help(const option_list *list) {
     puts(
         "Classifies images: predict --checkpoint FILE IMAGES [OPTION]...\n"
         "IMAGES is an IDX file of unsigned bytes, plain or gzip-compressed, such as MNIST's\n"
         "t10k-images-idx3-ubyte.gz; colour images have 4 dimensions (N, C, H, W). Prints one line\n"
         "per image: its number from 0, its class, and the probability of that class. --top-k\n"
         "appends more pairs of class and probability, --logits the logits of all classes.\n");
-    for (int i = 0; i < OPTION_COUNT; i++) {
-        if (i == TOLD)
-            puts("  --help                    print this text\n"
-                 "  --version                 print the version\n\n"
-                 "Needed for a checkpoint of PyTorch only; one of train has it:");
-        int used = printf("  %s%s%s", table[i].name, *table[i].value ? " " : "", table[i].value);
-        if (used > 26) used = printf("\n") - 1;
-        printf("%*s%s\n", 28 - used, "", table[i].meaning);
+    for (int i = 0; i < list->count; i++) {
+        char notes[40] = "";
+        const iso_setting *s = list->item[i];
+        if (s->initial) snprintf(notes, sizeof(notes), " (default %s)", s->initial);
+        if (s->key)
+            option_print(s, notes, stdout);
+        else
+            printf("\n%s\n", s->meaning);
     }
 }
 
 // Anywhere in the line, whatever else is wrong with it.
-static bool inform(char **argv) {
+static bool inform(const option_list *list, char **argv) {
     for (int i = 1; argv[i]; i++) {
         bool help = usage_is_help(argv[i]);
-        if (help) print_help();
+        if (help) print_help(list);
         if (!help && strcmp(argv[i], "--version") != 0) continue;
         if (!help) puts("isotherm " ISO_VERSION);
         return true;
@@ -97,47 +103,28 @@ static bool inform(char **argv) {
     return false;
 }
 
-static int find_option(const char *argument, size_t length) {
-    for (int i = 0; i < OPTION_COUNT; i++)
-        if (strlen(table[i].name) == length && strncmp(table[i].name, argument, length) == 0)
-            return i;
-    return -1;
-}
-
-static iso_status refuse_unknown(const char *argument, int length) {
-    const char *names[OPTION_COUNT];
-    for (int i = 0; i < OPTION_COUNT; i++) names[i] = table[i].name;
-    const char *nearest = usage_nearest(argument, length, names, OPTION_COUNT);
-    if (!nearest) FAIL(ISO_ERR_ARG, "unknown option %.*s: see --help", length, argument);
-    FAIL(ISO_ERR_ARG, "unknown option %.*s: did you mean %s? See --help", length, argument,
-         nearest);
-}
-
-// Takes argv[*at], and the value after it.
-static iso_status parse_one(char **argv, int *at, options *out) {
-    const char *argument = argv[*at], *value = strchr(argument, '=');
-    if (strncmp(argument, "--", 2) != 0) {
-        if (out->data) FAIL(ISO_ERR_ARG, "one file of images, not also %s", argument);
-        out->data = argument;
-        return ISO_OK;
-    }
-    size_t length = value ? (size_t)(value++ - argument) : strlen(argument);
-    int i = find_option(argument, length);
-    if (i < 0) return refuse_unknown(argument, (int)length);
-    bool is_switch = !*table[i].value;
-    if (is_switch && value) FAIL(ISO_ERR_ARG, "%s takes no value", table[i].name);
-    if (is_switch) value = table[i].name;
-    if (!value && argv[*at + 1]) value = argv[++*at];
-    if (!value || !*value) FAIL(ISO_ERR_ARG, "%s needs a value: %s", table[i].name, table[i].value);
-    const char **taken = (const char **)((char *)out + table[i].offset);
-    if (*taken && taken == &out->data) FAIL(ISO_ERR_ARG, "one file of images, not also %s", value);
-    if (*taken) FAIL(ISO_ERR_ARG, "%s is given twice: give it once", table[i].name);
-    *taken = value;
+static iso_status take_images(const char *path, options *out) {
+    if (out->data) FAIL(ISO_ERR_ARG, "one file of images, not also %s", path);
+    out->data = path;
     return ISO_OK;
 }
 
-static iso_status parse(char **argv, options *out) {
-    for (int at = 1; argv[at]; at++) TRY(parse_one(argv, &at, out));
+// Takes argv[*at], and the value after it.
+static iso_status parse_one(option_list *list, int argc, char **argv, int *at, options *out) {
+    const char *value;
+    int place;
+    if (strncmp(argv[*at], "--", 2) != 0) return take_images(argv[*at], out);
+    TRY(option_take(list, 1, argc, argv, at, &place, &value));
+    const iso_setting *s = list->item[place];
+    if (s->offset == offsetof(options, data)) return take_images(value, out);
+    out->has_top_k |= s->offset == offsetof(options, top_k);
+    return option_set(s, value, out);
+}
+
+static iso_status parse(option_list *list, int argc, char **argv, options *out) {
+    for (int i = 0; i < list->count; i++)
+        if (list->item[i]->key) TRY(option_set_default(list->item[i], out));
+    for (int at = 1; at < argc; at++) TRY(parse_one(list, argc, argv, &at, out));
     if (out->logits && out->labels)
         FAIL(ISO_ERR_ARG, "--logits adds to the lines of images, and --labels prints the accuracy "
                           "instead of them: give one of the two");
@@ -147,15 +134,6 @@ static iso_status parse(char **argv, options *out) {
     if (!out->checkpoint)
         FAIL(ISO_ERR_ARG, "no checkpoint was given: give --checkpoint FILE, see --help");
     if (!out->data) FAIL(ISO_ERR_ARG, "no images were given: give an IDX file of them, see --help");
-    return ISO_OK;
-}
-
-static iso_status parse_count(const char *option, const char *text, int most, int *out) {
-    char *end;
-    long value = strtol(text, &end, 10);
-    if (end == text || *end || value < 1 || value > most)
-        FAIL(ISO_ERR_ARG, "%s %s: give a whole number from 1 to %d", option, text, most);
-    *out = (int)value;
     return ISO_OK;
 }
 
@@ -310,18 +288,24 @@ static iso_status count_outputs(const prediction *p, const char *model, int *out
     return ISO_OK;
 }
 
+static const iso_setting told_classes = {
+    .key = "classes", .kind = ISO_SETTING_INTEGER, .low = 1, .high = 1e6};
+
 static iso_status find_classes(prediction *p, const char *model) {
-    const char *text = fact(p, "--classes", p->given.classes);
-    int highest = p->info.classes, top_k = p->top_k;
-    if (text)
-        TRY(parse_count("--classes", text, 1000000, &p->info.classes));
+    const char *text = iso_state_dict_metadata(&p->dict, "isotherm.classes");
+    int highest = p->info.classes;
+    int64_t classes = p->given.classes;
+    if (classes < 0 && text) TRY(iso_setting_set(&told_classes, "its classes ", text, &classes));
+    if (classes > 0)
+        p->info.classes = (int)classes;
     else
         TRY(count_outputs(p, model, &p->info.classes));
     if (p->given.labels && highest > p->info.classes)
         FAIL(ISO_ERR_ARG, "%s has label %d, but the network knows %d classes", p->given.labels,
              highest - 1, p->info.classes);
-    if (top_k > p->info.classes)
-        FAIL(ISO_ERR_ARG, "--top-k %d: the network has only %d classes", top_k, p->info.classes);
+    if (p->given.top_k > p->info.classes)
+        FAIL(ISO_ERR_ARG, "--top-k %d: the network has only %d classes", (int)p->given.top_k,
+             p->info.classes);
     return ISO_OK;
 }
 
@@ -361,12 +345,8 @@ static iso_status open_loader(prediction *p) {
 }
 
 static iso_status set_up(prediction *p) {
-    int threads = 1;
-    p->top_k = 1;
-    if (p->given.top_k) TRY(parse_count("--top-k", p->given.top_k, LARGEST_TOP, &p->top_k));
-    if (p->given.threads) TRY(parse_count("--threads", p->given.threads, 1024, &threads));
-    TRY(iso_device_create(p->given.device ? p->given.device : "cpu", &p->device));
-    TRY(iso_device_set_threads(p->device, threads));
+    TRY(iso_device_create(p->given.device, &p->device));
+    TRY(iso_device_set_threads(p->device, (int)p->given.threads));
     TRY(iso_state_dict_read(p->given.checkpoint, p->device, &p->dict));
     TRY(check_facts(p));
     TRY(open_images(p));
@@ -387,8 +367,8 @@ static void rank_classes(prediction *p, const void *row, bool wide) {
     for (int k = 0; k < p->info.classes; k++) {
         int at = found;
         while (at > 0 && logit(row, wide, k) > logit(row, wide, p->order[at - 1])) at--;
-        if (at == p->top_k) continue;
-        if (found < p->top_k) found++;
+        if (at == p->given.top_k) continue;
+        if (found < p->given.top_k) found++;
         for (int i = found - 1; i > at; i--) p->order[i] = p->order[i - 1];
         p->order[at] = k;
     }
@@ -403,14 +383,14 @@ static double sum_exponentials(const prediction *p, const void *row, bool wide) 
 
 static void count_right(prediction *p, int label) {
     p->correct += p->order[0] == label;
-    for (int i = 0; i < p->top_k; i++) p->among_top += p->order[i] == label;
+    for (int i = 0; i < p->given.top_k; i++) p->among_top += p->order[i] == label;
 }
 
 static void print_image(const prediction *p, int64_t index, const void *row, bool wide,
                         double sum) {
     double largest = logit(row, wide, p->order[0]);
     printf("%lld", (long long)index);
-    for (int i = 0; i < p->top_k; i++)
+    for (int i = 0; i < p->given.top_k; i++)
         printf(" %d %.4f", p->order[i], exp(logit(row, wide, p->order[i]) - largest) / sum);
     for (int k = 0; p->given.logits && k < p->info.classes; k++)
         printf(wide ? " %.17g" : " %.9g", logit(row, wide, k)); // reads back as the same number
@@ -460,8 +440,8 @@ static void print_accuracy(const prediction *p) {
     double count = (double)p->info.count;
     printf("accuracy %.2f %% (%lld of %lld)", 100 * (double)p->correct / count,
            (long long)p->correct, (long long)p->info.count);
-    if (p->given.top_k)
-        printf(", top-%d accuracy %.2f %% (%lld of %lld)", p->top_k,
+    if (p->given.has_top_k)
+        printf(", top-%d accuracy %.2f %% (%lld of %lld)", (int)p->given.top_k,
                100 * (double)p->among_top / count, (long long)p->among_top,
                (long long)p->info.count);
     putchar('\n');
@@ -487,9 +467,10 @@ static void tear_down(prediction *p) {
 
 int main(int argc, char **argv) {
     prediction p = {0};
-    (void)argc;
-    if (inform(argv)) return EXIT_SUCCESS;
-    iso_status status = parse(argv, &p.given);
+    option_list list = {.count = 0};
+    option_list_add(&list, table, (int)(sizeof(table) / sizeof(table[0])));
+    if (inform(&list, argv)) return EXIT_SUCCESS;
+    iso_status status = parse(&list, argc, argv, &p.given);
     if (status >= 0) status = predict(&p);
     if (status < 0) fprintf(stderr, "predict: %s\n", iso_last_error()->message);
     tear_down(&p);

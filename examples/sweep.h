@@ -8,6 +8,7 @@
 
 typedef struct sweep {
     const char *folder; // --out
+    const char *file;   // --list
     double target;
     bool help, version;
     train_options common; // without those of the runs

@@ -53,56 +53,34 @@ void sweep_help(void) {
 typedef struct command_line {
     char **common; // argv of train
     int common_count;
-    const char *list_file;
-    bool has_target;
+    option_list own;
 } command_line;
 
-static iso_status set_target(const char *value, double *out) {
-    char *end;
-    double target = strtod(value, &end);
-    if (end == value || *end || !(target > 0 && target < 1))
-        return train_error(ISO_ERR_ARG, "--target %s: give a number between 0 and 1", value);
-    *out = target;
-    return ISO_OK;
-}
-
-// Whether argv[*i] is the option; its value goes to *value.
-static bool is_option(const char *name, int argc, char **argv, int *i, const char **value) {
-    size_t length = strlen(name);
-    if (strncmp(argv[*i], name, length) != 0) return false;
-    if (argv[*i][length] == '=') {
-        *value = argv[*i] + length + 1;
-        return true;
-    }
-    if (argv[*i][length]) return false;
-    *value = *i + 1 < argc && strncmp(argv[*i + 1], "--", 2) != 0 ? argv[++*i] : "";
-    return true;
-}
-
-static iso_status refuse_second(const char *option) {
-    return train_error(ISO_ERR_ARG, "%s is given twice: give it once", option);
-}
+static const iso_setting own_setting[] = {
+    {.key = "out",
+     .kind = ISO_SETTING_TEXT,
+     .offset = offsetof(sweep, folder),
+     .choices = "FOLDER"},
+    {.key = "list", .kind = ISO_SETTING_TEXT, .offset = offsetof(sweep, file), .choices = "FILE"},
+    {.key = "target",
+     .kind = ISO_SETTING_NUMBER,
+     .offset = offsetof(sweep, target),
+     .low = 0.01,
+     .high = 1,
+     .initial = "0.985"},
+    {.key = "help", .kind = ISO_SETTING_SWITCH, .offset = offsetof(sweep, help)},
+    {.key = "version", .kind = ISO_SETTING_SWITCH, .offset = offsetof(sweep, version)},
+};
 
 static iso_status take_one(sweep *self, int argc, char **argv, int *i, command_line *line) {
-    const char *value = NULL, *target = NULL;
-    if (usage_is_help(argv[*i]))
-        self->help = true;
-    else if (strcmp(argv[*i], "--version") == 0)
-        self->version = true;
-    else if (is_option("--out", argc, argv, i, &value)) {
-        if (self->folder) return refuse_second("--out");
-        self->folder = value;
-    } else if (is_option("--list", argc, argv, i, &value)) {
-        if (line->list_file) return refuse_second("--list");
-        line->list_file = value;
-    } else if (is_option("--target", argc, argv, i, &target)) {
-        if (line->has_target) return refuse_second("--target");
-        line->has_target = true;
-        return set_target(target, &self->target);
-    } else
+    const char *value, *name = usage_is_help(argv[*i]) ? "--help" : argv[*i];
+    int place;
+    if (option_find(&line->own, name, strcspn(name, "=")) < 0) {
         line->common[line->common_count++] = argv[*i];
-    if (value && !*value) return train_error(ISO_ERR_ARG, "--out and --list need a value");
-    return ISO_OK;
+        return ISO_OK;
+    }
+    TRY(train_error_of_library(option_take(&line->own, 1, argc, argv, i, &place, &value)));
+    return train_error_of_library(option_set(line->own.item[place], value, self));
 }
 
 // ---- The list -----------------------------------------------------------------------------------
@@ -167,13 +145,8 @@ static iso_status check_words(const sweep_entry *entry) {
 
 // Whether the option belongs to another --sync than the default.
 static bool is_of_other_sync(const char *word) {
-    for (int i = 0; i < train_option_count; i++) {
-        const train_option *o = &train_option_table[i];
-        if (o->of && strcmp(o->of, "--sync") == 0 && !strstr(o->among, "lazy") &&
-            is_word(word, &o->name, 1))
-            return true;
-    }
-    return false;
+    const iso_setting *s = strncmp(word, "--", 2) == 0 ? train_setting_named(word) : NULL;
+    return s && !train_setting_of("lazy", s->key);
 }
 
 // Before they are parsed, which would complain of what a sweep does not even have.
@@ -267,6 +240,8 @@ static iso_status agree(const sweep *self) {
 static iso_status take_common(sweep *self, int argc, char **argv, command_line *line, int *end) {
     int i = 1;
     line->common[line->common_count++] = argv[0];
+    option_list_add(&line->own, own_setting, COUNT(own_setting));
+    for (int k = 0; k < line->own.count; k++) TRY(option_set_default(line->own.item[k], self));
     for (; i < argc && strcmp(argv[i], "--") != 0; i++) TRY(take_one(self, argc, argv, &i, line));
     *end = i;
     if (self->help || self->version) return ISO_OK;
@@ -288,7 +263,7 @@ static bool parse(sweep *self, int argc, char **argv, command_line *line) {
     int end = argc;
     if (!train_all_well(take_common(self, argc, argv, line, &end))) return false;
     if (self->help || self->version) return true;
-    if (!take_list(line->list_file, listed)) return false;
+    if (!take_list(self->file, listed)) return false;
     int runs = end < argc ? argc - end - 1 : 0;
     return train_all_well(take_runs(self, runs, argv + end + 1, listed, line)) &&
            train_all_well(agree(self));
@@ -296,7 +271,6 @@ static bool parse(sweep *self, int argc, char **argv, command_line *line) {
 
 bool sweep_options_parse(sweep *self, int argc, char **argv) {
     command_line line = {.common = calloc((size_t)argc + 1, sizeof(*line.common))};
-    self->target = 0.985;
     bool good = train_all_well(
         line.common ? ISO_OK : train_error(ISO_ERR_NOMEM, "out of memory for the options"));
     good = good && parse(self, argc, argv, &line);

@@ -87,18 +87,6 @@ void sweep_store_describe(const sweep *self, int run, iso_json_log *log) {
     iso_json_end(log);
 }
 
-static iso_status check_settings(const sweep *self, int run, const char *path, const char *before) {
-    char now[SETTINGS_ROOM];
-    settings_of(self, run, now);
-    if (strcmp(before, now) == 0) return ISO_OK;
-    size_t line = train_options_difference(before, now);
-    return train_error(ISO_ERR_MISMATCH,
-                       "%s was made with %.*s, and now it is %.*s: give the same options or "
-                       "another --out",
-                       path, (int)strcspn(before + line, "\n"), before + line,
-                       (int)strcspn(now + line, "\n"), now + line);
-}
-
 static size_t line_length(const char *text) { return strcspn(text, "\n"); }
 
 // The line of a text of settings that begins as this one does, up to its first blank; NULL: none.
@@ -111,17 +99,24 @@ static const char *same_setting(const char *text, const char *line) {
     return *text ? text : NULL;
 }
 
-// Of a run that is not in the list: only what all runs share must be the same.
-static iso_status check_shared(const sweep *self, const char *path, const char *before) {
-    char now[SETTINGS_ROOM];
-    settings_of(self, 0, now);
-    for (const char *line = now, *old; *line; line += line_length(line) + 1) {
-        bool ranks = line[0] != '-'; // the last line of both
+// The line of ranks, which is the last, begins with their number.
+static const char *same_line(const char *text, const char *line, char room[TRAIN_LINE_ROOM]) {
+    const char *last = strrchr(text, '-');
+    if (line[0] == '-') return train_setting_default_line(text, same_setting(text, line), room);
+    return last ? last + line_length(last) + 1 : NULL;
+}
+
+// all: of a run that is in the list. Of another one only what all runs share must be the same.
+// Versions differ in what they list: what only one of them has does not count.
+static iso_status check_settings(const sweep *self, int run, const char *path, const char *before,
+                                 bool all) {
+    char now[SETTINGS_ROOM], room[TRAIN_LINE_ROOM];
+    settings_of(self, run, now);
+    for (const char *line = now; *line; line += line_length(line) + 1) {
         size_t length = line_length(line);
-        old = ranks ? strrchr(before, '-') : same_setting(before, line);
-        if (ranks && old) old += line_length(old) + 1;
-        if (old && (ranks || sweep_option_is_shared(line)) &&
-            (line_length(old) != length || strncmp(old, line, length) != 0))
+        const char *old = same_line(before, line, room);
+        if (!old || (line[0] == '-' && !all && !sweep_option_is_shared(line))) continue;
+        if (line_length(old) != length || strncmp(old, line, length) != 0)
             return train_error(ISO_ERR_MISMATCH,
                                "%s was made with %.*s, and now it is %.*s: give the same options "
                                "or another --out",
@@ -146,7 +141,7 @@ static iso_status take_finished(sweep *self, int run) {
     TRY(result_path(self, run, ".jsonl", path));
     if (access(path, F_OK) != 0) return take_failed(self, run);
     TRY(report_run_read(path, &self->results[run], &settings));
-    iso_status status = check_settings(self, run, path, settings);
+    iso_status status = check_settings(self, run, path, settings, true);
     free(settings);
     return status;
 }
@@ -175,7 +170,7 @@ static iso_status take_one_earlier(sweep *self, const char *file, size_t length)
         }
         return train_error(ISO_OK, "%s", ""); // no error
     }
-    status = check_shared(self, path, settings);
+    status = check_settings(self, 0, path, settings, false);
     free(settings);
     size_t room = ((size_t)self->earlier_count + 1) * sizeof(*self->earlier);
     report_run *longer = status == ISO_OK ? realloc(self->earlier, room) : NULL;

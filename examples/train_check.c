@@ -6,20 +6,13 @@
 
 static bool is_daso(const train_options *o) { return strcmp(o->sync, "daso") == 0; }
 
-static bool rounds(const train_options *o) {
-    return o->wire && strcmp(o->wire, "f32") != 0 && strcmp(o->wire, "noop") != 0;
-}
-
+// Of gradients: what --sync daso sends is of f32 anyway.
 static iso_status check_wire(const train_options *o) {
-    if (is_daso(o) && o->wire &&
-        (strcmp(o->wire, "noop") == 0 || strcmp(o->wire, "bf16-feedback") == 0))
+    const char *wire = train_setting_text(o, "wire");
+    bool rounds = wire && strcmp(wire, "f32") != 0 && strcmp(wire, "noop") != 0;
+    if (rounds && !is_daso(o) && strcmp(o->dtype, "f32") != 0)
         return train_error(ISO_ERR_ARG,
-                           "--wire %s is a way of gradients, and --sync daso sends parameters: "
-                           "give --wire f32, bf16 or f16, or --sync lazy",
-                           o->wire);
-    if (strcmp(o->dtype, "f32") != 0 && rounds(o))
-        return train_error(ISO_ERR_ARG,
-                           "--wire %s rounds gradients of f32: remove it or --dtype %s", o->wire,
+                           "--wire %s rounds gradients of f32: remove it or --dtype %s", wire,
                            o->dtype);
     return ISO_OK;
 }
@@ -53,21 +46,21 @@ static iso_status check_strategy(const train_options *o) {
 }
 
 static iso_status check_policy(const train_options *o) {
-    if (is_daso(o) && o->period > 0 && o->wait > o->period)
+    int64_t period = train_setting_integer(o, "period"), wait = train_setting_integer(o, "wait");
+    int64_t most = train_setting_integer(o, "max-period");
+    if (!is_daso(o)) return ISO_OK;
+    if (period > 0 && wait > period)
         return train_error(ISO_ERR_ARG,
                            "--wait %lld is longer than --period %lld, but an exchange is merged "
                            "before the next one is sent: lower it, or raise --period",
-                           (long long)o->wait, (long long)o->period);
-    if (!is_daso(o) || strcmp(o->policy, "fixed") == 0) return ISO_OK;
-    bool period = o->period > o->max_period;
-    if (period || o->wait > o->max_period)
-        return train_error(ISO_ERR_ARG,
-                           "%s %lld is above --max-period %lld, to which --policy %s keeps: lower "
-                           "it, or raise --max-period",
-                           period ? "--period" : "--wait",
-                           (long long)(period ? o->period : o->wait), (long long)o->max_period,
-                           o->policy);
-    return ISO_OK;
+                           (long long)wait, (long long)period);
+    const char *policy = train_setting_text(o, "policy");
+    if (strcmp(policy, "fixed") == 0 || (period <= most && wait <= most)) return ISO_OK;
+    return train_error(ISO_ERR_ARG,
+                       "%s %lld is above --max-period %lld, to which --policy %s keeps: lower it, "
+                       "or raise --max-period",
+                       period > most ? "--period" : "--wait",
+                       (long long)(period > most ? period : wait), (long long)most, policy);
 }
 
 static iso_status check_files(const train_options *o) {
@@ -95,34 +88,32 @@ iso_status train_options_check(const train_options *o) {
 
 // ---- What depends on the length of the run ------------------------------------------------------
 
-// Steps that an option gives as a number or, if that is -1, as a part of the run, rounded up as the
-// library does it: 0.07 of 100 is 7, although the product in doubles is a little more.
-static int64_t steps_of(int64_t number, double part, double standard, int64_t total) {
+// Steps that an option gives as a number or, if that is not given, as a part of the run, rounded up
+// as the library does it: 0.07 of 100 is 7, although the product in doubles is a little more.
+static int64_t steps_of(const train_options *o, const char *part, int64_t number, int64_t total) {
+    double share = train_setting_number(o, part);
     if (number >= 0) return number;
-    return (int64_t)ceil((isnan(part) ? standard : part) * (double)total * (1 - 1e-12));
+    return isnan(share) ? 0 : (int64_t)ceil(share * (double)total * (1 - 1e-12));
 }
 
 static void phases_of(const train_options *o, int64_t total, int64_t *warmup, int64_t *cooldown) {
-    const iso_daso_config standard = ISO_DASO_DEFAULT;
-    bool post = strcmp(o->sync, "postlocal") == 0;
-    double begin = is_daso(o) ? standard.warmup : post ? 0.5 : 0;
-    *warmup = steps_of(o->warmup_steps, o->warmup, begin, total);
-    *cooldown = is_daso(o) ? steps_of(o->cooldown_steps, o->cooldown, standard.cooldown, total) : 0;
+    *warmup = steps_of(o, "warmup", train_setting_integer(o, "warmup-steps"), total);
+    *cooldown = steps_of(o, "cooldown", train_setting_integer(o, "cooldown-steps"), total);
 }
 
 void train_phases_warn(const train_options *o, int64_t total) {
     bool local = strcmp(o->sync, "localsgd") == 0 || strcmp(o->sync, "postlocal") == 0;
-    bool fixed = local || (is_daso(o) && strcmp(o->policy, "fixed") == 0);
-    int64_t warmup, cooldown;
-    if (!fixed || o->period < 1) return;
+    bool fixed = local || (is_daso(o) && strcmp(train_setting_text(o, "policy"), "fixed") == 0);
+    int64_t warmup, cooldown, period = train_setting_integer(o, "period");
+    if (!fixed || period < 1) return;
     phases_of(o, total, &warmup, &cooldown);
     int64_t cycling = total - warmup - cooldown;
-    if (o->period < cycling) return;
+    if (period < cycling) return;
     fprintf(stderr,
             "train: warning: --period %lld is not shorter than the %lld steps in which ranks train "
             "apart: they exchange no parameters before the end of those: lower it, or train "
             "longer\n",
-            (long long)o->period, (long long)(cycling > 0 ? cycling : 0));
+            (long long)period, (long long)(cycling > 0 ? cycling : 0));
 }
 
 iso_status train_phases_check(const train_options *o, int64_t total) {
@@ -130,16 +121,19 @@ iso_status train_phases_check(const train_options *o, int64_t total) {
     if (!is_daso(o)) return ISO_OK;
     phases_of(o, total, &warmup, &cooldown);
     int64_t cycling = total - warmup - cooldown;
-    if (o->warmup_steps >= 0 && o->cooldown_steps >= 0 && cycling < 0)
+    bool given = train_setting_integer(o, "warmup-steps") >= 0 &&
+                 train_setting_integer(o, "cooldown-steps") >= 0;
+    if (given && cycling < 0)
         return train_error(ISO_ERR_ARG,
                            "--warmup-steps %lld and --cooldown-steps %lld are more than the %lld "
                            "steps of the run: lower them, or train longer",
                            (long long)warmup, (long long)cooldown, (long long)total);
     // What is sent first comes at the earliest after one step, or after a period of --wait steps.
-    int64_t first = o->period > o->wait ? 1 : o->wait;
-    if (cycling <= 0 || o->wait < 1 || o->wait <= cycling - first) return ISO_OK;
+    int64_t wait = train_setting_integer(o, "wait");
+    int64_t first = train_setting_integer(o, "period") > wait ? 1 : wait;
+    if (cycling <= 0 || wait < 1 || wait <= cycling - first) return ISO_OK;
     return train_error(ISO_ERR_ARG,
                        "--wait %lld: in the %lld steps between warm-up and cool-down nothing that "
                        "is sent would be merged: lower it, or train longer",
-                       (long long)o->wait, (long long)cycling);
+                       (long long)wait, (long long)cycling);
 }

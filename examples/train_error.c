@@ -27,6 +27,10 @@ iso_status train_error(iso_status code, const char *format, ...) {
     return code;
 }
 
+iso_status train_error_of_library(iso_status status) {
+    return status < 0 ? train_error(status, "%s", iso_last_error()->message) : status;
+}
+
 const char *train_error_told(void) { return told; }
 
 const char *train_error_text(void) { return own[0] ? own : iso_last_error()->message; }

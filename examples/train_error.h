@@ -17,6 +17,9 @@
 iso_status train_error(iso_status code, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
+// Takes over the library's sentence where status is an error; returns status.
+iso_status train_error_of_library(iso_status status);
+
 // The name before the sentences, "train" if not set.
 void train_error_program(const char *name);
 

@@ -2,10 +2,12 @@
 #ifndef EXAMPLES_TRAIN_OPTIONS_H
 #define EXAMPLES_TRAIN_OPTIONS_H
 
-#include <isotherm/strategy.h>
+#include "option_reader.h"
+
 #include <stddef.h>
 #include <stdint.h>
-#include <stdio.h>
+
+enum { TRAIN_SETTINGS = 64 };
 
 // Of what is not given and has no default, numbers are -1 (whole ones) or NaN, and texts NULL.
 typedef struct train_options {
@@ -21,14 +23,8 @@ typedef struct train_options {
     const char *sync, *sync_option, *progress;
     double bucket_mb;
     bool sync_batchnorm;
-    int64_t period, max_period, wait, local_skip; // wait -1: auto
-    double warmup, cooldown;
-    int64_t warmup_steps, cooldown_steps;
-    const char *unit, *merge, *wire, *state, *policy;
-    double max_divergence, stability_level;
-    int64_t warmup_epochs, cooldown_epochs, max_global_skips, sending_chunk_size;
-    const char *downcast_type, *use_mpi_groups;
-    int64_t skip_reduction_factor, local_skip_factor;
+    // What is given of the settings of strategies, in the order of train_setting_at.
+    const char *setting[TRAIN_SETTINGS];
 
     const char *device, *math, *dtype, *kernels;
     int64_t threads;
@@ -51,8 +47,7 @@ iso_status train_options_check(const train_options *options);
 void train_options_text(const train_options *values, bool settings, char *text, size_t room);
 // Where the first line in which two such texts differ begins in both.
 size_t train_options_difference(const char *a, const char *b);
-// Local. Adds the options of the chosen --sync, by their names without dashes, and what
-// --sync-option lists.
+// Local. Adds what is given of the settings of the chosen --sync, and what --sync-option lists.
 iso_status train_options_settings(const train_options *values, iso_settings *out);
 // Collective over MPI_COMM_WORLD. ISO_ERR_MISMATCH where this rank's options are not rank 0's.
 iso_status train_options_agree(const train_options *values);
@@ -66,30 +61,37 @@ iso_status train_options_refuse(const char *name, const char *const *more, int c
 // Room for the text of all options; names of files may be cut.
 #define TRAIN_OPTIONS_ROOM 16384
 
+// ---- train_settings.c -----------------------------------------------------------------------------
+// Every setting that a registered strategy publishes is an option; strategies may share one.
+
+// The settings, each key once, as the first strategy that has it describes it; NULL: there is no i.
+const iso_setting *train_setting_at(int i);
+// That of an option "--period", behind which = or a blank and a value may stand; NULL: it is none.
+const iso_setting *train_setting_named(const char *option);
+// The same as the strategy `sync` describes it; NULL: it has no such setting.
+const iso_setting *train_setting_of(const char *sync, const char *key);
+// "daso|localsgd|postlocal": who has it and takes this value (NULL: any).
+const char *train_setting_owners(const char *key, const char *value, char *text, size_t room);
+// Of the chosen --sync: what is given, or the default; without either, and where it has no such
+// setting, NULL, -1 and NaN.
+const char *train_setting_text(const train_options *options, const char *key);
+int64_t train_setting_integer(const train_options *options, const char *key);
+double train_setting_number(const train_options *options, const char *key);
+// Local. ISO_ERR_ARG for a setting that the chosen --sync does not have or take.
+iso_status train_settings_check(const train_options *options);
+// The line of an option in a text of options; where that was not given and is a setting of the
+// text's --sync that has a default, a line with the default, in room.
+enum { TRAIN_LINE_ROOM = 80 };
+const char *train_setting_default_line(const char *text, const char *line,
+                                       char room[TRAIN_LINE_ROOM]);
+
 // ---- train_option_table.c -------------------------------------------------------------------------
 
-typedef enum train_option_kind {
-    TOPIC,
-    SWITCH,
-    TEXT,
-    CHOICE,
-    STRATEGY, // a CHOICE of what is registered; value lists the library's own
-    INTEGER,
-    NUMBER
-} train_option_kind;
-
+// A setting without a key is the heading of those that follow in the help.
 typedef struct train_option {
-    train_option_kind kind;
-    const char *name; // TOPIC: the heading of the options that follow
-    size_t offset;    // of the field in train_options
-    // What the help calls the value; of a CHOICE the values, with | between them. An INTEGER whose
-    // value is "N|auto" may be auto, which is -1.
-    const char *value;
-    const char *initial; // default, NULL: none
-    const char *meaning;
-    double low, high;       // of INTEGER and NUMBER
-    const char *of, *among; // only where the CHOICE `of` has one of these values; NULL: everywhere
-    bool outside;           // does not change what is computed
+    iso_setting setting;
+    bool outside;    // does not change what is computed
+    bool strategies; // of a heading: the settings of strategies follow
 } train_option;
 
 extern const train_option train_option_table[];

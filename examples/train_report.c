@@ -114,7 +114,7 @@ void train_report_resume(const train_run *run) {
             (long long)run->at.epoch + 1);
     if (run->old_wire)
         fprintf(to, "gradients travel as %s from here on, as %s before\n",
-                run->options->wire ? run->options->wire : "f32", run->old_wire);
+                train_setting_text(run->options, "wire"), run->old_wire);
     fflush(to);
 }
 
@@ -240,7 +240,8 @@ static double median_step(train_run *run) {
 
 // On purpose: nothing was exchanged.
 static bool drifts(const train_run *run) {
-    return run->options->wire && strcmp(run->options->wire, "noop") == 0;
+    const char *wire = train_setting_text(run->options, "wire");
+    return wire && strcmp(wire, "noop") == 0;
 }
 
 static iso_status check_hash(train_run *run, train_result *out) {

@@ -85,8 +85,6 @@ static bool same_option(const char *a, const char *b) {
 
 // ---- Defaults -----------------------------------------------------------------------------------
 
-#define LINE_ROOM 80
-
 static bool is_line(const char *line, const char *option) {
     size_t length = strlen(option);
     return line && strncmp(line, option, length) == 0 && (!line[length] || line[length] == '\n');
@@ -94,7 +92,7 @@ static bool is_line(const char *line, const char *option) {
 
 // Of the optimizer that the text names.
 static bool optimizer_of(const char *text, iso_optimizer_kind *out) {
-    char name[LINE_ROOM];
+    char name[TRAIN_LINE_ROOM];
     const char *line = line_of(text, "--optimizer ");
     if (!line) return false;
     line += strlen("--optimizer ");
@@ -104,19 +102,18 @@ static bool optimizer_of(const char *text, iso_optimizer_kind *out) {
 
 // The line of an option in a text of options; where that was not given but its default is known,
 // a line with the default in `room`.
-static const char *with_default(const char *text, const char *line, char room[LINE_ROOM]) {
+static const char *with_default(const char *text, const char *line, char room[TRAIN_LINE_ROOM]) {
     iso_optimizer_kind kind;
-    if (is_line(line, "--wire not given"))
-        return is_line(line_of(text, "--sync "), "--sync daso") ? "--wire bf16" : "--wire f32";
     if (is_line(line, "--bucket-mb not given")) {
         iso_data_parallel_config config = ISO_DATA_PARALLEL_DEFAULT;
-        snprintf(room, LINE_ROOM, "--bucket-mb %.9g", config.bucket_mb);
+        snprintf(room, TRAIN_LINE_ROOM, "--bucket-mb %.9g", config.bucket_mb);
         return room;
     }
+    if (line != train_setting_default_line(text, line, room)) return room;
     bool lr = is_line(line, "--lr not given");
     if ((!lr && !is_line(line, "--weight-decay not given")) || !optimizer_of(text, &kind))
         return line;
-    snprintf(room, LINE_ROOM, "--%s %.9g", lr ? "lr" : "weight-decay",
+    snprintf(room, TRAIN_LINE_ROOM, "--%s %.9g", lr ? "lr" : "weight-decay",
              lr ? train_default_lr(kind) : iso_hyper_default(kind).weight_decay);
     return room;
 }
@@ -135,10 +132,12 @@ static const char *free_wire(const train_run *run, const char *line) {
 
 static iso_status compare(train_run *run, const char *saved, const char *here) {
     char before[LIST_ROOM] = "", now[LIST_ROOM] = "";
+    const char *old_sync = line_of(saved, "--sync ");
+    bool other_sync = old_sync && !same_option(old_sync, line_of(here, "--sync "));
     for (const char *line = here, *end; (end = strchr(line, '\n')); line = end + 1) {
         const char *old = line_of(saved, line); // none: an option that there was not yet
-        if (!old || same_option(old, line)) continue;
-        char old_room[LINE_ROOM], room[LINE_ROOM];
+        if (!old || same_option(old, line) || (other_sync && train_setting_named(line))) continue;
+        char old_room[TRAIN_LINE_ROOM], room[TRAIN_LINE_ROOM];
         const char *old_value = with_default(saved, old, old_room);
         const char *value = with_default(here, line, room);
         if (same_option(old_value, value)) continue; // a default was given

@@ -1,5 +1,4 @@
-// Answers --help and --version, refuses arguments that a program does not have, and finds what was
-// meant.
+// Answers --help and --version, and refuses arguments that a small program does not have.
 #include "usage.h"
 
 #include "watch.h"
@@ -10,40 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { NAME_ROOM = 64 }; // for the longest name of an option
-
 bool usage_is_help(const char *argument) {
     return strcmp(argument, "--help") == 0 || strcmp(argument, "-h") == 0;
-}
-
-// How many letters must be added, removed or changed to make b of a.
-static int count_changes(const char *a, int length, const char *b) {
-    int row[NAME_ROOM], size = (int)strlen(b);
-    for (int k = 0; k <= size; k++) row[k] = k;
-    for (int i = 0; i < length; i++) {
-        int corner = row[0]; // of the row above
-        row[0] = i + 1;
-        for (int k = 0; k < size; k++) {
-            int least = corner + (a[i] != b[k]);
-            corner = row[k + 1];
-            if (corner + 1 < least) least = corner + 1;
-            row[k + 1] = row[k] + 1 < least ? row[k] + 1 : least;
-        }
-    }
-    return row[size];
-}
-
-const char *usage_nearest(const char *option, int length, const char *const *names, int count) {
-    const char *nearest = NULL;
-    int least = 2 + (length - 2) / 4;
-    for (int i = 0; i < count; i++) {
-        if (strlen(names[i]) >= NAME_ROOM || names[i][2] != option[2]) continue;
-        int changes = count_changes(option, length, names[i]);
-        if (changes >= least) continue;
-        least = changes;
-        nearest = names[i];
-    }
-    return nearest;
 }
 
 void usage_check(int argc, char **argv, int most, const char *program, const char *text) {

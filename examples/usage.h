@@ -11,8 +11,5 @@ void usage_check(int argc, char **argv, int most, const char *program, const cha
 
 // Local, without MPI. Whether an argument asks for help: --help or -h.
 bool usage_is_help(const char *argument);
-// Local, without MPI. Of these names the one that is spelt most like an option, of which `length`
-// letters count; NULL: none is much like it.
-const char *usage_nearest(const char *option, int length, const char *const *names, int count);
 
 #endif

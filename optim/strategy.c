@@ -50,9 +50,24 @@ iso_status iso_strategy_find(const char *name, const iso_strategy **out) {
     return ISO_OK;
 }
 
+static const char letters[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_.";
+
+// A default that the setting does not take would fail in every run.
+static iso_status check_setting(const char *name, const iso_setting *s) {
+    bool chooses = s->kind == ISO_SETTING_CHOICE || s->kind == ISO_SETTING_INDEX;
+    ISO_CHECK(s->key && s->key[0] && strlen(s->key) < NAME_ROOM && !s->key[strspn(s->key, letters)],
+              ISO_ERR_ARG,
+              "a setting of strategy \"%s\" needs a key: at most %d letters, digits and "
+              "- _ .",
+              name, NAME_ROOM - 1);
+    ISO_CHECK((int)s->kind >= 0 && s->kind <= ISO_SETTING_TEXT && (!chooses || s->choices),
+              ISO_ERR_ARG, "setting %s of strategy \"%s\" has no kind, or a choice of nothing",
+              s->key, name);
+    if (s->initial) ISO_TRY(iso_setting_set(s, "the default ", s->initial, NULL));
+    return ISO_OK;
+}
+
 static iso_status check_strategy(const iso_strategy *strategy) {
-    static const char letters[] =
-        "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_.";
     ISO_CHECK(strategy && strategy->name && strategy->name[0], ISO_ERR_ARG,
               "a strategy of synchronisation needs a name to be registered by");
     const char *name = strategy->name;
@@ -65,6 +80,8 @@ static iso_status check_strategy(const iso_strategy *strategy) {
               name, TEXT_ROOM - 1);
     ISO_CHECK(!find_strategy(name), ISO_ERR_ARG,
               "there is a strategy \"%s\" already: register yours by another name", name);
+    for (int i = 0; i < strategy->setting_count; i++)
+        ISO_TRY(check_setting(name, &strategy->setting[i]));
     return ISO_OK;
 }
 

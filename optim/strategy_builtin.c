@@ -6,9 +6,19 @@
 
 #include <string.h>
 
-static const int64_t many = (int64_t)1e12;
+#define COUNT(table)      (int)(sizeof(table) / sizeof((table)[0]))
+#define INTEGER           .kind = ISO_SETTING_INTEGER
+#define NUMBER            .kind = ISO_SETTING_NUMBER
+#define INDEX             .kind = ISO_SETTING_INDEX
+#define COUNT_FROM(least) .low = (least), .high = 1e12
 
 // ---- Averaging gradients ------------------------------------------------------------------------
+
+static const iso_setting gradient_setting[] = {
+    {"wire", ISO_SETTING_CHOICE, .choices = "f32|bf16|f16|bf16-feedback|noop", .initial = "f32",
+     .meaning = "type in which gradients or daso's parameters travel"},
+};
+#define OF_GRADIENTS .setting = gradient_setting, .setting_count = COUNT(gradient_setting)
 
 static iso_status read_hook(iso_settings *settings, const iso_comm_hook **out) {
     const char *name = NULL;
@@ -53,101 +63,137 @@ static iso_status all_reduce(iso_module *module, void *user) {
     return iso_data_parallel_all_reduce_gradients(module);
 }
 
-// ---- Settings of the others ---------------------------------------------------------------------
+// ---- Settings of DASO ---------------------------------------------------------------------------
 
-static iso_status read_wire(iso_settings *settings, const char *key, iso_dtype *out) {
-    const char *name = NULL;
-    ISO_TRY(iso_settings_text(settings, key, "f32|bf16|f16", &name));
-    if (!name) return ISO_OK;
-    *out = strcmp(name, "bf16") == 0 ? ISO_BF16 : strcmp(name, "f16") == 0 ? ISO_F16 : ISO_F32;
-    return ISO_OK;
-}
+// What is read: a config, and what does not stand there as it is given.
+typedef struct daso_values {
+    iso_daso_config config;
+    int unit, wire;
+} daso_values;
+#define WIRES "f32|bf16|f16"
+static const iso_dtype wires[] = {ISO_F32, ISO_BF16, ISO_F16};
 
-// "auto" is -1.
-static iso_status read_steps(iso_settings *settings, const char *key, int64_t low, int64_t *out) {
-    const char *text = NULL;
-    ISO_TRY(iso_settings_text(settings, key, NULL, &text));
-    if (!text || strcmp(text, "auto") != 0) return iso_settings_int(settings, key, low, many, out);
-    *out = -1;
-    return ISO_OK;
-}
+#define FIELD(name) offsetof(daso_values, config.name)
+#define PERIOD                                                                                     \
+    "period", INTEGER, FIELD(global_skip), COUNT_FROM(1),                                          \
+        .word = "auto", .initial = "auto",                                                         \
+        .meaning = "steps between exchanges; auto: 8, or --wait if longer"
+#define WARMUP                                                                                     \
+    "warmup", NUMBER, FIELD(warmup), 0, 1,                                                         \
+        .meaning = "fraction of steps that average gradients first"
+#define WARMUP_STEPS                                                                               \
+    "warmup-steps", INTEGER, FIELD(warmup_steps), COUNT_FROM(0), .meaning = "the same in steps"
 
-static iso_status read_warmup(iso_settings *settings, double *share, int64_t *steps) {
-    ISO_TRY(iso_settings_number(settings, "warmup", 0, 1, share));
-    ISO_TRY(iso_settings_int(settings, "warmup-steps", 0, many, steps));
-    return ISO_OK;
-}
-
-static iso_status read_names(iso_settings *settings, iso_daso_config *out) {
-    const char *unit = NULL, *merge = NULL, *state = NULL, *policy = NULL;
-    ISO_TRY(iso_settings_text(settings, "unit", "node|rank", &unit));
-    ISO_TRY(iso_settings_text(settings, "merge", NULL, &merge));
-    ISO_TRY(iso_settings_text(settings, "state", NULL, &state));
-    ISO_TRY(iso_settings_text(settings, "policy", NULL, &policy));
-    if (unit) out->unit = strcmp(unit, "rank") == 0 ? ISO_SCOPE_RANK : ISO_SCOPE_NODE;
-    if (merge) ISO_TRY(iso_merge_parse(merge, &out->merge));
-    if (state) ISO_TRY(iso_state_sync_parse(state, &out->state));
-    if (policy) ISO_TRY(iso_policy_parse(policy, &out->policy));
-    return ISO_OK;
-}
+static const iso_setting local_sgd_setting[] = {{PERIOD}};
+static const iso_setting post_local_setting[] = {
+    {PERIOD}, {WARMUP, .initial = "0.5"}, {WARMUP_STEPS}};
+static const iso_setting daso_setting[] = {
+    {PERIOD},
+    {WARMUP, .initial = "0.02"},
+    {WARMUP_STEPS},
+    {"cooldown", NUMBER, FIELD(cooldown), 0, 1, .initial = "0.02",
+     .meaning = "fraction of steps that average gradients last"},
+    {"cooldown-steps", INTEGER, FIELD(cooldown_steps), COUNT_FROM(0),
+     .meaning = "the same in steps"},
+    {"wait", INTEGER, FIELD(batches_to_wait), COUNT_FROM(0), .word = "auto", .initial = "auto",
+     .meaning = "steps from send to merge; auto: measured, at most --period"},
+    {"local-skip", INTEGER, FIELD(local_skip), COUNT_FROM(1), .initial = "1",
+     .meaning = "steps between gradient averages inside a node"},
+    {"unit", INDEX, offsetof(daso_values, unit), .choices = "node|rank", .initial = "node",
+     .meaning = "who averages gradients in every step"},
+    {"wire", INDEX, offsetof(daso_values, wire), .choices = WIRES, .initial = "bf16",
+     .meaning = "type in which parameters travel"},
+    {"merge", INDEX, FIELD(merge), .choices = "progress|heat", .initial = "progress",
+     .meaning = "keep the steps made while waiting, or HeAT's weighted mean"},
+    {"state", INDEX, FIELD(state), .choices = "keep|average|reset", .initial = "keep",
+     .meaning = "what a merge does with momentum and other optimizer state"},
+    {"policy", INDEX, FIELD(policy), .choices = "fixed|plateau|adaptive", .initial = "fixed",
+     .meaning = "how --period and --wait adapt; plateau: at the end of epochs"},
+    {"max-period", INTEGER, FIELD(max_global_skip), COUNT_FROM(1), .initial = "64",
+     .meaning = "maximum period and wait that the policy may choose", .of = "policy",
+     .among = "plateau|adaptive"},
+    {"max-divergence", NUMBER, FIELD(max_divergence), 1e-12, 1e6, .initial = "0.05",
+     .meaning = "maximum relative distance of a node from the mean", .of = "policy",
+     .among = "adaptive"},
+    {"stability-level", NUMBER, FIELD(stability_level), 0, 1e6, .initial = "0.05",
+     .meaning = "threshold of the plateau detector"},
+};
+#undef FIELD
+_Static_assert(sizeof(iso_merge) == sizeof(int) && sizeof(iso_state_sync) == sizeof(int) &&
+                   sizeof(iso_policy) == sizeof(int),
+               "read as numbers of choices, in the order of the enumerations");
 
 static iso_status daso_config(const iso_strategy_context *context, iso_daso_config *out) {
-    iso_settings *s = context->settings;
-    *out = ISO_DASO_DEFAULT;
-    out->total_steps = context->total_steps;
-    ISO_TRY(read_warmup(s, &out->warmup, &out->warmup_steps));
-    ISO_TRY(iso_settings_number(s, "cooldown", 0, 1, &out->cooldown));
-    ISO_TRY(iso_settings_int(s, "cooldown-steps", 0, many, &out->cooldown_steps));
-    ISO_TRY(read_steps(s, "period", 1, &out->global_skip));
-    ISO_TRY(iso_settings_int(s, "max-period", 1, many, &out->max_global_skip));
-    ISO_TRY(read_steps(s, "wait", 0, &out->batches_to_wait));
-    ISO_TRY(iso_settings_int(s, "local-skip", 1, many, &out->local_skip));
-    ISO_TRY(iso_settings_number(s, "stability-level", 0, 1e6, &out->stability_level));
-    ISO_TRY(iso_settings_number(s, "max-divergence", 0, 1e6, &out->max_divergence));
-    ISO_TRY(read_wire(s, "wire", &out->wire));
-    ISO_TRY(read_names(s, out));
+    daso_values v = {.config = ISO_DASO_DEFAULT};
+    v.config.total_steps = context->total_steps;
+    ISO_TRY(iso_settings_read(context->settings, daso_setting, COUNT(daso_setting), &v));
+    v.config.unit = v.unit == 1 ? ISO_SCOPE_RANK : ISO_SCOPE_NODE;
+    v.config.wire = wires[v.wire];
+    *out = v.config;
+    return ISO_OK;
+}
+
+// A period of -1 is automatic, and the statistics say so; warm-up steps of -1 go by the share.
+static iso_status local_config(const iso_strategy_context *context, const iso_setting *table,
+                               int count, int64_t warmup_steps, iso_daso_config *out) {
+    daso_values v = {.config = iso_post_local_sgd_config(context->total_steps, warmup_steps,
+                                                         ISO_DASO_AUTO_SKIP)};
+    ISO_TRY(iso_settings_read(context->settings, table, count, &v));
+    *out = v.config;
     return ISO_OK;
 }
 
 static iso_status local_sgd_config(const iso_strategy_context *context, iso_daso_config *out) {
-    *out = iso_local_sgd_config(context->total_steps, ISO_DASO_AUTO_SKIP);
-    out->global_skip = -1; // automatic, and the statistics say so
-    return read_steps(context->settings, "period", 1, &out->global_skip);
+    return local_config(context, local_sgd_setting, COUNT(local_sgd_setting), 0, out);
 }
 
 static iso_status post_local_config(const iso_strategy_context *context, iso_daso_config *out) {
-    ISO_TRY(local_sgd_config(context, out));
-    out->warmup = 0.5;
-    out->warmup_steps = -1;
-    return read_warmup(context->settings, &out->warmup, &out->warmup_steps);
+    return local_config(context, post_local_setting, COUNT(post_local_setting), -1, out);
 }
+
+// ---- Settings of HeAT's DASO --------------------------------------------------------------------
+
+typedef struct heat_values {
+    iso_daso_heat_config config;
+    int wire, groups;
+} heat_values;
+
+#define FIELD(name) offsetof(heat_values, config.name)
+static const iso_setting heat_setting[] = {
+    {"warmup-epochs", INTEGER, FIELD(warmup_epochs), COUNT_FROM(0),
+     .meaning = "epochs of blocking averages first (default 4, at most a third)"},
+    {"cooldown-epochs", INTEGER, FIELD(cooldown_epochs), COUNT_FROM(0),
+     .meaning = "epochs of blocking averages last (default: likewise)"},
+    {"max-global-skips", INTEGER, FIELD(max_global_skips), COUNT_FROM(0), .initial = "8",
+     .meaning = "maximum number of steps between exchanges"},
+    {"sending-chunk-size", INTEGER, FIELD(sending_chunk_size), COUNT_FROM(1), .initial = "10000000",
+     .meaning = "elements per message"},
+    {"downcast-type", INDEX, offsetof(heat_values, wire), .choices = WIRES, .initial = "bf16",
+     .meaning = "type in which blocking averages travel"},
+    {"use-mpi-groups", INDEX, offsetof(heat_values, groups), .choices = "yes|no", .initial = "yes",
+     .meaning = "create leader groups from MPI groups, or by splitting"},
+    {"skip-reduction-factor", INTEGER, FIELD(skip_reduction_factor), COUNT_FROM(1), .initial = "2",
+     .meaning = "divisor of the skips on a plateau"},
+    {"local-skip-factor", INTEGER, FIELD(local_skip_factor), COUNT_FROM(1), .initial = "4",
+     .meaning = "ratio of global to local skips"},
+    {"stability-level", NUMBER, FIELD(stability_level), 0, 1e6, .initial = "0.05",
+     .meaning = "threshold of the plateau detector"},
+};
+#undef FIELD
 
 // HeAT's 4 epochs of warm-up and of cool-down would leave nothing between them in short runs.
-static iso_status heat_epochs(const iso_strategy_context *context, iso_daso_heat_config *out) {
-    int64_t steps = context->steps_per_epoch;
-    ISO_CHECK(steps > 0, ISO_ERR_ARG, "daso-heat needs the number of steps of an epoch");
-    out->total_epochs = (context->total_steps + steps - 1) / steps;
-    out->last_batch = steps - 1;
-    int64_t few = out->total_epochs / 3 < 4 ? out->total_epochs / 3 : 4;
-    out->warmup_epochs = out->cooldown_epochs = few;
-    ISO_TRY(iso_settings_int(context->settings, "warmup-epochs", 0, many, &out->warmup_epochs));
-    ISO_TRY(iso_settings_int(context->settings, "cooldown-epochs", 0, many, &out->cooldown_epochs));
-    return ISO_OK;
-}
-
 static iso_status heat_config(const iso_strategy_context *context, iso_daso_heat_config *out) {
-    iso_settings *s = context->settings;
-    const char *groups = "yes";
-    *out = ISO_DASO_HEAT_DEFAULT;
-    ISO_TRY(heat_epochs(context, out));
-    ISO_TRY(iso_settings_number(s, "stability-level", 0, 1e6, &out->stability_level));
-    ISO_TRY(iso_settings_int(s, "max-global-skips", 0, many, &out->max_global_skips));
-    ISO_TRY(iso_settings_int(s, "sending-chunk-size", 1, many, &out->sending_chunk_size));
-    ISO_TRY(iso_settings_text(s, "use-mpi-groups", "yes|no", &groups));
-    ISO_TRY(iso_settings_int(s, "skip-reduction-factor", 1, many, &out->skip_reduction_factor));
-    ISO_TRY(iso_settings_int(s, "local-skip-factor", 1, many, &out->local_skip_factor));
-    ISO_TRY(read_wire(s, "downcast-type", &out->downcast_type));
-    out->use_mpi_groups = strcmp(groups, "yes") == 0;
+    int64_t steps = context->steps_per_epoch;
+    heat_values v = {.config = ISO_DASO_HEAT_DEFAULT};
+    ISO_CHECK(steps > 0, ISO_ERR_ARG, "daso-heat needs the number of steps of an epoch");
+    v.config.total_epochs = (context->total_steps + steps - 1) / steps;
+    v.config.last_batch = steps - 1;
+    int64_t few = v.config.total_epochs / 3 < 4 ? v.config.total_epochs / 3 : 4;
+    v.config.warmup_epochs = v.config.cooldown_epochs = few;
+    ISO_TRY(iso_settings_read(context->settings, heat_setting, COUNT(heat_setting), &v));
+    v.config.downcast_type = wires[v.wire];
+    v.config.use_mpi_groups = v.groups == 0;
+    *out = v.config;
     return ISO_OK;
 }
 
@@ -252,32 +298,40 @@ static iso_status tell_daso(iso_optimizer *optimizer, iso_strategy_stats *out, v
 }
 
 // What all that exchange parameters have in common.
-#define OF_DASO                                                                                    \
+#define OF_DASO(table)                                                                             \
     .epoch_loss = iso_daso_epoch_loss, .finish = iso_daso_finish, .complete = complete_exchange,   \
-    .stats = tell_daso, .f32_only = true
+    .stats = tell_daso, .f32_only = true, .setting = (table), .setting_count = COUNT(table)
 
 const iso_strategy iso__builtin_strategy[] = {
-    {.name = "blocking", .text = "gradients, waited for at once", .wrap_module = wrap_blocking},
+    {.name = "blocking",
+     .text = "gradients, waited for at once",
+     .wrap_module = wrap_blocking,
+     OF_GRADIENTS},
     {.name = "lazy",
      .text = "gradients, each layer's waited for when the next forward needs it",
-     .wrap_module = wrap_lazy},
+     .wrap_module = wrap_lazy,
+     OF_GRADIENTS},
     {.name = "explicit",
      .text = "gradients, all at once after each backward",
      .wrap_module = wrap_explicit,
-     .reduce_gradients = all_reduce},
+     .reduce_gradients = all_reduce,
+     OF_GRADIENTS},
     {.name = "daso",
      .text = "gradients within a node, parameters between nodes, without waiting",
      .wrap_optimizer = wrap_daso,
-     OF_DASO},
-    {.name = "daso-heat", .text = "DASO as HeAT does it", .wrap_optimizer = wrap_heat, OF_DASO},
+     OF_DASO(daso_setting)},
+    {.name = "daso-heat",
+     .text = "DASO as HeAT does it",
+     .wrap_optimizer = wrap_heat,
+     OF_DASO(heat_setting)},
     {.name = "localsgd",
      .text = "parameters, every so many steps",
      .wrap_optimizer = wrap_local_sgd,
-     OF_DASO},
+     OF_DASO(local_sgd_setting)},
     {.name = "postlocal",
      .text = "gradients, later parameters every so many steps",
      .wrap_optimizer = wrap_post_local,
-     OF_DASO},
+     OF_DASO(post_local_setting)},
 };
 const int iso__builtin_strategy_count =
     sizeof(iso__builtin_strategy) / sizeof(iso__builtin_strategy[0]);

@@ -81,59 +81,131 @@ bool iso_settings_has(const iso_settings *settings, const char *key) {
     return find_setting(settings, key, strlen(key)) != NULL;
 }
 
+// ---- Values -------------------------------------------------------------------------------------
+
+// The place of value among choices; -1: it is none.
+static int find_choice(const char *value, const char *choices) {
+    size_t length = strlen(value), one;
+    for (int i = 0;; i++, choices += one + 1) {
+        one = strcspn(choices, "|");
+        if (length > 0 && one == length && memcmp(choices, value, length) == 0) return i;
+        if (!choices[one]) return -1;
+    }
+}
+
+bool iso_setting_among(const char *value, const char *choices) {
+    return find_choice(value, choices) >= 0;
+}
+
+static iso_status set_choice(const char *label, const char *value, const char *choices, int *out) {
+    *out = find_choice(value, choices);
+    ISO_CHECK(*out >= 0, ISO_ERR_ARG, "%s%s is not supported: give %s", label, value, choices);
+    return ISO_OK;
+}
+
+static iso_status set_integer(const iso_setting *s, const char *label, const char *value,
+                              int64_t *out) {
+    char *end;
+    errno = 0;
+    long long number = strtoll(value, &end, 10);
+    bool word = s->word && strcmp(value, s->word) == 0;
+    bool fits =
+        end > value && !*end && !errno && (double)number >= s->low && (double)number <= s->high;
+    ISO_CHECK(word || fits, ISO_ERR_ARG, "%s%s: give a whole number from %.12g to %.12g%s%s", label,
+              value, s->low, s->high, s->word ? ", or " : "", s->word ? s->word : "");
+    *out = word ? -1 : number;
+    return ISO_OK;
+}
+
+static iso_status set_number(const iso_setting *s, const char *label, const char *value,
+                             double *out) {
+    char *end;
+    double number = strtod(value, &end);
+    ISO_CHECK(end > value && !*end && number >= s->low && number <= s->high, ISO_ERR_ARG,
+              "%s%s: give a number from %.12g to %.12g", label, value, s->low, s->high);
+    *out = number;
+    return ISO_OK;
+}
+
+iso_status iso_setting_set(const iso_setting *s, const char *label, const char *value,
+                           void *fields) {
+    union {
+        bool given;
+        int64_t integer;
+        double number;
+        int place;
+        const char *text;
+    } v = {0};
+    size_t bytes = sizeof(v.text);
+    int place = 0;
+    switch (s->kind) {
+    case ISO_SETTING_SWITCH:
+        ISO_TRY(set_choice(label, value, "no|yes", &place));
+        v.given = place;
+        bytes = sizeof(v.given);
+        break;
+    case ISO_SETTING_INTEGER:
+        ISO_TRY(set_integer(s, label, value, &v.integer));
+        bytes = sizeof(v.integer);
+        break;
+    case ISO_SETTING_NUMBER:
+        ISO_TRY(set_number(s, label, value, &v.number));
+        bytes = sizeof(v.number);
+        break;
+    case ISO_SETTING_INDEX:
+        ISO_TRY(set_choice(label, value, s->choices, &v.place));
+        bytes = sizeof(v.place);
+        break;
+    case ISO_SETTING_CHOICE: ISO_TRY(set_choice(label, value, s->choices, &place)); // fall through
+    case ISO_SETTING_TEXT: v.text = value; break;
+    }
+    if (fields) memcpy((char *)fields + s->offset, &v, bytes);
+    return ISO_OK;
+}
+
 // ---- Reading ------------------------------------------------------------------------------------
 
-// The value's text, NULL where there is none.
-static const char *value_of(iso_settings *settings, const char *key) {
+const char *iso_settings_get(iso_settings *settings, const char *key) {
     setting *s = find_setting(settings, key, strlen(key));
     if (!s) return NULL;
     s->used = true;
     return s->value;
 }
 
+static iso_status read_one(iso_settings *settings, const iso_setting *s, void *fields) {
+    char label[80];
+    const char *value = iso_settings_get(settings, s->key);
+    if (!value) value = s->initial;
+    if (!value) return ISO_OK;
+    snprintf(label, sizeof(label), "setting %s=", s->key);
+    ISO_TRY(iso_setting_set(s, label, value, fields));
+    return ISO_OK;
+}
+
+iso_status iso_settings_read(iso_settings *settings, const iso_setting *table, int count,
+                             void *fields) {
+    for (int i = 0; i < count; i++) ISO_TRY(read_one(settings, &table[i], fields));
+    return ISO_OK;
+}
+
 iso_status iso_settings_int(iso_settings *settings, const char *key, int64_t low, int64_t high,
                             int64_t *out) {
-    const char *text = value_of(settings, key);
-    if (!text) return ISO_OK;
-    char *end;
-    errno = 0;
-    long long number = strtoll(text, &end, 10);
-    ISO_CHECK(end > text && !*end && !errno && number >= low && number <= high, ISO_ERR_ARG,
-              "setting %s=%s: give a whole number from %lld to %lld", key, text, (long long)low,
-              (long long)high);
-    *out = number;
-    return ISO_OK;
+    iso_setting one = {.key = key, .kind = ISO_SETTING_INTEGER, .low = (double)low};
+    one.high = (double)high;
+    return read_one(settings, &one, out);
 }
 
 iso_status iso_settings_number(iso_settings *settings, const char *key, double low, double high,
                                double *out) {
-    const char *text = value_of(settings, key);
-    if (!text) return ISO_OK;
-    char *end;
-    double number = strtod(text, &end);
-    ISO_CHECK(end > text && !*end && number >= low && number <= high, ISO_ERR_ARG,
-              "setting %s=%s: give a number from %g to %g", key, text, low, high);
-    *out = number;
-    return ISO_OK;
-}
-
-static bool is_among(const char *text, const char *choices) {
-    size_t length = strlen(text), one;
-    for (const char *at = choices;; at += one + 1) {
-        one = strcspn(at, "|");
-        if (one == length && memcmp(at, text, length) == 0) return true;
-        if (!at[one]) return false;
-    }
+    iso_setting one = {.key = key, .kind = ISO_SETTING_NUMBER, .low = low, .high = high};
+    return read_one(settings, &one, out);
 }
 
 iso_status iso_settings_text(iso_settings *settings, const char *key, const char *choices,
                              const char **out) {
-    const char *text = value_of(settings, key);
-    if (!text) return ISO_OK;
-    ISO_CHECK(!choices || (*text && is_among(text, choices)), ISO_ERR_ARG, "setting %s=%s: give %s",
-              key, text, choices);
-    *out = text;
-    return ISO_OK;
+    iso_setting one = {.key = key, .kind = choices ? ISO_SETTING_CHOICE : ISO_SETTING_TEXT};
+    one.choices = choices;
+    return read_one(settings, &one, out);
 }
 
 iso_status iso_settings_check_used(const iso_settings *settings, const char *whose) {

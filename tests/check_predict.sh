@@ -149,7 +149,7 @@ refused "images of another size" '3 x 32 x 32, but mlp was trained on 1 x 28 x 2
 refused "another model" 'no checkpoint of this cnn: .*missing \(conv1.weight' --checkpoint mlp "$images" --model cnn
 refused "another number of classes" 'tensor fc3.weight has shape \[10, 512\] in the state_dict and \[7, 512\]' \
     --checkpoint mlp "$images" --classes 7
-refused "an unknown model" 'no model perceptron' --checkpoint mlp "$images" --model perceptron
+refused "an unknown model" '--model perceptron is not supported: give mlp' --checkpoint mlp "$images" --model perceptron
 "$make_images" small 1 20 1 12
 refused "images too small for the model" '12 x 12, too small for --model lenet' --checkpoint bare \
     small/t10k-images-idx3-ubyte --model lenet --classes 10 --mean 0 --std 1

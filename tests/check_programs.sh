@@ -101,9 +101,9 @@ refused 2 "math of a GPU on the CPU" '--math bf16 is of GPUs, and --device is cp
 refused 2 "math that rounds f64" '--math tf32 rounds f32: remove' --dtype f64 --math tf32 --device cuda --data nowhere
 refused 2 "rounding of f64" '--wire bf16 rounds gradients of f32' --dtype f64 --wire bf16 --data nowhere
 # Whatever the data are, and so before they are looked for.
-refused 2 "gradients' ways for parameters" '--wire noop is a way of gradients, and --sync daso sends parameters' \
+refused 2 "gradients' ways for parameters" '--wire noop is not supported: give f32.bf16.f16, or --sync blocking.lazy.explicit' \
     --sync daso --wire noop --data nowhere
-refused 0 "gradients' ways with a memory for parameters" '--wire bf16-feedback is a way of gradients' \
+refused 0 "gradients' ways with a memory for parameters" '--wire bf16-feedback is not supported: give f32.bf16.f16, or --sync blocking' \
     --sync daso --wire bf16-feedback --data nowhere
 refused 0 "a policy beyond its limit" '--period 100 is above --max-period 64, to which --policy adaptive' \
     --sync daso --policy adaptive --period 100 --data nowhere

@@ -260,7 +260,7 @@ holds "options of a run hold in place of those of all" held_steps
 refused "a table for which there is no place" '--stats is of train and not of a sweep' --stats -- "a: --sync lazy"
 refused "an option that runs cannot have" 'run a: --log is no option of a run' -- "a: --log x"
 refused "a log for all runs" '--log is of train and not of a sweep.*remove it' --log x -- "a: --sync lazy"
-refused "an accuracy above 1" '--target 98: give a number between 0 and 1' --target 98 -- "a: --sync lazy"
+refused "an accuracy above 1" '--target 98: give a number from 0.01 to 1' --target 98 -- "a: --sync lazy"
 refused "a list that is not there" 'cannot read the list nowhere' --list nowhere
 refused "a run that stands before the --" '"a: --sync lazy" is a run: give the runs behind --' "a: --sync lazy"
 : >taken

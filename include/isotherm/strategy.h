@@ -14,8 +14,8 @@
 //     in the end:  iso_strategy_finish
 //
 // There are: blocking, lazy and explicit (iso_sync in isotherm/reducer.h), daso, daso-heat,
-// localsgd and postlocal (isotherm/daso.h). Their settings are called as the options of train,
-// without the dashes.
+// localsgd and postlocal (isotherm/daso.h). Each publishes its settings, which are options of
+// train: so are those of a strategy that a program registers.
 #ifndef ISOTHERM_STRATEGY_H
 #define ISOTHERM_STRATEGY_H
 
@@ -26,6 +26,36 @@ extern "C" {
 #endif
 
 // ---- Settings -------------------------------------------------------------------------------------
+
+// A setting: what it is called, what it may be, and the field of a struct that takes its value. A
+// strategy publishes a table of them. A trainer makes options, their help and its checks of it.
+typedef enum iso_setting_kind {
+    ISO_SETTING_SWITCH,  // bool: "yes" or "no"; an option without a value is "yes"
+    ISO_SETTING_INTEGER, // int64_t
+    ISO_SETTING_NUMBER,  // double
+    ISO_SETTING_CHOICE,  // const char *, one of choices
+    ISO_SETTING_INDEX,   // int: the place of the value among choices, from 0
+    ISO_SETTING_TEXT     // const char *
+} iso_setting_kind;
+typedef struct iso_setting {
+    const char *key; // the option without its dashes: letters, digits and -
+    iso_setting_kind kind;
+    size_t offset;          // of the field
+    double low, high;       // INTEGER, NUMBER: the range, both ends included
+    const char *choices;    // "keep|average|reset"; TEXT: what a help calls the value, "FILE"
+    const char *word;       // INTEGER: a word that stands for -1, "auto"; NULL: none
+    const char *initial;    // the default, as one gives it; NULL: the field stays as it is
+    const char *meaning;    // one line, for a help
+    const char *of, *among; // only where setting `of` has one of these values; NULL: everywhere
+} iso_setting;
+
+// Writes value to the setting's field of the struct at fields (NULL: only checks it). Texts are
+// borrowed. ISO_ERR_ARG for a value that the setting does not take, with a sentence that says what
+// it takes. label: what stands before the value there, "--period " or "setting period=".
+iso_status iso_setting_set(const iso_setting *setting, const char *label, const char *value,
+                           void *fields);
+// Whether value is one of choices, "keep|average|reset".
+bool iso_setting_among(const char *value, const char *choices);
 
 // A list of keys and values, both texts: "period", "8". Local.
 typedef struct iso_settings iso_settings;
@@ -48,6 +78,11 @@ iso_status iso_settings_number(iso_settings *settings, const char *key, double l
                                double *out);
 iso_status iso_settings_text(iso_settings *settings, const char *key, const char *choices,
                              const char **out);
+// Fills in the fields of a table: what there is in settings, else the defaults.
+iso_status iso_settings_read(iso_settings *settings, const iso_setting *table, int count,
+                             void *fields);
+// The text of a value, which counts as asked for; NULL: there is none.
+const char *iso_settings_get(iso_settings *settings, const char *key);
 // ISO_ERR_ARG that names a key for which nobody has asked so far. whose: for the sentence.
 iso_status iso_settings_check_used(const iso_settings *settings, const char *whose);
 
@@ -114,14 +149,18 @@ typedef struct iso_strategy {
     // Local. Fills in what the strategy knows of itself; *out comes with syncs -1 and all else 0.
     iso_status (*stats)(iso_optimizer *optimizer, iso_strategy_stats *out, void *user);
     bool f32_only; // a trainer refuses parameters of another element type
+    // What it reads from the context's settings, by iso_settings_read or one by one. Borrowed for
+    // as long as the process.
+    const iso_setting *setting;
+    int setting_count;
     void *user;
 } iso_strategy;
 
 // ---- The list of them -----------------------------------------------------------------------------
 
 // Local; every rank registers the same, before it looks for any, from one thread. Copies, and holds
-// as long as the process. ISO_ERR_ARG for a name or text that cannot be, and for a name that is
-// taken; ISO_ERR_STATE when ISO_STRATEGIES_MAX are registered.
+// as long as the process. ISO_ERR_ARG for a name, text or setting that cannot be, and for a name
+// that is taken; ISO_ERR_STATE when ISO_STRATEGIES_MAX are registered.
 #define ISO_STRATEGIES_MAX 32
 iso_status iso_strategy_register(const iso_strategy *strategy);
 // ISO_ERR_ARG, with a sentence that lists all names, when there is none of that name. What is found

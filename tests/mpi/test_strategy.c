@@ -152,11 +152,21 @@ static iso_status wrap_averaged(const iso_strategy_context *context, iso_optimiz
     return create(&averaged_ops, context, inner, module, out);
 }
 
+// Its setting is an option of the program.
+static const iso_setting averaged_setting[] = {{.key = "period",
+                                                .kind = ISO_SETTING_INTEGER,
+                                                .low = 1,
+                                                .high = 100,
+                                                .initial = "2",
+                                                .meaning = "steps between exchanges"}};
+
 static const iso_strategy averaged = {.name = "averaged",
                                       .text = "parameters of several steps at once",
                                       .wrap_module = wrap_alone,
                                       .wrap_optimizer = wrap_averaged,
-                                      .finish = averaged_finish};
+                                      .finish = averaged_finish,
+                                      .setting = averaged_setting,
+                                      .setting_count = 1};
 
 // ---- Runs -----------------------------------------------------------------------------------------
 
@@ -194,14 +204,13 @@ static void means_of_parameters(void) {
     iso_assert_all(train_curve_of(&world, PLAIN "--batch 5 --lr 0.05 --epochs 2 --sync blocking",
                                   &library, &result));
     iso_assert_all(train_curve_of(
-        &world, PLAIN "--batch 5 --lr 0.05 --epochs 2 --sync averaged --sync-option period=1", &own,
-        &result));
+        &world, PLAIN "--batch 5 --lr 0.05 --epochs 2 --sync averaged --period 1", &own, &result));
     iso_assert_all(result.bytes_sent == 0);
     iso_assert_all(train_curve_difference(&own, &library) < 1e-12);
     // Ranks that end with parameters of their own would fail here, if it were not for finish.
-    iso_assert_all(train_curve_of(
-        &world, PLAIN "--batch 5 --lr 0.05 --epochs 2 --sync averaged --sync-option period=7",
-        &rarely, &result));
+    iso_assert_all(train_curve_of(&world,
+                                  PLAIN "--batch 5 --lr 0.05 --epochs 2 --sync averaged --period 7",
+                                  &rarely, &result));
     iso_assert_all(test_size == 1 || train_curve_difference(&rarely, &library) > 1e-6);
     train_world_close(&world);
 }

@@ -20,18 +20,10 @@ static iso_status reg(const char *name, const char *text) {
 
 // ---- The list -------------------------------------------------------------------------------------
 
-// train --help and its messages list them from a text that stands in the table of options.
-Test(strategy, the_options_list_those_of_the_library) {
-    const char *value = NULL;
-    char names[200] = "";
-    for (int i = 0; i < train_option_count; i++)
-        if (strcmp(train_option_table[i].name, "--sync") == 0) value = train_option_table[i].value;
-    for (int i = 0; i < iso_strategy_count(); i++) {
-        strcat(names, i > 0 ? "|" : "");
-        strcat(names, iso_strategy_at(i)->name);
+Test(strategy, the_library_has_some) {
+    cr_assert_eq(iso_strategy_count(), 7);
+    for (int i = 0; i < iso_strategy_count(); i++)
         cr_assert(iso_strategy_at(i)->text && iso_strategy_at(i)->text[0]);
-    }
-    cr_assert_str_eq(value, names);
     cr_assert_null(iso_strategy_at(-1));
     cr_assert_null(iso_strategy_at(iso_strategy_count()));
 }
@@ -146,9 +138,12 @@ Test(settings, wrong_values_are_named_with_their_key) {
     refused(iso_settings_int(s, "e", 0, INT64_MAX, &n), ISO_ERR_ARG, "e=9999");
     refused(iso_settings_number(s, "c", 0, 1, &x), ISO_ERR_ARG, "c=1.5: give a number from 0 to 1");
     refused(iso_settings_number(s, "b", 0, 1, &x), ISO_ERR_ARG, "b=x: give a number");
-    refused(iso_settings_text(s, "f", "slow|fast", &text), ISO_ERR_ARG, "f=fas: give slow|fast");
-    refused(iso_settings_text(s, "d", "slow|fast", &text), ISO_ERR_ARG, "d=: give slow|fast");
-    refused(iso_settings_text(s, "g", "slow|fast|both", &text), ISO_ERR_ARG, "g=slow|fast: give");
+    refused(iso_settings_text(s, "f", "slow|fast", &text), ISO_ERR_ARG,
+            "f=fas is not supported: give slow|fast");
+    refused(iso_settings_text(s, "d", "slow|fast", &text), ISO_ERR_ARG,
+            "d= is not supported: give slow|fast");
+    refused(iso_settings_text(s, "g", "slow|fast|both", &text), ISO_ERR_ARG,
+            "g=slow|fast is not supported: give");
     cr_assert(n == 3 && x == 3 && !text);
     iso_settings_destroy(&s);
 }
@@ -188,20 +183,146 @@ Test(settings, are_the_options_of_the_chosen_strategy) {
     iso_settings *s = settings_of_line(words, 7, ISO_OK);
     int64_t period = 0;
     double warmup = 0;
-    const char *wait = NULL, *policy = NULL;
     cr_assert_eq(iso_settings_int(s, "period", 1, 8, &period), ISO_OK);
     cr_assert_eq(iso_settings_number(s, "warmup", 0, 1, &warmup), ISO_OK);
-    cr_assert_eq(iso_settings_text(s, "wait", NULL, &wait), ISO_OK);
-    cr_assert_eq(iso_settings_text(s, "policy", NULL, &policy), ISO_OK);
     cr_assert(period == 6 && warmup == 0.12345678901234567);
-    cr_assert_str_eq(wait, "auto");
-    cr_assert_str_eq(policy, "fixed");
-    cr_assert(iso_settings_has(s, "stability-level"));
-    cr_assert(!iso_settings_has(s, "warmup-steps"), "it was not given");
-    cr_assert(!iso_settings_has(s, "max-global-skips"), "it is of daso-heat");
-    cr_assert(!iso_settings_has(s, "max-divergence"), "it is of another policy");
+    cr_assert(!iso_settings_has(s, "wait"), "it was not given");
     cr_assert(!iso_settings_has(s, "dropout"), "it is of a model");
     iso_settings_destroy(&s);
+}
+
+// ---- Settings that a strategy publishes -----------------------------------------------------------
+
+typedef struct own_values {
+    int64_t speed, wait;
+    double share;
+    const char *mode, *note;
+    int turn;
+    bool loud;
+} own_values;
+#define FIELD(name) offsetof(own_values, name)
+static const iso_setting own_setting[] = {
+    {"speed", ISO_SETTING_INTEGER, FIELD(speed), 1, 9, .initial = "3", .meaning = "how fast"},
+    {"wait", ISO_SETTING_INTEGER, FIELD(wait), 0, 100, .word = "never", .initial = "never",
+     .meaning = "how long"},
+    {"share", ISO_SETTING_NUMBER, FIELD(share), 0, 0.5, .initial = "0.25", .meaning = "how much"},
+    {"mode", ISO_SETTING_CHOICE, FIELD(mode), .choices = "slow|fast", .initial = "slow",
+     .meaning = "how"},
+    {"turn", ISO_SETTING_INDEX, FIELD(turn), .choices = "left|right", .initial = "left",
+     .meaning = "where to", .of = "mode", .among = "fast"},
+    {"note", ISO_SETTING_TEXT, FIELD(note), .choices = "TEXT", .meaning = "what for"},
+    {"loud", ISO_SETTING_SWITCH, FIELD(loud), .meaning = "be heard"},
+};
+enum { OWN_SETTINGS = sizeof(own_setting) / sizeof(own_setting[0]) };
+
+static void register_own(void) {
+    iso_strategy own = {.name = "own", .setting = own_setting, .setting_count = OWN_SETTINGS};
+    cr_assert_eq(iso_strategy_register(&own), ISO_OK);
+}
+
+// What the strategy reads after the program took this line.
+static own_values read_own(char **words, int count) {
+    own_values v = {.note = NULL};
+    iso_settings *s = settings_of_line(words, count, ISO_OK);
+    cr_assert_eq(iso_settings_read(s, own_setting, OWN_SETTINGS, &v), ISO_OK);
+    cr_assert_eq(iso_settings_check_used(s, "own"), ISO_OK);
+    iso_settings_destroy(&s);
+    return v;
+}
+
+// What the words of the sentence are by which the program refuses a line.
+static void refused_line(char **words, int count, const char *why) {
+    train_options options;
+    cr_assert_eq(train_options_parse(count, words, &options), ISO_ERR_ARG, "for %s", why);
+    cr_assert(strstr(train_error_text(), why), "says %s", train_error_text());
+}
+
+Test(settings, of_a_strategy_of_ones_own_are_options) {
+    register_own();
+    char *none[] = {"train", "--sync", "own"};
+    char *all[] = {"train",  "--sync", "own",    "--speed=9", "--wait", "7",      "--share",
+                   "0.5",    "--mode", "fast",   "--turn",    "right",  "--note", "a b",
+                   "--loud", "--lr",   "0.0625", "--epochs",  "2"};
+    own_values v = read_own(none, 3);
+    cr_assert(v.speed == 3 && v.wait == -1 && v.share == 0.25 && v.turn == 0);
+    cr_assert(!v.note && !v.loud);
+    cr_assert_str_eq(v.mode, "slow");
+    v = read_own(all, 19);
+    cr_assert(v.speed == 9 && v.wait == 7 && v.share == 0.5 && v.turn == 1 && v.loud);
+    cr_assert_str_eq(v.mode, "fast");
+    cr_assert_str_eq(v.note, "a b");
+}
+
+Test(settings, out_of_range_are_refused_with_key_and_range) {
+    register_own();
+    char *high[] = {"train", "--sync", "own", "--speed", "10"};
+    char *word[] = {"train", "--sync", "own", "--wait", "ever"};
+    char *part[] = {"train", "--share", "0.6", "--sync", "own"};
+    char *mode[] = {"train", "--sync", "own", "--mode", "middling"};
+    char *turn[] = {"train", "--sync", "own", "--turn", "left"};
+    char *lazy[] = {"train", "--speed", "3"};
+    char *near[] = {"train", "--sync", "own", "--spead", "3"};
+    char *twice[] = {"train", "--sync", "own", "--speed", "3", "--speed", "4"};
+    char *builtin[] = {"train", "--sync", "daso", "--period", "0"};
+    char *option[] = {"train", "--epochs", "0"};
+    refused_line(high, 5, "--speed 10: give a whole number from 1 to 9");
+    refused_line(word, 5, "--wait ever: give a whole number from 0 to 100, or never");
+    refused_line(part, 5, "--share 0.6: give a number from 0 to 0.5");
+    refused_line(mode, 5, "--mode middling is not supported: give slow|fast");
+    refused_line(turn, 5, "--turn is of --mode fast, and this is slow");
+    refused_line(lazy, 3, "--speed is of --sync own, and this is lazy");
+    refused_line(near, 5, "unknown option --spead: did you mean --speed?");
+    refused_line(twice, 7, "--speed is given twice");
+    refused_line(builtin, 5, "--period 0: give a whole number from 1 to 1e+12, or auto");
+    refused_line(option, 3, "--epochs 0: give a whole number from 1 to 1000000");
+}
+
+// Ranks compare these lines, and a saved state keeps them.
+Test(settings, stand_in_the_text_of_options) {
+    static char text[TRAIN_OPTIONS_ROOM];
+    register_own();
+    char *words[] = {"train", "--sync", "own", "--speed", "007", "--share", "0.50"};
+    train_options options;
+    cr_assert_eq(train_options_parse(7, words, &options), ISO_OK);
+    train_options_text(&options, true, text, sizeof(text));
+    cr_assert(strstr(text, "\n--speed 7\n") && strstr(text, "\n--share 0.5\n"), "%s", text);
+    cr_assert(strstr(text, "\n--wait never\n") && strstr(text, "\n--note not given\n"));
+    cr_assert(!strstr(text, "--period"), "it is of other strategies");
+}
+
+Test(settings, are_helped_with_once) {
+    char *text;
+    size_t size;
+    register_own();
+    FILE *to = open_memstream(&text, &size);
+    train_options_help(to);
+    fclose(to);
+    option_list list = {.count = 0};
+    const iso_setting *s;
+    for (int i = 0; i < train_option_count; i++)
+        option_list_add(&list, &train_option_table[i].setting, 1);
+    for (int i = 0; (s = train_setting_at(i)); i++) option_list_add(&list, s, 1);
+    for (int i = 0; i < list.count; i++) {
+        char line[80];
+        if (!list.item[i]->key) continue;
+        snprintf(line, sizeof(line), "\n  --%s", list.item[i]->key);
+        int found = 0;
+        for (const char *at = text; (at = strstr(at, line)); at += strlen(line))
+            found += strchr(" \n", at[strlen(line)]) != NULL;
+        cr_assert_eq(found, 1, "%s stands %d times", list.item[i]->key, found);
+    }
+    cr_assert(strstr(text, "(own, default 3)") && strstr(text, "--wait N|auto"));
+    free(text);
+}
+
+Test(settings, a_table_that_cannot_be_is_refused) {
+    iso_setting bad = {"speed", ISO_SETTING_INTEGER, .low = 1, .high = 9, .initial = "10"};
+    iso_strategy own = {.name = "own", .setting = &bad, .setting_count = 1};
+    refused(iso_strategy_register(&own), ISO_ERR_ARG, "give a whole number from 1 to 9");
+    bad = (iso_setting){.key = "mode", .kind = ISO_SETTING_CHOICE};
+    refused(iso_strategy_register(&own), ISO_ERR_ARG, "choice of nothing");
+    bad = (iso_setting){.key = "two words", .kind = ISO_SETTING_TEXT};
+    refused(iso_strategy_register(&own), ISO_ERR_ARG, "needs a key");
 }
 
 Test(settings, of_ones_own_are_added_but_stand_for_no_option) {

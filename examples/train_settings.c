@@ -1,0 +1,153 @@
+// The settings that strategies publish, as options of the train program.
+#include "train_options.h"
+
+#include "train_error.h"
+
+#include <math.h>
+#include <string.h>
+
+// ---- What there is ------------------------------------------------------------------------------
+
+static const iso_setting *find_key(const iso_strategy *s, const char *key) {
+    for (int i = 0; s && i < s->setting_count; i++)
+        if (strcmp(s->setting[i].key, key) == 0) return &s->setting[i];
+    return NULL;
+}
+
+// Whether a strategy before number `end` has it.
+static bool is_known(int end, const char *key) {
+    for (int i = 0; i < end; i++)
+        if (find_key(iso_strategy_at(i), key)) return true;
+    return false;
+}
+
+const iso_setting *train_setting_at(int wanted) {
+    int n = 0;
+    for (int i = 0; i < iso_strategy_count() && wanted < TRAIN_SETTINGS; i++) {
+        const iso_strategy *s = iso_strategy_at(i);
+        for (int k = 0; k < s->setting_count; k++)
+            if (!is_known(i, s->setting[k].key) && n++ == wanted) return &s->setting[k];
+    }
+    return NULL;
+}
+
+const iso_setting *train_setting_named(const char *option) {
+    const iso_setting *s;
+    size_t length = strcspn(option, "= \n");
+    for (int i = 0; (s = train_setting_at(i)); i++)
+        if (length == strlen(s->key) + 2 && strncmp(option + 2, s->key, length - 2) == 0) return s;
+    return NULL;
+}
+
+const iso_setting *train_setting_of(const char *sync, const char *key) {
+    for (int i = 0; i < iso_strategy_count(); i++)
+        if (strcmp(iso_strategy_at(i)->name, sync) == 0) return find_key(iso_strategy_at(i), key);
+    return NULL;
+}
+
+const char *train_setting_owners(const char *key, const char *value, char *text, size_t room) {
+    size_t used = 0;
+    text[0] = 0;
+    for (int i = 0; i < iso_strategy_count() && used < room; i++) {
+        const iso_setting *s = find_key(iso_strategy_at(i), key);
+        if (s && (!value || option_set(s, value, NULL) >= 0))
+            used += (size_t)snprintf(text + used, room - used, "%s%s", used > 0 ? "|" : "",
+                                     iso_strategy_at(i)->name);
+    }
+    return text;
+}
+
+// ---- What the chosen one has --------------------------------------------------------------------
+
+static const char *given_text(const train_options *o, const char *key) {
+    const iso_setting *s;
+    for (int i = 0; (s = train_setting_at(i)); i++)
+        if (strcmp(s->key, key) == 0) return o->setting[i];
+    return NULL;
+}
+
+const char *train_setting_text(const train_options *o, const char *key) {
+    const iso_setting *s = train_setting_of(o->sync, key);
+    const char *given = given_text(o, key);
+    return !s ? NULL : given ? given : s->initial;
+}
+
+int64_t train_setting_integer(const train_options *o, const char *key) {
+    const iso_setting *own = train_setting_of(o->sync, key);
+    const char *text = train_setting_text(o, key);
+    int64_t number = -1;
+    if (!text || own->kind != ISO_SETTING_INTEGER) return -1;
+    iso_setting s = *own;
+    s.offset = 0;
+    (void)option_set(&s, text, &number); // it was checked
+    return number;
+}
+
+double train_setting_number(const train_options *o, const char *key) {
+    const iso_setting *own = train_setting_of(o->sync, key);
+    const char *text = train_setting_text(o, key);
+    double number = NAN;
+    if (!text || own->kind != ISO_SETTING_NUMBER) return NAN;
+    iso_setting s = *own;
+    s.offset = 0;
+    (void)option_set(&s, text, &number);
+    return number;
+}
+
+// What this --sync does not take another one may.
+static iso_status refuse_value(const char *key, const char *given) {
+    char owners[400], why[500];
+    snprintf(why, sizeof(why), "%s", train_error_text());
+    train_setting_owners(key, given, owners, sizeof(owners));
+    return train_error(ISO_ERR_ARG, "%s%s%s", why, owners[0] ? ", or --sync " : "", owners);
+}
+
+static iso_status check_setting(const train_options *o, const char *key, const char *given) {
+    char owners[400];
+    const iso_setting *s = train_setting_of(o->sync, key);
+    if (!s)
+        return train_error(ISO_ERR_ARG, "--%s is of --sync %s, and this is %s", key,
+                           train_setting_owners(key, NULL, owners, sizeof(owners)), o->sync);
+    if (train_error_of_library(option_set(s, given, NULL)) < 0) return refuse_value(key, given);
+    const char *other = s->of ? train_setting_text(o, s->of) : NULL;
+    if (!s->of || (other && iso_setting_among(other, s->among))) return ISO_OK;
+    return train_error(ISO_ERR_ARG, "--%s is of --%s %s, and this is %s", key, s->of, s->among,
+                       other ? other : "not given");
+}
+
+iso_status train_settings_check(const train_options *o) {
+    const iso_setting *s;
+    for (int i = 0; (s = train_setting_at(i)); i++)
+        if (o->setting[i]) TRY(check_setting(o, s->key, o->setting[i]));
+    return ISO_OK;
+}
+
+// ---- For the strategy ---------------------------------------------------------------------------
+
+iso_status train_options_settings(const train_options *o, iso_settings *out) {
+    const iso_setting *s;
+    if (o->sync_option) TRY(iso_settings_parse(out, o->sync_option));
+    for (int i = 0; (s = train_setting_at(i)); i++) {
+        if (train_setting_of(o->sync, s->key) && iso_settings_has(out, s->key))
+            return train_error(ISO_ERR_ARG,
+                               "--sync-option %s: that is an option of its own, give --%s", s->key,
+                               s->key);
+        if (o->setting[i]) TRY(iso_settings_add(out, s->key, o->setting[i]));
+    }
+    return ISO_OK;
+}
+
+// ---- Defaults in a text of options --------------------------------------------------------------
+
+const char *train_setting_default_line(const char *text, const char *line,
+                                       char room[TRAIN_LINE_ROOM]) {
+    char key[TRAIN_LINE_ROOM] = "", sync[TRAIN_LINE_ROOM] = "";
+    int length = 0;
+    const char *at = strncmp(text, "--sync ", 7) == 0 ? text - 1 : strstr(text, "\n--sync ");
+    if (!line || !at || sscanf(at + 1, "--sync %79s", sync) != 1) return line;
+    if (sscanf(line, "--%79[^ \n] not given%n", key, &length) != 1 || length == 0) return line;
+    const iso_setting *s = train_setting_of(sync, key);
+    if (!s || !s->initial) return line;
+    snprintf(room, TRAIN_LINE_ROOM, "--%s %s", key, s->initial);
+    return room;
+}
