@@ -210,7 +210,7 @@ until [ -z "$missing" ] || [ -e "$missing" ]; do
     made=$((made + 1))
     missing=$(above "$missing")
 done
-[ -d "$folder" ] || [ ! -e "$folder" ] || fail "$folder is there already and is no folder: give another name"
+[ -d "$folder" ] || [ ! -e "$folder" ] || fail "$folder exists and is not a folder: give another name"
 mkdir -p "$folder" 2>/dev/null || fail "cannot make the folder $folder: is the one above it there, and writable?"
 [ -w "$folder" ] || fail "cannot write into the folder $folder"
 for file in $files; do

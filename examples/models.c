@@ -94,7 +94,7 @@ iso_status model_create(const char *name, iso_device *device, const iso_dataset_
     const model_kind *kind = find(name);
     layer_list list = {.count = 0};
     int64_t sample[3] = {data->channels, data->height, data->width};
-    if (!kind) return iso_error_set(ISO_ERR_ARG, "there is no model %s: use " MODEL_NAMES, name);
+    if (!kind) return iso_error_set(ISO_ERR_ARG, "unknown model %s: use " MODEL_NAMES, name);
     if (!kind->list) return model_resnet18(device, data, rng, out);
     kind->list(&list, data, dropout);
     return iso_sequential_build(device, sample, list.item, list.count, rng, out);

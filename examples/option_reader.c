@@ -101,7 +101,7 @@ iso_status option_take(option_list *list, char part, int argc, char **argv, int 
     char room[NAME_ROOM];
     const char *argument = usage_is_help(argv[*at]) ? "--help" : argv[*at];
     const char *equals = strchr(argument, '=');
-    if (strncmp(argument, "--", 2) != 0) FAIL("\"%s\" is no option: see --help", argument);
+    if (strncmp(argument, "--", 2) != 0) FAIL("\"%s\" is not an option: see --help", argument);
     size_t length = equals ? (size_t)(equals - argument) : strlen(argument);
     int i = option_find(list, argument, length);
     if (i < 0) return option_refuse(list, argument);

@@ -126,8 +126,8 @@ static iso_status parse(option_list *list, int argc, char **argv, options *out) 
         if (list->item[i]->key) TRY(option_set_default(list->item[i], out));
     for (int at = 1; at < argc; at++) TRY(parse_one(list, argc, argv, &at, out));
     if (out->logits && out->labels)
-        FAIL(ISO_ERR_ARG, "--logits adds to the lines of images, and --labels prints the accuracy "
-                          "instead of them: give one of the two");
+        FAIL(ISO_ERR_ARG, "--labels prints the accuracy instead of one line per image, so --logits "
+                          "has no effect: give one of the two");
     if (!out->checkpoint && !out->data)
         FAIL(ISO_ERR_ARG, "no checkpoint and no images were given: give --checkpoint FILE and an "
                           "IDX file of images, see --help");
@@ -169,8 +169,7 @@ static iso_status check_facts(const prediction *p) {
         if (!fact(p, needed[i].option, needed[i].given))
             list_missing(list, sizeof(list), &count, i == last, needed[i].option);
     if (count > 0)
-        FAIL(ISO_ERR_ARG, "%s lacks what checkpoints of train tell: give %s", given->checkpoint,
-             list);
+        FAIL(ISO_ERR_ARG, "%s has no metadata of train: give %s", given->checkpoint, list);
     return ISO_OK;
 }
 
@@ -182,7 +181,7 @@ static iso_status parse_channels(const char *option, const char *text, int64_t c
         char *end;
         double value = strtod(at, &end);
         if (end == at || (*end && *end != ',' && *end != ' ') || !isfinite(value))
-            FAIL(ISO_ERR_ARG, "%s %s: give numbers with commas between them", option, text);
+            FAIL(ISO_ERR_ARG, "%s %s: give numbers separated by commas", option, text);
         if (count < channels) out[count] = value;
         at = *end ? end + 1 : end;
     }
@@ -282,7 +281,7 @@ static iso_status count_outputs(const prediction *p, const char *model, int *out
     iso_module_destroy(&sample);
     TRY(status);
     if (!bias || iso_tensor_ndim(bias) != 1)
-        FAIL(ISO_ERR_MISMATCH, "%s is no checkpoint of this %s: it has no vector %s",
+        FAIL(ISO_ERR_MISMATCH, "%s is not a checkpoint of this %s: it has no vector %s",
              p->given.checkpoint, model, name);
     *out = (int)iso_tensor_count(bias);
     return ISO_OK;
@@ -314,7 +313,7 @@ static iso_status load_parameters(prediction *p, const char *model) {
     if (status != ISO_ERR_MISMATCH) return status;
     char why[sizeof(iso_last_error()->message)];
     snprintf(why, sizeof(why), "%s", iso_last_error()->message);
-    FAIL(status, "%s is no checkpoint of this %s: %s", p->given.checkpoint, model, why);
+    FAIL(status, "%s is not a checkpoint of this %s: %s", p->given.checkpoint, model, why);
 }
 
 static iso_status build_model(prediction *p) {
@@ -410,7 +409,8 @@ static iso_status predict_batch(prediction *p, const iso_batch *batch) {
         rank_classes(p, row, wide);
         double sum = sum_exponentials(p, row, wide);
         if (!isfinite(sum))
-            FAIL(ISO_ERR_STATE, "%s gives no numbers for image %lld: its parameters are not finite",
+            FAIL(ISO_ERR_STATE,
+                 "%s yields NaN or infinity for image %lld: its parameters are not finite",
                  p->given.checkpoint, (long long)index);
         count_right(p, batch->labels[i]);
         if (!p->given.labels) print_image(p, index, row, wide, sum);

@@ -153,7 +153,7 @@ static iso_status write_file(const report *study, const char *folder, const char
     int length = snprintf(path, sizeof(path), "%s/%s", folder, name);
     int longer = snprintf(temporary, sizeof(temporary), "%s/.%s.part", folder, name);
     if (length >= PATH_MAX || longer >= PATH_MAX)
-        return train_error(ISO_ERR_ARG, "the folder's name is too long: %.80s...", folder);
+        return train_error(ISO_ERR_ARG, "the folder name is too long: %.80s...", folder);
     FILE *to = fopen(temporary, "w");
     if (!to) return train_error(ISO_ERR_IO, "cannot write %s: %s", path, strerror(errno));
     write(to, study);

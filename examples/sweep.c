@@ -54,7 +54,7 @@ static void tell_first_estimate(progress *p) {
     p->told = true;
     left_text(seconds_of_run(p), (double)p->step, p->to_make - p->made, left);
     if (left[0])
-        iso_progress_bar_line(p->bar, "%s, if all steps take what the first %lld took", left,
+        iso_progress_bar_line(p->bar, "%s, if all steps take as long as the first %lld", left,
                               (long long)p->step);
 }
 

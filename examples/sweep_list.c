@@ -18,7 +18,7 @@ static const char name_letters[] =
 static iso_status check_name(const sweep_list *list, const char *name) {
     if (!name[0] || name[0] == '.' || name[0] == '-' || name[strspn(name, name_letters)])
         return train_error(ISO_ERR_ARG,
-                           "\"%s\" is no name of a run: use letters, digits and . _ + -", name);
+                           "\"%s\" is not a valid run name: use letters, digits and . _ + -", name);
     for (int i = 0; i < list->count; i++)
         if (strcmp(list->entries[i]->name, name) == 0)
             return train_error(ISO_ERR_ARG, "two runs are called %s: give each its own name", name);
@@ -135,7 +135,7 @@ iso_status sweep_list_add(sweep_list *list, const char *line) {
     line += strspn(line, BLANKS);
     const char *colon = strchr(line, ':');
     if (!colon)
-        return train_error(ISO_ERR_ARG, "\"%.80s\" is no run: write \"name: --sync ...\"", line);
+        return train_error(ISO_ERR_ARG, "\"%.80s\" is not a run: write \"name: --sync ...\"", line);
     int length = snprintf(name, sizeof(name), "%.*s", (int)(colon - line), line);
     if (length >= SWEEP_NAME || strlen(colon) >= SWEEP_TEXT)
         return train_error(ISO_ERR_ARG, "run %.30s... is too long", line);

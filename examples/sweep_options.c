@@ -93,7 +93,8 @@ static iso_status read_list(const char *path, char text[LIST_ROOM]) {
     fclose(from);
     if (error) return train_error(ISO_ERR_IO, "cannot read the list %s: %s", path, strerror(error));
     if (size == LIST_ROOM || memchr(text, 0, size))
-        return train_error(ISO_ERR_FORMAT, "the list %s is no text of less than 64 KiB", path);
+        return train_error(ISO_ERR_FORMAT, "the list %s is not a text file of less than 64 KiB",
+                           path);
     text[size] = 0;
     return ISO_OK;
 }
@@ -132,12 +133,12 @@ static iso_status check_words(const sweep_entry *entry) {
         const char *word = entry->words[i];
         int length = (int)strcspn(word, "=");
         if (is_word(word, shared, COUNT(shared)))
-            return train_error(ISO_ERR_ARG,
-                               "run %s: %.*s is the same for all runs: give it before the --, and "
-                               "not in the list",
-                               entry->name, length, word);
+            return train_error(
+                ISO_ERR_ARG,
+                "run %s: %.*s is the same for all runs: give it before the --, not in the list",
+                entry->name, length, word);
         if (is_word(word, outside, COUNT(outside)) || is_word(word, own, COUNT(own)))
-            return train_error(ISO_ERR_ARG, "run %s: %.*s is no option of a run", entry->name,
+            return train_error(ISO_ERR_ARG, "run %s: %.*s is not an option of a run", entry->name,
                                length, word);
     }
     return ISO_OK;
@@ -158,14 +159,13 @@ static iso_status check_common(const command_line *line) {
         const char *word = line->common[i];
         int length = (int)strcspn(word, "=");
         if (is_word(word, outside, COUNT(outside)))
-            return train_error(ISO_ERR_ARG,
-                               "%.*s is of train and not of a sweep, which keeps its own files in "
-                               "--out: remove it",
-                               length, word);
+            return train_error(
+                ISO_ERR_ARG, "%.*s is for train only; a sweep keeps its files in --out: remove it",
+                length, word);
         if (strncmp(word, "--", 2) == 0 && !strstr(word, ": --") && !train_options_has(word))
             return train_options_refuse(word, own, COUNT(own));
         if (strstr(word, ": --"))
-            return train_error(ISO_ERR_ARG, "\"%.80s\" is a run: give the runs behind --", word);
+            return train_error(ISO_ERR_ARG, "\"%.80s\" is a run: give the runs after --", word);
         if (!has_sync && is_of_other_sync(word))
             return train_error(ISO_ERR_ARG,
                                "%.*s belongs to a --sync: give it in the list, to the runs that "
@@ -199,8 +199,9 @@ static iso_status parse_run(const sweep *self, const command_line *line, const s
 static iso_status parse_runs(sweep *self, const command_line *line) {
     size_t count = (size_t)self->list.count;
     if (count == 0)
-        return train_error(ISO_ERR_ARG, "there is nothing to compare: give runs behind -- or by "
-                                        "--list, see --help");
+        return train_error(
+            ISO_ERR_ARG,
+            "there is nothing to compare: give runs after -- or with --list, see --help");
     self->options = calloc(count, sizeof(*self->options));
     self->results = calloc(count, sizeof(*self->results));
     if (!self->options || !self->results)

@@ -40,10 +40,10 @@ static int finished_runs(const sweep *self) {
 }
 
 static void say_farewell_later(const sweep *self) {
-    snprintf(farewell, sizeof(farewell),
-             "sweep: stopped; %d of %d runs are finished and in %s, where the same command goes "
-             "on\n",
-             finished_runs(self), self->list.count, self->folder);
+    snprintf(
+        farewell, sizeof(farewell),
+        "sweep: stopped; %d of %d runs are finished and in %s, and the same command continues\n",
+        finished_runs(self), self->list.count, self->folder);
 }
 
 // ---- Files --------------------------------------------------------------------------------------
@@ -54,7 +54,7 @@ static iso_status result_path(const sweep *self, int run, const char *ending, ch
         snprintf(out, PATH_MAX, "%s/%s%s", self->folder, self->list.entries[run]->name, ending);
     // What is added to it for growing files must fit, too.
     if (length < PATH_MAX - 64) return ISO_OK;
-    return train_error(ISO_ERR_ARG, "the folder's name is too long: %.80s...", self->folder);
+    return train_error(ISO_ERR_ARG, "the folder name is too long: %.80s...", self->folder);
 }
 
 const char *sweep_store_begin(const sweep *self, int run) {
@@ -163,7 +163,7 @@ static iso_status take_one_earlier(sweep *self, const char *file, size_t length)
     bool own =
         status == ISO_OK && strlen(run.name) == length && strncmp(run.name, file, length) == 0;
     if (!own) {
-        fprintf(stderr, "sweep: %s holds no results of a sweep: the report leaves it out\n", path);
+        fprintf(stderr, "sweep: %s has no results of a sweep: the report omits it\n", path);
         if (status == ISO_OK) {
             report_run_free(&run);
             free(settings);
@@ -223,7 +223,7 @@ iso_status sweep_store_open(sweep *self) {
         return train_error(ISO_ERR_IO, "cannot make the folder %s: %s", self->folder,
                            strerror(errno));
     if (stat(self->folder, &info) == 0 && !S_ISDIR(info.st_mode))
-        return train_error(ISO_ERR_IO, "%s is there already and is no folder: give another --out",
+        return train_error(ISO_ERR_IO, "%s exists and is not a folder: give another --out",
                            self->folder);
     snprintf(probe, sizeof(probe), "%s/report.html", self->folder);
     TRY(train_output_check(probe, "report"));

@@ -21,7 +21,7 @@ static iso_status check_math(const train_options *o) {
     bool rounds_factors = strcmp(o->math, "f32") != 0;
     if (rounds_factors && strncmp(o->device, "cuda", 4) != 0)
         return train_error(ISO_ERR_ARG,
-                           "--math %s is of GPUs, and --device is %s: remove it, or give "
+                           "--math %s needs a GPU, but --device is %s: remove it, or give "
                            "--device cuda",
                            o->math, o->device);
     if (rounds_factors && strcmp(o->dtype, "f32") != 0)
@@ -57,7 +57,7 @@ static iso_status check_policy(const train_options *o) {
     const char *policy = train_setting_text(o, "policy");
     if (strcmp(policy, "fixed") == 0 || (period <= most && wait <= most)) return ISO_OK;
     return train_error(ISO_ERR_ARG,
-                       "%s %lld is above --max-period %lld, to which --policy %s keeps: lower it, "
+                       "%s %lld is above --max-period %lld, the limit of --policy %s: lower it, "
                        "or raise --max-period",
                        period > most ? "--period" : "--wait",
                        (long long)(period > most ? period : wait), (long long)most, policy);
@@ -68,11 +68,12 @@ static iso_status check_files(const train_options *o) {
     for (int i = 0; i < 3; i++)
         for (int k = 0; k < i; k++)
             if (path[i] && path[k] && strcmp(path[i], path[k]) == 0)
-                return train_error(ISO_ERR_ARG, "%s is to hold two outputs: give each its own file",
-                                   path[i]);
+                return train_error(ISO_ERR_ARG,
+                                   "two outputs would go to %s: give each its own file", path[i]);
     if (o->load && o->resume)
-        return train_error(ISO_ERR_ARG, "--load and --resume both say where parameters come from: "
-                                        "--resume to go on with a run, --load to begin a new one");
+        return train_error(ISO_ERR_ARG,
+                           "--load and --resume both say where parameters come from: "
+                           "use --resume to continue a run, --load to start a new one");
     return ISO_OK;
 }
 

@@ -29,7 +29,7 @@ iso_status train_data_check(const train_options *o) {
     if (no_mean && no_std) return ISO_OK;
     if (no_mean || no_std)
         return train_error(ISO_ERR_ARG, "--mean and --std belong together: give both or neither");
-    static const char *const list = "give numbers with commas between them, or auto";
+    static const char *const list = "give numbers separated by commas, or auto";
     if (read_numbers(o->mean, -INFINITY, 0, NULL) == 0)
         return train_error(ISO_ERR_ARG, "--mean %s: %s", o->mean, list);
     if (read_numbers(o->std, -INFINITY, 0, NULL) == 0)

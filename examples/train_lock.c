@@ -207,7 +207,7 @@ static bool is_ours(int file) {
 static _Noreturn void give_up(const holder *h) {
     fprintf(stderr,
             "train: %s was taken over by process %ld on host %s, as this run had been silent for "
-            "a minute: it ends, for both would delete each other's files\n",
+            "a minute: it ends, because both would delete each other's files\n",
             lock_path, h->pid, h->host);
     _exit(EXIT_FAILURE);
 }
@@ -241,7 +241,8 @@ iso_status train_lock_take(const char *checkpoint) {
     for (int i = 0; i < TRIES && status == ISO_PENDING; i++)
         status = open_and_claim(checkpoint, path);
     if (status == ISO_PENDING)
-        status = train_error(ISO_ERR_IO, "%s comes and goes: give another --checkpoint", path);
+        status =
+            train_error(ISO_ERR_IO, "%s appears and disappears: give another --checkpoint", path);
     if (status == ISO_OK) {
         memcpy(lock_path, path, sizeof(path));
         touched = time(NULL);

@@ -112,11 +112,11 @@ static iso_status check_combined(const option_list *list, const train_options *o
     double cooldown = train_setting_number(out, "cooldown");
     if (is_given(list, "warmup") && is_given(list, "cooldown") && warmup + cooldown > 1)
         return train_error(ISO_ERR_ARG,
-                           "--warmup %g and --cooldown %g are more than the whole run: give parts "
-                           "whose sum is at most 1",
+                           "--warmup %g and --cooldown %g are more than the whole run: give "
+                           "fractions whose sum is at most 1",
                            warmup, cooldown);
     if (out->checkpoint_every > 0 && !out->checkpoint)
-        return train_error(ISO_ERR_ARG, "--checkpoint-every needs a --checkpoint to write beside");
+        return train_error(ISO_ERR_ARG, "--checkpoint-every needs --checkpoint");
     return ISO_OK;
 }
 

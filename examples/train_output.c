@@ -23,7 +23,8 @@ iso_status train_output_check(const char *path, const char *what) {
     struct stat info;
     TRY(temporary_name(path, what, temporary));
     if (stat(path, &info) == 0 && !S_ISREG(info.st_mode))
-        return train_error(ISO_ERR_IO, "cannot write %s %s: there is something else of that name",
+        return train_error(ISO_ERR_IO,
+                           "cannot write %s %s: that name is taken by something that is not a file",
                            what, path);
     int file = open(temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     if (file < 0)

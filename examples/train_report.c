@@ -110,7 +110,7 @@ void train_report_resume(const train_run *run) {
     if (run->old_wire) iso_json_string(run->log, "old_wire", run->old_wire);
     iso_json_end(run->log);
     if (!to) return;
-    fprintf(to, "goes on after step %lld, in epoch %lld\n", (long long)run->at.step,
+    fprintf(to, "continues after step %lld, in epoch %lld\n", (long long)run->at.step,
             (long long)run->at.epoch + 1);
     if (run->old_wire)
         fprintf(to, "gradients travel as %s from here on, as %s before\n",

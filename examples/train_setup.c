@@ -147,7 +147,7 @@ static iso_status refuse_sets(const train_options *o) {
     if (newest < 0) return ISO_OK;
     return train_error(
         ISO_ERR_STATE,
-        "there is a training saved as %s, up to step %lld: go on with --resume %s, give another "
+        "saved states of %s exist up to step %lld: continue with --resume %s, give another "
         "--checkpoint, or replace it with --overwrite",
         o->checkpoint, (long long)newest, o->checkpoint);
 }
@@ -158,7 +158,7 @@ static iso_status refuse_file(const char *path, const char *what) {
     if (!path || stat(path, &info) != 0 || !S_ISREG(info.st_mode) || info.st_size == 0)
         return ISO_OK;
     return train_error(ISO_ERR_STATE,
-                       "the %s %s is there already: give another --%s, or replace it with "
+                       "the %s %s exists: give another --%s, or replace it with "
                        "--overwrite",
                        what, path, what);
 }

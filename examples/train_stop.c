@@ -30,19 +30,19 @@ static void say_how_to_go_on(const char *why) {
     if (!found && (found = find_newest(options->resume, &step))) path = options->resume;
     if (found)
         fprintf(stderr,
-                "train: stopped by %s: the newest checkpoint is %s.step-%012lld: go on with the "
+                "train: stopped by %s: the newest checkpoint is %s.step-%012lld: continue with the "
                 "same options and --resume %s\n",
                 why, path, (long long)step, path);
     else if (saved_epoch > 0)
         fprintf(stderr,
                 "train: stopped by %s: the newest checkpoint is %s, of epoch %lld: --load %s "
-                "begins a new run with its parameters\n",
+                "starts a new run with its parameters\n",
                 why, options->checkpoint, (long long)saved_epoch, options->checkpoint);
     else
         fprintf(stderr, "train: stopped by %s: nothing was saved%s\n", why,
                 options->checkpoint_every > 0
                     ? " yet"
-                    : ": with --checkpoint and --checkpoint-every a run can go on");
+                    : ": runs with --checkpoint and --checkpoint-every can be resumed");
 }
 
 // In the thread of watch.h. The main thread may be in the middle of drawing, or stand in it.

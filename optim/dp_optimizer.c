@@ -94,11 +94,10 @@ static iso_status find_parameters(dp_optimizer *self, iso_module *data_parallel,
     for (int k = 0; k < self->core->count; k++) {
         int i = 0;
         while (i < count && trainable[i] != self->core->slot[k].parameter) i++;
-        ISO_CHECK(
-            i < count, ISO_ERR_ARG,
-            "the optimizer updates \"%s\", which data_parallel does not exchange: create both "
-            "from the same module, and freeze parameters before",
-            self->core->slot[k].name);
+        ISO_CHECK(i < count, ISO_ERR_ARG,
+                  "the optimizer updates \"%s\", which data_parallel does not exchange: create "
+                  "both from the same module, and freeze parameters first",
+                  self->core->slot[k].name);
         self->place[i] = k;
         mine[k] = i;
     }

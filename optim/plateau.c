@@ -29,8 +29,7 @@ iso_plateau iso_plateau_get_state(const iso_plateau *plateau) { return *plateau;
 
 iso_status iso_plateau_set_state(iso_plateau *plateau, const iso_plateau *state) {
     ISO_TRY(check_config(&state->config));
-    ISO_CHECK(!isnan(state->best), ISO_ERR_ARG,
-              "plateau: a state with a best value that is no number");
+    ISO_CHECK(!isnan(state->best), ISO_ERR_ARG, "plateau: a state whose best value is NaN");
     ISO_CHECK(
         state->bad >= 0 && state->cooldown_counter >= 0 && state->last_epoch >= 0, ISO_ERR_ARG,
         "plateau: a state with %lld bad values, %lld values of cool-down left and last_epoch "

@@ -42,10 +42,10 @@ static void list_names(char *text, size_t room) {
 
 iso_status iso_strategy_find(const char *name, const iso_strategy **out) {
     char names[400];
-    ISO_CHECK(name, ISO_ERR_ARG, "a strategy of synchronisation is looked for without a name");
+    ISO_CHECK(name, ISO_ERR_ARG, "iso_strategy_find needs the name of a strategy");
     const iso_strategy *found = find_strategy(name);
     if (!found) list_names(names, sizeof(names));
-    ISO_CHECK(found, ISO_ERR_ARG, "there is no strategy \"%s\": give %s", name, names);
+    ISO_CHECK(found, ISO_ERR_ARG, "unknown strategy \"%s\": give %s", name, names);
     *out = found;
     return ISO_OK;
 }
@@ -69,17 +69,17 @@ static iso_status check_setting(const char *name, const iso_setting *s) {
 
 static iso_status check_strategy(const iso_strategy *strategy) {
     ISO_CHECK(strategy && strategy->name && strategy->name[0], ISO_ERR_ARG,
-              "a strategy of synchronisation needs a name to be registered by");
+              "a strategy needs a name to be registered");
     const char *name = strategy->name;
     ISO_CHECK(strlen(name) < NAME_ROOM && !name[strspn(name, letters)], ISO_ERR_ARG,
-              "\"%.40s\" is no name of a strategy: use at most %d letters, digits and - _ .", name,
-              NAME_ROOM - 1);
+              "\"%.40s\" is not a valid strategy name: use at most %d letters, digits and - _ .",
+              name, NAME_ROOM - 1);
     ISO_CHECK(!strategy->text ||
                   (strlen(strategy->text) < TEXT_ROOM && !strchr(strategy->text, '\n')),
-              ISO_ERR_ARG, "the text of strategy \"%s\" must be one line of at most %d letters",
+              ISO_ERR_ARG, "the text of strategy \"%s\" must be one line of at most %d characters",
               name, TEXT_ROOM - 1);
     ISO_CHECK(!find_strategy(name), ISO_ERR_ARG,
-              "there is a strategy \"%s\" already: register yours by another name", name);
+              "strategy \"%s\" exists already: register yours under another name", name);
     for (int i = 0; i < strategy->setting_count; i++)
         ISO_TRY(check_setting(name, &strategy->setting[i]));
     return ISO_OK;
@@ -173,7 +173,7 @@ iso_status iso_strategy_get_stats(const iso_strategy *strategy, iso_optimizer *o
     iso_strategy_stats stats = {.syncs = -1};
     if (strategy->stats) ISO_TRY(strategy->stats(optimizer, &stats, strategy->user));
     ISO_CHECK(stats.figure_count >= 0 && stats.figure_count <= ISO_STRATEGY_FIGURES, ISO_ERR_ARG,
-              "strategy \"%s\" reports %d figures: report at most %d", strategy->name,
+              "strategy \"%s\" reports %d metrics: report at most %d", strategy->name,
               stats.figure_count, ISO_STRATEGY_FIGURES);
     *out = stats;
     return ISO_OK;

@@ -69,8 +69,8 @@ iso_status iso_settings_parse(iso_settings *settings, const char *text) {
     for (const char *at = text, *end; *at; at = *end ? end + 1 : end) {
         end = at + strcspn(at, ",");
         const char *equals = memchr(at, '=', (size_t)(end - at));
-        ISO_CHECK(equals, ISO_ERR_ARG, "\"%.*s\" is no setting: write KEY=VALUE", (int)(end - at),
-                  at);
+        ISO_CHECK(equals, ISO_ERR_ARG, "\"%.*s\" is not a setting: write KEY=VALUE",
+                  (int)(end - at), at);
         ISO_TRY(add_setting(settings, at, (size_t)(equals - at), equals + 1,
                             (size_t)(end - equals - 1)));
     }

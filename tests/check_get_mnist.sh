@@ -202,7 +202,7 @@ refused "no folder" 'give the folder'
 refused "two folders" 'not also two' one two
 refused "an unknown option" 'unknown option --digits' --digits new
 refused "an option without its value" '--mirror needs a value' new --mirror
-refused "a file in place of the folder" 'sums is there already and is no folder' --mirror "$url/good" sums
+refused "a file in place of the folder" 'sums exists and is not a folder' --mirror "$url/good" sums
 refused "checksums that are not there" 'cannot read the checksums nowhere' --sums nowhere new
 head -n 3 sums >fewer
 refused "checksums of fewer files" 'fewer has no SHA-256 of' --sums fewer --mirror "$url/good" new

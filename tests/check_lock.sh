@@ -79,10 +79,10 @@ train_alone --steps 3 --log log --checkpoint c --checkpoint-every 1
 result $? "a run takes its lock away with it"
 cp log log.before
 cp c c.before
-refused "a log that is there is not written over" 'the log log is there already: .*--overwrite' --steps 1 --log log
-refused "a checkpoint that is there is not written over" 'the checkpoint c is there already: .*--overwrite' \
+refused "a log that is there is not written over" 'the log log exists: .*--overwrite' --steps 1 --log log
+refused "a checkpoint that is there is not written over" 'the checkpoint c exists: .*--overwrite' \
     --steps 1 --checkpoint c
-refused "nor by a run that was resumed from another" 'there is a training saved as c, up to step 3' \
+refused "nor by a run that was resumed from another" 'saved states of c exist up to step 3' \
     --steps 1 --checkpoint c --resume other --checkpoint-every 1
 cmp -s log log.before && cmp -s c c.before && [ ! -e c.lock ]
 result $? "all of them are as they were"
@@ -206,7 +206,7 @@ for code in INT:130 TERM:143; do
     kill "-${code%:*}" "$(holder)"
     finish
     [ "$status" = "${code#*:}" ] && [ ! -e c.lock ] && [ "$(grep -c '^train: ' first)" = 1 ] &&
-        grep -qE "^train: stopped by SIG${code%:*}: the newest checkpoint is c.step-[0-9]*: go on with .* --resume c$" \
+        grep -qE "^train: stopped by SIG${code%:*}: the newest checkpoint is c.step-[0-9]*: continue with .* --resume c$" \
             first && [ -e "$(sed 's/.* is \(c.step-[0-9]*\):.*/\1/' first)" ]
     result $? "SIG${code%:*} ends a run with a word on its newest checkpoint"
 done
@@ -237,7 +237,7 @@ job=$!
 wait_until grep -q '^epoch 2' first
 kill -TERM "$job"
 finish
-[ "$status" = 143 ] && grep -q '^train: stopped by SIGTERM: nothing was saved: with --checkpoint' first
+[ "$status" = 143 ] && grep -q '^train: stopped by SIGTERM: nothing was saved: runs with --checkpoint' first
 result $? "a run that saves nothing says so"
 
 # A terminal of its own: the line is open when the signal comes.

@@ -108,24 +108,24 @@ run_alone "$predict" --checkpoint mlp "$images" --mean 0.9 --std 0.1
 result $? "an option goes before the metadata"
 
 refused "saved state in place of the checkpoint" \
-    'mlp.step-000000000060 is a state for train --resume and no checkpoint: give the checkpoint .*, mlp$' \
+    'mlp.step-000000000060 is a state for train --resume, not a checkpoint: give the checkpoint .*, mlp$' \
     --checkpoint mlp.step-000000000060 "$images"
 cp mlp bad
 header=$(od -An -tu4 -N4 mlp)
 printf '\000\000\300\177' | dd of=bad bs=1 seek=$((header + 8)) conv=notrunc 2>dump
 refused "a parameter that is no number, which a relu hides" \
     'bad: parameter [a-z0-9.]* is not finite: its training diverged, give another' --checkpoint bad "$images"
-refused "a checkpoint without metadata" 'bare lacks what checkpoints of train tell: give --model, --mean and --std$' \
+refused "a checkpoint without metadata" 'bare has no metadata of train: give --model, --mean and --std$' \
     --checkpoint bare "$images"
-refused "no model" 'tell: give --model$' --checkpoint bare "$images" --mean 0 --std 1
-refused "no normalisation" 'tell: give --mean and --std$' --checkpoint bare "$images" --model mlp
-refused "a checkpoint of another network without metadata" 'bare is no checkpoint of this resnet18: it has no vector fc.bias' \
+refused "no model" 'metadata of train: give --model$' --checkpoint bare "$images" --mean 0 --std 1
+refused "no normalisation" 'metadata of train: give --mean and --std$' --checkpoint bare "$images" --model mlp
+refused "a checkpoint of another network without metadata" 'bare is not a checkpoint of this resnet18: it has no vector fc.bias' \
     --checkpoint bare "$images" --model resnet18 --mean 0 --std 1
 refused "neither checkpoint nor images" 'no checkpoint and no images were given: give --checkpoint FILE and an IDX'
 refused "no checkpoint" 'no checkpoint was given' "$images"
 refused "more classes than there are" '--top-k 11: the network has only 10 classes' --checkpoint mlp "$images" --top-k 11
 refused "a value of a switch" '--logits takes no value' --checkpoint mlp "$images" --logits=1
-refused "logits in place of lines" '--logits adds to the lines of images, and --labels' --checkpoint mlp "$images" \
+refused "logits in place of lines" '--labels prints the accuracy instead of one line' --checkpoint mlp "$images" \
     --logits --labels grey/t10k-labels-idx1-ubyte
 refused "no images" 'no images were given' --checkpoint mlp
 refused "two files of images" 'not also b' --checkpoint mlp a b
@@ -135,7 +135,7 @@ refused "an unknown option" 'unknown option --frobnicate' --frobnicate 1
 refused "an option without its value" '--checkpoint needs a value' --checkpoint
 refused "a missing checkpoint" 'nowhere' --checkpoint nowhere "$images"
 refused "missing images" 'nowhere' --checkpoint mlp nowhere
-refused "images in place of the checkpoint" 'no safetensors file' --checkpoint "$images" "$images"
+refused "images in place of the checkpoint" 'not a safetensors file' --checkpoint "$images" "$images"
 refused "a checkpoint in place of images" 'mlp' --checkpoint mlp mlp
 refused "labels in place of images" 'has 1 dimension, but images have 2 .*: give a file of images' --checkpoint mlp grey/t10k-labels-idx1-ubyte
 printf '\0\0\015\003\0\0\0\001\0\0\0\001\0\0\0\001\0\0\0\0' >floats
@@ -146,7 +146,7 @@ refused "labels of other images" '500 images but .* 2000 labels' --checkpoint ml
     --labels grey/train-labels-idx1-ubyte
 refused "images of another size" '3 x 32 x 32, but mlp was trained on 1 x 28 x 28' --checkpoint mlp \
     colour/t10k-images-idx4-ubyte
-refused "another model" 'no checkpoint of this cnn: .*missing \(conv1.weight' --checkpoint mlp "$images" --model cnn
+refused "another model" 'not a checkpoint of this cnn: .*missing \(conv1.weight' --checkpoint mlp "$images" --model cnn
 refused "another number of classes" 'tensor fc3.weight has shape \[10, 512\] in the state_dict and \[7, 512\]' \
     --checkpoint mlp "$images" --classes 7
 refused "an unknown model" '--model perceptron is not supported: give mlp' --checkpoint mlp "$images" --model perceptron

@@ -60,7 +60,7 @@ refused 0 "a wait after which the run is over" '--wait 25: in the 48 steps betwe
     --sync daso --model mlp --steps 50 --period 25 --wait 25
 refused 2 "a wait in phases that the library rounds" '--wait 93: in the 93 steps between' \
     --sync daso --model mlp --steps 100 --warmup .07 --cooldown 0 --period 93 --wait 93
-refused 2 "an argument that is no option" '"data" is no option' data
+refused 2 "an argument that is no option" '"data" is not an option' data
 refused 0 "an option without its value" '--epochs needs a value' --epochs
 refused 0 "an option in place of a value" '--model needs a value' --model --quiet
 refused 0 "a value of a switch" '--quiet takes no value' --quiet=1
@@ -77,7 +77,7 @@ refused 0 "a negative learning rate" '--lr -1: give a number' --lr -1
 refused 0 "a learning rate that is no number" '--lr nan: give a number' --lr nan
 refused 0 "a number with more after it" '--seed 1x: give a whole number' --seed 1x
 run_anew 0 "$train" --log "$out/x" --trace "$out/x" --data nowhere
-[ "$status" != 0 ] && [ "$(grep -c '^train: .* is to hold two outputs' stderr)" = 1 ] && [ -z "$(ls -A "$out")" ]
+[ "$status" != 0 ] && [ "$(grep -c '^train: .*two outputs would go to' stderr)" = 1 ] && [ -z "$(ls -A "$out")" ]
 result $? "refused with one sentence: one file for two outputs"
 refused 0 "two origins of parameters" '--load and --resume both say' --load a --resume b --data nowhere
 refused 1 "ranks with different options" 'started with .* where rank 0 has .*same options' \
@@ -97,7 +97,7 @@ refused 0 "auto where it means nothing" '--local-skip auto: give a whole number'
 refused 0 "a wait longer than the period" '--wait 5 is longer than --period 4' --sync daso --period 4 --wait 5
 refused 0 "two options that say the same" '--warmup and --warmup-steps say the same thing' --sync daso \
     --warmup 0.1 --warmup-steps 3
-refused 2 "math of a GPU on the CPU" '--math bf16 is of GPUs, and --device is cpu' --math bf16 --data nowhere
+refused 2 "math of a GPU on the CPU" '--math bf16 needs a GPU, but --device is cpu' --math bf16 --data nowhere
 refused 2 "math that rounds f64" '--math tf32 rounds f32: remove' --dtype f64 --math tf32 --device cuda --data nowhere
 refused 2 "rounding of f64" '--wire bf16 rounds gradients of f32' --dtype f64 --wire bf16 --data nowhere
 # Whatever the data are, and so before they are looked for.
@@ -105,7 +105,7 @@ refused 2 "gradients' ways for parameters" '--wire noop is not supported: give f
     --sync daso --wire noop --data nowhere
 refused 0 "gradients' ways with a memory for parameters" '--wire bf16-feedback is not supported: give f32.bf16.f16, or --sync blocking' \
     --sync daso --wire bf16-feedback --data nowhere
-refused 0 "a policy beyond its limit" '--period 100 is above --max-period 64, to which --policy adaptive' \
+refused 0 "a policy beyond its limit" '--period 100 is above --max-period 64, the limit of --policy adaptive' \
     --sync daso --policy adaptive --period 100 --data nowhere
 refused 0 "an aim of no distance at all" '--max-divergence 0: give a number' \
     --sync daso --policy adaptive --max-divergence 0 --data nowhere
@@ -239,7 +239,7 @@ refused 2 "a checkpoint in a missing folder" 'checkpoint nowhere/c' --data good 
     --checkpoint nowhere/c
 mkfifo pipe
 refused 2 "a log that is a pipe without a reader" 'cannot write log pipe: nobody reads' --data good --log pipe
-refused 2 "parameters from a pipe" 'cannot read checkpoint pipe: it is no file' --data good --load pipe
+refused 2 "parameters from a pipe" 'cannot read checkpoint pipe: it is not a file' --data good --load pipe
 timeout 60 cat pipe >piped_log &
 run_anew 1 "$train" --data good --model mlp --steps 2 --quiet --log pipe
 wait $!
@@ -256,18 +256,18 @@ unset ISO_NODE_COLLECTIVE
 refused 2 "nothing to resume" 'no saved state nowhere.step' --data good --resume nowhere
 refused 2 "a file of the saved state" 'no saved state c.step-000000000020.step.*: give the path without .step-000000000020' \
     --data good --resume c.step-000000000020
-refused 2 "a setting that is an option" '--sync-option period: that is an option' --data nowhere --sync localsgd \
+refused 2 "a setting that is an option" '--sync-option period: give the option' --data nowhere --sync localsgd \
     --sync-option period=4
 refused 2 "a setting that a mode does not have" 'lazy has no setting "speed"' --data good --model mlp \
     --sync-option speed=9
 run_anew 0 "$train" --data good --checkpoint-every 5
-[ "$status" != 0 ] && grep -q '^train: --checkpoint-every needs a --checkpoint' stderr
+[ "$status" != 0 ] && grep -q '^train: --checkpoint-every needs --checkpoint' stderr
 result $? "refused with one sentence: saving without a name"
 
 run_anew 2 "$train" --data good --model mlp --epochs 2 --quiet --checkpoint "$work/saved" --checkpoint-every 5
 cp saved saved.first
 run_anew 2 "$train" --data good --model mlp --epochs 2 --quiet --checkpoint "$work/saved" --checkpoint-every 5
-[ "$status" != 0 ] && [ "$(grep -c '^train: .*there is a training saved as .*--resume' stderr)" = 1 ] &&
+[ "$status" != 0 ] && [ "$(grep -c '^train: .*saved states of .*--resume' stderr)" = 1 ] &&
     cmp -s saved saved.first
 result $? "saved state is not lost to a run that was started again"
 run_anew 2 "$train" --data good --model mlp --epochs 2 --quiet --checkpoint "$out/c" --checkpoint-every 1 --trace "$out/trace"

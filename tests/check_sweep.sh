@@ -57,7 +57,7 @@ is_whole() {
 holds "every run is in the tables, each with its four evaluations" is_whole
 estimated() {
     [ "$(grep -c 'if all steps take' stdout)" = 1 ] && ! tr -d '\r' <stdout | grep -q '^$' &&
-        grep -qE '^the sweep ends in [0-9]+ (s|min), if all steps take what the first 5 took' stdout
+        grep -qE '^the sweep ends in [0-9]+ (s|min), if all steps take as long as the first 5' stdout
 }
 holds "after the first steps that were made it says how long it takes" estimated
 syncs_told() {
@@ -120,7 +120,7 @@ echo '{"event":"epoch"}' >one/mine.jsonl
 # shellcheck disable=SC2086
 on_two "$sweep" --out one $common -- "lazy: --sync lazy"
 leaves_out() {
-    [ "$status" = 0 ] && grep -q '^sweep: one/mine.jsonl holds no results of a sweep' stderr &&
+    [ "$status" = 0 ] && grep -q '^sweep: one/mine.jsonl has no results of a sweep' stderr &&
         [ "$(wc -l <one/runs.csv)" = 5 ]
 }
 holds "a file of others in the folder is left out with a word" leaves_out
@@ -226,8 +226,8 @@ holds "... also in the report of a sweep that was killed before it removed the f
 # ---- Refused ----
 
 refused "no runs" 'nothing to compare'
-refused "a run without a name" '"--sync lazy" is no run' -- "--sync lazy"
-refused "a name that is no file's" 'is no name of a run' -- "../a: --sync lazy"
+refused "a run without a name" '"--sync lazy" is not a run' -- "--sync lazy"
+refused "a name that is no file's" 'is not a valid run name' -- "../a: --sync lazy"
 refused "two runs of one name" 'two runs are called a' -- "a: --sync lazy" "a: --sync blocking"
 refused "a value that is missing between commas" 'comma without a value' -- "a: --sync localsgd --period 4,,8"
 refused "a bad option, with the run's name" 'run a: --sync never is not supported' -- "a: --sync never"
@@ -237,7 +237,7 @@ for option in --seed=3 "--math bf16" "--device cuda" "--dtype f64" "--threads 2"
 done
 # shellcheck disable=SC2086  # options are several words
 run_alone "$sweep" --out refused $common --math tf32 -- "a: --sync lazy"
-blames_no_run() { is_refused '--math tf32 is of GPUs' && ! grep -q 'run a' stderr; }
+blames_no_run() { is_refused '--math tf32 needs a GPU' && ! grep -q 'run a' stderr; }
 holds "refused with one sentence, of which no run is blamed: a wrong option of all" blames_no_run
 refused "an option of one --sync for all runs" '--period belongs to a --sync: give it in the list' \
     --period 4 -- "a: --sync daso"
@@ -257,16 +257,16 @@ holds "the commas of --sync-option make no runs" takes_settings
 run_alone "$sweep" --out held --model mlp --epochs 9 --lr 0.5 -- "b: --lr 0.001 --steps 7"
 held_steps() { [ "$status" = 0 ] && [ "$(latest steps held/b.jsonl)" = 7 ]; }
 holds "options of a run hold in place of those of all" held_steps
-refused "a table for which there is no place" '--stats is of train and not of a sweep' --stats -- "a: --sync lazy"
-refused "an option that runs cannot have" 'run a: --log is no option of a run' -- "a: --log x"
-refused "a log for all runs" '--log is of train and not of a sweep.*remove it' --log x -- "a: --sync lazy"
+refused "a table for which there is no place" '--stats is for train only' --stats -- "a: --sync lazy"
+refused "an option that runs cannot have" 'run a: --log is not an option of a run' -- "a: --log x"
+refused "a log for all runs" '--log is for train only; .*remove it' --log x -- "a: --sync lazy"
 refused "an accuracy above 1" '--target 98: give a number from 0.01 to 1' --target 98 -- "a: --sync lazy"
 refused "a list that is not there" 'cannot read the list nowhere' --list nowhere
-refused "a run that stands before the --" '"a: --sync lazy" is a run: give the runs behind --' "a: --sync lazy"
+refused "a run that stands before the --" '"a: --sync lazy" is a run: give the runs after --' "a: --sync lazy"
 : >taken
 # shellcheck disable=SC2086  # options are several words
 run_alone "$sweep" --out taken $common -- "a: --sync lazy"
-holds "refused with one sentence: a file in place of the folder" is_refused 'taken is there already and is no folder'
+holds "refused with one sentence: a file in place of the folder" is_refused 'taken exists and is not a folder'
 # shellcheck disable=SC2086  # flags are several words
 run_alone "$launcher" $flags -n 1 "$sweep" --out refused $common -- "a: --sync lazy" : \
     -n 1 "$sweep" --out refused $common -- "a: --sync blocking"

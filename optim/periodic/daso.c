@@ -198,7 +198,7 @@ static iso_status loaded(iso_optimizer *optimizer) {
     daso *self = self_of(optimizer);
     self->reason[sizeof(self->reason) - 1] = 0;
     ISO_CHECK((int)self->schedule.phase >= 0 && self->schedule.phase <= ISO__DONE, ISO_ERR_FORMAT,
-              "the saved state of daso makes no sense: its schedule is damaged");
+              "the saved state of daso is damaged: its schedule is invalid");
     iso__daso_schedule mine;
     iso__daso_schedule_init(&mine, &self->config);
     ISO_CHECK(
@@ -206,7 +206,7 @@ static iso_status loaded(iso_optimizer *optimizer) {
             self->schedule.cooldown == mine.cooldown && self->schedule.local == mine.local,
         ISO_ERR_MISMATCH,
         "the state was saved by a daso of %lld steps, %lld of them warm-up and %lld cool-down; "
-        "this one has %lld, %lld and %lld: go on with the same settings",
+        "this one has %lld, %lld and %lld: continue with the same settings",
         (long long)self->schedule.total, (long long)self->schedule.warmup,
         (long long)self->schedule.cooldown, (long long)mine.total, (long long)mine.warmup,
         (long long)mine.cooldown);

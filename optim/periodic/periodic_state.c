@@ -75,7 +75,7 @@ iso_status iso__periodic_loaded(iso__periodic *p) {
     const int64_t *number = p->saved.number;
     ISO_CHECK(number[SCOPE] >= ISO_SCOPE_WORLD && number[SCOPE] <= ISO_SCOPE_RANK &&
                   number[CARRIER] >= 0 && number[CARRIER] < ISO__CARRIERS,
-              ISO_ERR_FORMAT, "the saved state of daso makes no sense: its numbers are damaged");
+              ISO_ERR_FORMAT, "the saved state of daso is damaged: its numbers are invalid");
     p->pending = p->held = number[PENDING];
     p->queued = false;
     p->dropped = number[DROPPED];

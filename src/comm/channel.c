@@ -14,7 +14,7 @@ static iso_status item_verdict(const iso__channel *c, int i) {
     if (!iso__entry_is_pending(&c->item[i])) return ISO_OK;
     ISO_CHECK(!iso__channel_has_failed(c), (iso_status)atomic_load(&c->error), "%s", c->message);
     ISO_CHECK(!c->comm->engine->finalized, ISO_ERR_STATE,
-              "the exchange of \"%s\" was still out when MPI_Finalize was called",
+              "the exchange of \"%s\" was still in flight when MPI_Finalize was called",
               c->item[i].given.label);
     return ISO_PENDING;
 }
@@ -58,8 +58,8 @@ static iso_status check_part(const iso__channel *c, const iso__part *p, const si
               "a plan has %zu bytes of \"%s\" from %zu on, where the next of its %zu bytes is %zu",
               p->bytes, given->label, p->offset, given->bytes, covered[p->item]);
     ISO_CHECK(p->bytes % iso_dtype_size(given->dtype) == 0, ISO_ERR_ARG,
-              "a plan has %zu bytes of \"%s\", which is no whole number of its elements", p->bytes,
-              given->label);
+              "a plan has %zu bytes of \"%s\", which is not a whole number of its elements",
+              p->bytes, given->label);
     return ISO_OK;
 }
 
@@ -149,7 +149,7 @@ static iso_status check_item(const iso__channel_item *given) {
               "MPI cannot sum elements of type %s, of which \"%s\" is",
               iso_dtype_name(given->dtype), given->label);
     ISO_CHECK(given->bytes > 0 && given->bytes % iso_dtype_size(given->dtype) == 0, ISO_ERR_ARG,
-              "\"%s\" has %zu bytes, which is no whole number of its elements", given->label,
+              "\"%s\" has %zu bytes, which is not a whole number of its elements", given->label,
               given->bytes);
     return ISO_OK;
 }

@@ -90,7 +90,7 @@ static iso_status drive_until_done(iso__engine *engine, const iso__awaited *awai
         iso__engine_test_all(engine);
         if (awaited->is_done(awaited->what)) break;
         ISO_CHECK(!engine->finalized, ISO_ERR_STATE,
-                  "the exchange of \"%s\" was still out when MPI_Finalize was called",
+                  "the exchange of \"%s\" was still in flight when MPI_Finalize was called",
                   awaited->name);
         int64_t waited = iso_now() - start;
         if (limit > 0 && waited > limit) return timed_out(engine, awaited);

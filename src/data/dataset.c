@@ -118,7 +118,7 @@ static iso_status read_labels(const char *path, int32_t **out, int64_t *count, i
     for (int64_t i = 0; i < idx.count; i++) {
         int32_t label = label_at(&idx, i);
         ISO_CHECK_GOTO(label >= 0 && label < INT32_MAX, ISO_ERR_FORMAT,
-                       "label %lld of %s is %d, which is no class number", (long long)i, path,
+                       "label %lld of %s is %d, which is not a class number", (long long)i, path,
                        label);
         if (label > largest) largest = label;
         ((int32_t *)labels)[i] = label;

@@ -35,10 +35,11 @@ static iso_status read_magic(iso__source *source, const char *path, iso_idx *idx
     ISO_CHECK(got > 0, ISO_ERR_FORMAT, "%s is empty", path);
     ISO_CHECK(got == sizeof(magic), ISO_ERR_FORMAT,
               "%s has only %zu bytes: an IDX file starts with 4 magic bytes", path, got);
-    ISO_CHECK(magic[0] == 0 && magic[1] == 0, ISO_ERR_FORMAT,
-              "%s is no IDX file: it starts with the bytes %02x %02x %02x %02x instead of 00 00 "
-              "TYPE NDIM",
-              path, magic[0], magic[1], magic[2], magic[3]);
+    ISO_CHECK(
+        magic[0] == 0 && magic[1] == 0, ISO_ERR_FORMAT,
+        "%s is not an IDX file: it starts with the bytes %02x %02x %02x %02x instead of 00 00 "
+        "TYPE NDIM",
+        path, magic[0], magic[1], magic[2], magic[3]);
     ISO_CHECK(element_size(magic[2]) > 0, ISO_ERR_FORMAT,
               "%s has the unknown IDX element type 0x%02x in byte 2 (known: 08 09 0b 0c 0d 0e)",
               path, magic[2]);
@@ -111,7 +112,7 @@ static iso_status read_elements(iso__source *source, const char *path, iso_idx *
     char more;
     ISO_TRY_GOTO(iso__source_read(source, &more, 1, &got));
     ISO_CHECK_GOTO(got == 0, ISO_ERR_FORMAT,
-                   "%s has trailing bytes: its header promises %zu bytes and more follow: fetch "
+                   "%s has trailing bytes: its header promises %zu bytes and more follow: download "
                    "the file again, or correct the sizes in its header",
                    path, header + wanted);
     idx->data = data;

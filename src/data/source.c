@@ -72,7 +72,7 @@ static bool is_behind_the_end(const iso__source *self) {
 static iso_status fail_behind_the_end(const iso__source *self) {
     return ISO_FAIL(ISO_ERR_FORMAT,
                     "%s has trailing bytes: behind its gzip stream (%lld decompressed bytes) "
-                    "follows what is no gzip: fetch the file again, or cut them off",
+                    "there is no gzip data: download the file again, or remove them",
                     self->path, (long long)self->produced);
 }
 
@@ -87,7 +87,7 @@ static iso_status refill(iso__source *self, bool *more) {
     if (got > 0) return ISO_OK;
     if (!self->member_done && is_behind_the_end(self)) return fail_behind_the_end(self);
     ISO_CHECK(self->member_done, ISO_ERR_FORMAT,
-              "%s is truncated: its gzip stream breaks off after %lld decompressed bytes: fetch "
+              "%s is truncated: its gzip stream breaks off after %lld decompressed bytes: download "
               "the file again",
               self->path, (long long)self->produced);
     *more = false;
@@ -116,11 +116,10 @@ static iso_status read_gzip(iso__source *self, void *to, size_t bytes, size_t *g
         self->produced += (int64_t)made;
         self->member_done = result == Z_STREAM_END;
         if (result == Z_DATA_ERROR && is_behind_the_end(self)) return fail_behind_the_end(self);
-        ISO_CHECK(
-            result == Z_OK || result == Z_STREAM_END, ISO_ERR_FORMAT,
-            "%s is damaged: its gzip stream is wrong after %lld decompressed bytes (%s): fetch the "
-            "file again",
-            self->path, (long long)self->produced, self->z.msg ? self->z.msg : "no details");
+        ISO_CHECK(result == Z_OK || result == Z_STREAM_END, ISO_ERR_FORMAT,
+                  "%s is damaged: its gzip stream is wrong after %lld decompressed bytes (%s): "
+                  "download the file again",
+                  self->path, (long long)self->produced, self->z.msg ? self->z.msg : "no details");
     }
     *got = done;
     return ISO_OK;

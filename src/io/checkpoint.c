@@ -133,7 +133,7 @@ static iso_status check_checkpoint(const iso__safetensors *file) {
     for (const char *next = end; next; next = strstr(next + 1, ".step-")) end = next;
     int length = end ? (int)(end - path) : 0;
     ISO_CHECK(!iso__safetensors_note(file, "isotherm.set"), ISO_ERR_FORMAT,
-              "%s is a state for train --resume and no checkpoint: give the checkpoint that was "
+              "%s is a state for train --resume, not a checkpoint: give the checkpoint that was "
               "saved with it%s%.*s",
               path, end ? ", " : "", length, path);
     return ISO_OK;

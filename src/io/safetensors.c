@@ -13,7 +13,7 @@ typedef struct parser {
 } parser;
 
 static iso_status wrong(const parser *self, const char *what) {
-    return ISO_FAIL(ISO_ERR_FORMAT, "%s is damaged or no safetensors file: %s at byte %lld",
+    return ISO_FAIL(ISO_ERR_FORMAT, "%s is damaged or not a safetensors file: %s at byte %lld",
                     self->path, what, (long long)(8 + self->at));
 }
 #define WANT(cond, what)                                                                           \
@@ -229,7 +229,7 @@ static iso_status check_names_and_cover(const parser *self, iso__stored *tensors
     if (count > 0) qsort(tensors, (size_t)count, sizeof(*tensors), by_name);
     for (int i = 1; i < count; i++)
         ISO_CHECK(strcmp(tensors[i - 1].name, tensors[i].name) != 0, ISO_ERR_FORMAT,
-                  "%s is damaged: tensor %s stands in it twice", self->path, tensors[i].name);
+                  "%s is damaged: it has tensor %s twice", self->path, tensors[i].name);
     if (count > 0) qsort(tensors, (size_t)count, sizeof(*tensors), by_offset);
     for (int i = 0; i < count; i++) {
         ISO_CHECK(

@@ -21,7 +21,7 @@ static iso_status open_regular(const char *path, FILE **out) {
     struct stat info;
     // Opening a pipe would wait for its other end.
     ISO_CHECK(stat(path, &info) != 0 || S_ISREG(info.st_mode), ISO_ERR_IO,
-              "cannot read checkpoint %s: it is no file", path);
+              "cannot read checkpoint %s: it is not a file", path);
     *out = fopen(path, "rb");
     ISO_CHECK(*out, ISO_ERR_IO, "cannot open checkpoint %s: %s", path, strerror(errno));
     return ISO_OK;
@@ -51,16 +51,16 @@ static iso_status read_text(iso__safetensors *self, size_t *out) {
     uint64_t length = 0;
     ISO_TRY(open_file(self, &size));
     ISO_CHECK(size > ISO__SAFETENSORS_PREFIX, ISO_ERR_FORMAT,
-              "%s has only %lld bytes: it is truncated or no safetensors file", self->path,
+              "%s has only %lld bytes: it is truncated or not a safetensors file", self->path,
               (long long)size);
     ISO_TRY(read_exactly(self, start, ISO__SAFETENSORS_PREFIX));
     ISO_TRY(check_start(self->path, start));
     for (int b = ISO__SAFETENSORS_PREFIX - 1; b >= 0; b--) length = length << 8 | start[b];
-    ISO_CHECK(length <= (uint64_t)size - ISO__SAFETENSORS_PREFIX && length <= MAX_HEADER,
-              ISO_ERR_FORMAT,
-              "%s is truncated or no safetensors file: it promises a header of %llu bytes and %lld "
-              "follow",
-              self->path, (unsigned long long)length, (long long)(size - ISO__SAFETENSORS_PREFIX));
+    ISO_CHECK(
+        length <= (uint64_t)size - ISO__SAFETENSORS_PREFIX && length <= MAX_HEADER, ISO_ERR_FORMAT,
+        "%s is truncated or not a safetensors file: it promises a header of %llu bytes and %lld "
+        "follow",
+        self->path, (unsigned long long)length, (long long)(size - ISO__SAFETENSORS_PREFIX));
     ISO_TRY(iso__alloc((size_t)length, &self->text));
     ISO_TRY(read_exactly(self, self->text, (size_t)length));
     self->data_bytes = size - ISO__SAFETENSORS_PREFIX - (int64_t)length;
@@ -72,7 +72,7 @@ static iso_status check_seal(const iso__safetensors *self, size_t length) {
     size_t start = strlen(ISO__SEAL_START);
     char digits[ISO__SEAL_DIGITS + 1], *text = self->text;
     ISO_CHECK(length > start + ISO__SEAL_DIGITS && memcmp(text, ISO__SEAL_START, start) == 0,
-              ISO_ERR_FORMAT, "%s is damaged or no saved state: its header has no seal",
+              ISO_ERR_FORMAT, "%s is damaged or not a saved state: its header has no seal",
               self->path);
     iso__seal_text(iso__seal_of(text, length), digits);
     ISO_CHECK(memcmp(digits, text + start, ISO__SEAL_DIGITS) == 0, ISO_ERR_FORMAT,

@@ -203,7 +203,8 @@ iso_status iso__safetensors_write(const char *path, bool sealed, const iso__note
     text header = {0}, temporary = {0};
     ISO_TRY(iso__arrays_check(arrays, count));
     ISO_CHECK(stat(path, &info) != 0 || S_ISREG(info.st_mode), ISO_ERR_IO,
-              "cannot write checkpoint %s: there is something of that name that is no file", path);
+              "cannot write checkpoint %s: that name is taken by something that is not a file",
+              path);
     ISO_TRY_GOTO(follow_links(path, &target));
     append(&temporary, target, strlen(target));
     append_format(&temporary, ".tmp.%ld", (long)getpid());

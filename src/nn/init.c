@@ -59,8 +59,8 @@ iso_status iso_init_kaiming_normal(iso_parameter *parameter, iso_fan fan, iso_rn
     iso_tensor *value;
     ISO_TRY(iso_parameter_value(parameter, &value));
     ISO_CHECK(value->ndim >= 2, ISO_ERR_SHAPE,
-              "%s has %d dimensions and so no fan: only weights of at least 2 can be initialised "
-              "like this",
+              "%s has %d dimensions, so its fan is undefined: only weights of at least 2 "
+              "dimensions can be initialised this way",
               parameter->name, value->ndim);
     int64_t taps = value->count / (value->shape[0] * value->shape[1]);
     int64_t ways = value->shape[fan == ISO_FAN_IN ? 1 : 0] * taps;

@@ -14,7 +14,7 @@ struct iso_loss {
 };
 
 static iso_status check_config(const iso_loss_config *c) {
-    ISO_CHECK((int)c->kind >= 0 && c->kind <= ISO_MSE, ISO_ERR_ARG, "%d is no kind of loss",
+    ISO_CHECK((int)c->kind >= 0 && c->kind <= ISO_MSE, ISO_ERR_ARG, "unknown kind of loss %d",
               (int)c->kind);
     ISO_CHECK(c->label_smoothing >= 0 && c->label_smoothing <= 1, ISO_ERR_ARG,
               "label smoothing %g: give a number from 0 to 1", c->label_smoothing);
@@ -94,7 +94,7 @@ static iso_status launched(iso_loss *loss, bool counts) {
 iso_status iso_loss_value(iso_loss *loss, double *value, int64_t *correct) {
     ISO_CHECK(loss->computed, ISO_ERR_STATE, "a loss was asked for before it was computed");
     ISO_CHECK(!correct || loss->counts, ISO_ERR_STATE,
-              "a loss of target values has no number of correct rows");
+              "only losses with labels count correct rows");
     if (loss->done) ISO_TRY(loss->device->ops->remote->wait(loss->device, loss->done));
     if (value) *value = loss->result[0];
     if (correct) *correct = (int64_t)loss->result[1];

@@ -99,8 +99,8 @@ static iso_status grow(void **array, int count) {
 
 static iso_status check_name(const iso_module *module, const char *name) {
     ISO_CHECK(name && name[0] && !strchr(name, '.'), ISO_ERR_ARG,
-              "\"%s\" is no name inside a %s: a name is not empty and has no '.'", name ? name : "",
-              module->ops->type);
+              "\"%s\" is not a valid name inside a %s: names are not empty and have no '.'",
+              name ? name : "", module->ops->type);
     for (int i = 0; i < module->parameter_count; i++)
         ISO_CHECK(strcmp(name, module->parameter_name[i]) != 0, ISO_ERR_ARG,
                   "%s already has a parameter named \"%s\"", module->ops->type, name);

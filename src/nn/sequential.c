@@ -73,7 +73,7 @@ iso_status iso_sequential_add_take(iso_module *sequential, const char *name, iso
     snprintf(number, sizeof(number), "%d", sequential->child_count);
     if (sequential->ops != &sequential_ops) {
         iso_module_destroy(&module);
-        return ISO_FAIL(ISO_ERR_ARG, "a %s is no Sequential: nothing can be added to it",
+        return ISO_FAIL(ISO_ERR_ARG, "a %s is not a Sequential: nothing can be added to it",
                         sequential->ops->type);
     }
     return iso_module_add_child_take(sequential, name ? name : number, module);

@@ -427,7 +427,7 @@ Test(np2_channel_life, finalize_with_an_item_that_never_left) {
     iso_assert_ok(give(&rig, 1)); // item 0 leaves before it
     MPI_Finalize();
     iso_status status = iso__channel_wait(rig.channel, 1, NULL, NULL);
-    cr_expect(refused(status, ISO_ERR_STATE, "\"item 1\" was still out when MPI_Finalize"));
+    cr_expect(refused(status, ISO_ERR_STATE, "\"item 1\" was still in flight when MPI_Finalize"));
     channel_rig_destroy(&rig);
     iso_comm_destroy(&comm);
     balance_check();

@@ -335,7 +335,7 @@ Test(np2_strategy, figures_need_no_exchanges) {
     iso_assert_all(result.syncs == 0 && result.exchange_ms > 0);
     iso_assert_all(!train_line(&world, PLAIN "--epochs 1 --sync many", NULL, &result));
     iso_assert_all(
-        strstr(iso_last_error()->message, "\"many\" reports 17 figures: report at most"));
+        strstr(iso_last_error()->message, "\"many\" reports 17 metrics: report at most"));
     train_world_close(&world);
 }
 

@@ -265,7 +265,7 @@ Test(checkpoint, shows_both_types_that_differ) {
 
 Test(checkpoint, refuses_missing_files_and_folders) {
     expect_refusal(scratch_path("none"), ISO_ERR_IO, "No such file");
-    expect_refusal(scratch_folder(), ISO_ERR_IO, "it is no file");
+    expect_refusal(scratch_folder(), ISO_ERR_IO, "it is not a file");
 }
 
 Test(checkpoint, refuses_foreign_files) {
@@ -274,7 +274,7 @@ Test(checkpoint, refuses_foreign_files) {
     expect_refusal(scratch_write("a", "\x80\2}q\0X\2\1aaaaaa", 14), ISO_ERR_FORMAT,
                    "a Python pickle");
     expect_refusal(scratch_write("a", "epoch,loss\n1,2.5\n", 17), ISO_ERR_FORMAT,
-                   "no safetensors file");
+                   "not a safetensors file");
     expect_refusal(scratch_write("a", "", 0), ISO_ERR_FORMAT, "only 0 bytes");
 }
 
@@ -352,7 +352,7 @@ Test(checkpoint, refuses_a_header_longer_than_the_file) {
 
 Test(checkpoint, refuses_headers_that_are_not_right) {
 #define F32(shape, offsets) "{\"dtype\":\"F32\",\"shape\":" shape ",\"data_offsets\":" offsets "}"
-    refuse_header("stands in it twice",
+    refuse_header("has tensor a twice",
                   "{\"a\":" F32("[1]", "[0,4]") ",\"a\":" F32("[1]", "[4,8]") "}", 8);
     refuse_header("outside the file", "{\"a\":" F32("[2]", "[0,8]") "}", 4);
     refuse_header("do not fit the shape", "{\"a\":" F32("[2]", "[0,4]") "}", 4);

@@ -108,8 +108,9 @@ Test(idx, refuses_wrong_headers) {
 }
 
 Test(idx, refuses_trailing_bytes) {
-    refuse("has trailing bytes: its header promises 10 bytes and more follow: fetch the file again",
-           BYTES(0, 0, 8, 1, 0, 0, 0, 2, 1, 2, 3));
+    refuse(
+        "has trailing bytes: its header promises 10 bytes and more follow: download the file again",
+        BYTES(0, 0, 8, 1, 0, 0, 0, 2, 1, 2, 3));
 }
 
 Test(idx, refuses_a_plain_file_cut_anywhere) {
@@ -211,8 +212,8 @@ Test(idx, refuses_what_follows_in_a_gzip_file) {
     // However little of it is there.
     for (size_t n = 1; n <= 7; n++)
         expect_refusal(scratch_write("more.gz", packed, length + n), ISO_ERR_FORMAT,
-                       "has trailing bytes: behind its gzip stream (20 decompressed bytes) follows "
-                       "what is no gzip: fetch the file again, or cut them off");
+                       "has trailing bytes: behind its gzip stream (20 decompressed bytes) there "
+                       "is no gzip data: download the file again, or remove them");
     memset(packed + length, 0, 7);
     expect_refusal(scratch_write("padded.gz", packed, length + 7), ISO_ERR_FORMAT,
                    "has trailing bytes: behind its gzip stream");

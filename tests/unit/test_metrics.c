@@ -193,7 +193,7 @@ Test(json_log, cuts_no_other_file) {
         iso_json_log *log = NULL;
         scratch_write("log", others[i], strlen(others[i]));
         cr_assert_eq(append_log(&log), ISO_ERR_FORMAT);
-        cr_assert(strstr(iso_last_error()->message, "no log to append to"));
+        cr_assert(strstr(iso_last_error()->message, "cannot append to"));
         expect_text(others[i]);
     }
 }

@@ -57,7 +57,7 @@ Test(strategy, what_is_unknown_is_answered_with_what_there_is) {
     cr_assert_eq(reg("another", NULL), ISO_OK);
     refused(iso_strategy_find("nobody", &found), ISO_ERR_ARG, "\"nobody\"");
     refused(iso_strategy_find("nobody", &found), ISO_ERR_ARG, "|localsgd|postlocal|another");
-    refused(iso_strategy_find(NULL, &found), ISO_ERR_ARG, "without a name");
+    refused(iso_strategy_find(NULL, &found), ISO_ERR_ARG, "needs the name");
     cr_assert_null(found);
     cr_assert_eq(train_options_parse(3, words, &options), ISO_ERR_ARG);
     cr_assert(strstr(train_error_text(), "--sync nobody is not supported: give blocking|"));
@@ -71,8 +71,8 @@ Test(strategy, names_and_texts_that_cannot_be) {
     refused(iso_strategy_register(NULL), ISO_ERR_ARG, "needs a name");
     refused(reg(NULL, NULL), ISO_ERR_ARG, "needs a name");
     refused(reg("", NULL), ISO_ERR_ARG, "needs a name");
-    refused(reg("a|b", NULL), ISO_ERR_ARG, "no name of a strategy");
-    refused(reg("a b", NULL), ISO_ERR_ARG, "no name of a strategy");
+    refused(reg("a|b", NULL), ISO_ERR_ARG, "not a valid strategy name");
+    refused(reg("a b", NULL), ISO_ERR_ARG, "not a valid strategy name");
     refused(reg(name, NULL), ISO_ERR_ARG, "at most 31");
     refused(reg("long", text), ISO_ERR_ARG, "119");
     refused(reg("lines", "one\ntwo"), ISO_ERR_ARG, "one line");
@@ -159,8 +159,8 @@ Test(settings, what_nobody_asked_for_is_an_error) {
 
 Test(settings, texts_that_are_no_list) {
     iso_settings *s = settings_of("a=1");
-    refused(iso_settings_parse(s, "b"), ISO_ERR_ARG, "\"b\" is no setting: write KEY=VALUE");
-    refused(iso_settings_parse(s, "c=1,,d=2"), ISO_ERR_ARG, "\"\" is no setting");
+    refused(iso_settings_parse(s, "b"), ISO_ERR_ARG, "\"b\" is not a setting: write KEY=VALUE");
+    refused(iso_settings_parse(s, "c=1,,d=2"), ISO_ERR_ARG, "\"\" is not a setting");
     refused(iso_settings_parse(s, "=1"), ISO_ERR_ARG, "needs a key");
     refused(iso_settings_parse(s, "a=2"), ISO_ERR_ARG, "\"a\" is given twice");
     refused(iso_settings_add(s, "a", "2"), ISO_ERR_ARG, "\"a\" is given twice");

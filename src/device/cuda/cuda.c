@@ -36,7 +36,7 @@ static iso_status parse_ordinal(const char *text, int *out) {
     cudaError_t error = cudaGetDeviceCount(&count);
     if (error != cudaSuccess) cudaGetLastError();
     ISO_CHECK(error == cudaSuccess && count > 0, ISO_ERR_DEVICE,
-              "there is no CUDA GPU here that can be used (%s): use device cpu",
+              "this host has no usable CUDA GPU (%s): use device cpu",
               error == cudaSuccess ? "none was found" : cudaGetErrorString(error));
     ISO_CHECK(value<count, ISO_ERR_DEVICE, "there is no device cuda:%ld: this host has %d GPU%s",
                     value, count, count> 1

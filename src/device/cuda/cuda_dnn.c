@@ -47,7 +47,7 @@ iso_status iso__cuda_dnn_create(iso__cuda *cuda) {
     ISO_TRY(status);
     cuda->dnn = memory;
     cuda->base.primitives_created++;
-    iso__log(ISO_LOG_INFO, "convolutions go by cuDNN %zu", cuda->dnn->call.cudnnGetVersion());
+    iso__log(ISO_LOG_INFO, "convolutions use cuDNN %zu", cuda->dnn->call.cudnnGetVersion());
     return ISO_OK;
 }
 
