@@ -18,7 +18,7 @@ typedef struct iso_named_tensor {
 
 // ---- state_dict -----------------------------------------------------------------------------------
 
-// Of the __metadata__ of a file: facts about a model that are no tensors.
+// An entry of a file's __metadata__: a fact about a model that is not a tensor.
 typedef struct iso_metadata {
     const char *key, *value;
 } iso_metadata;

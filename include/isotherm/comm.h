@@ -22,8 +22,8 @@
 extern "C" {
 #endif
 
-// Who drives non-blocking collectives while the program computes (Open MPI moves nothing between
-// MPI calls).
+// Who drives non-blocking collectives during computation (between MPI calls, Open MPI makes no
+// progress).
 typedef enum iso_progress {
     ISO_PROGRESS_AUTO, // ISO_PROGRESS if set, else thread where MPI gives MPI_THREAD_MULTIPLE, else
                        // poll
@@ -47,15 +47,15 @@ typedef struct iso_comm_config {
 
 // Collective over mpi_comm. Duplicates it (errors on the duplicate are returned, not fatal), so
 // that nothing the caller sends there can meet our messages. config may be NULL. MPI must be
-// initialised; for the thread mode with MPI_THREAD_MULTIPLE. Works on one rank and without mpirun;
-// ISO_ERR_STATE where an mpirun of another MPI has started several processes that are each alone.
-// Every ISO_* variable of the environment is looked at (iso_env_print lists them): a bad value on
-// any rank is ISO_ERR_ARG on all, and ISO_ERR_MISMATCH names variable, values and ranks where ranks
-// differ in one that decides how they exchange (ISO_IALLREDUCE, ISO_NODE_COLLECTIVE,
-// ISO_RANKS_PER_NODE) or what bits they compute (ISO_CPU_KERNELS, ISO_CUDA_CONV). Where one of the
-// last two is set on no rank, each takes what is best on its machine. Unknown ones are warned of.
-// ISO_ERR_TIMEOUT where not all ranks call it in time; see the blocking collectives below.
-// Destroying is collective too. MPI_Finalize may be called while communicators are still alive.
+// initialised; for the thread mode with MPI_THREAD_MULTIPLE. Works on one rank and without mpirun.
+// ISO_ERR_STATE if the mpirun of another MPI started several processes, each of which is alone.
+// Checks every ISO_* environment variable (iso_env_print lists them): a bad value on any rank is
+// ISO_ERR_ARG on all; ISO_ERR_MISMATCH names variable, values and ranks where ranks differ in one
+// that decides how they exchange (ISO_IALLREDUCE, ISO_NODE_COLLECTIVE, ISO_RANKS_PER_NODE) or what
+// bits they compute (ISO_CPU_KERNELS, ISO_CUDA_CONV). If no rank sets one of the last two, each
+// rank uses what is best on its machine. A warning names unknown variables. ISO_ERR_TIMEOUT if not
+// all ranks call this in time; see the blocking collectives below. Destroying a communicator is
+// collective, too. MPI_Finalize may be called while communicators are still alive.
 iso_status iso_comm_create(MPI_Comm mpi_comm, const iso_comm_config *config, iso_comm **out);
 // The same for a communicator of a Fortran program: an integer, of mpi_f08 its component MPI_VAL.
 iso_status iso_comm_create_fortran(int mpi_comm, const iso_comm_config *config, iso_comm **out);
@@ -72,11 +72,11 @@ iso_progress iso_comm_progress(const iso_comm *comm);
 
 typedef enum iso_reduce { ISO_SUM, ISO_MAX, ISO_MIN } iso_reduce;
 
-// Blocking collectives on host memory. Every rank calls with the same arguments. A rank that waits
-// longer than the time-out gets ISO_ERR_TIMEOUT; the collective cannot be taken back, so the job
-// must end (MPI_Abort): what MPI still uses of the communicator is not freed any more. Buffers
-// beyond 64 KiB stay in use, too, and so does data of iso_comm_gather, of any length. Further
-// collectives on the communicator do not wait: what is not complete at once is ISO_ERR_TIMEOUT.
+// Blocking collectives on host memory. Every rank calls them with the same arguments. A rank that
+// waits longer than the time-out gets ISO_ERR_TIMEOUT. MPI cannot cancel the collective, so end the
+// job (MPI_Abort): memory that MPI still uses is never freed, buffers of more than 64 KiB and all
+// data of iso_comm_gather stay in use, and later collectives on the communicator do not wait but
+// return ISO_ERR_TIMEOUT unless they complete at once.
 iso_status iso_comm_barrier(iso_comm *comm);
 iso_status iso_comm_bcast(iso_comm *comm, void *data, size_t bytes, int root);
 iso_status iso_comm_allreduce_f64(iso_comm *comm, double *data, size_t count, iso_reduce op);
@@ -87,32 +87,31 @@ iso_status iso_comm_allreduce_i64(iso_comm *comm, int64_t *data, size_t count, i
 iso_status iso_comm_gather(iso_comm *comm, const void *data, size_t bytes, int root, char **out,
                            size_t **sizes);
 void iso_comm_free(void *data);
-// Collective verdict: `mine` of every rank; OK everywhere if OK everywhere, else every rank gets an
-// error (the failing rank its own, the others one that names the lowest failing rank and repeats
-// its message).
+// Collective verdict on `mine` of every rank: ISO_OK if all ranks pass ISO_OK, otherwise an error
+// on every rank. A failing rank gets its own error; the others get one that names the lowest
+// failing rank and repeats its message.
 iso_status iso_comm_agree(iso_comm *comm, iso_status mine);
-// Collective check that all ranks have the same number, as a checksum of data that each of them has
-// read. Otherwise ISO_ERR_MISMATCH on every rank, with the same sentence: it begins with `what`
+// Collective check that all ranks pass the same number, such as a checksum of the data that each
+// has read. If not, ISO_ERR_MISMATCH on every rank, with the same message: it begins with `what`
 // ("the training set of mnist") and lists the ranks that do not have rank 0's number.
 iso_status iso_comm_check_same(iso_comm *comm, uint64_t number, const char *what);
 
 // ---- Bytes ----------------------------------------------------------------------------------------
 
-// What training moves: bytes of data that ranks send one another, between nodes and inside them, by
-// messages, through shared memory or by NCCL. Every figure of bytes sent is of this kind. Counted
-// are gradients, parameters, optimizer state, buffers and the statistics of synchronised batch
-// norms, in the type in which they travel, padding included. Not counted are headers of messages,
-// small agreements (verdicts, counts, plans), what is sent before the first step, evaluation (the
-// mean of parameters that it shows, buffers that become equal for it) and exchanges that only
-// measure how long one takes.
+// What training moves: bytes that ranks send one another, between nodes and inside them, by
+// messages, through shared memory or by NCCL. All counts of bytes sent follow this definition. They
+// include gradients, parameters, optimizer state, buffers and the statistics of synchronised batch
+// norms, in the type in which they travel, with padding. They exclude message headers, small
+// agreements (verdicts, counts, plans), everything before the first step, evaluation (the mean of
+// parameters that it shows, buffers that it makes equal) and exchanges that only measure time.
 //
-// A sum of n bytes among P ranks (an all-reduce) is 2 (P - 1) n bytes in all, and who sends how
-// much of it is MPI's choice: each rank counts a share, so that only the sum over all ranks means
-// anything. Where Open MPI's algorithm moves more, more is counted: Rabenseifner's, which is used
-// unless ISO_IALLREDUCE says otherwise, moves 5/2 n instead of 2 n for each rank beyond a power of
-// two (three ranks: 9/2 n instead of 4 n); recursive doubling moves n for each rank in each round.
-// How much of a sum travels between nodes follows from where its ranks are; of an MPI library that
-// does not tell its algorithm, a ring is assumed. In memory that ranks share, and by NCCL, a sum is
+// A sum of n bytes over P ranks (an all-reduce) counts 2 (P - 1) n bytes in all. MPI chooses who
+// sends how much of it, so each rank counts a share, and only the sum over all ranks is meaningful.
+// Where Open MPI's algorithm moves more, more is counted: Rabenseifner's, which is used unless
+// ISO_IALLREDUCE says otherwise, moves 5/2 n instead of 2 n for each rank beyond a power of two
+// (three ranks: 9/2 n instead of 4 n); recursive doubling moves n for each rank in each round. How
+// much of a sum travels between nodes follows from where its ranks are; of an MPI library that does
+// not tell its algorithm, a ring is assumed. In memory that ranks share, and by NCCL, a sum is
 // 2 (P - 1) n bytes inside the node. A mean of n bytes over P nodes, as daso makes it, is
 // 2 (P - 1) n bytes; what one rank gives to P - 1 others is (P - 1) n.
 typedef struct iso_traffic {
@@ -131,10 +130,11 @@ iso_status iso_comm_iallreduce(iso_comm *comm, void *data, size_t count, iso_dty
                                const char *name, iso_request **out);
 // Local. ISO_OK: complete, *request is released and NULL. ISO_PENDING: not yet.
 iso_status iso_request_test(iso_request **request);
-// Blocks, driving progress itself. Releases *request, also on error, except on ISO_ERR_TIMEOUT: the
-// exchange cannot be taken back, so *request stays valid; wait again, or end the job (MPI_Abort).
+// Blocks and drives progress. Releases *request, on errors too. Only on ISO_ERR_TIMEOUT does
+// *request stay valid, because MPI cannot cancel the exchange: wait again, or end the job
+// (MPI_Abort).
 iso_status iso_request_wait(iso_request **request);
-// Poll mode: one round of tests; nothing in the other modes or when nothing is in flight.
+// Poll mode: one round of tests. Does nothing in the other modes, or when nothing is in flight.
 void iso_comm_poll(iso_comm *comm);
 
 #ifdef __cplusplus

@@ -1,5 +1,5 @@
-// Communication hooks (PyTorch's term): what becomes of a bucket of gradients on its way to the
-// other ranks. A hook is a table; the reducer calls it bucket by bucket.
+// Communication hooks (PyTorch's term) convert a bucket of gradients before it travels to the other
+// ranks and after it has come back. A hook is a table; the reducer calls it bucket by bucket.
 #ifndef ISOTHERM_COMM_HOOK_H
 #define ISOTHERM_COMM_HOOK_H
 
@@ -11,8 +11,8 @@
 extern "C" {
 #endif
 
-// A bucket that is about to travel or has come back. All arrays have `count` elements; padding
-// between parameters is part of them and zero.
+// A bucket that is about to travel or has come back. All arrays have `count` elements, which
+// include the padding between parameters (zeros).
 typedef struct iso_comm_hook_bucket {
     size_t count;
     iso_dtype dtype; // of the gradients: ISO_F32 or ISO_F64
@@ -33,8 +33,8 @@ typedef struct iso_comm_hook {
     // Local; called once per bucket and exchange, from the thread that reported the last gradient
     // ready.
     iso_status (*compress)(const iso_comm_hook_bucket *bucket, double factor, void *user);
-    // gradient = wire * factor: what is left to make a sum an average. Called when the bucket is
-    // completed.
+    // gradient = wire * factor, where factor turns the sum into an average. Called when the bucket
+    // has come back.
     iso_status (*decompress)(const iso_comm_hook_bucket *bucket, double factor, void *user);
     void *user;
 } iso_comm_hook;
@@ -44,9 +44,9 @@ extern const iso_comm_hook iso_hook_plain;
 // Rounded to 16 bit, summed in f32 with a rounding to 16 bit after each addition, divided before
 // the sum (in f16 against overflow) (PyTorch: fp16_compress_hook, bf16_compress_hook).
 extern const iso_comm_hook iso_hook_f16, iso_hook_bf16;
-// bf16 with error feedback: what rounding cut off a rank's gradients goes along the next time
-// (Seide et al., Interspeech 2014). What the sums of more than two ranks lose does not. Where a
-// value is not finite, nothing is kept.
+// bf16 with error feedback (Seide et al., Interspeech 2014): what rounding cuts off a rank's
+// gradients is added to them in the next step. What rounding cuts off the sums of more than two
+// ranks is lost. Nothing is kept of values that are not finite.
 extern const iso_comm_hook iso_hook_bf16_feedback;
 // Nothing is exchanged (PyTorch: noop_hook): ranks drift apart; the step time is what a perfect
 // network would give.

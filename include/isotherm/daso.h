@@ -4,9 +4,9 @@
 // Ranks of a node average gradients every step; nodes exchange parameters every global_skip batches
 // without waiting, and merge what comes back batches_to_wait batches later. A daso optimizer wraps
 // an optimizer and steers the data_parallel module it is tied to, so a training loop reads as ever:
-// zero_grad, forward, loss, backward, step. Evaluation mode shows the mean over all ranks: while
-// the module is in evaluation mode its parameters are that mean, back in training mode each rank
-// has its own again. All functions here are collective over the communicator of data_parallel.
+// zero_grad, forward, loss, backward, step. In evaluation mode the module's parameters are the mean
+// over all ranks; back in training mode each rank has its own again. All functions here are
+// collective over the communicator of data_parallel.
 #ifndef ISOTHERM_DASO_H
 #define ISOTHERM_DASO_H
 
@@ -39,29 +39,29 @@ typedef struct iso_daso_stats {
 } iso_daso_stats;
 // Of a daso or daso_heat optimizer (through wrappers). Local. ISO_ERR_ARG for another optimizer.
 iso_status iso_daso_get_stats(iso_optimizer *daso, iso_daso_stats *out);
-// Tells the end of an epoch (HeAT: epoch_loss_logic): loss is this rank's mean of the epoch, or the
-// mean over all ranks if globally_averaged. Lets the policy decide. ISO_ERR_STATE for a loss that
-// is not finite.
+// Reports the end of an epoch (HeAT: epoch_loss_logic), at which the policy decides. loss is this
+// rank's mean over the epoch, or the mean over all ranks if globally_averaged. ISO_ERR_STATE for a
+// loss that is NaN or infinite.
 iso_status iso_daso_epoch_loss(iso_optimizer *daso, double loss, bool globally_averaged);
-// Waits until the exchange under way, if there is one, has brought its mean, which is merged at its
-// step all the same: no bit changes. An evaluation or a saved state needs that too; call this
-// before where the time of training is measured without them. An exchange that failed is an error
-// here (on every rank) and is given up: it is not merged, and training may go on.
+// Waits for the mean of the exchange under way, if there is one. The mean is still merged at its
+// step, so no bit changes. Evaluations and saves wait in the same way; to measure the time of
+// training without them, call this before the clock stops. If the exchange failed, this is an error
+// on every rank; the exchange is dropped, and training may continue.
 iso_status iso_daso_complete(iso_optimizer *daso);
-// Drops what is under way and gives every rank the mean over all ranks: call it after the last
+// Drops the exchange under way and gives every rank the mean over all ranks. Call it after the last
 // step.
 iso_status iso_daso_finish(iso_optimizer *daso);
-// Back to the first epoch and batch: plateau, skips, waits and what is under way are forgotten, and
-// all ranks get the mean of parameters and optimizer state.
+// Starts again from the first epoch and batch: resets plateau, skips and waits, drops the exchange
+// under way, and gives all ranks the mean of parameters and optimizer state.
 iso_status iso_daso_reset(iso_optimizer *daso);
 
 // ---- HeAT's DASO ----------------------------------------------------------------------------------
 
 // HeAT's constructor arguments with HeAT's names and defaults. After the warm-up global_skip is 4,
-// as there, but not above max_global_skips. What it does wrong is not done here: frozen parameters
-// are left out, chunks may cut parameters anywhere, warm-up 0 begins to cycle after the first
-// epoch, batches_to_wait never falls below 0, a global_skip that would become 0 is 1, and any
-// number of ranks per node from 1 on works, also unequal ones (nodes then weigh by their ranks).
+// as there, but at most max_global_skips. Differences: frozen parameters are left out; chunks may
+// cut parameters anywhere; without a warm-up, cycling begins after the first epoch; batches_to_wait
+// never falls below 0, and global_skip never below 1; a node may have any number of ranks, and
+// nodes are weighted by it.
 typedef struct iso_daso_heat_config {
     int64_t total_epochs;          // required, > 0
     int64_t warmup_epochs;         // blocking full average after every batch
@@ -97,7 +97,7 @@ extern const iso_daso_heat_config iso_daso_heat_default; // the same, as C++ tak
 // data_parallel. ISO_ERR_ARG names an option whose value HeAT refuses.
 iso_status iso_daso_heat_create_take(iso_optimizer *inner, iso_module *data_parallel,
                                      const iso_daso_heat_config *config, iso_optimizer **out);
-// Local. Number of batches of an epoch - 1; step() is ISO_ERR_STATE without it.
+// Local. Sets the number of batches per epoch, minus 1; without it step() is ISO_ERR_STATE.
 iso_status iso_daso_heat_set_last_batch(iso_optimizer *daso, int64_t last_batch);
 
 // ---- Our DASO -------------------------------------------------------------------------------------
@@ -135,15 +135,15 @@ typedef enum iso_policy {
     ISO_POLICY_CALLBACK
 } iso_policy;
 
-// A round is what lies between two sends: the first one begins with the cycling phase.
-// SYNC: a round begins. What came before is merged, and what is decided holds for this round: how
-// many steps to its end, and how long to wait for what is sent now (nothing is in the first round;
+// A round lasts from one send to the next; the first one begins with the cycling phase.
+// SYNC: a round begins. What came before is merged, and the decision holds for this round: how many
+// steps to its end, and how long to wait for what is sent now (nothing is sent in the first round;
 // with a wait of 0 it has just been averaged, and the wait is that of the next send). Times and
 // divergence are of the sync before; before the first one they are 0, or as measured for an
 // automatic wait. Without a warm-up the first round begins in the first step(), whose gradients are
 // averaged as the config says.
-// EPOCH: iso_daso_epoch_loss. What is decided holds from the next round on, or for the one that
-// began with the last step.
+// EPOCH: iso_daso_epoch_loss was called. The decision holds from the next round on, or for the one
+// that began with the last step.
 typedef enum iso_observed { ISO_OBSERVED_SYNC, ISO_OBSERVED_EPOCH } iso_observed;
 // The same numbers on every rank.
 typedef struct iso_daso_observation {
@@ -162,8 +162,8 @@ typedef struct iso_daso_decision {
     int64_t global_skip, local_skip, batches_to_wait;
     char reason[128];
 } iso_daso_decision;
-// Called on every rank with equal arguments; rank 0's decision holds. decision comes with what is
-// in force.
+// Called on every rank with equal arguments; rank 0's decision holds. On entry decision has the
+// values in force.
 typedef void (*iso_daso_callback)(const iso_daso_observation *observed, iso_daso_decision *decision,
                                   void *user);
 
@@ -217,8 +217,8 @@ iso_daso_config iso_local_sgd_config(int64_t total_steps, int64_t period);
 iso_daso_config iso_post_local_sgd_config(int64_t total_steps, int64_t warmup_steps,
                                           int64_t period);
 
-// Collective. As iso_daso_heat_create_take. A failed exchange on any rank is an error on every rank
-// and changes no parameter. Merges happen at a fixed age, the same on all ranks.
+// Collective. As iso_daso_heat_create_take. If an exchange fails on any rank, every rank gets an
+// error and no parameter changes. Merges happen at a fixed age, the same on all ranks.
 iso_status iso_daso_create_take(iso_optimizer *inner, iso_module *data_parallel,
                                 const iso_daso_config *config, iso_optimizer **out);
 

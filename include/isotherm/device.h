@@ -13,8 +13,8 @@ extern "C" {
 typedef struct iso_device
     iso_device; // shared: create gives one reference, retain adds, destroy drops
 
-// Element types. Layers compute in f32 or f64, on GPUs also with activations of bf16; bf16 and f16
-// travel between nodes; i64 counts.
+// Element types. Layers compute in f32 or f64, on GPUs also with bf16 activations. bf16 and f16 are
+// types in which data travels. i64 is for counters.
 typedef enum iso_dtype { ISO_F32, ISO_F64, ISO_BF16, ISO_F16, ISO_I64, ISO_DTYPE_COUNT } iso_dtype;
 
 // Bytes of one element; "f32", "f64", "bf16", "f16", "i64"; the reverse (ISO_ERR_ARG with the list
@@ -25,11 +25,10 @@ iso_status iso_dtype_parse(const char *name, iso_dtype *out);
 
 // Local. Opens a device by name: "cpu", "cuda" (the first GPU), "cuda:1". ISO_ERR_ARG for an
 // unknown name (the text lists the known ones), ISO_ERR_UNSUPPORTED for one this build lacks,
-// ISO_ERR_DEVICE where there is no such GPU or it cannot be used. What a GPU is asked for runs
-// beside the host, in order; a later call may be the one that launches it (updates, which go
-// together), and the one that tells its errors. One thread at a time uses it. A bad value of
-// ISO_CPU_KERNELS (cpu), ISO_CUDA_CONV or ISO_CUDA_GRAPHS (cuda) is ISO_ERR_ARG; iso_comm_create
-// looks at the other ISO_* variables.
+// ISO_ERR_DEVICE where there is no such GPU or it cannot be used. Work on a GPU runs beside the
+// host, in order. A later call may launch it (updates are launched together) and report its errors.
+// Only one thread at a time may use a device. A bad value of ISO_CPU_KERNELS (cpu), ISO_CUDA_CONV
+// or ISO_CUDA_GRAPHS (cuda) is ISO_ERR_ARG; iso_comm_create looks at the other ISO_* variables.
 iso_status iso_device_create(const char *name, iso_device **out);
 // Local. How many devices of this kind ("cpu", "cuda") can be opened here: 0 for one that this
 // build lacks or does not know.
@@ -50,10 +49,10 @@ iso_status iso_device_set_math(iso_device *device, const char *name);
 
 // ---- Kernels by time ----
 // By default a fixed rule on shapes and instruction set chooses the kernels, the same everywhere.
-// While tuning is on, candidates are timed on the data at hand when a shape is met for the first
-// time (the number of rows apart), and the fastest is kept; how they round differs, so another run
-// may choose and compute other bits. Ranks that are to agree must have the same choices: let one
-// tune, hand its choices to the others, and turn tuning off before they go on. Each choice is
+// While tuning is on, the first call for a shape (whatever its number of rows) times the candidates
+// on the data at hand and keeps the fastest. Candidates round differently, so another run may
+// choose others and compute other bits. Ranks that must agree need the same choices: let one rank
+// tune, give its choices to the others, and turn tuning off before they continue. Each choice is
 // logged (ISO_LOG=info).
 iso_status iso_device_tune(iso_device *device, bool on);
 // What was chosen so far; borrowed, and valid until a kernel runs.

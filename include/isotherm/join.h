@@ -1,5 +1,5 @@
-// Uneven inputs: data_parallel where the data of some ranks ends before that of others (PyTorch:
-// the Join context manager).
+// Uneven inputs: training with data_parallel when some ranks run out of data before others
+// (PyTorch: the Join context manager).
 //
 //   iso_join_begin(model, &config, &join);
 //   while ((status = iso_join_next(join, samples = next_batch(), true)) == ISO_OK)
@@ -20,12 +20,12 @@ typedef enum iso_join_mode {
     ISO_JOIN_EQUALISE // the loop ends on every rank when the first one has run out
 } iso_join_mode;
 
-// By what the sum of gradients is divided.
+// The divisor of the sum of gradients.
 typedef enum iso_join_divisor {
     ISO_JOIN_INITIAL,   // the ranks there are: a sample has the same weight in all steps
     ISO_JOIN_EFFECTIVE, // those that have data: the last samples weigh more
-    // The mean over samples: gradients, means over a rank's batch, are weighted with its samples.
-    // What one rank would compute on all batches together.
+    // The mean over samples: each rank's gradient, a mean over its batch, is weighted by its number
+    // of samples. The result is what one rank would compute on all batches together.
     ISO_JOIN_SAMPLES
 } iso_join_divisor;
 
@@ -53,13 +53,14 @@ iso_status iso_join_begin(iso_module *data_parallel, const iso_join_config *conf
 // Collective, blocking: one small all-reduce. Before each forward, with the number of samples of
 // this rank's batch; 0: it has no more. will_sync, equal on all ranks that have data
 // (ISO_ERR_MISMATCH): whether the backward of this batch will be outside no_sync. samples < 0: this
-// rank has failed; every rank gets an error that names it, instead of waiting for it.
-// ISO_OK: make the step. ISO_PENDING: all ranks are through, leave the loop. In shadow mode a rank
-// without data stays in here until all are through; what it had accumulated inside no_sync counts
-// in the next exchange. Each update has a zero_grad. With accumulation, samples of a rank's micro-
-// steps count by their mean: make them equal, and divide the loss by their number as always.
+// rank has failed; every rank then gets an error that names it, instead of waiting for it.
+// ISO_OK: make the step. ISO_PENDING: no rank has data left, leave the loop. In shadow mode a rank
+// without data stays in this call until no rank has any; what it had accumulated inside no_sync
+// counts in the next exchange. Each update needs a zero_grad. With accumulation, the samples of a
+// rank's micro-steps count by their mean: make them equal, and divide the loss by their number as
+// usual.
 iso_status iso_join_next(iso_join *join, int64_t samples, bool will_sync);
-// Local, also on the way out after an error. The weights are those of data_parallel again.
+// Local; call it after an error, too. Restores the weights of data_parallel.
 void iso_join_end(iso_join **join);
 
 #ifdef __cplusplus

@@ -1,4 +1,4 @@
-// What a running program tells: JSON lines for machines, a progress bar for people.
+// Output of a running program: JSON lines for machines, a progress bar for people.
 #ifndef ISOTHERM_METRICS_H
 #define ISOTHERM_METRICS_H
 
@@ -16,9 +16,9 @@ typedef struct iso_json_log iso_json_log;
 
 // Local. Creates PATH (truncating). ISO_ERR_IO names path and reason.
 iso_status iso_json_log_create(const char *path, iso_json_log **out);
-// Local. Goes on with the log PATH, creating it if there is none: what is written comes behind what
-// is there. A last line that was not finished is dropped. ISO_ERR_FORMAT, changing nothing, for a
-// file whose unfinished last line is no beginning of an event.
+// Local. Appends to the log PATH and creates it if there is none. Drops an unfinished last line.
+// ISO_ERR_FORMAT, changing nothing, for a file whose unfinished last line is not the beginning of
+// an event.
 iso_status iso_json_log_append(const char *path, iso_json_log **out);
 // ISO_ERR_IO if anything could not be written. Frees in any case; accepts a NULL log.
 iso_status iso_json_log_close(iso_json_log **log);
@@ -40,8 +40,8 @@ typedef struct iso_progress_bar iso_progress_bar;
 // tenth of the total.
 iso_status iso_progress_bar_create(FILE *to, const char *label, int64_t total, const char *unit,
                                    iso_progress_bar **out);
-// What was done before the bar was made, as of a run that goes on: rate and ETA are of what comes
-// after it. To be called before the first update.
+// Sets how much was done before the bar was created, as in a resumed run: rate and ETA count only
+// what comes after it. Call it before the first update.
 void iso_progress_bar_begin_at(iso_progress_bar *bar, int64_t done);
 // Writes a line of text as printf would, above the bar on a terminal.
 void iso_progress_bar_line(iso_progress_bar *bar, const char *text, ...)

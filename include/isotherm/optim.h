@@ -46,9 +46,10 @@ typedef struct iso_hyper {
     bool centered;                    // rmsprop: by an estimate of the variance
     int64_t step; // of the optimizer: 1 at the first; set by step(), schedules go by it
 } iso_hyper;
-// Where a formula depends on how often there were updates (bias corrections t of adam, adamw and
-// lamb, lr_decay, the first momentum of sgd, which is the gradient), it goes by those of the
-// parameter, as in PyTorch: one that a step passes over (ISO_UNUSED_NEGOTIATE) is a step behind.
+// Where a formula depends on the number of updates (bias corrections t of adam, adamw and lamb,
+// lr_decay, the first momentum of sgd, which is the gradient), it counts the updates of the
+// parameter, as in PyTorch: a parameter that a step leaves out (ISO_UNUSED_NEGOTIATE) is a step
+// behind.
 
 // PyTorch's defaults of that optimizer (torch.optim.SGD has no default lr before 2.x: 1e-3 here).
 // LAMB: lr 1e-3, and the paper's beta1 0.9, beta2 0.999, eps 1e-6 and weight_decay 0.01.

@@ -23,8 +23,8 @@ typedef struct iso_gradient {
 typedef iso_status (*iso_reduce_function)(const iso_gradient *gradients, int count, iso_comm *comm,
                                           void *user);
 
-// What becomes of buffers, such as the running statistics of batch norms, in which ranks differ
-// while they train. At the start all have rank 0's.
+// How to synchronise buffers, such as the running statistics of batch norms, which differ between
+// ranks during training. At the start all ranks have rank 0's.
 typedef enum iso_buffer_mode {
     ISO_BUFFERS_AVERAGE, // the mean over the ranks, of counts (i64) the largest
     ISO_BUFFERS_RANK0,   // rank 0's
@@ -105,9 +105,9 @@ extern const iso_data_parallel_config iso_data_parallel_default; // the same, as
 // ISO_ERR_STATE if part of the module is wrapped already.
 iso_status iso_data_parallel_create_take(iso_module *module, iso_comm *comm,
                                          const iso_data_parallel_config *config, iso_module **out);
-// With ISO_SYNC_EXPLICIT nothing is exchanged by itself: call
-// iso_data_parallel_all_reduce_gradients between backward and step. Slower, as nothing hides, but
-// easy to follow, with the same bits.
+// With ISO_SYNC_EXPLICIT nothing is exchanged automatically: call
+// iso_data_parallel_all_reduce_gradients between backward and step. This is slower, because nothing
+// is hidden, but easy to follow, and gives the same bits.
 
 // Collective. Completes everything that is pending. ISO_ERR_STATE in the middle of a backward,
 // which it would end too early.
@@ -126,13 +126,13 @@ iso_status iso_data_parallel_end_no_sync(iso_module *data_parallel);
 // Collective, blocking; ISO_SYNC_EXPLICIT only (ISO_ERR_STATE). Averages all gradients in place,
 // zeros for parameters without one. Nothing inside no_sync (fairseq's all_reduce_grads).
 iso_status iso_data_parallel_all_reduce_gradients(iso_module *data_parallel);
-// A backward that the caller drives himself, calling iso_module_call_backward of parts of the
-// module between these two; iso_module_backward of the wrapper does the same. The first completes
-// what is pending, the second closes the backward; both are collective outside no_sync. Nothing
-// else closes it: modules may run their forward again in between (activation recomputation), before
-// their own backward. iso_parameter_value and iso_parameter_grad complete nothing in between:
-// values are current, gradients are this rank's own until they leave. ISO_ERR_STATE in between from
-// step() of the optimizer and from iso_module_train on entering or leaving evaluation mode.
+// A backward that the caller drives: call iso_module_call_backward of parts of the module between
+// these two. iso_module_backward of the wrapper does the same. The first completes what is pending,
+// the second closes the backward; both are collective outside no_sync. Nothing else closes it:
+// modules may run their forward again in between (activation recomputation), before their own
+// backward. iso_parameter_value and iso_parameter_grad complete nothing in between: values are
+// current, gradients are this rank's own until they leave. ISO_ERR_STATE in between from step() of
+// the optimizer and from iso_module_train on entering or leaving evaluation mode.
 iso_status iso_data_parallel_begin_backward(iso_module *data_parallel);
 iso_status iso_data_parallel_end_backward(iso_module *data_parallel);
 
@@ -173,9 +173,9 @@ typedef struct iso_evaluation {
 // counts once. An error on any rank is an error on every rank.
 iso_status iso_evaluate(iso_module *model, iso_loss *loss, iso_loader *data, iso_comm *comm,
                         iso_evaluation *out);
-// The same, telling of progress: `watch` is called on each rank after each batch of its share, of
-// which `done` of iso_loader_batches(data) are through then. user is handed on to it. It must not
-// use the model, the loader or comm.
+// The same, with progress: calls `watch` on each rank after each batch of its share, when `done` of
+// iso_loader_batches(data) batches are complete. user is passed to it. It must not use the model,
+// the loader or comm.
 typedef void (*iso_evaluate_watch)(int64_t done, void *user);
 iso_status iso_evaluate_watched(iso_module *model, iso_loss *loss, iso_loader *data, iso_comm *comm,
                                 iso_evaluate_watch watch, void *user, iso_evaluation *out);

@@ -1,4 +1,4 @@
-// What to do when a metric stops improving: HeAT's detector, and PyTorch's ReduceLROnPlateau.
+// Reactions to a metric that stops improving: HeAT's detector and PyTorch's ReduceLROnPlateau.
 //
 // Both take one value of the metric per epoch (or whenever it is known) and count the bad ones.
 // They are local and plain values: ranks that give equal metrics get equal answers, so give a

@@ -1,12 +1,12 @@
-// The asynchronous gradient engine on plain arrays. It knows no layers: any training code that has
-// arrays can use it. Parameters are listed in the order in which the forward needs them.
+// The asynchronous gradient engine on plain arrays. It does not know layers, so any training code
+// that has arrays can use it. Parameters are listed in the order in which the forward needs them.
 //
 //   backward:  iso_reducer_grad_ready(r, i) for each parameter, in any order
 //   step:      iso_reducer_step(r, &hyper)            freezes hyper, moves nothing
 //   forward:   iso_reducer_param_needed(r, i)         waits for i's bucket and applies its update
 //
-// Gradients are summed over the ranks in buckets, in one agreed order, with non-blocking
-// all-reduces. Mathematically this is synchronous SGD: nothing is stale.
+// The engine sums gradients over the ranks in buckets, in an order on which all ranks agree, with
+// non-blocking all-reduces. Mathematically this is synchronous SGD: nothing is stale.
 #ifndef ISOTHERM_REDUCER_H
 #define ISOTHERM_REDUCER_H
 
@@ -45,24 +45,25 @@ typedef enum iso_sync {
                        // legacy DDP): no hooks, easy to follow
 } iso_sync;
 
-// In which order buckets leave. ISO_ORDER_NEED: what the next forward needs first overtakes; rank 0
-// makes a plan once, from ready and need times of the first steps, and all ranks keep to it.
-// ISO_ORDER_REVERSE: last layers first, as backward completes them. The bits are the same.
+// The order in which buckets leave. ISO_ORDER_NEED: buckets that the next forward needs first
+// overtake the others. Rank 0 plans the order once, from the times at which gradients are ready and
+// needed in the first steps, and all ranks follow the plan. ISO_ORDER_REVERSE: last layers first,
+// as backward completes them. The bits are the same.
 typedef enum iso_order { ISO_ORDER_NEED, ISO_ORDER_REVERSE } iso_order;
 
-// What becomes of a parameter without a gradient in a backward.
+// How to treat a parameter that gets no gradient in a backward.
 typedef enum iso_unused {
     ISO_UNUSED_ERROR, // ISO_ERR_STATE on the rank where it is missing, naming it; the others get
                       // zeros from there
     ISO_UNUSED_ZERO,  // it contributes zeros and is updated
     // PyTorch's find_unused_parameters, pytorch-pfn-extras' negotiate_grads: one more small
-    // reduction per step tells who has used what. Where no rank has, the gradient stays as it is
-    // and the parameter is not updated; where some have, the others contribute zeros.
+    // reduction per step finds out which ranks used which parameters. A parameter that no rank used
+    // keeps its gradient and is not updated; if some ranks used it, the others contribute zeros.
     ISO_UNUSED_NEGOTIATE
 } iso_unused;
 
-// When the sum of P ranks is divided: after it, before it (against overflow), by split_factor
-// before and P / split_factor after, or never.
+// When to divide the sum over P ranks: after the exchange, before it (against overflow), by
+// split_factor before and P / split_factor after, or never.
 typedef enum iso_average_mode {
     ISO_AVERAGE_POST,
     ISO_AVERAGE_PRE,
@@ -71,20 +72,19 @@ typedef enum iso_average_mode {
 } iso_average_mode;
 
 // Updates parameter i. gradient: count elements; the average over ranks is gradient * scale. hyper:
-// the copy frozen at step(). An error, of which iso_error_set may say more, is told by the call
-// that waited.
+// the copy frozen at step(). The waiting call reports the error; iso_error_set adds detail.
 typedef iso_status (*iso_reducer_apply)(int i, void *gradient, double scale, const void *hyper,
                                         void *user);
 
 typedef struct iso_reducer_config {
     // Whose memory holds values (ISO_ERR_ARG for others) and gradients; retained. NULL: the host's.
-    // What a backward on a device has launched when it reports a gradient ready is what the
-    // exchange gets: bucket by bucket gradients are copied to the host beside it, travel from
-    // there, and are back in the device's memory for whatever is launched after
-    // iso_reducer_param_needed. CUDA devices of one node are summed by NCCL instead where it can be
-    // used (ISO_NODE_COLLECTIVE), without the host; between nodes of equally many ranks each rank
-    // then takes one shard of a bucket through the host. Values that this yields may be read on one
-    // rank when the others of its node have gone on to their next forward or iso_reducer_finish.
+    // The exchange sees everything that a backward has launched on the device when it reports a
+    // gradient ready. Each bucket is copied to the host beside the backward, travels from there,
+    // and is back in device memory for everything launched after iso_reducer_param_needed. CUDA
+    // devices of one node are summed by NCCL instead where it can be used (ISO_NODE_COLLECTIVE),
+    // without the host; between nodes of equally many ranks each rank then takes one shard of a
+    // bucket through the host. One rank may read the resulting values only once the other ranks of
+    // its node have reached their next forward or iso_reducer_finish.
     iso_device *device;
     iso_sync sync;
     iso_scope scope; // over whom gradients are averaged
@@ -123,15 +123,16 @@ void iso_reducer_destroy(iso_reducer **reducer);
 // The gradient of parameter i (NULL: there is no i): 64-byte aligned memory of config.device, or of
 // the communication buffer, owned by the reducer.
 void *iso_reducer_grad(iso_reducer *reducer, int i);
-// Who updates, and the size of the struct that step() freezes for it. Completes what is pending
-// first. Without one (NULL), gradients are only averaged: read them after iso_reducer_finish.
+// Sets the function that updates, and the size of the struct that step() freezes for it. Completes
+// what is pending first. Without a function (NULL) gradients are only averaged: read them after
+// iso_reducer_finish.
 iso_status iso_reducer_set_apply(iso_reducer *reducer, iso_reducer_apply apply, size_t hyper_bytes,
                                  void *user);
 // Several optimizers: each updates the parameters that it lists (NULL: all) and has a step of its
-// own. *id names it. Completes what is pending first. If two list the same parameter, nobody can
-// tell at a forward which updates are still to come: from then on every step waits for all
-// exchanges and updates at once (a warning says which parameter). Where an id is asked for,
-// ISO_REDUCER_ONLY is the one there is, ISO_ERR_STATE if there are none or several.
+// own. *id names it. Completes what is pending first. If two of them list the same parameter, a
+// forward cannot know which updates are still to come. From then on every step waits for all
+// exchanges and updates at once; a warning names the parameter. ISO_REDUCER_ONLY stands for the
+// only id; it is ISO_ERR_STATE if there is none or several.
 #define ISO_REDUCER_ONLY (-1)
 iso_status iso_reducer_add_apply(iso_reducer *reducer, const int *params, int count,
                                  iso_reducer_apply apply, size_t hyper_bytes, void *user, int *id);
@@ -186,16 +187,17 @@ iso_status iso_reducer_all_reduce(iso_reducer *reducer);
 // Gradients will be overwritten by the next backward, so averages need not be kept after an update.
 // Call it after step(): between backward and step() it does not take the gradients back.
 void iso_reducer_zero_grad(iso_reducer *reducer);
-// Poll mode: a chance to progress; call it between layers.
+// Poll mode: makes progress. Call it between layers.
 void iso_reducer_poll(iso_reducer *reducer);
 
 // ---- Uneven inputs (see join.h) ---------------------------------------------------------------------
 
-// Local, nothing may be pending. From the next backward on this rank's gradients count `weight`
-// times, and sums are divided by `total` (0: the number of ranks). Every rank gives the same total.
+// Local. Nothing may be pending. From the next backward on, this rank's gradients are weighted by
+// `weight`, and sums are divided by `total` (0: the number of ranks). Every rank passes the same
+// total.
 iso_status iso_reducer_set_weight(iso_reducer *reducer, double weight, double total);
-// Collective as a backward is. This rank has no batch for this one: it takes part with zeros. Then
-// call step() as everybody.
+// Collective, in place of a backward: this rank has no batch and contributes zeros. Then call
+// step() like every other rank.
 iso_status iso_reducer_shadow(iso_reducer *reducer);
 
 // ---- What happened ----------------------------------------------------------------------------------
@@ -219,9 +221,9 @@ typedef struct iso_reducer_stats {
     long long bytes_sent, bytes_between_nodes;
 } iso_reducer_stats;
 void iso_reducer_get_stats(const iso_reducer *reducer, iso_reducer_stats *out);
-// What travels together: a line for each bucket, in the order in which a backward completes them,
-// with its bytes, element type and parameters. To be freed with iso_comm_free. ISO_LOG=info logs it
-// at creation.
+// Describes what travels together: one line per bucket, in the order in which a backward completes
+// them, with its bytes, element type and parameters. Free it with iso_comm_free. ISO_LOG=info logs
+// it at creation.
 iso_status iso_reducer_bucket_text(const iso_reducer *reducer, char **out);
 
 // A bucket's means over `exchanges` so far, ms since the first gradient of the backward was ready,

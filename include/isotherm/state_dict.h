@@ -8,7 +8,7 @@
 //     iso_state_dict_destroy(&dict);
 //
 // save_file and load_file are of safetensors.torch, which reads these files and whose files are
-// read here. A run that is to go on with the same bits on all ranks: isotherm/resume.h.
+// read here. To continue a run with the same bits on all ranks, see isotherm/resume.h.
 #ifndef ISOTHERM_STATE_DICT_H
 #define ISOTHERM_STATE_DICT_H
 

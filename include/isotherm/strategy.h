@@ -1,8 +1,8 @@
-// Strategies of synchronisation by name: what a training program chooses from (`train --sync NAME`)
-// and what its user adds to.
+// Synchronisation strategies by name: a training program offers them (`train --sync NAME`), and its
+// user can add more.
 //
-// A strategy says how a module and an optimizer are wrapped. What it does from step to step is the
-// business of the wrappers, so that a training loop reads the same under every strategy:
+// A strategy wraps a module and an optimizer. The wrappers do its work from step to step, so a
+// training loop reads the same under every strategy:
 //
 //     iso_strategy_find(name, &strategy);
 //     iso_strategy_wrap_module_take(strategy, &context, module, &module);
@@ -83,12 +83,12 @@ iso_status iso_settings_read(iso_settings *settings, const iso_setting *table, i
                              void *fields);
 // The text of a value, which counts as asked for; NULL: there is none.
 const char *iso_settings_get(iso_settings *settings, const char *key);
-// ISO_ERR_ARG that names a key for which nobody has asked so far. whose: for the sentence.
+// ISO_ERR_ARG, naming the key, for a key that nobody has asked for so far. whose: for the message.
 iso_status iso_settings_check_used(const iso_settings *settings, const char *whose);
 
 // ---- What a strategy is ---------------------------------------------------------------------------
 
-// What a strategy is told about the training. Borrowed for the call.
+// What a strategy knows about the training. Borrowed for the call.
 typedef struct iso_strategy_context {
     iso_comm *comm;
     // What the trainer wants of the data_parallel module; a strategy changes what it must.
@@ -97,15 +97,15 @@ typedef struct iso_strategy_context {
     iso_settings *settings;               // may be NULL
 } iso_strategy_context;
 
-// A number that a strategy reports under a name of its own.
+// A metric of a strategy: a number under a name that the strategy chooses.
 typedef struct iso_strategy_figure {
     char name[32];
     double value; // NaN: not known
 } iso_strategy_figure;
 #define ISO_STRATEGY_FIGURES 16
 
-// What a strategy tells of itself, as this rank sees it. A trainer reports it, and adds the waits
-// and bytes to those of gradients. Every field is optional.
+// What a strategy reports about itself, as this rank sees it. A trainer prints it, and adds the
+// waits and bytes to those of gradients. Every field is optional.
 typedef struct iso_strategy_stats {
     int64_t syncs;  // exchanges of parameters that are complete; -1: the strategy makes none
     int64_t period; // steps between two of them, in force; 0: it has none

@@ -26,9 +26,9 @@ extern "C" {
 // forward (for a second one of num_features where a channel's mean is above 100 deviations) and for
 // one in backward, unless no gradient of its input is wanted; a time-out comes out of there as
 // ISO_ERR_TIMEOUT, naming the layer. The sums travel on a communicator of their own and so do not
-// meet gradients that are under way. A rank whose data has ended must not stay away (no shadowing
-// of its exchanges stands in for its batch). Forwards in evaluation mode communicate nothing.
-// Destroying the modules is collective.
+// meet gradients that are under way. A rank that has run out of data must keep taking part:
+// shadowing (isotherm/join.h) cannot replace its batch. Forwards in evaluation mode communicate
+// nothing. Destroying the modules is collective.
 iso_status iso_sync_batchnorm_convert(iso_module *module, iso_comm *comm, int *count);
 
 #ifdef __cplusplus
