@@ -75,7 +75,7 @@ static iso_status find_id(const iso_reducer *r, int *id) {
     for (int a = 0; a < r->applier_count; a++)
         if (r->applier[a].apply) count++, last = a;
     ISO_CHECK(count > 0, ISO_ERR_STATE,
-              "nobody updates these parameters: name a callback with iso_reducer_set_apply first");
+              "no function updates these parameters: set one with iso_reducer_set_apply first");
     ISO_CHECK(*id != ISO_REDUCER_ONLY || count == 1, ISO_ERR_STATE,
               "%d optimizers update these parameters: say which one is meant, by the id that "
               "iso_reducer_add_apply gave (iso_reducer_step_of)",

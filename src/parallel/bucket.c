@@ -27,7 +27,7 @@ static int layer_last(const iso_reducer *r, int i) {
 
 static iso_status check_size(size_t bytes, const char *which) {
     ISO_CHECK(bytes <= MOST, ISO_ERR_ARG,
-              "%s of %zu bytes is no size (a negative number?): give a number of bytes, or 0",
+              "%s of %zu bytes is not a size (a negative number?): give a number of bytes, or 0",
               which, bytes);
     return ISO_OK;
 }

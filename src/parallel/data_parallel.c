@@ -239,7 +239,7 @@ iso_status iso_data_parallel_end_backward(iso_module *module) {
     ISO_TRY(iso__data_parallel_check(module));
     iso__data_parallel *self = iso__data_parallel_of(module);
     ISO_CHECK(iso__reducer_in_backward(self->reducer), ISO_ERR_STATE,
-              "the end of a backward that was not begun");
+              "iso_data_parallel_end_backward without iso_data_parallel_begin_backward");
     self->buffer_sync.due = self->no_sync == 0;
     iso_status status = ISO_OK;
     bool leaves = self->no_sync == 0 && self->sync != ISO_SYNC_EXPLICIT;

@@ -24,7 +24,7 @@ iso_status iso_data_parallel_end_no_sync(iso_module *module) {
     ISO_TRY(iso__data_parallel_check(module));
     iso__data_parallel *self = iso__data_parallel_of(module);
     ISO_CHECK(self->no_sync > 0, ISO_ERR_STATE,
-              "end of no_sync without a beginning: each end belongs to one begin");
+              "iso_data_parallel_end_no_sync without iso_data_parallel_begin_no_sync");
     self->no_sync--;
     return ISO_OK;
 }

@@ -224,7 +224,7 @@ static iso_status check_ignored(const iso__data_parallel *self,
                                 const iso_data_parallel_config *config) {
     for (int i = 0; i < config->ignore_count; i++)
         ISO_CHECK(has_name(self, config->ignore[i]), ISO_ERR_ARG,
-                  "data_parallel shall ignore \"%s\", but the module has no such parameter or "
+                  "data_parallel is told to ignore \"%s\", but the module has no such parameter or "
                   "buffer",
                   config->ignore[i]);
     return ISO_OK;
@@ -247,10 +247,10 @@ static void drop_ignored_buffers(iso__data_parallel *self, const iso_data_parall
 
 static iso_status check_unwrapped(const iso__data_parallel *self) {
     for (int i = 0; i < self->list.count; i++)
-        ISO_CHECK(!self->list.item[i]->complete, ISO_ERR_STATE,
-                  "\"%s\" is data-parallel already: wrap a module once, after all that goes "
-                  "around it",
-                  self->list.name[i]);
+        ISO_CHECK(
+            !self->list.item[i]->complete, ISO_ERR_STATE,
+            "\"%s\" is data-parallel already: wrap a module once, and outside all other wrappers",
+            self->list.name[i]);
     return ISO_OK;
 }
 

@@ -181,8 +181,8 @@ static census count(const int64_t *said, int ranks, int rank) {
 
 static iso_status judge(const iso_join *join, const census *c, int64_t samples) {
     ISO_CHECK(samples >= 0, ISO_ERR_STATE,
-              "this rank said to join that it failed (%" PRId64 " samples)", samples);
-    ISO_CHECK(c->failed < 0, ISO_ERR_STATE, "rank %d said to join that it failed", c->failed);
+              "this rank reported failure to iso_join_next (%" PRId64 " samples)", samples);
+    ISO_CHECK(c->failed < 0, ISO_ERR_STATE, "rank %d reported failure to iso_join_next", c->failed);
     if (join->config.mode == ISO_JOIN_THROW && c->active > 0) {
         ISO_CHECK(
             samples > 0, ISO_ERR_STATE,
@@ -194,7 +194,7 @@ static iso_status judge(const iso_join *join, const census *c, int64_t samples) 
             c->out);
     }
     ISO_CHECK(c->syncing == 0 || c->syncing == c->active, ISO_ERR_MISMATCH,
-              "%d of %d ranks with data will synchronise this backward and the others will not: "
+              "%d of %d ranks with data synchronise this backward and the others do not: "
               "will_sync must be the same on all",
               c->syncing, c->active);
     return ISO_OK;
@@ -294,7 +294,7 @@ static bool all_through(const iso_join *join, const census *c) {
 
 static iso_status next_even(int64_t samples) {
     ISO_CHECK(samples >= 0, ISO_ERR_STATE,
-              "this rank said to join that it failed (%" PRId64 " samples)", samples);
+              "this rank reported failure to iso_join_next (%" PRId64 " samples)", samples);
     return samples > 0 ? ISO_OK : ISO_PENDING;
 }
 

@@ -198,8 +198,8 @@ static void a_rank_fails(int failing) {
         if (status == ISO_OK) status = trainer_backward(&t, step);
     }
     iso_assert_all(status == ISO_ERR_STATE);
-    snprintf(name, sizeof(name), "rank %d said", failing);
-    iso_assert_all(said(test_rank == failing ? "this rank said" : name));
+    snprintf(name, sizeof(name), "rank %d reported", failing);
+    iso_assert_all(said(test_rank == failing ? "this rank reported" : name));
     iso_join_end(&join);
     iso_assert_ok(trainer_backward(&t, 3)); // the model is in order
     trainer_destroy(&t);
