@@ -72,6 +72,14 @@ done >"$work/links"
 while read -r page link; do
     follow "$page" "$link"
 done <"$work/links" | result "every link leads to a file and a heading"
+# Files and folders of the source tree that pages name in passing.
+for page in $pages; do
+    # shellcheck disable=SC2016  # the backticks are Markdown's
+    grep -oE '`(autotools|docs|examples|include|optim|src|tests)/[A-Za-z0-9_./-]*(\.[a-z0-9]+|/)[` ]' "$page" | tr -d '` ' | sort -u |
+        while read -r path; do
+            [ -e "$path" ] || echo "$page: $path"
+        done
+done | grep -vE 'docs/html|/NAME\.' | result "every file that a page names is there"
 for page in docs/*.md; do
     grep -qF "($page)" README.md || echo "$page"
 done | result "README links every page of docs"
