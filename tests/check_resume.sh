@@ -204,4 +204,4 @@ for file in state.step-????????????; do
     printf X | dd of="$file" bs=1 seek=100 conv=notrunc 2>/dev/null
 done
 newest=$(newest)
-refused "damaged files alone" "\\(the newest: ${newest#./} is damaged.*\\): begin the run anew under another path" 2 "$@"
+refused "damaged files alone" "\\(the newest: ${newest#./} is damaged.*\\): start a new run under another path" 2 "$@"

@@ -70,7 +70,7 @@ static iso_status parse_head(const iso__safetensors *file, iso__set_head *out) {
     bool shared = strcmp(who, "shared") == 0;
     const char *version = note_of(file, "isotherm.version");
     ISO_CHECK(strcmp(version, VERSION) == 0 || strcmp(version, VERSION_1) == 0, ISO_ERR_UNSUPPORTED,
-              "%s has version \"%s\" of saved state, and this program knows versions " VERSION_1
+              "%s has version \"%s\" of saved state, but this program reads versions " VERSION_1
               " and " VERSION,
               file->path, version);
     ISO_CHECK(parse_number(note_of(file, "isotherm.step"), 10, INT64_MAX, &step) &&
@@ -154,7 +154,7 @@ iso_status iso__set_open(const char *path, iso__safetensors *out, iso__set_head 
 static iso_status find_checksums(const iso__safetensors *file, const char **out) {
     *out = note_of(file, "isotherm.checksums");
     ISO_CHECK(strlen(*out) == (size_t)file->header.count * ISO__SEAL_DIGITS, ISO_ERR_FORMAT,
-              "%s is damaged: it has not one checksum for each array", file->path);
+              "%s is damaged: it does not have one checksum per array", file->path);
     return ISO_OK;
 }
 
@@ -164,7 +164,7 @@ static iso_status check_sum(const iso__safetensors *file, const iso__stored *sto
     ptrdiff_t i = stored - file->header.stored;
     iso__seal_text(iso__hash(ISO_HASH_START, data, (size_t)(stored->end - stored->begin)), digits);
     ISO_CHECK(memcmp(digits, checksums + i * ISO__SEAL_DIGITS, ISO__SEAL_DIGITS) == 0,
-              ISO_ERR_FORMAT, "%s is damaged: the contents of %s do not fit their checksum",
+              ISO_ERR_FORMAT, "%s is damaged: the contents of %s do not match their checksum",
               file->path, stored->name);
     return ISO_OK;
 }

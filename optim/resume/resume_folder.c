@@ -17,7 +17,7 @@ static const char *last_part(const char *path) {
 
 iso_status iso__set_path_check(const char *path) {
     ISO_CHECK(path && last_part(path)[0], ISO_ERR_ARG,
-              "\"%s\" is no path for saved state: it needs a name behind the folder",
+              "\"%s\" is not a path for saved state: it needs a name after the folder",
               path ? path : "");
     ISO_CHECK(strlen(path) < 4096 && strlen(last_part(path)) < 120, ISO_ERR_ARG,
               "the path for saved state is too long: %.80s...", path);

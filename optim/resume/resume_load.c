@@ -32,8 +32,8 @@ static iso_status check_head(const load *l, const iso__safetensors *file, const 
     ISO_CHECK(head->step == l->step && head->rank == rank, ISO_ERR_FORMAT,
               "%s is not what its name says: it was saved under another one", file->path);
     ISO_CHECK(head->ranks == ranks, ISO_ERR_MISMATCH,
-              "%s was saved by %d ranks and this run has %d: resume with as many", file->path,
-              head->ranks, ranks);
+              "%s was saved by %d ranks and this run has %d: resume with the same number",
+              file->path, head->ranks, ranks);
     ISO_CHECK(head->own == l->own, ISO_ERR_MISMATCH,
               "%s was saved by another kind of training: ranks have entries of their own %s",
               file->path, l->own ? "here but not there" : "there but not here");
@@ -171,10 +171,10 @@ static iso_status list_steps(const char *path, int64_t **out, int *count) {
     const char *step = strstr(slash ? slash : path, ".step-"); // a file of a set was given
     ISO_CHECK(!step, ISO_ERR_IO, "there is no saved state %s.step-*: give the path without %s",
               path, step);
-    return ISO_FAIL(ISO_ERR_IO,
-                    "there is no saved state %s.step-*: check the path, or begin the run without "
-                    "resuming",
-                    path);
+    return ISO_FAIL(
+        ISO_ERR_IO,
+        "there is no saved state %s.step-*: check the path, or start the run without resuming",
+        path);
 }
 
 // Step number i of rank 0's list.
@@ -189,11 +189,10 @@ static iso_status try_step(load *l, const int64_t *steps, int i) {
 
 // The reason names a file of the path.
 static iso_status fail_all(iso_status code, const char *reason) {
-    return ISO_FAIL(
-        code,
-        "none of the saved states is whole and sound (the newest: %.350s): begin the run "
-        "anew under another path, or give the path of a sound copy",
-        reason);
+    return ISO_FAIL(code,
+                    "no saved state is complete and intact (the newest: %.350s): start a new run "
+                    "under another path, or give the path of an intact copy",
+                    reason);
 }
 
 static iso_status load_newest(load *l, const int64_t *steps, int count) {
@@ -204,8 +203,8 @@ static iso_status load_newest(load *l, const int64_t *steps, int count) {
         ISO_TRY(status);
         const char *message = iso_last_error()->message;
         if (iso_comm_rank(l->comm) == 0)
-            iso__log(ISO_LOG_WARN, "the saved state of step %" PRId64 " is passed over: %s",
-                     l->step, message);
+            iso__log(ISO_LOG_WARN, "the saved state of step %" PRId64 " is skipped: %s", l->step,
+                     message);
         if (i == 0) memcpy(reason, message, sizeof(reason));
     }
     return fail_all(ISO_ERR_IO, reason);

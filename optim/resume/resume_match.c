@@ -19,8 +19,8 @@ static iso_status compare_ranks(const iso_state *state, const uint64_t *hash, in
                   "ranks disagree: shared entry %d of the state is %s here and another on rank 0",
                   i, array[i].name);
         ISO_CHECK(!hash || hash[i] == root[i][1], ISO_ERR_MISMATCH,
-                  "the shared entry %s of the state is not what it is on rank 0: what ranks have "
-                  "each for itself must be added as ISO_STATE_OWN",
+                  "the shared entry %s of the state is not what it is on rank 0: add what differs "
+                  "between ranks as ISO_STATE_OWN",
                   array[i].name);
     }
     ISO_CHECK(count == root_count, ISO_ERR_MISMATCH,

@@ -213,7 +213,7 @@ static void expect_passed_over(const char *name, int rank, damage how) {
     log_capture();
     expect_step(10, true);
     if (test_rank == 0) cr_assert(log_said(name, 1), "damage %d", (int)how);
-    if (test_rank == 0) cr_assert(log_said("state of step 20 is passed over: ", 1));
+    if (test_rank == 0) cr_assert(log_said("state of step 20 is skipped: ", 1));
     if (test_rank == 0) cr_assert(log_said(who, 1));
     MPI_Barrier(MPI_COMM_WORLD);
 }
@@ -274,7 +274,7 @@ Test(np2_resume_sets, says_so_when_no_set_is_sound) {
     if (test_rank == 0) unlink(resume_file(20, -1, ""));
     MPI_Barrier(MPI_COMM_WORLD);
     log_capture();
-    expect_failure(ISO_ERR_IO, "whole and sound (the newest: ", true);
+    expect_failure(ISO_ERR_IO, "complete and intact (the newest: ", true);
     expect_failure(ISO_ERR_IO, resume_file(20, -1, ""), true);
 }
 
