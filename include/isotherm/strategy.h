@@ -13,7 +13,7 @@
 //     before an evaluation or a save:  iso_strategy_complete
 //     in the end:  iso_strategy_finish
 //
-// There are: blocking, lazy and explicit (iso_sync in isotherm/reducer.h), daso, daso-heat,
+// Built in: blocking, lazy and explicit (iso_sync in isotherm/reducer.h); daso, daso-heat,
 // localsgd and postlocal (isotherm/daso.h). Each publishes its settings, which are options of
 // train: so are those of a strategy that a program registers.
 #ifndef ISOTHERM_STRATEGY_H
