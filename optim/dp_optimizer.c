@@ -2,7 +2,7 @@
 // calls it back for each layer when the next forward reaches that layer.
 #include "optim/optim_impl.h"
 #include "parallel/parallel_impl.h"
-#include "parallel/reducer_calls.h"
+#include "parallel/reducer/reducer_calls.h"
 
 typedef struct dp_optimizer {
     iso_optimizer base;

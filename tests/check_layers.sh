@@ -64,10 +64,10 @@ awk -F: '
     BEGIN {
         row["base"] = 0; row["device"] = 1; row["tensor"] = 2
         row["nn"] = row["comm"] = row["data"] = row["io"] = 3
-        row["parallel"] = 4; row["optim"] = 5
+        row["exchange"] = 4; row["parallel"] = 5; row["optim"] = 6
         count = split("status base trace base device device tensor tensor nn nn comm comm " \
             "data data checkpoint io metrics io reducer parallel parallel parallel " \
-            "optim optim daso optim topology comm resume optim schedule optim plateau optim state_dict optim clip parallel sync_batchnorm parallel strategy optim comm_hook parallel join parallel", list, " ")
+            "optim optim daso optim topology comm resume optim schedule optim plateau optim state_dict optim clip parallel sync_batchnorm parallel strategy optim comm_hook exchange join parallel", list, " ")
         for (i = 1; i < count; i += 2)
             public_module[list[i]] = list[i + 1]
     }
@@ -90,7 +90,7 @@ awk -F: '
         if (own != "" && used != "" && own != used && row[used] >= row[own])
             print $1 ":" $2 ": " own " includes " $3 " of " used
     }' "$work/includes" |
-    rule "includes point down: optim, parallel, {nn, comm, data, io}, tensor, device, base"
+    rule "includes point down: optim, parallel, exchange, {nn, comm, data, io}, tensor, device, base"
 
 grep -E '^include/[^:]*:' "$work/includes" | grep -vE ':(isotherm/[a-z_]+\.h|[a-z]+\.h)$' |
     rule "public headers include public and standard headers only"
@@ -102,8 +102,12 @@ grep -E '^(include|src|optim|examples)/[^:]*:[0-9]+:(isotherm\.h|tests/|common/|
 grep -E '^examples/.*:(src|base|device|tensor|nn|comm|parallel|data|io|optim)/' "$work/includes" |
     rule "examples use public headers only"
 
-grep -E '^(src/parallel/(reducer|bucket)|include/isotherm/reducer)[^:]*:[0-9]+:(nn/|isotherm/(nn|parallel)\.h)' \
-    "$work/includes" | rule "the reducer knows no nn"
+grep -E '^(src/(exchange/|parallel/reducer/)|include/isotherm/reducer)[^:]*:[0-9]+:(nn/|isotherm/(nn|parallel)\.h)' \
+    "$work/includes" | rule "the reducer and exchanges know no nn"
+
+# What is inside a reducer is its folder's; tests may look.
+grep -E ':parallel/reducer/' "$work/includes" | grep -vE '^(src/parallel/reducer/|tests/)' |
+    grep -v ':parallel/reducer/reducer_calls\.h$' | rule "outside its folder, a reducer is asked by named calls"
 
 grep -E '^optim/[^:]*:[0-9]+:(comm/|parallel/|isotherm/(comm|reducer|parallel)\.h)' "$work/includes" |
     grep -vE '^optim/(dp_|strategy|periodic/(daso|periodic)|resume/resume)' |
@@ -117,7 +121,7 @@ grep -E '^optim/[^:]*:[0-9]+:(comm/|parallel/|isotherm/(comm|reducer|parallel)\.
 {
     grep -E ':(cuda|cublas|cudnn|nccl)[^/]*\.h$' "$work/includes" || true
     library_code "${word}(cuda[A-Z]|cublas[A-Z]|cudnn[A-Z]|nccl[A-Z])"
-} | grep -vE '^(src/device/cuda/|src/comm/coll_nccl|tests/)' | rule "only src/device/cuda and coll_nccl know CUDA"
+} | grep -vE '^(src/device/cuda/|src/exchange/coll_nccl|tests/)' | rule "only src/device/cuda and coll_nccl know CUDA"
 
 {
     grep -E ':((oneapi/dnnl/)?dnnl.*|cblas|mkl.*)\.h$' "$work/includes" || true

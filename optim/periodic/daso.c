@@ -1,7 +1,8 @@
 // DASO as recommended here, local SGD and post-local SGD: a schedule in steps, a policy, and the
 // periodic engine.
 #include "optim/periodic/daso_impl.h"
-#include "parallel/reducer_calls.h"
+#include "exchange/scopes.h"
+#include "parallel/reducer/reducer_calls.h"
 
 #include <string.h>
 

@@ -5,7 +5,7 @@
 #include "comm/comm_calls.h"
 #include "comm/same_lines.h"
 #include "parallel/parallel_impl.h"
-#include "parallel/reducer_calls.h"
+#include "parallel/reducer/reducer_calls.h"
 
 #include <string.h>
 

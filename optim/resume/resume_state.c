@@ -4,7 +4,7 @@
 #include "nn/nn_impl.h"
 #include "optim/optim_impl.h"
 #include "parallel/parallel_impl.h"
-#include "parallel/reducer_calls.h"
+#include "parallel/reducer/reducer_calls.h"
 
 #include <inttypes.h>
 #include <string.h>

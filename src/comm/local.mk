@@ -6,7 +6,6 @@ libiso_core_la_SOURCES += \
     src/comm/channel_impl.h \
     src/comm/channel_parts.c \
     src/comm/coll_mpi.c \
-    src/comm/coll_nccl.h \
     src/comm/coll_shm.c \
     src/comm/comm.c \
     src/comm/comm_calls.h \
@@ -33,10 +32,3 @@ libiso_core_la_SOURCES += \
     src/comm/topology.c \
     src/comm/traffic.c \
     src/comm/traffic.h
-
-if ISO_HAVE_NCCL
-libiso_core_la_SOURCES += src/comm/coll_nccl.c src/comm/coll_nccl_create.c src/comm/coll_nccl_impl.h \
-    src/comm/coll_nccl_watch.c
-else
-libiso_core_la_SOURCES += src/comm/coll_nccl_none.c
-endif

@@ -1,7 +1,7 @@
 // The weighted mean over nodes: its memory, how the array is cut, and what lasts between exchanges.
 #include "parallel/average_impl.h"
 
-#include "parallel/wire.h"
+#include "exchange/wire.h"
 
 #include <math.h>
 #include <string.h>

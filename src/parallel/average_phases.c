@@ -2,7 +2,7 @@
 // fails.
 #include "parallel/average_impl.h"
 
-#include "parallel/wire.h"
+#include "exchange/wire.h"
 
 #include "comm/comm_calls.h"
 #include "comm/traffic.h"

@@ -117,11 +117,7 @@ int iso__data_parallel_trainable(iso_module *module, iso_parameter *const **out)
 }
 
 iso_status iso__data_parallel_set_scope(iso_module *module, iso_scope scope) {
-    iso__data_parallel *self = iso__data_parallel_of(module);
-    iso_status status = iso__reducer_set_scope(self->reducer, scope);
-    iso__data_parallel_move_gradients(self); // also where it failed half-way
-    ISO_TRY(status);
-    return ISO_OK;
+    return iso__reducer_set_scope(iso__data_parallel_of(module)->reducer, scope);
 }
 
 void iso__data_parallel_set_train_hook(iso_module *module, iso__train_hook hook, void *user) {

@@ -131,23 +131,11 @@ static iso_status move_gradients(iso__data_parallel *self) {
     return ISO_OK;
 }
 
-void iso__data_parallel_move_gradients(iso__data_parallel *self) {
-    for (int i = 0; i < self->trainable_count; i++) {
-        iso__cut *cut = &self->cut[i];
-        char *data = iso_reducer_grad(self->reducer, i);
-        self->trainable[i]->grad->data = data;
-        for (int k = 0; k < cut->pieces.count; k++) {
-            size_t first, count;
-            iso_reducer_piece(self->reducer, i, k, &first, &count);
-            cut->grad[k]->data = data + first * iso_dtype_size(cut->grad[k]->dtype);
-        }
-    }
-}
-
 static iso_status make_cut(iso__data_parallel *self, int i) {
     iso__cut *cut = &self->cut[i];
     iso_parameter *p = self->trainable[i];
     int pieces = iso_reducer_pieces(self->reducer, i);
+    char *data = p->grad->data;
     int64_t row = p->value->count / p->value->shape[0], shape[ISO_MAX_DIMS];
     if (pieces == 1) return ISO_OK;
     *cut = (iso__cut){.owner = self, .slot = i};
@@ -159,7 +147,7 @@ static iso_status make_cut(iso__data_parallel *self, int i) {
         shape[0] = (int64_t)count / row;
         if (k == 0) cut->pieces.rows = shape[0];
         ISO_TRY(iso_tensor_borrow(p->value->device, p->value->dtype, p->value->ndim, shape,
-                                  p->grad->data, &cut->grad[k]));
+                                  data + first * iso_dtype_size(p->value->dtype), &cut->grad[k]));
         cut->pieces.count++;
     }
     cut->pieces.grad = cut->grad;
@@ -174,7 +162,6 @@ static iso_status make_cuts(iso__data_parallel *self) {
     size_t bytes = (size_t)self->trainable_count * sizeof(*self->cut);
     ISO_TRY(iso__alloc_zero(bytes, (void **)&self->cut));
     for (int i = 0; i < self->trainable_count; i++) ISO_TRY(make_cut(self, i));
-    iso__data_parallel_move_gradients(self);
     return ISO_OK;
 }
 

@@ -4,7 +4,7 @@
 
 #include "nn/nn_impl.h"
 #include "parallel/parallel_impl.h"
-#include "parallel/reducer_calls.h"
+#include "parallel/reducer/reducer_calls.h"
 #include "tensor/tensor_impl.h"
 
 // What a hooked module needs to find its parameters in the reducer.
@@ -78,8 +78,6 @@ iso_status iso__data_parallel_check(const iso_module *module);
 iso_status iso__data_parallel_piece_ready(const iso_pieces *pieces, int k);
 iso_status iso__data_parallel_other_ready(const iso_pieces *pieces, const iso_parameter *other);
 iso_status iso__data_parallel_piece_needed(const iso_pieces *pieces, int k);
-// Gradients lie elsewhere now: views follow.
-void iso__data_parallel_move_gradients(iso__data_parallel *self);
 // Hooks all layers below.
 void iso__data_parallel_link(iso__data_parallel *self, iso_module *module);
 // Collective as a backward outside no_sync is. This rank has no batch for it: it takes part with

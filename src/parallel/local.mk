@@ -1,39 +1,39 @@
 # Data parallelism: buckets, the reducer, and the module that wraps a module.
 libiso_core_la_SOURCES += \
-    src/parallel/apply.c \
     src/parallel/average.c \
     src/parallel/average.h \
     src/parallel/average_impl.h \
     src/parallel/average_phases.c \
-    src/parallel/bucket.c \
-    src/parallel/bucket_text.c \
     src/parallel/buffers.c \
     src/parallel/clip.c \
-    src/parallel/complete.c \
     src/parallel/data_parallel.c \
     src/parallel/data_parallel_calls.c \
     src/parallel/data_parallel_create.c \
     src/parallel/data_parallel_impl.h \
     src/parallel/evaluate.c \
     src/parallel/hash.c \
-    src/parallel/hooks.c \
     src/parallel/join.c \
-    src/parallel/measure.c \
-    src/parallel/order.c \
     src/parallel/parallel_impl.h \
     src/parallel/param_list.c \
     src/parallel/param_list.h \
-    src/parallel/piece.c \
-    src/parallel/plan.c \
-    src/parallel/plan.h \
-    src/parallel/reducer.c \
-    src/parallel/reducer_calls.c \
-    src/parallel/reducer_calls.h \
-    src/parallel/reducer_impl.h \
-    src/parallel/round.c \
-    src/parallel/scope.c \
-    src/parallel/stage.c \
-    src/parallel/stage_nccl.c \
-    src/parallel/sync_batchnorm.c \
-    src/parallel/wire.c \
-    src/parallel/wire.h
+    src/parallel/sync_batchnorm.c
+
+# The reducer: facade over round, over appliers, planner, layout and transports.
+libiso_core_la_SOURCES += \
+    src/parallel/reducer/appliers.c \
+    src/parallel/reducer/appliers.h \
+    src/parallel/reducer/factors.c \
+    src/parallel/reducer/factors.h \
+    src/parallel/reducer/layout.c \
+    src/parallel/reducer/layout.h \
+    src/parallel/reducer/measure.c \
+    src/parallel/reducer/plan.c \
+    src/parallel/reducer/plan.h \
+    src/parallel/reducer/planner.c \
+    src/parallel/reducer/planner.h \
+    src/parallel/reducer/reducer.c \
+    src/parallel/reducer/reducer_calls.h \
+    src/parallel/reducer/reducer_create.c \
+    src/parallel/reducer/reducer_impl.h \
+    src/parallel/reducer/round.c \
+    src/parallel/reducer/round.h

@@ -3,7 +3,6 @@
 #include "parallel/param_list.h"
 
 #include "comm/same_lines.h"
-#include "parallel/reducer_impl.h"
 
 #include <string.h>
 
@@ -65,7 +64,7 @@ static iso_status check_layers(const iso_reducer_param *params, int count, run *
     return ISO_OK;
 }
 
-iso_status iso__reducer_check_list(const iso_reducer_param *params, int count) {
+iso_status iso__params_check(const iso_reducer_param *params, int count) {
     void *memory = NULL;
     size_t each = sizeof(span) > sizeof(run) ? sizeof(span) : sizeof(run);
     ISO_TRY(iso__alloc((size_t)count * each, &memory));

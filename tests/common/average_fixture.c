@@ -1,7 +1,7 @@
 // For tests of the weighted mean over nodes: the same arithmetic done by one process.
 #include "common/average_fixture.h"
 
-#include "parallel/wire.h"
+#include "exchange/wire.h"
 
 #include <criterion/criterion.h>
 #include <math.h>

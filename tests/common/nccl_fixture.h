@@ -7,7 +7,9 @@
 #define ISO_TEST_NCCL_FIXTURE_H
 
 #include "common/mpi_fixture.h"
-#include "parallel/reducer_impl.h"
+#include "device/device_impl.h"
+#include "exchange/coll_nccl.h"
+#include "parallel/reducer/reducer_calls.h"
 
 enum { NCCL_PARAMS = 6, NCCL_MOST = 3000, NCCL_STEPS = 6 };
 

@@ -1,6 +1,6 @@
 // The reducer with parameters of two element types: what its buckets hold, and that sums are right.
 #include "common/mpi_fixture.h"
-#include "parallel/reducer_impl.h"
+#include "parallel/reducer/reducer_impl.h"
 
 #include <criterion/criterion.h>
 #include <math.h>
@@ -66,11 +66,12 @@ static iso_status create(iso_sync sync, size_t bucket_bytes, iso_scope scope, in
 
 // ---- Buckets --------------------------------------------------------------------------------------
 
-static bool bucket_is_sound(const iso_reducer *r, int bucket) {
-    const iso__bucket *b = &r->bucket[bucket];
+static bool bucket_is_sound(const iso__layout *l, int bucket) {
+    const iso__bucket *b = &l->bucket[bucket];
+    const iso__range *range = &l->range[bucket];
     size_t offset = b->offset;
-    for (int k = b->first; k <= b->last; k++) {
-        const iso__grad_slot *s = &r->slot[r->order[k]];
+    for (int k = range->first; k <= range->last; k++) {
+        const iso__grad_slot *s = &l->slot[l->order[k]];
         if (s->bucket != bucket || s->dtype != b->dtype || s->offset != offset) return false;
         offset += (s->count * iso_dtype_size(s->dtype) + 63) / 64 * 64;
         char layer[2] = {s->name[0], 0};
@@ -81,35 +82,35 @@ static bool bucket_is_sound(const iso_reducer *r, int bucket) {
 
 // Every slot in one bucket of its type, all of a layer and type in the same; buckets one after the
 // other in the arena, in the order in which a backward completes them.
-static bool buckets_are_sound(const iso_reducer *r) {
+static bool buckets_are_sound(const iso__layout *l) {
     size_t offset = 0;
     int next = 0, lowest_before = PARAMS;
-    for (int b = 0; b < r->bucket_count; b++) {
+    for (int b = 0; b < l->bucket_count; b++) {
         int lowest = PARAMS;
-        if (r->bucket[b].first != next || r->bucket[b].offset != offset) return false;
-        if (!bucket_is_sound(r, b)) return false;
-        for (int k = r->bucket[b].first; k <= r->bucket[b].last; k++)
-            lowest = r->order[k] < lowest ? r->order[k] : lowest;
+        if (l->range[b].first != next || l->bucket[b].offset != offset) return false;
+        if (!bucket_is_sound(l, b)) return false;
+        for (int k = l->range[b].first; k <= l->range[b].last; k++)
+            lowest = l->order[k] < lowest ? l->order[k] : lowest;
         bool same_layer =
             lowest_before < PARAMS && shape[lowest].layer == shape[lowest_before].layer;
         if (lowest > lowest_before && !same_layer) return false;
         lowest_before = lowest;
-        next = r->bucket[b].last + 1;
-        offset += r->bucket[b].bytes;
+        next = l->range[b].last + 1;
+        offset += l->bucket[b].bytes;
     }
     for (int i = 0; i < PARAMS; i++)
         for (int k = 0; k < i; k++)
             if (shape[i].layer == shape[k].layer && shape[i].dtype == shape[k].dtype &&
-                r->slot[i].bucket != r->slot[k].bucket)
+                l->slot[i].bucket != l->slot[k].bucket)
                 return false;
-    return next == PARAMS && offset == r->arena_bytes;
+    return next == PARAMS && offset == l->bytes;
 }
 
 static int count_buckets(size_t bucket_bytes) {
     iso_reducer *r;
     iso_assert_ok(create(ISO_SYNC_LAZY, bucket_bytes, ISO_SCOPE_WORLD, -1, &r));
-    iso_assert_all(buckets_are_sound(r));
-    int count = r->bucket_count;
+    iso_assert_all(buckets_are_sound(&r->layout));
+    int count = r->layout.bucket_count;
     iso_reducer_destroy(&r);
     return count;
 }

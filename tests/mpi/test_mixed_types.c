@@ -5,7 +5,7 @@
 #include "common/resume_fixture.h"
 #include "common/types_fixture.h"
 #include "nn/nn_impl.h"
-#include "parallel/reducer_impl.h"
+#include "parallel/reducer/reducer_impl.h"
 
 #include <isotherm/checkpoint.h>
 #include <isotherm/daso.h>
@@ -66,9 +66,9 @@ Test(np2_mixed_types, forward_completes_both_types_of_a_layer) {
     iso_assert_ok(trainer_create(&t, test_comm, &config));
     iso_assert_ok(trainer_step(&t, 0, NULL));
     iso_reducer *r = iso_data_parallel_reducer(t.model);
-    iso_assert_all(r->bucket_count == 4 && r->busy == 4);
+    iso_assert_all(r->layout.bucket_count == 4 && iso__round_is_whole(r->round));
     iso_assert_ok(trainer_forward(&t, 1, &out));
-    iso_assert_all(r->busy == 0);
+    iso_assert_all(iso__round_is_back(r->round));
     trainer_destroy(&t);
 }
 

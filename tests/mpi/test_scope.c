@@ -2,7 +2,7 @@
 #include "common/dp_fixture.h"
 #include "common/mpi_fixture.h"
 #include "parallel/parallel_impl.h"
-#include "parallel/reducer_impl.h"
+#include "parallel/reducer/reducer_calls.h"
 
 #include <criterion/criterion.h>
 #include <stdlib.h>

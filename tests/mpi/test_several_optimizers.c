@@ -4,7 +4,7 @@
 #include "common/mpi_fixture.h"
 
 #include "optim/optim_impl.h"
-#include "parallel/reducer_impl.h"
+#include "parallel/reducer/reducer_impl.h"
 
 #include <criterion/criterion.h>
 #include <isotherm/resume.h>
@@ -177,8 +177,6 @@ Test(np2_several_optimizers, disjoint_ones_equal_one) { disjoint(); }
 Test(np3_several_optimizers, disjoint_ones_equal_one) { disjoint(); }
 Test(np4_several_optimizers, disjoint_ones_equal_one) { disjoint(); }
 
-static int buckets_under_way(team *m) { return iso_data_parallel_reducer(m->t.model)->busy; }
-
 // Nothing is waited for in either step.
 Test(np2_several_optimizers, disjoint_ones_stay_lazy) {
     team m;
@@ -190,12 +188,12 @@ Test(np2_several_optimizers, disjoint_ones_stay_lazy) {
         iso_assert_ok(trainer_backward(&m.t, step));
         iso_reducer_get_stats(r, &before);
         iso_assert_ok(iso_optimizer_step(m.optimizer[step % 2]));
-        iso_assert_all(buckets_under_way(&m) == r->bucket_count);
+        iso_assert_all(iso__round_is_whole(r->round));
         iso_assert_ok(iso_optimizer_step(m.optimizer[1 - step % 2]));
-        iso_assert_all(buckets_under_way(&m) == r->bucket_count);
+        iso_assert_all(iso__round_is_whole(r->round));
         iso_reducer_get_stats(r, &after);
         iso_assert_all(after.wait_ms == before.wait_ms && after.steps == before.steps + 2);
-        iso_assert_all(after.exchanges == (step + 1) * (long long)r->bucket_count);
+        iso_assert_all(after.exchanges == (step + 1) * (long long)r->layout.bucket_count);
     }
     close_team(&m);
 }
@@ -307,13 +305,14 @@ Test(np2_several_optimizers, overlap_is_warned_of_and_ends) {
     free(said);
     iso_assert_ok(trainer_backward(&m.t, 0));
     iso_assert_ok(iso_optimizer_step(m.optimizer[0]));
-    iso_assert_all(buckets_under_way(&m) == 0);
+    const iso__round *round = iso_data_parallel_reducer(m.t.model)->round;
+    iso_assert_all(iso__round_is_back(round));
     iso_assert_ok(iso_optimizer_step(m.optimizer[1]));
     iso_assert_all(iso_optimizer_step(m.optimizer[1]) == ISO_ERR_STATE);
     iso_optimizer_destroy(&m.optimizer[1]);
     iso_assert_ok(trainer_backward(&m.t, 1));
     iso_assert_ok(iso_optimizer_step(m.optimizer[0]));
-    iso_assert_all(buckets_under_way(&m) == iso_data_parallel_reducer(m.t.model)->bucket_count);
+    iso_assert_all(iso__round_is_whole(round));
     close_team(&m);
 }
 

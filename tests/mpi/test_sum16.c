@@ -2,7 +2,7 @@
 // bits.
 #include "comm/comm_calls.h"
 #include "common/mpi_fixture.h"
-#include "parallel/wire.h"
+#include "exchange/wire.h"
 
 #include <criterion/criterion.h>
 #include <math.h>

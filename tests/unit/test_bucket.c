@@ -1,7 +1,7 @@
 // Buckets: PyTorch's assignment, what no assignment may break, sizes beyond 32 bits, and errors.
 #include "common/balance.h"
 #include "common/fixture.h"
-#include "parallel/reducer_impl.h"
+#include "parallel/reducer/layout.h"
 
 #include <criterion/criterion.h>
 #include <isotherm/comm.h>
@@ -11,30 +11,31 @@ TestSuite(bucket, .fini = balance_check, .timeout = 60);
 
 enum { MOST_SLOTS = 60 };
 
-// A reducer that has slots and nothing else; their values are nowhere.
+// A layout that has slots and nothing else; their values are nowhere.
 typedef struct model {
-    iso_reducer r;
+    iso__layout layout;
     iso__grad_slot slot[MOST_SLOTS];
     char name[MOST_SLOTS][16];
 } model;
 
 static void add_slot(model *m, int layer, iso_dtype dtype, size_t count, bool local) {
-    int i = m->r.slot_count++;
+    int i = m->layout.slot_count++;
     snprintf(m->name[i], sizeof(m->name[i]), "l%d.p%d", layer, i);
-    m->r.slot = m->slot;
+    m->layout.slot = m->slot;
     m->slot[i] = (iso__grad_slot){
         .name = m->name[i], .count = count, .dtype = dtype, .layer = layer, .local = local};
 }
 
-static iso_status assign(model *m, iso_bucket_sizes sizes) {
-    return iso__reducer_assign_buckets(&m->r, &sizes);
+static iso_status assign(model *m, iso__bucket_sizes sizes) {
+    return iso__layout_assign(&m->layout, &sizes);
 }
 
 static void forget(model *m) {
-    iso__free(m->r.order);
-    iso__free(m->r.bucket);
-    m->r.order = NULL;
-    m->r.bucket = NULL;
+    iso__free(m->layout.order);
+    iso__free(m->layout.bucket);
+    iso__free(m->layout.range);
+    m->layout.order = NULL;
+    m->layout.bucket = NULL;
 }
 
 // ---- PyTorch's ------------------------------------------------------------------------------------
@@ -77,11 +78,11 @@ static void expect_order(const char *name, const model *m, const golden_case *c)
         cr_assert_eq(m->slot[i].bucket, (int)c->bucket[c->count - 1 - i], "%s: slot %d", name, i);
 }
 
-static iso_bucket_sizes sizes_of(const golden_case *c, size_t *list) {
+static iso__bucket_sizes sizes_of(const golden_case *c, size_t *list) {
     for (int i = 0; i < c->limit_count; i++) list[i] = (size_t)c->limits[i];
-    if (c->limit_count == 1) return (iso_bucket_sizes){.cap = list[0]};
-    if (c->limit_count == 2) return (iso_bucket_sizes){.first = list[0], .cap = list[1]};
-    return (iso_bucket_sizes){.list = list, .list_count = (int)c->limit_count};
+    if (c->limit_count == 1) return (iso__bucket_sizes){.cap = list[0]};
+    if (c->limit_count == 2) return (iso__bucket_sizes){.first = list[0], .cap = list[1]};
+    return (iso__bucket_sizes){.list = list, .list_count = (int)c->limit_count};
 }
 
 Test(bucket, are_pytorchs) {
@@ -107,9 +108,9 @@ Test(bucket, last_size_is_pytorchs) {
         model m = {0};
         golden_case c = load(f, names[n], &m);
         size_t last = (size_t)fixture_get(f, names[n], "last", NULL)[0];
-        cr_assert_eq(assign(&m, (iso_bucket_sizes){.cap = 4096, .last = last}), ISO_OK);
+        cr_assert_eq(assign(&m, (iso__bucket_sizes){.cap = 4096, .last = last}), ISO_OK);
         for (int i = 0; i < c.count; i++)
-            cr_assert_eq(m.slot[i].bucket == m.r.bucket_count - 1, c.from_front[i] == 0,
+            cr_assert_eq(m.slot[i].bucket == m.layout.bucket_count - 1, c.from_front[i] == 0,
                          "%s: slot %d", names[n], i);
         forget(&m);
     }
@@ -133,15 +134,15 @@ static void make_random(model *m, uint32_t *state) {
                      locals && draw(state, 4) == 0);
 }
 
-static iso_bucket_sizes random_sizes(uint32_t *state, size_t *list) {
+static iso__bucket_sizes random_sizes(uint32_t *state, size_t *list) {
     if (draw(state, 3) == 0) {
         int count = 1 + (int)draw(state, 4);
         for (int i = 0; i < count; i++) list[i] = draw(state, 6000);
-        return (iso_bucket_sizes){.list = list, .list_count = count};
+        return (iso__bucket_sizes){.list = list, .list_count = count};
     }
-    return (iso_bucket_sizes){.cap = draw(state, 2) * draw(state, 9000),
-                              .first = draw(state, 2) * draw(state, 3000),
-                              .last = draw(state, 2) * draw(state, 5000)};
+    return (iso__bucket_sizes){.cap = draw(state, 2) * draw(state, 9000),
+                               .first = draw(state, 2) * draw(state, 3000),
+                               .last = draw(state, 2) * draw(state, 5000)};
 }
 
 static size_t bytes_of(const iso__grad_slot *s) {
@@ -153,33 +154,33 @@ static bool same_kind(const iso__grad_slot *a, const iso__grad_slot *b) {
 }
 
 static void expect_sound(const model *m) {
-    int seen[MOST_SLOTS] = {0}, next = 0, lowest_before = m->r.slot_count;
+    int seen[MOST_SLOTS] = {0}, next = 0, lowest_before = m->layout.slot_count;
     size_t offset = 0;
-    for (int n = 0; n < m->r.bucket_count; n++) {
-        const iso__bucket *b = &m->r.bucket[n];
-        int lowest = m->r.slot_count;
-        cr_assert(b->first == next && b->last >= b->first && b->offset == offset);
-        for (int k = b->first; k <= b->last; k++) {
-            const iso__grad_slot *s = &m->slot[m->r.order[k]];
+    for (int n = 0; n < m->layout.bucket_count; n++) {
+        const iso__bucket *b = &m->layout.bucket[n];
+        const iso__range *range = &m->layout.range[n];
+        int lowest = m->layout.slot_count;
+        cr_assert(range->first == next && range->last >= range->first && b->offset == offset);
+        for (int k = range->first; k <= range->last; k++) {
+            const iso__grad_slot *s = &m->slot[m->layout.order[k]];
             cr_assert(s->bucket == n && s->dtype == b->dtype && s->local == b->local);
             cr_assert_eq(s->offset, offset);
             offset += bytes_of(s);
-            seen[m->r.order[k]]++;
-            lowest = m->r.order[k] < lowest ? m->r.order[k] : lowest;
+            seen[m->layout.order[k]]++;
+            lowest = m->layout.order[k] < lowest ? m->layout.order[k] : lowest;
         }
-        cr_assert_eq(b->missing, b->last - b->first + 1);
         cr_assert_lt(lowest, lowest_before); // the order in which a backward completes them
         cr_assert_eq(b->bytes, offset - b->offset);
         lowest_before = lowest;
-        next = b->last + 1;
+        next = range->last + 1;
     }
-    cr_assert_eq(offset, m->r.arena_bytes);
-    for (int i = 0; i < m->r.slot_count; i++) cr_assert_eq(seen[i], 1);
+    cr_assert_eq(offset, m->layout.bytes);
+    for (int i = 0; i < m->layout.slot_count; i++) cr_assert_eq(seen[i], 1);
 }
 
 // Of one kind, a layer is in one bucket, and buckets hold layers that follow each other.
 static void expect_whole_layers(const model *m) {
-    for (int i = 0; i < m->r.slot_count; i++)
+    for (int i = 0; i < m->layout.slot_count; i++)
         for (int j = 0; j < i; j++) {
             const iso__grad_slot *low = &m->slot[j], *high = &m->slot[i];
             if (!same_kind(low, high)) continue;
@@ -189,28 +190,31 @@ static void expect_whole_layers(const model *m) {
 }
 
 // Bytes of the layers of bucket b without its lowest (or highest) layer.
-static size_t bytes_without(const model *m, const iso__bucket *b, bool lowest) {
-    int first = m->slot[m->r.order[b->first]].layer, last = m->slot[m->r.order[b->last]].layer;
+static size_t bytes_without(const model *m, int bucket, bool lowest) {
+    const iso__range *range = &m->layout.range[bucket];
+    int first = m->slot[m->layout.order[range->first]].layer,
+        last = m->slot[m->layout.order[range->last]].layer;
     size_t bytes = 0;
-    for (int k = b->first; k <= b->last; k++) {
-        const iso__grad_slot *s = &m->slot[m->r.order[k]];
+    for (int k = range->first; k <= range->last; k++) {
+        const iso__grad_slot *s = &m->slot[m->layout.order[k]];
         if (s->layer != (lowest ? last : first)) bytes += bytes_of(s);
     }
     return bytes;
 }
 
 // Each bucket but the leftover holds at least its size, and without its lowest layer less.
-static void expect_sizes(const model *m, const iso_bucket_sizes *sizes) {
-    for (int n = 0; n < m->r.bucket_count; n++) {
-        const iso__bucket *b = &m->r.bucket[n];
+static void expect_sizes(const model *m, const iso__bucket_sizes *sizes) {
+    for (int n = 0; n < m->layout.bucket_count; n++) {
+        const iso__bucket *b = &m->layout.bucket[n];
         int before = 0, behind = 0;
-        for (int k = 0; k < m->r.bucket_count; k++) {
-            bool same = m->r.bucket[k].dtype == b->dtype && m->r.bucket[k].local == b->local;
+        for (int k = 0; k < m->layout.bucket_count; k++) {
+            bool same =
+                m->layout.bucket[k].dtype == b->dtype && m->layout.bucket[k].local == b->local;
             before += same && k < n;
             behind += same && k > n;
         }
         if (sizes->last > 0 && behind == 0) {
-            cr_assert_lt(bytes_without(m, b, false), sizes->last);
+            cr_assert_lt(bytes_without(m, n, false), sizes->last);
             if (before > 0) cr_assert_geq(b->bytes, sizes->last);
             continue;
         }
@@ -218,7 +222,7 @@ static void expect_sizes(const model *m, const iso_bucket_sizes *sizes) {
                           ? sizes->list[before < sizes->list_count ? before : sizes->list_count - 1]
                       : before == 0 && sizes->first ? sizes->first
                                                     : sizes->cap;
-        size_t without = bytes_without(m, b, true);
+        size_t without = bytes_without(m, n, true);
         cr_assert(without == 0 || without < size);
         if (behind > (sizes->last > 0)) cr_assert_geq(b->bytes, size);
     }
@@ -230,7 +234,7 @@ Test(bucket, random_models_are_sound) {
         model m;
         size_t list[4];
         make_random(&m, &state);
-        iso_bucket_sizes sizes = random_sizes(&state, list);
+        iso__bucket_sizes sizes = random_sizes(&state, list);
         cr_assert_eq(assign(&m, sizes), ISO_OK);
         expect_sound(&m);
         expect_whole_layers(&m);
@@ -249,10 +253,10 @@ Test(bucket, sizes_beyond_32_bits) {
     add_slot(&m, 1, ISO_F32, large, false);
     add_slot(&m, 2, ISO_F64, 3 * large, false);
     add_slot(&m, 3, ISO_F32, 2, false);
-    cr_assert_eq(assign(&m, (iso_bucket_sizes){.cap = 5 * large}), ISO_OK);
+    cr_assert_eq(assign(&m, (iso__bucket_sizes){.cap = 5 * large}), ISO_OK);
     expect_sound(&m);
-    cr_assert_eq(m.r.arena_bytes, 64 + 4 * large + 24 * large + 64);
-    cr_assert_eq(m.r.bucket_count, 2); // 3 and 1 and 0 share one: 4 * large < cap
+    cr_assert_eq(m.layout.bytes, 64 + 4 * large + 24 * large + 64);
+    cr_assert_eq(m.layout.bucket_count, 2); // 3 and 1 and 0 share one: 4 * large < cap
     forget(&m);
 }
 
@@ -262,14 +266,14 @@ Test(bucket, more_than_memory_is_refused) {
         add_slot(&m, 0, ISO_F64, i ? SIZE_MAX / 8 : SIZE_MAX / 40, false);
         add_slot(&m, 1, ISO_F64, SIZE_MAX / 40, false);
         add_slot(&m, 2, ISO_F64, SIZE_MAX / 40, false);
-        cr_assert_eq(assign(&m, (iso_bucket_sizes){0}), ISO_ERR_ARG);
+        cr_assert_eq(assign(&m, (iso__bucket_sizes){0}), ISO_ERR_ARG);
         cr_assert(strstr(iso_last_error()->message, i ? "\"l0.p0\"" : "\"l1.p1\""), "%s",
                   iso_last_error()->message);
         forget(&m);
     }
 }
 
-static void refuse(iso_bucket_sizes sizes, const char *word) {
+static void refuse(iso__bucket_sizes sizes, const char *word) {
     model m = {0};
     add_slot(&m, 0, ISO_F32, 4, false);
     cr_assert_eq(assign(&m, sizes), ISO_ERR_ARG, "not refused: %s", word);
@@ -279,15 +283,15 @@ static void refuse(iso_bucket_sizes sizes, const char *word) {
 
 Test(bucket, contradictory_sizes_are_refused) {
     size_t list[] = {100, (size_t)-1};
-    refuse((iso_bucket_sizes){.cap = (size_t)-5}, "a bucket");
-    refuse((iso_bucket_sizes){.first = (size_t)-5}, "a first bucket");
-    refuse((iso_bucket_sizes){.last = (size_t)-5}, "a last bucket");
-    refuse((iso_bucket_sizes){.list = list, .list_count = 2}, "the list of bucket sizes");
-    refuse((iso_bucket_sizes){.list = list, .list_count = -1}, "a list of -1");
-    refuse((iso_bucket_sizes){.list = list}, "a list of 0");
-    refuse((iso_bucket_sizes){.list_count = 2}, "NULL");
-    refuse((iso_bucket_sizes){.list = list, .list_count = 1, .cap = 7}, "one of the two");
-    refuse((iso_bucket_sizes){.list = list, .list_count = 1, .last = 7}, "one of the two");
+    refuse((iso__bucket_sizes){.cap = (size_t)-5}, "a bucket");
+    refuse((iso__bucket_sizes){.first = (size_t)-5}, "a first bucket");
+    refuse((iso__bucket_sizes){.last = (size_t)-5}, "a last bucket");
+    refuse((iso__bucket_sizes){.list = list, .list_count = 2}, "the list of bucket sizes");
+    refuse((iso__bucket_sizes){.list = list, .list_count = -1}, "a list of -1");
+    refuse((iso__bucket_sizes){.list = list}, "a list of 0");
+    refuse((iso__bucket_sizes){.list_count = 2}, "NULL");
+    refuse((iso__bucket_sizes){.list = list, .list_count = 1, .cap = 7}, "one of the two");
+    refuse((iso__bucket_sizes){.list = list, .list_count = 1, .last = 7}, "one of the two");
 }
 
 Test(bucket, text_has_one_line_for_each) {
@@ -297,8 +301,8 @@ Test(bucket, text_has_one_line_for_each) {
     add_slot(&m, 0, ISO_F64, 9, false);
     add_slot(&m, 1, ISO_F32, 17, false);
     add_slot(&m, 1, ISO_F32, 17, true);
-    cr_assert_eq(assign(&m, (iso_bucket_sizes){.cap = 1 << 20}), ISO_OK);
-    cr_assert_eq(iso_reducer_bucket_text(&m.r, &text), ISO_OK);
+    cr_assert_eq(assign(&m, (iso__bucket_sizes){.cap = 1 << 20}), ISO_OK);
+    cr_assert_eq(iso__layout_text(&m.layout, &text), ISO_OK);
     cr_assert_str_eq(text, "bucket 0: 128 bytes, f32, not exchanged: l1.p3\n"
                            "bucket 1: 128 bytes, f64: l0.p1\n"
                            "bucket 2: 192 bytes, f32: l1.p2, l0.p0\n");

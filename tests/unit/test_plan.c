@@ -1,6 +1,6 @@
 // Plans of parts: against brute force on small instances, and their properties on large ones.
 #include "common/balance.h"
-#include "parallel/plan.h"
+#include "parallel/reducer/plan.h"
 
 #include <criterion/criterion.h>
 #include <math.h>

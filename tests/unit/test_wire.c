@@ -1,6 +1,6 @@
 // The 16-bit wire: every value, every tie, and passes that do what their parts do.
 #include "common/balance.h"
-#include "parallel/wire.h"
+#include "exchange/wire.h"
 
 #include <criterion/criterion.h>
 #include <float.h>

@@ -1,5 +1,5 @@
 // The communication hooks that are shipped, and their names.
-#include "parallel/wire.h"
+#include "exchange/wire.h"
 
 #include <isotherm/comm_hook.h>
 #include <string.h>

@@ -1,5 +1,5 @@
 // In which order parts of buckets leave: earliest need first, among what is ready.
-#include "parallel/plan.h"
+#include "parallel/reducer/plan.h"
 
 #include <limits.h>
 

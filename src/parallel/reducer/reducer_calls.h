@@ -24,11 +24,8 @@ float *iso__reducer_hook_state(const iso_reducer *r, size_t *count);
 
 // ---- Scope ------------------------------------------------------------------------------------------
 
-const char *iso__scope_name(iso_scope scope);
-iso_status iso__scope_check(iso_scope scope); // ISO_ERR_ARG unless it is one
 iso_scope iso__reducer_scope(const iso_reducer *r);
-// Collective. Completes what is pending; the next backward is averaged over this scope. Gradients
-// may have moved: iso_reducer_grad says where to.
+// Collective. Completes what is pending; the next backward is averaged over this scope.
 iso_status iso__reducer_set_scope(iso_reducer *r, iso_scope scope);
 
 // ---- A backward whose owner says where it begins and ends -------------------------------------------

@@ -1,5 +1,5 @@
 // Conversion between f32 and the element types that travel, written so that loops vectorise.
-#include "parallel/wire.h"
+#include "exchange/wire.h"
 
 #include "base/half.h"
 

@@ -1,5 +1,5 @@
 // NCCL's communicator of a node: whether there can be one, and its life.
-#include "comm/coll_nccl_impl.h"
+#include "exchange/coll_nccl_impl.h"
 
 #include <config.h>
 #include <string.h>
@@ -136,8 +136,7 @@ fail:
 
 // Ranks that have failed take part, so that the others need not wait for them.
 static bool all_are_through(iso__nccl *n) {
-    int finalized = 0;
-    MPI_Finalized(&finalized);
+    bool finalized = n->node->engine->finalized;
     iso_status status = iso__nccl_finish(n);
     if (status < 0) iso__log(ISO_LOG_ERROR, "%s", iso_last_error()->message);
     int64_t vote = status == ISO_OK;

@@ -1,5 +1,5 @@
 // Collectives between the GPUs of a node: issued by the program, complete on the GPU.
-#include "comm/coll_nccl_impl.h"
+#include "exchange/coll_nccl_impl.h"
 
 #include <isotherm/trace.h>
 #include <sched.h>

@@ -2,10 +2,10 @@
 #ifndef ISO_COLL_NCCL_IMPL_H
 #define ISO_COLL_NCCL_IMPL_H
 
-#include "comm/coll_nccl.h"
 #include "comm/comm_state.h"
 #include "device/cuda/cuda_impl.h"
 #include "device/cuda/cuda_library.h"
+#include "exchange/coll_nccl.h"
 
 #include <nccl.h>
 

@@ -1,5 +1,5 @@
 // The thread that joins NCCL's communicator and then watches what is under way in it.
-#include "comm/coll_nccl_impl.h"
+#include "exchange/coll_nccl_impl.h"
 
 #include <isotherm/trace.h>
 

@@ -1,5 +1,5 @@
 // Stands in for NCCL in builds without it.
-#include "comm/coll_nccl.h"
+#include "exchange/coll_nccl.h"
 
 iso_status iso__nccl_create(iso_comm *node, iso_device *device, iso__nccl **out) {
     (void)node, (void)device, (void)out;

@@ -1,0 +1,26 @@
+# How buckets and means get from one rank to another: transports, and what is borrowed by them.
+libiso_core_la_SOURCES += \
+    src/exchange/coder.c \
+    src/exchange/coder.h \
+    src/exchange/coll_nccl.h \
+    src/exchange/hooks.c \
+    src/exchange/scopes.c \
+    src/exchange/scopes.h \
+    src/exchange/store.c \
+    src/exchange/store.h \
+    src/exchange/transport.h \
+    src/exchange/transport_host.c \
+    src/exchange/transport_nccl.c \
+    src/exchange/transport_none.c \
+    src/exchange/transport_shards.c \
+    src/exchange/transport_staged.c \
+    src/exchange/transports.h \
+    src/exchange/wire.c \
+    src/exchange/wire.h
+
+if ISO_HAVE_NCCL
+libiso_core_la_SOURCES += src/exchange/coll_nccl.c src/exchange/coll_nccl_create.c \
+    src/exchange/coll_nccl_impl.h src/exchange/coll_nccl_watch.c
+else
+libiso_core_la_SOURCES += src/exchange/coll_nccl_none.c
+endif

@@ -1,0 +1,200 @@
+// Over whom gradients are averaged: the communicator of each scope, and the transport that suits
+// it.
+#include "exchange/scopes.h"
+
+#include "comm/traffic.h"
+
+#include <string.h>
+
+struct iso__scopes {
+    iso_comm *world, *node;
+    iso_device *device; // borrowed; NULL: none with memory of its own
+    bool exchanges;
+    bool converts;    // a hook does
+    bool equal_nodes; // all nodes have as many ranks
+    size_t unit;
+    iso__nccl *nccl;        // of the node, or NULL
+    iso_topology *topology; // of shards
+    iso__transport *alone;
+    iso__transport *transport[ISO_SCOPE_RANK]; // of the world and the node; NULL until asked for
+};
+
+const char *iso__scope_name(iso_scope scope) {
+    static const char *const name[] = {"world", "node", "rank"};
+    return name[scope];
+}
+
+iso_status iso__scope_check(iso_scope scope) {
+    ISO_CHECK((int)scope >= 0 && scope <= ISO_SCOPE_RANK, ISO_ERR_ARG,
+              "unknown scope %d of gradient averaging", (int)scope);
+    return ISO_OK;
+}
+
+// Where all ranks are on one node, theirs is the faster way for the world too.
+static bool world_is_node(const iso__scopes *s) {
+    return iso_comm_size(s->node) == iso_comm_size(s->world);
+}
+
+// ---- NCCL -------------------------------------------------------------------------------------------
+
+static iso_status wants_nccl(const iso__scopes *s, bool *out) {
+    int mode;
+    ISO_TRY(iso__node_collective(&mode));
+    *out = s->exchanges && s->device && strcmp(s->device->ops->name, "cuda") == 0 &&
+           (mode == ISO_NODE_AUTO || mode == ISO_NODE_NCCL);
+    return ISO_OK;
+}
+
+// Shards are whole multiples of what parameters are aligned to.
+static iso_status measure_nodes(iso__scopes *s) {
+    int64_t range[2] = {iso_comm_size(s->node), -iso_comm_size(s->node)};
+    ISO_TRY(iso_comm_allreduce_i64(s->world, range, 2, ISO_MAX));
+    s->equal_nodes = range[0] == -range[1];
+    if (s->equal_nodes) s->unit = 64 * (size_t)range[0];
+    return ISO_OK;
+}
+
+// The worst that any rank has to tell: 0 nothing, 1 NCCL cannot be used, 2 an error.
+static iso_status worst_of(const iso__scopes *s, iso_status mine, int64_t *out) {
+    *out = mine >= 0 ? 0 : mine == ISO_ERR_UNSUPPORTED ? 1 : 2;
+    return iso_comm_allreduce_i64(s->world, out, 1, ISO_MAX);
+}
+
+// Where one node cannot, none does: sums of all nodes are made alike.
+static iso_status make_nccl(iso__scopes *s) {
+    int mode;
+    int64_t worst;
+    iso_status mine = ISO_OK;
+    if (iso_comm_size(s->node) > 1) mine = iso__nccl_create(s->node, s->device, &s->nccl);
+    iso_status agreed = iso_comm_agree(s->world, mine);
+    if (agreed == ISO_OK) return ISO_OK;
+    char why[400];
+    snprintf(why, sizeof(why), "%.390s", iso_last_error()->message);
+    iso__nccl_destroy(&s->nccl);
+    ISO_TRY(worst_of(s, mine, &worst));
+    ISO_CHECK(worst < 2, agreed == ISO_ERR_UNSUPPORTED ? ISO_ERR_DEVICE : agreed, "%s", why);
+    ISO_TRY(iso__node_collective(&mode));
+    ISO_CHECK(mode != ISO_NODE_NCCL, ISO_ERR_UNSUPPORTED, "ISO_NODE_COLLECTIVE is nccl, but %s",
+              why);
+    if (iso_comm_rank(s->world) == 0)
+        iso__log(ISO_LOG_WARN, "gradients go through the host's memory, not by NCCL: %s", why);
+    return ISO_OK;
+}
+
+// A hook converts gradients on the host: of one node's GPUs, all go there. Whether ranks were given
+// the same is checked later, so that nothing here depends on what a rank alone was given.
+static iso_status look_for_nccl(iso__scopes *s) {
+    bool mine = false;
+    ISO_TRY(iso_comm_agree(s->world, wants_nccl(s, &mine)));
+    int64_t all[2] = {mine && iso_comm_size(s->world) > 1, !s->converts};
+    ISO_TRY(iso_comm_allreduce_i64(s->world, all, 2, ISO_MIN));
+    if (!all[0]) return ISO_OK;
+    ISO_TRY(measure_nodes(s));
+    bool useful = all[1] || (s->equal_nodes && !world_is_node(s));
+    return useful ? make_nccl(s) : ISO_OK;
+}
+
+// ---- Life -------------------------------------------------------------------------------------------
+
+static iso_status find_nodes(iso__scopes *s) {
+    ISO_TRY(iso__comm_create_node(s->world, ISO_SCOPE_NODE, false, &s->node));
+    ISO_TRY(iso__comm_place_part(s->node, s->world));
+    return look_for_nccl(s);
+}
+
+iso_status iso__scopes_create(iso_comm *world, iso_device *device, const iso_comm_hook *hook,
+                              bool exchanges, iso__scopes **out) {
+    iso_status status;
+    iso__scopes *s;
+    ISO_TRY(iso__alloc_zero(sizeof(*s), (void **)&s));
+    s->world = iso_comm_retain(world);
+    s->device = device && !device->ops->host_memory ? device : NULL;
+    s->exchanges = exchanges;
+    s->converts = hook->compress != NULL;
+    ISO_TRY_GOTO(find_nodes(s));
+    *out = s;
+    return ISO_OK;
+fail:
+    iso__scopes_destroy(&s);
+    return status;
+}
+
+bool iso__scopes_destroy(iso__scopes **pointer) {
+    iso__scopes *s = *pointer;
+    *pointer = NULL;
+    bool all = true;
+    if (!s) return true;
+    iso__nccl_destroy(&s->nccl);
+    for (int k = 0; k < ISO_SCOPE_RANK; k++)
+        if (!iso__transport_destroy(&s->transport[k])) all = false;
+    if (!all) return false;
+    iso__transport_destroy(&s->alone);
+    iso_topology_destroy(&s->topology);
+    iso_comm_destroy(&s->node);
+    iso_comm_destroy(&s->world);
+    iso__free(s);
+    return true;
+}
+
+// ---- What the layout asks ---------------------------------------------------------------------------
+
+size_t iso__scopes_unit(const iso__scopes *s) { return s->unit; }
+
+iso_comm *iso__scopes_arena_node(const iso__scopes *s) {
+    bool useful = s->exchanges && !s->nccl && !s->converts && iso_comm_size(s->node) > 1;
+    return useful ? s->node : NULL;
+}
+
+// ---- Transports -------------------------------------------------------------------------------------
+
+iso_comm *iso__scopes_comm(const iso__scopes *s, iso_scope scope) {
+    if (!s->exchanges || scope == ISO_SCOPE_RANK) return NULL;
+    return scope == ISO_SCOPE_NODE || world_is_node(s) ? s->node : s->world;
+}
+
+static void say_once(const iso__scopes *s, const char *what) {
+    if (iso_comm_rank(s->world) == 0) iso__log(ISO_LOG_INFO, "gradients of GPUs: %s", what);
+}
+
+static iso_status make_host(const iso__transport_setup *setup, iso_comm *comm,
+                            iso__transport **out) {
+    iso__transport *host = NULL;
+    ISO_TRY(iso__transport_host(setup, comm, &host));
+    *out = host;
+    if (!setup->store->device) return ISO_OK;
+    iso__staged_config config = {.limit_s = iso__comm_timeout(setup->world)};
+    *out = NULL;
+    return iso_comm_agree(comm, iso__transport_staged(setup, &config, host, out));
+}
+
+static iso_status make_shards(iso__scopes *s, const iso__transport_setup *setup,
+                              iso__transport **out) {
+    if (!s->topology) ISO_TRY(iso_topology_create(s->world, NULL, &s->topology));
+    iso_comm *across = s->topology->leaders[s->topology->local_rank];
+    say_once(s, "NCCL inside nodes, shards through the host between them");
+    iso_status status = iso__transport_shards(setup, s->nccl, s->node, across, out);
+    return iso_comm_agree(s->world, status);
+}
+
+static iso_status make_transport(iso__scopes *s, iso_comm *comm, const iso__transport_setup *setup,
+                                 iso__transport **out) {
+    if (comm == s->world && s->nccl && s->equal_nodes) return make_shards(s, setup, out);
+    if (comm == s->world && s->nccl)
+        say_once(s, "through the host, as nodes have different numbers of ranks");
+    if (comm == s->world || !s->nccl || s->converts) return make_host(setup, comm, out);
+    say_once(s, "NCCL inside the node");
+    return iso_comm_agree(comm, iso__transport_nccl(setup, s->nccl, s->node, out));
+}
+
+iso_status iso__scopes_choose(iso__scopes *s, iso_scope scope, const iso__transport_setup *setup,
+                              iso__transport **out) {
+    iso_comm *comm = iso__scopes_comm(s, scope);
+    bool together = comm && iso_comm_size(comm) > 1;
+    iso__transport_setup own = *setup;
+    own.over_world = scope == ISO_SCOPE_WORLD;
+    iso__transport **made = together ? &s->transport[scope] : &s->alone;
+    if (!*made)
+        ISO_TRY(together ? make_transport(s, comm, &own, made) : iso__transport_none(&own, made));
+    *out = *made;
+    return ISO_OK;
+}

@@ -1,0 +1,32 @@
+// Private to src/exchange and src/parallel: over whom gradients are averaged, and which transport
+// serves that.
+#ifndef ISO_SCOPES_H
+#define ISO_SCOPES_H
+
+#include "exchange/transports.h"
+
+typedef struct iso__scopes iso__scopes;
+
+const char *iso__scope_name(iso_scope scope);
+iso_status iso__scope_check(iso_scope scope); // ISO_ERR_ARG unless it is one
+
+// Collective over world, which it retains. Finds out who shares a node and whether GPUs sum by
+// NCCL, which is all that the layout of buckets must know. exchanges: false where nothing is to
+// travel.
+iso_status iso__scopes_create(iso_comm *world, iso_device *device, const iso_comm_hook *hook,
+                              bool exchanges, iso__scopes **out);
+// Accepts NULL. False: exchanges are under way, and what they use must stay. Collective.
+bool iso__scopes_destroy(iso__scopes **scopes);
+
+// Buckets are multiples of so many bytes; 0: they may be of any length.
+size_t iso__scopes_unit(const iso__scopes *s);
+// Whose ranks had best share the arena; NULL: it is a rank's own.
+iso_comm *iso__scopes_arena_node(const iso__scopes *s);
+// Over whom this scope averages: NULL for a rank alone.
+iso_comm *iso__scopes_comm(const iso__scopes *s, iso_scope scope);
+
+// Collective. The transport of a scope, made when it is first asked for; setup: the same each time.
+iso_status iso__scopes_choose(iso__scopes *s, iso_scope scope, const iso__transport_setup *setup,
+                              iso__transport **out);
+
+#endif

@@ -1,0 +1,110 @@
+// The memory of gradients: an arena of the host, private or shared by a node, and a device's.
+#include "exchange/store.h"
+
+#include <string.h>
+
+static const iso__remote_ops *remote(const iso__store *s) { return iso__store_remote(s); }
+
+// ---- Life -------------------------------------------------------------------------------------------
+
+iso_status iso__store_create(size_t bytes, iso_device *device, iso__store *out) {
+    void *memory;
+    *out = (iso__store){.bytes = bytes};
+    if (!device || device->ops->host_memory) return ISO_OK;
+    ISO_TRY(device->ops->alloc(device, bytes, &memory));
+    out->device = iso_device_retain(device);
+    out->gradients = memory;
+    return remote(out)->fill_zero(device, ISO__QUEUE_COMPUTE, memory, bytes);
+}
+
+// Memory that the ranks of a node share. A device may refuse it on one rank; the others must not go
+// on without it.
+static iso_status share_arena(iso__store *s, iso_comm *node) {
+    void *arena;
+    ISO_TRY(iso__comm_shared_alloc(node, s->bytes, &arena));
+    iso_status status = s->device ? iso__pin_pages(s->device, arena, s->bytes) : ISO_OK;
+    bool pinned = s->device && status == ISO_OK;
+    if (s->device) status = iso_comm_agree(node, status);
+    if (status < 0) {
+        if (pinned) iso__unpin_pages(s->device, arena);
+        iso__comm_shared_free(node, &arena);
+    }
+    ISO_TRY(status);
+    s->arena = arena;
+    s->node = iso_comm_retain(node);
+    return ISO_OK;
+}
+
+static iso_status own_arena(iso__store *s) {
+    void *arena;
+    if (s->device) {
+        ISO_TRY(iso__pinned_alloc(s->device, s->bytes, &arena));
+        memset(arena, 0, s->bytes);
+        s->pinned = true;
+    } else {
+        // Zero, so that the padding between parameters stays zero in every sum.
+        ISO_TRY(iso__alloc_zero(s->bytes, &arena));
+    }
+    s->arena = arena;
+    return ISO_OK;
+}
+
+iso_status iso__store_make_arena(iso__store *s, iso_comm *node) {
+    ISO_TRY(node ? share_arena(s, node) : own_arena(s));
+    if (!s->device) s->gradients = s->arena;
+    return ISO_OK;
+}
+
+static void free_arena(iso__store *s) {
+    void *arena = s->arena;
+    if (!arena) return;
+    if (s->node && s->device) iso__unpin_pages(s->device, arena);
+    if (s->node)
+        iso__comm_shared_free(s->node, &arena);
+    else if (s->pinned)
+        iso__pinned_free(s->device, arena);
+    else
+        iso__free(arena);
+}
+
+void iso__store_destroy(iso__store *s) {
+    if (s->device && remote(s)->finish(s->device) < 0)
+        iso__log(ISO_LOG_ERROR, "%s", iso_last_error()->message);
+    free_arena(s);
+    if (s->device) s->device->ops->free(s->device, s->gradients);
+    iso_device_destroy(&s->device);
+    iso_comm_destroy(&s->node);
+    *s = (iso__store){0};
+}
+
+// ---- Contents ---------------------------------------------------------------------------------------
+
+iso_status iso__store_zero(iso__store *s, size_t offset, size_t bytes) {
+    if (s->device)
+        return remote(s)->fill_zero(s->device, ISO__QUEUE_COMPUTE, s->gradients + offset, bytes);
+    memset(s->gradients + offset, 0, bytes);
+    return ISO_OK;
+}
+
+void iso__store_scale_arena(iso__store *s, size_t offset, size_t bytes, iso_dtype dtype,
+                            double factor) {
+    void *data = s->arena + offset;
+    float *x = data;
+    double *y = data;
+    if (factor == 1.0) return;
+    if (dtype == ISO_F64)
+        for (size_t k = 0; k < bytes / sizeof(double); k++) y[k] *= factor;
+    else
+        for (size_t k = 0; k < bytes / sizeof(float); k++) x[k] *= (float)factor;
+}
+
+iso_status iso__store_scale(iso__store *s, size_t offset, size_t bytes, iso_dtype dtype,
+                            double factor) {
+    if (factor == 1.0) return ISO_OK;
+    if (!s->device) {
+        iso__store_scale_arena(s, offset, bytes, dtype, factor);
+        return ISO_OK;
+    }
+    int64_t count = (int64_t)(bytes / iso_dtype_size(dtype));
+    return s->device->kernels[dtype]->scale(s->device, count, factor, s->gradients + offset);
+}

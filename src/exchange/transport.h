@@ -1,0 +1,99 @@
+// Private to src/exchange and src/parallel: how a bucket of gradients gets from "ready on this
+// rank" to "the sum over the ranks is here".
+//
+// A transport serves one scope. Every way to travel is a table of the same calls, and whoever posts
+// does not know which one it is. A bucket is posted, arrives, and may then be posted again. Between
+// post() and arrive() its memory belongs to the transport.
+#ifndef ISO_TRANSPORT_H
+#define ISO_TRANSPORT_H
+
+#include "comm/channel.h"
+
+// A range of the store that travels as one. The same on all ranks, for the life of the reducer.
+typedef struct iso__bucket {
+    const char *label; // by reference: what traces and time-outs name
+    size_t offset, bytes;
+    iso_dtype dtype;
+    bool local; // never posted to a transport between ranks
+} iso__bucket;
+
+typedef struct iso__buckets {
+    const iso__bucket *item;
+    int count;
+} iso__buckets;
+
+// What has travelled, of all transports of a reducer.
+typedef struct iso__exchange_stats {
+    long long exchanges;               // sums of buckets between ranks
+    long long bytes_world, bytes_node; // of buckets that were summed over all ranks, over a node's
+    iso_traffic traffic;
+} iso__exchange_stats;
+
+// When a bucket's latest exchange happened, on the clock of iso_now.
+typedef struct iso__exchange_times {
+    bool known;                           // false: the host did not see it, or it was told before
+    int64_t ready_ns, posted_ns, done_ns; // as iso__channel_times
+    int64_t wait_start_ns, wait_end_ns;   // of the thread that arrived
+} iso__exchange_times;
+
+// What a thread that waits does meanwhile, see iso__channel_idle.
+typedef struct iso__idle {
+    iso__channel_idle call;
+    void *user;
+} iso__idle;
+
+typedef struct iso__transport iso__transport;
+
+typedef struct iso__transport_ops {
+    const char *name;
+    // The bucket is final on this rank and, where in_order is not set, may be posted in any order.
+    // Its elements are multiplied by `before` ahead of the sum, and the sum by `after`. Local; an
+    // error leaves other buckets as they were.
+    iso_status (*post)(iso__transport *self, int bucket, double before, double after);
+    // Never waits: takes further what can be. NULL: there is nothing to do between calls.
+    iso_status (*advance)(iso__transport *self);
+    // Whether arrive() would not wait. Takes no lock. False where the host cannot tell.
+    bool (*is_back)(const iso__transport *self, int bucket);
+    // Waits; where the transport launches, what is launched from now on finds the result in the
+    // store's gradients. left NULL: the result is the whole one. Otherwise *left is the factor by
+    // which the caller still has to multiply it (1: none). May be called again, with the other
+    // choice. Does nothing for a bucket that was not posted. idle, times: may be NULL.
+    iso_status (*arrive)(iso__transport *self, int bucket, const iso__idle *idle, double *left,
+                         iso__exchange_times *times);
+    // Waits until all that was posted needs this rank's program no more to be summed. May be NULL.
+    iso_status (*flush)(iso__transport *self);
+    // Waits on the host until all that has arrived is complete on the device. May be NULL.
+    iso_status (*finish)(iso__transport *self);
+    // The channel of long buckets, whose order may be planned, or NULL: item k of it is bucket
+    // bucket[k]. This entry is NULL where there never is one.
+    iso__channel *(*plan)(const iso__transport *self, int *bucket, int *count);
+    // False: exchanges are under way, and what they use must stay. Collective.
+    bool (*destroy)(iso__transport *self);
+} iso__transport_ops;
+
+struct iso__transport {
+    const iso__transport_ops *ops;
+    bool in_order;            // all ranks post in the order of the buckets
+    bool launches;            // arrive() enters work into a device's queue
+    bool travels;             // between ranks
+    bool shared_memory, nccl; // for statistics: how sums are made
+    const size_t *wire_bytes; // [buckets] of what goes through the host or the GPUs' link
+};
+
+static inline iso_status iso__transport_advance(iso__transport *t) {
+    return t->ops->advance ? t->ops->advance(t) : ISO_OK;
+}
+static inline iso_status iso__transport_flush(iso__transport *t) {
+    return t->ops->flush ? t->ops->flush(t) : ISO_OK;
+}
+static inline iso_status iso__transport_finish(iso__transport *t) {
+    return t->ops->finish ? t->ops->finish(t) : ISO_OK;
+}
+// Accepts NULL.
+static inline bool iso__transport_destroy(iso__transport **t) {
+    iso__transport *old = *t;
+    *t = NULL;
+    return old ? old->ops->destroy(old) : true;
+}
+
+#endif

@@ -1,0 +1,232 @@
+// Buckets that travel through the host's memory: by channels, as messages or as sums in memory that
+// the ranks of a node share.
+#include "exchange/transports.h"
+
+#include "comm/traffic.h"
+
+#include <isotherm/trace.h>
+
+// Short buckets do not queue behind the parts of long ones.
+enum { SHORT, LONG, LANES };
+
+// Of a long bucket so many bytes travel at a time, so many times over, until a plan says otherwise:
+// enough to fill a link, and little for a short bucket to wait behind.
+#define PART_BYTES   ((size_t)128 * 1024)
+#define WINDOW_BYTES (4 * PART_BYTES)
+
+typedef struct parcel {
+    int lane, item; // of which channel
+    bool posted;
+    bool failed; // to be posted: the hook did
+    bool coded;  // the sum is in the wire
+    double left; // makes the sum an average
+} parcel;
+
+typedef struct host {
+    iso__transport base;
+    iso__transport_setup with;
+    iso_comm *comm;
+    iso__channel *channel[LANES]; // NULL: there are no such buckets
+    parcel *parcel;               // [buckets]
+    size_t *wire_bytes;           // [buckets]
+} host;
+
+static host *host_of(iso__transport *t) { return iso_container_of(t, host, base); }
+static const host *const_host_of(const iso__transport *t) {
+    return iso_container_of(t, const host, base);
+}
+
+static iso__channel *channel_of(const host *self, int i) {
+    return self->channel[self->parcel[i].lane];
+}
+
+// ---- Post -------------------------------------------------------------------------------------------
+
+static iso_status prepare_bucket(host *self, int i, double before) {
+    const iso__bucket *b = &self->with.buckets->item[i];
+    const iso__coder *coder = self->with.coder;
+    bool converts = iso__coder_converts(coder, b);
+    if (!converts) iso__store_scale_arena(self->with.store, b->offset, b->bytes, b->dtype, before);
+    if (!converts || coder->off) return ISO_OK;
+    self->parcel[i].coded = true;
+    return iso__coder_encode(coder, i, b, self->with.store->arena + b->offset, before);
+}
+
+static void count_bucket(const host *self, int i) {
+    iso__exchange_stats *stats = self->with.stats;
+    long long *bytes = self->with.over_world ? &stats->bytes_world : &stats->bytes_node;
+    stats->exchanges++;
+    *bytes += (long long)self->wire_bytes[i];
+    iso__channel_count(channel_of(self, i), self->parcel[i].item, &stats->traffic);
+}
+
+static iso_status post_bucket(iso__transport *t, int i, double before, double after) {
+    host *self = host_of(t);
+    parcel *p = &self->parcel[i];
+    p->coded = p->posted = false;
+    p->failed = true;
+    ISO_TRY(prepare_bucket(self, i, before));
+    p->failed = false;
+    p->posted = true; // of an exchange that failed to begin, parts may be under way
+    p->left = after;
+    ISO_TRY(iso__channel_ready(channel_of(self, i), p->item));
+    count_bucket(self, i);
+    return ISO_OK;
+}
+
+// ---- Arrive -----------------------------------------------------------------------------------------
+
+static bool is_back(const iso__transport *t, int i) {
+    const host *self = const_host_of(t);
+    const parcel *p = &self->parcel[i];
+    return !p->posted || iso__channel_is_done(channel_of(self, i), p->item);
+}
+
+static iso_status await_bucket(host *self, int i, const iso__idle *idle,
+                               iso__exchange_times *times) {
+    parcel *p = &self->parcel[i];
+    int64_t start = iso_now();
+    ISO_TRY(iso__channel_wait(channel_of(self, i), p->item, idle ? idle->call : NULL,
+                              idle ? idle->user : NULL));
+    p->posted = false;
+    if (!times) return ISO_OK;
+    iso__channel_times when = iso__channel_times_of(channel_of(self, i), p->item);
+    *times = (iso__exchange_times){.known = true,
+                                   .ready_ns = when.ready_ns,
+                                   .posted_ns = when.posted_ns,
+                                   .done_ns = when.done_ns,
+                                   .wait_start_ns = start,
+                                   .wait_end_ns = iso_now()};
+    return ISO_OK;
+}
+
+static iso_status decode_bucket(host *self, int i) {
+    const iso__bucket *b = &self->with.buckets->item[i];
+    parcel *p = &self->parcel[i];
+    ISO_TRY(
+        iso__coder_decode(self->with.coder, i, b, self->with.store->arena + b->offset, p->left));
+    p->coded = false;
+    p->left = 1;
+    return ISO_OK;
+}
+
+static iso_status arrive_bucket(iso__transport *t, int i, const iso__idle *idle, double *left,
+                                iso__exchange_times *times) {
+    host *self = host_of(t);
+    const iso__bucket *b = &self->with.buckets->item[i];
+    parcel *p = &self->parcel[i];
+    if (times) times->known = false;
+    ISO_CHECK(!p->failed, ISO_ERR_STATE,
+              "the gradients of \"%s\" were never exchanged: communication hook %s failed before",
+              b->label, self->with.coder->hook.name);
+    if (p->posted) ISO_TRY(await_bucket(self, i, idle, times));
+    if (p->coded) ISO_TRY(decode_bucket(self, i));
+    if (left) {
+        *left = p->left;
+        return ISO_OK;
+    }
+    iso__store_scale_arena(self->with.store, b->offset, b->bytes, b->dtype, p->left);
+    p->left = 1;
+    return ISO_OK;
+}
+
+static iso__channel *long_buckets(const iso__transport *t, int *bucket, int *count) {
+    const host *self = const_host_of(t);
+    *count = 0;
+    for (int i = 0; i < self->with.buckets->count; i++)
+        if (!self->with.buckets->item[i].local && self->parcel[i].lane == LONG)
+            bucket[(*count)++] = i;
+    return self->channel[LONG];
+}
+
+// ---- Life -------------------------------------------------------------------------------------------
+
+// Which channel a bucket takes depends on its length alone. Shared memory sums everything in the
+// order in which it was posted, so there it must be one channel.
+static int lane_of(const host *self, int i) {
+    return !self->base.shared_memory && self->wire_bytes[i] > PART_BYTES ? LONG : SHORT;
+}
+
+static iso__channel_item item_of(const host *self, int i) {
+    const iso__bucket *b = &self->with.buckets->item[i];
+    const iso__coder *coder = self->with.coder;
+    bool converts = iso__coder_converts(coder, b);
+    char *plain = self->with.store->arena + b->offset;
+    return (iso__channel_item){.data = converts ? coder->wire + coder->place[i].wire : plain,
+                               .bytes = self->wire_bytes[i],
+                               .dtype = converts ? coder->hook.wire : b->dtype,
+                               .label = b->label};
+}
+
+// Gives the buckets of a lane their places, and says what they are.
+static int list_items(host *self, int lane, iso__channel_item *item) {
+    int count = 0;
+    for (int i = 0; i < self->with.buckets->count; i++) {
+        if (self->with.buckets->item[i].local || lane_of(self, i) != lane) continue;
+        self->parcel[i].lane = lane;
+        self->parcel[i].item = count;
+        item[count++] = item_of(self, i);
+    }
+    return count;
+}
+
+static iso_status open_channel(host *self, int lane, iso__channel_item *item) {
+    int count = list_items(self, lane, item);
+    size_t window = lane == LONG ? WINDOW_BYTES : SIZE_MAX;
+    size_t part = lane == LONG ? PART_BYTES : SIZE_MAX;
+    if (count == 0) return ISO_OK;
+    return iso__channel_create(self->comm, item, count, part, window, &self->channel[lane]);
+}
+
+static bool destroy_host(iso__transport *t) {
+    host *self = host_of(t);
+    bool all = true;
+    for (int lane = 0; lane < LANES; lane++)
+        if (!iso__channel_destroy(&self->channel[lane])) all = false;
+    if (!all) return false;
+    iso_comm_destroy(&self->comm);
+    iso__free(self->parcel);
+    iso__free(self->wire_bytes);
+    iso__free(self);
+    return true;
+}
+
+static const iso__transport_ops host_ops = {.name = "host",
+                                            .post = post_bucket,
+                                            .is_back = is_back,
+                                            .arrive = arrive_bucket,
+                                            .plan = long_buckets,
+                                            .destroy = destroy_host};
+
+static iso_status allocate_host(const iso__transport_setup *setup, iso_comm *comm, host **out,
+                                iso__channel_item **item) {
+    size_t count = (size_t)setup->buckets->count;
+    ISO_TRY(iso__alloc_zero(count * sizeof(**item), (void **)item));
+    ISO_TRY(iso__alloc_zero(sizeof(host), (void **)out));
+    host *self = *out;
+    *self = (host){.base = {.ops = &host_ops, .travels = true}, .with = *setup};
+    self->comm = iso_comm_retain(comm);
+    self->base.shared_memory = iso__comm_is_shared(comm, setup->store->arena, setup->store->bytes);
+    ISO_TRY(iso__alloc_zero(count * sizeof(*self->parcel), (void **)&self->parcel));
+    ISO_TRY(iso__alloc_zero(count * sizeof(*self->wire_bytes), (void **)&self->wire_bytes));
+    for (size_t i = 0; i < count; i++)
+        self->wire_bytes[i] = iso__coder_wire_bytes(setup->coder, &setup->buckets->item[i]);
+    self->base.wire_bytes = self->wire_bytes;
+    return ISO_OK;
+}
+
+iso_status iso__transport_host(const iso__transport_setup *setup, iso_comm *comm,
+                               iso__transport **out) {
+    iso_status status;
+    host *self = NULL;
+    iso__channel_item *item = NULL;
+    ISO_TRY_GOTO(iso_comm_agree(comm, allocate_host(setup, comm, &self, &item)));
+    for (int lane = 0; lane < LANES; lane++) ISO_TRY_GOTO(open_channel(self, lane, item));
+    iso__free(item);
+    *out = &self->base;
+    return ISO_OK;
+fail:
+    iso__free(item);
+    if (self) destroy_host(&self->base);
+    return status;
+}

@@ -1,0 +1,128 @@
+// Gradients of GPUs that NCCL sums inside a node: the host enters the sums into the GPU's queues
+// and does not wait for them.
+//
+// Why no rank can wait for ever: calls of NCCL come in one order on all ranks of a node, that of
+// the buckets, and a list begins when the one before is complete on this rank. Between two calls of
+// a list a rank waits for nothing (blocking: for the bucket before, which is complete), so all
+// ranks that report their gradients make the call. What it waits for on the GPU is local compute,
+// and that waits for calls before it.
+#include "exchange/transports.h"
+
+#include "comm/traffic.h"
+
+typedef struct sum {
+    bool posted; // when its event comes, the device has the sum
+    double left;
+    iso__device_event *event;
+} sum;
+
+typedef struct gpus {
+    iso__transport base;
+    iso__transport_setup with;
+    iso__nccl *nccl; // borrowed
+    iso_comm *node;  // borrowed
+    sum *sum;        // [buckets]
+    size_t *wire_bytes;
+} gpus;
+
+static gpus *gpus_of(iso__transport *t) { return iso_container_of(t, gpus, base); }
+
+static const iso__remote_ops *remote(const gpus *self) {
+    return iso__store_remote(self->with.store);
+}
+
+static iso_status enter_sum(iso__transport *t, int i, double before, double after) {
+    gpus *self = gpus_of(t);
+    iso__store *store = self->with.store;
+    const iso__bucket *b = &self->with.buckets->item[i];
+    iso__exchange_stats *stats = self->with.stats;
+    sum *s = &self->sum[i];
+    ISO_TRY(iso__store_scale(store, b->offset, b->bytes, b->dtype, before));
+    ISO_TRY(remote(self)->record(store->device, ISO__QUEUE_COMPUTE, s->event));
+    ISO_TRY(iso__nccl_all_reduce(self->nccl, store->gradients + b->offset,
+                                 b->bytes / iso_dtype_size(b->dtype), b->dtype, b->label,
+                                 s->event));
+    s->posted = true;
+    s->left = after;
+    stats->exchanges++;
+    *(self->with.over_world ? &stats->bytes_world : &stats->bytes_node) += (long long)b->bytes;
+    iso__count_node_sum(&stats->traffic, self->node, b->bytes);
+    return ISO_OK;
+}
+
+static iso_status check_nccl(iso__transport *t) { return iso__nccl_check(gpus_of(t)->nccl); }
+
+static bool is_unknown(const iso__transport *t, int i) {
+    (void)t;
+    (void)i;
+    return false;
+}
+
+static iso_status let_compute_follow(iso__transport *t, int i, const iso__idle *idle, double *left,
+                                     iso__exchange_times *times) {
+    gpus *self = gpus_of(t);
+    const iso__bucket *b = &self->with.buckets->item[i];
+    sum *s = &self->sum[i];
+    (void)idle;
+    if (times) times->known = false;
+    ISO_TRY(iso__nccl_check(self->nccl));
+    if (s->posted)
+        ISO_TRY(remote(self)->follow(self->with.store->device, ISO__QUEUE_COMPUTE, s->event));
+    s->posted = false;
+    if (left) {
+        *left = s->left;
+        return ISO_OK;
+    }
+    ISO_TRY(iso__store_scale(self->with.store, b->offset, b->bytes, b->dtype, s->left));
+    s->left = 1;
+    return ISO_OK;
+}
+
+// What is asked for now may be looked at from outside: an error must not come after that.
+static iso_status finish_nccl(iso__transport *t) { return iso__nccl_finish(gpus_of(t)->nccl); }
+
+static bool destroy_gpus(iso__transport *t) {
+    gpus *self = gpus_of(t);
+    for (int i = 0; self->sum && i < self->with.buckets->count; i++)
+        remote(self)->event_destroy(self->with.store->device, &self->sum[i].event);
+    iso__free(self->sum);
+    iso__free(self->wire_bytes);
+    iso__free(self);
+    return true;
+}
+
+static const iso__transport_ops nccl_ops = {.name = "nccl",
+                                            .post = enter_sum,
+                                            .advance = check_nccl,
+                                            .is_back = is_unknown,
+                                            .arrive = let_compute_follow,
+                                            .finish = finish_nccl,
+                                            .destroy = destroy_gpus};
+
+iso_status iso__transport_nccl(const iso__transport_setup *setup, iso__nccl *nccl, iso_comm *node,
+                               iso__transport **out) {
+    iso_status status;
+    size_t count = (size_t)setup->buckets->count;
+    gpus *self;
+    ISO_TRY(iso__alloc_zero(sizeof(*self), (void **)&self));
+    *self = (gpus){.base = {.ops = &nccl_ops,
+                            .in_order = true,
+                            .launches = true,
+                            .travels = true,
+                            .nccl = true},
+                   .with = *setup,
+                   .nccl = nccl,
+                   .node = node};
+    ISO_TRY_GOTO(iso__alloc_zero(count * sizeof(*self->sum), (void **)&self->sum));
+    ISO_TRY_GOTO(iso__alloc_zero(count * sizeof(*self->wire_bytes), (void **)&self->wire_bytes));
+    self->base.wire_bytes = self->wire_bytes;
+    for (size_t i = 0; i < count; i++) {
+        self->wire_bytes[i] = setup->buckets->item[i].bytes;
+        ISO_TRY_GOTO(remote(self)->event_create(setup->store->device, &self->sum[i].event));
+    }
+    *out = &self->base;
+    return ISO_OK;
+fail:
+    destroy_gpus(&self->base);
+    return status;
+}

@@ -1,0 +1,266 @@
+// Who updates which parameters: callbacks, their hyperparameters, and updates that are to come.
+#include "parallel/reducer/appliers.h"
+
+#include <string.h>
+
+enum { NOBODY = -1 };
+
+typedef struct applier {
+    iso_reducer_apply apply; // NULL: free
+    iso_reducer_apply_piece apply_piece;
+    void *user;
+    void *hyper;
+    size_t hyper_bytes;
+    bool *mine;   // [slots]
+    bool fresh;   // a whole list was issued that it has not used yet
+    bool stepped; // hyper is in use by pending updates
+} applier;
+
+typedef struct slot_state {
+    int owner;   // whose update; NOBODY: it is only averaged
+    bool update; // step() was called: completing it applies the update
+} slot_state;
+
+struct iso__appliers {
+    const iso__layout *layout;
+    char *gradients;
+    applier *applier;
+    int count;
+    slot_state *slot; // [slots]
+    int *arrived;     // [parameters]: pieces that have come back, where they are updated together
+    bool direct;      // two appliers share a parameter
+};
+
+// ---- Who --------------------------------------------------------------------------------------------
+
+iso_status iso__appliers_create(const iso__layout *layout, char *gradients, iso__appliers **out) {
+    iso_status status;
+    iso__appliers *a;
+    size_t slots = (size_t)layout->slot_count, params = (size_t)layout->param_count;
+    ISO_TRY(iso__alloc_zero(sizeof(*a), (void **)&a));
+    a->layout = layout;
+    a->gradients = gradients;
+    ISO_TRY_GOTO(iso__alloc_zero(slots * sizeof(*a->slot), (void **)&a->slot));
+    ISO_TRY_GOTO(iso__alloc_zero(params * sizeof(*a->arrived), (void **)&a->arrived));
+    for (size_t s = 0; s < slots; s++) a->slot[s].owner = NOBODY;
+    *out = a;
+    return ISO_OK;
+fail:
+    iso__appliers_destroy(&a);
+    return status;
+}
+
+static void forget(applier *p) {
+    iso__free(p->hyper);
+    iso__free(p->mine);
+    *p = (applier){0};
+}
+
+void iso__appliers_destroy(iso__appliers **pointer) {
+    iso__appliers *a = *pointer;
+    *pointer = NULL;
+    if (!a) return;
+    for (int id = 0; id < a->count; id++) forget(&a->applier[id]);
+    iso__free(a->applier);
+    iso__free(a->slot);
+    iso__free(a->arrived);
+    iso__free(a);
+}
+
+static iso_status new_applier(iso__appliers *a, int *id) {
+    for (*id = 0; *id < a->count; ++*id)
+        if (!a->applier[*id].apply) return ISO_OK;
+    size_t old = (size_t)a->count * sizeof(*a->applier);
+    ISO_TRY(iso__realloc((void **)&a->applier, old, old + sizeof(*a->applier)));
+    a->applier[a->count++] = (applier){0};
+    return ISO_OK;
+}
+
+// Whose updates wait for which forward can be told only while each parameter has one owner.
+static void find_owners(iso__appliers *a) {
+    bool direct = false;
+    for (int s = 0; s < a->layout->slot_count; s++) {
+        slot_state *slot = &a->slot[s];
+        slot->owner = NOBODY;
+        for (int id = 0; id < a->count; id++) {
+            if (!a->applier[id].apply || !a->applier[id].mine[s]) continue;
+            if (slot->owner != NOBODY && !direct && !a->direct)
+                iso__log(ISO_LOG_WARN,
+                         "two optimizers update \"%s\": each step now waits for all exchanges and "
+                         "updates at once, so that nothing hides behind the next forward",
+                         a->layout->slot[s].name);
+            direct = direct || slot->owner != NOBODY;
+            slot->owner = id;
+        }
+    }
+    a->direct = direct;
+}
+
+static iso_status check_params(const iso__layout *layout, const int *params, int count) {
+    ISO_CHECK(!params || count > 0, ISO_ERR_ARG, "an optimizer needs at least one parameter");
+    for (int k = 0; params && k < count; k++) ISO_TRY(iso__layout_check(layout, params[k], 0));
+    return ISO_OK;
+}
+
+iso_status iso__appliers_add(iso__appliers *a, const int *params, int count,
+                             iso_reducer_apply apply, size_t hyper_bytes, void *user, int *id) {
+    iso_status status;
+    const iso__layout *l = a->layout;
+    applier p = {.apply = apply, .user = user, .hyper_bytes = hyper_bytes};
+    ISO_TRY(check_params(l, params, count));
+    ISO_TRY_GOTO(iso__alloc(hyper_bytes, &p.hyper));
+    ISO_TRY_GOTO(iso__alloc_zero((size_t)l->slot_count * sizeof(*p.mine), (void **)&p.mine));
+    ISO_TRY_GOTO(new_applier(a, id));
+    for (int s = 0; s < l->slot_count; s++) p.mine[s] = !params;
+    for (int k = 0; params && k < count; k++)
+        for (int piece = 0; piece < l->place[params[k]].pieces; piece++)
+            p.mine[iso__layout_at(l, params[k], piece)] = true;
+    a->applier[*id] = p;
+    find_owners(a);
+    return ISO_OK;
+fail:
+    forget(&p);
+    return status;
+}
+
+void iso__appliers_remove(iso__appliers *a, int id) {
+    forget(&a->applier[id]);
+    for (int s = 0; s < a->layout->slot_count; s++)
+        if (a->slot[s].owner == id) a->slot[s].update = false;
+    find_owners(a);
+}
+
+void iso__appliers_set_piece(iso__appliers *a, int id, iso_reducer_apply_piece apply) {
+    a->applier[id].apply_piece = apply;
+}
+
+int iso__appliers_count(const iso__appliers *a) {
+    int count = 0;
+    for (int id = 0; id < a->count; id++) count += a->applier[id].apply != NULL;
+    return count;
+}
+
+iso_status iso__appliers_find(const iso__appliers *a, int *id) {
+    int count = iso__appliers_count(a);
+    ISO_CHECK(count > 0, ISO_ERR_STATE,
+              "no function updates these parameters: set one with iso_reducer_set_apply first");
+    ISO_CHECK(*id != ISO_REDUCER_ONLY || count == 1, ISO_ERR_STATE,
+              "%d optimizers update these parameters: say which one is meant, by the id that "
+              "iso_reducer_add_apply gave (iso_reducer_step_of)",
+              count);
+    for (int k = 0; *id == ISO_REDUCER_ONLY && k < a->count; k++)
+        if (a->applier[k].apply) *id = k;
+    ISO_CHECK(*id >= 0 && *id < a->count && a->applier[*id].apply, ISO_ERR_STATE,
+              "the reducer has no apply callback %d: none was set, or it was removed", *id);
+    return ISO_OK;
+}
+
+bool iso__appliers_updates(const iso__appliers *a, int id, int slot) {
+    return a->applier[id].mine[slot];
+}
+
+bool iso__appliers_are_direct(const iso__appliers *a) { return a->direct; }
+
+bool iso__appliers_take_pieces(const iso__appliers *a, int slot) {
+    int owner = a->slot[slot].owner;
+    return owner == NOBODY || a->applier[owner].apply_piece;
+}
+
+// ---- Lists and steps --------------------------------------------------------------------------------
+
+void iso__appliers_list_is_out(iso__appliers *a) {
+    for (int id = 0; id < a->count; id++) a->applier[id].fresh = true;
+}
+
+bool iso__appliers_have_list(const iso__appliers *a, int id) { return a->applier[id].fresh; }
+
+bool iso__appliers_have_stepped(const iso__appliers *a, int id) { return a->applier[id].stepped; }
+
+void iso__appliers_freeze(iso__appliers *a, int id, const void *hyper) {
+    applier *p = &a->applier[id];
+    memcpy(p->hyper, hyper, p->hyper_bytes);
+    p->fresh = false;
+}
+
+void iso__appliers_mark(iso__appliers *a, int id) {
+    for (int s = 0; s < a->layout->slot_count; s++)
+        if (a->slot[s].owner == id) a->slot[s].update = true;
+    a->applier[id].stepped = true;
+}
+
+void iso__appliers_restart(iso__appliers *a) {
+    for (int id = 0; id < a->count; id++) a->applier[id].stepped = false;
+    for (int i = 0; i < a->layout->param_count; i++) a->arrived[i] = 0;
+}
+
+// ---- Updates ----------------------------------------------------------------------------------------
+
+// Of a parameter that is cut, and updated as a whole: true for its last piece.
+static bool is_last_to_come(iso__appliers *a, int param) {
+    if (++a->arrived[param] < a->layout->place[param].pieces) return false;
+    a->arrived[param] = 0;
+    return true;
+}
+
+static iso_status call_apply(iso__appliers *a, const iso__grad_slot *s, const applier *p,
+                             double scale) {
+    void *gradient = a->gradients + s->offset;
+    if (!s->cut) return p->apply(s->param, gradient, scale, p->hyper, p->user);
+    if (p->apply_piece)
+        return p->apply_piece(s->param, s->first, s->count, gradient, scale, p->hyper, p->user);
+    if (!is_last_to_come(a, s->param)) return ISO_OK;
+    gradient = a->gradients + iso__layout_piece(a->layout, s->param, 0)->offset;
+    return p->apply(s->param, gradient, scale, p->hyper, p->user);
+}
+
+// A callback need not have written a record of its error.
+static iso_status update_slot(iso__appliers *a, const iso__grad_slot *s, const applier *p,
+                              double scale) {
+    iso_status status = call_apply(a, s, p, scale);
+    if (status < 0 && iso_last_error()->code != status)
+        return ISO_FAIL(status, "the callback that updates \"%s\" failed (%s)", s->name,
+                        iso_status_string(status));
+    ISO_TRY(status);
+    return ISO_OK;
+}
+
+iso_status iso__appliers_update_all(iso__appliers *a, int id, const bool *skipped) {
+    const applier *p = &a->applier[id];
+    for (int s = 0; s < a->layout->slot_count; s++)
+        if (p->mine[s] && !skipped[s]) ISO_TRY(update_slot(a, &a->layout->slot[s], p, 1.0));
+    return ISO_OK;
+}
+
+iso_status iso__appliers_apply(iso__appliers *a, int bucket, double scale, const bool *skipped) {
+    const iso__range *range = &a->layout->range[bucket];
+    for (int k = range->first; k <= range->last; k++) {
+        int s = a->layout->order[k];
+        slot_state *slot = &a->slot[s];
+        if (!slot->update) continue;
+        if (!skipped[s])
+            ISO_TRY(update_slot(a, &a->layout->slot[s], &a->applier[slot->owner], scale));
+        slot->update = false; // not again, should one of the others fail
+    }
+    return ISO_OK;
+}
+
+// ---- Buckets ----------------------------------------------------------------------------------------
+
+bool iso__appliers_await(const iso__appliers *a, int bucket) {
+    return a->slot[a->layout->order[a->layout->range[bucket].first]].update;
+}
+
+bool iso__appliers_fold(const iso__appliers *a, int bucket) {
+    const iso__range *range = &a->layout->range[bucket];
+    for (int k = range->first; k <= range->last; k++) {
+        int s = a->layout->order[k];
+        if (!a->slot[s].update) return false;
+        if (a->layout->slot[s].cut && !iso__appliers_take_pieces(a, s)) return false;
+    }
+    return true;
+}
+
+void iso__appliers_bucket_opens(iso__appliers *a, int bucket) {
+    const iso__range *range = &a->layout->range[bucket];
+    for (int k = range->first; k <= range->last; k++) a->slot[a->layout->order[k]].update = false;
+}

@@ -1,0 +1,450 @@
+// Parameters and their pieces, buckets of them, where these lie, and in which order they leave.
+#include "parallel/reducer/layout.h"
+
+#include "parallel/param_list.h"
+
+#include <string.h>
+
+// ---- Cutting ----------------------------------------------------------------------------------------
+
+#define UNIT 16 // elements: pieces begin on cache lines, also those of f32
+
+// So many rows are whole cache lines, however long one is; and whole units of buckets, so that
+// these end where pieces do.
+static size_t whole_rows(const iso__layout *l, size_t row_bytes) {
+    size_t rows = UNIT;
+    while (l->bucket_unit && rows * row_bytes % l->bucket_unit != 0) rows += UNIT;
+    return rows;
+}
+
+// Elements of each piece but the last; 0: it stays whole.
+static size_t piece_elements(const iso__layout *l, const iso_reducer_param *p, size_t piece_bytes) {
+    size_t bytes = p->count * iso_dtype_size(p->dtype);
+    if (piece_bytes == 0 || p->row == 0 || p->local || bytes / 2 < piece_bytes) return 0;
+    size_t rows = p->count / p->row, pieces = bytes / piece_bytes;
+    size_t unit = whole_rows(l, p->row * iso_dtype_size(p->dtype));
+    size_t each = ((rows + pieces - 1) / pieces + unit - 1) / unit * unit;
+    return each < rows ? each * p->row : 0;
+}
+
+static iso_status check_param(const iso_reducer_param *p, int i) {
+    ISO_CHECK(p->name && p->value && p->count > 0, ISO_ERR_ARG,
+              "parameter %d (counted from 0) of the reducer needs a name, a value and at least one "
+              "element",
+              i);
+    ISO_CHECK(p->dtype == ISO_F32 || p->dtype == ISO_F64, ISO_ERR_TYPE,
+              "parameter \"%s\" is %s: the reducer takes f32 and f64", p->name,
+              iso_dtype_name(p->dtype));
+    ISO_CHECK(p->row == 0 || p->count % p->row == 0, ISO_ERR_ARG,
+              "parameter \"%s\" has %zu elements in rows of %zu: give whole rows, or 0", p->name,
+              p->count, p->row);
+    return ISO_OK;
+}
+
+static iso_status add_slot(iso__layout *l, const iso_reducer_param *p, int i, int piece,
+                           int layer) {
+    iso__grad_slot *slot = &l->slot[l->slot_count];
+    size_t each = l->place[i].each, first = (size_t)piece * each, left = p->count - first;
+    *slot = (iso__grad_slot){.param = i,
+                             .piece = piece,
+                             .cut = each > 0,
+                             .first = first,
+                             .value = (char *)p->value + first * iso_dtype_size(p->dtype),
+                             .count = each > 0 && each < left ? each : left,
+                             .dtype = p->dtype,
+                             .layer = layer,
+                             .local = p->local};
+    l->piece_slot[l->place[i].start + piece] = l->slot_count++;
+    return iso__strdup(p->name, &slot->name);
+}
+
+// Pieces from the last one down to number `down`, each a layer of its own.
+static iso_status add_pieces(iso__layout *l, const iso_reducer_param *p, int i, int down,
+                             int *layer) {
+    for (int k = l->place[i].pieces - 1; k >= down; k--) ISO_TRY(add_slot(l, p, i, k, (*layer)++));
+    return ISO_OK;
+}
+
+// Parameters first to end - 1 are a layer. Buckets take slots from the last one down, whole layers
+// together, and lay them out as they leave. So that the pieces of a parameter come to lie one
+// behind the other, each is a layer of its own, the first one last. What is not cut leaves before
+// the very first piece, and with it, so that it is back when the others are used.
+static iso_status add_layer(iso__layout *l, const iso_reducer_param *params, int first, int end,
+                            int *layer) {
+    int cut = first;
+    while (cut < end && l->place[cut].pieces == 1) cut++;
+    for (int i = end - 1; i >= cut; i--)
+        if (l->place[i].pieces > 1) ISO_TRY(add_pieces(l, &params[i], i, i == cut, layer));
+    for (int i = first; i < end; i++)
+        if (l->place[i].pieces == 1) ISO_TRY(add_slot(l, &params[i], i, 0, *layer));
+    if (cut < end) ISO_TRY(add_slot(l, &params[cut], cut, 0, *layer));
+    (*layer)++;
+    return ISO_OK;
+}
+
+static iso_status make_places(iso__layout *l, const iso_reducer_param *params, int count,
+                              size_t piece_bytes, int *slots) {
+    *slots = 0;
+    ISO_TRY(iso__alloc_zero((size_t)count * sizeof(*l->place), (void **)&l->place));
+    l->param_count = count;
+    for (int i = 0; i < count; i++) {
+        ISO_TRY(check_param(&params[i], i));
+        iso__place *p = &l->place[i];
+        p->each = piece_elements(l, &params[i], piece_bytes);
+        p->pieces = p->each == 0 ? 1 : (int)((params[i].count + p->each - 1) / p->each);
+        p->start = *slots;
+        *slots += p->pieces;
+    }
+    return ISO_OK;
+}
+
+static iso_status make_slots(iso__layout *l, const iso_reducer_param *params, int count,
+                             size_t piece_bytes) {
+    int slots, layer = 0;
+    ISO_TRY(make_places(l, params, count, piece_bytes, &slots));
+    ISO_TRY(iso__params_check(params, count));
+    ISO_TRY(iso__alloc_zero((size_t)slots * sizeof(*l->slot), (void **)&l->slot));
+    ISO_TRY(iso__alloc_zero((size_t)slots * sizeof(*l->piece_slot), (void **)&l->piece_slot));
+    for (int first = 0, end; first < count; first = end) {
+        for (end = first + 1; end < count && params[end].layer == params[first].layer;) end++;
+        ISO_TRY(add_layer(l, params, first, end, &layer));
+    }
+    return ISO_OK;
+}
+
+#define ALIGNMENT 64
+
+static size_t padded(const iso__grad_slot *slot) {
+    return (slot->count * iso_dtype_size(slot->dtype) + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+}
+
+static int layer_first(const iso__layout *l, int i) {
+    while (i > 0 && l->slot[i - 1].layer == l->slot[i].layer) i--;
+    return i;
+}
+
+static int layer_last(const iso__layout *l, int i) {
+    while (i + 1 < l->slot_count && l->slot[i + 1].layer == l->slot[i].layer) i++;
+    return i;
+}
+
+// ---- What is asked for ----------------------------------------------------------------------------
+
+// Beyond it, sums of sizes could overflow; a negative number that was made a size is beyond it too.
+#define MOST (SIZE_MAX / 4)
+
+static iso_status check_size(size_t bytes, const char *which) {
+    ISO_CHECK(bytes <= MOST, ISO_ERR_ARG,
+              "%s of %zu bytes is not a size (a negative number?): give a number of bytes, or 0",
+              which, bytes);
+    return ISO_OK;
+}
+
+static iso_status check_list(const iso__bucket_sizes *sizes) {
+    ISO_CHECK((sizes->list != NULL) == (sizes->list_count > 0) && sizes->list_count >= 0,
+              ISO_ERR_ARG,
+              "a list of %d bucket sizes%s: give the sizes and how many there are, or neither",
+              sizes->list_count, sizes->list ? "" : " that is NULL");
+    ISO_CHECK(!sizes->list || (sizes->cap == 0 && sizes->first == 0 && sizes->last == 0),
+              ISO_ERR_ARG,
+              "bucket sizes are given both as a list and as a cap of %zu bytes (first bucket %zu, "
+              "last %zu): give one of the two and leave the other 0",
+              sizes->cap, sizes->first, sizes->last);
+    for (int i = 0; i < sizes->list_count; i++)
+        ISO_TRY(check_size(sizes->list[i], "an entry of the list of bucket sizes"));
+    return ISO_OK;
+}
+
+static iso_status check_sizes(const iso__bucket_sizes *sizes) {
+    ISO_TRY(check_size(sizes->cap, "a bucket"));
+    ISO_TRY(check_size(sizes->first, "a first bucket"));
+    ISO_TRY(check_size(sizes->last, "a last bucket"));
+    return check_list(sizes);
+}
+
+static iso_status check_slots(const iso__layout *l) {
+    size_t total = 0;
+    for (int i = 0; i < l->slot_count; i++) {
+        const iso__grad_slot *s = &l->slot[i];
+        ISO_CHECK(s->count <= (MOST - total) / iso_dtype_size(s->dtype), ISO_ERR_ARG,
+                  "parameter \"%s\" has %zu elements: gradients up to it are more than memory can "
+                  "address",
+                  s->name, s->count);
+        total += padded(s);
+    }
+    return ISO_OK;
+}
+
+// At how many bytes bucket number n of its kind, counted as they leave, is full.
+static size_t size_of(const iso__bucket_sizes *sizes, int n) {
+    if (sizes->list) return sizes->list[n < sizes->list_count ? n : sizes->list_count - 1];
+    return n == 0 && sizes->first > 0 ? sizes->first : sizes->cap;
+}
+
+// ---- Which slots ----------------------------------------------------------------------------------
+
+enum { NO_BUCKET = -1 };
+
+// What may share a bucket: one element type, and exchanged or not.
+enum { KINDS = 2 * ISO_DTYPE_COUNT };
+
+static int kind_of(const iso__grad_slot *slot) { return 2 * (int)slot->dtype + slot->local; }
+
+// The buckets that are being filled, one of each kind.
+typedef struct filling {
+    int bucket[KINDS]; // NO_BUCKET: none
+    size_t bytes[KINDS];
+    int closed[KINDS]; // how many there were before it
+} filling;
+
+static filling fill_nothing(void) {
+    filling f = {.closed = {0}};
+    for (int k = 0; k < KINDS; k++) f.bucket[k] = NO_BUCKET;
+    return f;
+}
+
+// Puts the slot into the bucket of its kind.
+static void put(iso__layout *l, filling *f, int i) {
+    int kind = kind_of(&l->slot[i]);
+    if (f->bucket[kind] == NO_BUCKET) f->bucket[kind] = l->bucket_count++;
+    l->slot[i].bucket = f->bucket[kind];
+    f->bytes[kind] += padded(&l->slot[i]);
+}
+
+// The buckets that leave last: whole layers from the first one up until `last` bytes are there.
+// They come before all others, as these take what is left.
+static void fill_last(iso__layout *l, size_t last) {
+    filling f = fill_nothing();
+    bool full[KINDS] = {false};
+    for (int first = 0; last > 0 && first < l->slot_count; first = layer_last(l, first) + 1) {
+        for (int i = first; i <= layer_last(l, first); i++)
+            if (!full[kind_of(&l->slot[i])]) put(l, &f, i);
+        for (int k = 0; k < KINDS; k++) full[k] = f.bytes[k] >= last;
+    }
+}
+
+// Whole layers, from the last one down, into a bucket of each kind until it is full.
+static void fill_others(iso__layout *l, const iso__bucket_sizes *sizes) {
+    filling f = fill_nothing();
+    for (int first = l->slot_count; first > 0;) {
+        int last = first - 1;
+        first = layer_first(l, last);
+        for (int i = first; i <= last; i++)
+            if (l->slot[i].bucket == NO_BUCKET) put(l, &f, i);
+        for (int k = 0; k < KINDS; k++) {
+            if (f.bucket[k] == NO_BUCKET || f.bytes[k] < size_of(sizes, f.closed[k])) continue;
+            f.bucket[k] = NO_BUCKET;
+            f.bytes[k] = 0;
+            f.closed[k]++;
+        }
+    }
+}
+
+// Numbers buckets in the order in which a backward completes them: by their lowest slots,
+// descending.
+static void number_buckets(iso__layout *l) {
+    int *number = l->order; // by number so far, until lay_out writes the order
+    int left = l->bucket_count;
+    for (int b = 0; b < l->bucket_count; b++) number[b] = NO_BUCKET;
+    for (int i = 0; i < l->slot_count; i++) {
+        int *mine = &number[l->slot[i].bucket];
+        if (*mine == NO_BUCKET) *mine = --left;
+        l->slot[i].bucket = *mine;
+    }
+}
+
+static void fill_buckets(iso__layout *l, const iso__bucket_sizes *sizes) {
+    l->bucket_count = 0;
+    for (int i = 0; i < l->slot_count; i++) l->slot[i].bucket = NO_BUCKET;
+    fill_last(l, sizes->last);
+    fill_others(l, sizes);
+    number_buckets(l);
+}
+
+// ---- Where they lie -------------------------------------------------------------------------------
+
+// "conv1" of "conv1.weight"; the whole name where there is no dot.
+static int layer_name_length(const char *name) {
+    const char *dot = strrchr(name, '.');
+    return (int)(dot ? (size_t)(dot - name) : strlen(name));
+}
+
+static void make_label(const iso__layout *l, int bucket) {
+    char *label = l->range[bucket].label;
+    size_t used = 0, room = sizeof(l->range[bucket].label);
+    int previous = -1;
+    for (int i = 0; i < l->slot_count && used < room; i++) {
+        const iso__grad_slot *s = &l->slot[i];
+        if (s->bucket != bucket) continue;
+        char piece[16] = "";
+        if (s->cut) snprintf(piece, sizeof(piece), "[%d]", s->piece);
+        if (previous < 0 || l->slot[previous].layer != s->layer)
+            used += (size_t)snprintf(label + used, room - used, "%s%.*s%s", used ? "+" : "",
+                                     layer_name_length(s->name), s->name, piece);
+        previous = i;
+    }
+}
+
+// Bytes that make the bucket a multiple of the unit in which it is shared out.
+static size_t gap_of(const iso__layout *l, int bucket) {
+    size_t bytes = 0, unit = l->bucket_unit ? l->bucket_unit : ALIGNMENT;
+    for (int i = 0; i < l->slot_count; i++)
+        if (l->slot[i].bucket == bucket) bytes += padded(&l->slot[i]);
+    return (unit - bytes % unit) % unit;
+}
+
+// Puts the slots of a bucket into the order from place `first` on; returns the place behind them.
+static int put_in_order(iso__layout *l, int bucket, int first) {
+    int next = first;
+    for (int layer = l->slot_count; layer > 0;) {
+        int last = layer - 1;
+        layer = layer_first(l, last);
+        for (int i = layer; i <= last; i++)
+            if (l->slot[i].bucket == bucket) l->order[next++] = i;
+    }
+    return next;
+}
+
+// Before which place of the order its gap comes: before the pieces with which it ends, as the next
+// piece lies behind them; or behind all.
+static int gap_place(const iso__layout *l, const iso__range *r) {
+    int place = r->last, param = l->slot[l->order[place]].param;
+    if (!l->slot[l->order[place]].cut) return r->last + 1;
+    while (place > r->first && l->slot[l->order[place - 1]].param == param) place--;
+    return place > r->first ? place : r->last + 1;
+}
+
+// Lays out the slots of a bucket from place `first` of the order on.
+static void lay_out(iso__layout *l, int bucket, int first, size_t *offset) {
+    iso__range *r = &l->range[bucket];
+    size_t begin = *offset;
+    *r = (iso__range){.first = first, .last = put_in_order(l, bucket, first) - 1};
+    size_t gap = gap_of(l, bucket);
+    int place = gap_place(l, r);
+    for (int k = first; k <= r->last; k++) {
+        if (k == place) *offset += gap;
+        l->slot[l->order[k]].offset = *offset;
+        *offset += padded(&l->slot[l->order[k]]);
+    }
+    if (place > r->last) *offset += gap;
+    make_label(l, bucket);
+    const iso__grad_slot *slot = &l->slot[l->order[first]];
+    l->bucket[bucket] = (iso__bucket){.label = r->label,
+                                      .offset = begin,
+                                      .bytes = *offset - begin,
+                                      .dtype = slot->dtype,
+                                      .local = slot->local};
+}
+
+iso_status iso__layout_assign(iso__layout *l, const iso__bucket_sizes *sizes) {
+    size_t count = (size_t)l->slot_count, offset = 0;
+    ISO_TRY(check_sizes(sizes));
+    ISO_TRY(check_slots(l));
+    ISO_TRY(iso__alloc_zero(count * sizeof(*l->range), (void **)&l->range));
+    ISO_TRY(iso__alloc_zero(count * sizeof(*l->bucket), (void **)&l->bucket));
+    ISO_TRY(iso__alloc_zero(count * sizeof(*l->order), (void **)&l->order));
+    fill_buckets(l, sizes);
+    for (int b = 0, next = 0; b < l->bucket_count; next = l->range[b++].last + 1)
+        lay_out(l, b, next, &offset);
+    l->bytes = offset;
+    return ISO_OK;
+}
+
+// ---- Life -------------------------------------------------------------------------------------------
+
+void iso__layout_destroy(iso__layout *l) {
+    for (int i = 0; l->slot && i < l->slot_count; i++) iso__free(l->slot[i].name);
+    iso__free(l->slot);
+    iso__free(l->piece_slot);
+    iso__free(l->place);
+    iso__free(l->order);
+    iso__free(l->range);
+    iso__free(l->bucket);
+    *l = (iso__layout){0};
+}
+
+// Whether the gradient of each parameter lies in one piece of memory.
+static bool is_contiguous(const iso__layout *l) {
+    for (int i = 0; i < l->param_count; i++)
+        for (int k = 1; k < l->place[i].pieces; k++) {
+            const iso__grad_slot *before = iso__layout_piece(l, i, k - 1);
+            size_t end = before->offset + before->count * iso_dtype_size(before->dtype);
+            if (iso__layout_piece(l, i, k)->offset != end) return false;
+        }
+    return true;
+}
+
+static iso_status create_with(const iso_reducer_param *params, int count,
+                              const iso__bucket_sizes *sizes, size_t piece_bytes,
+                              size_t bucket_unit, iso__layout *out) {
+    *out = (iso__layout){.bucket_unit = bucket_unit};
+    ISO_TRY(make_slots(out, params, count, piece_bytes));
+    return iso__layout_assign(out, sizes);
+}
+
+iso_status iso__layout_create(const iso_reducer_param *params, int count,
+                              const iso__bucket_sizes *sizes, size_t piece_bytes,
+                              size_t bucket_unit, iso__layout *out) {
+    iso_status status = create_with(params, count, sizes, piece_bytes, bucket_unit, out);
+    if (status == ISO_OK && !is_contiguous(out)) { // buckets of another kind came between pieces
+        iso__log(ISO_LOG_INFO,
+                 "parameters are not cut into pieces: others of another element type, "
+                 "or not exchanged, lie between them");
+        iso__layout_destroy(out);
+        status = create_with(params, count, sizes, 0, bucket_unit, out);
+    }
+    if (status < 0) iso__layout_destroy(out);
+    ISO_TRY(status);
+    return ISO_OK;
+}
+
+// ---- Asking -----------------------------------------------------------------------------------------
+
+bool iso__layout_has(const iso__layout *l, int i, int k) {
+    return i >= 0 && i < l->param_count && k >= 0 && k < l->place[i].pieces;
+}
+
+iso_status iso__layout_check(const iso__layout *l, int i, int k) {
+    ISO_CHECK(iso__layout_has(l, i, 0), ISO_ERR_ARG,
+              "the reducer has no parameter %d: they are 0 to %d", i, l->param_count - 1);
+    ISO_CHECK(iso__layout_has(l, i, k), ISO_ERR_ARG,
+              "parameter \"%s\" has no piece %d: they are 0 to %d",
+              iso__layout_piece(l, i, 0)->name, k, l->place[i].pieces - 1);
+    return ISO_OK;
+}
+
+uint64_t iso__layout_fingerprint(const iso__layout *l) {
+    uint64_t hash = iso__hash(ISO_HASH_START, &l->bucket_count, sizeof(l->bucket_count));
+    for (int i = 0; i < l->slot_count; i++)
+        hash = iso__hash(hash, &l->slot[i].bucket, sizeof(l->slot[i].bucket));
+    return hash;
+}
+
+// Writes the lines into text (NULL: nowhere) and returns their length.
+static size_t write_lines(const iso__layout *l, char *text, size_t room) {
+    size_t used = 0;
+#define SAY(...)                                                                                   \
+    used += (size_t)snprintf(text ? text + used : NULL, text ? room - used : 0, __VA_ARGS__)
+    for (int b = 0; b < l->bucket_count; b++) {
+        const iso__bucket *bucket = &l->bucket[b];
+        SAY("bucket %d: %zu bytes, %s%s:", b, bucket->bytes, iso_dtype_name(bucket->dtype),
+            bucket->local ? ", not exchanged" : "");
+        for (int k = l->range[b].first; k <= l->range[b].last; k++) {
+            const iso__grad_slot *s = &l->slot[l->order[k]];
+            SAY("%s %s", k > l->range[b].first ? "," : "", s->name);
+            if (s->cut) SAY(" (piece %d)", s->piece);
+        }
+        SAY("\n");
+    }
+#undef SAY
+    return used;
+}
+
+iso_status iso__layout_text(const iso__layout *l, char **out) {
+    size_t room = write_lines(l, NULL, 0) + 1;
+    void *text;
+    ISO_TRY(iso__alloc(room, &text));
+    write_lines(l, text, room);
+    *out = text;
+    return ISO_OK;
+}

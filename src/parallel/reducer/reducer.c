@@ -1,0 +1,307 @@
+// The asynchronous gradient engine: its calls, each told by its parts.
+#include "parallel/reducer/reducer_impl.h"
+
+#include <string.h>
+
+enum { NOBODY = -1 };
+
+// ---- Gradients --------------------------------------------------------------------------------------
+
+iso_status iso_reducer_grad_ready(iso_reducer *r, int i) {
+    ISO_TRY(iso__layout_check(&r->layout, i, 0));
+    return iso__round_grad_ready(r->round, i);
+}
+
+iso_status iso_reducer_piece_ready(iso_reducer *r, int i, int k) {
+    ISO_TRY(iso__layout_check(&r->layout, i, k));
+    return iso__round_piece_ready(r->round, i, k);
+}
+
+iso_status iso_reducer_param_needed(iso_reducer *r, int i) {
+    ISO_TRY(iso__layout_check(&r->layout, i, 0));
+    return iso__round_param_needed(r->round, i);
+}
+
+iso_status iso_reducer_piece_needed(iso_reducer *r, int i, int k) {
+    ISO_TRY(iso__layout_check(&r->layout, i, k));
+    return iso__round_piece_needed(r->round, i, k);
+}
+
+iso_status iso_reducer_finish(iso_reducer *r) { return iso__round_finish(r->round); }
+
+iso_status iso_reducer_shadow(iso_reducer *r) { return iso__round_shadow(r->round); }
+
+iso_status iso_reducer_all_reduce(iso_reducer *r) {
+    iso_unused unused = iso__round_unused(r->round);
+    ISO_CHECK(r->sync == ISO_SYNC_EXPLICIT, ISO_ERR_STATE,
+              "gradients leave by themselves in this sync mode: iso_reducer_all_reduce is for "
+              "ISO_SYNC_EXPLICIT");
+    if (unused == ISO_UNUSED_ERROR) unused = ISO_UNUSED_ZERO;
+    ISO_TRY(iso__round_close(r->round, unused));
+    return iso_reducer_finish(r);
+}
+
+void iso_reducer_zero_grad(iso_reducer *r) { iso__round_zero_grad(r->round, NOBODY); }
+
+void iso__reducer_zero_grad_of(iso_reducer *r, int id) { iso__round_zero_grad(r->round, id); }
+
+void iso_reducer_poll(iso_reducer *r) {
+    iso__round_advance(r->round); // an error comes again where it can be told
+}
+
+iso_status iso_reducer_set_weight(iso_reducer *r, double weight, double total) {
+    ISO_CHECK(weight >= 0 && total >= 0, ISO_ERR_ARG,
+              "a weight of %g of a total of %g: give numbers of at least 0", weight, total);
+    iso__round_set_weight(r->round, weight, total);
+    return ISO_OK;
+}
+
+// ---- Who updates ------------------------------------------------------------------------------------
+
+iso_status iso_reducer_add_apply(iso_reducer *r, const int *params, int count,
+                                 iso_reducer_apply apply, size_t hyper_bytes, void *user, int *id) {
+    ISO_CHECK(apply, ISO_ERR_ARG, "an optimizer needs a function that updates");
+    ISO_TRY(iso_reducer_finish(r));
+    return iso__appliers_add(r->appliers, params, count, apply, hyper_bytes, user, id);
+}
+
+iso_status iso_reducer_set_apply_piece(iso_reducer *r, int id, iso_reducer_apply_piece apply) {
+    ISO_TRY(iso__appliers_find(r->appliers, &id));
+    ISO_TRY(iso_reducer_finish(r));
+    iso__appliers_set_piece(r->appliers, id, apply);
+    return ISO_OK;
+}
+
+iso_status iso_reducer_remove_apply(iso_reducer *r, int id) {
+    ISO_TRY(iso__appliers_find(r->appliers, &id));
+    iso_status status = iso_reducer_finish(r);
+    iso__appliers_remove(r->appliers, id); // on failure too: its owner may be going away
+    if (r->only == id) r->only = NOBODY;
+    ISO_TRY(status);
+    return ISO_OK;
+}
+
+iso_status iso_reducer_set_apply(iso_reducer *r, iso_reducer_apply apply, size_t hyper_bytes,
+                                 void *user) {
+    if (!apply) return r->only == NOBODY ? ISO_OK : iso_reducer_remove_apply(r, r->only);
+    ISO_CHECK(iso__appliers_count(r->appliers) == 0, ISO_ERR_STATE,
+              "these gradients have an optimizer already: destroy it before tying another, or "
+              "list the parameters of each with iso_reducer_add_apply");
+    return iso_reducer_add_apply(r, NULL, 0, apply, hyper_bytes, user, &r->only);
+}
+
+// ---- step() -----------------------------------------------------------------------------------------
+
+// There is a whole list of gradients for this step.
+static iso_status have_gradients(iso_reducer *r, int id) {
+    ISO_CHECK(r->unsynced == 0, ISO_ERR_STATE,
+              "step() after %d backwards inside no_sync, whose gradients this rank has alone: make "
+              "the last backward before a step outside of it",
+              r->unsynced);
+    if (iso__appliers_have_list(r->appliers, id)) return ISO_OK;
+    ISO_CHECK(
+        r->sync != ISO_SYNC_EXPLICIT, ISO_ERR_STATE,
+        "step() before the gradients were averaged: call all_reduce_gradients after backward");
+    // Plain arrays may have no gradient at all on this rank, unless that is an error anyway.
+    iso_unused unused = iso__round_unused(r->round);
+    bool may_close = unused != ISO_UNUSED_ERROR && !r->owned;
+    ISO_CHECK(iso__round_lists(r->round) == 0 || iso__round_is_open(r->round) ||
+                  (may_close && iso__appliers_count(r->appliers) == 1),
+              ISO_ERR_STATE,
+              "an optimizer made a second step on the same gradients: run a backward in between");
+    return iso__round_close(r->round, unused);
+}
+
+// A device keeps the order of what it is given, so that updates which wait for no exchange may as
+// well come at once: it then takes them together.
+static bool gains_by_waiting(const iso_reducer *r) {
+    bool at_once = r->transport->launches && !iso__round_travels(r->round);
+    return r->sync == ISO_SYNC_LAZY && !at_once;
+}
+
+static iso_status make_step(iso_reducer *r, int id, const void *hyper) {
+    iso__appliers *a = r->appliers;
+    ISO_CHECK(!r->in_backward, ISO_ERR_STATE,
+              "step() inside a backward: call iso_data_parallel_end_backward first");
+    // An update that no forward has asked for still needs the hyperparameters of its own step; and
+    // a list of which a part is back must come back whole.
+    bool partly = iso__appliers_have_list(a, id) && !iso__round_is_whole(r->round);
+    if (iso__appliers_have_stepped(a, id) || partly) ISO_TRY(iso_reducer_finish(r));
+    ISO_TRY(have_gradients(r, id));
+    if (iso__appliers_are_direct(a)) ISO_TRY(iso_reducer_finish(r));
+    iso__appliers_freeze(a, id, hyper);
+    iso__round_list_used(r->round);
+    r->steps++;
+    if (iso__round_is_back(r->round))
+        return iso__appliers_update_all(a, id, iso__round_skipped(r->round));
+    iso__appliers_mark(a, id);
+    if (!gains_by_waiting(r)) return iso_reducer_finish(r);
+    // Of a device: from here on nobody needs this rank's program for its gradients to travel. The
+    // next forward would wait for the same.
+    return iso__round_flush(r->round);
+}
+
+// Collective once, when enough was measured.
+static iso_status plan_order(iso_reducer *r, iso_status mine) {
+    if (r->scope != ISO_SCOPE_WORLD) return ISO_OK;
+    if (!iso__planner_is_due(r->planner, r->transport, iso__round_lists(r->round))) return ISO_OK;
+    iso_status finished = iso_reducer_finish(r);
+    return iso__planner_plan(r->planner, r->transport, mine < 0 ? mine : finished);
+}
+
+iso_status iso_reducer_step_of(iso_reducer *r, int id, const void *hyper) {
+    ISO_TRY(iso__appliers_find(r->appliers, &id));
+    iso_status status = make_step(r, id, hyper);
+    iso_status planned = plan_order(r, status); // the others do not know of an error here
+    ISO_TRY(status);
+    return planned;
+}
+
+iso_status iso_reducer_step(iso_reducer *r, const void *hyper) {
+    return iso_reducer_step_of(r, ISO_REDUCER_ONLY, hyper);
+}
+
+// ---- Scope ------------------------------------------------------------------------------------------
+
+iso_scope iso__reducer_scope(const iso_reducer *r) { return r->scope; }
+
+iso_status iso__reducer_choose_scope(iso_reducer *r, iso_scope scope) {
+    ISO_TRY(iso__scopes_choose(r->scopes, scope, &r->setup, &r->transport));
+    iso__round_set_transport(r->round, r->transport, iso__scopes_comm(r->scopes, scope));
+    r->scope = scope;
+    return ISO_OK;
+}
+
+iso_status iso__reducer_set_scope(iso_reducer *r, iso_scope scope) {
+    ISO_TRY(iso__scope_check(scope));
+    ISO_TRY(iso_reducer_finish(r));
+    return iso__reducer_choose_scope(r, scope);
+}
+
+// ---- A backward whose owner says where it begins and ends -------------------------------------------
+
+void iso__reducer_set_owner(iso_reducer *r) {
+    r->owned = true;
+    iso__round_set_owner(r->round);
+}
+
+void iso__reducer_enter_backward(iso_reducer *r, bool exchanged) {
+    if (r->sync != ISO_SYNC_EXPLICIT) r->unsynced = exchanged ? 0 : r->unsynced + 1;
+    r->in_backward = true;
+}
+
+void iso__reducer_leave_backward(iso_reducer *r) { r->in_backward = false; }
+
+bool iso__reducer_in_backward(const iso_reducer *r) { return r->in_backward; }
+
+bool iso__reducer_has_open_list(const iso_reducer *r) { return iso__round_is_open(r->round); }
+
+bool iso__reducer_is_ready(const iso_reducer *r, int i) {
+    return iso__round_param_is_ready(r->round, i);
+}
+
+iso_status iso__reducer_close(iso_reducer *r) {
+    return iso__round_close(r->round, iso__round_unused(r->round));
+}
+
+iso_status iso__reducer_adopt(iso_reducer *r, const bool *used) {
+    return iso__round_adopt(r->round, used);
+}
+
+bool iso__reducer_was_unused(const iso_reducer *r, int i) {
+    return iso__round_skipped(r->round)[iso__layout_at(&r->layout, i, 0)];
+}
+
+// ---- Ranks without data -----------------------------------------------------------------------------
+
+iso_unused iso__reducer_set_unused(iso_reducer *r, iso_unused unused) {
+    iso_unused before = iso__round_unused(r->round);
+    iso__round_set_unused(r->round, unused);
+    return before;
+}
+
+void iso__reducer_skip_local(iso_reducer *r) { iso__round_skip_local(r->round, true); }
+
+void iso__reducer_end_join(iso_reducer *r) {
+    iso__round_set_weight(r->round, 1, 0);
+    // Negotiated, the next backward sets it.
+    if (!iso__reducer_negotiates(r)) iso__round_skip_local(r->round, false);
+}
+
+// ---- What it is -------------------------------------------------------------------------------------
+
+void *iso_reducer_grad(iso_reducer *r, int i) {
+    if (!iso__layout_has(&r->layout, i, 0)) return NULL;
+    return r->store.gradients + iso__layout_piece(&r->layout, i, 0)->offset;
+}
+
+int iso_reducer_pieces(const iso_reducer *r, int i) {
+    return iso__layout_has(&r->layout, i, 0) ? r->layout.place[i].pieces : 0;
+}
+
+void iso_reducer_piece(const iso_reducer *r, int i, int k, size_t *first, size_t *count) {
+    bool there = iso__layout_has(&r->layout, i, k);
+    *first = there ? iso__layout_piece(&r->layout, i, k)->first : 0;
+    *count = there ? iso__layout_piece(&r->layout, i, k)->count : 0;
+}
+
+iso_status iso_reducer_bucket_text(const iso_reducer *r, char **out) {
+    return iso__layout_text(&r->layout, out);
+}
+
+const char *iso__reducer_name(const iso_reducer *r, int i) {
+    return iso__layout_piece(&r->layout, i, 0)->name;
+}
+
+int iso__reducer_bucket_of(const iso_reducer *r, int i) {
+    return iso__layout_piece(&r->layout, i, 0)->bucket;
+}
+
+bool iso__reducer_awaits_pieces(const iso_reducer *r) { return !r->transport->launches; }
+
+bool iso__reducer_negotiates(const iso_reducer *r) {
+    return iso__round_unused(r->round) == ISO_UNUSED_NEGOTIATE;
+}
+
+bool iso__reducer_keeps_ranks_equal(const iso_reducer *r) {
+    bool exchanges = r->scope == ISO_SCOPE_WORLD && r->transport->travels;
+    return exchanges || iso_comm_size(r->world) == 1;
+}
+
+int iso__reducer_appliers(const iso_reducer *r) { return iso__appliers_count(r->appliers); }
+
+float *iso__reducer_hook_state(const iso_reducer *r, size_t *count) {
+    *count = r->coder.state_count;
+    return r->coder.state;
+}
+
+// ---- What happened ----------------------------------------------------------------------------------
+
+iso_traffic iso__reducer_traffic(const iso_reducer *r) { return r->exchanged.traffic; }
+
+void iso_reducer_get_stats(const iso_reducer *r, iso_reducer_stats *out) {
+    iso_reducer_stats stats = {.steps = r->steps,
+                               .bucket_count = r->layout.bucket_count,
+                               .bytes_world = r->exchanged.bytes_world,
+                               .bytes_node = r->exchanged.bytes_node,
+                               .shared_memory = r->transport->shared_memory,
+                               .nccl = r->transport->nccl,
+                               .exchanges = r->exchanged.exchanges,
+                               .bytes_sent = r->exchanged.traffic.bytes_sent,
+                               .bytes_between_nodes = r->exchanged.traffic.bytes_between_nodes};
+    for (int b = 0; !r->coder.hook.silent && b < r->layout.bucket_count; b++)
+        if (!r->layout.bucket[b].local)
+            stats.bytes_per_step += iso__coder_wire_bytes(&r->coder, &r->layout.bucket[b]);
+    iso__planner_add_stats(r->planner, &stats);
+    *out = stats;
+}
+
+iso_status iso_reducer_get_bucket_stats(const iso_reducer *r, int bucket, iso_bucket_stats *out) {
+    ISO_CHECK(bucket >= 0 && bucket < r->layout.bucket_count, ISO_ERR_ARG,
+              "the reducer has no bucket %d: they are 0 to %d", bucket, r->layout.bucket_count - 1);
+    *out = (iso_bucket_stats){.name = r->layout.bucket[bucket].label,
+                              .bytes = r->layout.bucket[bucket].bytes,
+                              .wire_bytes = r->transport->wire_bytes[bucket]};
+    iso__planner_bucket_stats(r->planner, bucket, out);
+    return ISO_OK;
+}

@@ -1,0 +1,228 @@
+// Making a reducer, all ranks together, and its end.
+#include "parallel/reducer/reducer_impl.h"
+
+#include "comm/traffic.h"
+#include "parallel/param_list.h"
+
+#include <string.h>
+
+// ---- What was asked for -----------------------------------------------------------------------------
+
+static iso_status check_config(const iso_reducer_config *c) {
+    ISO_CHECK((int)c->sync >= 0 && c->sync <= ISO_SYNC_EXPLICIT, ISO_ERR_ARG,
+              "unknown sync mode %d", (int)c->sync);
+    ISO_CHECK((int)c->order >= 0 && c->order <= ISO_ORDER_REVERSE, ISO_ERR_ARG, "unknown order %d",
+              (int)c->order);
+    ISO_CHECK((int)c->unused >= 0 && c->unused <= ISO_UNUSED_NEGOTIATE, ISO_ERR_ARG,
+              "unknown treatment %d of unused parameters", (int)c->unused);
+    ISO_CHECK((int)c->average >= 0 && c->average <= ISO_AVERAGE_SUM, ISO_ERR_ARG,
+              "unknown mode %d of averaging", (int)c->average);
+    ISO_CHECK(c->average != ISO_AVERAGE_SPLIT || c->split_factor > 0, ISO_ERR_ARG,
+              "a split factor of %g: give a number above 0", c->split_factor);
+    return iso__scope_check(c->scope);
+}
+
+static const iso_comm_hook *hook_of(const iso_reducer_config *config) {
+    return config->hook ? config->hook : &iso_hook_plain;
+}
+
+#define LIST_ROOM 240
+
+static void write_list(const iso_reducer_config *config, char text[LIST_ROOM]) {
+    size_t used = (size_t)snprintf(text, LIST_ROOM, config->bucket_list_count ? "" : "none");
+    for (int i = 0; i < config->bucket_list_count && used < LIST_ROOM; i++)
+        used += (size_t)snprintf(text + used, LIST_ROOM - used, "%s%zu", i ? " " : "",
+                                 config->bucket_list[i]);
+}
+
+static iso_status match_ranks(iso_reducer *r, const iso_reducer_param *params, int count,
+                              const iso_reducer_config *config) {
+    static const char *const sync[] = {"lazy", "blocking", "none", "explicit"};
+    static const char *const order[] = {"need", "reverse"};
+    static const char *const unused[] = {"error", "zero", "negotiate"};
+    static const char *const average[] = {"post", "pre", "split", "sum"};
+    const iso_comm_hook *hook = &r->coder.hook;
+    char settings[1024], list[LIST_ROOM];
+    write_list(config, list);
+    snprintf(settings, sizeof(settings),
+             "sync: %s\nscope: %s\norder: %s\nunused: %s\naverage: %s\nsplit_factor: %g\n"
+             "hook: %.63s\nwire of the hook: %s\nstate_floats of the hook: %d\n"
+             "divides of the hook: %d\nsilent of the hook: %d\nbucket_bytes: %zu\n"
+             "first_bucket_bytes: %zu\nlast_bucket_bytes: %zu\nbucket_list: %s\n"
+             "piece_bytes: %zu\n",
+             sync[config->sync], iso__scope_name(config->scope), order[config->order],
+             unused[config->unused], average[config->average], config->split_factor, hook->name,
+             iso_dtype_name(hook->wire), hook->state_floats, (int)hook->divides, (int)hook->silent,
+             config->bucket_bytes, config->first_bucket_bytes, config->last_bucket_bytes, list,
+             config->piece_bytes);
+    return iso__params_check_ranks(r->world, params, count, settings,
+                                   iso__layout_fingerprint(&r->layout));
+}
+
+// ---- Memory and parts -------------------------------------------------------------------------------
+
+// A pointer to other memory would be found out by the first kernel, for all that the device does.
+static iso_status check_values(const iso__layout *l, iso_device *device) {
+    for (int s = 0; device && !device->ops->host_memory && s < l->slot_count; s++)
+        ISO_CHECK(
+            device->ops->remote->owns(device, l->slot[s].value), ISO_ERR_ARG,
+            "the value of parameter \"%s\" is not in the memory of %s (%s), which the reducer "
+            "was given as its device: pass memory of that device, or no device",
+            l->slot[s].name, device->ops->name, device->description);
+    return ISO_OK;
+}
+
+// What each rank does for itself, before any of them relies on the others.
+static iso_status make_layout(iso_reducer *r, const iso_reducer_param *params, int count,
+                              const iso_reducer_config *config) {
+    iso__bucket_sizes sizes = {.cap = config->bucket_bytes,
+                               .first = config->first_bucket_bytes,
+                               .last = config->last_bucket_bytes,
+                               .list = config->bucket_list,
+                               .list_count = config->bucket_list_count};
+    ISO_CHECK(params && count > 0, ISO_ERR_ARG, "a reducer needs at least one parameter");
+    ISO_TRY(check_config(config));
+    ISO_TRY(iso__coder_check(hook_of(config)));
+    ISO_TRY(iso__layout_create(params, count, &sizes, config->piece_bytes,
+                               iso__scopes_unit(r->scopes), &r->layout));
+    r->buckets = (iso__buckets){r->layout.bucket, r->layout.bucket_count};
+    ISO_TRY(check_values(&r->layout, config->device));
+    ISO_TRY(iso__coder_create(hook_of(config), &r->buckets, &r->coder));
+    return iso__store_create(r->layout.bytes, config->device, &r->store);
+}
+
+// Other scopes than the node use memory that it shares like any other.
+static iso_status make_arena(iso_reducer *r) {
+    iso_comm *node = iso__scopes_arena_node(r->scopes);
+    return iso_comm_agree(r->world, iso__store_make_arena(&r->store, node));
+}
+
+static iso_status make_parts(iso_reducer *r, const iso_reducer_config *config) {
+    bool wants_plan = config->sync == ISO_SYNC_LAZY && config->order == ISO_ORDER_NEED;
+    ISO_TRY(iso__appliers_create(&r->layout, r->store.gradients, &r->appliers));
+    ISO_TRY(iso__planner_create(&r->layout, r->world, wants_plan, &r->planner));
+    r->setup = (iso__transport_setup){.store = &r->store,
+                                      .coder = &r->coder,
+                                      .buckets = &r->buckets,
+                                      .stats = &r->exchanged,
+                                      .world = r->world};
+    ISO_TRY(iso__scopes_choose(r->scopes, ISO_SCOPE_RANK, &r->setup, &r->transport));
+    iso__round_config round = {
+        .layout = &r->layout,
+        .store = &r->store,
+        .coder = &r->coder,
+        .appliers = r->appliers,
+        .planner = r->planner,
+        .world = r->world,
+        .alone = r->transport,
+        .sync = config->sync,
+        .unused = config->unused,
+        .average = {.mode = config->average, .split_factor = config->split_factor, .weight = 1}};
+    return iso__round_create(&round, &r->round);
+}
+
+// ---- Values, once -----------------------------------------------------------------------------------
+
+// Every slot's value has room in the arena where its gradient will lie.
+static iso_status copy_values(iso_reducer *r, bool out) {
+    iso_device *device = r->store.device;
+    iso__queue queue = out ? ISO__QUEUE_OUT : ISO__QUEUE_IN;
+    for (int i = 0; i < r->layout.slot_count; i++) {
+        const iso__grad_slot *s = &r->layout.slot[i];
+        void *host = r->store.arena + s->offset;
+        ISO_TRY(device->ops->remote->copy(device, queue, out ? s->value : host,
+                                          out ? host : s->value,
+                                          s->count * iso_dtype_size(s->dtype)));
+    }
+    return device->ops->remote->finish(device);
+}
+
+static iso_status broadcast_slots(iso_reducer *r) {
+    for (int i = 0; i < r->layout.slot_count; i++) {
+        const iso__grad_slot *s = &r->layout.slot[i];
+        void *value = r->store.device ? r->store.arena + s->offset : s->value;
+        ISO_TRY(iso_comm_bcast(r->world, value, s->count * iso_dtype_size(s->dtype), 0));
+    }
+    return ISO_OK;
+}
+
+static iso_status broadcast_values(iso_reducer *r) {
+    iso_device *device = r->store.device;
+    if (!device) return broadcast_slots(r);
+    ISO_TRY(device->ops->remote->finish(device)); // it may be writing them
+    ISO_TRY(copy_values(r, true));
+    ISO_TRY(broadcast_slots(r));
+    ISO_TRY(copy_values(r, false));
+    memset(r->store.arena, 0, r->store.bytes);
+    return ISO_OK;
+}
+
+// ---- Life -------------------------------------------------------------------------------------------
+
+static void log_buckets(const iso_reducer *r) { // on rank 0
+    char *text, *rest = NULL;
+    if (iso__log_level() < ISO_LOG_INFO || iso_comm_rank(r->world) != 0) return;
+    if (iso__layout_text(&r->layout, &text) < 0) return;
+    for (char *line = strtok_r(text, "\n", &rest); line; line = strtok_r(NULL, "\n", &rest))
+        iso__log(ISO_LOG_INFO, "%s", line);
+    iso__free(text);
+}
+
+// A communicator of its own: no exchange of others can come between those of one list.
+static iso_status meet_ranks(iso_reducer *r, iso_comm *comm, const iso_reducer_config *config) {
+    bool exchanges = config->sync != ISO_SYNC_NONE && !hook_of(config)->silent;
+    ISO_TRY(iso__comm_create_like(comm, iso_comm_mpi(comm), false, &r->world));
+    ISO_TRY(iso__comm_locate(r->world));
+    return iso__scopes_create(r->world, config->device, hook_of(config), exchanges, &r->scopes);
+}
+
+// A rank that failed alone would leave the others waiting in what follows.
+iso_status iso_reducer_create(iso_comm *comm, const iso_reducer_param *params, int count,
+                              const iso_reducer_config *config, iso_reducer **out) {
+    static const iso_reducer_config plain = {0};
+    iso_status status;
+    iso_reducer *r = NULL;
+    if (!config) config = &plain;
+    ISO_TRY(iso__alloc_zero(sizeof(*r), (void **)&r));
+    r->sync = config->sync;
+    r->only = -1;
+    ISO_TRY_GOTO(meet_ranks(r, comm, config));
+    ISO_TRY_GOTO(iso_comm_agree(r->world, make_layout(r, params, count, config)));
+    ISO_TRY_GOTO(match_ranks(r, params, count, config));
+    ISO_TRY_GOTO(make_arena(r));
+    ISO_TRY_GOTO(iso_comm_agree(r->world, make_parts(r, config)));
+    ISO_TRY_GOTO(iso__reducer_choose_scope(r, config->scope));
+    ISO_TRY_GOTO(broadcast_values(r));
+    log_buckets(r);
+    *out = r;
+    return ISO_OK;
+fail:
+    iso_reducer_destroy(&r);
+    return status;
+}
+
+static void finish_quietly(iso_reducer *r) {
+    // Of a backward that was given up, nobody wants an error.
+    if (iso__round_unused(r->round) == ISO_UNUSED_ERROR)
+        iso__round_set_unused(r->round, ISO_UNUSED_ZERO);
+    if (iso_reducer_finish(r) < 0)
+        iso__log(ISO_LOG_ERROR, "while completing pending exchanges: %s",
+                 iso_last_error()->message);
+}
+
+void iso_reducer_destroy(iso_reducer **pointer) {
+    iso_reducer *r = *pointer;
+    *pointer = NULL;
+    if (!r) return;
+    if (r->round) finish_quietly(r);
+    // MPI may still write into what belongs to exchanges under way: it stays.
+    bool over = iso__scopes_destroy(&r->scopes);
+    if (!iso__round_destroy(&r->round) || !over) return;
+    iso__planner_destroy(&r->planner);
+    iso__appliers_destroy(&r->appliers);
+    iso__store_destroy(&r->store);
+    iso__coder_destroy(&r->coder);
+    iso__layout_destroy(&r->layout);
+    iso_comm_destroy(&r->world);
+    iso__free(r);
+}

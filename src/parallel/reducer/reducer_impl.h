@@ -1,0 +1,34 @@
+// Private to reducer.c, reducer_create.c and measure.c: the parts of a reducer.
+#ifndef ISO_REDUCER_IMPL_H
+#define ISO_REDUCER_IMPL_H
+
+#include "exchange/scopes.h"
+#include "parallel/reducer/reducer_calls.h"
+#include "parallel/reducer/round.h"
+
+struct iso_reducer {
+    iso_comm *world; // its own
+    iso__layout layout;
+    iso__store store;
+    iso__coder coder;
+    iso__scopes *scopes;
+    iso__exchange_stats exchanged;
+    iso__buckets buckets; // of the layout
+    iso__transport_setup setup;
+    iso__appliers *appliers;
+    iso__planner *planner;
+    iso__round *round;
+    iso_scope scope;           // in force
+    iso__transport *transport; // of that scope
+    iso_sync sync;
+    int only;         // iso_reducer_set_apply's, or negative
+    bool owned;       // an owner closes every backward: a step without a list is a mistake
+    bool in_backward; // of that owner, who has not closed it yet
+    int unsynced;     // backwards since the last exchange whose gradients stay on this rank
+    long long steps;
+};
+
+// Collective, with nothing pending.
+iso_status iso__reducer_choose_scope(iso_reducer *r, iso_scope scope);
+
+#endif

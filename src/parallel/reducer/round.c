@@ -1,0 +1,474 @@
+// A list of gradients: they become ready, their buckets leave, come back, and are updated.
+#include "parallel/reducer/round.h"
+
+#include <isotherm/trace.h>
+
+typedef enum bucket_stage { OPEN, POSTED, ARRIVED } bucket_stage;
+
+typedef struct bucket_state {
+    bucket_stage stage;
+    int missing;         // slots that are not ready
+    iso__transport *via; // that it was posted to
+} bucket_state;
+
+typedef struct slot_state {
+    bool ready; // gradient final for this backward
+    bool used;  // by this rank's program, in the backward whose list is out
+    bool keep;  // no zero_grad since it was issued: its gradient must become an average
+} slot_state;
+
+struct iso__round {
+    iso__round_config with;
+    iso__transport *transport; // of the scope in force
+    iso_comm *comm;            // over which it sums, or NULL
+    bucket_state *bucket;      // [buckets]
+    slot_state *slot;          // [slots]
+    bool *skipped;             // [slots]: by all ranks, in the list that came back last
+    int issued;                // buckets that this backward has issued
+    int busy;                  // buckets that are not OPEN
+    int ready_count;           // slots ready in OPEN buckets of the list that is being issued
+    long long lists;           // issued whole so far
+    bool fresh;                // a whole list was issued that no step has used yet
+    bool always_closed;        // its owner closes every backward
+    iso__averaging average;
+    double *used; // [slots]: 1 where any rank has used it; of ISO_UNUSED_NEGOTIATE
+    iso_request *used_request;
+};
+
+static const iso__layout *layout_of(const iso__round *r) { return r->with.layout; }
+static const iso__bucket *bucket_of(const iso__round *r, int b) {
+    return &r->with.layout->bucket[b];
+}
+static int slots_in(const iso__round *r, int b) {
+    const iso__range *range = &r->with.layout->range[b];
+    return range->last - range->first + 1;
+}
+
+// ---- Buckets leave ----------------------------------------------------------------------------------
+
+static iso_status arrive_bucket(iso__round *r, int b, const iso__idle *idle, double *left);
+
+static bool is_blocking(const iso__round *r) { return r->with.sync != ISO_SYNC_LAZY; }
+
+static iso__factors factors_of(const iso__round *r, int b) {
+    const iso__coder *coder = r->with.coder;
+    if (!r->comm || bucket_of(r, b)->local) return (iso__factors){1, 1};
+    bool divides = iso__coder_converts(coder, bucket_of(r, b)) && coder->hook.divides;
+    return iso__factors_of(&r->average, iso_comm_size(r->comm), divides);
+}
+
+static iso_status finish_transport(iso__round *r) {
+    int64_t start = iso_now();
+    ISO_TRY(iso__transport_finish(r->transport));
+    if (r->transport->ops->finish) iso__planner_waited(r->with.planner, start);
+    return ISO_OK;
+}
+
+static iso_status post_bucket(iso__round *r, int b) {
+    bucket_state *state = &r->bucket[b];
+    double left;
+    state->via = bucket_of(r, b)->local ? r->with.alone : r->transport;
+    state->stage = state->via->travels ? POSTED : ARRIVED;
+    r->issued++;
+    r->busy++;
+    iso__factors factor = factors_of(r, b);
+    ISO_TRY(state->via->ops->post(state->via, b, factor.before, factor.after));
+    if (!state->via->travels || !is_blocking(r)) return ISO_OK;
+    ISO_TRY(arrive_bucket(r, b, NULL, &left)); // what is left, completing it will ask again
+    return finish_transport(r);
+}
+
+// One small reduction tells who has used what; waited for before the first bucket is completed.
+static iso_status ask_used(iso__round *r) {
+    const iso__layout *l = layout_of(r);
+    for (int i = 0; i < l->param_count; i++) {
+        bool used = false; // any piece
+        for (int k = 0; k < l->place[i].pieces; k++) used |= r->slot[iso__layout_at(l, i, k)].used;
+        for (int k = 0; k < l->place[i].pieces; k++) {
+            int s = iso__layout_at(l, i, k);
+            r->used[s] = used;
+            r->skipped[s] = !used;
+        }
+    }
+    if (!r->comm || iso_comm_size(r->comm) == 1) return ISO_OK;
+    return iso__comm_iallreduce_max(r->comm, r->used, l->slot_count, "used parameters",
+                                    &r->used_request);
+}
+
+static iso_status list_is_out(iso__round *r) {
+    r->fresh = true;
+    for (int s = 0; s < layout_of(r)->slot_count; s++) r->slot[s].keep = true;
+    iso__appliers_list_is_out(r->with.appliers);
+    r->lists++;
+    return r->with.unused == ISO_UNUSED_NEGOTIATE ? ask_used(r) : ISO_OK;
+}
+
+// Channels keep the order that all ranks share, however buckets become ready here. Blocking, a rank
+// waits for each, so it must not begin with one that others reach later.
+static iso_status issue_ready(iso__round *r) {
+    int count = layout_of(r)->bucket_count;
+    bool in_order = is_blocking(r) || r->transport->in_order;
+    if (r->issued == count) return ISO_OK; // what is ready belongs to the next list
+    for (int b = in_order ? r->issued : 0; b < count; b++) {
+        bool ready = r->bucket[b].stage == OPEN && r->bucket[b].missing == 0;
+        if (!ready && in_order) break;
+        if (!ready) continue;
+        ISO_TRY(post_bucket(r, b));
+        if (r->issued == count) ISO_TRY(list_is_out(r));
+    }
+    return ISO_OK;
+}
+
+// ---- Gradients become ready -------------------------------------------------------------------------
+
+bool iso__round_param_is_ready(const iso__round *r, int i) {
+    const iso__layout *l = layout_of(r);
+    for (int k = 0; k < l->place[i].pieces; k++)
+        if (!r->slot[iso__layout_at(l, i, k)].ready) return false;
+    return true;
+}
+
+// True if the bucket is complete with it.
+static bool mark_ready(iso__round *r, int s) {
+    int b = layout_of(r)->slot[s].bucket;
+    if (r->ready_count++ == 0) iso__planner_begin(r->with.planner);
+    r->slot[s].ready = true;
+    if (--r->bucket[b].missing > 0) return false;
+    iso__planner_ready(r->with.planner, b, r->lists);
+    return true;
+}
+
+static iso_status report_slot(iso__round *r, int s, bool *complete) {
+    const iso__grad_slot *slot = &layout_of(r)->slot[s];
+    ISO_CHECK(!r->slot[s].ready && r->bucket[slot->bucket].stage == OPEN, ISO_ERR_STATE,
+              "the gradient of \"%s\" was reported ready twice in one backward: report it once, "
+              "when nothing in this backward adds to it any more; between two backwards call "
+              "iso_reducer_step or iso_reducer_finish, or run a forward",
+              slot->name);
+    r->slot[s].used = true;
+    if (mark_ready(r, s)) *complete = true;
+    return ISO_OK;
+}
+
+iso_status iso__round_advance(iso__round *r) {
+    iso_comm_poll(r->with.world);
+    return iso__transport_advance(r->transport);
+}
+
+static iso_status go_on(iso__round *r, bool complete) {
+    ISO_TRY(iso__round_advance(r));
+    return complete && r->with.sync != ISO_SYNC_EXPLICIT ? issue_ready(r) : ISO_OK;
+}
+
+iso_status iso__round_piece_ready(iso__round *r, int i, int k) {
+    bool complete = false;
+    ISO_TRY(report_slot(r, iso__layout_at(layout_of(r), i, k), &complete));
+    return go_on(r, complete);
+}
+
+iso_status iso__round_grad_ready(iso__round *r, int i) {
+    const iso__layout *l = layout_of(r);
+    bool complete = false;
+    int pieces = l->place[i].pieces;
+    for (int k = 0; k < pieces; k++) {
+        int s = iso__layout_at(l, i, k);
+        if (pieces == 1 || !r->slot[s].ready) ISO_TRY(report_slot(r, s, &complete));
+    }
+    return go_on(r, complete);
+}
+
+static iso_status missing_error(const iso__round *r, int first, int count) {
+    const iso__grad_slot *s = &layout_of(r)->slot[first];
+    char piece[48] = "";
+    if (s->cut) snprintf(piece, sizeof(piece), "piece %d of ", s->piece);
+    return ISO_FAIL(
+        ISO_ERR_STATE,
+        "%s\"%s\"%s got no gradient on rank %d in this backward: every parameter must take "
+        "part in every step; freeze it before wrapping, or ask for unused parameters to "
+        "be negotiated (find_unused_parameters, ISO_UNUSED_NEGOTIATE)",
+        piece, s->name, count > 1 ? " (and others)" : "", iso_comm_rank(r->with.world));
+}
+
+// Zeros for what this backward did not reach, or what earlier backwards left there, if it is still
+// wanted. Every rank issues the whole list, so an error here leaves nobody waiting.
+iso_status iso__round_close(iso__round *r, iso_unused unused) {
+    const iso__layout *l = layout_of(r);
+    int first = -1, count = 0;
+    for (int s = l->slot_count - 1; s >= 0; s--) {
+        const iso__grad_slot *slot = &l->slot[s];
+        if (r->slot[s].ready || r->bucket[slot->bucket].stage != OPEN) continue;
+        if (!r->fresh || !r->slot[s].keep)
+            ISO_TRY(iso__store_zero(r->with.store, slot->offset,
+                                    slot->count * iso_dtype_size(slot->dtype)));
+        mark_ready(r, s);
+        first = s;
+        count++;
+    }
+    ISO_TRY(issue_ready(r));
+    return count > 0 && unused == ISO_UNUSED_ERROR ? missing_error(r, first, count) : ISO_OK;
+}
+
+iso_status iso__round_shadow(iso__round *r) {
+    ISO_TRY(iso__round_finish(r));
+    ISO_TRY(iso__store_zero(r->with.store, 0, layout_of(r)->bytes));
+    return iso__round_close(r, ISO_UNUSED_ZERO);
+}
+
+iso_status iso__round_adopt(iso__round *r, const bool *used) {
+    const iso__layout *l = layout_of(r);
+    ISO_TRY(iso__round_finish(r));
+    for (int s = 0; s < l->slot_count; s++) r->slot[s].used = used[l->slot[s].param];
+    for (int b = 0; b < l->bucket_count; b++) {
+        ISO_TRY(r->with.alone->ops->post(r->with.alone, b, 1, 1));
+        r->bucket[b].via = r->with.alone;
+        r->bucket[b].stage = ARRIVED;
+        r->issued++;
+        r->busy++;
+    }
+    ISO_TRY(list_is_out(r));
+    return iso__round_finish(r);
+}
+
+// ---- Buckets come back ------------------------------------------------------------------------------
+
+static iso_status learn_used(iso__round *r) {
+    const iso__layout *l = layout_of(r);
+    if (!r->used_request) return ISO_OK;
+    ISO_TRY(iso_request_wait(&r->used_request));
+    for (int s = 0; s < l->slot_count; s++) // what is not exchanged, each rank judges for itself
+        r->skipped[s] = l->slot[s].local ? !r->slot[s].used : r->used[s] == 0;
+    return ISO_OK;
+}
+
+// Updates may take the factor along, unless a part is to stay as an average.
+static bool can_fold(const iso__round *r, int b) {
+    const iso__layout *l = layout_of(r);
+    for (int k = l->range[b].first; k <= l->range[b].last; k++)
+        if (r->slot[l->order[k]].keep) return false;
+    return iso__appliers_fold(r->with.appliers, b);
+}
+
+// All buckets have come back: the list starts again.
+static void restart_list(iso__round *r) {
+    r->issued = 0;
+    r->ready_count = 0;
+    iso__appliers_restart(r->with.appliers);
+    for (int s = 0; s < layout_of(r)->slot_count; s++) r->ready_count += r->slot[s].ready;
+}
+
+static void open_bucket(iso__round *r, int b) {
+    const iso__layout *l = layout_of(r);
+    r->bucket[b].stage = OPEN;
+    r->bucket[b].missing = slots_in(r, b);
+    for (int k = l->range[b].first; k <= l->range[b].last; k++)
+        r->slot[l->order[k]].ready = r->slot[l->order[k]].used = false;
+    iso__appliers_bucket_opens(r->with.appliers, b);
+    if (--r->busy == 0) restart_list(r);
+}
+
+typedef struct look {
+    iso__round *round;
+    int awaited;
+    iso_status status;
+    int64_t spent_ns;
+} look;
+
+static iso_status complete_bucket(iso__round *r, int b);
+
+// While one bucket is awaited, another that has come back is updated.
+static bool complete_another(void *user) {
+    look *l = user;
+    iso__round *r = l->round;
+    for (int b = 0; l->status == ISO_OK && b < layout_of(r)->bucket_count; b++) {
+        const bucket_state *state = &r->bucket[b];
+        if (b == l->awaited || state->stage != POSTED) continue;
+        if (!iso__appliers_await(r->with.appliers, b)) continue;
+        if (!state->via->ops->is_back(state->via, b)) continue;
+        int64_t start = iso_now();
+        l->status = complete_bucket(r, b);
+        l->spent_ns += iso_now() - start;
+        return true;
+    }
+    return false;
+}
+
+// left NULL: the sum becomes an average.
+static iso_status arrive_bucket(iso__round *r, int b, const iso__idle *idle, double *left) {
+    bucket_state *state = &r->bucket[b];
+    iso__exchange_times times = {.known = false};
+    const look *meanwhile = idle ? idle->user : NULL;
+    ISO_TRY(state->via->ops->arrive(state->via, b, idle, left, &times));
+    iso__planner_arrived(r->with.planner, b, &times, meanwhile ? meanwhile->spent_ns : 0);
+    if (meanwhile) ISO_TRY(meanwhile->status);
+    state->stage = ARRIVED;
+    return ISO_OK;
+}
+
+// What is left after it are updates, which take `left` along. May be called again.
+static iso_status bring_back(iso__round *r, int b, double *left) {
+    look meanwhile = {.round = r, .awaited = b};
+    iso__idle idle = {complete_another, &meanwhile};
+    *left = 1;
+    ISO_TRY(arrive_bucket(r, b, &idle, can_fold(r, b) ? left : NULL));
+    return learn_used(r);
+}
+
+static iso_status complete_bucket(iso__round *r, int b) {
+    double left;
+    if (r->bucket[b].stage == OPEN) return ISO_OK;
+    ISO_TRY(bring_back(r, b, &left));
+    ISO_TRY(iso__appliers_apply(r->with.appliers, b, left, r->skipped));
+    open_bucket(r, b);
+    return ISO_OK;
+}
+
+// Waiting between updates would end what a device takes together.
+static iso_status arrive_first(iso__round *r, int b) {
+    double left;
+    bool launches = r->bucket[b].stage != OPEN && r->bucket[b].via->launches;
+    return launches ? bring_back(r, b, &left) : ISO_OK;
+}
+
+// ---- Gradients are needed ---------------------------------------------------------------------------
+
+bool iso__round_is_open(const iso__round *r) {
+    return r->issued < layout_of(r)->bucket_count && r->ready_count > 0 &&
+           r->with.sync != ISO_SYNC_EXPLICIT;
+}
+
+// Whether the backward that is open uses the parameter again before its gradient is final, to
+// compute activations once more. All lists before this one are back, so its value is current. Where
+// the owner closes every backward, what has been reported is current, too.
+static bool is_recomputed(const iso__round *r, int s) {
+    return iso__round_is_open(r) && (r->always_closed || !r->slot[s].ready);
+}
+
+static bool whole_is_recomputed(const iso__round *r, int i) {
+    const iso__layout *l = layout_of(r);
+    for (int k = 0; k < l->place[i].pieces; k++)
+        if (!is_recomputed(r, iso__layout_at(l, i, k))) return false;
+    return true;
+}
+
+static iso_status begin_forward(iso__round *r) {
+    ISO_TRY(iso__round_advance(r));
+    if (iso__round_is_open(r)) ISO_TRY(iso__round_close(r, r->with.unused));
+    return iso__round_flush(r); // what runs next runs on the device after these anyway
+}
+
+iso_status iso__round_param_needed(iso__round *r, int i) {
+    const iso__layout *l = layout_of(r);
+    int pieces = l->place[i].pieces;
+    if (whole_is_recomputed(r, i)) return iso__round_advance(r);
+    ISO_TRY(begin_forward(r));
+    for (int k = 0; k < pieces; k++)
+        iso__planner_need(r->with.planner, iso__layout_piece(l, i, k)->bucket);
+    for (int k = 0; k < pieces; k++) ISO_TRY(arrive_first(r, iso__layout_piece(l, i, k)->bucket));
+    for (int k = 0; k < pieces; k++)
+        ISO_TRY(complete_bucket(r, iso__layout_piece(l, i, k)->bucket));
+    return ISO_OK;
+}
+
+iso_status iso__round_piece_needed(iso__round *r, int i, int k) {
+    const iso__layout *l = layout_of(r);
+    int s = iso__layout_at(l, i, k), b = l->slot[s].bucket;
+    if (is_recomputed(r, s)) return iso__round_advance(r);
+    ISO_TRY(begin_forward(r));
+    if (!iso__appliers_take_pieces(r->with.appliers, s)) return iso__round_param_needed(r, i);
+    iso__planner_need(r->with.planner, b);
+    return complete_bucket(r, b);
+}
+
+iso_status iso__round_flush(iso__round *r) { return iso__transport_flush(r->transport); }
+
+iso_status iso__round_finish(iso__round *r) {
+    int count = layout_of(r)->bucket_count;
+    do {
+        if (iso__round_is_open(r)) ISO_TRY(iso__round_close(r, r->with.unused));
+        for (int b = 0; b < count; b++) ISO_TRY(arrive_first(r, b));
+        // In the order in which they were issued: the first ones are the first to be complete.
+        for (int b = 0; b < count; b++) ISO_TRY(complete_bucket(r, b));
+    } while (iso__round_is_open(r)); // reported while earlier exchanges were still out
+    return finish_transport(r);
+}
+
+// ---- Life -------------------------------------------------------------------------------------------
+
+static iso_status allocate_round(iso__round *r) {
+    const iso__layout *l = layout_of(r);
+    size_t slots = (size_t)l->slot_count, buckets = (size_t)l->bucket_count;
+    ISO_TRY(iso__alloc_zero(buckets * sizeof(*r->bucket), (void **)&r->bucket));
+    ISO_TRY(iso__alloc_zero(slots * sizeof(*r->slot), (void **)&r->slot));
+    ISO_TRY(iso__alloc_zero(slots * sizeof(*r->skipped), (void **)&r->skipped));
+    ISO_TRY(iso__alloc_zero(slots * sizeof(*r->used), (void **)&r->used));
+    for (int b = 0; b < l->bucket_count; b++) r->bucket[b].missing = slots_in(r, b);
+    return ISO_OK;
+}
+
+iso_status iso__round_create(const iso__round_config *config, iso__round **out) {
+    iso__round *r;
+    ISO_TRY(iso__alloc_zero(sizeof(*r), (void **)&r));
+    *r = (iso__round){.with = *config, .average = config->average};
+    iso__round_set_transport(r, config->alone, NULL);
+    iso_status status = allocate_round(r);
+    if (status < 0) iso__round_destroy(&r);
+    ISO_TRY(status);
+    *out = r;
+    return ISO_OK;
+}
+
+bool iso__round_destroy(iso__round **pointer) {
+    iso__round *r = *pointer;
+    *pointer = NULL;
+    if (!r) return true;
+    if (r->used_request) return false;
+    iso__free(r->bucket);
+    iso__free(r->slot);
+    iso__free(r->skipped);
+    iso__free(r->used);
+    iso__free(r);
+    return true;
+}
+
+void iso__round_set_transport(iso__round *r, iso__transport *transport, iso_comm *comm) {
+    r->transport = transport;
+    r->comm = comm;
+}
+
+// ---- Asking and setting -----------------------------------------------------------------------------
+
+bool iso__round_is_idle(const iso__round *r) { return r->busy == 0 && r->ready_count == 0; }
+bool iso__round_is_back(const iso__round *r) { return r->busy == 0; }
+bool iso__round_is_whole(const iso__round *r) { return r->busy == layout_of(r)->bucket_count; }
+
+bool iso__round_travels(const iso__round *r) {
+    const iso__layout *l = layout_of(r);
+    for (int b = 0; r->transport->travels && b < l->bucket_count; b++)
+        if (!l->bucket[b].local) return true;
+    return false;
+}
+
+long long iso__round_lists(const iso__round *r) { return r->lists; }
+const bool *iso__round_skipped(const iso__round *r) { return r->skipped; }
+void iso__round_list_used(iso__round *r) { r->fresh = false; }
+
+iso_unused iso__round_unused(const iso__round *r) { return r->with.unused; }
+void iso__round_set_unused(iso__round *r, iso_unused unused) { r->with.unused = unused; }
+void iso__round_set_owner(iso__round *r) { r->always_closed = true; }
+
+void iso__round_set_weight(iso__round *r, double weight, double total) {
+    r->average.weight = weight;
+    r->average.total = total;
+}
+
+void iso__round_skip_local(iso__round *r, bool skip) {
+    const iso__layout *l = layout_of(r);
+    for (int s = 0; s < l->slot_count; s++)
+        if (l->slot[s].local) r->skipped[s] = skip;
+}
+
+void iso__round_zero_grad(iso__round *r, int applier) {
+    for (int s = 0; s < layout_of(r)->slot_count; s++)
+        if (applier < 0 || iso__appliers_updates(r->with.appliers, applier, s))
+            r->slot[s].keep = false;
+}
