@@ -31,3 +31,4 @@ tests_common_libiso_testcommon_la_SOURCES += tests/common/oracle_norm.c tests/co
 tests_common_libiso_testcommon_la_SOURCES += tests/common/channel_fixture.c tests/common/channel_fixture.h
 tests_common_libiso_testcommon_la_SOURCES += tests/common/join_fixture.c tests/common/join_fixture.h
 tests_common_libiso_testcommon_la_SOURCES += tests/common/nccl_fixture.c tests/common/nccl_fixture.h
+tests_common_libiso_testcommon_la_SOURCES += tests/common/transport_fixture.c tests/common/transport_fixture.h

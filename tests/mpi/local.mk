@@ -115,3 +115,5 @@ MPI_TESTS += tests/mpi/reduce_function.mpi
 tests_mpi_reduce_function_mpi_SOURCES = tests/mpi/test_reduce_function.c
 MPI_TESTS += tests/mpi/traffic.mpi
 tests_mpi_traffic_mpi_SOURCES = tests/mpi/test_traffic.c
+MPI_TESTS += tests/mpi/transport.mpi
+tests_mpi_transport_mpi_SOURCES = tests/mpi/test_transport.c

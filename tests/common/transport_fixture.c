@@ -1,0 +1,171 @@
+// Buckets of two element types, short and long, through any transport.
+#include "common/transport_fixture.h"
+
+#include "common/mpi_fixture.h"
+
+#include <criterion/criterion.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { BUCKETS = 6, ROUNDS = 4 };
+
+static const size_t elements_of[BUCKETS] = {16, 64, 48000, 8, 1024, 4096}; // the third is long
+static const iso_dtype dtype_of[BUCKETS] = {ISO_F32, ISO_F64, ISO_F32, ISO_F64, ISO_F32, ISO_F64};
+static const char *const label_of[BUCKETS] = {"a", "b", "c", "stays", "e", "f"};
+enum { STAYS = 3 };
+
+typedef struct world {
+    iso__scopes *scopes;
+    iso__store store;
+    iso__coder coder;
+    iso__bucket bucket[BUCKETS];
+    iso__buckets buckets;
+    iso__exchange_stats stats;
+    iso__transport *transport;
+    void *mirror; // of gradients, in memory of the host
+} world;
+
+// Sums over a few ranks, halves and quarters of them are exact, also in 16 bits.
+static double value_of(int rank, int round, int b, size_t k) {
+    return (double)((rank * 5 + round * 3 + b + (int)(k % 7)) % 5) - 2;
+}
+
+static void set_value(const iso__bucket *b, void *memory, size_t k, double x) {
+    if (b->dtype == ISO_F64)
+        ((double *)memory)[k] = x;
+    else
+        ((float *)memory)[k] = (float)x;
+}
+
+static double get_value(const iso__bucket *b, const void *memory, size_t k) {
+    return b->dtype == ISO_F64 ? ((const double *)memory)[k] : (double)((const float *)memory)[k];
+}
+
+static size_t count_of(const iso__bucket *b) { return b->bytes / iso_dtype_size(b->dtype); }
+
+// ---- Memory -----------------------------------------------------------------------------------------
+
+static size_t lay_out(world *w) {
+    size_t unit = iso__scopes_unit(w->scopes), offset = 0;
+    if (unit == 0) unit = 64;
+    for (int b = 0; b < BUCKETS; b++) {
+        size_t bytes = elements_of[b] * iso_dtype_size(dtype_of[b]);
+        bytes = (bytes + unit - 1) / unit * unit;
+        w->bucket[b] = (iso__bucket){label_of[b], offset, bytes, dtype_of[b], b == STAYS};
+        offset += bytes;
+    }
+    w->buckets = (iso__buckets){w->bucket, BUCKETS};
+    return offset;
+}
+
+static void move_mirror(world *w, bool out) {
+    iso_device *device = w->store.device;
+    void *gradients = w->store.gradients;
+    if (!device) {
+        memcpy(out ? gradients : w->mirror, out ? w->mirror : gradients, w->store.bytes);
+        return;
+    }
+    if (!out) iso_assert_ok(device->ops->remote->finish(device));
+    iso_assert_ok(device->ops->remote->copy(device, ISO__QUEUE_COMPUTE, out ? w->mirror : gradients,
+                                            out ? gradients : w->mirror, w->store.bytes));
+    iso_assert_ok(device->ops->remote->finish(device));
+}
+
+static void open_world(world *w, const transport_case *c) {
+    const iso_comm_hook *hook = c->hook ? c->hook : &iso_hook_plain;
+    iso_assert_ok(iso__scopes_create(test_comm, c->device, hook, true, &w->scopes));
+    size_t bytes = lay_out(w);
+    iso_assert_ok(iso__coder_create(hook, &w->buckets, &w->coder));
+    iso_assert_ok(iso__store_create(bytes, c->device, &w->store));
+    iso_assert_ok(iso__store_make_arena(&w->store, iso__scopes_arena_node(w->scopes)));
+    if (w->store.device)
+        iso_assert_ok(iso__pinned_alloc(w->store.device, bytes, &w->mirror));
+    else
+        iso_assert_ok(iso__alloc(bytes, &w->mirror));
+    iso__transport_setup setup = {.store = &w->store,
+                                  .coder = &w->coder,
+                                  .buckets = &w->buckets,
+                                  .stats = &w->stats,
+                                  .world = test_comm};
+    iso_assert_ok(iso__scopes_choose(w->scopes, c->scope, &setup, &w->transport));
+    cr_assert_str_eq(w->transport->ops->name, c->name);
+}
+
+static void close_world(world *w) {
+    iso_assert_all(iso__scopes_destroy(&w->scopes));
+    if (w->store.device)
+        iso__pinned_free(w->store.device, w->mirror);
+    else
+        iso__free(w->mirror);
+    iso__store_destroy(&w->store);
+    iso__coder_destroy(&w->coder);
+}
+
+// ---- A round ----------------------------------------------------------------------------------------
+
+static void write_gradients(world *w, int round) {
+    for (int b = 0; b < BUCKETS; b++)
+        for (size_t k = 0; k < count_of(&w->bucket[b]); k++)
+            set_value(&w->bucket[b], (char *)w->mirror + w->bucket[b].offset, k,
+                      value_of(test_rank, round, b, k));
+    move_mirror(w, true);
+}
+
+static void post_all(world *w, int round, double before, double after) {
+    bool any = !w->transport->in_order;
+    for (int n = 0; n < BUCKETS; n++) {
+        int b = any ? (n + test_rank + round) % BUCKETS : n;
+        if (b == STAYS) continue;
+        if (test_rank == round % test_size && n == 2) usleep(20000);
+        iso_assert_ok(w->transport->ops->post(w->transport, b, before, after));
+        iso_assert_ok(iso__transport_advance(w->transport));
+    }
+    iso_assert_ok(iso__transport_flush(w->transport));
+}
+
+// left: what is left to multiply with.
+static void arrive_all(world *w, int round, double left[BUCKETS]) {
+    iso__transport *t = w->transport;
+    for (int b = BUCKETS - 1; b >= 0; b--) {
+        bool whole = (b + round) % 2 == 0, twice = b % 3 == 0;
+        iso__exchange_times times;
+        left[b] = 1;
+        if (b == STAYS) continue;
+        iso_assert_ok(t->ops->arrive(t, b, NULL, whole ? NULL : &left[b], &times));
+        iso_assert_all(!times.known || times.done_ns >= times.posted_ns);
+        if (twice) iso_assert_ok(t->ops->arrive(t, b, NULL, NULL, &times));
+        if (twice) iso_assert_all(!times.known); // told before
+        if (twice) left[b] = 1;
+    }
+    iso_assert_ok(iso__transport_finish(t));
+}
+
+static bool is_sum(const world *w, int b, int round, double factor, double left, int ranks) {
+    const char *memory = (const char *)w->mirror + w->bucket[b].offset;
+    for (size_t k = 0; k < count_of(&w->bucket[b]); k++) {
+        double sum = 0;
+        for (int r = 0; r < ranks; r++) sum += value_of(ranks == 1 ? test_rank : r, round, b, k);
+        if (get_value(&w->bucket[b], memory, k) * left != sum * factor) return false;
+    }
+    return true;
+}
+
+void transport_conforms(const transport_case *c) {
+    world w = {0};
+    open_world(&w, c);
+    int ranks = w.transport->travels ? test_size : 1;
+    for (int round = 0; round < ROUNDS; round++) {
+        double left[BUCKETS], before = round % 2 ? 0.5 : 1, after = round > 1 ? 0.25 : 1;
+        write_gradients(&w, round);
+        post_all(&w, round, before, after);
+        arrive_all(&w, round, left);
+        move_mirror(&w, false);
+        for (int b = 0; b < BUCKETS; b++) {
+            double factor = b == STAYS ? 1 : before * after;
+            iso_assert_all(is_sum(&w, b, round, factor, left[b], b == STAYS ? 1 : ranks));
+        }
+    }
+    iso_assert_all(w.stats.exchanges == (w.transport->travels ? ROUNDS * (BUCKETS - 1) : 0));
+    close_world(&w);
+}

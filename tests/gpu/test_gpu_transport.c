@@ -1,0 +1,42 @@
+// Transports of GPUs: each gives the sums that those of the host give.
+#include "common/nccl_fixture.h"
+#include "common/transport_fixture.h"
+
+#include <criterion/criterion.h>
+#include <stdlib.h>
+
+TestSuite(np1_gpu_transport, .init = nccl_setup, .fini = test_mpi_teardown, .timeout = 60);
+TestSuite(np2_gpu_transport, .init = nccl_setup, .fini = test_mpi_teardown, .timeout = 60);
+TestSuite(np4_gpu_transport, .init = nccl_setup, .fini = test_mpi_teardown, .timeout = 60);
+
+static void gpus_conform(const char *name, const char *collective, const iso_comm_hook *hook) {
+    iso_device *device;
+    setenv("ISO_NODE_COLLECTIVE", collective, 1);
+    iso_assert_ok(nccl_open_device(&device));
+    transport_conforms(&(transport_case){name, ISO_SCOPE_WORLD, hook, device});
+    iso_device_destroy(&device);
+}
+
+Test(np1_gpu_transport, alone_nothing_travels) {
+    nccl_skip();
+    gpus_conform("none", "auto", NULL);
+}
+
+Test(np2_gpu_transport, through_the_host) {
+    nccl_skip();
+    gpus_conform("staged", "mpi", NULL);
+    gpus_conform("staged", "shm", NULL);
+    gpus_conform("staged", "mpi", &iso_hook_bf16);
+}
+
+Test(np2_gpu_transport, by_nccl) {
+    nccl_skip();
+    gpus_conform("nccl", "nccl", NULL);
+}
+
+Test(np4_gpu_transport, in_shards) {
+    nccl_skip();
+    setenv("ISO_RANKS_PER_NODE", "2", 1);
+    gpus_conform("shards", "nccl", NULL);
+    gpus_conform("shards", "nccl", &iso_hook_bf16);
+}
