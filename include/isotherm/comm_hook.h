@@ -49,7 +49,8 @@ extern const iso_comm_hook iso_hook_f16, iso_hook_bf16;
 // ranks is lost. Nothing is kept of values that are not finite.
 extern const iso_comm_hook iso_hook_bf16_feedback;
 // Nothing is exchanged (PyTorch: noop_hook): ranks drift apart; the step time is what a perfect
-// network would give.
+// network would give. The same as ISO_SYNC_NONE: each rank judges alone which parameters are
+// unused.
 extern const iso_comm_hook iso_hook_noop;
 
 // "plain" (or "f32"), "f16", "bf16", "bf16-feedback", "noop". ISO_ERR_ARG lists them.

@@ -382,3 +382,9 @@ const iso_module_ops iso__data_parallel_ops = {
     .destroy = destroy,
     .takes_bf16 = true,
 };
+
+iso_status iso__data_parallel_check(const iso_module *module) {
+    ISO_CHECK(iso__is_data_parallel(module), ISO_ERR_ARG, "the module is a %s, not a DataParallel",
+              module->ops->type);
+    return ISO_OK;
+}

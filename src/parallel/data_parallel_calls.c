@@ -1,12 +1,6 @@
 // What callers ask of a DataParallel besides running it.
 #include "parallel/data_parallel_impl.h"
 
-iso_status iso__data_parallel_check(const iso_module *module) {
-    ISO_CHECK(iso__is_data_parallel(module), ISO_ERR_ARG, "the module is a %s, not a DataParallel",
-              module->ops->type);
-    return ISO_OK;
-}
-
 iso_status iso_data_parallel_sync_buffers(iso_module *module) {
     ISO_TRY(iso__data_parallel_check(module));
     return iso__buffer_sync_run(&iso__data_parallel_of(module)->buffer_sync);

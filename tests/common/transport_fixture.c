@@ -1,6 +1,7 @@
 // Buckets of two element types, short and long, through any transport.
 #include "common/transport_fixture.h"
 
+#include "comm/traffic.h"
 #include "common/mpi_fixture.h"
 
 #include <criterion/criterion.h>
@@ -74,6 +75,7 @@ static void move_mirror(world *w, bool out) {
 
 static void open_world(world *w, const transport_case *c) {
     const iso_comm_hook *hook = c->hook ? c->hook : &iso_hook_plain;
+    iso_assert_ok(iso__comm_locate(test_comm));
     iso_assert_ok(iso__scopes_create(test_comm, c->device, hook, true, &w->scopes));
     size_t bytes = lay_out(w);
     iso_assert_ok(iso__coder_create(hook, &w->buckets, &w->coder));

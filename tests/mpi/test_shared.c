@@ -1,4 +1,5 @@
 // Memory that ranks share, 1 to 4 ranks: when there is none, its use in training, and MPI_Finalize.
+#include "comm/comm_calls.h"
 #include "comm/shared_impl.h"
 #include "common/balance.h"
 #include "common/dp_fixture.h"

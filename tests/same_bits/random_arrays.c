@@ -98,6 +98,8 @@ static void choose_config(void) {
     c->split_factor = 1.5;
     c->unused = (iso_unused)choose(&shared, 3);
     if (one_in(&shared, 2)) c->hook = hooks[choose(&shared, 4)];
+    // Without an exchange there is nobody to negotiate with.
+    if (c->hook == &iso_hook_noop && c->unused == ISO_UNUSED_NEGOTIATE) c->unused = ISO_UNUSED_ZERO;
     p.unused = c->unused == ISO_UNUSED_ERROR ? 0 : 0.3;
     p.appliers = choose(&shared, MOST_APPLIERS + 1);
     for (int i = 0; i < p.count; i++) p.array[i].applier = i * p.appliers / p.count;
