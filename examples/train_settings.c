@@ -129,9 +129,8 @@ iso_status train_options_settings(const train_options *o, iso_settings *out) {
     if (o->sync_option) TRY(iso_settings_parse(out, o->sync_option));
     for (int i = 0; (s = train_setting_at(i)); i++) {
         if (train_setting_of(o->sync, s->key) && iso_settings_has(out, s->key))
-            return train_error(ISO_ERR_ARG,
-                               "--sync-option %s: that is an option of its own, give --%s", s->key,
-                               s->key);
+            return train_error(ISO_ERR_ARG, "--sync-option %s: give the option --%s instead",
+                               s->key, s->key);
         if (o->setting[i]) TRY(iso_settings_add(out, s->key, o->setting[i]));
     }
     return ISO_OK;
