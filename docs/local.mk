@@ -4,6 +4,7 @@ nobase_dist_doc_DATA = \
     CONTRIBUTING.md \
     LICENSE \
     README.md \
+    docs/architecture.md \
     docs/benchmarks.md \
     docs/cluster.md \
     docs/data.md \
