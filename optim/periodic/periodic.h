@@ -6,7 +6,7 @@
 #include "optim/periodic/merge.h"
 #include "optim/optim_impl.h"
 #include "optim/periodic/sync_plan.h"
-#include "parallel/average.h"
+#include "exchange/average.h"
 
 #include <isotherm/resume.h>
 

@@ -1,5 +1,10 @@
 # How buckets and means get from one rank to another: transports, and what is borrowed by them.
 libiso_core_la_SOURCES += \
+    src/exchange/average.c \
+    src/exchange/average.h \
+    src/exchange/average_impl.h \
+    src/exchange/average_parts.c \
+    src/exchange/average_phases.c \
     src/exchange/coder.c \
     src/exchange/coder.h \
     src/exchange/coll_nccl.h \

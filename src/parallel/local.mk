@@ -1,9 +1,5 @@
 # Data parallelism: buckets, the reducer, and the module that wraps a module.
 libiso_core_la_SOURCES += \
-    src/parallel/average.c \
-    src/parallel/average.h \
-    src/parallel/average_impl.h \
-    src/parallel/average_phases.c \
     src/parallel/buffers.c \
     src/parallel/clip.c \
     src/parallel/data_parallel.c \

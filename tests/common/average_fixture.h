@@ -4,7 +4,7 @@
 #define ISO_TEST_AVERAGE_FIXTURE_H
 
 #include "common/mpi_fixture.h"
-#include "parallel/average.h"
+#include "exchange/average.h"
 
 enum { MOST_VALUES = 5000, MOST_NODES = 8 };
 

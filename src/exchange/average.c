@@ -1,5 +1,5 @@
-// The weighted mean over nodes: its memory, how the array is cut, and what lasts between exchanges.
-#include "parallel/average_impl.h"
+// The weighted mean over nodes: its memory, and what lasts between exchanges.
+#include "exchange/average_impl.h"
 
 #include "exchange/wire.h"
 
@@ -7,35 +7,6 @@
 #include <string.h>
 
 static size_t round_up(size_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
-static size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
-
-// ---- How the array is cut -------------------------------------------------------------------------
-
-static size_t chunks_of(const iso__average *a, size_t count) {
-    size_t chunk = a->config.chunk;
-    return chunk == 0 || count <= chunk ? count > 0 : (count + chunk - 1) / chunk;
-}
-
-size_t iso__average_lay_out(iso__average *a, size_t first, size_t count) {
-    size_t offset = 0, nodes = (size_t)a->topology->nodes;
-    a->chunk_count = (int)chunks_of(a, count);
-    for (int i = 0; i < a->chunk_count; i++) {
-        iso__average_chunk *c = &a->chunk[i];
-        size_t later = (size_t)(a->chunk_count - 1 - i) * a->config.chunk;
-        *c = (iso__average_chunk){.first = first, .count = count - later, .offset = offset};
-        c->block = round_up((c->count + nodes - 1) / nodes, ISO__AVERAGE_UNIT);
-        offset += c->block * nodes;
-        first += c->count;
-        count -= c->count;
-    }
-    return offset;
-}
-
-void iso__average_part(const iso__average *a, int l, size_t *first, size_t *count) {
-    size_t from = smaller((size_t)l * a->part, a->count);
-    *first = from;
-    *count = smaller(from + a->part, a->count) - from;
-}
 
 // ---- Memory ---------------------------------------------------------------------------------------
 
@@ -81,16 +52,17 @@ static iso_status allocate_buffers(iso__average *a) {
     return ISO_OK;
 }
 
-static iso_status allocate(iso__average *a) {
+static iso_status allocate_all(iso__average *a) {
     size_t parts = (size_t)a->topology->smallest;
     a->part = round_up((a->count + parts - 1) / parts, ISO__AVERAGE_UNIT);
     ISO_TRY(iso__alloc_zero(parts * sizeof(*a->spread), (void **)&a->spread));
-    ISO_TRY(iso__alloc_zero(chunks_of(a, a->count) * sizeof(*a->chunk), (void **)&a->chunk));
+    ISO_TRY(
+        iso__alloc_zero(iso__average_chunks(a, a->count) * sizeof(*a->chunk), (void **)&a->chunk));
     ISO_TRY(allocate_buffers(a));
     return a->config.differences ? allocate_differences(a) : allocate_mean(a);
 }
 
-static iso_status check(size_t count, const iso__average_config *config) {
+static iso_status check_config(size_t count, const iso__average_config *config) {
     ISO_CHECK(count > 0, ISO_ERR_ARG, "a mean over nodes needs at least one element");
     ISO_CHECK(config->wire == ISO_F32 || config->wire == ISO_BF16 || config->wire == ISO_F16,
               ISO_ERR_ARG, "a mean over nodes travels in f32, bf16 or f16, not in type %d",
@@ -104,7 +76,7 @@ iso_status iso__average_create(iso_topology *topology, size_t count,
                                const iso__average_config *config, iso__average **out) {
     iso_status status;
     void *memory;
-    ISO_TRY(check(count, config));
+    ISO_TRY(check_config(count, config));
     ISO_TRY(iso__alloc_zero(sizeof(iso__average), &memory));
     iso__average *a = memory;
     a->topology = iso_topology_retain(topology);
@@ -113,7 +85,7 @@ iso_status iso__average_create(iso_topology *topology, size_t count,
     a->count = count;
     a->factor = (float)(topology->weight * topology->nodes);
     // A rank that failed alone would leave the others waiting in the first exchange.
-    ISO_TRY_GOTO(iso_comm_agree(topology->world, allocate(a)));
+    ISO_TRY_GOTO(iso_comm_agree(topology->world, allocate_all(a)));
     *out = a;
     return ISO_OK;
 fail:
@@ -149,12 +121,7 @@ void iso__average_destroy(iso__average **pointer) {
 
 // ---- What lasts -----------------------------------------------------------------------------------
 
-bool iso__average_busy(const iso__average *a) { return a->phase != ISO_AVERAGE_IDLE; }
 void iso__average_get_stats(const iso__average *a, iso__average_stats *out) { *out = a->stats; }
-
-bool iso__average_has_reference(const iso__average *a) {
-    return a->config.differences && !isnan(a->mean[a->current][0]);
-}
 
 iso_status iso__average_set_reference(iso__average *a, const float *values) {
     ISO_CHECK(!iso__average_busy(a), ISO_ERR_STATE,
@@ -192,7 +159,7 @@ static iso_status measure_once(iso__average *a, const float *values, double *ms)
     return ISO_OK;
 }
 
-static iso_status measure(iso__average *a, const float *values, int repeats, double *each) {
+static iso_status measure_each(iso__average *a, const float *values, int repeats, double *each) {
     for (int i = -1; i < repeats; i++) // the first one warms up
         ISO_TRY(measure_once(a, values, &each[i < 0 ? 0 : i]));
     ISO_TRY(iso_comm_allreduce_f64(a->topology->world, each, (size_t)repeats, ISO_MAX));
@@ -210,7 +177,7 @@ static iso_status measure_with(iso__average *a, float *values, int repeats, doub
     if (none) reference[0] = 0;
     if (a->config.differences) memcpy(values, reference, a->count * sizeof(float));
     a->measuring = true;
-    iso_status status = measure(a, values, repeats, each);
+    iso_status status = measure_each(a, values, repeats, each);
     a->measuring = false;
     if (none) reference[0] = NAN;
     if (status == ISO_OK) *ms = iso__median(each, repeats);

@@ -1,6 +1,6 @@
 // The weighted mean over nodes: how it gets from phase to phase, and what happens when a rank
 // fails.
-#include "parallel/average_impl.h"
+#include "exchange/average_impl.h"
 
 #include "exchange/wire.h"
 

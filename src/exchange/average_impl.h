@@ -1,8 +1,8 @@
-// Private to src/parallel/average*.c: the state of a weighted mean over nodes.
+// Private to src/exchange/average*.c: the state of a weighted mean over nodes.
 #ifndef ISO_AVERAGE_IMPL_H
 #define ISO_AVERAGE_IMPL_H
 
-#include "parallel/average.h"
+#include "exchange/average.h"
 
 #include <isotherm/trace.h>
 
@@ -74,8 +74,9 @@ struct iso__average {
     iso__average_stats stats;
 };
 
-// ---- average.c --------------------------------------------------------------------------------------
+// ---- average_parts.c --------------------------------------------------------------------------------
 
+size_t iso__average_chunks(const iso__average *a, size_t count); // of so many elements
 // Lays out the chunks of [first, first + count) and gives the elements that the buffers need.
 size_t iso__average_lay_out(iso__average *a, size_t first, size_t count);
 // The elements of local rank l's part with ISO__SHARDS.

@@ -1,4 +1,4 @@
-// Private to src/parallel and optim: the weighted mean of one flat array of floats over nodes,
+// Private to src/exchange and optim: the weighted mean of one flat array of floats over nodes,
 // computed while the program goes on.
 //
 // start() takes a copy of the array; the mean of all nodes' copies comes back from finish(), the

@@ -1,0 +1,39 @@
+// The weighted mean over nodes: how the array is cut, and what is known before an exchange.
+#include "exchange/average_impl.h"
+
+#include <math.h>
+
+static size_t round_up(size_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
+static size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
+
+size_t iso__average_chunks(const iso__average *a, size_t count) {
+    size_t chunk = a->config.chunk;
+    return chunk == 0 || count <= chunk ? count > 0 : (count + chunk - 1) / chunk;
+}
+
+size_t iso__average_lay_out(iso__average *a, size_t first, size_t count) {
+    size_t offset = 0, nodes = (size_t)a->topology->nodes;
+    a->chunk_count = (int)iso__average_chunks(a, count);
+    for (int i = 0; i < a->chunk_count; i++) {
+        iso__average_chunk *c = &a->chunk[i];
+        size_t later = (size_t)(a->chunk_count - 1 - i) * a->config.chunk;
+        *c = (iso__average_chunk){.first = first, .count = count - later, .offset = offset};
+        c->block = round_up((c->count + nodes - 1) / nodes, ISO__AVERAGE_UNIT);
+        offset += c->block * nodes;
+        first += c->count;
+        count -= c->count;
+    }
+    return offset;
+}
+
+void iso__average_part(const iso__average *a, int l, size_t *first, size_t *count) {
+    size_t from = smaller((size_t)l * a->part, a->count);
+    *first = from;
+    *count = smaller(from + a->part, a->count) - from;
+}
+
+bool iso__average_busy(const iso__average *a) { return a->phase != ISO_AVERAGE_IDLE; }
+
+bool iso__average_has_reference(const iso__average *a) {
+    return a->config.differences && !isnan(a->mean[a->current][0]);
+}
