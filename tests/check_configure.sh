@@ -51,7 +51,8 @@ void cblas_dgemm() {}
 END
     # No prototypes: whatever the header calls the integers, they are not looked at.
     sed -i 1d blas.c
-    "${CC:-cc}" -shared -fPIC blas.c -o "$1/lib/$2"
+    # shellcheck disable=SC2086  # a compiler may be several words
+    ${CC:-cc} -shared -fPIC blas.c -o "$1/lib/$2"
 }
 calls='void cblas_sgemm(enum CBLAS_ORDER, enum CBLAS_TRANSPOSE, enum CBLAS_TRANSPOSE, INT, INT, INT, float,
                  const float *, INT, const float *, INT, float, float *, INT);
@@ -90,7 +91,7 @@ result "CUDA is not built unasked, and the summary says that it could be" left_o
 compiles() { # folder
     flags=$(sed -n 's/^MPI_CFLAGS = //p' Makefile)
     # shellcheck disable=SC2086  # several words
-    "${CC:-cc}" -std=gnu11 -Wall -Wextra -Wconversion -Werror -I. -Iinclude -I"$root/include" -I"$root/src" \
+    ${CC:-cc} -std=gnu11 -Wall -Wextra -Wconversion -Werror -I. -Iinclude -I"$root/include" -I"$root/src" \
         -I"$1/include" $flags -c "$root/src/device/cpu/cpu_cblas.c" -o cpu_cblas.o
 }
 result "the kernels compile where the integers of BLAS are long" compiles other

@@ -581,7 +581,7 @@ told "an error of the only rank is told without its number" 1 same 'train: the l
 
 rm -f pid.*
 # shellcheck disable=SC2086,SC2016  # flags are several words; $$ belongs to the inner shell
-timeout -k 5 60 "$launcher" $flags -n 2 \
+timeout -k 5 120 "$launcher" $flags -n 2 \
     sh -c 'echo $$ >pid.$$; exec "$@"' sh "$train" --epochs 1000 >stdout 2>stderr \
     </dev/null &
 job=$!
@@ -594,8 +594,8 @@ began=$(date +%s)
 kill -9 "$(cat pid.* | tail -n 1)"
 status=0
 wait "$job" || status=$?
-has_failed && [ $(($(date +%s) - began)) -le 10 ]
-result $? "a rank that dies ends the job within 10 s"
+has_failed && [ $(($(date +%s) - began)) -le 30 ] # a busy machine needs more than a second
+result $? "a rank that dies ends the job within 30 s"
 
 good=0
 for program in "$train" "$mnist" "$mnist_daso" "$own_arrays" "$examples/get-mnist"; do
