@@ -259,7 +259,7 @@ job=$!
 wait_until grep -q ETA first
 mv folder gone
 finish
-[ "$status" = 1 ] && [ "$(tr -d '\r' <first | grep -c '^train: .*folder/c\.step-')" = 1 ]
+[ "$status" = 1 ] && [ "$(tr -d '\r' <first | grep -cE '^train: .*folder/c\.(step-|tmp\.)')" = 1 ]
 result $? "and before an error"
 
 print_plan
