@@ -43,10 +43,15 @@ AC_DEFUN([ISO_CBLAS_SEARCH], [
                 [iso_module=$iso_blas iso_libs=-l$iso_blas])
         AS_IF([test -z "$iso_cblas_cflags" && test -n "$PKG_CONFIG" && $PKG_CONFIG --exists "$iso_module"],
               [ISO_CBLAS_TRY([`$PKG_CONFIG --cflags $iso_module`], [`$PKG_CONFIG --libs $iso_module`])])
-        AS_IF([test $have_cblas = no], [ISO_CBLAS_TRY([$iso_cblas_cflags], [$iso_cblas_libs$iso_libs])])
+        AS_IF([test $have_cblas = no && ISO_CBLAS_IS_IN_FOLDER],
+              [ISO_CBLAS_TRY([$iso_cblas_cflags], [$iso_cblas_libs$iso_libs])])
         AS_IF([test $have_cblas = yes], [break])
     done
 ])
+
+# Of a folder that was given, the header must not be taken with a library of the system's that has another name.
+AC_DEFUN([ISO_CBLAS_IS_IN_FOLDER], [{ iso_file=`echo "$iso_libs" | sed 's/^-l//; s/ .*//'`
+            test -z "$iso_cblas_cflags" || ls "$with_cblas/lib/lib$iso_file".* >/dev/null 2>&1; }])
 
 # ISO_CBLAS_TRY(CFLAGS, LIBS)
 AC_DEFUN([ISO_CBLAS_TRY], [
