@@ -6,7 +6,8 @@
 // All ranks make the same calls in the same order: NCCL pairs them by their order alone. Nothing
 // here waits for another rank but for the GPU's completion of what all have issued, so a rank that
 // issues its calls without waiting for another's in between cannot be part of a cycle of waits; who
-// mixes these calls with other exchanges must show the same for the mixture (transport_shards.c does).
+// mixes these calls with other exchanges must show the same for the mixture (transport_shards.c
+// does).
 //
 // A peer that is gone or stuck would keep the GPU busy for ever, and with it whoever waits for the
 // device. So a thread watches what is under way: when NCCL reports an error, or nothing has become

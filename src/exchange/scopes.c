@@ -161,10 +161,13 @@ static iso_status make_host(const iso__transport_setup *setup, iso_comm *comm,
     iso__transport *host = NULL;
     ISO_TRY(iso__transport_host(setup, comm, &host));
     *out = host;
-    if (!setup->store->device) return ISO_OK;
-    iso__staged_config config = {.limit_s = iso__comm_timeout(setup->world)};
-    *out = NULL;
-    return iso_comm_agree(comm, iso__transport_staged(setup, &config, host, out));
+    iso_status status = ISO_OK;
+    if (setup->store->device) {
+        iso__staged_config config = {.limit_s = iso__comm_timeout(setup->world)};
+        *out = NULL;
+        status = iso__transport_staged(setup, &config, host, out);
+    }
+    return iso_comm_agree(comm, status);
 }
 
 static iso_status make_shards(iso__scopes *s, const iso__transport_setup *setup,
@@ -192,9 +195,14 @@ iso_status iso__scopes_choose(iso__scopes *s, iso_scope scope, const iso__transp
     bool together = comm && iso_comm_size(comm) > 1;
     iso__transport_setup own = *setup;
     own.over_world = scope == ISO_SCOPE_WORLD;
-    iso__transport **made = together ? &s->transport[scope] : &s->alone;
-    if (!*made)
-        ISO_TRY(together ? make_transport(s, comm, &own, made) : iso__transport_none(&own, made));
+    iso__transport **made = together ? &s->transport[scope] : &s->alone, *new = NULL;
+    if (!*made) {
+        iso_status status =
+            together ? make_transport(s, comm, &own, &new) : iso__transport_none(&own, &new);
+        if (status < 0) iso__transport_destroy(&new); // what failed on one rank, no rank keeps
+        ISO_TRY(status);
+        *made = new;
+    }
     *out = *made;
     return ISO_OK;
 }

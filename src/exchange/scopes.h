@@ -10,9 +10,9 @@ typedef struct iso__scopes iso__scopes;
 const char *iso__scope_name(iso_scope scope);
 iso_status iso__scope_check(iso_scope scope); // ISO_ERR_ARG unless it is one
 
-// Collective over world, which has been located, and which it retains. Finds out who shares a node and whether GPUs sum by
-// NCCL, which is all that the layout of buckets must know. exchanges: false where nothing is to
-// travel.
+// Collective over world, which has been located, and which it retains. Finds out who shares a node
+// and whether GPUs sum by NCCL, which is all that the layout of buckets must know. exchanges: false
+// where nothing is to travel.
 iso_status iso__scopes_create(iso_comm *world, iso_device *device, const iso_comm_hook *hook,
                               bool exchanges, iso__scopes **out);
 // Accepts NULL. False: exchanges are under way, and what they use must stay. Collective.

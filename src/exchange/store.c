@@ -24,7 +24,7 @@ static iso_status share_arena(iso__store *s, iso_comm *node) {
     ISO_TRY(iso__comm_shared_alloc(node, s->bytes, &arena));
     iso_status status = s->device ? iso__pin_pages(s->device, arena, s->bytes) : ISO_OK;
     bool pinned = s->device && status == ISO_OK;
-    if (s->device) status = iso_comm_agree(node, status);
+    status = iso_comm_agree(node, status);
     if (status < 0) {
         if (pinned) iso__unpin_pages(s->device, arena);
         iso__comm_shared_free(node, &arena);

@@ -31,7 +31,8 @@ typedef struct iso__exchange_stats {
 
 // When a bucket's latest exchange happened, on the clock of iso_now.
 typedef struct iso__exchange_times {
-    bool known;                           // false: the host did not see it, or it was told before
+    bool left_device; // ready_ns is when the device had copied it out, later than post()
+    bool known;       // false: the host did not see it, or it was told before
     int64_t ready_ns, posted_ns, done_ns; // as iso__channel_times
     int64_t wait_start_ns, wait_end_ns;   // of the thread that arrived
 } iso__exchange_times;

@@ -63,7 +63,10 @@ static void count_bucket(const host *self, int i) {
 static iso_status post_bucket(iso__transport *t, int i, double before, double after) {
     host *self = host_of(t);
     parcel *p = &self->parcel[i];
-    p->coded = p->posted = false;
+    ISO_CHECK(!p->posted, ISO_ERR_STATE,
+              "the gradients of \"%s\" were posted again while their exchange is under way",
+              self->with.buckets->item[i].label);
+    p->coded = false;
     p->failed = true;
     ISO_TRY(prepare_bucket(self, i, before));
     p->failed = false;
@@ -79,6 +82,7 @@ static iso_status post_bucket(iso__transport *t, int i, double before, double af
 static bool is_back(const iso__transport *t, int i) {
     const host *self = const_host_of(t);
     const parcel *p = &self->parcel[i];
+    if (p->failed) return false; // arriving would tell of it, to a thread that waits for another
     return !p->posted || iso__channel_is_done(channel_of(self, i), p->item);
 }
 

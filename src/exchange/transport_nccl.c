@@ -12,6 +12,7 @@
 
 typedef struct sum {
     bool posted; // when its event comes, the device has the sum
+    bool failed; // to be posted
     double left;
     iso__device_event *event;
 } sum;
@@ -37,12 +38,14 @@ static iso_status enter_sum(iso__transport *t, int i, double before, double afte
     const iso__bucket *b = &self->with.buckets->item[i];
     iso__exchange_stats *stats = self->with.stats;
     sum *s = &self->sum[i];
+    s->failed = true;
     ISO_TRY(iso__store_scale(store, b->offset, b->bytes, b->dtype, before));
     ISO_TRY(remote(self)->record(store->device, ISO__QUEUE_COMPUTE, s->event));
     ISO_TRY(iso__nccl_all_reduce(self->nccl, store->gradients + b->offset,
                                  b->bytes / iso_dtype_size(b->dtype), b->dtype, b->label,
                                  s->event));
     s->posted = true;
+    s->failed = false;
     s->left = after;
     stats->exchanges++;
     *(self->with.over_world ? &stats->bytes_world : &stats->bytes_node) += (long long)b->bytes;
@@ -66,6 +69,7 @@ static iso_status let_compute_follow(iso__transport *t, int i, const iso__idle *
     (void)idle;
     if (times) times->known = false;
     ISO_TRY(iso__nccl_check(self->nccl));
+    ISO_CHECK(!s->failed, ISO_ERR_STATE, ISO__NEVER_EXCHANGED, b->label);
     if (s->posted)
         ISO_TRY(remote(self)->follow(self->with.store->device, ISO__QUEUE_COMPUTE, s->event));
     s->posted = false;

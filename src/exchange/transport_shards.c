@@ -29,6 +29,7 @@ typedef enum stage { HOME, OUT, GATHERED } stage;
 
 typedef struct shard {
     stage stage;
+    bool failed; // to be posted
     double left;
     iso__exchange_times times; // of its part through the host, until they are told
 } shard;
@@ -62,14 +63,16 @@ static iso_status scatter_out(iso__transport *t, int i, double before, double af
     iso__store *store = self->with.store;
     const iso__bucket *b = &self->with.buckets->item[i];
     iso__device_event *event = iso__staged_event(self->inner, i);
+    self->shard[i].failed = true;
     ISO_TRY(iso__store_scale(store, b->offset, b->bytes, b->dtype, before));
     ISO_TRY(remote(self)->record(store->device, ISO__QUEUE_COMPUTE, event));
     ISO_TRY(iso__nccl_reduce_scatter(self->nccl, store->gradients + b->offset,
                                      shard_elements(self, i), b->dtype, b->label, event));
     self->with.stats->bytes_node += (long long)b->bytes;
     iso__count_node_sum(&self->with.stats->traffic, self->node, b->bytes); // and the gather
+    ISO_TRY(iso__staged_post_behind(self->inner, i, 1, after));
     self->shard[i] = (shard){.stage = OUT, .left = after};
-    return iso__staged_post_behind(self->inner, i, 1, after);
+    return ISO_OK;
 }
 
 static iso_status check_nccl(void *user) { return iso__nccl_check(user); }
@@ -129,6 +132,7 @@ static iso_status gather_in(iso__transport *t, int i, const iso__idle *idle, dou
     shard *s = &self->shard[i];
     (void)idle; // no other bucket may come between: what comes back is shared out in one order
     ISO_TRY(iso__nccl_check(self->nccl));
+    ISO_CHECK(!s->failed, ISO_ERR_STATE, ISO__NEVER_EXCHANGED, self->part[i].label);
     ISO_TRY(gather_down_to(self, i));
     if (s->stage == GATHERED)
         ISO_TRY(remote(self)->follow(self->with.store->device, ISO__QUEUE_COMPUTE,

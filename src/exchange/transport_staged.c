@@ -5,12 +5,13 @@
 #include <isotherm/trace.h>
 #include <sched.h>
 
-// A bucket: LEAVING the device; SENT by the inner transport; or HOME, where its gradients are what
-// counts.
-typedef enum place { HOME, LEAVING, SENT } place;
+// A bucket: LEAVING the device; SENT by the inner transport; FETCHED, on its way back, behind its
+// event; or HOME, where its gradients are what counts.
+typedef enum place { HOME, LEAVING, SENT, FETCHED } place;
 
 typedef struct cargo {
     place place;
+    bool failed;          // to be posted
     double before, after; // of post, until it is sent
     double left;
     iso__device_event *event; // when its latest copy is complete
@@ -45,19 +46,26 @@ iso_status iso__staged_post_behind(iso__transport *t, int i, double before, doub
     iso__store *store = self->with.store;
     const iso__bucket *b = &self->with.buckets->item[i];
     cargo *c = &self->cargo[i];
-    c->place = LEAVING;
-    c->before = before;
-    c->after = after;
-    self->leaving++;
+    ISO_CHECK(c->place != LEAVING && c->place != SENT, ISO_ERR_STATE,
+              "the gradients of \"%s\" were posted again while their exchange is under way",
+              b->label);
+    c->failed = true;
     ISO_TRY(remote(self)->follow(store->device, ISO__QUEUE_OUT, c->event));
     ISO_TRY(remote(self)->copy(store->device, ISO__QUEUE_OUT, store->gradients + b->offset,
                                store->arena + b->offset, b->bytes));
-    return remote(self)->record(store->device, ISO__QUEUE_OUT, c->event);
+    ISO_TRY(remote(self)->record(store->device, ISO__QUEUE_OUT, c->event));
+    c->failed = false;
+    c->before = before;
+    c->after = after;
+    c->place = LEAVING;
+    self->leaving++;
+    return ISO_OK;
 }
 
 static iso_status post_out(iso__transport *t, int i, double before, double after) {
     staged *self = staged_of(t);
     iso_device *device = self->with.store->device;
+    self->cargo[i].failed = true;
     ISO_TRY(remote(self)->record(device, ISO__QUEUE_COMPUTE, self->cargo[i].event));
     return iso__staged_post_behind(t, i, before, after);
 }
@@ -122,7 +130,8 @@ static iso_status flush_out(iso__transport *t) {
 static bool is_back(const iso__transport *t, int i) {
     const staged *self = const_staged_of(t);
     place where = self->cargo[i].place;
-    return where == HOME || (where == SENT && self->inner->ops->is_back(self->inner, i));
+    if (self->cargo[i].failed || where == LEAVING) return false;
+    return where != SENT || self->inner->ops->is_back(self->inner, i);
 }
 
 static iso_status copy_in(staged *self, int i) {
@@ -140,7 +149,8 @@ static iso_status fetch(staged *self, int i, const iso__idle *idle, double *left
     c->left = 1;
     ISO_TRY(self->inner->ops->arrive(self->inner, i, idle, left ? &c->left : NULL, times));
     ISO_TRY(copy_in(self, i));
-    c->place = HOME;
+    c->place = FETCHED;
+    if (times) times->left_device = true;
     if (left) *left = c->left;
     return ISO_OK;
 }
@@ -166,10 +176,13 @@ static iso_status arrive_in(iso__transport *t, int i, const iso__idle *idle, dou
                             iso__exchange_times *times) {
     staged *self = staged_of(t);
     iso_device *device = self->with.store->device;
+    cargo *c = &self->cargo[i];
     if (times) times->known = false;
-    if (self->cargo[i].place == HOME) return settle(self, i, left);
-    ISO_TRY(fetch(self, i, idle, left, times));
-    return remote(self)->follow(device, ISO__QUEUE_COMPUTE, self->cargo[i].event);
+    ISO_CHECK(!c->failed, ISO_ERR_STATE, ISO__NEVER_EXCHANGED, self->with.buckets->item[i].label);
+    if (c->place == LEAVING || c->place == SENT) ISO_TRY(fetch(self, i, idle, left, times));
+    if (c->place == FETCHED) ISO_TRY(remote(self)->follow(device, ISO__QUEUE_COMPUTE, c->event));
+    c->place = HOME;
+    return settle(self, i, left);
 }
 
 static iso__channel *plan_of_inner(const iso__transport *t, int *bucket, int *count) {

@@ -8,6 +8,9 @@
 #include "exchange/store.h"
 #include "exchange/transport.h"
 
+// What arrive() says of a bucket whose post() failed.
+#define ISO__NEVER_EXCHANGED "the gradients of \"%s\" were never exchanged: posting them failed"
+
 typedef struct iso__transport_setup {
     iso__store *store;
     iso__coder *coder;

@@ -15,6 +15,7 @@ static iso_status exchange_once(iso_reducer *r, double *ms) {
     for (int b = 0; t->travels && b < r->buckets.count; b++)
         if (!r->buckets.item[b].local) ISO_TRY(t->ops->arrive(t, b, NULL, &left, NULL));
     ISO_TRY(iso__transport_finish(t));
+    if (r->store.device) ISO_TRY(iso__store_remote(&r->store)->finish(r->store.device));
     *ms = (double)(iso_now() - start) * 1e-6;
     return ISO_OK;
 }

@@ -99,7 +99,7 @@ void iso__planner_arrived(iso__planner *p, int bucket, const iso__exchange_times
     if (!x->known) return;
     int64_t wait_end = x->wait_end_ns - spent_ns;
     double wait_ms = (double)(wait_end - x->wait_start_ns) * 1e-6;
-    correct_ready(t, x->ready_ns);
+    if (x->left_device) correct_ready(t, x->ready_ns);
     p->waited_ns += wait_end - x->wait_start_ns;
     p->wait_ms += wait_ms;
     p->exchange_ms += (double)(x->done_ns - x->posted_ns) * 1e-6;

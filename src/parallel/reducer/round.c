@@ -33,6 +33,7 @@ struct iso__round {
     iso__averaging average;
     double *used; // [slots]: 1 where any rank has used it; of ISO_UNUSED_NEGOTIATE
     iso_request *used_request;
+    iso_comm *asked; // that the request is over, retained: MPI may still use it
 };
 
 static const iso__layout *layout_of(const iso__round *r) { return r->with.layout; }
@@ -91,6 +92,7 @@ static iso_status ask_used(iso__round *r) {
         }
     }
     if (!r->comm || iso_comm_size(r->comm) == 1) return ISO_OK;
+    r->asked = iso_comm_retain(r->comm);
     return iso__comm_iallreduce_max(r->comm, r->used, l->slot_count, "used parameters",
                                     &r->used_request);
 }
@@ -234,7 +236,9 @@ iso_status iso__round_adopt(iso__round *r, const bool *used) {
 static iso_status learn_used(iso__round *r) {
     const iso__layout *l = layout_of(r);
     if (!r->used_request) return ISO_OK;
-    ISO_TRY(iso_request_wait(&r->used_request));
+    iso_status status = iso_request_wait(&r->used_request);
+    if (!r->used_request) iso_comm_destroy(&r->asked);
+    ISO_TRY(status);
     for (int s = 0; s < l->slot_count; s++) // what is not exchanged, each rank judges for itself
         r->skipped[s] = l->slot[s].local ? !r->slot[s].used : r->used[s] == 0;
     return ISO_OK;
@@ -422,6 +426,7 @@ bool iso__round_destroy(iso__round **pointer) {
     *pointer = NULL;
     if (!r) return true;
     if (r->used_request) return false;
+    iso_comm_destroy(&r->asked);
     iso__free(r->bucket);
     iso__free(r->slot);
     iso__free(r->skipped);
