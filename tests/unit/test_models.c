@@ -132,5 +132,5 @@ Test(models, an_unknown_name_is_refused_with_those_that_are_known) {
     iso_rng rng = {.seed = 1};
     iso_module *model;
     cr_fails(model_create("vgg", device, &info, false, &rng, &model), ISO_ERR_ARG,
-             "no model vgg: use mlp|cnn|lenet|resnet18");
+             "unknown model vgg: use mlp|cnn|lenet|resnet18");
 }
