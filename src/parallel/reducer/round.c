@@ -67,7 +67,6 @@ static iso_status finish_transport(iso__round *r) {
 
 static iso_status post_bucket(iso__round *r, int b) {
     bucket_state *state = &r->bucket[b];
-    double left;
     state->via = bucket_of(r, b)->local ? r->with.alone : r->transport;
     state->stage = state->via->travels ? POSTED : ARRIVED;
     r->issued++;
@@ -75,7 +74,7 @@ static iso_status post_bucket(iso__round *r, int b) {
     iso__factors factor = factors_of(r, b);
     ISO_TRY(state->via->ops->post(state->via, b, factor.before, factor.after));
     if (!state->via->travels || !is_blocking(r)) return ISO_OK;
-    ISO_TRY(arrive_bucket(r, b, NULL, &left)); // what is left, completing it will ask again
+    ISO_TRY(arrive_bucket(r, b, NULL, NULL)); // an average, while it is still the host's
     return finish_transport(r);
 }
 
