@@ -65,7 +65,7 @@ static iso_status all_reduce(iso_module *module, void *user) {
 
 // ---- Settings of DASO ---------------------------------------------------------------------------
 
-// What is read: a config, and what does not stand there as it is given.
+// What settings are read into: a config, and the numbers of choices that it holds as enums.
 typedef struct daso_values {
     iso_daso_config config;
     int unit, wire;

@@ -120,7 +120,7 @@ static iso_status announce_save(save *s, uint64_t *replaced) {
     return ISO_OK;
 }
 
-// A save that failed leaves no files of its own, of which a full disk would stay full.
+// A save that failed removes its own files: left in place, they would keep a full disk full.
 static void drop_own(const save *s) {
     char file[ISO__PATH_ROOM];
     int rank = iso_comm_rank(s->comm);

@@ -146,8 +146,8 @@ static iso_status plan_in_order(iso__channel *c, size_t part_bytes, size_t windo
 
 static iso_status check_item(const iso__channel_item *given) {
     ISO_CHECK(iso__mpi_type(given->dtype) != MPI_DATATYPE_NULL, ISO_ERR_UNSUPPORTED,
-              "MPI cannot sum elements of type %s, of which \"%s\" is",
-              iso_dtype_name(given->dtype), given->label);
+              "\"%s\" has elements of type %s, which MPI cannot sum", given->label,
+              iso_dtype_name(given->dtype));
     ISO_CHECK(given->bytes > 0 && given->bytes % iso_dtype_size(given->dtype) == 0, ISO_ERR_ARG,
               "\"%s\" has %zu bytes, which is not a whole number of its elements", given->label,
               given->bytes);

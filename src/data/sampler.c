@@ -60,8 +60,8 @@ static void split(iso_sampler *self, int64_t global_batch) {
     if (self->last_size == 0) self->batches--;
 }
 
-// The same for shards of one size, of which neighbours overlap where the samples do not come out
-// even.
+// The same for shards of one size. Neighbours overlap where the ranks do not divide the samples
+// evenly.
 static void cut_shard(iso_sampler *self) {
     const iso_sampler_config *c = &self->config;
     int64_t whole = c->count / c->ranks, rest = c->count % c->ranks;

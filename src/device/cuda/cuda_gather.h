@@ -4,9 +4,9 @@
 // costs more than the work. So updates by the same rule wait in a table, and one kernel does them
 // all; groups of parameters take turns, so it may have the numbers of a few. They are launched
 // before anything else enters the compute queue, and before anybody looks at it (an event, a copy,
-// a wait): whoever goes by the order of that queue cannot tell that they waited. An error of that
-// launch is told by the call that brought it about; the updates then still wait, and are not lost
-// if a later call succeeds.
+// a wait): whoever goes by the order of that queue cannot tell that they waited. The call
+// that causes the launch reports its error. The updates then still wait: a later call that succeeds
+// launches them.
 #ifndef ISO_CUDA_GATHER_H
 #define ISO_CUDA_GATHER_H
 
@@ -16,7 +16,7 @@
 extern "C" {
 #endif
 
-// The table is the kernel's parameter, of which every GPU takes 4 KiB.
+// The table is a parameter of the kernel: every GPU accepts 4 KiB of parameters.
 enum { ISO_CUDA_UPDATES = 71, ISO_CUDA_UPDATE_ARRAYS = 5 };
 enum { ISO_CUDA_RULES = 4 };
 

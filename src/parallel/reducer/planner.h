@@ -14,7 +14,7 @@ iso_status iso__planner_create(const iso__layout *layout, iso_comm *world, bool 
 void iso__planner_destroy(iso__planner **planner); // accepts NULL
 
 // A backward began; a bucket was reported in list number `list`, was needed, has arrived with these
-// times, of which this thread spent some on other buckets.
+// times. spent_ns: how long the thread that waited worked on other buckets meanwhile.
 void iso__planner_begin(iso__planner *p);
 void iso__planner_ready(iso__planner *p, int bucket, long long list);
 void iso__planner_need(iso__planner *p, int bucket);

@@ -168,7 +168,7 @@ template <class T> __global__ void join_sums(backward_args<T> a) {
 template <int K>
 __device__ void share(const partial_sums<K> &s, const iso__norm_place &p, sums *to) {
     for (int c = 0; p.along == 0 && c < K; c++) to[p.lane * K + c] = {s.dy[c], s.product[c]};
-    __syncthreads(); // all of dy was read, too, of which dx may be the memory
+    __syncthreads(); // and all of dy was read: dx may be the same memory
 }
 
 // Those of the block's channels, on which all of its threads work.

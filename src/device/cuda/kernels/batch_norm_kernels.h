@@ -24,7 +24,7 @@ enum {
     ISO__NORM_ROWS = 5    // of a workspace: numbers of each channel
 };
 
-// to[i] = from[i], of which the host's memory is free again when the call returns.
+// to[i] = from[i]. The caller may reuse `from`, memory of the host, when the call returns.
 iso_status iso__cuda_norm_upload(iso__cuda *cuda, int64_t count, const double *from, double *to);
 
 typedef struct iso__cuda_norm_forward {

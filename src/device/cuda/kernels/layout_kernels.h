@@ -12,8 +12,8 @@ extern "C" {
 #endif
 
 // to[m][j][i] = from[m][i][j] for i < rows and j < columns. A line of `from` is from_line elements
-// long, of which the first `columns` are taken; a line of `to` is to_line long, with zeros from
-// `rows` on. size: bytes of an element, 2, 4 or 8.
+// long; its first `columns` are taken. A line of `to` is to_line long, with zeros from `rows` on.
+// size: bytes of an element, 2, 4 or 8.
 typedef struct iso__cuda_matrices {
     int64_t matrices, rows, columns, from_line, to_line;
 } iso__cuda_matrices;
