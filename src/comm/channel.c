@@ -241,13 +241,6 @@ bool iso__channel_destroy(iso__channel **pointer) {
     return true;
 }
 
-iso_status iso__channel_move(iso__channel *c, int i, void *data) {
-    ISO_CHECK(nothing_pending(c), ISO_ERR_STATE, "\"%s\" was moved while exchanges were under way",
-              c->item[i].given.label);
-    c->item[i].given.data = data;
-    return ISO_OK;
-}
-
 // ---- Ready and wait ---------------------------------------------------------------------------------
 
 iso_status iso__channel_ready(iso__channel *c, int i) {

@@ -54,9 +54,6 @@ iso_status iso__channel_create(iso_comm *comm, const iso__channel_item *item, in
 // Accepts NULL. May be called after MPI_Finalize.
 bool iso__channel_destroy(iso__channel **channel);
 
-// Local; every rank does the same. Nothing may be pending (ISO_ERR_STATE). Data of an item has
-// moved; its length and type stay.
-iso_status iso__channel_move(iso__channel *channel, int item, void *data);
 // Local; every rank gives the same. Nothing may be pending. Copies. ISO_ERR_ARG unless the parts of
 // each item cover it exactly, in ascending order.
 iso_status iso__channel_set_plan(iso__channel *channel, const iso__part *part, int count,

@@ -190,8 +190,6 @@ Test(np2_channel_use, state_errors) {
     iso_assert_all(refused(status, ISO_ERR_STATE, "\"item 1\" was made ready twice"));
     status = iso__channel_wait(rig.channel, 1, NULL, NULL);
     iso_assert_all(refused(status, ISO_ERR_STATE, "\"item 0\" leaves before it"));
-    status = iso__channel_move(rig.channel, 2, rig.item[2].data);
-    iso_assert_all(refused(status, ISO_ERR_STATE, "\"item 2\" was moved"));
     const iso__part part[3] = {
         {0, 0, rig.item[0].bytes}, {2, 0, rig.item[2].bytes}, {1, 0, rig.item[1].bytes}};
     status = iso__channel_set_plan(rig.channel, part, 3, 1000);
@@ -383,22 +381,6 @@ Test(np2_channel_use, steps_allocate_nothing) {
     }
     iso_memory_balance(NULL, NULL, &after);
     iso_assert_all(after == before);
-    channel_rig_destroy(&rig);
-}
-
-Test(np2_channel_use, item_that_moves) {
-    static float elsewhere[300];
-    channel_rig rig;
-    channel_rig_create(&rig, test_comm, 2, 300, false);
-    iso_assert_ok(give_all(&rig));
-    iso_assert_ok(wait_all(&rig));
-    void *old = rig.item[0].data;
-    rig.item[0].data = elsewhere;
-    iso_assert_ok(iso__channel_move(rig.channel, 0, elsewhere));
-    iso_assert_ok(give_all(&rig));
-    iso_assert_ok(wait_all(&rig));
-    iso_assert_all(all_summed(&rig));
-    rig.item[0].data = old; // to be freed
     channel_rig_destroy(&rig);
 }
 

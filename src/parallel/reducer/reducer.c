@@ -214,10 +214,8 @@ bool iso__reducer_was_unused(const iso_reducer *r, int i) {
 
 // ---- Ranks without data -----------------------------------------------------------------------------
 
-iso_unused iso__reducer_set_unused(iso_reducer *r, iso_unused unused) {
-    iso_unused before = iso__round_unused(r->round);
+void iso__reducer_set_unused(iso_reducer *r, iso_unused unused) {
     iso__round_set_unused(r->round, unused);
-    return before;
 }
 
 void iso__reducer_skip_local(iso_reducer *r) { iso__round_skip_local(r->round, true); }

@@ -54,8 +54,8 @@ void iso__reducer_zero_grad_of(iso_reducer *r, int id);
 
 // ---- Ranks without data -----------------------------------------------------------------------------
 
-// A rank without a batch may miss what is otherwise an error; returns what was in force.
-iso_unused iso__reducer_set_unused(iso_reducer *r, iso_unused unused);
+// A rank without a batch may miss what is otherwise an error.
+void iso__reducer_set_unused(iso_reducer *r, iso_unused unused);
 // What this rank does not exchange is not updated after this backward.
 void iso__reducer_skip_local(iso_reducer *r);
 // Every rank counts once again, and updates what it does not exchange.
