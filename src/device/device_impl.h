@@ -67,6 +67,7 @@ typedef struct iso__batch_norm_args {
     iso_activation act;                     // fused
     const iso_tensor *weight, *bias;        // [C]; NULL: 1 and 0
     iso_tensor *running_mean, *running_var; // [C]; updated if batch, where not NULL
+    iso_tensor *tracked;                    // i64, one number: goes up by 1 if batch; may be NULL
     // Of more values than x has, which batch_norm_moments and batch_norm_sums gave for their parts;
     // on the host. NULL: forward takes those of x, backward those of dy.
     const double *moments, *sums;
@@ -137,7 +138,6 @@ typedef struct iso_device_ops {
     // Host order <-> device, logical, whole tensor.
     iso_status (*to_host)(iso_device *self, const iso_tensor *from, void *host);
     iso_status (*from_host)(iso_device *self, const void *host, iso_tensor *to);
-    iso_status (*count_up)(iso_device *self, iso_tensor *x); // i64, logical: adds 1
     iso_status (*set_threads)(iso_device *self, int n);
     // As in device.h; name is one of those there.
     iso_status (*set_math)(iso_device *self, const char *name);

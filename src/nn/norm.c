@@ -45,16 +45,19 @@ static iso_status check_input(const batch_norm *l, const iso_tensor *in, bool al
     return ISO_OK;
 }
 
-static iso_status count_batch(const batch_norm *l, double *factor) {
+// The kernel counts the batch, unless the host must know how many there were.
+static iso_status count_batch(const batch_norm *l, iso__batch_norm_args *args) {
     void *mapped;
-    *factor = l->config.momentum;
+    args->factor = l->config.momentum;
     if (!l->count) return ISO_OK;
-    if (!l->config.cumulative_average) // nothing that the host must know
-        return l->base.device->ops->count_up(l->base.device, l->count->value);
+    if (!l->config.cumulative_average) {
+        args->tracked = l->count->value;
+        return ISO_OK;
+    }
     ISO_TRY(iso_tensor_map(l->count->value, ISO_READ_WRITE, &mapped));
     int64_t count = ++*(int64_t *)mapped;
     ISO_TRY(iso_tensor_unmap(l->count->value));
-    *factor = 1 / (double)count;
+    args->factor = 1 / (double)count;
     return ISO_OK;
 }
 
@@ -96,7 +99,7 @@ static iso_status batch_norm_forward(iso_module *self, iso_call *call, iso_tenso
     ISO_TRY(iso__call_tensor_of(self, ISO_F32, &call->aux[0], 1, &room, ISO_LAYOUT_LOGICAL));
     ISO_TRY(iso_call_tensor(self, &call->out, in->ndim, in->shape, in->layout));
     if (shares) ISO_TRY(exchanged(l, iso__norm_sync_moments(&l->sync, in, &args)));
-    if (call->number > 0) ISO_TRY(count_batch(l, &args.factor));
+    if (call->number > 0) ISO_TRY(count_batch(l, &args));
     if (l->running_mean) {
         args.running_mean = l->running_mean->value;
         args.running_var = l->running_var->value;

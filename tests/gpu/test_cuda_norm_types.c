@@ -41,6 +41,7 @@ typedef struct norm_case {
     oracle_batch_norm oracle;
     iso__batch_norm_args args;
     stored x, y, dy, w, b, mean, var, dw, db;
+    iso_tensor *tracked;
     double *batch_mean, *batch_var;
     void *workspace;
 } norm_case;
@@ -69,12 +70,15 @@ static norm_case open_case(target on, storing how, const norm_shape *s) {
     p.batch_var = calloc((size_t)channels, sizeof(double));
     size_t bytes = p.kernels->batch_norm_workspace(device, p.x.t);
     OK(device->ops->alloc(device, bytes, &p.workspace));
+    OK(iso_tensor_create(device, ISO_I64, 0, NULL, &p.tracked));
+    OK(iso_tensor_fill(p.tracked, 40));
     return p;
 }
 
 static void close_case(norm_case *p) {
     stored *all[] = {&p->x, &p->y, &p->dy, &p->w, &p->b, &p->mean, &p->var, &p->dw, &p->db};
     for (int i = 0; i < COUNT(all); i++) stored_destroy(all[i]);
+    iso_tensor_destroy(&p->tracked);
     free(p->batch_mean);
     free(p->batch_var);
     p->on.device->ops->free(p->on.device, p->workspace);
@@ -88,6 +92,7 @@ static void set_flags(norm_case *p, int flags) {
                                      .factor = 0.3,
                                      .batch = flags & BATCH,
                                      .act = flags & RELU ? ISO_ACT_RELU : ISO_ACT_NONE,
+                                     .tracked = p->tracked,
                                      .weight = flags & AFFINE ? p->w.t : NULL,
                                      .bias = flags & AFFINE ? p->b.t : NULL};
     if (p->args.batch && !(flags & RUNNING)) return;
@@ -113,6 +118,15 @@ static double values(const norm_case *p) { return (double)(p->oracle.rows * p->o
 static const double *weights(const norm_case *p) { return p->args.weight ? p->w.d : NULL; }
 static const double *biases(const norm_case *p) { return p->args.bias ? p->b.d : NULL; }
 
+// A batch counts whether or not its statistics are kept; an evaluation does not.
+static void check_count(const norm_case *p) {
+    void *host;
+    OK(iso_tensor_map(p->tracked, ISO_READ, &host));
+    cr_assert_eq(*(int64_t *)host, 40 + p->args.batch);
+    OK(iso_tensor_unmap(p->tracked));
+    OK(iso_tensor_fill(p->tracked, 40));
+}
+
 static void check_forward(norm_case *p, double count) {
     expect_running(p, count);
     OK(p->kernels->batch_norm_forward(p->on.device, &p->args, p->x.t, p->y.t, p->workspace));
@@ -121,6 +135,7 @@ static void check_forward(norm_case *p, double count) {
     stored_check(&p->y, TOLERANCE, "batch norm output");
     stored_check(&p->mean, TOLERANCE, "running mean");
     stored_check(&p->var, TOLERANCE, "running variance");
+    check_count(p);
 }
 
 // Into dw, db and y.

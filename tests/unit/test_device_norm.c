@@ -31,6 +31,7 @@ typedef struct norm_pairs {
     oracle_batch_norm oracle;
     iso__batch_norm_args args;
     pair x, y, dy, w, b, mean, var, dw, db;
+    iso_tensor *tracked;
     double *batch_mean, *batch_var;
     void *workspace;
 } norm_pairs;
@@ -74,6 +75,8 @@ static norm_pairs norm_create(const target *on, const norm_shape *s, iso_layout 
     p.batch_var = calloc((size_t)channels, sizeof(double));
     OK(on->device->ops->alloc(on->device, on->kernels->batch_norm_workspace(on->device, p.x.t),
                               &p.workspace));
+    OK(iso_tensor_create(on->device, ISO_I64, 0, NULL, &p.tracked));
+    OK(iso_tensor_fill(p.tracked, 40));
     change_values(&p, off_the_grid);
     return p;
 }
@@ -81,6 +84,7 @@ static norm_pairs norm_create(const target *on, const norm_shape *s, iso_layout 
 static void norm_destroy(const target *on, norm_pairs *p) {
     pair *all[] = {&p->x, &p->y, &p->dy, &p->w, &p->b, &p->mean, &p->var, &p->dw, &p->db};
     for (int i = 0; i < COUNT(all); i++) pair_destroy(all[i]);
+    iso_tensor_destroy(&p->tracked);
     free(p->batch_mean);
     free(p->batch_var);
     on->device->ops->free(on->device, p->workspace);
@@ -93,6 +97,7 @@ static void set_flags(norm_pairs *p, int flags) {
                                      .factor = 0.3,
                                      .batch = flags & 1,
                                      .act = flags & 2 ? ISO_ACT_RELU : ISO_ACT_NONE,
+                                     .tracked = p->tracked,
                                      .weight = flags & 4 ? p->w.t : NULL,
                                      .bias = flags & 4 ? p->b.t : NULL};
     if (p->args.batch && !(flags & 8)) return;
@@ -114,6 +119,15 @@ static void expect_running(norm_pairs *p, double *mean, double *var) {
     }
 }
 
+// A batch counts whether or not its statistics are kept; an evaluation does not.
+static void check_count(norm_pairs *p) {
+    void *host;
+    OK(iso_tensor_map(p->tracked, ISO_READ, &host));
+    cr_assert_eq(*(int64_t *)host, 40 + p->args.batch);
+    OK(iso_tensor_unmap(p->tracked));
+    OK(iso_tensor_fill(p->tracked, 40));
+}
+
 static void check_case(const target *on, norm_pairs *p, int flags, double tolerance) {
     set_flags(p, flags);
     const double *w = flags & 4 ? p->w.d : NULL, *b = flags & 4 ? p->b.d : NULL;
@@ -123,6 +137,7 @@ static void check_case(const target *on, norm_pairs *p, int flags, double tolera
     check_pair(on, &p->y, tolerance, "batch norm output");
     check_pair(on, &p->mean, tolerance, "running mean");
     check_pair(on, &p->var, tolerance, "running variance");
+    check_count(p);
     if (!(flags & 16)) zero(&p->dw), zero(&p->db);
     oracle_batch_norm_backward(&p->oracle, p->args.batch, p->x.d, p->batch_mean, p->batch_var, w, b,
                                p->dy.d, p->dw.d, p->db.d, p->y.d);

@@ -242,6 +242,7 @@ static iso_status batch_norm_forward(iso_device *self, const iso__batch_norm_arg
         load(&p, &s, workspace, &k);
         normalise_strip(&s, args->act == ISO_ACT_RELU, &k, x->data, y->data);
     }
+    if (args->batch && args->tracked) ++*(int64_t *)args->tracked->data;
     return ISO_OK;
 }
 

@@ -146,12 +146,6 @@ static iso_status memory_from_host(iso_device *self, const void *host, iso_tenso
     return ISO_OK;
 }
 
-static iso_status memory_count_up(iso_device *self, iso_tensor *x) {
-    (void)self;
-    for (int64_t i = 0; i < x->count; i++) ++((int64_t *)x->data)[i];
-    return ISO_OK;
-}
-
 // Between element types.
 static iso_status convert(const iso_tensor *from, iso_tensor *to) {
     ISO_CHECK(from->layout == ISO_LAYOUT_LOGICAL && to->layout == ISO_LAYOUT_LOGICAL,
@@ -190,5 +184,4 @@ void iso__cpu_fill_memory(iso_device_ops *ops) {
     ops->copy = memory_copy;
     ops->to_host = memory_to_host;
     ops->from_host = memory_from_host;
-    ops->count_up = memory_count_up;
 }

@@ -127,6 +127,7 @@ static iso_status batch_norm_forward(iso_device *self, const iso__batch_norm_arg
                                       .bias = data_of(args->bias),
                                       .running_mean = data_of(args->running_mean),
                                       .running_var = data_of(args->running_var),
+                                      .tracked = data_of(args->tracked),
                                       .workspace = workspace,
                                       .y = y->data};
     ISO_TRY(make_room(cuda, &forward.shape, &forward.numbers, &forward.parts));

@@ -98,10 +98,6 @@ static iso_status memory_from_host(iso_device *self, const void *host, iso_tenso
     return ordered ? iso__cuda_from_logical(cuda, to, data, to->data) : ISO_OK;
 }
 
-static iso_status memory_count_up(iso_device *self, iso_tensor *x) {
-    return iso__cuda_count_up(iso__cuda_of(self), x->count, x->data);
-}
-
 void iso__cuda_fill_memory(iso_device_ops *ops) {
     ops->alloc = memory_alloc;
     ops->free = memory_free;
@@ -111,5 +107,4 @@ void iso__cuda_fill_memory(iso_device_ops *ops) {
     ops->copy = memory_copy;
     ops->to_host = memory_to_host;
     ops->from_host = memory_from_host;
-    ops->count_up = memory_count_up;
 }

@@ -51,6 +51,7 @@ template <class T> struct forward_args {
     T *y;
     const Real *weight, *bias;
     Real *running_mean, *running_var, *workspace;
+    long long *tracked;
 };
 
 // Of one channel.
@@ -160,6 +161,7 @@ template <class T, int V, int K, bool own> __global__ void normalise_parts(forwa
         if (blockIdx.y == 0) {
             keep(mine, a.shape.channels, a.workspace + channel);
             if (a.batch && a.running_mean) update_running(a, channel, m);
+            if (a.batch && a.tracked && channel == 0) ++*a.tracked;
         }
     }
     __syncthreads();
@@ -208,6 +210,7 @@ template <class T> forward_args<T> args_of(const iso__cuda_norm_forward *f) {
     args.weight = (const Real *)f->weight, args.bias = (const Real *)f->bias;
     args.running_mean = (Real *)f->running_mean, args.running_var = (Real *)f->running_var;
     args.workspace = (Real *)f->workspace;
+    args.tracked = (long long *)f->tracked;
     return args;
 }
 

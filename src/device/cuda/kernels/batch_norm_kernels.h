@@ -35,6 +35,7 @@ typedef struct iso__cuda_norm_forward {
     double count;                     // of values of a channel, where moments are given
     const void *x, *weight, *bias;    // weight, bias may be NULL
     void *running_mean, *running_var; // may be NULL where batch is set
+    void *tracked;                    // goes up by 1 where batch is set; may be NULL
     void *workspace, *y;
     double *parts, *numbers; // scratch: of the parts; two of each channel
 } iso__cuda_norm_forward;

@@ -156,21 +156,3 @@ iso_status iso__cuda_round_two(iso__cuda *cuda, int64_t first_count, const void 
     int64_t rest = first_count + second_count - items * ITEM;
     return iso__cuda_submit_over(cuda, round_two, items > rest ? items : rest, args);
 }
-
-namespace {
-
-struct count_args {
-    int64_t count;
-    long long *x;
-};
-
-__global__ void count_up(count_args a) {
-    for (int64_t i = iso__first_item(); i < a.count; i += iso__item_stride()) a.x[i]++;
-}
-
-} // namespace
-
-iso_status iso__cuda_count_up(iso__cuda *cuda, int64_t count, void *x) {
-    count_args args = {count, (long long *)x};
-    return iso__cuda_submit_over(cuda, count_up, count, args);
-}

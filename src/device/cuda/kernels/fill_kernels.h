@@ -1,4 +1,4 @@
-// Private to the CUDA device: launchers of kernels that fill, convert and count.
+// Private to the CUDA device: launchers of kernels that fill and convert.
 #ifndef ISO_FILL_KERNELS_H
 #define ISO_FILL_KERNELS_H
 
@@ -18,8 +18,6 @@ iso_status iso__cuda_convert(iso__cuda *cuda, int64_t count, iso_dtype from_dtyp
 iso_status iso__cuda_round_two(iso__cuda *cuda, int64_t first_count, const void *first,
                                void *first_to, int64_t second_count, const void *second,
                                void *second_to);
-// x[i] += 1, i64.
-iso_status iso__cuda_count_up(iso__cuda *cuda, int64_t count, void *x);
 
 #ifdef __cplusplus
 }
