@@ -2,7 +2,8 @@
 // cpu_update.c.
 //
 // How many blocks there are, and which elements a thread has, depends on the count alone: another
-// GPU gets the same bits. Each block of the second pass adds up the sums of all blocks.
+// GPU gets the same bits. Each block of the second pass adds up the sums of all blocks. Every
+// product that is added is an explicit fma, as in update_kernels.cu.
 #include "device/cuda/kernels/cuda_pack.cuh"
 #include "device/cuda/kernels/cuda_submit.cuh"
 #include "device/cuda/kernels/update_kernels.h"
@@ -76,11 +77,13 @@ template <class Real> __global__ void lamb_apply(lamb_args<Real> a) {
         iso__pack<Real> v = iso__load(a.v + i * width, a.aligned);
 #pragma unroll
         for (int k = 0; k < width; k++)
-            p.at[k] -= step * lamb_direction(a, m.at[k], v.at[k], p.at[k]);
+            p.at[k] = fma(-step, lamb_direction(a, m.at[k], v.at[k], p.at[k]), p.at[k]);
         iso__store(a.p + i * width, p, a.aligned);
     }
     int64_t last = packs * width + iso__first_item();
-    if (last < a.count) a.p[last] -= step * lamb_direction(a, a.m[last], a.v[last], a.p[last]);
+    if (last >= a.count) return;
+    Real p = a.p[last];
+    a.p[last] = fma(-step, lamb_direction(a, a.m[last], a.v[last], p), p);
 }
 
 template <class Real>

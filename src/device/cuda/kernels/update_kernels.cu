@@ -1,8 +1,9 @@
 // Optimizer updates: one pass over gradient, parameter and state. Formulas: cpu_update.c.
 //
 // A rule is a struct of its numbers, without padding, with a function for one element. The kernel
-// around it goes over all segments of a table (cuda_gather.h). Sums of products name the one that
-// is fused, so that an element gets the same bits wherever its memory begins.
+// around it goes over all segments of a table (cuda_gather.h). Every product that is added is an
+// explicit fma: left to the compiler, it is fused or not by how the code around it is scheduled,
+// and an element would not get the same bits wherever its memory begins.
 #include "device/cuda/kernels/update_kernels.h"
 
 #include "device/cuda/cuda_gather.h"
@@ -111,7 +112,9 @@ template <class Real> struct sgd_rule {
     typedef Real real;
     static const int states = 0;
     Real lr, scale, decay;
-    __device__ void apply(Real grad, Real *x) const { x[0] -= lr * fma(decay, x[0], grad * scale); }
+    __device__ void apply(Real grad, Real *x) const {
+        x[0] = fma(-lr, fma(decay, x[0], grad * scale), x[0]);
+    }
 };
 
 // The first update copies the gradient into the momentum buffer: undampened, and nothing is kept of
@@ -125,7 +128,7 @@ template <class Real> struct momentum_rule {
         Real g = fma(decay, x[0], grad * scale);
         Real m = first ? fresh * g : fma(mu, x[1], fresh * g);
         x[1] = m;
-        x[0] -= lr * (nesterov ? fma(mu, m, g) : m);
+        x[0] = fma(-lr, nesterov ? fma(mu, m, g) : m, x[0]);
     }
 };
 
@@ -182,7 +185,7 @@ template <class Real> struct adadelta_rule {
         x[1] = fma(rho, x[1], fresh * g * g);
         Real delta = sqrt(x[2] + eps) / sqrt(x[1] + eps) * g;
         x[2] = fma(rho, x[2], fresh * delta * delta);
-        x[0] -= lr * delta;
+        x[0] = fma(-lr, delta, x[0]);
     }
 };
 
@@ -201,7 +204,7 @@ template <class Real> struct adagrad_rule {
     __device__ void apply(Real grad, Real *x) const {
         Real g = fma(decay, x[0], grad * scale);
         x[1] = fma(g, g, x[1]);
-        x[0] -= lr * (g / (sqrt(x[1]) + eps));
+        x[0] = fma(-lr, g / (sqrt(x[1]) + eps), x[0]);
     }
 };
 
@@ -231,7 +234,7 @@ template <class Real, bool centered, bool has_momentum> struct rmsprop_rule {
         Real step = g / (sqrt(square) + eps);
         const int last = states; // of x
         if (has_momentum) step = x[last] = fma(mu, x[last], step);
-        x[0] -= lr * step;
+        x[0] = fma(-lr, step, x[0]);
     }
 };
 
