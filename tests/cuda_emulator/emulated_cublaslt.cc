@@ -4,6 +4,7 @@
 // Attributes, sizes and statuses of descriptors are what cuBLAS 13 answers; what products must
 // fulfil is in its guide. Kernels differ in alignment, workspace and in how split sums are put
 // together, and the one that adds them up in no fixed order is the heuristic's first choice.
+// Odd rows of bf16 go to a kernel that stores the product before it adds the bias, as on an H100.
 #include <cublasLt.h>
 #include <string.h>
 
@@ -59,7 +60,8 @@ struct LtKernel {
 static const LtKernel kernels[] = {{CUBLASLT_REDUCTION_SCHEME_INPLACE, 4, 16}, // atomics
                                    {CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE, 4, 16},
                                    {CUBLASLT_REDUCTION_SCHEME_NONE, 1, 16},
-                                   {CUBLASLT_REDUCTION_SCHEME_NONE, 1, 4}};
+                                   {CUBLASLT_REDUCTION_SCHEME_NONE, 1, 4},
+                                   {CUBLASLT_REDUCTION_SCHEME_NONE, 1, 2}}; // bias in another pass
 static const uint64_t kernel_count = sizeof(kernels) / sizeof(kernels[0]);
 static const uint64_t algo_magic = 0xa190a190;
 static const int least_to_split = 64;
@@ -239,6 +241,7 @@ static void run_product(const LtProduct &p, const LtKernel &k, void *workspace) 
     const E *c = static_cast<const E *>(real(p.c));
     E *bias = static_cast<E *>(real(p.bias));
     T alpha = static_cast<T>(p.gemm.alpha), beta = static_cast<T>(p.gemm.beta);
+    E stored;
     for (int j = 0; j < p.gemm.n; ++j)
         for (int i = 0; i < p.gemm.m; ++i) {
             T value = alpha * sums[static_cast<size_t>(j) * static_cast<size_t>(p.gemm.m) +
@@ -246,6 +249,8 @@ static void run_product(const LtProduct &p, const LtKernel &k, void *workspace) 
             if (beta != 0)
                 value += beta * load(c[static_cast<size_t>(j) * static_cast<size_t>(p.ldc) +
                                        static_cast<size_t>(i)]);
+            store(&stored, value);
+            if (k.alignment < 4) value = load(stored);
             size_t at =
                 static_cast<size_t>(j) * static_cast<size_t>(p.gemm.c.ld) + static_cast<size_t>(i);
             store(&d[at], finish(p, value, bias, i));
