@@ -144,13 +144,14 @@ static void compare(const way *a, const way *b, const iso_layer *layers, double 
     cr_assert(worst > 0, "nothing is computed in another way");
 }
 
-// Rounded factors are the same, sums come in another order: what that changes grows from step to
-// step. A channel in another's place shows in the second digit.
+// Sums come in another order, and cuDNN may round the factors of a convolution in one layout and
+// compute it in f32 in the other: what that changes grows from step to step. A channel in another's
+// place shows in the second digit.
 Test(gpu_channels_last, convolutions_in_tf32_train_as_in_logical_order) {
-    compare(&logical, &last, convs, 5e-4);
+    compare(&logical, &last, convs, 2e-3);
 }
 Test(gpu_channels_last, pools_and_norms_in_tf32_train_as_in_logical_order) {
-    compare(&logical, &last, pools, 5e-4);
+    compare(&logical, &last, pools, 2e-3);
 }
 // Numbers of 8 bits instead of 24; their errors cancel in the mean of a batch.
 Test(gpu_channels_last, convolutions_in_bf16_train_as_in_f32) {
