@@ -116,7 +116,8 @@ __device__ partial_sums<K> sums_of_part(const backward_args<T> &a, const iso__no
     else
         add_all<false, width>(a, k, w, &s);
     gather(a.shape.lanes, &s);
-    for (int c = 0; c < K; c++) s.product[c] -= (double)k[c].rest * s.dy[c];
+    // Read again: through the loop they would take registers that it has no room for.
+    for (int c = 0; c < K; c++) s.product[c] -= (double)kept(a, p.channel + c).rest * s.dy[c];
     return s;
 }
 

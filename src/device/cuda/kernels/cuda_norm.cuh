@@ -50,7 +50,8 @@ __device__ inline iso__norm_walk iso__norm_walk_of(const iso__cuda_norm_shape &s
                                                    const iso__norm_place &p, int64_t part,
                                                    int64_t part_values) {
     const int pixels = V / K;
-    int64_t plane = s.plane / pixels, row = s.channels * s.plane / V;
+    // A constant for kernels of so many channels that they are short of registers.
+    int64_t plane = K > 4 ? 1 : s.plane / pixels, row = s.channels * s.plane / V;
     int64_t first = part * (part_values / pixels) + p.along, end = (part + 1) * part_values;
     if (end > s.values) end = s.values;
     iso__norm_walk w;
