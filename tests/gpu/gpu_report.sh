@@ -1,18 +1,20 @@
 #!/bin/bash
 # Builds Isotherm on a host with a GPU, tests, measures and profiles it there, all within ten minutes.
-# usage: tests/gpu/gpu_report.sh [--quick] [--budget SECONDS (570)] [--tree DIR] OUT [DEPS]
+# usage: tests/gpu/gpu_report.sh [--quick] [--budget SECONDS (570)] [--tree DIR] [--only PART,...] OUT [DEPS]
 #   OUT      folder for table.md, summary.txt and logs: eight files, none above 8 MiB
 #   DEPS     folder of dependencies for a host without package access: DEPS/setup.sh is sourced (it may unpack packages
 #            beside it, and sets PATH and the like)
 #   --quick  tiny sizes: tries the script and measures nothing
 #   --tree   builds in DIR and keeps it for the next time; otherwise in a folder that is removed
+#   --only   parts of measure,check,ranks,profile,sanitize (all, in this order); each needs the build, which always comes
 # The tree may be an unpacked "make dist", or a checkout; in one without configure autoreconf is run. What is built is
 # a copy of it. No GPU setting is changed. Stages come in the order of their worth, each with its own limit; those
 # for which no time is left say so. Nothing that they started is left behind.
 # GPU_REPORT_CONFIGURE: flags of configure instead of --with-cuda --enable-cuda-lineinfo --with-cuda-arch=(of the GPU):
 #   "--with-cuda=emulated"
-# tries it all on a host without a GPU. GPU_REPORT_PEER: options of peers/step_pytorch_gpu.py, whose "--device cpu" does
-# the same. PYTHON: a Python that has torch (python3).
+# tries it all on a host without a GPU. GPU_REPORT_STEPS: options of bench_step instead of the stage's own.
+# GPU_REPORT_PEER: options of peers/step_pytorch_gpu.py, whose "--device cpu" needs no GPU either. PYTHON: a Python
+# that has torch (python3).
 set -eu -o pipefail
 
 self=$(cd "$(dirname "$0")" && pwd)/$(basename "$0")
@@ -68,6 +70,12 @@ do_build() {
     made -j "$jobs" gpu-programs tests/bench/bench_step tests/bench/bench_gpu_ops
 }
 
+# Registers, stack and spilled bytes of each kernel; more than 128 registers at 256 threads halve what runs at a time.
+do_resources() {
+    case $flags in *emulated*) echo "none: the kernels are emulated" && return ;; esac
+    cuobjdump --dump-resource-usage "$build"/.libs/libisotherm.so | sh "$tree/source/tests/gpu/gpu_resources.sh"
+}
+
 # A step of training that a GPU has to have made.
 do_device() {
     "$build/tests/bench/bench_step" --device cuda --model mlp --batch 16 --steps 5 --warmup 2
@@ -93,7 +101,12 @@ do_kernels() {
 
 # Batches and numbers of steps that take about as long.
 do_steps() {
-    local maths=f32,tf32,bf16
+    local maths=bf16,tf32,f32
+    if [ -n "${GPU_REPORT_STEPS:-}" ]; then
+        # shellcheck disable=SC2086
+        bench step --device cuda $GPU_REPORT_STEPS
+        return
+    fi
     if [ -n "$quick" ]; then
         bench step --device cuda --model mlp,cnn --batch 4 --math "$maths" --graphs on,off --steps 5 --warmup 2
         return
@@ -146,7 +159,7 @@ do_sanitize() { # memcheck|racecheck
 
 do_sanitize_one() { # tool, program
     local status=0 log
-    local -a command
+    local -a command exclude=()
     log=$(mktemp "$work/sanitizer.XXXXXX")
     case $2 in
     step:*)
@@ -156,7 +169,9 @@ do_sanitize_one() { # tool, program
         ;;
     *) command=("$build/$2" --jobs 1) ;;
     esac
-    timeout -k 2 50 compute-sanitizer --tool "$1" --target-processes all --require-cuda-init=no \
+    # Kernels of NVIDIA's libraries have their own ways of waiting, which racecheck does not know.
+    [ "$1" != racecheck ] || exclude=(--kernel-regex-exclude "kernel_regex=nvjet|cutlass|xmma|cudnn|cublas|cask|gemm")
+    timeout -k 2 70 compute-sanitizer --tool "$1" --target-processes all --require-cuda-init=no "${exclude[@]}" \
         --error-exitcode 86 --print-limit 20 "${command[@]}" >"$log" 2>&1 </dev/null || status=$?
     ! grep -qE 'SUMMARY: [1-9][0-9]* (error|hazard)' "$log" || status=86
     case $status in
@@ -169,14 +184,31 @@ do_sanitize_one() { # tool, program
     [ "$status" = 0 ] || [ "$status" = 124 ] || [ "$status" = 137 ]
 }
 
+# A library that writes down when each kernel ran; folders with CUPTI: of the toolkit, or of PyTorch.
+make_kernel_times() {
+    local toolkit folder
+    toolkit=$(dirname "$(readlink -f "$(command -v nvcc)")")/..
+    folder=$(wheel_folders cupti.h include)
+    cc -std=c11 -shared -fPIC "$tree/source/tests/gpu/kernel_times.c" -o "$work/libkernel_times.so" \
+        -I"$toolkit/include" ${folder:+-isystem "$folder"} -L"$toolkit/lib64" -L"$toolkit/extras/CUPTI/lib64" \
+        ${folder:+-L"${folder%/include}/lib"} -lcupti
+}
+
+# Times of all kernels, as they run in graphs; then a few of a step with what they use of the GPU.
 do_profile() {
-    local model
-    for model in cnn resnet18; do
-        # About a step's kernels, after those of others and of the set-up.
-        ncu --clock-control none --launch-skip 400 --launch-count 150 --csv \
-            --metrics gpu__time_duration.sum,sm__throughput.avg.pct_of_peak_sustained_elapsed,dram__throughput.avg.pct_of_peak_sustained_elapsed \
-            "$build/tests/bench/bench_step" --device cuda --model "$model" --graphs off --batch 256 --steps 30 --warmup 5
+    local run model math batch
+    make_kernel_times
+    for run in "mlp bf16 64" "mlp tf32 64" "cnn bf16 64" "cnn tf32 64" "cnn bf16 256" "resnet18 bf16 64" "resnet18 bf16 1024"; do
+        read -r model math batch <<<"$run"
+        KERNEL_TIMES=$work/$model-$math-$batch.txt CUDA_INJECTION64_PATH=$work/libkernel_times.so \
+            "$build/tests/bench/bench_step" --device cuda --model "$model" --math "$math" --graphs on --batch "$batch" \
+            --steps 6 --warmup 24
+        "$PYTHON" "$tree/source/tests/gpu/kernel_steps.py" "$work/$model-$math-$batch.txt"
     done
+    command -v ncu >/dev/null || return 0
+    ncu --clock-control none --launch-skip 1200 --launch-count 40 --csv \
+        --metrics gpu__time_duration.sum,sm__throughput.avg.pct_of_peak_sustained_elapsed,dram__throughput.avg.pct_of_peak_sustained_elapsed,sm__warps_active.avg.pct_of_peak_sustained_active \
+        "$build/tests/bench/bench_step" --device cuda --model resnet18 --math bf16 --graphs off --batch 1024 --steps 10 --warmup 5
 }
 
 # ---- Limits ---------------------------------------------------------------------------------------------------------
@@ -320,7 +352,8 @@ make_ready() {
     . "$root/tests/test_env.sh"
     look_at_host
     note "host" "${gpu:-no GPU that nvidia-smi knows}${driver:+, driver $driver}, $jobs cores; configure $flags"
-    stage "copy of the tree" 60 build.log copy && stage "configure" 90 build.log configure && stage "build" 280 build.log build
+    stage "copy of the tree" 60 build.log copy && stage "configure" 90 build.log configure && stage "build" 280 build.log build &&
+        { stage "registers and spills" 60 build.log resources || true; }
 }
 
 # Programs that were ended with the stage neither passed nor failed.
@@ -330,37 +363,48 @@ forget_ended() {
         while read -r log; do rm -f "${log%.log}.trs"; done
 }
 
-check() {
-    stage "a step on the device" 40 runs.log device || return 1
-    stage "make check-gpu" 170 tests.log check_gpu || forget_ended
-    if sanitizer_works; then
-        stage "memcheck" 90 sanitizer.log sanitize memcheck || true
-        stage "racecheck" 90 sanitizer.log sanitize racecheck || true
-    fi
+# One context stays open meanwhile, so that no program waits for the driver to start the GPU up.
+hold_context() {
+    [ -z "${GPU_REPORT_CONFIGURE:-}" ] || return 0
+    setsid "$PYTHON" -c 'import time, torch; x = torch.zeros(1, device="cuda"); time.sleep(600)' </dev/null >/dev/null 2>&1 &
+    holder=$!
 }
 
 measure() {
-    stage "kernels" 60 runs.log kernels || true
-    stage "steps" 120 runs.log steps || true
+    stage "steps" 150 runs.log steps || true
     if torch_sees_gpu; then
-        stage "steps of PyTorch" 150 runs.log peer || true
+        stage "steps of PyTorch" 240 runs.log peer || true
     else
         note "steps of PyTorch" "skipped: $PYTHON has no torch that sees a GPU"
     fi
-    if command -v ncu >/dev/null; then
-        stage "profile" 60 profile.log profile || true
+    stage "kernels" 60 runs.log kernels || true
+}
+
+check() {
+    stage "make check-gpu" 240 tests.log check_gpu || forget_ended
+}
+
+sanitize() {
+    sanitizer_works || return 0
+    stage "memcheck" 120 sanitizer.log sanitize memcheck || true
+    stage "racecheck" 150 sanitizer.log sanitize racecheck || true
+}
+
+profile() {
+    if command -v nvcc >/dev/null && [ -z "${GPU_REPORT_CONFIGURE:-}" ]; then
+        stage "profile" 90 profile.log profile || true
     else
-        note "profile" "skipped: there is no ncu"
+        note "profile" "skipped: there is no nvcc"
     fi
-    if command -v "$MPIRUN" >/dev/null; then
-        stage "two ranks, host memory" 45 runs.log two_ranks host || true
-        if grep -q '^#define ISO_HAVE_NCCL' "$build/config.h"; then
-            stage "two ranks, NCCL" 45 runs.log two_ranks nccl || true
-        else
-            note "two ranks, NCCL" "skipped: configure found no NCCL"
-        fi
+}
+
+ranks() {
+    command -v "$MPIRUN" >/dev/null || { note "two ranks" "skipped: there is no $MPIRUN" && return; }
+    stage "two ranks, host memory" 60 runs.log two_ranks host || true
+    if grep -q '^#define ISO_HAVE_NCCL' "$build/config.h"; then
+        stage "two ranks, NCCL" 45 runs.log two_ranks nccl || true
     else
-        note "two ranks" "skipped: there is no $MPIRUN"
+        note "two ranks, NCCL" "skipped: configure found no NCCL"
     fi
 }
 
@@ -383,13 +427,14 @@ sum_up() {
 
 parse() {
     local words
-    words=$(sed -n '3,9s/^# \{0,1\}//p' "$self")
-    quick='' budget=570 tree='' deps=''
+    words=$(sed -n '3,10s/^# \{0,1\}//p' "$self")
+    quick='' budget=570 tree='' deps='' only=measure,check,ranks,profile,sanitize
     while [ $# -gt 0 ]; do
         case $1 in
         --quick) quick=yes ;;
         --budget) budget=$2 && shift ;;
         --tree) tree=$2 && shift ;;
+        --only) only=$2 && shift ;;
         -*) echo "$words" >&2 && exit 2 ;;
         *) break ;;
         esac
@@ -399,6 +444,12 @@ parse() {
     mkdir -p "$1"
     out=$(cd "$1" && pwd)
     [ -z "${2:-}" ] || deps=$(cd "$2" && pwd)
+    for part in ${only//,/ }; do
+        case $part in
+        measure | check | ranks | profile | sanitize) ;;
+        *) echo "gpu_report.sh: --only: there is no part \"$part\" (measure, check, ranks, profile, sanitize)" >&2 && exit 2 ;;
+        esac
+    done
 }
 
 main() {
@@ -415,9 +466,14 @@ main() {
     export quick build tree out root work deps
     : >"$work/sanitized"
     for file in summary.txt table.md build.log tests.log sanitizer.log bench.jsonl runs.log profile.log; do : >"$out/$file"; done
-    if make_ready && check; then
-        measure
+    holder=
+    if make_ready && stage "a step on the device" 120 runs.log device; then
+        hold_context
+        for part in measure check ranks profile sanitize; do
+            case ,$only, in *,$part,*) $part ;; esac
+        done
     fi
+    [ -z "$holder" ] || end_session "$holder"
     sum_up
     [ "$failures$cuts" = 00 ]
 }
