@@ -1,10 +1,12 @@
-// Convolutions of the CUDA device: by cuDNN, or as matrix products over patches (im2col).
+// Convolutions of the CUDA device: by cuDNN, as matrix products over patches (im2col), or, from very
+// few channels, by kernels of their own.
 //
 // Products run over the pixels of many samples at once, as many as a limited scratch memory holds;
 // samples are taken in the same parts in every run, and weight gradients add up in their order.
 #include "device/cuda/kernels/conv_kernels.h"
 #include "device/cuda/cuda_dnn.h"
 #include "device/cuda/cuda_linear.h"
+#include "device/cuda/cuda_stem.h"
 #include "device/cuda/kernels/layout_kernels.h"
 #include "device/cuda/kernels/linear_kernels.h"
 
@@ -238,6 +240,8 @@ static iso_status conv2d_forward(iso_device *self, const iso_conv2d_config *c, c
     geometry g;
     bool done = false, relu = act == ISO_ACT_RELU;
     ISO_TRY(iso__cuda_conv_choose(cuda));
+    ISO_TRY(iso__cuda_stem_try_forward(cuda, c, x, w, b, relu, y, &done));
+    if (done) return ISO_OK;
     if (cuda->dnn) ISO_TRY(iso__cuda_dnn_forward(cuda, c, x, w, b, act, y, &done));
     if (done) return ISO_OK;
     const void *bias = b ? b->data : NULL, *weights;
@@ -284,6 +288,8 @@ static iso_status backward_filter(iso__cuda *cuda, const iso_conv2d_config *c, c
     geometry g;
     bool done = false;
     ISO_TRY(iso__cuda_conv_choose(cuda));
+    ISO_TRY(iso__cuda_stem_try_filter(cuda, c, x, dy, dw, accumulate, &done));
+    if (done) return ISO_OK;
     if (cuda->dnn) ISO_TRY(iso__cuda_dnn_backward_filter(cuda, c, x, dy, dw, accumulate, &done));
     if (done) return ISO_OK;
     ISO_TRY(geometry_of(cuda, c, x, dy, &g));

@@ -34,6 +34,7 @@ static void destroy(iso__cuda_dnn *dnn) {
     iso__cuda_entry *entry;
     while ((entry = iso__cuda_cache_take(&dnn->plans)))
         iso__dnn_plan_destroy(dnn, iso_container_of(entry, iso__dnn_plan, base));
+    iso__dnn_forget_choices(dnn);
     if (dnn->relu) dnn->call.cudnnDestroyActivationDescriptor(dnn->relu);
     if (dnn->handle) dnn->call.cudnnDestroy(dnn->handle);
     iso__free(dnn);

@@ -11,6 +11,8 @@
 iso_status iso__cuda_dnn_create(iso__cuda *cuda);
 void iso__cuda_dnn_destroy(iso__cuda *cuda);
 
+void iso__cuda_dnn_fill_tune(iso_device_ops *ops);
+
 // The slots of the table; cuda->dnn is there. *done false: cuDNN has no way to do this shape in a
 // fixed order, and nothing was launched.
 iso_status iso__cuda_dnn_forward(iso__cuda *cuda, const iso_conv2d_config *c, const iso_tensor *x,
@@ -28,6 +30,7 @@ static inline iso_status iso__cuda_dnn_create(iso__cuda *cuda) {
     return ISO_FAIL(ISO_ERR_UNSUPPORTED, "this build has no cuDNN: use ISO_CUDA_CONV=gemm");
 }
 static inline void iso__cuda_dnn_destroy(iso__cuda *cuda) { (void)cuda; }
+static inline void iso__cuda_dnn_fill_tune(iso_device_ops *ops) { (void)ops; }
 
 static inline iso_status iso__cuda_dnn_forward(iso__cuda *cuda, const iso_conv2d_config *c,
                                                const iso_tensor *x, const iso_tensor *w,

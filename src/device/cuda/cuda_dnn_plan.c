@@ -174,6 +174,13 @@ void iso__dnn_say(iso_log_level level, const iso__dnn_plan *p, const char *what)
         p->at < p->count ? (int)p->math[p->at] : -1, p->at < p->count ? p->at + 1 : 0, p->count);
 }
 
+int iso__dnn_candidate(const iso__dnn_plan *p) {
+    if (p->chosen >= 0 && !p->refused[p->chosen]) return p->chosen;
+    int i = 0;
+    while (i < p->count && p->refused[i]) i++;
+    return i;
+}
+
 static void say_choice(const iso__dnn_plan *p) {
     if (p->count == 0)
         iso__dnn_say(ISO_LOG_INFO, p, "no way in a fixed order");
@@ -195,11 +202,13 @@ iso_status iso__dnn_find_plan(iso__cuda *cuda, const iso__dnn_key *key, iso__dnn
     p->key = *key;
     p->base.key = &p->key;
     p->fuses_relu = true;
+    p->chosen = -1;
     if (fits_int(key)) {
         ISO_TRY_GOTO(iso__cuda_enter(cuda));
         ISO_TRY_GOTO(describe(dnn, p));
         ISO_TRY_GOTO(choose(dnn, p));
     }
+    iso__dnn_apply_choice(dnn, p);
     iso__cuda_cache_add(&dnn->plans, &p->base);
     cuda->base.primitives_created++;
     say_choice(p);

@@ -47,6 +47,9 @@ typedef struct iso__cuda_dnn {
     cudnnHandle_t handle;
     cudnnActivationDescriptor_t relu;
     iso__cuda_cache plans;
+    bool tuning; // the first call for a shape times its candidates
+    struct iso__dnn_choice *choice;
+    int choices, room;
 } iso__cuda_dnn;
 
 // Writes the record of a failed call of cuDNN.
@@ -88,17 +91,33 @@ typedef struct iso__dnn_plan {
     // Candidates in the order of the heuristics; `at` is in use, count: none is left. An algorithm
     // is named once for each math that it has, and is run with that one.
     int algorithm[ISO__DNN_ALGORITHMS], count, at;
+    int chosen; // by time, and preferred; -1: none
     cudnnMathType_t math[ISO__DNN_ALGORITHMS];
     size_t workspace[ISO__DNN_ALGORITHMS];
-    bool fuses_relu; // until cuDNN refuses
-    bool no_room;    // a workspace could not be had
+    bool refused[ISO__DNN_ALGORITHMS]; // for good
+    bool fuses_relu;                   // until cuDNN refuses
+    bool no_room;                      // a workspace could not be had
 } iso__dnn_plan;
 
 // Of a shape and direction, made when it is first asked for. A shape that cuDNN cannot do has no
 // candidates.
 iso_status iso__dnn_find_plan(iso__cuda *cuda, const iso__dnn_key *key, iso__dnn_plan **out);
 void iso__dnn_plan_destroy(const iso__cuda_dnn *dnn, iso__dnn_plan *p);
+// The candidate to run: the chosen one, else the first that was not refused.
+int iso__dnn_candidate(const iso__dnn_plan *p);
 // Into the log: what became of a shape.
 void iso__dnn_say(iso_log_level level, const iso__dnn_plan *p, const char *what);
+
+// ---- Candidates by time (cuda_dnn_tune.c) ---------------------------------------------------------
+
+// Runs candidate p->at once; *done false: it is refused.
+typedef iso_status (*iso__dnn_trial)(iso__cuda *cuda, const void *context, iso__dnn_plan *p,
+                                     bool *done);
+// While tuning: times every candidate of a plan that has no choice yet, and keeps the fastest.
+iso_status iso__dnn_tune(iso__cuda *cuda, iso__dnn_plan *p, iso__dnn_trial trial,
+                         const void *context);
+// Prefers what was chosen for the shape, in another plan or by another rank.
+void iso__dnn_apply_choice(const iso__cuda_dnn *dnn, iso__dnn_plan *p);
+void iso__dnn_forget_choices(iso__cuda_dnn *dnn);
 
 #endif

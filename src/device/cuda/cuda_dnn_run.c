@@ -231,12 +231,33 @@ static iso_status run_candidate(iso__cuda *cuda, const job *j, iso__cuda_call ru
     return bring_back(cuda, j, &copy, &a);
 }
 
+// A job and how it is run, for trials of candidates.
+typedef struct trial {
+    const job *job;
+    iso__cuda_call run;
+} trial;
+
+static iso_status try_once(iso__cuda *cuda, const void *context, iso__dnn_plan *p, bool *done) {
+    const trial *t = context;
+    return run_candidate(cuda, t->job, t->run, p, done);
+}
+
+// A result that is added to what is there cannot be tried twice.
+static iso_status tune(iso__cuda *cuda, const job *j, iso__cuda_call run, iso__dnn_plan *p) {
+    if (!cuda->dnn->tuning || j->accumulate) return ISO_OK;
+    return iso__dnn_tune(cuda, p, try_once, &(trial){j, run});
+}
+
 // Goes on to the next one where a candidate is refused, for good.
 static iso_status run_plan(iso__cuda *cuda, const job *j, iso__cuda_call run, iso__dnn_plan *p,
                            bool *done) {
-    for (*done = false; p->at < p->count; p->at++) {
+    *done = false;
+    ISO_TRY(tune(cuda, j, run, p));
+    while (p->at < p->count) {
         ISO_TRY(run_candidate(cuda, j, run, p, done));
         if (*done) break;
+        p->refused[p->at] = true;
+        p->at = iso__dnn_candidate(p);
     }
     return ISO_OK;
 }
@@ -256,6 +277,7 @@ static iso_status forward(iso__cuda *cuda, const job *j, iso__dnn_plan *p, bool 
     // Without relu it fuses with one of the algorithms only.
     bool fuses = j->bias && j->relu && p->key.out_channels == j->y->shape[1];
     if (fuses && p->fuses_relu && p->at < p->count) {
+        ISO_TRY(tune(cuda, j, run_fused, p));
         ISO_TRY(run_candidate(cuda, j, run_fused, p, done));
         if (*done) return ISO_OK;
         p->fuses_relu = p->no_room;

@@ -33,6 +33,8 @@ CUDA_C_FILES += src/device/cuda/cuda_loss.c
 CUDA_C_FILES += src/device/cuda/cuda_lt.c
 CUDA_C_FILES += src/device/cuda/cuda_lt.h
 CUDA_C_FILES += src/device/cuda/cuda_pool2d.c
+CUDA_C_FILES += src/device/cuda/cuda_stem.c
+CUDA_C_FILES += src/device/cuda/cuda_stem.h
 CUDA_C_FILES += src/device/cuda/cuda_update.c
 EXTRA_DIST += $(CUDA_KERNELS) $(CUDA_INCLUDED)
 if ISO_HAVE_CUDA
@@ -44,6 +46,7 @@ libiso_core_la_SOURCES += src/device/cuda/cuda_dnn_layout.h
 libiso_core_la_SOURCES += src/device/cuda/cuda_dnn_plan.c
 libiso_core_la_SOURCES += src/device/cuda/cuda_dnn_plan.h
 libiso_core_la_SOURCES += src/device/cuda/cuda_dnn_run.c
+libiso_core_la_SOURCES += src/device/cuda/cuda_dnn_tune.c
 endif
 CUDA_OBJECTS += $(CUDA_KERNELS:.cu=.lo)
 $(CUDA_OBJECTS): $(CUDA_INCLUDED)
