@@ -42,7 +42,7 @@ static layer open_layer(iso_dtype dtype, bool graphs, int64_t rows, int64_t in, 
 
 static layer open_emulated(bool graphs) {
     if (!emulated_fail_next) cr_skip_test("only the emulated GPU can be made to refuse");
-    return open_layer(ISO_F32, graphs, 9, 72, 12);
+    return open_layer(ISO_F32, graphs, 9, 72, 20);
 }
 
 static void close_layer(layer *l) {
@@ -77,7 +77,7 @@ static long long cost(layer *l, bool bias, bool relu) {
 
 Test(cuda_lt, every_shape_matches_the_oracle_in_every_type) {
     static const int64_t shapes[][3] = {{1, 1, 1},  {3, 5, 7},    {64, 784, 10}, {17, 33, 65},
-                                        {8, 64, 8}, {2, 1000, 3}, {128, 4, 300}};
+                                        {8, 64, 24}, {2, 1000, 3}, {128, 4, 300}};
     for (iso_dtype dtype = ISO_F32; dtype <= ISO_BF16; dtype++)
         for (int i = 0; i < COUNT(shapes); i++) {
             layer l = open_layer(dtype, false, shapes[i][0], shapes[i][1], shapes[i][2]);
@@ -91,28 +91,28 @@ Test(cuda_lt, bias_and_relu_come_in_the_same_call) {
     for (int flags = 0; flags < 4; flags++) cr_expect(cost(&l, flags & 1, flags & 2) == 1);
     cr_expect(iso__cuda_of(l.on.device)->lt, "cuBLASLt was not taken");
     close_layer(&l);
-    l = open_layer(ISO_BF16, false, 9, 72, 12);
+    l = open_layer(ISO_BF16, false, 9, 72, 20);
     for (int flags = 0; flags < 4; flags++) cr_expect(cost(&l, flags & 1, flags & 2) == 1);
     close_layer(&l);
-    l = open_layer(ISO_BF16, false, 9, 7, 5); // rows that no kernel takes
+    l = open_layer(ISO_BF16, false, 9, 7, 21); // rows that no kernel takes
     cr_expect(cost(&l, true, true) == 2, "sums, which are rounded with their bias");
     close_layer(&l);
-    l = open_layer(ISO_F64, false, 9, 72, 12); // it has no epilogues for them
+    l = open_layer(ISO_F64, false, 9, 72, 20); // it has no epilogues for them
     cr_expect(cost(&l, true, true) == 2);
     close_layer(&l);
 }
 
 // Addresses that no vector of floats may be read from, after even ones.
 Test(cuda_lt, odd_addresses_are_done) {
-    layer l = open_layer(ISO_F32, false, 9, 16, 12);
+    layer l = open_layer(ISO_F32, false, 9, 16, 20);
     void *x = l.x.t->data, *b = l.b.t->data;
     check(&l, true, true);
-    pair more = pair_2d(&l.on, 10, 16), few = pair_1d(&l.on, 16);
+    pair more = pair_2d(&l.on, 10, 16), few = pair_1d(&l.on, 24);
     l.x.t->data = (float *)more.t->data + 1;
     memcpy(l.x.d, more.d + 1, (size_t)(9 * 16) * sizeof(double));
     bool one = cost(&l, true, true) == 1;
     l.b.t->data = (float *)few.t->data + 3;
-    memcpy(l.b.d, few.d + 3, 12 * sizeof(double));
+    memcpy(l.b.d, few.d + 3, 20 * sizeof(double));
     cr_expect(cost(&l, true, true) == 2, "a bias there is not its own");
     cr_expect(one || !emulated_fail_next, "the emulated GPU has a kernel for the others");
     l.x.t->data = x, l.b.t->data = b;
@@ -187,8 +187,8 @@ Test(cuda_lt, what_is_refused_after_it_was_held_back_is_told) {
 
 // Sums so long that they are split: never put together in the order in which parts are ready.
 static void repeat(iso_dtype dtype) {
-    layer l = open_layer(dtype, false, 16, 4096, 8);
-    float first[16 * 8] = {0}, again[16 * 8] = {0};
+    layer l = open_layer(dtype, false, 16, 4096, 24);
+    float first[16 * 24] = {0}, again[16 * 24] = {0};
     for (int i = 0; i < 20; i++) {
         OK(forward(&l, true, true));
         OK(l.on.device->ops->to_host(l.on.device, l.y.t, i > 0 ? again : first));
@@ -202,7 +202,7 @@ Test(cuda_lt, outputs_have_the_same_bits_in_every_run) {
 }
 
 Test(cuda_lt, nothing_is_made_for_a_shape_that_was_seen) {
-    layer l = open_layer(ISO_F32, false, 9, 72, 12);
+    layer l = open_layer(ISO_F32, false, 9, 72, 20);
     long long blocks, before, after;
     check(&l, true, true);
     long long made = iso_device_primitives_created(l.on.device);
@@ -228,7 +228,7 @@ static double error_of(layer *l, const char *math) {
 }
 
 Test(cuda_lt, f32_is_exact_until_it_is_told_to_round) {
-    layer l = open_layer(ISO_F32, false, 8, 32, 8);
+    layer l = open_layer(ISO_F32, false, 8, 32, 24);
     bool emulated = strstr(iso_device_describe(l.on.device), "emulated") != NULL;
     double f32 = error_of(&l, "f32"), tf32 = error_of(&l, "tf32"), bf16 = error_of(&l, "bf16");
     cr_expect(f32 < 1e-5, "f32 is off by %g", f32);

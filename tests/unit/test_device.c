@@ -11,8 +11,9 @@ TestSuite(device, .timeout = 120, .fini = balance_check);
 // ---- Linear -------------------------------------------------------------------------------------
 
 #define LINEAR_TOLERANCE 1e-5
-static const int64_t linears[][3] = {{1, 1, 1},    {3, 17, 5},     {7, 33, 16}, {64, 128, 10},
-                                     {1, 784, 50}, {8, 2304, 128}, {300, 9, 40}};
+static const int64_t linears[][3] = {{1, 1, 1},      {3, 17, 5},   {7, 33, 16},    {64, 128, 10},
+                                     {600, 104, 3},  {9, 1000, 7}, {1200, 40, 16}, {1, 784, 50},
+                                     {8, 2304, 128}, {300, 9, 40}};
 
 static void linear_forward(const target *on) {
     for (int i = 0; i < COUNT(linears); i++) {

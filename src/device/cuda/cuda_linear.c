@@ -1,9 +1,10 @@
 // Linear layers of the CUDA device: products by cuBLAS, with bias and activation in the same call
-// where cuBLASLt has it.
+// where cuBLASLt has it; those to very few features by kernels of their own.
 #include "device/cuda/cuda_linear.h"
 
 #include "device/cuda/cuda_lt.h"
 #include "device/cuda/kernels/linear_kernels.h"
+#include "device/cuda/kernels/thin_kernels.h"
 
 // After a relu that gave y, unless that is NULL.
 static iso_status sum_channels(iso__cuda *cuda, const iso_tensor *y, const iso_tensor *dy,
@@ -72,12 +73,41 @@ static iso_status multiply_and_add(iso__cuda *cuda, const iso_tensor *x, const i
     return iso__cuda_bias_act_of_sums(cuda, rows, out, 1, sums, bias, relu, y->data);
 }
 
+// ---- Very few features ----------------------------------------------------------------------------
+
+// a and b: what is loaded or stored in packs.
+static bool is_thin(iso_dtype dtype, const iso__cuda_thin *t, const void *a, const void *b) {
+    uintptr_t bits = (uintptr_t)a | (uintptr_t)b;
+    return (dtype == ISO_F32 || dtype == ISO_BF16) && t->out <= ISO_CUDA_THIN_OUT &&
+           t->in % ISO_CUDA_THIN_PACK == 0 && t->in < 32 * ISO_CUDA_ARRIVALS && t->rows > 0 &&
+           t->rows * t->in <= INT32_MAX && bits % 16 == 0;
+}
+
+static iso_status thin_params(iso__cuda *cuda, const iso_tensor *x, const iso_tensor *dy,
+                              const iso__cuda_thin *t, iso__cuda_thin_gradients *g) {
+    void *partial = NULL;
+    int parts = iso__cuda_thin_parts(t);
+    size_t bytes = (size_t)(parts * (t->in + 1) * t->out) * sizeof(float);
+    if (parts > 1) ISO_TRY(iso__cuda_scratch(cuda, bytes, &partial));
+    if (parts > 1) ISO_TRY(iso__cuda_arrivals(cuda, &g->arrived));
+    g->partial = partial;
+    g->x = x->data;
+    g->dy = dy->data;
+    return iso__cuda_thin_params(cuda, x->dtype, t, g);
+}
+
+// ---- Slots ----------------------------------------------------------------------------------------
+
 static iso_status linear_forward(iso_device *self, const iso_tensor *x, const iso_tensor *w,
                                  iso__arrival *arrival, const iso_tensor *b, iso_activation act,
                                  iso_tensor *y) {
     iso__cuda *cuda = iso__cuda_of(self);
     bool done, relu = act == ISO_ACT_RELU;
     ISO_TRY(iso__arrival_wait(arrival, w));
+    iso__cuda_thin thin = {x->shape[0], w->shape[1], w->shape[0]};
+    if (is_thin(x->dtype, &thin, x->data, w->data))
+        return iso__cuda_thin_forward(cuda, x->dtype, &thin, x->data, w->data, b ? b->data : NULL,
+                                      relu, y->data);
     ISO_TRY(iso__cuda_lt_linear(cuda, x, w, b, act, y, &done));
     if (done) return ISO_OK;
     if (!b && !relu) return multiply(cuda, x, w, false, y->data);
@@ -108,6 +138,13 @@ static iso_status linear_backward_rows(iso_device *self, const iso_tensor *x, co
 static iso_status linear_backward_params(iso_device *self, const iso_tensor *x,
                                          const iso_tensor *dy, iso_tensor *dw, bool accumulate_w,
                                          iso_tensor *db, bool accumulate_b) {
+    iso__cuda_thin thin = {x->shape[0], x->shape[1], dy->shape[1]};
+    if (dw && is_thin(x->dtype, &thin, NULL, NULL))
+        return thin_params(iso__cuda_of(self), x, dy, &thin,
+                           &(iso__cuda_thin_gradients){.dw = dw->data,
+                                                       .db = db ? db->data : NULL,
+                                                       .accumulate_w = accumulate_w,
+                                                       .accumulate_b = accumulate_b});
     if (dw) ISO_TRY(linear_backward_rows(self, x, dy, 0, dw, accumulate_w));
     if (db) ISO_TRY(iso__cuda_bias_gradient(iso__cuda_of(self), dy, db, accumulate_b));
     return ISO_OK;
@@ -116,6 +153,10 @@ static iso_status linear_backward_params(iso_device *self, const iso_tensor *x,
 static iso_status linear_backward_input(iso_device *self, const iso_tensor *dy, const iso_tensor *w,
                                         iso_tensor *dx) {
     int64_t rows = dy->shape[0], in = w->shape[1], out = w->shape[0];
+    iso__cuda_thin thin = {rows, in, out};
+    if (is_thin(dy->dtype, &thin, w->data, dx->data))
+        return iso__cuda_thin_input(iso__cuda_of(self), dy->dtype, &thin, dy->data, w->data,
+                                    dx->data);
     return iso__cuda_gemm(iso__cuda_of(self), &(iso__cuda_gemm_args){.dtype = dy->dtype,
                                                                      .m = rows,
                                                                      .n = in,
