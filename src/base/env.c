@@ -49,7 +49,7 @@ static const env_entry env_table[ISO_ENV_COUNT] = {
     [ISO_ENV_CUDA_CONV] = {"ISO_CUDA_CONV", "cudnn if installed",
                            "convolutions on a GPU: cudnn, gemm (cuBLAS)", "cudnn gemm",
                            .alike = true},
-    [ISO_ENV_CUDA_GRAPHS] = {"ISO_CUDA_GRAPHS", "0",
+    [ISO_ENV_CUDA_GRAPHS] = {"ISO_CUDA_GRAPHS", "1",
                              "launch recurring work on a GPU as CUDA graphs: 0, 1", .high = 1,
                              .whole = true},
 };

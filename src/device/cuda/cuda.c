@@ -160,7 +160,7 @@ static void fill_kernels(iso__cuda *cuda, iso_dtype dtype, iso_kernel_ops *ops) 
 static iso_status choose_graphs(iso__cuda *cuda) {
     double on;
     ISO_TRY(iso__cuda_conv_check());
-    ISO_TRY(iso__env_number(ISO_ENV_CUDA_GRAPHS, 0, &on));
+    ISO_TRY(iso__env_number(ISO_ENV_CUDA_GRAPHS, 1, &on));
     if (on != 0) ISO_TRY(iso__cuda_graphs_create(cuda));
     return ISO_OK;
 }
