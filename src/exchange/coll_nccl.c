@@ -14,14 +14,19 @@ iso_status iso__nccl_check(iso__nccl *n) {
 }
 
 // The error is known before the abort lets anything become complete.
-void iso__nccl_abort(iso__nccl *n, iso_status status) {
-    pthread_mutex_lock(&n->lock);
+ncclComm_t iso__nccl_give_up(iso__nccl *n, iso_status status) {
     ncclComm_t comm = n->comm;
     n->comm = NULL;
     if (n->error == ISO_OK) {
         snprintf(n->message, sizeof(n->message), "%.390s", iso_last_error()->message);
         atomic_store_explicit(&n->error, (int)status, memory_order_release);
     }
+    return comm;
+}
+
+void iso__nccl_abort(iso__nccl *n, iso_status status) {
+    pthread_mutex_lock(&n->lock);
+    ncclComm_t comm = iso__nccl_give_up(n, status);
     pthread_mutex_unlock(&n->lock);
     if (comm) n->call.ncclCommAbort(comm);
 }

@@ -64,6 +64,9 @@ struct iso__nccl {
 
 // With the lock held: the error of what is under way, if there is one.
 iso_status iso__nccl_look(iso__nccl *nccl);
+// With the lock held: the error is known and no call finds the communicator any more. Returns what
+// is to be aborted when the lock is released, or NULL.
+ncclComm_t iso__nccl_give_up(iso__nccl *nccl, iso_status status);
 
 // Collective. Starts the watching thread, which first of all joins the communicator. Waits for that
 // no longer than for the node's time-out, or until it fails on any rank.

@@ -36,8 +36,9 @@ static void watch_until_stopped(iso__nccl *n) {
         iso_status status = iso__nccl_look(n);
         if (status < 0) {
             let_call_return(n);
+            ncclComm_t comm = iso__nccl_give_up(n, status); // no call may begin in between
             pthread_mutex_unlock(&n->lock);
-            iso__nccl_abort(n, status);
+            if (comm) n->call.ncclCommAbort(comm);
             pthread_mutex_lock(&n->lock);
             continue;
         }
