@@ -102,7 +102,14 @@ endif
 .PHONY: check-gpu gpu-programs
 check-gpu: all gpu-programs
 	tests='$(GPU_SHELL_TESTS) $(GPU_TESTS) $(GPU_CONFORMANCE)'; ! $(HAVE_GPU) || tests="$$tests $(GPU_SUITES)"; \
-	ISO_TEST_DEVICE=cuda $(MAKE) $(AM_MAKEFLAGS) check TESTS="$$tests" check_PROGRAMS='$(GPU_ALL)'
+	before=; for t in $$tests; do case $$t in *nccl*) ;; *) before="$$before $${t%.*}.log" ;; esac; done; \
+	ISO_TEST_DEVICE=cuda $(MAKE) $(AM_MAKEFLAGS) check TESTS="$$tests" check_PROGRAMS='$(GPU_ALL)' \
+	    BEFORE_NCCL="$$before" BEFORE_NCCL_FAULTS="$$before tests/gpu/gpu_nccl.log"
+# NCCL's tests watch for ranks that are late, so they run alone.
+BEFORE_NCCL =
+BEFORE_NCCL_FAULTS =
+tests/gpu/gpu_nccl.log: $(BEFORE_NCCL)
+tests/gpu/gpu_nccl_faults.log: $(BEFORE_NCCL_FAULTS)
 # What it needs, without running it.
 gpu-programs: $(GPU_HELPED_BY) $(GPU_ALL)
 
