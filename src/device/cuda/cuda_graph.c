@@ -7,12 +7,13 @@
 // shapes may still be new.
 #define LEAST_COMMANDS 3
 #define TIMES_BEFORE   2
-#define MOST_SEGMENTS  64
+#define MOST_SEGMENTS  128
 
 // Commands keep where their arguments begin instead of a pointer.
 typedef struct entry {
     iso__cuda_command command;
     size_t at;
+    uint64_t hash; // of what is fixed of the commands up to this one
 } entry;
 
 typedef struct segment {
@@ -20,8 +21,9 @@ typedef struct segment {
     int count, capacity;
     char *args;
     size_t args_bytes, args_capacity;
-    int times; // that it has come
-    int next;  // what came after it the last time, or NONE
+    int times;      // that it has come
+    int next;       // what came after it the last time, or NONE
+    long long used; // when it came last: the value of `clock` then
     cudaGraphExec_t exec;
     cudaGraph_t graph;
     cudaGraphNode_t *node; // [count]
@@ -32,7 +34,8 @@ struct iso__cuda_graphs {
     segment now; // what came since the last end of a segment
     segment known[MOST_SEGMENTS];
     int count;
-    int oldest;    // known segment, once there is no room for more
+    long long clock;
+    bool told;     // that a segment could not be made a graph
     int previous;  // the segment that came before this one
     int following; // what `now` is as far as it goes and held back for; NONE: it is launched at
                    // once
@@ -61,10 +64,38 @@ static iso_status make_room(segment *s, size_t bytes) {
     return ISO_OK;
 }
 
+static uint64_t mix(uint64_t hash, uint64_t value) {
+    hash = (hash ^ value) * 0x9e3779b97f4a7c15u;
+    return hash ^ hash >> 29;
+}
+
+static uint64_t hash_of_bytes(uint64_t hash, const void *bytes, size_t count) {
+    uint64_t word;
+    for (size_t at = 0; at < count; at += sizeof(word)) {
+        size_t left = count - at;
+        word = 0;
+        memcpy(&word, (const char *)bytes + at, left < sizeof(word) ? left : sizeof(word));
+        hash = mix(hash, word);
+    }
+    return hash;
+}
+
+// Of what `fits` compares.
+static uint64_t hash_after(const segment *s, const iso__cuda_command *c) {
+    const iso__cuda_kernel *k = &c->kernel;
+    uint64_t hash = mix(s->count > 0 ? s->entry[s->count - 1].hash : 0, k->bytes);
+    if (!k->function)
+        return hash_of_bytes(mix(hash, (uint64_t)(uintptr_t)c->call), k->args, k->bytes);
+    hash = mix(hash, (uint64_t)(uintptr_t)k->function);
+    hash = mix(hash, (uint64_t)k->grid[0] << 32 | k->block);
+    return mix(hash, (uint64_t)k->grid[1] << 32 | k->grid[2]);
+}
+
 static iso_status append(segment *s, const iso__cuda_command *c) {
     size_t bytes = (c->kernel.bytes + 15) / 16 * 16;
     ISO_TRY(make_room(s, bytes));
-    s->entry[s->count++] = (entry){.command = *c, .at = s->args_bytes};
+    uint64_t hash = hash_after(s, c);
+    s->entry[s->count++] = (entry){.command = *c, .at = s->args_bytes, .hash = hash};
     memcpy(s->args + s->args_bytes, c->kernel.args, c->kernel.bytes);
     s->args_bytes += bytes;
     return ISO_OK;
@@ -79,11 +110,13 @@ static bool fits(const segment *s, int k, const iso__cuda_command *c) {
     return a->block == b->block && memcmp(a->grid, b->grid, sizeof(a->grid)) == 0;
 }
 
-static bool is_same(const segment *a, const segment *b) {
-    if (a->count != b->count) return false;
-    for (int k = 0; k < a->count; k++) {
-        iso__cuda_command c = command_of(b, k);
-        if (!fits(a, k, &c)) return false;
+// Whether the known one begins with what came. Only where hashes agree is there much to compare.
+static bool begins_like(const segment *known, const segment *now) {
+    int last = now->count - 1;
+    if (known->count < now->count || known->entry[last].hash != now->entry[last].hash) return false;
+    for (int k = last; k >= 0; k--) {
+        iso__cuda_command c = command_of(now, k);
+        if (!fits(known, k, &c)) return false;
     }
     return true;
 }
@@ -203,18 +236,34 @@ static void forget_all(struct iso__cuda_graphs *g) {
 // NONE: it has not come before.
 static int find(const struct iso__cuda_graphs *g) {
     for (int i = 0; i < g->count; i++)
-        if (is_same(&g->known[i], &g->now)) return i;
+        if (g->known[i].count == g->now.count && begins_like(&g->known[i], &g->now)) return i;
     return NONE;
+}
+
+static int least_recently_used(const struct iso__cuda_graphs *g) {
+    int found = 0;
+    for (int i = 1; i < g->count; i++)
+        if (g->known[i].used < g->known[found].used) found = i;
+    return found;
 }
 
 // Keeps what came as a new segment; `now` gets other memory.
 static int keep(struct iso__cuda_graphs *g) {
-    int i = g->count < MOST_SEGMENTS ? g->count++ : g->oldest++ % MOST_SEGMENTS;
+    int i = g->count < MOST_SEGMENTS ? g->count++ : least_recently_used(g);
     free_segment(&g->known[i]);
     g->known[i] = g->now;
     g->known[i].next = NONE;
     g->now = (segment){0};
     return i;
+}
+
+static void say_refused(struct iso__cuda_graphs *g, const segment *s) {
+    if (!g->told)
+        iso__log(ISO_LOG_WARN,
+                 "a segment of %d launches could not be made a CUDA graph, and goes launch by "
+                 "launch, as others like it will: %s",
+                 s->count, iso_last_error()->message);
+    g->told = true;
 }
 
 // After it was launched command by command.
@@ -227,8 +276,7 @@ static int learn(iso__cuda *cuda) {
     if (!s->exec) memcpy(s->args, g->now.args, s->args_bytes);
     if (++s->times != TIMES_BEFORE || s->count < LEAST_COMMANDS) return i;
     if (build(cuda, s) < 0) { // it will be launched as before
-        iso__log(ISO_LOG_INFO, "a segment of %d launches could not be made a CUDA graph: %s",
-                 s->count, iso_last_error()->message);
+        say_refused(g, s);
         free_graph(s);
     }
     return i;
@@ -236,6 +284,7 @@ static int learn(iso__cuda *cuda) {
 
 static void finish_segment(struct iso__cuda_graphs *g, int i) {
     if (g->previous != NONE) g->known[g->previous].next = i;
+    g->known[i].used = ++g->clock;
     g->previous = i;
     g->following = NONE;
     g->now.count = 0;
@@ -260,22 +309,17 @@ iso_status iso__cuda_flush(iso__cuda *cuda) {
     return ISO_OK;
 }
 
-static bool begins_like(const segment *s, const segment *now) {
-    if (!s->exec || s->count < now->count) return false;
-    for (int k = now->count - 1; k >= 0; k--) { // the last one differs most often
-        iso__cuda_command c = command_of(now, k);
-        if (!fits(s, k, &c)) return false;
-    }
-    return true;
+static bool has_begun(const segment *known, const segment *now) {
+    return known->exec && begins_like(known, now);
 }
 
 // A segment that begins with what came so far, preferably the one that came after the previous one
 // before. Where steps take turns with two losses or batches, it shows on the way which one it is.
 static int guess(const struct iso__cuda_graphs *g) {
     int next = g->previous != NONE ? g->known[g->previous].next : NONE;
-    if (next != NONE && next < g->count && begins_like(&g->known[next], &g->now)) return next;
+    if (next != NONE && next < g->count && has_begun(&g->known[next], &g->now)) return next;
     for (int i = 0; i < g->count; i++)
-        if (begins_like(&g->known[i], &g->now)) return i;
+        if (has_begun(&g->known[i], &g->now)) return i;
     return NONE;
 }
 
