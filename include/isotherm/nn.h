@@ -148,6 +148,9 @@ typedef struct iso_module_ops {
     // Forward and backward handle activations of bf16 (iso_autocast_create_take) beside parameters
     // of f32, a container by handing them on. Others are refused such input.
     bool takes_bf16;
+    // Forward changes no parameter, here or elsewhere. Where that holds for all modules below an
+    // Autocast, it rounds their parameters in one launch before its forward begins.
+    bool keeps_parameters;
 } iso_module_ops;
 
 // Hooks that a wrapper puts on a module. Any may be NULL.
@@ -158,6 +161,10 @@ typedef struct iso_module_hooks {
     // module that was used twice); called before the input gradient is computed, but after it in
     // modules that have `backward` in their table.
     iso_status (*gradient_ready)(iso_module *module, void *user);
+    // Whether before_forward would leave the parameters of this module as they are now, so that
+    // they may be read earlier; where it would not, it leaves those alone for which this is true.
+    // NULL: not known.
+    bool (*is_current)(const iso_module *module, void *user);
     void *user;
 } iso_module_hooks;
 

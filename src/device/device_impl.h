@@ -159,10 +159,16 @@ static inline iso_status iso__arrival_wait(iso__arrival *arrival, const iso_tens
     return arrival ? arrival->wait(arrival, w->shape[0]) : ISO_OK;
 }
 
+// A copy of f32 in bf16.
+typedef struct iso__rounding {
+    const iso_tensor *from;
+    iso_tensor *to;
+} iso__rounding;
+
 typedef struct iso_kernel_ops {
-    // Of the table of bf16 alone: the copies of w and b that its layers take, as copy() gives them.
-    iso_status (*round_parameters)(iso_device *self, const iso_tensor *w, iso_tensor *low_w,
-                                   const iso_tensor *b, iso_tensor *low_b);
+    // Of the table of bf16 alone: as so many calls of copy(). No tensor that is written overlaps
+    // any of the others.
+    iso_status (*round_many)(iso_device *self, int count, const iso__rounding *of);
     // ---- Layers. b may be NULL; accumulate: += instead of =. ----
     // arrival: of w; NULL: it is there. b is there.
     iso_status (*linear_forward)(iso_device *self, const iso_tensor *x, const iso_tensor *w,

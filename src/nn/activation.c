@@ -21,6 +21,7 @@ static const iso_module_ops relu_ops = {
     .forward = relu_forward,
     .backward_input = relu_backward_input,
     .takes_bf16 = true,
+    .keeps_parameters = true,
 };
 
 bool iso__module_is_relu(const iso_module *module) { return module->ops == &relu_ops; }
@@ -52,6 +53,7 @@ static const iso_module_ops log_softmax_ops = {
     .forward = log_softmax_forward,
     .backward_input = log_softmax_backward_input,
     .takes_bf16 = true,
+    .keeps_parameters = true,
 };
 
 iso_status iso_log_softmax_create(iso_device *device, iso_module **out) {
@@ -81,6 +83,7 @@ static const iso_module_ops softmax_ops = {
     .forward = softmax_forward,
     .backward_input = softmax_backward_input,
     .takes_bf16 = true,
+    .keeps_parameters = true,
 };
 
 iso_status iso_softmax_create(iso_device *device, iso_module **out) {
@@ -117,7 +120,7 @@ static iso_status unary_backward_input(iso_module *self, iso_call *call, iso_ten
 #define UNARY_OPS(name)                                                                            \
     {                                                                                              \
         .type = (name), .forward = unary_forward, .backward_input = unary_backward_input,          \
-        .takes_bf16 = true                                                                         \
+        .takes_bf16 = true, .keeps_parameters = true                                               \
     }
 static const iso_module_ops tanh_ops = UNARY_OPS("Tanh");
 static const iso_module_ops sigmoid_ops = UNARY_OPS("Sigmoid");

@@ -39,6 +39,7 @@ static const iso_module_ops cast_ops = {
     .forward = forward,
     .backward_input = backward_input,
     .takes_bf16 = true,
+    .keeps_parameters = true,
 };
 
 bool iso__module_is_cast(const iso_module *module) { return module->ops == &cast_ops; }
@@ -61,11 +62,27 @@ iso_status iso_cast_create(iso_device *device, iso_dtype dtype, iso_module **out
 // A call keeps the input in aux[0] and the gradient of the output in aux[1], as the child sees
 // them.
 
+// The input and all weights below at once.
+static iso_status round_all(iso_module *self, iso_call *call, iso_tensor *in, iso_tensor **x) {
+    iso__roundings r = {.device = self->device};
+    if (in->dtype == ISO_F32) {
+        ISO_TRY(
+            iso__call_tensor_of(self, ISO_BF16, &call->aux[0], in->ndim, in->shape, in->layout));
+        ISO_TRY(iso__roundings_add(&r, in, *x = call->aux[0]));
+    } else {
+        ISO_TRY(as_type(self, ISO_BF16, &call->aux[0], NULL, in, x));
+    }
+    ISO_TRY(iso__roundings_add_below(&r, self->child[0]));
+    return iso__roundings_flush(&r);
+}
+
 static iso_status autocast_forward(iso_module *self, iso_call *call, iso_tensor *in,
                                    iso_tensor **out) {
-    iso_tensor *x, *y;
-    ISO_TRY(as_type(self, dtype_of(self), &call->aux[0], NULL, in, &x));
-    ISO_TRY(iso_module_call(self->child[0], ISO_ACT_NONE, x, &y));
+    iso_tensor *x = NULL, *y = NULL;
+    iso_status status = round_all(self, call, in, &x);
+    if (status >= 0) status = iso_module_call(self->child[0], ISO_ACT_NONE, x, &y);
+    iso__roundings_drop(self->child[0]);
+    ISO_TRY(status);
     bool keeps = self->training && iso_container_of(self, cast, base)->keeps_output;
     return as_type(self, keeps ? y->dtype : in->dtype, &call->out, NULL, y, out);
 }
@@ -90,6 +107,7 @@ static const iso_module_ops autocast_ops = {
     .forward = autocast_forward,
     .backward = autocast_backward,
     .takes_bf16 = true,
+    .keeps_parameters = true,
 };
 
 static iso_status check_autocast(const iso_module *module, iso_dtype dtype) {

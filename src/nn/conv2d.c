@@ -5,8 +5,8 @@ typedef struct conv2d {
     iso_module base;
     iso_conv2d_config config;     // with stride, dilation and groups filled in
     iso_parameter *weight, *bias; // bias NULL: none
-    // To bf16, for the latest forward of it; else NULL. The weight has the layout of the output.
-    iso__values rounded;
+    // To bf16, for the latest forward of it. The weight has the layout of the output.
+    iso__rounded rounded;
 } conv2d;
 
 // How far the kernel reaches along an axis.
@@ -60,7 +60,7 @@ static iso_status backward_input(iso_module *self, iso_call *call, iso_tensor *g
     conv2d *l = iso_container_of(self, conv2d, base);
     ISO_TRY(iso_call_tensor(self, &call->grad_in, 4, call->in->shape, call->in->layout));
     *grad_in = call->grad_in;
-    const iso_tensor *w = iso__called_value(self, l->weight, l->rounded.weight);
+    const iso_tensor *w = iso__called_value(self, l->weight, l->rounded.values.weight);
     return iso__kernels(call->in)->conv2d_backward_input(self->device, &l->config, grad_out, w,
                                                          call->grad_in);
 }
@@ -72,7 +72,7 @@ static void tied(iso_module *self) {
 }
 
 static void destroy(iso_module *self) {
-    iso__values_destroy(&iso_container_of(self, conv2d, base)->rounded);
+    iso__rounded_destroy(&iso_container_of(self, conv2d, base)->rounded);
 }
 
 static const iso_module_ops conv2d_ops = {
@@ -84,7 +84,13 @@ static const iso_module_ops conv2d_ops = {
     .destroy = destroy,
     .fuses_relu = true,
     .takes_bf16 = true,
+    .keeps_parameters = true,
 };
+
+iso__rounded *iso__conv2d_rounded(iso_module *module) {
+    if (module->ops != &conv2d_ops) return NULL;
+    return &iso_container_of(module, conv2d, base)->rounded;
+}
 
 static iso_status check_config(const iso_conv2d_config *c) {
     ISO_CHECK(c->in_channels > 0 && c->out_channels > 0, ISO_ERR_ARG,

@@ -18,38 +18,6 @@ iso_status iso_call_tensor(iso_module *module, iso_tensor **slot, int ndim, cons
     return iso__call_tensor_of(module, module->activations, slot, ndim, shape, layout);
 }
 
-// *out = the value of a parameter, or where that is of another type than the activations, *slot.
-static iso_status value_for(iso_module *module, const iso_parameter *parameter, iso_layout layout,
-                            iso_tensor **slot, iso_tensor **out) {
-    iso_tensor *value = parameter ? parameter->value : NULL;
-    *out = value;
-    if (!value || value->dtype == module->activations) return ISO_OK;
-    ISO_TRY(iso_call_tensor(module, slot, value->ndim, value->shape, layout));
-    *out = *slot;
-    return ISO_OK;
-}
-
-iso_status iso__call_values(iso_module *module, iso_layout layout, const iso_parameter *weight,
-                            const iso_parameter *bias, iso__values *rounded, iso__values *out) {
-    iso_device *device = module->device;
-    ISO_TRY(value_for(module, weight, layout, &rounded->weight, &out->weight));
-    ISO_TRY(value_for(module, bias, ISO_LAYOUT_LOGICAL, &rounded->bias, &out->bias));
-    if (out->weight == weight->value) return ISO_OK;
-    if (!bias) return iso_tensor_copy(weight->value, out->weight);
-    return device->kernels[module->activations]->round_parameters(
-        device, weight->value, out->weight, bias->value, out->bias);
-}
-
-void iso__values_destroy(iso__values *values) {
-    iso_tensor_destroy(&values->weight);
-    iso_tensor_destroy(&values->bias);
-}
-
-iso_tensor *iso__called_value(const iso_module *module, const iso_parameter *parameter,
-                              iso_tensor *slot) {
-    return parameter->value->dtype == module->activations ? parameter->value : slot;
-}
-
 iso_status iso__call_layout(iso_module *module, iso_tensor **slot, iso_layout layout, iso_tensor *x,
                             iso_tensor **out) {
     *out = x;

@@ -47,12 +47,14 @@ static const iso_module_ops dropout_ops = {
     .forward = forward,
     .backward_input = backward_input,
     .takes_bf16 = true,
+    .keeps_parameters = true,
 };
 static const iso_module_ops dropout2d_ops = {
     .type = "Dropout2d",
     .forward = forward,
     .backward_input = backward_input,
     .takes_bf16 = true,
+    .keeps_parameters = true,
 };
 
 static iso_status create(iso_device *device, const iso_module_ops *ops, double p, iso_rng *rng,

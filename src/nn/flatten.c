@@ -47,6 +47,7 @@ static const iso_module_ops flatten_ops = {
     .forward = forward,
     .backward_input = backward_input,
     .takes_bf16 = true,
+    .keeps_parameters = true,
 };
 
 iso_status iso_flatten_create(iso_device *device, iso_module **out) {

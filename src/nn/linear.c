@@ -5,7 +5,7 @@ typedef struct linear {
     iso_module base;
     int64_t in_features, out_features;
     iso_parameter *weight, *bias; // bias NULL: none
-    iso__values rounded;          // to bf16, for the latest forward of it; else NULL
+    iso__rounded rounded;         // to bf16, for the latest forward of it
 } linear;
 
 // ---- Forward ----------------------------------------------------------------------------------------
@@ -102,7 +102,7 @@ static iso_status backward_input(iso_module *self, iso_call *call, iso_tensor *g
     linear *l = iso_container_of(self, linear, base);
     ISO_TRY(iso_call_tensor(self, &call->grad_in, 2, call->in->shape, ISO_LAYOUT_LOGICAL));
     *grad_in = call->grad_in;
-    const iso_tensor *w = iso__called_value(self, l->weight, l->rounded.weight);
+    const iso_tensor *w = iso__called_value(self, l->weight, l->rounded.values.weight);
     return iso__kernels(call->in)->linear_backward_input(self->device, grad_out, w, call->grad_in);
 }
 
@@ -115,7 +115,7 @@ static void tied(iso_module *self) {
 }
 
 static void destroy(iso_module *self) {
-    iso__values_destroy(&iso_container_of(self, linear, base)->rounded);
+    iso__rounded_destroy(&iso_container_of(self, linear, base)->rounded);
 }
 
 static const iso_module_ops linear_ops = {
@@ -128,7 +128,13 @@ static const iso_module_ops linear_ops = {
     .fuses_relu = true,
     .awaits_pieces = true,
     .takes_bf16 = true,
+    .keeps_parameters = true,
 };
+
+iso__rounded *iso__linear_rounded(iso_module *module) {
+    if (module->ops != &linear_ops) return NULL;
+    return &iso_container_of(module, linear, base)->rounded;
+}
 
 iso_status iso_linear_create(iso_device *device, int64_t in_features, int64_t out_features,
                              bool bias, iso_rng *rng, iso_module **out) {

@@ -15,6 +15,7 @@ libiso_core_la_SOURCES += src/nn/norm_sync.c
 libiso_core_la_SOURCES += src/nn/parameter.c
 libiso_core_la_SOURCES += src/nn/pool.c
 libiso_core_la_SOURCES += src/nn/residual.c
+libiso_core_la_SOURCES += src/nn/rounding.c
 libiso_core_la_SOURCES += src/nn/sequential.c
 libiso_core_la_SOURCES += src/nn/sequential_build.c
 libiso_core_la_SOURCES += src/nn/tie.c

@@ -18,14 +18,35 @@ iso_status iso__call_tensor_of(iso_module *module, iso_dtype dtype, iso_tensor *
 typedef struct iso__values {
     iso_tensor *weight, *bias;
 } iso__values;
-// Makes *out the values for a call: themselves, or of the type of its activations in *rounded,
-// which the layer keeps. layout: of a weight that is rounded.
+// What a layer keeps for values of another type than its activations'.
+typedef struct iso__rounded {
+    iso__values values; // NULL until first used
+    bool ready;         // rounded for the forward that runs, and not taken yet
+} iso__rounded;
+// Makes *out the values for a call: themselves, or of the type of its activations in *rounded.
+// layout: of a weight that is rounded.
 iso_status iso__call_values(iso_module *module, iso_layout layout, const iso_parameter *weight,
-                            const iso_parameter *bias, iso__values *rounded, iso__values *out);
-void iso__values_destroy(iso__values *values);
+                            const iso_parameter *bias, iso__rounded *rounded, iso__values *out);
+void iso__rounded_destroy(iso__rounded *rounded);
 // What that gave for one of them, in backward.
 iso_tensor *iso__called_value(const iso_module *module, const iso_parameter *parameter,
                               iso_tensor *slot);
+iso__rounded *iso__linear_rounded(iso_module *module); // NULL for other modules
+iso__rounded *iso__conv2d_rounded(iso_module *module); // the same
+
+// What is to be rounded to bf16 at once, of f32 tensors of a device.
+enum { ISO__ROUNDINGS = 64 };
+typedef struct iso__roundings {
+    iso_device *device;
+    int count;
+    iso__rounding item[ISO__ROUNDINGS];
+} iso__roundings;
+iso_status iso__roundings_add(iso__roundings *r, const iso_tensor *from, iso_tensor *to);
+// The parameters that layers of a module take rounded, for the forward of it that follows; where
+// that ends, well or not, what layers have not taken is dropped.
+iso_status iso__roundings_add_below(iso__roundings *r, iso_module *module);
+void iso__roundings_drop(iso_module *module);
+iso_status iso__roundings_flush(iso__roundings *r);
 // *out is x itself where it has this layout, else a copy of it in *slot.
 iso_status iso__call_layout(iso_module *module, iso_tensor **slot, iso_layout layout, iso_tensor *x,
                             iso_tensor **out);

@@ -150,6 +150,7 @@ static const iso_module_ops batch_norm1d_ops = {
     .destroy = batch_norm_destroy,
     .fuses_relu = true,
     .takes_bf16 = true,
+    .keeps_parameters = true,
 };
 static const iso_module_ops batch_norm2d_ops = {
     .type = "BatchNorm2d",
@@ -159,6 +160,7 @@ static const iso_module_ops batch_norm2d_ops = {
     .destroy = batch_norm_destroy,
     .fuses_relu = true,
     .takes_bf16 = true,
+    .keeps_parameters = true,
 };
 
 static iso_status fill_batch_norm(batch_norm *l) {
@@ -291,6 +293,7 @@ static const iso_module_ops layer_norm_ops = {
     .backward_input = layer_norm_backward_input,
     .tied = layer_norm_tied,
     .takes_bf16 = true,
+    .keeps_parameters = true,
 };
 
 static iso_status check_layer_norm(const iso_layer_norm_config *c) {

@@ -85,6 +85,7 @@ static const iso_module_ops max_pool2d_ops = {
     .fuses_relu = true,
     .relu_commutes = true,
     .takes_bf16 = true,
+    .keeps_parameters = true,
 };
 
 // ---- Averages -----------------------------------------------------------------------------------
@@ -108,6 +109,7 @@ static const iso_module_ops avg_pool2d_ops = {
     .forward = avg_forward,
     .backward_input = avg_backward_input,
     .takes_bf16 = true,
+    .keeps_parameters = true,
 };
 
 static iso_status adaptive_forward(iso_module *self, iso_call *call, iso_tensor *in,
@@ -133,6 +135,7 @@ static const iso_module_ops adaptive_avg_pool2d_ops = {
     .forward = adaptive_forward,
     .backward_input = adaptive_backward_input,
     .takes_bf16 = true,
+    .keeps_parameters = true,
 };
 
 // ---- Creation -----------------------------------------------------------------------------------

@@ -110,6 +110,7 @@ static const iso_module_ops residual_ops = {
     .forward = forward,
     .backward = backward,
     .takes_bf16 = true,
+    .keeps_parameters = true,
 };
 
 static iso_status check(const iso_module *body, const iso_module *shortcut) {

@@ -62,6 +62,7 @@ static const iso_module_ops sequential_ops = {
     .forward = forward,
     .backward = backward,
     .takes_bf16 = true,
+    .keeps_parameters = true,
 };
 
 iso_status iso_sequential_create(iso_device *device, iso_module **out) {

@@ -21,6 +21,14 @@ static iso_status before_forward(iso_module *module, void *user) {
     return ISO_OK;
 }
 
+static bool is_current(const iso_module *module, void *user) {
+    const iso__layer_link *link = user;
+    (void)module;
+    for (int k = 0; k < link->count; k++)
+        if (!iso__reducer_is_current(link->owner->reducer, link->slot[k])) return false;
+    return true;
+}
+
 static bool is_explicit(const iso__data_parallel *self) { return self->sync == ISO_SYNC_EXPLICIT; }
 
 // Gradients leave at the end of the backward, not in it: somebody has a say before they do.
@@ -103,8 +111,10 @@ static void link_module(iso__data_parallel *self, iso_module *module) {
     *link = (iso__layer_link){.owner = self, .module = module, .slot = self->link_slots + used};
     for (int i = 0; i < self->trainable_count; i++)
         if (owns(module, self->trainable[i])) link->slot[link->count++] = i;
-    iso_module_hooks hooks = {
-        .before_forward = before_forward, .gradient_ready = gradient_ready, .user = link};
+    iso_module_hooks hooks = {.before_forward = before_forward,
+                              .gradient_ready = gradient_ready,
+                              .is_current = is_current,
+                              .user = link};
     iso_module_set_hooks(module, &hooks);
 }
 

@@ -185,8 +185,8 @@ Test(cuda_layout, a_weight_and_its_bias_are_rounded_as_alone) {
         OK(iso_tensor_copy(&from.w, &alone.w));
         OK(iso_tensor_copy(&from.b, &alone.b));
         OK(iso_tensor_fill(both.memory, NAN));
-        OK(on.device->kernels[ISO_BF16]->round_parameters(on.device, &from.w, &both.w, &from.b,
-                                                          &both.b));
+        const iso__rounding of[] = {{&from.w, &both.w}, {&from.b, &both.b}};
+        OK(on.device->kernels[ISO_BF16]->round_many(on.device, 2, of));
         char *want = raw(alone.memory), *got = raw(both.memory);
         cr_assert(memcmp(want, got, bytes_of(alone.memory)) == 0, "weights %d", i);
         free(want), free(got);

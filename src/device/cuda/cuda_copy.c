@@ -4,6 +4,7 @@
 
 #include "device/cuda/kernels/fill_kernels.h"
 #include "device/cuda/kernels/layout_kernels.h"
+#include "device/cuda/kernels/round_kernels.h"
 
 #include <string.h>
 
@@ -49,28 +50,37 @@ static iso_status reorder(iso__cuda *cuda, const iso_tensor *from, const void *d
 
 // Weights that are rounded for a convolution: one kernel.
 static bool are_weights(const iso_tensor *from, const iso_tensor *to) {
-    enum { MOST_TAPS = 64 };
     return from->dtype == ISO_F32 && to->dtype == ISO_BF16 && iso__cuda_is_ordered_last(to) &&
-           has_shape_of(from, to) && plane_of(to) <= MOST_TAPS;
+           has_shape_of(from, to) && plane_of(to) <= ISO_CUDA_ROUND_TAPS;
 }
 
 static iso__cuda_filters filters_of(const iso_tensor *w) {
     return (iso__cuda_filters){w->shape[0], w->shape[1], plane_of(w), w->shape[0], w->shape[1]};
 }
 
-iso_status iso__cuda_round_parameters(iso_device *self, const iso_tensor *w, iso_tensor *low_w,
-                                      const iso_tensor *b, iso_tensor *low_b) {
+static iso__cuda_rounding rounding_of(const iso__rounding *of, bool weights) {
+    return (iso__cuda_rounding){.count = of->to->count,
+                                .channels = weights ? of->to->shape[1] : 0,
+                                .taps = weights ? plane_of(of->to) : 0,
+                                .from = of->from->data,
+                                .to = of->to->data};
+}
+
+iso_status iso__cuda_round_many(iso_device *self, int count, const iso__rounding *of) {
     iso__cuda *cuda = iso__cuda_of(self);
-    if (!iso__cuda_reorders(w, low_w))
-        return iso__cuda_round_two(cuda, w->count, w->data, low_w->data, b->count, b->data,
-                                   low_b->data);
-    if (are_weights(w, low_w)) {
-        iso__cuda_filters f = filters_of(w);
-        return iso__cuda_round_filters(cuda, &f, w->data, low_w->data, b->count, b->data,
-                                       low_b->data);
+    iso__cuda_roundings r = {.count = 0};
+    for (int i = 0; i < count; i++) {
+        bool weights = are_weights(of[i].from, of[i].to);
+        if (!weights && iso__cuda_reorders(of[i].from, of[i].to)) {
+            ISO_TRY(iso__cuda_reorder(cuda, of[i].from, of[i].to));
+            continue;
+        }
+        r.item[r.count++] = rounding_of(&of[i], weights);
+        if (r.count < ISO_CUDA_ROUNDINGS) continue;
+        ISO_TRY(iso__cuda_round_all(cuda, &r));
+        memset(&r, 0, sizeof(r)); // graphs compare all of it
     }
-    ISO_TRY(iso__cuda_reorder(cuda, w, low_w));
-    return iso__cuda_convert(cuda, b->count, ISO_F32, b->data, ISO_BF16, low_b->data);
+    return r.count > 0 ? iso__cuda_round_all(cuda, &r) : ISO_OK;
 }
 
 iso_status iso__cuda_reorder(iso__cuda *cuda, const iso_tensor *from, const iso_tensor *to) {

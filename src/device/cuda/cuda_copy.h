@@ -16,7 +16,6 @@ bool iso__cuda_reorders(const iso_tensor *from, const iso_tensor *to);
 iso_status iso__cuda_reorder(iso__cuda *cuda, const iso_tensor *from, const iso_tensor *to);
 
 // A slot of the table of bf16.
-iso_status iso__cuda_round_parameters(iso_device *self, const iso_tensor *w, iso_tensor *low_w,
-                                      const iso_tensor *b, iso_tensor *low_b);
+iso_status iso__cuda_round_many(iso_device *self, int count, const iso__rounding *of);
 
 #endif

@@ -196,6 +196,10 @@ bool iso__reducer_in_backward(const iso_reducer *r) { return r->in_backward; }
 
 bool iso__reducer_has_open_list(const iso_reducer *r) { return iso__round_is_open(r->round); }
 
+bool iso__reducer_is_current(const iso_reducer *r, int i) {
+    return iso__round_param_is_current(r->round, i);
+}
+
 bool iso__reducer_is_ready(const iso_reducer *r, int i) {
     return iso__round_param_is_ready(r->round, i);
 }

@@ -39,6 +39,8 @@ bool iso__reducer_in_backward(const iso_reducer *r);
 
 bool iso__reducer_has_open_list(const iso_reducer *r); // some gradients are reported, some not
 bool iso__reducer_is_ready(const iso_reducer *r, int i);
+// No update of it is to come.
+bool iso__reducer_is_current(const iso_reducer *r, int i);
 // The backward is over: what was not reported is unused.
 iso_status iso__reducer_close(iso_reducer *r);
 // The gradients in place are averages already: nothing is exchanged for this backward. used:

@@ -129,6 +129,13 @@ bool iso__round_param_is_ready(const iso__round *r, int i) {
     return true;
 }
 
+bool iso__round_param_is_current(const iso__round *r, int i) {
+    const iso__layout *l = layout_of(r);
+    for (int k = 0; k < l->place[i].pieces; k++)
+        if (r->bucket[iso__layout_piece(l, i, k)->bucket].stage != OPEN) return false;
+    return true;
+}
+
 // True if the bucket is complete with it.
 static bool mark_ready(iso__round *r, int s) {
     int b = layout_of(r)->slot[s].bucket;

@@ -68,6 +68,7 @@ void iso__round_list_used(iso__round *r);            // a step has taken the lis
 // ---- Settings ---------------------------------------------------------------------------------------
 
 bool iso__round_param_is_ready(const iso__round *r, int i);
+bool iso__round_param_is_current(const iso__round *r, int i); // all of its buckets are open
 iso_unused iso__round_unused(const iso__round *r);
 void iso__round_set_unused(iso__round *r, iso_unused unused);
 void iso__round_set_weight(iso__round *r, double weight, double total);

@@ -124,35 +124,3 @@ iso_status iso__cuda_convert(iso__cuda *cuda, int64_t count, iso_dtype from_dtyp
                           : convert_as<float, iso__bf16>;
     return convert(cuda, count, from, to);
 }
-
-// ---- Two arrays ---------------------------------------------------------------------------------
-
-namespace {
-
-typedef convert_args<float, iso__bf16> round_args;
-struct round_pair {
-    round_args first, second;
-};
-
-__global__ void round_two(round_pair a) {
-    int64_t items = a.first.items + a.second.items;
-    for (int64_t i = iso__first_item(); i < items; i += iso__item_stride()) {
-        bool beyond = i >= a.first.items;
-        convert_item(beyond ? a.second.from : a.first.from, beyond ? a.second.to : a.first.to,
-                     beyond ? i - a.first.items : i);
-    }
-    convert_rest(a.first);
-    convert_rest(a.second);
-}
-
-} // namespace
-
-iso_status iso__cuda_round_two(iso__cuda *cuda, int64_t first_count, const void *first,
-                               void *first_to, int64_t second_count, const void *second,
-                               void *second_to) {
-    round_pair args = {args_of<float, iso__bf16>(first_count, first, first_to),
-                       args_of<float, iso__bf16>(second_count, second, second_to)};
-    int64_t items = args.first.items + args.second.items;
-    int64_t rest = first_count + second_count - items * ITEM;
-    return iso__cuda_submit_over(cuda, round_two, items > rest ? items : rest, args);
-}

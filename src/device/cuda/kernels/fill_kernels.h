@@ -14,10 +14,6 @@ iso_status iso__cuda_fill_values(iso__cuda *cuda, iso_dtype dtype, int64_t count
 // to[i] = from[i], rounded to nearest; between two different types of f32, f64 and bf16.
 iso_status iso__cuda_convert(iso__cuda *cuda, int64_t count, iso_dtype from_dtype, const void *from,
                              iso_dtype to_dtype, void *to);
-// The same for two arrays of f32 that become bf16.
-iso_status iso__cuda_round_two(iso__cuda *cuda, int64_t first_count, const void *first,
-                               void *first_to, int64_t second_count, const void *second,
-                               void *second_to);
 
 #ifdef __cplusplus
 }

@@ -99,7 +99,7 @@ template <class From, class To> struct filter_args {
     To *to;
 };
 
-template <class From, class To> __device__ inline void take_last(const filter_args<From, To> &a) {
+template <class From, class To> __global__ void filters_last(filter_args<From, To> a) {
     __shared__ From room[FILTER_ROOM];
     const iso__cuda_filters &f = a.f;
     int64_t filter = blockIdx.x / a.chunks, first = blockIdx.x % a.chunks * a.chunk;
@@ -116,24 +116,6 @@ template <class From, class To> __device__ inline void take_last(const filter_ar
         To *to = a.to + (filter * taps + tap) * f.padded_channels + first + c;
         iso__narrow(c >= real ? 0.0f : iso__widen(fits ? room[at] : from[at]), to);
     }
-}
-
-template <class From, class To> __global__ void filters_last(filter_args<From, To> a) {
-    take_last(a);
-}
-
-// Blocks behind those of the weights take the bias.
-struct round_args {
-    filter_args<float, iso__bf16> w;
-    int64_t blocks, count; // of the weights; of the bias
-    const float *bias;
-    iso__bf16 *to;
-};
-
-__global__ void filters_and_bias(round_args a) {
-    if (blockIdx.x < a.blocks) return take_last(a.w);
-    int64_t i = (blockIdx.x - a.blocks) * blockDim.x + threadIdx.x;
-    if (i < a.count) iso__narrow(a.bias[i], &a.to[i]);
 }
 
 template <class Word> __global__ void filters_pad(filter_args<Word, Word> a) {
@@ -215,17 +197,6 @@ iso_status iso__cuda_filters_last(iso__cuda *cuda, const iso__cuda_filters *f, i
                   : from_dtype == ISO_F32 ? launch_last<float, iso__bf16>
                                           : launch_last<iso__bf16, iso__bf16>;
     return launch(cuda, &all, w, last);
-}
-
-iso_status iso__cuda_round_filters(iso__cuda *cuda, const iso__cuda_filters *f, const void *w,
-                                   void *last, int64_t count, const void *bias, void *to) {
-    iso__cuda_filters all = in_one(f);
-    filter_args<float, iso__bf16> of_w =
-        args_of<float, iso__bf16>(&all, all.padded_channels, w, false, last);
-    round_args args = {of_w, all.padded_filters * of_w.chunks, count, (const float *)bias,
-                       (iso__bf16 *)to};
-    int64_t blocks = args.blocks + (count + ISO_CUDA_BLOCK - 1) / ISO_CUDA_BLOCK;
-    return iso__cuda_submit(cuda, filters_and_bias, dim3((unsigned)blocks), ISO_CUDA_BLOCK, args);
 }
 
 iso_status iso__cuda_filters_pad(iso__cuda *cuda, const iso__cuda_filters *f, size_t size,

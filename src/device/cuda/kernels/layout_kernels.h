@@ -28,9 +28,6 @@ typedef struct iso__cuda_filters {
 // Logical order to channels last: both f32, both bf16, or f32 rounded to bf16.
 iso_status iso__cuda_filters_last(iso__cuda *cuda, const iso__cuda_filters *f, iso_dtype from_dtype,
                                   const void *w, iso_dtype to_dtype, void *last);
-// The same from f32 to bf16, and beside it `count` numbers of a bias.
-iso_status iso__cuda_round_filters(iso__cuda *cuda, const iso__cuda_filters *f, const void *w,
-                                   void *last, int64_t count, const void *bias, void *to);
 // Adds the padding to weights [filters, taps, channels]; size: 2 or 4.
 iso_status iso__cuda_filters_pad(iso__cuda *cuda, const iso__cuda_filters *f, size_t size,
                                  const void *w, void *last);

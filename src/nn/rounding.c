@@ -1,0 +1,123 @@
+// Parameters in the type of activations: layers keep copies in bf16 of those that are f32.
+//
+// A layer rounds its own at each call. That is a launch for each layer, so an Autocast rounds those
+// of all layers below at once, before its forward begins, together with its input. A layer takes
+// what it finds ready, once; what it did not take is dropped when that forward ends. In between
+// nothing may change a parameter that was rounded: so layers whose parameters have an update to
+// come are left out, and all of them where one module or hook is not known to leave parameters
+// alone.
+#include "nn/nn_impl.h"
+
+// ---- Of one layer ---------------------------------------------------------------------------------
+
+// *out = the value of a parameter, or where that is of another type than the activations, *slot.
+static iso_status value_for(iso_module *module, const iso_parameter *parameter, iso_layout layout,
+                            iso_tensor **slot, iso_tensor **out) {
+    iso_tensor *value = parameter ? parameter->value : NULL;
+    *out = value;
+    if (!value || value->dtype == module->activations) return ISO_OK;
+    ISO_TRY(iso_call_tensor(module, slot, value->ndim, value->shape, layout));
+    *out = *slot;
+    return ISO_OK;
+}
+
+iso_status iso__call_values(iso_module *module, iso_layout layout, const iso_parameter *weight,
+                            const iso_parameter *bias, iso__rounded *rounded, iso__values *out) {
+    iso_device *device = module->device;
+    iso__values *low = &rounded->values;
+    bool ready = rounded->ready && low->weight->layout == layout;
+    rounded->ready = false; // parameters may be others when it is called again
+    ISO_TRY(value_for(module, weight, layout, &low->weight, &out->weight));
+    ISO_TRY(value_for(module, bias, ISO_LAYOUT_LOGICAL, &low->bias, &out->bias));
+    if (ready || out->weight == weight->value) return ISO_OK;
+    const iso__rounding both[] = {{weight->value, out->weight},
+                                  {bias ? bias->value : NULL, out->bias}};
+    return device->kernels[module->activations]->round_many(device, bias ? 2 : 1, both);
+}
+
+void iso__rounded_destroy(iso__rounded *rounded) {
+    iso_tensor_destroy(&rounded->values.weight);
+    iso_tensor_destroy(&rounded->values.bias);
+}
+
+iso_tensor *iso__called_value(const iso_module *module, const iso_parameter *parameter,
+                              iso_tensor *slot) {
+    return parameter->value->dtype == module->activations ? parameter->value : slot;
+}
+
+// ---- Of all layers --------------------------------------------------------------------------------
+
+iso_status iso__roundings_flush(iso__roundings *r) {
+    int count = r->count;
+    r->count = 0;
+    if (count == 0) return ISO_OK;
+    return r->device->kernels[ISO_BF16]->round_many(r->device, count, r->item);
+}
+
+iso_status iso__roundings_add(iso__roundings *r, const iso_tensor *from, iso_tensor *to) {
+    if (r->count == ISO__ROUNDINGS) ISO_TRY(iso__roundings_flush(r));
+    r->item[r->count++] = (iso__rounding){from, to};
+    return ISO_OK;
+}
+
+static iso__rounded *rounded_of(iso_module *module) {
+    iso__rounded *rounded = iso__linear_rounded(module);
+    return rounded ? rounded : iso__conv2d_rounded(module);
+}
+
+// Of the shape and type that a call has left.
+static bool may_take(const iso_parameter *parameter, const iso_tensor *low) {
+    return low && low->dtype == ISO_BF16 && parameter->value->dtype == ISO_F32 &&
+           iso__tensor_same_shape(parameter->value, low);
+}
+
+// parameter[]: weight, then bias if there is one.
+static bool can_round(const iso_module *module, const iso__rounded *rounded) {
+    if (module->activations != ISO_BF16) return false; // it was not called as it would be now
+    if (!may_take(module->parameter[0], rounded->values.weight)) return false;
+    return module->parameter_count == 1 || may_take(module->parameter[1], rounded->values.bias);
+}
+
+static iso_status add_layer(iso__roundings *r, iso_module *module) {
+    iso__rounded *rounded = rounded_of(module);
+    if (!rounded || rounded->ready || !can_round(module, rounded)) return ISO_OK;
+    iso_tensor *const low[] = {rounded->values.weight, rounded->values.bias};
+    for (int i = 0; i < module->parameter_count; i++)
+        ISO_TRY(iso__roundings_add(r, module->parameter[i]->value, low[i]));
+    rounded->ready = true;
+    return ISO_OK;
+}
+
+// Hooks, too, may change any parameter, unless they say when they do not.
+static bool keeps_parameters(const iso_module *module) {
+    bool keeps = module->ops->keeps_parameters;
+    keeps = keeps && (!module->hooks.before_forward || module->hooks.is_current);
+    for (int i = 0; keeps && i < module->child_count; i++)
+        keeps = keeps_parameters(module->child[i]);
+    return keeps;
+}
+
+// Whoever updates a parameter in pieces puts a hook on its module, which tells whether all are
+// there.
+static bool is_current(const iso_module *module) {
+    if (module->hooks.is_current) return module->hooks.is_current(module, module->hooks.user);
+    for (int i = 0; i < module->parameter_count; i++)
+        if (module->parameter[i]->pieces) return false;
+    return true;
+}
+
+static iso_status add_below(iso__roundings *r, iso_module *module) {
+    if (is_current(module)) ISO_TRY(add_layer(r, module));
+    for (int i = 0; i < module->child_count; i++) ISO_TRY(add_below(r, module->child[i]));
+    return ISO_OK;
+}
+
+iso_status iso__roundings_add_below(iso__roundings *r, iso_module *module) {
+    return keeps_parameters(module) ? add_below(r, module) : ISO_OK;
+}
+
+void iso__roundings_drop(iso_module *module) {
+    iso__rounded *rounded = rounded_of(module);
+    if (rounded) rounded->ready = false;
+    for (int i = 0; i < module->child_count; i++) iso__roundings_drop(module->child[i]);
+}
