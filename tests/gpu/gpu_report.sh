@@ -6,7 +6,8 @@
 #            beside it, and sets PATH and the like)
 #   --quick  tiny sizes: tries the script and measures nothing
 #   --tree   builds in DIR and keeps it for the next time; otherwise in a folder that is removed
-#   --only   parts of measure,check,ranks,profile,sanitize (all, in this order); each needs the build, which always comes
+#   --only   parts of measure,check,train,ranks,profile,sanitize (all, in this order); each needs the build, which always
+#            comes; train needs GPU_REPORT_MNIST, a folder with MNIST's files
 # The tree may be an unpacked "make dist", or a checkout; in one without configure autoreconf is run. What is built is
 # a copy of it. No GPU setting is changed. Stages come in the order of their worth, each with its own limit; those
 # for which no time is left say so. Nothing that they started is left behind.
@@ -83,7 +84,12 @@ do_device() {
 
 do_check_gpu() {
     find "$build/tests" '(' -name '*.trs' -o -name '*.log' ')' -delete
-    made -j $((jobs > 8 ? 4 : (jobs + 1) / 2)) check-gpu VERBOSE=1
+    CRITERION_JOBS=${CRITERION_JOBS:-4} made -j $((jobs > 8 ? 8 : (jobs + 1) / 2)) check-gpu VERBOSE=1
+}
+
+do_train() {
+    cd "$build" && sh "$tree/source/tests/gpu/gpu_train.sh" "$GPU_REPORT_MNIST" | tee "$work/train"
+    ! grep -q '^not ok' "$work/train"
 }
 
 # ---- Benchmarks -----------------------------------------------------------------------------------------------------
@@ -384,6 +390,15 @@ check() {
     stage "make check-gpu" 240 tests.log check_gpu || forget_ended
 }
 
+train() {
+    if [ -z "${GPU_REPORT_MNIST:-}" ]; then
+        note "MNIST" "skipped: GPU_REPORT_MNIST is not set"
+        return
+    fi
+    stage "MNIST" 120 runs.log train || true
+    grep -E '^(not )?ok ' "$out/runs.log" | tee -a "$out/summary.txt"
+}
+
 sanitize() {
     sanitizer_works || return 0
     stage "memcheck" 120 sanitizer.log sanitize memcheck || true
@@ -427,8 +442,8 @@ sum_up() {
 
 parse() {
     local words
-    words=$(sed -n '3,10s/^# \{0,1\}//p' "$self")
-    quick='' budget=570 tree='' deps='' only=measure,check,ranks,profile,sanitize
+    words=$(sed -n '3,11s/^# \{0,1\}//p' "$self")
+    quick='' budget=570 tree='' deps='' only=measure,check,train,ranks,profile,sanitize
     while [ $# -gt 0 ]; do
         case $1 in
         --quick) quick=yes ;;
@@ -446,8 +461,8 @@ parse() {
     [ -z "${2:-}" ] || deps=$(cd "$2" && pwd)
     for part in ${only//,/ }; do
         case $part in
-        measure | check | ranks | profile | sanitize) ;;
-        *) echo "gpu_report.sh: --only: there is no part \"$part\" (measure, check, ranks, profile, sanitize)" >&2 && exit 2 ;;
+        measure | check | train | ranks | profile | sanitize) ;;
+        *) echo "gpu_report.sh: --only: there is no part \"$part\" (measure, check, train, ranks, profile, sanitize)" >&2 && exit 2 ;;
         esac
     done
 }
@@ -469,7 +484,7 @@ main() {
     holder=
     if make_ready && stage "a step on the device" 120 runs.log device; then
         hold_context
-        for part in measure check ranks profile sanitize; do
+        for part in measure check train ranks profile sanitize; do
             case ,$only, in *,$part,*) $part ;; esac
         done
     fi

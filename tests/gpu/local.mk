@@ -119,5 +119,5 @@ tests/gpu/gpu_nccl_faults.log: $(BEFORE_NCCL_FAULTS)
 # What it needs, without running it.
 gpu-programs: $(GPU_HELPED_BY) $(GPU_ALL)
 
-EXTRA_DIST += tests/gpu/check_gpu_train.sh tests/gpu/gpu_report.sh tests/gpu/gpu_resources.sh \
+EXTRA_DIST += tests/gpu/check_gpu_train.sh tests/gpu/gpu_report.sh tests/gpu/gpu_resources.sh tests/gpu/gpu_train.sh \
     tests/gpu/gpu_table.awk tests/gpu/kernel_steps.py tests/gpu/kernel_times.c
