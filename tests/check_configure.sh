@@ -102,6 +102,22 @@ result "a BLAS whose header does not compile is refused" refuses '--with-cblas=.
 configure --with-cuda-arch=80
 result "an option of CUDA without --with-cuda is refused" refuses '--with-cuda-arch and .* belong to --with-cuda'
 
+# Headers of other versions, in front of those of the emulated CUDA, which needs a C++ compiler.
+mkdir old old/cuda old/cudnn
+echo '#define CUDART_VERSION 11080' >old/cuda/cuda_runtime_api.h
+echo '#define CUDNN_MAJOR 8' >old/cudnn/cudnn.h
+if ${CXX:-c++} --version >output 2>&1; then
+    rm -f cache Makefile
+    configure --with-cuda=emulated CPPFLAGS="-I$work/old/cuda"
+    result "CUDA 11 is refused" refuses 'this is CUDA 11, and 12 or newer is needed'
+    rm -f cache
+    configure --with-cuda=emulated --with-cudnn CPPFLAGS="-I$work/old/cudnn"
+    result "cuDNN 8 is refused where it is asked for" refuses 'this is cudnn 8, and 9 or newer is needed'
+    rm -f cache
+    configure --with-cuda=emulated CPPFLAGS="-I$work/old/cudnn"
+    result "cuDNN 8 is else left out" found 'cuDNN +no'
+fi
+
 # ---- How many jobs quickstart starts ----
 
 . "$root/tests/cores.sh"

@@ -25,6 +25,7 @@ AC_DEFUN([ISO_CUDA], [
             [no], [ISO_CUDA_LEFT_OUT],
             [emulated], [ISO_CUDA_USE_EMULATOR],
             [ISO_CUDA_USE_TOOLKIT])
+    AS_IF([test $have_cuda = yes], [ISO_CUDA_VERSION])
     AS_IF([test $have_cuda = yes],
           [AC_DEFINE([ISO_HAVE_CUDA], [1], [Define to 1 to build the CUDA device.])
            ISO_CUDA_LIBRARIES])
@@ -106,13 +107,32 @@ $with_cuda_arch; config.log has its messages). Debian: apt-get install nvidia-cu
         CUDA_CFLAGS= CUDA_LIBS=])
 ])
 
-# ISO_CUDA_OPTIONAL(name, NAME, header, macro of its version, IF-YES)
+# CUDA 12 changed the arguments of cudaGraphInstantiate.
+AC_DEFUN([ISO_CUDA_VERSION], [
+    iso_save_CPPFLAGS=$CPPFLAGS
+    CPPFLAGS="$CPPFLAGS $CUDA_CFLAGS"
+    AC_COMPUTE_INT([iso_version], [CUDART_VERSION / 1000], [[#include <cuda_runtime_api.h>]], [iso_version=0])
+    CPPFLAGS=$iso_save_CPPFLAGS
+    AC_MSG_CHECKING([for CUDA 12 or newer])
+    AC_MSG_RESULT([$iso_version])
+    AS_IF([test "$iso_version" -lt 12], [
+        AS_IF([test "$with_cuda" != auto],
+              [AC_MSG_ERROR([--with-cuda=$with_cuda: this is CUDA $iso_version, and 12 or newer is needed])])
+        have_cuda=no cuda_what="no (CUDA $iso_version is there: 12 or newer is needed)" CUDA_CFLAGS= CUDA_LIBS=])
+])
+
+# ISO_CUDA_OPTIONAL(name, NAME, header, macro of its version, oldest version)
 AC_DEFUN([ISO_CUDA_OPTIONAL], [
     AS_IF([test "$with_$1" != no], [
         AC_COMPUTE_INT([iso_version], [$4], [[#include <$3>]], [iso_version=0])
-        AC_MSG_CHECKING([for $1])
-        AS_IF([test "$iso_version" -gt 0], [have_$1=yes])
-        AC_MSG_RESULT([$have_$1])
+        AC_MSG_CHECKING([for $1 $5 or newer])
+        AS_IF([test "$iso_version" -ge $5], [have_$1=yes])
+        AS_IF([test $have_$1 = no && test "$iso_version" -gt 0],
+              [AC_MSG_RESULT([no, it is $iso_version])
+               AS_IF([test "$with_$1" = yes],
+                     [AC_MSG_ERROR([--with-$1: this is $1 $iso_version, and $5 or newer is needed])])
+               AC_MSG_WARN([built without $1: $5 or newer is needed])],
+              [AC_MSG_RESULT([$have_$1])])
         AS_IF([test $have_$1 = yes],
               [AC_DEFINE([ISO_HAVE_$2], [1], [Define to 1 to build with $1.])
                AC_DEFINE_UNQUOTED([ISO_$2_SONAME], ["lib$1.so.$iso_version"], [The library to load for $1.])],
@@ -127,7 +147,7 @@ AC_DEFUN([ISO_CUDA_LIBRARIES], [
     AS_IF([test "$iso_version" -le 0], [AC_MSG_ERROR([the CUDA toolkit has no cublas_v2.h: install cuBLAS, or say --with-cuda=no])])
     AC_DEFINE_UNQUOTED([ISO_CUBLAS_SONAME], ["libcublas.so.$iso_version"], [The library to load for cuBLAS.])
     AC_DEFINE_UNQUOTED([ISO_CUBLASLT_SONAME], ["libcublasLt.so.$iso_version"], [The library to load for cuBLASLt.])
-    ISO_CUDA_OPTIONAL([cudnn], [CUDNN], [cudnn.h], [CUDNN_MAJOR])
-    ISO_CUDA_OPTIONAL([nccl], [NCCL], [nccl.h], [NCCL_MAJOR])
+    ISO_CUDA_OPTIONAL([cudnn], [CUDNN], [cudnn.h], [CUDNN_MAJOR], [9])
+    ISO_CUDA_OPTIONAL([nccl], [NCCL], [nccl.h], [NCCL_MAJOR], [2])
     CPPFLAGS=$iso_save_CPPFLAGS
 ])
