@@ -32,7 +32,10 @@ iso_status iso__cuda_conv_choose(iso__cuda *cuda) {
     ISO_TRY(iso__cuda_conv_check());
     iso_status status = gemm ? ISO_OK : iso__cuda_dnn_create(cuda);
     if ((status == ISO_ERR_UNSUPPORTED || status == ISO_ERR_DEVICE) && !dnn)
-        iso__log(ISO_LOG_INFO, "convolutions use cuBLAS: %s", iso_last_error()->message);
+        iso__log(ISO_LOG_WARN,
+                 "convolutions go by cuBLAS, which is slower than cuDNN: %s (ISO_CUDA_CONV=gemm "
+                 "asks for that)",
+                 iso_last_error()->message);
     else
         ISO_TRY(status);
     cuda->conv_chosen = true;

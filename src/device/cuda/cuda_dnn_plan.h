@@ -97,6 +97,7 @@ typedef struct iso__dnn_plan {
     bool refused[ISO__DNN_ALGORITHMS]; // for good
     bool fuses_relu;                   // until cuDNN refuses
     bool no_room;                      // a workspace could not be had
+    bool told;                         // that cuBLAS does it instead
 } iso__dnn_plan;
 
 // Of a shape and direction, made when it is first asked for. A shape that cuDNN cannot do has no

@@ -288,10 +288,10 @@ static iso_status forward(iso__cuda *cuda, const job *j, iso__dnn_plan *p, bool 
 
 // With channels last where that is wanted, else and then in logical order.
 static iso_status run_job(iso__cuda *cuda, const job *j, bool *done) {
+    iso__dnn_plan *p = NULL;
     *done = false;
     for (int last = wants_last(cuda, j); last >= 0 && !*done; last--) {
         iso__dnn_key key = key_of(cuda, j, last);
-        iso__dnn_plan *p;
         ISO_TRY(iso__dnn_find_plan(cuda, &key, &p));
         switch (j->way) {
         case ISO__DNN_FORWARD: ISO_TRY(forward(cuda, j, p, done)); break;
@@ -299,6 +299,9 @@ static iso_status run_job(iso__cuda *cuda, const job *j, bool *done) {
         case ISO__DNN_INPUT: ISO_TRY(run_plan(cuda, j, run_input, p, done)); break;
         }
     }
+    if (*done || p->told) return ISO_OK;
+    iso__dnn_say(ISO_LOG_WARN, p, "goes by cuBLAS, which is slower");
+    p->told = true;
     return ISO_OK;
 }
 

@@ -146,8 +146,9 @@ static iso_status prefer(iso__cuda *cuda, const plan *p, cublasLtMatmulPreferenc
 // It goes by cuBLAS, and a kernel of its own for the bias.
 static void say_unusable(const plan *p, const char *why) {
     const plan_key *k = &p->key;
-    iso__log(ISO_LOG_INFO,
-             "cuBLASLt does not compute a Linear of %lld rows, %lld to %lld features, addresses of "
+    iso__log(ISO_LOG_WARN,
+             "bias and activation take a launch of their own: cuBLASLt does not compute a Linear "
+             "of %lld rows, %lld to %lld features, addresses of "
              "%lld bytes: %s",
              (long long)k->rows, (long long)k->in, (long long)k->out, (long long)k->alignment, why);
 }
