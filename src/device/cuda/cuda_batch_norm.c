@@ -12,7 +12,11 @@ enum {
     // Where a thread has several channels:
     PART_VECTORS = 1024, // of 16 bytes
     WIDE_BLOCKS = 264,   // two for each processor of a large GPU
-    MIN_LANES = 4        // whose vectors are 64 bytes of memory
+    MIN_LANES = 4,       // whose vectors are 64 bytes of memory
+    // Where their sums are taken:
+    SUM_BYTES = 64,  // of a row that a block reads: the fewer, the less its last one has to add up
+    SUM_GROUPS = 16, // of channels; more would leave few parts to each
+    SUM_PARTS = 2    // at most that are not worth while
 };
 
 static int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -74,19 +78,50 @@ static iso__cuda_norm_shape shape_of(const iso_tensor *x) {
     return s;
 }
 
+// How sums are divided where threads have several channels: blocks of more threads than elsewhere,
+// which take a part of the rows of a group of channels. All of them find room on a large GPU at
+// once; each thread has whole batches.
+static iso__cuda_norm_shape summed_of(const iso__cuda_norm_shape *s, int owned) {
+    iso__cuda_norm_shape sum = *s;
+    if (s->owned == 1) return sum;
+    sum.width = sum.owned = owned;
+    sum.lanes = SUM_BYTES / (owned * (int)iso_dtype_size(s->dtype));
+    int64_t vectors = s->channels / owned;
+    while (sum.lanes >= 2 * vectors) sum.lanes /= 2;
+    while (sum.lanes < ISO__NORM_LANES && divide_up(vectors, sum.lanes) > SUM_GROUPS)
+        sum.lanes *= 2;
+    sum.parts = 1, sum.part_values = s->values;
+    int64_t batches = ISO__NORM_SUM_BLOCK / sum.lanes * ISO__NORM_BATCH;
+    int64_t parts = least(s->values / batches, WIDE_BLOCKS / divide_up(vectors, sum.lanes));
+    if (parts <= SUM_PARTS) return sum;
+    sum.part_values = divide_up(divide_up(s->values, parts), batches) * batches;
+    sum.parts = divide_up(s->values, sum.part_values);
+    return sum;
+}
+
+static iso__cuda_norm_shape moments_of(const iso__cuda_norm_shape *s) {
+    return summed_of(s, ISO__NORM_SUMMED_MOMENTS(iso_dtype_size(s->dtype)));
+}
+
 // ---- Scratch memory -----------------------------------------------------------------------------
 
 static void *data_of(const iso_tensor *t) { return t ? t->data : NULL; }
 
-// Scratch memory: two numbers of each channel, and those of the parts.
-static iso_status make_room(iso__cuda *cuda, const iso__cuda_norm_shape *shape, double **numbers,
-                            double **parts) {
-    int64_t count = 2 * shape->channels * (1 + shape->parts);
+// Doubles of all parts: two of each channel, or of so many as all groups together have room for.
+static int64_t part_numbers(const iso__cuda_norm_shape *s) {
+    int64_t group = (int64_t)s->lanes * s->owned;
+    return 2 * s->parts * divide_up(s->channels, group) * group;
+}
+
+// Scratch memory: two numbers of each channel, and those of the parts. Counters of arrivals.
+static iso_status make_room(iso__cuda *cuda, const iso__cuda_norm_shape *summed, double **numbers,
+                            double **parts, unsigned **arrived) {
+    int64_t count = 2 * summed->channels + part_numbers(summed);
     void *memory;
     ISO_TRY(iso__cuda_scratch(cuda, (size_t)count * sizeof(double), &memory));
     *numbers = memory;
-    *parts = *numbers + 2 * shape->channels;
-    return ISO_OK;
+    *parts = *numbers + 2 * summed->channels;
+    return iso__cuda_arrivals(cuda, arrived);
 }
 
 // Given numbers of each channel onto the device; NULL stays NULL.
@@ -130,7 +165,8 @@ static iso_status batch_norm_forward(iso_device *self, const iso__batch_norm_arg
                                       .tracked = data_of(args->tracked),
                                       .workspace = workspace,
                                       .y = y->data};
-    ISO_TRY(make_room(cuda, &forward.shape, &forward.numbers, &forward.parts));
+    forward.summed = moments_of(&forward.shape);
+    ISO_TRY(make_room(cuda, &forward.summed, &forward.numbers, &forward.parts, &forward.arrived));
     ISO_TRY(upload(cuda, &forward.shape, args->batch ? args->moments : NULL, forward.numbers,
                    &forward.moments));
     return iso__cuda_norm_forward_launch(cuda, &forward);
@@ -139,7 +175,9 @@ static iso_status batch_norm_forward(iso_device *self, const iso__batch_norm_arg
 // What both ends of a backward have in common; dw and db are set where dy is summed.
 static iso__cuda_norm_backward backward_of(const iso__batch_norm_args *args, const iso_tensor *x,
                                            const iso_tensor *dy, const void *workspace) {
-    return (iso__cuda_norm_backward){.shape = shape_of(x),
+    iso__cuda_norm_shape shape = shape_of(x);
+    return (iso__cuda_norm_backward){.shape = shape,
+                                     .summed = summed_of(&shape, ISO__NORM_SUMMED),
                                      .batch = args->batch,
                                      .relu = args->act == ISO_ACT_RELU,
                                      .count = args->count,
@@ -164,7 +202,8 @@ static iso_status batch_norm_backward(iso_device *self, const iso__batch_norm_ar
     iso__cuda_norm_backward backward = backward_of(args, x, dy, workspace);
     backward.dx = data_of(dx);
     if (!args->sums) set_targets(&backward, dw, accumulate_w, db, accumulate_b);
-    ISO_TRY(make_room(cuda, &backward.shape, &backward.numbers, &backward.parts));
+    ISO_TRY(
+        make_room(cuda, &backward.summed, &backward.numbers, &backward.parts, &backward.arrived));
     ISO_TRY(upload(cuda, &backward.shape, args->sums, backward.numbers, &backward.sums));
     return iso__cuda_norm_backward_launch(cuda, &backward);
 }
@@ -173,11 +212,11 @@ static iso_status batch_norm_backward(iso_device *self, const iso__batch_norm_ar
 
 static iso_status batch_norm_moments(iso_device *self, const iso_tensor *x, double *moments) {
     iso__cuda *cuda = iso__cuda_of(self);
-    iso__cuda_norm_shape shape = shape_of(x);
-    double *numbers = NULL, *parts = NULL;
-    ISO_TRY(make_room(cuda, &shape, &numbers, &parts));
-    ISO_TRY(iso__cuda_norm_moments_launch(cuda, &shape, x->data, parts, numbers));
-    return download(cuda, &shape, numbers, moments);
+    iso__cuda_norm_forward forward = {.shape = shape_of(x), .x = x->data};
+    forward.summed = moments_of(&forward.shape);
+    ISO_TRY(make_room(cuda, &forward.summed, &forward.numbers, &forward.parts, &forward.arrived));
+    ISO_TRY(iso__cuda_norm_moments_launch(cuda, &forward));
+    return download(cuda, &forward.shape, forward.numbers, moments);
 }
 
 static iso_status batch_norm_sums(iso_device *self, const iso__batch_norm_args *args,
@@ -187,7 +226,8 @@ static iso_status batch_norm_sums(iso_device *self, const iso__batch_norm_args *
     iso__cuda *cuda = iso__cuda_of(self);
     iso__cuda_norm_backward backward = backward_of(args, x, dy, workspace);
     set_targets(&backward, dw, accumulate_w, db, accumulate_b);
-    ISO_TRY(make_room(cuda, &backward.shape, &backward.numbers, &backward.parts));
+    ISO_TRY(
+        make_room(cuda, &backward.summed, &backward.numbers, &backward.parts, &backward.arrived));
     backward.out = backward.numbers;
     ISO_TRY(iso__cuda_norm_backward_launch(cuda, &backward));
     return download(cuda, &backward.shape, backward.numbers, sums);

@@ -1,5 +1,5 @@
 // Kernels for batch normalisation: sums over gradients, and backward; divided as forward is.
-#include "device/cuda/kernels/cuda_norm.cuh"
+#include "device/cuda/kernels/cuda_norm_beside.cuh"
 
 namespace {
 
@@ -17,6 +17,8 @@ template <class T> struct backward_args {
     T *dx;
     const Real *workspace;
     Real *dw, *db;
+    unsigned *arrived;
+    Real *slopes; // of each channel, then offsets: from find_slopes to follow_slopes
 };
 
 // Of one channel: of dy before the activation and of that times (x - mean).
@@ -125,10 +127,8 @@ template <class T, int V, int K> __global__ void take_sums(backward_args<T> a) {
     iso__norm_place p = iso__norm_place_of<K>(a.shape);
     partial_sums<K> s = sums_of_part<V, K>(a, p, blockIdx.y);
     if (p.along != 0 || !p.exists) return;
-    for (int c = 0; c < K; c++) {
-        a.parts[iso__norm_part_at(a.shape, blockIdx.y, 0, p.channel + c)] = s.dy[c];
-        a.parts[iso__norm_part_at(a.shape, blockIdx.y, 1, p.channel + c)] = s.product[c];
-    }
+    a.parts[iso__norm_part_at(a.shape, blockIdx.y, 0, p.channel)] = s.dy[0];
+    a.parts[iso__norm_part_at(a.shape, blockIdx.y, 1, p.channel)] = s.product[0];
 }
 
 __device__ inline partial_sums<1> join_parts(const iso__cuda_norm_shape &shape,
@@ -200,6 +200,15 @@ __device__ slopes<typename iso__real<T>::type> slopes_of(const backward_args<T> 
     return both;
 }
 
+template <class T, class Real>
+__device__ T gradient_at(const backward_args<T> &a, const iso__norm_coefficients<Real> &k,
+                         const slopes<Real> &to, T at, T dy) {
+    Real x = iso__widen(at), g = iso__widen(dy);
+    T dx;
+    iso__narrow(through(a.relu, k, x, g) * k.scale + ((x - k.mean) * to.slope + to.offset), &dx);
+    return dx;
+}
+
 template <bool aligned, int N, int V, int K, class T, class Real>
 __device__ void gradient(const backward_args<T> &a, const iso__norm_coefficients<Real> (&k)[K],
                          const slopes<Real> (&to)[K], iso__norm_walk *w) {
@@ -207,13 +216,8 @@ __device__ void gradient(const backward_args<T> &a, const iso__norm_coefficients
     v.template load<aligned>(a, w);
     for (int i = 0; i < N; i++) {
         iso__vector<T, V> dx;
-        for (int j = 0; j < V; j++) {
-            const int c = j % K;
-            Real x = iso__widen(v.x[i].at[j]), g = iso__widen(v.dy[i].at[j]);
-            iso__narrow(through(a.relu, k[c], x, g) * k[c].scale +
-                            ((x - k[c].mean) * to[c].slope + to[c].offset),
-                        &dx.at[j]);
-        }
+        for (int j = 0; j < V; j++)
+            dx.at[j] = gradient_at(a, k[j % K], to[j % K], v.x[i].at[j], v.dy[i].at[j]);
         iso__store_vector<aligned>(a.dx + v.at[i], dx);
     }
 }
@@ -263,6 +267,132 @@ template <class T, int V, int K, bool own> __global__ void gradient_parts(backwa
     if (a.dx) gradient_of_part<V, K>(a, p, shared);
 }
 
+// ---- Channels beside each other -----------------------------------------------------------------
+
+// What is at hand of K channels where gradients are summed.
+template <int K, class T, class Real>
+__device__ void load_kept(const backward_args<T> &a, int64_t channel,
+                          iso__norm_coefficients<Real> (&k)[K]) {
+    Real mean[K], scale[K], shift[K];
+    const Real *from = a.workspace + channel;
+    iso__norm_load(from, mean);
+    iso__norm_load(from + 3 * a.shape.channels, scale);
+    iso__norm_load(from + 4 * a.shape.channels, shift);
+    for (int c = 0; c < K; c++) k[c] = {mean[c], 0, 0, scale[c], shift[c]};
+}
+
+// N rows of x and dy.
+template <int N, int K, class T> struct rows {
+    iso__vector<T, K> x[N], dy[N];
+
+    template <bool aligned>
+    __device__ void load(const backward_args<T> &a, int64_t at, int64_t step) {
+        for (int i = 0; i < N; i++) {
+            x[i] = iso__load_vector<aligned, T, K>(a.x + at + i * step);
+            dy[i] = iso__load_vector<aligned, T, K>(a.dy + at + i * step);
+        }
+    }
+};
+
+template <bool aligned, int N, int K, class T, class Real>
+__device__ void add_rows(const backward_args<T> &a, const iso__norm_coefficients<Real> (&k)[K],
+                         int64_t at, int64_t step, double (&to)[2][K]) {
+    rows<N, K, T> r;
+    r.template load<aligned>(a, at, step);
+    for (int c = 0; c < K; c++) {
+        Real sum = 0, product = 0;
+        for (int i = 0; i < N; i++) {
+            Real x = iso__widen(r.x[i].at[c]);
+            Real g = through(a.relu, k[c], x, (Real)iso__widen(r.dy[i].at[c]));
+            sum += g;
+            product += g * (x - k[c].mean);
+        }
+        to[0][c] += (double)sum;
+        to[1][c] += (double)product;
+    }
+}
+
+template <bool aligned, int K, class T>
+__device__ void add_part(const backward_args<T> &a, double (&to)[2][K]) {
+    const int N = ISO__NORM_BATCH;
+    iso__norm_rows r = iso__norm_rows_of<K>(a.shape);
+    if (r.left <= 0) return;
+    iso__norm_coefficients<typename iso__real<T>::type> k[K];
+    load_kept(a, r.channel, k);
+    for (; r.holds<N>(); r.skip<N>()) add_rows<aligned, N>(a, k, r.at, r.stride, to);
+    if (r.holds<N / 2>()) {
+        add_rows<aligned, N / 2>(a, k, r.at, r.stride, to);
+        r.skip<N / 2>();
+    }
+    for (; r.holds<1>(); r.skip<1>()) add_rows<aligned, 1>(a, k, r.at, r.stride, to);
+}
+
+template <class T, int K>
+__global__ void __launch_bounds__(ISO__NORM_SUM_BLOCK, iso__norm_beside<T>::blocks)
+    find_slopes(backward_args<T> a) {
+    __shared__ iso__norm_shared<K> shared;
+    double own[2][K] = {};
+    if (iso__holds_vectors<T, K>(a.x) && iso__holds_vectors<T, K>(a.dy))
+        add_part<true>(a, own);
+    else
+        add_part<false>(a, own);
+    if (!iso__norm_sum_group(a.shape, own, a.parts, a.arrived, &shared)) return;
+    int t = (int)threadIdx.x, group = a.shape.lanes * K;
+    int64_t channel = (int64_t)blockIdx.x * group + t;
+    if (t >= group || channel >= a.shape.channels) return;
+    sums s = {shared.found[t], shared.found[group + t]};
+    s.product -= (double)kept(a, channel).rest * s.dy;
+    store_sums(a, channel, s);
+    if (!a.slopes) return;
+    auto to = slopes_of(a, channel, s);
+    a.slopes[channel] = to.slope;
+    a.slopes[a.shape.channels + channel] = to.offset;
+}
+
+template <bool aligned, int N, int K, class T, class Real>
+__device__ void gradient_rows(const backward_args<T> &a, const iso__norm_coefficients<Real> (&k)[K],
+                              const slopes<Real> (&to)[K], int64_t at, int64_t step) {
+    rows<N, K, T> r;
+    r.template load<aligned>(a, at, step);
+    for (int i = 0; i < N; i++) {
+        for (int c = 0; c < K; c++)
+            r.x[i].at[c] = gradient_at(a, k[c], to[c], r.x[i].at[c], r.dy[i].at[c]);
+        iso__store_vector<aligned>(a.dx + at + i * step, r.x[i]);
+    }
+}
+
+template <bool aligned, int K, class T>
+__device__ void gradient_of_rows(const backward_args<T> &a) {
+    typedef typename iso__real<T>::type Real;
+    const int N = ISO__NORM_BATCH / 2;
+    iso__norm_rows r = iso__norm_rows_of<K>(a.shape);
+    if (r.left <= 0) return;
+    iso__norm_coefficients<Real> k[K];
+    Real slope[K], offset[K];
+    slopes<Real> to[K];
+    load_kept(a, r.channel, k);
+    iso__norm_load(a.slopes + r.channel, slope);
+    iso__norm_load(a.slopes + a.shape.channels + r.channel, offset);
+    for (int c = 0; c < K; c++) to[c] = {slope[c], offset[c]};
+    for (; r.holds<N>(); r.skip<N>()) gradient_rows<aligned, N>(a, k, to, r.at, r.stride);
+    if (r.holds<N / 2>()) {
+        gradient_rows<aligned, N / 2>(a, k, to, r.at, r.stride);
+        r.skip<N / 2>();
+    }
+    for (; r.holds<1>(); r.skip<1>()) gradient_rows<aligned, 1>(a, k, to, r.at, r.stride);
+}
+
+// With what find_slopes left: no thread waits for another.
+template <class T, int K>
+__global__ void __launch_bounds__(ISO_CUDA_BLOCK, sizeof(T) == 2 ? 4 : 3)
+    follow_slopes(backward_args<T> a) {
+    if (iso__holds_vectors<T, K>(a.x) && iso__holds_vectors<T, K>(a.dy) &&
+        iso__holds_vectors<T, K>(a.dx))
+        gradient_of_rows<true, K>(a);
+    else
+        gradient_of_rows<false, K>(a);
+}
+
 // ---- Launchers ----------------------------------------------------------------------------------
 
 template <class T> backward_args<T> args_of(const iso__cuda_norm_backward *b) {
@@ -276,6 +406,7 @@ template <class T> backward_args<T> args_of(const iso__cuda_norm_backward *b) {
     args.x = (const T *)b->x, args.dy = (const T *)b->dy, args.dx = (T *)b->dx;
     args.workspace = (const Real *)b->workspace;
     args.dw = (Real *)b->dw, args.db = (Real *)b->db;
+    args.arrived = b->arrived, args.slopes = b->dx ? (Real *)b->numbers : nullptr;
     return args;
 }
 
@@ -290,14 +421,24 @@ iso_status join_into(iso__cuda *cuda, backward_args<T> *a, const iso__cuda_norm_
     return iso__norm_submit(cuda, join_sums<T>, 1, joining);
 }
 
+template <class T> iso_status backward_beside(iso__cuda *cuda, const iso__cuda_norm_backward *b) {
+    enum { WIDTH = iso__norm_beside<T>::moved };
+    backward_args<T> args = args_of<T>(b);
+    args.shape = b->summed;
+    iso_status status = iso__norm_submit_sums(cuda, find_slopes<T, ISO__NORM_SUMMED>, args);
+    if (status < 0 || !b->dx) return status;
+    args.shape = iso__norm_narrower(iso__norm_finer(b->shape), WIDTH);
+    return iso__norm_submit(cuda, follow_slopes<T, WIDTH>, args.shape.parts, args);
+}
+
 template <class T> iso_status backward_of(iso__cuda *cuda, const iso__cuda_norm_backward *b) {
     enum { WIDTH = iso__widest<T>::width };
     const iso__cuda_norm_shape *s = &b->shape;
+    if (!b->sums && s->parts > 1 && s->owned > 1) return backward_beside<T>(cuda, b);
     backward_args<T> args = args_of<T>(b);
     if (!b->sums && s->parts > 1) {
-        iso_status status =
-            iso__norm_submit_widest(cuda, take_sums<T, 1, 1>, take_sums<T, WIDTH, 1>,
-                                    take_sums<T, WIDTH, WIDTH>, s->parts, args);
+        iso_status status = iso__norm_submit(
+            cuda, s->width > 1 ? take_sums<T, WIDTH, 1> : take_sums<T, 1, 1>, s->parts, args);
         if (status == ISO_OK && iso__norm_is_joined(*s)) status = join_into(cuda, &args, b);
         if (status < 0) return status;
     }

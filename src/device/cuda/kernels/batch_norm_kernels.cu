@@ -1,7 +1,9 @@
 // Kernels for batch normalisation: moments and forward. Channels with many values have several
 // parts: a launch takes their moments, and each block of the next puts those of its channel
-// together, or where a block has many channels a launch between them does. How it is divided
-// depends on the shape alone, and nothing is added in an order that may vary.
+// together, or where a block has many channels a launch between them does. Where channels lie
+// beside each other, the first launch goes as far as the coefficients. How it is divided depends on
+// the shape alone, and nothing is added in an order that may vary.
+#include "device/cuda/kernels/cuda_norm_beside.cuh"
 #include "device/cuda/kernels/cuda_norm_moments.cuh"
 
 namespace {
@@ -18,10 +20,8 @@ template <class T, int V, int K> __global__ void take_moments(moments_args<T> a)
     iso__norm_place p = iso__norm_place_of<K>(a.shape);
     iso__norm_moments<K> m = iso__norm_moments_of_part<V, K>(a.shape, p, blockIdx.y, a.x);
     if (p.along != 0 || !p.exists) return;
-    for (int c = 0; c < K; c++) {
-        a.parts[iso__norm_part_at(a.shape, blockIdx.y, 0, p.channel + c)] = m.mean[c];
-        a.parts[iso__norm_part_at(a.shape, blockIdx.y, 1, p.channel + c)] = m.squares[c];
-    }
+    a.parts[iso__norm_part_at(a.shape, blockIdx.y, 0, p.channel)] = m.mean[0];
+    a.parts[iso__norm_part_at(a.shape, blockIdx.y, 1, p.channel)] = m.squares[0];
 }
 
 struct join_args {
@@ -46,7 +46,9 @@ template <class T> struct forward_args {
     iso__cuda_norm_shape shape;
     double eps, factor, count;
     bool batch, relu;
-    const double *moments, *parts; // moments NULL: of the parts, or of x where there is but one
+    const double *moments; // NULL: of the parts, or of x where there is but one
+    double *parts, *out;   // out: where find_coefficients leaves moments and stops; or NULL
+    unsigned *arrived;
     const T *x;
     T *y;
     const Real *weight, *bias;
@@ -118,6 +120,93 @@ __device__ void find_statistics(const forward_args<T> &a, const iso__norm_place 
         share(iso__norm_moments_of_part<V, K>(a.shape, p, 0, a.x), p, to);
 }
 
+// ---- Channels beside each other: moments --------------------------------------------------------
+
+// Adds values of channel c: sums of x - near and of its square, where `near` is some value of the
+// channel. About the rounded mean of the batch nothing cancels in Real, and little in f64 about
+// `near`.
+template <int N, int K, class Real>
+__device__ inline void add_batch(const Real (&v)[N], Real near, int c, double (&to)[2][K]) {
+    Real mean = 0, sum = 0, squares = 0;
+    for (int k = 0; k < N; k++) mean += v[k];
+    mean /= (Real)N;
+    for (int k = 0; k < N; k++) {
+        Real distance = v[k] - mean;
+        sum += distance;
+        squares += distance * distance;
+    }
+    double from_near = (double)mean - (double)near;
+    double all = fma((double)N, from_near, (double)sum);
+    to[0][c] += all;
+    to[1][c] += fma(from_near, (double)sum + all, (double)squares);
+}
+
+// N rows, which are under way at once; smaller batches of them need fewer registers.
+template <bool aligned, int N, int K, class T, class Real>
+__device__ void add_rows(const T *x, int64_t step, const Real (&near)[K], double (&to)[2][K]) {
+    const int size = N < 4 ? N : 4;
+    iso__vector<T, K> v[N];
+    for (int k = 0; k < N; k++) v[k] = iso__load_vector<aligned, T, K>(x + k * step);
+    for (int first = 0; first < N; first += size)
+        for (int c = 0; c < K; c++) {
+            Real batch[size];
+            for (int k = 0; k < size; k++) batch[k] = iso__widen(v[first + k].at[c]);
+            add_batch(batch, near[c], c, to);
+        }
+}
+
+template <bool aligned, int K, class T>
+__device__ void add_part(const iso__cuda_norm_shape &s, const T *x, double (&to)[2][K]) {
+    const int N = ISO__NORM_BATCH;
+    iso__norm_rows r = iso__norm_rows_of<K>(s);
+    if (r.left <= 0) return;
+    typename iso__real<T>::type near[K];
+    for (int c = 0; c < K; c++) near[c] = iso__widen(x[r.channel + c]);
+    for (; r.holds<N>(); r.skip<N>()) add_rows<aligned, N>(x + r.at, r.stride, near, to);
+    if (r.holds<N / 2>()) {
+        add_rows<aligned, N / 2>(x + r.at, r.stride, near, to);
+        r.skip<N / 2>();
+    }
+    for (; r.holds<1>(); r.skip<1>()) add_rows<aligned, 1>(x + r.at, r.stride, near, to);
+}
+
+// From sums about a value of the channel.
+template <class T>
+__device__ statistics moments_about(const forward_args<T> &a, int64_t channel, double sum,
+                                    double squares) {
+    double count = (double)a.shape.values, rest = sum / count;
+    squares = fma(-rest, sum, squares);
+    return {count, (double)iso__widen(a.x[channel]) + rest, squares < 0 ? 0 : squares};
+}
+
+template <class T>
+__device__ void use_moments(const forward_args<T> &a, int64_t channel, const statistics &m) {
+    if (a.out) {
+        a.out[channel] = m.mean;
+        a.out[a.shape.channels + channel] = m.squares;
+        return;
+    }
+    keep(coefficients_of(a, channel, m), a.shape.channels, a.workspace + channel);
+    if (a.running_mean) update_running(a, channel, m);
+    if (a.tracked && channel == 0) ++*a.tracked;
+}
+
+template <class T, int K>
+__global__ void __launch_bounds__(ISO__NORM_SUM_BLOCK, iso__norm_beside<T>::blocks)
+    find_coefficients(forward_args<T> a) {
+    __shared__ iso__norm_shared<K> shared;
+    double own[2][K] = {};
+    if (iso__holds_vectors<T, K>(a.x))
+        add_part<true>(a.shape, a.x, own);
+    else
+        add_part<false>(a.shape, a.x, own);
+    if (!iso__norm_sum_group(a.shape, own, a.parts, a.arrived, &shared)) return;
+    int t = (int)threadIdx.x, group = a.shape.lanes * K;
+    int64_t channel = (int64_t)blockIdx.x * group + t;
+    if (t >= group || channel >= a.shape.channels) return;
+    use_moments(a, channel, moments_about(a, channel, shared.found[t], shared.found[group + t]));
+}
+
 // ---- Forward ------------------------------------------------------------------------------------
 
 template <bool aligned, int N, int V, int K, class T, class Real>
@@ -174,6 +263,51 @@ template <class T, int V, int K, bool own> __global__ void normalise_parts(forwa
         normalise_all<false, V>(a, k, w);
 }
 
+// ---- Channels beside each other: forward --------------------------------------------------------
+
+template <bool aligned, int N, int K, class T, class Real>
+__device__ void normalise_rows(const forward_args<T> &a, const iso__norm_coefficients<Real> (&k)[K],
+                               int64_t at, int64_t step) {
+    iso__vector<T, K> x[N];
+    for (int i = 0; i < N; i++) x[i] = iso__load_vector<aligned, T, K>(a.x + at + i * step);
+    for (int i = 0; i < N; i++) {
+        for (int c = 0; c < K; c++) {
+            Real y = iso__norm_output(k[c], (Real)iso__widen(x[i].at[c]));
+            iso__narrow(a.relu && y < 0 ? 0 : y, &x[i].at[c]); // a NaN stays one
+        }
+        iso__store_vector<aligned>(a.y + at + i * step, x[i]);
+    }
+}
+
+template <bool aligned, int K, class T> __device__ void normalise_part(const forward_args<T> &a) {
+    typedef typename iso__real<T>::type Real;
+    const int N = 64 / (K * sizeof(T)); // 64 bytes under way
+    iso__norm_rows r = iso__norm_rows_of<K>(a.shape);
+    if (r.left <= 0) return;
+    iso__norm_coefficients<Real> k[K];
+    Real mean[K], scale[K], shift[K];
+    const Real *from = a.workspace + r.channel;
+    iso__norm_load(from, mean);
+    iso__norm_load(from + 3 * a.shape.channels, scale);
+    iso__norm_load(from + 4 * a.shape.channels, shift);
+    for (int c = 0; c < K; c++) k[c] = {mean[c], 0, 0, scale[c], shift[c]};
+    for (; r.holds<N>(); r.skip<N>()) normalise_rows<aligned, N>(a, k, r.at, r.stride);
+    if (r.holds<N / 2>()) {
+        normalise_rows<aligned, N / 2>(a, k, r.at, r.stride);
+        r.skip<N / 2>();
+    }
+    for (; r.holds<1>(); r.skip<1>()) normalise_rows<aligned, 1>(a, k, r.at, r.stride);
+}
+
+// With the coefficients that find_coefficients left: no thread waits for another.
+template <class T, int K>
+__global__ void __launch_bounds__(ISO_CUDA_BLOCK, 4) normalise_beside(forward_args<T> a) {
+    if (iso__holds_vectors<T, K>(a.x) && iso__holds_vectors<T, K>(a.y))
+        normalise_part<true, K>(a);
+    else
+        normalise_part<false, K>(a);
+}
+
 // ---- Launchers ----------------------------------------------------------------------------------
 
 template <class T>
@@ -181,21 +315,15 @@ iso_status moments_into_parts(iso__cuda *cuda, const iso__cuda_norm_shape *shape
                               double *parts) {
     enum { WIDTH = iso__widest<T>::width };
     moments_args<T> args = {*shape, (const T *)x, parts};
-    return iso__norm_submit_widest(cuda, take_moments<T, 1, 1>, take_moments<T, WIDTH, 1>,
-                                   take_moments<T, WIDTH, WIDTH>, shape->parts, args);
+    return iso__norm_submit(cuda,
+                            shape->width > 1 ? take_moments<T, WIDTH, 1> : take_moments<T, 1, 1>,
+                            shape->parts, args);
 }
 
 iso_status join_into(iso__cuda *cuda, const iso__cuda_norm_shape *shape, const double *parts,
                      double *out) {
     join_args args = {iso__norm_joining(*shape), parts, out};
     return iso__norm_submit(cuda, join_moments, 1, args);
-}
-
-template <class T>
-iso_status moments_of(iso__cuda *cuda, const iso__cuda_norm_shape *shape, const void *x,
-                      double *parts, double *out) {
-    iso_status status = moments_into_parts<T>(cuda, shape, x, parts);
-    return status < 0 ? status : join_into(cuda, shape, parts, out);
 }
 
 template <class T> forward_args<T> args_of(const iso__cuda_norm_forward *f) {
@@ -205,7 +333,7 @@ template <class T> forward_args<T> args_of(const iso__cuda_norm_forward *f) {
     args.eps = f->eps, args.factor = f->factor;
     args.count = f->moments ? f->count : (double)f->shape.values;
     args.batch = f->batch, args.relu = f->relu;
-    args.moments = f->moments, args.parts = f->parts;
+    args.moments = f->moments, args.parts = f->parts, args.arrived = f->arrived;
     args.x = (const T *)f->x, args.y = (T *)f->y;
     args.weight = (const Real *)f->weight, args.bias = (const Real *)f->bias;
     args.running_mean = (Real *)f->running_mean, args.running_var = (Real *)f->running_var;
@@ -214,9 +342,36 @@ template <class T> forward_args<T> args_of(const iso__cuda_norm_forward *f) {
     return args;
 }
 
+template <class T>
+iso_status find(iso__cuda *cuda, const forward_args<T> &args, const iso__cuda_norm_shape &summed) {
+    forward_args<T> finding = args;
+    finding.shape = summed;
+    return iso__norm_submit_sums(cuda, find_coefficients<T, iso__norm_beside<T>::moments>, finding);
+}
+
+template <class T> iso_status moments_of(iso__cuda *cuda, const iso__cuda_norm_forward *f) {
+    if (f->shape.owned == 1) {
+        iso_status status = moments_into_parts<T>(cuda, &f->shape, f->x, f->parts);
+        return status < 0 ? status : join_into(cuda, &f->shape, f->parts, f->numbers);
+    }
+    forward_args<T> args = args_of<T>(f);
+    args.out = f->numbers;
+    return find(cuda, args, f->summed);
+}
+
+template <class T> iso_status forward_beside(iso__cuda *cuda, const iso__cuda_norm_forward *f) {
+    enum { WIDTH = iso__norm_beside<T>::moved };
+    forward_args<T> args = args_of<T>(f);
+    iso_status status = find(cuda, args, f->summed);
+    if (status < 0) return status;
+    args.shape = iso__norm_narrower(iso__norm_finer(f->shape), WIDTH);
+    return iso__norm_submit(cuda, normalise_beside<T, WIDTH>, args.shape.parts, args);
+}
+
 template <class T> iso_status forward_of(iso__cuda *cuda, const iso__cuda_norm_forward *f) {
     enum { WIDTH = iso__widest<T>::width };
     const iso__cuda_norm_shape *s = &f->shape;
+    if (f->batch && !f->moments && s->parts > 1 && s->owned > 1) return forward_beside<T>(cuda, f);
     forward_args<T> args = args_of<T>(f);
     iso_status status = ISO_OK;
     if (f->batch && !f->moments && s->parts > 1) {
@@ -268,9 +423,8 @@ iso_status iso__cuda_norm_forward_launch(iso__cuda *cuda, const iso__cuda_norm_f
     return forward_of<float>(cuda, args);
 }
 
-iso_status iso__cuda_norm_moments_launch(iso__cuda *cuda, const iso__cuda_norm_shape *shape,
-                                         const void *x, double *parts, double *out) {
-    if (shape->dtype == ISO_BF16) return moments_of<iso__bf16>(cuda, shape, x, parts, out);
-    if (shape->dtype == ISO_F64) return moments_of<double>(cuda, shape, x, parts, out);
-    return moments_of<float>(cuda, shape, x, parts, out);
+iso_status iso__cuda_norm_moments_launch(iso__cuda *cuda, const iso__cuda_norm_forward *args) {
+    if (args->shape.dtype == ISO_BF16) return moments_of<iso__bf16>(cuda, args);
+    if (args->shape.dtype == ISO_F64) return moments_of<double>(cuda, args);
+    return moments_of<float>(cuda, args);
 }

@@ -11,8 +11,6 @@
 
 #include <math.h>
 
-enum { ISO__NORM_JOINED_LANES = 4 }; // whose doubles of a part make a sector of memory
-
 // ---- Where a thread works -----------------------------------------------------------------------
 
 struct iso__norm_place {
@@ -172,8 +170,7 @@ inline bool iso__norm_is_joined(const iso__cuda_norm_shape &s) {
 // How that launch is divided.
 inline iso__cuda_norm_shape iso__norm_joining(const iso__cuda_norm_shape &s) {
     iso__cuda_norm_shape few = s;
-    few.width = few.owned = 1;
-    if (s.owned > 1) few.lanes = ISO__NORM_JOINED_LANES;
+    few.width = 1;
     return few;
 }
 
@@ -183,6 +180,18 @@ inline iso__cuda_norm_shape iso__norm_finer(const iso__cuda_norm_shape &s) {
     fine.part_values = (s.part_values + 1) / 2;
     fine.parts = (s.values + fine.part_values - 1) / fine.part_values;
     return fine;
+}
+
+// Fewer channels of a thread; of a block the same, or where lanes end, fewer of more rows.
+inline iso__cuda_norm_shape iso__norm_narrower(const iso__cuda_norm_shape &s, int owned) {
+    iso__cuda_norm_shape narrow = s;
+    int times = s.owned / owned, lanes = s.lanes * times;
+    narrow.width = narrow.owned = owned;
+    narrow.lanes = lanes < ISO__NORM_LANES ? lanes : (int)ISO__NORM_LANES;
+    narrow.part_values = s.part_values * lanes / narrow.lanes;
+    if (narrow.part_values > s.values) narrow.part_values = s.values;
+    narrow.parts = (s.values + narrow.part_values - 1) / narrow.part_values;
+    return narrow;
 }
 
 #endif

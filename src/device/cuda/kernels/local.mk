@@ -23,6 +23,7 @@ CUDA_INCLUDED += src/device/cuda/kernels/clip_kernels.h
 CUDA_INCLUDED += src/device/cuda/kernels/conv_kernels.h
 CUDA_INCLUDED += src/device/cuda/kernels/cuda_map.cuh
 CUDA_INCLUDED += src/device/cuda/kernels/cuda_norm.cuh
+CUDA_INCLUDED += src/device/cuda/kernels/cuda_norm_beside.cuh
 CUDA_INCLUDED += src/device/cuda/kernels/cuda_norm_moments.cuh
 CUDA_INCLUDED += src/device/cuda/kernels/cuda_pack.cuh
 CUDA_INCLUDED += src/device/cuda/kernels/cuda_rows.cuh
