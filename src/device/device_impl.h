@@ -131,6 +131,8 @@ typedef struct iso_device_ops {
     // The layout in which this device wants an activation of this shape produced by a convolution.
     iso_layout (*preferred_layout)(iso_device *self, iso_dtype dtype, int ndim,
                                    const int64_t *shape);
+    // Its elements lie as those of a logical tensor do, whichever its layout is.
+    bool (*is_in_order)(iso_device *self, const iso_tensor *x);
     // Same logical contents, any combination of layouts; shapes may differ if the counts agree
     // (flatten), and element types (rounded to nearest) if both are logical, and elsewhere than in
     // host memory in any layout.

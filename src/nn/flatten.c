@@ -1,4 +1,4 @@
-// The layer that makes rows of images: a view of logical memory, a copy of blocked memory.
+// The layer that makes rows of images: a view of memory in logical order, a copy of other memory.
 #include "nn/nn_impl.h"
 
 #include <string.h>
@@ -6,21 +6,24 @@
 // Lays another shape over the buffer of `from`, which outlives this use by the contract of a call.
 // The tensor object is kept and redirected, since the buffer and the batch size may have changed;
 // nothing is allocated after the first time.
-static iso_status view(iso_tensor **slot, const iso_tensor *from, int ndim, const int64_t *shape) {
+static iso_status view(iso_tensor **slot, const iso_tensor *from, int ndim, const int64_t *shape,
+                       iso_layout layout) {
+    if (!*slot)
+        ISO_TRY(iso_tensor_borrow(from->device, from->dtype, ndim, shape, from->data, slot));
     iso_tensor *v = *slot;
-    if (!v) return iso_tensor_borrow(from->device, from->dtype, ndim, shape, from->data, slot);
     v->dtype = from->dtype;
     v->ndim = ndim;
     memcpy(v->shape, shape, (size_t)ndim * sizeof(*shape));
     v->count = from->count;
     v->data = from->data;
+    v->layout = layout;
     return ISO_OK;
 }
 
 static iso_status forward(iso_module *self, iso_call *call, iso_tensor *in, iso_tensor **out) {
     int64_t shape[2] = {in->shape[0], in->count / in->shape[0]};
-    if (in->layout == ISO_LAYOUT_LOGICAL) {
-        ISO_TRY(view(&call->aux[0], in, 2, shape));
+    if (self->device->ops->is_in_order(self->device, in)) {
+        ISO_TRY(view(&call->aux[0], in, 2, shape, ISO_LAYOUT_LOGICAL));
         *out = call->aux[0];
         return ISO_OK;
     }
@@ -32,8 +35,8 @@ static iso_status forward(iso_module *self, iso_call *call, iso_tensor *in, iso_
 static iso_status backward_input(iso_module *self, iso_call *call, iso_tensor *grad_out,
                                  iso_tensor **grad_in) {
     const iso_tensor *in = call->in;
-    if (in->layout == ISO_LAYOUT_LOGICAL) {
-        ISO_TRY(view(&call->aux[1], grad_out, in->ndim, in->shape));
+    if (self->device->ops->is_in_order(self->device, in)) {
+        ISO_TRY(view(&call->aux[1], grad_out, in->ndim, in->shape, in->layout));
         *grad_in = call->aux[1];
         return ISO_OK;
     }

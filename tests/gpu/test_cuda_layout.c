@@ -150,6 +150,37 @@ Test(cuda_layout, weights_are_rounded_alike_in_both_layouts) {
     iso_device_destroy(&on.device);
 }
 
+// Forward and backward of channels last: single pixels are in logical order.
+Test(cuda_layout, flatten_copies_only_what_lies_in_another_order) {
+    target on = open_cuda(ISO_F32);
+    for (int side = 1; side <= 2; side++) {
+        const int64_t shape[4] = {3, 8, side, side};
+        pair x = pair_create(&on, 4, shape, ISO_LAYOUT_LOGICAL, 997);
+        iso_tensor *last = tensor_of(&on, ISO_F32, 4, shape, ISO_LAYOUT_BLOCKED), *out, *back;
+        iso_tensor *again = tensor_of(&on, ISO_F32, 4, shape, ISO_LAYOUT_LOGICAL);
+        iso_module *flatten;
+        OK(iso_tensor_copy(x.t, last));
+        OK(iso_flatten_create(on.device, &flatten));
+        long long before = on.device->launches;
+        OK(iso_module_forward(flatten, last, &out));
+        cr_assert_eq(on.device->launches - before, side - 1);
+        char *want = raw(x.t), *flat = raw(out);
+        cr_assert(memcmp(want, flat, bytes_of(out)) == 0, "forward, side %d", side);
+        before = on.device->launches;
+        OK(iso_module_backward(flatten, out, &back));
+        cr_assert_eq(on.device->launches - before, side - 1);
+        cr_assert(back->layout == ISO_LAYOUT_BLOCKED);
+        OK(iso_tensor_copy(back, again));
+        char *got = raw(again);
+        cr_assert(memcmp(want, got, bytes_of(again)) == 0, "backward, side %d", side);
+        free(want), free(flat), free(got);
+        iso_tensor_destroy(&last), iso_tensor_destroy(&again);
+        iso_module_destroy(&flatten);
+        pair_destroy(&x);
+    }
+    iso_device_destroy(&on.device);
+}
+
 // A weight and a bias, beside each other in memory as in an arena: of f32, and rounded.
 typedef struct layer {
     iso_tensor *memory, w, b;

@@ -52,6 +52,11 @@ static iso_layout preferred_layout(iso_device *self, iso_dtype dtype, int ndim,
                                                            : ISO_LAYOUT_LOGICAL;
 }
 
+static bool is_in_order(iso_device *self, const iso_tensor *x) {
+    (void)self;
+    return x->layout == ISO_LAYOUT_LOGICAL;
+}
+
 // Blocks of 16 channels, 16 cells at a time; `blocks` is the whole tensor in cells.
 static void transpose_blocks(const iso__cpu_view *v, float *blocks, float *planes, bool to_planes) {
     int64_t plane = v->height * v->width;
@@ -181,6 +186,7 @@ void iso__cpu_fill_memory(iso_device_ops *ops) {
     ops->fill = memory_fill;
     ops->storage_bytes = storage_bytes;
     ops->preferred_layout = preferred_layout;
+    ops->is_in_order = is_in_order;
     ops->copy = memory_copy;
     ops->to_host = memory_to_host;
     ops->from_host = memory_from_host;

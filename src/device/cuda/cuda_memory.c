@@ -31,6 +31,11 @@ static iso_layout preferred_layout(iso_device *self, iso_dtype dtype, int ndim,
     return ISO_LAYOUT_BLOCKED;
 }
 
+static bool is_in_order(iso_device *self, const iso_tensor *x) {
+    (void)self;
+    return !iso__cuda_is_ordered_last(x);
+}
+
 static bool is_real(iso_dtype dtype) {
     return dtype == ISO_F32 || dtype == ISO_F64 || dtype == ISO_BF16;
 }
@@ -104,6 +109,7 @@ void iso__cuda_fill_memory(iso_device_ops *ops) {
     ops->fill = memory_fill;
     ops->storage_bytes = storage_bytes;
     ops->preferred_layout = preferred_layout;
+    ops->is_in_order = is_in_order;
     ops->copy = memory_copy;
     ops->to_host = memory_to_host;
     ops->from_host = memory_from_host;
