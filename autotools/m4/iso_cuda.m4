@@ -62,6 +62,9 @@ AC_DEFUN([ISO_CUDA_USE_EMULATOR], [
     CUDA_CFLAGS="-DISO_CUDA_EMULATED -I$ac_abs_confdir/tests/cuda_emulator/include"
     CUDACC="$CXX" CUDACC_TAG=CXX
     CUDACC_FLAGS="-x c++ -std=gnu++14 -O2 -g -Wall -Wextra -Wno-unknown-pragmas -pthread $CUDA_CFLAGS"
+    # What a GPU refuses, a CPU bears: accesses that are not aligned. In builds with that sanitizer kernels are checked.
+    AS_CASE([$CFLAGS], [*-fsanitize=*undefined*],
+            [CUDACC_FLAGS="$CUDACC_FLAGS -fsanitize=alignment,bounds -fno-sanitize-recover=alignment,bounds"])
     CUDA_LIBS="-lstdc++ -ldl -lpthread"
     have_cuda=yes cuda_what="emulated on the CPU (for tests)" cuda_libdir=
 ])
