@@ -39,7 +39,21 @@ static case_of make(const target *on, int ndim, const int64_t *shape, iso_layout
     }
     OK(on->device->ops->copy(on->device, c.dy[0].t, c.dy[1].t));
     OK(on->device->ops->copy(on->device, c.db[0].t, c.db[1].t));
+    for (int i = 0; i < 2; i++) {
+        pair_read(&c.dy[i]);
+        pair_read(&c.db[i]);
+    }
     return c;
+}
+
+// db[1] as it should be.
+static void expect_sums(case_of *c, bool accumulate) {
+    int64_t channels = c->db[1].t->count, items = c->y.t->count;
+    int64_t plane = items / channels / c->y.t->shape[0];
+    double *sums = c->db[1].d;
+    if (!accumulate) zero(&c->db[1]);
+    for (int64_t i = 0; i < items; i++)
+        if (c->y.d[i] > 0) sums[i / plane % channels] += c->dy[1].d[i];
 }
 
 static void destroy(case_of *c) {
@@ -68,12 +82,15 @@ static void check(const target *on, int ndim, const int64_t *shape, iso_layout l
     sum(&c, c.dy[1].t, c.db[1].t, accumulate);
     expect_same(c.dy[0].t, c.dy[1].t, "the gradient before the relu");
     expect_same(c.db[0].t, c.db[1].t, "the bias's");
+    expect_sums(&c, accumulate);
+    check_pair(on, &c.db[1], 1e-5, "the bias's gradient");
     destroy(&c);
 }
 
 static void both_have_the_same_bits(const target *on) {
-    static const int64_t shapes[][4] = {
-        {1, 1, 1, 1}, {9, 5, 3, 7}, {300, 40, 1, 2}, {2, 3, 40, 50}, {70, 64, 2, 2}};
+    static const int64_t shapes[][4] = {{1, 1, 1, 1},    {9, 5, 3, 7},   {300, 40, 1, 2},
+                                        {2, 3, 40, 50},  {70, 64, 2, 2}, {3000, 9, 1, 1},
+                                        {9000, 40, 1, 1}};
     if (!on->kernels->relu_backward_bias) return;
     for (int i = 0; i < COUNT(shapes) * 2; i++) {
         const int64_t *shape = shapes[i / 2];

@@ -133,6 +133,11 @@ static __device__ inline typename iso__real<T>::type
 take_all(const sum_args<T> &a, int64_t first, int64_t end, int64_t step, const Place &place) {
     typename iso__real<T>::type sum = 0;
     int64_t i = first;
+    for (; i + 7 * step < end; i += 8 * step) {
+        int64_t at[8];
+        for (int k = 0; k < 8; k++) at[k] = place(i + k * step);
+        take(a, at, &sum);
+    }
     for (; i + 3 * step < end; i += 4 * step) {
         const int64_t at[] = {place(i), place(i + step), place(i + 2 * step), place(i + 3 * step)};
         take(a, at, &sum);
@@ -145,46 +150,47 @@ take_all(const sum_args<T> &a, int64_t first, int64_t end, int64_t step, const P
 }
 
 template <class T>
+static __device__ inline void put_total(const sum_args<T> &a, int64_t channel,
+                                        typename iso__real<T>::type sum) {
+    a.out[channel] = a.accumulate ? a.out[channel] + sum : sum;
+}
+
+template <class T>
 static __device__ void put_sum(const sum_args<T> &a, int part, int64_t channel,
                                typename iso__real<T>::type sum) {
     if (a.parts > 1)
         a.partial[part * a.channels + channel] = sum;
     else
-        a.out[channel] = a.accumulate ? a.out[channel] + sum : sum;
+        put_total(a, channel, sum);
 }
 
-// The parts of a channel one after the other, with several loads under way at once.
+// Every step-th of the parts of a channel, from `first` on; several loads are under way at once.
 template <class Real>
-static __device__ inline Real sum_of_parts(const volatile Real *part, int64_t step, int parts) {
+static __device__ inline Real sum_of_parts(const volatile Real *part, int64_t stride, int first,
+                                           int step, int parts) {
     const int at_once = 16;
-    Real sum = part[0];
-    for (int i = 1; i < parts; i += at_once) {
+    Real sum = 0;
+    for (int i = first; i < parts; i += at_once * step) {
         Real x[at_once];
-        for (int k = 0; k < at_once; k++) x[k] = part[(i + k < parts ? i + k : 0) * step];
         for (int k = 0; k < at_once; k++)
-            if (i + k < parts) sum += x[k];
+            x[k] = i + k * step < parts ? part[(i + k * step) * stride] : 0;
+        for (int k = 0; k < at_once; k++) sum += x[k];
     }
     return sum;
 }
 
-// Called by all threads of all blocks, after their part: of `count` channels from `first` on.
-template <class T>
-static __device__ void join_parts(const sum_args<T> &a, int64_t first, int64_t count) {
-    typedef typename iso__real<T>::type Real;
+// Whether this block is the last of its channels. Called by all threads of all blocks, after their
+// part; one counter serves the blocks of a blockIdx.x.
+template <class T> static __device__ bool is_last(const sum_args<T> &a) {
     __shared__ bool last;
-    if (a.parts == 1) return;
     __threadfence(); // the part of this thread, before its block arrives
     __syncthreads();
     if (threadIdx.x == 0) last = atomicAdd(&a.arrived[blockIdx.x], 1u) == (unsigned)a.parts - 1;
     __syncthreads();
-    if (!last) return;
+    if (!last) return false;
     __threadfence();
-    int64_t channel = first + threadIdx.x;
     if (threadIdx.x == 0) a.arrived[blockIdx.x] = 0;
-    if (threadIdx.x >= count || channel >= a.channels) return;
-    const volatile Real *partial = a.partial; // of other blocks: not from a cache
-    Real sum = sum_of_parts(partial + channel, a.channels, a.parts);
-    a.out[channel] = a.accumulate ? a.out[channel] + sum : sum;
+    return true;
 }
 
 // Items first .. end of part `part`.
@@ -194,9 +200,38 @@ static __device__ int part_bound(int64_t items, int parts, int part) {
 
 // A plane of 1: neighbours are other channels. Warps take every eighth row of 32 columns.
 enum { SUM_COLUMNS = 32, SUM_LANES = ISO_CUDA_BLOCK / SUM_COLUMNS };
+template <class Real> struct column_sums { Real of_warp[SUM_LANES][SUM_COLUMNS]; };
+
+// In the threads of the first warp, the sum of what the warps have left for its column.
+template <class Real> static __device__ inline Real sum_of_warps(const column_sums<Real> &sums) {
+    __syncthreads();
+    Real sum = 0;
+    for (int i = 0; threadIdx.x < SUM_COLUMNS && i < SUM_LANES; i++)
+        sum += sums.of_warp[i][threadIdx.x];
+    return sum;
+}
+
+// Goes on with what the warps of this block have left.
+template <class T>
+static __device__ void finish_columns(const sum_args<T> &a,
+                                      column_sums<typename iso__real<T>::type> *sums) {
+    typedef typename iso__real<T>::type Real;
+    int column = (int)threadIdx.x % SUM_COLUMNS, warp = (int)threadIdx.x / SUM_COLUMNS;
+    int64_t channel = (int64_t)blockIdx.x * SUM_COLUMNS + column;
+    bool exists = channel < a.channels;
+    Real sum = sum_of_warps(*sums);
+    if (warp == 0 && exists) put_sum(a, (int)blockIdx.y, channel, sum);
+    if (a.parts == 1 || !is_last(a)) return;
+    const volatile Real *partial = a.partial; // of other blocks: not from a cache
+    sum = exists ? sum_of_parts(partial + channel, a.channels, warp, SUM_LANES, a.parts) : 0;
+    sums->of_warp[warp][column] = sum;
+    sum = sum_of_warps(*sums);
+    if (warp == 0 && exists) put_total(a, channel, sum);
+}
+
 template <class T> __global__ void sum_columns(sum_args<T> a) {
     typedef typename iso__real<T>::type Real;
-    __shared__ Real lane_sum[SUM_LANES][SUM_COLUMNS];
+    __shared__ column_sums<Real> sums;
     int column = (int)threadIdx.x % SUM_COLUMNS, lane = (int)threadIdx.x / SUM_COLUMNS;
     int64_t channel = (int64_t)blockIdx.x * SUM_COLUMNS + column;
     int end = part_bound(a.rows, a.parts, (int)blockIdx.y + 1);
@@ -204,13 +239,8 @@ template <class T> __global__ void sum_columns(sum_args<T> a) {
     if (channel < a.channels)
         sum = take_all(a, part_bound(a.rows, a.parts, (int)blockIdx.y) + lane, end, SUM_LANES,
                        [&a, channel](int64_t n) { return n * a.channels + channel; });
-    lane_sum[lane][column] = sum;
-    __syncthreads();
-    if (lane == 0 && channel < a.channels) {
-        for (int i = 1; i < SUM_LANES; i++) sum += lane_sum[i][column];
-        put_sum(a, (int)blockIdx.y, channel, sum);
-    }
-    join_parts(a, (int64_t)blockIdx.x * SUM_COLUMNS, SUM_COLUMNS);
+    sums.of_warp[lane][column] = sum;
+    finish_columns(a, &sums);
 }
 
 // The same, 16 bytes at a time: each lane takes every LANES-th row.
@@ -237,7 +267,7 @@ template <class T> __global__ void sum_packs(sum_args<T> a) {
     typedef typename iso__real<T>::type Real;
     typedef packed_columns<T> shape;
     typedef iso__pack<T> pack;
-    __shared__ Real lane_sum[shape::lanes][SUM_COLUMNS];
+    __shared__ column_sums<Real> sums;
     int first = (int)threadIdx.x % shape::packs * pack::width;
     int lane = (int)threadIdx.x / shape::packs;
     int64_t channel = (int64_t)blockIdx.x * SUM_COLUMNS + first;
@@ -246,19 +276,18 @@ template <class T> __global__ void sum_packs(sum_args<T> a) {
     Real sum[pack::width] = {};
     if (channel < a.channels) {
         int64_t at = n * a.channels + channel, step = shape::lanes * a.channels;
+        for (; n + 7 * shape::lanes < end; n += 8 * shape::lanes, at += 8 * step)
+            take_packs<8>(a, at, step, sum);
         for (; n + 3 * shape::lanes < end; n += 4 * shape::lanes, at += 4 * step)
             take_packs<4>(a, at, step, sum);
         for (; n < end; n += shape::lanes, at += step) take_packs<1>(a, at, step, sum);
     }
-    for (int k = 0; k < pack::width; k++) lane_sum[lane][first + k] = sum[k];
-    __syncthreads();
-    channel = (int64_t)blockIdx.x * SUM_COLUMNS + threadIdx.x;
-    if (threadIdx.x < SUM_COLUMNS && channel < a.channels) {
-        Real total = 0;
-        for (int i = 0; i < shape::lanes; i++) total += lane_sum[i][threadIdx.x];
-        put_sum(a, (int)blockIdx.y, channel, total);
-    }
-    join_parts(a, (int64_t)blockIdx.x * SUM_COLUMNS, SUM_COLUMNS);
+    for (int offset = shape::packs; offset < 32; offset *= 2)
+        for (int k = 0; k < pack::width; k++)
+            sum[k] += __shfl_xor_sync(0xffffffffu, sum[k], offset);
+    if (threadIdx.x % 32 < shape::packs)
+        for (int k = 0; k < pack::width; k++) sums.of_warp[threadIdx.x / 32][first + k] = sum[k];
+    finish_columns(a, &sums);
 }
 
 // Larger planes: neighbours are of the same channel. A block per channel and part.
@@ -274,26 +303,38 @@ template <class T> __global__ void sum_planes(sum_args<T> a) {
                         });
     sum = iso__block_sum(sum);
     if (threadIdx.x == 0) put_sum(a, (int)blockIdx.y, channel, sum);
-    join_parts(a, channel, 1);
+    if (a.parts == 1 || !is_last(a)) return;
+    const volatile Real *partial = a.partial; // of other blocks: not from a cache
+    sum = iso__block_sum(sum_of_parts(partial + channel, a.channels, (int)threadIdx.x,
+                                      (int)ISO_CUDA_BLOCK, a.parts));
+    if (threadIdx.x == 0) put_total(a, channel, sum);
 }
 
 static int64_t sum_blocks(int64_t channels, int64_t plane) {
     return plane > 1 ? channels : (channels + SUM_COLUMNS - 1) / SUM_COLUMNS;
 }
 
-static bool takes_packs(iso_dtype dtype, int64_t channels, int64_t plane) {
-    return dtype == ISO_BF16 && plane == 1 && channels % iso__pack<iso__bf16>::width == 0;
+static int pack_width(iso_dtype dtype) {
+    return dtype == ISO_BF16  ? iso__pack<iso__bf16>::width
+           : dtype == ISO_F32 ? iso__pack<float>::width
+                              : iso__pack<double>::width;
 }
 
-// Parts keep a block busy for a while, and a few hundred blocks keep any GPU busy.
+static bool takes_packs(iso_dtype dtype, int64_t channels, int64_t plane) {
+    return plane == 1 && channels % pack_width(dtype) == 0;
+}
+
+// Each thread loads several times what is under way at once, and a few hundred blocks keep any GPU
+// busy.
 int iso__cuda_channel_sum_parts(iso_dtype dtype, int64_t rows, int64_t channels, int64_t plane) {
-    enum { ENOUGH_BLOCKS = 2 * ISO_CUDA_ARRIVALS, LANES = packed_columns<iso__bf16>::lanes };
-    bool packs = takes_packs(dtype, channels, plane);
-    int64_t at_once = plane > 1 ? (int)ISO_CUDA_BLOCK : packs ? (int)LANES : (int)SUM_LANES;
-    int64_t of_items = rows * plane / (16 * at_once), most = packs ? 256 : 64;
+    enum { ENOUGH_BLOCKS = 2 * ISO_CUDA_ARRIVALS, MOST = 256, EACH = 8 };
+    int64_t at_once = plane > 1                             ? (int)ISO_CUDA_BLOCK
+                      : takes_packs(dtype, channels, plane) ? (int)SUM_LANES * pack_width(dtype)
+                                                            : (int)SUM_LANES;
+    int64_t of_items = rows * plane / (EACH * at_once);
     int64_t of_blocks = ENOUGH_BLOCKS / sum_blocks(channels, plane);
     int64_t parts = of_items < of_blocks ? of_items : of_blocks;
-    return (int)(parts < 1 ? 1 : parts < most ? parts : most);
+    return (int)(parts < 1 ? 1 : parts < MOST ? parts : (int64_t)MOST);
 }
 
 template <class T> static iso_status launch_sums(iso__cuda *cuda, const iso__cuda_channels *s) {
