@@ -104,7 +104,8 @@ static const iso_loss_config configs[] = {
     {ISO_CROSS_ENTROPY, 0}, {ISO_CROSS_ENTROPY, 0.1}, {ISO_NLL, 0}, {ISO_MSE, 0}};
 
 Test(cuda_loss, long_rows_and_many_rows_are_those_of_the_cpu) {
-    static const int64_t sizes[][2] = {{3, 1000}, {20, 257}, {5, 256}, {700, 3}, {1, 1}};
+    static const int64_t sizes[][2] = {{3, 1000}, {20, 257}, {5, 256}, {700, 3}, {1, 1},
+                                       {64, 10},  {65, 16},  {32, 17}, {33, 32}};
     iso_device *cuda = open_cuda(), *cpu = open_cpu();
     for (int i = 0; i < COUNT(sizes) * COUNT(configs) * COUNT(types); i++) {
         problem p = {.config = configs[i % COUNT(configs)],

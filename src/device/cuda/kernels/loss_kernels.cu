@@ -177,6 +177,95 @@ template <class T, bool block> __global__ void losses(iso__cuda_loss_rows l) {
     finish(l.sum);
 }
 
+// ---- A small batch of short rows -------------------------------------------------------------------
+// One block takes it at once, so that none waits for others: a thread for each entry, in sums of
+// the same order as above.
+
+enum { FEW_THREADS = 1024, FEW_ROWS = 64 };
+
+template <int LANES, class Real> __device__ inline Real sum_of_lanes(Real value) {
+    for (int offset = LANES / 2; offset > 0; offset /= 2)
+        value += __shfl_xor_sync(0xffffffffu, value, offset);
+    return value;
+}
+
+template <int LANES, class Real> __device__ inline Real top_of_lanes(Real value) {
+    for (int offset = LANES / 2; offset > 0; offset /= 2) {
+        Real other = __shfl_xor_sync(0xffffffffu, value, offset);
+        value = other > value ? other : value;
+    }
+    return value;
+}
+
+// Entry `lane` of a row, and that of its label; `in`: there is such an entry.
+template <class Real> struct few_entry {
+    int lane, label;
+    bool in;
+    Real x, of_label;
+};
+
+// The loss of the row; the entry's gradient.
+template <int LANES, class Real>
+__device__ double few_cross_entropy(const iso__cuda_loss_rows &l, const few_entry<Real> &e,
+                                    double *grad) {
+    Real none = -(Real)INFINITY;
+    double x = (double)e.x, top = (double)top_of_lanes<LANES>(e.in && e.x > none ? e.x : none);
+    double norm = top + log(sum_of_lanes<LANES>(e.in ? exp(x - top) : 0));
+    double rest = l.smoothing / (double)l.k, sum = 0;
+    if (l.smoothing > 0) sum = sum_of_lanes<LANES>(x);
+    double target = rest + (e.lane == e.label ? 1 - l.smoothing : 0);
+    *grad = (exp(x - norm) - target) / (double)l.rows;
+    return norm - (1 - l.smoothing) * (double)e.of_label - rest * sum;
+}
+
+template <int LANES, class Real> __device__ bool few_is_largest(const few_entry<Real> &e) {
+    bool beaten = e.in && (e.x > e.of_label || (e.lane < e.label && e.x == e.of_label));
+    beaten = sum_of_lanes<LANES>((int)beaten) > 0;
+    Real first = __shfl_sync(0xffffffffu, e.x, 0, LANES);
+    return isnan(first) ? e.label == 0 : !isnan(e.of_label) && !beaten;
+}
+
+// By the first warp, as finish() does it.
+__device__ void finish_few(const iso__cuda_loss_rows &l, const iso__cuda_loss_part *part) {
+    double loss = 0, correct = 0;
+    for (int first = 0; first < FEW_ROWS; first += 32) {
+        int64_t n = first + threadIdx.x;
+        loss += sum_of_lanes<32>(n < l.rows ? part[n].loss : 0);
+        correct += sum_of_lanes<32>(n < l.rows ? part[n].correct : 0);
+    }
+    if (threadIdx.x == 0) *l.sum.sum = {loss / l.sum.divisor, correct};
+}
+
+template <class T, int LANES>
+__global__ void __launch_bounds__(FEW_THREADS) few_losses(iso__cuda_loss_rows l) {
+    __shared__ iso__cuda_loss_part part[FEW_ROWS];
+    int n = (int)threadIdx.x / LANES, k = (int)l.k;
+    few_entry<typename iso__real<T>::type> e = {(int)threadIdx.x % LANES, 0, false, 0, 0};
+    bool row = n < l.rows;
+    e.in = row && e.lane < k;
+    if (row) e.label = l.labels ? l.labels[n] : l.few[n];
+    if (e.in) e.x = iso__widen(((const T *)l.x)[n * k + e.lane]);
+    e.of_label = __shfl_sync(0xffffffffu, e.x, e.label, LANES);
+    double grad, loss = few_cross_entropy<LANES>(l, e, &grad);
+    bool correct = few_is_largest<LANES>(e);
+    if (row && e.lane == 0) part[n] = {loss, (double)correct};
+    if (e.in && l.grad) put(grad, &((T *)l.grad)[n * k + e.lane]);
+    __syncthreads();
+    if (threadIdx.x < 32) finish_few(l, part);
+}
+
+template <class T, int LANES> iso_status submit_few(iso__cuda *cuda, const iso__cuda_loss_rows *l) {
+    unsigned threads = (unsigned)((l->rows * LANES + 31) / 32 * 32);
+    return iso__cuda_submit(cuda, few_losses<T, LANES>, dim3(1), threads, *l);
+}
+
+template <class T> iso_status losses_of(iso__cuda *cuda, const iso__cuda_loss_rows *l) {
+    bool few = l->kind == ISO__CUDA_CROSS_ENTROPY;
+    if (few && l->k <= 16 && l->rows <= FEW_THREADS / 16) return submit_few<T, 16>(cuda, l);
+    if (few && l->k <= 32 && l->rows <= FEW_THREADS / 32) return submit_few<T, 32>(cuda, l);
+    return iso__cuda_submit_rows(cuda, losses<T, false>, losses<T, true>, l->rows, l->k, *l);
+}
+
 // ---- Of all elements alike ------------------------------------------------------------------------
 
 #define PART_ELEMENTS ((int64_t)ISO_CUDA_BLOCK * 16) // whose squares a block adds up
@@ -236,13 +325,10 @@ iso_status iso__cuda_log_softmax_grad(iso__cuda *cuda, iso_dtype dtype, int64_t 
 
 iso_status iso__cuda_losses_of_rows(iso__cuda *cuda, iso_dtype dtype,
                                     const iso__cuda_loss_rows *l) {
-    auto by_warps = dtype == ISO_F64    ? losses<double, false>
-                    : dtype == ISO_BF16 ? losses<iso__bf16, false>
-                                        : losses<float, false>;
-    auto by_blocks = dtype == ISO_F64    ? losses<double, true>
-                     : dtype == ISO_BF16 ? losses<iso__bf16, true>
-                                         : losses<float, true>;
-    return iso__cuda_submit_rows(cuda, by_warps, by_blocks, l->rows, l->k, *l);
+    auto run = dtype == ISO_F64    ? losses_of<double>
+               : dtype == ISO_BF16 ? losses_of<iso__bf16>
+                                   : losses_of<float>;
+    return run(cuda, l);
 }
 
 int64_t iso__cuda_square_parts(int64_t count) {
