@@ -281,29 +281,30 @@ __device__ void load_kept(const backward_args<T> &a, int64_t channel,
     for (int c = 0; c < K; c++) k[c] = {mean[c], 0, 0, scale[c], shift[c]};
 }
 
-// N rows of x and dy.
+// The next N rows of x and dy; whole: there are so many.
 template <int N, int K, class T> struct rows {
-    iso__vector<T, K> x[N], dy[N];
+    iso__vector<T, K> x[N] = {}, dy[N] = {};
 
-    template <bool aligned>
-    __device__ void load(const backward_args<T> &a, int64_t at, int64_t step) {
+    template <bool aligned, bool whole>
+    __device__ void load(const backward_args<T> &a, const iso__norm_rows &r) {
         for (int i = 0; i < N; i++) {
-            x[i] = iso__load_vector<aligned, T, K>(a.x + at + i * step);
-            dy[i] = iso__load_vector<aligned, T, K>(a.dy + at + i * step);
+            if (!whole && !r.has(i)) continue;
+            x[i] = iso__load_vector<aligned, T, K>(a.x + r.at + i * r.stride);
+            dy[i] = iso__load_vector<aligned, T, K>(a.dy + r.at + i * r.stride);
         }
     }
 };
 
 template <bool aligned, int N, int K, class T, class Real>
 __device__ void add_rows(const backward_args<T> &a, const iso__norm_coefficients<Real> (&k)[K],
-                         int64_t at, int64_t step, double (&to)[2][K]) {
-    rows<N, K, T> r;
-    r.template load<aligned>(a, at, step);
+                         const iso__norm_rows &r, double (&to)[2][K]) {
+    rows<N, K, T> v;
+    v.template load<aligned, true>(a, r);
     for (int c = 0; c < K; c++) {
         Real sum = 0, product = 0;
         for (int i = 0; i < N; i++) {
-            Real x = iso__widen(r.x[i].at[c]);
-            Real g = through(a.relu, k[c], x, (Real)iso__widen(r.dy[i].at[c]));
+            Real x = iso__widen(v.x[i].at[c]);
+            Real g = through(a.relu, k[c], x, (Real)iso__widen(v.dy[i].at[c]));
             sum += g;
             product += g * (x - k[c].mean);
         }
@@ -319,12 +320,12 @@ __device__ void add_part(const backward_args<T> &a, double (&to)[2][K]) {
     if (r.left <= 0) return;
     iso__norm_coefficients<typename iso__real<T>::type> k[K];
     load_kept(a, r.channel, k);
-    for (; r.holds<N>(); r.skip<N>()) add_rows<aligned, N>(a, k, r.at, r.stride, to);
+    for (; r.holds<N>(); r.skip<N>()) add_rows<aligned, N>(a, k, r, to);
     if (r.holds<N / 2>()) {
-        add_rows<aligned, N / 2>(a, k, r.at, r.stride, to);
+        add_rows<aligned, N / 2>(a, k, r, to);
         r.skip<N / 2>();
     }
-    for (; r.holds<1>(); r.skip<1>()) add_rows<aligned, 1>(a, k, r.at, r.stride, to);
+    for (; r.holds<1>(); r.skip<1>()) add_rows<aligned, 1>(a, k, r, to);
 }
 
 template <class T, int K>
@@ -349,15 +350,15 @@ __global__ void __launch_bounds__(ISO__NORM_SUM_BLOCK, iso__norm_beside<T>::bloc
     a.slopes[a.shape.channels + channel] = to.offset;
 }
 
-template <bool aligned, int N, int K, class T, class Real>
+template <bool aligned, bool whole, int N, int K, class T, class Real>
 __device__ void gradient_rows(const backward_args<T> &a, const iso__norm_coefficients<Real> (&k)[K],
-                              const slopes<Real> (&to)[K], int64_t at, int64_t step) {
-    rows<N, K, T> r;
-    r.template load<aligned>(a, at, step);
+                              const slopes<Real> (&to)[K], const iso__norm_rows &r) {
+    rows<N, K, T> v;
+    v.template load<aligned, whole>(a, r);
     for (int i = 0; i < N; i++) {
         for (int c = 0; c < K; c++)
-            r.x[i].at[c] = gradient_at(a, k[c], to[c], r.x[i].at[c], r.dy[i].at[c]);
-        iso__store_vector<aligned>(a.dx + at + i * step, r.x[i]);
+            v.x[i].at[c] = gradient_at(a, k[c], to[c], v.x[i].at[c], v.dy[i].at[c]);
+        if (whole || r.has(i)) iso__store_vector<aligned>(a.dx + r.at + i * r.stride, v.x[i]);
     }
 }
 
@@ -374,12 +375,8 @@ __device__ void gradient_of_rows(const backward_args<T> &a) {
     iso__norm_load(a.slopes + r.channel, slope);
     iso__norm_load(a.slopes + a.shape.channels + r.channel, offset);
     for (int c = 0; c < K; c++) to[c] = {slope[c], offset[c]};
-    for (; r.holds<N>(); r.skip<N>()) gradient_rows<aligned, N>(a, k, to, r.at, r.stride);
-    if (r.holds<N / 2>()) {
-        gradient_rows<aligned, N / 2>(a, k, to, r.at, r.stride);
-        r.skip<N / 2>();
-    }
-    for (; r.holds<1>(); r.skip<1>()) gradient_rows<aligned, 1>(a, k, to, r.at, r.stride);
+    for (; r.holds<N>(); r.skip<N>()) gradient_rows<aligned, true, N>(a, k, to, r);
+    if (r.has(0)) gradient_rows<aligned, false, N>(a, k, to, r);
 }
 
 // With what find_slopes left: no thread waits for another.

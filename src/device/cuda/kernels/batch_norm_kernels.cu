@@ -265,17 +265,19 @@ template <class T, int V, int K, bool own> __global__ void normalise_parts(forwa
 
 // ---- Channels beside each other: forward --------------------------------------------------------
 
-template <bool aligned, int N, int K, class T, class Real>
+// The next N rows; whole: there are so many.
+template <bool aligned, bool whole, int N, int K, class T, class Real>
 __device__ void normalise_rows(const forward_args<T> &a, const iso__norm_coefficients<Real> (&k)[K],
-                               int64_t at, int64_t step) {
-    iso__vector<T, K> x[N];
-    for (int i = 0; i < N; i++) x[i] = iso__load_vector<aligned, T, K>(a.x + at + i * step);
+                               const iso__norm_rows &r) {
+    iso__vector<T, K> x[N] = {};
+    for (int i = 0; i < N; i++)
+        if (whole || r.has(i)) x[i] = iso__load_vector<aligned, T, K>(a.x + r.at + i * r.stride);
     for (int i = 0; i < N; i++) {
         for (int c = 0; c < K; c++) {
             Real y = iso__norm_output(k[c], (Real)iso__widen(x[i].at[c]));
             iso__narrow(a.relu && y < 0 ? 0 : y, &x[i].at[c]); // a NaN stays one
         }
-        iso__store_vector<aligned>(a.y + at + i * step, x[i]);
+        if (whole || r.has(i)) iso__store_vector<aligned>(a.y + r.at + i * r.stride, x[i]);
     }
 }
 
@@ -291,12 +293,8 @@ template <bool aligned, int K, class T> __device__ void normalise_part(const for
     iso__norm_load(from + 3 * a.shape.channels, scale);
     iso__norm_load(from + 4 * a.shape.channels, shift);
     for (int c = 0; c < K; c++) k[c] = {mean[c], 0, 0, scale[c], shift[c]};
-    for (; r.holds<N>(); r.skip<N>()) normalise_rows<aligned, N>(a, k, r.at, r.stride);
-    if (r.holds<N / 2>()) {
-        normalise_rows<aligned, N / 2>(a, k, r.at, r.stride);
-        r.skip<N / 2>();
-    }
-    for (; r.holds<1>(); r.skip<1>()) normalise_rows<aligned, 1>(a, k, r.at, r.stride);
+    for (; r.holds<N>(); r.skip<N>()) normalise_rows<aligned, true, N>(a, k, r);
+    if (r.has(0)) normalise_rows<aligned, false, N>(a, k, r);
 }
 
 // With the coefficients that find_coefficients left: no thread waits for another.

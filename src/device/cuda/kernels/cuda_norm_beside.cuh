@@ -32,6 +32,7 @@ struct iso__norm_rows {
     int left, step; // rows to the end of the part
 
     template <int N> __device__ bool holds() const { return left > (N - 1) * step; }
+    __device__ bool has(int i) const { return left > i * step; }
     template <int N> __device__ void skip() {
         at += N * stride;
         left -= N * step;
