@@ -135,7 +135,7 @@ Test(cuda_conv, f32_is_exact_until_it_is_told_to_round) {
     for (iso_dtype dtype = ISO_F32; dtype <= ISO_F64; dtype++) {
         target on = open_cuda(dtype);
         bool emulated = strstr(iso_device_describe(on.device), "emulated") != NULL;
-        pair x = pair_2d(&on, 8, 32), w = pair_2d(&on, 8, 32), y = pair_2d(&on, 8, 8);
+        pair x = pair_2d(&on, 8, 32), w = pair_2d(&on, 24, 32), y = pair_2d(&on, 8, 24);
         double f32 = error_of(&on, "f32", &x, &w, &y), tf32 = error_of(&on, "tf32", &x, &w, &y);
         double bf16 = error_of(&on, "bf16", &x, &w, &y);
         if (dtype == ISO_F64) {

@@ -11,6 +11,8 @@ static bool has_form(const iso__cuda *cuda, const iso_conv2d_config *c, const is
     if (!iso__cuda_channels_last(y) || c->groups > 1 || channels > ISO_CUDA_STEM_CHANNELS)
         return false;
     if ((side != 3 && side != 5) || c->kernel_size[1] != side) return false;
+    for (int i = 0; i < 2; i++)
+        if (c->stride[i] > 1 || c->dilation[i] > 1) return false;
     int64_t width = iso__cuda_stem_width((int)side), owners = filters / width * channels;
     return filters % width == 0 && owners <= ISO_CUDA_BLOCK &&
            channels * side * side * filters <= ISO_CUDA_STEM_WEIGHTS && x->count <= INT32_MAX &&
@@ -40,11 +42,7 @@ static iso__cuda_stem stem_of(const iso_conv2d_config *c, const iso_tensor *x, c
                         .out_height = (int)y->shape[2],
                         .out_width = (int)y->shape[3],
                         .side = (int)c->kernel_size[0]};
-    for (int i = 0; i < 2; i++) {
-        s.stride[i] = c->stride[i] ? (int)c->stride[i] : 1;
-        s.padding[i] = (int)c->padding[i];
-        s.dilation[i] = c->dilation[i] ? (int)c->dilation[i] : 1;
-    }
+    for (int i = 0; i < 2; i++) s.padding[i] = (int)c->padding[i];
     set_steps(x, w, &s);
     return s;
 }

@@ -9,16 +9,16 @@
 extern "C" {
 #endif
 
-// Square kernels of side 3 or 5, without groups, with at most so many weights. y has its channels
-// last, a multiple of iso__cuda_stem_width of them, at addresses that are multiples of as many
-// elements. *_step: elements from one to the next, in x from a sample to a sample, a channel to a
-// channel and a pixel to a pixel, in w likewise from a filter, a channel, a tap. Elements of x and
-// y are at most INT32_MAX.
+// Square kernels of side 3 or 5 and stride 1, without dilation and groups, with at most so many
+// weights. y has its channels last, a multiple of iso__cuda_stem_width of them, at addresses that
+// are multiples of as many elements. *_step: elements from one to the next, in x from a sample to a
+// sample, a channel to a channel and a pixel to a pixel, in w likewise from a filter, a channel, a
+// tap. Elements of x and y are at most INT32_MAX.
 enum { ISO_CUDA_STEM_WEIGHTS = 4608, ISO_CUDA_STEM_CHANNELS = 4, ISO_CUDA_STEM_PARTS = 256 };
 static inline int iso__cuda_stem_width(int side) { return side == 3 ? 8 : 2; }
 typedef struct iso__cuda_stem {
     int samples, channels, height, width, filters, out_height, out_width;
-    int side, stride[2], padding[2], dilation[2];
+    int side, padding[2];
     int sample_step, channel_step, pixel_step;
     int filter_step, of_channel_step, tap_step;
 } iso__cuda_stem;
