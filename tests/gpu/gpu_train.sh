@@ -9,8 +9,8 @@ data=${1:?usage: gpu_train.sh MNIST}
 launcher=${MPIRUN:-mpirun}
 flags=${MPIRUN_FLAGS---oversubscribe --bind-to none}
 device=${GPU_TRAIN_DEVICE:-cuda:0} # cpu tries the script, in f32 alone
-math="--math bf16"
-[ "$device" != cpu ] || math=
+low="--math bf16"
+[ "$device" != cpu ] || low=
 epochs=${GPU_TRAIN_EPOCHS:-3}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -63,7 +63,7 @@ checkpoint_moves() {
 
 resumes() {
     # shellcheck disable=SC2086
-    set -- --device "$device" $math --steps 4000 --checkpoint-every 400
+    set -- --device "$device" $low --steps 4000 --checkpoint-every 400
     train 1 whole "$@" --checkpoint "$work/whole.safetensors"
     # shellcheck disable=SC2086
     "$launcher" $flags -n 1 examples/train --data "$data" --quiet "$@" --checkpoint "$work/cut.safetensors" \

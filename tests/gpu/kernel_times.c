@@ -68,6 +68,7 @@ static void finish(void) {
     FILE *file = out;
     out = NULL;
     fclose(file);
+    cuptiFinalize(); // no more calls
 }
 
 static int failed(CUptiResult result, const char *what) {
