@@ -119,9 +119,9 @@ class Training:
         return self.loss.item()
 
 
-def measure(device, timer, model, batch, mode, math):
-    """The fields of one combination: the faster memory format's time and both formats' times."""
-    formats = ["plain"] if model == "mlp" else list(FORMATS)
+def measure(device, timer, model, batch, mode, math, formats):
+    """The fields of one combination: the fastest memory format's time and all formats' times."""
+    formats = ["plain"] if model == "mlp" else formats
     times, losses = {}, {}
     for name in formats:
         training = Training(device, model, batch, mode, math, FORMATS[name])
@@ -172,6 +172,8 @@ def parse_options():
     parser.add_argument("--batches", type=lambda text: [int(n) for n in text.split(",")], default=[64, 256, 1024, 4096])
     parser.add_argument("--modes", type=words(MODES), default=["eager", "graph"])
     parser.add_argument("--maths", type=words(MATHS), default=MATHS)
+    parser.add_argument("--formats", type=words(list(FORMATS)), default=list(FORMATS), help="of networks with images")
+    parser.add_argument("--deterministic", action="store_true", help="cudnn.deterministic, as bits are repeated here")
     parser.add_argument("--block-ms", type=float, default=100, help="least time of a block, of 3 to 200 steps")
     parser.add_argument("--peak", action="store_true", help="the rates of a large product and of a copy, too")
     parser.add_argument("--peak-size", type=int, default=8192)
@@ -184,6 +186,7 @@ def main():
     device = torch.device(options.device)
     on_gpu = device.type == "cuda"
     torch.backends.cudnn.benchmark = True
+    torch.backends.cudnn.deterministic = options.deterministic
     timer = Timer(device, options.block_ms / 1e3, 200)
     common = {"bench": "step", "peer": "PyTorch " + torch.__version__,
               "on": torch.cuda.get_device_name(device) if on_gpu else "CPU"}
@@ -192,12 +195,13 @@ def main():
         tell_peaks(device, timer, options.maths, options.peak_size, options.peak_mb)
     for math, model, batch, mode in ((math, model, batch, mode) for math in options.maths for model in options.models
                                      for batch in options.batches for mode in options.modes):
-        what = {**common, "model": model, "batch": batch, "mode": mode, "math": math}
+        mode_told = mode + " deterministic" if options.deterministic else mode
+        what = {**common, "model": model, "batch": batch, "mode": mode_told, "math": math}
         if mode == "graph" and not on_gpu:
             tell(**what, skipped="CUDA graphs need a GPU")
             continue
         try:
-            result = measure(device, timer, model, batch, mode, math)
+            result = measure(device, timer, model, batch, mode, math, options.formats)
             failures += not result["learns"]
             tell(**what, **result)
         except Exception as error:  # one that does not fit, say, is told, and the others are measured
