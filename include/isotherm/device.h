@@ -10,64 +10,72 @@
 extern "C" {
 #endif
 
-typedef struct iso_device
-    iso_device; // shared: create gives one reference, retain adds, destroy drops
+// Reference-counted: create returns one reference, retain adds one, destroy drops one.
+typedef struct iso_device iso_device;
 
-// Element types. Layers compute in f32 or f64, on GPUs also with bf16 activations. bf16 and f16 are
-// types in which data travels. i64 is for counters.
+// Element types. Layers compute in f32 or f64; on GPUs activations may be bf16. Gradients may
+// travel as bf16 or f16. i64 is for counters.
 typedef enum iso_dtype { ISO_F32, ISO_F64, ISO_BF16, ISO_F16, ISO_I64, ISO_DTYPE_COUNT } iso_dtype;
 
-// Bytes of one element; "f32", "f64", "bf16", "f16", "i64"; the reverse (ISO_ERR_ARG with the list
-// of names).
+// The size of an element in bytes.
 size_t iso_dtype_size(iso_dtype dtype);
+// "f32", "f64", "bf16", "f16", "i64".
 const char *iso_dtype_name(iso_dtype dtype);
+// The type with this name. ISO_ERR_ARG for an unknown name; the message lists the names.
 iso_status iso_dtype_parse(const char *name, iso_dtype *out);
 
 // Local. Opens a device by name: "cpu", "cuda" (the first GPU), "cuda:1". ISO_ERR_ARG for an
-// unknown name (the text lists the known ones), ISO_ERR_UNSUPPORTED for one this build lacks,
-// ISO_ERR_DEVICE where there is no such GPU or it cannot be used. Work on a GPU runs beside the
-// host, in order. A later call may launch it (updates are launched together) and report its errors.
-// Only one thread at a time may use a device. A bad value of ISO_CPU_KERNELS (cpu), ISO_CUDA_CONV
-// or ISO_CUDA_GRAPHS (cuda) is ISO_ERR_ARG; iso_comm_create looks at the other ISO_* variables.
+// unknown name (the message lists the known ones), ISO_ERR_UNSUPPORTED if this build lacks the
+// device, ISO_ERR_DEVICE if there is no such GPU or it cannot be used. ISO_ERR_ARG also for an
+// invalid value of ISO_CPU_KERNELS (cpu), ISO_CUDA_CONV or ISO_CUDA_GRAPHS (cuda); iso_comm_create
+// checks the other ISO_* variables.
+//
+// A GPU runs its work in order and asynchronously to the host. It launches parameter updates in
+// groups: a later call may launch them, and then reports their errors. Only one thread at a time
+// may use a device.
 iso_status iso_device_create(const char *name, iso_device **out);
-// Local. How many devices of this kind ("cpu", "cuda") can be opened here: 0 for one that this
-// build lacks or does not know.
+// Local. The number of devices of this kind ("cpu", "cuda") that can be opened here. 0 for a kind
+// that is unknown or not in this build.
 int iso_device_count(const char *kind);
 iso_device *iso_device_retain(iso_device *device);
 void iso_device_destroy(iso_device **device);
 
-// Local. Kernel threads a call on this device may use (CPU: OpenMP threads). The default is 1:
-// results are then the same whatever else the machine does. n >= 1.
+// Local. Sets the number of threads that a kernel may use (CPU: OpenMP threads), at least 1. With
+// 1, the default, results do not depend on the load of the machine.
 iso_status iso_device_set_threads(iso_device *device, int n);
 
-// Local. How f32 matrix products and convolutions round their factors; sums are f32 always, and f64
-// stays f64. "f32": not at all (the default). On GPUs, faster: "tf32", to 10 bits of mantissa, and
-// "bf16", to 7, where convolutions by cuDNN take tf32. Activations stay f32: in bf16 they are
-// faster still, see iso_autocast_create_take. Of what runs from now on. ISO_ERR_ARG for another
-// name, ISO_ERR_UNSUPPORTED where the device has no such mode.
+// Local. Sets how f32 matrix products and convolutions round their factors, for all work from now
+// on. "f32", the default: not at all. GPUs have two faster modes: "tf32" rounds to 10 bits of
+// mantissa, "bf16" to 7 (convolutions by cuDNN then use tf32). Sums are always f32, f64 stays f64,
+// and activations stay f32. With bf16 activations GPUs are faster still, see
+// iso_autocast_create_take. ISO_ERR_ARG for another name, ISO_ERR_UNSUPPORTED if the device lacks
+// the mode.
 iso_status iso_device_set_math(iso_device *device, const char *name);
 
-// ---- Kernels by time ----
-// By default a fixed rule on shapes and instruction set chooses the kernels, the same everywhere.
-// While tuning is on, the first call for a shape (whatever its number of rows) times the candidates
-// on the data at hand and keeps the fastest. Candidates round differently, so another run may
-// choose others and compute other bits. Ranks that must agree need the same choices: let one rank
-// tune, give its choices to the others, and turn tuning off before they continue. Each choice is
-// logged (ISO_LOG=info).
+// ---- Kernel tuning ----
+
+// Turns tuning on or off. Off, the default: a fixed rule chooses kernels by shape and instruction
+// set. On: the first call for a shape (regardless of the number of rows) times all candidates on
+// the actual data and keeps the fastest. Each choice is logged (ISO_LOG=info).
+//
+// Candidates round differently, so two runs with tuning may differ in the last bits. Ranks that
+// must agree need the same choices: let one rank tune, send its choices to the others, and turn
+// tuning off before training continues.
 iso_status iso_device_tune(iso_device *device, bool on);
-// What was chosen so far; borrowed, and valid until a kernel runs.
+// The choices so far, to be passed to iso_device_set_choices. Borrowed, valid until a kernel runs.
 const void *iso_device_choices(iso_device *device, size_t *bytes);
-// Copies choices in place of those there; NULL and 0: back to the rule. ISO_ERR_FORMAT for bytes
-// that this build did not make.
+// Replaces all choices by a copy of these; NULL and 0: returns to the rule. ISO_ERR_FORMAT if
+// another build made them, ISO_ERR_UNSUPPORTED if the kernels in use here have no choices.
 iso_status iso_device_set_choices(iso_device *device, const void *choices, size_t bytes);
 
 const char *iso_device_name(const iso_device *device);
-// One line about the kernels in use, e.g. "oneDNN 2.6.3, avx512_core, 1 thread".
+// One line that describes the device, e.g. "oneDNN 2.6.3, avx512_core, 1 thread".
 const char *iso_device_describe(const iso_device *device);
-// How many kernel objects (primitives) were built so far; constant once every shape has been seen.
+// The number of kernel objects (primitives) created so far. It stays constant once every shape has
+// been seen.
 long long iso_device_primitives_created(const iso_device *device);
-// How many kernels and library calls a GPU was given so far, and how many graphs were launched in
-// place of such (ISO_CUDA_GRAPHS); 0 for the CPU.
+// The number of kernels and library calls launched on a GPU so far, and of graphs launched in place
+// of them (ISO_CUDA_GRAPHS). 0 for the CPU.
 void iso_device_launches(const iso_device *device, long long *launches, long long *graphs);
 
 #ifdef __cplusplus

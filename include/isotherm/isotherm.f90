@@ -1,20 +1,21 @@
-! Fortran 2008 interface of the gradient engine. Contracts stand in isotherm/reducer.h and comm.h.
-! It is installed as source, for a .mod fits one compiler only; compile it with your program:
+! Fortran 2008 interface of the gradient engine. isotherm/reducer.h and comm.h document the
+! procedures. The module is installed as source, because a .mod file fits one compiler only. Compile
+! it with your program:
 !
 !   mpif90 $(pkg-config --variable=includedir isotherm)/isotherm/isotherm.f90 program.f90 \
 !       $(pkg-config --cflags --libs isotherm)
 !
-! Names, components, defaults and constants are C's. What differs:
-! - Parameters, pieces, buckets, and the elements of a parameter count from 1, as arrays do. Layers,
-!   ranks and ids of appliers are the same numbers as in C; messages of the library count from 0.
-! - What returns iso_status in C is a function with that result; < 0 is an error.
-! - Arguments that may be absent come last. An absent config has all defaults.
-! - A communicator is the integer of mpif.h and `use mpi`; with mpi_f08 give comm%MPI_VAL.
-! - void * is type(c_ptr): c_loc of something with the target attribute, or an argument of
-!   c_f_pointer. An array that a reducer was given is contiguous, and is neither deallocated nor
-!   moved by an assignment of another shape while the reducer lives.
-! - real(c_float) is ISO_F32, and double precision ISO_F64.
-! - Updates are functions of a module or external ones (iso_reducer_apply), without bind(c).
+! Names, components, defaults and constants are those of C. The differences:
+! - Indices of parameters, pieces, buckets and elements start at 1. Layers, ranks and ids of
+!   appliers have the same numbers as in C. Messages of the library count from 0.
+! - A C function that returns iso_status is a function with that result; < 0 is an error.
+! - Optional arguments come last. Without a config all settings have their defaults.
+! - A communicator is the integer of mpif.h and `use mpi`. With mpi_f08 pass comm%MPI_VAL.
+! - void * is type(c_ptr): pass c_loc of a variable with the target attribute, and read a result
+!   with c_f_pointer. An array passed to a reducer must be contiguous. Do not deallocate it, nor
+!   assign another shape to it, while the reducer exists.
+! - real(c_float) is ISO_F32, and real(c_double) is ISO_F64.
+! - Update functions (iso_reducer_apply) are module or external procedures, without bind(c).
 module isotherm
     use, intrinsic :: iso_c_binding
     implicit none
@@ -63,14 +64,15 @@ module isotherm
     public :: ISO_AVERAGE_POST, ISO_AVERAGE_PRE, ISO_AVERAGE_SPLIT, ISO_AVERAGE_SUM
     public :: ISO_REDUCER_ONLY
 
-    ! ---- Types: component by component those of C ------------------------------------------------
+    ! ---- Types, with the components of the C structs ---------------------------------------------
 
     type, bind(c), public :: iso_comm_config
         integer(c_int) :: progress = ISO_PROGRESS_AUTO
         real(c_double) :: timeout_s = 0
     end type
 
-    ! value, count and dtype must be given, and layer, or all is one layer.
+    ! value, count and dtype are required. Number the layers too: with the default, all parameters
+    ! are in one layer.
     type, bind(c), public :: iso_reducer_param
         type(c_ptr) :: name = c_null_ptr ! iso_reducer_create sets it
         type(c_ptr) :: value = c_null_ptr
@@ -78,7 +80,7 @@ module isotherm
         integer(c_int) :: dtype = -1
         integer(c_int) :: layer = 0
         integer(c_int64_t) :: shape_id = 0
-        type(c_ptr) :: shape_text = c_null_ptr ! of characters that end with c_null_char
+        type(c_ptr) :: shape_text = c_null_ptr ! text that ends with c_null_char
         integer(c_size_t) :: row = 0
         logical(c_bool) :: local = .false._c_bool
     end type
@@ -91,10 +93,10 @@ module isotherm
         integer(c_int) :: unused = ISO_UNUSED_ERROR
         integer(c_int) :: average = ISO_AVERAGE_POST
         real(c_double) :: split_factor = 0
-        type(c_ptr) :: hook = c_null_ptr ! of iso_comm_hook_parse, or c_loc of an iso_comm_hook
+        type(c_ptr) :: hook = c_null_ptr ! from iso_comm_hook_parse, or c_loc of an iso_comm_hook
         integer(c_size_t) :: bucket_bytes = 0
         integer(c_size_t) :: first_bucket_bytes = 0, last_bucket_bytes = 0
-        type(c_ptr) :: bucket_list = c_null_ptr ! of integer(c_size_t)
+        type(c_ptr) :: bucket_list = c_null_ptr ! c_loc of an integer(c_size_t) array
         integer(c_int) :: bucket_list_count = 0
         integer(c_size_t) :: piece_bytes = 0
     end type
@@ -114,7 +116,7 @@ module isotherm
     end type
 
     type, bind(c), public :: iso_bucket_stats
-        type(c_ptr) :: name ! iso_string(name) is its text
+        type(c_ptr) :: name ! iso_string(name) returns the text
         integer(c_size_t) :: bytes, wire_bytes
         integer(c_long_long) :: exchanges
         real(c_double) :: ready_ms, start_ms, done_ms
@@ -132,7 +134,7 @@ module isotherm
     end type
 
     type, bind(c), public :: iso_comm_hook
-        type(c_ptr) :: name = c_null_ptr ! of characters that end with c_null_char
+        type(c_ptr) :: name = c_null_ptr ! text that ends with c_null_char
         integer(c_int) :: wire = ISO_F32
         integer(c_int) :: state_floats = 0
         logical(c_bool) :: divides = .false._c_bool
@@ -142,7 +144,7 @@ module isotherm
         type(c_ptr) :: user = c_null_ptr
     end type
 
-    ! ---- Procedures that a program gives ---------------------------------------------------------
+    ! ---- Callbacks -------------------------------------------------------------------------------
 
     abstract interface
         integer(c_int) function iso_reducer_apply(i, gradient, scale, hyper, user)
@@ -159,7 +161,7 @@ module isotherm
             type(c_ptr), intent(in) :: gradient, hyper, user
             real(c_double), intent(in) :: scale
         end function
-        ! Give yours bind(c, name=''), or its name is one of the whole program's.
+        ! Declare yours with bind(c, name=''), else its name is global in the program.
         integer(c_int) function iso_comm_hook_convert(bucket, factor, user) bind(c)
             import
             type(iso_comm_hook_bucket), intent(in) :: bucket
@@ -169,7 +171,7 @@ module isotherm
     end interface
     public :: iso_reducer_apply, iso_reducer_apply_piece, iso_comm_hook_convert
 
-    ! ---- Handles: a copy means the same object ---------------------------------------------------
+    ! ---- Handles: a copy refers to the same object -----------------------------------------------
 
     type, public :: iso_comm
         private
@@ -180,7 +182,7 @@ module isotherm
         procedure(iso_reducer_apply), pointer, nopass :: apply => null()
         procedure(iso_reducer_apply_piece), pointer, nopass :: apply_piece => null()
         type(c_ptr) :: user = c_null_ptr
-        integer(c_int) :: id = ISO_REDUCER_ONLY ! of iso_reducer_set_apply
+        integer(c_int) :: id = ISO_REDUCER_ONLY ! the id of iso_reducer_set_apply
         type(applier), pointer :: next => null()
     end type
 
@@ -208,7 +210,7 @@ module isotherm
 
     ! ---- The C functions -------------------------------------------------------------------------
 
-    abstract interface ! of several
+    abstract interface ! shared by several functions
         integer(c_int) function of_handle(handle) bind(c)
             import
             type(c_ptr), value :: handle
@@ -368,7 +370,7 @@ contains
 
     ! ---- Texts and errors ------------------------------------------------------------------------
 
-    ! What C has at `pointer`, up to its end.
+    ! A copy of the C string at `pointer`.
     function iso_string(pointer) result(text)
         type(c_ptr), intent(in) :: pointer
         character(:), allocatable :: text
@@ -381,7 +383,7 @@ contains
         end do
     end function
 
-    ! As C wants it; borrowed from the result, which needs the target attribute.
+    ! The text as a C string. Assign it to a variable with the target attribute to pass its c_loc.
     function c_text(text) result(letter)
         character(*), intent(in) :: text
         character(kind=c_char) :: letter(len(text) + 1)
@@ -398,7 +400,8 @@ contains
         text = iso_string(c_status_string(status))
     end function
 
-    ! Of the last error: what, where, what to do. Empty where there was none.
+    ! The message of the last error of this thread: what failed, where, and what to do. Empty
+    ! without an error.
     function iso_error_message() result(text)
         character(:), allocatable :: text
         type, bind(c) :: start ! of iso_error
@@ -410,7 +413,7 @@ contains
         text = iso_string(c_loc(error%message))
     end function
 
-    ! To standard error.
+    ! Prints the last error to standard error.
     subroutine iso_error_print()
         call c_error_print(c_null_ptr)
     end subroutine
@@ -469,7 +472,7 @@ contains
 
     ! ---- The reducer -----------------------------------------------------------------------------
 
-    ! names: of the parameters, without trailing blanks. They take the place of params%name.
+    ! names: the names of the parameters; trailing blanks are removed. They replace params%name.
     integer(c_int) function iso_reducer_create(comm, params, names, reducer, config) result(status)
         type(iso_comm), intent(in) :: comm
         type(iso_reducer_param), intent(in) :: params(:)
@@ -508,7 +511,7 @@ contains
         deallocate (reducer%engine)
     end subroutine
 
-    ! For c_f_pointer: call c_f_pointer(iso_reducer_grad(reducer, i), gradient, shape(value)).
+    ! Access it with: call c_f_pointer(iso_reducer_grad(reducer, i), gradient, shape(value)).
     type(c_ptr) function iso_reducer_grad(reducer, i) result(gradient)
         type(iso_reducer), intent(in) :: reducer
         integer, intent(in) :: i
@@ -542,7 +545,7 @@ contains
         status = c_piece_ready(reducer%engine%handle, int(i - 1, c_int), int(k - 1, c_int))
     end function
 
-    ! hyper: c_loc of what iso_reducer_set_apply was told the c_sizeof of.
+    ! hyper: c_loc of the struct whose c_sizeof was passed to iso_reducer_set_apply.
     integer(c_int) function iso_reducer_step(reducer, hyper) result(status)
         type(iso_reducer), intent(in) :: reducer
         type(c_ptr), intent(in) :: hyper
@@ -605,7 +608,7 @@ contains
         call c_get_stats(reducer%engine%handle, stats)
     end subroutine
 
-    ! Lines that end with new_line('').
+    ! The lines of text end with a line feed, achar(10).
     integer(c_int) function iso_reducer_bucket_text(reducer, text) result(status)
         type(iso_reducer), intent(in) :: reducer
         character(:), allocatable, intent(inout) :: text
@@ -631,9 +634,9 @@ contains
         status = c_measure(reducer%engine%handle, int(repeats, c_int), ms)
     end function
 
-    ! ---- Who updates -----------------------------------------------------------------------------
+    ! ---- Update functions ------------------------------------------------------------------------
 
-    ! C calls one of these two, with what calls the program's function as `user`.
+    ! C calls one of these two. `user` is the applier, which holds the program's function.
     integer(c_int) function apply_from_c(i, gradient, scale, hyper, user) result(status) &
             bind(c, name='')
         integer(c_int), value :: i
@@ -655,7 +658,7 @@ contains
         status = mine%apply_piece(int(i) + 1, first + 1, count, gradient, scale, hyper, mine%user)
     end function
 
-    ! The id is that of iso_reducer_set_apply until C gives another one.
+    ! Adds an applier with the id of iso_reducer_set_apply; C may assign another id later.
     function remember(in, apply, user) result(mine)
         type(engine), intent(inout) :: in
         procedure(iso_reducer_apply) :: apply
@@ -685,7 +688,8 @@ contains
         deallocate (freed)
     end subroutine
 
-    ! An id that C has given anew belonged to one that C forgot when removing it failed.
+    ! Removes other appliers with this id. C assigns an id again after it dropped the applier, which
+    ! it also does if iso_reducer_remove_apply fails.
     subroutine forget_others(in, mine)
         type(engine), intent(inout) :: in
         type(applier), pointer, intent(in) :: mine
@@ -698,8 +702,8 @@ contains
         end do
     end subroutine
 
-    ! Of an id that C accepts: its applier, else iso_reducer_set_apply's, else the only one. Null
-    ! where there is none.
+    ! The applier with an id that C accepts; else that of iso_reducer_set_apply; else the only one.
+    ! Null if there is none.
     function find(in, id) result(found)
         type(engine), intent(in) :: in
         integer, intent(in) :: id
@@ -716,7 +720,8 @@ contains
         end do
     end function
 
-    ! Without apply: nobody, gradients are only averaged. hyper_bytes: c_sizeof of the struct.
+    ! Without apply, gradients are only averaged. hyper_bytes: c_sizeof of the struct passed to
+    ! iso_reducer_step.
     integer(c_int) function iso_reducer_set_apply(reducer, apply, hyper_bytes, user) result(status)
         type(iso_reducer), intent(in) :: reducer
         procedure(iso_reducer_apply), optional :: apply
@@ -745,7 +750,7 @@ contains
         end associate
     end function
 
-    ! params: which of them, all if absent.
+    ! params: the parameters to update; all if absent.
     integer(c_int) function iso_reducer_add_apply(reducer, apply, hyper_bytes, id, params, user) &
             result(status)
         type(iso_reducer), intent(in) :: reducer
@@ -779,7 +784,7 @@ contains
         end associate
     end function
 
-    ! Without apply_piece: parameters are updated as a whole again.
+    ! Without apply_piece, parameters are updated as a whole again.
     integer(c_int) function iso_reducer_set_apply_piece(reducer, id, apply_piece) result(status)
         type(iso_reducer), intent(in) :: reducer
         integer, intent(in) :: id
