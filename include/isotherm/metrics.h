@@ -1,4 +1,4 @@
-// Output of a running program: JSON lines for machines, a progress bar for people.
+// Output of a training program: JSON lines for other programs, a progress bar for people.
 #ifndef ISOTHERM_METRICS_H
 #define ISOTHERM_METRICS_H
 
@@ -10,21 +10,20 @@
 extern "C" {
 #endif
 
-// ---- JSON lines: one object a line, flushed when complete -------------------------------------------
+// ---- JSON lines: one object per line, flushed when complete ---------------------------------------
 
 typedef struct iso_json_log iso_json_log;
 
-// Local. Creates PATH (truncating). ISO_ERR_IO names path and reason.
+// Local. Creates or truncates the file PATH. ISO_ERR_IO names path and reason.
 iso_status iso_json_log_create(const char *path, iso_json_log **out);
-// Local. Appends to the log PATH and creates it if there is none. Drops an unfinished last line.
-// ISO_ERR_FORMAT, changing nothing, for a file whose unfinished last line is not the beginning of
-// an event.
+// Local. Opens the log PATH to append to it, or creates it. Removes an incomplete last line.
+// ISO_ERR_FORMAT if that line is not the beginning of an event: the file is then unchanged.
 iso_status iso_json_log_append(const char *path, iso_json_log **out);
-// ISO_ERR_IO if anything could not be written. Frees in any case; accepts a NULL log.
+// Closes and frees the log. ISO_ERR_IO if any write failed. Accepts a NULL log.
 iso_status iso_json_log_close(iso_json_log **log);
-// One object: begin with its "event", add fields, end. A NULL log makes all of these do nothing.
-// Not-finite numbers are written as null. Doubles are written so that reading them back gives the
-// same value.
+// To write an object, begin it with its "event", add fields, and end it. With a NULL log these
+// functions do nothing. NaN and infinite numbers become null. Doubles are written with enough
+// digits to read back the same value.
 void iso_json_begin(iso_json_log *log, const char *event);
 void iso_json_string(iso_json_log *log, const char *key, const char *value);
 void iso_json_double(iso_json_log *log, const char *key, double value);
@@ -35,35 +34,35 @@ void iso_json_end(iso_json_log *log);
 
 typedef struct iso_progress_bar iso_progress_bar;
 
-// Local. Writes to `to` (NULL: nothing at all). On a terminal one line that is redrawn at most 10
-// times a second: label, bar, done/total, rate, loss, ETA; otherwise one plain line at about every
-// tenth of the total.
+// Local. Creates a bar on `to` (NULL: no output). On a terminal it is one line, redrawn at most 10
+// times per second: label, bar, done/total, rate, loss, ETA. Otherwise it prints a plain line about
+// every tenth of the total.
 iso_status iso_progress_bar_create(FILE *to, const char *label, int64_t total, const char *unit,
                                    iso_progress_bar **out);
-// Sets how much was done before the bar was created, as in a resumed run: rate and ETA count only
-// what comes after it. Call it before the first update.
+// Sets the amount done before the bar was created, as in a resumed run: rate and ETA count only
+// what follows. Call it before the first update.
 void iso_progress_bar_begin_at(iso_progress_bar *bar, int64_t done);
-// Writes a line of text as printf would, above the bar on a terminal.
+// Prints a line of text, formatted as by printf; on a terminal above the bar.
 void iso_progress_bar_line(iso_progress_bar *bar, const char *text, ...)
 #ifdef __GNUC__
     __attribute__((format(printf, 2, 3)))
 #endif
     ;
-// done: units so far; loss NaN: not shown.
+// done: units completed so far. loss NaN: not shown.
 void iso_progress_bar_update(iso_progress_bar *bar, int64_t done, double loss);
-// Whether it is a line that is redrawn: who writes anything else to the terminal must end it first.
+// Whether the bar is a redrawn line. If so, end it before you write anything else to the terminal.
 bool iso_progress_bar_is_redrawn(const iso_progress_bar *bar);
-// Completes the line with a summary as printf would write it (NULL: none) and frees.
+// Ends the bar with a summary formatted as by printf (NULL: none), and frees it.
 void iso_progress_bar_finish(iso_progress_bar **bar, const char *summary, ...)
 #ifdef __GNUC__
     __attribute__((format(printf, 2, 3)))
 #endif
     ;
 
-// Removes the line from a terminal, where another bar may be redrawn in its place, and frees.
+// Erases the bar from a terminal, so that another bar can take its place, and frees it.
 void iso_progress_bar_clear(iso_progress_bar **bar);
 
-// Peak resident memory of this process in MB (10^6 bytes), from the operating system.
+// Peak resident memory of this process in MB (10^6 bytes), as the operating system reports it.
 double iso_peak_rss_mb(void);
 
 #ifdef __cplusplus

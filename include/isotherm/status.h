@@ -1,9 +1,9 @@
-// Status codes, the error record behind them, and log levels.
+// Status codes, error records, and log levels.
 //
-// Of the whole library: what can fail returns iso_status and writes its outputs only on success (a
-// function named _take sets *out to NULL on failure, for what it took is gone). Pointers must not
-// be NULL unless the header says so. Destroy functions take a pointer to the caller's pointer,
-// which may hold NULL, and set it to NULL.
+// Conventions of the whole library: a function that can fail returns iso_status and writes its
+// outputs only on success. A function named _take consumes an argument even on failure, and then
+// sets *out to NULL. Pointers must not be NULL unless the header allows it. Destroy functions take
+// the address of the caller's pointer, which may hold NULL, and set it to NULL.
 #ifndef ISOTHERM_STATUS_H
 #define ISOTHERM_STATUS_H
 
@@ -14,7 +14,7 @@
 extern "C" {
 #endif
 
-// X(name, value, text). 0 is success, positive is "not yet", negative is an error.
+// X(name, value, text). 0 is success, a positive value is "not yet", a negative one is an error.
 #define ISO_STATUS_LIST(X)                                                                         \
     X(ISO_OK, 0, "success")                                                                        \
     X(ISO_PENDING, 1, "not complete yet")                                                          \
@@ -37,36 +37,36 @@ typedef enum iso_status {
 #undef ISO_STATUS_ENUM
 } iso_status;
 
-// The fixed text of a code ("invalid argument"); never NULL.
+// The fixed text of a status ("invalid argument"); never NULL.
 const char *iso_status_string(iso_status status);
 
 #define ISO_ERROR_FRAMES 12
 
-// What went wrong last on the calling thread. Written once by the function that first decides that
-// something is an error; each caller that forwards it adds a frame.
+// The last error of the calling thread. The function that detects the error writes the record; each
+// caller that forwards it adds a frame.
 typedef struct iso_error {
     iso_status code;
-    int rank;          // rank in the process's first communicator, -1 before there is one
+    int rank;          // in the first communicator of the process; -1 before there is one
     char message[512]; // one sentence: what, where, what to do
-    int frame_count;   // frames beyond ISO_ERROR_FRAMES are dropped
+    int frame_count;   // at most ISO_ERROR_FRAMES; further frames are dropped
     struct {
         const char *function, *file;
         int line;
-    } frame[ISO_ERROR_FRAMES]; // [0] is where it was decided
+    } frame[ISO_ERROR_FRAMES]; // [0]: where the error was detected
 } iso_error;
 
-// Local. The record of the last error of the calling thread; valid until its next error.
+// Local. The record of the last error of the calling thread, valid until its next error.
 const iso_error *iso_last_error(void);
-// For callbacks and layers of a user's own: writes the record and returns code.
+// For callbacks and layers of your own: writes the record and returns code.
 iso_status iso_error_set(iso_status code, const char *format, ...)
 #ifdef __GNUC__
     __attribute__((format(printf, 2, 3)))
 #endif
     ;
-// The same with the text as it is, for languages that cannot call a function with an ellipsis.
+// The same for a text without conversions, for languages that cannot call variadic functions.
 iso_status iso_error_set_text(iso_status code, const char *text);
-// Local. Writes "error: MESSAGE" (and the call trail when the log level is debug) to `to`, at
-// once; NULL: to stderr, for languages that have no FILE.
+// Local. Prints "error: MESSAGE" to `to`, and the call trail if the log level is debug. NULL:
+// stderr, for languages without FILE.
 void iso_error_print(FILE *to);
 
 typedef enum iso_log_level {
@@ -76,22 +76,19 @@ typedef enum iso_log_level {
     ISO_LOG_DEBUG
 } iso_log_level;
 
-// Process-wide. Level of the library's own messages (default: ISO_LOG, else warn) and the stream
-// they go to (default stderr; NULL silences them). Lines read "isotherm[RANK] LEVEL: text".
+// Process-wide. The level of the library's log messages (default: ISO_LOG, else warn) and their
+// stream (default: stderr; NULL: no messages). A line reads "isotherm[RANK] LEVEL: text".
 void iso_log_set_level(iso_log_level level);
 void iso_log_set_stream(FILE *to);
-// The rank shown before messages and in error records; iso_comm_create sets it from its first
-// communicator.
+// Sets the rank in log messages and error records. The first iso_comm_create sets it too.
 void iso_log_set_rank(int rank);
 
-// Local. Writes the table of all ISO_* environment variables: name, default, current value,
-// meaning.
+// Local. Prints all ISO_* environment variables: name, default, current value, meaning.
 void iso_env_print(FILE *to);
 
-// Local. Number of blocks and bytes that the library has allocated and not yet freed, and
-// allocations since the start; a program that destroyed everything sees 0 blocks once
-// MPI_Finalize has ended the progress engine. Any pointer may
-// be NULL.
+// Local. The blocks and bytes that the library holds now, and its allocations since the start. Once
+// everything is destroyed and MPI_Finalize has ended the progress thread, blocks is 0. Any pointer
+// may be NULL.
 void iso_memory_balance(long long *blocks, long long *bytes, long long *allocations);
 
 #ifdef __cplusplus

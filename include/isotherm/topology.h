@@ -1,5 +1,4 @@
-// Topology: which ranks share a node, the groups that reach across nodes, and the cores that ranks
-// may use.
+// Topology: the nodes of a communicator, groups of ranks across nodes, and the cores of each rank.
 #ifndef ISOTHERM_TOPOLOGY_H
 #define ISOTHERM_TOPOLOGY_H
 
@@ -9,43 +8,44 @@
 extern "C" {
 #endif
 
-// How far an average reaches.
+// The ranks over which an average is taken.
 typedef enum iso_scope {
     ISO_SCOPE_WORLD, // all ranks of the communicator
     ISO_SCOPE_NODE,  // the ranks of a node
-    ISO_SCOPE_RANK   // nobody else
+    ISO_SCOPE_RANK   // this rank alone
 } iso_scope;
 
 typedef struct iso_topology_config {
-    // ISO_SCOPE_NODE: nodes are the ranks that share memory, or consecutive groups of
-    // ISO_RANKS_PER_NODE ranks. ISO_SCOPE_RANK: every rank counts as a node of its own.
+    // ISO_SCOPE_NODE: a node is the ranks that share memory, or ISO_RANKS_PER_NODE consecutive
+    // ranks. ISO_SCOPE_RANK: every rank is a node of its own.
     iso_scope unit;
-    // How leader groups are made: MPI_Comm_create_group (involves their members only) or
-    // MPI_Comm_split (all ranks, fewer calls). The groups are the same.
+    // true: create leader groups by MPI_Comm_create_group, which involves only their members.
+    // false: by MPI_Comm_split, which involves all ranks but takes fewer calls. Same groups.
     bool use_mpi_groups;
 } iso_topology_config;
-extern const iso_topology_config iso_topology_default; // the same, as C++ takes it
+extern const iso_topology_config iso_topology_default; // the default as an object, for C++
 #ifdef __cplusplus
 #define ISO_TOPOLOGY_DEFAULT iso_topology_default
 #else
 #define ISO_TOPOLOGY_DEFAULT ((iso_topology_config){.unit = ISO_SCOPE_NODE, .use_mpi_groups = true})
 #endif
 
-// Read only. Communicators belong to the topology.
+// Read only. The topology owns the communicators.
 typedef struct iso_topology {
-    iso_comm *world, *node; // all ranks; those of this rank's node
-    int nodes, node_index;  // how many, and this rank's; numbered by lowest rank
+    iso_comm *world, *node; // all ranks; the ranks of this rank's node
+    int nodes, node_index;  // number of nodes, and this rank's; ordered by their lowest rank
     int local_rank, local_size;
-    int smallest, largest; // ranks of the smallest and of the largest node
-    double weight;         // of this node in a mean over nodes: local_size / ranks
-    // Leader group k, k in [0, largest): of every node the rank with local rank k mod local_size;
-    // so every group spans all nodes and has its ranks in the order of the nodes. Groups k <
-    // smallest share no rank. leaders[k] is NULL on ranks outside group k.
+    int smallest, largest; // number of ranks in the smallest and in the largest node
+    double weight;         // of this node in a mean over nodes: local_size / number of ranks
+    // Leader group k, 0 <= k < groups = largest, has one rank of every node, in the order of nodes:
+    // the one with local rank k mod local_size. Groups with k < smallest share no rank. leaders[k]
+    // is NULL on ranks outside group k.
     int groups;
     iso_comm **leaders;
 } iso_topology;
 
-// Collective over comm, which is retained. config may be NULL. Shared: create gives one reference.
+// Collective over comm; retains comm. config NULL: the default. Reference-counted: create returns
+// one reference.
 iso_status iso_topology_create(iso_comm *comm, const iso_topology_config *config,
                                iso_topology **out);
 iso_topology *iso_topology_retain(iso_topology *topology);
@@ -53,26 +53,25 @@ void iso_topology_destroy(iso_topology **topology); // collective
 
 // ---- Cores ------------------------------------------------------------------------------------------
 
-// What the ranks may run on, as their launcher left it. Numbers are the system's, of hardware
-// threads.
+// The cores on which the ranks may run, as the launcher set them. Numbers are the operating
+// system's, of hardware threads.
 typedef struct iso_cores {
-    char mine[192]; // of this rank: "cores 0-3 of host a"
-    char all[512];  // of all ranks: "ranks 0-1: cores 0-3 of host a; rank 2: core 0 of host b"
-    // A sentence that names ranks and the flag that helps, "" where all is well; the same on all
-    // ranks. crowded: together they have more kernel threads than cores. single: the threads of
-    // one rank, the helper that drives progress among them, share one core though the host has
-    // more.
+    char mine[192]; // this rank: "cores 0-3 of host a"
+    char all[512];  // all ranks: "ranks 0-1: cores 0-3 of host a; rank 2: core 0 of host b"
+    // Warnings that name ranks and a remedy, the same on all ranks; "" if there is no problem.
+    // crowded: ranks on the same cores have more kernel threads than cores. single: all threads of
+    // a rank, including the progress thread, share one core although the host has more.
     char crowded[512], single[512];
-    uint64_t share[16]; // hardware threads that iso_cores_bind chooses, a bit each; 0: none
+    uint64_t share[16]; // one bit per hardware thread that iso_cores_bind would choose; 0: none
 } iso_cores;
 
-// Collective over comm. Looks which cores each rank may use, and logs this rank's (ISO_LOG=info).
-// threads: of this rank's kernels.
+// Collective over comm. Determines the cores of each rank and logs this rank's (ISO_LOG=info).
+// threads: the number of this rank's kernel threads.
 iso_status iso_cores_survey(iso_comm *comm, int threads, iso_cores *out);
-// Local. Where ranks with several threads may all use the same cores and there are enough: keeps
-// the calling thread, and the threads it starts from here on, on a share that no other rank of
-// these gets. Does nothing where the environment binds threads itself (OMP_PROC_BIND, OMP_PLACES).
-// Returns whether it has bound them.
+// Local. If ranks with several threads may all use the same cores, and there are enough cores,
+// binds the calling thread and the threads it creates later to cores that no other rank gets. Does
+// nothing if the environment already binds threads (OMP_PROC_BIND, OMP_PLACES). Returns true if it
+// bound them.
 bool iso_cores_bind(const iso_cores *cores);
 
 #ifdef __cplusplus
