@@ -1,6 +1,6 @@
 // Named tensors and their files: checkpoints in the safetensors format
 // (https://github.com/huggingface/safetensors: 8-byte little-endian header length, JSON header,
-// data), readable by Python's safetensors package. What they mean to modules and optimizers:
+// data). Python's safetensors package reads them. For modules and optimizers see
 // isotherm/state_dict.h.
 #ifndef ISOTHERM_CHECKPOINT_H
 #define ISOTHERM_CHECKPOINT_H
@@ -18,13 +18,13 @@ typedef struct iso_named_tensor {
 
 // ---- state_dict -----------------------------------------------------------------------------------
 
-// An entry of a file's __metadata__: a fact about a model that is not a tensor.
+// An entry of a file's __metadata__: a key and a text value.
 typedef struct iso_metadata {
     const char *key, *value;
 } iso_metadata;
 
-// Named tensors in their order, as PyTorch's state_dict, and the metadata of their file. Begin with
-// {0}. Names, texts and one reference of each tensor belong to the dict.
+// Named tensors in order, as in PyTorch's state_dict, and the metadata of their file. Initialise it
+// with {0}. The dict owns names, texts and one reference of each tensor.
 typedef struct iso_state_dict {
     int count;
     iso_named_tensor *item;
@@ -32,40 +32,41 @@ typedef struct iso_state_dict {
     iso_metadata *metadata;
 } iso_state_dict;
 
-// Copies the name and retains the tensor. ISO_ERR_ARG for an empty name and one used before.
+// Copies the name and retains the tensor. ISO_ERR_ARG for an empty name, or a name in use.
 iso_status iso_state_dict_add(iso_state_dict *dict, const char *name, iso_tensor *tensor);
-iso_tensor *iso_state_dict_find(const iso_state_dict *dict, const char *name); // NULL: not there
-// Copies both; replaces the value of a key that is there.
+iso_tensor *iso_state_dict_find(const iso_state_dict *dict, const char *name); // borrowed, or NULL
+// Copies key and value. Replaces the value of an existing key.
 iso_status iso_state_dict_set_metadata(iso_state_dict *dict, const char *key, const char *value);
 const char *iso_state_dict_metadata(const iso_state_dict *dict, const char *key); // or NULL
-void iso_state_dict_destroy(iso_state_dict *dict);                                // leaves {0}
+void iso_state_dict_destroy(iso_state_dict *dict);                                // resets to {0}
 
-// Local. Writes tensors and metadata, and "format": "pt" unless the dict says otherwise, to a file
-// as iso_checkpoint_save does.
+// Local. Writes tensors and metadata to a file, in the same way as iso_checkpoint_save. Adds
+// "format": "pt" to the metadata unless the dict sets it.
 iso_status iso_state_dict_save(const iso_state_dict *dict, const char *path);
-// Local. All tensors of a file, as new ones on device in the element types of the file, and its
-// metadata. ISO_ERR_FORMAT (damaged, not safetensors, or a file that iso_resume_save wrote),
-// ISO_ERR_TYPE and ISO_ERR_SHAPE (names the tensor of a type or shape that the library does not
-// have).
+// Local. Reads all tensors of a file, as new tensors on device with the element types of the file,
+// and its metadata. ISO_ERR_FORMAT for a file that is damaged, not safetensors, or written by
+// iso_resume_save. ISO_ERR_TYPE or ISO_ERR_SHAPE for a tensor whose type or shape the library does
+// not support; the message names it.
 iso_status iso_state_dict_read(const char *path, iso_device *device, iso_state_dict *out);
 
 // ---- Checkpoints ----------------------------------------------------------------------------------
 
-// The functions below see tensors, not modules: fetch those of a model with iso_parameter_value
-// right before, which completes pending updates. A tensor fetched before a training step may lack
-// the update of that step.
+// The functions below take tensors, not modules. Get the tensors of a model with
+// iso_parameter_value right before the call: it completes pending updates. A tensor obtained before
+// a training step may lack the update of that step.
 
-// Local. Writes PATH.tmp.PID, syncs it, and renames it to PATH: PATH is the old file or the whole
-// new one, whenever the machine stops. On failure no temporary file is left.
+// Local. Writes PATH.tmp.PID, syncs it, and renames it to PATH. So PATH is always either the
+// complete old file or the complete new one, even if the machine crashes. On failure the temporary
+// file is removed.
 iso_status iso_checkpoint_save(const char *path, const iso_named_tensor *tensors, int count);
-// Local. Reads into the given tensors by name. Nothing is changed unless the whole file is sound
-// and has exactly these names, shapes and types: ISO_ERR_FORMAT (damaged or not safetensors),
-// ISO_ERR_MISMATCH (another model: names the missing and unexpected tensors, or the first shape or
-// type that differs).
+// Local. Reads a file into the given tensors, by name. ISO_ERR_FORMAT if the file is damaged or not
+// safetensors. ISO_ERR_MISMATCH unless it has exactly these names, shapes and types; the message
+// names missing and unexpected tensors, or the first shape or type that differs. Nothing is changed
+// on failure.
 iso_status iso_checkpoint_load(const char *path, const iso_named_tensor *tensors, int count);
-// Local. A 64-bit checksum of the bytes of a file, so that ranks can compare with
-// iso_comm_check_same what each of them would read. Does not look at what the bytes mean.
-// ISO_ERR_IO.
+// Local. A 64-bit checksum of the bytes of a file, to compare with iso_comm_check_same whether all
+// ranks would read the same. It does not interpret the bytes. ISO_ERR_IO if the file cannot be
+// read.
 iso_status iso_checkpoint_checksum(const char *path, uint64_t *out);
 
 #ifdef __cplusplus

@@ -1,4 +1,5 @@
-// state_dict, as in PyTorch: parameters, buffers and optimizer state by name, to save and to load.
+// state_dict as in PyTorch: parameters, buffers and optimizer state by name, for saving and
+// loading.
 //
 //     iso_state_dict dict = {0};                            PyTorch:
 //     iso_module_state_dict(model, &dict);                  dict = model.state_dict()
@@ -7,8 +8,8 @@
 //     iso_module_load_state_dict(model, &dict, true, NULL); model.load_state_dict(dict)
 //     iso_state_dict_destroy(&dict);
 //
-// save_file and load_file are of safetensors.torch, which reads these files and whose files are
-// read here. To continue a run with the same bits on all ranks, see isotherm/resume.h.
+// save_file and load_file are functions of safetensors.torch. Each library reads the files of the
+// other. To resume a run on all ranks with the same bits, see isotherm/resume.h.
 #ifndef ISOTHERM_STATE_DICT_H
 #define ISOTHERM_STATE_DICT_H
 
@@ -20,51 +21,62 @@
 extern "C" {
 #endif
 
-// Names of a model that a state_dict lacks, and names of a state_dict that the model lacks.
+// missing: names of the model that the dict lacks. unexpected: names of the dict that the model
+// lacks.
 typedef struct iso_incompatible_keys {
     int missing_count, unexpected_count;
     char **missing, **unexpected;
 } iso_incompatible_keys;
-void iso_incompatible_keys_destroy(iso_incompatible_keys *keys); // leaves {0}
+void iso_incompatible_keys_destroy(iso_incompatible_keys *keys); // resets to {0}
 
 // ---- Modules --------------------------------------------------------------------------------------
 
-// Parameters and buffers of module and everything below it in registration order, named as PyTorch
-// names them ("layer1.0.bn1.running_mean"); a data_parallel wrapper adds no prefix, and a shared or
-// tied tensor stands under each of its names, as there. The tensors are the module's own, not
-// copies. Local, but collective when the module is wrapped by data_parallel: completes pending
-// updates first, and so holds until the next step. Buffers are this rank's. Under daso, evaluation
-// mode shows the mean over all ranks.
+// Returns the parameters and buffers of module and of all modules below it, in registration order,
+// with PyTorch's names ("layer1.0.bn1.running_mean"). A data_parallel wrapper adds no prefix. A
+// shared or tied tensor is listed under each of its names, as in PyTorch.
+//
+// The tensors are the module's own, not copies. Local, but collective if data_parallel wraps the
+// module: completes pending updates first, so the dict is valid until the next step. Buffers are
+// this rank's. With daso, parameters in evaluation mode are the mean over all ranks.
 iso_status iso_module_state_dict(iso_module *module, iso_state_dict *out);
 
-// Copies tensors of dict into the parameters and buffers of the same names, f32 and f64 into each
-// other with conversion. ISO_ERR_MISMATCH names a tensor whose shape differs, or whose type differs
-// otherwise. strict: ISO_ERR_MISMATCH, listing names, unless both have the same names; of a shared
-// tensor one of its names is enough, and the last one holds. Not strict: loads what is common, and
-// *keys (may be NULL) lists the rest, to be destroyed by the caller. Nothing is changed on failure.
-// Local, but collective when the module is wrapped by data_parallel (completes pending updates
-// first), and every rank must load the same then.
+// Copies the tensors of dict into the parameters and buffers with the same names, and converts
+// between f32 and f64. ISO_ERR_MISMATCH for a tensor of another shape, or another type apart from
+// that; the message names it.
+//
+// strict: ISO_ERR_MISMATCH unless both have the same names; the message lists the others. Of a
+// shared tensor one name suffices; with several, the last one takes effect. Not strict: loads what
+// both have, and *keys (may be NULL) lists the rest; the caller destroys it. Nothing is changed on
+// failure.
+//
+// Local, but collective if data_parallel wraps the module: completes pending updates first, and
+// every rank must load the same.
 iso_status iso_module_load_state_dict(iso_module *module, const iso_state_dict *dict, bool strict,
                                       iso_incompatible_keys *keys);
 
 // ---- Optimizers -----------------------------------------------------------------------------------
 
-// As PyTorch's, with names of parameters in place of their numbers: "state.conv1.weight.exp_avg"
-// and its like with the shape of the parameter, and as tensors without dimensions the number of its
-// updates, "state.conv1.weight.step" (i64), and of each group the hyperparameters and the number of
-// steps made, "param_groups.0.lr", "param_groups.0.step" ... With more than one group,
-// "param_groups.params" is the group of each parameter in order. It is that of the innermost
-// optimizer: what a daso wrapper keeps is no part of it. State tensors are the optimizer's memory:
-// destroy the dict before the optimizer. Local, but completes pending updates of a tied optimizer
-// first (then collective). ISO_ERR_UNSUPPORTED for an optimizer of the caller's.
+// As PyTorch's optimizer.state_dict(), with the names of parameters instead of their numbers:
+//
+//   state.NAME.exp_avg etc.   state tensors, with the shape of the parameter
+//   state.NAME.step           number of updates of the parameter (i64, 0 dimensions)
+//   param_groups.0.lr etc.    hyperparameters of each group (0 dimensions)
+//   param_groups.0.step       number of steps of the group
+//   param_groups.params       group of each parameter, in order; only with several groups
+//
+// It describes the innermost optimizer: state of a daso wrapper is not included. State tensors are
+// the optimizer's memory, so destroy the dict before the optimizer. Local, but collective for a
+// tied optimizer, whose pending updates it completes first. ISO_ERR_UNSUPPORTED for a user-defined
+// optimizer.
 iso_status iso_optimizer_state_dict(iso_optimizer *optimizer, iso_state_dict *out);
-// As iso_module_load_state_dict. Replaces lr and all other hyperparameters too, as PyTorch does;
-// those that it would refuse are ISO_ERR_ARG, other groups ISO_ERR_MISMATCH. Numbers of updates may
-// be of a floating-point type, as PyTorch's are. A dict without any (earlier versions made such) is
-// not lacking them: each parameter then has its group's number of steps. State that updates with
-// the hyperparameters of dict do not use may be there or not, as PyTorch's files lack it:
-// momentum_buffer of SGD and RMSprop without momentum, grad_avg of RMSprop that is not centered.
-// Where it is missing it becomes zeros, and keys does not list it.
+// As iso_module_load_state_dict. Also replaces lr and all other hyperparameters, as PyTorch does.
+// ISO_ERR_ARG for hyperparameters that PyTorch refuses, ISO_ERR_MISMATCH for other groups. Numbers
+// of updates may be floating-point, as PyTorch's are. If the dict has none of them, as those of
+// earlier versions, each parameter gets its group's number of steps.
+//
+// State is optional if updates with the loaded hyperparameters do not use it; PyTorch's files lack
+// it then: momentum_buffer of SGD and RMSprop without momentum, grad_avg of RMSprop that is not
+// centered. If it is missing, it becomes zeros and is not listed in keys.
 iso_status iso_optimizer_load_state_dict(iso_optimizer *optimizer, const iso_state_dict *dict,
                                          bool strict, iso_incompatible_keys *keys);
 

@@ -1,4 +1,4 @@
-// Batch norms whose statistics are over the batches of all ranks: torch.nn.SyncBatchNorm.
+// Batch norms with statistics over the batches of all ranks: torch.nn.SyncBatchNorm.
 #ifndef ISOTHERM_SYNC_BATCHNORM_H
 #define ISOTHERM_SYNC_BATCHNORM_H
 
@@ -9,26 +9,27 @@
 extern "C" {
 #endif
 
-// Collective over comm. Converts every batch norm of module and below it, in place: parameters,
-// buffers and their names stay, and the optimizer or data_parallel wrapper that holds them may be
-// made before or after. *count (may be NULL): how many batch norms there are; one that was
-// converted before now belongs to comm. ISO_ERR_MISMATCH unless ranks have equally many, of equally
-// many features.
+// Collective over comm. Converts every batch norm of module and of the modules below it, in place.
+// Parameters, buffers and their names stay. Optimizers and data_parallel wrappers may be created
+// before or after. *count (may be NULL) is the number of batch norms. One that was converted before
+// now uses comm. ISO_ERR_MISMATCH unless all ranks have the same number of batch norms, with the
+// same numbers of features.
 //
-// In training, mean and variance are then those of the values of all ranks together, which may hold
-// different numbers of samples; gradients of the input take all of them into account, and running
-// statistics average the unbiased variance over all. Gradients of weight and bias are those of this
-// rank's samples, as data_parallel expects them. N ranks compute what one would on the N-fold
-// batch; with one rank these are the bits of the plain layer. One sample on each rank is enough.
+// Training then uses the mean and variance of the values of all ranks; the ranks may have different
+// numbers of samples, and one sample per rank is enough. Gradients of the input take all ranks into
+// account. Running statistics average the unbiased variance over all ranks. Gradients of weight and
+// bias are those of this rank's samples, as data_parallel expects. N ranks compute what one rank
+// would compute on the N-fold batch. One rank computes the same bits as without the conversion.
 //
-// Training forwards and backwards become collective: all ranks call them equally often, for models
-// that want the same gradients. Each layer waits for a sum of 2 * num_features + 1 doubles in
-// forward (for a second one of num_features where a channel's mean is above 100 deviations) and for
-// one in backward, unless no gradient of its input is wanted; a time-out comes out of there as
-// ISO_ERR_TIMEOUT, naming the layer. The sums travel on a communicator of their own and so do not
-// meet gradients that are under way. A rank that has run out of data must keep taking part:
-// shadowing (isotherm/join.h) cannot replace its batch. Forwards in evaluation mode communicate
-// nothing. Destroying the modules is collective.
+// Training forwards and backwards become collective: all ranks must make the same number of them.
+// In forward each layer waits for a sum of 2 * num_features + 1 doubles, and for a second one of
+// num_features if the mean of a channel is above 100 standard deviations. In backward it waits for
+// one sum, unless the gradient of its input is not wanted. After a time-out these calls return
+// ISO_ERR_TIMEOUT, and the message names the layer. The sums use a communicator of their own, apart
+// from gradients in flight.
+//
+// A rank without data must keep taking part: shadow mode (isotherm/join.h) cannot replace its
+// batch. Forwards in evaluation mode do not communicate. Destroying the modules is collective.
 iso_status iso_sync_batchnorm_convert(iso_module *module, iso_comm *comm, int *count);
 
 #ifdef __cplusplus
