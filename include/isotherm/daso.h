@@ -1,12 +1,13 @@
-// Periodic synchronisation for slow networks: DASO (Coquelin et al., J. Big Data 9:14, 2022),
-// HeAT's and ours, local SGD (Stich, ICLR 2019) and post-local SGD (Lin et al., ICLR 2020).
+// Periodic synchronisation for slow networks: DASO (Coquelin et al., J. Big Data 9:14, 2022) as in
+// HeAT and in a variant of this library, local SGD (Stich, ICLR 2019), post-local SGD (Lin et al.,
+// ICLR 2020).
 //
-// Ranks of a node average gradients every step; nodes exchange parameters every global_skip batches
-// without waiting, and merge what comes back batches_to_wait batches later. A daso optimizer wraps
-// an optimizer and steers the data_parallel module it is tied to, so a training loop reads as ever:
-// zero_grad, forward, loss, backward, step. In evaluation mode the module's parameters are the mean
-// over all ranks; back in training mode each rank has its own again. All functions here are
-// collective over the communicator of data_parallel.
+// The ranks of a node average gradients in every step. Nodes exchange parameters every global_skip
+// batches without blocking and merge the result batches_to_wait batches later. A daso optimizer
+// wraps an optimizer and controls the data_parallel module that it is tied to, so the training loop
+// stays the same: zero_grad, forward, loss, backward, step. In evaluation mode the parameters are
+// the mean over all ranks; back in training mode each rank has its own again. Except where noted,
+// functions of this header are collective over the communicator of data_parallel.
 #ifndef ISOTHERM_DASO_H
 #define ISOTHERM_DASO_H
 
@@ -18,65 +19,68 @@
 extern "C" {
 #endif
 
-// ---- What both kinds share ------------------------------------------------------------------------
+// ---- Common to both variants ----------------------------------------------------------------------
 
 typedef struct iso_daso_stats {
-    int64_t steps, syncs; // batches; exchanges merged (full averages included)
-    int64_t global_skip, local_skip, batches_to_wait; // in force
-    // As the config has them; -1: automatic, and always with daso_heat, whose rule sets them.
+    int64_t steps, syncs; // batches; merged exchanges, including full averages
+    int64_t global_skip, local_skip, batches_to_wait; // current values
+    // As configured; -1: automatic, and always with daso_heat, which determines them itself.
     int64_t global_skip_requested, batches_to_wait_requested;
     const char *phase;           // "warm-up", "cycling", "cool-down", "done"
-    bool pending;                // an exchange is sent and not yet merged
-    int64_t last_age;            // batches between send and merge of the last sync
-    double wait_ms, work_ms;     // of this rank, total: waiting; converting, summing and merging
-    double last_wait_ms;         // of the last sync
-    double exchange_ms, step_ms; // last measured, largest over ranks; 0: not yet
-    // |x_rank - mean| / |mean| at a send, largest over ranks. It travels with the next send, so it
-    // is of the sync before the last; 0: not yet.
+    bool pending;                // an exchange is in flight or not yet merged
+    int64_t last_age;            // batches from send to merge of the last exchange
+    double wait_ms, work_ms;     // total of this rank: waiting; converting, summing and merging
+    double last_wait_ms;         // waiting for the last exchange
+    double exchange_ms, step_ms; // last measured, maximum over ranks; 0: not yet
+    // |x_rank - mean| / |mean| at a send, maximum over ranks. It travels with the next send, so it
+    // describes the last exchange but one. 0: not yet known.
     double divergence;
     int64_t bytes_sent, bytes_between_nodes; // of this rank (see iso_traffic), without gradients
     char reason[128];                        // of the last change of skip and wait
 } iso_daso_stats;
-// Of a daso or daso_heat optimizer (through wrappers). Local. ISO_ERR_ARG for another optimizer.
+// Local. Statistics of a daso or daso_heat optimizer, also through wrappers. ISO_ERR_ARG for
+// another optimizer.
 iso_status iso_daso_get_stats(iso_optimizer *daso, iso_daso_stats *out);
-// Reports the end of an epoch (HeAT: epoch_loss_logic), at which the policy decides. loss is this
+// Reports the end of an epoch (HeAT: epoch_loss_logic); the policy then decides. loss is this
 // rank's mean over the epoch, or the mean over all ranks if globally_averaged. ISO_ERR_STATE for a
-// loss that is NaN or infinite.
+// NaN or infinite loss.
 iso_status iso_daso_epoch_loss(iso_optimizer *daso, double loss, bool globally_averaged);
-// Waits for the mean of the exchange under way, if there is one. The mean is still merged at its
-// step, so no bit changes. Evaluations and saves wait in the same way; to measure the time of
-// training without them, call this before the clock stops. If the exchange failed, this is an error
-// on every rank; the exchange is dropped, and training may continue.
+// Waits until the exchange in flight, if any, has arrived. It is still merged at its step, so the
+// results are the same bits. Evaluations and saves wait in the same way; to measure training time
+// without them, call this before you stop the clock. If the exchange failed, every rank gets an
+// error, the exchange is discarded, and training may continue.
 iso_status iso_daso_complete(iso_optimizer *daso);
-// Drops the exchange under way and gives every rank the mean over all ranks. Call it after the last
-// step.
+// Discards the exchange in flight and sets the parameters of every rank to the mean over all ranks.
+// Call it after the last step.
 iso_status iso_daso_finish(iso_optimizer *daso);
-// Starts again from the first epoch and batch: resets plateau, skips and waits, drops the exchange
-// under way, and gives all ranks the mean of parameters and optimizer state.
+// Starts again at the first epoch and batch: resets the plateau detector, skips and waits, discards
+// the exchange in flight, and sets parameters and optimizer state of all ranks to their mean.
 iso_status iso_daso_reset(iso_optimizer *daso);
 
 // ---- HeAT's DASO ----------------------------------------------------------------------------------
 
-// HeAT's constructor arguments with HeAT's names and defaults. After the warm-up global_skip is 4,
-// as there, but at most max_global_skips. Differences: frozen parameters are left out; chunks may
-// cut parameters anywhere; without a warm-up, cycling begins after the first epoch; batches_to_wait
-// never falls below 0, and global_skip never below 1; a node may have any number of ranks, and
-// nodes are weighted by it.
+// The constructor arguments of HeAT's DASO, with HeAT's names and defaults. After the warm-up
+// global_skip is 4, as in HeAT, but at most max_global_skips. Differences from HeAT:
+//   - Frozen parameters are excluded.
+//   - Chunks may split parameters anywhere.
+//   - Without a warm-up, cycling begins after the first epoch.
+//   - batches_to_wait is at least 0, global_skip at least 1.
+//   - Nodes may have different numbers of ranks, by which they are weighted.
 typedef struct iso_daso_heat_config {
     int64_t total_epochs;          // required, > 0
-    int64_t warmup_epochs;         // blocking full average after every batch
-    int64_t cooldown_epochs;       // the same at the end
+    int64_t warmup_epochs;         // first epochs, with a blocking full average after every batch
+    int64_t cooldown_epochs;       // last epochs, with the same
     const iso_schedule *scheduler; // borrowed; applied before every update; NULL: none
     double stability_level;        // threshold of the plateau detector (min, rel, patience 2)
     int64_t max_global_skips;
     int64_t sending_chunk_size; // elements, > 0
-    iso_dtype downcast_type;    // of blocking averages: ISO_BF16, ISO_F16 or ISO_F32; cycling: f32
+    iso_dtype downcast_type;    // blocking averages: ISO_BF16, ISO_F16 or ISO_F32; cycling uses f32
     bool use_mpi_groups;
     int64_t skip_reduction_factor, local_skip_factor; // > 0
-    bool verbose;       // changes are logged as warnings are, not only at ISO_LOG=info
-    int64_t last_batch; // number of batches - 1; -1: to be set before the first step
+    bool verbose;       // log changes at the level of warnings; false: only at ISO_LOG=info
+    int64_t last_batch; // batches per epoch - 1; -1: set it before the first step
 } iso_daso_heat_config;
-extern const iso_daso_heat_config iso_daso_heat_default; // the same, as C++ takes it
+extern const iso_daso_heat_config iso_daso_heat_default; // the default as an object, for C++
 #ifdef __cplusplus
 #define ISO_DASO_HEAT_DEFAULT iso_daso_heat_default
 #else
@@ -93,107 +97,111 @@ extern const iso_daso_heat_config iso_daso_heat_default; // the same, as C++ tak
                             .last_batch = -1})
 #endif
 
-// Collective. Takes inner (a dp_optimizer tied to data_parallel), on failure too; retains
-// data_parallel. ISO_ERR_ARG names an option whose value HeAT refuses.
+// Takes inner (a dp_optimizer tied to data_parallel), also on failure; retains data_parallel.
+// ISO_ERR_ARG for a value that HeAT refuses; the message names the option.
 iso_status iso_daso_heat_create_take(iso_optimizer *inner, iso_module *data_parallel,
                                      const iso_daso_heat_config *config, iso_optimizer **out);
-// Local. Sets the number of batches per epoch, minus 1; without it step() is ISO_ERR_STATE.
+// Local. Sets the number of batches per epoch, minus 1. Before that, step() is ISO_ERR_STATE.
 iso_status iso_daso_heat_set_last_batch(iso_optimizer *daso, int64_t last_batch);
 
-// ---- Our DASO -------------------------------------------------------------------------------------
+// ---- DASO of this library -------------------------------------------------------------------------
 
 typedef enum iso_merge {
-    // x = mean at send + (x now - x at send): the steps made while waiting are kept
+    // x = mean at send + (x now - x at send): keeps the steps made while waiting
     ISO_MERGE_PROGRESS,
-    // x = (2 S x now + P mean) / (2 S + P), P nodes, S the true age (DASO's formula)
+    // x = (2 S x now + P mean) / (2 S + P) for P nodes and S batches since the send (DASO's
+    // formula)
     ISO_MERGE_HEAT
 } iso_merge;
 
-// Momentum and other state of the optimizer, and buffers of the module (running statistics of batch
-// norms), when parameters are merged. In the full average before the cool-down they are averaged in
-// any case, because replicas must be equal from there on. Each
-// rank counts for itself how often a parameter was updated (see ISO_UNUSED_NEGOTIATE); where all
-// ranks, or those of a node, get the mean of their states, the largest count holds, and nothing
-// resets it.
+// What happens to optimizer state (momentum etc.) and to buffers of the module (running statistics)
+// when parameters are merged. In the full average before the cool-down they are always averaged,
+// because replicas must be equal from then on. Each rank counts the updates of a parameter by
+// itself (see ISO_UNUSED_NEGOTIATE). When all ranks, or those of a node, get the mean of their
+// states, they get the largest of these counts. The counts are never reset.
 typedef enum iso_state_sync {
-    ISO_STATE_KEEP,    // each rank its own
-    ISO_STATE_AVERAGE, // travels too: (2 S now + P mean) / (2 S + P), which keeps second moments >=
-                       // 0
-    ISO_STATE_RESET    // zero; buffers: what they were when the optimizer was made
+    ISO_STATE_KEEP, // each rank keeps its own
+    // Travels too, and becomes (2 S now + P mean) / (2 S + P), which keeps second moments >= 0.
+    ISO_STATE_AVERAGE,
+    ISO_STATE_RESET // state: zero; buffers: their values when the optimizer was created
 } iso_state_sync;
 
 typedef enum iso_policy {
     ISO_POLICY_FIXED,
-    // HeAT's: on a plateau of the epoch loss skip and wait shrink, then start again from the
-    // maximum. It decides in iso_daso_epoch_loss only, at the earliest at the end of the fourth
-    // epoch that ends while cycling: in a shorter run, as in one of less than an epoch, it does
-    // nothing.
+    // HeAT's: on a plateau of the epoch loss, skip and wait shrink; later they start again from the
+    // maximum. It decides only in iso_daso_epoch_loss, at the earliest when the fourth epoch of the
+    // cycling phase ends. In a shorter run it does nothing.
     ISO_POLICY_PLATEAU,
-    // Of every round: wait as long as the exchange was measured to need, and skip as often as keeps
-    // divergence under max_divergence.
+    // In every round: sets the wait to the measured duration of an exchange. The skip shrinks if
+    // the divergence exceeds max_divergence, and grows if it is below half of that.
     ISO_POLICY_ADAPTIVE,
     ISO_POLICY_CALLBACK
 } iso_policy;
 
-// A round lasts from one send to the next; the first one begins with the cycling phase.
-// SYNC: a round begins. What came before is merged, and the decision holds for this round: how many
-// steps to its end, and how long to wait for what is sent now (nothing is sent in the first round;
-// with a wait of 0 it has just been averaged, and the wait is that of the next send). Times and
-// divergence are of the sync before; before the first one they are 0, or as measured for an
-// automatic wait. Without a warm-up the first round begins in the first step(), whose gradients are
-// averaged as the config says.
-// EPOCH: iso_daso_epoch_loss was called. The decision holds from the next round on, or for the one
-// that began with the last step.
+// When a policy decides. A round lasts from one send to the next; the first one begins with the
+// cycling phase.
+//
+// SYNC: a round begins, and the previous exchange has been merged. The decision applies to this
+// round: its number of steps, and the wait for the exchange sent now. (The first round sends
+// nothing. With a wait of 0 the average has just been taken, and the wait is that of the next
+// send.) Times and divergence are those of the previous sync. Before the first one they are 0, or
+// as measured for an automatic wait. Without a warm-up the first round begins in the first step();
+// its gradients are averaged as configured.
+//
+// EPOCH: iso_daso_epoch_loss was called. The decision applies from the next round on, or to the
+// round that began with the last step.
 typedef enum iso_observed { ISO_OBSERVED_SYNC, ISO_OBSERVED_EPOCH } iso_observed;
-// The same numbers on every rank.
+// What a policy sees. The numbers are the same on every rank.
 typedef struct iso_daso_observation {
     iso_observed kind;
     int64_t step, total_steps;
     double loss;        // EPOCH: mean over ranks; SYNC: NaN
-    double exchange_ms; // from send until the data were back, the slowest rank's; 0: not measured
-    double step_ms;     // mean step without waits since the last sync, the slowest rank's
-    double wait_ms;     // that the slowest rank waited in the last sync
+    double exchange_ms; // from send to arrival, on the slowest rank; 0: not measured
+    double step_ms;     // mean step since the last sync, without waits, on the slowest rank
+    double wait_ms;     // wait in the last sync, on the slowest rank
     double divergence;  // see iso_daso_stats
 } iso_daso_observation;
-// batches_to_wait -1: as it is. A global_skip below batches_to_wait is raised to it, and neither
-// exceeds max_global_skip and what the config begins with. A skip below 1 or a wait below -1 is
-// ISO_ERR_ARG on every rank; the next step() asks again, and no exchange is lost.
+// batches_to_wait -1: unchanged. A global_skip below batches_to_wait is raised to it. Neither
+// exceeds max_global_skip or the initial values of the config, whichever is larger. A skip below 1
+// or a wait below -1 is ISO_ERR_ARG on every rank; the next step() asks again, and no exchange is
+// lost.
 typedef struct iso_daso_decision {
     int64_t global_skip, local_skip, batches_to_wait;
     char reason[128];
 } iso_daso_decision;
-// Called on every rank with equal arguments; rank 0's decision holds. On entry decision has the
-// values in force.
+// Called on every rank with equal arguments. Rank 0's decision is used. On entry *decision has the
+// current values.
 typedef void (*iso_daso_callback)(const iso_daso_observation *observed, iso_daso_decision *decision,
                                   void *user);
 
 typedef struct iso_daso_config {
-    int64_t total_steps; // required, > 0: of the whole run; step() beyond it is ISO_ERR_STATE
+    int64_t total_steps; // required, > 0: of the whole run; a further step() is ISO_ERR_STATE
     double warmup,
-        cooldown; // shares of total_steps with plain lazy data parallelism over all ranks
-    int64_t warmup_steps, cooldown_steps; // >= 0: instead of the shares
-    // Batches between two sends. One that is given (>= 1) is kept, unless a policy changes it, and
-    // that is logged. -1: ISO_DASO_AUTO_SKIP, or batches_to_wait where that is longer.
+        cooldown; // fractions of total_steps with lazy data parallelism over all ranks
+    int64_t warmup_steps, cooldown_steps; // >= 0: used instead of the fractions
+    // Batches between two sends. A value >= 1 is kept unless a policy changes it, which is logged.
+    // -1: ISO_DASO_AUTO_SKIP, or batches_to_wait if that is larger.
     int64_t global_skip;
-    int64_t max_global_skip; // the most that a policy, or measuring, may choose
-    // Batches between a send and its merge, which comes before the next send: at most global_skip.
-    // 0: full average without delay. -1: what an exchange is measured to need when cycling begins,
-    // but no more than a global_skip that is given; each merge then waits for the rest. Nothing is
-    // measured where the first send comes before the third step: the wait is then global_skip.
+    int64_t max_global_skip; // upper limit for policies and for measured values
+    // Batches from a send to its merge, at most global_skip: the merge precedes the next send. 0: a
+    // blocking full average. -1: the measured duration of an exchange when cycling begins, but at
+    // most a given global_skip; each merge waits for the rest. If the first send comes before the
+    // third step, nothing is measured, and the wait is global_skip.
     int64_t batches_to_wait;
-    int64_t local_skip; // gradients are averaged in the node every so many batches
-    iso_scope unit;     // ISO_SCOPE_NODE; ISO_SCOPE_RANK: every rank works alone between syncs
+    int64_t local_skip; // batches between averages of gradients inside a node
+    iso_scope unit;     // ISO_SCOPE_NODE; ISO_SCOPE_RANK: every rank is alone between syncs
     iso_merge merge;
-    iso_dtype wire; // ISO_F32, ISO_BF16, ISO_F16; 16 bit: differences with error feedback
+    // ISO_F32, ISO_BF16 or ISO_F16. The 16-bit types send differences, with error feedback.
+    iso_dtype wire;
     iso_state_sync state;
     iso_policy policy;
-    double stability_level; // plateau: threshold
-    double max_divergence;  // adaptive
+    double stability_level; // ISO_POLICY_PLATEAU: threshold of the detector
+    double max_divergence;  // ISO_POLICY_ADAPTIVE
     iso_daso_callback callback;
     void *user;
 } iso_daso_config;
 #define ISO_DASO_AUTO_SKIP 8
-extern const iso_daso_config iso_daso_default; // the same, as C++ takes it
+extern const iso_daso_config iso_daso_default; // the default as an object, for C++
 #ifdef __cplusplus
 #define ISO_DASO_DEFAULT iso_daso_default
 #else
@@ -211,19 +219,18 @@ extern const iso_daso_config iso_daso_default; // the same, as C++ takes it
                        .stability_level = 0.05,                                                    \
                        .max_divergence = 0.05})
 #endif
-// Local SGD: every rank alone, plain f32 mean every `period` steps, nothing else.
+// Local SGD: every rank trains alone; every `period` steps a blocking f32 mean of parameters.
 iso_daso_config iso_local_sgd_config(int64_t total_steps, int64_t period);
-// Post-local SGD: warmup_steps of plain data parallelism, then local SGD.
+// Post-local SGD: warmup_steps of data parallelism, then local SGD.
 iso_daso_config iso_post_local_sgd_config(int64_t total_steps, int64_t warmup_steps,
                                           int64_t period);
 
-// Collective. As iso_daso_heat_create_take. If an exchange fails on any rank, every rank gets an
-// error and no parameter changes. Merges happen at a fixed age, the same on all ranks.
+// As iso_daso_heat_create_take. If an exchange fails on any rank, every rank gets an error, and no
+// parameter changes. Merges happen at a fixed age, the same on all ranks.
 iso_status iso_daso_create_take(iso_optimizer *inner, iso_module *data_parallel,
                                 const iso_daso_config *config, iso_optimizer **out);
 
-// Names for options: "progress", "heat"; "keep", "average", "reset"; "fixed", "plateau",
-// "adaptive".
+// Parse names: "progress", "heat"; "keep", "average", "reset"; "fixed", "plateau", "adaptive".
 iso_status iso_merge_parse(const char *name, iso_merge *out);
 iso_status iso_state_sync_parse(const char *name, iso_state_sync *out);
 iso_status iso_policy_parse(const char *name, iso_policy *out);

@@ -1,4 +1,4 @@
-// Optimizers, with PyTorch's terms, defaults and formulas. Schedules: isotherm/schedule.h.
+// Optimizers with PyTorch's names, defaults and formulas. For schedules see isotherm/schedule.h.
 #ifndef ISOTHERM_OPTIM_H
 #define ISOTHERM_OPTIM_H
 
@@ -10,13 +10,14 @@
 extern "C" {
 #endif
 
-// LAMB, which PyTorch lacks, is Algorithm 2 of You et al., Large Batch Optimization for Deep
-// Learning (ICLR 2020), with a parameter (weight or bias) as its layer. From the gradient g:
+// LAMB is not in PyTorch. It is Algorithm 2 of You et al., Large Batch Optimization for Deep
+// Learning (ICLR 2020), where each parameter (weight or bias) is a layer of its own. From the
+// gradient g:
 //     m = beta1 m + (1 - beta1) g,  v = beta2 v + (1 - beta2) g^2
 //     u = (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps) + weight_decay x
 //     x = x - lr (|x| / |u|) u
-// with both bias corrections and Euclidean norms. phi(z) = z: the ratio of norms is neither clipped
-// nor left out for any parameter, but it is 1 where |x| or |u| is 0. Gradients are not clipped.
+// with both bias corrections, Euclidean norms and phi(z) = z. The ratio |x| / |u| is not clipped
+// and is used for all parameters; it is 1 if |x| or |u| is 0. Gradients are not clipped.
 typedef enum iso_optimizer_kind {
     ISO_SGD,
     ISO_ADAM,
@@ -30,7 +31,7 @@ typedef enum iso_optimizer_kind {
 iso_status iso_optimizer_kind_parse(const char *name, iso_optimizer_kind *out);
 const char *iso_optimizer_kind_name(iso_optimizer_kind kind);
 
-// What an update depends on besides parameter, gradient and state. Frozen as a whole at step().
+// The hyperparameters of an update. step() freezes a copy of all of them.
 typedef struct iso_hyper {
     double lr;
     double momentum;                  // sgd, rmsprop
@@ -39,20 +40,19 @@ typedef struct iso_hyper {
     double beta1, beta2;              // adam, adamw, lamb
     double rho;                       // adadelta
     double alpha;                     // rmsprop
-    double eps;                       // all but sgd
-    double lr_decay;                  // adagrad: lr / (1 + (t - 1) lr_decay), t as below
-    double initial_accumulator_value; // adagrad: of its sums; read at creation
+    double eps;                       // all except sgd
+    double lr_decay;                  // adagrad: lr / (1 + (t - 1) lr_decay), with t as below
+    double initial_accumulator_value; // adagrad: initial value of its sums; read at creation
     bool nesterov;                    // sgd
-    bool centered;                    // rmsprop: by an estimate of the variance
-    int64_t step; // of the optimizer: 1 at the first; set by step(), schedules go by it
+    bool centered;                    // rmsprop: normalise by an estimate of the variance
+    int64_t step;                     // steps made so far, counted by step(); schedules use it
 } iso_hyper;
-// Where a formula depends on the number of updates (bias corrections t of adam, adamw and lamb,
-// lr_decay, the first momentum of sgd, which is the gradient), it counts the updates of the
-// parameter, as in PyTorch: a parameter that a step leaves out (ISO_UNUSED_NEGOTIATE) is a step
-// behind.
+// A formula that depends on the number of updates counts those of the parameter, as in PyTorch: t
+// of the bias corrections (adam, adamw, lamb) and of lr_decay, and the first momentum of sgd, which
+// is the gradient. A parameter that a step leaves out (ISO_UNUSED_NEGOTIATE) is one update behind.
 
-// PyTorch's defaults of that optimizer (torch.optim.SGD has no default lr before 2.x: 1e-3 here).
-// LAMB: lr 1e-3, and the paper's beta1 0.9, beta2 0.999, eps 1e-6 and weight_decay 0.01.
+// The defaults of PyTorch's optimizer. (torch.optim.SGD has no default lr before 2.x; here it is
+// 1e-3.) LAMB: lr 1e-3, and the paper's beta1 0.9, beta2 0.999, eps 1e-6, weight_decay 0.01.
 iso_hyper iso_hyper_default(iso_optimizer_kind kind);
 
 typedef struct iso_optimizer iso_optimizer;
@@ -61,18 +61,18 @@ typedef struct iso_optimizer_ops {
     const char *name;
     iso_status (*step)(iso_optimizer *self);
     void (*zero_grad)(iso_optimizer *self);
-    // Updates parameter i of list from gradient * scale with these hyperparameters, and counts that
-    // as one more update of it, whatever hyper->step is.
+    // Updates parameter i of the list from gradient * scale with these hyperparameters, and counts
+    // one update of this parameter, regardless of hyper->step.
     iso_status (*update)(iso_optimizer *self, int i, const void *gradient, double scale,
                          const iso_hyper *hyper);
     void (*destroy)(iso_optimizer *self);
     iso_optimizer *(*inner)(
-        iso_optimizer *self); // the optimizer that this one wraps; NULL: wraps none
-    // For iso_training_state and iso_training_loaded, which ask every optimizer of a chain of
-    // wrappers (loaded: the innermost first), so that each speaks for itself only. state adds what
-    // the next updates depend on, always entries of the same names, types and counts: loading fills
-    // those of a new optimizer. loaded is called once they are filled. NULL: nothing to add or do;
-    // the innermost must have state.
+        iso_optimizer *self); // the wrapped optimizer; function NULL: this is not a wrapper
+    // For iso_training_state and iso_training_loaded, which call them for each optimizer of a chain
+    // of wrappers (loaded: the innermost first), so each handles only its own data. state adds
+    // everything that the next updates depend on. It must always add entries of the same names,
+    // types and counts, because loading fills the entries of a new optimizer. loaded is called
+    // after that. NULL: nothing to do; but the innermost optimizer must have state.
     iso_status (*state)(iso_optimizer *self, iso_state *state);
     iso_status (*loaded)(iso_optimizer *self);
     bool ranks_differ; // ranks may have different parameters between steps
@@ -80,54 +80,61 @@ typedef struct iso_optimizer_ops {
 
 struct iso_optimizer {
     const iso_optimizer_ops *ops;
-    iso_hyper hyper; // of a wrapper: unused; see iso_optimizer_hyper
+    iso_hyper hyper; // unused in a wrapper; see iso_optimizer_hyper
 };
 
-// Local. Optimizer over the parameters of module that require gradients, a part of a model (one of
-// its children) as well as the whole; state is allocated here
-// (zeros, logical order). Retains the module. hyper NULL: the default. ISO_ERR_ARG for
-// hyperparameters PyTorch refuses (negative lr, ...). Unless it is tied (see below), a step updates
-// all of them, and a gradient that zero_grad dropped is zeros (PyTorch: set_to_none=False).
+// Local. Creates an optimizer of the parameters of module that require gradients. module may be a
+// whole model or a part (a child). State is allocated now, in logical layout, and is zero except
+// for adagrad's sums. Retains the module. hyper NULL: the default. ISO_ERR_ARG for hyperparameters
+// that PyTorch refuses, such as a negative lr. If the optimizer is not tied (see below), step()
+// updates all parameters, and a gradient discarded by zero_grad counts as zero (PyTorch:
+// set_to_none=False).
 iso_status iso_optimizer_create(iso_optimizer_kind kind, iso_module *module, const iso_hyper *hyper,
                                 iso_optimizer **out);
 // DataParallelOptimizer: wraps an optimizer and ties it to a data_parallel module made from the
 // same module. step() then only freezes the hyperparameters; each layer is updated when the next
-// forward reaches it. inner may be over a part of the module (a child of it). Further optimizers
-// may be tied over other parts: each steps for itself, as lazily, and zero_grad is of its own
-// parameters. Those that none has are averaged and not updated. Where two share a parameter, steps
-// wait for all exchanges and update at once, and a warning names it. A second step on the same
-// gradients is ISO_ERR_STATE. Takes inner, on failure too. ISO_ERR_ARG if inner updates what
-// data_parallel does not exchange. Retains data_parallel.
+// forward reaches it. Takes inner, also on failure; retains data_parallel. ISO_ERR_ARG if inner
+// updates a parameter that data_parallel does not exchange.
+//
+// inner may cover a part of the module (a child of it), and several optimizers may be tied to
+// different parts. Each has its own step(), which is as lazy, and its own zero_grad. Gradients of
+// parameters without an optimizer are averaged only. If two optimizers share a parameter, a step
+// waits for all exchanges and updates at once; a warning names the parameter. A second step on the
+// same gradients is ISO_ERR_STATE.
 iso_status iso_dp_optimizer_create_take(iso_optimizer *inner, iso_module *data_parallel,
                                         iso_optimizer **out);
 
-// ISO_ERR_ARG when a hyperparameter has become one that PyTorch refuses, or not a number.
+// Makes a step. ISO_ERR_ARG if a hyperparameter is now NaN, infinite or a value that PyTorch
+// refuses.
 iso_status iso_optimizer_step(iso_optimizer *optimizer);
-// Flags gradients as zero; touches no memory.
+// Marks gradients as zero (grad_valid = false). It does not write gradient memory.
 void iso_optimizer_zero_grad(iso_optimizer *optimizer);
-// Completes pending updates of a tied optimizer first (then collective).
+// Collective for a tied optimizer, whose pending updates it completes first; else local.
 void iso_optimizer_destroy(iso_optimizer **optimizer);
-// Change freely between steps: what step() saw is what its update uses.
+// The hyperparameters, to be read or changed between steps. An update uses the values at its
+// step().
 iso_hyper *iso_optimizer_hyper(iso_optimizer *optimizer); // of the innermost optimizer
 
 // ---- Parameter groups (PyTorch: param_groups) -----------------------------------------------------
 
-// name: as in the module's list, "conv1.weight".
+// name: the full name of the parameter, e.g. "conv1.weight".
 typedef bool (*iso_group_filter)(const char *name, const iso_parameter *parameter, void *user);
-// Gives those parameters of group 0, which has all of them at first, for which belongs is true
-// hyperparameters of their own: group 1, then 2 and so on; *group (may be NULL) is its number. A
-// layer's parameters may be in different groups, as when biases are to go without weight decay.
-// Local; every rank makes the same groups. step() freezes the hyperparameters of all groups, and
-// they are saved with the optimizer's state. ISO_ERR_STATE once the optimizer was wrapped or has
-// made a step; ISO_ERR_ARG when no parameter, or every one of group 0, belongs to the new group,
-// and for hyperparameters that PyTorch refuses.
+// Creates group 1, then 2 and so on, with hyperparameters of its own. Moves the parameters of group
+// 0 for which `belongs` returns true to it; at first group 0 has all parameters. *group (may be
+// NULL) is its number. Parameters of one layer may be in different groups, e.g. biases without
+// weight decay.
+//
+// Local; every rank must create the same groups. step() freezes the hyperparameters of all groups,
+// and they are saved with the optimizer's state. ISO_ERR_STATE once the optimizer is wrapped or has
+// made a step. ISO_ERR_ARG if no parameter of group 0, or every one, belongs to the new group, and
+// for hyperparameters that PyTorch refuses.
 iso_status iso_optimizer_add_group(iso_optimizer *optimizer, const iso_hyper *hyper,
                                    iso_group_filter belongs, void *user, int *group);
 int iso_optimizer_groups(iso_optimizer *optimizer); // at least 1
-// iso_optimizer_hyper is that of group 0. 0 <= group < iso_optimizer_groups. The pointer is valid
-// as long as the optimizer.
+// The hyperparameters of a group, 0 <= group < iso_optimizer_groups; iso_optimizer_hyper returns
+// those of group 0. The pointer is valid as long as the optimizer.
 iso_hyper *iso_optimizer_group_hyper(iso_optimizer *optimizer, int group);
-// Group of a parameter by its name; -1: the optimizer has no such parameter.
+// The group of a parameter, by its name; -1: the optimizer has no such parameter.
 int iso_optimizer_group_of(iso_optimizer *optimizer, const char *name);
 
 #ifdef __cplusplus
