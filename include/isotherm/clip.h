@@ -1,8 +1,9 @@
 // Gradient clipping (PyTorch's torch.nn.utils.clip_grad), and checks of gradients over ranks.
 //
-// Call these between backward and step. They read every gradient, so they first complete every
-// exchange (and are collective if one is pending). Nothing then hides behind the next forward: a
-// lazy step costs as much as a blocking one. On a GPU the host waits only if you ask for the norm.
+// Call these between backward and step. They read every gradient, so they first complete all
+// exchanges, and are collective if one is pending. Nothing is then hidden behind the next forward:
+// a lazy step takes as long as a blocking one. On a GPU the host waits only if you ask for the
+// norm.
 #ifndef ISOTHERM_CLIP_H
 #define ISOTHERM_CLIP_H
 
@@ -13,25 +14,25 @@
 extern "C" {
 #endif
 
-// The norm of all gradients of module as one vector: (sum |g|^p)^(1/p), p > 0, or the largest |g|
-// for p = INFINITY. Parameters that require no gradient count as 0. Summed in double in a fixed
-// order: the same bits wherever gradients are the same.
+// The norm of the gradient of module, all parameters as one vector: (sum |g|^p)^(1/p) for p > 0, or
+// the maximum |g| for p = INFINITY. Parameters that require no gradient count as 0. The sum is in
+// double and in a fixed order, so equal gradients give the same bits.
 iso_status iso_grad_norm(iso_module *module, double norm_type, double *out);
-// Multiplies all gradients by max_norm / (norm + 1e-6) where that is below 1; *total_norm (may be
-// NULL) is the norm before. A norm that is not finite makes gradients NaN or 0, as in PyTorch.
-// ISO_ERR_ARG for a max_norm that is negative or a norm_type that is not above 0.
+// Clips the gradient norm: multiplies all gradients by max_norm / (norm + 1e-6) if that is below 1.
+// *total_norm (may be NULL) is the norm before clipping. A NaN or infinite norm makes gradients NaN
+// or 0, as in PyTorch. ISO_ERR_ARG unless max_norm >= 0 and norm_type > 0.
 iso_status iso_clip_grad_norm(iso_module *module, double max_norm, double norm_type,
                               double *total_norm);
 // Clamps every element to [-clip_value, clip_value]; NaN stays NaN. ISO_ERR_ARG for a negative
 // clip_value.
 iso_status iso_clip_grad_value(iso_module *module, double clip_value);
 
-// Collective over comm. Finds out whether all gradients of all ranks are finite. All ranks get the
-// same answer and so can skip a step together (iso_optimizer_zero_grad instead of step).
+// Collective over comm. Whether no gradient on any rank is NaN or infinite. All ranks get the same
+// answer, so they can skip a step together (iso_optimizer_zero_grad instead of step).
 iso_status iso_grads_finite(iso_module *module, iso_comm *comm, bool *finite);
-// Collective over comm. ISO_ERR_MISMATCH on every rank, naming the first rank whose 2-norm is not
-// rank 0's to the last bit and both norms: gradients that should be averages differ (fairseq's
-// check of gradient norms).
+// Collective over comm. Checks that all ranks have the same averaged gradients (fairseq: check of
+// gradient norms). ISO_ERR_MISMATCH on every rank if 2-norms differ in any bit; the message names
+// the first rank whose norm is not rank 0's, and both norms.
 iso_status iso_grad_norm_check(iso_module *module, iso_comm *comm);
 
 #ifdef __cplusplus
