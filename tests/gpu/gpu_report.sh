@@ -6,8 +6,8 @@
 #            beside it, and sets PATH and the like)
 #   --quick  tiny sizes: tries the script and measures nothing
 #   --tree   builds in DIR and keeps it for the next time; otherwise in a folder that is removed
-#   --only   parts of measure,check,train,ranks,profile,sanitize (all, in this order); each needs the build, which always
-#            comes; train needs GPU_REPORT_MNIST, a folder with MNIST's files
+#   --only   parts of build,measure,check,train,ranks,profile,sanitize (all, in this order); each needs the build, which
+#            always comes; train needs GPU_REPORT_MNIST, a folder with MNIST's files
 # The tree may be an unpacked "make dist", or a checkout; in one without configure autoreconf is run. What is built is
 # a copy of it. No GPU setting is changed. Stages come in the order of their worth, each with its own limit; those
 # for which no time is left say so. Nothing that they started is left behind.
@@ -461,8 +461,8 @@ parse() {
     [ -z "${2:-}" ] || deps=$(cd "$2" && pwd)
     for part in ${only//,/ }; do
         case $part in
-        measure | check | train | ranks | profile | sanitize) ;;
-        *) echo "gpu_report.sh: --only: there is no part \"$part\" (measure, check, train, ranks, profile, sanitize)" >&2 && exit 2 ;;
+        build | measure | check | train | ranks | profile | sanitize) ;;
+        *) echo "gpu_report.sh: --only: there is no part \"$part\" (build, measure, check, train, ranks, profile, sanitize)" >&2 && exit 2 ;;
         esac
     done
 }
