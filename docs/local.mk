@@ -14,6 +14,7 @@ nobase_dist_doc_DATA = \
     docs/how-to-add.md \
     docs/idea.svg \
     docs/lazy-timeline.svg \
+    docs/measurements/gpu-2026-11-23.jsonl \
     docs/sweep-report.svg \
     docs/sync-modes.md \
     docs/testing.md \

@@ -164,8 +164,8 @@ static void timed_steps(bench *b, replica *r, int count) {
     r->block_ms[r->blocks++] = bench_ms_since(block) / count;
 }
 
-// `count` timed steps after a few others, in which the pipeline fills. Some of those settle, too: the
-// step behind is other work to a device, and has a graph of its own.
+// `count` timed steps after a few others, in which the pipeline fills. Some of those settle, too:
+// the step behind is other work to a device, and has a graph of its own.
 static void run_block(bench *b, replica *r, int warmup, int count) {
     long long before, after;
     for (int i = 0; i < warmup; i++) {
@@ -253,6 +253,9 @@ static void report_device(bench *b) {
            iso_device_name(b->on.device), iso_device_describe(b->on.device), o->math,
            o->graphs ? o->graphs : "default", mean, p90, (double)r->launches / r->timed,
            (double)r->graphs / r->timed, b->first_loss, b->last_loss);
+    printf(", \"blocks_ms\": [");
+    for (int i = 0; i < r->blocks; i++) printf("%s%.5f", i ? ", " : "", r->block_ms[i]);
+    printf("]");
 }
 
 static void report(bench *b) {

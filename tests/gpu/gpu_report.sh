@@ -163,9 +163,10 @@ do_sanitize() { # memcheck|racecheck
     printf '%s\n' "${programs[@]}" | xargs -P $((jobs > 8 ? 6 : 3)) -n 1 bash "$self" --inside sanitize_one "$1"
 }
 
+NVIDIAS='nvjet|cutlass|xmma|cudnn|cublas|cask'
 do_sanitize_one() { # tool, program
     local status=0 log
-    local -a command exclude=()
+    local -a command
     log=$(mktemp "$work/sanitizer.XXXXXX")
     case $2 in
     step:*)
@@ -175,11 +176,15 @@ do_sanitize_one() { # tool, program
         ;;
     *) command=("$build/$2" --jobs 1) ;;
     esac
-    # Kernels of NVIDIA's libraries have their own ways of waiting, which racecheck does not know.
-    [ "$1" != racecheck ] || exclude=(--kernel-regex-exclude "kernel_regex=nvjet|cutlass|xmma|cudnn|cublas|cask|gemm")
-    timeout -k 2 70 compute-sanitizer --tool "$1" --target-processes all --require-cuda-init=no "${exclude[@]}" \
-        --error-exitcode 86 --print-limit 20 "${command[@]}" >"$log" 2>&1 </dev/null || status=$?
+    timeout -k 2 70 compute-sanitizer --tool "$1" --target-processes all --require-cuda-init=no \
+        --error-exitcode 86 --print-limit 1000 "${command[@]}" >"$log" 2>&1 </dev/null || status=$?
     ! grep -qE 'SUMMARY: [1-9][0-9]* (error|hazard)' "$log" || status=86
+    # Kernels of NVIDIA's libraries have ways of waiting that racecheck does not know. Excluding them by its options
+    # makes it fail.
+    if [ "$1 $status" = "racecheck 86" ] && grep -q 'Race reported' "$log" &&
+        ! grep -oE '(Read|Write) access at [^ ]+' "$log" | grep -qvE "$NVIDIAS"; then
+        status=0
+    fi
     case $status in
     0) echo "PASS: $1 of $2" ;;
     124 | 137) echo "SKIP: $1 of $2 took too long" ;;
