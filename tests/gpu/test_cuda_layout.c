@@ -228,6 +228,26 @@ Test(cuda_layout, a_weight_and_its_bias_are_rounded_as_alone) {
     iso_device_destroy(&on.device);
 }
 
+// The input of an Autocast, beside the weights: it keeps the order in which it lies.
+Test(cuda_layout, images_are_rounded_in_either_order_as_by_a_copy) {
+    static const int64_t images[4] = {3, 16, 4, 5};
+    target on = open_cuda(ISO_F32);
+    for (int i = 0; i < COUNT(layouts) * COUNT(layouts); i++) {
+        pair x = pair_create(&on, 4, images, layouts[i / COUNT(layouts)], 9973);
+        iso_tensor *alone = tensor_of(&on, ISO_BF16, 4, images, layouts[i % COUNT(layouts)]);
+        iso_tensor *many = tensor_of(&on, ISO_BF16, 4, images, layouts[i % COUNT(layouts)]);
+        const iso__rounding of[] = {{x.t, many}};
+        OK(iso_tensor_copy(x.t, alone));
+        OK(on.device->kernels[ISO_BF16]->round_many(on.device, 1, of));
+        char *want = raw(alone), *got = raw(many);
+        cr_assert(memcmp(want, got, bytes_of(alone)) == 0, "layouts %d", i);
+        free(want), free(got);
+        iso_tensor_destroy(&alone), iso_tensor_destroy(&many);
+        pair_destroy(&x);
+    }
+    iso_device_destroy(&on.device);
+}
+
 Test(cuda_layout, what_cannot_be_converted_is_refused) {
     static const int64_t shape[4] = {2, 3, 4, 5};
     target on = open_cuda(ISO_F32);

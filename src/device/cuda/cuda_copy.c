@@ -50,8 +50,9 @@ static iso_status reorder(iso__cuda *cuda, const iso_tensor *from, const void *d
 
 // Weights that are rounded for a convolution: one kernel.
 static bool are_weights(const iso_tensor *from, const iso_tensor *to) {
-    return from->dtype == ISO_F32 && to->dtype == ISO_BF16 && iso__cuda_is_ordered_last(to) &&
-           has_shape_of(from, to) && plane_of(to) <= ISO_CUDA_ROUND_TAPS;
+    return from->dtype == ISO_F32 && to->dtype == ISO_BF16 && !iso__cuda_is_ordered_last(from) &&
+           iso__cuda_is_ordered_last(to) && has_shape_of(from, to) &&
+           plane_of(to) <= ISO_CUDA_ROUND_TAPS;
 }
 
 static iso__cuda_filters filters_of(const iso_tensor *w) {
