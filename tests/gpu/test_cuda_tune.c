@@ -8,6 +8,11 @@
 
 TestSuite(cuda_tune, .timeout = 240, .fini = balance_check);
 
+// Of the emulated GPU, where the build has that.
+__attribute__((weak)) void emulated_fail_next(const char *function, int error);
+
+enum { NOT_SUPPORTED = 3000 };
+
 static const oracle_conv shape = {6, 16, 9, 8, 24, {3, 3}, {1, 1}, .padding = {1, 1}};
 
 static target open_cuda(void) {
@@ -57,6 +62,20 @@ Test(cuda_tune, choices_are_made_once_and_go_to_another_device) {
     iso_device_choices(other.device, &other_bytes);
     cr_expect(other_bytes == 0);
     iso_device_destroy(&other.device);
+}
+
+// Where bias and relu take a launch of their own, the convolution is chosen without them.
+Test(cuda_tune, a_shape_that_is_never_fused_is_chosen_for_too) {
+    char fused[4096], plain[4096];
+    if (!emulated_fail_next) cr_skip_test("only the emulated GPU can be made to refuse");
+    target on = open_cuda();
+    size_t bytes = tune(&on, fused, sizeof(fused));
+    iso_device_destroy(&on.device);
+    on = open_cuda();
+    for (int i = 0; i < 16; i++) // more than there are candidates
+        emulated_fail_next("cudnnConvolutionBiasActivationForward", NOT_SUPPORTED);
+    cr_expect_eq(tune(&on, plain, sizeof(plain)), bytes, "one choice for each direction");
+    iso_device_destroy(&on.device);
 }
 
 Test(cuda_tune, bytes_that_are_no_choices_are_refused) {
