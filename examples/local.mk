@@ -1,100 +1,109 @@
-# Programs; they see public headers only, and are installed with the prefix iso-.
+# Programs; they see public headers only, and are installed with the prefix iso-. In a build tree they are in bin/.
+EXAMPLE_CPPFLAGS = $(PUBLIC_CPPFLAGS) -I$(top_srcdir)/examples
+EXAMPLE_SUPPORT = \
+    examples/support/usage.c \
+    examples/support/usage.h \
+    examples/support/watch.c \
+    examples/support/watch.h
+EXAMPLE_MODELS = \
+    examples/support/models.c \
+    examples/support/models.h \
+    examples/support/models_resnet.c
+
 # The engine without layers: to be read, and built, but of no use installed.
-noinst_PROGRAMS += examples/own-arrays
-examples_own_arrays_SOURCES = examples/own_arrays.c examples/usage.c examples/usage.h examples/watch.c examples/watch.h
-examples_own_arrays_CPPFLAGS = $(PUBLIC_CPPFLAGS)
-examples_own_arrays_CFLAGS = $(AM_CFLAGS) -Wshadow -Wconversion
-examples_own_arrays_LDADD = libisotherm.la $(MPI_LIBS) -lm
+noinst_PROGRAMS += bin/own-arrays
+bin_own_arrays_SOURCES = examples/own_arrays.c $(EXAMPLE_SUPPORT)
+bin_own_arrays_CPPFLAGS = $(EXAMPLE_CPPFLAGS)
+bin_own_arrays_CFLAGS = $(AM_CFLAGS) -Wshadow -Wconversion
+bin_own_arrays_LDADD = libisotherm.la $(MPI_LIBS) -lm
 
-bin_PROGRAMS += examples/mnist examples/mnist-daso examples/train examples/sweep
+bin_PROGRAMS += bin/mnist bin/mnist-daso bin/train bin/sweep
 
-examples_mnist_SOURCES = examples/mnist.c examples/usage.c examples/usage.h examples/watch.c examples/watch.h
-examples_mnist_CPPFLAGS = $(PUBLIC_CPPFLAGS)
-examples_mnist_CFLAGS = $(AM_CFLAGS) -Wshadow -Wconversion
-examples_mnist_LDADD = libisotherm.la $(MPI_LIBS) -lm
+bin_mnist_SOURCES = examples/mnist.c $(EXAMPLE_SUPPORT)
+bin_mnist_CPPFLAGS = $(EXAMPLE_CPPFLAGS)
+bin_mnist_CFLAGS = $(AM_CFLAGS) -Wshadow -Wconversion
+bin_mnist_LDADD = libisotherm.la $(MPI_LIBS) -lm
 
-examples_mnist_daso_SOURCES = examples/mnist_daso.c examples/usage.c examples/usage.h examples/watch.c examples/watch.h
-examples_mnist_daso_CPPFLAGS = $(PUBLIC_CPPFLAGS)
-examples_mnist_daso_CFLAGS = $(AM_CFLAGS) -Wshadow -Wconversion
-examples_mnist_daso_LDADD = libisotherm.la $(MPI_LIBS) -lm
+bin_mnist_daso_SOURCES = examples/mnist_daso.c $(EXAMPLE_SUPPORT)
+bin_mnist_daso_CPPFLAGS = $(EXAMPLE_CPPFLAGS)
+bin_mnist_daso_CFLAGS = $(AM_CFLAGS) -Wshadow -Wconversion
+bin_mnist_daso_LDADD = libisotherm.la $(MPI_LIBS) -lm
 
 # A training run, which both train and sweep make.
 TRAIN_RUN = \
-    examples/models.c \
-    examples/models.h \
-    examples/models_resnet.c \
-    examples/option_reader.c \
-    examples/option_reader.h \
-    examples/train_agree.c \
-    examples/train.h \
-    examples/train_check.c \
-    examples/train_classes.c \
-    examples/train_data.c \
-    examples/train_error.c \
-    examples/train_error.h \
-    examples/train_kernels.c \
-    examples/train_lock.c \
-    examples/train_lock.h \
-    examples/train_option_table.c \
-    examples/train_options.c \
-    examples/train_options.h \
-    examples/train_output.c \
-    examples/train_report.c \
-    examples/train_run.c \
-    examples/train_schedule.c \
-    examples/train_settings.c \
-    examples/train_setup.c \
-    examples/train_state.c \
-    examples/train_stats.c \
-    examples/train_stop.c \
-    examples/train_sync.c \
-    examples/train_threads.c \
-    examples/usage.c \
-    examples/usage.h \
-    examples/watch.c \
-    examples/watch.h
+    $(EXAMPLE_MODELS) \
+    examples/support/option_reader.c \
+    examples/support/option_reader.h \
+    examples/train/train_agree.c \
+    examples/train/train.h \
+    examples/train/train_check.c \
+    examples/train/train_classes.c \
+    examples/train/train_data.c \
+    examples/train/train_error.c \
+    examples/train/train_error.h \
+    examples/train/train_kernels.c \
+    examples/train/train_lock.c \
+    examples/train/train_lock.h \
+    examples/train/train_option_table.c \
+    examples/train/train_options.c \
+    examples/train/train_options.h \
+    examples/train/train_output.c \
+    examples/train/train_report.c \
+    examples/train/train_run.c \
+    examples/train/train_schedule.c \
+    examples/train/train_settings.c \
+    examples/train/train_setup.c \
+    examples/train/train_state.c \
+    examples/train/train_stats.c \
+    examples/train/train_stop.c \
+    examples/train/train_sync.c \
+    examples/train/train_threads.c \
+    $(EXAMPLE_SUPPORT)
 
-examples_train_SOURCES = examples/train.c $(TRAIN_RUN)
-examples_train_CPPFLAGS = $(PUBLIC_CPPFLAGS)
-examples_train_CFLAGS = $(AM_CFLAGS) -Wshadow -Wconversion
-examples_train_LDADD = libisotherm.la $(MPI_LIBS) -lm
+bin_train_SOURCES = examples/train/train.c $(TRAIN_RUN)
+bin_train_CPPFLAGS = $(EXAMPLE_CPPFLAGS)
+bin_train_CFLAGS = $(AM_CFLAGS) -Wshadow -Wconversion
+bin_train_LDADD = libisotherm.la $(MPI_LIBS) -lm
 
-bin_PROGRAMS += examples/predict
-examples_predict_SOURCES = examples/predict.c examples/models.c examples/models.h examples/models_resnet.c \
-    examples/usage.c examples/usage.h examples/watch.c examples/watch.h \
-    examples/option_reader.c examples/option_reader.h
-examples_predict_CPPFLAGS = $(PUBLIC_CPPFLAGS)
-examples_predict_CFLAGS = $(AM_CFLAGS) -Wshadow -Wconversion
-examples_predict_LDADD = libisotherm.la $(MPI_LIBS) -lm
+bin_PROGRAMS += bin/predict
+bin_predict_SOURCES = \
+    examples/predict/predict.c \
+    examples/support/option_reader.c \
+    examples/support/option_reader.h \
+    $(EXAMPLE_MODELS) \
+    $(EXAMPLE_SUPPORT)
+bin_predict_CPPFLAGS = $(EXAMPLE_CPPFLAGS)
+bin_predict_CFLAGS = $(AM_CFLAGS) -Wshadow -Wconversion
+bin_predict_LDADD = libisotherm.la $(MPI_LIBS) -lm
 
-examples_sweep_SOURCES = \
-    examples/report.c \
-    examples/report.h \
-    examples/report_gnuplot.c \
-    examples/report_html.c \
-    examples/report_impl.h \
-    examples/report_plot.c \
-    examples/report_read.c \
-    examples/sweep.c \
-    examples/sweep.h \
-    examples/sweep_list.c \
-    examples/sweep_list.h \
-    examples/sweep_options.c \
-    examples/sweep_store.c \
+bin_sweep_SOURCES = \
+    examples/sweep/report.c \
+    examples/sweep/report.h \
+    examples/sweep/report_gnuplot.c \
+    examples/sweep/report_html.c \
+    examples/sweep/report_impl.h \
+    examples/sweep/report_plot.c \
+    examples/sweep/report_read.c \
+    examples/sweep/sweep.c \
+    examples/sweep/sweep.h \
+    examples/sweep/sweep_list.c \
+    examples/sweep/sweep_list.h \
+    examples/sweep/sweep_options.c \
+    examples/sweep/sweep_store.c \
     $(TRAIN_RUN)
-examples_sweep_CPPFLAGS = $(PUBLIC_CPPFLAGS)
-examples_sweep_CFLAGS = $(AM_CFLAGS) -Wshadow -Wconversion
-examples_sweep_LDADD = libisotherm.la $(MPI_LIBS) -lm
+bin_sweep_CPPFLAGS = $(EXAMPLE_CPPFLAGS)
+bin_sweep_CFLAGS = $(AM_CFLAGS) -Wshadow -Wconversion
+bin_sweep_LDADD = libisotherm.la $(MPI_LIBS) -lm
 
 # The same for Fortran; tests/check_fortran.sh builds it.
 EXTRA_DIST += examples/own_arrays.f90
 
 # Beside the programs in a build tree, too.
-bin_SCRIPTS += examples/get-mnist
-examples/get-mnist: examples/get_mnist.sh config.status
-	@$(MKDIR_P) examples
-	$(AM_V_GEN)rm -f $@ && sed 's/[@]PACKAGE_VERSION[@]/$(PACKAGE_VERSION)/' $(srcdir)/examples/get_mnist.sh >$@ && chmod a+rx,a-w $@
-CLEANFILES += examples/get-mnist
-EXTRA_DIST += examples/get_mnist.sh
+bin_SCRIPTS += bin/get-mnist
+bin/get-mnist: examples/get_mnist/get_mnist.sh config.status
+	@$(MKDIR_P) bin
+	$(AM_V_GEN)rm -f $@ && sed 's/[@]PACKAGE_VERSION[@]/$(PACKAGE_VERSION)/' $(srcdir)/examples/get_mnist/get_mnist.sh >$@ && chmod a+rx,a-w $@
+CLEANFILES += bin/get-mnist
+EXTRA_DIST += examples/get_mnist/get_mnist.sh
 
-EXTRA_DIST += examples/trace_svg.py
+EXTRA_DIST += examples/train/trace_svg.py

@@ -1,6 +1,6 @@
-// Trains PyTorch's MNIST network on several processes: mpirun -n 2 examples/mnist [FOLDER].
-#include "usage.h"
-#include "watch.h" // limits how long MPI_Init_thread and MPI_Finalize may wait
+// Trains PyTorch's MNIST network on several processes: mpirun -n 2 bin/mnist [FOLDER].
+#include "support/usage.h"
+#include "support/watch.h" // limits how long MPI_Init_thread and MPI_Finalize may wait
 
 #include <isotherm.h>
 #include <mpi.h>

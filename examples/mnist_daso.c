@@ -1,8 +1,8 @@
 // The same as mnist.c for slow networks, with DASO: nodes exchange parameters every eight steps and
 // wait for nothing. On one machine ISO_RANKS_PER_NODE=1 makes a node of each process:
-//   mpirun -n 2 -x ISO_RANKS_PER_NODE=1 examples/mnist-daso [FOLDER]
-#include "usage.h"
-#include "watch.h" // limits how long MPI_Init_thread and MPI_Finalize may wait
+//   mpirun -n 2 -x ISO_RANKS_PER_NODE=1 bin/mnist-daso [FOLDER]
+#include "support/usage.h"
+#include "support/watch.h" // limits how long MPI_Init_thread and MPI_Finalize may wait
 
 #include <isotherm.h>
 #include <mpi.h>

@@ -7,7 +7,7 @@
 //                                                              iso_reducer_step, after backward
 //                                                              iso_reducer_param_needed, in forward
 // clang-format on
-#include "usage.h"
+#include "support/usage.h"
 
 #include <isotherm/reducer.h>
 #include <math.h>

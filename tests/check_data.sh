@@ -9,7 +9,7 @@ root=$(cd "$(dirname "$0")/.." && pwd) || exit 1
 . "$root/tests/program_tests.sh"
 . "$root/tests/idx_files.sh"
 need_launcher
-sweep=$PWD/examples/sweep
+sweep=$PWD/bin/sweep
 limit=120
 enter_work
 
@@ -67,7 +67,7 @@ run_apart "$sweep" --data set --model mlp --steps 2 --out "$work/swept" --quiet 
 is_refusal 'the test set of set is not the same on all ranks: rank 1 has other' && [ ! -e swept ]
 result $? "sweep refuses them, too"
 for program in mnist mnist-daso; do
-    run_apart "$examples/$program" set
+    run_apart "$programs/$program" set
     has_failed && [ "$(grep -c '^error: ' stderr)" = 1 ] &&
         grep -q '^error: .*the test set is not the same on all ranks: rank 1 has' stderr
     result $? "$program refuses them, too"

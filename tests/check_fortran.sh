@@ -101,7 +101,7 @@ last_loss() { # program, arguments...
 }
 same_loss() {
     lazy=$(last_loss "$work/own-arrays") && blocking=$(last_loss "$work/own-arrays" blocking) &&
-        c=$(last_loss "$build/examples/own-arrays") || return 1
+        c=$(last_loss "$build/bin/own-arrays") || return 1
     echo "loss $lazy, blocking $blocking, of own_arrays.c $c"
     [ -n "$lazy" ] && [ "$lazy" = "$blocking" ] &&
         awk "BEGIN { exit !($lazy > 0 && $lazy / $c > 0.95 && $lazy / $c < 1.05) }"

@@ -4,7 +4,7 @@
 set -u
 export LC_ALL=C
 
-get=$PWD/examples/get-mnist
+get=$PWD/bin/get-mnist
 tools='sh cat cut sed tr mkdir rmdir mv rm'
 if ! python3 -c 'import http.server' 2>/dev/null; then
     echo "1..0 # SKIP python3, which plays the mirrors, is not here"

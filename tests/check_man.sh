@@ -33,7 +33,7 @@ of_page() { # page
 
 for program in train sweep predict mnist mnist-daso get-mnist; do
     page=$root/docs/man/$program.1
-    timeout -k 5 60 "examples/$program" --help 2>&1 </dev/null | of_help >"$work/help"
+    timeout -k 5 60 "bin/$program" --help 2>&1 </dev/null | of_help >"$work/help"
     of_page "$page" >"$work/page"
     [ -s "$work/help" ] && diff "$work/help" "$work/page" >"$work/output" 2>&1
     result $? "the page of $program has the options of its --help"

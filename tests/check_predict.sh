@@ -7,7 +7,7 @@ set -u
 root=$(cd "$(dirname "$0")/.." && pwd) || exit 1
 # shellcheck source=tests/program_tests.sh
 . "$root/tests/program_tests.sh"
-predict=$PWD/examples/predict
+predict=$PWD/bin/predict
 make_images=$PWD/tests/make_images
 enter_work
 

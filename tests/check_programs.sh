@@ -9,9 +9,9 @@ root=$(cd "$(dirname "$0")/.." && pwd) || exit 1
 . "$root/tests/program_tests.sh"
 . "$root/tests/idx_files.sh"
 need_launcher
-mnist=$PWD/examples/mnist
-mnist_daso=$PWD/examples/mnist-daso
-own_arrays=$PWD/examples/own-arrays
+mnist=$PWD/bin/mnist
+mnist_daso=$PWD/bin/mnist-daso
+own_arrays=$PWD/bin/own-arrays
 probe=$PWD/tests/error_probe
 enter_work
 out=$work/out # what programs write
@@ -599,7 +599,7 @@ wait "$job" || status=$?
 result $? "a rank that dies ends the job within 30 s"
 
 good=0
-for program in "$train" "$mnist" "$mnist_daso" "$own_arrays" "$examples/get-mnist"; do
+for program in "$train" "$mnist" "$mnist_daso" "$own_arrays" "$programs/get-mnist"; do
     "$program" --help >help 2>&1
     run 0 "$program" -h
     [ "$status" = 0 ] && [ -s help ] && cmp -s help stdout || good=1

@@ -29,8 +29,8 @@ stops_in() { # function, ranks, what is waited for, program, arguments...
     fi
     status=0
     # shellcheck disable=SC2086  # flags are several words
-    timeout -k 5 60 "$launcher" $flags -n $((ranks - 1)) "$examples/$program" "$@" : \
-        -n 1 env $extra LD_PRELOAD="$work/$place.so" "$examples/$program" "$@" >output 2>&1 </dev/null || status=$?
+    timeout -k 5 60 "$launcher" $flags -n $((ranks - 1)) "$programs/$program" "$@" : \
+        -n 1 env $extra LD_PRELOAD="$work/$place.so" "$programs/$program" "$@" >output 2>&1 </dev/null || status=$?
     told=$(grep -c "rank [0-9].* waited 8 s .*$sentence.*(ISO_TIMEOUT sets the limit)" output)
     echo "status $status, told $told times" >>output
     has_failed && [ "$told" -ge 1 ] && [ "$told" -lt "$ranks" ]
@@ -65,7 +65,7 @@ good=0
 for start in 1 2 3 4 5 6 7 8 9 10; do
     status=0
     # shellcheck disable=SC2086
-    timeout -k 5 60 "$launcher" $flags -n 3 "$examples/train" "$@" >output 2>&1 </dev/null || status=$?
+    timeout -k 5 60 "$launcher" $flags -n 3 "$programs/train" "$@" >output 2>&1 </dev/null || status=$?
     [ $status = 1 ] && ! grep -q 'Signal: ' output && continue
     echo "# start $start: status $status"
     sed 's/^/# /' output

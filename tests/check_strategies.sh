@@ -31,7 +31,7 @@ field() { # name
 train() { # options: *accuracy* and *hash* are then what came of it
     rm -f "$work/log"
     # shellcheck disable=SC2086  # flags are several words
-    timeout -k 5 120 "$launcher" ${MPIRUN_FLAGS---oversubscribe --bind-to none} -n 2 examples/train --model mlp \
+    timeout -k 5 120 "$launcher" ${MPIRUN_FLAGS---oversubscribe --bind-to none} -n 2 bin/train --model mlp \
         --steps 300 --quiet --overwrite --log "$work/log" "$@" >"$work/output" 2>&1 </dev/null
     accuracy=$(field test_accuracy)
     hash=$(field param_hash)

@@ -9,7 +9,7 @@ root=$(cd "$(dirname "$0")/.." && pwd) || exit 1
 . "$root/tests/program_tests.sh"
 need_launcher
 launcher=$(command -v "$launcher") || exit 1
-sweep=$PWD/examples/sweep
+sweep=$PWD/bin/sweep
 common="--model mlp --steps 20 --eval-every 5"
 enter_work
 

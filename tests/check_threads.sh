@@ -17,7 +17,7 @@ if [ "$cores" -lt 2 ] || ! "$launcher" --bind-to core -n 2 true 2>/dev/null; the
     echo "1..0 # SKIP two ranks cannot be bound to cores of their own here"
     exit 0
 fi
-train=$PWD/examples/train
+train=$PWD/bin/train
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cd "$work" || exit 1

@@ -24,7 +24,7 @@ minor=${minor%".$patch"}
 expr "$version" : '[0-9]*\.[0-9]*\.[0-9]*$' >/dev/null || echo "not ok - configure.ac has the version \"$version\""
 
 for program in train sweep predict mnist mnist-daso own-arrays get-mnist; do
-    result "$program --version" "$(timeout -k 5 60 "examples/$program" --version 2>&1 </dev/null)" "isotherm $version"
+    result "$program --version" "$(timeout -k 5 60 "bin/$program" --version 2>&1 </dev/null)" "isotherm $version"
 done
 result isotherm.pc "$(sed -n 's/^Version: //p' isotherm.pc)" "$version"
 if command -v pkg-config >/dev/null; then

@@ -50,15 +50,15 @@ endif
 
 # Of scripts: how train ends on errors, data sets as files, and the networks of train on given images.
 check_PROGRAMS += tests/error_probe tests/make_images tests/model_probe
-tests_error_probe_SOURCES = tests/error_probe.c examples/train_error.c examples/train_error.h \
-    examples/watch.c examples/watch.h
-tests_error_probe_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir)
+tests_error_probe_SOURCES = tests/error_probe.c examples/train/train_error.c examples/train/train_error.h \
+    examples/support/watch.c examples/support/watch.h
+tests_error_probe_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir) -I$(top_srcdir)/examples
 tests_error_probe_LDADD = libiso_core.la
 tests_make_images_SOURCES = tests/make_images.c
 tests_make_images_LDADD = libiso_core.la
-tests_model_probe_SOURCES = tests/model_probe.c examples/models.c examples/models.h \
-    examples/models_resnet.c
-tests_model_probe_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir)
+tests_model_probe_SOURCES = tests/model_probe.c examples/support/models.c examples/support/models.h \
+    examples/support/models_resnet.c
+tests_model_probe_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir) -I$(top_srcdir)/examples
 tests_model_probe_LDADD = libiso_core.la
 
 EXTRA_PROGRAMS += $(BENCHES)

@@ -3,7 +3,7 @@
 // training mode, which fills running statistics, the network is written to FILE; LOAD: it is read
 // from FILE. TRAIN: it makes steps of AdamW with the gradient dy[N, CLASSES], which IN holds too,
 // and is written to FILE, the optimizer to FILE.optimizer, before the last one.
-#include "examples/models.h"
+#include "examples/support/models.h"
 
 #include <isotherm.h>
 #include <stdlib.h>

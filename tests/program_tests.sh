@@ -7,8 +7,8 @@ export LC_ALL=C
 
 launcher=${MPIRUN:-mpirun}
 flags=${MPIRUN_FLAGS---oversubscribe --bind-to none}
-examples=$PWD/examples
-train=$examples/train
+programs=$PWD/bin
+train=$programs/train
 limit=60                # seconds that a program may take
 shown="stdout stderr"   # files that explain a failure
 

@@ -8,7 +8,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "../../examples/models.h"
+#include "../../examples/support/models.h"
 
 static const char usage[] = "usage: mpirun -n RANKS bench_loader [OPTIONS]\n"
                             "  --data DIR       MNIST folder, or digits (digits)\n"

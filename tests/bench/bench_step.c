@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../../examples/models.h"
+#include "../../examples/support/models.h"
 
 // One replica with its own parameters, communication buffer and optimizer.
 typedef struct replica {

@@ -13,11 +13,11 @@ tests_bench_bench_step_SOURCES = tests/bench/bench_breakdown.c tests/bench/bench
     tests/bench/bench_device.c tests/bench/bench_device.h \
     tests/bench/bench_options.c tests/bench/bench_options.h tests/bench/bench_peak.c \
     tests/bench/bench_peak.h tests/bench/bench_step.c tests/bench/bench_util.c tests/bench/bench_util.h \
-    examples/models.c examples/models.h examples/models_resnet.c
+    examples/support/models.c examples/support/models.h examples/support/models_resnet.c
 tests_bench_bench_step_LDADD = libiso_core.la
 BENCHES += tests/bench/bench_loader
 tests_bench_bench_loader_SOURCES = tests/bench/bench_loader.c tests/bench/bench_util.c tests/bench/bench_util.h \
-    examples/models.c examples/models.h examples/models_resnet.c
+    examples/support/models.c examples/support/models.h examples/support/models_resnet.c
 tests_bench_bench_loader_LDADD = libiso_core.la
 BENCHES += tests/bench/bench_order
 tests_bench_bench_order_SOURCES = tests/bench/bench_order.c tests/bench/bench_util.c tests/bench/bench_util.h

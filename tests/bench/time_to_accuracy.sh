@@ -124,11 +124,11 @@ ddp() { # rate, log
         --target "$target" ${most:+--max-steps "$most"} ${until_target:+--until-accuracy "$target"}
 }
 ours() { # rate, log, options of train
-    [ -x examples/train ] || fail "examples/train is missing here: run \"make\" in the build tree first"
+    [ -x bin/train ] || fail "bin/train is missing here: run \"make\" in the build tree first"
     enough=-
     [ -z "$until_target" ] || enough=$target
     # shellcheck disable=SC2086  # options are several words
-    cluster "$1" "$2" "$enough" "${most:--}" examples/train --data "$data" --model cnn --epochs "$epochs" \
+    cluster "$1" "$2" "$enough" "${most:--}" bin/train --data "$data" --model cnn --epochs "$epochs" \
         --eval-every "$every" --quiet --log "$2" $3
 }
 

@@ -10,7 +10,7 @@ set -eu
 
 steps=8     # N
 tolerance=3 # percent
-train="examples/train --model mlp --batch 4 --seed 1 --quiet"
+train="bin/train --model mlp --batch 4 --seed 1 --quiet"
 
 # ---- On a host: counts what its interface sends while a rank runs -----------------------------------
 

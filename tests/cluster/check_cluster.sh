@@ -6,7 +6,7 @@ set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-train="examples/train --data digits --model mlp --seed 1 --quiet"
+train="bin/train --data digits --model mlp --seed 1 --quiet"
 
 status=0
 sh "$here/with_cluster.sh" -n 2 -t 20 -- true 2>"$work/why" || status=$?

@@ -26,7 +26,7 @@ EXTRA_LTLIBRARIES = tests/common/libiso_traincommon.la
 CLEANFILES += $(EXTRA_LTLIBRARIES)
 tests_common_libiso_traincommon_la_SOURCES = $(TRAIN_RUN) tests/common/train_fixture.c \
     tests/common/train_fixture.h
-tests_common_libiso_traincommon_la_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir)
+tests_common_libiso_traincommon_la_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir) -I$(top_srcdir)/examples
 tests_common_libiso_testcommon_la_SOURCES += tests/common/oracle_norm.c tests/common/oracle_norm.h
 tests_common_libiso_testcommon_la_SOURCES += tests/common/channel_fixture.c tests/common/channel_fixture.h
 tests_common_libiso_testcommon_la_SOURCES += tests/common/join_fixture.c tests/common/join_fixture.h

@@ -3,7 +3,7 @@
 #ifndef ISO_TEST_TRAIN_FIXTURE_H
 #define ISO_TEST_TRAIN_FIXTURE_H
 
-#include "examples/train.h"
+#include "examples/train/train.h"
 
 // Local but for counting nodes. All ranks of comm, and generated images of 6 x 6 in 4 classes.
 iso_status train_world_small(iso_comm *comm, int64_t count, train_world *out);

@@ -16,7 +16,7 @@ train() { # log, arguments...
     rm -f "$log"
     shift
     # shellcheck disable=SC2086  # several words
-    timeout -k 5 120 "$launcher" $flags -n 2 examples/train --device cuda:0 --model mlp --batch 32 --steps 4 \
+    timeout -k 5 120 "$launcher" $flags -n 2 bin/train --device cuda:0 --model mlp --batch 32 --steps 4 \
         --quiet --log "$log" "$@" >"$work/output" 2>&1 </dev/null
 }
 hash_of() { # log

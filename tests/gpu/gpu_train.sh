@@ -20,7 +20,7 @@ train() { # ranks, log, arguments...
     shift 2
     rm -f "$log"
     # shellcheck disable=SC2086  # several words
-    timeout -k 5 120 "$launcher" $flags -n "$ranks" examples/train --data "$data" --quiet --log "$log" --overwrite "$@" \
+    timeout -k 5 120 "$launcher" $flags -n "$ranks" bin/train --data "$data" --quiet --log "$log" --overwrite "$@" \
         >"$work/output" 2>&1 </dev/null
 }
 field() { # log, name: its last value
@@ -66,7 +66,7 @@ resumes() {
     set -- --device "$device" $low --steps 4000 --checkpoint-every 400
     train 1 whole "$@" --checkpoint "$work/whole.safetensors"
     # shellcheck disable=SC2086
-    "$launcher" $flags -n 1 examples/train --data "$data" --quiet "$@" --checkpoint "$work/cut.safetensors" \
+    "$launcher" $flags -n 1 bin/train --data "$data" --quiet "$@" --checkpoint "$work/cut.safetensors" \
         >"$work/output" 2>&1 </dev/null &
     pid=$!
     for _ in $(seq 600); do

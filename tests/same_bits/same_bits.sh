@@ -28,11 +28,16 @@ on_ranks() { # ranks, command...
     timeout -k 5 300 "${MPIRUN:-mpirun}" $flags -n "$ranks" "$@" </dev/null 2>"$scratch/errors"
 }
 
+# Builds of before had their programs in examples/.
+train_of() { # build
+    if [ -x "$1/bin/train" ]; then echo "$1/bin/train"; else echo "$1/examples/train"; fi
+}
+
 # Prints what a case computes.
 run_train() { # build, ranks, arguments...
     local build=$1 ranks=$2
     shift 2
-    on_ranks "$ranks" "$build/examples/train" --quiet --log "$scratch/log" "$@" >"$scratch/output"
+    on_ranks "$ranks" "$(train_of "$build")" --quiet --log "$scratch/log" "$@" >"$scratch/output"
     echo "exit status $?"
     sed -n 's/.*"param_hash":"\([0-9a-f]*\)".*/\1/p' "$scratch/log" 2>/dev/null
 }
@@ -229,7 +234,7 @@ drop_newest() { # checkpoint
 
 prepare() { # build
     local source program
-    [ -e "$1/.libs/libisotherm.so" ] && [ -x "$1/examples/train" ] || fail "$1 is not a build tree with its programs"
+    [ -e "$1/.libs/libisotherm.so" ] && [ -x "$(train_of "$1")" ] || fail "$1 is not a build tree with its programs"
     source=$(sed -n 's/^abs_top_srcdir = //p' "$1/Makefile")
     mkdir -p "$1/same_bits"
     for program in random_arrays random_modules; do

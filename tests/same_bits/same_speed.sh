@@ -17,12 +17,17 @@ fail() { # message
     exit 2
 }
 
+# Builds of before had their programs in examples/.
+train_of() { # build
+    if [ -x "$1/bin/train" ]; then echo "$1/bin/train"; else echo "$1/examples/train"; fi
+}
+
 # Median time of a step of the slowest rank, in ms.
 step_ms() { # build, where, ranks, model
     local log=$work/log command
     rm -f "$log"
     # shellcheck disable=SC2206  # flags are several words
-    command=("${MPIRUN:-mpirun}" $flags -n "$3" "$1/examples/train" --model "$4" --steps "$(steps_of "$4")" --quiet
+    command=("${MPIRUN:-mpirun}" $flags -n "$3" "$(train_of "$1")" --model "$4" --steps "$(steps_of "$4")" --quiet
         --log "$log")
     if [ "$2" = hosts ]; then
         command=("$root/tests/cluster/with_cluster.sh" -n "$3" -r 1gbit -t 120 -- "${command[@]}")

@@ -111,9 +111,9 @@ tests_unit_init_unit_SOURCES = tests/unit/test_init.c
 UNIT_TESTS += tests/unit/torch_norm.unit
 tests_unit_torch_norm_unit_SOURCES = tests/unit/test_torch_norm.c
 UNIT_TESTS += tests/unit/models.unit
-tests_unit_models_unit_SOURCES = tests/unit/test_models.c examples/models.c examples/models.h \
-    examples/models_resnet.c
-tests_unit_models_unit_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir)
+tests_unit_models_unit_SOURCES = tests/unit/test_models.c examples/support/models.c examples/support/models.h \
+    examples/support/models_resnet.c
+tests_unit_models_unit_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir) -I$(top_srcdir)/examples
 UNIT_TESTS += tests/unit/device_norm.unit
 tests_unit_device_norm_unit_SOURCES = tests/unit/test_device_norm.c
 UNIT_TESTS += tests/unit/device_activation.unit
@@ -126,11 +126,11 @@ UNIT_TESTS += tests/unit/residual.unit
 tests_unit_residual_unit_SOURCES = tests/unit/test_residual.c
 UNIT_TESTS += tests/unit/train_stats.unit
 tests_unit_train_stats_unit_SOURCES = tests/unit/test_train_stats.c
-tests_unit_train_stats_unit_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir)
+tests_unit_train_stats_unit_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir) -I$(top_srcdir)/examples
 tests_unit_train_stats_unit_LDADD = tests/common/libiso_traincommon.la $(LDADD)
 UNIT_TESTS += tests/unit/strategy_list.unit
 tests_unit_strategy_list_unit_SOURCES = tests/unit/test_strategy_list.c
-tests_unit_strategy_list_unit_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir)
+tests_unit_strategy_list_unit_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir) -I$(top_srcdir)/examples
 tests_unit_strategy_list_unit_LDADD = tests/common/libiso_traincommon.la $(LDADD)
 UNIT_TESTS += tests/unit/plan.unit
 tests_unit_plan_unit_SOURCES = tests/unit/test_plan.c

@@ -1,7 +1,7 @@
 // The example networks: sizes and names as their sources have them, and which images they take.
 #include "common/balance.h"
 #include "common/nn_fixture.h"
-#include "examples/models.h"
+#include "examples/support/models.h"
 
 #include <isotherm/state_dict.h>
 #include <math.h>

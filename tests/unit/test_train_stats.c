@@ -1,5 +1,5 @@
 // What the train program makes of its figures.
-#include "examples/train.h"
+#include "examples/train/train.h"
 
 #include <criterion/criterion.h>
 #include <math.h>

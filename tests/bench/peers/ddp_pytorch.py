@@ -1,12 +1,12 @@
 #!/usr/bin/python3
-"""Trains the CNN of examples/models.c on MNIST with PyTorch's DistributedDataParallel (gloo) and prints JSON lines.
+"""Trains the CNN of iso-train on MNIST with PyTorch's DistributedDataParallel (gloo) and prints JSON lines.
 
     mpirun -n 2 /usr/bin/python3 ddp_pytorch.py --data DIR --master 10.77.0.1 --interface eth0
 
 Set-up: Debian 12's python3-torch (1.13, whose torch.distributed has gloo; apt-get install python3-torch) and nothing
 else. Any other Python works whose torch has gloo. mpirun only starts the ranks: torch never talks to MPI.
 
-Network, batch, optimizer, schedule, and sampling are those of examples/train with its defaults; PyTorch gets its best
+Network, batch, optimizer, schedule, and sampling are those of iso-train with its defaults; PyTorch gets its best
 setting: all data in memory and normalised beforehand, the faster memory format (measured), gradients as views of
 buckets, and no thread but gloo's beside the one that computes. Evaluations are not counted in the seconds.
 Rank 0 prints an "eval" event every so many steps and a "summary"; "bytes" is what a rank gave to all-reduces,

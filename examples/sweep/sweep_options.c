@@ -1,7 +1,7 @@
 // Reads the command line of the sweep program: its own options, those of all runs, and the list.
 #include "sweep.h"
 
-#include "usage.h"
+#include "support/usage.h"
 
 #include <errno.h>
 #include <mpi.h>

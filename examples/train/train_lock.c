@@ -5,7 +5,7 @@
 #include "train_lock.h"
 
 #include "train_error.h"
-#include "watch.h"
+#include "support/watch.h"
 
 #include <errno.h>
 #include <fcntl.h>

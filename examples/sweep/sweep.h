@@ -4,7 +4,7 @@
 
 #include "report.h"
 #include "sweep_list.h"
-#include "train.h"
+#include "train/train.h"
 
 typedef struct sweep {
     const char *folder; // --out

@@ -1,7 +1,7 @@
 // Compares strategies of synchronisation: trains with each in turn and makes a report.
 #include "sweep.h"
 
-#include "watch.h"
+#include "support/watch.h"
 
 #include <math.h>
 #include <mpi.h>

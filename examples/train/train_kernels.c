@@ -1,7 +1,7 @@
 // Chooses kernels as --kernels says: by the fixed rule, or as rank 0 measures them for all.
 #include "train.h"
 
-#include "models.h"
+#include "support/models.h"
 
 #include <stdlib.h>
 

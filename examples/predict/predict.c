@@ -1,8 +1,8 @@
 // Classifies images of an IDX file with a checkpoint: predict --checkpoint FILE IMAGES. Needs no
 // MPI launcher.
-#include "models.h"
-#include "option_reader.h"
-#include "usage.h"
+#include "support/models.h"
+#include "support/option_reader.h"
+#include "support/usage.h"
 
 #include <errno.h>
 #include <isotherm.h>

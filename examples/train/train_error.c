@@ -1,7 +1,7 @@
 // Tells of an error once, and ends the job on all ranks.
 #include "train_error.h"
 
-#include "watch.h"
+#include "support/watch.h"
 
 #include <mpi.h>
 #include <stdarg.h>

@@ -1,7 +1,7 @@
 // Writes the tables of a study, and puts each file of its report in place as a whole.
 #include "report_impl.h"
 
-#include "train_error.h"
+#include "train/train_error.h"
 
 #include <errno.h>
 #include <inttypes.h>

@@ -1,7 +1,7 @@
 // Keeps the results of a sweep's finished runs in its folder, whole, whatever ends the program.
 #include "sweep.h"
 
-#include "watch.h"
+#include "support/watch.h"
 
 #include <dirent.h>
 #include <errno.h>

@@ -1,7 +1,7 @@
 // Reads back what a training run left: one JSON object a line, flat, as iso_json_log writes them.
 #include "report.h"
 
-#include "train_error.h"
+#include "train/train_error.h"
 
 #include <errno.h>
 #include <math.h>

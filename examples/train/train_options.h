@@ -2,7 +2,7 @@
 #ifndef EXAMPLES_TRAIN_OPTIONS_H
 #define EXAMPLES_TRAIN_OPTIONS_H
 
-#include "option_reader.h"
+#include "support/option_reader.h"
 
 #include <stddef.h>
 #include <stdint.h>

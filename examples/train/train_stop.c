@@ -2,7 +2,7 @@
 // Leaves no file that is not written whole.
 #include "train.h"
 
-#include "watch.h"
+#include "support/watch.h"
 
 #include <dirent.h>
 #include <limits.h>

@@ -1,7 +1,7 @@
 // Reads the list of a sweep, and multiplies out the values that are given with commas.
 #include "sweep_list.h"
 
-#include "train_error.h"
+#include "train/train_error.h"
 
 #include <stdbool.h>
 #include <stdio.h>

@@ -1,5 +1,5 @@
 // Writes the files of a training run, checkpoints and the trace, whole or not at all.
-#include "models.h"
+#include "support/models.h"
 #include "train.h"
 
 #include <errno.h>

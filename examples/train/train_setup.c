@@ -2,7 +2,7 @@
 // the ranks together.
 #include "train.h"
 
-#include "models.h"
+#include "support/models.h"
 #include "train_lock.h"
 
 #include <math.h>

@@ -1,7 +1,7 @@
 // Trains a network data-parallel over MPI, with every option of the library.
 #include "train.h"
 
-#include "watch.h"
+#include "support/watch.h"
 
 #include <mpi.h>
 #include <signal.h>
