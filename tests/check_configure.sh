@@ -92,7 +92,7 @@ compiles() { # folder
     flags=$(sed -n 's/^MPI_CFLAGS = //p' Makefile)
     # shellcheck disable=SC2086  # several words
     ${CC:-cc} -std=gnu11 -Wall -Wextra -Wconversion -Werror -I. -Iinclude -I"$root/include" -I"$root/src" \
-        -I"$1/include" $flags -c "$root/src/device/cpu/cpu_cblas.c" -o cpu_cblas.o
+        -I"$1/include" $flags -c "$root/src/device/cpu/plain/cpu_cblas.c" -o cpu_cblas.o
 }
 result "the kernels compile where the integers of BLAS are long" compiles other
 result "the kernels compile with a header that does not name its integers" compiles plain

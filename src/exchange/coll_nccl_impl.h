@@ -3,8 +3,8 @@
 #define ISO_COLL_NCCL_IMPL_H
 
 #include "comm/comm_state.h"
-#include "device/cuda/cuda_impl.h"
-#include "device/cuda/cuda_library.h"
+#include "device/cuda/runtime/cuda_impl.h"
+#include "device/cuda/runtime/cuda_library.h"
 #include "exchange/coll_nccl.h"
 
 #include <nccl.h>

@@ -3,7 +3,7 @@
 #define ISO_TEST_GATHER_FIXTURE_H
 
 #include "common/device_fixture.h"
-#include "device/cuda/cuda_impl.h"
+#include "device/cuda/runtime/cuda_impl.h"
 
 // Skips the test where there is no GPU; graphs: "0" or "1".
 target open_with(iso_dtype dtype, const char *graphs);

@@ -2,7 +2,7 @@
 // nothing made again for a shape that was seen, and how f32 is rounded.
 #include "common/balance.h"
 #include "common/device_fixture.h"
-#include "device/cuda/cuda_impl.h"
+#include "device/cuda/runtime/cuda_impl.h"
 #include "gpu/conv_problem.h"
 
 #include <math.h>

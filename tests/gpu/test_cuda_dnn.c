@@ -1,7 +1,7 @@
 // Convolutions of a GPU by cuDNN: what is fused, what is refused and done otherwise, the same bits
 // in every run, and how f32 is rounded.
 #include "common/balance.h"
-#include "device/cuda/cuda_graph.h"
+#include "device/cuda/runtime/cuda_graph.h"
 #include "gpu/conv_problem.h"
 
 #include <math.h>

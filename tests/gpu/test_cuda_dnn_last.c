@@ -1,7 +1,7 @@
 // Convolutions of a GPU in bf16 and with channels last: every direction, layout and library against
 // the oracle, what is copied on the way, what is refused and done otherwise.
 #include "common/balance.h"
-#include "device/cuda/cuda_graph.h"
+#include "device/cuda/runtime/cuda_graph.h"
 #include "gpu/conv_problem.h"
 
 #include <string.h>

@@ -2,7 +2,7 @@
 // convolutions are given.
 #include "common/balance.h"
 #include "common/device_fixture.h"
-#include "device/cuda/cuda_impl.h"
+#include "device/cuda/runtime/cuda_impl.h"
 
 #include <math.h>
 #include <string.h>

@@ -1,8 +1,8 @@
 // Libraries that are loaded when they are needed. No GPU takes part.
-#include "device/cuda/cuda_library.h"
+#include "device/cuda/runtime/cuda_library.h"
 
 #include "common/balance.h"
-#include "device/cuda/cuda_blas.h"
+#include "device/cuda/libs/cuda_blas.h"
 
 #include <config.h>
 #include <criterion/criterion.h>

@@ -3,7 +3,7 @@
 #include "common/balance.h"
 #include "common/device_fixture.h"
 #include "common/oracle.h"
-#include "device/cuda/cuda_graph.h"
+#include "device/cuda/runtime/cuda_graph.h"
 
 #include <math.h>
 #include <string.h>
@@ -76,7 +76,7 @@ static long long cost(layer *l, bool bias, bool relu) {
 // ---- What is taken ------------------------------------------------------------------------------
 
 Test(cuda_lt, every_shape_matches_the_oracle_in_every_type) {
-    static const int64_t shapes[][3] = {{1, 1, 1},  {3, 5, 7},    {64, 784, 10}, {17, 33, 65},
+    static const int64_t shapes[][3] = {{1, 1, 1},   {3, 5, 7},    {64, 784, 10}, {17, 33, 65},
                                         {8, 64, 24}, {2, 1000, 3}, {128, 4, 300}};
     for (iso_dtype dtype = ISO_F32; dtype <= ISO_BF16; dtype++)
         for (int i = 0; i < COUNT(shapes); i++) {

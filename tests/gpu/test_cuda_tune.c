@@ -1,7 +1,7 @@
 // Convolutions of a GPU chosen by time: what is chosen is kept, computes the same, and can be given
 // to another device.
 #include "common/balance.h"
-#include "device/cuda/cuda_impl.h"
+#include "device/cuda/runtime/cuda_impl.h"
 #include "gpu/conv_problem.h"
 
 #include <string.h>

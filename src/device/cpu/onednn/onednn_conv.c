@@ -1,0 +1,292 @@
+// Convolutions with oneDNN: a fixed rule picks the algorithm, so that every rank and run computes
+// the same bits.
+#include "device/cpu/onednn/onednn_impl.h"
+
+#include <string.h>
+
+enum { FORWARD = 200, BACKWARD_PARAMS, BACKWARD_INPUT };
+
+// Inputs of so few channels (images) are read as they are instead of blocked.
+#define PLAIN_CHANNELS 3
+
+typedef struct problem {
+    int operation;
+    bool bias, accumulate_w, accumulate_b;
+    iso_activation act;
+    int64_t groups;
+    int w_ndim; // weights are [groups, out / groups, ...] where there is more than one group
+    dnnl_dims_t x, w, b, y, stride, padding;
+    dnnl_dims_t dilation; // as oneDNN counts it: 0 for taps side by side
+} problem;
+
+static problem problem_of(int operation, const iso_conv2d_config *c, const iso_tensor *x,
+                          const iso_tensor *y) {
+    problem p = {.operation = operation};
+    memcpy(p.x, x->shape, 4 * sizeof(p.x[0]));
+    memcpy(p.y, y->shape, 4 * sizeof(p.y[0]));
+    p.groups = c->groups ? c->groups : 1;
+    p.b[0] = y->shape[1];
+    if (p.groups > 1) p.w[p.w_ndim++] = p.groups;
+    p.w[p.w_ndim++] = y->shape[1] / p.groups;
+    p.w[p.w_ndim++] = x->shape[1] / p.groups;
+    for (int i = 0; i < 2; i++) {
+        p.w[p.w_ndim++] = c->kernel_size[i];
+        p.stride[i] = c->stride[i] ? c->stride[i] : 1;
+        p.padding[i] = c->padding[i];
+        p.dilation[i] = c->dilation[i] ? c->dilation[i] - 1 : 0;
+    }
+    return p;
+}
+
+static iso__onednn_key key_of(const iso__cpu *cpu, const problem *p, const iso_tensor *x,
+                              const iso_tensor *y) {
+    int flags = (p->bias ? 1 : 0) | (p->act == ISO_ACT_RELU ? 2 : 0) | (p->accumulate_w ? 4 : 0) |
+                (p->accumulate_b ? 8 : 0) | (x->layout == ISO_LAYOUT_BLOCKED ? 16 : 0) |
+                (y->layout == ISO_LAYOUT_BLOCKED ? 32 : 0);
+    return (iso__onednn_key){{p->operation, cpu->base.threads, flags, p->x[0], p->x[1], p->x[2],
+                              p->x[3], p->y[1], p->y[2], p->y[3], p->w[p->w_ndim - 2],
+                              p->w[p->w_ndim - 1], p->stride[0], p->stride[1], p->padding[0],
+                              p->padding[1], p->groups, p->dilation[0], p->dilation[1]}};
+}
+
+// ---- Choice of the kernel -----------------------------------------------------------------------
+
+typedef struct candidate {
+    dnnl_alg_kind_t algorithm;
+    dnnl_format_tag_t x, y;
+    bool reference_too; // the last resort
+} candidate;
+
+typedef struct layouts {
+    dnnl_memory_desc_t x, w, b, y;
+} layouts;
+
+static dnnl_format_tag_t blocked_tag(const iso__cpu *cpu) {
+    return cpu->block == 16 ? dnnl_nChw16c : dnnl_nChw8c;
+}
+
+static dnnl_status_t layouts_of(const problem *p, const candidate *c, layouts *out) {
+    dnnl_status_t status = dnnl_memory_desc_init_by_tag(&out->x, 4, p->x, dnnl_f32, c->x);
+    if (status == dnnl_success)
+        status =
+            dnnl_memory_desc_init_by_tag(&out->w, p->w_ndim, p->w, dnnl_f32, dnnl_format_tag_any);
+    if (status == dnnl_success)
+        status = dnnl_memory_desc_init_by_tag(&out->b, 1, p->b, dnnl_f32, dnnl_a);
+    if (status == dnnl_success)
+        status = dnnl_memory_desc_init_by_tag(&out->y, 4, p->y, dnnl_f32, c->y);
+    return status;
+}
+
+static dnnl_status_t forward_pd(const problem *p, const candidate *c, const layouts *l,
+                                dnnl_primitive_attr_t attr, dnnl_engine_t engine,
+                                dnnl_primitive_desc_t *out) {
+    dnnl_convolution_desc_t desc;
+    dnnl_status_t status = dnnl_dilated_convolution_forward_desc_init(
+        &desc, dnnl_forward_training, c->algorithm, &l->x, &l->w, p->bias ? &l->b : NULL, &l->y,
+        p->stride, p->dilation, p->padding, p->padding);
+    return status == dnnl_success ? dnnl_primitive_desc_create(out, &desc, attr, engine, NULL)
+                                  : status;
+}
+
+static dnnl_status_t backward_pd(const problem *p, const candidate *c, const layouts *l,
+                                 dnnl_primitive_attr_t attr, dnnl_engine_t engine,
+                                 dnnl_primitive_desc_t *out) {
+    dnnl_convolution_desc_t desc;
+    dnnl_primitive_desc_t hint;
+    dnnl_status_t status;
+    if (p->operation == BACKWARD_PARAMS)
+        status = dnnl_dilated_convolution_backward_weights_desc_init(
+            &desc, c->algorithm, &l->x, &l->w, p->bias ? &l->b : NULL, &l->y, p->stride,
+            p->dilation, p->padding, p->padding);
+    else
+        status = dnnl_dilated_convolution_backward_data_desc_init(&desc, c->algorithm, &l->x, &l->w,
+                                                                  &l->y, p->stride, p->dilation,
+                                                                  p->padding, p->padding);
+    if (status == dnnl_success) status = forward_pd(p, c, l, attr, engine, &hint);
+    if (status != dnnl_success) return status;
+    status = dnnl_primitive_desc_create(out, &desc, attr, engine, hint);
+    dnnl_primitive_desc_destroy(hint);
+    return status;
+}
+
+static bool is_reference(const_dnnl_primitive_desc_t pd) {
+    const char *name = NULL;
+    dnnl_primitive_desc_query(pd, dnnl_query_impl_info_str, 0, &name);
+    return name && strncmp(name, "ref", 3) == 0;
+}
+
+// The kernel of this candidate, if oneDNN has one worth using.
+static bool try_candidate(const iso__cpu *cpu, const problem *p, const candidate *c,
+                          dnnl_primitive_attr_t attr, dnnl_primitive_desc_t *out) {
+    layouts l;
+    dnnl_primitive_desc_t pd;
+    if (layouts_of(p, c, &l) != dnnl_success) return false;
+    dnnl_status_t status = p->operation == FORWARD
+                               ? forward_pd(p, c, &l, attr, iso__onednn_engine(cpu), &pd)
+                               : backward_pd(p, c, &l, attr, iso__onednn_engine(cpu), &pd);
+    if (status != dnnl_success) return false;
+    if (is_reference(pd) && !c->reference_too) {
+        dnnl_primitive_desc_destroy(pd);
+        return false;
+    }
+    *out = pd;
+    return true;
+}
+
+// Winograd is twice as fast as direct for 3x3 where its tiles fill the vectors.
+static bool suits_winograd(const iso__cpu *cpu, const problem *p) {
+    return cpu->block == 16 && p->groups == 1 && p->w[2] == 3 && p->w[3] == 3 &&
+           p->stride[0] == 1 && p->stride[1] == 1 && p->dilation[0] == 0 && p->dilation[1] == 0 &&
+           p->x[1] % 16 == 0 && p->y[1] % 16 == 0;
+}
+
+enum { CANDIDATES = 5 };
+
+// A candidate, or for ISO_ONEDNN_BY_RULE the first that there is; Winograd only where it suits.
+static iso_status choose(const iso__cpu *cpu, const problem *p, int wanted,
+                         dnnl_primitive_desc_t *out) {
+    dnnl_format_tag_t blocked = blocked_tag(cpu), any = dnnl_format_tag_any;
+    const candidate candidates[CANDIDATES] = {
+        {dnnl_convolution_winograd, blocked, blocked, false},
+        {dnnl_convolution_direct, p->x[1] <= PLAIN_CHANNELS ? dnnl_nchw : blocked, blocked, false},
+        {dnnl_convolution_direct, any, any, false},
+        {dnnl_convolution_auto, any, any, true},
+        {dnnl_convolution_direct, dnnl_nhwc, dnnl_nhwc, false}, // brgemm; never by rule
+    };
+    dnnl_primitive_attr_t attr;
+    ISO_TRY(iso__onednn_attributes(p->act, &attr));
+    bool found = false;
+    int first = suits_winograd(cpu, p) ? 0 : 1, end = CANDIDATES;
+    if (wanted != ISO_ONEDNN_BY_RULE) first = wanted, end = wanted + 1;
+    for (int i = first; !found && i < end; i++)
+        found = try_candidate(cpu, p, &candidates[i], attr, out);
+    dnnl_primitive_attr_destroy(attr);
+    ISO_CHECK(found || wanted == ISO_ONEDNN_BY_RULE, ISO_ERR_UNSUPPORTED,
+              "oneDNN has no such kernel");
+    char x[128], w[128];
+    ISO_CHECK(found, ISO_ERR_DEVICE, "oneDNN has no convolution for an input %s and weights %s",
+              iso__shape_text(4, p->x, x, sizeof(x)),
+              iso__shape_text(p->w_ndim, p->w, w, sizeof(w)));
+    return ISO_OK;
+}
+
+// ---- Slots --------------------------------------------------------------------------------------
+
+// The layouts of the caller's tensors.
+static iso_status caller_layouts(const iso__cpu *cpu, const problem *p, const iso_tensor *x,
+                                 const iso_tensor *y, layouts *out) {
+    dnnl_format_tag_t blocked = blocked_tag(cpu);
+    ISO_TRY_DNNL(dnnl_memory_desc_init_by_tag(
+        &out->x, 4, p->x, dnnl_f32, x->layout == ISO_LAYOUT_BLOCKED ? blocked : dnnl_nchw));
+    ISO_TRY_DNNL(dnnl_memory_desc_init_by_tag(&out->w, p->w_ndim, p->w, dnnl_f32,
+                                              p->groups > 1 ? dnnl_goihw : dnnl_oihw));
+    ISO_TRY_DNNL(dnnl_memory_desc_init_by_tag(&out->b, 1, p->b, dnnl_f32, dnnl_a));
+    ISO_TRY_DNNL(dnnl_memory_desc_init_by_tag(
+        &out->y, 4, p->y, dnnl_f32, y->layout == ISO_LAYOUT_BLOCKED ? blocked : dnnl_nchw));
+    return ISO_OK;
+}
+
+// A problem with the memory it is on.
+typedef struct task {
+    iso__onednn_problem base;
+    const problem *p;
+    const iso_tensor *x, *y;
+    void *const *data;
+} task;
+
+static iso_status create(iso__cpu *cpu, const task *t, int which, const iso__onednn_key *key,
+                         iso__onednn_kernel **out) {
+    const problem *p = t->p;
+    bool forward = p->operation == FORWARD, params = p->operation == BACKWARD_PARAMS;
+    bool input = p->operation == BACKWARD_INPUT;
+    layouts l;
+    dnnl_primitive_desc_t pd = NULL;
+    ISO_TRY(caller_layouts(cpu, p, t->x, t->y, &l));
+    ISO_TRY(choose(cpu, p, which, &pd));
+    iso__onednn_arg args[ISO_ONEDNN_ARGS] = {
+        {input ? DNNL_ARG_DIFF_SRC : DNNL_ARG_SRC, l.x, input, false},
+        {params ? DNNL_ARG_DIFF_WEIGHTS : DNNL_ARG_WEIGHTS, l.w, params, p->accumulate_w},
+        {!p->bias ? 0
+         : params ? DNNL_ARG_DIFF_BIAS
+                  : DNNL_ARG_BIAS,
+         l.b, params, p->accumulate_b},
+        {forward ? DNNL_ARG_DST : DNNL_ARG_DIFF_DST, l.y, forward, false}};
+    ISO_TRY(iso__onednn_build(cpu, key, pd, args, out));
+    return ISO_OK;
+}
+
+// Runs the kernel on the layouts of x and y, from the cache or new.
+static iso_status run_candidate(iso__cpu *cpu, const iso__onednn_problem *base, int which) {
+    const task *t = iso_container_of(base, const task, base);
+    iso__onednn_key key = base->key;
+    key.value[ISO_ONEDNN_RULE] = which;
+    iso__onednn_kernel *kernel = iso__onednn_find(cpu, &key);
+    if (!kernel) {
+        int before = iso__onednn_enter(cpu); // kernels are made for a number of threads
+        iso_status status = create(cpu, t, which, &key, &kernel);
+        iso__onednn_leave(before);
+        ISO_TRY(status);
+    }
+    ISO_TRY(iso__onednn_run(cpu, kernel, t->data));
+    return ISO_OK;
+}
+
+static void describe(const iso__onednn_problem *base, char *text, size_t room) {
+    static const char *const name[] = {"forward", "backward params", "backward input"};
+    const problem *p = iso_container_of(base, const task, base)->p;
+    char x[128], y[128], w[128];
+    snprintf(text, room, "conv2d %s %s -> %s, weights %s", name[p->operation - FORWARD],
+             iso__shape_text(4, p->x, x, sizeof(x)), iso__shape_text(4, p->y, y, sizeof(y)),
+             iso__shape_text(p->w_ndim, p->w, w, sizeof(w)));
+}
+
+static iso_status run(iso__cpu *cpu, const problem *p, const iso_tensor *x, const iso_tensor *y,
+                      void *const data[ISO_ONEDNN_ARGS]) {
+    task t = {.base = {.key = key_of(cpu, p, x, y),
+                       .candidates = CANDIDATES,
+                       .run = run_candidate,
+                       .describe = describe},
+              .p = p,
+              .x = x,
+              .y = y,
+              .data = data};
+    return iso__onednn_execute(cpu, &t.base);
+}
+
+static iso_status conv2d_forward(iso_device *self, const iso_conv2d_config *c, const iso_tensor *x,
+                                 const iso_tensor *w, const iso_tensor *b, iso_activation act,
+                                 iso_tensor *y) {
+    problem p = problem_of(FORWARD, c, x, y);
+    p.bias = b != NULL;
+    p.act = act;
+    ISO_TRY(run(iso__cpu_of(self), &p, x, y,
+                (void *[]){x->data, w->data, b ? b->data : NULL, y->data}));
+    return ISO_OK;
+}
+
+static iso_status conv2d_backward_params(iso_device *self, const iso_conv2d_config *c,
+                                         const iso_tensor *x, const iso_tensor *dy, iso_tensor *dw,
+                                         bool accumulate_w, iso_tensor *db, bool accumulate_b) {
+    if (!dw)
+        return db ? iso__cpu_bias_gradient_f32(iso__cpu_of(self), dy, db, accumulate_b) : ISO_OK;
+    problem p = problem_of(BACKWARD_PARAMS, c, x, dy);
+    p.bias = db != NULL;
+    p.accumulate_w = accumulate_w;
+    p.accumulate_b = db && accumulate_b;
+    ISO_TRY(run(iso__cpu_of(self), &p, x, dy,
+                (void *[]){x->data, dw->data, db ? db->data : NULL, dy->data}));
+    return ISO_OK;
+}
+
+static iso_status conv2d_backward_input(iso_device *self, const iso_conv2d_config *c,
+                                        const iso_tensor *dy, const iso_tensor *w, iso_tensor *dx) {
+    problem p = problem_of(BACKWARD_INPUT, c, dx, dy);
+    ISO_TRY(run(iso__cpu_of(self), &p, dx, dy, (void *[]){dx->data, w->data, NULL, dy->data}));
+    return ISO_OK;
+}
+
+void iso__onednn_fill_conv(iso_kernel_ops *ops) {
+    ops->conv2d_forward = conv2d_forward;
+    ops->conv2d_backward_params = conv2d_backward_params;
+    ops->conv2d_backward_input = conv2d_backward_input;
+}

@@ -1,0 +1,158 @@
+// Norms of many arrays taken as one vector, and clipping by them. A few launches, however many
+// arrays there are.
+#include "device/cuda/ops/clip_kernels.h"
+
+#include "device/cuda/runtime/cuda_pack.cuh"
+#include "device/cuda/runtime/cuda_submit.cuh"
+
+#include <math.h>
+
+namespace {
+
+// The elements of one array that a block has: of no array in two lists.
+template <class Real> struct part {
+    Real *x;
+    int count;
+    bool aligned;
+};
+
+template <class Real> __device__ part<Real> part_of(const iso__cuda_clip_list &list) {
+    int low = 0, high = (int)list.arrays; // the last array that begins no later
+    while (high - low > 1) {
+        int middle = (low + high) / 2;
+        *((int)blockIdx.x < list.first[middle] ? &high : &low) = middle;
+    }
+    int64_t begin = (int64_t)((int)blockIdx.x - list.first[low]) * ISO_CUDA_CLIP_PART;
+    int64_t left = list.count[low] - begin;
+    Real *x = (Real *)list.at[low] + begin;
+    return {x, (int)(left < ISO_CUDA_CLIP_PART ? left : (int64_t)ISO_CUDA_CLIP_PART),
+            iso__is_aligned(x)};
+}
+
+// Calls f(element) for each element of this block, 16 bytes at a time: which thread has which does
+// not depend on where they lie. Written back where `writes`.
+template <bool writes, class Real, class Function>
+__device__ void each(const part<Real> &p, const Function &f) {
+    const int width = iso__pack<Real>::width;
+    int packs = p.count / width;
+    for (int i = (int)threadIdx.x; i < packs; i += (int)blockDim.x) {
+        iso__pack<Real> x = iso__load(p.x + i * width, p.aligned);
+        for (int k = 0; k < width; k++) f(&x.at[k]);
+        if (writes) iso__store(p.x + i * width, x, p.aligned);
+    }
+    int last = packs * width + (int)threadIdx.x;
+    if (last < p.count) f(&p.x[last]);
+}
+
+// ---- Norms ----------------------------------------------------------------------------------------
+
+// What becomes of the number of all elements so far and that of another one. A NaN stays.
+__device__ inline double larger(double a, double b) { return isnan(a) || a >= b ? a : b; }
+
+__device__ double block_largest(double value) {
+    __shared__ double part[32];
+    for (int offset = 16; offset > 0; offset /= 2)
+        value = larger(value, __shfl_xor_sync(0xffffffffu, value, offset));
+    if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = value;
+    __syncthreads();
+    for (unsigned w = 0; w < blockDim.x / 32; w++) value = larger(part[w], value);
+    return value;
+}
+
+struct parts_args {
+    iso__cuda_clip_list list;
+    double p;
+    double *parts;
+};
+
+template <class Real> __global__ void norm_parts(parts_args a) {
+    part<Real> p = part_of<Real>(a.list);
+    double value = 0, power = a.p;
+    if (isinf(power))
+        each<false>(p, [&value](Real *x) { value = larger(fabs((double)*x), value); });
+    else if (power == 2)
+        each<false>(p, [&value](Real *x) { value = fma((double)*x, (double)*x, value); });
+    else
+        each<false>(p, [&value, power](Real *x) { value += pow(fabs((double)*x), power); });
+    value = isinf(power) ? block_largest(value) : iso__block_sum(value);
+    if (threadIdx.x == 0) a.parts[blockIdx.x] = value;
+}
+
+struct result_args {
+    int64_t count;
+    const double *parts;
+    double p, max_norm;
+    iso__cuda_clip_result *out;
+};
+
+__global__ void norm_result(result_args a) {
+    double value = 0;
+    for (int64_t i = threadIdx.x; i < a.count; i += blockDim.x)
+        value = isinf(a.p) ? larger(a.parts[i], value) : value + a.parts[i];
+    value = isinf(a.p) ? block_largest(value) : iso__block_sum(value);
+    if (threadIdx.x > 0) return;
+    double norm = isinf(a.p) ? value : a.p == 2 ? sqrt(value) : pow(value, 1 / a.p);
+    *a.out = {norm, a.max_norm / (norm + 1e-6)};
+}
+
+// ---- Clipping -------------------------------------------------------------------------------------
+
+struct scale_args {
+    iso__cuda_clip_list list;
+    const iso__cuda_clip_result *result;
+};
+
+template <class Real> __global__ void scale(scale_args a) {
+    double factor = a.result->factor;
+    if (factor >= 1) return;
+    Real by = (Real)factor;
+    each<true>(part_of<Real>(a.list), [by](Real *x) { *x *= by; });
+}
+
+struct clamp_args {
+    iso__cuda_clip_list list;
+    double most;
+};
+
+template <class Real> __global__ void clamp(clamp_args a) {
+    Real most = (Real)a.most;
+    each<true>(part_of<Real>(a.list), [most](Real *x) {
+        *x = *x > most ? most : *x < -most ? -most : *x;
+    });
+}
+
+template <class Args>
+iso_status submit(iso__cuda *cuda, iso_dtype dtype, void (*of_f32)(Args), void (*of_f64)(Args),
+                  const Args &args) {
+    const iso__cuda_clip_list &list = args.list;
+    return iso__cuda_submit(cuda, dtype == ISO_F64 ? of_f64 : of_f32,
+                            dim3((unsigned)list.first[list.arrays]), ISO_CUDA_BLOCK, args);
+}
+
+} // namespace
+
+// ---- Launchers ------------------------------------------------------------------------------------
+
+iso_status iso__cuda_clip_parts(iso__cuda *cuda, iso_dtype dtype, const iso__cuda_clip_list *list,
+                                double p, double *parts) {
+    parts_args args = {*list, p, parts};
+    return submit(cuda, dtype, norm_parts<float>, norm_parts<double>, args);
+}
+
+iso_status iso__cuda_clip_result_of(iso__cuda *cuda, int64_t count, const double *parts, double p,
+                                    double max_norm, iso__cuda_clip_result *out) {
+    result_args args = {count, parts, p, max_norm, out};
+    return iso__cuda_submit(cuda, norm_result, dim3(1), ISO_CUDA_BLOCK, args);
+}
+
+iso_status iso__cuda_clip_scale(iso__cuda *cuda, iso_dtype dtype, const iso__cuda_clip_list *list,
+                                const iso__cuda_clip_result *result) {
+    scale_args args = {*list, result};
+    return submit(cuda, dtype, scale<float>, scale<double>, args);
+}
+
+iso_status iso__cuda_clip_clamp(iso__cuda *cuda, iso_dtype dtype, const iso__cuda_clip_list *list,
+                                double most) {
+    clamp_args args = {*list, most};
+    return submit(cuda, dtype, clamp<float>, clamp<double>, args);
+}

@@ -1,0 +1,60 @@
+// Optimizer updates of the CUDA device: its slots, which see memory and no tensors, for each type.
+#include "device/cuda/runtime/cuda_impl.h"
+#include "device/cuda/ops/update_kernels.h"
+
+static iso_status lamb(iso_device *self, iso_dtype dtype, int64_t count, const iso__lamb_args *args,
+                       const void *g, void *p, void *m, void *v) {
+    iso__cuda *cuda = iso__cuda_of(self);
+    void *sums;
+    ISO_TRY(iso__cuda_scratch(cuda, ISO_CUDA_LAMB_SUMS * sizeof(double), &sums));
+    return iso__cuda_lamb(cuda, dtype, count, args, g, p, m, v, sums);
+}
+
+// The slots of one type.
+#define SLOTS(dtype, suffix)                                                                       \
+    static iso_status scale_##suffix(iso_device *self, int64_t count, double factor, void *x) {    \
+        return iso__cuda_scale(iso__cuda_of(self), dtype, count, factor, x);                       \
+    }                                                                                              \
+    static iso_status sgd_##suffix(iso_device *self, int64_t count, const iso__sgd_args *args,     \
+                                   const void *g, void *p, void *momentum) {                       \
+        return iso__cuda_sgd(iso__cuda_of(self), dtype, count, args, g, p, momentum);              \
+    }                                                                                              \
+    static iso_status adam_##suffix(iso_device *self, int64_t count, const iso__adam_args *args,   \
+                                    const void *g, void *p, void *m, void *v) {                    \
+        return iso__cuda_adam(iso__cuda_of(self), dtype, count, args, g, p, m, v);                 \
+    }                                                                                              \
+    static iso_status adadelta_##suffix(iso_device *self, int64_t count,                           \
+                                        const iso__adadelta_args *args, const void *g, void *p,    \
+                                        void *square_avg, void *acc_delta) {                       \
+        return iso__cuda_adadelta(iso__cuda_of(self), dtype, count, args, g, p, square_avg,        \
+                                  acc_delta);                                                      \
+    }                                                                                              \
+    static iso_status adagrad_##suffix(iso_device *self, int64_t count,                            \
+                                       const iso__adagrad_args *args, const void *g, void *p,      \
+                                       void *sum) {                                                \
+        return iso__cuda_adagrad(iso__cuda_of(self), dtype, count, args, g, p, sum);               \
+    }                                                                                              \
+    static iso_status rmsprop_##suffix(iso_device *self, int64_t count,                            \
+                                       const iso__rmsprop_args *args, const void *g, void *p,      \
+                                       void *square_avg, void *grad_avg, void *momentum) {         \
+        return iso__cuda_rmsprop(iso__cuda_of(self), dtype, count, args, g, p, square_avg,         \
+                                 grad_avg, momentum);                                              \
+    }                                                                                              \
+    static iso_status lamb_##suffix(iso_device *self, int64_t count, const iso__lamb_args *args,   \
+                                    const void *g, void *p, void *m, void *v) {                    \
+        return lamb(self, dtype, count, args, g, p, m, v);                                         \
+    }
+
+SLOTS(ISO_F32, f32)
+SLOTS(ISO_F64, f64)
+
+void iso__cuda_fill_update(iso_kernel_ops *ops, iso_dtype dtype) {
+    bool wide = dtype == ISO_F64;
+    ops->scale = wide ? scale_f64 : scale_f32;
+    ops->sgd = wide ? sgd_f64 : sgd_f32;
+    ops->adam = wide ? adam_f64 : adam_f32;
+    ops->adadelta = wide ? adadelta_f64 : adadelta_f32;
+    ops->adagrad = wide ? adagrad_f64 : adagrad_f32;
+    ops->rmsprop = wide ? rmsprop_f64 : rmsprop_f32;
+    ops->lamb = wide ? lamb_f64 : lamb_f32;
+}

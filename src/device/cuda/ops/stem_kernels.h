@@ -1,0 +1,40 @@
+// Private to the CUDA device: launchers of convolutions from very few channels, such as the first
+// one of a network of images, which tensor cores do badly.
+#ifndef ISO_STEM_KERNELS_H
+#define ISO_STEM_KERNELS_H
+
+#include "device/cuda/runtime/cuda_launch.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// Square kernels of side 3 or 5 and stride 1, without dilation and groups, with at most so many
+// weights. y has its channels last, a multiple of iso__cuda_stem_width of them, at addresses that
+// are multiples of as many elements. *_step: elements from one to the next, in x from a sample to a
+// sample, a channel to a channel and a pixel to a pixel, in w likewise from a filter, a channel, a
+// tap. Elements of x and y are at most INT32_MAX.
+enum { ISO_CUDA_STEM_WEIGHTS = 4608, ISO_CUDA_STEM_CHANNELS = 4, ISO_CUDA_STEM_PARTS = 256 };
+static inline int iso__cuda_stem_width(int side) { return side == 3 ? 8 : 2; }
+typedef struct iso__cuda_stem {
+    int samples, channels, height, width, filters, out_height, out_width;
+    int side, padding[2];
+    int sample_step, channel_step, pixel_step;
+    int filter_step, of_channel_step, tap_step;
+} iso__cuda_stem;
+
+// y = x * w + bias (NULL: none), with relu; f32 or bf16, sums in f32.
+iso_status iso__cuda_stem_forward(iso__cuda *cuda, iso_dtype dtype, const iso__cuda_stem *s,
+                                  const void *x, const void *w, const void *bias, bool relu,
+                                  void *y);
+// dw, logical and f32, of x and dy, which have y's form. partial: room for iso__cuda_stem_parts
+// times the elements of dw. Sums are in an order that is the same in every run.
+int iso__cuda_stem_parts(const iso__cuda_stem *s);
+iso_status iso__cuda_stem_filter(iso__cuda *cuda, iso_dtype dtype, const iso__cuda_stem *s,
+                                 const void *x, const void *dy, bool accumulate, float *partial,
+                                 float *dw);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

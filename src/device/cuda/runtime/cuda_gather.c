@@ -1,0 +1,136 @@
+// Updates that wait to be launched as one kernel, and how they share its blocks.
+#include "device/cuda/runtime/cuda_graph.h"
+
+#include <string.h>
+
+_Static_assert(sizeof(iso__cuda_table) <= 4096, "kernels take 4 KiB");
+
+// ---- Which updates go together ------------------------------------------------------------------
+
+static uintptr_t begin_of(const iso__cuda_segment *s, int array) { return (uintptr_t)s->at[array]; }
+
+static uintptr_t end_of(const iso__cuda_segment *s, int array, size_t element) {
+    return begin_of(s, array) + (size_t)s->count * element;
+}
+
+// Whether an array of the update shares memory with array `j` of one that waits. Parameters come in
+// the order of their addresses, or in the opposite one, so that the bounds of all mostly tell.
+static bool meets(const iso__cuda_gathered *g, const iso__cuda_update *u, int array, int j) {
+    uintptr_t begin = begin_of(&u->segment, array), end = end_of(&u->segment, array, u->element);
+    if (end <= g->lowest[j] || g->end[j] <= begin) return false;
+    for (unsigned k = 0; k < g->table.segments; k++) {
+        const iso__cuda_segment *s = &g->table.segment[k];
+        if (begin_of(s, j) < end && begin < end_of(s, j, g->element)) return true;
+    }
+    return false;
+}
+
+// Segments of one kernel have no order: what one writes, no other may touch.
+static bool depends(const iso__cuda_gathered *g, const iso__cuda_update *u) {
+    for (int i = 0; i < u->arrays; i++)
+        for (int j = 0; j < g->arrays; j++)
+            if ((i > 0 || j > 0) && meets(g, u, i, j)) return true;
+    return false;
+}
+
+// Where its numbers are, or would go.
+static unsigned place_of_rule(const iso__cuda_table *t, const iso__cuda_rule *rule) {
+    unsigned i = 0;
+    while (i < t->rules && memcmp(&t->rule[i], rule, sizeof(*rule)) != 0) i++;
+    return i;
+}
+
+static bool takes(const iso__cuda_gathered *g, const iso__cuda_update *u) {
+    const iso__cuda_table *t = &g->table;
+    return g->kernel == u->kernel && t->segments < ISO_CUDA_UPDATES &&
+           place_of_rule(t, &u->rule) < ISO_CUDA_RULES && !depends(g, u);
+}
+
+static void begin(iso__cuda_gathered *g, const iso__cuda_update *u) {
+    memset(g, 0, sizeof(*g)); // of what a graph compares, nothing is left of the table before
+    g->kernel = u->kernel;
+    g->arrays = u->arrays;
+    g->element = u->element;
+    for (int i = 0; i < u->arrays; i++) g->lowest[i] = UINTPTR_MAX;
+}
+
+static bool adjoins(const iso__cuda_segment *a, const iso__cuda_segment *b, int arrays,
+                    size_t element) {
+    for (int i = 0; i < arrays; i++)
+        if (end_of(a, i, element) != begin_of(b, i)) return false;
+    return true;
+}
+
+// A large parameter comes in pieces, which become one segment again.
+static bool extend(iso__cuda_gathered *g, const iso__cuda_update *u, unsigned rule) {
+    iso__cuda_table *t = &g->table;
+    if (t->segments == 0 || t->rule_of[t->segments - 1] != rule) return false;
+    iso__cuda_segment *last = &t->segment[t->segments - 1], piece = u->segment;
+    bool before = adjoins(&piece, last, u->arrays, u->element);
+    if (!before && !adjoins(last, &piece, u->arrays, u->element)) return false;
+    int64_t count = last->count + piece.count;
+    if (before) *last = piece;
+    last->count = count;
+    return true;
+}
+
+static void add(iso__cuda_gathered *g, const iso__cuda_update *u) {
+    iso__cuda_table *t = &g->table;
+    unsigned rule = place_of_rule(t, &u->rule);
+    t->rule[rule] = u->rule;
+    if (rule == t->rules) t->rules++;
+    if (!extend(g, u, rule)) {
+        t->rule_of[t->segments] = (unsigned char)rule;
+        t->segment[t->segments++] = u->segment;
+    }
+    for (int i = 0; i < u->arrays; i++) {
+        uintptr_t first = begin_of(&u->segment, i), end = end_of(&u->segment, i, u->element);
+        if (first < g->lowest[i]) g->lowest[i] = first;
+        if (end > g->end[i]) g->end[i] = end;
+    }
+}
+
+// A table that is full waits too: a launch that fails must not come after its update was taken.
+iso_status iso__cuda_gather(iso__cuda *cuda, const iso__cuda_update *update) {
+    iso__cuda_gathered *g = &cuda->gathered;
+    if (!takes(g, update)) {
+        ISO_TRY(iso__cuda_launch_gathered(cuda));
+        begin(g, update);
+    }
+    add(g, update);
+    return ISO_OK;
+}
+
+// ---- Launching ------------------------------------------------------------------------------------
+
+// Threads move 16 bytes at a time.
+static int64_t blocks_wanted(const iso__cuda_gathered *g, unsigned k) {
+    int64_t packs = g->table.segment[k].count * (int64_t)g->element / 16;
+    return packs > ISO_CUDA_BLOCK ? (packs + ISO_CUDA_BLOCK - 1) / ISO_CUDA_BLOCK : 1;
+}
+
+// Where there are fewer blocks than are wanted, each segment gets its part of them.
+static void share_blocks(const iso__cuda *cuda, iso__cuda_gathered *g) {
+    iso__cuda_table *t = &g->table;
+    int64_t wanted = 0;
+    for (unsigned k = 0; k < t->segments; k++) wanted += blocks_wanted(g, k);
+    int64_t most = iso__cuda_blocks(cuda, wanted * ISO_CUDA_BLOCK);
+    for (unsigned k = 0; k < t->segments; k++) {
+        int64_t part = blocks_wanted(g, k) * most / wanted;
+        t->first[k + 1] = t->first[k] + (part > 1 ? (unsigned)part : 1);
+    }
+}
+
+iso_status iso__cuda_launch_gathered(iso__cuda *cuda) {
+    iso__cuda_gathered *g = &cuda->gathered;
+    if (!g->kernel) return ISO_OK;
+    share_blocks(cuda, g);
+    iso__cuda_kernel kernel = {.function = g->kernel,
+                               .grid = {g->table.first[g->table.segments], 1, 1},
+                               .block = ISO_CUDA_BLOCK,
+                               .args = &g->table,
+                               .bytes = sizeof(g->table)};
+    ISO_TRY(iso__cuda_submit_command(cuda, &(iso__cuda_command){.kernel = kernel}));
+    g->kernel = NULL;
+    return ISO_OK;
+}

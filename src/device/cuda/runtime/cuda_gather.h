@@ -1,0 +1,65 @@
+// Private to the CUDA device, for C and for .cu files: updates that are launched together.
+//
+// Optimizers update one parameter after the other, and most parameters are so small that a launch
+// costs more than the work. So updates by the same rule wait in a table, and one kernel does them
+// all; groups of parameters take turns, so it may have the numbers of a few. They are launched
+// before anything else enters the compute queue, and before anybody looks at it (an event, a copy,
+// a wait): whoever goes by the order of that queue cannot tell that they waited. The call
+// that causes the launch reports its error. The updates then still wait: a later call that succeeds
+// launches them.
+#ifndef ISO_CUDA_GATHER_H
+#define ISO_CUDA_GATHER_H
+
+#include "device/cuda/runtime/cuda_launch.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// The table is a parameter of the kernel: every GPU accepts 4 KiB of parameters.
+enum { ISO_CUDA_UPDATES = 71, ISO_CUDA_UPDATE_ARRAYS = 5 };
+enum { ISO_CUDA_RULES = 4 };
+
+// Holds the struct that a rule keeps its numbers in; what that leaves is zero.
+typedef struct iso__cuda_rule {
+    double number[10];
+} iso__cuda_rule;
+
+typedef struct iso__cuda_segment {
+    int64_t count;                    // elements of each array
+    void *at[ISO_CUDA_UPDATE_ARRAYS]; // the gradient, only read; the parameter; the rule's state
+} iso__cuda_segment;
+
+typedef struct iso__cuda_table {
+    iso__cuda_rule rule[ISO_CUDA_RULES];
+    unsigned rules, segments;
+    iso__cuda_segment segment[ISO_CUDA_UPDATES];
+    unsigned first[ISO_CUDA_UPDATES + 1]; // block of each segment, and behind them their number
+    unsigned char rule_of[ISO_CUDA_UPDATES];
+} iso__cuda_table;
+
+// What one call of a slot asks for.
+typedef struct iso__cuda_update {
+    const void *kernel; // takes an iso__cuda_table, and blocks of ISO_CUDA_BLOCK threads
+    iso__cuda_rule rule;
+    int arrays;
+    size_t element; // bytes
+    iso__cuda_segment segment;
+} iso__cuda_update;
+
+typedef struct iso__cuda_gathered {
+    const void *kernel; // NULL: nothing waits
+    int arrays;
+    size_t element;
+    uintptr_t lowest[ISO_CUDA_UPDATE_ARRAYS], end[ISO_CUDA_UPDATE_ARRAYS]; // of all segments
+    iso__cuda_table table;
+} iso__cuda_gathered;
+
+// Local, does not wait.
+iso_status iso__cuda_gather(iso__cuda *cuda, const iso__cuda_update *update);
+iso_status iso__cuda_launch_gathered(iso__cuda *cuda);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,35 @@
+// What .cu files share: neighbouring elements that are moved in one access where memory is aligned
+// to that, whatever they are stored as.
+#ifndef ISO_CUDA_VECTOR_CUH
+#define ISO_CUDA_VECTOR_CUH
+
+#include "device/cuda/runtime/cuda_types.cuh"
+
+template <class T, int N> struct alignas(N * sizeof(T)) iso__vector { T at[N]; };
+
+// So many make 16 bytes, the widest access there is.
+template <class T> struct iso__widest {
+    enum { width = 16 / sizeof(T) };
+};
+
+template <class T, int N> __host__ __device__ inline bool iso__holds_vectors(const void *memory) {
+    return N == 1 || (uintptr_t)memory % sizeof(iso__vector<T, N>) == 0;
+}
+
+// aligned: known when this is compiled, as a branch about each access would keep several from being
+// under way at once.
+template <bool aligned, class T, int N>
+__device__ inline iso__vector<T, N> iso__load_vector(const T *from) {
+    iso__vector<T, N> x;
+    if (aligned) x = *(const iso__vector<T, N> *)from;
+    for (int i = 0; !aligned && i < N; i++) x.at[i] = from[i];
+    return x;
+}
+
+template <bool aligned, class T, int N>
+__device__ inline void iso__store_vector(T *to, const iso__vector<T, N> &x) {
+    if (aligned) *(iso__vector<T, N> *)to = x;
+    for (int i = 0; !aligned && i < N; i++) to[i] = x.at[i];
+}
+
+#endif
