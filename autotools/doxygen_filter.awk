@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 # Input filter of Doxygen: turns the // comments of a public header into comments that Doxygen reads.
 #
 #   block above a declaration                     -> ///

@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: MIT
 # Lets libtool drive nvcc: what it adds for the host's compiler is handed on.
 # usage: nvcc.sh NVCC ARGUMENT...
 nvcc=$1

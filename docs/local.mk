@@ -1,3 +1,4 @@
+## SPDX-License-Identifier: MIT
 # Documentation: carried by releases, and installed with the links between its pages intact.
 nobase_dist_doc_DATA = \
     CHANGELOG.md \

@@ -1,3 +1,4 @@
+## SPDX-License-Identifier: MIT
 # Programs; they see public headers only, and are installed with the prefix iso-. In a build tree they are in bin/.
 EXAMPLE_CPPFLAGS = $(PUBLIC_CPPFLAGS) -I$(top_srcdir)/examples
 EXAMPLE_SUPPORT = \

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Trains PyTorch's MNIST network on several processes: mpirun -n 2 bin/mnist [FOLDER].
 #include "support/usage.h"
 #include "support/watch.h" // limits how long MPI_Init_thread and MPI_Finalize may wait

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The same as mnist.c for slow networks, with DASO: nodes exchange parameters every eight steps and
 // wait for nothing. On one machine ISO_RANKS_PER_NODE=1 makes a node of each process:
 //   mpirun -n 2 -x ISO_RANKS_PER_NODE=1 bin/mnist-daso [FOLDER]

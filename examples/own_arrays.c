@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Trains a hand-written network on plain arrays with the gradient engine alone: no Isotherm layers.
 //
 // clang-format off

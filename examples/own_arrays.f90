@@ -1,3 +1,4 @@
+! SPDX-License-Identifier: MIT
 ! Trains a hand-written network on plain arrays with the gradient engine alone, as own_arrays.c does
 ! (which says what takes the place of all-reduces after backward), on the same data.
 ! usage: own_arrays [blocking], which ends with the same loss

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Isotherm: asynchronous data-parallel neural-network training over MPI. Umbrella header.
 #ifndef ISOTHERM_H
 #define ISOTHERM_H

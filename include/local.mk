@@ -1,3 +1,4 @@
+## SPDX-License-Identifier: MIT
 # The public API: every header here is installed.
 include_HEADERS = include/isotherm.h
 pkginclude_HEADERS =

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Adadelta (Zeiler, arXiv:1212.5701), as torch.optim.Adadelta.
 #include "optim/optim_impl.h"
 

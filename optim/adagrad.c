@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Adagrad (Duchi et al., JMLR 12, 2011), as torch.optim.Adagrad.
 #include "optim/optim_impl.h"
 

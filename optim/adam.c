@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Adam (Kingma and Ba, ICLR 2015) and AdamW (Loshchilov and Hutter, ICLR 2019), as in torch.optim.
 #include "optim/optim_impl.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What every kind of optimizer does: the walk over its parameters, and their updates.
 #include "optim/optim_impl.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // DataParallelOptimizer: an optimizer whose step only freezes the hyperparameters; the reducer
 // calls it back for each layer when the next forward reaches that layer.
 #include "optim/optim_impl.h"

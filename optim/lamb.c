@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // LAMB (You et al., ICLR 2020), Algorithm 2; the formula stands in optim.h.
 #include "optim/optim_impl.h"
 

@@ -1,3 +1,4 @@
+## SPDX-License-Identifier: MIT
 # Optimizers and schedules, and who joins them with communication.
 libiso_core_la_SOURCES += \
     optim/adadelta.c \

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // ReduceLROnPlateau, as torch.optim.lr_scheduler has it.
 #include "base/base.h"
 #include "optim/plateau_impl.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Learning-rate schedules: pure functions of the update number, with the formulas of
 // torch.optim.lr_scheduler.
 #include "optim/optim_impl.h"

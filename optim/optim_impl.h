@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Private to optim: what the optimizers that hold state share, and how wrappers reach them.
 #ifndef ISO_OPTIM_IMPL_H
 #define ISO_OPTIM_IMPL_H

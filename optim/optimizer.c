@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Optimizers: their kinds, creation, and dispatch.
 #include "optim/optim_impl.h"
 

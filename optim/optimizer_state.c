@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What an optimizer saves: hyperparameters and counters of its groups, and the state of each
 // parameter, by the names of its state_dict behind "optimizer/KIND/".
 #include "optim/optim_impl.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Parameter groups: hyperparameters for some of an optimizer's parameters, as PyTorch's
 // param_groups.
 #include "optim/optim_impl.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // HeAT's DetectMetricPlateau: tells when a metric has stopped improving.
 #include "optim/plateau_impl.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Private to optim: what the detectors of plateaus share.
 #ifndef ISO_PLATEAU_IMPL_H
 #define ISO_PLATEAU_IMPL_H

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // RMSprop (Tieleman and Hinton, 2012; centered: Graves, arXiv:1308.0850), as torch.optim.RMSprop.
 #include "optim/optim_impl.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Stochastic gradient descent with momentum, Nesterov momentum and weight decay, as
 // torch.optim.SGD.
 #include "optim/optim_impl.h"

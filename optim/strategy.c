@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The list of strategies of synchronisation, and how a trainer uses one of them.
 #include "optim/strategy_impl.h"
 

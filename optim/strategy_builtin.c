@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The strategies of synchronisation that the library has, and what their settings mean.
 #include "optim/strategy_impl.h"
 

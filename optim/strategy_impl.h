@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Private to optim: the library's own strategies of synchronisation.
 #ifndef ISO_STRATEGY_IMPL_H
 #define ISO_STRATEGY_IMPL_H

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Settings of strategies: a list of keys and values that are read as numbers or texts.
 #include "base/base.h"
 

@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: MIT
 # Runs configure with options that it takes and options that it refuses, and prints the results as TAP.
 # usage: check_configure.sh, in the build tree
 # Not -e: what fails here is a result, not the end.

@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: MIT
 # Compiles a C++ program against the headers and the library, and runs it: a TAP result for each step.
 # usage: check_cxx.sh, in the build tree; uses MPICXX (mpicxx as MPICC is called), MPICC (mpicc), MPIRUN and
 #        MPIRUN_FLAGS

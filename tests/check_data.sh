@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: MIT
 # Gives the ranks of a training different data, and trainings damaged labels, and prints the results as TAP.
 # usage: check_data.sh, in the build tree; uses MPIRUN and MPIRUN_FLAGS
 # Not -e: what fails here is a result, not the end.

@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: MIT
 # Checks the documentation: a TAP result for each property. README is short, links lead somewhere, and code compiles.
 # usage: check_docs.sh, in the build tree; uses MPICC (mpicc)
 set -u

@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: MIT
 # Makes the API reference and looks into it: a TAP result for each property.
 # usage: check_doxygen.sh, in the build tree
 set -u

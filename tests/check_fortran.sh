@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: MIT
 # Compiles Fortran programs with the module isotherm and runs them: a TAP result for each step.
 # usage: check_fortran.sh, in the build tree; uses MPIFC (mpifort or mpif90 beside MPICC), MPICC (mpicc),
 #        MPIRUN and MPIRUN_FLAGS

@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: MIT
 # Lets get-mnist fetch from good and bad mirrors on this machine, and prints the results as TAP.
 # usage: check_get_mnist.sh, in the build tree
 set -u

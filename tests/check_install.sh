@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: MIT
 # Installs into a private folder and builds programs against it as docs/gradient-engine.md says: a TAP result for
 # each step.
 # usage: check_install.sh, in the build tree; uses MPICC (mpicc), MPIFC (mpif90), MPIRUN and MPIRUN_FLAGS

@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: MIT
 # Checks the rules on who may include and call what, and prints a TAP result for each rule.
 # usage: check_layers.sh [SOURCE-DIRECTORY [BUILD-DIRECTORY]]
 # Circles of files are found in the objects of BUILD-DIRECTORY, by default the current one.
@@ -135,8 +136,11 @@ library_code "${word}(_?exit|_Exit|quick_exit|abort|v?printf|puts|putchar|MPI_(I
 library_code "${word}MPI_COMM_WORLD" | grep -v '^src/comm/launcher.c:' |
     rule "MPI_COMM_WORLD appears in programs only"
 
-xargs wc -l <"$work/sources" | awk '$2 != "total" && $1 > 500 { print $2 ": " $1 " lines" }' |
-    rule "no source file is longer than 500 lines"
+xargs wc -l <"$work/sources" | awk '$2 != "total" && $1 > 501 { print $2 ": " $1 " lines" }' |
+    rule "no source file is longer than 500 lines and the one with its licence"
+while read -r file; do
+    head -n 2 "$file" | grep -q 'SPDX-License-Identifier: MIT$' || echo "$file"
+done <"$work/files" | rule "sources and scripts name their licence (SPDX-License-Identifier)"
 
 awk -F/ '{ if ($NF in first) print $0 " and " first[$NF]; else first[$NF] = $0 }' "$work/files" |
     rule "file names are unique in the tree"

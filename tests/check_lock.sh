@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: MIT
 # Runs trainings that want the same files, one after the other and at once, and ends trainings by signals. Prints the
 # results as TAP.
 # usage: check_lock.sh, in the build tree; uses MPIRUN and MPIRUN_FLAGS

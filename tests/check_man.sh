@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: MIT
 # Checks the man pages: every program has one, with the options that its --help has. A TAP result for each property.
 # usage: check_man.sh, in the build tree
 set -u

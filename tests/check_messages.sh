@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: MIT
 # Runs the tests of the gradient engine once more with sums by messages, as between nodes: on one node they go
 # through shared memory.
 # usage: check_messages.sh, in the build tree; uses MPIRUN and MPIRUN_FLAGS

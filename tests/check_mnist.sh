@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: MIT
 # Trains the CNN on real MNIST, lazily and blocking, and prints the results as TAP; takes a few minutes.
 # usage: check_mnist.sh, in the build tree; uses MPIRUN, MPIRUN_FLAGS and ISO_TEST_MNIST, the folder of the files
 set -u

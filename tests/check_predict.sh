@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: MIT
 # Trains on digits, lets predict classify them from the checkpoint, and prints the results as TAP.
 # usage: check_predict.sh, in the build tree
 # Not -e: what fails here is a result, not the end.

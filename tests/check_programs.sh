@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: MIT
 # Runs the example programs with good and with bad input, and prints the results as TAP.
 # usage: check_programs.sh, in the build tree; uses MPIRUN and MPIRUN_FLAGS
 # Not -e: what fails here is a result, not the end.

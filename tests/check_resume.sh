@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: MIT
 # Kills training runs at random points, resumes them until they are done, and compares the parameters with those of a
 # run that nobody killed. Prints the results as TAP.
 # usage: check_resume.sh, in the build tree; uses MPIRUN, MPIRUN_FLAGS, and ISO_TEST_SEED, the seed of the random points

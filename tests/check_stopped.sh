@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: MIT
 # Stops one rank of a program where the others wait for it, and checks that ISO_TIMEOUT ends them: with a sentence that
 # names what they wait for, and soon. Prints the results as TAP.
 # usage: check_stopped.sh, in the build tree; uses MPICC, MPIRUN and MPIRUN_FLAGS

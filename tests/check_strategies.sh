@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: MIT
 # Trains the mlp with every strategy and every wire on two ranks, on generated digits: each must learn them, and
 # what is the same mathematics must end with the same bits. Prints the results as TAP.
 # usage: check_strategies.sh, in the build tree; uses MPIRUN and MPIRUN_FLAGS

@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: MIT
 # Runs small sweeps, whole, interrupted and refused, and prints the results as TAP.
 # usage: check_sweep.sh, in the build tree; uses MPIRUN and MPIRUN_FLAGS
 # Not -e: what fails here is a result, not the end.

@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: MIT
 # Starts train on cores given by mpirun and taskset, and checks what it says about them, as TAP.
 # usage: check_threads.sh, in the build tree; uses MPIRUN
 # Not -e: what fails here is a result, not the end.

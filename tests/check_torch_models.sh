@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: MIT
 # Exchanges the networks of train with PyTorch, where that is there, and prints the results as TAP.
 # usage: check_torch_models.sh, in the build tree; ISO_TEST_PYTHON: a Python that has torch
 set -u

@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: MIT
 # Checks that everything that tells the version tells the same one: a TAP result for each.
 # usage: check_version.sh, in the build tree
 set -u

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 # Sourced by scripts that build: says how many jobs at a time this process may run.
 # shellcheck shell=sh
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // A C++ program with arrays of its own that averages its gradients with the engine: every rank
 // pulls a vector towards a target of its own, so that training must end at the mean of the targets.
 #include <isotherm.h>

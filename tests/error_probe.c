@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // How programs end on an error inside a step: error_probe same|different|one. All ranks fail with
 // the same sentence, each with its own, or the last one alone while the others wait for it.
 #include "examples/train/train_error.h"

@@ -1,3 +1,4 @@
+! SPDX-License-Identifier: MIT
 ! A Fortran program as MPI codes with mpif.h are, for check_fortran.sh: ends with an error that says
 ! what does not hold. usage: fortran_caller train|uses|errors|mismatch
 module fortran_uses

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What a C compiler makes of the types and constants that isotherm.f90 repeats, for
 // fortran_caller.f90.
 #include <isotherm.h>

@@ -1,3 +1,4 @@
+! SPDX-License-Identifier: MIT
 ! Compares the types and constants of isotherm.f90 with those that fortran_layout.c knows from C;
 ! ends with an error that names the first difference.
 program fortran_layout

@@ -1,3 +1,4 @@
+! SPDX-License-Identifier: MIT
 ! A network on arrays of a Fortran program, trained with the engine and without it, for
 ! fortran_caller.f90.
 module fortran_network

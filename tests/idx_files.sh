@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 # Sourced by the scripts that need small data sets: writes IDX files.
 # shellcheck shell=sh
 

@@ -1,3 +1,4 @@
+## SPDX-License-Identifier: MIT
 # How tests are run. Every test prints TAP, so that each case is a result of its own.
 TEST_EXTENSIONS = .unit .mpi .sh
 TAP_DRIVER = env AM_TAP_AWK='$(AWK)' $(SHELL) $(top_srcdir)/autotools/aux/tap-driver.sh

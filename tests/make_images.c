@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Writes generated digits as a folder of IDX files: make_images FOLDER TRAIN TEST CHANNELS SIDE.
 // With one channel and SIDE 28 these are the digits of the library; otherwise the middle of larger
 // images, and each channel has a brightness of its own.

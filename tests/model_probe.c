@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The logits of an example network: model_probe MODEL CLASSES IN OUT SAVE|LOAD|TRAIN FILE. IN holds
 // the images x[N, C, H, W]; OUT gets their logits y in evaluation mode. SAVE: after one forward in
 // training mode, which fills running statistics, the network is written to FILE; LOAD: it is read

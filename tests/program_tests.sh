@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 # Sourced by the scripts that run programs and judge what they do: a folder to work in, programs under a limit, results
 # as TAP, and the values in a log. Expects in $root the top of the source tree, and to be in the build tree.
 # shellcheck shell=sh disable=SC2034,SC2154

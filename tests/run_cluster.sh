@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: MIT
 # Runs one script of tests/cluster where this machine lets it make network namespaces, else skips it.
 # usage: run_cluster.sh SCRIPT; run from the top of the build tree
 set -eu

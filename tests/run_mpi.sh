@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: MIT
 # Runs the tests of one Criterion program under MPI, one launch per test, and prints the results as TAP.
 # The number of ranks is in the suite's name: np4_daso runs on 4.
 # usage: run_mpi.sh PROGRAM [SUITE/TEST]; uses MPIRUN and MPIRUN_FLAGS;

@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: MIT
 # Runs one Criterion test program and prints its results as TAP, with its output after a failure.
 # usage: run_unit.sh PROGRAM; ISO_TEST_TIMEOUT limits the whole program, in seconds (300)
 set -eu

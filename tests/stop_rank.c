@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // To be preloaded (LD_PRELOAD) into one rank of a program: stops the process where it calls the
 // function that STOP_AT names, and for ever.
 #include <signal.h>

@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: MIT
 # Counts the results that "make check" left behind; the last line is "N passed, N failed, N skipped".
 # usage: summary.sh BUILD-DIRECTORY...; fails if a test failed or none was run
 set -eu

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 # Sourced by the scripts that start MPI programs: sets the environment that these need.
 # Expects in $root the top of the source tree.
 # shellcheck shell=sh disable=SC2154

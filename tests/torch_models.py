@@ -1,4 +1,5 @@
 #!/usr/bin/python3
+# SPDX-License-Identifier: MIT
 """Compares the example networks with PyTorch's of the same names, over safetensors files both ways.
 
 usage: torch_models.py PROBE MODEL...     prints TAP; PROBE is the program model_probe

@@ -1,3 +1,4 @@
+dnl SPDX-License-Identifier: MIT
 # ISO_CBLAS: a C BLAS, the fallback kernels of the CPU device: OpenBLAS, BLIS, MKL, ATLAS or Netlib's. The first one
 # whose header and library compile and link the calls that the kernels make is taken. Adds --with-cblas[=DIR|no],
 # default auto; sets CBLAS_CFLAGS, CBLAS_LIBS, ISO_HAVE_CBLAS (config.h and conditional), have_cblas (yes or no) and

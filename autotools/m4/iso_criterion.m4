@@ -1,3 +1,4 @@
+dnl SPDX-License-Identifier: MIT
 # ISO_CRITERION: the Criterion test framework, which "make check" needs.
 AC_DEFUN([ISO_CRITERION], [
     ISO_DEPENDENCY([criterion], [CRITERION], [the tests], [criterion], [criterion/criterion.h],

@@ -1,3 +1,4 @@
+dnl SPDX-License-Identifier: MIT
 # ISO_CUDA: the CUDA device. --with-cuda[=DIR|auto|emulated|no], default no, with a word in the summary where a toolkit
 # is found; "auto" builds it where one is found. "emulated" builds against tests/cuda_emulator, which runs kernels on the CPU: for tests only. cuBLAS, cuDNN and NCCL are loaded
 # when they are needed, so only their headers matter here. Sets CUDACC (the compiler of .cu files), CUDACC_FLAGS,

@@ -1,3 +1,4 @@
+dnl SPDX-License-Identifier: MIT
 # What the macros of all dependencies share.
 
 # ISO_LINKS(CFLAGS, LIBS, PROLOGUE, BODY, IF-YES, IF-NO)

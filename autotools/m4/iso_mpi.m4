@@ -1,3 +1,4 @@
+dnl SPDX-License-Identifier: MIT
 # ISO_MPI: the MPI library, which is required, and how to launch programs with it.
 # The flags come from the words that mpicc would add to the compiler, so that everything is
 # compiled with plain CC. Sets MPI_CFLAGS, MPI_LIBS, MPIRUN and MPIRUN_FLAGS.

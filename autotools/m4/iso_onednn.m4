@@ -1,3 +1,4 @@
+dnl SPDX-License-Identifier: MIT
 # ISO_ONEDNN: oneDNN 2, the preferred kernels of the CPU device (version 3 has another C API).
 AC_DEFUN([ISO_ONEDNN], [
     ISO_DEPENDENCY([onednn], [ONEDNN], [oneDNN 2 kernels for the CPU], [dnnl], [dnnl.h],

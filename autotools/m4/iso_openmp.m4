@@ -1,3 +1,4 @@
+dnl SPDX-License-Identifier: MIT
 # ISO_OPENMP: threads inside kernels; --disable-openmp leaves them out.
 AC_DEFUN([ISO_OPENMP], [
     AC_OPENMP

@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: MIT
 # Fetches MNIST or Fashion-MNIST, as published, into a folder for train --data, mnist and the others.
 set -u
 export LC_ALL=C

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Classifies images of an IDX file with a checkpoint: predict --checkpoint FILE IMAGES. Needs no
 // MPI launcher.
 #include "support/models.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Builds the example networks by their names.
 #include "models.h"
 

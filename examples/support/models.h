@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The networks that the programs train; channels, image size and classes come from the data.
 #ifndef EXAMPLES_MODELS_H
 #define EXAMPLES_MODELS_H

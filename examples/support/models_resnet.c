@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Builds ResNet-18 (He et al., CVPR 2016) with torchvision's structure, names and initial values.
 #include "models.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Reads options of a command line as a list of settings describes them.
 #include "option_reader.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Reads a command line of options --KEY VALUE and --KEY=VALUE, as a list of settings describes them
 // (isotherm/strategy.h), and prints their help.
 #ifndef EXAMPLES_OPTION_READER_H

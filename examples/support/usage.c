@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Answers --help and --version, and refuses arguments that a small program does not have.
 #include "usage.h"
 

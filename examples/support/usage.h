@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What programs answer to --help, --version, and arguments that they do not have.
 #ifndef EXAMPLES_USAGE_H
 #define EXAMPLES_USAGE_H

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // A thread beside a program: ends it where MPI may wait for ever, and when it is told to stop.
 #include "watch.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // A thread beside a program: ends it where a wait inside MPI has no limit of its own, and when the
 // system tells it to stop.
 #ifndef EXAMPLES_WATCH_H

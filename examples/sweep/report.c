@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Writes the tables of a study, and puts each file of its report in place as a whole.
 #include "report_impl.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What a study of several training runs found: tables in CSV, and one page with plots.
 #ifndef EXAMPLES_REPORT_H
 #define EXAMPLES_REPORT_H

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Runs gnuplot as a child process on a script, and takes back what it drew.
 #include "report_impl.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Writes the page of a study: a ranked table and the plots, in one file that needs no other.
 #include "report_impl.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What the files of the report share.
 #ifndef EXAMPLES_REPORT_IMPL_H
 #define EXAMPLES_REPORT_IMPL_H

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Says what the plots of a study are, as a script for gnuplot.
 #include "report_impl.h"
 

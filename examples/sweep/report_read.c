@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Reads back what a training run left: one JSON object a line, flat, as iso_json_log writes them.
 #include "report.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Compares strategies of synchronisation: trains with each in turn and makes a report.
 #include "sweep.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What the files of the sweep program share.
 #ifndef EXAMPLES_SWEEP_H
 #define EXAMPLES_SWEEP_H

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Reads the list of a sweep, and multiplies out the values that are given with commas.
 #include "sweep_list.h"
 

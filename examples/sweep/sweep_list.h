@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The list of a sweep: which strategies are tried, one line "name: OPTIONS OF TRAIN" each.
 #ifndef EXAMPLES_SWEEP_LIST_H
 #define EXAMPLES_SWEEP_LIST_H

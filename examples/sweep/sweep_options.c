@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Reads the command line of the sweep program: its own options, those of all runs, and the list.
 #include "sweep.h"
 

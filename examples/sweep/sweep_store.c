@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Keeps the results of a sweep's finished runs in its folder, whole, whatever ends the program.
 #include "sweep.h"
 

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
 """Draws part of a trace that `train --trace FILE` wrote as an SVG picture.
 
 usage: trace_svg.py TRACE OUT.svg [--rank R] [--step N] [--steps K]

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Trains a network data-parallel over MPI, with every option of the library.
 #include "train.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What the files of the train program share, and the interface to a training run for programs that
 // make several: open the world once, then perform runs with different options.
 #ifndef EXAMPLES_TRAIN_H

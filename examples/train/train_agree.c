@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Checks that all ranks have the same options, or they would wait for one another, and the same
 // data, or what they learn would mean nothing.
 #include "train.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Refuses options that cannot go together before anything is opened.
 #include "train.h"
 

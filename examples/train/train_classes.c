@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Finds how many classes the network tells apart, and refuses labels that look damaged: a single
 // stray one would make a network that nobody wants.
 #include "train.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Opens the loaders of a run: who gets which samples, how pixels are normalised, what is changed at
 // random.
 #include "train.h"

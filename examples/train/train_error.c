@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Tells of an error once, and ends the job on all ranks.
 #include "train_error.h"
 

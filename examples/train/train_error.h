@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Errors of the train program: one sentence from rank 0, and a clean end where the ranks can agree
 // on it.
 #ifndef EXAMPLES_TRAIN_ERROR_H

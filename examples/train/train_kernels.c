@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Chooses kernels as --kernels says: by the fixed rule, or as rank 0 measures them for all.
 #include "train.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Keeps two training runs from writing one checkpoint: each would delete the other's sets.
 //
 // A lock is never removed by who takes it over, but written over in place, while fcntl keeps others

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The lock of a checkpoint: FILE.lock beside it names the training run that writes it.
 #ifndef EXAMPLES_TRAIN_LOCK_H
 #define EXAMPLES_TRAIN_LOCK_H

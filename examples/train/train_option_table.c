@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The table of the train program's options, from which they are read and the help is made.
 #include "train_options.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Reads the command line of the train program, and writes options as text and help.
 #include "train_options.h"
 

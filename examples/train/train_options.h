@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The options of the train program.
 #ifndef EXAMPLES_TRAIN_OPTIONS_H
 #define EXAMPLES_TRAIN_OPTIONS_H

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Writes the files of a training run, checkpoints and the trace, whole or not at all.
 #include "support/models.h"
 #include "train.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Tells how a training run goes: lines and a bar for people, JSON lines for machines.
 #include "train.h"
 

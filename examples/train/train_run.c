@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // A training run from its begin, or from where it was saved, to its end.
 #include "train.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // How the learning rate of a training run changes: --schedule, and what belongs to it.
 #include "train.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The settings that strategies publish, as options of the train program.
 #include "train_options.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Sets up what training runs have in common, and a run: loaders, model, optimizer, and what ties
 // the ranks together.
 #include "train.h"

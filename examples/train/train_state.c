@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Saves where a training run stands, and goes on from there.
 #include "train.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // --stats and the log: when the gradients of each layer were ready, travelled, and were waited for.
 #include "train.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What a training run says when a signal ends it: which checkpoint is the newest, and how to go on.
 // Leaves no file that is not written whole.
 #include "train.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Sets up what --sync asks for, and watches what it does from step to step.
 #include "train.h"
 

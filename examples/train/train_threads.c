@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Places the threads of a training run on cores, and warns where the cores do not suffice.
 #include "train.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Named tensors and their files: checkpoints in the safetensors format
 // (https://github.com/huggingface/safetensors: 8-byte little-endian header length, JSON header,
 // data). Python's safetensors package reads them. For modules and optimizers see

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Gradient clipping (PyTorch's torch.nn.utils.clip_grad), and checks of gradients over ranks.
 //
 // Call these between backward and step. They read every gradient, so they first complete all

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Communicators, collectives, and the progress of non-blocking exchanges. This is the only public
 // header that includes MPI's.
 #ifndef ISOTHERM_COMM_H

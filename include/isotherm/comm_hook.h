@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Communication hooks (PyTorch's term) convert a bucket of gradients before and after its
 // all-reduce. A hook is a table of functions, which the reducer calls once per bucket.
 #ifndef ISOTHERM_COMM_HOOK_H

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Periodic synchronisation for slow networks: DASO (Coquelin et al., J. Big Data 9:14, 2022) as in
 // HeAT and in a variant of this library, local SGD (Stich, ICLR 2019), post-local SGD (Lin et al.,
 // ICLR 2020).

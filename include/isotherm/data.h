@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Data: IDX files, MNIST folders, generated digits, the sampler and the loader. All calls are
 // local: every rank draws the same global permutation, so the ranks need not communicate.
 #ifndef ISOTHERM_DATA_H

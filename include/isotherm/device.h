@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Devices: where tensors live and kernels run.
 #ifndef ISOTHERM_DEVICE_H
 #define ISOTHERM_DEVICE_H

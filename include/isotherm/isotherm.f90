@@ -1,3 +1,4 @@
+! SPDX-License-Identifier: MIT
 ! Fortran 2008 interface of the gradient engine. isotherm/reducer.h and comm.h document the
 ! procedures. The module is installed as source, because a .mod file fits one compiler only. Compile
 ! it with your program:

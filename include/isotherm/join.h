@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Uneven inputs: training with data_parallel when some ranks run out of data before others
 // (PyTorch: the Join context manager).
 //

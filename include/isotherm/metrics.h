@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Output of a training program: JSON lines for other programs, a progress bar for people.
 #ifndef ISOTHERM_METRICS_H
 #define ISOTHERM_METRICS_H

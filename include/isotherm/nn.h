@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Modules: layers with parameters, containers, losses, and the table of functions that defines a
 // new layer. Every call in this header is local unless a data_parallel wrapper makes it collective.
 #ifndef ISOTHERM_NN_H

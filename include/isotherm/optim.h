@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Optimizers with PyTorch's names, defaults and formulas. For schedules see isotherm/schedule.h.
 #ifndef ISOTHERM_OPTIM_H
 #define ISOTHERM_OPTIM_H

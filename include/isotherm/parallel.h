@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // DataParallel: wraps a module and averages its gradients over a communicator.
 #ifndef ISOTHERM_PARALLEL_H
 #define ISOTHERM_PARALLEL_H

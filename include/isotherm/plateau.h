@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Reactions to a metric that stops improving: HeAT's detector and PyTorch's ReduceLROnPlateau.
 //
 // Both take one value of the metric per epoch (or at any interval) and count bad values. They are

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The asynchronous gradient engine for plain arrays. It does not know layers, so any training code
 // with arrays can use it. List parameters in the order in which the forward needs them.
 //

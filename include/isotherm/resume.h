@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Saving a training run and resuming it with bit-identical results.
 #ifndef ISOTHERM_RESUME_H
 #define ISOTHERM_RESUME_H

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Learning-rate schedules with the names and values of torch.optim.lr_scheduler. A schedule is a
 // pure function of the update number, so it has no state to save or resume.
 #ifndef ISOTHERM_SCHEDULE_H

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // state_dict as in PyTorch: parameters, buffers and optimizer state by name, for saving and
 // loading.
 //

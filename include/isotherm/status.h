@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Status codes, error records, and log levels.
 //
 // Conventions of the whole library: a function that can fail returns iso_status and writes its

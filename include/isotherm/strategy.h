@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Synchronisation strategies by name. A training program offers them (`train --sync NAME`), and you
 // can register your own.
 //

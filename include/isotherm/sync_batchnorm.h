@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Batch norms with statistics over the batches of all ranks: torch.nn.SyncBatchNorm.
 #ifndef ISOTHERM_SYNC_BATCHNORM_H
 #define ISOTHERM_SYNC_BATCHNORM_H

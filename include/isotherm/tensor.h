@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Tensors: shape, element type, layout, and a buffer on a device.
 #ifndef ISOTHERM_TENSOR_H
 #define ISOTHERM_TENSOR_H

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Topology: the nodes of a communicator, groups of ranks across nodes, and the cores of each rank.
 #ifndef ISOTHERM_TOPOLOGY_H
 #define ISOTHERM_TOPOLOGY_H

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Spans for a Chrome trace (chrome://tracing, Perfetto). While tracing is off a call costs one
 // branch.
 #ifndef ISOTHERM_TRACE_H

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // DASO as recommended here, local SGD and post-local SGD: a schedule in steps, a policy, and the
 // periodic engine.
 #include "optim/periodic/daso_impl.h"

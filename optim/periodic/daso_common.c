@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What can be asked of a DASO optimizer of either kind.
 #include "optim/periodic/daso_impl.h"
 

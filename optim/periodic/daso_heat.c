@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // HeAT's DASO: its schedule in epochs and batches on the periodic engine.
 #include "optim/periodic/daso_impl.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // HeAT's DASO as a state machine: what to do after a batch, and how the skips change with the loss.
 #include "optim/periodic/sync_plan.h"
 #include "optim/plateau_impl.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Private to optim: what the two kinds of DASO offer to the functions that take either.
 #ifndef ISO_DASO_IMPL_H
 #define ISO_DASO_IMPL_H

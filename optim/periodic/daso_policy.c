@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Policies of DASO: how often to exchange and how long to wait, from what was observed.
 #include "optim/periodic/sync_plan.h"
 #include "optim/plateau_impl.h"

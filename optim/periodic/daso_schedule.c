@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // DASO as recommended here, local SGD and post-local SGD as a state machine: what to do after a
 // step.
 #include "optim/periodic/sync_plan.h"

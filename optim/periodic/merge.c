@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Merge rules: what becomes of parameters when the mean of earlier ones arrives.
 #include "optim/periodic/merge.h"
 

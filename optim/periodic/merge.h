@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Private to optim: how the mean of parameters that were sent some batches ago is merged with the
 // parameters of now. Outer optimizers (SlowMo, DiLoCo) are further rules of this kind.
 #ifndef ISO_MERGE_H

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The engine of periodic synchronisation: carries out plans on the parameters of a data_parallel
 // module and its optimizer.
 #include "optim/periodic/periodic.h"

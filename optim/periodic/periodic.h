@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Private to optim: the engine of periodic synchronisation. It carries out plans; when and what is
 // decided by its owner's schedule, how the mean is merged by merge.h, on which wire by average.h.
 #ifndef ISO_PERIODIC_H

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Makes the engine of periodic synchronisation: its memory, communicators and averages, and the
 // slots of the optimizer that owns it.
 #include "optim/periodic/periodic.h"

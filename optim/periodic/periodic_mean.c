@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Means that are waited for: over all ranks, and over a node.
 #include "optim/periodic/periodic.h"
 

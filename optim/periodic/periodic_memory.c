@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The memory that a periodic engine exchanges, as the host sees it. On a device with memory of its
 // own it goes through pinned arrays, beside what the device computes.
 #include "optim/periodic/periodic.h"

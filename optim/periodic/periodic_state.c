@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What a periodic engine must keep for a run to go on with the same bits.
 #include "optim/periodic/periodic.h"
 #include "parallel/parallel_impl.h"

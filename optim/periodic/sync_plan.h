@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Private to optim: when periodic training exchanges what. Pure state machines: no MPI, no clock,
 // no memory; every rank feeds them the same numbers and so gets the same plans.
 #ifndef ISO_SYNC_PLAN_H

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The state_dict of a module: its parameters and buffers by name.
 #include "nn/nn_impl.h"
 #include "optim/resume/state_dict_impl.h"

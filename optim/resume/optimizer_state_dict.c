@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The state_dict of an optimizer: its state by names of parameters, and its hyperparameters.
 #include "optim/optim_impl.h"
 #include "optim/resume/resume_impl.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // One file of saved state: a sealed safetensors file that says which set it belongs to, with a
 // checksum of every array.
 #include "optim/resume/resume_impl.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Which files of saved state there are: their names, what is in the folder, removing them.
 #include "optim/resume/resume_impl.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Private to optim: what a list of state holds, how optimizers add to it, and the files of a path.
 #ifndef ISO_RESUME_IMPL_H
 #define ISO_RESUME_IMPL_H

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Loads the newest set of files that is whole and sound on every rank.
 #include "optim/resume/resume_impl.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The check that all ranks list the same shared entries, and hold the same in them.
 #include "optim/resume/resume_impl.h"
 

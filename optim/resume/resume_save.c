@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Saves a set of files: own entries first, then the shared ones, whose file stands for a whole set.
 #include "optim/resume/resume_impl.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What module and optimizer put into the list of what a run needs to go on with the same bits.
 #include "optim/resume/resume_impl.h"
 

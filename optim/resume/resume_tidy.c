@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Removes files of saved state that are no longer needed: old sets, and what was left unfinished.
 #include "optim/resume/resume_impl.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Private to optim: what loading into modules and into optimizers has in common.
 #ifndef ISO_STATE_DICT_IMPL_H
 #define ISO_STATE_DICT_IMPL_H

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Compares a state_dict with what it is to be loaded into, and copies its tensors there.
 #include "optim/resume/state_dict_impl.h"
 #include "tensor/tensor_impl.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The list of named memory that is saved or loaded.
 #include "optim/resume/resume_impl.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Private to the library: error macros, logging, memory, environment, random numbers.
 #ifndef ISO_BASE_H
 #define ISO_BASE_H

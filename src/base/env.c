@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The one table of all ISO_* environment variables: their values, what each may be, and names that
 // are not in it.
 #include "base/base.h"

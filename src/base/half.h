@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Private to the library: f32 to and from bf16 and f16, one element at a time, written so that
 // loops over it vectorise.
 //

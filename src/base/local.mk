@@ -1,3 +1,4 @@
+## SPDX-License-Identifier: MIT
 # Status, log, memory, random numbers, trace: what every other folder may use.
 libiso_core_la_SOURCES += src/base/base.h
 libiso_core_la_SOURCES += src/base/env.c

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The log: levels, and the rank before each message.
 #include "base/base.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The middle one of measured times.
 #include "base/base.h"
 

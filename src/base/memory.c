@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Aligned allocation with a balance counter, so that tests can prove that nothing leaks.
 #include "base/base.h"
 

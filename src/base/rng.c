@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Counter-based random numbers: the same draw for the same (seed, purpose, stream, counter)
 // everywhere.
 #include "base/base.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Status texts and the thread-local record of the last error with its call trail.
 #include "base/base.h"
 

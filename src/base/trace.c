@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Spans recorded into memory reserved up front, and their text as Chrome-trace JSON.
 #include "base/base.h"
 

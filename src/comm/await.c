@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Waits for other ranks in blocking calls, under the time-out.
 #include "comm/comm_state.h"
 

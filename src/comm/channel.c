@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Exchanges that go on in rounds: parts of buffers leave in the order of one plan.
 #include "comm/channel_impl.h"
 #include "comm/traffic.h"

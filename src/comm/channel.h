@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Private to src/comm and src/parallel: an exchange that goes on in rounds.
 //
 // In every round each item (a buffer) is summed over the ranks once. Items become ready in any

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Private to channel.c, channel_parts.c and the engine: what a channel is made of.
 #ifndef ISO_CHANNEL_IMPL_H
 #define ISO_CHANNEL_IMPL_H

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Posts the parts of channels in the order of their plans, and finishes those that are complete.
 // All with the lock of the engine held.
 #include "comm/channel_impl.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Collectives by messages; and what else is asked of the MPI library itself: element types, error
 // texts, the algorithm.
 #include "comm/comm_state.h"

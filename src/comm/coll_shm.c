@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // All-reduce in shared memory: each rank sums one slice of everybody's data, in place.
 //
 // A rank that issues an exchange says so on its board. Once all have, rank r of g adds up elements

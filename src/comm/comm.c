@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Communicators: duplicate, blocking collectives, and a verdict that all ranks share.
 #include "comm/comm_calls.h"
 #include "comm/comm_state.h"

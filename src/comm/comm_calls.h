@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Private to the library: what others may ask of communicators beyond isotherm/comm.h.
 #ifndef ISO_COMM_CALLS_H
 #define ISO_COMM_CALLS_H

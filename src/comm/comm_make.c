@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Makes communicators under the time-out: MPI's calls for that can only block, so a thread of their
 // own makes them where MPI allows several threads.
 #include "comm/comm_state.h"

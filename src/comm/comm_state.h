@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Private to src/comm: what a communicator is made of, and what makes it.
 #ifndef ISO_COMM_STATE_H
 #define ISO_COMM_STATE_H

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Cores: asks the system which a rank may use, tells the other ranks, and keeps threads on a share.
 #include <config.h> // before all others: sched.h shows sets of processors to GNU sources only
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Private: what a rank tells the others about the cores it may use, and what follows from it.
 #ifndef ISO_CORES_IMPL_H
 #define ISO_CORES_IMPL_H

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Judges which cores the ranks of each host have: who shares them, who has too few, and what to do.
 #include "comm/cores_impl.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What is under way in this process: the pool of requests, those that are not complete, the arrays
 // that MPI tests, and how long the helper sleeps.
 #include "comm/comm_state.h"

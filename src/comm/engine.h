@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Private to src/comm: what is under way in this process, and who drives it.
 #ifndef ISO_ENGINE_H
 #define ISO_ENGINE_H

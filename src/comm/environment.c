@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The environment of a communicator's ranks: bad values are refused on all of them, and so are
 // values that differ where ranks would exchange in different ways or compute different bits.
 #include "comm/comm_state.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Non-blocking collectives besides the all-reduce. Long ones travel in parts, as all-reduces do:
 // posted at once, the acknowledgements of one direction wait behind the data of the other.
 #include "comm/comm_calls.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Whether the processes that were started together are together in MPI.
 #include "comm/comm_state.h"
 

@@ -1,3 +1,4 @@
+## SPDX-License-Identifier: MIT
 # Communicators, requests, progress and collectives: the only folder that calls MPI.
 libiso_core_la_SOURCES += \
     src/comm/await.c \

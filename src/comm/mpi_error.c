@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What MPI says of its errors.
 #include "comm/mpi_error.h"
 

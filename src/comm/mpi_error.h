@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Private to src/comm: errors of MPI.
 #ifndef ISO_MPI_ERROR_H
 #define ISO_MPI_ERROR_H

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Drives what is under way: a helper thread that sleeps between tests, polling, or threads that
 // wait.
 #include "comm/channel_impl.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // All-reduces that do not block: issue, test, wait.
 #include "comm/comm_calls.h"
 #include "comm/comm_state.h"

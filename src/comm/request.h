@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Private to src/comm: one exchange, and how it is carried out.
 #ifndef ISO_REQUEST_H
 #define ISO_REQUEST_H

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The check that all ranks say the same lines, and the sentence that says who does not.
 #include "comm/same_lines.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Private to the library: ranks that must all say the same, in lines of text.
 #ifndef ISO_SAME_LINES_H
 #define ISO_SAME_LINES_H

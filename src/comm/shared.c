@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Memory that the ranks of a node share: whether there can be any, and its life.
 //
 // POSIX shared memory rather than an MPI window: Open MPI 4.1 unmaps windows in MPI_Finalize, after

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Private to shared.c and coll_shm.c: memory that all ranks of a communicator can reach.
 #ifndef ISO_SHARED_IMPL_H
 #define ISO_SHARED_IMPL_H

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Sums of bf16 and f16 over ranks: MPI has neither the types nor operations for them.
 #include "base/half.h"
 #include "comm/engine.h"

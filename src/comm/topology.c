@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Topology: finds out which ranks share a node and makes the groups inside nodes and across them.
 #include "comm/comm_calls.h"
 #include "comm/comm_state.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Counts what exchanges move between ranks, by who sends how much to whom in MPI's algorithms.
 #include "comm/traffic.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Private to the library: counts what exchanges of training move, as iso_traffic (isotherm/comm.h)
 // defines it. Counting is local, and each rank counts its share of what all of them move together.
 #ifndef ISO_TRAFFIC_H

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Private to src/data: reading files that may be compressed, and what data sets and samplers are.
 #ifndef ISO_DATA_IMPL_H
 #define ISO_DATA_IMPL_H

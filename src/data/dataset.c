@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Labelled byte images in memory: from arrays, IDX files or an MNIST folder, with their statistics.
 #include "data/data_impl.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Generates the built-in data set: handwriting-like digits, drawn with integers only so that every
 // machine gets the same bytes.
 //

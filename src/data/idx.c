@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Reads IDX files (MNIST's format), plain or gzip, and says what is wrong with damaged ones.
 #include "data/data_impl.h"
 

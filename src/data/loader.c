@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Turns samples into normalised batches, a thread preparing the next ones while the program
 // computes.
 #include "data/data_impl.h"

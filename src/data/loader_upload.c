@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Images of batches on their way to a device whose memory is not the host's.
 #include "data/loader_upload.h"
 

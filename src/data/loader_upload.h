@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Private to the loader: where the images of a batch are made, and how they get to its device.
 #ifndef ISO_LOADER_UPLOAD_H
 #define ISO_LOADER_UPLOAD_H

@@ -1,3 +1,4 @@
+## SPDX-License-Identifier: MIT
 # Data sets and batches.
 libiso_core_la_SOURCES += src/data/data_impl.h
 libiso_core_la_SOURCES += src/data/dataset.c

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Which samples stand in which batch of which rank: slices or shards of one global permutation per
 // epoch.
 #include "data/data_impl.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Reads a file as bytes, decompressing a gzip file on the way and telling truncation from damage.
 #ifdef HAVE_CONFIG_H
 #include "config.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Turns the bytes of an image into normalised elements of a batch, moved and mirrored at random.
 #include "data/data_impl.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Opening a device by name, its reference count, and the names of element types.
 #include "device/device_impl.h"
 

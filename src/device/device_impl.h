@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Private: what a device is. One table for its memory, and one table of kernels for each element
 // type that it computes in. All slots are required but where they say NULL.
 //

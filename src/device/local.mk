@@ -1,3 +1,4 @@
+## SPDX-License-Identifier: MIT
 # Opening a device by name and dispatching to its kernels.
 libiso_core_la_SOURCES += src/device/device_impl.h
 libiso_core_la_SOURCES += src/device/device.c

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Memory of the host that a device copies from and to beside it.
 #include "device/device_impl.h"
 

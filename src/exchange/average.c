@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The weighted mean over nodes: its memory, and what lasts between exchanges.
 #include "exchange/average_impl.h"
 

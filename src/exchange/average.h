@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Private to src/exchange and optim: the weighted mean of one flat array of floats over nodes,
 // computed while the program goes on.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Private to src/exchange/average*.c: the state of a weighted mean over nodes.
 #ifndef ISO_AVERAGE_IMPL_H
 #define ISO_AVERAGE_IMPL_H

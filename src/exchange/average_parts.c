@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The weighted mean over nodes: how the array is cut, and what is known before an exchange.
 #include "exchange/average_impl.h"
 

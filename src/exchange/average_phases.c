@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The weighted mean over nodes: how it gets from phase to phase, and what happens when a rank
 // fails.
 #include "exchange/average_impl.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Runs a communication hook on buckets.
 #include "exchange/coder.h"
 

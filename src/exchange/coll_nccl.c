@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Collectives between the GPUs of a node: issued by the program, complete on the GPU.
 #include "exchange/coll_nccl_impl.h"
 

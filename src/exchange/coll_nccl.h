@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Private to src/exchange: sums between the GPUs of a node, by NCCL.
 //
 // Each call enters one collective into a stream of its own and returns. The collective runs after

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // NCCL's communicator of a node: whether there can be one, and its life.
 #include "exchange/coll_nccl_impl.h"
 

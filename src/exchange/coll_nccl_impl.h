@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Private to coll_nccl*.c: a communicator of NCCL, its functions, and what is under way.
 #ifndef ISO_COLL_NCCL_IMPL_H
 #define ISO_COLL_NCCL_IMPL_H

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Stands in for NCCL in builds without it.
 #include "exchange/coll_nccl.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The thread that joins NCCL's communicator and then watches what is under way in it.
 #include "exchange/coll_nccl_impl.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The communication hooks that are shipped, and their names.
 #include "exchange/wire.h"
 

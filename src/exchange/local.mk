@@ -1,3 +1,4 @@
+## SPDX-License-Identifier: MIT
 # How buckets and means get from one rank to another: transports, and what is borrowed by them.
 libiso_core_la_SOURCES += \
     src/exchange/average.c \

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Over whom gradients are averaged: the communicator of each scope, and the transport that suits
 // it.
 #include "exchange/scopes.h"

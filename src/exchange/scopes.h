@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Private to src/exchange and src/parallel: over whom gradients are averaged, and which transport
 // serves that.
 #ifndef ISO_SCOPES_H

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The memory of gradients: an arena of the host, private or shared by a node, and a device's.
 #include "exchange/store.h"
 

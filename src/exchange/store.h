@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Private to src/exchange and src/parallel: the memory in which gradients are written and travel.
 #ifndef ISO_STORE_H
 #define ISO_STORE_H

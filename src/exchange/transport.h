@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Private to src/exchange and src/parallel: how a bucket of gradients gets from "ready on this
 // rank" to "the sum over the ranks is here".
 //

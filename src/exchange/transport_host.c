@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Buckets that travel through the host's memory: by channels, as messages or as sums in memory that
 // the ranks of a node share.
 #include "exchange/transports.h"

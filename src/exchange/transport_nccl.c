@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Gradients of GPUs that NCCL sums inside a node: the host enters the sums into the GPU's queues
 // and does not wait for them.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // A transport for a rank alone, and for buckets that stay: nothing travels.
 #include "exchange/transports.h"
 

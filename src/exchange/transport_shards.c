@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Gradients of GPUs on several nodes of equally many ranks: a reduce-scatter leaves each rank with
 // one shard of its node's sum; shards go through the host and are summed with those of the same
 // place on the other nodes; an all-gather shares them out.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Gradients of a device with memory of its own: they go to the host's memory, travel from there by
 // another transport, and come back. Nobody waits for the device before the next forward does.
 #include "exchange/transports.h"

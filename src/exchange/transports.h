@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Private to src/exchange: the transports there are. Each is created over the same things, and
 // borrows them.
 #ifndef ISO_TRANSPORTS_H

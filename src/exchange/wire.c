@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Conversion between f32 and the element types that travel, written so that loops vectorise.
 #include "exchange/wire.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Private to src/parallel: floats to and from the element type that travels, in one pass each with
 // the arithmetic around it. The bits depend neither on the instruction set nor on the machine.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Files of named tensors: everything is read and compared before anything is changed.
 #include "io/safetensors.h"
 #include "tensor/tensor_impl.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What a running program tells machines: JSON lines, and how much memory the process has used.
 #include "base/base.h"
 

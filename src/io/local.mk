@@ -1,3 +1,4 @@
+## SPDX-License-Identifier: MIT
 # Checkpoints and metrics.
 libiso_core_la_SOURCES += src/io/checkpoint.c
 libiso_core_la_SOURCES += src/io/json_log.c

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Shows people how far a program is: a line that is redrawn on a terminal, a few plain lines
 // elsewhere.
 #include "base/base.h"

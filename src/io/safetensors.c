@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Parses the JSON header of a safetensors file, strictly: whatever the bytes are, it is sound or
 // refused.
 #include "io/safetensors.h"

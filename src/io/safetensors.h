@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Private to src/io and optim/resume*: safetensors files of named arrays. One writer and one
 // reader; checkpoints of tensors and saved state of runs are made with them.
 #ifndef ISO_SAFETENSORS_H

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What arrays of safetensors files are made of: element types, names, access, and the seal.
 #include "io/safetensors.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Reads a safetensors file: its header, how it compares with what the caller has, its data.
 #include "io/safetensors.h"
 #include "tensor/tensor_impl.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Writes named arrays as a safetensors file: under its name stands the old file or the whole new
 // one.
 #include "io/safetensors.h"

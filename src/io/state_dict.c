@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The list behind a state_dict: named tensors in their order, and metadata.
 #include "base/base.h"
 

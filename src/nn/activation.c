@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Layers without parameters that act on each element or row: relu, tanh, sigmoid, gelu, softmax and
 // its logarithm.
 #include "nn/nn_impl.h"

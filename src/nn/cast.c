@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Layers that change the element type: for the layers behind them, or for those below.
 #include "nn/nn_impl.h"
 

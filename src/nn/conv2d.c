@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The two-dimensional convolution layer.
 #include "nn/nn_impl.h"
 

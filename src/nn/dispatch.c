@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Running modules: the stack of calls, hooks, and one trace span per layer and direction.
 #include "nn/nn_impl.h"
 

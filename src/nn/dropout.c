@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Dropout of elements and of channels. The mask is drawn anew in backward, which costs less than
 // keeping it.
 #include "nn/nn_impl.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The layer that makes rows of images: a view of memory in logical order, a copy of other memory.
 #include "nn/nn_impl.h"
 

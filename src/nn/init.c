@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Initial values of parameters, as PyTorch draws them by default and on demand.
 #include "nn/nn_impl.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The fully connected layer.
 #include "nn/nn_impl.h"
 

@@ -1,3 +1,4 @@
+## SPDX-License-Identifier: MIT
 # Modules: one file per layer family; knows no MPI.
 libiso_core_la_SOURCES += src/nn/nn_impl.h
 libiso_core_la_SOURCES += src/nn/activation.c

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Losses of labels and of target values, with their gradient.
 #include "nn/nn_impl.h"
 

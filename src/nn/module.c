@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The base of every module: creation, children, references, and what is told to a whole tree.
 #include "nn/nn_impl.h"
 

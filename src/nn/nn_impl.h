@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Private to nn: what layers share with the base of all modules.
 #ifndef ISO_NN_IMPL_H
 #define ISO_NN_IMPL_H

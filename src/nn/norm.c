@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Normalisation layers: batch norm with its running statistics, and layer norm.
 #include "nn/nn_impl.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What a batch norm exchanges when its statistics are over the batches of several ranks.
 #include "nn/nn_impl.h"
 

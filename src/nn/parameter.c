@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Access to parameters from outside, and the walks over parameters and buffers of a tree of
 // modules.
 #include "nn/nn_impl.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The two-dimensional pooling layers: maxima, averages, and averages for an output of a given size.
 #include "nn/nn_impl.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The residual container: the sum of what a body and a shortcut make of the same input.
 #include "nn/nn_impl.h"
 

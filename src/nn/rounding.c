@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Parameters in the type of activations: layers keep copies in bf16 of those that are f32.
 //
 // A layer rounds its own at each call. That is a launch for each layer, so an Autocast rounds those

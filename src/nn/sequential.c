@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // A container that runs its children one after the other and fuses a relu into the layer before it,
 // or into a max-pooling behind it, which leaves it less to do.
 #include "nn/nn_impl.h"

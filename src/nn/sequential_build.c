@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Builds a sequential from a list of layers, working out what each takes in.
 #include "nn/nn_impl.h"
 

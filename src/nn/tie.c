@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // One parameter in several modules.
 #include "nn/nn_impl.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Buffers under data_parallel: what ranks make of them, all in one exchange.
 #include "parallel/parallel_impl.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Norms of gradients: clipping by them, and comparing them between ranks.
 #include "base/base.h"
 #include "device/device_impl.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // DataParallel: connects the hooks of a module to the reducer, and completes pending work before
 // anyone looks.
 #include "parallel/data_parallel_impl.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What callers ask of a DataParallel besides running it.
 #include "parallel/data_parallel_impl.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Making a DataParallel of a module: what ranks must agree on, the reducer, and where gradients
 // lie.
 #include "parallel/data_parallel_impl.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Private to data_parallel*.c: what a DataParallel module holds.
 #ifndef ISO_DATA_PARALLEL_IMPL_H
 #define ISO_DATA_PARALLEL_IMPL_H

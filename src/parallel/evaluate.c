@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Evaluates a model on a data set that the ranks share.
 #include "base/base.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // One number that says whether replicas are equal.
 #include "base/base.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Join: ranks whose data has ended take part in the exchanges of those that go on.
 #include "comm/same_lines.h"
 #include "parallel/data_parallel_impl.h"

@@ -1,3 +1,4 @@
+## SPDX-License-Identifier: MIT
 # Data parallelism: buckets, the reducer, and the module that wraps a module.
 libiso_core_la_SOURCES += \
     src/parallel/buffers.c \

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Private to src/parallel and optim/dp_optimizer.
 #ifndef ISO_PARALLEL_IMPL_H
 #define ISO_PARALLEL_IMPL_H

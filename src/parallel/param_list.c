@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Refuses lists of parameters that no exchange can serve: memory listed twice, layers of which the
 // parameters stand apart, and lists that are not the same on all ranks.
 #include "parallel/param_list.h"

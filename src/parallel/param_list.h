@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Private to src/parallel: parameters that all ranks list alike.
 #ifndef ISO_PARAM_LIST_H
 #define ISO_PARAM_LIST_H

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // SyncBatchNorm: gives the batch norms of a module the ranks that they share their statistics with.
 #include "comm/comm_calls.h"
 #include "comm/traffic.h"

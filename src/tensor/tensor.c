@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Tensors: shape and layout over a buffer of a device, and paired host access.
 #include "tensor/tensor_impl.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Private: what a tensor is.
 #ifndef ISO_TENSOR_IMPL_H
 #define ISO_TENSOR_IMPL_H

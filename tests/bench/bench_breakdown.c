@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Times every kernel of a training step: puts slots that take the time in place of the device's.
 #include "bench_breakdown.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Where the time of a training step goes, kernel by kernel.
 #ifndef BENCH_BREAKDOWN_H
 #define BENCH_BREAKDOWN_H

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Opens the device that a benchmark names and waits for it.
 #include "bench_device.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The device of a benchmark, and what timing one takes that computes beside the host.
 #ifndef BENCH_DEVICE_H
 #define BENCH_DEVICE_H

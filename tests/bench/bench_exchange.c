@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Time of one all-reduce with nothing to do meanwhile and, with --overlap-ms, with work to hide it
 // behind.
 #include "bench_util.h"

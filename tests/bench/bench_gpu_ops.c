@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Rates of a GPU's kernels: products in TFLOP/s, what memory bounds in GB/s beside a device copy.
 // Bytes are the least that an operation must move, each operand read or written once; a batch norm
 // needs its input twice, so that 0.67 (forward) and 0.6 (backward) of the copy is what it can get.

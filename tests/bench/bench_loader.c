@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What loading adds to a training step: steps on batches of a loader, in turn with steps on one
 // batch in memory.
 #include "bench_util.h"

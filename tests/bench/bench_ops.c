@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Time of each device operation of the MNIST CNN, one thread: median milliseconds, JSON lines.
 // Usage: bench_ops [BATCH [REPEATS]]
 #include "device/device_impl.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Options of bench_step.
 #include "bench_options.h"
 

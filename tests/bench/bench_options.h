@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Options of bench_step, and lists of values that one start measures in turn.
 #ifndef BENCH_OPTIONS_H
 #define BENCH_OPTIONS_H

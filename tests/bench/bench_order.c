@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What the order by need is worth: equal layers of plain arrays with burnt computing time, bound by
 // the wire. Reverse module order and order by need take turns.
 #include "bench_util.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What this machine can do at most: multiply-adds in registers, and a triad through memory.
 #include "bench_peak.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What this machine can do at most, measured.
 #ifndef BENCH_PEAK_H
 #define BENCH_PEAK_H

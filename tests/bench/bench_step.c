@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Time of a whole training step of an example network on random input, with and without its
 // exchange.
 #include "bench_breakdown.h"

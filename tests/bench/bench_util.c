@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Shared by the benchmarks of several ranks: failing, quantiles, work of a known duration.
 #include "bench_util.h"
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 # Sourced by the scripts that compare step times with other libraries': checks what they need, takes medians.
 # Sets $here, $root, $work (a folder that is removed at the end) and $python. PEER_ENV holds settings of the environment
 # for the other libraries alone, for example glibc's that keep freed memory, as they allocate in each step:

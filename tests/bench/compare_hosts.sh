@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: MIT
 # Compares the lazy step of bench_step with PyTorch's DistributedDataParallel over gloo, taking turns: two emulated
 # hosts with one rank each, one thread a rank, 1 Gbit/s. Also tells what of the exchange is hidden, and how much longer
 # a step is than the larger of computing alone and the exchange alone.

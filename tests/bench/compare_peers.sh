@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: MIT
 # Compares the step time of bench_step with PyTorch's, taking turns, on one rank and one thread.
 # usage: compare_peers.sh [PAIRS (5)], from the top of the build tree after "make bench"; PYTHON names a
 #        Python that has torch (/usr/bin/python3, Debian: apt-get install python3-torch)

@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: MIT
 # Compares the lazy step of bench_step on two ranks of this machine, one thread each, with PyTorch's
 # DistributedDataParallel over gloo, with HeAT's DataParallel, and with bench_step on one rank, taking turns.
 # usage: compare_ranks.sh [TURNS (5) [STEPS (30)]], from the top of the build tree after "make bench"; PYTHON names

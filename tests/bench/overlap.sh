@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: MIT
 # Shows how much of the exchange disappears behind computing: two emulated hosts, 1 Gbit/s, one rank each.
 # usage: overlap.sh [STEPS (40)], from the top of the build tree after "make bench"; needs root
 # The wire needs 34 ms for 4 MB: the bytes of 2 (N - 1) / N of it, with the headers of Ethernet, IP and TCP.

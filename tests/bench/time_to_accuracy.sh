@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: MIT
 # Compares how soon trainings on two emulated hosts (one rank each) reach an accuracy: PyTorch's DDP and Isotherm.
 # usage: time_to_accuracy.sh --data DIR [OPTION]... [RUN]..., from the top of the build tree; needs root
 #   RUN is "ddp" or "NAME: OPTIONS OF TRAIN"; without any: ddp "lazy: --sync lazy" "daso: --sync daso"

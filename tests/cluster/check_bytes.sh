@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: MIT
 # Compares the bytes that train says it has sent with what the interfaces of emulated hosts count, and prints TAP.
 # usage: check_bytes.sh, from the top of the build tree (make check-cluster)
 #

@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: MIT
 # Checks Isotherm on several emulated hosts with links of 1 Gbit/s, and prints a TAP result for each property.
 # usage: check_cluster.sh, from the top of the build tree (make check-cluster)
 set -eu

@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: MIT
 # Starts a command on a cluster, kills its rank 1 in mid-run, and checks that the rest ends by itself in time.
 # usage: kill_rank.sh DIRECTORY MPIRUN...; each rank writes its process id to DIRECTORY/pid.RANK
 set -u

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Prints one line per node, in order: its index and the number of ranks that share it.
 #include <isotherm/topology.h>
 #include <stdio.h>

@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: MIT
 # Runs a command on an emulated cluster: hosts of their own name and network, joined by links of limited rate.
 # In the command, mpirun starts ranks on those hosts, one after the other (host 1, 2, ..., 1, 2, ...), unbound.
 # usage: with_cluster.sh [-n HOSTS (2)] [-r RATE (1gbit)] [-t SECONDS (600)] -- COMMAND [ARGUMENT...]

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The device that tests of modules and of training use: the CPU, or what ISO_TEST_DEVICE names.
 #ifndef ISO_TEST_ANY_DEVICE_H
 #define ISO_TEST_ANY_DEVICE_H

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // For tests of the weighted mean over nodes: the same arithmetic done by one process.
 #include "common/average_fixture.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // For tests of the weighted mean over nodes: arrays that every rank can compute, the same
 // arithmetic done by one process, and exchanges with delays and polls at random.
 #ifndef ISO_TEST_AVERAGE_FIXTURE_H

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // For tests of optimizers: a module that has parameters and nothing else.
 #include "common/bag_fixture.h"
 

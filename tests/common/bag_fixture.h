@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // For tests of optimizers: a module that has parameters and nothing else.
 #ifndef ISO_TEST_BAG_FIXTURE_H
 #define ISO_TEST_BAG_FIXTURE_H

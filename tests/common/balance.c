@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Checks at the end of a test that the library has freed everything.
 #include "common/balance.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // For tests of channels: buffers of several types, random plans, and ranks of random speed.
 #include "common/channel_fixture.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // For tests of channels: buffers of several types, random plans, and ranks of random speed.
 #ifndef ISO_TEST_CHANNEL_FIXTURE_H
 #define ISO_TEST_CHANNEL_FIXTURE_H

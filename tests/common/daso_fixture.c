@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // For tests of periodic training: opening real runs of daso and daso_heat, and holding them against
 // the serial model.
 #include "common/daso_fixture.h"

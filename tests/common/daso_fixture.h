@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // For tests of periodic training: opening real runs of daso and daso_heat, and holding them against
 // the serial model.
 #ifndef ISO_TEST_DASO_FIXTURE_H

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // For tests of periodic training: a serial model of it, with all ranks in one process.
 #include "common/any_device.h"
 #include "common/daso_model.h"

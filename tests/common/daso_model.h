@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // For tests of periodic training: a serial model of it. All ranks live in this process, each with a
 // plain module and a plain optimizer. What MPI, node groups and the engine do in a real run is done
 // here by hand on the arrays of the ranks, by the formulas of isotherm/daso.h, summed in double.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What tests of device operations share: every device with each of its element types, and tensors
 // that know what they should hold.
 #include "common/device_fixture.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What tests of device operations share: every device with each of its element types, and tensors
 // that know what they should hold.
 #ifndef ISO_TEST_DEVICE_FIXTURE_H

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // For tests of data-parallel training: small models, a deterministic global batch, and a training
 // loop.
 #ifndef ISO_TEST_DP_FIXTURE_H

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Reads the golden values of tests/fixtures: named arrays of numbers in plain text.
 #include "common/fixture.h"
 

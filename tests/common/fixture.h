@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Reads the golden values of tests/fixtures. Whatever goes wrong fails the running test.
 #ifndef ISO_TEST_FIXTURE_H
 #define ISO_TEST_FIXTURE_H

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Checks a module's outputs and gradients against a double-precision reference of its forward.
 #include "common/gradcheck.h"
 

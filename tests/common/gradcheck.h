@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Checks a module's outputs and gradients against a double-precision reference of its forward.
 #ifndef ISO_TEST_GRADCHECK_H
 #define ISO_TEST_GRADCHECK_H

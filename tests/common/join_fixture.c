@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // For tests of uneven inputs: loops over batches of which ranks have different numbers, and what
 // one rank must make of the same data.
 #include "common/join_fixture.h"

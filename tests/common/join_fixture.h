@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // For tests of uneven inputs: loops over batches of which ranks have different numbers, and what
 // one rank must make of the same data.
 #ifndef ISO_TEST_JOIN_FIXTURE_H

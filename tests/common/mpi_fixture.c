@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // For tests that run on several ranks: MPI set-up and take-down, and verdicts that all ranks share.
 #include "common/mpi_fixture.h"
 

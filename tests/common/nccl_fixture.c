@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // A small training with arrays of a GPU for tests of several ranks.
 #include "common/nccl_fixture.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // For tests of several ranks with a GPU each: a small training with arrays of a device, whose
 // gradients NCCL sums, or others.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What tests of modules share: a device whose closing checks the memory balance, and tensors of
 // known values.
 #include "common/any_device.h"

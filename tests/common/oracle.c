@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The naive double-precision reference that every device is compared with.
 #include "common/oracle.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The naive double-precision reference of every layer operation and update: written from the
 // formulas, in logical order, without any care for speed. Devices are compared with it.
 #ifndef ISO_TEST_ORACLE_H

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The losses of the double-precision reference, from their definitions.
 #include "common/oracle.h"
 

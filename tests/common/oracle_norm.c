@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The naive double-precision reference of normalisation and activations.
 #include "common/oracle_norm.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The naive double-precision reference of normalisation and activations.
 #ifndef ISO_TEST_ORACLE_NORM_H
 #define ISO_TEST_ORACLE_NORM_H

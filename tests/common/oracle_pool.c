@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The naive double-precision reference of pooling.
 #include "common/oracle.h"
 

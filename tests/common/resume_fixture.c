@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // For tests of saved state on several ranks: a folder that all share, and a small list of entries.
 #include "common/resume_fixture.h"
 

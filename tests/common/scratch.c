@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Files of a test: a folder of its own that it removes at its end.
 #include "common/scratch.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Files of a test: a folder of its own that it removes at its end.
 #ifndef TESTS_SCRATCH_H
 #define TESTS_SCRATCH_H

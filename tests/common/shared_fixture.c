@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // For tests of memory that ranks share: its life, and sums whose bits tell the order of the ranks.
 #include "common/shared_fixture.h"
 

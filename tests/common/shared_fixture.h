@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // For tests of memory that ranks share: its life, and sums whose bits tell the order of the ranks.
 #ifndef ISO_TEST_SHARED_FIXTURE_H
 #define ISO_TEST_SHARED_FIXTURE_H

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Contents of tensors for tests, on whatever device they lie.
 #ifndef ISO_TEST_TENSOR_ACCESS_H
 #define ISO_TEST_TENSOR_ACCESS_H

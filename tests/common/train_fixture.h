@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // For tests that make runs of the train program in their own process: a small world, and runs from
 // lines of options.
 #ifndef ISO_TEST_TRAIN_FIXTURE_H

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Buckets of two element types, short and long, through any transport.
 #include "common/transport_fixture.h"
 

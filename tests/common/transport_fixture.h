@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // For tests of transports: whatever way buckets travel, the same sums come back, bit for bit.
 #ifndef ISO_TEST_TRANSPORT_FIXTURE_H
 #define ISO_TEST_TRANSPORT_FIXTURE_H

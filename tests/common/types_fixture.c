@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Models for a trainer of f64, of both types, and with a layer that has parameters of both.
 #include "common/types_fixture.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // For tests of element types: models for a trainer (dp_fixture.h) of f64, of both types, and with a
 // layer that has parameters of both.
 #ifndef ISO_TEST_TYPES_FIXTURE_H

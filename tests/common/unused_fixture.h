@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // For tests of parameters that have no gradient in some steps: a model whose gradients are those of
 // unused.txt, under data_parallel.
 #ifndef ISO_TEST_UNUSED_FIXTURE_H

@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: MIT
 # Runs the emulator's own test, a program, and prints its result as TAP.
 # usage: check_emulator.sh, in a build tree that was configured --with-cuda=emulated
 echo 1..1

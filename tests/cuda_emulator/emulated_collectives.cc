@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Collectives of the emulated NCCL over shared memory. A buffer passes in rounds: every rank shows
 // a part of its data in its slot, and when all have, each computes its own result from all slots.
 #include "emulated_nccl.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The sums of the emulated cuDNN's convolutions, and which algorithm can do which of them.
 //
 // All algorithms sum directly, in f32 or f64, in logical order. They differ in what the guide's

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The convolutions of the emulated cuDNN: which algorithm can do which, and the sums themselves.
 #ifndef EMULATED_CONVOLUTION_H
 #define EMULATED_CONVOLUTION_H

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Handles and calls of the emulated cuBLAS; each product is a task in the handle's stream.
 #include "emulated_gemm.h"
 #include "emulated_handles.h"

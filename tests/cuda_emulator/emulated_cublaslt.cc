@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The emulated cuBLASLt: descriptors, a heuristic with kernels of several kinds, and products with
 // an epilogue, each a task in the stream that the call names.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The emulated cuDNN: heuristics, and convolutions, each a task in the handle's stream.
 //
 // What convolutions must fulfil is in cuDNN's guide. Where the guide leaves it open, an algorithm

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What the files of the emulated cuDNN share: what handles and descriptors hold.
 #ifndef EMULATED_CUDNN_PRIVATE_H
 #define EMULATED_CUDNN_PRIVATE_H

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Handles and descriptors of the emulated cuDNN, with the statuses that cuDNN 9.19 gives.
 #include "emulated_cudnn.h"
 

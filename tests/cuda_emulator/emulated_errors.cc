@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Names and texts of the emulated CUDA runtime's errors.
 #include <cuda_runtime_api.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Events of the emulated GPU, and waiting for them.
 #include "emulated_internal.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Fibers of the executor thread. They are begun by ucontext and switched by setjmp, which makes no
 // system call; under a sanitizer, which must be told of every switch, by ucontext alone.
 #undef _FORTIFY_SOURCE // its longjmp refuses to change to another stack

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Fibers of the executor thread, on which the threads of a block run.
 #ifndef EMULATED_FIBERS_H
 #define EMULATED_FIBERS_H

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The matrix product of the emulated cuBLAS: sums over k from first to last, in f32 or f64.
 #pragma GCC optimize("O3") // the inner loop has to be vectorised
 #include "emulated_gemm.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The matrix product of the emulated cuBLAS.
 #ifndef EMULATED_GEMM_H
 #define EMULATED_GEMM_H

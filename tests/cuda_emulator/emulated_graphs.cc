@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Stream capture and CUDA graphs of the emulated GPU. The work of a graph runs in any order that
 // its dependences permit.
 #include "emulated_internal.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What the emulated cuBLAS, cuBLASLt and cuDNN share: counts of what is alive, and how their work
 // gets into a stream.
 #ifndef EMULATED_HANDLES_H

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What the files of the emulated GPU share.
 #ifndef EMULATED_INTERNAL_H
 #define EMULATED_INTERNAL_H

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Launching of kernels, and the execution of their blocks and threads on the executor thread.
 //
 // The threads of a block run one after the other on one fiber until one of them has to wait for

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Memory of the emulated GPU: device memory and page-locked memory.
 //
 // A device pointer is an address in a range that nobody can access; the contents are elsewhere, at

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Communicators and calls of the emulated NCCL; each collective is a task in the caller's stream.
 #include "emulated_nccl.h"
 #include "emulator.h"

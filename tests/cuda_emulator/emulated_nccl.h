@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What the two halves of the emulated NCCL share: a communicator and its collectives.
 #ifndef EMULATED_NCCL_INTERNAL_H
 #define EMULATED_NCCL_INTERNAL_H

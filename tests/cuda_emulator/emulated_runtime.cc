@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Devices, errors and copies of the emulated CUDA runtime.
 #include "emulated_internal.h"
 #include "emulator.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Streams and the executor thread of the emulated GPU: one thread runs the tasks of all
 // streams, in an order chosen to bring missing synchronisation to light.
 #include "emulated_internal.h"

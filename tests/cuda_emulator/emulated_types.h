@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The 16-bit element types of the emulated GPU: to and from f32, rounding to nearest even.
 #ifndef EMULATED_TYPES_H
 #define EMULATED_TYPES_H

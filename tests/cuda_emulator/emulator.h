@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /* What a test can ask of the emulated GPU beyond the CUDA interface: faults, and counts of what is
    alive. For C and C++.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The emulated GPU's own test, without a framework: streams, events, memory, faults. Prints what
 // failed; the exit status is then not zero.
 #include "emulator_test.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What the parts of the emulator's own test share: checks, and children that may die.
 #ifndef EMULATOR_TEST_H
 #define EMULATOR_TEST_H

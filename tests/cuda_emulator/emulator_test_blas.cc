@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The emulated GPU's own test: matrix products against the definition, in double.
 #include "emulator_test.h"
 

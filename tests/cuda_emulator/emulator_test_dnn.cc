@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The emulated GPU's own test: convolutions of cuDNN against the definition, and what it refuses.
 #include "emulator_test.h"
 

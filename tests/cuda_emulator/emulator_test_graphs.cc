@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The emulated GPU's own test: stream capture and graphs.
 #include "emulator_test.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The emulated GPU's own test: kernels, barriers and warp operations.
 #include "emulator_test.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The emulated GPU's own test: convolutions of cuDNN in bf16 and with channels last, against those
 // in f32 and logical order.
 #include "emulator_test.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The emulated GPU's own test: products of cuBLASLt with their epilogues, and what it refuses.
 #include "emulator_test.h"
 

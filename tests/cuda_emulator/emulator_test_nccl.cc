@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The emulated GPU's own test: collectives between three processes.
 #include "emulator_test.h"
 

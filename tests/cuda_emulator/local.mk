@@ -1,3 +1,4 @@
+## SPDX-License-Identifier: MIT
 # Stands in for CUDA on a machine without a GPU: "configure --with-cuda=emulated". For tests only.
 EMULATOR_FILES =
 EMULATOR_FILES += tests/cuda_emulator/emulated_collectives.cc

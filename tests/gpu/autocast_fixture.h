@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What tests of autocast share: layers on a GPU, and the numbers of tensors.
 #ifndef ISO_TEST_AUTOCAST_FIXTURE_H
 #define ISO_TEST_AUTOCAST_FIXTURE_H

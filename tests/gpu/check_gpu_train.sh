@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: MIT
 # Trains on a GPU, two ranks that share one, and prints the results as TAP.
 # usage: check_gpu_train.sh, in the build tree; uses MPIRUN and MPIRUN_FLAGS
 set -u

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // A convolution on a GPU and in double precision, for the tests of both libraries that do it.
 #include "gpu/conv_problem.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // A convolution on a GPU and in double precision, for the tests of both libraries that do it.
 #ifndef ISO_TEST_CONV_PROBLEM_H
 #define ISO_TEST_CONV_PROBLEM_H

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What tests of updates that are taken together share.
 #include "gpu/gather_fixture.h"
 

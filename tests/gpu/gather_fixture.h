@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // For tests of updates that a GPU takes together: rules, memory, and series of updates.
 #ifndef ISO_TEST_GATHER_FIXTURE_H
 #define ISO_TEST_GATHER_FIXTURE_H

@@ -1,4 +1,5 @@
 #!/bin/bash
+# SPDX-License-Identifier: MIT
 # Builds Isotherm on a host with a GPU, tests, measures and profiles it there, all within ten minutes.
 # usage: tests/gpu/gpu_report.sh [--quick] [--budget SECONDS (570)] [--tree DIR] [--only PART,...] OUT [DEPS]
 #   OUT      folder for table.md, summary.txt and logs: eight files, none above 8 MiB
@@ -447,7 +448,7 @@ sum_up() {
 
 parse() {
     local words
-    words=$(sed -n '3,11s/^# \{0,1\}//p' "$self")
+    words=$(sed -n '4,12s/^# \{0,1\}//p' "$self")
     quick='' budget=570 tree='' deps='' only=measure,check,train,ranks,profile,sanitize
     while [ $# -gt 0 ]; do
         case $1 in

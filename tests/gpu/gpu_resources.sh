@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: MIT
 # Reads "cuobjdump --dump-resource-usage" and prints a line per kernel, the one with most registers first: registers,
 # stack and local memory in bytes, name. Fails where a kernel needs more than 128 registers a thread, which leaves room
 # for two blocks of 256 threads on a multiprocessor, or keeps anything in local memory, to which it may have spilled.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 # Makes Markdown tables of the JSON lines that benchmarks on a GPU leave; gpu_report.sh runs it.
 # Variables: gpu, driver, date, quick (not empty: sizes were tiny)
 

@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: MIT
 # Trains on MNIST with a GPU and prints the results as TAP: accuracy in every precision, the bits of lazy and blocking,
 # checkpoints that move between GPU and CPU, a run that is killed and resumed.
 # usage: gpu_train.sh MNIST, in the build tree; uses MPIRUN and MPIRUN_FLAGS

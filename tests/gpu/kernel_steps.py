@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
 """Tells what a training step on a GPU consists of, from what kernel_times.c wrote.
 
     python3 kernel_steps.py [--most N (40)] FILE...

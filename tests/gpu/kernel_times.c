@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Times of all kernels of a program, by CUPTI: a library for CUDA_INJECTION64_PATH, without a
 // change to the program, its clocks or its graphs. At the end of the program it writes one line per
 // kernel to the file KERNEL_TIMES names:

@@ -1,3 +1,4 @@
+## SPDX-License-Identifier: MIT
 # Tests of the CUDA device: "make check-gpu". Part of "make check" too, where they are skipped without a GPU.
 GPU_TESTS =
 GPU_SHELL_TESTS = tests/gpu/check_gpu_train.sh

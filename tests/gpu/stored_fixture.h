@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What tests of kernels for several types and layouts share: tensors of the GPU whose memory the
 // test lays out itself, and in double precision what they hold or should hold.
 #ifndef ISO_TEST_STORED_FIXTURE_H

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // bf16 on a GPU: how conversions round, and sums over channels that lie beside each other.
 #include "common/balance.h"
 #include "common/device_fixture.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The gradient of a bias behind a relu, which a GPU computes on the way to the gradient before the
 // relu: the same bits as one after the other.
 #include "common/balance.h"

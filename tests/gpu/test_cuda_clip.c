@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Norms of many arrays on a GPU, and clipping by them, against sums in double precision.
 #include "common/balance.h"
 #include "common/device_fixture.h"

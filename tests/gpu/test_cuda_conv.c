@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Products and convolutions of a GPU by cuBLAS: samples taken in parts, the same bits in every run,
 // nothing made again for a shape that was seen, and how f32 is rounded.
 #include "common/balance.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Convolutions of a GPU by cuDNN: what is fused, what is refused and done otherwise, the same bits
 // in every run, and how f32 is rounded.
 #include "common/balance.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Convolutions of a GPU in bf16 and with channels last: every direction, layout and library against
 // the oracle, what is copied on the way, what is refused and done otherwise.
 #include "common/balance.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Updates that a GPU takes together: the same bits as one by one, and which go together.
 #include "common/balance.h"
 #include "gpu/gather_fixture.h"

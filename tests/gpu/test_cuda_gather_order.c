@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Updates that a GPU takes together: in the right order with everything else, and none is lost.
 #include "common/balance.h"
 #include "gpu/gather_fixture.h"

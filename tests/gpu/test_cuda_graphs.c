@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Which segments keep their CUDA graphs.
 #include "common/balance.h"
 #include "gpu/gather_fixture.h"

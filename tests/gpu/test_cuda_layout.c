@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Tensors of a GPU with their channels last: copies between layouts and types, and which layout
 // convolutions are given.
 #include "common/balance.h"

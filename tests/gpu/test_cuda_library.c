@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Libraries that are loaded when they are needed. No GPU takes part.
 #include "device/cuda/runtime/cuda_library.h"
 

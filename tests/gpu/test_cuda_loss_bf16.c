@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Losses of bf16 on a GPU: those of the same numbers in f32, with gradients that are rounded.
 #include "gpu/autocast_fixture.h"
 #include "common/balance.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Linear layers of a GPU by cuBLASLt: what is fused, what is refused and done otherwise, the same
 // bits in every run, and how f32 is rounded.
 #include "common/balance.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Pooling on a GPU in bf16 and channels last, against the double-precision oracle.
 #include "common/balance.h"
 #include "common/oracle.h"

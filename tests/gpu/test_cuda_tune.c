@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Convolutions of a GPU chosen by time: what is chosen is kept, computes the same, and can be given
 // to another device.
 #include "common/balance.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Training under autocast on a GPU: f32 parameters, bf16 activations.
 #include "gpu/autocast_fixture.h"
 #include "common/balance.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Single layers under autocast on a GPU: what they compute from, shared and frozen parameters,
 // layers of users, and what is refused.
 #include "gpu/autocast_fixture.h"

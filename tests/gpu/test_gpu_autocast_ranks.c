@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Models under autocast on several ranks: lazy steps have the bits of blocking ones.
 #include "common/dp_fixture.h"
 #include "common/mpi_fixture.h"

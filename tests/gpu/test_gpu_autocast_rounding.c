@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Weights that an Autocast rounds for all layers at once: that it is one launch, and that no layer
 // computes from what a parameter was before.
 #include "gpu/autocast_fixture.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Networks on a GPU whose activations have their channels last: the same training as in logical
 // order, in TF32 and in bf16.
 #include "common/balance.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Steps that are launched as CUDA graphs: the same bits as launch by launch, whatever changes from
 // step to step.
 #include "common/balance.h"

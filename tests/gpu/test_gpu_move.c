@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What was saved on a GPU is loaded on the CPU to the same bits, and the other way.
 #include "common/mpi_fixture.h"
 #include "common/nn_fixture.h"

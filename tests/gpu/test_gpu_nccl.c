@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Gradients of several GPUs, summed by NCCL: the same as through the host, in every scope and at
 // every speed of the ranks.
 #include "common/nccl_fixture.h"

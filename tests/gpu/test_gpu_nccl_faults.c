@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Where NCCL cannot be used, and what fails: gradients take another way, or the error is told;
 // nothing hangs.
 #include "common/nccl_fixture.h"

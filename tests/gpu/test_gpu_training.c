@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The same training on a GPU as on the CPU, and the same twice on a GPU.
 #include "common/balance.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Transports of GPUs: each gives the sums that those of the host give.
 #include "common/nccl_fixture.h"
 #include "common/transport_fixture.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // How many launches the updates of a network take: one for all that wait for no exchange, and one
 // for each layer where the next forward brings gradients back layer by layer.
 #include "common/balance.h"

@@ -1,3 +1,4 @@
+## SPDX-License-Identifier: MIT
 # Tests of several ranks, the number of which is in the suite name (np4_daso).
 # For each: MPI_TESTS += tests/mpi/NAME.mpi, and
 #   tests_mpi_NAME_mpi_SOURCES = tests/mpi/test_NAME.c

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // train --accumulate: K batches of b samples make the update of one batch of K b, with one
 // exchange.
 #include "common/dp_fixture.h"

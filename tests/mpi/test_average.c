@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The weighted mean over nodes against the same arithmetic in one process, bit for bit: all layouts
 // of ranks on nodes, all wires, polled at random.
 #include "common/average_fixture.h"

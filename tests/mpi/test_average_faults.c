@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The weighted mean over nodes when a rank fails, comes late, or is used wrongly: every rank gets
 // the same error, and the next exchange is what it would have been without.
 #include "common/average_fixture.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Bucket sizes of all kinds on plain arrays: what leaves together, and training to the same bits.
 #include "base/base.h"
 #include "common/any_device.h"

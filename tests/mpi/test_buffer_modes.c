@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What becomes of buffers under data_parallel: every mode at every time.
 #include "common/dp_fixture.h"
 #include "common/mpi_fixture.h"

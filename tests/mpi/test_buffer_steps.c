@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Training with buffers that are synchronised every step: as PyTorch's rules say, by hand on one
 // process, and to the same bits however gradients are waited for.
 #include "common/dp_fixture.h"

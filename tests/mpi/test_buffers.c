@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Buffers under data_parallel, and residual blocks with batch norms under lazy synchronisation.
 #include "common/any_device.h"
 #include "common/dp_fixture.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Sums of channels on 1 to 4 ranks, under random plans and windows, with ranks of random speed.
 #include "common/channel_fixture.h"
 #include "common/mpi_fixture.h"

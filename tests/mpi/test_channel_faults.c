@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What a channel asks of MPI, watched and made to fail on the way: the order of parts, the window,
 // errors.
 #include "common/balance.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // How channels are used, on 1 to 4 ranks: progress, what is refused, time-outs, statistics, life.
 #include "common/balance.h"
 #include "common/channel_fixture.h"

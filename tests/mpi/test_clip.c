@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Norms of gradients, clipping, and what ranks find out from them together.
 #include "common/dp_fixture.h"
 #include "common/mpi_fixture.h"

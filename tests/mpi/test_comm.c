@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Communicators and exchanges on 1 to 4 ranks: sums, order of completion, life and death.
 #include "common/mpi_fixture.h"
 #include "comm/comm_calls.h"

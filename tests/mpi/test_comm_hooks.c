@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Communication hooks in training, 1 to 4 ranks: what they may change and what not.
 #include "common/dp_fixture.h"
 #include "common/mpi_fixture.h"

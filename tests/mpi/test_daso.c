@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // DASO against a serial model of it, step by step: waits, merges, nodes of any size, local skips,
 // optimizer state; and merges whose result is known in closed form.
 #include "common/daso_fixture.h"

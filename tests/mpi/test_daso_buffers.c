@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Buffers of a module, such as the statistics of batch norms, in periodic training and in saved
 // state.
 #include "common/daso_fixture.h"

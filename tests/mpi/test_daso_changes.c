@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What changes skip and wait while DASO trains: callbacks, plateaus of the loss, measurements; and
 // starting again.
 #include "common/daso_fixture.h"

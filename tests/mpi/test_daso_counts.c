@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Nodes, and ranks of a node, that go their own ways pass over different parameters, and optimizers
 // count the updates of each: once they share optimizer state, they share the counts.
 #include "common/mpi_fixture.h"

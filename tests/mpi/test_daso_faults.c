@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What goes wrong under DASO goes wrong on every rank at the same step, and changes no parameter.
 #include "common/daso_fixture.h"
 #include "common/mpi_fixture.h"

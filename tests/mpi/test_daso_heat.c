@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // HeAT's DASO against a serial model that follows tables of HeAT's steps, written out here: which
 // group sends, merges, replaces and is copied after which batch.
 #include "common/daso_fixture.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // DASO runs as a whole: evaluation shows the mean, the bits do not depend on speed or progress,
 // what 16-bit wires lose comes later, policies change skip and wait, and the counters count.
 #include "common/daso_fixture.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // DataParallel with DataParallelOptimizer on 1 to 4 ranks: lazy = blocking = one rank on the whole
 // batch.
 #include "common/dp_fixture.h"

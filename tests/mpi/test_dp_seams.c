@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The seams of DataParallel: hooks before synchronisation and before forwards, a backward that the
 // caller drives, a reduce function, parameters that are ignored, modes of averaging, explicit mode,
 // and who may say that gradients are zero.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // state_dict under data_parallel: no prefix, nothing pending, and a training that goes on.
 #include "common/dp_fixture.h"
 #include "common/mpi_fixture.h"

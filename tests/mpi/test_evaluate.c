@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Evaluation on ranks that share a test set: each sample once, whatever the number of ranks.
 #include "common/any_device.h"
 #include "common/dp_fixture.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Gradients under DataParallel: zero_grad, accumulation, and looking at them between backward and
 // step.
 #include "common/dp_fixture.h"

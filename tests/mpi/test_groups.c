@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Parameter groups and schedules under DataParallel, DASO and resuming: what step() saw of every
 // group is what its update uses.
 #include "common/daso_fixture.h"

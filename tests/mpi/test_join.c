@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Uneven inputs, what they must give: divisors by their definitions on one rank, the same bits
 // lazily and blocking, accumulation, buffers, random layers, parameters that not all use.
 #include "common/join_fixture.h"

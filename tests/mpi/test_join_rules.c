@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Uneven inputs, the rules: throw, equalise, disabled, how many reductions, leaving early, ranks
 // that fail, and what is refused.
 #include "common/join_fixture.h"

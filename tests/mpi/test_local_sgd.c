@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The serial model against runs without periodic training, and local and post-local SGD against the
 // model and against data parallelism.
 #include "common/daso_fixture.h"

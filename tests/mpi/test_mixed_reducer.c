@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The reducer with parameters of two element types: what its buckets hold, and that sums are right.
 #include "common/mpi_fixture.h"
 #include "parallel/reducer/reducer_impl.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Training in f64 and in both element types at once: the same whatever the mode, the ranks and the
 // interruptions.
 #include "common/dp_fixture.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Gradient accumulation without exchanges: sums, how often is exchanged, nesting, and misuse.
 #include "common/dp_fixture.h"
 #include "common/mpi_fixture.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Parameters that leave, come back and are updated in pieces.
 #include "common/dp_fixture.h"
 #include "common/mpi_fixture.h"

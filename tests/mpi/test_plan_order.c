@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The order by need on plain arrays that travel as messages: a plan is made on the way, and neither
 // it nor the speed of ranks changes a bit of the result.
 #include "base/base.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Activation recomputation: layers whose forward runs again inside the backward, on plain arrays
 // and through modules; and what closes a backward.
 #include "common/dp_fixture.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // A reduce function of the caller's where some parameters take part on one rank, or nowhere.
 #include "common/dp_fixture.h"
 #include "common/mpi_fixture.h"

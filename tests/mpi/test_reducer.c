@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The reducer on plain arrays, 1 to 4 ranks, against the arithmetic that it must equal.
 #include "common/mpi_fixture.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What goes wrong half-way in the reducer: updates that fail, gradients given up, pieces that are
 // missing.
 #include "common/mpi_fixture.h"

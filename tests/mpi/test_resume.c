@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Runs that are interrupted, saved and resumed in new objects go on with the same bits.
 #include "common/dp_fixture.h"
 #include "common/mpi_fixture.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // DASO runs that are interrupted anywhere, an exchange under way included, go on with the same
 // bits.
 #include "common/daso_fixture.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Sets of files of saved state: damaged, incomplete and foreign ones, and runs that are stopped
 // while they save.
 #include "common/mpi_fixture.h"

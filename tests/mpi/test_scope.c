@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Averaging gradients over the world, the node or nobody, and switching between them.
 #include "common/dp_fixture.h"
 #include "common/mpi_fixture.h"

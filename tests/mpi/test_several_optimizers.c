@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Several optimizers on one DataParallel: lazy while each parameter has one of them, at once and
 // with a warning where two share one.
 #include "common/dp_fixture.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Memory that ranks share, 1 to 4 ranks: when there is none, its use in training, and MPI_Finalize.
 #include "comm/comm_calls.h"
 #include "comm/shared_impl.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // All-reduce in memory that ranks share, 1 to 4 ranks: against the sum in the order of the ranks,
 // bit for bit, and against MPI.
 #include "comm/request.h"

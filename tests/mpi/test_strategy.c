@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Strategies of a user's own, registered by name: they are chosen by --sync, read their settings
 // and train as they should.
 #include "common/any_device.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // All-reduces of bf16 and f16 on 1 to 5 ranks: against sums that are known, and every rank the same
 // bits.
 #include "comm/comm_calls.h"

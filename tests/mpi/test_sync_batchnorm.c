@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // SyncBatchNorm: ranks with parts of a batch compute what one rank does on all of it.
 #include "common/any_device.h"
 #include "common/fixture.h"

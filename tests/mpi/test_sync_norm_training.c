@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // A network with SyncBatchNorm under DataParallel trains like one rank on the whole batch.
 #include "common/dp_fixture.h"
 #include "common/mpi_fixture.h"

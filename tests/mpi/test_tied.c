@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Tied parameters under DataParallel: exchanged once, when all who use them have written theirs.
 #include "common/any_device.h"
 #include "common/dp_fixture.h"

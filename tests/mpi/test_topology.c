@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Topology on 1 to 6 ranks: nodes equal and unequal, both ways of making leader groups, life and
 // death.
 #include "common/balance.h"

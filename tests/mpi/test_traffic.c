@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What training moves, as iso_traffic defines it: sums over ranks, and what is not training.
 #include "common/daso_fixture.h"
 #include "common/mpi_fixture.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Transports of the host: each gives the same sums as every other.
 #include "common/mpi_fixture.h"
 #include "common/transport_fixture.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Parameters that take no part in a backward: found on request, as PyTorch's find_unused_parameters
 // does; otherwise an error of that backward.
 #include "common/any_device.h"

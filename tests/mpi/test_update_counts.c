@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Parameters that have no gradient in some steps, under data_parallel: optimizers count the updates
 // of each, as torch.optim does, however and whenever these are made.
 #include "common/mpi_fixture.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Layers under DataParallel that are used twice, not at all, frozen, or in another way on each
 // rank; ranks that built different models.
 #include "common/dp_fixture.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Trains random arrays with the gradient engine: SEED decides everything. Prints hashes of the
 // result.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Of the programs that compare two builds: choices that follow from a seed, and a hash of results.
 #ifndef RANDOM_CASE_H
 #define RANDOM_CASE_H

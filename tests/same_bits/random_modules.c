@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Trains a random network under DataParallel: SEED decides everything. Prints hashes of the result.
 //
 // usage: random_modules SEED [DEVICE]; what it chose goes to standard error (rank 0)

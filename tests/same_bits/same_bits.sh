@@ -1,4 +1,5 @@
 #!/bin/bash
+# SPDX-License-Identifier: MIT
 # Compares what two builds compute, to the last bit: trains the same networks and arrays with both, on 1 to 4 ranks,
 # and prints every case whose results differ. What the first build gave is kept in its tree for the next comparison.
 # usage: same_bits.sh OLD NEW [quick|full]; OLD and NEW are build trees; quick (the default) takes a few minutes

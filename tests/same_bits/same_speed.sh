@@ -1,4 +1,5 @@
 #!/bin/bash
+# SPDX-License-Identifier: MIT
 # Compares how fast two builds train: runs both in turn, and prints the ratio of their step times, new to old, with a
 # 95 % interval. Every sample is kept.
 # usage: same_speed.sh OLD NEW SAMPLES [BLOCKS]; OLD and NEW are build trees, SAMPLES a new file, BLOCKS the number of

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Augmentation: every image is its original, moved and mirrored; how often each way; and the same
 // for any number of ranks.
 #include "common/balance.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Error records, log, memory balance, random numbers and trace text.
 #define _GNU_SOURCE // pipe2
 #include "common/balance.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Buckets: PyTorch's assignment, what no assignment may break, sizes beyond 32 bits, and errors.
 #include "common/balance.h"
 #include "common/fixture.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Checkpoints: what is written is read back, by others too; damaged and foreign files change
 // nothing.
 #include "common/balance.h"

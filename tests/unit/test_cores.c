@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Which ranks have too few cores, which share one needlessly, what cures it, and who gets which
 // share: on hosts that this machine is not.
 #define _GNU_SOURCE // sets of processors

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The CPU device around its kernels: choice of a set, caching, repeatability, threads, refusals.
 #include "common/balance.h"
 #include "device/device_impl.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Losses on a GPU: labels of many batches under way at once, rows too long for a warp, ties and
 // NaNs; and kernels beside them that the tests of every device leave out. The CPU says what is
 // right.

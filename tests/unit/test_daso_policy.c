@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Policies of DASO on simulated runs, and the names of options.
 #include "optim/periodic/sync_plan.h"
 

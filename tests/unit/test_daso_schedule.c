@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The schedule of DASO, local SGD and post-local SGD: tables worked out by hand, and what must hold
 // in any run.
 #include "optim/periodic/sync_plan.h"

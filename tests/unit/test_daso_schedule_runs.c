@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The schedule of DASO in runs of any settings: what must hold in all of them.
 #include "optim/periodic/sync_plan.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Data sets: statistics, shapes from IDX files, the MNIST folder, and what is refused.
 #include "common/balance.h"
 #include "common/scratch.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Tanh, sigmoid, gelu, softmax and sums of every device and set of kernels against the
 // double-precision oracle.
 #include "common/balance.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The losses of every device, set of kernels and element type against the double-precision oracle.
 #include "common/balance.h"
 #include "common/device_fixture.h"

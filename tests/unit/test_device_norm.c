@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Batch and layer normalisation of every device and set of kernels against the double-precision
 // oracle.
 #include "common/balance.h"

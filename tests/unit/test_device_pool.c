@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Pooling of every device and set of kernels against the double-precision oracle.
 #include "common/balance.h"
 #include "common/device_fixture.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Every update rule of every device against double precision, wherever its memory begins.
 #include "common/balance.h"
 #include "common/device_fixture.h"

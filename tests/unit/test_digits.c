@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Generated digits: the same on every machine, whatever the number asked for.
 #include "common/balance.h"
 #include "base/base.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Running modules: hooks and their order, what backward skips, accumulation, refused calls, no
 // allocation.
 #include "common/nn_fixture.h"

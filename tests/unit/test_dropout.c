@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Dropout masks: the same for any number of ranks and any layout, right rate, whole channels, none
 // in evaluation.
 #include "common/nn_fixture.h"

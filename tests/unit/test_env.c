@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The table of environment variables: what each may be, what ranks compare, and unknown names.
 #include "common/balance.h"
 #include "base/base.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The matrix product of every set of kernels and element type against sums in double precision.
 #include "common/balance.h"
 #include "common/device_fixture.h"

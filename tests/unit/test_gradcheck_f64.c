@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Every layer in f64 against central differences of itself.
 #include "common/nn_fixture.h"
 #include "tensor/tensor_impl.h"

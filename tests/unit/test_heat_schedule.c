@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // HeAT's DASO schedule against tables of HeAT's state machine, and what must hold in any run.
 #include "optim/periodic/sync_plan.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Communication hooks, bucket by bucket without a network: what travels, what comes back, what is
 // kept.
 #include "base/base.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // IDX files: every element type, gzip, and each way in which a file can be damaged.
 #ifdef HAVE_CONFIG_H
 #include "common/balance.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Initial values on demand: the distribution of kaiming_normal and what it depends on.
 #include "common/balance.h"
 #include "common/nn_fixture.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Every layer's output and gradients against the double-precision reference, alone and in chains.
 #include "common/gradcheck.h"
 #include "common/nn_fixture.h"

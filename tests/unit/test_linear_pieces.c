@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // A linear layer whose weight comes in pieces begins its forward before the last one is there.
 #include "common/nn_fixture.h"
 #include "device/cpu/cpu_impl.h"

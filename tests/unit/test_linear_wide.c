@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The AVX-512 forward of linear layers: the right values at every edge, and bits that depend on
 // neither the other rows nor the number of threads.
 #include "common/balance.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The loader: normalised batches in the sampler's order, the same with and without its thread.
 #include "common/balance.h"
 #include <criterion/criterion.h>

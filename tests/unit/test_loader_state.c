@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The state of a loader: another one goes on with the same samples, or says why it cannot.
 #include "common/balance.h"
 #include <criterion/criterion.h>

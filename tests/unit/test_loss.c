@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Losses: values and gradients from their formulas, counting of correct rows, refused labels.
 #include "common/nn_fixture.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // ReduceLROnPlateau against torch.optim.lr_scheduler, its state, and what it does to groups.
 #include "common/bag_fixture.h"
 #include "common/balance.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // JSON lines for machines, the progress bar for people, peak memory.
 #define _GNU_SOURCE
 #include "common/balance.h"

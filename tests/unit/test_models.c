@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The example networks: sizes and names as their sources have them, and which images they take.
 #include "common/balance.h"
 #include "common/nn_fixture.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The tree of modules: names, parameters, references, what is told to all, and initial values.
 #include "common/nn_fixture.h"
 #include "nn/nn_impl.h"

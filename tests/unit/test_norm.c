@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Normalisation layers as modules: fusion, shapes, types, and lists of layers.
 #include "common/nn_fixture.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Optimizers against torch.optim, and what holds for every one of them.
 #include "common/bag_fixture.h"
 #include "common/balance.h"

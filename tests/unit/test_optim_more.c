@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Adagrad and RMSprop against torch.optim, and LAMB against its paper, in f32 and f64.
 #include "common/bag_fixture.h"
 #include "common/balance.h"

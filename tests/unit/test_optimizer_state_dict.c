@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // state_dict of optimizers: PyTorch's names, going on where another stood, and what does not fit.
 #include "common/balance.h"
 #include "common/nn_fixture.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // A user's own layer, written with the public headers only, among the library's layers.
 #include <isotherm/nn.h>
 

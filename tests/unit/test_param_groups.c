@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Groups of parameters against PyTorch's param_groups, and what is refused of them.
 #include "common/bag_fixture.h"
 #include "common/balance.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Plans of parts: against brute force on small instances, and their properties on large ones.
 #include "common/balance.h"
 #include "parallel/reducer/plan.h"

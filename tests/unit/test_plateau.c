@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // DetectMetricPlateau against the vectors of HeAT's own test, and its corner cases.
 #include "optim/periodic/sync_plan.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The residual container: sums, gradients of both branches, layouts, frozen branches, names.
 #include "common/gradcheck.h"
 #include "common/nn_fixture.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The list of what a run needs to go on: entries, names, and what module and optimizer add.
 #include "common/balance.h"
 #include "common/nn_fixture.h"

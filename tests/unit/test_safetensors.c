@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Files of named arrays: all types of saved state, notes, and the seal of a header.
 #include "io/safetensors.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The sampler: one permutation for any number of ranks, each sample once, and what happens at the
 // end.
 #include "common/balance.h"

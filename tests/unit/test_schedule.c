@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Learning-rate schedules against torch.optim.lr_scheduler, and that they are pure functions.
 #include "common/fixture.h"
 

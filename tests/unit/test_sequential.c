@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What a Sequential fuses gives the bits that the layers give one by one.
 #include "common/balance.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Networks built from a list: the same as those built layer by layer, and refused where layers do
 // not fit.
 #include "common/nn_fixture.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // state_dict of modules: names and order, files, conversion, and what does not fit.
 #include "common/balance.h"
 #include "common/nn_fixture.h"

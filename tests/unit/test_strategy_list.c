@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The list of strategies of synchronisation, and settings.
 #include "common/balance.h"
 #include "common/train_fixture.h"

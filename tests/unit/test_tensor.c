@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Shapes, ownership, views, layouts and host access of tensors.
 #include "common/balance.h"
 #include "device/device_impl.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // One parameter in several modules: lists, gradients, names in a state_dict, and what is refused.
 #include "common/fixture.h"
 #include "common/nn_fixture.h"

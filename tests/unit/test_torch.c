@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Layers, losses and a whole model against the values that PyTorch gives for the same weights and
 // inputs.
 #include "common/balance.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Convolutions and pooling in f32 and f64 against the values that PyTorch gives in float64.
 #include "common/fixture.h"
 #include "common/nn_fixture.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Normalisation, activations and residual blocks against the values that PyTorch gives for the same
 // weights and inputs: batch norms over several batches with their running statistics, then in
 // evaluation; a small ResNet over three steps.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Losses, and training in f64 with every optimizer, against the values of PyTorch in float64.
 #include "common/fixture.h"
 #include "common/nn_fixture.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What the train program makes of its figures.
 #include "examples/train/train.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Kernels chosen by time: a choice rules whoever is given it, for any number of rows, and can be
 // taken back; bytes that are no choices are refused.
 #include "common/balance.h"

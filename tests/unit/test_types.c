@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Modules of f64, models of two element types, and what iso_module_to promises and refuses.
 #include "common/nn_fixture.h"
 #include "common/scratch.h"

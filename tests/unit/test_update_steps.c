@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The count of updates that an optimizer keeps of each parameter: updates in pieces, and what a
 // state_dict holds of it.
 #include "common/bag_fixture.h"

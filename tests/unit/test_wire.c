@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The 16-bit wire: every value, every tie, and passes that do what their parts do.
 #include "common/balance.h"
 #include "exchange/wire.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The CPU device: its life, its scratch memory, and the choice among sets of kernels.
 #include "device/cpu/cpu_impl.h"
 

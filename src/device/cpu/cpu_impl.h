@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Private to the CPU device: its state, and the kernels that its table is made of.
 //
 // The tables are filled with plain C kernels; a library's set then overwrites slots. Blocked

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Memory of the CPU device: buffers, and conversion between the logical and the blocked layout.
 #include "device/cpu/cpu_impl.h"
 

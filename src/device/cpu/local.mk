@@ -1,3 +1,4 @@
+## SPDX-License-Identifier: MIT
 # The CPU device: plain kernels, which are compiled for each element type, then those that a library does faster.
 PLAIN_KERNELS =
 PLAIN_KERNELS += src/device/cpu/plain/cpu_activation.c

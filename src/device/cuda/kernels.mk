@@ -1,3 +1,4 @@
+## SPDX-License-Identifier: MIT
 # Kernels of the CUDA device: .cu files with their launchers, whose headers C sees, and what kernels share.
 CUDA_KERNELS =
 CUDA_KERNELS += src/device/cuda/ops/activation_kernels.cu

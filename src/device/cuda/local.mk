@@ -1,3 +1,4 @@
+## SPDX-License-Identifier: MIT
 # The CUDA device: C files that know tensors, queues and libraries; kernels are in kernels.mk.
 CUDA_INCLUDED += src/device/cuda/runtime/cuda_gather.h
 CUDA_INCLUDED += src/device/cuda/runtime/cuda_launch.h

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Who updates which parameters: callbacks, their hyperparameters, and updates that are to come.
 #include "parallel/reducer/appliers.h"
 

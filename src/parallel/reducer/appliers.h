@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Private to the reducer: who updates which parameters, and which updates are still to come.
 #ifndef ISO_APPLIERS_H
 #define ISO_APPLIERS_H

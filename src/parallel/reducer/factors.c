@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What makes a sum of gradients an average.
 #include "parallel/reducer/factors.h"
 

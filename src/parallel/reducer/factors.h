@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Private to the reducer: what makes a sum of gradients an average. Pure functions.
 #ifndef ISO_FACTORS_H
 #define ISO_FACTORS_H

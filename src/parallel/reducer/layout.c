@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Parameters and their pieces, buckets of them, where these lie, and in which order they leave.
 #include "parallel/reducer/layout.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Private to the reducer: which parameters there are, how they are cut, which of them travel
 // together, and where they lie. Immutable once it is made: written by layout.c alone.
 #ifndef ISO_LAYOUT_H

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // How long one exchange of all buckets takes when there is nothing to hide it behind.
 #include "parallel/reducer/reducer_impl.h"
 

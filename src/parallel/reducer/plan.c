@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // In which order parts of buckets leave: earliest need first, among what is ready.
 #include "parallel/reducer/plan.h"
 

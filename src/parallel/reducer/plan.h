@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Private to src/parallel: in which order parts of buckets leave.
 //
 // What the next forward needs first is ready last. Given when each bucket becomes ready and when it

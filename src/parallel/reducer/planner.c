@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // When buckets are ready and needed: statistics, and the plan of the order in which they leave.
 #include "parallel/reducer/planner.h"
 

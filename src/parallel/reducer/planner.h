@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Private to the reducer: when buckets are ready and needed (statistics), and the plan of the order
 // in which they leave, which is made of that once.
 #ifndef ISO_PLANNER_H

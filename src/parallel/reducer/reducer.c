@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The asynchronous gradient engine: its calls, each told by its parts.
 #include "parallel/reducer/reducer_impl.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Private to src/parallel and optim: what data_parallel, join, optimizers and resuming ask of a
 // reducer beyond its public calls. None of them knows how it works.
 #ifndef ISO_REDUCER_CALLS_H

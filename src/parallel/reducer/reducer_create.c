@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Making a reducer, all ranks together, and its end.
 #include "parallel/reducer/reducer_impl.h"
 

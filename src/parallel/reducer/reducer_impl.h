@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Private to reducer.c, reducer_create.c and measure.c: the parts of a reducer.
 #ifndef ISO_REDUCER_IMPL_H
 #define ISO_REDUCER_IMPL_H

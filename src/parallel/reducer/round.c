@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // A list of gradients: they become ready, their buckets leave, come back, and are updated.
 #include "parallel/reducer/round.h"
 

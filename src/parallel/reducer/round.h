@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Private to the reducer: one list of gradients after the other, from the first that is ready to
 // the last that is updated.
 //

@@ -1,4 +1,5 @@
 #!/usr/bin/python3
+# SPDX-License-Identifier: MIT
 """Trains the CNN of iso-train on MNIST with PyTorch's DistributedDataParallel (gloo) and prints JSON lines.
 
     mpirun -n 2 /usr/bin/python3 ddp_pytorch.py --data DIR --master 10.77.0.1 --interface eth0

@@ -1,4 +1,5 @@
 #!/usr/bin/python3
+# SPDX-License-Identifier: MIT
 """Times the training step of bench_step's networks in HeAT's DataParallel, in its best setting; prints one JSON line.
 
     mpirun -n 2 --bind-to none PYTHON step_heat.py --model cnn

@@ -1,4 +1,5 @@
 #!/usr/bin/python3
+# SPDX-License-Identifier: MIT
 """Times the training step of bench_step's networks in PyTorch, in its best setting, and prints one JSON line.
 
     /usr/bin/python3 step_pytorch.py --model cnn

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
 """Times training steps of bench_step's networks in PyTorch on a GPU; one JSON line for each combination.
 
     python3 step_pytorch_gpu.py --models mlp,cnn --batches 64,4096 --modes eager,graph --maths f32,tf32,bf16 --peak

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /* The part of cuBLASLt that the emulated GPU offers: matrix products with an epilogue. Names,
    values and prototypes are those of cuBLAS 13. */
 #ifndef EMULATED_CUBLASLT_H

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /* The part of cuBLAS that the emulated GPU offers: handles and matrix products. Names, values and
    prototypes are those of cuBLAS 13. */
 #ifndef EMULATED_CUBLAS_V2_H

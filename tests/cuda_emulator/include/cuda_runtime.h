@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /* The emulated CUDA runtime: its host interface, and for C++ also the language of kernels. */
 #ifndef EMULATED_CUDA_RUNTIME_H
 #define EMULATED_CUDA_RUNTIME_H

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /* The part of the CUDA runtime's host interface that the emulated device offers, for C and C++.
    Names, values and prototypes are those of CUDA 13; what they do is in emulated_*.cc. */
 #ifndef EMULATED_CUDA_RUNTIME_API_H

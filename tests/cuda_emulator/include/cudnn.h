@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /* The part of cuDNN that the emulated GPU offers: convolutions of images in NCHW, in f32 and f64.
    Names, values and prototypes are those of cuDNN 9. */
 #ifndef EMULATED_CUDNN_H

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The language of kernels for a C++ compiler: qualifiers, built-in variables, warp and block
 // operations, atomics and vector types. Included by cuda_runtime.h.
 #ifndef EMULATED_DEVICE_H

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /* The element types that cuBLAS calls name. Values are those of CUDA 13. */
 #ifndef EMULATED_LIBRARY_TYPES_H
 #define EMULATED_LIBRARY_TYPES_H

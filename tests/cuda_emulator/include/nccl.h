@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 /* The part of NCCL that the emulated GPU offers, between processes of one machine. Names, values
    and prototypes are those of NCCL 2.28. */
 #ifndef EMULATED_NCCL_H

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Transposes small matrices in the registers of AVX-512, for kernels and for changes of layout.
 #include "device/cpu/cpu_impl.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The oneDNN set of kernels: engine, primitives cached by shape, and conversions between layouts
 // around them.
 #include "device/cpu/onednn/onednn_impl.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Convolutions with oneDNN: a fixed rule picks the algorithm, so that every rank and run computes
 // the same bits.
 #include "device/cpu/onednn/onednn_impl.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Private to the oneDNN kernels: primitives cached by shape, run on whatever layouts the caller's
 // tensors have. Written for the C API of oneDNN 2.
 #ifndef ISO_ONEDNN_IMPL_H

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Linear layers with oneDNN inner products, and with the forward kernel for AVX-512 beside them.
 //
 // The rule: gradients on plain layouts, where a gemm gets 93 % and more of what a core can do; the

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Choice of kernels by time: measures candidates on the data at hand, and keeps what it chose as
 // bytes that other ranks can be given.
 #include "device/cpu/onednn/onednn_impl.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Average pooling in either layout: over windows of one size, or over as many as the output needs.
 #include "device/cpu/plain/cpu_real.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Batch normalisation in either layout. Strip by strip, so that the second pass over a strip of
 // channels finds it in the cache.
 #include "device/cpu/plain/cpu_real.h"

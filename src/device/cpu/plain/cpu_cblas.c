@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // CBLAS kernels: the matrix product under linear layers and convolutions.
 #include "device/cpu/cpu_impl.h"
 

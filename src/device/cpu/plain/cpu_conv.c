@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Convolutions as one matrix product per image and group (im2col), on the device's gemm. Logical
 // layout only.
 #include "device/cpu/plain/cpu_real.h"

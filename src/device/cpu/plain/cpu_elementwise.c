@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Relu and dropout; dropout draws by logical index, so the mask is the same in every layout.
 #include "device/cpu/plain/cpu_real.h"
 

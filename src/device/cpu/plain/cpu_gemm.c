@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The plain matrix product: tiles of C in registers, a panel of B copied to where it stays in the
 // cache.
 #include "device/cpu/plain/cpu_real.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Layer normalisation: rows that stay in the innermost cache, with sums in double precision.
 #include "device/cpu/plain/cpu_real.h"
 

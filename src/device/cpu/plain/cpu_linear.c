@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Linear layers on the device's gemm, and bias gradients.
 #include "device/cpu/plain/cpu_real.h"
 

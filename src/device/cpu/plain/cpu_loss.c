@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Log-softmax and the losses over [N, K]; small, so plain C with double-precision sums.
 #include "device/cpu/plain/cpu_real.h"
 

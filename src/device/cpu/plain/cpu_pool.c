@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Max-pooling in either layout; remembers which element of each window won.
 #include "device/cpu/plain/cpu_real.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Private to the plain kernels: the element type that a file is compiled for. Each of these files
 // is compiled twice, for f32, and for f64 with ISO_CPU_F64 defined.
 #ifndef ISO_CPU_REAL_H

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Cuts an activation in either layout into strips of channels that fit the cache.
 #include "device/cpu/plain/cpu_strip.h"
 

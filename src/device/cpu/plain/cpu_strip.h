@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Private to the CPU device: an activation in either layout, cut into strips of channels.
 #ifndef ISO_CPU_STRIP_H
 #define ISO_CPU_STRIP_H

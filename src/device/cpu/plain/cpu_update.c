@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Optimizer updates: one pass over parameter, gradient and state. Formulas: torch.optim (see
 // optim.h). The loops vectorise (see libiso_core_la_CFLAGS in Makefile.am).
 #include "device/cpu/plain/cpu_real.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Matrix products of the CUDA device, by cuBLAS.
 //
 // The same product gives the same bits in every run on GPUs of one kind: NVIDIA promises it for one

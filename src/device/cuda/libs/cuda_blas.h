@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Private to the CUDA device: cuBLAS, loaded and set up when a product is first asked for.
 #ifndef ISO_CUDA_BLAS_H
 #define ISO_CUDA_BLAS_H

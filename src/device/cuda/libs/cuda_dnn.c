@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // cuDNN as a library: loading it, its handle, its errors.
 #include "device/cuda/libs/cuda_dnn.h"
 

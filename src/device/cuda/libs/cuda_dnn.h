@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Private to the CUDA device: convolutions by cuDNN, where this build knows it and the host has it.
 #ifndef ISO_CUDA_DNN_H
 #define ISO_CUDA_DNN_H

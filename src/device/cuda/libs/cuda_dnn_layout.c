@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What cuDNN is given where it wants another order, or more channels, than a tensor has.
 #include "device/cuda/libs/cuda_dnn_layout.h"
 

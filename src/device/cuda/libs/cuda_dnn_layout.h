@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Private to cuDNN's files: what cuDNN is given where it wants another order, or more channels,
 // than a tensor has: a copy in scratch memory.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What cuDNN needs for a shape: descriptors, kept, and which algorithms are to be tried.
 //
 // What runs is the first that its heuristics name for the shape among the algorithms that give the

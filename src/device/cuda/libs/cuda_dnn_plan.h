@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Private to cuDNN's files (cuda_dnn*.c): the library, and what is kept for each shape.
 #ifndef ISO_CUDA_DNN_PLAN_H
 #define ISO_CUDA_DNN_PLAN_H

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Convolutions by cuDNN: running them.
 #include "device/cuda/libs/cuda_dnn.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Convolutions by cuDNN: candidates chosen by time, and choices given to other ranks.
 //
 // A choice is of a shape whatever its number of rows. Candidates differ in rounding, so a rank

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Linear layers with bias and activation in one call, by cuBLASLt.
 //
 // Which kernel runs is what its heuristic names first for the shape, never a matter of time, and

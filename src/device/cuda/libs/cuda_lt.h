@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Private to the CUDA device: linear layers with bias and activation in one call, by cuBLASLt.
 #ifndef ISO_CUDA_LT_H
 #define ISO_CUDA_LT_H

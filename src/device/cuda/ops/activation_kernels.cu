@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Tanh, sigmoid, gelu and softmax. In f32 (bf16 too) on the device's functions of that type, which
 // are within a few units in the last place; sums of rows in double precision.
 #include "device/cuda/ops/activation_kernels.h"

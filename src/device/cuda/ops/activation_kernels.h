@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Private to the CUDA device: launchers of element-wise functions and softmax.
 #ifndef ISO_ACTIVATION_KERNELS_H
 #define ISO_ACTIVATION_KERNELS_H

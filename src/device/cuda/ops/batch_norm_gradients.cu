@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Kernels for batch normalisation: sums over gradients, and backward; divided as forward is.
 #include "device/cuda/ops/cuda_norm_beside.cuh"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Kernels for batch normalisation: moments and forward. Channels with many values have several
 // parts: a launch takes their moments, and each block of the next puts those of its channel
 // together, or where a block has many channels a launch between them does. Where channels lie

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Private to the CUDA device: launchers of batch normalisation kernels.
 #ifndef ISO_BATCH_NORM_KERNELS_H
 #define ISO_BATCH_NORM_KERNELS_H

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Norms of many arrays taken as one vector, and clipping by them. A few launches, however many
 // arrays there are.
 #include "device/cuda/ops/clip_kernels.h"

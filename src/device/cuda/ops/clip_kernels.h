@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Private to the CUDA device: launchers of norms of many arrays, and of clipping by them.
 #ifndef ISO_CLIP_KERNELS_H
 #define ISO_CLIP_KERNELS_H

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Kernels that make convolutions matrix products: patches of images, and the order of samples.
 //
 // Blocks in x are rows of a matrix, threads and blocks in y walk its columns: what belongs to a row

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Private to the CUDA device: launchers of the kernels that make convolutions matrix products.
 #ifndef ISO_CONV_KERNELS_H
 #define ISO_CONV_KERNELS_H

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Element-wise functions and softmax on the CUDA device.
 #include "device/cuda/ops/activation_kernels.h"
 #include "device/cuda/runtime/cuda_impl.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Batch normalisation of the CUDA device: its slots, and numbers on their way from and to the host.
 #include "device/cuda/ops/batch_norm_kernels.h"
 #include "device/cuda/runtime/cuda_impl.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Norms of gradients and clipping on the CUDA device.
 #include "device/cuda/ops/clip_kernels.h"
 #include "device/cuda/runtime/cuda_impl.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Convolutions of the CUDA device: by cuDNN, as matrix products over patches (im2col), or, from
 // very few channels, by kernels of their own.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Copies between layouts: gradients on their way back, what is flattened, weights for cuDNN; and
 // parameters that become bf16.
 #include "device/cuda/ops/cuda_copy.h"

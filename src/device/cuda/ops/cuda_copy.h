@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Private to the CUDA device: copies between layouts.
 #ifndef ISO_CUDA_COPY_H
 #define ISO_CUDA_COPY_H

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Relu, sums and dropout on the CUDA device.
 #include "device/cuda/runtime/cuda_impl.h"
 #include "device/cuda/ops/elementwise_kernels.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Layer normalisation of the CUDA device: its slots, in terms of rows.
 #include "device/cuda/runtime/cuda_impl.h"
 #include "device/cuda/ops/layer_norm_kernels.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Linear layers of the CUDA device: products by cuBLAS, with bias and activation in the same call
 // where cuBLASLt has it; those to very few features by kernels of their own.
 #include "device/cuda/ops/cuda_linear.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Private to the CUDA device: what convolutions share with linear layers.
 #ifndef ISO_CUDA_LINEAR_H
 #define ISO_CUDA_LINEAR_H

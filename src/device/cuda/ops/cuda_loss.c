@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Log-softmax and losses on the CUDA device, and how labels get there and results back.
 #include "device/cuda/runtime/cuda_graph.h"
 #include "device/cuda/ops/loss_kernels.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // How batch normalisation is divided among blocks and threads. A block takes one part of the values
 // of a channel, or of a few neighbouring channels where planes are tiny, so that it reads memory
 // side by side. A thread moves V neighbouring values in one access: pixels of its one channel, or

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Sums of batch normalisation where channels lie beside each other, so that a plane is one pixel
 // and a row has a value of each channel. A thread moves K values of a row in one access, fewer than
 // 16 bytes where that saves registers: more threads find room, and more accesses are under way.

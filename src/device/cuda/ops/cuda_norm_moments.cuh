@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Moments of batch normalisation: of what a thread sees, of a block's part of a channel, of all
 // parts. Nothing is added in an order that may vary.
 #ifndef ISO_CUDA_NORM_MOMENTS_CUH

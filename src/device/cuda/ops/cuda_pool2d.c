@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Pooling of the CUDA device: its slots, in terms of planes or images, and axes.
 #include "device/cuda/runtime/cuda_impl.h"
 #include "device/cuda/ops/pool_kernels.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Convolutions from very few channels: which they are, and what their kernels are told.
 #include "device/cuda/ops/cuda_stem.h"
 

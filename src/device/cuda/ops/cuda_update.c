@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Optimizer updates of the CUDA device: its slots, which see memory and no tensors, for each type.
 #include "device/cuda/runtime/cuda_impl.h"
 #include "device/cuda/ops/update_kernels.h"

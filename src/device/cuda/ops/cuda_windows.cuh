@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Where pooling windows lie: sizes of an image, windows and pixels along an axis, and division by
 // numbers that are the same for all threads.
 #ifndef ISO_CUDA_WINDOWS_CUH

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Relu, sums and dropout.
 #include "device/cuda/ops/elementwise_kernels.h"
 

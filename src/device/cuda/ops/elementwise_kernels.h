@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Private to the CUDA device: launchers of relu, sums and dropout.
 #ifndef ISO_ELEMENTWISE_KERNELS_H
 #define ISO_ELEMENTWISE_KERNELS_H

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The LAMB update: a pass for the moments and the norms, and one for the update. Formulas:
 // cpu_update.c.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Kernels for layer normalisation. A warp or a block has a row, with sums in double precision. The
 // gradients of the parameters are sums of columns: first over parts of the rows, then over those.
 #include "device/cuda/ops/layer_norm_kernels.h"

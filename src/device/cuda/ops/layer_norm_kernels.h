@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Private to the CUDA device: launchers of layer normalisation kernels.
 #ifndef ISO_LAYER_NORM_KERNELS_H
 #define ISO_LAYER_NORM_KERNELS_H

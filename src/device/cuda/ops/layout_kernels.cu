@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Kernels that bring tensors and weights into another order.
 #include "device/cuda/ops/layout_kernels.h"
 

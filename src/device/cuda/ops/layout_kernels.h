@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Private to the CUDA device: launchers of kernels that bring tensors and weights into another
 // order.
 #ifndef ISO_LAYOUT_KERNELS_H

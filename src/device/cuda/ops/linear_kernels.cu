@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Kernels around matrix products: bias and activation, sums over channels.
 #include "device/cuda/ops/linear_kernels.h"
 

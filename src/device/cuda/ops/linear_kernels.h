@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Private to the CUDA device: launchers of the kernels around matrix products. Tensors are seen as
 // [rows, channels, plane]; of a linear layer, and where channels lie beside each other, the plane
 // is 1.

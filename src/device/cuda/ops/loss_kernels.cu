@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Log-softmax and the losses, in double precision inside of a row and over rows. Formulas:
 // cpu_loss.c. Sums have the same order on every device: rows first, then the batch in one block.
 #include "device/cuda/ops/loss_kernels.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Private to the CUDA device: launchers of log-softmax and losses.
 #ifndef ISO_LOSS_KERNELS_H
 #define ISO_LOSS_KERNELS_H

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Kernels for pooling. Forward has a thread, or a warp, for each window; backward a thread for each
 // pixel, which looks at the windows that it lies in: nothing is added by two threads, and always in
 // the same order. Where channels lie beside each other, a thread takes V of them.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Private to the CUDA device: launchers of pooling kernels.
 #ifndef ISO_POOL_KERNELS_H
 #define ISO_POOL_KERNELS_H

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Rounds many arrays to bf16 in one launch: most weights are so small that launches would take
 // longer than the work.
 #include "device/cuda/ops/round_kernels.h"

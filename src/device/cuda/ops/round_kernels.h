@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Private to the CUDA device: launcher of the kernel that rounds many arrays to bf16.
 #ifndef ISO_ROUND_KERNELS_H
 #define ISO_ROUND_KERNELS_H

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Convolutions from very few channels.
 //
 // A thread has a few filters of four pixels beside each other, which have most of their windows in

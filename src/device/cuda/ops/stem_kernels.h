@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Private to the CUDA device: launchers of convolutions from very few channels, such as the first
 // one of a network of images, which tensor cores do badly.
 #ifndef ISO_STEM_KERNELS_H

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Linear layers to very few features. All of a row's outputs are one thread's, or one warp's: so an
 // element of x is loaded once for all of them.
 #include "device/cuda/ops/thin_kernels.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Private to the CUDA device: launchers of linear layers to very few features, such as the last one
 // of a classifier, for which products by tiles have no work for a GPU.
 #ifndef ISO_THIN_KERNELS_H

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Optimizer updates: one pass over gradient, parameter and state. Formulas: cpu_update.c.
 //
 // A rule is a struct of its numbers, without padding, with a function for one element. The kernel

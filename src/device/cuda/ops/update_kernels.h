@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Private to the CUDA device: launchers of optimizer updates. Arguments and what may be NULL: as
 // the slots of device_impl.h; all memory is of `dtype` (f32 or f64).
 #ifndef ISO_UPDATE_KERNELS_H

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The CUDA device: its life, and errors of the runtime.
 #include "device/cuda/ops/cuda_copy.h"
 #include "device/cuda/libs/cuda_dnn.h"

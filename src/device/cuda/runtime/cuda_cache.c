@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // A hash table of what a library prepared for shapes.
 #include "device/cuda/runtime/cuda_cache.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Private to the CUDA device: what a library prepared for shapes, kept for when they come again.
 #ifndef ISO_CUDA_CACHE_H
 #define ISO_CUDA_CACHE_H

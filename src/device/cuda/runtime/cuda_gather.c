@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Updates that wait to be launched as one kernel, and how they share its blocks.
 #include "device/cuda/runtime/cuda_graph.h"
 

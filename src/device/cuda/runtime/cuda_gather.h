@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Private to the CUDA device, for C and for .cu files: updates that are launched together.
 //
 // Optimizers update one parameter after the other, and most parameters are so small that a launch

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Segments of the compute queue, and the CUDA graphs that are made of those that come again.
 #include "device/cuda/runtime/cuda_graph.h"
 

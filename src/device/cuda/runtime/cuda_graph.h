@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Private to the CUDA device: what enters the compute queue between two places where somebody looks
 // at it (an event, a copy, a wait) is a segment. A segment that comes again is held back, compared
 // with the one known, and launched as one CUDA graph; where it turns out to differ, what was held

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Which GPU it is, so that ranks can tell whether they share one.
 #include "device/cuda/runtime/cuda_impl.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Private to the CUDA device: its state, errors, and the files that fill its tables of kernels.
 //
 // A blocked activation is channels last: [N, H, W, C] in memory. One thread at a time uses a

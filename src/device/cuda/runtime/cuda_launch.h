@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Private to the CUDA device, for C and for .cu files: how kernels get into the compute queue.
 //
 // A kernel takes one struct by value. Its launcher, in the same .cu file, is an extern "C" function

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Loads a shared library when it is first needed, and finds its functions.
 #include "device/cuda/runtime/cuda_library.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Private: a shared library that is loaded when it is first needed, so that a run that does without
 // it pays nothing for it. Its functions stand once, in a list; FUNCTIONS(X) is X(name) for each:
 //

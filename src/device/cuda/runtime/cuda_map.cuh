@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Kernels that compute every element from the elements at its place, 16 bytes at a time where
 // memory is aligned to that.
 #ifndef ISO_CUDA_MAP_CUH

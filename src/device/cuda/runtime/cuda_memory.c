@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Memory of the CUDA device as tensors see it. Whole tensors go to and from the host only outside
 // of steps: those calls wait.
 #include "device/cuda/ops/cuda_copy.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What .cu files share: elements that are moved 16 bytes at a time where memory is aligned to that.
 #ifndef ISO_CUDA_PACK_CUH
 #define ISO_CUDA_PACK_CUH

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Device memory of a CUDA device: blocks are kept when they are given back, so that the runtime is
 // asked for memory only while shapes are new.
 #include "device/cuda/runtime/cuda_graph.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The compute queue of a CUDA device: kernels and library calls enter here.
 #include "device/cuda/runtime/cuda_graph.h"
 

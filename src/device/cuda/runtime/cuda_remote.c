@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Queues, events and copies of a CUDA device. All that touches the compute queue ends its segment.
 #include "device/cuda/runtime/cuda_graph.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Kernels over rows: what works on one is a warp or, where rows are long, a block.
 #ifndef ISO_CUDA_ROWS_CUH
 #define ISO_CUDA_ROWS_CUH

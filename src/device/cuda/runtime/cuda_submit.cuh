@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What .cu files share: launching a kernel of one struct, walking items, reductions of a block.
 #ifndef ISO_CUDA_SUBMIT_CUH
 #define ISO_CUDA_SUBMIT_CUH

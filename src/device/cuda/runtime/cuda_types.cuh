@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What .cu files share: element types as kernels store them, and what they compute them in. Kernels
 // that take bf16 are templates of the stored type T; they widen what they load and round what they
 // store to nearest, ties to even.

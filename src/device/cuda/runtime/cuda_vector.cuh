@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What .cu files share: neighbouring elements that are moved in one access where memory is aligned
 // to that, whatever they are stored as.
 #ifndef ISO_CUDA_VECTOR_CUH

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Kernels that fill, convert and count.
 #include "device/cuda/runtime/fill_kernels.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Private to the CUDA device: launchers of kernels that fill and convert.
 #ifndef ISO_FILL_KERNELS_H
 #define ISO_FILL_KERNELS_H
