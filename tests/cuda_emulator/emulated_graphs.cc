@@ -205,6 +205,9 @@ static void note_host(Task &task, const void *host, size_t size) {
 static Task launch_task(CUgraphExec_st &exec, CUstream_st *stream) {
     Task task;
     for (const Work &work : exec.works) {
+        if (work.device >= 0 && work.device != stream->device)
+            die("cudaGraphLaunch: a kernel of device %d in a stream of device %d", work.device,
+                stream->device);
         task.prompt = task.prompt || work.prompt;
         note_host(task, work.host, work.host_size);
         note_host(task, work.host2, work.host_size);
@@ -415,6 +418,7 @@ cudaError_t cudaGraphAddKernelNode(cudaGraphNode_t *pGraphNode, cudaGraph_t grap
     work.kernel.block = pNodeParams->blockDim;
     work.kernel.shared = pNodeParams->sharedMemBytes;
     work.kernel.args.assign(bytes, bytes + size);
+    work.device = current_device();
     Lock lock(state().mutex);
     *pGraphNode = add_node(graph, std::move(work), indices(pDependencies, numDependencies));
     return cudaSuccess;

@@ -93,6 +93,7 @@ struct Work {
     const void *host = nullptr, *host2 = nullptr;
     size_t host_size = 0; // pinned memory that the work uses
     bool prompt = false;  // somebody outside of CUDA may be waiting for it
+    int device = -1;      // of a node: the only one that may run it; -1: any
 };
 Run make_run(const Work &work, CUstream_st *stream);
 

@@ -79,6 +79,38 @@ Test(cuda_tune, a_shape_that_is_never_fused_is_chosen_for_too) {
     iso_device_destroy(&on.device);
 }
 
+static void run_forward(const target *on, problem *p) {
+    OK(on->kernels->conv2d_forward(on->device, &p->config, p->x.t, p->w.t, p->b.t, ISO_ACT_RELU,
+                                   p->y.t));
+}
+
+static void fill(pair *x, int times) {
+    for (int k = 0; k < times; k++) OK(iso_tensor_fill(x->t, k));
+}
+
+// What came before the trials is made a graph: of the GPU that it came to.
+Test(cuda_tune, another_gpu_may_have_been_in_use_before) {
+    enum { TIMES = 4, COMMANDS = 3 };
+    if (iso_device_count("cuda") < 2) cr_skip_test("there are no two GPUs");
+    target on = open_cuda(), other = {.dtype = ISO_F32};
+    OK(iso_device_create("cuda:1", &other.device));
+    pair x = pair_1d(&on, 8), y = pair_1d(&other, 8);
+    for (int i = 0; i < TIMES; i++) {
+        oracle_conv c = shape;
+        c.out += i; // of each shape candidates are timed
+        problem p = problem_of(&on, &c);
+        run_forward(&on, &p);
+        OK(on.device->ops->remote->finish(on.device));
+        OK(iso_device_tune(on.device, true));
+        fill(&x, COMMANDS), fill(&y, 1);
+        run_forward(&on, &p);
+        OK(iso_device_tune(on.device, false));
+        problem_destroy(&p);
+    }
+    pair_destroy(&x), pair_destroy(&y);
+    iso_device_destroy(&on.device), iso_device_destroy(&other.device);
+}
+
 Test(cuda_tune, bytes_that_are_no_choices_are_refused) {
     target on = open_cuda();
     cr_assert(iso_device_set_choices(on.device, "x", 1) == ISO_ERR_FORMAT);

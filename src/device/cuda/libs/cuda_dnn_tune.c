@@ -133,7 +133,6 @@ static iso_status choose(iso__cuda *cuda, iso__dnn_plan *p, iso__dnn_trial trial
     char text[64];
     float best = FLT_MAX;
     iso_status status;
-    ISO_TRY(iso__cuda_enter(cuda));
     for (int i = 0; i < 2; i++)
         if (cudaEventCreate(&mark[i]) != cudaSuccess) mark[i] = NULL;
     status = mark[0] && mark[1] ? time_all(cuda, p, trial, context, mark, &best)
@@ -151,6 +150,7 @@ static iso_status choose(iso__cuda *cuda, iso__dnn_plan *p, iso__dnn_trial trial
 iso_status iso__dnn_tune(iso__cuda *cuda, iso__dnn_plan *p, iso__dnn_trial trial,
                          const void *context) {
     if (p->chosen >= 0 || p->count < 2) return ISO_OK;
+    ISO_TRY(iso__cuda_enter(cuda)); // also for a graph that the flush makes
     ISO_TRY(iso__cuda_flush(cuda));
     struct iso__cuda_graphs *graphs = cuda->graphs;
     cuda->graphs = NULL; // what is timed is launched at once
