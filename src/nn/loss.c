@@ -166,7 +166,7 @@ void iso_loss_destroy(iso_loss **slot) {
     if (!loss) return;
     if (loss->done) {
         const iso__remote_ops *remote = loss->device->ops->remote;
-        if (loss->computed) remote->wait(loss->device, loss->done);
+        remote->wait(loss->device, loss->done); // also where the latest call failed
         remote->event_destroy(loss->device, &loss->done);
     }
     iso__pinned_free(loss->device, loss->result);

@@ -8,6 +8,11 @@
 
 TestSuite(cuda_loss_bf16, .timeout = 60, .fini = balance_check);
 
+// Of the emulated GPU, where the build has that.
+__attribute__((weak)) void emulated_fail_next(const char *function, int error);
+
+enum { LAUNCH_FAILURE = 719 };
+
 // A tensor of f32 with numbers that bf16 has, a quarter of them equal to others; and that in bf16.
 static void make_both(iso_device *device, int64_t rows, int64_t k, iso_tensor *both[2]) {
     target on = {.device = device, .dtype = ISO_F32};
@@ -87,5 +92,27 @@ Test(cuda_loss_bf16, of_targets_is_that_of_f32) {
         destroy_all(loss, x);
         iso_tensor_destroy(&targets[0]), iso_tensor_destroy(&targets[1]);
     }
+    iso_device_destroy(&device);
+}
+
+// Its result is memory of the host, which the GPU may still have to write. The fault meets the wait
+// before that memory is freed.
+Test(cuda_loss_bf16, memory_stays_for_a_loss_that_runs_though_the_next_one_failed) {
+    if (!emulated_fail_next) cr_skip_test("only the emulated GPU can be made to fail");
+    iso_device *device = open_cuda();
+    int32_t labels[4] = {0, 1, 2, 3};
+    double value;
+    iso_tensor *x[2];
+    iso_loss *loss[2];
+    make_both(device, 4, 5, x);
+    for (int i = 0; i < 2; i++) OK(iso_loss_create(device, ISO_CROSS_ENTROPY, &loss[i]));
+    OK(iso_loss_compute(loss[0], x[0], labels, NULL, NULL, NULL));
+    labels[3] = 5;
+    cr_assert(iso_loss_compute(loss[0], x[0], labels, NULL, NULL, NULL) == ISO_ERR_ARG);
+    emulated_fail_next("cudaEventSynchronize", LAUNCH_FAILURE);
+    iso_loss_destroy(&loss[0]);
+    labels[3] = 3;
+    OK(iso_loss_compute(loss[1], x[0], labels, &value, NULL, NULL));
+    destroy_all(loss, x);
     iso_device_destroy(&device);
 }
