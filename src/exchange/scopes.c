@@ -165,7 +165,6 @@ static iso_status make_host(const iso__transport_setup *setup, iso_comm *comm,
     iso_status status = ISO_OK;
     if (setup->store->device) {
         iso__staged_config config = {.limit_s = iso__comm_timeout(setup->world)};
-        *out = NULL;
         status = iso__transport_staged(setup, &config, host, out);
     }
     return iso_comm_agree(comm, status);

@@ -195,7 +195,8 @@ static iso_status make_inner(shards *self, iso_comm *across) {
     ISO_TRY(iso__transport_host(&setup, across, &host));
     iso__staged_config config = {
         .limit_s = 2 * iso__comm_timeout(self->node), .check = check_nccl, .user = self->nccl};
-    return iso__transport_staged(&setup, &config, host, &self->inner);
+    self->inner = host; // until staged has taken it: all ranks destroy the same
+    return iso_comm_agree(across, iso__transport_staged(&setup, &config, host, &self->inner));
 }
 
 iso_status iso__transport_shards(const iso__transport_setup *setup, iso__nccl *nccl, iso_comm *node,

@@ -226,7 +226,7 @@ iso_status iso__transport_staged(const iso__transport_setup *setup,
     staged *self = NULL;
     size_t count = (size_t)setup->buckets->count;
     ISO_TRY_GOTO(iso__alloc_zero(sizeof(*self), (void **)&self));
-    *self = (staged){.with = *setup, .config = *config, .inner = inner};
+    *self = (staged){.with = *setup, .config = *config};
     self->base = (iso__transport){.ops = &staged_ops,
                                   .launches = true,
                                   .travels = true,
@@ -234,12 +234,10 @@ iso_status iso__transport_staged(const iso__transport_setup *setup,
                                   .wire_bytes = inner->wire_bytes};
     ISO_TRY_GOTO(iso__alloc_zero(count * sizeof(*self->cargo), (void **)&self->cargo));
     ISO_TRY_GOTO(make_events(self));
+    self->inner = inner;
     *out = &self->base;
     return ISO_OK;
 fail:
-    if (self)
-        destroy_staged(&self->base);
-    else
-        iso__transport_destroy(&inner);
+    if (self) destroy_staged(&self->base); // without inner
     return status;
 }

@@ -29,8 +29,8 @@ iso_status iso__transport_none(const iso__transport_setup *setup, iso__transport
 iso_status iso__transport_host(const iso__transport_setup *setup, iso_comm *comm,
                                iso__transport **out);
 
-// Between a device and the arena, around a transport of the host, which it takes over, also on
-// failure. Local.
+// Between a device and the arena, around a transport of the host. Local: takes inner over on
+// success; on failure inner stays the caller's, so that all ranks can destroy theirs together.
 typedef struct iso__staged_config {
     double limit_s;                  // after which flush() gives up; 0: never
     iso_status (*check)(void *user); // whether what has come from the device is sound; may be NULL

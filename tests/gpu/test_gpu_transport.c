@@ -6,6 +6,9 @@
 #include <criterion/criterion.h>
 #include <stdlib.h>
 
+// Of the emulated GPU, where the build has that.
+__attribute__((weak)) void emulated_fail_next(const char *function, int error);
+
 TestSuite(np1_gpu_transport, .init = nccl_setup, .fini = test_mpi_teardown, .timeout = 60);
 TestSuite(np2_gpu_transport, .init = nccl_setup, .fini = test_mpi_teardown, .timeout = 60);
 TestSuite(np4_gpu_transport, .init = nccl_setup, .fini = test_mpi_teardown, .timeout = 60);
@@ -40,4 +43,19 @@ Test(np4_gpu_transport, in_shards) {
     setenv("ISO_RANKS_PER_NODE", "2", 1);
     gpus_conform("shards", "nccl", NULL);
     gpus_conform("shards", "nccl", &iso_hook_bf16);
+}
+
+// The transports of all ranks are then destroyed together, which is collective.
+Test(np2_gpu_transport, what_one_rank_cannot_make_all_are_told_of) {
+    nccl_skip();
+    if (!emulated_fail_next) test_mpi_skip("only the emulated GPU can be made to fail");
+    setenv("ISO_NODE_COLLECTIVE", "mpi", 1);
+    nccl_world w = {.how = nccl_by_gpu};
+    iso_assert_ok(nccl_open_device(&w.device));
+    iso_assert_ok(nccl_make_tensors(&w));
+    if (test_rank == 1) emulated_fail_next("cudaEventCreateWithFlags", 2 /* out of memory */);
+    iso_status status = nccl_make_reducer(&w);
+    iso_assert_all(status < 0);
+    iso_assert_ok(nccl_make_reducer(&w)); // and the next one is made
+    nccl_destroy(&w);
 }
