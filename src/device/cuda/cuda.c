@@ -1,22 +1,10 @@
 // SPDX-License-Identifier: MIT
-// The CUDA device: its life, and errors of the runtime.
-#include "device/cuda/ops/cuda_copy.h"
+// The CUDA device: its life, and its tables.
 #include "device/cuda/libs/cuda_dnn.h"
+#include "device/cuda/ops/cuda_copy.h"
 #include "device/cuda/runtime/cuda_graph.h"
-#include "device/cuda/runtime/fill_kernels.h"
 
 #include <string.h>
-
-// ---- Errors ---------------------------------------------------------------------------------------
-
-iso_status iso__cuda_error(cudaError_t error, const char *call, const char *function,
-                           const char *file, int line) {
-    int length = (int)strcspn(call, "(");
-    iso_status code = error == cudaErrorMemoryAllocation ? ISO_ERR_NOMEM : ISO_ERR_DEVICE;
-    cudaGetLastError(); // it is told here
-    return iso__error(code, function, file, line, "the GPU reports in %.*s: %s (%s)", length, call,
-                      cudaGetErrorString(error), cudaGetErrorName(error));
-}
 
 // ---- Which GPU ------------------------------------------------------------------------------------
 
@@ -44,13 +32,6 @@ static iso_status parse_ordinal(const char *text, int *out) {
                   ? "s, numbered from 0"
                   : ", cuda:0");
     *out = (int)value;
-    return ISO_OK;
-}
-
-iso_status iso__cuda_enter(const iso__cuda *cuda) {
-    int current = -1; // a program may have chosen another one
-    if (cudaGetDevice(&current) == cudaSuccess && current == cuda->ordinal) return ISO_OK;
-    ISO_TRY_CUDA(cudaSetDevice(cuda->ordinal));
     return ISO_OK;
 }
 
@@ -90,31 +71,6 @@ static void cuda_destroy(iso_device *self) {
         if (cuda->stream[q]) cudaStreamDestroy(cuda->stream[q]);
     iso__cuda_pool_destroy(cuda);
     iso__free(cuda);
-}
-
-iso_status iso__cuda_scratch(iso__cuda *cuda, size_t bytes, void **out) {
-    if (bytes > cuda->scratch_bytes) {
-        void *larger;
-        ISO_TRY(iso__cuda_pool_alloc(cuda, bytes, &larger));
-        if (cuda->scratch) iso__cuda_pool_free(cuda, cuda->scratch);
-        cuda->scratch = larger;
-        cuda->scratch_bytes = bytes;
-    }
-    *out = cuda->scratch;
-    return ISO_OK;
-}
-
-iso_status iso__cuda_arrivals(iso__cuda *cuda, unsigned **out) {
-    size_t bytes = ISO_CUDA_ARRIVALS * sizeof(unsigned);
-    void *memory = cuda->arrived;
-    if (!memory) {
-        ISO_TRY(iso__cuda_pool_alloc(cuda, bytes, &memory));
-        iso_status status = iso__cuda_fill_values(cuda, ISO_I64, (int64_t)(bytes / 8), 0, memory);
-        if (status < 0) iso__cuda_pool_free(cuda, memory);
-        ISO_TRY(status);
-    }
-    *out = cuda->arrived = memory;
-    return ISO_OK;
 }
 
 // Kernel threads of the host are not what computes here.
