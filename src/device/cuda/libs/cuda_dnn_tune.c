@@ -177,8 +177,7 @@ static const void *choices(iso_device *self, size_t *bytes) {
 
 static iso_status set_choices(iso_device *self, const void *data, size_t bytes) {
     iso__cuda *cuda = iso__cuda_of(self);
-    iso__dnn_choice c;
-    ISO_CHECK(bytes % sizeof(c) == 0, ISO_ERR_FORMAT,
+    ISO_CHECK(bytes % sizeof(iso__dnn_choice) == 0, ISO_ERR_FORMAT,
               "%zu bytes are no choices of kernels: ranks must run the same build", bytes);
     if (bytes > 0) ISO_TRY(iso__cuda_conv_choose(cuda));
     iso__cuda_dnn *dnn = cuda->dnn;
@@ -186,14 +185,12 @@ static iso_status set_choices(iso_device *self, const void *data, size_t bytes) 
               "the choices are of cuDNN's kernels, which this rank does not use: ranks must have "
               "the same libraries and the same ISO_CUDA_CONV");
     if (!dnn) return ISO_OK;
-    iso__cuda_dnn before = *dnn;
-    dnn->choice = NULL;
-    dnn->choices = dnn->room = 0;
-    for (size_t i = 0; i < bytes / sizeof(c); i++) {
-        memcpy(&c, (const char *)data + i * sizeof(c), sizeof(c));
-        ISO_TRY(keep(dnn, &c));
-    }
-    iso__free(before.choice);
+    void *copy = NULL;
+    if (bytes > 0) ISO_TRY(iso__alloc(bytes, &copy));
+    if (bytes > 0) memcpy(copy, data, bytes);
+    iso__dnn_forget_choices(dnn);
+    dnn->choice = copy;
+    dnn->choices = dnn->room = (int)(bytes / sizeof(*dnn->choice));
     for (int i = 0; i < ISO_CUDA_CACHE_HEADS; i++)
         for (iso__cuda_entry *e = dnn->plans.head[i]; e; e = e->next)
             iso__dnn_apply_choice(dnn, iso_container_of(e, iso__dnn_plan, base));
