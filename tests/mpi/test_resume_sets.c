@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Sets of files of saved state: damaged, incomplete and foreign ones, and runs that are stopped
-// while they save.
+// Sets of files of saved state: damaged, incomplete, foreign; and runs stopped while they save.
 #include "common/mpi_fixture.h"
 #include "common/resume_fixture.h"
 #include "common/scratch.h"

@@ -103,8 +103,7 @@ Test(heat_schedule, skip_8_local_2_wait_2_is_heats_table) {
           "NNNrNrNrNNNrNrNrNNNN");
 }
 
-// Not in HeAT's tables, worked out by its rules: after the merge off until the batch before a
-// multiple of local_skip, while waiting always on.
+// By HeAT's rules: off after the merge until before a multiple of local_skip; on while waiting.
 Test(heat_schedule, local_skip_begins_when_the_wait_is_over) {
     CHECK(4, 8, 4, 2, 12, "b0 S0; b2 M0@2/2 B0; b8 S1 B0; b11 S2 M1@3/2 B1 F2 B2", "NNNrNrrrNNNN");
     CHECK(4, 8, 5, 5, 14, "b0 S0; b5 M0@5/5 B0; b8 S1 B0; b13 S2 M1@5/5 B1 F2 B2",

@@ -72,7 +72,6 @@ __device__ inline void iso__norm_load(const Real *from, Real (&to)[K]) {
 template <int K> struct iso__norm_shared {
     double warp[ISO__NORM_WARPS * 2 * K * ISO__NORM_LANES];
     double found[2 * K * ISO__NORM_LANES];
-    bool last;
 };
 
 // In thread t < 2 * group: the sum over the block of one number of a channel. own: both numbers of
@@ -125,13 +124,7 @@ __device__ bool iso__norm_sum_group(const iso__cuda_norm_shape &s, double (&own)
     if (s.parts > 1) {
         double *of_group = parts + blockIdx.x * s.parts * count;
         if (t < count) of_group[blockIdx.y * count + t] = sum;
-        __threadfence(); // the part, before its block arrives
-        __syncthreads();
-        if (t == 0) shared->last = atomicAdd(&arrived[blockIdx.x], 1u) == (unsigned)s.parts - 1;
-        __syncthreads();
-        if (!shared->last) return false;
-        __threadfence();
-        if (t == 0) arrived[blockIdx.x] = 0;
+        if (!iso__is_last_block(&arrived[blockIdx.x], (unsigned)s.parts)) return false;
         sum = iso__norm_sum_parts(s, count, of_group, shared->warp);
     }
     if (t < count) shared->found[t] = sum;

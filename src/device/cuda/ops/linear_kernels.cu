@@ -180,18 +180,9 @@ static __device__ inline Real sum_of_parts(const volatile Real *part, int64_t st
     return sum;
 }
 
-// Whether this block is the last of its channels. Called by all threads of all blocks, after their
-// part; one counter serves the blocks of a blockIdx.x.
+// Whether this block is the last of its channels: one counter serves the blocks of a blockIdx.x.
 template <class T> static __device__ bool is_last(const sum_args<T> &a) {
-    __shared__ bool last;
-    __threadfence(); // the part of this thread, before its block arrives
-    __syncthreads();
-    if (threadIdx.x == 0) last = atomicAdd(&a.arrived[blockIdx.x], 1u) == (unsigned)a.parts - 1;
-    __syncthreads();
-    if (!last) return false;
-    __threadfence();
-    if (threadIdx.x == 0) a.arrived[blockIdx.x] = 0;
-    return true;
+    return iso__is_last_block(&a.arrived[blockIdx.x], (unsigned)a.parts);
 }
 
 // Items first .. end of part `part`.

@@ -141,13 +141,7 @@ template <bool block, class T> __device__ bool is_largest(int64_t k, const T *x,
 
 // Called by all threads of all blocks, after their last part.
 __device__ void finish(const iso__cuda_loss_sum &s) {
-    __shared__ bool last;
-    __threadfence(); // parts of this thread, before its block arrives
-    __syncthreads();
-    if (threadIdx.x == 0) last = atomicAdd(s.arrived, 1u) == gridDim.x - 1;
-    __syncthreads();
-    if (!last) return;
-    __threadfence();
+    if (!iso__is_last_block(s.arrived, gridDim.x)) return;
     const volatile iso__cuda_loss_part *part = s.part; // of other blocks: not from a cache
     double loss = 0, correct = 0;
     for (int64_t i = threadIdx.x; i < s.count; i += blockDim.x) {
@@ -158,7 +152,6 @@ __device__ void finish(const iso__cuda_loss_sum &s) {
     correct = iso__block_sum(correct);
     if (threadIdx.x > 0) return;
     *s.sum = {loss, correct};
-    *s.arrived = 0;
 }
 
 template <class T, bool block> __global__ void losses(iso__cuda_loss_rows l) {

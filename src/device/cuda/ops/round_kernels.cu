@@ -25,7 +25,7 @@ __device__ void round_item(const float *from, iso__bf16 *to, int64_t i) {
     ((iso__pack<iso__bf16> *)to)[i] = y;
 }
 
-// In the `blocks` blocks of an array, of which this is number `block`.
+// Rounds the share of block number `block` of the `blocks` that an array has.
 __device__ void round_array(const iso__cuda_rounding &r, unsigned block, unsigned blocks) {
     const float *from = (const float *)r.from;
     iso__bf16 *to = (iso__bf16 *)r.to;

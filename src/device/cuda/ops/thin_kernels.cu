@@ -123,18 +123,6 @@ __device__ inline void add_rows(const params_args<T> &a, int first, int end, int
     }
 }
 
-// Whether this block is the last of its columns; called by all threads, after their part is stored.
-__device__ inline bool is_last(unsigned *arrived, int parts) {
-    __shared__ bool last;
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) last = atomicAdd(&arrived[blockIdx.x], 1u) == (unsigned)parts - 1;
-    __syncthreads();
-    __threadfence();
-    if (last && threadIdx.x == 0) arrived[blockIdx.x] = 0;
-    return last;
-}
-
 // The sum of all parts, with several loads under way at once.
 template <class T>
 __device__ inline float sum_of_parts(const params_args<T> &a, int o, int column) {
@@ -170,7 +158,7 @@ template <int OUT, class T> __global__ void thin_params(params_args<T> a) {
         else
             a.partial[((int64_t)blockIdx.y * a.out + o) * (a.in + 1) + column] = total;
     }
-    if (a.parts == 1 || !is_last(a.arrived, a.parts)) return;
+    if (a.parts == 1 || !iso__is_last_block(&a.arrived[blockIdx.x], (unsigned)a.parts)) return;
     for (int o = warp; o < a.out && column < columns; o += WARPS)
         put(a, o, column, sum_of_parts(a, o, column));
 }

@@ -59,4 +59,19 @@ template <class Real> __device__ Real iso__block_sum(Real value) {
     return sum;
 }
 
+// Whether this block is the last of `blocks` to arrive at a counter, which is 0 before and after.
+// Called by all threads of each block when they have stored their parts; the last block then reads
+// those of the others through volatile.
+__device__ inline bool iso__is_last_block(unsigned *counter, unsigned blocks) {
+    __shared__ bool last;
+    __threadfence(); // the part of this thread, before its block arrives
+    __syncthreads();
+    if (threadIdx.x == 0) last = atomicAdd(counter, 1u) == blocks - 1;
+    __syncthreads();
+    if (!last) return false;
+    __threadfence();
+    if (threadIdx.x == 0) *counter = 0;
+    return true;
+}
+
 #endif
