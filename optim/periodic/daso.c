@@ -75,10 +75,10 @@ static iso_status consult_policy(daso *self, iso_daso_observation *observed) {
     iso_daso_decision decision = in_force(self);
     observed->step = self->schedule.step;
     observed->total_steps = self->schedule.total;
-    observed->exchange_ms = self->engine.figures[ISO__EXCHANGE_MS];
-    observed->step_ms = self->engine.figures[ISO__STEP_MS];
-    observed->wait_ms = self->engine.figures[ISO__WAIT_MS];
-    observed->divergence = self->engine.figures[ISO__DIVERGENCE];
+    observed->exchange_ms = self->engine.metrics[ISO__EXCHANGE_MS];
+    observed->step_ms = self->engine.metrics[ISO__STEP_MS];
+    observed->wait_ms = self->engine.metrics[ISO__WAIT_MS];
+    observed->divergence = self->engine.metrics[ISO__DIVERGENCE];
     if (self->config.policy == ISO_POLICY_CALLBACK) return ask_callback(self, observed, &decision);
     if (iso__policy_decide(&self->policy, &self->config, observed, &decision))
         adopt_decision(self, &decision);
@@ -126,7 +126,7 @@ static iso_status begin_late(daso *self) {
     ISO_TRY(begin_round(self, &plan));
     if (plan.count == 0) return ISO_OK;
     plan.next = self->engine.scope; // of the gradients that this step has got
-    return iso__periodic_run(&self->engine, &plan, ISO__CARRY_WIRE);
+    return iso__periodic_run(&self->engine, &plan, ISO__PAYLOAD_WIRE);
 }
 
 static iso_status step(iso_optimizer *optimizer) {
@@ -140,11 +140,11 @@ static iso_status step(iso_optimizer *optimizer) {
     if (self->schedule.begins) ISO_TRY(begin_late(self));
     ISO_TRY(iso__periodic_step(&self->engine));
     iso__daso_schedule_step(&self->schedule, &plan);
-    ISO_TRY(iso__periodic_run(&self->engine, &plan, ISO__CARRY_WIRE));
+    ISO_TRY(iso__periodic_run(&self->engine, &plan, ISO__PAYLOAD_WIRE));
     if (plan_measures(&plan)) ISO_TRY(measure_wait(self));
     if (!self->schedule.begins) return ISO_OK;
     ISO_TRY(begin_round(self, &plan));
-    return iso__periodic_run(&self->engine, &plan, ISO__CARRY_WIRE);
+    return iso__periodic_run(&self->engine, &plan, ISO__PAYLOAD_WIRE);
 }
 
 static iso_status take_epoch_loss(iso_optimizer *optimizer, double loss) {

@@ -36,7 +36,8 @@ static iso_status step(iso_optimizer *optimizer) {
     apply_scheduler(self);
     ISO_TRY(iso__periodic_step(&self->engine));
     ISO_TRY(iso__heat_schedule_step(&self->schedule, &plan));
-    return iso__periodic_run(&self->engine, &plan, blocking ? ISO__CARRY_FULL : ISO__CARRY_WIRE);
+    return iso__periodic_run(&self->engine, &plan,
+                             blocking ? ISO__PAYLOAD_FULL : ISO__PAYLOAD_WIRE);
 }
 
 static iso_status take_epoch_loss(iso_optimizer *optimizer, double loss) {

@@ -11,33 +11,33 @@
 
 // ---- The exchange under way -----------------------------------------------------------------------
 
-static iso_status start_exchange(iso__periodic *p, iso__carrier carrier, int group) {
-    if (!p->average[carrier]) carrier = ISO__CARRY_EXACT; // a full average that nothing shortens
+static iso_status start_exchange(iso__periodic *p, iso__payload payload, int group) {
+    if (!p->average[payload]) payload = ISO__PAYLOAD_EXACT; // a full average that nothing shortens
     iso__average *average;
-    ISO_TRY(iso__periodic_carrier(p, carrier, &average));
+    ISO_TRY(iso__periodic_average_of(p, payload, &average));
     double count = (double)p->step_ms_count;
-    double figures[ISO__FIGURES] = {[ISO__STEP_MS] = count > 0 ? p->step_ms_sum / count : 0,
+    double metrics[ISO__METRICS] = {[ISO__STEP_MS] = count > 0 ? p->step_ms_sum / count : 0,
                                     [ISO__WAIT_MS] = p->last_wait_ms,
                                     [ISO__DIVERGENCE] = p->own_divergence};
     p->step_ms_sum = 0;
     p->step_ms_count = 0;
-    ISO_TRY(iso__average_start(average, p->sent, group, figures));
+    ISO_TRY(iso__average_start(average, p->sent, group, metrics));
     p->pending = true;
     p->held = false;
-    p->carrier = carrier;
+    p->payload = payload;
     return ISO_OK;
 }
 
 // The parameters of now. While an earlier exchange is under way they wait until it is merged.
-static iso_status send_parameters(iso__periodic *p, iso__carrier carrier, int group) {
+static iso_status send_parameters(iso__periodic *p, iso__payload payload, int group) {
     p->queued = p->pending;
-    p->queued_carrier = carrier;
+    p->queued_payload = payload;
     p->queued_group = group;
-    bool state = iso__periodic_carried(p, carrier) > p->parameter_elements;
+    bool state = iso__periodic_elements(p, payload) > p->parameter_elements;
     if (state) ISO_TRY(iso__periodic_mean_buffers(p, p->node));
-    ISO_TRY(iso__periodic_pack(p, iso__periodic_carried(p, carrier),
+    ISO_TRY(iso__periodic_pack(p, iso__periodic_elements(p, payload),
                                p->queued ? p->queued_sent : p->sent));
-    return p->queued ? ISO_OK : start_exchange(p, carrier, group);
+    return p->queued ? ISO_OK : start_exchange(p, payload, group);
 }
 
 static iso_status send_queued(iso__periodic *p) {
@@ -46,7 +46,7 @@ static iso_status send_queued(iso__periodic *p) {
     p->sent = p->queued_sent;
     p->queued_sent = sent;
     p->queued = false;
-    return start_exchange(p, p->queued_carrier, p->queued_group);
+    return start_exchange(p, p->queued_payload, p->queued_group);
 }
 
 // *mean is NULL on ranks that take no part.
@@ -57,7 +57,7 @@ static iso_status collect_mean(iso__periodic *p, const float **mean) {
     p->pending = p->held = false;
     if (held) return ISO_OK;
     int64_t began = iso_now();
-    iso_status status = iso__average_finish(p->average[p->carrier], mean, p->figures);
+    iso_status status = iso__average_finish(p->average[p->payload], mean, p->metrics);
     p->last_wait_ms = (double)(iso_now() - began) * 1e-6;
     p->stats.wait_ms += p->last_wait_ms;
     ISO_TRY(status);
@@ -68,14 +68,14 @@ static iso_status collect_mean(iso__periodic *p, const float **mean) {
 iso_status iso__periodic_hold(iso__periodic *p) {
     if (!p->pending || p->held) return ISO_OK;
     const float *mean;
-    size_t bytes = iso__periodic_carried(p, ISO__CARRY_WIRE) * sizeof(float);
+    size_t bytes = iso__periodic_elements(p, ISO__PAYLOAD_WIRE) * sizeof(float);
     if (!p->mean) ISO_TRY(iso__alloc_zero(bytes, (void **)&p->mean));
     p->last_step_ns = 0; // this wait is not part of a step
     iso_status status = collect_mean(p, &mean);
     p->dropped = status < 0;
     ISO_TRY(status);
     p->member = mean != NULL;
-    if (mean) memcpy(p->mean, mean, iso__periodic_carried(p, p->carrier) * sizeof(float));
+    if (mean) memcpy(p->mean, mean, iso__periodic_elements(p, p->payload) * sizeof(float));
     p->pending = p->held = true;
     return ISO_OK;
 }
@@ -88,8 +88,8 @@ iso_status iso__periodic_drop(iso__periodic *p) {
 }
 
 iso_status iso__periodic_set_reference(iso__periodic *p) {
-    iso__average *wire = p->average[ISO__CARRY_WIRE];
-    ISO_TRY(iso__periodic_pack(p, iso__periodic_carried(p, ISO__CARRY_WIRE), p->queued_sent));
+    iso__average *wire = p->average[ISO__PAYLOAD_WIRE];
+    ISO_TRY(iso__periodic_pack(p, iso__periodic_elements(p, ISO__PAYLOAD_WIRE), p->queued_sent));
     ISO_TRY(iso__average_set_reference(wire, p->queued_sent));
     return ISO_OK;
 }
@@ -111,7 +111,7 @@ static iso_status merge_mean(iso__periodic *p, const iso__action *action, const 
     double distance = 0, norm = 0, ignored = 0;
     iso__merge_args args = {p->sent, mean, p->topology->nodes, action->weight};
     if (p->config.merge == ISO_MERGE_PROGRESS) args.age = action->age;
-    int last = iso__periodic_spans(p, iso__periodic_carried(p, p->carrier));
+    int last = iso__periodic_spans(p, iso__periodic_elements(p, p->payload));
     ISO_TRY(iso__periodic_map(p, last));
     for (int i = 0; i < last; i++) {
         bool state = i >= p->parameter_count;
@@ -160,16 +160,16 @@ static iso_status average_fully(iso__periodic *p, const iso__action *action, boo
     const float *mean;
     int64_t began = iso_now();
     double waited = p->stats.wait_ms;
-    iso__carrier carrier = action->state ? ISO__CARRY_STATE : ISO__CARRY_EXACT;
+    iso__payload payload = action->state ? ISO__PAYLOAD_STATE : ISO__PAYLOAD_EXACT;
     if (sent) {
-        carrier = p->carrier;
+        payload = p->payload;
         ISO_TRY(collect_mean(p, &mean));
     } else {
-        ISO_TRY(iso__periodic_exact_mean(p, carrier, &mean));
+        ISO_TRY(iso__periodic_exact_mean(p, payload, &mean));
         p->last_wait_ms = (double)(iso_now() - began) * 1e-6;
         p->stats.wait_ms += p->last_wait_ms;
     }
-    if (mean) ISO_TRY(iso__periodic_unpack(p, iso__periodic_carried(p, carrier), mean));
+    if (mean) ISO_TRY(iso__periodic_unpack(p, iso__periodic_elements(p, payload), mean));
     if (mean && sent) measure_divergence(p, mean);
     if (action->state)
         ISO_TRY(iso__periodic_agree_on_steps(p, p->comm));
@@ -184,10 +184,10 @@ static iso_status average_fully(iso__periodic *p, const iso__action *action, boo
     return ISO_OK;
 }
 
-static iso_status carry_out(iso__periodic *p, const iso__action *action, iso__carrier carrier,
+static iso_status carry_out(iso__periodic *p, const iso__action *action, iso__payload payload,
                             bool *sent) {
     switch (action->kind) {
-    case ISO__SEND: *sent = true; return send_parameters(p, carrier, action->group);
+    case ISO__SEND: *sent = true; return send_parameters(p, payload, action->group);
     case ISO__MERGE: return merge_exchange(p, action);
     case ISO__FULL: return average_fully(p, action, *sent);
     case ISO__NODE_AVERAGE: return iso__periodic_node_average(p);
@@ -197,12 +197,12 @@ static iso_status carry_out(iso__periodic *p, const iso__action *action, iso__ca
     return ISO_OK;
 }
 
-iso_status iso__periodic_run(iso__periodic *p, const iso__sync_plan *plan, iso__carrier carrier) {
+iso_status iso__periodic_run(iso__periodic *p, const iso__sync_plan *plan, iso__payload payload) {
     bool sent = false;
     // Merging needs the parameters of now, with the update of this step.
     if (plan->count > 0) ISO_TRY(iso_data_parallel_finish(p->data_parallel));
-    for (int i = 0; i < plan->count; i++) ISO_TRY(carry_out(p, &plan->action[i], carrier, &sent));
-    if (p->pending && !p->held) ISO_TRY(iso__average_poll(p->average[p->carrier]));
+    for (int i = 0; i < plan->count; i++) ISO_TRY(carry_out(p, &plan->action[i], payload, &sent));
+    if (p->pending && !p->held) ISO_TRY(iso__average_poll(p->average[p->payload]));
     ISO_TRY(iso__periodic_set_scope(p, plan->next));
     p->last_step_ns = iso_now();
     return ISO_OK;
@@ -258,11 +258,11 @@ iso_status iso__periodic_step(iso__periodic *p) {
 iso_status iso__periodic_measure(iso__periodic *p, double *exchange_ms, double *step_ms) {
     double step = p->step_ms_count > 0 ? p->step_ms_sum / (double)p->step_ms_count : 0;
     ISO_TRY(iso_data_parallel_finish(p->data_parallel));
-    ISO_TRY(iso__average_measure(p->average[ISO__CARRY_WIRE], 3, exchange_ms));
+    ISO_TRY(iso__average_measure(p->average[ISO__PAYLOAD_WIRE], 3, exchange_ms));
     ISO_TRY(iso_comm_allreduce_f64(p->comm, &step, 1, ISO_MAX));
     *step_ms = step;
-    p->figures[ISO__EXCHANGE_MS] = *exchange_ms;
-    p->figures[ISO__STEP_MS] = step;
+    p->metrics[ISO__EXCHANGE_MS] = *exchange_ms;
+    p->metrics[ISO__STEP_MS] = step;
     return ISO_OK;
 }
 
@@ -275,16 +275,16 @@ iso_status iso__periodic_mean_number(iso__periodic *p, double *value) {
 void iso__periodic_stats(const iso__periodic *p, iso_daso_stats *out) {
     *out = p->stats;
     out->pending = p->pending;
-    out->exchange_ms = p->figures[ISO__EXCHANGE_MS];
-    out->step_ms = p->figures[ISO__STEP_MS];
-    out->divergence = p->figures[ISO__DIVERGENCE];
-    for (int i = 0; i < ISO__CARRIERS; i++) {
+    out->exchange_ms = p->metrics[ISO__EXCHANGE_MS];
+    out->step_ms = p->metrics[ISO__STEP_MS];
+    out->divergence = p->metrics[ISO__DIVERGENCE];
+    for (int i = 0; i < ISO__PAYLOADS; i++) {
         iso__average_stats average;
         if (!p->average[i]) continue;
         iso__average_get_stats(p->average[i], &average);
         out->bytes_sent += average.bytes_sent;
         out->bytes_between_nodes += average.bytes_between_nodes;
-        out->work_ms += i == ISO__CARRY_WIRE ? average.work_ms : 0;
+        out->work_ms += i == ISO__PAYLOAD_WIRE ? average.work_ms : 0;
     }
 }
 
@@ -294,7 +294,7 @@ void iso__periodic_stats(const iso__periodic *p, iso_daso_stats *out) {
 static iso_status mean_to_show(iso__periodic *p, const float **mean) {
     iso_daso_stats before, after;
     iso__periodic_stats(p, &before);
-    iso_status status = iso__periodic_exact_mean(p, ISO__CARRY_EXACT, mean);
+    iso_status status = iso__periodic_exact_mean(p, ISO__PAYLOAD_EXACT, mean);
     iso__periodic_stats(p, &after);
     p->stats.bytes_sent -= after.bytes_sent - before.bytes_sent;
     p->stats.bytes_between_nodes -= after.bytes_between_nodes - before.bytes_between_nodes;

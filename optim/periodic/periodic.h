@@ -19,13 +19,13 @@ typedef struct iso__span {
 } iso__span;
 
 // What an exchange carries, and how. Those of one engine share communicators, so one at a time.
-typedef enum iso__carrier {
-    ISO__CARRY_WIRE,  // what is sent while cycling
-    ISO__CARRY_FULL,  // what is sent to be waited for at once
-    ISO__CARRY_EXACT, // parameters in f32
-    ISO__CARRY_STATE, // parameters, buffers and optimizer state in f32
-    ISO__CARRIERS
-} iso__carrier;
+typedef enum iso__payload {
+    ISO__PAYLOAD_WIRE,  // what is sent while cycling
+    ISO__PAYLOAD_FULL,  // what is sent to be waited for at once
+    ISO__PAYLOAD_EXACT, // parameters in f32
+    ISO__PAYLOAD_STATE, // parameters, buffers and optimizer state in f32
+    ISO__PAYLOADS
+} iso__payload;
 
 typedef struct iso__periodic_config {
     iso_topology_config topology;
@@ -44,7 +44,7 @@ typedef struct iso__periodic {
     iso_comm *comm;            // borrowed from it: blocking collectives, in program order
     iso_comm *node;            // the same for the node; owned
     iso_topology *topology;    // of communicators that only averages use
-    iso__average *average[ISO__CARRIERS]; // EXACT and STATE are made when first needed
+    iso__average *average[ISO__PAYLOADS]; // EXACT and STATE are made when first needed
     iso_device *device;                   // of the parameters; borrowed
     iso__span *span;
     int span_count, parameter_count, buffer_count; // parameters come first, then buffers
@@ -57,7 +57,7 @@ typedef struct iso__periodic {
     // The exchange under way. `held`: complete, its mean copied to `mean`, not yet merged.
     // `dropped`: it failed while it was to be held, and its merge is still to come.
     bool pending, queued, held, member, dropped;
-    iso__carrier carrier, queued_carrier;
+    iso__payload payload, queued_payload;
     int queued_group;
     float *sent, *queued_sent, *mean; // as long as what CARRY_WIRE carries
     float *own;                       // what evaluation mode has put aside
@@ -69,7 +69,7 @@ typedef struct iso__periodic {
     iso__device_event *computed, *fetched, *put;
     bool shown; // parameters are the mean of all ranks
 
-    double figures[ISO__FIGURES]; // the largest of all ranks, of the last exchange
+    double metrics[ISO__METRICS]; // the largest of all ranks, of the last exchange
     double last_wait_ms, own_divergence;
     double step_ms_sum; // since the last send, without waits
     int64_t step_ms_count, last_step_ns;
@@ -77,11 +77,11 @@ typedef struct iso__periodic {
     iso_daso_stats stats;   // bytes: what the averages do not count
     struct {
         int64_t number[ISO__PERIODIC_NUMBERS];
-        double figure[ISO__FIGURES + 4];
+        double metric[ISO__METRICS + 4];
     } saved; // what stands in a saved state, see periodic_state.c
 } iso__periodic;
 
-enum { ISO__EXCHANGE_MS, ISO__STEP_MS, ISO__WAIT_MS, ISO__DIVERGENCE }; // of figures
+enum { ISO__EXCHANGE_MS, ISO__STEP_MS, ISO__WAIT_MS, ISO__DIVERGENCE }; // of metrics
 
 // ---- periodic_create.c ----------------------------------------------------------------------------
 
@@ -110,7 +110,7 @@ iso_status iso__periodic_set_reference(iso__periodic *p);
 iso_status iso__periodic_check_training(const iso__periodic *p);
 // One step of the inner optimizer; then, once its owner has a plan, the plan.
 iso_status iso__periodic_step(iso__periodic *p);
-iso_status iso__periodic_run(iso__periodic *p, const iso__sync_plan *plan, iso__carrier carrier);
+iso_status iso__periodic_run(iso__periodic *p, const iso__sync_plan *plan, iso__payload payload);
 // Median ms of an exchange by the wire, and of a step without waits; the largest of all ranks.
 iso_status iso__periodic_measure(iso__periodic *p, double *exchange_ms, double *step_ms);
 // The mean of this number over all ranks.
@@ -141,7 +141,7 @@ iso_status iso__periodic_unpack(iso__periodic *p, size_t elements, const float *
 int iso__periodic_spans(const iso__periodic *p, size_t elements);
 // The mean over all ranks, waiting for it, without touching the parameters; *mean is valid until
 // the next exchange.
-iso_status iso__periodic_exact_mean(iso__periodic *p, iso__carrier carrier, const float **mean);
+iso_status iso__periodic_exact_mean(iso__periodic *p, iso__payload payload, const float **mean);
 iso_status iso__periodic_node_average(iso__periodic *p);
 // After ranks of comm got the mean of their optimizer states: each parameter counts as many updates
 // as on the rank that had made the most.
@@ -149,8 +149,8 @@ iso_status iso__periodic_agree_on_steps(iso__periodic *p, iso_comm *comm);
 // Buffers become their mean over comm; ranks of a node have statistics of their own too.
 iso_status iso__periodic_mean_buffers(iso__periodic *p, iso_comm *comm);
 iso_status iso__periodic_node_copy(iso__periodic *p, int group);
-size_t iso__periodic_carried(const iso__periodic *p, iso__carrier carrier); // elements
-iso_status iso__periodic_carrier(iso__periodic *p, iso__carrier carrier, iso__average **out);
+size_t iso__periodic_elements(const iso__periodic *p, iso__payload payload); // elements
+iso_status iso__periodic_average_of(iso__periodic *p, iso__payload payload, iso__average **out);
 
 // ---- periodic_memory.c ----------------------------------------------------------------------------
 

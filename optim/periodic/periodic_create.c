@@ -55,7 +55,7 @@ static iso_status list_spans(iso__periodic *p, const iso__base_optimizer *core,
 }
 
 static iso_status allocate_memory(iso__periodic *p) {
-    size_t elements = iso__periodic_carried(p, ISO__CARRY_WIRE);
+    size_t elements = iso__periodic_elements(p, ISO__PAYLOAD_WIRE);
     if (elements < p->buffer_elements) elements = p->buffer_elements; // a mean is made there
     size_t bytes = elements * sizeof(float);
     ISO_TRY(iso__pinned_alloc(p->device, bytes, (void **)&p->sent));
@@ -68,11 +68,11 @@ static iso_status allocate_memory(iso__periodic *p) {
 }
 
 static iso_status make_averages(iso__periodic *p) {
-    ISO_TRY(iso__average_create(p->topology, iso__periodic_carried(p, ISO__CARRY_WIRE),
-                                &p->config.wire, &p->average[ISO__CARRY_WIRE]));
+    ISO_TRY(iso__average_create(p->topology, iso__periodic_elements(p, ISO__PAYLOAD_WIRE),
+                                &p->config.wire, &p->average[ISO__PAYLOAD_WIRE]));
     if (p->config.full.wire != ISO_F32 || p->config.full.chunk)
         ISO_TRY(iso__average_create(p->topology, p->parameter_elements, &p->config.full,
-                                    &p->average[ISO__CARRY_FULL]));
+                                    &p->average[ISO__PAYLOAD_FULL]));
     return iso__periodic_set_reference(p);
 }
 
@@ -138,7 +138,7 @@ void iso__periodic_destroy(iso__periodic *p) {
         iso__log(ISO_LOG_ERROR, "while dropping an exchange: %s", iso_last_error()->message);
     if (p->data_parallel) iso__data_parallel_set_train_hook(p->data_parallel, NULL, NULL);
     iso_optimizer_destroy(&p->inner);
-    for (int i = 0; i < ISO__CARRIERS; i++) iso__average_destroy(&p->average[i]);
+    for (int i = 0; i < ISO__PAYLOADS; i++) iso__average_destroy(&p->average[i]);
     iso_comm_destroy(&p->node);
     iso_topology_destroy(&p->topology);
     iso__free(p->span);

@@ -21,19 +21,19 @@ iso_status iso__periodic_unpack(iso__periodic *p, size_t elements, const float *
     return iso__periodic_put(p, 0, iso__periodic_spans(p, elements), from);
 }
 
-size_t iso__periodic_carried(const iso__periodic *p, iso__carrier carrier) {
-    bool state = carrier == ISO__CARRY_STATE ||
-                 (carrier == ISO__CARRY_WIRE && p->config.state == ISO_STATE_AVERAGE);
+size_t iso__periodic_elements(const iso__periodic *p, iso__payload payload) {
+    bool state = payload == ISO__PAYLOAD_STATE ||
+                 (payload == ISO__PAYLOAD_WIRE && p->config.state == ISO_STATE_AVERAGE);
     return state ? p->elements : p->parameter_elements;
 }
 
-iso_status iso__periodic_carrier(iso__periodic *p, iso__carrier carrier, iso__average **out) {
-    if (!p->average[carrier]) {
+iso_status iso__periodic_average_of(iso__periodic *p, iso__payload payload, iso__average **out) {
+    if (!p->average[payload]) {
         iso__average_config exact = {.wire = ISO_F32};
-        ISO_TRY(iso__average_create(p->topology, iso__periodic_carried(p, carrier), &exact,
-                                    &p->average[carrier]));
+        ISO_TRY(iso__average_create(p->topology, iso__periodic_elements(p, payload), &exact,
+                                    &p->average[payload]));
     }
-    *out = p->average[carrier];
+    *out = p->average[payload];
     return ISO_OK;
 }
 
@@ -60,25 +60,25 @@ static bool state_is_node_equal(const iso__periodic *p) {
     return p->node_equal_state && p->buffer_count == 0;
 }
 
-static iso_status exact_mean(iso__periodic *p, iso__carrier carrier, float *x, const float **mean) {
+static iso_status exact_mean(iso__periodic *p, iso__payload payload, float *x, const float **mean) {
     iso__average *average;
-    double figures[ISO__FIGURES] = {0};
-    size_t elements = iso__periodic_carried(p, carrier);
-    ISO_TRY(iso__periodic_carrier(p, carrier, &average));
+    double metrics[ISO__METRICS] = {0};
+    size_t elements = iso__periodic_elements(p, payload);
+    ISO_TRY(iso__periodic_average_of(p, payload, &average));
     ISO_TRY(iso__periodic_pack(p, elements, x));
-    bool state = carrier == ISO__CARRY_STATE;
+    bool state = payload == ISO__PAYLOAD_STATE;
     if (!p->node_equal || (state && !state_is_node_equal(p)))
         ISO_TRY(mean_over(p, p->node, elements, x));
-    ISO_TRY(iso__average_start(average, x, ISO__SHARDS, figures));
-    ISO_TRY(iso__average_finish(average, mean, figures));
+    ISO_TRY(iso__average_start(average, x, ISO__SHARDS, metrics));
+    ISO_TRY(iso__average_finish(average, mean, metrics));
     return ISO_OK;
 }
 
-iso_status iso__periodic_exact_mean(iso__periodic *p, iso__carrier carrier, const float **mean) {
+iso_status iso__periodic_exact_mean(iso__periodic *p, iso__payload payload, const float **mean) {
     void *room = NULL; // the state is asked for once in a run
-    if (carrier == ISO__CARRY_STATE)
+    if (payload == ISO__PAYLOAD_STATE)
         ISO_TRY(iso__pinned_alloc(p->device, p->elements * sizeof(float), &room));
-    iso_status status = exact_mean(p, carrier, room ? room : p->queued_sent, mean);
+    iso_status status = exact_mean(p, payload, room ? room : p->queued_sent, mean);
     iso__pinned_free(p->device, room);
     ISO_TRY(status);
     return ISO_OK;
@@ -95,7 +95,7 @@ iso_status iso__periodic_agree_on_steps(iso__periodic *p, iso_comm *comm) {
 }
 
 iso_status iso__periodic_node_average(iso__periodic *p) {
-    size_t elements = iso__periodic_carried(p, ISO__CARRY_WIRE);
+    size_t elements = iso__periodic_elements(p, ISO__PAYLOAD_WIRE);
     bool state = elements > p->parameter_elements;
     if (p->node_equal && (!state || state_is_node_equal(p))) return ISO_OK;
     int64_t start = iso_now();

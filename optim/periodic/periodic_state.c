@@ -9,7 +9,7 @@
 enum {
     PENDING,
     MEMBER,
-    CARRIER,
+    PAYLOAD,
     SCOPE,
     EQUAL,
     NODE_EQUAL,
@@ -30,7 +30,7 @@ static void fill_saved(iso__periodic *p) {
     iso__periodic_stats(p, &stats);
     int64_t number[COUNT] = {
         [PENDING] = p->pending,       [MEMBER] = p->member,
-        [CARRIER] = p->carrier,       [SCOPE] = p->scope,
+        [PAYLOAD] = p->payload,       [SCOPE] = p->scope,
         [EQUAL] = p->equal,           [NODE_EQUAL] = p->node_equal,
         [STEPS] = stats.steps,        [SYNCS] = stats.syncs,
         [AGE] = stats.last_age,       [NODE_STATE] = p->node_equal_state,
@@ -38,11 +38,11 @@ static void fill_saved(iso__periodic *p) {
         [SENT] = stats.bytes_sent,    [BETWEEN] = stats.bytes_between_nodes,
     };
     memcpy(p->saved.number, number, sizeof(number));
-    memcpy(p->saved.figure, p->figures, sizeof(p->figures));
-    p->saved.figure[ISO__FIGURES] = p->last_wait_ms;
-    p->saved.figure[ISO__FIGURES + 1] = p->own_divergence;
-    p->saved.figure[ISO__FIGURES + 2] = stats.wait_ms;
-    p->saved.figure[ISO__FIGURES + 3] = stats.work_ms;
+    memcpy(p->saved.metric, p->metrics, sizeof(p->metrics));
+    p->saved.metric[ISO__METRICS] = p->last_wait_ms;
+    p->saved.metric[ISO__METRICS + 1] = p->own_divergence;
+    p->saved.metric[ISO__METRICS + 2] = stats.wait_ms;
+    p->saved.metric[ISO__METRICS + 3] = stats.work_ms;
 }
 
 static iso_status add_own(iso_state *state, const char *name, iso_state_type type, size_t count,
@@ -54,16 +54,16 @@ iso_status iso__periodic_state(iso__periodic *p, iso_state *state) {
     ISO_CHECK(!p->shown, ISO_ERR_STATE,
               "the state was asked for in evaluation mode, where parameters are the mean of all "
               "ranks: call iso_module_train(model, true) first");
-    size_t carried = iso__periodic_carried(p, ISO__CARRY_WIRE);
+    size_t carried = iso__periodic_elements(p, ISO__PAYLOAD_WIRE);
     ISO_TRY(iso__periodic_hold(p));
     if (!p->mean) ISO_TRY(iso__alloc_zero(carried * sizeof(float), (void **)&p->mean));
     fill_saved(p);
     ISO_TRY(add_own(state, "daso/numbers", ISO_STATE_I64, ISO__PERIODIC_NUMBERS, p->saved.number));
-    ISO_TRY(add_own(state, "daso/figures", ISO_STATE_F64, ISO__FIGURES + 4, p->saved.figure));
+    ISO_TRY(add_own(state, "daso/figures", ISO_STATE_F64, ISO__METRICS + 4, p->saved.metric));
     ISO_TRY(add_own(state, "daso/sent", ISO_STATE_F32, carried, p->sent));
     ISO_TRY(add_own(state, "daso/mean", ISO_STATE_F32, carried, p->mean));
     iso__average_array array[ISO__AVERAGE_ARRAYS];
-    int arrays = iso__average_arrays(p->average[ISO__CARRY_WIRE], array);
+    int arrays = iso__average_arrays(p->average[ISO__PAYLOAD_WIRE], array);
     for (int i = 0; i < arrays; i++) {
         char name[64];
         snprintf(name, sizeof(name), "daso/%s", array[i].name);
@@ -75,27 +75,27 @@ iso_status iso__periodic_state(iso__periodic *p, iso_state *state) {
 iso_status iso__periodic_loaded(iso__periodic *p) {
     const int64_t *number = p->saved.number;
     ISO_CHECK(number[SCOPE] >= ISO_SCOPE_WORLD && number[SCOPE] <= ISO_SCOPE_RANK &&
-                  number[CARRIER] >= 0 && number[CARRIER] < ISO__CARRIERS,
+                  number[PAYLOAD] >= 0 && number[PAYLOAD] < ISO__PAYLOADS,
               ISO_ERR_FORMAT, "the saved state of daso is damaged: its numbers are invalid");
     p->pending = p->held = number[PENDING];
     p->queued = false;
     p->dropped = number[DROPPED];
     p->member = number[MEMBER];
-    p->carrier = (iso__carrier)number[CARRIER];
+    p->payload = (iso__payload)number[PAYLOAD];
     p->equal = number[EQUAL];
     p->node_equal = number[NODE_EQUAL];
     p->node_equal_state = number[NODE_STATE];
     p->equal_state = number[ALL_STATE];
     p->scope = (iso_scope)number[SCOPE];
     ISO_TRY(iso__data_parallel_set_scope(p->data_parallel, p->scope));
-    memcpy(p->figures, p->saved.figure, sizeof(p->figures));
-    p->last_wait_ms = p->saved.figure[ISO__FIGURES];
-    p->own_divergence = p->saved.figure[ISO__FIGURES + 1];
+    memcpy(p->metrics, p->saved.metric, sizeof(p->metrics));
+    p->last_wait_ms = p->saved.metric[ISO__METRICS];
+    p->own_divergence = p->saved.metric[ISO__METRICS + 1];
     p->stats = (iso_daso_stats){.steps = number[STEPS],
                                 .syncs = number[SYNCS],
                                 .last_age = number[AGE],
-                                .wait_ms = p->saved.figure[ISO__FIGURES + 2],
-                                .work_ms = p->saved.figure[ISO__FIGURES + 3],
+                                .wait_ms = p->saved.metric[ISO__METRICS + 2],
+                                .work_ms = p->saved.metric[ISO__METRICS + 3],
                                 .bytes_sent = number[SENT],
                                 .bytes_between_nodes = number[BETWEEN]};
     return ISO_OK;

@@ -114,8 +114,8 @@ void iso__average_destroy(iso__average **pointer) {
     *pointer = NULL;
     if (!a) return;
     const float *mean;
-    double figures[ISO__FIGURES];
-    if (iso__average_busy(a) && iso__average_finish(a, &mean, figures) < 0)
+    double metrics[ISO__METRICS];
+    if (iso__average_busy(a) && iso__average_finish(a, &mean, metrics) < 0)
         iso__log(ISO_LOG_WARN, "while dropping a mean over nodes: %s", iso_last_error()->message);
     if (!iso__average_busy(a)) release(a); // else MPI may still write into its memory: it stays
 }
@@ -151,11 +151,11 @@ int iso__average_arrays(iso__average *a, iso__average_array item[ISO__AVERAGE_AR
 
 static iso_status measure_once(iso__average *a, const float *values, double *ms) {
     const float *mean;
-    double figures[ISO__FIGURES] = {0};
+    double metrics[ISO__METRICS] = {0};
     ISO_TRY(iso_comm_barrier(a->topology->world));
     int64_t start = iso_now();
-    ISO_TRY(iso__average_start(a, values, ISO__SHARDS, figures));
-    ISO_TRY(iso__average_finish(a, &mean, figures));
+    ISO_TRY(iso__average_start(a, values, ISO__SHARDS, metrics));
+    ISO_TRY(iso__average_finish(a, &mean, metrics));
     *ms = (double)(iso_now() - start) * 1e-6;
     return ISO_OK;
 }

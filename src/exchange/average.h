@@ -9,7 +9,7 @@
 //            and sums what it got in the order of the nodes, in f32
 //   GATHER   the summed shares travel to all members
 //   SPREAD   inside the node the shards of the local ranks are put together (only with shards)
-//   VERDICT  one small reduction over all ranks: whether every rank is well, and figures
+//   VERDICT  one small reduction over all ranks: whether every rank is well, and metrics
 //
 // The first two move 2 (P - 1) / P of the array each way, as a ring all-reduce does, but in any
 // element type with f32 sums.
@@ -25,7 +25,7 @@
 // 1/smallest. The array must be the same on all ranks of a node.
 #define ISO__SHARDS -1
 
-enum { ISO__FIGURES = 4 };
+enum { ISO__METRICS = 4 };
 
 typedef struct iso__average iso__average;
 
@@ -55,18 +55,18 @@ void iso__average_destroy(iso__average **average);
 // Collective, does not wait. Nothing may be under way. group: ISO__SHARDS or a leader group, whose
 // members alone send and get the mean. values (count elements) is read before this returns.
 // Values that are not finite are found here and reported by finish() on every rank.
-// figures: this rank's; figures[0] is overwritten with the ms from start until the data were back.
+// metrics: this rank's; metrics[0] is overwritten with the ms from start until the data were back.
 iso_status iso__average_start(iso__average *average, const float *values, int group,
-                              const double figures[ISO__FIGURES]);
+                              const double metrics[ISO__METRICS]);
 // Local, never waits: goes on to the next phase where the last one is complete. ISO_PENDING:
 // finish() would wait.
 iso_status iso__average_poll(iso__average *average);
 bool iso__average_busy(const iso__average *average); // between start and finish
 // Collective. Waits for what is left. *mean (count elements, valid until the next start) is NULL on
-// ranks outside the group. figures: the largest of each over all ranks.
+// ranks outside the group. metrics: the largest of each over all ranks.
 // If any rank failed, every rank gets an error that names the lowest such rank, and no rank a mean.
 iso_status iso__average_finish(iso__average *average, const float **mean,
-                               double figures[ISO__FIGURES]);
+                               double metrics[ISO__METRICS]);
 
 // Local. The next exchange is of differences to these values (count elements, copied), which all
 // ranks must hold alike; what rounding left is forgotten. Nothing may be under way. ISO_ERR_STATE

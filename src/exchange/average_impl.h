@@ -68,7 +68,7 @@ struct iso__average {
     iso__average_chunk *chunk;
     int chunk_count;
     iso_request *verdict;
-    double figures[1 + ISO__FIGURES]; // the first one: lowest failing rank and cause
+    double metrics[1 + ISO__METRICS]; // the first one: lowest failing rank and cause
     iso__average_cause cause;         // of this rank
     char message[sizeof(((iso_error *)0)->message)];
     int64_t start_ns, back_ns;

@@ -175,11 +175,11 @@ static double own_verdict(const iso__average *a) {
 }
 
 static void post_verdict(iso__average *a) {
-    a->figures[0] = own_verdict(a);
-    a->figures[1] = (double)(a->back_ns - a->start_ns) * 1e-6;
+    a->metrics[0] = own_verdict(a);
+    a->metrics[1] = (double)(a->back_ns - a->start_ns) * 1e-6;
     if (a->back_ns > a->start_ns)
         iso_trace_span(ISO_LANE_EXCHANGE, "mean over nodes", a->start_ns, a->back_ns);
-    posted(a, iso__comm_iallreduce_max(a->topology->world, a->figures, 1 + ISO__FIGURES,
+    posted(a, iso__comm_iallreduce_max(a->topology->world, a->metrics, 1 + ISO__METRICS,
                                        "mean over nodes (verdict)", &a->verdict));
 }
 
@@ -187,12 +187,12 @@ static iso_status verdict(iso__average *a, bool wait) {
     iso_status status = settle(a, &a->verdict, wait);
     if (status != ISO_OK) return status;
     double own = own_verdict(a); // the reduction itself may have failed
-    if (own > a->figures[0]) a->figures[0] = own;
+    if (own > a->metrics[0]) a->metrics[0] = own;
     return ISO_OK;
 }
 
 static iso_status dropped(const iso__average *a) {
-    int code = (int)a->figures[0], size = iso_comm_size(a->topology->world);
+    int code = (int)a->metrics[0], size = iso_comm_size(a->topology->world);
     int rank = size - code / ISO_CAUSES, cause = code % ISO_CAUSES;
     bool own = rank == iso_comm_rank(a->topology->world);
     static const char result[] = "the exchange was dropped on all ranks and changed nothing";
@@ -255,14 +255,14 @@ static void choose_result(iso__average *a) {
         a->result = (float *)(void *)a->send;
 }
 
-static void begin(iso__average *a, int group, const double figures[ISO__FIGURES]) {
+static void begin(iso__average *a, int group, const double metrics[ISO__METRICS]) {
     a->group = group;
     a->cause = ISO_CAUSE_NONE;
     a->as_difference = iso__average_has_reference(a);
     a->wire = a->config.differences && !a->as_difference ? ISO_F32 : a->config.wire;
     // The largest of numbers some of which are NaN is not the same everywhere.
-    for (int i = 0; i < ISO__FIGURES; i++)
-        a->figures[1 + i] = isnan(figures[i]) ? INFINITY : figures[i];
+    for (int i = 0; i < ISO__METRICS; i++)
+        a->metrics[1 + i] = isnan(metrics[i]) ? INFINITY : metrics[i];
     choose_part(a);
     choose_result(a);
     iso__average_lay_out(a, a->first, a->carried);
@@ -279,7 +279,7 @@ static void copy(iso__average *a, const float *values) {
 }
 
 iso_status iso__average_start(iso__average *a, const float *values, int group,
-                              const double figures[ISO__FIGURES]) {
+                              const double metrics[ISO__METRICS]) {
     ISO_CHECK(!iso__average_busy(a), ISO_ERR_STATE,
               "a mean over nodes is under way: finish it before starting another");
     ISO_CHECK(group >= ISO__SHARDS && group < a->topology->groups, ISO_ERR_ARG,
@@ -288,7 +288,7 @@ iso_status iso__average_start(iso__average *a, const float *values, int group,
               "differences travel over all leader groups, not over group %d alone: its members "
               "alone would know the last mean",
               group);
-    begin(a, group, figures);
+    begin(a, group, metrics);
     if (a->topology->nodes == 1) copy(a, values);
     for (int i = 0; i < a->chunk_count; i++) send_chunk(a, &a->chunk[i], values);
     // A first test would find nothing, but in shared memory it would do the copying.
@@ -314,16 +314,16 @@ static void commit(iso__average *a) {
     if (a->as_difference) a->current_residual = 1 - a->current_residual;
 }
 
-iso_status iso__average_finish(iso__average *a, const float **mean, double figures[ISO__FIGURES]) {
+iso_status iso__average_finish(iso__average *a, const float **mean, double metrics[ISO__METRICS]) {
     ISO_CHECK(iso__average_busy(a), ISO_ERR_STATE, "no mean over nodes is under way");
     int64_t start = iso_now();
     iso_status status = advance(a, true);
     a->stats.wait_ms += (double)(iso_now() - start) * 1e-6;
     ISO_TRY(status);
     a->phase = ISO_AVERAGE_IDLE;
-    if (a->figures[0] > 0) return dropped(a);
+    if (a->metrics[0] > 0) return dropped(a);
     commit(a);
     *mean = is_member(a) ? a->result : NULL;
-    memcpy(figures, a->figures + 1, ISO__FIGURES * sizeof(*figures));
+    memcpy(metrics, a->metrics + 1, ISO__METRICS * sizeof(*metrics));
     return ISO_OK;
 }

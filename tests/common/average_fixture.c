@@ -46,12 +46,12 @@ static int node_size(const mean_case *c, int node) {
 }
 
 // The rank of a node whose values travel.
-static int carrier(const mean_case *c, int group, int node) {
+static int sending_rank(const mean_case *c, int group, int node) {
     return node * c->per_node + (group == ISO__SHARDS ? 0 : group % node_size(c, node));
 }
 
 bool mean_case_member(const mean_case *c, int group) {
-    return group == ISO__SHARDS || carrier(c, group, test_rank / c->per_node) == test_rank;
+    return group == ISO__SHARDS || sending_rank(c, group, test_rank / c->per_node) == test_rank;
 }
 
 static float draw(int source, int t, size_t i) {
@@ -61,7 +61,7 @@ static float draw(int source, int t, size_t i) {
 }
 
 void mean_case_values(const mean_case *c, int group, int rank, int t, float *out) {
-    int source = group == ISO__SHARDS ? carrier(c, group, rank / c->per_node) : rank;
+    int source = group == ISO__SHARDS ? sending_rank(c, group, rank / c->per_node) : rank;
     for (size_t i = 0; i < c->count; i++) out[i] = draw(source, t, i);
 }
 
@@ -75,14 +75,14 @@ unsigned mean_case_random(unsigned n) {
 iso_status mean_case_exchange(mean_case *c, int group, int t, const float *values,
                               const float **mean) {
     static float own[MOST_VALUES];
-    double figures[ISO__FIGURES] = {0};
+    double metrics[ISO__METRICS] = {0};
     iso_status status = ISO_OK;
     if (!values) {
         mean_case_values(c, group, test_rank, t, own);
         values = own;
     }
     if (mean_case_random(4) == 0) usleep(mean_case_random(2000));
-    iso_status started = iso__average_start(c->average, values, group, figures);
+    iso_status started = iso__average_start(c->average, values, group, metrics);
     if (started < 0) return started;
     memset(own, 0x55, sizeof(own)); // it was copied
     unsigned polls = mean_case_random(3) ? mean_case_random(12) : 0;
@@ -90,7 +90,7 @@ iso_status mean_case_exchange(mean_case *c, int group, int t, const float *value
         if (mean_case_random(2)) usleep(mean_case_random(300));
         status = iso__average_poll(c->average);
     }
-    return status < 0 ? status : iso__average_finish(c->average, mean, figures);
+    return status < 0 ? status : iso__average_finish(c->average, mean, metrics);
 }
 
 // ---- The model ------------------------------------------------------------------------------------
@@ -152,7 +152,7 @@ static float model_one(mean_case *c, const float *x, size_t i) {
 void mean_case_model(mean_case *c, int group, int t, float *mean) {
     float x[MOST_NODES];
     for (size_t i = 0; i < c->count; i++) {
-        for (int n = 0; n < c->nodes; n++) x[n] = draw(carrier(c, group, n), t, i);
+        for (int n = 0; n < c->nodes; n++) x[n] = draw(sending_rank(c, group, n), t, i);
         mean[i] = model_one(c, x, i);
         c->reference[i] = mean[i];
     }

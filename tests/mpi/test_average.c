@@ -246,18 +246,18 @@ Test(np4_average, counts_the_bytes_that_leave) {
     mean_case_close(&c);
 }
 
-Test(np3_average, figures_are_the_largest) {
+Test(np3_average, metrics_are_the_largest) {
     iso__average_config config = {.wire = ISO_F32};
     mean_case_create(&c, 2, 64, &config);
     static float x[64];
     const float *mean = NULL;
-    double figures[ISO__FIGURES] = {1e9, test_rank, -test_rank - 5, test_rank == 1 ? NAN : 3};
-    iso_assert_ok(iso__average_start(c.average, x, 0, figures));
-    iso_assert_ok(iso__average_finish(c.average, &mean, figures));
-    iso_assert_all(figures[1] == 2 && figures[2] == -5 && isinf(figures[3]));
-    double largest = figures[0];
+    double metrics[ISO__METRICS] = {1e9, test_rank, -test_rank - 5, test_rank == 1 ? NAN : 3};
+    iso_assert_ok(iso__average_start(c.average, x, 0, metrics));
+    iso_assert_ok(iso__average_finish(c.average, &mean, metrics));
+    iso_assert_all(metrics[1] == 2 && metrics[2] == -5 && isinf(metrics[3]));
+    double largest = metrics[0];
     iso_assert_ok(iso_comm_allreduce_f64(test_comm, &largest, 1, ISO_MAX));
-    iso_assert_all(figures[0] == largest && largest > 0 && largest < 10000);
+    iso_assert_all(metrics[0] == largest && largest > 0 && largest < 10000);
     mean_case_close(&c);
 }
 

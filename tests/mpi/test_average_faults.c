@@ -198,21 +198,21 @@ Test(np3_average_faults, a_late_rank_is_a_time_out_that_can_be_waited_out) {
     create_with_timeout(0.2, &config);
     iso_assert_all(mean_case_agrees(&c, ISO__SHARDS, 0));
     static float expected[MOST_VALUES];
-    double figures[ISO__FIGURES] = {0};
+    double metrics[ISO__METRICS] = {0};
     const float *mean = NULL;
     int time_outs = 0, late = test_size - 1;
     mean_case_model(&c, ISO__SHARDS, 1, expected);
     mean_case_values(&c, ISO__SHARDS, test_rank, 1, x);
     if (test_rank == late) wait_for_time_outs();
-    iso_status status = iso__average_start(c.average, x, ISO__SHARDS, figures);
-    if (status >= 0) status = iso__average_finish(c.average, &mean, figures);
+    iso_status status = iso__average_start(c.average, x, ISO__SHARDS, metrics);
+    if (status >= 0) status = iso__average_finish(c.average, &mean, metrics);
     for (; status == ISO_ERR_TIMEOUT && time_outs < 100; time_outs++) {
         bool first = time_outs == 0 && test_rank != late;
         const char *where = first ? "mean over nodes (scatter)" : "mean over nodes (";
         cr_expect(strstr(iso_last_error()->message, where));
         cr_expect(iso__average_busy(c.average));
         if (first) MPI_Send(NULL, 0, MPI_INT, late, 77, MPI_COMM_WORLD);
-        status = iso__average_finish(c.average, &mean, figures);
+        status = iso__average_finish(c.average, &mean, metrics);
     }
     iso_assert_ok(status);
     iso_assert_all(test_rank == late || time_outs > 0);
@@ -222,10 +222,10 @@ Test(np3_average_faults, a_late_rank_is_a_time_out_that_can_be_waited_out) {
 
 Test(np4_average_faults, one_that_is_under_way_can_be_destroyed) {
     for (int k = 0; k < 20; k++) {
-        double figures[ISO__FIGURES] = {0};
+        double metrics[ISO__METRICS] = {0};
         mean_case_create(&c, 1 + k / 5, COUNT, &configs[k % 5]);
         mean_case_values(&c, ISO__SHARDS, test_rank, 1, x);
-        iso_assert_ok(iso__average_start(c.average, x, ISO__SHARDS, figures));
+        iso_assert_ok(iso__average_start(c.average, x, ISO__SHARDS, metrics));
         for (unsigned i = mean_case_random(4); i > 0; i--) iso__average_poll(c.average);
         iso__average_destroy(&c.average);
         cr_assert_null(c.average);
@@ -238,16 +238,16 @@ Test(np4_average_faults, one_that_is_under_way_can_be_destroyed) {
 Test(np4_average_faults, polling_alone_completes_it) {
     for (int per_node = 1; per_node <= 4; per_node++) {
         static float expected[MOST_VALUES];
-        double figures[ISO__FIGURES] = {0};
+        double metrics[ISO__METRICS] = {0};
         const float *mean = NULL;
         mean_case_create(&c, per_node, COUNT, &configs[1]);
         mean_case_model(&c, ISO__SHARDS, 1, expected);
         mean_case_values(&c, ISO__SHARDS, test_rank, 1, x);
-        iso_assert_ok(iso__average_start(c.average, x, ISO__SHARDS, figures));
+        iso_assert_ok(iso__average_start(c.average, x, ISO__SHARDS, metrics));
         iso_status status = ISO_PENDING;
         while (status == ISO_PENDING) status = iso__average_poll(c.average);
         iso_assert_all(status == ISO_OK && iso__average_busy(c.average));
-        iso_assert_ok(iso__average_finish(c.average, &mean, figures));
+        iso_assert_ok(iso__average_finish(c.average, &mean, metrics));
         iso_assert_all(memcmp(mean, expected, COUNT * sizeof(float)) == 0);
         mean_case_destroy(&c);
     }
@@ -257,7 +257,7 @@ Test(np4_average_faults, polling_alone_completes_it) {
 // ---- Wrong use ------------------------------------------------------------------------------------
 
 Test(np2_average_faults, wrong_use_is_refused) {
-    double figures[ISO__FIGURES] = {0};
+    double metrics[ISO__METRICS] = {0};
     const float *mean = NULL;
     iso__average *none = NULL;
     mean_case_create(&c, 1, COUNT, &configs[3]);
@@ -266,16 +266,16 @@ Test(np2_average_faults, wrong_use_is_refused) {
     for (int i = 0; i < 2; i++)
         iso_assert_all(iso__average_create(c.topology, 1, &bad[i], &none) == ISO_ERR_ARG);
     iso_assert_all(iso__average_create(c.topology, 0, &configs[0], &none) == ISO_ERR_ARG);
-    iso_assert_all(iso__average_start(c.average, x, 1, figures) == ISO_ERR_ARG);
-    iso_assert_all(iso__average_start(c.average, x, -2, figures) == ISO_ERR_ARG);
-    iso_assert_all(iso__average_start(c.average, x, 0, figures) == ISO_ERR_ARG); // differences
-    iso_assert_all(iso__average_finish(c.average, &mean, figures) == ISO_ERR_STATE);
+    iso_assert_all(iso__average_start(c.average, x, 1, metrics) == ISO_ERR_ARG);
+    iso_assert_all(iso__average_start(c.average, x, -2, metrics) == ISO_ERR_ARG);
+    iso_assert_all(iso__average_start(c.average, x, 0, metrics) == ISO_ERR_ARG); // differences
+    iso_assert_all(iso__average_finish(c.average, &mean, metrics) == ISO_ERR_STATE);
     iso_assert_all(iso__average_poll(c.average) == ISO_OK);
-    iso_assert_ok(iso__average_start(c.average, x, ISO__SHARDS, figures));
-    iso_assert_all(iso__average_start(c.average, x, ISO__SHARDS, figures) == ISO_ERR_STATE);
+    iso_assert_ok(iso__average_start(c.average, x, ISO__SHARDS, metrics));
+    iso_assert_all(iso__average_start(c.average, x, ISO__SHARDS, metrics) == ISO_ERR_STATE);
     iso_assert_all(iso__average_set_reference(c.average, x) == ISO_ERR_STATE);
     double ms;
     iso_assert_all(iso__average_measure(c.average, 1, &ms) == ISO_ERR_STATE);
-    iso_assert_ok(iso__average_finish(c.average, &mean, figures));
+    iso_assert_ok(iso__average_finish(c.average, &mean, metrics));
     mean_case_close(&c);
 }

@@ -158,7 +158,7 @@ static iso_daso_observation sync_of(double exchange_ms, double step_ms, double d
 // ---- Adaptive: an engine without an engine --------------------------------------------------------
 
 // A link and a model: three phases of an exchange are each taken up between steps; divergence grows
-// with the steps between sends. What the figures say of divergence travels with the next exchange.
+// with the steps between sends. What the metrics say of divergence travels with the next exchange.
 typedef struct simulation {
     iso_daso_config config;
     iso__daso_schedule schedule;
