@@ -152,7 +152,7 @@ static iso_status make_engine(daso_heat *self, iso_optimizer *taken, iso_module 
     iso_status valid = iso__heat_config_check(&self->config);
     if (valid == ISO_OK) write_settings(&self->config, settings);
     ISO_TRY(iso__periodic_init(&self->engine, taken, data_parallel, &engine, valid, settings));
-    iso__heat_schedule_init(&self->schedule, &self->config, self->engine.topology->groups);
+    iso__heat_schedule_init(&self->schedule, &self->config, self->engine.layout->groups);
     iso_status status = iso__periodic_set_scope(&self->engine, ISO_SCOPE_NODE);
     if (status < 0) iso__periodic_destroy(&self->engine);
     ISO_TRY(status);

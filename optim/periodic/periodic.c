@@ -9,55 +9,66 @@
 #include <math.h>
 #include <string.h>
 
-// ---- The exchange under way -----------------------------------------------------------------------
+// ---- Exchanges under way --------------------------------------------------------------------------
 
-static iso_status start_exchange(iso__periodic *p, iso__payload payload, int group) {
-    if (!p->average[payload]) payload = ISO__PAYLOAD_EXACT; // a full average that nothing shortens
-    iso__average *average;
-    ISO_TRY(iso__periodic_average_of(p, payload, &average));
+static iso_status choose_average(iso__periodic *p, iso__periodic_exchange *x,
+                                 iso__payload payload) {
+    // A full average that nothing shortens.
+    if (payload == ISO__PAYLOAD_FULL && !p->average[payload]) payload = ISO__PAYLOAD_EXACT;
+    x->payload = payload;
+    if (payload == ISO__PAYLOAD_WIRE) return ISO_OK;
+    iso__average *made;
+    return iso__periodic_average_of(p, payload, &made);
+}
+
+static iso__average *average_of(const iso__periodic *p, const iso__periodic_exchange *x) {
+    return x->payload == ISO__PAYLOAD_WIRE ? x->average : p->average[x->payload];
+}
+
+static iso_status start_exchange(iso__periodic *p, iso__periodic_exchange *x, iso__payload payload,
+                                 int group) {
+    ISO_TRY(choose_average(p, x, payload));
     double count = (double)p->step_ms_count;
     double metrics[ISO__METRICS] = {[ISO__STEP_MS] = count > 0 ? p->step_ms_sum / count : 0,
                                     [ISO__WAIT_MS] = p->last_wait_ms,
                                     [ISO__DIVERGENCE] = p->own_divergence};
     p->step_ms_sum = 0;
     p->step_ms_count = 0;
-    ISO_TRY(iso__average_start(average, p->sent, group, metrics));
-    p->pending = true;
-    p->held = false;
-    p->payload = payload;
+    ISO_TRY(iso__average_start(average_of(p, x), p->sent + x->offset, group, metrics));
+    x->pending = true;
+    x->held = false;
     return ISO_OK;
 }
 
 // The parameters of now. While an earlier exchange is under way they wait until it is merged.
-static iso_status send_parameters(iso__periodic *p, iso__payload payload, int group) {
-    p->queued = p->pending;
-    p->queued_payload = payload;
-    p->queued_group = group;
+static iso_status send_parameters(iso__periodic *p, iso__periodic_exchange *x, iso__payload payload,
+                                  int group) {
+    x->queued = x->pending;
+    x->queued_payload = payload;
+    x->queued_group = group;
     bool state = iso__periodic_elements(p, payload) > p->parameter_elements;
     if (state) ISO_TRY(iso__periodic_mean_buffers(p, p->node));
-    ISO_TRY(iso__periodic_pack(p, iso__periodic_elements(p, payload),
-                               p->queued ? p->queued_sent : p->sent));
-    return p->queued ? ISO_OK : start_exchange(p, payload, group);
+    float *to = x->queued ? p->room : p->sent;
+    ISO_TRY(iso__periodic_fetch(p, x->first, x->last, to + x->offset));
+    return x->queued ? ISO_OK : start_exchange(p, x, payload, group);
 }
 
-static iso_status send_queued(iso__periodic *p) {
-    if (!p->queued) return ISO_OK;
-    float *sent = p->sent;
-    p->sent = p->queued_sent;
-    p->queued_sent = sent;
-    p->queued = false;
-    return start_exchange(p, p->queued_payload, p->queued_group);
+static iso_status send_queued(iso__periodic *p, iso__periodic_exchange *x) {
+    if (!x->queued) return ISO_OK;
+    memcpy(p->sent + x->offset, p->room + x->offset, x->elements * sizeof(float));
+    x->queued = false;
+    return start_exchange(p, x, x->queued_payload, x->queued_group);
 }
 
 // *mean is NULL on ranks that take no part.
-static iso_status collect_mean(iso__periodic *p, const float **mean) {
-    ISO_CHECK(p->pending, ISO_ERR_STATE, "there is no exchange to merge");
-    *mean = p->member ? p->mean : NULL;
-    bool held = p->held; // it was waited for already, and that was counted
-    p->pending = p->held = false;
+static iso_status collect_mean(iso__periodic *p, iso__periodic_exchange *x, const float **mean) {
+    ISO_CHECK(x->pending, ISO_ERR_STATE, "there is no exchange to merge");
+    *mean = x->member ? p->mean + x->offset : NULL;
+    bool held = x->held; // it was waited for already, and that was counted
+    x->pending = x->held = false;
     if (held) return ISO_OK;
     int64_t began = iso_now();
-    iso_status status = iso__average_finish(p->average[p->payload], mean, p->metrics);
+    iso_status status = iso__average_finish(average_of(p, x), mean, p->metrics);
     p->last_wait_ms = (double)(iso_now() - began) * 1e-6;
     p->stats.wait_ms += p->last_wait_ms;
     ISO_TRY(status);
@@ -65,32 +76,63 @@ static iso_status collect_mean(iso__periodic *p, const float **mean) {
     return ISO_OK;
 }
 
-iso_status iso__periodic_hold(iso__periodic *p) {
-    if (!p->pending || p->held) return ISO_OK;
-    const float *mean;
+iso_status iso__periodic_reserve_mean(iso__periodic *p) {
     size_t bytes = iso__periodic_elements(p, ISO__PAYLOAD_WIRE) * sizeof(float);
-    if (!p->mean) ISO_TRY(iso__alloc_zero(bytes, (void **)&p->mean));
+    return p->mean ? ISO_OK : iso__alloc_zero(bytes, (void **)&p->mean);
+}
+
+static iso_status hold_mean(iso__periodic *p, iso__periodic_exchange *x) {
+    if (!x->pending || x->held) return ISO_OK;
+    const float *mean;
+    ISO_TRY(iso__periodic_reserve_mean(p));
     p->last_step_ns = 0; // this wait is not part of a step
-    iso_status status = collect_mean(p, &mean);
-    p->dropped = status < 0;
+    iso_status status = collect_mean(p, x, &mean);
+    x->dropped = status < 0;
     ISO_TRY(status);
-    p->member = mean != NULL;
-    if (mean) memcpy(p->mean, mean, iso__periodic_elements(p, p->payload) * sizeof(float));
-    p->pending = p->held = true;
+    x->member = mean != NULL;
+    if (mean) memcpy(p->mean + x->offset, mean, x->elements * sizeof(float));
+    x->pending = x->held = true;
+    return ISO_OK;
+}
+
+// All ranks agree on which exchange failed; the others are complete all the same.
+iso_status iso__periodic_hold(iso__periodic *p) {
+    iso_status status = ISO_OK;
+    for (int i = 0; i < p->exchange_count; i++) {
+        iso_status one = hold_mean(p, &p->exchange[i]);
+        if (one < 0) status = one;
+    }
+    ISO_TRY(status);
     return ISO_OK;
 }
 
 iso_status iso__periodic_drop(iso__periodic *p) {
     const float *mean;
-    p->queued = p->dropped = false;
-    if (p->pending) ISO_TRY(collect_mean(p, &mean));
+    iso_status status = ISO_OK;
+    for (int i = 0; i < p->exchange_count; i++) {
+        iso__periodic_exchange *x = &p->exchange[i];
+        x->queued = x->dropped = false;
+        iso_status one = x->pending ? collect_mean(p, x, &mean) : ISO_OK;
+        if (one < 0) status = one;
+    }
+    ISO_TRY(status);
+    return ISO_OK;
+}
+
+static iso_status poll_exchanges(iso__periodic *p) {
+    for (int i = 0; i < p->exchange_count; i++) {
+        iso__periodic_exchange *x = &p->exchange[i];
+        if (x->pending && !x->held) ISO_TRY(iso__average_poll(average_of(p, x)));
+    }
     return ISO_OK;
 }
 
 iso_status iso__periodic_set_reference(iso__periodic *p) {
-    iso__average *wire = p->average[ISO__PAYLOAD_WIRE];
-    ISO_TRY(iso__periodic_pack(p, iso__periodic_elements(p, ISO__PAYLOAD_WIRE), p->queued_sent));
-    ISO_TRY(iso__average_set_reference(wire, p->queued_sent));
+    ISO_TRY(iso__periodic_pack(p, iso__periodic_elements(p, ISO__PAYLOAD_WIRE), p->room));
+    for (int i = 0; i < p->exchange_count; i++) {
+        const iso__periodic_exchange *x = &p->exchange[i];
+        ISO_TRY(iso__average_set_reference(x->average, p->room + x->offset));
+    }
     return ISO_OK;
 }
 
@@ -107,20 +149,20 @@ static iso_status reset_state(iso__periodic *p) {
     return ISO_OK;
 }
 
-static iso_status merge_mean(iso__periodic *p, const iso__action *action, const float *mean) {
+static iso_status merge_mean(iso__periodic *p, const iso__periodic_exchange *x,
+                             const iso__action *action, const float *mean) {
     double distance = 0, norm = 0, ignored = 0;
-    iso__merge_args args = {p->sent, mean, p->topology->nodes, action->weight};
+    iso__merge_args args = {p->sent + x->offset, mean, p->layout->nodes, action->weight};
     if (p->config.merge == ISO_MERGE_PROGRESS) args.age = action->age;
-    int last = iso__periodic_spans(p, iso__periodic_elements(p, p->payload));
-    ISO_TRY(iso__periodic_map(p, last));
-    for (int i = 0; i < last; i++) {
+    ISO_TRY(iso__periodic_map(p, x->first, x->last));
+    for (int i = x->first; i < x->last; i++) {
         bool state = i >= p->parameter_count;
         iso__merge(state ? ISO_MERGE_HEAT : p->config.merge, p->span[i].count, p->span[i].host,
                    &args, state ? &ignored : &distance, state ? &ignored : &norm);
         args.sent += p->span[i].count;
         args.mean += p->span[i].count;
     }
-    ISO_TRY(iso__periodic_unmap(p, last));
+    ISO_TRY(iso__periodic_unmap(p, x->first, x->last));
     p->own_divergence = norm > 0 ? sqrt(distance / norm) : 0;
     return reset_state(p);
 }
@@ -136,47 +178,59 @@ static void count_sync(iso__periodic *p, int64_t age, int64_t began, double wait
 // Of one that failed in iso__periodic_hold, which told of it, there is nothing to merge.
 static iso_status merge_exchange(iso__periodic *p, const iso__action *action) {
     const float *mean;
-    if (p->dropped) {
-        p->dropped = false;
-        return send_queued(p);
+    iso__periodic_exchange *x = &p->exchange[action->exchange];
+    if (x->dropped) {
+        x->dropped = false;
+        return send_queued(p, x);
     }
     int64_t began = iso_now();
     double waited = p->stats.wait_ms;
-    ISO_TRY(collect_mean(p, &mean));
-    if (mean) ISO_TRY(merge_mean(p, action, mean));
-    ISO_TRY(send_queued(p));
+    ISO_TRY(collect_mean(p, x, &mean));
+    if (mean) ISO_TRY(merge_mean(p, x, action, mean));
+    ISO_TRY(send_queued(p, x));
     count_sync(p, action->age, began, waited);
     return ISO_OK;
 }
 
-static void measure_divergence(iso__periodic *p, const float *mean) {
+// Of parameters, which come first.
+static void measure_divergence(iso__periodic *p, const iso__periodic_exchange *x,
+                               const float *mean) {
     double distance = 0, norm = 0;
-    iso__merge_args args = {.sent = p->sent, .mean = mean};
-    iso__merge_measure(p->parameter_elements, &args, &distance, &norm);
+    iso__merge_args args = {.sent = p->sent + x->offset, .mean = mean};
+    size_t most = p->parameter_elements;
+    iso__merge_measure(x->elements < most ? x->elements : most, &args, &distance, &norm);
     p->own_divergence = norm > 0 ? sqrt(distance / norm) : 0;
 }
 
-static iso_status average_fully(iso__periodic *p, const iso__action *action, bool sent) {
+// The mean of everything, exact unless a SEND of this plan has just started it.
+static iso_status full_mean(iso__periodic *p, const iso__action *action,
+                            iso__periodic_exchange *sent, const float **mean) {
+    if (sent) return collect_mean(p, sent, mean);
+    int64_t began = iso_now();
+    ISO_TRY(
+        iso__periodic_exact_mean(p, action->state ? ISO__PAYLOAD_STATE : ISO__PAYLOAD_EXACT, mean));
+    p->last_wait_ms = (double)(iso_now() - began) * 1e-6;
+    p->stats.wait_ms += p->last_wait_ms;
+    return ISO_OK;
+}
+
+static iso_status average_fully(iso__periodic *p, const iso__action *action,
+                                iso__periodic_exchange *sent) {
     const float *mean;
     int64_t began = iso_now();
     double waited = p->stats.wait_ms;
-    iso__payload payload = action->state ? ISO__PAYLOAD_STATE : ISO__PAYLOAD_EXACT;
-    if (sent) {
-        payload = p->payload;
-        ISO_TRY(collect_mean(p, &mean));
-    } else {
-        ISO_TRY(iso__periodic_exact_mean(p, payload, &mean));
-        p->last_wait_ms = (double)(iso_now() - began) * 1e-6;
-        p->stats.wait_ms += p->last_wait_ms;
-    }
-    if (mean) ISO_TRY(iso__periodic_unpack(p, iso__periodic_elements(p, payload), mean));
-    if (mean && sent) measure_divergence(p, mean);
+    int first = sent ? sent->first : 0, last = p->parameter_count;
+    if (action->state) last = p->span_count;
+    if (sent) last = sent->last;
+    ISO_TRY(full_mean(p, action, sent, &mean));
+    if (mean) ISO_TRY(iso__periodic_put(p, first, last, mean));
+    if (mean && sent) measure_divergence(p, sent, mean);
     if (action->state)
         ISO_TRY(iso__periodic_agree_on_steps(p, p->comm));
     else
         ISO_TRY(reset_state(p));
     // Of a group that takes its turn the other ranks of a node know nothing yet.
-    p->equal = !sent || action->group == ISO__ALL_GROUPS || p->topology->largest == 1;
+    p->equal = !sent || action->group == ISO__ALL_GROUPS || p->layout->largest == 1;
     p->node_equal = p->node_equal || p->equal;
     p->equal_state = p->equal_state || action->state;
     p->node_equal_state = p->node_equal_state || action->state;
@@ -184,10 +238,13 @@ static iso_status average_fully(iso__periodic *p, const iso__action *action, boo
     return ISO_OK;
 }
 
+// *sent: the exchange that the last SEND of the plan has started.
 static iso_status carry_out(iso__periodic *p, const iso__action *action, iso__payload payload,
-                            bool *sent) {
+                            iso__periodic_exchange **sent) {
     switch (action->kind) {
-    case ISO__SEND: *sent = true; return send_parameters(p, payload, action->group);
+    case ISO__SEND:
+        *sent = &p->exchange[action->exchange];
+        return send_parameters(p, *sent, payload, action->group);
     case ISO__MERGE: return merge_exchange(p, action);
     case ISO__FULL: return average_fully(p, action, *sent);
     case ISO__NODE_AVERAGE: return iso__periodic_node_average(p);
@@ -198,11 +255,11 @@ static iso_status carry_out(iso__periodic *p, const iso__action *action, iso__pa
 }
 
 iso_status iso__periodic_run(iso__periodic *p, const iso__sync_plan *plan, iso__payload payload) {
-    bool sent = false;
+    iso__periodic_exchange *sent = NULL;
     // Merging needs the parameters of now, with the update of this step.
     if (plan->count > 0) ISO_TRY(iso_data_parallel_finish(p->data_parallel));
     for (int i = 0; i < plan->count; i++) ISO_TRY(carry_out(p, &plan->action[i], payload, &sent));
-    if (p->pending && !p->held) ISO_TRY(iso__average_poll(p->average[p->payload]));
+    ISO_TRY(poll_exchanges(p));
     ISO_TRY(iso__periodic_set_scope(p, plan->next));
     p->last_step_ns = iso_now();
     return ISO_OK;
@@ -258,7 +315,7 @@ iso_status iso__periodic_step(iso__periodic *p) {
 iso_status iso__periodic_measure(iso__periodic *p, double *exchange_ms, double *step_ms) {
     double step = p->step_ms_count > 0 ? p->step_ms_sum / (double)p->step_ms_count : 0;
     ISO_TRY(iso_data_parallel_finish(p->data_parallel));
-    ISO_TRY(iso__average_measure(p->average[ISO__PAYLOAD_WIRE], 3, exchange_ms));
+    ISO_TRY(iso__average_measure(p->exchange[0].average, 3, exchange_ms));
     ISO_TRY(iso_comm_allreduce_f64(p->comm, &step, 1, ISO_MAX));
     *step_ms = step;
     p->metrics[ISO__EXCHANGE_MS] = *exchange_ms;
@@ -272,20 +329,25 @@ iso_status iso__periodic_mean_number(iso__periodic *p, double *value) {
     return ISO_OK;
 }
 
+static void add_stats(const iso__average *from, iso_daso_stats *to, bool work) {
+    iso__average_stats average;
+    if (!from) return;
+    iso__average_get_stats(from, &average);
+    to->bytes_sent += average.bytes_sent;
+    to->bytes_between_nodes += average.bytes_between_nodes;
+    to->work_ms += work ? average.work_ms : 0;
+}
+
 void iso__periodic_stats(const iso__periodic *p, iso_daso_stats *out) {
     *out = p->stats;
-    out->pending = p->pending;
     out->exchange_ms = p->metrics[ISO__EXCHANGE_MS];
     out->step_ms = p->metrics[ISO__STEP_MS];
     out->divergence = p->metrics[ISO__DIVERGENCE];
-    for (int i = 0; i < ISO__PAYLOADS; i++) {
-        iso__average_stats average;
-        if (!p->average[i]) continue;
-        iso__average_get_stats(p->average[i], &average);
-        out->bytes_sent += average.bytes_sent;
-        out->bytes_between_nodes += average.bytes_between_nodes;
-        out->work_ms += i == ISO__PAYLOAD_WIRE ? average.work_ms : 0;
+    for (int i = 0; i < p->exchange_count; i++) {
+        out->pending = out->pending || p->exchange[i].pending;
+        add_stats(p->exchange[i].average, out, true);
     }
+    for (int i = 0; i < ISO__PAYLOADS; i++) add_stats(p->average[i], out, false);
 }
 
 // ---- Evaluation -----------------------------------------------------------------------------------
@@ -329,5 +391,5 @@ iso_status iso__periodic_finish(iso__periodic *p, bool state) {
     ISO_TRY(iso__periodic_drop(p));
     if (!state) ISO_TRY(iso__periodic_mean_buffers(p, p->comm));
     if (p->equal && !state) return ISO_OK;
-    return average_fully(p, &exact, false);
+    return average_fully(p, &exact, NULL);
 }

@@ -18,7 +18,7 @@ typedef struct iso__span {
     size_t count;
 } iso__span;
 
-// What an exchange carries, and how. Those of one engine share communicators, so one at a time.
+// What an exchange carries, and how.
 typedef enum iso__payload {
     ISO__PAYLOAD_WIRE,  // what is sent while cycling
     ISO__PAYLOAD_FULL,  // what is sent to be waited for at once
@@ -27,11 +27,28 @@ typedef enum iso__payload {
     ISO__PAYLOADS
 } iso__payload;
 
+// Consecutive parameters that are exchanged on their own, and what of them is under way.
+typedef struct iso__periodic_exchange {
+    int first, last;         // spans
+    size_t offset, elements; // of the engine's flat arrays
+    iso__average *average;   // by the wire
+    // `held`: complete, its mean copied to `mean`, not yet merged. `dropped`: it failed while it
+    // was to be held, and its merge is still to come. `queued`: what is to be sent after the merge
+    // of what is pending lies in `room`.
+    bool pending, queued, held, member, dropped;
+    iso__payload payload, queued_payload;
+    int queued_group;
+    int64_t saved[4]; // what stands in a saved state
+} iso__periodic_exchange;
+
 typedef struct iso__periodic_config {
     iso_topology_config topology;
     iso__average_config wire, full;
     iso_merge merge;
     iso_state_sync state;
+    // So many nearly equal exchanges that may all be under way; 0: one. Above 1 nothing but
+    // parameters travels by the wire: `state` is ISO_STATE_KEEP, and no plan has FULL after SEND.
+    int exchanges;
 } iso__periodic_config;
 
 enum { ISO__PERIODIC_NUMBERS = 16 };
@@ -43,9 +60,12 @@ typedef struct iso__periodic {
     iso_module *data_parallel; // retained
     iso_comm *comm;            // borrowed from it: blocking collectives, in program order
     iso_comm *node;            // the same for the node; owned
-    iso_topology *topology;    // of communicators that only averages use
-    iso__average *average[ISO__PAYLOADS]; // EXACT and STATE are made when first needed
-    iso_device *device;                   // of the parameters; borrowed
+    iso__routes *routes;       // of the averages, one for each exchange
+    const iso_topology *layout;
+    iso__average *average[ISO__PAYLOADS]; // FULL, EXACT and STATE; the last two when first needed
+    iso__periodic_exchange *exchange;
+    int exchange_count;
+    iso_device *device; // of the parameters; borrowed
     iso__span *span;
     int span_count, parameter_count, buffer_count; // parameters come first, then buffers
     size_t elements, parameter_elements, buffer_elements;
@@ -54,13 +74,8 @@ typedef struct iso__periodic {
     // Whether all ranks, or those of a node, have the same parameters, and optimizer state.
     bool equal, equal_state, node_equal, node_equal_state;
 
-    // The exchange under way. `held`: complete, its mean copied to `mean`, not yet merged.
-    // `dropped`: it failed while it was to be held, and its merge is still to come.
-    bool pending, queued, held, member, dropped;
-    iso__payload payload, queued_payload;
-    int queued_group;
-    float *sent, *queued_sent, *mean; // as long as what CARRY_WIRE carries
-    float *own;                       // what evaluation mode has put aside
+    float *sent, *room, *mean; // as long as what ISO__PAYLOAD_WIRE carries
+    float *own;                // what evaluation mode has put aside
     int64_t *steps; // [parameters]: room; NULL: each step updates all of them on every rank
     // On a device with memory of its own, where the arrays above but `mean` are pinned: what is
     // mapped or on its way to the device, and places in its queues.
@@ -111,7 +126,8 @@ iso_status iso__periodic_check_training(const iso__periodic *p);
 // One step of the inner optimizer; then, once its owner has a plan, the plan.
 iso_status iso__periodic_step(iso__periodic *p);
 iso_status iso__periodic_run(iso__periodic *p, const iso__sync_plan *plan, iso__payload payload);
-// Median ms of an exchange by the wire, and of a step without waits; the largest of all ranks.
+// Median ms of the first exchange by the wire, and of a step without waits; the largest of all
+// ranks.
 iso_status iso__periodic_measure(iso__periodic *p, double *exchange_ms, double *step_ms);
 // The mean of this number over all ranks.
 iso_status iso__periodic_mean_number(iso__periodic *p, double *value);
@@ -120,9 +136,11 @@ iso_status iso__periodic_finish(iso__periodic *p, bool state);
 // Waits for what is under way and forgets it.
 iso_status iso__periodic_drop(iso__periodic *p);
 void iso__periodic_stats(const iso__periodic *p, iso_daso_stats *out);
-// Waits for what is under way and keeps its mean aside until it is merged. Where the exchange
+// Waits for what is under way and keeps the means aside until they are merged. Where an exchange
 // failed that is an error once, and its merge then changes nothing.
 iso_status iso__periodic_hold(iso__periodic *p);
+// Room for the means of exchanges that are held.
+iso_status iso__periodic_reserve_mean(iso__periodic *p);
 // Train hook: the mean in evaluation mode, one's own parameters in training mode.
 iso_status iso__periodic_show(bool training, void *periodic);
 
@@ -140,7 +158,7 @@ iso_status iso__periodic_unpack(iso__periodic *p, size_t elements, const float *
 // The spans that hold so many elements: those below the number returned.
 int iso__periodic_spans(const iso__periodic *p, size_t elements);
 // The mean over all ranks, waiting for it, without touching the parameters; *mean is valid until
-// the next exchange.
+// the next exchange. No exchange may be under way.
 iso_status iso__periodic_exact_mean(iso__periodic *p, iso__payload payload, const float **mean);
 iso_status iso__periodic_node_average(iso__periodic *p);
 // After ranks of comm got the mean of their optimizer states: each parameter counts as many updates
@@ -150,6 +168,7 @@ iso_status iso__periodic_agree_on_steps(iso__periodic *p, iso_comm *comm);
 iso_status iso__periodic_mean_buffers(iso__periodic *p, iso_comm *comm);
 iso_status iso__periodic_node_copy(iso__periodic *p, int group);
 size_t iso__periodic_elements(const iso__periodic *p, iso__payload payload); // elements
+// Of the whole array: not ISO__PAYLOAD_WIRE.
 iso_status iso__periodic_average_of(iso__periodic *p, iso__payload payload, iso__average **out);
 
 // ---- periodic_memory.c ----------------------------------------------------------------------------
@@ -161,8 +180,8 @@ void iso__periodic_memory_close(iso__periodic *p);
 iso_status iso__periodic_fetch(const iso__periodic *p, int first, int last, float *to);
 iso_status iso__periodic_put(iso__periodic *p, int first, int last, const float *from);
 iso_status iso__periodic_clear(const iso__periodic *p, int first, int last);
-// Spans [0, last) to be read and written by the host, at span.host; no put in between.
-iso_status iso__periodic_map(iso__periodic *p, int last);
-iso_status iso__periodic_unmap(iso__periodic *p, int last);
+// Spans [first, last) to be read and written by the host, at span.host; no put in between.
+iso_status iso__periodic_map(iso__periodic *p, int first, int last);
+iso_status iso__periodic_unmap(iso__periodic *p, int first, int last);
 
 #endif

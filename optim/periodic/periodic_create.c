@@ -54,38 +54,69 @@ static iso_status list_spans(iso__periodic *p, const iso__base_optimizer *core,
     return ISO_OK;
 }
 
+static iso_status allocate_exchanges(iso__periodic *p) {
+    int count = p->config.exchanges > 1 ? p->config.exchanges : 1;
+    ISO_CHECK(count == 1 || p->config.state == ISO_STATE_KEEP, ISO_ERR_UNSUPPORTED,
+              "parameters in %d exchanges keep each rank's optimizer state", count);
+    ISO_CHECK(count <= p->parameter_count, ISO_ERR_ARG, "%d exchanges of only %d parameters", count,
+              p->parameter_count);
+    size_t bytes = (size_t)count * sizeof(*p->exchange);
+    ISO_TRY(iso__alloc_zero(bytes, (void **)&p->exchange));
+    p->exchange_count = count;
+    return ISO_OK;
+}
+
 static iso_status allocate_memory(iso__periodic *p) {
+    ISO_TRY(allocate_exchanges(p));
     size_t elements = iso__periodic_elements(p, ISO__PAYLOAD_WIRE);
     if (elements < p->buffer_elements) elements = p->buffer_elements; // a mean is made there
     size_t bytes = elements * sizeof(float);
     ISO_TRY(iso__pinned_alloc(p->device, bytes, (void **)&p->sent));
     memset(p->sent, 0, bytes);
-    ISO_TRY(iso__pinned_alloc(p->device, bytes, (void **)&p->queued_sent));
-    memset(p->queued_sent, 0, bytes);
+    ISO_TRY(iso__pinned_alloc(p->device, bytes, (void **)&p->room));
+    memset(p->room, 0, bytes);
     if (!iso__reducer_negotiates(iso_data_parallel_reducer(p->data_parallel))) return ISO_OK;
     size_t steps = (size_t)p->parameter_count * sizeof(*p->steps);
     return iso__alloc_zero(steps, (void **)&p->steps);
 }
 
+// Consecutive spans of nearly `share` elements, and of what is left at last.
+static void choose_spans(const iso__periodic *p, iso__periodic_exchange *x, size_t share, int end,
+                         bool last) {
+    while (x->last < end &&
+           (last || x->elements == 0 || x->elements + p->span[x->last].count / 2 < share))
+        x->elements += p->span[x->last++].count;
+}
+
+static iso_status make_exchanges(iso__periodic *p) {
+    size_t all = iso__periodic_elements(p, ISO__PAYLOAD_WIRE), offset = 0;
+    int first = 0, end = iso__periodic_spans(p, all);
+    for (int i = 0; i < p->exchange_count; i++) {
+        int left = p->exchange_count - i;
+        iso__periodic_exchange *x = &p->exchange[i];
+        *x = (iso__periodic_exchange){.first = first, .last = first, .offset = offset};
+        choose_spans(p, x, (all - offset) / (size_t)left, end - left + 1, left == 1);
+        ISO_TRY(iso__average_create(p->routes, x->elements, &p->config.wire, &x->average));
+        first = x->last;
+        offset += x->elements;
+    }
+    return ISO_OK;
+}
+
 static iso_status make_averages(iso__periodic *p) {
-    ISO_TRY(iso__average_create(p->topology, iso__periodic_elements(p, ISO__PAYLOAD_WIRE),
-                                &p->config.wire, &p->average[ISO__PAYLOAD_WIRE]));
+    ISO_TRY(make_exchanges(p));
     if (p->config.full.wire != ISO_F32 || p->config.full.chunk)
-        ISO_TRY(iso__average_create(p->topology, p->parameter_elements, &p->config.full,
+        ISO_TRY(iso__average_create(p->routes, p->parameter_elements, &p->config.full,
                                     &p->average[ISO__PAYLOAD_FULL]));
     return iso__periodic_set_reference(p);
 }
 
-// Averages post collectives whenever they are polled, so what the program and the engine do on
-// other communicators must not come between them.
-static iso_status make_topology(iso__periodic *p) {
-    iso_comm *own;
-    ISO_TRY(iso__comm_create_like(p->comm, iso_comm_mpi(p->comm), false, &own));
-    iso_status status = iso_topology_create(own, &p->config.topology, &p->topology);
-    iso_comm_destroy(&own);
-    ISO_TRY(status);
-    ISO_TRY(iso__comm_create_like(p->comm, iso_comm_mpi(p->topology->node), true, &p->node));
-    return iso__comm_place_part(p->node, p->topology->world);
+// Averages have the routes for themselves, so the engine has a node of its own.
+static iso_status make_routes(iso__periodic *p) {
+    ISO_TRY(iso__routes_create(p->comm, &p->config.topology, p->exchange_count, &p->routes));
+    p->layout = iso__routes_layout(p->routes);
+    ISO_TRY(iso__comm_create_like(p->comm, iso_comm_mpi(p->layout->node), true, &p->node));
+    return iso__comm_place_part(p->node, p->layout->world);
 }
 
 static iso_status prepare_memory(iso__periodic *p, iso_status owner) {
@@ -107,7 +138,7 @@ static iso_status make_engine(iso__periodic *p, iso_status owner, const char *se
     ISO_TRY(iso__comm_check_lines(p->comm, &(iso__lines){.settings = settings}));
     p->equal = p->equal_state = p->node_equal = p->node_equal_state = true;
     ISO_TRY(iso__data_parallel_set_scope(p->data_parallel, ISO_SCOPE_WORLD));
-    ISO_TRY(make_topology(p));
+    ISO_TRY(make_routes(p));
     ISO_TRY(make_averages(p));
     iso__data_parallel_set_train_hook(p->data_parallel, iso__periodic_show, p);
     return ISO_OK;
@@ -134,17 +165,19 @@ fail:
 }
 
 void iso__periodic_destroy(iso__periodic *p) {
-    if (p->pending && iso__periodic_drop(p) < 0)
+    if (iso__periodic_drop(p) < 0)
         iso__log(ISO_LOG_ERROR, "while dropping an exchange: %s", iso_last_error()->message);
     if (p->data_parallel) iso__data_parallel_set_train_hook(p->data_parallel, NULL, NULL);
     iso_optimizer_destroy(&p->inner);
+    for (int i = 0; i < p->exchange_count; i++) iso__average_destroy(&p->exchange[i].average);
     for (int i = 0; i < ISO__PAYLOADS; i++) iso__average_destroy(&p->average[i]);
     iso_comm_destroy(&p->node);
-    iso_topology_destroy(&p->topology);
+    iso__routes_destroy(&p->routes);
+    iso__free(p->exchange);
     iso__free(p->span);
     iso__free(p->mean);
     iso__free(p->steps);
-    float *const pinned[] = {p->first_buffers, p->sent, p->queued_sent, p->own};
+    float *const pinned[] = {p->first_buffers, p->sent, p->room, p->own};
     for (int i = 0; i < 4; i++)
         if (pinned[i]) iso__pinned_free(p->device, pinned[i]);
     iso__periodic_memory_close(p);

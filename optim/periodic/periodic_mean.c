@@ -30,7 +30,7 @@ size_t iso__periodic_elements(const iso__periodic *p, iso__payload payload) {
 iso_status iso__periodic_average_of(iso__periodic *p, iso__payload payload, iso__average **out) {
     if (!p->average[payload]) {
         iso__average_config exact = {.wire = ISO_F32};
-        ISO_TRY(iso__average_create(p->topology, iso__periodic_elements(p, payload), &exact,
+        ISO_TRY(iso__average_create(p->routes, iso__periodic_elements(p, payload), &exact,
                                     &p->average[payload]));
     }
     *out = p->average[payload];
@@ -78,7 +78,7 @@ iso_status iso__periodic_exact_mean(iso__periodic *p, iso__payload payload, cons
     void *room = NULL; // the state is asked for once in a run
     if (payload == ISO__PAYLOAD_STATE)
         ISO_TRY(iso__pinned_alloc(p->device, p->elements * sizeof(float), &room));
-    iso_status status = exact_mean(p, payload, room ? room : p->queued_sent, mean);
+    iso_status status = exact_mean(p, payload, room ? room : p->room, mean);
     iso__pinned_free(p->device, room);
     ISO_TRY(status);
     return ISO_OK;
@@ -99,9 +99,9 @@ iso_status iso__periodic_node_average(iso__periodic *p) {
     bool state = elements > p->parameter_elements;
     if (p->node_equal && (!state || state_is_node_equal(p))) return ISO_OK;
     int64_t start = iso_now();
-    ISO_TRY(iso__periodic_pack(p, elements, p->queued_sent));
-    ISO_TRY(mean_over(p, p->node, elements, p->queued_sent));
-    ISO_TRY(iso__periodic_unpack(p, elements, p->queued_sent));
+    ISO_TRY(iso__periodic_pack(p, elements, p->room));
+    ISO_TRY(mean_over(p, p->node, elements, p->room));
+    ISO_TRY(iso__periodic_unpack(p, elements, p->room));
     if (state) ISO_TRY(iso__periodic_agree_on_steps(p, p->node));
     p->node_equal = true;
     p->node_equal_state = p->node_equal_state || state;
@@ -113,9 +113,9 @@ iso_status iso__periodic_node_average(iso__periodic *p) {
 iso_status iso__periodic_mean_buffers(iso__periodic *p, iso_comm *comm) {
     if (p->buffer_count == 0 || iso_comm_size(comm) == 1) return ISO_OK;
     int first = p->parameter_count, last = first + p->buffer_count;
-    ISO_TRY(iso__periodic_fetch(p, first, last, p->queued_sent));
-    ISO_TRY(mean_over(p, comm, p->buffer_elements, p->queued_sent));
-    return iso__periodic_put(p, first, last, p->queued_sent);
+    ISO_TRY(iso__periodic_fetch(p, first, last, p->room));
+    ISO_TRY(mean_over(p, comm, p->buffer_elements, p->room));
+    return iso__periodic_put(p, first, last, p->room);
 }
 
 iso_status iso__periodic_node_copy(iso__periodic *p, int group) {
@@ -123,10 +123,10 @@ iso_status iso__periodic_node_copy(iso__periodic *p, int group) {
     int64_t start = iso_now();
     int root = group % iso_comm_size(p->node);
     iso_traffic moved = {0};
-    ISO_TRY(iso__periodic_map(p, p->parameter_count));
+    ISO_TRY(iso__periodic_map(p, 0, p->parameter_count));
     for (int i = 0; i < p->parameter_count; i++)
         ISO_TRY(iso_comm_bcast(p->node, p->span[i].host, p->span[i].count * sizeof(float), root));
-    ISO_TRY(iso__periodic_unmap(p, p->parameter_count));
+    ISO_TRY(iso__periodic_unmap(p, 0, p->parameter_count));
     iso__count_blocks(&moved, p->node, p->parameter_elements * sizeof(float));
     if (iso_comm_rank(p->node) == root) add_traffic(p, &moved);
     p->node_equal = true;

@@ -113,18 +113,18 @@ iso_status iso__periodic_clear(const iso__periodic *p, int first, int last) {
     return ISO_OK;
 }
 
-iso_status iso__periodic_map(iso__periodic *p, int last) {
+iso_status iso__periodic_map(iso__periodic *p, int first, int last) {
     bool remote = remote_of(p) != NULL;
     if (remote) {
-        ISO_TRY(reserve_stage(p, elements_of(p, 0, last)));
-        ISO_TRY(copy_out(p, 0, last, p->stage));
+        ISO_TRY(reserve_stage(p, elements_of(p, first, last)));
+        ISO_TRY(copy_out(p, first, last, p->stage));
     }
     float *at = p->stage;
-    for (int i = 0; i < last; at += remote ? p->span[i].count : 0, i++)
+    for (int i = first; i < last; at += remote ? p->span[i].count : 0, i++)
         p->span[i].host = remote ? at : p->span[i].data;
     return ISO_OK;
 }
 
-iso_status iso__periodic_unmap(iso__periodic *p, int last) {
-    return remote_of(p) ? copy_in(p, 0, last) : ISO_OK;
+iso_status iso__periodic_unmap(iso__periodic *p, int first, int last) {
+    return remote_of(p) ? copy_in(p, first, last) : ISO_OK;
 }

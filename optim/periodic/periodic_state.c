@@ -27,14 +27,15 @@ _Static_assert((int)COUNT <= (int)ISO__PERIODIC_NUMBERS, "room for all of them")
 
 static void fill_saved(iso__periodic *p) {
     iso_daso_stats stats;
+    const iso__periodic_exchange *x = &p->exchange[0];
     iso__periodic_stats(p, &stats);
     int64_t number[COUNT] = {
-        [PENDING] = p->pending,       [MEMBER] = p->member,
-        [PAYLOAD] = p->payload,       [SCOPE] = p->scope,
+        [PENDING] = x->pending,       [MEMBER] = x->member,
+        [PAYLOAD] = x->payload,       [SCOPE] = p->scope,
         [EQUAL] = p->equal,           [NODE_EQUAL] = p->node_equal,
         [STEPS] = stats.steps,        [SYNCS] = stats.syncs,
         [AGE] = stats.last_age,       [NODE_STATE] = p->node_equal_state,
-        [ALL_STATE] = p->equal_state, [DROPPED] = p->dropped,
+        [ALL_STATE] = p->equal_state, [DROPPED] = x->dropped,
         [SENT] = stats.bytes_sent,    [BETWEEN] = stats.bytes_between_nodes,
     };
     memcpy(p->saved.number, number, sizeof(number));
@@ -50,38 +51,63 @@ static iso_status add_own(iso_state *state, const char *name, iso_state_type typ
     return iso_state_add(state, ISO_STATE_OWN, name, type, (int64_t)count, data);
 }
 
+// What the exchanges after the first hold; the first one's numbers are the engine's.
+enum { X_PENDING, X_MEMBER, X_PAYLOAD, X_DROPPED, X_COUNT };
+
+static iso_status add_exchange(iso__periodic *p, int i, iso_state *state) {
+    char prefix[16] = "", name[64];
+    iso__periodic_exchange *x = &p->exchange[i];
+    iso__average_array array[ISO__AVERAGE_ARRAYS];
+    int arrays = iso__average_arrays(x->average, array);
+    if (i > 0) {
+        int64_t number[X_COUNT] = {x->pending, x->member, x->payload, x->dropped};
+        memcpy(x->saved, number, sizeof(number));
+        snprintf(prefix, sizeof(prefix), "%d/", i);
+        snprintf(name, sizeof(name), "daso/%snumbers", prefix);
+        ISO_TRY(add_own(state, name, ISO_STATE_I64, X_COUNT, x->saved));
+    }
+    for (int k = 0; k < arrays; k++) {
+        snprintf(name, sizeof(name), "daso/%s%s", prefix, array[k].name);
+        ISO_TRY(add_own(state, name, ISO_STATE_F32, array[k].count, array[k].data));
+    }
+    return ISO_OK;
+}
+
 iso_status iso__periodic_state(iso__periodic *p, iso_state *state) {
     ISO_CHECK(!p->shown, ISO_ERR_STATE,
               "the state was asked for in evaluation mode, where parameters are the mean of all "
               "ranks: call iso_module_train(model, true) first");
-    size_t carried = iso__periodic_elements(p, ISO__PAYLOAD_WIRE);
+    size_t elements = iso__periodic_elements(p, ISO__PAYLOAD_WIRE);
     ISO_TRY(iso__periodic_hold(p));
-    if (!p->mean) ISO_TRY(iso__alloc_zero(carried * sizeof(float), (void **)&p->mean));
+    ISO_TRY(iso__periodic_reserve_mean(p));
     fill_saved(p);
     ISO_TRY(add_own(state, "daso/numbers", ISO_STATE_I64, ISO__PERIODIC_NUMBERS, p->saved.number));
     ISO_TRY(add_own(state, "daso/figures", ISO_STATE_F64, ISO__METRICS + 4, p->saved.metric));
-    ISO_TRY(add_own(state, "daso/sent", ISO_STATE_F32, carried, p->sent));
-    ISO_TRY(add_own(state, "daso/mean", ISO_STATE_F32, carried, p->mean));
-    iso__average_array array[ISO__AVERAGE_ARRAYS];
-    int arrays = iso__average_arrays(p->average[ISO__PAYLOAD_WIRE], array);
-    for (int i = 0; i < arrays; i++) {
-        char name[64];
-        snprintf(name, sizeof(name), "daso/%s", array[i].name);
-        ISO_TRY(add_own(state, name, ISO_STATE_F32, array[i].count, array[i].data));
-    }
+    ISO_TRY(add_own(state, "daso/sent", ISO_STATE_F32, elements, p->sent));
+    ISO_TRY(add_own(state, "daso/mean", ISO_STATE_F32, elements, p->mean));
+    for (int i = 0; i < p->exchange_count; i++) ISO_TRY(add_exchange(p, i, state));
+    return ISO_OK;
+}
+
+static iso_status load_exchange(iso__periodic_exchange *x, const int64_t number[X_COUNT]) {
+    ISO_CHECK(number[X_PAYLOAD] >= 0 && number[X_PAYLOAD] < ISO__PAYLOADS, ISO_ERR_FORMAT,
+              "the saved state of daso is damaged: its numbers are invalid");
+    x->pending = x->held = number[X_PENDING];
+    x->member = number[X_MEMBER];
+    x->payload = (iso__payload)number[X_PAYLOAD];
+    x->dropped = number[X_DROPPED];
+    x->queued = false;
     return ISO_OK;
 }
 
 iso_status iso__periodic_loaded(iso__periodic *p) {
     const int64_t *number = p->saved.number;
-    ISO_CHECK(number[SCOPE] >= ISO_SCOPE_WORLD && number[SCOPE] <= ISO_SCOPE_RANK &&
-                  number[PAYLOAD] >= 0 && number[PAYLOAD] < ISO__PAYLOADS,
-              ISO_ERR_FORMAT, "the saved state of daso is damaged: its numbers are invalid");
-    p->pending = p->held = number[PENDING];
-    p->queued = false;
-    p->dropped = number[DROPPED];
-    p->member = number[MEMBER];
-    p->payload = (iso__payload)number[PAYLOAD];
+    const int64_t first[X_COUNT] = {number[PENDING], number[MEMBER], number[PAYLOAD],
+                                    number[DROPPED]};
+    ISO_CHECK(number[SCOPE] >= ISO_SCOPE_WORLD && number[SCOPE] <= ISO_SCOPE_RANK, ISO_ERR_FORMAT,
+              "the saved state of daso is damaged: its numbers are invalid");
+    for (int i = 0; i < p->exchange_count; i++)
+        ISO_TRY(load_exchange(&p->exchange[i], i == 0 ? first : p->exchange[i].saved));
     p->equal = number[EQUAL];
     p->node_equal = number[NODE_EQUAL];
     p->node_equal_state = number[NODE_STATE];

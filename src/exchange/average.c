@@ -35,7 +35,7 @@ static iso_status allocate_mean(iso__average *a) {
 }
 
 static iso_status allocate_buffers(iso__average *a) {
-    const iso_topology *t = a->topology;
+    const iso_topology *t = a->layout;
     size_t first, part = 0;
     if (t->local_rank < t->smallest) iso__average_part(a, t->local_rank, &first, &part);
     size_t elements = iso__average_lay_out(a, 0, part), size = iso_dtype_size(a->config.wire);
@@ -54,7 +54,7 @@ static iso_status allocate_buffers(iso__average *a) {
 }
 
 static iso_status allocate_all(iso__average *a) {
-    size_t parts = (size_t)a->topology->smallest;
+    size_t parts = (size_t)a->layout->smallest;
     a->part = round_up((a->count + parts - 1) / parts, ISO__AVERAGE_UNIT);
     ISO_TRY(iso__alloc_zero(parts * sizeof(*a->spread), (void **)&a->spread));
     ISO_TRY(
@@ -73,20 +73,21 @@ static iso_status check_config(size_t count, const iso__average_config *config) 
     return ISO_OK;
 }
 
-iso_status iso__average_create(iso_topology *topology, size_t count,
-                               const iso__average_config *config, iso__average **out) {
+iso_status iso__average_create(iso__routes *routes, size_t count, const iso__average_config *config,
+                               iso__average **out) {
     iso_status status;
     void *memory;
     ISO_TRY(check_config(count, config));
     ISO_TRY(iso__alloc_zero(sizeof(iso__average), &memory));
     iso__average *a = memory;
-    a->topology = iso_topology_retain(topology);
+    a->routes = iso__routes_retain(routes);
+    a->layout = iso__routes_layout(routes);
     a->config = *config;
     if (config->wire == ISO_F32) a->config.differences = a->config.round_sums = false;
     a->count = count;
-    a->factor = (float)(topology->weight * topology->nodes);
+    a->factor = (float)(a->layout->weight * a->layout->nodes);
     // A rank that failed alone would leave the others waiting in the first exchange.
-    ISO_TRY_GOTO(iso_comm_agree(topology->world, allocate_all(a)));
+    ISO_TRY_GOTO(iso_comm_agree(iso__routes_comm(routes), allocate_all(a)));
     *out = a;
     return ISO_OK;
 fail:
@@ -105,7 +106,7 @@ static void release(iso__average *a) {
     iso__free(a->recv);
     iso__free(a->chunk);
     iso__free(a->spread);
-    iso_topology_destroy(&a->topology);
+    iso__routes_destroy(&a->routes);
     iso__free(a);
 }
 
@@ -152,7 +153,7 @@ int iso__average_arrays(iso__average *a, iso__average_array item[ISO__AVERAGE_AR
 static iso_status measure_once(iso__average *a, const float *values, double *ms) {
     const float *mean;
     double metrics[ISO__METRICS] = {0};
-    ISO_TRY(iso_comm_barrier(a->topology->world));
+    ISO_TRY(iso_comm_barrier(iso__routes_comm(a->routes)));
     int64_t start = iso_now();
     ISO_TRY(iso__average_start(a, values, ISO__SHARDS, metrics));
     ISO_TRY(iso__average_finish(a, &mean, metrics));
@@ -163,13 +164,13 @@ static iso_status measure_once(iso__average *a, const float *values, double *ms)
 static iso_status measure_each(iso__average *a, const float *values, int repeats, double *each) {
     for (int i = -1; i < repeats; i++) // the first one warms up
         ISO_TRY(measure_once(a, values, &each[i < 0 ? 0 : i]));
-    ISO_TRY(iso_comm_allreduce_f64(a->topology->world, each, (size_t)repeats, ISO_MAX));
+    ISO_TRY(iso_comm_allreduce_f64(iso__routes_comm(a->routes), each, (size_t)repeats, ISO_MAX));
     return ISO_OK;
 }
 
 static iso_status measure_with(iso__average *a, float *values, int repeats, double *ms) {
     double *each;
-    ISO_TRY(iso_comm_agree(a->topology->world,
+    ISO_TRY(iso_comm_agree(iso__routes_comm(a->routes),
                            iso__alloc((size_t)repeats * sizeof(*each), (void **)&each)));
     // What is measured is the wire that was asked for, also before there is a reference; and
     // differences that are small, as they are in use.
@@ -193,7 +194,8 @@ iso_status iso__average_measure(iso__average *a, int repeats, double *ms) {
     ISO_CHECK(!iso__average_busy(a), ISO_ERR_STATE,
               "a mean over nodes is under way: finish it before measuring");
     void *values;
-    ISO_TRY(iso_comm_agree(a->topology->world, iso__alloc_zero(a->count * sizeof(float), &values)));
+    ISO_TRY(iso_comm_agree(iso__routes_comm(a->routes),
+                           iso__alloc_zero(a->count * sizeof(float), &values)));
     iso__average_stats stats = a->stats;
     iso_status status = measure_with(a, values, repeats, ms);
     a->stats = stats;

@@ -16,12 +16,10 @@
 #ifndef ISO_AVERAGE_H
 #define ISO_AVERAGE_H
 
-#include "base/base.h"
+#include "exchange/routes.h"
 
-#include <isotherm/topology.h>
-
-// Every local rank below topology->smallest carries its part of the array over its own leader
-// group, and the node puts the parts together: all links of a node are used and each carries
+// Every local rank below the topology's `smallest` carries its part of the array over its own
+// leader group, and the node puts the parts together: all links of a node are used and each carries
 // 1/smallest. The array must be the same on all ranks of a node.
 #define ISO__SHARDS -1
 
@@ -44,17 +42,18 @@ typedef struct iso__average_config {
     size_t chunk;
 } iso__average_config;
 
-// Collective over the world of topology, which is retained. All memory is allocated here. Exchanges
-// go over the communicators of topology, at times of their own: nothing else may use these while
-// one is under way, another average neither.
-iso_status iso__average_create(iso_topology *topology, size_t count,
-                               const iso__average_config *config, iso__average **out);
+// Collective over the comm of routes, which are retained. All memory is allocated here. An exchange
+// takes a route in start() and returns it in finish(), so as many means as there are routes can be
+// under way at once.
+iso_status iso__average_create(iso__routes *routes, size_t count, const iso__average_config *config,
+                               iso__average **out);
 // Nothing may be under way (it is waited for, and the result dropped).
 void iso__average_destroy(iso__average **average);
 
-// Collective, does not wait. Nothing may be under way. group: ISO__SHARDS or a leader group, whose
-// members alone send and get the mean. values (count elements) is read before this returns.
-// Values that are not finite are found here and reported by finish() on every rank.
+// Collective, does not wait. Nothing may be under way on this mean, and a route must be free
+// (ISO_ERR_STATE). All ranks start and finish their means in the same order. group: ISO__SHARDS or
+// a leader group, whose members alone send and get the mean. values (count elements) is read before
+// this returns. Values that are not finite are found here and reported by finish() on every rank.
 // metrics: this rank's; metrics[0] is overwritten with the ms from start until the data were back.
 iso_status iso__average_start(iso__average *average, const float *values, int group,
                               const double metrics[ISO__METRICS]);

@@ -40,7 +40,8 @@ typedef enum iso__average_cause {
 } iso__average_cause;
 
 struct iso__average {
-    iso_topology *topology;
+    iso__routes *routes;
+    const iso_topology *layout; // of the routes
     iso__average_config config;
     size_t count;
     size_t part;  // elements of a local rank's part with ISO__SHARDS
@@ -56,6 +57,7 @@ struct iso__average {
     iso_request **spread; // one for each part
 
     // The exchange under way.
+    const iso_topology *route; // its communicators
     iso__average_phase phase;
     int at; // first request of the phase that is not complete
     int group;

@@ -13,7 +13,7 @@ size_t iso__average_chunks(const iso__average *a, size_t count) {
 }
 
 size_t iso__average_lay_out(iso__average *a, size_t first, size_t count) {
-    size_t offset = 0, nodes = (size_t)a->topology->nodes;
+    size_t offset = 0, nodes = (size_t)a->layout->nodes;
     a->chunk_count = (int)iso__average_chunks(a, count);
     for (int i = 0; i < a->chunk_count; i++) {
         iso__average_chunk *c = &a->chunk[i];

@@ -72,7 +72,7 @@ static bool all_finite(const float *x, size_t count) {
 
 // What is not finite is not sent: the sums of others must not be what fails first.
 static void send_chunk(iso__average *a, iso__average_chunk *c, const float *values) {
-    size_t nodes = (size_t)a->topology->nodes, size = iso_dtype_size(a->wire), well = c->count;
+    size_t nodes = (size_t)a->layout->nodes, size = iso_dtype_size(a->wire), well = c->count;
     char *to = block_of(a, a->send, c, 0);
     if (!encode(a, c, values, to)) {
         bool finite = all_finite(values + c->first, c->count);
@@ -88,7 +88,7 @@ static void send_chunk(iso__average *a, iso__average_chunk *c, const float *valu
 // ---- Gather ---------------------------------------------------------------------------------------
 
 static bool sum(iso__average *a, const iso__average_chunk *c, char *to) {
-    int nodes = a->topology->nodes, now = a->current_residual;
+    int nodes = a->layout->nodes, now = a->current_residual;
     size_t at = c->offset / (size_t)nodes;
     iso__wire_shares shares = {block_of(a, a->recv, c, 0), nodes, c->block};
     if (a->config.round_sums) return iso__wire_mean_rounded(a->wire, &shares, to);
@@ -99,7 +99,7 @@ static bool sum(iso__average *a, const iso__average_chunk *c, char *to) {
 
 static void send_share(iso__average *a, iso__average_chunk *c) {
     size_t bytes = c->block * iso_dtype_size(a->wire);
-    char *to = block_of(a, a->send, c, a->topology->node_index);
+    char *to = block_of(a, a->send, c, a->layout->node_index);
     if (!sum(a, c, to)) {
         fail(a, ISO_CAUSE_RANGE);
         memset(to, 0, bytes);
@@ -141,11 +141,11 @@ static iso_status gather(iso__average *a, bool wait) {
 // ---- Spread ---------------------------------------------------------------------------------------
 
 static bool spreads(const iso__average *a) {
-    return a->group == ISO__SHARDS && a->topology->nodes > 1 && a->topology->local_size > 1;
+    return a->group == ISO__SHARDS && a->layout->nodes > 1 && a->layout->local_size > 1;
 }
 
 static void post_spread(iso__average *a) {
-    const iso_topology *t = a->topology;
+    const iso_topology *t = a->route;
     for (int l = 0; spreads(a) && l < t->smallest; l++) {
         size_t first, count, unit = ISO__AVERAGE_UNIT;
         iso__average_part(a, l, &first, &count);
@@ -158,7 +158,7 @@ static void post_spread(iso__average *a) {
 }
 
 static iso_status spread(iso__average *a, bool wait) {
-    for (; a->at < a->topology->smallest; a->at++) {
+    for (; a->at < a->layout->smallest; a->at++) {
         iso_status status = settle(a, &a->spread[a->at], wait);
         if (status != ISO_OK) return status;
     }
@@ -169,7 +169,7 @@ static iso_status spread(iso__average *a, bool wait) {
 
 // The largest is that of the lowest rank.
 static double own_verdict(const iso__average *a) {
-    const iso_comm *world = a->topology->world;
+    const iso_comm *world = a->route->world;
     if (a->cause == ISO_CAUSE_NONE) return 0;
     return (double)(iso_comm_size(world) - iso_comm_rank(world)) * ISO_CAUSES + (double)a->cause;
 }
@@ -179,7 +179,7 @@ static void post_verdict(iso__average *a) {
     a->metrics[1] = (double)(a->back_ns - a->start_ns) * 1e-6;
     if (a->back_ns > a->start_ns)
         iso_trace_span(ISO_LANE_EXCHANGE, "mean over nodes", a->start_ns, a->back_ns);
-    posted(a, iso__comm_iallreduce_max(a->topology->world, a->metrics, 1 + ISO__METRICS,
+    posted(a, iso__comm_iallreduce_max(a->route->world, a->metrics, 1 + ISO__METRICS,
                                        "mean over nodes (verdict)", &a->verdict));
 }
 
@@ -192,9 +192,9 @@ static iso_status verdict(iso__average *a, bool wait) {
 }
 
 static iso_status dropped(const iso__average *a) {
-    int code = (int)a->metrics[0], size = iso_comm_size(a->topology->world);
+    int code = (int)a->metrics[0], size = iso_comm_size(a->layout->world);
     int rank = size - code / ISO_CAUSES, cause = code % ISO_CAUSES;
-    bool own = rank == iso_comm_rank(a->topology->world);
+    bool own = rank == iso_comm_rank(a->layout->world);
     static const char result[] = "the exchange was dropped on all ranks and changed nothing";
     if (cause == ISO_CAUSE_VALUES)
         return ISO_FAIL(ISO_ERR_STATE,
@@ -232,12 +232,12 @@ static iso_status advance(iso__average *a, bool wait) {
 }
 
 static bool is_member(const iso__average *a) {
-    return a->group == ISO__SHARDS || a->topology->leaders[a->group] != NULL;
+    return a->group == ISO__SHARDS || a->layout->leaders[a->group] != NULL;
 }
 
 // What this rank carries, and over which group.
 static void choose_part(iso__average *a) {
-    const iso_topology *t = a->topology;
+    const iso_topology *t = a->route;
     int group = a->group == ISO__SHARDS ? t->local_rank : a->group;
     a->first = a->carried = 0;
     a->leaders = a->group != ISO__SHARDS || group < t->smallest ? t->leaders[group] : NULL;
@@ -247,11 +247,11 @@ static void choose_part(iso__average *a) {
 }
 
 static void choose_result(iso__average *a) {
-    bool whole = a->group != ISO__SHARDS || a->topology->smallest == 1;
+    bool whole = a->group != ISO__SHARDS || a->layout->smallest == 1;
     bool one_chunk = a->config.chunk == 0 || a->count <= a->config.chunk;
     a->result = a->mean[1 - a->current];
     // What is gathered is the mean already.
-    if (whole && one_chunk && a->config.wire == ISO_F32 && a->topology->nodes > 1)
+    if (whole && one_chunk && a->config.wire == ISO_F32 && a->layout->nodes > 1)
         a->result = (float *)(void *)a->send;
 }
 
@@ -282,14 +282,15 @@ iso_status iso__average_start(iso__average *a, const float *values, int group,
                               const double metrics[ISO__METRICS]) {
     ISO_CHECK(!iso__average_busy(a), ISO_ERR_STATE,
               "a mean over nodes is under way: finish it before starting another");
-    ISO_CHECK(group >= ISO__SHARDS && group < a->topology->groups, ISO_ERR_ARG,
-              "there is no leader group %d: there are %d", group, a->topology->groups);
+    ISO_CHECK(group >= ISO__SHARDS && group < a->layout->groups, ISO_ERR_ARG,
+              "there is no leader group %d: there are %d", group, a->layout->groups);
     ISO_CHECK(!a->config.differences || group == ISO__SHARDS, ISO_ERR_ARG,
               "differences travel over all leader groups, not over group %d alone: its members "
               "alone would know the last mean",
               group);
+    ISO_TRY(iso__routes_take(a->routes, &a->route));
     begin(a, group, metrics);
-    if (a->topology->nodes == 1) copy(a, values);
+    if (a->layout->nodes == 1) copy(a, values);
     for (int i = 0; i < a->chunk_count; i++) send_chunk(a, &a->chunk[i], values);
     // A first test would find nothing, but in shared memory it would do the copying.
     iso_status status = a->chunk_count == 0 ? advance(a, false) : ISO_OK;
@@ -319,8 +320,10 @@ iso_status iso__average_finish(iso__average *a, const float **mean, double metri
     int64_t start = iso_now();
     iso_status status = advance(a, true);
     a->stats.wait_ms += (double)(iso_now() - start) * 1e-6;
+    if (status < 0) iso__routes_hold(a->routes, a->route);
     ISO_TRY(status);
     a->phase = ISO_AVERAGE_IDLE;
+    iso__routes_return(a->routes, &a->route);
     if (a->metrics[0] > 0) return dropped(a);
     commit(a);
     *mean = is_member(a) ? a->result : NULL;

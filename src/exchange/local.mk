@@ -10,6 +10,8 @@ libiso_core_la_SOURCES += \
     src/exchange/coder.h \
     src/exchange/coll_nccl.h \
     src/exchange/hooks.c \
+    src/exchange/routes.c \
+    src/exchange/routes.h \
     src/exchange/scopes.c \
     src/exchange/scopes.h \
     src/exchange/store.c \

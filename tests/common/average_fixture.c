@@ -12,14 +12,15 @@
 
 static void choose_layout(mean_case *c, int per_node) {
     char text[16];
-    if (c->topology && c->per_node == per_node) return;
-    iso_topology_destroy(&c->topology);
+    if (c->routes && c->per_node == per_node) return;
+    iso__routes_destroy(&c->routes);
     c->per_node = per_node;
     c->nodes = (test_size + per_node - 1) / per_node;
     snprintf(text, sizeof(text), "%d", per_node);
     setenv("ISO_RANKS_PER_NODE", text, 1);
-    iso_assert_ok(iso_topology_create(test_comm, NULL, &c->topology));
-    iso_assert_all(c->topology->nodes == c->nodes);
+    iso_assert_ok(iso__routes_create(test_comm, NULL, MOST_MEANS, &c->routes));
+    c->layout = iso__routes_layout(c->routes);
+    iso_assert_all(c->layout->nodes == c->nodes);
 }
 
 void mean_case_create(mean_case *c, int per_node, size_t count, const iso__average_config *config) {
@@ -30,14 +31,14 @@ void mean_case_create(mean_case *c, int per_node, size_t count, const iso__avera
     c->has_reference = false;
     memset(c->residual, 0, sizeof(c->residual));
     memset(c->share_residual, 0, sizeof(c->share_residual));
-    iso_assert_ok(iso__average_create(c->topology, count, config, &c->average));
+    iso_assert_ok(iso__average_create(c->routes, count, config, &c->average));
 }
 
 void mean_case_destroy(mean_case *c) { iso__average_destroy(&c->average); }
 
 void mean_case_close(mean_case *c) {
     mean_case_destroy(c);
-    iso_topology_destroy(&c->topology);
+    iso__routes_destroy(&c->routes);
 }
 
 static int node_size(const mean_case *c, int node) {

@@ -7,24 +7,25 @@
 #include "common/mpi_fixture.h"
 #include "exchange/average.h"
 
-enum { MOST_VALUES = 5000, MOST_NODES = 8 };
+enum { MOST_VALUES = 5000, MOST_NODES = 8, MOST_MEANS = 3 };
 
-// A topology with so many ranks per node (the last node may have fewer) and a mean over it.
+// Routes with so many ranks per node (the last node may have fewer) and a mean over them.
 typedef struct mean_case {
     int per_node, nodes;
     size_t count;
     iso__average_config config;
-    iso_topology *topology;
+    iso__routes *routes;
+    const iso_topology *layout; // of the routes
     iso__average *average;
     // The model: what one element's exchange leaves behind.
     bool has_reference;
     float reference[MOST_VALUES], residual[MOST_NODES][MOST_VALUES], share_residual[MOST_VALUES];
 } mean_case;
 
-// Collective. Fails the test if it cannot. A topology that fits is used again.
+// Collective. Fails the test if it cannot. Routes that fit are used again.
 void mean_case_create(mean_case *c, int per_node, size_t count, const iso__average_config *config);
 void mean_case_destroy(mean_case *c); // the average
-void mean_case_close(mean_case *c);   // the topology too
+void mean_case_close(mean_case *c);   // the routes too
 // Values of a rank in exchange t; with ISO__SHARDS those of its node's first rank.
 void mean_case_values(const mean_case *c, int group, int rank, int t, float *out);
 // Takes part in exchange t with delays and polls at random (none at all at times). Values come from

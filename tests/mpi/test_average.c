@@ -23,7 +23,7 @@ static const size_t chunks[] = {0, 7, 64, 1000, 1001}; // some smaller than the 
 
 static bool all_groups_agree(void) {
     bool agrees = true;
-    for (int group = ISO__SHARDS; group < c.topology->groups; group++)
+    for (int group = ISO__SHARDS; group < c.layout->groups; group++)
         agrees = mean_case_agrees(&c, group, group + 2) && agrees;
     return agrees && mean_case_agrees(&c, ISO__SHARDS, 77);
 }
@@ -190,7 +190,7 @@ Test(np5_average, its_arrays_are_all_that_the_next_exchanges_depend_on) {
     mean_case_create(&c, 2, 1000, &config);
     for (int t = 0; t < 5; t++) {
         iso__average *other = NULL;
-        iso_assert_ok(iso__average_create(c.topology, 1000, &config, &other));
+        iso_assert_ok(iso__average_create(c.routes, 1000, &config, &other));
         copy_arrays(c.average, other);
         iso__average_destroy(&c.average);
         c.average = other;

@@ -33,7 +33,7 @@ static void expect_dropped(int group, iso_status code, const char *said) {
 
 // The rank of this node that carries element `at`.
 static int carrier_of(int node, size_t at) {
-    int smallest = c.topology->smallest;
+    int smallest = c.layout->smallest;
     size_t part = (COUNT + (size_t)smallest - 1) / (size_t)smallest;
     return node * c.per_node + (int)(at / ((part + 31) / 32 * 32));
 }
@@ -264,8 +264,8 @@ Test(np2_average_faults, wrong_use_is_refused) {
     iso__average_config bad[] = {{.wire = ISO_F64},
                                  {.wire = ISO_BF16, .differences = true, .round_sums = true}};
     for (int i = 0; i < 2; i++)
-        iso_assert_all(iso__average_create(c.topology, 1, &bad[i], &none) == ISO_ERR_ARG);
-    iso_assert_all(iso__average_create(c.topology, 0, &configs[0], &none) == ISO_ERR_ARG);
+        iso_assert_all(iso__average_create(c.routes, 1, &bad[i], &none) == ISO_ERR_ARG);
+    iso_assert_all(iso__average_create(c.routes, 0, &configs[0], &none) == ISO_ERR_ARG);
     iso_assert_all(iso__average_start(c.average, x, 1, metrics) == ISO_ERR_ARG);
     iso_assert_all(iso__average_start(c.average, x, -2, metrics) == ISO_ERR_ARG);
     iso_assert_all(iso__average_start(c.average, x, 0, metrics) == ISO_ERR_ARG); // differences

@@ -339,8 +339,8 @@ Test(np2_daso_faults, the_time_out_of_the_program_is_kept) {
     iso_assert_ok(trainer_create(&t, comm, &c.train));
     iso_assert_ok(iso_daso_create_take(t.optimizer, t.model, &c.daso, &t.optimizer));
     const iso__periodic *p = (const iso__periodic *)(void *)t.optimizer; // its first member
-    iso_assert_all(p->node->timeout_s == 77 && p->topology->world->timeout_s == 77 &&
-                   p->topology->node->timeout_s == 77);
+    iso_assert_all(p->node->timeout_s == 77 && p->layout->world->timeout_s == 77 &&
+                   p->layout->node->timeout_s == 77);
     trainer_destroy(&t);
     iso_comm_destroy(&comm);
 }
