@@ -35,8 +35,19 @@ typedef struct iso__exchange_times {
     bool left_device; // ready_ns is when the device had copied it out, later than post()
     bool known;       // false: the host did not see it, or it was told before
     int64_t ready_ns, posted_ns, done_ns; // as iso__channel_times
-    int64_t wait_start_ns, wait_end_ns;   // of the thread that arrived
+    // Of the thread that arrived: from its first call on, also where that failed, to the last one.
+    int64_t wait_start_ns, wait_end_ns;
+    int64_t away_ns; // of these, between one call and the next
 } iso__exchange_times;
+
+// What is learnt of an exchange is kept until a call can tell it.
+static inline void iso__times_keep(iso__exchange_times *kept, const iso__exchange_times *learnt) {
+    if (learnt->known) *kept = *learnt;
+}
+static inline void iso__times_tell(iso__exchange_times *kept, iso__exchange_times *out) {
+    if (out) *out = *kept;
+    kept->known = false;
+}
 
 // What a thread that waits does meanwhile, see iso__channel_idle.
 typedef struct iso__idle {
@@ -58,8 +69,9 @@ typedef struct iso__transport_ops {
     bool (*is_back)(const iso__transport *self, int bucket);
     // Waits; where the transport launches, what is launched from now on finds the result in the
     // store's gradients. left NULL: the result is the whole one. Otherwise *left is the factor by
-    // which the caller still has to multiply it (1: none). May be called again, with the other
-    // choice. Does nothing for a bucket that was not posted. idle, times: may be NULL.
+    // which the caller still has to multiply it (1: none). May be called again, after an error too,
+    // and with the other choice. Does nothing for a bucket that was not posted. idle, times: may be
+    // NULL; times are told once, by the first call that succeeds.
     iso_status (*arrive)(iso__transport *self, int bucket, const iso__idle *idle, double *left,
                          iso__exchange_times *times);
     // Waits until all that was posted needs this rank's program no more to be summed. May be NULL.

@@ -18,9 +18,10 @@ enum { SHORT, LONG, LANES };
 typedef struct parcel {
     int lane, item; // of which channel
     bool posted;
-    bool failed; // to be posted: the hook did
-    bool coded;  // the sum is in the wire
-    double left; // makes the sum an average
+    bool failed;               // to be posted: the hook did
+    bool coded;                // the sum is in the wire
+    double left;               // makes the sum an average
+    iso__exchange_times times; // of the latest exchange, until they are told
 } parcel;
 
 typedef struct host {
@@ -73,6 +74,7 @@ static iso_status post_bucket(iso__transport *t, int i, double before, double af
     p->failed = false;
     p->posted = true; // of an exchange that failed to begin, parts may be under way
     p->left = after;
+    p->times = (iso__exchange_times){.known = false};
     ISO_TRY(iso__channel_ready(channel_of(self, i), p->item));
     count_bucket(self, i);
     return ISO_OK;
@@ -87,21 +89,29 @@ static bool is_back(const iso__transport *t, int i) {
     return !p->posted || iso__channel_is_done(channel_of(self, i), p->item);
 }
 
-static iso_status await_bucket(host *self, int i, const iso__idle *idle,
-                               iso__exchange_times *times) {
+// A wait that failed goes on where the bucket is asked for again.
+static void begin_wait(iso__exchange_times *t) {
+    int64_t now = iso_now();
+    if (t->wait_start_ns == 0)
+        t->wait_start_ns = now;
+    else
+        t->away_ns += now - t->wait_end_ns;
+}
+
+static iso_status await_bucket(host *self, int i, const iso__idle *idle) {
     parcel *p = &self->parcel[i];
-    int64_t start = iso_now();
-    ISO_TRY(iso__channel_wait(channel_of(self, i), p->item, idle ? idle->call : NULL,
-                              idle ? idle->user : NULL));
+    iso__exchange_times *t = &p->times;
+    begin_wait(t);
+    iso_status status = iso__channel_wait(channel_of(self, i), p->item, idle ? idle->call : NULL,
+                                          idle ? idle->user : NULL);
+    t->wait_end_ns = iso_now();
+    ISO_TRY(status);
     p->posted = false;
-    if (!times) return ISO_OK;
     iso__channel_times when = iso__channel_times_of(channel_of(self, i), p->item);
-    *times = (iso__exchange_times){.known = true,
-                                   .ready_ns = when.ready_ns,
-                                   .posted_ns = when.posted_ns,
-                                   .done_ns = when.done_ns,
-                                   .wait_start_ns = start,
-                                   .wait_end_ns = iso_now()};
+    t->ready_ns = when.ready_ns;
+    t->posted_ns = when.posted_ns;
+    t->done_ns = when.done_ns;
+    t->known = true;
     return ISO_OK;
 }
 
@@ -120,12 +130,12 @@ static iso_status arrive_bucket(iso__transport *t, int i, const iso__idle *idle,
     host *self = host_of(t);
     const iso__bucket *b = &self->with.buckets->item[i];
     parcel *p = &self->parcel[i];
-    if (times) times->known = false;
     ISO_CHECK(!p->failed, ISO_ERR_STATE,
               "the gradients of \"%s\" were never exchanged: communication hook %s failed before",
               b->label, self->with.coder->hook.name);
-    if (p->posted) ISO_TRY(await_bucket(self, i, idle, times));
+    if (p->posted) ISO_TRY(await_bucket(self, i, idle));
     if (p->coded) ISO_TRY(decode_bucket(self, i));
+    iso__times_tell(&p->times, times);
     if (left) {
         *left = p->left;
         return ISO_OK;

@@ -100,8 +100,10 @@ static bool is_unknown(const iso__transport *t, int i) {
 static iso_status gather(shards *self, int i) {
     const iso__bucket *b = &self->with.buckets->item[i];
     shard *s = &self->shard[i];
+    iso__exchange_times learnt;
     if (s->stage != OUT) return ISO_OK;
-    ISO_TRY(iso__staged_fetch(self->inner, i, &s->left, &s->times));
+    ISO_TRY(iso__staged_fetch(self->inner, i, &s->left, &learnt));
+    iso__times_keep(&s->times, &learnt);
     ISO_TRY(iso__nccl_all_gather(self->nccl, self->with.store->gradients + b->offset,
                                  shard_elements(self, i), b->dtype, b->label,
                                  iso__staged_event(self->inner, i)));
@@ -139,9 +141,9 @@ static iso_status gather_in(iso__transport *t, int i, const iso__idle *idle, dou
         ISO_TRY(remote(self)->follow(self->with.store->device, ISO__QUEUE_COMPUTE,
                                      iso__staged_event(self->inner, i)));
     s->stage = HOME;
-    if (times) *times = s->times;
-    s->times.known = false;
-    return settle(self, i, left);
+    ISO_TRY(settle(self, i, left));
+    iso__times_tell(&s->times, times);
+    return ISO_OK;
 }
 
 static iso_status finish_nccl(iso__transport *t) { return iso__nccl_finish(shards_of(t)->nccl); }

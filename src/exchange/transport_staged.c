@@ -15,7 +15,8 @@ typedef struct cargo {
     bool failed;          // to be posted
     double before, after; // of post, until it is sent
     double left;
-    iso__device_event *event; // when its latest copy is complete
+    iso__exchange_times times; // of its way between ranks, until they are told
+    iso__device_event *event;  // when its latest copy is complete
 } cargo;
 
 typedef struct staged {
@@ -58,6 +59,7 @@ iso_status iso__staged_post_behind(iso__transport *t, int i, double before, doub
     c->failed = false;
     c->before = before;
     c->after = after;
+    c->times.known = false;
     c->place = LEAVING;
     self->leaving++;
     return ISO_OK;
@@ -143,21 +145,25 @@ static iso_status copy_in(staged *self, int i) {
     return remote(self)->record(store->device, ISO__QUEUE_IN, self->cargo[i].event);
 }
 
-static iso_status fetch(staged *self, int i, const iso__idle *idle, double *left,
-                        iso__exchange_times *times) {
+static iso_status fetch(staged *self, int i, const iso__idle *idle, double *left) {
     cargo *c = &self->cargo[i];
+    iso__exchange_times learnt;
     if (c->place == LEAVING) ISO_TRY(flush_out(&self->base));
     c->left = 1;
-    ISO_TRY(self->inner->ops->arrive(self->inner, i, idle, left ? &c->left : NULL, times));
+    ISO_TRY(self->inner->ops->arrive(self->inner, i, idle, left ? &c->left : NULL, &learnt));
+    learnt.left_device = true;
+    iso__times_keep(&c->times, &learnt);
     ISO_TRY(copy_in(self, i));
     c->place = FETCHED;
-    if (times) times->left_device = true;
     if (left) *left = c->left;
     return ISO_OK;
 }
 
 iso_status iso__staged_fetch(iso__transport *t, int i, double *left, iso__exchange_times *times) {
-    return fetch(staged_of(t), i, NULL, left, times);
+    staged *self = staged_of(t);
+    ISO_TRY(fetch(self, i, NULL, left));
+    iso__times_tell(&self->cargo[i].times, times);
+    return ISO_OK;
 }
 
 // It is home: what is left of the factor is the device's to multiply with.
@@ -178,12 +184,13 @@ static iso_status arrive_in(iso__transport *t, int i, const iso__idle *idle, dou
     staged *self = staged_of(t);
     iso_device *device = self->with.store->device;
     cargo *c = &self->cargo[i];
-    if (times) times->known = false;
     ISO_CHECK(!c->failed, ISO_ERR_STATE, ISO__NEVER_EXCHANGED, self->with.buckets->item[i].label);
-    if (c->place == LEAVING || c->place == SENT) ISO_TRY(fetch(self, i, idle, left, times));
+    if (c->place == LEAVING || c->place == SENT) ISO_TRY(fetch(self, i, idle, left));
     if (c->place == FETCHED) ISO_TRY(remote(self)->follow(device, ISO__QUEUE_COMPUTE, c->event));
     c->place = HOME;
-    return settle(self, i, left);
+    ISO_TRY(settle(self, i, left));
+    iso__times_tell(&c->times, times);
+    return ISO_OK;
 }
 
 static iso__channel *plan_of_inner(const iso__transport *t, int *bucket, int *count) {

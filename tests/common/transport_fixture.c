@@ -6,6 +6,7 @@
 #include "common/mpi_fixture.h"
 
 #include <criterion/criterion.h>
+#include <isotherm/trace.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -171,4 +172,81 @@ void transport_conforms(const transport_case *c) {
     }
     iso_assert_all(w.stats.exchanges == (w.transport->travels ? ROUNDS * (BUCKETS - 1) : 0));
     close_world(&w);
+}
+
+// ---- Asked again ------------------------------------------------------------------------------------
+
+static iso_status post_in_order(world *w) {
+    iso__transport *t = w->transport;
+    for (int b = 0; b < BUCKETS; b++)
+        if (b != STAYS) ISO_TRY(t->ops->post(t, b, 1, 1));
+    iso_status status;
+    do status = iso__transport_flush(t); // it is not to be what times out later
+    while (status == ISO_ERR_TIMEOUT);
+    return status;
+}
+
+// How the calls went, on the clock of iso_now.
+typedef struct attempts {
+    int64_t first_start, first_end, last_start, last_end;
+    int64_t between; // at least so long was spent between calls
+    iso_status first, last;
+} attempts;
+
+static iso_status attempt(world *w, int b, attempts *a, iso__exchange_times *times) {
+    double left = 1;
+    a->last_start = iso_now();
+    iso_status status = w->transport->ops->arrive(w->transport, b, NULL, &left, times);
+    a->last_end = iso_now();
+    return status;
+}
+
+static attempts arrive_again(world *w, int b, bool late, iso__exchange_times *times) {
+    attempts a = {.first = ISO_OK};
+    if (!late) a.first = attempt(w, b, &a, times);
+    a.first_start = a.last_start;
+    a.first_end = a.last_end;
+    MPI_Barrier(MPI_COMM_WORLD); // only now the late ones come
+    if (late) a.first = post_in_order(w);
+    do {
+        int64_t ended = a.last_end;
+        usleep(30000);
+        a.last = attempt(w, b, &a, times);
+        if (ended) a.between += a.last_start - ended;
+    } while (a.last == ISO_ERR_TIMEOUT); // this machine may be that slow
+    return a;
+}
+
+// The wait goes from the first call to the last one, less what was between the calls.
+static bool is_whole(const world *w, const attempts *a, const iso__exchange_times *t) {
+    int64_t waited = t->wait_end_ns - t->wait_start_ns - t->away_ns;
+    int64_t whole = a->last_end - a->first_start - a->between;
+    return t->known && t->posted_ns > 0 && t->done_ns >= t->posted_ns &&
+           t->left_device == (w->store.device != NULL) && t->wait_start_ns >= a->first_start &&
+           t->wait_start_ns <= a->first_end && waited >= 0 && waited <= whole;
+}
+
+void transport_keeps_times(const transport_case *c, int b, void (*fault)(void)) {
+    const double limit_s = 0.5;
+    bool late = !fault && test_rank >= test_size / 2;
+    iso_comm *before = test_comm;
+    iso_comm_config config = {.timeout_s = fault ? 60 : limit_s};
+    iso__exchange_times times;
+    world w = {0};
+    iso_assert_ok(iso_comm_create(MPI_COMM_WORLD, &config, &test_comm));
+    open_world(&w, c);
+    write_gradients(&w, 0);
+    iso_assert_ok(late ? ISO_OK : post_in_order(&w));
+    if (fault) fault();
+    attempts a = arrive_again(&w, b, late, &times);
+    iso_assert_all(late ? a.first == ISO_OK : fault ? a.first < 0 : a.first == ISO_ERR_TIMEOUT);
+    iso_assert_ok(a.last);
+    iso_assert_all(late || is_whole(&w, &a, &times));
+    int64_t waited = times.wait_end_ns - times.wait_start_ns - times.away_ns;
+    iso_assert_all(fault || late || (double)waited >= limit_s * 1e9);
+    move_mirror(&w, false);
+    iso_assert_all(is_sum(&w, b, 0, 1, 1, test_size));
+    close_world(&w);
+    iso_comm_destroy(&test_comm);
+    test_comm = before;
 }

@@ -17,4 +17,10 @@ typedef struct transport_case {
 // Fails the test where any value differs from the sum, which is exact, times the factors.
 void transport_conforms(const transport_case *c);
 
+// Collective. arrive() of bucket `b` fails once and is asked again: then it gives the sum, and the
+// times of the whole exchange. fault: what makes it fail on this rank. NULL: half of the ranks are
+// late, and on the others it times out.
+enum { TRANSPORT_F32 = 4, TRANSPORT_LAST = 5 };
+void transport_keeps_times(const transport_case *c, int b, void (*fault)(void));
+
 #endif

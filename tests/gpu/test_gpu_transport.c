@@ -45,6 +45,44 @@ Test(np4_gpu_transport, in_shards) {
     gpus_conform("shards", "nccl", &iso_hook_bf16);
 }
 
+// ---- Asked again ------------------------------------------------------------------------------------
+
+static const char *failing_call;
+static void fail_next_call(void) { emulated_fail_next(failing_call, 2 /* out of memory */); }
+
+// The sum is back in the host's memory when the copy, the event or the queue fails.
+static void keeps_times(const char *name, const char *collective, void (*fault)(void)) {
+    static const char *const calls[] = {"cudaMemcpyAsync", "cudaEventRecord",
+                                        "cudaStreamWaitEvent"};
+    iso_device *device;
+    setenv("ISO_NODE_COLLECTIVE", collective, 1);
+    iso_assert_ok(nccl_open_device(&device));
+    for (int k = 0; k < (fault ? 3 : 1); k++) {
+        failing_call = calls[k];
+        transport_keeps_times(&(transport_case){name, ISO_SCOPE_WORLD, NULL, device},
+                              TRANSPORT_LAST, fault);
+    }
+    iso_device_destroy(&device);
+}
+
+Test(np2_gpu_transport, a_wait_that_times_out_counts) {
+    nccl_skip();
+    keeps_times("staged", "mpi", NULL);
+}
+
+Test(np2_gpu_transport, times_outlive_a_copy_that_fails) {
+    nccl_skip();
+    if (!emulated_fail_next) test_mpi_skip("only the emulated GPU can be made to fail");
+    keeps_times("staged", "mpi", fail_next_call);
+}
+
+Test(np4_gpu_transport, times_outlive_a_copy_that_fails) {
+    nccl_skip();
+    if (!emulated_fail_next) test_mpi_skip("only the emulated GPU can be made to fail");
+    setenv("ISO_RANKS_PER_NODE", "2", 1);
+    keeps_times("shards", "nccl", fail_next_call);
+}
+
 // The transports of all ranks are then destroyed together, which is collective.
 Test(np2_gpu_transport, what_one_rank_cannot_make_all_are_told_of) {
     nccl_skip();

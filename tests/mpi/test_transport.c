@@ -37,3 +37,33 @@ Test(np4_transport, sums_between_nodes) {
     setenv("ISO_RANKS_PER_NODE", "2", 1);
     transport_conforms(&(transport_case){"host", ISO_SCOPE_WORLD, NULL, NULL});
 }
+
+// ---- Asked again ------------------------------------------------------------------------------------
+
+static void times_out(const char *collective) {
+    setenv("ISO_NODE_COLLECTIVE", collective, 1);
+    transport_keeps_times(&(transport_case){"host", ISO_SCOPE_WORLD, NULL, NULL}, TRANSPORT_LAST,
+                          NULL);
+}
+
+Test(np2_transport, a_wait_that_times_out_counts) { times_out("mpi"); }
+Test(np3_transport, a_wait_that_times_out_counts) { times_out("shm"); }
+
+static bool fails;
+
+static void fail_once(void) { fails = true; }
+
+static iso_status decompress_twice(const iso_comm_hook_bucket *b, double factor, void *user) {
+    if (fails) {
+        fails = false;
+        return ISO_FAIL(ISO_ERR_STATE, "the hook failed");
+    }
+    return iso_hook_bf16.decompress(b, factor, user);
+}
+
+Test(np2_transport, times_outlive_a_hook_that_fails) {
+    iso_comm_hook hook = iso_hook_bf16;
+    hook.decompress = decompress_twice;
+    transport_keeps_times(&(transport_case){"host", ISO_SCOPE_WORLD, &hook, NULL}, TRANSPORT_F32,
+                          fail_once);
+}

@@ -98,7 +98,7 @@ void iso__planner_arrived(iso__planner *p, int bucket, const iso__exchange_times
     bucket_times *t = &p->times[bucket];
     const char *label = p->layout->range[bucket].label;
     if (!x->known) return;
-    int64_t wait_end = x->wait_end_ns - spent_ns;
+    int64_t wait_end = x->wait_end_ns - x->away_ns - spent_ns;
     double wait_ms = (double)(wait_end - x->wait_start_ns) * 1e-6;
     if (x->left_device) correct_ready(t, x->ready_ns);
     p->waited_ns += wait_end - x->wait_start_ns;

@@ -10,6 +10,7 @@ typedef struct bucket_state {
     bucket_stage stage;
     int missing;         // slots that are not ready
     iso__transport *via; // that it was posted to
+    int64_t spent_ns;    // on other buckets, while it was awaited in vain
 } bucket_state;
 
 typedef struct slot_state {
@@ -308,8 +309,11 @@ static iso_status arrive_bucket(iso__round *r, int b, const iso__idle *idle, dou
     bucket_state *state = &r->bucket[b];
     iso__exchange_times times = {.known = false};
     const look *meanwhile = idle ? idle->user : NULL;
-    ISO_TRY(state->via->ops->arrive(state->via, b, idle, left, &times));
-    iso__planner_arrived(r->with.planner, b, &times, meanwhile ? meanwhile->spent_ns : 0);
+    iso_status status = state->via->ops->arrive(state->via, b, idle, left, &times);
+    if (meanwhile) state->spent_ns += meanwhile->spent_ns;
+    ISO_TRY(status);
+    iso__planner_arrived(r->with.planner, b, &times, state->spent_ns);
+    state->spent_ns = 0;
     if (meanwhile) ISO_TRY(meanwhile->status);
     state->stage = ARRIVED;
     return ISO_OK;
