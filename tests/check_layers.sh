@@ -106,6 +106,11 @@ grep -E '^examples/.*:(src|base|device|tensor|nn|comm|parallel|data|io|optim)/' 
 grep -E '^(src/(exchange/|parallel/reducer/)|include/isotherm/reducer)[^:]*:[0-9]+:(nn/|isotherm/(nn|parallel)\.h)' \
     "$work/includes" | rule "the reducer and exchanges know no nn"
 
+# What a communicator is made of is its folder's; tests may look.
+grep -E '^(src|optim)/[^:]*:[0-9]+:comm/' "$work/includes" | grep -v '^src/comm/' |
+    grep -vE ':comm/(channel|comm_calls|same_lines|traffic)\.h$' |
+    rule "outside src/comm, of its headers only channel, comm_calls, same_lines and traffic are included"
+
 # What is inside a reducer is its folder's; tests may look.
 grep -E ':parallel/reducer/' "$work/includes" | grep -vE '^(src/parallel/reducer/|tests/)' |
     grep -v ':parallel/reducer/reducer_calls\.h$' | rule "outside its folder, a reducer is asked by named calls"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Private to src/comm and src/parallel: an exchange that goes on in rounds.
+// Private to the library: an exchange that goes on in rounds.
 //
 // In every round each item (a buffer) is summed over the ranks once. Items become ready in any
 // order, at each rank's own speed. Their parts leave in the order of one plan that all ranks share,

@@ -151,6 +151,7 @@ void iso_comm_destroy(iso_comm **pointer) {
 }
 
 double iso__comm_timeout(const iso_comm *comm) { return comm->timeout_s; }
+bool iso__comm_is_finalized(const iso_comm *comm) { return comm->engine->finalized; }
 int iso_comm_rank(const iso_comm *comm) { return comm->rank; }
 int iso_comm_size(const iso_comm *comm) { return comm->size; }
 MPI_Comm iso_comm_mpi(const iso_comm *comm) { return comm->mpi; }

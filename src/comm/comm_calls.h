@@ -15,6 +15,8 @@ iso_status iso__comm_create_like(const iso_comm *like, MPI_Comm mpi, bool long_r
                                  iso_comm **out);
 // Seconds before a wait gives up; 0: never.
 double iso__comm_timeout(const iso_comm *comm);
+// MPI_Finalize was called: no rank is reached any more.
+bool iso__comm_is_finalized(const iso_comm *comm);
 
 // ISO_ERR_MISMATCH, naming `what`, unless all ranks give the same number. Collective.
 iso_status iso__comm_check_equal(iso_comm *comm, int64_t number, const char *what);

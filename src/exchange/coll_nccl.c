@@ -59,12 +59,12 @@ static iso_status retire(iso__nccl *n) {
 // What has waited too long, since the one before it was complete.
 static iso_status check_time(iso__nccl *n) {
     const iso__nccl_operation *op = oldest(n);
-    if (n->count == 0 || n->node->timeout_s <= 0) return ISO_OK;
+    if (n->count == 0 || n->timeout_s <= 0) return ISO_OK;
     int64_t since = op->issued_ns > n->progress_ns ? op->issued_ns : n->progress_ns;
-    ISO_CHECK((double)(iso_now() - since) * 1e-9 < n->node->timeout_s, ISO_ERR_TIMEOUT,
+    ISO_CHECK((double)(iso_now() - since) * 1e-9 < n->timeout_s, ISO_ERR_TIMEOUT,
               "rank %d of %d waited %g s for %s of \"%s\" between the GPUs of its node: another "
               "rank is stuck, gone or slower than that (ISO_TIMEOUT sets the limit)",
-              n->rank, n->size, n->node->timeout_s, op->what, op->label);
+              n->rank, n->size, n->timeout_s, op->what, op->label);
     return ISO_OK;
 }
 

@@ -23,8 +23,9 @@ static iso_status identity(iso_device *device, int64_t *out) {
 
 // gpu: [size], zero but for this rank's.
 static iso_status compare(iso_comm *node, int64_t *gpu) {
-    ISO_TRY(iso_comm_allreduce_i64(node, gpu, (size_t)node->size, ISO_SUM));
-    for (int b = 1; b < node->size; b++)
+    int size = iso_comm_size(node);
+    ISO_TRY(iso_comm_allreduce_i64(node, gpu, (size_t)size, ISO_SUM));
+    for (int b = 1; b < size; b++)
         for (int a = 0; a < b; a++)
             ISO_CHECK(gpu[a] != gpu[b], ISO_ERR_UNSUPPORTED,
                       "ranks %d and %d of a node share a GPU, which NCCL does not take: start as "
@@ -35,8 +36,9 @@ static iso_status compare(iso_comm *node, int64_t *gpu) {
 
 static iso_status check_gpus(iso_comm *node, iso_device *device) {
     int64_t *gpu = NULL;
-    iso_status status = iso__alloc_zero((size_t)node->size * sizeof(*gpu), (void **)&gpu);
-    if (status == ISO_OK) status = identity(device, &gpu[node->rank]);
+    size_t bytes = (size_t)iso_comm_size(node) * sizeof(*gpu);
+    iso_status status = iso__alloc_zero(bytes, (void **)&gpu);
+    if (status == ISO_OK) status = identity(device, &gpu[iso_comm_rank(node)]);
     status = iso_comm_agree(node, status);
     if (status == ISO_OK) status = compare(node, gpu);
     iso__free(gpu);
@@ -118,8 +120,9 @@ iso_status iso__nccl_create(iso_comm *node, iso_device *device, iso__nccl **out)
     if (n) {
         n->node = iso_comm_retain(node);
         n->device = iso_device_retain(device);
-        n->rank = node->rank;
-        n->size = node->size;
+        n->rank = iso_comm_rank(node);
+        n->size = iso_comm_size(node);
+        n->timeout_s = iso__comm_timeout(node);
         n->ordinal = iso__cuda_of(device)->ordinal;
         status = prepare(n);
     }
@@ -137,7 +140,7 @@ fail:
 
 // Ranks that have failed take part, so that the others need not wait for them.
 static bool all_are_through(iso__nccl *n) {
-    bool finalized = n->node->engine->finalized;
+    bool finalized = iso__comm_is_finalized(n->node);
     iso_status status = iso__nccl_finish(n);
     if (status < 0) iso__log(ISO_LOG_ERROR, "%s", iso_last_error()->message);
     int64_t vote = status == ISO_OK;

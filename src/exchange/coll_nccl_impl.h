@@ -3,12 +3,13 @@
 #ifndef ISO_COLL_NCCL_IMPL_H
 #define ISO_COLL_NCCL_IMPL_H
 
-#include "comm/comm_state.h"
+#include "comm/comm_calls.h"
 #include "device/cuda/runtime/cuda_impl.h"
 #include "device/cuda/runtime/cuda_library.h"
 #include "exchange/coll_nccl.h"
 
 #include <nccl.h>
+#include <pthread.h>
 
 #define ISO_NCCL_FUNCTIONS(X)                                                                      \
     X(ncclAllGather)                                                                               \
@@ -41,6 +42,7 @@ struct iso__nccl {
     iso_comm *node;
     iso_device *device;
     int rank, size, ordinal; // of the node, of the GPU
+    double timeout_s;        // of the node; 0: none
     iso__nccl_functions call;
     cudaStream_t stream;
     ncclUniqueId id;

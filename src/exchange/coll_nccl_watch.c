@@ -104,8 +104,7 @@ static iso_status start(iso__nccl *n) {
 
 static iso_status verdict(const iso__nccl *n, int64_t mine) {
     ISO_CHECK(mine != PENDING, ISO_ERR_UNSUPPORTED,
-              "NCCL has not joined the GPUs of a node within %g s (ISO_TIMEOUT)",
-              n->node->timeout_s);
+              "NCCL has not joined the GPUs of a node within %g s (ISO_TIMEOUT)", n->timeout_s);
     ISO_CHECK(mine == JOINED, ISO_ERR_UNSUPPORTED,
               "NCCL cannot join the GPUs of a node: %s (%.200s)",
               n->call.ncclGetErrorString(n->start), n->call.ncclGetLastError(NULL));
@@ -120,7 +119,7 @@ iso_status iso__nccl_join(iso__nccl *n) {
     while (worst == PENDING && !late) {
         mine = status < 0 ? FAILED : look_for_start(n);
         double seconds = (double)(iso_now() - since) * 1e-9;
-        int64_t say[2] = {mine, n->node->timeout_s > 0 && seconds > n->node->timeout_s};
+        int64_t say[2] = {mine, n->timeout_s > 0 && seconds > n->timeout_s};
         ISO_TRY(iso_comm_allreduce_i64(n->node, say, 2, ISO_MAX));
         worst = say[0];
         late = say[1] != 0;
