@@ -159,7 +159,7 @@ static const char *value_text(const iso_setting *s, const void *field, char numb
     case ISO_SETTING_SWITCH: return *(const bool *)field ? "given" : "not given";
     case ISO_SETTING_INTEGER:
         snprintf(number, 32, "%lld", (long long)*(const int64_t *)field);
-        return *(const int64_t *)field != -1 ? number : s->initial ? s->initial : "not given";
+        return *(const int64_t *)field != -1 ? number : s->word ? s->word : "not given";
     case ISO_SETTING_NUMBER:
         snprintf(number, 32, "%.9g", *(const double *)field);
         return isnan(*(const double *)field) ? "not given" : number;

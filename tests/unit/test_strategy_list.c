@@ -195,7 +195,7 @@ Test(settings, are_the_options_of_the_chosen_strategy) {
 // ---- Settings that a strategy publishes -----------------------------------------------------------
 
 typedef struct own_values {
-    int64_t speed, wait;
+    int64_t speed, wait, rest;
     double share;
     const char *mode, *note;
     int turn;
@@ -206,6 +206,8 @@ static const iso_setting own_setting[] = {
     {"speed", ISO_SETTING_INTEGER, FIELD(speed), 1, 9, .initial = "3", .meaning = "how fast"},
     {"wait", ISO_SETTING_INTEGER, FIELD(wait), 0, 100, .word = "never", .initial = "never",
      .meaning = "how long"},
+    {"rest", ISO_SETTING_INTEGER, FIELD(rest), 0, 100, .word = "never", .initial = "5",
+     .meaning = "after how many"},
     {"share", ISO_SETTING_NUMBER, FIELD(share), 0, 0.5, .initial = "0.25", .meaning = "how much"},
     {"mode", ISO_SETTING_CHOICE, FIELD(mode), .choices = "slow|fast", .initial = "slow",
      .meaning = "how"},
@@ -282,12 +284,14 @@ Test(settings, out_of_range_are_refused_with_key_and_range) {
 Test(settings, stand_in_the_text_of_options) {
     static char text[TRAIN_OPTIONS_ROOM];
     register_own();
-    char *words[] = {"train", "--sync", "own", "--speed", "007", "--share", "0.50"};
+    char *words[] = {"train",   "--sync", "own",    "--speed", "007",
+                     "--share", "0.50",   "--rest", "never"};
     train_options options;
-    cr_assert_eq(train_options_parse(7, words, &options), ISO_OK);
+    cr_assert_eq(train_options_parse(9, words, &options), ISO_OK);
     train_options_text(&options, true, text, sizeof(text));
     cr_assert(strstr(text, "\n--speed 7\n") && strstr(text, "\n--share 0.5\n"), "%s", text);
     cr_assert(strstr(text, "\n--wait never\n") && strstr(text, "\n--note not given\n"));
+    cr_assert(strstr(text, "\n--rest never\n"), "the word, not the default: %s", text);
     cr_assert(!strstr(text, "--period"), "it is of other strategies");
 }
 
