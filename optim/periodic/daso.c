@@ -243,9 +243,6 @@ static iso__periodic_config engine_config(const iso_daso_config *config) {
 enum { SETTINGS = 640 };
 
 static void write_settings(const iso_daso_config *c, char text[SETTINGS]) {
-    static const char *const merge[] = {"progress", "heat"};
-    static const char *const state[] = {"keep", "average", "reset"};
-    static const char *const policy[] = {"fixed", "plateau", "adaptive", "callback"};
     snprintf(text, SETTINGS,
              "total_steps: %lld\nwarmup: %g\nwarmup_steps: %lld\ncooldown: %g\n"
              "cooldown_steps: %lld\nglobal_skip: %lld\nmax_global_skip: %lld\n"
@@ -254,8 +251,8 @@ static void write_settings(const iso_daso_config *c, char text[SETTINGS]) {
              (long long)c->total_steps, c->warmup, (long long)c->warmup_steps, c->cooldown,
              (long long)c->cooldown_steps, (long long)c->global_skip, (long long)c->max_global_skip,
              (long long)c->batches_to_wait, (long long)c->local_skip, iso__scope_name(c->unit),
-             merge[c->merge], iso_dtype_name(c->wire), state[c->state], policy[c->policy],
-             c->stability_level, c->max_divergence);
+             iso__merge_name[c->merge], iso_dtype_name(c->wire), iso__state_sync_name[c->state],
+             iso__policy_name[c->policy], c->stability_level, c->max_divergence);
 }
 
 iso_status iso_daso_create_take(iso_optimizer *wrapped, iso_module *data_parallel,

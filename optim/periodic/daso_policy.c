@@ -21,29 +21,22 @@ static iso_status parse_name(const char *what, const char *const *names, int cou
 }
 
 iso_status iso_merge_parse(const char *name, iso_merge *out) {
-    static const char *const names[] = {
-        [ISO_MERGE_PROGRESS] = "progress", [ISO_MERGE_HEAT] = "heat"};
     int i = 0;
-    ISO_TRY(parse_name("merge rule", names, 2, name, &i));
+    ISO_TRY(parse_name("merge rule", iso__merge_name, 2, name, &i));
     *out = (iso_merge)i;
     return ISO_OK;
 }
 
 iso_status iso_state_sync_parse(const char *name, iso_state_sync *out) {
-    static const char *const names[] = {
-        [ISO_STATE_KEEP] = "keep", [ISO_STATE_AVERAGE] = "average", [ISO_STATE_RESET] = "reset"};
     int i = 0;
-    ISO_TRY(parse_name("state synchronisation", names, 3, name, &i));
+    ISO_TRY(parse_name("state synchronisation", iso__state_sync_name, 3, name, &i));
     *out = (iso_state_sync)i;
     return ISO_OK;
 }
 
 iso_status iso_policy_parse(const char *name, iso_policy *out) {
-    static const char *const names[] = {[ISO_POLICY_FIXED] = "fixed",
-                                        [ISO_POLICY_PLATEAU] = "plateau",
-                                        [ISO_POLICY_ADAPTIVE] = "adaptive"};
     int i = 0;
-    ISO_TRY(parse_name("policy", names, 3, name, &i));
+    ISO_TRY(parse_name("policy", iso__policy_name, 3, name, &i));
     *out = (iso_policy)i;
     return ISO_OK;
 }

@@ -9,6 +9,10 @@
 
 // ---- Configs --------------------------------------------------------------------------------------
 
+const char *const iso__merge_name[] = {"progress", "heat"};
+const char *const iso__state_sync_name[] = {"keep", "average", "reset"};
+const char *const iso__policy_name[] = {"fixed", "plateau", "adaptive", "callback"};
+
 iso_daso_config iso_post_local_sgd_config(int64_t total_steps, int64_t warmup_steps,
                                           int64_t period) {
     iso_daso_config config = ISO_DASO_DEFAULT;
@@ -49,15 +53,6 @@ static iso_status check_policy(const iso_daso_config *c) {
     ISO_TRY(check_choice("policy", (int)c->policy, ISO_POLICY_CALLBACK));
     ISO_CHECK(c->policy != ISO_POLICY_CALLBACK || c->callback, ISO_ERR_ARG,
               "daso: callback is NULL, it must be set for ISO_POLICY_CALLBACK");
-    ISO_CHECK(c->policy == ISO_POLICY_FIXED || c->global_skip <= c->max_global_skip, ISO_ERR_ARG,
-              "daso: global_skip is %lld, it must not exceed max_global_skip, %lld, where a policy "
-              "changes it",
-              (long long)c->global_skip, (long long)c->max_global_skip);
-    ISO_CHECK(c->policy == ISO_POLICY_FIXED || c->batches_to_wait <= c->max_global_skip,
-              ISO_ERR_ARG,
-              "daso: batches_to_wait is %lld, it must not exceed max_global_skip, %lld, where a "
-              "policy changes it",
-              (long long)c->batches_to_wait, (long long)c->max_global_skip);
     ISO_CHECK(isfinite(c->stability_level) && c->stability_level >= 0, ISO_ERR_ARG,
               "daso: stability_level is %g, it must be a finite number of at least 0",
               c->stability_level);
@@ -67,18 +62,23 @@ static iso_status check_policy(const iso_daso_config *c) {
     return ISO_OK;
 }
 
-static iso_status check_skip(const iso_daso_config *c) {
-    ISO_CHECK(c->global_skip >= 1 || c->global_skip == -1, ISO_ERR_ARG,
-              "daso: global_skip is %lld, it must be 1 or more, or -1 for automatic",
-              (long long)c->global_skip);
-    ISO_CHECK(c->global_skip < 0 || c->batches_to_wait <= c->global_skip, ISO_ERR_ARG,
-              "daso: batches_to_wait is %lld and global_skip is %lld, but an exchange is merged "
-              "before the next one is sent: make global_skip at least batches_to_wait",
-              (long long)c->batches_to_wait, (long long)c->global_skip);
+iso_status iso__daso_rhythm_check(const iso_daso_config *c, const iso__daso_names *n) {
+    int64_t period = c->global_skip, wait = c->batches_to_wait, most = c->max_global_skip;
+    bool high = period > most;
+    ISO_CHECK(period < 0 || wait <= period, ISO_ERR_ARG,
+              "%s%s %lld is longer than %s %lld, but an exchange is merged before the next one is "
+              "sent: lower it, or raise %s",
+              n->whose, n->wait, (long long)wait, n->period, (long long)period, n->period);
+    ISO_CHECK(c->policy == ISO_POLICY_FIXED || (!high && wait <= most), ISO_ERR_ARG,
+              "%s%s %lld is above %s %lld, the limit of %s %s: lower it, or raise %s", n->whose,
+              high ? n->period : n->wait, (long long)(high ? period : wait), n->most,
+              (long long)most, n->policy, iso__policy_name[c->policy], n->most);
     return ISO_OK;
 }
 
 iso_status iso__daso_config_check(const iso_daso_config *c) {
+    static const iso__daso_names fields = {"daso: ", "global_skip", "batches_to_wait",
+                                           "max_global_skip", "policy"};
     ISO_TRY(iso__daso_at_least("total_steps", c->total_steps, 1));
     ISO_TRY(check_share("warmup", c->warmup));
     ISO_TRY(check_share("cooldown", c->cooldown));
@@ -87,7 +87,9 @@ iso_status iso__daso_config_check(const iso_daso_config *c) {
     ISO_TRY(iso__daso_at_least("max_global_skip", c->max_global_skip, 1));
     ISO_TRY(iso__daso_at_least("batches_to_wait", c->batches_to_wait, -1));
     ISO_TRY(iso__daso_at_least("local_skip", c->local_skip, 1));
-    ISO_TRY(check_skip(c));
+    ISO_CHECK(c->global_skip >= 1 || c->global_skip == -1, ISO_ERR_ARG,
+              "daso: global_skip is %lld, it must be 1 or more, or -1 for automatic",
+              (long long)c->global_skip);
     ISO_CHECK(c->unit == ISO_SCOPE_NODE || c->unit == ISO_SCOPE_RANK, ISO_ERR_ARG,
               "daso: unit is scope %d, it must be ISO_SCOPE_NODE or ISO_SCOPE_RANK", (int)c->unit);
     ISO_TRY(check_choice("merge", (int)c->merge, ISO_MERGE_HEAT));
@@ -95,7 +97,8 @@ iso_status iso__daso_config_check(const iso_daso_config *c) {
               "daso: wire is element type %d, it must be ISO_F32, ISO_BF16 or ISO_F16",
               (int)c->wire);
     ISO_TRY(check_choice("state", (int)c->state, ISO_STATE_RESET));
-    return check_policy(c);
+    ISO_TRY(check_policy(c));
+    return iso__daso_rhythm_check(c, &fields);
 }
 
 // ---- Phases ---------------------------------------------------------------------------------------

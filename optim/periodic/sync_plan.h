@@ -100,8 +100,19 @@ typedef struct iso__daso_schedule {
     int64_t pending_step, pending_wait; // of the send; the age at which it is merged
 } iso__daso_schedule;
 
+// By the values of the enumerations.
+extern const char *const iso__merge_name[], *const iso__state_sync_name[],
+                                                *const iso__policy_name[];
+
+// What sentences call fields of a config: as in the struct, or as options.
+typedef struct iso__daso_names {
+    const char *whose, *period, *wait, *most, *policy;
+} iso__daso_names;
+
 // ISO_ERR_ARG names the option, its value and the rule.
 iso_status iso__daso_config_check(const iso_daso_config *config);
+// The part of it that compares global_skip, batches_to_wait and max_global_skip.
+iso_status iso__daso_rhythm_check(const iso_daso_config *config, const iso__daso_names *names);
 // Phases in steps from the config's shares (rounded up; cool-down gives way where the two overlap).
 void iso__daso_phases(const iso_daso_config *config, int64_t *warmup, int64_t *cooldown);
 void iso__daso_schedule_init(iso__daso_schedule *s, const iso_daso_config *config);
@@ -138,6 +149,7 @@ void iso__daso_schedule_measured(iso__daso_schedule *s, int64_t wait);
 int64_t iso__daso_wait_for(double exchange_ms, double step_ms);
 
 // ---- Policies (daso_policy.c) ---------------------------------------------------------------------
+
 // What the config names decides from what was observed; *out holds the decision in force and is
 // changed where the policy wants another, with its reason. Returns whether it was changed.
 //

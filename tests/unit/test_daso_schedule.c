@@ -133,7 +133,7 @@ Test(daso_schedule, automatic_skip_follows_the_wait) {
 Test(daso_schedule, wait_longer_than_a_given_skip_is_refused) {
     iso_daso_config config = config_of(12, 0, 0, 4, 5);
     cr_assert_eq(iso__daso_config_check(&config), ISO_ERR_ARG);
-    cr_assert(strstr(iso_last_error()->message, "batches_to_wait is 5 and global_skip is 4"));
+    cr_assert(strstr(iso_last_error()->message, "batches_to_wait 5 is longer than global_skip 4"));
     config.global_skip = -2;
     cr_assert_eq(iso__daso_config_check(&config), ISO_ERR_ARG);
 }
