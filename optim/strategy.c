@@ -102,6 +102,13 @@ iso_status iso_strategy_register(const iso_strategy *strategy) {
 
 // ---- For trainers -------------------------------------------------------------------------------
 
+iso_status iso_strategy_check(const iso_strategy *strategy, const iso_strategy_context *context,
+                              char warning[ISO_STRATEGY_WARNING]) {
+    warning[0] = 0;
+    if (strategy->check) ISO_TRY(strategy->check(context, warning, strategy->user));
+    return ISO_OK;
+}
+
 iso_status iso_strategy_wrap_module_take(const iso_strategy *strategy,
                                          const iso_strategy_context *context, iso_module *module,
                                          iso_module **out) {

@@ -5,6 +5,7 @@
 #include "base/base.h"
 #include "optim/periodic/sync_plan.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #define COUNT(table)      (int)(sizeof(table) / sizeof((table)[0]))
@@ -19,7 +20,10 @@ static const iso_setting gradient_setting[] = {
     {"wire", ISO_SETTING_CHOICE, .choices = "f32|bf16|f16|bf16-feedback|noop", .initial = "f32",
      .meaning = "type in which gradients or daso's parameters travel"},
 };
-#define OF_GRADIENTS .setting = gradient_setting, .setting_count = COUNT(gradient_setting)
+static iso_sync blocking = ISO_SYNC_BLOCKING, lazy = ISO_SYNC_LAZY, all_at_once = ISO_SYNC_EXPLICIT;
+#define OF_GRADIENTS(sync)                                                                         \
+    .wrap_module = wrap_gradients, .user = &(sync), .setting = gradient_setting,                   \
+    .setting_count = COUNT(gradient_setting)
 
 static iso_status read_hook(iso_settings *settings, const iso_comm_hook **out) {
     const char *name = NULL;
@@ -28,35 +32,18 @@ static iso_status read_hook(iso_settings *settings, const iso_comm_hook **out) {
     return ISO_OK;
 }
 
-static iso_status wrap_as(iso_sync sync, const iso_strategy_context *context, iso_module *module,
-                          iso_module **out) {
+// user: the iso_sync.
+static iso_status wrap_gradients(const iso_strategy_context *context, iso_module *module,
+                                 iso_module **out, void *user) {
     iso_data_parallel_config config = context->data_parallel;
     iso_status status;
-    config.sync = sync;
+    config.sync = *(const iso_sync *)user;
     ISO_TRY_GOTO(read_hook(context->settings, &config.hook));
     ISO_TRY(iso_data_parallel_create_take(module, context->comm, &config, out));
     return ISO_OK;
 fail:
     iso_module_destroy(&module);
     return status;
-}
-
-static iso_status wrap_blocking(const iso_strategy_context *context, iso_module *module,
-                                iso_module **out, void *user) {
-    (void)user;
-    return wrap_as(ISO_SYNC_BLOCKING, context, module, out);
-}
-
-static iso_status wrap_lazy(const iso_strategy_context *context, iso_module *module,
-                            iso_module **out, void *user) {
-    (void)user;
-    return wrap_as(ISO_SYNC_LAZY, context, module, out);
-}
-
-static iso_status wrap_explicit(const iso_strategy_context *context, iso_module *module,
-                                iso_module **out, void *user) {
-    (void)user;
-    return wrap_as(ISO_SYNC_EXPLICIT, context, module, out);
 }
 
 static iso_status all_reduce(iso_module *module, void *user) {
@@ -124,32 +111,27 @@ _Static_assert(sizeof(iso_merge) == sizeof(int) && sizeof(iso_state_sync) == siz
                    sizeof(iso_policy) == sizeof(int),
                "read as numbers of choices, in the order of the enumerations");
 
-static iso_status daso_config(const iso_strategy_context *context, iso_daso_config *out) {
-    daso_values v = {.config = ISO_DASO_DEFAULT};
+// DASO, or local SGD: DASO without phases whose ranks are alone between blocking averages.
+typedef struct periodic_kind {
+    const iso_setting *setting;
+    int setting_count;
+    bool local;
+} periodic_kind;
+static periodic_kind daso_kind = {daso_setting, COUNT(daso_setting), false};
+static periodic_kind local_sgd_kind = {local_sgd_setting, COUNT(local_sgd_setting), true};
+static periodic_kind post_local_kind = {post_local_setting, COUNT(post_local_setting), true};
+
+// A period of -1 is automatic, and the statistics say so; warm-up steps of -1 go by the share.
+static iso_status read_config(const iso_strategy_context *context, const periodic_kind *kind,
+                              iso_daso_config *out) {
+    daso_values v = {.config = ISO_DASO_DEFAULT, .unit = kind->local}; // without such a setting
+    if (kind->local) v.config = iso_post_local_sgd_config(0, -1, ISO_DASO_AUTO_SKIP);
     v.config.total_steps = context->total_steps;
-    ISO_TRY(iso_settings_read(context->settings, daso_setting, COUNT(daso_setting), &v));
+    ISO_TRY(iso_settings_read(context->settings, kind->setting, kind->setting_count, &v));
     v.config.unit = v.unit == 1 ? ISO_SCOPE_RANK : ISO_SCOPE_NODE;
     v.config.wire = wires[v.wire];
     *out = v.config;
     return ISO_OK;
-}
-
-// A period of -1 is automatic, and the statistics say so; warm-up steps of -1 go by the share.
-static iso_status local_config(const iso_strategy_context *context, const iso_setting *table,
-                               int count, int64_t warmup_steps, iso_daso_config *out) {
-    daso_values v = {.config = iso_post_local_sgd_config(context->total_steps, warmup_steps,
-                                                         ISO_DASO_AUTO_SKIP)};
-    ISO_TRY(iso_settings_read(context->settings, table, count, &v));
-    *out = v.config;
-    return ISO_OK;
-}
-
-static iso_status local_sgd_config(const iso_strategy_context *context, iso_daso_config *out) {
-    return local_config(context, local_sgd_setting, COUNT(local_sgd_setting), 0, out);
-}
-
-static iso_status post_local_config(const iso_strategy_context *context, iso_daso_config *out) {
-    return local_config(context, post_local_setting, COUNT(post_local_setting), -1, out);
 }
 
 // ---- Settings of HeAT's DASO --------------------------------------------------------------------
@@ -198,61 +180,88 @@ static iso_status heat_config(const iso_strategy_context *context, iso_daso_heat
     return ISO_OK;
 }
 
+// ---- What settings mean together ----------------------------------------------------------------
+
+static bool both_given(const iso_strategy_context *context, const char *a, const char *b) {
+    return iso_settings_has(context->settings, a) && iso_settings_has(context->settings, b);
+}
+
+// apart: in how many steps ranks train apart.
+static iso_status check_length(const iso_strategy_context *context, const iso_daso_config *c,
+                               int64_t apart) {
+    ISO_CHECK(!both_given(context, "warmup-steps", "cooldown-steps") ||
+                  c->warmup_steps + c->cooldown_steps <= c->total_steps,
+              ISO_ERR_ARG,
+              "--warmup-steps %lld and --cooldown-steps %lld are more than the %lld steps of the "
+              "run: lower them, or train longer",
+              (long long)c->warmup_steps, (long long)c->cooldown_steps, (long long)c->total_steps);
+    // What is sent first comes at the earliest after one step, or after a period of --wait steps.
+    int64_t wait = c->batches_to_wait, first = c->global_skip > wait ? 1 : wait;
+    ISO_CHECK(apart <= 0 || wait < 1 || wait <= apart - first, ISO_ERR_ARG,
+              "--wait %lld: in the %lld steps between warm-up and cool-down nothing that is sent "
+              "would be merged: lower it, or train longer",
+              (long long)wait, (long long)apart);
+    return ISO_OK;
+}
+
+static void warn_of_period(const iso_daso_config *c, int64_t apart, char *warning) {
+    if (c->global_skip < 1 || c->global_skip < apart) return;
+    snprintf(warning, ISO_STRATEGY_WARNING,
+             "--period %lld is not shorter than the %lld steps in which ranks train apart: they "
+             "exchange no parameters before the end of those: lower it, or train longer",
+             (long long)c->global_skip, (long long)apart);
+}
+
+// The detector needs one epoch to compare with, and more than two that are no better.
+enum { PLATEAU_EPOCHS = 4 };
+
+static void warn_of_plateau(int64_t steps, int64_t warmup, int64_t end, int64_t total,
+                            char *warning) {
+    if (steps <= 0) return;
+    int64_t first = (warmup + steps - 1) / steps;
+    int64_t epochs = (end - 1) / steps - (first > 0 ? first : 1) + 1; // that end in between
+    if (epochs >= PLATEAU_EPOCHS) return;
+    snprintf(warning, ISO_STRATEGY_WARNING,
+             "the policy plateau will change nothing: it decides at the end of an epoch, from the "
+             "%dth on that ends between warm-up and cool-down, and of this run of %lld steps "
+             "(%lld an epoch) %lld end there",
+             PLATEAU_EPOCHS, (long long)total, (long long)steps,
+             (long long)(epochs > 0 ? epochs : 0));
+}
+
+static iso_status check_daso(const iso_strategy_context *context, char *warning, void *user) {
+    static const iso__daso_names options = {"", "--period", "--wait", "--max-period", "--policy"};
+    iso_daso_config c;
+    int64_t warmup, cooldown;
+    ISO_TRY(read_config(context, user, &c));
+    ISO_TRY(iso__daso_rhythm_check(&c, &options));
+    ISO_CHECK(!both_given(context, "warmup", "cooldown") || c.warmup + c.cooldown <= 1, ISO_ERR_ARG,
+              "--warmup %g and --cooldown %g are more than the whole run: give fractions whose sum "
+              "is at most 1",
+              c.warmup, c.cooldown);
+    if (c.total_steps <= 0) return ISO_OK;
+    iso__daso_phases(&c, &warmup, &cooldown);
+    int64_t end = c.total_steps - cooldown;
+    ISO_TRY(check_length(context, &c, end - warmup));
+    if (c.policy == ISO_POLICY_FIXED) warn_of_period(&c, end - warmup, warning);
+    if (c.policy == ISO_POLICY_PLATEAU)
+        warn_of_plateau(context->steps_per_epoch, warmup, end, c.total_steps, warning);
+    return ISO_OK;
+}
+
 // ---- Exchanging parameters ----------------------------------------------------------------------
 
-typedef iso_status (*read_config)(const iso_strategy_context *context, iso_daso_config *out);
-
-static iso_status tie_daso(read_config read, const iso_strategy_context *context,
-                           iso_optimizer *inner, iso_module *module, iso_optimizer **out) {
+static iso_status wrap_daso(const iso_strategy_context *context, iso_optimizer *inner,
+                            iso_module *module, iso_optimizer **out, void *user) {
     iso_daso_config config;
     iso_status status;
-    ISO_TRY_GOTO(read(context, &config));
+    ISO_TRY_GOTO(read_config(context, user, &config));
     ISO_TRY_GOTO(iso_dp_optimizer_create_take(inner, module, &inner));
     ISO_TRY(iso_daso_create_take(inner, module, &config, out));
     return ISO_OK;
 fail:
     iso_optimizer_destroy(&inner);
     return status;
-}
-
-// The detector needs one epoch to compare with, and more than two that are no better.
-enum { PLATEAU_EPOCHS = 4 };
-
-static void warn_of_plateau(const iso_strategy_context *context) {
-    iso_daso_config config;
-    int64_t warmup, cooldown, steps = context->steps_per_epoch;
-    if (steps <= 0 || daso_config(context, &config) < 0 || config.policy != ISO_POLICY_PLATEAU)
-        return;
-    if (iso__daso_config_check(&config) < 0) return;
-    iso__daso_phases(&config, &warmup, &cooldown);
-    int64_t first = (warmup + steps - 1) / steps, end = config.total_steps - cooldown;
-    int64_t epochs = (end - 1) / steps - (first > 0 ? first : 1) + 1; // that end in between
-    if (epochs >= PLATEAU_EPOCHS || iso_comm_rank(context->comm) != 0) return;
-    iso__log(ISO_LOG_WARN,
-             "the policy plateau will change nothing: it decides at the end of an epoch, from the "
-             "%dth on that ends between warm-up and cool-down, and of this run of %lld steps "
-             "(%lld an epoch) %lld end there",
-             PLATEAU_EPOCHS, (long long)config.total_steps, (long long)steps,
-             (long long)(epochs > 0 ? epochs : 0));
-}
-
-static iso_status wrap_daso(const iso_strategy_context *context, iso_optimizer *inner,
-                            iso_module *module, iso_optimizer **out, void *user) {
-    (void)user;
-    warn_of_plateau(context);
-    return tie_daso(daso_config, context, inner, module, out);
-}
-
-static iso_status wrap_local_sgd(const iso_strategy_context *context, iso_optimizer *inner,
-                                 iso_module *module, iso_optimizer **out, void *user) {
-    (void)user;
-    return tie_daso(local_sgd_config, context, inner, module, out);
-}
-
-static iso_status wrap_post_local(const iso_strategy_context *context, iso_optimizer *inner,
-                                  iso_module *module, iso_optimizer **out, void *user) {
-    (void)user;
-    return tie_daso(post_local_config, context, inner, module, out);
 }
 
 static iso_status wrap_heat(const iso_strategy_context *context, iso_optimizer *inner,
@@ -299,40 +308,33 @@ static iso_status tell_daso(iso_optimizer *optimizer, iso_strategy_stats *out, v
 }
 
 // What all that exchange parameters have in common.
-#define OF_DASO(table)                                                                             \
+#define OF_PARAMETERS(table)                                                                       \
     .epoch_loss = iso_daso_epoch_loss, .finish = iso_daso_finish, .complete = complete_exchange,   \
     .stats = tell_daso, .f32_only = true, .setting = (table), .setting_count = COUNT(table)
+#define OF_DASO(mode)                                                                              \
+    .check = check_daso, .wrap_optimizer = wrap_daso, .user = &mode##_kind,                        \
+    OF_PARAMETERS(mode##_setting)
 
 const iso_strategy iso__builtin_strategy[] = {
-    {.name = "blocking",
-     .text = "gradients, waited for at once",
-     .wrap_module = wrap_blocking,
-     OF_GRADIENTS},
+    {.name = "blocking", .text = "gradients, waited for at once", OF_GRADIENTS(blocking)},
     {.name = "lazy",
      .text = "gradients, each layer's waited for when the next forward needs it",
-     .wrap_module = wrap_lazy,
-     OF_GRADIENTS},
+     OF_GRADIENTS(lazy)},
     {.name = "explicit",
      .text = "gradients, all at once after each backward",
-     .wrap_module = wrap_explicit,
      .reduce_gradients = all_reduce,
-     OF_GRADIENTS},
+     OF_GRADIENTS(all_at_once)},
     {.name = "daso",
      .text = "gradients within a node, parameters between nodes, without waiting",
-     .wrap_optimizer = wrap_daso,
-     OF_DASO(daso_setting)},
+     OF_DASO(daso)},
     {.name = "daso-heat",
      .text = "DASO as HeAT does it",
      .wrap_optimizer = wrap_heat,
-     OF_DASO(heat_setting)},
-    {.name = "localsgd",
-     .text = "parameters, every so many steps",
-     .wrap_optimizer = wrap_local_sgd,
-     OF_DASO(local_sgd_setting)},
+     OF_PARAMETERS(heat_setting)},
+    {.name = "localsgd", .text = "parameters, every so many steps", OF_DASO(local_sgd)},
     {.name = "postlocal",
      .text = "gradients, later parameters every so many steps",
-     .wrap_optimizer = wrap_post_local,
-     OF_DASO(post_local_setting)},
+     OF_DASO(post_local)},
 };
 const int iso__builtin_strategy_count =
     sizeof(iso__builtin_strategy) / sizeof(iso__builtin_strategy[0]);

@@ -140,13 +140,6 @@ typedef struct train_run {
     iso_json_log *log;       // rank 0's, if wanted
 } train_run;
 
-// ---- train_check.c ----
-
-// Local. Refuses phases and waits of --sync daso that a run of so many steps has no room for.
-iso_status train_phases_check(const train_options *options, int64_t steps);
-// Local. Warns of a --period that is fixed and longer than the part of the run that has one.
-void train_phases_warn(const train_options *options, int64_t steps);
-
 // ---- train_data.c ----
 
 // Local. What can be wrong with --mean and --std whatever the data.

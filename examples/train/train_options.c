@@ -103,24 +103,6 @@ static iso_status choose_one(option_list *list, const char *a, const char *b, tr
     return set_default(list, earlier, out);
 }
 
-static bool is_given(const option_list *list, const char *key) {
-    int i = find_key(list, key);
-    return i >= 0 && list->given[i];
-}
-
-static iso_status check_combined(const option_list *list, const train_options *out) {
-    double warmup = train_setting_number(out, "warmup");
-    double cooldown = train_setting_number(out, "cooldown");
-    if (is_given(list, "warmup") && is_given(list, "cooldown") && warmup + cooldown > 1)
-        return train_error(ISO_ERR_ARG,
-                           "--warmup %g and --cooldown %g are more than the whole run: give "
-                           "fractions whose sum is at most 1",
-                           warmup, cooldown);
-    if (out->checkpoint_every > 0 && !out->checkpoint)
-        return train_error(ISO_ERR_ARG, "--checkpoint-every needs --checkpoint");
-    return ISO_OK;
-}
-
 static iso_status read_line(option_list *list, int first, int argc, char **argv,
                             train_options *out) {
     for (int i = 1; i < argc; i++) {
@@ -135,8 +117,7 @@ static iso_status read_line(option_list *list, int first, int argc, char **argv,
     TRY(choose_one(list, "cooldown", "cooldown-steps", out));
     for (int i = 0; i < list->count; i++)
         if (list->given[i]) TRY(check_belongs(list, i, out));
-    TRY(train_settings_check(out));
-    return check_combined(list, out);
+    return train_settings_check(out);
 }
 
 iso_status train_options_parse_over(int first, int argc, char **argv, train_options *out) {

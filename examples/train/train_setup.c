@@ -179,8 +179,6 @@ iso_status train_setup_local(train_run *run) {
     TRY(train_loaders_open(run));
     run->epoch_steps = train_steps_of(options, iso_loader_batches(run->train_loader));
     run->steps = options->steps > 0 ? options->steps : options->epochs * run->epoch_steps;
-    TRY(train_phases_check(options, run->steps));
-    if (run->world->rank == 0) train_phases_warn(options, run->steps);
     run->test_step = -1;
     TRY(build_model(run));
     run->step_ms = calloc(TRAIN_STEP_TIMES, sizeof(*run->step_ms));

@@ -10,7 +10,10 @@
 // What is of the strategy comes from options of the same name.
 static iso_status tie(train_run *run, iso_strategy_context *context) {
     const train_options *o = run->options;
+    char warning[ISO_STRATEGY_WARNING];
     TRY(train_options_settings(o, context->settings));
+    TRY(iso_strategy_check(run->strategy, context, warning));
+    if (warning[0] && run->world->rank == 0) fprintf(stderr, "train: warning: %s\n", warning);
     if (o->sync_batchnorm) TRY(iso_sync_batchnorm_convert(run->model, context->comm, NULL));
     iso_module *model = run->model;
     run->model = NULL; // taken

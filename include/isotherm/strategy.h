@@ -6,6 +6,7 @@
 // training loop is the same with every strategy:
 //
 //     iso_strategy_find(name, &strategy);
+//     iso_strategy_check(strategy, &context, warning);
 //     iso_strategy_wrap_module_take(strategy, &context, module, &module);
 //     iso_optimizer_create(..., module, ..., &optimizer);
 //     iso_strategy_wrap_optimizer_take(strategy, &context, optimizer, module, &optimizer);
@@ -128,9 +129,16 @@ typedef struct iso_strategy_stats {
 } iso_strategy_stats;
 
 // Any function may be NULL. user is passed to those that take it.
+#define ISO_STRATEGY_WARNING 300
 typedef struct iso_strategy {
     const char *name; // letters, digits and - _ . ; at most 31
     const char *text; // one line for lists of strategies, at most 119 characters; may be NULL
+    // Local. Checks what the settings mean together: ISO_ERR_ARG for those that cannot be. Called
+    // first with total_steps 0 (not known), comm NULL, and again when the training is known. A
+    // sentence in warning, empty on entry, tells of settings that are allowed but have no effect.
+    // Sentences name settings as options, e.g. "--period 8".
+    iso_status (*check)(const iso_strategy_context *context, char warning[ISO_STRATEGY_WARNING],
+                        void *user);
     // Collective. As iso_data_parallel_create_take; the result must be a data_parallel. NULL:
     // iso_data_parallel_create_take(module, comm, &data_parallel, out).
     iso_status (*wrap_module)(const iso_strategy_context *context, iso_module *module,
@@ -174,6 +182,9 @@ const iso_strategy *iso_strategy_at(int i); // NULL: there is no strategy i
 
 // ---- For trainers ---------------------------------------------------------------------------------
 
+// Local. As the function of the table. *warning is empty where there is nothing to warn of.
+iso_status iso_strategy_check(const iso_strategy *strategy, const iso_strategy_context *context,
+                              char warning[ISO_STRATEGY_WARNING]);
 // Collective over context->comm. As the functions of the table. The second one also returns
 // ISO_ERR_ARG for a setting that neither has used.
 iso_status iso_strategy_wrap_module_take(const iso_strategy *strategy,

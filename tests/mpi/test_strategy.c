@@ -403,6 +403,31 @@ Test(np2_strategy, wrong_settings_are_refused) {
     train_world_close(&world);
 }
 
+// Looks at the training before anything of it is made.
+static iso_status check_steps(const iso_strategy_context *context, char *warning, void *user) {
+    (void)warning, (void)user;
+    return context->total_steps != 7
+               ? ISO_OK
+               : iso_error_set(ISO_ERR_ARG, "%lld steps of %lld an epoch: give others",
+                               (long long)context->total_steps,
+                               (long long)context->steps_per_epoch);
+}
+
+Test(np2_strategy, settings_are_checked_with_the_length_of_the_training) {
+    train_result result;
+    iso_strategy checked = merged;
+    checked.name = "checked";
+    checked.check = check_steps;
+    iso_assert_ok(train_world_small(test_comm, IMAGES, &world));
+    iso_assert_ok(iso_strategy_register(&checked));
+    iso_assert_all(!train_line(&world, PLAIN "--batch 10 --sync checked --steps 7", NULL, &result));
+    iso_assert_all(merged_used == 0 &&
+                   strcmp(iso_last_error()->message, "7 steps of 6 an epoch: give others") == 0);
+    iso_assert_all(train_line(&world, PLAIN "--batch 10 --sync checked --steps 8", NULL, &result));
+    iso_assert_all(merged_used == 1);
+    train_world_close(&world);
+}
+
 static iso_status keep_module(const iso_strategy_context *context, iso_module *module,
                               iso_module **out, void *user) {
     (void)context, (void)user;

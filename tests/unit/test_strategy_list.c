@@ -320,6 +320,79 @@ Test(settings, are_helped_with_once) {
     free(text);
 }
 
+// A fast one has no time for a share.
+static iso_status check_own(const iso_strategy_context *context, char *warning, void *user) {
+    own_values v = {.note = NULL};
+    iso_status status = iso_settings_read(context->settings, own_setting, OWN_SETTINGS, &v);
+    *(int64_t *)user = context->total_steps;
+    if (status == ISO_OK && v.speed > 5 && v.share > 0.25)
+        return iso_error_set(ISO_ERR_ARG, "--speed %lld leaves no --share", (long long)v.speed);
+    if (v.loud) snprintf(warning, ISO_STRATEGY_WARNING, "--loud is not heard");
+    return status;
+}
+
+Test(settings, are_checked_together_by_their_strategy) {
+    int64_t steps = -1;
+    iso_strategy own = {.name = "own",
+                        .check = check_own,
+                        .setting = own_setting,
+                        .setting_count = OWN_SETTINGS,
+                        .user = &steps};
+    train_options options;
+    char warning[ISO_STRATEGY_WARNING] = "old";
+    char *words[] = {"train", "--sync", "own", "--speed", "6", "--share", "0.5", "--loud"};
+    cr_assert_eq(iso_strategy_register(&own), ISO_OK);
+    cr_assert_eq(train_options_parse(8, words, &options), ISO_OK, "%s", train_error_text());
+    cr_assert_eq(train_options_check(&options), ISO_ERR_ARG);
+    cr_assert_str_eq(train_error_text(), "--speed 6 leaves no --share");
+    cr_assert_eq(steps, 0, "not known yet");
+    words[4] = "5";
+    cr_assert_eq(train_options_parse(8, words, &options), ISO_OK);
+    cr_assert_eq(train_options_check(&options), ISO_OK, "%s", train_error_text());
+    iso_strategy_context context = {.total_steps = 9, .settings = settings_of("loud=yes")};
+    cr_assert_eq(iso_strategy_check(iso_strategy_at(7), &context, warning), ISO_OK);
+    cr_assert_str_eq(warning, "--loud is not heard");
+    cr_assert_eq(iso_strategy_check(iso_strategy_at(0), &context, warning), ISO_OK);
+    cr_assert(steps == 9 && !warning[0], "the first strategy has nothing to check");
+    iso_settings_destroy(&context.settings);
+}
+
+// What the check of a built-in strategy says of settings in a training of so many steps.
+static const char *say_check(const char *name, const char *settings, int64_t steps) {
+    static char said[ISO_STRATEGY_WARNING];
+    const iso_strategy *strategy;
+    iso_strategy_context context = {
+        .total_steps = steps, .steps_per_epoch = 10, .settings = settings_of(settings)};
+    cr_assert_eq(iso_strategy_find(name, &strategy), ISO_OK);
+    iso_status status = iso_strategy_check(strategy, &context, said);
+    iso_settings_destroy(&context.settings);
+    return status < 0 ? iso_last_error()->message : said;
+}
+
+static void says(const char *name, const char *settings, int64_t steps, const char *words) {
+    const char *said = say_check(name, settings, steps);
+    cr_assert(words[0] ? strstr(said, words) != NULL : !said[0], "%s says %s", settings, said);
+}
+
+Test(settings, of_daso_are_checked_together) {
+    says("daso", "period=4,wait=5", 0, "--wait 5 is longer than --period 4");
+    says("daso", "policy=plateau,wait=9,max-period=8", 0,
+         "--wait 9 is above --max-period 8, the limit of --policy plateau");
+    says("daso", "warmup=0.7,cooldown=0.7", 0, "more than the whole run");
+    says("daso", "warmup-steps=30,cooldown-steps=11", 0, "");
+    says("daso", "warmup-steps=30,cooldown-steps=11", 40, "more than the 40 steps");
+    says("daso", "warmup-steps=30", 20, "");
+    says("daso", "period=25,wait=25", 50, "--wait 25: in the 48 steps");
+    says("daso", "period=48", 50, "--period 48 is not shorter than the 48 steps");
+    says("daso", "period=47", 50, "");
+    says("daso", "policy=plateau", 40, "the policy plateau will change nothing");
+    says("daso", "policy=plateau", 500, "");
+    says("localsgd", "period=50", 50, "--period 50 is not shorter than the 50 steps");
+    says("localsgd", "period=49", 50, "");
+    says("postlocal", "period=25", 50, "--period 25 is not shorter than the 25 steps");
+    says("postlocal", "period=auto,warmup-steps=60", 50, "");
+}
+
 Test(settings, a_table_that_cannot_be_is_refused) {
     iso_setting bad = {"speed", ISO_SETTING_INTEGER, .low = 1, .high = 9, .initial = "10"};
     iso_strategy own = {.name = "own", .setting = &bad, .setting_count = 1};
