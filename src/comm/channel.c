@@ -64,12 +64,21 @@ static iso_status check_part(const iso__channel *c, const iso__part *p, const si
     return ISO_OK;
 }
 
+static iso_status check_phase(const iso__channel *c, const iso__part *before, const iso__part *p) {
+    const iso__channel_item *a = &c->item[before->item].given, *b = &c->item[p->item].given;
+    ISO_CHECK(a->phase <= b->phase, ISO_ERR_ARG,
+              "a plan has \"%s\" of phase %d after \"%s\" of phase %d: phases must ascend",
+              b->label, b->phase, a->label, a->phase);
+    return ISO_OK;
+}
+
 // Gives the number of parts, none of them longer than MOST_BYTES.
 static iso_status check_plan(const iso__channel *c, const iso__part *part, int count,
                              size_t *covered, int *total) {
     *total = 0;
     for (int k = 0; k < count; k++) {
         ISO_TRY(check_part(c, &part[k], covered));
+        if (k > 0) ISO_TRY(check_phase(c, &part[k - 1], &part[k]));
         covered[part[k].item] += part[k].bytes;
         *total += (int)iso__cut_count(part[k].bytes, CUT_UNIT, MOST_BYTES);
     }
@@ -129,6 +138,16 @@ iso_status iso__channel_set_plan(iso__channel *c, const iso__part *part, int cou
     return reserve_requests(c, most_at_once(c->part, total, window));
 }
 
+// The lowest phase above this one; -1: there is none.
+static int phase_after(const iso__channel *c, int phase) {
+    int next = -1;
+    for (int i = 0; i < c->count; i++) {
+        int p = c->item[i].given.phase;
+        if (p > phase && (next < 0 || p < next)) next = p;
+    }
+    return next;
+}
+
 static iso_status plan_in_order(iso__channel *c, size_t part_bytes, size_t window) {
     size_t total = 0;
     void *memory;
@@ -136,8 +155,10 @@ static iso_status plan_in_order(iso__channel *c, size_t part_bytes, size_t windo
         total += iso__cut_count(c->item[i].given.bytes, CUT_UNIT, part_bytes);
     ISO_TRY(iso__alloc(total * sizeof(iso__part), &memory));
     iso__part *end = memory;
-    for (int i = 0; i < c->count; i++)
-        end += cut_part((iso__part){i, 0, c->item[i].given.bytes}, part_bytes, end);
+    for (int phase = phase_after(c, -1); phase >= 0; phase = phase_after(c, phase))
+        for (int i = 0; i < c->count; i++)
+            if (c->item[i].given.phase == phase)
+                end += cut_part((iso__part){i, 0, c->item[i].given.bytes}, part_bytes, end);
     iso_status status = iso__channel_set_plan(c, memory, (int)total, window);
     iso__free(memory);
     return status;
@@ -152,6 +173,11 @@ static iso_status check_item(const iso__channel_item *given) {
     ISO_CHECK(given->bytes > 0 && given->bytes % iso_dtype_size(given->dtype) == 0, ISO_ERR_ARG,
               "\"%s\" has %zu bytes, which is not a whole number of its elements", given->label,
               given->bytes);
+    ISO_CHECK(given->operation == ISO__SUM, ISO_ERR_UNSUPPORTED,
+              "\"%s\" has operation %d, which channels do not know", given->label,
+              (int)given->operation);
+    ISO_CHECK(given->phase >= 0, ISO_ERR_ARG, "\"%s\" has phase %d: phases begin at 0",
+              given->label, given->phase);
     return ISO_OK;
 }
 

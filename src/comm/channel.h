@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: MIT
 // Private to the library: an exchange that goes on in rounds.
 //
-// In every round each item (a buffer) is summed over the ranks once. Items become ready in any
-// order, at each rank's own speed. Their parts leave in the order of one plan that all ranks share,
-// as many at a time as its window allows; whoever drives progress posts what follows.
+// In every round each item (a buffer) is exchanged between the ranks once; so far, all are summed.
+// Items become ready in any order, at each rank's own speed. Their parts leave in the order of one
+// plan that all ranks share, as many at a time as its window allows; whoever drives progress posts
+// what follows. Items of a later phase may be made of what earlier ones have brought: every plan
+// puts all parts of a phase before those of the next.
 //
 // Why no rank can wait for ever: all ranks post the same parts in the same order on a communicator
 // that carries nothing else, so MPI matches them. A program waits for an item only when it has made
@@ -14,6 +16,11 @@
 // or a later one; so it has made the item of this part ready, and posted the part. A rank that does
 // not wait runs on until it does. Hence everybody posts the part, it completes, and so does every
 // one after it, by induction. How large the window is and how fast a rank is make no difference.
+//
+// Phases keep this. They only restrict the plan, of which nothing but that it is the same on all
+// ranks was used. And they keep waits possible: of what leaves in a round before the last part of
+// an item, nothing is of a later phase. So a program may make all of a phase ready, wait for it,
+// and only then make the next phase ready.
 #ifndef ISO_CHANNEL_H
 #define ISO_CHANNEL_H
 
@@ -23,11 +30,16 @@
 
 typedef struct iso__channel iso__channel;
 
+// What is done with an item.
+typedef enum iso__operation { ISO__SUM } iso__operation;
+
 typedef struct iso__channel_item {
     void *data;
     size_t bytes; // > 0, whole elements
     iso_dtype dtype;
     const char *label; // by reference; what a time-out names
+    iso__operation operation;
+    int phase; // >= 0
 } iso__channel_item;
 
 typedef struct iso__part {
@@ -47,7 +59,8 @@ typedef struct iso__channel_times {
 } iso__channel_times;
 
 // Collective over comm, which it retains; it has an MPI communicator of its own. The plan to begin
-// with: items in the order given, each in parts of at most part_bytes, `window` bytes under way.
+// with: items by phase and then in the order given, each in parts of at most part_bytes, `window`
+// bytes under way.
 // At most seven channels of a communicator use its shared memory; further ones send messages.
 iso_status iso__channel_create(iso_comm *comm, const iso__channel_item *item, int count,
                                size_t part_bytes, size_t window, iso__channel **out);
@@ -55,8 +68,8 @@ iso_status iso__channel_create(iso_comm *comm, const iso__channel_item *item, in
 // Accepts NULL. May be called after MPI_Finalize.
 bool iso__channel_destroy(iso__channel **channel);
 
-// Local; every rank gives the same. Nothing may be pending. Copies. ISO_ERR_ARG unless the parts of
-// each item cover it exactly, in ascending order.
+// Local; every rank gives the same. Nothing may be pending. Copies. ISO_ERR_ARG unless phases
+// ascend and the parts of each item cover it exactly, in ascending order.
 iso_status iso__channel_set_plan(iso__channel *channel, const iso__part *part, int count,
                                  size_t window);
 

@@ -53,7 +53,7 @@ static inline bool iso__channel_has_failed(const iso__channel *c) {
 // With the lock of the engine held, as all of what follows (channel_parts.c). Keeps what this
 // thread's error record says.
 void iso__channel_fail(iso__channel *channel, const iso__channel_entry *m, iso_status status);
-// How so many bytes of the item from data on are summed.
+// How the operation is carried out on so many bytes of the item from data on.
 const iso__collective_ops *iso__channel_ops(const iso__channel *channel,
                                             const iso__channel_entry *m, const void *data,
                                             size_t bytes);

@@ -23,9 +23,14 @@ static bool may_post(const iso__channel *c) {
 
 const iso__collective_ops *iso__channel_ops(const iso__channel *c, const iso__channel_entry *m,
                                             const void *data, size_t bytes) {
-    if (c->queue == 0) return &iso__collective_mpi;
+    bool may_share = c->queue != 0 && m->given.operation == ISO__SUM;
+    if (!may_share) return &iso__collective_mpi;
     return iso__collective_choose(c->comm, data, bytes, m->given.dtype);
 }
+
+// Of each operation.
+static int (*const mpi_call[])(iso_request *, int, MPI_Comm,
+                               MPI_Request *) = {[ISO__SUM] = iso__mpi_allreduce};
 
 static iso_status post_part(iso__channel *c, const iso__part *part) {
     iso__channel_entry *m = &c->item[part->item];
@@ -38,7 +43,7 @@ static iso_status post_part(iso__channel *c, const iso__part *part) {
     request->left = part->bytes / request->unit;
     request->dtype = m->given.dtype;
     request->queue = c->queue;
-    request->call = iso__mpi_allreduce;
+    request->call = mpi_call[m->given.operation];
     request->whole = true; // its length is the plan's
     request->channel = c;
     request->channel_item = part->item;

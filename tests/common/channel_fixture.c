@@ -32,7 +32,8 @@ void channel_rig_create(channel_rig *rig, iso_comm *comm, int items, size_t most
         bool in = shared && dtype == ISO_F32;
         void *data = in ? rig->shared + most * (size_t)i : malloc(bytes);
         snprintf(rig->label[i], sizeof(rig->label[i]), "item %d", i);
-        rig->item[i] = (iso__channel_item){data, bytes, dtype, rig->label[i]};
+        rig->item[i] = (iso__channel_item){
+            .data = data, .bytes = bytes, .dtype = dtype, .label = rig->label[i]};
     }
     iso_assert_ok(iso__channel_create(comm, rig->item, items, 400, 1000, &rig->channel));
 }

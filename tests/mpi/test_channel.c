@@ -129,6 +129,76 @@ Test(np2_channel, sums_in_shared_memory) { random_plans(7, true, 100); }
 Test(np3_channel_poll, sums_in_shared_memory) { random_plans(7, true, 30); }
 Test(np4_channel_off, sums_in_shared_memory) { random_plans(7, true, 20); }
 
+// ---- Phases -----------------------------------------------------------------------------------------
+
+// Every third item is of phase 1, and becomes ready when the one before it has come.
+static int phase_of(int item) { return item % 3 == 1; }
+
+static void create_phased(channel_rig *rig, bool shared) {
+    channel_rig_create(rig, test_comm, 9, 1000, shared);
+    iso__channel_destroy(&rig->channel);
+    for (int i = 0; i < rig->items; i++) rig->item[i].phase = phase_of(i);
+    iso_assert_ok(iso__channel_create(test_comm, rig->item, rig->items, 400, 1000, &rig->channel));
+}
+
+// A random plan, of which each phase keeps its order.
+static int phased_plan(channel_rig *rig, iso__part *part) {
+    static iso__part mixed[CHANNEL_PARTS];
+    int count = channel_random_plan(rig, mixed), n = 0;
+    for (int phase = 0; phase < 2; phase++)
+        for (int k = 0; k < count; k++)
+            if (phase_of(mixed[k].item) == phase) part[n++] = mixed[k];
+    return count;
+}
+
+// given: what was made ready in the round before. ahead: some items of phase 0 are, for the next
+// round, while others of this one are under way.
+static iso_status phased_round(channel_rig *rig, bool *given, bool ahead) {
+    int order[CHANNEL_ITEMS];
+    iso_status status = ISO_OK;
+    channel_shuffle_mine(rig, order, rig->items);
+    for (int k = 0; k < rig->items && status >= 0; k++)
+        if (phase_of(order[k]) == 0 && !given[order[k]]) status = give(rig, order[k]);
+    channel_shuffle_mine(rig, order, rig->items);
+    for (int k = 0; k < rig->items && status >= 0; k++) {
+        int i = order[k];
+        if (phase_of(i) == 1) continue;
+        status = complete(rig, i);
+        if (status >= 0 && !channel_is_summed(rig, i)) return ISO_ERR_STATE;
+        if (status >= 0 && phase_of(i + 1) == 1) status = give(rig, i + 1);
+        given[i] = ahead && channel_draw_mine(rig, 2);
+        if (status >= 0 && given[i]) status = give(rig, i);
+    }
+    for (int k = 0; k < rig->items && status >= 0; k++) {
+        if (phase_of(order[k]) == 0) continue;
+        status = complete(rig, order[k]);
+        if (status >= 0 && !channel_is_summed(rig, order[k])) return ISO_ERR_STATE;
+    }
+    return status;
+}
+
+static void phases_follow_one_another(bool shared, int plans) {
+    static iso__part part[CHANNEL_PARTS];
+    bool given[CHANNEL_ITEMS] = {false};
+    channel_rig rig;
+    create_phased(&rig, shared);
+    for (int p = 0; p < plans; p++) {
+        const size_t windows[] = {1, 2000, SIZE_MAX};
+        for (int round = 0; round < 10; round++)
+            iso_assert_ok(phased_round(&rig, given, round < 9));
+        int count = phased_plan(&rig, part);
+        iso_assert_ok(iso__channel_set_plan(rig.channel, part, count, windows[p % 3]));
+    }
+    channel_rig_destroy(&rig);
+}
+
+Test(np2_channel, phases_follow_one_another) { phases_follow_one_another(false, 20); }
+Test(np3_channel, phases_follow_one_another) { phases_follow_one_another(false, 10); }
+Test(np3_channel, phases_follow_one_another_in_shared_memory) {
+    phases_follow_one_another(true, 10);
+}
+Test(np2_channel_off, phases_follow_one_another) { phases_follow_one_another(true, 10); }
+
 // ---- Two channels and other exchanges in one memory ------------------------------------------------------
 
 enum { EACH = 4, LENGTH = 3000, OTHER = 2 * EACH, ACTIONS = 2 * EACH + 1 };
@@ -140,11 +210,15 @@ typedef struct pair {
     iso_request *other;
 } pair;
 
+static iso__channel_item item_at(float *data) {
+    return (iso__channel_item){
+        .data = data, .bytes = LENGTH * sizeof(float), .dtype = ISO_F32, .label = "x"};
+}
+
 static void create_pair(pair *x) {
     *x = (pair){.memory = shared_create(test_comm, ACTIONS * LENGTH)};
     iso__channel_item item[2 * EACH];
-    for (int i = 0; i < 2 * EACH; i++)
-        item[i] = (iso__channel_item){x->memory + i * LENGTH, LENGTH * sizeof(float), ISO_F32, "x"};
+    for (int i = 0; i < 2 * EACH; i++) item[i] = item_at(x->memory + i * LENGTH);
     iso_assert_ok(iso__channel_create(test_comm, item, EACH, LENGTH, SIZE_MAX, &x->channel[0]));
     iso_assert_ok(iso__channel_create(test_comm, item + EACH, EACH, 500, 1000, &x->channel[1]));
 }
@@ -196,7 +270,7 @@ Test(np4_channel_off, two_channels_in_one_memory) { two_channels_in_one_memory(3
 enum { CHANNELS = ISO_QUEUES + 2 };
 
 static void create_one(float *memory, iso__channel **out) {
-    const iso__channel_item item = {memory, LENGTH * sizeof(float), ISO_F32, "x"};
+    const iso__channel_item item = item_at(memory);
     iso_assert_ok(iso__channel_create(test_comm, &item, 1, 500, 1000, out));
 }
 

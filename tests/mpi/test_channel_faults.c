@@ -155,7 +155,8 @@ Test(np1_channel_order, long_parts_are_split) {
     size_t bytes = ((size_t)9 << 30) + 4;
     void *data = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     cr_assert(data != MAP_FAILED);
-    const iso__channel_item item = {data, bytes, ISO_F32, "huge"};
+    const iso__channel_item item = {
+        .data = data, .bytes = bytes, .dtype = ISO_F32, .label = "huge"};
     const iso__part part[] = {{0, 0, bytes - 8}, {0, bytes - 8, 8}};
     iso__channel *channel;
     iso_assert_ok(iso__channel_create(test_comm, &item, 1, SIZE_MAX, SIZE_MAX, &channel));
@@ -266,7 +267,8 @@ Test(np2_channel_faults, destroyed_while_under_way) {
     iso_comm_config config = {.timeout_s = 0.2};
     iso_comm *comm;
     iso__channel *channel;
-    const iso__channel_item item = {data, sizeof(data), ISO_F32, "late"};
+    const iso__channel_item item = {
+        .data = data, .bytes = sizeof(data), .dtype = ISO_F32, .label = "late"};
     iso_assert_ok(iso_comm_create(MPI_COMM_WORLD, &config, &comm));
     iso_assert_ok(iso__channel_create(comm, &item, 1, 256, 1, &channel));
     if (test_rank == 0) usleep(500000); // the slow one

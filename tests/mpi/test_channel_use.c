@@ -77,7 +77,8 @@ static void bits_do_not_depend_on_the_plan(void) {
     static float data[LONG], wanted[LONG];
     static const size_t parts[ROUNDS] = {256,  400,   1000,
                                          4096, 80000, SIZE_MAX}; // bytes; with rests
-    const iso__channel_item item = {data, sizeof(data), ISO_F32, "long"};
+    const iso__channel_item item = {
+        .data = data, .bytes = sizeof(data), .dtype = ISO_F32, .label = "long"};
     iso__channel *channel;
     iso_status status = ISO_OK;
     for (int round = 0; round < ROUNDS && status >= 0; round++) {
@@ -230,7 +231,8 @@ Test(np2_channel_use, wait_needs_the_rest_of_the_round_before) {
 Test(np1_channel_use, plans_that_do_not_cover_every_item_once) {
     static float a[100];
     static double b[10];
-    const iso__channel_item item[2] = {{a, 400, ISO_F32, "a"}, {b, 80, ISO_F64, "b"}};
+    const iso__channel_item item[2] = {{.data = a, .bytes = 400, .dtype = ISO_F32, .label = "a"},
+                                       {.data = b, .bytes = 80, .dtype = ISO_F64, .label = "b"}};
     iso__channel *channel;
     iso_assert_ok(iso__channel_create(test_comm, item, 2, 128, 100, &channel));
     const iso__part bad[][3] = {
@@ -255,17 +257,47 @@ Test(np1_channel_use, plans_that_do_not_cover_every_item_once) {
     iso__channel_destroy(&channel);
 }
 
+// Item 0 is of phase 1: it leaves after item 1, which may be waited for before item 0 is ready.
+Test(np2_channel_use, plans_that_mix_phases) {
+    channel_rig rig;
+    channel_rig_create(&rig, test_comm, 2, 300, false);
+    iso__channel_destroy(&rig.channel);
+    rig.item[0].phase = 1;
+    iso_assert_ok(iso__channel_create(test_comm, rig.item, 2, 400, 1000, &rig.channel));
+    const iso__part part[3] = {{1, 0, 8}, {0, 0, rig.item[0].bytes}, {1, 8, rig.item[1].bytes - 8}};
+    iso_status status = iso__channel_set_plan(rig.channel, part, 3, 1000);
+    iso_assert_all(
+        refused(status, ISO_ERR_ARG, "\"item 1\" of phase 0 after \"item 0\" of phase 1"));
+    for (int round = 0; round < 3; round++) {
+        iso_assert_ok(give(&rig, 1));
+        iso_assert_ok(iso__channel_wait(rig.channel, 1, NULL, NULL));
+        iso_assert_ok(give(&rig, 0));
+        iso_assert_ok(wait_all(&rig));
+        iso_assert_all(all_summed(&rig));
+    }
+    channel_rig_destroy(&rig);
+}
+
 Test(np1_channel_use, items_that_cannot_be_summed) {
     static int64_t data[4];
     iso__channel *channel;
-    iso__channel_item item = {data, sizeof(data), ISO_I64, "steps"};
+    iso__channel_item item = {
+        .data = data, .bytes = sizeof(data), .dtype = ISO_I64, .label = "steps"};
     iso_status status = iso__channel_create(test_comm, &item, 1, 100, 100, &channel);
     cr_expect(refused(status, ISO_ERR_UNSUPPORTED, "\"steps\""));
-    item = (iso__channel_item){data, 31, ISO_F32, "weights"};
+    item = (iso__channel_item){.data = data, .bytes = 31, .dtype = ISO_F32, .label = "weights"};
     status = iso__channel_create(test_comm, &item, 1, 100, 100, &channel);
     cr_expect(refused(status, ISO_ERR_ARG, "\"weights\""));
     item.bytes = 0;
     cr_expect_eq(iso__channel_create(test_comm, &item, 1, 100, 100, &channel), ISO_ERR_ARG);
+    item.bytes = 32;
+    item.phase = -1;
+    status = iso__channel_create(test_comm, &item, 1, 100, 100, &channel);
+    cr_expect(refused(status, ISO_ERR_ARG, "phase -1"));
+    item.phase = 0;
+    item.operation = (iso__operation)7;
+    status = iso__channel_create(test_comm, &item, 1, 100, 100, &channel);
+    cr_expect(refused(status, ISO_ERR_UNSUPPORTED, "operation 7"));
 }
 
 // ---- Time-outs ---------------------------------------------------------------------------------------
