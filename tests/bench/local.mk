@@ -23,6 +23,10 @@ tests_bench_bench_loader_LDADD = libiso_core.la
 BENCHES += tests/bench/bench_order
 tests_bench_bench_order_SOURCES = tests/bench/bench_order.c tests/bench/bench_util.c tests/bench/bench_util.h
 tests_bench_bench_order_LDADD = libiso_core.la
+BENCHES += tests/bench/bench_transformer
+tests_bench_bench_transformer_SOURCES = tests/bench/bench_transformer.c tests/bench/bench_transformer_net.c \
+    tests/bench/bench_transformer_net.h tests/bench/bench_util.c tests/bench/bench_util.h
+tests_bench_bench_transformer_LDADD = libiso_core.la
 BENCHES += tests/bench/bench_gpu_ops
 tests_bench_bench_gpu_ops_SOURCES = tests/bench/bench_device.c tests/bench/bench_device.h \
     tests/bench/bench_gpu_ops.c tests/bench/bench_util.c tests/bench/bench_util.h
