@@ -27,7 +27,8 @@ typedef struct iso_reducer_param {
     size_t count;     // > 0
     iso_dtype dtype;  // ISO_F32 or ISO_F64; a bucket holds parameters of one type
     // Parameters of one layer are adjacent and have the same number. Those of one type travel
-    // together.
+    // together, unless several of them are long (128 KiB and more): a long one then leaves with the
+    // short ones before it, as soon as these are ready.
     int layer;
     uint64_t shape_id;      // anything else that ranks must agree on, e.g. a hash of the shape
     const char *shape_text; // for error messages, e.g. "[32, 1, 3, 3]"; may be NULL

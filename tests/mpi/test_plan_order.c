@@ -43,6 +43,7 @@ static iso_status descend(int i, void *gradient, double scale, const void *hyper
 typedef struct mode {
     iso_reducer_config config;
     bool uneven; // ranks use different parameters, and some steps none of them a parameter
+    bool block;  // all but the first parameter are one layer, of which several are long
     uint32_t drawn;
 } mode;
 
@@ -65,7 +66,7 @@ static float gradient_of(int rank, int step, int i, size_t k) {
     return (float)((k * 7 + (size_t)(i * 3 + step * 5 + rank * 11)) % 17) - 8;
 }
 
-static iso_status create(const iso_reducer_config *config, iso_reducer **out) {
+static iso_status create(const iso_reducer_config *config, bool block, iso_reducer **out) {
     static const char *const name[PARAMS] = {"a", "b", "c", "d", "e", "f", "g"};
     iso_reducer_param param[PARAMS];
     for (int i = 0; i < PARAMS; i++) {
@@ -74,7 +75,7 @@ static iso_status create(const iso_reducer_config *config, iso_reducer **out) {
                                        .value = value[i],
                                        .count = counts[i],
                                        .dtype = ISO_F32,
-                                       .layer = i,
+                                       .layer = block && i > 0 ? 1 : i,
                                        .row = rows[i]};
     }
     return iso_reducer_create(test_comm, param, PARAMS, config, out);
@@ -127,13 +128,14 @@ static uint64_t run(mode m, bool expect_planned) {
     iso_reducer *r;
     iso_reducer_stats stats;
     m.drawn = (uint32_t)(test_rank * 7919 + m.config.order * 31 + 1);
-    iso_assert_ok(create(&m.config, &r));
+    iso_assert_ok(create(&m.config, m.block, &r));
     iso_status status = iso_reducer_set_apply(r, descend, 0, NULL);
     for (int step = 0; step < STEPS && status == ISO_OK; step++) status = train_step(r, &m, step);
     if (status == ISO_OK) status = iso_reducer_finish(r);
     iso_assert_ok(status);
     iso_reducer_get_stats(r, &stats);
     iso_assert_all(stats.planned == expect_planned);
+    iso_assert_all(!m.block || stats.bucket_count == 4);
     iso_assert_all(iso_reducer_pieces(r, 5) == (m.config.piece_bytes ? 2 : 1));
     iso_reducer_destroy(&r);
     return hash_of(value);
@@ -178,6 +180,7 @@ static const mode plain = {.config = {.unused = ISO_UNUSED_ERROR}};
 static const mode uneven = {.config = {.unused = ISO_UNUSED_NEGOTIATE}, .uneven = true};
 static const mode feedback = {.config = {.hook = &iso_hook_bf16_feedback}};
 static const mode in_pieces = {.config = {.piece_bytes = PIECE_BYTES}};
+static const mode in_a_block = {.config = {.unused = ISO_UNUSED_ERROR}, .block = true};
 static const mode everything = {.config = {.unused = ISO_UNUSED_NEGOTIATE,
                                            .hook = &iso_hook_bf16_feedback,
                                            .bucket_bytes = 100000,
@@ -193,6 +196,8 @@ Test(np2_plan_order, with_error_feedback) { same_bits(feedback, false); }
 Test(np3_plan_order, with_error_feedback) { same_bits(feedback, false); }
 Test(np2_plan_order, in_pieces) { same_bits(in_pieces, true); }
 Test(np3_plan_order, in_pieces) { same_bits(in_pieces, true); }
+Test(np2_plan_order, long_parameters_of_a_layer) { same_bits(in_a_block, true); }
+Test(np3_plan_order, long_parameters_of_a_layer) { same_bits(in_a_block, true); }
 Test(np3_plan_order, all_of_it_together) { same_bits(everything, false); }
 
 // Sums in shared memory have no order to plan.
@@ -243,7 +248,7 @@ static void missing_in(int odd, int missing) {
     iso_reducer_stats stats;
     iso_reducer_config config = {.unused = ISO_UNUSED_ERROR};
     create_impatient(&test_comm);
-    iso_assert_ok(create(&config, &r));
+    iso_assert_ok(create(&config, false, &r));
     iso_assert_ok(iso_reducer_set_apply(r, watch, sizeof(int), NULL));
     moved = 0;
     for (int step = 1; step <= STEPS; step++) {

@@ -310,3 +310,48 @@ Test(bucket, text_has_one_line_for_each) {
     iso_comm_free(text);
     forget(&m);
 }
+
+// ---- Long parameters of one layer --------------------------------------------------------------------
+
+enum { KIB = 256, BLOCK = 8 }; // elements of f32
+
+// A block of a transformer, whose tensors are one layer, between two others.
+static void create_block(iso__layout *l, bool local) {
+    static float memory[1400 * KIB];
+    static const char *const name[] = {"e.token", "b.ln",  "b.qkv",   "b.proj",
+                                       "b.fc",    "b.out", "b.shift", "h.head"};
+    static const int layer[] = {0, 1, 1, 1, 1, 1, 1, 2};
+    static const size_t kib[] = {100, 1, 192, 64, 256, 256, 1, 300};
+    iso_reducer_param param[BLOCK];
+    size_t at = 0;
+    for (int i = 0; i < BLOCK; at += kib[i++] * KIB)
+        param[i] = (iso_reducer_param){.name = name[i],
+                                       .value = memory + at,
+                                       .count = kib[i] * KIB,
+                                       .dtype = ISO_F32,
+                                       .layer = layer[i],
+                                       .local = local && i == 5};
+    cr_assert_eq(iso__layout_create(param, BLOCK, &(iso__bucket_sizes){0}, 0, 0, l), ISO_OK);
+}
+
+static void expect_buckets(const iso__layout *l, const int *bucket) {
+    for (int i = 0; i < BLOCK; i++)
+        cr_expect_eq(iso__layout_piece(l, i, 0)->bucket, bucket[i], "parameter %d: bucket %d", i,
+                     iso__layout_piece(l, i, 0)->bucket);
+}
+
+// They are ready and needed at different times. What is short goes with a long one.
+Test(bucket, long_parameters_of_a_layer_travel_apart) {
+    iso__layout l;
+    create_block(&l, false);
+    expect_buckets(&l, (const int[]){4, 3, 3, 3, 2, 1, 1, 0});
+    iso__layout_destroy(&l);
+}
+
+// What is not exchanged makes nothing long.
+Test(bucket, local_parameters_part_nothing) {
+    iso__layout l;
+    create_block(&l, true);
+    expect_buckets(&l, (const int[]){4, 3, 3, 3, 2, 1, 2, 0});
+    iso__layout_destroy(&l);
+}

@@ -66,6 +66,37 @@ static iso_status add_pieces(iso__layout *l, const iso_reducer_param *p, int i, 
     return ISO_OK;
 }
 
+// Of such length a bucket is worth an exchange of its own.
+#define LONG_BYTES ((size_t)128 << 10)
+
+static size_t long_of(const iso_reducer_param *params, int first, int end) {
+    size_t bytes = 0;
+    for (int i = first; i < end && bytes < LONG_BYTES; i++)
+        if (!params[i].local) bytes += params[i].count * iso_dtype_size(params[i].dtype);
+    return bytes;
+}
+
+// Where the last group of a layer begins: the fewest parameters at its end that are long enough, or
+// all, if what would be left is not.
+static int find_group(const iso_reducer_param *params, int first, int end) {
+    int start = end;
+    while (start > first && long_of(params, start, end) < LONG_BYTES) start--;
+    return long_of(params, first, start) < LONG_BYTES ? first : start;
+}
+
+// No parameter of the layer is cut. Its long ones become layers of their own, with the short ones
+// before them: they are ready and needed at different times.
+static iso_status add_groups(iso__layout *l, const iso_reducer_param *params, int first, int end,
+                             int *layer) {
+    while (first < end) {
+        int stop = end;
+        for (int start; (start = find_group(params, first, stop)) > first;) stop = start;
+        for (; first < stop; first++) ISO_TRY(add_slot(l, &params[first], first, 0, *layer));
+        (*layer)++;
+    }
+    return ISO_OK;
+}
+
 // Parameters first to end - 1 are a layer. Buckets take slots from the last one down, whole layers
 // together, and lay them out as they leave. So that the pieces of a parameter come to lie one
 // behind the other, each is a layer of its own, the first one last. What is not cut leaves before
@@ -74,11 +105,12 @@ static iso_status add_layer(iso__layout *l, const iso_reducer_param *params, int
                             int *layer) {
     int cut = first;
     while (cut < end && l->place[cut].pieces == 1) cut++;
+    if (cut == end) return add_groups(l, params, first, end, layer);
     for (int i = end - 1; i >= cut; i--)
         if (l->place[i].pieces > 1) ISO_TRY(add_pieces(l, &params[i], i, i == cut, layer));
     for (int i = first; i < end; i++)
         if (l->place[i].pieces == 1) ISO_TRY(add_slot(l, &params[i], i, 0, *layer));
-    if (cut < end) ISO_TRY(add_slot(l, &params[cut], cut, 0, *layer));
+    ISO_TRY(add_slot(l, &params[cut], cut, 0, *layer));
     (*layer)++;
     return ISO_OK;
 }
