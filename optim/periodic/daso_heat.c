@@ -105,14 +105,10 @@ static iso_status loaded(iso_optimizer *optimizer) {
 
 static const iso__daso_ops daso_heat_ops = {
     .base.name = "daso-heat",
+    ISO__DASO_OPS,
     .base.step = step,
-    .base.zero_grad = iso__periodic_zero_grad,
-    .base.update = iso__periodic_update,
-    .base.destroy = iso__periodic_free,
-    .base.inner = iso__periodic_inner,
     .base.state = state,
     .base.loaded = loaded,
-    .base.ranks_differ = true,
     .epoch_loss = take_epoch_loss,
     .reset = reset_daso,
     .stats = get_stats,

@@ -15,4 +15,10 @@ typedef struct iso__daso_ops {
     void (*stats)(const iso_optimizer *daso, iso_daso_stats *out);
 } iso__daso_ops;
 
+// What the tables of both kinds have in common.
+#define ISO__DASO_OPS                                                                              \
+    .base.zero_grad = iso__periodic_zero_grad, .base.update = iso__periodic_update,                \
+    .base.destroy = iso__periodic_free, .base.inner = iso__periodic_inner,                         \
+    .base.ranks_differ = true
+
 #endif
