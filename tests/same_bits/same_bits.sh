@@ -121,7 +121,7 @@ quick_train() {
     echo "2 - train --model mlp $short --sync localsgd --period 3"
     echo "2 - train --model mlp $short --sync postlocal --period 3 --warmup-steps 4"
     echo "4 ISO_RANKS_PER_NODE=2 train --model mlp --epochs 6 --batch 2048 --sync daso-heat"
-    echo "2 - train --model resnet18 --steps 3 --batch 4 --sync-batchnorm"
+    echo "2 - train --model resnet18 --test-limit 64 --steps 3 --batch 4 --sync-batchnorm"
 }
 
 full_train() {
@@ -160,8 +160,8 @@ full_train() {
         echo "2 - train --model mlp $short --optimizer $variant"
     done
     echo "2 - train --model cnn $short --dropout"
-    echo "2 - train --model resnet18 --steps 3 --batch 4"
-    echo "3 - train --model resnet18 --steps 3 --batch 4 --sync blocking"
+    echo "2 - train --model resnet18 --test-limit 64 --steps 3 --batch 4"
+    echo "3 - train --model resnet18 --test-limit 64 --steps 3 --batch 4 --sync blocking"
 }
 
 # The emulated GPU: through the host's memory, by NCCL, and by both in shards.
@@ -201,7 +201,7 @@ saved_states() { # quick or full
     echo "daso3 3 ISO_RANKS_PER_NODE=2 $long --sync daso --period 4 --wait 3 --state average"
     echo "local2 2 - $long --sync localsgd --period 5"
     echo "heat4 4 ISO_RANKS_PER_NODE=2 --model mlp --epochs 6 --batch 2048 --sync daso-heat"
-    echo "norm2 2 - --model resnet18 --steps 4 --batch 4"
+    echo "norm2 2 - --model resnet18 --test-limit 64 --steps 4 --batch 4"
 }
 
 # Of the two sets that a run leaves, the newer says that it is finished: goes on from the other.
