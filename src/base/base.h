@@ -55,10 +55,15 @@ void iso__log(iso_log_level level, const char *format, ...) __attribute__((forma
 int iso__log_level(void);
 int iso__log_rank(void); // -1 before the first communicator
 
+// What ISO_DEBUG asks for. INFO raises the level of the log to info.
+enum { ISO__DEBUG_OFF, ISO__DEBUG_INFO, ISO__DEBUG_DETAIL };
+int iso__debug_level(void);
+
 // ---- Environment: every variable stands in the table in env.c ------------------------------------
 
 typedef enum iso__env {
     ISO_ENV_LOG,
+    ISO_ENV_DEBUG,
     ISO_ENV_PROGRESS,
     ISO_ENV_PROGRESS_US,
     ISO_ENV_TIMEOUT,

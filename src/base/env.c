@@ -23,6 +23,10 @@ typedef struct env_entry {
 static const env_entry env_table[ISO_ENV_COUNT] = {
     [ISO_ENV_LOG] = {"ISO_LOG", "warn", "level of the library's log: error, warn, info, debug",
                      .words = "error warn info debug"},
+    [ISO_ENV_DEBUG] = {"ISO_DEBUG", "off",
+                       "off; info: log environment, buckets, order and statistics; detail: also compare "
+                       "the collectives of all ranks",
+                       .words = "off info detail", .alike = true},
     [ISO_ENV_PROGRESS] = {"ISO_PROGRESS", "auto",
                           "who drives communication during computation: auto, off, poll, thread",
                           .words = "auto off poll thread"},

@@ -13,12 +13,22 @@ static _Atomic int silenced;
 
 static const char *const level_name[] = {"error", "warn", "info", "debug"};
 
+// What is no word of the table is refused where the environment is checked.
+int iso__debug_level(void) {
+    const char *text = iso__env_string(ISO_ENV_DEBUG);
+    if (!text) return ISO__DEBUG_OFF;
+    return strcmp(text, "detail") == 0 ? ISO__DEBUG_DETAIL
+           : strcmp(text, "info") == 0 ? ISO__DEBUG_INFO
+                                       : ISO__DEBUG_OFF;
+}
+
 // What is no level is refused where the environment is checked.
 static void read_level(void) {
     const char *text = iso__env_string(ISO_ENV_LOG);
     level = ISO_LOG_WARN;
     for (int i = 0; text && i <= ISO_LOG_DEBUG; i++)
         if (strcmp(text, level_name[i]) == 0) level = i;
+    if (iso__debug_level() > ISO__DEBUG_OFF && level < ISO_LOG_INFO) level = ISO_LOG_INFO;
 }
 
 int iso__log_level(void) {

@@ -2,6 +2,7 @@
 // Communicators: duplicate, blocking collectives, and a verdict that all ranks share.
 #include "comm/comm_calls.h"
 #include "comm/comm_state.h"
+#include "comm/debug.h"
 
 #include <limits.h>
 #include <stdatomic.h>
@@ -16,7 +17,10 @@ static void log_choices(const iso_comm *comm) {
         iso__log(ISO_LOG_INFO, "all-reduce algorithm: %s", comm->engine->algorithm);
 }
 
-iso_status iso_comm_barrier(iso_comm *comm) { return iso__comm_meet(comm, "a barrier"); }
+iso_status iso_comm_barrier(iso_comm *comm) {
+    ISO_TRY(iso__debug_match(comm, "a barrier"));
+    return iso__comm_meet(comm, "a barrier");
+}
 
 // Memory for what MPI reads and writes in a wait that may be given up: MPI goes on with it, while
 // the caller's may be a variable that is gone. Longer buffers are used where they are (NULL).
@@ -56,12 +60,14 @@ static iso_status duplicate_comm(iso_comm *comm, MPI_Comm mpi_comm) {
     ISO_TRY_MPI(MPI_Comm_rank(mpi_comm, &comm->rank));
     ISO_TRY_MPI(MPI_Comm_size(mpi_comm, &comm->size));
     if (iso__log_rank() < 0) iso_log_set_rank(comm->rank);
+    ISO_TRY(iso__debug_arrive(comm, mpi_comm));
     int rc = MPI_Ibarrier(mpi_comm, &request);
-    ISO_TRY(iso__comm_await(comm, rc, &request, "the barrier before MPI_Comm_dup"));
+    iso_status met = iso__comm_await(comm, rc, &request, "the barrier before MPI_Comm_dup");
+    ISO_TRY(iso__debug_name_missing(comm, met));
     ISO_TRY(iso__comm_check_environment(comm, mpi_comm)); // MPI_Comm_dup sums by the algorithm
     ISO_TRY(iso__comm_make(comm, &(iso__comm_recipe){.from = mpi_comm}, &comm->mpi));
     ISO_TRY_MPI(MPI_Comm_set_errhandler(comm->mpi, MPI_ERRORS_RETURN));
-    return ISO_OK;
+    return iso__debug_open(comm);
 }
 
 static iso_status duplicate_for_bulk(iso_comm *comm) {
@@ -82,6 +88,7 @@ static iso_status connect_ranks(iso_comm *comm, MPI_Comm mpi_comm, const iso_com
         comm->engine->algorithm_number =
             iso__choose_algorithm(comm->engine->algorithm, sizeof(comm->engine->algorithm));
     log_choices(comm);
+    iso__debug_environment();
     return ISO_OK;
 }
 
@@ -144,6 +151,7 @@ void iso_comm_destroy(iso_comm **pointer) {
     MPI_Finalized(&finalized);
     if (!finalized && comm->bulk != MPI_COMM_NULL) MPI_Comm_free(&comm->bulk);
     if (!finalized && comm->mpi != MPI_COMM_NULL) MPI_Comm_free(&comm->mpi);
+    iso__debug_close(comm);
     iso__engine_release(&comm->engine);
     iso__free(comm->node_of);
     iso__free(comm->scratch);
@@ -175,6 +183,7 @@ static iso_status bcast_part(iso_comm *comm, void *data, size_t bytes, int root)
 }
 
 iso_status iso_comm_bcast(iso_comm *comm, void *data, size_t bytes, int root) {
+    ISO_TRY(iso__debug_match(comm, "a broadcast of %zu bytes from rank %d", bytes, root));
     for (size_t done = 0; done < bytes;) {
         size_t part = bytes - done < MOST_BYTES ? bytes - done : MOST_BYTES;
         ISO_TRY(bcast_part(comm, (char *)data + done, part, root));
@@ -189,6 +198,11 @@ static iso_status reduce_numbers(iso_comm *comm, void *data, size_t count, MPI_D
     MPI_Request request;
     void *memory;
     size_t bytes = count * 8; // doubles, or integers of as many bits
+    ISO_TRY(iso__debug_match(comm, "a reduction (%s) of %zu %s numbers",
+                             op == ISO_SUM   ? "sum"
+                             : op == ISO_MAX ? "maximum"
+                                             : "minimum",
+                             count, type == MPI_DOUBLE ? "f64" : "i64"));
     ISO_CHECK(count < INT_MAX, ISO_ERR_ARG, "%zu numbers are too many for one reduction", count);
     ISO_TRY(borrow_memory(comm, bytes, &memory));
     if (memory && bytes > 0) memcpy(memory, data, bytes);
@@ -269,6 +283,7 @@ iso_status iso_comm_gather(iso_comm *comm, const void *data, size_t bytes, int r
                            size_t **sizes) {
     *out = NULL;
     *sizes = NULL;
+    ISO_TRY(iso__debug_match(comm, "a gather on rank %d", root));
     void *memory;
     ISO_TRY(iso__alloc_zero((size_t)comm->size * sizeof(uint64_t), &memory));
     uint64_t *wire = memory;

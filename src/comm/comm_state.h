@@ -9,6 +9,8 @@
 // for iso_comm_iallreduce, others for channels.
 #define ISO_QUEUES 8
 
+typedef struct iso__debug iso__debug; // debug.c
+
 struct iso_comm {
     int references;
     MPI_Comm mpi;
@@ -34,6 +36,7 @@ struct iso_comm {
     int elsewhere;               // ranks on other nodes
     iso_traffic traffic;         // of layers that have no statistics of their own
     bool counted;                // of those, by a count that is going on
+    iso__debug *debug;           // NULL unless ISO_DEBUG=detail
 };
 
 // ISO_ERR_STATE where an mpirun of another MPI has started several, each of which is alone.

@@ -15,6 +15,8 @@ libiso_core_la_SOURCES += \
     src/comm/cores.c \
     src/comm/cores_impl.h \
     src/comm/cores_judge.c \
+    src/comm/debug.c \
+    src/comm/debug.h \
     src/comm/engine.c \
     src/comm/engine.h \
     src/comm/environment.c \

@@ -2,6 +2,7 @@
 // All-reduces that do not block: issue, test, wait.
 #include "comm/comm_calls.h"
 #include "comm/comm_state.h"
+#include "comm/debug.h"
 #include "comm/request.h"
 
 static iso_status post_allreduce(iso_comm *comm, void *data, size_t count, iso_dtype dtype,
@@ -32,6 +33,8 @@ iso_status iso_comm_iallreduce(iso_comm *comm, void *data, size_t count, iso_dty
               "MPI cannot sum elements of type %s", iso_dtype_name(dtype));
     ISO_CHECK(!comm->engine->finalized, ISO_ERR_STATE,
               "an exchange was started after MPI_Finalize");
+    ISO_TRY(iso__debug_match(comm, "a non-blocking sum \"%.80s\" of %zu %s elements", name, count,
+                             iso_dtype_name(dtype)));
     pthread_mutex_lock(&comm->engine->lock);
     iso_status status = post_allreduce(comm, data, count, dtype, name, out);
     pthread_mutex_unlock(&comm->engine->lock);

@@ -6,6 +6,7 @@
 #include "exchange/wire.h"
 
 #include "comm/comm_calls.h"
+#include "comm/debug.h"
 #include "comm/traffic.h"
 
 #include <math.h>
@@ -288,6 +289,8 @@ iso_status iso__average_start(iso__average *a, const float *values, int group,
               "differences travel over all leader groups, not over group %d alone: its members "
               "alone would know the last mean",
               group);
+    ISO_TRY(iso__debug_match(iso__routes_comm(a->routes),
+                             "a mean over nodes of %zu elements, group %d", a->count, group));
     ISO_TRY(iso__routes_take(a->routes, &a->route));
     begin(a, group, metrics);
     if (a->layout->nodes == 1) copy(a, values);

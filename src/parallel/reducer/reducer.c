@@ -2,6 +2,7 @@
 // The asynchronous gradient engine: its calls, each told by its parts.
 #include "parallel/reducer/reducer_impl.h"
 
+#include <isotherm/trace.h>
 #include <string.h>
 
 enum { NOBODY = -1 };
@@ -91,6 +92,44 @@ iso_status iso_reducer_set_apply(iso_reducer *r, iso_reducer_apply apply, size_t
     return iso_reducer_add_apply(r, NULL, 0, apply, hyper_bytes, user, &r->only);
 }
 
+// ---- The report of every 100 steps ------------------------------------------------------------------
+
+enum { REPORT_STEPS = 100 };
+
+// When the last gradient of a backward is ready, ms after the first; the mean since the start.
+static double backward_ms(const iso_reducer *r) {
+    double latest = 0;
+    for (int b = 0; b < r->layout.bucket_count; b++) {
+        iso_bucket_stats bucket;
+        if (iso_reducer_get_bucket_stats(r, b, &bucket) < 0) continue;
+        if (bucket.ready_ms > latest) latest = bucket.ready_ms;
+    }
+    return latest;
+}
+
+// With ISO_DEBUG, on rank 0.
+static void report_steps(iso_reducer *r) {
+    if (r->steps % REPORT_STEPS != 1 || iso__debug_level() < ISO__DEBUG_INFO) return;
+    iso_reducer_stats now;
+    iso_reducer_get_stats(r, &now);
+    int64_t now_ns = iso_now();
+    double steps = (double)(now.steps - r->reported.steps);
+    double step_ms = (double)(now_ns - r->reported_ns) * 1e-6 / steps;
+    double wait_ms = (now.wait_ms - r->reported.wait_ms) / steps;
+    double exchange_ms = (now.exchange_ms - r->reported.exchange_ms) / steps;
+    double hidden = exchange_ms > 0 ? 100 * (1 - wait_ms / exchange_ms) : 100;
+    if (r->reported_ns != 0 && iso_comm_rank(r->world) == 0)
+        iso__log(ISO_LOG_INFO,
+                 "steps %lld to %lld: %.3f ms each; the last gradient is ready %.3f ms after the "
+                 "first; exchanges take %.3f ms in all, waits %.3f ms (%.0f %% hidden); %.0f bytes "
+                 "sent a step",
+                 r->reported.steps, now.steps - 1, step_ms, backward_ms(r), exchange_ms, wait_ms,
+                 hidden > 0 ? hidden : 0.0,
+                 (double)(now.bytes_sent - r->reported.bytes_sent) / steps);
+    r->reported = now;
+    r->reported_ns = now_ns;
+}
+
 // ---- step() -----------------------------------------------------------------------------------------
 
 // There is a whole list of gradients for this step.
@@ -155,6 +194,7 @@ iso_status iso_reducer_step_of(iso_reducer *r, int id, const void *hyper) {
     iso_status status = make_step(r, id, hyper);
     iso_status planned = plan_order(r, status); // the others do not know of an error here
     ISO_TRY(status);
+    report_steps(r);
     return planned;
 }
 

@@ -27,6 +27,9 @@ struct iso_reducer {
     bool in_backward; // of that owner, who has not closed it yet
     int unsynced;     // backwards since the last exchange whose gradients stay on this rank
     long long steps;
+    // What the last report of ISO_DEBUG counted up to.
+    iso_reducer_stats reported;
+    int64_t reported_ns;
 };
 
 // Collective, with nothing pending.

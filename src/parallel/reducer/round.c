@@ -2,6 +2,8 @@
 // A list of gradients: they become ready, their buckets leave, come back, and are updated.
 #include "parallel/reducer/round.h"
 
+#include "comm/debug.h"
+
 #include <isotherm/trace.h>
 
 typedef enum bucket_stage { OPEN, POSTED, ARRIVED } bucket_stage;
@@ -99,6 +101,9 @@ static iso_status ask_used(iso__round *r) {
 }
 
 static iso_status list_is_out(iso__round *r) {
+    if (r->comm)
+        ISO_TRY(iso__debug_match(r->comm, "a list of %d buckets of gradients (number %lld)",
+                                 layout_of(r)->bucket_count, r->lists + 1));
     r->fresh = true;
     for (int s = 0; s < layout_of(r)->slot_count; s++) r->slot[s].keep = true;
     iso__appliers_list_is_out(r->with.appliers);
