@@ -22,10 +22,9 @@ Test(env, the_table_names_every_variable_and_its_value) {
     setenv("ISO_TIMEOUT", "17", 1);
     const char *text = capture(iso_env_print);
     static const char *const names[ISO_ENV_COUNT] = {
-        "ISO_LOG",        "ISO_PROGRESS",       "ISO_PROGRESS_US",
-        "ISO_TIMEOUT",    "ISO_RANKS_PER_NODE", "ISO_NODE_COLLECTIVE",
-        "ISO_IALLREDUCE", "ISO_CPU_KERNELS",    "ISO_CUDA_CONV",
-        "ISO_CUDA_GRAPHS"};
+        "ISO_LOG",         "ISO_DEBUG",          "ISO_PROGRESS",        "ISO_PROGRESS_US",
+        "ISO_TIMEOUT",     "ISO_RANKS_PER_NODE", "ISO_NODE_COLLECTIVE", "ISO_IALLREDUCE",
+        "ISO_CPU_KERNELS", "ISO_CUDA_CONV",      "ISO_CUDA_GRAPHS"};
     for (int i = 0; i < ISO_ENV_COUNT; i++) {
         cr_assert_not_null(names[i], "a new variable is missing here");
         cr_assert(strstr(text, names[i]), "%s is missing", names[i]);
@@ -53,6 +52,7 @@ Test(env, environment_numbers_are_checked) {
 Test(env, bad_values_of_the_environment_are_refused) {
     static const char *const cases[ISO_ENV_COUNT][4] = {
         {"ISO_LOG", "loud", "give error, warn, info or debug", "info"},
+        {"ISO_DEBUG", "all", "give off, info or detail", "info"},
         {"ISO_PROGRESS", "threads", "give auto, off, poll or thread", "poll"},
         {"ISO_PROGRESS_US", "adaptive", "give a number from 0 to 999999", "50.5"},
         {"ISO_TIMEOUT", "-3", "give a number from 0 to 1e+09", "0.25"},
@@ -82,7 +82,7 @@ Test(env, variables_that_decide_exchanges_or_bits_are_compared_between_ranks) {
     static const bool alike[ISO_ENV_COUNT] = {
         [ISO_ENV_RANKS_PER_NODE] = true, [ISO_ENV_NODE_COLLECTIVE] = true,
         [ISO_ENV_IALLREDUCE] = true,     [ISO_ENV_CPU_KERNELS] = true,
-        [ISO_ENV_CUDA_CONV] = true,
+        [ISO_ENV_CUDA_CONV] = true,      [ISO_ENV_DEBUG] = true,
     };
     for (int i = 0; i < ISO_ENV_COUNT; i++)
         cr_expect_eq(iso__env_is_alike((iso__env)i), alike[i], "%s", iso__env_name((iso__env)i));
