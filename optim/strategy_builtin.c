@@ -70,7 +70,8 @@ static const iso_dtype wires[] = {ISO_F32, ISO_BF16, ISO_F16};
     "warmup", NUMBER, FIELD(warmup), 0, 1,                                                         \
         .meaning = "fraction of steps that average gradients first"
 #define WARMUP_STEPS                                                                               \
-    "warmup-steps", INTEGER, FIELD(warmup_steps), COUNT_FROM(0), .meaning = "the same in steps"
+    "warmup-steps", INTEGER, FIELD(warmup_steps), COUNT_FROM(0), .meaning = "the same in steps",   \
+                                                                 .instead = "warmup"
 
 static const iso_setting local_sgd_setting[] = {{PERIOD}};
 static const iso_setting post_local_setting[] = {
@@ -82,7 +83,7 @@ static const iso_setting daso_setting[] = {
     {"cooldown", NUMBER, FIELD(cooldown), 0, 1, .initial = "0.02",
      .meaning = "fraction of steps that average gradients last"},
     {"cooldown-steps", INTEGER, FIELD(cooldown_steps), COUNT_FROM(0),
-     .meaning = "the same in steps"},
+     .meaning = "the same in steps", .instead = "cooldown"},
     {"wait", INTEGER, FIELD(batches_to_wait), COUNT_FROM(0), .word = "auto", .initial = "auto",
      .meaning = "steps from send to merge; auto: measured, at most --period"},
     {"local-skip", INTEGER, FIELD(local_skip), COUNT_FROM(1), .initial = "1",

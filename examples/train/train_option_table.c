@@ -42,7 +42,7 @@ const train_option train_option_table[] = {
     {.setting = {INTEGER("epochs", epochs), .low = 1, .high = 1e6, .initial = "3",
                  .meaning = "passes over the training set"}},
     {.setting = {INTEGER("steps", steps), COUNT_FROM(1),
-                 .meaning = "number of updates, instead of --epochs"}},
+                 .meaning = "number of updates, instead of --epochs", .instead = "epochs"}},
     {.setting = {INTEGER("batch", batch), .low = 1, .high = 1e6, .initial = "64",
                  .meaning = "batch size per rank"}},
     {.setting = {INTEGER("accumulate", accumulate), .low = 1, .high = 1e6, .initial = "1",

@@ -92,12 +92,14 @@ static iso_status check_belongs(const option_list *list, int i, const train_opti
 }
 
 // Of two options that say the same thing, the one in the later part of the command line holds.
-static iso_status choose_one(option_list *list, const char *a, const char *b, train_options *out) {
-    int first = find_key(list, a), second = find_key(list, b);
+static iso_status choose_one(option_list *list, int second, train_options *out) {
+    const iso_setting *s = list->item[second];
+    int first = s->instead ? find_key(list, s->instead) : -1;
     char *given = list->given;
-    if (first < 0 || second < 0 || !given[first] || !given[second]) return ISO_OK;
+    if (first < 0 || !given[first] || !given[second]) return ISO_OK;
     if (given[first] == given[second])
-        return train_error(ISO_ERR_ARG, "--%s and --%s say the same thing: give one of them", a, b);
+        return train_error(ISO_ERR_ARG, "--%s and --%s say the same thing: give one of them",
+                           s->instead, s->key);
     int earlier = given[first] < given[second] ? first : second;
     given[earlier] = 0;
     return set_default(list, earlier, out);
@@ -112,9 +114,7 @@ static iso_status read_line(option_list *list, int first, int argc, char **argv,
                                                argv, &i, &place, &value)));
         TRY(set_option(list, place, value, out));
     }
-    TRY(choose_one(list, "epochs", "steps", out));
-    TRY(choose_one(list, "warmup", "warmup-steps", out));
-    TRY(choose_one(list, "cooldown", "cooldown-steps", out));
+    for (int i = 0; i < list->count; i++) TRY(choose_one(list, i, out));
     for (int i = 0; i < list->count; i++)
         if (list->given[i]) TRY(check_belongs(list, i, out));
     return train_settings_check(out);

@@ -49,6 +49,7 @@ typedef struct iso_setting {
     const char *initial; // the default, as text; NULL: the field keeps its value
     const char *meaning; // one line for help
     const char *of, *among; // applies only if setting `of` has a value in `among`; NULL: always
+    const char *instead;    // the setting that says the same in another way: give one of the two
 } iso_setting;
 
 // Parses value and writes it to the setting's field of the struct at fields (NULL: only checks it).

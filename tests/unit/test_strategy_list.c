@@ -214,7 +214,7 @@ static const iso_setting own_setting[] = {
     {"turn", ISO_SETTING_INDEX, FIELD(turn), .choices = "left|right", .initial = "left",
      .meaning = "where to", .of = "mode", .among = "fast"},
     {"note", ISO_SETTING_TEXT, FIELD(note), .choices = "TEXT", .meaning = "what for"},
-    {"loud", ISO_SETTING_SWITCH, FIELD(loud), .meaning = "be heard"},
+    {"loud", ISO_SETTING_SWITCH, FIELD(loud), .meaning = "be heard", .instead = "note"},
 };
 enum { OWN_SETTINGS = sizeof(own_setting) / sizeof(own_setting[0]) };
 
@@ -243,15 +243,17 @@ static void refused_line(char **words, int count, const char *why) {
 Test(settings, of_a_strategy_of_ones_own_are_options) {
     register_own();
     char *none[] = {"train", "--sync", "own"};
-    char *all[] = {"train",  "--sync", "own",    "--speed=9", "--wait", "7",      "--share",
-                   "0.5",    "--mode", "fast",   "--turn",    "right",  "--note", "a b",
-                   "--loud", "--lr",   "0.0625", "--epochs",  "2"};
+    char *all[] = {"train",   "--sync", "own",    "--speed=9", "--wait",   "7",
+                   "--share", "0.5",    "--mode", "fast",      "--turn",   "right",
+                   "--note",  "a b",    "--lr",   "0.0625",    "--epochs", "2"};
+    char *loud[] = {"train", "--sync", "own", "--loud"};
     own_values v = read_own(none, 3);
     cr_assert(v.speed == 3 && v.wait == -1 && v.share == 0.25 && v.turn == 0);
     cr_assert(!v.note && !v.loud);
     cr_assert_str_eq(v.mode, "slow");
-    v = read_own(all, 19);
-    cr_assert(v.speed == 9 && v.wait == 7 && v.share == 0.5 && v.turn == 1 && v.loud);
+    v = read_own(all, 18);
+    cr_assert(v.speed == 9 && v.wait == 7 && v.share == 0.5 && v.turn == 1);
+    cr_assert(!v.loud && read_own(loud, 4).loud);
     cr_assert_str_eq(v.mode, "fast");
     cr_assert_str_eq(v.note, "a b");
 }
@@ -266,6 +268,7 @@ Test(settings, out_of_range_are_refused_with_key_and_range) {
     char *lazy[] = {"train", "--speed", "3"};
     char *near[] = {"train", "--sync", "own", "--spead", "3"};
     char *twice[] = {"train", "--sync", "own", "--speed", "3", "--speed", "4"};
+    char *both[] = {"train", "--sync", "own", "--loud", "--note", "x"};
     char *builtin[] = {"train", "--sync", "daso", "--period", "0"};
     char *option[] = {"train", "--epochs", "0"};
     refused_line(high, 5, "--speed 10: give a whole number from 1 to 9");
@@ -276,6 +279,7 @@ Test(settings, out_of_range_are_refused_with_key_and_range) {
     refused_line(lazy, 3, "--speed is of --sync own, and this is lazy");
     refused_line(near, 5, "unknown option --spead: did you mean --speed?");
     refused_line(twice, 7, "--speed is given twice");
+    refused_line(both, 6, "--note and --loud say the same thing: give one of them");
     refused_line(builtin, 5, "--period 0: give a whole number from 1 to 1e+12, or auto");
     refused_line(option, 3, "--epochs 0: give a whole number from 1 to 1000000");
 }
