@@ -44,9 +44,7 @@ static void left_text(double seconds, double made, double to_make, char text[64]
         snprintf(text, 64, "the sweep ends in %.0f s", left);
 }
 
-static bool is_visible(const progress *p) {
-    return p->sweep->world.rank == 0 && !p->sweep->common.quiet;
-}
+static bool is_visible(const progress *p) { return p->sweep->world.rank == 0 && !p->sweep->quiet; }
 
 // Once, after the first steps that were made.
 static void tell_first_estimate(progress *p) {
@@ -140,7 +138,7 @@ static bool perform_all(sweep *self, const bool *left) {
         if (left[i]) p.to_make += (double)steps_of(self, i);
         skipped += !left[i];
     }
-    bool tell = self->world.rank == 0 && !self->common.quiet;
+    bool tell = self->world.rank == 0 && !self->quiet;
     if (tell && skipped) printf("%d of %d runs were finished before\n", skipped, self->list.count);
     for (p.run = 0; p.run < self->list.count; p.run++) {
         bool failed = false;

@@ -11,7 +11,7 @@ typedef struct sweep {
     const char *folder; // --out
     const char *file;   // --list
     double target;
-    bool help, version;
+    bool help, version, quiet;
     train_options common; // without those of the runs
     sweep_list list;
     train_options *options; // of each run, in the list's order
@@ -27,8 +27,6 @@ typedef struct sweep {
 // before the first run, also that all ranks have the same. False: rank 0 has said why.
 bool sweep_options_parse(sweep *self, int argc, char **argv);
 void sweep_help(void);
-// Whether a word "--name value" is of an option that is the same for all runs.
-bool sweep_option_is_shared(const char *word);
 
 // ---- sweep_store.c ----
 

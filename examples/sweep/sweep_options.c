@@ -11,17 +11,6 @@
 
 enum { EVAL_EVERY = 50, LIST_ROOM = 65536, HELP_WIDTH = 78 };
 
-// Options of what the runs share, or in which they must not differ to be compared.
-static const char *const shared[] = {"--data",    "--classes",  "--test-limit", "--mean",
-                                     "--std",     "--model",    "--dropout",    "--seed",
-                                     "--load",    "--device",   "--math",       "--dtype",
-                                     "--threads", "--progress", "--eval-every"};
-// Options of train that a sweep has no use for.
-static const char *const outside[] = {
-    "--log",      "--trace",   "--checkpoint", "--checkpoint-every", "--resume",
-    "--help-env", "--buckets", "--stats",      "--overwrite"};
-// Options of the sweep itself.
-static const char *const own[] = {"--out", "--target", "--list", "--help", "--version", "--quiet"};
 #define COUNT(array) ((int)(sizeof(array) / sizeof(*(array))))
 
 void sweep_help(void) {
@@ -42,9 +31,11 @@ void sweep_help(void) {
         "An interrupted sweep continues when started again with the same FOLDER.\n\n"
         "Options that all runs share; give them before the --, if at all:\n",
         stdout);
-    for (int i = 0, used = 0; i < COUNT(shared); i++) {
-        bool full = used + (int)strlen(shared[i]) + 1 > HELP_WIDTH;
-        used = (full ? 0 : used) + printf("%s%s", full ? "\n  " : i > 0 ? " " : "  ", shared[i]);
+    for (int i = 0, used = 0; i < train_option_count; i++) {
+        const char *key = train_option_table[i].setting.key;
+        if (!(train_option_table[i].scope & TRAIN_SHARED)) continue;
+        bool full = used + (int)strlen(key) + 3 > HELP_WIDTH;
+        used = (full ? 0 : used) + printf("%s--%s", full ? "\n  " : used > 0 ? " " : "  ", key);
     }
     puts("");
 }
@@ -57,20 +48,14 @@ typedef struct command_line {
     option_list own;
 } command_line;
 
+#define SWITCH(name) .key = #name, .kind = ISO_SETTING_SWITCH, .offset = offsetof(sweep, name)
 static const iso_setting own_setting[] = {
-    {.key = "out",
-     .kind = ISO_SETTING_TEXT,
-     .offset = offsetof(sweep, folder),
-     .choices = "FOLDER"},
-    {.key = "list", .kind = ISO_SETTING_TEXT, .offset = offsetof(sweep, file), .choices = "FILE"},
-    {.key = "target",
-     .kind = ISO_SETTING_NUMBER,
-     .offset = offsetof(sweep, target),
-     .low = 0.01,
-     .high = 1,
-     .initial = "0.985"},
-    {.key = "help", .kind = ISO_SETTING_SWITCH, .offset = offsetof(sweep, help)},
-    {.key = "version", .kind = ISO_SETTING_SWITCH, .offset = offsetof(sweep, version)},
+    {"out", ISO_SETTING_TEXT, offsetof(sweep, folder), .choices = "FOLDER"},
+    {"list", ISO_SETTING_TEXT, offsetof(sweep, file), .choices = "FILE"},
+    {"target", ISO_SETTING_NUMBER, offsetof(sweep, target), 0.01, 1, .initial = "0.985"},
+    {SWITCH(help)},
+    {SWITCH(version)},
+    {SWITCH(quiet)},
 };
 
 static iso_status take_one(sweep *self, int argc, char **argv, int *i, command_line *line) {
@@ -112,33 +97,27 @@ static bool take_list(const char *path, char text[LIST_ROOM]) {
 
 // ---- What may be an option of a run -------------------------------------------------------------
 
-static bool is_word(const char *word, const char *const *options, int count) {
-    for (int i = 0; i < count; i++) {
-        size_t length = strlen(options[i]);
-        if (strncmp(word, options[i], length) == 0 && (!word[length] || word[length] == '='))
-            return true;
-    }
-    return false;
+static bool is_own(const command_line *line, const char *word) {
+    return option_find(&line->own, word, strcspn(word, "=")) >= 0;
 }
 
-bool sweep_option_is_shared(const char *word) {
-    for (int i = 0; i < COUNT(shared); i++) {
-        size_t length = strlen(shared[i]);
-        if (strncmp(word, shared[i], length) == 0 && word[length] == ' ') return true;
-    }
-    return false;
+// Of train, and not of the runs of a sweep.
+static bool is_outside(const char *word) {
+    const train_option *option = train_option_named(word);
+    return option && option->scope == TRAIN_OUTSIDE;
 }
 
-static iso_status check_words(const sweep_entry *entry) {
+static iso_status check_words(const command_line *line, const sweep_entry *entry) {
     for (int i = 0; i < entry->word_count; i++) {
         const char *word = entry->words[i];
         int length = (int)strcspn(word, "=");
-        if (is_word(word, shared, COUNT(shared)))
+        const train_option *option = train_option_named(word);
+        if (option && option->scope & TRAIN_SHARED)
             return train_error(
                 ISO_ERR_ARG,
                 "run %s: %.*s is the same for all runs: give it before the --, not in the list",
                 entry->name, length, word);
-        if (is_word(word, outside, COUNT(outside)) || is_word(word, own, COUNT(own)))
+        if (is_outside(word) || is_own(line, word))
             return train_error(ISO_ERR_ARG, "run %s: %.*s is not an option of a run", entry->name,
                                length, word);
     }
@@ -147,24 +126,26 @@ static iso_status check_words(const sweep_entry *entry) {
 
 // Whether the option belongs to another --sync than the default.
 static bool is_of_other_sync(const char *word) {
-    const iso_setting *s = strncmp(word, "--", 2) == 0 ? train_setting_named(word) : NULL;
-    return s && !train_setting_of("lazy", s->key);
+    const iso_setting *s = train_setting_named(word);
+    return s && !train_setting_of(train_option_named("--sync")->setting.initial, s->key);
 }
 
 // Before they are parsed, which would complain of what a sweep does not even have.
 static iso_status check_common(const command_line *line) {
-    static const char *const sync[] = {"--sync"};
+    const train_option *sync = train_option_named("--sync");
     bool has_sync = false;
-    for (int i = 1; i < line->common_count; i++) has_sync |= is_word(line->common[i], sync, 1);
+    for (int i = 1; i < line->common_count; i++)
+        has_sync |= train_option_named(line->common[i]) == sync;
     for (int i = 1; i < line->common_count; i++) {
         const char *word = line->common[i];
         int length = (int)strcspn(word, "=");
-        if (is_word(word, outside, COUNT(outside)))
+        if (is_outside(word))
             return train_error(
                 ISO_ERR_ARG, "%.*s is for train only; a sweep keeps its files in --out: remove it",
                 length, word);
-        if (strncmp(word, "--", 2) == 0 && !strstr(word, ": --") && !train_options_has(word))
-            return train_options_refuse(word, own, COUNT(own));
+        bool known = train_option_named(word) || train_setting_named(word);
+        if (strncmp(word, "--", 2) == 0 && !strstr(word, ": --") && !known)
+            return train_options_refuse(word, &line->own);
         if (strstr(word, ": --"))
             return train_error(ISO_ERR_ARG, "\"%.80s\" is a run: give the runs after --", word);
         if (!has_sync && is_of_other_sync(word))
@@ -179,7 +160,7 @@ static iso_status check_common(const command_line *line) {
 // Options of all runs, then those of this one.
 static iso_status parse_run(const sweep *self, const command_line *line, const sweep_entry *entry,
                             train_options *out) {
-    TRY(check_words(entry));
+    TRY(check_words(line, entry));
     int count = line->common_count;
     char **words = calloc((size_t)(count + entry->word_count) + 1, sizeof(*words));
     if (!words) return train_error(ISO_ERR_NOMEM, "out of memory for the options of the runs");

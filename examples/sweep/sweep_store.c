@@ -116,7 +116,8 @@ static iso_status check_settings(const sweep *self, int run, const char *path, c
     for (const char *line = now; *line; line += line_length(line) + 1) {
         size_t length = line_length(line);
         const char *old = same_line(before, line, room);
-        if (!old || (line[0] == '-' && !all && !sweep_option_is_shared(line))) continue;
+        const train_option *option = train_option_named(line);
+        if (!old || (line[0] == '-' && !all && !(option && option->scope & TRAIN_SHARED))) continue;
         if (line_length(old) != length || strncmp(old, line, length) != 0)
             return train_error(ISO_ERR_MISMATCH,
                                "%s was made with %.*s, and now it is %.*s: give the same options "

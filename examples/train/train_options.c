@@ -65,20 +65,11 @@ static iso_status set_option(const option_list *list, int i, const char *value,
 
 // ---- The command line ---------------------------------------------------------------------------
 
-iso_status train_options_refuse(const char *name, const char *const *more, int count) {
-    enum { MOST = 8 };
-    iso_setting extra[MOST] = {{.key = NULL}};
+iso_status train_options_refuse(const char *name, const option_list *more) {
     option_list list;
     list_options(&list);
-    for (int i = 0; i < count && i < MOST; i++) extra[i].key = more[i] + 2;
-    option_list_add(&list, extra, count < MOST ? count : MOST);
+    for (int i = 0; i < more->count; i++) option_list_add(&list, more->item[i], 1);
     return train_error_of_library(option_refuse(&list, name));
-}
-
-bool train_options_has(const char *name) {
-    option_list list;
-    list_options(&list);
-    return option_find(&list, name, strcspn(name, "=")) >= 0;
 }
 
 // An option of --optimizer sgd says nothing to adam, and a user who gives it means something.
@@ -173,7 +164,7 @@ void train_options_text(const train_options *values, bool settings, char *text, 
             if (!s) continue;
             value = setting_text(s, values, number);
         } else {
-            if (!s->key || (settings && train_option_table[i].outside)) continue;
+            if (!s->key || (settings && (train_option_table[i].scope & TRAIN_OUTSIDE))) continue;
             value = value_text(s, field_of(s, values), number);
         }
         used += (size_t)snprintf(text + used, room - used, "--%s %s\n", s->key, value);
@@ -221,7 +212,8 @@ void train_options_help(FILE *to) {
             print_option(list.item[i], to);
         else
             fprintf(to, "\n%s\n", list.item[i]->meaning);
-        for (int k = train_option_count; train_option_table[i].strategies && k < list.count; k++)
+        for (int k = train_option_count;
+             (train_option_table[i].scope & TRAIN_STRATEGIES) && k < list.count; k++)
             print_setting(list.item[k], to);
     }
 }

@@ -53,11 +53,9 @@ iso_status train_options_settings(const train_options *values, iso_settings *out
 // Collective over MPI_COMM_WORLD. ISO_ERR_MISMATCH where this rank's options are not rank 0's.
 iso_status train_options_agree(const train_options *values);
 void train_options_help(FILE *to);
-// Local. Whether there is an option of that name, behind which =VALUE may stand.
-bool train_options_has(const char *name);
 // Local. ISO_ERR_ARG for a name that is none, with the option that is spelt most like it, of train
-// or one of `more`.
-iso_status train_options_refuse(const char *name, const char *const *more, int count);
+// or in `more`.
+iso_status train_options_refuse(const char *name, const option_list *more);
 
 // Room for the text of all options; names of files may be cut.
 #define TRAIN_OPTIONS_ROOM 16384
@@ -88,14 +86,21 @@ const char *train_setting_default_line(const char *text, const char *line,
 
 // ---- train_option_table.c -------------------------------------------------------------------------
 
+// Whose an option is; 0: a run's.
+enum {
+    TRAIN_SHARED = 1,    // the same in all runs of a sweep
+    TRAIN_OUTSIDE = 2,   // changes no result; unless shared, a sweep does not take it
+    TRAIN_STRATEGIES = 4 // a heading: the settings of strategies follow
+};
 // A setting without a key is the heading of those that follow in the help.
 typedef struct train_option {
+    int scope;
     iso_setting setting;
-    bool outside;    // does not change what is computed
-    bool strategies; // of a heading: the settings of strategies follow
 } train_option;
 
 extern const train_option train_option_table[];
 extern const int train_option_count;
+// As train_setting_named.
+const train_option *train_option_named(const char *option);
 
 #endif

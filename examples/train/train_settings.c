@@ -32,11 +32,22 @@ const iso_setting *train_setting_at(int wanted) {
     return NULL;
 }
 
+static bool is_option(const char *word, const char *key) {
+    size_t length = key ? strlen(key) : 0;
+    return length > 0 && strncmp(word, "--", 2) == 0 && strncmp(word + 2, key, length) == 0 &&
+           strchr("= \n", word[length + 2]);
+}
+
 const iso_setting *train_setting_named(const char *option) {
     const iso_setting *s;
-    size_t length = strcspn(option, "= \n");
     for (int i = 0; (s = train_setting_at(i)); i++)
-        if (length == strlen(s->key) + 2 && strncmp(option + 2, s->key, length - 2) == 0) return s;
+        if (is_option(option, s->key)) return s;
+    return NULL;
+}
+
+const train_option *train_option_named(const char *option) {
+    for (int i = 0; i < train_option_count; i++)
+        if (is_option(option, train_option_table[i].setting.key)) return &train_option_table[i];
     return NULL;
 }
 
