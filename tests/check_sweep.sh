@@ -263,6 +263,8 @@ refused "an option that runs cannot have" 'run a: --log is not an option of a ru
 refused "a log for all runs" '--log is for train only; .*remove it' --log x -- "a: --sync lazy"
 refused "an accuracy above 1" '--target 98: give a number from 0.01 to 1' --target 98 -- "a: --sync lazy"
 refused "a list that is not there" 'cannot read the list nowhere' --list nowhere
+refused "data that are not there, in a folder named as an option but for two letters" 'there is no data folder mylist' \
+    --data mylist -- "a: --sync lazy"
 refused "a run that stands before the --" '"a: --sync lazy" is a run: give the runs after --' "a: --sync lazy"
 : >taken
 # shellcheck disable=SC2086  # options are several words

@@ -24,11 +24,15 @@ void option_list_add(option_list *list, const iso_setting *settings, int count) 
         list->item[list->count++] = &settings[i];
 }
 
-int option_find(const option_list *list, const char *name, size_t length) {
-    for (int i = 0; i < list->count && length > 2; i++) {
-        const char *key = list->item[i]->key;
-        if (key && strlen(key) == length - 2 && strncmp(key, name + 2, length - 2) == 0) return i;
-    }
+bool option_is(const char *word, const char *key, const char *ends) {
+    size_t length = key ? strlen(key) : 0;
+    return length > 0 && strncmp(word, "--", 2) == 0 && strncmp(word + 2, key, length) == 0 &&
+           strchr(ends, word[length + 2]);
+}
+
+int option_find(const option_list *list, const char *word) {
+    for (int i = 0; i < list->count; i++)
+        if (option_is(word, list->item[i]->key, "=")) return i;
     return -1;
 }
 
@@ -103,8 +107,7 @@ iso_status option_take(option_list *list, char part, int argc, char **argv, int 
     const char *argument = usage_is_help(argv[*at]) ? "--help" : argv[*at];
     const char *equals = strchr(argument, '=');
     if (strncmp(argument, "--", 2) != 0) FAIL("\"%s\" is not an option: see --help", argument);
-    size_t length = equals ? (size_t)(equals - argument) : strlen(argument);
-    int i = option_find(list, argument, length);
+    int i = option_find(list, argument);
     if (i < 0) return option_refuse(list, argument);
     const iso_setting *s = list->item[i];
     bool takes = s->kind != ISO_SETTING_SWITCH;

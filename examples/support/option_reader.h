@@ -18,8 +18,10 @@ typedef struct option_list {
 
 // Adds settings; there must be room.
 void option_list_add(option_list *list, const iso_setting *settings, int count);
-// The place of the option of that name, "--lr"; -1: there is none.
-int option_find(const option_list *list, const char *name, size_t length);
+// Whether a word is "--KEY", alone or before one of the characters of ends.
+bool option_is(const char *word, const char *key, const char *ends);
+// The place of the option of a word "--lr" or "--lr=3"; -1: there is none.
+int option_find(const option_list *list, const char *word);
 
 // Local. Fields of integers become -1, of numbers NaN, of texts NULL and of switches false; then
 // those with a default get it.

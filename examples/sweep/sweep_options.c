@@ -61,7 +61,7 @@ static const iso_setting own_setting[] = {
 static iso_status take_one(sweep *self, int argc, char **argv, int *i, command_line *line) {
     const char *value, *name = usage_is_help(argv[*i]) ? "--help" : argv[*i];
     int place;
-    if (option_find(&line->own, name, strcspn(name, "=")) < 0) {
+    if (option_find(&line->own, name) < 0) {
         line->common[line->common_count++] = argv[*i];
         return ISO_OK;
     }
@@ -97,10 +97,6 @@ static bool take_list(const char *path, char text[LIST_ROOM]) {
 
 // ---- What may be an option of a run -------------------------------------------------------------
 
-static bool is_own(const command_line *line, const char *word) {
-    return option_find(&line->own, word, strcspn(word, "=")) >= 0;
-}
-
 // Of train, and not of the runs of a sweep.
 static bool is_outside(const char *word) {
     const train_option *option = train_option_named(word);
@@ -117,7 +113,7 @@ static iso_status check_words(const command_line *line, const sweep_entry *entry
                 ISO_ERR_ARG,
                 "run %s: %.*s is the same for all runs: give it before the --, not in the list",
                 entry->name, length, word);
-        if (is_outside(word) || is_own(line, word))
+        if (is_outside(word) || option_find(&line->own, word) >= 0)
             return train_error(ISO_ERR_ARG, "run %s: %.*s is not an option of a run", entry->name,
                                length, word);
     }

@@ -32,22 +32,17 @@ const iso_setting *train_setting_at(int wanted) {
     return NULL;
 }
 
-static bool is_option(const char *word, const char *key) {
-    size_t length = key ? strlen(key) : 0;
-    return length > 0 && strncmp(word, "--", 2) == 0 && strncmp(word + 2, key, length) == 0 &&
-           strchr("= \n", word[length + 2]);
-}
-
 const iso_setting *train_setting_named(const char *option) {
     const iso_setting *s;
     for (int i = 0; (s = train_setting_at(i)); i++)
-        if (is_option(option, s->key)) return s;
+        if (option_is(option, s->key, "= \n")) return s;
     return NULL;
 }
 
 const train_option *train_option_named(const char *option) {
     for (int i = 0; i < train_option_count; i++)
-        if (is_option(option, train_option_table[i].setting.key)) return &train_option_table[i];
+        if (option_is(option, train_option_table[i].setting.key, "= \n"))
+            return &train_option_table[i];
     return NULL;
 }
 
