@@ -50,6 +50,8 @@ typedef struct prediction {
     .key = (name), .kind = ISO_SETTING_##k, .offset = offsetof(options, field)
 #define FILE_OF(name, field) OPTION(TEXT, name, field), .choices = "FILE"
 
+#define CLASSES OPTION(INTEGER, "classes", classes), .low = 1, .high = 1e6
+
 static const iso_setting table[] = {
     {FILE_OF("checkpoint", checkpoint), .meaning = "safetensors file written by train or PyTorch"},
     {FILE_OF("labels", labels), .meaning = "IDX file of the labels: print the accuracy instead"},
@@ -66,8 +68,7 @@ static const iso_setting table[] = {
     {.meaning = "Needed for a checkpoint of PyTorch only; one of train has it:"},
     {OPTION(CHOICE, "model", model), .choices = MODEL_NAMES,
      .meaning = "network of the checkpoint"},
-    {OPTION(INTEGER, "classes", classes), .low = 1, .high = 1e6,
-     .meaning = "number of classes (default: from its last layer)"},
+    {CLASSES, .meaning = "number of classes (default: from its last layer)"},
     {OPTION(TEXT, "mean", mean), .choices = "X,X,...",
      .meaning = "pixel mean in 0 .. 1 it was trained with, for all channels or each"},
     {OPTION(TEXT, "std", std), .choices = "X,X,...",
@@ -81,15 +82,7 @@ static void print_help(const option_list *list) {
         "t10k-images-idx3-ubyte.gz; colour images have 4 dimensions (N, C, H, W). Prints one line\n"
         "per image: its number from 0, its class, and the probability of that class. --top-k\n"
         "appends more pairs of class and probability, --logits the logits of all classes.\n");
-    for (int i = 0; i < list->count; i++) {
-        char notes[40] = "";
-        const iso_setting *s = list->item[i];
-        if (s->initial) snprintf(notes, sizeof(notes), " (default %s)", s->initial);
-        if (s->key)
-            option_print(s, notes, stdout);
-        else
-            printf("\n%s\n", s->meaning);
-    }
+    for (int i = 0; i < list->count; i++) option_print(list->item[i], NULL, stdout);
 }
 
 // Anywhere in the line, whatever else is wrong with it.
@@ -288,16 +281,13 @@ static iso_status count_outputs(const prediction *p, const char *model, int *out
     return ISO_OK;
 }
 
-static const iso_setting told_classes = {
-    .key = "classes", .kind = ISO_SETTING_INTEGER, .low = 1, .high = 1e6};
-
 static iso_status find_classes(prediction *p, const char *model) {
     const char *text = iso_state_dict_metadata(&p->dict, "isotherm.classes");
     int highest = p->info.classes;
-    int64_t classes = p->given.classes;
-    if (classes < 0 && text) TRY(iso_setting_set(&told_classes, "its classes ", text, &classes));
-    if (classes > 0)
-        p->info.classes = (int)classes;
+    iso_setting told = {CLASSES};
+    if (p->given.classes < 0 && text) TRY(iso_setting_set(&told, "its classes ", text, &p->given));
+    if (p->given.classes > 0)
+        p->info.classes = (int)p->given.classes;
     else
         TRY(count_outputs(p, model, &p->info.classes));
     if (p->given.labels && highest > p->info.classes)

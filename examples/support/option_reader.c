@@ -127,13 +127,21 @@ iso_status option_take(option_list *list, char part, int argc, char **argv, int 
 // ---- Help ---------------------------------------------------------------------------------------
 
 void option_print(const iso_setting *s, const char *notes, FILE *to) {
-    char room[NAME_ROOM];
+    char room[NAME_ROOM], own[200] = "";
     const char *name = value_name(s, room);
+    if (!s->key) {
+        fprintf(to, "\n%s\n", s->meaning);
+        return;
+    }
+    if (s->of || s->initial)
+        snprintf(own, sizeof(own), " (%s%s%s%s%s%s%s)", s->of ? "--" : "", s->of ? s->of : "",
+                 s->of ? " " : "", s->of ? s->among : "", s->of && s->initial ? ", " : "",
+                 s->initial ? "default " : "", s->initial ? s->initial : "");
     int used = fprintf(to, "  --%s%s%s", s->key, *name ? " " : "", name);
     // Long choices leave the line to themselves.
     if (used > OPTION_COLUMN - 2) {
         fputc('\n', to);
         used = 0;
     }
-    fprintf(to, "%*s%s%s\n", OPTION_COLUMN - used, "", s->meaning, notes);
+    fprintf(to, "%*s%s%s\n", OPTION_COLUMN - used, "", s->meaning, notes ? notes : own);
 }

@@ -35,7 +35,8 @@ iso_status option_take(option_list *list, char part, int argc, char **argv, int 
 // ISO_ERR_ARG for an option that is not in the list, with the one that is spelt most like it.
 iso_status option_refuse(const option_list *list, const char *argument);
 
-// Prints a setting of a help; notes may be empty.
+// Prints a setting of a help, or a heading. notes: behind its meaning; NULL: on what it depends,
+// and its default.
 void option_print(const iso_setting *setting, const char *notes, FILE *to);
 
 #endif

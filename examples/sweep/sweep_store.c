@@ -90,20 +90,11 @@ void sweep_store_describe(const sweep *self, int run, iso_json_log *log) {
 
 static size_t line_length(const char *text) { return strcspn(text, "\n"); }
 
-// The line of a text of settings that begins as this one does, up to its first blank; NULL: none.
-static const char *same_setting(const char *text, const char *line) {
-    size_t name = strcspn(line, " ") + 1;
-    while (*text && strncmp(text, line, name) != 0) {
-        text += line_length(text);
-        text += *text == '\n';
-    }
-    return *text ? text : NULL;
-}
-
 // The line of ranks, which is the last, begins with their number.
 static const char *same_line(const char *text, const char *line, char room[TRAIN_LINE_ROOM]) {
     const char *last = strrchr(text, '-');
-    if (line[0] == '-') return train_setting_default_line(text, same_setting(text, line), room);
+    if (line[0] == '-')
+        return train_setting_default_line(text, train_options_line(text, line), room);
     return last ? last + line_length(last) + 1 : NULL;
 }
 

@@ -11,24 +11,16 @@
 // ---- The list of options ------------------------------------------------------------------------
 // Those of the table, then settings of strategies.
 
-static const char *sync_names(void) {
-    static char names[40 * (ISO_STRATEGIES_MAX + 16)];
-    size_t used = 0;
-    for (int i = 0; i < iso_strategy_count() && used < sizeof(names); i++)
-        used += (size_t)snprintf(names + used, sizeof(names) - used, "%s%s", i > 0 ? "|" : "",
-                                 iso_strategy_at(i)->name);
-    return names;
-}
-
 static void list_options(option_list *list) {
     static iso_setting sync; // with the strategies that there are now
+    static char names[40 * (ISO_STRATEGIES_MAX + 16)];
     const iso_setting *s;
     memset(list, 0, sizeof(*list));
     for (int i = 0; i < train_option_count; i++) {
         s = &train_option_table[i].setting;
         bool is_sync = s->key && strcmp(s->key, "sync") == 0;
         if (is_sync) sync = *s;
-        if (is_sync) sync.choices = sync_names();
+        if (is_sync) sync.choices = train_setting_owners(NULL, NULL, names, sizeof(names));
         option_list_add(list, is_sync ? &sync : s, 1);
     }
     for (int i = 0; (s = train_setting_at(i)); i++) option_list_add(list, s, 1);
@@ -76,10 +68,8 @@ iso_status train_options_refuse(const char *name, const option_list *more) {
 static iso_status check_belongs(const option_list *list, int i, const train_options *out) {
     const iso_setting *s = list->item[i];
     if (i >= train_option_count || !s->of) return ISO_OK;
-    const char *chosen = *(const char *const *)field_of(list->item[find_key(list, s->of)], out);
-    if (iso_setting_among(chosen, s->among)) return ISO_OK;
-    return train_error(ISO_ERR_ARG, "--%s is of --%s %s, and this is %s", s->key, s->of, s->among,
-                       chosen);
+    return train_option_belongs(
+        s, *(const char *const *)field_of(list->item[find_key(list, s->of)], out));
 }
 
 // Of two options that say the same thing, the one in the later part of the command line holds.
@@ -139,15 +129,20 @@ static const char *value_text(const iso_setting *s, const void *field, char numb
     }
 }
 
-// Of the chosen --sync.
+// Of the chosen --sync; a number as it was understood, a choice as it was given.
 static const char *setting_text(const iso_setting *s, const train_options *values,
                                 char number[32]) {
-    int64_t integer = train_setting_integer(values, s->key);
-    double real = train_setting_number(values, s->key);
     const char *text = train_setting_text(values, s->key);
-    if (s->kind == ISO_SETTING_INTEGER) return value_text(s, &integer, number);
-    if (s->kind == ISO_SETTING_NUMBER) return value_text(s, &real, number);
-    return text ? text : "not given";
+    union {
+        int64_t integer;
+        double real;
+    } v;
+    iso_setting own = *s;
+    own.offset = 0;
+    if (!text) return "not given";
+    if (s->kind != ISO_SETTING_INTEGER && s->kind != ISO_SETTING_NUMBER) return text;
+    (void)option_set(&own, text, &v); // it was checked
+    return value_text(&own, &v, number);
 }
 
 void train_options_text(const train_options *values, bool settings, char *text, size_t room) {
@@ -173,18 +168,6 @@ void train_options_text(const train_options *values, bool settings, char *text, 
 
 // ---- Help ---------------------------------------------------------------------------------------
 
-static void print_option(const iso_setting *s, FILE *to) {
-    char notes[200] = "";
-    if (s->of || s->initial)
-        snprintf(notes, sizeof(notes), " (%s%s%s%s%s%s%s)", s->of ? "--" : "", s->of ? s->of : "",
-                 s->of ? " " : "", s->of ? s->among : "", s->of && s->initial ? ", " : "",
-                 s->initial ? "default " : "", s->initial ? s->initial : "");
-    option_print(s, notes, to);
-    for (int i = 0; strcmp(s->key, "sync") == 0 && i < iso_strategy_count(); i++)
-        fprintf(to, "%*s%s: %s\n", OPTION_COLUMN, "", iso_strategy_at(i)->name,
-                iso_strategy_at(i)->text);
-}
-
 // Whose it is, and its default; strategies that have another one are named.
 static void print_setting(const iso_setting *s, FILE *to) {
     char notes[500], owners[400];
@@ -208,12 +191,13 @@ void train_options_help(FILE *to) {
     list_options(&list);
     fputs("Trains a network data-parallel over MPI: mpirun -n RANKS train [OPTION]...\n", to);
     for (int i = 0; i < train_option_count; i++) {
-        if (list.item[i]->key)
-            print_option(list.item[i], to);
-        else
-            fprintf(to, "\n%s\n", list.item[i]->meaning);
-        for (int k = train_option_count;
-             (train_option_table[i].scope & TRAIN_STRATEGIES) && k < list.count; k++)
+        const iso_setting *s = list.item[i];
+        option_print(s, NULL, to);
+        for (int k = 0; s->key && strcmp(s->key, "sync") == 0 && k < iso_strategy_count(); k++)
+            fprintf(to, "%*s%s: %s\n", OPTION_COLUMN, "", iso_strategy_at(k)->name,
+                    iso_strategy_at(k)->text);
+        bool settings = train_option_table[i].scope & TRAIN_STRATEGIES;
+        for (int k = train_option_count; settings && k < list.count; k++)
             print_setting(list.item[k], to);
     }
 }

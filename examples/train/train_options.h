@@ -69,15 +69,16 @@ const iso_setting *train_setting_at(int i);
 const iso_setting *train_setting_named(const char *option);
 // The same as the strategy `sync` describes it; NULL: it has no such setting.
 const iso_setting *train_setting_of(const char *sync, const char *key);
-// "daso|localsgd|postlocal": who has it and takes this value (NULL: any).
+// "daso|localsgd|postlocal": who has it (key NULL: all) and takes this value (NULL: any).
 const char *train_setting_owners(const char *key, const char *value, char *text, size_t room);
-// Of the chosen --sync: what is given, or the default; without either, and where it has no such
-// setting, NULL, -1 and NaN.
+// Of the chosen --sync: what is given, or the default; NULL without either or such a setting.
 const char *train_setting_text(const train_options *options, const char *key);
-int64_t train_setting_integer(const train_options *options, const char *key);
-double train_setting_number(const train_options *options, const char *key);
+// ISO_ERR_ARG for an option that is not of what is chosen for the one that it depends on.
+iso_status train_option_belongs(const iso_setting *setting, const char *chosen);
 // Local. ISO_ERR_ARG for a setting that the chosen --sync does not have or take.
 iso_status train_settings_check(const train_options *options);
+// The line of a text of options that begins as this one, up to its first blank; NULL: none.
+const char *train_options_line(const char *text, const char *line);
 // The line of an option in a text of options; where that was not given and is a setting of the
 // text's --sync that has a default, a line with the default, in room.
 enum { TRAIN_LINE_ROOM = 80 };

@@ -4,7 +4,6 @@
 
 #include "train_error.h"
 
-#include <math.h>
 #include <string.h>
 
 // ---- What there is ------------------------------------------------------------------------------
@@ -56,8 +55,8 @@ const char *train_setting_owners(const char *key, const char *value, char *text,
     size_t used = 0;
     text[0] = 0;
     for (int i = 0; i < iso_strategy_count() && used < room; i++) {
-        const iso_setting *s = find_key(iso_strategy_at(i), key);
-        if (s && (!value || option_set(s, value, NULL) >= 0))
+        const iso_setting *s = key ? find_key(iso_strategy_at(i), key) : NULL;
+        if (!key || (s && (!value || option_set(s, value, NULL) >= 0)))
             used += (size_t)snprintf(text + used, room - used, "%s%s", used > 0 ? "|" : "",
                                      iso_strategy_at(i)->name);
     }
@@ -79,26 +78,10 @@ const char *train_setting_text(const train_options *o, const char *key) {
     return !s ? NULL : given ? given : s->initial;
 }
 
-int64_t train_setting_integer(const train_options *o, const char *key) {
-    const iso_setting *own = train_setting_of(o->sync, key);
-    const char *text = train_setting_text(o, key);
-    int64_t number = -1;
-    if (!text || own->kind != ISO_SETTING_INTEGER) return -1;
-    iso_setting s = *own;
-    s.offset = 0;
-    (void)option_set(&s, text, &number); // it was checked
-    return number;
-}
-
-double train_setting_number(const train_options *o, const char *key) {
-    const iso_setting *own = train_setting_of(o->sync, key);
-    const char *text = train_setting_text(o, key);
-    double number = NAN;
-    if (!text || own->kind != ISO_SETTING_NUMBER) return NAN;
-    iso_setting s = *own;
-    s.offset = 0;
-    (void)option_set(&s, text, &number);
-    return number;
+iso_status train_option_belongs(const iso_setting *s, const char *chosen) {
+    if (!s->of || (chosen && iso_setting_among(chosen, s->among))) return ISO_OK;
+    return train_error(ISO_ERR_ARG, "--%s is of --%s %s, and this is %s", s->key, s->of, s->among,
+                       chosen ? chosen : "not given");
 }
 
 // What this --sync does not take another one may.
@@ -116,10 +99,7 @@ static iso_status check_setting(const train_options *o, const char *key, const c
         return train_error(ISO_ERR_ARG, "--%s is of --sync %s, and this is %s", key,
                            train_setting_owners(key, NULL, owners, sizeof(owners)), o->sync);
     if (train_error_of_library(option_set(s, given, NULL)) < 0) return refuse_value(key, given);
-    const char *other = s->of ? train_setting_text(o, s->of) : NULL;
-    if (!s->of || (other && iso_setting_among(other, s->among))) return ISO_OK;
-    return train_error(ISO_ERR_ARG, "--%s is of --%s %s, and this is %s", key, s->of, s->among,
-                       other ? other : "not given");
+    return train_option_belongs(s, s->of ? train_setting_text(o, s->of) : NULL);
 }
 
 iso_status train_settings_check(const train_options *o) {
@@ -145,12 +125,19 @@ iso_status train_options_settings(const train_options *o, iso_settings *out) {
 
 // ---- Defaults in a text of options --------------------------------------------------------------
 
+const char *train_options_line(const char *text, const char *line) {
+    size_t name = strcspn(line, " ") + 1;
+    for (; *text; text += strcspn(text, "\n"), text += *text != 0)
+        if (strncmp(text, line, name) == 0) return text;
+    return NULL;
+}
+
 const char *train_setting_default_line(const char *text, const char *line,
                                        char room[TRAIN_LINE_ROOM]) {
     char key[TRAIN_LINE_ROOM] = "", sync[TRAIN_LINE_ROOM] = "";
     int length = 0;
-    const char *at = strncmp(text, "--sync ", 7) == 0 ? text - 1 : strstr(text, "\n--sync ");
-    if (!line || !at || sscanf(at + 1, "--sync %79s", sync) != 1) return line;
+    const char *at = train_options_line(text, "--sync ");
+    if (!line || !at || sscanf(at, "--sync %79s", sync) != 1) return line;
     if (sscanf(line, "--%79[^ \n] not given%n", key, &length) != 1 || length == 0) return line;
     const iso_setting *s = train_setting_of(sync, key);
     if (!s || !s->initial) return line;

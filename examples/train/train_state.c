@@ -65,14 +65,6 @@ static void list_option(char list[LIST_ROOM], const char *line) {
              (int)(absent || present ? name : all), line);
 }
 
-// The line of the same option; NULL: none.
-static const char *line_of(const char *text, const char *line) {
-    size_t name = strcspn(line, " ") + 1;
-    for (; *text; text += strcspn(text, "\n"), text += *text != 0)
-        if (strncmp(text, line, name) == 0) return text;
-    return NULL;
-}
-
 static size_t compared_length(const char *line) {
     size_t all = strcspn(line, "\n");
     const char *from = strstr(line, FROM);
@@ -94,7 +86,7 @@ static bool is_line(const char *line, const char *option) {
 // Of the optimizer that the text names.
 static bool optimizer_of(const char *text, iso_optimizer_kind *out) {
     char name[TRAIN_LINE_ROOM];
-    const char *line = line_of(text, "--optimizer ");
+    const char *line = train_options_line(text, "--optimizer ");
     if (!line) return false;
     line += strlen("--optimizer ");
     snprintf(name, sizeof(name), "%.*s", (int)strcspn(line, "\n"), line);
@@ -122,10 +114,11 @@ static const char *with_default(const char *text, const char *line, char room[TR
 // ---- What may differ ----------------------------------------------------------------------------
 
 // How gradients travel is nothing that a run must keep, unless the way has a memory (feedback) or
-// lets parameters drift apart (noop). Of daso it is the form of what was under way.
+// lets parameters drift apart (noop). Of parameters it is the form of what was under way.
 static const char *free_wire(const train_run *run, const char *line) {
     static const char *const lines[] = {"--wire f32", "--wire bf16", "--wire f16"};
-    if (strcmp(run->options->sync, "daso") == 0) return NULL;
+    const iso_strategy *strategy;
+    if (iso_strategy_find(run->options->sync, &strategy) < 0 || strategy->f32_only) return NULL;
     for (int i = 0; i < 3; i++)
         if (is_line(line, lines[i])) return lines[i] + strlen("--wire ");
     return NULL;
@@ -133,10 +126,10 @@ static const char *free_wire(const train_run *run, const char *line) {
 
 static iso_status compare(train_run *run, const char *saved, const char *here) {
     char before[LIST_ROOM] = "", now[LIST_ROOM] = "";
-    const char *old_sync = line_of(saved, "--sync ");
-    bool other_sync = old_sync && !same_option(old_sync, line_of(here, "--sync "));
+    const char *old_sync = train_options_line(saved, "--sync ");
+    bool other_sync = old_sync && !same_option(old_sync, train_options_line(here, "--sync "));
     for (const char *line = here, *end; (end = strchr(line, '\n')); line = end + 1) {
-        const char *old = line_of(saved, line); // none: an option that there was not yet
+        const char *old = train_options_line(saved, line); // none: an option that there was not yet
         if (!old || same_option(old, line) || (other_sync && train_setting_named(line))) continue;
         char old_room[TRAIN_LINE_ROOM], room[TRAIN_LINE_ROOM];
         const char *old_value = with_default(saved, old, old_room);
