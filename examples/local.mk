@@ -2,6 +2,7 @@
 # Programs; they see public headers only, and are installed with the prefix iso-. In a build tree they are in bin/.
 EXAMPLE_CPPFLAGS = $(PUBLIC_CPPFLAGS) -I$(top_srcdir)/examples
 EXAMPLE_SUPPORT = \
+    examples/support/try.h \
     examples/support/usage.c \
     examples/support/usage.h \
     examples/support/watch.c \

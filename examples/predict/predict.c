@@ -3,6 +3,7 @@
 // MPI launcher.
 #include "support/models.h"
 #include "support/option_reader.h"
+#include "support/try.h"
 #include "support/usage.h"
 
 #include <errno.h>
@@ -37,11 +38,6 @@ typedef struct prediction {
     int order[LARGEST_TOP];     // of an image: its classes by falling logit
 } prediction;
 
-#define TRY(expr)                                                                                  \
-    do {                                                                                           \
-        iso_status try_status_ = (expr);                                                           \
-        if (try_status_ < 0) return try_status_;                                                   \
-    } while (0)
 #define FAIL(code, ...) return iso_error_set((code), __VA_ARGS__)
 
 // ---- Options ------------------------------------------------------------------------------------

@@ -1,18 +1,13 @@
 // SPDX-License-Identifier: MIT
 // Builds ResNet-18 (He et al., CVPR 2016) with torchvision's structure, names and initial values.
 #include "models.h"
+#include "try.h"
 
 // What every part of the network is built with.
 typedef struct builder {
     iso_device *device;
     iso_rng *rng;
 } builder;
-
-#define TRY(expr)                                                                                  \
-    do {                                                                                           \
-        iso_status try_status_ = (expr);                                                           \
-        if (try_status_ < 0) return try_status_;                                                   \
-    } while (0)
 
 // ---- Layers -------------------------------------------------------------------------------------
 

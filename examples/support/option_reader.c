@@ -2,6 +2,7 @@
 // Reads options of a command line as a list of settings describes them.
 #include "option_reader.h"
 
+#include "try.h"
 #include "usage.h"
 
 #include <isotherm.h>
@@ -10,11 +11,6 @@
 
 enum { NAME_ROOM = 64 }; // for the longest name of an option
 
-#define TRY(expr)                                                                                  \
-    do {                                                                                           \
-        iso_status try_status_ = (expr);                                                           \
-        if (try_status_ < 0) return try_status_;                                                   \
-    } while (0)
 #define FAIL(...) return iso_error_set(ISO_ERR_ARG, __VA_ARGS__)
 
 // ---- The list -----------------------------------------------------------------------------------

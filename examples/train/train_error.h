@@ -4,15 +4,9 @@
 #ifndef EXAMPLES_TRAIN_ERROR_H
 #define EXAMPLES_TRAIN_ERROR_H
 
-#include <isotherm/status.h>
-#include <stddef.h>
+#include "support/try.h"
 
-// Forwards an error of the library or of this program; ISO_PENDING passes as success.
-#define TRY(expr)                                                                                  \
-    do {                                                                                           \
-        iso_status try_status_ = (expr);                                                           \
-        if (try_status_ < 0) return try_status_;                                                   \
-    } while (0)
+#include <stddef.h>
 
 // Records the program's own sentence about an error and returns code.
 iso_status train_error(iso_status code, const char *format, ...)
