@@ -118,4 +118,13 @@ for page in README.md docs/sync-modes.md; do
     done | result "the code of $page stands in an example"
 done
 
+# What is left of an example without comments and without what it prints about itself.
+bare() { # file
+    sed 's/mnist-daso/mnist/g; s/ *\/\/.*//; /^ *"/d; /^ *$/d' "$1"
+}
+bare examples/mnist.c >"$work/mnist"
+bare examples/mnist_daso.c >"$work/mnist_daso"
+diff "$work/mnist" "$work/mnist_daso" | grep '^[<>]' | grep -v '^> .*daso' |
+    result "mnist_daso.c differs from mnist.c by DASO alone"
+
 echo "1..$(wc -l <"$work/results")"

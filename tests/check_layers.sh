@@ -100,7 +100,7 @@ grep -E '^(include|src|optim|examples)/[^:]*:[0-9]+:(isotherm\.h|tests/|common/|
     "$work/includes" | grep -v '^examples/.*:isotherm\.h$' |
     rule "the library includes no umbrella header, nothing of tests or examples, and no ../"
 
-grep -E '^examples/.*:(src|base|device|tensor|nn|comm|parallel|data|io|optim)/' "$work/includes" |
+grep -E '^examples/.*:(src|base|device|tensor|nn|comm|exchange|parallel|data|io|optim)/' "$work/includes" |
     rule "examples use public headers only"
 
 grep -E '^(src/(exchange/|parallel/reducer/)|include/isotherm/reducer)[^:]*:[0-9]+:(nn/|isotherm/(nn|parallel)\.h)' \
@@ -115,7 +115,7 @@ grep -E '^(src|optim)/[^:]*:[0-9]+:comm/' "$work/includes" | grep -v '^src/comm/
 grep -E ':parallel/reducer/' "$work/includes" | grep -vE '^(src/parallel/reducer/|tests/)' |
     grep -v ':parallel/reducer/reducer_calls\.h$' | rule "outside its folder, a reducer is asked by named calls"
 
-grep -E '^optim/[^:]*:[0-9]+:(comm/|parallel/|isotherm/(comm|reducer|parallel)\.h)' "$work/includes" |
+grep -E '^optim/[^:]*:[0-9]+:(comm/|exchange/|parallel/|isotherm/(comm|reducer|parallel)\.h)' "$work/includes" |
     grep -vE '^optim/(dp_|strategy|periodic/(daso|periodic)|resume/resume)' |
     rule "in optim, only dp_*, daso*, periodic*, resume* and strategy* know communication"
 

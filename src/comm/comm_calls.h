@@ -45,6 +45,15 @@ iso_status iso__comm_create_node(iso_comm *comm, iso_scope unit, bool long_reque
 iso_status iso__request_finish(iso_request **request, int64_t *done_ns);
 iso_status iso__request_test(iso_request **request, int64_t *done_ns); // like iso_request_test
 
+// ---- Comparison of collectives (debug.c) -----------------------------------------------------------
+
+// Collective over comm, in the order in which the ranks call collectives on it. Does nothing unless
+// ISO_DEBUG=detail. The line, as printf makes it, says all in which ranks must agree, as "a sum of
+// 3 f64 numbers". ISO_ERR_MISMATCH on every rank, naming the first rank with another line and both
+// lines; ISO_ERR_TIMEOUT where ranks do not come, naming them.
+iso_status iso__debug_match(iso_comm *comm, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+
 // ---- Further non-blocking collectives (exchange.c), waited for like an all-reduce -----------------
 
 // Collective. Block b of `send` goes to rank b; block b of `recv` came from rank b. Blocks are

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Private to the library: ISO_DEBUG=detail compares every collective of all ranks before it starts.
+// Private to src/comm: ISO_DEBUG=detail compares every collective of all ranks before it starts.
 //
 // Each rank tells rank 0 of the communicator, in one line, what it is about to call; rank 0 answers
 // everybody. So ranks run in step, and a program that is wrong gets a sentence instead of wrong
@@ -7,16 +7,7 @@
 #ifndef ISO_COMM_DEBUG_H
 #define ISO_COMM_DEBUG_H
 
-#include "base/base.h"
-
-#include <isotherm/comm.h>
-
-// Collective over comm, in the order in which the ranks call collectives on it. Does nothing unless
-// ISO_DEBUG=detail. The line, as printf makes it, says all in which ranks must agree, as "a sum of
-// 3 f64 numbers". ISO_ERR_MISMATCH on every rank, naming the first rank with another line and both
-// lines; ISO_ERR_TIMEOUT where ranks do not come, naming them.
-iso_status iso__debug_match(iso_comm *comm, const char *format, ...)
-    __attribute__((format(printf, 2, 3)));
+#include "comm/comm_calls.h"
 
 // Of comm.c. Before the barrier over mpi with which a communicator begins, each rank says that it
 // comes; after it, name_missing gives the barrier's status or, where it timed out, the ranks that

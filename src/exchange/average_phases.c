@@ -6,7 +6,6 @@
 #include "exchange/wire.h"
 
 #include "comm/comm_calls.h"
-#include "comm/debug.h"
 #include "comm/traffic.h"
 
 #include <math.h>

@@ -1,7 +1,8 @@
 ## SPDX-License-Identifier: MIT
 # Tests of the CUDA device: "make check-gpu". Part of "make check" too, where they are skipped without a GPU.
 GPU_TESTS =
-GPU_SHELL_TESTS = tests/gpu/check_gpu_train.sh
+# The rules on circles of files see NCCL's files only where they are built.
+GPU_SHELL_TESTS = tests/gpu/check_gpu_train.sh tests/check_layers.sh
 GPU_HELPED_BY =
 if ISO_HAVE_CUDA
 GPU_TESTS += tests/gpu/cuda_bias.unit

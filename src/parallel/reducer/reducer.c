@@ -332,7 +332,7 @@ void iso_reducer_get_stats(const iso_reducer *r, iso_reducer_stats *out) {
                                .exchanges = r->exchanged.exchanges,
                                .bytes_sent = r->exchanged.traffic.bytes_sent,
                                .bytes_between_nodes = r->exchanged.traffic.bytes_between_nodes};
-    for (int b = 0; !r->coder.hook.silent && b < r->layout.bucket_count; b++)
+    for (int b = 0; r->exchanges && b < r->layout.bucket_count; b++)
         if (!r->layout.bucket[b].local)
             stats.bytes_per_step += iso__coder_wire_bytes(&r->coder, &r->layout.bucket[b]);
     iso__planner_add_stats(r->planner, &stats);

@@ -171,10 +171,10 @@ static void log_buckets(const iso_reducer *r) { // on rank 0
 
 // A communicator of its own: no exchange of others can come between those of one list.
 static iso_status meet_ranks(iso_reducer *r, iso_comm *comm, const iso_reducer_config *config) {
-    bool exchanges = config->sync != ISO_SYNC_NONE && !hook_of(config)->silent;
+    r->exchanges = config->sync != ISO_SYNC_NONE && !hook_of(config)->silent;
     ISO_TRY(iso__comm_create_like(comm, iso_comm_mpi(comm), false, &r->world));
     ISO_TRY(iso__comm_locate(r->world));
-    return iso__scopes_create(r->world, config->device, hook_of(config), exchanges, &r->scopes);
+    return iso__scopes_create(r->world, config->device, hook_of(config), r->exchanges, &r->scopes);
 }
 
 // A rank that failed alone would leave the others waiting in what follows.

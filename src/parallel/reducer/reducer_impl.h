@@ -22,6 +22,7 @@ struct iso_reducer {
     iso_scope scope;           // in force
     iso__transport *transport; // of that scope
     iso_sync sync;
+    bool exchanges;   // false: nothing travels, with ISO_SYNC_NONE as with a silent hook
     int only;         // iso_reducer_set_apply's, or negative
     bool owned;       // an owner closes every backward: a step without a list is a mistake
     bool in_backward; // of that owner, who has not closed it yet

@@ -2,7 +2,7 @@
 // A list of gradients: they become ready, their buckets leave, come back, and are updated.
 #include "parallel/reducer/round.h"
 
-#include "comm/debug.h"
+#include "comm/comm_calls.h"
 
 #include <isotherm/trace.h>
 
