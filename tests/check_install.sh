@@ -127,11 +127,11 @@ else
 fi
 
 # Of the objects that are in the shared library a static one is made; its users link what isotherm.pc lists.
+# shellcheck disable=SC2046,SC2086  # several words
 link_static() {
     mkdir static && ln -s "$build/.libs/libiso_core.a" static/libisotherm.a &&
         static_libs=$(pkg-config --static --libs isotherm | sed "s|-L[^ ]*/home/isotherm/[^ ]*|-L$work/static|") &&
         echo "$static_libs" &&
-        # shellcheck disable=SC2046,SC2086  # several words
         "$cc" program.c -o program-static $(pkg-config --cflags isotherm) $static_libs
 }
 result "pkg-config --static lists all that a static library needs" link_static

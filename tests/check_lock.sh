@@ -178,7 +178,7 @@ LD_PRELOAD=$PWD/ahead.so timeout -k 5 60 "$train" --data images --model mlp --qu
 result $? "a fresh lock holds where the clocks of host and file system differ"
 
 good=0
-for round in 1 2 3; do
+for _ in 1 2 3; do
     foreign '2 minutes ago'
     for taker in 1 2 3 4; do
         timeout -k 5 60 "$train" --data images --model mlp --quiet --steps 300 --checkpoint c --overwrite \

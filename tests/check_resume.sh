@@ -181,7 +181,7 @@ refused "another element type" 'saved with --dtype f32, and this run has --dtype
 refused "another optimizer" 'saved with --optimizer adam, and this run has --optimizer sgd: resume' 2 "$@" \
     --optimizer sgd
 refused "another way to synchronise" 'saved with --sync lazy, and this run has --sync daso: resume' 2 "$@" --sync daso
-data=more
+data="more"
 refused "other data" \
     'with --data of 400 images .* from images, and this run has --data of 408 images .* from more: resume' 2 "$@"
 data=images

@@ -7,7 +7,7 @@
 #        PYTHON and PEER_ENV: see compare_common.sh
 set -eu
 
-# shellcheck source=compare_common.sh
+# shellcheck source-path=SCRIPTDIR source=compare_common.sh
 . "$(dirname "$0")/compare_common.sh"
 turns=${1:-3}
 steps=${2:-40}

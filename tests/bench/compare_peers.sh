@@ -6,7 +6,7 @@
 # PEER_ENV: see compare_common.sh.
 set -eu
 
-# shellcheck source=compare_common.sh
+# shellcheck source-path=SCRIPTDIR source=compare_common.sh
 . "$(dirname "$0")/compare_common.sh"
 pairs=${1:-5}
 
