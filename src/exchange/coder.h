@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Private to src/exchange and src/parallel: what a communication hook makes of buckets, and the
-// memory that it needs for that.
+// Private to src/exchange and src/parallel/reducer: what a communication hook makes of buckets, and
+// the memory that it needs for that.
 #ifndef ISO_CODER_H
 #define ISO_CODER_H
 

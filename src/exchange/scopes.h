@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Private to src/exchange and src/parallel: over whom gradients are averaged, and which transport
-// serves that.
+// Private to src/exchange, src/parallel/reducer and DASO, which names scopes: over whom gradients
+// are averaged, and which transport serves that.
 #ifndef ISO_SCOPES_H
 #define ISO_SCOPES_H
 

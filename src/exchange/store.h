@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Private to src/exchange and src/parallel: the memory in which gradients are written and travel.
+// Private to src/exchange and src/parallel/reducer: the memory in which gradients are written and
+// travel.
 #ifndef ISO_STORE_H
 #define ISO_STORE_H
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Private to src/exchange and src/parallel: how a bucket of gradients gets from "ready on this
-// rank" to "the sum over the ranks is here".
+// Private to src/exchange and src/parallel/reducer: how a bucket of gradients gets from "ready on
+// this rank" to "the sum over the ranks is here".
 //
 // A transport serves one scope. Every way to travel is a table of the same calls, and whoever posts
 // does not know which one it is. A bucket is posted, arrives, and may then be posted again. Between
@@ -89,9 +89,11 @@ struct iso__transport {
     const iso__transport_ops *ops;
     bool in_order;            // all ranks post in the order of the buckets
     bool launches;            // arrive() enters work into a device's queue
-    bool travels;             // between ranks
+    bool travels;             // between ranks; false where nothing leaves the rank
     bool shared_memory, nccl; // for statistics: how sums are made
-    const size_t *wire_bytes; // [buckets] of what goes through the host or the GPUs' link
+    // [buckets] of what goes through the host or the GPUs' link. Required, also where nothing
+    // travels: statistics and the plan read it.
+    const size_t *wire_bytes;
 };
 
 static inline iso_status iso__transport_advance(iso__transport *t) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Private to src/parallel: floats to and from the element type that travels, in one pass each with
+// Private to src/exchange: floats to and from the element type that travels, in one pass each with
 // the arithmetic around it. The bits depend neither on the instruction set nor on the machine.
 //
 // Rounding is to nearest, ties to even; NaN stays NaN; what is too large for f16 becomes infinite.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Private to nn: what layers share with the base of all modules.
+// Private to src/nn, src/parallel and optim/resume: what layers share with the base of all modules.
 #ifndef ISO_NN_IMPL_H
 #define ISO_NN_IMPL_H
 

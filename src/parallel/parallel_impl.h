@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Private to src/parallel and optim/dp_optimizer.
+// Private to src/parallel, optim/dp_optimizer, optim/periodic and optim/resume:
+// what of a data-parallel module its public header does not offer.
 #ifndef ISO_PARALLEL_IMPL_H
 #define ISO_PARALLEL_IMPL_H
 

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: MIT
-// Private to src/parallel: in which order parts of buckets leave.
+// Private to the reducer: in which order parts of buckets leave.
 //
-// What the next forward needs first is ready last. Given when each bucket becomes ready and when it
-// is needed, and how fast the wire is, the plan sends at any moment the ready part that is needed
-// earliest (preemptive earliest-deadline-first on one machine with release times, which minimises
-// the largest lateness: Horn 1974). It is computed once, on one rank, and then the same for all.
+// Backward finishes the first layer's gradient last, though the next forward needs it first. Given
+// when each bucket becomes ready and when it is needed, and how fast the wire is, the plan sends at
+// any moment the ready part that is needed earliest (preemptive earliest-deadline-first on one
+// machine with release times, which minimises the largest lateness: Horn 1974). It is computed
+// once, on one rank, and then the same for all.
 #ifndef ISO_PLAN_H
 #define ISO_PLAN_H
 
