@@ -141,6 +141,7 @@ contains
         type(iso_reducer_stats) :: stats
         integer(c_size_t), target :: sizes(2) = [768, 65536]
         character(:), allocatable :: text
+        real(c_double) :: sum
         params = list(m)
         params(1)%local = .true.
         config%sync = ISO_SYNC_EXPLICIT
@@ -149,12 +150,16 @@ contains
         config%average = ISO_AVERAGE_SUM
         config%bucket_list = c_loc(sizes)
         config%bucket_list_count = size(sizes)
+        config%sums = 2
         call check(iso_comm_hook_parse('bf16 ', config%hook))
         call check(iso_reducer_create(comm, params, names, reducer, config))
         call iso_reducer_get_stats(reducer, stats)
         call expect(stats%bytes_per_step == 2 * hidden + 8 * hidden, 'bf16, and local is local')
         call give(reducer, dble(rank + 1))
+        call check(iso_reducer_add_sum(reducer, 2, rank + 1d0))
         call check(iso_reducer_all_reduce(reducer))
+        call check(iso_reducer_get_sum(reducer, 2, sum))
+        call expect(abs(sum - ranks * (ranks + 1) / 2d0) < 1d-12, 'numbers are summed')
         call give(reducer, dble(rank + 1))
         call check(iso_reducer_grad_ready(reducer, 3))
         call check(iso_reducer_all_reduce(reducer))

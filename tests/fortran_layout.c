@@ -44,6 +44,7 @@ static struct {
     FIELD(iso_reducer_config, bucket_list),
     FIELD(iso_reducer_config, bucket_list_count),
     FIELD(iso_reducer_config, piece_bytes),
+    FIELD(iso_reducer_config, sums),
     SIZE(iso_reducer_stats),
     FIELD(iso_reducer_stats, steps),
     FIELD(iso_reducer_stats, bucket_count),

@@ -99,6 +99,7 @@ contains
         call field('iso_reducer_config.bucket_list_count', c_loc(config), &
             c_loc(config%bucket_list_count))
         call field('iso_reducer_config.piece_bytes', c_loc(config), c_loc(config%piece_bytes))
+        call field('iso_reducer_config.sums', c_loc(config), c_loc(config%sums))
     end subroutine
 
     subroutine check_stats()

@@ -7,7 +7,7 @@
 !       $(pkg-config --cflags --libs isotherm)
 !
 ! Names, components, defaults and constants are those of C. The differences:
-! - Indices of parameters, pieces, buckets and elements start at 1. Layers, ranks and ids of
+! - Indices of parameters, pieces, buckets, sums and elements start at 1. Layers, ranks and ids of
 !   appliers have the same numbers as in C. Messages of the library count from 0.
 ! - A C function that returns iso_status is a function with that result; < 0 is an error.
 ! - Optional arguments come last. Without a config all settings have their defaults.
@@ -100,6 +100,7 @@ module isotherm
         type(c_ptr) :: bucket_list = c_null_ptr ! c_loc of an integer(c_size_t) array
         integer(c_int) :: bucket_list_count = 0
         integer(c_size_t) :: piece_bytes = 0
+        integer(c_int) :: sums = 0
     end type
 
     type, bind(c), public :: iso_reducer_stats
@@ -206,6 +207,7 @@ module isotherm
         iso_reducer_piece_ready, iso_reducer_step, iso_reducer_param_needed, &
         iso_reducer_piece_needed, iso_reducer_finish, iso_reducer_all_reduce, &
         iso_reducer_zero_grad, iso_reducer_poll, iso_reducer_set_weight, iso_reducer_shadow, &
+        iso_reducer_add_sum, iso_reducer_get_sum, &
         iso_reducer_get_stats, iso_reducer_bucket_text, iso_reducer_get_bucket_stats, &
         iso_reducer_measure_exchange
 
@@ -339,6 +341,20 @@ module isotherm
             import
             type(c_ptr), value :: reducer
             real(c_double), value :: weight, total
+        end function
+        integer(c_int) function c_add_sum(reducer, k, value) &
+                bind(c, name='iso_reducer_add_sum')
+            import
+            type(c_ptr), value :: reducer
+            integer(c_int), value :: k
+            real(c_double), value :: value
+        end function
+        integer(c_int) function c_get_sum(reducer, k, sum) &
+                bind(c, name='iso_reducer_get_sum')
+            import
+            type(c_ptr), value :: reducer
+            integer(c_int), value :: k
+            real(c_double), intent(inout) :: sum
         end function
         subroutine c_get_stats(reducer, stats) bind(c, name='iso_reducer_get_stats')
             import
@@ -601,6 +617,20 @@ contains
     integer(c_int) function iso_reducer_shadow(reducer) result(status)
         type(iso_reducer), intent(in) :: reducer
         status = c_shadow(reducer%engine%handle)
+    end function
+
+    integer(c_int) function iso_reducer_add_sum(reducer, k, value) result(status)
+        type(iso_reducer), intent(in) :: reducer
+        integer, intent(in) :: k
+        real(c_double), intent(in) :: value
+        status = c_add_sum(reducer%engine%handle, int(k - 1, c_int), value)
+    end function
+
+    integer(c_int) function iso_reducer_get_sum(reducer, k, sum) result(status)
+        type(iso_reducer), intent(in) :: reducer
+        integer, intent(in) :: k
+        real(c_double), intent(inout) :: sum
+        status = c_get_sum(reducer%engine%handle, int(k - 1, c_int), sum)
     end function
 
     subroutine iso_reducer_get_stats(reducer, stats)

@@ -113,7 +113,11 @@ typedef struct iso_reducer_config {
     // Parameters with a row and at least two pieces of this size are exchanged and updated piece by
     // piece. That leaves less to do when the last piece arrives. 0: never.
     size_t piece_bytes;
+    // So many numbers of the program are summed over the ranks in each exchange, see
+    // iso_reducer_add_sum; at most ISO_REDUCER_MOST_SUMS.
+    int sums;
 } iso_reducer_config;
+#define ISO_REDUCER_MOST_SUMS 64
 
 // Collective over comm. config NULL: all zero, i.e. lazy, one bucket per layer, and an error for
 // parameters without a gradient. Checks that all ranks list the same parameters: if not,
@@ -201,6 +205,23 @@ iso_status iso_reducer_all_reduce(iso_reducer *reducer);
 void iso_reducer_zero_grad(iso_reducer *reducer);
 // In poll mode, drives progress. Call it between layers.
 void iso_reducer_poll(iso_reducer *reducer);
+
+// ---- Sums that ride with the gradients ----------------------------------------------------------------
+//
+// A blocking reduction of the program itself (MPI_Allreduce of a loss, iso_comm_allreduce_f64)
+// after a lazy step waits behind all gradients that are under way, although it is short: the step
+// is no longer lazy. These sums instead travel with the bucket that the next forward needs first,
+// behind its gradients, and cost no message. On devices, and with a hook that converts, they are
+// one short message of their own, for which no gradient waits.
+
+// Local. Adds this rank's value to sum k (0 to config.sums - 1) of the next exchange, if the last
+// gradient has not been reported yet; e.g. the loss, before backward.
+iso_status iso_reducer_add_sum(iso_reducer *reducer, int k, double value);
+// Sum k of the latest exchange, over the ranks over which gradients are averaged; 0 before the
+// first. It is neither averaged nor weighted, rounded once, and the same on all of these ranks.
+// Waits as iso_reducer_param_needed does, for the bucket that is needed first: after the next
+// forward's first parameter, or later, it costs nothing.
+iso_status iso_reducer_get_sum(iso_reducer *reducer, int k, double *sum);
 
 // ---- Uneven inputs (see join.h) ---------------------------------------------------------------------
 

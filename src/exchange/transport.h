@@ -15,7 +15,8 @@ typedef struct iso__bucket {
     const char *label; // by reference: what traces and time-outs name
     size_t offset, bytes;
     iso_dtype dtype;
-    bool local; // never posted to a transport between ranks
+    bool local;  // never posted to a transport between ranks
+    size_t tail; // at its end so many bytes are no gradients: summed, but multiplied by nothing
 } iso__bucket;
 
 typedef struct iso__buckets {

@@ -48,7 +48,8 @@ static iso_status prepare_bucket(host *self, int i, double before) {
     const iso__bucket *b = &self->with.buckets->item[i];
     const iso__coder *coder = self->with.coder;
     bool converts = iso__coder_converts(coder, b);
-    if (!converts) iso__store_scale_arena(self->with.store, b->offset, b->bytes, b->dtype, before);
+    if (!converts)
+        iso__store_scale_arena(self->with.store, b->offset, b->bytes - b->tail, b->dtype, before);
     if (!converts || coder->off) return ISO_OK;
     self->parcel[i].coded = true;
     return iso__coder_encode(coder, i, b, self->with.store->arena + b->offset, before);
@@ -140,7 +141,7 @@ static iso_status arrive_bucket(iso__transport *t, int i, const iso__idle *idle,
         *left = p->left;
         return ISO_OK;
     }
-    iso__store_scale_arena(self->with.store, b->offset, b->bytes, b->dtype, p->left);
+    iso__store_scale_arena(self->with.store, b->offset, b->bytes - b->tail, b->dtype, p->left);
     p->left = 1;
     return ISO_OK;
 }

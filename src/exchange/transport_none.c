@@ -33,7 +33,7 @@ static iso_status arrive_here(iso__transport *t, int i, const iso__idle *idle, d
         *left = self->left[i];
         return ISO_OK;
     }
-    ISO_TRY(iso__store_scale(self->store, b->offset, b->bytes, b->dtype, self->left[i]));
+    ISO_TRY(iso__store_scale(self->store, b->offset, b->bytes - b->tail, b->dtype, self->left[i]));
     self->left[i] = 1;
     return ISO_OK;
 }

@@ -23,6 +23,7 @@ libiso_core_la_SOURCES += \
     src/parallel/reducer/factors.h \
     src/parallel/reducer/layout.c \
     src/parallel/reducer/layout.h \
+    src/parallel/reducer/layout_ask.c \
     src/parallel/reducer/measure.c \
     src/parallel/reducer/plan.c \
     src/parallel/reducer/plan.h \
@@ -33,4 +34,6 @@ libiso_core_la_SOURCES += \
     src/parallel/reducer/reducer_create.c \
     src/parallel/reducer/reducer_impl.h \
     src/parallel/reducer/round.c \
-    src/parallel/reducer/round.h
+    src/parallel/reducer/round.h \
+    src/parallel/reducer/sums.c \
+    src/parallel/reducer/sums.h

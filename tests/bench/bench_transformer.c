@@ -24,21 +24,25 @@ static const char usage[] =
     "  --pace MS         a step sleeps so long in place of computing\n"
     "  --blocks N        turns of each mode (6), --steps N timed steps in each (20)\n"
     "  --rate MBIT       of a host's link: prints what a step takes of the bytes at that rate\n"
+    "  --loss HOW        its sum over ranks in each step: off, call (a blocking reduction), ride "
+    "(off)\n"
     "  --modes LIST      of compute, blocking, reverse, need (all)\n"
     "  --samples FILE    writes each time that was taken\n"
     "  --buckets         prints the times of buckets, --trace FILE those of 4 steps (both: need)\n"
     "  --progress MODE   auto, off, poll or thread (auto)\n";
 
 enum { COMPUTE, BLOCKING, REVERSE, NEED, MODES };
+enum { LOSS_OFF, LOSS_CALL, LOSS_RIDE, LOSSES };
 enum { LENGTH = 64, WARM = 4, FIRST_WARM = 12, TRACED = 4, MOST_TOKENS = 1 << 20 };
 static const char *const mode_name[MODES] = {"compute", "blocking", "reverse", "need"};
+static const char *const loss_name[LOSSES] = {"off", "call", "ride"};
 
 typedef struct options {
     net_shape shape;
     bool by_block, buckets, wanted[MODES];
     size_t bucket_bytes;
     double pace, rate;
-    int blocks, steps;
+    int blocks, steps, loss;
     const char *samples, *trace, *progress;
 } options;
 
@@ -49,6 +53,7 @@ typedef struct runner {
     double forward_ms, backward_ms; // of a paced step, for each element
     double *ms;
     int timed, step;
+    double loss; // the latest sum
 } runner;
 
 // ---- Options ----------------------------------------------------------------------------------------
@@ -64,6 +69,11 @@ static void choose_modes(options *o, char *text) {
     }
 }
 
+static void choose_loss(options *o, const char *text) {
+    while (o->loss < LOSSES && strcmp(text, loss_name[o->loss]) != 0) o->loss++;
+    if (o->loss == LOSSES) bench_usage(usage, "unknown way to sum the loss");
+}
+
 enum {
     TIED = 1000,
     BY_BLOCK,
@@ -75,7 +85,8 @@ enum {
     MODES_OF,
     SAMPLES,
     BUCKETS,
-    TRACE
+    TRACE,
+    LOSS
 };
 
 static bool parse_number(options *o, int c, const char *text) {
@@ -111,6 +122,8 @@ static void parse_word(options *o, int c, char *text) {
         o->buckets = true;
     else if (c == MODES_OF)
         choose_modes(o, text);
+    else if (c == LOSS)
+        choose_loss(o, text);
     else if (c == SAMPLES)
         o->samples = text;
     else if (c == TRACE)
@@ -133,6 +146,7 @@ static options parse(int argc, char **argv) {
                                           {"blocks", required_argument, NULL, BLOCKS},
                                           {"steps", required_argument, NULL, STEPS},
                                           {"rate", required_argument, NULL, RATE},
+                                          {"loss", required_argument, NULL, LOSS},
                                           {"modes", required_argument, NULL, MODES_OF},
                                           {"samples", required_argument, NULL, SAMPLES},
                                           {"buckets", no_argument, NULL, BUCKETS},
@@ -178,7 +192,8 @@ static void make_runner(runner *r, const options *o, iso_comm *comm, int mode) {
     iso_reducer_param param[NET_MOST_TENSORS];
     iso_reducer_config config = {.sync = sync[mode],
                                  .order = mode == REVERSE ? ISO_ORDER_REVERSE : ISO_ORDER_NEED,
-                                 .bucket_bytes = o->bucket_bytes};
+                                 .bucket_bytes = o->bucket_bytes,
+                                 .sums = o->loss == LOSS_RIDE ? 1 : 0};
     *r = (runner){.n = net_create(&o->shape, 1), .o = o};
     for (int i = 0; i < net_tensors(r->n); i++) {
         const net_tensor *t = net_tensor_of(r->n, i);
@@ -208,6 +223,13 @@ static void sleep_until(int64_t at_ns) {
     while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &at, NULL) != 0) continue;
 }
 
+// Asks for that of the step before, which is there.
+static void begin_loss(runner *r, double mine) {
+    if (r->o->loss != LOSS_RIDE) return;
+    bench_require(iso_reducer_get_sum(r->reducer, 0, &r->loss));
+    bench_require(iso_reducer_add_sum(r->reducer, 0, mine));
+}
+
 // Products take a third of their time forward; embeddings, a table of which some rows are read,
 // none.
 static int64_t share_of(const runner *r, int i, double of_step) {
@@ -222,6 +244,7 @@ static void paced_step(runner *r) {
         needed(r, i);
         sleep_until(iso_now() + share_of(r, i, 1. / 3));
     }
+    begin_loss(r, 1);
     int64_t at = iso_now();
     for (int i = net_tensors(r->n) - 1; i >= 0; i--) {
         sleep_until(at += share_of(r, i, 2. / 3));
@@ -239,16 +262,21 @@ static void draw_tokens(const options *o, unsigned seed, int *tokens) {
 static void step(runner *r, iso_comm *comm) {
     static int tokens[MOST_TOKENS];
     hyper now = {.rate = 1e-4, .step = ++r->step};
+    double mine;
     if (r->o->pace > 0) {
         paced_step(r);
+        mine = 1;
     } else {
         draw_tokens(r->o, (unsigned)(r->step * 1000 + iso_comm_rank(comm)), tokens);
-        net_forward(r->n, tokens, needed, r);
+        mine = net_forward(r->n, tokens, needed, r);
+        begin_loss(r, mine);
         iso_reducer_zero_grad(r->reducer);
         net_backward(r->n, tokens, ready, r);
     }
     iso_reducer_zero_grad(r->reducer);
     bench_require(iso_reducer_step(r->reducer, &now));
+    if (r->o->loss == LOSS_CALL) bench_require(iso_comm_allreduce_f64(comm, &mine, 1, ISO_SUM));
+    if (r->o->loss == LOSS_CALL) r->loss = mine;
 }
 
 static void run_turn(runner *r, const options *o, iso_comm *comm) {

@@ -55,7 +55,7 @@ static size_t lay_out(world *w) {
     for (int b = 0; b < BUCKETS; b++) {
         size_t bytes = elements_of[b] * iso_dtype_size(dtype_of[b]);
         bytes = (bytes + unit - 1) / unit * unit;
-        w->bucket[b] = (iso__bucket){label_of[b], offset, bytes, dtype_of[b], b == STAYS};
+        w->bucket[b] = (iso__bucket){label_of[b], offset, bytes, dtype_of[b], b == STAYS, 0};
         offset += bytes;
     }
     w->buckets = (iso__buckets){w->bucket, BUCKETS};

@@ -331,7 +331,7 @@ static void create_block(iso__layout *l, bool local) {
                                        .dtype = ISO_F32,
                                        .layer = layer[i],
                                        .local = local && i == 5};
-    cr_assert_eq(iso__layout_create(param, BLOCK, &(iso__bucket_sizes){0}, 0, 0, l), ISO_OK);
+    cr_assert_eq(iso__layout_create(param, BLOCK, &(iso__bucket_sizes){0}, 0, 0, 0, l), ISO_OK);
 }
 
 static void expect_buckets(const iso__layout *l, const int *bucket) {

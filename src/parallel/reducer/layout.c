@@ -369,6 +369,18 @@ static void lay_out(iso__layout *l, int bucket, int first, size_t *offset) {
                                       .local = slot->local};
 }
 
+// All pieces of a parameter travel: none follows behind the last bucket that does.
+static void add_tail(iso__layout *l) {
+    iso__bucket *b = &l->bucket[iso__layout_last(l)];
+    b->tail = l->tail * iso_dtype_size(b->dtype);
+    b->tail = (b->tail + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+    for (int i = 0; i < l->slot_count; i++)
+        if (l->slot[i].offset >= b->offset + b->bytes) l->slot[i].offset += b->tail;
+    for (iso__bucket *k = b + 1; k < l->bucket + l->bucket_count; k++) k->offset += b->tail;
+    b->bytes += b->tail;
+    l->bytes += b->tail;
+}
+
 iso_status iso__layout_assign(iso__layout *l, const iso__bucket_sizes *sizes) {
     size_t count = (size_t)l->slot_count, offset = 0;
     ISO_TRY(check_sizes(sizes));
@@ -380,6 +392,7 @@ iso_status iso__layout_assign(iso__layout *l, const iso__bucket_sizes *sizes) {
     for (int b = 0, next = 0; b < l->bucket_count; next = l->range[b++].last + 1)
         lay_out(l, b, next, &offset);
     l->bytes = offset;
+    if (l->tail > 0) add_tail(l);
     return ISO_OK;
 }
 
@@ -409,75 +422,24 @@ static bool is_contiguous(const iso__layout *l) {
 
 static iso_status create_with(const iso_reducer_param *params, int count,
                               const iso__bucket_sizes *sizes, size_t piece_bytes,
-                              size_t bucket_unit, iso__layout *out) {
-    *out = (iso__layout){.bucket_unit = bucket_unit};
+                              size_t bucket_unit, size_t tail, iso__layout *out) {
+    *out = (iso__layout){.bucket_unit = bucket_unit, .tail = tail};
     ISO_TRY(make_slots(out, params, count, piece_bytes));
     return iso__layout_assign(out, sizes);
 }
 
 iso_status iso__layout_create(const iso_reducer_param *params, int count,
                               const iso__bucket_sizes *sizes, size_t piece_bytes,
-                              size_t bucket_unit, iso__layout *out) {
-    iso_status status = create_with(params, count, sizes, piece_bytes, bucket_unit, out);
+                              size_t bucket_unit, size_t tail, iso__layout *out) {
+    iso_status status = create_with(params, count, sizes, piece_bytes, bucket_unit, tail, out);
     if (status == ISO_OK && !is_contiguous(out)) { // buckets of another kind came between pieces
         iso__log(ISO_LOG_INFO,
                  "parameters are not cut into pieces: others of another element type, "
                  "or not exchanged, lie between them");
         iso__layout_destroy(out);
-        status = create_with(params, count, sizes, 0, bucket_unit, out);
+        status = create_with(params, count, sizes, 0, bucket_unit, tail, out);
     }
     if (status < 0) iso__layout_destroy(out);
     ISO_TRY(status);
-    return ISO_OK;
-}
-
-// ---- Asking -----------------------------------------------------------------------------------------
-
-bool iso__layout_has(const iso__layout *l, int i, int k) {
-    return i >= 0 && i < l->param_count && k >= 0 && k < l->place[i].pieces;
-}
-
-iso_status iso__layout_check(const iso__layout *l, int i, int k) {
-    ISO_CHECK(iso__layout_has(l, i, 0), ISO_ERR_ARG,
-              "the reducer has no parameter %d: they are 0 to %d", i, l->param_count - 1);
-    ISO_CHECK(iso__layout_has(l, i, k), ISO_ERR_ARG,
-              "parameter \"%s\" has no piece %d: they are 0 to %d",
-              iso__layout_piece(l, i, 0)->name, k, l->place[i].pieces - 1);
-    return ISO_OK;
-}
-
-uint64_t iso__layout_fingerprint(const iso__layout *l) {
-    uint64_t hash = iso__hash(ISO_HASH_START, &l->bucket_count, sizeof(l->bucket_count));
-    for (int i = 0; i < l->slot_count; i++)
-        hash = iso__hash(hash, &l->slot[i].bucket, sizeof(l->slot[i].bucket));
-    return hash;
-}
-
-// Writes the lines into text (NULL: nowhere) and returns their length.
-static size_t write_lines(const iso__layout *l, char *text, size_t room) {
-    size_t used = 0;
-#define SAY(...)                                                                                   \
-    used += (size_t)snprintf(text ? text + used : NULL, text ? room - used : 0, __VA_ARGS__)
-    for (int b = 0; b < l->bucket_count; b++) {
-        const iso__bucket *bucket = &l->bucket[b];
-        SAY("bucket %d: %zu bytes, %s%s:", b, bucket->bytes, iso_dtype_name(bucket->dtype),
-            bucket->local ? ", not exchanged" : "");
-        for (int k = l->range[b].first; k <= l->range[b].last; k++) {
-            const iso__grad_slot *s = &l->slot[l->order[k]];
-            SAY("%s %s", k > l->range[b].first ? "," : "", s->name);
-            if (s->cut) SAY(" (piece %d)", s->piece);
-        }
-        SAY("\n");
-    }
-#undef SAY
-    return used;
-}
-
-iso_status iso__layout_text(const iso__layout *l, char **out) {
-    size_t room = write_lines(l, NULL, 0) + 1;
-    void *text;
-    ISO_TRY(iso__alloc(room, &text));
-    write_lines(l, text, room);
-    *out = text;
     return ISO_OK;
 }

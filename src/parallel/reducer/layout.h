@@ -45,6 +45,7 @@ typedef struct iso__layout {
     iso__bucket *bucket; // [bucket_count]: the same as what travels
     int param_count, slot_count, bucket_count;
     size_t bytes;       // of all buckets
+    size_t tail;        // elements behind the gradients of the last bucket that travels
     size_t bucket_unit; // buckets are multiples of so many bytes; 0: as their slots are
 } iso__layout;
 
@@ -55,11 +56,11 @@ typedef struct iso__bucket_sizes {
     int list_count;
 } iso__bucket_sizes;
 
-// bucket_unit: see above. Parameters are cut into pieces of piece_bytes (0: never) where pieces of
-// all of them come to lie one behind the other.
+// bucket_unit, tail: see above. Parameters are cut into pieces of piece_bytes (0: never) where
+// pieces of all of them come to lie one behind the other.
 iso_status iso__layout_create(const iso_reducer_param *params, int count,
                               const iso__bucket_sizes *sizes, size_t piece_bytes,
-                              size_t bucket_unit, iso__layout *out);
+                              size_t bucket_unit, size_t tail, iso__layout *out);
 void iso__layout_destroy(iso__layout *l);
 // The second half: buckets, order and offsets from l->slot.
 iso_status iso__layout_assign(iso__layout *l, const iso__bucket_sizes *sizes);
@@ -73,6 +74,8 @@ static inline const iso__grad_slot *iso__layout_piece(const iso__layout *l, int 
 // Whether there is a parameter i with a piece k; the second gives ISO_ERR_ARG unless there is.
 bool iso__layout_has(const iso__layout *l, int i, int k);
 iso_status iso__layout_check(const iso__layout *l, int i, int k);
+// The last bucket that travels, which the next forward needs first; the last one if none does.
+int iso__layout_last(const iso__layout *l);
 // Which slots share a bucket.
 uint64_t iso__layout_fingerprint(const iso__layout *l);
 // A line for each bucket, to be freed with iso__free.

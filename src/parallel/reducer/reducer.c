@@ -58,6 +58,33 @@ iso_status iso_reducer_set_weight(iso_reducer *r, double weight, double total) {
     return ISO_OK;
 }
 
+// ---- Sums that ride ---------------------------------------------------------------------------------
+
+static iso_status check_sum(const iso_reducer *r, int k) {
+    int count = iso__sums_count(r->sums);
+    ISO_CHECK(k >= 0 && k < count, ISO_ERR_ARG,
+              "the reducer has no sum %d: it was made with %d (iso_reducer_config.sums)", k, count);
+    return ISO_OK;
+}
+
+iso_status iso_reducer_add_sum(iso_reducer *r, int k, double value) {
+    ISO_TRY(check_sum(r, k));
+    iso__sums_add(r->sums, k, value);
+    return ISO_OK;
+}
+
+// In an open backward all earlier lists are back.
+iso_status iso_reducer_get_sum(iso_reducer *r, int k, double *sum) {
+    ISO_TRY(check_sum(r, k));
+    const iso__layout *l = &r->layout;
+    const iso__grad_slot *s = &l->slot[l->order[l->range[iso__layout_last(l)].last]];
+    if (!iso__round_is_open(r->round))
+        ISO_TRY(iso__round_piece_needed(r->round, s->param, s->piece));
+    ISO_TRY(iso__sums_wait(r->sums));
+    *sum = iso__sums_get(r->sums, k);
+    return ISO_OK;
+}
+
 // ---- Who updates ------------------------------------------------------------------------------------
 
 iso_status iso_reducer_add_apply(iso_reducer *r, const int *params, int count,

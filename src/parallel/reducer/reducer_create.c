@@ -18,6 +18,8 @@ static iso_status check_config(const iso_reducer_config *c) {
               "unknown treatment %d of unused parameters", (int)c->unused);
     ISO_CHECK((int)c->average >= 0 && c->average <= ISO_AVERAGE_SUM, ISO_ERR_ARG,
               "unknown mode %d of averaging", (int)c->average);
+    ISO_CHECK(c->sums >= 0 && c->sums <= ISO_REDUCER_MOST_SUMS, ISO_ERR_ARG,
+              "a reducer with %d sums: give a number from 0 to %d", c->sums, ISO_REDUCER_MOST_SUMS);
     ISO_CHECK(c->average != ISO_AVERAGE_SPLIT || c->split_factor > 0, ISO_ERR_ARG,
               "a split factor of %g: give a number above 0", c->split_factor);
     return iso__scope_check(c->scope);
@@ -50,12 +52,12 @@ static iso_status match_ranks(iso_reducer *r, const iso_reducer_param *params, i
              "hook: %.63s\nwire of the hook: %s\nstate_floats of the hook: %d\n"
              "divides of the hook: %d\nsilent of the hook: %d\nbucket_bytes: %zu\n"
              "first_bucket_bytes: %zu\nlast_bucket_bytes: %zu\nbucket_list: %s\n"
-             "piece_bytes: %zu\n",
+             "piece_bytes: %zu\nsums: %d\n",
              sync[config->sync], iso__scope_name(config->scope), order[config->order],
              unused[config->unused], average[config->average], config->split_factor, hook->name,
              iso_dtype_name(hook->wire), hook->state_floats, (int)hook->divides, (int)hook->silent,
              config->bucket_bytes, config->first_bucket_bytes, config->last_bucket_bytes, list,
-             config->piece_bytes);
+             config->piece_bytes, config->sums);
     return iso__params_check_ranks(r->world, params, count, settings,
                                    iso__layout_fingerprint(&r->layout));
 }
@@ -85,7 +87,8 @@ static iso_status make_layout(iso_reducer *r, const iso_reducer_param *params, i
     ISO_TRY(check_config(config));
     ISO_TRY(iso__coder_check(hook_of(config)));
     ISO_TRY(iso__layout_create(params, count, &sizes, config->piece_bytes,
-                               iso__scopes_unit(r->scopes), &r->layout));
+                               iso__scopes_unit(r->scopes),
+                               r->rides ? iso__sums_elements(config->sums) : 0, &r->layout));
     r->buckets = (iso__buckets){r->layout.bucket, r->layout.bucket_count};
     ISO_TRY(check_values(&r->layout, config->device));
     ISO_TRY(iso__coder_create(hook_of(config), &r->buckets, &r->coder));
@@ -102,6 +105,7 @@ static iso_status make_parts(iso_reducer *r, const iso_reducer_config *config) {
     bool wants_plan = config->sync == ISO_SYNC_LAZY && config->order == ISO_ORDER_NEED;
     ISO_TRY(iso__appliers_create(&r->layout, r->store.gradients, &r->appliers));
     ISO_TRY(iso__planner_create(&r->layout, r->world, wants_plan, &r->planner));
+    if (config->sums > 0) ISO_TRY(iso__sums_create(config->sums, &r->sums));
     r->setup = (iso__transport_setup){.store = &r->store,
                                       .coder = &r->coder,
                                       .buckets = &r->buckets,
@@ -114,6 +118,7 @@ static iso_status make_parts(iso_reducer *r, const iso_reducer_config *config) {
         .coder = &r->coder,
         .appliers = r->appliers,
         .planner = r->planner,
+        .sums = r->sums,
         .world = r->world,
         .alone = r->transport,
         .sync = config->sync,
@@ -169,11 +174,22 @@ static void log_buckets(const iso_reducer *r) { // on rank 0
     iso__free(text);
 }
 
+// Digits would not survive a hook that rounds, and are not copied to devices. What a rank alone was
+// given, others do not know.
+static iso_status see_who_rides(iso_reducer *r, const iso_reducer_config *config) {
+    bool remote = config->device && !config->device->ops->host_memory;
+    int64_t all = !remote && !hook_of(config)->compress;
+    ISO_TRY(iso_comm_allreduce_i64(r->world, &all, 1, ISO_MIN));
+    r->rides = all && iso_comm_size(r->world) <= ISO_SUMS_MOST_RANKS;
+    return ISO_OK;
+}
+
 // A communicator of its own: no exchange of others can come between those of one list.
 static iso_status meet_ranks(iso_reducer *r, iso_comm *comm, const iso_reducer_config *config) {
     r->exchanges = config->sync != ISO_SYNC_NONE && !hook_of(config)->silent;
     ISO_TRY(iso__comm_create_like(comm, iso_comm_mpi(comm), false, &r->world));
     ISO_TRY(iso__comm_locate(r->world));
+    ISO_TRY(see_who_rides(r, config));
     return iso__scopes_create(r->world, config->device, hook_of(config), r->exchanges, &r->scopes);
 }
 
@@ -218,6 +234,7 @@ void iso_reducer_destroy(iso_reducer **pointer) {
     if (r->round) finish_quietly(r);
     // MPI may still write into what belongs to exchanges under way: it stays.
     bool over = iso__scopes_destroy(&r->scopes);
+    if (!iso__sums_destroy(&r->sums)) over = false;
     if (!iso__round_destroy(&r->round) || !over) return;
     iso__planner_destroy(&r->planner);
     iso__appliers_destroy(&r->appliers);

@@ -18,6 +18,8 @@ struct iso_reducer {
     iso__transport_setup setup;
     iso__appliers *appliers;
     iso__planner *planner;
+    iso__sums *sums; // NULL: none were asked for
+    bool rides;      // they may lie behind gradients
     iso__round *round;
     iso_scope scope;           // in force
     iso__transport *transport; // of that scope

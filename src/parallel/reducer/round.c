@@ -71,6 +71,8 @@ static iso_status finish_transport(iso__round *r) {
 
 static iso_status post_bucket(iso__round *r, int b) {
     bucket_state *state = &r->bucket[b];
+    if (b == iso__layout_last(layout_of(r)))
+        iso__sums_leave(r->with.sums, r->with.store, bucket_of(r, b));
     state->via = bucket_of(r, b)->local ? r->with.alone : r->transport;
     state->stage = state->via->travels ? POSTED : ARRIVED;
     r->issued++;
@@ -108,6 +110,7 @@ static iso_status list_is_out(iso__round *r) {
     for (int s = 0; s < layout_of(r)->slot_count; s++) r->slot[s].keep = true;
     iso__appliers_list_is_out(r->with.appliers);
     r->lists++;
+    ISO_TRY(iso__sums_send(r->with.sums, r->comm));
     return r->with.unused == ISO_UNUSED_NEGOTIATE ? ask_used(r) : ISO_OK;
 }
 
@@ -320,6 +323,7 @@ static iso_status arrive_bucket(iso__round *r, int b, const iso__idle *idle, dou
     iso__planner_arrived(r->with.planner, b, &times, state->spent_ns);
     state->spent_ns = 0;
     if (meanwhile) ISO_TRY(meanwhile->status);
+    iso__sums_come(r->with.sums, r->with.store, bucket_of(r, b));
     state->stage = ARRIVED;
     return ISO_OK;
 }

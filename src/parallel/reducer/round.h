@@ -13,6 +13,7 @@
 #include "parallel/reducer/appliers.h"
 #include "parallel/reducer/factors.h"
 #include "parallel/reducer/planner.h"
+#include "parallel/reducer/sums.h"
 
 typedef struct iso__round iso__round;
 
@@ -22,6 +23,7 @@ typedef struct iso__round_config {
     const iso__coder *coder;
     iso__appliers *appliers;
     iso__planner *planner;
+    iso__sums *sums; // NULL: there are none
     iso_comm *world;
     iso__transport *alone; // of buckets that are not exchanged
     iso_sync sync;
