@@ -180,9 +180,9 @@ iso_status iso_strategy_get_stats(const iso_strategy *strategy, iso_optimizer *o
                                   iso_strategy_stats *out) {
     iso_strategy_stats stats = {.syncs = -1};
     if (strategy->stats) ISO_TRY(strategy->stats(optimizer, &stats, strategy->user));
-    ISO_CHECK(stats.figure_count >= 0 && stats.figure_count <= ISO_STRATEGY_FIGURES, ISO_ERR_ARG,
+    ISO_CHECK(stats.metric_count >= 0 && stats.metric_count <= ISO_STRATEGY_METRICS, ISO_ERR_ARG,
               "strategy \"%s\" reports %d metrics: report at most %d", strategy->name,
-              stats.figure_count, ISO_STRATEGY_FIGURES);
+              stats.metric_count, ISO_STRATEGY_METRICS);
     *out = stats;
     return ISO_OK;
 }

@@ -67,7 +67,7 @@ static iso_status begin_bar(progress *p) {
 }
 
 static void end_bar(progress *p, const train_result *result) {
-    const train_figures *f = &result->figures;
+    const train_metrics *f = &result->metrics;
     char left[64];
     left_text(p->seconds, p->made, p->to_make, left);
     iso_progress_bar_finish(&p->bar, "test accuracy %.2f %%  %.1f s  %.2f steps/s%s%s",

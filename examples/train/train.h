@@ -24,7 +24,7 @@ typedef struct train_world {
     bool bound; // the kernels' threads, to a share of the cores
 } train_world;
 
-// Test figures in the middle of a run, the same on all ranks.
+// Test metrics in the middle of a run, the same on all ranks.
 typedef struct train_eval {
     int64_t step;
     double seconds;    // of training so far, the slowest rank's; without evaluations and saving
@@ -40,19 +40,19 @@ typedef struct train_sync {
     const char *phase;
 } train_sync;
 
-// Of an epoch or, in the end, of the whole run; loss and test figures over all ranks.
-typedef struct train_figures {
+// Of an epoch or, in the end, of the whole run; loss and test metrics over all ranks.
+typedef struct train_metrics {
     double train_loss, test_loss, test_accuracy; // accuracy in 0 .. 1; of the last epoch
     double seconds;                              // of training, the slowest rank's
     int64_t samples;                             // trained on, all ranks
-} train_figures;
+} train_metrics;
 
 typedef struct train_result {
     bool
         already_finished; // the run that was to be resumed had come to its end: nothing else is set
-    train_figures figures; // seconds and samples of the whole run
+    train_metrics metrics; // seconds and samples of the whole run
     int64_t steps, syncs;
-    int64_t loss_steps; // the last ones, whose mean loss figures.train_loss is
+    int64_t loss_steps; // the last ones, whose mean loss metrics.train_loss is
     int64_t period, period_requested, wait, wait_requested; // see iso_strategy_stats; 0: has none
     double step_ms_p50, wait_ms_per_step, wait_ms_per_sync, exchange_ms; // the slowest rank's
     double step_ms_mean, step_wait_ms_mean; // the slowest rank's, of the steps of this process
@@ -67,7 +67,7 @@ typedef struct train_observer {
     void (*start)(iso_json_log *log, void *user);
     void (*eval)(const train_eval *eval, void *user);
     void (*sync)(const train_sync *sync, void *user);
-    void (*epoch)(int64_t epoch, const train_figures *figures, void *user);
+    void (*epoch)(int64_t epoch, const train_metrics *metrics, void *user);
     void (*end)(const train_result *result, void *user);
     void *user;
 } train_observer;
@@ -270,9 +270,9 @@ iso_status train_report_test(train_run *run);
 void train_report_eval(train_run *run, const train_eval *eval);
 void train_report_sync(train_run *run, const train_sync *sync);
 void train_report_policy(train_run *run, const iso_strategy_stats *stats);
-void train_report_epoch(train_run *run, const train_figures *figures);
+void train_report_epoch(train_run *run, const train_metrics *metrics);
 // Collective. Measures what is left to measure and writes the summary. ISO_ERR_MISMATCH when the
-// ranks ended with different parameters. figures: as train_result has them.
-iso_status train_report_summary(train_run *run, const train_figures *figures, train_result *out);
+// ranks ended with different parameters. metrics: as train_result has them.
+iso_status train_report_summary(train_run *run, const train_metrics *metrics, train_result *out);
 
 #endif

@@ -157,10 +157,10 @@ iso_status train_report_test(train_run *run) {
     return status;
 }
 
-// ---- Figures ------------------------------------------------------------------------------------
+// ---- Metrics ------------------------------------------------------------------------------------
 
-static double rate(const train_figures *figures) {
-    return figures->seconds > 0 ? (double)figures->samples / figures->seconds : 0;
+static double rate(const train_metrics *metrics) {
+    return metrics->seconds > 0 ? (double)metrics->samples / metrics->seconds : 0;
 }
 
 void train_report_eval(train_run *run, const train_eval *eval) {
@@ -207,20 +207,20 @@ void train_report_policy(train_run *run, const iso_strategy_stats *stats) {
                               rhythm_text(stats, rhythm), stats->reason);
 }
 
-void train_report_epoch(train_run *run, const train_figures *figures) {
+void train_report_epoch(train_run *run, const train_metrics *metrics) {
     char loss[32];
     iso_progress_bar_finish(&run->bar, "loss %s  test accuracy %.2f %%  %.0f samples/s  %.1f s",
-                            loss_text(figures->train_loss, loss), 100 * figures->test_accuracy,
-                            rate(figures), figures->seconds);
+                            loss_text(metrics->train_loss, loss), 100 * metrics->test_accuracy,
+                            rate(metrics), metrics->seconds);
     train_stop_line(false);
     iso_json_begin(run->log, "epoch");
     iso_json_int(run->log, "epoch", run->at.epoch + 1);
     iso_json_int(run->log, "steps", run->at.step);
-    iso_json_double(run->log, "train_loss", figures->train_loss);
-    iso_json_double(run->log, "test_loss", figures->test_loss);
-    iso_json_double(run->log, "test_accuracy", figures->test_accuracy);
-    iso_json_double(run->log, "seconds", figures->seconds);
-    iso_json_double(run->log, "samples_per_second", rate(figures));
+    iso_json_double(run->log, "train_loss", metrics->train_loss);
+    iso_json_double(run->log, "test_loss", metrics->test_loss);
+    iso_json_double(run->log, "test_accuracy", metrics->test_accuracy);
+    iso_json_double(run->log, "seconds", metrics->seconds);
+    iso_json_double(run->log, "samples_per_second", rate(metrics));
     iso_json_double(run->log, "lr", iso_optimizer_hyper(run->optimizer)->lr);
     iso_json_end(run->log);
 }
@@ -331,12 +331,12 @@ static void log_setting(const train_run *run) {
 }
 
 // What only the strategy knows, by the names it has given.
-static void log_figures(const train_run *run) {
+static void log_metrics(const train_run *run) {
     const iso_strategy_stats *stats = &run->seen;
     char key[80];
-    for (int i = 0; i < stats->figure_count; i++) {
-        snprintf(key, sizeof(key), "%s.%.31s", run->strategy->name, stats->figure[i].name);
-        iso_json_double(run->log, key, stats->figure[i].value);
+    for (int i = 0; i < stats->metric_count; i++) {
+        snprintf(key, sizeof(key), "%s.%.31s", run->strategy->name, stats->metric[i].name);
+        iso_json_double(run->log, key, stats->metric[i].value);
     }
 }
 
@@ -358,12 +358,12 @@ static void log_summary(const train_run *run, const train_result *r) {
     iso_json_log *log = run->log;
     iso_json_begin(log, "summary");
     log_setting(run);
-    iso_json_double(log, "test_accuracy", r->figures.test_accuracy);
-    iso_json_double(log, "test_loss", r->figures.test_loss);
-    iso_json_double(log, "train_loss", r->figures.train_loss);
+    iso_json_double(log, "test_accuracy", r->metrics.test_accuracy);
+    iso_json_double(log, "test_loss", r->metrics.test_loss);
+    iso_json_double(log, "train_loss", r->metrics.train_loss);
     iso_json_int(log, "train_loss_steps", r->loss_steps);
-    iso_json_double(log, "seconds", r->figures.seconds);
-    iso_json_double(log, "samples_per_second", rate(&r->figures));
+    iso_json_double(log, "seconds", r->metrics.seconds);
+    iso_json_double(log, "samples_per_second", rate(&r->metrics));
     iso_json_double(log, "step_ms_p50", r->step_ms_p50);
     iso_json_double(log, "exchange_alone_ms", r->exchange_ms);
     iso_json_double(log, "wait_ms_per_step", r->wait_ms_per_step);
@@ -376,7 +376,7 @@ static void log_summary(const train_run *run, const train_result *r) {
     iso_json_int(log, "bytes", r->bytes_sent / run->world->ranks);
     iso_json_double(log, "peak_rss_mb", r->peak_rss_mb);
     iso_json_string(log, "param_hash", r->hash);
-    log_figures(run);
+    log_metrics(run);
     iso_json_end(log);
 }
 
@@ -390,11 +390,11 @@ static void warn_of_loss(const train_run *run, double loss) {
             (long long)train_last_steps(run), loss, run->world->info.classes, guessing);
 }
 
-static void tell_figures(const train_run *run, FILE *to) {
+static void tell_metrics(const train_run *run, FILE *to) {
     const iso_strategy_stats *stats = &run->seen;
-    for (int i = 0; i < stats->figure_count; i++)
-        fprintf(to, "%s%.31s %.6g%s", i > 0 ? ", " : "", stats->figure[i].name,
-                stats->figure[i].value, i + 1 < stats->figure_count ? "" : "\n");
+    for (int i = 0; i < stats->metric_count; i++)
+        fprintf(to, "%s%.31s %.6g%s", i > 0 ? ", " : "", stats->metric[i].name,
+                stats->metric[i].value, i + 1 < stats->metric_count ? "" : "\n");
 }
 
 static void tell_summary(const train_run *run, const train_result *r) {
@@ -410,17 +410,17 @@ static void tell_summary(const train_run *run, const train_result *r) {
     else
         fprintf(to, "; an exchange alone takes %.2f ms\n", r->exchange_ms);
     fprintf(to, "test accuracy %.2f %%, parameters %s on %s, peak memory %.0f MB a rank\n",
-            100 * r->figures.test_accuracy, r->hash,
+            100 * r->metrics.test_accuracy, r->hash,
             drifts(run) ? "rank 0 only (--wire noop: ranks drift apart)" : "all ranks",
             r->peak_rss_mb);
     char rhythm[160];
     if (rhythm_text(&run->seen, rhythm)[0]) fprintf(to, "%s\n", rhythm);
-    tell_figures(run, to);
+    tell_metrics(run, to);
     fflush(to);
 }
 
-iso_status train_report_summary(train_run *run, const train_figures *figures, train_result *out) {
-    out->figures = *figures;
+iso_status train_report_summary(train_run *run, const train_metrics *metrics, train_result *out) {
+    out->metrics = *metrics;
     TRY(iso_strategy_get_stats(run->strategy, run->optimizer, &run->seen)); // to the last step
     TRY(check_hash(run, out));
     TRY(measure(run, out));
@@ -428,6 +428,6 @@ iso_status train_report_summary(train_run *run, const train_figures *figures, tr
     log_summary(run, out);
     TRY(iso_json_log_close(&run->log));
     tell_summary(run, out);
-    warn_of_loss(run, figures->train_loss);
+    warn_of_loss(run, metrics->train_loss);
     return ISO_OK;
 }

@@ -194,13 +194,13 @@ static iso_status train_epoch(train_run *run) {
 
 // ---- Epochs -------------------------------------------------------------------------------------
 
-static iso_status collect(train_run *run, train_figures *out) {
+static iso_status collect(train_run *run, train_metrics *out) {
     iso_comm *comm = run->world->comm;
     double sum[2] = {run->sum.loss, run->sum.samples};
     double seconds = run->sum.seconds - run->sum.epoch_seconds;
     TRY(iso_comm_allreduce_f64(comm, sum, 2, ISO_SUM));
     TRY(iso_comm_allreduce_f64(comm, &seconds, 1, ISO_MAX));
-    *out = (train_figures){.train_loss = sum[0] / sum[1],
+    *out = (train_metrics){.train_loss = sum[0] / sum[1],
                            .test_loss = run->test.loss,
                            .test_accuracy = run->test.accuracy,
                            .seconds = seconds,
@@ -226,7 +226,7 @@ static void begin_next_epoch(train_run *run, int64_t samples) {
     run->sum.epoch_seconds = run->sum.seconds;
 }
 
-static iso_status run_epoch(train_run *run, train_figures *out) {
+static iso_status run_epoch(train_run *run, train_metrics *out) {
     const train_observer *observer = run->observer;
     TRY(train_report_bar(run));
     TRY(train_epoch(run));
@@ -247,17 +247,17 @@ static iso_status run_epoch(train_run *run, train_figures *out) {
 
 // ---- The whole ----------------------------------------------------------------------------------
 
-static iso_status finish(train_run *run, train_figures *figures, train_result *out) {
-    figures->seconds = run->sum.seconds;
-    figures->samples = run->at.samples;
+static iso_status finish(train_run *run, train_metrics *metrics, train_result *out) {
+    metrics->seconds = run->sum.seconds;
+    metrics->samples = run->at.samples;
     double sum[2] = {run->sum.last_loss, run->sum.last_samples};
     TRY(iso_comm_allreduce_f64(run->world->comm, sum, 2, ISO_SUM));
-    figures->train_loss = sum[0] / sum[1];
-    TRY(iso_comm_allreduce_f64(run->world->comm, &figures->seconds, 1, ISO_MAX));
+    metrics->train_loss = sum[0] / sum[1];
+    TRY(iso_comm_allreduce_f64(run->world->comm, &metrics->seconds, 1, ISO_MAX));
     TRY(iso_strategy_finish(run->strategy, run->optimizer));
     if (run->options->checkpoint) TRY(told(run, train_checkpoint_save(run)));
     TRY(told(run, train_check_finite(run, "the training diverged", "try a lower --lr")));
-    return told(run, train_report_summary(run, figures, out));
+    return told(run, train_report_summary(run, metrics, out));
 }
 
 // Errors inside an epoch strike one rank while others wait in an exchange: only an abort reaches
@@ -270,14 +270,14 @@ static bool all_well(train_run *run, iso_status status) {
 }
 
 static bool go(train_run *run, train_result *out) {
-    train_figures figures = {0};
+    train_metrics metrics = {0};
     const train_observer *observer = run->observer;
     train_report_start(run);
     if (observer && observer->start) observer->start(run->log, observer->user);
     if (run->options->resume) train_report_resume(run);
     while (run->at.step < run->steps)
-        if (!all_well(run, run_epoch(run, &figures))) return false;
-    if (!all_well(run, finish(run, &figures, out))) return false;
+        if (!all_well(run, run_epoch(run, &metrics))) return false;
+    if (!all_well(run, finish(run, &metrics, out))) return false;
     run->at.finished = 1;
     if (!all_well(run, save_state(run))) return false;
     // Last: it ends the loaders, whose state is saved.

@@ -103,11 +103,11 @@ typedef struct iso_strategy_context {
 } iso_strategy_context;
 
 // A metric that a strategy defines.
-typedef struct iso_strategy_figure {
+typedef struct iso_strategy_metric {
     char name[32];
     double value; // NaN: not known
-} iso_strategy_figure;
-#define ISO_STRATEGY_FIGURES 16
+} iso_strategy_metric;
+#define ISO_STRATEGY_METRICS 16
 
 // Statistics of a strategy, on this rank. A trainer prints them, and adds waits and bytes to those
 // of gradients. Every field is optional.
@@ -125,8 +125,8 @@ typedef struct iso_strategy_stats {
     double divergence;    // of the replicas, relative to the norm of their mean; 0: not measured
     int64_t bytes_sent, bytes_between_nodes; // total, counted as in iso_traffic (isotherm/comm.h)
     char reason[128];                        // of the last change of period or wait
-    int figure_count;                        // further metrics
-    iso_strategy_figure figure[ISO_STRATEGY_FIGURES];
+    int metric_count;                        // further metrics
+    iso_strategy_metric metric[ISO_STRATEGY_METRICS];
 } iso_strategy_stats;
 
 // Any function may be NULL. user is passed to those that take it.

@@ -81,7 +81,7 @@ static void duration_text(double seconds, char *text, size_t room) {
 }
 
 // What follows the bar: done/total, rate, loss, ETA.
-static void figures_text(const iso_progress_bar *self, char *text, size_t room) {
+static void metrics_text(const iso_progress_bar *self, char *text, size_t room) {
     double elapsed = (double)(iso_now() - self->start) / 1e9;
     double rate = elapsed > 0 ? (double)(self->done - self->first) / elapsed : 0;
     int n = snprintf(text, room, "%lld/%lld %s", (long long)self->done, (long long)self->total,
@@ -100,19 +100,19 @@ static void figures_text(const iso_progress_bar *self, char *text, size_t room) 
 }
 
 static void draw(iso_progress_bar *self) {
-    char text[TEXT_ROOM], figures[TEXT_ROOM / 2], bar[BAR_MOST + 1];
-    figures_text(self, figures, sizeof(figures));
+    char text[TEXT_ROOM], metrics[TEXT_ROOM / 2], bar[BAR_MOST + 1];
+    metrics_text(self, metrics, sizeof(metrics));
     // One column stays free: writing into the last one makes some terminals wrap.
     int width = terminal_width(self->to) - 1;
-    int cells = width - (int)(strlen(self->label) + strlen(figures)) - 5; // spaces and brackets
+    int cells = width - (int)(strlen(self->label) + strlen(metrics)) - 5; // spaces and brackets
     if (cells > BAR_MOST) cells = BAR_MOST;
     if (cells >= 5) {
         int full = (int)((double)self->done / (double)self->total * cells);
         for (int i = 0; i < cells; i++) bar[i] = i < full ? '=' : i == full ? '>' : ' ';
         bar[cells] = 0;
-        snprintf(text, sizeof(text), "%s [%s] %s", self->label, bar, figures);
+        snprintf(text, sizeof(text), "%s [%s] %s", self->label, bar, metrics);
     } else {
-        snprintf(text, sizeof(text), "%s %s", self->label, figures);
+        snprintf(text, sizeof(text), "%s %s", self->label, metrics);
     }
     fprintf(self->to, "\r%.*s\033[K", width, text);
     fflush(self->to);
@@ -120,12 +120,12 @@ static void draw(iso_progress_bar *self) {
 }
 
 static void write_plain(iso_progress_bar *self) {
-    char figures[TEXT_ROOM / 2];
+    char metrics[TEXT_ROOM / 2];
     int tenths = (int)((double)self->done / (double)self->total * 10);
     if (tenths <= self->tenths) return;
     self->tenths = tenths;
-    figures_text(self, figures, sizeof(figures));
-    fprintf(self->to, "%s %s\n", self->label, figures);
+    metrics_text(self, metrics, sizeof(metrics));
+    fprintf(self->to, "%s %s\n", self->label, metrics);
     fflush(self->to);
 }
 

@@ -28,7 +28,7 @@ static void compare(const char *common, const char *small, const char *large, do
     if (test_rank == 0)
         fprintf(stderr, "%s | %s: %d updates, difference %.3g\n", small, large, a.count,
                 train_curve_difference(&a, &b));
-    iso_assert_all(first.steps == second.steps && first.figures.samples == second.figures.samples);
+    iso_assert_all(first.steps == second.steps && first.metrics.samples == second.metrics.samples);
     iso_assert_all(train_curve_difference(&a, &b) < tolerance);
     iso_assert_all(b.count > 1 && b.test_loss[0] - b.test_loss[b.count - 1] > 1e4 * tolerance);
 }
@@ -106,7 +106,7 @@ static void exchanges_once(void) {
     iso_assert_all(one.bytes_sent == one.steps * one.bytes_per_step * times);
     iso_assert_all(many.bytes_sent == many.steps * many.bytes_per_step * times);
     iso_assert_all(one.bytes_between_nodes == 0 && many.bytes_between_nodes == 0);
-    iso_assert_all(many.steps < one.steps && many.figures.samples == one.figures.samples);
+    iso_assert_all(many.steps < one.steps && many.metrics.samples == one.metrics.samples);
     train_world_close(&world);
 }
 

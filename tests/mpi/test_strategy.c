@@ -257,9 +257,9 @@ static iso_status told_stats(iso_optimizer *optimizer, iso_strategy_stats *out, 
     out->exchange_ms = 7;
     out->bytes_sent = 100 * out->syncs;
     out->bytes_between_nodes = 10 * out->syncs;
-    out->figure_count = 2;
-    out->figure[0] = (iso_strategy_figure){"rounds", (double)out->syncs};
-    out->figure[1] = (iso_strategy_figure){"completions", t->completed};
+    out->metric_count = 2;
+    out->metric[0] = (iso_strategy_metric){"rounds", (double)out->syncs};
+    out->metric[1] = (iso_strategy_metric){"completions", t->completed};
     return ISO_OK;
 }
 
@@ -312,18 +312,18 @@ Test(np2_strategy, what_a_strategy_tells_is_reported) {
 
 static iso_status one_too_many(iso_optimizer *optimizer, iso_strategy_stats *out, void *user) {
     (void)optimizer, (void)user;
-    out->figure_count = ISO_STRATEGY_FIGURES + 1;
+    out->metric_count = ISO_STRATEGY_METRICS + 1;
     return ISO_OK;
 }
 
-// One that exchanges no parameters has figures all the same.
+// One that exchanges no parameters has metrics all the same.
 static iso_status a_figure(iso_optimizer *optimizer, iso_strategy_stats *out, void *user) {
     (void)optimizer, (void)user;
-    out->figure[out->figure_count++] = (iso_strategy_figure){"answer", 42};
+    out->metric[out->metric_count++] = (iso_strategy_metric){"answer", 42};
     return ISO_OK;
 }
 
-Test(np2_strategy, figures_need_no_exchanges) {
+Test(np2_strategy, metrics_need_no_exchanges) {
     train_result result, plain;
     iso_strategy figure = {.name = "figure", .stats = a_figure};
     iso_strategy many = {.name = "many", .stats = one_too_many};
@@ -349,13 +349,13 @@ Test(np2_strategy, loss_of_a_short_run_is_that_of_its_last_steps) {
     iso_assert_ok(train_world_small(test_comm, IMAGES, &world));
     iso_assert_all(train_curve_of(&world, PLAIN "--batch 4 --steps 10 --lr 0.1", &curve, &result));
     iso_assert_all(curve.count == 10 && result.loss_steps == 1);
-    iso_assert_all(fabs(result.figures.train_loss - curve.train_loss[9]) < 1e-12);
+    iso_assert_all(fabs(result.metrics.train_loss - curve.train_loss[9]) < 1e-12);
     iso_assert_all(curve.train_loss[0] > 1.02 * curve.train_loss[9]);
     iso_assert_all(train_curve_of(&world, PLAIN "--batch 4 --steps 20 --lr 0.1", &curve, &result));
     double sum = 0; // 15 steps an epoch
     for (int i = 5; i < 20; i++) sum += curve.train_loss[i];
     iso_assert_all(result.loss_steps == 15);
-    iso_assert_all(fabs(result.figures.train_loss - sum / 15) < 1e-12);
+    iso_assert_all(fabs(result.metrics.train_loss - sum / 15) < 1e-12);
     train_world_close(&world);
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What the train program makes of its figures.
+// What the train program makes of its metrics.
 #include "examples/train/train.h"
 
 #include <criterion/criterion.h>
