@@ -18,7 +18,8 @@
 
 static const iso_setting gradient_setting[] = {
     {"wire", ISO_SETTING_CHOICE, .choices = "f32|bf16|f16|bf16-feedback|noop", .initial = "f32",
-     .meaning = "type in which gradients or daso's parameters travel"},
+     .meaning =
+         "element type in which gradients, or daso's parameters, travel; noop: nothing travels"},
 };
 static iso_sync blocking = ISO_SYNC_BLOCKING, lazy = ISO_SYNC_LAZY, all_at_once = ISO_SYNC_EXPLICIT;
 #define OF_GRADIENTS(sync)                                                                         \
@@ -65,13 +66,13 @@ static const iso_dtype wires[] = {ISO_F32, ISO_BF16, ISO_F16};
 #define PERIOD                                                                                     \
     "period", INTEGER, FIELD(global_skip), COUNT_FROM(1),                                          \
         .word = "auto", .initial = "auto",                                                         \
-        .meaning = "steps between exchanges; auto: 8, or --wait if longer"
+        .meaning = "steps between exchanges of parameters; auto: 8, or --wait if longer"
 #define WARMUP                                                                                     \
     "warmup", NUMBER, FIELD(warmup), 0, 1,                                                         \
-        .meaning = "fraction of steps that average gradients first"
+        .meaning = "fraction of the run, at its start, that averages gradients over all ranks"
 #define WARMUP_STEPS                                                                               \
-    "warmup-steps", INTEGER, FIELD(warmup_steps), COUNT_FROM(0), .meaning = "the same in steps",   \
-                                                                 .instead = "warmup"
+    "warmup-steps", INTEGER, FIELD(warmup_steps), COUNT_FROM(0),                                   \
+        .meaning = "length of the warm-up in steps, instead of --warmup", .instead = "warmup"
 
 static const iso_setting local_sgd_setting[] = {{PERIOD}};
 static const iso_setting post_local_setting[] = {
@@ -81,19 +82,19 @@ static const iso_setting daso_setting[] = {
     {WARMUP, .initial = "0.02"},
     {WARMUP_STEPS},
     {"cooldown", NUMBER, FIELD(cooldown), 0, 1, .initial = "0.02",
-     .meaning = "fraction of steps that average gradients last"},
+     .meaning = "fraction of the run, at its end, that averages gradients over all ranks"},
     {"cooldown-steps", INTEGER, FIELD(cooldown_steps), COUNT_FROM(0),
-     .meaning = "the same in steps", .instead = "cooldown"},
+     .meaning = "length of the cool-down in steps, instead of --cooldown", .instead = "cooldown"},
     {"wait", INTEGER, FIELD(batches_to_wait), COUNT_FROM(0), .word = "auto", .initial = "auto",
      .meaning = "steps from send to merge; auto: measured, at most --period"},
     {"local-skip", INTEGER, FIELD(local_skip), COUNT_FROM(1), .initial = "1",
      .meaning = "steps between gradient averages inside a node"},
     {"unit", INDEX, offsetof(daso_values, unit), .choices = "node|rank", .initial = "node",
-     .meaning = "who averages gradients in every step"},
+     .meaning = "average gradients in every step within a node, or not at all (rank)"},
     {"wire", INDEX, offsetof(daso_values, wire), .choices = WIRES, .initial = "bf16",
-     .meaning = "type in which parameters travel"},
+     .meaning = "element type in which parameters travel"},
     {"merge", INDEX, FIELD(merge), .choices = "progress|heat", .initial = "progress",
-     .meaning = "keep the steps made while waiting, or HeAT's weighted mean"},
+     .meaning = "progress: keep the steps made while waiting; heat: HeAT's weighted mean"},
     {"state", INDEX, FIELD(state), .choices = "keep|average|reset", .initial = "keep",
      .meaning = "what a merge does with momentum and other optimizer state"},
     {"policy", INDEX, FIELD(policy), .choices = "fixed|plateau|adaptive", .initial = "fixed",
@@ -145,19 +146,20 @@ typedef struct heat_values {
 #define FIELD(name) offsetof(heat_values, config.name)
 static const iso_setting heat_setting[] = {
     {"warmup-epochs", INTEGER, FIELD(warmup_epochs), COUNT_FROM(0),
-     .meaning = "epochs of blocking averages first (default 4, at most a third)"},
+     .meaning =
+         "epochs of blocking averages at the start (default: 4, but at most a third of the run)"},
     {"cooldown-epochs", INTEGER, FIELD(cooldown_epochs), COUNT_FROM(0),
-     .meaning = "epochs of blocking averages last (default: likewise)"},
+     .meaning = "epochs of blocking averages at the end (default: likewise)"},
     {"max-global-skips", INTEGER, FIELD(max_global_skips), COUNT_FROM(0), .initial = "8",
      .meaning = "maximum number of steps between exchanges"},
     {"sending-chunk-size", INTEGER, FIELD(sending_chunk_size), COUNT_FROM(1), .initial = "10000000",
      .meaning = "elements per message"},
     {"downcast-type", INDEX, offsetof(heat_values, wire), .choices = WIRES, .initial = "bf16",
-     .meaning = "type in which blocking averages travel"},
+     .meaning = "element type in which blocking averages travel"},
     {"use-mpi-groups", INDEX, offsetof(heat_values, groups), .choices = "yes|no", .initial = "yes",
-     .meaning = "create leader groups from MPI groups, or by splitting"},
+     .meaning = "yes: create leader groups from MPI groups; no: by splitting communicators"},
     {"skip-reduction-factor", INTEGER, FIELD(skip_reduction_factor), COUNT_FROM(1), .initial = "2",
-     .meaning = "divisor of the skips on a plateau"},
+     .meaning = "on a plateau, global and local skip are divided by this"},
     {"local-skip-factor", INTEGER, FIELD(local_skip_factor), COUNT_FROM(1), .initial = "4",
      .meaning = "ratio of global to local skips"},
     {"stability-level", NUMBER, FIELD(stability_level), 0, 1e6, .initial = "0.05",
@@ -332,9 +334,11 @@ const iso_strategy iso__builtin_strategy[] = {
      .text = "DASO as HeAT does it",
      .wrap_optimizer = wrap_heat,
      OF_PARAMETERS(heat_setting)},
-    {.name = "localsgd", .text = "parameters, every so many steps", OF_DASO(local_sgd)},
+    {.name = "localsgd",
+     .text = "parameters, every --period steps, waited for at once",
+     OF_DASO(local_sgd)},
     {.name = "postlocal",
-     .text = "gradients, later parameters every so many steps",
+     .text = "gradients as lazy at first, then parameters as localsgd",
      OF_DASO(post_local)},
 };
 const int iso__builtin_strategy_count =

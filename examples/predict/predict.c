@@ -61,12 +61,12 @@ static const iso_setting table[] = {
      .meaning = "number of threads"},
     {OPTION(SWITCH, "help", help), .meaning = "print this text"},
     {OPTION(SWITCH, "version", version), .meaning = "print the version"},
-    {.meaning = "Needed for a checkpoint of PyTorch only; one of train has it:"},
+    {.meaning = "Only for checkpoints written by PyTorch; those of train contain these:"},
     {OPTION(CHOICE, "model", model), .choices = MODEL_NAMES,
      .meaning = "network of the checkpoint"},
-    {CLASSES, .meaning = "number of classes (default: from its last layer)"},
+    {CLASSES, .meaning = "number of classes (default: outputs of the network's last layer)"},
     {OPTION(TEXT, "mean", mean), .choices = "X,X,...",
-     .meaning = "pixel mean in 0 .. 1 it was trained with, for all channels or each"},
+     .meaning = "pixel mean (0 to 1) used in training: one value, or one per channel"},
     {OPTION(TEXT, "std", std), .choices = "X,X,...",
      .meaning = "pixel standard deviation, likewise"},
 };
@@ -74,6 +74,7 @@ static const iso_setting table[] = {
 static void print_help(const option_list *list) {
     puts(
         "Classifies images: predict --checkpoint FILE IMAGES [OPTION]...\n"
+        "(installed as iso-predict)\n"
         "IMAGES is an IDX file of unsigned bytes, plain or gzip-compressed, such as MNIST's\n"
         "t10k-images-idx3-ubyte.gz; colour images have 4 dimensions (N, C, H, W). Prints one line\n"
         "per image: its number from 0, its class, and the probability of that class. --top-k\n"

@@ -16,12 +16,14 @@ enum { EVAL_EVERY = 50, LIST_ROOM = 65536, HELP_WIDTH = 78 };
 void sweep_help(void) {
     fputs(
         "Compares strategies: trains with each in turn, from the same initial parameters:\n"
-        "mpirun -n RANKS sweep --out FOLDER [OPTION]... [-- \"NAME: OPTIONS\"...]\n\n"
+        "mpirun -n RANKS sweep --out FOLDER [OPTION]... [-- \"NAME: OPTIONS\"...]\n"
+        "(installed as iso-sweep)\n\n"
         "  --out FOLDER              write the results of each run here, and points.csv,\n"
         "                            syncs.csv, runs.csv and report.html; a run that has results\n"
         "                            is not repeated, and stays in the report even if the list\n"
         "                            no longer has it\n"
-        "  --target X                test accuracy to compare the time to (default 0.985)\n"
+        "  --target X                target test accuracy (default 0.985); the report compares\n"
+        "                            the time to reach it\n"
         "  --list FILE               read runs from FILE, one per line; # begins a comment\n"
         "  --help                    print this text\n"
         "  --version                 print the version\n"
@@ -29,7 +31,7 @@ void sweep_help(void) {
         "A run is a name and options of train: \"daso: --sync daso --period 8\". A list of values\n"
         "makes several runs: daso with --period 4,8 gives daso-period4 and daso-period8.\n"
         "An interrupted sweep continues when started again with the same FOLDER.\n\n"
-        "Options that all runs share; give them before the --, if at all:\n",
+        "These options are the same for all runs; give them before the --:\n",
         stdout);
     for (int i = 0, used = 0; i < train_option_count; i++) {
         const char *key = train_option_table[i].setting.key;

@@ -30,7 +30,8 @@ const train_option train_option_table[] = {
     OF(RUN, CHOICE("sampler", sampler), .choices = "pad|drop|overlap", .initial = "pad",
        .meaning = "what to do if samples do not divide evenly among ranks"),
     OF(SHARED, TEXT("mean", mean), .choices = "X,X,...|auto", .initial = "auto",
-       .meaning = "pixel mean in 0 .. 1, for all channels or each; auto: of the training set"),
+       .meaning = "pixel mean (0 to 1), one value or one per channel; auto: computed from the "
+                  "training set"),
     OF(SHARED, TEXT("std", std), .choices = "X,X,...|auto", .initial = "auto",
        .meaning = "pixel standard deviation, likewise"),
     OF(RUN, INTEGER("shift", shift), .low = 0, .high = 1e6, .initial = "0",
@@ -98,7 +99,9 @@ const train_option train_option_table[] = {
     OF(RUN, SWITCH("sync-batchnorm", sync_batchnorm),
        .meaning = "synchronize batch norms over all ranks", .of = "model", .among = "resnet18"),
 
-    OF(TRAIN_STRATEGIES, .meaning = "Settings of --sync"),
+    OF(TRAIN_STRATEGIES,
+       .meaning =
+           "Settings of --sync (in parentheses: the modes that have a setting, and its default)"),
 
     OF(HEADING, .meaning = "Machine"),
     OF(SHARED | OUTSIDE, TEXT("device", device), .choices = "cpu|cuda|cuda:N", .initial = "cpu",
@@ -108,7 +111,7 @@ const train_option train_option_table[] = {
     OF(SHARED, CHOICE("dtype", dtype), .choices = "f32|f64", .initial = "f32",
        .meaning = "type of images, parameters and arithmetic"),
     OF(RUN, CHOICE("kernels", kernels), .choices = "fixed|tuned", .initial = "fixed",
-       .meaning = "choose kernels by a rule, or by timing (bits then vary between runs)"),
+       .meaning = "fixed: choose kernels by a rule; tuned: by timing, so bits vary between runs"),
     OF(SHARED, INTEGER("threads", threads), .low = 1, .high = 1024, .initial = "1",
        .meaning = "threads per rank"),
 
@@ -120,7 +123,7 @@ const train_option train_option_table[] = {
     OF(OUTSIDE, INTEGER("checkpoint-every", checkpoint_every), COUNT_FROM(1),
        .meaning = "also save what --resume needs, every N steps"),
     OF(OUTSIDE, TEXT("resume", resume), .choices = "FILE",
-       .meaning = "continue the run with this --checkpoint; repeat its options"),
+       .meaning = "continue the run that wrote this --checkpoint; give the same options"),
     OF(SHARED | OUTSIDE, INTEGER("eval-every", eval_every), COUNT_FROM(1),
        .meaning = "also evaluate every N steps"),
     OF(OUTSIDE, TEXT("log", log), .choices = "FILE",
@@ -133,7 +136,7 @@ const train_option train_option_table[] = {
     OF(HEADING, .meaning = "Output"),
     OF(OUTSIDE, SWITCH("buckets", buckets), .meaning = "print which gradients travel together"),
     OF(OUTSIDE, SWITCH("stats", stats),
-       .meaning = "print when each layer's gradients travel and wait"),
+       .meaning = "print when each bucket is ready, sent, received and needed"),
     OF(OUTSIDE, SWITCH("quiet", quiet), .meaning = "print only errors and the library's warnings"),
     OF(OUTSIDE, SWITCH("help", help), .meaning = "print this text"),
     OF(OUTSIDE, SWITCH("help-env", help_env),

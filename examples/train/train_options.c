@@ -189,7 +189,9 @@ static void print_setting(const iso_setting *s, FILE *to) {
 void train_options_help(FILE *to) {
     option_list list;
     list_options(&list);
-    fputs("Trains a network data-parallel over MPI: mpirun -n RANKS train [OPTION]...\n", to);
+    fputs("Trains a network data-parallel over MPI: mpirun -n RANKS train [OPTION]...\n"
+          "(installed as iso-train)\n",
+          to);
     for (int i = 0; i < train_option_count; i++) {
         const iso_setting *s = list.item[i];
         option_print(s, NULL, to);

@@ -23,10 +23,11 @@ typedef struct env_entry {
 static const env_entry env_table[ISO_ENV_COUNT] = {
     [ISO_ENV_LOG] = {"ISO_LOG", "warn", "level of the library's log: error, warn, info, debug",
                      .words = "error warn info debug"},
-    [ISO_ENV_DEBUG] = {"ISO_DEBUG", "off",
-                       "off; info: log environment, buckets, order and statistics; detail: also compare "
-                       "the collectives of all ranks",
-                       .words = "off info detail", .alike = true},
+    [ISO_ENV_DEBUG] =
+        {"ISO_DEBUG", "off",
+         "off; info: log environment, buckets, order and statistics; detail: also compare "
+         "the collectives of all ranks",
+         .words = "off info detail", .alike = true},
     [ISO_ENV_PROGRESS] = {"ISO_PROGRESS", "auto",
                           "who drives communication during computation: auto, off, poll, thread",
                           .words = "auto off poll thread"},
@@ -43,11 +44,11 @@ static const env_entry env_table[ISO_ENV_COUNT] = {
                                  "how the ranks of a node sum gradients: auto (NCCL between GPUs, "
                                  "shared memory on CPUs), nccl, shm, mpi",
                                  "auto nccl shm mpi", .alike = true},
-    [ISO_ENV_IALLREDUCE] =
-        {"ISO_IALLREDUCE", "3",
-         "Open MPI's coll_libnbc_iallreduce_algorithm, unless you set that: 0 automatic, "
-         "1 ring, 2 binomial, 3 Rabenseifner, 4 recursive doubling",
-         .high = 4, .whole = true, .alike = true},
+    [ISO_ENV_IALLREDUCE] = {"ISO_IALLREDUCE", "3",
+                            "value for Open MPI's coll_libnbc_iallreduce_algorithm, unless you set "
+                            "that yourself: 0 automatic, "
+                            "1 ring, 2 binomial, 3 Rabenseifner, 4 recursive doubling",
+                            .high = 4, .whole = true, .alike = true},
     [ISO_ENV_CPU_KERNELS] = {"ISO_CPU_KERNELS", "best available",
                              "CPU kernels: onednn, cblas, reference (plain C)",
                              "onednn cblas reference", .alike = true},
