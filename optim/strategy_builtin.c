@@ -321,10 +321,10 @@ static iso_status tell_daso(iso_optimizer *optimizer, iso_strategy_stats *out, v
 const iso_strategy iso__builtin_strategy[] = {
     {.name = "blocking", .text = "gradients, waited for at once", OF_GRADIENTS(blocking)},
     {.name = "lazy",
-     .text = "gradients, each layer's waited for when the next forward needs it",
+     .text = "gradients, waited for layer by layer when the next forward needs them",
      OF_GRADIENTS(lazy)},
     {.name = "explicit",
-     .text = "gradients, all at once after each backward",
+     .text = "gradients, all together after each backward",
      .reduce_gradients = all_reduce,
      OF_GRADIENTS(all_at_once)},
     {.name = "daso",
