@@ -20,7 +20,7 @@ static dp_optimizer *self_of(iso_optimizer *optimizer) {
     return iso_container_of(optimizer, dp_optimizer, base);
 }
 
-static iso_status apply(int i, void *gradient, double scale, const void *hyper, void *user) {
+static iso_status apply_update(int i, void *gradient, double scale, const void *hyper, void *user) {
     const dp_optimizer *self = user;
     iso__base_optimizer *core = self->core;
     int k = self->place[i];
@@ -37,7 +37,7 @@ static iso_status apply_piece(int i, size_t first, size_t count, void *gradient,
                              frozen);
 }
 
-static iso_status step(iso_optimizer *optimizer) {
+static iso_status step_dp(iso_optimizer *optimizer) {
     dp_optimizer *self = self_of(optimizer);
     iso__count_step(self->core);
     for (int g = 0; g < self->core->groups; g++) self->now[g] = *iso__group_hyper(self->core, g);
@@ -53,13 +53,13 @@ static void zero_grad(iso_optimizer *optimizer) {
     iso__reducer_zero_grad_of(self->reducer, self->id);
 }
 
-static iso_status update(iso_optimizer *optimizer, int i, const void *gradient, double scale,
-                         const iso_hyper *hyper) {
+static iso_status update_parameter(iso_optimizer *optimizer, int i, const void *gradient,
+                                   double scale, const iso_hyper *hyper) {
     dp_optimizer *self = self_of(optimizer);
     return self->inner->ops->update(self->inner, i, gradient, scale, hyper);
 }
 
-static void destroy(iso_optimizer *optimizer) {
+static void destroy_dp(iso_optimizer *optimizer) {
     dp_optimizer *self = self_of(optimizer);
     // Completes what is pending while there is still someone to apply it.
     if (iso_reducer_remove_apply(self->reducer, self->id) < 0)
@@ -71,15 +71,15 @@ static void destroy(iso_optimizer *optimizer) {
     iso__free(self);
 }
 
-static iso_optimizer *inner(iso_optimizer *optimizer) { return self_of(optimizer)->inner; }
+static iso_optimizer *inner_of(iso_optimizer *optimizer) { return self_of(optimizer)->inner; }
 
 static const iso_optimizer_ops dp_optimizer_ops = {
     .name = "data_parallel",
-    .step = step,
+    .step = step_dp,
     .zero_grad = zero_grad,
-    .update = update,
-    .destroy = destroy,
-    .inner = inner,
+    .update = update_parameter,
+    .destroy = destroy_dp,
+    .inner = inner_of,
 };
 
 iso_module *iso__dp_optimizer_module(const iso_optimizer *optimizer) {
@@ -113,8 +113,8 @@ static iso_status tie_parameters(dp_optimizer *self, iso_module *data_parallel) 
     ISO_TRY(iso__alloc((size_t)self->core->count * sizeof(int), (void **)&mine));
     iso_status status = find_parameters(self, data_parallel, mine);
     if (status == ISO_OK)
-        status = iso_reducer_add_apply(self->reducer, mine, self->core->count, apply, bytes, self,
-                                       &self->id);
+        status = iso_reducer_add_apply(self->reducer, mine, self->core->count, apply_update, bytes,
+                                       self, &self->id);
     if (status == ISO_OK && !iso__rule_of(self->core)->whole)
         status = iso_reducer_set_apply_piece(self->reducer, self->id, apply_piece);
     iso__free(mine);

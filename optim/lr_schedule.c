@@ -141,7 +141,7 @@ iso_status iso_schedule_check(const iso_schedule *s) {
 // ---- Formulas -------------------------------------------------------------------------------------
 
 // From `start` at 0 to `end` at 1, flat at both.
-static double anneal(double start, double end, double part) {
+static double anneal_cosine(double start, double end, double part) {
     return end + (start - end) / 2 * (cos(PI * part) + 1);
 }
 
@@ -161,14 +161,15 @@ static void one_cycle(const iso_schedule *s, int64_t t, iso_hyper *hyper) {
     double part = rising ? now / peak : (now - peak) / (last - peak);
     if (!isfinite(part)) // a phase without length: 0/0
         part = 1;
-    hyper->lr = rising ? anneal(low, s->lr, part) : anneal(s->lr, low / s->final_div_factor, part);
+    hyper->lr = rising ? anneal_cosine(low, s->lr, part)
+                       : anneal_cosine(s->lr, low / s->final_div_factor, part);
     if (s->cycle_momentum)
-        set_momentum(hyper, rising ? anneal(s->max_momentum, s->base_momentum, part)
-                                   : anneal(s->base_momentum, s->max_momentum, part));
+        set_momentum(hyper, rising ? anneal_cosine(s->max_momentum, s->base_momentum, part)
+                                   : anneal_cosine(s->base_momentum, s->max_momentum, part));
 }
 
 // Smith (WACV 2017), as CyclicLR computes it: where in its cycle t is decides the height.
-static void cyclic(const iso_schedule *s, int64_t t, iso_hyper *hyper) {
+static void set_cyclic(const iso_schedule *s, int64_t t, iso_hyper *hyper) {
     if (s->step_size_up < 1) return;
     double up = (double)s->step_size_up;
     double total = up + (s->step_size_down > 0 ? (double)s->step_size_down : up);
@@ -194,7 +195,7 @@ static double cosine_restarts(const iso_schedule *s, int64_t t) {
         // A period that t_mult would carry past the largest number has no end.
         length = length <= INT64_MAX / s->t_mult ? length * s->t_mult : INT64_MAX;
     }
-    return anneal(s->lr, s->eta_min, (double)t / (double)length);
+    return anneal_cosine(s->lr, s->eta_min, (double)t / (double)length);
 }
 
 static int64_t milestones_reached(const iso_schedule *s, int64_t t) {
@@ -220,7 +221,7 @@ static void apply_kind(const iso_schedule *s, int64_t t, int group, iso_hyper *h
     case ISO_SCHEDULE_STEP:
         if (s->step_size > 0) hyper->lr *= pow(s->gamma, (double)(t / s->step_size));
         break;
-    case ISO_SCHEDULE_COSINE: hyper->lr = anneal(s->lr, s->eta_min, done); break;
+    case ISO_SCHEDULE_COSINE: hyper->lr = anneal_cosine(s->lr, s->eta_min, done); break;
     case ISO_SCHEDULE_ONE_CYCLE: one_cycle(s, t, hyper); break;
     case ISO_SCHEDULE_LINEAR: hyper->lr *= 1 + (s->end_factor - 1) * done; break;
     case ISO_SCHEDULE_MULTI_STEP:
@@ -232,7 +233,7 @@ static void apply_kind(const iso_schedule *s, int64_t t, int group, iso_hyper *h
         if (s->factor) hyper->lr *= s->factor(t, group, s->user);
         break;
     case ISO_SCHEDULE_COSINE_RESTARTS: hyper->lr = cosine_restarts(s, t); break;
-    case ISO_SCHEDULE_CYCLIC: cyclic(s, t, hyper); break;
+    case ISO_SCHEDULE_CYCLIC: set_cyclic(s, t, hyper); break;
     }
 }
 

@@ -83,7 +83,7 @@ static void print_help(const option_list *list) {
 }
 
 // Anywhere in the line, whatever else is wrong with it.
-static bool inform(const option_list *list, char **argv) {
+static bool print_information(const option_list *list, char **argv) {
     for (int i = 1; argv[i]; i++) {
         bool help = usage_is_help(argv[i]);
         if (help) print_help(list);
@@ -112,7 +112,7 @@ static iso_status parse_one(option_list *list, int argc, char **argv, int *at, o
     return option_set(s, value, out);
 }
 
-static iso_status parse(option_list *list, int argc, char **argv, options *out) {
+static iso_status parse_options(option_list *list, int argc, char **argv, options *out) {
     for (int i = 0; i < list->count; i++)
         if (list->item[i]->key) TRY(option_set_default(list->item[i], out));
     for (int at = 1; at < argc; at++) TRY(parse_one(list, argc, argv, &at, out));
@@ -131,7 +131,7 @@ static iso_status parse(option_list *list, int argc, char **argv, options *out) 
 // ---- What the checkpoint says -------------------------------------------------------------------
 
 // The option or, without it, the checkpoint's metadata of that name; NULL: neither.
-static const char *fact(const prediction *p, const char *option, const char *given) {
+static const char *find_fact(const prediction *p, const char *option, const char *given) {
     char key[40];
     snprintf(key, sizeof(key), "isotherm.%s", option + 2);
     return given ? given : iso_state_dict_metadata(&p->dict, key);
@@ -155,9 +155,9 @@ static iso_status check_facts(const prediction *p) {
     if (!given->mean != !given->std)
         FAIL(ISO_ERR_ARG, "--mean and --std belong together: give both or neither");
     for (int i = 0; i < 3; i++)
-        if (!fact(p, needed[i].option, needed[i].given)) last = i;
+        if (!find_fact(p, needed[i].option, needed[i].given)) last = i;
     for (int i = 0; i <= last; i++)
-        if (!fact(p, needed[i].option, needed[i].given))
+        if (!find_fact(p, needed[i].option, needed[i].given))
             list_missing(list, sizeof(list), &count, i == last, needed[i].option);
     if (count > 0)
         FAIL(ISO_ERR_ARG, "%s has no metadata of train: give %s", given->checkpoint, list);
@@ -188,8 +188,9 @@ static iso_status find_normalisation(prediction *p) {
     p->normalisation = calloc(2 * (size_t)channels, sizeof(double));
     if (!p->normalisation)
         FAIL(ISO_ERR_NOMEM, "out of memory for %lld channels", (long long)channels);
-    TRY(parse_channels("--mean", fact(p, "--mean", p->given.mean), channels, p->normalisation));
-    return parse_channels("--std", fact(p, "--std", p->given.std), channels,
+    TRY(parse_channels("--mean", find_fact(p, "--mean", p->given.mean), channels,
+                       p->normalisation));
+    return parse_channels("--std", find_fact(p, "--std", p->given.std), channels,
                           p->normalisation + channels);
 }
 
@@ -305,7 +306,7 @@ static iso_status load_parameters(prediction *p, const char *model) {
 }
 
 static iso_status build_model(prediction *p) {
-    const char *name = fact(p, "--model", p->given.model);
+    const char *name = find_fact(p, "--model", p->given.model);
     const char *dtype = iso_state_dict_metadata(&p->dict, "isotherm.dtype");
     iso_dtype type = ISO_F32;
     iso_rng rng = {.seed = 1};
@@ -344,7 +345,7 @@ static iso_status set_up(prediction *p) {
 
 // ---- Predicting ---------------------------------------------------------------------------------
 
-static double logit(const void *row, bool wide, int k) {
+static double read_logit(const void *row, bool wide, int k) {
     return wide ? ((const double *)row)[k] : (double)((const float *)row)[k];
 }
 
@@ -353,7 +354,7 @@ static void rank_classes(prediction *p, const void *row, bool wide) {
     int found = 0;
     for (int k = 0; k < p->info.classes; k++) {
         int at = found;
-        while (at > 0 && logit(row, wide, k) > logit(row, wide, p->order[at - 1])) at--;
+        while (at > 0 && read_logit(row, wide, k) > read_logit(row, wide, p->order[at - 1])) at--;
         if (at == p->given.top_k) continue;
         if (found < p->given.top_k) found++;
         for (int i = found - 1; i > at; i--) p->order[i] = p->order[i - 1];
@@ -363,8 +364,8 @@ static void rank_classes(prediction *p, const void *row, bool wide) {
 
 // Of the softmax, that each probability is a part of: relative to the largest.
 static double sum_exponentials(const prediction *p, const void *row, bool wide) {
-    double sum = 0, largest = logit(row, wide, p->order[0]);
-    for (int k = 0; k < p->info.classes; k++) sum += exp(logit(row, wide, k) - largest);
+    double sum = 0, largest = read_logit(row, wide, p->order[0]);
+    for (int k = 0; k < p->info.classes; k++) sum += exp(read_logit(row, wide, k) - largest);
     return sum;
 }
 
@@ -375,12 +376,13 @@ static void count_right(prediction *p, int label) {
 
 static void print_image(const prediction *p, int64_t index, const void *row, bool wide,
                         double sum) {
-    double largest = logit(row, wide, p->order[0]);
+    double largest = read_logit(row, wide, p->order[0]);
     printf("%lld", (long long)index);
     for (int i = 0; i < p->given.top_k; i++)
-        printf(" %d %.4f", p->order[i], exp(logit(row, wide, p->order[i]) - largest) / sum);
+        printf(" %d %.4f", p->order[i], exp(read_logit(row, wide, p->order[i]) - largest) / sum);
     for (int k = 0; p->given.logits && k < p->info.classes; k++)
-        printf(wide ? " %.17g" : " %.9g", logit(row, wide, k)); // reads back as the same number
+        printf(wide ? " %.17g" : " %.9g",
+               read_logit(row, wide, k)); // reads back as the same number
     putchar('\n');
 }
 
@@ -435,7 +437,7 @@ static void print_accuracy(const prediction *p) {
     putchar('\n');
 }
 
-static iso_status predict(prediction *p) {
+static iso_status run_prediction(prediction *p) {
     TRY(set_up(p));
     TRY(predict_all(p));
     if (p->given.labels) print_accuracy(p);
@@ -457,9 +459,9 @@ int main(int argc, char **argv) {
     prediction p = {0};
     option_list list = {.count = 0};
     option_list_add(&list, table, (int)(sizeof(table) / sizeof(table[0])));
-    if (inform(&list, argv)) return EXIT_SUCCESS;
-    iso_status status = parse(&list, argc, argv, &p.given);
-    if (status >= 0) status = predict(&p);
+    if (print_information(&list, argv)) return EXIT_SUCCESS;
+    iso_status status = parse_options(&list, argc, argv, &p.given);
+    if (status >= 0) status = run_prediction(&p);
     if (status < 0) fprintf(stderr, "predict: %s\n", iso_last_error()->message);
     tear_down(&p);
     return status < 0 ? EXIT_FAILURE : EXIT_SUCCESS;

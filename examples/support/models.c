@@ -13,23 +13,24 @@ typedef struct layer_list {
     int count;
 } layer_list;
 
-static void add(layer_list *list, iso_layer layer) { list->item[list->count++] = layer; }
+static void add_layer(layer_list *list, iso_layer layer) { list->item[list->count++] = layer; }
 
 static void add_conv(layer_list *list, const char *name, int64_t channels, int64_t size) {
-    add(list,
+    add_layer(
+        list,
         (iso_layer){.kind = ISO_CONV2D, .out = channels, .size = size, .relu = true, .name = name});
 }
 
 static void add_pool(layer_list *list, const char *name) {
-    add(list, (iso_layer){.kind = ISO_MAX_POOL2D, .size = 2, .name = name});
+    add_layer(list, (iso_layer){.kind = ISO_MAX_POOL2D, .size = 2, .name = name});
 }
 
 static void add_flatten(layer_list *list) {
-    add(list, (iso_layer){.kind = ISO_FLATTEN, .name = "flatten"});
+    add_layer(list, (iso_layer){.kind = ISO_FLATTEN, .name = "flatten"});
 }
 
 static void add_linear(layer_list *list, const char *name, int64_t features, bool relu) {
-    add(list, (iso_layer){.kind = ISO_LINEAR, .out = features, .relu = relu, .name = name});
+    add_layer(list, (iso_layer){.kind = ISO_LINEAR, .out = features, .relu = relu, .name = name});
 }
 
 static void list_mlp(layer_list *list, const iso_dataset_info *data, bool dropout) {
@@ -44,10 +45,10 @@ static void list_cnn(layer_list *list, const iso_dataset_info *data, bool dropou
     add_conv(list, "conv1", 32, 3);
     add_conv(list, "conv2", 64, 3);
     add_pool(list, "pool");
-    if (dropout) add(list, (iso_layer){.kind = ISO_DROPOUT, .p = 0.25, .name = "dropout1"});
+    if (dropout) add_layer(list, (iso_layer){.kind = ISO_DROPOUT, .p = 0.25, .name = "dropout1"});
     add_flatten(list);
     add_linear(list, "fc1", 128, true);
-    if (dropout) add(list, (iso_layer){.kind = ISO_DROPOUT, .p = 0.5, .name = "dropout2"});
+    if (dropout) add_layer(list, (iso_layer){.kind = ISO_DROPOUT, .p = 0.5, .name = "dropout2"});
     add_linear(list, "fc2", data->classes, false);
 }
 
@@ -79,20 +80,20 @@ static const model_kind kinds[] = {
 };
 enum { KIND_COUNT = sizeof(kinds) / sizeof(kinds[0]) };
 
-static const model_kind *find(const char *name) {
+static const model_kind *find_kind(const char *name) {
     for (int i = 0; i < KIND_COUNT; i++)
         if (strcmp(kinds[i].name, name) == 0) return &kinds[i];
     return NULL;
 }
 
 bool model_fits(const char *name, const iso_dataset_info *data) {
-    const model_kind *kind = find(name);
+    const model_kind *kind = find_kind(name);
     return !kind || (data->height >= kind->smallest && data->width >= kind->smallest);
 }
 
 iso_status model_create(const char *name, iso_device *device, const iso_dataset_info *data,
                         bool dropout, iso_rng *rng, iso_module **out) {
-    const model_kind *kind = find(name);
+    const model_kind *kind = find_kind(name);
     layer_list list = {.count = 0};
     int64_t sample[3] = {data->channels, data->height, data->width};
     if (!kind) return iso_error_set(ISO_ERR_ARG, "unknown model %s: use " MODEL_NAMES, name);

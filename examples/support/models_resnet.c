@@ -120,7 +120,7 @@ static iso_status add_head(const builder *b, iso_module *net, int classes) {
     return iso_sequential_add_take(net, "fc", layer);
 }
 
-static iso_status fill(const builder *b, iso_module *net, const iso_dataset_info *data) {
+static iso_status add_layers(const builder *b, iso_module *net, const iso_dataset_info *data) {
     TRY(add_stem(b, net, data));
     TRY(add_stage(b, net, "layer1", (conv_shape){64, 64, 3, 1}));
     TRY(add_stage(b, net, "layer2", (conv_shape){64, 128, 3, 2}));
@@ -134,7 +134,7 @@ iso_status model_resnet18(iso_device *device, const iso_dataset_info *data, iso_
     builder b = {device, rng};
     iso_module *net;
     TRY(iso_sequential_create(device, &net));
-    iso_status status = fill(&b, net, data);
+    iso_status status = add_layers(&b, net, data);
     if (status < 0) {
         iso_module_destroy(&net);
         return status;

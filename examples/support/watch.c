@@ -52,7 +52,7 @@ void watch_clean(void) {
     if (call) call();
 }
 
-static _Noreturn void end(int code) {
+static _Noreturn void end_process(int code) {
     void (*call)(void) = on_exit_now;
     if (call) call();
     _exit(code);
@@ -78,25 +78,25 @@ static void check_limit(int64_t passed) {
             "(ISO_TIMEOUT sets the limit)\n",
             name, rank_text(), limit, what);
     watch_clean();
-    end(EXIT_FAILURE); // MPI_Abort must not meet what MPI is doing
+    end_process(EXIT_FAILURE); // MPI_Abort must not meet what MPI is doing
 }
 
-static void leave(int code) {
+static void leave_by_signal(int code) {
     void (*farewell)(int) = on_signal;
     if (farewell) farewell(code);
     watch_clean();
     // A launcher loses what a process writes right before its end.
     if (farewell) nanosleep(&(struct timespec){.tv_nsec = 300000000}, NULL);
-    end(128 + code);
+    end_process(128 + code);
 }
 
-static void *watch(void *argument) {
+static void *watch_signals(void *argument) {
     (void)argument;
     for (int64_t before = now_ms(), now;; before = now) {
         const struct timespec second = {.tv_sec = 1};
         int code = sigtimedwait(&stops, NULL, &second);
         void (*call)(void) = on_second;
-        if (code > 0) leave(code);
+        if (code > 0) leave_by_signal(code);
         now = now_ms();
         check_limit(now - before);
         if (call) call();
@@ -120,7 +120,7 @@ void watch_start(const char *program) {
     name = program;
     choose_signals();
     pthread_sigmask(SIG_BLOCK, &stops, NULL);
-    if (pthread_create(&thread, NULL, watch, NULL) == 0)
+    if (pthread_create(&thread, NULL, watch_signals, NULL) == 0)
         pthread_detach(thread);
     else // without it, signals end the program at once, and waits inside MPI have no limit
         pthread_sigmask(SIG_UNBLOCK, &stops, NULL);

@@ -24,7 +24,7 @@ static double seconds_to(const report_run *run, double accuracy) {
     return point && !isnan(point->seconds) ? point->seconds : INFINITY;
 }
 
-static bool better(const report *study, int64_t a, int64_t b) {
+static bool is_better(const report *study, int64_t a, int64_t b) {
     const report_run *x = &study->runs[a], *y = &study->runs[b];
     double first = seconds_to(x, study->target), second = seconds_to(y, study->target);
     return first != second ? first < second : x->test_accuracy > y->test_accuracy;
@@ -33,7 +33,7 @@ static bool better(const report *study, int64_t a, int64_t b) {
 void report_rank(const report *study, int64_t *order) {
     for (int64_t i = 0; i < study->count; i++) {
         int64_t at = i;
-        for (; at > 0 && better(study, i, order[at - 1]); at--) order[at] = order[at - 1];
+        for (; at > 0 && is_better(study, i, order[at - 1]); at--) order[at] = order[at - 1];
         order[at] = i;
     }
 }

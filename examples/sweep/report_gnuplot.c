@@ -66,7 +66,7 @@ void gnuplot_output(gnuplot *self, int i, int width, int height) {
 
 // ---- The child ----------------------------------------------------------------------------------
 
-static int spawn(const char *script, const char *said, pid_t *child) {
+static int spawn_gnuplot(const char *script, const char *said, pid_t *child) {
     char *arguments[] = {"gnuplot", "-d", (char *)script, NULL}; // -d: no settings of the user
     posix_spawn_file_actions_t files;
     int error = posix_spawn_file_actions_init(&files);
@@ -98,7 +98,7 @@ bool gnuplot_run(gnuplot *self, char problem[REPORT_PROBLEM]) {
     path_of(self, "script", script);
     path_of(self, "said", said);
     bool written = fflush(self->script) == 0 && !ferror(self->script);
-    int error = written ? spawn(script, said, &child) : EIO;
+    int error = written ? spawn_gnuplot(script, said, &child) : EIO;
     if (error == ENOENT)
         snprintf(problem, REPORT_PROBLEM, "gnuplot is not installed (Debian: gnuplot-nox)");
     else if (error)

@@ -33,7 +33,7 @@ static const char look[] =
     "figure svg { width: 100%; height: auto; }\n"
     "</style>\n";
 
-static void escaped(FILE *to, const char *text) {
+static void write_escaped(FILE *to, const char *text) {
     for (; *text; text++) {
         switch (*text) {
         case '&': fputs("&amp;", to); break;
@@ -47,7 +47,7 @@ static void escaped(FILE *to, const char *text) {
 
 // ---- The table ----------------------------------------------------------------------------------
 
-static void swatch(FILE *to, int64_t run) {
+static void write_swatch(FILE *to, int64_t run) {
     report_style style = report_style_of(run);
     fprintf(to,
             "<svg width=\"30\" height=\"10\" aria-hidden=\"true\"><path d=\"M0 5h26\" "
@@ -58,7 +58,7 @@ static void swatch(FILE *to, int64_t run) {
     fputs("/></svg>", to);
 }
 
-static void cell(FILE *to, const char *format, double value, const char *none) {
+static void write_cell(FILE *to, const char *format, double value, const char *none) {
     fputs("<td>", to);
     if (isfinite(value))
         fprintf(to, format, value);
@@ -70,10 +70,10 @@ static void cell(FILE *to, const char *format, double value, const char *none) {
 // "13 (auto)": what was in force, and what was asked for.
 static void steps_cell(FILE *to, const char *effective, const char *requested) {
     fputs("<td>", to);
-    escaped(to, effective);
+    write_escaped(to, effective);
     if (*requested) {
         fputs(" (", to);
-        escaped(to, requested);
+        write_escaped(to, requested);
         fputs(")", to);
     }
     fputs("</td>", to);
@@ -84,35 +84,35 @@ static void loss_cell(FILE *to, const report_run *run) {
     if (isfinite(run->train_loss) && isfinite(run->train_loss_steps))
         fprintf(to, "<td>%.4f (%.0f)</td>", run->train_loss, run->train_loss_steps);
     else
-        cell(to, "%.4f", run->train_loss, "");
+        write_cell(to, "%.4f", run->train_loss, "");
 }
 
-static void row(FILE *to, const report *study, int64_t place, int64_t r) {
+static void write_row(FILE *to, const report *study, int64_t place, int64_t r) {
     const report_run *run = &study->runs[r];
     const report_point *at = report_reached(run, study->target);
     fprintf(to, "<tr><td>%lld</td><td>", (long long)place);
-    swatch(to, r);
-    escaped(to, run->name);
+    write_swatch(to, r);
+    write_escaped(to, run->name);
     fputs("<code>", to);
-    escaped(to, run->options);
+    write_escaped(to, run->options);
     fputs("</code></td>", to);
-    cell(to, "%.1f", at ? at->seconds : NAN, "not reached");
-    cell(to, "%.0f", at ? at->step : NAN, "");
-    cell(to, "%.1f", at ? at->bytes / 1e6 : NAN, "");
-    cell(to, "%.2f", 100 * run->test_accuracy, "");
+    write_cell(to, "%.1f", at ? at->seconds : NAN, "not reached");
+    write_cell(to, "%.0f", at ? at->step : NAN, "");
+    write_cell(to, "%.1f", at ? at->bytes / 1e6 : NAN, "");
+    write_cell(to, "%.2f", 100 * run->test_accuracy, "");
     loss_cell(to, run);
-    cell(to, "%.0f", run->steps, "");
-    cell(to, "%.1f", run->seconds, "");
-    cell(to, "%.2f", run->steps / run->seconds, "");
-    cell(to, "%.1f", run->bytes / 1e6, "");
-    cell(to, "%.2f", run->wait_ms_per_step, "");
-    cell(to, "%.1f", 100 * report_share_waited(run), "");
+    write_cell(to, "%.0f", run->steps, "");
+    write_cell(to, "%.1f", run->seconds, "");
+    write_cell(to, "%.2f", run->steps / run->seconds, "");
+    write_cell(to, "%.1f", run->bytes / 1e6, "");
+    write_cell(to, "%.2f", run->wait_ms_per_step, "");
+    write_cell(to, "%.1f", 100 * report_share_waited(run), "");
     steps_cell(to, run->period, run->period_requested);
     steps_cell(to, run->wait, run->wait_requested);
     fputs("</tr>\n", to);
 }
 
-static void table(FILE *to, const report *study, const int64_t *order) {
+static void write_table(FILE *to, const report *study, const int64_t *order) {
     fprintf(
         to,
         "<h2>Runs, the first to reach %.4g %% test accuracy on top</h2>\n"
@@ -127,22 +127,22 @@ static void table(FILE *to, const report *study, const int64_t *order) {
         "<th>period<br><small>steps (requested)</small></th>"
         "<th>wait<br><small>steps (requested)</small></th></tr>\n",
         100 * study->target);
-    for (int64_t i = 0; i < study->count; i++) row(to, study, i + 1, order[i]);
+    for (int64_t i = 0; i < study->count; i++) write_row(to, study, i + 1, order[i]);
     fputs("</table></div>\n", to);
 }
 
-static void failures(FILE *to, const report *study) {
+static void write_failures(FILE *to, const report *study) {
     if (study->failed_count == 0) return;
     fputs("<h2>Runs that failed</h2>\n<div class=\"wide\"><table><tr><th></th><th>run</th>"
           "<th>why</th></tr>\n",
           to);
     for (int64_t r = 0; r < study->failed_count; r++) {
         fputs("<tr><td></td><td>", to);
-        escaped(to, study->failed[r].name);
+        write_escaped(to, study->failed[r].name);
         fputs("<code>", to);
-        escaped(to, study->failed[r].options);
+        write_escaped(to, study->failed[r].options);
         fputs("</code></td><td>", to);
-        escaped(to, study->failed[r].failure);
+        write_escaped(to, study->failed[r].failure);
         fputs("</td></tr>\n", to);
     }
     fputs("</table></div>\n", to);
@@ -150,38 +150,38 @@ static void failures(FILE *to, const report *study) {
 
 // ---- The plots ----------------------------------------------------------------------------------
 
-static void legend(FILE *to, const report *study) {
+static void write_legend(FILE *to, const report *study) {
     fputs("<div class=\"legend\">", to);
     for (int64_t r = 0; r < study->count; r++) {
         fputs("<span>", to);
-        swatch(to, r);
-        escaped(to, study->runs[r].name);
+        write_swatch(to, r);
+        write_escaped(to, study->runs[r].name);
         fputs("</span>", to);
     }
     fputs("</div>\n", to);
 }
 
-static void figure(FILE *to, const report_plot *plot) {
+static void write_figure(FILE *to, const report_plot *plot) {
     fputs("<figure><figcaption>", to);
-    escaped(to, plot->title);
+    write_escaped(to, plot->title);
     if (plot->note) fprintf(to, "<div class=\"note\">%s</div>", plot->note);
     fprintf(to, "</figcaption>\n%s</figure>\n", plot->svg);
 }
 
-static void plots(FILE *to, const report *study) {
+static void write_plots(FILE *to, const report *study) {
     report_plot all[REPORT_PLOTS] = {0};
     char problem[REPORT_PROBLEM] = "out of memory";
     fputs("<h2>Plots</h2>\n", to);
     if (!report_make_plots(study, all, problem)) {
         fputs("<p>There are no plots: ", to);
-        escaped(to, problem);
+        write_escaped(to, problem);
         fputs(".</p>\n", to);
         return;
     }
-    legend(to, study);
+    write_legend(to, study);
     fputs("<div class=\"plots\">\n", to);
     for (int i = 0; i < REPORT_PLOTS; i++) {
-        if (all[i].svg) figure(to, &all[i]);
+        if (all[i].svg) write_figure(to, &all[i]);
         free(all[i].svg);
     }
     fputs("</div>\n", to);
@@ -191,20 +191,20 @@ void report_write_html(FILE *to, const report *study) {
     int64_t *order = calloc((size_t)study->count + 1, sizeof(*order));
     fputs(head, to);
     fputs("<title>", to);
-    escaped(to, study->title);
+    write_escaped(to, study->title);
     fputs("</title>\n", to);
     fputs(look, to);
     fputs("</head><body>\n<h1>", to);
-    escaped(to, study->title);
+    write_escaped(to, study->title);
     fputs("</h1>\n<p class=\"note\">", to);
-    escaped(to, study->setting);
+    write_escaped(to, study->setting);
     fputs("</p>\n", to);
     if (order) {
         report_rank(study, order);
-        table(to, study, order);
+        write_table(to, study, order);
     }
     free(order);
-    failures(to, study);
-    plots(to, study);
+    write_failures(to, study);
+    write_plots(to, study);
     fputs("</body></html>\n", to);
 }

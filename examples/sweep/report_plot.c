@@ -54,7 +54,7 @@ static int64_t count_of(const report_run *run, bool syncs) {
     return syncs ? run->sync_count : run->point_count;
 }
 
-static double raw(const report_run *run, bool syncs, int64_t i, kind what) {
+static double raw_value(const report_run *run, bool syncs, int64_t i, kind what) {
     const report_point *point = syncs ? NULL : &run->points[i];
     const report_sync *sync = syncs ? &run->syncs[i] : NULL;
     switch (what) {
@@ -81,14 +81,14 @@ typedef struct axis {
 } axis;
 
 // Smallest value above 0, largest, and how many times the shortest run the longest is.
-static void measure(const report *study, const curves *figure, axis *a, double *span) {
+static void measure_range(const report *study, const curves *figure, axis *a, double *span) {
     double shortest = INFINITY, longest = 0;
     a->low = INFINITY;
     a->high = 0;
     for (int64_t r = 0; r < study->count; r++) {
         double most = 0;
         for (int64_t i = 0; i < count_of(&study->runs[r], figure->syncs); i++) {
-            double value = raw(&study->runs[r], figure->syncs, i, a->what);
+            double value = raw_value(&study->runs[r], figure->syncs, i, a->what);
             if (value > 0) a->low = fmin(a->low, value);
             if (value > 0) most = fmax(most, value);
         }
@@ -102,7 +102,7 @@ static void measure(const report *study, const curves *figure, axis *a, double *
 static axis axis_of(const report *study, const curves *figure, char name) {
     axis a = {.name = name, .what = name == 'x' ? figure->x : figure->y, .unit = 1};
     double span;
-    measure(study, figure, &a, &span);
+    measure_range(study, figure, &a, &span);
     double decades = a.high > 0 ? a.high / a.low : 0;
     switch (a.what) {
     case SECONDS:
@@ -190,8 +190,8 @@ static void write_curve(FILE *to, const report_run *run, const curves *figure, c
                         const axis *y, int64_t number) {
     fprintf(to, "$run%lld << END\n", (long long)number);
     for (int64_t i = 0; i < count_of(run, figure->syncs); i++) {
-        double h = raw(run, figure->syncs, i, x->what) / x->unit;
-        double v = raw(run, figure->syncs, i, y->what) / y->unit;
+        double h = raw_value(run, figure->syncs, i, x->what) / x->unit;
+        double v = raw_value(run, figure->syncs, i, y->what) / y->unit;
         if (isfinite(h) && isfinite(v) && (!x->log || h > 0) && (!y->log || v > 0))
             fprintf(to, "%.9g %.9g\n", h, v);
     }
@@ -233,7 +233,7 @@ static bool plot_curves(gnuplot *plots, int i, const report *study) {
     return true;
 }
 
-static void quoted(FILE *to, const char *text) { // in single quotes gnuplot runs no commands
+static void write_quoted(FILE *to, const char *text) { // in single quotes gnuplot runs no commands
     putc('\'', to);
     for (; *text; text++) {
         if (*text == '\'') putc('\'', to);
@@ -249,7 +249,7 @@ static double target_seconds(const report *study, const report_run *run) {
     return point ? point->seconds : NAN;
 }
 
-static double waited(const report *study, const report_run *run) {
+static double waited_ms(const report *study, const report_run *run) {
     (void)study;
     return run->wait_ms_per_step;
 }
@@ -258,7 +258,7 @@ static void write_bars(FILE *to, const report *study, const int64_t *order, bar_
     fputs("set ytics scale 0 (", to);
     for (int64_t at = 0; at < study->count; at++) {
         fputs(at ? ", " : "", to);
-        quoted(to, study->runs[order[at]].name);
+        write_quoted(to, study->runs[order[at]].name);
         fprintf(to, " %lld", (long long)at + 1);
     }
     fputs(")\n$bars << END\n", to);
@@ -306,7 +306,7 @@ static void plot_all(gnuplot *plots, const report *study, int64_t *order,
                                    "training time until then (s)", "not reached");
     out[WAIT_BARS] = (report_plot){.title = "Exposed time of a step",
                                    .note = "What the slowest rank stood waiting for exchanges."};
-    drawn[WAIT_BARS] = plot_bars(plots, WAIT_BARS, study, order, waited,
+    drawn[WAIT_BARS] = plot_bars(plots, WAIT_BARS, study, order, waited_ms,
                                  "exposed time, mean of all steps (ms)", "0");
 }
 

@@ -42,7 +42,7 @@ static double number_of(const char *line, const char *key) {
 }
 
 // \u00XX is what iso_json_string writes for control characters; others do not occur.
-static char unescaped(const char **at) {
+static char take_unescaped(const char **at) {
     char code[5] = "";
     if (**at != '\\') return *(*at)++;
     char c = (*at)[1];
@@ -63,7 +63,7 @@ static char *string_of(const char *line, const char *key) {
     const char *end = past_string(value);
     char *text = malloc((size_t)(end - value) + 1), *to = text;
     if (!text) return NULL;
-    for (value++; *value && *value != '"';) *to++ = unescaped(&value);
+    for (value++; *value && *value != '"';) *to++ = take_unescaped(&value);
     *to = 0;
     return text;
 }
@@ -77,13 +77,13 @@ static bool is_event(const char *line, const char *event) {
 // ---- Events -------------------------------------------------------------------------------------
 
 // Room for one more at the end of an array whose room is the next power of two.
-static void *grow(void *items, int64_t count, size_t size) {
+static void *grow_array(void *items, int64_t count, size_t size) {
     bool full = (count & (count - 1)) == 0;
     return full ? realloc(items, (size_t)(count ? 2 * count : 1) * size) : items;
 }
 
 static iso_status add_point(report_run *run, const char *line) {
-    report_point *points = grow(run->points, run->point_count, sizeof(*points));
+    report_point *points = grow_array(run->points, run->point_count, sizeof(*points));
     if (!points) return train_error(ISO_ERR_NOMEM, "out of memory for the results of a run");
     run->points = points;
     points[run->point_count++] = (report_point){.step = number_of(line, "step"),
@@ -95,7 +95,7 @@ static iso_status add_point(report_run *run, const char *line) {
 }
 
 static iso_status add_sync(report_run *run, const char *line) {
-    report_sync *syncs = grow(run->syncs, run->sync_count, sizeof(*syncs));
+    report_sync *syncs = grow_array(run->syncs, run->sync_count, sizeof(*syncs));
     if (!syncs) return train_error(ISO_ERR_NOMEM, "out of memory for the results of a run");
     run->syncs = syncs;
     syncs[run->sync_count++] = (report_sync){.step = number_of(line, "step"),

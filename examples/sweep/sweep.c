@@ -111,7 +111,7 @@ static void end_steps(progress *p, bool failed) {
 }
 
 // One that fails, as a training that diverges does, does not keep the others from being tried.
-static bool perform(sweep *self, progress *p, bool *failed) {
+static bool perform_run(sweep *self, progress *p, bool *failed) {
     train_options *options = &self->options[p->run];
     train_observer observer = {.start = on_start, .eval = on_eval, .user = p};
     train_result result;
@@ -142,7 +142,7 @@ static bool perform_all(sweep *self, const bool *left) {
     if (tell && skipped) printf("%d of %d runs were finished before\n", skipped, self->list.count);
     for (p.run = 0; p.run < self->list.count; p.run++) {
         bool failed = false;
-        if (left[p.run] && !perform(self, &p, &failed)) return false;
+        if (left[p.run] && !perform_run(self, &p, &failed)) return false;
         failures += failed;
     }
     if (tell) printf("report    %s/report.html\n", self->folder);
@@ -162,7 +162,7 @@ static bool sweep_all(sweep *self) {
 
 // ---- The program --------------------------------------------------------------------------------
 
-static bool inform(const sweep *self) {
+static bool print_information(const sweep *self) {
     int rank;
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     if (rank == 0 && self->help) sweep_help();
@@ -170,7 +170,7 @@ static bool inform(const sweep *self) {
     return self->help || self->version;
 }
 
-static void destroy(sweep *self) {
+static void destroy_sweep(sweep *self) {
     for (int i = 0; self->results && i < self->list.count; i++) report_run_free(&self->results[i]);
     for (int i = 0; i < self->earlier_count; i++) report_run_free(&self->earlier[i]);
     free(self->earlier);
@@ -188,8 +188,8 @@ int main(int argc, char **argv) {
     train_error_program("sweep");
     sweep self = {0};
     bool good = sweep_options_parse(&self, argc, argv);
-    if (good && !inform(&self)) good = sweep_all(&self);
-    destroy(&self);
+    if (good && !print_information(&self)) good = sweep_all(&self);
+    destroy_sweep(&self);
     watch_limit("MPI_Finalize");
     MPI_Finalize();
     watch_limit(NULL);

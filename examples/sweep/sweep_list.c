@@ -26,7 +26,7 @@ static iso_status check_name(const sweep_list *list, const char *name) {
     return ISO_OK;
 }
 
-static iso_status split(sweep_entry *entry) {
+static iso_status split_words(sweep_entry *entry) {
     memcpy(entry->memory, entry->options, sizeof(entry->memory));
     char *rest = entry->memory, *word;
     while ((word = strtok_r(rest, BLANKS, &rest))) {
@@ -48,7 +48,7 @@ static iso_status add_run(sweep_list *list, const char *name, const char *option
     list->entries[list->count++] = entry;
     snprintf(entry->name, sizeof(entry->name), "%s", name);
     snprintf(entry->options, sizeof(entry->options), "%s", options);
-    return split(entry);
+    return split_words(entry);
 }
 
 // ---- Values with commas -------------------------------------------------------------------------
@@ -146,7 +146,7 @@ iso_status sweep_list_add(sweep_list *list, const char *line) {
 }
 
 // Cuts a comment and the blanks at the end.
-static void trim(char *line) {
+static void trim_line(char *line) {
     for (char *hash = line; (hash = strchr(hash, '#')); hash++) {
         if (hash == line || strchr(BLANKS, hash[-1])) {
             *hash = 0;
@@ -162,7 +162,7 @@ iso_status sweep_list_add_lines(sweep_list *list, const char *text) {
     if (!copy) return train_error(ISO_ERR_NOMEM, "out of memory for the list of runs");
     iso_status status = ISO_OK;
     while (status == ISO_OK && (line = strsep(&rest, "\n"))) {
-        trim(line);
+        trim_line(line);
         if (line[0]) status = sweep_list_add(list, line);
     }
     free(copy);

@@ -196,7 +196,7 @@ static iso_status parse_runs(sweep *self, const command_line *line) {
 }
 
 // Collective. ISO_ERR_MISMATCH where this rank has other runs than rank 0.
-static iso_status agree(const sweep *self) {
+static iso_status agree_on_runs(const sweep *self) {
     static char mine[LIST_ROOM], first[LIST_ROOM];
     size_t used = (size_t)snprintf(mine, sizeof(mine), "--out %s --target %.9g\n", self->folder,
                                    self->target);
@@ -239,7 +239,7 @@ static iso_status take_runs(sweep *self, int count, char **runs, const char *lis
     return parse_runs(self, line);
 }
 
-static bool parse(sweep *self, int argc, char **argv, command_line *line) {
+static bool parse_line(sweep *self, int argc, char **argv, command_line *line) {
     static char listed[LIST_ROOM];
     int end = argc;
     if (!train_all_well(take_common(self, argc, argv, line, &end))) return false;
@@ -247,14 +247,14 @@ static bool parse(sweep *self, int argc, char **argv, command_line *line) {
     if (!take_list(self->file, listed)) return false;
     int runs = end < argc ? argc - end - 1 : 0;
     return train_all_well(take_runs(self, runs, argv + end + 1, listed, line)) &&
-           train_all_well(agree(self));
+           train_all_well(agree_on_runs(self));
 }
 
 bool sweep_options_parse(sweep *self, int argc, char **argv) {
     command_line line = {.common = calloc((size_t)argc + 1, sizeof(*line.common))};
     bool good = train_all_well(
         line.common ? ISO_OK : train_error(ISO_ERR_NOMEM, "out of memory for the options"));
-    good = good && parse(self, argc, argv, &line);
+    good = good && parse_line(self, argc, argv, &line);
     free(line.common);
     return good;
 }

@@ -260,7 +260,7 @@ iso_status sweep_report(const sweep *self) {
 }
 
 // Puts the log in its place, and what it says into the report.
-static iso_status keep(sweep *self, int run, const char *ending) {
+static iso_status keep_log(sweep *self, int run, const char *ending) {
     char path[PATH_MAX];
     TRY(result_path(self, run, ending, path));
     if (rename(growing, path) != 0)
@@ -273,7 +273,7 @@ static iso_status keep(sweep *self, int run, const char *ending) {
 
 static iso_status keep_finished(sweep *self, int run) {
     char failed[PATH_MAX];
-    TRY(keep(self, run, ".jsonl"));
+    TRY(keep_log(self, run, ".jsonl"));
     TRY(result_path(self, run, ".failed", failed));
     unlink(failed); // it failed before
     return ISO_OK;
@@ -289,7 +289,7 @@ static iso_status keep_failed(sweep *self, int run, const char *reason) {
     iso_json_string(log, "reason", reason);
     iso_json_end(log);
     TRY(iso_json_log_close(&log));
-    return keep(self, run, ".failed");
+    return keep_log(self, run, ".failed");
 }
 
 iso_status sweep_store_finish(sweep *self, int run) {

@@ -8,7 +8,7 @@
 #include <signal.h>
 #include <stdlib.h>
 
-static bool inform(const train_options *options) {
+static bool print_information(const train_options *options) {
     int rank;
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     if (rank == 0 && options->help) train_options_help(stdout);
@@ -17,7 +17,7 @@ static bool inform(const train_options *options) {
     return options->help || options->help_env || options->version;
 }
 
-static bool perform(const train_world *world, const train_options *options) {
+static bool perform_run(const train_world *world, const train_options *options) {
     train_result result;
     train_stop_begin(options, world->rank == 0);
     bool good = train_perform(world, options, NULL, &result);
@@ -27,10 +27,10 @@ static bool perform(const train_world *world, const train_options *options) {
     return good;
 }
 
-static bool train(const train_options *options) {
+static bool train_network(const train_options *options) {
     train_world world = {0};
     bool good = train_all_well(train_options_check(options)) && train_world_open(&world, options) &&
-                perform(&world, options);
+                perform_run(&world, options);
     train_world_close(&world);
     return good;
 }
@@ -45,7 +45,7 @@ int main(int argc, char **argv) {
     train_options options;
     bool good = train_all_well(train_options_parse(argc, argv, &options)) &&
                 train_all_well(train_options_agree(&options));
-    if (good && !inform(&options)) good = train(&options);
+    if (good && !print_information(&options)) good = train_network(&options);
     watch_limit("MPI_Finalize");
     MPI_Finalize();
     watch_limit(NULL);

@@ -74,7 +74,7 @@ static iso_sampler_end sampler_end(const char *name) {
     return strcmp(name, "overlap") == 0 ? ISO_SAMPLER_OVERLAP : ISO_SAMPLER_PAD;
 }
 
-static iso_status create(train_run *run, double *numbers) {
+static iso_status create_loaders(train_run *run, double *numbers) {
     const train_world *world = run->world;
     const train_options *options = run->options;
     iso_loader_config plain = ISO_LOADER_DEFAULT;
@@ -106,5 +106,5 @@ iso_status train_loaders_open(train_run *run) {
     run->normalisation = calloc(2 * (size_t)run->world->info.channels, sizeof(double));
     if (!run->normalisation)
         return train_error(ISO_ERR_NOMEM, "out of memory for the normalisation");
-    return create(run, run->normalisation);
+    return create_loaders(run, run->normalisation);
 }

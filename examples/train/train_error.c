@@ -37,7 +37,7 @@ const char *train_error_told(void) { return told; }
 const char *train_error_text(void) { return own[0] ? own : iso_last_error()->message; }
 
 // With the rank that says it, unless the sentence begins with one; rank -1: all of them.
-static void tell(int rank, const char *said) {
+static void print_error(int rank, const char *said) {
     bool named = strncmp(said, "rank ", 5) == 0 && said[5] >= '0' && said[5] <= '9';
     if (rank < 0 || named)
         fprintf(stderr, "%s: %s\n", program, said);
@@ -45,7 +45,7 @@ static void tell(int rank, const char *said) {
         fprintf(stderr, "%s: rank %d: %s\n", program, rank, said);
 }
 
-static void nap(long ns) { nanosleep(&(struct timespec){.tv_nsec = ns}, NULL); }
+static void sleep_ns(long ns) { nanosleep(&(struct timespec){.tv_nsec = ns}, NULL); }
 
 // Until what was begun by a call is complete; ends the job where that takes longer than
 // ISO_TIMEOUT.
@@ -55,7 +55,7 @@ static void await_all(MPI_Request *request, const char *what) {
     for (MPI_Test(request, &done, MPI_STATUS_IGNORE); !done;
          MPI_Test(request, &done, MPI_STATUS_IGNORE)) {
         if (limit == 0 || MPI_Wtime() < end) {
-            nap(50000);
+            sleep_ns(50000);
             continue;
         }
         MPI_Comm_rank(MPI_COMM_WORLD, &rank);
@@ -90,7 +90,7 @@ bool train_all_well(iso_status mine) {
     told[0] = 0;
     if (rank == lowest) snprintf(told, sizeof(told), "%s", train_error_text());
     train_bcast(told, sizeof(told), lowest, what);
-    if (rank == 0) tell(lowest > 0 ? lowest : -1, told);
+    if (rank == 0) print_error(lowest > 0 ? lowest : -1, told);
     own[0] = 0; // the next error may be the library's
     return false;
 }
@@ -103,20 +103,20 @@ bool train_all_well(iso_status mine) {
 #define TAG      31415 // MPI promises 32767
 
 // Until the requests are complete, or the time is over.
-static void await(int count, MPI_Request *requests, double end) {
+static void await_requests(int count, MPI_Request *requests, double end) {
     int done = 0;
     while (MPI_Testall(count, requests, &done, MPI_STATUSES_IGNORE) == MPI_SUCCESS && !done &&
            MPI_Wtime() < end)
-        nap(1000000);
+        sleep_ns(1000000);
 }
 
 // On rank 0: what other ranks say by then; empty texts of those that say nothing.
-static void listen(int ranks, char (*said)[TEXT_ROOM], MPI_Request *requests) {
+static void receive_errors(int ranks, char (*said)[TEXT_ROOM], MPI_Request *requests) {
     for (int r = 1; r < ranks; r++)
         if (MPI_Irecv(said[r], TEXT_ROOM, MPI_CHAR, r, TAG, MPI_COMM_WORLD, &requests[r - 1]) !=
             MPI_SUCCESS)
             requests[r - 1] = MPI_REQUEST_NULL;
-    await(ranks - 1, requests, MPI_Wtime() + PATIENCE);
+    await_requests(ranks - 1, requests, MPI_Wtime() + PATIENCE);
 }
 
 // Each sentence once; without a rank if it is everybody's.
@@ -126,7 +126,7 @@ static void tell_all(int ranks, char (*said)[TEXT_ROOM]) {
     for (int r = 0; r < ranks; r++) {
         bool again = !said[r][0];
         for (int q = 0; q < r && !again; q++) again = strcmp(said[q], said[r]) == 0;
-        if (!again) tell(same ? -1 : r, said[r]);
+        if (!again) print_error(same ? -1 : r, said[r]);
     }
 }
 
@@ -138,15 +138,15 @@ static bool tell_together(int rank, int ranks) {
     if (rank > 0) {
         MPI_Isend(mine, TEXT_ROOM, MPI_CHAR, 0, TAG, MPI_COMM_WORLD, &request);
         double end = MPI_Wtime() + 2 * PATIENCE;
-        await(1, &request, end);
-        while (MPI_Wtime() < end) nap(1000000);
+        await_requests(1, &request, end);
+        while (MPI_Wtime() < end) sleep_ns(1000000);
         return false;
     }
     char(*said)[TEXT_ROOM] = calloc((size_t)ranks, TEXT_ROOM);
     MPI_Request *requests = calloc((size_t)ranks, sizeof(*requests));
     if (!said || !requests) return false;
     memcpy(said[0], mine, TEXT_ROOM);
-    listen(ranks, said, requests);
+    receive_errors(ranks, said, requests);
     tell_all(ranks, said); // kept: messages may still come in
     return true;
 }
@@ -159,7 +159,7 @@ void train_abort(void) {
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &ranks);
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN); // its own are no news now
-    if (!tell_together(rank, ranks)) tell(rank, train_error_text());
+    if (!tell_together(rank, ranks)) print_error(rank, train_error_text());
     fflush(stdout);
     watch_clean();
     MPI_Abort(MPI_COMM_WORLD, EXIT_FAILURE);

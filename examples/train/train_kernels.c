@@ -8,8 +8,8 @@
 
 // One step of a model of its own: what a forward counts, and the statistics that layers keep, stay
 // those of the run's.
-static iso_status step(const train_run *run, iso_module *model, iso_tensor *images,
-                       const int32_t *labels) {
+static iso_status run_step(const train_run *run, iso_module *model, iso_tensor *images,
+                           const int32_t *labels) {
     iso_tensor *output, *gradient;
     double loss;
     TRY(iso_module_forward(model, images, &output));
@@ -32,7 +32,7 @@ static iso_status make_images(const train_run *run, iso_tensor **out) {
     return iso_tensor_unmap(*out);
 }
 
-static iso_status tune(const train_run *run) {
+static iso_status tune_kernels(const train_run *run) {
     const train_options *o = run->options;
     iso_device *device = run->world->device;
     iso_rng rng = {.seed = 1};
@@ -44,7 +44,7 @@ static iso_status tune(const train_run *run) {
                : train_error(ISO_ERR_NOMEM, "out of memory for the labels of a batch");
     if (status >= 0) status = make_images(run, &images);
     if (status >= 0) status = iso_device_tune(device, true);
-    if (status >= 0) status = step(run, model, images, labels);
+    if (status >= 0) status = run_step(run, model, images, labels);
     iso_device_tune(device, false);
     iso_tensor_destroy(&images);
     iso_module_destroy(&model);
@@ -53,7 +53,7 @@ static iso_status tune(const train_run *run) {
 }
 
 // Gives rank 0's choices to all.
-static iso_status spread(const train_run *run) {
+static iso_status spread_choices(const train_run *run) {
     iso_comm *comm = run->world->comm;
     iso_device *device = run->world->device;
     size_t bytes = 0;
@@ -72,6 +72,6 @@ static iso_status spread(const train_run *run) {
 iso_status train_kernels_setup(const train_run *run) {
     TRY(iso_device_set_choices(run->world->device, NULL, 0)); // of a run before
     if (run->options->kernels[0] == 'f') return ISO_OK;
-    TRY(iso_comm_agree(run->world->comm, run->world->rank == 0 ? tune(run) : ISO_OK));
-    return spread(run);
+    TRY(iso_comm_agree(run->world->comm, run->world->rank == 0 ? tune_kernels(run) : ISO_OK));
+    return spread_choices(run);
 }

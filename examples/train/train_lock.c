@@ -147,7 +147,7 @@ static bool is_still_there(int file, const char *path) {
            here.st_dev == there.st_dev;
 }
 
-static iso_status refuse(const char *checkpoint, const char *path, const holder *h) {
+static iso_status refuse_lock(const char *checkpoint, const char *path, const holder *h) {
     long long since = (long long)time(NULL) - h->began; // by the clocks of two hosts
     if (h->pid == 0)
         return train_error(ISO_ERR_STATE,
@@ -162,13 +162,13 @@ static iso_status refuse(const char *checkpoint, const char *path, const holder 
 }
 
 // Of an open lock file, which is new or not. ISO_PENDING: it was removed meanwhile.
-static iso_status claim(int file, bool made, const char *checkpoint, const char *path) {
+static iso_status claim_lock(int file, bool made, const char *checkpoint, const char *path) {
     char found[RECORD + 1], text[64];
     keep_others_out(file);
     if (!is_still_there(file, path)) return ISO_PENDING;
     holder h = read_holder(file, found);
     const char *why = made && h.pid == 0 ? "" : why_left(&h, path, text);
-    if (!why) return refuse(checkpoint, path, &h);
+    if (!why) return refuse_lock(checkpoint, path, &h);
     if (h.pid > 0)
         fprintf(stderr, "train: warning: took over %s of process %ld on host %s, %s\n", path, h.pid,
                 h.host, why);
@@ -190,7 +190,7 @@ static iso_status open_and_claim(const char *checkpoint, const char *path) {
         if (file < 0 && errno == ENOENT) return ISO_PENDING;
     }
     if (file < 0) return train_error(ISO_ERR_IO, "cannot write %s: %s", path, strerror(errno));
-    iso_status status = claim(file, made, checkpoint, path);
+    iso_status status = claim_lock(file, made, checkpoint, path);
     if (status == ISO_ERR_IO && made) unlink(path);
     close(file); // and with it what keeps others out
     return status;
@@ -214,7 +214,7 @@ static _Noreturn void give_up(const holder *h) {
 }
 
 // In the thread of watch.h, which a process that was stopped wakes up in, too.
-static void touch(void) {
+static void touch_lock(void) {
     char found[RECORD + 1];
     pthread_mutex_lock(&guard);
     time_t now = time(NULL);
@@ -249,7 +249,7 @@ iso_status train_lock_take(const char *checkpoint) {
         touched = time(NULL);
     }
     pthread_mutex_unlock(&guard);
-    watch_every_second(touch);
+    watch_every_second(touch_lock);
     watch_at_end(train_lock_release);
     return status;
 }

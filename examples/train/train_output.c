@@ -51,7 +51,7 @@ static iso_status put_channels(iso_state_dict *dict, const char *key, const doub
 }
 
 // What has to be known besides the tensors to classify images: predict reads it.
-static iso_status describe(const train_run *run, iso_state_dict *dict) {
+static iso_status add_description(const train_run *run, iso_state_dict *dict) {
     const iso_dataset_info *info = &run->world->info;
     char shape[80], classes[16];
     snprintf(shape, sizeof(shape), "%lld %lld %lld", (long long)info->channels,
@@ -86,11 +86,11 @@ iso_status train_checkpoint_load(train_run *run) {
                       : train_check_finite(run, path, "its training diverged, load another");
 }
 
-static iso_status save(train_run *run) {
+static iso_status save_checkpoint(train_run *run) {
     iso_state_dict dict;
     TRY(train_check_finite(run, "the training diverged, nothing was saved", "try a lower --lr"));
     TRY(iso_module_state_dict(run->model, &dict));
-    iso_status status = describe(run, &dict);
+    iso_status status = add_description(run, &dict);
     if (status >= 0) status = iso_state_dict_save(&dict, run->options->checkpoint);
     iso_state_dict_destroy(&dict);
     return status;
@@ -100,7 +100,7 @@ static iso_status save(train_run *run) {
 iso_status train_checkpoint_save(train_run *run) {
     iso_status status = ISO_OK;
     TRY(iso_module_train(run->model, false));
-    if (run->world->rank == 0) status = save(run);
+    if (run->world->rank == 0) status = save_checkpoint(run);
     TRY(iso_comm_agree(run->world->comm, status));
     return iso_module_train(run->model, true);
 }

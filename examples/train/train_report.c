@@ -9,14 +9,14 @@
 
 #define EXCHANGE_REPEATS 20
 
-static FILE *people(const train_run *run) {
+static FILE *terminal_of(const train_run *run) {
     return run->world->rank == 0 && !run->options->quiet ? stdout : NULL;
 }
 
 // ---- On the way ---------------------------------------------------------------------------------
 
 // How gradients are summed.
-static const char *algorithm(const train_run *run) {
+static const char *algorithm_text(const train_run *run) {
     iso_reducer_stats stats;
     iso_reducer_get_stats(iso_data_parallel_reducer(run->model), &stats);
     if (stats.nccl) return "by NCCL between the GPUs of a node";
@@ -31,7 +31,7 @@ static void tell_buckets(const train_run *run, FILE *to) {
 }
 
 // "1 rank", "2 ranks".
-static const char *counted(int64_t count, const char *noun, char text[48]) {
+static const char *count_text(int64_t count, const char *noun, char text[48]) {
     snprintf(text, 48, "%lld %s%s", (long long)count, noun, count == 1 ? "" : "s");
     return text;
 }
@@ -69,18 +69,18 @@ static void tell_test_limit(const train_run *run, FILE *to) {
     iso_dataset_get_info(run->world->test_set, &test);
     if (run->test_samples < test.count)
         fprintf(to, "test      the first %s of %lld (--test-limit)\n",
-                counted(run->test_samples, "image", images), (long long)test.count);
+                count_text(run->test_samples, "image", images), (long long)test.count);
 }
 
 void train_report_start(const train_run *run) {
-    FILE *to = people(run);
+    FILE *to = terminal_of(run);
     const train_options *o = run->options;
     const iso_dataset_info *info = &run->world->info;
     iso_comm *comm = run->world->comm;
     char ranks[48], nodes[48], samples[48], steps[48];
     if (!to) return;
     fprintf(to, "data      %s: %s of %lld x %lld x %lld, %d class%s\n", o->data,
-            counted(info->count, "image", samples), (long long)info->channels,
+            count_text(info->count, "image", samples), (long long)info->channels,
             (long long)info->height, (long long)info->width, info->classes,
             info->classes == 1 ? "" : "es");
     tell_test_limit(run, to);
@@ -90,14 +90,15 @@ void train_report_start(const train_run *run) {
     char times[32] = "";
     if (o->accumulate > 1) snprintf(times, sizeof(times), " x %lld", (long long)o->accumulate);
     fprintf(to, "training  %s on %s x %s%s, %s, %s, %s schedule, lr %g\n",
-            counted(run->world->ranks, "rank", ranks), counted(run->world->nodes, "node", nodes),
-            counted(o->batch, "sample", samples), times, counted(run->steps, "step", steps),
-            o->optimizer, o->schedule, run->schedule.lr);
+            count_text(run->world->ranks, "rank", ranks),
+            count_text(run->world->nodes, "node", nodes), count_text(o->batch, "sample", samples),
+            times, count_text(run->steps, "step", steps), o->optimizer, o->schedule,
+            run->schedule.lr);
     fprintf(to, "cores     %s; %lld kernel thread%s each%s\n", run->world->cores.all,
             (long long)o->threads, o->threads > 1 ? "s" : "",
             run->world->bound ? ", bound to a share of them" : "");
     fprintf(to, "exchange  %s, progress %s, all-reduce %s\n", o->sync, iso_comm_progress_text(comm),
-            algorithm(run));
+            algorithm_text(run));
     char rhythm[160];
     if (rhythm_text(&run->seen, rhythm)[0]) fprintf(to, "rhythm    %s\n", rhythm);
     if (o->buckets) tell_buckets(run, to);
@@ -105,7 +106,7 @@ void train_report_start(const train_run *run) {
 }
 
 void train_report_resume(const train_run *run) {
-    FILE *to = people(run);
+    FILE *to = terminal_of(run);
     iso_json_begin(run->log, "resume");
     iso_json_int(run->log, "step", run->at.step);
     if (run->old_wire) iso_json_string(run->log, "old_wire", run->old_wire);
@@ -126,7 +127,7 @@ iso_status train_report_bar(train_run *run) {
     snprintf(label, sizeof(label), "epoch %lld/%lld", (long long)run->at.epoch + 1,
              (long long)((run->steps + whole - 1) / whole));
     int64_t total = left < whole ? left : whole;
-    TRY(iso_progress_bar_create(people(run), label, total, "steps", &run->bar));
+    TRY(iso_progress_bar_create(terminal_of(run), label, total, "steps", &run->bar));
     iso_progress_bar_begin_at(run->bar, made); // by a run that this one resumes
     train_stop_line(iso_progress_bar_is_redrawn(run->bar));
     return ISO_OK;
@@ -149,7 +150,7 @@ static void show_test(int64_t done, void *user) {
 iso_status train_report_test(train_run *run) {
     test_watch watch = {.began = iso_now()};
     int64_t batches = iso_loader_batches(run->test_loader);
-    TRY(iso_progress_bar_create(people(run), "test", batches > 0 ? batches : 1, "batches",
+    TRY(iso_progress_bar_create(terminal_of(run), "test", batches > 0 ? batches : 1, "batches",
                                 &watch.bar));
     iso_status status = iso_evaluate_watched(run->model, run->test_loss, run->test_loader,
                                              run->world->comm, show_test, &watch, &run->test);
@@ -159,7 +160,7 @@ iso_status train_report_test(train_run *run) {
 
 // ---- Metrics ------------------------------------------------------------------------------------
 
-static double rate(const train_metrics *metrics) {
+static double samples_per_second(const train_metrics *metrics) {
     return metrics->seconds > 0 ? (double)metrics->samples / metrics->seconds : 0;
 }
 
@@ -211,7 +212,7 @@ void train_report_epoch(train_run *run, const train_metrics *metrics) {
     char loss[32];
     iso_progress_bar_finish(&run->bar, "loss %s  test accuracy %.2f %%  %.0f samples/s  %.1f s",
                             loss_text(metrics->train_loss, loss), 100 * metrics->test_accuracy,
-                            rate(metrics), metrics->seconds);
+                            samples_per_second(metrics), metrics->seconds);
     train_stop_line(false);
     iso_json_begin(run->log, "epoch");
     iso_json_int(run->log, "epoch", run->at.epoch + 1);
@@ -220,7 +221,7 @@ void train_report_epoch(train_run *run, const train_metrics *metrics) {
     iso_json_double(run->log, "test_loss", metrics->test_loss);
     iso_json_double(run->log, "test_accuracy", metrics->test_accuracy);
     iso_json_double(run->log, "seconds", metrics->seconds);
-    iso_json_double(run->log, "samples_per_second", rate(metrics));
+    iso_json_double(run->log, "samples_per_second", samples_per_second(metrics));
     iso_json_double(run->log, "lr", iso_optimizer_hyper(run->optimizer)->lr);
     iso_json_end(run->log);
 }
@@ -240,7 +241,7 @@ static double median_step(train_run *run) {
 }
 
 // On purpose: nothing was exchanged.
-static bool drifts(const train_run *run) {
+static bool may_drift(const train_run *run) {
     const char *wire = train_setting_text(run->options, "wire");
     return wire && strcmp(wire, "noop") == 0;
 }
@@ -249,7 +250,7 @@ static iso_status check_hash(train_run *run, train_result *out) {
     uint64_t hash;
     bool equal;
     TRY(iso_parameter_hash(run->model, run->world->comm, &hash, &equal));
-    if (!equal && !drifts(run))
+    if (!equal && !may_drift(run))
         return train_error(ISO_ERR_MISMATCH,
                            "the ranks ended with different parameters "
                            "(this one's hash is %016" PRIx64 "): this is a bug",
@@ -269,7 +270,7 @@ static iso_status measure_exchange(train_run *run, train_result *out) {
     return ISO_OK;
 }
 
-static iso_status measure(train_run *run, train_result *out) {
+static iso_status measure_run(train_run *run, train_result *out) {
     iso_comm *comm = run->world->comm;
     iso_reducer_stats stats;
     iso_reducer_get_stats(iso_data_parallel_reducer(run->model), &stats);
@@ -327,7 +328,7 @@ static void log_setting(const train_run *run) {
     iso_json_string(log, "kernels", o->kernels);
     iso_json_string(log, "sync", o->sync);
     iso_json_string(log, "progress", iso_comm_progress_text(run->world->comm));
-    iso_json_string(log, "algorithm", algorithm(run));
+    iso_json_string(log, "algorithm", algorithm_text(run));
 }
 
 // What only the strategy knows, by the names it has given.
@@ -363,7 +364,7 @@ static void log_summary(const train_run *run, const train_result *r) {
     iso_json_double(log, "train_loss", r->metrics.train_loss);
     iso_json_int(log, "train_loss_steps", r->loss_steps);
     iso_json_double(log, "seconds", r->metrics.seconds);
-    iso_json_double(log, "samples_per_second", rate(&r->metrics));
+    iso_json_double(log, "samples_per_second", samples_per_second(&r->metrics));
     iso_json_double(log, "step_ms_p50", r->step_ms_p50);
     iso_json_double(log, "exchange_alone_ms", r->exchange_ms);
     iso_json_double(log, "wait_ms_per_step", r->wait_ms_per_step);
@@ -398,7 +399,7 @@ static void tell_metrics(const train_run *run, FILE *to) {
 }
 
 static void tell_summary(const train_run *run, const train_result *r) {
-    FILE *to = people(run);
+    FILE *to = terminal_of(run);
     char syncs[48];
     if (!to) return;
     // Means over the same steps: a median could be below the mean of its part.
@@ -406,12 +407,12 @@ static void tell_summary(const train_run *run, const train_result *r) {
             r->step_wait_ms_mean);
     if (run->periodic)
         fprintf(to, "; %s of parameters, %.2f ms waiting in each\n",
-                counted(r->syncs, "exchange", syncs), r->wait_ms_per_sync);
+                count_text(r->syncs, "exchange", syncs), r->wait_ms_per_sync);
     else
         fprintf(to, "; an exchange alone takes %.2f ms\n", r->exchange_ms);
     fprintf(to, "test accuracy %.2f %%, parameters %s on %s, peak memory %.0f MB a rank\n",
             100 * r->metrics.test_accuracy, r->hash,
-            drifts(run) ? "rank 0 only (--wire noop: ranks drift apart)" : "all ranks",
+            may_drift(run) ? "rank 0 only (--wire noop: ranks drift apart)" : "all ranks",
             r->peak_rss_mb);
     char rhythm[160];
     if (rhythm_text(&run->seen, rhythm)[0]) fprintf(to, "%s\n", rhythm);
@@ -423,7 +424,7 @@ iso_status train_report_summary(train_run *run, const train_metrics *metrics, tr
     out->metrics = *metrics;
     TRY(iso_strategy_get_stats(run->strategy, run->optimizer, &run->seen)); // to the last step
     TRY(check_hash(run, out));
-    TRY(measure(run, out));
+    TRY(measure_run(run, out));
     train_stats_tell(run, out);
     log_summary(run, out);
     TRY(iso_json_log_close(&run->log));

@@ -8,7 +8,7 @@
 // ---- Errors ----------------------------------------------------------------------------------
 
 // An error that every rank gets can be told and leaves the others waiting for nothing.
-static iso_status told(train_run *run, iso_status status) {
+static iso_status mark_told(train_run *run, iso_status status) {
     run->told = status < 0 && status != ISO_ERR_TIMEOUT && status != ISO_ERR_MPI;
     return status;
 }
@@ -19,8 +19,8 @@ static iso_status tell_dropped(train_run *run, iso_status status, int64_t step) 
     if (!run->periodic || status != ISO_ERR_STATE) return status;
     char why[sizeof(iso_last_error()->message)];
     snprintf(why, sizeof(why), "%s", iso_last_error()->message);
-    if (!strstr(why, "lower learning rate")) return told(run, status);
-    return told(
+    if (!strstr(why, "lower learning rate")) return mark_told(run, status);
+    return mark_told(
         run, train_error(status, "the training diverged in step %lld: %s", (long long)step, why));
 }
 
@@ -44,7 +44,7 @@ static iso_status stop_clock(train_run *run) {
 
 // ---- Test and saving ----------------------------------------------------------------------------
 
-static iso_status test(train_run *run) {
+static iso_status test_once(train_run *run) {
     if (run->test_step == run->at.step) return ISO_OK;
     TRY(train_report_test(run));
     run->test_step = run->at.step;
@@ -54,7 +54,7 @@ static iso_status test(train_run *run) {
 static iso_status tell_eval(train_run *run) {
     const train_observer *observer = run->observer;
     iso_comm *comm = run->world->comm;
-    TRY(test(run));
+    TRY(test_once(run));
     double sum[2] = {run->sum.eval_loss, run->sum.eval_samples}, seconds = run->sum.seconds;
     int64_t bytes[2];
     train_traffic(run, &bytes[0], &bytes[1]);
@@ -76,7 +76,7 @@ static iso_status tell_eval(train_run *run) {
 
 static iso_status save_state(train_run *run) {
     if (run->options->checkpoint_every < 0) return ISO_OK;
-    return told(run, train_state_save(run));
+    return mark_told(run, train_state_save(run));
 }
 
 // ---- Steps --------------------------------------------------------------------------------------
@@ -90,14 +90,14 @@ int64_t train_last_steps(const train_run *run) {
     return (run->steps + 9) / 10;
 }
 
-static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+static int64_t smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
 
 // Samples of this rank in a batch of the epoch; the same on all ranks.
 static int64_t batch_size(const train_run *run, int64_t batch) {
     const train_options *o = run->options;
     int64_t share = (run->world->info.count + run->world->ranks - 1) / run->world->ranks;
     if (strcmp(o->sampler, "drop") == 0) return o->batch;
-    return smaller(o->batch, share - batch * o->batch);
+    return smaller_of(o->batch, share - batch * o->batch);
 }
 
 // Adds up the loss of the last batch: late, as the device computes it beside this program.
@@ -135,7 +135,8 @@ static iso_status add_gradient(train_run *run, int64_t samples) {
 // exchange it once, in the last backward.
 static iso_status make_gradient(train_run *run) {
     int64_t first = run->at.batch, samples = 0;
-    int64_t end = smaller(first + run->options->accumulate, iso_loader_batches(run->train_loader));
+    int64_t end =
+        smaller_of(first + run->options->accumulate, iso_loader_batches(run->train_loader));
     for (int64_t k = first; k < end; k++) samples += batch_size(run, k);
     if (first + 1 < end) {
         TRY(iso_data_parallel_begin_no_sync(run->model));
@@ -194,7 +195,7 @@ static iso_status train_epoch(train_run *run) {
 
 // ---- Epochs -------------------------------------------------------------------------------------
 
-static iso_status collect(train_run *run, train_metrics *out) {
+static iso_status collect_metrics(train_run *run, train_metrics *out) {
     iso_comm *comm = run->world->comm;
     double sum[2] = {run->sum.loss, run->sum.samples};
     double seconds = run->sum.seconds - run->sum.epoch_seconds;
@@ -211,11 +212,11 @@ static iso_status collect(train_run *run, train_metrics *out) {
 // Every rank has the same sum, so they all end here; the last good checkpoint stays.
 static iso_status check_finite(train_run *run, double loss) {
     if (isfinite(loss)) return ISO_OK;
-    return told(run,
-                train_error(ISO_ERR_STATE,
-                            "the training diverged: the loss of epoch %lld is NaN or infinite: try "
-                            "a lower --lr",
-                            (long long)run->at.epoch + 1));
+    return mark_told(
+        run, train_error(ISO_ERR_STATE,
+                         "the training diverged: the loss of epoch %lld is NaN or infinite: try "
+                         "a lower --lr",
+                         (long long)run->at.epoch + 1));
 }
 
 static void begin_next_epoch(train_run *run, int64_t samples) {
@@ -230,8 +231,8 @@ static iso_status run_epoch(train_run *run, train_metrics *out) {
     const train_observer *observer = run->observer;
     TRY(train_report_bar(run));
     TRY(train_epoch(run));
-    TRY(test(run));
-    TRY(collect(run, out));
+    TRY(test_once(run));
+    TRY(collect_metrics(run, out));
     train_report_epoch(run, out);
     if (observer && observer->epoch) observer->epoch(run->at.epoch, out, observer->user);
     TRY(check_finite(run, out->train_loss));
@@ -240,14 +241,14 @@ static iso_status run_epoch(train_run *run, train_metrics *out) {
     TRY(train_sync_look(run)); // a policy may have decided
     begin_next_epoch(run, out->samples);
     if (run->at.step == run->steps) return ISO_OK;
-    if (run->options->checkpoint) TRY(told(run, train_checkpoint_save(run)));
+    if (run->options->checkpoint) TRY(mark_told(run, train_checkpoint_save(run)));
     if (run->options->checkpoint) train_stop_saved(run->at.epoch);
     return save_state(run);
 }
 
 // ---- The whole ----------------------------------------------------------------------------------
 
-static iso_status finish(train_run *run, train_metrics *metrics, train_result *out) {
+static iso_status finish_run(train_run *run, train_metrics *metrics, train_result *out) {
     metrics->seconds = run->sum.seconds;
     metrics->samples = run->at.samples;
     double sum[2] = {run->sum.last_loss, run->sum.last_samples};
@@ -255,9 +256,9 @@ static iso_status finish(train_run *run, train_metrics *metrics, train_result *o
     metrics->train_loss = sum[0] / sum[1];
     TRY(iso_comm_allreduce_f64(run->world->comm, &metrics->seconds, 1, ISO_MAX));
     TRY(iso_strategy_finish(run->strategy, run->optimizer));
-    if (run->options->checkpoint) TRY(told(run, train_checkpoint_save(run)));
-    TRY(told(run, train_check_finite(run, "the training diverged", "try a lower --lr")));
-    return told(run, train_report_summary(run, metrics, out));
+    if (run->options->checkpoint) TRY(mark_told(run, train_checkpoint_save(run)));
+    TRY(mark_told(run, train_check_finite(run, "the training diverged", "try a lower --lr")));
+    return mark_told(run, train_report_summary(run, metrics, out));
 }
 
 // Errors inside an epoch strike one rank while others wait in an exchange: only an abort reaches
@@ -269,7 +270,7 @@ static bool all_well(train_run *run, iso_status status) {
     return train_all_well(status);
 }
 
-static bool go(train_run *run, train_result *out) {
+static bool run_all(train_run *run, train_result *out) {
     train_metrics metrics = {0};
     const train_observer *observer = run->observer;
     train_report_start(run);
@@ -277,7 +278,7 @@ static bool go(train_run *run, train_result *out) {
     if (run->options->resume) train_report_resume(run);
     while (run->at.step < run->steps)
         if (!all_well(run, run_epoch(run, &metrics))) return false;
-    if (!all_well(run, finish(run, &metrics, out))) return false;
+    if (!all_well(run, finish_run(run, &metrics, out))) return false;
     run->at.finished = 1;
     if (!all_well(run, save_state(run))) return false;
     // Last: it ends the loaders, whose state is saved.
@@ -294,9 +295,10 @@ bool train_perform(const train_world *world, const train_options *options,
     if (good && run.at.finished) {
         // Its parameters may have been lost since, or are wanted under another name.
         out->already_finished = true;
-        if (options->checkpoint) good = all_well(&run, told(&run, train_checkpoint_save(&run)));
+        if (options->checkpoint)
+            good = all_well(&run, mark_told(&run, train_checkpoint_save(&run)));
     } else if (good) {
-        good = go(&run, out);
+        good = run_all(&run, out);
     }
     train_teardown(&run);
     return good;

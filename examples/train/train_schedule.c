@@ -9,7 +9,7 @@
 
 // ---- Settings -----------------------------------------------------------------------------------
 
-static bool is(const train_run *run, const char *schedule) {
+static bool is_schedule(const train_run *run, const char *schedule) {
     return strcmp(run->options->schedule, schedule) == 0;
 }
 
@@ -64,14 +64,14 @@ static void set_step_size(train_run *run, int64_t epoch_steps) {
     if (epochs < 0) return;
     run->schedule.t_0 = epochs * epoch_steps; // falls with every update
     run->schedule.step_size = epochs;
-    if (is(run, "step")) run->schedule.interval = epoch_steps;
+    if (is_schedule(run, "step")) run->schedule.interval = epoch_steps;
 }
 
 static iso_status set_plateau(train_run *run) {
     iso_lr_plateau_config config = ISO_LR_PLATEAU_DEFAULT;
     config.plateau.patience = run->options->patience;
     config.factor = run->schedule.gamma;
-    return is(run, "plateau") ? iso_lr_plateau_init(&run->plateau, &config) : ISO_OK;
+    return is_schedule(run, "plateau") ? iso_lr_plateau_init(&run->plateau, &config) : ISO_OK;
 }
 
 iso_status train_schedule_setup(train_run *run, iso_optimizer_kind optimizer, double lr) {
@@ -79,7 +79,7 @@ iso_status train_schedule_setup(train_run *run, iso_optimizer_kind optimizer, do
     iso_schedule_kind kind = ISO_SCHEDULE_CONSTANT; // lowered on plateaus
     int64_t warmup = o->warmup_lr_steps, epoch_steps = run->epoch_steps;
     int64_t steps = run->steps > warmup ? run->steps - warmup : 1;
-    if (!is(run, "plateau")) TRY(iso_schedule_kind_parse(o->schedule, &kind));
+    if (!is_schedule(run, "plateau")) TRY(iso_schedule_kind_parse(o->schedule, &kind));
     run->schedule = iso_schedule_default(kind, lr, steps);
     run->schedule.warmup_steps = warmup;
     run->lr = lr;
@@ -102,7 +102,7 @@ void train_schedule_step(train_run *run) {
 }
 
 void train_schedule_epoch(train_run *run, double test_loss) {
-    if (is(run, "plateau") && iso_lr_plateau_test(&run->plateau, test_loss))
+    if (is_schedule(run, "plateau") && iso_lr_plateau_test(&run->plateau, test_loss))
         run->lr = iso_lr_plateau_reduced(&run->plateau, run->lr);
 }
 

@@ -137,7 +137,7 @@ static bool is_same_file(const char *a, const char *b) {
 }
 
 // Whether the run writes to the files that it resumes from.
-static bool continues(const train_options *o) {
+static bool continues_files(const train_options *o) {
     return o->resume && o->checkpoint && is_same_file(o->resume, o->checkpoint);
 }
 
@@ -169,8 +169,8 @@ static iso_status check_outputs(const train_options *o) {
     if (o->checkpoint) TRY(train_output_check(o->checkpoint, "checkpoint"));
     if (o->checkpoint) TRY(train_lock_take(o->checkpoint));
     if (o->overwrite) return ISO_OK;
-    if (o->checkpoint && !continues(o)) TRY(refuse_sets(o));
-    if (!continues(o)) TRY(refuse_file(o->checkpoint, "checkpoint"));
+    if (o->checkpoint && !continues_files(o)) TRY(refuse_sets(o));
+    if (!continues_files(o)) TRY(refuse_file(o->checkpoint, "checkpoint"));
     return o->resume ? ISO_OK : refuse_file(o->log, "log");
 }
 
@@ -230,7 +230,7 @@ iso_status train_setup_shared(train_run *run) {
     // Last, so that nothing is lost, and no empty log is left, when anything else is wrong.
     if (run->at.finished) return ISO_OK;
     const train_options *o = run->options;
-    if (o->overwrite && o->checkpoint && !continues(o)) TRY(iso_resume_remove(o->checkpoint));
+    if (o->overwrite && o->checkpoint && !continues_files(o)) TRY(iso_resume_remove(o->checkpoint));
     return open_log(run);
 }
 

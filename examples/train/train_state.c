@@ -26,7 +26,7 @@ static uint64_t sum_data(const train_run *run) {
     return uses_test_loss(run) ? train ^ (test << 1 | test >> 63) : train;
 }
 
-static void describe(const train_run *run, char text[SETTINGS_ROOM]) {
+static void describe_settings(const train_run *run, char text[SETTINGS_ROOM]) {
     const iso_dataset_info *info = &run->world->info;
     iso_dataset_info test;
     train_options options = *run->options;
@@ -124,7 +124,7 @@ static const char *free_wire(const train_run *run, const char *line) {
     return NULL;
 }
 
-static iso_status compare(train_run *run, const char *saved, const char *here) {
+static iso_status compare_settings(train_run *run, const char *saved, const char *here) {
     char before[LIST_ROOM] = "", now[LIST_ROOM] = "";
     const char *old_sync = train_options_line(saved, "--sync ");
     bool other_sync = old_sync && !same_option(old_sync, train_options_line(here, "--sync "));
@@ -157,16 +157,16 @@ iso_status train_state_check(train_run *run) {
     TRY(iso_resume_read(run->world->comm, run->options->resume, "train/settings", sizeof(saved),
                         saved));
     saved[SETTINGS_ROOM - 1] = 0;
-    describe(run, here);
-    return compare(run, saved, here);
+    describe_settings(run, here);
+    return compare_settings(run, saved, here);
 }
 
 // ---- The list -----------------------------------------------------------------------------------
 
 #define NUMBERS(type) ((int64_t)(sizeof(type) / 8))
 
-static iso_status list(train_run *run, char settings[SETTINGS_ROOM], iso_loader_state *samples,
-                       iso_state *state) {
+static iso_status list_state(train_run *run, char settings[SETTINGS_ROOM],
+                             iso_loader_state *samples, iso_state *state) {
     _Static_assert(sizeof(train_position) % 8 == 0 && sizeof(train_sums) % 8 == 0,
                    "saved as numbers of 8 bytes");
     TRY(iso_training_state(run->model, run->optimizer, state));
@@ -199,13 +199,13 @@ iso_status train_state_save(train_run *run) {
     iso_state *state;
     iso_loader_state samples;
     train_sums before = run->sum;
-    describe(run, settings);
+    describe_settings(run, settings);
     iso_loader_get_state(run->train_loader, &samples);
     samples.epoch = run->at.epoch; // its next batch, also where an epoch has just ended
     samples.next = run->at.batch;
     TRY(iso_state_create(&state));
     run->sum = with_counts(run);
-    iso_status status = list(run, settings, &samples, state);
+    iso_status status = list_state(run, settings, &samples, state);
     if (status >= 0)
         status = iso_resume_save(run->world->comm, run->options->checkpoint, run->at.step, state);
     iso_state_destroy(&state);
@@ -215,19 +215,20 @@ iso_status train_state_save(train_run *run) {
 
 // What the library finds is told in terms of files; the cause is nearly always one of these
 // options.
-static iso_status explain(const train_run *run, iso_status status) {
+static iso_status explain_mismatch(const train_run *run, iso_status status) {
     const train_options *o = run->options;
     if (status != ISO_ERR_MISMATCH) return status;
     return train_error(status, "cannot resume with --model %s, --optimizer %s and --sync %s: %s",
                        o->model, o->optimizer, o->sync, iso_last_error()->message);
 }
 
-static iso_status load(train_run *run, iso_state *state) {
+static iso_status load_state(train_run *run, iso_state *state) {
     char settings[SETTINGS_ROOM] = "";
     iso_loader_state samples;
     int64_t step;
-    TRY(list(run, settings, &samples, state));
-    TRY(explain(run, iso_resume_load(run->world->comm, run->options->resume, state, &step)));
+    TRY(list_state(run, settings, &samples, state));
+    TRY(explain_mismatch(run,
+                         iso_resume_load(run->world->comm, run->options->resume, state, &step)));
     TRY(iso_loader_set_state(run->train_loader, &samples));
     return iso_training_loaded(run->model, run->optimizer);
 }
@@ -235,7 +236,7 @@ static iso_status load(train_run *run, iso_state *state) {
 iso_status train_state_load(train_run *run) {
     iso_state *state;
     TRY(iso_state_create(&state));
-    iso_status status = load(run, state);
+    iso_status status = load_state(run, state);
     iso_state_destroy(&state);
     TRY(status);
     return iso_strategy_get_stats(run->strategy, run->optimizer, &run->seen);

@@ -47,7 +47,7 @@ static void say_how_to_go_on(const char *why) {
 }
 
 // In the thread of watch.h. The main thread may be in the middle of drawing, or stand in it.
-static void farewell(int code) {
+static void say_farewell(int code) {
     pthread_mutex_lock(&guard);
     for (int i = 0; i < 10 && ftrylockfile(stdout) != 0; i++)
         nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
@@ -87,7 +87,7 @@ static void remove_all_partial(void) {
 
 void train_stop_begin(const train_options *of_run, bool says) {
     options = of_run;
-    if (says) watch_farewell(farewell);
+    if (says) watch_farewell(say_farewell);
     watch_at_exit(remove_all_partial);
 }
 

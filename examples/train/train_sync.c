@@ -8,7 +8,7 @@
 // ---- Setting up ---------------------------------------------------------------------------------
 
 // What is of the strategy comes from options of the same name.
-static iso_status tie(train_run *run, iso_strategy_context *context) {
+static iso_status wrap_all(train_run *run, iso_strategy_context *context) {
     const train_options *o = run->options;
     char warning[ISO_STRATEGY_WARNING];
     TRY(train_options_settings(o, context->settings));
@@ -33,7 +33,7 @@ iso_status train_sync_setup(train_run *run) {
                                     .steps_per_epoch = run->epoch_steps};
     if (!isnan(o->bucket_mb)) context.data_parallel.bucket_mb = o->bucket_mb;
     TRY(iso_settings_create(&context.settings));
-    iso_status status = tie(run, &context);
+    iso_status status = wrap_all(run, &context);
     iso_settings_destroy(&context.settings);
     TRY(status);
     TRY(iso_strategy_get_stats(run->strategy, run->optimizer, &run->seen));

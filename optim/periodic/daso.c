@@ -129,7 +129,7 @@ static iso_status begin_late(daso *self) {
     return iso__periodic_run(&self->engine, &plan, ISO__PAYLOAD_WIRE);
 }
 
-static iso_status step(iso_optimizer *optimizer) {
+static iso_status step_daso(iso_optimizer *optimizer) {
     daso *self = self_of(optimizer);
     iso__sync_plan plan;
     ISO_CHECK(
@@ -185,7 +185,7 @@ static void get_stats(const iso_optimizer *optimizer, iso_daso_stats *out) {
 
 // ---- The optimizer --------------------------------------------------------------------------------
 
-static iso_status state(iso_optimizer *optimizer, iso_state *to) {
+static iso_status list_state(iso_optimizer *optimizer, iso_state *to) {
     daso *self = self_of(optimizer);
     ISO_TRY(iso__periodic_state(&self->engine, to));
     ISO_TRY(iso_state_add(to, ISO_STATE_OWN, "daso/schedule", ISO_STATE_U8, sizeof(self->schedule),
@@ -196,7 +196,7 @@ static iso_status state(iso_optimizer *optimizer, iso_state *to) {
                          self->reason);
 }
 
-static iso_status loaded(iso_optimizer *optimizer) {
+static iso_status check_loaded(iso_optimizer *optimizer) {
     daso *self = self_of(optimizer);
     self->reason[sizeof(self->reason) - 1] = 0;
     ISO_CHECK((int)self->schedule.phase >= 0 && self->schedule.phase <= ISO__DONE, ISO_ERR_FORMAT,
@@ -218,9 +218,9 @@ static iso_status loaded(iso_optimizer *optimizer) {
 static const iso__daso_ops daso_ops = {
     .base.name = "daso",
     ISO__DASO_OPS,
-    .base.step = step,
-    .base.state = state,
-    .base.loaded = loaded,
+    .base.step = step_daso,
+    .base.state = list_state,
+    .base.loaded = check_loaded,
     .epoch_loss = take_epoch_loss,
     .reset = reset_daso,
     .stats = get_stats,

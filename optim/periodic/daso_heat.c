@@ -25,7 +25,7 @@ static void apply_scheduler(daso_heat *self) {
 }
 
 // While cycling f32 travels; downcast_type is of the blocking phases, as in HeAT.
-static iso_status step(iso_optimizer *optimizer) {
+static iso_status step_daso(iso_optimizer *optimizer) {
     daso_heat *self = self_of(optimizer);
     iso__sync_plan plan;
     bool blocking = self->schedule.global_skip < 1;
@@ -84,7 +84,7 @@ static void get_stats(const iso_optimizer *optimizer, iso_daso_stats *out) {
 
 // ---- The optimizer --------------------------------------------------------------------------------
 
-static iso_status state(iso_optimizer *optimizer, iso_state *to) {
+static iso_status list_state(iso_optimizer *optimizer, iso_state *to) {
     daso_heat *self = self_of(optimizer);
     ISO_TRY(iso__periodic_state(&self->engine, to));
     self->saved = self->schedule;
@@ -95,7 +95,7 @@ static iso_status state(iso_optimizer *optimizer, iso_state *to) {
                          self->reason);
 }
 
-static iso_status loaded(iso_optimizer *optimizer) {
+static iso_status take_loaded(iso_optimizer *optimizer) {
     daso_heat *self = self_of(optimizer);
     self->reason[sizeof(self->reason) - 1] = 0;
     self->saved.config = self->schedule.config;
@@ -106,9 +106,9 @@ static iso_status loaded(iso_optimizer *optimizer) {
 static const iso__daso_ops daso_heat_ops = {
     .base.name = "daso-heat",
     ISO__DASO_OPS,
-    .base.step = step,
-    .base.state = state,
-    .base.loaded = loaded,
+    .base.step = step_daso,
+    .base.state = list_state,
+    .base.loaded = take_loaded,
     .epoch_loss = take_epoch_loss,
     .reset = reset_daso,
     .stats = get_stats,

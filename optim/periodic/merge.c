@@ -5,12 +5,12 @@
 enum { BLOCK = 2048 }; // stays in the first-level cache between the two passes over it
 
 // Lin et al. and others keep what was learned while waiting: x = mean + (x now - x sent).
-static void progress(size_t count, float *now, const iso__merge_args *a) {
+static void merge_progress(size_t count, float *now, const iso__merge_args *a) {
     for (size_t i = 0; i < count; i++) now[i] = a->mean[i] + (now[i] - a->sent[i]);
 }
 
 // HeAT, _gs_rcv_update_params: x = (2 S now + sum of sent) / (2 S + P); S = 0 counts as 1/2.
-static void heat(size_t count, float *now, const iso__merge_args *a) {
+static void merge_heat(size_t count, float *now, const iso__merge_args *a) {
     double twice = a->age > 0 ? 2.0 * (double)a->age : 1.0, all = twice + a->nodes;
     float own = (float)(twice / all), theirs = (float)(a->nodes / all);
     for (size_t i = 0; i < count; i++) now[i] = own * now[i] + theirs * a->mean[i];
@@ -45,8 +45,8 @@ void iso__merge(iso_merge rule, size_t count, float *now, const iso__merge_args 
         block.mean += at;
         measure_block(n, &block, distance, norm);
         if (rule == ISO_MERGE_PROGRESS)
-            progress(n, now + at, &block);
+            merge_progress(n, now + at, &block);
         else
-            heat(n, now + at, &block);
+            merge_heat(n, now + at, &block);
     }
 }

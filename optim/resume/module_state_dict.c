@@ -13,7 +13,7 @@ static iso_status add_tensor(iso_state_dict *dict, const char *path, const char 
     return ISO_OK;
 }
 
-static iso_status visit(iso_module *module, const char *path, void *user) {
+static iso_status add_module(iso_module *module, const char *path, void *user) {
     for (int i = 0; i < module->parameter_count; i++) {
         iso_tensor *value;
         ISO_TRY(iso_parameter_value(module->parameter[i], &value)); // completes what is pending
@@ -26,7 +26,7 @@ static iso_status visit(iso_module *module, const char *path, void *user) {
 
 iso_status iso_module_state_dict(iso_module *module, iso_state_dict *out) {
     iso_state_dict dict = {0};
-    iso_status status = iso__module_walk(module, visit, &dict);
+    iso_status status = iso__module_walk(module, add_module, &dict);
     if (status < 0) {
         iso_state_dict_destroy(&dict);
         return iso__error_frame(status, __func__, __FILE__, __LINE__);

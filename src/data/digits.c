@@ -139,7 +139,7 @@ typedef struct draws {
     int used;
 } draws;
 
-static uint32_t draw(draws *self) {
+static uint32_t draw_word(draws *self) {
     if (self->used == 4) {
         iso__philox(self->key, self->counter, self->word);
         self->counter[0]++;
@@ -149,14 +149,14 @@ static uint32_t draw(draws *self) {
 }
 
 // In [low, high]; the bias of at most 2^-20 does not matter here.
-static int between(draws *self, int low, int high) {
+static int draw_between(draws *self, int low, int high) {
     uint64_t span = (uint64_t)(high - low + 1);
-    return low + (int)((uint64_t)draw(self) * span >> 32);
+    return low + (int)((uint64_t)draw_word(self) * span >> 32);
 }
 
 // Like between, but the middle is likelier than the ends.
-static int around(draws *self, int low, int high) {
-    return (between(self, low, high) + between(self, low, high)) / 2;
+static int draw_around(draws *self, int low, int high) {
+    return (draw_between(self, low, high) + draw_between(self, low, high)) / 2;
 }
 
 // ---- Ink ----------------------------------------------------------------------------------------
@@ -170,10 +170,10 @@ typedef struct point {
     int x, y;
 } point;
 
-static int clamp(int x, int low, int high) { return x < low ? low : x > high ? high : x; }
+static int clamp_to(int x, int low, int high) { return x < low ? low : x > high ? high : x; }
 
 // Squared distance from p to the segment ab.
-static int64_t distance2(point p, point a, point b) {
+static int64_t squared_distance(point p, point a, point b) {
     int64_t dx = b.x - a.x, dy = b.y - a.y, px = p.x - a.x, py = p.y - a.y;
     int64_t length2 = dx * dx + dy * dy, along = px * dx + py * dy;
     if (along <= 0) return px * px + py * py;
@@ -185,25 +185,25 @@ static int64_t distance2(point p, point a, point b) {
 
 static void draw_segment(uint8_t *image, pen with, point a, point b) {
     int reach = with.radius + ONE;
-    int left = clamp(((a.x < b.x ? a.x : b.x) - reach) / ONE, 0, SIDE - 1);
-    int right = clamp(((a.x > b.x ? a.x : b.x) + reach) / ONE, 0, SIDE - 1);
-    int top = clamp(((a.y < b.y ? a.y : b.y) - reach) / ONE, 0, SIDE - 1);
-    int bottom = clamp(((a.y > b.y ? a.y : b.y) + reach) / ONE, 0, SIDE - 1);
+    int left = clamp_to(((a.x < b.x ? a.x : b.x) - reach) / ONE, 0, SIDE - 1);
+    int right = clamp_to(((a.x > b.x ? a.x : b.x) + reach) / ONE, 0, SIDE - 1);
+    int top = clamp_to(((a.y < b.y ? a.y : b.y) - reach) / ONE, 0, SIDE - 1);
+    int bottom = clamp_to(((a.y > b.y ? a.y : b.y) + reach) / ONE, 0, SIDE - 1);
     for (int y = top; y <= bottom; y++) {
         for (int x = left; x <= right; x++) {
             point centre = {x * ONE + ONE / 2, y * ONE + ONE / 2};
-            int64_t far2 = distance2(centre, a, b);
+            int64_t far2 = squared_distance(centre, a, b);
             if (far2 >= (int64_t)reach * reach) continue;
             // IEEE 754 rounds sqrt correctly, so this is as exact as an integer root. The edge of a
             // line fades over one pixel.
-            int cover = clamp(with.radius + ONE / 2 - (int)sqrt((double)far2), 0, ONE);
+            int cover = clamp_to(with.radius + ONE / 2 - (int)sqrt((double)far2), 0, ONE);
             int value = cover * with.ink / ONE;
             if (value > image[y * SIDE + x]) image[y * SIDE + x] = (uint8_t)value;
         }
     }
 }
 
-static point middle(point a, point b) { return (point){(a.x + b.x) / 2, (a.y + b.y) / 2}; }
+static point middle_of(point a, point b) { return (point){(a.x + b.x) / 2, (a.y + b.y) / 2}; }
 
 // From `start` to `end` bending towards `control`, as four straight pieces.
 static void draw_bend(uint8_t *image, pen with, point start, point control, point end) {
@@ -224,7 +224,7 @@ static void draw_stroke(uint8_t *image, pen with, bool curved, int count, const 
     }
     point start = points[0];
     for (int i = 1; i < count - 1; i++) {
-        point end = i == count - 2 ? points[count - 1] : middle(points[i], points[i + 1]);
+        point end = i == count - 2 ? points[count - 1] : middle_of(points[i], points[i + 1]);
         draw_bend(image, with, start, points[i], end);
         start = end;
     }
@@ -239,15 +239,16 @@ typedef struct placement {
 } placement;
 
 static placement draw_placement(draws *random) {
-    int width = around(random, 250, 440), height = around(random, 250, 380); // 1/ONE pixel per unit
-    int slant = around(random, -100, 130), turn = around(random, -100, 100); // 1/ONE
+    int width = draw_around(random, 250, 440),
+        height = draw_around(random, 250, 380); // 1/ONE pixel per unit
+    int slant = draw_around(random, -100, 130), turn = draw_around(random, -100, 100); // 1/ONE
     placement place;
     place.xx = width;
     place.xy = -(slant + turn) * height / ONE;
     place.yx = turn * width / ONE;
     place.yy = height;
-    place.shift_x = SIDE * ONE / 2 + around(random, -5 * ONE, 5 * ONE);
-    place.shift_y = SIDE * ONE / 2 + around(random, -9 * ONE / 2, 9 * ONE / 2);
+    place.shift_x = SIDE * ONE / 2 + draw_around(random, -5 * ONE, 5 * ONE);
+    place.shift_y = SIDE * ONE / 2 + draw_around(random, -9 * ONE / 2, 9 * ONE / 2);
     return place;
 }
 
@@ -255,13 +256,13 @@ static placement draw_placement(draws *random) {
 
 static void draw_glyph(uint8_t *image, draws *random, const glyph *what) {
     placement place = draw_placement(random);
-    pen with = {around(random, 130, 360), between(random, 150, 255)};
+    pen with = {draw_around(random, 130, 360), draw_between(random, 150, 255)};
     for (int s = 0; s < what->count; s++) {
         const stroke *from = &what->strokes[s];
         point points[MAX_POINTS];
         for (int i = 0; i < from->count; i++) {
-            int x = (from->xy[i][0] - 5) * WOBBLE + around(random, -WOBBLE, WOBBLE);
-            int y = (from->xy[i][1] - 7) * WOBBLE + around(random, -WOBBLE, WOBBLE);
+            int x = (from->xy[i][0] - 5) * WOBBLE + draw_around(random, -WOBBLE, WOBBLE);
+            int y = (from->xy[i][1] - 7) * WOBBLE + draw_around(random, -WOBBLE, WOBBLE);
             points[i].x = (place.xx * x + place.xy * y) / WOBBLE + place.shift_x;
             points[i].y = (place.yx * x + place.yy * y) / WOBBLE + place.shift_y;
         }
@@ -271,27 +272,27 @@ static void draw_glyph(uint8_t *image, draws *random, const glyph *what) {
 
 // Short strokes that belong to no digit, anywhere.
 static void draw_clutter(uint8_t *image, draws *random) {
-    int count = between(random, 0, 3);
+    int count = draw_between(random, 0, 3);
     for (int i = 0; i < count; i++) {
-        pen with = {between(random, 90, 200), between(random, 60, 200)};
+        pen with = {draw_between(random, 90, 200), draw_between(random, 60, 200)};
         point points[2];
-        points[0].x = between(random, 0, SIDE * ONE);
-        points[0].y = between(random, 0, SIDE * ONE);
-        points[1].x = points[0].x + between(random, -5 * ONE, 5 * ONE);
-        points[1].y = points[0].y + between(random, -5 * ONE, 5 * ONE);
+        points[0].x = draw_between(random, 0, SIDE * ONE);
+        points[0].y = draw_between(random, 0, SIDE * ONE);
+        points[1].x = points[0].x + draw_between(random, -5 * ONE, 5 * ONE);
+        points[1].y = points[0].y + draw_between(random, -5 * ONE, 5 * ONE);
         draw_stroke(image, with, false, 2, points);
     }
 }
 
 static void add_noise(uint8_t *image, draws *random) {
-    int strength = between(random, 0, 60);
+    int strength = draw_between(random, 0, 60);
     for (int p = 0; p < PIXELS; p += 2) {
         // Two bytes each: the difference of two even draws has a triangular distribution.
-        uint32_t bits = draw(random);
+        uint32_t bits = draw_word(random);
         int first = (int)(bits & 255) - (int)(bits >> 8 & 255);
         int second = (int)(bits >> 16 & 255) - (int)(bits >> 24);
-        image[p] = (uint8_t)clamp(image[p] + first * strength / 256, 0, 255);
-        image[p + 1] = (uint8_t)clamp(image[p + 1] + second * strength / 256, 0, 255);
+        image[p] = (uint8_t)clamp_to(image[p] + first * strength / 256, 0, 255);
+        image[p + 1] = (uint8_t)clamp_to(image[p + 1] + second * strength / 256, 0, 255);
     }
 }
 
@@ -299,10 +300,10 @@ static void add_noise(uint8_t *image, draws *random) {
 static int32_t draw_digit(bool train, int64_t i, uint8_t *image) {
     draws random = {.key = iso__philox_key_make(train ? 1 : 2, ISO_RNG_DIGITS, (uint64_t)i),
                     .used = 4};
-    int digit = between(&random, 0, 9), first = 0, variants = 0;
+    int digit = draw_between(&random, 0, 9), first = 0, variants = 0;
     while (glyphs[first].digit != digit) first++;
     while (first + variants < GLYPHS && glyphs[first + variants].digit == digit) variants++;
-    draw_glyph(image, &random, &glyphs[between(&random, first, first + variants - 1)]);
+    draw_glyph(image, &random, &glyphs[draw_between(&random, first, first + variants - 1)]);
     draw_clutter(image, &random);
     add_noise(image, &random);
     return digit;

@@ -77,7 +77,7 @@ static iso_status read_shape(iso__source *source, const char *path, iso_idx *idx
     return ISO_OK;
 }
 
-static iso_status truncated(const char *path, const iso_idx *idx, size_t header, size_t has) {
+static iso_status fail_truncated(const char *path, const iso_idx *idx, size_t header, size_t has) {
     return ISO_FAIL(ISO_ERR_FORMAT,
                     "%s is truncated: its header promises %lld elements of %zu bytes after the "
                     "first %zu bytes, but "
@@ -92,7 +92,7 @@ static iso_status read_elements(iso__source *source, const char *path, iso_idx *
     size_t wanted = (size_t)idx->count * element_size((int)idx->type);
     int64_t size = iso__source_size(source);
     if (size >= 0 && (size_t)size - header < wanted)
-        return truncated(path, idx, header, (size_t)size - header);
+        return fail_truncated(path, idx, header, (size_t)size - header);
     room = size >= 0 || wanted < FIRST_READ ? wanted : FIRST_READ;
     void *data;
     ISO_TRY(iso__alloc(room, &data));
@@ -101,7 +101,7 @@ static iso_status read_elements(iso__source *source, const char *path, iso_idx *
         ISO_TRY_GOTO(iso__source_read(source, (char *)data + got, room - got, &now));
         got += now;
         if (got < room) {
-            status = truncated(path, idx, header, got);
+            status = fail_truncated(path, idx, header, got);
             goto fail;
         }
         if (room == wanted) break;

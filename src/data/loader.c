@@ -73,7 +73,7 @@ static iso_status fill_images(iso_loader *self, slot *to, const int64_t *indices
     return ISO_OK;
 }
 
-static iso_status prepare(iso_loader *self, int64_t k) {
+static iso_status prepare_batch(iso_loader *self, int64_t k) {
     slot *to = &self->slots[k % self->slot_count];
     int64_t start = iso_now();
     const int64_t *indices;
@@ -105,7 +105,7 @@ static void *run_epoch(void *argument) {
     iso_status status = ISO_OK;
     // `ready` is written by this thread only.
     for (int64_t k = self->ready; k < batches && status == ISO_OK && wait_for_slot(self, k); k++) {
-        status = prepare(self, k);
+        status = prepare_batch(self, k);
         pthread_mutex_lock(&self->lock);
         if (status < 0) {
             self->status = status;
@@ -173,8 +173,8 @@ static iso_status create_sampler(iso_loader *self, const iso_sampler_config *ord
     return iso_sampler_create(&config, &self->sampler);
 }
 
-static iso_status setup(iso_loader *self, const iso_sampler_config *order,
-                        const iso_loader_config *config) {
+static iso_status set_up(iso_loader *self, const iso_sampler_config *order,
+                         const iso_loader_config *config) {
     ISO_CHECK(config->prefetch >= 0 && config->prefetch <= 1024, ISO_ERR_ARG,
               "%d batches cannot be prepared ahead: give 0 to 1024", config->prefetch);
     self->slot_count = config->prefetch + 1;
@@ -196,7 +196,7 @@ iso_status iso_loader_create_take(iso_device *device, iso_dataset *dataset,
     self->device = iso_device_retain(device);
     pthread_mutex_init(&self->lock, NULL);
     pthread_cond_init(&self->changed, NULL);
-    ISO_TRY_GOTO(setup(self, order, config ? config : &ISO_LOADER_DEFAULT));
+    ISO_TRY_GOTO(set_up(self, order, config ? config : &ISO_LOADER_DEFAULT));
     *out = self;
     return ISO_OK;
 fail:
@@ -268,7 +268,7 @@ static iso_status wait_for_batch(iso_loader *self, int64_t k, int64_t *ready) {
 }
 
 // Batches that are prepared set out for the device, later ones too.
-static iso_status send(iso_loader *self, int64_t ready) {
+static iso_status send_batches(iso_loader *self, int64_t ready) {
     int64_t shape[4];
     for (; self->sent < ready; self->sent++) {
         slot *s = &self->slots[self->sent % self->slot_count];
@@ -286,8 +286,8 @@ iso_status iso_loader_next(iso_loader *self, iso_batch *out) {
         *out = (iso_batch){.index = k};
         return ISO_PENDING;
     }
-    ISO_TRY(self->threaded ? wait_for_batch(self, k, &ready) : prepare(self, k));
-    ISO_TRY(send(self, ready));
+    ISO_TRY(self->threaded ? wait_for_batch(self, k, &ready) : prepare_batch(self, k));
+    ISO_TRY(send_batches(self, ready));
     slot *from = &self->slots[k % self->slot_count];
     ISO_TRY(iso__upload_take(&from->upload));
     *out = (iso_batch){from->upload.images, from->labels, from->n, k};

@@ -19,9 +19,9 @@ static uint64_t draw_below(iso__philox_key key, uint64_t position, uint64_t boun
     }
 }
 
-static const char *s(int64_t count) { return count == 1 ? "" : "s"; }
+static const char *plural_s(int64_t count) { return count == 1 ? "" : "s"; }
 
-static iso_status check(const iso_sampler_config *config, int64_t *global_batch) {
+static iso_status check_config(const iso_sampler_config *config, int64_t *global_batch) {
     ISO_CHECK(config->count > 0, ISO_ERR_ARG, "a sampler needs at least one sample, not %lld",
               (long long)config->count);
     ISO_CHECK(config->ranks > 0 && config->rank >= 0 && config->rank < config->ranks, ISO_ERR_ARG,
@@ -29,20 +29,20 @@ static iso_status check(const iso_sampler_config *config, int64_t *global_batch)
     ISO_CHECK(config->batch > 0 &&
                   !__builtin_mul_overflow(config->batch, config->ranks, global_batch),
               ISO_ERR_ARG, "a batch of %lld samples on each of %d rank%s is impossible",
-              (long long)config->batch, config->ranks, s(config->ranks));
+              (long long)config->batch, config->ranks, plural_s(config->ranks));
     ISO_CHECK(config->ranks <= config->count || config->end == ISO_SAMPLER_SHARE, ISO_ERR_ARG,
               "%d ranks cannot share %lld sample%s: use at most as many ranks as samples",
-              config->ranks, (long long)config->count, s(config->count));
+              config->ranks, (long long)config->count, plural_s(config->count));
     ISO_CHECK(
         config->end != ISO_SAMPLER_DROP || config->count >= *global_batch, ISO_ERR_ARG,
         "%lld sample%s are less than one batch of %lld on each of %d rank%s: use a smaller batch",
-        (long long)config->count, s(config->count), (long long)config->batch, config->ranks,
-        s(config->ranks));
+        (long long)config->count, plural_s(config->count), (long long)config->batch, config->ranks,
+        plural_s(config->ranks));
     return ISO_OK;
 }
 
 // How many batches there are, and how the last one is split.
-static void split(iso_sampler *self, int64_t global_batch) {
+static void split_epoch(iso_sampler *self, int64_t global_batch) {
     const iso_sampler_config *c = &self->config;
     int64_t rest = c->count % global_batch;
     self->stride = global_batch;
@@ -76,7 +76,7 @@ static void cut_shard(iso_sampler *self) {
 
 iso_status iso_sampler_create(const iso_sampler_config *config, iso_sampler **out) {
     int64_t global_batch = 0;
-    ISO_TRY(check(config, &global_batch));
+    ISO_TRY(check_config(config, &global_batch));
     void *memory;
     ISO_TRY(iso__alloc_zero(sizeof(iso_sampler), &memory));
     iso_sampler *self = memory;
@@ -84,7 +84,7 @@ iso_status iso_sampler_create(const iso_sampler_config *config, iso_sampler **ou
     if (config->end == ISO_SAMPLER_OVERLAP)
         cut_shard(self);
     else
-        split(self, global_batch);
+        split_epoch(self, global_batch);
     void *indices;
     iso_status status;
     ISO_TRY_GOTO(iso__alloc((size_t)(config->count + config->ranks) * sizeof(int64_t), &indices));

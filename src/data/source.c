@@ -78,7 +78,7 @@ static iso_status fail_behind_the_end(const iso__source *self) {
 }
 
 // Gets more compressed bytes; *more is false at the proper end of the file.
-static iso_status refill(iso__source *self, bool *more) {
+static iso_status refill_input(iso__source *self, bool *more) {
     *more = true;
     if (self->z.avail_in > 0) return ISO_OK;
     size_t got = fread(self->input, 1, sizeof(self->input), self->file);
@@ -99,7 +99,7 @@ static iso_status read_gzip(iso__source *self, void *to, size_t bytes, size_t *g
     size_t done = 0;
     while (done < bytes) {
         bool more;
-        ISO_TRY(refill(self, &more));
+        ISO_TRY(refill_input(self, &more));
         if (!more) break;
         if (self->member_done) { // a gzip file may be several, end to end
             inflateReset(&self->z);

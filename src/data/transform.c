@@ -6,7 +6,7 @@
 
 // ---- Set-up -------------------------------------------------------------------------------------
 
-static iso_status check(const iso_dataset_info *info, const iso_loader_config *config) {
+static iso_status check_config(const iso_dataset_info *info, const iso_loader_config *config) {
     ISO_CHECK(config->dtype == ISO_F32 || config->dtype == ISO_F64, ISO_ERR_UNSUPPORTED,
               "a loader gives images of f32 or f64, not %s", iso_dtype_name(config->dtype));
     ISO_CHECK(config->flip >= 0 && config->flip <= 1, ISO_ERR_ARG,
@@ -42,7 +42,7 @@ static void fill_table(iso__transform *self, const double *mean, const double *s
 
 iso_status iso__transform_init(iso__transform *self, const iso_dataset_info *info,
                                const iso_loader_config *config, uint64_t seed) {
-    ISO_TRY(check(info, config));
+    ISO_TRY(check_config(info, config));
     *self = (iso__transform){.channels = info->channels,
                              .height = info->height,
                              .width = info->width,
@@ -91,8 +91,8 @@ typedef struct view {
 DEFINE_CONVERT(convert_f32, float)
 DEFINE_CONVERT(convert_f64, double)
 
-static void convert(iso_dtype dtype, const void *table, const uint8_t *from, bool mirrored,
-                    int64_t n, void *to) {
+static void convert_row(iso_dtype dtype, const void *table, const uint8_t *from, bool mirrored,
+                        int64_t n, void *to) {
     void (*all)(const void *, const uint8_t *, int64_t, int64_t, void *) =
         dtype == ISO_F64 ? convert_f64 : convert_f32;
     if (mirrored)
@@ -110,14 +110,14 @@ static void fill_background(iso_dtype dtype, const void *table, int64_t n, void 
             ((float *)to)[i] = *(const float *)table;
 }
 
-static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+static int64_t larger_of(int64_t a, int64_t b) { return a > b ? a : b; }
 
 // One channel: column x of the result is column x - right of the image, counted from its other side
 // if that is mirrored.
 static void convert_plane(const iso__transform *self, const view *how, const void *table,
                           const uint8_t *plane, char *out) {
-    int64_t width = self->width, left = larger(how->right, 0);
-    int64_t inside = width - left - larger(-how->right, 0);
+    int64_t width = self->width, left = larger_of(how->right, 0);
+    int64_t inside = width - left - larger_of(-how->right, 0);
     int64_t first = how->mirrored ? width - 1 - (left - how->right) : left - how->right;
     size_t size = iso_dtype_size(self->dtype);
     for (int64_t y = 0; y < self->height; y++, out += (size_t)width * size) {
@@ -127,8 +127,8 @@ static void convert_plane(const iso__transform *self, const view *how, const voi
             continue;
         }
         fill_background(self->dtype, table, left, out);
-        convert(self->dtype, table, plane + row * width + first, how->mirrored, inside,
-                out + (size_t)left * size);
+        convert_row(self->dtype, table, plane + row * width + first, how->mirrored, inside,
+                    out + (size_t)left * size);
         fill_background(self->dtype, table, width - left - inside,
                         out + (size_t)(left + inside) * size);
     }
@@ -141,7 +141,7 @@ static int64_t draw_shift(uint32_t bits, int64_t most) {
 }
 
 // Counter words 0 and 1: the number of the sample.
-static view draw(const iso__transform *self, int64_t index) {
+static view draw_view(const iso__transform *self, int64_t index) {
     uint32_t counter[4] = {(uint32_t)index, (uint32_t)(index >> 32), 0, 0}, word[4];
     iso__philox(self->key, counter, word);
     return (view){.down = draw_shift(word[0], self->shift),
@@ -154,12 +154,12 @@ void iso__transform_image(const iso__transform *self, int64_t index, const uint8
     int64_t pixels = self->height * self->width;
     size_t size = iso_dtype_size(self->dtype);
     bool plain = self->shift == 0 && self->flip == 0;
-    view how = plain ? (view){0} : draw(self, index);
+    view how = plain ? (view){0} : draw_view(self, index);
     for (int64_t c = 0; c < self->channels; c++) {
         const void *table = (const char *)self->table + (size_t)c * 256 * size;
         char *to = (char *)out + (size_t)(c * pixels) * size;
         if (plain)
-            convert(self->dtype, table, image + c * pixels, false, pixels, to);
+            convert_row(self->dtype, table, image + c * pixels, false, pixels, to);
         else
             convert_plane(self, &how, table, image + c * pixels, to);
     }

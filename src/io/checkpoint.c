@@ -6,7 +6,7 @@
 #include <string.h>
 
 // The tensors as arrays of a file; free with iso__free.
-static iso_status describe(const iso_named_tensor *tensors, int count, iso__array **out) {
+static iso_status describe_tensors(const iso_named_tensor *tensors, int count, iso__array **out) {
     void *memory;
     ISO_CHECK(tensors && count > 0, ISO_ERR_ARG, "a checkpoint needs at least one tensor");
     for (int i = 0; i < count; i++)
@@ -33,7 +33,7 @@ static iso_status describe(const iso_named_tensor *tensors, int count, iso__arra
 iso_status iso_checkpoint_save(const char *path, const iso_named_tensor *tensors, int count) {
     static const iso__note format = {"format", "pt"};
     iso__array *arrays = NULL;
-    ISO_TRY(describe(tensors, count, &arrays));
+    ISO_TRY(describe_tensors(tensors, count, &arrays));
     iso_status status = iso__safetensors_write(path, false, &format, 1, arrays, count);
     iso__free(arrays);
     ISO_TRY(status);
@@ -53,7 +53,7 @@ iso_status iso_checkpoint_load(const char *path, const iso_named_tensor *tensors
     iso_status status;
     iso__safetensors file = {0};
     iso__array *arrays = NULL;
-    ISO_TRY(describe(tensors, count, &arrays));
+    ISO_TRY(describe_tensors(tensors, count, &arrays));
     ISO_TRY_GOTO(iso__safetensors_open(path, false, &file));
     ISO_TRY_GOTO(iso__safetensors_match(&file, arrays, count));
     // All data are read before the first tensor changes, so that a disk error changes nothing
@@ -80,7 +80,7 @@ iso_status iso_state_dict_save(const iso_state_dict *dict, const char *path) {
     if (!iso_state_dict_metadata(dict, "format")) notes[count++] = (iso__note){"format", "pt"};
     for (int i = 0; i < dict->metadata_count; i++)
         notes[count++] = (iso__note){dict->metadata[i].key, dict->metadata[i].value};
-    ISO_TRY_GOTO(describe(dict->item, dict->count, &arrays));
+    ISO_TRY_GOTO(describe_tensors(dict->item, dict->count, &arrays));
     ISO_TRY_GOTO(iso__safetensors_write(path, false, notes, count, arrays, dict->count));
     status = ISO_OK;
 fail:

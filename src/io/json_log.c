@@ -102,7 +102,7 @@ iso_status iso_json_log_append(const char *path, iso_json_log **out) {
     return open_log(path, true, out);
 }
 
-static void check(iso_json_log *self, bool good) {
+static void note_error(iso_json_log *self, bool good) {
     if (!good && !self->error) self->error = errno ? errno : EIO;
 }
 
@@ -110,8 +110,8 @@ iso_status iso_json_log_close(iso_json_log **log) {
     iso_json_log *self = log ? *log : NULL;
     if (!self) return ISO_OK;
     iso_status status = ISO_OK;
-    check(self, !ferror(self->file));
-    check(self, fclose(self->file) == 0);
+    note_error(self, !ferror(self->file));
+    note_error(self, fclose(self->file) == 0);
     if (self->error)
         status = ISO_FAIL(ISO_ERR_IO, "cannot write log %s: %s", self->path, strerror(self->error));
     iso__free(self->path);
@@ -200,7 +200,7 @@ void iso_json_end(iso_json_log *log) {
     if (!log) return;
     errno = 0;
     fputs("}\n", log->file);
-    check(log, fflush(log->file) == 0);
+    note_error(log, fflush(log->file) == 0);
 }
 
 double iso_peak_rss_mb(void) {

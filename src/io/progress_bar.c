@@ -99,7 +99,7 @@ static void metrics_text(const iso_progress_bar *self, char *text, size_t room) 
     }
 }
 
-static void draw(iso_progress_bar *self) {
+static void draw_bar(iso_progress_bar *self) {
     char text[TEXT_ROOM], metrics[TEXT_ROOM / 2], bar[BAR_MOST + 1];
     metrics_text(self, metrics, sizeof(metrics));
     // One column stays free: writing into the last one makes some terminals wrap.
@@ -153,7 +153,7 @@ void iso_progress_bar_update(iso_progress_bar *self, int64_t done, double loss) 
     if (!self->terminal)
         write_plain(self);
     else if (iso_now() - self->drawn >= REDRAW_NS)
-        draw(self);
+        draw_bar(self);
 }
 
 static void free_bar(iso_progress_bar **bar) {
@@ -178,7 +178,7 @@ bool iso_progress_bar_is_redrawn(const iso_progress_bar *self) { return self->te
 void iso_progress_bar_finish(iso_progress_bar **bar, const char *summary, ...) {
     iso_progress_bar *self = bar ? *bar : NULL;
     if (!self) return;
-    if (self->to && self->terminal && !summary) draw(self);
+    if (self->to && self->terminal && !summary) draw_bar(self);
     if (self->to && summary) {
         va_list args;
         fprintf(self->to, "%s%s ", self->terminal ? "\r" : "", self->label);

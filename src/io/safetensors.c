@@ -13,13 +13,13 @@ typedef struct parser {
     int64_t at, length;
 } parser;
 
-static iso_status wrong(const parser *self, const char *what) {
+static iso_status fail_header(const parser *self, const char *what) {
     return ISO_FAIL(ISO_ERR_FORMAT, "%s is damaged or not a safetensors file: %s at byte %lld",
                     self->path, what, (long long)(8 + self->at));
 }
 #define WANT(cond, what)                                                                           \
     do {                                                                                           \
-        if (!(cond)) return wrong(self, what);                                                     \
+        if (!(cond)) return fail_header(self, what);                                               \
     } while (0)
 
 static void skip_space(parser *self) {
@@ -28,7 +28,7 @@ static void skip_space(parser *self) {
         self->at++;
 }
 
-static bool accept(parser *self, char c) {
+static bool accept_character(parser *self, char c) {
     skip_space(self);
     if (self->at >= self->length || self->text[self->at] != c) return false;
     self->at++;
@@ -83,7 +83,7 @@ static iso_status parse_unicode(parser *self, char **to) {
 // the 0.
 static iso_status parse_string(parser *self, char **out) {
     static const char from[] = "\"\\/bfnrt", meaning[] = "\"\\/\b\f\n\r\t";
-    WANT(accept(self, '"'), "no string where one belongs");
+    WANT(accept_character(self, '"'), "no string where one belongs");
     char *start = self->text + self->at, *to = start;
     for (;;) {
         WANT(self->at < self->length, "a string without end");
@@ -125,21 +125,21 @@ static iso_status parse_integer(parser *self, int64_t *out) {
 }
 
 static iso_status parse_integers(parser *self, int most, int64_t *out, int *count) {
-    WANT(accept(self, '['), "no list where one belongs");
+    WANT(accept_character(self, '['), "no list where one belongs");
     *count = 0;
-    if (accept(self, ']')) return ISO_OK;
+    if (accept_character(self, ']')) return ISO_OK;
     do {
         WANT(*count < most, "a list that is too long");
         ISO_TRY(parse_integer(self, &out[(*count)++]));
-    } while (accept(self, ','));
-    WANT(accept(self, ']'), "a list without end");
+    } while (accept_character(self, ','));
+    WANT(accept_character(self, ']'), "a list without end");
     return ISO_OK;
 }
 
 // ---- Members of the header ----------------------------------------------------------------------
 
 // Room for one more of `size` bytes in an array that holds `count`.
-static iso_status grow(void **array, int count, int *room, size_t size) {
+static iso_status grow_array(void **array, int count, int *room, size_t size) {
     if (count < *room) return ISO_OK;
     int larger = *room ? 2 * *room : 32;
     ISO_TRY(iso__realloc(array, (size_t)count * size, (size_t)larger * size));
@@ -150,19 +150,19 @@ static iso_status grow(void **array, int count, int *room, size_t size) {
 // {"key": "value", ...}
 static iso_status parse_metadata(parser *self, iso__header *out) {
     int room = 0;
-    WANT(accept(self, '{'), "no object where one belongs");
-    if (accept(self, '}')) return ISO_OK;
+    WANT(accept_character(self, '{'), "no object where one belongs");
+    if (accept_character(self, '}')) return ISO_OK;
     do {
         char *key, *value;
         ISO_TRY(parse_string(self, &key));
-        WANT(accept(self, ':'), "no colon after a key");
+        WANT(accept_character(self, ':'), "no colon after a key");
         ISO_TRY(parse_string(self, &value));
         void *notes = out->note;
-        ISO_TRY(grow(&notes, out->note_count, &room, sizeof(iso__note)));
+        ISO_TRY(grow_array(&notes, out->note_count, &room, sizeof(iso__note)));
         out->note = notes;
         out->note[out->note_count++] = (iso__note){key, value};
-    } while (accept(self, ','));
-    WANT(accept(self, '}'), "an object without end");
+    } while (accept_character(self, ','));
+    WANT(accept_character(self, '}'), "an object without end");
     return ISO_OK;
 }
 
@@ -172,7 +172,7 @@ static iso_status parse_field(parser *self, iso__stored *tensor, int64_t *elemen
     char *key, *name;
     int count, field;
     ISO_TRY(parse_string(self, &key));
-    WANT(accept(self, ':'), "no colon after a key");
+    WANT(accept_character(self, ':'), "no colon after a key");
     if (strcmp(key, "dtype") == 0) {
         field = HAS_DTYPE;
         ISO_TRY(parse_string(self, &name));
@@ -198,11 +198,11 @@ static iso_status parse_field(parser *self, iso__stored *tensor, int64_t *elemen
 static iso_status parse_tensor(parser *self, int64_t data_bytes, iso__stored *tensor) {
     int64_t bytes = 0;
     int has = 0;
-    WANT(accept(self, '{'), "no object where one belongs");
+    WANT(accept_character(self, '{'), "no object where one belongs");
     do {
         ISO_TRY(parse_field(self, tensor, &bytes, &has));
-    } while (accept(self, ','));
-    WANT(accept(self, '}'), "an object without end");
+    } while (accept_character(self, ','));
+    WANT(accept_character(self, '}'), "an object without end");
     WANT(has == HAS_ALL, "a tensor without dtype, shape or data_offsets");
     for (int d = 0; d < tensor->ndim; d++)
         WANT(!__builtin_mul_overflow(bytes, tensor->shape[d], &bytes), "a shape that overflows");
@@ -248,12 +248,12 @@ static iso_status check_names_and_cover(const parser *self, iso__stored *tensors
 static iso_status parse_members(parser *self, int64_t data_bytes, iso__header *out) {
     int room = 0;
     bool metadata = false;
-    WANT(accept(self, '{'), "no { at the start of the header");
-    if (accept(self, '}')) return ISO_OK;
+    WANT(accept_character(self, '{'), "no { at the start of the header");
+    if (accept_character(self, '}')) return ISO_OK;
     do {
         char *name;
         ISO_TRY(parse_string(self, &name));
-        WANT(accept(self, ':'), "no colon after a key");
+        WANT(accept_character(self, ':'), "no colon after a key");
         if (strcmp(name, "__metadata__") == 0) {
             WANT(!metadata, "__metadata__ given twice");
             metadata = true;
@@ -261,14 +261,14 @@ static iso_status parse_members(parser *self, int64_t data_bytes, iso__header *o
             continue;
         }
         void *tensors = out->stored;
-        ISO_TRY(grow(&tensors, out->count, &room, sizeof(iso__stored)));
+        ISO_TRY(grow_array(&tensors, out->count, &room, sizeof(iso__stored)));
         out->stored = tensors;
         iso__stored *tensor = &out->stored[out->count];
         *tensor = (iso__stored){.name = name};
         ISO_TRY(parse_tensor(self, data_bytes, tensor));
         out->count++;
-    } while (accept(self, ','));
-    WANT(accept(self, '}'), "an object without end");
+    } while (accept_character(self, ','));
+    WANT(accept_character(self, '}'), "an object without end");
     return ISO_OK;
 }
 
@@ -280,7 +280,7 @@ iso_status iso__safetensors_parse(const char *path, char *text, int64_t length, 
     ISO_TRY_GOTO(parse_members(&self, data_bytes, &found));
     skip_space(&self);
     if (self.at != length) {
-        status = wrong(&self, "more after the end of the header");
+        status = fail_header(&self, "more after the end of the header");
         goto fail;
     }
     ISO_TRY_GOTO(check_names_and_cover(&self, found.stored, found.count, data_bytes));

@@ -24,7 +24,7 @@ typedef struct text {
     iso_status status;
 } text;
 
-static void append(text *to, const char *from, size_t bytes) {
+static void append_text(text *to, const char *from, size_t bytes) {
     if (to->status < 0) return;
     if (to->room - to->used < bytes) {
         size_t larger = 2 * to->room + bytes + 256;
@@ -37,15 +37,15 @@ static void append(text *to, const char *from, size_t bytes) {
 }
 
 static void append_string(text *to, const char *from) {
-    append(to, "\"", 1);
+    append_text(to, "\"", 1);
     for (; *from; from++) {
         char escape[8];
         int n = snprintf(escape, sizeof(escape), (unsigned char)*from < 0x20 ? "\\u%04x" : "\\%c",
                          *from);
         bool special = (unsigned char)*from < 0x20 || *from == '"' || *from == '\\';
-        append(to, special ? escape : from, special ? (size_t)n : 1);
+        append_text(to, special ? escape : from, special ? (size_t)n : 1);
     }
-    append(to, "\"", 1);
+    append_text(to, "\"", 1);
 }
 
 __attribute__((format(printf, 2, 3))) static void append_format(text *to, const char *format, ...) {
@@ -54,24 +54,24 @@ __attribute__((format(printf, 2, 3))) static void append_format(text *to, const 
     va_start(args, format);
     int n = vsnprintf(piece, sizeof(piece), format, args);
     va_end(args);
-    append(to, piece, (size_t)n);
+    append_text(to, piece, (size_t)n);
 }
 
 static void append_notes(text *to, bool sealed, const iso__note *notes, int count) {
     static const char seal[] = ISO__SEAL_START "0000000000000000\"";
     static const char start[] = "{\"__metadata__\":{";
-    append(to, sealed ? seal : start, sealed ? sizeof(seal) - 1 : sizeof(start) - 1);
+    append_text(to, sealed ? seal : start, sealed ? sizeof(seal) - 1 : sizeof(start) - 1);
     for (int i = 0; i < count; i++) {
-        if (sealed || i > 0) append(to, ",", 1);
+        if (sealed || i > 0) append_text(to, ",", 1);
         append_string(to, notes[i].key);
-        append(to, ":", 1);
+        append_text(to, ":", 1);
         append_string(to, notes[i].value);
     }
-    append(to, "}", 1);
+    append_text(to, "}", 1);
 }
 
 static void append_array(text *to, const iso__array *array, size_t begin) {
-    append(to, ",", 1);
+    append_text(to, ",", 1);
     append_string(to, array->name);
     append_format(to, ":{\"dtype\":\"%s\",\"shape\":[", array->dtype);
     for (int d = 0; d < array->ndim; d++)
@@ -90,16 +90,16 @@ static iso_status make_header(bool sealed, const iso__note *notes, int note_coun
                               const iso__array *arrays, int count, text *to) {
     char length[ISO__SAFETENSORS_PREFIX] = {0};
     size_t begin = 0;
-    append(to, length, ISO__SAFETENSORS_PREFIX);
+    append_text(to, length, ISO__SAFETENSORS_PREFIX);
     append_notes(to, sealed, notes, note_count);
     for (int i = 0; i < count; i++) {
         append_array(to, &arrays[i], begin);
         begin += iso__array_bytes(&arrays[i]);
     }
-    append(to, "}", 1);
-    append(to, "        ",
-           (ISO__SAFETENSORS_PREFIX - to->used % ISO__SAFETENSORS_PREFIX) %
-               ISO__SAFETENSORS_PREFIX); // so that the data are aligned
+    append_text(to, "}", 1);
+    append_text(to, "        ",
+                (ISO__SAFETENSORS_PREFIX - to->used % ISO__SAFETENSORS_PREFIX) %
+                    ISO__SAFETENSORS_PREFIX); // so that the data are aligned
     ISO_TRY(to->status);
     size_t bytes = to->used - ISO__SAFETENSORS_PREFIX;
     for (int b = 0; b < ISO__SAFETENSORS_PREFIX; b++)
@@ -185,8 +185,8 @@ static iso_status follow_links(const char *path, char **out) {
         target[length] = 0;
         const char *slash = target[0] == '/' ? NULL : strrchr(*out, '/');
         text whole = {0};
-        if (slash) append(&whole, *out, (size_t)(slash - *out) + 1);
-        append(&whole, target, (size_t)length + 1);
+        if (slash) append_text(&whole, *out, (size_t)(slash - *out) + 1);
+        append_text(&whole, target, (size_t)length + 1);
         iso__free(*out);
         *out = whole.data;
         ISO_TRY(whole.status);
@@ -207,9 +207,9 @@ iso_status iso__safetensors_write(const char *path, bool sealed, const iso__note
               "cannot write checkpoint %s: that name is taken by something that is not a file",
               path);
     ISO_TRY_GOTO(follow_links(path, &target));
-    append(&temporary, target, strlen(target));
+    append_text(&temporary, target, strlen(target));
     append_format(&temporary, ".tmp.%ld", (long)getpid());
-    append(&temporary, "", 1);
+    append_text(&temporary, "", 1);
     ISO_TRY_GOTO(temporary.status);
     ISO_TRY_GOTO(make_header(sealed, notes, note_count, arrays, count, &header));
     ISO_TRY_GOTO(write_file(temporary.data, target, &header, arrays, count));

@@ -26,7 +26,7 @@ static iso_dtype dtype_of(const iso_module *self) {
     return iso_container_of(self, const cast, base)->dtype;
 }
 
-static iso_status forward(iso_module *self, iso_call *call, iso_tensor *in, iso_tensor **out) {
+static iso_status forward_cast(iso_module *self, iso_call *call, iso_tensor *in, iso_tensor **out) {
     return as_type(self, dtype_of(self), &call->out, &call->aux[0], in, out);
 }
 
@@ -37,7 +37,7 @@ static iso_status backward_input(iso_module *self, iso_call *call, iso_tensor *g
 
 static const iso_module_ops cast_ops = {
     .type = "Cast",
-    .forward = forward,
+    .forward = forward_cast,
     .backward_input = backward_input,
     .takes_bf16 = true,
     .keeps_parameters = true,

@@ -11,18 +11,18 @@ typedef struct conv2d {
 } conv2d;
 
 // How far the kernel reaches along an axis.
-static int64_t reach(const iso_conv2d_config *c, int axis) {
+static int64_t kernel_reach(const iso_conv2d_config *c, int axis) {
     return c->dilation[axis] * (c->kernel_size[axis] - 1) + 1;
 }
 
 static int64_t out_size(const iso_conv2d_config *c, const iso_tensor *in, int axis) {
-    int64_t room = in->shape[2 + axis] + 2 * c->padding[axis] - reach(c, axis);
+    int64_t room = in->shape[2 + axis] + 2 * c->padding[axis] - kernel_reach(c, axis);
     return room < 0 ? 0 : room / c->stride[axis] + 1;
 }
 
 static iso_status shape_error(iso_module *self, const iso_tensor *in) {
     const iso_conv2d_config *c = &iso_container_of(self, conv2d, base)->config;
-    int64_t h = reach(c, 0) - 2 * c->padding[0], w = reach(c, 1) - 2 * c->padding[1];
+    int64_t h = kernel_reach(c, 0) - 2 * c->padding[0], w = kernel_reach(c, 1) - 2 * c->padding[1];
     if (in->ndim != 4 || in->shape[1] != c->in_channels)
         return iso__shape_error(self, in, "[N, %lld, H, W]", (long long)c->in_channels);
     return iso__shape_error(self, in, "[N, %lld, H, W] with H at least %lld and W at least %lld",
@@ -30,7 +30,8 @@ static iso_status shape_error(iso_module *self, const iso_tensor *in) {
                             (long long)(w > 1 ? w : 1));
 }
 
-static iso_status forward(iso_module *self, iso_call *call, iso_tensor *in, iso_tensor **out) {
+static iso_status forward_conv2d(iso_module *self, iso_call *call, iso_tensor *in,
+                                 iso_tensor **out) {
     conv2d *l = iso_container_of(self, conv2d, base);
     const iso_conv2d_config *c = &l->config;
     iso_device *device = self->device;
@@ -66,23 +67,23 @@ static iso_status backward_input(iso_module *self, iso_call *call, iso_tensor *g
                                                          call->grad_in);
 }
 
-static void tied(iso_module *self) {
+static void forget_rounded(iso_module *self) {
     conv2d *l = iso_container_of(self, conv2d, base);
     l->weight = self->parameter[0];
     if (l->bias) l->bias = self->parameter[1];
 }
 
-static void destroy(iso_module *self) {
+static void destroy_conv2d(iso_module *self) {
     iso__rounded_destroy(&iso_container_of(self, conv2d, base)->rounded);
 }
 
 static const iso_module_ops conv2d_ops = {
     .type = "Conv2d",
-    .forward = forward,
+    .forward = forward_conv2d,
     .backward_params = backward_params,
     .backward_input = backward_input,
-    .tied = tied,
-    .destroy = destroy,
+    .tied = forget_rounded,
+    .destroy = destroy_conv2d,
     .fuses_relu = true,
     .takes_bf16 = true,
     .keeps_parameters = true,

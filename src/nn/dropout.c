@@ -23,7 +23,8 @@ static iso__dropout_draw draw_of(const dropout *l, const iso_call *call) {
                                .channels = l->channels};
 }
 
-static iso_status forward(iso_module *self, iso_call *call, iso_tensor *in, iso_tensor **out) {
+static iso_status forward_dropout(iso_module *self, iso_call *call, iso_tensor *in,
+                                  iso_tensor **out) {
     dropout *l = iso_container_of(self, dropout, base);
     if (l->channels && in->ndim != 4) return iso__shape_error(self, in, "[N, C, H, W]");
     *out = in;
@@ -45,21 +46,21 @@ static iso_status backward_input(iso_module *self, iso_call *call, iso_tensor *g
 
 static const iso_module_ops dropout_ops = {
     .type = "Dropout",
-    .forward = forward,
+    .forward = forward_dropout,
     .backward_input = backward_input,
     .takes_bf16 = true,
     .keeps_parameters = true,
 };
 static const iso_module_ops dropout2d_ops = {
     .type = "Dropout2d",
-    .forward = forward,
+    .forward = forward_dropout,
     .backward_input = backward_input,
     .takes_bf16 = true,
     .keeps_parameters = true,
 };
 
-static iso_status create(iso_device *device, const iso_module_ops *ops, double p, iso_rng *rng,
-                         iso_module **out) {
+static iso_status create_dropout(iso_device *device, const iso_module_ops *ops, double p,
+                                 iso_rng *rng, iso_module **out) {
     ISO_CHECK(p >= 0 && p < 1, ISO_ERR_ARG, "a %s with probability %g: it must be in [0, 1)",
               ops->type, p);
     ISO_CHECK(rng, ISO_ERR_ARG, "a %s needs a source of random numbers", ops->type);
@@ -74,11 +75,11 @@ static iso_status create(iso_device *device, const iso_module_ops *ops, double p
 }
 
 iso_status iso_dropout_create(iso_device *device, double p, iso_rng *rng, iso_module **out) {
-    return create(device, &dropout_ops, p, rng, out);
+    return create_dropout(device, &dropout_ops, p, rng, out);
 }
 
 iso_status iso_dropout2d_create(iso_device *device, double p, iso_rng *rng, iso_module **out) {
-    return create(device, &dropout2d_ops, p, rng, out);
+    return create_dropout(device, &dropout2d_ops, p, rng, out);
 }
 
 void *iso__dropout_key(iso_module *module) {

@@ -7,8 +7,8 @@
 // Lays another shape over the buffer of `from`, which outlives this use by the contract of a call.
 // The tensor object is kept and redirected, since the buffer and the batch size may have changed;
 // nothing is allocated after the first time.
-static iso_status view(iso_tensor **slot, const iso_tensor *from, int ndim, const int64_t *shape,
-                       iso_layout layout) {
+static iso_status set_view(iso_tensor **slot, const iso_tensor *from, int ndim,
+                           const int64_t *shape, iso_layout layout) {
     if (!*slot)
         ISO_TRY(iso_tensor_borrow(from->device, from->dtype, ndim, shape, from->data, slot));
     iso_tensor *v = *slot;
@@ -21,10 +21,11 @@ static iso_status view(iso_tensor **slot, const iso_tensor *from, int ndim, cons
     return ISO_OK;
 }
 
-static iso_status forward(iso_module *self, iso_call *call, iso_tensor *in, iso_tensor **out) {
+static iso_status forward_flatten(iso_module *self, iso_call *call, iso_tensor *in,
+                                  iso_tensor **out) {
     int64_t shape[2] = {in->shape[0], in->count / in->shape[0]};
     if (self->device->ops->is_in_order(self->device, in)) {
-        ISO_TRY(view(&call->aux[0], in, 2, shape, ISO_LAYOUT_LOGICAL));
+        ISO_TRY(set_view(&call->aux[0], in, 2, shape, ISO_LAYOUT_LOGICAL));
         *out = call->aux[0];
         return ISO_OK;
     }
@@ -37,7 +38,7 @@ static iso_status backward_input(iso_module *self, iso_call *call, iso_tensor *g
                                  iso_tensor **grad_in) {
     const iso_tensor *in = call->in;
     if (self->device->ops->is_in_order(self->device, in)) {
-        ISO_TRY(view(&call->aux[1], grad_out, in->ndim, in->shape, in->layout));
+        ISO_TRY(set_view(&call->aux[1], grad_out, in->ndim, in->shape, in->layout));
         *grad_in = call->aux[1];
         return ISO_OK;
     }
@@ -48,7 +49,7 @@ static iso_status backward_input(iso_module *self, iso_call *call, iso_tensor *g
 
 static const iso_module_ops flatten_ops = {
     .type = "Flatten",
-    .forward = forward,
+    .forward = forward_flatten,
     .backward_input = backward_input,
     .takes_bf16 = true,
     .keeps_parameters = true,

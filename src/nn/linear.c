@@ -25,7 +25,8 @@ static iso_status await_rows(iso__arrival *arrival, int64_t rows) {
     return ISO_OK;
 }
 
-static iso_status forward(iso_module *self, iso_call *call, iso_tensor *in, iso_tensor **out) {
+static iso_status forward_linear(iso_module *self, iso_call *call, iso_tensor *in,
+                                 iso_tensor **out) {
     linear *l = iso_container_of(self, linear, base);
     if (in->ndim != 2 || in->shape[1] != l->in_features)
         return iso__shape_error(self, in, "[N, %lld]", (long long)l->in_features);
@@ -109,23 +110,23 @@ static iso_status backward_input(iso_module *self, iso_call *call, iso_tensor *g
 
 // ---- Life -------------------------------------------------------------------------------------------
 
-static void tied(iso_module *self) {
+static void forget_rounded(iso_module *self) {
     linear *l = iso_container_of(self, linear, base);
     l->weight = self->parameter[0];
     if (l->bias) l->bias = self->parameter[1];
 }
 
-static void destroy(iso_module *self) {
+static void destroy_linear(iso_module *self) {
     iso__rounded_destroy(&iso_container_of(self, linear, base)->rounded);
 }
 
 static const iso_module_ops linear_ops = {
     .type = "Linear",
-    .forward = forward,
+    .forward = forward_linear,
     .backward_params = backward_params,
     .backward_input = backward_input,
-    .tied = tied,
-    .destroy = destroy,
+    .tied = forget_rounded,
+    .destroy = destroy_linear,
     .fuses_relu = true,
     .awaits_pieces = true,
     .takes_bf16 = true,

@@ -75,7 +75,7 @@ static iso_status check_labels(const iso_loss *loss, const iso_tensor *output,
 }
 
 // A tensor of the loss with shape and type of `like`, in logical layout.
-static iso_status prepare(iso_tensor **slot, const iso_tensor *like) {
+static iso_status prepare_tensor(iso_tensor **slot, const iso_tensor *like) {
     if (*slot && (*slot)->dtype != like->dtype) iso_tensor_destroy(slot);
     if (!*slot)
         ISO_TRY(iso_tensor_create(like->device, like->dtype, like->ndim, like->shape, slot));
@@ -85,7 +85,7 @@ static iso_status prepare(iso_tensor **slot, const iso_tensor *like) {
 // ---- Values -------------------------------------------------------------------------------------
 
 // The kernel was launched.
-static iso_status launched(iso_loss *loss, bool counts) {
+static iso_status mark_launched(iso_loss *loss, bool counts) {
     loss->computed = true;
     loss->counts = counts;
     if (!loss->done) return ISO_OK;
@@ -106,10 +106,10 @@ iso_status iso_loss_compute(iso_loss *loss, iso_tensor *output, const int32_t *l
                             double *value, int64_t *correct, iso_tensor **grad) {
     loss->computed = false; // what was before is not of this call, should it fail
     ISO_TRY(check_labels(loss, output, labels));
-    if (grad) ISO_TRY(prepare(&loss->grad, output));
+    if (grad) ISO_TRY(prepare_tensor(&loss->grad, output));
     ISO_TRY(iso__kernels(output)->loss(loss->device, &loss->config, output, labels, loss->result,
                                        grad ? loss->grad : NULL));
-    ISO_TRY(launched(loss, true));
+    ISO_TRY(mark_launched(loss, true));
     if (value || correct) ISO_TRY(iso_loss_value(loss, value, correct));
     if (grad) *grad = loss->grad;
     return ISO_OK;
@@ -139,7 +139,7 @@ static iso_status check_target(const iso_loss *loss, const iso_tensor *output,
 // Brings a tensor into logical layout.
 static iso_status make_logical(iso_tensor **slot, const iso_tensor **x) {
     if ((*x)->layout == ISO_LAYOUT_LOGICAL) return ISO_OK;
-    ISO_TRY(prepare(slot, *x));
+    ISO_TRY(prepare_tensor(slot, *x));
     ISO_TRY(iso_tensor_copy(*x, *slot));
     *x = *slot;
     return ISO_OK;
@@ -152,9 +152,9 @@ iso_status iso_loss_compute_tensor(iso_loss *loss, iso_tensor *output, iso_tenso
     ISO_TRY(check_target(loss, output, target));
     ISO_TRY(make_logical(&loss->logical[0], &x));
     ISO_TRY(make_logical(&loss->logical[1], &t));
-    if (grad) ISO_TRY(prepare(&loss->grad, output));
+    if (grad) ISO_TRY(prepare_tensor(&loss->grad, output));
     ISO_TRY(iso__kernels(x)->mse(loss->device, x, t, loss->result, grad ? loss->grad : NULL));
-    ISO_TRY(launched(loss, false));
+    ISO_TRY(mark_launched(loss, false));
     if (value) ISO_TRY(iso_loss_value(loss, value, NULL));
     if (grad) *grad = loss->grad;
     return ISO_OK;

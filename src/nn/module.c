@@ -93,7 +93,7 @@ void iso_module_destroy(iso_module **slot) {
 // ---- Parameters and children -------------------------------------------------------------------
 
 // Room for one more pointer in an array that holds `count`.
-static iso_status grow(void **array, int count) {
+static iso_status grow_array(void **array, int count) {
     size_t old = (size_t)count * sizeof(void *);
     return iso__realloc(array, old, old + sizeof(void *));
 }
@@ -118,10 +118,10 @@ iso_status iso_module_add_parameter(iso_module *module, const char *name, int nd
                                     const int64_t *shape, iso_parameter **out) {
     ISO_TRY(check_name(module, name));
     void *array = module->parameter, *memory = NULL;
-    ISO_TRY(grow(&array, module->parameter_count));
+    ISO_TRY(grow_array(&array, module->parameter_count));
     module->parameter = array;
     array = module->parameter_name;
-    ISO_TRY(grow(&array, module->parameter_count));
+    ISO_TRY(grow_array(&array, module->parameter_count));
     module->parameter_name = array;
 
     iso_parameter *p = NULL;
@@ -155,7 +155,7 @@ iso_status iso_module_add_buffer(iso_module *module, const char *name, iso_dtype
                                  const int64_t *shape, iso_buffer **out) {
     ISO_TRY(check_name(module, name));
     void *array = module->buffer, *memory = NULL;
-    ISO_TRY(grow(&array, module->buffer_count));
+    ISO_TRY(grow_array(&array, module->buffer_count));
     module->buffer = array;
 
     iso_buffer *b = NULL;
@@ -176,10 +176,10 @@ fail:
     return status;
 }
 
-static bool contains(const iso_module *module, const iso_module *sought) {
+static bool contains_module(const iso_module *module, const iso_module *sought) {
     if (module == sought) return true;
     for (int i = 0; i < module->child_count; i++)
-        if (contains(module->child[i], sought)) return true;
+        if (contains_module(module->child[i], sought)) return true;
     return false;
 }
 
@@ -189,13 +189,13 @@ static iso_status add_child(iso_module *module, const char *name, iso_module *ch
     ISO_CHECK(child->device == module->device, ISO_ERR_ARG,
               "%s \"%s\" is on another device than the %s it is added to", child->ops->type, name,
               module->ops->type);
-    ISO_CHECK(!contains(child, module), ISO_ERR_ARG, "a %s cannot be added below itself",
+    ISO_CHECK(!contains_module(child, module), ISO_ERR_ARG, "a %s cannot be added below itself",
               module->ops->type);
     void *array = module->child;
-    ISO_TRY(grow(&array, module->child_count));
+    ISO_TRY(grow_array(&array, module->child_count));
     module->child = array;
     array = module->child_name;
-    ISO_TRY(grow(&array, module->child_count));
+    ISO_TRY(grow_array(&array, module->child_count));
     module->child_name = array;
 
     char *copy;
@@ -232,7 +232,7 @@ iso_status iso_module_add_child_take(iso_module *module, const char *name, iso_m
 
 // ---- Element types ------------------------------------------------------------------------------
 
-static iso_status convert(iso_tensor **slot, iso_dtype dtype) {
+static iso_status convert_tensor(iso_tensor **slot, iso_dtype dtype) {
     iso_tensor *from = *slot, *to;
     if (from->dtype == dtype || from->dtype == ISO_I64) return ISO_OK;
     ISO_TRY(iso_tensor_create(from->device, dtype, from->ndim, from->shape, &to));
@@ -267,12 +267,12 @@ static iso_status convert_all(iso_module *module, iso_dtype dtype) {
     module->call_depth = 0; // what forwards saved is of the other type
     for (int i = 0; i < module->parameter_count; i++) {
         iso_parameter *p = module->parameter[i];
-        ISO_TRY(convert(&p->value, dtype));
-        ISO_TRY(convert(&p->grad, dtype));
+        ISO_TRY(convert_tensor(&p->value, dtype));
+        ISO_TRY(convert_tensor(&p->grad, dtype));
         p->grad_valid = false;
     }
     for (int i = 0; i < module->buffer_count; i++)
-        ISO_TRY(convert(&module->buffer[i]->value, dtype));
+        ISO_TRY(convert_tensor(&module->buffer[i]->value, dtype));
     for (int i = 0; i < module->child_count; i++) ISO_TRY(convert_all(module->child[i], dtype));
     return ISO_OK;
 }

@@ -18,7 +18,7 @@ static iso_tensor *value_of(const iso_parameter *p) { return p ? p->value : NULL
 static iso_tensor *wanted_grad(const iso_parameter *p) {
     return p && p->requires_grad ? p->grad : NULL;
 }
-static bool accumulates(const iso_parameter *p) { return p && p->grad_valid; }
+static bool does_accumulate(const iso_parameter *p) { return p && p->grad_valid; }
 
 // ---- BatchNorm ---------------------------------------------------------------------------------
 
@@ -73,7 +73,7 @@ static bool shares_statistics(const batch_norm *l, const iso_call *call) {
 }
 
 // The record of a failed exchange gets the name of the layer.
-static iso_status exchanged(const batch_norm *l, iso_status status) {
+static iso_status name_failure(const batch_norm *l, iso_status status) {
     char label[ISO_LABEL_ROOM], said[sizeof(iso_last_error()->message)];
     if (status >= 0) return status;
     memcpy(said, iso_last_error()->message, sizeof(said));
@@ -99,7 +99,7 @@ static iso_status batch_norm_forward(iso_module *self, iso_call *call, iso_tenso
     int64_t room = (int64_t)(kernels->batch_norm_workspace(self->device, in) / sizeof(float)) + 1;
     ISO_TRY(iso__call_tensor_of(self, ISO_F32, &call->aux[0], 1, &room, ISO_LAYOUT_LOGICAL));
     ISO_TRY(iso_call_tensor(self, &call->out, in->ndim, in->shape, in->layout));
-    if (shares) ISO_TRY(exchanged(l, iso__norm_sync_moments(&l->sync, in, &args)));
+    if (shares) ISO_TRY(name_failure(l, iso__norm_sync_moments(&l->sync, in, &args)));
     if (call->number > 0) ISO_TRY(count_batch(l, &args));
     if (l->running_mean) {
         args.running_mean = l->running_mean->value;
@@ -114,8 +114,9 @@ static iso_status shared_sums(batch_norm *l, iso_call *call, iso_tensor *grad_ou
                               iso__batch_norm_args *args) {
     ISO_TRY(iso__kernels(call->in)->batch_norm_sums(
         l->base.device, args, call->in, grad_out, call->aux[0]->data, wanted_grad(l->weight),
-        accumulates(l->weight), wanted_grad(l->bias), accumulates(l->bias), l->sync.numbers));
-    return exchanged(l, iso__norm_sync_sums(&l->sync, call->in, args));
+        does_accumulate(l->weight), wanted_grad(l->bias), does_accumulate(l->bias),
+        l->sync.numbers));
+    return name_failure(l, iso__norm_sync_sums(&l->sync, call->in, args));
 }
 
 // Both gradients at once: the second reads what the first has just brought into the cache. Those of
@@ -129,7 +130,7 @@ static iso_status batch_norm_backward(iso_module *self, iso_call *call, iso_tens
     if (grad_in) *grad_in = grad_out; // in place: grad_out is ours to consume
     return iso__kernels(call->in)->batch_norm_backward(
         self->device, &args, call->in, grad_out, call->aux[0]->data, wanted_grad(l->weight),
-        accumulates(l->weight), wanted_grad(l->bias), accumulates(l->bias),
+        does_accumulate(l->weight), wanted_grad(l->bias), does_accumulate(l->bias),
         grad_in ? grad_out : NULL);
 }
 
@@ -269,7 +270,7 @@ static iso_status layer_norm_backward_params(iso_module *self, iso_call *call,
     if (!dw && !db) return ISO_OK;
     return iso__kernels(call->in)->layer_norm_backward_params(
         self->device, l->size, logical_input(call), grad_out, call->aux[1], dw,
-        accumulates(l->weight), db, accumulates(l->bias));
+        does_accumulate(l->weight), db, does_accumulate(l->bias));
 }
 
 static iso_status layer_norm_backward_input(iso_module *self, iso_call *call, iso_tensor *grad_out,

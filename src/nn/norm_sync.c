@@ -20,7 +20,7 @@ void iso__norm_sync_destroy(iso__norm_sync *sync) {
     *sync = (iso__norm_sync){0};
 }
 
-static iso_status sum(iso__norm_sync *sync, int64_t count) {
+static iso_status sum_numbers(iso__norm_sync *sync, int64_t count) {
     return sync->group.sum(sync->numbers, (size_t)count, sync->group.user);
 }
 
@@ -55,7 +55,7 @@ iso_status iso__norm_sync_moments(iso__norm_sync *sync, const iso_tensor *x,
         all[channels + i] = own[channels + i] + n * own[i] * own[i];
     }
     all[2 * channels] = n;
-    ISO_TRY(sum(sync, 2 * channels + 1));
+    ISO_TRY(sum_numbers(sync, 2 * channels + 1));
     args->count = all[2 * channels];
     args->moments = all;
     if (finish_moments(all, channels, args->count)) return ISO_OK;
@@ -64,7 +64,7 @@ iso_status iso__norm_sync_moments(iso__norm_sync *sync, const iso_tensor *x,
         own[i] = all[i];
         all[i] = own[channels + i] + n * distance * distance;
     }
-    ISO_TRY(sum(sync, channels));
+    ISO_TRY(sum_numbers(sync, channels));
     for (int64_t i = 0; i < channels; i++) {
         all[channels + i] = all[i];
         all[i] = own[i];
@@ -76,7 +76,7 @@ iso_status iso__norm_sync_sums(iso__norm_sync *sync, const iso_tensor *x,
                                iso__batch_norm_args *args) {
     int64_t channels = sync->channels;
     sync->numbers[2 * channels] = values_per_channel(sync, x);
-    ISO_TRY(sum(sync, 2 * channels + 1));
+    ISO_TRY(sum_numbers(sync, 2 * channels + 1));
     args->count = sync->numbers[2 * channels];
     args->sums = sync->numbers;
     return ISO_OK;

@@ -7,20 +7,20 @@
 
 #define NAME_ROOM 512
 
-static iso_status complete(iso_parameter *parameter) {
+static iso_status complete_pending(iso_parameter *parameter) {
     if (parameter->complete) ISO_TRY(parameter->complete(parameter->complete_user, parameter));
     return ISO_OK;
 }
 
 iso_status iso_parameter_value(iso_parameter *parameter, iso_tensor **out) {
-    ISO_TRY(complete(parameter));
+    ISO_TRY(complete_pending(parameter));
     *out = parameter->value;
     return ISO_OK;
 }
 
 // grad_valid stays false: looking at a gradient changes nothing for the next backward or update.
 iso_status iso_parameter_grad(iso_parameter *parameter, iso_tensor **out) {
-    ISO_TRY(complete(parameter));
+    ISO_TRY(complete_pending(parameter));
     if (!parameter->grad_valid) ISO_TRY(iso_tensor_fill(parameter->grad, 0));
     *out = parameter->grad;
     return ISO_OK;
@@ -34,7 +34,7 @@ void iso_module_zero_grad(iso_module *module) {
 // ---- The walk ----------------------------------------------------------------------------------
 
 // `path` holds the name of a module, `length` characters; a name is appended to it.
-static iso_status append(char *path, size_t length, const char *name, size_t *joined) {
+static iso_status append_name(char *path, size_t length, const char *name, size_t *joined) {
     int n = snprintf(path + length, NAME_ROOM - length, "%s%s", length && name[0] ? "." : "", name);
     ISO_CHECK(n >= 0 && length + (size_t)n < NAME_ROOM, ISO_ERR_ARG,
               "the name of a module or parameter is longer than %d characters: \"%.60s...\"",
@@ -43,13 +43,13 @@ static iso_status append(char *path, size_t length, const char *name, size_t *jo
     return ISO_OK;
 }
 
-static iso_status walk(iso_module *module, char *path, size_t length, iso__module_visit visit,
-                       void *user) {
+static iso_status walk_modules(iso_module *module, char *path, size_t length,
+                               iso__module_visit visit, void *user) {
     ISO_TRY(visit(module, path, user));
     for (int i = 0; i < module->child_count; i++) {
         size_t joined = length;
-        ISO_TRY(append(path, length, module->child_name[i], &joined));
-        ISO_TRY(walk(module->child[i], path, joined, visit, user));
+        ISO_TRY(append_name(path, length, module->child_name[i], &joined));
+        ISO_TRY(walk_modules(module->child[i], path, joined, visit, user));
         path[length] = 0;
     }
     return ISO_OK;
@@ -57,7 +57,7 @@ static iso_status walk(iso_module *module, char *path, size_t length, iso__modul
 
 iso_status iso__module_walk(iso_module *root, iso__module_visit visit, void *user) {
     char path[NAME_ROOM] = "";
-    return walk(root, path, 0, visit, user);
+    return walk_modules(root, path, 0, visit, user);
 }
 
 // The name of what a module at `path` calls `name`; to be freed.
@@ -65,7 +65,7 @@ static iso_status full_name(const char *path, const char *name, char **out) {
     char text[NAME_ROOM];
     size_t length = strlen(path), joined = 0;
     memcpy(text, path, length + 1);
-    ISO_TRY(append(text, length, name, &joined));
+    ISO_TRY(append_name(text, length, name, &joined));
     return iso__strdup(text, out);
 }
 
@@ -78,17 +78,17 @@ static iso_status count_parameters(iso_module *module, const char *path, void *c
     return ISO_OK;
 }
 
-static bool listed(const iso_parameter_list *list, const iso_parameter *parameter) {
+static bool is_listed(const iso_parameter_list *list, const iso_parameter *parameter) {
     for (int i = 0; i < list->count; i++)
         if (list->item[i] == parameter) return true;
     return false;
 }
 
-static iso_status collect(iso_module *module, const char *path, void *user) {
+static iso_status collect_parameters(iso_module *module, const char *path, void *user) {
     iso_parameter_list *list = user;
     for (int i = 0; i < module->parameter_count; i++) {
         iso_parameter *p = module->parameter[i];
-        if (listed(list, p)) continue;
+        if (is_listed(list, p)) continue;
         ISO_TRY(full_name(path, module->parameter_name[i], &list->name[list->count]));
         list->item[list->count] = p;
         list->owner[list->count++] = module;
@@ -105,7 +105,7 @@ iso_status iso_module_parameters(iso_module *module, iso_parameter_list *out) {
     for (int i = 0; i < 3; i++)
         ISO_TRY_GOTO(iso__alloc_zero((size_t)room * sizeof(void *), &memory[i]));
     list = (iso_parameter_list){.item = memory[0], .name = memory[1], .owner = memory[2]};
-    ISO_TRY_GOTO(iso__module_walk(module, collect, &list));
+    ISO_TRY_GOTO(iso__module_walk(module, collect_parameters, &list));
     *out = list;
     return ISO_OK;
 fail:

@@ -38,7 +38,7 @@ static iso_status make_grad_in(iso_module *self, iso_call *call, iso_tensor **gr
 // ---- Maxima -------------------------------------------------------------------------------------
 
 // The device's notes on where each maximum was, as a tensor of so many bytes.
-static iso_status workspace(iso_module *self, iso_call *call, void **out) {
+static iso_status make_workspace(iso_module *self, iso_call *call, void **out) {
     size_t bytes = iso__kernels(call->in)->max_pool2d_workspace(self->device, call->in, call->out);
     int64_t words = (int64_t)(bytes / sizeof(float)) + 1;
     ISO_TRY(iso__call_tensor_of(self, ISO_F32, &call->aux[0], 1, &words, ISO_LAYOUT_LOGICAL));
@@ -47,7 +47,7 @@ static iso_status workspace(iso_module *self, iso_call *call, void **out) {
 }
 
 // The device does a relu on the way, and the backward of both at once.
-static bool fuses(iso_module *self, const iso_call *call) {
+static bool can_fuse(iso_module *self, const iso_call *call) {
     const iso_pool2d_config *c = &pool2d_of(self)->config;
     return call->activation == ISO_ACT_RELU && iso__kernels(call->in)->max_pool2d_relu_forward &&
            (double)c->kernel_size[0] * (double)c->kernel_size[1] < 65536;
@@ -56,11 +56,11 @@ static bool fuses(iso_module *self, const iso_call *call) {
 static iso_status max_forward(iso_module *self, iso_call *call, iso_tensor *in, iso_tensor **out) {
     void *notes = NULL;
     ISO_TRY(make_out(self, call, in));
-    if (self->training) ISO_TRY(workspace(self, call, &notes));
+    if (self->training) ISO_TRY(make_workspace(self, call, &notes));
     *out = call->out;
     const iso_kernel_ops *kernels = iso__kernels(in);
     const iso_pool2d_config *c = &pool2d_of(self)->config;
-    if (fuses(self, call))
+    if (can_fuse(self, call))
         return kernels->max_pool2d_relu_forward(self->device, c, in, call->out, notes);
     ISO_TRY(kernels->max_pool2d_forward(self->device, c, in, call->out, notes));
     if (call->activation == ISO_ACT_NONE) return ISO_OK;
@@ -73,7 +73,7 @@ static iso_status max_backward_input(iso_module *self, iso_call *call, iso_tenso
     ISO_CHECK(call->number > 0, ISO_ERR_STATE,
               "backward of %s, whose forward was in evaluation mode",
               iso__module_label(self, label));
-    if (!fuses(self, call)) ISO_TRY(iso__undo_activation(self, call, grad_out));
+    if (!can_fuse(self, call)) ISO_TRY(iso__undo_activation(self, call, grad_out));
     ISO_TRY(make_grad_in(self, call, grad_in));
     return iso__kernels(call->in)->max_pool2d_backward(self->device, &pool2d_of(self)->config,
                                                        grad_out, call->aux[0]->data, call->grad_in);

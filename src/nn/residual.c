@@ -30,15 +30,16 @@ static iso_status check_sum(const iso_module *self, const iso_tensor *a, const i
     return ISO_OK;
 }
 
-static iso_status add(iso_module *self, const iso_tensor *a, const iso_tensor *b,
-                      iso_activation act, iso_tensor *sum, const char *what) {
+static iso_status add_tensors(iso_module *self, const iso_tensor *a, const iso_tensor *b,
+                              iso_activation act, iso_tensor *sum, const char *what) {
     int64_t start = iso_trace_on() ? iso_now() : 0;
     ISO_TRY(iso__kernels(a)->add(self->device, a, b, act, sum));
     if (start) iso_trace_span(ISO_LANE_COMPUTE, what, start, iso_now());
     return ISO_OK;
 }
 
-static iso_status forward(iso_module *self, iso_call *call, iso_tensor *in, iso_tensor **out) {
+static iso_status forward_residual(iso_module *self, iso_call *call, iso_tensor *in,
+                                   iso_tensor **out) {
     residual *r = iso_container_of(self, residual, base);
     iso_tensor *a, *b = in;
     ISO_TRY(iso_module_call(body_of(self), ISO_ACT_NONE, in, &a));
@@ -47,7 +48,8 @@ static iso_status forward(iso_module *self, iso_call *call, iso_tensor *in, iso_
     ISO_TRY(iso__call_tensor_of(self, a->dtype, &call->out, a->ndim, a->shape, a->layout));
     ISO_TRY(iso__call_layout(self, &call->aux[0], a->layout, b, &b));
     *out = call->out;
-    return add(self, a, b, r->relu ? ISO_ACT_RELU : ISO_ACT_NONE, call->out, "residual forward");
+    return add_tensors(self, a, b, r->relu ? ISO_ACT_RELU : ISO_ACT_NONE, call->out,
+                       "residual forward");
 }
 
 // ---- Backward ----------------------------------------------------------------------------------
@@ -59,8 +61,8 @@ static bool copied_anyway(const iso_module *child, const iso_tensor *grad) {
 
 // Children consume what they are given: makes a second gradient where both need one. The first one
 // goes through the derivative of the relu.
-static iso_status split(iso_module *self, iso_call *call, iso_tensor *grad_out, bool both,
-                        iso_tensor **second) {
+static iso_status split_gradient(iso_module *self, iso_call *call, iso_tensor *grad_out, bool both,
+                                 iso_tensor **second) {
     residual *r = iso_container_of(self, residual, base);
     const iso_kernel_ops *kernels = iso__kernels(grad_out);
     iso_device *device = self->device;
@@ -75,46 +77,46 @@ static iso_status split(iso_module *self, iso_call *call, iso_tensor *grad_out, 
 }
 
 // The sum of both gradients of the input, in its layout.
-static iso_status join(iso_module *self, iso_call *call, iso_tensor *a, iso_tensor *b,
-                       iso_tensor **grad_in) {
+static iso_status join_gradients(iso_module *self, iso_call *call, iso_tensor *a, iso_tensor *b,
+                                 iso_tensor **grad_in) {
     const iso_layout layout = call->in->layout;
     ISO_TRY(iso__call_layout(self, &call->grad_in, layout, b, &b));
     ISO_TRY(iso__call_layout(self, &call->aux[0], layout, a, &a));
     *grad_in = a;
-    return add(self, a, b, ISO_ACT_NONE, a, "residual backward");
+    return add_tensors(self, a, b, ISO_ACT_NONE, a, "residual backward");
 }
 
 // The shortcut comes first: its parameters were registered last, and gradients leave in the reverse
 // of that order.
-static iso_status backward(iso_module *self, iso_call *call, iso_tensor *grad_out,
-                           iso_tensor **grad_in) {
+static iso_status backward_residual(iso_module *self, iso_call *call, iso_tensor *grad_out,
+                                    iso_tensor **grad_in) {
     iso_module *body = body_of(self), *shortcut = shortcut_of(self);
     bool through_body = grad_in || iso__module_trains(body);
     bool through_shortcut = grad_in || (shortcut && iso__module_trains(shortcut));
     bool both = through_body && through_shortcut;
     if (both && shortcut && copied_anyway(shortcut, grad_out)) both = false;
     iso_tensor *rest, *a = NULL, *b = NULL;
-    ISO_TRY(split(self, call, grad_out, both, &rest));
+    ISO_TRY(split_gradient(self, call, grad_out, both, &rest));
     if (shortcut && through_shortcut)
         ISO_TRY(iso_module_call_backward(shortcut, rest, grad_in ? &b : NULL));
     else
         b = rest;
     if (through_body) ISO_TRY(iso_module_call_backward(body, grad_out, grad_in ? &a : NULL));
     if (!grad_in) return ISO_OK;
-    return join(self, call, a, b, grad_in);
+    return join_gradients(self, call, a, b, grad_in);
 }
 
 // ---- Creation ----------------------------------------------------------------------------------
 
 static const iso_module_ops residual_ops = {
     .type = "Residual",
-    .forward = forward,
-    .backward = backward,
+    .forward = forward_residual,
+    .backward = backward_residual,
     .takes_bf16 = true,
     .keeps_parameters = true,
 };
 
-static iso_status check(const iso_module *body, const iso_module *shortcut) {
+static iso_status check_children(const iso_module *body, const iso_module *shortcut) {
     ISO_CHECK(body, ISO_ERR_ARG, "a Residual needs a body");
     for (int i = 0; shortcut && i < body->child_count; i++)
         ISO_CHECK(strcmp(body->child_name[i], "downsample") != 0, ISO_ERR_ARG,
@@ -128,7 +130,7 @@ iso_status iso_residual_create_take(iso_device *device, iso_module *body, iso_mo
     iso_module *module = NULL, *taken;
     iso_status status;
     *out = NULL; // often the caller's pointer to the body
-    ISO_TRY_GOTO(check(body, shortcut));
+    ISO_TRY_GOTO(check_children(body, shortcut));
     ISO_TRY_GOTO(iso__module_new(sizeof(residual), &residual_ops, device, &module));
     iso_container_of(module, residual, base)->relu = relu;
     taken = body;

@@ -19,7 +19,8 @@ static bool is_fused(const iso_module *self, int i) {
     return fused_into_previous(self, i) || fused_into_next(self, i);
 }
 
-static iso_status forward(iso_module *self, iso_call *call, iso_tensor *in, iso_tensor **out) {
+static iso_status forward_sequential(iso_module *self, iso_call *call, iso_tensor *in,
+                                     iso_tensor **out) {
     (void)call;
     iso_tensor *x = in;
     const iso_module *source = self->source;
@@ -44,8 +45,8 @@ static int first_needed(const iso_module *self, bool input_wanted) {
     return i;
 }
 
-static iso_status backward(iso_module *self, iso_call *call, iso_tensor *grad_out,
-                           iso_tensor **grad_in) {
+static iso_status backward_sequential(iso_module *self, iso_call *call, iso_tensor *grad_out,
+                                      iso_tensor **grad_in) {
     (void)call;
     int first = first_needed(self, grad_in != NULL);
     iso_tensor *g = grad_out;
@@ -60,8 +61,8 @@ static iso_status backward(iso_module *self, iso_call *call, iso_tensor *grad_ou
 
 static const iso_module_ops sequential_ops = {
     .type = "Sequential",
-    .forward = forward,
-    .backward = backward,
+    .forward = forward_sequential,
+    .backward = backward_sequential,
     .takes_bf16 = true,
     .keeps_parameters = true,
 };

@@ -11,7 +11,7 @@ typedef struct extent {
     int64_t channels, height, width; // not flat
 } extent;
 
-static iso_status misfit(int i, const char *type, const extent *in) {
+static iso_status fail_misfit(int i, const char *type, const extent *in) {
     const char *article = strchr("AEIOU", type[0]) ? "an" : "a";
     if (in->flat)
         return ISO_FAIL(ISO_ERR_SHAPE,
@@ -23,18 +23,18 @@ static iso_status misfit(int i, const char *type, const extent *in) {
 
 static iso_status make_linear(iso_device *device, const iso_layer *layer, int i, extent *x,
                               iso_rng *rng, iso_module **out) {
-    if (!x->flat) return misfit(i, "Linear", x);
+    if (!x->flat) return fail_misfit(i, "Linear", x);
     int64_t in = x->features;
     x->features = layer->out;
     return iso_linear_create(device, in, layer->out, true, rng, out);
 }
 
 // How often a kernel or window fits along a side.
-static int64_t places(const iso_layer *layer, int64_t side, int64_t stride) {
+static int64_t count_places(const iso_layer *layer, int64_t side, int64_t stride) {
     return (side + 2 * layer->padding - layer->size) / stride + 1;
 }
 
-static bool fits(const iso_layer *layer, const extent *x) {
+static bool does_fit(const iso_layer *layer, const extent *x) {
     int64_t least = layer->size - 2 * layer->padding;
     return !x->flat && x->height >= least && x->width >= least;
 }
@@ -42,14 +42,14 @@ static bool fits(const iso_layer *layer, const extent *x) {
 static iso_status make_conv2d(iso_device *device, const iso_layer *layer, int i, extent *x,
                               iso_rng *rng, iso_module **out) {
     int64_t size = layer->size, stride = layer->stride ? layer->stride : 1;
-    if (!fits(layer, x)) return misfit(i, "Conv2d", x);
+    if (!does_fit(layer, x)) return fail_misfit(i, "Conv2d", x);
     iso_conv2d_config config = {x->channels, layer->out, .kernel_size = {size, size},
                                 .stride = {stride, stride},
                                 .padding = {layer->padding, layer->padding}};
     ISO_TRY(iso_conv2d_create(device, &config, rng, out));
     x->channels = layer->out;
-    x->height = places(layer, x->height, stride);
-    x->width = places(layer, x->width, stride);
+    x->height = count_places(layer, x->height, stride);
+    x->width = count_places(layer, x->width, stride);
     return ISO_OK;
 }
 
@@ -57,19 +57,19 @@ static iso_status make_pool2d(iso_device *device, const iso_layer *layer, int i,
                               iso_module **out) {
     bool max = layer->kind == ISO_MAX_POOL2D;
     int64_t size = layer->size, stride = layer->stride ? layer->stride : size;
-    if (!fits(layer, x)) return misfit(i, max ? "MaxPool2d" : "AvgPool2d", x);
+    if (!does_fit(layer, x)) return fail_misfit(i, max ? "MaxPool2d" : "AvgPool2d", x);
     iso_pool2d_config config = {.kernel_size = {size, size},
                                 .stride = {stride, stride},
                                 .padding = {layer->padding, layer->padding}};
     ISO_TRY(iso_pool2d_create(device, max ? ISO_POOL_MAX : ISO_POOL_AVG, &config, out));
-    x->height = places(layer, x->height, stride);
-    x->width = places(layer, x->width, stride);
+    x->height = count_places(layer, x->height, stride);
+    x->width = count_places(layer, x->width, stride);
     return ISO_OK;
 }
 
 static iso_status make_adaptive_avg_pool2d(iso_device *device, const iso_layer *layer, int i,
                                            extent *x, iso_module **out) {
-    if (x->flat) return misfit(i, "AdaptiveAvgPool2d", x);
+    if (x->flat) return fail_misfit(i, "AdaptiveAvgPool2d", x);
     x->height = x->width = layer->size;
     return iso_adaptive_avg_pool2d_create(device, layer->size, layer->size, out);
 }
@@ -93,8 +93,8 @@ static iso_status make_layer_norm(iso_device *device, const extent *x, iso_modul
     return iso_layer_norm_create(device, x->flat ? &flat : &image, out);
 }
 
-static iso_status make(iso_device *device, const iso_layer *layer, int i, extent *x, iso_rng *rng,
-                       iso_module **out) {
+static iso_status make_layer(iso_device *device, const iso_layer *layer, int i, extent *x,
+                             iso_rng *rng, iso_module **out) {
     switch (layer->kind) {
     case ISO_LINEAR: return make_linear(device, layer, i, x, rng, out);
     case ISO_CONV2D: return make_conv2d(device, layer, i, x, rng, out);
@@ -122,7 +122,7 @@ iso_status iso_sequential_build(iso_device *device, const int64_t sample[3],
     ISO_TRY(iso_sequential_create(device, &net));
     for (int i = 0; i < count; i++) {
         iso_module *layer;
-        ISO_TRY_GOTO(make(device, &layers[i], i, &x, rng, &layer));
+        ISO_TRY_GOTO(make_layer(device, &layers[i], i, &x, rng, &layer));
         ISO_TRY_GOTO(iso_sequential_add_take(net, layers[i].name, layer));
         if (!layers[i].relu) continue;
         ISO_TRY_GOTO(iso_relu_create(device, &layer));

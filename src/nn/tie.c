@@ -21,7 +21,7 @@ typedef struct place {
     int index;
 } place;
 
-static iso_status look(iso_module *module, const char *path, void *user) {
+static iso_status look_for(iso_module *module, const char *path, void *user) {
     place *sought = user;
     const char *rest = sought->name;
     size_t length = strlen(path);
@@ -36,11 +36,11 @@ static iso_status look(iso_module *module, const char *path, void *user) {
     return ISO_OK;
 }
 
-static iso_status find(iso_module *root, const char *name, place *out) {
+static iso_status find_parameter(iso_module *root, const char *name, place *out) {
     char label[ISO_LABEL_ROOM];
     *out = (place){.name = name};
     ISO_CHECK(root && name, ISO_ERR_ARG, "tying needs two modules and the names of parameters");
-    ISO_TRY(iso__module_walk(root, look, out));
+    ISO_TRY(iso__module_walk(root, look_for, out));
     ISO_CHECK(out->module, ISO_ERR_ARG, "%s has no parameter \"%s\" to be tied",
               iso__module_label(root, label), name);
     return ISO_OK;
@@ -93,8 +93,8 @@ static iso_status check_pair(const place *a, const place *b) {
 iso_status iso_module_tie(iso_module *module, const char *name, iso_module *other,
                           const char *other_name) {
     place a, b;
-    ISO_TRY(find(module, name, &a));
-    ISO_TRY(find(other, other_name, &b));
+    ISO_TRY(find_parameter(module, name, &a));
+    ISO_TRY(find_parameter(other, other_name, &b));
     iso_parameter **mine = &a.module->parameter[a.index];
     iso_parameter *theirs = b.module->parameter[b.index];
     if (*mine == theirs) return ISO_OK;
@@ -121,7 +121,7 @@ static iso_status count_modules(iso_module *module, const char *path, void *user
     return ISO_OK;
 }
 
-static iso_status enlist(iso_module *module, const char *path, void *user) {
+static iso_status enlist_module(iso_module *module, const char *path, void *user) {
     census *all = user;
     (void)path;
     for (int i = 0; i < all->count; i++)
@@ -130,7 +130,7 @@ static iso_status enlist(iso_module *module, const char *path, void *user) {
     return ISO_OK;
 }
 
-static int uses(const census *all, const iso_parameter *p) {
+static int count_uses(const census *all, const iso_parameter *p) {
     int count = 0;
     for (int m = 0; m < all->count; m++)
         for (int i = 0; i < all->module[m]->parameter_count; i++)
@@ -143,7 +143,7 @@ static iso_status check_uses(const census *all, const char *what) {
     for (int m = 0; m < all->count; m++)
         for (int i = 0; i < all->module[m]->parameter_count; i++) {
             const iso_parameter *p = all->module[m]->parameter[i];
-            ISO_CHECK(p->references == 1 || uses(all, p) == p->references, ISO_ERR_STATE,
+            ISO_CHECK(p->references == 1 || count_uses(all, p) == p->references, ISO_ERR_STATE,
                       "parameter \"%s\" of %s is tied to one of a module outside of what is %s: do "
                       "it to a module that contains both",
                       all->module[m]->parameter_name[i], iso__module_label(all->module[m], label),
@@ -159,7 +159,7 @@ iso_status iso__module_check_tied(iso_module *root, const char *what) {
     ISO_TRY(iso__module_walk(root, count_modules, &room));
     ISO_TRY(iso__alloc((size_t)room * sizeof(iso_module *), &memory));
     all.module = memory;
-    iso_status status = iso__module_walk(root, enlist, &all);
+    iso_status status = iso__module_walk(root, enlist_module, &all);
     if (status >= 0) status = check_uses(&all, what);
     iso__free(memory);
     ISO_TRY(status);

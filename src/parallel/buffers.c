@@ -52,7 +52,7 @@ static size_t bytes_of(const iso_tensor *t) { return (size_t)t->count * iso_dtyp
 
 static bool is_count(const iso_tensor *t) { return t->dtype == ISO_I64; }
 
-static size_t elements(const iso_buffer_list *list, bool counts) {
+static size_t count_elements(const iso_buffer_list *list, bool counts) {
     size_t sum = 0;
     for (int i = 0; i < list->count; i++)
         if (is_count(list->item[i]->value) == counts) sum += (size_t)list->item[i]->value->count;
@@ -92,7 +92,7 @@ static size_t take_bytes(const iso_tensor *t, void *data, void *packed,
     return bytes_of(t);
 }
 
-static iso_status broadcast(const iso__buffer_sync *sync) {
+static iso_status broadcast_buffers(const iso__buffer_sync *sync) {
     bool root = iso_comm_rank(sync->comm) == sync->root;
     if (root) ISO_TRY(for_each(sync, ISO_READ, put_bytes));
     ISO_TRY(iso_comm_bcast(sync->comm, sync->packed, sync->bytes, sync->root));
@@ -152,7 +152,7 @@ static size_t take_numbers(const iso_tensor *t, void *data, void *packed,
     return (size_t)t->count * sizeof(double);
 }
 
-static iso_status average(const iso__buffer_sync *sync) {
+static iso_status average_buffers(const iso__buffer_sync *sync) {
     ISO_TRY(for_each(sync, ISO_READ, put_numbers));
     ISO_TRY(
         iso_comm_allreduce_f64(sync->comm, sync->packed, sync->bytes / sizeof(double), ISO_SUM));
@@ -165,12 +165,12 @@ static size_t packed_bytes(const iso__buffer_sync *sync) {
     const iso_buffer_list *list = sync->list;
     size_t bytes = 0, places = 2 * (size_t)iso_comm_size(sync->comm);
     if (sync->config.mode == ISO_BUFFERS_AVERAGE)
-        return (elements(list, false) + elements(list, true) * places) * sizeof(double);
+        return (count_elements(list, false) + count_elements(list, true) * places) * sizeof(double);
     for (int i = 0; i < list->count; i++) bytes += bytes_of(list->item[i]->value);
     return bytes;
 }
 
-static iso_status check(const iso_buffer_config *c) {
+static iso_status check_config(const iso_buffer_config *c) {
     ISO_CHECK((int)c->mode >= 0 && c->mode <= ISO_BUFFERS_NONE, ISO_ERR_ARG,
               "unknown mode %d for buffers", (int)c->mode);
     ISO_CHECK((int)c->when >= 0 && c->when <= ISO_BUFFERS_ON_CALL, ISO_ERR_ARG,
@@ -186,7 +186,7 @@ iso_status iso__buffer_sync_create(iso_comm *comm, const iso_buffer_list *list,
                              .due = true,
                              .weight = 1,
                              .total = iso_comm_size(comm)};
-    iso_status status = check(config);
+    iso_status status = check_config(config);
     bool alone = iso_comm_size(comm) == 1 || list->count == 0;
     if (status == ISO_OK && !alone && config->mode != ISO_BUFFERS_NONE && !config->function) {
         sync.bytes = packed_bytes(&sync);
@@ -221,11 +221,11 @@ iso_status iso__buffer_sync_run(iso__buffer_sync *sync) {
     if (c->function) return c->function(sync->list, sync->comm, c->user);
     if (!sync->packed) return ISO_OK; // one rank
     if (c->mode == ISO_BUFFERS_AVERAGE) {
-        ISO_TRY(average(sync));
+        ISO_TRY(average_buffers(sync));
         iso__count_sum(&sync->traffic, sync->comm, sync->bytes);
         return ISO_OK;
     }
-    ISO_TRY(broadcast(sync));
+    ISO_TRY(broadcast_buffers(sync));
     if (iso_comm_rank(sync->comm) == sync->root)
         iso__count_blocks(&sync->traffic, sync->comm, sync->bytes);
     return ISO_OK;

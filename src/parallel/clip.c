@@ -49,7 +49,7 @@ typedef struct power_sum {
     double p, part[PARTS], largest;
 } power_sum;
 
-static double element(const iso_tensor *t, const void *data, int64_t i) {
+static double element_magnitude(const iso_tensor *t, const void *data, int64_t i) {
     return fabs(t->dtype == ISO_F64 ? ((const double *)data)[i] : (double)((const float *)data)[i]);
 }
 
@@ -62,7 +62,7 @@ static void add_squares(power_sum *s, int64_t count, const float *x) {
 
 static void add_powers(power_sum *s, const iso_tensor *t, const void *data) {
     for (int64_t i = 0; i < t->count; i++) {
-        double x = element(t, data, i);
+        double x = element_magnitude(t, data, i);
         s->part[i % PARTS] += s->p == 2 ? x * x : pow(x, s->p);
     }
 }
@@ -70,7 +70,7 @@ static void add_powers(power_sum *s, const iso_tensor *t, const void *data) {
 // A NaN stays the largest.
 static void note_largest(power_sum *s, const iso_tensor *t, const void *data) {
     for (int64_t i = 0; i < t->count; i++) {
-        double x = element(t, data, i);
+        double x = element_magnitude(t, data, i);
         if (!(x <= s->largest)) s->largest = isnan(s->largest) ? s->largest : x;
     }
 }
@@ -135,7 +135,7 @@ iso_status iso_clip_grad_norm(iso_module *module, double max_norm, double norm_t
     return clip_to_norm(module, norm_type, &max_norm, total_norm);
 }
 
-static iso_status clamp(iso_tensor *t, double most) {
+static iso_status clamp_tensor(iso_tensor *t, double most) {
     void *data;
     ISO_TRY(iso_tensor_map(t, ISO_READ_WRITE, &data));
     float *f = data, limit = (float)most;
@@ -157,7 +157,7 @@ iso_status iso_clip_grad_value(iso_module *module, double clip_value) {
     iso_status status = ISO_OK;
     if (remote) status = remote->clip_value(module->device, g.count, g.item, clip_value);
     for (int i = 0; i < g.count && !remote && status == ISO_OK; i++)
-        status = clamp(g.item[i], clip_value);
+        status = clamp_tensor(g.item[i], clip_value);
     iso__free(g.item);
     ISO_TRY(status);
     return ISO_OK;

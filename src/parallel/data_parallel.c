@@ -99,7 +99,7 @@ static bool is_linked(const iso_module *module) {
     return module->child_count == 0 || module->parameter_count > 0;
 }
 
-static bool owns(const iso_module *module, const iso_parameter *parameter) {
+static bool owns_parameter(const iso_module *module, const iso_parameter *parameter) {
     for (int k = 0; k < module->parameter_count; k++)
         if (module->parameter[k] == parameter) return true;
     return false;
@@ -111,7 +111,7 @@ static void link_module(iso__data_parallel *self, iso_module *module) {
     iso__layer_link *link = &self->link[self->link_count++];
     *link = (iso__layer_link){.owner = self, .module = module, .slot = self->link_slots + used};
     for (int i = 0; i < self->trainable_count; i++)
-        if (owns(module, self->trainable[i])) link->slot[link->count++] = i;
+        if (owns_parameter(module, self->trainable[i])) link->slot[link->count++] = i;
     iso_module_hooks hooks = {.before_forward = before_forward,
                               .gradient_ready = gradient_ready,
                               .is_current = is_current,
@@ -128,7 +128,7 @@ void iso__data_parallel_link(iso__data_parallel *self, iso_module *module) {
 
 // Gradients that came back are averages, whichever ranks had one; a parameter that nobody used has
 // none still.
-static iso_status finish(iso__data_parallel *self) {
+static iso_status finish_gradients(iso__data_parallel *self) {
     ISO_TRY(iso_reducer_finish(self->reducer));
     for (int i = 0; i < self->trainable_count; i++) {
         if (!self->asked[i]) continue;
@@ -143,7 +143,7 @@ static iso_status finish(iso__data_parallel *self) {
 iso_status iso__data_parallel_complete(void *user, iso_parameter *parameter) {
     iso__data_parallel *self = user;
     (void)parameter;
-    return iso__reducer_in_backward(self->reducer) ? ISO_OK : finish(self);
+    return iso__reducer_in_backward(self->reducer) ? ISO_OK : finish_gradients(self);
 }
 
 iso_status iso_data_parallel_finish(iso_module *module) {
@@ -154,7 +154,7 @@ iso_status iso_data_parallel_finish(iso_module *module) {
         ISO_ERR_STATE,
         "iso_data_parallel_finish inside a backward would leave out the gradients that it has "
         "not reached: call it after iso_data_parallel_end_backward");
-    return finish(self);
+    return finish_gradients(self);
 }
 
 // ---- The end of a backward --------------------------------------------------------------------------
@@ -168,7 +168,7 @@ static iso_status run_pre_sync_hooks(iso__data_parallel *self) {
 // What this backward reached, or earlier ones whose gradients are still wanted, is reported; the
 // memory of the rest is cleared. A gradient of which the average is there already counts only where
 // not every parameter needs to have one.
-static iso_status report(iso__data_parallel *self) {
+static iso_status report_gradients(iso__data_parallel *self) {
     for (int i = self->trainable_count - 1; i >= 0; i--) {
         iso_parameter *p = self->trainable[i];
         if (iso__reducer_is_ready(self->reducer, i)) continue;
@@ -206,7 +206,7 @@ static iso_status reduce_by_user(iso__data_parallel *self) {
 static iso_status close_backward(iso__data_parallel *self) {
     ISO_TRY(run_pre_sync_hooks(self));
     if (self->reduce) return reduce_by_user(self);
-    ISO_TRY(report(self));
+    ISO_TRY(report_gradients(self));
     iso_status status = iso__reducer_close(self->reducer);
     mark_valid(self); // also after an error: the list was issued whole
     ISO_TRY(status);
@@ -216,10 +216,10 @@ static iso_status close_backward(iso__data_parallel *self) {
 static iso_status all_reduce(iso__data_parallel *self) {
     ISO_TRY(run_pre_sync_hooks(self));
     if (self->reduce) return reduce_by_user(self);
-    ISO_TRY(report(self));
+    ISO_TRY(report_gradients(self));
     ISO_TRY(iso_reducer_all_reduce(self->reducer));
     mark_valid(self);
-    return finish(self);
+    return finish_gradients(self);
 }
 
 iso_status iso_data_parallel_all_reduce_gradients(iso_module *module) {
@@ -237,7 +237,7 @@ iso_status iso_data_parallel_begin_backward(iso_module *module) {
     ISO_TRY(iso__data_parallel_check(module));
     iso__data_parallel *self = iso__data_parallel_of(module);
     // Layers that this forward did not use still have their update pending.
-    ISO_TRY(finish(self));
+    ISO_TRY(finish_gradients(self));
     for (int i = 0; i < self->trainable_count; i++) {
         self->old[i] &= self->trainable[i]->grad_valid;
         self->reported[i] = false;
@@ -263,7 +263,7 @@ iso_status iso_data_parallel_end_backward(iso_module *module) {
 
 // ---- Without a batch ----------------------------------------------------------------------------
 
-static iso_status shadow(iso__data_parallel *self, bool leftover) {
+static iso_status shadow_backward(iso__data_parallel *self, bool leftover) {
     iso_module *module = &self->base;
     ISO_TRY(iso_data_parallel_begin_backward(module));
     iso__reducer_leave_backward(self->reducer);
@@ -284,7 +284,7 @@ iso_status iso__data_parallel_shadow(iso_module *module, bool leftover) {
     self->no_sync = 0;
     iso_unused unused = self->unused;
     iso__reducer_set_unused(r, unused == ISO_UNUSED_ERROR ? ISO_UNUSED_ZERO : unused);
-    iso_status status = shadow(self, leftover);
+    iso_status status = shadow_backward(self, leftover);
     iso__reducer_set_unused(r, unused);
     self->no_sync = no_sync;
     ISO_TRY(status);
@@ -293,7 +293,8 @@ iso_status iso__data_parallel_shadow(iso_module *module, bool leftover) {
 
 // ---- Module ---------------------------------------------------------------------------------------
 
-static iso_status forward(iso_module *module, iso_call *call, iso_tensor *in, iso_tensor **out) {
+static iso_status forward_wrapped(iso_module *module, iso_call *call, iso_tensor *in,
+                                  iso_tensor **out) {
     iso__data_parallel *self = iso__data_parallel_of(module);
     if (self->before_forward) ISO_TRY(self->before_forward(module, &in, self->before_forward_user));
     call->in = in; // of which backward gives the gradient
@@ -305,8 +306,8 @@ static iso_status forward(iso_module *module, iso_call *call, iso_tensor *in, is
     return iso_module_call(module->child[0], ISO_ACT_NONE, in, out);
 }
 
-static iso_status backward(iso_module *module, iso_call *call, iso_tensor *grad_out,
-                           iso_tensor **grad_in) {
+static iso_status backward_wrapped(iso_module *module, iso_call *call, iso_tensor *grad_out,
+                                   iso_tensor **grad_in) {
     (void)call;
     iso__data_parallel *self = iso__data_parallel_of(module);
     ISO_TRY(iso_data_parallel_begin_backward(module));
@@ -316,7 +317,7 @@ static iso_status backward(iso_module *module, iso_call *call, iso_tensor *grad_
     return iso_data_parallel_end_backward(module);
 }
 
-static iso_status train(iso_module *module, bool training) {
+static iso_status change_mode(iso_module *module, bool training) {
     iso__data_parallel *self = iso__data_parallel_of(module);
     if (training && !self->evaluating) return ISO_OK;
     bool inside = iso__reducer_in_backward(self->reducer);
@@ -324,7 +325,7 @@ static iso_status train(iso_module *module, bool training) {
     ISO_CHECK(!inside, ISO_ERR_STATE,
               "the mode of a DataParallel was changed inside a backward: call "
               "iso_data_parallel_end_backward first");
-    ISO_TRY(finish(self));
+    ISO_TRY(finish_gradients(self));
     if (training == self->evaluating && self->hook) ISO_TRY(self->hook(training, self->hook_user));
     if (!training && !self->evaluating)
         ISO_TRY(iso__buffer_sync_at(&self->buffer_sync, ISO_BUFFERS_AT_EVALUATION));
@@ -332,9 +333,9 @@ static iso_status train(iso_module *module, bool training) {
     return ISO_OK;
 }
 
-static void unhook(iso_module *module) {
+static void remove_hooks(iso_module *module) {
     iso_module_set_hooks(module, NULL);
-    for (int i = 0; i < module->child_count; i++) unhook(module->child[i]);
+    for (int i = 0; i < module->child_count; i++) remove_hooks(module->child[i]);
 }
 
 // Parameters outlive the wrapper if the caller kept a reference of the module: give their gradients
@@ -364,11 +365,12 @@ static void destroy_cuts(iso__data_parallel *self) {
     iso__free(self->cut);
 }
 
-static void destroy(iso_module *module) {
+static void destroy_wrapper(iso_module *module) {
     iso__data_parallel *self = iso__data_parallel_of(module);
     iso_reducer_destroy(&self->reducer); // completes what is pending
     take_back_gradients(self);
-    if (self->link_count > 0) unhook(module->child[0]); // hooks before may be another wrapper's
+    if (self->link_count > 0)
+        remove_hooks(module->child[0]); // hooks before may be another wrapper's
     iso_parameter_list_destroy(&self->list);
     iso__buffer_sync_destroy(&self->buffer_sync);
     iso_buffer_list_destroy(&self->buffers);
@@ -387,10 +389,10 @@ static void destroy(iso_module *module) {
 
 const iso_module_ops iso__data_parallel_ops = {
     .type = "DataParallel",
-    .forward = forward,
-    .backward = backward,
-    .train = train,
-    .destroy = destroy,
+    .forward = forward_wrapped,
+    .backward = backward_wrapped,
+    .train = change_mode,
+    .destroy = destroy_wrapper,
     .takes_bf16 = true,
 };
 

@@ -19,7 +19,8 @@ static size_t row_of(const iso_parameter *p) {
 }
 
 // Lists all parameters; those of one owner are one layer.
-static void describe(const iso_parameter_list *list, iso_reducer_param *params, char (*text)[64]) {
+static void describe_parameters(const iso_parameter_list *list, iso_reducer_param *params,
+                                char (*text)[64]) {
     int layer = -1;
     for (int i = 0; i < list->count; i++) {
         const iso_parameter *p = list->item[i];
@@ -38,7 +39,7 @@ static void describe(const iso_parameter_list *list, iso_reducer_param *params, 
     }
 }
 
-static bool ignored(const iso_data_parallel_config *config, const char *name) {
+static bool is_ignored(const iso_data_parallel_config *config, const char *name) {
     for (int i = 0; i < config->ignore_count; i++)
         if (strcmp(config->ignore[i], name) == 0) return true;
     return false;
@@ -90,7 +91,7 @@ static iso_status match_and_create(iso__data_parallel *self, iso_reducer_param *
     for (int i = 0; i < self->list.count; i++) {
         if (!self->list.item[i]->requires_grad) continue;
         params[self->trainable_count] = params[i];
-        params[self->trainable_count].local = ignored(config, self->list.name[i]);
+        params[self->trainable_count].local = is_ignored(config, self->list.name[i]);
         self->trainable[self->trainable_count++] = self->list.item[i];
     }
     ISO_CHECK(self->trainable_count > 0, ISO_ERR_ARG,
@@ -105,7 +106,7 @@ static iso_status create_reducer(iso__data_parallel *self, const iso_data_parall
     iso_status status = iso__alloc_zero(count * sizeof(*params), (void **)&params);
     if (status == ISO_OK) status = iso__alloc_zero(count * sizeof(*text), (void **)&text);
     if (status == ISO_OK) {
-        describe(&self->list, params, text);
+        describe_parameters(&self->list, params, text);
         status = match_and_create(self, params, config);
     }
     iso__free(params);
@@ -223,7 +224,7 @@ static void drop_ignored_buffers(iso__data_parallel *self, const iso_data_parall
     iso_buffer_list *list = &self->buffers;
     int kept = 0;
     for (int i = 0; i < list->count; i++) {
-        if (ignored(config, list->name[i])) {
+        if (is_ignored(config, list->name[i])) {
             iso__free(list->name[i]);
             continue;
         }
@@ -261,8 +262,8 @@ static iso_status make_links(iso__data_parallel *self, const iso_module *module)
     return ISO_OK;
 }
 
-static iso_status prepare(iso__data_parallel *self, iso_module *module,
-                          const iso_data_parallel_config *config) {
+static iso_status prepare_lists(iso__data_parallel *self, iso_module *module,
+                                const iso_data_parallel_config *config) {
     ISO_TRY(check_sizes(config));
     ISO_TRY(iso__module_check_tied(module, "wrapped"));
     ISO_TRY(iso_module_parameters(module, &self->list));
@@ -282,10 +283,10 @@ static iso_status prepare(iso__data_parallel *self, iso_module *module,
     return make_links(self, module);
 }
 
-static iso_status setup(iso__data_parallel *self, iso_module *module,
-                        const iso_data_parallel_config *config) {
+static iso_status set_up(iso__data_parallel *self, iso_module *module,
+                         const iso_data_parallel_config *config) {
     // A rank that failed alone would leave the others waiting in what follows.
-    ISO_TRY(iso_comm_agree(self->comm, prepare(self, module, config)));
+    ISO_TRY(iso_comm_agree(self->comm, prepare_lists(self, module, config)));
     ISO_TRY(create_reducer(self, config));
     ISO_TRY(broadcast_frozen(self));
     ISO_TRY(iso__comm_locate(self->comm));
@@ -317,7 +318,7 @@ iso_status iso_data_parallel_create_take(iso_module *module, iso_comm *comm,
     iso_module *taken = module;
     module = NULL;
     ISO_TRY_GOTO(iso__module_add_wrapped_take(base, taken));
-    ISO_TRY_GOTO(setup(self, taken, &chosen));
+    ISO_TRY_GOTO(set_up(self, taken, &chosen));
     *out = base;
     return ISO_OK;
 fail:

@@ -10,7 +10,7 @@ typedef struct sums {
 } sums;
 
 // Of the batch before, while the device computes the next one.
-static iso_status add(iso_loss *loss, int64_t samples, sums *sum) {
+static iso_status add_batch(iso_loss *loss, int64_t samples, sums *sum) {
     double value;
     int64_t correct;
     if (samples == 0) return ISO_OK;
@@ -30,9 +30,9 @@ static iso_status own_share(iso_module *model, iso_loss *loss, iso_loader *data,
     for (;;) {
         iso_status more = iso_loader_next(data, &batch);
         ISO_TRY(more);
-        if (more == ISO_PENDING) return add(loss, before, sum);
+        if (more == ISO_PENDING) return add_batch(loss, before, sum);
         ISO_TRY(iso_module_forward(model, batch.images, &output));
-        ISO_TRY(add(loss, before, sum));
+        ISO_TRY(add_batch(loss, before, sum));
         ISO_TRY(iso_loss_compute(loss, output, batch.labels, NULL, NULL, NULL));
         before = batch.n;
         if (watch) watch(batch.index + 1, user);

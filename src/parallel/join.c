@@ -56,7 +56,7 @@ static iso_status check_scope(const iso__data_parallel *self, const iso_join_con
     return ISO_OK;
 }
 
-static iso_status check(const iso_module *module, const iso_join_config *config) {
+static iso_status check_config(const iso_module *module, const iso_join_config *config) {
     ISO_TRY(iso__data_parallel_check(module));
     const iso__data_parallel *self = iso_container_of(module, const iso__data_parallel, base);
     ISO_CHECK((int)config->mode >= 0 && config->mode <= ISO_JOIN_EQUALISE, ISO_ERR_ARG,
@@ -80,10 +80,10 @@ static iso_status count_module(iso_module *module, const char *path, void *user)
     return ISO_OK;
 }
 
-static iso_status create(iso_module *module, const iso_join_config *config, iso_join **out) {
+static iso_status create_join(iso_module *module, const iso_join_config *config, iso_join **out) {
     iso_join *join = NULL;
     iso_status status;
-    ISO_TRY(check(module, config));
+    ISO_TRY(check_config(module, config));
     ISO_TRY(iso__alloc_zero(sizeof(*join), (void **)&join));
     join->config = *config;
     join->self = iso__data_parallel_of(module);
@@ -101,7 +101,7 @@ fail:
     return status;
 }
 
-static iso_status match(iso_comm *comm, const iso_join_config *config, int modules) {
+static iso_status match_settings(iso_comm *comm, const iso_join_config *config, int modules) {
     static const char *const mode[] = {"shadow", "throw", "equalise"};
     static const char *const divisor[] = {"initial", "effective", "samples"};
     char settings[160];
@@ -116,10 +116,10 @@ iso_status iso_join_begin(iso_module *module, const iso_join_config *config, iso
     iso_join_config chosen = config ? *config : (iso_join_config){0};
     iso_join *join = NULL;
     iso_comm *comm = iso_data_parallel_comm(module);
-    iso_status status = create(module, &chosen, &join);
+    iso_status status = create_join(module, &chosen, &join);
     if (comm) status = iso_comm_agree(comm, status);
     ISO_TRY_GOTO(status);
-    ISO_TRY_GOTO(match(comm, &chosen, join->count_room));
+    ISO_TRY_GOTO(match_settings(comm, &chosen, join->count_room));
     *out = join;
     return ISO_OK;
 fail:
@@ -128,7 +128,7 @@ fail:
 }
 
 // Everything as it was before.
-static void restore(iso_join *join) {
+static void restore_state(iso_join *join) {
     iso__data_parallel *self = join->self;
     iso__reducer_end_join(self->reducer);
     iso__buffer_sync_weigh(&self->buffer_sync, 1, iso_comm_size(self->comm), 0);
@@ -140,7 +140,7 @@ void iso_join_end(iso_join **pointer) {
     *pointer = NULL;
     if (!join) return;
     if (join->module) {
-        restore(join);
+        restore_state(join);
         join->self->joined = false;
     }
     iso_module_destroy(&join->module);
@@ -161,12 +161,12 @@ typedef struct census {
 enum { FAILED = -1 };
 
 // Two times the samples, plus 1 to synchronise; 0: none; or FAILED.
-static int64_t say(int64_t samples, bool will_sync) {
+static int64_t encode_samples(int64_t samples, bool will_sync) {
     if (samples < 0) return FAILED;
     return samples == 0 ? 0 : 2 * samples + will_sync;
 }
 
-static census count(const int64_t *said, int ranks, int rank) {
+static census count_ranks(const int64_t *said, int ranks, int rank) {
     census c = {.first_active = -1, .out = -1, .failed = -1};
     for (int i = 0; i < ranks; i++) {
         if (said[i] == FAILED && c.failed < 0) c.failed = i;
@@ -180,7 +180,7 @@ static census count(const int64_t *said, int ranks, int rank) {
     return c;
 }
 
-static iso_status judge(const iso_join *join, const census *c, int64_t samples) {
+static iso_status judge_census(const iso_join *join, const census *c, int64_t samples) {
     ISO_CHECK(samples >= 0, ISO_ERR_STATE,
               "this rank reported failure to iso_join_next (%" PRId64 " samples)", samples);
     ISO_CHECK(c->failed < 0, ISO_ERR_STATE, "rank %d reported failure to iso_join_next", c->failed);
@@ -205,16 +205,16 @@ static iso_status take_census(iso_join *join, int64_t samples, bool will_sync, c
     iso_comm *comm = join->self->comm;
     int ranks = iso_comm_size(comm), rank = iso_comm_rank(comm);
     for (int i = 0; i < ranks; i++) join->said[i] = 0;
-    join->said[rank] = say(samples, will_sync);
+    join->said[rank] = encode_samples(samples, will_sync);
     ISO_TRY(iso_comm_allreduce_i64(comm, join->said, (size_t)ranks, ISO_SUM));
-    *out = count(join->said, ranks, rank);
-    ISO_TRY(judge(join, out, samples));
+    *out = count_ranks(join->said, ranks, rank);
+    ISO_TRY(judge_census(join, out, samples));
     return check_scope(join->self, &join->config);
 }
 
 // ---- A step -----------------------------------------------------------------------------------------
 
-static void note(iso_join *join, const census *c, int64_t samples) {
+static void note_samples(iso_join *join, const census *c, int64_t samples) {
     if (join->steps++ == 0) join->contributors = c->active; // ranks leave and do not come back
     join->all_samples += c->samples;
     join->samples += samples;
@@ -226,7 +226,7 @@ static void note(iso_join *join, const census *c, int64_t samples) {
 
 // Of the backward that comes now, with all that was accumulated before it. Samples are taken in
 // units of their mean, so that equal numbers of them give the bits that they give without a join.
-static iso_status weigh(iso_join *join) {
+static iso_status weigh_rank(iso_join *join) {
     double weight = join->mine > 0, total = 0;
     if (join->config.divisor != ISO_JOIN_INITIAL) total = join->contributors;
     if (join->config.divisor == ISO_JOIN_SAMPLES && join->mine > 0) {
@@ -238,7 +238,7 @@ static iso_status weigh(iso_join *join) {
 }
 
 // This rank has no batch: what the others exchange, it exchanges too.
-static iso_status shadow(iso_join *join, const census *c) {
+static iso_status shadow_others(iso_join *join, const census *c) {
     iso__data_parallel *self = join->self;
     bool leftover = join->mine > 0;
     if (++join->shadows == WARN_SHADOWS)
@@ -250,7 +250,7 @@ static iso_status shadow(iso_join *join, const census *c) {
         ISO_TRY(iso__buffer_sync_at(&self->buffer_sync, ISO_BUFFERS_BEFORE_FORWARD));
     self->buffer_sync.due = c->syncing > 0;
     if (c->syncing == 0) return ISO_OK;
-    ISO_TRY(weigh(join));
+    ISO_TRY(weigh_rank(join));
     ISO_TRY(iso__data_parallel_shadow(join->module, leftover));
     if (join->config.step) ISO_TRY(join->config.step(join->config.user));
     return ISO_OK;
@@ -279,13 +279,13 @@ static iso_status agree_on_forwards(iso_join *join) {
     return iso__module_walk(join->module, take_count, &from);
 }
 
-static iso_status leave(iso_join *join) {
+static iso_status leave_join(iso_join *join) {
     join->through = true;
     if (join->config.mode == ISO_JOIN_SHADOW) {
         ISO_TRY(iso_data_parallel_finish(join->module));
         ISO_TRY(agree_on_forwards(join));
     }
-    restore(join);
+    restore_state(join);
     return ISO_PENDING;
 }
 
@@ -299,14 +299,14 @@ static iso_status next_even(int64_t samples) {
     return samples > 0 ? ISO_OK : ISO_PENDING;
 }
 
-static iso_status next(iso_join *join, int64_t samples, bool will_sync) {
+static iso_status next_batch(iso_join *join, int64_t samples, bool will_sync) {
     while (!join->through) {
         census c = {0};
         ISO_TRY(take_census(join, samples, will_sync, &c));
-        if (all_through(join, &c)) return leave(join);
-        note(join, &c, samples);
-        if (samples > 0) return c.syncing > 0 ? weigh(join) : ISO_OK;
-        ISO_TRY(shadow(join, &c));
+        if (all_through(join, &c)) return leave_join(join);
+        note_samples(join, &c, samples);
+        if (samples > 0) return c.syncing > 0 ? weigh_rank(join) : ISO_OK;
+        ISO_TRY(shadow_others(join, &c));
     }
     return ISO_PENDING;
 }
@@ -315,7 +315,7 @@ iso_status iso_join_next(iso_join *join, int64_t samples, bool will_sync) {
     if (join->config.disabled) return next_even(samples);
     ISO_CHECK(!join->failed, ISO_ERR_STATE,
               "iso_join_next failed before: end the loop, ranks may be at different places");
-    iso_status status = next(join, samples, will_sync);
+    iso_status status = next_batch(join, samples, will_sync);
     join->failed = status < 0;
     return status;
 }

@@ -12,20 +12,20 @@ typedef struct conversion {
     int count;                // converted
 } conversion;
 
-static iso_status sum(double *numbers, size_t count, void *user) {
+static iso_status sum_over_ranks(double *numbers, size_t count, void *user) {
     iso_comm *comm = user;
     ISO_TRY(iso_comm_allreduce_f64(comm, numbers, count, ISO_SUM));
     iso__comm_count_sum(comm, count * sizeof(*numbers));
     return ISO_OK;
 }
 
-static void release(void *user) {
+static void release_comm(void *user) {
     iso_comm *comm = user;
     iso_comm_destroy(&comm);
 }
 
 // A module that is used twice is visited twice, on every rank.
-static iso_status measure(iso_module *module, const char *path, void *user) {
+static iso_status measure_module(iso_module *module, const char *path, void *user) {
     (void)path;
     conversion *c = user;
     int64_t features = iso__batch_norm_features(module);
@@ -34,12 +34,13 @@ static iso_status measure(iso_module *module, const char *path, void *user) {
     return ISO_OK;
 }
 
-static iso_status convert(iso_module *module, const char *path, void *user) {
+static iso_status convert_module(iso_module *module, const char *path, void *user) {
     (void)path;
     conversion *c = user;
     if (iso__batch_norm_features(module) == 0 || iso__batch_norm_user(module) == c->comm)
         return ISO_OK;
-    iso__norm_group group = {iso_comm_size(c->comm) > 1 ? sum : NULL, release, c->comm};
+    iso__norm_group group = {iso_comm_size(c->comm) > 1 ? sum_over_ranks : NULL, release_comm,
+                             c->comm};
     ISO_TRY(iso__batch_norm_share(module, &group));
     iso_comm_retain(c->comm);
     c->count++;
@@ -48,10 +49,10 @@ static iso_status convert(iso_module *module, const char *path, void *user) {
 
 static iso_status convert_all(iso_module *module, conversion *c) {
     ISO_TRY(iso__comm_locate(c->comm));
-    ISO_TRY(iso_comm_agree(c->comm, iso__module_walk(module, measure, c)));
+    ISO_TRY(iso_comm_agree(c->comm, iso__module_walk(module, measure_module, c)));
     ISO_TRY(iso__comm_check_equal(c->comm, c->visits, "the number of batch norms to convert"));
     ISO_TRY(iso__comm_check_equal(c->comm, c->features, "the sum of features of all batch norms"));
-    return iso_comm_agree(c->comm, iso__module_walk(module, convert, c));
+    return iso_comm_agree(c->comm, iso__module_walk(module, convert_module, c));
 }
 
 iso_status iso_sync_batchnorm_convert(iso_module *module, iso_comm *comm, int *count) {

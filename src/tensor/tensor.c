@@ -95,7 +95,7 @@ void iso_tensor_destroy(iso_tensor **tensor) {
 }
 
 // Makes an owned buffer at least this large; contents are lost when it grows.
-static iso_status reserve(iso_tensor *tensor, size_t bytes) {
+static iso_status reserve_buffer(iso_tensor *tensor, size_t bytes) {
     if (bytes <= tensor->capacity) return ISO_OK;
     void *data;
     ISO_TRY(tensor->device->ops->alloc(tensor->device, bytes, &data));
@@ -116,8 +116,8 @@ iso_status iso_tensor_resize(iso_tensor *tensor, int ndim, const int64_t *shape,
     ISO_CHECK(layout == ISO_LAYOUT_LOGICAL || ndim == 4, ISO_ERR_ARG,
               "a blocked layout needs 4 dimensions, not %d", ndim);
     iso_device *device = tensor->device;
-    ISO_TRY(
-        reserve(tensor, device->ops->storage_bytes(device, tensor->dtype, ndim, shape, layout)));
+    ISO_TRY(reserve_buffer(tensor,
+                           device->ops->storage_bytes(device, tensor->dtype, ndim, shape, layout)));
     set_shape(tensor, ndim, shape, count);
     tensor->layout = layout;
     return ISO_OK;
@@ -136,7 +136,7 @@ bool iso__tensor_same_shape(const iso_tensor *a, const iso_tensor *b) {
            memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof(a->shape[0])) == 0;
 }
 
-static bool direct(const iso_tensor *tensor) {
+static bool is_direct(const iso_tensor *tensor) {
     return tensor->layout == ISO_LAYOUT_LOGICAL && tensor->device->ops->host_memory;
 }
 
@@ -144,7 +144,7 @@ iso_status iso_tensor_map(iso_tensor *tensor, iso_access access, void **out) {
     ISO_CHECK(access >= ISO_READ && access <= ISO_READ_WRITE, ISO_ERR_ARG,
               "unknown kind of host access %d", (int)access);
     ISO_CHECK(!tensor->mapped, ISO_ERR_STATE, "this tensor is mapped already: unmap it first");
-    if (direct(tensor)) {
+    if (is_direct(tensor)) {
         tensor->mapped = access;
         *out = tensor->data;
         return ISO_OK;
@@ -165,7 +165,7 @@ iso_status iso_tensor_unmap(iso_tensor *tensor) {
     ISO_CHECK(tensor->mapped, ISO_ERR_STATE, "this tensor is not mapped");
     iso_access access = tensor->mapped;
     tensor->mapped = (iso_access)0;
-    if ((access & ISO_WRITE) && !direct(tensor))
+    if ((access & ISO_WRITE) && !is_direct(tensor))
         ISO_TRY(tensor->device->ops->from_host(tensor->device, tensor->host, tensor));
     return ISO_OK;
 }

@@ -115,7 +115,7 @@ static void fill_blocked(const iso__cpu_view *v, float value) {
                 i / plane % v->groups * v->inner + c < v->channels ? value : 0.0f;
 }
 
-static iso_status unsupported(iso_dtype dtype) {
+static iso_status fail_unsupported(iso_dtype dtype) {
     return ISO_FAIL(ISO_ERR_UNSUPPORTED, "the CPU device computes in f32 and f64 only, not in %s",
                     iso_dtype_name(dtype));
 }
@@ -130,7 +130,7 @@ static iso_status memory_fill(iso_device *self, iso_tensor *x, double value) {
     case ISO_I64:
         for (int64_t i = 0; i < v.total; i++) ((int64_t *)v.data)[i] = (int64_t)value;
         return ISO_OK;
-    default: return unsupported(x->dtype);
+    default: return fail_unsupported(x->dtype);
     }
 }
 
@@ -153,7 +153,7 @@ static iso_status memory_from_host(iso_device *self, const void *host, iso_tenso
 }
 
 // Between element types.
-static iso_status convert(const iso_tensor *from, iso_tensor *to) {
+static iso_status convert_elements(const iso_tensor *from, iso_tensor *to) {
     ISO_CHECK(from->layout == ISO_LAYOUT_LOGICAL && to->layout == ISO_LAYOUT_LOGICAL,
               ISO_ERR_UNSUPPORTED,
               "the CPU device converts element types of tensors in logical layout only");
@@ -164,14 +164,14 @@ static iso_status convert(const iso_tensor *from, iso_tensor *to) {
         for (int64_t i = 0; i < to->count; i++)
             ((float *)to->data)[i] = (float)((const double *)from->data)[i];
     else
-        return unsupported(from->dtype == ISO_F32 || from->dtype == ISO_F64 ? to->dtype
-                                                                            : from->dtype);
+        return fail_unsupported(from->dtype == ISO_F32 || from->dtype == ISO_F64 ? to->dtype
+                                                                                 : from->dtype);
     return ISO_OK;
 }
 
 static iso_status memory_copy(iso_device *self, const iso_tensor *from, iso_tensor *to) {
     iso__cpu *cpu = iso__cpu_of(self);
-    if (from->dtype != to->dtype) return convert(from, to);
+    if (from->dtype != to->dtype) return convert_elements(from, to);
     iso__cpu_view a = iso__cpu_view_of(cpu, from), b = iso__cpu_view_of(cpu, to);
     if (b.inner == 1) return memory_to_host(self, from, to->data);
     if (a.inner == 1) return memory_from_host(self, from->data, to);

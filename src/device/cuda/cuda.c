@@ -37,7 +37,7 @@ static iso_status parse_ordinal(const char *text, int *out) {
 
 // ---- Life -----------------------------------------------------------------------------------------
 
-static iso_status describe(iso__cuda *cuda) {
+static iso_status describe_device(iso__cuda *cuda) {
     struct cudaDeviceProp properties;
     int version = 0;
     ISO_TRY_CUDA(cudaGetDeviceProperties(&properties, cuda->ordinal));
@@ -138,7 +138,7 @@ iso_status iso__device_create_cuda(const char *text, iso_device **out) {
     fill_kernels(cuda, ISO_BF16, &cuda->bf16);
     cuda->bf16.round_many = iso__cuda_round_many;
     ISO_TRY_GOTO(iso__cuda_enter(cuda));
-    ISO_TRY_GOTO(describe(cuda));
+    ISO_TRY_GOTO(describe_device(cuda));
     ISO_TRY_GOTO(make_streams(cuda));
     ISO_TRY_GOTO(choose_graphs(cuda));
     *out = &cuda->base;

@@ -22,7 +22,7 @@ bool iso__cpu_wide_suits(int64_t rows, int64_t in, int64_t out) {
 // ---- Rows to columns --------------------------------------------------------------------------------
 
 // The rows of a tile as [in][vectors * 16].
-static void pack(const float *x, int64_t in, int64_t rows, int vectors, float *to) {
+static void pack_rows(const float *x, int64_t in, int64_t rows, int vectors, float *to) {
     for (int64_t k = 0; k < in; k += LANES)
         for (int v = 0; v < vectors; v++) {
             int64_t left = rows - v * LANES, columns = in - k;
@@ -35,8 +35,8 @@ static void pack(const float *x, int64_t in, int64_t rows, int vectors, float *t
 // ---- The product ------------------------------------------------------------------------------------
 
 // y[row][0 .. 6) for the rows of a tile; a sum runs over `in` in order, from the bias on.
-INLINE void tile(int64_t in, const float *w, const float *x, const float *b, bool relu, int vectors,
-                 float *out) {
+INLINE void multiply_tile(int64_t in, const float *w, const float *x, const float *b, bool relu,
+                          int vectors, float *out) {
     __m512 sum[OUTPUTS][VECTORS];
     for (int o = 0; o < OUTPUTS; o++)
         for (int v = 0; v < vectors; v++)
@@ -68,10 +68,10 @@ WIDE static void outputs(const iso__wide_args *p, int64_t group, int64_t row, co
     const float *w = p->w + first * p->in, *b = p->b ? p->b + first : NULL;
     int64_t rows = p->rows - row < TILE ? p->rows - row : TILE;
     switch ((rows + LANES - 1) / LANES) {
-    case 1: tile(p->in, w, packed, b, p->relu, 1, sums); break;
-    case 2: tile(p->in, w, packed, b, p->relu, 2, sums); break;
-    case 3: tile(p->in, w, packed, b, p->relu, 3, sums); break;
-    default: tile(p->in, w, packed, b, p->relu, 4, sums); break;
+    case 1: multiply_tile(p->in, w, packed, b, p->relu, 1, sums); break;
+    case 2: multiply_tile(p->in, w, packed, b, p->relu, 2, sums); break;
+    case 3: multiply_tile(p->in, w, packed, b, p->relu, 3, sums); break;
+    default: multiply_tile(p->in, w, packed, b, p->relu, 4, sums); break;
     }
     for (int64_t r = 0; r < rows; r++)
         for (int64_t o = wanted - first; o < OUTPUTS; o++)
@@ -80,8 +80,8 @@ WIDE static void outputs(const iso__wide_args *p, int64_t group, int64_t row, co
 
 // Every output is computed by one thread, in the same way wherever it stands: the bits depend
 // neither on the number of threads nor on the other rows.
-static void multiply(const iso__wide_args *p, int64_t first, int64_t end, const float *packed,
-                     int threads) {
+static void multiply_panels(const iso__wide_args *p, int64_t first, int64_t end,
+                            const float *packed, int threads) {
 #ifdef _OPENMP
 #pragma omp parallel for num_threads(threads) if (threads > 1)
 #endif
@@ -100,7 +100,7 @@ static iso_status multiply_as_they_come(const iso__wide_args *p, const float *pa
         // `packed` is.
         if (p->arrival) ISO_TRY(p->arrival->wait(p->arrival, there));
         end = there == p->out ? groups : there / OUTPUTS;
-        multiply(p, first, end, packed, threads);
+        multiply_panels(p, first, end, packed, threads);
     }
     return ISO_OK;
 }
@@ -111,8 +111,8 @@ iso_status iso__cpu_wide_linear(iso__cpu *cpu, const iso__wide_args *p) {
     ISO_TRY(iso__cpu_scratch(cpu, (size_t)(padded * p->in) * sizeof(float), &packed));
     for (int64_t row = 0; row < p->rows; row += TILE) {
         int64_t rows = p->rows - row < TILE ? p->rows - row : TILE;
-        pack(p->x + row * p->in, p->in, rows, (int)((rows + LANES - 1) / LANES),
-             (float *)packed + row * p->in);
+        pack_rows(p->x + row * p->in, p->in, rows, (int)((rows + LANES - 1) / LANES),
+                  (float *)packed + row * p->in);
     }
     cpu->base.kernel = "AVX-512, weights in place";
     return multiply_as_they_come(p, packed, cpu->base.threads);

@@ -12,7 +12,7 @@
 bool iso__cpu_is_wide(void) { return __builtin_cpu_supports("avx512f"); }
 
 // Exchanges the halves of 2s x 2s squares; for s = 1, 2, 4 and 8 in turn this transposes 16 x 16.
-INLINE void exchange(__m512 *v, int s) {
+INLINE void exchange_halves(__m512 *v, int s) {
     int low[LANES], high[LANES];
     for (int l = 0; l < LANES; l++) {
         low[l] = l & s ? LANES + l - s : l;
@@ -36,10 +36,10 @@ WIDE void iso__cpu_transpose16(const float *from, int64_t from_stride, int rows,
     for (int i = 0; i < LANES; i++)
         v[i] =
             i < rows ? _mm512_maskz_loadu_ps(there, from + i * from_stride) : _mm512_setzero_ps();
-    exchange(v, 1);
-    exchange(v, 2);
-    exchange(v, 4);
-    exchange(v, 8);
+    exchange_halves(v, 1);
+    exchange_halves(v, 2);
+    exchange_halves(v, 4);
+    exchange_halves(v, 8);
     for (int i = 0; i < columns; i++) _mm512_mask_storeu_ps(to + i * to_stride, wanted, v[i]);
 }
 

@@ -188,8 +188,8 @@ static void name_kernel(iso__onednn_kernel *kernel, const_dnnl_primitive_desc_t 
                  conversions, conversions > 1 ? "s" : "");
 }
 
-static iso_status build(iso__cpu *cpu, iso__onednn_kernel *kernel, const_dnnl_primitive_desc_t pd,
-                        const iso__onednn_arg *args) {
+static iso_status build_kernel(iso__cpu *cpu, iso__onednn_kernel *kernel,
+                               const_dnnl_primitive_desc_t pd, const iso__onednn_arg *args) {
     size_t scratchpad = scratchpad_bytes(pd);
     ISO_TRY_DNNL(dnnl_primitive_create(&kernel->primitive, pd));
     cpu->base.primitives_created++;
@@ -207,7 +207,7 @@ iso_status iso__onednn_build(iso__cpu *cpu, const iso__onednn_key *key, dnnl_pri
     void *memory = NULL;
     ISO_TRY_GOTO(iso__alloc_zero(sizeof(iso__onednn_kernel), &memory));
     iso__onednn_kernel *kernel = memory;
-    ISO_TRY_GOTO(build(cpu, kernel, pd, args));
+    ISO_TRY_GOTO(build_kernel(cpu, kernel, pd, args));
     dnnl_primitive_desc_destroy(pd);
     kernel->key = *key;
     kernel->next = cpu->onednn->bucket[bucket_of(key)];
@@ -222,7 +222,7 @@ fail:
 
 // ---- Running ------------------------------------------------------------------------------------
 
-static iso_status reorder(iso__cpu *cpu, const iso__onednn_kernel *kernel, const port *p) {
+static iso_status reorder_port(iso__cpu *cpu, const iso__onednn_kernel *kernel, const port *p) {
     dnnl_exec_arg_t args[] = {{DNNL_ARG_FROM, p->output ? p->inner : p->outer},
                               {DNNL_ARG_TO, p->output ? p->outer : p->inner},
                               {DNNL_ARG_SCRATCHPAD, kernel->scratchpad}};
@@ -230,7 +230,7 @@ static iso_status reorder(iso__cpu *cpu, const iso__onednn_kernel *kernel, const
     return ISO_OK;
 }
 
-static iso_status run(iso__cpu *cpu, iso__onednn_kernel *kernel, void *const data[]) {
+static iso_status run_kernel(iso__cpu *cpu, iso__onednn_kernel *kernel, void *const data[]) {
     void *scratch;
     ISO_TRY(iso__cpu_scratch(cpu, kernel->scratch_bytes, &scratch));
     ISO_TRY_DNNL(dnnl_memory_set_data_handle(kernel->scratchpad, scratch));
@@ -242,13 +242,13 @@ static iso_status run(iso__cpu *cpu, iso__onednn_kernel *kernel, void *const dat
         ISO_TRY_DNNL(dnnl_memory_set_data_handle(p->outer, data[i]));
         if (p->reorder)
             ISO_TRY_DNNL(dnnl_memory_set_data_handle(p->inner, (char *)scratch + p->offset));
-        if (p->reorder && !p->output) ISO_TRY(reorder(cpu, kernel, p));
+        if (p->reorder && !p->output) ISO_TRY(reorder_port(cpu, kernel, p));
         args[count++] = (dnnl_exec_arg_t){p->id, p->inner};
     }
     ISO_TRY_DNNL(dnnl_primitive_execute(kernel->primitive, cpu->onednn->stream, count, args));
     for (int i = 0; i < ISO_ONEDNN_ARGS; i++)
         if (kernel->ports[i].reorder && kernel->ports[i].output)
-            ISO_TRY(reorder(cpu, kernel, &kernel->ports[i]));
+            ISO_TRY(reorder_port(cpu, kernel, &kernel->ports[i]));
     ISO_TRY_DNNL(dnnl_stream_wait(cpu->onednn->stream));
     return ISO_OK;
 }
@@ -256,7 +256,7 @@ static iso_status run(iso__cpu *cpu, iso__onednn_kernel *kernel, void *const dat
 iso_status iso__onednn_run(iso__cpu *cpu, iso__onednn_kernel *kernel,
                            void *const data[ISO_ONEDNN_ARGS]) {
     int before = iso__onednn_enter(cpu);
-    iso_status status = run(cpu, kernel, data);
+    iso_status status = run_kernel(cpu, kernel, data);
     iso__onednn_leave(before);
     cpu->base.kernel = kernel->name;
     ISO_TRY(status);
@@ -265,7 +265,7 @@ iso_status iso__onednn_run(iso__cpu *cpu, iso__onednn_kernel *kernel,
 
 // ---- The set ------------------------------------------------------------------------------------
 
-static void destroy(iso_device *self) {
+static void destroy_onednn(iso_device *self) {
     iso__cpu *cpu = iso__cpu_of(self);
     struct iso__onednn *o = cpu->onednn;
     for (int i = 0; i < BUCKETS; i++)
@@ -300,7 +300,7 @@ iso_status iso__cpu_use_onednn(iso__cpu *cpu) {
     void *memory;
     ISO_TRY(iso__alloc_zero(sizeof(struct iso__onednn), &memory));
     cpu->onednn = memory;
-    cpu->ops.destroy = destroy;
+    cpu->ops.destroy = destroy_onednn;
     ISO_TRY(iso__tuner_create(&cpu->tuner));
     iso__onednn_fill_tune(&cpu->ops);
     ISO_TRY_DNNL(dnnl_engine_create(&cpu->onednn->engine, dnnl_cpu, 0));

@@ -144,8 +144,8 @@ static bool suits_winograd(const iso__cpu *cpu, const problem *p) {
 enum { CANDIDATES = 5 };
 
 // A candidate, or for ISO_ONEDNN_BY_RULE the first that there is; Winograd only where it suits.
-static iso_status choose(const iso__cpu *cpu, const problem *p, int wanted,
-                         dnnl_primitive_desc_t *out) {
+static iso_status choose_candidate(const iso__cpu *cpu, const problem *p, int wanted,
+                                   dnnl_primitive_desc_t *out) {
     dnnl_format_tag_t blocked = blocked_tag(cpu), any = dnnl_format_tag_any;
     const candidate candidates[CANDIDATES] = {
         {dnnl_convolution_winograd, blocked, blocked, false},
@@ -195,15 +195,15 @@ typedef struct task {
     void *const *data;
 } task;
 
-static iso_status create(iso__cpu *cpu, const task *t, int which, const iso__onednn_key *key,
-                         iso__onednn_kernel **out) {
+static iso_status create_kernel(iso__cpu *cpu, const task *t, int which, const iso__onednn_key *key,
+                                iso__onednn_kernel **out) {
     const problem *p = t->p;
     bool forward = p->operation == FORWARD, params = p->operation == BACKWARD_PARAMS;
     bool input = p->operation == BACKWARD_INPUT;
     layouts l;
     dnnl_primitive_desc_t pd = NULL;
     ISO_TRY(caller_layouts(cpu, p, t->x, t->y, &l));
-    ISO_TRY(choose(cpu, p, which, &pd));
+    ISO_TRY(choose_candidate(cpu, p, which, &pd));
     iso__onednn_arg args[ISO_ONEDNN_ARGS] = {
         {input ? DNNL_ARG_DIFF_SRC : DNNL_ARG_SRC, l.x, input, false},
         {params ? DNNL_ARG_DIFF_WEIGHTS : DNNL_ARG_WEIGHTS, l.w, params, p->accumulate_w},
@@ -224,7 +224,7 @@ static iso_status run_candidate(iso__cpu *cpu, const iso__onednn_problem *base, 
     iso__onednn_kernel *kernel = iso__onednn_find(cpu, &key);
     if (!kernel) {
         int before = iso__onednn_enter(cpu); // kernels are made for a number of threads
-        iso_status status = create(cpu, t, which, &key, &kernel);
+        iso_status status = create_kernel(cpu, t, which, &key, &kernel);
         iso__onednn_leave(before);
         ISO_TRY(status);
     }
@@ -232,7 +232,7 @@ static iso_status run_candidate(iso__cpu *cpu, const iso__onednn_problem *base, 
     return ISO_OK;
 }
 
-static void describe(const iso__onednn_problem *base, char *text, size_t room) {
+static void describe_problem(const iso__onednn_problem *base, char *text, size_t room) {
     static const char *const name[] = {"forward", "backward params", "backward input"};
     const problem *p = iso_container_of(base, const task, base)->p;
     char x[128], y[128], w[128];
@@ -241,12 +241,12 @@ static void describe(const iso__onednn_problem *base, char *text, size_t room) {
              iso__shape_text(p->w_ndim, p->w, w, sizeof(w)));
 }
 
-static iso_status run(iso__cpu *cpu, const problem *p, const iso_tensor *x, const iso_tensor *y,
-                      void *const data[ISO_ONEDNN_ARGS]) {
+static iso_status run_problem(iso__cpu *cpu, const problem *p, const iso_tensor *x,
+                              const iso_tensor *y, void *const data[ISO_ONEDNN_ARGS]) {
     task t = {.base = {.key = key_of(cpu, p, x, y),
                        .candidates = CANDIDATES,
                        .run = run_candidate,
-                       .describe = describe},
+                       .describe = describe_problem},
               .p = p,
               .x = x,
               .y = y,
@@ -260,8 +260,8 @@ static iso_status conv2d_forward(iso_device *self, const iso_conv2d_config *c, c
     problem p = problem_of(FORWARD, c, x, y);
     p.bias = b != NULL;
     p.act = act;
-    ISO_TRY(run(iso__cpu_of(self), &p, x, y,
-                (void *[]){x->data, w->data, b ? b->data : NULL, y->data}));
+    ISO_TRY(run_problem(iso__cpu_of(self), &p, x, y,
+                        (void *[]){x->data, w->data, b ? b->data : NULL, y->data}));
     return ISO_OK;
 }
 
@@ -274,15 +274,16 @@ static iso_status conv2d_backward_params(iso_device *self, const iso_conv2d_conf
     p.bias = db != NULL;
     p.accumulate_w = accumulate_w;
     p.accumulate_b = db && accumulate_b;
-    ISO_TRY(run(iso__cpu_of(self), &p, x, dy,
-                (void *[]){x->data, dw->data, db ? db->data : NULL, dy->data}));
+    ISO_TRY(run_problem(iso__cpu_of(self), &p, x, dy,
+                        (void *[]){x->data, dw->data, db ? db->data : NULL, dy->data}));
     return ISO_OK;
 }
 
 static iso_status conv2d_backward_input(iso_device *self, const iso_conv2d_config *c,
                                         const iso_tensor *dy, const iso_tensor *w, iso_tensor *dx) {
     problem p = problem_of(BACKWARD_INPUT, c, dx, dy);
-    ISO_TRY(run(iso__cpu_of(self), &p, dx, dy, (void *[]){dx->data, w->data, NULL, dy->data}));
+    ISO_TRY(
+        run_problem(iso__cpu_of(self), &p, dx, dy, (void *[]){dx->data, w->data, NULL, dy->data}));
     return ISO_OK;
 }
 

@@ -69,8 +69,8 @@ static dnnl_status_t backward_pd(const problem *p, const layouts *l, dnnl_primit
     return status;
 }
 
-static iso_status create(iso__cpu *cpu, const problem *p, bool blocked, const iso__onednn_key *key,
-                         iso__onednn_kernel **out) {
+static iso_status create_kernel(iso__cpu *cpu, const problem *p, bool blocked,
+                                const iso__onednn_key *key, iso__onednn_kernel **out) {
     bool forward = p->operation == FORWARD, params = p->operation == BACKWARD_PARAMS;
     bool input = p->operation == BACKWARD_INPUT;
     layouts l, kernel;
@@ -116,7 +116,7 @@ static iso_status run_wide(iso__cpu *cpu, const task *t) {
     return iso__cpu_wide_linear(cpu, &args);
 }
 
-static iso_status run(iso__cpu *cpu, const iso__onednn_problem *base, int candidate) {
+static iso_status run_candidate(iso__cpu *cpu, const iso__onednn_problem *base, int candidate) {
     const task *t = iso_container_of(base, const task, base);
     bool wide = suits_wide(cpu, &t->p);
     if (candidate == ISO_ONEDNN_BY_RULE) candidate = wide ? WIDE : PLAIN;
@@ -127,7 +127,7 @@ static iso_status run(iso__cpu *cpu, const iso__onednn_problem *base, int candid
     iso__onednn_kernel *kernel = iso__onednn_find(cpu, &key);
     if (!kernel) {
         int before = iso__onednn_enter(cpu); // kernels are made for a number of threads
-        iso_status status = create(cpu, &t->p, candidate == BLOCKED, &key, &kernel);
+        iso_status status = create_kernel(cpu, &t->p, candidate == BLOCKED, &key, &kernel);
         iso__onednn_leave(before);
         ISO_TRY(status);
     }
@@ -135,7 +135,7 @@ static iso_status run(iso__cpu *cpu, const iso__onednn_problem *base, int candid
     return ISO_OK;
 }
 
-static void describe(const iso__onednn_problem *base, char *text, size_t room) {
+static void describe_problem(const iso__onednn_problem *base, char *text, size_t room) {
     static const char *const name[] = {"forward", "backward params", "backward input"};
     const problem *p = &iso_container_of(base, const task, base)->p;
     snprintf(text, room, "linear %s %lld x %lld -> %lld", name[p->operation - FORWARD],
@@ -150,8 +150,8 @@ static task task_of(const iso_device *self, const problem *p, float *x, float *w
                 (p->accumulate_b ? 8 : 0);
     return (task){.base = {.key = {{p->operation, self->threads, flags, p->rows, p->in, p->out}},
                            .candidates = CANDIDATES,
-                           .run = run,
-                           .describe = describe},
+                           .run = run_candidate,
+                           .describe = describe_problem},
                   .p = *p,
                   .x = x,
                   .w = w,
@@ -159,8 +159,8 @@ static task task_of(const iso_device *self, const problem *p, float *x, float *w
                   .y = y};
 }
 
-static iso_status execute(iso_device *self, const problem *p, float *x, float *w, float *b,
-                          float *y) {
+static iso_status run_problem(iso_device *self, const problem *p, float *x, float *w, float *b,
+                              float *y) {
     task t = task_of(self, p, x, w, b, y);
     return iso__onednn_execute(iso__cpu_of(self), &t.base);
 }
@@ -191,14 +191,14 @@ static iso_status linear_backward_params(iso_device *self, const iso_tensor *x,
                  .bias = db != NULL,
                  .accumulate_w = accumulate_w,
                  .accumulate_b = db && accumulate_b};
-    return execute(self, &p, x->data, dw->data, db ? db->data : NULL, dy->data);
+    return run_problem(self, &p, x->data, dw->data, db ? db->data : NULL, dy->data);
 }
 
 static iso_status linear_backward_input(iso_device *self, const iso_tensor *dy, const iso_tensor *w,
                                         iso_tensor *dx) {
     problem p = {
         .operation = BACKWARD_INPUT, .rows = dy->shape[0], .in = w->shape[1], .out = w->shape[0]};
-    return execute(self, &p, dx->data, w->data, NULL, dy->data);
+    return run_problem(self, &p, dx->data, w->data, NULL, dy->data);
 }
 
 void iso__onednn_fill_linear(iso_kernel_ops *ops) {

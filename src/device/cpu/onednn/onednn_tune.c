@@ -47,14 +47,14 @@ static choice choice_of(const iso__onednn_key *key) {
     return c;
 }
 
-static const choice *find(const struct iso__tuner *tuner, const choice *wanted) {
+static const choice *find_choice(const struct iso__tuner *tuner, const choice *wanted) {
     for (int i = 0; i < tuner->count; i++)
         if (memcmp(tuner->list[i].key, wanted->key, sizeof(wanted->key)) == 0)
             return &tuner->list[i];
     return NULL;
 }
 
-static iso_status keep(struct iso__tuner *tuner, const choice *chosen) {
+static iso_status keep_choice(struct iso__tuner *tuner, const choice *chosen) {
     if (tuner->count == tuner->capacity) {
         int more = tuner->capacity ? 2 * tuner->capacity : 32;
         void *list = tuner->list;
@@ -75,7 +75,8 @@ typedef struct timing {
 } timing;
 
 // Candidates take turns, so that what else the machine does meets all of them.
-static iso_status measure(iso__cpu *cpu, const iso__onednn_problem *problem, timing *timings) {
+static iso_status measure_candidates(iso__cpu *cpu, const iso__onednn_problem *problem,
+                                     timing *timings) {
     for (int round = 0; round <= ROUNDS; round++)
         for (int c = ISO_ONEDNN_BY_RULE; c < problem->candidates; c++) {
             timing *t = &timings[c - ISO_ONEDNN_BY_RULE];
@@ -92,7 +93,7 @@ static iso_status measure(iso__cpu *cpu, const iso__onednn_problem *problem, tim
     return ISO_OK;
 }
 
-static int fastest(const timing *timings, int count) {
+static int choose_fastest(const timing *timings, int count) {
     int best = 0;
     for (int i = 1; i < count; i++) {
         double limit = (double)timings[best].best * (best == 0 ? WORTHWHILE : 1.0);
@@ -101,7 +102,8 @@ static int fastest(const timing *timings, int count) {
     return best;
 }
 
-static void tell(const iso__onednn_problem *problem, const timing *timings, int count, int best) {
+static void log_timings(const iso__onednn_problem *problem, const timing *timings, int count,
+                        int best) {
     char text[512], what[128];
     size_t used = 0;
     problem->describe(problem, what, sizeof(what));
@@ -114,23 +116,23 @@ static void tell(const iso__onednn_problem *problem, const timing *timings, int 
     iso__log(ISO_LOG_INFO, "kernel for %s: %s (%s)", what, timings[best].name, text);
 }
 
-static iso_status tune(iso__cpu *cpu, const iso__onednn_problem *problem, choice *chosen) {
+static iso_status tune_problem(iso__cpu *cpu, const iso__onednn_problem *problem, choice *chosen) {
     timing timings[ISO_ONEDNN_CANDIDATES + 1] = {0};
     int count = problem->candidates - ISO_ONEDNN_BY_RULE;
-    ISO_TRY(measure(cpu, problem, timings));
-    int best = fastest(timings, count);
+    ISO_TRY(measure_candidates(cpu, problem, timings));
+    int best = choose_fastest(timings, count);
     chosen->candidate = best + ISO_ONEDNN_BY_RULE;
-    tell(problem, timings, count, best);
-    return keep(cpu->tuner, chosen);
+    log_timings(problem, timings, count, best);
+    return keep_choice(cpu->tuner, chosen);
 }
 
 iso_status iso__onednn_execute(iso__cpu *cpu, const iso__onednn_problem *problem) {
     choice wanted = choice_of(&problem->key);
-    const choice *known = cpu->tuner->count > 0 ? find(cpu->tuner, &wanted) : NULL;
+    const choice *known = cpu->tuner->count > 0 ? find_choice(cpu->tuner, &wanted) : NULL;
     // What is added to cannot be computed several times.
     bool adds = problem->key.value[ISO_ONEDNN_FLAGS] & ISO_ONEDNN_ACCUMULATE;
     if (!known && cpu->tuner->measuring && !adds) {
-        ISO_TRY(tune(cpu, problem, &wanted));
+        ISO_TRY(tune_problem(cpu, problem, &wanted));
         known = &wanted;
     }
     int candidate = known ? (int)known->candidate : ISO_ONEDNN_BY_RULE;
@@ -149,7 +151,7 @@ static iso_status tune_slot(iso_device *self, bool on) {
     return ISO_OK;
 }
 
-static const void *choices(iso_device *self, size_t *bytes) {
+static const void *get_choices(iso_device *self, size_t *bytes) {
     const struct iso__tuner *tuner = iso__cpu_of(self)->tuner;
     *bytes = (size_t)tuner->count * sizeof(choice);
     return tuner->list;
@@ -170,13 +172,13 @@ static iso_status set_choices(iso_device *self, const void *data, size_t bytes) 
     tuner->count = 0;
     for (size_t i = 0; i < count; i++) {
         memcpy(&c, (const char *)data + i * sizeof(c), sizeof(c));
-        ISO_TRY(keep(tuner, &c));
+        ISO_TRY(keep_choice(tuner, &c));
     }
     return ISO_OK;
 }
 
 void iso__onednn_fill_tune(iso_device_ops *ops) {
     ops->tune = tune_slot;
-    ops->choices = choices;
+    ops->choices = get_choices;
     ops->set_choices = set_choices;
 }

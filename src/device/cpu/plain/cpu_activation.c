@@ -162,8 +162,8 @@ ISO_CPU_CLONES static void add_all(bool relu, int64_t count, const real *a, cons
     }
 }
 
-static iso_status add(iso_device *self, const iso_tensor *a, const iso_tensor *b,
-                      iso_activation act, iso_tensor *y) {
+static iso_status add_elements(iso_device *self, const iso_tensor *a, const iso_tensor *b,
+                               iso_activation act, iso_tensor *y) {
     int64_t count = iso__cpu_view_of(iso__cpu_of(self), a).total;
     add_all(act == ISO_ACT_RELU, count, a->data, b->data, y->data);
     return ISO_OK;
@@ -218,7 +218,7 @@ static iso_status softmax_backward(iso_device *self, const iso_tensor *y, const 
 void ISO_REAL(iso__cpu_fill_activation)(iso_kernel_ops *ops) {
     ops->unary_forward = unary_forward;
     ops->unary_backward = unary_backward;
-    ops->add = add;
+    ops->add = add_elements;
     ops->relu_backward_copy = relu_backward_copy;
     ops->softmax_forward = softmax_forward;
     ops->softmax_backward = softmax_backward;

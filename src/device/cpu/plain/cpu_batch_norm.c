@@ -31,7 +31,8 @@ static size_t batch_norm_workspace(iso_device *self, const iso_tensor *x) {
 }
 
 // Those of a strip: of its channels, or of its channel in every lane.
-static void load(const plan *p, const strip *s, const real *workspace, coefficients *k) {
+static void load_coefficients(const plan *p, const strip *s, const real *workspace,
+                              coefficients *k) {
     for (int r = 0; r < ROWS; r++)
         for (int c = 0; c < s->lanes; c++)
             k->row[r][c] = workspace[r * p->width + s->channel + (s->across ? c : 0)];
@@ -45,8 +46,8 @@ typedef struct moments {
 } moments;
 
 // Puts two sets of values together (Chan, Golub, LeVeque: Updating formulae, 1979).
-INLINE void merge(double count_a, double *mean_a, double *squares_a, double count_b, double mean_b,
-                  double squares_b) {
+INLINE void merge_moments(double count_a, double *mean_a, double *squares_a, double count_b,
+                          double mean_b, double squares_b) {
     double delta = mean_b - *mean_a, share = count_b / (count_a + count_b);
     *mean_a += delta * share;
     *squares_a += squares_b + delta * delta * count_a * share;
@@ -98,8 +99,8 @@ INLINE void add_chunk(const int lanes, int64_t stride, int64_t cells, const real
     double n = (double)cells;
     EACH_LANE {
         double rest = (double)sum[c] / n;
-        merge(m->count, &m->mean[c], &m->squares[c], n, (double)shift[c] + rest,
-              (double)squares[c] - (double)sum[c] * rest);
+        merge_moments(m->count, &m->mean[c], &m->squares[c], n, (double)shift[c] + rest,
+                      (double)squares[c] - (double)sum[c] * rest);
     }
     m->count += n;
 }
@@ -114,8 +115,8 @@ INLINE void add_run(const int lanes, const strip *s, const real *x, moments *m) 
 static void join_lanes(moments *m) {
     for (int half = LANES / 2; half > 0; half /= 2, m->count *= 2)
         for (int c = 0; c < half && m->count > 0; c++)
-            merge(m->count, &m->mean[c], &m->squares[c], m->count, m->mean[c + half],
-                  m->squares[c + half]);
+            merge_moments(m->count, &m->mean[c], &m->squares[c], m->count, m->mean[c + half],
+                          m->squares[c + half]);
 }
 
 ISO_CPU_CLONES static void strip_moments(const strip *s, const real *x, moments *m) {
@@ -134,12 +135,13 @@ ISO_CPU_CLONES static void strip_moments(const strip *s, const real *x, moments 
     if (s->across) return;
     join_lanes(m);
     if (s->rest)
-        merge(m->count, &m->mean[0], &m->squares[0], rest.count, rest.mean[0], rest.squares[0]);
+        merge_moments(m->count, &m->mean[0], &m->squares[0], rest.count, rest.mean[0],
+                      rest.squares[0]);
 }
 
 // ---- Forward ------------------------------------------------------------------------------------
 
-static double number(const iso_tensor *t, int64_t i, double otherwise) {
+static double number_or(const iso_tensor *t, int64_t i, double otherwise) {
     return t ? (double)((const real *)t->data)[i] : otherwise;
 }
 
@@ -156,14 +158,14 @@ static void set_coefficients(const plan *p, const iso__batch_norm_args *args, in
                              double mean, double variance, real *workspace) {
     real *k = workspace + channel;
     double deviation = 1 / sqrt(variance + args->eps);
-    double scale = deviation * number(args->weight, channel, 1);
+    double scale = deviation * number_or(args->weight, channel, 1);
     real rounded = (real)mean;
     double rest = mean - (double)rounded;
     k[MEAN * p->width] = rounded;
     k[REST * p->width] = (real)rest;
     k[DEVIATION * p->width] = (real)deviation;
     k[SCALE * p->width] = (real)scale;
-    k[SHIFT * p->width] = (real)(number(args->bias, channel, 0) - rest * scale);
+    k[SHIFT * p->width] = (real)(number_or(args->bias, channel, 0) - rest * scale);
 }
 
 static double values_per_channel(const plan *p) {
@@ -183,8 +185,8 @@ static void strip_coefficients(const plan *p, const iso__batch_norm_args *args, 
     if (args->batch && !given) strip_moments(s, x->data, &m);
     for (int c = 0; c < s->channels; c++) {
         int64_t channel = s->channel + c;
-        double mean = number(args->running_mean, channel, 0);
-        double variance = number(args->running_var, channel, 1);
+        double mean = number_or(args->running_mean, channel, 0);
+        double variance = number_or(args->running_var, channel, 1);
         if (args->batch) {
             double squares = given ? given[p->v.channels + channel] : m.squares[c];
             if (squares < 0) squares = 0; // a NaN stays one
@@ -198,14 +200,15 @@ static void strip_coefficients(const plan *p, const iso__batch_norm_args *args, 
         for (int r = 0; r < ROWS; r++) workspace[r * p->width + s->channel + c] = 0;
 }
 
-INLINE real output(const coefficients *k, int c, real x) {
+INLINE real output_of(const coefficients *k, int c, real x) {
     return (x - k->row[MEAN][c]) * k->row[SCALE][c] + k->row[SHIFT][c];
 }
 
-INLINE void normalise(const int lanes, const bool relu, int64_t stride, int64_t cells,
-                      const coefficients *restrict k, const real *restrict x, real *restrict y) {
+INLINE void normalise_lanes(const int lanes, const bool relu, int64_t stride, int64_t cells,
+                            const coefficients *restrict k, const real *restrict x,
+                            real *restrict y) {
     for (int64_t i = 0; i < cells; i++, x += stride, y += stride) EACH_LANE {
-            real v = output(k, c, x[c]);
+            real v = output_of(k, c, x[c]);
             y[c] = relu && v < 0 ? 0 : v; // a NaN stays one
         }
 }
@@ -213,13 +216,13 @@ INLINE void normalise(const int lanes, const bool relu, int64_t stride, int64_t 
 INLINE void normalise_run(const bool relu, const strip *s, const coefficients *k, const real *x,
                           real *y) {
     if (s->lanes == 16)
-        normalise(16, relu, s->stride, s->cells, k, x, y);
+        normalise_lanes(16, relu, s->stride, s->cells, k, x, y);
     else if (s->lanes == 8)
-        normalise(8, relu, s->stride, s->cells, k, x, y);
+        normalise_lanes(8, relu, s->stride, s->cells, k, x, y);
     else
-        normalise(s->lanes, relu, s->stride, s->cells, k, x, y);
+        normalise_lanes(s->lanes, relu, s->stride, s->cells, k, x, y);
     int64_t done = s->cells * s->stride;
-    if (s->rest) normalise(s->rest, relu, 0, 1, k, x + done, y + done);
+    if (s->rest) normalise_lanes(s->rest, relu, 0, 1, k, x + done, y + done);
 }
 
 ISO_CPU_CLONES static void normalise_strip(const strip *s, bool relu, const coefficients *k,
@@ -240,7 +243,7 @@ static iso_status batch_norm_forward(iso_device *self, const iso__batch_norm_arg
         strip s = iso__strip_of(&p, i);
         coefficients k;
         strip_coefficients(&p, args, &s, x, workspace);
-        load(&p, &s, workspace, &k);
+        load_coefficients(&p, &s, workspace, &k);
         normalise_strip(&s, args->act == ISO_ACT_RELU, &k, x->data, y->data);
     }
     if (args->batch && args->tracked) ++*(int64_t *)args->tracked->data;
@@ -270,7 +273,7 @@ typedef struct sums {
 
 // What a relu let through is seen from x as forward saw it, which saves reading y.
 INLINE real through(const bool relu, const coefficients *k, int c, real x, real dy) {
-    return relu && !(output(k, c, x) > 0) ? 0 : dy;
+    return relu && !(output_of(k, c, x) > 0) ? 0 : dy;
 }
 
 INLINE void sum_chunk(const int lanes, const bool relu, int64_t stride, int64_t cells,
@@ -391,7 +394,7 @@ static void strip_gradients(const plan *p, const strip *s, bool relu, const iso_
                             double *sum_dy, double *sum_product) {
     coefficients k;
     sums sum;
-    load(p, s, table, &k);
+    load_coefficients(p, s, table, &k);
     strip_sums(s, relu, &k, x->data, dy->data, &sum);
     for (int c = 0; c < s->channels; c++) {
         int64_t at = s->channel + c;
@@ -436,7 +439,7 @@ static iso_status batch_norm_backward(iso_device *self, const iso__batch_norm_ar
             strip_gradients(&p, &s, relu, x, dy, workspace, &to, own[0], own[1]);
         for (int c = 0; c < s.channels; c++)
             set_slopes(&p, args, s.channel + c, sum_dy[c], sum_product[c], workspace);
-        load(&p, &s, workspace, &k);
+        load_coefficients(&p, &s, workspace, &k);
         if (dx) gradient_strip(&s, relu, &k, x->data, dy->data, dx->data);
     }
     return ISO_OK;

@@ -92,8 +92,8 @@ static void apply_mask(const iso__cpu_view *v, bool channels, const real *x, con
             }
 }
 
-static iso_status dropout(iso_device *self, const iso__dropout_draw *draw, const iso_tensor *x,
-                          iso_tensor *y) {
+static iso_status drop_elements(iso_device *self, const iso__dropout_draw *draw,
+                                const iso_tensor *x, iso_tensor *y) {
     iso__cpu *cpu = iso__cpu_of(self);
     iso__cpu_view v = iso__cpu_view_of(cpu, x);
     // Draws of one sample. A 2-dimensional input has a channel per column.
@@ -119,5 +119,5 @@ static iso_status dropout(iso_device *self, const iso__dropout_draw *draw, const
 void ISO_REAL(iso__cpu_fill_elementwise)(iso_kernel_ops *ops) {
     ops->relu_forward = relu_forward;
     ops->relu_backward = relu_backward;
-    ops->dropout = dropout;
+    ops->dropout = drop_elements;
 }

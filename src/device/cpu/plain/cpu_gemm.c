@@ -25,7 +25,7 @@ typedef struct tile {
 } tile;
 
 // Each number of C is one sum in the order of k, whatever the instruction set.
-static inline __attribute__((always_inline)) void multiply(const tile *t, vector sum[ROWS]) {
+static inline __attribute__((always_inline)) void multiply_tile(const tile *t, vector sum[ROWS]) {
     vector s0 = {0}, s1 = {0}, s2 = {0}, s3 = {0};
     const real *a0 = t->a[0], *a1 = t->a[1], *a2 = t->a[2], *a3 = t->a[3];
     for (int64_t l = 0, at = 0; l < t->depth; l++, at += t->step) {
@@ -51,7 +51,7 @@ static inline __attribute__((always_inline)) void block_rows(const iso__gemm_arg
             int64_t at = i + r < end ? i + r : end - 1;
             t->a[r] = a + (g->transpose_a ? from * g->lda + at : at * g->lda + from);
         }
-        multiply(t, sum);
+        multiply_tile(t, sum);
         for (int r = 0; r < ROWS && i + r < end; r++) {
             real *c = (real *)g->c + (i + r) * g->ldc + column;
             memcpy(row, &sum[r], sizeof(row));

@@ -28,12 +28,12 @@ typedef struct row_statistics {
     real mean, rest, deviation;
 } row_statistics;
 
-static row_statistics get(const iso_tensor *statistics, int64_t row) {
+static row_statistics get_statistics(const iso_tensor *statistics, int64_t row) {
     const real *s = (const real *)statistics->data + row * 3;
     return (row_statistics){s[0], s[1], s[2]};
 }
 
-INLINE real standardised(const row_statistics *s, real x) {
+INLINE real standardised_of(const row_statistics *s, real x) {
     return ((x - s->mean) - s->rest) * s->deviation;
 }
 
@@ -52,9 +52,9 @@ ISO_CPU_CLONES static void normalise(int64_t size, row_statistics s, const real 
                                      const real *restrict w, const real *restrict b,
                                      real *restrict y) {
     if (!w)
-        for (int64_t i = 0; i < size; i++) y[i] = standardised(&s, x[i]);
+        for (int64_t i = 0; i < size; i++) y[i] = standardised_of(&s, x[i]);
     else
-        for (int64_t i = 0; i < size; i++) y[i] = standardised(&s, x[i]) * w[i] + b[i];
+        for (int64_t i = 0; i < size; i++) y[i] = standardised_of(&s, x[i]) * w[i] + b[i];
 }
 
 static iso_status layer_norm_forward(iso_device *self, double eps, int64_t size,
@@ -76,11 +76,11 @@ static iso_status layer_norm_forward(iso_device *self, double eps, int64_t size,
 ISO_CPU_CLONES static void add_row(int64_t size, row_statistics s, const real *restrict x,
                                    const real *restrict dy, double *restrict dw,
                                    double *restrict db) {
-    for (int64_t i = 0; i < size; i++) dw[i] += (double)(dy[i] * standardised(&s, x[i]));
+    for (int64_t i = 0; i < size; i++) dw[i] += (double)(dy[i] * standardised_of(&s, x[i]));
     for (int64_t i = 0; i < size; i++) db[i] += (double)dy[i];
 }
 
-static void store(int64_t size, const double *sum, bool accumulate, iso_tensor *gradient) {
+static void store_gradient(int64_t size, const double *sum, bool accumulate, iso_tensor *gradient) {
     if (!gradient) return;
     real *g = gradient->data;
     for (int64_t i = 0; i < size; i++) g[i] = (real)(accumulate ? (double)g[i] + sum[i] : sum[i]);
@@ -95,10 +95,10 @@ static iso_status layer_norm_backward_params(iso_device *self, int64_t size, con
     memset(scratch, 0, 2 * (size_t)size * sizeof(double));
     double *sum = scratch;
     for (int64_t r = 0; r < x->count / size; r++)
-        add_row(size, get(statistics, r), (const real *)x->data + r * size,
+        add_row(size, get_statistics(statistics, r), (const real *)x->data + r * size,
                 (const real *)dy->data + r * size, sum, sum + size);
-    store(size, sum, accumulate_w, dw);
-    store(size, sum + size, accumulate_b, db);
+    store_gradient(size, sum, accumulate_w, dw);
+    store_gradient(size, sum + size, accumulate_b, db);
     return ISO_OK;
 }
 
@@ -108,18 +108,18 @@ ISO_CPU_CLONES static void gradient(int64_t size, row_statistics s, const real *
     double sum, product;
     if (w) {
         SUM(sum, size, (double)(dy[i] * w[i]));
-        SUM(product, size, (double)(dy[i] * w[i] * standardised(&s, x[i])));
+        SUM(product, size, (double)(dy[i] * w[i] * standardised_of(&s, x[i])));
     } else {
         SUM(sum, size, (double)dy[i]);
-        SUM(product, size, (double)(dy[i] * standardised(&s, x[i])));
+        SUM(product, size, (double)(dy[i] * standardised_of(&s, x[i])));
     }
     real mean = (real)(sum / (double)size), slope = (real)(product / (double)size);
     if (w) {
         ISO_CPU_IVDEP for (int64_t i = 0; i < size; i++) dx[i] =
-            (dy[i] * w[i] - mean - standardised(&s, x[i]) * slope) * s.deviation;
+            (dy[i] * w[i] - mean - standardised_of(&s, x[i]) * slope) * s.deviation;
     } else {
         ISO_CPU_IVDEP for (int64_t i = 0; i < size; i++) dx[i] =
-            (dy[i] - mean - standardised(&s, x[i]) * slope) * s.deviation;
+            (dy[i] - mean - standardised_of(&s, x[i]) * slope) * s.deviation;
     }
 }
 
@@ -128,8 +128,9 @@ static iso_status layer_norm_backward_input(iso_device *self, int64_t size, cons
                                             const iso_tensor *statistics, iso_tensor *dx) {
     (void)self;
     for (int64_t r = 0; r < x->count / size; r++)
-        gradient(size, get(statistics, r), (const real *)x->data + r * size, w ? w->data : NULL,
-                 (const real *)dy->data + r * size, (real *)dx->data + r * size);
+        gradient(size, get_statistics(statistics, r), (const real *)x->data + r * size,
+                 w ? w->data : NULL, (const real *)dy->data + r * size,
+                 (real *)dx->data + r * size);
     return ISO_OK;
 }
 

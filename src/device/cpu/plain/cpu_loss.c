@@ -79,8 +79,9 @@ static double loss_row(const iso_loss_config *config, int64_t k, const real *x, 
     }
 }
 
-static iso_status loss(iso_device *self, const iso_loss_config *config, const iso_tensor *output,
-                       const int32_t *labels, double result[2], iso_tensor *grad) {
+static iso_status label_loss(iso_device *self, const iso_loss_config *config,
+                             const iso_tensor *output, const int32_t *labels, double result[2],
+                             iso_tensor *grad) {
     (void)self;
     int64_t rows = output->shape[0], k = output->shape[1], hits = 0;
     double sum = 0;
@@ -119,8 +120,8 @@ ISO_CPU_CLONES static void mse_gradient(int64_t count, const real *restrict x,
     for (int64_t i = 0; i < count; i++) grad[i] = (real)(factor * ((double)x[i] - (double)t[i]));
 }
 
-static iso_status mse(iso_device *self, const iso_tensor *output, const iso_tensor *target,
-                      double result[2], iso_tensor *grad) {
+static iso_status mse_loss(iso_device *self, const iso_tensor *output, const iso_tensor *target,
+                           double result[2], iso_tensor *grad) {
     (void)self;
     result[0] = squared_distance(output->count, output->data, target->data) / (double)output->count;
     if (grad) mse_gradient(output->count, output->data, target->data, grad->data);
@@ -130,6 +131,6 @@ static iso_status mse(iso_device *self, const iso_tensor *output, const iso_tens
 void ISO_REAL(iso__cpu_fill_loss)(iso_kernel_ops *ops) {
     ops->log_softmax_forward = log_softmax_forward;
     ops->log_softmax_backward = log_softmax_backward;
-    ops->loss = loss;
-    ops->mse = mse;
+    ops->loss = label_loss;
+    ops->mse = mse_loss;
 }

@@ -31,7 +31,7 @@ static pool pool_of(const iso_pool2d_config *c, const iso__cpu_view *in, const i
     return p;
 }
 
-static iso_status check(const iso_pool2d_config *c) {
+static iso_status check_config(const iso_pool2d_config *c) {
     ISO_CHECK(c->kernel_size[0] <= 256 && c->kernel_size[1] <= 256, ISO_ERR_UNSUPPORTED,
               "a pooling window of %lld x %lld is too large for the CPU device (256 x 256)",
               (long long)c->kernel_size[0], (long long)c->kernel_size[1]);
@@ -182,7 +182,7 @@ ISO_CPU_CLONES static void backward_any(const pool *p, int64_t inner, const real
 
 static iso_status max_pool2d_forward(iso_device *self, const iso_pool2d_config *c,
                                      const iso_tensor *x, iso_tensor *y, void *workspace) {
-    ISO_TRY(check(c));
+    ISO_TRY(check_config(c));
     iso__cpu_view in = iso__cpu_view_of(iso__cpu_of(self), x),
                   out = iso__cpu_view_of(iso__cpu_of(self), y);
     pool p = pool_of(c, &in, &out);
@@ -197,7 +197,7 @@ static iso_status max_pool2d_forward(iso_device *self, const iso_pool2d_config *
 
 static iso_status max_pool2d_backward(iso_device *self, const iso_pool2d_config *c,
                                       const iso_tensor *dy, const void *workspace, iso_tensor *dx) {
-    ISO_TRY(check(c));
+    ISO_TRY(check_config(c));
     iso__cpu_view in = iso__cpu_view_of(iso__cpu_of(self), dx),
                   out = iso__cpu_view_of(iso__cpu_of(self), dy);
     pool p = pool_of(c, &in, &out);

@@ -55,7 +55,7 @@ static iso_status set_up(iso__cuda *cuda, iso__cuda_blas *blas) {
     return ISO_OK;
 }
 
-static void destroy(iso__cuda *cuda, iso__cuda_blas *blas) {
+static void destroy_blas(iso__cuda *cuda, iso__cuda_blas *blas) {
     if (blas->handle) blas->call.cublasDestroy_v2(blas->handle);
     if (blas->workspace) iso__cuda_pool_free(cuda, blas->workspace);
     iso__free(blas);
@@ -66,7 +66,7 @@ iso_status iso__cuda_blas_need(iso__cuda *cuda) {
     if (cuda->blas) return ISO_OK;
     ISO_TRY(iso__alloc_zero(sizeof(iso__cuda_blas), &memory));
     iso_status status = set_up(cuda, memory);
-    if (status < 0) destroy(cuda, memory);
+    if (status < 0) destroy_blas(cuda, memory);
     ISO_TRY(status);
     cuda->blas = memory;
     cuda->base.primitives_created++;
@@ -75,7 +75,7 @@ iso_status iso__cuda_blas_need(iso__cuda *cuda) {
 
 void iso__cuda_blas_destroy(iso__cuda *cuda) {
     iso__cuda_lt_destroy(cuda);
-    if (cuda->blas) destroy(cuda, cuda->blas);
+    if (cuda->blas) destroy_blas(cuda, cuda->blas);
     cuda->blas = NULL;
 }
 
@@ -151,11 +151,11 @@ static iso_status run_product(iso__cuda *cuda, const void *args) {
     return ISO_OK;
 }
 
-static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+static int64_t larger_of(int64_t a, int64_t b) { return a > b ? a : b; }
 
 iso_status iso__cuda_gemm(iso__cuda *cuda, const iso__cuda_gemm_args *g) {
-    int64_t largest = larger(larger(g->m, g->n), larger(g->k, g->batch));
-    largest = larger(largest, larger(g->lda, larger(g->ldb, g->ldc)));
+    int64_t largest = larger_of(larger_of(g->m, g->n), larger_of(g->k, g->batch));
+    largest = larger_of(largest, larger_of(g->lda, larger_of(g->ldb, g->ldc)));
     ISO_CHECK(largest <= INT_MAX, ISO_ERR_UNSUPPORTED,
               "a matrix product of %lld x %lld x %lld on the GPU: a side may have at most %d: use "
               "a smaller batch",

@@ -31,7 +31,7 @@ static iso_status set_up(iso__cuda *cuda, iso__cuda_dnn *dnn) {
     return ISO_OK;
 }
 
-static void destroy(iso__cuda_dnn *dnn) {
+static void destroy_dnn(iso__cuda_dnn *dnn) {
     iso__cuda_entry *entry;
     while ((entry = iso__cuda_cache_take(&dnn->plans)))
         iso__dnn_plan_destroy(dnn, iso_container_of(entry, iso__dnn_plan, base));
@@ -45,7 +45,7 @@ iso_status iso__cuda_dnn_create(iso__cuda *cuda) {
     void *memory;
     ISO_TRY(iso__alloc_zero(sizeof(iso__cuda_dnn), &memory));
     iso_status status = set_up(cuda, memory);
-    if (status < 0) destroy(memory);
+    if (status < 0) destroy_dnn(memory);
     ISO_TRY(status);
     cuda->dnn = memory;
     cuda->base.primitives_created++;
@@ -54,6 +54,6 @@ iso_status iso__cuda_dnn_create(iso__cuda *cuda) {
 }
 
 void iso__cuda_dnn_destroy(iso__cuda *cuda) {
-    if (cuda->dnn) destroy(cuda->dnn);
+    if (cuda->dnn) destroy_dnn(cuda->dnn);
     cuda->dnn = NULL;
 }

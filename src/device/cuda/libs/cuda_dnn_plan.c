@@ -51,7 +51,7 @@ static cudnnMathType_t math_of(const iso__dnn_key *k) {
     return k->math == ISO_CUDA_MATH_F32 ? CUDNN_FMA_MATH : CUDNN_DEFAULT_MATH;
 }
 
-static iso_status describe(const iso__cuda_dnn *dnn, iso__dnn_plan *p) {
+static iso_status describe_problem(const iso__cuda_dnn *dnn, iso__dnn_plan *p) {
     const iso__dnn_functions *call = &dnn->call;
     const iso__dnn_key *k = &p->key;
     cudnnDataType_t type = type_of(k->dtype);
@@ -95,8 +95,9 @@ static cudnnMathType_t run_math(const iso__dnn_key *k, cudnnMathType_t math) {
     return math;
 }
 
-static void consider(const iso__cuda_dnn *dnn, iso__dnn_plan *p, int algorithm,
-                     cudnnStatus_t status, cudnnDeterminism_t determinism, cudnnMathType_t math) {
+static void consider_algorithm(const iso__cuda_dnn *dnn, iso__dnn_plan *p, int algorithm,
+                               cudnnStatus_t status, cudnnDeterminism_t determinism,
+                               cudnnMathType_t math) {
     bool rounds = math == CUDNN_TENSOR_OP_MATH || math == CUDNN_TENSOR_OP_MATH_ALLOW_CONVERSION;
     cudnnMathType_t with = run_math(&p->key, math);
     size_t workspace;
@@ -114,11 +115,11 @@ static void consider(const iso__cuda_dnn *dnn, iso__dnn_plan *p, int algorithm,
 
 #define CONSIDER(dnn, p, perf, returned)                                                           \
     for (int i = 0; i < (returned); i++)                                                           \
-    consider(dnn, p, (int)(perf)[i].algo, (perf)[i].status, (perf)[i].determinism,                 \
-             (perf)[i].mathType)
+    consider_algorithm(dnn, p, (int)(perf)[i].algo, (perf)[i].status, (perf)[i].determinism,       \
+                       (perf)[i].mathType)
 
 // A shape that cuDNN cannot do is left without candidates.
-static iso_status choose(const iso__cuda_dnn *dnn, iso__dnn_plan *p) {
+static iso_status choose_algorithms(const iso__cuda_dnn *dnn, iso__dnn_plan *p) {
     const iso__dnn_functions *call = &dnn->call;
     cudnnConvolutionFwdAlgoPerf_t forward[ISO__DNN_ALGORITHMS];
     cudnnConvolutionBwdFilterAlgoPerf_t filter[ISO__DNN_ALGORITHMS];
@@ -206,8 +207,8 @@ iso_status iso__dnn_find_plan(iso__cuda *cuda, const iso__dnn_key *key, iso__dnn
     p->chosen = -1;
     if (fits_int(key)) {
         ISO_TRY_GOTO(iso__cuda_enter(cuda));
-        ISO_TRY_GOTO(describe(dnn, p));
-        ISO_TRY_GOTO(choose(dnn, p));
+        ISO_TRY_GOTO(describe_problem(dnn, p));
+        ISO_TRY_GOTO(choose_algorithms(dnn, p));
     }
     iso__dnn_apply_choice(dnn, p);
     iso__cuda_cache_add(&dnn->plans, &p->base);

@@ -61,7 +61,7 @@ typedef struct call_args {
 
 // What cuDNN refuses when it is called, although its heuristics named it, is not an error: as not
 // supported, or as a bad parameter.
-static iso_status take(const iso__cuda_dnn *dnn, cudnnStatus_t status) {
+static iso_status take_status(const iso__cuda_dnn *dnn, cudnnStatus_t status) {
     bool refused =
         iso__dnn_unsupported(status) || (int)status / 1000 == (int)CUDNN_STATUS_BAD_PARAM / 1000;
     ISO_CHECK(!refused, ISO_ERR_UNSUPPORTED, "cuDNN refuses a convolution: %s",
@@ -87,8 +87,8 @@ static void set_factors(factors *f, const call_args *a) {
 
 // Plans keep several candidates, which differ in it.
 static iso_status set_math(const iso__cuda_dnn *dnn, const call_args *a) {
-    return take(dnn,
-                dnn->call.cudnnSetConvolutionMathType(a->plan->conv, (cudnnMathType_t)a->math));
+    return take_status(
+        dnn, dnn->call.cudnnSetConvolutionMathType(a->plan->conv, (cudnnMathType_t)a->math));
 }
 
 static iso_status run_forward(iso__cuda *cuda, const void *args) {
@@ -98,10 +98,10 @@ static iso_status run_forward(iso__cuda *cuda, const void *args) {
     factors f;
     set_factors(&f, a);
     ISO_TRY(set_math(dnn, a));
-    return take(dnn, dnn->call.cudnnConvolutionForward(
-                         dnn->handle, f.one, p->x, a->x, p->w, a->w, p->conv,
-                         (cudnnConvolutionFwdAlgo_t)a->algorithm, a->workspace, a->workspace_bytes,
-                         f.zero, p->y, a->y));
+    return take_status(dnn, dnn->call.cudnnConvolutionForward(
+                                dnn->handle, f.one, p->x, a->x, p->w, a->w, p->conv,
+                                (cudnnConvolutionFwdAlgo_t)a->algorithm, a->workspace,
+                                a->workspace_bytes, f.zero, p->y, a->y));
 }
 
 static iso_status run_fused(iso__cuda *cuda, const void *args) {
@@ -111,10 +111,11 @@ static iso_status run_fused(iso__cuda *cuda, const void *args) {
     factors f;
     set_factors(&f, a);
     ISO_TRY(set_math(dnn, a));
-    return take(dnn, dnn->call.cudnnConvolutionBiasActivationForward(
-                         dnn->handle, f.one, p->x, a->x, p->w, a->w, p->conv,
-                         (cudnnConvolutionFwdAlgo_t)a->algorithm, a->workspace, a->workspace_bytes,
-                         f.zero, p->y, a->y, p->bias, a->bias, dnn->relu, p->y, a->y));
+    return take_status(dnn, dnn->call.cudnnConvolutionBiasActivationForward(
+                                dnn->handle, f.one, p->x, a->x, p->w, a->w, p->conv,
+                                (cudnnConvolutionFwdAlgo_t)a->algorithm, a->workspace,
+                                a->workspace_bytes, f.zero, p->y, a->y, p->bias, a->bias, dnn->relu,
+                                p->y, a->y));
 }
 
 static iso_status run_filter(iso__cuda *cuda, const void *args) {
@@ -124,10 +125,10 @@ static iso_status run_filter(iso__cuda *cuda, const void *args) {
     factors f;
     set_factors(&f, a);
     ISO_TRY(set_math(dnn, a));
-    return take(dnn, dnn->call.cudnnConvolutionBackwardFilter(
-                         dnn->handle, f.one, p->x, a->x, p->y, a->y, p->conv,
-                         (cudnnConvolutionBwdFilterAlgo_t)a->algorithm, a->workspace,
-                         a->workspace_bytes, f.beta, p->w, a->w));
+    return take_status(dnn, dnn->call.cudnnConvolutionBackwardFilter(
+                                dnn->handle, f.one, p->x, a->x, p->y, a->y, p->conv,
+                                (cudnnConvolutionBwdFilterAlgo_t)a->algorithm, a->workspace,
+                                a->workspace_bytes, f.beta, p->w, a->w));
 }
 
 static iso_status run_input(iso__cuda *cuda, const void *args) {
@@ -137,10 +138,10 @@ static iso_status run_input(iso__cuda *cuda, const void *args) {
     factors f;
     set_factors(&f, a);
     ISO_TRY(set_math(dnn, a));
-    return take(dnn, dnn->call.cudnnConvolutionBackwardData(
-                         dnn->handle, f.one, p->w, a->w, p->y, a->y, p->conv,
-                         (cudnnConvolutionBwdDataAlgo_t)a->algorithm, a->workspace,
-                         a->workspace_bytes, f.zero, p->x, a->x));
+    return take_status(dnn, dnn->call.cudnnConvolutionBackwardData(
+                                dnn->handle, f.one, p->w, a->w, p->y, a->y, p->conv,
+                                (cudnnConvolutionBwdDataAlgo_t)a->algorithm, a->workspace,
+                                a->workspace_bytes, f.zero, p->x, a->x));
 }
 
 // ---- Candidates -----------------------------------------------------------------------------------
@@ -168,15 +169,16 @@ static copies copies_of(const job *j, const iso__dnn_key *k) {
                     .y = iso__dnn_copy_bytes(j->y, k->last, k->out_channels)};
 }
 
-static size_t aligned(size_t bytes) { return (bytes + 255) / 256 * 256; }
+static size_t round_up(size_t bytes) { return (bytes + 255) / 256 * 256; }
 
 static void *take_part(char **scratch, size_t bytes) {
     void *part = *scratch;
-    *scratch += aligned(bytes);
+    *scratch += round_up(bytes);
     return part;
 }
 
-static iso_status bring(iso__cuda *cuda, const job *j, const copies *copy, const call_args *a) {
+static iso_status bring_inputs(iso__cuda *cuda, const job *j, const copies *copy,
+                               const call_args *a) {
     const iso__dnn_key *k = &a->plan->key;
     if (copy->x && j->way != ISO__DNN_INPUT)
         ISO_TRY(iso__dnn_bring(cuda, j->x, k->last, k->channels, a->x));
@@ -204,7 +206,7 @@ static iso_status run_candidate(iso__cuda *cuda, const job *j, iso__cuda_call ru
                                 bool *done) {
     copies copy = copies_of(j, &p->key);
     size_t workspace = p->workspace[p->at];
-    size_t bytes = aligned(workspace) + aligned(copy.x) + aligned(copy.w) + aligned(copy.y);
+    size_t bytes = round_up(workspace) + round_up(copy.x) + round_up(copy.w) + round_up(copy.y);
     void *scratch = NULL;
     iso_status status = bytes > 0 ? iso__cuda_scratch(cuda, bytes, &scratch) : ISO_OK;
     *done = false;
@@ -221,7 +223,7 @@ static iso_status run_candidate(iso__cuda *cuda, const job *j, iso__cuda_call ru
     a.x = copy.x ? take_part(&at, copy.x) : j->x->data;
     a.w = copy.w ? take_part(&at, copy.w) : j->w->data;
     a.y = copy.y ? take_part(&at, copy.y) : j->y->data;
-    ISO_TRY(bring(cuda, j, &copy, &a));
+    ISO_TRY(bring_inputs(cuda, j, &copy, &a));
     status = iso__cuda_run(cuda, run, &a, sizeof(a));
     *done = status != ISO_ERR_UNSUPPORTED;
     if (!*done) {
@@ -244,7 +246,7 @@ static iso_status try_once(iso__cuda *cuda, const void *context, iso__dnn_plan *
 }
 
 // A result that is added to what is there cannot be tried twice.
-static iso_status tune(iso__cuda *cuda, const job *j, iso__cuda_call run, iso__dnn_plan *p) {
+static iso_status tune_job(iso__cuda *cuda, const job *j, iso__cuda_call run, iso__dnn_plan *p) {
     if (!cuda->dnn->tuning || j->accumulate) return ISO_OK;
     return iso__dnn_tune(cuda, p, try_once, &(trial){j, run});
 }
@@ -253,7 +255,7 @@ static iso_status tune(iso__cuda *cuda, const job *j, iso__cuda_call run, iso__d
 static iso_status run_plan(iso__cuda *cuda, const job *j, iso__cuda_call run, iso__dnn_plan *p,
                            bool *done) {
     *done = false;
-    ISO_TRY(tune(cuda, j, run, p));
+    ISO_TRY(tune_job(cuda, j, run, p));
     while (p->at < p->count) {
         ISO_TRY(run_candidate(cuda, j, run, p, done));
         if (*done) break;
@@ -274,11 +276,11 @@ static iso_status bias_act(iso__cuda *cuda, const job *j) {
                               last ? 1 : plane, j->bias ? j->bias->data : NULL, j->relu, y->data);
 }
 
-static iso_status forward(iso__cuda *cuda, const job *j, iso__dnn_plan *p, bool *done) {
+static iso_status run_forward_job(iso__cuda *cuda, const job *j, iso__dnn_plan *p, bool *done) {
     // Without relu it fuses with one of the algorithms only.
     bool fuses = j->bias && j->relu && p->key.out_channels == j->y->shape[1];
     if (fuses && p->fuses_relu && p->at < p->count) {
-        ISO_TRY(tune(cuda, j, run_fused, p));
+        ISO_TRY(tune_job(cuda, j, run_fused, p));
         ISO_TRY(run_candidate(cuda, j, run_fused, p, done));
         if (*done) return ISO_OK;
         p->fuses_relu = p->no_room;
@@ -295,7 +297,7 @@ static iso_status run_job(iso__cuda *cuda, const job *j, bool *done) {
         iso__dnn_key key = key_of(cuda, j, last);
         ISO_TRY(iso__dnn_find_plan(cuda, &key, &p));
         switch (j->way) {
-        case ISO__DNN_FORWARD: ISO_TRY(forward(cuda, j, p, done)); break;
+        case ISO__DNN_FORWARD: ISO_TRY(run_forward_job(cuda, j, p, done)); break;
         case ISO__DNN_FILTER: ISO_TRY(run_plan(cuda, j, run_filter, p, done)); break;
         case ISO__DNN_INPUT: ISO_TRY(run_plan(cuda, j, run_input, p, done)); break;
         }

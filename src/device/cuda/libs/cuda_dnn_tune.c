@@ -42,7 +42,7 @@ void iso__dnn_forget_choices(iso__cuda_dnn *dnn) {
     dnn->choices = dnn->room = 0;
 }
 
-static iso_status keep(iso__cuda_dnn *dnn, const iso__dnn_choice *choice) {
+static iso_status keep_choice(iso__cuda_dnn *dnn, const iso__dnn_choice *choice) {
     if (dnn->choices == dnn->room) {
         int room = dnn->room ? 2 * dnn->room : 32;
         ISO_TRY(iso__realloc((void **)&dnn->choice, (size_t)dnn->room * sizeof(*choice),
@@ -57,20 +57,20 @@ static iso_status keep(iso__cuda_dnn *dnn, const iso__dnn_choice *choice) {
 
 enum { WARM_UPS = 2, TRIALS = 5 };
 
-static iso_status repeat(iso__cuda *cuda, iso__dnn_plan *p, iso__dnn_trial trial,
-                         const void *context, int times, bool *done) {
+static iso_status repeat_trial(iso__cuda *cuda, iso__dnn_plan *p, iso__dnn_trial trial,
+                               const void *context, int times, bool *done) {
     *done = true;
     for (int i = 0; i < times && *done; i++) ISO_TRY(trial(cuda, context, p, done));
     return ISO_OK;
 }
 
 // Trials as a graph: launched one by one, they would take the time that the host needs.
-static iso_status record(iso__cuda *cuda, iso__dnn_plan *p, iso__dnn_trial trial,
-                         const void *context, cudaGraphExec_t *out, bool *done) {
+static iso_status record_trials(iso__cuda *cuda, iso__dnn_plan *p, iso__dnn_trial trial,
+                                const void *context, cudaGraphExec_t *out, bool *done) {
     cudaStream_t stream = cuda->stream[ISO__QUEUE_COMPUTE];
     cudaGraph_t graph = NULL;
     ISO_TRY_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-    iso_status status = repeat(cuda, p, trial, context, TRIALS, done);
+    iso_status status = repeat_trial(cuda, p, trial, context, TRIALS, done);
     cudaError_t error = cudaStreamEndCapture(stream, &graph);
     if (status == ISO_OK && error == cudaSuccess) error = cudaGraphInstantiate(out, graph, 0);
     if (graph) cudaGraphDestroy(graph);
@@ -100,7 +100,7 @@ static iso_status time_candidate(iso__cuda *cuda, iso__dnn_plan *p, iso__dnn_tri
     *ms = FLT_MAX;
     ISO_TRY(trial(cuda, context, p, &done)); // makes room for its workspace
     if (!done) return ISO_OK;
-    iso_status status = record(cuda, p, trial, context, &trials, &done);
+    iso_status status = record_trials(cuda, p, trial, context, &trials, &done);
     if (status == ISO_OK && done) status = run_timed(cuda, trials, mark, ms);
     if (trials) cudaGraphExecDestroy(trials);
     return status;
@@ -127,8 +127,8 @@ static iso_status time_all(iso__cuda *cuda, iso__dnn_plan *p, iso__dnn_trial tri
     return ISO_OK;
 }
 
-static iso_status choose(iso__cuda *cuda, iso__dnn_plan *p, iso__dnn_trial trial,
-                         const void *context) {
+static iso_status choose_fastest(iso__cuda *cuda, iso__dnn_plan *p, iso__dnn_trial trial,
+                                 const void *context) {
     cudaEvent_t mark[2] = {NULL, NULL};
     char text[64];
     float best = FLT_MAX;
@@ -143,8 +143,8 @@ static iso_status choose(iso__cuda *cuda, iso__dnn_plan *p, iso__dnn_trial trial
     if (p->chosen < 0) return ISO_OK;
     snprintf(text, sizeof(text), "the fastest, %.4f ms", (double)best);
     iso__dnn_say(ISO_LOG_INFO, p, text);
-    return keep(cuda->dnn, &(iso__dnn_choice){shape_of(p), p->algorithm[p->chosen],
-                                              (int64_t)p->math[p->chosen]});
+    return keep_choice(cuda->dnn, &(iso__dnn_choice){shape_of(p), p->algorithm[p->chosen],
+                                                     (int64_t)p->math[p->chosen]});
 }
 
 iso_status iso__dnn_tune(iso__cuda *cuda, iso__dnn_plan *p, iso__dnn_trial trial,
@@ -154,7 +154,7 @@ iso_status iso__dnn_tune(iso__cuda *cuda, iso__dnn_plan *p, iso__dnn_trial trial
     ISO_TRY(iso__cuda_flush(cuda));
     struct iso__cuda_graphs *graphs = cuda->graphs;
     cuda->graphs = NULL; // what is timed is launched at once
-    iso_status status = choose(cuda, p, trial, context);
+    iso_status status = choose_fastest(cuda, p, trial, context);
     cuda->graphs = graphs;
     return status;
 }
@@ -169,7 +169,7 @@ static iso_status tune_slot(iso_device *self, bool on) {
     return ISO_OK;
 }
 
-static const void *choices(iso_device *self, size_t *bytes) {
+static const void *get_choices(iso_device *self, size_t *bytes) {
     const iso__cuda_dnn *dnn = iso__cuda_of(self)->dnn;
     *bytes = dnn ? (size_t)dnn->choices * sizeof(iso__dnn_choice) : 0;
     return dnn ? dnn->choice : NULL;
@@ -199,6 +199,6 @@ static iso_status set_choices(iso_device *self, const void *data, size_t bytes) 
 
 void iso__cuda_dnn_fill_tune(iso_device_ops *ops) {
     ops->tune = tune_slot;
-    ops->choices = choices;
+    ops->choices = get_choices;
     ops->set_choices = set_choices;
 }

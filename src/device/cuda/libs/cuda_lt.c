@@ -69,7 +69,7 @@ static void plan_destroy(const iso__cuda_lt *lt, plan *p) {
     iso__free(p);
 }
 
-static void destroy(iso__cuda_lt *lt) {
+static void destroy_lt(iso__cuda_lt *lt) {
     iso__cuda_entry *entry;
     while ((entry = iso__cuda_cache_take(&lt->plans)))
         plan_destroy(lt, iso_container_of(entry, plan, base));
@@ -77,20 +77,20 @@ static void destroy(iso__cuda_lt *lt) {
     iso__free(lt);
 }
 
-static iso_status need(iso__cuda *cuda) {
+static iso_status need_lt(iso__cuda *cuda) {
     void *memory;
     if (cuda->lt) return ISO_OK;
     ISO_TRY(iso__cuda_blas_need(cuda)); // for its workspace and its words for errors
     ISO_TRY(iso__alloc_zero(sizeof(iso__cuda_lt), &memory));
     iso_status status = set_up(cuda, memory);
-    if (status < 0) destroy(memory);
+    if (status < 0) destroy_lt(memory);
     ISO_TRY(status);
     cuda->lt = memory;
     return ISO_OK;
 }
 
 void iso__cuda_lt_destroy(iso__cuda *cuda) {
-    if (cuda->lt) destroy(cuda->lt);
+    if (cuda->lt) destroy_lt(cuda->lt);
     cuda->lt = NULL;
 }
 
@@ -108,7 +108,7 @@ static iso_status set_bias(iso__cuda *cuda, plan *p, const void *bias) {
 }
 
 // Columns one after the other: y^T [out, rows] = op(w^T [in, out]) x^T [in, rows].
-static iso_status describe(iso__cuda *cuda, plan *p) {
+static iso_status describe_plan(iso__cuda *cuda, plan *p) {
     const functions *call = &cuda->lt->call;
     const plan_key *k = &p->key;
     uint64_t rows = (uint64_t)k->rows, in = (uint64_t)k->in, out = (uint64_t)k->out;
@@ -124,7 +124,8 @@ static iso_status describe(iso__cuda *cuda, plan *p) {
     return set_attribute(cuda, p, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof(epilogue));
 }
 
-static iso_status prefer(iso__cuda *cuda, const plan *p, cublasLtMatmulPreference_t preference) {
+static iso_status set_preference(iso__cuda *cuda, const plan *p,
+                                 cublasLtMatmulPreference_t preference) {
     const functions *call = &cuda->lt->call;
     size_t workspace = cuda->blas->workspace_bytes;
     uint32_t alignment = (uint32_t)p->key.alignment;
@@ -154,13 +155,13 @@ static void say_unusable(const plan *p, const char *why) {
              (long long)k->rows, (long long)k->in, (long long)k->out, (long long)k->alignment, why);
 }
 
-static iso_status choose(iso__cuda *cuda, plan *p) {
+static iso_status choose_algorithm(iso__cuda *cuda, plan *p) {
     const functions *call = &cuda->lt->call;
     cublasLtMatmulHeuristicResult_t first;
     cublasLtMatmulPreference_t preference;
     int found = 0;
     ISO_TRY_CUBLAS(cuda->blas, call->cublasLtMatmulPreferenceCreate(&preference));
-    iso_status status = prefer(cuda, p, preference);
+    iso_status status = set_preference(cuda, p, preference);
     if (status == ISO_OK) {
         cublasStatus_t told = call->cublasLtMatmulAlgoGetHeuristic(
             cuda->lt->handle, p->product, p->w, p->x, p->y, p->y, preference, 1, &first, &found);
@@ -181,9 +182,9 @@ static iso_status make_plan(iso__cuda *cuda, const plan_key *key, const void *bi
     p->key = *key;
     p->base.key = &p->key;
     ISO_TRY_GOTO(iso__cuda_enter(cuda));
-    ISO_TRY_GOTO(describe(cuda, p));
+    ISO_TRY_GOTO(describe_plan(cuda, p));
     ISO_TRY_GOTO(set_bias(cuda, p, bias)); // the heuristic looks at its alignment
-    ISO_TRY_GOTO(choose(cuda, p));
+    ISO_TRY_GOTO(choose_algorithm(cuda, p));
     iso__cuda_cache_add(&cuda->lt->plans, &p->base);
     cuda->base.primitives_created++;
     *out = p;
@@ -202,7 +203,7 @@ typedef struct call_args {
     void *y;
 } call_args;
 
-static iso_status run(iso__cuda *cuda, const void *args) {
+static iso_status run_plan(iso__cuda *cuda, const void *args) {
     const call_args *a = args;
     plan *p = a->plan;
     const float one = 1, zero = 0;
@@ -250,14 +251,14 @@ iso_status iso__cuda_lt_linear(iso__cuda *cuda, const iso_tensor *x, const iso_t
                     .compute = (int64_t)iso__cuda_compute_type(cuda, x->dtype),
                     .epilogue = (int64_t)epilogue_of(b, act),
                     .alignment = alignment_of(&args)};
-    ISO_TRY(need(cuda));
+    ISO_TRY(need_lt(cuda));
     iso__cuda_entry *entry = iso__cuda_cache_find(&cuda->lt->plans, &key);
     if (entry)
         args.plan = iso_container_of(entry, plan, base);
     else
         ISO_TRY(make_plan(cuda, &key, args.b, &args.plan));
     if (!args.plan->usable) return ISO_OK;
-    iso_status status = iso__cuda_run(cuda, run, &args, sizeof(args));
+    iso_status status = iso__cuda_run(cuda, run_plan, &args, sizeof(args));
     *done = args.plan->usable = status != ISO_ERR_UNSUPPORTED;
     if (!*done) say_unusable(args.plan, iso_last_error()->message);
     if (*done) ISO_TRY(status);

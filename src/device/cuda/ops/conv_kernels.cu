@@ -52,7 +52,7 @@ template <class T> __global__ void take_patches(patch_args<T> a) {
 }
 
 // The output position whose tap k lies at input position `at`; -1: none.
-static __device__ int meets(int at, int k, int stride, int padding, int dilation, int size) {
+static __device__ int output_at(int at, int k, int stride, int padding, int dilation, int size) {
     int from = at + padding - k * dilation;
     if (from < 0 || from % stride != 0 || from / stride >= size) return -1;
     return from / stride;
@@ -72,9 +72,9 @@ template <class T> __global__ void put_patches(patch_args<T> a) {
         const T *from = a.from + channel * taps * row_size + (int64_t)n * cells;
         typename iso__real<T>::type sum = 0;
         for (int kh = 0; kh < c.kernel[0]; kh++) {
-            int oy = meets(y, kh, c.stride[0], c.padding[0], c.dilation[0], c.out_height);
+            int oy = output_at(y, kh, c.stride[0], c.padding[0], c.dilation[0], c.out_height);
             for (int kw = 0; oy >= 0 && kw < c.kernel[1]; kw++) {
-                int ox = meets(x, kw, c.stride[1], c.padding[1], c.dilation[1], c.out_width);
+                int ox = output_at(x, kw, c.stride[1], c.padding[1], c.dilation[1], c.out_width);
                 if (ox < 0) continue;
                 sum += iso__widen(from[(kh * c.kernel[1] + kw) * row_size + oy * c.out_width + ox]);
             }
@@ -164,9 +164,9 @@ static iso_status launch_rows(iso__cuda *cuda, bool from_rows_on, const iso__cud
                             args);
 }
 
-static iso_status reorder(iso__cuda *cuda, iso_dtype dtype, bool from_rows_on,
-                          const iso__cuda_samples *s, const void *from, const void *bias, bool relu,
-                          void *to) {
+static iso_status reorder_samples(iso__cuda *cuda, iso_dtype dtype, bool from_rows_on,
+                                  const iso__cuda_samples *s, const void *from, const void *bias,
+                                  bool relu, void *to) {
     auto launch = dtype == ISO_F64    ? launch_rows<double>
                   : dtype == ISO_BF16 ? launch_rows<iso__bf16>
                                       : launch_rows<float>;
@@ -175,10 +175,10 @@ static iso_status reorder(iso__cuda *cuda, iso_dtype dtype, bool from_rows_on,
 
 iso_status iso__cuda_rows_of(iso__cuda *cuda, iso_dtype dtype, const iso__cuda_samples *s,
                              const void *y, void *rows) {
-    return reorder(cuda, dtype, false, s, y, NULL, false, rows);
+    return reorder_samples(cuda, dtype, false, s, y, NULL, false, rows);
 }
 
 iso_status iso__cuda_from_rows(iso__cuda *cuda, iso_dtype dtype, const iso__cuda_samples *s,
                                const void *rows, const void *bias, bool relu, void *y) {
-    return reorder(cuda, dtype, true, s, rows, bias, relu, y);
+    return reorder_samples(cuda, dtype, true, s, rows, bias, relu, y);
 }

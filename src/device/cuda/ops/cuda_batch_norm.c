@@ -23,7 +23,7 @@ enum {
 static int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // One part where there would be but a few: one launch takes less time than several.
-static void divide(iso__cuda_norm_shape *s, int64_t parts, int64_t few) {
+static void divide_values(iso__cuda_norm_shape *s, int64_t parts, int64_t few) {
     if (parts <= few) return;
     s->part_values = divide_up(s->values, parts);
     // Threads that have many values get whole batches, where that makes parts little larger.
@@ -36,7 +36,7 @@ static void divide(iso__cuda_norm_shape *s, int64_t parts, int64_t few) {
     s->parts = divide_up(s->values, s->part_values);
 }
 
-static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+static int64_t smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
 
 // As many lanes as there are vectors of channels, or so many that none is left over.
 static void divide_channels(iso__cuda_norm_shape *s) {
@@ -45,7 +45,7 @@ static void divide_channels(iso__cuda_norm_shape *s) {
     while (s->lanes < ISO__NORM_LANES && vectors % (2 * s->lanes) == 0) s->lanes *= 2;
     while (s->lanes < MIN_LANES && s->lanes < vectors) s->lanes *= 2;
     int64_t most = WIDE_BLOCKS / divide_up(vectors, s->lanes); // more would wait for the others
-    divide(s, least(divide_up(s->values * s->lanes, PART_VECTORS), most), 4);
+    divide_values(s, smaller_of(divide_up(s->values * s->lanes, PART_VECTORS), most), 4);
 }
 
 static void divide_planes(iso__cuda_norm_shape *s) {
@@ -54,7 +54,7 @@ static void divide_planes(iso__cuda_norm_shape *s) {
     if (s->plane < SMALL_PLANE || s->plane % s->width != 0) s->width = 1;
     int64_t wanted = divide_up(BLOCKS, divide_up(s->channels, s->lanes));
     int64_t parts = divide_up(s->values * s->lanes, PART_VALUES);
-    divide(s, least(least(parts, wanted), MAX_PARTS), 2);
+    divide_values(s, smaller_of(smaller_of(parts, wanted), MAX_PARTS), 2);
 }
 
 // What is logical and not bf16 goes by planes, also where these are single pixels: its sums are
@@ -93,7 +93,7 @@ static iso__cuda_norm_shape summed_of(const iso__cuda_norm_shape *s, int owned) 
         sum.lanes *= 2;
     sum.parts = 1, sum.part_values = s->values;
     int64_t batches = ISO__NORM_SUM_BLOCK / sum.lanes * ISO__NORM_BATCH;
-    int64_t parts = least(s->values / batches, WIDE_BLOCKS / divide_up(vectors, sum.lanes));
+    int64_t parts = smaller_of(s->values / batches, WIDE_BLOCKS / divide_up(vectors, sum.lanes));
     if (parts <= SUM_PARTS) return sum;
     sum.part_values = divide_up(divide_up(s->values, parts), batches) * batches;
     sum.parts = divide_up(s->values, sum.part_values);
@@ -126,15 +126,15 @@ static iso_status make_room(iso__cuda *cuda, const iso__cuda_norm_shape *summed,
 }
 
 // Given numbers of each channel onto the device; NULL stays NULL.
-static iso_status upload(iso__cuda *cuda, const iso__cuda_norm_shape *shape, const double *given,
-                         double *room, const double **out) {
+static iso_status upload_statistics(iso__cuda *cuda, const iso__cuda_norm_shape *shape,
+                                    const double *given, double *room, const double **out) {
     *out = given ? room : NULL;
     return given ? iso__cuda_norm_upload(cuda, 2 * shape->channels, given, room) : ISO_OK;
 }
 
 // Waits: the host sends them to other ranks before it can go on.
-static iso_status download(iso__cuda *cuda, const iso__cuda_norm_shape *shape, const double *from,
-                           double *to) {
+static iso_status download_statistics(iso__cuda *cuda, const iso__cuda_norm_shape *shape,
+                                      const double *from, double *to) {
     ISO_TRY(iso__cuda_wait(cuda));
     ISO_TRY_CUDA(
         cudaMemcpy(to, from, 2 * (size_t)shape->channels * sizeof(double), cudaMemcpyDeviceToHost));
@@ -168,8 +168,8 @@ static iso_status batch_norm_forward(iso_device *self, const iso__batch_norm_arg
                                       .y = y->data};
     forward.summed = moments_of(&forward.shape);
     ISO_TRY(make_room(cuda, &forward.summed, &forward.numbers, &forward.parts, &forward.arrived));
-    ISO_TRY(upload(cuda, &forward.shape, args->batch ? args->moments : NULL, forward.numbers,
-                   &forward.moments));
+    ISO_TRY(upload_statistics(cuda, &forward.shape, args->batch ? args->moments : NULL,
+                              forward.numbers, &forward.moments));
     return iso__cuda_norm_forward_launch(cuda, &forward);
 }
 
@@ -205,7 +205,7 @@ static iso_status batch_norm_backward(iso_device *self, const iso__batch_norm_ar
     if (!args->sums) set_targets(&backward, dw, accumulate_w, db, accumulate_b);
     ISO_TRY(
         make_room(cuda, &backward.summed, &backward.numbers, &backward.parts, &backward.arrived));
-    ISO_TRY(upload(cuda, &backward.shape, args->sums, backward.numbers, &backward.sums));
+    ISO_TRY(upload_statistics(cuda, &backward.shape, args->sums, backward.numbers, &backward.sums));
     return iso__cuda_norm_backward_launch(cuda, &backward);
 }
 
@@ -217,7 +217,7 @@ static iso_status batch_norm_moments(iso_device *self, const iso_tensor *x, doub
     forward.summed = moments_of(&forward.shape);
     ISO_TRY(make_room(cuda, &forward.summed, &forward.numbers, &forward.parts, &forward.arrived));
     ISO_TRY(iso__cuda_norm_moments_launch(cuda, &forward));
-    return download(cuda, &forward.shape, forward.numbers, moments);
+    return download_statistics(cuda, &forward.shape, forward.numbers, moments);
 }
 
 static iso_status batch_norm_sums(iso_device *self, const iso__batch_norm_args *args,
@@ -231,7 +231,7 @@ static iso_status batch_norm_sums(iso_device *self, const iso__batch_norm_args *
         make_room(cuda, &backward.summed, &backward.numbers, &backward.parts, &backward.arrived));
     backward.out = backward.numbers;
     ISO_TRY(iso__cuda_norm_backward_launch(cuda, &backward));
-    return download(cuda, &backward.shape, backward.numbers, sums);
+    return download_statistics(cuda, &backward.shape, backward.numbers, sums);
 }
 
 void iso__cuda_fill_batch_norm(iso_kernel_ops *ops) {

@@ -9,11 +9,11 @@ static int64_t parts_of(const iso_tensor *x) {
     return (x->count + ISO_CUDA_CLIP_PART - 1) / ISO_CUDA_CLIP_PART;
 }
 
-static bool takes(const iso__cuda_clip_list *list, const iso_tensor *x) {
+static bool has_room(const iso__cuda_clip_list *list, const iso_tensor *x) {
     return list->arrays < ISO_CUDA_CLIP_ARRAYS && list->first[list->arrays] + parts_of(x) < 1 << 30;
 }
 
-static void add(iso__cuda_clip_list *list, const iso_tensor *x) {
+static void add_array(iso__cuda_clip_list *list, const iso_tensor *x) {
     int64_t i = list->arrays++;
     list->at[i] = x->data;
     list->count[i] = x->count;
@@ -35,11 +35,11 @@ static iso_status walk_type(walk *w, iso_dtype dtype) {
     iso__cuda_clip_list list = {.arrays = 0};
     for (int i = 0; i < w->count; i++) {
         if (w->x[i]->dtype != dtype) continue;
-        if (!takes(&list, w->x[i])) {
+        if (!has_room(&list, w->x[i])) {
             ISO_TRY(w->visit(w, dtype, &list));
             list = (iso__cuda_clip_list){.arrays = 0};
         }
-        add(&list, w->x[i]);
+        add_array(&list, w->x[i]);
     }
     return list.arrays > 0 ? w->visit(w, dtype, &list) : ISO_OK;
 }

@@ -38,8 +38,8 @@ iso_status iso__cuda_from_logical(iso__cuda *cuda, const iso_tensor *x, const vo
 }
 
 // What is left when the types agree. between: room for the tensor where neither side is logical.
-static iso_status reorder(iso__cuda *cuda, const iso_tensor *from, const void *data,
-                          const iso_tensor *to, void *between) {
+static iso_status reorder_elements(iso__cuda *cuda, const iso_tensor *from, const void *data,
+                                   const iso_tensor *to, void *between) {
     bool of_from = iso__cuda_is_ordered_last(from), of_to = iso__cuda_is_ordered_last(to);
     iso_tensor typed = *from;
     typed.dtype = to->dtype;
@@ -101,5 +101,5 @@ iso_status iso__cuda_reorder(iso__cuda *cuda, const iso_tensor *from, const iso_
         ISO_TRY(iso__cuda_convert(cuda, to->count, from->dtype, data, to->dtype, scratch));
         data = scratch;
     }
-    return reorder(cuda, from, data, to, (char *)scratch + (converts ? bytes : 0));
+    return reorder_elements(cuda, from, data, to, (char *)scratch + (converts ? bytes : 0));
 }

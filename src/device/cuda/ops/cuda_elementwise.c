@@ -21,15 +21,15 @@ static iso_status relu_backward_copy(iso_device *self, const iso_tensor *y, iso_
                                copy->data);
 }
 
-static iso_status add(iso_device *self, const iso_tensor *a, const iso_tensor *b,
-                      iso_activation act, iso_tensor *y) {
+static iso_status add_elements(iso_device *self, const iso_tensor *a, const iso_tensor *b,
+                               iso_activation act, iso_tensor *y) {
     return iso__cuda_add(iso__cuda_of(self), a->dtype, a->count, a->data, b->data,
                          act == ISO_ACT_RELU, y->data);
 }
 
 // A draw for each element of a row, or for each of its channels.
-static iso_status dropout(iso_device *self, const iso__dropout_draw *draw, const iso_tensor *x,
-                          iso_tensor *y) {
+static iso_status drop_elements(iso_device *self, const iso__dropout_draw *draw,
+                                const iso_tensor *x, iso_tensor *y) {
     int64_t rows = x->ndim ? x->shape[0] : 1, row = x->count / rows;
     int64_t draws = draw->channels && x->ndim == 4 ? x->shape[1] : row;
     iso__cuda_mask mask = {.rows = rows,
@@ -48,6 +48,6 @@ void iso__cuda_fill_elementwise(iso_kernel_ops *ops) {
     ops->relu_forward = relu_forward;
     ops->relu_backward = relu_backward;
     ops->relu_backward_copy = relu_backward_copy;
-    ops->add = add;
-    ops->dropout = dropout;
+    ops->add = add_elements;
+    ops->dropout = drop_elements;
 }

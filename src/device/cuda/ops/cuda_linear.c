@@ -42,8 +42,8 @@ static iso_status relu_backward_bias(iso_device *self, const iso_tensor *y, iso_
 }
 
 // c = x w^T, f32 where asked for.
-static iso_status multiply(iso__cuda *cuda, const iso_tensor *x, const iso_tensor *w, bool c_f32,
-                           void *c) {
+static iso_status multiply_matrices(iso__cuda *cuda, const iso_tensor *x, const iso_tensor *w,
+                                    bool c_f32, void *c) {
     int64_t in = w->shape[1], out = w->shape[0];
     return iso__cuda_gemm(cuda, &(iso__cuda_gemm_args){.dtype = x->dtype,
                                                        .transpose_b = true,
@@ -66,11 +66,11 @@ static iso_status multiply_and_add(iso__cuda *cuda, const iso_tensor *x, const i
     const void *bias = b ? b->data : NULL;
     void *sums;
     if (x->dtype != ISO_BF16) {
-        ISO_TRY(multiply(cuda, x, w, false, y->data));
+        ISO_TRY(multiply_matrices(cuda, x, w, false, y->data));
         return iso__cuda_bias_act(cuda, x->dtype, rows, out, 1, bias, relu, y->data);
     }
     ISO_TRY(iso__cuda_scratch(cuda, (size_t)y->count * sizeof(float), &sums));
-    ISO_TRY(multiply(cuda, x, w, true, sums));
+    ISO_TRY(multiply_matrices(cuda, x, w, true, sums));
     return iso__cuda_bias_act_of_sums(cuda, rows, out, 1, sums, bias, relu, y->data);
 }
 
@@ -111,7 +111,7 @@ static iso_status linear_forward(iso_device *self, const iso_tensor *x, const is
                                       relu, y->data);
     ISO_TRY(iso__cuda_lt_linear(cuda, x, w, b, act, y, &done));
     if (done) return ISO_OK;
-    if (!b && !relu) return multiply(cuda, x, w, false, y->data);
+    if (!b && !relu) return multiply_matrices(cuda, x, w, false, y->data);
     return multiply_and_add(cuda, x, w, b, relu, y);
 }
 

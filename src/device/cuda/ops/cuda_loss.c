@@ -86,7 +86,7 @@ void iso__cuda_loss_destroy(iso__cuda *cuda) {
 // ---- Results --------------------------------------------------------------------------------------
 
 // Page-locked memory of the host as kernels see it.
-static iso_status map(const iso__cuda *cuda, void *host, void **out) {
+static iso_status map_pinned(const iso__cuda *cuda, void *host, void **out) {
     struct cudaPointerAttributes found;
     *out = host;
     if (cuda->same_address) return ISO_OK;
@@ -104,7 +104,7 @@ static iso_status take_parts(iso__cuda *cuda, int64_t count, double divisor, dou
     ISO_TRY(iso__cuda_arrivals(cuda, &arrived));
     ISO_TRY(iso__cuda_scratch(cuda, (size_t)count * sizeof(iso__cuda_loss_part), &part));
     ISO_TRY(iso__cuda_enter(cuda));
-    ISO_TRY(map(cuda, result, &sum));
+    ISO_TRY(map_pinned(cuda, result, &sum));
     *out = (iso__cuda_loss_sum){
         .count = count, .part = part, .divisor = divisor, .sum = sum, .arrived = arrived};
     return ISO_OK;
@@ -129,8 +129,9 @@ static iso_status loss_of_many(iso__cuda *cuda, iso_dtype dtype, const int32_t *
     return release_labels(cuda, slot);
 }
 
-static iso_status loss(iso_device *self, const iso_loss_config *config, const iso_tensor *output,
-                       const int32_t *labels, double result[2], iso_tensor *grad) {
+static iso_status label_loss(iso_device *self, const iso_loss_config *config,
+                             const iso_tensor *output, const int32_t *labels, double result[2],
+                             iso_tensor *grad) {
     iso__cuda *cuda = iso__cuda_of(self);
     iso__cuda_loss_rows rows = {.kind = kind_of(config),
                                 .smoothing = config->label_smoothing,
@@ -145,8 +146,8 @@ static iso_status loss(iso_device *self, const iso_loss_config *config, const is
     return iso__cuda_losses_of_rows(cuda, output->dtype, &rows);
 }
 
-static iso_status mse(iso_device *self, const iso_tensor *output, const iso_tensor *target,
-                      double result[2], iso_tensor *grad) {
+static iso_status mse_loss(iso_device *self, const iso_tensor *output, const iso_tensor *target,
+                           double result[2], iso_tensor *grad) {
     iso__cuda *cuda = iso__cuda_of(self);
     int64_t count = output->count;
     iso__cuda_loss_sum sum;
@@ -164,6 +165,6 @@ static iso_status mse(iso_device *self, const iso_tensor *output, const iso_tens
 void iso__cuda_fill_loss(iso_kernel_ops *ops) {
     ops->log_softmax_forward = log_softmax_forward;
     ops->log_softmax_backward = log_softmax_backward;
-    ops->loss = loss;
-    ops->mse = mse;
+    ops->loss = label_loss;
+    ops->mse = mse_loss;
 }

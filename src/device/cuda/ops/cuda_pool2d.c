@@ -24,7 +24,7 @@ static iso__cuda_pool_shape shape_of(const iso_pool2d_config *c, const iso_tenso
 // ---- Maxima -------------------------------------------------------------------------------------
 
 // A place in a window is kept in 16 bits.
-static iso_status check(const iso_pool2d_config *c) {
+static iso_status check_config(const iso_pool2d_config *c) {
     ISO_CHECK(c->kernel_size[0] <= 256 && c->kernel_size[1] <= 256, ISO_ERR_UNSUPPORTED,
               "a pooling window of %lld x %lld is too large for the CUDA device (256 x 256)",
               (long long)c->kernel_size[0], (long long)c->kernel_size[1]);
@@ -38,14 +38,14 @@ static size_t max_pool2d_workspace(iso_device *self, const iso_tensor *x, const 
 
 static iso_status max_pool2d_forward(iso_device *self, const iso_pool2d_config *c,
                                      const iso_tensor *x, iso_tensor *y, void *workspace) {
-    ISO_TRY(check(c));
+    ISO_TRY(check_config(c));
     iso__cuda_pool_shape shape = shape_of(c, x, y);
     return iso__cuda_max_pool_forward(iso__cuda_of(self), &shape, x->data, y->data, workspace);
 }
 
 static iso_status max_pool2d_relu_forward(iso_device *self, const iso_pool2d_config *c,
                                           const iso_tensor *x, iso_tensor *y, void *workspace) {
-    ISO_TRY(check(c));
+    ISO_TRY(check_config(c));
     iso__cuda_pool_shape shape = shape_of(c, x, y);
     shape.relu = true;
     return iso__cuda_max_pool_forward(iso__cuda_of(self), &shape, x->data, y->data, workspace);
@@ -53,7 +53,7 @@ static iso_status max_pool2d_relu_forward(iso_device *self, const iso_pool2d_con
 
 static iso_status max_pool2d_backward(iso_device *self, const iso_pool2d_config *c,
                                       const iso_tensor *dy, const void *workspace, iso_tensor *dx) {
-    ISO_TRY(check(c));
+    ISO_TRY(check_config(c));
     iso__cuda_pool_shape shape = shape_of(c, dx, dy);
     return iso__cuda_max_pool_backward(iso__cuda_of(self), &shape, dy->data, workspace, dx->data);
 }

@@ -3,8 +3,9 @@
 #include "device/cuda/runtime/cuda_impl.h"
 #include "device/cuda/ops/update_kernels.h"
 
-static iso_status lamb(iso_device *self, iso_dtype dtype, int64_t count, const iso__lamb_args *args,
-                       const void *g, void *p, void *m, void *v) {
+static iso_status update_lamb(iso_device *self, iso_dtype dtype, int64_t count,
+                              const iso__lamb_args *args, const void *g, void *p, void *m,
+                              void *v) {
     iso__cuda *cuda = iso__cuda_of(self);
     void *sums;
     ISO_TRY(iso__cuda_scratch(cuda, ISO_CUDA_LAMB_SUMS * sizeof(double), &sums));
@@ -43,7 +44,7 @@ static iso_status lamb(iso_device *self, iso_dtype dtype, int64_t count, const i
     }                                                                                              \
     static iso_status lamb_##suffix(iso_device *self, int64_t count, const iso__lamb_args *args,   \
                                     const void *g, void *p, void *m, void *v) {                    \
-        return lamb(self, dtype, count, args, g, p, m, v);                                         \
+        return update_lamb(self, dtype, count, args, g, p, m, v);                                  \
     }
 
 SLOTS(ISO_F32, f32)

@@ -88,8 +88,8 @@ template <class Real> __global__ void lamb_apply(lamb_args<Real> a) {
 }
 
 template <class Real>
-static iso_status lamb(iso__cuda *cuda, int64_t count, const iso__lamb_args *from, const void *g,
-                       void *p, void *m, void *v, double *sums) {
+static iso_status launch_lamb(iso__cuda *cuda, int64_t count, const iso__lamb_args *from,
+                              const void *g, void *p, void *m, void *v, double *sums) {
     lamb_args<Real> a = {};
     a.scale = (Real)from->scale, a.eps = (Real)from->eps, a.decay = (Real)from->weight_decay;
     a.beta1 = (Real)from->beta1, a.rest1 = (Real)from->rest1;
@@ -112,6 +112,6 @@ static iso_status lamb(iso__cuda *cuda, int64_t count, const iso__lamb_args *fro
 iso_status iso__cuda_lamb(iso__cuda *cuda, iso_dtype dtype, int64_t count,
                           const iso__lamb_args *args, const void *g, void *p, void *m, void *v,
                           double *sums) {
-    return dtype == ISO_F64 ? lamb<double>(cuda, count, args, g, p, m, v, sums)
-                            : lamb<float>(cuda, count, args, g, p, m, v, sums);
+    return dtype == ISO_F64 ? launch_lamb<double>(cuda, count, args, g, p, m, v, sums)
+                            : launch_lamb<float>(cuda, count, args, g, p, m, v, sums);
 }

@@ -107,21 +107,21 @@ template <class T> struct sum_args {
     unsigned *arrived;   // a counter for each blockIdx.x
 };
 
-template <class T> static __device__ inline void mask(T y, T *x) {
+template <class T> static __device__ inline void mask_element(T y, T *x) {
     if (!(iso__widen(y) > 0)) *x = T(); // all bits 0: a choice, not a branch
 }
 
 // The sum of N items, which lie at at[...], added to `sum` one by one. All are loaded before the
 // first is stored: so they are under way at once.
 template <int N, class T>
-static __device__ inline void take(const sum_args<T> &a, const int64_t (&at)[N],
-                                   typename iso__real<T>::type *sum) {
+static __device__ inline void take_terms(const sum_args<T> &a, const int64_t (&at)[N],
+                                         typename iso__real<T>::type *sum) {
     T x[N], y[N];
     for (int k = 0; k < N; k++) x[k] = a.x[at[k]];
     for (int k = 0; a.y && k < N; k++) y[k] = a.y[at[k]];
     for (int k = 0; k < N; k++) {
         if (a.y) {
-            mask(y[k], &x[k]);
+            mask_element(y[k], &x[k]);
             a.x[at[k]] = x[k];
         }
         *sum += iso__widen(x[k]);
@@ -137,15 +137,15 @@ take_all(const sum_args<T> &a, int64_t first, int64_t end, int64_t step, const P
     for (; i + 7 * step < end; i += 8 * step) {
         int64_t at[8];
         for (int k = 0; k < 8; k++) at[k] = place(i + k * step);
-        take(a, at, &sum);
+        take_terms(a, at, &sum);
     }
     for (; i + 3 * step < end; i += 4 * step) {
         const int64_t at[] = {place(i), place(i + step), place(i + 2 * step), place(i + 3 * step)};
-        take(a, at, &sum);
+        take_terms(a, at, &sum);
     }
     for (; i < end; i += step) {
         const int64_t at[] = {place(i)};
-        take(a, at, &sum);
+        take_terms(a, at, &sum);
     }
     return sum;
 }
@@ -249,7 +249,7 @@ static __device__ inline void take_packs(const sum_args<T> &a, int64_t at, int64
     for (int k = 0; k < N; k++) x[k] = *(const pack *)(a.x + at + k * step);
     for (int k = 0; a.y && k < N; k++) y[k] = *(const pack *)(a.y + at + k * step);
     for (int k = 0; k < N; k++) {
-        for (int i = 0; a.y && i < pack::width; i++) mask(y[k].at[i], &x[k].at[i]);
+        for (int i = 0; a.y && i < pack::width; i++) mask_element(y[k].at[i], &x[k].at[i]);
         if (a.y) *(pack *)(a.x + at + k * step) = x[k];
         for (int i = 0; i < pack::width; i++) sum[i] += iso__widen(x[k].at[i]);
     }

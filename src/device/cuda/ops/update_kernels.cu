@@ -77,8 +77,8 @@ template <class Rule> __global__ void update(iso__cuda_table t) {
 
 // state: as many as the rule has, from the first on.
 template <class Rule>
-static iso_status run(iso__cuda *cuda, const Rule &rule, int64_t count, const void *g, void *p,
-                      void *state0 = NULL, void *state1 = NULL, void *state2 = NULL) {
+static iso_status run_rule(iso__cuda *cuda, const Rule &rule, int64_t count, const void *g, void *p,
+                           void *state0 = NULL, void *state1 = NULL, void *state2 = NULL) {
     void *const given[] = {(void *)g, p, state0, state1, state2};
     iso__cuda_update u = {};
     static_assert(sizeof(rule) <= sizeof(u.rule), "a rule of more numbers than a table holds");
@@ -104,9 +104,9 @@ template <class Real> struct scale_rule {
 };
 
 template <class Real>
-static iso_status scale(iso__cuda *cuda, int64_t count, double factor, void *x) {
+static iso_status launch_scale(iso__cuda *cuda, int64_t count, double factor, void *x) {
     scale_rule<Real> rule = {(Real)factor};
-    return run(cuda, rule, count, x, x);
+    return run_rule(cuda, rule, count, x, x);
 }
 
 template <class Real> struct sgd_rule {
@@ -134,15 +134,15 @@ template <class Real> struct momentum_rule {
 };
 
 template <class Real>
-static iso_status sgd(iso__cuda *cuda, int64_t count, const iso__sgd_args *a, const void *g,
-                      void *p, void *momentum) {
+static iso_status launch_sgd(iso__cuda *cuda, int64_t count, const iso__sgd_args *a, const void *g,
+                             void *p, void *momentum) {
     Real lr = (Real)a->lr, rescale = (Real)a->scale, decay = (Real)a->weight_decay;
     sgd_rule<Real> plain = {lr, rescale, decay};
-    if (!momentum) return run(cuda, plain, count, g, p);
+    if (!momentum) return run_rule(cuda, plain, count, g, p);
     Real fresh = a->first ? 1 : 1 - (Real)a->dampening;
     momentum_rule<Real> rule = {lr,    rescale,  decay,      (Real)a->momentum,
                                 fresh, a->first, a->nesterov};
-    return run(cuda, rule, count, g, p, momentum);
+    return run_rule(cuda, rule, count, g, p, momentum);
 }
 
 // ---- Adam, Adadelta, Adagrad -----------------------------------------------------------------------
@@ -161,8 +161,8 @@ template <class Real> struct adam_rule {
 };
 
 template <class Real>
-static iso_status adam(iso__cuda *cuda, int64_t count, const iso__adam_args *a, const void *g,
-                       void *p, void *m, void *v) {
+static iso_status launch_adam(iso__cuda *cuda, int64_t count, const iso__adam_args *a,
+                              const void *g, void *p, void *m, void *v) {
     adam_rule<Real> rule;
     rule.scale = (Real)a->scale;
     rule.eps = (Real)a->eps;
@@ -174,7 +174,7 @@ static iso_status adam(iso__cuda *cuda, int64_t count, const iso__adam_args *a, 
     rule.beta2 = (Real)a->beta2;
     rule.rest2 = (Real)a->rest2;
     rule.correction = (Real)a->correction2_sqrt;
-    return run(cuda, rule, count, g, p, m, v);
+    return run_rule(cuda, rule, count, g, p, m, v);
 }
 
 template <class Real> struct adadelta_rule {
@@ -191,11 +191,11 @@ template <class Real> struct adadelta_rule {
 };
 
 template <class Real>
-static iso_status adadelta(iso__cuda *cuda, int64_t count, const iso__adadelta_args *a,
-                           const void *g, void *p, void *square_avg, void *acc_delta) {
+static iso_status launch_adadelta(iso__cuda *cuda, int64_t count, const iso__adadelta_args *a,
+                                  const void *g, void *p, void *square_avg, void *acc_delta) {
     adadelta_rule<Real> rule = {(Real)a->lr,  (Real)a->scale,   (Real)a->weight_decay,
                                 (Real)a->rho, 1 - (Real)a->rho, (Real)a->eps};
-    return run(cuda, rule, count, g, p, square_avg, acc_delta);
+    return run_rule(cuda, rule, count, g, p, square_avg, acc_delta);
 }
 
 template <class Real> struct adagrad_rule {
@@ -210,10 +210,10 @@ template <class Real> struct adagrad_rule {
 };
 
 template <class Real>
-static iso_status adagrad(iso__cuda *cuda, int64_t count, const iso__adagrad_args *a, const void *g,
-                          void *p, void *sum) {
+static iso_status launch_adagrad(iso__cuda *cuda, int64_t count, const iso__adagrad_args *a,
+                                 const void *g, void *p, void *sum) {
     adagrad_rule<Real> rule = {(Real)a->lr, (Real)a->scale, (Real)a->weight_decay, (Real)a->eps};
-    return run(cuda, rule, count, g, p, sum);
+    return run_rule(cuda, rule, count, g, p, sum);
 }
 
 // ---- RMSprop: a kernel for each set of buffers -----------------------------------------------------
@@ -246,12 +246,13 @@ static iso_status rmsprop_with(iso__cuda *cuda, int64_t count, const iso__rmspro
     rmsprop_rule<Real, centered, has_momentum> rule = {
         (Real)a->lr,   (Real)a->scale, (Real)a->weight_decay, (Real)a->alpha,
         (Real)a->rest, (Real)a->eps,   (Real)a->momentum};
-    return run(cuda, rule, count, g, p, square_avg, centered ? grad_avg : momentum, momentum);
+    return run_rule(cuda, rule, count, g, p, square_avg, centered ? grad_avg : momentum, momentum);
 }
 
 template <class Real>
-static iso_status rmsprop(iso__cuda *cuda, int64_t count, const iso__rmsprop_args *a, const void *g,
-                          void *p, void *square_avg, void *grad_avg, void *momentum) {
+static iso_status launch_rmsprop(iso__cuda *cuda, int64_t count, const iso__rmsprop_args *a,
+                                 const void *g, void *p, void *square_avg, void *grad_avg,
+                                 void *momentum) {
     if (grad_avg && momentum)
         return rmsprop_with<Real, true, true>(cuda, count, a, g, p, square_avg, grad_avg, momentum);
     if (grad_avg)
@@ -269,27 +270,27 @@ static iso_status rmsprop(iso__cuda *cuda, int64_t count, const iso__rmsprop_arg
 
 iso_status iso__cuda_scale(iso__cuda *cuda, iso_dtype dtype, int64_t count, double factor,
                            void *x) {
-    BY_TYPE(scale, factor, x);
+    BY_TYPE(launch_scale, factor, x);
 }
 iso_status iso__cuda_sgd(iso__cuda *cuda, iso_dtype dtype, int64_t count, const iso__sgd_args *args,
                          const void *g, void *p, void *momentum) {
-    BY_TYPE(sgd, args, g, p, momentum);
+    BY_TYPE(launch_sgd, args, g, p, momentum);
 }
 iso_status iso__cuda_adam(iso__cuda *cuda, iso_dtype dtype, int64_t count,
                           const iso__adam_args *args, const void *g, void *p, void *m, void *v) {
-    BY_TYPE(adam, args, g, p, m, v);
+    BY_TYPE(launch_adam, args, g, p, m, v);
 }
 iso_status iso__cuda_adadelta(iso__cuda *cuda, iso_dtype dtype, int64_t count,
                               const iso__adadelta_args *args, const void *g, void *p,
                               void *square_avg, void *acc_delta) {
-    BY_TYPE(adadelta, args, g, p, square_avg, acc_delta);
+    BY_TYPE(launch_adadelta, args, g, p, square_avg, acc_delta);
 }
 iso_status iso__cuda_adagrad(iso__cuda *cuda, iso_dtype dtype, int64_t count,
                              const iso__adagrad_args *args, const void *g, void *p, void *sum) {
-    BY_TYPE(adagrad, args, g, p, sum);
+    BY_TYPE(launch_adagrad, args, g, p, sum);
 }
 iso_status iso__cuda_rmsprop(iso__cuda *cuda, iso_dtype dtype, int64_t count,
                              const iso__rmsprop_args *args, const void *g, void *p,
                              void *square_avg, void *grad_avg, void *momentum) {
-    BY_TYPE(rmsprop, args, g, p, square_avg, grad_avg, momentum);
+    BY_TYPE(launch_rmsprop, args, g, p, square_avg, grad_avg, momentum);
 }

@@ -16,7 +16,8 @@ static uintptr_t end_of(const iso__cuda_segment *s, int array, size_t element) {
 
 // Whether an array of the update shares memory with array `j` of one that waits. Parameters come in
 // the order of their addresses, or in the opposite one, so that the bounds of all mostly tell.
-static bool meets(const iso__cuda_gathered *g, const iso__cuda_update *u, int array, int j) {
+static bool overlaps_array(const iso__cuda_gathered *g, const iso__cuda_update *u, int array,
+                           int j) {
     uintptr_t begin = begin_of(&u->segment, array), end = end_of(&u->segment, array, u->element);
     if (end <= g->lowest[j] || g->end[j] <= begin) return false;
     for (unsigned k = 0; k < g->table.segments; k++) {
@@ -27,10 +28,10 @@ static bool meets(const iso__cuda_gathered *g, const iso__cuda_update *u, int ar
 }
 
 // Segments of one kernel have no order: what one writes, no other may touch.
-static bool depends(const iso__cuda_gathered *g, const iso__cuda_update *u) {
+static bool depends_on_waiting(const iso__cuda_gathered *g, const iso__cuda_update *u) {
     for (int i = 0; i < u->arrays; i++)
         for (int j = 0; j < g->arrays; j++)
-            if ((i > 0 || j > 0) && meets(g, u, i, j)) return true;
+            if ((i > 0 || j > 0) && overlaps_array(g, u, i, j)) return true;
     return false;
 }
 
@@ -41,13 +42,13 @@ static unsigned place_of_rule(const iso__cuda_table *t, const iso__cuda_rule *ru
     return i;
 }
 
-static bool takes(const iso__cuda_gathered *g, const iso__cuda_update *u) {
+static bool has_room(const iso__cuda_gathered *g, const iso__cuda_update *u) {
     const iso__cuda_table *t = &g->table;
     return g->kernel == u->kernel && t->segments < ISO_CUDA_UPDATES &&
-           place_of_rule(t, &u->rule) < ISO_CUDA_RULES && !depends(g, u);
+           place_of_rule(t, &u->rule) < ISO_CUDA_RULES && !depends_on_waiting(g, u);
 }
 
-static void begin(iso__cuda_gathered *g, const iso__cuda_update *u) {
+static void begin_table(iso__cuda_gathered *g, const iso__cuda_update *u) {
     memset(g, 0, sizeof(*g)); // of what a graph compares, nothing is left of the table before
     g->kernel = u->kernel;
     g->arrays = u->arrays;
@@ -55,32 +56,32 @@ static void begin(iso__cuda_gathered *g, const iso__cuda_update *u) {
     for (int i = 0; i < u->arrays; i++) g->lowest[i] = UINTPTR_MAX;
 }
 
-static bool adjoins(const iso__cuda_segment *a, const iso__cuda_segment *b, int arrays,
-                    size_t element) {
+static bool is_adjacent(const iso__cuda_segment *a, const iso__cuda_segment *b, int arrays,
+                        size_t element) {
     for (int i = 0; i < arrays; i++)
         if (end_of(a, i, element) != begin_of(b, i)) return false;
     return true;
 }
 
 // A large parameter comes in pieces, which become one segment again.
-static bool extend(iso__cuda_gathered *g, const iso__cuda_update *u, unsigned rule) {
+static bool extend_last(iso__cuda_gathered *g, const iso__cuda_update *u, unsigned rule) {
     iso__cuda_table *t = &g->table;
     if (t->segments == 0 || t->rule_of[t->segments - 1] != rule) return false;
     iso__cuda_segment *last = &t->segment[t->segments - 1], piece = u->segment;
-    bool before = adjoins(&piece, last, u->arrays, u->element);
-    if (!before && !adjoins(last, &piece, u->arrays, u->element)) return false;
+    bool before = is_adjacent(&piece, last, u->arrays, u->element);
+    if (!before && !is_adjacent(last, &piece, u->arrays, u->element)) return false;
     int64_t count = last->count + piece.count;
     if (before) *last = piece;
     last->count = count;
     return true;
 }
 
-static void add(iso__cuda_gathered *g, const iso__cuda_update *u) {
+static void add_update(iso__cuda_gathered *g, const iso__cuda_update *u) {
     iso__cuda_table *t = &g->table;
     unsigned rule = place_of_rule(t, &u->rule);
     t->rule[rule] = u->rule;
     if (rule == t->rules) t->rules++;
-    if (!extend(g, u, rule)) {
+    if (!extend_last(g, u, rule)) {
         t->rule_of[t->segments] = (unsigned char)rule;
         t->segment[t->segments++] = u->segment;
     }
@@ -94,11 +95,11 @@ static void add(iso__cuda_gathered *g, const iso__cuda_update *u) {
 // A table that is full waits too: a launch that fails must not come after its update was taken.
 iso_status iso__cuda_gather(iso__cuda *cuda, const iso__cuda_update *update) {
     iso__cuda_gathered *g = &cuda->gathered;
-    if (!takes(g, update)) {
+    if (!has_room(g, update)) {
         ISO_TRY(iso__cuda_launch_gathered(cuda));
-        begin(g, update);
+        begin_table(g, update);
     }
-    add(g, update);
+    add_update(g, update);
     return ISO_OK;
 }
 

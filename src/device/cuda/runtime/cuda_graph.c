@@ -65,7 +65,7 @@ static iso_status make_room(segment *s, size_t bytes) {
     return ISO_OK;
 }
 
-static uint64_t mix(uint64_t hash, uint64_t value) {
+static uint64_t mix_hash(uint64_t hash, uint64_t value) {
     hash = (hash ^ value) * 0x9e3779b97f4a7c15u;
     return hash ^ hash >> 29;
 }
@@ -76,7 +76,7 @@ static uint64_t hash_of_bytes(uint64_t hash, const void *bytes, size_t count) {
         size_t left = count - at;
         word = 0;
         memcpy(&word, (const char *)bytes + at, left < sizeof(word) ? left : sizeof(word));
-        hash = mix(hash, word);
+        hash = mix_hash(hash, word);
     }
     return hash;
 }
@@ -84,15 +84,15 @@ static uint64_t hash_of_bytes(uint64_t hash, const void *bytes, size_t count) {
 // Of what `fits` compares.
 static uint64_t hash_after(const segment *s, const iso__cuda_command *c) {
     const iso__cuda_kernel *k = &c->kernel;
-    uint64_t hash = mix(s->count > 0 ? s->entry[s->count - 1].hash : 0, k->bytes);
+    uint64_t hash = mix_hash(s->count > 0 ? s->entry[s->count - 1].hash : 0, k->bytes);
     if (!k->function)
-        return hash_of_bytes(mix(hash, (uint64_t)(uintptr_t)c->call), k->args, k->bytes);
-    hash = mix(hash, (uint64_t)(uintptr_t)k->function);
-    hash = mix(hash, (uint64_t)k->grid[0] << 32 | k->block);
-    return mix(hash, (uint64_t)k->grid[1] << 32 | k->grid[2]);
+        return hash_of_bytes(mix_hash(hash, (uint64_t)(uintptr_t)c->call), k->args, k->bytes);
+    hash = mix_hash(hash, (uint64_t)(uintptr_t)k->function);
+    hash = mix_hash(hash, (uint64_t)k->grid[0] << 32 | k->block);
+    return mix_hash(hash, (uint64_t)k->grid[1] << 32 | k->grid[2]);
 }
 
-static iso_status append(segment *s, const iso__cuda_command *c) {
+static iso_status append_command(segment *s, const iso__cuda_command *c) {
     size_t bytes = (c->kernel.bytes + 15) / 16 * 16;
     ISO_TRY(make_room(s, bytes));
     uint64_t hash = hash_after(s, c);
@@ -103,7 +103,7 @@ static iso_status append(segment *s, const iso__cuda_command *c) {
 }
 
 // Whether the command is the same, or a kernel of a graph can be made the same.
-static bool fits(const segment *s, int k, const iso__cuda_command *c) {
+static bool fits_entry(const segment *s, int k, const iso__cuda_command *c) {
     const iso__cuda_kernel *a = &s->entry[k].command.kernel, *b = &c->kernel;
     if (a->function != b->function || s->entry[k].command.call != c->call || a->bytes != b->bytes)
         return false;
@@ -117,7 +117,7 @@ static bool begins_like(const segment *known, const segment *now) {
     if (known->count < now->count || known->entry[last].hash != now->entry[last].hash) return false;
     for (int k = last; k >= 0; k--) {
         iso__cuda_command c = command_of(now, k);
-        if (!fits(known, k, &c)) return false;
+        if (!fits_entry(known, k, &c)) return false;
     }
     return true;
 }
@@ -147,7 +147,7 @@ static struct cudaKernelNodeParams node_params(const iso__cuda_kernel *k, void *
 }
 
 // What a library enters into the queue, as a graph of its own.
-static iso_status capture(iso__cuda *cuda, const iso__cuda_command *c, cudaGraph_t *out) {
+static iso_status capture_command(iso__cuda *cuda, const iso__cuda_command *c, cudaGraph_t *out) {
     cudaStream_t stream = cuda->stream[ISO__QUEUE_COMPUTE];
     size_t nodes = 0;
     ISO_TRY_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
@@ -172,14 +172,14 @@ static iso_status add_node(iso__cuda *cuda, segment *s, int k) {
         return ISO_OK;
     }
     cudaGraph_t child = NULL;
-    ISO_TRY(capture(cuda, &c, &child));
+    ISO_TRY(capture_command(cuda, &c, &child));
     cudaError_t error = cudaGraphAddChildGraphNode(&s->node[k], s->graph, before, count, child);
     cudaGraphDestroy(child); // it was copied
     ISO_TRY_CUDA(error);
     return ISO_OK;
 }
 
-static iso_status build(iso__cuda *cuda, segment *s) {
+static iso_status build_graph(iso__cuda *cuda, segment *s) {
     ISO_TRY(iso__alloc_zero((size_t)s->count * sizeof(*s->node), (void **)&s->node));
     ISO_TRY_CUDA(cudaGraphCreate(&s->graph, 0));
     for (int k = 0; k < s->count; k++) ISO_TRY(add_node(cuda, s, k));
@@ -218,7 +218,7 @@ static iso_status change_arguments(segment *s, const segment *now) {
     return ISO_OK;
 }
 
-static iso_status launch(iso__cuda *cuda, segment *s) {
+static iso_status launch_graph(iso__cuda *cuda, segment *s) {
     ISO_TRY(iso__cuda_enter(cuda));
     ISO_TRY(change_arguments(s, &cuda->graphs->now));
     ISO_TRY_CUDA(cudaGraphLaunch(s->exec, cuda->stream[ISO__QUEUE_COMPUTE]));
@@ -235,7 +235,7 @@ static void forget_all(struct iso__cuda_graphs *g) {
 }
 
 // NONE: it has not come before.
-static int find(const struct iso__cuda_graphs *g) {
+static int find_segment(const struct iso__cuda_graphs *g) {
     for (int i = 0; i < g->count; i++)
         if (g->known[i].count == g->now.count && begins_like(&g->known[i], &g->now)) return i;
     return NONE;
@@ -249,7 +249,7 @@ static int least_recently_used(const struct iso__cuda_graphs *g) {
 }
 
 // Keeps what came as a new segment; `now` gets other memory.
-static int keep(struct iso__cuda_graphs *g) {
+static int keep_segment(struct iso__cuda_graphs *g) {
     int i = g->count < MOST_SEGMENTS ? g->count++ : least_recently_used(g);
     free_segment(&g->known[i]);
     g->known[i] = g->now;
@@ -268,15 +268,15 @@ static void say_refused(struct iso__cuda_graphs *g, const segment *s) {
 }
 
 // After it was launched command by command.
-static int learn(iso__cuda *cuda) {
+static int learn_segment(iso__cuda *cuda) {
     struct iso__cuda_graphs *g = cuda->graphs;
-    int i = find(g);
-    if (i == NONE) return keep(g);
+    int i = find_segment(g);
+    if (i == NONE) return keep_segment(g);
     segment *s = &g->known[i];
     // The same layout. Where there is a graph, they stay those that its kernels were last given.
     if (!s->exec) memcpy(s->args, g->now.args, s->args_bytes);
     if (++s->times != TIMES_BEFORE || s->count < LEAST_COMMANDS) return i;
-    if (build(cuda, s) < 0) { // it will be launched as before
+    if (build_graph(cuda, s) < 0) { // it will be launched as before
         say_refused(g, s);
         free_graph(s);
     }
@@ -298,12 +298,12 @@ iso_status iso__cuda_flush(iso__cuda *cuda) {
     if (!g || g->now.count == 0) return ISO_OK;
     int i = g->following;
     iso_status status;
-    if (i != NONE && g->known[i].count != g->now.count) i = find(g); // one that ends here
+    if (i != NONE && g->known[i].count != g->now.count) i = find_segment(g); // one that ends here
     if (i != NONE && g->known[i].exec) {
-        status = launch(cuda, &g->known[i]);
+        status = launch_graph(cuda, &g->known[i]);
     } else {
         status = g->following != NONE ? execute_held(cuda, g->now.count) : ISO_OK;
-        i = learn(cuda);
+        i = learn_segment(cuda);
     }
     finish_segment(g, i);
     ISO_TRY(status);
@@ -316,7 +316,7 @@ static bool has_begun(const segment *known, const segment *now) {
 
 // A segment that begins with what came so far, preferably the one that came after the previous one
 // before. Where steps take turns with two losses or batches, it shows on the way which one it is.
-static int guess(const struct iso__cuda_graphs *g) {
+static int guess_segment(const struct iso__cuda_graphs *g) {
     int next = g->previous != NONE ? g->known[g->previous].next : NONE;
     if (next != NONE && next < g->count && has_begun(&g->known[next], &g->now)) return next;
     for (int i = 0; i < g->count; i++)
@@ -329,11 +329,11 @@ iso_status iso__cuda_submit_command(iso__cuda *cuda, const iso__cuda_command *c)
     cuda->base.launches++;
     if (!g) return iso__cuda_execute(cuda, c);
     int k = g->now.count;
-    ISO_TRY(append(&g->now, c));
+    ISO_TRY(append_command(&g->now, c));
     if (k > 0 && g->following == NONE) return iso__cuda_execute(cuda, c);
     const segment *s = k > 0 ? &g->known[g->following] : NULL;
-    if (s && k < s->count && fits(s, k, c)) return ISO_OK; // held back
-    g->following = guess(g);
+    if (s && k < s->count && fits_entry(s, k, c)) return ISO_OK; // held back
+    g->following = guess_segment(g);
     if (g->following != NONE) return ISO_OK;
     ISO_TRY(execute_held(cuda, k));
     return iso__cuda_execute(cuda, c);

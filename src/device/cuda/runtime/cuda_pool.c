@@ -5,7 +5,7 @@
 
 #define UNIT ((size_t)512) // blocks are multiples of it
 
-static iso_status grow(iso__cuda_pool *pool) {
+static iso_status grow_list(iso__cuda_pool *pool) {
     if (pool->count < pool->capacity) return ISO_OK;
     int capacity = pool->capacity > 0 ? 2 * pool->capacity : 64;
     ISO_TRY(iso__realloc((void **)&pool->block, (size_t)pool->count * sizeof(*pool->block),
@@ -15,7 +15,7 @@ static iso_status grow(iso__cuda_pool *pool) {
 }
 
 // The smallest free block that holds it, unless more than half of that would be idle; -1: none.
-static int find(const iso__cuda_pool *pool, size_t bytes) {
+static int find_free(const iso__cuda_pool *pool, size_t bytes) {
     int best = -1;
     for (int i = 0; i < pool->count; i++) {
         const iso__cuda_block *b = &pool->block[i];
@@ -26,7 +26,7 @@ static int find(const iso__cuda_pool *pool, size_t bytes) {
 }
 
 // Gives free blocks back to the runtime.
-static void trim(iso__cuda_pool *pool) {
+static void free_idle(iso__cuda_pool *pool) {
     int kept = 0;
     for (int i = 0; i < pool->count; i++) {
         if (pool->block[i].used)
@@ -37,18 +37,18 @@ static void trim(iso__cuda_pool *pool) {
     pool->count = kept;
 }
 
-static iso_status take(iso__cuda *cuda, size_t bytes, void **out) {
+static iso_status take_block(iso__cuda *cuda, size_t bytes, void **out) {
     iso__cuda_pool *pool = &cuda->pool;
-    int i = find(pool, bytes);
+    int i = find_free(pool, bytes);
     if (i < 0) {
         void *data = NULL;
         ISO_TRY(iso__cuda_enter(cuda));
-        ISO_TRY(grow(pool));
+        ISO_TRY(grow_list(pool));
         cudaError_t error = cudaMalloc(&data, bytes);
         if (error == cudaErrorMemoryAllocation) {
             cudaGetLastError();             // it is dealt with
             ISO_TRY(iso__cuda_flush(cuda)); // what is held back may use free blocks
-            trim(pool);
+            free_idle(pool);
             error = cudaMalloc(&data, bytes);
         }
         ISO_CHECK(error != cudaErrorMemoryAllocation, ISO_ERR_NOMEM,
@@ -66,7 +66,7 @@ static iso_status take(iso__cuda *cuda, size_t bytes, void **out) {
 iso_status iso__cuda_pool_alloc(iso__cuda *cuda, size_t bytes, void **out) {
     size_t rounded = (bytes + UNIT - 1) / UNIT * UNIT;
     pthread_mutex_lock(&cuda->pool.lock);
-    iso_status status = take(cuda, rounded > 0 ? rounded : UNIT, out);
+    iso_status status = take_block(cuda, rounded > 0 ? rounded : UNIT, out);
     pthread_mutex_unlock(&cuda->pool.lock);
     return status;
 }
