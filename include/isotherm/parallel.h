@@ -57,7 +57,6 @@ typedef struct iso_buffer_config {
 typedef struct iso_data_parallel_config {
     iso_sync sync;
     double bucket_mb; // MiB; layers are fused until a bucket has this size; 0: one bucket per layer
-                      // layer
     // ISO_SCOPE_NODE: gradients are averaged only over the ranks of a node (HeAT:
     // DataParallelMultiGPU). Parameters still start equal on all ranks.
     iso_scope scope;
