@@ -90,7 +90,7 @@ static const iso_setting daso_setting[] = {
     {"local-skip", INTEGER, FIELD(local_skip), COUNT_FROM(1), .initial = "1",
      .meaning = "steps between gradient averages inside a node"},
     {"unit", INDEX, offsetof(daso_values, unit), .choices = "node|rank", .initial = "node",
-     .meaning = "average gradients in every step within a node, or not at all (rank)"},
+     .meaning = "node: average gradients within a node in every step; rank: not at all"},
     {"wire", INDEX, offsetof(daso_values, wire), .choices = WIRES, .initial = "bf16",
      .meaning = "element type in which parameters travel"},
     {"merge", INDEX, FIELD(merge), .choices = "progress|heat", .initial = "progress",
