@@ -17,12 +17,14 @@ result() { # what tells it, what it tells, what it should tell
     fi
 }
 
+# Between releases the version is that of the next one, with -dev.
 version=$(sed -n 's/^AC_INIT(\[isotherm\], \[\(.*\)\])$/\1/p' "$root/configure.ac")
-major=${version%%.*}
-patch=${version##*.}
-minor=${version#"$major".}
+number=${version%-dev}
+major=${number%%.*}
+patch=${number##*.}
+minor=${number#"$major".}
 minor=${minor%".$patch"}
-expr "$version" : '[0-9]*\.[0-9]*\.[0-9]*$' >/dev/null || echo "not ok - configure.ac has the version \"$version\""
+expr "$number" : '[0-9]*\.[0-9]*\.[0-9]*$' >/dev/null || echo "not ok - configure.ac has the version \"$version\""
 
 for program in train sweep predict mnist mnist-daso own-arrays get-mnist; do
     result "$program --version" "$(timeout -k 5 60 "bin/$program" --version 2>&1 </dev/null)" "isotherm $version"
@@ -36,7 +38,7 @@ macro() { # name
     sed -n "s/^#define ISO_VERSION$1 //p" include/isotherm/version.h
 }
 result "ISO_VERSION" "$(macro '')" "\"$version\""
-result "ISO_VERSION_MAJOR, _MINOR and _PATCH" "$(macro _MAJOR).$(macro _MINOR).$(macro _PATCH)" "$version"
+result "ISO_VERSION_MAJOR, _MINOR and _PATCH" "$(macro _MAJOR).$(macro _MINOR).$(macro _PATCH)" "$number"
 
 # The name that programs look for changes with every version that may change the interface.
 if command -v readelf >/dev/null; then
@@ -44,6 +46,8 @@ if command -v readelf >/dev/null; then
         "$(readelf -d .libs/libisotherm.so | sed -n 's/.*SONAME.*\[\(.*\)\].*/\1/p')" "libisotherm-$major.$minor.so.0"
 fi
 result "the library's file" "$(basename "$(readlink -f .libs/libisotherm.so)")" "libisotherm-$major.$minor.so.0.0.$patch"
-result CHANGELOG.md "$(grep -xF "## $version" "$root/CHANGELOG.md")" "## $version"
+heading="## $version"
+[ "$version" = "$number" ] || heading="## Unreleased"
+result CHANGELOG.md "$(grep -m 1 '^## ' "$root/CHANGELOG.md")" "$heading"
 
 echo "1..$count"
