@@ -138,6 +138,29 @@ static void expect_items(const instance *x, const iso__plan_config *config, cons
     iso__free(part);
 }
 
+// It waits for the part that is under way, and for nothing else, however much is behind that part:
+// small ones overtake large ones.
+Test(plan, what_is_needed_first_waits_for_one_part) {
+    for (int n = 0; n < 500; n++) {
+        instance x = random_instance(2 + (int)draw(MOST - 1), 60);
+        iso__plan_item *first = &x.item[draw((uint32_t)x.count)];
+        first->bytes = 1 + draw(3);
+        first->need_ms = first->ready_ms + 0.5;
+        for (int i = 0; i < x.count; i++)
+            if (&x.item[i] != first) x.item[i].need_ms += first->need_ms;
+        iso__plan_config config = {.bytes_per_ms = 1 + draw(9), .part_bytes = 1 + draw(9)};
+        double longest = (double)config.part_bytes / config.bytes_per_ms, now_ms = 0;
+        iso__part *part;
+        int count, k = 0;
+        cr_assert_eq(iso__plan_make(x.item, x.count, &config, &part, &count), ISO_OK);
+        for (; &x.item[part[k].item] != first; k++)
+            now_ms = later(now_ms, x.item[part[k].item].ready_ms) +
+                     (double)part[k].bytes / config.bytes_per_ms;
+        cr_assert_leq(now_ms, first->ready_ms + longest + 1e-9, "instance %d", n);
+        iso__free(part);
+    }
+}
+
 // Layer 0 is needed first and ready last. The wire takes anything at once: as they become ready.
 Test(plan, an_infinitely_fast_wire_sends_as_things_become_ready) {
     const instance x = {{{20, 1, 3, 10}, {20, 1, 2, 11}, {20, 1, 1, 12}}, 3};
