@@ -6,7 +6,7 @@
 #include <string.h>
 
 // splitmix64 finaliser (Steele et al., OOPSLA'14): spreads close seeds over the key space.
-static uint64_t mix(uint64_t x) {
+static uint64_t mix_seed(uint64_t x) {
     x += 0x9e3779b97f4a7c15u;
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
     x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
@@ -14,7 +14,7 @@ static uint64_t mix(uint64_t x) {
 }
 
 iso__philox_key iso__philox_key_make(uint64_t seed, uint32_t purpose, uint64_t stream) {
-    uint64_t k = mix(mix(mix(seed) ^ purpose) ^ stream);
+    uint64_t k = mix_seed(mix_seed(mix_seed(seed) ^ purpose) ^ stream);
     return (iso__philox_key){{(uint32_t)k, (uint32_t)(k >> 32)}};
 }
 
@@ -45,7 +45,7 @@ uint64_t iso__hash(uint64_t hash, const void *data, size_t bytes) {
 
 // For a given word a permutation of lanes, and for a given lane one of words: a single word that
 // differs always shows.
-static inline uint64_t stir(uint64_t lane, uint64_t word) {
+static inline uint64_t stir_lane(uint64_t lane, uint64_t word) {
     lane = (lane ^ word) * 0x9e3779b97f4a7c15u;
     return lane ^ lane >> 32;
 }
@@ -60,11 +60,11 @@ uint64_t iso__checksum(uint64_t sum, const void *data, size_t bytes) {
         size_t now = left < sizeof(word) ? left : sizeof(word);
         if (now < sizeof(word)) memset(word, 0, sizeof(word)); // the length comes in below
         memcpy(word, at, now);
-        for (int i = 0; i < LANES; i++) lane[i] = stir(lane[i], word[i]);
+        for (int i = 0; i < LANES; i++) lane[i] = stir_lane(lane[i], word[i]);
         at += now;
         left -= now;
     }
-    sum = stir(sum, bytes);
-    for (int i = 0; i < LANES; i++) sum = stir(sum, lane[i]);
-    return mix(sum);
+    sum = stir_lane(sum, bytes);
+    for (int i = 0; i < LANES; i++) sum = stir_lane(sum, lane[i]);
+    return mix_seed(sum);
 }

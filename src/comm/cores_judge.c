@@ -136,8 +136,8 @@ static bool is_crowded(const record *all, int ranks, const record *r) {
 }
 
 // Marks the ranks for which it holds, and returns the first of them.
-static const record *mark(const record *all, int ranks, bool *marks,
-                          bool (*holds)(const record *all, int ranks, const record *r)) {
+static const record *mark_ranks(const record *all, int ranks, bool *marks,
+                                bool (*holds)(const record *all, int ranks, const record *r)) {
     const record *first = NULL;
     for (int i = 0; i < ranks; i++) {
         marks[i] = holds(all, ranks, &all[i]);
@@ -154,7 +154,7 @@ static void add_binding(text *t, const record *all, int ranks, const record *r, 
 }
 
 static void judge_single(const record *all, int ranks, bool *marks, text t) {
-    const record *r = mark(all, ranks, marks, is_single);
+    const record *r = mark_ranks(all, ranks, marks, is_single);
     if (!r) return;
     add_ranks(&t, marks, ranks);
     add_words(&t, ": bound to one core, on which %lld kernel thread%s", (long long)r->threads,
@@ -177,7 +177,7 @@ static void add_fewer(text *t, const record *r, const crowd *host) {
 }
 
 static void judge_crowded(const record *all, int ranks, bool *marks, text t) {
-    const record *r = mark(all, ranks, marks, is_crowded);
+    const record *r = mark_ranks(all, ranks, marks, is_crowded);
     if (!r) return;
     crowd host = count_crowd(all, ranks, r, false), here = count_crowd(all, ranks, r, true);
     add_ranks(&t, marks, ranks);

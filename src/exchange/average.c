@@ -95,7 +95,7 @@ fail:
     return status;
 }
 
-static void release(iso__average *a) {
+static void release_buffers(iso__average *a) {
     if (a->mean[1] != a->mean[0]) iso__free(a->mean[1]);
     iso__free(a->mean[0]);
     for (int i = 0; i < 2; i++) {
@@ -118,7 +118,8 @@ void iso__average_destroy(iso__average **pointer) {
     double metrics[ISO__METRICS];
     if (iso__average_busy(a) && iso__average_finish(a, &mean, metrics) < 0)
         iso__log(ISO_LOG_WARN, "while dropping a mean over nodes: %s", iso_last_error()->message);
-    if (!iso__average_busy(a)) release(a); // else MPI may still write into its memory: it stays
+    if (!iso__average_busy(a))
+        release_buffers(a); // else MPI may still write into its memory: it stays
 }
 
 // ---- What lasts -----------------------------------------------------------------------------------

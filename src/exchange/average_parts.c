@@ -5,7 +5,7 @@
 #include <math.h>
 
 static size_t round_up(size_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
-static size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
+static size_t smaller_of(size_t a, size_t b) { return a < b ? a : b; }
 
 size_t iso__average_chunks(const iso__average *a, size_t count) {
     size_t chunk = a->config.chunk;
@@ -28,9 +28,9 @@ size_t iso__average_lay_out(iso__average *a, size_t first, size_t count) {
 }
 
 void iso__average_part(const iso__average *a, int l, size_t *first, size_t *count) {
-    size_t from = smaller((size_t)l * a->part, a->count);
+    size_t from = smaller_of((size_t)l * a->part, a->count);
     *first = from;
-    *count = smaller(from + a->part, a->count) - from;
+    *count = smaller_of(from + a->part, a->count) - from;
 }
 
 bool iso__average_busy(const iso__average *a) { return a->phase != ISO_AVERAGE_IDLE; }

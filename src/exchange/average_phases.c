@@ -15,26 +15,26 @@
 
 // A rank that is not well takes part to the end, so that nobody waits for it, and says so in the
 // verdict.
-static void fail(iso__average *a, iso__average_cause cause) {
+static void note_failure(iso__average *a, iso__average_cause cause) {
     if (a->cause != ISO_CAUSE_NONE) return;
     a->cause = cause;
     if (cause == ISO_CAUSE_MPI) memcpy(a->message, iso_last_error()->message, sizeof(a->message));
 }
 
 // Whether the request is complete. What cannot be waited for again is left to the verdict.
-static iso_status settle(iso__average *a, iso_request **request, bool wait) {
+static iso_status settle_request(iso__average *a, iso_request **request, bool wait) {
     if (!*request) return ISO_OK;
     int64_t done = 0;
     iso_status status =
         wait ? iso__request_finish(request, &done) : iso__request_test(request, &done);
     if (status == ISO_OK) a->back_ns = done;
     if (status >= 0 || *request) return status;
-    fail(a, ISO_CAUSE_MPI);
+    note_failure(a, ISO_CAUSE_MPI);
     return ISO_OK;
 }
 
-static void posted(iso__average *a, iso_status status) {
-    if (status < 0) fail(a, ISO_CAUSE_MPI);
+static void note_posted(iso__average *a, iso_status status) {
+    if (status < 0) note_failure(a, ISO_CAUSE_MPI);
 }
 
 // ---- Scatter --------------------------------------------------------------------------------------
@@ -54,7 +54,8 @@ static void count_blocks(iso__average *a, const iso_comm *comm, size_t bytes) {
     a->stats.bytes_between_nodes += sent.bytes_between_nodes;
 }
 
-static bool encode(iso__average *a, const iso__average_chunk *c, const float *values, char *to) {
+static bool encode_chunk(iso__average *a, const iso__average_chunk *c, const float *values,
+                         char *to) {
     const float *x = values + c->first;
     if (!a->as_difference) return iso__wire_encode(a->wire, c->count, x, a->factor, to);
     const float *reference = a->mean[a->current] + c->first;
@@ -74,20 +75,20 @@ static bool all_finite(const float *x, size_t count) {
 static void send_chunk(iso__average *a, iso__average_chunk *c, const float *values) {
     size_t nodes = (size_t)a->layout->nodes, size = iso_dtype_size(a->wire), well = c->count;
     char *to = block_of(a, a->send, c, 0);
-    if (!encode(a, c, values, to)) {
+    if (!encode_chunk(a, c, values, to)) {
         bool finite = all_finite(values + c->first, c->count);
-        fail(a, finite ? ISO_CAUSE_RANGE : ISO_CAUSE_VALUES);
+        note_failure(a, finite ? ISO_CAUSE_RANGE : ISO_CAUSE_VALUES);
         well = 0;
     }
     memset(to + well * size, 0, (c->block * nodes - well) * size);
-    posted(a, iso__comm_ialltoall(a->leaders, to, block_of(a, a->recv, c, 0), c->block * size,
-                                  "mean over nodes (scatter)", &c->request));
+    note_posted(a, iso__comm_ialltoall(a->leaders, to, block_of(a, a->recv, c, 0), c->block * size,
+                                       "mean over nodes (scatter)", &c->request));
     count_blocks(a, a->leaders, c->block * size);
 }
 
 // ---- Gather ---------------------------------------------------------------------------------------
 
-static bool sum(iso__average *a, const iso__average_chunk *c, char *to) {
+static bool sum_chunk(iso__average *a, const iso__average_chunk *c, char *to) {
     int nodes = a->layout->nodes, now = a->current_residual;
     size_t at = c->offset / (size_t)nodes;
     iso__wire_shares shares = {block_of(a, a->recv, c, 0), nodes, c->block};
@@ -100,18 +101,18 @@ static bool sum(iso__average *a, const iso__average_chunk *c, char *to) {
 static void send_share(iso__average *a, iso__average_chunk *c) {
     size_t bytes = c->block * iso_dtype_size(a->wire);
     char *to = block_of(a, a->send, c, a->layout->node_index);
-    if (!sum(a, c, to)) {
-        fail(a, ISO_CAUSE_RANGE);
+    if (!sum_chunk(a, c, to)) {
+        note_failure(a, ISO_CAUSE_RANGE);
         memset(to, 0, bytes);
     }
-    posted(a, iso__comm_iallgather(a->leaders, block_of(a, a->send, c, 0), bytes,
-                                   "mean over nodes (gather)", &c->request));
+    note_posted(a, iso__comm_iallgather(a->leaders, block_of(a, a->send, c, 0), bytes,
+                                        "mean over nodes (gather)", &c->request));
     count_blocks(a, a->leaders, bytes);
 }
 
-static iso_status scatter(iso__average *a, bool wait) {
+static iso_status finish_scatter(iso__average *a, bool wait) {
     for (; a->at < a->chunk_count; a->at++) {
-        iso_status status = settle(a, &a->chunk[a->at].request, wait);
+        iso_status status = settle_request(a, &a->chunk[a->at].request, wait);
         if (status != ISO_OK) return status;
         send_share(a, &a->chunk[a->at]);
     }
@@ -126,12 +127,12 @@ static void read_chunk(iso__average *a, const iso__average_chunk *c) {
     bool well = a->as_difference
                     ? iso__wire_decode_difference(a->wire, c->count, from, reference, to)
                     : iso__wire_decode(a->wire, c->count, from, to);
-    if (!well) fail(a, ISO_CAUSE_RANGE);
+    if (!well) note_failure(a, ISO_CAUSE_RANGE);
 }
 
-static iso_status gather(iso__average *a, bool wait) {
+static iso_status finish_gather(iso__average *a, bool wait) {
     for (; a->at < a->chunk_count; a->at++) {
-        iso_status status = settle(a, &a->chunk[a->at].request, wait);
+        iso_status status = settle_request(a, &a->chunk[a->at].request, wait);
         if (status != ISO_OK) return status;
         read_chunk(a, &a->chunk[a->at]);
     }
@@ -140,26 +141,26 @@ static iso_status gather(iso__average *a, bool wait) {
 
 // ---- Spread ---------------------------------------------------------------------------------------
 
-static bool spreads(const iso__average *a) {
+static bool has_spread(const iso__average *a) {
     return a->group == ISO__SHARDS && a->layout->nodes > 1 && a->layout->local_size > 1;
 }
 
 static void post_spread(iso__average *a) {
     const iso_topology *t = a->route;
-    for (int l = 0; spreads(a) && l < t->smallest; l++) {
+    for (int l = 0; has_spread(a) && l < t->smallest; l++) {
         size_t first, count, unit = ISO__AVERAGE_UNIT;
         iso__average_part(a, l, &first, &count);
         if (count == 0) continue;
         size_t bytes = (count + unit - 1) / unit * unit * sizeof(float);
-        posted(a, iso__comm_ibcast(t->node, a->result + first, bytes, l, "mean over nodes (spread)",
-                                   &a->spread[l]));
+        note_posted(a, iso__comm_ibcast(t->node, a->result + first, bytes, l,
+                                        "mean over nodes (spread)", &a->spread[l]));
         if (l == t->local_rank) count_blocks(a, t->node, bytes);
     }
 }
 
-static iso_status spread(iso__average *a, bool wait) {
+static iso_status finish_spread(iso__average *a, bool wait) {
     for (; a->at < a->layout->smallest; a->at++) {
-        iso_status status = settle(a, &a->spread[a->at], wait);
+        iso_status status = settle_request(a, &a->spread[a->at], wait);
         if (status != ISO_OK) return status;
     }
     return ISO_OK;
@@ -179,19 +180,19 @@ static void post_verdict(iso__average *a) {
     a->metrics[1] = (double)(a->back_ns - a->start_ns) * 1e-6;
     if (a->back_ns > a->start_ns)
         iso_trace_span(ISO_LANE_EXCHANGE, "mean over nodes", a->start_ns, a->back_ns);
-    posted(a, iso__comm_iallreduce_max(a->route->world, a->metrics, 1 + ISO__METRICS,
-                                       "mean over nodes (verdict)", &a->verdict));
+    note_posted(a, iso__comm_iallreduce_max(a->route->world, a->metrics, 1 + ISO__METRICS,
+                                            "mean over nodes (verdict)", &a->verdict));
 }
 
-static iso_status verdict(iso__average *a, bool wait) {
-    iso_status status = settle(a, &a->verdict, wait);
+static iso_status finish_verdict(iso__average *a, bool wait) {
+    iso_status status = settle_request(a, &a->verdict, wait);
     if (status != ISO_OK) return status;
     double own = own_verdict(a); // the reduction itself may have failed
     if (own > a->metrics[0]) a->metrics[0] = own;
     return ISO_OK;
 }
 
-static iso_status dropped(const iso__average *a) {
+static iso_status fail_dropped(const iso__average *a) {
     int code = (int)a->metrics[0], size = iso_comm_size(a->layout->world);
     int rank = size - code / ISO_CAUSES, cause = code % ISO_CAUSES;
     bool own = rank == iso_comm_rank(a->layout->world);
@@ -213,12 +214,12 @@ static iso_status dropped(const iso__average *a) {
 // ---- From phase to phase --------------------------------------------------------------------------
 
 // Goes on as far as it can.
-static iso_status advance(iso__average *a, bool wait) {
+static iso_status advance_phases(iso__average *a, bool wait) {
     typedef iso_status (*phase_of)(iso__average *, bool);
-    static const phase_of complete[ISO_AVERAGE_PHASES] = {[ISO_AVERAGE_SCATTER] = scatter,
-                                                          [ISO_AVERAGE_GATHER] = gather,
-                                                          [ISO_AVERAGE_SPREAD] = spread,
-                                                          [ISO_AVERAGE_VERDICT] = verdict};
+    static const phase_of complete[ISO_AVERAGE_PHASES] = {[ISO_AVERAGE_SCATTER] = finish_scatter,
+                                                          [ISO_AVERAGE_GATHER] = finish_gather,
+                                                          [ISO_AVERAGE_SPREAD] = finish_spread,
+                                                          [ISO_AVERAGE_VERDICT] = finish_verdict};
     while (complete[a->phase]) {
         iso_status status = complete[a->phase](a, wait);
         ISO_TRY(status);
@@ -255,7 +256,7 @@ static void choose_result(iso__average *a) {
         a->result = (float *)(void *)a->send;
 }
 
-static void begin(iso__average *a, int group, const double metrics[ISO__METRICS]) {
+static void begin_phases(iso__average *a, int group, const double metrics[ISO__METRICS]) {
     a->group = group;
     a->cause = ISO_CAUSE_NONE;
     a->as_difference = iso__average_has_reference(a);
@@ -272,9 +273,9 @@ static void begin(iso__average *a, int group, const double metrics[ISO__METRICS]
 }
 
 // The mean over one node is its own array.
-static void copy(iso__average *a, const float *values) {
+static void copy_values(iso__average *a, const float *values) {
     if (is_member(a) && !iso__wire_encode(ISO_F32, a->count, values, 1, a->result))
-        fail(a, ISO_CAUSE_VALUES);
+        note_failure(a, ISO_CAUSE_VALUES);
     a->chunk_count = 0;
 }
 
@@ -291,11 +292,11 @@ iso_status iso__average_start(iso__average *a, const float *values, int group,
     ISO_TRY(iso__debug_match(iso__routes_comm(a->routes),
                              "a mean over nodes of %zu elements, group %d", a->count, group));
     ISO_TRY(iso__routes_take(a->routes, &a->route));
-    begin(a, group, metrics);
-    if (a->layout->nodes == 1) copy(a, values);
+    begin_phases(a, group, metrics);
+    if (a->layout->nodes == 1) copy_values(a, values);
     for (int i = 0; i < a->chunk_count; i++) send_chunk(a, &a->chunk[i], values);
     // A first test would find nothing, but in shared memory it would do the copying.
-    iso_status status = a->chunk_count == 0 ? advance(a, false) : ISO_OK;
+    iso_status status = a->chunk_count == 0 ? advance_phases(a, false) : ISO_OK;
     a->stats.work_ms += (double)(iso_now() - a->start_ns) * 1e-6;
     ISO_TRY(status);
     return ISO_OK;
@@ -303,13 +304,13 @@ iso_status iso__average_start(iso__average *a, const float *values, int group,
 
 iso_status iso__average_poll(iso__average *a) {
     int64_t start = iso_now();
-    iso_status status = advance(a, false);
+    iso_status status = advance_phases(a, false);
     a->stats.work_ms += (double)(iso_now() - start) * 1e-6;
     ISO_TRY(status);
     return status;
 }
 
-static void commit(iso__average *a) {
+static void commit_mean(iso__average *a) {
     if (a->measuring) return;
     a->stats.exchanges++;
     if (!a->config.differences) return;
@@ -320,14 +321,14 @@ static void commit(iso__average *a) {
 iso_status iso__average_finish(iso__average *a, const float **mean, double metrics[ISO__METRICS]) {
     ISO_CHECK(iso__average_busy(a), ISO_ERR_STATE, "no mean over nodes is under way");
     int64_t start = iso_now();
-    iso_status status = advance(a, true);
+    iso_status status = advance_phases(a, true);
     a->stats.wait_ms += (double)(iso_now() - start) * 1e-6;
     if (status < 0) iso__routes_hold(a->routes, a->route);
     ISO_TRY(status);
     a->phase = ISO_AVERAGE_IDLE;
     iso__routes_return(a->routes, &a->route);
-    if (a->metrics[0] > 0) return dropped(a);
-    commit(a);
+    if (a->metrics[0] > 0) return fail_dropped(a);
+    commit_mean(a);
     *mean = is_member(a) ? a->result : NULL;
     memcpy(metrics, a->metrics + 1, ISO__METRICS * sizeof(*metrics));
     return ISO_OK;

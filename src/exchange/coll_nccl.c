@@ -41,12 +41,12 @@ static iso_status nccl_error(const iso__nccl *n, ncclResult_t result, const char
 
 // ---- What is under way, with the lock held ----------------------------------------------------------
 
-static iso__nccl_operation *oldest(iso__nccl *n) { return &n->operation[n->oldest]; }
+static iso__nccl_operation *oldest_of(iso__nccl *n) { return &n->operation[n->oldest]; }
 
 // Takes out what is complete. What an abort has let go is not told apart here.
-static iso_status retire(iso__nccl *n) {
-    while (n->count > 0 && oldest(n)->entered) {
-        cudaError_t error = cudaEventQuery(oldest(n)->done);
+static iso_status retire_complete(iso__nccl *n) {
+    while (n->count > 0 && oldest_of(n)->entered) {
+        cudaError_t error = cudaEventQuery(oldest_of(n)->done);
         if (error == cudaErrorNotReady) return ISO_OK;
         ISO_TRY_CUDA(error);
         n->oldest = (n->oldest + 1) % ISO_NCCL_OPERATIONS;
@@ -58,7 +58,7 @@ static iso_status retire(iso__nccl *n) {
 
 // What has waited too long, since the one before it was complete.
 static iso_status check_time(iso__nccl *n) {
-    const iso__nccl_operation *op = oldest(n);
+    const iso__nccl_operation *op = oldest_of(n);
     if (n->count == 0 || n->timeout_s <= 0) return ISO_OK;
     int64_t since = op->issued_ns > n->progress_ns ? op->issued_ns : n->progress_ns;
     ISO_CHECK((double)(iso_now() - since) * 1e-9 < n->timeout_s, ISO_ERR_TIMEOUT,
@@ -74,12 +74,12 @@ static iso_status check_comm(iso__nccl *n) {
     ncclResult_t asked = n->call.ncclCommGetAsyncError(n->comm, &result);
     if (asked != ncclSuccess) result = asked;
     if (result != ncclSuccess && result != ncclInProgress)
-        return nccl_error(n, result, oldest(n)->what, oldest(n)->label);
+        return nccl_error(n, result, oldest_of(n)->what, oldest_of(n)->label);
     return ISO_OK;
 }
 
 iso_status iso__nccl_look(iso__nccl *n) {
-    ISO_TRY(retire(n));
+    ISO_TRY(retire_complete(n));
     ISO_TRY(check_comm(n));
     return check_time(n);
 }
@@ -90,7 +90,7 @@ iso_status iso__nccl_look(iso__nccl *n) {
 static iso_status wait_for_room(iso__nccl *n, int most) {
     for (;;) {
         pthread_mutex_lock(&n->lock);
-        iso_status status = retire(n);
+        iso_status status = retire_complete(n);
         int count = n->count;
         pthread_mutex_unlock(&n->lock);
         if (status < 0) iso__nccl_abort(n, status);
@@ -129,7 +129,7 @@ typedef struct call {
 
 // The operation counts as under way before NCCL is called: where that call gets stuck, the watching
 // thread sees it.
-static iso_status begin(iso__nccl *n, const char *what, const char *label, call *c) {
+static iso_status begin_call(iso__nccl *n, const char *what, const char *label, call *c) {
     ISO_TRY(iso__cuda_enter(iso__cuda_of(n->device)));
     ISO_TRY(wait_for_room(n, ISO_NCCL_OPERATIONS - 1));
     ISO_TRY_CUDA(cudaStreamWaitEvent(n->stream, c->event->cuda, 0));
@@ -145,13 +145,13 @@ static iso_status begin(iso__nccl *n, const char *what, const char *label, call 
     return c->comm ? ISO_OK : iso__nccl_check(n);
 }
 
-static void called(iso__nccl *n) {
+static void clear_calling(iso__nccl *n) {
     pthread_mutex_lock(&n->lock);
     n->calling = false;
     pthread_mutex_unlock(&n->lock);
 }
 
-static iso_status record(iso__nccl *n, const call *c) {
+static iso_status record_events(iso__nccl *n, const call *c) {
     ISO_TRY_CUDA(cudaEventRecord(c->event->cuda, n->stream));
     ISO_TRY_CUDA(cudaEventRecord(c->op->done, n->stream));
     pthread_mutex_lock(&n->lock);
@@ -160,10 +160,10 @@ static iso_status record(iso__nccl *n, const call *c) {
     return ISO_OK;
 }
 
-static iso_status end(iso__nccl *n, ncclResult_t result, const call *c) {
-    called(n);
-    iso_status status =
-        result == ncclSuccess ? record(n, c) : nccl_error(n, result, c->op->what, c->op->label);
+static iso_status end_call(iso__nccl *n, ncclResult_t result, const call *c) {
+    clear_calling(n);
+    iso_status status = result == ncclSuccess ? record_events(n, c)
+                                              : nccl_error(n, result, c->op->what, c->op->label);
     if (status < 0) iso__nccl_abort(n, status);
     return iso__nccl_check(n); // of two errors the first one
 }
@@ -173,8 +173,9 @@ iso_status iso__nccl_all_reduce(iso__nccl *n, void *data, size_t count, iso_dtyp
     ncclDataType_t type = ncclFloat32;
     call c = {.event = event};
     ISO_TRY(type_of(dtype, &type));
-    ISO_TRY(begin(n, "the all-reduce", label, &c));
-    return end(n, n->call.ncclAllReduce(data, data, count, type, ncclSum, c.comm, n->stream), &c);
+    ISO_TRY(begin_call(n, "the all-reduce", label, &c));
+    return end_call(n, n->call.ncclAllReduce(data, data, count, type, ncclSum, c.comm, n->stream),
+                    &c);
 }
 
 static void *shard_of(const iso__nccl *n, void *data, size_t count, iso_dtype dtype) {
@@ -186,11 +187,11 @@ iso_status iso__nccl_reduce_scatter(iso__nccl *n, void *data, size_t count, iso_
     ncclDataType_t type = ncclFloat32;
     call c = {.event = event};
     ISO_TRY(type_of(dtype, &type));
-    ISO_TRY(begin(n, "the reduce-scatter", label, &c));
-    return end(n,
-               n->call.ncclReduceScatter(data, shard_of(n, data, count, dtype), count, type,
-                                         ncclSum, c.comm, n->stream),
-               &c);
+    ISO_TRY(begin_call(n, "the reduce-scatter", label, &c));
+    return end_call(n,
+                    n->call.ncclReduceScatter(data, shard_of(n, data, count, dtype), count, type,
+                                              ncclSum, c.comm, n->stream),
+                    &c);
 }
 
 iso_status iso__nccl_all_gather(iso__nccl *n, void *data, size_t count, iso_dtype dtype,
@@ -198,9 +199,9 @@ iso_status iso__nccl_all_gather(iso__nccl *n, void *data, size_t count, iso_dtyp
     ncclDataType_t type = ncclFloat32;
     call c = {.event = event};
     ISO_TRY(type_of(dtype, &type));
-    ISO_TRY(begin(n, "the all-gather", label, &c));
-    return end(n,
-               n->call.ncclAllGather(shard_of(n, data, count, dtype), data, count, type, c.comm,
-                                     n->stream),
-               &c);
+    ISO_TRY(begin_call(n, "the all-gather", label, &c));
+    return end_call(n,
+                    n->call.ncclAllGather(shard_of(n, data, count, dtype), data, count, type,
+                                          c.comm, n->stream),
+                    &c);
 }

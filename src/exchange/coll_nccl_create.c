@@ -12,7 +12,7 @@ enum { SYMBOLS = sizeof(symbols) / sizeof(symbols[0]) };
 
 // NCCL takes ranks with different NCCL_HOSTID for ranks of different hosts, and lets them share
 // one.
-static iso_status identity(iso_device *device, int64_t *out) {
+static iso_status identify_gpu(iso_device *device, int64_t *out) {
     const char *host = getenv("NCCL_HOSTID");
     uint64_t gpu;
     ISO_TRY(iso__cuda_identity(iso__cuda_of(device), &gpu));
@@ -22,7 +22,7 @@ static iso_status identity(iso_device *device, int64_t *out) {
 }
 
 // gpu: [size], zero but for this rank's.
-static iso_status compare(iso_comm *node, int64_t *gpu) {
+static iso_status compare_gpus(iso_comm *node, int64_t *gpu) {
     int size = iso_comm_size(node);
     ISO_TRY(iso_comm_allreduce_i64(node, gpu, (size_t)size, ISO_SUM));
     for (int b = 1; b < size; b++)
@@ -38,9 +38,9 @@ static iso_status check_gpus(iso_comm *node, iso_device *device) {
     int64_t *gpu = NULL;
     size_t bytes = (size_t)iso_comm_size(node) * sizeof(*gpu);
     iso_status status = iso__alloc_zero(bytes, (void **)&gpu);
-    if (status == ISO_OK) status = identity(device, &gpu[iso_comm_rank(node)]);
+    if (status == ISO_OK) status = identify_gpu(device, &gpu[iso_comm_rank(node)]);
     status = iso_comm_agree(node, status);
-    if (status == ISO_OK) status = compare(node, gpu);
+    if (status == ISO_OK) status = compare_gpus(node, gpu);
     iso__free(gpu);
     ISO_TRY(status);
     return ISO_OK;
@@ -71,7 +71,7 @@ static iso_status make_stream(iso__nccl *n) {
 }
 
 // This rank's part, up to where the others are needed.
-static iso_status prepare(iso__nccl *n) {
+static iso_status prepare_rank(iso__nccl *n) {
     ISO_TRY(iso__cuda_load("NCCL", ISO_NCCL_SONAME, symbols, SYMBOLS, &n->call));
     ISO_TRY(make_stream(n));
     if (n->rank > 0) return ISO_OK;
@@ -124,7 +124,7 @@ iso_status iso__nccl_create(iso_comm *node, iso_device *device, iso__nccl **out)
         n->size = iso_comm_size(node);
         n->timeout_s = iso__comm_timeout(node);
         n->ordinal = iso__cuda_of(device)->ordinal;
-        status = prepare(n);
+        status = prepare_rank(n);
     }
     ISO_TRY_GOTO(iso_comm_agree(node, status));
     ISO_TRY_GOTO(check_gpus(node, device));

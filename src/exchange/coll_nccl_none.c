@@ -9,34 +9,36 @@ iso_status iso__nccl_create(iso_comm *node, iso_device *device, iso__nccl **out)
 
 void iso__nccl_destroy(iso__nccl **nccl) { *nccl = NULL; }
 
-static iso_status none(void) { return ISO_FAIL(ISO_ERR_UNSUPPORTED, "this build has no NCCL"); }
+static iso_status fail_unsupported(void) {
+    return ISO_FAIL(ISO_ERR_UNSUPPORTED, "this build has no NCCL");
+}
 
 iso_status iso__nccl_all_reduce(iso__nccl *nccl, void *data, size_t count, iso_dtype dtype,
                                 const char *label, iso__device_event *event) {
     (void)nccl, (void)data, (void)count, (void)dtype, (void)label, (void)event;
-    return none();
+    return fail_unsupported();
 }
 
 iso_status iso__nccl_reduce_scatter(iso__nccl *nccl, void *data, size_t count, iso_dtype dtype,
                                     const char *label, iso__device_event *event) {
     (void)nccl, (void)data, (void)count, (void)dtype, (void)label, (void)event;
-    return none();
+    return fail_unsupported();
 }
 
 iso_status iso__nccl_all_gather(iso__nccl *nccl, void *data, size_t count, iso_dtype dtype,
                                 const char *label, iso__device_event *event) {
     (void)nccl, (void)data, (void)count, (void)dtype, (void)label, (void)event;
-    return none();
+    return fail_unsupported();
 }
 
 iso_status iso__nccl_check(iso__nccl *nccl) {
     (void)nccl;
-    return none();
+    return fail_unsupported();
 }
 
 iso_status iso__nccl_finish(iso__nccl *nccl) {
     (void)nccl;
-    return none();
+    return fail_unsupported();
 }
 
 void iso__nccl_abort(iso__nccl *nccl, iso_status status) { (void)nccl, (void)status; }

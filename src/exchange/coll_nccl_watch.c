@@ -49,7 +49,7 @@ static void watch_until_stopped(iso__nccl *n) {
 }
 
 // Blocking: otherwise each collective would start a thread. This one can take the wait.
-static ncclResult_t enter(iso__nccl *n, ncclComm_t *comm) {
+static ncclResult_t join_comm(iso__nccl *n, ncclComm_t *comm) {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 1;
     if (cudaSetDevice(n->ordinal) != cudaSuccess) return ncclUnhandledCudaError;
@@ -63,10 +63,10 @@ static void free_record(iso__nccl *n) {
     iso__free(n);
 }
 
-static void *watch(void *argument) {
+static void *watch_operations(void *argument) {
     iso__nccl *n = argument;
     ncclComm_t comm = NULL;
-    ncclResult_t result = enter(n, &comm);
+    ncclResult_t result = join_comm(n, &comm);
     pthread_mutex_lock(&n->lock);
     n->comm = result == ncclSuccess ? comm : NULL;
     n->start = result;
@@ -95,14 +95,14 @@ static int64_t look_for_start(iso__nccl *n) {
     return state;
 }
 
-static iso_status start(iso__nccl *n) {
-    ISO_CHECK(pthread_create(&n->thread, NULL, watch, n) == 0, ISO_ERR_UNSUPPORTED,
+static iso_status start_thread(iso__nccl *n) {
+    ISO_CHECK(pthread_create(&n->thread, NULL, watch_operations, n) == 0, ISO_ERR_UNSUPPORTED,
               "could not start a thread for NCCL");
     n->thread_runs = true;
     return ISO_OK;
 }
 
-static iso_status verdict(const iso__nccl *n, int64_t mine) {
+static iso_status check_joined(const iso__nccl *n, int64_t mine) {
     ISO_CHECK(mine != PENDING, ISO_ERR_UNSUPPORTED,
               "NCCL has not joined the GPUs of a node within %g s (ISO_TIMEOUT)", n->timeout_s);
     ISO_CHECK(mine == JOINED, ISO_ERR_UNSUPPORTED,
@@ -114,7 +114,7 @@ static iso_status verdict(const iso__nccl *n, int64_t mine) {
 // Where one has failed, NCCL may keep the others for ever. So the ranks ask one another meanwhile.
 iso_status iso__nccl_join(iso__nccl *n) {
     int64_t since = iso_now(), mine = PENDING, worst = PENDING;
-    iso_status status = start(n);
+    iso_status status = start_thread(n);
     bool late = false;
     while (worst == PENDING && !late) {
         mine = status < 0 ? FAILED : look_for_start(n);
@@ -125,7 +125,7 @@ iso_status iso__nccl_join(iso__nccl *n) {
         late = say[1] != 0;
     }
     if (worst == FAILED && mine == PENDING) mine = JOINED; // another rank says what is wrong
-    if (status == ISO_OK) status = verdict(n, mine);
+    if (status == ISO_OK) status = check_joined(n, mine);
     return iso_comm_agree(n->node, status);
 }
 

@@ -13,13 +13,13 @@ static iso_status check_f32(const iso_comm_hook_bucket *bucket, const char *hook
 }
 
 // What is not finite travels as such: it is the sum in which all ranks see it, and decide.
-static iso_status compress(const iso_comm_hook_bucket *b, iso_dtype wire, double factor) {
+static iso_status compress_bucket(const iso_comm_hook_bucket *b, iso_dtype wire, double factor) {
     ISO_TRY(check_f32(b, iso_dtype_name(wire)));
     iso__wire_encode(wire, b->count, b->gradient, (float)factor, b->wire);
     return ISO_OK;
 }
 
-static iso_status decompress(const iso_comm_hook_bucket *b, iso_dtype wire, double factor) {
+static iso_status decompress_bucket(const iso_comm_hook_bucket *b, iso_dtype wire, double factor) {
     ISO_TRY(check_f32(b, iso_dtype_name(wire)));
     iso__wire_decode_scaled(wire, b->count, b->wire, (float)factor, b->gradient);
     return ISO_OK;
@@ -27,22 +27,22 @@ static iso_status decompress(const iso_comm_hook_bucket *b, iso_dtype wire, doub
 
 static iso_status compress_f16(const iso_comm_hook_bucket *b, double factor, void *user) {
     (void)user;
-    return compress(b, ISO_F16, factor);
+    return compress_bucket(b, ISO_F16, factor);
 }
 
 static iso_status decompress_f16(const iso_comm_hook_bucket *b, double factor, void *user) {
     (void)user;
-    return decompress(b, ISO_F16, factor);
+    return decompress_bucket(b, ISO_F16, factor);
 }
 
 static iso_status compress_bf16(const iso_comm_hook_bucket *b, double factor, void *user) {
     (void)user;
-    return compress(b, ISO_BF16, factor);
+    return compress_bucket(b, ISO_BF16, factor);
 }
 
 static iso_status decompress_bf16(const iso_comm_hook_bucket *b, double factor, void *user) {
     (void)user;
-    return decompress(b, ISO_BF16, factor);
+    return decompress_bucket(b, ISO_BF16, factor);
 }
 
 static iso_status compress_feedback(const iso_comm_hook_bucket *b, double factor, void *user) {

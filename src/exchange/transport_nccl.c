@@ -29,7 +29,7 @@ typedef struct gpus {
 
 static gpus *gpus_of(iso__transport *t) { return iso_container_of(t, gpus, base); }
 
-static const iso__remote_ops *remote(const gpus *self) {
+static const iso__remote_ops *remote_of(const gpus *self) {
     return iso__store_remote(self->with.store);
 }
 
@@ -41,7 +41,7 @@ static iso_status enter_sum(iso__transport *t, int i, double before, double afte
     sum *s = &self->sum[i];
     s->failed = true;
     ISO_TRY(iso__store_scale(store, b->offset, b->bytes, b->dtype, before));
-    ISO_TRY(remote(self)->record(store->device, ISO__QUEUE_COMPUTE, s->event));
+    ISO_TRY(remote_of(self)->record(store->device, ISO__QUEUE_COMPUTE, s->event));
     ISO_TRY(iso__nccl_all_reduce(self->nccl, store->gradients + b->offset,
                                  b->bytes / iso_dtype_size(b->dtype), b->dtype, b->label,
                                  s->event));
@@ -72,7 +72,7 @@ static iso_status let_compute_follow(iso__transport *t, int i, const iso__idle *
     ISO_TRY(iso__nccl_check(self->nccl));
     ISO_CHECK(!s->failed, ISO_ERR_STATE, ISO__NEVER_EXCHANGED, b->label);
     if (s->posted)
-        ISO_TRY(remote(self)->follow(self->with.store->device, ISO__QUEUE_COMPUTE, s->event));
+        ISO_TRY(remote_of(self)->follow(self->with.store->device, ISO__QUEUE_COMPUTE, s->event));
     s->posted = false;
     if (left) {
         *left = s->left;
@@ -89,7 +89,7 @@ static iso_status finish_nccl(iso__transport *t) { return iso__nccl_finish(gpus_
 static bool destroy_gpus(iso__transport *t) {
     gpus *self = gpus_of(t);
     for (int i = 0; self->sum && i < self->with.buckets->count; i++)
-        remote(self)->event_destroy(self->with.store->device, &self->sum[i].event);
+        remote_of(self)->event_destroy(self->with.store->device, &self->sum[i].event);
     iso__free(self->sum);
     iso__free(self->wire_bytes);
     iso__free(self);
@@ -123,7 +123,7 @@ iso_status iso__transport_nccl(const iso__transport_setup *setup, iso__nccl *ncc
     self->base.wire_bytes = self->wire_bytes;
     for (size_t i = 0; i < count; i++) {
         self->wire_bytes[i] = setup->buckets->item[i].bytes;
-        ISO_TRY_GOTO(remote(self)->event_create(setup->store->device, &self->sum[i].event));
+        ISO_TRY_GOTO(remote_of(self)->event_create(setup->store->device, &self->sum[i].event));
     }
     *out = &self->base;
     return ISO_OK;

@@ -48,7 +48,7 @@ typedef struct shards {
 
 static shards *shards_of(iso__transport *t) { return iso_container_of(t, shards, base); }
 
-static const iso__remote_ops *remote(const shards *self) {
+static const iso__remote_ops *remote_of(const shards *self) {
     return iso__store_remote(self->with.store);
 }
 
@@ -66,7 +66,7 @@ static iso_status scatter_out(iso__transport *t, int i, double before, double af
     iso__device_event *event = iso__staged_event(self->inner, i);
     self->shard[i].failed = true;
     ISO_TRY(iso__store_scale(store, b->offset, b->bytes, b->dtype, before));
-    ISO_TRY(remote(self)->record(store->device, ISO__QUEUE_COMPUTE, event));
+    ISO_TRY(remote_of(self)->record(store->device, ISO__QUEUE_COMPUTE, event));
     ISO_TRY(iso__nccl_reduce_scatter(self->nccl, store->gradients + b->offset,
                                      shard_elements(self, i), b->dtype, b->label, event));
     self->with.stats->bytes_node += (long long)b->bytes;
@@ -97,7 +97,7 @@ static bool is_unknown(const iso__transport *t, int i) {
 }
 
 // The shard comes back into the GPU's memory and goes to all GPUs of the node.
-static iso_status gather(shards *self, int i) {
+static iso_status gather_shard(shards *self, int i) {
     const iso__bucket *b = &self->with.buckets->item[i];
     shard *s = &self->shard[i];
     iso__exchange_times learnt;
@@ -113,11 +113,11 @@ static iso_status gather(shards *self, int i) {
 
 // In the order that all ranks share, whichever bucket is asked for first on this one.
 static iso_status gather_down_to(shards *self, int i) {
-    for (int k = self->with.buckets->count - 1; k >= i; k--) ISO_TRY(gather(self, k));
+    for (int k = self->with.buckets->count - 1; k >= i; k--) ISO_TRY(gather_shard(self, k));
     return ISO_OK;
 }
 
-static iso_status settle(shards *self, int i, double *left) {
+static iso_status settle_factor(shards *self, int i, double *left) {
     const iso__bucket *b = &self->with.buckets->item[i];
     shard *s = &self->shard[i];
     if (left) {
@@ -138,10 +138,10 @@ static iso_status gather_in(iso__transport *t, int i, const iso__idle *idle, dou
     ISO_CHECK(!s->failed, ISO_ERR_STATE, ISO__NEVER_EXCHANGED, self->part[i].label);
     ISO_TRY(gather_down_to(self, i));
     if (s->stage == GATHERED)
-        ISO_TRY(remote(self)->follow(self->with.store->device, ISO__QUEUE_COMPUTE,
-                                     iso__staged_event(self->inner, i)));
+        ISO_TRY(remote_of(self)->follow(self->with.store->device, ISO__QUEUE_COMPUTE,
+                                        iso__staged_event(self->inner, i)));
     s->stage = HOME;
-    ISO_TRY(settle(self, i, left));
+    ISO_TRY(settle_factor(self, i, left));
     iso__times_tell(&s->times, times);
     return ISO_OK;
 }

@@ -33,7 +33,7 @@ static const staged *const_staged_of(const iso__transport *t) {
     return iso_container_of(t, const staged, base);
 }
 
-static const iso__remote_ops *remote(const staged *self) {
+static const iso__remote_ops *remote_of(const staged *self) {
     return iso__store_remote(self->with.store);
 }
 
@@ -52,10 +52,10 @@ iso_status iso__staged_post_behind(iso__transport *t, int i, double before, doub
               "the gradients of \"%s\" were posted again while their exchange is under way",
               b->label);
     c->failed = true;
-    ISO_TRY(remote(self)->follow(store->device, ISO__QUEUE_OUT, c->event));
-    ISO_TRY(remote(self)->copy(store->device, ISO__QUEUE_OUT, store->gradients + b->offset,
-                               store->arena + b->offset, b->bytes));
-    ISO_TRY(remote(self)->record(store->device, ISO__QUEUE_OUT, c->event));
+    ISO_TRY(remote_of(self)->follow(store->device, ISO__QUEUE_OUT, c->event));
+    ISO_TRY(remote_of(self)->copy(store->device, ISO__QUEUE_OUT, store->gradients + b->offset,
+                                  store->arena + b->offset, b->bytes));
+    ISO_TRY(remote_of(self)->record(store->device, ISO__QUEUE_OUT, c->event));
     c->failed = false;
     c->before = before;
     c->after = after;
@@ -69,7 +69,7 @@ static iso_status post_out(iso__transport *t, int i, double before, double after
     staged *self = staged_of(t);
     iso_device *device = self->with.store->device;
     self->cargo[i].failed = true;
-    ISO_TRY(remote(self)->record(device, ISO__QUEUE_COMPUTE, self->cargo[i].event));
+    ISO_TRY(remote_of(self)->record(device, ISO__QUEUE_COMPUTE, self->cargo[i].event));
     return iso__staged_post_behind(t, i, before, after);
 }
 
@@ -82,7 +82,7 @@ static iso_status send_arrived(staged *self, bool *any) {
     for (int i = 0; i < self->with.buckets->count && self->leaving > 0; i++) {
         cargo *c = &self->cargo[i];
         if (c->place != LEAVING) continue;
-        iso_status status = remote(self)->test(self->with.store->device, c->event);
+        iso_status status = remote_of(self)->test(self->with.store->device, c->event);
         ISO_TRY(status);
         if (status == ISO_PENDING) continue;
         ISO_TRY(check_device(self));
@@ -140,12 +140,12 @@ static bool is_back(const iso__transport *t, int i) {
 static iso_status copy_in(staged *self, int i) {
     iso__store *store = self->with.store;
     const iso__bucket *b = &self->with.buckets->item[i];
-    ISO_TRY(remote(self)->copy(store->device, ISO__QUEUE_IN, store->arena + b->offset,
-                               store->gradients + b->offset, b->bytes));
-    return remote(self)->record(store->device, ISO__QUEUE_IN, self->cargo[i].event);
+    ISO_TRY(remote_of(self)->copy(store->device, ISO__QUEUE_IN, store->arena + b->offset,
+                                  store->gradients + b->offset, b->bytes));
+    return remote_of(self)->record(store->device, ISO__QUEUE_IN, self->cargo[i].event);
 }
 
-static iso_status fetch(staged *self, int i, const iso__idle *idle, double *left) {
+static iso_status fetch_bucket(staged *self, int i, const iso__idle *idle, double *left) {
     cargo *c = &self->cargo[i];
     iso__exchange_times learnt;
     if (c->place == LEAVING) ISO_TRY(flush_out(&self->base));
@@ -161,13 +161,13 @@ static iso_status fetch(staged *self, int i, const iso__idle *idle, double *left
 
 iso_status iso__staged_fetch(iso__transport *t, int i, double *left, iso__exchange_times *times) {
     staged *self = staged_of(t);
-    ISO_TRY(fetch(self, i, NULL, left));
+    ISO_TRY(fetch_bucket(self, i, NULL, left));
     iso__times_tell(&self->cargo[i].times, times);
     return ISO_OK;
 }
 
 // It is home: what is left of the factor is the device's to multiply with.
-static iso_status settle(staged *self, int i, double *left) {
+static iso_status settle_factor(staged *self, int i, double *left) {
     const iso__bucket *b = &self->with.buckets->item[i];
     cargo *c = &self->cargo[i];
     if (left) {
@@ -185,10 +185,10 @@ static iso_status arrive_in(iso__transport *t, int i, const iso__idle *idle, dou
     iso_device *device = self->with.store->device;
     cargo *c = &self->cargo[i];
     ISO_CHECK(!c->failed, ISO_ERR_STATE, ISO__NEVER_EXCHANGED, self->with.buckets->item[i].label);
-    if (c->place == LEAVING || c->place == SENT) ISO_TRY(fetch(self, i, idle, left));
-    if (c->place == FETCHED) ISO_TRY(remote(self)->follow(device, ISO__QUEUE_COMPUTE, c->event));
+    if (c->place == LEAVING || c->place == SENT) ISO_TRY(fetch_bucket(self, i, idle, left));
+    if (c->place == FETCHED) ISO_TRY(remote_of(self)->follow(device, ISO__QUEUE_COMPUTE, c->event));
     c->place = HOME;
-    ISO_TRY(settle(self, i, left));
+    ISO_TRY(settle_factor(self, i, left));
     iso__times_tell(&c->times, times);
     return ISO_OK;
 }
@@ -204,7 +204,7 @@ static bool destroy_staged(iso__transport *t) {
     staged *self = staged_of(t);
     if (!iso__transport_destroy(&self->inner)) return false;
     for (int i = 0; self->cargo && i < self->with.buckets->count; i++)
-        remote(self)->event_destroy(self->with.store->device, &self->cargo[i].event);
+        remote_of(self)->event_destroy(self->with.store->device, &self->cargo[i].event);
     iso__free(self->cargo);
     iso__free(self);
     return true;
@@ -222,7 +222,7 @@ static const iso__transport_ops staged_ops = {.name = "staged",
 static iso_status make_events(staged *self) {
     iso_device *device = self->with.store->device;
     for (int i = 0; i < self->with.buckets->count; i++)
-        ISO_TRY(remote(self)->event_create(device, &self->cargo[i].event));
+        ISO_TRY(remote_of(self)->event_create(device, &self->cargo[i].event));
     return ISO_OK;
 }
 
