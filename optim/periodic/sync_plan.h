@@ -21,7 +21,7 @@ typedef enum iso__action_kind {
 typedef struct iso__action {
     iso__action_kind kind;
     int exchange;   // SEND, MERGE: which of the engine's exchanges
-    int group;      // leader group; ISO__ALL_GROUPS: every local rank its part
+    int group;      // leader group; ISO__ALL_GROUPS: every local rank its shard
     int64_t age;    // MERGE: batches since the send
     int64_t weight; // MERGE: the S of HeAT's formula; progress ignores it
     bool state;     // FULL: optimizer state too

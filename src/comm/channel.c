@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: MIT
-// Exchanges that go on in rounds: parts of buffers leave in the order of one plan.
+// Exchanges that go on in rounds: chunks of buffers leave in the order of one plan.
 #include "comm/channel_impl.h"
 #include "comm/traffic.h"
 
 #include <isotherm/trace.h>
 #include <string.h>
 
-// An MPI call counts elements in an int: longer parts are split.
+// An MPI call counts elements in an int: longer chunks are split.
 #define MOST_BYTES ((size_t)1 << 30)
-#define CUT_UNIT   ((size_t)64) // parts begin on cache lines
+#define CUT_UNIT   ((size_t)64) // chunks begin on cache lines
 
 // Of the thread that asks; the error may be that of another.
 static iso_status item_verdict(const iso__channel *c, int i) {
@@ -39,20 +39,20 @@ size_t iso__cut_at(size_t bytes, size_t unit, size_t count, size_t k) {
     return at < bytes ? at : bytes;
 }
 
-// Writes a part as parts of at most so many bytes; gives their number.
-static size_t cut_part(iso__part part, size_t most, iso__part *out) {
-    size_t count = iso__cut_count(part.bytes, CUT_UNIT, most);
+// Writes a chunk as chunks of at most so many bytes; gives their number.
+static size_t cut_chunk(iso__chunk chunk, size_t most, iso__chunk *out) {
+    size_t count = iso__cut_count(chunk.bytes, CUT_UNIT, most);
     for (size_t k = 0; k < count; k++) {
-        size_t at = iso__cut_at(part.bytes, CUT_UNIT, count, k);
-        size_t end = iso__cut_at(part.bytes, CUT_UNIT, count, k + 1);
-        out[k] = (iso__part){.item = part.item, .offset = part.offset + at, .bytes = end - at};
+        size_t at = iso__cut_at(chunk.bytes, CUT_UNIT, count, k);
+        size_t end = iso__cut_at(chunk.bytes, CUT_UNIT, count, k + 1);
+        out[k] = (iso__chunk){.item = chunk.item, .offset = chunk.offset + at, .bytes = end - at};
     }
     return count;
 }
 
-static iso_status check_part(const iso__channel *c, const iso__part *p, const size_t *covered) {
+static iso_status check_chunk(const iso__channel *c, const iso__chunk *p, const size_t *covered) {
     ISO_CHECK(p->item >= 0 && p->item < c->count, ISO_ERR_ARG,
-              "a plan has a part of buffer %d: there are %d", p->item, c->count);
+              "a plan has a chunk of buffer %d: there are %d", p->item, c->count);
     const iso__channel_item *given = &c->item[p->item].given;
     ISO_CHECK(p->offset == covered[p->item] && p->bytes > 0 && p->bytes <= given->bytes - p->offset,
               ISO_ERR_ARG,
@@ -64,7 +64,8 @@ static iso_status check_part(const iso__channel *c, const iso__part *p, const si
     return ISO_OK;
 }
 
-static iso_status check_phase(const iso__channel *c, const iso__part *before, const iso__part *p) {
+static iso_status check_phase(const iso__channel *c, const iso__chunk *before,
+                              const iso__chunk *p) {
     const iso__channel_item *a = &c->item[before->item].given, *b = &c->item[p->item].given;
     ISO_CHECK(a->phase <= b->phase, ISO_ERR_ARG,
               "a plan has \"%s\" of phase %d after \"%s\" of phase %d: phases must ascend",
@@ -72,15 +73,15 @@ static iso_status check_phase(const iso__channel *c, const iso__part *before, co
     return ISO_OK;
 }
 
-// Gives the number of parts, none of them longer than MOST_BYTES.
-static iso_status check_plan(const iso__channel *c, const iso__part *part, int count,
+// Gives the number of chunks, none of them longer than MOST_BYTES.
+static iso_status check_plan(const iso__channel *c, const iso__chunk *chunk, int count,
                              size_t *covered, int *total) {
     *total = 0;
     for (int k = 0; k < count; k++) {
-        ISO_TRY(check_part(c, &part[k], covered));
-        if (k > 0) ISO_TRY(check_phase(c, &part[k - 1], &part[k]));
-        covered[part[k].item] += part[k].bytes;
-        *total += (int)iso__cut_count(part[k].bytes, CUT_UNIT, MOST_BYTES);
+        ISO_TRY(check_chunk(c, &chunk[k], covered));
+        if (k > 0) ISO_TRY(check_phase(c, &chunk[k - 1], &chunk[k]));
+        covered[chunk[k].item] += chunk[k].bytes;
+        *total += (int)iso__cut_count(chunk[k].bytes, CUT_UNIT, MOST_BYTES);
     }
     for (int i = 0; i < c->count; i++)
         ISO_CHECK(covered[i] == c->item[i].given.bytes, ISO_ERR_ARG,
@@ -89,10 +90,10 @@ static iso_status check_plan(const iso__channel *c, const iso__part *part, int c
     return ISO_OK;
 }
 
-// How many parts can be under way at once.
-static int most_at_once(const iso__part *part, int count, size_t window) {
+// How many chunks can be under way at once.
+static int most_at_once(const iso__chunk *chunk, int count, size_t window) {
     size_t least = SIZE_MAX;
-    for (int k = 0; k < count; k++) least = part[k].bytes < least ? part[k].bytes : least;
+    for (int k = 0; k < count; k++) least = chunk[k].bytes < least ? chunk[k].bytes : least;
     return window / least + 1 < (size_t)count ? (int)(window / least + 1) : count;
 }
 
@@ -106,36 +107,37 @@ static iso_status reserve_requests(iso__channel *c, int room) {
     return status;
 }
 
-// Takes over the parts, which are in order.
-static void adopt_plan(iso__channel *c, iso__part *part, int count, size_t window) {
+// Takes over the chunks, which are in order.
+static void adopt_plan(iso__channel *c, iso__chunk *chunk, int count, size_t window) {
     pthread_mutex_lock(&c->comm->engine->lock);
-    for (int i = 0; i < c->count; i++) c->item[i].parts = 0;
+    for (int i = 0; i < c->count; i++) c->item[i].chunks = 0;
     for (int k = 0; k < count; k++) {
-        c->item[part[k].item].parts++;
-        c->item[part[k].item].last = k;
+        c->item[chunk[k].item].chunks++;
+        c->item[chunk[k].item].last = k;
     }
-    iso__part *old = c->part;
-    c->part = part;
-    c->part_count = count;
+    iso__chunk *old = c->chunk;
+    c->chunk = chunk;
+    c->chunk_count = count;
     c->window = window;
     pthread_mutex_unlock(&c->comm->engine->lock);
     iso__free(old);
 }
 
-iso_status iso__channel_set_plan(iso__channel *c, const iso__part *part, int count, size_t window) {
+iso_status iso__channel_set_plan(iso__channel *c, const iso__chunk *chunk, int count,
+                                 size_t window) {
     ISO_CHECK(nothing_pending(c) && c->next == 0, ISO_ERR_STATE,
               "a plan was given in the middle of a round: wait for all of its buffers first");
     void *covered, *copy;
     int total;
     ISO_TRY(iso__alloc_zero((size_t)c->count * sizeof(size_t), &covered));
-    iso_status status = check_plan(c, part, count, covered, &total);
+    iso_status status = check_plan(c, chunk, count, covered, &total);
     iso__free(covered);
     ISO_TRY(status);
-    ISO_TRY(iso__alloc((size_t)total * sizeof(iso__part), &copy));
-    iso__part *end = copy;
-    for (int k = 0; k < count; k++) end += cut_part(part[k], MOST_BYTES, end);
+    ISO_TRY(iso__alloc((size_t)total * sizeof(iso__chunk), &copy));
+    iso__chunk *end = copy;
+    for (int k = 0; k < count; k++) end += cut_chunk(chunk[k], MOST_BYTES, end);
     adopt_plan(c, copy, total, window);
-    return reserve_requests(c, most_at_once(c->part, total, window));
+    return reserve_requests(c, most_at_once(c->chunk, total, window));
 }
 
 // The lowest phase above this one; -1: there is none.
@@ -148,17 +150,17 @@ static int phase_after(const iso__channel *c, int phase) {
     return next;
 }
 
-static iso_status plan_in_order(iso__channel *c, size_t part_bytes, size_t window) {
+static iso_status plan_in_order(iso__channel *c, size_t chunk_bytes, size_t window) {
     size_t total = 0;
     void *memory;
     for (int i = 0; i < c->count; i++)
-        total += iso__cut_count(c->item[i].given.bytes, CUT_UNIT, part_bytes);
-    ISO_TRY(iso__alloc(total * sizeof(iso__part), &memory));
-    iso__part *end = memory;
+        total += iso__cut_count(c->item[i].given.bytes, CUT_UNIT, chunk_bytes);
+    ISO_TRY(iso__alloc(total * sizeof(iso__chunk), &memory));
+    iso__chunk *end = memory;
     for (int phase = phase_after(c, -1); phase >= 0; phase = phase_after(c, phase))
         for (int i = 0; i < c->count; i++)
             if (c->item[i].given.phase == phase)
-                end += cut_part((iso__part){i, 0, c->item[i].given.bytes}, part_bytes, end);
+                end += cut_chunk((iso__chunk){i, 0, c->item[i].given.bytes}, chunk_bytes, end);
     iso_status status = iso__channel_set_plan(c, memory, (int)total, window);
     iso__free(memory);
     return status;
@@ -182,12 +184,12 @@ static iso_status check_item(const iso__channel_item *given) {
 }
 
 static iso_status take_items(iso__channel *c, const iso__channel_item *given, int count,
-                             size_t part_bytes, size_t window) {
+                             size_t chunk_bytes, size_t window) {
     for (int i = 0; i < count; i++) ISO_TRY(check_item(&given[i]));
     ISO_TRY(iso__alloc_zero((size_t)count * sizeof(iso__channel_entry), (void **)&c->item));
     c->count = count;
     for (int i = 0; i < count; i++) c->item[i].given = given[i];
-    return plan_in_order(c, part_bytes, window);
+    return plan_in_order(c, chunk_bytes, window);
 }
 
 // The same one on all ranks, which create and destroy channels in one order.
@@ -209,14 +211,14 @@ static void list_channel(iso__channel *c, bool add) {
 }
 
 iso_status iso__channel_create(iso_comm *comm, const iso__channel_item *given, int count,
-                               size_t part_bytes, size_t window, iso__channel **out) {
+                               size_t chunk_bytes, size_t window, iso__channel **out) {
     iso_status status;
     iso__channel *c;
     ISO_CHECK(!comm->engine->finalized, ISO_ERR_STATE, "a channel was created after MPI_Finalize");
     ISO_TRY(iso__alloc_zero(sizeof(*c), (void **)&c));
     c->comm = iso_comm_retain(comm);
     c->mpi = MPI_COMM_NULL;
-    ISO_TRY_GOTO(iso_comm_agree(comm, take_items(c, given, count, part_bytes, window)));
+    ISO_TRY_GOTO(iso_comm_agree(comm, take_items(c, given, count, chunk_bytes, window)));
     ISO_TRY_GOTO(iso__comm_meet(comm, "the barrier before MPI_Comm_dup"));
     // With its error handler, which returns.
     ISO_TRY_GOTO(iso__comm_make(comm, &(iso__comm_recipe){.from = comm->mpi}, &c->mpi));
@@ -262,7 +264,7 @@ bool iso__channel_destroy(iso__channel **pointer) {
     MPI_Finalized(&finalized);
     if (!finalized && c->mpi != MPI_COMM_NULL) MPI_Comm_free(&c->mpi);
     iso_comm_destroy(&c->comm);
-    iso__free(c->part);
+    iso__free(c->chunk);
     iso__free(c->item);
     iso__free(c);
     return true;
@@ -279,7 +281,7 @@ iso_status iso__channel_ready(iso__channel *c, int i) {
               "\"%s\" was made ready twice: its exchange is still under way", m->given.label);
     pthread_mutex_lock(&engine->lock);
     m->times = (iso__channel_times){.ready_ns = iso_now()};
-    m->parts_left = m->parts;
+    m->chunks_left = m->chunks;
     atomic_fetch_add_explicit(&m->announced, 1, memory_order_relaxed);
     iso__channel_issue(c);
     iso__engine_kick(engine);
@@ -292,8 +294,8 @@ iso_status iso__channel_ready(iso__channel *c, int i) {
 static int find_blocking(const iso__channel *c, const iso__channel_entry *m) {
     uint64_t round = c->round, last = m->announced - 1;
     for (int k = c->next; round < last || (round == last && k <= m->last);) {
-        if (c->item[c->part[k].item].announced <= round) return c->part[k].item;
-        if (++k < c->part_count) continue;
+        if (c->item[c->chunk[k].item].announced <= round) return c->chunk[k].item;
+        if (++k < c->chunk_count) continue;
         k = 0;
         round++;
     }

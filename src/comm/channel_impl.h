@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Private to channel.c, channel_parts.c and the engine: what a channel is made of.
+// Private to channel.c, channel_chunks.c and the engine: what a channel is made of.
 #ifndef ISO_CHANNEL_IMPL_H
 #define ISO_CHANNEL_IMPL_H
 
@@ -15,8 +15,8 @@ typedef struct iso__channel_entry {
     // Rounds for which it was made ready, and of these those it is done with: they differ by one
     // while it is under way. Written with the lock held; `completed` last, after the times.
     _Atomic uint64_t announced, completed;
-    int parts, last; // how many; the plan's index of the last one
-    int parts_left;  // of the round under way
+    int chunks, last; // how many; the plan's index of the last one
+    int chunks_left;  // of the round under way
     iso__channel_times times;
 } iso__channel_entry;
 
@@ -26,10 +26,10 @@ struct iso__channel {
     MPI_Comm mpi;
     iso__channel_entry *item;
     int count;
-    iso__part *part; // the plan
-    int part_count;
+    iso__chunk *chunk; // the plan
+    int chunk_count;
     int next;                 // of the plan, to be posted
-    uint64_t round;           // of that part
+    uint64_t round;           // of that chunk
     size_t window, in_flight; // bytes
     int room;                 // requests that are there for it
     int queue;                // of exchanges in shared memory; 0: it takes no part in them
@@ -50,7 +50,7 @@ static inline bool iso__channel_has_failed(const iso__channel *c) {
     return atomic_load_explicit(&c->error, memory_order_acquire) != ISO_OK;
 }
 
-// With the lock of the engine held, as all of what follows (channel_parts.c). Keeps what this
+// With the lock of the engine held, as all of what follows (channel_chunks.c). Keeps what this
 // thread's error record says.
 void iso__channel_fail(iso__channel *channel, const iso__channel_entry *m, iso_status status);
 // How the operation is carried out on so many bytes of the item from data on.
@@ -59,7 +59,7 @@ const iso__collective_ops *iso__channel_ops(const iso__channel *channel,
                                             size_t bytes);
 // Posts what may be posted, and says whether anything was.
 bool iso__channel_issue(iso__channel *channel);
-// The same of all channels, whose complete parts are taken back before.
+// The same of all channels, whose complete chunks are taken back before.
 bool iso__channels_issue(iso__engine *engine);
 
 #endif

@@ -9,8 +9,8 @@
 #define ALGORITHM_VARIABLE "coll_libnbc_iallreduce_algorithm"
 // Of a long exchange so many bytes travel at a time, so many times over: enough to fill a link, and
 // little for a short exchange to wait behind. The bits are those of the whole.
-#define PART_BYTES      (512 * 1024)
-#define PARTS_UNDER_WAY 2
+#define CHUNK_BYTES      (512 * 1024)
+#define CHUNKS_UNDER_WAY 2
 // Where blocks go straight from rank to rank, pieces below the size from which Open MPI's TCP asks
 // before it sends (64 KB): otherwise the answers wait behind the data of the other direction, which
 // was measured to take half as long again.
@@ -116,36 +116,36 @@ int iso__mpi_allreduce(iso_request *request, int count, MPI_Comm mpi, MPI_Reques
                           sum_of(request->engine, request->dtype), mpi, out);
 }
 
-// The most elements of a part: of every block where there are blocks.
-static size_t part_of(const iso_request *request) {
+// The most elements of a chunk: of every block where there are blocks.
+static size_t chunk_of(const iso_request *request) {
     if (request->whole) return request->left;
-    return (request->block > 0 ? BLOCK_BYTES : PART_BYTES) / request->unit;
+    return (request->block > 0 ? BLOCK_BYTES : CHUNK_BYTES) / request->unit;
 }
 
 static int under_way(const iso_request *request) {
-    return request->block > 0 ? BLOCKS_UNDER_WAY : PARTS_UNDER_WAY;
+    return request->block > 0 ? BLOCKS_UNDER_WAY : CHUNKS_UNDER_WAY;
 }
 
-// Posts the next part of the request; an MPI return code.
-static int post_part(iso_request *request, MPI_Comm mpi, int slot) {
+// Posts the next chunk of the request; an MPI return code.
+static int post_chunk(iso_request *request, MPI_Comm mpi, int slot) {
     iso__engine *engine = request->engine;
-    size_t part = part_of(request);
-    if (part > request->left) part = request->left;
-    int rc = request->call(request, (int)part, mpi, &engine->mpi[slot]);
+    size_t chunk = chunk_of(request);
+    if (chunk > request->left) chunk = request->left;
+    int rc = request->call(request, (int)chunk, mpi, &engine->mpi[slot]);
     if (rc != MPI_SUCCESS) return rc;
     engine->owner[slot] = request;
-    request->next += part * request->unit;
-    if (request->send) request->send += part * request->unit;
-    request->left -= part;
+    request->next += chunk * request->unit;
+    if (request->send) request->send += chunk * request->unit;
+    request->left -= chunk;
     request->under_way++;
     return MPI_SUCCESS;
 }
 
-// Posts the next part of the first request in the queue into this slot; false if there is none.
+// Posts the next chunk of the first request in the queue into this slot; false if there is none.
 static bool post_queued(iso_comm *comm, int slot) {
     iso_request *request = comm->bulk_first;
     if (!request) return false;
-    int rc = post_part(request, comm->bulk, slot);
+    int rc = post_chunk(request, comm->bulk, slot);
     if (rc != MPI_SUCCESS) { // the other ranks have posted it: nothing after it can be right
         request->mpi_error = rc;
         request->left = 0;
@@ -170,7 +170,7 @@ static void post_bulk(iso_request *request) {
 
 static iso_status post_messages(iso_request *request) {
     iso__engine *engine = request->engine;
-    request->bulk = request->left > part_of(request);
+    request->bulk = request->left > chunk_of(request);
     ISO_CHECK(!request->bulk || request->comm->bulk != MPI_COMM_NULL, ISO_ERR_STATE,
               "the exchange of \"%s\" is too long for its communicator, which was made for short "
               "exchanges",
@@ -180,14 +180,14 @@ static iso_status post_messages(iso_request *request) {
         post_bulk(request);
         return ISO_OK;
     }
-    ISO_TRY_MPI(post_part(request, request->mpi, engine->in_flight));
+    ISO_TRY_MPI(post_chunk(request, request->mpi, engine->in_flight));
     engine->in_flight++;
     return ISO_OK;
 }
 
 // ---- Progress -------------------------------------------------------------------------------------
 
-static void complete_part(iso__engine *engine, int slot, int error) {
+static void complete_chunk(iso__engine *engine, int slot, int error) {
     iso_request *request = engine->owner[slot];
     engine->mpi[slot] = MPI_REQUEST_NULL;
     if (error != MPI_SUCCESS) request->mpi_error = error;
@@ -217,8 +217,8 @@ static bool test_messages(iso__engine *engine) {
         MPI_Testsome(engine->in_flight, engine->mpi, &count, engine->completed, engine->statuses);
     if (count == 0 || count == MPI_UNDEFINED) return false;
     for (int i = 0; i < count; i++)
-        complete_part(engine, engine->completed[i],
-                      rc == MPI_ERR_IN_STATUS ? engine->statuses[i].MPI_ERROR : rc);
+        complete_chunk(engine, engine->completed[i],
+                       rc == MPI_ERR_IN_STATUS ? engine->statuses[i].MPI_ERROR : rc);
     close_gaps(engine);
     return false; // what goes on does so in the library
 }

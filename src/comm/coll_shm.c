@@ -16,7 +16,7 @@
 #include <string.h>
 
 #define SLICE_UNIT 16    // elements: slices begin on cache lines
-#define PART       32768 // elements summed at a time; messages are looked after in between
+#define CHUNK      32768 // elements summed at a time; messages are looked after in between
 #define BLOCK      1024  // elements that stay in the first-level cache while ranks are added up
 
 static size_t slice_start(size_t count, int rank, int size) {
@@ -71,7 +71,7 @@ static void sum_block(const iso__shared *s, size_t offset, size_t count) {
         memcpy(iso__shared_data(s, r) + offset, sum, count * sizeof(float));
 }
 
-static void sum_part(const iso__shared *s, size_t offset, size_t count) {
+static void sum_chunk(const iso__shared *s, size_t offset, size_t count) {
     for (size_t done = 0; done < count; done += BLOCK) {
         size_t block = count - done < BLOCK ? count - done : BLOCK;
         sum_block(s, offset + done * sizeof(float), block);
@@ -94,19 +94,19 @@ static bool take_own(iso__shared *s, iso__shared_queue *q, iso_request *request)
     return request->taken;
 }
 
-// Sums the next part with the lock released, so that others can issue and complete exchanges, or
-// sum the part after it.
+// Sums the next chunk with the lock released, so that others can issue and complete exchanges, or
+// sum the chunk after it.
 static bool sum_next(iso__shared *s, iso__shared_queue *q, iso__engine *engine) {
     iso_request *request = q->next;
     if (!request || !all_have_posted(s, request) || !take_own(s, q, request)) return false;
-    if (request->left == 0 && request->under_way > 0) return false; // others are at the last parts
-    size_t part = request->left < PART ? request->left : PART;
+    if (request->left == 0 && request->under_way > 0) return false; // others are at the last chunks
+    size_t chunk = request->left < CHUNK ? request->left : CHUNK;
     size_t offset = (size_t)(request->next - iso__shared_data(s, s->comm->rank));
-    request->next += part * sizeof(float);
-    request->left -= part;
+    request->next += chunk * sizeof(float);
+    request->left -= chunk;
     request->under_way++;
     pthread_mutex_unlock(&engine->lock);
-    sum_part(s, offset, part);
+    sum_chunk(s, offset, chunk);
     pthread_mutex_lock(&engine->lock);
     if (--request->under_way > 0 || request->left > 0) return true;
     q->next = request->next_in_line;
@@ -117,8 +117,8 @@ static bool sum_next(iso__shared *s, iso__shared_queue *q, iso__engine *engine) 
 
 static void sum_slice(const iso__shared *s, size_t offset, size_t count, int rank) {
     size_t end = slice_start(count, rank + 1, s->comm->size);
-    for (size_t at = slice_start(count, rank, s->comm->size); at < end; at += PART)
-        sum_part(s, offset + at * sizeof(float), end - at < PART ? end - at : PART);
+    for (size_t at = slice_start(count, rank, s->comm->size); at < end; at += CHUNK)
+        sum_chunk(s, offset + at * sizeof(float), end - at < CHUNK ? end - at : CHUNK);
 }
 
 // A rank that waits for ranks without a helper, whose programs may be busy elsewhere, sums in their

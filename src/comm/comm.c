@@ -171,7 +171,7 @@ iso_progress iso_comm_progress(const iso_comm *comm) { return comm->engine->mode
 
 #define MOST_BYTES ((size_t)1 << 30) // of one MPI call, whose counts are int
 
-static iso_status bcast_part(iso_comm *comm, void *data, size_t bytes, int root) {
+static iso_status bcast_chunk(iso_comm *comm, void *data, size_t bytes, int root) {
     MPI_Request request;
     void *memory;
     ISO_TRY(borrow_memory(comm, bytes, &memory));
@@ -185,9 +185,9 @@ static iso_status bcast_part(iso_comm *comm, void *data, size_t bytes, int root)
 iso_status iso_comm_bcast(iso_comm *comm, void *data, size_t bytes, int root) {
     ISO_TRY(iso__debug_match(comm, "a broadcast of %zu bytes from rank %d", bytes, root));
     for (size_t done = 0; done < bytes;) {
-        size_t part = bytes - done < MOST_BYTES ? bytes - done : MOST_BYTES;
-        ISO_TRY(bcast_part(comm, (char *)data + done, part, root));
-        done += part;
+        size_t chunk = bytes - done < MOST_BYTES ? bytes - done : MOST_BYTES;
+        ISO_TRY(bcast_chunk(comm, (char *)data + done, chunk, root));
+        done += chunk;
     }
     return ISO_OK;
 }
@@ -223,22 +223,22 @@ iso_status iso_comm_allreduce_i64(iso_comm *comm, int64_t *data, size_t count, i
 
 static iso_status send_bytes(iso_comm *comm, const char *data, size_t bytes, int to) {
     for (size_t done = 0; done < bytes;) {
-        size_t part = bytes - done < MOST_BYTES ? bytes - done : MOST_BYTES;
+        size_t chunk = bytes - done < MOST_BYTES ? bytes - done : MOST_BYTES;
         MPI_Request request;
-        int rc = MPI_Isend(data + done, (int)part, MPI_BYTE, to, 0, comm->mpi, &request);
+        int rc = MPI_Isend(data + done, (int)chunk, MPI_BYTE, to, 0, comm->mpi, &request);
         ISO_TRY(iso__comm_await(comm, rc, &request, "a gather"));
-        done += part;
+        done += chunk;
     }
     return ISO_OK;
 }
 
 static iso_status receive_bytes(iso_comm *comm, char *data, size_t bytes, int from) {
     for (size_t done = 0; done < bytes;) {
-        size_t part = bytes - done < MOST_BYTES ? bytes - done : MOST_BYTES;
+        size_t chunk = bytes - done < MOST_BYTES ? bytes - done : MOST_BYTES;
         MPI_Request request;
-        int rc = MPI_Irecv(data + done, (int)part, MPI_BYTE, from, 0, comm->mpi, &request);
+        int rc = MPI_Irecv(data + done, (int)chunk, MPI_BYTE, from, 0, comm->mpi, &request);
         ISO_TRY(iso__comm_await(comm, rc, &request, "a gather"));
-        done += part;
+        done += chunk;
     }
     return ISO_OK;
 }

@@ -14,12 +14,12 @@ typedef struct iso__debug iso__debug; // debug.c
 struct iso_comm {
     int references;
     MPI_Comm mpi;
-    // Long exchanges leave in parts, strictly one after the other, on a communicator of their own:
+    // Long exchanges leave in chunks, strictly one after the other, on a communicator of their own:
     // a short one that is issued later and needed earlier is not behind all of their bytes. Which
     // goes where depends on its length alone, so the order on each communicator is the same on all
     // ranks. MPI_COMM_NULL: this communicator carries short exchanges only.
     MPI_Comm bulk;
-    iso_request *bulk_first, *bulk_last; // requests that have parts to post
+    iso_request *bulk_first, *bulk_last; // requests that have chunks to post
     int bulk_under_way;
     int rank, size;
     double timeout_s;

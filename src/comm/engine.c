@@ -73,8 +73,9 @@ void iso__request_complete(iso_request *request) {
     request->state = request->mpi_error ? ISO_REQUEST_FAILED : ISO_REQUEST_DONE;
     if (!request->channel) return;
     request->next_in_line = NULL;
-    *(engine->parts_done ? &engine->last_part_done->next_in_line : &engine->parts_done) = request;
-    engine->last_part_done = request;
+    *(engine->chunks_done ? &engine->last_chunk_done->next_in_line : &engine->chunks_done) =
+        request;
+    engine->last_chunk_done = request;
 }
 
 void iso__request_release(iso__engine *engine, iso_request **request) {

@@ -31,11 +31,11 @@ typedef struct iso__engine {
     iso_request **owner;
     int *completed;
     MPI_Status *statuses;
-    iso_request *oldest, *newest;             // everything that is not complete
-    uint64_t completions;                     // of requests, so far
-    iso__shared *shared;                      // all memory that is shared with other ranks
-    struct iso__channel *channels;            // all that there are
-    iso_request *parts_done, *last_part_done; // of channels, complete and not yet taken back
+    iso_request *oldest, *newest;               // everything that is not complete
+    uint64_t completions;                       // of requests, so far
+    iso__shared *shared;                        // all memory that is shared with other ranks
+    struct iso__channel *channels;              // all that there are
+    iso_request *chunks_done, *last_chunk_done; // of channels, complete and not yet taken back
     iso_request *free_list;
     int promised;             // requests that iso__request_reserve has made room for
     MPI_Op sum_bf16, sum_f16; // sum16.c

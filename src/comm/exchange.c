@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Non-blocking collectives besides the all-reduce. Long ones travel in parts, as all-reduces do:
+// Non-blocking collectives besides the all-reduce. Long ones travel in chunks, as all-reduces do:
 // posted at once, the acknowledgements of one direction wait behind the data of the other.
 #include "comm/comm_calls.h"
 #include "comm/comm_state.h"

@@ -5,7 +5,7 @@ libiso_core_la_SOURCES += \
     src/comm/channel.c \
     src/comm/channel.h \
     src/comm/channel_impl.h \
-    src/comm/channel_parts.c \
+    src/comm/channel_chunks.c \
     src/comm/coll_mpi.c \
     src/comm/coll_shm.c \
     src/comm/comm.c \

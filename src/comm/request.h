@@ -30,10 +30,10 @@ struct iso_request {
                   // a block
     int root;     // bcast
     iso_dtype dtype; // all-reduce
-    int under_way;   // parts begun and not complete
-    bool bulk;       // MPI: longer than a part, its parts go through the communicator's queue
-    bool whole;      // MPI: goes in one part, however long it is
-    struct iso__channel *channel; // whose part it is, which takes it back; or NULL
+    int under_way;   // chunks begun and not complete
+    bool bulk;       // MPI: longer than a chunk, its chunks go through the communicator's queue
+    bool whole;      // MPI: goes in one chunk, however long it is
+    struct iso__channel *channel; // whose chunk it is, which takes it back; or NULL
     int channel_item;
     int mpi_error;   // MPI
     int queue;       // shared memory: which one
@@ -61,7 +61,7 @@ void iso__request_release(iso__engine *engine, iso_request **request);
 typedef struct iso__collective_ops {
     // The request says where the data is (next) and how many elements it has (left, > 0).
     iso_status (*post)(iso_request *request);
-    // Does a part of what can be done now; true if there may be more of it. May release the lock.
+    // Does some of what can be done now; true if there may be more of it. May release the lock.
     bool (*progress)(iso__engine *engine);
 } iso__collective_ops;
 extern const iso__collective_ops iso__collective_mpi, iso__collective_shm;

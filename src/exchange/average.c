@@ -16,7 +16,7 @@ static iso_status allocate_twice(float *pair[2], size_t count) {
     return ISO_OK;
 }
 
-// Differences travel with ISO__SHARDS only, so that what they need is of this rank's part.
+// Differences travel with ISO__SHARDS only, so that what they need is of this rank's shard.
 static iso_status allocate_differences(iso__average *a) {
     ISO_TRY(allocate_twice(a->residual, a->residual_count));
     ISO_TRY(allocate_twice(a->share_residual, a->share_count));
@@ -36,11 +36,11 @@ static iso_status allocate_mean(iso__average *a) {
 
 static iso_status allocate_buffers(iso__average *a) {
     const iso_topology *t = a->layout;
-    size_t first, part = 0;
-    if (t->local_rank < t->smallest) iso__average_part(a, t->local_rank, &first, &part);
-    size_t elements = iso__average_lay_out(a, 0, part), size = iso_dtype_size(a->config.wire);
+    size_t first, shard = 0;
+    if (t->local_rank < t->smallest) iso__average_shard(a, t->local_rank, &first, &shard);
+    size_t elements = iso__average_lay_out(a, 0, shard), size = iso_dtype_size(a->config.wire);
     if (a->config.differences) {
-        a->residual_count = part;
+        a->residual_count = shard;
         a->share_count = elements / (size_t)t->nodes;
         size = sizeof(float); // the first exchange
     } else {
@@ -54,9 +54,9 @@ static iso_status allocate_buffers(iso__average *a) {
 }
 
 static iso_status allocate_all(iso__average *a) {
-    size_t parts = (size_t)a->layout->smallest;
-    a->part = round_up((a->count + parts - 1) / parts, ISO__AVERAGE_UNIT);
-    ISO_TRY(iso__alloc_zero(parts * sizeof(*a->spread), (void **)&a->spread));
+    size_t shards = (size_t)a->layout->smallest;
+    a->shard = round_up((a->count + shards - 1) / shards, ISO__AVERAGE_UNIT);
+    ISO_TRY(iso__alloc_zero(shards * sizeof(*a->spread), (void **)&a->spread));
     ISO_TRY(
         iso__alloc_zero(iso__average_chunks(a, a->count) * sizeof(*a->chunk), (void **)&a->chunk));
     ISO_TRY(allocate_buffers(a));

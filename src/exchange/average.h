@@ -18,9 +18,9 @@
 
 #include "exchange/routes.h"
 
-// Every local rank below the topology's `smallest` carries its part of the array over its own
-// leader group, and the node puts the parts together: all links of a node are used and each carries
-// 1/smallest. The array must be the same on all ranks of a node.
+// Every local rank below the topology's `smallest` carries its shard of the array over its own
+// leader group, and the node puts the shards together: all links of a node are used and each
+// carries 1/smallest. The array must be the same on all ranks of a node.
 #define ISO__SHARDS -1
 
 enum { ISO__METRICS = 4 };

@@ -11,7 +11,7 @@
 // bytes in every element type.
 enum { ISO__AVERAGE_UNIT = 32 };
 
-// A piece of the array whose shares travel together. In the buffers it is one block for each node,
+// A chunk of the array whose shares travel together. In the buffers it is one block for each node,
 // padded with zeros.
 typedef struct iso__average_chunk {
     size_t first, count; // elements of the array
@@ -44,7 +44,7 @@ struct iso__average {
     const iso_topology *layout; // of the routes
     iso__average_config config;
     size_t count;
-    size_t part;  // elements of a local rank's part with ISO__SHARDS
+    size_t shard; // elements of a local rank's shard with ISO__SHARDS
     float factor; // of this node's values in the sum: 1 where all nodes are equal
 
     char *send, *recv; // blocks; what was summed is gathered in send again
@@ -54,7 +54,7 @@ struct iso__average {
     float *mean[2], *residual[2], *share_residual[2];
     size_t residual_count, share_count;
     int current, current_residual;
-    iso_request **spread; // one for each part
+    iso_request **spread; // one for each shard
 
     // The exchange under way.
     const iso_topology *route; // its communicators
@@ -77,13 +77,13 @@ struct iso__average {
     iso__average_stats stats;
 };
 
-// ---- average_parts.c --------------------------------------------------------------------------------
+// ---- average_layout.c --------------------------------------------------------------------------------
 
 size_t iso__average_chunks(const iso__average *a, size_t count); // of so many elements
 // Lays out the chunks of [first, first + count) and gives the elements that the buffers need.
 size_t iso__average_lay_out(iso__average *a, size_t first, size_t count);
-// The elements of local rank l's part with ISO__SHARDS.
-void iso__average_part(const iso__average *a, int l, size_t *first, size_t *count);
+// The elements of local rank l's shard with ISO__SHARDS.
+void iso__average_shard(const iso__average *a, int l, size_t *first, size_t *count);
 bool iso__average_has_reference(const iso__average *a);
 
 #endif

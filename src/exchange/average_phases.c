@@ -149,7 +149,7 @@ static void post_spread(iso__average *a) {
     const iso_topology *t = a->route;
     for (int l = 0; has_spread(a) && l < t->smallest; l++) {
         size_t first, count, unit = ISO__AVERAGE_UNIT;
-        iso__average_part(a, l, &first, &count);
+        iso__average_shard(a, l, &first, &count);
         if (count == 0) continue;
         size_t bytes = (count + unit - 1) / unit * unit * sizeof(float);
         note_posted(a, iso__comm_ibcast(t->node, a->result + first, bytes, l,
@@ -237,14 +237,14 @@ static bool is_member(const iso__average *a) {
 }
 
 // What this rank carries, and over which group.
-static void choose_part(iso__average *a) {
+static void choose_shard(iso__average *a) {
     const iso_topology *t = a->route;
     int group = a->group == ISO__SHARDS ? t->local_rank : a->group;
     a->first = a->carried = 0;
     a->leaders = a->group != ISO__SHARDS || group < t->smallest ? t->leaders[group] : NULL;
     if (!a->leaders) return;
     a->carried = a->count;
-    if (a->group == ISO__SHARDS) iso__average_part(a, group, &a->first, &a->carried);
+    if (a->group == ISO__SHARDS) iso__average_shard(a, group, &a->first, &a->carried);
 }
 
 static void choose_result(iso__average *a) {
@@ -264,7 +264,7 @@ static void begin_phases(iso__average *a, int group, const double metrics[ISO__M
     // The largest of numbers some of which are NaN is not the same everywhere.
     for (int i = 0; i < ISO__METRICS; i++)
         a->metrics[1 + i] = isnan(metrics[i]) ? INFINITY : metrics[i];
-    choose_part(a);
+    choose_shard(a);
     choose_result(a);
     iso__average_lay_out(a, a->first, a->carried);
     a->phase = ISO_AVERAGE_SCATTER;

@@ -43,24 +43,24 @@ void iso__coder_destroy(iso__coder *c) {
     *c = (iso__coder){0};
 }
 
-static iso_comm_hook_bucket bucket_for_hook(const iso__coder *c, int i, const iso__bucket *part,
+static iso_comm_hook_bucket bucket_for_hook(const iso__coder *c, int i, const iso__bucket *bucket,
                                             void *gradient) {
-    return (iso_comm_hook_bucket){.count = part->bytes / iso_dtype_size(part->dtype),
-                                  .dtype = part->dtype,
+    return (iso_comm_hook_bucket){.count = bucket->bytes / iso_dtype_size(bucket->dtype),
+                                  .dtype = bucket->dtype,
                                   .gradient = gradient,
                                   .wire = c->wire + c->place[i].wire,
                                   .state = c->state ? c->state + c->place[i].state : NULL,
-                                  .name = part->label};
+                                  .name = bucket->label};
 }
 
-iso_status iso__coder_encode(const iso__coder *c, int i, const iso__bucket *part, void *gradient,
+iso_status iso__coder_encode(const iso__coder *c, int i, const iso__bucket *bucket, void *gradient,
                              double factor) {
-    iso_comm_hook_bucket what = bucket_for_hook(c, i, part, gradient);
+    iso_comm_hook_bucket what = bucket_for_hook(c, i, bucket, gradient);
     return c->hook.compress(&what, factor, c->hook.user);
 }
 
-iso_status iso__coder_decode(const iso__coder *c, int i, const iso__bucket *part, void *gradient,
+iso_status iso__coder_decode(const iso__coder *c, int i, const iso__bucket *bucket, void *gradient,
                              double factor) {
-    iso_comm_hook_bucket what = bucket_for_hook(c, i, part, gradient);
+    iso_comm_hook_bucket what = bucket_for_hook(c, i, bucket, gradient);
     return c->hook.decompress(&what, factor, c->hook.user);
 }

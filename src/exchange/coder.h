@@ -38,10 +38,10 @@ static inline size_t iso__coder_wire_bytes(const iso__coder *c, const iso__bucke
     return b->bytes / sizeof(float) * iso_dtype_size(c->hook.wire);
 }
 
-// Between the gradients of bucket number i (or this rank's part of them) and the wire.
-iso_status iso__coder_encode(const iso__coder *c, int i, const iso__bucket *part, void *gradient,
+// Between the gradients of bucket number i (or this rank's shard of them) and the wire.
+iso_status iso__coder_encode(const iso__coder *c, int i, const iso__bucket *bucket, void *gradient,
                              double factor);
-iso_status iso__coder_decode(const iso__coder *c, int i, const iso__bucket *part, void *gradient,
+iso_status iso__coder_decode(const iso__coder *c, int i, const iso__bucket *bucket, void *gradient,
                              double factor);
 
 #endif

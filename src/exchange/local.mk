@@ -4,7 +4,7 @@ libiso_core_la_SOURCES += \
     src/exchange/average.c \
     src/exchange/average.h \
     src/exchange/average_impl.h \
-    src/exchange/average_parts.c \
+    src/exchange/average_layout.c \
     src/exchange/average_phases.c \
     src/exchange/coder.c \
     src/exchange/coder.h \

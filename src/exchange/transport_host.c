@@ -7,13 +7,13 @@
 
 #include <isotherm/trace.h>
 
-// Short buckets do not queue behind the parts of long ones.
+// Short buckets do not queue behind the chunks of long ones.
 enum { SHORT, LONG, LANES };
 
 // Of a long bucket so many bytes travel at a time, so many times over, until a plan says otherwise:
 // enough to fill a link, and little for a short bucket to wait behind.
-#define PART_BYTES   ((size_t)128 * 1024)
-#define WINDOW_BYTES (4 * PART_BYTES)
+#define CHUNK_BYTES  ((size_t)128 * 1024)
+#define WINDOW_BYTES (4 * CHUNK_BYTES)
 
 typedef struct parcel {
     int lane, item; // of which channel
@@ -73,7 +73,7 @@ static iso_status post_bucket(iso__transport *t, int i, double before, double af
     p->failed = true;
     ISO_TRY(prepare_bucket(self, i, before));
     p->failed = false;
-    p->posted = true; // of an exchange that failed to begin, parts may be under way
+    p->posted = true; // of an exchange that failed to begin, chunks may be under way
     p->left = after;
     p->times = (iso__exchange_times){.known = false};
     ISO_TRY(iso__channel_ready(channel_of(self, i), p->item));
@@ -160,7 +160,7 @@ static iso__channel *long_buckets(const iso__transport *t, int *bucket, int *cou
 // Which channel a bucket takes depends on its length alone. Shared memory sums everything in the
 // order in which it was posted, so there it must be one channel.
 static int lane_of(const host *self, int i) {
-    return !self->base.shared_memory && self->wire_bytes[i] > PART_BYTES ? LONG : SHORT;
+    return !self->base.shared_memory && self->wire_bytes[i] > CHUNK_BYTES ? LONG : SHORT;
 }
 
 static iso__channel_item item_of(const host *self, int i) {
@@ -189,9 +189,9 @@ static int list_items(host *self, int lane, iso__channel_item *item) {
 static iso_status open_channel(host *self, int lane, iso__channel_item *item) {
     int count = list_items(self, lane, item);
     size_t window = lane == LONG ? WINDOW_BYTES : SIZE_MAX;
-    size_t part = lane == LONG ? PART_BYTES : SIZE_MAX;
+    size_t chunk = lane == LONG ? CHUNK_BYTES : SIZE_MAX;
     if (count == 0) return ISO_OK;
-    return iso__channel_create(self->comm, item, count, part, window, &self->channel[lane]);
+    return iso__channel_create(self->comm, item, count, chunk, window, &self->channel[lane]);
 }
 
 static bool destroy_host(iso__transport *t) {

@@ -32,16 +32,16 @@ typedef struct shard {
     stage stage;
     bool failed; // to be posted
     double left;
-    iso__exchange_times times; // of its part through the host, until they are told
+    iso__exchange_times times; // of its shard through the host, until they are told
 } shard;
 
 typedef struct shards {
     iso__transport base;
     iso__transport_setup with;
-    iso__nccl *nccl;   // borrowed
-    iso_comm *node;    // borrowed
-    iso__bucket *part; // [buckets]: this rank's shard of each
-    iso__buckets parts;
+    iso__nccl *nccl;           // borrowed
+    iso_comm *node;            // borrowed
+    iso__bucket *shard_bucket; // [buckets]: this rank's shard of each
+    iso__buckets shard_buckets;
     iso__transport *inner; // staged: shards through the host
     shard *shard;          // [buckets]
 } shards;
@@ -53,7 +53,7 @@ static const iso__remote_ops *remote_of(const shards *self) {
 }
 
 static size_t shard_elements(const shards *self, int i) {
-    return self->part[i].bytes / iso_dtype_size(self->part[i].dtype);
+    return self->shard_bucket[i].bytes / iso_dtype_size(self->shard_bucket[i].dtype);
 }
 
 // ---- Out --------------------------------------------------------------------------------------------
@@ -135,7 +135,7 @@ static iso_status gather_in(iso__transport *t, int i, const iso__idle *idle, dou
     shard *s = &self->shard[i];
     (void)idle; // no other bucket may come between: what comes back is shared out in one order
     ISO_TRY(iso__nccl_check(self->nccl));
-    ISO_CHECK(!s->failed, ISO_ERR_STATE, ISO__NEVER_EXCHANGED, self->part[i].label);
+    ISO_CHECK(!s->failed, ISO_ERR_STATE, ISO__NEVER_EXCHANGED, self->shard_bucket[i].label);
     ISO_TRY(gather_down_to(self, i));
     if (s->stage == GATHERED)
         ISO_TRY(remote_of(self)->follow(self->with.store->device, ISO__QUEUE_COMPUTE,
@@ -158,7 +158,7 @@ static iso__channel *plan_of_inner(const iso__transport *t, int *bucket, int *co
 static bool destroy_shards(iso__transport *t) {
     shards *self = shards_of(t);
     if (!iso__transport_destroy(&self->inner)) return false;
-    iso__free(self->part);
+    iso__free(self->shard_bucket);
     iso__free(self->shard);
     iso__free(self);
     return true;
@@ -174,18 +174,18 @@ static const iso__transport_ops shards_ops = {.name = "shards",
                                               .plan = plan_of_inner,
                                               .destroy = destroy_shards};
 
-static iso_status make_parts(shards *self) {
+static iso_status make_shard_buckets(shards *self) {
     const iso__buckets *all = self->with.buckets;
     size_t ranks = (size_t)iso_comm_size(self->node), rank = (size_t)iso_comm_rank(self->node);
     size_t count = (size_t)all->count;
     ISO_TRY(iso__alloc_zero(count * sizeof(*self->shard), (void **)&self->shard));
-    ISO_TRY(iso__alloc_zero(count * sizeof(*self->part), (void **)&self->part));
+    ISO_TRY(iso__alloc_zero(count * sizeof(*self->shard_bucket), (void **)&self->shard_bucket));
     for (int i = 0; i < all->count; i++) {
-        self->part[i] = all->item[i];
-        self->part[i].bytes = all->item[i].bytes / ranks;
-        self->part[i].offset += rank * self->part[i].bytes;
+        self->shard_bucket[i] = all->item[i];
+        self->shard_bucket[i].bytes = all->item[i].bytes / ranks;
+        self->shard_bucket[i].offset += rank * self->shard_bucket[i].bytes;
     }
-    self->parts = (iso__buckets){self->part, all->count};
+    self->shard_buckets = (iso__buckets){self->shard_bucket, all->count};
     return ISO_OK;
 }
 
@@ -193,7 +193,7 @@ static iso_status make_parts(shards *self) {
 static iso_status make_inner(shards *self, iso_comm *across) {
     iso__transport *host = NULL;
     iso__transport_setup setup = self->with;
-    setup.buckets = &self->parts;
+    setup.buckets = &self->shard_buckets;
     ISO_TRY(iso__transport_host(&setup, across, &host));
     iso__staged_config config = {
         .limit_s = 2 * iso__comm_timeout(self->node), .check = check_nccl, .user = self->nccl};
@@ -207,7 +207,7 @@ iso_status iso__transport_shards(const iso__transport_setup *setup, iso__nccl *n
     shards *self = NULL;
     ISO_TRY_GOTO(iso_comm_agree(across, iso__alloc_zero(sizeof(*self), (void **)&self)));
     *self = (shards){.with = *setup, .nccl = nccl, .node = node};
-    ISO_TRY_GOTO(iso_comm_agree(across, make_parts(self)));
+    ISO_TRY_GOTO(iso_comm_agree(across, make_shard_buckets(self)));
     ISO_TRY_GOTO(make_inner(self, across));
     self->base = (iso__transport){.ops = &shards_ops,
                                   .in_order = true,

@@ -45,20 +45,20 @@ void channel_rig_destroy(channel_rig *rig) {
     if (rig->shared) shared_destroy(rig->comm, &rig->shared);
 }
 
-int channel_random_plan(channel_rig *rig, iso__part *part) {
+int channel_random_plan(channel_rig *rig, iso__chunk *chunk) {
     size_t done[CHANNEL_ITEMS] = {0};
-    uint32_t pieces = (uint32_t)(CHANNEL_PARTS / rig->items / 2);
+    uint32_t pieces = (uint32_t)(CHANNEL_CHUNKS / rig->items / 2);
     int count = 0;
     for (int left = rig->items; left > 0;) {
         int i = (int)channel_draw(rig, (uint32_t)rig->items);
         const iso__channel_item *item = &rig->item[i];
         size_t unit = iso_dtype_size(item->dtype), rest = (item->bytes - done[i]) / unit;
         if (rest == 0) continue;
-        // At least so many that the parts of all items fit.
+        // At least so many that the chunks of all items fit.
         size_t least = item->bytes / unit / pieces + 1;
         size_t n = least + channel_draw(rig, (uint32_t)(item->bytes / unit));
         if (n > rest) n = rest;
-        part[count++] = (iso__part){.item = i, .offset = done[i], .bytes = n * unit};
+        chunk[count++] = (iso__chunk){.item = i, .offset = done[i], .bytes = n * unit};
         done[i] += n * unit;
         left -= done[i] == item->bytes;
     }

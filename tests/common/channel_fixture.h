@@ -5,7 +5,7 @@
 
 #include "comm/channel.h"
 
-enum { CHANNEL_ITEMS = 100, CHANNEL_PARTS = 800 };
+enum { CHANNEL_ITEMS = 100, CHANNEL_CHUNKS = 800 };
 
 typedef struct channel_rig {
     iso__channel *channel;
@@ -24,12 +24,12 @@ uint32_t channel_draw(channel_rig *rig, uint32_t below);
 uint32_t channel_draw_mine(channel_rig *rig, uint32_t below);
 
 // Collective. Items of random length up to `most` elements, of f32 (in shared memory, if asked
-// for), f64 and bf16, in parts of 400 bytes and with a window of 1000 bytes.
+// for), f64 and bf16, in chunks of 400 bytes and with a window of 1000 bytes.
 void channel_rig_create(channel_rig *rig, iso_comm *comm, int items, size_t most, bool shared);
 void channel_rig_destroy(channel_rig *rig);
 
-// Parts of random length in random order, ascending within an item; gives how many.
-int channel_random_plan(channel_rig *rig, iso__part *part);
+// Chunks of random length in random order, ascending within an item; gives how many.
+int channel_random_plan(channel_rig *rig, iso__chunk *chunk);
 // A random order of the numbers below count, of this rank alone.
 void channel_shuffle_mine(channel_rig *rig, int *order, int count);
 // Sleeps for up to `most` microseconds, or, mostly, not at all.

@@ -56,15 +56,15 @@ static bool random_round(channel_rig *rig) {
 }
 
 static void random_plans(int items, bool shared, int plans) {
-    static iso__part part[CHANNEL_PARTS];
+    static iso__chunk chunk[CHANNEL_CHUNKS];
     channel_rig rig;
     channel_rig_create(&rig, test_comm, items, 21000 / (size_t)items, shared);
     bool right = random_round(&rig); // the plan to begin with
     for (int p = 0; p < plans && right; p++) {
-        int count = channel_random_plan(&rig, part);
+        int count = channel_random_plan(&rig, chunk);
         const size_t windows[] = {1, 3000, 20000, SIZE_MAX};
         iso_status status =
-            iso__channel_set_plan(rig.channel, part, count, windows[channel_draw(&rig, 4)]);
+            iso__channel_set_plan(rig.channel, chunk, count, windows[channel_draw(&rig, 4)]);
         right = status == ISO_OK;
         for (int round = 0; round < 3 && right; round++) right = random_round(&rig);
     }
@@ -94,14 +94,14 @@ static bool pipelined_round(channel_rig *rig, bool last) {
 }
 
 static void ranks_of_random_speed(bool shared, int plans) {
-    static iso__part part[CHANNEL_PARTS];
+    static iso__chunk chunk[CHANNEL_CHUNKS];
     channel_rig rig;
     channel_rig_create(&rig, test_comm, 9, 1000, shared);
     bool right = true;
     for (int p = 0; p < plans && right; p++) {
-        int count = channel_random_plan(&rig, part);
+        int count = channel_random_plan(&rig, chunk);
         const size_t windows[] = {1, 2000, SIZE_MAX};
-        right = iso__channel_set_plan(rig.channel, part, count, windows[p % 3]) == ISO_OK;
+        right = iso__channel_set_plan(rig.channel, chunk, count, windows[p % 3]) == ISO_OK;
         for (int i = 0; i < rig.items && right; i++) right = give(&rig, i) == ISO_OK;
         for (int round = 0; round < 40 && right; round++)
             right = pipelined_round(&rig, round == 39);
@@ -142,12 +142,12 @@ static void create_phased(channel_rig *rig, bool shared) {
 }
 
 // A random plan, of which each phase keeps its order.
-static int phased_plan(channel_rig *rig, iso__part *part) {
-    static iso__part mixed[CHANNEL_PARTS];
+static int phased_plan(channel_rig *rig, iso__chunk *chunk) {
+    static iso__chunk mixed[CHANNEL_CHUNKS];
     int count = channel_random_plan(rig, mixed), n = 0;
     for (int phase = 0; phase < 2; phase++)
         for (int k = 0; k < count; k++)
-            if (phase_of(mixed[k].item) == phase) part[n++] = mixed[k];
+            if (phase_of(mixed[k].item) == phase) chunk[n++] = mixed[k];
     return count;
 }
 
@@ -178,7 +178,7 @@ static iso_status phased_round(channel_rig *rig, bool *given, bool ahead) {
 }
 
 static void phases_follow_one_another(bool shared, int plans) {
-    static iso__part part[CHANNEL_PARTS];
+    static iso__chunk chunk[CHANNEL_CHUNKS];
     bool given[CHANNEL_ITEMS] = {false};
     channel_rig rig;
     create_phased(&rig, shared);
@@ -186,8 +186,8 @@ static void phases_follow_one_another(bool shared, int plans) {
         const size_t windows[] = {1, 2000, SIZE_MAX};
         for (int round = 0; round < 10; round++)
             iso_assert_ok(phased_round(&rig, given, round < 9));
-        int count = phased_plan(&rig, part);
-        iso_assert_ok(iso__channel_set_plan(rig.channel, part, count, windows[p % 3]));
+        int count = phased_plan(&rig, chunk);
+        iso_assert_ok(iso__channel_set_plan(rig.channel, chunk, count, windows[p % 3]));
     }
     channel_rig_destroy(&rig);
 }

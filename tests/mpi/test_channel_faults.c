@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What a channel asks of MPI, watched and made to fail on the way: the order of parts, the window,
+// What a channel asks of MPI, watched and made to fail on the way: the order of chunks, the window,
 // errors.
 #include "common/balance.h"
 #include "common/channel_fixture.h"
@@ -28,7 +28,7 @@ static const void *buffer[MOST]; // in the order of the calls
 static int calls;
 static MPI_Request handle[AT_ONCE]; // of what is under way, MPI_REQUEST_NULL: free
 static size_t length[AT_ONCE];
-static size_t under_way, most_under_way; // bytes; those of single parts excepted
+static size_t under_way, most_under_way; // bytes; those of single chunks excepted
 static int fail_call = -1, fail_completion = -1;
 static bool pretending; // memory that cannot be touched is summed
 static int most_elements;
@@ -112,34 +112,35 @@ static bool random_round(channel_rig *rig) {
     return status >= 0;
 }
 
-static bool called_in_order(const channel_rig *rig, const iso__part *part, int count, int rounds) {
+static bool called_in_order(const channel_rig *rig, const iso__chunk *chunk, int count,
+                            int rounds) {
     bool right = calls == count * rounds;
     for (int k = 0; k < calls && k < MOST && right; k++) {
-        const iso__part *p = &part[k % count];
+        const iso__chunk *p = &chunk[k % count];
         right = buffer[k] == (char *)rig->item[p->item].data + p->offset;
     }
     return right;
 }
 
-// Whatever becomes ready first and however slow a rank is, the parts leave in the order of the
+// Whatever becomes ready first and however slow a rank is, the chunks leave in the order of the
 // plan, and no more bytes are under way than the window says.
 static void order_is_the_plans(void) {
-    static iso__part part[CHANNEL_PARTS];
+    static iso__chunk chunk[CHANNEL_CHUNKS];
     enum { ROUNDS = 5, WINDOW = 6000 };
     channel_rig rig;
     channel_rig_create(&rig, test_comm, 8, 2000, false);
     bool window_was_used = false;
     for (int p = 0; p < 10; p++) {
-        int count = channel_random_plan(&rig, part);
-        iso_assert_ok(iso__channel_set_plan(rig.channel, part, count, WINDOW));
-        // One that lacks a part is refused, and this one holds.
-        iso_status status = iso__channel_set_plan(rig.channel, part, count - 1, WINDOW);
+        int count = channel_random_plan(&rig, chunk);
+        iso_assert_ok(iso__channel_set_plan(rig.channel, chunk, count, WINDOW));
+        // One that lacks a chunk is refused, and this one holds.
+        iso_status status = iso__channel_set_plan(rig.channel, chunk, count - 1, WINDOW);
         iso_assert_all(status == ISO_ERR_ARG);
         start_watching(test_comm);
         bool right = true;
         for (int round = 0; round < ROUNDS && right; round++) right = random_round(&rig);
         stop_watching(test_comm);
-        iso_assert_all(right && called_in_order(&rig, part, count, ROUNDS));
+        iso_assert_all(right && called_in_order(&rig, chunk, count, ROUNDS));
         iso_assert_all(most_under_way <= WINDOW && under_way == 0);
         window_was_used = window_was_used || most_under_way > WINDOW / 2;
     }
@@ -151,18 +152,18 @@ Test(np2_channel_order, order_is_the_plans) { order_is_the_plans(); }
 Test(np3_channel_order, order_is_the_plans) { order_is_the_plans(); }
 
 // No MPI call counts more elements than an int can.
-Test(np1_channel_order, long_parts_are_split) {
+Test(np1_channel_order, long_chunks_are_split) {
     size_t bytes = ((size_t)9 << 30) + 4;
     void *data = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     cr_assert(data != MAP_FAILED);
     const iso__channel_item item = {
         .data = data, .bytes = bytes, .dtype = ISO_F32, .label = "huge"};
-    const iso__part part[] = {{0, 0, bytes - 8}, {0, bytes - 8, 8}};
+    const iso__chunk chunk[] = {{0, 0, bytes - 8}, {0, bytes - 8, 8}};
     iso__channel *channel;
     iso_assert_ok(iso__channel_create(test_comm, &item, 1, SIZE_MAX, SIZE_MAX, &channel));
     pretending = true;
     for (int plan = 0; plan < 2; plan++) {
-        if (plan == 1) iso_assert_ok(iso__channel_set_plan(channel, part, 2, SIZE_MAX));
+        if (plan == 1) iso_assert_ok(iso__channel_set_plan(channel, chunk, 2, SIZE_MAX));
         total = 0;
         start_watching(test_comm);
         iso_assert_ok(iso__channel_ready(channel, 0));
@@ -206,9 +207,9 @@ static void error_of_a_call(iso_progress mode) {
     channel_rig rig;
     iso_assert_ok(iso_comm_create(MPI_COMM_WORLD, &config, &comm));
     channel_rig_create(&rig, comm, 3, 300, false);
-    iso__part part[3];
-    for (int i = 0; i < 3; i++) part[i] = (iso__part){.item = i, .bytes = rig.item[i].bytes};
-    iso_assert_ok(iso__channel_set_plan(rig.channel, part, 3, 1)); // the second one leaves later
+    iso__chunk chunk[3];
+    for (int i = 0; i < 3; i++) chunk[i] = (iso__chunk){.item = i, .bytes = rig.item[i].bytes};
+    iso_assert_ok(iso__channel_set_plan(rig.channel, chunk, 3, 1)); // the second one leaves later
     fail_call = 1;
     start_watching(comm);
     for (int i = 0; i < 3; i++) {
@@ -235,9 +236,9 @@ static void error_of_a_completion(iso_progress mode) {
     channel_rig rig;
     iso_assert_ok(iso_comm_create(MPI_COMM_WORLD, &config, &comm));
     channel_rig_create(&rig, comm, 3, 300, false);
-    iso__part part[3];
-    for (int i = 0; i < 3; i++) part[i] = (iso__part){.item = i, .bytes = rig.item[i].bytes};
-    iso_assert_ok(iso__channel_set_plan(rig.channel, part, 3, 1));
+    iso__chunk chunk[3];
+    for (int i = 0; i < 3; i++) chunk[i] = (iso__chunk){.item = i, .bytes = rig.item[i].bytes};
+    iso_assert_ok(iso__channel_set_plan(rig.channel, chunk, 3, 1));
     fail_completion = 1;
     start_watching(comm);
     for (int i = 0; i < 3; i++) {

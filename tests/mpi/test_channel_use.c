@@ -71,12 +71,12 @@ Test(np2_channel_use, the_helper_sleeps_longer_when_exchanges_are_early) {
 
 enum { LONG = 20001, ROUNDS = 6 };
 
-// Numbers whose sum shows the order of the additions: whatever the parts, the bits are those of one
-// exchange of the whole.
+// Numbers whose sum shows the order of the additions: whatever the chunks, the bits are those of
+// one exchange of the whole.
 static void bits_do_not_depend_on_the_plan(void) {
     static float data[LONG], wanted[LONG];
-    static const size_t parts[ROUNDS] = {256,  400,   1000,
-                                         4096, 80000, SIZE_MAX}; // bytes; with rests
+    static const size_t chunks[ROUNDS] = {256,  400,   1000,
+                                          4096, 80000, SIZE_MAX}; // bytes; with rests
     const iso__channel_item item = {
         .data = data, .bytes = sizeof(data), .dtype = ISO_F32, .label = "long"};
     iso__channel *channel;
@@ -87,7 +87,7 @@ static void bits_do_not_depend_on_the_plan(void) {
         memcpy(data, wanted, sizeof(data));
         iso_assert_ok(iso_comm_iallreduce(test_comm, wanted, LONG, ISO_F32, "one", &request));
         iso_assert_ok(iso_request_wait(&request));
-        iso_assert_ok(iso__channel_create(test_comm, &item, 1, parts[round], 5000, &channel));
+        iso_assert_ok(iso__channel_create(test_comm, &item, 1, chunks[round], 5000, &channel));
         iso_assert_ok(iso__channel_ready(channel, 0));
         iso_assert_ok(iso__channel_wait(channel, 0, NULL, NULL));
         iso_assert_all(memcmp(data, wanted, sizeof(data)) == 0);
@@ -101,7 +101,7 @@ Test(np4_channel_use, bits_do_not_depend_on_the_plan) { bits_do_not_depend_on_th
 
 // ---- Progress ---------------------------------------------------------------------------------------
 
-Test(np2_channel_use, helper_sends_all_parts_without_a_wait) {
+Test(np2_channel_use, helper_sends_all_chunks_without_a_wait) {
     channel_rig rig;
     channel_rig_create(&rig, test_comm, 5, 20000, false);
     iso_assert_ok(give_all(&rig));
@@ -144,10 +144,10 @@ Test(np2_channel_use, waiting_rank_does_other_work) {
     iso_assert_ok(status);
     iso_assert_all(all_summed(&rig));
     iso_assert_all(test_rank == 0 || (me.first_done && !me.last_done));
-    // Only when something new may be there: parts are of 400 bytes.
-    int parts = (int)(iso__cut_count(rig.item[0].bytes, 64, 400) +
-                      iso__cut_count(rig.item[1].bytes, 64, 400));
-    iso_assert_all(me.calls <= parts + 2);
+    // Only when something new may be there: chunks are of 400 bytes.
+    int chunks = (int)(iso__cut_count(rig.item[0].bytes, 64, 400) +
+                       iso__cut_count(rig.item[1].bytes, 64, 400));
+    iso_assert_all(me.calls <= chunks + 2);
     channel_rig_destroy(&rig);
 }
 
@@ -192,19 +192,19 @@ Test(np2_channel_use, state_errors) {
     iso_assert_all(refused(status, ISO_ERR_STATE, "\"item 1\" was made ready twice"));
     status = iso__channel_wait(rig.channel, 1, NULL, NULL);
     iso_assert_all(refused(status, ISO_ERR_STATE, "\"item 0\" leaves before it"));
-    const iso__part part[3] = {
+    const iso__chunk chunk[3] = {
         {0, 0, rig.item[0].bytes}, {2, 0, rig.item[2].bytes}, {1, 0, rig.item[1].bytes}};
-    status = iso__channel_set_plan(rig.channel, part, 3, 1000);
+    status = iso__channel_set_plan(rig.channel, chunk, 3, 1000);
     iso_assert_all(refused(status, ISO_ERR_STATE, "in the middle of a round"));
     iso_assert_ok(give(&rig, 0));
     iso_assert_ok(iso__channel_wait(rig.channel, 1, NULL, NULL));
     // Nothing is under way, but item 2 has not been in this round.
-    status = iso__channel_set_plan(rig.channel, part, 3, 1000);
+    status = iso__channel_set_plan(rig.channel, chunk, 3, 1000);
     iso_assert_all(refused(status, ISO_ERR_STATE, "in the middle of a round"));
     iso_assert_ok(give(&rig, 2));
     iso_assert_ok(wait_all(&rig));
     iso_assert_all(all_summed(&rig));
-    iso_assert_ok(iso__channel_set_plan(rig.channel, part, 3, 1000));
+    iso_assert_ok(iso__channel_set_plan(rig.channel, chunk, 3, 1000));
     channel_rig_destroy(&rig);
 }
 
@@ -235,8 +235,8 @@ Test(np1_channel_use, plans_that_do_not_cover_every_item_once) {
                                        {.data = b, .bytes = 80, .dtype = ISO_F64, .label = "b"}};
     iso__channel *channel;
     iso_assert_ok(iso__channel_create(test_comm, item, 2, 128, 100, &channel));
-    const iso__part bad[][3] = {
-        {{0, 0, 400}, {1, 0, 72}, {0, 400, 0}},   // an empty part
+    const iso__chunk bad[][3] = {
+        {{0, 0, 400}, {1, 0, 72}, {0, 400, 0}},   // an empty chunk
         {{0, 0, 200}, {1, 0, 80}, {0, 200, 196}}, // too little
         {{0, 0, 200}, {1, 0, 80}, {0, 200, 204}}, // too much
         {{0, 0, 200}, {1, 0, 80}, {0, 204, 196}}, // a gap
@@ -252,7 +252,7 @@ Test(np1_channel_use, plans_that_do_not_cover_every_item_once) {
         cr_expect_eq(iso__channel_set_plan(channel, bad[n], 3, 100), ISO_ERR_ARG, "plan %zu", n);
     cr_expect_eq(iso__channel_set_plan(channel, bad[0], 1, 100), ISO_ERR_ARG);
     cr_expect(said("0 of the 80 bytes of \"b\""));
-    const iso__part good[3] = {{0, 0, 200}, {1, 0, 80}, {0, 200, 200}};
+    const iso__chunk good[3] = {{0, 0, 200}, {1, 0, 80}, {0, 200, 200}};
     cr_expect_eq(iso__channel_set_plan(channel, good, 3, 100), ISO_OK);
     iso__channel_destroy(&channel);
 }
@@ -264,8 +264,9 @@ Test(np2_channel_use, plans_that_mix_phases) {
     iso__channel_destroy(&rig.channel);
     rig.item[0].phase = 1;
     iso_assert_ok(iso__channel_create(test_comm, rig.item, 2, 400, 1000, &rig.channel));
-    const iso__part part[3] = {{1, 0, 8}, {0, 0, rig.item[0].bytes}, {1, 8, rig.item[1].bytes - 8}};
-    iso_status status = iso__channel_set_plan(rig.channel, part, 3, 1000);
+    const iso__chunk chunk[3] = {
+        {1, 0, 8}, {0, 0, rig.item[0].bytes}, {1, 8, rig.item[1].bytes - 8}};
+    iso_status status = iso__channel_set_plan(rig.channel, chunk, 3, 1000);
     iso_assert_all(
         refused(status, ISO_ERR_ARG, "\"item 1\" of phase 0 after \"item 0\" of phase 1"));
     for (int round = 0; round < 3; round++) {
@@ -357,14 +358,14 @@ Test(np2_channel_use, times_and_load) {
     enum { COUNT = 7 };
     channel_rig rig;
     channel_rig_create(&rig, test_comm, COUNT, 3000, false);
-    iso__part part[COUNT];
+    iso__chunk chunk[COUNT];
     size_t total = 0;
     for (int i = 0; i < COUNT; i++) {
         int j = COUNT - 1 - i; // in reverse order, one at a time
-        part[i] = (iso__part){.item = j, .bytes = rig.item[j].bytes};
+        chunk[i] = (iso__chunk){.item = j, .bytes = rig.item[j].bytes};
         total += rig.item[j].bytes;
     }
-    iso_assert_ok(iso__channel_set_plan(rig.channel, part, COUNT, 1));
+    iso_assert_ok(iso__channel_set_plan(rig.channel, chunk, COUNT, 1));
     int64_t start = iso_now(), before = start;
     for (int round = 1; round <= 3; round++) {
         iso_assert_ok(give_all(&rig));
@@ -419,7 +420,7 @@ Test(np2_channel_use, steps_allocate_nothing) {
 
 // ---- Life ---------------------------------------------------------------------------------------------
 
-// MPI_Finalize with a channel alive and its parts under way must neither crash nor hang.
+// MPI_Finalize with a channel alive and its chunks under way must neither crash nor hang.
 Test(np2_channel_life, finalize_completes_what_is_under_way) {
     iso_comm *comm;
     channel_rig rig;

@@ -51,7 +51,7 @@ fail:
     return status;
 }
 
-static void forget(applier *p) {
+static void clear_applier(applier *p) {
     iso__free(p->hyper);
     iso__free(p->mine);
     *p = (applier){0};
@@ -61,7 +61,7 @@ void iso__appliers_destroy(iso__appliers **pointer) {
     iso__appliers *a = *pointer;
     *pointer = NULL;
     if (!a) return;
-    for (int id = 0; id < a->count; id++) forget(&a->applier[id]);
+    for (int id = 0; id < a->count; id++) clear_applier(&a->applier[id]);
     iso__free(a->applier);
     iso__free(a->slot);
     iso__free(a->arrived);
@@ -120,12 +120,12 @@ iso_status iso__appliers_add(iso__appliers *a, const int *params, int count,
     find_owners(a);
     return ISO_OK;
 fail:
-    forget(&p);
+    clear_applier(&p);
     return status;
 }
 
 void iso__appliers_remove(iso__appliers *a, int id) {
-    forget(&a->applier[id]);
+    clear_applier(&a->applier[id]);
     for (int s = 0; s < a->layout->slot_count; s++)
         if (a->slot[s].owner == id) a->slot[s].update = false;
     find_owners(a);

@@ -147,7 +147,7 @@ static iso_status make_slots(iso__layout *l, const iso_reducer_param *params, in
 
 #define ALIGNMENT 64
 
-static size_t padded(const iso__grad_slot *slot) {
+static size_t padded_bytes(const iso__grad_slot *slot) {
     return (slot->count * iso_dtype_size(slot->dtype) + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
 }
 
@@ -203,7 +203,7 @@ static iso_status check_slots(const iso__layout *l) {
                   "parameter \"%s\" has %zu elements: gradients up to it are more than memory can "
                   "address",
                   s->name, s->count);
-        total += padded(s);
+        total += padded_bytes(s);
     }
     return ISO_OK;
 }
@@ -237,11 +237,11 @@ static filling fill_nothing(void) {
 }
 
 // Puts the slot into the bucket of its kind.
-static void put(iso__layout *l, filling *f, int i) {
+static void put_slot(iso__layout *l, filling *f, int i) {
     int kind = kind_of(&l->slot[i]);
     if (f->bucket[kind] == NO_BUCKET) f->bucket[kind] = l->bucket_count++;
     l->slot[i].bucket = f->bucket[kind];
-    f->bytes[kind] += padded(&l->slot[i]);
+    f->bytes[kind] += padded_bytes(&l->slot[i]);
 }
 
 // The buckets that leave last: whole layers from the first one up until `last` bytes are there.
@@ -251,7 +251,7 @@ static void fill_last(iso__layout *l, size_t last) {
     bool full[KINDS] = {false};
     for (int first = 0; last > 0 && first < l->slot_count; first = layer_last(l, first) + 1) {
         for (int i = first; i <= layer_last(l, first); i++)
-            if (!full[kind_of(&l->slot[i])]) put(l, &f, i);
+            if (!full[kind_of(&l->slot[i])]) put_slot(l, &f, i);
         for (int k = 0; k < KINDS; k++) full[k] = f.bytes[k] >= last;
     }
 }
@@ -263,7 +263,7 @@ static void fill_others(iso__layout *l, const iso__bucket_sizes *sizes) {
         int last = first - 1;
         first = layer_first(l, last);
         for (int i = first; i <= last; i++)
-            if (l->slot[i].bucket == NO_BUCKET) put(l, &f, i);
+            if (l->slot[i].bucket == NO_BUCKET) put_slot(l, &f, i);
         for (int k = 0; k < KINDS; k++) {
             if (f.bucket[k] == NO_BUCKET || f.bytes[k] < size_of(sizes, f.closed[k])) continue;
             f.bucket[k] = NO_BUCKET;
@@ -322,7 +322,7 @@ static void make_label(const iso__layout *l, int bucket) {
 static size_t gap_of(const iso__layout *l, int bucket) {
     size_t bytes = 0, unit = l->bucket_unit ? l->bucket_unit : ALIGNMENT;
     for (int i = 0; i < l->slot_count; i++)
-        if (l->slot[i].bucket == bucket) bytes += padded(&l->slot[i]);
+        if (l->slot[i].bucket == bucket) bytes += padded_bytes(&l->slot[i]);
     return (unit - bytes % unit) % unit;
 }
 
@@ -357,7 +357,7 @@ static void lay_out(iso__layout *l, int bucket, int first, size_t *offset) {
     for (int k = first; k <= r->last; k++) {
         if (k == place) *offset += gap;
         l->slot[l->order[k]].offset = *offset;
-        *offset += padded(&l->slot[l->order[k]]);
+        *offset += padded_bytes(&l->slot[l->order[k]]);
     }
     if (place > r->last) *offset += gap;
     make_label(l, bucket);

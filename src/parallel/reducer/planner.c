@@ -169,7 +169,7 @@ static iso_status gather_times(const iso__planner *p, const iso__transport *tran
 
 typedef struct agreed_plan {
     int64_t count, window;
-    iso__part *part;
+    iso__chunk *chunk;
 } agreed_plan;
 
 static iso_status make_plan(iso__planner *p, iso__channel *channel, const iso__plan_item *item,
@@ -181,14 +181,14 @@ static iso_status make_plan(iso__planner *p, iso__channel *channel, const iso__p
     if (ms <= 0 || bytes <= 0) return ISO_OK; // nothing has travelled: the plan stays as it is
     iso__plan_config config = iso__plan_choose(bytes / ms);
     int count = 0;
-    ISO_TRY(iso__plan_make(item, items, &config, &out->part, &count));
+    ISO_TRY(iso__plan_make(item, items, &config, &out->chunk, &count));
     out->count = count;
     out->window = (int64_t)config.window;
     iso__log(
         ISO_LOG_INFO,
-        "order by need: %d parts of at most %zu KiB, %zu KiB under way (the exchange moves %.0f "
+        "order by need: %d chunks of at most %zu KiB, %zu KiB under way (the exchange moves %.0f "
         "MB/s)",
-        count, config.part_bytes >> 10, config.window >> 10, config.bytes_per_ms * 1e-3);
+        count, config.chunk_bytes >> 10, config.window >> 10, config.bytes_per_ms * 1e-3);
     return ISO_OK;
 }
 
@@ -200,12 +200,12 @@ static iso_status share_plan(iso__planner *p, iso__channel *channel, agreed_plan
     if (head[0] == 0) return made; // rank 0 could not: all go on as before
     plan->count = head[0];
     plan->window = head[1];
-    size_t bytes = (size_t)plan->count * sizeof(*plan->part);
+    size_t bytes = (size_t)plan->count * sizeof(*plan->chunk);
     iso_status status = ISO_OK;
-    if (!plan->part) status = iso__alloc_zero(bytes, (void **)&plan->part);
+    if (!plan->chunk) status = iso__alloc_zero(bytes, (void **)&plan->chunk);
     ISO_TRY(iso_comm_agree(p->world, status));
-    ISO_TRY(iso_comm_bcast(p->world, plan->part, bytes, 0));
-    status = iso__channel_set_plan(channel, plan->part, (int)plan->count, (size_t)plan->window);
+    ISO_TRY(iso_comm_bcast(p->world, plan->chunk, bytes, 0));
+    status = iso__channel_set_plan(channel, plan->chunk, (int)plan->count, (size_t)plan->window);
     ISO_TRY(iso_comm_agree(p->world, status)); // or ranks would go on in different orders
     p->in_force = true;
     return ISO_OK;
@@ -220,7 +220,7 @@ static iso_status plan_together(iso__planner *p, const iso__transport *transport
     ISO_TRY(gather_times(p, transport, item, ms, items));
     if (iso_comm_rank(p->world) == 0) made = make_plan(p, channel, item, items, &agreed);
     iso_status status = share_plan(p, channel, &agreed, made);
-    iso__free(agreed.part);
+    iso__free(agreed.chunk);
     ISO_TRY(status);
     return ISO_OK;
 }

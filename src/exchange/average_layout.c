@@ -27,10 +27,10 @@ size_t iso__average_lay_out(iso__average *a, size_t first, size_t count) {
     return offset;
 }
 
-void iso__average_part(const iso__average *a, int l, size_t *first, size_t *count) {
-    size_t from = smaller_of((size_t)l * a->part, a->count);
+void iso__average_shard(const iso__average *a, int l, size_t *first, size_t *count) {
+    size_t from = smaller_of((size_t)l * a->shard, a->count);
     *first = from;
-    *count = smaller_of(from + a->part, a->count) - from;
+    *count = smaller_of(from + a->shard, a->count) - from;
 }
 
 bool iso__average_busy(const iso__average *a) { return a->phase != ISO_AVERAGE_IDLE; }

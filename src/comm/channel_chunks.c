@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Posts the parts of channels in the order of their plans, and finishes those that are complete.
+// Posts the chunks of channels in the order of their plans, and finishes those that are complete.
 // All with the lock of the engine held.
 #include "comm/channel_impl.h"
 
@@ -15,8 +15,8 @@ void iso__channel_fail(iso__channel *c, const iso__channel_entry *m, iso_status 
 }
 
 static bool may_post(const iso__channel *c) {
-    if (c->part_count == 0 || iso__channel_has_failed(c)) return false;
-    const iso__part *p = &c->part[c->next];
+    if (c->chunk_count == 0 || iso__channel_has_failed(c)) return false;
+    const iso__chunk *p = &c->chunk[c->next];
     if (c->item[p->item].announced <= c->round) return false;
     return c->in_flight == 0 || (c->in_flight <= c->window && p->bytes <= c->window - c->in_flight);
 }
@@ -32,48 +32,48 @@ const iso__collective_ops *iso__channel_ops(const iso__channel *c, const iso__ch
 static int (*const mpi_call[])(iso_request *, int, MPI_Comm,
                                MPI_Request *) = {[ISO__SUM] = iso__mpi_allreduce};
 
-static iso_status post_part(iso__channel *c, const iso__part *part) {
-    iso__channel_entry *m = &c->item[part->item];
-    char *data = (char *)m->given.data + part->offset;
+static iso_status post_chunk(iso__channel *c, const iso__chunk *chunk) {
+    iso__channel_entry *m = &c->item[chunk->item];
+    char *data = (char *)m->given.data + chunk->offset;
     iso_request *request;
-    ISO_TRY(iso__request_begin(c->comm, m->given.label, part->bytes, &request));
+    ISO_TRY(iso__request_begin(c->comm, m->given.label, chunk->bytes, &request));
     request->mpi = c->mpi;
     request->next = data;
     request->unit = iso_dtype_size(m->given.dtype);
-    request->left = part->bytes / request->unit;
+    request->left = chunk->bytes / request->unit;
     request->dtype = m->given.dtype;
     request->queue = c->queue;
     request->call = mpi_call[m->given.operation];
     request->whole = true; // its length is the plan's
     request->channel = c;
-    request->channel_item = part->item;
-    if (part->offset == 0) m->times.posted_ns = request->posted_ns;
+    request->channel_item = chunk->item;
+    if (chunk->offset == 0) m->times.posted_ns = request->posted_ns;
     if (c->in_flight == 0) c->busy_since = request->posted_ns;
-    iso_status status = iso__channel_ops(c, m, data, part->bytes)->post(request);
+    iso_status status = iso__channel_ops(c, m, data, chunk->bytes)->post(request);
     if (status < 0) {
         request->channel = NULL;
         iso__request_release(c->comm->engine, &request);
     }
     ISO_TRY(status);
-    c->in_flight += part->bytes;
+    c->in_flight += chunk->bytes;
     return ISO_OK;
 }
 
 bool iso__channel_issue(iso__channel *c) {
     bool any = false;
     while (may_post(c)) {
-        const iso__part *part = &c->part[c->next];
-        iso_status status = post_part(c, part);
-        if (status < 0) iso__channel_fail(c, &c->item[part->item], status);
+        const iso__chunk *chunk = &c->chunk[c->next];
+        iso_status status = post_chunk(c, chunk);
+        if (status < 0) iso__channel_fail(c, &c->item[chunk->item], status);
         any = any || status >= 0;
-        if (status < 0 || ++c->next < c->part_count) continue;
+        if (status < 0 || ++c->next < c->chunk_count) continue;
         c->next = 0;
         c->round++;
     }
     return any;
 }
 
-static void finish_part(iso_request *request) {
+static void finish_chunk(iso_request *request) {
     iso__channel *c = request->channel;
     iso__channel_entry *m = &c->item[request->channel_item];
     c->in_flight -= request->bytes;
@@ -83,7 +83,7 @@ static void finish_part(iso_request *request) {
         iso__channel_fail(
             c, m,
             iso__mpi_error(request->mpi_error, "an all-reduce", __func__, __FILE__, __LINE__));
-    } else if (--m->parts_left == 0) {
+    } else if (--m->chunks_left == 0) {
         m->times.done_ns = request->done_ns;
         atomic_fetch_add_explicit(&m->completed, 1, memory_order_release);
     }
@@ -92,10 +92,10 @@ static void finish_part(iso_request *request) {
 
 bool iso__channels_issue(iso__engine *engine) {
     bool any = false;
-    while (engine->parts_done) {
-        iso_request *request = engine->parts_done;
-        engine->parts_done = request->next_in_line;
-        finish_part(request);
+    while (engine->chunks_done) {
+        iso_request *request = engine->chunks_done;
+        engine->chunks_done = request->next_in_line;
+        finish_chunk(request);
     }
     for (iso__channel *c = engine->channels; c; c = c->older) any = iso__channel_issue(c) || any;
     return any;
