@@ -153,6 +153,10 @@ xargs wc -l <"$work/sources" | awk '$2 != "total" && $1 > 500 { print $2 ": " $1
     head -n 2 "$file" | grep -q 'SPDX-License-Identifier: MIT$' || echo "$file"
 done | rule "sources and scripts name their licence (SPDX-License-Identifier)"
 
+# The error trail prints them. Examples that are read as a tutorial have their own way.
+grep -E '^(src|optim|examples/[a-z_]+)/[^:]*\.c:[0-9]+:static [^=;({]*[ *][a-z][a-z0-9]*\(' "$work/code" |
+    rule "static functions have names of two words or more"
+
 awk -F/ '{ if ($NF in first) print $0 " and " first[$NF]; else first[$NF] = $0 }' "$work/files" |
     rule "file names are unique in the tree"
 

@@ -4,8 +4,6 @@
 
 #include <string.h>
 
-static const iso__remote_ops *remote(const iso__store *s) { return iso__store_remote(s); }
-
 // ---- Life -------------------------------------------------------------------------------------------
 
 iso_status iso__store_create(size_t bytes, iso_device *device, iso__store *out) {
@@ -15,7 +13,7 @@ iso_status iso__store_create(size_t bytes, iso_device *device, iso__store *out) 
     ISO_TRY(device->ops->alloc(device, bytes, &memory));
     out->device = iso_device_retain(device);
     out->gradients = memory;
-    return remote(out)->fill_zero(device, ISO__QUEUE_COMPUTE, memory, bytes);
+    return iso__store_remote(out)->fill_zero(device, ISO__QUEUE_COMPUTE, memory, bytes);
 }
 
 // Memory that the ranks of a node share. A device may refuse it on one rank; the others must not go
@@ -69,7 +67,7 @@ static void free_arena(iso__store *s) {
 }
 
 void iso__store_destroy(iso__store *s) {
-    if (s->device && remote(s)->finish(s->device) < 0)
+    if (s->device && iso__store_remote(s)->finish(s->device) < 0)
         iso__log(ISO_LOG_ERROR, "%s", iso_last_error()->message);
     free_arena(s);
     if (s->device) s->device->ops->free(s->device, s->gradients);
@@ -82,7 +80,7 @@ void iso__store_destroy(iso__store *s) {
 
 iso_status iso__store_zero(iso__store *s, size_t offset, size_t bytes) {
     if (s->device)
-        return remote(s)->fill_zero(s->device, ISO__QUEUE_COMPUTE, s->gradients + offset, bytes);
+        return iso__store_remote(s)->fill_zero(s->device, ISO__QUEUE_COMPUTE, s->gradients + offset, bytes);
     memset(s->gradients + offset, 0, bytes);
     return ISO_OK;
 }

@@ -41,7 +41,7 @@ static void write_digits(double value, double *out) {
 }
 
 // Every digit becomes 0 to BASE - 1. Gives what is carried beyond: negative if the number is.
-static int64_t carry(const double *sum, int sign, int64_t *digit) {
+static int64_t carry_digit(const double *sum, int sign, int64_t *digit) {
     int64_t rest = 0;
     for (int j = 0; j < DIGITS + CARRIED; j++) {
         rest += j < DIGITS ? sign * (int64_t)sum[FIRST_DIGIT + j] : 0;
@@ -58,7 +58,7 @@ static double read_digits(const double *sum) {
     int sign = 1, low = 0;
     if (sum[NANS] > 0 || (sum[INFS] > 0 && sum[MINUS_INFS] > 0)) return NAN;
     if (sum[INFS] > 0 || sum[MINUS_INFS] > 0) return sum[INFS] > 0 ? INFINITY : -INFINITY;
-    if (carry(sum, sign, digit) < 0) carry(sum, sign = -1, digit);
+    if (carry_digit(sum, sign, digit) < 0) carry_digit(sum, sign = -1, digit);
     for (int j = DIGITS + CARRIED - 1; j >= 0; j--) {
         if (top < (uint64_t)1 << 54) {
             top = top * BASE + (uint64_t)digit[j];
