@@ -32,7 +32,6 @@ struct iso__planner {
     int64_t waited_ns;
     double wait_ms, exchange_ms;
     iso__channel_load load; // when planning began to watch
-    double bytes_per_ms;    // the fastest so far
 };
 
 iso_status iso__planner_create(const iso__layout *layout, iso_comm *world, bool wanted,
@@ -180,10 +179,7 @@ static iso_status make_plan(iso__planner *p, iso__channel *channel, const iso__p
     double ms = (double)(now.busy_ns - p->load.busy_ns) * 1e-6;
     p->load = now;
     if (ms <= 0 || bytes <= 0) return ISO_OK; // nothing has travelled: the plan stays as it is
-    // Where ranks wait for each other, the wire seems slow, and a plan for a slow one lets it stand
-    // still.
-    if (bytes / ms > p->bytes_per_ms) p->bytes_per_ms = bytes / ms;
-    iso__plan_config config = iso__plan_choose(p->bytes_per_ms);
+    iso__plan_config config = iso__plan_choose(bytes / ms);
     int count = 0;
     ISO_TRY(iso__plan_make(item, items, &config, &out->chunk, &count));
     out->count = count;
