@@ -48,9 +48,8 @@ typedef enum iso_sync {
 } iso_sync;
 
 // The order in which buckets are sent. ISO_ORDER_NEED: buckets that the next forward needs first
-// overtake the others. Rank 0 plans the order from the times at which gradients were ready and
-// needed in the last steps; all ranks follow the plan. It is made in step 9, and anew in steps 27,
-// 81, 243 and so on, which wait for all exchanges. ISO_ORDER_REVERSE: the last layers
+// overtake the others. Rank 0 plans the order once, from the times in the first steps at which
+// gradients are ready and needed; all ranks follow the plan. ISO_ORDER_REVERSE: the last layers
 // first, as backward completes them. Results are the same bits.
 typedef enum iso_order { ISO_ORDER_NEED, ISO_ORDER_REVERSE } iso_order;
 

@@ -205,56 +205,6 @@ Test(np2_plan_order_shm, nothing_is_planned) {
     iso_assert_all(run(plain, false) == expected_hash(&plain));
 }
 
-// ---- Later plans ------------------------------------------------------------------------------------
-
-enum { CHANGED = 9, PLANNED_AGAIN = 27, LAST = 45, LATE_US = 20000 };
-
-// Parameter 0 is needed first. It becomes ready last until the plan is made, and first from then
-// on.
-static iso_status changed_step(iso_reducer *r, int step) {
-    bool first = step >= CHANGED;
-    iso_status status = ISO_OK;
-    for (int i = 0; i < PARAMS && status == ISO_OK; i++) status = iso_reducer_param_needed(r, i);
-    iso_reducer_zero_grad(r);
-    if (first && status == ISO_OK) status = iso_reducer_grad_ready(r, 0);
-    if (first) usleep(LATE_US);
-    for (int i = PARAMS - 1; i > 0 && status == ISO_OK; i--) status = iso_reducer_grad_ready(r, i);
-    if (!first) usleep(LATE_US);
-    if (!first && status == ISO_OK) status = iso_reducer_grad_ready(r, 0);
-    return status == ISO_OK ? iso_reducer_step(r, "") : status;
-}
-
-// How long the bucket of parameter 0 has waited to be sent, in all exchanges so far.
-static double held_back(iso_reducer *r) {
-    iso_reducer_stats stats;
-    iso_bucket_stats bucket;
-    iso_reducer_get_stats(r, &stats);
-    iso_assert_ok(iso_reducer_get_bucket_stats(r, stats.bucket_count - 1, &bucket));
-    return (bucket.start_ms - bucket.ready_ms) * (double)bucket.exchanges;
-}
-
-static void a_later_plan_follows(void) {
-    iso_reducer *r;
-    double before[3] = {0};
-    iso_assert_ok(create(&(iso_reducer_config){0}, false, &r));
-    iso_assert_ok(iso_reducer_set_apply(r, descend, 0, NULL));
-    for (int step = 0; step <= LAST; step++) {
-        if (step == CHANGED) before[0] = held_back(r);
-        if (step == PLANNED_AGAIN) before[1] = held_back(r);
-        iso_assert_ok(changed_step(r, step));
-    }
-    iso_assert_ok(iso_reducer_finish(r));
-    before[2] = held_back(r);
-    double old = (before[1] - before[0]) / (PLANNED_AGAIN - CHANGED);
-    double new = (before[2] - before[1]) / (LAST + 1 - PLANNED_AGAIN);
-    if (test_rank == 0) fprintf(stderr, "held back for %.2f ms, then %.2f ms\n", old, new);
-    iso_assert_all(new < old / 2);
-    iso_reducer_destroy(&r);
-}
-
-Test(np2_plan_order, a_later_plan_follows) { a_later_plan_follows(); }
-Test(np3_plan_order, a_later_plan_follows) { a_later_plan_follows(); }
-
 // ---- A gradient is missing where the plan is made -----------------------------------------------------
 
 static long long moved; // descents of parameter 0 by exactly what all ranks gave

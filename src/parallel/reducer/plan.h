@@ -5,7 +5,7 @@
 // when each bucket becomes ready and when it is needed, and how fast the wire is, the plan sends at
 // any moment the ready chunk that is needed earliest (preemptive earliest-deadline-first on one
 // machine with release times, which minimises the largest lateness: Horn 1974). It is computed
-// on one rank, and then the same for all.
+// once, on one rank, and then the same for all.
 #ifndef ISO_PLAN_H
 #define ISO_PLAN_H
 

@@ -8,8 +8,7 @@
 #include <string.h>
 
 #define WARM_LISTS 3 // memory is touched, kernels are created: times say nothing yet
-enum { ROUNDS = 5 }; // lists that a plan is made of
-enum { LATER = 3 };  // the next plan is made when so many times as many lists have left
+enum { ROUNDS = 5 }; // lists that the plan is made of
 
 // Times of the latest exchange, sums over all, and what the plan is made of.
 typedef struct bucket_times {
@@ -24,8 +23,8 @@ typedef struct bucket_times {
 struct iso__planner {
     const iso__layout *layout;
     iso_comm *world;
-    bool wanted, in_force;
-    long long due;                   // lists that have left when the next plan is made
+    bool wanted, planned; // planned: also where that failed
+    bool in_force;
     bucket_times *times;             // [buckets]
     int *bucket;                     // [buckets], of the planned channel's items
     int64_t origin_ns, origin_clock; // of the backward: now, and on the clock without waits
@@ -40,8 +39,7 @@ iso_status iso__planner_create(const iso__layout *layout, iso_comm *world, bool 
     iso__planner *p;
     size_t count = (size_t)layout->bucket_count;
     ISO_TRY(iso__alloc_zero(sizeof(*p), (void **)&p));
-    *p = (iso__planner){
-        .layout = layout, .world = world, .wanted = wanted, .due = WARM_LISTS + ROUNDS + 1};
+    *p = (iso__planner){.layout = layout, .world = world, .wanted = wanted};
     ISO_TRY_GOTO(iso__alloc_zero(count * sizeof(*p->times), (void **)&p->times));
     ISO_TRY_GOTO(iso__alloc_zero(count * sizeof(*p->bucket), (void **)&p->bucket));
     *out = p;
@@ -172,12 +170,11 @@ typedef struct agreed_plan {
     iso__chunk *chunk;
 } agreed_plan;
 
-static iso_status make_plan(iso__planner *p, iso__channel *channel, const iso__plan_item *item,
-                            int items, agreed_plan *out) {
+static iso_status make_plan(const iso__planner *p, iso__channel *channel,
+                            const iso__plan_item *item, int items, agreed_plan *out) {
     iso__channel_load now = iso__channel_load_of(channel);
     double bytes = (double)(now.bytes - p->load.bytes);
     double ms = (double)(now.busy_ns - p->load.busy_ns) * 1e-6;
-    p->load = now;
     if (ms <= 0 || bytes <= 0) return ISO_OK; // nothing has travelled: the plan stays as it is
     iso__plan_config config = iso__plan_choose(bytes / ms);
     int count = 0;
@@ -243,11 +240,11 @@ iso_status iso__planner_plan(iso__planner *p, const iso__transport *transport, i
 // Lists are counted when they leave, not when they come back.
 bool iso__planner_is_due(iso__planner *p, const iso__transport *transport, long long lists) {
     int items;
-    if (!p->wanted || lists < WARM_LISTS || !transport->ops->plan) return false;
+    if (!p->wanted || p->planned || lists < WARM_LISTS || !transport->ops->plan) return false;
     iso__channel *channel = transport->ops->plan(transport, p->bucket, &items);
     if (!channel) return false;
     if (lists == WARM_LISTS && p->load.bytes == 0) p->load = iso__channel_load_of(channel);
-    if (lists < p->due) return false;
-    p->due = lists * LATER;
+    if (lists < WARM_LISTS + ROUNDS + 1) return false;
+    p->planned = true;
     return true;
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Private to the reducer: when buckets are ready and needed (statistics), and the plan of the order
-// in which they leave, which is made of that: soon, and again ever more rarely.
+// in which they leave, which is made of that once.
 #ifndef ISO_PLANNER_H
 #define ISO_PLANNER_H
 
@@ -28,7 +28,7 @@ void iso__planner_add_stats(const iso__planner *p, iso_reducer_stats *out);
 void iso__planner_bucket_stats(const iso__planner *p, int bucket, iso_bucket_stats *out);
 
 // Whether the plan is to be made now, with `lists` issued whole so far. By what all ranks know
-// alike; true once for each plan.
+// alike; true once.
 bool iso__planner_is_due(iso__planner *p, const iso__transport *transport, long long lists);
 // Collective over world; nothing is pending. mine: whether this rank has come here well.
 iso_status iso__planner_plan(iso__planner *p, const iso__transport *transport, iso_status mine);
