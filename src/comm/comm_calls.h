@@ -21,15 +21,20 @@ bool iso__comm_is_finalized(const iso_comm *comm);
 // ISO_ERR_MISMATCH, naming `what`, unless all ranks give the same number. Collective.
 iso_status iso__comm_check_equal(iso_comm *comm, int64_t number, const char *what);
 
-// Collective. Zeroed memory of equal length on every rank, aligned to 64 bytes. All-reduces of f32
-// at equal places in it go through shared memory where the ranks share memory and
-// ISO_NODE_COLLECTIVE allows it; otherwise (and for a second such memory of one communicator) it is
-// like any other memory.
-iso_status iso__comm_shared_alloc(iso_comm *comm, size_t bytes, void **memory);
-// Local. No exchange in it may be pending. Accepts NULL, and is called before the communicator is
-// destroyed, also after MPI_Finalize.
-void iso__comm_shared_free(iso_comm *comm, void **memory);
-// Whether it is what shared_alloc gave and exchanges in it go through shared memory.
+// Local. Zeroed memory, aligned to 64 bytes, that can be shared later; memory like any other as
+// long as it is not.
+iso_status iso__shareable_alloc(size_t bytes, void **memory);
+void iso__shareable_free(void **memory); // when it is not shared any more; accepts NULL
+// Collective. Memory of iso__shareable_alloc, of equal length on every rank, where no exchange is
+// pending; it keeps its address and contents. From now on all-reduces of f32 at equal places in it
+// go through shared memory, if the ranks share memory and ISO_NODE_COLLECTIVE allows it. Otherwise,
+// and for a second memory of one communicator, nothing changes, unless ISO_NODE_COLLECTIVE is shm:
+// then there must be shared memory (ISO_ERR_UNSUPPORTED).
+iso_status iso__comm_share(iso_comm *comm, void *memory);
+// Local, the end of it: also where nothing was shared, and after MPI_Finalize. No exchange in it
+// may be pending.
+void iso__comm_unshare(iso_comm *comm, void *memory);
+// Whether it lies in what is shared, so that exchanges in it go through shared memory.
 bool iso__comm_is_shared(const iso_comm *comm, const void *data, size_t bytes);
 
 // What ISO_NODE_COLLECTIVE says; ISO_ERR_ARG for nonsense. NCCL is for memory of GPUs; for other

@@ -15,21 +15,53 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+// ---- Memory that can be shared: it lies behind room for the board ---------------------------------
+
+static iso__board *board_of(void *memory) {
+    return (iso__board *)(void *)((char *)memory - sizeof(iso__board));
+}
+
+static size_t whole_bytes(const iso__board *board) { return sizeof(*board) + board->bytes; }
+
+iso_status iso__shareable_alloc(size_t bytes, void **memory) {
+    void *at = mmap(NULL, sizeof(iso__board) + bytes, PROT_READ | PROT_WRITE,
+                    MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    ISO_CHECK(at != MAP_FAILED, ISO_ERR_NOMEM, "no memory for %zu bytes", bytes);
+    iso__board *board = at;
+    board->bytes = bytes;
+    *memory = board + 1;
+    return ISO_OK;
+}
+
+void iso__shareable_free(void **memory) {
+    if (*memory) munmap(board_of(*memory), whole_bytes(board_of(*memory)));
+    *memory = NULL;
+}
+
 // ---- Segments: one per rank, named by its id until all have mapped it -----------------------------
 
 static void name_of(int64_t id, char name[32]) {
     snprintf(name, 32, "/isotherm.%016llx", (unsigned long long)id);
 }
 
-static iso__board *map_file(int file, size_t bytes) {
-    void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+// at: NULL, or what the file takes the place of.
+static iso__board *map_file(int file, size_t bytes, void *at) {
+    int flags = MAP_SHARED | (at ? MAP_FIXED : 0);
+    void *mapped = mmap(at, bytes, PROT_READ | PROT_WRITE, flags, file, 0);
     close(file);
-    return at == MAP_FAILED ? NULL : at;
+    return mapped == MAP_FAILED ? NULL : mapped;
+}
+
+static iso__board *map_segment(int64_t id, size_t bytes, void *at) {
+    char name[32];
+    name_of(id, name);
+    int file = shm_open(name, O_RDWR, 0);
+    return file < 0 ? NULL : map_file(file, bytes, at);
 }
 
 static void unmap_boards(iso__shared *s) {
     for (int r = 0; s->board && r < s->comm->size; r++)
-        if (s->board[r]) munmap(s->board[r], sizeof(iso__board) + s->bytes);
+        if (s->board[r] && s->board[r] != s->own) munmap(s->board[r], whole_bytes(s->own));
 }
 
 static int create_file(int64_t *id) {
@@ -51,22 +83,24 @@ static void unlink_segment(int64_t id) {
     if (id) shm_unlink(name);
 }
 
-// Makes this rank's segment; its id, or 0 if there is no room.
+// Makes this rank's segment, with what its memory holds; its id, or 0 if there is no room.
 static int64_t create_segment(iso__shared *s) {
     int64_t id;
-    size_t bytes = sizeof(iso__board) + s->bytes;
+    size_t bytes = whole_bytes(s->own);
     int file = create_file(&id);
     if (file < 0) return 0;
     // Takes the memory now: later, a lack of it would be a signal.
     iso__board *board = NULL;
     if (posix_fallocate(file, 0, (off_t)bytes) == 0)
-        board = map_file(file, bytes);
+        board = map_file(file, bytes, NULL);
     else
         close(file);
     if (!board) {
         unlink_segment(id);
         return 0;
     }
+    memcpy(board + 1, s->own + 1, s->own->bytes);
+    board->bytes = s->own->bytes;
     board->id = id;
     board->helped = s->comm->engine->mode == ISO_PROGRESS_THREAD;
     s->board[s->comm->rank] = board;
@@ -76,14 +110,22 @@ static int64_t create_segment(iso__shared *s) {
 // Maps the segments of the others; false if one cannot be reached.
 static bool map_segments(iso__shared *s, const int64_t *id) {
     for (int r = 0; r < s->comm->size; r++) {
-        char name[32];
         if (s->board[r]) continue;
-        name_of(id[r], name);
-        int file = shm_open(name, O_RDWR, 0);
-        if (file >= 0) s->board[r] = map_file(file, sizeof(iso__board) + s->bytes);
+        s->board[r] = map_segment(id[r], whole_bytes(s->own), NULL);
         if (!s->board[r] || s->board[r]->id != id[r]) return false;
     }
     return true;
+}
+
+// This rank's segment takes the place of its memory.
+static iso_status move_in(iso__shared *s, int64_t id) {
+    iso__board **mine = &s->board[s->comm->rank];
+    size_t bytes = whole_bytes(s->own);
+    ISO_CHECK(map_segment(id, bytes, s->own) == s->own, ISO_ERR_NOMEM,
+              "shared memory of %zu bytes could not be mapped: %s", bytes, strerror(errno));
+    munmap(*mine, bytes);
+    *mine = s->own;
+    return ISO_OK;
 }
 
 // ---- Whether memory is shared ---------------------------------------------------------------------
@@ -131,10 +173,11 @@ static iso_status share_segments(iso__shared *s, int64_t *id, const char **why_n
         for (int r = 0; r < comm->size; r++)
             if (id[r] == 0) *why_not = "there is no room for shared memory";
         if (!*why_not) mapped = map_segments(s, id);
-        status = all_hold(comm, mapped, &all); // nobody needs the name any more
+        status = all_hold(comm, mapped, &all);
         if (!all) *why_not = "a rank cannot reach the shared memory of another";
+        if (all && !*why_not) status = iso_comm_agree(comm, move_in(s, mine));
     }
-    unlink_segment(mine);
+    unlink_segment(mine); // nobody needs the name any more
     return status;
 }
 
@@ -165,22 +208,23 @@ static void free_record(iso__shared *s) {
     iso__free(s);
 }
 
-static iso_status allocate_record(iso_comm *comm, size_t bytes, iso__shared **out, int64_t **id) {
+static iso_status allocate_record(iso_comm *comm, iso__board *own, iso__shared **out,
+                                  int64_t **id) {
     void *memory;
     ISO_TRY(iso__alloc_zero(sizeof(iso__shared), &memory));
     *out = memory;
-    **out = (iso__shared){.comm = comm, .bytes = bytes};
+    **out = (iso__shared){.comm = comm, .own = own, .bytes = own->bytes};
     ISO_TRY(iso__alloc_zero((size_t)comm->size * sizeof(iso__board *), (void **)&(*out)->board));
     ISO_TRY(iso__alloc_zero((size_t)comm->size * sizeof(**id), (void **)id));
     return ISO_OK;
 }
 
 // *out: NULL where *why_not says why not.
-static iso_status create_record(iso_comm *comm, size_t bytes, iso__shared **out,
+static iso_status create_record(iso_comm *comm, iso__board *own, iso__shared **out,
                                 const char **why_not) {
     iso__shared *s = NULL;
     int64_t *id = NULL;
-    iso_status status = iso_comm_agree(comm, allocate_record(comm, bytes, &s, &id));
+    iso_status status = iso_comm_agree(comm, allocate_record(comm, own, &s, &id));
     if (status >= 0) status = share_segments(s, id, why_not);
     iso__free(id);
     if (status < 0 || *why_not) {
@@ -189,15 +233,6 @@ static iso_status create_record(iso_comm *comm, size_t bytes, iso__shared **out,
     }
     ISO_TRY(status);
     *out = s;
-    return ISO_OK;
-}
-
-static iso_status allocate_private(iso_comm *comm, size_t bytes, void **out) {
-    void *memory = NULL;
-    iso_status status = iso_comm_agree(comm, iso__alloc_zero(bytes, &memory));
-    if (status < 0) iso__free(memory);
-    ISO_TRY(status);
-    *out = memory;
     return ISO_OK;
 }
 
@@ -219,31 +254,25 @@ static void list_memory(iso__engine *engine, iso__shared *s, bool add) {
     pthread_mutex_unlock(&engine->lock);
 }
 
-iso_status iso__comm_shared_alloc(iso_comm *comm, size_t bytes, void **memory) {
+iso_status iso__comm_share(iso_comm *comm, void *memory) {
     int mode;
     const char *why_not = NULL;
     iso__shared *s = NULL;
-    ISO_TRY(check_settings(comm, bytes, &mode, &why_not));
-    if (!why_not) ISO_TRY(create_record(comm, bytes, &s, &why_not));
+    iso__board *own = board_of(memory);
+    ISO_TRY(check_settings(comm, own->bytes, &mode, &why_not));
+    if (!why_not) ISO_TRY(create_record(comm, own, &s, &why_not));
     log_choice(comm, why_not);
     ISO_CHECK(s || mode != ISO_NODE_SHM || comm->size == 1 || comm->shared, ISO_ERR_UNSUPPORTED,
               "ISO_NODE_COLLECTIVE is shm, but %s", why_not);
-    if (!s) return allocate_private(comm, bytes, memory);
+    if (!s) return ISO_OK;
     list_memory(comm->engine, s, true);
     comm->shared = s;
-    *memory = iso__shared_data(s, comm->rank);
     return ISO_OK;
 }
 
-void iso__comm_shared_free(iso_comm *comm, void **pointer) {
-    void *memory = *pointer;
-    *pointer = NULL;
-    if (!memory) return;
+void iso__comm_unshare(iso_comm *comm, void *memory) {
     iso__shared *s = comm->shared;
-    if (!s || memory != iso__shared_data(s, comm->rank)) {
-        iso__free(memory);
-        return;
-    }
+    if (!s || !memory || s->own != board_of(memory)) return;
     list_memory(comm->engine, s, false);
     comm->shared = NULL;
     free_record(s);

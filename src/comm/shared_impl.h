@@ -19,8 +19,9 @@ typedef struct iso__tally {
 
 // Its rank writes it, but for what another sums.
 typedef struct iso__board {
-    int64_t id;  // of the segment
-    bool helped; // there is a thread that sums while the program does something else
+    int64_t id;   // of the segment
+    size_t bytes; // of data behind it
+    bool helped;  // there is a thread that sums while the program does something else
     iso__tally queue[ISO_QUEUES];
 } iso__board;
 _Static_assert(ATOMIC_LLONG_LOCK_FREE == 2, "ranks share counters without a lock");
@@ -35,6 +36,7 @@ typedef struct iso__shared_queue {
 // Each rank's segment is its board, then its data. The engine's lock guards all but the segments.
 struct iso__shared {
     iso_comm *comm;
+    iso__board *own;    // where this rank's memory lies, which is not the record's
     iso__board **board; // of each rank, as mapped here
     size_t bytes;       // of data of each rank
     iso__shared_queue queue[ISO_QUEUES];

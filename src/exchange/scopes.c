@@ -13,11 +13,15 @@ struct iso__scopes {
     bool exchanges;
     bool converts;    // a hook does
     bool equal_nodes; // all nodes have as many ranks
+    bool wants_nccl;  // all ranks do
+    bool asked_nccl;  // whether it can be used is known
     size_t unit;
     iso__nccl *nccl;        // of the node, or NULL
     iso_topology *topology; // of shards
     iso__transport *alone;
-    iso__transport *transport[ISO_SCOPE_RANK]; // of the world and the node; NULL until asked for
+    iso__transport
+        *transport[ISO_SCOPE_RANK]; // of the world and the node; NULL: this rank is alone
+    bool made[ISO_SCOPE_RANK];      // by all ranks
 };
 
 const char *iso__scope_name(iso_scope scope) {
@@ -38,7 +42,7 @@ static bool world_is_node(const iso__scopes *s) {
 
 // ---- NCCL -------------------------------------------------------------------------------------------
 
-static iso_status wants_nccl(const iso__scopes *s, bool *out) {
+static iso_status prefer_nccl(const iso__scopes *s, bool *out) {
     int mode;
     ISO_TRY(iso__node_collective(&mode));
     *out = s->exchanges && s->device && strcmp(s->device->ops->name, "cuda") == 0 &&
@@ -61,13 +65,15 @@ static iso_status worst_of(const iso__scopes *s, iso_status mine, int64_t *out) 
     return iso_comm_allreduce_i64(s->world, out, 1, ISO_MAX);
 }
 
-// Where one node cannot, none does: sums of all nodes are made alike.
+// Where one node cannot, none does: sums of all nodes are made alike. Once.
 static iso_status make_nccl(iso__scopes *s) {
     int mode;
     int64_t worst;
     iso_status mine = ISO_OK;
+    if (s->asked_nccl) return ISO_OK;
     if (iso_comm_size(s->node) > 1) mine = iso__nccl_create(s->node, s->device, &s->nccl);
     iso_status agreed = iso_comm_agree(s->world, mine);
+    s->asked_nccl = agreed == ISO_OK;
     if (agreed == ISO_OK) return ISO_OK;
     char why[400];
     snprintf(why, sizeof(why), "%.390s", iso_last_error()->message);
@@ -79,20 +85,25 @@ static iso_status make_nccl(iso__scopes *s) {
               why);
     if (iso_comm_rank(s->world) == 0)
         iso__log(ISO_LOG_WARN, "gradients go through the host's memory, not by NCCL: %s", why);
+    s->asked_nccl = true;
     return ISO_OK;
 }
 
-// A hook converts gradients on the host: of one node's GPUs, all go there. Whether ranks were given
-// the same is checked later, so that nothing here depends on what a rank alone was given.
-static iso_status look_for_nccl(iso__scopes *s) {
+// Whether ranks were given the same is checked later, so that nothing here depends on what a rank
+// alone was given.
+static iso_status ask_for_nccl(iso__scopes *s) {
     bool mine = false;
-    ISO_TRY(iso_comm_agree(s->world, wants_nccl(s, &mine)));
-    int64_t all[2] = {mine && iso_comm_size(s->world) > 1, !s->converts};
-    ISO_TRY(iso_comm_allreduce_i64(s->world, all, 2, ISO_MIN));
-    if (!all[0]) return ISO_OK;
-    ISO_TRY(measure_nodes(s));
-    bool useful = all[1] || (s->equal_nodes && !world_is_node(s));
-    return useful ? make_nccl(s) : ISO_OK;
+    ISO_TRY(iso_comm_agree(s->world, prefer_nccl(s, &mine)));
+    int64_t all = mine && iso_comm_size(s->world) > 1;
+    ISO_TRY(iso_comm_allreduce_i64(s->world, &all, 1, ISO_MIN));
+    s->wants_nccl = all != 0;
+    return s->wants_nccl ? measure_nodes(s) : ISO_OK;
+}
+
+// A hook converts gradients on the host: of one node's GPUs, all go there. Shards travel between
+// nodes of equally many ranks.
+static bool takes_nccl(const iso__scopes *s, const iso_comm *comm) {
+    return s->wants_nccl && (comm == s->node ? !s->converts : s->equal_nodes);
 }
 
 // ---- Life -------------------------------------------------------------------------------------------
@@ -100,7 +111,7 @@ static iso_status look_for_nccl(iso__scopes *s) {
 static iso_status find_nodes(iso__scopes *s) {
     ISO_TRY(iso__comm_create_node(s->world, ISO_SCOPE_NODE, false, &s->node));
     ISO_TRY(iso__comm_place_part(s->node, s->world));
-    return look_for_nccl(s);
+    return ask_for_nccl(s);
 }
 
 iso_status iso__scopes_create(iso_comm *world, iso_device *device, const iso_comm_hook *hook,
@@ -141,9 +152,8 @@ bool iso__scopes_destroy(iso__scopes **pointer) {
 
 size_t iso__scopes_unit(const iso__scopes *s) { return s->unit; }
 
-iso_comm *iso__scopes_arena_node(const iso__scopes *s) {
-    bool useful = s->exchanges && !s->nccl && !s->converts && iso_comm_size(s->node) > 1;
-    return useful ? s->node : NULL;
+bool iso__scopes_may_share(const iso__scopes *s) {
+    return s->exchanges && !s->converts && iso_comm_size(s->node) > 1;
 }
 
 // ---- Transports -------------------------------------------------------------------------------------
@@ -157,9 +167,11 @@ static void say_once(const iso__scopes *s, const char *what) {
     if (iso_comm_rank(s->world) == 0) iso__log(ISO_LOG_INFO, "gradients of GPUs: %s", what);
 }
 
-static iso_status make_host(const iso__transport_setup *setup, iso_comm *comm,
+// Sums between nodes use memory that a node shares like any other.
+static iso_status make_host(const iso__scopes *s, const iso__transport_setup *setup, iso_comm *comm,
                             iso__transport **out) {
     iso__transport *host = NULL;
+    if (comm == s->node) ISO_TRY(iso__store_share(setup->store, s->node));
     ISO_TRY(iso__transport_host(setup, comm, &host));
     *out = host;
     iso_status status = ISO_OK;
@@ -181,28 +193,44 @@ static iso_status make_shards(iso__scopes *s, const iso__transport_setup *setup,
 
 static iso_status make_transport(iso__scopes *s, iso_comm *comm, const iso__transport_setup *setup,
                                  iso__transport **out) {
-    if (comm == s->world && s->nccl && s->equal_nodes) return make_shards(s, setup, out);
-    if (comm == s->world && s->nccl)
+    if (comm == s->world && s->wants_nccl && !s->equal_nodes)
         say_once(s, "through the host, as nodes have different numbers of ranks");
-    if (comm == s->world || !s->nccl || s->converts) return make_host(setup, comm, out);
+    if (!s->nccl || !takes_nccl(s, comm)) return make_host(s, setup, comm, out);
+    if (comm == s->world) return make_shards(s, setup, out);
     say_once(s, "NCCL inside the node");
     return iso_comm_agree(comm, iso__transport_nccl(setup, s->nccl, s->node, out));
 }
 
+// Some nodes may be single ranks, who take part in what all agree on.
+static iso_status make_scope(iso__scopes *s, iso_scope scope, const iso__transport_setup *setup) {
+    iso_comm *comm = iso__scopes_comm(s, scope);
+    iso__transport *new = NULL;
+    if (takes_nccl(s, comm)) ISO_TRY(make_nccl(s));
+    iso_status status = ISO_OK;
+    if (iso_comm_size(comm) > 1) status = make_transport(s, comm, setup, &new);
+    status = iso_comm_agree(s->world, status);
+    if (status < 0) iso__transport_destroy(&new); // what failed on one rank, no rank keeps
+    ISO_TRY(status);
+    s->transport[scope] = new;
+    s->made[scope] = true;
+    return ISO_OK;
+}
+
 iso_status iso__scopes_choose(iso__scopes *s, iso_scope scope, const iso__transport_setup *setup,
                               iso__transport **out) {
-    iso_comm *comm = iso__scopes_comm(s, scope);
-    bool together = comm && iso_comm_size(comm) > 1;
+    bool together = iso__scopes_comm(s, scope) != NULL;
     iso__transport_setup own = *setup;
     own.over_world = scope == ISO_SCOPE_WORLD;
-    iso__transport **made = together ? &s->transport[scope] : &s->alone, *new = NULL;
-    if (!*made) {
-        iso_status status =
-            together ? make_transport(s, comm, &own, &new) : iso__transport_none(&own, &new);
-        if (status < 0) iso__transport_destroy(&new); // what failed on one rank, no rank keeps
-        ISO_TRY(status);
-        *made = new;
-    }
-    *out = *made;
+    if (together && !s->made[scope]) ISO_TRY(make_scope(s, scope, &own));
+    together = together && s->transport[scope];
+    if (!together && !s->alone) ISO_TRY(iso__transport_none(&own, &s->alone));
+    *out = together ? s->transport[scope] : s->alone;
+    return ISO_OK;
+}
+
+iso_status iso__scopes_make_all(iso__scopes *s, const iso__transport_setup *setup) {
+    iso__transport *unused;
+    for (int scope = 0; scope <= ISO_SCOPE_RANK; scope++)
+        ISO_TRY(iso__scopes_choose(s, (iso_scope)scope, setup, &unused));
     return ISO_OK;
 }

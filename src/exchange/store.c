@@ -16,51 +16,55 @@ iso_status iso__store_create(size_t bytes, iso_device *device, iso__store *out) 
     return iso__store_remote(out)->fill_zero(device, ISO__QUEUE_COMPUTE, memory, bytes);
 }
 
-// Memory that the ranks of a node share. A device may refuse it on one rank; the others must not go
-// on without it.
-static iso_status share_arena(iso__store *s, iso_comm *node) {
-    void *arena;
-    ISO_TRY(iso__comm_shared_alloc(node, s->bytes, &arena));
-    iso_status status = s->device ? iso__pin_pages(s->device, arena, s->bytes) : ISO_OK;
-    bool pinned = s->device && status == ISO_OK;
-    status = iso_comm_agree(node, status);
-    if (status < 0) {
-        if (pinned) iso__unpin_pages(s->device, arena);
-        iso__comm_shared_free(node, &arena);
-    }
-    ISO_TRY(status);
-    s->arena = arena;
-    s->node = iso_comm_retain(node);
+static iso_status pin_arena(iso__store *s) {
+    if (!s->device) return ISO_OK;
+    ISO_TRY(iso__pin_pages(s->device, s->arena, s->bytes));
+    s->pinned = true;
     return ISO_OK;
 }
 
-static iso_status own_arena(iso__store *s) {
-    void *arena;
-    if (s->device) {
-        ISO_TRY(iso__pinned_alloc(s->device, s->bytes, &arena));
-        memset(arena, 0, s->bytes);
-        s->pinned = true;
-    } else {
-        // Zero, so that the padding between parameters stays zero in every sum.
-        ISO_TRY(iso__alloc_zero(s->bytes, &arena));
-    }
-    s->arena = arena;
+static void unpin_arena(iso__store *s) {
+    if (s->pinned) iso__unpin_pages(s->device, s->arena);
+    s->pinned = false;
+}
+
+// Zero, so that the padding between parameters stays zero in every sum.
+static iso_status make_private(iso__store *s, void **arena) {
+    if (!s->device) return iso__alloc_zero(s->bytes, arena);
+    ISO_TRY(iso__pinned_alloc(s->device, s->bytes, arena));
+    memset(*arena, 0, s->bytes);
     return ISO_OK;
 }
 
-iso_status iso__store_make_arena(iso__store *s, iso_comm *node) {
-    ISO_TRY(node ? share_arena(s, node) : own_arena(s));
+iso_status iso__store_make_arena(iso__store *s, bool shareable) {
+    void *arena;
+    ISO_TRY(shareable ? iso__shareable_alloc(s->bytes, &arena) : make_private(s, &arena));
+    s->arena = arena;
+    s->shareable = shareable;
     if (!s->device) s->gradients = s->arena;
-    return ISO_OK;
+    return shareable ? pin_arena(s) : ISO_OK;
+}
+
+// A device may refuse the shared pages on one rank; the others must not go on without it.
+iso_status iso__store_share(iso__store *s, iso_comm *node) {
+    if (!s->shareable || s->node) return ISO_OK;
+    iso_status copied = s->device ? iso__store_remote(s)->finish(s->device) : ISO_OK;
+    ISO_TRY(iso_comm_agree(node, copied));
+    unpin_arena(s);
+    iso_status shared = iso__comm_share(node, s->arena);
+    if (shared == ISO_OK) s->node = iso_comm_retain(node);
+    iso_status pinned = pin_arena(s);
+    return iso_comm_agree(node, shared < 0 ? shared : pinned);
 }
 
 static void free_arena(iso__store *s) {
     void *arena = s->arena;
     if (!arena) return;
-    if (s->node && s->device) iso__unpin_pages(s->device, arena);
-    if (s->node)
-        iso__comm_shared_free(s->node, &arena);
-    else if (s->pinned)
+    unpin_arena(s);
+    if (s->node) iso__comm_unshare(s->node, arena);
+    if (s->shareable)
+        iso__shareable_free(&arena);
+    else if (s->device)
         iso__pinned_free(s->device, arena);
     else
         iso__free(arena);
@@ -80,7 +84,8 @@ void iso__store_destroy(iso__store *s) {
 
 iso_status iso__store_zero(iso__store *s, size_t offset, size_t bytes) {
     if (s->device)
-        return iso__store_remote(s)->fill_zero(s->device, ISO__QUEUE_COMPUTE, s->gradients + offset, bytes);
+        return iso__store_remote(s)->fill_zero(s->device, ISO__QUEUE_COMPUTE, s->gradients + offset,
+                                               bytes);
     memset(s->gradients + offset, 0, bytes);
     return ISO_OK;
 }

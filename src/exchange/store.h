@@ -13,15 +13,20 @@ typedef struct iso__store {
     char *arena;        // memory of the host, through which buckets travel; zero at creation
     char *gradients;    // where backward writes them: the arena, or as many bytes of the device
     iso_device *device; // with memory of its own, or NULL
-    iso_comm *node;     // whose ranks share the arena, or NULL
-    bool pinned;        // the arena is of iso__pinned_alloc
+    bool shareable;     // the arena is of iso__shareable_alloc, or else of iso__pinned_alloc
+    iso_comm *node;     // that was asked to share the arena, or NULL
+    bool pinned;        // the device knows the pages of a shareable arena
 } iso__store;
 
 // Local. Gradients in the memory of `device` (NULL or with host memory: in the arena).
 iso_status iso__store_create(size_t bytes, iso_device *device, iso__store *out);
-// Collective over node: memory that its ranks share, or private memory where that cannot be. Local
-// with node NULL: private memory. Once, before anything is written.
-iso_status iso__store_make_arena(iso__store *s, iso_comm *node);
+// Local. Private memory; shareable: the ranks of a node can share it later. Once, before anything
+// is written.
+iso_status iso__store_make_arena(iso__store *s, bool shareable);
+// Collective over node, while nothing is under way: a shareable arena becomes memory that its ranks
+// share, where that can be. Its address and contents stay. Does nothing when called again. As
+// iso__comm_share.
+iso_status iso__store_share(iso__store *s, iso_comm *node);
 // Waits for copies. Accepts a store that was not created whole.
 void iso__store_destroy(iso__store *s);
 

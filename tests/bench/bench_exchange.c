@@ -124,7 +124,8 @@ static void measure(iso_comm *comm, const options *o, int nodes) {
     target targets[2] = {make_target(o, "messages", plain)};
     int count = 1;
     if (o->node) {
-        bench_require(iso__comm_shared_alloc(comm, o->bytes, &shared));
+        bench_require(iso__shareable_alloc(o->bytes, &shared));
+        bench_require(iso__comm_share(comm, shared));
         bool is_shared = iso__comm_is_shared(comm, shared, o->bytes);
         targets[count++] = make_target(o, is_shared ? "shared memory" : "no shared memory", shared);
     }
@@ -133,7 +134,8 @@ static void measure(iso_comm *comm, const options *o, int nodes) {
         report(comm, o, &targets[i], nodes);
         free(targets[i].alone), free(targets[i].work), free(targets[i].both);
     }
-    iso__comm_shared_free(comm, &shared);
+    iso__comm_unshare(comm, shared);
+    iso__shareable_free(&shared);
     free(plain);
 }
 

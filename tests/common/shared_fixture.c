@@ -8,16 +8,31 @@
 #include <criterion/criterion.h>
 #include <math.h>
 
+iso_status shared_alloc(iso_comm *comm, size_t bytes, void **memory) {
+    void *made;
+    ISO_TRY(iso__shareable_alloc(bytes, &made));
+    iso_status status = iso__comm_share(comm, made);
+    if (status < 0) iso__shareable_free(&made);
+    ISO_TRY(status);
+    *memory = made;
+    return ISO_OK;
+}
+
+void shared_free(iso_comm *comm, void **memory) {
+    iso__comm_unshare(comm, *memory);
+    iso__shareable_free(memory);
+}
+
 float *shared_create(iso_comm *comm, size_t count) {
     void *memory = NULL;
-    iso_assert_ok(iso__comm_shared_alloc(comm, count * sizeof(float), &memory));
+    iso_assert_ok(shared_alloc(comm, count * sizeof(float), &memory));
     iso_assert_all(iso__comm_is_shared(comm, memory, count * sizeof(float)));
     return memory;
 }
 
 void shared_destroy(iso_comm *comm, float **memory) {
     void *pointer = *memory;
-    iso__comm_shared_free(comm, &pointer);
+    shared_free(comm, &pointer);
     *memory = NULL;
 }
 

@@ -5,6 +5,9 @@
 
 #include <isotherm/comm.h>
 
+// Collective: memory that is shared where it can be. *memory: written on success only.
+iso_status shared_alloc(iso_comm *comm, size_t bytes, void **memory);
+void shared_free(iso_comm *comm, void **memory);
 // Collective: memory for so many floats; fails the test unless it is really shared.
 float *shared_create(iso_comm *comm, size_t count);
 void shared_destroy(iso_comm *comm, float **memory);

@@ -82,7 +82,7 @@ static void open_world(world *w, const transport_case *c) {
     size_t bytes = lay_out(w);
     iso_assert_ok(iso__coder_create(hook, &w->buckets, &w->coder));
     iso_assert_ok(iso__store_create(bytes, c->device, &w->store));
-    iso_assert_ok(iso__store_make_arena(&w->store, iso__scopes_arena_node(w->scopes)));
+    iso_assert_ok(iso__store_make_arena(&w->store, iso__scopes_may_share(w->scopes)));
     if (w->store.device)
         iso_assert_ok(iso__pinned_alloc(w->store.device, bytes, &w->mirror));
     else

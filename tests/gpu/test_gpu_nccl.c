@@ -6,6 +6,9 @@
 #include <criterion/criterion.h>
 #include <stdlib.h>
 
+// Of the emulated GPU, where the build has that.
+__attribute__((weak)) size_t emulated_live_comms(void);
+
 // With .timeout a rank that hangs ends the test.
 TestSuite(np2_gpu_nccl, .init = nccl_setup, .fini = test_mpi_teardown, .timeout = 60);
 TestSuite(np3_gpu_nccl, .init = nccl_setup, .fini = test_mpi_teardown, .timeout = 60);
@@ -175,19 +178,74 @@ static iso_status train_switching(nccl_world *w, nccl_result *out) {
     return nccl_take_values(w, out);
 }
 
-Test(np4_gpu_nccl, scopes_take_turns) {
-    nccl_skip();
+static void scopes_take_turns(iso_scope first) {
     nccl_result got, want;
     setenv("ISO_RANKS_PER_NODE", "2", 1);
     for (int gpu = 0; gpu < 2; gpu++) {
         nccl_variant how = nccl_by_gpu;
         nccl_world w;
         how.gpu = how.slow = gpu;
+        how.scope = first;
         iso_assert_ok(nccl_create(&w, &how));
         iso_assert_ok(train_switching(&w, gpu ? &got : &want));
         nccl_destroy(&w);
     }
     iso_assert_all(nccl_same_bits(&got, &want));
+}
+
+Test(np4_gpu_nccl, scopes_take_turns) {
+    nccl_skip();
+    scopes_take_turns(ISO_SCOPE_WORLD);
+}
+
+// The host's memory is shared where it lies, after the device has come to know its pages.
+Test(np4_gpu_nccl, scopes_take_turns_through_the_host) {
+    nccl_skip();
+    setenv("ISO_NODE_COLLECTIVE", "shm", 1);
+    scopes_take_turns(ISO_SCOPE_RANK);
+}
+
+// ---- What a scope needs is made when it is chosen ---------------------------------------------------
+
+static void makes_nccl(iso_scope scope, iso_sync sync, bool wanted) {
+    nccl_world w;
+    nccl_variant how = nccl_by_gpu;
+    how.scope = scope;
+    how.sync = sync;
+    iso_assert_ok(nccl_create(&w, &how));
+    iso_assert_all(emulated_live_comms() == wanted);
+    nccl_destroy(&w);
+}
+
+Test(np3_gpu_nccl, only_a_scope_that_needs_nccl_makes_it) {
+    nccl_skip();
+    if (!emulated_live_comms) test_mpi_skip("only the emulated GPU counts");
+    setenv("ISO_RANKS_PER_NODE", "2", 1);
+    makes_nccl(ISO_SCOPE_RANK, ISO_SYNC_LAZY, false);
+    makes_nccl(ISO_SCOPE_WORLD, ISO_SYNC_NONE, false);
+    makes_nccl(ISO_SCOPE_WORLD, ISO_SYNC_LAZY, false); // nodes of different sizes
+    makes_nccl(ISO_SCOPE_NODE, ISO_SYNC_LAZY, test_rank < 2);
+}
+
+Test(np4_gpu_nccl, the_first_choice_of_a_scope_makes_it_for_all) {
+    nccl_skip();
+    if (!emulated_live_comms) test_mpi_skip("only the emulated GPU counts");
+    setenv("ISO_RANKS_PER_NODE", "2", 1);
+    nccl_world w;
+    nccl_variant how = nccl_by_gpu;
+    how.scope = ISO_SCOPE_RANK;
+    iso_assert_ok(nccl_create(&w, &how));
+    iso_assert_all(emulated_live_comms() == 0);
+    iso_assert_ok(iso__reducer_set_scope(w.reducer, ISO_SCOPE_RANK));
+    iso_assert_all(emulated_live_comms() == 1);
+    for (int s = 0; s < 6; s++) {
+        long long before, after;
+        iso_memory_balance(NULL, NULL, &before);
+        iso_assert_ok(iso__reducer_set_scope(w.reducer, (iso_scope)(s % 3)));
+        iso_memory_balance(NULL, NULL, &after);
+        iso_assert_all(before == after && emulated_live_comms() == 1);
+    }
+    nccl_destroy(&w);
 }
 
 // Nodes of one rank have nobody to sum with, the others do.

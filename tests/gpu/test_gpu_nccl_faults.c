@@ -26,9 +26,10 @@ TestSuite(np4_gpu_nccl_faults, .init = nccl_setup, .fini = finalize, .timeout = 
 
 // ---- Where NCCL cannot be used ----------------------------------------------------------------------
 
-static iso_status open_shared(nccl_world *w, FILE *log) {
+static iso_status open_shared(nccl_world *w, FILE *log, iso_scope scope) {
     iso_log_set_stream(log);
     *w = (nccl_world){.how = nccl_by_gpu};
+    w->how.scope = scope;
     ISO_TRY(iso_device_create("cuda:0", &w->device));
     ISO_TRY(nccl_make_tensors(w));
     return nccl_make_reducer(w);
@@ -48,7 +49,7 @@ Test(np2_gpu_nccl_faults, ranks_that_share_a_gpu_take_the_host_and_say_so) {
     static nccl_result got;
     nccl_world w;
     FILE *log = tmpfile();
-    iso_assert_ok(open_shared(&w, log));
+    iso_assert_ok(open_shared(&w, log, ISO_SCOPE_WORLD));
     iso_assert_ok(nccl_run(&w, &got));
     iso_log_set_stream(stderr);
     nccl_destroy(&w);
@@ -62,9 +63,23 @@ Test(np2_gpu_nccl_faults, asked_for_by_name_it_must_work) {
     unsetenv("NCCL_HOSTID");
     setenv("ISO_NODE_COLLECTIVE", "nccl", 1);
     nccl_world w;
-    iso_status status = open_shared(&w, stderr);
+    iso_status status = open_shared(&w, stderr, ISO_SCOPE_WORLD);
     iso_assert_all(status == ISO_ERR_UNSUPPORTED &&
                    strstr(iso_last_error()->message, "share a GPU"));
+    nccl_destroy(&w);
+}
+
+Test(np2_gpu_nccl_faults, asked_for_by_name_it_must_work_where_it_is_used) {
+    nccl_skip();
+    unsetenv("NCCL_HOSTID");
+    setenv("ISO_NODE_COLLECTIVE", "nccl", 1);
+    nccl_world w;
+    iso_assert_ok(open_shared(&w, stderr, ISO_SCOPE_RANK));
+    iso_assert_ok(nccl_train_step(&w, 0));
+    iso_status status = iso__reducer_set_scope(w.reducer, ISO_SCOPE_WORLD);
+    iso_assert_all(status == ISO_ERR_UNSUPPORTED &&
+                   strstr(iso_last_error()->message, "share a GPU"));
+    iso_assert_ok(nccl_train_step(&w, 1)); // alone, as before
     nccl_destroy(&w);
 }
 

@@ -6,8 +6,10 @@
 #include "parallel/reducer/reducer_calls.h"
 
 #include <criterion/criterion.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 
 TestSuite(np2_scope, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 60);
 TestSuite(np3_scope, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 60);
@@ -255,6 +257,99 @@ Test(np2_scope, an_unknown_scope_is_refused) {
     iso_assert_all(create((iso_scope)3, ISO_SYNC_LAZY, &r) == ISO_ERR_ARG && r == NULL);
     iso_assert_ok(create(ISO_SCOPE_WORLD, ISO_SYNC_LAZY, &r));
     iso_assert_all(iso__reducer_set_scope(r, (iso_scope)-1) == ISO_ERR_ARG);
+    iso_reducer_destroy(&r);
+}
+
+// ---- What a scope needs is made when it is chosen ---------------------------------------------------
+
+// On rank 1 no file of shared memory can be made, or as many as before.
+static void leave_room(bool room) {
+    static struct rlimit before;
+    if (before.rlim_max == 0) getrlimit(RLIMIT_FSIZE, &before);
+    signal(SIGXFSZ, SIG_IGN);
+    struct rlimit none = {.rlim_cur = 1000, .rlim_max = before.rlim_max};
+    if (test_rank == 1) setrlimit(RLIMIT_FSIZE, room ? &before : &none);
+}
+
+static iso_status create_without_room(iso_scope scope, iso_sync sync, iso_reducer **out) {
+    leave_room(false);
+    iso_status status = create(scope, sync, out);
+    leave_room(true);
+    return status;
+}
+
+static bool told_of_no_room(iso_status status) {
+    const char *said = iso_last_error()->message;
+    return status == ISO_ERR_UNSUPPORTED &&
+           strstr(said, "ISO_NODE_COLLECTIVE is shm, but there is no room for shared memory");
+}
+
+Test(np2_scope, memory_that_no_scope_shares_needs_no_room) {
+    static const iso_sync sync[] = {ISO_SYNC_LAZY, ISO_SYNC_NONE};
+    setenv("ISO_NODE_COLLECTIVE", "shm", 1);
+    for (int k = 0; k < 2; k++) {
+        iso_reducer *r = NULL;
+        iso_scope scope = sync[k] == ISO_SYNC_NONE ? ISO_SCOPE_WORLD : ISO_SCOPE_RANK;
+        iso_assert_ok(create_without_room(scope, sync[k], &r));
+        iso_assert_ok(iso_reducer_set_apply(r, descend, 1, NULL));
+        iso_assert_ok(step(r));
+        iso_assert_ok(iso_reducer_finish(r));
+        iso_assert_all(moved_by(mean_of(ISO_SCOPE_RANK, 2)));
+        iso_reducer_destroy(&r);
+    }
+    iso_reducer *none = NULL;
+    iso_assert_all(told_of_no_room(create_without_room(ISO_SCOPE_WORLD, ISO_SYNC_LAZY, &none)));
+}
+
+Test(np4_scope, sums_between_nodes_share_no_memory) {
+    setenv("ISO_RANKS_PER_NODE", "2", 1);
+    setenv("ISO_NODE_COLLECTIVE", "shm", 1);
+    iso_reducer *r = NULL;
+    iso_assert_ok(create_without_room(ISO_SCOPE_WORLD, ISO_SYNC_LAZY, &r));
+    iso_reducer_destroy(&r);
+    iso_assert_all(told_of_no_room(create_without_room(ISO_SCOPE_NODE, ISO_SYNC_LAZY, &r)));
+}
+
+// A scope that cannot be had leaves the one in force; and memory is shared where it lies, with what
+// is in it.
+Test(np2_scope, memory_is_shared_when_a_scope_needs_it) {
+    setenv("ISO_NODE_COLLECTIVE", "shm", 1);
+    iso_reducer_stats stats;
+    iso_reducer *r = make_reducer(ISO_SCOPE_RANK);
+    float *gradient = iso_reducer_grad(r, 0);
+    iso_assert_ok(step(r));
+    leave_room(false);
+    iso_status status = iso__reducer_set_scope(r, ISO_SCOPE_NODE);
+    leave_room(true);
+    iso_assert_all(told_of_no_room(status));
+    iso_assert_all(iso__reducer_scope(r) == ISO_SCOPE_RANK);
+    iso_assert_ok(step(r));
+    iso_assert_ok(iso_reducer_finish(r));
+    iso_assert_all(moved_by(2 * mean_of(ISO_SCOPE_RANK, 2)));
+    iso_assert_ok(iso__reducer_set_scope(r, ISO_SCOPE_NODE));
+    iso_assert_all(iso_reducer_grad(r, 0) == gradient &&
+                   gradient[COUNT - 1] == (float)test_rank + 1);
+    iso_assert_ok(step(r));
+    iso_assert_ok(iso_reducer_finish(r));
+    iso_assert_all(moved_by(2 * mean_of(ISO_SCOPE_RANK, 2) + mean_of(ISO_SCOPE_NODE, 2)));
+    iso_reducer_get_stats(r, &stats);
+    iso_assert_all(stats.shared_memory);
+    iso_reducer_destroy(&r);
+}
+
+// Who sets a scope at all goes through scopes later, in the middle of a run.
+Test(np4_scope, the_first_choice_makes_what_later_ones_need) {
+    setenv("ISO_RANKS_PER_NODE", "2", 1);
+    iso_reducer *r = make_reducer(ISO_SCOPE_WORLD);
+    iso_assert_ok(iso__reducer_set_scope(r, ISO_SCOPE_WORLD));
+    for (int s = 0; s < 9; s++) {
+        long long before, after;
+        iso_memory_balance(NULL, NULL, &before);
+        iso_assert_ok(iso__reducer_set_scope(r, (iso_scope)(s % 3)));
+        iso_memory_balance(NULL, NULL, &after);
+        iso_assert_all(before == after);
+        iso_assert_ok(step(r));
+    }
     iso_reducer_destroy(&r);
 }
 

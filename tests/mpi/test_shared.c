@@ -35,12 +35,28 @@ static void sum_once(float *memory, size_t count, int exchange) {
     iso_assert_all(shared_is_summed(memory, count, exchange));
 }
 
+// Memory that has been in use becomes shared where it lies.
+Test(np3_shared, memory_keeps_its_address_and_contents) {
+    enum { COUNT = 5000 };
+    void *memory = NULL;
+    iso_assert_ok(iso__shareable_alloc(COUNT * sizeof(float), &memory));
+    iso_assert_all((uintptr_t)memory % 64 == 0 && shared_is_all(memory, COUNT, 0));
+    shared_fill(memory, COUNT, 3);
+    iso_assert_ok(iso__comm_share(test_comm, memory));
+    iso_assert_all(iso__comm_is_shared(test_comm, memory, COUNT * sizeof(float)));
+    iso_request *request;
+    iso_assert_ok(iso_comm_iallreduce(test_comm, memory, COUNT, ISO_F32, "kept", &request));
+    iso_assert_ok(iso_request_wait(&request));
+    iso_assert_all(shared_is_summed(memory, COUNT, 3));
+    shared_free(test_comm, &memory);
+}
+
 // ---- Where memory is not shared ---------------------------------------------------------------------
 
 static void expect_messages(void) {
     enum { COUNT = 1000 };
     void *memory = NULL;
-    iso_assert_ok(iso__comm_shared_alloc(test_comm, COUNT * sizeof(float), &memory));
+    iso_assert_ok(shared_alloc(test_comm, COUNT * sizeof(float), &memory));
     iso_assert_all((uintptr_t)memory % 64 == 0 && shared_is_all(memory, COUNT, 0));
     iso_assert_all(!iso__comm_is_shared(test_comm, memory, 4));
     shared_fill(memory, COUNT, 5);
@@ -48,7 +64,7 @@ static void expect_messages(void) {
     iso_assert_ok(iso_comm_iallreduce(test_comm, memory, COUNT, ISO_F32, "messages", &request));
     iso_assert_ok(iso_request_wait(&request));
     iso_assert_all(shared_is_summed(memory, COUNT, 5)); // two ranks at most: one order only
-    iso__comm_shared_free(test_comm, &memory);
+    shared_free(test_comm, &memory);
     iso_assert_all(memory == NULL);
 }
 
@@ -76,13 +92,12 @@ Test(np2_shared, a_second_memory_of_a_communicator_is_like_any_other) {
 Test(np2_shared, settings_that_differ_or_mean_nothing_are_refused) {
     void *memory = NULL;
     setenv("ISO_NODE_COLLECTIVE", test_rank ? "shm" : "mpi", 1);
-    iso_assert_all(iso__comm_shared_alloc(test_comm, 64, &memory) == ISO_ERR_MISMATCH);
+    iso_assert_all(shared_alloc(test_comm, 64, &memory) == ISO_ERR_MISMATCH);
     setenv("ISO_NODE_COLLECTIVE", test_rank ? "auto" : "nonsense", 1);
-    iso_assert_all(iso__comm_shared_alloc(test_comm, 64, &memory) == ISO_ERR_ARG);
+    iso_assert_all(shared_alloc(test_comm, 64, &memory) == ISO_ERR_ARG);
     cr_expect(strstr(iso_last_error()->message, "auto, nccl, shm or mpi"));
     unsetenv("ISO_NODE_COLLECTIVE");
-    iso_assert_all(iso__comm_shared_alloc(test_comm, test_rank ? 64 : 128, &memory) ==
-                   ISO_ERR_MISMATCH);
+    iso_assert_all(shared_alloc(test_comm, test_rank ? 64 : 128, &memory) == ISO_ERR_MISMATCH);
     iso_assert_all(memory == NULL);
 }
 
@@ -92,7 +107,7 @@ static iso_status ask_for_a_megabyte(bool without_room, void **memory) {
     low = (struct rlimit){.rlim_cur = 100000, .rlim_max = before.rlim_max};
     signal(SIGXFSZ, SIG_IGN);
     if (without_room) setrlimit(RLIMIT_FSIZE, &low);
-    iso_status status = iso__comm_shared_alloc(test_comm, 1 << 20, memory);
+    iso_status status = shared_alloc(test_comm, 1 << 20, memory);
     setrlimit(RLIMIT_FSIZE, &before);
     return status;
 }
@@ -101,13 +116,13 @@ Test(np3_shared, no_room_on_one_rank_is_messages_for_all) {
     void *memory = NULL;
     iso_assert_ok(ask_for_a_megabyte(test_rank == 1, &memory));
     iso_assert_all(memory && !iso__comm_is_shared(test_comm, memory, 4));
-    iso__comm_shared_free(test_comm, &memory);
+    shared_free(test_comm, &memory);
     setenv("ISO_NODE_COLLECTIVE", "shm", 1);
     iso_assert_all(ask_for_a_megabyte(test_rank == 1, &memory) == ISO_ERR_UNSUPPORTED);
     cr_expect(strstr(iso_last_error()->message, "no room"));
     iso_assert_ok(ask_for_a_megabyte(false, &memory));
     iso_assert_all(iso__comm_is_shared(test_comm, memory, 1 << 20));
-    iso__comm_shared_free(test_comm, &memory);
+    shared_free(test_comm, &memory);
 }
 
 Test(np2_shared, what_lies_elsewhere_goes_by_messages) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // All-reduces of bf16 and f16 on 1 to 5 ranks: against sums that are known, and every rank the same
 // bits.
-#include "comm/comm_calls.h"
 #include "common/mpi_fixture.h"
+#include "common/shared_fixture.h"
 #include "exchange/wire.h"
 
 #include <criterion/criterion.h>
@@ -209,7 +209,7 @@ Test(np5_sum16, pieces_give_the_same_bits) { pieces_give_the_same_bits(); }
 // Memory that ranks share sums f32 by itself; 16 bit there goes by messages.
 Test(np3_sum16, in_shared_memory_too) {
     void *memory = NULL;
-    iso_assert_ok(iso__comm_shared_alloc(test_comm, 4096, &memory));
+    iso_assert_ok(shared_alloc(test_comm, 4096, &memory));
     float *f32 = memory;
     uint16_t *f16 = (uint16_t *)(f32 + 512);
     iso_request *first, *second;
@@ -221,7 +221,7 @@ Test(np3_sum16, in_shared_memory_too) {
     size_t wrong = 0;
     for (size_t i = 0; i < 512; i++) wrong += f32[i] != 3 || decoded(ISO_F16, f16[i]) != 6;
     iso_assert_all(wrong == 0);
-    iso__comm_shared_free(test_comm, &memory);
+    shared_free(test_comm, &memory);
 }
 
 Test(np2_sum16, whole_number_types_are_refused) {

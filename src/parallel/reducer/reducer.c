@@ -243,6 +243,8 @@ iso_status iso__reducer_choose_scope(iso_reducer *r, iso_scope scope) {
 iso_status iso__reducer_set_scope(iso_reducer *r, iso_scope scope) {
     ISO_TRY(iso__scope_check(scope));
     ISO_TRY(iso_reducer_finish(r));
+    if (!r->scopes_made) ISO_TRY(iso__scopes_make_all(r->scopes, &r->setup));
+    r->scopes_made = true;
     return iso__reducer_choose_scope(r, scope);
 }
 

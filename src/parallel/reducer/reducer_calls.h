@@ -26,7 +26,9 @@ float *iso__reducer_hook_state(const iso_reducer *r, size_t *count);
 // ---- Scope ------------------------------------------------------------------------------------------
 
 iso_scope iso__reducer_scope(const iso_reducer *r);
-// Collective. Completes what is pending; the next backward is averaged over this scope.
+// Collective. Completes what is pending; the next backward is averaged over this scope. Who changes
+// scopes does so in the middle of a run: the first call makes what every scope needs, later ones
+// make nothing.
 iso_status iso__reducer_set_scope(iso_reducer *r, iso_scope scope);
 
 // ---- A backward whose owner says where it begins and ends -------------------------------------------

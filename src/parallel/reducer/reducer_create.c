@@ -95,10 +95,9 @@ static iso_status make_layout(iso_reducer *r, const iso_reducer_param *params, i
     return iso__store_create(r->layout.bytes, config->device, &r->store);
 }
 
-// Other scopes than the node use memory that it shares like any other.
 static iso_status make_arena(iso_reducer *r) {
-    iso_comm *node = iso__scopes_arena_node(r->scopes);
-    return iso_comm_agree(r->world, iso__store_make_arena(&r->store, node));
+    bool shareable = iso__scopes_may_share(r->scopes);
+    return iso_comm_agree(r->world, iso__store_make_arena(&r->store, shareable));
 }
 
 static iso_status make_parts(iso_reducer *r, const iso_reducer_config *config) {

@@ -22,6 +22,7 @@ struct iso_reducer {
     bool rides;      // they may lie behind gradients
     iso__round *round;
     iso_scope scope;           // in force
+    bool scopes_made;          // all that may be chosen are there
     iso__transport *transport; // of that scope
     iso_sync sync;
     bool exchanges;   // false: nothing travels, with ISO_SYNC_NONE as with a silent hook
