@@ -362,6 +362,13 @@ static void train(trainer *t) {
     if (p.exchange != EVERY_STEP) check(iso_daso_finish(t->optimizer[0]));
 }
 
+// "cuda" without a number is a GPU for each rank.
+static void open_device(const char *name) {
+    char own[32];
+    snprintf(own, sizeof(own), "cuda:%d", rank);
+    check(iso_device_create(strcmp(name, "cuda") == 0 ? own : name, &device));
+}
+
 int main(int argc, char **argv) {
     int provided;
     trainer t;
@@ -370,9 +377,9 @@ int main(int argc, char **argv) {
     shared = seed;
     MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &provided);
     check(iso_comm_create(MPI_COMM_WORLD, NULL, &comm));
-    check(iso_device_create(argc > 2 ? argv[2] : "cpu", &device));
     rank = iso_comm_rank(comm);
     ranks = iso_comm_size(comm);
+    open_device(argc > 2 ? argv[2] : "cpu");
     choose_all();
     tell_plan();
     train(&t);

@@ -164,16 +164,19 @@ full_train() {
     echo "3 - train --model resnet18 --test-limit 64 --steps 3 --batch 4 --sync blocking"
 }
 
-# The emulated GPU: through the host's memory, by NCCL, and by both in shards.
+# Emulated GPUs: through the host's memory, by NCCL, which wants a GPU for each rank, and by both in shards.
 gpu_cases() { # seeds
-    local seed environment
-    for environment in ISO_NODE_COLLECTIVE=mpi ISO_NODE_COLLECTIVE=shm ISO_NODE_COLLECTIVE=nccl \
-        ISO_NODE_COLLECTIVE=nccl,ISO_RANKS_PER_NODE=2 ISO_NODE_COLLECTIVE=mpi,ISO_RANKS_PER_NODE=2; do
+    local seed environment device
+    for environment in ISO_NODE_COLLECTIVE=mpi ISO_NODE_COLLECTIVE=shm \
+        ISO_NODE_COLLECTIVE=nccl,ISO_EMULATED_GPUS=4 \
+        ISO_NODE_COLLECTIVE=nccl,ISO_EMULATED_GPUS=4,ISO_RANKS_PER_NODE=2 \
+        ISO_NODE_COLLECTIVE=mpi,ISO_RANKS_PER_NODE=2; do
+        case $environment in *GPUS*) device=cuda ;; *) device=cuda:0 ;; esac
         for seed in $(seq 1 "$1"); do
-            echo "$((seed % 2 * 2 + 2)) $environment random_modules $seed cuda:0"
+            echo "$((seed % 2 * 2 + 2)) $environment random_modules $seed $device"
         done
-        echo "2 $environment train --model mlp --steps 4 --batch 16 --device cuda:0"
-        echo "4 $environment train --model mlp --steps 4 --batch 16 --device cuda:0 --bucket-mb 0"
+        echo "2 $environment train --model mlp --steps 4 --batch 16 --device $device"
+        echo "4 $environment train --model mlp --steps 4 --batch 16 --device $device --bucket-mb 0"
     done
 }
 
