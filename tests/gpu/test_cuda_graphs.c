@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Which segments keep their CUDA graphs.
 #include "common/balance.h"
-#include "gpu/gather_fixture.h"
+#include "gpu/multi_tensor_fixture.h"
 
 TestSuite(cuda_graphs, .timeout = 120, .fini = balance_check);
 

@@ -1,6 +1,6 @@
 ## SPDX-License-Identifier: MIT
 # The CUDA device: C files that know tensors, queues and libraries; kernels are in kernels.mk.
-CUDA_INCLUDED += src/device/cuda/runtime/cuda_gather.h
+CUDA_INCLUDED += src/device/cuda/runtime/cuda_multi_tensor.h
 CUDA_INCLUDED += src/device/cuda/runtime/cuda_launch.h
 CUDA_C_FILES =
 CUDA_C_FILES += src/device/cuda/libs/cuda_blas.c
@@ -27,7 +27,6 @@ CUDA_C_FILES += src/device/cuda/ops/cuda_update.c
 CUDA_C_FILES += src/device/cuda/cuda.c
 CUDA_C_FILES += src/device/cuda/runtime/cuda_cache.c
 CUDA_C_FILES += src/device/cuda/runtime/cuda_cache.h
-CUDA_C_FILES += src/device/cuda/runtime/cuda_gather.c
 CUDA_C_FILES += src/device/cuda/runtime/cuda_graph.c
 CUDA_C_FILES += src/device/cuda/runtime/cuda_graph.h
 CUDA_C_FILES += src/device/cuda/runtime/cuda_identity.c
@@ -35,6 +34,7 @@ CUDA_C_FILES += src/device/cuda/runtime/cuda_impl.h
 CUDA_C_FILES += src/device/cuda/runtime/cuda_library.c
 CUDA_C_FILES += src/device/cuda/runtime/cuda_library.h
 CUDA_C_FILES += src/device/cuda/runtime/cuda_memory.c
+CUDA_C_FILES += src/device/cuda/runtime/cuda_multi_tensor.c
 CUDA_C_FILES += src/device/cuda/runtime/cuda_pool.c
 CUDA_C_FILES += src/device/cuda/runtime/cuda_queue.c
 CUDA_C_FILES += src/device/cuda/runtime/cuda_remote.c

@@ -2,12 +2,12 @@
 // Optimizer updates: one pass over gradient, parameter and state. Formulas: cpu_update.c.
 //
 // A rule is a struct of its numbers, without padding, with a function for one element. The kernel
-// around it goes over all segments of a table (cuda_gather.h). Every product that is added is an
-// explicit fma: left to the compiler, it is fused or not by how the code around it is scheduled,
+// around it goes over all segments of a table (cuda_multi_tensor.h). Every product that is added is
+// an explicit fma: left to the compiler, it is fused or not by how the code around it is scheduled,
 // and an element would not get the same bits wherever its memory begins.
 #include "device/cuda/ops/update_kernels.h"
 
-#include "device/cuda/runtime/cuda_gather.h"
+#include "device/cuda/runtime/cuda_multi_tensor.h"
 #include "device/cuda/runtime/cuda_pack.cuh"
 #include "device/cuda/runtime/cuda_submit.cuh"
 

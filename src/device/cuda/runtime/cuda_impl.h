@@ -9,7 +9,7 @@
 #ifndef ISO_CUDA_IMPL_H
 #define ISO_CUDA_IMPL_H
 
-#include "device/cuda/runtime/cuda_gather.h"
+#include "device/cuda/runtime/cuda_multi_tensor.h"
 #include "device/device_impl.h"
 
 #include <cuda_runtime.h>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Updates that a GPU takes together: the same bits as one by one, and which go together.
 #include "common/balance.h"
-#include "gpu/gather_fixture.h"
+#include "gpu/multi_tensor_fixture.h"
 
 TestSuite(cuda_gather, .timeout = 120, .fini = balance_check);
 

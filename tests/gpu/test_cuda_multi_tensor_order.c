@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Updates that a GPU takes together: in the right order with everything else, and none is lost.
 #include "common/balance.h"
-#include "gpu/gather_fixture.h"
+#include "gpu/multi_tensor_fixture.h"
 
 #include <string.h>
 

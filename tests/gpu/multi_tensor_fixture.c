@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // What tests of updates that are taken together share.
-#include "gpu/gather_fixture.h"
+#include "gpu/multi_tensor_fixture.h"
 
 #include <math.h>
 
