@@ -24,7 +24,9 @@ long long launches(const target *on) {
     return count;
 }
 
-const iso__cuda_gathered *gathered(const target *on) { return &iso__cuda_of(on->device)->gathered; }
+const iso__cuda_multi_tensor *multi_tensor_of(const target *on) {
+    return &iso__cuda_of(on->device)->multi_tensor;
+}
 
 // ---- Rules --------------------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // For tests of updates that a GPU takes together: rules, memory, and series of updates.
-#ifndef ISO_TEST_GATHER_FIXTURE_H
-#define ISO_TEST_GATHER_FIXTURE_H
+#ifndef ISO_TEST_MULTI_TENSOR_FIXTURE_H
+#define ISO_TEST_MULTI_TENSOR_FIXTURE_H
 
 #include "common/device_fixture.h"
 #include "device/cuda/runtime/cuda_impl.h"
@@ -11,7 +11,7 @@ target open_with(iso_dtype dtype, const char *graphs);
 target open_cuda(iso_dtype dtype);
 void finish(const target *on); // waits for all that was asked for
 long long launches(const target *on);
-const iso__cuda_gathered *gathered(const target *on);
+const iso__cuda_multi_tensor *multi_tensor_of(const target *on);
 
 enum { G, P, S0, S1, S2, ROLES };
 

@@ -3,7 +3,7 @@
 #include "common/balance.h"
 #include "gpu/multi_tensor_fixture.h"
 
-TestSuite(cuda_gather, .timeout = 120, .fini = balance_check);
+TestSuite(cuda_multi_tensor, .timeout = 120, .fini = balance_check);
 
 // ---- The same bits ------------------------------------------------------------------------------
 
@@ -43,8 +43,8 @@ static void same_bits(iso_dtype dtype) {
     iso_device_destroy(&on.device);
     iso_device_destroy(&host.device);
 }
-Test(cuda_gather, every_rule_gives_the_same_bits_in_f32) { same_bits(ISO_F32); }
-Test(cuda_gather, every_rule_gives_the_same_bits_in_f64) { same_bits(ISO_F64); }
+Test(cuda_multi_tensor, every_rule_gives_the_same_bits_in_f32) { same_bits(ISO_F32); }
+Test(cuda_multi_tensor, every_rule_gives_the_same_bits_in_f64) { same_bits(ISO_F64); }
 
 // ---- What goes together -------------------------------------------------------------------------
 
@@ -63,41 +63,41 @@ static void check_series(const series *s) {
     memory_destroy(&a), memory_destroy(&b);
     iso_device_destroy(&on.device);
 }
-Test(cuda_gather, more_than_a_table_holds_takes_more_launches) {
+Test(cuda_multi_tensor, more_than_a_table_holds_takes_more_launches) {
     check_series(&(series){3 * ISO_CUDA_UPDATES + 1, 5, 6, 1, .launches = 4});
 }
-Test(cuda_gather, a_table_that_is_just_full_takes_one) {
+Test(cuda_multi_tensor, a_table_that_is_just_full_takes_one) {
     check_series(&(series){ISO_CUDA_UPDATES, 5, 6, 1, .launches = 1});
 }
-Test(cuda_gather, groups_that_take_turns_go_together) {
+Test(cuda_multi_tensor, groups_that_take_turns_go_together) {
     check_series(&(series){40, 5, 6, ISO_CUDA_RULES, .launches = 1});
 }
-Test(cuda_gather, of_too_many_groups_some_wait) {
+Test(cuda_multi_tensor, of_too_many_groups_some_wait) {
     check_series(&(series){40, 5, 6, ISO_CUDA_RULES + 1, .launches = 10});
 }
-Test(cuda_gather, pieces_of_one_parameter_are_one_segment) {
+Test(cuda_multi_tensor, pieces_of_one_parameter_are_one_segment) {
     check_series(&(series){2 * ISO_CUDA_UPDATES, 100, 100, 1, .launches = 1});
 }
-Test(cuda_gather, neighbours_of_other_groups_keep_their_numbers) {
+Test(cuda_multi_tensor, neighbours_of_other_groups_keep_their_numbers) {
     check_series(&(series){40, 100, 100, 2, .launches = 1});
 }
 // Each touches what the one before it writes.
-Test(cuda_gather, updates_of_the_same_memory_keep_their_order) {
+Test(cuda_multi_tensor, updates_of_the_same_memory_keep_their_order) {
     check_series(&(series){20, 100, 99, 1, .launches = 20});
 }
-Test(cuda_gather, the_same_update_may_come_again) {
+Test(cuda_multi_tensor, the_same_update_may_come_again) {
     check_series(&(series){20, 100, 0, 1, .launches = 20});
 }
 
 // From the last piece to the first.
-Test(cuda_gather, pieces_may_come_backwards) {
+Test(cuda_multi_tensor, pieces_may_come_backwards) {
     target on = open_cuda(ISO_F32);
     memory a = memory_create(&on), b = memory_create(&on);
     void *x[ROLES];
     for (int64_t first = 999; first >= 0; first -= 333) {
         locate(&a, first, first, x);
         OK(adam(&on, 333, 0.1, x));
-        cr_assert(gathered(&on)->table.segments == 1);
+        cr_assert(multi_tensor_of(&on)->table.segments == 1);
     }
     locate(&b, 0, 0, x);
     OK(adam(&on, 1332, 0.1, x));
@@ -108,7 +108,7 @@ Test(cuda_gather, pieces_may_come_backwards) {
 }
 
 // A gradient that an update before writes, and a parameter that one before reads.
-Test(cuda_gather, gradients_count_as_memory_too) {
+Test(cuda_multi_tensor, gradients_count_as_memory_too) {
     target on = open_cuda(ISO_F32);
     memory m = memory_create(&on);
     void *x[ROLES], *y[ROLES];

@@ -5,7 +5,7 @@
 
 #include <string.h>
 
-TestSuite(cuda_gather_order, .timeout = 120, .fini = balance_check);
+TestSuite(cuda_multi_tensor_order, .timeout = 120, .fini = balance_check);
 
 __attribute__((weak)) void emulated_fail_next(const char *function, int error);
 
@@ -65,7 +65,7 @@ static void by_another_rule(scene *s) {
     void *x[ROLES];
     locate(&s->m, 1000, 1000, x);
     OK(adagrad(&s->on, 10, 0.1, x));
-    cr_assert(gathered(&s->on)->table.segments == 1);
+    cr_assert(multi_tensor_of(&s->on)->table.segments == 1);
     finish(&s->on);
 }
 static void by_lamb(scene *s) {
@@ -115,7 +115,7 @@ static void two_wait(scene *s) {
         locate(&s->m, 100 * k, 0, x);
         OK(scale(&s->on, 50, 0.5, x));
     }
-    cr_assert(gathered(&s->on)->kernel && gathered(&s->on)->table.segments == 2);
+    cr_assert(multi_tensor_of(&s->on)->kernel && multi_tensor_of(&s->on)->table.segments == 2);
     cr_assert(launches(&s->on) == before);
 }
 
@@ -149,7 +149,7 @@ static void every_command(const char *graphs) {
         float before = first_of(s.m.x[P]);
         two_wait(&s);
         commands[i](&s);
-        cr_assert(!gathered(&s.on)->kernel, "command %d goes before updates that wait", i);
+        cr_assert(!multi_tensor_of(&s.on)->kernel, "command %d goes before updates that wait", i);
         finish(&s.on);
         if (commands[i] == by_copy) cr_assert(first_of(s.other) == before / 2);
         if (commands[i] == by_library) cr_assert(first_of(s.other) != 0);
@@ -158,11 +158,11 @@ static void every_command(const char *graphs) {
     }
     close_scene(&s);
 }
-Test(cuda_gather_order, everything_else_comes_after) { every_command("0"); }
-Test(cuda_gather_order, everything_else_comes_after_with_graphs) { every_command("1"); }
+Test(cuda_multi_tensor_order, everything_else_comes_after) { every_command("0"); }
+Test(cuda_multi_tensor_order, everything_else_comes_after_with_graphs) { every_command("1"); }
 
 // What other queues do, and what has happened, does not end it.
-Test(cuda_gather_order, other_queues_do_not_matter) {
+Test(cuda_multi_tensor_order, other_queues_do_not_matter) {
     scene s;
     open_scene(&s, "0");
     two_wait(&s);
@@ -170,7 +170,7 @@ Test(cuda_gather_order, other_queues_do_not_matter) {
     OK(s.remote->record(s.on.device, ISO__QUEUE_IN, s.event));
     while (s.remote->test(s.on.device, s.event) == ISO_PENDING) {
     }
-    cr_assert(gathered(&s.on)->kernel);
+    cr_assert(multi_tensor_of(&s.on)->kernel);
     close_scene(&s);
 }
 
@@ -193,14 +193,14 @@ static void goes_and_launches_what_waits(const char *graphs) {
     iso_device_destroy(&again.device);
 }
 
-Test(cuda_gather_order, a_device_that_goes_launches_what_waits) {
+Test(cuda_multi_tensor_order, a_device_that_goes_launches_what_waits) {
     goes_and_launches_what_waits("0");
     goes_and_launches_what_waits("1");
 }
 
 // ---- Faults -------------------------------------------------------------------------------------
 
-Test(cuda_gather_order, a_launch_that_fails_is_told_and_loses_nothing) {
+Test(cuda_multi_tensor_order, a_launch_that_fails_is_told_and_loses_nothing) {
     scene s;
     if (!emulated_fail_next) cr_skip_test("only the emulated GPU can be made to fail");
     open_scene(&s, "0");
@@ -209,7 +209,7 @@ Test(cuda_gather_order, a_launch_that_fails_is_told_and_loses_nothing) {
     emulated_fail_next("cudaLaunchKernel", cudaErrorLaunchOutOfResources);
     cr_assert(iso_tensor_fill(s.other, 3) == ISO_ERR_DEVICE);
     cr_assert(strstr(iso_last_error()->message, "cudaErrorLaunchOutOfResources"));
-    cr_assert(gathered(&s.on)->kernel && gathered(&s.on)->table.segments == 2);
+    cr_assert(multi_tensor_of(&s.on)->kernel && multi_tensor_of(&s.on)->table.segments == 2);
     OK(iso_tensor_fill(s.other, 3));
     cr_assert(first_of(s.m.x[P]) == before / 2, "updates were lost, or done twice");
     close_scene(&s);
@@ -234,7 +234,7 @@ static void steps(const target *on, const memory *m, iso_tensor *other) {
     remote->event_destroy(on->device, &event);
 }
 
-Test(cuda_gather_order, one_node_of_a_graph_whose_numbers_change) {
+Test(cuda_multi_tensor_order, one_node_of_a_graph_whose_numbers_change) {
     memory m[2];
     target on[2] = {open_with(ISO_F32, "0"), open_with(ISO_F32, "1")};
     for (int i = 0; i < 2; i++) {

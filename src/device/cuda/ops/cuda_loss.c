@@ -55,7 +55,7 @@ static iso_status send_labels(iso__cuda *cuda, int64_t rows, const int32_t *labe
                               iso__cuda_labels **slot, const int32_t **out) {
     size_t bytes = (size_t)rows * sizeof(int32_t);
     ISO_TRY(iso__cuda_enter(cuda));
-    ISO_TRY(iso__cuda_launch_gathered(cuda)); // these do keep their place in the queue
+    ISO_TRY(iso__cuda_multi_tensor_launch(cuda)); // these do keep their place in the queue
     ISO_TRY(make_room(cuda, rows));
     iso__cuda_labels *s = *slot = &cuda->labels[cuda->next_labels];
     ISO_TRY_CUDA(cudaEventSynchronize(s->free));

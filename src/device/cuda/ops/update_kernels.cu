@@ -91,7 +91,7 @@ static iso_status run_rule(iso__cuda *cuda, const Rule &rule, int64_t count, con
     u.element = sizeof(typename Rule::real);
     u.segment.count = count;
     for (int i = 0; i < u.arrays; i++) u.segment.at[i] = given[i];
-    return iso__cuda_gather(cuda, &u);
+    return iso__cuda_multi_tensor_add(cuda, &u);
 }
 
 // ---- Scale, SGD -----------------------------------------------------------------------------------

@@ -294,7 +294,7 @@ static void finish_segment(struct iso__cuda_graphs *g, int i) {
 
 iso_status iso__cuda_flush(iso__cuda *cuda) {
     struct iso__cuda_graphs *g = cuda->graphs;
-    ISO_TRY(iso__cuda_launch_gathered(cuda));
+    ISO_TRY(iso__cuda_multi_tensor_launch(cuda));
     if (!g || g->now.count == 0) return ISO_OK;
     int i = g->following;
     iso_status status;

@@ -18,11 +18,11 @@ typedef struct iso__cuda_command {
 iso_status iso__cuda_graphs_create(iso__cuda *cuda);
 void iso__cuda_graphs_destroy(iso__cuda *cuda); // what is held back is dropped
 
-// Runs it, now or with its segment. Updates that are gathered come before it: cuda_queue.c.
+// Runs it, now or with its segment. Updates that wait come before it: cuda_queue.c.
 // ISO_ERR_UNSUPPORTED is of this command, never of one that was held back.
 iso_status iso__cuda_submit_command(iso__cuda *cuda, const iso__cuda_command *command);
 iso_status iso__cuda_execute(iso__cuda *cuda, const iso__cuda_command *command); // now
-// The end of a segment: what was gathered or held back is launched.
+// The end of a segment: updates that wait and what was held back are launched.
 iso_status iso__cuda_flush(iso__cuda *cuda);
 
 #endif

@@ -77,13 +77,13 @@ struct iso__cuda {
     int next_labels;
     unsigned *arrived; // see iso__cuda_arrivals; NULL until they are needed
     iso__cuda_math math;
-    struct iso__cuda_blas *blas;     // NULL until a kernel needs it
-    struct iso__cuda_lt *lt;         // the same
-    bool conv_chosen;                // which library convolutions go by
-    size_t conv_room;                // bytes of patches at a time; 0: the default
-    struct iso__cuda_dnn *dnn;       // NULL: not by cuDNN
-    struct iso__cuda_graphs *graphs; // NULL: nothing is recorded
-    iso__cuda_gathered gathered;     // updates that are to be launched together
+    struct iso__cuda_blas *blas;         // NULL until a kernel needs it
+    struct iso__cuda_lt *lt;             // the same
+    bool conv_chosen;                    // which library convolutions go by
+    size_t conv_room;                    // bytes of patches at a time; 0: the default
+    struct iso__cuda_dnn *dnn;           // NULL: not by cuDNN
+    struct iso__cuda_graphs *graphs;     // NULL: nothing is recorded
+    iso__cuda_multi_tensor multi_tensor; // updates that are to be launched together
 };
 
 // Channels of a 4-dimensional activation lie beside each other.

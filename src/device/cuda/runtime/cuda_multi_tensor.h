@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Private to the CUDA device, for C and for .cu files: updates that are launched together.
+// Private to the CUDA device, for C and for .cu files: multi-tensor updates, which are launched
+// together.
 //
 // Optimizers update one parameter after the other, and most parameters are so small that a launch
 // costs more than the work. So updates by the same rule wait in a table, and one kernel does them
@@ -8,8 +9,8 @@
 // a wait): whoever goes by the order of that queue cannot tell that they waited. The call
 // that causes the launch reports its error. The updates then still wait: a later call that succeeds
 // launches them.
-#ifndef ISO_CUDA_GATHER_H
-#define ISO_CUDA_GATHER_H
+#ifndef ISO_CUDA_MULTI_TENSOR_H
+#define ISO_CUDA_MULTI_TENSOR_H
 
 #include "device/cuda/runtime/cuda_launch.h"
 
@@ -48,17 +49,17 @@ typedef struct iso__cuda_update {
     iso__cuda_segment segment;
 } iso__cuda_update;
 
-typedef struct iso__cuda_gathered {
+typedef struct iso__cuda_multi_tensor {
     const void *kernel; // NULL: nothing waits
     int arrays;
     size_t element;
     uintptr_t lowest[ISO_CUDA_UPDATE_ARRAYS], end[ISO_CUDA_UPDATE_ARRAYS]; // of all segments
     iso__cuda_table table;
-} iso__cuda_gathered;
+} iso__cuda_multi_tensor;
 
 // Local, does not wait.
-iso_status iso__cuda_gather(iso__cuda *cuda, const iso__cuda_update *update);
-iso_status iso__cuda_launch_gathered(iso__cuda *cuda);
+iso_status iso__cuda_multi_tensor_add(iso__cuda *cuda, const iso__cuda_update *update);
+iso_status iso__cuda_multi_tensor_launch(iso__cuda *cuda);
 
 #ifdef __cplusplus
 }

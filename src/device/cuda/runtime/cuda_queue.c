@@ -14,12 +14,12 @@ iso_status iso__cuda_execute(iso__cuda *cuda, const iso__cuda_command *c) {
 }
 
 iso_status iso__cuda_launch(iso__cuda *cuda, const iso__cuda_kernel *kernel) {
-    ISO_TRY(iso__cuda_launch_gathered(cuda));
+    ISO_TRY(iso__cuda_multi_tensor_launch(cuda));
     return iso__cuda_submit_command(cuda, &(iso__cuda_command){.kernel = *kernel});
 }
 
 iso_status iso__cuda_run(iso__cuda *cuda, iso__cuda_call call, const void *args, size_t bytes) {
-    ISO_TRY(iso__cuda_launch_gathered(cuda));
+    ISO_TRY(iso__cuda_multi_tensor_launch(cuda));
     return iso__cuda_submit_command(
         cuda, &(iso__cuda_command){.kernel = {.args = args, .bytes = bytes}, .call = call});
 }
