@@ -126,7 +126,7 @@ static struct {
 // lacks.
 const iso_comm_config layout_comm_config = {0, 0};
 const iso_reducer_param layout_param = {0, 0, 0, 0, 0, 0, 0, 0, 0};
-const iso_reducer_config layout_config = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
+const iso_reducer_config layout_config = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
 const iso_reducer_stats layout_stats = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
 const iso_bucket_stats layout_bucket_stats = {0, 0, 0, 0, 0, 0, 0, 0, 0};
 const iso_comm_hook_bucket layout_hook_bucket = {0, 0, 0, 0, 0, 0};
