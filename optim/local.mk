@@ -28,6 +28,8 @@ libiso_core_la_SOURCES += \
     optim/periodic/daso_impl.h \
     optim/periodic/daso_policy.c \
     optim/periodic/daso_schedule.c \
+    optim/periodic/daso_settings.c \
+    optim/periodic/daso_settings.h \
     optim/periodic/merge.c \
     optim/periodic/merge.h \
     optim/periodic/periodic.c \

@@ -3,16 +3,13 @@
 #include "optim/strategy_impl.h"
 
 #include "base/base.h"
+#include "optim/periodic/daso_settings.h"
 #include "optim/periodic/sync_plan.h"
 
 #include <stdio.h>
 #include <string.h>
 
-#define COUNT(table)      (int)(sizeof(table) / sizeof((table)[0]))
-#define INTEGER           .kind = ISO_SETTING_INTEGER
-#define NUMBER            .kind = ISO_SETTING_NUMBER
-#define INDEX             .kind = ISO_SETTING_INDEX
-#define COUNT_FROM(least) .low = (least), .high = 1e12
+#define COUNT(table) (int)(sizeof(table) / sizeof((table)[0]))
 
 // ---- Averaging gradients ------------------------------------------------------------------------
 
@@ -54,132 +51,39 @@ static iso_status all_reduce(iso_module *module, void *user) {
 
 // ---- Settings of DASO ---------------------------------------------------------------------------
 
-// What settings are read into: a config, and the numbers of choices that it holds as enums.
-typedef struct daso_values {
-    iso_daso_config config;
-    int unit, wire;
-} daso_values;
-#define WIRES "f32|bf16|f16"
-static const iso_dtype wires[] = {ISO_F32, ISO_BF16, ISO_F16};
-
-#define FIELD(name) offsetof(daso_values, config.name)
-#define PERIOD                                                                                     \
-    "period", INTEGER, FIELD(global_skip), COUNT_FROM(1),                                          \
-        .word = "auto", .initial = "auto",                                                         \
-        .meaning = "steps between exchanges of parameters; auto: 8, or --wait if longer"
-#define WARMUP                                                                                     \
-    "warmup", NUMBER, FIELD(warmup), 0, 1,                                                         \
-        .meaning = "fraction of the run, at its start, that averages gradients over all ranks"
-#define WARMUP_STEPS                                                                               \
-    "warmup-steps", INTEGER, FIELD(warmup_steps), COUNT_FROM(0),                                   \
-        .meaning = "length of the warm-up in steps, instead of --warmup", .instead = "warmup"
-
-static const iso_setting local_sgd_setting[] = {{PERIOD}};
-static const iso_setting post_local_setting[] = {
-    {PERIOD}, {WARMUP, .initial = "0.5"}, {WARMUP_STEPS}};
-static const iso_setting daso_setting[] = {
-    {PERIOD},
-    {WARMUP, .initial = "0.02"},
-    {WARMUP_STEPS},
-    {"cooldown", NUMBER, FIELD(cooldown), 0, 1, .initial = "0.02",
-     .meaning = "fraction of the run, at its end, that averages gradients over all ranks"},
-    {"cooldown-steps", INTEGER, FIELD(cooldown_steps), COUNT_FROM(0),
-     .meaning = "length of the cool-down in steps, instead of --cooldown", .instead = "cooldown"},
-    {"wait", INTEGER, FIELD(batches_to_wait), COUNT_FROM(0), .word = "auto", .initial = "auto",
-     .meaning = "steps from send to merge; auto: measured, at most --period"},
-    {"local-skip", INTEGER, FIELD(local_skip), COUNT_FROM(1), .initial = "1",
-     .meaning = "steps between gradient averages inside a node"},
-    {"unit", INDEX, offsetof(daso_values, unit), .choices = "node|rank", .initial = "node",
-     .meaning = "node: average gradients within a node in every step; rank: not at all"},
-    {"wire", INDEX, offsetof(daso_values, wire), .choices = WIRES, .initial = "bf16",
-     .meaning = "element type in which parameters travel"},
-    {"merge", INDEX, FIELD(merge), .choices = "progress|heat", .initial = "progress",
-     .meaning = "progress: keep the steps made while waiting; heat: HeAT's weighted mean"},
-    {"state", INDEX, FIELD(state), .choices = "keep|average|reset", .initial = "keep",
-     .meaning = "what a merge does with momentum and other optimizer state"},
-    {"policy", INDEX, FIELD(policy), .choices = "fixed|plateau|adaptive", .initial = "fixed",
-     .meaning = "how --period and --wait adapt; plateau: at the end of epochs"},
-    {"max-period", INTEGER, FIELD(max_global_skip), COUNT_FROM(1), .initial = "64",
-     .meaning = "maximum period and wait that the policy may choose", .of = "policy",
-     .among = "plateau|adaptive"},
-    {"max-divergence", NUMBER, FIELD(max_divergence), 1e-12, 1e6, .initial = "0.05",
-     .meaning = "maximum relative distance of a node from the mean", .of = "policy",
-     .among = "adaptive"},
-    {"stability-level", NUMBER, FIELD(stability_level), 0, 1e6, .initial = "0.05",
-     .meaning = "threshold of the plateau detector"},
-};
-#undef FIELD
-_Static_assert(sizeof(iso_merge) == sizeof(int) && sizeof(iso_state_sync) == sizeof(int) &&
-                   sizeof(iso_policy) == sizeof(int),
-               "read as numbers of choices, in the order of the enumerations");
-
 // DASO, or local SGD: DASO without phases whose ranks are alone between blocking averages.
 typedef struct periodic_kind {
     const iso_setting *setting;
     int setting_count;
     bool local;
 } periodic_kind;
-static periodic_kind daso_kind = {daso_setting, COUNT(daso_setting), false};
-static periodic_kind local_sgd_kind = {local_sgd_setting, COUNT(local_sgd_setting), true};
-static periodic_kind post_local_kind = {post_local_setting, COUNT(post_local_setting), true};
+static periodic_kind daso_kind = {iso__daso_setting, ISO__DASO_SETTINGS, false};
+static periodic_kind local_sgd_kind = {iso__local_sgd_setting, ISO__LOCAL_SGD_SETTINGS, true};
+static periodic_kind post_local_kind = {iso__post_local_setting, ISO__POST_LOCAL_SETTINGS, true};
 
 // A period of -1 is automatic, and the statistics say so; warm-up steps of -1 go by the share.
 static iso_status read_config(const iso_strategy_context *context, const periodic_kind *kind,
                               iso_daso_config *out) {
-    daso_values v = {.config = ISO_DASO_DEFAULT, .unit = kind->local}; // without such a setting
-    if (kind->local) v.config = iso_post_local_sgd_config(0, -1, ISO_DASO_AUTO_SKIP);
-    v.config.total_steps = context->total_steps;
-    ISO_TRY(iso_settings_read(context->settings, kind->setting, kind->setting_count, &v));
-    v.config.unit = v.unit == 1 ? ISO_SCOPE_RANK : ISO_SCOPE_NODE;
-    v.config.wire = wires[v.wire];
-    *out = v.config;
+    iso_daso_config config = ISO_DASO_DEFAULT;
+    if (kind->local) config = iso_post_local_sgd_config(0, -1, ISO_DASO_AUTO_SKIP);
+    config.total_steps = context->total_steps;
+    ISO_TRY(
+        iso__daso_settings_read(context->settings, kind->setting, kind->setting_count, &config));
+    *out = config;
     return ISO_OK;
 }
-
-// ---- Settings of HeAT's DASO --------------------------------------------------------------------
-
-typedef struct heat_values {
-    iso_daso_heat_config config;
-    int wire, groups;
-} heat_values;
-
-#define FIELD(name) offsetof(heat_values, config.name)
-static const iso_setting heat_setting[] = {
-    {"warmup-epochs", INTEGER, FIELD(warmup_epochs), COUNT_FROM(0),
-     .meaning =
-         "epochs of blocking averages at the start (default: 4, but at most a third of the run)"},
-    {"cooldown-epochs", INTEGER, FIELD(cooldown_epochs), COUNT_FROM(0),
-     .meaning = "epochs of blocking averages at the end (default: likewise)"},
-    {"max-global-skips", INTEGER, FIELD(max_global_skips), COUNT_FROM(0), .initial = "8",
-     .meaning = "maximum number of steps between exchanges"},
-    {"sending-chunk-size", INTEGER, FIELD(sending_chunk_size), COUNT_FROM(1), .initial = "10000000",
-     .meaning = "elements per message"},
-    {"downcast-type", INDEX, offsetof(heat_values, wire), .choices = WIRES, .initial = "bf16",
-     .meaning = "element type in which blocking averages travel"},
-    {"use-mpi-groups", INDEX, offsetof(heat_values, groups), .choices = "yes|no", .initial = "yes",
-     .meaning = "yes: create leader groups from MPI groups; no: by splitting communicators"},
-    {"skip-reduction-factor", INTEGER, FIELD(skip_reduction_factor), COUNT_FROM(1), .initial = "2",
-     .meaning = "on a plateau, global and local skip are divided by this"},
-    {"local-skip-factor", INTEGER, FIELD(local_skip_factor), COUNT_FROM(1), .initial = "4",
-     .meaning = "ratio of global to local skips"},
-    {"stability-level", NUMBER, FIELD(stability_level), 0, 1e6, .initial = "0.05",
-     .meaning = "threshold of the plateau detector"},
-};
-#undef FIELD
 
 // HeAT's 4 epochs of warm-up and of cool-down would leave nothing between them in short runs.
 static iso_status heat_config(const iso_strategy_context *context, iso_daso_heat_config *out) {
     int64_t steps = context->steps_per_epoch;
-    heat_values v = {.config = ISO_DASO_HEAT_DEFAULT};
+    iso_daso_heat_config config = ISO_DASO_HEAT_DEFAULT;
     ISO_CHECK(steps > 0, ISO_ERR_ARG, "daso-heat needs the number of steps of an epoch");
-    v.config.total_epochs = (context->total_steps + steps - 1) / steps;
-    v.config.last_batch = steps - 1;
-    int64_t few = v.config.total_epochs / 3 < 4 ? v.config.total_epochs / 3 : 4;
-    v.config.warmup_epochs = v.config.cooldown_epochs = few;
-    ISO_TRY(iso_settings_read(context->settings, heat_setting, COUNT(heat_setting), &v));
-    v.config.downcast_type = wires[v.wire];
-    v.config.use_mpi_groups = v.groups == 0;
-    *out = v.config;
+    config.total_epochs = (context->total_steps + steps - 1) / steps;
+    config.last_batch = steps - 1;
+    int64_t few = config.total_epochs / 3 < 4 ? config.total_epochs / 3 : 4;
+    config.warmup_epochs = config.cooldown_epochs = few;
+    ISO_TRY(iso__heat_settings_read(context->settings, &config));
+    *out = config;
     return ISO_OK;
 }
 
@@ -311,12 +215,12 @@ static iso_status tell_daso(iso_optimizer *optimizer, iso_strategy_stats *out, v
 }
 
 // What all that exchange parameters have in common.
-#define OF_PARAMETERS(table)                                                                       \
+#define OF_PARAMETERS(table, count)                                                                \
     .epoch_loss = iso_daso_epoch_loss, .finish = iso_daso_finish, .complete = complete_exchange,   \
-    .stats = tell_daso, .f32_only = true, .setting = (table), .setting_count = COUNT(table)
-#define OF_DASO(mode)                                                                              \
+    .stats = tell_daso, .f32_only = true, .setting = (table), .setting_count = (count)
+#define OF_DASO(mode, MODE)                                                                        \
     .check = check_daso, .wrap_optimizer = wrap_daso, .user = &mode##_kind,                        \
-    OF_PARAMETERS(mode##_setting)
+    OF_PARAMETERS(iso__##mode##_setting, ISO__##MODE##_SETTINGS)
 
 const iso_strategy iso__builtin_strategy[] = {
     {.name = "blocking", .text = "gradients, waited for at once", OF_GRADIENTS(blocking)},
@@ -329,17 +233,17 @@ const iso_strategy iso__builtin_strategy[] = {
      OF_GRADIENTS(all_at_once)},
     {.name = "daso",
      .text = "gradients within a node, parameters between nodes, without waiting",
-     OF_DASO(daso)},
+     OF_DASO(daso, DASO)},
     {.name = "daso-heat",
      .text = "DASO as HeAT does it",
      .wrap_optimizer = wrap_heat,
-     OF_PARAMETERS(heat_setting)},
+     OF_PARAMETERS(iso__heat_setting, ISO__HEAT_SETTINGS)},
     {.name = "localsgd",
      .text = "parameters, every --period steps, waited for at once",
-     OF_DASO(local_sgd)},
+     OF_DASO(local_sgd, LOCAL_SGD)},
     {.name = "postlocal",
      .text = "gradients as lazy at first, then parameters as localsgd",
-     OF_DASO(post_local)},
+     OF_DASO(post_local, POST_LOCAL)},
 };
 const int iso__builtin_strategy_count =
     sizeof(iso__builtin_strategy) / sizeof(iso__builtin_strategy[0]);

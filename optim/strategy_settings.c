@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 // Settings of strategies: a list of keys and values that are read as numbers or texts.
 #include "base/base.h"
+#include "optim/strategy_impl.h"
 
 #include <errno.h>
-#include <isotherm/strategy.h>
 #include <math.h>
 #include <string.h>
 
@@ -214,4 +214,56 @@ iso_status iso_settings_check_used(const iso_settings *settings, const char *who
         ISO_CHECK(settings->item[i].used, ISO_ERR_ARG, "%s has no setting \"%s\": remove it", whose,
                   settings->item[i].key);
     return ISO_OK;
+}
+
+// ---- Writing ------------------------------------------------------------------------------------
+
+enum { VALUE_ROOM = 64 }; // for a number, or a word among choices
+
+// The fewest digits that are read back as the same number.
+static void write_number(double value, char room[VALUE_ROOM]) {
+    for (int digits = 6; digits <= 17; digits++) {
+        snprintf(room, VALUE_ROOM, "%.*g", digits, value);
+        if (strtod(room, NULL) == value) return;
+    }
+}
+
+// A choice that only programs can make, such as a callback, has no word.
+static void write_choice(int place, const char *choices, char room[VALUE_ROOM]) {
+    int left = place;
+    for (; choices && left > 0; left--) {
+        choices = strchr(choices, '|');
+        if (choices) choices++;
+    }
+    if (choices && left == 0)
+        snprintf(room, VALUE_ROOM, "%.*s", (int)strcspn(choices, "|"), choices);
+    else
+        snprintf(room, VALUE_ROOM, "%d", place);
+}
+
+static const char *write_value(const iso_setting *s, const void *field, char room[VALUE_ROOM]) {
+    const char *text = NULL;
+    switch (s->kind) {
+    case ISO_SETTING_SWITCH: return *(const bool *)field ? "yes" : "no";
+    case ISO_SETTING_INTEGER:
+        snprintf(room, VALUE_ROOM, "%lld", (long long)*(const int64_t *)field);
+        return s->word && *(const int64_t *)field == -1 ? s->word : room;
+    case ISO_SETTING_NUMBER: write_number(*(const double *)field, room); return room;
+    case ISO_SETTING_INDEX: write_choice(*(const int *)field, s->choices, room); return room;
+    case ISO_SETTING_CHOICE:
+    case ISO_SETTING_TEXT: text = *(const char *const *)field; break;
+    }
+    return text ? text : "not given";
+}
+
+void iso__settings_write(const iso_setting *table, int count, const void *fields, char *text,
+                         size_t room) {
+    size_t used = 0;
+    text[0] = 0;
+    for (int i = 0; i < count && used < room; i++) {
+        char value[VALUE_ROOM];
+        const void *field = (const char *)fields + table[i].offset;
+        used += (size_t)snprintf(text + used, room - used, "%s: %s\n", table[i].key,
+                                 write_value(&table[i], field, value));
+    }
 }

@@ -2,8 +2,7 @@
 // DASO as recommended here, local SGD and post-local SGD: a schedule in steps, a policy, and the
 // periodic engine.
 #include "optim/periodic/daso_impl.h"
-#include "exchange/scopes.h"
-#include "parallel/reducer/reducer_calls.h"
+#include "optim/periodic/daso_settings.h"
 
 #include <string.h>
 
@@ -236,29 +235,14 @@ static iso__periodic_config engine_config(const iso_daso_config *config) {
     };
 }
 
-enum { SETTINGS = 640 };
-
-static void write_settings(const iso_daso_config *c, char text[SETTINGS]) {
-    snprintf(text, SETTINGS,
-             "total_steps: %lld\nwarmup: %g\nwarmup_steps: %lld\ncooldown: %g\n"
-             "cooldown_steps: %lld\nglobal_skip: %lld\nmax_global_skip: %lld\n"
-             "batches_to_wait: %lld\nlocal_skip: %lld\nunit: %s\nmerge: %s\nwire: %s\nstate: %s\n"
-             "policy: %s\nstability_level: %g\nmax_divergence: %g\n",
-             (long long)c->total_steps, c->warmup, (long long)c->warmup_steps, c->cooldown,
-             (long long)c->cooldown_steps, (long long)c->global_skip, (long long)c->max_global_skip,
-             (long long)c->batches_to_wait, (long long)c->local_skip, iso__scope_name(c->unit),
-             iso__merge_name[c->merge], iso_dtype_name(c->wire), iso__state_sync_name[c->state],
-             iso__policy_name[c->policy], c->stability_level, c->max_divergence);
-}
-
 iso_status iso_daso_create_take(iso_optimizer *wrapped, iso_module *data_parallel,
                                 const iso_daso_config *config, iso_optimizer **out) {
     iso_status status;
     void *memory = NULL;
     iso__periodic_config engine = engine_config(config);
-    char settings[SETTINGS] = "";
+    char settings[ISO__SETTINGS_ROOM] = "";
     iso_status valid = iso__daso_config_check(config);
-    if (valid == ISO_OK) write_settings(config, settings);
+    if (valid == ISO_OK) iso__daso_settings_write(config, settings, sizeof(settings));
     ISO_TRY_GOTO(iso__alloc_zero(sizeof(daso), &memory));
     daso *self = memory;
     self->engine.base.ops = &daso_ops.base;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // HeAT's DASO: its schedule in epochs and batches on the periodic engine.
 #include "optim/periodic/daso_impl.h"
+#include "optim/periodic/daso_settings.h"
 
 #include <string.h>
 
@@ -127,26 +128,11 @@ static iso__periodic_config engine_config(const iso_daso_heat_config *config) {
     };
 }
 
-enum { SETTINGS = 640 };
-
-static void write_settings(const iso_daso_heat_config *c, char text[SETTINGS]) {
-    snprintf(text, SETTINGS,
-             "total_epochs: %lld\nwarmup_epochs: %lld\ncooldown_epochs: %lld\n"
-             "stability_level: %g\nmax_global_skips: %lld\nsending_chunk_size: %lld\n"
-             "downcast_type: %s\nuse_mpi_groups: %d\nskip_reduction_factor: %lld\n"
-             "local_skip_factor: %lld\nlast_batch: %lld\n",
-             (long long)c->total_epochs, (long long)c->warmup_epochs, (long long)c->cooldown_epochs,
-             c->stability_level, (long long)c->max_global_skips, (long long)c->sending_chunk_size,
-             iso_dtype_name(c->downcast_type), (int)c->use_mpi_groups,
-             (long long)c->skip_reduction_factor, (long long)c->local_skip_factor,
-             (long long)c->last_batch);
-}
-
 static iso_status make_engine(daso_heat *self, iso_optimizer *taken, iso_module *data_parallel) {
     iso__periodic_config engine = engine_config(&self->config);
-    char settings[SETTINGS] = "";
+    char settings[ISO__SETTINGS_ROOM] = "";
     iso_status valid = iso__heat_config_check(&self->config);
-    if (valid == ISO_OK) write_settings(&self->config, settings);
+    if (valid == ISO_OK) iso__heat_settings_write(&self->config, settings, sizeof(settings));
     ISO_TRY(iso__periodic_init(&self->engine, taken, data_parallel, &engine, valid, settings));
     iso__heat_schedule_init(&self->schedule, &self->config, self->engine.layout->groups);
     iso_status status = iso__periodic_set_scope(&self->engine, ISO_SCOPE_NODE);

@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: MIT
+// The settings of DASO, local SGD, post-local SGD and HeAT's DASO: the tables from which they are
+// read, and by which ranks compare what they were given.
+#include "optim/periodic/daso_settings.h"
+
+#include "base/base.h"
+#include "optim/strategy_impl.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#define INTEGER           .kind = ISO_SETTING_INTEGER
+#define NUMBER            .kind = ISO_SETTING_NUMBER
+#define INDEX             .kind = ISO_SETTING_INDEX
+#define COUNT_FROM(least) .low = (least), .high = 1e12
+#define COUNTS(table, count)                                                                       \
+    _Static_assert(sizeof(table) / sizeof((table)[0]) == (count), "what the header says")
+
+#define WIRES "f32|bf16|f16"
+static const iso_dtype wires[] = {ISO_F32, ISO_BF16, ISO_F16};
+
+static int place_of_wire(iso_dtype wire) { return wire == ISO_F32 ? 0 : wire == ISO_BF16 ? 1 : 2; }
+
+// ---- DASO, local SGD, post-local SGD --------------------------------------------------------------
+
+// What a table is of: a config, and the places among choices that it holds as other enumerations.
+typedef struct daso_values {
+    iso_daso_config config;
+    int unit, wire;
+} daso_values;
+
+#define FIELD(name) offsetof(daso_values, config.name)
+#define PERIOD                                                                                     \
+    "period", INTEGER, FIELD(global_skip), COUNT_FROM(1),                                          \
+        .word = "auto", .initial = "auto",                                                         \
+        .meaning = "steps between exchanges of parameters; auto: 8, or --wait if longer"
+#define WARMUP                                                                                     \
+    "warmup", NUMBER, FIELD(warmup), 0, 1,                                                         \
+        .meaning = "fraction of the run, at its start, that averages gradients over all ranks"
+#define WARMUP_STEPS                                                                               \
+    "warmup-steps", INTEGER, FIELD(warmup_steps), COUNT_FROM(0),                                   \
+        .meaning = "length of the warm-up in steps, instead of --warmup", .instead = "warmup"
+
+const iso_setting iso__local_sgd_setting[] = {{PERIOD}};
+const iso_setting iso__post_local_setting[] = {
+    {PERIOD}, {WARMUP, .initial = "0.5"}, {WARMUP_STEPS}};
+const iso_setting iso__daso_setting[] = {
+    {PERIOD},
+    {WARMUP, .initial = "0.02"},
+    {WARMUP_STEPS},
+    {"cooldown", NUMBER, FIELD(cooldown), 0, 1, .initial = "0.02",
+     .meaning = "fraction of the run, at its end, that averages gradients over all ranks"},
+    {"cooldown-steps", INTEGER, FIELD(cooldown_steps), COUNT_FROM(0),
+     .meaning = "length of the cool-down in steps, instead of --cooldown", .instead = "cooldown"},
+    {"wait", INTEGER, FIELD(batches_to_wait), COUNT_FROM(0), .word = "auto", .initial = "auto",
+     .meaning = "steps from send to merge; auto: measured, at most --period"},
+    {"local-skip", INTEGER, FIELD(local_skip), COUNT_FROM(1), .initial = "1",
+     .meaning = "steps between gradient averages inside a node"},
+    {"unit", INDEX, offsetof(daso_values, unit), .choices = "node|rank", .initial = "node",
+     .meaning = "node: average gradients within a node in every step; rank: not at all"},
+    {"wire", INDEX, offsetof(daso_values, wire), .choices = WIRES, .initial = "bf16",
+     .meaning = "element type in which parameters travel"},
+    {"merge", INDEX, FIELD(merge), .choices = "progress|heat", .initial = "progress",
+     .meaning = "progress: keep the steps made while waiting; heat: HeAT's weighted mean"},
+    {"state", INDEX, FIELD(state), .choices = "keep|average|reset", .initial = "keep",
+     .meaning = "what a merge does with momentum and other optimizer state"},
+    {"policy", INDEX, FIELD(policy), .choices = "fixed|plateau|adaptive", .initial = "fixed",
+     .meaning = "how --period and --wait adapt; plateau: at the end of epochs"},
+    {"max-period", INTEGER, FIELD(max_global_skip), COUNT_FROM(1), .initial = "64",
+     .meaning = "maximum period and wait that the policy may choose", .of = "policy",
+     .among = "plateau|adaptive"},
+    {"max-divergence", NUMBER, FIELD(max_divergence), 1e-12, 1e6, .initial = "0.05",
+     .meaning = "maximum relative distance of a node from the mean", .of = "policy",
+     .among = "adaptive"},
+    {"stability-level", NUMBER, FIELD(stability_level), 0, 1e6, .initial = "0.05",
+     .meaning = "threshold of the plateau detector"},
+};
+#undef FIELD
+_Static_assert(sizeof(iso_merge) == sizeof(int) && sizeof(iso_state_sync) == sizeof(int) &&
+                   sizeof(iso_policy) == sizeof(int),
+               "read as numbers of choices, in the order of the enumerations");
+COUNTS(iso__local_sgd_setting, ISO__LOCAL_SGD_SETTINGS);
+COUNTS(iso__post_local_setting, ISO__POST_LOCAL_SETTINGS);
+COUNTS(iso__daso_setting, ISO__DASO_SETTINGS);
+
+static daso_values values_of_daso(const iso_daso_config *config) {
+    return (daso_values){.config = *config,
+                         .unit = config->unit == ISO_SCOPE_RANK,
+                         .wire = place_of_wire(config->wire)};
+}
+
+iso_status iso__daso_settings_read(iso_settings *settings, const iso_setting *table, int count,
+                                   iso_daso_config *config) {
+    daso_values v = values_of_daso(config);
+    ISO_TRY(iso_settings_read(settings, table, count, &v));
+    *config = v.config;
+    config->unit = v.unit == 1 ? ISO_SCOPE_RANK : ISO_SCOPE_NODE;
+    config->wire = wires[v.wire];
+    return ISO_OK;
+}
+
+void iso__daso_settings_write(const iso_daso_config *config, char *text, size_t room) {
+    daso_values v = values_of_daso(config);
+    int used = snprintf(text, room, "total_steps: %lld\n", (long long)config->total_steps);
+    iso__settings_write(iso__daso_setting, ISO__DASO_SETTINGS, &v, text + used,
+                        room - (size_t)used);
+}
+
+// ---- HeAT's DASO ----------------------------------------------------------------------------------
+
+typedef struct heat_values {
+    iso_daso_heat_config config;
+    int wire, groups;
+} heat_values;
+
+#define FIELD(name) offsetof(heat_values, config.name)
+const iso_setting iso__heat_setting[] = {
+    {"warmup-epochs", INTEGER, FIELD(warmup_epochs), COUNT_FROM(0),
+     .meaning =
+         "epochs of blocking averages at the start (default: 4, but at most a third of the run)"},
+    {"cooldown-epochs", INTEGER, FIELD(cooldown_epochs), COUNT_FROM(0),
+     .meaning = "epochs of blocking averages at the end (default: likewise)"},
+    {"max-global-skips", INTEGER, FIELD(max_global_skips), COUNT_FROM(0), .initial = "8",
+     .meaning = "maximum number of steps between exchanges"},
+    {"sending-chunk-size", INTEGER, FIELD(sending_chunk_size), COUNT_FROM(1), .initial = "10000000",
+     .meaning = "elements per message"},
+    {"downcast-type", INDEX, offsetof(heat_values, wire), .choices = WIRES, .initial = "bf16",
+     .meaning = "element type in which blocking averages travel"},
+    {"use-mpi-groups", INDEX, offsetof(heat_values, groups), .choices = "yes|no", .initial = "yes",
+     .meaning = "yes: create leader groups from MPI groups; no: by splitting communicators"},
+    {"skip-reduction-factor", INTEGER, FIELD(skip_reduction_factor), COUNT_FROM(1), .initial = "2",
+     .meaning = "on a plateau, global and local skip are divided by this"},
+    {"local-skip-factor", INTEGER, FIELD(local_skip_factor), COUNT_FROM(1), .initial = "4",
+     .meaning = "ratio of global to local skips"},
+    {"stability-level", NUMBER, FIELD(stability_level), 0, 1e6, .initial = "0.05",
+     .meaning = "threshold of the plateau detector"},
+};
+#undef FIELD
+COUNTS(iso__heat_setting, ISO__HEAT_SETTINGS);
+
+static heat_values values_of_heat(const iso_daso_heat_config *config) {
+    return (heat_values){.config = *config,
+                         .wire = place_of_wire(config->downcast_type),
+                         .groups = !config->use_mpi_groups};
+}
+
+iso_status iso__heat_settings_read(iso_settings *settings, iso_daso_heat_config *config) {
+    heat_values v = values_of_heat(config);
+    ISO_TRY(iso_settings_read(settings, iso__heat_setting, ISO__HEAT_SETTINGS, &v));
+    *config = v.config;
+    config->downcast_type = wires[v.wire];
+    config->use_mpi_groups = v.groups == 0;
+    return ISO_OK;
+}
+
+void iso__heat_settings_write(const iso_daso_heat_config *config, char *text, size_t room) {
+    heat_values v = values_of_heat(config);
+    int used = snprintf(text, room, "total_epochs: %lld\nlast_batch: %lld\n",
+                        (long long)config->total_epochs, (long long)config->last_batch);
+    iso__settings_write(iso__heat_setting, ISO__HEAT_SETTINGS, &v, text + used,
+                        room - (size_t)used);
+}

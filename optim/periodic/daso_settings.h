@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: MIT
+// Private to optim: the settings that the periodic strategies publish.
+#ifndef ISO_DASO_SETTINGS_H
+#define ISO_DASO_SETTINGS_H
+
+#include <isotherm/strategy.h>
+
+enum {
+    ISO__LOCAL_SGD_SETTINGS = 1,
+    ISO__POST_LOCAL_SETTINGS = 3,
+    ISO__DASO_SETTINGS = 15,
+    ISO__HEAT_SETTINGS = 9,
+    ISO__SETTINGS_ROOM = 1024 // for what is written
+};
+extern const iso_setting iso__local_sgd_setting[], iso__post_local_setting[], iso__daso_setting[],
+    iso__heat_setting[];
+
+// Read settings into a config. Fields without a default keep their value. table: one of the first
+// three.
+iso_status iso__daso_settings_read(iso_settings *settings, const iso_setting *table, int count,
+                                   iso_daso_config *config);
+iso_status iso__heat_settings_read(iso_settings *settings, iso_daso_heat_config *config);
+
+// Write what all ranks must have the same, as lines "KEY: VALUE". config: checked; its callback,
+// user and scheduler are left out. room: ISO__SETTINGS_ROOM.
+void iso__daso_settings_write(const iso_daso_config *config, char *text, size_t room);
+void iso__heat_settings_write(const iso_daso_heat_config *config, char *text, size_t room);
+
+#endif
