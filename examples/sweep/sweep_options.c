@@ -13,35 +13,6 @@ enum { EVAL_EVERY = 50, LIST_ROOM = 65536, HELP_WIDTH = 78 };
 
 #define COUNT(array) ((int)(sizeof(array) / sizeof(*(array))))
 
-void sweep_help(void) {
-    fputs(
-        "Compares strategies: trains with each in turn, from the same initial parameters:\n"
-        "mpirun -n RANKS sweep --out FOLDER [OPTION]... [-- \"NAME: OPTIONS\"...]\n"
-        "(installed as iso-sweep)\n\n"
-        "  --out FOLDER              write the results of each run here, and points.csv,\n"
-        "                            syncs.csv, runs.csv and report.html; a run that has results\n"
-        "                            is not repeated, and stays in the report even if the list\n"
-        "                            no longer has it\n"
-        "  --target X                target test accuracy (default 0.985); the report compares\n"
-        "                            the time to reach it\n"
-        "  --list FILE               read runs from FILE, one per line; # begins a comment\n"
-        "  --help                    print this text\n"
-        "  --version                 print the version\n"
-        "  options of train          apply to all runs; --eval-every is 50 unless given\n\n"
-        "A run is a name and options of train: \"daso: --sync daso --period 8\". A list of values\n"
-        "makes several runs: daso with --period 4,8 gives daso-period4 and daso-period8.\n"
-        "An interrupted sweep continues when started again with the same FOLDER.\n\n"
-        "These options are the same for all runs; give them before the --:\n",
-        stdout);
-    for (int i = 0, used = 0; i < train_option_count; i++) {
-        const char *key = train_option_table[i].setting.key;
-        if (!(train_option_table[i].scope & TRAIN_SHARED)) continue;
-        bool full = used + (int)strlen(key) + 3 > HELP_WIDTH;
-        used = (full ? 0 : used) + printf("%s--%s", full ? "\n  " : used > 0 ? " " : "  ", key);
-    }
-    puts("");
-}
-
 // ---- Its own options ----------------------------------------------------------------------------
 
 typedef struct command_line {
@@ -52,12 +23,15 @@ typedef struct command_line {
 
 #define SWITCH(name) .key = #name, .kind = ISO_SETTING_SWITCH, .offset = offsetof(sweep, name)
 static const iso_setting own_setting[] = {
-    {"out", ISO_SETTING_TEXT, offsetof(sweep, folder), .choices = "FOLDER"},
-    {"list", ISO_SETTING_TEXT, offsetof(sweep, file), .choices = "FILE"},
-    {"target", ISO_SETTING_NUMBER, offsetof(sweep, target), 0.01, 1, .initial = "0.985"},
-    {SWITCH(help)},
-    {SWITCH(version)},
-    {SWITCH(quiet)},
+    {"out", ISO_SETTING_TEXT, offsetof(sweep, folder), .choices = "FOLDER",
+     .meaning = "write results here: report.html, points.csv, syncs.csv, runs.csv, logs"},
+    {"target", ISO_SETTING_NUMBER, offsetof(sweep, target), 0.01, 1, .initial = "0.985",
+     .meaning = "target test accuracy; the report compares the time to reach it"},
+    {"list", ISO_SETTING_TEXT, offsetof(sweep, file), .choices = "FILE",
+     .meaning = "read runs from this file, one per line; # begins a comment"},
+    {SWITCH(quiet), .meaning = "print only errors and the library's warnings"},
+    {SWITCH(help), .meaning = "print this text"},
+    {SWITCH(version), .meaning = "print the version"},
 };
 
 static iso_status take_one(sweep *self, int argc, char **argv, int *i, command_line *line) {
@@ -69,6 +43,35 @@ static iso_status take_one(sweep *self, int argc, char **argv, int *i, command_l
     }
     TRY(train_error_of_library(option_take(&line->own, 1, argc, argv, i, &place, &value)));
     return train_error_of_library(option_set(line->own.item[place], value, self));
+}
+
+// ---- Help ---------------------------------------------------------------------------------------
+
+static void print_shared(void) {
+    for (int i = 0, used = 0; i < train_option_count; i++) {
+        const char *key = train_option_table[i].setting.key;
+        if (!(train_option_table[i].scope & TRAIN_SHARED)) continue;
+        bool full = used + (int)strlen(key) + 3 > HELP_WIDTH;
+        used = (full ? 0 : used) + printf("%s--%s", full ? "\n  " : used > 0 ? " " : "  ", key);
+    }
+    puts("");
+}
+
+void sweep_help(void) {
+    puts("Compares strategies: trains with each in turn, from the same initial parameters:\n"
+         "mpirun -n RANKS sweep --out FOLDER [OPTION]... [-- \"NAME: OPTIONS\"...]\n"
+         "(installed as iso-sweep)\n");
+    for (int i = 0; i < COUNT(own_setting); i++) option_print(&own_setting[i], NULL, stdout);
+    printf(
+        "\nOptions of train apply to all runs; --eval-every is %d unless given.\n"
+        "A run is a name and options of train: \"daso: --sync daso --period 8\". A list of values\n"
+        "makes several runs: daso with --period 4,8 gives daso-period4 and daso-period8.\n"
+        "An interrupted sweep continues when started again with the same FOLDER: a run that has\n"
+        "results there is not repeated, and stays in the report even if the list no longer has\n"
+        "it.\n\n"
+        "These options are the same for all runs; give them before the --:\n",
+        EVAL_EVERY);
+    print_shared();
 }
 
 // ---- The list -----------------------------------------------------------------------------------
