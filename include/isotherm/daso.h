@@ -231,11 +231,6 @@ iso_daso_config iso_post_local_sgd_config(int64_t total_steps, int64_t warmup_st
 iso_status iso_daso_create_take(iso_optimizer *inner, iso_module *data_parallel,
                                 const iso_daso_config *config, iso_optimizer **out);
 
-// Parse names: "progress", "heat"; "keep", "average", "reset"; "fixed", "plateau", "adaptive".
-iso_status iso_merge_parse(const char *name, iso_merge *out);
-iso_status iso_state_sync_parse(const char *name, iso_state_sync *out);
-iso_status iso_policy_parse(const char *name, iso_policy *out);
-
 #ifdef __cplusplus
 }
 #endif

@@ -6,41 +6,6 @@
 #include <math.h>
 #include <string.h>
 
-// ---- Names ----------------------------------------------------------------------------------------
-
-static iso_status parse_name(const char *what, const char *const *names, int count,
-                             const char *name, int *out) {
-    for (int i = 0; name && i < count; i++) {
-        if (strcmp(name, names[i]) != 0) continue;
-        *out = i;
-        return ISO_OK;
-    }
-    const char *last = names[count - 1], *comma = count > 2 ? ", " : "";
-    return ISO_FAIL(ISO_ERR_ARG, "unknown %s \"%s\": use %s%s%s or %s", what, name ? name : "",
-                    names[0], comma, count > 2 ? names[1] : "", last);
-}
-
-iso_status iso_merge_parse(const char *name, iso_merge *out) {
-    int i = 0;
-    ISO_TRY(parse_name("merge rule", iso__merge_name, 2, name, &i));
-    *out = (iso_merge)i;
-    return ISO_OK;
-}
-
-iso_status iso_state_sync_parse(const char *name, iso_state_sync *out) {
-    int i = 0;
-    ISO_TRY(parse_name("state synchronisation", iso__state_sync_name, 3, name, &i));
-    *out = (iso_state_sync)i;
-    return ISO_OK;
-}
-
-iso_status iso_policy_parse(const char *name, iso_policy *out) {
-    int i = 0;
-    ISO_TRY(parse_name("policy", iso__policy_name, 3, name, &i));
-    *out = (iso_policy)i;
-    return ISO_OK;
-}
-
 // ---- Plateau --------------------------------------------------------------------------------------
 
 enum { SKIP_REDUCTION_FACTOR = 2, LOCAL_SKIP_FACTOR = 4 };

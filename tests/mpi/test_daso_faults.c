@@ -14,7 +14,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-TestSuite(np1_daso_faults, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 60);
 TestSuite(np2_daso_faults, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 60);
 TestSuite(np3_daso_faults, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 60);
 TestSuite(np4_daso_faults, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 60);
@@ -322,20 +321,6 @@ Test(np2_daso_faults, optimizer_that_is_not_tied) {
         iso_assert_all(status == ISO_ERR_ARG && !sgd);
         trainer_destroy(&t);
     }
-}
-
-Test(np1_daso_faults, names) {
-    iso_merge merge;
-    iso_state_sync state;
-    iso_policy policy;
-    iso_assert_ok(iso_merge_parse("heat", &merge));
-    iso_assert_ok(iso_state_sync_parse("reset", &state));
-    iso_assert_ok(iso_policy_parse("adaptive", &policy));
-    iso_assert_all(merge == ISO_MERGE_HEAT && state == ISO_STATE_RESET &&
-                   policy == ISO_POLICY_ADAPTIVE);
-    iso_assert_all(iso_merge_parse("mean", &merge) == ISO_ERR_ARG);
-    iso_assert_all(iso_state_sync_parse("", &state) == ISO_ERR_ARG);
-    iso_assert_all(iso_policy_parse("callback", &policy) == ISO_ERR_ARG);
 }
 
 // ---- How long it waits ------------------------------------------------------------------------------

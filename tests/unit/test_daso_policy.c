@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Policies of DASO on simulated runs, and the names of options.
+// Policies of DASO on simulated runs.
 #include "optim/periodic/sync_plan.h"
 
 #include <criterion/criterion.h>
@@ -434,36 +434,4 @@ Test(daso_policy, fixed_and_callback_decide_nothing) {
         cr_assert_not(decide(&s, &config, &o, &d));
         cr_assert_not(end_epoch(&s, &config, i, 1, &d));
     }
-}
-
-// ---- Names ----------------------------------------------------------------------------------------
-
-Test(daso_policy, names_are_parsed) {
-    iso_merge merge = ISO_MERGE_PROGRESS;
-    iso_state_sync state = ISO_STATE_KEEP;
-    iso_policy policy = ISO_POLICY_FIXED;
-    cr_assert(iso_merge_parse("heat", &merge) == ISO_OK && merge == ISO_MERGE_HEAT);
-    cr_assert(iso_merge_parse("progress", &merge) == ISO_OK && merge == ISO_MERGE_PROGRESS);
-    cr_assert(iso_state_sync_parse("reset", &state) == ISO_OK && state == ISO_STATE_RESET);
-    cr_assert(iso_state_sync_parse("average", &state) == ISO_OK && state == ISO_STATE_AVERAGE);
-    cr_assert(iso_state_sync_parse("keep", &state) == ISO_OK && state == ISO_STATE_KEEP);
-    cr_assert(iso_policy_parse("adaptive", &policy) == ISO_OK && policy == ISO_POLICY_ADAPTIVE);
-    cr_assert(iso_policy_parse("plateau", &policy) == ISO_OK && policy == ISO_POLICY_PLATEAU);
-    cr_assert(iso_policy_parse("fixed", &policy) == ISO_OK && policy == ISO_POLICY_FIXED);
-}
-
-Test(daso_policy, unknown_names_are_refused_with_the_known_ones) {
-    iso_merge merge = ISO_MERGE_HEAT;
-    iso_state_sync state = ISO_STATE_RESET;
-    iso_policy policy = ISO_POLICY_ADAPTIVE;
-    cr_assert_eq(iso_merge_parse("Heat", &merge), ISO_ERR_ARG);
-    cr_assert_str_eq(iso_last_error()->message,
-                     "unknown merge rule \"Heat\": use progress or heat");
-    cr_assert_eq(iso_state_sync_parse("", &state), ISO_ERR_ARG);
-    cr_assert_str_eq(iso_last_error()->message,
-                     "unknown state synchronisation \"\": use keep, average or reset");
-    cr_assert_eq(iso_policy_parse(NULL, &policy), ISO_ERR_ARG);
-    cr_assert_str_eq(iso_last_error()->message,
-                     "unknown policy \"\": use fixed, plateau or adaptive");
-    cr_assert(merge == ISO_MERGE_HEAT && state == ISO_STATE_RESET && policy == ISO_POLICY_ADAPTIVE);
 }
