@@ -345,16 +345,17 @@ static iso_status set_up(prediction *p) {
 
 // ---- Predicting ---------------------------------------------------------------------------------
 
-static double read_logit(const void *row, bool wide, int k) {
-    return wide ? ((const double *)row)[k] : (double)((const float *)row)[k];
+static double read_logit(const void *row, bool is_f64, int k) {
+    return is_f64 ? ((const double *)row)[k] : (double)((const float *)row)[k];
 }
 
 // Into p->order the top_k classes of the largest logits, of equal ones the lowest.
-static void rank_classes(prediction *p, const void *row, bool wide) {
+static void rank_classes(prediction *p, const void *row, bool is_f64) {
     int found = 0;
     for (int k = 0; k < p->info.classes; k++) {
         int at = found;
-        while (at > 0 && read_logit(row, wide, k) > read_logit(row, wide, p->order[at - 1])) at--;
+        while (at > 0 && read_logit(row, is_f64, k) > read_logit(row, is_f64, p->order[at - 1]))
+            at--;
         if (at == p->given.top_k) continue;
         if (found < p->given.top_k) found++;
         for (int i = found - 1; i > at; i--) p->order[i] = p->order[i - 1];
@@ -363,9 +364,9 @@ static void rank_classes(prediction *p, const void *row, bool wide) {
 }
 
 // Of the softmax, that each probability is a part of: relative to the largest.
-static double sum_exponentials(const prediction *p, const void *row, bool wide) {
-    double sum = 0, largest = read_logit(row, wide, p->order[0]);
-    for (int k = 0; k < p->info.classes; k++) sum += exp(read_logit(row, wide, k) - largest);
+static double sum_exponentials(const prediction *p, const void *row, bool is_f64) {
+    double sum = 0, largest = read_logit(row, is_f64, p->order[0]);
+    for (int k = 0; k < p->info.classes; k++) sum += exp(read_logit(row, is_f64, k) - largest);
     return sum;
 }
 
@@ -374,15 +375,15 @@ static void count_right(prediction *p, int label) {
     for (int i = 0; i < p->given.top_k; i++) p->among_top += p->order[i] == label;
 }
 
-static void print_image(const prediction *p, int64_t index, const void *row, bool wide,
+static void print_image(const prediction *p, int64_t index, const void *row, bool is_f64,
                         double sum) {
-    double largest = read_logit(row, wide, p->order[0]);
+    double largest = read_logit(row, is_f64, p->order[0]);
     printf("%lld", (long long)index);
     for (int i = 0; i < p->given.top_k; i++)
-        printf(" %d %.4f", p->order[i], exp(read_logit(row, wide, p->order[i]) - largest) / sum);
+        printf(" %d %.4f", p->order[i], exp(read_logit(row, is_f64, p->order[i]) - largest) / sum);
     for (int k = 0; p->given.logits && k < p->info.classes; k++)
-        printf(wide ? " %.17g" : " %.9g",
-               read_logit(row, wide, k)); // reads back as the same number
+        printf(is_f64 ? " %.17g" : " %.9g",
+               read_logit(row, is_f64, k)); // reads back as the same number
     putchar('\n');
 }
 
@@ -391,19 +392,19 @@ static iso_status predict_batch(prediction *p, const iso_batch *batch) {
     void *logits;
     int classes = p->info.classes;
     TRY(iso_module_forward(p->model, batch->images, &output));
-    bool wide = iso_tensor_dtype(output) == ISO_F64;
+    bool is_f64 = iso_tensor_dtype(output) == ISO_F64;
     TRY(iso_tensor_map(output, ISO_READ, &logits));
     for (int64_t i = 0; i < batch->n; i++) {
         int64_t index = batch->index * BATCH + i;
-        const char *row = (const char *)logits + i * classes * (wide ? 8 : 4);
-        rank_classes(p, row, wide);
-        double sum = sum_exponentials(p, row, wide);
+        const char *row = (const char *)logits + i * classes * (is_f64 ? 8 : 4);
+        rank_classes(p, row, is_f64);
+        double sum = sum_exponentials(p, row, is_f64);
         if (!isfinite(sum))
             FAIL(ISO_ERR_STATE,
                  "%s yields NaN or infinity for image %lld: its parameters are not finite",
                  p->given.checkpoint, (long long)index);
         count_right(p, batch->labels[i]);
-        if (!p->given.labels) print_image(p, index, row, wide, sum);
+        if (!p->given.labels) print_image(p, index, row, is_f64, sum);
     }
     return iso_tensor_unmap(output);
 }

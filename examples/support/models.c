@@ -106,10 +106,10 @@ static iso_status is_finite(iso_tensor *t, bool *finite) {
     void *data;
     iso_status status = iso_tensor_map(t, ISO_READ, &data);
     if (status < 0) return status;
-    bool wide = iso_tensor_dtype(t) == ISO_F64;
+    bool is_f64 = iso_tensor_dtype(t) == ISO_F64;
     *finite = true;
     for (int64_t i = 0; i < iso_tensor_count(t) && *finite; i++)
-        *finite = wide ? isfinite(((double *)data)[i]) : isfinite(((float *)data)[i]);
+        *finite = is_f64 ? isfinite(((double *)data)[i]) : isfinite(((float *)data)[i]);
     return iso_tensor_unmap(t);
 }
 

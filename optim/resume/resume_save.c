@@ -28,12 +28,12 @@ static uint64_t draw_number(const save *s) {
 static iso_status is_finite(const iso__array *a, bool *out) {
     void *data;
     *out = true;
-    bool wide = strcmp(a->dtype, "F64") == 0;
-    if (!wide && strcmp(a->dtype, "F32") != 0) return ISO_OK;
-    int64_t count = (int64_t)(iso__array_bytes(a) / (wide ? sizeof(double) : sizeof(float)));
+    bool is_f64 = strcmp(a->dtype, "F64") == 0;
+    if (!is_f64 && strcmp(a->dtype, "F32") != 0) return ISO_OK;
+    int64_t count = (int64_t)(iso__array_bytes(a) / (is_f64 ? sizeof(double) : sizeof(float)));
     ISO_TRY(iso__array_open(a, ISO_READ, &data));
     for (int64_t n = 0; n < count && *out; n++)
-        *out = wide ? isfinite(((const double *)data)[n]) : isfinite(((const float *)data)[n]);
+        *out = is_f64 ? isfinite(((const double *)data)[n]) : isfinite(((const float *)data)[n]);
     return iso__array_close(a);
 }
 

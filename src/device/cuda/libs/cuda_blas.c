@@ -130,11 +130,11 @@ static product product_of(const iso__cuda *cuda, const iso__cuda_gemm_args *g) {
 static iso_status run_product(iso__cuda *cuda, const void *args) {
     const product *p = args;
     const iso__cuda_blas *blas = cuda->blas;
-    const float narrow[] = {1, (float)p->beta};
-    const double wide[] = {1, p->beta};
+    const float f32[] = {1, (float)p->beta};
+    const double f64[] = {1, p->beta};
     cudaDataType type = (cudaDataType)p->type, type_c = (cudaDataType)p->type_c;
-    const void *one = type == CUDA_R_64F ? (const void *)&wide[0] : (const void *)&narrow[0];
-    const void *beta = type == CUDA_R_64F ? (const void *)&wide[1] : (const void *)&narrow[1];
+    const void *one = type == CUDA_R_64F ? (const void *)&f64[0] : (const void *)&f32[0];
+    const void *beta = type == CUDA_R_64F ? (const void *)&f64[1] : (const void *)&f32[1];
     cublasComputeType_t compute = (cublasComputeType_t)p->compute;
     cublasOperation_t of_a = (cublasOperation_t)p->of_a, of_b = (cublasOperation_t)p->of_b;
     int m = (int)p->m, n = (int)p->n, k = (int)p->k;

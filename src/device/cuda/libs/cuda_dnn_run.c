@@ -72,17 +72,17 @@ static iso_status take_status(const iso__cuda_dnn *dnn, cudnnStatus_t status) {
 
 // Scale factors are float for float and double for double.
 typedef struct factors {
-    double wide[3];
-    float narrow[3];
+    double f64[3];
+    float f32[3];
     const void *zero, *one, *beta;
 } factors;
 
 static void set_factors(factors *f, const call_args *a) {
-    bool f64 = a->plan->key.dtype == ISO_F64;
-    *f = (factors){.wide = {0, 1, a->beta}, .narrow = {0, 1, (float)a->beta}};
-    f->zero = f64 ? (void *)&f->wide[0] : (void *)&f->narrow[0];
-    f->one = f64 ? (void *)&f->wide[1] : (void *)&f->narrow[1];
-    f->beta = f64 ? (void *)&f->wide[2] : (void *)&f->narrow[2];
+    bool is_f64 = a->plan->key.dtype == ISO_F64;
+    *f = (factors){.f64 = {0, 1, a->beta}, .f32 = {0, 1, (float)a->beta}};
+    f->zero = is_f64 ? (void *)&f->f64[0] : (void *)&f->f32[0];
+    f->one = is_f64 ? (void *)&f->f64[1] : (void *)&f->f32[1];
+    f->beta = is_f64 ? (void *)&f->f64[2] : (void *)&f->f32[2];
 }
 
 // Plans keep several candidates, which differ in it.

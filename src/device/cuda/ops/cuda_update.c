@@ -51,12 +51,12 @@ SLOTS(ISO_F32, f32)
 SLOTS(ISO_F64, f64)
 
 void iso__cuda_fill_update(iso_kernel_ops *ops, iso_dtype dtype) {
-    bool wide = dtype == ISO_F64;
-    ops->scale = wide ? scale_f64 : scale_f32;
-    ops->sgd = wide ? sgd_f64 : sgd_f32;
-    ops->adam = wide ? adam_f64 : adam_f32;
-    ops->adadelta = wide ? adadelta_f64 : adadelta_f32;
-    ops->adagrad = wide ? adagrad_f64 : adagrad_f32;
-    ops->rmsprop = wide ? rmsprop_f64 : rmsprop_f32;
-    ops->lamb = wide ? lamb_f64 : lamb_f32;
+    bool is_f64 = dtype == ISO_F64;
+    ops->scale = is_f64 ? scale_f64 : scale_f32;
+    ops->sgd = is_f64 ? sgd_f64 : sgd_f32;
+    ops->adam = is_f64 ? adam_f64 : adam_f32;
+    ops->adadelta = is_f64 ? adadelta_f64 : adadelta_f32;
+    ops->adagrad = is_f64 ? adagrad_f64 : adagrad_f32;
+    ops->rmsprop = is_f64 ? rmsprop_f64 : rmsprop_f32;
+    ops->lamb = is_f64 ? lamb_f64 : lamb_f32;
 }

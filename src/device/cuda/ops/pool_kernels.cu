@@ -370,11 +370,12 @@ template <class T, int V, class Index> struct avg_pool {
 template <class T, template <class, int, class> class Pool>
 iso_status by_width(iso__cuda *cuda, const pool_shape *s, const ends &e, bool forward) {
     enum { V = iso__widest<T>::width };
-    typedef Pool<T, V, int32_t> wide;
+    typedef Pool<T, V, int32_t> vectors;
     typedef Pool<T, 1, int32_t> single;
     typedef Pool<T, 1, int64_t> huge;
     if (!is_narrow(s)) return (forward ? huge::forward : huge::backward)(cuda, s, e);
-    if (has_vectors<T, V>(s, e)) return (forward ? wide::forward : wide::backward)(cuda, s, e);
+    if (has_vectors<T, V>(s, e))
+        return (forward ? vectors::forward : vectors::backward)(cuda, s, e);
     return (forward ? single::forward : single::backward)(cuda, s, e);
 }
 

@@ -116,12 +116,12 @@ iso_status convert_as(iso__cuda *cuda, int64_t count, const void *from, void *to
 
 iso_status iso__cuda_convert(iso__cuda *cuda, int64_t count, iso_dtype from_dtype, const void *from,
                              iso_dtype to_dtype, void *to) {
-    bool wide = to_dtype == ISO_F64, low = to_dtype == ISO_BF16;
+    bool to_f64 = to_dtype == ISO_F64, to_bf16 = to_dtype == ISO_BF16;
     auto convert = from_dtype == ISO_F64
-                       ? low ? convert_as<double, iso__bf16> : convert_as<double, float>
+                       ? to_bf16 ? convert_as<double, iso__bf16> : convert_as<double, float>
                    : from_dtype == ISO_BF16
-                       ? wide ? convert_as<iso__bf16, double> : convert_as<iso__bf16, float>
-                   : wide ? convert_as<float, double>
-                          : convert_as<float, iso__bf16>;
+                       ? to_f64 ? convert_as<iso__bf16, double> : convert_as<iso__bf16, float>
+                   : to_f64 ? convert_as<float, double>
+                            : convert_as<float, iso__bf16>;
     return convert(cuda, count, from, to);
 }
