@@ -141,8 +141,8 @@ iso_status iso_schedule_check(const iso_schedule *s) {
 // ---- Formulas -------------------------------------------------------------------------------------
 
 // From `start` at 0 to `end` at 1, flat at both.
-static double anneal_cosine(double start, double end, double part) {
-    return end + (start - end) / 2 * (cos(PI * part) + 1);
+static double anneal_cosine(double start, double end, double fraction) {
+    return end + (start - end) / 2 * (cos(PI * fraction) + 1);
 }
 
 static void set_momentum(iso_hyper *hyper, double momentum) {
@@ -158,14 +158,14 @@ static void one_cycle(const iso_schedule *s, int64_t t, iso_hyper *hyper) {
     double now = fmin((double)t, last);
     double low = s->lr / s->div_factor;
     bool rising = now <= peak;
-    double part = rising ? now / peak : (now - peak) / (last - peak);
-    if (!isfinite(part)) // a phase without length: 0/0
-        part = 1;
-    hyper->lr = rising ? anneal_cosine(low, s->lr, part)
-                       : anneal_cosine(s->lr, low / s->final_div_factor, part);
+    double fraction = rising ? now / peak : (now - peak) / (last - peak);
+    if (!isfinite(fraction)) // a phase without length: 0/0
+        fraction = 1;
+    hyper->lr = rising ? anneal_cosine(low, s->lr, fraction)
+                       : anneal_cosine(s->lr, low / s->final_div_factor, fraction);
     if (s->cycle_momentum)
-        set_momentum(hyper, rising ? anneal_cosine(s->max_momentum, s->base_momentum, part)
-                                   : anneal_cosine(s->base_momentum, s->max_momentum, part));
+        set_momentum(hyper, rising ? anneal_cosine(s->max_momentum, s->base_momentum, fraction)
+                                   : anneal_cosine(s->base_momentum, s->max_momentum, fraction));
 }
 
 // Smith (WACV 2017), as CyclicLR computes it: where in its cycle t is decides the height.

@@ -97,7 +97,7 @@ iso_status option_refuse(const option_list *list, const char *argument) {
     FAIL("unknown option --%.*s: did you mean --%s? See --help", length, name, nearest);
 }
 
-iso_status option_take(option_list *list, char part, int argc, char **argv, int *at, int *place,
+iso_status option_take(option_list *list, char section, int argc, char **argv, int *at, int *place,
                        const char **value) {
     char room[NAME_ROOM];
     const char *argument = usage_is_help(argv[*at]) ? "--help" : argv[*at];
@@ -107,7 +107,7 @@ iso_status option_take(option_list *list, char part, int argc, char **argv, int 
     if (i < 0) return option_refuse(list, argument);
     const iso_setting *s = list->item[i];
     bool takes = s->kind != ISO_SETTING_SWITCH;
-    if (list->given[i] == part) FAIL("--%s is given twice: give it once", s->key);
+    if (list->given[i] == section) FAIL("--%s is given twice: give it once", s->key);
     if (!takes && equals) FAIL("--%s takes no value", s->key);
     *value = takes ? NULL : "yes";
     if (equals)
@@ -115,7 +115,7 @@ iso_status option_take(option_list *list, char part, int argc, char **argv, int 
     else if (takes && *at + 1 < argc && strncmp(argv[*at + 1], "--", 2) != 0)
         *value = argv[++*at];
     if (!*value || !**value) FAIL("--%s needs a value: %s", s->key, value_name(s, room));
-    list->given[i] = part;
+    list->given[i] = section;
     *place = i;
     return ISO_OK;
 }

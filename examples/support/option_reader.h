@@ -13,7 +13,7 @@ enum { OPTIONS_MOST = 256, OPTION_COLUMN = 28 }; // of meanings in the help
 typedef struct option_list {
     const iso_setting *item[OPTIONS_MOST];
     int count;
-    char given[OPTIONS_MOST]; // by option_take: the part of the command line that has it, from 1
+    char given[OPTIONS_MOST]; // by option_take: the section of the command line that has it, from 1
 } option_list;
 
 // Adds settings; there must be room.
@@ -28,9 +28,9 @@ int option_find(const option_list *list, const char *word);
 iso_status option_set_default(const iso_setting *setting, void *fields);
 // As iso_setting_set, with the name of the option in its sentence.
 iso_status option_set(const iso_setting *setting, const char *value, void *fields);
-// Takes the option argv[*at] and the value after it: its place in the list, and the value. part:
-// of the command line; in each an option may be given once. ISO_ERR_ARG with a sentence.
-iso_status option_take(option_list *list, char part, int argc, char **argv, int *at, int *place,
+// Takes the option argv[*at] and the value after it: its place in the list, and the value. section:
+// of the command line, from 1; in each an option may be given once. ISO_ERR_ARG with a sentence.
+iso_status option_take(option_list *list, char section, int argc, char **argv, int *at, int *place,
                        const char **value);
 // ISO_ERR_ARG for an option that is not in the list, with the one that is spelt most like it.
 iso_status option_refuse(const option_list *list, const char *argument);

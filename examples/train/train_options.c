@@ -72,7 +72,7 @@ static iso_status check_belongs(const option_list *list, int i, const train_opti
         s, *(const char *const *)field_of(list->item[find_key(list, s->of)], out));
 }
 
-// Of two options that say the same thing, the one in the later part of the command line holds.
+// Of two options that say the same thing, the one in the later section of the command line holds.
 static iso_status choose_one(option_list *list, int second, train_options *out) {
     const iso_setting *s = list->item[second];
     int first = s->instead ? find_key(list, s->instead) : -1;

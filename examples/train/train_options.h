@@ -39,7 +39,7 @@ typedef struct train_options {
 // Texts are borrowed from argv.
 iso_status train_options_parse(int argc, char **argv, train_options *out);
 // The same where what stands in argv from `first` on holds in place of what stands before it; in
-// each part an option may be given once.
+// each section an option may be given once.
 iso_status train_options_parse_over(int first, int argc, char **argv, train_options *out);
 // Local. ISO_ERR_ARG for options that can never work together, whatever the data.
 iso_status train_options_check(const train_options *options);

@@ -120,7 +120,7 @@ iso_status iso_comm_check_same(iso_comm *comm, uint64_t number, const char *what
 // bytes over P nodes (daso) counts 2 (P - 1) n bytes, and a broadcast from one rank (P - 1) n.
 typedef struct iso_traffic {
     int64_t bytes_sent;          // this rank's share
-    int64_t bytes_between_nodes; // the part of it that goes to other nodes
+    int64_t bytes_between_nodes; // of these, what goes to other nodes
 } iso_traffic;
 
 // ---- Non-blocking all-reduce ----------------------------------------------------------------------

@@ -124,7 +124,7 @@ void iso_sampler_destroy(iso_sampler **sampler);
 iso_status iso_sampler_set_epoch(iso_sampler *sampler, int64_t epoch);
 // The number of batches per epoch. It is the same on all ranks, except with SHARE.
 int64_t iso_sampler_batches(const iso_sampler *sampler);
-// Returns the size of this rank's part of global batch k and sets *indices to its samples, which
+// Returns the size of this rank's share of global batch k and sets *indices to its samples, which
 // are borrowed until the next set_epoch.
 int64_t iso_sampler_batch(const iso_sampler *sampler, int64_t k, const int64_t **indices);
 

@@ -85,7 +85,7 @@ struct iso_optimizer {
 };
 
 // Local. Creates an optimizer of the parameters of module that require gradients. module may be a
-// whole model or a part (a child). State is allocated now, in logical layout, and is zero except
+// whole model or a child of it. State is allocated now, in logical layout, and is zero except
 // for adagrad's sums. Retains the module. hyper NULL: the default. ISO_ERR_ARG for hyperparameters
 // that PyTorch refuses, such as a negative lr. If the optimizer is not tied (see below), step()
 // updates all parameters, and a gradient discarded by zero_grad counts as zero (PyTorch:
@@ -97,8 +97,8 @@ iso_status iso_optimizer_create(iso_optimizer_kind kind, iso_module *module, con
 // forward reaches it. Takes inner, also on failure; retains data_parallel. ISO_ERR_ARG if inner
 // updates a parameter that data_parallel does not exchange.
 //
-// inner may cover a part of the module (a child of it), and several optimizers may be tied to
-// different parts. Each has its own step(), which is as lazy, and its own zero_grad. Gradients of
+// inner may cover only a child of the module, and several optimizers may be tied to different
+// children. Each has its own step(), which is as lazy, and its own zero_grad. Gradients of
 // parameters without an optimizer are averaged only. If two optimizers share a parameter, a step
 // waits for all exchanges and updates at once; a warning names the parameter. A second step on the
 // same gradients is ISO_ERR_STATE.

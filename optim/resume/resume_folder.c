@@ -11,16 +11,16 @@
 
 // ---- Names --------------------------------------------------------------------------------------
 
-static const char *last_part(const char *path) {
+static const char *name_of_path(const char *path) {
     const char *slash = strrchr(path, '/');
     return slash ? slash + 1 : path;
 }
 
 iso_status iso__set_path_check(const char *path) {
-    ISO_CHECK(path && last_part(path)[0], ISO_ERR_ARG,
+    ISO_CHECK(path && name_of_path(path)[0], ISO_ERR_ARG,
               "\"%s\" is not a path for saved state: it needs a name after the folder",
               path ? path : "");
-    ISO_CHECK(strlen(path) < 4096 && strlen(last_part(path)) < 120, ISO_ERR_ARG,
+    ISO_CHECK(strlen(path) < 4096 && strlen(name_of_path(path)) < 120, ISO_ERR_ARG,
               "the path for saved state is too long: %.80s...", path);
     return ISO_OK;
 }
@@ -50,7 +50,7 @@ static bool accept_text(const char **at, const char *text) {
     return true;
 }
 
-// base: the last part of the path.
+// base: the name of the path, without its folder.
 static bool parse_name(const char *base, const char *name, iso__set_file *out) {
     int64_t number;
     const char *at = name;
@@ -74,7 +74,7 @@ static bool parse_name(const char *base, const char *name, iso__set_file *out) {
 // ---- The folder ---------------------------------------------------------------------------------
 
 static void folder_of(const char *path, char text[ISO__PATH_ROOM]) {
-    size_t n = (size_t)(last_part(path) - path);
+    size_t n = (size_t)(name_of_path(path) - path);
     snprintf(text, ISO__PATH_ROOM, "%.*s", (int)n, path);
     if (n == 0) strcpy(text, ".");
 }
@@ -84,7 +84,7 @@ static iso_status list_folder(DIR *folder, const char *path, iso__set_file **fil
     errno = 0;
     for (struct dirent *entry; (entry = readdir(folder)); errno = 0) {
         iso__set_file file;
-        if (!parse_name(last_part(path), entry->d_name, &file)) continue;
+        if (!parse_name(name_of_path(path), entry->d_name, &file)) continue;
         if (*count == room) {
             void *list = *files;
             int larger = room ? 2 * room : 32;
@@ -121,7 +121,7 @@ iso_status iso__set_list(const char *path, iso__set_file **out, int *count) {
 
 void iso__set_remove(const char *path, const iso__set_file *file) {
     char text[ISO__PATH_ROOM];
-    snprintf(text, sizeof(text), "%.*s%s", (int)(last_part(path) - path), path, file->name);
+    snprintf(text, sizeof(text), "%.*s%s", (int)(name_of_path(path) - path), path, file->name);
     if (unlink(text) != 0 && errno != ENOENT)
         iso__log(ISO_LOG_WARN, "cannot remove %s: %s", text, strerror(errno));
 }

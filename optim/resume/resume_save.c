@@ -66,7 +66,7 @@ static iso_status prepare_save(save *s) {
     return ISO_OK;
 }
 
-static iso_status write_part(const save *s, iso_state_owner owner) {
+static iso_status write_file(const save *s, iso_state_owner owner) {
     char file[ISO__PATH_ROOM];
     iso__set_head head = s->head;
     head.rank = owner == ISO_STATE_OWN ? iso_comm_rank(s->comm) : ISO__SHARED_FILE;
@@ -101,7 +101,7 @@ static iso_status keep_same_step(const save *s, uint64_t replaced) {
 
 static iso_status write_own(const save *s, uint64_t replaced) {
     ISO_TRY(keep_same_step(s, replaced));
-    ISO_TRY(write_part(s, ISO_STATE_OWN));
+    ISO_TRY(write_file(s, ISO_STATE_OWN));
     return ISO_OK;
 }
 
@@ -148,7 +148,7 @@ static iso_status write_all_own(const save *s, uint64_t replaced) {
 
 // A shared file that stands though writing it failed stands for a whole set.
 static iso_status write_shared(const save *s) {
-    iso_status mine = iso_comm_rank(s->comm) == 0 ? write_part(s, ISO_STATE_SHARED) : ISO_OK;
+    iso_status mine = iso_comm_rank(s->comm) == 0 ? write_file(s, ISO_STATE_SHARED) : ISO_OK;
     iso_status status = iso_comm_agree(s->comm, mine);
     if (status < 0 && s->head.own && all_know(status)) {
         iso_error why = *iso_last_error();

@@ -45,9 +45,9 @@ struct iso_sampler {
     iso_sampler_config config;
     int64_t batches;   // of this rank
     int64_t stride;    // from a batch to the next one in the permutation
-    int64_t begin;     // of this rank's part of batch 0
+    int64_t begin;     // of this rank's share of batch 0
     int64_t last;      // number of the last global batch, which may be smaller
-    int64_t last_size; // this rank's part of it, and its begin, less `last` strides
+    int64_t last_size; // this rank's share of it, and its begin, less `last` strides
     int64_t last_begin;
     int64_t *indices; // the permutation, then what pads its last batch
 };

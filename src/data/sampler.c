@@ -54,10 +54,10 @@ static void split_epoch(iso_sampler *self, int64_t global_batch) {
         rest = global_batch;
     self->last = self->batches - 1;
     // Ranks below `larger` get one sample more than the others.
-    int64_t part = rest / c->ranks, larger = rest % c->ranks;
+    int64_t share = rest / c->ranks, larger = rest % c->ranks;
     if (c->end == ISO_SAMPLER_PAD && larger > 0) larger = c->ranks;
-    self->last_size = part + (c->rank < larger);
-    self->last_begin = part * c->rank + (c->rank < larger ? c->rank : larger);
+    self->last_size = share + (c->rank < larger);
+    self->last_begin = share * c->rank + (c->rank < larger ? c->rank : larger);
     if (self->last_size == 0) self->batches--;
 }
 

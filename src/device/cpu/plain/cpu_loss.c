@@ -104,13 +104,13 @@ static iso_status label_loss(iso_device *self, const iso_loss_config *config,
 #define LANES 8
 
 ISO_CPU_CLONES static double squared_distance(int64_t count, const real *x, const real *t) {
-    double part[LANES] = {0}, sum = 0;
+    double partial[LANES] = {0}, sum = 0;
     for (int64_t i = 0; i < count; i += LANES)
         for (int64_t l = 0; l < LANES && i + l < count; l++) {
             double gap = (double)x[i + l] - (double)t[i + l];
-            part[l] += gap * gap;
+            partial[l] += gap * gap;
         }
-    for (int l = 0; l < LANES; l++) sum += part[l];
+    for (int l = 0; l < LANES; l++) sum += partial[l];
     return sum;
 }
 

@@ -171,10 +171,10 @@ static copies copies_of(const job *j, const iso__dnn_key *k) {
 
 static size_t round_up(size_t bytes) { return (bytes + 255) / 256 * 256; }
 
-static void *take_part(char **scratch, size_t bytes) {
-    void *part = *scratch;
+static void *take_bytes(char **scratch, size_t bytes) {
+    void *taken = *scratch;
     *scratch += round_up(bytes);
-    return part;
+    return taken;
 }
 
 static iso_status bring_inputs(iso__cuda *cuda, const job *j, const copies *copy,
@@ -219,10 +219,10 @@ static iso_status run_candidate(iso__cuda *cuda, const job *j, iso__cuda_call ru
                    .workspace_bytes = workspace,
                    .bias = j->bias ? j->bias->data : NULL,
                    .beta = j->accumulate && !copy.w ? 1 : 0};
-    a.workspace = workspace > 0 ? take_part(&at, workspace) : NULL;
-    a.x = copy.x ? take_part(&at, copy.x) : j->x->data;
-    a.w = copy.w ? take_part(&at, copy.w) : j->w->data;
-    a.y = copy.y ? take_part(&at, copy.y) : j->y->data;
+    a.workspace = workspace > 0 ? take_bytes(&at, workspace) : NULL;
+    a.x = copy.x ? take_bytes(&at, copy.x) : j->x->data;
+    a.w = copy.w ? take_bytes(&at, copy.w) : j->w->data;
+    a.y = copy.y ? take_bytes(&at, copy.y) : j->y->data;
     ISO_TRY(bring_inputs(cuda, j, &copy, &a));
     status = iso__cuda_run(cuda, run, &a, sizeof(a));
     *done = status != ISO_ERR_UNSUPPORTED;

@@ -51,12 +51,12 @@ __device__ void each(const part<Real> &p, const Function &f) {
 __device__ inline double larger(double a, double b) { return isnan(a) || a >= b ? a : b; }
 
 __device__ double block_largest(double value) {
-    __shared__ double part[32];
+    __shared__ double partial[32];
     for (int offset = 16; offset > 0; offset /= 2)
         value = larger(value, __shfl_xor_sync(0xffffffffu, value, offset));
-    if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = value;
+    if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = value;
     __syncthreads();
-    for (unsigned w = 0; w < blockDim.x / 32; w++) value = larger(part[w], value);
+    for (unsigned w = 0; w < blockDim.x / 32; w++) value = larger(partial[w], value);
     return value;
 }
 

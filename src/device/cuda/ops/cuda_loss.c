@@ -96,17 +96,17 @@ static iso_status map_pinned(const iso__cuda *cuda, void *host, void **out) {
     return ISO_OK;
 }
 
-// Memory for so many parts, whose sum the kernel writes where the host reads it.
-static iso_status take_parts(iso__cuda *cuda, int64_t count, double divisor, double result[2],
-                             iso__cuda_loss_sum *out) {
-    void *part, *sum = NULL;
+// Memory for so many partial sums, whose sum the kernel writes where the host reads it.
+static iso_status take_partials(iso__cuda *cuda, int64_t count, double divisor, double result[2],
+                                iso__cuda_loss_sum *out) {
+    void *partial, *sum = NULL;
     unsigned *arrived;
     ISO_TRY(iso__cuda_arrivals(cuda, &arrived));
-    ISO_TRY(iso__cuda_scratch(cuda, (size_t)count * sizeof(iso__cuda_loss_part), &part));
+    ISO_TRY(iso__cuda_scratch(cuda, (size_t)count * sizeof(iso__cuda_loss_partial), &partial));
     ISO_TRY(iso__cuda_enter(cuda));
     ISO_TRY(map_pinned(cuda, result, &sum));
     *out = (iso__cuda_loss_sum){
-        .count = count, .part = part, .divisor = divisor, .sum = sum, .arrived = arrived};
+        .count = count, .partial = partial, .divisor = divisor, .sum = sum, .arrived = arrived};
     return ISO_OK;
 }
 
@@ -139,7 +139,7 @@ static iso_status label_loss(iso_device *self, const iso_loss_config *config,
                                 .k = output->shape[1],
                                 .x = output->data,
                                 .grad = grad ? grad->data : NULL};
-    ISO_TRY(take_parts(cuda, rows.rows, (double)rows.rows, result, &rows.sum));
+    ISO_TRY(take_partials(cuda, rows.rows, (double)rows.rows, result, &rows.sum));
     if (rows.rows > ISO_CUDA_FEW_LABELS || rows.k > UINT16_MAX)
         return loss_of_many(cuda, output->dtype, labels, &rows);
     for (int64_t n = 0; n < rows.rows; n++) rows.few[n] = (uint16_t)labels[n];
@@ -151,7 +151,7 @@ static iso_status mse_loss(iso_device *self, const iso_tensor *output, const iso
     iso__cuda *cuda = iso__cuda_of(self);
     int64_t count = output->count;
     iso__cuda_loss_sum sum;
-    ISO_TRY(take_parts(cuda, iso__cuda_square_parts(count), (double)count, result, &sum));
+    ISO_TRY(take_partials(cuda, iso__cuda_square_partials(count), (double)count, result, &sum));
     return iso__cuda_squares(cuda,
                              &(iso__cuda_differences){.dtype = output->dtype,
                                                       .target_dtype = target->dtype,

@@ -95,17 +95,17 @@ template <class T, int V, int K> struct iso__norm_summed {
 
 // The sum over the threads of a channel, in each of them. All threads of the block call it.
 __device__ inline double iso__norm_sum(int lanes, double value) {
-    __shared__ double part[ISO_CUDA_BLOCK];
+    __shared__ double partial[ISO_CUDA_BLOCK];
     int t = (int)threadIdx.x;
     if (lanes == 1) return iso__block_sum(value);
-    __syncthreads(); // part may still be read by a call before
-    part[t] = value;
+    __syncthreads(); // partial may still be read by a call before
+    partial[t] = value;
     for (int half = (int)blockDim.x / 2; half >= lanes; half /= 2) {
         __syncthreads();
-        if (t < half) part[t] += part[t + half];
+        if (t < half) partial[t] += partial[t + half];
     }
     __syncthreads();
-    return part[t % lanes];
+    return partial[t % lanes];
 }
 
 // For threads of several channels: what they have put together, in the first of each lane. An odd

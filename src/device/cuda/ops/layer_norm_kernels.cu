@@ -148,14 +148,14 @@ template <class T> struct column_args {
 
 // Over the threads of a column, in the first of them, else 0. All threads of the block call it.
 __device__ inline double column_sum(double value) {
-    __shared__ double part[ISO_CUDA_BLOCK];
-    __syncthreads(); // part may still be read by a call before
-    part[threadIdx.x] = value;
+    __shared__ double partial[ISO_CUDA_BLOCK];
+    __syncthreads(); // partial may still be read by a call before
+    partial[threadIdx.x] = value;
     for (unsigned half = ISO_CUDA_BLOCK / 2; half >= COLUMNS; half /= 2) {
         __syncthreads();
-        if (threadIdx.x < half) part[threadIdx.x] += part[threadIdx.x + half];
+        if (threadIdx.x < half) partial[threadIdx.x] += partial[threadIdx.x + half];
     }
-    return threadIdx.x < COLUMNS ? part[threadIdx.x] : 0; // the others may not read it yet
+    return threadIdx.x < COLUMNS ? partial[threadIdx.x] : 0; // the others may not read it yet
 }
 
 __device__ inline int64_t column_of_thread() {
@@ -184,7 +184,7 @@ template <class T> __global__ void take_columns(column_args<T> a) {
 // The same, N columns beside each other in a thread.
 template <class T, int N> __global__ void take_column_packs(column_args<T> a) {
     const int packs = COLUMNS / N, lanes = ISO_CUDA_BLOCK / packs;
-    __shared__ double part[2][lanes][COLUMNS];
+    __shared__ double partial[2][lanes][COLUMNS];
     int at = (int)threadIdx.x % packs * N, lane = (int)threadIdx.x / packs;
     int64_t column = (int64_t)blockIdx.x * COLUMNS + at, end = (blockIdx.y + 1) * a.part_rows;
     double dw[N] = {}, db[N] = {};
@@ -199,13 +199,13 @@ template <class T, int N> __global__ void take_column_packs(column_args<T> a) {
             db[j] += (double)slope;
         }
     }
-    for (int j = 0; j < N; j++) part[0][lane][at + j] = dw[j], part[1][lane][at + j] = db[j];
+    for (int j = 0; j < N; j++) partial[0][lane][at + j] = dw[j], partial[1][lane][at + j] = db[j];
     __syncthreads();
     int which = (int)threadIdx.x / COLUMNS; // a warp sums dw, another one db
     column = column_of_thread();
     if (which > 1 || column >= a.size) return;
     double sum = 0;
-    for (int i = 0; i < lanes; i++) sum += part[which][i][threadIdx.x % COLUMNS];
+    for (int i = 0; i < lanes; i++) sum += partial[which][i][threadIdx.x % COLUMNS];
     a.sums[(2 * blockIdx.y + which) * a.size + column] = sum;
 }
 

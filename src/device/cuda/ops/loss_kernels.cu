@@ -139,14 +139,14 @@ template <bool block, class T> __device__ bool is_largest(int64_t k, const T *x,
 
 // ---- The batch ------------------------------------------------------------------------------------
 
-// Called by all threads of all blocks, after their last part.
+// Called by all threads of all blocks, after their last partial sum.
 __device__ void finish(const iso__cuda_loss_sum &s) {
     if (!iso__is_last_block(s.arrived, gridDim.x)) return;
-    const volatile iso__cuda_loss_part *part = s.part; // of other blocks: not from a cache
+    const volatile iso__cuda_loss_partial *partial = s.partial; // of other blocks: not from a cache
     double loss = 0, correct = 0;
     for (int64_t i = threadIdx.x; i < s.count; i += blockDim.x) {
-        loss += part[i].loss;
-        correct += part[i].correct;
+        loss += partial[i].loss;
+        correct += partial[i].correct;
     }
     loss = iso__block_sum(loss) / s.divisor;
     correct = iso__block_sum(correct);
@@ -160,13 +160,13 @@ template <class T, bool block> __global__ void losses(iso__cuda_loss_rows l) {
         const T *x = (const T *)l.x + n * l.k;
         T *grad = l.grad ? (T *)l.grad + n * l.k : NULL;
         int64_t label = l.labels ? l.labels[n] : l.few[n];
-        iso__cuda_loss_part part = {0, (double)is_largest<block>(l.k, x, label)};
+        iso__cuda_loss_partial partial = {0, (double)is_largest<block>(l.k, x, label)};
         switch (l.kind) {
-        case ISO__CUDA_NLL: part.loss = nll<block>(l, x, label, grad); break;
-        case ISO__CUDA_MSE: part.loss = mse<block>(l, x, label, grad); break;
-        default: part.loss = cross_entropy<block>(l, x, label, grad);
+        case ISO__CUDA_NLL: partial.loss = nll<block>(l, x, label, grad); break;
+        case ISO__CUDA_MSE: partial.loss = mse<block>(l, x, label, grad); break;
+        default: partial.loss = cross_entropy<block>(l, x, label, grad);
         }
-        if (team::lane() == 0) l.sum.part[n] = part;
+        if (team::lane() == 0) l.sum.partial[n] = partial;
     }
     finish(l.sum);
 }
@@ -220,19 +220,19 @@ template <int LANES, class Real> __device__ bool few_is_largest(const few_entry<
 }
 
 // By the first warp, as finish() does it.
-__device__ void finish_few(const iso__cuda_loss_rows &l, const iso__cuda_loss_part *part) {
+__device__ void finish_few(const iso__cuda_loss_rows &l, const iso__cuda_loss_partial *partial) {
     double loss = 0, correct = 0;
     for (int first = 0; first < FEW_ROWS; first += 32) {
         int64_t n = first + threadIdx.x;
-        loss += sum_of_lanes<32>(n < l.rows ? part[n].loss : 0);
-        correct += sum_of_lanes<32>(n < l.rows ? part[n].correct : 0);
+        loss += sum_of_lanes<32>(n < l.rows ? partial[n].loss : 0);
+        correct += sum_of_lanes<32>(n < l.rows ? partial[n].correct : 0);
     }
     if (threadIdx.x == 0) *l.sum.sum = {loss / l.sum.divisor, correct};
 }
 
 template <class T, int LANES>
 __global__ void __launch_bounds__(FEW_THREADS) few_losses(iso__cuda_loss_rows l) {
-    __shared__ iso__cuda_loss_part part[FEW_ROWS];
+    __shared__ iso__cuda_loss_partial partial[FEW_ROWS];
     int n = (int)threadIdx.x / LANES, k = (int)l.k;
     few_entry<typename iso__real<T>::type> e = {(int)threadIdx.x % LANES, 0, false, 0, 0};
     bool row = n < l.rows;
@@ -242,10 +242,10 @@ __global__ void __launch_bounds__(FEW_THREADS) few_losses(iso__cuda_loss_rows l)
     e.of_label = __shfl_sync(0xffffffffu, e.x, e.label, LANES);
     double grad, loss = few_cross_entropy<LANES>(l, e, &grad);
     bool correct = few_is_largest<LANES>(e);
-    if (row && e.lane == 0) part[n] = {loss, (double)correct};
+    if (row && e.lane == 0) partial[n] = {loss, (double)correct};
     if (e.in && l.grad) put(grad, &((T *)l.grad)[n * k + e.lane]);
     __syncthreads();
-    if (threadIdx.x < 32) finish_few(l, part);
+    if (threadIdx.x < 32) finish_few(l, partial);
 }
 
 template <class T, int LANES> iso_status submit_few(iso__cuda *cuda, const iso__cuda_loss_rows *l) {
@@ -262,7 +262,7 @@ template <class T> iso_status losses_of(iso__cuda *cuda, const iso__cuda_loss_ro
 
 // ---- Of all elements alike ------------------------------------------------------------------------
 
-#define PART_ELEMENTS ((int64_t)ISO_CUDA_BLOCK * 16) // whose squares a block adds up
+#define PARTIAL_ELEMENTS ((int64_t)ISO_CUDA_BLOCK * 16) // whose squares a block adds up
 
 template <class T, class Target> struct squares_args {
     int64_t count;
@@ -275,15 +275,15 @@ template <class T, class Target> struct squares_args {
 template <class T, class Target> __global__ void squares(squares_args<T, Target> s) {
     const double factor = 2 / (double)s.count;
     for (int64_t p = blockIdx.x; p < s.sum.count; p += gridDim.x) {
-        int64_t end = (p + 1) * PART_ELEMENTS < s.count ? (p + 1) * PART_ELEMENTS : s.count;
+        int64_t end = (p + 1) * PARTIAL_ELEMENTS < s.count ? (p + 1) * PARTIAL_ELEMENTS : s.count;
         double sum = 0;
-        for (int64_t i = p * PART_ELEMENTS + threadIdx.x; i < end; i += blockDim.x) {
+        for (int64_t i = p * PARTIAL_ELEMENTS + threadIdx.x; i < end; i += blockDim.x) {
             double gap = (double)iso__widen(s.x[i]) - (double)iso__widen(s.target[i]);
             sum += gap * gap;
             if (s.grad) put(factor * gap, &s.grad[i]);
         }
         sum = iso__block_sum(sum);
-        if (threadIdx.x == 0) s.sum.part[p] = {sum, 0};
+        if (threadIdx.x == 0) s.sum.partial[p] = {sum, 0};
     }
     finish(s.sum);
 }
@@ -325,8 +325,8 @@ iso_status iso__cuda_losses_of_rows(iso__cuda *cuda, iso_dtype dtype,
     return run(cuda, l);
 }
 
-int64_t iso__cuda_square_parts(int64_t count) {
-    return (count + PART_ELEMENTS - 1) / PART_ELEMENTS;
+int64_t iso__cuda_square_partials(int64_t count) {
+    return (count + PARTIAL_ELEMENTS - 1) / PARTIAL_ELEMENTS;
 }
 
 iso_status iso__cuda_squares(iso__cuda *cuda, const iso__cuda_differences *d,

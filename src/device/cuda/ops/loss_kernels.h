@@ -15,18 +15,18 @@ iso_status iso__cuda_log_softmax(iso__cuda *cuda, iso_dtype dtype, int64_t rows,
 iso_status iso__cuda_log_softmax_grad(iso__cuda *cuda, iso_dtype dtype, int64_t rows, int64_t k,
                                       const void *y, const void *dy, void *dx);
 
-// What becomes of a part of the batch.
-typedef struct iso__cuda_loss_part {
+// Losses and correct samples, summed over some of the batch.
+typedef struct iso__cuda_loss_partial {
     double loss, correct;
-} iso__cuda_loss_part;
+} iso__cuda_loss_partial;
 
-// How the parts of a batch become one: the block that is done last adds them up, in a fixed order.
+// How partial sums become one: the block that is done last adds them up, in a fixed order.
 typedef struct iso__cuda_loss_sum {
-    int64_t count;             // of parts
-    iso__cuda_loss_part *part; // [count], scratch
-    double divisor;            // of the sum of losses
-    iso__cuda_loss_part *sum;  // may be memory of the host
-    unsigned *arrived;         // of iso__cuda_arrivals
+    int64_t count;                   // of partial sums
+    iso__cuda_loss_partial *partial; // [count], scratch
+    double divisor;                  // of the sum of losses
+    iso__cuda_loss_partial *sum;     // may be memory of the host
+    unsigned *arrived;               // of iso__cuda_arrivals
 } iso__cuda_loss_sum;
 
 typedef enum iso__cuda_loss_kind {
@@ -44,14 +44,14 @@ typedef struct iso__cuda_loss_rows {
     const void *x;
     const int32_t *labels;  // NULL: in few
     void *grad;             // of the batch mean; NULL: not wanted
-    iso__cuda_loss_sum sum; // of a part for each row
+    iso__cuda_loss_sum sum; // with a partial sum for each row
     uint16_t few[ISO_CUDA_FEW_LABELS];
 } iso__cuda_loss_rows;
 iso_status iso__cuda_losses_of_rows(iso__cuda *cuda, iso_dtype dtype,
                                     const iso__cuda_loss_rows *rows);
 
-// Squared differences, and 2 / count times the differences unless grad is NULL. Parts: as many as
-// iso__cuda_square_parts says.
+// Squared differences, and 2 / count times the differences unless grad is NULL. sum has as many
+// partial sums as iso__cuda_square_partials says.
 typedef struct iso__cuda_differences {
     iso_dtype dtype, target_dtype; // the same; or bf16, and targets of f32
     int64_t count;
@@ -60,7 +60,7 @@ typedef struct iso__cuda_differences {
 } iso__cuda_differences;
 iso_status iso__cuda_squares(iso__cuda *cuda, const iso__cuda_differences *d,
                              const iso__cuda_loss_sum *sum);
-int64_t iso__cuda_square_parts(int64_t count);
+int64_t iso__cuda_square_partials(int64_t count);
 
 #ifdef __cplusplus
 }

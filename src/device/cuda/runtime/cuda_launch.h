@@ -36,7 +36,7 @@ iso_status iso__cuda_run(iso__cuda *cuda, iso__cuda_call call, const void *args,
 enum { ISO_CUDA_BLOCK = 256 };
 unsigned iso__cuda_blocks(const iso__cuda *cuda, int64_t count);
 
-// Where blocks of one launch put parts of a sum together, the one that arrives last adds them up.
+// Where blocks of one launch put partial sums together, the one that arrives last adds them up.
 // So many counters of arrivals there are (iso__cuda_arrivals), 0 before and after each launch.
 enum { ISO_CUDA_ARRIVALS = 256 };
 

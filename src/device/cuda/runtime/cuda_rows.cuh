@@ -27,16 +27,17 @@ template <bool block> struct iso__team {
     }
     // No NaN goes in.
     template <class Real> static __device__ Real largest(Real value) {
-        __shared__ Real part[32];
+        __shared__ Real partial[32];
         for (int offset = 16; offset > 0; offset /= 2) {
             Real other = __shfl_xor_sync(0xffffffffu, value, offset);
             value = other > value ? other : value;
         }
         if (!block) return value;
-        __syncthreads(); // part may still be read by a call before
-        if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = value;
+        __syncthreads(); // partial may still be read by a call before
+        if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = value;
         __syncthreads();
-        for (unsigned w = 0; w < blockDim.x / 32; w++) value = part[w] > value ? part[w] : value;
+        for (unsigned w = 0; w < blockDim.x / 32; w++)
+            value = partial[w] > value ? partial[w] : value;
         return value;
     }
     // The largest entry of a row, which is read N at a time, passing over NaNs.

@@ -47,24 +47,24 @@ __device__ inline int64_t iso__item_stride() { return (int64_t)gridDim.x * block
 // The sum over all threads of a block (a multiple of 32, at most 1024), in every thread; in a fixed
 // order. All threads call it.
 template <class Real> __device__ Real iso__block_sum(Real value) {
-    __shared__ Real part[32];
+    __shared__ Real partial[32];
     unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
     for (int offset = 16; offset > 0; offset /= 2)
         value += __shfl_xor_sync(0xffffffffu, value, offset);
-    __syncthreads(); // part may still be read by a call before
-    if (lane == 0) part[warp] = value;
+    __syncthreads(); // partial may still be read by a call before
+    if (lane == 0) partial[warp] = value;
     __syncthreads();
     Real sum = 0;
-    for (unsigned w = 0; w < warps; w++) sum += part[w];
+    for (unsigned w = 0; w < warps; w++) sum += partial[w];
     return sum;
 }
 
 // Whether this block is the last of `blocks` to arrive at a counter, which is 0 before and after.
-// Called by all threads of each block when they have stored their parts; the last block then reads
-// those of the others through volatile.
+// Called by all threads of each block when they have stored their partial sums; the last block then
+// reads those of the others through volatile.
 __device__ inline bool iso__is_last_block(unsigned *counter, unsigned blocks) {
     __shared__ bool last;
-    __threadfence(); // the part of this thread, before its block arrives
+    __threadfence(); // the partial sum of this thread, before its block arrives
     __syncthreads();
     if (threadIdx.x == 0) last = atomicAdd(counter, 1u) == blocks - 1;
     __syncthreads();
