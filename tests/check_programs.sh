@@ -571,12 +571,12 @@ told() { # what holds, ranks, how, lines
     has_failed && [ "$(grep '^train: ' stderr | sort)" = "$lines" ]
     result $? "$name"
 }
-told "an error of all ranks is told once" 3 same 'train: the loss is no number'
-told "an error of one rank is told with its number, and ends the others" 3 one 'train: rank 2: the loss is no number'
+told "an error of all ranks is told once" 3 same 'train: the loss is NaN or infinite'
+told "an error of one rank is told with its number, and ends the others" 3 one 'train: rank 2: the loss is NaN or infinite'
 told "errors of their own are told by every rank, and name it once" 2 different \
     'train: rank 0 of 2 waited in vain
 train: rank 1 of 2 waited in vain'
-told "an error of the only rank is told without its number" 1 same 'train: the loss is no number'
+told "an error of the only rank is told without its number" 1 same 'train: the loss is NaN or infinite'
 
 # ---- A rank that dies ----
 

@@ -16,6 +16,6 @@ int main(int argc, char **argv) {
     if (strcmp(how, "different") == 0)
         train_error(ISO_ERR_STATE, "rank %d of %d waited in vain", rank, ranks);
     else
-        train_error(ISO_ERR_STATE, "the loss is no number");
+        train_error(ISO_ERR_STATE, "the loss is NaN or infinite");
     train_abort();
 }

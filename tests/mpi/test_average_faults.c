@@ -31,11 +31,11 @@ static void expect_dropped(int group, iso_status code, const char *said) {
 
 // ---- Values that are not finite -------------------------------------------------------------------
 
-// The rank of this node that carries element `at`.
-static int carrier_of(int node, size_t at) {
+// The rank of this node whose shard has element `at`.
+static int rank_of_element(int node, size_t at) {
     int smallest = c.layout->smallest;
-    size_t part = (COUNT + (size_t)smallest - 1) / (size_t)smallest;
-    return node * c.per_node + (int)(at / ((part + 31) / 32 * 32));
+    size_t shard = (COUNT + (size_t)smallest - 1) / (size_t)smallest;
+    return node * c.per_node + (int)(at / ((shard + 31) / 32 * 32));
 }
 
 static void drop_one(int t) {
@@ -45,7 +45,7 @@ static void drop_one(int t) {
     size_t at = (size_t)(t * 397) % COUNT;
     mean_case_values(&c, ISO__SHARDS, test_rank, UNUSED, x);
     if (test_rank / c.per_node == node) x[at] = bad[t % 3];
-    int rank = c.nodes == 1 ? 0 : carrier_of(node, at);
+    int rank = c.nodes == 1 ? 0 : rank_of_element(node, at);
     snprintf(said, sizeof(said), "rank %d: parameters are not finite", rank);
     expect_dropped(ISO__SHARDS, ISO_ERR_STATE, said);
 }
