@@ -65,9 +65,8 @@ iso_status iso_checkpoint_save(const char *path, const iso_named_tensor *tensors
 // names missing and unexpected tensors, or the first shape or type that differs. Nothing is changed
 // on failure.
 iso_status iso_checkpoint_load(const char *path, const iso_named_tensor *tensors, int count);
-// Local. A 64-bit checksum of the bytes of a file, to compare with iso_comm_check_same whether all
-// ranks would read the same. It does not interpret the bytes. ISO_ERR_IO if the file cannot be
-// read.
+// Local. A 64-bit checksum of the bytes of a file. Pass it to iso_comm_check_same to check that all
+// ranks read the same file. It does not interpret the bytes. ISO_ERR_IO if the file cannot be read.
 iso_status iso_checkpoint_checksum(const char *path, uint64_t *out);
 
 #ifdef __cplusplus

@@ -17,7 +17,7 @@ extern "C" {
 
 // The norm of the gradient of module, all parameters as one vector: (sum |g|^p)^(1/p) for p > 0, or
 // the maximum |g| for p = INFINITY. Parameters that require no gradient count as 0. The sum is in
-// double and in a fixed order, so equal gradients give the same bits.
+// double and in a fixed order, so equal gradients give bitwise identical norms.
 iso_status iso_grad_norm(iso_module *module, double norm_type, double *out);
 // Clips the gradient norm: multiplies all gradients by max_norm / (norm + 1e-6) if that is below 1.
 // *total_norm (may be NULL) is the norm before clipping. A NaN or infinite norm makes gradients NaN
@@ -28,8 +28,9 @@ iso_status iso_clip_grad_norm(iso_module *module, double max_norm, double norm_t
 // clip_value.
 iso_status iso_clip_grad_value(iso_module *module, double clip_value);
 
-// Collective over comm. Whether no gradient on any rank is NaN or infinite. All ranks get the same
-// answer, so they can skip a step together (iso_optimizer_zero_grad instead of step).
+// Collective over comm. Sets *finite to true if all gradients on all ranks are finite, else to
+// false. All ranks get the same answer, so they can skip a step together (iso_optimizer_zero_grad
+// instead of step).
 iso_status iso_grads_finite(iso_module *module, iso_comm *comm, bool *finite);
 // Collective over comm. Checks that all ranks have the same averaged gradients (fairseq: check of
 // gradient norms). ISO_ERR_MISMATCH on every rank if 2-norms differ in any bit; the message names

@@ -5,7 +5,8 @@
 #define ISOTHERM_COMM_H
 
 #include <isotherm/device.h>
-// Some mpi.h declare C++ bindings, which a program would have to link. Nothing here uses them.
+// Some MPI headers declare C++ bindings, which a program would then have to link. Nothing here uses
+// them.
 #ifdef __cplusplus
 #ifndef OMPI_SKIP_MPICXX
 #define OMPI_SKIP_MPICXX 1
@@ -50,10 +51,11 @@ typedef struct iso_comm_config {
 //
 // Checks all ISO_* environment variables (iso_env_print lists them). An invalid value on any rank
 // is ISO_ERR_ARG on all ranks. ISO_ERR_MISMATCH if ranks have different values of a variable that
-// decides how they exchange (ISO_IALLREDUCE, ISO_NODE_COLLECTIVE, ISO_RANKS_PER_NODE) or which bits
-// they compute (ISO_CPU_KERNELS, ISO_CUDA_CONV); the message names the variable, values and ranks.
-// If no rank sets one of the last two, each rank uses the best one for its machine. A warning names
-// unknown variables.
+// decides how they exchange (ISO_IALLREDUCE, ISO_NODE_COLLECTIVE, ISO_RANKS_PER_NODE, ISO_DEBUG;
+// Open MPI's own OMPI_MCA_coll_libnbc_iallreduce_algorithm) or which bits they compute
+// (ISO_CPU_KERNELS, ISO_CUDA_CONV); the message names the variable, values and ranks. If no rank
+// sets one of the last two, each rank uses the best one for its machine. A warning names unknown
+// variables.
 //
 // ISO_ERR_STATE if the mpirun of another MPI started several processes, each of which is alone.
 // ISO_ERR_TIMEOUT if a rank does not call this in time; see the blocking collectives below.
@@ -120,7 +122,7 @@ iso_status iso_comm_check_same(iso_comm *comm, uint64_t number, const char *what
 // bytes over P nodes (daso) counts 2 (P - 1) n bytes, and a broadcast from one rank (P - 1) n.
 typedef struct iso_traffic {
     int64_t bytes_sent;          // this rank's share
-    int64_t bytes_between_nodes; // of these, what goes to other nodes
+    int64_t bytes_between_nodes; // of these, bytes to other nodes
 } iso_traffic;
 
 // ---- Non-blocking all-reduce ----------------------------------------------------------------------
@@ -138,7 +140,7 @@ iso_status iso_request_test(iso_request **request);
 // also on errors. Exception: on ISO_ERR_TIMEOUT *request stays valid, because MPI cannot cancel the
 // exchange. Wait again, or end the job (MPI_Abort).
 iso_status iso_request_wait(iso_request **request);
-// In poll mode, tests all requests once. Otherwise, and if nothing is pending, does nothing.
+// In poll mode, tests all requests once. Does nothing in other modes, or if nothing is pending.
 void iso_comm_poll(iso_comm *comm);
 
 #ifdef __cplusplus

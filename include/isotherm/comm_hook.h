@@ -44,14 +44,14 @@ typedef struct iso_comm_hook {
 // No conversion (PyTorch: allreduce_hook): compress and decompress are NULL.
 extern const iso_comm_hook iso_hook_plain;
 // 16-bit gradients (PyTorch: fp16_compress_hook, bf16_compress_hook). They are divided by the
-// number of ranks before the sum, which keeps f16 from overflow, and rounded to 16 bit. Sums are
-// computed in f32 and rounded to 16 bit after each addition.
+// number of ranks before the sum, which prevents overflow in f16, and rounded to 16 bits. Sums are
+// computed in f32 and rounded to 16 bits after each addition.
 extern const iso_comm_hook iso_hook_f16, iso_hook_bf16;
 // bf16 with error feedback (Seide et al., Interspeech 2014): the rounding error of a rank's
 // gradients is added to its gradients of the next step. Rounding errors of the sums over more than
 // two ranks are lost. NaN and infinite values leave no error behind.
 extern const iso_comm_hook iso_hook_bf16_feedback;
-// No exchange (PyTorch: noop_hook): replicas diverge. The step time is that of a perfect network.
+// No exchange (PyTorch: noop_hook): replicas diverge. A step takes as long as on a perfect network.
 // Same as ISO_SYNC_NONE: each rank determines unused parameters by itself.
 extern const iso_comm_hook iso_hook_noop;
 

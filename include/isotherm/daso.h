@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: MIT
-// Periodic synchronisation for slow networks: DASO (Coquelin et al., J. Big Data 9:14, 2022) as in
-// HeAT and in a variant of this library, local SGD (Stich, ICLR 2019), post-local SGD (Lin et al.,
-// ICLR 2020).
+// Periodic synchronisation for slow networks: DASO (Coquelin et al., J. Big Data 9:14, 2022), as in
+// HeAT and as a variant of this library's own, local SGD (Stich, ICLR 2019), and post-local SGD
+// (Lin et al., ICLR 2020).
 //
-// The ranks of a node average gradients in every step. Nodes exchange parameters every global_skip
-// batches without blocking and merge the result batches_to_wait batches later. A daso optimizer
-// wraps an optimizer and controls the data_parallel module that it is tied to, so the training loop
-// stays the same: zero_grad, forward, loss, backward, step. In evaluation mode the parameters are
-// the mean over all ranks; back in training mode each rank has its own again. Except where noted,
-// functions of this header are collective over the communicator of data_parallel.
+// The ranks of a node average gradients every local_skip batches. Nodes exchange parameters every
+// global_skip batches without blocking and merge the result batches_to_wait batches later. A daso
+// optimizer wraps an optimizer and controls the data_parallel module that it is tied to, so the
+// training loop stays the same: zero_grad, forward, loss, backward, step. In evaluation mode the
+// parameters are the mean over all ranks; back in training mode each rank has its own again. Except
+// where noted, functions of this header are collective over the communicator of data_parallel.
 #ifndef ISOTHERM_DASO_H
 #define ISOTHERM_DASO_H
 
@@ -25,7 +25,7 @@ extern "C" {
 typedef struct iso_daso_stats {
     int64_t steps, syncs; // batches; merged exchanges, including full averages
     int64_t global_skip, local_skip, batches_to_wait; // current values
-    // As configured; -1: automatic, and always with daso_heat, which determines them itself.
+    // As configured. -1: automatic. Always -1 with daso_heat.
     int64_t global_skip_requested, batches_to_wait_requested;
     const char *phase;           // "warm-up", "cycling", "cool-down", "done"
     bool pending;                // an exchange is in flight or not yet merged
@@ -34,7 +34,7 @@ typedef struct iso_daso_stats {
     double last_wait_ms;         // waiting for the last exchange
     double exchange_ms, step_ms; // last measured, maximum over ranks; 0: not yet
     // |x_rank - mean| / |mean| at a send, maximum over ranks. It travels with the next send, so it
-    // describes the last exchange but one. 0: not yet known.
+    // describes the exchange before the last one. 0: not yet known.
     double divergence;
     int64_t bytes_sent, bytes_between_nodes; // of this rank (see iso_traffic), without gradients
     char reason[128];                        // of the last change of skip and wait
@@ -46,16 +46,16 @@ iso_status iso_daso_get_stats(iso_optimizer *daso, iso_daso_stats *out);
 // rank's mean over the epoch, or the mean over all ranks if globally_averaged. ISO_ERR_STATE for a
 // NaN or infinite loss.
 iso_status iso_daso_epoch_loss(iso_optimizer *daso, double loss, bool globally_averaged);
-// Waits until the exchange in flight, if any, has arrived. It is still merged at its step, so the
-// results are the same bits. Evaluations and saves wait in the same way; to measure training time
-// without them, call this before you stop the clock. If the exchange failed, every rank gets an
-// error, the exchange is discarded, and training may continue.
+// Waits until the exchange in flight, if any, has arrived. The exchange is merged at its usual
+// step, so results are bitwise identical. Evaluations and saves also wait for it. Call this before
+// you stop a timer, so that the wait counts as training time. If the exchange failed, every rank
+// gets an error, the exchange is discarded, and training may continue.
 iso_status iso_daso_complete(iso_optimizer *daso);
 // Discards the exchange in flight and sets the parameters of every rank to the mean over all ranks.
 // Call it after the last step.
 iso_status iso_daso_finish(iso_optimizer *daso);
-// Starts again at the first epoch and batch: resets the plateau detector, skips and waits, discards
-// the exchange in flight, and sets parameters and optimizer state of all ranks to their mean.
+// Resets epoch and batch counters, the plateau detector, skips and waits. Discards the exchange in
+// flight. Sets parameters and optimizer state to their mean over all ranks.
 iso_status iso_daso_reset(iso_optimizer *daso);
 
 // ---- HeAT's DASO ----------------------------------------------------------------------------------
@@ -118,8 +118,8 @@ typedef enum iso_merge {
 // What happens to optimizer state (momentum etc.) and to buffers of the module (running statistics)
 // when parameters are merged. In the full average before the cool-down they are always averaged,
 // because replicas must be equal from then on. Each rank counts the updates of a parameter by
-// itself (see ISO_UNUSED_NEGOTIATE). When all ranks, or those of a node, get the mean of their
-// states, they get the largest of these counts. The counts are never reset.
+// itself (see ISO_UNUSED_NEGOTIATE). When states are averaged over all ranks or over a node, each
+// of these ranks takes the largest count. ISO_STATE_RESET does not reset counts.
 typedef enum iso_state_sync {
     ISO_STATE_KEEP, // each rank keeps its own
     // Travels too, and becomes (2 S now + P mean) / (2 S + P), which keeps second moments >= 0.
@@ -129,12 +129,16 @@ typedef enum iso_state_sync {
 
 typedef enum iso_policy {
     ISO_POLICY_FIXED,
-    // HeAT's: on a plateau of the epoch loss, skip and wait shrink; later they start again from the
-    // maximum. It decides only in iso_daso_epoch_loss, at the earliest when the fourth epoch of the
-    // cycling phase ends. In a shorter run it does nothing.
+    // HeAT's: on a plateau of the epoch loss, global_skip and local_skip are halved, and a
+    // configured wait (> 0) is reduced by 1. Once global_skip cannot shrink further, it starts
+    // again from max_global_skip, local_skip from its configured value, and a configured wait from
+    // max_global_skip / 4. A measured wait does not change. The policy decides only in
+    // iso_daso_epoch_loss, at the earliest when the fourth epoch of the cycling phase ends. In a
+    // shorter run it does nothing.
     ISO_POLICY_PLATEAU,
     // In every round: sets the wait to the measured duration of an exchange. The skip shrinks if
-    // the divergence exceeds max_divergence, and grows if it is below half of that.
+    // the divergence exceeds max_divergence, and grows if the divergence is below half of
+    // max_divergence.
     ISO_POLICY_ADAPTIVE,
     ISO_POLICY_CALLBACK
 } iso_policy;
@@ -143,14 +147,14 @@ typedef enum iso_policy {
 // cycling phase.
 //
 // SYNC: a round begins, and the previous exchange has been merged. The decision applies to this
-// round: its number of steps, and the wait for the exchange sent now. (The first round sends
-// nothing. With a wait of 0 the average has just been taken, and the wait is that of the next
-// send.) Times and divergence are those of the previous sync. Before the first one they are 0, or
-// as measured for an automatic wait. Without a warm-up the first round begins in the first step();
-// its gradients are averaged as configured.
+// round: its number of steps, and the wait for the exchange sent now. The first round sends
+// nothing. If the wait is 0, the average has already been taken, and the decision sets the wait of
+// the next send. Times and divergence are those of the previous sync. Before the first one they are
+// 0, or as measured for an automatic wait. Without a warm-up the first round begins in the first
+// step(); its gradients are averaged as configured.
 //
-// EPOCH: iso_daso_epoch_loss was called. The decision applies from the next round on, or to the
-// round that began with the last step.
+// EPOCH: iso_daso_epoch_loss was called. If a round began in the last step, the decision applies to
+// that round; otherwise from the next round on.
 typedef enum iso_observed { ISO_OBSERVED_SYNC, ISO_OBSERVED_EPOCH } iso_observed;
 // What a policy sees. The numbers are the same on every rank.
 typedef struct iso_daso_observation {
@@ -162,10 +166,9 @@ typedef struct iso_daso_observation {
     double wait_ms;     // wait in the last sync, on the slowest rank
     double divergence;  // see iso_daso_stats
 } iso_daso_observation;
-// batches_to_wait -1: unchanged. A global_skip below batches_to_wait is raised to it. Neither
-// exceeds max_global_skip or the initial values of the config, whichever is larger. A skip below 1
-// or a wait below -1 is ISO_ERR_ARG on every rank; the next step() asks again, and no exchange is
-// lost.
+// batches_to_wait -1: unchanged. A global_skip below batches_to_wait is raised to it. Both are
+// limited to max_global_skip. A skip below 1 or a wait below -1 is ISO_ERR_ARG on every rank; the
+// next step() asks again, and no exchange is lost.
 typedef struct iso_daso_decision {
     int64_t global_skip, local_skip, batches_to_wait;
     char reason[128];
@@ -185,9 +188,10 @@ typedef struct iso_daso_config {
     int64_t global_skip;
     int64_t max_global_skip; // upper limit for policies and for measured values
     // Batches from a send to its merge, at most global_skip: the merge precedes the next send. 0: a
-    // blocking full average. -1: the measured duration of an exchange when cycling begins, but at
-    // most a given global_skip; each merge waits for the rest. If the first send comes before the
-    // third step, nothing is measured, and the wait is global_skip.
+    // blocking full average. -1: automatic. It is measured when cycling begins, as the number of
+    // batches that an exchange takes, plus a margin of 3. It is at most global_skip if you set one,
+    // else at most max_global_skip. If an exchange takes longer, its merge blocks. If the first
+    // send comes before the third step, nothing is measured, and the wait is global_skip.
     int64_t batches_to_wait;
     int64_t local_skip; // batches between averages of gradients inside a node
     iso_scope unit;     // ISO_SCOPE_NODE; ISO_SCOPE_RANK: every rank is alone between syncs
@@ -227,7 +231,7 @@ iso_daso_config iso_post_local_sgd_config(int64_t total_steps, int64_t warmup_st
                                           int64_t period);
 
 // As iso_daso_heat_create_take. If an exchange fails on any rank, every rank gets an error, and no
-// parameter changes. Merges happen at a fixed age, the same on all ranks.
+// parameter changes. All ranks merge an exchange at the same batch.
 iso_status iso_daso_create_take(iso_optimizer *inner, iso_module *data_parallel,
                                 const iso_daso_config *config, iso_optimizer **out);
 

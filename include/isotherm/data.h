@@ -53,10 +53,10 @@ iso_status iso_dataset_create(const uint8_t *images, const int32_t *labels, int6
 // counts differ or a label is negative.
 iso_status iso_dataset_read_idx(const char *images_path, const char *labels_path,
                                 iso_dataset **out);
-// Reads {train,t10k}-{images-idx3,labels-idx1}-ubyte[.gz] from a folder. An uncompressed file is
-// preferred to a ".gz" one. A '.' may stand in place of the '-' before idx. Colour images have 4
-// dimensions; their file may be called images-idx4-ubyte. If files are missing, the message names
-// the folder and the files.
+// Reads {train,t10k}-{images-idx3,labels-idx1}-ubyte[.gz] from a folder. If a file exists in both
+// forms, the uncompressed one is read. A '.' may stand in place of the '-' before idx. Colour
+// images have 4 dimensions; their file may be called images-idx4-ubyte. If files are missing, the
+// message names the folder and the files.
 iso_status iso_dataset_read_mnist(const char *folder, bool train, iso_dataset **out);
 // Generates MNIST-like digits (1 x 28 x 28, 10 classes): glyphs with random position, slant, scale,
 // stroke width, clutter and noise. The images depend only on train and count, on every machine. The
@@ -109,8 +109,9 @@ typedef struct iso_sampler iso_sampler;
 // ranks * batch samples; rank r takes the r-th `batch` samples of the slice.
 //
 // The last global batch holds the remaining samples. PAD rounds their number up to a multiple of
-// ranks, so all ranks have equally many. DROP drops them if they are fewer than ranks * batch. With
-// SHARE the ranks' numbers differ by at most 1, and a rank may have one batch less, or none at all.
+// ranks, so every rank gets the same number. DROP drops them if they are fewer than ranks * batch.
+// With SHARE the ranks' numbers differ by at most 1, and a rank may have one batch less, or none at
+// all.
 //
 // OVERLAP cuts the permutation into shards instead of slices, as pytorch-pfn-extras divides data
 // sets. The shard of rank r has ceil(count / ranks) samples and starts at floor(count * r / ranks),

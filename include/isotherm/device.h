@@ -29,7 +29,7 @@ iso_status iso_dtype_parse(const char *name, iso_dtype *out);
 // unknown name (the message lists the known ones), ISO_ERR_UNSUPPORTED if this build lacks the
 // device, ISO_ERR_DEVICE if there is no such GPU or it cannot be used. ISO_ERR_ARG also for an
 // invalid value of ISO_CPU_KERNELS (cpu), ISO_CUDA_CONV or ISO_CUDA_GRAPHS (cuda); iso_comm_create
-// checks the other ISO_* variables.
+// checks all ISO_* variables.
 //
 // A GPU runs its work in order and asynchronously to the host. It launches parameter updates in
 // groups: a later call may launch them, and then reports their errors. Only one thread at a time

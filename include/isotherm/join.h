@@ -45,8 +45,8 @@ typedef struct iso_join iso_join;
 
 // Collective. All ranks pass the same config (else ISO_ERR_MISMATCH). config NULL: all zero.
 // Retains data_parallel, which can have one join at a time (else ISO_ERR_STATE). Until
-// iso_join_end, buffers are synchronised from the ranks with data only, and dropout numbers the
-// rows of all ranks' batches consecutively, whatever their sizes.
+// iso_join_end, only ranks with data contribute to buffers. Dropout numbers the rows of all ranks'
+// batches consecutively, even if the batches differ in size.
 //
 // ISO_ERR_UNSUPPORTED: SHADOW with SyncBatchNorm; SHADOW and SAMPLES if gradients are not averaged
 // over all ranks (ISO_SCOPE_NODE, daso and its relatives); EFFECTIVE and SAMPLES with a reduce

@@ -36,8 +36,8 @@ void iso_json_end(iso_json_log *log);
 typedef struct iso_progress_bar iso_progress_bar;
 
 // Local. Creates a bar on `to` (NULL: no output). On a terminal it is one line, redrawn at most 10
-// times per second: label, bar, done/total, rate, loss, ETA. Otherwise it prints a plain line about
-// every tenth of the total.
+// times per second: label, bar, done/total, rate, loss, ETA. Otherwise it prints a plain line
+// roughly ten times in all.
 iso_status iso_progress_bar_create(FILE *to, const char *label, int64_t total, const char *unit,
                                    iso_progress_bar **out);
 // Sets the amount done before the bar was created, as in a resumed run: rate and ETA count only

@@ -50,8 +50,9 @@ iso_status iso_parameter_grad(iso_parameter *parameter, iso_tensor **out);
 // module is released. A name may be a path ("encoder.weight"). The gradients of all uses are
 // summed. ISO_ERR_STATE once a parameter is wrapped or has an optimizer; ISO_ERR_SHAPE or
 // ISO_ERR_TYPE if shapes, types or devices differ; ISO_ERR_UNSUPPORTED if the table of module has
-// no `tied`. ISO_ERR_ARG for an unknown name or two parameters of one module. Wrappers and
-// iso_module_to need all modules that share the parameter, and return ISO_ERR_STATE otherwise.
+// no `tied`. ISO_ERR_ARG for an unknown name or two parameters of one module. Pass wrappers and
+// iso_module_to a module that contains all modules sharing the parameter; otherwise they return
+// ISO_ERR_STATE.
 iso_status iso_module_tie(iso_module *module, const char *name, iso_module *other,
                           const char *other_name);
 
@@ -146,8 +147,8 @@ typedef struct iso_module_ops {
     void (*tied)(iso_module *self);
     // Frees what the concrete type allocated. The library frees parameters, calls and children.
     void (*destroy)(iso_module *self);
-    // forward applies call->activation. Its derivative is applied by backward, else by
-    // backward_params, else (without parameters) by backward_input.
+    // forward applies call->activation. The first of these functions that the table has applies its
+    // derivative: backward, backward_params, backward_input.
     bool fuses_relu;
     bool awaits_pieces; // forward itself waits for parameters that are updated in pieces
     bool relu_commutes; // a preceding relu may be applied to the output instead, as for a maximum
@@ -163,12 +164,12 @@ typedef struct iso_module_ops {
 typedef struct iso_module_hooks {
     iso_status (*before_forward)(iso_module *module,
                                  void *user); // forward is about to read the parameters
-    // The gradients of this module's own parameters are final for this backward. If the module was
-    // used several times, called once, after the last use. Called before the gradient of the input
-    // is computed; in modules with `backward`, after it.
+    // The gradients of this module's own parameters are final for this backward. If forward used
+    // the module several times, called once, in the last of these backwards. Called before the
+    // gradient of the input is computed; in modules with `backward`, after it.
     iso_status (*gradient_ready)(iso_module *module, void *user);
-    // Returns true if the parameters of this module are current: its before_forward would not
-    // change them, nor would that of another module, so they may be read earlier. NULL: not known.
+    // Returns true if the parameters of this module are current: no pending before_forward, of this
+    // or another module, will change them. They may then be read before forward. NULL: not known.
     bool (*is_current)(const iso_module *module, void *user);
     void *user;
 } iso_module_hooks;
@@ -313,8 +314,8 @@ iso_status iso_flatten_create(iso_device *device, iso_module **out);
 iso_status iso_dropout_create(iso_device *device, double p, iso_rng *rng, iso_module **out);
 iso_status iso_dropout2d_create(iso_device *device, double p, iso_rng *rng, iso_module **out);
 // Converts its input to another element type, and gradients back to the type of the input. Put it
-// between an f32 layer and an f64 one. To bf16 (GPUs only): the following layers then have bf16
-// activations, see iso_autocast_create_take.
+// between an f32 layer and an f64 one. With dtype ISO_BF16 (GPUs only) the layers after it have
+// bf16 activations, see iso_autocast_create_take.
 iso_status iso_cast_create(iso_device *device, iso_dtype dtype, iso_module **out);
 // Log-softmax over the last dimension of [N, K].
 iso_status iso_log_softmax_create(iso_device *device, iso_module **out);
@@ -366,10 +367,10 @@ iso_status iso_residual_create_take(iso_device *device, iso_module *body, iso_mo
                                     bool relu, iso_module **out);
 
 // Mixed precision (torch.autocast). Converts its input to bf16 (the only dtype allowed), runs
-// module, and converts the output back to the type of the input, so losses stay f32. Gradients take
-// the same way back. Inside, activations and their gradients are bf16: layers round their outputs,
-// and linear and convolution layers round weight and bias for each forward. Parameters, their
-// gradients, optimizer state, statistics and sums stay f32.
+// module, and converts the output back to the type of the input, so losses stay f32. Gradients are
+// converted in the reverse direction. Inside, activations and their gradients are bf16: layers
+// round their outputs, and linear and convolution layers round weight and bias for each forward.
+// Parameters, their gradients, optimizer state, statistics and sums stay f32.
 //
 // module must be f32 (ISO_ERR_TYPE). Its parameters keep their names, and may be tied to parameters
 // outside. Create the Autocast first and wrap it in data_parallel afterwards (else ISO_ERR_STATE).
@@ -377,8 +378,8 @@ iso_status iso_residual_create_take(iso_device *device, iso_module *body, iso_mo
 // kernels (the CPU).
 iso_status iso_autocast_create_take(iso_module *module, iso_dtype dtype, iso_module **out);
 // With keep, an Autocast in training returns the output of its module unconverted, in bf16, and
-// takes a bf16 gradient. Use it if a loss follows: it saves two kernels per step and the results
-// are the same bits. A bf16 gradient cannot be scaled (iso_tensor_scale). In evaluation mode the
+// takes a bf16 gradient. Use it if a loss follows: it saves two kernels per step, and results are
+// bitwise identical. A bf16 gradient cannot be scaled (iso_tensor_scale). In evaluation mode the
 // output still has the type of the input. ISO_ERR_ARG for any other module.
 iso_status iso_autocast_keep_output(iso_module *autocast, bool keep);
 

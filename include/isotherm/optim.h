@@ -48,9 +48,10 @@ typedef struct iso_hyper {
     bool centered;                    // rmsprop: normalise by an estimate of the variance
     int64_t step;                     // steps made so far, counted by step(); schedules use it
 } iso_hyper;
-// A formula that depends on the number of updates counts those of the parameter, as in PyTorch: t
-// of the bias corrections (adam, adamw, lamb) and of lr_decay, and the first momentum of sgd, which
-// is the gradient. A parameter that a step leaves out (ISO_UNUSED_NEGOTIATE) is one update behind.
+// Formulas that use the number of updates count the updates of each parameter, as in PyTorch. These
+// are t in the bias corrections (adam, adamw, lamb), t in lr_decay, and sgd's first update, which
+// sets the momentum buffer to the gradient. A parameter that a step leaves out
+// (ISO_UNUSED_NEGOTIATE) is one update behind.
 
 // The defaults of PyTorch's optimizer. (torch.optim.SGD has no default lr before 2.x; here it is
 // 1e-3.) LAMB: lr 1e-3, and the paper's beta1 0.9, beta2 0.999, eps 1e-6, weight_decay 0.01.
@@ -69,11 +70,11 @@ typedef struct iso_optimizer_ops {
     void (*destroy)(iso_optimizer *self);
     iso_optimizer *(*inner)(
         iso_optimizer *self); // the wrapped optimizer; function NULL: this is not a wrapper
-    // For iso_training_state and iso_training_loaded, which call them for each optimizer of a chain
-    // of wrappers (loaded: the innermost first), so each handles only its own data. state adds
+    // iso_training_state calls `state`, and iso_training_loaded calls `loaded` (innermost first),
+    // for each optimizer in a chain of wrappers. Each handles only its own data. `state` adds
     // everything that the next updates depend on. It must always add entries of the same names,
-    // types and counts, because loading fills the entries of a new optimizer. loaded is called
-    // after that. NULL: nothing to do; but the innermost optimizer must have state.
+    // types and counts, because loading fills the entries of a new optimizer. `loaded` is called
+    // after that. Either may be NULL, except `state` of the innermost optimizer.
     iso_status (*state)(iso_optimizer *self, iso_state *state);
     iso_status (*loaded)(iso_optimizer *self);
     bool ranks_differ; // ranks may have different parameters between steps
@@ -98,10 +99,10 @@ iso_status iso_optimizer_create(iso_optimizer_kind kind, iso_module *module, con
 // updates a parameter that data_parallel does not exchange.
 //
 // inner may cover only a child of the module, and several optimizers may be tied to different
-// children. Each has its own step(), which is as lazy, and its own zero_grad. Gradients of
-// parameters without an optimizer are averaged only. If two optimizers share a parameter, a step
-// waits for all exchanges and updates at once; a warning names the parameter. A second step on the
-// same gradients is ISO_ERR_STATE.
+// children. Each has its own step() and zero_grad. Each step() is lazy. Gradients of parameters
+// without an optimizer are only averaged. If two optimizers share a parameter, a step waits for all
+// exchanges and updates immediately; a warning names the parameter. A second step on the same
+// gradients is ISO_ERR_STATE.
 iso_status iso_dp_optimizer_create_take(iso_optimizer *inner, iso_module *data_parallel,
                                         iso_optimizer **out);
 
@@ -120,8 +121,8 @@ iso_hyper *iso_optimizer_hyper(iso_optimizer *optimizer); // of the innermost op
 
 // name: the full name of the parameter, e.g. "conv1.weight".
 typedef bool (*iso_group_filter)(const char *name, const iso_parameter *parameter, void *user);
-// Creates group 1, then 2 and so on, with hyperparameters of its own. Moves the parameters of group
-// 0 for which `belongs` returns true to it; at first group 0 has all parameters. *group (may be
+// Creates the next group (1, 2, ...) with its own hyperparameters. Moves to it all parameters of
+// group 0 for which `belongs` returns true. Initially all parameters are in group 0. *group (may be
 // NULL) is its number. Parameters of one layer may be in different groups, e.g. biases without
 // weight decay.
 //

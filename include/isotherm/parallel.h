@@ -24,10 +24,10 @@ typedef struct iso_gradient {
 typedef iso_status (*iso_reduce_function)(const iso_gradient *gradients, int count, iso_comm *comm,
                                           void *user);
 
-// How buffers are synchronised, such as running statistics of batch norms, which differ between
+// How buffers, such as running statistics of batch norms, are synchronised. They differ between
 // ranks during training. At creation all ranks get rank 0's.
 typedef enum iso_buffer_mode {
-    ISO_BUFFERS_AVERAGE, // the mean over the ranks; of counts (i64) the maximum
+    ISO_BUFFERS_AVERAGE, // the mean over the ranks; for counts (i64), the maximum
     ISO_BUFFERS_RANK0,   // rank 0's
     ISO_BUFFERS_NONE     // each rank keeps its own
 } iso_buffer_mode;
@@ -45,8 +45,9 @@ typedef enum iso_buffer_when {
 // communication hook). Called on every rank at the same times. Ignored buffers are not listed.
 typedef iso_status (*iso_buffer_function)(const iso_buffer_list *buffers, iso_comm *comm,
                                           void *user);
-// All buffers travel in one blocking exchange. Made in every step, it adds its latency and waits
-// for the slowest rank each time. The config must be equal on all ranks (else ISO_ERR_MISMATCH).
+// All buffers travel in one blocking exchange. If you synchronise in every step, each step pays its
+// latency and waits for the slowest rank. The config must be equal on all ranks (else
+// ISO_ERR_MISMATCH).
 typedef struct iso_buffer_config {
     iso_buffer_mode mode;
     iso_buffer_when when;
@@ -61,13 +62,13 @@ typedef struct iso_data_parallel_config {
     // DataParallelMultiGPU). Parameters still start equal on all ranks.
     iso_scope scope;
     // Size of the first bucket sent, and of the last one; 0: bucket_mb. Or a list with the size of
-    // each bucket in sending order; its last entry holds for all that follow.
+    // each bucket in sending order; its last entry applies to all remaining buckets.
     double first_bucket_mb, last_bucket_mb;
     const double *bucket_list_mb;
     int bucket_list_count;
     // MiB. Parameters of at least two pieces of this size are exchanged and updated in pieces of
-    // whole rows; Linear sends pieces while its backward computes the next ones. 0: no pieces; with
-    // one rank there are none either.
+    // whole rows; Linear sends pieces while its backward computes the next ones. 0, or only one
+    // rank: no pieces.
     double piece_mb;
     iso_order order;
     // true: some parameters may get no gradient in a backward, see ISO_UNUSED_NEGOTIATE
@@ -104,13 +105,14 @@ extern const iso_data_parallel_config iso_data_parallel_default; // the default,
 // collective. Entering evaluation mode, iso_parameter_value, iso_parameter_hash and destroying the
 // wrapper complete pending updates first.
 //
-// ISO_ERR_ARG if no parameter requires a gradient, ISO_ERR_STATE if part of the module is wrapped
-// already.
+// With ISO_SYNC_EXPLICIT nothing is exchanged automatically: call
+// iso_data_parallel_all_reduce_gradients between backward and step. Results are bitwise identical,
+// but all of the exchange is exposed.
+//
+// ISO_ERR_ARG if no parameter requires a gradient, ISO_ERR_STATE if the module or one below it is
+// wrapped already.
 iso_status iso_data_parallel_create_take(iso_module *module, iso_comm *comm,
                                          const iso_data_parallel_config *config, iso_module **out);
-// With ISO_SYNC_EXPLICIT nothing is exchanged automatically: call
-// iso_data_parallel_all_reduce_gradients between backward and step. The results are the same bits,
-// but all of the exchange is exposed.
 
 // Collective. Completes all pending exchanges and updates. ISO_ERR_STATE during a backward, whose
 // remaining gradients would be left out.
@@ -130,11 +132,11 @@ iso_status iso_data_parallel_end_no_sync(iso_module *data_parallel);
 // Collective, blocking, with ISO_SYNC_EXPLICIT only (else ISO_ERR_STATE). Averages all gradients in
 // place; a missing one counts as zero. Does nothing inside no_sync (fairseq: all_reduce_grads).
 iso_status iso_data_parallel_all_reduce_gradients(iso_module *data_parallel);
-// A backward driven by the caller: between begin and end, call iso_module_call_backward for parts
-// of the module. (iso_module_backward of the wrapper does the same.) begin completes pending work,
-// end ends the backward; both are collective outside no_sync. Nothing else ends the backward, so
-// modules may run their forward again in between (activation recomputation), before their own
-// backward.
+// A backward driven by the caller: between begin and end, call iso_module_call_backward for modules
+// below the wrapped one. (iso_module_backward of the wrapper does the same.) begin completes
+// pending work, end ends the backward; both are collective outside no_sync. Nothing else ends the
+// backward, so modules may run their forward again in between (activation recomputation), before
+// their own backward.
 //
 // In between, iso_parameter_value and iso_parameter_grad complete nothing: values are current, and
 // gradients are this rank's own until they are sent. ISO_ERR_STATE in between from step() of the

@@ -2,8 +2,8 @@
 // Reactions to a metric that stops improving: HeAT's detector and PyTorch's ReduceLROnPlateau.
 //
 // Both take one value of the metric per epoch (or at any interval) and count bad values. They are
-// local, and plain structs without resources. Equal values give equal answers, so pass a metric
-// that is averaged over ranks.
+// local, and plain structs without resources. They are deterministic. Pass a metric averaged over
+// ranks, so that all ranks get the same answer.
 #ifndef ISOTHERM_PLATEAU_H
 #define ISOTHERM_PLATEAU_H
 
@@ -18,7 +18,7 @@ extern "C" {
 // ---- DetectMetricPlateau (HeAT, heat/optim/utils.py) ----------------------------------------------
 
 typedef struct iso_plateau_config {
-    bool max;         // mode: true if larger is better (a plateau stops growing), else smaller
+    bool max;         // mode: true if larger values are better (PyTorch: "max")
     bool absolute;    // threshold_mode "abs"; false: "rel"
     int64_t patience; // bad values tolerated; the next one makes a plateau
     double threshold;

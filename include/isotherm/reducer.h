@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The asynchronous gradient engine for plain arrays. It does not know layers, so any training code
-// with arrays can use it. List parameters in the order in which the forward needs them.
+// The asynchronous gradient engine for plain arrays. It does not depend on layers, so any training
+// code with arrays can use it. List parameters in the order in which the forward needs them.
 //
 //   backward:  iso_reducer_grad_ready(r, i) for each parameter, in any order
 //   step:      iso_reducer_step(r, &hyper)            freezes hyper, exchanges nothing
@@ -27,8 +27,8 @@ typedef struct iso_reducer_param {
     size_t count;     // > 0
     iso_dtype dtype;  // ISO_F32 or ISO_F64; a bucket holds parameters of one type
     // Parameters of one layer are adjacent and have the same number. Those of one type travel
-    // together, unless several of them are long (128 KiB and more): a long one then leaves with the
-    // short ones before it, as soon as these are ready.
+    // together, unless several of them are long (128 KiB and more). Each long parameter is then
+    // sent with the short ones before it, once all of them are ready.
     int layer;
     uint64_t shape_id;      // anything else that ranks must agree on, e.g. a hash of the shape
     const char *shape_text; // for error messages, e.g. "[32, 1, 3, 3]"; may be NULL
@@ -50,7 +50,7 @@ typedef enum iso_sync {
 // The order in which buckets are sent. ISO_ORDER_NEED: buckets that the next forward needs first
 // overtake the others. Rank 0 plans the order once, from the times in the first steps at which
 // gradients are ready and needed; all ranks follow the plan. ISO_ORDER_REVERSE: the last layers
-// first, as backward completes them. Results are the same bits.
+// first, as backward completes them. Results are bitwise identical.
 typedef enum iso_order { ISO_ORDER_NEED, ISO_ORDER_REVERSE } iso_order;
 
 // What happens to a parameter without a gradient in a backward.
@@ -85,13 +85,13 @@ typedef struct iso_reducer_config {
     // The device whose memory holds gradients and values (ISO_ERR_ARG for other memory); retained.
     // NULL: host memory. An exchange sees all work that was launched on the device before its
     // gradient was reported ready. Each bucket is copied to the host while backward continues, is
-    // summed there, and is back in device memory for all work launched after
-    // iso_reducer_param_needed.
+    // summed there, and is copied back. Work launched after iso_reducer_param_needed sees the
+    // result.
     //
     // GPUs of one node are summed by NCCL instead, without the host, if possible
     // (ISO_NODE_COLLECTIVE). Between nodes with equally many ranks, each rank then exchanges one
-    // shard of a bucket through the host. The new values of a rank can be read only once the other
-    // ranks of its node have reached their next forward or iso_reducer_finish.
+    // shard of a bucket through the host. Reading a rank's new values blocks until the other ranks
+    // of its node reach their next forward or call iso_reducer_finish.
     iso_device *device;
     iso_sync sync;
     iso_scope scope; // the ranks over which gradients are averaged
@@ -106,15 +106,15 @@ typedef struct iso_reducer_config {
     // The same for the first bucket sent (the last layers), and for the last one (the first layers,
     // whose exchange is exposed). 0: bucket_bytes.
     size_t first_bucket_bytes, last_bucket_bytes;
-    // Replaces these three: the size of each bucket in sending order; the last entry holds for all
-    // that follow. Copied.
+    // Replaces these three: the size of each bucket in sending order; the last entry applies to all
+    // remaining buckets. Copied.
     const size_t *bucket_list;
     int bucket_list_count;
     // Parameters with a row and at least two pieces of this size are exchanged and updated piece by
-    // piece. That leaves less to do when the last piece arrives. 0: never.
+    // piece. Less work then remains when the last piece arrives. 0: never.
     size_t piece_bytes;
-    // So many numbers of the program are summed over the ranks in each exchange, see
-    // iso_reducer_add_sum; at most ISO_REDUCER_MOST_SUMS.
+    // The number of values that the program sums over the ranks in each exchange; see
+    // iso_reducer_add_sum. At most ISO_REDUCER_MOST_SUMS.
     int sums;
 } iso_reducer_config;
 #define ISO_REDUCER_MOST_SUMS 64
@@ -142,8 +142,8 @@ iso_status iso_reducer_set_apply(iso_reducer *reducer, iso_reducer_apply apply, 
                                  void *user);
 // For several optimizers: adds an update function for the listed parameters (NULL: all), which has
 // a step of its own. *id identifies it. Completes pending work first. If two functions list the
-// same parameter, a forward cannot know which updates are still to come: from then on every step
-// waits for all exchanges and updates at once, and a warning names the parameter. ISO_REDUCER_ONLY
+// same parameter, forward cannot know which updates are outstanding. From then on every step waits
+// for all exchanges and updates immediately, and a warning names the parameter. ISO_REDUCER_ONLY
 // stands for the id if there is exactly one function (else ISO_ERR_STATE).
 #define ISO_REDUCER_ONLY (-1)
 iso_status iso_reducer_add_apply(iso_reducer *reducer, const int *params, int count,
@@ -160,6 +160,24 @@ iso_status iso_reducer_remove_apply(iso_reducer *reducer, int id);
 // gradients.
 iso_status iso_reducer_step_of(iso_reducer *reducer, int id, const void *hyper);
 
+// ---- Backward, step, forward ------------------------------------------------------------------------
+//
+// The first iso_reducer_grad_ready begins a backward. It ends when every parameter has been
+// reported, or with the first of these calls:
+//   - iso_reducer_step, iso_reducer_finish, and all calls that complete pending work;
+//   - iso_reducer_param_needed of a parameter that this backward has reported: the next forward has
+//     begun.
+// Parameters not reported by then are treated as config.unused says.
+//
+// iso_reducer_param_needed of a parameter that this backward has not reported yet does not end it.
+// So a forward may run again inside the backward (activation recomputation), as long as it runs
+// before the gradients of its parameters are reported.
+//
+// Take two backwards without a step between them, the first of which leaves parameters unreported.
+// They count as one backward, with one exchange, unless the forward between them asks for a
+// parameter that the first one reported. If ranks use different parameters, call iso_reducer_finish
+// between such backwards: every rank must end the same number of backwards.
+
 // Reports that the gradient of parameter i is final for this backward. Starts the exchanges that
 // this makes possible; with ISO_SYNC_BLOCKING it also waits for them. Call it once per parameter
 // and backward (else ISO_ERR_STATE).
@@ -170,20 +188,6 @@ iso_status iso_reducer_grad_ready(iso_reducer *reducer, int i);
 int iso_reducer_pieces(const iso_reducer *reducer, int i);
 void iso_reducer_piece(const iso_reducer *reducer, int i, int k, size_t *first, size_t *count);
 iso_status iso_reducer_piece_ready(iso_reducer *reducer, int i, int k);
-// When a backward ends. The first grad_ready begins it. It ends when every parameter has been
-// reported, or with the first of these calls:
-//   - iso_reducer_step, iso_reducer_finish, and all calls that complete pending work;
-//   - iso_reducer_param_needed of a parameter that this backward has reported: the next forward has
-//     begun.
-// Parameters not reported by then are treated as config.unused says.
-//
-// iso_reducer_param_needed of a parameter that this backward has not reported yet does not end it.
-// So a forward may run again inside the backward (activation recomputation), as long as it runs
-// before the gradients of its parameters are reported. Consequently, two backwards without a step
-// between them are one exchange if the forward between them needs no parameter that the first one
-// has reported. If ranks use different parameters, call iso_reducer_finish between such backwards:
-// every rank must end the same number of backwards.
-//
 // Ends the backward and copies hyper for the update of this step. Every rank must call it. Same as
 // iso_reducer_step_of with ISO_REDUCER_ONLY.
 iso_status iso_reducer_step(iso_reducer *reducer, const void *hyper);
@@ -201,26 +205,26 @@ iso_status iso_reducer_finish(iso_reducer *reducer);
 // never reported counts as zero.
 iso_status iso_reducer_all_reduce(iso_reducer *reducer);
 // Tells the reducer that the next backward overwrites the gradients, so it need not keep averages
-// after an update. Call it after step(): between backward and step() it does not discard gradients.
+// after an update. Call it after step(). A call between backward and step() keeps the gradients.
 void iso_reducer_zero_grad(iso_reducer *reducer);
 // In poll mode, drives progress. Call it between layers.
 void iso_reducer_poll(iso_reducer *reducer);
 
 // ---- Sums that ride with the gradients ----------------------------------------------------------------
 //
-// A blocking reduction of the program itself (MPI_Allreduce of a loss, iso_comm_allreduce_f64)
-// after a lazy step waits behind all gradients that are under way, although it is short: the step
-// is no longer lazy. These sums instead travel with the bucket that the next forward needs first,
-// behind its gradients, and cost no message. On devices, and with a hook that converts, they are
-// one short message of their own, for which no gradient waits.
+// If the program makes a blocking reduction after a lazy step (MPI_Allreduce of a loss,
+// iso_comm_allreduce_f64), it waits for all gradients in flight, however short it is. The step is
+// then no longer lazy. These sums instead travel with the bucket that the next forward needs first,
+// behind its gradients, and cost no message. On a GPU, or with a converting hook, they are sent as
+// one short message. No gradient waits for it.
 
 // Local. Adds this rank's value to sum k (0 to config.sums - 1) of the next exchange, if the last
 // gradient has not been reported yet; e.g. the loss, before backward.
 iso_status iso_reducer_add_sum(iso_reducer *reducer, int k, double value);
 // Sum k of the latest exchange, over the ranks over which gradients are averaged; 0 before the
-// first. It is neither averaged nor weighted, rounded once, and the same on all of these ranks.
-// Waits as iso_reducer_param_needed does, for the bucket that is needed first: after the next
-// forward's first parameter, or later, it costs nothing.
+// first. It is not averaged or weighted. It is the same on all of these ranks. It is rounded once,
+// or after each addition if the sums are a message of their own. Waits for the bucket that is
+// needed first. It costs nothing once the next forward has got its first parameter.
 iso_status iso_reducer_get_sum(iso_reducer *reducer, int k, double *sum);
 
 // ---- Uneven inputs (see join.h) ---------------------------------------------------------------------

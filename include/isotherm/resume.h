@@ -17,7 +17,7 @@ typedef enum iso_state_type {
     ISO_STATE_U8
 } iso_state_type;
 typedef enum iso_state_owner {
-    ISO_STATE_SHARED, // the same on all ranks, which saving checks; rank 0 writes it
+    ISO_STATE_SHARED, // the same on all ranks (checked when saving); rank 0 writes it
     ISO_STATE_OWN     // each rank writes its own
 } iso_state_owner;
 
@@ -41,10 +41,10 @@ iso_status iso_state_add(iso_state *state, iso_state_owner owner, const char *na
 //                          iso_optimizer_state_dict
 //
 // For a daso optimizer it also adds phase, counters, policy and the exchange in flight; it waits
-// for that exchange and saves its result unmerged. Parameters and optimizer state are entries of
-// each rank's own if ranks may have different parameters: with daso, or if gradients are not
-// averaged over all ranks. "optimizer/KIND/state.NAME.step" counts the updates of a parameter; if a
-// file of an older version lacks it, the step of the parameter's group is used.
+// for that exchange and saves its result unmerged. If ranks may have different parameters (with
+// daso, or if gradients are not averaged over all ranks), each rank saves its own parameters and
+// optimizer state. "optimizer/KIND/state.NAME.step" counts the updates of a parameter; if a file of
+// an older version lacks it, the step of the parameter's group is used.
 //
 // Call it between steps, in training mode. It completes pending updates, so the list is valid until
 // the next step: create a new one for each save. Gradients are not saved. ISO_ERR_UNSUPPORTED for a
@@ -58,9 +58,10 @@ iso_status iso_training_loaded(iso_module *module, iso_optimizer *optimizer);
 // rank also writes PATH.step-STEP.rank-RANK (5 digits). Ranks may write to different folders.
 
 // Collective. Saves the set of step `step`. The shared file is written last and marks the set as
-// complete, so a complete set exists at any time, whenever the machine stops. Afterwards removes
-// old sets except the previous one, and, with a warning, sets of later steps: they belong to an
-// abandoned run. The next save under the same PATH removes the unfinished files of a killed run.
+// complete. So after the first save a complete set always exists, even if the machine crashes.
+// Afterwards removes old sets except the previous one, and, with a warning, sets of later steps:
+// they belong to an abandoned run. The next save under the same PATH removes the unfinished files
+// of a killed run.
 //
 // If any rank fails, every rank gets the error, and older sets are kept. ISO_ERR_MISMATCH if ranks
 // disagree on a shared entry; the message names it. ISO_ERR_STATE for a parameter with NaN or

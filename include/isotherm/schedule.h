@@ -47,8 +47,8 @@ typedef enum iso_cyclic_mode {
 // iso_optimizer_add_group.
 typedef double (*iso_schedule_factor)(int64_t t, int group, void *user);
 
-// Each comment names the kinds that use the setting, then its default, which is PyTorch's where
-// PyTorch has one (but LinearLR's end_factor is 1 there).
+// Each comment names the kinds that use the setting, then its default. Defaults are PyTorch's where
+// PyTorch has one, except LinearLR's end_factor (PyTorch: 1).
 typedef struct iso_schedule {
     iso_schedule_kind kind;
     double lr;           // base learning rate; one-cycle: the maximum
@@ -64,9 +64,9 @@ typedef struct iso_schedule {
     // the factor of lr rises from warmup_start (1/3) to 1. Then the schedule starts at t = 0.
     int64_t warmup_steps;
     double warmup_start;
-    // Updates per step of the schedule: 1. Set it to the batches per epoch if PyTorch's step()
-    // would be called once per epoch: t, step_size, milestones, total_steps etc. then count epochs.
-    // warmup_steps always counts updates.
+    // Updates per step of the schedule (1). Set it to the number of updates per epoch if PyTorch's
+    // step() would be called once per epoch: t, step_size, milestones, total_steps etc. then count
+    // epochs. warmup_steps always counts updates.
     int64_t interval;
     const int64_t *milestones; // multi-step; in any order, borrowed
     int milestone_count;

@@ -10,7 +10,7 @@
 //     iso_state_dict_destroy(&dict);
 //
 // save_file and load_file are functions of safetensors.torch. Each library reads the files of the
-// other. To resume a run on all ranks with the same bits, see isotherm/resume.h.
+// other. To resume a run on all ranks with bitwise identical results, see isotherm/resume.h.
 #ifndef ISOTHERM_STATE_DICT_H
 #define ISOTHERM_STATE_DICT_H
 
@@ -42,13 +42,13 @@ void iso_incompatible_keys_destroy(iso_incompatible_keys *keys); // resets to {0
 iso_status iso_module_state_dict(iso_module *module, iso_state_dict *out);
 
 // Copies the tensors of dict into the parameters and buffers with the same names, and converts
-// between f32 and f64. ISO_ERR_MISMATCH for a tensor of another shape, or another type apart from
-// that; the message names it.
+// between f32 and f64. ISO_ERR_MISMATCH for a tensor of another shape or of any other type; the
+// message names it.
 //
-// strict: ISO_ERR_MISMATCH unless both have the same names; the message lists the others. Of a
-// shared tensor one name suffices; with several, the last one takes effect. Not strict: loads what
-// both have, and *keys (may be NULL) lists the rest; the caller destroys it. Nothing is changed on
-// failure.
+// strict: ISO_ERR_MISMATCH unless both have the same names; the message lists the others. A shared
+// tensor may appear under any one of its names. If it appears under several, the last one takes
+// effect. Not strict: loads what both have, and *keys (may be NULL) lists the rest; the caller
+// destroys it. Nothing is changed on failure.
 //
 // Local, but collective if data_parallel wraps the module: completes pending updates first, and
 // every rank must load the same.
@@ -72,12 +72,12 @@ iso_status iso_module_load_state_dict(iso_module *module, const iso_state_dict *
 iso_status iso_optimizer_state_dict(iso_optimizer *optimizer, iso_state_dict *out);
 // As iso_module_load_state_dict. Also replaces lr and all other hyperparameters, as PyTorch does.
 // ISO_ERR_ARG for hyperparameters that PyTorch refuses, ISO_ERR_MISMATCH for other groups. Numbers
-// of updates may be floating-point, as PyTorch's are. If the dict has none of them, as those of
-// earlier versions, each parameter gets its group's number of steps.
+// of updates may be floating-point, as PyTorch's are. Files of earlier versions lack them. Each
+// parameter then gets its group's number of steps.
 //
-// State is optional if updates with the loaded hyperparameters do not use it; PyTorch's files lack
-// it then: momentum_buffer of SGD and RMSprop without momentum, grad_avg of RMSprop that is not
-// centered. If it is missing, it becomes zeros and is not listed in keys.
+// State that updates with the loaded hyperparameters do not use is optional, because PyTorch's
+// files lack it: momentum_buffer of SGD and RMSprop without momentum, grad_avg of RMSprop that is
+// not centered. If it is missing, it becomes zeros and is not listed in keys.
 iso_status iso_optimizer_load_state_dict(iso_optimizer *optimizer, const iso_state_dict *dict,
                                          bool strict, iso_incompatible_keys *keys);
 

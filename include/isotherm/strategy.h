@@ -16,8 +16,8 @@
 //     at the end:  iso_strategy_finish
 //
 // Built in: blocking, lazy and explicit (iso_sync in isotherm/reducer.h); daso, daso-heat, localsgd
-// and postlocal (isotherm/daso.h). The settings that a strategy publishes become options of train,
-// also for strategies that a program registers.
+// and postlocal (isotherm/daso.h). The settings that a strategy publishes become options of
+// iso-train. This includes strategies that a program registers.
 #ifndef ISOTHERM_STRATEGY_H
 #define ISOTHERM_STRATEGY_H
 
@@ -40,7 +40,7 @@ typedef enum iso_setting_kind {
     ISO_SETTING_TEXT     // const char *
 } iso_setting_kind;
 typedef struct iso_setting {
-    const char *key; // the option without its dashes; letters, digits and -
+    const char *key; // the option without its dashes; characters as in a strategy's name
     iso_setting_kind kind;
     size_t offset;       // of the field
     double low, high;    // INTEGER, NUMBER: the range, inclusive
@@ -54,8 +54,7 @@ typedef struct iso_setting {
 
 // Parses value and writes it to the setting's field of the struct at fields (NULL: only checks it).
 // Texts are borrowed. ISO_ERR_ARG for a value that the setting does not allow; the message says
-// what it allows. label is the message's prefix of the value, e.g. "--period " or "setting
-// period=".
+// what it allows. label precedes the value in the message, e.g. "--period " or "setting period=".
 iso_status iso_setting_set(const iso_setting *setting, const char *label, const char *value,
                            void *fields);
 // Whether value is one of choices, e.g. "keep|average|reset".
@@ -88,7 +87,7 @@ iso_status iso_settings_read(iso_settings *settings, const iso_setting *table, i
                              void *fields);
 // The value of a key as text, or NULL. Marks the key as used.
 const char *iso_settings_get(iso_settings *settings, const char *key);
-// ISO_ERR_ARG if no call has used some key so far; the message names it. whose: for the message.
+// ISO_ERR_ARG if a key has not been used; the message names the key. whose: for the message.
 iso_status iso_settings_check_used(const iso_settings *settings, const char *whose);
 
 // ---- The table of a strategy ----------------------------------------------------------------------
@@ -132,12 +131,12 @@ typedef struct iso_strategy_stats {
 // Any function may be NULL. user is passed to those that take it.
 #define ISO_STRATEGY_WARNING 300
 typedef struct iso_strategy {
-    const char *name; // letters, digits and - _ . ; at most 31
+    const char *name; // at most 31 characters: letters, digits, '-', '_' and '.'
     const char *text; // one line for lists of strategies, at most 119 characters; may be NULL
-    // Local. Checks what the settings mean together: ISO_ERR_ARG for those that cannot be. Called
-    // first with total_steps 0 (not known), comm NULL, and again when the training is known. A
-    // sentence in warning, empty on entry, tells of settings that are allowed but have no effect.
-    // Sentences name settings as options, e.g. "--period 8".
+    // Local. Checks that the settings are consistent. ISO_ERR_ARG if they conflict. Called first
+    // with total_steps 0 (not known), comm NULL, and again when the training is known. warning is
+    // empty on entry. Write a sentence there if a setting is allowed but has no effect. Name
+    // settings as options, e.g. "--period 8".
     iso_status (*check)(const iso_strategy_context *context, char warning[ISO_STRATEGY_WARNING],
                         void *user);
     // Collective. As iso_data_parallel_create_take; the result must be a data_parallel. NULL:
@@ -183,7 +182,7 @@ const iso_strategy *iso_strategy_at(int i); // NULL: there is no strategy i
 
 // ---- For trainers ---------------------------------------------------------------------------------
 
-// Local. As the function of the table. *warning is empty where there is nothing to warn of.
+// Local. As the function of the table. warning is empty if there is no warning.
 iso_status iso_strategy_check(const iso_strategy *strategy, const iso_strategy_context *context,
                               char warning[ISO_STRATEGY_WARNING]);
 // Collective over context->comm. As the functions of the table. The second one also returns
@@ -200,8 +199,8 @@ iso_status iso_strategy_reduce_gradients(const iso_strategy *strategy, iso_modul
 iso_status iso_strategy_epoch_loss(const iso_strategy *strategy, iso_optimizer *optimizer,
                                    double loss, bool globally_averaged);
 iso_status iso_strategy_finish(const iso_strategy *strategy, iso_optimizer *optimizer);
-// To measure time, call it before you stop the clock. Otherwise the exchange in flight, which
-// belongs to the steps before, would be waited for in the next evaluation or save.
+// To measure time, call it before you stop the timer. Otherwise the next evaluation or save waits
+// for the exchange in flight, which is part of the training time.
 iso_status iso_strategy_complete(const iso_strategy *strategy, iso_optimizer *optimizer);
 // Local. If the strategy has no statistics, syncs is -1 and all else 0.
 iso_status iso_strategy_get_stats(const iso_strategy *strategy, iso_optimizer *optimizer,

@@ -20,7 +20,8 @@ extern "C" {
 // numbers of samples, and one sample per rank is enough. Gradients of the input take all ranks into
 // account. Running statistics average the unbiased variance over all ranks. Gradients of weight and
 // bias are those of this rank's samples, as data_parallel expects. N ranks compute what one rank
-// would compute on the N-fold batch. One rank computes the same bits as without the conversion.
+// would compute on the N-fold batch. On one rank, results are bitwise identical to those without
+// the conversion.
 //
 // Training forwards and backwards become collective: all ranks must make the same number of them.
 // In forward each layer waits for a sum of 2 * num_features + 1 doubles, and for a second one of

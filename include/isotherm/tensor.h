@@ -50,8 +50,8 @@ void *iso_tensor_data(const iso_tensor *tensor);
 // Local. map gives the host access to the elements in logical order, until unmap. ISO_READ provides
 // the contents. With ISO_WRITE the contents are undefined at first, and the caller must write every
 // element. ISO_READ_WRITE provides the contents and takes changes back. Only map and unmap convert
-// and copy; for a logical tensor on the CPU they do neither. A tensor can be mapped once at a time
-// (else ISO_ERR_STATE).
+// and copy; for a logical tensor on the CPU they do neither. A tensor can have only one mapping at
+// a time (else ISO_ERR_STATE).
 typedef enum iso_access { ISO_READ = 1, ISO_WRITE = 2, ISO_READ_WRITE = 3 } iso_access;
 iso_status iso_tensor_map(iso_tensor *tensor, iso_access access, void **out);
 iso_status iso_tensor_unmap(iso_tensor *tensor);

@@ -34,7 +34,7 @@ extern const iso_topology_config iso_topology_default; // the default as an obje
 // Read only. The topology owns the communicators.
 typedef struct iso_topology {
     iso_comm *world, *node; // all ranks; the ranks of this rank's node
-    int nodes, node_index;  // number of nodes, and this rank's; ordered by their lowest rank
+    int nodes, node_index;  // number of nodes; this rank's node. Order: by lowest rank
     int local_rank, local_size;
     int smallest, largest; // number of ranks in the smallest and in the largest node
     double weight;         // of this node in a mean over nodes: local_size / number of ranks
@@ -54,8 +54,8 @@ void iso_topology_destroy(iso_topology **topology); // collective
 
 // ---- Cores ------------------------------------------------------------------------------------------
 
-// The cores on which the ranks may run, as the launcher set them. Numbers are the operating
-// system's, of hardware threads.
+// The cores on which the launcher allows each rank to run. Numbers are the operating system's
+// numbers of hardware threads.
 typedef struct iso_cores {
     char mine[192]; // this rank: "cores 0-3 of host a"
     char all[512];  // all ranks: "ranks 0-1: cores 0-3 of host a; rank 2: core 0 of host b"
@@ -69,10 +69,10 @@ typedef struct iso_cores {
 // Collective over comm. Determines the cores of each rank and logs this rank's (ISO_LOG=info).
 // threads: the number of this rank's kernel threads.
 iso_status iso_cores_survey(iso_comm *comm, int threads, iso_cores *out);
-// Local. If ranks with several threads may all use the same cores, and there are enough cores,
-// binds the calling thread and the threads it creates later to cores that no other rank gets. Does
-// nothing if the environment already binds threads (OMP_PROC_BIND, OMP_PLACES). Returns true if it
-// bound them.
+// Local. Gives this rank cores of its own if it has several threads, shares its set of cores with
+// other ranks, and the set is large enough for all of them. Binds the calling thread and the
+// threads it creates later to these cores. Does nothing if the environment already binds threads
+// (OMP_PROC_BIND, OMP_PLACES). Returns true if it bound them.
 bool iso_cores_bind(const iso_cores *cores);
 
 #ifdef __cplusplus
