@@ -61,7 +61,8 @@ static const iso_setting table[] = {
      .meaning = "number of threads"},
     {OPTION(SWITCH, "help", help), .meaning = "print this text"},
     {OPTION(SWITCH, "version", version), .meaning = "print the version"},
-    {.meaning = "Only for checkpoints written by PyTorch; those of train contain these:"},
+    {.meaning =
+         "Only for checkpoints written by PyTorch (checkpoints of train contain these settings):"},
     {OPTION(CHOICE, "model", model), .choices = MODEL_NAMES,
      .meaning = "network of the checkpoint"},
     {CLASSES, .meaning = "number of classes (default: outputs of the network's last layer)"},

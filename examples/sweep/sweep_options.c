@@ -69,7 +69,7 @@ void sweep_help(void) {
         "An interrupted sweep continues when started again with the same FOLDER: a run that has\n"
         "results there is not repeated, and stays in the report even if the list no longer has\n"
         "it.\n\n"
-        "These options are the same for all runs; give them before the --:\n",
+        "These options cannot differ between runs; give them before the --:\n",
         EVAL_EVERY);
     print_shared();
 }

@@ -58,7 +58,7 @@ const train_option train_option_table[] = {
     OF(RUN, NUMBER("lr", lr), .low = 1e-12, .high = 1e6,
        .meaning = "learning rate; the maximum for one-cycle (default: by optimizer)"),
     OF(RUN, NUMBER("momentum", momentum), .low = 0, .high = 0.999999,
-       .meaning = "momentum; one-cycle then leaves it constant", .of = "optimizer",
+       .meaning = "momentum; if given, one-cycle does not cycle it", .of = "optimizer",
        .among = "sgd|rmsprop"),
     OF(RUN, NUMBER("weight-decay", weight_decay), .low = 0, .high = 1e6,
        .meaning = "weight decay (default: by optimizer)"),
@@ -85,7 +85,7 @@ const train_option train_option_table[] = {
     OF(RUN, INTEGER("warmup-lr-steps", warmup_lr_steps), COUNT_FROM(0), .initial = "0",
        .meaning = "steps of linear learning-rate warm-up"),
     OF(SHARED, INTEGER("seed", seed), .low = 0, .high = 9e15, .initial = "1",
-       .meaning = "random seed of initialization, shuffling and dropout"),
+       .meaning = "random seed of initialisation, shuffling and dropout"),
 
     OF(HEADING, .meaning = "Synchronisation"),
     OF(RUN, CHOICE("sync", sync), .initial = "lazy",
@@ -97,11 +97,11 @@ const train_option train_option_table[] = {
     OF(RUN, NUMBER("bucket-mb", bucket_mb), .low = 0, .high = 1e6,
        .meaning = "bucket size in MiB; 0: one bucket per layer (default 0.25)"),
     OF(RUN, SWITCH("sync-batchnorm", sync_batchnorm),
-       .meaning = "synchronize batch norms over all ranks", .of = "model", .among = "resnet18"),
+       .meaning = "synchronise batch norms over all ranks", .of = "model", .among = "resnet18"),
 
     OF(TRAIN_STRATEGIES,
        .meaning =
-           "Settings of --sync (in parentheses: the modes that have a setting, and its default)"),
+           "Options of the --sync modes (in parentheses: modes that accept the option; default)"),
 
     OF(HEADING, .meaning = "Machine"),
     OF(SHARED | OUTSIDE, TEXT("device", device), .choices = "cpu|cuda|cuda:N", .initial = "cpu",

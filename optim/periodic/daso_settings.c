@@ -57,7 +57,7 @@ const iso_setting iso__daso_setting[] = {
     {"local-skip", INTEGER, FIELD(local_skip), COUNT_FROM(1), .initial = "1",
      .meaning = "steps between gradient averages inside a node"},
     {"unit", INDEX, offsetof(daso_values, unit), .choices = "node|rank", .initial = "node",
-     .meaning = "node: average gradients within a node in every step; rank: not at all"},
+     .meaning = "node: average gradients within a node; rank: do not average gradients"},
     {"wire", INDEX, offsetof(daso_values, wire), .choices = WIRES, .initial = "bf16",
      .meaning = "element type in which parameters travel"},
     {"merge", INDEX, FIELD(merge), .choices = "progress|heat", .initial = "progress",
@@ -119,7 +119,7 @@ const iso_setting iso__heat_setting[] = {
      .meaning =
          "epochs of blocking averages at the start (default: 4, but at most a third of the run)"},
     {"cooldown-epochs", INTEGER, FIELD(cooldown_epochs), COUNT_FROM(0),
-     .meaning = "epochs of blocking averages at the end (default: likewise)"},
+     .meaning = "epochs of blocking averages at the end (default: as --warmup-epochs)"},
     {"max-global-skips", INTEGER, FIELD(max_global_skips), COUNT_FROM(0), .initial = "8",
      .meaning = "maximum number of steps between exchanges"},
     {"sending-chunk-size", INTEGER, FIELD(sending_chunk_size), COUNT_FROM(1), .initial = "10000000",
