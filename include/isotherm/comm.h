@@ -79,9 +79,9 @@ typedef enum iso_reduce { ISO_SUM, ISO_MAX, ISO_MIN } iso_reduce;
 
 // Blocking collectives on host memory. All ranks call them with the same sizes, root and op. A rank
 // that waits longer than the time-out gets ISO_ERR_TIMEOUT. MPI cannot cancel the collective, so
-// end the job (MPI_Abort) then. Memory that MPI may still use is never freed: buffers of more than
-// 64 KiB, and all data of iso_comm_gather. Later collectives on this communicator do not wait: they
-// return ISO_ERR_TIMEOUT unless they complete at once.
+// end the job (MPI_Abort) then. Until it ends, do not free or reuse memory that MPI may still use:
+// buffers of more than 64 KiB, and all data of iso_comm_gather. Later collectives on this
+// communicator do not wait: they return ISO_ERR_TIMEOUT unless they complete at once.
 iso_status iso_comm_barrier(iso_comm *comm);
 iso_status iso_comm_bcast(iso_comm *comm, void *data, size_t bytes, int root);
 iso_status iso_comm_allreduce_f64(iso_comm *comm, double *data, size_t count, iso_reduce op);

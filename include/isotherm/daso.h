@@ -66,7 +66,7 @@ iso_status iso_daso_reset(iso_optimizer *daso);
 //   - Chunks may split parameters anywhere.
 //   - Without a warm-up, cycling begins after the first epoch.
 //   - batches_to_wait is at least 0, global_skip at least 1.
-//   - Nodes may have different numbers of ranks, by which they are weighted.
+//   - Nodes may have different numbers of ranks. Means weight a node by its number of ranks.
 typedef struct iso_daso_heat_config {
     int64_t total_epochs;          // required, > 0
     int64_t warmup_epochs;         // first epochs, with a blocking full average after every batch

@@ -189,8 +189,8 @@ struct iso_module {
     iso_module **child;
     const char **child_name;
     iso_module_hooks hooks;
-    iso_call **call; // stack of calls since the last root forward; call_depth await their backward
-    int call_depth, call_capacity;
+    iso_call **call;               // stack of calls since the last root forward
+    int call_depth, call_capacity; // calls that await their backward; room of the stack
     uint64_t forward_number;
     // Row of the global batch that is row 0 of the local one, see iso_module_set_first_row.
     int64_t first_row;

@@ -125,8 +125,8 @@ iso_status iso_data_parallel_sync_buffers(iso_module *data_parallel);
 // gradients and exchanges the sums, each bucket once: K micro-steps cost one exchange. All ranks
 // must make the same number of backwards inside. Forwards may run inside or outside.
 //
-// Gradients are sums over micro-steps, as in PyTorch: divide the loss by K for the mean.
-// ISO_ERR_STATE from step() if the last backward was inside, and from end without begin.
+// Gradients are sums over micro-steps, as in PyTorch: divide the loss by K for the mean. step()
+// returns ISO_ERR_STATE if the last backward was inside, and so does end without begin.
 iso_status iso_data_parallel_begin_no_sync(iso_module *data_parallel);
 iso_status iso_data_parallel_end_no_sync(iso_module *data_parallel);
 // Collective, blocking, with ISO_SYNC_EXPLICIT only (else ISO_ERR_STATE). Averages all gradients in
@@ -139,8 +139,8 @@ iso_status iso_data_parallel_all_reduce_gradients(iso_module *data_parallel);
 // their own backward.
 //
 // In between, iso_parameter_value and iso_parameter_grad complete nothing: values are current, and
-// gradients are this rank's own until they are sent. ISO_ERR_STATE in between from step() of the
-// optimizer, and from iso_module_train if it changes the mode.
+// gradients are this rank's own until they are sent. In between, step() of the optimizer returns
+// ISO_ERR_STATE, and so does iso_module_train if it changes the mode.
 iso_status iso_data_parallel_begin_backward(iso_module *data_parallel);
 iso_status iso_data_parallel_end_backward(iso_module *data_parallel);
 

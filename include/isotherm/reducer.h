@@ -149,8 +149,9 @@ iso_status iso_reducer_set_apply(iso_reducer *reducer, iso_reducer_apply apply, 
 iso_status iso_reducer_add_apply(iso_reducer *reducer, const int *params, int count,
                                  iso_reducer_apply apply, size_t hyper_bytes, void *user, int *id);
 // Sets a function that updates `count` elements of parameter i from `first` on; gradient points to
-// the gradient of these. Parameters that are cut are then updated piece by piece. Without it (NULL)
-// they are updated as a whole, when their last piece has arrived. Completes pending work first.
+// the gradient of these elements. Parameters that are cut are then updated piece by piece. Without
+// it (NULL) they are updated as a whole, when their last piece has arrived. Completes pending work
+// first.
 typedef iso_status (*iso_reducer_apply_piece)(int i, size_t first, size_t count, void *gradient,
                                               double scale, const void *hyper, void *user);
 iso_status iso_reducer_set_apply_piece(iso_reducer *reducer, int id, iso_reducer_apply_piece apply);
@@ -276,8 +277,8 @@ typedef struct iso_bucket_stats {
 // bucket: 0 to bucket_count - 1, in the order in which backward completes them.
 iso_status iso_reducer_get_bucket_stats(const iso_reducer *reducer, int bucket,
                                         iso_bucket_stats *out);
-// Collective. *ms is the median time of `repeats` exchanges of all buckets with no computation to
-// hide behind, of the slowest rank. Nothing may be pending. Gradients are undefined afterwards.
+// Collective. *ms is the median time of `repeats` exchanges of all buckets on the slowest rank,
+// with no computation to hide behind. Nothing may be pending. Gradients are undefined afterwards.
 iso_status iso_reducer_measure_exchange(iso_reducer *reducer, int repeats, double *ms);
 
 #ifdef __cplusplus

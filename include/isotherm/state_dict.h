@@ -71,9 +71,9 @@ iso_status iso_module_load_state_dict(iso_module *module, const iso_state_dict *
 // optimizer.
 iso_status iso_optimizer_state_dict(iso_optimizer *optimizer, iso_state_dict *out);
 // As iso_module_load_state_dict. Also replaces lr and all other hyperparameters, as PyTorch does.
-// ISO_ERR_ARG for hyperparameters that PyTorch refuses, ISO_ERR_MISMATCH for other groups. Numbers
-// of updates may be floating-point, as PyTorch's are. Files of earlier versions lack them. Each
-// parameter then gets its group's number of steps.
+// ISO_ERR_ARG for hyperparameters that PyTorch refuses, ISO_ERR_MISMATCH if the groups differ.
+// Numbers of updates may be floating-point, as PyTorch's are. Files of earlier versions lack them.
+// Each parameter then gets its group's number of steps.
 //
 // State that updates with the loaded hyperparameters do not use is optional, because PyTorch's
 // files lack it: momentum_buffer of SGD and RMSprop without momentum, grad_avg of RMSprop that is

@@ -169,8 +169,8 @@ typedef struct iso_strategy {
 // ---- Registry -------------------------------------------------------------------------------------
 
 // Local. Registers a copy for the lifetime of the process. Every rank registers the same
-// strategies, from one thread, before it looks for any. ISO_ERR_ARG for an invalid name, text or
-// setting, or a name in use. ISO_ERR_STATE if ISO_STRATEGIES_MAX are registered.
+// strategies, from one thread, before any call of iso_strategy_find. ISO_ERR_ARG for an invalid
+// name, text or setting, or a name in use. ISO_ERR_STATE if ISO_STRATEGIES_MAX are registered.
 #define ISO_STRATEGIES_MAX 32
 iso_status iso_strategy_register(const iso_strategy *strategy);
 // Finds a strategy by name. *out is valid for the lifetime of the process. ISO_ERR_ARG for an
@@ -186,7 +186,7 @@ const iso_strategy *iso_strategy_at(int i); // NULL: there is no strategy i
 iso_status iso_strategy_check(const iso_strategy *strategy, const iso_strategy_context *context,
                               char warning[ISO_STRATEGY_WARNING]);
 // Collective over context->comm. As the functions of the table. The second one also returns
-// ISO_ERR_ARG for a setting that neither has used.
+// ISO_ERR_ARG for a setting that neither function has used.
 iso_status iso_strategy_wrap_module_take(const iso_strategy *strategy,
                                          const iso_strategy_context *context, iso_module *module,
                                          iso_module **out);
