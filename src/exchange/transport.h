@@ -15,8 +15,10 @@ typedef struct iso__bucket {
     const char *label; // by reference: what traces and time-outs name
     size_t offset, bytes;
     iso_dtype dtype;
-    bool local;  // never posted to a transport between ranks
-    size_t tail; // at its end so many bytes are no gradients: summed, but multiplied by nothing
+    bool local; // never posted to a transport between ranks
+    // At its end so many bytes are no gradients: they are summed, but not multiplied. 0 where the
+    // coder converts the bucket.
+    size_t tail;
 } iso__bucket;
 
 typedef struct iso__buckets {

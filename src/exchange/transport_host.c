@@ -8,7 +8,7 @@
 #include <isotherm/trace.h>
 
 // Short buckets do not queue behind the chunks of long ones.
-enum { SHORT, LONG, LANES };
+enum { SHORT, LONG, CHANNELS };
 
 // Of a long bucket so many bytes travel at a time, so many times over, until a plan says otherwise:
 // enough to fill a link, and little for a short bucket to wait behind.
@@ -16,7 +16,7 @@ enum { SHORT, LONG, LANES };
 #define WINDOW_BYTES (4 * CHUNK_BYTES)
 
 typedef struct parcel {
-    int lane, item; // of which channel
+    int channel, item; // of which channel which item
     bool posted;
     bool failed;               // to be posted: the hook did
     bool coded;                // the sum is in the wire
@@ -28,9 +28,9 @@ typedef struct host {
     iso__transport base;
     iso__transport_setup with;
     iso_comm *comm;
-    iso__channel *channel[LANES]; // NULL: there are no such buckets
-    parcel *parcel;               // [buckets]
-    size_t *wire_bytes;           // [buckets]
+    iso__channel *channel[CHANNELS]; // NULL: there are no such buckets
+    parcel *parcel;                  // [buckets]
+    size_t *wire_bytes;              // [buckets]
 } host;
 
 static host *host_of(iso__transport *t) { return iso_container_of(t, host, base); }
@@ -39,7 +39,7 @@ static const host *const_host_of(const iso__transport *t) {
 }
 
 static iso__channel *channel_of(const host *self, int i) {
-    return self->channel[self->parcel[i].lane];
+    return self->channel[self->parcel[i].channel];
 }
 
 // ---- Post -------------------------------------------------------------------------------------------
@@ -150,7 +150,7 @@ static iso__channel *long_buckets(const iso__transport *t, int *bucket, int *cou
     const host *self = const_host_of(t);
     *count = 0;
     for (int i = 0; i < self->with.buckets->count; i++)
-        if (!self->with.buckets->item[i].local && self->parcel[i].lane == LONG)
+        if (!self->with.buckets->item[i].local && self->parcel[i].channel == LONG)
             bucket[(*count)++] = i;
     return self->channel[LONG];
 }
@@ -159,7 +159,7 @@ static iso__channel *long_buckets(const iso__transport *t, int *bucket, int *cou
 
 // Which channel a bucket takes depends on its length alone. Shared memory sums everything in the
 // order in which it was posted, so there it must be one channel.
-static int lane_of(const host *self, int i) {
+static int choose_channel(const host *self, int i) {
     return !self->base.shared_memory && self->wire_bytes[i] > CHUNK_BYTES ? LONG : SHORT;
 }
 
@@ -174,31 +174,31 @@ static iso__channel_item item_of(const host *self, int i) {
                                .label = b->label};
 }
 
-// Gives the buckets of a lane their places, and says what they are.
-static int list_items(host *self, int lane, iso__channel_item *item) {
+// Gives the buckets of a channel their places, and says what they are.
+static int list_items(host *self, int c, iso__channel_item *item) {
     int count = 0;
     for (int i = 0; i < self->with.buckets->count; i++) {
-        if (self->with.buckets->item[i].local || lane_of(self, i) != lane) continue;
-        self->parcel[i].lane = lane;
+        if (self->with.buckets->item[i].local || choose_channel(self, i) != c) continue;
+        self->parcel[i].channel = c;
         self->parcel[i].item = count;
         item[count++] = item_of(self, i);
     }
     return count;
 }
 
-static iso_status open_channel(host *self, int lane, iso__channel_item *item) {
-    int count = list_items(self, lane, item);
-    size_t window = lane == LONG ? WINDOW_BYTES : SIZE_MAX;
-    size_t chunk = lane == LONG ? CHUNK_BYTES : SIZE_MAX;
+static iso_status open_channel(host *self, int c, iso__channel_item *item) {
+    int count = list_items(self, c, item);
+    size_t window = c == LONG ? WINDOW_BYTES : SIZE_MAX;
+    size_t chunk = c == LONG ? CHUNK_BYTES : SIZE_MAX;
     if (count == 0) return ISO_OK;
-    return iso__channel_create(self->comm, item, count, chunk, window, &self->channel[lane]);
+    return iso__channel_create(self->comm, item, count, chunk, window, &self->channel[c]);
 }
 
 static bool destroy_host(iso__transport *t) {
     host *self = host_of(t);
     bool all = true;
-    for (int lane = 0; lane < LANES; lane++)
-        if (!iso__channel_destroy(&self->channel[lane])) all = false;
+    for (int c = 0; c < CHANNELS; c++)
+        if (!iso__channel_destroy(&self->channel[c])) all = false;
     if (!all) return false;
     iso_comm_destroy(&self->comm);
     iso__free(self->parcel);
@@ -237,7 +237,7 @@ iso_status iso__transport_host(const iso__transport_setup *setup, iso_comm *comm
     host *self = NULL;
     iso__channel_item *item = NULL;
     ISO_TRY_GOTO(iso_comm_agree(comm, allocate_host(setup, comm, &self, &item)));
-    for (int lane = 0; lane < LANES; lane++) ISO_TRY_GOTO(open_channel(self, lane, item));
+    for (int c = 0; c < CHANNELS; c++) ISO_TRY_GOTO(open_channel(self, c, item));
     iso__free(item);
     *out = &self->base;
     return ISO_OK;

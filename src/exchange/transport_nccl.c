@@ -40,7 +40,7 @@ static iso_status enter_sum(iso__transport *t, int i, double before, double afte
     iso__exchange_stats *stats = self->with.stats;
     sum *s = &self->sum[i];
     s->failed = true;
-    ISO_TRY(iso__store_scale(store, b->offset, b->bytes, b->dtype, before));
+    ISO_TRY(iso__scale_bucket(store, b, before));
     ISO_TRY(remote_of(self)->record(store->device, ISO__QUEUE_COMPUTE, s->event));
     ISO_TRY(iso__nccl_all_reduce(self->nccl, store->gradients + b->offset,
                                  b->bytes / iso_dtype_size(b->dtype), b->dtype, b->label,
@@ -74,13 +74,7 @@ static iso_status let_compute_follow(iso__transport *t, int i, const iso__idle *
     if (s->posted)
         ISO_TRY(remote_of(self)->follow(self->with.store->device, ISO__QUEUE_COMPUTE, s->event));
     s->posted = false;
-    if (left) {
-        *left = s->left;
-        return ISO_OK;
-    }
-    ISO_TRY(iso__store_scale(self->with.store, b->offset, b->bytes, b->dtype, s->left));
-    s->left = 1;
-    return ISO_OK;
+    return iso__settle_factor(self->with.store, b, &s->left, left);
 }
 
 // What is asked for now may be looked at from outside: an error must not come after that.

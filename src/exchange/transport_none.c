@@ -29,13 +29,7 @@ static iso_status arrive_here(iso__transport *t, int i, const iso__idle *idle, d
     const iso__bucket *b = &self->buckets->item[i];
     (void)idle;
     if (times) times->known = false;
-    if (left) {
-        *left = self->left[i];
-        return ISO_OK;
-    }
-    ISO_TRY(iso__store_scale(self->store, b->offset, b->bytes - b->tail, b->dtype, self->left[i]));
-    self->left[i] = 1;
-    return ISO_OK;
+    return iso__settle_factor(self->store, b, &self->left[i], left);
 }
 
 static bool destroy_none(iso__transport *t) {

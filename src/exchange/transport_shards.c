@@ -65,7 +65,7 @@ static iso_status scatter_out(iso__transport *t, int i, double before, double af
     const iso__bucket *b = &self->with.buckets->item[i];
     iso__device_event *event = iso__staged_event(self->inner, i);
     self->shard[i].failed = true;
-    ISO_TRY(iso__store_scale(store, b->offset, b->bytes, b->dtype, before));
+    ISO_TRY(iso__scale_bucket(store, b, before));
     ISO_TRY(remote_of(self)->record(store->device, ISO__QUEUE_COMPUTE, event));
     ISO_TRY(iso__nccl_reduce_scatter(self->nccl, store->gradients + b->offset,
                                      shard_elements(self, i), b->dtype, b->label, event));
@@ -117,18 +117,6 @@ static iso_status gather_down_to(shards *self, int i) {
     return ISO_OK;
 }
 
-static iso_status settle_factor(shards *self, int i, double *left) {
-    const iso__bucket *b = &self->with.buckets->item[i];
-    shard *s = &self->shard[i];
-    if (left) {
-        *left = s->left;
-        return ISO_OK;
-    }
-    ISO_TRY(iso__store_scale(self->with.store, b->offset, b->bytes, b->dtype, s->left));
-    s->left = 1;
-    return ISO_OK;
-}
-
 static iso_status gather_in(iso__transport *t, int i, const iso__idle *idle, double *left,
                             iso__exchange_times *times) {
     shards *self = shards_of(t);
@@ -141,7 +129,7 @@ static iso_status gather_in(iso__transport *t, int i, const iso__idle *idle, dou
         ISO_TRY(remote_of(self)->follow(self->with.store->device, ISO__QUEUE_COMPUTE,
                                         iso__staged_event(self->inner, i)));
     s->stage = HOME;
-    ISO_TRY(settle_factor(self, i, left));
+    ISO_TRY(iso__settle_factor(self->with.store, &self->with.buckets->item[i], &s->left, left));
     iso__times_tell(&s->times, times);
     return ISO_OK;
 }
@@ -174,17 +162,25 @@ static const iso__transport_ops shards_ops = {.name = "shards",
                                               .plan = plan_of_inner,
                                               .destroy = destroy_shards};
 
+// Its tail is what it has of the bucket's, at the end of which both end.
+static iso__bucket shard_of(const iso__bucket *whole, size_t ranks, size_t rank) {
+    iso__bucket own = *whole;
+    own.bytes = whole->bytes / ranks;
+    own.offset += rank * own.bytes;
+    size_t behind = (ranks - rank - 1) * own.bytes;
+    own.tail = whole->tail > behind ? whole->tail - behind : 0;
+    if (own.tail > own.bytes) own.tail = own.bytes;
+    return own;
+}
+
 static iso_status make_shard_buckets(shards *self) {
     const iso__buckets *all = self->with.buckets;
     size_t ranks = (size_t)iso_comm_size(self->node), rank = (size_t)iso_comm_rank(self->node);
     size_t count = (size_t)all->count;
     ISO_TRY(iso__alloc_zero(count * sizeof(*self->shard), (void **)&self->shard));
     ISO_TRY(iso__alloc_zero(count * sizeof(*self->shard_bucket), (void **)&self->shard_bucket));
-    for (int i = 0; i < all->count; i++) {
-        self->shard_bucket[i] = all->item[i];
-        self->shard_bucket[i].bytes = all->item[i].bytes / ranks;
-        self->shard_bucket[i].offset += rank * self->shard_bucket[i].bytes;
-    }
+    for (int i = 0; i < all->count; i++)
+        self->shard_bucket[i] = shard_of(&all->item[i], ranks, rank);
     self->shard_buckets = (iso__buckets){self->shard_bucket, all->count};
     return ISO_OK;
 }

@@ -166,29 +166,17 @@ iso_status iso__staged_fetch(iso__transport *t, int i, double *left, iso__exchan
     return ISO_OK;
 }
 
-// It is home: what is left of the factor is the device's to multiply with.
-static iso_status settle_factor(staged *self, int i, double *left) {
-    const iso__bucket *b = &self->with.buckets->item[i];
-    cargo *c = &self->cargo[i];
-    if (left) {
-        *left = c->left;
-        return ISO_OK;
-    }
-    ISO_TRY(iso__store_scale(self->with.store, b->offset, b->bytes, b->dtype, c->left));
-    c->left = 1;
-    return ISO_OK;
-}
-
 static iso_status arrive_in(iso__transport *t, int i, const iso__idle *idle, double *left,
                             iso__exchange_times *times) {
     staged *self = staged_of(t);
+    const iso__bucket *b = &self->with.buckets->item[i];
     iso_device *device = self->with.store->device;
     cargo *c = &self->cargo[i];
-    ISO_CHECK(!c->failed, ISO_ERR_STATE, ISO__NEVER_EXCHANGED, self->with.buckets->item[i].label);
+    ISO_CHECK(!c->failed, ISO_ERR_STATE, ISO__NEVER_EXCHANGED, b->label);
     if (c->place == LEAVING || c->place == SENT) ISO_TRY(fetch_bucket(self, i, idle, left));
     if (c->place == FETCHED) ISO_TRY(remote_of(self)->follow(device, ISO__QUEUE_COMPUTE, c->event));
     c->place = HOME;
-    ISO_TRY(settle_factor(self, i, left));
+    ISO_TRY(iso__settle_factor(self->with.store, b, &c->left, left)); // the device multiplies
     iso__times_tell(&c->times, times);
     return ISO_OK;
 }

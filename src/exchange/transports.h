@@ -21,6 +21,23 @@ typedef struct iso__transport_setup {
     bool over_world; // sums are over all ranks, not over those of a node
 } iso__transport_setup;
 
+// Multiplies a bucket where it lies, but not its tail.
+static inline iso_status iso__scale_bucket(iso__store *s, const iso__bucket *b, double factor) {
+    return iso__store_scale(s, b->offset, b->bytes - b->tail, b->dtype, factor);
+}
+// A factor that is not applied yet goes to the caller, who asks for it with left, or is applied
+// where the bucket lies. As arrive() takes left.
+static inline iso_status iso__settle_factor(iso__store *s, const iso__bucket *b, double *factor,
+                                            double *left) {
+    if (left) {
+        *left = *factor;
+        return ISO_OK;
+    }
+    ISO_TRY(iso__scale_bucket(s, b, *factor));
+    *factor = 1;
+    return ISO_OK;
+}
+
 // Nothing travels: `after` is all that happens to a bucket. Local.
 iso_status iso__transport_none(const iso__transport_setup *setup, iso__transport **out);
 

@@ -6,17 +6,21 @@
 #include "common/mpi_fixture.h"
 
 #include <criterion/criterion.h>
+#include <float.h>
 #include <isotherm/trace.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-enum { BUCKETS = 6, ROUNDS = 4 };
+enum { BUCKETS = 7, ROUNDS = 4 };
 
-static const size_t elements_of[BUCKETS] = {16, 64, 48000, 8, 1024, 4096}; // the third is long
-static const iso_dtype dtype_of[BUCKETS] = {ISO_F32, ISO_F64, ISO_F32, ISO_F64, ISO_F32, ISO_F64};
-static const char *const label_of[BUCKETS] = {"a", "b", "c", "stays", "e", "f"};
-enum { STAYS = 3 };
+// The third and the last are long, also where each rank of a node sends a shard of them in 16 bits.
+static const size_t elements_of[BUCKETS] = {16, 64, 150000, 8, 1024, 4096, 200000};
+static const iso_dtype dtype_of[BUCKETS] = {ISO_F32, ISO_F64, ISO_F32, ISO_F64,
+                                            ISO_F32, ISO_F64, ISO_F32};
+static const char *const label_of[BUCKETS] = {"a", "b", "c", "stays", "e", "f", "g"};
+enum { STAYS = 3, TAILED = 6, TAIL = 2560 };
 
 typedef struct world {
     iso__scopes *scopes;
@@ -27,11 +31,17 @@ typedef struct world {
     iso__exchange_stats stats;
     iso__transport *transport;
     void *mirror; // of gradients, in memory of the host
+    int rounds;   // so far
 } world;
 
 // Sums over a few ranks, halves and quarters of them are exact, also in 16 bits.
 static double value_of(int rank, int round, int b, size_t k) {
     return (double)((rank * 5 + round * 3 + b + (int)(k % 7)) % 5) - 2;
+}
+
+// Sums of these are rounded.
+static double rough_value(int rank, int b, size_t k) {
+    return (double)((rank * 7919 + b * 104729 + (int)k * 31) % 1009) / 1009 - 0.5;
 }
 
 static void set_value(const iso__bucket *b, void *memory, size_t k, double x) {
@@ -49,13 +59,14 @@ static size_t count_of(const iso__bucket *b) { return b->bytes / iso_dtype_size(
 
 // ---- Memory -----------------------------------------------------------------------------------------
 
-static size_t lay_out(world *w) {
+static size_t lay_out(world *w, bool with_tail) {
     size_t unit = iso__scopes_unit(w->scopes), offset = 0;
     if (unit == 0) unit = 64;
     for (int b = 0; b < BUCKETS; b++) {
         size_t bytes = elements_of[b] * iso_dtype_size(dtype_of[b]);
         bytes = (bytes + unit - 1) / unit * unit;
         w->bucket[b] = (iso__bucket){label_of[b], offset, bytes, dtype_of[b], b == STAYS, 0};
+        if (b == TAILED && with_tail) w->bucket[b].tail = TAIL;
         offset += bytes;
     }
     w->buckets = (iso__buckets){w->bucket, BUCKETS};
@@ -79,7 +90,7 @@ static void open_world(world *w, const transport_case *c) {
     const iso_comm_hook *hook = c->hook ? c->hook : &iso_hook_plain;
     iso_assert_ok(iso__comm_locate(test_comm));
     iso_assert_ok(iso__scopes_create(test_comm, c->device, hook, true, &w->scopes));
-    size_t bytes = lay_out(w);
+    size_t bytes = lay_out(w, !hook->compress);
     iso_assert_ok(iso__coder_create(hook, &w->buckets, &w->coder));
     iso_assert_ok(iso__store_create(bytes, c->device, &w->store));
     iso_assert_ok(iso__store_make_arena(&w->store, iso__scopes_may_share(w->scopes)));
@@ -108,12 +119,17 @@ static void close_world(world *w) {
 
 // ---- A round ----------------------------------------------------------------------------------------
 
+enum { ROUGH = -1 };
+
+// round: of value_of, or ROUGH.
 static void write_gradients(world *w, int round) {
     for (int b = 0; b < BUCKETS; b++)
         for (size_t k = 0; k < count_of(&w->bucket[b]); k++)
             set_value(&w->bucket[b], (char *)w->mirror + w->bucket[b].offset, k,
-                      value_of(test_rank, round, b, k));
+                      round == ROUGH ? rough_value(test_rank, b, k)
+                                     : value_of(test_rank, round, b, k));
     move_mirror(w, true);
+    w->rounds++;
 }
 
 static void post_all(world *w, int round, double before, double after) {
@@ -145,46 +161,219 @@ static void arrive_all(world *w, int round, double left[BUCKETS]) {
     iso_assert_ok(iso__transport_finish(t));
 }
 
+// A tail is multiplied by nothing.
 static bool is_sum(const world *w, int b, int round, double factor, double left, int ranks) {
-    const char *memory = (const char *)w->mirror + w->bucket[b].offset;
-    for (size_t k = 0; k < count_of(&w->bucket[b]); k++) {
+    const iso__bucket *bucket = &w->bucket[b];
+    const char *memory = (const char *)w->mirror + bucket->offset;
+    size_t tail = count_of(bucket) - bucket->tail / iso_dtype_size(bucket->dtype);
+    for (size_t k = 0; k < count_of(bucket); k++) {
         double sum = 0;
         for (int r = 0; r < ranks; r++) sum += value_of(ranks == 1 ? test_rank : r, round, b, k);
-        if (get_value(&w->bucket[b], memory, k) * left != sum * factor) return false;
+        if (k < tail) sum *= factor;
+        if (get_value(bucket, memory, k) * (k < tail ? left : 1) != sum) return false;
     }
     return true;
+}
+
+static int ranks_of(const world *w, int b) {
+    return b == STAYS || !w->transport->travels ? 1 : test_size;
+}
+
+// What all ranks have posted with factors of 1 has arrived.
+static void assert_plain_sums(world *w, int round) {
+    move_mirror(w, false);
+    for (int b = 0; b < BUCKETS; b++) iso_assert_all(is_sum(w, b, round, 1, 1, ranks_of(w, b)));
+}
+
+static iso_status post_list(world *w) {
+    iso__transport *t = w->transport;
+    for (int b = 0; b < BUCKETS; b++)
+        if (b != STAYS) ISO_TRY(t->ops->post(t, b, 1, 1));
+    return ISO_OK;
+}
+
+// It may wait for other ranks, and is not to be what times out later.
+static iso_status flush_list(world *w) {
+    iso_status status;
+    do status = iso__transport_flush(w->transport);
+    while (status == ISO_ERR_TIMEOUT);
+    return status;
+}
+
+static iso_status post_in_order(world *w) {
+    ISO_TRY(post_list(w));
+    return flush_list(w);
+}
+
+static iso_status arrive_in_order(world *w, const iso__idle *idle) {
+    iso__transport *t = w->transport;
+    for (int b = 0; b < BUCKETS; b++)
+        if (b != STAYS) ISO_TRY(t->ops->arrive(t, b, idle, NULL, NULL));
+    return iso__transport_finish(t);
+}
+
+static void exchange_factors(world *w, int round) {
+    double left[BUCKETS], before = round % 2 ? 0.5 : 1, after = round > 1 ? 0.25 : 1;
+    write_gradients(w, round);
+    post_all(w, round, before, after);
+    arrive_all(w, round, left);
+    move_mirror(w, false);
+    for (int b = 0; b < BUCKETS; b++) {
+        double factor = b == STAYS ? 1 : before * after;
+        iso_assert_all(is_sum(w, b, round, factor, left[b], ranks_of(w, b)));
+    }
+}
+
+// ---- What a rank knows before it waits --------------------------------------------------------------
+
+// Sums that NCCL makes the host does not see.
+static bool host_sees(const world *w) { return !w->transport->nccl; }
+
+static bool is_late(void) { return test_rank == test_size - 1; }
+
+// How many buckets are back, as soon as `enough` are, or after so many seconds.
+static int count_back(world *w, int enough, double seconds) {
+    iso__transport *t = w->transport;
+    int64_t start = iso_now();
+    for (;;) {
+        int count = 0;
+        if (iso__transport_advance(t) < 0) return -1;
+        for (int b = 0; b < BUCKETS; b++) count += b != STAYS && t->ops->is_back(t, b);
+        if (count >= enough || (double)(iso_now() - start) > seconds * 1e9) return count;
+        usleep(1000);
+    }
+}
+
+static bool count_calls(void *user) {
+    ++*(int *)user;
+    return false;
+}
+
+// Nothing is back before the last rank has posted it. Afterwards all is, and nobody waits.
+static void back_means_complete(world *w) {
+    int calls = 0, round = w->rounds;
+    const iso__idle idle = {count_calls, &calls};
+    write_gradients(w, round);
+    iso_assert_ok(is_late() ? ISO_OK : post_list(w));
+    bool early = !is_late() && count_back(w, 1, 0.02) > 0;
+    iso_assert_all(!early || !w->transport->travels);
+    iso_assert_ok(is_late() ? post_list(w) : ISO_OK);
+    iso_assert_ok(flush_list(w));
+    bool whole =
+        host_sees(w) ? count_back(w, BUCKETS - 1, 20) == BUCKETS - 1 : count_back(w, 1, 0.02) == 0;
+    iso_assert_all(whole);
+    iso_assert_ok(arrive_in_order(w, &idle));
+    iso_assert_all(calls == 0);
+    assert_plain_sums(w, round);
+}
+
+// The late rank posts when all others have been idle.
+static bool tell_late_rank(void *user) {
+    int *calls = user;
+    if ((*calls)++ == 0) MPI_Send(calls, 1, MPI_INT, test_size - 1, 0, MPI_COMM_WORLD);
+    return false;
+}
+
+static void await_idle_ranks(void) {
+    for (int r = 0, calls; r < test_size - 1; r++)
+        MPI_Recv(&calls, 1, MPI_INT, r, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+}
+
+static void who_waits_is_idle(world *w) {
+    int calls = 0, round = w->rounds;
+    const iso__idle idle = {tell_late_rank, &calls};
+    if (!w->transport->travels || !host_sees(w)) return;
+    write_gradients(w, round);
+    if (is_late()) await_idle_ranks();
+    iso_status status = post_in_order(w);
+    if (status == ISO_OK) status = arrive_in_order(w, is_late() ? NULL : &idle);
+    iso_assert_ok(status);
+    assert_plain_sums(w, round);
+}
+
+// ---- The order of long buckets ----------------------------------------------------------------------
+
+// The last bucket first, each in two chunks.
+static void long_buckets_turn_round(world *w) {
+    iso__transport *t = w->transport;
+    iso__chunk chunk[2 * BUCKETS];
+    int bucket[BUCKETS], count = 0, round = w->rounds;
+    iso__channel *channel = t->ops->plan ? t->ops->plan(t, bucket, &count) : NULL;
+    if (!channel) return; // shared memory sums in the order of posting
+    iso_assert_all(count == 2 && bucket[0] == 2 && bucket[1] == BUCKETS - 1);
+    for (int k = 0; k < count; k++) {
+        size_t bytes = t->wire_bytes[bucket[k]], half = bytes / 128 * 64;
+        iso__chunk *of = chunk + 2 * (count - 1 - k);
+        of[0] = (iso__chunk){k, 0, half};
+        of[1] = (iso__chunk){k, half, bytes - half};
+    }
+    iso_assert_ok(iso__channel_set_plan(channel, chunk, 2 * count, SIZE_MAX));
+    write_gradients(w, round);
+    iso_assert_ok(post_in_order(w));
+    iso_assert_ok(arrive_in_order(w, NULL));
+    assert_plain_sums(w, round);
+}
+
+// ---- Sums that are rounded --------------------------------------------------------------------------
+
+static double stored_value(const iso__bucket *b, double x) {
+    return b->dtype == ISO_F64 ? x : (double)(float)x;
+}
+
+// Of two numbers there is one sum. Of more each addition may round.
+static bool is_near(const world *w, int b, int ranks) {
+    const iso__bucket *bucket = &w->bucket[b];
+    const char *memory = (const char *)w->mirror + bucket->offset;
+    double epsilon = bucket->dtype == ISO_F64 ? DBL_EPSILON : (double)FLT_EPSILON;
+    for (size_t k = 0; k < count_of(bucket); k++) {
+        double sum = 0, size = 0, got = get_value(bucket, memory, k);
+        for (int r = 0; r < ranks; r++) {
+            double x = stored_value(bucket, rough_value(ranks == 1 ? test_rank : r, b, k));
+            sum += x;
+            size += fabs(x);
+        }
+        if (ranks <= 2 && got != stored_value(bucket, sum)) return false;
+        if (fabs(got - sum) > ranks * epsilon * size) return false;
+    }
+    return true;
+}
+
+static int64_t exchange_rough(world *w) {
+    uint64_t hash = ISO_HASH_START;
+    write_gradients(w, ROUGH);
+    iso_assert_ok(post_in_order(w));
+    iso_assert_ok(arrive_in_order(w, NULL));
+    move_mirror(w, false);
+    for (int b = 0; b < BUCKETS; b++) {
+        iso_assert_all(is_near(w, b, ranks_of(w, b)));
+        const iso__bucket *k = &w->bucket[b];
+        if (b != STAYS) hash = iso__hash(hash, (char *)w->mirror + k->offset, k->bytes);
+    }
+    return (int64_t)(hash >> 1);
+}
+
+// The same bits on all ranks, and again.
+static void rounding_is_the_same_everywhere(world *w) {
+    int64_t hash = exchange_rough(w), again = exchange_rough(w), least = hash, most = hash;
+    iso_assert_all(hash == again);
+    iso_assert_ok(iso_comm_allreduce_i64(test_comm, &least, 1, ISO_MIN));
+    iso_assert_ok(iso_comm_allreduce_i64(test_comm, &most, 1, ISO_MAX));
+    iso_assert_all(least == most || !w->transport->travels);
 }
 
 void transport_conforms(const transport_case *c) {
     world w = {0};
     open_world(&w, c);
-    int ranks = w.transport->travels ? test_size : 1;
-    for (int round = 0; round < ROUNDS; round++) {
-        double left[BUCKETS], before = round % 2 ? 0.5 : 1, after = round > 1 ? 0.25 : 1;
-        write_gradients(&w, round);
-        post_all(&w, round, before, after);
-        arrive_all(&w, round, left);
-        move_mirror(&w, false);
-        for (int b = 0; b < BUCKETS; b++) {
-            double factor = b == STAYS ? 1 : before * after;
-            iso_assert_all(is_sum(&w, b, round, factor, left[b], b == STAYS ? 1 : ranks));
-        }
-    }
-    iso_assert_all(w.stats.exchanges == (w.transport->travels ? ROUNDS * (BUCKETS - 1) : 0));
+    for (int round = 0; round < ROUNDS; round++) exchange_factors(&w, round);
+    back_means_complete(&w);
+    who_waits_is_idle(&w);
+    if (!c->hook) rounding_is_the_same_everywhere(&w);
+    long_buckets_turn_round(&w);
+    iso_assert_all(w.stats.exchanges == (w.transport->travels ? w.rounds * (BUCKETS - 1) : 0));
     close_world(&w);
 }
 
 // ---- Asked again ------------------------------------------------------------------------------------
-
-static iso_status post_in_order(world *w) {
-    iso__transport *t = w->transport;
-    for (int b = 0; b < BUCKETS; b++)
-        if (b != STAYS) ISO_TRY(t->ops->post(t, b, 1, 1));
-    iso_status status;
-    do status = iso__transport_flush(t); // it is not to be what times out later
-    while (status == ISO_ERR_TIMEOUT);
-    return status;
-}
 
 // How the calls went, on the clock of iso_now.
 typedef struct attempts {

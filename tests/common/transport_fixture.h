@@ -12,15 +12,20 @@ typedef struct transport_case {
     iso_device *device;        // NULL: the host's memory
 } transport_case;
 
-// Collective. Several rounds: ranks post in orders of their own where the transport allows it, some
-// late; buckets arrive in another order, some twice, with and without a factor left to the caller.
-// Fails the test where any value differs from the sum, which is exact, times the factors.
+// Collective. What transport.h promises, in several rounds:
+// - ranks post in orders of their own where the transport allows it, some late; buckets arrive in
+//   another order, some twice, with and without a factor left to the caller. Each value is the sum,
+//   which is exact, times the factors; a tail is the sum alone;
+// - is_back never comes before the last rank has posted, and after it nobody waits;
+// - who waits for a late rank calls idle;
+// - a plan may turn the order of long buckets round;
+// - sums that are rounded are the same on all ranks and when they are made again.
 void transport_conforms(const transport_case *c);
 
 // Collective. arrive() of bucket `b` fails once and is asked again: then it gives the sum, and the
 // times of the whole exchange. fault: what makes it fail on this rank. NULL: half of the ranks are
 // late, and on the others it times out.
-enum { TRANSPORT_F32 = 4, TRANSPORT_LAST = 5 };
+enum { TRANSPORT_F32 = 4, TRANSPORT_LAST = 6 };
 void transport_keeps_times(const transport_case *c, int b, void (*fault)(void));
 
 #endif

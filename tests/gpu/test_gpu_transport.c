@@ -11,6 +11,7 @@ __attribute__((weak)) void emulated_fail_next(const char *function, int error);
 
 TestSuite(np1_gpu_transport, .init = nccl_setup, .fini = test_mpi_teardown, .timeout = 60);
 TestSuite(np2_gpu_transport, .init = nccl_setup, .fini = test_mpi_teardown, .timeout = 60);
+TestSuite(np3_gpu_transport, .init = nccl_setup, .fini = test_mpi_teardown, .timeout = 60);
 TestSuite(np4_gpu_transport, .init = nccl_setup, .fini = test_mpi_teardown, .timeout = 60);
 
 static void gpus_conform(const char *name, const char *collective, const iso_comm_hook *hook) {
@@ -26,16 +27,28 @@ Test(np1_gpu_transport, alone_nothing_travels) {
     gpus_conform("none", "auto", NULL);
 }
 
-Test(np2_gpu_transport, through_the_host) {
+static void through_the_host(void) {
     nccl_skip();
     gpus_conform("staged", "mpi", NULL);
     gpus_conform("staged", "shm", NULL);
     gpus_conform("staged", "mpi", &iso_hook_bf16);
 }
 
-Test(np2_gpu_transport, by_nccl) {
+Test(np2_gpu_transport, through_the_host) { through_the_host(); }
+Test(np3_gpu_transport, through_the_host) { through_the_host(); }
+
+static void by_nccl(void) {
     nccl_skip();
     gpus_conform("nccl", "nccl", NULL);
+}
+
+Test(np2_gpu_transport, by_nccl) { by_nccl(); }
+Test(np3_gpu_transport, by_nccl) { by_nccl(); }
+
+Test(np3_gpu_transport, unequal_nodes_take_the_host) {
+    nccl_skip();
+    setenv("ISO_RANKS_PER_NODE", "2", 1);
+    gpus_conform("staged", "nccl", NULL);
 }
 
 Test(np4_gpu_transport, in_shards) {

@@ -30,13 +30,18 @@ Test(np2_transport, a_rank_may_keep_to_itself) {
 
 Test(np2_transport, sums_by_messages) { host_conforms("mpi"); }
 Test(np3_transport, sums_by_messages) { host_conforms("mpi"); }
+Test(np4_transport, sums_by_messages) { host_conforms("mpi"); }
 Test(np2_transport, sums_in_shared_memory) { host_conforms("shm"); }
+Test(np3_transport, sums_in_shared_memory) { host_conforms("shm"); }
 Test(np4_transport, sums_in_shared_memory) { host_conforms("shm"); }
 
-Test(np4_transport, sums_between_nodes) {
+static void nodes_conform(void) {
     setenv("ISO_RANKS_PER_NODE", "2", 1);
     transport_conforms(&(transport_case){"host", ISO_SCOPE_WORLD, NULL, NULL});
 }
+
+Test(np3_transport, sums_between_nodes) { nodes_conform(); }
+Test(np4_transport, sums_between_nodes) { nodes_conform(); }
 
 // ---- Asked again ------------------------------------------------------------------------------------
 
