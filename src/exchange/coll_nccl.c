@@ -25,7 +25,8 @@ ncclComm_t iso__nccl_give_up(iso__nccl *n, iso_status status) {
     return comm;
 }
 
-void iso__nccl_abort(iso__nccl *n, iso_status status) {
+// With the error that this thread has on record.
+static void abort_comm(iso__nccl *n, iso_status status) {
     pthread_mutex_lock(&n->lock);
     ncclComm_t comm = iso__nccl_give_up(n, status);
     pthread_mutex_unlock(&n->lock);
@@ -93,7 +94,7 @@ static iso_status wait_for_room(iso__nccl *n, int most) {
         iso_status status = retire_complete(n);
         int count = n->count;
         pthread_mutex_unlock(&n->lock);
-        if (status < 0) iso__nccl_abort(n, status);
+        if (status < 0) abort_comm(n, status);
         ISO_TRY(iso__nccl_check(n));
         if (count <= most) return ISO_OK;
         iso_comm_poll(n->node); // the rank that is waited for may wait for ours
@@ -164,7 +165,7 @@ static iso_status end_call(iso__nccl *n, ncclResult_t result, const call *c) {
     clear_calling(n);
     iso_status status = result == ncclSuccess ? record_events(n, c)
                                               : nccl_error(n, result, c->op->what, c->op->label);
-    if (status < 0) iso__nccl_abort(n, status);
+    if (status < 0) abort_comm(n, status);
     return iso__nccl_check(n); // of two errors the first one
 }
 

@@ -46,7 +46,5 @@ iso_status iso__nccl_all_gather(iso__nccl *nccl, void *data, size_t count, iso_d
 iso_status iso__nccl_check(iso__nccl *nccl);
 // Waits until all that was issued is complete.
 iso_status iso__nccl_finish(iso__nccl *nccl);
-// Gives up, with the error that this thread has on record.
-void iso__nccl_abort(iso__nccl *nccl, iso_status status);
 
 #endif

@@ -71,13 +71,4 @@ iso_status iso__nccl_look(iso__nccl *nccl);
 // is to be aborted when the lock is released, or NULL.
 ncclComm_t iso__nccl_give_up(iso__nccl *nccl, iso_status status);
 
-// Collective. Starts the watching thread, which first of all joins the communicator. Waits for that
-// no longer than for the node's time-out, or until it fails on any rank.
-iso_status iso__nccl_join(iso__nccl *nccl);
-// Ends the thread. False: NCCL has not come back from joining.
-bool iso__nccl_unwatch(iso__nccl *nccl);
-// Frees the record itself and its lock; where NCCL has not come back, the thread will. Nothing else
-// may be left.
-void iso__nccl_leave(iso__nccl *nccl);
-
 #endif

@@ -40,5 +40,3 @@ iso_status iso__nccl_finish(iso__nccl *nccl) {
     (void)nccl;
     return fail_unsupported();
 }
-
-void iso__nccl_abort(iso__nccl *nccl, iso_status status) { (void)nccl, (void)status; }

@@ -28,7 +28,7 @@ libiso_core_la_SOURCES += \
 
 if ISO_HAVE_NCCL
 libiso_core_la_SOURCES += src/exchange/coll_nccl.c src/exchange/coll_nccl_create.c \
-    src/exchange/coll_nccl_impl.h src/exchange/coll_nccl_watch.c
+    src/exchange/coll_nccl_impl.h
 else
 libiso_core_la_SOURCES += src/exchange/coll_nccl_none.c
 endif
