@@ -8,17 +8,13 @@ static const iso__remote_ops *remote_of(const iso__upload *self) {
     return self->device->ops->remote;
 }
 
-static size_t bytes_of(const iso_tensor *images) {
-    return (size_t)images->count * iso_dtype_size(images->dtype);
-}
-
 iso_status iso__upload_create(iso_device *device, iso_dtype dtype, const int64_t shape[4],
                               iso__upload *out) {
     *out = (iso__upload){.device = device};
     ISO_TRY(iso_tensor_create(device, dtype, 4, shape, &out->images));
     const iso__remote_ops *remote = remote_of(out);
     if (!remote) return ISO_OK;
-    ISO_TRY(iso__pinned_alloc(device, bytes_of(out->images), &out->host));
+    ISO_TRY(iso__pinned_alloc(device, iso__tensor_bytes(out->images), &out->host));
     ISO_TRY(remote->event_create(device, &out->done));
     ISO_TRY(remote->event_create(device, &out->unused));
     // Its memory may be that of a tensor that is gone, and still in use by what was launched.
@@ -73,7 +69,7 @@ iso_status iso__upload_send(iso__upload *self, const int64_t shape[4]) {
     ISO_TRY(iso_tensor_resize(self->images, 4, shape, ISO_LAYOUT_LOGICAL));
     ISO_TRY(remote->follow(device, ISO__QUEUE_IN, self->unused));
     ISO_TRY(remote->copy(device, ISO__QUEUE_IN, self->host, self->images->data,
-                         bytes_of(self->images)));
+                         iso__tensor_bytes(self->images)));
     ISO_TRY(remote->record(device, ISO__QUEUE_IN, self->done));
     return ISO_OK;
 }

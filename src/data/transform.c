@@ -110,14 +110,12 @@ static void fill_background(iso_dtype dtype, const void *table, int64_t n, void 
             ((float *)to)[i] = *(const float *)table;
 }
 
-static int64_t larger_of(int64_t a, int64_t b) { return a > b ? a : b; }
-
 // One channel: column x of the result is column x - right of the image, counted from its other side
 // if that is mirrored.
 static void convert_plane(const iso__transform *self, const view *how, const void *table,
                           const uint8_t *plane, char *out) {
-    int64_t width = self->width, left = larger_of(how->right, 0);
-    int64_t inside = width - left - larger_of(-how->right, 0);
+    int64_t width = self->width, left = iso__larger(how->right, 0);
+    int64_t inside = width - left - iso__larger(-how->right, 0);
     int64_t first = how->mirrored ? width - 1 - (left - how->right) : left - how->right;
     size_t size = iso_dtype_size(self->dtype);
     for (int64_t y = 0; y < self->height; y++, out += (size_t)width * size) {

@@ -93,11 +93,6 @@ void iso_module_destroy(iso_module **slot) {
 // ---- Parameters and children -------------------------------------------------------------------
 
 // Room for one more pointer in an array that holds `count`.
-static iso_status grow_array(void **array, int count) {
-    size_t old = (size_t)count * sizeof(void *);
-    return iso__realloc(array, old, old + sizeof(void *));
-}
-
 static iso_status check_name(const iso_module *module, const char *name) {
     ISO_CHECK(name && name[0] && !strchr(name, '.'), ISO_ERR_ARG,
               "\"%s\" is not a valid name inside a %s: names are not empty and have no '.'",
@@ -118,10 +113,10 @@ iso_status iso_module_add_parameter(iso_module *module, const char *name, int nd
                                     const int64_t *shape, iso_parameter **out) {
     ISO_TRY(check_name(module, name));
     void *array = module->parameter, *memory = NULL;
-    ISO_TRY(grow_array(&array, module->parameter_count));
+    ISO_TRY(iso__grow(&array, module->parameter_count, NULL, sizeof(void *)));
     module->parameter = array;
     array = module->parameter_name;
-    ISO_TRY(grow_array(&array, module->parameter_count));
+    ISO_TRY(iso__grow(&array, module->parameter_count, NULL, sizeof(void *)));
     module->parameter_name = array;
 
     iso_parameter *p = NULL;
@@ -155,7 +150,7 @@ iso_status iso_module_add_buffer(iso_module *module, const char *name, iso_dtype
                                  const int64_t *shape, iso_buffer **out) {
     ISO_TRY(check_name(module, name));
     void *array = module->buffer, *memory = NULL;
-    ISO_TRY(grow_array(&array, module->buffer_count));
+    ISO_TRY(iso__grow(&array, module->buffer_count, NULL, sizeof(void *)));
     module->buffer = array;
 
     iso_buffer *b = NULL;
@@ -192,10 +187,10 @@ static iso_status add_child(iso_module *module, const char *name, iso_module *ch
     ISO_CHECK(!contains_module(child, module), ISO_ERR_ARG, "a %s cannot be added below itself",
               module->ops->type);
     void *array = module->child;
-    ISO_TRY(grow_array(&array, module->child_count));
+    ISO_TRY(iso__grow(&array, module->child_count, NULL, sizeof(void *)));
     module->child = array;
     array = module->child_name;
-    ISO_TRY(grow_array(&array, module->child_count));
+    ISO_TRY(iso__grow(&array, module->child_count, NULL, sizeof(void *)));
     module->child_name = array;
 
     char *copy;

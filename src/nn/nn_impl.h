@@ -56,6 +56,8 @@ iso_status iso__call_layout(iso_module *module, iso_tensor **slot, iso_layout la
 // the root); a module that is used twice is visited twice.
 typedef iso_status (*iso__module_visit)(iso_module *module, const char *path, void *user);
 iso_status iso__module_walk(iso_module *root, iso__module_visit visit, void *user);
+// How often that calls visit.
+int iso__module_count(const iso_module *root);
 
 // Nobody holds on to its gradient or its type: not wrapped, and no optimizer has it.
 bool iso__parameter_is_free(const iso_parameter *parameter);

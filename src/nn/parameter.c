@@ -60,6 +60,12 @@ iso_status iso__module_walk(iso_module *root, iso__module_visit visit, void *use
     return walk_modules(root, path, 0, visit, user);
 }
 
+int iso__module_count(const iso_module *root) {
+    int n = 1;
+    for (int i = 0; i < root->child_count; i++) n += iso__module_count(root->child[i]);
+    return n;
+}
+
 // The name of what a module at `path` calls `name`; to be freed.
 static iso_status full_name(const char *path, const char *name, char **out) {
     char text[NAME_ROOM];

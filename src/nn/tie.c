@@ -114,13 +114,6 @@ typedef struct census {
     int count;
 } census;
 
-static iso_status count_modules(iso_module *module, const char *path, void *user) {
-    (void)module;
-    (void)path;
-    ++*(int *)user;
-    return ISO_OK;
-}
-
 static iso_status enlist_module(iso_module *module, const char *path, void *user) {
     census *all = user;
     (void)path;
@@ -154,10 +147,8 @@ static iso_status check_uses(const census *all, const char *what) {
 
 iso_status iso__module_check_tied(iso_module *root, const char *what) {
     census all = {0};
-    int room = 0;
     void *memory;
-    ISO_TRY(iso__module_walk(root, count_modules, &room));
-    ISO_TRY(iso__alloc((size_t)room * sizeof(iso_module *), &memory));
+    ISO_TRY(iso__alloc((size_t)iso__module_count(root) * sizeof(iso_module *), &memory));
     all.module = memory;
     iso_status status = iso__module_walk(root, enlist_module, &all);
     if (status >= 0) status = check_uses(&all, what);

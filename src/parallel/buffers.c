@@ -40,15 +40,12 @@ iso_status iso__buffers_broadcast(iso_comm *comm, const iso_buffer_list *list) {
         iso_tensor *t = list->item[i]->value;
         void *data;
         ISO_TRY(iso_tensor_map(t, ISO_READ_WRITE, &data));
-        iso_status status =
-            iso_comm_bcast(comm, data, (size_t)t->count * iso_dtype_size(t->dtype), 0);
+        iso_status status = iso_comm_bcast(comm, data, iso__tensor_bytes(t), 0);
         ISO_TRY(iso_tensor_unmap(t));
         ISO_TRY(status);
     }
     return ISO_OK;
 }
-
-static size_t bytes_of(const iso_tensor *t) { return (size_t)t->count * iso_dtype_size(t->dtype); }
 
 static bool is_count(const iso_tensor *t) { return t->dtype == ISO_I64; }
 
@@ -81,15 +78,15 @@ static iso_status for_each(const iso__buffer_sync *sync, iso_access access, visi
 static size_t put_bytes(const iso_tensor *t, void *data, void *packed,
                         const iso__buffer_sync *sync) {
     (void)sync;
-    memcpy(packed, data, bytes_of(t));
-    return bytes_of(t);
+    memcpy(packed, data, iso__tensor_bytes(t));
+    return iso__tensor_bytes(t);
 }
 
 static size_t take_bytes(const iso_tensor *t, void *data, void *packed,
                          const iso__buffer_sync *sync) {
     (void)sync;
-    memcpy(data, packed, bytes_of(t));
-    return bytes_of(t);
+    memcpy(data, packed, iso__tensor_bytes(t));
+    return iso__tensor_bytes(t);
 }
 
 static iso_status broadcast_buffers(const iso__buffer_sync *sync) {
@@ -166,7 +163,7 @@ static size_t packed_bytes(const iso__buffer_sync *sync) {
     size_t bytes = 0, places = 2 * (size_t)iso_comm_size(sync->comm);
     if (sync->config.mode == ISO_BUFFERS_AVERAGE)
         return (count_elements(list, false) + count_elements(list, true) * places) * sizeof(double);
-    for (int i = 0; i < list->count; i++) bytes += bytes_of(list->item[i]->value);
+    for (int i = 0; i < list->count; i++) bytes += iso__tensor_bytes(list->item[i]->value);
     return bytes;
 }
 

@@ -251,7 +251,7 @@ iso_status iso_data_parallel_end_backward(iso_module *module) {
     iso__data_parallel *self = iso__data_parallel_of(module);
     ISO_CHECK(iso__reducer_in_backward(self->reducer), ISO_ERR_STATE,
               "iso_data_parallel_end_backward without iso_data_parallel_begin_backward");
-    self->buffer_sync.due = self->no_sync == 0;
+    iso__data_parallel_note_backward(self, self->no_sync == 0);
     iso_status status = ISO_OK;
     bool leaves = self->no_sync == 0 && self->sync != ISO_SYNC_EXPLICIT;
     if (leaves) status = close_backward(self);
@@ -291,18 +291,36 @@ iso_status iso__data_parallel_shadow(iso_module *module, bool leftover) {
     return ISO_OK;
 }
 
+// ---- Joins ------------------------------------------------------------------------------------------
+
+void iso__data_parallel_set_joined(iso__data_parallel *self, bool joined) { self->joined = joined; }
+
+void iso__data_parallel_place_batch(iso__data_parallel *self, double weight, double total, int root,
+                                    int64_t first_row) {
+    iso__buffer_sync_weigh(&self->buffer_sync, weight, total, root);
+    self->first_row = first_row;
+}
+
+void iso__data_parallel_note_backward(iso__data_parallel *self, bool syncs) {
+    self->buffer_sync.due = syncs;
+}
+
 // ---- Module ---------------------------------------------------------------------------------------
+
+iso_status iso__data_parallel_before_forward(iso__data_parallel *self) {
+    if (!self->base.training || !self->buffer_sync.due) return ISO_OK;
+    return iso__buffer_sync_at(&self->buffer_sync, ISO_BUFFERS_BEFORE_FORWARD);
+}
 
 static iso_status forward_wrapped(iso_module *module, iso_call *call, iso_tensor *in,
                                   iso_tensor **out) {
     iso__data_parallel *self = iso__data_parallel_of(module);
     if (self->before_forward) ISO_TRY(self->before_forward(module, &in, self->before_forward_user));
     call->in = in; // of which backward gives the gradient
-    if (module->training && self->buffer_sync.due)
-        ISO_TRY(iso__buffer_sync_at(&self->buffer_sync, ISO_BUFFERS_BEFORE_FORWARD));
+    ISO_TRY(iso__data_parallel_before_forward(self));
     // Row r of this rank's batch is row rank * n + r of the global one where all are of n rows.
     int64_t even = iso_comm_rank(self->comm) * iso_tensor_shape(in)[0];
-    iso_module_set_first_row(module->child[0], self->rows_known ? self->first_row : even);
+    iso_module_set_first_row(module->child[0], self->first_row >= 0 ? self->first_row : even);
     return iso_module_call(module->child[0], ISO_ACT_NONE, in, out);
 }
 

@@ -173,8 +173,7 @@ static iso_status broadcast_frozen(iso__data_parallel *self) {
         void *data;
         if (self->list.item[i]->requires_grad) continue;
         ISO_TRY(iso_tensor_map(value, ISO_READ_WRITE, &data));
-        iso_status status = iso_comm_bcast(self->comm, data,
-                                           (size_t)value->count * iso_dtype_size(value->dtype), 0);
+        iso_status status = iso_comm_bcast(self->comm, data, iso__tensor_bytes(value), 0);
         ISO_TRY(iso_tensor_unmap(value));
         ISO_TRY(status);
     }
@@ -243,12 +242,6 @@ static iso_status check_unwrapped(const iso__data_parallel *self) {
     return ISO_OK;
 }
 
-static int count_modules(const iso_module *module) {
-    int n = 1;
-    for (int i = 0; i < module->child_count; i++) n += count_modules(module->child[i]);
-    return n;
-}
-
 static int count_places(const iso_module *module) {
     int n = module->parameter_count;
     for (int i = 0; i < module->child_count; i++) n += count_places(module->child[i]);
@@ -256,7 +249,7 @@ static int count_places(const iso_module *module) {
 }
 
 static iso_status make_links(iso__data_parallel *self, const iso_module *module) {
-    size_t modules = (size_t)count_modules(module), places = (size_t)count_places(module);
+    size_t modules = (size_t)iso__module_count(module), places = (size_t)count_places(module);
     ISO_TRY(iso__alloc_zero(modules * sizeof(*self->link), (void **)&self->link));
     ISO_TRY(iso__alloc_zero((places + 1) * sizeof(*self->link_slots), (void **)&self->link_slots));
     return ISO_OK;
@@ -312,6 +305,7 @@ iso_status iso_data_parallel_create_take(iso_module *module, iso_comm *comm,
     iso__data_parallel *self = iso__data_parallel_of(base);
     self->comm = iso_comm_retain(comm);
     self->sync = chosen.sync;
+    self->first_row = -1;
     self->unused = chosen.find_unused_parameters ? ISO_UNUSED_NEGOTIATE : ISO_UNUSED_ERROR;
     self->reduce = chosen.reduce;
     self->reduce_user = chosen.reduce_user;

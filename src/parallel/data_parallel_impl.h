@@ -59,10 +59,9 @@ typedef struct iso__data_parallel {
     iso__train_hook hook;
     void *hook_user;
     bool evaluating;
-    int no_sync;     // how deep
-    bool joined;     // there is an iso_join
-    bool rows_known; // first_row is that of this rank's batch in the global one
-    int64_t first_row;
+    int no_sync;       // how deep
+    bool joined;       // there is an iso_join
+    int64_t first_row; // of this rank's batch in the global one; -1: all batches are equally long
 } iso__data_parallel;
 
 extern const iso_module_ops iso__data_parallel_ops;
@@ -81,6 +80,17 @@ iso_status iso__data_parallel_other_ready(const iso_pieces *pieces, const iso_pa
 iso_status iso__data_parallel_piece_needed(const iso_pieces *pieces, int k);
 // Hooks all layers below.
 void iso__data_parallel_link(iso__data_parallel *self, iso_module *module);
+
+// ---- What a join changes, local but for what comes before a forward ----
+void iso__data_parallel_set_joined(iso__data_parallel *self, bool joined);
+// Of the batches from now on: how this rank's buffers count in a mean and whose are taken, as
+// iso__buffer_sync_weigh; first_row as above.
+void iso__data_parallel_place_batch(iso__data_parallel *self, double weight, double total, int root,
+                                    int64_t first_row);
+// Exchanges the buffers that are due before a forward. A rank without a batch does it, too.
+iso_status iso__data_parallel_before_forward(iso__data_parallel *self);
+// The others' backward is outside no_sync (syncs), which this rank does not make.
+void iso__data_parallel_note_backward(iso__data_parallel *self, bool syncs);
 // Collective as a backward outside no_sync is. This rank has no batch for it: it takes part with
 // what it accumulated before (leftover), or with zeros.
 iso_status iso__data_parallel_shadow(iso_module *module, bool leftover);

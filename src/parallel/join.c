@@ -73,13 +73,6 @@ static iso_status check_config(const iso_module *module, const iso_join_config *
     return config->mode == ISO_JOIN_SHADOW ? check_shadow(self, config) : ISO_OK;
 }
 
-static iso_status count_module(iso_module *module, const char *path, void *user) {
-    (void)module;
-    (void)path;
-    ++*(int *)user;
-    return ISO_OK;
-}
-
 static iso_status create_join(iso_module *module, const iso_join_config *config, iso_join **out) {
     iso_join *join = NULL;
     iso_status status;
@@ -87,13 +80,13 @@ static iso_status create_join(iso_module *module, const iso_join_config *config,
     ISO_TRY(iso__alloc_zero(sizeof(*join), (void **)&join));
     join->config = *config;
     join->self = iso__data_parallel_of(module);
-    ISO_TRY_GOTO(iso__module_walk(module, count_module, &join->count_room));
+    join->count_room = iso__module_count(module);
     size_t ranks = (size_t)iso_comm_size(join->self->comm);
     ISO_TRY_GOTO(iso__alloc_zero(ranks * sizeof(*join->said), (void **)&join->said));
     ISO_TRY_GOTO(
         iso__alloc_zero((size_t)join->count_room * sizeof(*join->count), (void **)&join->count));
     join->module = iso_module_retain(module);
-    join->self->joined = true;
+    iso__data_parallel_set_joined(join->self, true);
     *out = join;
     return ISO_OK;
 fail:
@@ -131,8 +124,7 @@ fail:
 static void restore_state(iso_join *join) {
     iso__data_parallel *self = join->self;
     iso__reducer_end_join(self->reducer);
-    iso__buffer_sync_weigh(&self->buffer_sync, 1, iso_comm_size(self->comm), 0);
-    self->rows_known = false;
+    iso__data_parallel_place_batch(self, 1, iso_comm_size(self->comm), 0, -1);
 }
 
 void iso_join_end(iso_join **pointer) {
@@ -141,7 +133,7 @@ void iso_join_end(iso_join **pointer) {
     if (!join) return;
     if (join->module) {
         restore_state(join);
-        join->self->joined = false;
+        iso__data_parallel_set_joined(join->self, false);
     }
     iso_module_destroy(&join->module);
     iso__free(join->said);
@@ -219,9 +211,7 @@ static void note_samples(iso_join *join, const census *c, int64_t samples) {
     join->all_samples += c->samples;
     join->samples += samples;
     join->mine += samples > 0;
-    iso__buffer_sync_weigh(&join->self->buffer_sync, samples > 0, c->active, c->first_active);
-    join->self->rows_known = true;
-    join->self->first_row = c->row;
+    iso__data_parallel_place_batch(join->self, samples > 0, c->active, c->first_active, c->row);
 }
 
 // Of the backward that comes now, with all that was accumulated before it. Samples are taken in
@@ -246,9 +236,8 @@ static iso_status shadow_others(iso_join *join, const census *c) {
                  "this rank has had no data for %d steps in which others had: its time is lost, "
                  "spread the data evenly",
                  WARN_SHADOWS);
-    if (self->buffer_sync.due && self->base.training)
-        ISO_TRY(iso__buffer_sync_at(&self->buffer_sync, ISO_BUFFERS_BEFORE_FORWARD));
-    self->buffer_sync.due = c->syncing > 0;
+    ISO_TRY(iso__data_parallel_before_forward(self));
+    iso__data_parallel_note_backward(self, c->syncing > 0);
     if (c->syncing == 0) return ISO_OK;
     ISO_TRY(weigh_rank(join));
     ISO_TRY(iso__data_parallel_shadow(join->module, leftover));

@@ -149,7 +149,7 @@ iso_status iso_tensor_map(iso_tensor *tensor, iso_access access, void **out) {
         *out = tensor->data;
         return ISO_OK;
     }
-    size_t bytes = (size_t)tensor->count * iso_dtype_size(tensor->dtype);
+    size_t bytes = iso__tensor_bytes(tensor);
     if (bytes > tensor->host_capacity) {
         ISO_TRY(iso__realloc(&tensor->host, 0, bytes));
         tensor->host_capacity = bytes;

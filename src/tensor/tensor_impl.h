@@ -20,6 +20,9 @@ struct iso_tensor {
     iso_access mapped; // 0: not mapped
 };
 
+static inline size_t iso__tensor_bytes(const iso_tensor *t) {
+    return (size_t)t->count * iso_dtype_size(t->dtype);
+}
 bool iso__tensor_same_shape(const iso_tensor *a, const iso_tensor *b);
 // "[64, 1, 28, 28]" into text; returns text.
 const char *iso__shape_text(int ndim, const int64_t *shape, char *text, size_t room);

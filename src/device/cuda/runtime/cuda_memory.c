@@ -70,14 +70,14 @@ static iso_status memory_copy(iso_device *self, const iso_tensor *from, iso_tens
     if (iso__cuda_reorders(from, to)) return iso__cuda_reorder(cuda, from, to);
     if (converts)
         return iso__cuda_convert(cuda, from->count, from->dtype, from->data, to->dtype, to->data);
-    copy_args args = {from->data, to->data, (size_t)from->count * iso_dtype_size(from->dtype)};
+    copy_args args = {from->data, to->data, iso__tensor_bytes(from)};
     return iso__cuda_run(cuda, copy_on_device, &args, sizeof(args));
 }
 
 // Where the order is not the host's, in scratch memory on the way.
 static iso_status memory_to_host(iso_device *self, const iso_tensor *from, void *host) {
     iso__cuda *cuda = iso__cuda_of(self);
-    size_t bytes = (size_t)from->count * iso_dtype_size(from->dtype);
+    size_t bytes = iso__tensor_bytes(from);
     void *data = from->data;
     if (iso__cuda_is_ordered_last(from)) {
         ISO_TRY(iso__cuda_scratch(cuda, bytes, &data));
@@ -93,7 +93,7 @@ static iso_status memory_to_host(iso_device *self, const iso_tensor *from, void 
 // which comes after in that stream, returns when it is done.
 static iso_status memory_from_host(iso_device *self, const void *host, iso_tensor *to) {
     iso__cuda *cuda = iso__cuda_of(self);
-    size_t bytes = (size_t)to->count * iso_dtype_size(to->dtype);
+    size_t bytes = iso__tensor_bytes(to);
     bool ordered = iso__cuda_is_ordered_last(to);
     void *data = to->data;
     char last;
