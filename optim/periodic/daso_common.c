@@ -19,10 +19,6 @@ static iso_status find_daso(iso_optimizer *optimizer, iso_optimizer **out) {
     return ISO_OK;
 }
 
-static iso__periodic *engine_of(iso_optimizer *daso) {
-    return iso_container_of(daso, iso__periodic, base);
-}
-
 static const iso__daso_ops *ops_of(const iso_optimizer *daso) {
     return iso_container_of(daso->ops, iso__daso_ops, base);
 }
@@ -39,9 +35,9 @@ iso_status iso_daso_epoch_loss(iso_optimizer *optimizer, double loss, bool globa
     ISO_TRY(find_daso(optimizer, &daso));
     // The same bits on every rank: what they decide must not differ.
     if (globally_averaged)
-        ISO_TRY(iso_comm_bcast(engine_of(daso)->comm, &loss, sizeof(loss), 0));
+        ISO_TRY(iso_comm_bcast(iso__periodic_of(daso)->comm, &loss, sizeof(loss), 0));
     else
-        ISO_TRY(iso__periodic_mean_number(engine_of(daso), &loss));
+        ISO_TRY(iso__periodic_mean_number(iso__periodic_of(daso), &loss));
     ISO_CHECK(isfinite(loss), ISO_ERR_STATE,
               "the loss of the epoch is not finite: the training diverged, try a lower learning "
               "rate");
@@ -51,13 +47,13 @@ iso_status iso_daso_epoch_loss(iso_optimizer *optimizer, double loss, bool globa
 iso_status iso_daso_complete(iso_optimizer *optimizer) {
     iso_optimizer *daso;
     ISO_TRY(find_daso(optimizer, &daso));
-    return iso__periodic_hold(engine_of(daso));
+    return iso__periodic_hold(iso__periodic_of(daso));
 }
 
 iso_status iso_daso_finish(iso_optimizer *optimizer) {
     iso_optimizer *daso;
     ISO_TRY(find_daso(optimizer, &daso));
-    return iso__periodic_finish(engine_of(daso), false);
+    return iso__periodic_finish(iso__periodic_of(daso), false);
 }
 
 iso_status iso_daso_reset(iso_optimizer *optimizer) {

@@ -96,6 +96,10 @@ typedef struct iso__periodic {
     } saved; // what stands in a saved state, see periodic_state.c
 } iso__periodic;
 
+static inline iso__periodic *iso__periodic_of(iso_optimizer *owner) {
+    return iso_container_of(owner, iso__periodic, base);
+}
+
 enum { ISO__EXCHANGE_MS, ISO__STEP_MS, ISO__WAIT_MS, ISO__DIVERGENCE }; // of metrics
 
 // ---- periodic_create.c ----------------------------------------------------------------------------

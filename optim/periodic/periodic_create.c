@@ -116,7 +116,7 @@ static iso_status make_routes(iso__periodic *p) {
     ISO_TRY(iso__routes_create(p->comm, &p->config.topology, p->exchange_count, &p->routes));
     p->layout = iso__routes_layout(p->routes);
     ISO_TRY(iso__comm_create_like(p->comm, iso_comm_mpi(p->layout->node), true, &p->node));
-    return iso__comm_place_part(p->node, p->layout->world);
+    return iso__comm_place_subset(p->node, p->layout->world);
 }
 
 static iso_status prepare_memory(iso__periodic *p, iso_status owner) {
@@ -187,23 +187,19 @@ void iso__periodic_destroy(iso__periodic *p) {
 
 // ---- Slots of the owner -----------------------------------------------------------------------------
 
-static iso__periodic *engine_of(iso_optimizer *owner) {
-    return iso_container_of(owner, iso__periodic, base);
-}
-
-iso_optimizer *iso__periodic_inner(iso_optimizer *owner) { return engine_of(owner)->inner; }
+iso_optimizer *iso__periodic_inner(iso_optimizer *owner) { return iso__periodic_of(owner)->inner; }
 
 void iso__periodic_zero_grad(iso_optimizer *owner) {
-    iso_optimizer_zero_grad(engine_of(owner)->inner);
+    iso_optimizer_zero_grad(iso__periodic_of(owner)->inner);
 }
 
 iso_status iso__periodic_update(iso_optimizer *owner, int i, const void *gradient, double scale,
                                 const iso_hyper *hyper) {
-    iso_optimizer *wrapped = engine_of(owner)->inner;
+    iso_optimizer *wrapped = iso__periodic_of(owner)->inner;
     return wrapped->ops->update(wrapped, i, gradient, scale, hyper);
 }
 
 void iso__periodic_free(iso_optimizer *owner) {
-    iso__periodic_destroy(engine_of(owner));
-    iso__free(engine_of(owner));
+    iso__periodic_destroy(iso__periodic_of(owner));
+    iso__free(iso__periodic_of(owner));
 }

@@ -46,6 +46,10 @@ iso_status iso__node_collective(int *out);
 iso_status iso__comm_create_node(iso_comm *comm, iso_scope unit, bool long_requests,
                                  iso_comm **out);
 
+// The same of all communicators of a topology.
+iso_status iso__topology_create(iso_comm *comm, const iso_topology_config *config,
+                                bool long_requests, iso_topology **out);
+
 // Like iso_request_wait; also gives when the exchange was seen to be complete (iso_now clock).
 iso_status iso__request_finish(iso_request **request, int64_t *done_ns);
 iso_status iso__request_test(iso_request **request, int64_t *done_ns); // like iso_request_test

@@ -11,7 +11,12 @@ const iso_topology_config iso_topology_default = ISO_TOPOLOGY_DEFAULT;
 typedef struct topology {
     iso_topology base;
     int references;
+    bool long_requests; // of its communicators
 } topology;
+
+static bool has_long_requests(const iso_topology *t) {
+    return iso_container_of(t, const topology, base)->long_requests;
+}
 
 // ---- The node group -------------------------------------------------------------------------------
 
@@ -147,7 +152,7 @@ static iso_status create_groups(iso_topology *t, const int64_t *lowest, int *mem
         iso_status status = iso__comm_make(t->world, &recipe, &group);
         if (status != ISO_ERR_TIMEOUT) MPI_Group_free(&few); // MPI still uses it then
         ISO_TRY(status);
-        ISO_TRY(adopt_group(t->world, &group, true, &t->leaders[k]));
+        ISO_TRY(adopt_group(t->world, &group, has_long_requests(t), &t->leaders[k]));
     }
     return ISO_OK;
 }
@@ -162,7 +167,7 @@ static iso_status split_groups(iso_topology *t) {
         iso__comm_recipe recipe = {ISO_MAKE_SPLIT, t->world->mpi,
                                    .color = member ? own : MPI_UNDEFINED, .key = t->node_index};
         ISO_TRY(iso__comm_make(t->world, &recipe, &group));
-        if (member) ISO_TRY(adopt_group(t->world, &group, true, &t->leaders[own]));
+        if (member) ISO_TRY(adopt_group(t->world, &group, has_long_requests(t), &t->leaders[own]));
     }
     return ISO_OK;
 }
@@ -185,16 +190,16 @@ static iso_status make_groups(iso_topology *t, bool use_mpi_groups, const int64_
 static iso_status place_groups(iso_topology *t, iso_scope unit, const int64_t *lowest) {
     iso_status mine =
         unit == ISO_SCOPE_NODE ? iso__comm_place(t->world, lowest) : iso__comm_locate(t->world);
-    if (mine == ISO_OK) mine = iso__comm_place_part(t->node, t->world);
+    if (mine == ISO_OK) mine = iso__comm_place_subset(t->node, t->world);
     for (int k = 0; k < t->groups && mine == ISO_OK; k++)
-        mine = iso__comm_place_part(t->leaders[k], t->world);
+        mine = iso__comm_place_subset(t->leaders[k], t->world);
     return iso_comm_agree(t->world, mine);
 }
 
 static iso_status make_topology(iso_topology *t, iso_comm *comm,
                                 const iso_topology_config *config) {
     t->world = iso_comm_retain(comm);
-    ISO_TRY(iso__comm_create_node(comm, config->unit, true, &t->node));
+    ISO_TRY(iso__comm_create_node(comm, config->unit, has_long_requests(t), &t->node));
     void *memory;
     ISO_TRY(iso__alloc_zero((size_t)comm->size * sizeof(int64_t), &memory));
     int64_t *lowest = memory;
@@ -211,6 +216,11 @@ static iso_status make_topology(iso_topology *t, iso_comm *comm,
 
 iso_status iso_topology_create(iso_comm *comm, const iso_topology_config *config,
                                iso_topology **out) {
+    return iso__topology_create(comm, config, true, out);
+}
+
+iso_status iso__topology_create(iso_comm *comm, const iso_topology_config *config,
+                                bool long_requests, iso_topology **out) {
     iso_topology_config chosen = config ? *config : ISO_TOPOLOGY_DEFAULT;
     ISO_CHECK(chosen.unit == ISO_SCOPE_NODE || chosen.unit == ISO_SCOPE_RANK, ISO_ERR_ARG,
               "the unit of a topology is ISO_SCOPE_NODE or ISO_SCOPE_RANK, not %d",
@@ -221,6 +231,7 @@ iso_status iso_topology_create(iso_comm *comm, const iso_topology_config *config
     topology *self = memory;
     iso_topology *t = &self->base;
     self->references = 1;
+    self->long_requests = long_requests;
     ISO_TRY_GOTO(make_topology(t, comm, &chosen));
     iso__log(ISO_LOG_INFO, "topology: rank %d is %d of %d on node %d of %d", comm->rank,
              t->local_rank, t->local_size, t->node_index, t->nodes);

@@ -21,7 +21,7 @@ static void add_message(tally *t, int from, int to, double amount) {
     if (t->node_of[from] != t->node_of[to]) t->cost.between += amount;
 }
 
-// Every rank sends P - 1 parts of 1 / P to its neighbour, twice.
+// Every rank sends P - 1 slices of 1 / P to its neighbour, twice.
 static void add_ring(tally *t, int size) {
     for (int r = 0; r < size; r++) add_message(t, r, (r + 1) % size, 2 * (1 - 1.0 / size));
 }
@@ -57,11 +57,11 @@ static void add_halving(tally *t, int size) {
         add_message(t, r, r + 1, 0.5 + 1);
         add_message(t, r + 1, r, 0.5 + 0.5);
     }
-    double part = 0.5;
-    for (int distance = 1; distance < power; distance *= 2, part /= 2)
+    double fraction = 0.5;
+    for (int distance = 1; distance < power; distance *= 2, fraction /= 2)
         for (int v = 0; v < power; v++)
             add_message(t, paired_rank(v, beyond, 0), paired_rank(v ^ distance, beyond, 0),
-                        2 * part);
+                        2 * fraction);
 }
 
 // Whole vectors are exchanged.
@@ -101,13 +101,13 @@ iso_status iso__comm_place(iso_comm *comm, const int64_t *node_of) {
     return ISO_OK;
 }
 
-static iso_status find_ranks(const iso_comm *part, const iso_comm *whole, int *rank) {
+static iso_status find_ranks(const iso_comm *subset, const iso_comm *whole, int *rank) {
     MPI_Group some, all;
-    ISO_TRY_MPI(MPI_Comm_group(part->mpi, &some));
+    ISO_TRY_MPI(MPI_Comm_group(subset->mpi, &some));
     int rc = MPI_Comm_group(whole->mpi, &all);
     if (rc == MPI_SUCCESS) {
-        for (int r = 0; r < part->size; r++) rank[part->size + r] = r;
-        rc = MPI_Group_translate_ranks(some, part->size, rank + part->size, all, rank);
+        for (int r = 0; r < subset->size; r++) rank[subset->size + r] = r;
+        rc = MPI_Group_translate_ranks(some, subset->size, rank + subset->size, all, rank);
         MPI_Group_free(&all);
     }
     MPI_Group_free(&some);
@@ -115,16 +115,16 @@ static iso_status find_ranks(const iso_comm *part, const iso_comm *whole, int *r
     return ISO_OK;
 }
 
-iso_status iso__comm_place_part(iso_comm *part, const iso_comm *whole) {
+iso_status iso__comm_place_subset(iso_comm *subset, const iso_comm *whole) {
     int *rank = NULL;
     int64_t *node_of = NULL;
-    if (!part) return ISO_OK;
-    size_t count = (size_t)part->size;
+    if (!subset) return ISO_OK;
+    size_t count = (size_t)subset->size;
     iso_status status = iso__alloc(2 * count * sizeof(*rank), (void **)&rank);
     if (status == ISO_OK) status = iso__alloc(count * sizeof(*node_of), (void **)&node_of);
-    if (status == ISO_OK) status = find_ranks(part, whole, rank);
+    if (status == ISO_OK) status = find_ranks(subset, whole, rank);
     for (size_t r = 0; status == ISO_OK && r < count; r++) node_of[r] = whole->node_of[rank[r]];
-    if (status == ISO_OK) status = iso__comm_place(part, node_of);
+    if (status == ISO_OK) status = iso__comm_place(subset, node_of);
     iso__free(node_of);
     iso__free(rank);
     ISO_TRY(status);

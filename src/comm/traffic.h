@@ -14,7 +14,7 @@ iso_status iso__comm_locate(iso_comm *comm);
 iso_status iso__comm_place(iso_comm *comm, const int64_t *node_of);
 // Local. The same for a communicator of some of the ranks of `whole`, which has been located. Does
 // nothing for NULL.
-iso_status iso__comm_place_part(iso_comm *part, const iso_comm *whole);
+iso_status iso__comm_place_subset(iso_comm *subset, const iso_comm *whole);
 
 // All of comm that has been located; else all ranks count as sharing a node. bytes: of one rank.
 // A sum by messages.

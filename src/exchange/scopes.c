@@ -110,7 +110,7 @@ static bool takes_nccl(const iso__scopes *s, const iso_comm *comm) {
 
 static iso_status find_nodes(iso__scopes *s) {
     ISO_TRY(iso__comm_create_node(s->world, ISO_SCOPE_NODE, false, &s->node));
-    ISO_TRY(iso__comm_place_part(s->node, s->world));
+    ISO_TRY(iso__comm_place_subset(s->node, s->world));
     return ask_for_nccl(s);
 }
 
@@ -184,7 +184,7 @@ static iso_status make_host(const iso__scopes *s, const iso__transport_setup *se
 
 static iso_status make_shards(iso__scopes *s, const iso__transport_setup *setup,
                               iso__transport **out) {
-    if (!s->topology) ISO_TRY(iso_topology_create(s->world, NULL, &s->topology));
+    if (!s->topology) ISO_TRY(iso__topology_create(s->world, NULL, false, &s->topology));
     iso_comm *across = s->topology->leaders[s->topology->local_rank];
     say_once(s, "NCCL inside nodes, shards through the host between them");
     iso_status status = iso__transport_shards(setup, s->nccl, s->node, across, out);
