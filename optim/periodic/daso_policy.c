@@ -10,9 +10,6 @@
 
 enum { SKIP_REDUCTION_FACTOR = 2, LOCAL_SKIP_FACTOR = 4 };
 
-static int64_t smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
-static int64_t larger_of(int64_t a, int64_t b) { return a > b ? a : b; }
-
 // HeAT's detector is not fed in the warm-up, whose last epoch counts as cycling, and the cool-down.
 static bool is_cycling(const iso_daso_config *config, int64_t step) {
     int64_t warmup, cooldown;
@@ -26,13 +23,14 @@ static bool decide_by_plateau(iso__policy_state *s, const iso_daso_config *confi
     if (!iso_plateau_test(&s->plateau, observed->loss)) return false;
     iso_daso_decision before = *out;
     bool waits = config->batches_to_wait > 0; // neither blocking nor measured
-    if (waits) out->batches_to_wait = larger_of(out->batches_to_wait - 1, 1);
-    int64_t least = larger_of(out->batches_to_wait, 1);
-    out->global_skip = larger_of(out->global_skip / SKIP_REDUCTION_FACTOR, least);
-    out->local_skip = larger_of(out->local_skip / SKIP_REDUCTION_FACTOR, 1);
+    if (waits) out->batches_to_wait = iso__larger(out->batches_to_wait - 1, 1);
+    int64_t least = iso__larger(out->batches_to_wait, 1);
+    out->global_skip = iso__larger(out->global_skip / SKIP_REDUCTION_FACTOR, least);
+    out->local_skip = iso__larger(out->local_skip / SKIP_REDUCTION_FACTOR, 1);
     if (before.global_skip <= least) { // nothing left to halve
-        if (waits) out->batches_to_wait = larger_of(config->max_global_skip / LOCAL_SKIP_FACTOR, 1);
-        out->global_skip = larger_of(config->max_global_skip, out->batches_to_wait);
+        if (waits)
+            out->batches_to_wait = iso__larger(config->max_global_skip / LOCAL_SKIP_FACTOR, 1);
+        out->global_skip = iso__larger(config->max_global_skip, out->batches_to_wait);
         out->local_skip = config->local_skip;
     }
     if (out->global_skip == before.global_skip && out->local_skip == before.local_skip &&
@@ -71,7 +69,7 @@ static int64_t fitting_wait(const iso__policy_state *s, const iso_daso_config *c
                             int64_t wait) {
     if (wait == 0 || s->exchange_ms <= 0 || s->step_ms <= 0) return wait;
     int64_t needed =
-        smaller_of(iso__daso_wait_for(s->exchange_ms, s->step_ms), config->max_global_skip);
+        iso__smaller(iso__daso_wait_for(s->exchange_ms, s->step_ms), config->max_global_skip);
     bool too_short = needed > wait, too_long = wait - needed > 1 + wait / 8;
     return too_short || too_long ? needed : wait;
 }
@@ -106,7 +104,7 @@ static bool decide_by_measure(iso__policy_state *s, const iso_daso_config *confi
     take_observation(s, observed);
     int64_t wait = fitting_wait(s, config, out->batches_to_wait);
     int64_t wanted = fitting_skip(s, config, out->global_skip);
-    int64_t skip = smaller_of(larger_of(larger_of(wanted, wait), 1), config->max_global_skip);
+    int64_t skip = iso__smaller(iso__larger(iso__larger(wanted, wait), 1), config->max_global_skip);
     bool times = wait != out->batches_to_wait, skip_changed = skip != out->global_skip;
     bool drift = skip_changed && wanted != out->global_skip;
     if (!times && !skip_changed) return false;

@@ -103,21 +103,18 @@ iso_status iso__daso_config_check(const iso_daso_config *c) {
 
 // ---- Phases ---------------------------------------------------------------------------------------
 
-static int64_t smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
-static int64_t larger_of(int64_t a, int64_t b) { return a > b ? a : b; }
-
 // Rounded up, but 0.07 of 100 is 7, although the product in doubles is a little more.
 static int64_t steps_of(int64_t steps, double share, int64_t total) {
-    if (steps >= 0) return smaller_of(steps, total);
+    if (steps >= 0) return iso__smaller(steps, total);
     double exact = share * (double)total;
-    return smaller_of((int64_t)ceil(exact * (1 - 1e-12)), total);
+    return iso__smaller((int64_t)ceil(exact * (1 - 1e-12)), total);
 }
 
 void iso__daso_phases(const iso_daso_config *config, int64_t *warmup, int64_t *cooldown) {
     int64_t total = config->total_steps;
     *warmup = steps_of(config->warmup_steps, config->warmup, total);
     *cooldown =
-        smaller_of(steps_of(config->cooldown_steps, config->cooldown, total), total - *warmup);
+        iso__smaller(steps_of(config->cooldown_steps, config->cooldown, total), total - *warmup);
 }
 
 static int64_t end_of_cycling(const iso__daso_schedule *s) { return s->total - s->cooldown; }
@@ -137,21 +134,21 @@ static void wait_unmeasured(iso__daso_schedule *s) {
 
 // The next step is the first of an interval that ends with a send.
 static void begin_interval(iso__daso_schedule *s) {
-    s->next_send = s->step + smaller_of(s->global_skip, s->total - s->step);
+    s->next_send = s->step + iso__smaller(s->global_skip, s->total - s->step);
     s->interval_local_skip = s->local_skip;
     s->round_step = s->step;
     if (s->step > s->warmup || s->batches_to_wait >= 0 || s->step >= 2) return;
     if (s->global_skip < 3 - s->step)
         wait_unmeasured(s);
     else
-        s->measure_at = larger_of(s->next_send, 3) - 1;
+        s->measure_at = iso__larger(s->next_send, 3) - 1;
 }
 
 static int64_t first_skip(const iso_daso_config *config) {
     if (config->global_skip > 0) return config->global_skip;
     int64_t skip = ISO_DASO_AUTO_SKIP;
-    if (config->policy != ISO_POLICY_FIXED) skip = smaller_of(skip, config->max_global_skip);
-    return larger_of(skip, config->batches_to_wait);
+    if (config->policy != ISO_POLICY_FIXED) skip = iso__smaller(skip, config->max_global_skip);
+    return iso__larger(skip, config->batches_to_wait);
 }
 
 void iso__daso_schedule_init(iso__daso_schedule *s, const iso_daso_config *config) {
@@ -164,7 +161,7 @@ void iso__daso_schedule_init(iso__daso_schedule *s, const iso_daso_config *confi
     s->local_skip = config->local_skip;
     s->batches_to_wait = config->batches_to_wait;
     s->measure = config->batches_to_wait < 0;
-    s->max_skip = larger_of(s->global_skip, config->max_global_skip);
+    s->max_skip = iso__larger(s->global_skip, config->max_global_skip);
     s->measure_at = s->warmup >= 2 ? s->warmup : -1;
     s->phase = phase_of(s, 1);
     s->begins = s->phase == ISO__CYCLING;
@@ -262,18 +259,18 @@ static void begin_anew(iso__daso_schedule *s) {
 
 void iso__daso_schedule_set(iso__daso_schedule *s, const iso_daso_decision *decision) {
     if (decision->batches_to_wait >= 0) {
-        s->batches_to_wait = smaller_of(decision->batches_to_wait, s->max_skip);
+        s->batches_to_wait = iso__smaller(decision->batches_to_wait, s->max_skip);
         s->measure = false;
     }
-    int64_t skip = larger_of(larger_of(decision->global_skip, s->batches_to_wait), 1);
-    s->global_skip = smaller_of(skip, s->max_skip);
-    s->local_skip = larger_of(decision->local_skip, 1);
+    int64_t skip = iso__larger(iso__larger(decision->global_skip, s->batches_to_wait), 1);
+    s->global_skip = iso__smaller(skip, s->max_skip);
+    s->local_skip = iso__larger(decision->local_skip, 1);
     begin_anew(s);
 }
 
 void iso__daso_schedule_measured(iso__daso_schedule *s, int64_t wait) {
-    s->batches_to_wait = smaller_of(wait, s->auto_skip ? s->max_skip : s->global_skip);
-    s->global_skip = larger_of(s->global_skip, s->batches_to_wait);
+    s->batches_to_wait = iso__smaller(wait, s->auto_skip ? s->max_skip : s->global_skip);
+    s->global_skip = iso__larger(s->global_skip, s->batches_to_wait);
     s->measure = false;
 }
 

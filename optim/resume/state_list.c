@@ -32,14 +32,6 @@ void iso_state_destroy(iso_state **state) {
 }
 
 // Room for one more of `size` bytes in an array that holds `count`.
-static iso_status grow_array(void **array, int count, int *room, size_t size) {
-    if (count < *room) return ISO_OK;
-    int larger = *room ? 2 * *room : 32;
-    ISO_TRY(iso__realloc(array, (size_t)count * size, (size_t)larger * size));
-    *room = larger;
-    return ISO_OK;
-}
-
 static bool has_name(const iso_state *self, const char *name) {
     for (int k = 0; k < 2; k++)
         for (int i = 0; i < self->count[k]; i++)
@@ -56,7 +48,7 @@ static iso_status add_array(iso_state *self, iso_state_owner owner, const char *
     ISO_CHECK((int)owner >= 0 && owner <= ISO_STATE_OWN, ISO_ERR_ARG,
               "entry %s of a state has the unknown owner %d", name, (int)owner);
     void *list = self->array[owner], *block;
-    ISO_TRY(grow_array(&list, self->count[owner], &self->room[owner], sizeof(iso__array)));
+    ISO_TRY(iso__grow(&list, self->count[owner], &self->room[owner], sizeof(iso__array)));
     self->array[owner] = list;
     size_t shape_bytes = (size_t)array.ndim * sizeof(int64_t), name_bytes = strlen(name) + 1;
     ISO_TRY(iso__alloc(shape_bytes + name_bytes, &block));
@@ -154,7 +146,7 @@ iso_status iso__state_add_new_i64(iso_state *state, int64_t *number, const char 
 
 iso_status iso__state_add_place(iso_state *self, void *place) {
     void *list = self->place;
-    ISO_TRY(grow_array(&list, self->places, &self->place_room, sizeof(void *)));
+    ISO_TRY(iso__grow(&list, self->places, &self->place_room, sizeof(void *)));
     self->place = list;
     self->place[self->places++] = place;
     return ISO_OK;

@@ -99,6 +99,9 @@ iso_status iso__alloc(size_t bytes, void **out);
 iso_status iso__alloc_zero(size_t bytes, void **out);
 // New buffer with the first `old` bytes kept; *pointer is unchanged on failure.
 iso_status iso__realloc(void **pointer, size_t old, size_t bytes);
+// Room for one more element of `size` bytes behind the first `count`. room: how many there is room
+// for, which doubles when it is used up; NULL: the array is exactly full.
+iso_status iso__grow(void **array, int count, int *room, size_t size);
 iso_status iso__strdup(const char *text, char **out);
 void iso__free(void *pointer); // accepts NULL
 
@@ -128,6 +131,11 @@ uint64_t iso__hash(uint64_t hash, const void *data, size_t bytes);
 // calls gives another sum than the same bytes in one. Depends on the byte order of the machine.
 uint64_t iso__checksum(uint64_t sum, const void *data, size_t bytes);
 
+// ---- Numbers --------------------------------------------------------------------------------------
+
+static inline int64_t iso__smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+static inline int64_t iso__larger(int64_t a, int64_t b) { return a > b ? a : b; }
+static inline size_t iso__round_up(size_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
 // The middle one of count > 0 numbers, of an even count the upper one of two. It sorts them.
 double iso__median(double *numbers, int count);
 

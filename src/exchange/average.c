@@ -7,8 +7,6 @@
 #include <math.h>
 #include <string.h>
 
-static size_t round_up(size_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
-
 // ---- Memory ---------------------------------------------------------------------------------------
 
 static iso_status allocate_twice(float *pair[2], size_t count) {
@@ -20,14 +18,14 @@ static iso_status allocate_twice(float *pair[2], size_t count) {
 static iso_status allocate_differences(iso__average *a) {
     ISO_TRY(allocate_twice(a->residual, a->residual_count));
     ISO_TRY(allocate_twice(a->share_residual, a->share_count));
-    ISO_TRY(allocate_twice(a->mean, round_up(a->count, ISO__AVERAGE_UNIT)));
+    ISO_TRY(allocate_twice(a->mean, iso__round_up(a->count, ISO__AVERAGE_UNIT)));
     a->mean[0][0] = NAN;
     return ISO_OK;
 }
 
 // Broadcasts take whole units.
 static iso_status allocate_mean(iso__average *a) {
-    size_t room = round_up(a->count, ISO__AVERAGE_UNIT);
+    size_t room = iso__round_up(a->count, ISO__AVERAGE_UNIT);
     ISO_TRY(iso__alloc(room * sizeof(float), (void **)&a->mean[0]));
     for (size_t i = a->count; i < room; i++) a->mean[0][i] = 0;
     a->mean[1] = a->mean[0];
@@ -55,7 +53,7 @@ static iso_status allocate_buffers(iso__average *a) {
 
 static iso_status allocate_all(iso__average *a) {
     size_t shards = (size_t)a->layout->smallest;
-    a->shard = round_up((a->count + shards - 1) / shards, ISO__AVERAGE_UNIT);
+    a->shard = iso__round_up((a->count + shards - 1) / shards, ISO__AVERAGE_UNIT);
     ISO_TRY(iso__alloc_zero(shards * sizeof(*a->spread), (void **)&a->spread));
     ISO_TRY(
         iso__alloc_zero(iso__average_chunks(a, a->count) * sizeof(*a->chunk), (void **)&a->chunk));

@@ -4,9 +4,6 @@
 
 #include <math.h>
 
-static size_t round_up(size_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
-static size_t smaller_of(size_t a, size_t b) { return a < b ? a : b; }
-
 size_t iso__average_chunks(const iso__average *a, size_t count) {
     size_t chunk = a->config.chunk;
     return chunk == 0 || count <= chunk ? count > 0 : (count + chunk - 1) / chunk;
@@ -19,7 +16,7 @@ size_t iso__average_lay_out(iso__average *a, size_t first, size_t count) {
         iso__average_chunk *c = &a->chunk[i];
         size_t later = (size_t)(a->chunk_count - 1 - i) * a->config.chunk;
         *c = (iso__average_chunk){.first = first, .count = count - later, .offset = offset};
-        c->block = round_up((c->count + nodes - 1) / nodes, ISO__AVERAGE_UNIT);
+        c->block = iso__round_up((c->count + nodes - 1) / nodes, ISO__AVERAGE_UNIT);
         offset += c->block * nodes;
         first += c->count;
         count -= c->count;
@@ -28,9 +25,10 @@ size_t iso__average_lay_out(iso__average *a, size_t first, size_t count) {
 }
 
 void iso__average_shard(const iso__average *a, int l, size_t *first, size_t *count) {
-    size_t from = smaller_of((size_t)l * a->shard, a->count);
+    size_t from = (size_t)l * a->shard;
+    if (from > a->count) from = a->count;
     *first = from;
-    *count = smaller_of(from + a->shard, a->count) - from;
+    *count = a->count - from < a->shard ? a->count - from : a->shard;
 }
 
 bool iso__average_busy(const iso__average *a) { return a->phase != ISO_AVERAGE_IDLE; }

@@ -139,14 +139,6 @@ static iso_status parse_integers(parser *self, int most, int64_t *out, int *coun
 // ---- Members of the header ----------------------------------------------------------------------
 
 // Room for one more of `size` bytes in an array that holds `count`.
-static iso_status grow_array(void **array, int count, int *room, size_t size) {
-    if (count < *room) return ISO_OK;
-    int larger = *room ? 2 * *room : 32;
-    ISO_TRY(iso__realloc(array, (size_t)count * size, (size_t)larger * size));
-    *room = larger;
-    return ISO_OK;
-}
-
 // {"key": "value", ...}
 static iso_status parse_metadata(parser *self, iso__header *out) {
     int room = 0;
@@ -158,7 +150,7 @@ static iso_status parse_metadata(parser *self, iso__header *out) {
         WANT(accept_character(self, ':'), "no colon after a key");
         ISO_TRY(parse_string(self, &value));
         void *notes = out->note;
-        ISO_TRY(grow_array(&notes, out->note_count, &room, sizeof(iso__note)));
+        ISO_TRY(iso__grow(&notes, out->note_count, &room, sizeof(iso__note)));
         out->note = notes;
         out->note[out->note_count++] = (iso__note){key, value};
     } while (accept_character(self, ','));
@@ -261,7 +253,7 @@ static iso_status parse_members(parser *self, int64_t data_bytes, iso__header *o
             continue;
         }
         void *tensors = out->stored;
-        ISO_TRY(grow_array(&tensors, out->count, &room, sizeof(iso__stored)));
+        ISO_TRY(iso__grow(&tensors, out->count, &room, sizeof(iso__stored)));
         out->stored = tensors;
         iso__stored *tensor = &out->stored[out->count];
         *tensor = (iso__stored){.name = name};

@@ -6,11 +6,6 @@
 #include <string.h>
 
 // Room for one more of `size` bytes in an array that holds `count`; lists are short.
-static iso_status grow_array(void **array, int count, size_t size) {
-    size_t old = (size_t)count * size;
-    return iso__realloc(array, old, old + size);
-}
-
 // ---- Tensors ------------------------------------------------------------------------------------
 
 iso_tensor *iso_state_dict_find(const iso_state_dict *dict, const char *name) {
@@ -26,7 +21,7 @@ iso_status iso_state_dict_add(iso_state_dict *dict, const char *name, iso_tensor
               "two tensors of a state_dict have the name %s", name);
     void *list = dict->item;
     char *copy;
-    ISO_TRY(grow_array(&list, dict->count, sizeof(iso_named_tensor)));
+    ISO_TRY(iso__grow(&list, dict->count, NULL, sizeof(iso_named_tensor)));
     dict->item = list;
     ISO_TRY(iso__strdup(name, &copy));
     dict->item[dict->count++] = (iso_named_tensor){copy, iso_tensor_retain(tensor)};
@@ -49,7 +44,7 @@ const char *iso_state_dict_metadata(const iso_state_dict *dict, const char *key)
 static iso_status add_metadata(iso_state_dict *dict, const char *key, char *value) {
     void *list = dict->metadata;
     char *copy;
-    ISO_TRY(grow_array(&list, dict->metadata_count, sizeof(iso_metadata)));
+    ISO_TRY(iso__grow(&list, dict->metadata_count, NULL, sizeof(iso_metadata)));
     dict->metadata = list;
     ISO_TRY(iso__strdup(key, &copy));
     dict->metadata[dict->metadata_count++] = (iso_metadata){copy, value};

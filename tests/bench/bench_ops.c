@@ -31,11 +31,6 @@ static iso_tensor *make(int ndim, const int64_t *shape) {
 #define MAKE(...)                                                                                  \
     make((int)(sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t)), (int64_t[]){__VA_ARGS__})
 
-static int compare(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return x < y ? -1 : x > y;
-}
-
 // Runs `expr` and writes its median time.
 #define TIME(name, expr)                                                                           \
     do {                                                                                           \
@@ -45,9 +40,8 @@ static int compare(const void *a, const void *b) {
             require(expr);                                                                         \
             if (i_ >= 0) ms[i_] = (double)(iso_now() - start_) / 1e6;                              \
         }                                                                                          \
-        qsort(ms, (size_t)repeats, sizeof(double), compare);                                       \
-        printf("{\"op\": \"%s\", \"ms_p50\": %.3f, \"ms_min\": %.3f}\n", name, ms[repeats / 2],    \
-               ms[0]);                                                                             \
+        double middle = iso__median(ms, repeats);                                                  \
+        printf("{\"op\": \"%s\", \"ms_p50\": %.3f, \"ms_min\": %.3f}\n", name, middle, ms[0]);     \
         free(ms);                                                                                  \
     } while (0)
 

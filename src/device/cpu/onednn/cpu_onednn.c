@@ -156,8 +156,6 @@ static iso_status build_port(iso__cpu *cpu, port *p, const iso__onednn_arg *arg,
     return ISO_OK;
 }
 
-static size_t round_up(size_t bytes) { return (bytes + 63) / 64 * 64; }
-
 // Scratch: one scratchpad for the primitive and its conversions, then the converted arguments.
 static iso_status place_scratch(iso__cpu *cpu, iso__onednn_kernel *kernel, size_t scratchpad) {
     dnnl_memory_desc_t md;
@@ -165,14 +163,14 @@ static iso_status place_scratch(iso__cpu *cpu, iso__onednn_kernel *kernel, size_
     ISO_TRY_DNNL(dnnl_memory_desc_init_by_tag(&md, scratchpad ? 1 : 0, dims, dnnl_u8, dnnl_a));
     ISO_TRY_DNNL(
         dnnl_memory_create(&kernel->scratchpad, &md, cpu->onednn->engine, DNNL_MEMORY_NONE));
-    kernel->scratch_bytes = round_up(scratchpad);
+    kernel->scratch_bytes = iso__round_up(scratchpad, 64);
     for (int i = 0; i < ISO_ONEDNN_ARGS; i++) {
         port *p = &kernel->ports[i];
         if (!p->reorder) continue;
         const dnnl_memory_desc_t *inner;
         ISO_TRY_DNNL(dnnl_memory_get_memory_desc(p->inner, &inner));
         p->offset = kernel->scratch_bytes;
-        kernel->scratch_bytes += round_up(dnnl_memory_desc_get_size(inner));
+        kernel->scratch_bytes += iso__round_up(dnnl_memory_desc_get_size(inner), 64);
     }
     return ISO_OK;
 }

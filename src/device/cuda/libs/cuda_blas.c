@@ -151,11 +151,9 @@ static iso_status run_product(iso__cuda *cuda, const void *args) {
     return ISO_OK;
 }
 
-static int64_t larger_of(int64_t a, int64_t b) { return a > b ? a : b; }
-
 iso_status iso__cuda_gemm(iso__cuda *cuda, const iso__cuda_gemm_args *g) {
-    int64_t largest = larger_of(larger_of(g->m, g->n), larger_of(g->k, g->batch));
-    largest = larger_of(largest, larger_of(g->lda, larger_of(g->ldb, g->ldc)));
+    int64_t largest = iso__larger(iso__larger(g->m, g->n), iso__larger(g->k, g->batch));
+    largest = iso__larger(largest, iso__larger(g->lda, iso__larger(g->ldb, g->ldc)));
     ISO_CHECK(largest <= INT_MAX, ISO_ERR_UNSUPPORTED,
               "a matrix product of %lld x %lld x %lld on the GPU: a side may have at most %d: use "
               "a smaller batch",

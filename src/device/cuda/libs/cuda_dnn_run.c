@@ -169,11 +169,11 @@ static copies copies_of(const job *j, const iso__dnn_key *k) {
                     .y = iso__dnn_copy_bytes(j->y, k->last, k->out_channels)};
 }
 
-static size_t round_up(size_t bytes) { return (bytes + 255) / 256 * 256; }
+static size_t align_bytes(size_t bytes) { return iso__round_up(bytes, 256); }
 
-static void *take_bytes(char **scratch, size_t bytes) {
+static void *take_scratch(char **scratch, size_t bytes) {
     void *taken = *scratch;
-    *scratch += round_up(bytes);
+    *scratch += align_bytes(bytes);
     return taken;
 }
 
@@ -206,7 +206,8 @@ static iso_status run_candidate(iso__cuda *cuda, const job *j, iso__cuda_call ru
                                 bool *done) {
     copies copy = copies_of(j, &p->key);
     size_t workspace = p->workspace[p->at];
-    size_t bytes = round_up(workspace) + round_up(copy.x) + round_up(copy.w) + round_up(copy.y);
+    size_t bytes =
+        align_bytes(workspace) + align_bytes(copy.x) + align_bytes(copy.w) + align_bytes(copy.y);
     void *scratch = NULL;
     iso_status status = bytes > 0 ? iso__cuda_scratch(cuda, bytes, &scratch) : ISO_OK;
     *done = false;
@@ -219,10 +220,10 @@ static iso_status run_candidate(iso__cuda *cuda, const job *j, iso__cuda_call ru
                    .workspace_bytes = workspace,
                    .bias = j->bias ? j->bias->data : NULL,
                    .beta = j->accumulate && !copy.w ? 1 : 0};
-    a.workspace = workspace > 0 ? take_bytes(&at, workspace) : NULL;
-    a.x = copy.x ? take_bytes(&at, copy.x) : j->x->data;
-    a.w = copy.w ? take_bytes(&at, copy.w) : j->w->data;
-    a.y = copy.y ? take_bytes(&at, copy.y) : j->y->data;
+    a.workspace = workspace > 0 ? take_scratch(&at, workspace) : NULL;
+    a.x = copy.x ? take_scratch(&at, copy.x) : j->x->data;
+    a.w = copy.w ? take_scratch(&at, copy.w) : j->w->data;
+    a.y = copy.y ? take_scratch(&at, copy.y) : j->y->data;
     ISO_TRY(bring_inputs(cuda, j, &copy, &a));
     status = iso__cuda_run(cuda, run, &a, sizeof(a));
     *done = status != ISO_ERR_UNSUPPORTED;

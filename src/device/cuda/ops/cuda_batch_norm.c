@@ -36,8 +36,6 @@ static void divide_values(iso__cuda_norm_shape *s, int64_t parts, int64_t few) {
     s->parts = divide_up(s->values, s->part_values);
 }
 
-static int64_t smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
-
 // As many lanes as there are vectors of channels, or so many that none is left over.
 static void divide_channels(iso__cuda_norm_shape *s) {
     int64_t vectors = s->channels / s->width;
@@ -45,7 +43,7 @@ static void divide_channels(iso__cuda_norm_shape *s) {
     while (s->lanes < ISO__NORM_LANES && vectors % (2 * s->lanes) == 0) s->lanes *= 2;
     while (s->lanes < MIN_LANES && s->lanes < vectors) s->lanes *= 2;
     int64_t most = WIDE_BLOCKS / divide_up(vectors, s->lanes); // more would wait for the others
-    divide_values(s, smaller_of(divide_up(s->values * s->lanes, PART_VECTORS), most), 4);
+    divide_values(s, iso__smaller(divide_up(s->values * s->lanes, PART_VECTORS), most), 4);
 }
 
 static void divide_planes(iso__cuda_norm_shape *s) {
@@ -54,7 +52,7 @@ static void divide_planes(iso__cuda_norm_shape *s) {
     if (s->plane < SMALL_PLANE || s->plane % s->width != 0) s->width = 1;
     int64_t wanted = divide_up(BLOCKS, divide_up(s->channels, s->lanes));
     int64_t parts = divide_up(s->values * s->lanes, PART_VALUES);
-    divide_values(s, smaller_of(smaller_of(parts, wanted), MAX_PARTS), 2);
+    divide_values(s, iso__smaller(iso__smaller(parts, wanted), MAX_PARTS), 2);
 }
 
 // What is logical and not bf16 goes by planes, also where these are single pixels: its sums are
@@ -93,7 +91,7 @@ static iso__cuda_norm_shape summed_of(const iso__cuda_norm_shape *s, int owned) 
         sum.lanes *= 2;
     sum.parts = 1, sum.part_values = s->values;
     int64_t batches = ISO__NORM_SUM_BLOCK / sum.lanes * ISO__NORM_BATCH;
-    int64_t parts = smaller_of(s->values / batches, WIDE_BLOCKS / divide_up(vectors, sum.lanes));
+    int64_t parts = iso__smaller(s->values / batches, WIDE_BLOCKS / divide_up(vectors, sum.lanes));
     if (parts <= SUM_PARTS) return sum;
     sum.part_values = divide_up(divide_up(s->values, parts), batches) * batches;
     sum.parts = divide_up(s->values, sum.part_values);

@@ -109,16 +109,14 @@ static size_t scratch_bytes(const geometry *g, int64_t n) {
 
 #define DEFAULT_ROOM ((size_t)256 << 20)
 
-static int64_t smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
-
 static iso_status geometry_of(const iso__cuda *cuda, const iso_conv2d_config *c,
                               const iso_tensor *x, const iso_tensor *y, geometry *g) {
     size_t room = cuda->conv_room ? cuda->conv_room : DEFAULT_ROOM;
     ISO_TRY(check_sides(c, x, y));
     memset(g, 0, sizeof(*g));
     set_sizes(g, c, x, y);
-    int64_t step = smaller_of(g->rows, (int64_t)(room / scratch_bytes(g, 1)));
-    step = smaller_of(step, INT32_MAX / (g->pixels > g->cells ? g->pixels : g->cells));
+    int64_t step = iso__smaller(g->rows, (int64_t)(room / scratch_bytes(g, 1)));
+    step = iso__smaller(step, INT32_MAX / (g->pixels > g->cells ? g->pixels : g->cells));
     g->step = (int)(step > 1 ? step : 1);
     g->direct = is_direct(g);
     return ISO_OK;
@@ -134,7 +132,7 @@ typedef struct part {
 static iso_status part_of(iso__cuda *cuda, geometry *g, int64_t first, void *x, void *y,
                           part *out) {
     void *scratch;
-    g->c.samples = (int)smaller_of(g->step, g->rows - first);
+    g->c.samples = (int)iso__smaller(g->step, g->rows - first);
     ISO_TRY(iso__cuda_scratch(cuda, g->copied + scratch_bytes(g, g->step), &scratch));
     char *matrices = (char *)scratch + g->copied;
     *out = (part){.x = (char *)x + first * g->in_size,

@@ -5,15 +5,6 @@
 
 #define UNIT ((size_t)512) // blocks are multiples of it
 
-static iso_status grow_list(iso__cuda_pool *pool) {
-    if (pool->count < pool->capacity) return ISO_OK;
-    int capacity = pool->capacity > 0 ? 2 * pool->capacity : 64;
-    ISO_TRY(iso__realloc((void **)&pool->block, (size_t)pool->count * sizeof(*pool->block),
-                         (size_t)capacity * sizeof(*pool->block)));
-    pool->capacity = capacity;
-    return ISO_OK;
-}
-
 // The smallest free block that holds it, unless more than half of that would be idle; -1: none.
 static int find_free(const iso__cuda_pool *pool, size_t bytes) {
     int best = -1;
@@ -43,7 +34,8 @@ static iso_status take_block(iso__cuda *cuda, size_t bytes, void **out) {
     if (i < 0) {
         void *data = NULL;
         ISO_TRY(iso__cuda_enter(cuda));
-        ISO_TRY(grow_list(pool));
+        ISO_TRY(
+            iso__grow((void **)&pool->block, pool->count, &pool->capacity, sizeof(*pool->block)));
         cudaError_t error = cudaMalloc(&data, bytes);
         if (error == cudaErrorMemoryAllocation) {
             cudaGetLastError();             // it is dealt with
