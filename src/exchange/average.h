@@ -11,8 +11,11 @@
 //   SPREAD   inside the node the shards of the local ranks are put together (only with shards)
 //   VERDICT  one small reduction over all ranks: whether every rank is well, and metrics
 //
-// The first two move 2 (P - 1) / P of the array each way, as a ring all-reduce does, but in any
-// element type with f32 sums.
+// The array and its wires are the mean's own memory. The store and the coder of gradients serve
+// buckets and communication hooks, and a mean has neither.
+//
+// The first two phases move 2 (P - 1) / P of the array each way, as a ring all-reduce does, but in
+// any element type with f32 sums.
 #ifndef ISO_AVERAGE_H
 #define ISO_AVERAGE_H
 
