@@ -9,9 +9,7 @@
 
 // ---- Configs --------------------------------------------------------------------------------------
 
-const char *const iso__merge_name[] = {"progress", "heat"};
-const char *const iso__state_sync_name[] = {"keep", "average", "reset"};
-const char *const iso__policy_name[] = {"fixed", "plateau", "adaptive", "callback"};
+static const char *const policy_name[] = {"fixed", "plateau", "adaptive", "callback"};
 
 iso_daso_config iso_post_local_sgd_config(int64_t total_steps, int64_t warmup_steps,
                                           int64_t period) {
@@ -72,7 +70,7 @@ iso_status iso__daso_rhythm_check(const iso_daso_config *c, const iso__daso_name
     ISO_CHECK(c->policy == ISO_POLICY_FIXED || (!high && wait <= most), ISO_ERR_ARG,
               "%s%s %lld is above %s %lld, the limit of %s %s: lower it, or raise %s", n->whose,
               high ? n->period : n->wait, (long long)(high ? period : wait), n->most,
-              (long long)most, n->policy, iso__policy_name[c->policy], n->most);
+              (long long)most, n->policy, policy_name[c->policy], n->most);
     return ISO_OK;
 }
 

@@ -100,10 +100,6 @@ typedef struct iso__daso_schedule {
     int64_t pending_step, pending_wait; // of the send; the age at which it is merged
 } iso__daso_schedule;
 
-// By the values of the enumerations.
-extern const char *const iso__merge_name[], *const iso__state_sync_name[],
-                                                *const iso__policy_name[];
-
 // What sentences call fields of a config: as in the struct, or as options.
 typedef struct iso__daso_names {
     const char *whose, *period, *wait, *most, *policy;

@@ -209,7 +209,8 @@ static void backward(iso_reducer *r, int step) {
         }
         if (swap) i--;
     }
-    if (reported == 0 && p.appliers == 0) check(iso_reducer_shadow(r));
+    if (reported == 0 && p.appliers != 1)
+        check(iso_reducer_shadow(r)); // whose step closes the list
 }
 
 static uint64_t hash_gradients(iso_reducer *r, uint64_t hash) {

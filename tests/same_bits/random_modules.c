@@ -11,7 +11,7 @@ typedef enum exchange { EVERY_STEP, DASO, DASO_HEAT, LOCAL_SGD } exchange;
 // Equal on all ranks.
 typedef struct plan {
     iso_data_parallel_config dp;
-    iso_layer layer[8];
+    iso_layer layer[16];
     int layers;
     iso_optimizer_kind optimizer;
     exchange exchange;

@@ -149,7 +149,8 @@ full_train() {
                 "--wire f16" "--local-skip 2" "--unit rank" "--warmup-steps 0 --cooldown-steps 0" \
                 "--accumulate 2" "--optimizer sgd --momentum 0.9" "--model cnn"; do
                 case $variant in *--wait*) ;; *) variant="--wait 2 $variant" ;; esac
-                echo "$ranks ISO_RANKS_PER_NODE=$nodes train --model mlp $short --sync daso --period 3 $variant"
+                case $variant in *--model*) ;; *) variant="--model mlp $variant" ;; esac
+                echo "$ranks ISO_RANKS_PER_NODE=$nodes train $short --sync daso --period 3 $variant"
             done
             echo "$ranks ISO_RANKS_PER_NODE=$nodes train --model mlp --epochs 6 --batch 2048 --sync daso-heat"
             echo "$ranks ISO_RANKS_PER_NODE=$nodes train --model mlp $short --sync localsgd --period 2"
