@@ -41,8 +41,8 @@ int iso_device_count(const char *kind);
 iso_device *iso_device_retain(iso_device *device);
 void iso_device_destroy(iso_device **device);
 
-// Local. Sets the number of threads that a kernel may use (CPU: OpenMP threads), at least 1. With
-// 1, the default, results do not depend on the load of the machine.
+// Local. Sets the number of threads that a kernel may use (CPU: OpenMP threads), at least 1. The
+// default is 1. Another number may change the last bits of results.
 iso_status iso_device_set_threads(iso_device *device, int n);
 
 // Local. Sets how f32 matrix products and convolutions round their factors, for all work from now

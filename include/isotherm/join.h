@@ -58,11 +58,12 @@ iso_status iso_join_begin(iso_module *data_parallel, const iso_join_config *conf
 // whether the backward of this batch is outside no_sync; equal on all ranks with data (else
 // ISO_ERR_MISMATCH).
 //
-// ISO_OK: make the step. ISO_PENDING: leave the loop, because no rank has data. In shadow mode a
-// rank without data stays in this call until no rank has data; gradients that it accumulated inside
-// no_sync count in the next exchange. Each update needs a zero_grad. With accumulation, a rank's
-// weight is the mean number of samples of its micro-steps: give them equal sizes, and divide the
-// loss by their number as usual.
+// ISO_OK: make the step. ISO_PENDING: leave the loop. No rank has data any more; with
+// ISO_JOIN_EQUALISE at least one rank has none, and with `disabled` this rank has none. In shadow
+// mode a rank without data stays in this call until no rank has data; gradients that it accumulated
+// inside no_sync count in the next exchange. Each update needs a zero_grad. With accumulation, a
+// rank's weight is the mean number of samples of its micro-steps: give them equal sizes, and divide
+// the loss by their number as usual.
 iso_status iso_join_next(iso_join *join, int64_t samples, bool will_sync);
 // Local. Restores the weights of data_parallel. Call it also after an error.
 void iso_join_end(iso_join **join);

@@ -72,9 +72,9 @@ typedef struct iso_data_parallel_config {
     double piece_mb;
     iso_order order;
     // true: some parameters may get no gradient in a backward, see ISO_UNUSED_NEGOTIATE
-    // (pytorch-pfn-extras: negotiate_grads). An older gradient that no zero_grad has discarded
-    // counts as used, as in PyTorch. false: backward returns an error if a parameter got no
-    // gradient in it, nor in the preceding backwards inside no_sync.
+    // (pytorch-pfn-extras: negotiate_grads). A parameter that still has an older gradient, because
+    // no zero_grad has discarded it, counts as used, as in PyTorch. false: backward returns an
+    // error if a parameter got no gradient in it, nor in the preceding backwards inside no_sync.
     bool find_unused_parameters;
     iso_average_mode average;
     double split_factor;
@@ -168,8 +168,9 @@ iso_comm *iso_data_parallel_comm(iso_module *data_parallel);
 // exchanged by daso are in iso_daso_stats. Exchanges of your own functions (config.reduce,
 // config.buffers.function) are not counted.
 iso_status iso_data_parallel_get_traffic(iso_module *data_parallel, iso_traffic *out);
-// Local. Sets rank and ranks of a sampler's config so that the ranks which average gradients divide
-// the samples among them (Lightning: distributed_sampler_kwargs). Leaves the rest unchanged.
+// Local. Sets rank and ranks of a sampler's config to those of the wrapper's communicator, so that
+// all of its ranks divide the samples among them (Lightning: distributed_sampler_kwargs). Leaves
+// the rest unchanged.
 iso_status iso_data_parallel_sampler(iso_module *data_parallel, iso_sampler_config *config);
 
 typedef struct iso_evaluation {

@@ -213,14 +213,15 @@ void iso_reducer_poll(iso_reducer *reducer);
 
 // ---- Sums that ride with the gradients ----------------------------------------------------------------
 //
-// If the program makes a blocking reduction after a lazy step (MPI_Allreduce of a loss,
-// iso_comm_allreduce_f64), it waits for all gradients in flight, however short it is. The step is
-// then no longer lazy. These sums instead travel with the bucket that the next forward needs first,
-// behind its gradients, and cost no message. On a GPU, or with a converting hook, they are sent as
-// one short message. No gradient waits for it.
+// A blocking reduction after a lazy step (MPI_Allreduce of a loss, iso_comm_allreduce_f64) waits
+// for all gradients in flight, however short it is. The step is then no longer lazy. These sums
+// instead travel with the bucket that the next forward needs first, behind its gradients, and cost
+// no message. On a GPU, or with a converting hook, they are sent as one short message. No gradient
+// waits for it.
 
-// Local. Adds this rank's value to sum k (0 to config.sums - 1) of the next exchange, if the last
-// gradient has not been reported yet; e.g. the loss, before backward.
+// Local. Adds this rank's value to sum k (0 to config.sums - 1) of the next exchange. Call it
+// before the last gradient of the bucket that the next forward needs first is reported, e.g. with
+// the loss before backward. A value that is added later may travel one exchange later.
 iso_status iso_reducer_add_sum(iso_reducer *reducer, int k, double value);
 // Sum k of the latest exchange, over the ranks over which gradients are averaged; 0 before the
 // first. It is not averaged or weighted. It is the same on all of these ranks. It is rounded once,
@@ -243,8 +244,9 @@ typedef struct iso_reducer_stats {
     long long steps; // step() calls
     int bucket_count;
     size_t bytes_per_step; // size of all buckets, in the type in which they travel
-    // Sizes of all buckets summed so far: over all ranks, and over the ranks of a node. Each bucket
-    // counts once, however many bytes its sum moves (for these see bytes_sent).
+    // Total size of the buckets that have been summed so far: over all ranks, and over the ranks of
+    // a node. Each sum of a bucket counts its size once, however many bytes it moves (for these see
+    // bytes_sent).
     long long bytes_world, bytes_node;
     double wait_ms;     // total time the program waited (lazy) or exchanged (blocking)
     double exchange_ms; // total time of all buckets from start to completion, on this rank

@@ -45,10 +45,10 @@ iso_status iso_module_state_dict(iso_module *module, iso_state_dict *out);
 // between f32 and f64. ISO_ERR_MISMATCH for a tensor of another shape or of any other type; the
 // message names it.
 //
-// strict: ISO_ERR_MISMATCH unless both have the same names; the message lists the others. A shared
-// tensor may appear under any one of its names. If it appears under several, the last one takes
-// effect. Not strict: loads what both have, and *keys (may be NULL) lists the rest; the caller
-// destroys it. Nothing is changed on failure.
+// strict: ISO_ERR_MISMATCH unless both have the same names; the message lists the names that only
+// one of them has. A shared tensor may appear under any one of its names. If it appears under
+// several, the last one takes effect. Not strict: loads what both have, and *keys (may be NULL)
+// lists the rest; the caller destroys it. Nothing is changed on failure.
 //
 // Local, but collective if data_parallel wraps the module: completes pending updates first, and
 // every rank must load the same.

@@ -12,9 +12,9 @@ extern "C" {
 
 // Collective over comm. Converts every batch norm of module and of the modules below it, in place.
 // Parameters, buffers and their names stay. Optimizers and data_parallel wrappers may be created
-// before or after. *count (may be NULL) is the number of batch norms. One that was converted before
-// now uses comm. ISO_ERR_MISMATCH unless all ranks have the same number of batch norms, with the
-// same numbers of features.
+// before or after. *count (may be NULL) is the number of batch norms. A batch norm that an earlier
+// call converted uses the new comm from then on. ISO_ERR_MISMATCH unless all ranks have the same
+// number of batch norms, with the same numbers of features.
 //
 // Training then uses the mean and variance of the values of all ranks; the ranks may have different
 // numbers of samples, and one sample per rank is enough. Gradients of the input take all ranks into
