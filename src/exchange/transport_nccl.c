@@ -24,6 +24,7 @@ typedef struct gpus {
     iso__nccl *nccl; // borrowed
     iso_comm *node;  // borrowed
     sum *sum;        // [buckets]
+    bool broken;     // a sum was not entered
     size_t *wire_bytes;
 } gpus;
 
@@ -40,13 +41,15 @@ static iso_status enter_sum(iso__transport *t, int i, double before, double afte
     iso__exchange_stats *stats = self->with.stats;
     sum *s = &self->sum[i];
     s->failed = true;
+    ISO_CHECK(!self->broken, ISO_ERR_STATE, ISO__OUT_OF_STEP, b->label);
+    self->broken = true;
     ISO_TRY(iso__scale_bucket(store, b, before));
     ISO_TRY(remote_of(self)->record(store->device, ISO__QUEUE_COMPUTE, s->event));
     ISO_TRY(iso__nccl_all_reduce(self->nccl, store->gradients + b->offset,
                                  b->bytes / iso_dtype_size(b->dtype), b->dtype, b->label,
                                  s->event));
     s->posted = true;
-    s->failed = false;
+    s->failed = self->broken = false;
     s->left = after;
     stats->exchanges++;
     *(self->with.over_world ? &stats->bytes_world : &stats->bytes_node) += (long long)b->bytes;

@@ -44,6 +44,7 @@ typedef struct shards {
     iso__buckets shard_buckets;
     iso__transport *inner; // staged: shards through the host
     shard *shard;          // [buckets]
+    bool broken;           // a sum was not entered
 } shards;
 
 static shards *shards_of(iso__transport *t) { return iso_container_of(t, shards, base); }
@@ -65,6 +66,8 @@ static iso_status scatter_out(iso__transport *t, int i, double before, double af
     const iso__bucket *b = &self->with.buckets->item[i];
     iso__device_event *event = iso__staged_event(self->inner, i);
     self->shard[i].failed = true;
+    ISO_CHECK(!self->broken, ISO_ERR_STATE, ISO__OUT_OF_STEP, b->label);
+    self->broken = true;
     ISO_TRY(iso__scale_bucket(store, b, before));
     ISO_TRY(remote_of(self)->record(store->device, ISO__QUEUE_COMPUTE, event));
     ISO_TRY(iso__nccl_reduce_scatter(self->nccl, store->gradients + b->offset,
@@ -73,6 +76,7 @@ static iso_status scatter_out(iso__transport *t, int i, double before, double af
     iso__count_node_sum(&self->with.stats->traffic, self->node, b->bytes); // and the gather
     ISO_TRY(iso__staged_post_behind(self->inner, i, 1, after));
     self->shard[i] = (shard){.stage = OUT, .left = after};
+    self->broken = false;
     return ISO_OK;
 }
 

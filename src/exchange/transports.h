@@ -12,6 +12,12 @@
 // What arrive() says of a bucket whose post() failed.
 #define ISO__NEVER_EXCHANGED "the gradients of \"%s\" were never exchanged: posting them failed"
 
+// What post() says from then on, where ranks pair their calls by order: the next call of this rank
+// would be summed with another bucket of the others.
+#define ISO__OUT_OF_STEP                                                                           \
+    "the gradients of \"%s\" are not exchanged: this rank could not post those of another bucket " \
+    "before, so its calls no longer match the other ranks'; end the program"
+
 typedef struct iso__transport_setup {
     iso__store *store;
     iso__coder *coder;

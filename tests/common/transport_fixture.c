@@ -439,3 +439,25 @@ void transport_keeps_times(const transport_case *c, int b, void (*fault)(void)) 
     iso_comm_destroy(&test_comm);
     test_comm = before;
 }
+
+// ---- Out of step ------------------------------------------------------------------------------------
+
+void transport_stays_in_step(const transport_case *c, void (*fault)(void)) {
+    iso_comm *before = test_comm;
+    iso_comm_config config = {.timeout_s = 1.5};
+    bool fails = test_rank == 1;
+    world w = {0};
+    iso_assert_ok(iso_comm_create(MPI_COMM_WORLD, &config, &test_comm));
+    open_world(&w, c);
+    iso__transport *t = w.transport;
+    write_gradients(&w, 0);
+    if (fails) fault();
+    iso_status first = t->ops->post(t, 0, 1, 1), second = t->ops->post(t, 1, 1, 1);
+    iso_assert_all((first < 0) == fails && (second < 0) == fails);
+    iso_status sum = t->ops->arrive(t, 0, NULL, NULL, NULL);
+    if (sum == ISO_OK) sum = iso__transport_finish(t);
+    iso_assert_all(sum < 0);
+    close_world(&w);
+    iso_comm_destroy(&test_comm);
+    test_comm = before;
+}

@@ -28,4 +28,8 @@ void transport_conforms(const transport_case *c);
 enum { TRANSPORT_F32 = 4, TRANSPORT_LAST = 6 };
 void transport_keeps_times(const transport_case *c, int b, void (*fault)(void));
 
+// Collective, of a transport whose calls ranks pair by their order. Rank 1 fails to post a bucket
+// (fault), and goes on: its next post is refused, and no other rank gets a sum.
+void transport_stays_in_step(const transport_case *c, void (*fault)(void));
+
 #endif

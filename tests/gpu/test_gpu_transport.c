@@ -110,3 +110,16 @@ Test(np2_gpu_transport, what_one_rank_cannot_make_all_are_told_of) {
     iso_assert_ok(nccl_make_reducer(&w)); // and the next one is made
     nccl_destroy(&w);
 }
+
+// NCCL would sum this rank's second bucket with the others' first.
+Test(np2_gpu_transport, a_rank_that_could_not_post_posts_nothing_more) {
+    nccl_skip();
+    if (!emulated_fail_next) test_mpi_skip("only the emulated GPU can be made to fail");
+    iso_device *device;
+    setenv("ISO_NODE_COLLECTIVE", "nccl", 1);
+    iso_assert_ok(nccl_open_device(&device));
+    failing_call = "cudaEventRecord";
+    transport_stays_in_step(&(transport_case){"nccl", ISO_SCOPE_WORLD, NULL, device},
+                            fail_next_call);
+    iso_device_destroy(&device);
+}
