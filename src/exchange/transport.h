@@ -5,6 +5,11 @@
 // A transport serves one scope. Every way to travel is a table of the same calls, and whoever posts
 // does not know which one it is. A bucket is posted, arrives, and may then be posted again. Between
 // post() and arrive() its memory belongs to the transport.
+//
+// One thread makes all calls. The caller posts every bucket of a list that is not local, and none
+// of the next list before all are back. After a post that failed it posts the others: where ranks
+// pair their calls by order, a transport that could not post a bucket refuses all later posts, or
+// its next call would be summed with another bucket of the other ranks.
 #ifndef ISO_TRANSPORT_H
 #define ISO_TRANSPORT_H
 
@@ -52,7 +57,8 @@ static inline void iso__times_tell(iso__exchange_times *kept, iso__exchange_time
     kept->known = false;
 }
 
-// What a thread that waits does meanwhile, see iso__channel_idle.
+// What a thread that waits does meanwhile, see iso__channel_idle. It is called without a lock, and
+// may call is_back(), and arrive() of other buckets that are back.
 typedef struct iso__idle {
     iso__channel_idle call;
     void *user;
@@ -73,8 +79,9 @@ typedef struct iso__transport_ops {
     // Waits; where the transport launches, what is launched from now on finds the result in the
     // store's gradients. left NULL: the result is the whole one. Otherwise *left is the factor by
     // which the caller still has to multiply it (1: none). May be called again, after an error too,
-    // and with the other choice. Does nothing for a bucket that was not posted. idle, times: may be
-    // NULL; times are told once, by the first call that succeeds.
+    // and with the other choice: after a time-out it waits again, any other error comes again until
+    // the bucket is posted again. Does nothing for a bucket that was not posted. idle, times: may
+    // be NULL; times are told once, by the first call that succeeds.
     iso_status (*arrive)(iso__transport *self, int bucket, const iso__idle *idle, double *left,
                          iso__exchange_times *times);
     // Waits until all that was posted needs this rank's program no more to be summed. May be NULL.
