@@ -18,10 +18,10 @@
 // so does every one after it, by induction. How large the window is and how fast a rank is make no
 // difference.
 //
-// Phases keep this. They only restrict the plan, of which nothing but that it is the same on all
-// ranks was used. And they keep waits possible: of what leaves in a round before the last chunk of
-// an item, nothing is of a later phase. So a program may make all of a phase ready, wait for it,
-// and only then make the next phase ready.
+// Phases preserve the proof. They only restrict the plan, and the proof needs only that all ranks
+// have the same plan. Waits stay possible, too: before the last chunk of an item, a round sends
+// nothing of a later phase. So a program may make all of a phase ready, wait for it, and only then
+// make the next phase ready.
 #ifndef ISO_CHANNEL_H
 #define ISO_CHANNEL_H
 

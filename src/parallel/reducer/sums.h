@@ -25,12 +25,14 @@ int iso__sums_count(const iso__sums *s); // of NULL: 0
 void iso__sums_add(iso__sums *s, int k, double value);
 double iso__sums_get(const iso__sums *s, int k);
 
-// What follows accepts NULL. This rank's numbers are final for this list, of which this is the last
-// bucket: they ride in its tail, or else are to be sent.
+// The calls below accept NULL.
+// The last bucket of a list leaves, so this rank's numbers for the list are final. They ride in the
+// bucket's tail; if it has none, iso__sums_send sends them.
 void iso__sums_leave(iso__sums *s, const iso__store *store, const iso__bucket *last);
-// A bucket is back; if it has a tail, the sums are.
+// A bucket is back. If it has a tail, so are the sums.
 void iso__sums_come(iso__sums *s, const iso__store *store, const iso__bucket *bucket);
-// Of those that are to be sent: a message over comm (NULL: this rank alone), and waiting for it.
+// Send the numbers that do not ride as a message over comm (NULL: this rank alone), and wait for
+// it.
 iso_status iso__sums_send(iso__sums *s, iso_comm *comm);
 iso_status iso__sums_wait(iso__sums *s);
 
