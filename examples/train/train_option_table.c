@@ -107,7 +107,7 @@ const train_option train_option_table[] = {
     OF(SHARED | OUTSIDE, TEXT("device", device), .choices = "cpu|cuda|cuda:N", .initial = "cpu",
        .meaning = "device; cuda: the ranks of a node take its GPUs in turn"),
     OF(SHARED, CHOICE("math", math), .choices = "f32|tf32|bf16", .initial = "f32",
-       .meaning = "precision of products on a GPU; bf16: also of activations"),
+       .meaning = "precision of matrix products on a GPU; bf16: also of activations"),
     OF(SHARED, CHOICE("dtype", dtype), .choices = "f32|f64", .initial = "f32",
        .meaning = "type of images, parameters and arithmetic"),
     OF(RUN, CHOICE("kernels", kernels), .choices = "fixed|tuned", .initial = "fixed",

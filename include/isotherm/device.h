@@ -45,7 +45,7 @@ void iso_device_destroy(iso_device **device);
 // default is 1. Another number may change the last bits of results.
 iso_status iso_device_set_threads(iso_device *device, int n);
 
-// Local. Sets how f32 matrix products and convolutions round their factors, for all work from now
+// Local. Sets how f32 matrix products and convolutions round their operands, for all work from now
 // on. "f32", the default: not at all. GPUs have two faster modes: "tf32" rounds to 10 bits of
 // mantissa, "bf16" to 7 (convolutions by cuDNN then use tf32). Sums are always f32, f64 stays f64,
 // and activations stay f32. With bf16 activations GPUs are faster still, see

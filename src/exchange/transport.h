@@ -98,7 +98,7 @@ typedef struct iso__transport_ops {
 struct iso__transport {
     const iso__transport_ops *ops;
     bool in_order;            // all ranks post in the order of the buckets
-    bool launches;            // arrive() enters work into a device's queue
+    bool launches;            // arrive() only enqueues work on the device
     bool travels;             // between ranks; false where nothing leaves the rank
     bool shared_memory, nccl; // for statistics: how sums are made
     // [buckets] of what goes through the host or the GPUs' link. Required, also where nothing

@@ -57,8 +57,8 @@ typedef struct iso__cuda_labels {
 // How f32 is multiplied in matrix products and convolutions; f64 is always exact.
 typedef enum iso__cuda_math {
     ISO_CUDA_MATH_F32,
-    ISO_CUDA_MATH_TF32, // factors rounded to 10 bits of mantissa
-    ISO_CUDA_MATH_BF16  // factors rounded to bf16; convolutions by cuDNN: TF32
+    ISO_CUDA_MATH_TF32, // operands rounded to 10 bits of mantissa
+    ISO_CUDA_MATH_BF16  // operands rounded to bf16; convolutions by cuDNN: TF32
 } iso__cuda_math;
 
 struct iso__cuda {
