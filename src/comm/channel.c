@@ -9,6 +9,7 @@
 // An MPI call counts elements in an int: longer chunks are split.
 #define MOST_BYTES ((size_t)1 << 30)
 #define CUT_UNIT   ((size_t)64) // chunks begin on cache lines
+enum { MOST_CELLS = 16 };
 
 // Of the thread that asks; the error may be that of another.
 static iso_status item_verdict(const iso__channel *c, int i) {
@@ -107,6 +108,34 @@ static iso_status reserve_requests(iso__channel *c, int room) {
     return status;
 }
 
+static void free_cells(iso__channel *c) {
+    if (c->cell) iso__free(c->cell[0].memory);
+    iso__free(c->cell);
+    c->cell = NULL;
+    c->cell_count = 0;
+}
+
+// Room for the chunks of the plan that can be under way together and that are summed here.
+static iso_status make_cells(iso__channel *c) {
+    size_t longest = 0, ranks = (size_t)c->comm->size;
+    int count = 0;
+    free_cells(c);
+    for (int k = 0; k < c->chunk_count; k++) {
+        if (!iso__channel_uses_cells(c, &c->item[c->chunk[k].item])) continue;
+        longest = c->chunk[k].bytes > longest ? c->chunk[k].bytes : longest;
+        count++;
+    }
+    if (count == 0) return ISO_OK;
+    size_t most = c->window / longest < MOST_CELLS ? c->window / longest + 1 : MOST_CELLS;
+    if ((size_t)count > most) count = (int)most;
+    ISO_TRY(iso__alloc_zero((size_t)count * sizeof(*c->cell), (void **)&c->cell));
+    c->cell_count = count;
+    size_t each = (ranks * longest + CUT_UNIT - 1) / CUT_UNIT * CUT_UNIT;
+    ISO_TRY(iso__alloc((size_t)count * each, (void **)&c->cell[0].memory));
+    for (int i = 1; i < count; i++) c->cell[i].memory = c->cell[i - 1].memory + each;
+    return ISO_OK;
+}
+
 // Takes over the chunks, which are in order.
 static void adopt_plan(iso__channel *c, iso__chunk *chunk, int count, size_t window) {
     pthread_mutex_lock(&c->comm->engine->lock);
@@ -137,6 +166,7 @@ iso_status iso__channel_set_plan(iso__channel *c, const iso__chunk *chunk, int c
     iso__chunk *end = copy;
     for (int k = 0; k < count; k++) end += cut_chunk(chunk[k], MOST_BYTES, end);
     adopt_plan(c, copy, total, window);
+    ISO_TRY(make_cells(c));
     return reserve_requests(c, most_at_once(c->chunk, total, window));
 }
 
@@ -175,9 +205,13 @@ static iso_status check_item(const iso__channel_item *given) {
     ISO_CHECK(given->bytes > 0 && given->bytes % iso_dtype_size(given->dtype) == 0, ISO_ERR_ARG,
               "\"%s\" has %zu bytes, which is not a whole number of its elements", given->label,
               given->bytes);
-    ISO_CHECK(given->operation == ISO__SUM, ISO_ERR_UNSUPPORTED,
+    ISO_CHECK((int)given->operation >= 0 && given->operation <= ISO__GATHER, ISO_ERR_UNSUPPORTED,
               "\"%s\" has operation %d, which channels do not know", given->label,
               (int)given->operation);
+    bool sums = given->dtype == ISO_F32 || given->dtype == ISO_F64;
+    ISO_CHECK(given->operation != ISO__SCATTER || sums, ISO_ERR_UNSUPPORTED,
+              "\"%s\" has elements of type %s: sums of blocks are of f32 or f64", given->label,
+              iso_dtype_name(given->dtype));
     ISO_CHECK(given->phase >= 0, ISO_ERR_ARG, "\"%s\" has phase %d: phases begin at 0",
               given->label, given->phase);
     return ISO_OK;
@@ -264,6 +298,7 @@ bool iso__channel_destroy(iso__channel **pointer) {
     MPI_Finalized(&finalized);
     if (!finalized && c->mpi != MPI_COMM_NULL) MPI_Comm_free(&c->mpi);
     iso_comm_destroy(&c->comm);
+    free_cells(c);
     iso__free(c->chunk);
     iso__free(c->item);
     iso__free(c);
@@ -351,8 +386,11 @@ iso__channel_times iso__channel_times_of(const iso__channel *c, int i) { return 
 
 void iso__channel_count(const iso__channel *c, int i, iso_traffic *to) {
     const iso__channel_entry *m = &c->item[i];
-    bool shared = iso__channel_ops(c, m, m->given.data, m->given.bytes) == &iso__collective_shm;
-    (shared ? iso__count_node_sum : iso__count_sum)(to, c->comm, m->given.bytes);
+    bool shared = iso__channel_ops(c, m) == &iso__collective_shm;
+    if (m->given.operation != ISO__SUM)
+        iso__count_blocks(to, c->comm, m->given.bytes);
+    else
+        (shared ? iso__count_node_sum : iso__count_sum)(to, c->comm, m->given.bytes);
 }
 
 iso__channel_load iso__channel_load_of(iso__channel *c) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Private to the library: an exchange that goes on in rounds.
 //
-// In every round each item (a buffer) is exchanged between the ranks once; so far, all are summed.
+// In every round each item (a buffer) is exchanged between the ranks once.
 // Items become ready in any order, at each rank's own speed. Their chunks leave in the order of one
 // plan that all ranks share, as many at a time as its window allows; whoever drives progress posts
 // what follows. Items of a later phase may be made of what earlier ones have brought: every plan
@@ -31,12 +31,17 @@
 
 typedef struct iso__channel iso__channel;
 
-// What is done with an item.
-typedef enum iso__operation { ISO__SUM } iso__operation;
+// What is done with an item. SCATTER and GATHER are of items that hold a block of each rank, one
+// behind the other.
+typedef enum iso__operation {
+    ISO__SUM,     // every rank gets the sum of all ranks
+    ISO__SCATTER, // this rank's block becomes the sum of that block of all ranks, added in their order
+    ISO__GATHER   // block r becomes that of rank r
+} iso__operation;
 
 typedef struct iso__channel_item {
     void *data;
-    size_t bytes; // > 0, whole elements
+    size_t bytes; // > 0, whole elements; SCATTER, GATHER: of a block, as are chunks and the window
     iso_dtype dtype;
     const char *label; // by reference; what a time-out names
     iso__operation operation;
@@ -59,7 +64,8 @@ typedef struct iso__channel_times {
     int64_t ready_ns, posted_ns, done_ns; // made ready; first chunk posted; last chunk complete
 } iso__channel_times;
 
-// Collective over comm, which it retains; it has an MPI communicator of its own. The plan to begin
+// Collective over comm, which it retains; it has an MPI communicator of its own. ISO_ERR_UNSUPPORTED
+// for elements that cannot be summed: SCATTER takes f32 and f64. The plan to begin
 // with: items by phase and then in the order given, each in chunks of at most chunk_bytes, `window`
 // bytes under way.
 // At most seven channels of a communicator use its shared memory; further ones send messages.

@@ -14,25 +14,59 @@ void iso__channel_fail(iso__channel *c, const iso__channel_entry *m, iso_status 
     atomic_store_explicit(&c->error, (int)status, memory_order_release);
 }
 
+// A cell that is free; NULL: none is.
+static iso__channel_cell *free_cell(const iso__channel *c) {
+    for (int i = 0; i < c->cell_count; i++)
+        if (!c->cell[i].taken) return &c->cell[i];
+    return NULL;
+}
+
 static bool may_post(const iso__channel *c) {
     if (c->chunk_count == 0 || iso__channel_has_failed(c)) return false;
     const iso__chunk *p = &c->chunk[c->next];
-    if (c->item[p->item].announced <= c->round) return false;
-    return c->in_flight == 0 || (c->in_flight <= c->window && p->bytes <= c->window - c->in_flight);
+    const iso__channel_entry *m = &c->item[p->item];
+    if (m->announced <= c->round) return false;
+    if (c->in_flight > 0 && (c->in_flight > c->window || p->bytes > c->window - c->in_flight))
+        return false;
+    return !iso__channel_uses_cells(c, m) || free_cell(c);
 }
 
-const iso__collective_ops *iso__channel_ops(const iso__channel *c, const iso__channel_entry *m,
-                                            const void *data, size_t bytes) {
-    bool may_share = c->queue != 0 && m->given.operation == ISO__SUM;
-    if (!may_share) return &iso__collective_mpi;
-    return iso__collective_choose(c->comm, data, bytes, m->given.dtype);
+const iso__collective_ops *iso__channel_ops(const iso__channel *c, const iso__channel_entry *m) {
+    size_t blocks = m->given.operation == ISO__SUM ? 1 : (size_t)c->comm->size;
+    if (c->queue == 0) return &iso__collective_mpi;
+    return iso__collective_choose(c->comm, m->given.data, blocks * m->given.bytes, m->given.dtype);
 }
 
-// Of each operation.
-static int (*const mpi_call[])(iso_request *, int, MPI_Comm,
-                               MPI_Request *) = {[ISO__SUM] = iso__mpi_allreduce};
+// ---- Operations -------------------------------------------------------------------------------------
 
-static iso_status post_chunk(iso__channel *c, const iso__chunk *chunk) {
+// What differs by operation.
+typedef struct operation {
+    const char *name; // of MPI's call
+    int (*call)(iso_request *request, int count, MPI_Comm mpi, MPI_Request *out);
+} operation;
+static const operation operations[] = {[ISO__SUM] = {"an all-reduce", iso__mpi_allreduce},
+                                       [ISO__SCATTER] = {"an all-to-all", iso__mpi_scatter},
+                                       [ISO__GATHER] = {"an all-gather", iso__mpi_gather}};
+
+// Sends from the item's blocks into a cell.
+static void use_cell(iso__channel *c, iso_request *request) {
+    iso__channel_cell *cell = free_cell(c);
+    cell->taken = true;
+    request->cell = cell;
+    request->send = request->next;
+    request->next = cell->memory;
+}
+
+// The blocks of all ranks are here.
+static void sum_cell(const iso__channel *c, const iso_request *request) {
+    const iso__chunk *chunk = &c->chunk[request->channel_chunk];
+    const iso__channel_item *item = &c->item[chunk->item].given;
+    char *own = (char *)item->data + (size_t)c->comm->rank * item->bytes + chunk->offset;
+    iso__sum_blocks(own, request->cell->memory, chunk->bytes, c->comm->size, item->dtype);
+}
+
+static iso_status post_chunk(iso__channel *c, int index) {
+    const iso__chunk *chunk = &c->chunk[index];
     iso__channel_entry *m = &c->item[chunk->item];
     char *data = (char *)m->given.data + chunk->offset;
     iso_request *request;
@@ -43,14 +77,18 @@ static iso_status post_chunk(iso__channel *c, const iso__chunk *chunk) {
     request->left = chunk->bytes / request->unit;
     request->dtype = m->given.dtype;
     request->queue = c->queue;
-    request->call = mpi_call[m->given.operation];
+    request->call = operations[m->given.operation].call;
+    request->operation = m->given.operation;
+    request->block = m->given.operation == ISO__SUM ? 0 : m->given.bytes;
     request->whole = true; // its length is the plan's
     request->channel = c;
-    request->channel_item = chunk->item;
+    request->channel_chunk = index;
+    if (iso__channel_uses_cells(c, m)) use_cell(c, request);
     if (chunk->offset == 0) m->times.posted_ns = request->posted_ns;
     if (c->in_flight == 0) c->busy_since = request->posted_ns;
-    iso_status status = iso__channel_ops(c, m, data, chunk->bytes)->post(request);
+    iso_status status = iso__channel_ops(c, m)->post(request);
     if (status < 0) {
+        if (request->cell) request->cell->taken = false;
         request->channel = NULL;
         iso__request_release(c->comm->engine, &request);
     }
@@ -62,9 +100,8 @@ static iso_status post_chunk(iso__channel *c, const iso__chunk *chunk) {
 bool iso__channel_issue(iso__channel *c) {
     bool any = false;
     while (may_post(c)) {
-        const iso__chunk *chunk = &c->chunk[c->next];
-        iso_status status = post_chunk(c, chunk);
-        if (status < 0) iso__channel_fail(c, &c->item[chunk->item], status);
+        iso_status status = post_chunk(c, c->next);
+        if (status < 0) iso__channel_fail(c, &c->item[c->chunk[c->next].item], status);
         any = any || status >= 0;
         if (status < 0 || ++c->next < c->chunk_count) continue;
         c->next = 0;
@@ -75,17 +112,22 @@ bool iso__channel_issue(iso__channel *c) {
 
 static void finish_chunk(iso_request *request) {
     iso__channel *c = request->channel;
-    iso__channel_entry *m = &c->item[request->channel_item];
+    iso__channel_entry *m = &c->item[c->chunk[request->channel_chunk].item];
     c->in_flight -= request->bytes;
     c->load.bytes += (int64_t)request->bytes;
     if (c->in_flight == 0) c->load.busy_ns += request->done_ns - c->busy_since;
     if (request->mpi_error) {
+        const char *name = operations[m->given.operation].name;
         iso__channel_fail(
-            c, m,
-            iso__mpi_error(request->mpi_error, "an all-reduce", __func__, __FILE__, __LINE__));
-    } else if (--m->chunks_left == 0) {
-        m->times.done_ns = request->done_ns;
-        atomic_fetch_add_explicit(&m->completed, 1, memory_order_release);
+            c, m, iso__mpi_error(request->mpi_error, name, __func__, __FILE__, __LINE__));
+        // MPI may still write into the cell: it stays taken.
+    } else {
+        if (request->cell) sum_cell(c, request);
+        if (request->cell) request->cell->taken = false;
+        if (--m->chunks_left == 0) {
+            m->times.done_ns = request->done_ns;
+            atomic_fetch_add_explicit(&m->completed, 1, memory_order_release);
+        }
     }
     iso__request_release(c->comm->engine, &request);
 }

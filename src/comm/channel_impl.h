@@ -20,6 +20,12 @@ typedef struct iso__channel_entry {
     iso__channel_times times;
 } iso__channel_entry;
 
+// Where the blocks of other ranks arrive that a SCATTER by messages sums.
+typedef struct iso__channel_cell {
+    char *memory; // a chunk's block of each rank
+    bool taken;
+} iso__channel_cell;
+
 // The engine's lock guards everything but what is atomic.
 struct iso__channel {
     iso_comm *comm;
@@ -32,6 +38,8 @@ struct iso__channel {
     uint64_t round;           // of that chunk
     size_t window, in_flight; // bytes
     int room;                 // requests that are there for it
+    iso__channel_cell *cell;  // NULL: no item needs any
+    int cell_count;
     int queue;                // of exchanges in shared memory; 0: it takes no part in them
     int64_t busy_since;
     iso__channel_load load;
@@ -53,10 +61,15 @@ static inline bool iso__channel_has_failed(const iso__channel *c) {
 // With the lock of the engine held, as all of what follows (channel_chunks.c). Keeps what this
 // thread's error record says.
 void iso__channel_fail(iso__channel *channel, const iso__channel_entry *m, iso_status status);
-// How the operation is carried out on so many bytes of the item from data on.
+// How the item's operation is carried out: in shared memory, or by messages.
 const iso__collective_ops *iso__channel_ops(const iso__channel *channel,
-                                            const iso__channel_entry *m, const void *data,
-                                            size_t bytes);
+                                            const iso__channel_entry *m);
+// Whether chunks of the item need a cell.
+static inline bool iso__channel_uses_cells(const iso__channel *channel,
+                                           const iso__channel_entry *m) {
+    return m->given.operation == ISO__SCATTER &&
+           iso__channel_ops(channel, m) == &iso__collective_mpi;
+}
 // Posts what may be posted, and says whether anything was.
 bool iso__channel_issue(iso__channel *channel);
 // The same of all channels, whose complete chunks are taken back before.

@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: MIT
-// All-reduce in shared memory: each rank sums one slice of everybody's data, in place.
+// Sums in shared memory: each rank sums one slice of everybody's data, in place.
 //
 // A rank that issues an exchange says so on its board. Once all have, rank r of g adds up elements
 // [r n / g, (r + 1) n / g) of all ranks, in the order of the ranks, and writes the sum into every
 // rank's memory; nobody else touches that slice. (Where r has no helper and its program is busy
 // with something else, a rank that waits does it in its place.) When all have said that they are
 // done, the exchange is complete. Nothing is copied, and the bits are the same on every rank.
+//
+// The other operations of channels go the same way. A scatter writes the sum of rank r's block into
+// r's memory alone. In a gather, rank r copies the blocks of the others into its memory.
 //
 // That takes exchanges that all ranks issue in one order. Those of a channel and those beside it
 // are in no such order: each channel has a queue of its own, with counters of its own on the
@@ -25,15 +28,28 @@ static size_t slice_start(size_t count, int rank, int size) {
     return start < count ? start : count;
 }
 
+// What a rank does of an exchange: elements from an offset on into everybody's data.
+typedef struct share {
+    size_t offset, count;
+} share;
+
+static share share_of(const iso_request *request, int rank) {
+    int size = request->comm->size;
+    size_t count = request->bytes / request->unit, at = request->offset;
+    if (request->operation == ISO__GATHER) return (share){at, count};
+    if (request->operation == ISO__SCATTER) return (share){at + (size_t)rank * request->block, count};
+    size_t first = slice_start(count, rank, size);
+    return (share){at + first * sizeof(float), slice_start(count, rank + 1, size) - first};
+}
+
 static iso_status post_shared(iso_request *request) {
     const iso_comm *comm = request->comm;
     iso__shared *s = comm->shared;
     iso__shared_queue *q = &s->queue[request->queue];
-    size_t first = slice_start(request->left, comm->rank, comm->size);
-    size_t end = slice_start(request->left, comm->rank + 1, comm->size);
     request->offset = (size_t)(request->next - iso__shared_data(s, comm->rank));
-    request->next += first * sizeof(float);
-    request->left = end - first;
+    share own = share_of(request, comm->rank);
+    request->next = iso__shared_data(s, comm->rank) + own.offset;
+    request->left = own.count;
     request->number = q->posted++;
     *(q->first ? &q->last->next_in_line : &q->first) = request;
     q->last = request;
@@ -60,22 +76,42 @@ static bool all_have_summed(const iso__shared *s, const iso_request *request) {
     return true;
 }
 
-static void sum_block(const iso__shared *s, size_t offset, size_t count) {
+// The sum goes to the ranks from `first` to before `end`.
+static void sum_block(const iso__shared *s, size_t offset, size_t count, int first, int end) {
     float sum[BLOCK];
     memcpy(sum, iso__shared_data(s, 0) + offset, count * sizeof(float));
     for (int r = 1; r < s->comm->size; r++) {
         const float *x = (const float *)(void *)(iso__shared_data(s, r) + offset);
         for (size_t k = 0; k < count; k++) sum[k] += x[k];
     }
-    for (int r = 0; r < s->comm->size; r++)
+    for (int r = first; r < end; r++)
         memcpy(iso__shared_data(s, r) + offset, sum, count * sizeof(float));
 }
 
-static void sum_chunk(const iso__shared *s, size_t offset, size_t count) {
+static void sum_chunk(const iso__shared *s, size_t offset, size_t count, int first, int end) {
     for (size_t done = 0; done < count; done += BLOCK) {
         size_t block = count - done < BLOCK ? count - done : BLOCK;
-        sum_block(s, offset + done * sizeof(float), block);
+        sum_block(s, offset + done * sizeof(float), block, first, end);
     }
+}
+
+static void copy_blocks(const iso__shared *s, size_t offset, size_t count, size_t stride, int rank) {
+    for (int r = 0; r < s->comm->size; r++) {
+        size_t at = offset + (size_t)r * stride;
+        if (r != rank)
+            memcpy(iso__shared_data(s, rank) + at, iso__shared_data(s, r) + at,
+                   count * sizeof(float));
+    }
+}
+
+// Some of the share of a rank.
+static void do_chunk(const iso__shared *s, const iso_request *request, int rank, size_t offset,
+                     size_t count) {
+    bool all = request->operation == ISO__SUM;
+    if (request->operation == ISO__GATHER)
+        copy_blocks(s, offset, count, request->block, rank);
+    else
+        sum_chunk(s, offset, count, all ? 0 : rank, all ? s->comm->size : rank + 1);
 }
 
 // A slice is summed by who takes it, after those of the exchanges before.
@@ -106,7 +142,7 @@ static bool sum_next(iso__shared *s, iso__shared_queue *q, iso__engine *engine) 
     request->left -= chunk;
     request->under_way++;
     pthread_mutex_unlock(&engine->lock);
-    sum_chunk(s, offset, chunk);
+    do_chunk(s, request, s->comm->rank, offset, chunk);
     pthread_mutex_lock(&engine->lock);
     if (--request->under_way > 0 || request->left > 0) return true;
     q->next = request->next_in_line;
@@ -115,10 +151,11 @@ static bool sum_next(iso__shared *s, iso__shared_queue *q, iso__engine *engine) 
     return true;
 }
 
-static void sum_slice(const iso__shared *s, size_t offset, size_t count, int rank) {
-    size_t end = slice_start(count, rank + 1, s->comm->size);
-    for (size_t at = slice_start(count, rank, s->comm->size); at < end; at += CHUNK)
-        sum_chunk(s, offset + at * sizeof(float), end - at < CHUNK ? end - at : CHUNK);
+static void do_share(const iso__shared *s, const iso_request *request, int rank) {
+    share all = share_of(request, rank);
+    for (size_t at = 0; at < all.count; at += CHUNK)
+        do_chunk(s, request, rank, all.offset + at * sizeof(float),
+                 all.count - at < CHUNK ? all.count - at : CHUNK);
 }
 
 // A rank that waits for ranks without a helper, whose programs may be busy elsewhere, sums in their
@@ -131,7 +168,7 @@ static bool sum_for_others(iso__shared *s, const iso__shared_queue *q, iso__engi
         uint64_t number = request->number;
         if (r == s->comm->rank || s->board[r]->helped || !take_slice(tally, number)) continue;
         pthread_mutex_unlock(&engine->lock);
-        sum_slice(s, request->offset, request->bytes / request->unit, r);
+        do_share(s, request, r);
         pthread_mutex_lock(&engine->lock);
         atomic_store_explicit(&tally->summed, number + 1, memory_order_release);
         return true;

@@ -5,12 +5,14 @@
 #include "comm/comm_state.h"
 #include "comm/request.h"
 
+#include <string.h>
+
 #define UNIT ((size_t)64) // bytes of an element
 
 // Of every rank's block `count` elements.
 static int make_type(const iso_request *request, int count, MPI_Datatype *out) {
     MPI_Datatype piece;
-    int rc = MPI_Type_contiguous(count * (int)UNIT, MPI_BYTE, &piece);
+    int rc = MPI_Type_contiguous(count * (int)request->unit, MPI_BYTE, &piece);
     if (rc != MPI_SUCCESS) return rc;
     rc = MPI_Type_create_resized(piece, 0, (MPI_Aint)request->block, out);
     MPI_Type_free(&piece);
@@ -26,13 +28,35 @@ static int post_alltoall(iso_request *request, int count, MPI_Comm mpi, MPI_Requ
     return rc;
 }
 
-static int post_allgather(iso_request *request, int count, MPI_Comm mpi, MPI_Request *out) {
+int iso__mpi_scatter(iso_request *request, int count, MPI_Comm mpi, MPI_Request *out) {
+    MPI_Datatype type;
+    int rc = make_type(request, count, &type);
+    if (rc != MPI_SUCCESS) return rc;
+    rc = MPI_Ialltoall(request->send, 1, type, request->next, count * (int)request->unit, MPI_BYTE,
+                       mpi, out);
+    MPI_Type_free(&type);
+    return rc;
+}
+
+int iso__mpi_gather(iso_request *request, int count, MPI_Comm mpi, MPI_Request *out) {
     MPI_Datatype type;
     int rc = make_type(request, count, &type);
     if (rc != MPI_SUCCESS) return rc;
     rc = MPI_Iallgather(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, request->next, 1, type, mpi, out);
     MPI_Type_free(&type);
     return rc;
+}
+
+void iso__sum_blocks(void *out, const void *blocks, size_t bytes, int count, iso_dtype dtype) {
+    size_t n = bytes / iso_dtype_size(dtype);
+    memcpy(out, blocks, bytes);
+    for (int b = 1; b < count; b++) {
+        const void *block = (const char *)blocks + (size_t)b * bytes;
+        float *f = out;
+        double *d = out;
+        for (size_t i = 0; dtype == ISO_F32 && i < n; i++) f[i] += ((const float *)block)[i];
+        for (size_t i = 0; dtype == ISO_F64 && i < n; i++) d[i] += ((const double *)block)[i];
+    }
 }
 
 static int post_bcast(iso_request *request, int count, MPI_Comm mpi, MPI_Request *out) {
@@ -90,7 +114,7 @@ iso_status iso__comm_ialltoall(iso_comm *comm, const void *send, void *recv, siz
 
 iso_status iso__comm_iallgather(iso_comm *comm, void *data, size_t block_bytes, const char *name,
                                 iso_request **out) {
-    iso_request what = {.call = post_allgather,
+    iso_request what = {.call = iso__mpi_gather,
                         .next = data,
                         .left = block_bytes / UNIT,
                         .unit = UNIT,

@@ -3,6 +3,7 @@
 #ifndef ISO_REQUEST_H
 #define ISO_REQUEST_H
 
+#include "comm/channel.h"
 #include "comm/engine.h"
 
 // One exchange. FREE -> POSTED -> DONE (or FAILED) -> FREE; its memory stays in the engine's pool.
@@ -30,11 +31,13 @@ struct iso_request {
                   // a block
     int root;     // bcast
     iso_dtype dtype; // all-reduce
+    iso__operation operation; // of a channel's chunk
+    struct iso__channel_cell *cell; // of a channel's chunk; or NULL
     int under_way;   // chunks begun and not complete
     bool bulk;       // MPI: longer than a chunk, its chunks go through the communicator's queue
     bool whole;      // MPI: goes in one chunk, however long it is
     struct iso__channel *channel; // whose chunk it is, which takes it back; or NULL
-    int channel_item;
+    int channel_chunk; // of its plan
     int mpi_error;   // MPI
     int queue;       // shared memory: which one
     uint64_t number; // shared memory: among the exchanges of that queue
@@ -67,8 +70,13 @@ typedef struct iso__collective_ops {
 extern const iso__collective_ops iso__collective_mpi, iso__collective_shm;
 const iso__collective_ops *iso__collective_choose(const iso_comm *comm, const void *data,
                                                   size_t bytes, iso_dtype dtype);
-// The call of an all-reduce, a sum.
+// The calls of a channel's operations: a sum; of the blocks at `send` this rank's one of all ranks,
+// adjacent, to `next`; all blocks in place.
 int iso__mpi_allreduce(iso_request *request, int count, MPI_Comm mpi, MPI_Request *out);
+int iso__mpi_scatter(iso_request *request, int count, MPI_Comm mpi, MPI_Request *out);
+int iso__mpi_gather(iso_request *request, int count, MPI_Comm mpi, MPI_Request *out);
+// out = block 0 + block 1 + ..., which are adjacent, of f32 or f64.
+void iso__sum_blocks(void *out, const void *blocks, size_t bytes, int count, iso_dtype dtype);
 MPI_Datatype iso__mpi_type(iso_dtype dtype); // MPI_DATATYPE_NULL where nothing can be summed
 
 #endif

@@ -126,3 +126,5 @@ MPI_TESTS += tests/mpi/traffic.mpi
 tests_mpi_traffic_mpi_SOURCES = tests/mpi/test_traffic.c
 MPI_TESTS += tests/mpi/transport.mpi
 tests_mpi_transport_mpi_SOURCES = tests/mpi/test_transport.c
+MPI_TESTS += tests/mpi/channel_blocks.mpi
+tests_mpi_channel_blocks_mpi_SOURCES = tests/mpi/test_channel_blocks.c

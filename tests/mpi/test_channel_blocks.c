@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: MIT
+// Scatters and gathers of channels: blocks of random length, in shared memory and by messages.
+#include "common/channel_fixture.h"
+#include "common/mpi_fixture.h"
+#include "common/shared_fixture.h"
+
+#include <criterion/criterion.h>
+#include <stdlib.h>
+#include <string.h>
+
+static void setup_poll(void) {
+    setenv("ISO_PROGRESS", "poll", 1);
+    test_mpi_setup();
+}
+static void setup_off(void) {
+    setenv("ISO_PROGRESS", "off", 1);
+    test_mpi_setup();
+}
+
+TestSuite(np1_blocks, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 60);
+TestSuite(np2_blocks, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 60);
+TestSuite(np3_blocks, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 60);
+TestSuite(np4_blocks, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 60);
+TestSuite(np3_blocks_poll, .init = setup_poll, .fini = test_mpi_teardown, .timeout = 60);
+TestSuite(np4_blocks_off, .init = setup_off, .fini = test_mpi_teardown, .timeout = 60);
+
+// Every item is a block of each rank. What is scattered is gathered again.
+enum { SCATTER, GATHER, KINDS, ITEMS = 7, MOST = 3000 };
+
+typedef struct rig {
+    channel_rig draws; // random numbers only
+    iso__channel *channel[KINDS];
+    char *memory;
+    bool shared;
+    iso_dtype dtype;
+    size_t block[ITEMS]; // elements
+    char *data[ITEMS];
+    int round;
+} rig;
+
+static size_t item_count(const rig *r, int i) { return r->block[i] * (size_t)test_size; }
+
+static double get(const rig *r, int i, size_t k) {
+    return r->dtype == ISO_F64 ? ((const double *)(void *)r->data[i])[k]
+                               : (double)((const float *)(void *)r->data[i])[k];
+}
+
+static void put(rig *r, int i, size_t k, double x) {
+    if (r->dtype == ISO_F64)
+        ((double *)(void *)r->data[i])[k] = x;
+    else
+        ((float *)(void *)r->data[i])[k] = (float)x;
+}
+
+static double given(const rig *r, int rank, int i, size_t k) {
+    return (double)shared_value(rank, ITEMS * r->round + i, k);
+}
+
+// In the order of the ranks, which the bits tell.
+static double summed(const rig *r, int i, size_t k) {
+    double d = given(r, 0, i, k);
+    float f = (float)d;
+    for (int rank = 1; rank < test_size; rank++) {
+        d += given(r, rank, i, k);
+        f += (float)given(r, rank, i, k);
+    }
+    return r->dtype == ISO_F64 ? d : (double)f;
+}
+
+static void create(rig *r, bool shared, iso_dtype dtype, size_t chunk, size_t window) {
+    size_t most = (size_t)MOST * (size_t)test_size, size = iso_dtype_size(dtype);
+    iso__channel_item item[KINDS][ITEMS];
+    *r = (rig){.shared = shared, .dtype = dtype};
+    r->memory = shared ? (char *)shared_create(test_comm, most * ITEMS) : malloc(most * ITEMS * size);
+    for (int i = 0; i < ITEMS; i++) {
+        r->block[i] = channel_draw(&r->draws, i % 2 ? 20 : MOST) + 1;
+        r->data[i] = r->memory + (size_t)i * most * size;
+        for (int kind = 0; kind < KINDS; kind++)
+            item[kind][kind == SCATTER ? i : ITEMS - 1 - i] =
+                (iso__channel_item){.data = r->data[i],
+                                    .bytes = r->block[i] * size,
+                                    .dtype = dtype,
+                                    .label = "block",
+                                    .operation = kind == SCATTER ? ISO__SCATTER : ISO__GATHER};
+    }
+    for (int kind = 0; kind < KINDS; kind++)
+        iso_assert_ok(iso__channel_create(test_comm, item[kind], ITEMS, chunk, window,
+                                          &r->channel[kind]));
+}
+
+static void destroy(rig *r) {
+    for (int kind = 0; kind < KINDS; kind++)
+        iso_assert_all(iso__channel_destroy(&r->channel[kind]));
+    float *memory = (float *)(void *)r->memory;
+    if (r->shared)
+        shared_destroy(test_comm, &memory);
+    else
+        free(r->memory);
+}
+
+static int number_of(int kind, int i) { return kind == SCATTER ? i : ITEMS - 1 - i; }
+
+static iso_status scatter_all(rig *r) {
+    int order[ITEMS];
+    channel_shuffle_mine(&r->draws, order, ITEMS);
+    for (int n = 0; n < ITEMS; n++) {
+        int i = order[n];
+        channel_stumble(&r->draws, 300);
+        for (size_t k = 0; k < item_count(r, i); k++) put(r, i, k, given(r, test_rank, i, k));
+        ISO_TRY(iso__channel_ready(r->channel[SCATTER], number_of(SCATTER, i)));
+    }
+    return ISO_OK;
+}
+
+// This rank's block is the sum, and the others are as they were.
+static bool is_scattered(const rig *r, int i) {
+    size_t first = r->block[i] * (size_t)test_rank;
+    for (size_t k = 0; k < item_count(r, i); k++) {
+        bool own = k >= first && k < first + r->block[i];
+        if (get(r, i, k) != (own ? summed(r, i, k) : given(r, test_rank, i, k))) return false;
+    }
+    return true;
+}
+
+static bool is_gathered(const rig *r, int i) {
+    for (size_t k = 0; k < item_count(r, i); k++)
+        if (get(r, i, k) != summed(r, i, k)) return false;
+    return true;
+}
+
+// Gathers begin while other scatters are under way, in the order of each rank.
+static iso_status gather_all(rig *r, bool *right) {
+    int order[ITEMS];
+    channel_shuffle_mine(&r->draws, order, ITEMS);
+    for (int n = 0; n < ITEMS; n++) {
+        int i = order[n];
+        ISO_TRY(iso__channel_wait(r->channel[SCATTER], number_of(SCATTER, i), NULL, NULL));
+        *right = *right && is_scattered(r, i);
+        channel_stumble(&r->draws, 300);
+        ISO_TRY(iso__channel_ready(r->channel[GATHER], number_of(GATHER, i)));
+    }
+    return ISO_OK;
+}
+
+static iso_status collect_all(rig *r, bool *right) {
+    int order[ITEMS];
+    channel_shuffle_mine(&r->draws, order, ITEMS);
+    for (int n = 0; n < ITEMS; n++) {
+        int i = order[n];
+        ISO_TRY(iso__channel_wait(r->channel[GATHER], number_of(GATHER, i), NULL, NULL));
+        *right = *right && is_gathered(r, i);
+    }
+    return ISO_OK;
+}
+
+static void rounds(bool shared, iso_dtype dtype, size_t chunk, size_t window, int count) {
+    rig r;
+    create(&r, shared, dtype, chunk, window);
+    bool right = true;
+    for (r.round = 0; r.round < count; r.round++) {
+        iso_status status = scatter_all(&r);
+        if (status == ISO_OK) status = gather_all(&r, &right);
+        if (status == ISO_OK) status = collect_all(&r, &right);
+        iso_assert_ok(status);
+        iso_assert_all(right);
+    }
+    destroy(&r);
+}
+
+static void many(bool shared, iso_dtype dtype, int count) {
+    rounds(shared, dtype, 64, 64, count);         // one chunk at a time
+    rounds(shared, dtype, 400, 3000, count);      // several
+    rounds(shared, dtype, SIZE_MAX, SIZE_MAX, count); // whole items
+}
+
+Test(np1_blocks, of_one_rank) { many(false, ISO_F32, 3); }
+Test(np2_blocks, by_messages) { many(false, ISO_F32, 20); }
+Test(np3_blocks, by_messages) { many(false, ISO_F32, 10); }
+Test(np4_blocks, by_messages) { many(false, ISO_F32, 6); }
+Test(np2_blocks, of_f64) { many(false, ISO_F64, 20); }
+Test(np3_blocks_poll, of_f64) { many(false, ISO_F64, 10); }
+Test(np4_blocks_off, by_messages) { many(false, ISO_F32, 6); }
+Test(np2_blocks, in_shared_memory) { many(true, ISO_F32, 20); }
+Test(np3_blocks, in_shared_memory) { many(true, ISO_F32, 10); }
+Test(np4_blocks, in_shared_memory) { many(true, ISO_F32, 6); }
+Test(np3_blocks_poll, in_shared_memory) { many(true, ISO_F32, 10); }
+Test(np4_blocks_off, in_shared_memory) { many(true, ISO_F32, 6); }
+
+Test(np2_blocks, sixteen_bits_are_refused) {
+    uint16_t data[2] = {0};
+    iso__channel *channel = NULL;
+    iso__channel_item item = {
+        .data = data, .bytes = 2, .dtype = ISO_BF16, .label = "half", .operation = ISO__SCATTER};
+    iso_assert_all(iso__channel_create(test_comm, &item, 1, 64, 64, &channel) ==
+                   ISO_ERR_UNSUPPORTED);
+    cr_assert(strstr(iso_last_error()->message, "half"));
+}
