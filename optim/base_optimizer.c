@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // What every kind of optimizer does: the walk over its parameters, and their updates.
-#include "optim/optim_impl.h"
+#include "optim/dp_state.h"
 
 #include <isotherm/trace.h>
 
@@ -33,18 +33,24 @@ iso_status iso__update_piece(iso__base_optimizer *self, int i, int64_t first, in
                              const void *gradient, double scale, const iso_hyper *hyper) {
     iso__slot *slot = &self->slot[i];
     const iso_tensor *tensor = slot->parameter->value;
-    // A whole one after a piece: the update that had begun was given up.
-    bool begins = slot->left == 0 || count == tensor->count;
     size_t skipped = (size_t)first * iso_dtype_size(tensor->dtype);
+    size_t state_offset = (size_t)slot->offset + skipped;
+    int64_t elements = tensor->count; // that are updated here
+    if (self->shards) {
+        ISO_TRY(iso__dp_state_find(self, i, first, &elements, &state_offset));
+        iso__dp_state_forget(self);
+    }
+    // A whole one after a piece: the update that had begun was given up.
+    bool begins = slot->left == 0 || count == elements;
     iso__piece piece = {.tensor = tensor,
                         .value = (char *)tensor->data + skipped,
                         .count = count,
-                        .state_offset = (size_t)slot->offset + skipped,
+                        .state_offset = state_offset,
                         .step = slot->step + begins};
     int64_t start = iso_trace_on() ? iso_now() : 0;
     ISO_TRY(iso__rule_of(self)->apply(self, &piece, gradient, scale, hyper));
     slot->step = piece.step;
-    slot->left = (begins ? tensor->count : slot->left) - count;
+    slot->left = (begins ? elements : slot->left) - count;
     if (iso_trace_on()) iso_trace_span(ISO_LANE_UPDATE, slot->name, start, iso_now());
     return ISO_OK;
 }
@@ -77,6 +83,7 @@ void iso__base_zero_grad(iso_optimizer *optimizer) {
 void iso__base_destroy(iso_optimizer *optimizer) {
     iso__base_optimizer *self = self_of(optimizer);
     for (int i = 0; i < self->count; i++) self->slot[i].parameter->optimizers--;
+    iso__dp_state_destroy(self);
     for (int i = 0; i < ISO_OPTIMIZER_STATES; i++) iso_tensor_destroy(&self->state[i]);
     for (int g = 1; g < self->groups; g++) iso__free(self->group[g - 1]);
     iso__free(self->group);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // DataParallelOptimizer: an optimizer whose step only freezes the hyperparameters; the reducer
 // calls it back for each layer when the next forward reaches that layer.
-#include "optim/optim_impl.h"
+#include "optim/dp_state.h"
 #include "parallel/parallel_impl.h"
 #include "parallel/reducer/reducer_calls.h"
 
@@ -105,6 +105,15 @@ static iso_status find_parameters(dp_optimizer *self, iso_module *data_parallel,
     return ISO_OK;
 }
 
+// With ZeRO this rank keeps the state of what it updates.
+static iso_status share_state(dp_optimizer *self, const int *mine) {
+    if (!iso__reducer_shares_updates(self->reducer)) return ISO_OK;
+    ISO_CHECK(!iso__rule_of(self->core)->whole, ISO_ERR_UNSUPPORTED,
+              "%s updates whole parameters, and ZeRO cuts them: use another optimizer, or no ZeRO",
+              self->core->base.ops->name);
+    return iso__dp_state_create(self->core, self->reducer, mine);
+}
+
 static iso_status tie_parameters(dp_optimizer *self, iso_module *data_parallel) {
     size_t bytes = (size_t)self->core->groups * sizeof(iso_hyper);
     int *mine = NULL;
@@ -112,6 +121,7 @@ static iso_status tie_parameters(dp_optimizer *self, iso_module *data_parallel) 
     ISO_TRY(iso__alloc(bytes, (void **)&self->now));
     ISO_TRY(iso__alloc((size_t)self->core->count * sizeof(int), (void **)&mine));
     iso_status status = find_parameters(self, data_parallel, mine);
+    if (status == ISO_OK) status = share_state(self, mine);
     if (status == ISO_OK)
         status = iso_reducer_add_apply(self->reducer, mine, self->core->count, apply_update, bytes,
                                        self, &self->id);

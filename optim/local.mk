@@ -6,6 +6,8 @@ libiso_core_la_SOURCES += \
     optim/adam.c \
     optim/base_optimizer.c \
     optim/dp_optimizer.c \
+    optim/dp_state.c \
+    optim/dp_state.h \
     optim/lamb.c \
     optim/lr_plateau.c \
     optim/lr_schedule.c \

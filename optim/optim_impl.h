@@ -35,6 +35,8 @@ typedef struct iso__group {
     double initial_lr; // that schedules start from
 } iso__group;
 
+typedef struct iso__dp_state iso__dp_state; // dp_state.h
+
 // An optimizer that updates parameters itself: sgd, adam, adamw...
 typedef struct iso__base_optimizer {
     iso_optimizer base;
@@ -47,6 +49,7 @@ typedef struct iso__base_optimizer {
     int groups;
     int64_t *saved_group; // [count]: slot's groups, as saved and loaded; NULL: one group
     bool tied;            // a wrapper freezes the hyperparameters of these groups
+    iso__dp_state *shards; // with ZeRO; NULL: the state of all elements is here
 } iso__base_optimizer;
 
 // What tells one from the other: the table of an optimizer, and its formula.

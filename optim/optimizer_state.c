@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // What an optimizer saves: hyperparameters and counters of its groups, and the state of each
 // parameter, by the names of its state_dict behind "optimizer/KIND/".
-#include "optim/optim_impl.h"
+#include "optim/dp_state.h"
 #include "optim/resume/resume_impl.h"
 
 #include <string.h>
@@ -53,11 +53,17 @@ static iso_status add_groups(iso__base_optimizer *self, iso_state *state) {
                           "optimizer/%s/param_groups.params", kind);
 }
 
-static iso_status add_slot(const iso__base_optimizer *self, const iso__slot *slot, int kind,
-                           iso_state *state) {
+static iso_status slot_tensor(const iso__base_optimizer *self, int i, int kind, iso_tensor **out) {
+    if (!self->shards) return iso__slot_tensor(self, &self->slot[i], kind, out);
+    *out = iso_tensor_retain(iso__dp_state_tensor(self, i, kind));
+    return ISO_OK;
+}
+
+static iso_status add_slot(const iso__base_optimizer *self, int i, int kind, iso_state *state) {
     const iso__rule *rule = iso__rule_of(self);
+    const iso__slot *slot = &self->slot[i];
     iso_tensor *tensor;
-    ISO_TRY(iso__slot_tensor(self, slot, kind, &tensor));
+    ISO_TRY(slot_tensor(self, i, kind, &tensor));
     iso_status status = iso__state_add_tensor(state, tensor, "optimizer/%s/state.%s.%s",
                                               rule->ops.name, slot->name, rule->state_name[kind]);
     iso_tensor_destroy(&tensor);
@@ -67,9 +73,10 @@ static iso_status add_slot(const iso__base_optimizer *self, const iso__slot *slo
 iso_status iso__base_state(iso_optimizer *optimizer, iso_state *state) {
     iso__base_optimizer *self = iso_container_of(optimizer, iso__base_optimizer, base);
     const iso__rule *rule = iso__rule_of(self);
+    if (self->shards) ISO_TRY(iso__dp_state_gather(self));
     ISO_TRY(add_groups(self, state));
     for (int k = 0; k < ISO_OPTIMIZER_STATES && rule->state_name[k]; k++)
-        for (int i = 0; i < self->count; i++) ISO_TRY(add_slot(self, &self->slot[i], k, state));
+        for (int i = 0; i < self->count; i++) ISO_TRY(add_slot(self, i, k, state));
     for (int i = 0; i < self->count; i++)
         ISO_TRY(iso__state_add_new_i64(state, &self->slot[i].step, "optimizer/%s/state.%s.step",
                                        rule->ops.name, self->slot[i].name));
@@ -111,5 +118,6 @@ iso_status iso__base_loaded(iso_optimizer *optimizer) {
         if (slot->step < 0) slot->step = iso__group_hyper(self, slot->group)->step;
         slot->left = 0;
     }
+    if (self->shards) ISO_TRY(iso__dp_state_take(self));
     return ISO_OK;
 }

@@ -17,6 +17,8 @@ static const iso_setting gradient_setting[] = {
     {"wire", ISO_SETTING_CHOICE, .choices = "f32|bf16|f16|bf16-feedback|noop", .initial = "f32",
      .meaning =
          "element type in which gradients, or daso's parameters, travel; noop: nothing travels"},
+    {"zero", ISO_SETTING_SWITCH, .initial = "no",
+     .meaning = "ZeRO stage 1: divide optimizer state and updates among ranks"},
 };
 static iso_sync blocking = ISO_SYNC_BLOCKING, lazy = ISO_SYNC_LAZY, all_at_once = ISO_SYNC_EXPLICIT;
 #define OF_GRADIENTS(sync)                                                                         \
@@ -30,6 +32,13 @@ static iso_status read_hook(iso_settings *settings, const iso_comm_hook **out) {
     return ISO_OK;
 }
 
+static iso_status read_zero(iso_settings *settings, bool *out) {
+    const char *text = "no";
+    ISO_TRY(iso_settings_text(settings, "zero", "no|yes", &text));
+    *out = strcmp(text, "yes") == 0;
+    return ISO_OK;
+}
+
 // user: the iso_sync.
 static iso_status wrap_gradients(const iso_strategy_context *context, iso_module *module,
                                  iso_module **out, void *user) {
@@ -37,6 +46,7 @@ static iso_status wrap_gradients(const iso_strategy_context *context, iso_module
     iso_status status;
     config.sync = *(const iso_sync *)user;
     ISO_TRY_GOTO(read_hook(context->settings, &config.hook));
+    ISO_TRY_GOTO(read_zero(context->settings, &config.zero));
     ISO_TRY(iso_data_parallel_create_take(module, context->comm, &config, out));
     return ISO_OK;
 fail:

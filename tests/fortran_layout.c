@@ -45,6 +45,7 @@ static struct {
     FIELD(iso_reducer_config, bucket_list_count),
     FIELD(iso_reducer_config, piece_bytes),
     FIELD(iso_reducer_config, sums),
+    FIELD(iso_reducer_config, zero),
     SIZE(iso_reducer_stats),
     FIELD(iso_reducer_stats, steps),
     FIELD(iso_reducer_stats, bucket_count),
@@ -126,7 +127,7 @@ static struct {
 // lacks.
 const iso_comm_config layout_comm_config = {0, 0};
 const iso_reducer_param layout_param = {0, 0, 0, 0, 0, 0, 0, 0, 0};
-const iso_reducer_config layout_config = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
+const iso_reducer_config layout_config = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
 const iso_reducer_stats layout_stats = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
 const iso_bucket_stats layout_bucket_stats = {0, 0, 0, 0, 0, 0, 0, 0, 0};
 const iso_comm_hook_bucket layout_hook_bucket = {0, 0, 0, 0, 0, 0};

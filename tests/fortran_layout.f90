@@ -100,6 +100,7 @@ contains
             c_loc(config%bucket_list_count))
         call field('iso_reducer_config.piece_bytes', c_loc(config), c_loc(config%piece_bytes))
         call field('iso_reducer_config.sums', c_loc(config), c_loc(config%sums))
+        call field('iso_reducer_config.zero', c_loc(config), c_loc(config%zero))
     end subroutine
 
     subroutine check_stats()

@@ -189,13 +189,15 @@ contains
 
     subroutine check_pieces(reducer)
         type(iso_reducer), intent(in) :: reducer
-        integer(c_size_t) :: first, count, next
+        integer(c_size_t) :: first, count, next, own_first, own_count
         integer :: k
         next = 1
         do k = 1, iso_reducer_pieces(reducer, 1)
             call iso_reducer_piece(reducer, 1, k, first, count)
             call expect(first == next, 'pieces follow each other, from element 1 on')
             next = first + count
+            call iso_reducer_own(reducer, 1, k, own_first, own_count)
+            call expect(own_first == first .and. own_count == count, 'a rank updates whole pieces')
         end do
         call expect(next == matrix + 1, 'pieces end where the parameter does')
         call expect(iso_reducer_pieces(reducer, 1) > 1, 'the weight is cut')

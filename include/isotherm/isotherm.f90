@@ -101,6 +101,7 @@ module isotherm
         integer(c_int) :: bucket_list_count = 0
         integer(c_size_t) :: piece_bytes = 0
         integer(c_int) :: sums = 0
+        logical(c_bool) :: zero = .false._c_bool
     end type
 
     type, bind(c), public :: iso_reducer_stats
@@ -204,7 +205,7 @@ module isotherm
     public :: iso_reducer_create, iso_reducer_destroy, iso_reducer_grad, iso_reducer_set_apply, &
         iso_reducer_add_apply, iso_reducer_set_apply_piece, iso_reducer_remove_apply, &
         iso_reducer_step_of, iso_reducer_grad_ready, iso_reducer_pieces, iso_reducer_piece, &
-        iso_reducer_piece_ready, iso_reducer_step, iso_reducer_param_needed, &
+        iso_reducer_own, iso_reducer_piece_ready, iso_reducer_step, iso_reducer_param_needed, &
         iso_reducer_piece_needed, iso_reducer_finish, iso_reducer_all_reduce, &
         iso_reducer_zero_grad, iso_reducer_poll, iso_reducer_set_weight, iso_reducer_shadow, &
         iso_reducer_add_sum, iso_reducer_get_sum, &
@@ -331,6 +332,12 @@ module isotherm
             integer(c_int), value :: id
         end function
         subroutine c_piece(reducer, i, k, first, count) bind(c, name='iso_reducer_piece')
+            import
+            type(c_ptr), value :: reducer
+            integer(c_int), value :: i, k
+            integer(c_size_t), intent(out) :: first, count
+        end subroutine
+        subroutine c_own(reducer, i, k, first, count) bind(c, name='iso_reducer_own')
             import
             type(c_ptr), value :: reducer
             integer(c_int), value :: i, k
@@ -553,6 +560,15 @@ contains
         integer, intent(in) :: i, k
         integer(c_size_t), intent(out) :: first, count
         call c_piece(reducer%engine%handle, int(i - 1, c_int), int(k - 1, c_int), first, count)
+        first = first + 1
+    end subroutine
+
+    ! Of piece k this rank updates elements first to first + count - 1 of parameter i.
+    subroutine iso_reducer_own(reducer, i, k, first, count)
+        type(iso_reducer), intent(in) :: reducer
+        integer, intent(in) :: i, k
+        integer(c_size_t), intent(out) :: first, count
+        call c_own(reducer%engine%handle, int(i - 1, c_int), int(k - 1, c_int), first, count)
         first = first + 1
     end subroutine
 

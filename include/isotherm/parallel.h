@@ -86,6 +86,12 @@ typedef struct iso_data_parallel_config {
     iso_reduce_function reduce; // NULL: the library's reduction
     void *reduce_user;
     iso_buffer_config buffers;
+    // ZeRO stage 1: shares updates and optimizer state out over the ranks, see
+    // iso_reducer_config.zero. Takes one optimizer, whose updates are elementwise (not LAMB). A
+    // rank then has averaged gradients of its own shards only. iso_clip_grad_norm, iso_grad_norm,
+    // iso_optimizer_state_dict and iso_optimizer_load_state_dict become collective, and cover all
+    // shards. Use no_sync for several backwards in a step.
+    bool zero;
 } iso_data_parallel_config;
 extern const iso_data_parallel_config iso_data_parallel_default; // the default, for C++
 #ifdef __cplusplus

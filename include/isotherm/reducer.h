@@ -116,6 +116,18 @@ typedef struct iso_reducer_config {
     // The number of values that the program sums over the ranks in each exchange; see
     // iso_reducer_add_sum. At most ISO_REDUCER_MOST_SUMS.
     int sums;
+    // ZeRO stage 1 (Rajbhandari et al., SC 2020): shares the updates, and with them the state of
+    // the optimizer, out over the ranks. Each rank gets the averages of its shard of every bucket,
+    // updates the shard (iso_reducer_own), and sends the new values to the other ranks.
+    // iso_reducer_param_needed waits for these. Moves as many bytes as an all-reduce. Gradients are
+    // added in the order of the ranks. So elementwise updates give the same bits as without ZeRO in
+    // shared memory.
+    //
+    // Takes one update function, and calls only its iso_reducer_apply_piece. A rank has averages of
+    // its own shards only; a step overwrites all gradients. A backward after a backward without a
+    // step is ISO_ERR_STATE, unless iso_reducer_zero_grad was called in between. ISO_ERR_UNSUPPORTED
+    // for a device with memory of its own, another scope than ISO_SCOPE_WORLD, or a hook.
+    bool zero;
 } iso_reducer_config;
 #define ISO_REDUCER_MOST_SUMS 64
 
@@ -189,6 +201,10 @@ iso_status iso_reducer_grad_ready(iso_reducer *reducer, int i);
 int iso_reducer_pieces(const iso_reducer *reducer, int i);
 void iso_reducer_piece(const iso_reducer *reducer, int i, int k, size_t *first, size_t *count);
 iso_status iso_reducer_piece_ready(iso_reducer *reducer, int i, int k);
+// Local. The elements of piece k of parameter i that this rank updates: `count` elements from element
+// `first` of the parameter on. Without config.zero, these are all elements of the piece; with it,
+// count may be 0. They never change, so this rank needs optimizer state for these elements only.
+void iso_reducer_own(const iso_reducer *reducer, int i, int k, size_t *first, size_t *count);
 // Ends the backward and copies hyper for the update of this step. Every rank must call it. Same as
 // iso_reducer_step_of with ISO_REDUCER_ONLY.
 iso_status iso_reducer_step(iso_reducer *reducer, const void *hyper);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // The state_dict of an optimizer: its state by names of parameters, and its hyperparameters.
-#include "optim/optim_impl.h"
+#include "optim/dp_state.h"
 #include "optim/resume/resume_impl.h"
 #include "optim/resume/state_dict_impl.h"
 
@@ -287,6 +287,7 @@ static iso_status load_entries(iso__base_optimizer *core, const iso_state *state
         goto fail;
     }
     ISO_TRY_GOTO(iso__state_dict_copy(&moments, dict));
+    if (core->shards) ISO_TRY_GOTO(iso__dp_state_take(core));
     status = ISO_OK;
 fail:
     iso_state_dict_destroy(&numbers);

@@ -21,6 +21,7 @@ libiso_core_la_SOURCES += \
     src/exchange/transport_nccl.c \
     src/exchange/transport_none.c \
     src/exchange/transport_shards.c \
+    src/exchange/transport_zero.c \
     src/exchange/transport_staged.c \
     src/exchange/transports.h \
     src/exchange/wire.c \

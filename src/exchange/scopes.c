@@ -7,10 +7,14 @@
 
 #include <string.h>
 
+// What parameters are aligned to.
+#define UNIT ((size_t)64)
+
 struct iso__scopes {
     iso_comm *world, *node;
     iso_device *device; // borrowed; NULL: none with memory of its own
     bool exchanges;
+    bool zero;        // updates are shared out
     bool converts;    // a hook does
     bool equal_nodes; // all nodes have as many ranks
     bool wants_nccl;  // all ranks do
@@ -55,7 +59,7 @@ static iso_status measure_nodes(iso__scopes *s) {
     int64_t range[2] = {iso_comm_size(s->node), -iso_comm_size(s->node)};
     ISO_TRY(iso_comm_allreduce_i64(s->world, range, 2, ISO_MAX));
     s->equal_nodes = range[0] == -range[1];
-    if (s->equal_nodes) s->unit = 64 * (size_t)range[0];
+    if (s->equal_nodes) s->unit = UNIT * (size_t)range[0];
     return ISO_OK;
 }
 
@@ -115,7 +119,7 @@ static iso_status find_nodes(iso__scopes *s) {
 }
 
 iso_status iso__scopes_create(iso_comm *world, iso_device *device, const iso_comm_hook *hook,
-                              bool exchanges, iso__scopes **out) {
+                              bool exchanges, bool zero, iso__scopes **out) {
     iso_status status;
     iso__scopes *s;
     ISO_TRY(iso__alloc_zero(sizeof(*s), (void **)&s));
@@ -123,6 +127,7 @@ iso_status iso__scopes_create(iso_comm *world, iso_device *device, const iso_com
     s->device = device && !device->ops->host_memory ? device : NULL;
     s->exchanges = exchanges;
     s->converts = hook->compress != NULL;
+    s->zero = zero;
     ISO_TRY_GOTO(find_nodes(s));
     *out = s;
     return ISO_OK;
@@ -150,7 +155,9 @@ bool iso__scopes_destroy(iso__scopes **pointer) {
 
 // ---- What the layout asks ---------------------------------------------------------------------------
 
-size_t iso__scopes_unit(const iso__scopes *s) { return s->unit; }
+size_t iso__scopes_unit(const iso__scopes *s) {
+    return s->zero ? UNIT * (size_t)iso_comm_size(s->world) : s->unit;
+}
 
 bool iso__scopes_may_share(const iso__scopes *s) {
     return s->exchanges && !s->converts && iso_comm_size(s->node) > 1;
@@ -165,6 +172,13 @@ iso_comm *iso__scopes_comm(const iso__scopes *s, iso_scope scope) {
 
 static void say_once(const iso__scopes *s, const char *what) {
     if (iso_comm_rank(s->world) == 0) iso__log(ISO_LOG_INFO, "gradients of GPUs: %s", what);
+}
+
+// Of the host's memory, which scopes.h asks for.
+static iso_status make_zero(const iso__scopes *s, const iso__transport_setup *setup, iso_comm *comm,
+                            iso__transport **out) {
+    if (comm == s->node) ISO_TRY(iso__store_share(setup->store, s->node));
+    return iso__transport_zero(setup, comm, out);
 }
 
 // Sums between nodes use memory that a node shares like any other.
@@ -193,6 +207,7 @@ static iso_status make_shards(iso__scopes *s, const iso__transport_setup *setup,
 
 static iso_status make_transport(iso__scopes *s, iso_comm *comm, const iso__transport_setup *setup,
                                  iso__transport **out) {
+    if (s->zero) return make_zero(s, setup, comm, out);
     if (comm == s->world && s->wants_nccl && !s->equal_nodes)
         say_once(s, "through the host, as nodes have different numbers of ranks");
     if (!s->nccl || !takes_nccl(s, comm)) return make_host(s, setup, comm, out);

@@ -13,9 +13,11 @@ iso_status iso__scope_check(iso_scope scope); // ISO_ERR_ARG unless it is one
 
 // Collective over world, which has been located, and which it retains. Finds out who shares a node
 // and whether GPUs are to sum by NCCL, which is all that the layout of buckets must know; neither
-// NCCL nor shared memory is needed yet. exchanges: false where nothing is to travel.
+// NCCL nor shared memory is needed yet. exchanges: false where nothing is to travel. zero: updates
+// are shared out, which takes the host's memory, a hook that converts nothing, and the world's
+// scope.
 iso_status iso__scopes_create(iso_comm *world, iso_device *device, const iso_comm_hook *hook,
-                              bool exchanges, iso__scopes **out);
+                              bool exchanges, bool zero, iso__scopes **out);
 // Accepts NULL. False: exchanges are under way, and what they use must stay. Collective.
 bool iso__scopes_destroy(iso__scopes **scopes);
 

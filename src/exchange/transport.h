@@ -15,6 +15,8 @@
 
 #include "comm/channel.h"
 
+#include <isotherm/trace.h>
+
 // A range of the store that travels as one. The same on all ranks, for the life of the reducer.
 typedef struct iso__bucket {
     const char *label; // by reference: what traces and time-outs name
@@ -52,6 +54,23 @@ typedef struct iso__exchange_times {
 static inline void iso__times_keep(iso__exchange_times *kept, const iso__exchange_times *learnt) {
     if (learnt->known) *kept = *learnt;
 }
+// A wait begins. One that failed goes on where the bucket is asked for again.
+static inline void iso__times_begin_wait(iso__exchange_times *t) {
+    int64_t now = iso_now();
+    if (t->wait_start_ns == 0)
+        t->wait_start_ns = now;
+    else
+        t->away_ns += now - t->wait_end_ns;
+}
+// The item's latest round is done.
+static inline void iso__times_of_channel(iso__exchange_times *t, const iso__channel *channel,
+                                         int item) {
+    iso__channel_times when = iso__channel_times_of(channel, item);
+    t->ready_ns = when.ready_ns;
+    t->posted_ns = when.posted_ns;
+    t->done_ns = when.done_ns;
+    t->known = true;
+}
 static inline void iso__times_tell(iso__exchange_times *kept, iso__exchange_times *out) {
     if (out) *out = *kept;
     kept->known = false;
@@ -84,6 +103,16 @@ typedef struct iso__transport_ops {
     // be NULL; times are told once, by the first call that succeeds.
     iso_status (*arrive)(iso__transport *self, int bucket, const iso__idle *idle, double *left,
                          iso__exchange_times *times);
+    // Of transports that share out updates (ZeRO stage 1), else NULL. There arrive() brings the
+    // result of this rank's shard of the bucket only. publish() sends to all ranks what the caller
+    // has written into the shard. Local; the bucket has arrived, and is published once at a time.
+    // All ranks publish every bucket that is not local, or none. collect() waits until the shards
+    // of all ranks are here, as arrive() waits. The caller has published all later buckets of the
+    // list before. is_collected(): as is_back().
+    iso_status (*publish)(iso__transport *self, int bucket);
+    iso_status (*collect)(iso__transport *self, int bucket, const iso__idle *idle,
+                          iso__exchange_times *times);
+    bool (*is_collected)(const iso__transport *self, int bucket);
     // Waits until all that was posted needs this rank's program no more to be summed. May be NULL.
     iso_status (*flush)(iso__transport *self);
     // Waits on the host until all that has arrived is complete on the device. May be NULL.
@@ -104,7 +133,19 @@ struct iso__transport {
     // [buckets] of what goes through the host or the GPUs' link. Required, also where nothing
     // travels: statistics and the plan read it.
     const size_t *wire_bytes;
+    // Buckets have so many equal shards, of which number `shard` is this rank's. 0: updates are not
+    // shared out.
+    int shards, shard;
 };
+
+// A shard of a bucket: bytes of the store.
+typedef struct iso__shard {
+    size_t offset, bytes;
+} iso__shard;
+static inline iso__shard iso__shard_of(const iso__transport *t, const iso__bucket *b, int shard) {
+    size_t bytes = b->bytes / (size_t)t->shards;
+    return (iso__shard){b->offset + (size_t)shard * bytes, bytes};
+}
 
 static inline iso_status iso__transport_advance(iso__transport *t) {
     return t->ops->advance ? t->ops->advance(t) : ISO_OK;

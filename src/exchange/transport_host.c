@@ -5,8 +5,6 @@
 
 #include "comm/traffic.h"
 
-#include <isotherm/trace.h>
-
 // Short buckets do not queue behind the chunks of long ones.
 enum { SHORT, LONG, CHANNELS };
 
@@ -90,29 +88,16 @@ static bool is_back(const iso__transport *t, int i) {
     return !p->posted || iso__channel_is_done(channel_of(self, i), p->item);
 }
 
-// A wait that failed goes on where the bucket is asked for again.
-static void begin_wait(iso__exchange_times *t) {
-    int64_t now = iso_now();
-    if (t->wait_start_ns == 0)
-        t->wait_start_ns = now;
-    else
-        t->away_ns += now - t->wait_end_ns;
-}
-
 static iso_status await_bucket(host *self, int i, const iso__idle *idle) {
     parcel *p = &self->parcel[i];
     iso__exchange_times *t = &p->times;
-    begin_wait(t);
+    iso__times_begin_wait(t);
     iso_status status = iso__channel_wait(channel_of(self, i), p->item, idle ? idle->call : NULL,
                                           idle ? idle->user : NULL);
     t->wait_end_ns = iso_now();
     ISO_TRY(status);
     p->posted = false;
-    iso__channel_times when = iso__channel_times_of(channel_of(self, i), p->item);
-    t->ready_ns = when.ready_ns;
-    t->posted_ns = when.posted_ns;
-    t->done_ns = when.done_ns;
-    t->known = true;
+    iso__times_of_channel(t, channel_of(self, i), p->item);
     return ISO_OK;
 }
 

@@ -52,6 +52,12 @@ iso_status iso__transport_none(const iso__transport_setup *setup, iso__transport
 iso_status iso__transport_host(const iso__transport_setup *setup, iso_comm *comm,
                                iso__transport **out);
 
+// The same, sharing out the updates (ZeRO stage 1): each rank gets the sum of its shard, and the
+// values that it makes of it are gathered. No coder converts, and no bucket has a tail. Every bucket
+// is a multiple of 64 bytes times the number of ranks. Collective over comm.
+iso_status iso__transport_zero(const iso__transport_setup *setup, iso_comm *comm,
+                               iso__transport **out);
+
 // Between a device and the arena, around a transport of the host. Local: takes inner over on
 // success; on failure inner stays the caller's, so that all ranks can destroy theirs together.
 typedef struct iso__staged_config {

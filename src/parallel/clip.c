@@ -2,6 +2,9 @@
 // Norms of gradients: clipping by them, and comparing them between ranks.
 #include "base/base.h"
 #include "device/device_impl.h"
+#include "parallel/parallel_impl.h"
+#include "parallel/reducer/reducer_calls.h"
+#include "tensor/tensor_impl.h"
 
 #include <isotherm/clip.h>
 #include <math.h>
@@ -13,32 +16,83 @@ enum { PARTS = 8 };
 
 // ---- Every gradient -------------------------------------------------------------------------------
 
-// Of one device.
+// Of one device. With ZeRO the average of a gradient is spread over ranks: each has some of its
+// elements.
 typedef struct gradients {
     int count;
-    iso_tensor **item;
+    iso_tensor **item; // whole ones, and from `whole` on views of what is here of the others
+    int whole;
+    iso_comm *comm; // of the others, borrowed; NULL: there are none
 } gradients;
 
-static iso_status take_gradients(const iso_parameter_list *list, gradients *out) {
+static bool is_spread(const iso_reducer *r) { return r && iso__reducer_shares_updates(r); }
+
+static iso_status take_whole(const iso_parameter_list *list, gradients *out) {
+    int index;
     for (int i = 0; i < list->count; i++) {
-        if (!list->item[i]->requires_grad) continue;
+        iso_parameter *p = list->item[i];
+        iso_reducer *r = iso__data_parallel_of_parameter(p, &index);
+        if (!p->requires_grad || is_spread(r)) continue;
         // Completes what is pending.
-        ISO_TRY(iso_parameter_grad(list->item[i], &out->item[out->count]));
+        ISO_TRY(iso_parameter_grad(p, &out->item[out->count]));
         out->count++;
+    }
+    out->whole = out->count;
+    return ISO_OK;
+}
+
+static iso_status take_piece(iso_tensor *grad, const iso_reducer *r, int index, int k,
+                             gradients *out) {
+    size_t first, count;
+    iso_reducer_own(r, index, k, &first, &count);
+    char *data = (char *)grad->data + first * iso_dtype_size(grad->dtype);
+    int64_t shape = (int64_t)count;
+    if (count == 0) return ISO_OK;
+    ISO_TRY(iso_tensor_borrow(grad->device, grad->dtype, 1, &shape, data, &out->item[out->count]));
+    out->count++;
+    return ISO_OK;
+}
+
+static iso_status take_shards(const iso_parameter_list *list, gradients *out) {
+    int index;
+    for (int i = 0; i < list->count; i++) {
+        iso_reducer *r = iso__data_parallel_of_parameter(list->item[i], &index);
+        iso_tensor *grad;
+        if (!list->item[i]->requires_grad || !is_spread(r)) continue;
+        out->comm = iso__reducer_comm(r);
+        ISO_TRY(iso_parameter_grad(list->item[i], &grad));
+        for (int k = 0; k < iso_reducer_pieces(r, index); k++)
+            ISO_TRY(take_piece(grad, r, index, k, out));
     }
     return ISO_OK;
 }
 
-// To be freed: item.
+static void free_gradients(gradients *g) {
+    for (int i = g->whole; g->item && i < g->count; i++) iso_tensor_destroy(&g->item[i]);
+    iso__free(g->item);
+}
+
+static size_t most_items(const iso_parameter_list *list) {
+    size_t most = 1;
+    for (int i = 0; i < list->count; i++) {
+        int index;
+        iso_reducer *r = iso__data_parallel_of_parameter(list->item[i], &index);
+        most += r ? (size_t)iso_reducer_pieces(r, index) : 1;
+    }
+    return most;
+}
+
+// To be freed with free_gradients.
 static iso_status gradients_of(iso_module *module, gradients *out) {
     iso_parameter_list list;
     ISO_TRY(iso_module_parameters(module, &list));
     *out = (gradients){0};
-    size_t most = (size_t)list.count + 1;
-    iso_status status = iso__alloc_zero(most * sizeof(*out->item), (void **)&out->item);
-    if (status == ISO_OK) status = take_gradients(&list, out);
+    size_t bytes = most_items(&list) * sizeof(*out->item);
+    iso_status status = iso__alloc_zero(bytes, (void **)&out->item);
+    if (status == ISO_OK) status = take_whole(&list, out);
+    if (status == ISO_OK) status = take_shards(&list, out);
     iso_parameter_list_destroy(&list);
-    if (status < 0) iso__free(out->item);
+    if (status < 0) free_gradients(out);
     ISO_TRY(status);
     return ISO_OK;
 }
@@ -87,12 +141,36 @@ static iso_status add_gradient(iso_tensor *t, power_sum *s) {
     return iso_tensor_unmap(t);
 }
 
-static iso_status norm_here(const gradients *g, double p, double *out) {
+// Of items first to end - 1: the sum of powers, or the largest.
+static iso_status add_items(const gradients *g, int first, int end, double p, double *total) {
     power_sum sum = {.p = p};
-    double total = 0;
-    for (int i = 0; i < g->count; i++) ISO_TRY(add_gradient(g->item[i], &sum));
-    for (int k = 0; k < PARTS; k++) total += sum.part[k];
-    *out = isinf(p) ? sum.largest : p == 2 ? sqrt(total) : pow(total, 1 / p);
+    for (int i = first; i < end; i++) ISO_TRY(add_gradient(g->item[i], &sum));
+    for (int k = 0; k < PARTS; k++) sum.largest += isinf(p) ? 0 : sum.part[k];
+    *total = sum.largest;
+    return ISO_OK;
+}
+
+// Of shards all ranks have some. The largest of NaN and a number would be either.
+static iso_status add_ranks(const gradients *g, double p, iso_status mine, double *total) {
+    double nan[2] = {isnan(*total), 0};
+    ISO_TRY(iso_comm_agree(g->comm, mine));
+    if (!isinf(p)) return iso_comm_allreduce_f64(g->comm, total, 1, ISO_SUM);
+    nan[1] = isnan(*total) ? 0 : *total;
+    ISO_TRY(iso_comm_allreduce_f64(g->comm, nan, 2, ISO_MAX));
+    *total = nan[0] > 0 ? NAN : nan[1];
+    return ISO_OK;
+}
+
+static iso_status norm_here(const gradients *g, double p, double *out) {
+    double total = 0, shards = 0;
+    ISO_TRY(add_items(g, 0, g->whole, p, &total));
+    iso_status status = add_items(g, g->whole, g->count, p, &shards);
+    if (g->comm) status = add_ranks(g, p, status, &shards);
+    ISO_TRY(status);
+    if (isinf(p))
+        *out = isnan(shards) || shards > total ? shards : total;
+    else
+        *out = p == 2 ? sqrt(total + shards) : pow(total + shards, 1 / p);
     return ISO_OK;
 }
 
@@ -119,7 +197,7 @@ static iso_status clip_to_norm(iso_module *module, double p, const double *max_n
     iso_status status = remote
                             ? remote->clip_norm(module->device, g.count, g.item, p, max_norm, norm)
                             : clip_here(&g, p, max_norm, norm);
-    iso__free(g.item);
+    free_gradients(&g);
     ISO_TRY(status);
     return ISO_OK;
 }
@@ -158,7 +236,7 @@ iso_status iso_clip_grad_value(iso_module *module, double clip_value) {
     if (remote) status = remote->clip_value(module->device, g.count, g.item, clip_value);
     for (int i = 0; i < g.count && !remote && status == ISO_OK; i++)
         status = clamp_tensor(g.item[i], clip_value);
-    iso__free(g.item);
+    free_gradients(&g);
     ISO_TRY(status);
     return ISO_OK;
 }

@@ -69,6 +69,7 @@ static iso_status make_reducer(iso__data_parallel *self, const iso_reducer_param
         .bucket_list_count = config->bucket_list_count,
         // Alone, nothing travels that could be hidden.
         .piece_bytes = iso_comm_size(self->comm) > 1 ? bytes_of(config->piece_mb) : 0,
+        .zero = config->zero,
     };
     iso_status status =
         iso_reducer_create(self->comm, params, self->trainable_count, &c, &self->reducer);

@@ -35,5 +35,11 @@ libiso_core_la_SOURCES += \
     src/parallel/reducer/reducer_impl.h \
     src/parallel/reducer/round.c \
     src/parallel/reducer/round.h \
+    src/parallel/reducer/round_back.c \
+    src/parallel/reducer/round_impl.h \
     src/parallel/reducer/sums.c \
-    src/parallel/reducer/sums.h
+    src/parallel/reducer/sums.h \
+    src/parallel/reducer/used_params.c \
+    src/parallel/reducer/used_params.h \
+    src/parallel/reducer/zero.c \
+    src/parallel/reducer/zero.h

@@ -12,6 +12,9 @@
 // The trainable parameters, in the order of the reducer's indices; borrowed.
 int iso__data_parallel_trainable(iso_module *data_parallel, iso_parameter *const **out);
 
+// The reducer that averages the gradient of a parameter, and its index there; NULL: none does.
+iso_reducer *iso__data_parallel_of_parameter(const iso_parameter *parameter, int *index);
+
 // Collective. Completes what is pending; from the next backward on gradients are averaged over this
 // scope. iso_data_parallel_config.scope is what it begins with.
 iso_status iso__data_parallel_set_scope(iso_module *data_parallel, iso_scope scope);

@@ -89,8 +89,8 @@ static void move_mirror(world *w, bool out) {
 static void open_world(world *w, const transport_case *c) {
     const iso_comm_hook *hook = c->hook ? c->hook : &iso_hook_plain;
     iso_assert_ok(iso__comm_locate(test_comm));
-    iso_assert_ok(iso__scopes_create(test_comm, c->device, hook, true, &w->scopes));
-    size_t bytes = lay_out(w, !hook->compress);
+    iso_assert_ok(iso__scopes_create(test_comm, c->device, hook, true, c->zero, &w->scopes));
+    size_t bytes = lay_out(w, !hook->compress && !c->zero);
     iso_assert_ok(iso__coder_create(hook, &w->buckets, &w->coder));
     iso_assert_ok(iso__store_create(bytes, c->device, &w->store));
     iso_assert_ok(iso__store_make_arena(&w->store, iso__scopes_may_share(w->scopes)));
@@ -144,6 +144,23 @@ static void post_all(world *w, int round, double before, double after) {
     iso_assert_ok(iso__transport_flush(w->transport));
 }
 
+// Where each rank has its shard of what has arrived: gives all shards to all ranks.
+static iso_status share_shards(world *w) {
+    iso__transport *t = w->transport;
+    if (t->shards == 0) return ISO_OK;
+    for (int b = 0; b < BUCKETS; b++) {
+        int at = (b + test_rank) % BUCKETS;
+        if (at != STAYS) ISO_TRY(t->ops->publish(t, at));
+    }
+    for (int b = BUCKETS - 1; b >= 0; b--) {
+        iso__exchange_times times;
+        if (b == STAYS) continue;
+        ISO_TRY(t->ops->collect(t, b, NULL, &times));
+        iso_assert_all(times.known && t->ops->is_collected(t, b));
+    }
+    return ISO_OK;
+}
+
 // left: what is left to multiply with.
 static void arrive_all(world *w, int round, double left[BUCKETS]) {
     iso__transport *t = w->transport;
@@ -159,6 +176,7 @@ static void arrive_all(world *w, int round, double left[BUCKETS]) {
         if (twice) left[b] = 1;
     }
     iso_assert_ok(iso__transport_finish(t));
+    iso_assert_ok(share_shards(w));
 }
 
 // A tail is multiplied by nothing.
@@ -209,7 +227,8 @@ static iso_status arrive_in_order(world *w, const iso__idle *idle) {
     iso__transport *t = w->transport;
     for (int b = 0; b < BUCKETS; b++)
         if (b != STAYS) ISO_TRY(t->ops->arrive(t, b, idle, NULL, NULL));
-    return iso__transport_finish(t);
+    ISO_TRY(iso__transport_finish(t));
+    return share_shards(w);
 }
 
 static void exchange_factors(world *w, int round) {
@@ -433,6 +452,7 @@ void transport_keeps_times(const transport_case *c, int b, void (*fault)(void)) 
     iso_assert_all(late || is_whole(&w, &a, &times));
     int64_t waited = times.wait_end_ns - times.wait_start_ns - times.away_ns;
     iso_assert_all(fault || late || (double)waited >= limit_s * 1e9);
+    if (w.transport->shards > 0) iso_assert_ok(arrive_in_order(&w, NULL));
     move_mirror(&w, false);
     iso_assert_all(is_sum(&w, b, 0, 1, 1, test_size));
     close_world(&w);

@@ -10,6 +10,7 @@ typedef struct transport_case {
     iso_scope scope;
     const iso_comm_hook *hook; // NULL: plain
     iso_device *device;        // NULL: the host's memory
+    bool zero;                 // updates are shared out; what is published are the sums
 } transport_case;
 
 // Collective. What transport.h promises, in several rounds:

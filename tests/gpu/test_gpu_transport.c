@@ -18,7 +18,7 @@ static void gpus_conform(const char *name, const char *collective, const iso_com
     iso_device *device;
     setenv("ISO_NODE_COLLECTIVE", collective, 1);
     iso_assert_ok(nccl_open_device(&device));
-    transport_conforms(&(transport_case){name, ISO_SCOPE_WORLD, hook, device});
+    transport_conforms(&(transport_case){name, ISO_SCOPE_WORLD, hook, device, false});
     iso_device_destroy(&device);
 }
 
@@ -72,7 +72,7 @@ static void keeps_times(const char *name, const char *collective, void (*fault)(
     iso_assert_ok(nccl_open_device(&device));
     for (int k = 0; k < (fault ? 3 : 1); k++) {
         failing_call = calls[k];
-        transport_keeps_times(&(transport_case){name, ISO_SCOPE_WORLD, NULL, device},
+        transport_keeps_times(&(transport_case){name, ISO_SCOPE_WORLD, NULL, device, false},
                               TRANSPORT_LAST, fault);
     }
     iso_device_destroy(&device);
@@ -119,7 +119,7 @@ Test(np2_gpu_transport, a_rank_that_could_not_post_posts_nothing_more) {
     setenv("ISO_NODE_COLLECTIVE", "nccl", 1);
     iso_assert_ok(nccl_open_device(&device));
     failing_call = "cudaEventRecord";
-    transport_stays_in_step(&(transport_case){"nccl", ISO_SCOPE_WORLD, NULL, device},
+    transport_stays_in_step(&(transport_case){"nccl", ISO_SCOPE_WORLD, NULL, device, false},
                             fail_next_call);
     iso_device_destroy(&device);
 }

@@ -25,6 +25,8 @@ typedef struct slot_state {
 struct iso__appliers {
     const iso__layout *layout;
     char *gradients;
+    bool by_elements;      // updates are of elements, as with ZeRO
+    const iso__zero *zero; // says which; NULL: all
     applier *applier;
     int count;
     slot_state *slot; // [slots]
@@ -103,11 +105,20 @@ static iso_status check_params(const iso__layout *layout, const int *params, int
     return ISO_OK;
 }
 
+void iso__appliers_set_zero(iso__appliers *a, const iso__zero *zero) {
+    a->by_elements = true;
+    a->zero = zero;
+}
+
 iso_status iso__appliers_add(iso__appliers *a, const int *params, int count,
                              iso_reducer_apply apply, size_t hyper_bytes, void *user, int *id) {
     iso_status status;
     const iso__layout *l = a->layout;
     applier p = {.apply = apply, .user = user, .hyper_bytes = hyper_bytes};
+    // When each of them steps, ranks might publish values in different orders.
+    ISO_CHECK(!a->by_elements || iso__appliers_count(a) == 0, ISO_ERR_UNSUPPORTED,
+              "with ZeRO one optimizer updates the parameters: use parameter groups "
+              "(iso_optimizer_add_group) in place of a second one");
     ISO_TRY(check_params(l, params, count));
     ISO_TRY_GOTO(iso__alloc(hyper_bytes, &p.hyper));
     ISO_TRY_GOTO(iso__alloc_zero((size_t)l->slot_count * sizeof(*p.mine), (void **)&p.mine));
@@ -177,6 +188,10 @@ bool iso__appliers_have_list(const iso__appliers *a, int id) { return a->applier
 
 bool iso__appliers_have_stepped(const iso__appliers *a, int id) { return a->applier[id].stepped; }
 
+bool iso__appliers_can_share(const iso__appliers *a, int id) {
+    return !a->by_elements || a->applier[id].apply_piece;
+}
+
 void iso__appliers_freeze(iso__appliers *a, int id, const void *hyper) {
     applier *p = &a->applier[id];
     memcpy(p->hyper, hyper, p->hyper_bytes);
@@ -203,9 +218,20 @@ static bool is_last_to_come(iso__appliers *a, int param) {
     return true;
 }
 
-static iso_status call_apply(iso__appliers *a, const iso__grad_slot *s, const applier *p,
-                             double scale) {
+// Of the elements that are this rank's.
+static iso_status apply_own(iso__appliers *a, int slot, const applier *p, double scale) {
+    const iso__grad_slot *s = &a->layout->slot[slot];
+    iso__own own = iso__zero_own(a->zero, a->layout, slot);
+    char *gradient = a->gradients + s->offset + own.first * iso_dtype_size(s->dtype);
+    if (own.count == 0) return ISO_OK;
+    return p->apply_piece(s->param, s->first + own.first, own.count, gradient, scale, p->hyper,
+                          p->user);
+}
+
+static iso_status call_apply(iso__appliers *a, int slot, const applier *p, double scale) {
+    const iso__grad_slot *s = &a->layout->slot[slot];
     void *gradient = a->gradients + s->offset;
+    if (a->by_elements) return apply_own(a, slot, p, scale);
     if (!s->cut) return p->apply(s->param, gradient, scale, p->hyper, p->user);
     if (p->apply_piece)
         return p->apply_piece(s->param, s->first, s->count, gradient, scale, p->hyper, p->user);
@@ -215,12 +241,11 @@ static iso_status call_apply(iso__appliers *a, const iso__grad_slot *s, const ap
 }
 
 // A callback need not have written a record of its error.
-static iso_status update_slot(iso__appliers *a, const iso__grad_slot *s, const applier *p,
-                              double scale) {
-    iso_status status = call_apply(a, s, p, scale);
+static iso_status update_slot(iso__appliers *a, int slot, const applier *p, double scale) {
+    iso_status status = call_apply(a, slot, p, scale);
     if (status < 0 && iso_last_error()->code != status)
-        return ISO_FAIL(status, "the callback that updates \"%s\" failed (%s)", s->name,
-                        iso_status_string(status));
+        return ISO_FAIL(status, "the callback that updates \"%s\" failed (%s)",
+                        a->layout->slot[slot].name, iso_status_string(status));
     ISO_TRY(status);
     return ISO_OK;
 }
@@ -228,7 +253,7 @@ static iso_status update_slot(iso__appliers *a, const iso__grad_slot *s, const a
 iso_status iso__appliers_update_all(iso__appliers *a, int id, const bool *skipped) {
     const applier *p = &a->applier[id];
     for (int s = 0; s < a->layout->slot_count; s++)
-        if (p->mine[s] && !skipped[s]) ISO_TRY(update_slot(a, &a->layout->slot[s], p, 1.0));
+        if (p->mine[s] && !skipped[s]) ISO_TRY(update_slot(a, s, p, 1.0));
     return ISO_OK;
 }
 
@@ -239,7 +264,7 @@ iso_status iso__appliers_apply(iso__appliers *a, int bucket, double scale, const
         slot_state *slot = &a->slot[s];
         if (!slot->update) continue;
         if (!skipped[s])
-            ISO_TRY(update_slot(a, &a->layout->slot[s], &a->applier[slot->owner], scale));
+            ISO_TRY(update_slot(a, s, &a->applier[slot->owner], scale));
         slot->update = false; // not again, should one of the others fail
     }
     return ISO_OK;

@@ -3,13 +3,16 @@
 #ifndef ISO_APPLIERS_H
 #define ISO_APPLIERS_H
 
-#include "parallel/reducer/layout.h"
+#include "parallel/reducer/zero.h"
 
 typedef struct iso__appliers iso__appliers;
 
 // Borrows the layout; gradients: where the offsets of slots begin.
 iso_status iso__appliers_create(const iso__layout *layout, char *gradients, iso__appliers **out);
 void iso__appliers_destroy(iso__appliers **appliers); // accepts NULL
+
+// From now on updates are made by elements, of those that are this rank's (NULL: of all). Borrowed.
+void iso__appliers_set_zero(iso__appliers *a, const iso__zero *zero);
 
 // ---- Who ---- nothing may be pending ----------------------------------------------------------------
 
@@ -34,6 +37,8 @@ void iso__appliers_list_is_out(iso__appliers *a);
 bool iso__appliers_have_list(const iso__appliers *a, int id);
 // Hyperparameters are in use by updates that are still to come.
 bool iso__appliers_have_stepped(const iso__appliers *a, int id);
+// This one can update some elements of a parameter, or need not.
+bool iso__appliers_can_share(const iso__appliers *a, int id);
 // Freezes hyperparameters, and uses the list.
 void iso__appliers_freeze(iso__appliers *a, int id, const void *hyper);
 // Everything is back, as averages: updates at once. skipped: [slots].

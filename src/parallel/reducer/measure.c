@@ -15,6 +15,10 @@ static iso_status exchange_once(iso_reducer *r, double *ms) {
     ISO_TRY(iso__transport_flush(t));
     for (int b = 0; t->travels && b < r->buckets.count; b++)
         if (!r->buckets.item[b].local) ISO_TRY(t->ops->arrive(t, b, NULL, &left, NULL));
+    for (int b = r->buckets.count - 1; t->shards > 0 && b >= 0; b--)
+        if (!r->buckets.item[b].local) ISO_TRY(t->ops->publish(t, b));
+    for (int b = r->buckets.count - 1; t->shards > 0 && b >= 0; b--)
+        if (!r->buckets.item[b].local) ISO_TRY(t->ops->collect(t, b, NULL, NULL));
     ISO_TRY(iso__transport_finish(t));
     if (r->store.device) ISO_TRY(iso__store_remote(&r->store)->finish(r->store.device));
     *ms = (double)(iso_now() - start) * 1e-6;

@@ -13,6 +13,7 @@ enum { ROUNDS = 5 }; // lists that the plan is made of
 // Times of the latest exchange, sums over all, and what the plan is made of.
 typedef struct bucket_times {
     int64_t ready_ns, need_ns;                            // need_ns: 0 until it is needed
+    int64_t done_ns;                                      // of the sum
     int64_t origin_ns, origin_clock;                      // of its backward
     int round;                                            // of the plan's, which this backward is
     double ready_ms, start_ms, done_ms, need_ms, wait_ms; // sums, since the first gradient
@@ -93,25 +94,40 @@ static void correct_ready(bucket_times *t, int64_t ready_ns) {
     t->ready_ns = ready_ns;
 }
 
-void iso__planner_arrived(iso__planner *p, int bucket, const iso__exchange_times *x,
-                          int64_t spent_ns) {
-    bucket_times *t = &p->times[bucket];
+// Adds an exchange that is over, and the wait for it.
+static void count_exchange(iso__planner *p, int bucket, const iso__exchange_times *x,
+                           int64_t ready_ns, int64_t spent_ns) {
     const char *label = p->layout->range[bucket].label;
-    if (!x->known) return;
     int64_t wait_end = x->wait_end_ns - x->away_ns - spent_ns;
     double wait_ms = (double)(wait_end - x->wait_start_ns) * 1e-6;
-    if (x->left_device) correct_ready(t, x->ready_ns);
     p->waited_ns += wait_end - x->wait_start_ns;
     p->wait_ms += wait_ms;
     p->exchange_ms += (double)(x->done_ns - x->posted_ns) * 1e-6;
+    p->times[bucket].wait_ms += wait_ms;
+    iso_trace_span(ISO_LANE_QUEUE, label, ready_ns, x->posted_ns);
+    iso_trace_span(ISO_LANE_EXCHANGE, label, x->posted_ns, x->done_ns);
+    iso_trace_span(ISO_LANE_WAIT, label, x->wait_start_ns, wait_end);
+}
+
+void iso__planner_arrived(iso__planner *p, int bucket, const iso__exchange_times *x,
+                          int64_t spent_ns) {
+    bucket_times *t = &p->times[bucket];
+    if (!x->known) return;
+    if (x->left_device) correct_ready(t, x->ready_ns);
+    count_exchange(p, bucket, x, t->ready_ns, spent_ns);
     t->ready_ms += (double)(t->ready_ns - t->origin_ns) * 1e-6;
     t->start_ms += (double)(x->posted_ns - t->origin_ns) * 1e-6;
     t->done_ms += (double)(x->done_ns - t->origin_ns) * 1e-6;
-    t->wait_ms += wait_ms;
+    t->done_ns = x->done_ns;
     t->exchanges++;
-    iso_trace_span(ISO_LANE_QUEUE, label, t->ready_ns, x->posted_ns);
-    iso_trace_span(ISO_LANE_EXCHANGE, label, x->posted_ns, x->done_ns);
-    iso_trace_span(ISO_LANE_WAIT, label, x->wait_start_ns, wait_end);
+}
+
+void iso__planner_collected(iso__planner *p, int bucket, const iso__exchange_times *x,
+                            int64_t spent_ns) {
+    bucket_times *t = &p->times[bucket];
+    if (!x->known) return;
+    count_exchange(p, bucket, x, x->ready_ns, spent_ns);
+    if (t->done_ns > 0) t->done_ms += (double)(x->done_ns - t->done_ns) * 1e-6;
 }
 
 void iso__planner_waited(iso__planner *p, int64_t start_ns) {

@@ -21,6 +21,9 @@ void iso__planner_ready(iso__planner *p, int bucket, long long list);
 void iso__planner_need(iso__planner *p, int bucket);
 void iso__planner_arrived(iso__planner *p, int bucket, const iso__exchange_times *times,
                           int64_t spent_ns);
+// With ZeRO: the values of all ranks have arrived, in an exchange that follows.
+void iso__planner_collected(iso__planner *p, int bucket, const iso__exchange_times *times,
+                            int64_t spent_ns);
 void iso__planner_waited(iso__planner *p, int64_t start_ns); // from then until now, for a device
 
 // Fills in what it knows: wait_ms, exchange_ms, planned; all but name, bytes and wire_bytes.

@@ -161,6 +161,9 @@ static void report_steps(iso_reducer *r) {
 
 // There is a whole list of gradients for this step.
 static iso_status have_gradients(iso_reducer *r, int id) {
+    ISO_CHECK(iso__appliers_can_share(r->appliers, id), ISO_ERR_STATE,
+              "with ZeRO each rank updates some elements of a parameter: set a function that does "
+              "so with iso_reducer_set_apply_piece");
     ISO_CHECK(r->unsynced == 0, ISO_ERR_STATE,
               "step() after %d backwards inside no_sync, whose gradients this rank has alone: make "
               "the last backward before a step outside of it",
@@ -199,9 +202,11 @@ static iso_status make_step(iso_reducer *r, int id, const void *hyper) {
     iso__appliers_freeze(a, id, hyper);
     iso__round_list_used(r->round);
     r->steps++;
-    if (iso__round_is_back(r->round))
-        return iso__appliers_update_all(a, id, iso__round_skipped(r->round));
-    iso__appliers_mark(a, id);
+    bool back = iso__round_is_back(r->round);
+    if (back) ISO_TRY(iso__appliers_update_all(a, id, iso__round_skipped(r->round)));
+    if (back && !r->zero) return ISO_OK;
+    if (!back) iso__appliers_mark(a, id);
+    ISO_TRY(iso__round_share(r->round));
     if (!gains_by_waiting(r)) return iso_reducer_finish(r);
     // Of a device: from here on nobody needs this rank's program for its gradients to travel. The
     // next forward would wait for the same.
@@ -242,6 +247,10 @@ iso_status iso__reducer_choose_scope(iso_reducer *r, iso_scope scope) {
 
 iso_status iso__reducer_set_scope(iso_reducer *r, iso_scope scope) {
     ISO_TRY(iso__scope_check(scope));
+    ISO_CHECK(!r->shares_updates || scope == r->scope, ISO_ERR_UNSUPPORTED,
+              "with ZeRO gradients are averaged over all ranks, not over a %s: periodic modes need "
+              "an optimizer whose state is whole on every rank",
+              iso__scope_name(scope));
     ISO_TRY(iso_reducer_finish(r));
     if (!r->scopes_made) ISO_TRY(iso__scopes_make_all(r->scopes, &r->setup));
     r->scopes_made = true;
@@ -315,6 +324,41 @@ void iso_reducer_piece(const iso_reducer *r, int i, int k, size_t *first, size_t
     bool there = iso__layout_has(&r->layout, i, k);
     *first = there ? iso__layout_piece(&r->layout, i, k)->first : 0;
     *count = there ? iso__layout_piece(&r->layout, i, k)->count : 0;
+}
+
+void iso_reducer_own(const iso_reducer *r, int i, int k, size_t *first, size_t *count) {
+    iso__own own = {0, 0};
+    size_t start = 0;
+    if (iso__layout_has(&r->layout, i, k)) {
+        own = iso__zero_own(r->zero, &r->layout, iso__layout_at(&r->layout, i, k));
+        start = iso__layout_piece(&r->layout, i, k)->first;
+    }
+    *first = start + own.first;
+    *count = own.count;
+}
+
+iso_comm *iso__reducer_comm(const iso_reducer *r) { return r->world; }
+
+bool iso__reducer_shares_updates(const iso_reducer *r) { return r->shares_updates; }
+
+// Of one piece: each rank's elements from that rank.
+static iso_status gather_piece(const iso_reducer *r, int slot, char *array) {
+    const iso__grad_slot *s = &r->layout.slot[slot];
+    size_t size = iso_dtype_size(s->dtype);
+    for (int k = 0; k < r->transport->shards; k++) {
+        iso__own own = iso__zero_shard(r->zero, &r->layout, slot, k);
+        if (own.count == 0) continue;
+        char *from = array + (s->first + own.first) * size;
+        ISO_TRY(iso_comm_bcast(r->world, from, own.count * size, k));
+    }
+    return ISO_OK;
+}
+
+iso_status iso__reducer_gather(iso_reducer *r, int i, void *array) {
+    if (!r->zero || iso__layout_piece(&r->layout, i, 0)->local) return ISO_OK;
+    for (int k = 0; k < r->layout.place[i].pieces; k++)
+        ISO_TRY(gather_piece(r, iso__layout_at(&r->layout, i, k), array));
+    return ISO_OK;
 }
 
 iso_status iso_reducer_bucket_text(const iso_reducer *r, char **out) {

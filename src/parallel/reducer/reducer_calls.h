@@ -66,4 +66,12 @@ void iso__reducer_skip_local(iso_reducer *r);
 // Every rank counts once again, and updates what it does not exchange.
 void iso__reducer_end_join(iso_reducer *r);
 
+// ---- ZeRO -------------------------------------------------------------------------------------------
+
+bool iso__reducer_shares_updates(const iso_reducer *r); // asked for, though this rank may be alone
+iso_comm *iso__reducer_comm(const iso_reducer *r); // of all ranks; borrowed
+// Collective. array: the elements of parameter i, of its type, of which each rank has those that it
+// updates (iso_reducer_own). Then all ranks have all. Does nothing where updates are not shared out.
+iso_status iso__reducer_gather(iso_reducer *r, int i, void *array);
+
 #endif

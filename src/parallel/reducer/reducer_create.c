@@ -29,6 +29,23 @@ static const iso_comm_hook *hook_of(const iso_reducer_config *config) {
     return config->hook ? config->hook : &iso_hook_plain;
 }
 
+static bool is_remote(const iso_reducer_config *config) {
+    return config->device && !config->device->ops->host_memory;
+}
+
+static iso_status check_zero(const iso_reducer_config *c) {
+    if (!c->zero) return ISO_OK;
+    ISO_CHECK(!is_remote(c), ISO_ERR_UNSUPPORTED,
+              "ZeRO works in the host's memory so far, not on a %s device", c->device->ops->name);
+    ISO_CHECK(!hook_of(c)->compress, ISO_ERR_UNSUPPORTED,
+              "ZeRO sums gradients as they are: use no communication hook with it, not %s",
+              hook_of(c)->name);
+    ISO_CHECK(c->scope == ISO_SCOPE_WORLD, ISO_ERR_UNSUPPORTED,
+              "ZeRO averages gradients over all ranks: use scope world with it, not %s",
+              iso__scope_name(c->scope));
+    return ISO_OK;
+}
+
 #define LIST_ROOM 240
 
 static void write_list(const iso_reducer_config *config, char text[LIST_ROOM]) {
@@ -52,12 +69,12 @@ static iso_status match_ranks(iso_reducer *r, const iso_reducer_param *params, i
              "hook: %.63s\nwire of the hook: %s\nstate_floats of the hook: %d\n"
              "divides of the hook: %d\nsilent of the hook: %d\nbucket_bytes: %zu\n"
              "first_bucket_bytes: %zu\nlast_bucket_bytes: %zu\nbucket_list: %s\n"
-             "piece_bytes: %zu\nsums: %d\n",
+             "piece_bytes: %zu\nsums: %d\nzero: %d\n",
              sync[config->sync], iso__scope_name(config->scope), order[config->order],
              unused[config->unused], average[config->average], config->split_factor, hook->name,
              iso_dtype_name(hook->wire), hook->state_floats, (int)hook->divides, (int)hook->silent,
              config->bucket_bytes, config->first_bucket_bytes, config->last_bucket_bytes, list,
-             config->piece_bytes, config->sums);
+             config->piece_bytes, config->sums, (int)config->zero);
     return iso__params_check_ranks(r->world, params, count, settings,
                                    iso__layout_fingerprint(&r->layout));
 }
@@ -86,6 +103,7 @@ static iso_status make_layout(iso_reducer *r, const iso_reducer_param *params, i
     ISO_CHECK(params && count > 0, ISO_ERR_ARG, "a reducer needs at least one parameter");
     ISO_TRY(check_config(config));
     ISO_TRY(iso__coder_check(hook_of(config)));
+    ISO_TRY(check_zero(config));
     ISO_TRY(iso__layout_create(params, count, &sizes, config->piece_bytes,
                                iso__scopes_unit(r->scopes),
                                r->rides ? iso__sums_elements(config->sums) : 0, &r->layout));
@@ -173,11 +191,10 @@ static void log_buckets(const iso_reducer *r) { // on rank 0
     iso__free(text);
 }
 
-// Digits would not survive a hook that rounds, and are not copied to devices. What a rank alone was
-// given, others do not know.
+// Digits would not survive a hook that rounds, are not copied to devices, and with ZeRO their sum
+// would come to one rank only. What a rank alone was given, others do not know.
 static iso_status see_who_rides(iso_reducer *r, const iso_reducer_config *config) {
-    bool remote = config->device && !config->device->ops->host_memory;
-    int64_t all = !remote && !hook_of(config)->compress;
+    int64_t all = !is_remote(config) && !hook_of(config)->compress && !config->zero;
     ISO_TRY(iso_comm_allreduce_i64(r->world, &all, 1, ISO_MIN));
     r->rides = all && iso_comm_size(r->world) <= ISO_SUMS_MOST_RANKS;
     return ISO_OK;
@@ -189,7 +206,20 @@ static iso_status meet_ranks(iso_reducer *r, iso_comm *comm, const iso_reducer_c
     ISO_TRY(iso__comm_create_like(comm, iso_comm_mpi(comm), false, &r->world));
     ISO_TRY(iso__comm_locate(r->world));
     ISO_TRY(see_who_rides(r, config));
-    return iso__scopes_create(r->world, config->device, hook_of(config), r->exchanges, &r->scopes);
+    return iso__scopes_create(r->world, config->device, hook_of(config), r->exchanges, config->zero,
+                              &r->scopes);
+}
+
+// A rank that is alone updates everything.
+static iso_status share_updates(iso_reducer *r) {
+    iso_status mine = ISO_OK;
+    if (!r->shares_updates) return ISO_OK;
+    if (r->transport->shards > 0)
+        mine = iso__zero_create(&r->layout, &r->store, r->transport, &r->zero);
+    ISO_TRY(iso_comm_agree(r->world, mine));
+    iso__appliers_set_zero(r->appliers, r->zero);
+    iso__round_set_zero(r->round, r->zero);
+    return ISO_OK;
 }
 
 // A rank that failed alone would leave the others waiting in what follows.
@@ -201,6 +231,7 @@ iso_status iso_reducer_create(iso_comm *comm, const iso_reducer_param *params, i
     if (!config) config = &plain;
     ISO_TRY(iso__alloc_zero(sizeof(*r), (void **)&r));
     r->sync = config->sync;
+    r->shares_updates = config->zero;
     r->only = -1;
     ISO_TRY_GOTO(meet_ranks(r, comm, config));
     ISO_TRY_GOTO(iso_comm_agree(r->world, make_layout(r, params, count, config)));
@@ -208,6 +239,7 @@ iso_status iso_reducer_create(iso_comm *comm, const iso_reducer_param *params, i
     ISO_TRY_GOTO(make_arena(r));
     ISO_TRY_GOTO(iso_comm_agree(r->world, make_parts(r, config)));
     ISO_TRY_GOTO(iso__reducer_choose_scope(r, config->scope));
+    ISO_TRY_GOTO(share_updates(r));
     ISO_TRY_GOTO(broadcast_values(r));
     log_buckets(r);
     *out = r;
@@ -235,6 +267,7 @@ void iso_reducer_destroy(iso_reducer **pointer) {
     bool over = iso__scopes_destroy(&r->scopes);
     if (!iso__sums_destroy(&r->sums)) over = false;
     if (!iso__round_destroy(&r->round) || !over) return;
+    iso__zero_destroy(&r->zero);
     iso__planner_destroy(&r->planner);
     iso__appliers_destroy(&r->appliers);
     iso__store_destroy(&r->store);

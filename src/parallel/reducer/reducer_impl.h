@@ -18,6 +18,8 @@ struct iso_reducer {
     iso__transport_setup setup;
     iso__appliers *appliers;
     iso__planner *planner;
+    bool shares_updates; // as asked for, also where this rank is alone
+    iso__zero *zero;     // NULL: every rank updates everything
     iso__sums *sums; // NULL: none were asked for
     bool rides;      // they may lie behind gradients
     iso__round *round;

@@ -1,57 +1,10 @@
 // SPDX-License-Identifier: MIT
-// A list of gradients: they become ready, their buckets leave, come back, and are updated.
-#include "parallel/reducer/round.h"
-
-#include "comm/comm_calls.h"
+// A list of gradients: they become ready, their buckets leave, and are needed.
+#include "parallel/reducer/round_impl.h"
 
 #include <isotherm/trace.h>
 
-typedef enum bucket_stage { OPEN, POSTED, ARRIVED } bucket_stage;
-
-typedef struct bucket_state {
-    bucket_stage stage;
-    int missing;         // slots that are not ready
-    iso__transport *via; // that it was posted to
-    int64_t spent_ns;    // on other buckets, while it was awaited in vain
-} bucket_state;
-
-typedef struct slot_state {
-    bool ready; // gradient final for this backward
-    bool used;  // by this rank's program, in the backward whose list is out
-    bool keep;  // no zero_grad since it was issued: its gradient must become an average
-} slot_state;
-
-struct iso__round {
-    iso__round_config with;
-    iso__transport *transport; // of the scope in force
-    iso_comm *comm;            // over which it sums, or NULL
-    bucket_state *bucket;      // [buckets]
-    slot_state *slot;          // [slots]
-    bool *skipped;             // [slots]: by all ranks, in the list that came back last
-    int issued;                // buckets that this backward has issued
-    int busy;                  // buckets that are not OPEN
-    int ready_count;           // slots ready in OPEN buckets of the list that is being issued
-    long long lists;           // issued whole so far
-    bool fresh;                // a whole list was issued that no step has used yet
-    bool always_closed;        // its owner closes every backward
-    iso__averaging average;
-    double *used; // [slots]: 1 where any rank has used it; of ISO_UNUSED_NEGOTIATE
-    iso_request *used_request;
-    iso_comm *asked; // that the request is over, retained: MPI may still use it
-};
-
-static const iso__layout *layout_of(const iso__round *r) { return r->with.layout; }
-static const iso__bucket *bucket_of(const iso__round *r, int b) {
-    return &r->with.layout->bucket[b];
-}
-static int slots_in(const iso__round *r, int b) {
-    const iso__range *range = &r->with.layout->range[b];
-    return range->last - range->first + 1;
-}
-
 // ---- Buckets leave ----------------------------------------------------------------------------------
-
-static iso_status arrive_bucket(iso__round *r, int b, const iso__idle *idle, double *left);
 
 static bool is_blocking(const iso__round *r) { return r->with.sync != ISO_SYNC_LAZY; }
 
@@ -80,26 +33,8 @@ static iso_status post_bucket(iso__round *r, int b) {
     iso__factors factor = factors_of(r, b);
     ISO_TRY(state->via->ops->post(state->via, b, factor.before, factor.after));
     if (!state->via->travels || !is_blocking(r)) return ISO_OK;
-    ISO_TRY(arrive_bucket(r, b, NULL, NULL)); // an average, while it is still the host's
+    ISO_TRY(iso__round_arrive(r, b, NULL, NULL)); // an average, while it is still the host's
     return finish_transport(r);
-}
-
-// One small reduction tells who has used what; waited for before the first bucket is completed.
-static iso_status ask_used(iso__round *r) {
-    const iso__layout *l = layout_of(r);
-    for (int i = 0; i < l->param_count; i++) {
-        bool used = false; // any piece
-        for (int k = 0; k < l->place[i].pieces; k++) used |= r->slot[iso__layout_at(l, i, k)].used;
-        for (int k = 0; k < l->place[i].pieces; k++) {
-            int s = iso__layout_at(l, i, k);
-            r->used[s] = used;
-            r->skipped[s] = !used;
-        }
-    }
-    if (!r->comm || iso_comm_size(r->comm) == 1) return ISO_OK;
-    r->asked = iso_comm_retain(r->comm);
-    return iso__comm_iallreduce_max(r->comm, r->used, l->slot_count, "used parameters",
-                                    &r->used_request);
 }
 
 static iso_status list_is_out(iso__round *r) {
@@ -111,7 +46,8 @@ static iso_status list_is_out(iso__round *r) {
     iso__appliers_list_is_out(r->with.appliers);
     r->lists++;
     ISO_TRY(iso__sums_send(r->with.sums, r->comm));
-    return r->with.unused == ISO_UNUSED_NEGOTIATE ? ask_used(r) : ISO_OK;
+    bool negotiate = r->with.unused == ISO_UNUSED_NEGOTIATE;
+    return negotiate ? iso__usage_ask(r->usage, r->comm) : ISO_OK;
 }
 
 // Channels keep the order that all ranks share, however buckets become ready here. Blocking, a rank
@@ -163,13 +99,19 @@ static iso_status report_slot(iso__round *r, int s, bool *complete) {
               "when nothing in this backward adds to it any more; between two backwards call "
               "iso_reducer_step or iso_reducer_finish, or run a forward",
               slot->name);
-    r->slot[s].used = true;
+    ISO_CHECK(!r->zero || slot->local || !r->fresh || !r->slot[s].keep, ISO_ERR_STATE,
+              "a second backward without a step adds to the gradient of \"%s\", of which each rank "
+              "keeps its own shard with ZeRO: make all backwards but the last one of a step inside "
+              "no_sync, or drop gradients with zero_grad",
+              slot->name);
+    iso__usage_mark(r->usage, s, true);
     if (mark_ready(r, s)) *complete = true;
     return ISO_OK;
 }
 
 iso_status iso__round_advance(iso__round *r) {
     iso_comm_poll(r->with.world);
+    if (r->shares) ISO_TRY(iso__round_publish_back(r));
     return iso__transport_advance(r->transport);
 }
 
@@ -235,7 +177,7 @@ iso_status iso__round_shadow(iso__round *r) {
 iso_status iso__round_adopt(iso__round *r, const bool *used) {
     const iso__layout *l = layout_of(r);
     ISO_TRY(iso__round_finish(r));
-    for (int s = 0; s < l->slot_count; s++) r->slot[s].used = used[l->slot[s].param];
+    for (int s = 0; s < l->slot_count; s++) iso__usage_mark(r->usage, s, used[l->slot[s].param]);
     for (int b = 0; b < l->bucket_count; b++) {
         ISO_TRY(r->with.alone->ops->post(r->with.alone, b, 1, 1));
         r->bucket[b].via = r->with.alone;
@@ -245,112 +187,6 @@ iso_status iso__round_adopt(iso__round *r, const bool *used) {
     }
     ISO_TRY(list_is_out(r));
     return iso__round_finish(r);
-}
-
-// ---- Buckets come back ------------------------------------------------------------------------------
-
-static iso_status learn_used(iso__round *r) {
-    const iso__layout *l = layout_of(r);
-    if (!r->used_request) return ISO_OK;
-    iso_status status = iso_request_wait(&r->used_request);
-    if (!r->used_request) iso_comm_destroy(&r->asked);
-    ISO_TRY(status);
-    for (int s = 0; s < l->slot_count; s++) // what is not exchanged, each rank judges for itself
-        r->skipped[s] = l->slot[s].local ? !r->slot[s].used : r->used[s] == 0;
-    return ISO_OK;
-}
-
-// Updates may take the factor along, unless a part is to stay as an average.
-static bool can_fold(const iso__round *r, int b) {
-    const iso__layout *l = layout_of(r);
-    for (int k = l->range[b].first; k <= l->range[b].last; k++)
-        if (r->slot[l->order[k]].keep) return false;
-    return iso__appliers_fold(r->with.appliers, b);
-}
-
-// All buckets have come back: the list starts again.
-static void restart_list(iso__round *r) {
-    r->issued = 0;
-    r->ready_count = 0;
-    iso__appliers_restart(r->with.appliers);
-    for (int s = 0; s < layout_of(r)->slot_count; s++) r->ready_count += r->slot[s].ready;
-}
-
-static void open_bucket(iso__round *r, int b) {
-    const iso__layout *l = layout_of(r);
-    r->bucket[b].stage = OPEN;
-    r->bucket[b].missing = slots_in(r, b);
-    for (int k = l->range[b].first; k <= l->range[b].last; k++)
-        r->slot[l->order[k]].ready = r->slot[l->order[k]].used = false;
-    iso__appliers_bucket_opens(r->with.appliers, b);
-    if (--r->busy == 0) restart_list(r);
-}
-
-typedef struct look {
-    iso__round *round;
-    int awaited;
-    iso_status status;
-    int64_t spent_ns;
-} look;
-
-static iso_status complete_bucket(iso__round *r, int b);
-
-// While one bucket is awaited, another that has come back is updated.
-static bool complete_another(void *user) {
-    look *l = user;
-    iso__round *r = l->round;
-    for (int b = 0; l->status == ISO_OK && b < layout_of(r)->bucket_count; b++) {
-        const bucket_state *state = &r->bucket[b];
-        if (b == l->awaited || state->stage != POSTED) continue;
-        if (!iso__appliers_await(r->with.appliers, b)) continue;
-        if (!state->via->ops->is_back(state->via, b)) continue;
-        int64_t start = iso_now();
-        l->status = complete_bucket(r, b);
-        l->spent_ns += iso_now() - start;
-        return true;
-    }
-    return false;
-}
-
-// left NULL: the sum becomes an average.
-static iso_status arrive_bucket(iso__round *r, int b, const iso__idle *idle, double *left) {
-    bucket_state *state = &r->bucket[b];
-    iso__exchange_times times = {.known = false};
-    const look *meanwhile = idle ? idle->user : NULL;
-    iso_status status = state->via->ops->arrive(state->via, b, idle, left, &times);
-    if (meanwhile) state->spent_ns += meanwhile->spent_ns;
-    ISO_TRY(status);
-    iso__planner_arrived(r->with.planner, b, &times, state->spent_ns);
-    state->spent_ns = 0;
-    if (meanwhile) ISO_TRY(meanwhile->status);
-    iso__sums_come(r->with.sums, r->with.store, bucket_of(r, b));
-    state->stage = ARRIVED;
-    return ISO_OK;
-}
-
-// What is left after it are updates, which take `left` along. May be called again.
-static iso_status bring_back(iso__round *r, int b, double *left) {
-    look meanwhile = {.round = r, .awaited = b};
-    iso__idle idle = {complete_another, &meanwhile};
-    *left = 1;
-    ISO_TRY(arrive_bucket(r, b, &idle, can_fold(r, b) ? left : NULL));
-    return learn_used(r);
-}
-
-static iso_status complete_bucket(iso__round *r, int b) {
-    double left;
-    if (r->bucket[b].stage == OPEN) return ISO_OK;
-    ISO_TRY(bring_back(r, b, &left));
-    ISO_TRY(iso__appliers_apply(r->with.appliers, b, left, r->skipped));
-    open_bucket(r, b);
-    return ISO_OK;
-}
-
-// Waiting between updates would end what a device takes together.
-static iso_status arrive_first(iso__round *r, int b) {
-    double left;
-    bool launches = r->bucket[b].stage != OPEN && r->bucket[b].via->launches;
-    return launches ? bring_back(r, b, &left) : ISO_OK;
 }
 
 // ---- Gradients are needed ---------------------------------------------------------------------------
@@ -387,9 +223,9 @@ iso_status iso__round_param_needed(iso__round *r, int i) {
     ISO_TRY(begin_forward(r));
     for (int k = 0; k < pieces; k++)
         iso__planner_need(r->with.planner, iso__layout_piece(l, i, k)->bucket);
-    for (int k = 0; k < pieces; k++) ISO_TRY(arrive_first(r, iso__layout_piece(l, i, k)->bucket));
+    for (int k = 0; k < pieces; k++) ISO_TRY(iso__round_arrive_first(r, iso__layout_piece(l, i, k)->bucket));
     for (int k = 0; k < pieces; k++)
-        ISO_TRY(complete_bucket(r, iso__layout_piece(l, i, k)->bucket));
+        ISO_TRY(iso__round_complete(r, iso__layout_piece(l, i, k)->bucket));
     return ISO_OK;
 }
 
@@ -400,7 +236,7 @@ iso_status iso__round_piece_needed(iso__round *r, int i, int k) {
     ISO_TRY(begin_forward(r));
     if (!iso__appliers_take_pieces(r->with.appliers, s)) return iso__round_param_needed(r, i);
     iso__planner_need(r->with.planner, b);
-    return complete_bucket(r, b);
+    return iso__round_complete(r, b);
 }
 
 iso_status iso__round_flush(iso__round *r) { return iso__transport_flush(r->transport); }
@@ -409,9 +245,9 @@ iso_status iso__round_finish(iso__round *r) {
     int count = layout_of(r)->bucket_count;
     do {
         if (iso__round_is_open(r)) ISO_TRY(iso__round_close(r, r->with.unused));
-        for (int b = 0; b < count; b++) ISO_TRY(arrive_first(r, b));
+        for (int b = 0; b < count; b++) ISO_TRY(iso__round_arrive_first(r, b));
         // In the order in which they were issued: the first ones are the first to be complete.
-        for (int b = 0; b < count; b++) ISO_TRY(complete_bucket(r, b));
+        for (int b = 0; b < count; b++) ISO_TRY(iso__round_complete(r, b));
     } while (iso__round_is_open(r)); // reported while earlier exchanges were still out
     return finish_transport(r);
 }
@@ -423,10 +259,8 @@ static iso_status allocate_round(iso__round *r) {
     size_t slots = (size_t)l->slot_count, buckets = (size_t)l->bucket_count;
     ISO_TRY(iso__alloc_zero(buckets * sizeof(*r->bucket), (void **)&r->bucket));
     ISO_TRY(iso__alloc_zero(slots * sizeof(*r->slot), (void **)&r->slot));
-    ISO_TRY(iso__alloc_zero(slots * sizeof(*r->skipped), (void **)&r->skipped));
-    ISO_TRY(iso__alloc_zero(slots * sizeof(*r->used), (void **)&r->used));
     for (int b = 0; b < l->bucket_count; b++) r->bucket[b].missing = slots_in(r, b);
-    return ISO_OK;
+    return iso__usage_create(l, &r->usage);
 }
 
 iso_status iso__round_create(const iso__round_config *config, iso__round **out) {
@@ -445,15 +279,14 @@ bool iso__round_destroy(iso__round **pointer) {
     iso__round *r = *pointer;
     *pointer = NULL;
     if (!r) return true;
-    if (r->used_request) return false;
-    iso_comm_destroy(&r->asked);
+    if (!iso__usage_destroy(&r->usage)) return false;
     iso__free(r->bucket);
     iso__free(r->slot);
-    iso__free(r->skipped);
-    iso__free(r->used);
     iso__free(r);
     return true;
 }
+
+void iso__round_set_zero(iso__round *r, iso__zero *zero) { r->zero = zero; }
 
 void iso__round_set_transport(iso__round *r, iso__transport *transport, iso_comm *comm) {
     r->transport = transport;
@@ -474,7 +307,7 @@ bool iso__round_travels(const iso__round *r) {
 }
 
 long long iso__round_lists(const iso__round *r) { return r->lists; }
-const bool *iso__round_skipped(const iso__round *r) { return r->skipped; }
+const bool *iso__round_skipped(const iso__round *r) { return iso__usage_skipped(r->usage); }
 void iso__round_list_used(iso__round *r) { r->fresh = false; }
 
 iso_unused iso__round_unused(const iso__round *r) { return r->with.unused; }
@@ -487,9 +320,7 @@ void iso__round_set_weight(iso__round *r, double weight, double total) {
 }
 
 void iso__round_skip_local(iso__round *r, bool skip) {
-    const iso__layout *l = layout_of(r);
-    for (int s = 0; s < l->slot_count; s++)
-        if (l->slot[s].local) r->skipped[s] = skip;
+    iso__usage_skip_local(r->usage, skip);
 }
 
 void iso__round_zero_grad(iso__round *r, int applier) {

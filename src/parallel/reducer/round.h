@@ -3,8 +3,9 @@
 // the last that is updated.
 //
 // A bucket is OPEN while its gradients are being written, POSTED when it belongs to a transport,
-// and ARRIVED when its sum is here; with its updates made it is OPEN again. A list is issued when
-// all of its buckets are posted, and the next one begins when all of them are open again.
+// and ARRIVED when its sum is here; with its updates made it is OPEN again. With ZeRO it is
+// PUBLISHED in between, until the values of all ranks are here. A list is issued when all of its
+// buckets are posted, and the next one begins when all of them are open again.
 #ifndef ISO_ROUND_H
 #define ISO_ROUND_H
 
@@ -38,6 +39,9 @@ bool iso__round_destroy(iso__round **round);
 // Nothing may be pending. From the next list on, sums are over comm (NULL: this rank alone).
 void iso__round_set_transport(iso__round *r, iso__transport *transport, iso_comm *comm);
 
+// Once, with that transport in force. From the next list on updates are shared out.
+void iso__round_set_zero(iso__round *r, iso__zero *zero);
+
 // ---- Gradients --------------------------------------------------------------------------------------
 
 iso_status iso__round_piece_ready(iso__round *r, int i, int k);
@@ -67,6 +71,9 @@ bool iso__round_travels(const iso__round *r);  // some bucket does
 long long iso__round_lists(const iso__round *r);     // issued whole so far
 const bool *iso__round_skipped(const iso__round *r); // [slots]: no rank has used it
 void iso__round_list_used(iso__round *r);            // a step has taken the list that is out
+// The step's updates are to come, or, where all buckets are open, are made. With ZeRO, new values
+// go to the other ranks as soon as they are made; otherwise does nothing. Never waits.
+iso_status iso__round_share(iso__round *r);
 
 // ---- Settings ---------------------------------------------------------------------------------------
 

@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: MIT
+// ZeRO stage 1: each rank keeps the optimizer state of the elements that it updates. The whole state
+// is put together to be saved or loaded.
+#include "optim/dp_state.h"
+#include "parallel/reducer/reducer_calls.h"
+#include "tensor/tensor_impl.h"
+
+#include <string.h>
+
+// Elements of a parameter whose state is here.
+typedef struct range {
+    int64_t first, count;
+    size_t offset; // bytes, in each kind's arena
+} range;
+
+struct iso__dp_state {
+    iso_reducer *reducer; // borrowed
+    int *place;           // [slots]: the reducer's parameter
+    int *start;           // [slots + 1]: slot i has range[start[i]] to range[start[i + 1] - 1]
+    range *range;
+    iso_tensor **whole; // [kinds * slots], between gathering and the next update; or NULL
+};
+
+static int kinds_of(const iso__base_optimizer *self) {
+    int kinds = 0;
+    while (kinds < ISO_OPTIMIZER_STATES && self->state[kinds]) kinds++;
+    return kinds;
+}
+
+static size_t size_of(const iso__base_optimizer *self, int i) {
+    return iso_dtype_size(self->slot[i].parameter->value->dtype);
+}
+
+static int count_pieces(const iso__base_optimizer *self, iso_reducer *reducer, const int *place) {
+    int count = 0;
+    for (int i = 0; i < self->count; i++) count += iso_reducer_pieces(reducer, place[i]);
+    return count;
+}
+
+// ---- Which elements ---------------------------------------------------------------------------------
+
+// Gives the bytes that a state of all ranges needs.
+static size_t list_ranges(const iso__base_optimizer *self) {
+    iso__dp_state *shards = self->shards;
+    size_t bytes = 0;
+    int n = 0;
+    for (int i = 0; i < self->count; i++) {
+        shards->start[i] = n;
+        for (int k = 0; k < iso_reducer_pieces(shards->reducer, shards->place[i]); k++) {
+            size_t first, count;
+            iso_reducer_own(shards->reducer, shards->place[i], k, &first, &count);
+            if (count == 0) continue;
+            shards->range[n++] = (range){(int64_t)first, (int64_t)count, bytes};
+            bytes += (count * size_of(self, i) + 63) / 64 * 64;
+        }
+    }
+    shards->start[self->count] = n;
+    return bytes;
+}
+
+static int64_t elements_of(const iso__dp_state *shards, int i) {
+    int64_t elements = 0;
+    for (int n = shards->start[i]; n < shards->start[i + 1]; n++) elements += shards->range[n].count;
+    return elements;
+}
+
+iso_status iso__dp_state_find(const iso__base_optimizer *self, int i, int64_t first, int64_t *elements,
+                           size_t *state_offset) {
+    const iso__dp_state *shards = self->shards;
+    *elements = elements_of(shards, i);
+    for (int n = shards->start[i]; n < shards->start[i + 1]; n++) {
+        const range *p = &shards->range[n];
+        if (first < p->first || first >= p->first + p->count) continue;
+        *state_offset = p->offset + (size_t)(first - p->first) * size_of(self, i);
+        return ISO_OK;
+    }
+    return ISO_FAIL(ISO_ERR_STATE,
+                    "\"%s\" is updated from element %lld on, whose state another rank has (ZeRO)",
+                    self->slot[i].name, (long long)first);
+}
+
+// ---- State moves ------------------------------------------------------------------------------------
+
+// The elements of slot i that are here, between an arena of ranges and a whole array.
+static void copy_ranges(const iso__base_optimizer *self, int i, char *arena, char *whole, bool in) {
+    const iso__dp_state *shards = self->shards;
+    size_t size = size_of(self, i);
+    for (int n = shards->start[i]; n < shards->start[i + 1]; n++) {
+        const range *p = &shards->range[n];
+        char *here = arena + p->offset, *there = whole + (size_t)p->first * size;
+        memcpy(in ? here : there, in ? there : here, (size_t)p->count * size);
+    }
+}
+
+// In place of the state of all elements, that of those that are here.
+static iso_status keep_shard(iso__base_optimizer *self, int kind, size_t bytes) {
+    iso_tensor *arena;
+    int64_t words = (int64_t)(bytes > 0 ? bytes / sizeof(float) : 1);
+    ISO_TRY(iso_tensor_create(self->module->device, ISO_F32, 1, &words, &arena));
+    for (int i = 0; i < self->count; i++)
+        copy_ranges(self, i, arena->data, iso__slot_state(self, &self->slot[i], kind), true);
+    iso_tensor_destroy(&self->state[kind]);
+    self->state[kind] = arena;
+    return ISO_OK;
+}
+
+static iso_status make_whole(iso__base_optimizer *self, int i, int kind) {
+    const iso_tensor *value = self->slot[i].parameter->value;
+    iso__dp_state *shards = self->shards;
+    iso_tensor **out = &shards->whole[kind * self->count + i];
+    ISO_TRY(iso_tensor_create(value->device, value->dtype, value->ndim, value->shape, out));
+    copy_ranges(self, i, self->state[kind]->data, (*out)->data, false);
+    return ISO_OK;
+}
+
+static iso_status make_all_whole(iso__base_optimizer *self) {
+    int kinds = kinds_of(self);
+    size_t count = (size_t)kinds * (size_t)self->count;
+    ISO_TRY(iso__alloc_zero(count * sizeof(iso_tensor *), (void **)&self->shards->whole));
+    for (int k = 0; k < kinds; k++)
+        for (int i = 0; i < self->count; i++) ISO_TRY(make_whole(self, i, k));
+    return ISO_OK;
+}
+
+// A rank that updates nothing of a parameter has not counted its updates.
+static iso_status agree_on_steps(iso__base_optimizer *self, iso_comm *comm) {
+    int64_t *step = NULL;
+    ISO_TRY(iso__alloc((size_t)self->count * sizeof(*step), (void **)&step));
+    for (int i = 0; i < self->count; i++) step[i] = self->slot[i].step;
+    iso_status status = iso_comm_allreduce_i64(comm, step, (size_t)self->count, ISO_MAX);
+    for (int i = 0; status == ISO_OK && i < self->count; i++) self->slot[i].step = step[i];
+    iso__free(step);
+    ISO_TRY(status);
+    return ISO_OK;
+}
+
+iso_status iso__dp_state_gather(iso__base_optimizer *self) {
+    iso__dp_state *shards = self->shards;
+    iso_comm *comm = iso__reducer_comm(shards->reducer);
+    iso__dp_state_forget(self);
+    ISO_TRY(iso_comm_agree(comm, make_all_whole(self)));
+    for (int k = 0; k < kinds_of(self); k++)
+        for (int i = 0; i < self->count; i++)
+            ISO_TRY(iso__reducer_gather(shards->reducer, shards->place[i],
+                                        iso__dp_state_tensor(self, i, k)->data));
+    return agree_on_steps(self, comm);
+}
+
+iso_tensor *iso__dp_state_tensor(const iso__base_optimizer *self, int i, int kind) {
+    return self->shards->whole[kind * self->count + i];
+}
+
+iso_status iso__dp_state_take(iso__base_optimizer *self) {
+    if (!self->shards->whole) return ISO_OK;
+    for (int k = 0; k < kinds_of(self); k++)
+        for (int i = 0; i < self->count; i++)
+            copy_ranges(self, i, self->state[k]->data, iso__dp_state_tensor(self, i, k)->data, true);
+    return ISO_OK;
+}
+
+void iso__dp_state_forget(iso__base_optimizer *self) {
+    iso__dp_state *shards = self->shards;
+    if (!shards->whole) return;
+    for (int n = 0; n < kinds_of(self) * self->count; n++) iso_tensor_destroy(&shards->whole[n]);
+    iso__free(shards->whole);
+    shards->whole = NULL;
+}
+
+// ---- Life -------------------------------------------------------------------------------------------
+
+static void log_memory(const iso__base_optimizer *self, size_t before, size_t now) {
+    int kinds = kinds_of(self);
+    if (iso_comm_rank(iso__reducer_comm(self->shards->reducer)) != 0) return;
+    iso__log(ISO_LOG_INFO, "ZeRO: %.3f of %.3f MB of the state of %s are on this rank",
+             (double)(now * (size_t)kinds) * 1e-6, (double)(before * (size_t)kinds) * 1e-6,
+             self->base.ops->name);
+}
+
+static iso_status make_shards(iso__base_optimizer *self, const int *place) {
+    iso__dp_state *shards = self->shards;
+    size_t slots = (size_t)self->count;
+    size_t most = (size_t)count_pieces(self, shards->reducer, place);
+    ISO_TRY(iso__alloc(slots * sizeof(int), (void **)&shards->place));
+    memcpy(shards->place, place, slots * sizeof(int));
+    ISO_TRY(iso__alloc_zero((slots + 1) * sizeof(int), (void **)&shards->start));
+    ISO_TRY(iso__alloc_zero(most * sizeof(range), (void **)&shards->range));
+    size_t bytes = list_ranges(self);
+    size_t before = self->state[0] ? iso__tensor_bytes(self->state[0]) : 0;
+    for (int k = 0; k < kinds_of(self); k++) ISO_TRY(keep_shard(self, k, bytes));
+    log_memory(self, before, bytes);
+    return ISO_OK;
+}
+
+iso_status iso__dp_state_create(iso__base_optimizer *self, iso_reducer *reducer, const int *place) {
+    ISO_TRY(iso__alloc_zero(sizeof(*self->shards), (void **)&self->shards));
+    self->shards->reducer = reducer;
+    iso_status status = make_shards(self, place);
+    if (status < 0) iso__dp_state_destroy(self); // an optimizer that is to be destroyed
+    ISO_TRY(status);
+    return ISO_OK;
+}
+
+void iso__dp_state_destroy(iso__base_optimizer *self) {
+    iso__dp_state *shards = self->shards;
+    if (!shards) return;
+    iso__dp_state_forget(self);
+    iso__free(shards->place);
+    iso__free(shards->start);
+    iso__free(shards->range);
+    iso__free(shards);
+    self->shards = NULL;
+}

@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: MIT
+// Buckets whose updates are shared out (ZeRO stage 1): a reduce-scatter, and, once the caller has
+// made the updates, an all-gather.
+//
+// Why no rank waits for ever: the two have a channel each. All ranks post all scatters before they
+// wait for one, so scatters complete (channel.h). A rank publishes buckets from the last one down
+// before it waits for one, and that is the order of the gathers' plan. So gathers complete, too.
+#include "exchange/transports.h"
+
+#include "comm/traffic.h"
+
+#include <isotherm/trace.h>
+
+// Of every rank's block so many bytes travel at a time, so many times over. Blocks go straight from
+// rank to rank: beyond 64 KB, Open MPI's TCP asks before it sends, and the answers wait behind the
+// data of the other direction.
+#define CHUNK_BYTES  ((size_t)60 * 1024)
+#define WINDOW_BYTES (8 * CHUNK_BYTES)
+
+enum { SCATTER, GATHER, CHANNELS };
+
+// One of a bucket's two exchanges.
+typedef struct leg {
+    int item; // of its channel
+    bool posted;
+    iso__exchange_times times; // of the latest exchange, until they are told
+} leg;
+
+typedef struct zero {
+    iso__transport base;
+    iso__transport_setup with;
+    iso_comm *comm;
+    iso__channel *channel[CHANNELS];
+    leg *leg[CHANNELS]; // [buckets]
+    double *left;       // [buckets]: makes the sum an average
+    size_t *wire_bytes; // [buckets]
+} zero;
+
+static zero *zero_of(iso__transport *t) { return iso_container_of(t, zero, base); }
+static const zero *const_zero_of(const iso__transport *t) {
+    return iso_container_of(t, const zero, base);
+}
+
+static const iso__bucket *bucket_of(const zero *self, int i) {
+    return &self->with.buckets->item[i];
+}
+
+// ---- Both exchanges ---------------------------------------------------------------------------------
+
+static iso_status begin_leg(zero *self, int which, int i) {
+    leg *l = &self->leg[which][i];
+    ISO_CHECK(!l->posted, ISO_ERR_STATE,
+              "the %s of \"%s\" were posted again while their exchange is under way",
+              which == SCATTER ? "gradients" : "values", bucket_of(self, i)->label);
+    l->posted = true; // of an exchange that failed to begin, chunks may be under way
+    l->times = (iso__exchange_times){.known = false};
+    ISO_TRY(iso__channel_ready(self->channel[which], l->item));
+    iso__channel_count(self->channel[which], l->item, &self->with.stats->traffic);
+    return ISO_OK;
+}
+
+static bool leg_is_done(const zero *self, int which, int i) {
+    const leg *l = &self->leg[which][i];
+    return !l->posted || iso__channel_is_done(self->channel[which], l->item);
+}
+
+static iso_status await_leg(zero *self, int which, int i, const iso__idle *idle) {
+    leg *l = &self->leg[which][i];
+    if (!l->posted) return ISO_OK;
+    iso__times_begin_wait(&l->times);
+    iso_status status = iso__channel_wait(self->channel[which], l->item, idle ? idle->call : NULL,
+                                          idle ? idle->user : NULL);
+    l->times.wait_end_ns = iso_now();
+    ISO_TRY(status);
+    l->posted = false;
+    iso__times_of_channel(&l->times, self->channel[which], l->item);
+    return ISO_OK;
+}
+
+// ---- Gradients --------------------------------------------------------------------------------------
+
+static iso_status post_bucket(iso__transport *t, int i, double before, double after) {
+    zero *self = zero_of(t);
+    const iso__bucket *b = bucket_of(self, i);
+    iso__exchange_stats *stats = self->with.stats;
+    if (!self->leg[SCATTER][i].posted)
+        iso__store_scale_arena(self->with.store, b->offset, b->bytes, b->dtype, before);
+    self->left[i] = after;
+    ISO_TRY(begin_leg(self, SCATTER, i));
+    stats->exchanges++;
+    *(self->with.over_world ? &stats->bytes_world : &stats->bytes_node) += (long long)b->bytes;
+    return ISO_OK;
+}
+
+static bool is_back(const iso__transport *t, int i) {
+    return leg_is_done(const_zero_of(t), SCATTER, i);
+}
+
+static iso_status arrive_bucket(iso__transport *t, int i, const iso__idle *idle, double *left,
+                                iso__exchange_times *times) {
+    zero *self = zero_of(t);
+    const iso__bucket *b = bucket_of(self, i);
+    ISO_TRY(await_leg(self, SCATTER, i, idle));
+    iso__times_tell(&self->leg[SCATTER][i].times, times);
+    if (left) {
+        *left = self->left[i];
+        return ISO_OK;
+    }
+    iso__shard own = iso__shard_of(t, b, t->shard);
+    iso__store_scale_arena(self->with.store, own.offset, own.bytes, b->dtype, self->left[i]);
+    self->left[i] = 1;
+    return ISO_OK;
+}
+
+// ---- What was made of them --------------------------------------------------------------------------
+
+static iso_status publish_bucket(iso__transport *t, int i) {
+    return begin_leg(zero_of(t), GATHER, i);
+}
+
+static iso_status collect_bucket(iso__transport *t, int i, const iso__idle *idle,
+                                 iso__exchange_times *times) {
+    zero *self = zero_of(t);
+    ISO_TRY(await_leg(self, GATHER, i, idle));
+    iso__times_tell(&self->leg[GATHER][i].times, times);
+    return ISO_OK;
+}
+
+static bool is_collected(const iso__transport *t, int i) {
+    return leg_is_done(const_zero_of(t), GATHER, i);
+}
+
+// ---- Life -------------------------------------------------------------------------------------------
+
+static bool destroy_zero(iso__transport *t) {
+    zero *self = zero_of(t);
+    bool all = true;
+    for (int c = 0; c < CHANNELS; c++)
+        if (!iso__channel_destroy(&self->channel[c])) all = false;
+    if (!all) return false;
+    iso_comm_destroy(&self->comm);
+    for (int c = 0; c < CHANNELS; c++) iso__free(self->leg[c]);
+    iso__free(self->left);
+    iso__free(self->wire_bytes);
+    iso__free(self);
+    return true;
+}
+
+static const iso__transport_ops zero_ops = {.name = "zero",
+                                            .post = post_bucket,
+                                            .is_back = is_back,
+                                            .arrive = arrive_bucket,
+                                            .publish = publish_bucket,
+                                            .collect = collect_bucket,
+                                            .is_collected = is_collected,
+                                            .destroy = destroy_zero};
+
+static iso_status allocate_zero(const iso__transport_setup *setup, iso_comm *comm, zero **out,
+                                iso__channel_item **item) {
+    size_t count = (size_t)setup->buckets->count;
+    ISO_TRY(iso__alloc_zero(count * sizeof(**item), (void **)item));
+    ISO_TRY(iso__alloc_zero(sizeof(zero), (void **)out));
+    zero *self = *out;
+    *self = (zero){.base = {.ops = &zero_ops, .travels = true}, .with = *setup};
+    self->comm = iso_comm_retain(comm);
+    self->base.shards = iso_comm_size(comm);
+    self->base.shard = iso_comm_rank(comm);
+    self->base.shared_memory = iso__comm_is_shared(comm, setup->store->arena, setup->store->bytes);
+    for (int c = 0; c < CHANNELS; c++)
+        ISO_TRY(iso__alloc_zero(count * sizeof(leg), (void **)&self->leg[c]));
+    ISO_TRY(iso__alloc_zero(count * sizeof(*self->left), (void **)&self->left));
+    ISO_TRY(iso__alloc_zero(count * sizeof(*self->wire_bytes), (void **)&self->wire_bytes));
+    for (size_t i = 0; i < count; i++) self->wire_bytes[i] = setup->buckets->item[i].bytes;
+    self->base.wire_bytes = self->wire_bytes;
+    return ISO_OK;
+}
+
+static iso__channel_item item_of(const zero *self, int which, int i) {
+    const iso__bucket *b = bucket_of(self, i);
+    return (iso__channel_item){.data = self->with.store->arena + b->offset,
+                               .bytes = b->bytes / (size_t)self->base.shards,
+                               .dtype = b->dtype,
+                               .label = b->label,
+                               .operation = which == SCATTER ? ISO__SCATTER : ISO__GATHER};
+}
+
+// Scatters leave as backward completes them; gathers from the last bucket down, as forward needs
+// them.
+static iso_status open_channel(zero *self, int which, iso__channel_item *item) {
+    int buckets = self->with.buckets->count, count = 0;
+    for (int k = 0; k < buckets; k++) {
+        int i = which == SCATTER ? k : buckets - 1 - k;
+        if (bucket_of(self, i)->local) continue;
+        self->leg[which][i].item = count;
+        item[count++] = item_of(self, which, i);
+    }
+    if (count == 0) return ISO_OK;
+    return iso__channel_create(self->comm, item, count, CHUNK_BYTES, WINDOW_BYTES,
+                               &self->channel[which]);
+}
+
+iso_status iso__transport_zero(const iso__transport_setup *setup, iso_comm *comm,
+                               iso__transport **out) {
+    iso_status status;
+    zero *self = NULL;
+    iso__channel_item *item = NULL;
+    ISO_TRY_GOTO(iso_comm_agree(comm, allocate_zero(setup, comm, &self, &item)));
+    for (int c = 0; c < CHANNELS; c++) ISO_TRY_GOTO(open_channel(self, c, item));
+    iso__free(item);
+    *out = &self->base;
+    return ISO_OK;
+fail:
+    iso__free(item);
+    if (self) destroy_zero(&self->base);
+    return status;
+}

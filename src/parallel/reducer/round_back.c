@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: MIT
+// A list of gradients comes back: buckets are awaited and updated, and with ZeRO new values go to the
+// other ranks.
+#include "parallel/reducer/round_impl.h"
+
+#include <isotherm/trace.h>
+
+// Updates may take the factor along, unless a part is to stay as an average.
+static bool can_fold(const iso__round *r, int b) {
+    const iso__layout *l = layout_of(r);
+    for (int k = l->range[b].first; k <= l->range[b].last; k++)
+        if (r->slot[l->order[k]].keep && !r->zero) return false; // values will take its place
+    return iso__appliers_fold(r->with.appliers, b);
+}
+
+// All buckets have come back: the list starts again.
+static void restart_list(iso__round *r) {
+    r->issued = 0;
+    r->ready_count = 0;
+    r->shares = false;
+    iso__appliers_restart(r->with.appliers);
+    for (int s = 0; s < layout_of(r)->slot_count; s++) r->ready_count += r->slot[s].ready;
+}
+
+static void open_bucket(iso__round *r, int b) {
+    const iso__layout *l = layout_of(r);
+    r->bucket[b].stage = OPEN;
+    r->bucket[b].missing = slots_in(r, b);
+    for (int k = l->range[b].first; k <= l->range[b].last; k++) {
+        r->slot[l->order[k]].ready = false;
+        iso__usage_mark(r->usage, l->order[k], false);
+    }
+    iso__appliers_bucket_opens(r->with.appliers, b);
+    if (--r->busy == 0) restart_list(r);
+}
+
+typedef struct look {
+    iso__round *round;
+    int awaited;
+    iso_status status;
+    int64_t spent_ns;
+} look;
+
+static iso_status go_on_with(iso__round *r, int b);
+
+// Whether more can be done with a bucket without waiting for other ranks.
+static bool is_due(const iso__round *r, int b) {
+    const bucket_state *state = &r->bucket[b];
+    if (state->stage == PUBLISHED) return iso__zero_is_collected(r->zero, b);
+    if (state->stage != POSTED) return false;
+    if (!r->shares && !iso__appliers_await(r->with.appliers, b)) return false;
+    return state->via->ops->is_back(state->via, b);
+}
+
+// While one bucket is awaited, another that has come back is updated.
+static bool complete_another(void *user) {
+    look *l = user;
+    iso__round *r = l->round;
+    for (int b = 0; l->status == ISO_OK && b < layout_of(r)->bucket_count; b++) {
+        if (b == l->awaited || !is_due(r, b)) continue;
+        int64_t start = iso_now();
+        l->status = go_on_with(r, b);
+        l->spent_ns += iso_now() - start;
+        return true;
+    }
+    return false;
+}
+
+// left NULL: the sum becomes an average.
+iso_status iso__round_arrive(iso__round *r, int b, const iso__idle *idle, double *left) {
+    bucket_state *state = &r->bucket[b];
+    iso__exchange_times times = {.known = false};
+    const look *meanwhile = idle ? idle->user : NULL;
+    iso_status status = state->via->ops->arrive(state->via, b, idle, left, &times);
+    if (meanwhile) state->spent_ns += meanwhile->spent_ns;
+    ISO_TRY(status);
+    iso__planner_arrived(r->with.planner, b, &times, state->spent_ns);
+    state->spent_ns = 0;
+    if (meanwhile) ISO_TRY(meanwhile->status);
+    iso__sums_come(r->with.sums, r->with.store, bucket_of(r, b));
+    state->stage = ARRIVED;
+    return ISO_OK;
+}
+
+// What is left after it are updates, which take `left` along. May be called again.
+static iso_status bring_back(iso__round *r, int b, double *left) {
+    look meanwhile = {.round = r, .awaited = b};
+    iso__idle idle = {complete_another, &meanwhile};
+    *left = 1;
+    ISO_TRY(iso__round_arrive(r, b, &idle, can_fold(r, b) ? left : NULL));
+    return iso__usage_learn(r->usage);
+}
+
+static iso_status update_bucket(iso__round *r, int b) {
+    double left;
+    ISO_TRY(bring_back(r, b, &left));
+    return iso__appliers_apply(r->with.appliers, b, left, iso__usage_skipped(r->usage));
+}
+
+// ---- Values go to the other ranks -------------------------------------------------------------------
+
+static bool is_shared(const iso__round *r, int b) { return r->shares && !bucket_of(r, b)->local; }
+
+static iso_status publish_bucket(iso__round *r, int b) {
+    bool there = r->bucket[b].stage == POSTED || r->bucket[b].stage == ARRIVED;
+    if (!there || !is_shared(r, b)) return ISO_OK;
+    ISO_TRY(update_bucket(r, b));
+    r->bucket[b].stage = PUBLISHED; // of what failed to leave, collecting tells
+    return iso__zero_publish(r->zero, b);
+}
+
+// Those that have come back. Not before it is known what no rank has used, which takes a wait.
+iso_status iso__round_publish_back(iso__round *r) {
+    for (int b = layout_of(r)->bucket_count - 1; b >= 0 && !iso__usage_is_asked(r->usage); b--)
+        if (r->bucket[b].stage == POSTED && is_due(r, b)) ISO_TRY(publish_bucket(r, b));
+    return ISO_OK;
+}
+
+static iso_status collect_bucket(iso__round *r, int b) {
+    bucket_state *state = &r->bucket[b];
+    look meanwhile = {.round = r, .awaited = b};
+    iso__idle idle = {complete_another, &meanwhile};
+    iso__exchange_times times = {.known = false};
+    iso_status status = iso__zero_collect(r->zero, b, &idle, &times);
+    state->spent_ns += meanwhile.spent_ns;
+    ISO_TRY(status);
+    iso__planner_collected(r->with.planner, b, &times, state->spent_ns);
+    state->spent_ns = 0;
+    ISO_TRY(meanwhile.status);
+    open_bucket(r, b);
+    return ISO_OK;
+}
+
+iso_status iso__round_share(iso__round *r) {
+    if (!r->zero) return ISO_OK;
+    r->shares = true;
+    if (r->busy > 0) return iso__round_publish_back(r);
+    r->issued = layout_of(r)->bucket_count; // the list that comes waits for these
+    for (int b = r->issued - 1; b >= 0; b--) {
+        if (bucket_of(r, b)->local) continue;
+        r->bucket[b].stage = PUBLISHED;
+        r->busy++;
+        ISO_TRY(iso__zero_publish(r->zero, b));
+    }
+    if (r->busy == 0) restart_list(r);
+    return ISO_OK;
+}
+
+// ---- Buckets are complete ---------------------------------------------------------------------------
+
+// The next of its stages.
+static iso_status go_on_with(iso__round *r, int b) {
+    if (r->bucket[b].stage == PUBLISHED) return collect_bucket(r, b);
+    if (is_shared(r, b)) return publish_bucket(r, b);
+    ISO_TRY(update_bucket(r, b));
+    open_bucket(r, b);
+    return ISO_OK;
+}
+
+// Values of a bucket are waited for when all behind it are published: that is their order.
+iso_status iso__round_complete(iso__round *r, int b) {
+    if (r->bucket[b].stage == OPEN) return ISO_OK;
+    for (int k = layout_of(r)->bucket_count - 1; k > b && is_shared(r, b); k--)
+        ISO_TRY(publish_bucket(r, k));
+    while (r->bucket[b].stage != OPEN) ISO_TRY(go_on_with(r, b));
+    return ISO_OK;
+}
+
+// Waiting between updates would end what a device takes together.
+iso_status iso__round_arrive_first(iso__round *r, int b) {
+    double left;
+    bool launches = r->bucket[b].stage != OPEN && r->bucket[b].via->launches;
+    return launches ? bring_back(r, b, &left) : ISO_OK;
+}

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: MIT
+// Private to round.c and round_back.c: the state of a list of gradients.
+#ifndef ISO_ROUND_IMPL_H
+#define ISO_ROUND_IMPL_H
+
+#include "parallel/reducer/round.h"
+#include "parallel/reducer/used_params.h"
+
+typedef enum bucket_stage { OPEN, POSTED, ARRIVED, PUBLISHED } bucket_stage;
+
+typedef struct bucket_state {
+    bucket_stage stage;
+    int missing;         // slots that are not ready
+    iso__transport *via; // that it was posted to
+    int64_t spent_ns;    // on other buckets, while it was awaited in vain
+} bucket_state;
+
+typedef struct slot_state {
+    bool ready; // gradient final for this backward
+    bool keep;  // no zero_grad since it was issued: its gradient must become an average
+} slot_state;
+
+struct iso__round {
+    iso__round_config with;
+    iso__transport *transport; // of the scope in force
+    iso_comm *comm;            // over which it sums, or NULL
+    bucket_state *bucket;      // [buckets]
+    slot_state *slot;          // [slots]
+    iso__usage *usage;
+    iso__zero *zero;           // NULL: every rank updates everything
+    int issued;                // buckets that this backward has issued
+    int busy;                  // buckets that are not OPEN
+    int ready_count;           // slots ready in OPEN buckets of the list that is being issued
+    long long lists;           // issued whole so far
+    bool fresh;                // a whole list was issued that no step has used yet
+    bool shares;               // a step was made, and values go to the other ranks
+    bool always_closed;        // its owner closes every backward
+    iso__averaging average;
+};
+
+static inline const iso__layout *layout_of(const iso__round *r) { return r->with.layout; }
+static inline const iso__bucket *bucket_of(const iso__round *r, int b) {
+    return &r->with.layout->bucket[b];
+}
+static inline int slots_in(const iso__round *r, int b) {
+    const iso__range *range = &r->with.layout->range[b];
+    return range->last - range->first + 1;
+}
+
+// ---- round_back.c ----
+// Waits for a bucket, which has arrived then. left NULL: the sum becomes an average. idle may be
+// NULL.
+iso_status iso__round_arrive(iso__round *r, int b, const iso__idle *idle, double *left);
+// Where waiting between updates would end what a device takes together: as above, without updates.
+iso_status iso__round_arrive_first(iso__round *r, int b);
+// Waits for a bucket, makes its updates, and opens it.
+iso_status iso__round_complete(iso__round *r, int b);
+// With ZeRO: publishes what has come back. Never waits.
+iso_status iso__round_publish_back(iso__round *r);
+
+#endif
