@@ -96,6 +96,8 @@ const train_option train_option_table[] = {
        .initial = "auto", .meaning = "who drives communication during computation"),
     OF(RUN, NUMBER("bucket-mb", bucket_mb), .low = 0, .high = 1e6,
        .meaning = "bucket size in MiB; 0: one bucket per layer (default 0.25)"),
+    OF(RUN, SWITCH("find-unused", find_unused),
+       .meaning = "allow parameters without a gradient; one more small exchange per step"),
     OF(RUN, SWITCH("sync-batchnorm", sync_batchnorm),
        .meaning = "synchronise batch norms over all ranks", .of = "model", .among = "resnet18"),
 

@@ -23,7 +23,7 @@ typedef struct train_options {
 
     const char *sync, *sync_option, *progress;
     double bucket_mb;
-    bool sync_batchnorm;
+    bool find_unused, sync_batchnorm;
     // What is given of the settings of strategies, in the order of train_setting_at.
     const char *setting[TRAIN_SETTINGS];
 

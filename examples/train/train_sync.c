@@ -24,14 +24,20 @@ static iso_status wrap_all(train_run *run, iso_strategy_context *context) {
                                             &run->optimizer);
 }
 
+static iso_data_parallel_config data_parallel_config(const train_options *o) {
+    iso_data_parallel_config config = ISO_DATA_PARALLEL_DEFAULT;
+    if (!isnan(o->bucket_mb)) config.bucket_mb = o->bucket_mb;
+    config.find_unused_parameters = o->find_unused;
+    return config;
+}
+
 iso_status train_sync_setup(train_run *run) {
     const train_options *o = run->options;
     TRY(iso_strategy_find(o->sync, &run->strategy));
     iso_strategy_context context = {.comm = run->world->comm,
-                                    .data_parallel = ISO_DATA_PARALLEL_DEFAULT,
+                                    .data_parallel = data_parallel_config(o),
                                     .total_steps = run->steps,
                                     .steps_per_epoch = run->epoch_steps};
-    if (!isnan(o->bucket_mb)) context.data_parallel.bucket_mb = o->bucket_mb;
     TRY(iso_settings_create(&context.settings));
     iso_status status = wrap_all(run, &context);
     iso_settings_destroy(&context.settings);
