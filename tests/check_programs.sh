@@ -231,6 +231,28 @@ both=$(hash_of --data good --model resnet18 --batch 2 --steps 2 --sync-batchnorm
 [ -n "$own" ] && [ -n "$both" ] && [ "$own" != "$both" ]
 result $? "trains with --sync-batchnorm"
 
+# Running statistics change tests, and no parameter; where they travel in each step, more bytes do.
+test_of() { # arguments...
+    hash_of --data good --model resnet18 --batch 2 --steps 2 "$@" >hash
+    field test_loss "$out/log"
+}
+average=$(test_of)
+sent=$(field bytes_sent "$out/log")
+broadcast=$(test_of --buffers broadcast)
+keep=$(test_of --buffers keep)
+[ -n "$average" ] && [ -n "$broadcast" ] && [ -n "$keep" ] && [ "$average" != "$broadcast" ] &&
+    [ "$average" != "$keep" ] && [ "$broadcast" != "$keep" ] && [ "$(cat hash)" = "$own" ]
+result $? "--buffers says what becomes of running statistics"
+good=0
+for when in forward backward; do
+    test_of --buffers broadcast --buffers-when $when >loss
+    [ "$(field bytes_sent "$out/log")" -gt "$sent" ] && [ "$(cat hash)" = "$own" ] || good=1
+done
+result $good "--buffers-when forward and backward exchange running statistics in each step"
+refused 0 "buffers of a model without any" '--buffers is of --model resnet18, and this is cnn' --buffers keep
+refused 2 "a time for buffers that are kept" '--buffers keep synchronises nothing, so --buffers-when forward' \
+    --model resnet18 --buffers keep --buffers-when forward --data nowhere
+
 # ---- Files ----
 
 refused 2 "a log in a missing folder" 'cannot create log nowhere/log' --data good --log nowhere/log

@@ -45,6 +45,15 @@ static iso_status check_strategy(const train_options *o) {
     return status;
 }
 
+static iso_status check_buffers(const train_options *o) {
+    if (strcmp(o->buffers, "keep") == 0 && strcmp(o->buffers_when, "evaluation") != 0)
+        return train_error(ISO_ERR_ARG,
+                           "--buffers keep synchronises nothing, so --buffers-when %s has no "
+                           "effect: remove one of them",
+                           o->buffers_when);
+    return ISO_OK;
+}
+
 static iso_status check_files(const train_options *o) {
     const char *path[] = {o->log, o->trace, o->checkpoint};
     for (int i = 0; i < 3; i++)
@@ -65,6 +74,7 @@ iso_status train_options_check(const train_options *o) {
     TRY(check_strategy(o));
     TRY(check_wire(o));
     TRY(check_math(o));
+    TRY(check_buffers(o));
     TRY(train_data_check(o));
     TRY(train_schedule_check(o));
     return check_files(o);

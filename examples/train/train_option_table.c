@@ -101,6 +101,14 @@ const train_option train_option_table[] = {
     OF(RUN, SWITCH("sync-batchnorm", sync_batchnorm),
        .meaning = "synchronise batch norms over all ranks", .of = "model", .among = "resnet18"),
 
+    OF(RUN, CHOICE("buffers", buffers), .choices = "average|broadcast|keep", .initial = "average",
+       .meaning = "what ranks do with running statistics; broadcast: take rank 0's; keep: nothing",
+       .of = "model", .among = "resnet18"),
+    OF(RUN, CHOICE("buffers-when", buffers_when), .choices = "evaluation|forward|backward",
+       .initial = "evaluation",
+       .meaning = "when they do: before evaluations, or also at each forward or backward",
+       .of = "model", .among = "resnet18"),
+
     OF(TRAIN_STRATEGIES,
        .meaning =
            "Options of the --sync modes (in parentheses: modes that accept the option; default)"),

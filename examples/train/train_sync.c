@@ -24,10 +24,29 @@ static iso_status wrap_all(train_run *run, iso_strategy_context *context) {
                                             &run->optimizer);
 }
 
+// The place of a choice among the words of the library's enum.
+static int place_of(const char *choice, const char *const *words) {
+    int i = 0;
+    while (strcmp(words[i], choice) != 0) i++;
+    return i;
+}
+
+static iso_buffer_config buffer_config(const train_options *o) {
+    static const char *const mode[] = {[ISO_BUFFERS_AVERAGE] = "average",
+                                       [ISO_BUFFERS_RANK0] = "broadcast",
+                                       [ISO_BUFFERS_NONE] = "keep"};
+    static const char *const when[] = {[ISO_BUFFERS_AT_EVALUATION] = "evaluation",
+                                       [ISO_BUFFERS_BEFORE_FORWARD] = "forward",
+                                       [ISO_BUFFERS_AFTER_BACKWARD] = "backward"};
+    return (iso_buffer_config){.mode = (iso_buffer_mode)place_of(o->buffers, mode),
+                               .when = (iso_buffer_when)place_of(o->buffers_when, when)};
+}
+
 static iso_data_parallel_config data_parallel_config(const train_options *o) {
     iso_data_parallel_config config = ISO_DATA_PARALLEL_DEFAULT;
     if (!isnan(o->bucket_mb)) config.bucket_mb = o->bucket_mb;
     config.find_unused_parameters = o->find_unused;
+    config.buffers = buffer_config(o);
     return config;
 }
 

@@ -17,13 +17,12 @@ enum { IMAGES = 120 };
 
 static train_world world;
 
-#define LINE "--model mlp --batch 10 --steps 6 --optimizer sgd --schedule constant --momentum 0 "
+#define RUN "--optimizer sgd --schedule constant --momentum 0 "
+#define MLP RUN "--model mlp --batch 10 --steps 6 "
 
 // The hash that a run of those options ends with.
-static void hash_of(const char *options, char out[17]) {
-    char line[300];
+static void hash_of(const char *line, char out[17]) {
     train_result result;
-    snprintf(line, sizeof(line), LINE "%s", options);
     iso_assert_all(train_line(&world, line, NULL, &result));
     memcpy(out, result.hash, 17);
 }
@@ -43,7 +42,7 @@ static const iso_strategy looking = {.name = "looking", .wrap_module = look};
 
 // The settings with which a run of those options makes its data_parallel.
 static const iso_data_parallel_config *settings_of(const char *options) {
-    char line[200], hash[17];
+    char line[300], hash[17];
     const iso_strategy *known;
     if (iso_strategy_find("looking", &known) < 0) iso_assert_ok(iso_strategy_register(&looking));
     snprintf(line, sizeof(line), "--sync looking %s", options);
@@ -95,9 +94,9 @@ static void unused_parameters_are_found(void) {
     char with[17], without[17], idle[17];
     iso_assert_ok(train_world_small(test_comm, IMAGES, &world));
     iso_assert_ok(iso_strategy_register(&idling));
-    hash_of("--find-unused --sync idling", idle);
-    hash_of("--find-unused", with);
-    hash_of("", without);
+    hash_of(MLP "--find-unused --sync idling", idle);
+    hash_of(MLP "--find-unused", with);
+    hash_of(MLP, without);
     iso_assert_all(strcmp(with, without) == 0 && strcmp(with, idle) != 0);
     train_world_close(&world);
 }
@@ -106,6 +105,24 @@ Test(np1_train_options, unused_parameters_are_found) { unused_parameters_are_fou
 Test(np3_train_options, unused_parameters_are_found) { unused_parameters_are_found(); }
 
 Test(np2_train_options, finding_unused_parameters_is_an_option) {
-    iso_assert_all(!settings_of("")->find_unused_parameters);
-    iso_assert_all(settings_of("--find-unused")->find_unused_parameters);
+    iso_assert_all(!settings_of(MLP)->find_unused_parameters);
+    iso_assert_all(settings_of(MLP "--find-unused")->find_unused_parameters);
+}
+
+// ---- Buffers ----------------------------------------------------------------------------------------
+
+Test(np2_train_options, buffers_are_options, .timeout = 120) {
+    static const char *const mode[] = {"average", "broadcast", "keep"};
+    static const char *const when[] = {"evaluation", "forward", "backward"};
+    char line[200];
+    for (int i = 0; i < 5; i++) {
+        int m = i < 3 ? i : 1, w = i < 3 ? 0 : i - 2;
+        snprintf(line, sizeof(line),
+                 RUN "--model resnet18 --batch 2 --steps 1 --buffers %s --buffers-when %s", mode[m],
+                 when[w]);
+        const iso_buffer_config *buffers = &settings_of(line)->buffers;
+        iso_assert_all((int)buffers->mode == m && (int)buffers->when == w);
+    }
+    iso_assert_all(settings_of(MLP)->buffers.mode == ISO_BUFFERS_AVERAGE);
+    iso_assert_all(seen.buffers.when == ISO_BUFFERS_AT_EVALUATION);
 }
