@@ -473,6 +473,14 @@ run_anew 2 "$train" --model mlp --steps 20 --quiet --log "$out/log" --label-smoo
 result $? "label smoothing changes a training"
 refused 2 "f64 parameters in a periodic mode" 'exchanges parameters in f32' \
     --dtype f64 --model mlp --sync daso --data nowhere
+refused 0 "a split average without its factor" '--average split needs --split-factor' --average split --data nowhere
+refused 0 "a factor of another average" '--split-factor is of --average split, and this is post' --split-factor 2
+refused 2 "sums of gradients in a periodic mode" '--average sum does not go with --sync daso,' \
+    --average sum --sync daso --data nowhere
+refused 0 "averages of gradients that no rank averages" '--average pre has no effect with --sync localsgd' \
+    --average pre --sync localsgd --data nowhere
+refused 0 "a split average of gradients that a wire divides" '--average split has no effect with --wire f16' \
+    --average split --split-factor 2 --wire f16 --data nowhere
 refused 2 "gradients clipped to nothing" 'clip-grad-norm 0' --model mlp --clip-grad-norm 0
 run_anew 2 "$train" --quiet --model mlp --optimizer sgd --lr 1e6 --batch 8 --steps 8 --checkpoint "$out/c" --checkpoint-every 1
 [ "$status" != 0 ] && grep -q 'fc1.weight is not finite' stderr && [ -e "$out/c.step-000000000002" ]

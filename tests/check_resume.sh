@@ -17,7 +17,7 @@ KILLS=5 # of each study
 seed=${ISO_TEST_SEED:-$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')}
 points=0
 
-echo "1..21"
+echo "1..22"
 echo "# ISO_TEST_SEED=$seed"
 
 # ---- Helpers ----
@@ -186,6 +186,7 @@ refused "other data" \
     'with --data of 400 images .* from images, and this run has --data of 408 images .* from more: resume' 2 "$@"
 data=images
 refused "another learning rate" 'saved with --lr 0.002, and this run has --lr 0.1: resume' 2 "$@" --lr 0.1
+refused "another average" 'saved with --average post, and this run has --average sum: resume' 2 "$@" --average sum
 refused "a wire with a memory" 'saved with --wire f32, and this run has --wire bf16-feedback: resume' 2 "$@" \
     --wire bf16-feedback
 

@@ -2,6 +2,7 @@
 // Refuses options that cannot go together before anything is opened.
 #include "train.h"
 
+#include <math.h>
 #include <string.h>
 
 static iso_status check_wire(const train_options *o) {
@@ -54,6 +55,40 @@ static iso_status check_buffers(const train_options *o) {
     return ISO_OK;
 }
 
+// Modes that exchange parameters change in the course of a run over how many ranks gradients are
+// averaged.
+static iso_status check_average_of_mode(const train_options *o) {
+    const iso_strategy *strategy;
+    TRY(iso_strategy_find(o->sync, &strategy));
+    if (strcmp(o->sync, "localsgd") == 0)
+        return train_error(ISO_ERR_ARG,
+                           "--average %s has no effect with --sync localsgd, which averages no "
+                           "gradients: remove it",
+                           o->average);
+    if (strategy->finish && strcmp(o->average, "sum") == 0)
+        return train_error(ISO_ERR_ARG,
+                           "--average sum does not go with --sync %s, where the number of ranks "
+                           "that share gradients changes during the run: give post or pre",
+                           o->sync);
+    return ISO_OK;
+}
+
+// The 16-bit wires divide before they round.
+static iso_status check_average(const train_options *o) {
+    const char *wire = train_setting_text(o, "wire");
+    bool split = strcmp(o->average, "split") == 0;
+    if (strcmp(o->average, "post") == 0) return ISO_OK;
+    if (split && isnan(o->split_factor))
+        return train_error(ISO_ERR_ARG, "--average split needs --split-factor");
+    TRY(check_average_of_mode(o));
+    if (split && wire && strstr(wire, "16") && strncmp(o->sync, "daso", 4) != 0)
+        return train_error(ISO_ERR_ARG,
+                           "--average split has no effect with --wire %s, which divides by the "
+                           "number of ranks before the exchange: remove one of them",
+                           wire);
+    return ISO_OK;
+}
+
 static iso_status check_files(const train_options *o) {
     const char *path[] = {o->log, o->trace, o->checkpoint};
     for (int i = 0; i < 3; i++)
@@ -74,6 +109,7 @@ iso_status train_options_check(const train_options *o) {
     TRY(check_strategy(o));
     TRY(check_wire(o));
     TRY(check_math(o));
+    TRY(check_average(o));
     TRY(check_buffers(o));
     TRY(train_data_check(o));
     TRY(train_schedule_check(o));

@@ -96,6 +96,12 @@ const train_option train_option_table[] = {
        .initial = "auto", .meaning = "who drives communication during computation"),
     OF(RUN, NUMBER("bucket-mb", bucket_mb), .low = 0, .high = 1e6,
        .meaning = "bucket size in MiB; 0: one bucket per layer (default 0.25)"),
+    OF(RUN, CHOICE("average", average), .choices = "post|pre|split|sum", .initial = "post",
+       .meaning = "when to divide gradients by the number of ranks: after the exchange, before it, "
+                  "partly both, never"),
+    OF(RUN, NUMBER("split-factor", split_factor), .low = 1e-12, .high = 1e12,
+       .meaning = "divide by this before the exchange, and by ranks / this after it",
+       .of = "average", .among = "split"),
     OF(RUN, SWITCH("find-unused", find_unused),
        .meaning = "allow parameters without a gradient; one more small exchange per step"),
     OF(RUN, SWITCH("sync-batchnorm", sync_batchnorm),

@@ -24,7 +24,8 @@ typedef struct train_options {
     const char *sync, *sync_option, *progress;
     double bucket_mb;
     bool find_unused, sync_batchnorm;
-    const char *buffers, *buffers_when;
+    const char *buffers, *buffers_when, *average;
+    double split_factor;
     // What is given of the settings of strategies, in the order of train_setting_at.
     const char *setting[TRAIN_SETTINGS];
 

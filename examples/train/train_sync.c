@@ -43,10 +43,16 @@ static iso_buffer_config buffer_config(const train_options *o) {
 }
 
 static iso_data_parallel_config data_parallel_config(const train_options *o) {
+    static const char *const average[] = {[ISO_AVERAGE_POST] = "post",
+                                          [ISO_AVERAGE_PRE] = "pre",
+                                          [ISO_AVERAGE_SPLIT] = "split",
+                                          [ISO_AVERAGE_SUM] = "sum"};
     iso_data_parallel_config config = ISO_DATA_PARALLEL_DEFAULT;
     if (!isnan(o->bucket_mb)) config.bucket_mb = o->bucket_mb;
     config.find_unused_parameters = o->find_unused;
     config.buffers = buffer_config(o);
+    config.average = (iso_average_mode)place_of(o->average, average);
+    if (config.average == ISO_AVERAGE_SPLIT) config.split_factor = o->split_factor;
     return config;
 }
 

@@ -126,3 +126,32 @@ Test(np2_train_options, buffers_are_options, .timeout = 120) {
     iso_assert_all(settings_of(MLP)->buffers.mode == ISO_BUFFERS_AVERAGE);
     iso_assert_all(seen.buffers.when == ISO_BUFFERS_AT_EVALUATION);
 }
+
+// ---- Averages ---------------------------------------------------------------------------------------
+
+static bool same(const char *a, const char *b) {
+    char first[17], second[17];
+    hash_of(a, first);
+    hash_of(b, second);
+    return strcmp(first, second) == 0;
+}
+
+// Factors of two change no other bit.
+Test(np2_train_options, sums_need_half_the_rate) {
+    iso_assert_ok(train_world_small(test_comm, IMAGES, &world));
+    iso_assert_all(same(MLP "--average sum --lr 0.03125", MLP "--average post --lr 0.0625"));
+    iso_assert_all(!same(MLP "--average sum --lr 0.0625", MLP "--average post --lr 0.0625"));
+    iso_assert_all(same(MLP "--average pre", MLP "--average split --split-factor 4"));
+    train_world_close(&world);
+}
+
+// A third rounds: before the sum and after it.
+Test(np3_train_options, averages_divide_when_they_are_told_to) {
+    iso_assert_ok(train_world_small(test_comm, IMAGES, &world));
+    iso_assert_all(!same(MLP "--average pre", MLP "--average post"));
+    iso_assert_all(same(MLP "--average pre", MLP "--average split --split-factor 3"));
+    iso_assert_all(same(MLP "--average post", MLP "--average split --split-factor 1"));
+    iso_assert_all(same(MLP, MLP "--average post --sync blocking"));
+    iso_assert_all(same(MLP "--average pre", MLP "--average pre --sync blocking"));
+    train_world_close(&world);
+}
