@@ -123,6 +123,16 @@ grep -q '^train: the training diverged: .* lower --lr' stderr || good=1
 [ -z "$(ls -A "$out")" ] || good=1
 result "$good" "a training that diverges fails, and is not saved"
 
+run_anew 2 "$train" --model mlp --optimizer sgd --lr 1e6 --steps 20 --quiet --finite stop
+has_failed && one_sentence train 'the gradient of step [0-9]+ is NaN or infinite: .* --finite skip$' stderr
+result $? "--finite stop names the step whose gradient is not finite"
+run_anew 2 "$train" --model mlp --optimizer sgd --lr 1e6 --accumulate 2 --steps 20 --finite skip --log "$out/log"
+[ "$status" = 0 ] && grep -q "^no update in $(field skipped_steps "$out/log") steps (--finite skip)$" stdout &&
+    [ "$(grep -c '"event":"skip"' "$out/log")" = "$(field skipped_steps "$out/log")" ]
+result $? "--finite skip goes on, and tells how many steps it skipped"
+refused 2 "skipped updates that a schedule counts" '--finite skip does not go with --sync daso-heat' \
+    --finite skip --sync daso-heat --data nowhere
+
 if [ "$("$train" --device cuda --model mlp --steps 1 2>&1 | grep -c '^train: .*this build has no CUDA')" = 1 ]; then
     refused 0 "a device that this build lacks" 'device cuda:0: this build has no CUDA: use device cpu' --device cuda:0
     refused 0 "a device that nobody knows" 'known devices are cpu, cuda .not in this build.' --device gpu

@@ -52,6 +52,7 @@ typedef struct train_result {
         already_finished; // the run that was to be resumed had come to its end: nothing else is set
     train_metrics metrics; // seconds and samples of the whole run
     int64_t steps, syncs;
+    int64_t skipped;    // of the steps, those of --finite skip without an update
     int64_t loss_steps; // the last ones, whose mean loss metrics.train_loss is
     int64_t period, period_requested, wait, wait_requested; // see iso_strategy_stats; 0: has none
     double step_ms_p50, wait_ms_per_step, wait_ms_per_sync, exchange_ms; // the slowest rank's
@@ -122,6 +123,7 @@ typedef struct train_run {
     int64_t steps, epoch_steps; // of the whole run; of an epoch
     train_position at;
     train_sums sum;
+    int64_t skipped;         // steps without an update so far
     const char *old_wire;    // --wire of the run that is resumed, where it was another; or NULL
     bool uncounted_last;     // whether that batch is one of the last steps
     double uncounted;        // samples of a batch whose loss is not yet in the sums
@@ -270,6 +272,7 @@ iso_status train_report_test(train_run *run);
 void train_report_eval(train_run *run, const train_eval *eval);
 void train_report_sync(train_run *run, const train_sync *sync);
 void train_report_policy(train_run *run, const iso_strategy_stats *stats);
+void train_report_skip(train_run *run);
 void train_report_epoch(train_run *run, const train_metrics *metrics);
 // Collective. Measures what is left to measure and writes the summary. ISO_ERR_MISMATCH when the
 // ranks ended with different parameters. metrics: as train_result has them.

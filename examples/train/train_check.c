@@ -89,6 +89,15 @@ static iso_status check_average(const train_options *o) {
     return ISO_OK;
 }
 
+// A batch that is skipped would shift HeAT's schedule, which counts the batches of an epoch.
+static iso_status check_finite(const train_options *o) {
+    if (o->finite && strcmp(o->finite, "skip") == 0 && strcmp(o->sync, "daso-heat") == 0)
+        return train_error(ISO_ERR_ARG,
+                           "--finite skip does not go with --sync daso-heat, which counts the "
+                           "updates of an epoch: give --finite stop");
+    return ISO_OK;
+}
+
 static iso_status check_files(const train_options *o) {
     const char *path[] = {o->log, o->trace, o->checkpoint};
     for (int i = 0; i < 3; i++)
@@ -111,6 +120,7 @@ iso_status train_options_check(const train_options *o) {
     TRY(check_math(o));
     TRY(check_average(o));
     TRY(check_buffers(o));
+    TRY(check_finite(o));
     TRY(train_data_check(o));
     TRY(train_schedule_check(o));
     return check_files(o);

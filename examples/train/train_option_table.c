@@ -64,6 +64,10 @@ const train_option train_option_table[] = {
        .meaning = "weight decay (default: by optimizer)"),
     OF(RUN, NUMBER("clip-grad-norm", clip_grad_norm), .low = 1e-12, .high = 1e12,
        .meaning = "maximum gradient norm; each step then waits for all exchanges"),
+    OF(RUN, CHOICE("finite", finite), .choices = "stop|skip",
+       .meaning =
+           "what to do if a gradient is NaN or infinite: stop the run, or skip the update; each "
+           "step then waits for all exchanges"),
     OF(RUN, NUMBER("label-smoothing", label_smoothing), .low = 0, .high = 1, .initial = "0",
        .meaning = "fraction of the target spread over all classes"),
     OF(RUN, CHOICE("schedule", schedule),

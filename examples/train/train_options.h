@@ -20,6 +20,7 @@ typedef struct train_options {
     const char *optimizer, *schedule, *milestones;
     double lr, momentum, weight_decay, label_smoothing, gamma, clip_grad_norm;
     int64_t step_size, patience, warmup_lr_steps;
+    const char *finite;
 
     const char *sync, *sync_option, *progress;
     double bucket_mb;

@@ -208,6 +208,15 @@ void train_report_policy(train_run *run, const iso_strategy_stats *stats) {
                               rhythm_text(stats, rhythm), stats->reason);
 }
 
+void train_report_skip(train_run *run) {
+    iso_json_begin(run->log, "skip");
+    iso_json_int(run->log, "step", run->at.step);
+    iso_json_end(run->log);
+    if (run->bar)
+        iso_progress_bar_line(run->bar, "step %lld: no update: the gradient is NaN or infinite",
+                              (long long)run->at.step);
+}
+
 void train_report_epoch(train_run *run, const train_metrics *metrics) {
     char loss[32];
     iso_progress_bar_finish(&run->bar, "loss %s  test accuracy %.2f %%  %.0f samples/s  %.1f s",
@@ -287,6 +296,7 @@ static iso_status measure_run(train_run *run, train_result *out) {
     TRY(iso_comm_allreduce_f64(comm, largest, 6, ISO_MAX));
     TRY(iso_comm_allreduce_i64(comm, bytes, 2, ISO_SUM));
     out->steps = run->at.step;
+    out->skipped = run->skipped;
     out->loss_steps = train_last_steps(run);
     out->period = run->seen.period;
     out->period_requested = run->seen.period_requested;
@@ -363,6 +373,7 @@ static void log_summary(const train_run *run, const train_result *r) {
     iso_json_double(log, "test_loss", r->metrics.test_loss);
     iso_json_double(log, "train_loss", r->metrics.train_loss);
     iso_json_int(log, "train_loss_steps", r->loss_steps);
+    if (run->options->finite) iso_json_int(log, "skipped_steps", r->skipped);
     iso_json_double(log, "seconds", r->metrics.seconds);
     iso_json_double(log, "samples_per_second", samples_per_second(&r->metrics));
     iso_json_double(log, "step_ms_p50", r->step_ms_p50);
@@ -414,6 +425,8 @@ static void tell_summary(const train_run *run, const train_result *r) {
             100 * r->metrics.test_accuracy, r->hash,
             may_drift(run) ? "rank 0 only (--wire noop: ranks drift apart)" : "all ranks",
             r->peak_rss_mb);
+    if (r->skipped > 0)
+        fprintf(to, "no update in %s (--finite skip)\n", count_text(r->skipped, "step", syncs));
     char rhythm[160];
     if (rhythm_text(&run->seen, rhythm)[0]) fprintf(to, "%s\n", rhythm);
     tell_metrics(run, to);

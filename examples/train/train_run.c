@@ -148,11 +148,44 @@ static iso_status make_gradient(train_run *run) {
     return add_gradient(run, samples);
 }
 
+static bool skips(const train_run *run) {
+    return run->options->finite && strcmp(run->options->finite, "skip") == 0;
+}
+
+// All ranks get the same answer.
+static iso_status check_gradient(train_run *run, bool *finite) {
+    *finite = true;
+    if (!run->options->finite) return ISO_OK;
+    TRY(iso_grads_finite(run->model, run->world->comm, finite));
+    if (*finite || skips(run)) return ISO_OK;
+    return mark_told(run, train_error(ISO_ERR_STATE,
+                                      "the gradient of step %lld is NaN or infinite: try a lower "
+                                      "--lr, or skip such steps with --finite skip",
+                                      (long long)run->at.step + 1));
+}
+
+// The step counts, for the schedule too, but its batches do not: their loss may be NaN.
+static void skip_update(train_run *run, const train_sums *before) {
+    iso_optimizer_zero_grad(run->optimizer);
+    run->sum = *before;
+    run->uncounted = 0;
+    run->skipped++;
+    run->at.step++;
+    train_report_skip(run);
+}
+
 static iso_status make_step(train_run *run) {
+    const train_sums before = run->sum;
+    bool finite;
     train_schedule_step(run);
     iso_optimizer_zero_grad(run->optimizer);
     TRY(make_gradient(run));
     TRY(iso_strategy_reduce_gradients(run->strategy, run->model));
+    TRY(check_gradient(run, &finite));
+    if (!finite) {
+        skip_update(run, &before);
+        return ISO_OK;
+    }
     if (!isnan(run->options->clip_grad_norm))
         TRY(iso_clip_grad_norm(run->model, run->options->clip_grad_norm, 2, NULL));
     TRY(tell_dropped(run, iso_optimizer_step(run->optimizer), run->at.step + 1));
