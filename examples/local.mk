@@ -41,6 +41,7 @@ TRAIN_RUN = \
     examples/train/train_check.c \
     examples/train/train_classes.c \
     examples/train/train_data.c \
+    examples/train/train_equal.c \
     examples/train/train_error.c \
     examples/train/train_error.h \
     examples/train/train_kernels.c \

@@ -491,6 +491,14 @@ refused 0 "averages of gradients that no rank averages" '--average pre has no ef
     --average pre --sync localsgd --data nowhere
 refused 0 "a split average of gradients that a wire divides" '--average split has no effect with --wire f16' \
     --average split --split-factor 2 --wire f16 --data nowhere
+refused 2 "a comparison of ranks that train apart" '--check-equal does not go with --sync localsgd' \
+    --check-equal 4 --sync localsgd --data nowhere
+refused 0 "a comparison of ranks that exchange nothing" '--check-equal does not go with --wire noop' \
+    --check-equal 4 --wire noop --data nowhere
+refused 0 "an answer to no comparison" '--on-difference resync needs --check-equal' --on-difference resync --data nowhere
+run_anew 2 "$train" --model mlp --steps 20 --quiet --check-equal 3 --log "$out/log"
+[ "$status" = 0 ] && [ "$(field param_hash "$out/log")" = "$sharp" ] && [ "$(field differences "$out/log")" = 0 ]
+result $? "comparing ranks that are equal changes nothing"
 refused 2 "gradients clipped to nothing" 'clip-grad-norm 0' --model mlp --clip-grad-norm 0
 run_anew 2 "$train" --quiet --model mlp --optimizer sgd --lr 1e6 --batch 8 --steps 8 --checkpoint "$out/c" --checkpoint-every 1
 [ "$status" != 0 ] && grep -q 'fc1.weight is not finite' stderr && [ -e "$out/c.step-000000000002" ]

@@ -52,8 +52,9 @@ typedef struct train_result {
         already_finished; // the run that was to be resumed had come to its end: nothing else is set
     train_metrics metrics; // seconds and samples of the whole run
     int64_t steps, syncs;
-    int64_t skipped;    // of the steps, those of --finite skip without an update
-    int64_t loss_steps; // the last ones, whose mean loss metrics.train_loss is
+    int64_t skipped;     // of the steps, those of --finite skip without an update
+    int64_t differences; // that --check-equal found since this process began
+    int64_t loss_steps;  // the last ones, whose mean loss metrics.train_loss is
     int64_t period, period_requested, wait, wait_requested; // see iso_strategy_stats; 0: has none
     double step_ms_p50, wait_ms_per_step, wait_ms_per_sync, exchange_ms; // the slowest rank's
     double step_ms_mean, step_wait_ms_mean; // the slowest rank's, of the steps of this process
@@ -123,6 +124,7 @@ typedef struct train_run {
     int64_t steps, epoch_steps; // of the whole run; of an epoch
     train_position at;
     train_sums sum;
+    int64_t differences;     // that --check-equal found since this process began
     int64_t skipped;         // steps without an update so far
     const char *old_wire;    // --wire of the run that is resumed, where it was another; or NULL
     bool uncounted_last;     // whether that batch is one of the last steps
@@ -218,6 +220,12 @@ void train_traffic(const train_run *run, int64_t *sent, int64_t *between_nodes);
 // This rank's time in waits so far.
 double train_wait_ms(const train_run *run);
 
+// ---- train_equal.c ----
+
+// Collective. Compares the parameters of all ranks; if they differ does as --on-difference says.
+// ISO_ERR_MISMATCH on every rank if that is to stop.
+iso_status train_equal_check(train_run *run);
+
 // ---- train_state.c ----
 
 // Collective. Writes a set of files from which the run can go on.
@@ -273,6 +281,7 @@ void train_report_eval(train_run *run, const train_eval *eval);
 void train_report_sync(train_run *run, const train_sync *sync);
 void train_report_policy(train_run *run, const iso_strategy_stats *stats);
 void train_report_skip(train_run *run);
+void train_report_difference(train_run *run, int64_t rank);
 void train_report_epoch(train_run *run, const train_metrics *metrics);
 // Collective. Measures what is left to measure and writes the summary. ISO_ERR_MISMATCH when the
 // ranks ended with different parameters. metrics: as train_result has them.

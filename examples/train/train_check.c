@@ -98,6 +98,24 @@ static iso_status check_finite(const train_options *o) {
     return ISO_OK;
 }
 
+static iso_status check_equal(const train_options *o) {
+    const char *wire = train_setting_text(o, "wire");
+    const iso_strategy *strategy;
+    TRY(iso_strategy_find(o->sync, &strategy));
+    if (o->check_equal < 0 && strcmp(o->on_difference, "stop") != 0)
+        return train_error(ISO_ERR_ARG, "--on-difference %s needs --check-equal", o->on_difference);
+    if (o->check_equal > 0 && strategy->finish)
+        return train_error(ISO_ERR_ARG,
+                           "--check-equal does not go with --sync %s, where parameters differ "
+                           "between ranks until they are exchanged: remove it",
+                           o->sync);
+    if (o->check_equal > 0 && wire && strcmp(wire, "noop") == 0)
+        return train_error(ISO_ERR_ARG,
+                           "--check-equal does not go with --wire noop, where nothing keeps the "
+                           "parameters of ranks equal: remove one of them");
+    return ISO_OK;
+}
+
 static iso_status check_files(const train_options *o) {
     const char *path[] = {o->log, o->trace, o->checkpoint};
     for (int i = 0; i < 3; i++)
@@ -121,6 +139,7 @@ iso_status train_options_check(const train_options *o) {
     TRY(check_average(o));
     TRY(check_buffers(o));
     TRY(check_finite(o));
+    TRY(check_equal(o));
     TRY(train_data_check(o));
     TRY(train_schedule_check(o));
     return check_files(o);

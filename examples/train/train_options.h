@@ -27,6 +27,8 @@ typedef struct train_options {
     bool find_unused, sync_batchnorm;
     const char *buffers, *buffers_when, *average;
     double split_factor;
+    int64_t check_equal;
+    const char *on_difference;
     // What is given of the settings of strategies, in the order of train_setting_at.
     const char *setting[TRAIN_SETTINGS];
 

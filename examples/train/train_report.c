@@ -217,6 +217,14 @@ void train_report_skip(train_run *run) {
                               (long long)run->at.step);
 }
 
+void train_report_difference(train_run *run, int64_t rank) {
+    iso_json_begin(run->log, "difference");
+    iso_json_int(run->log, "step", run->at.step);
+    iso_json_int(run->log, "rank", rank);
+    iso_json_string(run->log, "action", run->options->on_difference);
+    iso_json_end(run->log);
+}
+
 void train_report_epoch(train_run *run, const train_metrics *metrics) {
     char loss[32];
     iso_progress_bar_finish(&run->bar, "loss %s  test accuracy %.2f %%  %.0f samples/s  %.1f s",
@@ -297,6 +305,7 @@ static iso_status measure_run(train_run *run, train_result *out) {
     TRY(iso_comm_allreduce_i64(comm, bytes, 2, ISO_SUM));
     out->steps = run->at.step;
     out->skipped = run->skipped;
+    out->differences = run->differences;
     out->loss_steps = train_last_steps(run);
     out->period = run->seen.period;
     out->period_requested = run->seen.period_requested;
@@ -374,6 +383,7 @@ static void log_summary(const train_run *run, const train_result *r) {
     iso_json_double(log, "train_loss", r->metrics.train_loss);
     iso_json_int(log, "train_loss_steps", r->loss_steps);
     if (run->options->finite) iso_json_int(log, "skipped_steps", r->skipped);
+    if (run->options->check_equal > 0) iso_json_int(log, "differences", r->differences);
     iso_json_double(log, "seconds", r->metrics.seconds);
     iso_json_double(log, "samples_per_second", samples_per_second(&r->metrics));
     iso_json_double(log, "step_ms_p50", r->step_ms_p50);

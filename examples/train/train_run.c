@@ -195,15 +195,22 @@ static iso_status make_step(train_run *run) {
 
 static bool is_due(int64_t step, int64_t every) { return every > 0 && step % every == 0; }
 
+static iso_status check_equal(train_run *run) {
+    iso_status status = train_equal_check(run);
+    return status == ISO_ERR_MISMATCH ? mark_told(run, status) : status;
+}
+
 // What the end of an epoch does is left to it.
 static iso_status look_around(train_run *run) {
     const train_options *o = run->options;
     bool last = run->at.step == run->steps;
     bool eval = is_due(run->at.step, o->eval_every) || (last && o->eval_every > 0);
+    bool check = is_due(run->at.step, o->check_equal);
     bool save = is_due(run->at.step, o->checkpoint_every) && !last &&
                 run->at.batch < iso_loader_batches(run->train_loader);
-    if (!eval && !save) return ISO_OK;
+    if (!eval && !save && !check) return ISO_OK;
     TRY(stop_clock(run));
+    if (check) TRY(check_equal(run));
     if (eval) TRY(tell_eval(run));
     if (save) TRY(save_state(run));
     start_clock(run);
