@@ -5,7 +5,7 @@
 #include <inttypes.h>
 #include <string.h>
 
-static bool does(const train_run *run, const char *action) {
+static bool is_answer(const train_run *run, const char *action) {
     return strcmp(run->options->on_difference, action) == 0;
 }
 
@@ -26,7 +26,7 @@ static iso_status find_rank(iso_comm *comm, uint64_t mine, difference *out) {
 
 #define SENTENCE 240
 
-static void describe(const train_run *run, const difference *d, char text[SENTENCE]) {
+static void describe_difference(const train_run *run, const difference *d, char text[SENTENCE]) {
     snprintf(text, SENTENCE,
              "parameters differ between ranks after step %lld: those of rank 0 have the hash "
              "%016" PRIx64 ", and those of rank %lld have %016" PRIx64,
@@ -77,14 +77,14 @@ iso_status train_equal_check(train_run *run) {
     TRY(iso_parameter_hash(run->model, run->world->comm, &hash, &equal));
     if (equal) return ISO_OK;
     TRY(find_rank(run->world->comm, hash, &d));
-    describe(run, &d, text);
+    describe_difference(run, &d, text);
     run->differences++;
     train_report_difference(run, d.rank);
-    if (does(run, "stop")) return train_error(ISO_ERR_MISMATCH, "%s", text);
+    if (is_answer(run, "stop")) return train_error(ISO_ERR_MISMATCH, "%s", text);
     if (run->world->rank == 0)
         fprintf(stderr, "train: warning: %s%s\n", text,
-                does(run, "resync") ? ": all ranks take rank 0's" : "");
-    if (does(run, "warn")) return ISO_OK;
+                is_answer(run, "resync") ? ": all ranks take rank 0's" : "");
+    if (is_answer(run, "warn")) return ISO_OK;
     TRY(take_model(run));
     return take_optimizer(run);
 }

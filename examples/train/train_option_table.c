@@ -108,9 +108,9 @@ const train_option train_option_table[] = {
        .of = "average", .among = "split"),
     OF(RUN, SWITCH("find-unused", find_unused),
        .meaning = "allow parameters without a gradient; one more small exchange per step"),
-    OF(SHARED | OUTSIDE, INTEGER("check-equal", check_equal), COUNT_FROM(1),
+    OF(OUTSIDE, INTEGER("check-equal", check_equal), COUNT_FROM(1),
        .meaning = "compare the parameters of all ranks every N steps"),
-    OF(SHARED | OUTSIDE, CHOICE("on-difference", on_difference), .choices = "warn|stop|resync",
+    OF(OUTSIDE, CHOICE("on-difference", on_difference), .choices = "warn|stop|resync",
        .initial = "stop",
        .meaning =
            "what to do if --check-equal finds a difference; resync: all ranks take parameters, "

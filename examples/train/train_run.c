@@ -148,7 +148,7 @@ static iso_status make_gradient(train_run *run) {
     return add_gradient(run, samples);
 }
 
-static bool skips(const train_run *run) {
+static bool is_skipping(const train_run *run) {
     return run->options->finite && strcmp(run->options->finite, "skip") == 0;
 }
 
@@ -157,7 +157,7 @@ static iso_status check_gradient(train_run *run, bool *finite) {
     *finite = true;
     if (!run->options->finite) return ISO_OK;
     TRY(iso_grads_finite(run->model, run->world->comm, finite));
-    if (*finite || skips(run)) return ISO_OK;
+    if (*finite || is_skipping(run)) return ISO_OK;
     return mark_told(run, train_error(ISO_ERR_STATE,
                                       "the gradient of step %lld is NaN or infinite: try a lower "
                                       "--lr, or skip such steps with --finite skip",
