@@ -143,6 +143,7 @@ refused() { # what differs, pattern of the sentence, ranks, arguments...
 # ---- Studies ----
 
 study lazy 2 --sync lazy --dropout --batch 8 --epochs 5 --shift 2 --flip 0.3
+study zero 3 --sync lazy --zero --model mlp --batch 6 --epochs 5 --clip-grad-norm 1
 study accumulate 2 --sync lazy --accumulate 3 --model mlp --batch 5 --epochs 9
 export ISO_RANKS_PER_NODE=2
 study daso 3 --sync daso --wait 3 --model mlp --batch 6 --epochs 5

@@ -37,7 +37,8 @@ SCRIPT_TESTS = \
     tests/check_sweep.sh \
     tests/check_threads.sh \
     tests/check_torch_models.sh \
-    tests/check_version.sh
+    tests/check_version.sh \
+    tests/check_zero.sh
 TESTS += $(SCRIPT_TESTS)
 if ISO_HAVE_CRITERION
 check_LTLIBRARIES += tests/common/libiso_testcommon.la

@@ -121,7 +121,8 @@ typedef struct iso_reducer_config {
     // updates the shard (iso_reducer_own), and sends the new values to the other ranks.
     // iso_reducer_param_needed waits for these. Moves as many bytes as an all-reduce. Gradients are
     // added in the order of the ranks. So elementwise updates give the same bits as without ZeRO in
-    // shared memory.
+    // shared memory. Reading a rank's new values waits until the other ranks reach their next
+    // forward or call iso_reducer_finish.
     //
     // Takes one update function, and calls only its iso_reducer_apply_piece. A rank has averages of
     // its own shards only; a step overwrites all gradients. A backward after a backward without a

@@ -196,9 +196,11 @@ static iso_status judge_census(const iso_join *join, const census *c, int64_t sa
 static iso_status take_census(iso_join *join, int64_t samples, bool will_sync, census *out) {
     iso_comm *comm = join->self->comm;
     int ranks = iso_comm_size(comm), rank = iso_comm_rank(comm);
+    iso_status mine = iso__reducer_publish(join->self->reducer);
     for (int i = 0; i < ranks; i++) join->said[i] = 0;
-    join->said[rank] = encode_samples(samples, will_sync);
+    join->said[rank] = mine < 0 ? FAILED : encode_samples(samples, will_sync);
     ISO_TRY(iso_comm_allreduce_i64(comm, join->said, (size_t)ranks, ISO_SUM));
+    ISO_TRY(mine);
     *out = count_ranks(join->said, ranks, rank);
     ISO_TRY(judge_census(join, out, samples));
     return check_scope(join->self, &join->config);

@@ -66,7 +66,7 @@ case_of() { # directory, hosts, ranks, options
 }
 
 if [ "${1:-}" = --head ]; then # directory, hosts
-    for options in "--sync lazy" "--sync lazy --wire bf16" "--sync lazy --wire f16" "--sync lazy --wire bf16-feedback" \
+    for options in "--sync lazy" "--sync lazy --zero" "--sync lazy --wire bf16" "--sync lazy --wire f16" "--sync lazy --wire bf16-feedback" \
         "--sync localsgd --period 4" "--sync daso --wire f32 --period 4 --wait 2" \
         "--sync daso --wire bf16 --period 4 --wait 2" "--sync daso --wire f16 --period 4 --wait 2"; do
         case_of "$2" "$3" "$3" "$options"
@@ -74,6 +74,7 @@ if [ "${1:-}" = --head ]; then # directory, hosts
     if [ "$3" = 2 ]; then # more than one rank on a host
         case_of "$2" 2 4 "--sync lazy"
         case_of "$2" 2 3 "--sync lazy"
+        case_of "$2" 2 4 "--sync lazy --zero"
         case_of "$2" 2 4 "--sync daso --wire bf16 --period 4 --wait 2"
     fi
     exit
@@ -96,7 +97,7 @@ for part in train t10k; do
     images 512 28 >"$work/data/$part-images-idx3-ubyte"
     labels 512 >"$work/data/$part-labels-idx1-ubyte"
 done
-echo "1..27"
+echo "1..31"
 for hosts in 2 3 4; do
     sh "$here/with_cluster.sh" -n $hosts -r none -t 300 -- sh "$0" --head "$work" $hosts
 done

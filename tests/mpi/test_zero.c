@@ -9,6 +9,7 @@
 
 #include <isotherm/clip.h>
 #include <isotherm/daso.h>
+#include <isotherm/join.h>
 #include <isotherm/state_dict.h>
 
 #include <criterion/criterion.h>
@@ -155,6 +156,44 @@ Test(np2_zero, a_second_backward_without_a_step_is_refused) {
     iso_optimizer_zero_grad(t.optimizer);
     trainer_destroy(&t);
 }
+
+// ---- Uneven inputs ----------------------------------------------------------------------------------
+
+static iso_status step_of(void *user) { return iso_optimizer_step(((trainer *)user)->optimizer); }
+
+// Ranks have STEPS, STEPS - 2... batches. One that has more looks at its new values, to which the
+// others contribute while they wait for it in iso_join_next.
+static uint64_t joined_hash(bool zero) {
+    trainer_config config = config_of(ISO_ADAM, zero);
+    uint64_t hash = 0;
+    iso_join *join;
+    trainer t;
+    iso_assert_ok(trainer_create(&t, test_comm, &config));
+    const iso_join_config how = {.mode = ISO_JOIN_SHADOW, .step = step_of, .user = &t};
+    iso_assert_ok(iso_join_begin(t.model, &how, &join));
+    for (int step = 0;; step++) {
+        int64_t rows = step < STEPS - 2 * test_rank ? t.batch_rows : 0;
+        iso_optimizer_zero_grad(t.optimizer);
+        iso_status status = iso_join_next(join, rows, true);
+        if (status == ISO_PENDING) break;
+        cr_assert(status == ISO_OK, "%s", iso_last_error()->message);
+        cr_assert(trainer_backward(&t, step) == ISO_OK, "%s", iso_last_error()->message);
+        cr_assert(step_of(&t) == ISO_OK, "%s", iso_last_error()->message);
+        cr_assert(iso_data_parallel_finish(t.model) == ISO_OK, "%s", iso_last_error()->message);
+    }
+    iso_join_end(&join);
+    iso_assert_ok(trainer_hash(&t, &hash));
+    trainer_destroy(&t);
+    return hash;
+}
+
+static void joins_alike(void) {
+    setenv("ISO_NODE_COLLECTIVE", "shm", 1);
+    iso_assert_all(joined_hash(true) == joined_hash(false));
+}
+
+Test(np2_zero, uneven_inputs_end_alike) { joins_alike(); }
+Test(np3_zero, uneven_inputs_end_alike) { joins_alike(); }
 
 // ---- Explicit averages, and clipping ----------------------------------------------------------------
 
@@ -446,6 +485,19 @@ Test(np2_zero, an_update_of_whole_parameters_is_refused) {
     iso_assert_all(iso_reducer_add_apply(x.reducer, NULL, 0, update_all, 8, NULL, &id) ==
                    ISO_ERR_UNSUPPORTED);
     iso_reducer_destroy(&x.reducer);
+}
+
+Test(np2_zero, steps_allocate_nothing) {
+    trainer_config config = config_of(ISO_ADAM, true);
+    long long before, after;
+    trainer t;
+    iso_assert_ok(trainer_create(&t, test_comm, &config));
+    iso_assert_ok(trainer_train(&t, 3));
+    iso_memory_balance(NULL, NULL, &before);
+    iso_assert_ok(trainer_train(&t, 10));
+    iso_memory_balance(NULL, NULL, &after);
+    iso_assert_all(after == before);
+    trainer_destroy(&t);
 }
 
 // ---- What it refuses --------------------------------------------------------------------------------

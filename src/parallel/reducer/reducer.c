@@ -337,6 +337,8 @@ void iso_reducer_own(const iso_reducer *r, int i, int k, size_t *first, size_t *
     *count = own.count;
 }
 
+iso_status iso__reducer_publish(iso_reducer *r) { return iso__round_publish(r->round); }
+
 iso_comm *iso__reducer_comm(const iso_reducer *r) { return r->world; }
 
 bool iso__reducer_shares_updates(const iso_reducer *r) { return r->shares_updates; }

@@ -74,6 +74,9 @@ void iso__round_list_used(iso__round *r);            // a step has taken the lis
 // The step's updates are to come, or, where all buckets are open, are made. With ZeRO, new values
 // go to the other ranks as soon as they are made; otherwise does nothing. Never waits.
 iso_status iso__round_share(iso__round *r);
+// With ZeRO, waits until this rank has updated and published all that it updates, so that the other
+// ranks need this rank's program no more.
+iso_status iso__round_publish(iso__round *r);
 
 // ---- Settings ---------------------------------------------------------------------------------------
 

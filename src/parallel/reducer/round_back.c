@@ -116,6 +116,11 @@ iso_status iso__round_publish_back(iso__round *r) {
     return ISO_OK;
 }
 
+iso_status iso__round_publish(iso__round *r) {
+    for (int b = layout_of(r)->bucket_count - 1; b >= 0; b--) ISO_TRY(publish_bucket(r, b));
+    return ISO_OK;
+}
+
 static iso_status collect_bucket(iso__round *r, int b) {
     bucket_state *state = &r->bucket[b];
     look meanwhile = {.round = r, .awaited = b};

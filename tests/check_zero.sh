@@ -1,0 +1,55 @@
+#!/bin/sh
+# SPDX-License-Identifier: MIT
+# Trains random networks with and without ZeRO and compares the results to the last bit, as TAP.
+# usage: check_zero.sh, in the build tree; uses MPIRUN and MPICC. SEEDS sets how many networks (24).
+# Not -e: what fails here is a result, not the end.
+set -u
+export LC_ALL=C
+
+root=$(cd "$(dirname "$0")/.." && pwd) || exit 1
+. "$root/tests/test_env.sh"
+launcher=${MPIRUN:-mpirun}
+if [ "$launcher" = no ] || ! "$launcher" --oversubscribe -n 2 true 2>/dev/null; then
+    echo "1..0 # SKIP this mpirun does not start two ranks here"
+    exit 0
+fi
+build=$PWD
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+for zero in 0 1; do
+    if ! "${MPICC:-mpicc}" -std=c11 -O1 -D_POSIX_C_SOURCE=200809L -DZERO=$zero -I"$root/include" -I"$build/include" \
+        "$root/tests/same_bits/random_modules.c" -o "$work/zero$zero" -L"$build/.libs" -lisotherm \
+        -Wl,-rpath,"$build/.libs" -lm; then
+        echo "Bail out! random_modules.c does not compile"
+        exit 1
+    fi
+done
+
+# How ranks exchange with ZeRO; without it, sums are in shared memory, in the order of the ranks.
+train() { # 0 or 1, ranks, environment, seed
+    # shellcheck disable=SC2086  # the environment is several words
+    env ISO_TIMEOUT=60 $3 timeout -k 5 120 "$launcher" --oversubscribe --bind-to none -n "$2" "$work/zero$1" "$4" \
+        </dev/null >"$work/result$1" 2>"$work/errors$1"
+}
+
+tests=0
+seeds=${SEEDS:-24}
+for seed in $(seq "$seeds"); do
+    tests=$((tests + 1))
+    ranks=$((seed % 3 + 2))
+    case $((seed % 4)) in
+    0) ways="ISO_NODE_COLLECTIVE=shm" ;;
+    1) ways="ISO_NODE_COLLECTIVE=mpi" ;;
+    2) ways="ISO_RANKS_PER_NODE=2" ;;
+    *) ways="ISO_NODE_COLLECTIVE=shm ISO_PROGRESS=off" ;;
+    esac
+    if train 0 $ranks ISO_NODE_COLLECTIVE=shm "$seed" && train 1 $ranks "$ways" "$seed" &&
+        [ -s "$work/result0" ] && diff "$work/result0" "$work/result1" >"$work/difference"; then
+        echo "ok - $ranks ranks, network $seed, $ways"
+    else
+        echo "not ok - $ranks ranks, network $seed, $ways"
+        sed 's/^/# /' "$work/errors0" "$work/errors1" "$work/difference"
+    fi
+done
+echo "1..$tests"
