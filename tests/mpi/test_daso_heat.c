@@ -331,6 +331,49 @@ Test(np2_daso_heat, follows_the_schedule) {
     daso_close(&t);
 }
 
+// ---- The log --------------------------------------------------------------------------------------
+
+// What is logged at that level and above while the loss of the first epoch makes the skips change.
+static char *log_of_change(bool verbose, iso_log_level level) {
+    trainer t;
+    char *text;
+    size_t bytes;
+    daso_case c = heat_case_default(4);
+    c.heat_config.last_batch = 1;
+    c.heat_config.verbose = verbose;
+    iso_assert_ok(daso_open(&t, MPI_COMM_WORLD, &c));
+    iso_assert_ok(trainer_train(&t, 2));
+    FILE *to = open_memstream(&text, &bytes);
+    iso_log_set_level(level);
+    iso_log_set_stream(to);
+    iso_status status = iso_daso_epoch_loss(t.optimizer, 1, true);
+    iso_log_set_stream(stderr);
+    iso_log_set_level(ISO_LOG_WARN);
+    fclose(to);
+    iso_assert_ok(status);
+    daso_close(&t);
+    return text;
+}
+
+static void check_log(bool verbose, iso_log_level level, const char *expected) {
+    static const char change[] =
+        ": daso-heat: epoch 1: global_skip 4, local_skip 1, batches_to_wait 1: ";
+    char *text = log_of_change(verbose, level), line[200];
+    snprintf(line, sizeof(line), "isotherm[0] %s%s", expected ? expected : "", change);
+    bool told = expected && test_rank == 0;
+    iso_assert_all(told ? strncmp(text, line, strlen(line)) == 0 : !strstr(text, "daso-heat"));
+    iso_assert_all(!told || !strstr(text + strlen(line), "daso-heat")); // once
+    free(text);
+}
+
+// Rank 0 warns of changes if that is wanted; else they are information.
+Test(np2_daso_heat, verbose_warns_of_changes) {
+    check_log(true, ISO_LOG_WARN, "warn");
+    check_log(false, ISO_LOG_WARN, NULL);
+    check_log(false, ISO_LOG_INFO, "info");
+    check_log(true, ISO_LOG_ERROR, NULL);
+}
+
 // ---- Evaluation, finishing, starting again, faults ------------------------------------------------
 
 // After every batch, also with an exchange under way, and without any effect on what follows.

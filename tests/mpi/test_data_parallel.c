@@ -22,22 +22,26 @@ static uint64_t hash_after(const trainer_config *config, int steps) {
 
 // ---- Lazy = blocking, bit for bit -------------------------------------------------------------------
 
+enum { VARIANTS = 8 }; // of optimizers
+
 static trainer_config with_optimizer(int variant) {
-    static const iso_optimizer_kind kind[] = {ISO_SGD, ISO_SGD, ISO_ADAM, ISO_ADAMW, ISO_ADADELTA};
+    static const iso_optimizer_kind kind[VARIANTS] = {
+        ISO_SGD, ISO_SGD, ISO_ADAM, ISO_ADAMW, ISO_ADADELTA, ISO_ADAGRAD, ISO_RMSPROP, ISO_RMSPROP};
+    static const double lr[VARIANTS] = {0.05, 0.05, 0.003, 0.003, 1, 0.02, 0.003, 0.003};
     trainer_config config = trainer_default();
     config.optimizer = kind[variant];
     config.hyper = iso_hyper_default(kind[variant]);
-    config.hyper.lr = variant < 2 ? 0.05 : variant == 4 ? 1 : 0.003;
+    config.hyper.lr = lr[variant];
     config.hyper.weight_decay = 0.001;
-    if (variant == 1) {
-        config.hyper.momentum = 0.9;
-        config.hyper.nesterov = true;
-    }
+    config.hyper.nesterov = variant == 1;
+    config.hyper.lr_decay = variant == 5 ? 0.01 : 0;
+    config.hyper.centered = variant == 7;
+    if (variant == 1 || variant == 7) config.hyper.momentum = 0.9;
     return config;
 }
 
 static void lazy_equals_blocking(void) {
-    for (int variant = 0; variant < 5; variant++) {
+    for (int variant = 0; variant < VARIANTS; variant++) {
         trainer_config config = with_optimizer(variant);
         config.dropout = variant % 2 == 0;
         uint64_t start = hash_after(&config, 0), lazy = hash_after(&config, 50);
