@@ -190,6 +190,17 @@ head -n 3 quick.before >two/quick.jsonl
 on_two "$sweep" --out two $common -- "quick: --sync lazy"
 is_cut() { [ "$status" != 0 ] && grep -q '^sweep: two/quick.jsonl does not hold .* finished run' stderr; }
 holds "a cut result is refused" is_cut
+# A NUL byte in the second line, and a line without its beginning.
+good=0
+for damage in 's/:/\x00/3' 's/^{//'; do
+    sed "2$damage" quick.before >two/quick.jsonl
+    cp two/quick.jsonl damaged
+    # shellcheck disable=SC2086
+    on_two "$sweep" --out two $common -- "quick: --sync lazy"
+    has_failed && one_sentence sweep 'line 2 of two/quick.jsonl is damaged: remove the file to repeat the run$' stderr &&
+        cmp -s damaged two/quick.jsonl || good=1
+done
+result $good "a damaged result is refused"
 # shellcheck disable=SC2086
 on_two "$sweep" --out three $common -- "wild: --optimizer sgd --lr 1e6" "tame: --sync lazy"
 goes_past() {

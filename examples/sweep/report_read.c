@@ -8,6 +8,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/types.h>
 
 // ---- A flat JSON object -------------------------------------------------------------------------
 
@@ -74,6 +75,39 @@ static bool is_event(const char *line, const char *event) {
     return value && strncmp(value + 1, event, length) == 0 && value[1 + length] == '"';
 }
 
+// ---- Damage -------------------------------------------------------------------------------------
+
+static bool is_string_end(const char *at, const char *end) {
+    for (const char *c = at; c < end; c++)
+        if ((unsigned char)*c < ' ') return false;
+    return end[-1] == '"';
+}
+
+// What follows the string, number or word at `at`; NULL: it is none.
+static const char *past_value(const char *at) {
+    static const char *const words[] = {"null", "true", "false"};
+    const char *end = at;
+    if (*at == '"') {
+        end = past_string(at);
+        return end > at + 1 && is_string_end(at, end) ? end : NULL;
+    }
+    for (int i = 0; i < 3; i++)
+        if (strncmp(at, words[i], strlen(words[i])) == 0) return at + strlen(words[i]);
+    if (*at == '-' || (*at >= '0' && *at <= '9')) (void)strtod(at, (char **)&end);
+    return end > at ? end : NULL;
+}
+
+// Whether the line is one flat JSON object; NUL bytes end it early.
+static bool is_object(const char *line, size_t length) {
+    const char *at = line;
+    if (strlen(line) != length || *at != '{') return false;
+    do {
+        if (*++at != '"' || !(at = past_value(at)) || *at != ':') return false;
+        if (!(at = past_value(at + 1))) return false;
+    } while (*at == ',');
+    return strcmp(at, "}\n") == 0 || strcmp(at, "}") == 0;
+}
+
 // ---- Events -------------------------------------------------------------------------------------
 
 // Room for one more at the end of an array whose room is the next power of two.
@@ -132,20 +166,34 @@ static void take_run(report_run *run, const char *line, char **settings) {
     if (settings && !*settings) *settings = string_of(line, "settings");
 }
 
+// whole: becomes true with the event that ends a run.
+static iso_status take_event(report_run *run, const char *line, char **settings, bool *whole) {
+    if (is_event(line, "run")) take_run(run, line, settings);
+    if (is_event(line, "eval")) return add_point(run, line);
+    if (is_event(line, "sync")) return add_sync(run, line);
+    if (is_event(line, "summary")) {
+        take_summary(run, line);
+        *whole = true;
+    }
+    if (is_event(line, "failed") && !run->failure)
+        *whole = (run->failure = string_of(line, "reason")) != NULL;
+    return ISO_OK;
+}
+
 static iso_status take_lines(FILE *from, const char *path, report_run *run, char **settings) {
     char *line = NULL;
     size_t room = 0;
+    ssize_t length;
     bool whole = false;
     iso_status status = ISO_OK;
-    while (status == ISO_OK && getline(&line, &room, from) >= 0) {
-        if (is_event(line, "run")) take_run(run, line, settings);
-        if (is_event(line, "eval")) status = add_point(run, line);
-        if (is_event(line, "sync")) status = add_sync(run, line);
-        if (is_event(line, "summary")) {
-            take_summary(run, line);
-            whole = true;
-        }
-        if (is_event(line, "failed")) whole = (run->failure = string_of(line, "reason")) != NULL;
+    for (int64_t number = 1; status == ISO_OK && (length = getline(&line, &room, from)) >= 0;
+         number++) {
+        if (is_object(line, (size_t)length))
+            status = take_event(run, line, settings, &whole);
+        else
+            status = train_error(ISO_ERR_FORMAT,
+                                 "line %lld of %s is damaged: remove the file to repeat the run",
+                                 (long long)number, path);
     }
     free(line);
     TRY(status);
