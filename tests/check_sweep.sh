@@ -201,6 +201,44 @@ for damage in 's/:/\x00/3' 's/^{//'; do
         cmp -s damaged two/quick.jsonl || good=1
 done
 result $good "a damaged result is refused"
+# What a killed sweep leaves of a run that it had nearly finished.
+rm two/quick.jsonl
+sed 's/"test_accuracy":[^,]*/"test_accuracy":2/' quick.before >two/.quick.jsonl.part
+# shellcheck disable=SC2086
+on_two "$sweep" --out two $common -- "quick: --sync lazy"
+is_repeated() {
+    [ "$status" = 0 ] && [ ! -e two/.quick.jsonl.part ] && ! grep -q '"test_accuracy":2[,}]' two/quick.jsonl &&
+        [ "$(grep -c '"event":"summary"' two/quick.jsonl)" = 1 ]
+}
+holds "a log that a killed sweep left behind is not read" is_repeated
+
+# ---- Two at once ----
+
+# shellcheck disable=SC2086  # several words
+timeout -k 5 120 "$sweep" --out both $common -- "long: --sync lazy --steps 100000" >first 2>&1 </dev/null &
+job=$!
+tries=0
+while [ ! -e both/.long.jsonl.part ] && [ $tries -lt 300 ]; do
+    sleep 0.1
+    tries=$((tries + 1))
+done
+on_two "$sweep" --out both/ $common -- "long: --sync lazy --steps 100000"
+is_alone() {
+    has_failed && one_sentence sweep "another sweep writes both/: process [0-9]+ on host .*, or give another --out \(if" \
+        stderr && kill -0 $job && [ -e both/.long.jsonl.part ]
+}
+holds "a second sweep on the same folder is refused at the start" is_alone
+holder=$(cut -d ' ' -f 2 both/.lock)
+[ -n "$holder" ] && kill -9 "$holder"
+kill -TERM $job
+wait $job
+# shellcheck disable=SC2086
+on_two "$sweep" --out both $common -- "quick: --sync lazy"
+takes_over() {
+    [ "$status" = 0 ] && [ ! -e both/.lock ] &&
+        one_sentence sweep "warning: took over both/.lock of process $holder on host .*, which has ended" stderr
+}
+holds "... and may follow when the first was killed" takes_over
 # shellcheck disable=SC2086
 on_two "$sweep" --out three $common -- "wild: --optimizer sgd --lr 1e6" "tame: --sync lazy"
 goes_past() {

@@ -155,6 +155,7 @@ static bool sweep_all(sweep *self) {
         left ? ISO_OK : train_error(ISO_ERR_NOMEM, "out of memory for the list of runs");
     bool good = train_all_well(memory) && train_world_open(&self->world, &self->common) &&
                 open_store(self, left) && perform_all(self, left);
+    sweep_store_close();
     train_world_close(&self->world);
     free(left);
     return good;

@@ -30,9 +30,13 @@ void sweep_help(void);
 
 // ---- sweep_store.c ----
 
-// Local, on rank 0. Makes the folder, and takes the results of runs that were made before, in the
-// list or not. ISO_ERR_MISMATCH for a run that was made with other options.
+// Local, on rank 0. Makes the folder, locks it, and takes the results of runs that were made
+// before, in the list or not. ISO_ERR_STATE where another sweep writes to the folder,
+// ISO_ERR_MISMATCH for a run that was made with other options. The caller then calls
+// sweep_store_close, also on failure.
 iso_status sweep_store_open(sweep *self);
+// Does nothing where the store is not open.
+void sweep_store_close(void);
 // Where the log of a run grows until the run is finished; lives as long as the program.
 const char *sweep_store_begin(const sweep *self, int run);
 // Writes to that log what tells the run from others.

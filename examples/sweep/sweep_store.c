@@ -3,6 +3,7 @@
 #include "sweep.h"
 
 #include "support/watch.h"
+#include "train/train_lock.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -18,8 +19,9 @@ enum { SETTINGS_ROOM = TRAIN_OPTIONS_ROOM + 512 };
 // ---- Signals ------------------------------------------------------------------------------------
 
 // Open MPI's mpirun kills its ranks a few milliseconds after it told them to stop, so that nothing
-// can be agreed on. What is finished is on disk by then, and a file that is left behind is written
-// over; where there is time, it is removed.
+// can be agreed on. What is finished is on disk by then, and a log that is left behind in the
+// middle of its growth is never read: where there is time, it is removed, and the next sweep begins
+// anew.
 static char growing[PATH_MAX], farewell[PATH_MAX + 128];
 static pthread_mutex_t files = PTHREAD_MUTEX_INITIALIZER; // held while results are written
 
@@ -209,6 +211,14 @@ static iso_status take_earlier(sweep *self) {
     return status;
 }
 
+// In the folder itself, which can have several names.
+static iso_status take_lock(const sweep *self) {
+    static char path[PATH_MAX];
+    if (snprintf(path, sizeof(path), "%s/.lock", self->folder) >= PATH_MAX)
+        return train_error(ISO_ERR_ARG, "the folder name is too long: %.80s...", self->folder);
+    return train_lock_take(&(train_lock){self->folder, path, "sweep", "--out"});
+}
+
 iso_status sweep_store_open(sweep *self) {
     char probe[PATH_MAX];
     struct stat info;
@@ -220,9 +230,12 @@ iso_status sweep_store_open(sweep *self) {
                            self->folder);
     snprintf(probe, sizeof(probe), "%s/report.html", self->folder);
     TRY(train_output_check(probe, "report"));
+    TRY(take_lock(self));
     for (int i = 0; i < self->list.count; i++) TRY(take_finished(self, i));
     return take_earlier(self);
 }
+
+void sweep_store_close(void) { train_lock_release(); }
 
 static void add_to_report(report *study, const report_run *run) {
     if (run->failure)

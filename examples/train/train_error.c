@@ -19,6 +19,7 @@ static char told[TEXT_ROOM]; // by train_all_well, last
 static const char *program = "train";
 
 void train_error_program(const char *name) { program = name; }
+const char *train_error_name(void) { return program; }
 
 iso_status train_error(iso_status code, const char *format, ...) {
     va_list args;

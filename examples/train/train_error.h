@@ -17,6 +17,7 @@ iso_status train_error_of_library(iso_status status);
 
 // The name before the sentences, "train" if not set.
 void train_error_program(const char *name);
+const char *train_error_name(void);
 
 // The sentence of the last error.
 const char *train_error_text(void);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Keeps two training runs from writing one checkpoint: each would delete the other's sets.
+// Keeps two writers from one checkpoint, or from one sweep's folder: each would delete the other's
+// files.
 //
 // A lock is never removed by who takes it over, but written over in place, while fcntl keeps others
 // from doing the same: of two takers one finds the record of the other, and is refused.
@@ -38,6 +39,7 @@ typedef struct holder {
 
 static pthread_mutex_t guard = PTHREAD_MUTEX_INITIALIZER; // of what follows
 static char lock_path[PATH_ROOM], record[RECORD + 1];     // empty path: none is held
+static const char *lock_writer;
 static time_t touched;
 
 // ---- Records ------------------------------------------------------------------------------------
@@ -147,34 +149,41 @@ static bool is_still_there(int file, const char *path) {
            here.st_dev == there.st_dev;
 }
 
-static iso_status refuse_lock(const char *checkpoint, const char *path, const holder *h) {
+static iso_status refuse_lock(const train_lock *lock, const holder *h) {
     long long since = (long long)time(NULL) - h->began; // by the clocks of two hosts
     if (h->pid == 0)
         return train_error(ISO_ERR_STATE,
-                           "another training run has just begun to write %s: give another "
-                           "--checkpoint (if there is none, remove %s)",
-                           checkpoint, path);
+                           "another %s has just begun to write %s: give another %s (if there is "
+                           "none, remove %s)",
+                           lock->writer, lock->target, lock->option, lock->path);
     return train_error(ISO_ERR_STATE,
-                       "another training run writes %s: process %ld on host %s, for %lld s by now: "
-                       "wait until it ends, stop it, or give another --checkpoint (if there is no "
-                       "such run, remove %s)",
-                       checkpoint, h->pid, h->host, since > 0 ? since : 0, path);
+                       "another %s writes %s: process %ld on host %s, for %lld s by now: wait "
+                       "until it ends, stop it, or give another %s (if there is no such process, "
+                       "remove %s)",
+                       lock->writer, lock->target, h->pid, h->host, since > 0 ? since : 0,
+                       lock->option, lock->path);
+}
+
+static void warn_of_takeover(const char *path, const holder *h, const char *why) {
+    const char *program = train_error_name();
+    if (h->pid > 0)
+        fprintf(stderr, "%s: warning: took over %s of process %ld on host %s, %s\n", program, path,
+                h->pid, h->host, why);
+    else
+        fprintf(stderr, "%s: warning: took over %s of a process that it does not name, %s\n",
+                program, path, why);
 }
 
 // Of an open lock file, which is new or not. ISO_PENDING: it was removed meanwhile.
-static iso_status claim_lock(int file, bool made, const char *checkpoint, const char *path) {
+static iso_status claim_lock(int file, bool made, const train_lock *lock) {
     char found[RECORD + 1], text[64];
+    const char *path = lock->path;
     keep_others_out(file);
     if (!is_still_there(file, path)) return ISO_PENDING;
     holder h = read_holder(file, found);
     const char *why = made && h.pid == 0 ? "" : why_left(&h, path, text);
-    if (!why) return refuse_lock(checkpoint, path, &h);
-    if (h.pid > 0)
-        fprintf(stderr, "train: warning: took over %s of process %ld on host %s, %s\n", path, h.pid,
-                h.host, why);
-    else if (!made)
-        fprintf(stderr, "train: warning: took over %s of a process that it does not name, %s\n",
-                path, why);
+    if (!why) return refuse_lock(lock, &h);
+    if (h.pid > 0 || !made) warn_of_takeover(path, &h, why);
     make_record();
     if (pwrite(file, record, RECORD, 0) != RECORD)
         return train_error(ISO_ERR_IO, "cannot write %s: %s", path, strerror(errno));
@@ -182,7 +191,8 @@ static iso_status claim_lock(int file, bool made, const char *checkpoint, const 
     return ISO_OK;
 }
 
-static iso_status open_and_claim(const char *checkpoint, const char *path) {
+static iso_status open_and_claim(const train_lock *lock) {
+    const char *path = lock->path;
     int file = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     bool made = file >= 0;
     if (!made && errno == EEXIST) {
@@ -190,7 +200,7 @@ static iso_status open_and_claim(const char *checkpoint, const char *path) {
         if (file < 0 && errno == ENOENT) return ISO_PENDING;
     }
     if (file < 0) return train_error(ISO_ERR_IO, "cannot write %s: %s", path, strerror(errno));
-    iso_status status = claim_lock(file, made, checkpoint, path);
+    iso_status status = claim_lock(file, made, lock);
     if (status == ISO_ERR_IO && made) unlink(path);
     close(file); // and with it what keeps others out
     return status;
@@ -207,9 +217,9 @@ static bool is_ours(int file) {
 
 static _Noreturn void give_up(const holder *h) {
     fprintf(stderr,
-            "train: %s was taken over by process %ld on host %s, as this run had been silent for "
-            "a minute: it ends, because both would delete each other's files\n",
-            lock_path, h->pid, h->host);
+            "%s: %s was taken over by process %ld on host %s, as this %s had been silent for a "
+            "minute: it ends, because both would delete each other's files\n",
+            train_error_name(), lock_path, h->pid, h->host, lock_writer);
     _exit(EXIT_FAILURE);
 }
 
@@ -232,20 +242,19 @@ static void touch_lock(void) {
     pthread_mutex_unlock(&guard);
 }
 
-iso_status train_lock_take(const char *checkpoint) {
-    char path[PATH_ROOM];
+iso_status train_lock_take(const train_lock *lock) {
     iso_status status = ISO_PENDING;
-    if (snprintf(path, sizeof(path), "%s.lock", checkpoint) >= PATH_ROOM)
-        return train_error(ISO_ERR_ARG, "the name of the checkpoint is too long: %.80s...",
-                           checkpoint);
+    if (strlen(lock->path) >= PATH_ROOM)
+        return train_error(ISO_ERR_ARG, "the value of %s is too long: %.80s...", lock->option,
+                           lock->target);
     pthread_mutex_lock(&guard);
-    for (int i = 0; i < TRIES && status == ISO_PENDING; i++)
-        status = open_and_claim(checkpoint, path);
+    for (int i = 0; i < TRIES && status == ISO_PENDING; i++) status = open_and_claim(lock);
     if (status == ISO_PENDING)
-        status =
-            train_error(ISO_ERR_IO, "%s appears and disappears: give another --checkpoint", path);
+        status = train_error(ISO_ERR_IO, "%s appears and disappears: give another %s", lock->path,
+                             lock->option);
     if (status == ISO_OK) {
-        memcpy(lock_path, path, sizeof(path));
+        strcpy(lock_path, lock->path);
+        lock_writer = lock->writer;
         touched = time(NULL);
     }
     pthread_mutex_unlock(&guard);

@@ -6,6 +6,7 @@
 #include "support/models.h"
 #include "train_lock.h"
 
+#include <limits.h>
 #include <math.h>
 #include <mpi.h>
 #include <stdlib.h>
@@ -164,10 +165,18 @@ static iso_status refuse_file(const char *path, const char *what) {
                        what, path, what);
 }
 
+static iso_status take_lock(const char *checkpoint) {
+    char path[PATH_MAX];
+    if (snprintf(path, sizeof(path), "%s.lock", checkpoint) >= PATH_MAX)
+        return train_error(ISO_ERR_ARG, "the name of the checkpoint is too long: %.80s...",
+                           checkpoint);
+    return train_lock_take(&(train_lock){checkpoint, path, "training run", "--checkpoint"});
+}
+
 static iso_status check_outputs(const train_options *o) {
     if (o->trace) TRY(train_output_check(o->trace, "trace"));
     if (o->checkpoint) TRY(train_output_check(o->checkpoint, "checkpoint"));
-    if (o->checkpoint) TRY(train_lock_take(o->checkpoint));
+    if (o->checkpoint) TRY(take_lock(o->checkpoint));
     if (o->overwrite) return ISO_OK;
     if (o->checkpoint && !continues_files(o)) TRY(refuse_sets(o));
     if (!continues_files(o)) TRY(refuse_file(o->checkpoint, "checkpoint"));
@@ -247,5 +256,5 @@ void train_teardown(train_run *run) {
     iso_loader_destroy(&run->train_loader);
     iso_loader_destroy(&run->test_loader);
     iso_trace_stop();
-    train_lock_release();
+    if (run->options->checkpoint) train_lock_release(); // another lock is the sweep's
 }
