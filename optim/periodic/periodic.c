@@ -254,6 +254,12 @@ static iso_status carry_out(iso__periodic *p, const iso__action *action, iso__pa
     return ISO_OK;
 }
 
+static double reducer_wait_ms(const iso__periodic *p) {
+    iso_reducer_stats stats;
+    iso_reducer_get_stats(iso_data_parallel_reducer(p->data_parallel), &stats);
+    return stats.wait_ms;
+}
+
 iso_status iso__periodic_run(iso__periodic *p, const iso__sync_plan *plan, iso__payload payload) {
     iso__periodic_exchange *sent = NULL;
     // Merging needs the parameters of now, with the update of this step.
@@ -261,6 +267,7 @@ iso_status iso__periodic_run(iso__periodic *p, const iso__sync_plan *plan, iso__
     for (int i = 0; i < plan->count; i++) ISO_TRY(carry_out(p, &plan->action[i], payload, &sent));
     ISO_TRY(poll_exchanges(p));
     ISO_TRY(iso__periodic_set_scope(p, plan->next));
+    p->reducer_wait_ms = reducer_wait_ms(p); // waits so far are not of the step that begins
     p->last_step_ns = iso_now();
     return ISO_OK;
 }
@@ -277,11 +284,9 @@ iso_status iso__periodic_set_scope(iso__periodic *p, iso_scope scope) {
 
 // ---- Steps ----------------------------------------------------------------------------------------
 
+// A step without its waits.
 static void measure_step(iso__periodic *p, int64_t now) {
-    iso_reducer_stats reducer;
-    iso_reducer_get_stats(iso_data_parallel_reducer(p->data_parallel), &reducer);
-    double waited = reducer.wait_ms - p->reducer_wait_ms;
-    p->reducer_wait_ms = reducer.wait_ms;
+    double waited = reducer_wait_ms(p) - p->reducer_wait_ms;
     if (p->last_step_ns == 0) return;
     p->step_ms_sum += (double)(now - p->last_step_ns) * 1e-6 - waited;
     p->step_ms_count++;

@@ -88,7 +88,7 @@ typedef struct iso__periodic {
     double last_wait_ms, own_divergence;
     double step_ms_sum; // since the last send, without waits
     int64_t step_ms_count, last_step_ns;
-    double reducer_wait_ms; // at the last step
+    double reducer_wait_ms; // when the step under way began
     iso_daso_stats stats;   // bytes: what the averages do not count
     struct {
         int64_t number[ISO__PERIODIC_NUMBERS];

@@ -86,13 +86,19 @@ evaluation_hides_nothing() {
             'BEGIN { exit !(plain > 1 && tested > 0.7 * plain) }'
 }
 
+# The wait for the gradients of the only step of the warm-up is no part of the steps that follow.
+step_takes_time() {
+    sh "$here/with_cluster.sh" -n 2 -r 100mbit -t 90 -- mpirun -n 2 bin/train --model mlp --batch 16 --seed 1 --steps 30 \
+        --sync daso --warmup-steps 1 >"$work/output" 2>&1 && grep -q 'was measured to take .* ms, a step [0-9]' "$work/output"
+}
+
 # The rank on the second host is killed while both train.
 dead_rank_ends_job() {
     cluster 2 sh "$here/kill_rank.sh" "$work" mpirun -n 2 sh -c \
         'echo $$ >"$0/pid.$OMPI_COMM_WORLD_RANK"; exec "$@"' "$work" $train --steps 1000000 --overwrite --log "$work/log"
 }
 
-echo "1..8"
+echo "1..9"
 result "ranks run on hosts of their own" hosts_differ
 result "a link takes 0.9 to 1.3 of the time that its rate says" rate_holds
 result "node groups are the hosts: 4 ranks on 2 hosts" groups_are_hosts 2 4 "2 2"
@@ -100,4 +106,5 @@ result "node groups are the hosts: 4 ranks on 3 hosts" groups_are_hosts 3 4 "2 1
 result "lazy gives the bits of blocking on 2 hosts" lazy_is_blocking 2
 result "lazy gives the bits of blocking on 3 hosts" lazy_is_blocking 3
 result "evaluations make the training no faster on a slow link" evaluation_hides_nothing
+result "the step time that daso measures after one step of warm-up is positive" step_takes_time
 result "a rank that dies on one host ends the job within 10 s" dead_rank_ends_job
