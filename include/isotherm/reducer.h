@@ -77,7 +77,7 @@ typedef enum iso_average_mode {
 
 // Updates parameter i. gradient has count elements; the average over ranks is gradient * scale.
 // hyper is the copy made by step(). The call that waits for the parameter returns the error;
-// describe it with iso_error_set.
+// describe it with iso_error_set. It must not call the reducer.
 typedef iso_status (*iso_reducer_apply)(int i, void *gradient, double scale, const void *hyper,
                                         void *user);
 
@@ -233,7 +233,7 @@ void iso_reducer_poll(iso_reducer *reducer);
 // A blocking reduction after a lazy step (MPI_Allreduce of a loss, iso_comm_allreduce_f64) waits
 // for all gradients in flight, however short it is. The step is then no longer lazy. These sums
 // instead travel with the bucket that the next forward needs first, behind its gradients, and cost
-// no message. On a GPU, or with a converting hook, they are sent as one short message. No gradient
+// no message. On a GPU, with a converting hook, or with zero, they are sent as one short message. No gradient
 // waits for it.
 
 // Local. Adds this rank's value to sum k (0 to config.sums - 1) of the next exchange. Call it

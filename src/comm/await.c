@@ -19,7 +19,7 @@ static iso_status given_up(const iso_comm *comm, bool earlier, const char *what)
 }
 
 iso_status iso__comm_await(iso_comm *comm, int rc, MPI_Request *request, const char *what) {
-    ISO_TRY_MPI(rc);
+    ISO_TRY_MPI_CODE(rc, what);
     int64_t start = iso_now(), limit = (int64_t)(comm->timeout_s * 1e9);
     bool earlier = comm->lost;
     for (int done = 0;;) {

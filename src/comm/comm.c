@@ -183,6 +183,8 @@ static iso_status bcast_chunk(iso_comm *comm, void *data, size_t bytes, int root
 }
 
 iso_status iso_comm_bcast(iso_comm *comm, void *data, size_t bytes, int root) {
+    ISO_CHECK(root >= 0 && root < comm->size, ISO_ERR_ARG,
+              "a broadcast from rank %d: the communicator has ranks 0 to %d", root, comm->size - 1);
     ISO_TRY(iso__debug_match(comm, "a broadcast of %zu bytes from rank %d", bytes, root));
     for (size_t done = 0; done < bytes;) {
         size_t chunk = bytes - done < MOST_BYTES ? bytes - done : MOST_BYTES;

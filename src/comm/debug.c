@@ -124,7 +124,7 @@ static iso_status ask_rank_0(iso_comm *comm, iso__debug *d, MPI_Comm mpi) {
     MPI_Request answer;
     double limit = comm->timeout_s;
     int rc = MPI_Isend(d->mine, LINE_ROOM, MPI_CHAR, 0, TAG, mpi, &d->sent);
-    ISO_TRY_MPI(rc);
+    ISO_TRY_MPI_CODE(rc, "MPI_Isend");
     comm->timeout_s = limit > 0 ? 2 * limit + 1 : 0;
     rc = MPI_Irecv(&d->verdict, sizeof(d->verdict), MPI_BYTE, 0, TAG, mpi, &answer);
     iso_status status = iso__comm_await(comm, rc, &answer, d->mine);

@@ -16,5 +16,11 @@ iso_status iso__mpi_error(int rc, const char *call, const char *function, const 
         if (mpi_rc_ != MPI_SUCCESS)                                                                \
             return iso__mpi_error(mpi_rc_, #call, __func__, __FILE__, __LINE__);                   \
     } while (0)
+// The same for what a call of that name has returned.
+#define ISO_TRY_MPI_CODE(rc, name)                                                                 \
+    do {                                                                                           \
+        if ((rc) != MPI_SUCCESS)                                                                   \
+            return iso__mpi_error((rc), (name), __func__, __FILE__, __LINE__);                     \
+    } while (0)
 
 #endif

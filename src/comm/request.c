@@ -30,7 +30,7 @@ static iso_status post_allreduce(iso_comm *comm, void *data, size_t count, iso_d
 iso_status iso_comm_iallreduce(iso_comm *comm, void *data, size_t count, iso_dtype dtype,
                                const char *name, iso_request **out) {
     ISO_CHECK(iso__mpi_type(dtype) != MPI_DATATYPE_NULL, ISO_ERR_UNSUPPORTED,
-              "MPI cannot sum elements of type %s", iso_dtype_name(dtype));
+              "a sum of elements of type %s: MPI sums f32, f64, bf16 and f16", iso_dtype_name(dtype));
     ISO_CHECK(!comm->engine->finalized, ISO_ERR_STATE,
               "an exchange was started after MPI_Finalize");
     ISO_TRY(iso__debug_match(comm, "a non-blocking sum \"%.80s\" of %zu %s elements", name, count,
@@ -59,6 +59,7 @@ static void look_after(iso__engine *engine) {
 
 iso_status iso__request_test(iso_request **pointer, int64_t *done_ns) {
     iso_request *request = *pointer;
+    if (!request) return ISO_OK;
     iso__engine *engine = request->engine;
     pthread_mutex_lock(&engine->lock);
     if (request->state == ISO_REQUEST_POSTED) look_after(engine);
@@ -78,6 +79,7 @@ static bool is_done(const void *what) {
 
 iso_status iso__request_finish(iso_request **pointer, int64_t *done_ns) {
     iso_request *request = *pointer;
+    if (!request) return ISO_OK;
     iso__engine *engine = request->engine;
     const iso__awaited awaited = {.comm = request->comm,
                                   .name = request->name,

@@ -148,7 +148,7 @@ static iso_status on_one_host(iso_comm *comm, bool *out) {
     ISO_TRY(iso__comm_make(comm, &recipe, &host));
     int rc = MPI_Comm_size(host, &ranks);
     MPI_Comm_free(&host);
-    ISO_TRY_MPI(rc);
+    ISO_TRY_MPI_CODE(rc, "MPI_Comm_size");
     *out = ranks == comm->size;
     return ISO_OK;
 }

@@ -67,7 +67,7 @@ static iso_status find_lowest(const iso_comm *comm, MPI_Comm node, int64_t *out)
         MPI_Group_free(&few);
     }
     MPI_Group_free(&all);
-    ISO_TRY_MPI(rc);
+    ISO_TRY_MPI_CODE(rc, "MPI_Group_translate_ranks");
     *out = lowest;
     return ISO_OK;
 }
@@ -147,7 +147,7 @@ static iso_status create_groups(iso_topology *t, const int64_t *lowest, int *mem
         ISO_TRY_MPI(MPI_Comm_group(t->world->mpi, &all));
         int rc = MPI_Group_incl(all, t->nodes, members, &few);
         MPI_Group_free(&all);
-        ISO_TRY_MPI(rc);
+        ISO_TRY_MPI_CODE(rc, "MPI_Group_incl");
         iso__comm_recipe recipe = {ISO_MAKE_GROUP, t->world->mpi, .key = k, .group = few};
         iso_status status = iso__comm_make(t->world, &recipe, &group);
         if (status != ISO_ERR_TIMEOUT) MPI_Group_free(&few); // MPI still uses it then

@@ -111,7 +111,7 @@ static iso_status find_ranks(const iso_comm *subset, const iso_comm *whole, int 
         MPI_Group_free(&all);
     }
     MPI_Group_free(&some);
-    ISO_TRY_MPI(rc);
+    ISO_TRY_MPI_CODE(rc, "MPI_Group_translate_ranks");
     return ISO_OK;
 }
 

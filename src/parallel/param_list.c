@@ -83,11 +83,12 @@ iso_status iso__params_check(const iso_reducer_param *params, int count) {
 static void describe_params(const iso_reducer_param *params, int count, char *text) {
     for (int i = 0; i < count; i++) {
         const iso_reducer_param *p = &params[i];
-        char size[64];
+        char size[64], rows[48] = "";
         snprintf(size, sizeof(size), "%zu elements", p->count);
-        text += snprintf(text, LINE_ROOM, "parameter \"%.192s\" %.63s %s (layer %d)%s\n", p->name,
-                         p->shape_text ? p->shape_text : size, iso_dtype_name(p->dtype), p->layer,
-                         p->local ? ", not exchanged" : "");
+        if (p->row > 0) snprintf(rows, sizeof(rows), " in rows of %zu", p->row);
+        text += snprintf(text, LINE_ROOM, "parameter \"%.160s\" %.63s%s %s (layer %d)%s\n", p->name,
+                         p->shape_text ? p->shape_text : size, rows, iso_dtype_name(p->dtype),
+                         p->layer, p->local ? ", not exchanged" : "");
     }
 }
 

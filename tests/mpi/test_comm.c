@@ -403,3 +403,21 @@ Test(np1_life, alone_though_the_launcher_started_two) {
     iso_comm_destroy(&comm);
     test_mpi_teardown();
 }
+
+// ---- Mistakes ---------------------------------------------------------------------------------------
+
+Test(np3_comm, a_broadcast_names_a_root_that_is_none) {
+    char byte = 0;
+    cr_assert(iso_comm_bcast(test_comm, &byte, 1, 3) == ISO_ERR_ARG);
+    cr_assert(strstr(iso_last_error()->message, "ranks 0 to 2"), "%s", iso_last_error()->message);
+    cr_assert(iso_comm_bcast(test_comm, &byte, 1, -1) == ISO_ERR_ARG);
+}
+
+Test(np2_comm, a_request_that_is_gone_is_complete) {
+    float x = 1;
+    iso_request *request;
+    iso_assert_ok(iso_comm_iallreduce(test_comm, &x, 1, ISO_F32, "x", &request));
+    iso_assert_ok(iso_request_wait(&request));
+    iso_assert_ok(iso_request_wait(&request));
+    iso_assert_ok(iso_request_test(&request));
+}

@@ -330,3 +330,68 @@ Test(np2_reducer_faults, after_a_hook_has_failed_nothing_is_updated) {
     iso_assert_all(iso_reducer_finish(r) < 0);
     iso_reducer_destroy(&r);
 }
+
+// ---- Calls in the wrong place -----------------------------------------------------------------------
+
+static float plain[8];
+static iso_status (*forbidden)(iso_reducer *r);
+
+static iso_status needs_parameter(iso_reducer *r) { return iso_reducer_param_needed(r, 0); }
+
+// Inside an update the reducer is not to be called: it would update again, and again.
+static iso_status call_back(int i, void *gradient, double scale, const void *hyper, void *user) {
+    (void)i, (void)gradient, (void)scale, (void)hyper;
+    iso_status (*call)(iso_reducer *) = forbidden;
+    forbidden = NULL;
+    return call ? call(*(iso_reducer **)user) : ISO_OK;
+}
+
+static void create_plain(iso_reducer **r, size_t row) {
+    iso_reducer_param param = {
+        .name = "a", .value = plain, .count = 8, .dtype = ISO_F32, .row = row};
+    iso_assert_ok(iso_reducer_create(test_comm, &param, 1, NULL, r));
+    iso_assert_ok(iso_reducer_set_apply(*r, call_back, 0, r));
+}
+
+static void is_refused(iso_status (*call)(iso_reducer *r)) {
+    iso_reducer *r;
+    create_plain(&r, 0);
+    forbidden = call;
+    iso_assert_ok(iso_reducer_grad_ready(r, 0));
+    iso_status status = iso_reducer_step(r, plain);
+    if (status == ISO_OK) status = iso_reducer_finish(r);
+    iso_assert_all(status == ISO_ERR_STATE);
+    cr_assert(strstr(iso_last_error()->message, "called the reducer"));
+    iso_assert_ok(iso_reducer_finish(r));
+    iso_reducer_destroy(&r);
+}
+
+Test(np2_reducer_faults, an_update_does_not_call_the_reducer) {
+    is_refused(needs_parameter);
+    is_refused(iso_reducer_finish);
+}
+
+Test(np2_reducer_faults, a_gradient_is_not_written_before_its_exchange_was_waited_for) {
+    iso_reducer *r;
+    create_plain(&r, 0);
+    iso_assert_ok(iso_reducer_grad_ready(r, 0));
+    iso_assert_ok(iso_reducer_step(r, plain));
+    iso_assert_all(iso_reducer_grad_ready(r, 0) == ISO_ERR_STATE);
+    cr_assert(strstr(iso_last_error()->message, "iso_reducer_param_needed"));
+    iso_assert_ok(iso_reducer_param_needed(r, 0));
+    iso_assert_ok(iso_reducer_grad_ready(r, 0));
+    iso_assert_ok(iso_reducer_step(r, plain));
+    iso_reducer_destroy(&r);
+}
+
+Test(np3_reducer_faults, other_rows_on_a_rank_are_named) {
+    iso_reducer *r = NULL;
+    iso_reducer_param param = {.name = "a",
+                               .value = plain,
+                               .count = 8,
+                               .dtype = ISO_F32,
+                               .row = test_rank == 2 ? 4 : 2};
+    iso_reducer_config config = {.piece_bytes = 8};
+    iso_assert_all(iso_reducer_create(test_comm, &param, 1, &config, &r) == ISO_ERR_MISMATCH);
+    cr_assert(strstr(iso_last_error()->message, "rows of 4"), "%s", iso_last_error()->message);
+}

@@ -94,10 +94,15 @@ static bool mark_ready(iso__round *r, int s) {
 
 static iso_status report_slot(iso__round *r, int s, bool *complete) {
     const iso__grad_slot *slot = &layout_of(r)->slot[s];
-    ISO_CHECK(!r->slot[s].ready && r->bucket[slot->bucket].stage == OPEN, ISO_ERR_STATE,
+    bool open = r->bucket[slot->bucket].stage == OPEN, whole = r->issued == layout_of(r)->bucket_count;
+    ISO_CHECK(open || !whole, ISO_ERR_STATE,
+              "the gradient of \"%s\" was reported ready again before its last exchange was waited "
+              "for: call iso_reducer_param_needed before the next backward writes the gradient, or "
+              "iso_reducer_finish for all parameters",
+              slot->name);
+    ISO_CHECK(open && !r->slot[s].ready, ISO_ERR_STATE,
               "the gradient of \"%s\" was reported ready twice in one backward: report it once, "
-              "when nothing in this backward adds to it any more; between two backwards call "
-              "iso_reducer_step or iso_reducer_finish, or run a forward",
+              "when nothing in this backward adds to it any more",
               slot->name);
     ISO_CHECK(!r->zero || slot->local || !r->fresh || !r->slot[s].keep, ISO_ERR_STATE,
               "a second backward without a step adds to the gradient of \"%s\", of which each rank "
@@ -210,7 +215,14 @@ static bool whole_is_recomputed(const iso__round *r, int i) {
     return true;
 }
 
+static iso_status check_caller(const iso__round *r) {
+    ISO_CHECK(!r->updating, ISO_ERR_STATE,
+              "the update function of a parameter called the reducer: return from it first");
+    return ISO_OK;
+}
+
 static iso_status begin_forward(iso__round *r) {
+    ISO_TRY(check_caller(r));
     ISO_TRY(iso__round_advance(r));
     if (iso__round_is_open(r)) ISO_TRY(iso__round_close(r, r->with.unused));
     return iso__round_flush(r); // what runs next runs on the device after these anyway
@@ -243,6 +255,7 @@ iso_status iso__round_flush(iso__round *r) { return iso__transport_flush(r->tran
 
 iso_status iso__round_finish(iso__round *r) {
     int count = layout_of(r)->bucket_count;
+    ISO_TRY(check_caller(r));
     do {
         if (iso__round_is_open(r)) ISO_TRY(iso__round_close(r, r->with.unused));
         for (int b = 0; b < count; b++) ISO_TRY(iso__round_arrive_first(r, b));

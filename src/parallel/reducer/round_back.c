@@ -94,7 +94,11 @@ static iso_status bring_back(iso__round *r, int b, double *left) {
 static iso_status update_bucket(iso__round *r, int b) {
     double left;
     ISO_TRY(bring_back(r, b, &left));
-    return iso__appliers_apply(r->with.appliers, b, left, iso__usage_skipped(r->usage));
+    r->updating = true;
+    iso_status status =
+        iso__appliers_apply(r->with.appliers, b, left, iso__usage_skipped(r->usage));
+    r->updating = false;
+    return status;
 }
 
 // ---- Values go to the other ranks -------------------------------------------------------------------

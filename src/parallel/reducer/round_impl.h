@@ -34,6 +34,7 @@ struct iso__round {
     long long lists;           // issued whole so far
     bool fresh;                // a whole list was issued that no step has used yet
     bool shares;               // a step was made, and values go to the other ranks
+    bool updating;             // an update function runs
     bool always_closed;        // its owner closes every backward
     iso__averaging average;
 };
