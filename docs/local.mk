@@ -20,12 +20,16 @@ nobase_dist_doc_DATA = \
     docs/sync-modes.md \
     docs/testing.md \
     docs/training.md
-# The programs that the pages say to read.
+# The programs that the pages say to read, with what they need to compile.
 nobase_dist_doc_DATA += \
     examples/mnist.c \
     examples/mnist_daso.c \
     examples/own_arrays.c \
-    examples/own_arrays.f90
+    examples/own_arrays.f90 \
+    examples/support/usage.c \
+    examples/support/usage.h \
+    examples/support/watch.c \
+    examples/support/watch.h
 # Written by hand; installed with the prefix of the programs. tests/check_man.sh compares them with --help.
 dist_man_MANS = \
     docs/man/get-mnist.1 \

@@ -14,7 +14,7 @@ EXAMPLE_MODELS = \
 
 # The engine without layers: to be read, and built, but of no use installed.
 noinst_PROGRAMS += bin/own-arrays
-bin_own_arrays_SOURCES = examples/own_arrays.c $(EXAMPLE_SUPPORT)
+bin_own_arrays_SOURCES = examples/own_arrays.c
 bin_own_arrays_CPPFLAGS = $(EXAMPLE_CPPFLAGS)
 bin_own_arrays_CFLAGS = $(AM_CFLAGS) -Wshadow -Wconversion
 bin_own_arrays_LDADD = libisotherm.la $(MPI_LIBS) -lm

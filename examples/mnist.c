@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Trains PyTorch's MNIST network on several processes: mpirun -n 2 bin/mnist [FOLDER].
+// Trains PyTorch's MNIST network on several processes: mpirun -n 2 ./a.out [FOLDER].
+// Compile it in its folder, once Isotherm is installed:
+//   mpicc mnist.c support/usage.c support/watch.c $(pkg-config --cflags --libs isotherm)
 #include "support/usage.h"
 #include "support/watch.h" // limits how long MPI_Init_thread and MPI_Finalize may wait
 

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: MIT
 // The same as mnist.c for slow networks, with DASO: nodes exchange parameters every eight steps and
 // wait for nothing. On one machine ISO_RANKS_PER_NODE=1 makes a node of each process:
-//   mpirun -n 2 -x ISO_RANKS_PER_NODE=1 bin/mnist-daso [FOLDER]
+//   mpirun -n 2 -x ISO_RANKS_PER_NODE=1 ./a.out [FOLDER]
+// Compile it in its folder, once Isotherm is installed:
+//   mpicc mnist_daso.c support/usage.c support/watch.c $(pkg-config --cflags --libs isotherm)
 #include "support/usage.h"
 #include "support/watch.h" // limits how long MPI_Init_thread and MPI_Finalize may wait
 

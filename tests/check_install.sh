@@ -103,6 +103,25 @@ else
     result "the program finds the library when it runs" runs ./program
 fi
 
+# Each with the command of its first comment, in the folder that it is in.
+compiles_alone() { # example
+    cd "$(dirname "$(find "$HOME/isotherm/share" -name "$1.c")")" && line=$(sed -n 's|^//   mpicc|mpicc|p' "$1.c") &&
+        echo "$line" && [ -n "$line" ] && eval "$line" && mv a.out "$work/$1"
+}
+examples_compile() {
+    for example in mnist mnist_daso own_arrays; do
+        (compiles_alone $example) || return 1
+    done
+}
+result "the installed examples compile with the commands of their first comments" examples_compile
+if [ "$launcher" = no ] || ! grep -q rpath "$build/isotherm.pc"; then
+    skip "... and run" "there is no MPI launcher, or this build is for a folder of the loader's"
+else
+    # shellcheck disable=SC2086  # several words
+    runs_example() { timeout -k 5 60 "$launcher" $flags -n 2 ./mnist --help </dev/null && grep -q '^usage:' "$work/output"; }
+    result "... and run" runs_example
+fi
+
 cat >program.f90 <<'END'
 program calls
     use isotherm

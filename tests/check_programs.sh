@@ -535,7 +535,7 @@ result $? "mnist refuses a second argument with one sentence"
 run_anew 2 "$mnist_daso" good
 [ "$status" = 0 ] && [ "$(grep -c 'test accuracy' stdout)" = 3 ]
 result $? "mnist-daso trains on a folder"
-for program in "$mnist" "$mnist_daso" "$own_arrays"; do
+for program in "$mnist" "$mnist_daso"; do
     name=$(basename "$program")
     run_anew 2 "$program" --help
     [ "$status" = 0 ] && [ "$(grep -c "^usage: mpirun -n RANKS $name" stdout)" = 1 ] && [ ! -s stderr ] &&
@@ -545,6 +545,13 @@ for program in "$mnist" "$mnist_daso" "$own_arrays"; do
     [ "$status" != 0 ] && [ "$(grep -c "^$name: unknown option --epochs: see --help" stderr)" = 1 ] && [ ! -s stdout ]
     result $? "$name refuses an option with one sentence"
 done
+
+run_anew 2 "$own_arrays" --help
+good=$status
+[ "$(grep -c "^usage: mpirun -n RANKS own-arrays" stdout)" = 1 ] && [ ! -s stderr ] && ! grep -q loss stdout || good=1
+run_anew 2 "$own_arrays" 3
+has_failed && [ "$(grep -c "^usage: mpirun -n RANKS own-arrays" stderr)" = 1 ] && [ ! -s stdout ] || good=1
+result $good "own-arrays tells how it is used, once, and refuses arguments"
 
 # ---- Learning rates ----
 
