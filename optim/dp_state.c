@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// ZeRO stage 1: each rank keeps the optimizer state of the elements that it updates. The whole state
-// is put together to be saved or loaded.
+// ZeRO stage 1: each rank keeps the optimizer state of the elements that it updates. The whole
+// state is put together to be saved or loaded.
 #include "optim/dp_state.h"
 #include "parallel/reducer/reducer_calls.h"
 #include "tensor/tensor_impl.h"
@@ -60,12 +60,13 @@ static size_t list_ranges(const iso__base_optimizer *self) {
 
 static int64_t elements_of(const iso__dp_state *shards, int i) {
     int64_t elements = 0;
-    for (int n = shards->start[i]; n < shards->start[i + 1]; n++) elements += shards->range[n].count;
+    for (int n = shards->start[i]; n < shards->start[i + 1]; n++)
+        elements += shards->range[n].count;
     return elements;
 }
 
-iso_status iso__dp_state_find(const iso__base_optimizer *self, int i, int64_t first, int64_t *elements,
-                           size_t *state_offset) {
+iso_status iso__dp_state_find(const iso__base_optimizer *self, int i, int64_t first,
+                              int64_t *elements, size_t *state_offset) {
     const iso__dp_state *shards = self->shards;
     *elements = elements_of(shards, i);
     for (int n = shards->start[i]; n < shards->start[i + 1]; n++) {
@@ -154,7 +155,8 @@ iso_status iso__dp_state_take(iso__base_optimizer *self) {
     if (!self->shards->whole) return ISO_OK;
     for (int k = 0; k < kinds_of(self); k++)
         for (int i = 0; i < self->count; i++)
-            copy_ranges(self, i, self->state[k]->data, iso__dp_state_tensor(self, i, k)->data, true);
+            copy_ranges(self, i, self->state[k]->data, iso__dp_state_tensor(self, i, k)->data,
+                        true);
     return ISO_OK;
 }
 

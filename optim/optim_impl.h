@@ -47,8 +47,8 @@ typedef struct iso__base_optimizer {
     iso_tensor *state[ISO_OPTIMIZER_STATES];
     iso__group **group; // [groups - 1]: of groups 1, 2...
     int groups;
-    int64_t *saved_group; // [count]: slot's groups, as saved and loaded; NULL: one group
-    bool tied;            // a wrapper freezes the hyperparameters of these groups
+    int64_t *saved_group;  // [count]: slot's groups, as saved and loaded; NULL: one group
+    bool tied;             // a wrapper freezes the hyperparameters of these groups
     iso__dp_state *shards; // with ZeRO; NULL: the state of all elements is here
 } iso__base_optimizer;
 

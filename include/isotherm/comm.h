@@ -45,10 +45,11 @@ typedef struct iso_comm_config {
 } iso_comm_config;
 
 // Collective over mpi_comm, and so is iso_comm_destroy. Duplicates mpi_comm, so the library's
-// messages never mix with yours. The duplicate returns MPI errors. Yet Open MPI may end the job when
-// ranks call different collectives (MPI_ERR_TRUNCATE); ISO_DEBUG=detail names the calls before that.
-// config NULL: the default. Initialise MPI first, with MPI_THREAD_MULTIPLE for the thread mode. Works on
-// one rank and without mpirun. MPI_Finalize may be called while communicators still exist.
+// messages never mix with yours. The duplicate returns MPI errors. Yet Open MPI may end the job
+// when ranks call different collectives (MPI_ERR_TRUNCATE); ISO_DEBUG=detail names the calls before
+// that. config NULL: the default. Initialise MPI first, with MPI_THREAD_MULTIPLE for the thread
+// mode. Works on one rank and without mpirun. MPI_Finalize may be called while communicators still
+// exist.
 //
 // Checks all ISO_* environment variables (iso_env_print lists them). An invalid value on any rank
 // is ISO_ERR_ARG on all ranks. ISO_ERR_MISMATCH if ranks have different values of a variable that
@@ -135,8 +136,8 @@ typedef struct iso_request iso_request;
 // too; a time-out shows it. count may exceed INT_MAX.
 iso_status iso_comm_iallreduce(iso_comm *comm, void *data, size_t count, iso_dtype dtype,
                                const char *name, iso_request **out);
-// Local. ISO_OK: complete; *request is freed and set to NULL. ISO_PENDING: not yet complete. NULL in
-// *request is complete, here and in iso_request_wait.
+// Local. ISO_OK: complete; *request is freed and set to NULL. ISO_PENDING: not yet complete. NULL
+// in *request is complete, here and in iso_request_wait.
 iso_status iso_request_test(iso_request **request);
 // Blocks until the exchange completes and drives its progress. Frees *request and sets it to NULL,
 // also on errors. Exception: on ISO_ERR_TIMEOUT *request stays valid, because MPI cannot cancel the

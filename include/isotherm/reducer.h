@@ -126,8 +126,9 @@ typedef struct iso_reducer_config {
     //
     // Takes one update function, and calls only its iso_reducer_apply_piece. A rank has averages of
     // its own shards only; a step overwrites all gradients. A backward after a backward without a
-    // step is ISO_ERR_STATE, unless iso_reducer_zero_grad was called in between. ISO_ERR_UNSUPPORTED
-    // for a device with memory of its own, another scope than ISO_SCOPE_WORLD, or a hook.
+    // step is ISO_ERR_STATE, unless iso_reducer_zero_grad was called in between.
+    // ISO_ERR_UNSUPPORTED for a device with memory of its own, another scope than ISO_SCOPE_WORLD,
+    // or a hook.
     bool zero;
 } iso_reducer_config;
 #define ISO_REDUCER_MOST_SUMS 64
@@ -202,9 +203,10 @@ iso_status iso_reducer_grad_ready(iso_reducer *reducer, int i);
 int iso_reducer_pieces(const iso_reducer *reducer, int i);
 void iso_reducer_piece(const iso_reducer *reducer, int i, int k, size_t *first, size_t *count);
 iso_status iso_reducer_piece_ready(iso_reducer *reducer, int i, int k);
-// Local. The elements of piece k of parameter i that this rank updates: `count` elements from element
-// `first` of the parameter on. Without config.zero, these are all elements of the piece; with it,
-// count may be 0. They never change, so this rank needs optimizer state for these elements only.
+// Local. The elements of piece k of parameter i that this rank updates: `count` elements from
+// element `first` of the parameter on. Without config.zero, these are all elements of the piece;
+// with it, count may be 0. They never change, so this rank needs optimizer state for these elements
+// only.
 void iso_reducer_own(const iso_reducer *reducer, int i, int k, size_t *first, size_t *count);
 // Ends the backward and copies hyper for the update of this step. Every rank must call it. Same as
 // iso_reducer_step_of with ISO_REDUCER_ONLY.
@@ -233,8 +235,8 @@ void iso_reducer_poll(iso_reducer *reducer);
 // A blocking reduction after a lazy step (MPI_Allreduce of a loss, iso_comm_allreduce_f64) waits
 // for all gradients in flight, however short it is. The step is then no longer lazy. These sums
 // instead travel with the bucket that the next forward needs first, behind its gradients, and cost
-// no message. On a GPU, with a converting hook, or with zero, they are sent as one short message. No gradient
-// waits for it.
+// no message. On a GPU, with a converting hook, or with zero, they are sent as one short message.
+// No gradient waits for it.
 
 // Local. Adds this rank's value to sum k (0 to config.sums - 1) of the next exchange. Call it
 // before the last gradient of the bucket that the next forward needs first is reported, e.g. with

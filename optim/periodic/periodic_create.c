@@ -153,10 +153,10 @@ iso_status iso__periodic_init(iso__periodic *p, iso_optimizer *inner, iso_module
                    "a periodic optimizer wraps the optimizer of iso_dp_optimizer_create_take and "
                    "its data_parallel module, not a %s optimizer",
                    inner->ops->name);
-    ISO_CHECK_GOTO(!iso__reducer_shares_updates(iso_data_parallel_reducer(data_parallel)),
-                   ISO_ERR_UNSUPPORTED,
-                   "a periodic optimizer needs the whole optimizer state on every rank: use no ZeRO "
-                   "with it");
+    ISO_CHECK_GOTO(
+        !iso__reducer_shares_updates(iso_data_parallel_reducer(data_parallel)), ISO_ERR_UNSUPPORTED,
+        "a periodic optimizer needs the whole optimizer state on every rank: use no ZeRO "
+        "with it");
     p->inner = inner;
     inner = NULL;
     p->data_parallel = iso_module_retain(data_parallel);

@@ -35,7 +35,8 @@ typedef struct iso__channel iso__channel;
 // behind the other.
 typedef enum iso__operation {
     ISO__SUM,     // every rank gets the sum of all ranks
-    ISO__SCATTER, // this rank's block becomes the sum of that block of all ranks, added in their order
+    ISO__SCATTER, // this rank's block becomes the sum of that block of all ranks, added in their
+                  // order
     ISO__GATHER   // block r becomes that of rank r
 } iso__operation;
 
@@ -64,11 +65,11 @@ typedef struct iso__channel_times {
     int64_t ready_ns, posted_ns, done_ns; // made ready; first chunk posted; last chunk complete
 } iso__channel_times;
 
-// Collective over comm, which it retains; it has an MPI communicator of its own. ISO_ERR_UNSUPPORTED
-// for elements that cannot be summed: SCATTER takes f32 and f64. The plan to begin
-// with: items by phase and then in the order given, each in chunks of at most chunk_bytes, `window`
-// bytes under way.
-// At most seven channels of a communicator use its shared memory; further ones send messages.
+// Collective over comm, which it retains; it has an MPI communicator of its own.
+// ISO_ERR_UNSUPPORTED for elements that cannot be summed: SCATTER takes f32 and f64. The plan to
+// begin with: items by phase and then in the order given, each in chunks of at most chunk_bytes,
+// `window` bytes under way. At most seven channels of a communicator use its shared memory; further
+// ones send messages.
 iso_status iso__channel_create(iso_comm *comm, const iso__channel_item *item, int count,
                                size_t chunk_bytes, size_t window, iso__channel **out);
 // Collective. Nothing may be pending: otherwise it stays, with its items, and says so in the log.

@@ -118,8 +118,8 @@ static void finish_chunk(iso_request *request) {
     if (c->in_flight == 0) c->load.busy_ns += request->done_ns - c->busy_since;
     if (request->mpi_error) {
         const char *name = operations[m->given.operation].name;
-        iso__channel_fail(
-            c, m, iso__mpi_error(request->mpi_error, name, __func__, __FILE__, __LINE__));
+        iso__channel_fail(c, m,
+                          iso__mpi_error(request->mpi_error, name, __func__, __FILE__, __LINE__));
         // MPI may still write into the cell: it stays taken.
     } else {
         if (request->cell) sum_cell(c, request);

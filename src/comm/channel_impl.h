@@ -40,7 +40,7 @@ struct iso__channel {
     int room;                 // requests that are there for it
     iso__channel_cell *cell;  // NULL: no item needs any
     int cell_count;
-    int queue;                // of exchanges in shared memory; 0: it takes no part in them
+    int queue; // of exchanges in shared memory; 0: it takes no part in them
     int64_t busy_since;
     iso__channel_load load;
     // The first error, and its text, written before it. Nothing is posted any more.

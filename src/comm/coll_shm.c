@@ -37,7 +37,8 @@ static share share_of(const iso_request *request, int rank) {
     int size = request->comm->size;
     size_t count = request->bytes / request->unit, at = request->offset;
     if (request->operation == ISO__GATHER) return (share){at, count};
-    if (request->operation == ISO__SCATTER) return (share){at + (size_t)rank * request->block, count};
+    if (request->operation == ISO__SCATTER)
+        return (share){at + (size_t)rank * request->block, count};
     size_t first = slice_start(count, rank, size);
     return (share){at + first * sizeof(float), slice_start(count, rank + 1, size) - first};
 }
@@ -95,7 +96,8 @@ static void sum_chunk(const iso__shared *s, size_t offset, size_t count, int fir
     }
 }
 
-static void copy_blocks(const iso__shared *s, size_t offset, size_t count, size_t stride, int rank) {
+static void copy_blocks(const iso__shared *s, size_t offset, size_t count, size_t stride,
+                        int rank) {
     for (int r = 0; r < s->comm->size; r++) {
         size_t at = offset + (size_t)r * stride;
         if (r != rank)

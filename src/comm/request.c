@@ -30,7 +30,8 @@ static iso_status post_allreduce(iso_comm *comm, void *data, size_t count, iso_d
 iso_status iso_comm_iallreduce(iso_comm *comm, void *data, size_t count, iso_dtype dtype,
                                const char *name, iso_request **out) {
     ISO_CHECK(iso__mpi_type(dtype) != MPI_DATATYPE_NULL, ISO_ERR_UNSUPPORTED,
-              "a sum of elements of type %s: MPI sums f32, f64, bf16 and f16", iso_dtype_name(dtype));
+              "a sum of elements of type %s: MPI sums f32, f64, bf16 and f16",
+              iso_dtype_name(dtype));
     ISO_CHECK(!comm->engine->finalized, ISO_ERR_STATE,
               "an exchange was started after MPI_Finalize");
     ISO_TRY(iso__debug_match(comm, "a non-blocking sum \"%.80s\" of %zu %s elements", name, count,

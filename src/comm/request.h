@@ -30,19 +30,19 @@ struct iso_request {
     size_t block; // alltoall, allgather: bytes from one rank's block to the next's; elements are of
                   // a block
     int root;     // bcast
-    iso_dtype dtype; // all-reduce
-    iso__operation operation; // of a channel's chunk
+    iso_dtype dtype;                // all-reduce
+    iso__operation operation;       // of a channel's chunk
     struct iso__channel_cell *cell; // of a channel's chunk; or NULL
-    int under_way;   // chunks begun and not complete
-    bool bulk;       // MPI: longer than a chunk, its chunks go through the communicator's queue
-    bool whole;      // MPI: goes in one chunk, however long it is
+    int under_way;                  // chunks begun and not complete
+    bool bulk;  // MPI: longer than a chunk, its chunks go through the communicator's queue
+    bool whole; // MPI: goes in one chunk, however long it is
     struct iso__channel *channel; // whose chunk it is, which takes it back; or NULL
-    int channel_chunk; // of its plan
-    int mpi_error;   // MPI
-    int queue;       // shared memory: which one
-    uint64_t number; // shared memory: among the exchanges of that queue
-    size_t offset;   // shared memory: bytes, where its data begins
-    bool taken;      // shared memory: this rank sums its slice
+    int channel_chunk;            // of its plan
+    int mpi_error;                // MPI
+    int queue;                    // shared memory: which one
+    uint64_t number;              // shared memory: among the exchanges of that queue
+    size_t offset;                // shared memory: bytes, where its data begins
+    bool taken;                   // shared memory: this rank sums its slice
     iso__request_state state;
     iso_request *older, *newer; // those that are not complete
     iso_request *next_in_line;  // of the communicator's or the memory's queue, or of the free list

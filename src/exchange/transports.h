@@ -53,8 +53,8 @@ iso_status iso__transport_host(const iso__transport_setup *setup, iso_comm *comm
                                iso__transport **out);
 
 // The same, sharing out the updates (ZeRO stage 1): each rank gets the sum of its shard, and the
-// values that it makes of it are gathered. No coder converts, and no bucket has a tail. Every bucket
-// is a multiple of 64 bytes times the number of ranks. Collective over comm.
+// values that it makes of it are gathered. No coder converts, and no bucket has a tail. Every
+// bucket is a multiple of 64 bytes times the number of ranks. Collective over comm.
 iso_status iso__transport_zero(const iso__transport_setup *setup, iso_comm *comm,
                                iso__transport **out);
 

@@ -71,7 +71,8 @@ static void create(rig *r, bool shared, iso_dtype dtype, size_t chunk, size_t wi
     size_t most = (size_t)MOST * (size_t)test_size, size = iso_dtype_size(dtype);
     iso__channel_item item[KINDS][ITEMS];
     *r = (rig){.shared = shared, .dtype = dtype};
-    r->memory = shared ? (char *)shared_create(test_comm, most * ITEMS) : malloc(most * ITEMS * size);
+    r->memory =
+        shared ? (char *)shared_create(test_comm, most * ITEMS) : malloc(most * ITEMS * size);
     for (int i = 0; i < ITEMS; i++) {
         r->block[i] = channel_draw(&r->draws, i % 2 ? 20 : MOST) + 1;
         r->data[i] = r->memory + (size_t)i * most * size;
@@ -84,8 +85,8 @@ static void create(rig *r, bool shared, iso_dtype dtype, size_t chunk, size_t wi
                                     .operation = kind == SCATTER ? ISO__SCATTER : ISO__GATHER};
     }
     for (int kind = 0; kind < KINDS; kind++)
-        iso_assert_ok(iso__channel_create(test_comm, item[kind], ITEMS, chunk, window,
-                                          &r->channel[kind]));
+        iso_assert_ok(
+            iso__channel_create(test_comm, item[kind], ITEMS, chunk, window, &r->channel[kind]));
 }
 
 static void destroy(rig *r) {
@@ -168,8 +169,8 @@ static void rounds(bool shared, iso_dtype dtype, size_t chunk, size_t window, in
 }
 
 static void many(bool shared, iso_dtype dtype, int count) {
-    rounds(shared, dtype, 64, 64, count);         // one chunk at a time
-    rounds(shared, dtype, 400, 3000, count);      // several
+    rounds(shared, dtype, 64, 64, count);             // one chunk at a time
+    rounds(shared, dtype, 400, 3000, count);          // several
     rounds(shared, dtype, SIZE_MAX, SIZE_MAX, count); // whole items
 }
 

@@ -386,11 +386,8 @@ Test(np2_reducer_faults, a_gradient_is_not_written_before_its_exchange_was_waite
 
 Test(np3_reducer_faults, other_rows_on_a_rank_are_named) {
     iso_reducer *r = NULL;
-    iso_reducer_param param = {.name = "a",
-                               .value = plain,
-                               .count = 8,
-                               .dtype = ISO_F32,
-                               .row = test_rank == 2 ? 4 : 2};
+    iso_reducer_param param = {
+        .name = "a", .value = plain, .count = 8, .dtype = ISO_F32, .row = test_rank == 2 ? 4 : 2};
     iso_reducer_config config = {.piece_bytes = 8};
     iso_assert_all(iso_reducer_create(test_comm, &param, 1, &config, &r) == ISO_ERR_MISMATCH);
     cr_assert(strstr(iso_last_error()->message, "rows of 4"), "%s", iso_last_error()->message);

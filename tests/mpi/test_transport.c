@@ -56,8 +56,8 @@ Test(np4_transport, sums_between_nodes) { nodes_conform(); }
 
 static void times_out(const char *collective) {
     setenv("ISO_NODE_COLLECTIVE", collective, 1);
-    transport_keeps_times(&(transport_case){"host", ISO_SCOPE_WORLD, NULL, NULL, false}, TRANSPORT_LAST,
-                          NULL);
+    transport_keeps_times(&(transport_case){"host", ISO_SCOPE_WORLD, NULL, NULL, false},
+                          TRANSPORT_LAST, NULL);
 }
 
 Test(np2_transport, a_wait_that_times_out_counts) { times_out("mpi"); }
@@ -83,6 +83,6 @@ static iso_status decompress_twice(const iso_comm_hook_bucket *b, double factor,
 Test(np2_transport, times_outlive_a_hook_that_fails) {
     iso_comm_hook hook = iso_hook_bf16;
     hook.decompress = decompress_twice;
-    transport_keeps_times(&(transport_case){"host", ISO_SCOPE_WORLD, &hook, NULL, false}, TRANSPORT_F32,
-                          fail_once);
+    transport_keeps_times(&(transport_case){"host", ISO_SCOPE_WORLD, &hook, NULL, false},
+                          TRANSPORT_F32, fail_once);
 }

@@ -239,7 +239,8 @@ static void state_is_shared(void) {
     trainer t;
     iso_assert_ok(trainer_create(&t, test_comm, &config));
     int64_t here = 0, all = 0;
-    for (int i = 0; i < core_of(&t)->count; i++) all += core_of(&t)->slot[i].parameter->value->count;
+    for (int i = 0; i < core_of(&t)->count; i++)
+        all += core_of(&t)->slot[i].parameter->value->count;
     for (int k = 0; k < 2; k++) here += core_of(&t)->state[k]->count;
     iso_assert_all(here <= 2 * (all / test_size + 16 * (core_of(&t)->count + test_size)));
     int64_t sum = here;

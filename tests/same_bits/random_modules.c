@@ -2,8 +2,8 @@
 // Trains a random network under DataParallel: SEED decides everything. Prints hashes of the result.
 //
 // usage: random_modules SEED [DEVICE]; what it chose goes to standard error (rank 0)
-// Compiled with -DZERO=0 or -DZERO=1 it trains without or with ZeRO, and leaves out what ZeRO cannot do, or does with
-// other bits.
+// Compiled with -DZERO=0 or -DZERO=1 it trains without or with ZeRO, and leaves out what ZeRO
+// cannot do, or does with other bits.
 #include "random_case.h"
 
 enum { ROWS = 8, CLASSES = 5, CHANNELS = 2, SIZE = 8, STEPS = 10 };
@@ -141,8 +141,8 @@ static void choose_all(void) {
 }
 
 #ifdef ZERO
-// Of f64 and sums for clipping, ranks are added in another order. A gradient that Linear adds to row
-// by row may have other bits than one that it adds to at once, and ZeRO may cut other pieces.
+// Of f64 and sums for clipping, ranks are added in another order. A gradient that Linear adds to
+// row by row may have other bits than one that it adds to at once, and ZeRO may cut other pieces.
 static void restrict_plan(void) {
     p.dp.hook = NULL;
     p.dp.scope = ISO_SCOPE_WORLD;

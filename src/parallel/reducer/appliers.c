@@ -263,8 +263,7 @@ iso_status iso__appliers_apply(iso__appliers *a, int bucket, double scale, const
         int s = a->layout->order[k];
         slot_state *slot = &a->slot[s];
         if (!slot->update) continue;
-        if (!skipped[s])
-            ISO_TRY(update_slot(a, s, &a->applier[slot->owner], scale));
+        if (!skipped[s]) ISO_TRY(update_slot(a, s, &a->applier[slot->owner], scale));
         slot->update = false; // not again, should one of the others fail
     }
     return ISO_OK;

@@ -74,7 +74,8 @@ bool iso__reducer_shares_updates(const iso_reducer *r); // asked for, though thi
 iso_status iso__reducer_publish(iso_reducer *r);
 iso_comm *iso__reducer_comm(const iso_reducer *r); // of all ranks; borrowed
 // Collective. array: the elements of parameter i, of its type, of which each rank has those that it
-// updates (iso_reducer_own). Then all ranks have all. Does nothing where updates are not shared out.
+// updates (iso_reducer_own). Then all ranks have all. Does nothing where updates are not shared
+// out.
 iso_status iso__reducer_gather(iso_reducer *r, int i, void *array);
 
 #endif

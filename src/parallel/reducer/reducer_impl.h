@@ -20,8 +20,8 @@ struct iso_reducer {
     iso__planner *planner;
     bool shares_updates; // as asked for, also where this rank is alone
     iso__zero *zero;     // NULL: every rank updates everything
-    iso__sums *sums; // NULL: none were asked for
-    bool rides;      // they may lie behind gradients
+    iso__sums *sums;     // NULL: none were asked for
+    bool rides;          // they may lie behind gradients
     iso__round *round;
     iso_scope scope;           // in force
     bool scopes_made;          // all that may be chosen are there

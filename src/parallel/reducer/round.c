@@ -94,7 +94,8 @@ static bool mark_ready(iso__round *r, int s) {
 
 static iso_status report_slot(iso__round *r, int s, bool *complete) {
     const iso__grad_slot *slot = &layout_of(r)->slot[s];
-    bool open = r->bucket[slot->bucket].stage == OPEN, whole = r->issued == layout_of(r)->bucket_count;
+    bool open = r->bucket[slot->bucket].stage == OPEN,
+         whole = r->issued == layout_of(r)->bucket_count;
     ISO_CHECK(open || !whole, ISO_ERR_STATE,
               "the gradient of \"%s\" was reported ready again before its last exchange was waited "
               "for: call iso_reducer_param_needed before the next backward writes the gradient, or "
@@ -235,7 +236,8 @@ iso_status iso__round_param_needed(iso__round *r, int i) {
     ISO_TRY(begin_forward(r));
     for (int k = 0; k < pieces; k++)
         iso__planner_need(r->with.planner, iso__layout_piece(l, i, k)->bucket);
-    for (int k = 0; k < pieces; k++) ISO_TRY(iso__round_arrive_first(r, iso__layout_piece(l, i, k)->bucket));
+    for (int k = 0; k < pieces; k++)
+        ISO_TRY(iso__round_arrive_first(r, iso__layout_piece(l, i, k)->bucket));
     for (int k = 0; k < pieces; k++)
         ISO_TRY(iso__round_complete(r, iso__layout_piece(l, i, k)->bucket));
     return ISO_OK;
@@ -332,9 +334,7 @@ void iso__round_set_weight(iso__round *r, double weight, double total) {
     r->average.total = total;
 }
 
-void iso__round_skip_local(iso__round *r, bool skip) {
-    iso__usage_skip_local(r->usage, skip);
-}
+void iso__round_skip_local(iso__round *r, bool skip) { iso__usage_skip_local(r->usage, skip); }
 
 void iso__round_zero_grad(iso__round *r, int applier) {
     for (int s = 0; s < layout_of(r)->slot_count; s++)

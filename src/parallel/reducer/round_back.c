@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// A list of gradients comes back: buckets are awaited and updated, and with ZeRO new values go to the
-// other ranks.
+// A list of gradients comes back: buckets are awaited and updated, and with ZeRO new values go to
+// the other ranks.
 #include "parallel/reducer/round_impl.h"
 
 #include <isotherm/trace.h>

@@ -27,15 +27,15 @@ struct iso__round {
     bucket_state *bucket;      // [buckets]
     slot_state *slot;          // [slots]
     iso__usage *usage;
-    iso__zero *zero;           // NULL: every rank updates everything
-    int issued;                // buckets that this backward has issued
-    int busy;                  // buckets that are not OPEN
-    int ready_count;           // slots ready in OPEN buckets of the list that is being issued
-    long long lists;           // issued whole so far
-    bool fresh;                // a whole list was issued that no step has used yet
-    bool shares;               // a step was made, and values go to the other ranks
-    bool updating;             // an update function runs
-    bool always_closed;        // its owner closes every backward
+    iso__zero *zero;    // NULL: every rank updates everything
+    int issued;         // buckets that this backward has issued
+    int busy;           // buckets that are not OPEN
+    int ready_count;    // slots ready in OPEN buckets of the list that is being issued
+    long long lists;    // issued whole so far
+    bool fresh;         // a whole list was issued that no step has used yet
+    bool shares;        // a step was made, and values go to the other ranks
+    bool updating;      // an update function runs
+    bool always_closed; // its owner closes every backward
     iso__averaging average;
 };
 

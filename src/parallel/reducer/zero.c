@@ -35,7 +35,8 @@ iso__own iso__zero_shard(const iso__zero *z, const iso__layout *l, int slot, int
     size_t size = iso_dtype_size(s->dtype), end = s->offset + s->count * size;
     if (!z || s->local) return (iso__own){0, s->count};
     iso__shard p = iso__shard_of(z->transport, &l->bucket[s->bucket], shard);
-    size_t from = clamp_size(p.offset, s->offset, end), to = clamp_size(p.offset + p.bytes, s->offset, end);
+    size_t from = clamp_size(p.offset, s->offset, end),
+           to = clamp_size(p.offset + p.bytes, s->offset, end);
     return (iso__own){(from - s->offset) / size, (to - from) / size};
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Private to the reducer: ZeRO stage 1 (Rajbhandari et al., SC 2020). Each rank updates its shard of
-// every bucket. The new values go to the other ranks in the bucket's memory, in place of the
+// Private to the reducer: ZeRO stage 1 (Rajbhandari et al., SC 2020). Each rank updates its shard
+// of every bucket. The new values go to the other ranks in the bucket's memory, in place of the
 // gradients.
 #ifndef ISO_ZERO_H
 #define ISO_ZERO_H
