@@ -61,6 +61,7 @@ TRAIN_RUN = \
     examples/train/train_stop.c \
     examples/train/train_sync.c \
     examples/train/train_threads.c \
+    examples/train/train_validation.c \
     $(EXAMPLE_SUPPORT)
 
 bin_train_SOURCES = examples/train/train.c $(TRAIN_RUN)

@@ -338,6 +338,26 @@ run_anew 2 "$train" --data good --model mlp --steps 1 --lr 1e-12 --load mlp.safe
 [ "$status" = 0 ] && [ "$(field test_accuracy "$out/log")" = "$(field test_accuracy mlp.jsonl)" ]
 result $? "a model that was loaded is as good as when it was saved"
 
+refused 0 "early stopping without a validation set" '--early-stopping goes by the accuracy on --validation' \
+    --early-stopping 3 --data nowhere
+refused 0 "a best checkpoint without a validation set" '--checkpoint-best goes by the accuracy on --validation' \
+    --checkpoint-best "$out/best" --data nowhere
+refused 2 "a validation set without images" '--validation 0.001 of 96 images leaves one of the two sets empty' \
+    --data good --validation 0.001
+run_anew 2 "$train" --data good --model mlp --batch 4 --epochs 6 --lr 0.1 --validation 0.25 --log "$out/log" \
+    --checkpoint-best "$work/best"
+best=$(field best_epoch "$out/log")
+sed -n 's/.*"event":"epoch","epoch":'"$best"',.*"test_accuracy":\([^,]*\),.*"validation_accuracy":'"$(
+    field best_validation_accuracy "$out/log")"',.*/\1/p' "$out/log" >accuracy
+good=$status
+[ -n "$best" ] && [ -s accuracy ] && [ "$(field steps "$out/log")" = 54 ] && # 72 images, 9 steps an epoch
+    grep -q "^best validation accuracy .* after epoch $best\$" stdout || good=1
+run_anew 2 "$train" --data good --model mlp --steps 1 --lr 1e-12 --load "$work/best" --log "$out/log"
+[ "$status" = 0 ] && [ "$(field test_accuracy "$out/log")" = "$(cat accuracy)" ] || good=1
+result $good "--checkpoint-best has the epoch with the best validation accuracy"
+refused 2 "an older best checkpoint" 'the checkpoint-best .*best exists: give another --checkpoint-best' --data good \
+    --validation 0.25 --checkpoint-best "$work/best"
+
 # ---- What a run writes ----
 
 run_anew 2 "$train" --data good --epochs 2 --quiet --log "$out/log" --trace "$out/trace"

@@ -19,7 +19,8 @@ typedef struct train_world {
     int local_rank; // in this rank's node
     iso_device *device;
     iso_dataset *train_set, *test_set;
-    iso_dataset_info info; // of the training set; classes are the network's
+    iso_dataset *validation_set; // NULL without --validation; no longer in the training set
+    iso_dataset_info info;       // of the training set; classes are the network's
     iso_cores cores;
     bool bound; // the kernels' threads, to a share of the cores
 } train_world;
@@ -106,14 +107,22 @@ typedef struct train_sums {
     double bytes_sent, bytes_between; // without parameters, of runs that this one resumes
 } train_sums;
 
+// By the accuracy on the validation set; saved for resuming.
+typedef struct train_best {
+    double accuracy; // of all epochs so far; -1: there was none
+    double epoch;    // that had it
+    double since;    // epochs after it
+} train_best;
+
 typedef struct train_run {
     const train_world *world;
     const train_options *options;
     const train_observer *observer;
     iso_loader *train_loader, *test_loader;
-    double *normalisation;      // mean, then deviation, of each channel as the loaders take it
-    iso_module *model;          // a data_parallel once train_setup_shared is through
-    iso_loss *loss, *test_loss; // the training's may smooth labels
+    iso_loader *validation_loader; // NULL without --validation
+    double *normalisation;         // mean, then deviation, of each channel as the loaders take it
+    iso_module *model;             // a data_parallel once train_setup_shared is through
+    iso_loss *loss, *test_loss;    // the training's may smooth labels
     iso_optimizer *optimizer;
     const iso_strategy *strategy; // --sync
     bool periodic;                // it exchanges parameters, and tells of that
@@ -124,15 +133,17 @@ typedef struct train_run {
     int64_t steps, epoch_steps; // of the whole run; of an epoch
     train_position at;
     train_sums sum;
-    int64_t differences;     // that --check-equal found since this process began
-    int64_t skipped;         // steps without an update so far
-    const char *old_wire;    // --wire of the run that is resumed, where it was another; or NULL
-    bool uncounted_last;     // whether that batch is one of the last steps
-    double uncounted;        // samples of a batch whose loss is not yet in the sums
-    int64_t clock;           // when the time of training began to run; 0: it stands
-    double clock_wait_ms;    // waits until then
-    int64_t test_samples;    // images that a test looks at: the first ones of the test set
-    iso_evaluation test;     // the latest
+    int64_t differences;       // that --check-equal found since this process began
+    int64_t skipped;           // steps without an update so far
+    const char *old_wire;      // --wire of the run that is resumed, where it was another; or NULL
+    bool uncounted_last;       // whether that batch is one of the last steps
+    double uncounted;          // samples of a batch whose loss is not yet in the sums
+    int64_t clock;             // when the time of training began to run; 0: it stands
+    double clock_wait_ms;      // waits until then
+    int64_t test_samples;      // images that a test looks at: the first ones of the test set
+    iso_evaluation test;       // the latest
+    iso_evaluation validation; // of the last epoch
+    train_best best;
     int64_t test_step;       // when that was made; -1: never
     iso_strategy_stats seen; // when the strategy was last asked
     double *step_ms;         // [TRAIN_STEP_TIMES], a ring
@@ -156,6 +167,17 @@ iso_status train_loaders_open(train_run *run);
 // Local. Finds how many classes the network tells apart: --classes or, without it, as many as the
 // labels of both sets show. Refuses labels that look damaged.
 iso_status train_classes_find(train_world *world, const train_options *options);
+
+// ---- train_validation.c ----
+
+// Local. Moves the part that --validation asks for from the training set to a set of its own.
+iso_status train_validation_split(train_world *world, const train_options *options);
+// Collective. Evaluates the model after an epoch.
+iso_status train_validation_run(train_run *run);
+// Collective. Whether this epoch was the best one, which --checkpoint-best saves.
+iso_status train_validation_judge(train_run *run);
+// Whether --early-stopping ends the run here.
+bool train_validation_stops(const train_run *run);
 
 // ---- train_agree.c ----
 
@@ -257,7 +279,7 @@ iso_status train_check_finite(const train_run *run, const char *what, const char
 // Local. Parameters of the model from a checkpoint.
 iso_status train_checkpoint_load(train_run *run);
 // Collective. Writes the parameters, under a periodic mode their mean, on rank 0.
-iso_status train_checkpoint_save(train_run *run);
+iso_status train_checkpoint_save(train_run *run, const char *path);
 // Collective. Gathers the traces of all ranks and writes one file on rank 0.
 iso_status train_trace_write(train_run *run);
 
@@ -281,6 +303,7 @@ void train_report_eval(train_run *run, const train_eval *eval);
 void train_report_sync(train_run *run, const train_sync *sync);
 void train_report_policy(train_run *run, const iso_strategy_stats *stats);
 void train_report_skip(train_run *run);
+void train_report_early(train_run *run);
 void train_report_difference(train_run *run, int64_t rank);
 void train_report_epoch(train_run *run, const train_metrics *metrics);
 // Collective. Measures what is left to measure and writes the summary. ISO_ERR_MISMATCH when the

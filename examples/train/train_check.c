@@ -116,9 +116,19 @@ static iso_status check_equal(const train_options *o) {
     return ISO_OK;
 }
 
+static iso_status check_validation(const train_options *o) {
+    const char *what = o->early_stopping > 0 ? "--early-stopping"
+                       : o->checkpoint_best  ? "--checkpoint-best"
+                                             : NULL;
+    if (what && isnan(o->validation))
+        return train_error(ISO_ERR_ARG, "%s goes by the accuracy on --validation: give that, too",
+                           what);
+    return ISO_OK;
+}
+
 static iso_status check_files(const train_options *o) {
-    const char *path[] = {o->log, o->trace, o->checkpoint};
-    for (int i = 0; i < 3; i++)
+    const char *path[] = {o->log, o->trace, o->checkpoint, o->checkpoint_best};
+    for (int i = 0; i < 4; i++)
         for (int k = 0; k < i; k++)
             if (path[i] && path[k] && strcmp(path[i], path[k]) == 0)
                 return train_error(ISO_ERR_ARG,
@@ -140,6 +150,7 @@ iso_status train_options_check(const train_options *o) {
     TRY(check_buffers(o));
     TRY(check_finite(o));
     TRY(check_equal(o));
+    TRY(check_validation(o));
     TRY(train_data_check(o));
     TRY(train_schedule_check(o));
     return check_files(o);

@@ -94,8 +94,12 @@ static iso_status create_loaders(train_run *run, double *numbers) {
     order.shuffle = false;
     order.count = run->test_samples;
     order.end = ISO_SAMPLER_SHARE;
-    return iso_loader_create_take(world->device, iso_dataset_retain(world->test_set), &order,
-                                  &plain, &run->test_loader);
+    TRY(iso_loader_create_take(world->device, iso_dataset_retain(world->test_set), &order, &plain,
+                               &run->test_loader));
+    if (!world->validation_set) return ISO_OK;
+    order.count = 0; // all
+    return iso_loader_create_take(world->device, iso_dataset_retain(world->validation_set), &order,
+                                  &plain, &run->validation_loader);
 }
 
 iso_status train_loaders_open(train_run *run) {

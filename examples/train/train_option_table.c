@@ -27,6 +27,9 @@ const train_option train_option_table[] = {
        .meaning = "number of classes (default: from the labels of both sets)"),
     OF(SHARED, INTEGER("test-limit", test_limit), COUNT_FROM(1),
        .meaning = "evaluate on the first N test images only"),
+    OF(SHARED, NUMBER("validation", validation), .low = 1e-9, .high = 0.9,
+       .meaning = "fraction of the training set, drawn by --seed, to keep for an evaluation after "
+                  "each epoch"),
     OF(RUN, CHOICE("sampler", sampler), .choices = "pad|drop|overlap", .initial = "pad",
        .meaning = "what to do if samples do not divide evenly among ranks"),
     OF(SHARED, TEXT("mean", mean), .choices = "X,X,...|auto", .initial = "auto",
@@ -64,6 +67,8 @@ const train_option train_option_table[] = {
        .meaning = "weight decay (default: by optimizer)"),
     OF(RUN, NUMBER("clip-grad-norm", clip_grad_norm), .low = 1e-12, .high = 1e12,
        .meaning = "maximum gradient norm; each step then waits for all exchanges"),
+    OF(RUN, INTEGER("early-stopping", early_stopping), COUNT_FROM(1),
+       .meaning = "stop after N epochs without a better accuracy on --validation"),
     OF(RUN, CHOICE("finite", finite), .choices = "stop|skip",
        .meaning =
            "what to do if a gradient is NaN or infinite: stop the run, or skip the update; each "
@@ -147,6 +152,9 @@ const train_option train_option_table[] = {
        .meaning = "checkpoint with the initial parameters"),
     OF(OUTSIDE, TEXT("checkpoint", checkpoint), .choices = "FILE",
        .meaning = "write parameters to this safetensors file after each epoch"),
+    OF(OUTSIDE, TEXT("checkpoint-best", checkpoint_best), .choices = "FILE",
+       .meaning = "also write them to this file after each epoch with the best accuracy on "
+                  "--validation so far"),
     OF(OUTSIDE, INTEGER("checkpoint-every", checkpoint_every), COUNT_FROM(1),
        .meaning = "also save what --resume needs, every N steps"),
     OF(OUTSIDE, TEXT("resume", resume), .choices = "FILE",

@@ -14,13 +14,14 @@ enum { TRAIN_SETTINGS = 64 };
 typedef struct train_options {
     const char *data, *sampler, *mean, *std, *model;
     int64_t classes, test_limit, shift;
-    double flip;
+    double flip, validation;
     bool dropout;
     int64_t epochs, steps, batch, accumulate, seed;
     const char *optimizer, *schedule, *milestones;
     double lr, momentum, weight_decay, label_smoothing, gamma, clip_grad_norm;
     int64_t step_size, patience, warmup_lr_steps;
     const char *finite;
+    int64_t early_stopping;
 
     const char *sync, *sync_option, *progress;
     double bucket_mb;
@@ -34,7 +35,7 @@ typedef struct train_options {
 
     const char *device, *math, *dtype, *kernels;
     int64_t threads;
-    const char *log, *trace, *checkpoint, *load, *resume;
+    const char *log, *trace, *checkpoint, *checkpoint_best, *load, *resume;
     int64_t checkpoint_every, eval_every;
     bool overwrite;
     bool buckets, stats, quiet, help, help_env, version;

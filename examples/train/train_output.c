@@ -86,21 +86,21 @@ iso_status train_checkpoint_load(train_run *run) {
                       : train_check_finite(run, path, "its training diverged, load another");
 }
 
-static iso_status save_checkpoint(train_run *run) {
+static iso_status save_checkpoint(train_run *run, const char *path) {
     iso_state_dict dict;
     TRY(train_check_finite(run, "the training diverged, nothing was saved", "try a lower --lr"));
     TRY(iso_module_state_dict(run->model, &dict));
     iso_status status = add_description(run, &dict);
-    if (status >= 0) status = iso_state_dict_save(&dict, run->options->checkpoint);
+    if (status >= 0) status = iso_state_dict_save(&dict, path);
     iso_state_dict_destroy(&dict);
     return status;
 }
 
 // Evaluation mode shows what is to be saved.
-iso_status train_checkpoint_save(train_run *run) {
+iso_status train_checkpoint_save(train_run *run, const char *path) {
     iso_status status = ISO_OK;
     TRY(iso_module_train(run->model, false));
-    if (run->world->rank == 0) status = save_checkpoint(run);
+    if (run->world->rank == 0) status = save_checkpoint(run, path);
     TRY(iso_comm_agree(run->world->comm, status));
     return iso_module_train(run->model, true);
 }
@@ -135,6 +135,7 @@ iso_status train_trace_write(train_run *run) {
     size_t size, *sizes;
     iso_loader_destroy(&run->train_loader); // its thread records too
     iso_loader_destroy(&run->test_loader);
+    iso_loader_destroy(&run->validation_loader);
     iso_log_set_level(ISO_LOG_ERROR); // a trace of the first steps is all that is wanted
     TRY(iso_trace_text(run->world->rank, &mine, &size));
     iso_status status = iso_comm_gather(run->world->comm, mine, size, 0, &texts, &sizes);

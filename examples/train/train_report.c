@@ -225,11 +225,30 @@ void train_report_difference(train_run *run, int64_t rank) {
     iso_json_end(run->log);
 }
 
+void train_report_early(train_run *run) {
+    FILE *to = terminal_of(run);
+    iso_json_begin(run->log, "early_stop");
+    iso_json_int(run->log, "step", run->at.step);
+    iso_json_int(run->log, "best_epoch", (int64_t)run->best.epoch);
+    iso_json_end(run->log);
+    if (to)
+        fprintf(to, "stops early: no better validation accuracy since epoch %.0f\n",
+                run->best.epoch);
+}
+
+static const char *validation_text(const train_run *run, char text[48]) {
+    text[0] = 0;
+    if (run->validation_loader)
+        snprintf(text, 48, "  validation accuracy %.2f %%", 100 * run->validation.accuracy);
+    return text;
+}
+
 void train_report_epoch(train_run *run, const train_metrics *metrics) {
-    char loss[32];
-    iso_progress_bar_finish(&run->bar, "loss %s  test accuracy %.2f %%  %.0f samples/s  %.1f s",
+    char loss[32], validation[48];
+    iso_progress_bar_finish(&run->bar, "loss %s  test accuracy %.2f %%%s  %.0f samples/s  %.1f s",
                             loss_text(metrics->train_loss, loss), 100 * metrics->test_accuracy,
-                            samples_per_second(metrics), metrics->seconds);
+                            validation_text(run, validation), samples_per_second(metrics),
+                            metrics->seconds);
     train_stop_line(false);
     iso_json_begin(run->log, "epoch");
     iso_json_int(run->log, "epoch", run->at.epoch + 1);
@@ -237,6 +256,10 @@ void train_report_epoch(train_run *run, const train_metrics *metrics) {
     iso_json_double(run->log, "train_loss", metrics->train_loss);
     iso_json_double(run->log, "test_loss", metrics->test_loss);
     iso_json_double(run->log, "test_accuracy", metrics->test_accuracy);
+    if (run->validation_loader) {
+        iso_json_double(run->log, "validation_loss", run->validation.loss);
+        iso_json_double(run->log, "validation_accuracy", run->validation.accuracy);
+    }
     iso_json_double(run->log, "seconds", metrics->seconds);
     iso_json_double(run->log, "samples_per_second", samples_per_second(metrics));
     iso_json_double(run->log, "lr", iso_optimizer_hyper(run->optimizer)->lr);
@@ -382,6 +405,10 @@ static void log_summary(const train_run *run, const train_result *r) {
     iso_json_double(log, "test_loss", r->metrics.test_loss);
     iso_json_double(log, "train_loss", r->metrics.train_loss);
     iso_json_int(log, "train_loss_steps", r->loss_steps);
+    if (run->validation_loader) {
+        iso_json_double(log, "best_validation_accuracy", run->best.accuracy);
+        iso_json_int(log, "best_epoch", (int64_t)run->best.epoch);
+    }
     if (run->options->finite) iso_json_int(log, "skipped_steps", r->skipped);
     if (run->options->check_equal > 0) iso_json_int(log, "differences", r->differences);
     iso_json_double(log, "seconds", r->metrics.seconds);
@@ -435,6 +462,9 @@ static void tell_summary(const train_run *run, const train_result *r) {
             100 * r->metrics.test_accuracy, r->hash,
             may_drift(run) ? "rank 0 only (--wire noop: ranks drift apart)" : "all ranks",
             r->peak_rss_mb);
+    if (run->validation_loader)
+        fprintf(to, "best validation accuracy %.2f %%, after epoch %.0f\n",
+                100 * run->best.accuracy, run->best.epoch);
     if (r->skipped > 0)
         fprintf(to, "no update in %s (--finite skip)\n", count_text(r->skipped, "step", syncs));
     char rhythm[160];

@@ -79,6 +79,11 @@ static iso_status save_state(train_run *run) {
     return mark_told(run, train_state_save(run));
 }
 
+static iso_status save_checkpoint(train_run *run) {
+    const char *path = run->options->checkpoint;
+    return path ? mark_told(run, train_checkpoint_save(run, path)) : ISO_OK;
+}
+
 // ---- Steps --------------------------------------------------------------------------------------
 
 int64_t train_steps_of(const train_options *options, int64_t batches) {
@@ -267,11 +272,20 @@ static void begin_next_epoch(train_run *run, int64_t samples) {
     run->sum.epoch_seconds = run->sum.seconds;
 }
 
+// The epoch is the last one after all, and so are its steps.
+static void end_early(train_run *run) {
+    run->sum.last_loss = run->sum.loss;
+    run->sum.last_samples = run->sum.samples;
+    run->steps = run->at.step;
+    train_report_early(run);
+}
+
 static iso_status run_epoch(train_run *run, train_metrics *out) {
     const train_observer *observer = run->observer;
     TRY(train_report_bar(run));
     TRY(train_epoch(run));
     TRY(test_once(run));
+    TRY(train_validation_run(run));
     TRY(collect_metrics(run, out));
     train_report_epoch(run, out);
     if (observer && observer->epoch) observer->epoch(run->at.epoch, out, observer->user);
@@ -279,9 +293,11 @@ static iso_status run_epoch(train_run *run, train_metrics *out) {
     train_schedule_epoch(run, out->test_loss);
     TRY(iso_strategy_epoch_loss(run->strategy, run->optimizer, out->train_loss, true));
     TRY(train_sync_look(run)); // a policy may have decided
+    TRY(mark_told(run, train_validation_judge(run)));
+    if (run->at.step < run->steps && train_validation_stops(run)) end_early(run);
     begin_next_epoch(run, out->samples);
     if (run->at.step == run->steps) return ISO_OK;
-    if (run->options->checkpoint) TRY(mark_told(run, train_checkpoint_save(run)));
+    TRY(save_checkpoint(run));
     if (run->options->checkpoint) train_stop_saved(run->at.epoch);
     return save_state(run);
 }
@@ -296,7 +312,7 @@ static iso_status finish_run(train_run *run, train_metrics *metrics, train_resul
     metrics->train_loss = sum[0] / sum[1];
     TRY(iso_comm_allreduce_f64(run->world->comm, &metrics->seconds, 1, ISO_MAX));
     TRY(iso_strategy_finish(run->strategy, run->optimizer));
-    if (run->options->checkpoint) TRY(mark_told(run, train_checkpoint_save(run)));
+    TRY(save_checkpoint(run));
     TRY(mark_told(run, train_check_finite(run, "the training diverged", "try a lower --lr")));
     return mark_told(run, train_report_summary(run, metrics, out));
 }
@@ -335,8 +351,7 @@ bool train_perform(const train_world *world, const train_options *options,
     if (good && run.at.finished) {
         // Its parameters may have been lost since, or are wanted under another name.
         out->already_finished = true;
-        if (options->checkpoint)
-            good = all_well(&run, mark_told(&run, train_checkpoint_save(&run)));
+        good = all_well(&run, save_checkpoint(&run));
     } else if (good) {
         good = run_all(&run, out);
     }

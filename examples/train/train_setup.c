@@ -68,12 +68,14 @@ bool train_world_open(train_world *world, const train_options *options) {
     return train_all_well(train_threads_setup(world, options)) &&
            train_all_well(look_at_nodes(world)) && train_all_well(open_local(world, options)) &&
            train_all_well(train_agree_data(world, options)) &&
-           train_all_well(train_classes_find(world, options));
+           train_all_well(train_classes_find(world, options)) &&
+           train_all_well(train_validation_split(world, options));
 }
 
 void train_world_close(train_world *world) {
     iso_dataset_destroy(&world->train_set);
     iso_dataset_destroy(&world->test_set);
+    iso_dataset_destroy(&world->validation_set);
     iso_device_destroy(&world->device);
     iso_comm_destroy(&world->comm);
 }
@@ -176,8 +178,10 @@ static iso_status take_lock(const char *checkpoint) {
 static iso_status check_outputs(const train_options *o) {
     if (o->trace) TRY(train_output_check(o->trace, "trace"));
     if (o->checkpoint) TRY(train_output_check(o->checkpoint, "checkpoint"));
+    if (o->checkpoint_best) TRY(train_output_check(o->checkpoint_best, "checkpoint-best"));
     if (o->checkpoint) TRY(take_lock(o->checkpoint));
     if (o->overwrite) return ISO_OK;
+    if (!o->resume) TRY(refuse_file(o->checkpoint_best, "checkpoint-best"));
     if (o->checkpoint && !continues_files(o)) TRY(refuse_sets(o));
     if (!continues_files(o)) TRY(refuse_file(o->checkpoint, "checkpoint"));
     return o->resume ? ISO_OK : refuse_file(o->log, "log");
@@ -189,6 +193,7 @@ iso_status train_setup_local(train_run *run) {
     run->epoch_steps = train_steps_of(options, iso_loader_batches(run->train_loader));
     run->steps = options->steps > 0 ? options->steps : options->epochs * run->epoch_steps;
     run->test_step = -1;
+    run->best.accuracy = -1;
     TRY(build_model(run));
     run->step_ms = calloc(TRAIN_STEP_TIMES, sizeof(*run->step_ms));
     if (!run->step_ms) return train_error(ISO_ERR_NOMEM, "out of memory for the times of steps");
@@ -255,6 +260,7 @@ void train_teardown(train_run *run) {
     iso_loss_destroy(&run->test_loss);
     iso_loader_destroy(&run->train_loader);
     iso_loader_destroy(&run->test_loader);
+    iso_loader_destroy(&run->validation_loader);
     iso_trace_stop();
     if (run->options->checkpoint) train_lock_release(); // another lock is the sweep's
 }

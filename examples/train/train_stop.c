@@ -78,11 +78,16 @@ static void remove_partial(const char *path) {
 }
 
 // The checkpoint may be a link, and its sets stand beside the link.
-static void remove_all_partial(void) {
+static void remove_partial_of(const char *path) {
     char target[PATH_MAX];
-    if (!options->checkpoint) return;
-    remove_partial(options->checkpoint);
-    if (realpath(options->checkpoint, target)) remove_partial(target);
+    if (!path) return;
+    remove_partial(path);
+    if (realpath(path, target)) remove_partial(target);
+}
+
+static void remove_all_partial(void) {
+    remove_partial_of(options->checkpoint);
+    remove_partial_of(options->checkpoint_best);
 }
 
 void train_stop_begin(const train_options *of_run, bool says) {
