@@ -17,7 +17,7 @@ KILLS=5 # of each study
 seed=${ISO_TEST_SEED:-$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')}
 points=0
 
-echo "1..22"
+echo "1..23"
 echo "# ISO_TEST_SEED=$seed"
 
 # ---- Helpers ----
