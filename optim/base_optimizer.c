@@ -37,7 +37,7 @@ iso_status iso__update_piece(iso__base_optimizer *self, int i, int64_t first, in
     size_t state_offset = (size_t)slot->offset + skipped;
     int64_t elements = tensor->count; // that are updated here
     if (self->shards) {
-        ISO_TRY(iso__dp_state_find(self, i, first, &elements, &state_offset));
+        ISO_TRY(iso__dp_state_find(self, i, first, count, &elements, &state_offset));
         iso__dp_state_forget(self);
     }
     // A whole one after a piece: the update that had begun was given up.

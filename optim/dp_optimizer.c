@@ -44,6 +44,9 @@ static iso_status step_dp(iso_optimizer *optimizer) {
     iso_status status = iso_reducer_step_of(self->reducer, self->id, self->now);
     if (status < 0) iso__uncount_step(self->core); // a step that was refused was none
     ISO_TRY(status);
+    if (!iso__reducer_shares_updates(self->reducer)) return ISO_OK;
+    iso_module_zero_grad(self->data_parallel); // new values take the place of gradients
+    iso_reducer_zero_grad(self->reducer);
     return ISO_OK;
 }
 

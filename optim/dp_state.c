@@ -65,19 +65,21 @@ static int64_t elements_of(const iso__dp_state *shards, int i) {
     return elements;
 }
 
-iso_status iso__dp_state_find(const iso__base_optimizer *self, int i, int64_t first,
+iso_status iso__dp_state_find(const iso__base_optimizer *self, int i, int64_t first, int64_t count,
                               int64_t *elements, size_t *state_offset) {
     const iso__dp_state *shards = self->shards;
     *elements = elements_of(shards, i);
     for (int n = shards->start[i]; n < shards->start[i + 1]; n++) {
         const range *p = &shards->range[n];
-        if (first < p->first || first >= p->first + p->count) continue;
+        if (first < p->first || first + count > p->first + p->count) continue;
         *state_offset = p->offset + (size_t)(first - p->first) * size_of(self, i);
         return ISO_OK;
     }
-    return ISO_FAIL(ISO_ERR_STATE,
-                    "\"%s\" is updated from element %lld on, whose state another rank has (ZeRO)",
-                    self->slot[i].name, (long long)first);
+    return ISO_FAIL(
+        ISO_ERR_STATE,
+        "%lld elements of \"%s\" are updated from element %lld on, and another rank has "
+        "the state of some of them (ZeRO): update what iso_reducer_own gives",
+        (long long)count, self->slot[i].name, (long long)first);
 }
 
 // ---- State moves ------------------------------------------------------------------------------------
@@ -127,9 +129,13 @@ static iso_status make_all_whole(iso__base_optimizer *self) {
 static iso_status agree_on_steps(iso__base_optimizer *self, iso_comm *comm) {
     int64_t *step = NULL;
     ISO_TRY(iso__alloc((size_t)self->count * sizeof(*step), (void **)&step));
-    for (int i = 0; i < self->count; i++) step[i] = self->slot[i].step;
+    const iso__dp_state *shards = self->shards;
+    for (int i = 0; i < self->count; i++)
+        step[i] =
+            iso__reducer_is_spread(shards->reducer, shards->place[i]) ? self->slot[i].step : 0;
     iso_status status = iso_comm_allreduce_i64(comm, step, (size_t)self->count, ISO_MAX);
-    for (int i = 0; status == ISO_OK && i < self->count; i++) self->slot[i].step = step[i];
+    for (int i = 0; status == ISO_OK && i < self->count; i++)
+        if (iso__reducer_is_spread(shards->reducer, shards->place[i])) self->slot[i].step = step[i];
     iso__free(step);
     ISO_TRY(status);
     return ISO_OK;

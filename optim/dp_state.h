@@ -15,7 +15,7 @@ void iso__dp_state_destroy(iso__base_optimizer *self); // does nothing where all
 
 // Where the state of element `first` of slot i lies, and how many elements of slot i are here.
 // ISO_ERR_STATE if that element is another rank's.
-iso_status iso__dp_state_find(const iso__base_optimizer *self, int i, int64_t first,
+iso_status iso__dp_state_find(const iso__base_optimizer *self, int i, int64_t first, int64_t count,
                               int64_t *elements, size_t *state_offset);
 
 // Collective. Makes tensors with the whole state, which are saved or loaded into, and makes the

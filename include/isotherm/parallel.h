@@ -90,7 +90,8 @@ typedef struct iso_data_parallel_config {
     // iso_reducer_config.zero. Takes one optimizer, whose updates are elementwise (not LAMB). A
     // rank then has averaged gradients of its own shards only. iso_clip_grad_norm, iso_grad_norm,
     // iso_optimizer_state_dict and iso_optimizer_load_state_dict become collective, and cover all
-    // shards. Use no_sync for several backwards in a step.
+    // shards. A step drops all gradients. Use no_sync for several backwards in a step. Reading a
+    // rank's new values waits until the other ranks reach their next forward.
     bool zero;
 } iso_data_parallel_config;
 extern const iso_data_parallel_config iso_data_parallel_default; // the default, for C++

@@ -252,11 +252,11 @@ iso_status iso__channel_create(iso_comm *comm, const iso__channel_item *given, i
     ISO_TRY(iso__alloc_zero(sizeof(*c), (void **)&c));
     c->comm = iso_comm_retain(comm);
     c->mpi = MPI_COMM_NULL;
+    take_queue(c); // which tells how items are exchanged
     ISO_TRY_GOTO(iso_comm_agree(comm, take_items(c, given, count, chunk_bytes, window)));
     ISO_TRY_GOTO(iso__comm_meet(comm, "the barrier before MPI_Comm_dup"));
     // With its error handler, which returns.
     ISO_TRY_GOTO(iso__comm_make(comm, &(iso__comm_recipe){.from = comm->mpi}, &c->mpi));
-    take_queue(c);
     list_channel(c, true);
     *out = c;
     return ISO_OK;
@@ -269,6 +269,7 @@ fail:
 static bool is_in_use(iso__channel *c) {
     pthread_mutex_lock(&c->comm->engine->lock);
     bool in_use = c->in_flight > 0;
+    for (int i = 0; i < c->cell_count; i++) in_use = in_use || c->cell[i].taken;
     if (in_use && !iso__channel_has_failed(c)) {
         ISO_FAIL(ISO_ERR_STATE, "its channel was destroyed");
         iso__channel_fail(c, &c->item[0], ISO_ERR_STATE); // nothing more is posted

@@ -25,14 +25,16 @@ typedef struct gradients {
     iso_comm *comm; // of the others, borrowed; NULL: there are none
 } gradients;
 
-static bool is_spread(const iso_reducer *r) { return r && iso__reducer_shares_updates(r); }
+static bool is_spread(const iso_reducer *r, int index) {
+    return r && iso__reducer_is_spread(r, index);
+}
 
 static iso_status take_whole(const iso_parameter_list *list, gradients *out) {
     int index;
     for (int i = 0; i < list->count; i++) {
         iso_parameter *p = list->item[i];
         iso_reducer *r = iso__data_parallel_of_parameter(p, &index);
-        if (!p->requires_grad || is_spread(r)) continue;
+        if (!p->requires_grad || is_spread(r, index)) continue;
         // Completes what is pending.
         ISO_TRY(iso_parameter_grad(p, &out->item[out->count]));
         out->count++;
@@ -58,7 +60,7 @@ static iso_status take_shards(const iso_parameter_list *list, gradients *out) {
     for (int i = 0; i < list->count; i++) {
         iso_reducer *r = iso__data_parallel_of_parameter(list->item[i], &index);
         iso_tensor *grad;
-        if (!list->item[i]->requires_grad || !is_spread(r)) continue;
+        if (!list->item[i]->requires_grad || !is_spread(r, index)) continue;
         out->comm = iso__reducer_comm(r);
         ISO_TRY(iso_parameter_grad(list->item[i], &grad));
         for (int k = 0; k < iso_reducer_pieces(r, index); k++)

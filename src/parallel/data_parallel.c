@@ -11,6 +11,8 @@ static iso_status before_forward(iso_module *module, void *user) {
     iso_reducer *r = link->owner->reducer;
     int bucket = -1;
     if (link->count == 0) iso_reducer_poll(r);
+    bool meets = iso__batch_norm_features(module) > 0 && iso__batch_norm_user(module);
+    if (meets) ISO_TRY(iso__reducer_publish(r)); // ranks that come later may wait for these
     for (int k = 0; k < link->count; k++) {
         int i = link->slot[k], first = iso__reducer_bucket_of(r, i);
         bool cut = iso_reducer_pieces(r, i) > 1;
@@ -240,6 +242,7 @@ iso_status iso_data_parallel_begin_backward(iso_module *module) {
     ISO_TRY(finish_gradients(self));
     for (int i = 0; i < self->trainable_count; i++) {
         self->old[i] &= self->trainable[i]->grad_valid;
+        if (!self->trainable[i]->grad_valid) iso__reducer_drop(self->reducer, i);
         self->reported[i] = false;
     }
     iso__reducer_enter_backward(self->reducer, self->no_sync == 0);
@@ -309,6 +312,8 @@ void iso__data_parallel_note_backward(iso__data_parallel *self, bool syncs) {
 
 iso_status iso__data_parallel_before_forward(iso__data_parallel *self) {
     if (!self->base.training || !self->buffer_sync.due) return ISO_OK;
+    if (self->buffer_sync.config.when == ISO_BUFFERS_BEFORE_FORWARD)
+        ISO_TRY(iso__reducer_publish(self->reducer)); // ranks that come later may wait for these
     return iso__buffer_sync_at(&self->buffer_sync, ISO_BUFFERS_BEFORE_FORWARD);
 }
 

@@ -152,3 +152,5 @@ MPI_TESTS += tests/mpi/zero.mpi
 tests_mpi_zero_mpi_SOURCES = tests/mpi/test_zero.c
 MPI_TESTS += tests/mpi/zero_arrays.mpi
 tests_mpi_zero_arrays_mpi_SOURCES = tests/mpi/test_zero_arrays.c
+MPI_TESTS += tests/mpi/zero_faults.mpi
+tests_mpi_zero_faults_mpi_SOURCES = tests/mpi/test_zero_faults.c

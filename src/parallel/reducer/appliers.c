@@ -204,6 +204,8 @@ void iso__appliers_mark(iso__appliers *a, int id) {
     a->applier[id].stepped = true;
 }
 
+void iso__appliers_have_made(iso__appliers *a, int id) { a->applier[id].stepped = true; }
+
 void iso__appliers_restart(iso__appliers *a) {
     for (int id = 0; id < a->count; id++) a->applier[id].stepped = false;
     for (int i = 0; i < a->layout->param_count; i++) a->arrived[i] = 0;

@@ -55,6 +55,8 @@ bool iso__appliers_fold(const iso__appliers *a, int bucket);
 // Whatever of this bucket has an update to come. May be called again after an update that failed.
 iso_status iso__appliers_apply(iso__appliers *a, int bucket, double scale, const bool *skipped);
 void iso__appliers_bucket_opens(iso__appliers *a, int bucket);
+// The same, where all updates are made: only the values of others are to come.
+void iso__appliers_have_made(iso__appliers *a, int id);
 void iso__appliers_restart(iso__appliers *a); // all buckets are complete
 
 #endif

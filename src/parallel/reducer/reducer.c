@@ -203,10 +203,15 @@ static iso_status make_step(iso_reducer *r, int id, const void *hyper) {
     iso__round_list_used(r->round);
     r->steps++;
     bool back = iso__round_is_back(r->round);
-    if (back) ISO_TRY(iso__appliers_update_all(a, id, iso__round_skipped(r->round)));
-    if (back && !r->zero) return ISO_OK;
-    if (!back) iso__appliers_mark(a, id);
-    ISO_TRY(iso__round_share(r->round));
+    iso_status updated = ISO_OK;
+    if (back) updated = iso__appliers_update_all(a, id, iso__round_skipped(r->round));
+    if (back && !r->zero) return updated;
+    if (back)
+        iso__appliers_have_made(a, id);
+    else
+        iso__appliers_mark(a, id);
+    ISO_TRY(iso__round_share(r->round)); // after an error, too: the others wait for these values
+    ISO_TRY(updated);
     if (!gains_by_waiting(r)) return iso_reducer_finish(r);
     // Of a device: from here on nobody needs this rank's program for its gradients to travel. The
     // next forward would wait for the same.
@@ -337,11 +342,17 @@ void iso_reducer_own(const iso_reducer *r, int i, int k, size_t *first, size_t *
     *count = own.count;
 }
 
+void iso__reducer_drop(iso_reducer *r, int i) { iso__round_drop(r->round, i); }
+
 iso_status iso__reducer_publish(iso_reducer *r) { return iso__round_publish(r->round); }
 
 iso_comm *iso__reducer_comm(const iso_reducer *r) { return r->world; }
 
 bool iso__reducer_shares_updates(const iso_reducer *r) { return r->shares_updates; }
+
+bool iso__reducer_is_spread(const iso_reducer *r, int i) {
+    return r->zero && !iso__layout_piece(&r->layout, i, 0)->local;
+}
 
 // Of one piece: each rank's elements from that rank.
 static iso_status gather_piece(const iso_reducer *r, int slot, char *array) {
@@ -357,7 +368,7 @@ static iso_status gather_piece(const iso_reducer *r, int slot, char *array) {
 }
 
 iso_status iso__reducer_gather(iso_reducer *r, int i, void *array) {
-    if (!r->zero || iso__layout_piece(&r->layout, i, 0)->local) return ISO_OK;
+    if (!iso__reducer_is_spread(r, i)) return ISO_OK;
     for (int k = 0; k < r->layout.place[i].pieces; k++)
         ISO_TRY(gather_piece(r, iso__layout_at(&r->layout, i, k), array));
     return ISO_OK;

@@ -68,10 +68,13 @@ void iso__reducer_end_join(iso_reducer *r);
 
 // ---- ZeRO -------------------------------------------------------------------------------------------
 
+void iso__reducer_drop(iso_reducer *r, int i);          // zero_grad of one parameter
 bool iso__reducer_shares_updates(const iso_reducer *r); // asked for, though this rank may be alone
 // Before a wait for ranks that may be waiting for this rank's new values: updates and publishes all
 // that this rank updates. Does nothing where updates are not shared out, or no step was made.
 iso_status iso__reducer_publish(iso_reducer *r);
+// Whether each rank updates its own elements of parameter i.
+bool iso__reducer_is_spread(const iso_reducer *r, int i);
 iso_comm *iso__reducer_comm(const iso_reducer *r); // of all ranks; borrowed
 // Collective. array: the elements of parameter i, of its type, of which each rank has those that it
 // updates (iso_reducer_own). Then all ranks have all. Does nothing where updates are not shared

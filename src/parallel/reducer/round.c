@@ -156,7 +156,7 @@ static iso_status missing_error(const iso__round *r, int first, int count) {
 }
 
 // Zeros for what this backward did not reach, or what earlier backwards left there, if it is still
-// wanted. Every rank issues the whole list, so an error here leaves nobody waiting.
+// wanted. Every rank issues the whole list, so an error here leaves nobody waiting for its sums.
 iso_status iso__round_close(iso__round *r, iso_unused unused) {
     const iso__layout *l = layout_of(r);
     int first = -1, count = 0;
@@ -340,4 +340,9 @@ void iso__round_zero_grad(iso__round *r, int applier) {
     for (int s = 0; s < layout_of(r)->slot_count; s++)
         if (applier < 0 || iso__appliers_updates(r->with.appliers, applier, s))
             r->slot[s].keep = false;
+}
+
+void iso__round_drop(iso__round *r, int i) {
+    const iso__layout *l = layout_of(r);
+    for (int k = 0; k < l->place[i].pieces; k++) r->slot[iso__layout_at(l, i, k)].keep = false;
 }

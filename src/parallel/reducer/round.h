@@ -89,6 +89,7 @@ void iso__round_set_weight(iso__round *r, double weight, double total);
 void iso__round_set_owner(iso__round *r);
 void iso__round_skip_local(iso__round *r, bool skip); // what is not exchanged
 // Averages of what this applier updates (negative: all) need not be kept after an update.
+void iso__round_drop(iso__round *r, int i); // the same of one parameter
 void iso__round_zero_grad(iso__round *r, int applier);
 
 #endif
