@@ -103,19 +103,9 @@ static bool both_given(const iso_strategy_context *context, const char *a, const
     return iso_settings_has(context->settings, a) && iso_settings_has(context->settings, b);
 }
 
-static iso_status check_steps(const iso_strategy_context *context, const char *key, int64_t steps,
-                              int64_t total) {
-    ISO_CHECK(!iso_settings_has(context->settings, key) || steps <= total, ISO_ERR_ARG,
-              "--%s %lld is more than the %lld steps of the run: lower it, or train longer", key,
-              (long long)steps, (long long)total);
-    return ISO_OK;
-}
-
 // apart: in how many steps ranks train apart.
 static iso_status check_length(const iso_strategy_context *context, const iso_daso_config *c,
                                int64_t apart) {
-    ISO_TRY(check_steps(context, "warmup-steps", c->warmup_steps, c->total_steps));
-    ISO_TRY(check_steps(context, "cooldown-steps", c->cooldown_steps, c->total_steps));
     ISO_CHECK(!both_given(context, "warmup-steps", "cooldown-steps") ||
                   c->warmup_steps + c->cooldown_steps <= c->total_steps,
               ISO_ERR_ARG,

@@ -55,8 +55,6 @@ refused 0 "phases that are longer than the run" '--warmup 0.7 and --cooldown 0.7
     --sync daso --warmup .7 --cooldown .7
 refused 2 "phases of more steps than the run" '--warmup-steps 30 and --cooldown-steps 11 are more than the 40 steps' \
     --sync daso --model mlp --steps 40 --warmup-steps 30 --cooldown-steps 11
-refused 2 "a phase of more steps than the run" '--warmup-steps 100 is more than the 40 steps of the run' \
-    --sync daso --model mlp --steps 40 --warmup-steps 100
 refused 2 "a wait that is longer than the run" '--wait 99999: .* nothing that is sent would be merged' \
     --sync daso --model mlp --steps 40 --period 99999 --wait 99999
 refused 0 "a wait after which the run is over" '--wait 25: in the 48 steps between' \
