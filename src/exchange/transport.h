@@ -133,8 +133,8 @@ struct iso__transport {
     // [buckets] of what goes through the host or the GPUs' link. Required, also where nothing
     // travels: statistics and the plan read it.
     const size_t *wire_bytes;
-    // Buckets have so many equal shards, of which number `shard` is this rank's. 0: updates are not
-    // shared out.
+    // With ZeRO: the number of equal shards of a bucket, and which one this rank updates. Without
+    // ZeRO, shards is 0.
     int shards, shard;
 };
 

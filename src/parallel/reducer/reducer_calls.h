@@ -76,9 +76,8 @@ iso_status iso__reducer_publish(iso_reducer *r);
 // Whether each rank updates its own elements of parameter i.
 bool iso__reducer_is_spread(const iso_reducer *r, int i);
 iso_comm *iso__reducer_comm(const iso_reducer *r); // of all ranks; borrowed
-// Collective. array: the elements of parameter i, of its type, of which each rank has those that it
-// updates (iso_reducer_own). Then all ranks have all. Does nothing where updates are not shared
-// out.
+// Collective. Completes an array with one element for each element of parameter i, of the same type.
+// Each rank provides the elements that it updates (iso_reducer_own). Without ZeRO, does nothing.
 iso_status iso__reducer_gather(iso_reducer *r, int i, void *array);
 
 #endif

@@ -105,11 +105,12 @@ static iso_status report_slot(iso__round *r, int s, bool *complete) {
               "the gradient of \"%s\" was reported ready twice in one backward: report it once, "
               "when nothing in this backward adds to it any more",
               slot->name);
-    ISO_CHECK(!r->zero || slot->local || !r->fresh || !r->slot[s].keep, ISO_ERR_STATE,
-              "a second backward without a step adds to the gradient of \"%s\", of which each rank "
-              "keeps its own shard with ZeRO: make all backwards but the last one of a step inside "
-              "no_sync, or drop gradients with zero_grad",
-              slot->name);
+    ISO_CHECK(
+        !r->zero || slot->local || !r->fresh || !r->slot[s].keep, ISO_ERR_STATE,
+        "a second backward would add to the gradient of \"%s\" before a step has used it, but "
+        "with ZeRO a rank has the average of its own shard only: run all backwards of a step "
+        "except the last inside no_sync, or call zero_grad first",
+        slot->name);
     iso__usage_mark(r->usage, s, true);
     if (mark_ready(r, s)) *complete = true;
     return ISO_OK;
