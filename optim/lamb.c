@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// LAMB (You et al., ICLR 2020), Algorithm 2; the formula stands in optim.h.
+// LAMB (You et al., ICLR 2020), Algorithm 2; optim.h has the formula.
 #include "optim/optim_impl.h"
 
 #include <math.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// ReduceLROnPlateau, as torch.optim.lr_scheduler has it.
+// ReduceLROnPlateau, as in torch.optim.lr_scheduler.
 #include "base/base.h"
 #include "optim/plateau_impl.h"
 

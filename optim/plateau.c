@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// HeAT's DetectMetricPlateau: tells when a metric has stopped improving.
+// HeAT's DetectMetricPlateau: detects when a metric has stopped improving.
 #include "optim/plateau_impl.h"
 
 #include "base/base.h"

@@ -5,9 +5,9 @@
 
 #include <isotherm/plateau.h>
 
-// Counts a value that is better than the best so far or not; true when it makes a plateau.
+// Takes a value and whether it is better than the best so far. Returns true if it makes a plateau.
 bool iso__plateau_take(iso_plateau *plateau, double value, bool is_better);
-// The detector of HeAT's DASO: min, rel, patience 2. threshold: checked.
+// Initialises the detector of HeAT's DASO: min, rel, patience 2. threshold has been checked.
 void iso__plateau_of_loss(iso_plateau *plateau, double threshold);
 
 #endif

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The list of strategies of synchronisation, and how a trainer uses one of them.
+// The list of synchronisation strategies, and the calls by which a trainer uses one.
 #include "optim/strategy_impl.h"
 
 #include "base/base.h"

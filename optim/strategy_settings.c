@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Settings of strategies: a list of keys and values that are read as numbers or texts.
+// Settings of strategies: a list of keys and values, which are read as numbers or texts.
 #include "base/base.h"
 #include "optim/strategy_impl.h"
 

@@ -9,34 +9,36 @@
 
 enum { OPTIONS_MOST = 256, OPTION_COLUMN = 28 }; // of meanings in the help
 
-// Of a setting without a key, meaning is the heading of those that follow in the help.
+// A setting without a key is a heading of the help, its meaning.
 typedef struct option_list {
     const iso_setting *item[OPTIONS_MOST];
     int count;
-    char given[OPTIONS_MOST]; // by option_take: the section of the command line that has it, from 1
+    char given[OPTIONS_MOST]; // by option_take: the section of the command line, from 1; 0: not
+                              // given
 } option_list;
 
 // Adds settings; there must be room.
 void option_list_add(option_list *list, const iso_setting *settings, int count);
-// Whether a word is "--KEY", alone or before one of the characters of ends.
+// Whether a word is "--KEY", at its end or before one of the characters of ends.
 bool option_is(const char *word, const char *key, const char *ends);
-// The place of the option of a word "--lr" or "--lr=3"; -1: there is none.
+// The index of the option in a word "--lr" or "--lr=3"; -1: none.
 int option_find(const option_list *list, const char *word);
 
-// Local. Fields of integers become -1, of numbers NaN, of texts NULL and of switches false; then
-// those with a default get it.
+// Local. Sets a field to its default or, without one, an integer to -1, a number to NaN, a text to
+// NULL and a switch to false.
 iso_status option_set_default(const iso_setting *setting, void *fields);
-// As iso_setting_set, with the name of the option in its sentence.
+// As iso_setting_set, with the name of the option in its message.
 iso_status option_set(const iso_setting *setting, const char *value, void *fields);
-// Takes the option argv[*at] and the value after it: its place in the list, and the value. section:
-// of the command line, from 1; in each an option may be given once. ISO_ERR_ARG with a sentence.
+// Takes the option argv[*at] and the value after it, and moves *at to a value that is a separate
+// argument. *place: the option's index in the list. *value: the value. section: of the command
+// line, from 1; in each an option may be given once. ISO_ERR_ARG with a message.
 iso_status option_take(option_list *list, char section, int argc, char **argv, int *at, int *place,
                        const char **value);
-// ISO_ERR_ARG for an option that is not in the list, with the one that is spelt most like it.
+// ISO_ERR_ARG for an option that is not in the list. The message names the most similar one.
 iso_status option_refuse(const option_list *list, const char *argument);
 
-// Prints a setting of a help, or a heading. notes: behind its meaning; NULL: on what it depends,
-// and its default.
+// Prints the help of a setting, or a heading. notes follows its meaning; NULL: the option it
+// depends on, and its default.
 void option_print(const iso_setting *setting, const char *notes, FILE *to);
 
 #endif

@@ -5,7 +5,7 @@
 
 #include <isotherm/status.h>
 
-// Returns where expr is an error; ISO_PENDING passes as success.
+// Returns from the function if expr is an error; ISO_PENDING passes as success.
 #define TRY(expr)                                                                                  \
     do {                                                                                           \
         iso_status try_status_ = (expr);                                                           \

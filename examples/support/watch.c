@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// A thread beside a program: ends it where MPI may wait for ever, and when it is told to stop.
+// A thread that ends the program if a wait in MPI takes too long, or on a signal.
 #include "watch.h"
 
 #include <pthread.h>

@@ -1,28 +1,26 @@
 // SPDX-License-Identifier: MIT
-// A thread beside a program: ends it where a wait inside MPI has no limit of its own, and when the
-// system tells it to stop.
+// A thread that ends the program if a wait inside MPI takes too long, and when a signal asks for
+// it.
 #ifndef EXAMPLES_WATCH_H
 #define EXAMPLES_WATCH_H
 
-// Starts the thread, which from here on receives SIGINT and SIGTERM: they end the program with the
-// exit code 128 + signal. Call it first in main: threads that are there already would still receive
+// Starts the thread. From here on it receives SIGINT and SIGTERM, which end the program with exit
+// code 128 + signal. Call it first in main, because threads that exist already would still receive
 // the signals.
 void watch_start(const char *program);
 // ISO_TIMEOUT in seconds, or its default; 0: waits have no limit.
 double watch_timeout(void);
-// From here on the program waits in `what` ("MPI_Finalize"; NULL: it waits no longer). If that
-// lasts longer than ISO_TIMEOUT, and at least a second, it ends with a sentence and the exit
-// code 1.
+// Call it before a wait in `what` ("MPI_Finalize"), and with NULL after it. If the wait lasts
+// longer than ISO_TIMEOUT, and at least a second, the program ends with a message and exit code 1.
 void watch_limit(const char *what);
-// What else the thread does, each as a function that may be NULL: `every_second`; `farewell` when a
-// signal ends the program; `at_end` before the thread or watch_clean ends it.
+// Set functions that the thread calls (NULL: none): every second; when a signal ends the program;
+// and before the thread or watch_clean ends it.
 void watch_every_second(void (*call)(void));
 void watch_farewell(void (*call)(int signal));
 void watch_at_end(void (*call)(void));
-// What the thread calls last, right before it ends the program: nothing of that comes after it but
-// what the main thread does within microseconds.
+// Sets a function that the thread calls right before it ends the program.
 void watch_at_exit(void (*call)(void));
-// Calls what was given to watch_at_end; the program is about to end without it.
+// Calls the function of watch_at_end. Call it before the program ends without the thread.
 void watch_clean(void);
 
 #endif

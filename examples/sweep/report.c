@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Writes the tables of a study, and puts each file of its report in place as a whole.
+// Writes the tables of a study. Each file of the report replaces the old one as a whole.
 #include "report_impl.h"
 
 #include "train/train_error.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What a study of several training runs found: tables in CSV, and one page with plots.
+// The report on several training runs: tables in CSV, and one page with plots.
 #ifndef EXAMPLES_REPORT_H
 #define EXAMPLES_REPORT_H
 
@@ -10,9 +10,10 @@
 
 // Numbers that are not known are NaN throughout.
 
-// What an evaluation in the middle of a run saw.
+// An evaluation in the middle of a run.
 typedef struct report_point {
-    double step, seconds, bytes; // since the run began; bytes: that all ranks sent, see iso_traffic
+    double step, seconds,
+        bytes; // since the start of the run; bytes: sent by all ranks, see iso_traffic
     double train_loss, test_accuracy; // accuracy in 0 .. 1
 } report_point;
 
@@ -28,17 +29,17 @@ typedef struct report_run {
     int64_t point_count, sync_count;
     double steps, seconds, bytes;     // of the whole run
     double train_loss, test_accuracy; // in the end
-    double train_loss_steps;          // at the end of the run, whose mean train_loss is
-    double wait_ms_per_step;          // exposed: what the slowest rank stood in waits
-    // Steps from exchange to exchange and from send to merge, in force in the end and as they were
-    // asked for, "auto" for example; empty: the strategy has none.
+    double train_loss_steps;          // number of last steps; train_loss is their mean
+    double wait_ms_per_step;          // exposed: time the slowest rank spent in waits
+    // Steps between exchanges, and from send to merge: at the end of the run, and as requested
+    // ("auto"). Empty: the strategy has none.
     char period[16], period_requested[16], wait[16], wait_requested[16];
-    char *failure; // why the run failed; NULL: it did not
+    char *failure; // the reason why the run failed; NULL: it did not
 } report_run;
 
 typedef struct report {
     const char *title, *setting; // setting: data, model, ranks: a line under the title
-    double target;               // test accuracy whose time is told, 0 .. 1
+    double target;               // target test accuracy, 0 .. 1
     report_run *runs;
     int64_t count;
     report_run *failed; // runs that failed: only name, options and failure are set
@@ -47,7 +48,7 @@ typedef struct report {
 
 // ---- report_read.c ----
 
-// Reads what one run left: JSON lines with the events "run" (name, options, settings), "eval",
+// Reads the log of one run: JSON lines with the events "run" (name, options, settings), "eval",
 // "sync" and "summary", or "failed" (reason). The caller frees *out with report_run_free, and
 // *settings (NULL: not wanted). ISO_ERR_FORMAT for a file without a run event, or without its end.
 iso_status report_run_read(const char *path, report_run *out, char **settings);
@@ -55,8 +56,8 @@ void report_run_free(report_run *run);
 
 // ---- report.c ----
 
-// Writes points.csv, syncs.csv, runs.csv and report.html into folder, each whole or not at all.
-// Where gnuplot is missing the page says so in place of its plots.
+// Writes points.csv, syncs.csv, runs.csv and report.html to folder, each completely or not at all.
+// Without gnuplot, the page says so in place of the plots.
 iso_status report_write(const report *study, const char *folder);
 
 #endif

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Runs gnuplot as a child process on a script, and takes back what it drew.
+// Runs gnuplot as a child process on a script, and reads its drawings.
 #include "report_impl.h"
 
 #include <errno.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Writes the page of a study: a ranked table and the plots, in one file that needs no other.
+// Writes the page of a study: a ranked table and the plots, in one self-contained file.
 #include "report_impl.h"
 
 #include <math.h>

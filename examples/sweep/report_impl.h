@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What the files of the report share.
+// Shared by the files of the report.
 #ifndef EXAMPLES_REPORT_IMPL_H
 #define EXAMPLES_REPORT_IMPL_H
 
@@ -7,11 +7,12 @@
 
 // ---- report.c ----
 
-// First to the target, then highest accuracy: order[count] begins with the best.
+// Ranks the runs, best first: by time to the target, then by accuracy. order has study->count
+// elements.
 void report_rank(const report *study, int64_t *order);
 // The first evaluation that reached the accuracy; NULL: none did.
 const report_point *report_reached(const report_run *run, double accuracy);
-// Part of the run's time that the slowest rank stood in waits.
+// The fraction of the run's time that the slowest rank spent in waits.
 double report_share_waited(const report_run *run);
 
 // ---- report_html.c ----
@@ -33,20 +34,21 @@ typedef struct report_plot {
     char *svg;        // NULL: there is nothing to plot
 } report_plot;
 enum { REPORT_PLOTS = 10, REPORT_PROBLEM = 256 };
-// Makes the plots; the caller frees each svg. False when there are none: problem says why.
+// Makes the plots; the caller frees each svg. Returns false if there are none, with the reason in
+// problem.
 bool report_make_plots(const report *study, report_plot plots[REPORT_PLOTS],
                        char problem[REPORT_PROBLEM]);
 
 // ---- report_gnuplot.c ----
 
-// A gnuplot script being written; plot i is to go to the file output_path gives.
+// A gnuplot script that is being written, and the files of its plots.
 typedef struct gnuplot gnuplot;
-// NULL: problem says why.
+// Returns NULL on failure, with the reason in problem.
 gnuplot *gnuplot_open(char problem[REPORT_PROBLEM]);
 FILE *gnuplot_script(gnuplot *self);
-// Makes plot i the one that the following commands draw.
+// The following commands draw plot i.
 void gnuplot_output(gnuplot *self, int i, int width, int height);
-// Runs the script. False: problem says why.
+// Runs the script. Returns false on failure, with the reason in problem.
 bool gnuplot_run(gnuplot *self, char problem[REPORT_PROBLEM]);
 // The drawing of plot i as an <svg> element, freed by the caller; NULL: it was not drawn.
 char *gnuplot_take(gnuplot *self, int i);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Says what the plots of a study are, as a script for gnuplot.
+// Writes the plots of a study as a script for gnuplot.
 #include "report_impl.h"
 
 #include <math.h>

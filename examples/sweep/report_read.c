@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Reads back what a training run left: one JSON object a line, flat, as iso_json_log writes them.
+// Reads the log of a training run: one flat JSON object in each line, as iso_json_log writes them.
 #include "report.h"
 
 #include "train/train_error.h"

@@ -12,42 +12,42 @@ typedef struct sweep {
     const char *file;   // --list
     double target;
     bool help, version, quiet;
-    train_options common; // without those of the runs
+    train_options common; // without the options of individual runs
     sweep_list list;
     train_options *options; // of each run, in the list's order
-    report_run *results; // the same; of runs that are not made name is NULL, and some have failed
-    report_run *earlier; // of the folder's runs that are not in the list
+    report_run *results; // likewise; name NULL: the run is not made yet; some runs may have failed
+    report_run *earlier; // results in the folder whose runs are not in the list
     int earlier_count;
     train_world world;
 } sweep;
 
 // ---- sweep_options.c ----
 
-// Collective over MPI_COMM_WORLD. Reads the command line, and checks everything that can be known
-// before the first run, also that all ranks have the same. False: rank 0 has said why.
+// Collective over MPI_COMM_WORLD. Reads the command line, and checks everything that can be checked
+// before the first run, also that all ranks have the same options. Returns false after rank 0 has
+// printed an error message.
 bool sweep_options_parse(sweep *self, int argc, char **argv);
 void sweep_help(void);
 
 // ---- sweep_store.c ----
 
-// Local, on rank 0. Makes the folder, locks it, and takes the results of runs that were made
-// before, in the list or not. ISO_ERR_STATE where another sweep writes to the folder,
-// ISO_ERR_MISMATCH for a run that was made with other options. The caller then calls
-// sweep_store_close, also on failure.
+// Local, on rank 0. Creates and locks the folder, and reads the results of earlier runs, in the
+// list or not. ISO_ERR_STATE if another sweep writes to the folder, ISO_ERR_MISMATCH for a run that
+// was made with other options. Call sweep_store_close also after a failure.
 iso_status sweep_store_open(sweep *self);
-// Does nothing where the store is not open.
+// Does nothing if the store is not open.
 void sweep_store_close(void);
-// Where the log of a run grows until the run is finished; lives as long as the program.
+// The path of the log of an unfinished run; valid until the program ends.
 const char *sweep_store_begin(const sweep *self, int run);
-// Writes to that log what tells the run from others.
+// Writes the name and options of the run to that log.
 void sweep_store_describe(const sweep *self, int run, iso_json_log *log);
-// Local, on rank 0. The run is finished: keeps its log, takes its results, renews the report.
+// Local, on rank 0. Call it after a run: keeps its log, reads its results, and rewrites the report.
 iso_status sweep_store_finish(sweep *self, int run);
-// Local, on rank 0. The run failed: keeps its log with the reason, renews the report. The next
-// sweep tries it again.
+// Local, on rank 0. Call it after a run that failed: adds the reason to its log, and rewrites the
+// report. The next sweep makes the run again.
 iso_status sweep_store_fail(sweep *self, int run, const char *reason);
-// From now on SIGINT and SIGTERM end the program as soon as files are whole, on rank 0 with a
-// sentence.
+// From now on SIGINT and SIGTERM end the program as soon as all files are complete, on rank 0 with
+// a message.
 void sweep_store_catch_signals(void);
 iso_status sweep_report(const sweep *self);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Reads the list of a sweep, and multiplies out the values that are given with commas.
+// Reads the list of a sweep, and expands values with commas to one run for each item.
 #include "sweep_list.h"
 
 #include "train/train_error.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The list of a sweep: which strategies are tried, one line "name: OPTIONS OF TRAIN" each.
+// The list of a sweep: the runs to make, one line "NAME: OPTIONS OF TRAIN" for each.
 #ifndef EXAMPLES_SWEEP_LIST_H
 #define EXAMPLES_SWEEP_LIST_H
 
@@ -12,7 +12,7 @@ typedef struct sweep_entry {
     char options[SWEEP_TEXT]; // the words with blanks between them
     char *words[SWEEP_WORDS];
     int word_count;
-    char memory[SWEEP_TEXT]; // of words
+    char memory[SWEEP_TEXT]; // of `words`
 } sweep_entry;
 
 typedef struct sweep_list {
@@ -20,11 +20,11 @@ typedef struct sweep_list {
     int count;
 } sweep_list;
 
-// Adds what a line stands for. A value with commas stands for one run for each of its parts:
-// "daso: --sync daso --period 4,8" makes daso-period4 and daso-period8. Errors by train_error.
+// Adds the runs of a line. A value with commas makes one run for each item: "daso: --sync daso
+// --period 4,8" makes daso-period4 and daso-period8. Errors are written by train_error.
 iso_status sweep_list_add(sweep_list *list, const char *line);
-// Adds every line of a text; empty lines and what follows # at a line's begin or after a blank do
-// not count.
+// Adds every line of a text. Ignores empty lines, and comments: # at the start of a line or after a
+// blank begins one.
 iso_status sweep_list_add_lines(sweep_list *list, const char *text);
 void sweep_list_free(sweep_list *list);
 

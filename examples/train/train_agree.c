@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Checks that all ranks have the same options, or they would wait for one another, and the same
-// data, or what they learn would mean nothing.
+// Checks that all ranks have the same options and data: with different options they could wait for
+// each other for ever, and with different data the result would be meaningless.
 #include "train.h"
 
 #include <string.h>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Finds how many classes the network tells apart, and refuses labels that look damaged: a single
-// stray one would make a network that nobody wants.
+// Determines the number of classes, and refuses labels that look damaged: a single wrong one would
+// make the network far too large.
 #include "train.h"
 
 #include <stdlib.h>

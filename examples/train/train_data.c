@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Opens the loaders of a run: who gets which samples, how pixels are normalised, what is changed at
-// random.
+// Opens the loaders of a run: the samples of each rank, the normalisation of pixels, and random
+// changes.
 #include "train.h"
 
 #include <errno.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// --check-equal: whether all ranks still have the same parameters, and what is done if not.
+// --check-equal: checks whether all ranks still have the same parameters, and reacts if not.
 #include "train.h"
 
 #include <inttypes.h>

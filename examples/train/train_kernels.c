@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Chooses kernels as --kernels says: by the fixed rule, or as rank 0 measures them for all.
+// --kernels: chooses kernels by the fixed rule, or by rank 0's measurements for all ranks.
 #include "train.h"
 
 #include "support/models.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Writes the files of a training run, checkpoints and the trace, whole or not at all.
+// Writes the checkpoints and the trace of a training run, each completely or not at all.
 #include "support/models.h"
 #include "train.h"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// A training run from its begin, or from where it was saved, to its end.
+// A training run from its beginning, or from a saved state, to its end.
 #include "train.h"
 
 #include <math.h>

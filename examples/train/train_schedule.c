@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// How the learning rate of a training run changes: --schedule, and what belongs to it.
+// The learning rate of a training run: --schedule and its options.
 #include "train.h"
 
 #include <errno.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Saves where a training run stands, and goes on from there.
+// Saves the state of a training run, and resumes from it.
 #include "train.h"
 
 #include <inttypes.h>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What a training run says when a signal ends it: which checkpoint is the newest, and how to go on.
-// Leaves no file that is not written whole.
+// Ends a training run on a signal: prints the newest checkpoint and how to continue, and leaves no
+// incomplete file.
 #include "train.h"
 
 #include "support/watch.h"

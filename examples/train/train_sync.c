@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Sets up what --sync asks for, and watches what it does from step to step.
+// Sets up the strategy of --sync, and reports its exchanges step by step.
 #include "train.h"
 
 #include <math.h>

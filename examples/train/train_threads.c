@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Places the threads of a training run on cores, and warns where the cores do not suffice.
+// Places the threads of a training run on cores, and warns if the cores do not suffice.
 #include "train.h"
 
 iso_status train_threads_setup(train_world *world, const train_options *options) {

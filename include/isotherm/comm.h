@@ -45,11 +45,11 @@ typedef struct iso_comm_config {
 } iso_comm_config;
 
 // Collective over mpi_comm, and so is iso_comm_destroy. Duplicates mpi_comm, so the library's
-// messages never mix with yours. The duplicate returns MPI errors. Yet Open MPI may end the job
-// when ranks call different collectives (MPI_ERR_TRUNCATE); ISO_DEBUG=detail names the calls before
-// that. config NULL: the default. Initialise MPI first, with MPI_THREAD_MULTIPLE for the thread
-// mode. Works on one rank and without mpirun. MPI_Finalize may be called while communicators still
-// exist.
+// messages never mix with yours. The duplicate uses MPI_ERRORS_RETURN. Even so, Open MPI may end
+// the job when ranks call different collectives (MPI_ERR_TRUNCATE); ISO_DEBUG=detail names the
+// calls before that. config NULL: the default. Initialise MPI first, with MPI_THREAD_MULTIPLE for
+// the thread mode. Works on one rank and without mpirun. MPI_Finalize may be called while
+// communicators still exist.
 //
 // Checks all ISO_* environment variables (iso_env_print lists them). An invalid value on any rank
 // is ISO_ERR_ARG on all ranks. ISO_ERR_MISMATCH if ranks have different values of a variable that
@@ -59,7 +59,7 @@ typedef struct iso_comm_config {
 // sets one of the last two, each rank uses the best one for its machine. A warning names unknown
 // variables.
 //
-// ISO_ERR_STATE if the mpirun of another MPI started several processes, each of which is alone.
+// ISO_ERR_STATE if the mpirun of another MPI started the processes, so that each of them is alone.
 // ISO_ERR_TIMEOUT if a rank does not call this in time; see the blocking collectives below.
 iso_status iso_comm_create(MPI_Comm mpi_comm, const iso_comm_config *config, iso_comm **out);
 // The same for a communicator of a Fortran program: an integer, or the component MPI_VAL in
@@ -117,7 +117,7 @@ iso_status iso_comm_check_same(iso_comm *comm, uint64_t number, const char *what
 // Open MPI's algorithm moves more, more is counted. Rabenseifner's algorithm (the default, see
 // ISO_IALLREDUCE) moves 5/2 n instead of 2 n for each rank beyond a power of two, so 9/2 n instead
 // of 4 n with three ranks. Recursive doubling moves n per rank and round. The bytes between nodes
-// follow from the placement of the ranks; for an MPI library that does not tell its algorithm, a
+// follow from the placement of the ranks; for an MPI library that does not report its algorithm, a
 // ring is assumed.
 //
 // In shared memory and by NCCL, an all-reduce counts 2 (P - 1) n bytes inside the node. A mean of n
@@ -136,8 +136,8 @@ typedef struct iso_request iso_request;
 // too; a time-out shows it. count may exceed INT_MAX.
 iso_status iso_comm_iallreduce(iso_comm *comm, void *data, size_t count, iso_dtype dtype,
                                const char *name, iso_request **out);
-// Local. ISO_OK: complete; *request is freed and set to NULL. ISO_PENDING: not yet complete. NULL
-// in *request is complete, here and in iso_request_wait.
+// Local. ISO_OK: complete; *request is freed and set to NULL. ISO_PENDING: not yet complete. A NULL
+// *request counts as complete, here and in iso_request_wait.
 iso_status iso_request_test(iso_request **request);
 // Blocks until the exchange completes and drives its progress. Frees *request and sets it to NULL,
 // also on errors. Exception: on ISO_ERR_TIMEOUT *request stays valid, because MPI cannot cancel the

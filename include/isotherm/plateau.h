@@ -2,8 +2,8 @@
 // Reactions to a metric that stops improving: HeAT's detector and PyTorch's ReduceLROnPlateau.
 //
 // Both take one value of the metric per epoch (or at any interval) and count bad values. They are
-// local, and plain structs without resources. They are deterministic. Pass a metric averaged over
-// ranks, so that all ranks get the same answer.
+// local, deterministic, and plain structs without resources. Pass a metric averaged over ranks, so
+// that all ranks get the same answer.
 #ifndef ISOTHERM_PLATEAU_H
 #define ISOTHERM_PLATEAU_H
 

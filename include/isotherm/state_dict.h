@@ -5,6 +5,7 @@
 //     iso_state_dict dict = {0};                            PyTorch:
 //     iso_module_state_dict(model, &dict);                  dict = model.state_dict()
 //     iso_state_dict_save(&dict, path);                     save_file(dict, path)
+//     iso_state_dict_destroy(&dict);
 //     iso_state_dict_read(path, device, &dict);             dict = load_file(path)
 //     iso_module_load_state_dict(model, &dict, true, NULL); model.load_state_dict(dict)
 //     iso_state_dict_destroy(&dict);

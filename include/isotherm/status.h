@@ -66,8 +66,9 @@ iso_status iso_error_set(iso_status code, const char *format, ...)
     ;
 // The same for a text without conversions, for languages that cannot call variadic functions.
 iso_status iso_error_set_text(iso_status code, const char *text);
-// Local. Prints "error: MESSAGE" to `to`, and the call trail if the log level is debug. NULL:
-// stderr, for languages without FILE.
+// Local. Prints "error: MESSAGE" to `to` (NULL: stderr, for languages without FILE). A rank above 0
+// prints "error on rank N: MESSAGE", unless the message begins with a rank. Then, if the log level
+// is debug, prints the call trail.
 void iso_error_print(FILE *to);
 
 typedef enum iso_log_level {

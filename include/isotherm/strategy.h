@@ -49,12 +49,13 @@ typedef struct iso_setting {
     const char *initial; // the default, as text; NULL: the field keeps its value
     const char *meaning; // one line for help
     const char *of, *among; // applies only if setting `of` has a value in `among`; NULL: always
-    const char *instead;    // the setting that says the same in another way: give one of the two
+    const char *instead;    // another setting for the same thing: give only one of the two
 } iso_setting;
 
 // Parses value and writes it to the setting's field of the struct at fields (NULL: only checks it).
-// Texts are borrowed. ISO_ERR_ARG for a value that the setting does not allow; the message says
-// what it allows. label precedes the value in the message, e.g. "--period " or "setting period=".
+// Texts are borrowed. ISO_ERR_ARG for a value that the setting does not allow; the message names
+// the allowed values. label precedes the value in the message, e.g. "--period " or "setting
+// period=".
 iso_status iso_setting_set(const iso_setting *setting, const char *label, const char *value,
                            void *fields);
 // Whether value is one of choices, e.g. "keep|average|reset".

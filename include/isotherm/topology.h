@@ -21,7 +21,8 @@ typedef struct iso_topology_config {
     // ranks. ISO_SCOPE_RANK: every rank is a node of its own.
     iso_scope unit;
     // true: create leader groups by MPI_Comm_create_group, which involves only their members.
-    // false: by MPI_Comm_split, which involves all ranks but takes fewer calls. Same groups.
+    // false: by MPI_Comm_split, which involves all ranks but takes fewer calls. The groups are the
+    // same.
     bool use_mpi_groups;
 } iso_topology_config;
 extern const iso_topology_config iso_topology_default; // the default as an object, for C++
@@ -72,7 +73,7 @@ iso_status iso_cores_survey(iso_comm *comm, int threads, iso_cores *out);
 // Local. Gives this rank cores of its own if it has several threads, shares its set of cores with
 // other ranks, and the set is large enough for all of them. Binds the calling thread and the
 // threads it creates later to these cores. Does nothing if the environment already binds threads
-// (OMP_PROC_BIND, OMP_PLACES). Returns true if it bound them.
+// (OMP_PROC_BIND, OMP_PLACES, GOMP_CPU_AFFINITY, KMP_AFFINITY). Returns true if it bound them.
 bool iso_cores_bind(const iso_cores *cores);
 
 #ifdef __cplusplus

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What can be asked of a DASO optimizer of either kind.
+// The calls of both kinds of DASO optimizers.
 #include "optim/periodic/daso_impl.h"
 
 static bool owns_engine(const iso_optimizer *optimizer) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Private to optim: what the two kinds of DASO offer to the functions that take either.
+// Private to optim: the table of functions that both kinds of DASO have.
 #ifndef ISO_DASO_IMPL_H
 #define ISO_DASO_IMPL_H
 
@@ -7,7 +7,7 @@
 
 #include <math.h>
 
-// The table of an optimizer whose destroy is iso__periodic_free. Its slots get that optimizer.
+// The table of an optimizer whose destroy is iso__periodic_free. Its functions get that optimizer.
 typedef struct iso__daso_ops {
     iso_optimizer_ops base;
     iso_status (*epoch_loss)(iso_optimizer *daso, double loss); // loss: the mean over all ranks

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Policies of DASO: how often to exchange and how long to wait, from what was observed.
+// Policies of DASO: choose the period and the wait from observations.
 #include "optim/periodic/sync_plan.h"
 #include "optim/plateau_impl.h"
 

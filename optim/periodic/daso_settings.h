@@ -10,7 +10,7 @@ enum {
     ISO__POST_LOCAL_SETTINGS = 3,
     ISO__DASO_SETTINGS = 15,
     ISO__HEAT_SETTINGS = 9,
-    ISO__SETTINGS_ROOM = 1024 // for what is written
+    ISO__SETTINGS_ROOM = 1024 // bytes of text
 };
 extern const iso_setting iso__local_sgd_setting[], iso__post_local_setting[], iso__daso_setting[],
     iso__heat_setting[];
@@ -21,8 +21,8 @@ iso_status iso__daso_settings_read(iso_settings *settings, const iso_setting *ta
                                    iso_daso_config *config);
 iso_status iso__heat_settings_read(iso_settings *settings, iso_daso_heat_config *config);
 
-// Write what all ranks must have the same, as lines "KEY: VALUE". config: checked; its callback,
-// user and scheduler are left out. room: ISO__SETTINGS_ROOM.
+// Write the settings that must be equal on all ranks, as lines "KEY: VALUE". config has been
+// checked; its callback, user and scheduler are left out. room: ISO__SETTINGS_ROOM.
 void iso__daso_settings_write(const iso_daso_config *config, char *text, size_t room);
 void iso__heat_settings_write(const iso_daso_heat_config *config, char *text, size_t room);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Merge rules: what becomes of parameters when the mean of earlier ones arrives.
+// Merge rules: combine the current parameters with the mean of earlier ones.
 #include "optim/periodic/merge.h"
 
 enum { BLOCK = 2048 }; // stays in the first-level cache between the two passes over it

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Private to optim: how the mean of parameters that were sent some batches ago is merged with the
-// parameters of now. Outer optimizers (SlowMo, DiLoCo) are further rules of this kind.
+// Private to optim: the rules that merge the mean of earlier parameters with the current ones.
+// Outer optimizers (SlowMo, DiLoCo) would be further rules of this kind.
 #ifndef ISO_MERGE_H
 #define ISO_MERGE_H
 
@@ -11,10 +11,10 @@
 typedef struct iso__merge_args {
     const float *sent, *mean;
     int nodes;
-    int64_t age; // S: batches since the send, or what HeAT takes for it
+    int64_t age; // S: batches since the send; for HeAT's DASO iso__action.weight
 } iso__merge_args;
 
-// now[count] by the rule; *distance += |sent - mean|^2, *norm += |mean|^2.
+// Updates now[count] by the rule. Adds |sent - mean|^2 to *distance and |mean|^2 to *norm.
 void iso__merge(iso_merge rule, size_t count, float *now, const iso__merge_args *args,
                 double *distance, double *norm);
 

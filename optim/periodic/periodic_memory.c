@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The memory that a periodic engine exchanges, as the host sees it. On a device with memory of its
-// own it goes through pinned arrays, beside what the device computes.
+// Host access to the memory that a periodic engine exchanges. On a device with its own memory, it
+// is copied through pinned arrays while the device computes.
 #include "optim/periodic/periodic.h"
 
 #include <string.h>

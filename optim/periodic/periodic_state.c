@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What a periodic engine must keep for a run to go on with the same bits.
+// The saved state of a periodic engine, from which a run continues with the same bits.
 #include "optim/periodic/periodic.h"
 #include "parallel/parallel_impl.h"
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Private to optim: when periodic training exchanges what. Pure state machines: no MPI, no clock,
-// no memory; every rank feeds them the same numbers and so gets the same plans.
+// Private to optim: the schedules of periodic training. They are pure state machines without MPI,
+// clock or allocated memory. Every rank passes the same numbers, so it gets the same plans.
 #ifndef ISO_SYNC_PLAN_H
 #define ISO_SYNC_PLAN_H
 
@@ -10,9 +10,9 @@
 
 typedef enum iso__action_kind {
     ISO__SEND,  // start the exchange of the parameters as they are now
-    ISO__MERGE, // wait for the exchange under way and merge it with the parameters of now
-    ISO__FULL,  // the mean over nodes replaces the parameters, waiting for it (of what a SEND
-                // of this plan has just started, if there is one)
+    ISO__MERGE, // wait for the exchange under way and merge it with the current parameters
+    ISO__FULL,  // blocking: the mean over nodes replaces the parameters (with a SEND in the same
+                // plan, the mean of that exchange)
     ISO__NODE_AVERAGE, // the mean over the ranks of the node replaces the parameters
     ISO__NODE_COPY,    // the parameters of local rank `group` replace those of its node's ranks
     ISO__MEASURE       // time an exchange, to choose how long to wait
@@ -20,8 +20,8 @@ typedef enum iso__action_kind {
 
 typedef struct iso__action {
     iso__action_kind kind;
-    int exchange;   // SEND, MERGE: which of the engine's exchanges
-    int group;      // leader group; ISO__ALL_GROUPS: every local rank its shard
+    int exchange;   // SEND, MERGE: index of the engine's exchange
+    int group;      // leader group; ISO__ALL_GROUPS: each local rank exchanges its shard
     int64_t age;    // MERGE: batches since the send
     int64_t weight; // MERGE: the S of HeAT's formula; progress ignores it
     bool state;     // FULL: optimizer state too
@@ -30,9 +30,9 @@ typedef struct iso__action {
 #define ISO__ALL_GROUPS -1
 enum { ISO__PLAN_ACTIONS = 6 };
 
-// What to do after a batch, in this order, and how far the gradients of the next batch reach. HeAT
-// packs a new exchange before it merges the last one, so in its plans SEND may stand before the
-// MERGE of the earlier exchange. In ours SEND always stands behind it.
+// What to do after a batch, in this order, and the scope over which the next batch's gradients are
+// averaged. HeAT packs a new exchange before it merges the last one, so its plans may have a SEND
+// before the MERGE of the earlier exchange. In ours SEND always follows it.
 typedef struct iso__sync_plan {
     int count;
     iso__action action[ISO__PLAN_ACTIONS];
@@ -43,13 +43,13 @@ typedef struct iso__sync_plan {
 iso_status iso__daso_at_least(const char *option, int64_t value, int64_t least);
 
 // ---- HeAT's DASO (daso_heat_schedule.c) -----------------------------------------------------------
-// From facts about heat/optim/dp_optimizer.py at 660efece; see iso_daso_heat_config for what
-// differs on purpose. Three states (global_skip, local_skip, batches_to_wait) are settled here:
-// cycling begins with (4, 1, 1) as in HeAT, but with no more than max_global_skips instead of 4;
-// max_global_skips 0 counts as 1; local_skip is never 0 while cycling (HeAT divides by it). Where
-// max_global_skips < local_skip_factor, starting again from the maximum gives wait 0, as in HeAT: a
-// full average every global_skip batches. Cycling also begins when epoch_loss was not called right
-// at the end of the warm-up.
+// As heat/optim/dp_optimizer.py at 660efece; for intended differences see iso_daso_heat_config.
+// Three values (global_skip, local_skip, batches_to_wait) are defined here: cycling begins with (4,
+// 1, 1) as in HeAT, but with no more than max_global_skips instead of 4; max_global_skips 0 counts
+// as 1; local_skip is never 0 while cycling (HeAT divides by it). If max_global_skips <
+// local_skip_factor, starting again from the maximum gives wait 0, as in HeAT: a full average every
+// global_skip batches. Cycling also begins if epoch_loss was not called right at the end of the
+// warm-up.
 
 typedef struct iso__heat_schedule {
     iso_daso_heat_config config;
@@ -69,11 +69,11 @@ typedef struct iso__heat_schedule {
 iso_status iso__heat_config_check(const iso_daso_heat_config *config);
 // groups >= 1. The first batch has local_sync on.
 void iso__heat_schedule_init(iso__heat_schedule *s, const iso_daso_heat_config *config, int groups);
-// After a batch: advances batch (and epoch after last_batch). ISO_ERR_STATE without last_batch.
-// config.last_batch may be changed between steps.
+// Call it after a batch: advances batch, and epoch after last_batch. ISO_ERR_STATE if last_batch is
+// not set. config.last_batch may be changed between steps.
 iso_status iso__heat_schedule_step(iso__heat_schedule *s, iso__sync_plan *out);
-// epoch_loss_logic with a loss already averaged over all ranks. Returns whether anything changed;
-// reason then says why, in one line.
+// HeAT's epoch_loss_logic, with a loss averaged over all ranks. Returns whether anything changed;
+// reason is then one line with the reason.
 bool iso__heat_schedule_epoch_loss(iso__heat_schedule *s, double loss, char *reason, size_t room);
 void iso__heat_schedule_reset(iso__heat_schedule *s);
 
@@ -86,87 +86,94 @@ typedef struct iso__daso_schedule {
     int64_t total, warmup, cooldown; // steps
     int64_t step;                    // finished updates
     iso__phase phase;                // of the next step
-    int64_t max_skip;                // what no skip and wait exceeds
+    int64_t max_skip;                // upper limit of skip and wait
     bool auto_skip;                  // global_skip follows the wait
     int64_t global_skip, local_skip, batches_to_wait; // in force; wait -1: not yet measured
     bool measure;                  // batches_to_wait is to be measured when cycling begins
     int64_t measure_at, next_send; // steps
     int64_t interval_local_skip;   // local_skip of the steps up to next_send
     int64_t round_step;            // when the round began
-    bool begins;                   // a round begins: iso__daso_schedule_begin is to be called
-    bool observed;                 // a mean came in since the last round began
+    bool begins;                   // a round begins: call iso__daso_schedule_begin
+    bool observed;                 // a mean was merged since the last round began
     bool averaged;                 // by a full average, at this step
     bool pending;
-    int64_t pending_step, pending_wait; // of the send; the age at which it is merged
+    int64_t pending_step, pending_wait; // the step of the send; the age at which to merge it
 } iso__daso_schedule;
 
-// What sentences call fields of a config: as in the struct, or as options.
+// The names of fields of a config in messages: as in the struct, or as options.
 typedef struct iso__daso_names {
     const char *whose, *period, *wait, *most, *policy;
 } iso__daso_names;
 
 // ISO_ERR_ARG names the option, its value and the rule.
 iso_status iso__daso_config_check(const iso_daso_config *config);
-// The part of it that compares global_skip, batches_to_wait and max_global_skip.
+// Only the checks that compare global_skip, batches_to_wait and max_global_skip.
 iso_status iso__daso_rhythm_check(const iso_daso_config *config, const iso__daso_names *names);
-// Phases in steps from the config's shares (rounded up; cool-down gives way where the two overlap).
+// Converts the config's phases to steps (rounded up). If they overlap, the cool-down is shortened.
 void iso__daso_phases(const iso_daso_config *config, int64_t *warmup, int64_t *cooldown);
 void iso__daso_schedule_init(iso__daso_schedule *s, const iso_daso_config *config);
 // After a step. WARMUP: no actions, next = WORLD. Then cycling, in rounds of global_skip steps that
-// end with a SEND, preceded by NODE_AVERAGE where local_skip > 1; MERGE batches_to_wait later, at
-// that age exactly, at the latest right before the next SEND; batches_to_wait 0: SEND and FULL.
-// Where a round begins, `begins` is set and *out ends what was before: MERGE, or SEND and FULL, or
-// MEASURE (if wanted) before the first one. What is decided then (iso__daso_schedule_set) holds for
-// the round that iso__daso_schedule_begin begins, which has the actions that are left: SEND.
-// At the end of cycling what is pending is merged,
-// then FULL, with state where a cool-down follows; COOLDOWN: next = WORLD. After the last step:
-// FULL unless a cool-down kept the replicas equal. With local_skip > 1 only every local_skip-th
-// cycling step (and the one before a SEND or the last FULL) has gradients averaged in the node:
-// next is NODE before those and RANK before the others; NODE_AVERAGE precedes the last FULL too.
-// A wait is counted in steps, whose time one or no step of warm-up does not tell: MEASURE is then
-// one step before the first SEND. Where that comes before the third step, nothing is measured, and
-// the wait is global_skip.
-// Further steps have no actions and next = WORLD. Without a warm-up the first round begins before
-// the first step; iso__daso_schedule_begin has no actions then, and is to be called all the same.
+// end with a SEND, preceded by NODE_AVERAGE if local_skip > 1. MERGE follows exactly
+// batches_to_wait steps later, at the latest right before the next SEND. batches_to_wait 0: SEND
+// and FULL.
+//
+// When a round begins, `begins` is set, and *out has the actions that end the previous round:
+// MERGE, or SEND and FULL, or MEASURE (if wanted) before the first round. A decision made then
+// (iso__daso_schedule_set) applies to the round that iso__daso_schedule_begin begins, which has the
+// remaining action: SEND.
+//
+// At the end of cycling the pending exchange is merged, then FULL, with state if a cool-down
+// follows. COOLDOWN: next = WORLD. After the last step: FULL, unless a cool-down kept the replicas
+// equal. With local_skip > 1, gradients are averaged in the node only in every local_skip-th
+// cycling step, and in the step before a SEND or the last FULL: next is NODE before those and RANK
+// before the others. NODE_AVERAGE precedes the last FULL too.
+//
+// A wait is counted in steps. After a warm-up of fewer than two steps, the time of a step is not
+// known yet: MEASURE is then one step before the first SEND. If that is before the third step,
+// nothing is measured, and the wait is global_skip.
+//
+// Steps after the last one have no actions and next = WORLD. Without a warm-up the first round
+// begins before the first step; call iso__daso_schedule_begin all the same, which then has no
+// actions.
 void iso__daso_schedule_step(iso__daso_schedule *s, iso__sync_plan *out);
 void iso__daso_schedule_begin(iso__daso_schedule *s, iso__sync_plan *out);
-// How far the gradients of the next step reach: `next` of the last plan, and of the first step.
+// The scope over which the next step's gradients are averaged: `next` of the last plan; before any
+// plan, that of the first step.
 iso_scope iso__daso_schedule_scope(const iso__daso_schedule *s);
-// Holds from the next round on, or from the one that began with the last step; skip is raised to
-// the wait where it is smaller, and none exceeds the largest of the config's global_skip,
-// max_global_skip and batches_to_wait. A negative wait leaves the wait as it is.
+// Applies from the next round on, or to the round that began with the last step. A skip below the
+// wait is raised to it. Neither exceeds the largest of the config's global_skip, max_global_skip
+// and batches_to_wait. A negative wait leaves the wait unchanged.
 void iso__daso_schedule_set(iso__daso_schedule *s, const iso_daso_decision *decision);
-// The same for a wait that was measured, which is no longer than a skip that was given. One that
-// was not is raised to it.
+// The same for a measured wait. A configured skip limits it; an automatic skip is raised to it.
 void iso__daso_schedule_measured(iso__daso_schedule *s, int64_t wait);
-// The wait for an exchange of exchange_ms and steps of step_ms: phases are taken up between steps,
-// so each of the three costs up to a step more (the verdict behind them is short). At least 1; 1
-// where one of the two is not known.
+// The wait for an exchange of exchange_ms and steps of step_ms. Phases start between steps, so each
+// of the three costs up to one more step (the verdict after them is short). At least 1; 1 if one of
+// the two times is not known.
 int64_t iso__daso_wait_for(double exchange_ms, double step_ms);
 
 // ---- Policies (daso_policy.c) ---------------------------------------------------------------------
 
-// What the config names decides from what was observed; *out holds the decision in force and is
-// changed where the policy wants another, with its reason. Returns whether it was changed.
+// The policy of the config decides from an observation. *out is the decision in force; a policy
+// that wants another one changes it and gives the reason. Returns whether it changed.
 //
 // plateau: on a plateau of the epoch loss, while cycling, skip is halved and the wait shrinks by 1
 // (to 1, not below); at skip 1 they start again from max_global_skip and a quarter of it (HeAT's
 // skip_reduction_factor 2 and local_skip_factor 4). A wait of 0, or one that was measured, stays,
-// and skip does not fall below it. local_skip is halved along and starts again from the config's:
-// gradients are skipped in the node only where that was asked for.
+// and skip does not fall below it. local_skip is halved too, and starts again from the config's
+// value, so gradients are skipped in a node only if the config says so.
 //
 // adaptive: exchange_ms and step_ms are smoothed exponentially, a new value weighs 0.3. The wait
 // follows iso__daso_wait_for: up at once, down when it is more than 1 + wait / 8 too long; a wait
 // of 0 stays. Skip is at least the wait. Above max_divergence it shrinks in proportion, to where
-// 0.8 of the bound is expected; below half of the bound it grows by a half. What is observed of
-// divergence lags: the 3 syncs after a change of skip still tell of the skip before, and then 2 are
-// averaged before the next change.
+// 0.8 of the bound is expected; below half of the bound it grows by a half. Observations of the
+// divergence lag: the 3 syncs after a change of skip still describe the skip before it. After them
+// 2 are averaged before the next change.
 
 typedef struct iso__policy_state {
     iso_plateau plateau;                     // plateau: of the epoch loss
     double exchange_ms, step_ms, divergence; // adaptive: smoothed
     int64_t observed;                        // divergences since skip changed
-    int64_t settling;                        // syncs that still tell of the skip before
+    int64_t settling;                        // syncs that still describe the previous skip
 } iso__policy_state;
 
 void iso__policy_init(iso__policy_state *s, const iso_daso_config *config);

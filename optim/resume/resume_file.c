@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// One file of saved state: a sealed safetensors file that says which set it belongs to, with a
-// checksum of every array.
+// One file of saved state: a sealed safetensors file that identifies its set, with a checksum of
+// every array.
 #include "optim/resume/resume_impl.h"
 
 #include <inttypes.h>

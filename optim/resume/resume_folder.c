@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Which files of saved state there are: their names, what is in the folder, removing them.
+// Files of saved state: names, lists and removes them.
 #include "optim/resume/resume_impl.h"
 
 #include <dirent.h>

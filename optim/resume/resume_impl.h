@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Private to optim: what a list of state holds, how optimizers add to it, and the files of a path.
+// Private to optim: the list of state, how optimizers add to it, and the files of a path.
 #ifndef ISO_RESUME_IMPL_H
 #define ISO_RESUME_IMPL_H
 
@@ -10,35 +10,36 @@
 // ---- The list (state_list.c) ----------------------------------------------------------------------
 
 struct iso_state {
-    // Of each iso_state_owner. A name and its shape are one block of memory; tensors are retained.
+    // One list for each iso_state_owner. A name and its shape are one allocation; tensors are
+    // retained.
     iso__array *array[2];
     int count[2], room[2];
-    iso_state_owner owner; // of what iso__state_add adds; at first ISO_STATE_SHARED
-    // Numbers of 8 bytes that lie scattered over modules. One entry stands for those of all ranks:
-    // a table with a row for each; `row` is this rank's.
+    iso_state_owner owner; // of the arrays that iso__state_add adds; at first ISO_STATE_SHARED
+    // Numbers of 8 bytes in several modules. They are saved as one entry, a table with a row for
+    // each rank; `row` is this rank's.
     void **place;
     int64_t *table;
     int places, place_room, row;
 };
 
-// As iso_state_add, with a shape and a name as printf makes it.
+// As iso_state_add, with a shape, and a name formatted as by printf.
 iso_status iso__state_add(iso_state *state, iso_state_type type, int ndim, const int64_t *shape,
                           void *data, const char *format, ...)
     __attribute__((format(printf, 6, 7)));
-// The same for what a tensor holds, on whatever device; the state retains it.
+// The same for the contents of a tensor on any device; the state retains the tensor.
 iso_status iso__state_add_tensor(iso_state *state, iso_tensor *tensor, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
-// One number.
+// The same for one number.
 iso_status iso__state_add_f64(iso_state *state, double *number, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 iso_status iso__state_add_i64(iso_state *state, int64_t *number, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
-// One that files of older versions lack: they leave -1 there.
+// A number that files of older versions lack; loading such a file sets it to -1.
 iso_status iso__state_add_new_i64(iso_state *state, int64_t *number, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
-// A number of 8 bytes for the table.
+// Adds a number of 8 bytes to the table.
 iso_status iso__state_add_place(iso_state *state, void *place);
-// After loading: puts the numbers of this rank's row into their places (resume_state.c).
+// After loading: writes the numbers of this rank's row back to their modules (resume_state.c).
 void iso__state_scatter(const iso_state *state);
 
 // ---- Files of a path (resume_folder.c) -----------------------------------------------------------------------
@@ -50,8 +51,8 @@ typedef struct iso__set_file {
     char name[200]; // without the folder
     int64_t step;
     int rank; // ISO__SHARED_FILE
-    bool old; // of a set that stood under the same step
-    long pid; // of who was writing it; 0: a finished file
+    bool old; // of an earlier set with the same step
+    long pid; // of the process that was writing it; 0: a finished file
 } iso__set_file;
 
 // ISO_ERR_ARG for a path that is empty, ends in '/', or is too long.
@@ -59,44 +60,44 @@ iso_status iso__set_path_check(const char *path);
 // PATH.step-STEP for ISO__SHARED_FILE, else PATH.step-STEP.rank-RANK, and `suffix`.
 void iso__set_path(const char *path, int64_t step, int rank, const char *suffix,
                    char text[ISO__PATH_ROOM]);
-// All of them; free with iso__free. ISO_ERR_IO: the folder cannot be read.
+// Lists all files of a path; free *out with iso__free. ISO_ERR_IO if the folder cannot be read.
 iso_status iso__set_list(const char *path, iso__set_file **out, int *count);
-// Removes the file from the folder of path; failing is a warning.
+// Removes the file from the folder of path. Logs a warning if it cannot.
 void iso__set_remove(const char *path, const iso__set_file *file);
-// The distinct steps of shared files (all: of any finished file), highest first; free with
+// The distinct steps of shared files (all: of all finished files), highest first; free *out with
 // iso__free.
 iso_status iso__set_steps(const iso__set_file *files, int count, bool all, int64_t **out,
                           int *step_count);
 
 // ---- One file (resume_file.c) ---------------------------------------------------------------------
 
-// What a file says of its set.
+// The description of its set in a file.
 typedef struct iso__set_head {
     int64_t step;
     int ranks, rank; // rank: ISO__SHARED_FILE
     bool own;        // the set has a file of every rank
-    uint64_t set;    // a number that the files of one set have in common, and no others
+    uint64_t set;    // identifies the set: equal in its files only
 } iso__set_head;
 
-// hash[i]: of the contents of arrays[i].
+// hash[i] is a hash of the contents of arrays[i].
 iso_status iso__set_hashes(const iso__array *arrays, int count, uint64_t *hash);
 iso_status iso__set_write(const char *file, const iso__set_head *head, const iso__array *arrays,
                           int count, const uint64_t *hash);
-// Opens the file, whose header is sound then. To be closed on success only.
+// Opens the file and checks its header. Close it on success only.
 iso_status iso__set_open(const char *file, iso__safetensors *out, iso__set_head *head);
-// Reads the data and compares them with their checksums: ISO_ERR_FORMAT.
+// Reads the data. ISO_ERR_FORMAT if a checksum differs.
 iso_status iso__set_load(iso__safetensors *file);
-// The same of one array, in place of all: right after opening.
+// The same for one array instead of all. Call it right after opening.
 iso_status iso__set_load_one(iso__safetensors *file, const iso__stored *stored, void *data);
 
 // ---- All ranks ------------------------------------------------------------------------------------
 
-// resume_match.c. Collective. ISO_ERR_MISMATCH, naming the entry, unless every rank lists the same
-// shared entries for the same step and, where hash is given, with the same contents.
+// resume_match.c. Collective. ISO_ERR_MISMATCH, naming the entry, unless all ranks list the same
+// shared entries for the same step and, if hash is not NULL, with the same contents.
 iso_status iso__state_match(iso_comm *comm, const iso_state *state, int64_t step,
                             const uint64_t *hash);
-// resume_tidy.c. Collective. saved NULL: removes what is no set, before one is saved. Else removes
-// all sets but this one, which is complete, and the one before it.
+// resume_tidy.c. Collective. saved NULL: removes files that belong to no set, before a set is
+// saved. Otherwise removes all sets except `saved`, which is complete, and the one before it.
 iso_status iso__set_tidy(iso_comm *comm, const char *path, const iso__set_head *saved);
 
 #endif

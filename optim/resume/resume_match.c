@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The check that all ranks list the same shared entries, and hold the same in them.
+// Checks that all ranks list the same shared entries with the same contents.
 #include "optim/resume/resume_impl.h"
 
 #include <inttypes.h>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Saves a set of files: own entries first, then the shared ones, whose file stands for a whole set.
+// Saves a set of files: own entries first, then the shared ones, whose file marks the set as
+// complete.
 #include "optim/resume/resume_impl.h"
 
 #include <errno.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Removes files of saved state that are no longer needed: old sets, and what was left unfinished.
+// Removes files of saved state that are no longer needed: old sets and unfinished files.
 #include "optim/resume/resume_impl.h"
 
 #include <errno.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Private to optim: what loading into modules and into optimizers has in common.
+// Private to optim: what loading into modules and loading into optimizers share.
 #ifndef ISO_STATE_DICT_IMPL_H
 #define ISO_STATE_DICT_IMPL_H
 
@@ -12,7 +12,7 @@
 // NULL) is written on success.
 iso_status iso__state_dict_match(const iso_state_dict *own, const iso_state_dict *dict,
                                  const char *what, bool strict, iso_incompatible_keys *keys);
-// Copies what matched into own, with conversion.
+// Copies the tensors that matched into own, and converts them.
 iso_status iso__state_dict_copy(const iso_state_dict *own, const iso_state_dict *dict);
 
 #endif

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Compares a state_dict with what it is to be loaded into, and copies its tensors there.
+// Compares a state_dict with the module or optimizer to load it into, and copies its tensors.
 #include "optim/resume/state_dict_impl.h"
 #include "tensor/tensor_impl.h"
 

@@ -31,7 +31,6 @@ void iso_state_destroy(iso_state **state) {
     iso__free(self);
 }
 
-// Room for one more of `size` bytes in an array that holds `count`.
 static bool has_name(const iso_state *self, const char *name) {
     for (int k = 0; k < 2; k++)
         for (int i = 0; i < self->count[k]; i++)

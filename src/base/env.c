@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The one table of all ISO_* environment variables: their values, what each may be, and names that
-// are not in it.
+// The table of all ISO_* environment variables: reads and checks their values, and finds unknown
+// names.
 #include "base/base.h"
 
 #include <stdio.h>

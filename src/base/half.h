@@ -2,9 +2,9 @@
 // Private to the library: f32 to and from bf16 and f16, one element at a time, written so that
 // loops over it vectorise.
 //
-// Rounding is to nearest, ties to even; NaN stays NaN; what is too large becomes infinite. With
-// integers and single operations in f32 (no fused multiply-add) the bits depend neither on the
-// instruction set nor on the machine.
+// Rounding is to nearest, ties to even; NaN stays NaN; values that are too large become infinite.
+// Only integers and single f32 operations are used (no fused multiply-add), so the bits depend
+// neither on the instruction set nor on the machine.
 #ifndef ISO_HALF_H
 #define ISO_HALF_H
 
@@ -12,14 +12,14 @@
 #include <stdint.h>
 #include <string.h>
 
-// A function with this is compiled for each of these instruction sets; one is picked when the
-// program is loaded: before ThreadSanitizer could follow what does that.
+// Compiles a function for each of these instruction sets; one is chosen when the program is loaded.
+// Not with ThreadSanitizer, which cannot follow that choice.
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_THREAD__)
 #define ISO_CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
 #else
 #define ISO_CLONES
 #endif
-// Into every clone that calls it.
+// Inlined into every clone that calls it.
 #if defined(__GNUC__)
 #define ISO_INLINE static inline __attribute__((always_inline))
 #else
@@ -39,7 +39,7 @@ ISO_INLINE float iso__float_of(uint32_t u) {
 }
 
 ISO_INLINE uint32_t iso__choose(bool which, uint32_t yes, uint32_t no) {
-    uint32_t mask = -(uint32_t)which; // a conditional expression is made a branch at times
+    uint32_t mask = -(uint32_t)which; // compilers may turn a conditional expression into a branch
     return (yes & mask) | (no & ~mask);
 }
 
@@ -53,7 +53,7 @@ ISO_INLINE uint32_t iso__bf16_of(float x) {
 ISO_INLINE float iso__of_bf16(uint32_t h) { return iso__float_of(h << 16); }
 
 #define ISO_F16_LEAST_NORMAL 0x38800000u // 2^-14
-#define ISO_F16_INFINITE     0x477ff000u // what rounds to more than 65504
+#define ISO_F16_INFINITE     0x477ff000u // the smallest value that rounds to more than 65504
 
 ISO_INLINE uint32_t iso__f16_of(float x) {
     uint32_t u = iso__bits_of(x), sign = (u >> 16) & 0x8000, size = u & 0x7fffffff;
@@ -71,7 +71,7 @@ ISO_INLINE float iso__of_f16(uint32_t h) {
     uint32_t exponent = h & 0x7c00;
     uint32_t special = exponent == 0x7c00 ? 112u << 23 : 0; // up to the exponent of f32
     uint32_t normal = size + (112u << 23) + special;
-    // As a number in [2^-14, 2^-13), from which the leading one is taken away.
+    // A subnormal half: a number in [2^-14, 2^-13), minus its leading one.
     float above = iso__float_of(size + (113u << 23)) - iso__float_of(113u << 23);
     return iso__float_of((exponent == 0 ? iso__bits_of(above) : normal) | sign);
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The middle one of measured times.
+// The median of measured times.
 #include "base/base.h"
 
 static int compare_numbers(const void *a, const void *b) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Aligned allocation with a balance counter, so that tests can prove that nothing leaks.
+// Aligned allocation with a balance counter, by which tests prove that nothing leaks.
 #include "base/base.h"
 
 #include <stdatomic.h>

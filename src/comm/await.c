@@ -5,7 +5,8 @@
 #include <isotherm/trace.h>
 #include <sched.h>
 
-// Of a communicator on which a wait has timed out, nothing is waited for any more.
+// The error of a wait that timed out, or that follows one (earlier): after a time-out, no further
+// wait on the communicator succeeds.
 static iso_status given_up(const iso_comm *comm, bool earlier, const char *what) {
     ISO_CHECK(
         !earlier, ISO_ERR_TIMEOUT,
@@ -27,7 +28,7 @@ iso_status iso__comm_await(iso_comm *comm, int rc, MPI_Request *request, const c
         if (done) return ISO_OK;
         comm->lost = comm->lost || (limit > 0 && iso_now() - start >= limit);
         if (comm->lost) return given_up(comm, earlier, what);
-        // The rank that is waited for may wait for ours.
+        // The awaited rank may be waiting for this one.
         if (comm->engine) iso__engine_assist(comm->engine);
         sched_yield();
     }

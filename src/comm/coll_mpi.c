@@ -1,19 +1,18 @@
 // SPDX-License-Identifier: MIT
-// Collectives by messages; and what else is asked of the MPI library itself: element types, error
-// texts, the algorithm.
+// Collectives by messages, and the MPI library's element types and all-reduce algorithm.
 #include "comm/comm_state.h"
 #include "comm/request.h"
 
 #include <string.h>
 
 #define ALGORITHM_VARIABLE "coll_libnbc_iallreduce_algorithm"
-// Of a long exchange so many bytes travel at a time, so many times over: enough to fill a link, and
-// little for a short exchange to wait behind. The bits are those of the whole.
+// The chunk size of a long exchange, and the number of chunks under way: enough to fill a link, and
+// little for a short exchange to wait behind. Chunks do not change the bits of the result.
 #define CHUNK_BYTES      (512 * 1024)
 #define CHUNKS_UNDER_WAY 2
-// Where blocks go straight from rank to rank, pieces below the size from which Open MPI's TCP asks
-// before it sends (64 KB): otherwise the answers wait behind the data of the other direction, which
-// was measured to take half as long again.
+// The same for blocks, which travel directly between ranks. From 64 KB on, Open MPI's TCP transport
+// asks the receiver before it sends, and the answers wait behind the data of the other direction;
+// exchanges were measured to take half as long again.
 #define BLOCK_BYTES      (60 * 1024)
 #define BLOCKS_UNDER_WAY 8
 
@@ -22,7 +21,7 @@ MPI_Datatype iso__mpi_type(iso_dtype dtype) {
     case ISO_F32: return MPI_FLOAT;
     case ISO_F64: return MPI_DOUBLE;
     case ISO_BF16:
-    case ISO_F16: return MPI_UINT16_T; // as bits, for an operation of our own
+    case ISO_F16: return MPI_UINT16_T; // as bits, for the operation of sum16.c
     default: return MPI_DATATYPE_NULL;
     }
 }
@@ -85,7 +84,7 @@ static void choose_algorithm(char *text, size_t room) {
     if (iso__env_number(ISO_ENV_IALLREDUCE, 3, &wanted) < 0)
         iso__log(ISO_LOG_WARN, "%s", iso_last_error()->message);
     int level = MPI_THREAD_SINGLE, index;
-    // Open MPI's MPI_Query_thread tells from then on what is asked for here.
+    // After MPI_T_init_thread, Open MPI's MPI_Query_thread returns the level requested here.
     MPI_Query_thread(&level);
     if (MPI_T_init_thread(level, &level) != MPI_SUCCESS) {
         snprintf(text, room, "MPI's own choice (no MPI_T)");
@@ -100,7 +99,7 @@ static void choose_algorithm(char *text, size_t room) {
     MPI_T_finalize();
 }
 
-// A user may give the number or the name.
+// The user may have set the algorithm by number or by name.
 int iso__choose_algorithm(char *text, size_t room) {
     static const char *const name[] = {"ring", "binomial", "rabenseifner", "recursive_doubling"};
     choose_algorithm(text, room);
@@ -116,7 +115,7 @@ int iso__mpi_allreduce(iso_request *request, int count, MPI_Comm mpi, MPI_Reques
                           sum_of(request->engine, request->dtype), mpi, out);
 }
 
-// The most elements of a chunk: of every block where there are blocks.
+// The maximum number of elements of a chunk; if there are blocks, of each block.
 static size_t chunk_of(const iso_request *request) {
     if (request->whole) return request->left;
     return (request->block > 0 ? BLOCK_BYTES : CHUNK_BYTES) / request->unit;
@@ -126,7 +125,7 @@ static int under_way(const iso_request *request) {
     return request->block > 0 ? BLOCKS_UNDER_WAY : CHUNKS_UNDER_WAY;
 }
 
-// Posts the next chunk of the request; an MPI return code.
+// Posts the next chunk of the request; returns an MPI return code.
 static int post_chunk(iso_request *request, MPI_Comm mpi, int slot) {
     iso__engine *engine = request->engine;
     size_t chunk = chunk_of(request);
@@ -141,12 +140,13 @@ static int post_chunk(iso_request *request, MPI_Comm mpi, int slot) {
     return MPI_SUCCESS;
 }
 
-// Posts the next chunk of the first request in the queue into this slot; false if there is none.
+// Posts the next chunk of the first request in the queue into this slot. Returns false if the queue
+// is empty.
 static bool post_queued(iso_comm *comm, int slot) {
     iso_request *request = comm->bulk_first;
     if (!request) return false;
     int rc = post_chunk(request, comm->bulk, slot);
-    if (rc != MPI_SUCCESS) { // the other ranks have posted it: nothing after it can be right
+    if (rc != MPI_SUCCESS) { // the other ranks have posted it, so later ones would not match
         request->mpi_error = rc;
         request->left = 0;
     }
@@ -220,7 +220,7 @@ static bool test_messages(iso__engine *engine) {
         complete_chunk(engine, engine->completed[i],
                        rc == MPI_ERR_IN_STATUS ? engine->statuses[i].MPI_ERROR : rc);
     close_gaps(engine);
-    return false; // what goes on does so in the library
+    return false; // progress happens in the MPI library
 }
 
 const iso__collective_ops iso__collective_mpi = {.post = post_messages, .progress = test_messages};

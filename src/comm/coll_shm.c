@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: MIT
 // Sums in shared memory: each rank sums one slice of everybody's data, in place.
 //
-// A rank that issues an exchange says so on its board. Once all have, rank r of g adds up elements
-// [r n / g, (r + 1) n / g) of all ranks, in the order of the ranks, and writes the sum into every
-// rank's memory; nobody else touches that slice. (Where r has no helper and its program is busy
-// with something else, a rank that waits does it in its place.) When all have said that they are
-// done, the exchange is complete. Nothing is copied, and the bits are the same on every rank.
+// A rank that issues an exchange counts it on its board. Once all ranks have done so, rank r of g
+// adds up elements [r n / g, (r + 1) n / g) of all ranks, in the order of the ranks, and writes the
+// sum into every rank's memory; no other rank touches that slice. (If r has no helper and its
+// program is busy, a rank that waits sums the slice instead.) The exchange is complete when the
+// boards count all slices as summed. Nothing is copied, and the bits are the same on every rank.
 //
-// The other operations of channels go the same way. A scatter writes the sum of rank r's block into
-// r's memory alone. In a gather, rank r copies the blocks of the others into its memory.
+// The other operations of channels work in the same way. A scatter writes the sum of rank r's block
+// into r's memory alone. In a gather, rank r copies the blocks of the others into its memory.
 //
-// That takes exchanges that all ranks issue in one order. Those of a channel and those beside it
-// are in no such order: each channel has a queue of its own, with counters of its own on the
+// This requires that all ranks issue exchanges in the same order. The exchanges of a channel have
+// no common order with others, so each channel has its own queue, with its own counters on the
 // boards.
 #include "comm/comm_calls.h"
 #include "comm/shared_impl.h"
@@ -19,7 +19,7 @@
 #include <string.h>
 
 #define SLICE_UNIT 16    // elements: slices begin on cache lines
-#define CHUNK      32768 // elements summed at a time; messages are looked after in between
+#define CHUNK      32768 // elements summed at a time; messages make progress in between
 #define BLOCK      1024  // elements that stay in the first-level cache while ranks are added up
 
 static size_t slice_start(size_t count, int rank, int size) {
@@ -28,7 +28,7 @@ static size_t slice_start(size_t count, int rank, int size) {
     return start < count ? start : count;
 }
 
-// What a rank does of an exchange: elements from an offset on into everybody's data.
+// The slice of an exchange that a rank sums: elements from an offset into every rank's data.
 typedef struct share {
     size_t offset, count;
 } share;
@@ -55,7 +55,7 @@ static iso_status post_shared(iso_request *request) {
     *(q->first ? &q->last->next_in_line : &q->first) = request;
     q->last = request;
     if (!q->next) q->next = request;
-    // Release: who sees the number sees the data.
+    // Release: a rank that sees the number also sees the data.
     atomic_store_explicit(&s->board[comm->rank]->queue[request->queue].posted, q->posted,
                           memory_order_release);
     return ISO_OK;
@@ -106,7 +106,7 @@ static void copy_blocks(const iso__shared *s, size_t offset, size_t count, size_
     }
 }
 
-// Some of the share of a rank.
+// Executes `count` elements of a rank's share.
 static void do_chunk(const iso__shared *s, const iso_request *request, int rank, size_t offset,
                      size_t count) {
     bool all = request->operation == ISO__SUM;
@@ -116,14 +116,16 @@ static void do_chunk(const iso__shared *s, const iso_request *request, int rank,
         sum_chunk(s, offset, count, all ? 0 : rank, all ? s->comm->size : rank + 1);
 }
 
-// A slice is summed by who takes it, after those of the exchanges before.
+// Claims a slice for the caller to sum. Returns false if the slices of earlier exchanges are not
+// summed yet, or if another rank has claimed it.
 static bool take_slice(iso__tally *tally, uint64_t number) {
     uint64_t expected = number;
     return atomic_load_explicit(&tally->summed, memory_order_acquire) == number &&
            atomic_compare_exchange_strong(&tally->taken, &expected, number + 1);
 }
 
-// This rank's slice of the next exchange: false if it is not to be summed now, or not here.
+// Claims this rank's slice of the next exchange. Returns false if it cannot be summed yet, or if
+// another rank sums it.
 static bool take_own(iso__shared *s, iso__shared_queue *q, iso_request *request) {
     iso__tally *tally = &s->board[s->comm->rank]->queue[request->queue];
     if (!request->taken) request->taken = take_slice(tally, request->number);
@@ -137,7 +139,7 @@ static bool take_own(iso__shared *s, iso__shared_queue *q, iso_request *request)
 static bool sum_next(iso__shared *s, iso__shared_queue *q, iso__engine *engine) {
     iso_request *request = q->next;
     if (!request || !all_have_posted(s, request) || !take_own(s, q, request)) return false;
-    if (request->left == 0 && request->under_way > 0) return false; // others are at the last chunks
+    if (request->left == 0 && request->under_way > 0) return false; // others sum the last chunks
     size_t chunk = request->left < CHUNK ? request->left : CHUNK;
     size_t offset = (size_t)(request->next - iso__shared_data(s, s->comm->rank));
     request->next += chunk * sizeof(float);
@@ -160,8 +162,8 @@ static void do_share(const iso__shared *s, const iso_request *request, int rank)
                  all.count - at < CHUNK ? all.count - at : CHUNK);
 }
 
-// A rank that waits for ranks without a helper, whose programs may be busy elsewhere, sums in their
-// place what they have issued; with the lock released.
+// While this rank waits, sums slices for ranks without a helper, whose programs may be busy.
+// Releases the lock while it sums.
 static bool sum_for_others(iso__shared *s, const iso__shared_queue *q, iso__engine *engine) {
     const iso_request *request = q->first;
     if (!request || request == q->next || engine->waiters == 0) return false;
@@ -203,7 +205,7 @@ static bool progress_queues(iso__shared *s, iso__engine *engine) {
 
 static bool sum_shared(iso__engine *engine) {
     for (iso__shared *s = engine->shared; s; s = s->older)
-        // True ends the walk: the list may have changed while the lock was released.
+        // Stop after progress: the list may have changed while the lock was released.
         if (progress_queues(s, engine)) return true;
     return false;
 }

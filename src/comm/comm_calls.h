@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Private to the library: what others may ask of communicators beyond isotherm/comm.h.
+// Private to the library: functions of communicators beyond isotherm/comm.h.
 #ifndef ISO_COMM_CALLS_H
 #define ISO_COMM_CALLS_H
 
@@ -7,59 +7,59 @@
 
 #include <isotherm/topology.h>
 
-// Collective over mpi. A communicator with the progress mode and time-out of `like`. Without
-// long_requests it needs one communicator of MPI instead of two: then iso_comm_iallreduce beyond
-// 512 KiB and blocks beyond 60 KiB are ISO_ERR_STATE on it. Channels, blocking collectives and
+// Collective over mpi. Creates a communicator with the progress mode and time-out of `like`.
+// Without long_requests it needs one MPI communicator instead of two: iso_comm_iallreduce beyond
+// 512 KiB and blocks beyond 60 KiB are then ISO_ERR_STATE. Channels, blocking collectives and
 // iso__comm_iallreduce_max may be of any length.
 iso_status iso__comm_create_like(const iso_comm *like, MPI_Comm mpi, bool long_requests,
                                  iso_comm **out);
 // Seconds before a wait gives up; 0: never.
 double iso__comm_timeout(const iso_comm *comm);
-// MPI_Finalize was called: no rank is reached any more.
+// Whether MPI_Finalize was called; other ranks can then no longer be reached.
 bool iso__comm_is_finalized(const iso_comm *comm);
 
 // ISO_ERR_MISMATCH, naming `what`, unless all ranks give the same number. Collective.
 iso_status iso__comm_check_equal(iso_comm *comm, int64_t number, const char *what);
 
-// Local. Zeroed memory, aligned to 64 bytes, that can be shared later; memory like any other as
-// long as it is not.
+// Local. Zeroed private memory, aligned to 64 bytes, that can be shared later.
 iso_status iso__shareable_alloc(size_t bytes, void **memory);
-void iso__shareable_free(void **memory); // when it is not shared any more; accepts NULL
-// Collective. Memory of iso__shareable_alloc, of equal length on every rank, where no exchange is
-// pending; it keeps its address and contents. From now on all-reduces of f32 at equal places in it
-// go through shared memory, if the ranks share memory and ISO_NODE_COLLECTIVE allows it. Otherwise,
-// and for a second memory of one communicator, nothing changes, unless ISO_NODE_COLLECTIVE is shm:
-// then there must be shared memory (ISO_ERR_UNSUPPORTED).
+void iso__shareable_free(void **memory); // once it is no longer shared; accepts NULL
+// Collective. Shares memory of iso__shareable_alloc that has the same length on every rank and no
+// pending exchange. It keeps its address and contents. From now on all-reduces of f32 at equal
+// places in it go through shared memory, if the ranks share memory and ISO_NODE_COLLECTIVE allows
+// it. Otherwise, and for a second memory of one communicator, nothing changes, unless
+// ISO_NODE_COLLECTIVE is shm: then there must be shared memory (ISO_ERR_UNSUPPORTED).
 iso_status iso__comm_share(iso_comm *comm, void *memory);
-// Local, the end of it: also where nothing was shared, and after MPI_Finalize. No exchange in it
-// may be pending.
+// Local. Ends the sharing. May also be called if nothing was shared, and after MPI_Finalize. No
+// exchange in the memory may be pending.
 void iso__comm_unshare(iso_comm *comm, void *memory);
-// Whether it lies in what is shared, so that exchanges in it go through shared memory.
+// Whether data lies in shared memory, so that exchanges in it go through shared memory.
 bool iso__comm_is_shared(const iso_comm *comm, const void *data, size_t bytes);
 
-// What ISO_NODE_COLLECTIVE says; ISO_ERR_ARG for nonsense. NCCL is for memory of GPUs; for other
-// memory it is AUTO.
+// The value of ISO_NODE_COLLECTIVE; ISO_ERR_ARG if it is invalid. NCCL applies to memory of GPUs;
+// for other memory it means AUTO.
 enum { ISO_NODE_AUTO, ISO_NODE_SHM, ISO_NODE_MPI, ISO_NODE_NCCL };
 iso_status iso__node_collective(int *out);
-// Collective. A communicator of the ranks of this rank's unit; the caller's. long_requests: as of
-// iso__comm_create_like.
+// Collective. Creates a communicator of the ranks of this rank's unit, which the caller owns.
+// long_requests: as in iso__comm_create_like.
 iso_status iso__comm_create_node(iso_comm *comm, iso_scope unit, bool long_requests,
                                  iso_comm **out);
 
-// The same of all communicators of a topology.
+// As iso_topology_create. long_requests: as in iso__comm_create_like, for all of its communicators.
 iso_status iso__topology_create(iso_comm *comm, const iso_topology_config *config,
                                 bool long_requests, iso_topology **out);
 
-// Like iso_request_wait; also gives when the exchange was seen to be complete (iso_now clock).
+// As iso_request_wait. *done_ns is the time at which the exchange was seen to be complete
+// (iso_now).
 iso_status iso__request_finish(iso_request **request, int64_t *done_ns);
-iso_status iso__request_test(iso_request **request, int64_t *done_ns); // like iso_request_test
+iso_status iso__request_test(iso_request **request, int64_t *done_ns); // as iso_request_test
 
 // ---- Comparison of collectives (debug.c) -----------------------------------------------------------
 
 // Collective over comm, in the order in which the ranks call collectives on it. Does nothing unless
-// ISO_DEBUG=detail. The line, as printf makes it, says all in which ranks must agree, as "a sum of
-// 3 f64 numbers". ISO_ERR_MISMATCH on every rank, naming the first rank with another line and both
-// lines; ISO_ERR_TIMEOUT where ranks do not come, naming them.
+// ISO_DEBUG=detail. The line, formatted as by printf, contains everything in which the ranks must
+// agree, e.g. "a sum of 3 f64 numbers". ISO_ERR_MISMATCH on every rank names the first rank with
+// another line, and both lines. ISO_ERR_TIMEOUT names ranks that do not arrive.
 iso_status iso__debug_match(iso_comm *comm, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
@@ -69,7 +69,8 @@ iso_status iso__debug_match(iso_comm *comm, const char *format, ...)
 // multiples of 64 bytes, of any length. Both buffers belong to the operation until it completes.
 iso_status iso__comm_ialltoall(iso_comm *comm, const void *send, void *recv, size_t block_bytes,
                                const char *name, iso_request **out);
-// Collective. This rank's block is block `rank` of data; all blocks are there at the end.
+// Collective. data holds one block per rank; this rank contributes block `rank`. On completion data
+// holds all blocks.
 iso_status iso__comm_iallgather(iso_comm *comm, void *data, size_t block_bytes, const char *name,
                                 iso_request **out);
 // Collective. bytes: a multiple of 64.

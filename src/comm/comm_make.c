@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Makes communicators under the time-out: MPI's calls for that can only block, so a thread of their
-// own makes them where MPI allows several threads.
+// Creates communicators under the time-out. MPI's calls for that block without a limit, so a
+// separate thread makes them if MPI allows several threads.
 #include "comm/comm_state.h"
 
 #include <isotherm/trace.h>
@@ -8,7 +8,7 @@
 #include <pthread.h>
 #include <time.h>
 
-// Shared with the thread. Who comes last frees it: the thread, where the caller has given up.
+// Shared with the thread. The caller frees it, or the thread if the caller has given up.
 typedef struct creation {
     iso__comm_recipe recipe;
     pthread_mutex_t lock;
@@ -54,7 +54,8 @@ static void *run_creation(void *argument) {
     return NULL;
 }
 
-// A millisecond at most: the rank that is waited for may wait for ours.
+// Waits for a millisecond at most, and drives progress: the awaited rank may be waiting for this
+// one.
 static void await_change(iso_comm *comm, creation *c) {
     struct timespec until;
     clock_gettime(CLOCK_REALTIME, &until);
@@ -67,7 +68,7 @@ static void await_change(iso_comm *comm, creation *c) {
     pthread_mutex_lock(&c->lock);
 }
 
-// Whether it was made within the time-out.
+// Whether the communicator was created within the time-out.
 static bool await_creation(iso_comm *comm, creation *c) {
     int64_t start = iso_now(), limit = (int64_t)(comm->timeout_s * 1e9);
     pthread_mutex_lock(&c->lock);
@@ -87,7 +88,7 @@ static iso_status create_beside(iso_comm *comm, const iso__comm_recipe *recipe, 
     pthread_mutex_init(&c->lock, NULL);
     pthread_cond_init(&c->changed, NULL);
     if (pthread_create(&thread, NULL, run_creation, c) != 0) {
-        run_creation(c); // without a thread there is no limit
+        run_creation(c); // without a thread there is no time-out
     } else if (await_creation(comm, c)) {
         pthread_join(thread, NULL);
     } else {

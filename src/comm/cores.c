@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Cores: asks the system which a rank may use, tells the other ranks, and keeps threads on a share.
+// Cores: asks the system which ones a rank may use, exchanges this with the other ranks, and keeps
+// threads on the rank's share.
 #include <config.h> // before all others: sched.h shows sets of processors to GNU sources only
 
 #include "comm/comm_state.h"
@@ -16,7 +17,8 @@ static void set_bit(uint64_t *mask, int i) { mask[i / 64] |= UINT64_C(1) << i % 
 
 // ---- This rank ------------------------------------------------------------------------------------
 
-// A number that the system tells about a hardware thread, or one that no other has.
+// The system's number `what` of a hardware thread; if it is unknown, a number that no other thread
+// has.
 static int64_t topology_number(int cpu, const char *what) {
     char path[96];
     long long number;
@@ -27,12 +29,12 @@ static int64_t topology_number(int cpu, const char *what) {
     return read == 1 ? number : -1 - cpu;
 }
 
-// Which core a hardware thread belongs to.
+// A number of the core that a hardware thread belongs to.
 static int64_t core_of(int cpu) {
     return topology_number(cpu, "physical_package_id") * 65536 + topology_number(cpu, "core_id");
 }
 
-// Keeps the first hardware thread of each core.
+// Finds the first hardware thread of each core, and counts the cores.
 static void find_cores(iso__cores_record *r) {
     int64_t seen[ISO_CORES_WORDS * 64];
     for (int cpu = 0; cpu < ISO_CORES_WORDS * 64; cpu++) {
@@ -48,7 +50,8 @@ static void find_cores(iso__cores_record *r) {
 
 static int read_mask(pid_t process, uint64_t *mask) {
     cpu_set_t set;
-    // Fails where a mask is longer than ours: then nothing is known, and nothing is said.
+    // Fails if the system's mask is longer than cpu_set_t; then the cores are unknown, and nothing
+    // is reported.
     if (sched_getaffinity(process, sizeof(set), &set) != 0) return 0;
     for (int cpu = 0; cpu < ISO_CORES_WORDS * 64 && cpu < CPU_SETSIZE; cpu++)
         if (CPU_ISSET((size_t)cpu, &set)) set_bit(mask, cpu);
@@ -62,7 +65,7 @@ static void describe_rank(iso__cores_record *r, const iso_comm *comm, int thread
     r->helper = comm->size > 1 && comm->engine->mode == ISO_PROGRESS_THREAD;
     if (MPI_Get_processor_name(host, &length) == MPI_SUCCESS)
         memcpy(r->host, host, strnlen(host, sizeof(r->host) - 1));
-    // A launcher binds the processes it starts, and not itself.
+    // A launcher binds the processes that it starts but not itself, so its mask has all cores.
     uint64_t launcher[ISO_CORES_WORDS] = {0};
     r->reach = read_mask(getppid(), launcher);
     int own = read_mask(0, r->mask);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Judges which cores the ranks of each host have: who shares them, who has too few, and what to do.
+// Evaluates the cores of the ranks of each host: which ranks share cores or have too few, and what
+// the user can do.
 #include "comm/cores_impl.h"
 
 #include <stdarg.h>
@@ -53,7 +54,7 @@ static void add_words(text *t, const char *format, ...) {
     t->room -= used;
 }
 
-// Numbers for which `has` holds, as "0-3, 8"; more than a few ranges are cut short.
+// Adds the numbers for which `has` holds, as "0-3, 8". A long list is cut short.
 static void add_numbers(text *t, const void *set, int end, bool (*has)(const void *set, int i)) {
     int ranges = 0;
     for (int i = 0; i < end; i++) {
@@ -95,7 +96,8 @@ static void add_cores(text *t, const record *r) {
 
 // ---- What is wrong --------------------------------------------------------------------------------
 
-// Of the ranks of one host, or of those among them that can run nowhere but on the cores of one.
+// The number of ranks of a host, and of their kernel threads; or only of the ranks that must run on
+// the cores of one given rank.
 typedef struct crowd {
     int ranks;
     int64_t threads;
@@ -118,8 +120,8 @@ static bool host_is_full(const record *all, int ranks, const record *r) {
     return r->reach > 0 && count_crowd(all, ranks, r, false).threads > r->reach;
 }
 
-// Alone on one core, with something else than one kernel thread to run, while the launcher has
-// others.
+// Whether a rank is alone on a single core and has more than one thread to run, although the host
+// has further cores.
 static bool is_single(const record *all, int ranks, const record *r) {
     int here = 0, width = count_bits(r->mask);
     for (int i = 0; i < ranks; i++)
@@ -135,7 +137,7 @@ static bool is_crowded(const record *all, int ranks, const record *r) {
            (host_is_full(all, ranks, r) || count_crowd(all, ranks, r, true).threads > width);
 }
 
-// Marks the ranks for which it holds, and returns the first of them.
+// Marks the ranks for which `holds` is true, and returns the first of them.
 static const record *mark_ranks(const record *all, int ranks, bool *marks,
                                 bool (*holds)(const record *all, int ranks, const record *r)) {
     const record *first = NULL;
@@ -146,7 +148,7 @@ static const record *mark_ranks(const record *all, int ranks, bool *marks,
     return first;
 }
 
-// The binding that gives each rank of the host so many cores, where there are enough.
+// Adds the option of mpirun that gives each rank of the host `cores` cores, if there are enough.
 static void add_binding(text *t, const record *all, int ranks, const record *r, int64_t cores) {
     add_words(t, "give mpirun --bind-to none");
     if (count_crowd(all, ranks, r, false).ranks * cores <= r->reach)
@@ -196,13 +198,14 @@ static void judge_crowded(const record *all, int ranks, bool *marks, text t) {
 
 // ---- What to do -----------------------------------------------------------------------------------
 
-// The cores of this rank among those that several ranks have in common, in the order of ranks.
+// Divides cores that several ranks have in common among them, in rank order, and writes this rank's
+// share.
 static void choose_share(const record *all, int ranks, int rank, uint64_t *share) {
     const record *self = &all[rank];
     int64_t before = 0, together = 0, sharers = 0;
     for (int i = 0; i < ranks; i++) {
         if (!same_host(&all[i], self) || !cores_overlap(all[i].mask, self->mask)) continue;
-        if (!same_cores(&all[i], self)) return; // who would give way?
+        if (!same_cores(&all[i], self)) return; // they overlap partly: no fair share
         if (i < rank) before += all[i].threads;
         together += all[i].threads;
         sharers++;
@@ -215,7 +218,7 @@ static void choose_share(const record *all, int ranks, int rank, uint64_t *share
     }
 }
 
-// Ranks with the same cores together.
+// Lists all ranks and their cores; ranks with the same cores are listed together.
 static void list_all(const record *all, int ranks, bool *marks, text t) {
     const char *gap = "";
     for (int i = 0; i < ranks; i++) {

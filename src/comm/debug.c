@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// ISO_DEBUG: compares the collectives of all ranks before they start, and logs what MPI is used.
+// ISO_DEBUG: compares the collectives of all ranks before they start, and logs the MPI library in
+// use.
 #include "comm/debug.h"
 
 #include "comm/comm_state.h"
@@ -11,8 +12,8 @@
 #include <stdio.h>
 #include <string.h>
 
-// Above the tags that programs use, and below what every MPI has (MPI_TAG_UB >= 32767): before the
-// first duplicate the lines travel on the program's communicator.
+// Before the first duplicate, the lines travel on the program's communicator. So the tag is higher
+// than those that programs normally use, and valid in every MPI (MPI_TAG_UB >= 32767).
 enum { LINE_ROOM = 192, TAG = 32711 };
 
 typedef struct verdict {
@@ -20,11 +21,11 @@ typedef struct verdict {
     char message[sizeof(((iso_error *)0)->message)];
 } verdict;
 
-// The memory of one comparison: MPI goes on with it after a time-out, so it stays then.
+// The memory of one comparison. It is not freed after a time-out, because MPI still uses it.
 struct iso__debug {
     MPI_Comm mpi;
     long long calls;
-    bool is_posted; // what iso__debug_arrive started
+    bool is_posted; // the operation of iso__debug_arrive is not complete
     MPI_Request sent;
     verdict verdict;
     char mine[LINE_ROOM];
@@ -49,7 +50,7 @@ static void list_missing(const iso__debug *d, int size, char *text, size_t room)
     if (missing > shown && used < room) snprintf(text + used, room - used, " and others");
 }
 
-// Whether all lines are there.
+// *all: whether all lines have arrived.
 static iso_status test_lines(iso_comm *comm, iso__debug *d, bool *all) {
     *all = true;
     for (int r = 1; r < comm->size; r++) {
@@ -101,7 +102,7 @@ static iso_status compare_lines(const iso_comm *comm, const iso__debug *d) {
     return ISO_OK;
 }
 
-// Those that did not come get no answer.
+// Compares the lines and answers the ranks whose lines have arrived.
 static iso_status judge_lines(iso_comm *comm, iso__debug *d, MPI_Comm mpi) {
     iso_status status = receive_lines(comm, d, mpi);
     if (status == ISO_OK) status = compare_lines(comm, d);
@@ -119,7 +120,8 @@ static iso_status judge_lines(iso_comm *comm, iso__debug *d, MPI_Comm mpi) {
 
 // ---- Other ranks ------------------------------------------------------------------------------------
 
-// Rank 0 may wait for others as long as the time-out says, before it answers.
+// Waits for twice the time-out, because rank 0 may wait for other ranks until the time-out before
+// it answers.
 static iso_status ask_rank_0(iso_comm *comm, iso__debug *d, MPI_Comm mpi) {
     MPI_Request answer;
     double limit = comm->timeout_s;
@@ -193,8 +195,8 @@ iso_status iso__debug_open(iso_comm *comm) {
     return iso__comm_make(comm, &(iso__comm_recipe){.from = comm->mpi}, &d->mpi);
 }
 
-// Of iso__debug_arrive, where no line comes from ranks with another value of ISO_DEBUG. Whether MPI
-// has let go of all memory.
+// Gives up the operations of iso__debug_arrive: ranks with another value of ISO_DEBUG send no
+// lines. Returns whether MPI no longer uses the memory.
 static bool give_up_arrival(const iso_comm *comm, iso__debug *d) {
     int done = 1;
     for (int r = 1; comm->rank == 0 && r < comm->size; r++) {
@@ -206,7 +208,7 @@ static bool give_up_arrival(const iso_comm *comm, iso__debug *d) {
     return done;
 }
 
-// Not after a time-out: MPI still uses it.
+// Frees nothing after a time-out, because MPI still uses the memory.
 void iso__debug_close(iso_comm *comm) {
     iso__debug *d = comm->debug;
     int finalized = 0;
@@ -244,7 +246,7 @@ static bool begins_with(const char *text, const char *const *begin) {
     return false;
 }
 
-// Not what mpirun tells its processes about themselves.
+// Whether a variable affects exchanges; variables by which mpirun identifies its processes do not.
 static bool decides_exchange(const char *variable) {
     static const char *const begin[] = {"ISO_", "OMPI_MCA_", "UCX_", "NCCL_",
                                         "FI_",  "MPICH_",    "OMP_", "CUDA_VISIBLE_DEVICES",
@@ -255,7 +257,7 @@ static bool decides_exchange(const char *variable) {
     return begins_with(variable, begin) && !begins_with(variable, own);
 }
 
-// Open MPI keeps loaded what it has chosen, where its components are files of their own.
+// Lists the components that Open MPI has chosen, if they are separate files: it keeps these loaded.
 static void list_components(char *text, size_t room) {
     char line[512];
     FILE *maps = fopen("/proc/self/maps", "r");

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT
-// What is under way in this process: the pool of requests, those that are not complete, the arrays
-// that MPI tests, and how long the helper sleeps.
+// The exchanges under way in this process: the pool of requests, those that are not complete, the
+// arrays that MPI tests, and the sleep of the helper.
 #include "comm/comm_state.h"
 #include "comm/request.h"
 
 #include <isotherm/trace.h>
 
-// A wire-bound step wants short sleeps, a compute-bound one long ones (each test costs the
-// computing core).
+// A communication-bound step needs short sleeps, a compute-bound one long sleeps, because each test
+// takes time from a computing core.
 #define ISO_SLEEP_MIN_US 50.0
 #define ISO_SLEEP_MAX_US 500.0
 
@@ -105,7 +105,7 @@ iso_status iso__engine_reserve(iso__engine *engine, int more) {
 
 void iso__engine_adapt(iso__engine *engine, int64_t began_ns, bool done) {
     // A wait right after the issue (the last bucket of a backward, blocking mode) finds nothing
-    // complete at any sleep.
+    // complete, however short the sleep is, so it teaches nothing.
     double age_us = (double)(iso_now() - began_ns) * 1e-3;
     if (engine->sleep_fixed || age_us < 10 * engine->sleep_us) return;
     double us = engine->sleep_us * (done ? 1.1 : 0.7);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The environment of a communicator's ranks: bad values are refused on all of them, and so are
-// values that differ where ranks would exchange in different ways or compute different bits.
+// The environment of a communicator's ranks: all ranks refuse invalid values, and values that
+// differ although ranks would then exchange in different ways or compute different bits.
 #include "comm/comm_state.h"
 
 #include <stdatomic.h>
@@ -9,7 +9,7 @@
 
 #define VALUE_ROOM 32
 
-// Behind the table's, one of Open MPI that stands in for ISO_IALLREDUCE.
+// The variable after those of the table: one of Open MPI that replaces ISO_IALLREDUCE.
 enum { OPEN_MPIS = ISO_ENV_COUNT, COMPARED };
 
 static const char *name_of(int i) {
@@ -17,11 +17,11 @@ static const char *name_of(int i) {
                           : iso__env_name((iso__env)i);
 }
 
-// What ranks tell each other.
+// What each rank sends to the others.
 typedef struct record {
     int64_t status;
     uint64_t unknown;
-    char value[COMPARED][VALUE_ROOM]; // as it takes effect; empty: not set, or not compared
+    char value[COMPARED][VALUE_ROOM]; // the effective value; empty: not set, or not compared
 } record;
 
 static const char *value_of(int i) {
@@ -29,7 +29,7 @@ static const char *value_of(int i) {
     return iso__env_is_alike((iso__env)i) ? iso__env_effective((iso__env)i) : NULL;
 }
 
-// Numbers that are written in different ways are the same.
+// Writes a number in one form, so that different spellings of it compare equal.
 static void read_value(int i, char out[VALUE_ROOM]) {
     const char *text = value_of(i);
     char *end;
@@ -61,7 +61,7 @@ static iso_status compare_values(const record *records, int ranks) {
 
 #define SAID_ROOM sizeof(((iso_error *)0)->message)
 
-// The lowest rank that refuses its own environment tells all.
+// The lowest rank with an invalid environment broadcasts its message.
 static iso_status share_refusal(iso_comm *comm, MPI_Comm mpi, const record *records, char *said) {
     MPI_Request request;
     iso_status mine = (iso_status)records[comm->rank].status;
@@ -69,14 +69,14 @@ static iso_status share_refusal(iso_comm *comm, MPI_Comm mpi, const record *reco
     while (lowest < comm->size && records[lowest].status >= 0) lowest++;
     if (lowest == comm->size) return ISO_OK;
     if (lowest == comm->rank) memcpy(said, iso_last_error()->message, SAID_ROOM);
-    // Of a rank that refuses its own, too, the record stays.
+    // Every other rank with an invalid environment keeps its own error record.
     int rc = MPI_Ibcast(said, (int)SAID_ROOM, MPI_CHAR, lowest, mpi, &request);
     ISO_TRY(iso__comm_await(comm, rc, &request, "the report of a bad environment variable"));
     if (mine < 0) return mine;
     return ISO_FAIL((iso_status)records[lowest].status, "rank %d: %.480s", lowest, said);
 }
 
-// Once per process: rank 0, and those that have others than rank 0.
+// Warns once per process, on rank 0 and on ranks whose unknown variables differ from rank 0's.
 static void warn_unknown(const iso_comm *comm, const record *records) {
     static atomic_bool said;
     if (atomic_exchange(&said, true)) return;

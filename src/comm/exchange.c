@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Non-blocking collectives besides the all-reduce. Long ones travel in chunks, as all-reduces do:
-// posted at once, the acknowledgements of one direction wait behind the data of the other.
+// Non-blocking collectives besides the all-reduce. Long ones travel in chunks, as all-reduces do.
+// If they were posted as a whole, the acknowledgements of one direction would wait behind the data
+// of the other.
 #include "comm/comm_calls.h"
 #include "comm/comm_state.h"
 #include "comm/request.h"
@@ -9,7 +10,7 @@
 
 #define UNIT ((size_t)64) // bytes of an element
 
-// Of every rank's block `count` elements.
+// A type for `count` elements of every rank's block.
 static int make_type(const iso_request *request, int count, MPI_Datatype *out) {
     MPI_Datatype piece;
     int rc = MPI_Type_contiguous(count * (int)request->unit, MPI_BYTE, &piece);
@@ -24,7 +25,7 @@ static int post_alltoall(iso_request *request, int count, MPI_Comm mpi, MPI_Requ
     int rc = make_type(request, count, &type);
     if (rc != MPI_SUCCESS) return rc;
     rc = MPI_Ialltoall(request->send, 1, type, request->next, 1, type, mpi, out);
-    MPI_Type_free(&type); // lives on until the operation is complete
+    MPI_Type_free(&type); // MPI keeps it until the operation is complete
     return rc;
 }
 

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
-// Whether the processes that were started together are together in MPI.
+// Checks that processes which were started together share MPI_COMM_WORLD.
 #include "comm/comm_state.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-// "Open MPI v4.1.4": the first words of what the library says of itself.
+// "Open MPI v4.1.4": the first words of the library's version string.
 static const char *mpi_name(void) {
     static char text[MPI_MAX_LIBRARY_VERSION_STRING];
     int length;
@@ -15,7 +15,7 @@ static const char *mpi_name(void) {
     return text;
 }
 
-// Started by the mpirun of another MPI, each process is alone and would train by itself.
+// If the mpirun of another MPI started the processes, each one is alone and would train by itself.
 iso_status iso__check_launcher(void) {
     static const char *const variables[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"};
     int size;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What MPI says of its errors.
+// Error records with the messages of the MPI library.
 #include "comm/mpi_error.h"
 
 iso_status iso__mpi_error(int rc, const char *call, const char *function, const char *file,

@@ -7,7 +7,7 @@
 
 #include <mpi.h>
 
-// Translates an MPI return code, keeping the library's own words.
+// Writes the record of a failed MPI call, with the MPI library's message.
 iso_status iso__mpi_error(int rc, const char *call, const char *function, const char *file,
                           int line);
 #define ISO_TRY_MPI(call)                                                                          \
@@ -16,7 +16,7 @@ iso_status iso__mpi_error(int rc, const char *call, const char *function, const 
         if (mpi_rc_ != MPI_SUCCESS)                                                                \
             return iso__mpi_error(mpi_rc_, #call, __func__, __FILE__, __LINE__);                   \
     } while (0)
-// The same for what a call of that name has returned.
+// The same for the return code rc of the call `name`.
 #define ISO_TRY_MPI_CODE(rc, name)                                                                 \
     do {                                                                                           \
         if ((rc) != MPI_SUCCESS)                                                                   \

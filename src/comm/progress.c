@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Drives what is under way: a helper thread that sleeps between tests, polling, or threads that
-// wait.
+// Drives the exchanges under way: by a helper thread that sleeps between tests, by polling, or by
+// threads that wait.
 #include "comm/channel_impl.h"
 
 #include <isotherm/trace.h>
@@ -8,7 +8,7 @@
 #include <string.h>
 #include <time.h>
 
-// MPI_Finalize with exchanges in flight: how long they may take to complete.
+// The time (ns) that exchanges in flight get to complete when MPI_Finalize is called.
 #define DRAIN_NS 10000000000
 
 static int attribute = MPI_KEYVAL_INVALID; // of MPI_COMM_SELF; its value is the engine
@@ -36,7 +36,7 @@ void iso__engine_test_all(iso__engine *engine) {
     do {
         iso__collective_mpi.progress(engine);
         more = iso__collective_shm.progress(engine);
-        more = iso__channels_issue(engine) || more; // what is complete has made room
+        more = iso__channels_issue(engine) || more; // completed chunks have made room
     } while (more);
 }
 
@@ -49,7 +49,7 @@ void iso__engine_assist(iso__engine *engine) {
 
 // ---- Waiting --------------------------------------------------------------------------------------
 
-// Names what is not complete, oldest first, as far as it fits. With the lock held.
+// With the lock held: lists the exchanges that are not complete, oldest first, cut off at `room`.
 static void list_pending(const iso__engine *engine, char *text, size_t room) {
     size_t used = 0;
     text[0] = 0;
@@ -71,7 +71,7 @@ static iso_status timed_out(const iso__engine *engine, const iso__awaited *await
                     awaited->name, pending);
 }
 
-// Meanwhile the helper drives progress. Gives how long it took.
+// Calls the idle function, while the helper drives progress. Returns the time that it took (ns).
 static int64_t do_other_work(iso__engine *engine, const iso__awaited *awaited, bool *did) {
     int64_t start = iso_now();
     engine->waiters--;
@@ -85,7 +85,7 @@ static int64_t do_other_work(iso__engine *engine, const iso__awaited *awaited, b
 
 static iso_status drive_until_done(iso__engine *engine, const iso__awaited *awaited) {
     int64_t start = iso_now(), limit = (int64_t)(awaited->comm->timeout_s * 1e9);
-    bool idle = awaited->idle != NULL; // there may be other work
+    bool idle = awaited->idle != NULL; // call idle: it may find work
     uint64_t seen = 0;
     while (!awaited->is_done(awaited->what)) {
         iso__engine_test_all(engine);
@@ -101,7 +101,7 @@ static iso_status drive_until_done(iso__engine *engine, const iso__awaited *awai
             continue;
         }
         pthread_mutex_unlock(&engine->lock);
-        sched_yield(); // a nap here was measured to lose 1 ms of a 40 ms exchange
+        sched_yield(); // sleeping here was measured to cost 1 ms of a 40 ms exchange
         pthread_mutex_lock(&engine->lock);
     }
     return ISO_OK;

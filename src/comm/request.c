@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// All-reduces that do not block: issue, test, wait.
+// Non-blocking all-reduces: issue, test, wait.
 #include "comm/comm_calls.h"
 #include "comm/comm_state.h"
 #include "comm/debug.h"
@@ -49,8 +49,9 @@ static iso_status request_verdict(const iso_request *request) {
 
 iso_status iso_request_test(iso_request **pointer) { return iso__request_test(pointer, NULL); }
 
-// Who tests may be in a loop until it is complete: like a wait, it helps ranks without a helper,
-// whose programs may be busy elsewhere. A helper of this rank would stand back, so it only looks.
+// A program may test in a loop until the exchange is complete. So, like a wait, a test sums for
+// ranks without a helper, whose programs may be busy. If this rank has a helper thread, the test
+// does not count as a waiter, for which the helper would pause.
 static void look_after(iso__engine *engine) {
     int waits = engine->mode != ISO_PROGRESS_THREAD;
     engine->waiters += waits;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The check that all ranks say the same lines, and the sentence that says who does not.
+// Checks that all ranks have the same lines, and names those that do not.
 #include "comm/same_lines.h"
 
 #include <stdio.h>
@@ -7,8 +7,8 @@
 
 #define LINE_ROOM 320
 
-// Copies the line at *at, or as much of it as there is room for, and moves on to the next one.
-// False at the end.
+// Copies the line at *at, cut off if it is too long, and moves *at to the next line. Returns false
+// at the end.
 static bool take_line(const char **at, char line[LINE_ROOM]) {
     if (!**at) return false;
     size_t length = strcspn(*at, "\n");
@@ -18,7 +18,8 @@ static bool take_line(const char **at, char line[LINE_ROOM]) {
     return true;
 }
 
-// The fingerprint most ranks have (the lowest rank's on a tie), as the first rank that has it.
+// The first rank that has the most frequent fingerprint. On a tie, the fingerprint of the lowest
+// rank wins.
 static int find_majority(const uint64_t *each, int size) {
     int best = 0, best_votes = 0;
     for (int r = 0; r < size; r++) {
@@ -34,7 +35,7 @@ static int find_majority(const uint64_t *each, int size) {
 
 // ---- The sentence ---------------------------------------------------------------------------------
 
-// What one rank says, and the ranks that say the same.
+// The lines of one rank, and the ranks with the same lines.
 typedef struct side {
     const char *list, *settings;
     int rank;
@@ -63,7 +64,7 @@ static side side_of(const char *all, const size_t *sizes, const uint64_t *each, 
     return s;
 }
 
-// The first place where the lists differ; false: nowhere.
+// Writes a message about the first line in which the lists differ. Returns false if they are equal.
 static bool compare_lists(const iso__lines *mine, const side *odd, const side *usual, char *message,
                           size_t room) {
     const char *odd_at = odd->list, *usual_at = usual->list;
@@ -80,13 +81,13 @@ static bool compare_lists(const iso__lines *mine, const side *odd, const side *u
     return false;
 }
 
-// Of "NAME: VALUE" the length of the name with the ": ".
+// The length of "NAME: " in a line "NAME: VALUE".
 static size_t name_length(const char *line) {
     const char *end = strstr(line, ": ");
     return end ? (size_t)(end - line) + 2 : strlen(line);
 }
 
-// The value that a rank has for the setting of `line`; "absent" where it has none.
+// The value of the setting of `line` on side s; "absent" if it does not have that setting.
 static const char *find_value(const side *s, const char *line, char other[LINE_ROOM]) {
     size_t name = name_length(line);
     for (const char *at = s->settings; take_line(&at, other);)
@@ -94,7 +95,7 @@ static const char *find_value(const side *s, const char *line, char other[LINE_R
     return "absent";
 }
 
-// Lists the settings of `a` that are others in `b`; those that `b` lacks only, where `lacking`.
+// Lists the settings of `a` that differ in `b`; with `lacking`, only those that `b` does not have.
 static int list_settings(const side *a, const side *b, bool lacking, char *list, size_t room) {
     int found = 0;
     char line[LINE_ROOM], memory[LINE_ROOM];

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Memory that the ranks of a node share: whether there can be any, and its life.
+// Memory that the ranks of a node share: checks whether it is possible, creates and frees it.
 //
 // POSIX shared memory rather than an MPI window: Open MPI 4.1 unmaps windows in MPI_Finalize, after
 // which gradients may still be read; it waits for ever where /dev/shm is full on one rank only; and
@@ -44,7 +44,7 @@ static void name_of(int64_t id, char name[32]) {
     snprintf(name, 32, "/isotherm.%016llx", (unsigned long long)id);
 }
 
-// at: NULL, or what the file takes the place of.
+// at: NULL, or the memory that the mapping replaces.
 static iso__board *map_file(int file, size_t bytes, void *at) {
     int flags = MAP_SHARED | (at ? MAP_FIXED : 0);
     void *mapped = mmap(at, bytes, PROT_READ | PROT_WRITE, flags, file, 0);
@@ -69,7 +69,7 @@ static int create_file(int64_t *id) {
     int file = -1;
     for (int try = 0; file < 0 && try < 100; try++) {
         int64_t seed[3] = {getpid(), iso_now(), try};
-        *id = (int64_t)(iso__hash(ISO_HASH_START, seed, sizeof(seed)) >> 1); // sums stay exact
+        *id = (int64_t)(iso__hash(ISO_HASH_START, seed, sizeof(seed)) >> 1); // sums are exact
         name_of(*id, name);
         file = shm_open(name, O_CREAT | O_EXCL | O_RDWR, S_IRUSR | S_IWUSR);
         if (file < 0 && errno != EEXIST) break;
@@ -83,13 +83,14 @@ static void unlink_segment(int64_t id) {
     if (id) shm_unlink(name);
 }
 
-// Makes this rank's segment, with what its memory holds; its id, or 0 if there is no room.
+// Creates this rank's segment with the contents of its memory. Returns the id of the segment, or 0
+// if there is no room.
 static int64_t create_segment(iso__shared *s) {
     int64_t id;
     size_t bytes = whole_bytes(s->own);
     int file = create_file(&id);
     if (file < 0) return 0;
-    // Takes the memory now: later, a lack of it would be a signal.
+    // Allocate the pages now: if memory runs out later, the process gets SIGBUS.
     iso__board *board = NULL;
     if (posix_fallocate(file, 0, (off_t)bytes) == 0)
         board = map_file(file, bytes, NULL);
@@ -107,7 +108,7 @@ static int64_t create_segment(iso__shared *s) {
     return id;
 }
 
-// Maps the segments of the others; false if one cannot be reached.
+// Maps the segments of the other ranks. Returns false if one cannot be mapped.
 static bool map_segments(iso__shared *s, const int64_t *id) {
     for (int r = 0; r < s->comm->size; r++) {
         if (s->board[r]) continue;
@@ -117,7 +118,7 @@ static bool map_segments(iso__shared *s, const int64_t *id) {
     return true;
 }
 
-// This rank's segment takes the place of its memory.
+// Maps this rank's segment at the address of its memory, which it replaces.
 static iso_status move_in(iso__shared *s, int64_t id) {
     iso__board **mine = &s->board[s->comm->rank];
     size_t bytes = whole_bytes(s->own);
@@ -160,7 +161,7 @@ static iso_status all_hold(iso_comm *comm, bool mine, bool *out) {
     return ISO_OK;
 }
 
-// Makes and maps all segments; *why_not: NULL if that worked on every rank.
+// Creates and maps all segments. *why_not: the reason why that failed on some rank, else NULL.
 static iso_status share_segments(iso__shared *s, int64_t *id, const char **why_not) {
     iso_comm *comm = s->comm;
     int64_t mine = create_segment(s);
@@ -177,11 +178,12 @@ static iso_status share_segments(iso__shared *s, int64_t *id, const char **why_n
         if (!all) *why_not = "a rank cannot reach the shared memory of another";
         if (all && !*why_not) status = iso_comm_agree(comm, move_in(s, mine));
     }
-    unlink_segment(mine); // nobody needs the name any more
+    unlink_segment(mine); // no rank needs the name any more
     return status;
 }
 
-// Settings that speak against it; *why_not: NULL if none does. The same on every rank.
+// Checks whether settings or hosts rule out sharing. *why_not: the reason, the same on every rank;
+// NULL if there is none.
 static iso_status check_settings(iso_comm *comm, size_t bytes, int *mode, const char **why_not) {
     bool together = false;
     ISO_TRY(iso_comm_agree(comm, iso__node_collective(mode)));
@@ -219,7 +221,7 @@ static iso_status allocate_record(iso_comm *comm, iso__board *own, iso__shared *
     return ISO_OK;
 }
 
-// *out: NULL where *why_not says why not.
+// *out is NULL if memory cannot be shared; *why_not is then the reason.
 static iso_status create_record(iso_comm *comm, iso__board *own, iso__shared **out,
                                 const char **why_not) {
     iso__shared *s = NULL;
@@ -244,7 +246,7 @@ static void log_choice(const iso_comm *comm, const char *why_not) {
         iso__log(ISO_LOG_INFO, "node collective: shared memory of %d ranks", comm->size);
 }
 
-// With the lock of the engine, whose threads walk the list.
+// Takes the engine's lock, because its threads walk the list.
 static void list_memory(iso__engine *engine, iso__shared *s, bool add) {
     pthread_mutex_lock(&engine->lock);
     iso__shared **at = &engine->shared;

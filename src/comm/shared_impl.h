@@ -8,39 +8,41 @@
 
 #include <stdatomic.h>
 
-// What a rank tells the others of a queue, counters on cache lines of their own.
+// The counters of a queue that a rank shares with the others, on separate cache lines.
 typedef struct iso__tally {
     _Alignas(64) _Atomic uint64_t posted; // exchanges that this rank has issued
-    // Of these, whose slice for all ranks is summed, and is being summed. Another rank that waits
-    // may do that for one which has no helper; one slice after the other.
+    // summed: exchanges whose slice has been summed. taken: exchanges whose slice some rank has
+    // begun to sum. A waiting rank may sum the slice of a rank without a helper, one slice at a
+    // time.
     _Alignas(64) _Atomic uint64_t summed;
     _Atomic uint64_t taken;
 } iso__tally;
 
-// Its rank writes it, but for what another sums.
+// Written by its rank, except for `summed` and `taken`.
 typedef struct iso__board {
     int64_t id;   // of the segment
     size_t bytes; // of data behind it
-    bool helped;  // there is a thread that sums while the program does something else
+    bool helped;  // a helper thread sums while the program does something else
     iso__tally queue[ISO_QUEUES];
 } iso__board;
 _Static_assert(ATOMIC_LLONG_LOCK_FREE == 2, "ranks share counters without a lock");
 
-// In the order of issue, the same on all ranks: everything not complete; from `next` on this rank's
-// slice is not summed.
+// The exchanges that are not complete, in the order of issue, which is the same on all ranks. From
+// `next` on, this rank's slice is not summed.
 typedef struct iso__shared_queue {
     iso_request *first, *last, *next;
     uint64_t posted;
 } iso__shared_queue;
 
-// Each rank's segment is its board, then its data. The engine's lock guards all but the segments.
+// A rank's segment consists of its board, followed by its data. The engine's lock guards everything
+// except the segments.
 struct iso__shared {
     iso_comm *comm;
-    iso__board *own;    // where this rank's memory lies, which is not the record's
+    iso__board *own;    // this rank's segment
     iso__board **board; // of each rank, as mapped here
     size_t bytes;       // of data of each rank
     iso__shared_queue queue[ISO_QUEUES];
-    int turn;           // the queue that is looked at first
+    int turn;           // the queue to serve first
     iso__shared *older; // in the engine's list
 };
 

@@ -3,10 +3,11 @@
 #include "base/half.h"
 #include "comm/engine.h"
 
-// Every addition is made in f32 and rounded to nearest even. Of two numbers that is the exact sum
-// rounded once, f32 having more than twice their digits; hence the operation commutes. Of more than
-// two, the order of the additions shows in the bits. All ranks get the same nevertheless, since
-// MPI's algorithms sum an element in one place and then spread it, or in one tree on all ranks.
+// Every addition is made in f32 and rounded to nearest even. For two numbers the result is the
+// exact sum rounded once, because f32 has more than twice their digits; hence the operation
+// commutes. For more than two numbers, the bits depend on the order of the additions. All ranks get
+// the same bits nevertheless: MPI's algorithms sum an element on one rank and then distribute it,
+// or use the same tree on all ranks.
 
 ISO_CLONES static void add_bf16(size_t count, const uint16_t *restrict x, uint16_t *restrict sum) {
     for (size_t i = 0; i < count; i++)
@@ -18,7 +19,7 @@ ISO_CLONES static void add_f16(size_t count, const uint16_t *restrict x, uint16_
         sum[i] = (uint16_t)iso__f16_of(iso__of_f16(x[i]) + iso__of_f16(sum[i]));
 }
 
-// As MPI_Op_create wants them.
+// With the signature of MPI_User_function.
 static void sum_bf16(void *in, void *in_out, int *count, MPI_Datatype *type) {
     (void)type;
     add_bf16((size_t)*count, in, in_out);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Topology: finds out which ranks share a node and makes the groups inside nodes and across them.
+// Topology: determines which ranks share a node, and creates the groups inside nodes and across
+// them.
 #include "comm/comm_calls.h"
 #include "comm/comm_state.h"
 #include "comm/traffic.h"
@@ -20,8 +21,8 @@ static bool has_long_requests(const iso_topology *t) {
 
 // ---- The node group -------------------------------------------------------------------------------
 
-// ISO_RANKS_PER_NODE, 0 where it is not set. Collective: ranks that read different values would
-// call different collectives.
+// ISO_RANKS_PER_NODE, 0 if it is not set. Collective: ranks that read different values would call
+// different collectives.
 static iso_status read_ranks_per_node(iso_comm *comm, int *out) {
     double value = 0;
     ISO_TRY(iso_comm_agree(comm, iso__env_number(ISO_ENV_RANKS_PER_NODE, 0, &value)));
@@ -40,7 +41,7 @@ static iso_status split_node(iso_comm *comm, iso_scope unit, MPI_Comm *out) {
     return iso__comm_make(comm, &recipe, out);
 }
 
-// A communicator of ours for the ranks of this MPI communicator, which is freed.
+// Creates an iso_comm for the ranks of *group, and frees *group.
 static iso_status adopt_group(const iso_comm *like, MPI_Comm *group, bool long_requests,
                               iso_comm **out) {
     iso_status status = iso__comm_create_like(like, *group, long_requests, out);
@@ -56,7 +57,7 @@ iso_status iso__comm_create_node(iso_comm *comm, iso_scope unit, bool long_reque
     return adopt_group(comm, &group, long_requests, out);
 }
 
-// The lowest rank of comm on this node, whose ranks stand in comm's order.
+// The lowest rank of comm on this node. The ranks of `node` have the order of comm.
 static iso_status find_lowest(const iso_comm *comm, MPI_Comm node, int64_t *out) {
     MPI_Group all, few;
     int first = 0, lowest;
@@ -137,7 +138,8 @@ static void list_members(const iso_topology *t, const int64_t *lowest, int k, in
         if (lowest[r] == r) members[n++] = rank_at(lowest, r, k % count_equal(lowest, size, r));
 }
 
-// Only members take part. Those of several groups meet them in the same order as everybody else.
+// Each group is created by its members only. A rank in several groups creates them in ascending
+// order, as all ranks do.
 static iso_status create_groups(iso_topology *t, const int64_t *lowest, int *members) {
     for (int k = 0; k < t->groups; k++) {
         if (k % t->local_size != t->local_rank) continue;
@@ -157,7 +159,8 @@ static iso_status create_groups(iso_topology *t, const int64_t *lowest, int *mem
     return ISO_OK;
 }
 
-// Groups that share no rank come from one split, each further one from a split of its own.
+// One split creates the first `smallest` groups, which share no rank; each further group needs its
+// own split.
 static iso_status split_groups(iso_topology *t) {
     for (int k = t->smallest - 1; k < t->groups; k++) {
         bool first = k < t->smallest;
@@ -186,7 +189,7 @@ static iso_status make_groups(iso_topology *t, bool use_mpi_groups, const int64_
 
 // ---- Life -----------------------------------------------------------------------------------------
 
-// For counting bytes: on which nodes the ranks of each group are, also where the unit is a rank.
+// For counting bytes: determines the nodes of the ranks of each group, even if the unit is a rank.
 static iso_status place_groups(iso_topology *t, iso_scope unit, const int64_t *lowest) {
     iso_status mine =
         unit == ISO_SCOPE_NODE ? iso__comm_place(t->world, lowest) : iso__comm_locate(t->world);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Counts what exchanges move between ranks, by who sends how much to whom in MPI's algorithms.
+// Counts the bytes that exchanges move between ranks, from the messages of MPI's algorithms.
 #include "comm/traffic.h"
 
 #include "comm/comm_state.h"
@@ -35,10 +35,10 @@ static void add_trees(tally *t, int size) {
     }
 }
 
-// The two that exchange in pairs do it among a power of two of ranks. Of the ranks beyond it each
-// leaves what it has with a neighbour first, and gets the sum from there in the end.
+// The two algorithms that exchange in pairs use a power of two of ranks. Each rank beyond that
+// gives its vector to a neighbour first, and gets the sum from it at the end.
 
-// The rank that is number v of the power of two. stays: which of a pair of neighbours.
+// The rank with number v in the power of two. stays: which rank of a pair of neighbours takes part.
 static int paired_rank(int v, int beyond, int stays) {
     return v < beyond ? 2 * v + stays : v + beyond;
 }
@@ -49,8 +49,9 @@ static int power_below(int size) {
     return power;
 }
 
-// Halves of what is left are exchanged with neighbours nearest first, and come back the same way.
-// Neighbours share the work of their first sum: half a vector each way, and half back.
+// Ranks exchange halves of the remaining vector with ever more distant partners, and gather the
+// result in the same way. A pair of neighbours shares the first sum: half a vector each way, and
+// half back.
 static void add_halving(tally *t, int size) {
     int power = power_below(size), beyond = size - power;
     for (int r = 0; r < 2 * beyond; r += 2) {
@@ -64,7 +65,7 @@ static void add_halving(tally *t, int size) {
                         2 * fraction);
 }
 
-// Whole vectors are exchanged.
+// Ranks exchange whole vectors.
 static void add_doubling(tally *t, int size) {
     int power = power_below(size), beyond = size - power;
     for (int r = 0; r < 2 * beyond; r += 2) {
@@ -82,7 +83,7 @@ iso__sum_cost iso__sum_cost_of(int algorithm, const int64_t *node_of, int size) 
     case BINOMIAL: add_trees(&t, size); break;
     case RABENSEIFNER: add_halving(&t, size); break;
     case RECURSIVE_DOUBLING: add_doubling(&t, size); break;
-    default: add_ring(&t, size); // also where the MPI library does not say
+    default: add_ring(&t, size); // also if the algorithm is unknown
     }
     return t.cost;
 }
@@ -133,7 +134,7 @@ iso_status iso__comm_place_subset(iso_comm *subset, const iso_comm *whole) {
 
 // ---- Counting ---------------------------------------------------------------------------------------
 
-// Shares of all ranks add up to `total`.
+// This rank's share of `total`; the shares of all ranks add up to it.
 static int64_t share_of(const iso_comm *comm, double total) {
     int64_t all = (int64_t)(total + 0.5), rank = comm->rank, size = comm->size;
     return all / size + (all % size * (rank + 1) / size - all % size * rank / size);
@@ -148,8 +149,8 @@ void iso__count_sum(iso_traffic *to, const iso_comm *comm, size_t bytes) {
     to->bytes_between_nodes += share_of(comm, comm->sum_between * (double)bytes);
 }
 
-// Of P ranks each gets its slice from the others, and gives them the sum: 1 / P of the vector,
-// P - 1 times, in and out.
+// Each of P ranks receives its slice, 1 / P of the vector, from P - 1 others, and sends the sum of
+// the slice to them.
 void iso__count_node_sum(iso_traffic *to, const iso_comm *comm, size_t bytes) {
     to->bytes_sent += share_of(comm, 2.0 * (comm->size - 1) * (double)bytes);
 }

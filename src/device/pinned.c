@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Memory of the host that a device copies from and to beside it.
+// Host memory that a device copies from and to while the host continues.
 #include "device/device_impl.h"
 
 #include <unistd.h>

@@ -14,7 +14,7 @@ static iso_status allocate_twice(float *pair[2], size_t count) {
     return ISO_OK;
 }
 
-// Differences travel with ISO__SHARDS only, so that what they need is of this rank's shard.
+// Differences travel with ISO__SHARDS only, so their buffers are as long as this rank's shard.
 static iso_status allocate_differences(iso__average *a) {
     ISO_TRY(allocate_twice(a->residual, a->residual_count));
     ISO_TRY(allocate_twice(a->share_residual, a->share_count));
@@ -23,7 +23,7 @@ static iso_status allocate_differences(iso__average *a) {
     return ISO_OK;
 }
 
-// Broadcasts take whole units.
+// Broadcasts need multiples of ISO__AVERAGE_UNIT elements.
 static iso_status allocate_mean(iso__average *a) {
     size_t room = iso__round_up(a->count, ISO__AVERAGE_UNIT);
     ISO_TRY(iso__alloc(room * sizeof(float), (void **)&a->mean[0]));
@@ -171,8 +171,8 @@ static iso_status measure_with(iso__average *a, float *values, int repeats, doub
     double *each;
     ISO_TRY(iso_comm_agree(iso__routes_comm(a->routes),
                            iso__alloc((size_t)repeats * sizeof(*each), (void **)&each)));
-    // What is measured is the wire that was asked for, also before there is a reference; and
-    // differences that are small, as they are in use.
+    // Measure the requested wire type even before there is a reference, with differences as small
+    // as those of training.
     float *reference = a->mean[a->current];
     bool none = a->config.differences && !iso__average_has_reference(a);
     if (none) reference[0] = 0;

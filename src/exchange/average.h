@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 // Private to src/exchange and optim: the weighted mean of one flat array of floats over nodes,
-// computed while the program goes on.
+// computed while the program continues.
 //
-// start() takes a copy of the array; the mean of all nodes' copies comes back from finish(), the
-// same bits on every rank. In between poll() moves it from phase to phase:
+// start() copies the array. finish() returns the mean of all nodes' copies, with the same bits on
+// every rank. In between, poll() moves the exchange from phase to phase:
 //
 //   SCATTER  every member of the leader group sends each other its share of the array (all to all)
 //            and sums what it got in the order of the nodes, in f32
@@ -11,19 +11,19 @@
 //   SPREAD   inside the node the shards of the local ranks are put together (only with shards)
 //   VERDICT  one small reduction over all ranks: whether every rank is well, and metrics
 //
-// The array and its wires are the mean's own memory. The store and the coder of gradients serve
-// buckets and communication hooks, and a mean has neither.
+// A mean allocates its own array and wires. It does not use the store and the coder of gradients,
+// which serve buckets and communication hooks.
 //
-// The first two phases move 2 (P - 1) / P of the array each way, as a ring all-reduce does, but in
-// any element type with f32 sums.
+// Over P nodes, the first two phases together send and receive 2 (P - 1) / P of the array, as a
+// ring all-reduce does, but they support every wire type and sum in f32.
 #ifndef ISO_AVERAGE_H
 #define ISO_AVERAGE_H
 
 #include "exchange/routes.h"
 
-// Every local rank below the topology's `smallest` carries its shard of the array over its own
-// leader group, and the node puts the shards together: all links of a node are used and each
-// carries 1/smallest. The array must be the same on all ranks of a node.
+// Every rank whose local rank is below the topology's `smallest` exchanges its shard of the array
+// over its own leader group; the node then gathers the shards. So all links of a node are used,
+// each for 1/smallest of the array. The array must be the same on all ranks of a node.
 #define ISO__SHARDS -1
 
 enum { ISO__METRICS = 4 };
@@ -32,16 +32,17 @@ typedef struct iso__average iso__average;
 
 typedef struct iso__average_config {
     iso_dtype wire; // ISO_F32, ISO_BF16, ISO_F16
-    // 16-bit wires: differences to the last mean travel instead of values, and what rounding cut
-    // off a rank's contribution (and off the summed share it sends back) is added to its next one
-    // (error feedback: Seide et al., Interspeech 2014; both ways: DoubleSqueeze, Tang et al., ICML
-    // 2019). false: the values themselves travel. Differences travel with ISO__SHARDS only; as long
-    // as there is no last mean and no iso__average_set_reference, values travel in f32.
+    // true, for 16-bit wires only: differences from the last mean travel instead of values. The
+    // rounding error of a rank's contribution, and of the summed share it sends back, is added to
+    // its next one (error feedback: Seide et al., Interspeech 2014; both ways: DoubleSqueeze, Tang
+    // et al., ICML 2019). false: values travel. Differences travel with ISO__SHARDS only. Before
+    // the first mean or iso__average_set_reference, values travel in f32.
     bool differences;
-    // Sum and division round to the wire type after each operation, in the order of the nodes, as
-    // HeAT's 16-bit operations do. Not with differences.
+    // true: values are summed in the order of the nodes, and every addition and the division round
+    // to the wire type, as HeAT's 16-bit operations do. Must be false with differences.
     bool round_sums;
-    // The array travels in chunks of so many elements, the first one being the remainder; 0: whole.
+    // The number of elements of a chunk; the first chunk is the remainder. 0: the array travels as
+    // a whole.
     size_t chunk;
 } iso__average_config;
 
@@ -50,44 +51,46 @@ typedef struct iso__average_config {
 // under way at once.
 iso_status iso__average_create(iso__routes *routes, size_t count, const iso__average_config *config,
                                iso__average **out);
-// Nothing may be under way (it is waited for, and the result dropped).
+// Waits for an exchange under way, and drops its result.
 void iso__average_destroy(iso__average **average);
 
 // Collective, does not wait. Nothing may be under way on this mean, and a route must be free
-// (ISO_ERR_STATE). All ranks start and finish their means in the same order. group: ISO__SHARDS or
-// a leader group, whose members alone send and get the mean. values (count elements) is read before
-// this returns. Values that are not finite are found here and reported by finish() on every rank.
-// metrics: this rank's; metrics[0] is overwritten with the ms from start until the data were back.
+// (ISO_ERR_STATE). All ranks start and finish their means in the same order. group: ISO__SHARDS, or
+// a leader group: then only its members send values and get the mean. values has count elements;
+// the caller may change it when this returns. Values that are not finite on any rank make finish()
+// fail on every rank. metrics: this rank's values; metrics[0] is replaced by the ms from start
+// until the data are back.
 iso_status iso__average_start(iso__average *average, const float *values, int group,
                               const double metrics[ISO__METRICS]);
-// Local, never waits: goes on to the next phase where the last one is complete. ISO_PENDING:
-// finish() would wait.
+// Local, never waits. Starts the next phase if the last one is complete. ISO_PENDING: finish()
+// would wait.
 iso_status iso__average_poll(iso__average *average);
 bool iso__average_busy(const iso__average *average); // between start and finish
-// Collective. Waits for what is left. *mean (count elements, valid until the next start) is NULL on
-// ranks outside the group. metrics: the largest of each over all ranks.
-// If any rank failed, every rank gets an error that names the lowest such rank, and no rank a mean.
+// Collective. Waits for the remaining phases. *mean (count elements, valid until the next start) is
+// NULL on ranks outside the group. metrics: the maximum of each over all ranks. If any rank failed,
+// no rank gets a mean, and every rank gets an error that names the lowest failing rank.
 iso_status iso__average_finish(iso__average *average, const float **mean,
                                double metrics[ISO__METRICS]);
 
-// Local. The next exchange is of differences to these values (count elements, copied), which all
-// ranks must hold alike; what rounding left is forgotten. Nothing may be under way. ISO_ERR_STATE
-// for values that are not finite. Does nothing where no differences travel.
+// Local. The next exchange sends differences from these values (count elements, copied), which must
+// be equal on all ranks. Resets the error feedback. Nothing may be under way. ISO_ERR_STATE for
+// values that are not finite. Does nothing if no differences travel.
 iso_status iso__average_set_reference(iso__average *average, const float *values);
 
 typedef struct iso__average_stats {
-    long long exchanges;                       // that were not dropped
+    long long exchanges;                       // without those that were dropped
     long long bytes_sent, bytes_between_nodes; // of this rank, see iso_traffic in isotherm/comm.h
     double wait_ms;                            // total time in finish()
     double work_ms; // total time in start() and poll(): converting, summing
 } iso__average_stats;
 void iso__average_get_stats(const iso__average *average, iso__average_stats *out);
-// Collective. Median ms from start to finish over `repeats`, nothing to hide behind, max over
-// ranks. Changes neither the reference of differences nor what rounding left.
+// Collective. *ms is the median time from start to finish of `repeats` exchanges on the slowest
+// rank, with no computation to hide behind. Changes neither the reference of differences nor the
+// error feedback.
 iso_status iso__average_measure(iso__average *average, int repeats, double *ms);
 
-// What must be kept for a run to go on with the same bits, nothing being under way: arrays of
-// floats. Fills item[] and returns how many there are (at most ISO__AVERAGE_ARRAYS).
+// The arrays of floats to save, so that a resumed run has the same bits. Nothing may be under way.
+// Fills item[] and returns the number of arrays (at most ISO__AVERAGE_ARRAYS).
 enum { ISO__AVERAGE_ARRAYS = 3 };
 typedef struct iso__average_array {
     const char *name; // "reference", "residual", "share_residual"

@@ -14,7 +14,7 @@ iso_status iso__nccl_check(iso__nccl *n) {
     return ISO_OK;
 }
 
-// The error is known before the abort lets anything become complete.
+// Stores the error first: the abort makes pending operations look complete.
 ncclComm_t iso__nccl_give_up(iso__nccl *n, iso_status status) {
     ncclComm_t comm = n->comm;
     n->comm = NULL;
@@ -25,7 +25,7 @@ ncclComm_t iso__nccl_give_up(iso__nccl *n, iso_status status) {
     return comm;
 }
 
-// With the error that this thread has on record.
+// Aborts with this thread's error record.
 static void abort_comm(iso__nccl *n, iso_status status) {
     pthread_mutex_lock(&n->lock);
     ncclComm_t comm = iso__nccl_give_up(n, status);
@@ -44,7 +44,7 @@ static iso_status nccl_error(const iso__nccl *n, ncclResult_t result, const char
 
 static iso__nccl_operation *oldest_of(iso__nccl *n) { return &n->operation[n->oldest]; }
 
-// Takes out what is complete. What an abort has let go is not told apart here.
+// Removes complete operations. Operations that an abort released look complete, too.
 static iso_status retire_complete(iso__nccl *n) {
     while (n->count > 0 && oldest_of(n)->entered) {
         cudaError_t error = cudaEventQuery(oldest_of(n)->done);
@@ -57,7 +57,8 @@ static iso_status retire_complete(iso__nccl *n) {
     return ISO_OK;
 }
 
-// What has waited too long, since the one before it was complete.
+// ISO_ERR_TIMEOUT if the oldest operation has been pending for too long, counted from its issue or
+// from the completion of the previous one.
 static iso_status check_time(iso__nccl *n) {
     const iso__nccl_operation *op = oldest_of(n);
     if (n->count == 0 || n->timeout_s <= 0) return ISO_OK;
@@ -87,7 +88,8 @@ iso_status iso__nccl_look(iso__nccl *n) {
 
 // ---- Waiting ----------------------------------------------------------------------------------------
 
-// Until at most so many are under way. The watching thread ends it where nothing comes.
+// Waits until at most `most` operations are in flight. If none completes in time, the watching
+// thread aborts the communicator, which ends this wait with an error.
 static iso_status wait_for_room(iso__nccl *n, int most) {
     for (;;) {
         pthread_mutex_lock(&n->lock);
@@ -128,8 +130,8 @@ typedef struct call {
     iso__device_event *event;
 } call;
 
-// The operation counts as under way before NCCL is called: where that call gets stuck, the watching
-// thread sees it.
+// The operation counts as in flight before NCCL is called, so that the watching thread notices if
+// that call gets stuck.
 static iso_status begin_call(iso__nccl *n, const char *what, const char *label, call *c) {
     ISO_TRY(iso__cuda_enter(iso__cuda_of(n->device)));
     ISO_TRY(wait_for_room(n, ISO_NCCL_OPERATIONS - 1));
@@ -166,7 +168,7 @@ static iso_status end_call(iso__nccl *n, ncclResult_t result, const call *c) {
     iso_status status = result == ncclSuccess ? record_events(n, c)
                                               : nccl_error(n, result, c->op->what, c->op->label);
     if (status < 0) abort_comm(n, status);
-    return iso__nccl_check(n); // of two errors the first one
+    return iso__nccl_check(n); // returns the first of two errors
 }
 
 iso_status iso__nccl_all_reduce(iso__nccl *n, void *data, size_t count, iso_dtype dtype,

@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: MIT
-// NCCL's communicator of a node: whether there can be one, and its life. A thread joins it and then
-// watches what is under way in it.
+// Creates and destroys a node's NCCL communicator. A thread joins the communicator and then watches
+// its operations in flight.
 #include "exchange/coll_nccl_impl.h"
 
 #include <config.h>
 #include <isotherm/trace.h>
 #include <string.h>
 
-#define WATCH_NS 20000000 // nothing depends on it but how soon an error is told
+#define WATCH_NS 20000000 // it only determines how soon an error is reported
 
 static const iso__cuda_symbol symbols[] = {ISO_NCCL_FUNCTIONS(ISO_CUDA_SYMBOL)};
 enum { SYMBOLS = sizeof(symbols) / sizeof(symbols[0]) };
 
 // ---- Which GPUs -------------------------------------------------------------------------------------
 
-// NCCL takes ranks with different NCCL_HOSTID for ranks of different hosts, and lets them share
-// one.
+// NCCL treats ranks with different NCCL_HOSTID as ranks of different hosts, and lets them share a
+// GPU.
 static iso_status identify_gpu(iso_device *device, int64_t *out) {
     const char *host = getenv("NCCL_HOSTID");
     uint64_t gpu;
@@ -25,7 +25,7 @@ static iso_status identify_gpu(iso_device *device, int64_t *out) {
     return ISO_OK;
 }
 
-// gpu: [size], zero but for this rank's.
+// gpu: [size], zero except for this rank's entry.
 static iso_status compare_gpus(iso_comm *node, int64_t *gpu) {
     int size = iso_comm_size(node);
     ISO_TRY(iso_comm_allreduce_i64(node, gpu, (size_t)size, ISO_SUM));
@@ -65,8 +65,8 @@ static void wait_ns(iso__nccl *n, pthread_cond_t *what, int64_t ns) {
     pthread_cond_timedwait(what, &n->lock, &until);
 }
 
-// An abort takes away what a call of the program uses. But a call that does not return is one more
-// reason for it.
+// An abort frees what a pending call of the program uses, so wait for that call first. Do not wait
+// for ever: a call that does not return is one more reason to abort.
 static void let_call_return(iso__nccl *n) {
     for (int k = 0; n->calling && k < 50; k++) wait_ns(n, &n->wake, WATCH_NS);
 }
@@ -81,7 +81,7 @@ static void watch_until_stopped(iso__nccl *n) {
         iso_status status = iso__nccl_look(n);
         if (status < 0) {
             let_call_return(n);
-            ncclComm_t comm = iso__nccl_give_up(n, status); // no call may begin in between
+            ncclComm_t comm = iso__nccl_give_up(n, status); // locked: no call begins in between
             pthread_mutex_unlock(&n->lock);
             if (comm) n->call.ncclCommAbort(comm);
             pthread_mutex_lock(&n->lock);
@@ -92,7 +92,8 @@ static void watch_until_stopped(iso__nccl *n) {
     pthread_mutex_unlock(&n->lock);
 }
 
-// Blocking: otherwise each collective would start a thread. This one can take the wait.
+// Joins in blocking mode: in the other mode, NCCL would start a thread for each collective. The
+// watching thread may block.
 static ncclResult_t join_comm(iso__nccl *n, ncclComm_t *comm) {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 1;
@@ -156,8 +157,8 @@ static iso_status check_joined(const iso__nccl *n, int64_t mine) {
 }
 
 // Collective. Starts the watching thread, which joins the communicator before it watches. Waits for
-// that no longer than for the node's time-out, or until it fails on any rank. Where one has failed,
-// NCCL may keep the others for ever, so the ranks ask one another meanwhile.
+// the join until the node's time-out, or until it fails on any rank. If it fails on one rank, NCCL
+// may block the others for ever, so the ranks exchange their states while they wait.
 static iso_status join_node(iso__nccl *n) {
     int64_t since = iso_now(), mine = PENDING, worst = PENDING;
     iso_status status = start_thread(n);
@@ -170,12 +171,12 @@ static iso_status join_node(iso__nccl *n) {
         worst = say[0];
         late = say[1] != 0;
     }
-    if (worst == FAILED && mine == PENDING) mine = JOINED; // another rank says what is wrong
+    if (worst == FAILED && mine == PENDING) mine = JOINED; // another rank reports the error
     if (status == ISO_OK) status = check_joined(n, mine);
     return iso_comm_agree(n->node, status);
 }
 
-// Ends the thread. False: NCCL has not come back from joining.
+// Ends the thread. Returns false if NCCL has not returned from joining.
 static bool end_watch(iso__nccl *n) {
     if (!n->thread_runs) return true;
     pthread_mutex_lock(&n->lock);
@@ -188,8 +189,8 @@ static bool end_watch(iso__nccl *n) {
     return started;
 }
 
-// Frees the record itself and its lock; where NCCL has not come back, the thread will. Nothing else
-// may be left.
+// Frees the struct and its lock; if NCCL has not returned from joining, the thread will free them.
+// Call it after everything else is freed.
 static void leave_record(iso__nccl *n) {
     pthread_mutex_lock(&n->lock);
     bool started = n->started;
@@ -217,7 +218,7 @@ static iso_status make_conditions(iso__nccl *n) {
     return ISO_OK;
 }
 
-// What a GPU does next waits for what travels: it goes before what only fills the GPU.
+// Collectives have the highest priority, because later work of the GPU waits for them.
 static iso_status make_stream(iso__nccl *n) {
     int least, greatest;
     ISO_TRY(iso__cuda_enter(iso__cuda_of(n->device)));
@@ -228,7 +229,7 @@ static iso_status make_stream(iso__nccl *n) {
     return ISO_OK;
 }
 
-// This rank's part, up to where the others are needed.
+// Does everything that needs no other rank.
 static iso_status prepare_rank(iso__nccl *n) {
     ISO_TRY(iso__cuda_load("NCCL", ISO_NCCL_SONAME, symbols, SYMBOLS, &n->call));
     ISO_TRY(make_stream(n));
@@ -239,7 +240,7 @@ static iso_status prepare_rank(iso__nccl *n) {
     return ISO_OK;
 }
 
-// together: all ranks do, and all of them are through with it.
+// together: all ranks call this, and all operations are complete on all of them.
 static void destroy_comm(iso__nccl *n, bool together) {
     if (!n->comm) return;
     if (together)
@@ -296,7 +297,8 @@ fail:
     return status;
 }
 
-// Ranks that have failed take part, so that the others need not wait for them.
+// Whether all operations are complete on all ranks. Ranks that have failed take part in the vote,
+// so that the others do not wait for them.
 static bool all_are_through(iso__nccl *n) {
     bool finalized = iso__comm_is_finalized(n->node);
     iso_status status = iso__nccl_finish(n);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Private to coll_nccl*.c: a communicator of NCCL, its functions, and what is under way.
+// Private to coll_nccl*.c: a communicator of NCCL, its functions, and its operations in flight.
 #ifndef ISO_COLL_NCCL_IMPL_H
 #define ISO_COLL_NCCL_IMPL_H
 
@@ -35,40 +35,40 @@ typedef struct iso__nccl_operation {
     bool entered; // `done` is recorded
 } iso__nccl_operation;
 
-// As many may be under way; who issues more waits for the oldest.
+// The maximum number of operations in flight; issuing one more waits for the oldest.
 enum { ISO_NCCL_OPERATIONS = 256 };
 
 struct iso__nccl {
     iso_comm *node;
     iso_device *device;
-    int rank, size, ordinal; // of the node, of the GPU
+    int rank, size, ordinal; // rank and size of the node; ordinal of the GPU
     double timeout_s;        // of the node; 0: none
     iso__nccl_functions call;
     cudaStream_t stream;
     ncclUniqueId id;
 
-    // The lock guards what follows; `error` is also read without it.
+    // The lock guards everything below; `error` is also read without it.
     pthread_mutex_t lock;
-    pthread_cond_t wake; // of the watching thread: something is under way, or stop
-    pthread_cond_t born; // the communicator is there, or is not
+    pthread_cond_t wake; // for the watching thread: an operation is in flight, or stop
+    pthread_cond_t born; // the communicator was created, or that failed
     pthread_t thread;
     bool thread_runs, stop, started;
-    bool abandoned;                                     // the record itself belongs to the thread
-    ncclResult_t start;                                 // how it came to be
-    ncclComm_t comm;                                    // NULL: not there yet, or aborted
+    bool abandoned;                                     // the thread owns this struct
+    ncclResult_t start;                                 // the result of creating comm
+    ncclComm_t comm;                                    // NULL: not created yet, or aborted
     bool calling;                                       // the program is inside a call of NCCL
     iso__nccl_operation operation[ISO_NCCL_OPERATIONS]; // a ring
     int oldest, count;
-    int64_t progress_ns; // when one was last seen to be complete
-    // The first error, and its text, written before it.
+    int64_t progress_ns; // the last time at which an operation was found complete
+    // The first error. Its message is written before it.
     _Atomic int error;
     char message[400];
 };
 
-// With the lock held: the error of what is under way, if there is one.
+// With the lock held: the error of the operations in flight, if there is one.
 iso_status iso__nccl_look(iso__nccl *nccl);
-// With the lock held: the error is known and no call finds the communicator any more. Returns what
-// is to be aborted when the lock is released, or NULL.
+// With the lock held: stores the error, and removes the communicator, so that no later call uses
+// it. Returns the communicator, which the caller aborts after releasing the lock, or NULL.
 ncclComm_t iso__nccl_give_up(iso__nccl *nccl, iso_status status);
 
 #endif

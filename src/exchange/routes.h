@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
-// Private to src/exchange and optim: sets of communicators over which several means are under way
-// at once.
+// Private to src/exchange and optim: sets of communicators for several means that are under way at
+// once.
 //
 // A mean posts collectives whenever it is polled, so it needs communicators that nothing else uses
-// meanwhile: a route. Why all ranks choose the same one: they start and finish means in the same
-// order, and the lowest route that is free is taken.
+// in the meantime: a route. All ranks start and finish means in the same order and take the lowest
+// free route, so they choose the same one.
 #ifndef ISO_ROUTES_H
 #define ISO_ROUTES_H
 
@@ -14,24 +14,25 @@
 
 typedef struct iso__routes iso__routes;
 
-// Collective over comm, which is retained. `count` routes (at least 1), each with communicators of
-// its own for the same topology. Reference-counted: create returns one reference.
+// Collective over comm, which is retained. Creates `count` routes (at least 1), each with its own
+// communicators for the same topology. Reference-counted: create returns one reference.
 iso_status iso__routes_create(iso_comm *comm, const iso_topology_config *config, int count,
                               iso__routes **out);
 iso__routes *iso__routes_retain(iso__routes *routes);
 void iso__routes_destroy(iso__routes **routes); // collective; accepts NULL
 
-// The communicator that they were created over: blocking collectives, in program order.
+// The communicator of iso__routes_create, for blocking collectives in program order.
 iso_comm *iso__routes_comm(const iso__routes *routes);
 // Nodes, groups and this rank's place, which are the same for every route.
 const iso_topology *iso__routes_layout(const iso__routes *routes);
 
-// Local; in the same order on every rank. ISO_ERR_STATE when all routes are in use, or when a mean
-// that timed out still holds one: other ranks may have returned it.
+// Local. Call it in the same order on every rank. ISO_ERR_STATE if all routes are in use. Also
+// ISO_ERR_STATE if a mean that timed out still holds a route: other ranks may have returned it
+// already, and would choose another route than this rank.
 iso_status iso__routes_take(iso__routes *routes, const iso_topology **out);
 // Sets *route to NULL.
 void iso__routes_return(iso__routes *routes, const iso_topology **route);
-// The mean on this route could not be finished in time. Returning the route ends that.
+// Marks a route as held by a mean that timed out. Returning the route removes the mark.
 void iso__routes_hold(iso__routes *routes, const iso_topology *route);
 
 #endif

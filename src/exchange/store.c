@@ -45,7 +45,7 @@ iso_status iso__store_make_arena(iso__store *s, bool shareable) {
     return shareable ? pin_arena(s) : ISO_OK;
 }
 
-// A device may refuse the shared pages on one rank; the others must not go on without it.
+// A device may refuse to pin the shared pages on one rank, so the ranks agree on the result.
 iso_status iso__store_share(iso__store *s, iso_comm *node) {
     if (!s->shareable || s->node) return ISO_OK;
     iso_status copied = s->device ? iso__store_remote(s)->finish(s->device) : ISO_OK;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Private to src/exchange and src/parallel/reducer: the memory in which gradients are written and
-// travel.
+// Private to src/exchange and src/parallel/reducer: the memory that backward writes gradients to
+// and that exchanges use.
 #ifndef ISO_STORE_H
 #define ISO_STORE_H
 
@@ -11,28 +11,28 @@
 typedef struct iso__store {
     size_t bytes;
     char *arena;        // memory of the host, through which buckets travel; zero at creation
-    char *gradients;    // where backward writes them: the arena, or as many bytes of the device
-    iso_device *device; // with memory of its own, or NULL
-    bool shareable;     // the arena is of iso__shareable_alloc, or else of iso__pinned_alloc
-    iso_comm *node;     // that was asked to share the arena, or NULL
-    bool pinned;        // the device knows the pages of a shareable arena
+    char *gradients;    // backward writes them here: the arena, or memory of the device
+    iso_device *device; // has its own memory; or NULL
+    bool shareable; // true: the arena is from iso__shareable_alloc; false: from iso__pinned_alloc
+    iso_comm *node; // given to iso__store_share; NULL: not shared
+    bool pinned;    // the pages of a shareable arena are pinned
 } iso__store;
 
-// Local. Gradients in the memory of `device` (NULL or with host memory: in the arena).
+// Local. Gradients are in the memory of `device`, or in the arena if it is NULL or has host memory.
 iso_status iso__store_create(size_t bytes, iso_device *device, iso__store *out);
-// Local. Private memory; shareable: the ranks of a node can share it later. Once, before anything
-// is written.
+// Local. Allocates the arena as private memory. shareable: the ranks of a node can share it later.
+// Call it once, before anything is written.
 iso_status iso__store_make_arena(iso__store *s, bool shareable);
-// Collective over node, while nothing is under way: a shareable arena becomes memory that its ranks
-// share, where that can be. Its address and contents stay. Does nothing when called again. As
-// iso__comm_share.
+// Collective over node, while nothing is under way. Makes a shareable arena memory that the ranks
+// share, if possible (see iso__comm_share). Its address and contents stay. A second call does
+// nothing.
 iso_status iso__store_share(iso__store *s, iso_comm *node);
-// Waits for copies. Accepts a store that was not created whole.
+// Waits for pending copies. Accepts a store whose creation failed.
 void iso__store_destroy(iso__store *s);
 
-// Bytes of gradients become zero.
+// Sets bytes of the gradients to zero.
 iso_status iso__store_zero(iso__store *s, size_t offset, size_t bytes);
-// Elements of gradients, or of the arena, are multiplied.
+// Multiply elements of the gradients, or of the arena.
 iso_status iso__store_scale(iso__store *s, size_t offset, size_t bytes, iso_dtype dtype,
                             double factor);
 void iso__store_scale_arena(iso__store *s, size_t offset, size_t bytes, iso_dtype dtype,

@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: MIT
-// Gradients of GPUs that NCCL sums inside a node: the host enters the sums into the GPU's queues
-// and does not wait for them.
+// Sums gradients of GPUs inside a node by NCCL: the host enters the sums into the GPU's queues and
+// does not wait for them.
 //
-// Why no rank can wait for ever: calls of NCCL come in one order on all ranks of a node, that of
-// the buckets, and a list begins when the one before is complete on this rank. Between two calls of
-// a list a rank waits for nothing (blocking: for the bucket before, which is complete), so all
-// ranks that report their gradients make the call. What it waits for on the GPU is local compute,
-// and that waits for calls before it.
+// Why no rank can wait for ever: all ranks of a node call NCCL in the same order, that of the
+// buckets, and a list begins when the previous one is complete on this rank. Between two calls of a
+// list a rank waits for nothing (in blocking mode: for the previous bucket, which is complete), so
+// all ranks that report their gradients make the call. On the GPU, the call waits for local compute
+// only, which in turn waits for earlier calls only.
 #include "exchange/transports.h"
 
 #include "comm/traffic.h"
 
 typedef struct sum {
-    bool posted; // when its event comes, the device has the sum
-    bool failed; // to be posted
+    bool posted; // once its event is reached, the device has the sum
+    bool failed; // posting failed
     double left;
     iso__device_event *event;
 } sum;
@@ -80,7 +80,7 @@ static iso_status let_compute_follow(iso__transport *t, int i, const iso__idle *
     return iso__settle_factor(self->with.store, b, &s->left, left);
 }
 
-// What is asked for now may be looked at from outside: an error must not come after that.
+// The program may read the gradients after this call, so errors must be known before.
 static iso_status finish_nccl(iso__transport *t) { return iso__nccl_finish(gpus_of(t)->nccl); }
 
 static bool destroy_gpus(iso__transport *t) {

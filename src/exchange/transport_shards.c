@@ -1,38 +1,39 @@
 // SPDX-License-Identifier: MIT
-// Gradients of GPUs on several nodes of equally many ranks: a reduce-scatter leaves each rank with
-// one shard of its node's sum; shards go through the host and are summed with those of the same
-// place on the other nodes; an all-gather shares them out.
+// Gradients of GPUs on several nodes with equally many ranks. A reduce-scatter leaves each rank
+// with one shard of its node's sum. The shard goes through the host and is summed with the same
+// shard of the other nodes. An all-gather then gives every rank of the node all shards.
 //
-// Why no rank can wait for ever. Calls of NCCL come in one order on all ranks of a node: for each
-// list first the reduce-scatters, in the order of the buckets, then the all-gathers, from the last
-// bucket (which the next forward needs first) to the first; a list begins when the one before is
-// complete on this rank. (Blocking, each bucket's two follow each other at once.) Take the first
-// call in this order, over all nodes, that some rank has not made or that is not complete on some
-// GPU.
-//   - A reduce-scatter: between two of a list a rank waits for nothing (blocking: for the bucket
-//     before, which is complete), so all ranks that report their gradients make the call. What it
-//     waits for on the GPU is local compute, and that waits for calls before it.
-//   - An all-gather: a rank makes it when the shard has come back from the other nodes. By then all
-//     sums of its list are made, so every rank's shards get to its host; there they travel through
-//     channels (channel.h), which nobody enters with anything left out, and come back.
-// Hence the call is made everywhere, and completes. What this asks of a program: each rank's next
-// call after a step may come late, but not only after another rank of its node has *read* values of
-// this step (those wait for the all-gather that the late one has not made). A step that all ranks
-// complete (iso_reducer_finish) before anything else avoids that.
-// A reducer has one communicator of NCCL. Programs with several reducers use them in the same order
-// on all ranks anyway.
+// Why no rank can wait for ever: all ranks of a node call NCCL in the same order. For each list,
+// the reduce-scatters come first, in the order of the buckets, then the all-gathers, from the last
+// bucket (which the next forward needs first) to the first. In blocking mode, the all-gather of a
+// bucket follows its reduce-scatter immediately. A list begins when the previous one is complete on
+// this rank. Take the first call in this order, over all nodes, that some rank has not made or that
+// is not complete on some GPU.
+//   - A reduce-scatter: between two of a list a rank waits for nothing (in blocking mode: for the
+//     previous bucket, which is complete), so all ranks that report their gradients make the call.
+//     On the GPU it waits for local compute only, which in turn waits for earlier calls only.
+//   - An all-gather: a rank makes it when the shard is back from the other nodes. All sums of its
+//     list come earlier, so they are complete, and every rank's shards reach its host. There they
+//     travel through channels, whose order no rank violates (channel.h), and come back.
+// Hence every rank makes the call, and it completes. The program must meet one condition: a rank
+// may make its next call after a step late, but must not first wait for another rank of its node to
+// *read* values of this step. That read waits for the all-gather that the late rank has not made. A
+// program is safe if all ranks complete a step (iso_reducer_finish) before anything else. A reducer
+// has one NCCL communicator; programs with several reducers must use them in the same order on all
+// ranks in any case.
 #include "exchange/transports.h"
 
 #include "comm/traffic.h"
 
-// A bucket: its shard is OUT; GATHERED when the all-gather was entered; HOME: followed.
+// The state of a bucket: OUT, its shard travels; GATHERED, the all-gather is in the GPU's queue;
+// HOME, the compute queue waits for it, or nothing is under way.
 typedef enum stage { HOME, OUT, GATHERED } stage;
 
 typedef struct shard {
     stage stage;
-    bool failed; // to be posted
+    bool failed; // posting failed
     double left;
-    iso__exchange_times times; // of its shard through the host, until they are told
+    iso__exchange_times times; // of its shard's exchange, until reported
 } shard;
 
 typedef struct shards {
@@ -59,7 +60,8 @@ static size_t shard_elements(const shards *self, int i) {
 
 // ---- Out --------------------------------------------------------------------------------------------
 
-// Enters the node's sum behind what the GPU has been given so far; this rank's shard follows it.
+// Enters the node's sum behind all work launched so far, and the copy of this rank's shard to the
+// host behind the sum.
 static iso_status scatter_out(iso__transport *t, int i, double before, double after) {
     shards *self = shards_of(t);
     iso__store *store = self->with.store;
@@ -73,7 +75,7 @@ static iso_status scatter_out(iso__transport *t, int i, double before, double af
     ISO_TRY(iso__nccl_reduce_scatter(self->nccl, store->gradients + b->offset,
                                      shard_elements(self, i), b->dtype, b->label, event));
     self->with.stats->bytes_node += (long long)b->bytes;
-    iso__count_node_sum(&self->with.stats->traffic, self->node, b->bytes); // and the gather
+    iso__count_node_sum(&self->with.stats->traffic, self->node, b->bytes); // and the all-gather
     ISO_TRY(iso__staged_post_behind(self->inner, i, 1, after));
     self->shard[i] = (shard){.stage = OUT, .left = after};
     self->broken = false;
@@ -100,7 +102,7 @@ static bool is_unknown(const iso__transport *t, int i) {
     return false;
 }
 
-// The shard comes back into the GPU's memory and goes to all GPUs of the node.
+// Copies the summed shard back to the GPU, and enters the all-gather.
 static iso_status gather_shard(shards *self, int i) {
     const iso__bucket *b = &self->with.buckets->item[i];
     shard *s = &self->shard[i];
@@ -115,7 +117,8 @@ static iso_status gather_shard(shards *self, int i) {
     return ISO_OK;
 }
 
-// In the order that all ranks share, whichever bucket is asked for first on this one.
+// Gathers buckets from the last one down to i: in the order of all ranks, whichever bucket this
+// rank needs first.
 static iso_status gather_down_to(shards *self, int i) {
     for (int k = self->with.buckets->count - 1; k >= i; k--) ISO_TRY(gather_shard(self, k));
     return ISO_OK;
@@ -125,7 +128,7 @@ static iso_status gather_in(iso__transport *t, int i, const iso__idle *idle, dou
                             iso__exchange_times *times) {
     shards *self = shards_of(t);
     shard *s = &self->shard[i];
-    (void)idle; // no other bucket may come between: what comes back is shared out in one order
+    (void)idle; // unused: all-gathers have one order, so no other bucket may come in between
     ISO_TRY(iso__nccl_check(self->nccl));
     ISO_CHECK(!s->failed, ISO_ERR_STATE, ISO__NEVER_EXCHANGED, self->shard_bucket[i].label);
     ISO_TRY(gather_down_to(self, i));
@@ -166,7 +169,7 @@ static const iso__transport_ops shards_ops = {.name = "shards",
                                               .plan = plan_of_inner,
                                               .destroy = destroy_shards};
 
-// Its tail is what it has of the bucket's, at the end of which both end.
+// The tail of a shard is its overlap with the tail of the bucket, which ends where the bucket ends.
 static iso__bucket shard_of(const iso__bucket *whole, size_t ranks, size_t rank) {
     iso__bucket own = *whole;
     own.bytes = whole->bytes / ranks;
@@ -189,7 +192,8 @@ static iso_status make_shard_buckets(shards *self) {
     return ISO_OK;
 }
 
-// Behind a sum of the node NCCL gives up by itself, and says more: copies get as long again.
+// A copy may wait for a sum of NCCL, which has its own time-out and a better message. So copies get
+// twice the time-out.
 static iso_status make_inner(shards *self, iso_comm *across) {
     iso__transport *host = NULL;
     iso__transport_setup setup = self->with;

@@ -1,19 +1,20 @@
 // SPDX-License-Identifier: MIT
-// Buckets whose updates are shared out (ZeRO stage 1): a reduce-scatter, and, once the caller has
-// made the updates, an all-gather.
+// Buckets whose updates are divided among the ranks (ZeRO stage 1): a reduce-scatter and, after the
+// caller has made the updates, an all-gather.
 //
-// Why no rank waits for ever: the two have a channel each. All ranks post all scatters before they
-// wait for one, so scatters complete (channel.h). A rank publishes buckets from the last one down
-// before it waits for one, and that is the order of the gathers' plan. So gathers complete, too.
+// Why no rank waits for ever: scatters and gathers each have a channel. All ranks post all scatters
+// before they wait for one, so scatters complete (channel.h). The plan of the gathers is from the
+// last bucket down, and a rank publishes a bucket and all later ones before it waits for its
+// values. So gathers complete, too.
 #include "exchange/transports.h"
 
 #include "comm/traffic.h"
 
 #include <isotherm/trace.h>
 
-// Of every rank's block so many bytes travel at a time, so many times over. Blocks go straight from
-// rank to rank: beyond 64 KB, Open MPI's TCP asks before it sends, and the answers wait behind the
-// data of the other direction.
+// The bytes of each rank's block in one chunk, and the bytes that may be under way. Blocks travel
+// directly between ranks. Above 64 KB, Open MPI's TCP transport asks the receiver before it sends,
+// and the answers wait behind the data of the other direction.
 #define CHUNK_BYTES  ((size_t)60 * 1024)
 #define WINDOW_BYTES (8 * CHUNK_BYTES)
 
@@ -23,7 +24,7 @@ enum { SCATTER, GATHER, CHANNELS };
 typedef struct leg {
     int item; // of its channel
     bool posted;
-    iso__exchange_times times; // of the latest exchange, until they are told
+    iso__exchange_times times; // of the latest exchange, until reported
 } leg;
 
 typedef struct zero {
@@ -52,7 +53,7 @@ static iso_status begin_leg(zero *self, int which, int i) {
     ISO_CHECK(!l->posted, ISO_ERR_STATE,
               "the %s of \"%s\" were posted again while their exchange is under way",
               which == SCATTER ? "gradients" : "values", bucket_of(self, i)->label);
-    l->posted = true; // of an exchange that failed to begin, chunks may be under way
+    l->posted = true; // even if the call below fails, chunks may be under way
     l->times = (iso__exchange_times){.known = false};
     ISO_TRY(iso__channel_ready(self->channel[which], l->item));
     iso__channel_count(self->channel[which], l->item, &self->with.stats->traffic);
@@ -184,8 +185,8 @@ static iso__channel_item item_of(const zero *self, int which, int i) {
                                .operation = which == SCATTER ? ISO__SCATTER : ISO__GATHER};
 }
 
-// Scatters leave as backward completes them; gathers from the last bucket down, as forward needs
-// them.
+// Scatters leave in the order in which backward completes buckets; gathers from the last bucket
+// down, the order in which forward needs them.
 static iso_status open_channel(zero *self, int which, iso__channel_item *item) {
     int buckets = self->with.buckets->count, count = 0;
     for (int k = 0; k < buckets; k++) {

@@ -5,7 +5,7 @@
 #include "base/half.h"
 
 #define CLONES ISO_CLONES
-// The element type is a constant wherever these are used, so that branches on it go away.
+// Inlined with a constant element type, so that the compiler removes the branches on it.
 #define INLINE ISO_INLINE
 
 // ---- One element ----------------------------------------------------------------------------------
@@ -30,13 +30,13 @@ INLINE void store_element(iso_dtype wire, uint32_t h, void *out, size_t i) {
         ((uint16_t *)out)[i] = (uint16_t)h;
 }
 
-// Not 0 for what is infinite or NaN.
+// Not 0 if h is infinite or NaN.
 INLINE uint32_t excess_of(iso_dtype wire, uint32_t h) {
     uint32_t exponent = wire == ISO_F32 ? 0x7f800000 : wire == ISO_BF16 ? 0x7f80 : 0x7c00;
     return (h & exponent) == exponent;
 }
 
-// Calls a function whose first argument is the wire type with a constant.
+// Calls a function whose first argument is the wire type, with that argument as a constant.
 #define FOR_EACH_WIRE(wire, function, ...)                                                         \
     switch (wire) {                                                                                \
     case ISO_BF16: return function(ISO_BF16, __VA_ARGS__);                                         \
@@ -67,7 +67,7 @@ INLINE bool encode_feedback(iso_dtype wire, size_t count, const float *restrict 
         float v = x[i] * factor + state[i];
         uint32_t sent = to_bits(wire, v), lost = excess_of(wire, sent);
         store_element(wire, sent, out, i);
-        // Infinity less infinity would be NaN, and stay so in every later step.
+        // Infinity minus infinity would be NaN, and would remain NaN in every later step.
         uint32_t left = iso__bits_of(v - of_bits(wire, sent));
         state[i] = iso__float_of(iso__choose(lost, 0, left));
         bad |= lost;
@@ -104,7 +104,7 @@ CLONES bool iso__wire_encode_difference(iso_dtype wire, size_t count, const floa
 
 #define TILE ((size_t)512) // floats that stay in the first-level cache while all nodes are added
 
-// `round`: after every addition.
+// round: rounds to the wire type after every addition.
 INLINE void add_shares(iso_dtype wire, const iso__wire_shares *shares, bool round, size_t first,
                        size_t n, float *restrict sum) {
     const void *data = shares->data;

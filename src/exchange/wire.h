@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
-// Private to src/exchange: floats to and from the element type that travels, in one pass each with
-// the arithmetic around it. The bits depend neither on the instruction set nor on the machine.
+// Private to src/exchange: converts floats to and from the wire type, in one pass with the
+// arithmetic around it. The bits depend neither on the instruction set nor on the machine.
 //
-// Rounding is to nearest, ties to even; NaN stays NaN; what is too large for f16 becomes infinite.
-// wire: ISO_F32, ISO_BF16 or ISO_F16. Functions that give a bool say whether all that they wrote is
-// finite. Arrays do not overlap.
+// Rounding is to nearest, ties to even; NaN stays NaN; values too large for f16 become infinite.
+// wire: ISO_F32, ISO_BF16 or ISO_F16. Functions that return a bool return whether everything they
+// wrote is finite. Arrays do not overlap.
 #ifndef ISO_WIRE_H
 #define ISO_WIRE_H
 
@@ -12,8 +12,8 @@
 
 #include <isotherm/device.h>
 
-// What rounding cut off the last time goes along now: v = exact + residual, wire = round(v),
-// left = v - wire. Seide et al., Interspeech 2014.
+// Error feedback adds the previous rounding error: v = exact + residual, wire = round(v), left = v
+// - wire (Seide et al., Interspeech 2014).
 typedef struct iso__wire_feedback {
     const float *residual;
     float *left;
@@ -21,7 +21,7 @@ typedef struct iso__wire_feedback {
 
 // out = x * factor
 bool iso__wire_encode(iso_dtype wire, size_t count, const float *x, float factor, void *out);
-// out = x * factor, with feedback from and to state; what is not finite leaves 0 there
+// out = x * factor, with feedback from and to state; values that are not finite set state to 0
 bool iso__wire_encode_feedback(iso_dtype wire, size_t count, const float *x, float factor,
                                float *state, void *out);
 // out = (x - reference) * factor, with feedback

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What a running program tells machines: JSON lines, and how much memory the process has used.
+// Writes JSON lines for other programs, and measures the memory of the process.
 #include "base/base.h"
 
 #include <errno.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Shows people how far a program is: a line that is redrawn on a terminal, a few plain lines
+// Shows the progress of a program: a line that is redrawn on a terminal, a few plain lines
 // elsewhere.
 #include "base/base.h"
 

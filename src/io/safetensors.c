@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Parses the JSON header of a safetensors file, strictly: whatever the bytes are, it is sound or
+// Parses the JSON header of a safetensors file, strictly: any bytes that are not a valid header are
 // refused.
 #include "io/safetensors.h"
 
@@ -138,7 +138,6 @@ static iso_status parse_integers(parser *self, int most, int64_t *out, int *coun
 
 // ---- Members of the header ----------------------------------------------------------------------
 
-// Room for one more of `size` bytes in an array that holds `count`.
 // {"key": "value", ...}
 static iso_status parse_metadata(parser *self, iso__header *out) {
     int room = 0;

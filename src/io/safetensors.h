@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Private to src/io and optim/resume*: safetensors files of named arrays. One writer and one
-// reader; checkpoints of tensors and saved state of runs are made with them.
+// Private to src/io and optim/resume*: safetensors files of named arrays. Checkpoints of tensors
+// and saved states of runs use the same writer and reader.
 #ifndef ISO_SAFETENSORS_H
 #define ISO_SAFETENSORS_H
 
@@ -11,7 +11,7 @@
 #define ISO__SAFETENSORS_PREFIX   8 // bytes before the header: its length
 #define ISO__SAFETENSORS_MAX_DIMS 16
 
-// An array of the caller's: memory, or a tensor, which is mapped while it is read or written.
+// The caller's array: memory, or a tensor, which is mapped while it is read or written.
 typedef struct iso__array {
     const char *name;
     const char *dtype; // of the format, e.g. "F32"
@@ -47,7 +47,8 @@ typedef struct iso__header {
 
 // "F32"; the format's name of an element type.
 const char *iso__safetensors_dtype(iso_dtype dtype);
-// The static string of a type of that name and the bytes of its elements; NULL: there is none.
+// The static string of the type with this name, and the size of its elements; NULL for an unknown
+// name.
 const char *iso__safetensors_dtype_named(const char *name, int64_t *bytes);
 size_t iso__array_bytes(const iso__array *array);
 // Paired access to the elements, in logical order.
@@ -58,9 +59,9 @@ iso_status iso__arrays_check(const iso__array *arrays, int count);
 
 // ---- Writing --------------------------------------------------------------------------------------
 
-// Writes PATH.tmp.PID, syncs it, renames it to PATH and syncs the folder; where PATH is a symbolic
-// link, all that beside the file that it leads to. sealed: the header
-// carries a hash of itself, so that any change of it is noticed by who asks for one.
+// Writes PATH.tmp.PID, syncs it, renames it to PATH and syncs the folder. If PATH is a symbolic
+// link, does so with the file that it points to. sealed: the header contains its own hash, so that
+// a reader that requires a seal detects any change.
 iso_status iso__safetensors_write(const char *path, bool sealed, const iso__note *notes,
                                   int note_count, const iso__array *arrays, int count);
 
@@ -76,11 +77,12 @@ typedef struct iso__safetensors {
     void *renamed; // names of arrays that the caller has changed, from iso__alloc; NULL: none
 } iso__safetensors;
 
-// Opens the file and reads its header. To be closed on success only. ISO_ERR_IO, ISO_ERR_FORMAT;
-// sealed: the latter also without a seal and with a wrong one.
+// Opens the file and reads its header. Close it on success only. ISO_ERR_IO if it cannot be read,
+// ISO_ERR_FORMAT if it is damaged. With sealed, ISO_ERR_FORMAT also if the seal is missing or
+// wrong.
 iso_status iso__safetensors_open(const char *path, bool sealed, iso__safetensors *out);
 void iso__safetensors_close(iso__safetensors *self);
-// NULL: not there.
+// NULL: there is none.
 const char *iso__safetensors_note(const iso__safetensors *self, const char *key);
 const iso__stored *iso__safetensors_find(const iso__safetensors *self, const char *name);
 // ISO_ERR_MISMATCH unless the file has exactly arrays of these names, shapes and types, with or
@@ -92,17 +94,17 @@ iso_status iso__safetensors_load(iso__safetensors *self);
 
 // Parses the header `text` (`length` bytes, changed: strings are decoded in place) of a file whose
 // data section has data_bytes bytes. The arrays of *out are freed with iso__free; names and notes
-// live as long as text. ISO_ERR_FORMAT, naming `path`, for anything that is not right.
+// live as long as text. ISO_ERR_FORMAT, naming `path`, for any fault.
 iso_status iso__safetensors_parse(const char *path, char *text, int64_t length, int64_t data_bytes,
                                   iso__header *out);
 
-// The header begins with this where it is sealed. The hash (16 hexadecimal digits) is iso__hash of
-// the whole text with zeros in its place.
+// A sealed header begins with this. The hash (16 hexadecimal digits) is iso__hash of the whole text
+// with zeros in its place.
 #define ISO__SEAL_START  "{\"__metadata__\":{\"seal\":\""
 #define ISO__SEAL_DIGITS 16
-// Writes digits and a 0 behind them.
+// Writes the digits and a terminating 0.
 void iso__seal_text(uint64_t hash, char text[ISO__SEAL_DIGITS + 1]);
-// Of a header that is long enough to hold one.
+// The seal of a header that is long enough to have one.
 uint64_t iso__seal_of(const char *text, size_t length);
 
 #endif

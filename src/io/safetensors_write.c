@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Writes named arrays as a safetensors file: under its name stands the old file or the whole new
-// one.
+// Writes named arrays as a safetensors file. At any time, the path has either the old file or the
+// complete new one.
 #include "io/safetensors.h"
 
 #include <errno.h>

@@ -5,7 +5,6 @@
 #include <isotherm/checkpoint.h>
 #include <string.h>
 
-// Room for one more of `size` bytes in an array that holds `count`; lists are short.
 // ---- Tensors ------------------------------------------------------------------------------------
 
 iso_tensor *iso_state_dict_find(const iso_state_dict *dict, const char *name) {

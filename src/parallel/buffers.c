@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Buffers under data_parallel: what ranks make of them, all in one exchange.
+// Buffers under data_parallel: synchronises all of them in one exchange.
 #include "parallel/parallel_impl.h"
 
 #include "comm/same_lines.h"
@@ -56,8 +56,8 @@ static size_t count_elements(const iso_buffer_list *list, bool counts) {
     return sum;
 }
 
-// Calls `each` for the memory of every buffer, from one place in the packed array to the next:
-// elements where all is double, else bytes.
+// Processes the memory of one buffer, at `packed` in the packed array. Returns the number of bytes
+// that the buffer takes there.
 typedef size_t (*visit)(const iso_tensor *t, void *data, void *packed,
                         const iso__buffer_sync *sync);
 
@@ -98,8 +98,8 @@ static iso_status broadcast_buffers(const iso__buffer_sync *sync) {
 
 // ---- The mean, and the largest count --------------------------------------------------------------
 
-// A sum gives the largest count, too, if each rank has a place of its own for it. Halves of a count
-// are exact in double.
+// A sum can also compute the maximum of counts, if each rank has its own place in the array. A
+// count travels as two halves, which are exact in double.
 static size_t put_counts(const iso_tensor *t, const int64_t *count, double *packed,
                          const iso_comm *comm) {
     size_t n = 2 * (size_t)t->count, all = n * (size_t)iso_comm_size(comm);
@@ -230,7 +230,7 @@ iso_status iso__buffer_sync_run(iso__buffer_sync *sync) {
 
 iso_status iso__buffer_sync_at(iso__buffer_sync *sync, iso_buffer_when now) {
     iso_buffer_when when = sync->config.when;
-    // Those of the last forward were not yet synchronised.
+    // The buffers of the last forward are not synchronised yet.
     if (now == ISO_BUFFERS_AT_EVALUATION && when == ISO_BUFFERS_BEFORE_FORWARD) when = now;
     if (when != now) return ISO_OK;
     iso_traffic before = sync->traffic;

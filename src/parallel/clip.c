@@ -10,19 +10,20 @@
 #include <math.h>
 #include <string.h>
 
-// Sums that do not wait for one another; which element goes into which does not depend on the
+// Independent partial sums, for speed. The assignment of elements to them does not depend on the
 // machine.
 enum { PARTS = 8 };
 
 // ---- Every gradient -------------------------------------------------------------------------------
 
-// Of one device. With ZeRO the average of a gradient is spread over ranks: each has some of its
-// elements.
+// The gradients of one device. With ZeRO the average of a gradient is spread over the ranks: each
+// rank has some of its elements.
 typedef struct gradients {
     int count;
-    iso_tensor **item; // whole ones, and from `whole` on views of what is here of the others
+    iso_tensor **item; // whole gradients first; from `whole` on, views of this rank's elements of
+                       // spread ones
     int whole;
-    iso_comm *comm; // of the others, borrowed; NULL: there are none
+    iso_comm *comm; // of the spread gradients, borrowed; NULL: there are none
 } gradients;
 
 static bool is_spread(const iso_reducer *r, int index) {
@@ -35,7 +36,7 @@ static iso_status take_whole(const iso_parameter_list *list, gradients *out) {
         iso_parameter *p = list->item[i];
         iso_reducer *r = iso__data_parallel_of_parameter(p, &index);
         if (!p->requires_grad || is_spread(r, index)) continue;
-        // Completes what is pending.
+        // This call completes pending work.
         ISO_TRY(iso_parameter_grad(p, &out->item[out->count]));
         out->count++;
     }
@@ -84,7 +85,7 @@ static size_t most_items(const iso_parameter_list *list) {
     return most;
 }
 
-// To be freed with free_gradients.
+// Free *out with free_gradients.
 static iso_status gradients_of(iso_module *module, gradients *out) {
     iso_parameter_list list;
     ISO_TRY(iso_module_parameters(module, &list));
@@ -123,7 +124,7 @@ static void add_powers(power_sum *s, const iso_tensor *t, const void *data) {
     }
 }
 
-// A NaN stays the largest.
+// Once the maximum is NaN, it stays NaN.
 static void note_largest(power_sum *s, const iso_tensor *t, const void *data) {
     for (int64_t i = 0; i < t->count; i++) {
         double x = element_magnitude(t, data, i);
@@ -143,7 +144,7 @@ static iso_status add_gradient(iso_tensor *t, power_sum *s) {
     return iso_tensor_unmap(t);
 }
 
-// Of items first to end - 1: the sum of powers, or the largest.
+// The sum of powers over items first to end - 1, or the maximum if p is infinite.
 static iso_status add_items(const gradients *g, int first, int end, double p, double *total) {
     power_sum sum = {.p = p};
     for (int i = first; i < end; i++) ISO_TRY(add_gradient(g->item[i], &sum));
@@ -152,7 +153,8 @@ static iso_status add_items(const gradients *g, int first, int end, double p, do
     return ISO_OK;
 }
 
-// Of shards all ranks have some. The largest of NaN and a number would be either.
+// Combines the totals of all ranks' elements. A NaN travels as a flag, because the maximum of NaN
+// and a number is undefined.
 static iso_status add_ranks(const gradients *g, double p, iso_status mine, double *total) {
     double nan[2] = {isnan(*total), 0};
     ISO_TRY(iso_comm_agree(g->comm, mine));
@@ -190,7 +192,7 @@ static iso_status clip_here(const gradients *g, double p, const double *max_norm
     return ISO_OK;
 }
 
-// max_norm NULL: the norm alone. norm NULL: it is not wanted.
+// max_norm NULL: only computes the norm. norm NULL: the caller does not need it.
 static iso_status clip_to_norm(iso_module *module, double p, const double *max_norm, double *norm) {
     const iso__remote_ops *remote = module->device->ops->remote;
     gradients g;

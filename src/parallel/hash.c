@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// One number that says whether replicas are equal.
+// A hash of the parameters, to compare replicas.
 #include "base/base.h"
 
 #include <isotherm/parallel.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Private to src/parallel: parameters that all ranks list alike.
+// Private to src/parallel: checks of lists of parameters.
 #ifndef ISO_PARAM_LIST_H
 #define ISO_PARAM_LIST_H
 
@@ -7,13 +7,13 @@
 
 #include <isotherm/reducer.h>
 
-// ISO_ERR_ARG where arrays overlap, or parameters of a layer stand apart; each has passed for
-// itself.
+// ISO_ERR_ARG if arrays overlap, or parameters of a layer are not adjacent; each parameter has been
+// checked on its own.
 iso_status iso__params_check(const iso_reducer_param *params, int count);
 
-// Collective: ISO_ERR_MISMATCH on every rank, naming the odd rank and the first parameter or the
-// settings that differ, unless all ranks list the same parameters and settings. settings: a line
-// "NAME: VALUE\n" for each; further: a hash of what follows from them.
+// Collective. ISO_ERR_MISMATCH on every rank unless all ranks list the same parameters and
+// settings. The message names the rank that differs, and the first parameter or the settings that
+// differ. settings: one line "NAME: VALUE\n" for each. further: a hash of values derived from them.
 iso_status iso__params_check_ranks(iso_comm *comm, const iso_reducer_param *params, int count,
                                    const char *settings, uint64_t further);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Private: what a tensor is.
+// Private: the structure of a tensor.
 #ifndef ISO_TENSOR_IMPL_H
 #define ISO_TENSOR_IMPL_H
 

@@ -9,8 +9,8 @@ enum { BAG_PARAMETERS = 7, BAG_ELEMENTS = 162 };
 
 // Parameters p0 to p6 of the shapes that make_fixtures.py gives them, f32 and zero.
 iso_module *bag_create(iso_device *device);
-// All parameters one after the other, as the fixtures have them. What is set is rounded to f32
-// first, also in a bag of f64.
+// All parameters one after the other, as in the fixtures. The setters round to f32 first, even in a
+// bag of f64.
 void bag_get_values(iso_module *bag, double *out);
 void bag_set_values(iso_module *bag, const double *from);
 void bag_set_gradients(iso_module *bag, const double *from);

@@ -13,13 +13,13 @@ typedef struct channel_rig {
     int items;
     iso__channel_item item[CHANNEL_ITEMS];
     char label[CHANNEL_ITEMS][16]; // "item 0", ...
-    float *shared;                 // what holds the f32 items, if ranks share memory
+    float *shared;                 // memory of the f32 items, if ranks share memory
     uint32_t drawn;                // random numbers that all ranks draw
     uint32_t mine;                 // and those of this rank alone
     int rounds[CHANNEL_ITEMS];     // how often each was filled
 } channel_rig;
 
-// Numbers below `below`, the same on every rank, and others on every rank.
+// Random numbers below `below`: the same on every rank; different on every rank.
 uint32_t channel_draw(channel_rig *rig, uint32_t below);
 uint32_t channel_draw_mine(channel_rig *rig, uint32_t below);
 
@@ -28,15 +28,15 @@ uint32_t channel_draw_mine(channel_rig *rig, uint32_t below);
 void channel_rig_create(channel_rig *rig, iso_comm *comm, int items, size_t most, bool shared);
 void channel_rig_destroy(channel_rig *rig);
 
-// Chunks of random length in random order, ascending within an item; gives how many.
+// Writes chunks of random length in random order, ascending within an item. Returns their number.
 int channel_random_plan(channel_rig *rig, iso__chunk *chunk);
 // A random order of the numbers below count, of this rank alone.
 void channel_shuffle_mine(channel_rig *rig, int *order, int count);
-// Sleeps for up to `most` microseconds, or, mostly, not at all.
+// Sometimes sleeps, for up to `most` microseconds.
 void channel_stumble(channel_rig *rig, uint32_t most);
 
-// Writes this rank's numbers for the item's next round. They are small whole numbers, of four ranks
-// at most 256 in all: sums are exact in any order, in bf16 as well.
+// Writes this rank's numbers for the item's next round. They are small integers whose sum over four
+// ranks is at most 256, so sums are exact in any order, even in bf16.
 void channel_fill(channel_rig *rig, int item);
 // Whether the item holds the sums of the round that was filled last.
 bool channel_is_summed(const channel_rig *rig, int item);

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: MIT
-// For tests of periodic training: opening real runs of daso and daso_heat, and holding them against
-// the serial model.
+// For tests of periodic training: opens real runs of daso and daso_heat, and compares them with the
+// serial model.
 #ifndef ISO_TEST_DASO_FIXTURE_H
 #define ISO_TEST_DASO_FIXTURE_H
 
 #include "common/daso_model.h"
 
-// Real runs and the model sum in different orders, and training lets the difference grow: relative
-// to the largest parameter, less than this in the at most 60 steps of these tests, as long as the
-// network has no kinks (build_smooth). A merge that is off by one step, or one weight that is
-// wrong, shows at 1e-3 and more.
+// The largest difference between a real run and the model, relative to the largest parameter. They
+// sum in different orders, and training lets the difference grow, but over the at most 60 steps of
+// these tests it stays below this if the network is smooth (build_smooth). A merge that is off by
+// one step, or a wrong weight, makes a difference of 1e-3 or more.
 #define DASO_ROUNDING 1e-5
 
 typedef struct daso_case {
@@ -21,8 +21,8 @@ typedef struct daso_case {
     int delay_us; // before each step this rank sleeps for a random time below this
 } daso_case;
 
-// The layers of the small CNN without relu and max-pool: a rounding error never changes which way
-// is taken.
+// The layers of the small CNN without relu and max-pool, so that a rounding error never changes a
+// branch.
 iso_status build_smooth(iso_device *device, bool dropout, iso_module **out);
 // f32, no warm-up, no cool-down, two rows for each rank, SGD with momentum, build_smooth.
 daso_case daso_case_default(int64_t total_steps);
@@ -33,11 +33,12 @@ iso_status daso_open(trainer *t, MPI_Comm mpi_comm, const daso_case *c);
 void daso_close(trainer *t);
 iso_status daso_model_open(daso_model *m, const trainer *t, const daso_case *c);
 
-// Between this rank's parameters and those that the model has for it. Completes updates.
+// The difference between this rank's parameters and those of the model for this rank. Completes
+// updates.
 iso_status daso_difference(trainer *t, const daso_model *m, double *out);
-// Whether that is below DASO_ROUNDING; says where it is not.
+// Whether that difference is below DASO_ROUNDING. Prints `where` if not.
 bool daso_follows(trainer *t, const daso_model *m, const char *where);
-// Of this rank's parameters, whatever the others have. Completes updates.
+// The hash of this rank's parameters, which may differ between ranks. Completes updates.
 iso_status daso_own_hash(trainer *t, uint64_t *out);
 // Collective. Whether all ranks have the same parameters, to the last bit.
 bool daso_equal(trainer *t);
@@ -48,8 +49,8 @@ iso_status daso_hash(MPI_Comm mpi_comm, const daso_case *c, int look, uint64_t *
 // trainer_step after the delay of c.
 iso_status daso_delayed_step(trainer *t, const daso_case *c, int step);
 
-// Adds amount * (k mod 7) to element k of the trainable parameters taken as one array. Stands for
-// training when lr is 0, so that what a merge must give is known in closed form.
+// Adds amount * (k mod 7) to element k of the trainable parameters taken as one array. Replaces
+// training if lr is 0, so that the result of a merge is known in closed form.
 iso_status daso_drift(trainer *t, float amount);
 // This rank's trainable parameters in one array, to be freed with free(); NULL on failure.
 float *daso_values(trainer *t, int64_t *count);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What tests of device operations share: every device with each of its element types, and tensors
-// that know what they should hold.
+// Shared by tests of device operations: every device with each of its element types, and tensors
+// with their expected values.
 #ifndef ISO_TEST_DEVICE_FIXTURE_H
 #define ISO_TEST_DEVICE_FIXTURE_H
 
@@ -18,7 +18,7 @@ typedef struct target {
     const iso_kernel_ops *kernels;
 } target;
 
-// Runs body in f32 and f64 on each kernel set of the CPU, and on a GPU where there is one.
+// Runs body in f32 and f64 on each kernel set of the CPU, and on a GPU if there is one.
 void on_each_target(void (*body)(const target *on));
 // On a GPU in bf16 too: for bodies whose tensors are activations, or of parameter_target.
 void on_each_activation_target(void (*body)(const target *on));
@@ -30,7 +30,7 @@ uint16_t bf16_nearest(double value); // ties to even
 
 static const iso_layout layouts[] = {ISO_LAYOUT_LOGICAL, ISO_LAYOUT_BLOCKED};
 
-// A tensor, and in double precision what it holds or should hold.
+// A tensor, and its actual or expected values in double precision.
 typedef struct pair {
     iso_tensor *t;
     double *d;
@@ -43,11 +43,11 @@ pair pair_2d(const target *on, int64_t n, int64_t k);
 pair pair_1d(const target *on, int64_t k);
 void pair_destroy(pair *p);
 
-// Sets the doubles to zero, and not the tensor.
+// Sets the doubles to zero, but not the tensor.
 void zero(pair *p);
 // Sets number i, in logical order, of both.
 void pair_set(pair *p, int64_t i, double value);
-// The pair's doubles become what the tensor holds.
+// Copies the tensor's values to the pair's doubles.
 void pair_read(pair *p);
 // Asserts that the tensor holds the pair's doubles, up to `tolerance` of the largest (for f64 up to
 // 1e-7 of that), and zeros where a blocked layout has no channels. In bf16, whose numbers have 8

@@ -26,12 +26,12 @@ typedef struct trainer_config {
     iso_optimizer_kind optimizer;
     iso_hyper hyper;
     bool dropout;
-    // Builds something else than the small CNN; NULL: the small CNN.
+    // Builds another model; NULL: the small CNN.
     iso_status (*build)(iso_device *device, bool dropout, iso_module **out);
-    // Does something to the optimizer before it is wrapped; NULL: nothing.
+    // Called for the optimizer before it is wrapped; NULL: nothing.
     iso_status (*prepare)(iso_optimizer *inner);
     int64_t rows;      // of the global batch, divisible by the ranks
-    int64_t first_row; // of this communicator's part in a batch that goes beyond it
+    int64_t first_row; // of this communicator's rows in a larger batch
     iso_scope scope;
     const iso_comm_hook *hook; // NULL: none
     // Changes the settings of data_parallel; NULL: nothing.
@@ -48,7 +48,7 @@ iso_status build_small_cnn(iso_device *device, bool dropout, iso_module **out);
 trainer_config trainer_default(void);
 iso_status trainer_create(trainer *t, iso_comm *comm, const trainer_config *config);
 void trainer_destroy(trainer *t);
-// One step on this rank's part of global batch `step`: zero_grad, forward, loss, backward, step.
+// One step on this rank's share of global batch `step`: zero_grad, forward, loss, backward, step.
 iso_status trainer_step(trainer *t, int step, double *loss);
 iso_status trainer_forward(trainer *t, int step, iso_tensor **out);
 // Row `row` of global batch `step`: TRAINER_CHANNELS x TRAINER_SIZE x TRAINER_SIZE numbers and
@@ -60,7 +60,7 @@ iso_status trainer_hash(trainer *t,
 iso_status trainer_train(trainer *t, int steps);
 // Forward, loss and backward without zero_grad or step.
 iso_status trainer_backward(trainer *t, int step);
-// The hash that a run of that many steps ends with.
+// Trains `steps` steps with a new trainer. *hash: that of the final parameters.
 iso_status trainer_run(iso_comm *comm, const trainer_config *config, int steps, uint64_t *hash);
 // Largest absolute difference over all parameters of two trainers on this rank.
 iso_status trainer_difference(trainer *a, trainer *b, double *out);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// For tests of uneven inputs: loops over batches of which ranks have different numbers, and what
-// one rank must make of the same data.
+// For tests of uneven inputs: loops in which ranks have different numbers of batches, and a model
+// with one rank and the same data.
 #ifndef ISO_TEST_JOIN_FIXTURE_H
 #define ISO_TEST_JOIN_FIXTURE_H
 
@@ -18,7 +18,8 @@ typedef struct uneven {
 
 // SGD with momentum, lazy, shadow.
 uneven uneven_default(void);
-// Of the batch of a rank, 0 when it has none any more; of all ranks before it.
+// The rows of a rank's batch (0: it has run out of data), and the sum of the rows of all lower
+// ranks.
 int64_t uneven_rows(const uneven *u, int rank, int step);
 int64_t uneven_first_row(const uneven *u, int rank, int step);
 int uneven_longest(const uneven *u, int ranks);
@@ -26,13 +27,13 @@ int uneven_longest(const uneven *u, int ranks);
 iso_status uneven_create(trainer *t, iso_comm *comm, const uneven *u);
 // Forward and backward of `rows` rows of global batch `step`, the gradient of the loss times scale.
 iso_status uneven_batch(trainer *t, int step, int64_t first_row, int64_t rows, double scale);
-// A whole loop between begin and end; *status is how it ended, ISO_PENDING if it was not an error,
-// and *steps how many this rank made.
+// A whole loop between begin and end; *status: how it ended, ISO_PENDING unless by an error.
+// *steps: the number of this rank's steps.
 iso_status uneven_loop(trainer *t, const uneven *u, iso_status *status, int *steps);
 // uneven_loop that must end with ISO_PENDING.
 iso_status uneven_train(trainer *t, const uneven *u);
-// What `one`, a trainer of one rank, makes of the same batches of so many ranks by the definition
-// of the divisor.
+// Trains `one`, a trainer with a single rank, on the same batches of `ranks` ranks, by the
+// definition of the divisor.
 iso_status uneven_model(trainer *one, const uneven *u, int ranks);
 
 #endif

@@ -19,8 +19,8 @@ void oracle_channel_moments(const oracle_batch_norm *b, const double *x, double 
 void oracle_batch_norm_forward(const oracle_batch_norm *b, const double *x, const double *mean,
                                const double *variance, const double *w, const double *bias,
                                double *y);
-// Adds to dw and db (either may be NULL), writes dx. batch: mean and variance are those of x, so
-// that dx goes through them too.
+// Adds to dw and db (either may be NULL), writes dx. batch: mean and variance are those of x, so dx
+// includes their gradients.
 void oracle_batch_norm_backward(const oracle_batch_norm *b, bool batch, const double *x,
                                 const double *mean, const double *variance, const double *w,
                                 const double *bias, const double *dy, double *dw, double *db,

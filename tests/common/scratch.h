@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Files of a test: a folder of its own that it removes at its end.
+// Files of a test, in a folder that is removed at its end.
 #ifndef TESTS_SCRATCH_H
 #define TESTS_SCRATCH_H
 

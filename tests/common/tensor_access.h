@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Contents of tensors for tests, on whatever device they lie.
+// Access to tensors on any device, for tests.
 #ifndef ISO_TEST_TENSOR_ACCESS_H
 #define ISO_TEST_TENSOR_ACCESS_H
 
@@ -27,7 +27,7 @@ static inline iso_status tensor_set(iso_tensor *t, const void *from) {
     return iso_tensor_unmap(t);
 }
 
-// Element i of an f32 tensor gets a value; the one that was there before, or a NaN.
+// Sets element i of an f32 tensor. Returns its previous value, or NaN on an error.
 static inline float tensor_swap(iso_tensor *t, int64_t i, float value) {
     void *data;
     if (iso_tensor_map(t, ISO_READ_WRITE, &data) < 0) return NAN;

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
-// For tests that make runs of the train program in their own process: a small world, and runs from
-// lines of options.
+// For tests that call the train program's functions: a small world, and runs from lines of options.
 #ifndef ISO_TEST_TRAIN_FIXTURE_H
 #define ISO_TEST_TRAIN_FIXTURE_H
 
@@ -13,7 +12,7 @@ iso_status train_world_small(iso_comm *comm, int64_t count, train_world *out);
 bool train_line(const train_world *world, const char *line, const train_observer *observer,
                 train_result *out);
 
-// What a run's evals say.
+// The losses of a run's evaluations.
 enum { TRAIN_CURVE = 64 };
 typedef struct train_curve {
     int count;
@@ -22,7 +21,7 @@ typedef struct train_curve {
 // A run with an eval after each update.
 bool train_curve_of(const train_world *world, const char *line, train_curve *curve,
                     train_result *out);
-// The largest difference of two curves; infinite where one is longer.
+// The largest difference between two curves; infinite if their lengths differ.
 double train_curve_difference(const train_curve *a, const train_curve *b);
 
 #endif

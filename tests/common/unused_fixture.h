@@ -17,21 +17,21 @@ enum { UNUSED_STEPS = 12, UNUSED_CASES = 5, UNUSED_ADAM = 1, UNUSED_ADAMW = 2 };
 typedef struct unused_case {
     const char *name; // in the file
     iso_optimizer_kind kind;
-    bool groups; // p0, p2 and p5 are a second one, with a tenth of lr
+    bool groups; // p0, p2 and p5 are a second group, with a tenth of lr
     iso_hyper hyper;
 } unused_case;
 extern const unused_case unused_cases[UNUSED_CASES];
 
-// The backward that comes, and the part of this process in it.
+// The next backward, and this process's role in it.
 extern struct unused_now {
     int step, rank, ranks;
     // Which layers this rank uses, one for each parameter of the file, and its gradient as a
     // multiple of the file's. A layer of share 0 does not run.
     double (*share)(int layer);
 } unused_now;
-// The mean is the file's gradient: all ranks have it, or one has it alone.
+// A share function for which the mean is the file's gradient: all ranks have it, or only one rank.
 double unused_fair_share(int layer);
-// Whether the parameter has one, on any rank.
+// Whether the parameter has a gradient on any rank.
 bool unused_has_gradient(int layer);
 
 typedef struct unused_run {
@@ -53,7 +53,7 @@ iso_status unused_backward(unused_run *r, int step);
 void unused_train(unused_run *r, int from, int to);
 // All parameters one after the other; completes updates.
 void unused_values(unused_run *r, double *out);
-// That they are what the file has after all steps of a case.
+// Asserts that the values are those of the file after all steps of a case.
 void unused_check(const double *got, const char *name);
 
 #endif

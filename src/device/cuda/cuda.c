@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The CUDA device: its life, and its tables.
+// The CUDA device: creation, and its tables.
 #include "device/cuda/libs/cuda_dnn.h"
 #include "device/cuda/ops/cuda_copy.h"
 #include "device/cuda/runtime/cuda_graph.h"

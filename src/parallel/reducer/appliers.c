@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Who updates which parameters: callbacks, their hyperparameters, and updates that are to come.
+// Which applier updates which parameters: callbacks, their hyperparameters, and outstanding
+// updates.
 #include "parallel/reducer/appliers.h"
 
 #include <string.h>
@@ -13,24 +14,24 @@ typedef struct applier {
     void *hyper;
     size_t hyper_bytes;
     bool *mine;   // [slots]
-    bool fresh;   // a whole list was issued that it has not used yet
+    bool fresh;   // it has not used the list that was issued
     bool stepped; // hyper is in use by pending updates
 } applier;
 
 typedef struct slot_state {
-    int owner;   // whose update; NOBODY: it is only averaged
-    bool update; // step() was called: completing it applies the update
+    int owner;   // the applier; NOBODY: the gradient is only averaged
+    bool update; // an update is outstanding until its bucket is complete
 } slot_state;
 
 struct iso__appliers {
     const iso__layout *layout;
     char *gradients;
-    bool by_elements;      // updates are of elements, as with ZeRO
-    const iso__zero *zero; // says which; NULL: all
+    bool by_elements;      // each rank updates some elements of a parameter (ZeRO)
+    const iso__zero *zero; // determines which elements; NULL: all
     applier *applier;
     int count;
     slot_state *slot; // [slots]
-    int *arrived;     // [parameters]: pieces that have come back, where they are updated together
+    int *arrived;     // [parameters]: pieces that are back, if they are updated together
     bool direct;      // two appliers share a parameter
 };
 
@@ -79,7 +80,8 @@ static iso_status new_applier(iso__appliers *a, int *id) {
     return ISO_OK;
 }
 
-// Whose updates wait for which forward can be told only while each parameter has one owner.
+// Finds the owner of each slot. If a parameter has two, updates cannot wait for the forward that
+// needs them, so the appliers become direct.
 static void find_owners(iso__appliers *a) {
     bool direct = false;
     for (int s = 0; s < a->layout->slot_count; s++) {
@@ -115,7 +117,7 @@ iso_status iso__appliers_add(iso__appliers *a, const int *params, int count,
     iso_status status;
     const iso__layout *l = a->layout;
     applier p = {.apply = apply, .user = user, .hyper_bytes = hyper_bytes};
-    // When each of them steps, ranks might publish values in different orders.
+    // With several appliers, ranks could publish values in different orders.
     ISO_CHECK(!a->by_elements || iso__appliers_count(a) == 0, ISO_ERR_UNSUPPORTED,
               "with ZeRO one optimizer updates the parameters: use parameter groups "
               "(iso_optimizer_add_group) in place of a second one");
@@ -213,14 +215,15 @@ void iso__appliers_restart(iso__appliers *a) {
 
 // ---- Updates ----------------------------------------------------------------------------------------
 
-// Of a parameter that is cut, and updated as a whole: true for its last piece.
+// Counts the pieces that are back of a parameter that is updated as a whole. Returns true for the
+// last one.
 static bool is_last_to_come(iso__appliers *a, int param) {
     if (++a->arrived[param] < a->layout->place[param].pieces) return false;
     a->arrived[param] = 0;
     return true;
 }
 
-// Of the elements that are this rank's.
+// Updates this rank's elements of a slot.
 static iso_status apply_own(iso__appliers *a, int slot, const applier *p, double scale) {
     const iso__grad_slot *s = &a->layout->slot[slot];
     iso__own own = iso__zero_own(a->zero, a->layout, slot);
@@ -242,7 +245,7 @@ static iso_status call_apply(iso__appliers *a, int slot, const applier *p, doubl
     return p->apply(s->param, gradient, scale, p->hyper, p->user);
 }
 
-// A callback need not have written a record of its error.
+// Writes an error record if the callback returned an error without one.
 static iso_status update_slot(iso__appliers *a, int slot, const applier *p, double scale) {
     iso_status status = call_apply(a, slot, p, scale);
     if (status < 0 && iso_last_error()->code != status)
@@ -266,7 +269,7 @@ iso_status iso__appliers_apply(iso__appliers *a, int bucket, double scale, const
         slot_state *slot = &a->slot[s];
         if (!slot->update) continue;
         if (!skipped[s]) ISO_TRY(update_slot(a, s, &a->applier[slot->owner], scale));
-        slot->update = false; // not again, should one of the others fail
+        slot->update = false; // do not repeat it if a later one fails
     }
     return ISO_OK;
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What makes a sum of gradients an average.
+// The factors that turn a sum of gradients into an average.
 #include "parallel/reducer/factors.h"
 
 static double before_sum(const iso__averaging *a, double total, bool divides) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Private to the reducer: what makes a sum of gradients an average. Pure functions.
+// Private to the reducer: the factors that turn a sum of gradients into an average. Pure functions.
 #ifndef ISO_FACTORS_H
 #define ISO_FACTORS_H
 
@@ -11,13 +11,13 @@ typedef struct iso__averaging {
     double weight, total; // see iso_reducer_set_weight
 } iso__averaging;
 
-// What gradients are multiplied with before the sum, and the sum after it.
+// Gradients are multiplied by `before` ahead of the sum, and the sum by `after`.
 typedef struct iso__factors {
     double before, after;
 } iso__factors;
 
-// ranks: over whom the sum is. divides: whatever travels is to be an average already. A rank that
-// is alone sums nothing: all is left for after.
+// ranks: the number of ranks over which gradients are summed. divides: what travels must already be
+// an average. A single rank sums nothing, so `after` is the whole factor.
 iso__factors iso__factors_of(const iso__averaging *a, int ranks, bool divides);
 
 #endif

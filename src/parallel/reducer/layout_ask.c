@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What others ask of a layout: its parameters, its last bucket, its text.
+// Queries of a layout: its parameters, its last bucket, its text.
 #include "parallel/reducer/layout.h"
 
 int iso__layout_last(const iso__layout *l) {

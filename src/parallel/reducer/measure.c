@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// How long one exchange of all buckets takes when there is nothing to hide it behind.
+// Measures the time of one exchange of all buckets, with no computation to hide it.
 #include "parallel/reducer/reducer_impl.h"
 
 #include <isotherm/trace.h>
@@ -25,10 +25,11 @@ static iso_status exchange_once(iso_reducer *r, double *ms) {
     return ISO_OK;
 }
 
-// Zeros: repeated sums of leftover gradients would overflow into slow arithmetic.
+// Clears the gradients: repeated sums of old ones would overflow, and arithmetic with infinities is
+// slow.
 static iso_status clear_store(iso_reducer *r) {
     iso_device *device = r->store.device;
-    if (device) ISO_TRY(device->ops->remote->finish(device)); // copies out of the arena
+    if (device) ISO_TRY(device->ops->remote->finish(device)); // pending copies out of the arena
     memset(r->store.arena, 0, r->store.bytes);
     return device ? iso__store_zero(&r->store, 0, r->store.bytes) : ISO_OK;
 }
@@ -40,7 +41,7 @@ static iso_status measure_each(iso_reducer *r, int repeats, double *each) {
     return iso_comm_allreduce_f64(r->world, each, (size_t)repeats, ISO_MAX);
 }
 
-// What only measures does not count.
+// Statistics do not count these exchanges.
 iso_status iso_reducer_measure_exchange(iso_reducer *r, int repeats, double *ms) {
     iso__exchange_stats before = r->exchanged;
     double *each;

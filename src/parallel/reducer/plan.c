@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: MIT
-// In which order chunks of buckets leave: earliest need first, among what is ready.
+// The order in which chunks of buckets leave: among those that are ready, the one needed first.
 #include "parallel/reducer/plan.h"
 
 #include <limits.h>
 
-// A chunk occupies the wire for about so long: what is needed earlier and becomes ready meanwhile
-// waits for no more than the chunks that are under way.
+// A chunk occupies the wire for about this time (ms). A bucket that becomes ready later but is
+// needed earlier waits only for the chunks under way.
 #define CHUNK_MS 1.0
-// Below, what every exchange costs on its own counts; above, nothing is gained.
+// Smaller chunks cost too much overhead for each exchange; larger ones gain nothing.
 #define LEAST_CHUNK_BYTES ((size_t)64 << 10)
 #define MOST_CHUNK_BYTES  ((size_t)1 << 20)
 #define ROUND_BYTES       ((size_t)4 << 10)
-// While one chunk is on the wire the next one is already posted.
+// While one chunk is on the wire, the next one is already posted.
 #define CHUNKS_UNDER_WAY 2
 
 iso__plan_config iso__plan_choose(double bytes_per_ms) {
@@ -42,7 +42,7 @@ static iso_status check_items(const iso__plan_item *item, int count,
     return ISO_OK;
 }
 
-// How many chunks each item has, and all of them.
+// Counts the chunks of each item and of all items.
 static iso_status count_chunks(const iso__plan_item *item, int count,
                                const iso__plan_config *config, size_t *chunks, size_t *total) {
     *total = 0;
@@ -52,8 +52,8 @@ static iso_status count_chunks(const iso__plan_item *item, int count,
     return ISO_OK;
 }
 
-// The item that is needed first among those that are ready and have chunks left; -1: none is ready,
-// and *next_ms says when one will be.
+// Among the items that are ready and have chunks left, the one that is needed first; -1: none is
+// ready, and *next_ms is the time at which one will be.
 static int find_urgent(const iso__plan_item *item, int count, const size_t *chunks,
                        const size_t *sent, double now_ms, double *next_ms) {
     int urgent = -1;
@@ -70,7 +70,7 @@ static int find_urgent(const iso__plan_item *item, int count, const size_t *chun
     return urgent;
 }
 
-// Writes all chunks; sent: zeros.
+// Writes all chunks. sent must be all zeros.
 static void simulate_wire(const iso__plan_item *item, int count, double bytes_per_ms,
                           const size_t *chunks, size_t *sent, iso__chunk *chunk) {
     double now_ms = 0, next_ms = 0;
@@ -95,7 +95,7 @@ iso_status iso__plan_make(const iso__plan_item *item, int count, const iso__plan
     size_t *each = NULL, total = 0;
     iso__chunk *chunk = NULL;
     ISO_TRY(check_items(item, count, config));
-    ISO_TRY(iso__alloc_zero(2 * (size_t)count * sizeof(size_t), (void **)&each)); // and sent
+    ISO_TRY(iso__alloc_zero(2 * (size_t)count * sizeof(size_t), (void **)&each)); // chunks and sent
     ISO_TRY_GOTO(count_chunks(item, count, config, each, &total));
     ISO_TRY_GOTO(iso__alloc(total * sizeof(iso__chunk), (void **)&chunk));
     simulate_wire(item, count, config->bytes_per_ms, each, each + count, chunk);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// When buckets are ready and needed: statistics, and the plan of the order in which they leave.
+// Measures when buckets are ready and needed: for statistics, and for the plan of the order in
+// which they leave.
 #include "parallel/reducer/planner.h"
 
 #include "parallel/reducer/plan.h"
@@ -7,15 +8,15 @@
 #include <isotherm/trace.h>
 #include <string.h>
 
-#define WARM_LISTS 3 // memory is touched, kernels are created: times say nothing yet
-enum { ROUNDS = 5 }; // lists that the plan is made of
+#define WARM_LISTS 3 // first touch of memory and creation of kernels distort their times
+enum { ROUNDS = 5 }; // lists whose times make the plan
 
-// Times of the latest exchange, sums over all, and what the plan is made of.
+// Times of the latest exchange, sums over all exchanges, and the times for the plan.
 typedef struct bucket_times {
-    int64_t ready_ns, need_ns;                            // need_ns: 0 until it is needed
-    int64_t done_ns;                                      // of the sum
-    int64_t origin_ns, origin_clock;                      // of its backward
-    int round;                                            // of the plan's, which this backward is
+    int64_t ready_ns, need_ns;       // need_ns: 0 until it is needed
+    int64_t done_ns;                 // of the sum
+    int64_t origin_ns, origin_clock; // of its backward
+    int round;                       // index of this backward in plan_ready and plan_need
     double ready_ms, start_ms, done_ms, need_ms, wait_ms; // sums, since the first gradient
     long long exchanges, needs;
     double plan_ready[ROUNDS], plan_need[ROUNDS]; // ms without waits
@@ -24,14 +25,15 @@ typedef struct bucket_times {
 struct iso__planner {
     const iso__layout *layout;
     iso_comm *world;
-    bool wanted, planned; // planned: also where that failed
+    bool wanted, planned; // planned: true even if planning failed
     bool in_force;
     bucket_times *times;             // [buckets]
     int *bucket;                     // [buckets], of the planned channel's items
-    int64_t origin_ns, origin_clock; // of the backward: now, and on the clock without waits
+    int64_t origin_ns, origin_clock; // start of the backward: on the clock of iso_now, and on the
+                                     // clock without waits
     int64_t waited_ns;
     double wait_ms, exchange_ms;
-    iso__channel_load load; // when planning began to watch
+    iso__channel_load load; // when measuring for the plan began
 };
 
 iso_status iso__planner_create(const iso__layout *layout, iso_comm *world, bool wanted,
@@ -61,7 +63,7 @@ void iso__planner_destroy(iso__planner **pointer) {
 
 // ---- Watching ---------------------------------------------------------------------------------------
 
-// A clock that stands still in waits.
+// A clock that stops during waits.
 static int64_t clock_of(const iso__planner *p, int64_t now) { return now - p->waited_ns; }
 
 void iso__planner_begin(iso__planner *p) {
@@ -88,7 +90,7 @@ void iso__planner_need(iso__planner *p, int bucket) {
     t->needs++;
 }
 
-// When backward told, a device had only been asked for it.
+// When backward reported the gradient, the device had only been given the work.
 static void correct_ready(bucket_times *t, int64_t ready_ns) {
     t->plan_ready[t->round] += (double)(ready_ns - t->ready_ns) * 1e-6;
     t->ready_ns = ready_ns;
@@ -161,7 +163,7 @@ static double median_of_rounds(const double *value) {
     return iso__median(sorted, ROUNDS);
 }
 
-// The slowest rank's times of long buckets, the same on all ranks; ms: twice as many.
+// The slowest rank's times of `count` long buckets, equal on all ranks. ms: [2 * count], scratch.
 static iso_status gather_times(const iso__planner *p, const iso__transport *transport,
                                iso__plan_item *item, double *ms, int count) {
     for (int k = 0; k < count; k++) {
@@ -174,7 +176,7 @@ static iso_status gather_times(const iso__planner *p, const iso__transport *tran
     ISO_TRY(iso_comm_allreduce_f64(p->world, ms, (size_t)count * 2, ISO_MAX));
     for (int k = 0; k < count; k++) {
         item[k].ready_ms = ms[2 * k];
-        // The first layer is needed at once; what the last steps did not ask for can wait.
+        // The first layer is needed immediately; buckets that the last steps did not need can wait.
         double at_once = item[k].ready_ms + 1e-3, need = ms[2 * k + 1];
         item[k].need_ms = need == 0 ? 1e12 : need > at_once ? need : at_once;
     }
@@ -191,7 +193,7 @@ static iso_status make_plan(const iso__planner *p, iso__channel *channel,
     iso__channel_load now = iso__channel_load_of(channel);
     double bytes = (double)(now.bytes - p->load.bytes);
     double ms = (double)(now.busy_ns - p->load.busy_ns) * 1e-6;
-    if (ms <= 0 || bytes <= 0) return ISO_OK; // nothing has travelled: the plan stays as it is
+    if (ms <= 0 || bytes <= 0) return ISO_OK; // nothing has travelled: keep the plan
     iso__plan_config config = iso__plan_choose(bytes / ms);
     int count = 0;
     ISO_TRY(iso__plan_make(item, items, &config, &out->chunk, &count));
@@ -205,12 +207,12 @@ static iso_status make_plan(const iso__planner *p, iso__channel *channel,
     return ISO_OK;
 }
 
-// Rank 0's plan becomes everybody's.
+// Makes rank 0's plan the plan of all ranks.
 static iso_status share_plan(iso__planner *p, iso__channel *channel, agreed_plan *plan,
                              iso_status made) {
     int64_t head[2] = {made == ISO_OK ? plan->count : 0, plan->window};
     ISO_TRY(iso_comm_bcast(p->world, head, sizeof(head), 0));
-    if (head[0] == 0) return made; // rank 0 could not: all go on as before
+    if (head[0] == 0) return made; // rank 0 has no plan: all ranks keep the old one
     plan->count = head[0];
     plan->window = head[1];
     size_t bytes = (size_t)plan->count * sizeof(*plan->chunk);
@@ -219,7 +221,7 @@ static iso_status share_plan(iso__planner *p, iso__channel *channel, agreed_plan
     ISO_TRY(iso_comm_agree(p->world, status));
     ISO_TRY(iso_comm_bcast(p->world, plan->chunk, bytes, 0));
     status = iso__channel_set_plan(channel, plan->chunk, (int)plan->count, (size_t)plan->window);
-    ISO_TRY(iso_comm_agree(p->world, status)); // or ranks would go on in different orders
+    ISO_TRY(iso_comm_agree(p->world, status)); // otherwise the orders of the ranks would differ
     p->in_force = true;
     return ISO_OK;
 }
@@ -238,14 +240,14 @@ static iso_status plan_together(iso__planner *p, const iso__transport *transport
     return ISO_OK;
 }
 
-// If a rank has failed before, nobody plans.
+// If a rank has failed before, no rank plans.
 iso_status iso__planner_plan(iso__planner *p, const iso__transport *transport, iso_status mine) {
     iso__plan_item *item = NULL;
     double *ms = NULL;
     size_t count = (size_t)p->layout->bucket_count;
     if (mine == ISO_OK) mine = iso__alloc_zero(count * sizeof(*item), (void **)&item);
     if (mine == ISO_OK) mine = iso__alloc_zero(count * 2 * sizeof(*ms), (void **)&ms);
-    iso_status status = mine; // another rank's error is told there
+    iso_status status = mine; // that rank reports another rank's error
     if (iso_comm_agree(p->world, mine) == ISO_OK) status = plan_together(p, transport, item, ms);
     iso__free(ms);
     iso__free(item);
@@ -253,7 +255,7 @@ iso_status iso__planner_plan(iso__planner *p, const iso__transport *transport, i
     return ISO_OK;
 }
 
-// Lists are counted when they leave, not when they come back.
+// Counts lists when they leave, not when they come back, so that the count is equal on all ranks.
 bool iso__planner_is_due(iso__planner *p, const iso__transport *transport, long long lists) {
     int items;
     if (!p->wanted || p->planned || lists < WARM_LISTS || !transport->ops->plan) return false;

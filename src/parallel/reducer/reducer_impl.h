@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Private to reducer.c, reducer_create.c and measure.c: the parts of a reducer.
+// Private to reducer.c, reducer_create.c and measure.c: what a reducer is made of.
 #ifndef ISO_REDUCER_IMPL_H
 #define ISO_REDUCER_IMPL_H
 
@@ -8,32 +8,32 @@
 #include "parallel/reducer/round.h"
 
 struct iso_reducer {
-    iso_comm *world; // its own
+    iso_comm *world; // owned
     iso__layout layout;
     iso__store store;
     iso__coder coder;
     iso__scopes *scopes;
     iso__exchange_stats exchanged;
-    iso__buckets buckets; // of the layout
+    iso__buckets buckets; // the layout's
     iso__transport_setup setup;
     iso__appliers *appliers;
     iso__planner *planner;
-    bool shares_updates; // as asked for, also where this rank is alone
+    bool shares_updates; // config.zero, also on a single rank
     iso__zero *zero;     // NULL: every rank updates everything
-    iso__sums *sums;     // NULL: none were asked for
-    bool rides;          // they may lie behind gradients
+    iso__sums *sums;     // NULL: config.sums is 0
+    bool rides;          // sums travel in the tail of a bucket
     iso__round *round;
     iso_scope scope;           // in force
-    bool scopes_made;          // all that may be chosen are there
+    bool scopes_made;          // all scopes that may be chosen exist
     iso__transport *transport; // of that scope
     iso_sync sync;
-    bool exchanges;   // false: nothing travels, with ISO_SYNC_NONE as with a silent hook
-    int only;         // iso_reducer_set_apply's, or negative
-    bool owned;       // an owner closes every backward: a step without a list is a mistake
-    bool in_backward; // of that owner, who has not closed it yet
+    bool exchanges;   // false: nothing travels (ISO_SYNC_NONE, or a silent hook)
+    int only;         // the id of iso_reducer_set_apply, or negative
+    bool owned;       // an owner closes every backward; a step without a list is an error
+    bool in_backward; // the owner's backward is not closed yet
     int unsynced;     // backwards since the last exchange whose gradients stay on this rank
     long long steps;
-    // What the last report of ISO_DEBUG counted up to.
+    // The statistics at the last report of ISO_DEBUG.
     iso_reducer_stats reported;
     int64_t reported_ns;
 };

@@ -11,8 +11,8 @@ typedef enum bucket_stage { OPEN, POSTED, ARRIVED, PUBLISHED } bucket_stage;
 typedef struct bucket_state {
     bucket_stage stage;
     int missing;         // slots that are not ready
-    iso__transport *via; // that it was posted to
-    int64_t spent_ns;    // on other buckets, while it was awaited in vain
+    iso__transport *via; // the transport it was posted to
+    int64_t spent_ns;    // spent on other buckets during failed waits for this one
 } bucket_state;
 
 typedef struct slot_state {
@@ -52,7 +52,8 @@ static inline int slots_in(const iso__round *r, int b) {
 // Waits for a bucket, which has arrived then. left NULL: the sum becomes an average. idle may be
 // NULL.
 iso_status iso__round_arrive(iso__round *r, int b, const iso__idle *idle, double *left);
-// Where waiting between updates would end what a device takes together: as above, without updates.
+// On a device, waits for a bucket without making its updates: waits between updates would split
+// what the device launches together.
 iso_status iso__round_arrive_first(iso__round *r, int b);
 // Waits for a bucket, makes its updates, and opens it.
 iso_status iso__round_complete(iso__round *r, int b);

@@ -5,18 +5,18 @@
 #include <math.h>
 #include <string.h>
 
-// A number is a whole multiple of 2^-1074, written in digits of 10 bits with its sign. Sums of
-// digits over 2^14 ranks are below 2^24, which f32 counts exactly, in any order.
+// A number is an integer multiple of 2^-1074, written as signed digits of 10 bits. Sums of digits
+// over 2^14 ranks are below 2^24, so f32 represents them exactly, in any order of the additions.
 enum { BITS = 10, BASE = 1 << BITS, LOWEST = -1074 };
 enum { NANS, INFS, MINUS_INFS, FIRST_DIGIT, DIGITS = 212, ELEMENTS = FIRST_DIGIT + DIGITS };
-enum { CARRIED = 3 }; // digits beyond, that a sum may reach
+enum { CARRIED = 3 }; // further digits that a sum may need
 
 struct iso__sums {
     int count;
-    double *mine, *sent, *sum; // [count]: of the list to come, of the one that is out, of all ranks
-    bool to_send;              // they do not ride
+    double *mine, *sent, *sum; // [count]: of the next list, of the issued list, over all ranks
+    bool to_send;              // they need a message of their own
     iso_request *request;
-    iso_comm *comm; // that it is over, retained
+    iso_comm *comm; // the communicator of the request, retained
 };
 
 size_t iso__sums_elements(int count) { return (size_t)count * ELEMENTS; }
@@ -31,7 +31,7 @@ static void write_digits(double value, double *out) {
     if (!isfinite(value) || value == 0) return;
     uint64_t whole = (uint64_t)ldexp(frexp(fabs(value), &exponent), 53);
     int at = exponent - 53 - LOWEST;
-    if (at < 0) { // smaller than all normal numbers: these bits are 0
+    if (at < 0) { // a subnormal number: the low bits are 0
         whole >>= -at;
         at = 0;
     }
@@ -40,7 +40,8 @@ static void write_digits(double value, double *out) {
         *digit++ = (value < 0 ? -1 : 1) * (double)(whole % BASE);
 }
 
-// Every digit becomes 0 to BASE - 1. Gives what is carried beyond: negative if the number is.
+// Makes every digit 0 to BASE - 1. Returns the carry beyond the last one, which is negative if the
+// number is.
 static int64_t carry_digit(const double *sum, int sign, int64_t *digit) {
     int64_t rest = 0;
     for (int j = 0; j < DIGITS + CARRIED; j++) {
@@ -51,7 +52,7 @@ static int64_t carry_digit(const double *sum, int sign, int64_t *digit) {
     return rest;
 }
 
-// The nearest double: 55 bits and more, and below them whether anything else is left.
+// The nearest double: takes at least 55 bits, and one sticky bit for all lower ones.
 static double read_digits(const double *sum) {
     int64_t digit[DIGITS + CARRIED];
     uint64_t top = 0;
@@ -110,7 +111,7 @@ void iso__sums_come(iso__sums *s, const iso__store *store, const iso__bucket *bu
 
 iso_status iso__sums_send(iso__sums *s, iso_comm *comm) {
     if (!s || !s->to_send) return ISO_OK;
-    ISO_TRY(iso__sums_wait(s)); // nobody has asked for those before
+    ISO_TRY(iso__sums_wait(s)); // the previous sums, which no one has read
     s->to_send = false;
     memcpy(s->sum, s->sent, (size_t)s->count * sizeof(double));
     if (!comm || iso_comm_size(comm) == 1) return ISO_OK;

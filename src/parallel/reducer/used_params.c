@@ -7,10 +7,10 @@
 struct iso__usage {
     const iso__layout *layout;
     bool *here;    // [slots]: used by this rank's program
-    bool *skipped; // [slots]: by all ranks, in the list that came back last
+    bool *skipped; // [slots]: true if no rank used it, in the list that came back last
     double *any;   // [slots]: 1 where any rank has used it
     iso_request *request;
-    iso_comm *asked; // that the request is over, retained: MPI may still use it
+    iso_comm *asked; // the communicator of the request; retained, because MPI may still use it
 };
 
 iso_status iso__usage_create(const iso__layout *layout, iso__usage **out) {
@@ -70,7 +70,7 @@ iso_status iso__usage_learn(iso__usage *u) {
     iso_status status = iso_request_wait(&u->request);
     if (!u->request) iso_comm_destroy(&u->asked);
     ISO_TRY(status);
-    for (int s = 0; s < l->slot_count; s++) // what is not exchanged, each rank judges for itself
+    for (int s = 0; s < l->slot_count; s++) // each rank decides alone about local slots
         u->skipped[s] = l->slot[s].local ? !u->here[s] : u->any[s] == 0;
     return ISO_OK;
 }

@@ -10,20 +10,20 @@ typedef struct iso__usage iso__usage;
 
 // Borrows the layout.
 iso_status iso__usage_create(const iso__layout *layout, iso__usage **out);
-// Accepts NULL. False: a reduction is under way, and its memory must stay.
+// Accepts NULL. Returns false if a reduction is under way; its memory then remains.
 bool iso__usage_destroy(iso__usage **usage);
 
-// Whether this rank's program used a slot in the backward whose list is out.
+// Notes whether this rank used a slot in the backward whose list is being issued.
 void iso__usage_mark(iso__usage *u, int slot, bool used);
-// A list is out: starts one small reduction over comm (NULL: this rank alone), which tells which
-// ranks used which parameters.
+// Starts one small reduction over comm (NULL: this rank alone) that determines which parameters any
+// rank used. Call it once a list is issued.
 iso_status iso__usage_ask(iso__usage *u, iso_comm *comm);
-// Waits for the answer, if one was asked for.
+// Waits for its result, if a reduction was started.
 iso_status iso__usage_learn(iso__usage *u);
-bool iso__usage_is_asked(const iso__usage *u); // the answer was not waited for yet
-// [slots]: no rank used it in the list that came back last.
+bool iso__usage_is_asked(const iso__usage *u); // started, and not yet waited for
+// [slots]: true if no rank used it in the list that came back last.
 const bool *iso__usage_skipped(const iso__usage *u);
-// Of what is not exchanged.
+// The same for parameters that are not exchanged: true skips their updates.
 void iso__usage_skip_local(iso__usage *u, bool skip);
 
 #endif

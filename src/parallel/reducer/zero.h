@@ -10,7 +10,7 @@
 
 typedef struct iso__zero iso__zero;
 
-// Borrows all. transport: one that shares out updates.
+// Borrows its arguments. transport: one for ZeRO (publish, collect).
 iso_status iso__zero_create(const iso__layout *layout, const iso__store *store,
                             iso__transport *transport, iso__zero **out);
 void iso__zero_destroy(iso__zero **zero); // accepts NULL
@@ -19,12 +19,12 @@ void iso__zero_destroy(iso__zero **zero); // accepts NULL
 typedef struct iso__own {
     size_t first, count;
 } iso__own;
-// Those that rank `shard` updates. Where nothing is shared out (z NULL), and of a slot that is not
-// exchanged, every rank updates all of them.
+// The elements that rank `shard` updates. Without ZeRO (z NULL), and if the slot is not exchanged,
+// every rank updates all of them.
 iso__own iso__zero_shard(const iso__zero *z, const iso__layout *l, int slot, int shard);
-iso__own iso__zero_own(const iso__zero *z, const iso__layout *l, int slot); // of this rank
+iso__own iso__zero_own(const iso__zero *z, const iso__layout *l, int slot); // for this rank
 
-// Publishes the values of this rank's shard, which are new.
+// Sends the new values of this rank's shard to the other ranks.
 iso_status iso__zero_publish(iso__zero *z, int bucket);
 // Waits for the values of all shards and puts them in place.
 iso_status iso__zero_collect(iso__zero *z, int bucket, const iso__idle *idle,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The forward pass of a linear layer with AVX-512. Weights are read where they lie, once: a gemm
-// would first bring them into an order of its own, which takes a fifth of its time at 64 rows.
+// The forward pass of a linear layer with AVX-512. It reads weights in place and only once. A gemm
+// would first reorder them, which takes a fifth of its time at 64 rows.
 #include "device/cpu/cpu_impl.h"
 
 #include <string.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Transposes small matrices in the registers of AVX-512, for kernels and for changes of layout.
+// Transposes small matrices in AVX-512 registers, for kernels and for conversions of layouts.
 #include "device/cpu/cpu_impl.h"
 
 #if defined(__x86_64__) && defined(__GNUC__)

@@ -18,15 +18,16 @@
 
 #define ISO_ONEDNN_ARGS 4
 
-// What a kernel was built for: operation, threads, flags, rows, then other sizes; last the
-// candidate that it is of.
+// What a kernel was built for: operation, threads, flags, rows, then other sizes, and last the
+// candidate.
 typedef struct iso__onednn_key {
     int64_t value[20];
 } iso__onednn_key;
-enum { ISO_ONEDNN_FLAGS = 2, ISO_ONEDNN_ROWS = 3, ISO_ONEDNN_RULE = 19 }; // places in it
+enum { ISO_ONEDNN_FLAGS = 2, ISO_ONEDNN_ROWS = 3, ISO_ONEDNN_RULE = 19 }; // indices of value
 enum { ISO_ONEDNN_ACCUMULATE = 4 | 8 }; // flags: weight and bias gradients are added to
 
-// Kernels for one problem: as the fixed rule has it, or one of so many candidates.
+// The kernels for one problem: that of the fixed rule, and the candidates. ISO_ONEDNN_CANDIDATES is
+// the maximum number of candidates.
 enum { ISO_ONEDNN_BY_RULE = -1, ISO_ONEDNN_CANDIDATES = 8 };
 typedef struct iso__onednn_problem iso__onednn_problem;
 struct iso__onednn_problem {
@@ -37,22 +38,25 @@ struct iso__onednn_problem {
     void (*describe)(const iso__onednn_problem *problem, char *text, size_t room);
 };
 
-// An argument as the caller has it. A kernel that works on another layout converts through scratch.
+// An argument in the caller's layout. A kernel that needs another layout converts it in scratch
+// memory.
 typedef struct iso__onednn_arg {
     int id; // DNNL_ARG_x; 0: absent
     dnnl_memory_desc_t layout;
-    bool output, accumulate; // accumulate: result is added to what is there
+    bool output, accumulate; // accumulate: the result is added to the old contents
 } iso__onednn_arg;
 
 typedef struct iso__onednn_kernel iso__onednn_kernel;
 
 dnnl_engine_t iso__onednn_engine(const iso__cpu *cpu);
-// Kernels use up to cpu->base.threads threads between these two.
+// Between these calls, kernels use up to cpu->base.threads threads. enter returns the argument for
+// leave.
 int iso__onednn_enter(const iso__cpu *cpu);
 void iso__onednn_leave(int before);
 // NULL if there is none yet.
 iso__onednn_kernel *iso__onednn_find(const iso__cpu *cpu, const iso__onednn_key *key);
-// Attributes of every primitive: scratchpads are ours; relu, where wanted, is fused.
+// Creates the attributes of a primitive: the caller provides the scratchpad, and a relu in act is
+// fused.
 iso_status iso__onednn_attributes(iso_activation act, dnnl_primitive_attr_t *out);
 // Makes the primitive and the conversions of its arguments; consumes pd.
 iso_status iso__onednn_build(iso__cpu *cpu, const iso__onednn_key *key, dnnl_primitive_desc_t pd,
@@ -60,7 +64,8 @@ iso_status iso__onednn_build(iso__cpu *cpu, const iso__onednn_key *key, dnnl_pri
 iso_status iso__onednn_run(iso__cpu *cpu, iso__onednn_kernel *kernel,
                            void *const data[ISO_ONEDNN_ARGS]);
 
-// Runs the candidate that was chosen for it, which may be now, or else that of the rule.
+// Runs the candidate chosen for the problem, which may be chosen now, or else the kernel of the
+// rule.
 iso_status iso__onednn_execute(iso__cpu *cpu, const iso__onednn_problem *problem);
 iso_status iso__tuner_create(struct iso__tuner **out);
 void iso__tuner_destroy(struct iso__tuner **tuner);

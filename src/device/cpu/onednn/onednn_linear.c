@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
 // Linear layers with oneDNN inner products, and with the forward kernel for AVX-512 beside them.
 //
-// The rule: gradients on plain layouts, where a gemm gets 93 % and more of what a core can do; the
-// forward with weights in place, where a gemm gets 75 to 88 % (and 60 % of 64 x 9216 -> 128), as it
-// first transposes the weights. Blocked weights would be as fast as those in place if their
-// conversion cost nothing, and it costs a fifth.
+// The rule: gradients use plain layouts, on which a gemm reaches 93 % and more of a core's peak.
+// The forward reads weights in place; a gemm would transpose them first, and reach only 75 to 88 %
+// (60 % for 64 x 9216 -> 128). Blocked weights would be as fast as weights in place if their
+// conversion were free, but it takes a fifth of the time.
 #include "device/cpu/onednn/onednn_impl.h"
 
 #include <string.h>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Choice of kernels by time: measures candidates on the data at hand, and keeps what it chose as
-// bytes that other ranks can be given.
+// Chooses kernels by time: measures candidates on the caller's data, and keeps the choices as bytes
+// that can be sent to other ranks.
 #include "device/cpu/onednn/onednn_impl.h"
 
 #include <isotherm/trace.h>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Tanh, sigmoid, gelu, softmax, and sums with a relu. In f32 on polynomials that vectorise, within
-// 2 units in the last place for exp, tanh and sigmoid; in f64 on the functions of libm.
+// Tanh, sigmoid, gelu, softmax, and sums with a relu. f32 uses polynomials that vectorise, with
+// errors of at most 2 units in the last place for exp, tanh and sigmoid; f64 uses the functions of
+// libm.
 #include "device/cpu/plain/cpu_real.h"
 
 #include <string.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Average pooling in either layout: over windows of one size, or over as many as the output needs.
+// Average pooling in either layout: over windows of a given size, or for an output of a given size.
 #include "device/cpu/plain/cpu_real.h"
 
 #include <string.h>

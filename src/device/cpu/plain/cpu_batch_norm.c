@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Batch normalisation in either layout. Strip by strip, so that the second pass over a strip of
-// channels finds it in the cache.
+// Batch normalisation in either layout. It works strip by strip, so that a strip of channels is
+// still in the cache for the second pass.
 #include "device/cpu/plain/cpu_real.h"
 #include "device/cpu/plain/cpu_strip.h"
 

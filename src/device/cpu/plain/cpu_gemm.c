@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The plain matrix product: tiles of C in registers, a panel of B copied to where it stays in the
+// The plain matrix product: tiles of C in registers, and a copied panel of B that stays in the
 // cache.
 #include "device/cpu/plain/cpu_real.h"
 

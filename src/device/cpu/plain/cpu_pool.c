@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Max-pooling in either layout; remembers which element of each window won.
+// Max-pooling in either layout; records the element of each window that is the maximum.
 #include "device/cpu/plain/cpu_real.h"
 
 #include <string.h>

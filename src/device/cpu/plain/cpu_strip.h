@@ -5,10 +5,10 @@
 
 #include "device/cpu/cpu_impl.h"
 
-#define ISO__LANES 16 // numbers that are worked on side by side
+#define ISO__LANES 16 // numbers that are processed side by side
 
-// The part of an activation that is worked on at once: up to ISO__LANES channels that lie side by
-// side, or one channel of which ISO__LANES neighbours of a plane are taken side by side.
+// The elements of an activation that are processed together: up to ISO__LANES adjacent channels, or
+// ISO__LANES neighbours in a plane of one channel.
 typedef struct iso__strip {
     int64_t first;         // its first element
     int64_t runs, step;    // pieces of memory, and elements from one to the next

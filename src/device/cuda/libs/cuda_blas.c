@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
 // Matrix products of the CUDA device, by cuBLAS.
 //
-// The same product gives the same bits in every run on GPUs of one kind: NVIDIA promises it for one
-// release of cuBLAS as long as one stream is active in a handle ("Results reproducibility" in the
-// cuBLAS guide). Here all products go through the compute queue's stream and one workspace that
-// belongs to it, and atomics stay disallowed, as cuBLAS has them by default.
+// The same product has the same bits in every run on GPUs of one kind: NVIDIA guarantees it for one
+// release of cuBLAS if a handle uses one stream ("Results reproducibility" in the cuBLAS guide).
+// Here all products use the compute queue's stream and its workspace, and atomics remain
+// disallowed, which is cuBLAS's default.
 #include "device/cuda/libs/cuda_blas.h"
 
 #include "device/cuda/libs/cuda_lt.h"

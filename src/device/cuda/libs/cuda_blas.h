@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Private to the CUDA device: cuBLAS, loaded and set up when a product is first asked for.
+// Private to the CUDA device: cuBLAS, which is loaded and set up for the first matrix product.
 #ifndef ISO_CUDA_BLAS_H
 #define ISO_CUDA_BLAS_H
 
@@ -24,11 +24,11 @@ typedef struct iso__cublas_functions {
 typedef struct iso__cuda_blas {
     iso__cublas_functions call;
     cublasHandle_t handle;
-    void *workspace; // of the compute queue, where products follow one another
+    void *workspace; // of the compute queue, which runs one product at a time
     size_t workspace_bytes;
 } iso__cuda_blas;
 
-// Makes cuda->blas where there is none yet.
+// Creates cuda->blas if it does not exist yet.
 iso_status iso__cuda_blas_need(iso__cuda *cuda);
 // Writes the record of a failed call of cuBLAS.
 iso_status iso__cuda_blas_error(const iso__cuda_blas *blas, cublasStatus_t error, const char *call,
@@ -41,7 +41,7 @@ iso_status iso__cuda_blas_error(const iso__cuda_blas *blas, cublasStatus_t error
     } while (0)
 #define ISO_TRY_CUBLAS(blas, expr) ISO_TRY_CUBLAS_AS(blas, #expr, expr)
 
-// How products of this type are to be computed now.
+// The compute type for products of this element type, with the current math setting.
 cublasComputeType_t iso__cuda_compute_type(const iso__cuda *cuda, iso_dtype dtype);
 cudaDataType iso__cuda_data_type(iso_dtype dtype);
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Which library convolutions go by: cuDNN where it is there, unless ISO_CUDA_CONV says otherwise.
+// Chooses the library for convolutions: cuDNN if it is available, unless ISO_CUDA_CONV says
+// otherwise.
 #include "device/cuda/libs/cuda_dnn.h"
 
 #include <string.h>

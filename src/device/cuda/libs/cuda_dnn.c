@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// cuDNN as a library: loading it, its handle, its errors.
+// Loads cuDNN, creates its handle and reports its errors.
 #include "device/cuda/libs/cuda_dnn.h"
 
 #include "device/cuda/libs/cuda_dnn_plan.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Private to the CUDA device: convolutions by cuDNN, where this build knows it and the host has it.
+// Private to the CUDA device: convolutions by cuDNN, if this build supports it and the host has it.
 #ifndef ISO_CUDA_DNN_H
 #define ISO_CUDA_DNN_H
 
@@ -8,14 +8,14 @@
 #include <config.h>
 
 #ifdef ISO_HAVE_CUDNN
-// Makes cuda->dnn. ISO_ERR_UNSUPPORTED: the library is not there.
+// Creates cuda->dnn. ISO_ERR_UNSUPPORTED: the library is not available.
 iso_status iso__cuda_dnn_create(iso__cuda *cuda);
 void iso__cuda_dnn_destroy(iso__cuda *cuda);
 
 void iso__cuda_dnn_fill_tune(iso_device_ops *ops);
 
-// The slots of the table; cuda->dnn is there. *done false: cuDNN has no way to do this shape in a
-// fixed order, and nothing was launched.
+// For the slots of the table; cuda->dnn must exist. *done false: cuDNN cannot compute this shape in
+// a fixed order, and nothing was launched.
 iso_status iso__cuda_dnn_forward(iso__cuda *cuda, const iso_conv2d_config *c, const iso_tensor *x,
                                  const iso_tensor *w, const iso_tensor *b, iso_activation act,
                                  iso_tensor *y, bool *done);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What cuDNN is given where it wants another order, or more channels, than a tensor has.
+// Copies tensors for cuDNN if it needs another order or more channels.
 #include "device/cuda/libs/cuda_dnn_layout.h"
 
 #include "device/cuda/ops/layout_kernels.h"

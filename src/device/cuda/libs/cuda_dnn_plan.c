@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// What cuDNN needs for a shape: descriptors, kept, and which algorithms are to be tried.
+// What cuDNN needs for a shape: descriptors, which are cached, and candidate algorithms.
 //
-// What runs is the first that its heuristics name for the shape among the algorithms that give the
-// same bits in every run; never a matter of time.
+// Unless tuning is on, the first algorithm runs that cuDNN's heuristics name for the shape among
+// those with the same bits in every run; the choice does not depend on measured times.
 #include "device/cuda/libs/cuda_dnn_plan.h"
 
 #include <limits.h>

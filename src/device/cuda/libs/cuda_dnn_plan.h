@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Private to cuDNN's files (cuda_dnn*.c): the library, and what is kept for each shape.
+// Private to cuDNN's files (cuda_dnn*.c): the library, and the cached plan of each shape.
 #ifndef ISO_CUDA_DNN_PLAN_H
 #define ISO_CUDA_DNN_PLAN_H
 
@@ -64,7 +64,7 @@ iso_status iso__dnn_error(const iso__cuda_dnn *dnn, cudnnStatus_t error, const c
     } while (0)
 #define ISO_TRY_DNN(dnn, expr) ISO_TRY_DNN_AS(dnn, #expr, expr)
 
-// Codes of thousands are of one kind (cudnn_graph.h).
+// Codes with the same thousands are of one kind (cudnn_graph.h).
 static inline bool iso__dnn_unsupported(cudnnStatus_t status) {
     return (int)status / 1000 == CUDNN_STATUS_NOT_SUPPORTED / 1000;
 }
@@ -75,8 +75,8 @@ typedef enum iso__dnn_direction {
     ISO__DNN_INPUT
 } iso__dnn_direction;
 
-// A convolution as cuDNN sees it. last: with channels last, in tensors and weights. All of 8 bytes,
-// so that no padding is compared.
+// A convolution as cuDNN sees it. last: tensors and weights have their channels last. All members
+// are 8 bytes long, so keys have no padding and can be compared byte by byte.
 typedef struct iso__dnn_key {
     int64_t direction, dtype, math, last, rows, channels, height, width, out_channels, out_height,
         out_width, kernel[2], stride[2], padding[2], dilation[2], groups;
@@ -89,25 +89,25 @@ typedef struct iso__dnn_plan {
     cudnnTensorDescriptor_t x, y, bias;
     cudnnFilterDescriptor_t w;
     cudnnConvolutionDescriptor_t conv;
-    // Candidates in the order of the heuristics; `at` is in use, count: none is left. An algorithm
-    // is named once for each math that it has, and is run with that one.
+    // Candidates in the order of the heuristics. Candidate `at` is in use; if at is count, none is
+    // left. An algorithm is listed once for each math type that it supports.
     int algorithm[ISO__DNN_ALGORITHMS], count, at;
-    int chosen; // by time, and preferred; -1: none
+    int chosen; // chosen by time, and preferred; -1: none
     cudnnMathType_t math[ISO__DNN_ALGORITHMS];
     size_t workspace[ISO__DNN_ALGORITHMS];
-    bool refused[ISO__DNN_ALGORITHMS]; // for good
+    bool refused[ISO__DNN_ALGORITHMS]; // permanently
     bool fuses_relu;                   // until cuDNN refuses
-    bool no_room;                      // a workspace could not be had
-    bool told;                         // that cuBLAS does it instead
+    bool no_room;                      // a workspace could not be allocated
+    bool told;                         // the log has reported that cuBLAS is used instead
 } iso__dnn_plan;
 
-// Of a shape and direction, made when it is first asked for. A shape that cuDNN cannot do has no
-// candidates.
+// Returns the plan of a shape and direction; the first call creates it. The plan has no candidates
+// if cuDNN does not support the shape.
 iso_status iso__dnn_find_plan(iso__cuda *cuda, const iso__dnn_key *key, iso__dnn_plan **out);
 void iso__dnn_plan_destroy(const iso__cuda_dnn *dnn, iso__dnn_plan *p);
 // The candidate to run: the chosen one, else the first that was not refused.
 int iso__dnn_candidate(const iso__dnn_plan *p);
-// Into the log: what became of a shape.
+// Logs a message about a shape.
 void iso__dnn_say(iso_log_level level, const iso__dnn_plan *p, const char *what);
 
 // ---- Candidates by time (cuda_dnn_tune.c) ---------------------------------------------------------
@@ -118,7 +118,7 @@ typedef iso_status (*iso__dnn_trial)(iso__cuda *cuda, const void *context, iso__
 // While tuning: times every candidate of a plan that has no choice yet, and keeps the fastest.
 iso_status iso__dnn_tune(iso__cuda *cuda, iso__dnn_plan *p, iso__dnn_trial trial,
                          const void *context);
-// Prefers what was chosen for the shape, in another plan or by another rank.
+// Makes the plan prefer the choice for its shape that was made in another plan or by another rank.
 void iso__dnn_apply_choice(const iso__cuda_dnn *dnn, iso__dnn_plan *p);
 void iso__dnn_forget_choices(iso__cuda_dnn *dnn);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Convolutions by cuDNN: running them.
+// Runs convolutions by cuDNN.
 #include "device/cuda/libs/cuda_dnn.h"
 
 #include "device/cuda/libs/cuda_dnn_layout.h"

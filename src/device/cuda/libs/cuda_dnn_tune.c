@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Convolutions by cuDNN: candidates chosen by time, and choices given to other ranks.
+// Convolutions by cuDNN: chooses candidates by time, and exchanges choices with other ranks.
 //
-// A choice is of a shape whatever its number of rows. Candidates differ in rounding, so a rank
+// A choice applies to a shape with any number of rows. Candidates differ in rounding, so a rank
 // takes a choice of another rank only for the shape that it was made for.
 #include "device/cuda/libs/cuda_dnn.h"
 

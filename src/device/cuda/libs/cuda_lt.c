@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Linear layers with bias and activation in one call, by cuBLASLt.
 //
-// Which kernel runs is what its heuristic names first for the shape, never a matter of time, and
-// sums that are split are put together in a separate step: the same bits in every run.
+// The bits are the same in every run: the kernel is the first one that cuBLASLt's heuristic names
+// for the shape, and never depends on measured times; split sums are combined in a separate step.
 #include "device/cuda/libs/cuda_lt.h"
 
 #include "device/cuda/libs/cuda_blas.h"

@@ -5,7 +5,7 @@
 
 #include "device/cuda/runtime/cuda_impl.h"
 
-// y = act(x w^T + b); *done false: it has no such kernel, and nothing was launched.
+// y = act(x w^T + b). *done false: cuBLASLt has no such kernel, and nothing was launched.
 iso_status iso__cuda_lt_linear(iso__cuda *cuda, const iso_tensor *x, const iso_tensor *w,
                                const iso_tensor *b, iso_activation act, iso_tensor *y, bool *done);
 void iso__cuda_lt_destroy(iso__cuda *cuda);

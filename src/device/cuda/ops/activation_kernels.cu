@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Tanh, sigmoid, gelu and softmax. In f32 (bf16 too) on the device's functions of that type, which
-// are within a few units in the last place; sums of rows in double precision.
+// Tanh, sigmoid, gelu and softmax. f32 and bf16 use the device's f32 functions, which are accurate
+// to a few units in the last place; sums of rows are in double precision.
 #include "device/cuda/ops/activation_kernels.h"
 
 #include "device/cuda/runtime/cuda_map.cuh"

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Kernels for batch normalisation: sums over gradients, and backward; divided as forward is.
+// Kernels for batch normalisation: sums over gradients, and backward. The work is divided as in
+// forward.
 #include "device/cuda/ops/cuda_norm_beside.cuh"
 
 namespace {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 // Kernels for batch normalisation: moments and forward. Channels with many values have several
-// parts: a launch takes their moments, and each block of the next puts those of its channel
-// together, or where a block has many channels a launch between them does. Where channels lie
-// beside each other, the first launch goes as far as the coefficients. How it is divided depends on
-// the shape alone, and nothing is added in an order that may vary.
+// parts. One launch computes the moments of the parts, and each block of the next launch combines
+// those of its channel; if a block has many channels, a separate launch in between combines them.
+// If channels are adjacent in memory, the first launch also computes the coefficients. The division
+// depends on the shape alone, and the order of all additions is fixed.
 #include "device/cuda/ops/cuda_norm_beside.cuh"
 #include "device/cuda/ops/cuda_norm_moments.cuh"
 

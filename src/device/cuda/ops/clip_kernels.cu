@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Norms of many arrays taken as one vector, and clipping by them. A few launches, however many
-// arrays there are.
+// Norms of many arrays taken as one vector, and clipping by them, in a few launches for any number
+// of arrays.
 #include "device/cuda/ops/clip_kernels.h"
 
 #include "device/cuda/runtime/cuda_pack.cuh"

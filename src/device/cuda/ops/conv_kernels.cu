@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Kernels that make convolutions matrix products: patches of images, and the order of samples.
 //
-// Blocks in x are rows of a matrix, threads and blocks in y walk its columns: what belongs to a row
-// is divided out once, and columns count in 32 bits.
+// Blocks in x are rows of a matrix; threads and blocks in y walk its columns. So the divisions for
+// a row are made only once, and 32 bits suffice to count columns.
 #include "device/cuda/ops/conv_kernels.h"
 
 #include "device/cuda/runtime/cuda_submit.cuh"

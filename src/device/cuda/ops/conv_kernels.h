@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Private to the CUDA device: launchers of the kernels that make convolutions matrix products.
+// Private to the CUDA device: launchers of the kernels that turn convolutions into matrix products.
 #ifndef ISO_CONV_KERNELS_H
 #define ISO_CONV_KERNELS_H
 
@@ -9,10 +9,9 @@
 extern "C" {
 #endif
 
-// Sizes of a convolution, of so many samples. Matrices have a row for each channel, or each tap of
-// the kernel on each channel, and a column for each pixel of each sample: so a product runs over
-// all samples at once. samples * pixels is at most INT32_MAX, and no size beyond
-// ISO_CUDA_CONV_SIDE.
+// Sizes of a convolution over `samples` samples. Matrices have a row for each channel, or for each
+// tap of the kernel on each channel, and a column for each pixel of each sample, so one product
+// covers all samples. samples * pixels is at most INT32_MAX, and no size beyond ISO_CUDA_CONV_SIDE.
 enum { ISO_CUDA_CONV_SIDE = 1 << 28 };
 typedef struct iso__cuda_conv {
     int samples, channels, height, width, out_channels, out_height, out_width;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Batch normalisation of the CUDA device: its slots, and numbers on their way from and to the host.
+// Batch normalisation of the CUDA device: its slots, and copies of statistics from and to the host.
 #include "device/cuda/ops/batch_norm_kernels.h"
 #include "device/cuda/runtime/cuda_impl.h"
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
-// Convolutions of the CUDA device: by cuDNN, as matrix products over patches (im2col), or, from
-// very few channels, by kernels of their own.
+// Convolutions of the CUDA device: by cuDNN, as matrix products over patches (im2col), or, for very
+// few input channels, by special kernels.
 //
-// Products run over the pixels of many samples at once, as many as a limited scratch memory holds;
-// samples are taken in the same parts in every run, and weight gradients add up in their order.
+// A product covers the pixels of as many samples as fit into a limited scratch memory. Samples are
+// divided in the same way in every run, and weight gradients are added up in that order.
 #include "device/cuda/ops/conv_kernels.h"
 #include "device/cuda/libs/cuda_dnn.h"
 #include "device/cuda/ops/cuda_linear.h"

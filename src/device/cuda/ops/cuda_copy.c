@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Copies between layouts: gradients on their way back, what is flattened, weights for cuDNN; and
-// parameters that become bf16.
+// Copies between layouts, for gradients in backward, flatten, and weights for cuDNN; rounds
+// parameters to bf16.
 #include "device/cuda/ops/cuda_copy.h"
 
 #include "device/cuda/runtime/fill_kernels.h"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Linear layers of the CUDA device: products by cuBLAS, with bias and activation in the same call
-// where cuBLASLt has it; those to very few features by kernels of their own.
+// Linear layers of the CUDA device: products by cuBLAS, or by cuBLASLt if it can apply bias and
+// activation in the same call. Layers with very few output features have their own kernels.
 #include "device/cuda/ops/cuda_linear.h"
 
 #include "device/cuda/libs/cuda_lt.h"

@@ -5,7 +5,7 @@
 
 #include "device/cuda/runtime/cuda_impl.h"
 
-// db [C] = sums of dy [N, C, ...] over everything else, += where accumulate; in a fixed order.
+// db [C] = sums of dy [N, C, ...] over all other dimensions, in a fixed order (accumulate: +=).
 iso_status iso__cuda_bias_gradient(iso__cuda *cuda, const iso_tensor *dy, iso_tensor *db,
                                    bool accumulate);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Convolutions from very few channels: which they are, and what their kernels are told.
+// Convolutions from very few channels: recognises them, and calls their kernels.
 #include "device/cuda/ops/cuda_stem.h"
 
 #include "device/cuda/ops/stem_kernels.h"

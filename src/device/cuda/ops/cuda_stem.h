@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Private to the CUDA device: convolutions from very few channels whose outputs have their channels
-// last. *done false: this one is none of them, and nothing was launched.
+// last. *done false: the convolution is not of this kind, and nothing was launched.
 #ifndef ISO_CUDA_STEM_H
 #define ISO_CUDA_STEM_H
 

@@ -2,8 +2,8 @@
 // The LAMB update: a pass for the moments and the norms, and one for the update. Formulas:
 // cpu_update.c.
 //
-// How many blocks there are, and which elements a thread has, depends on the count alone: another
-// GPU gets the same bits. Each block of the second pass adds up the sums of all blocks. Every
+// The number of blocks and the elements of each thread depend on the count alone, so all GPUs
+// compute the same bits. Each block of the second pass adds up the sums of all blocks. Every
 // product that is added is an explicit fma, as in update_kernels.cu.
 #include "device/cuda/runtime/cuda_pack.cuh"
 #include "device/cuda/runtime/cuda_submit.cuh"

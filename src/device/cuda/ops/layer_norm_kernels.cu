@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Kernels for layer normalisation. A warp or a block has a row, with sums in double precision. The
-// gradients of the parameters are sums of columns: first over parts of the rows, then over those.
+// Kernels for layer normalisation. A warp or a block processes a row, with sums in double
+// precision. The gradients of the parameters are sums of columns: first over groups of rows, then
+// over the groups.
 #include "device/cuda/ops/layer_norm_kernels.h"
 
 #include "device/cuda/runtime/cuda_rows.cuh"

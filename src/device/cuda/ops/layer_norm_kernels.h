@@ -9,10 +9,10 @@
 extern "C" {
 #endif
 
-// x, y, dy and dx are of dtype; w, b, dw, db and statistics f32 where that is bf16.
+// x, y, dy and dx are of dtype; if that is bf16, w, b, dw, db and statistics are f32.
 //
-// x[rows, size]; w and b may be NULL. statistics[rows, 3]: the mean, rounded, and what that cuts
-// off; 1 / deviation.
+// x[rows, size]; w and b may be NULL. statistics[rows, 3]: the rounded mean, its rounding error,
+// and 1 / deviation.
 iso_status iso__cuda_layer_norm_forward(iso__cuda *cuda, iso_dtype dtype, int64_t rows,
                                         int64_t size, double eps, const void *x, const void *w,
                                         const void *b, void *statistics, void *y);
@@ -27,7 +27,7 @@ typedef struct iso__cuda_layer_norm_params {
     const void *x, *dy, *statistics;
     void *dw, *db; // may be NULL
     bool accumulate_w, accumulate_b;
-    double *parts; // as many as iso__cuda_layer_norm_parts
+    double *parts; // scratch: [iso__cuda_layer_norm_parts()]
 } iso__cuda_layer_norm_params;
 int64_t iso__cuda_layer_norm_parts(int64_t rows, int64_t size);
 iso_status iso__cuda_layer_norm_backward_params(iso__cuda *cuda,

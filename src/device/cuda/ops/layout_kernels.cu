@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Kernels that bring tensors and weights into another order.
+// Kernels that reorder tensors and weights.
 #include "device/cuda/ops/layout_kernels.h"
 
 #include "device/cuda/runtime/cuda_pack.cuh"

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Private to the CUDA device: launchers of kernels that bring tensors and weights into another
-// order.
+// Private to the CUDA device: launchers of kernels that reorder tensors and weights.
 #ifndef ISO_LAYOUT_KERNELS_H
 #define ISO_LAYOUT_KERNELS_H
 
@@ -21,8 +20,8 @@ typedef struct iso__cuda_matrices {
 iso_status iso__cuda_transpose(iso__cuda *cuda, size_t size, const iso__cuda_matrices *m,
                                const void *from, void *to);
 
-// Weights in logical order [filters, channels, taps], and in that of channels last [padded_filters,
-// taps, padded_channels], where what is added is zero.
+// Weights in logical order [filters, channels, taps], and with channels last [padded_filters, taps,
+// padded_channels], whose padding is zero.
 typedef struct iso__cuda_filters {
     int64_t filters, channels, taps, padded_filters, padded_channels;
 } iso__cuda_filters;
@@ -32,7 +31,7 @@ iso_status iso__cuda_filters_last(iso__cuda *cuda, const iso__cuda_filters *f, i
 // Adds the padding to weights [filters, taps, channels]; size: 2 or 4.
 iso_status iso__cuda_filters_pad(iso__cuda *cuda, const iso__cuda_filters *f, size_t size,
                                  const void *w, void *last);
-// dw, f32, = or += what `last` holds, f32 or bf16.
+// dw (f32) = `last` (f32 or bf16); accumulate: +=.
 iso_status iso__cuda_filters_logical(iso__cuda *cuda, const iso__cuda_filters *f, iso_dtype dtype,
                                      const void *last, bool accumulate, void *dw);
 

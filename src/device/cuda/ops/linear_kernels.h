@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Private to the CUDA device: launchers of the kernels around matrix products. Tensors are seen as
-// [rows, channels, plane]; of a linear layer, and where channels lie beside each other, the plane
-// is 1.
+// Private to the CUDA device: launchers of the kernels around matrix products. Tensors are [rows,
+// channels, plane]; the plane is 1 for a linear layer, and for channels that are adjacent in
+// memory.
 #ifndef ISO_LINEAR_KERNELS_H
 #define ISO_LINEAR_KERNELS_H
 
@@ -11,18 +11,19 @@
 extern "C" {
 #endif
 
-// y = act(y + bias), bias of each channel; NULL: none.
+// y = act(y + bias), with a bias for each channel; NULL: none.
 iso_status iso__cuda_bias_act(iso__cuda *cuda, iso_dtype dtype, int64_t rows, int64_t channels,
                               int64_t plane, const void *bias, bool relu, void *y);
-// The same in bf16, of sums that are still f32: so what is rounded is rounded once.
+// The same from sums in f32 to y in bf16, so that values are rounded only once.
 iso_status iso__cuda_bias_act_of_sums(iso__cuda *cuda, int64_t rows, int64_t channels,
                                       int64_t plane, const float *sums, const void *bias, bool relu,
                                       void *y);
 
-// out[channel] = sums of x, += where accumulate; of bf16 in f32; always in the same order, which
-// depends on type, shape and alignment alone. Unless y is NULL, x becomes 0 before where y is not
-// above 0. With more than one part, partial is memory for parts * channels numbers of the type of
-// out, and arrived are the counters of iso__cuda_arrivals. rows * plane is at most INT32_MAX.
+// out[channel] = sums of x (accumulate: +=); sums of bf16 are f32. The order of the additions
+// depends on type, shape and alignment alone. Unless y is NULL, elements of x are first set to 0
+// where y is not above 0. With more than one part, partial has room for parts * channels numbers of
+// the type of out, and arrived are the counters of iso__cuda_arrivals. rows * plane is at most
+// INT32_MAX.
 typedef struct iso__cuda_channels {
     iso_dtype dtype;
     int64_t rows, channels, plane;

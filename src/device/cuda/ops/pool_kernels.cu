@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Kernels for pooling. Forward has a thread, or a warp, for each window; backward a thread for each
-// pixel, which looks at the windows that it lies in: nothing is added by two threads, and always in
-// the same order. Where channels lie beside each other, a thread takes V of them.
+// Kernels for pooling. Forward uses a thread or a warp for each window. Backward uses a thread for
+// each pixel, which reads the windows that contain it, so that one thread adds up each sum, in a
+// fixed order. If channels are adjacent in memory, a thread handles V of them.
 #include "device/cuda/ops/pool_kernels.h"
 
 #include "device/cuda/runtime/cuda_submit.cuh"

@@ -9,7 +9,7 @@
 extern "C" {
 #endif
 
-// Height or width of the image and of what its windows give.
+// The height or width of the image and of the output.
 typedef struct iso__cuda_pool_axis {
     int64_t in, out;
     int64_t kernel, stride, padding; // kernel 0: windows for an output of the given size
@@ -18,12 +18,13 @@ typedef struct iso__cuda_pool_axis {
 // x[planes, y.in, x.in, beside], y[planes, y.out, x.out, beside].
 typedef struct iso__cuda_pool_shape {
     iso_dtype dtype;
-    int64_t planes, beside; // beside: channels of an image that is channels last; 1: it is not
+    int64_t planes, beside; // beside: the channels of an image with channels last; otherwise 1
     iso__cuda_pool_axis y, x;
-    bool relu; // behind the forward of maxima; where it cuts, the place that won is 65535
+    bool relu; // apply a relu after max-pooling; `where` is 65535 for outputs that it sets to 0
 } iso__cuda_pool_shape;
 
-// where[i], for each of y: the place in its window that won, counted row by row; NULL: not kept.
+// where[i], for each element of y: the position of the maximum in its window, counted row by row.
+// NULL: not recorded.
 iso_status iso__cuda_max_pool_forward(iso__cuda *cuda, const iso__cuda_pool_shape *shape,
                                       const void *x, void *y, uint16_t *where);
 iso_status iso__cuda_max_pool_backward(iso__cuda *cuda, const iso__cuda_pool_shape *shape,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Rounds many arrays to bf16 in one launch: most weights are so small that launches would take
+// Rounds many arrays to bf16 in one launch, because most weights are so small that a launch takes
 // longer than the work.
 #include "device/cuda/ops/round_kernels.h"
 

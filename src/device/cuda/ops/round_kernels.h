@@ -9,8 +9,8 @@
 extern "C" {
 #endif
 
-// From f32. taps 0: `count` elements keep their order; else they are filters of so many channels
-// and taps, in logical order, which become channels last.
+// From f32 to bf16. taps 0: the `count` elements keep their order. Otherwise they are filters with
+// this many channels and taps in logical order, and become channels last.
 typedef struct iso__cuda_rounding {
     int64_t count, channels, taps;
     const void *from;
@@ -22,11 +22,13 @@ enum { ISO_CUDA_ROUNDINGS = 64, ISO_CUDA_ROUND_TAPS = 64 };
 
 typedef struct iso__cuda_roundings {
     iso__cuda_rounding item[ISO_CUDA_ROUNDINGS];
-    unsigned first[ISO_CUDA_ROUNDINGS + 1]; // block of each, and behind them their number; filled
-    unsigned count;                         // in by the launcher
+    unsigned first[ISO_CUDA_ROUNDINGS + 1]; // first block of each, then the number of blocks;
+                                            // filled in by the launcher
+    unsigned count;
 } iso__cuda_roundings;
 
-// The arrays that are written must not overlap any of the others. At most ISO_CUDA_ROUND_TAPS.
+// The arrays that are written must not overlap any of the others. At most ISO_CUDA_ROUNDINGS
+// arrays, and at most ISO_CUDA_ROUND_TAPS taps in each filter.
 iso_status iso__cuda_round_all(iso__cuda *cuda, iso__cuda_roundings *r);
 
 #ifdef __cplusplus

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
 // Convolutions from very few channels.
 //
-// A thread has a few filters of four pixels beside each other, which have most of their windows in
-// common. Forward, its sums are of those filters and pixels; backward, of the taps that those
-// filters have on one channel, over the pixels that its place in the grid gives it. There is little
-// to load for each multiplication, so both run at the speed of multiply-adds or of y's memory.
+// A thread works on a few filters and four adjacent pixels, whose windows overlap for the most
+// part. In forward it computes the outputs of those filters and pixels; in backward, the gradients
+// of those filters' taps on one channel, over the pixels assigned to it. It loads little for each
+// multiplication, so both kernels are limited by multiply-adds or by the memory traffic of y.
 #include "device/cuda/ops/stem_kernels.h"
 
 #include "device/cuda/runtime/cuda_submit.cuh"

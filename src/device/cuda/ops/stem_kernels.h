@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Private to the CUDA device: launchers of convolutions from very few channels, such as the first
-// one of a network of images, which tensor cores do badly.
+// one of a network for images, for which tensor cores are inefficient.
 #ifndef ISO_STEM_KERNELS_H
 #define ISO_STEM_KERNELS_H
 
@@ -10,11 +10,11 @@
 extern "C" {
 #endif
 
-// Square kernels of side 3 or 5 and stride 1, without dilation and groups, with at most so many
-// weights. y has its channels last, a multiple of iso__cuda_stem_width of them, at addresses that
-// are multiples of as many elements. *_step: elements from one to the next, in x from a sample to a
-// sample, a channel to a channel and a pixel to a pixel, in w likewise from a filter, a channel, a
-// tap. Elements of x and y are at most INT32_MAX.
+// Square kernels of side 3 or 5 and stride 1, without dilation and groups, with at most
+// ISO_CUDA_STEM_WEIGHTS weights. y has its channels last, a multiple of iso__cuda_stem_width of
+// them, at addresses that are multiples of as many elements. *_step: elements from one to the next,
+// in x from a sample to a sample, a channel to a channel and a pixel to a pixel, in w likewise from
+// a filter, a channel, a tap. Elements of x and y are at most INT32_MAX.
 enum { ISO_CUDA_STEM_WEIGHTS = 4608, ISO_CUDA_STEM_CHANNELS = 4, ISO_CUDA_STEM_PARTS = 256 };
 static inline int iso__cuda_stem_width(int side) { return side == 3 ? 8 : 2; }
 typedef struct iso__cuda_stem {

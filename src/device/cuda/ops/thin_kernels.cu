@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Linear layers to very few features. All of a row's outputs are one thread's, or one warp's: so an
-// element of x is loaded once for all of them.
+// Linear layers to very few features. One thread or one warp computes all outputs of a row, so that
+// it loads each element of x only once.
 #include "device/cuda/ops/thin_kernels.h"
 
 #include "device/cuda/runtime/cuda_submit.cuh"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Private to the CUDA device: launchers of linear layers to very few features, such as the last one
-// of a classifier, for which products by tiles have no work for a GPU.
+// of a classifier. Tiled matrix products have too few tiles to keep a GPU busy with these.
 #ifndef ISO_THIN_KERNELS_H
 #define ISO_THIN_KERNELS_H
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// A hash table of what a library prepared for shapes.
+// A hash table of what a library has prepared for each shape.
 #include "device/cuda/runtime/cuda_cache.h"
 
 #include <string.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Private to the CUDA device: what a library prepared for shapes, kept for when they come again.
+// Private to the CUDA device: a cache of what a library has prepared for each shape.
 #ifndef ISO_CUDA_CACHE_H
 #define ISO_CUDA_CACHE_H
 
@@ -7,7 +7,7 @@
 
 enum { ISO_CUDA_CACHE_HEADS = 64 };
 
-// First member of what is kept. key: bytes without padding, kept by the entry.
+// The first member of a cached struct. key: bytes without padding, owned by the entry.
 typedef struct iso__cuda_entry {
     struct iso__cuda_entry *next;
     const void *key;
@@ -17,10 +17,10 @@ typedef struct iso__cuda_cache {
     iso__cuda_entry *head[ISO_CUDA_CACHE_HEADS];
 } iso__cuda_cache;
 
-// NULL: not there.
+// Returns NULL if there is no such entry.
 iso__cuda_entry *iso__cuda_cache_find(const iso__cuda_cache *cache, const void *key);
 void iso__cuda_cache_add(iso__cuda_cache *cache, iso__cuda_entry *entry); // takes it
-// Takes out any entry; NULL: none is left.
+// Removes any entry and returns it; NULL: none is left.
 iso__cuda_entry *iso__cuda_cache_take(iso__cuda_cache *cache);
 
 #endif

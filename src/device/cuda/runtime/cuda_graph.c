@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Segments of the compute queue, and the CUDA graphs that are made of those that come again.
+// Segments of the compute queue, and CUDA graphs of those that are repeated.
 #include "device/cuda/runtime/cuda_graph.h"
 
 #include <string.h>

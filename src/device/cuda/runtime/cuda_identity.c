@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Which GPU it is, so that ranks can tell whether they share one.
+// Identifies the GPU, so that ranks can find out whether they share one.
 #include "device/cuda/runtime/cuda_impl.h"
 
 iso_status iso__cuda_identity(const iso__cuda *cuda, uint64_t *out) {

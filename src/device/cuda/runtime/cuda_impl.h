@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: MIT
-// Private to the CUDA device: its state, errors, and the files that fill its tables of kernels.
+// Private to the CUDA device: its state, its errors, and the functions that fill its tables of
+// kernels.
 //
 // A blocked activation is channels last: [N, H, W, C] in memory. One thread at a time uses a
-// device; beside it others may only test events, record and follow them and copy in queues other
-// than the compute queue, and free memory. Memory of the pool is safe to write at once in the
-// compute queue alone: elsewhere only after an event of that queue. Libraries (cuBLAS, cuDNN) are
-// loaded when a kernel first needs them.
+// device; meanwhile other threads may only test events, record and follow them and copy in queues
+// other than the compute queue, and free memory. Memory of the pool may be written immediately in
+// the compute queue only; elsewhere, wait for an event of that queue first. Libraries (cuBLAS,
+// cuDNN) are loaded when a kernel first needs them.
 #ifndef ISO_CUDA_IMPL_H
 #define ISO_CUDA_IMPL_H
 
@@ -34,7 +35,8 @@ struct iso__device_event {
 
 // ---- The device -----------------------------------------------------------------------------------
 
-// Device memory that was given back, or is in use. Only grows until the device goes.
+// A block of device memory, in use or given back. The pool only grows, and is freed with the
+// device.
 typedef struct iso__cuda_block {
     void *data;
     size_t bytes;
@@ -46,7 +48,7 @@ typedef struct iso__cuda_pool {
     int count, capacity;
 } iso__cuda_pool;
 
-// Labels of large batches on their way to the device: a few may be under way.
+// Labels of large batches on their way to the device. Several batches may be under way.
 enum { ISO_CUDA_LABEL_SLOTS = 4 };
 typedef struct iso__cuda_labels {
     int32_t *host, *device;
@@ -71,7 +73,7 @@ struct iso__cuda {
     bool same_address; // kernels reach page-locked memory where the host does
     cudaStream_t stream[ISO__QUEUES];
     iso__cuda_pool pool;
-    void *scratch; // of the compute queue, each kernel owns it for one call; only grows
+    void *scratch; // of the compute queue; each kernel owns it for one call; only grows
     size_t scratch_bytes;
     iso__cuda_labels labels[ISO_CUDA_LABEL_SLOTS];
     int next_labels;
@@ -79,9 +81,9 @@ struct iso__cuda {
     iso__cuda_math math;
     struct iso__cuda_blas *blas;         // NULL until a kernel needs it
     struct iso__cuda_lt *lt;             // the same
-    bool conv_chosen;                    // which library convolutions go by
-    size_t conv_room;                    // bytes of patches at a time; 0: the default
-    struct iso__cuda_dnn *dnn;           // NULL: not by cuDNN
+    bool conv_chosen;                    // the library for convolutions is chosen
+    size_t conv_room;                    // maximum bytes of patches; 0: the default
+    struct iso__cuda_dnn *dnn;           // NULL: cuDNN is not used
     struct iso__cuda_graphs *graphs;     // NULL: nothing is recorded
     iso__cuda_multi_tensor multi_tensor; // updates that are to be launched together
 };
@@ -94,9 +96,9 @@ static inline bool iso__cuda_channels_last(const iso_tensor *x) {
 static inline iso__cuda *iso__cuda_of(iso_device *device) {
     return iso_container_of(device, iso__cuda, base);
 }
-// Makes it the calling thread's device.
+// Makes the GPU the calling thread's device.
 iso_status iso__cuda_enter(const iso__cuda *cuda);
-// A number that this GPU alone has, also among processes and hosts.
+// A number that identifies this GPU among all processes and hosts.
 iso_status iso__cuda_identity(const iso__cuda *cuda, uint64_t *out);
 // Waits for all that was launched in the compute queue.
 iso_status iso__cuda_wait(iso__cuda *cuda);
@@ -105,7 +107,7 @@ iso_status iso__cuda_scratch(iso__cuda *cuda, size_t bytes, void **out);
 // Counters for the next launch in the compute queue.
 iso_status iso__cuda_arrivals(iso__cuda *cuda, unsigned **out);
 
-// ---- Its parts: each fills slots, or takes down what it made ---------------------------------------
+// ---- The files of the device: each fills slots, or frees what it created ----------------------------
 
 iso_status iso__cuda_pool_alloc(iso__cuda *cuda, size_t bytes, void **out);
 void iso__cuda_pool_free(iso__cuda *cuda, void *data);
@@ -115,7 +117,7 @@ void iso__cuda_fill_memory(iso_device_ops *ops);
 void iso__cuda_fill_remote(iso__remote_ops *ops);
 void iso__cuda_fill_clip(iso__remote_ops *ops);
 
-// All tables get the same functions, but for updates, which see no tensors.
+// All tables get the same functions, except for updates, which do not take tensors.
 void iso__cuda_fill_elementwise(iso_kernel_ops *ops);
 void iso__cuda_fill_activation(iso_kernel_ops *ops);
 void iso__cuda_fill_loss(iso_kernel_ops *ops);
@@ -125,17 +127,18 @@ void iso__cuda_fill_layer_norm(iso_kernel_ops *ops);
 void iso__cuda_fill_linear(iso_kernel_ops *ops);
 void iso__cuda_fill_conv(iso_kernel_ops *ops);
 iso_status iso__cuda_conv_check(void); // the environment's choice of a library
-// Makes the choice, once, and loads the library.
+// Chooses the library, once, and loads it.
 iso_status iso__cuda_conv_choose(iso__cuda *cuda);
 void iso__cuda_fill_update(iso_kernel_ops *ops, iso_dtype dtype);
 
 void iso__cuda_blas_destroy(iso__cuda *cuda);
 void iso__cuda_loss_destroy(iso__cuda *cuda);
 
-// ---- Sums by cuBLAS (cuda_blas.c) --------------------------------------------------------------------
+// ---- Matrix products by cuBLAS (cuda_blas.c) ---------------------------------------------------------
 
-// C[m, n] = op(A) op(B) + beta C, row-major; op transposes where the flag is set; beta 0 or 1. With
-// batch > 1 the matrices of product k lie k strides further on (a stride of 0: the same one).
+// C[m, n] = op(A) op(B) + beta C, row-major; op transposes if its flag is set; beta is 0 or 1. With
+// batch > 1, the matrices of product k are k strides further on (stride 0: all products use the
+// same matrix).
 typedef struct iso__cuda_gemm_args {
     iso_dtype dtype;
     bool transpose_a, transpose_b;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Private: a shared library that is loaded when it is first needed, so that a run that does without
-// it pays nothing for it. Its functions stand once, in a list; FUNCTIONS(X) is X(name) for each:
+// Private: loads a shared library when it is first needed, so that a run that does not need it pays
+// nothing for it. Its functions are listed once; FUNCTIONS(X) is X(name) for each of them:
 //
 //     typedef struct functions { FUNCTIONS(ISO_CUDA_FIELD) } functions;
 //     static const iso__cuda_symbol symbols[] = {FUNCTIONS(ISO_CUDA_SYMBOL)};
@@ -14,7 +14,7 @@
 
 typedef struct iso__cuda_symbol {
     const char *name;
-    void *linked; // where a library that is linked in has it, as the emulator is; else NULL
+    void *linked; // its address if the library is linked in, as the emulator is; else NULL
 } iso__cuda_symbol;
 
 #ifdef ISO_CUDA_EMULATED
@@ -27,8 +27,8 @@ typedef struct iso__cuda_symbol {
 
 // Local. Fills `table`, a struct of `count` pointers to functions in the order of symbols;
 // unchanged on failure. Looks where the loader looks, then where configure found the toolkit. The
-// library stays loaded. ISO_ERR_UNSUPPORTED: it is not there, or lacks a function; `title` is its
-// name for people.
+// library stays loaded. ISO_ERR_UNSUPPORTED: the library is missing, or lacks a function. title:
+// its name in messages.
 iso_status iso__cuda_load(const char *title, const char *soname, const iso__cuda_symbol *symbols,
                           int count, void *table);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Memory of the CUDA device as tensors see it. Whole tensors go to and from the host only outside
-// of steps: those calls wait.
+// Memory of the CUDA device for tensors. The calls that copy whole tensors to and from the host
+// wait; steps do not use them.
 #include "device/cuda/ops/cuda_copy.h"
 #include "device/cuda/runtime/fill_kernels.h"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Updates that wait to be launched as one kernel, and how they share its blocks.
+// Collects updates that are launched as one kernel, and divides its blocks among them.
 #include "device/cuda/runtime/cuda_graph.h"
 
 #include <string.h>

@@ -3,12 +3,12 @@
 // together.
 //
 // Optimizers update one parameter after the other, and most parameters are so small that a launch
-// costs more than the work. So updates by the same rule wait in a table, and one kernel does them
-// all; groups of parameters take turns, so it may have the numbers of a few. They are launched
-// before anything else enters the compute queue, and before anybody looks at it (an event, a copy,
-// a wait): whoever goes by the order of that queue cannot tell that they waited. The call
-// that causes the launch reports its error. The updates then still wait: a later call that succeeds
-// launches them.
+// costs more than the work. So updates by the same rule are collected in a table, and one kernel
+// makes them all. The table may have the numbers of several parameter groups, because their
+// parameters take turns. The updates are launched before anything else enters the compute queue,
+// and before any event, copy or wait refers to that queue, so the order of the queue is as if they
+// had never waited. The call that causes the launch reports its error. The updates then remain in
+// the table, and a later call launches them.
 #ifndef ISO_CUDA_MULTI_TENSOR_H
 #define ISO_CUDA_MULTI_TENSOR_H
 
@@ -22,7 +22,7 @@ extern "C" {
 enum { ISO_CUDA_UPDATES = 71, ISO_CUDA_UPDATE_ARRAYS = 5 };
 enum { ISO_CUDA_RULES = 4 };
 
-// Holds the struct that a rule keeps its numbers in; what that leaves is zero.
+// Holds the struct with the numbers of a rule; the remaining bytes are zero.
 typedef struct iso__cuda_rule {
     double number[10];
 } iso__cuda_rule;
@@ -36,11 +36,11 @@ typedef struct iso__cuda_table {
     iso__cuda_rule rule[ISO_CUDA_RULES];
     unsigned rules, segments;
     iso__cuda_segment segment[ISO_CUDA_UPDATES];
-    unsigned first[ISO_CUDA_UPDATES + 1]; // block of each segment, and behind them their number
+    unsigned first[ISO_CUDA_UPDATES + 1]; // first block of each segment, then the number of blocks
     unsigned char rule_of[ISO_CUDA_UPDATES];
 } iso__cuda_table;
 
-// What one call of a slot asks for.
+// The update that one call of a slot requests.
 typedef struct iso__cuda_update {
     const void *kernel; // takes an iso__cuda_table, and blocks of ISO_CUDA_BLOCK threads
     iso__cuda_rule rule;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Device memory of a CUDA device: blocks are kept when they are given back, so that the runtime is
-// asked for memory only while shapes are new.
+// Device memory of a CUDA device. Freed blocks are kept, so that the runtime allocates memory only
+// for new shapes.
 #include "device/cuda/runtime/cuda_graph.h"
 
 #define UNIT ((size_t)512) // blocks are multiples of it

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Queues, events and copies of a CUDA device. All that touches the compute queue ends its segment.
+// Queues, events and copies of a CUDA device. Every call that refers to the compute queue ends its
+// segment.
 #include "device/cuda/runtime/cuda_graph.h"
 
 static bool remote_owns(iso_device *self, const void *memory) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What every part of the CUDA device needs: errors of the runtime, the thread's GPU, memory that
+// What all files of the CUDA device need: errors of the runtime, the thread's GPU, memory that
 // launches share.
 #include "device/cuda/runtime/cuda_impl.h"
 #include "device/cuda/runtime/fill_kernels.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Kernels that fill, convert and count.
+// Kernels that fill and convert.
 #include "device/cuda/runtime/fill_kernels.h"
 
 #include "device/cuda/runtime/cuda_pack.cuh"
