@@ -11,6 +11,8 @@
 #include <isotherm/data.h>
 #include <isotherm/device.h>
 #include <isotherm/join.h>
+#include <isotherm/layers.h>
+#include <isotherm/loss.h>
 #include <isotherm/metrics.h>
 #include <isotherm/nn.h>
 #include <isotherm/optim.h>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Adam (Kingma and Ba, ICLR 2015) and AdamW (Loshchilov and Hutter, ICLR 2019), as in torch.optim.
+// Adam (Kingma and Ba, ICLR 2015), AdamW (Loshchilov and Hutter, ICLR 2019) and their variant
+// AMSGrad (Reddi, Kale and Kumar, ICLR 2018), as in torch.optim.
 #include "optim/optim_impl.h"
 
 #include <math.h>
@@ -32,13 +33,17 @@ static iso_status update_piece(const iso__base_optimizer *self, const iso__piece
     };
     return iso__kernels(piece->tensor)
         ->adam(piece->tensor->device, piece->count, &args, gradient, piece->value,
-               iso__piece_state(self, piece, 0), iso__piece_state(self, piece, 1));
+               iso__piece_state(self, piece, 0), iso__piece_state(self, piece, 1),
+               hyper->amsgrad ? iso__piece_state(self, piece, 2) : NULL);
 }
+
+static bool has_state(int kind, const iso_hyper *hyper) { return kind < 2 || hyper->amsgrad; }
 
 const iso__rule iso__rule_adam = {
     .ops = ISO_BASE_OPTIMIZER_OPS("adam"),
     .defaults = {.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8},
-    .state_name = {"exp_avg", "exp_avg_sq"},
+    .state_name = {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"},
+    .has_state = has_state,
     .check = iso__check_moments,
     .apply = update_piece,
 };
@@ -46,7 +51,8 @@ const iso__rule iso__rule_adam = {
 const iso__rule iso__rule_adamw = {
     .ops = ISO_BASE_OPTIMIZER_OPS("adamw"),
     .defaults = {.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 1e-2},
-    .state_name = {"exp_avg", "exp_avg_sq"},
+    .state_name = {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"},
+    .has_state = has_state,
     .check = iso__check_moments,
     .apply = update_piece,
 };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What every kind of optimizer does: the walk over its parameters, and their updates.
+// What all kinds of optimizers share: the loop over parameters, and their updates.
 #include "optim/dp_state.h"
 
 #include <isotherm/trace.h>
@@ -20,6 +20,16 @@ iso_status iso__hyper_check(const iso__rule *rule, const iso_hyper *hyper) {
               "%s: weight decay %g: give a number of at least 0", rule->ops.name,
               hyper->weight_decay);
     return rule->check(rule->ops.name, hyper);
+}
+
+iso_status iso__hyper_check_state(const iso__base_optimizer *self, const iso_hyper *hyper) {
+    const iso__rule *rule = iso__rule_of(self);
+    for (int k = 0; rule->has_state && k < ISO_OPTIMIZER_STATES && rule->state_name[k]; k++)
+        ISO_CHECK(rule->has_state(k, hyper) == (self->state[k] != NULL), ISO_ERR_ARG,
+                  "%s: amsgrad is %s, unlike at the creation of the optimizer: give all groups the "
+                  "same, and do not change it",
+                  rule->ops.name, hyper->amsgrad ? "on" : "off");
+    return ISO_OK;
 }
 
 iso_status iso__slot_tensor(const iso__base_optimizer *self, const iso__slot *slot, int kind,
@@ -46,10 +56,15 @@ iso_status iso__update_piece(iso__base_optimizer *self, int i, int64_t first, in
                         .value = (char *)tensor->data + skipped,
                         .count = count,
                         .state_offset = state_offset,
-                        .step = slot->step + begins};
+                        .step = slot->step + begins,
+                        .product = slot->product};
+    const iso__rule *rule = iso__rule_of(self);
+    if (begins && rule->factor) piece.product *= rule->factor(hyper, piece.step);
+    if (hyper->maximize) scale = -scale;
     int64_t start = iso_trace_on() ? iso_now() : 0;
-    ISO_TRY(iso__rule_of(self)->apply(self, &piece, gradient, scale, hyper));
+    ISO_TRY(rule->apply(self, &piece, gradient, scale, hyper));
     slot->step = piece.step;
+    slot->product = piece.product;
     slot->left = (begins ? elements : slot->left) - count;
     if (iso_trace_on()) iso_trace_span(ISO_LANE_UPDATE, slot->name, start, iso_now());
     return ISO_OK;

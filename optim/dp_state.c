@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// ZeRO stage 1: each rank keeps the optimizer state of the elements that it updates. The whole
-// state is put together to be saved or loaded.
+// ZeRO stage 1: each rank keeps the optimizer state of the elements that it updates. The ranks
+// gather the whole state to save or load it.
 #include "optim/dp_state.h"
 #include "parallel/reducer/reducer_calls.h"
 #include "tensor/tensor_impl.h"
@@ -125,18 +125,25 @@ static iso_status make_all_whole(iso__base_optimizer *self) {
     return ISO_OK;
 }
 
-// A rank that updates nothing of a parameter has not counted its updates.
+// A rank that updates nothing of a parameter has not counted its updates. What rules multiply up
+// gets smaller with each of them.
 static iso_status agree_on_steps(iso__base_optimizer *self, iso_comm *comm) {
-    int64_t *step = NULL;
-    ISO_TRY(iso__alloc((size_t)self->count * sizeof(*step), (void **)&step));
+    size_t count = (size_t)self->count;
+    double *number = NULL; // steps, then products
+    ISO_TRY(iso__alloc(2 * count * sizeof(*number), (void **)&number));
     const iso__dp_state *shards = self->shards;
-    for (int i = 0; i < self->count; i++)
-        step[i] =
-            iso__reducer_is_spread(shards->reducer, shards->place[i]) ? self->slot[i].step : 0;
-    iso_status status = iso_comm_allreduce_i64(comm, step, (size_t)self->count, ISO_MAX);
-    for (int i = 0; status == ISO_OK && i < self->count; i++)
-        if (iso__reducer_is_spread(shards->reducer, shards->place[i])) self->slot[i].step = step[i];
-    iso__free(step);
+    for (size_t i = 0; i < count; i++) {
+        bool spread = iso__reducer_is_spread(shards->reducer, shards->place[i]);
+        number[i] = spread ? (double)self->slot[i].step : 0;
+        number[count + i] = spread ? -self->slot[i].product : 0;
+    }
+    iso_status status = iso_comm_allreduce_f64(comm, number, 2 * count, ISO_MAX);
+    for (size_t i = 0; status == ISO_OK && i < count; i++) {
+        if (!iso__reducer_is_spread(shards->reducer, shards->place[i])) continue;
+        self->slot[i].step = (int64_t)number[i];
+        self->slot[i].product = -number[count + i];
+    }
+    iso__free(number);
     ISO_TRY(status);
     return ISO_OK;
 }

@@ -11,6 +11,7 @@ libiso_core_la_SOURCES += \
     optim/lamb.c \
     optim/lr_plateau.c \
     optim/lr_schedule.c \
+    optim/nadam.c \
     optim/optim_impl.h \
     optim/optimizer.c \
     optim/optimizer_state.c \

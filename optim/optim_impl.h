@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Private to optim: what the optimizers that hold state share, and how wrappers reach them.
+// Private to optim: what all optimizers with state share, and how wrappers reach them.
 #ifndef ISO_OPTIM_IMPL_H
 #define ISO_OPTIM_IMPL_H
 
@@ -16,8 +16,9 @@ typedef struct iso__slot {
     const char *name; // full name, owned by the list
     int64_t offset;   // bytes, a multiple of 64
     int group;        // 0: updated with base.hyper
-    int64_t step;     // updates of it, with the one under way; PyTorch's state["step"]
-    int64_t left;     // elements that the update under way has not come to; 0: there is none
+    int64_t step;     // number of its updates, including the one under way; PyTorch's state["step"]
+    double product;   // product of the rule's factors of these updates; 1 at first
+    int64_t left; // elements that the update under way has not reached; 0: no update is under way
 } iso__slot;
 
 // Rows of a parameter that are updated together, often all of them.
@@ -26,13 +27,14 @@ typedef struct iso__piece {
     void *value;
     int64_t count;
     size_t state_offset; // bytes, in each kind's arena
-    int64_t step;        // which update of the parameter this is, from 1
+    int64_t step;        // the number of this update of the parameter, from 1
+    double product;      // of the rule's factors, including that of this update
 } iso__piece;
 
-// A group of parameters but the first.
+// A group of parameters, except group 0.
 typedef struct iso__group {
     iso_hyper hyper;
-    double initial_lr; // that schedules start from
+    double initial_lr; // schedules start from it
 } iso__group;
 
 typedef struct iso__dp_state iso__dp_state; // dp_state.h
@@ -43,44 +45,56 @@ typedef struct iso__base_optimizer {
     iso_module *module; // retained
     iso_parameter_list list;
     int count;       // parameters that require gradients, in the order of the list
-    iso__slot *slot; // [count]; the index of ops->update
+    iso__slot *slot; // [count], by the index of ops->update
     iso_tensor *state[ISO_OPTIMIZER_STATES];
-    iso__group **group; // [groups - 1]: of groups 1, 2...
+    iso__group **group; // [groups - 1]: groups 1, 2, ...
     int groups;
-    int64_t *saved_group;  // [count]: slot's groups, as saved and loaded; NULL: one group
-    bool tied;             // a wrapper freezes the hyperparameters of these groups
-    iso__dp_state *shards; // with ZeRO; NULL: the state of all elements is here
+    int64_t
+        *saved_group; // [count]: the group of each slot, for saving and loading; NULL: one group
+    bool tied;        // a wrapper freezes the hyperparameters of these groups
+    iso__dp_state *shards; // with ZeRO; NULL: this rank has the state of all elements
 } iso__base_optimizer;
 
-// What tells one from the other: the table of an optimizer, and its formula.
+// What distinguishes optimizers: the table of functions, and the formula.
 typedef struct iso__rule {
     iso_optimizer_ops ops;
     iso_hyper defaults;
     const char *state_name[ISO_OPTIMIZER_STATES]; // PyTorch's; NULL: no further state
+    // Whether an optimizer created with these hyperparameters has state `kind`. NULL: it has all of
+    // them.
+    bool (*has_state)(int kind, const iso_hyper *hyper);
+    // The factor of an update, for rules that need the product of these factors over the updates of
+    // a parameter; NULL: none.
+    double (*factor)(const iso_hyper *hyper, int64_t step);
+    const char *product_name; // PyTorch's name of that product
     // Whether updates with these hyperparameters use state `kind`. NULL: all of them, always.
     bool (*needs_state)(int kind, const iso_hyper *hyper);
     iso_status (*check)(const char *name, const iso_hyper *hyper); // beyond lr and weight_decay
     bool whole; // an update needs the whole parameter at once
-    // Updates a piece of a parameter from its gradient * scale. Allocates nothing. What depends on
-    // how many updates there were goes by piece->step: hyper->step counts those of the group, which
-    // the parameter may have been left out of.
+    // Updates a piece of a parameter from its gradient * scale. Allocates nothing. For the number
+    // of updates use piece->step: hyper->step counts the steps of the group, some of which may have
+    // left out the parameter.
     iso_status (*apply)(const iso__base_optimizer *self, const iso__piece *piece,
                         const void *gradient, double scale, const iso_hyper *hyper);
-    // Gives the state of slot, which is zeros, its first values. NULL: zeros.
+    // Sets the initial values of the state of slot, which is zero. NULL: it stays zero.
     iso_status (*start)(const iso__base_optimizer *self, const iso__slot *slot,
                         const iso_hyper *hyper);
 } iso__rule;
 
 extern const iso__rule iso__rule_sgd, iso__rule_adam, iso__rule_adamw, iso__rule_adadelta,
-    iso__rule_adagrad, iso__rule_rmsprop, iso__rule_lamb;
+    iso__rule_adagrad, iso__rule_rmsprop, iso__rule_lamb, iso__rule_nadam;
 
 static inline const iso__rule *iso__rule_of(const iso__base_optimizer *self) {
     return iso_container_of(self->base.ops, iso__rule, ops);
 }
-// What PyTorch refuses of that optimizer.
+// ISO_ERR_ARG for hyperparameters that PyTorch refuses.
 iso_status iso__hyper_check(const iso__rule *rule, const iso_hyper *hyper);
 
-// Of rules with two moments: beta1, beta2 and eps as PyTorch allows them.
+// ISO_ERR_ARG if the optimizer lacks state that these hyperparameters need, or has state that they
+// do not allow.
+iso_status iso__hyper_check_state(const iso__base_optimizer *self, const iso_hyper *hyper);
+
+// For rules with two moments: ISO_ERR_ARG for values of beta1, beta2 and eps that PyTorch refuses.
 iso_status iso__check_moments(const char *name, const iso_hyper *hyper);
 
 // The functions of every rule's table.
@@ -104,7 +118,7 @@ static inline void *iso__slot_state(const iso__base_optimizer *self, const iso__
     return (char *)self->state[kind]->data + slot->offset;
 }
 
-// The same as a tensor of the parameter's shape, over memory that the optimizer owns.
+// The same as a tensor of the parameter's shape, over the optimizer's memory.
 iso_status iso__slot_tensor(const iso__base_optimizer *self, const iso__slot *slot, int kind,
                             iso_tensor **out);
 
@@ -113,9 +127,10 @@ static inline void *iso__piece_state(const iso__base_optimizer *self, const iso_
     return (char *)self->state[kind]->data + piece->state_offset;
 }
 
-// Updates `count` elements of parameter i from element `first` on; gradient is theirs. Rules that
-// are `whole` take whole parameters only. An update comes whole or in pieces, in any order, all of
-// them before those of the next; it counts once, and a piece that failed may be tried again.
+// Updates `count` elements of parameter i from element `first` on; gradient points to their
+// gradient. Rules that are `whole` take whole parameters only. The pieces of an update may come in
+// any order, but all of them before those of the next update. All pieces of an update count as one
+// update. A piece that failed may be tried again.
 iso_status iso__update_piece(iso__base_optimizer *self, int i, int64_t first, int64_t count,
                              const void *gradient, double scale, const iso_hyper *hyper);
 
@@ -123,7 +138,8 @@ iso_status iso__update_piece(iso__base_optimizer *self, int i, int64_t first, in
 static inline iso_hyper *iso__group_hyper(iso__base_optimizer *self, int group) {
     return group == 0 ? &self->base.hyper : &self->group[group - 1]->hyper;
 }
-// Every group counts a step, for schedules and saved state. Whoever replaces step() calls this.
+// Counts a step of every group, for schedules and saved state. A function that replaces step()
+// calls this.
 static inline void iso__count_step(iso__base_optimizer *self) {
     for (int g = 0; g < self->groups; g++) iso__group_hyper(self, g)->step++;
 }
@@ -136,7 +152,7 @@ static inline iso_optimizer *iso__innermost(iso_optimizer *optimizer) {
     while (optimizer->ops->inner) optimizer = optimizer->ops->inner(optimizer);
     return optimizer;
 }
-// The same; NULL if it is not one of the library's.
+// The same; NULL if it is not an optimizer of the library.
 iso__base_optimizer *iso__optimizer_innermost(iso_optimizer *optimizer);
 
 // The data_parallel module that a dp_optimizer is tied to; NULL for another optimizer.

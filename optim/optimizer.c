@@ -10,7 +10,7 @@ static const iso__rule *const rules[] = {
     [ISO_SGD] = &iso__rule_sgd,         [ISO_ADAM] = &iso__rule_adam,
     [ISO_ADAMW] = &iso__rule_adamw,     [ISO_ADADELTA] = &iso__rule_adadelta,
     [ISO_ADAGRAD] = &iso__rule_adagrad, [ISO_RMSPROP] = &iso__rule_rmsprop,
-    [ISO_LAMB] = &iso__rule_lamb,
+    [ISO_LAMB] = &iso__rule_lamb,       [ISO_NADAM] = &iso__rule_nadam,
 };
 #define KIND_COUNT (int)(sizeof(rules) / sizeof(rules[0]))
 
@@ -22,8 +22,8 @@ iso_status iso_optimizer_kind_parse(const char *name, iso_optimizer_kind *out) {
         }
     }
     return ISO_FAIL(ISO_ERR_ARG,
-                    "unknown optimizer \"%s\": use sgd, adam, adamw, adadelta, adagrad, rmsprop or "
-                    "lamb",
+                    "unknown optimizer \"%s\": use sgd, adam, adamw, adadelta, adagrad, rmsprop, "
+                    "lamb or nadam",
                     name);
 }
 
@@ -40,7 +40,7 @@ static int64_t fill_slots(iso__base_optimizer *self) {
         iso_parameter *p = self->list.item[i];
         if (!p->requires_grad) continue;
         self->slot[self->count++] =
-            (iso__slot){.parameter = p, .name = self->list.name[i], .offset = offset};
+            (iso__slot){.parameter = p, .name = self->list.name[i], .offset = offset, .product = 1};
         p->optimizers++;
         int64_t bytes = p->value->count * (int64_t)iso_dtype_size(p->value->dtype);
         offset += (bytes + 63) / 64 * 64;
@@ -58,6 +58,7 @@ static iso_status make_state(iso__base_optimizer *self, const iso__rule *rule) {
               "the %s optimizer was given a module in which nothing requires a gradient",
               rule->ops.name);
     for (int i = 0; i < ISO_OPTIMIZER_STATES && rule->state_name[i]; i++) {
+        if (rule->has_state && !rule->has_state(i, &self->base.hyper)) continue;
         ISO_TRY(iso_tensor_create(self->module->device, ISO_F32, 1, &words, &self->state[i]));
         ISO_TRY(iso_tensor_fill(self->state[i], 0));
     }
@@ -94,8 +95,10 @@ fail:
 
 iso_status iso_optimizer_step(iso_optimizer *optimizer) {
     iso__base_optimizer *core = iso__optimizer_innermost(optimizer);
-    for (int g = 0; core && g < core->groups; g++)
+    for (int g = 0; core && g < core->groups; g++) {
         ISO_TRY(iso__hyper_check(iso__rule_of(core), iso__group_hyper(core, g)));
+        ISO_TRY(iso__hyper_check_state(core, iso__group_hyper(core, g)));
+    }
     ISO_TRY(optimizer->ops->step(optimizer));
     return ISO_OK;
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What an optimizer saves: hyperparameters and counters of its groups, and the state of each
-// parameter, by the names of its state_dict behind "optimizer/KIND/".
+// The saved state of an optimizer: hyperparameters and counters of its groups, and the state of
+// each parameter. Names are "optimizer/KIND/" and the name in the state_dict.
 #include "optim/dp_state.h"
 #include "optim/resume/resume_impl.h"
 
@@ -11,7 +11,9 @@
 static const int64_t one = 1;
 
 // prefix: "optimizer/KIND/param_groups.N".
-static iso_status add_hyper(iso_hyper *hyper, const char *prefix, iso_state *state) {
+// What older versions do not have is listed only where it is in use.
+static iso_status add_hyper(const iso__rule *rule, iso_hyper *hyper, const char *prefix,
+                            iso_state *state) {
     struct {
         const char *name;
         double *number;
@@ -32,6 +34,11 @@ static iso_status add_hyper(iso_hyper *hyper, const char *prefix, iso_state *sta
         ISO_TRY(iso__state_add_f64(state, numbers[i].number, "%s.%s", prefix, numbers[i].name));
     ISO_TRY(iso__state_add(state, ISO_STATE_U8, 1, &one, &hyper->nesterov, "%s.nesterov", prefix));
     ISO_TRY(iso__state_add(state, ISO_STATE_U8, 1, &one, &hyper->centered, "%s.centered", prefix));
+    if (hyper->maximize)
+        ISO_TRY(
+            iso__state_add(state, ISO_STATE_U8, 1, &one, &hyper->maximize, "%s.maximize", prefix));
+    if (rule->factor)
+        ISO_TRY(iso__state_add_f64(state, &hyper->momentum_decay, "%s.momentum_decay", prefix));
     ISO_TRY(iso__state_add_i64(state, &hyper->step, "%s.step", prefix));
     return ISO_OK;
 }
@@ -42,7 +49,7 @@ static iso_status add_groups(iso__base_optimizer *self, iso_state *state) {
     int64_t count = self->count;
     for (int g = 0; g < self->groups; g++) {
         snprintf(prefix, sizeof(prefix), "optimizer/%s/param_groups.%d", kind, g);
-        ISO_TRY(add_hyper(iso__group_hyper(self, g), prefix, state));
+        ISO_TRY(add_hyper(iso__rule_of(self), iso__group_hyper(self, g), prefix, state));
         if (g == 0) continue;
         ISO_TRY(
             iso__state_add_f64(state, &self->group[g - 1]->initial_lr, "%s.initial_lr", prefix));
@@ -75,8 +82,11 @@ iso_status iso__base_state(iso_optimizer *optimizer, iso_state *state) {
     const iso__rule *rule = iso__rule_of(self);
     if (self->shards) ISO_TRY(iso__dp_state_gather(self));
     ISO_TRY(add_groups(self, state));
-    for (int k = 0; k < ISO_OPTIMIZER_STATES && rule->state_name[k]; k++)
+    for (int k = 0; k < ISO_OPTIMIZER_STATES && self->state[k]; k++)
         for (int i = 0; i < self->count; i++) ISO_TRY(add_slot(self, i, k, state));
+    for (int i = 0; rule->factor && i < self->count; i++)
+        ISO_TRY(iso__state_add_f64(state, &self->slot[i].product, "optimizer/%s/state.%s.%s",
+                                   rule->ops.name, self->slot[i].name, rule->product_name));
     for (int i = 0; i < self->count; i++)
         ISO_TRY(iso__state_add_new_i64(state, &self->slot[i].step, "optimizer/%s/state.%s.step",
                                        rule->ops.name, self->slot[i].name));
@@ -98,6 +108,7 @@ static iso_status check_groups(iso__base_optimizer *self) {
         iso_hyper *hyper = iso__group_hyper(self, g);
         mend_flag(&hyper->nesterov);
         mend_flag(&hyper->centered);
+        mend_flag(&hyper->maximize);
         ISO_TRY(iso__hyper_check(rule, hyper));
     }
     for (int i = 0; self->groups > 1 && i < self->count; i++)

@@ -81,6 +81,7 @@ iso_status iso_optimizer_add_group(iso_optimizer *optimizer, const iso_hyper *hy
               "first step",
               core->base.ops->name);
     ISO_TRY(iso__hyper_check(iso__rule_of(core), hyper));
+    ISO_TRY(iso__hyper_check_state(core, hyper));
     ISO_TRY(make_room(core));
     ISO_TRY(iso__alloc_zero(sizeof(iso__group), &made));
     iso_status status = fill_group(core, belongs, user, hyper);

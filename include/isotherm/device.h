@@ -15,12 +15,21 @@ extern "C" {
 typedef struct iso_device iso_device;
 
 // Element types. Layers compute in f32 or f64; on GPUs activations may be bf16. Gradients may
-// travel as bf16 or f16. i64 is for counters.
-typedef enum iso_dtype { ISO_F32, ISO_F64, ISO_BF16, ISO_F16, ISO_I64, ISO_DTYPE_COUNT } iso_dtype;
+// travel as bf16 or f16. i64 is for counters; i64, i32 and u8 are for data.
+typedef enum iso_dtype {
+    ISO_F32,
+    ISO_F64,
+    ISO_BF16,
+    ISO_F16,
+    ISO_I64,
+    ISO_I32,
+    ISO_U8,
+    ISO_DTYPE_COUNT
+} iso_dtype;
 
 // The size of an element in bytes.
 size_t iso_dtype_size(iso_dtype dtype);
-// "f32", "f64", "bf16", "f16", "i64".
+// "f32", "f64", "bf16", "f16", "i64", "i32", "u8".
 const char *iso_dtype_name(iso_dtype dtype);
 // The type with this name. ISO_ERR_ARG for an unknown name; the message lists the names.
 iso_status iso_dtype_parse(const char *name, iso_dtype *out);
@@ -42,7 +51,7 @@ iso_device *iso_device_retain(iso_device *device);
 void iso_device_destroy(iso_device **device);
 
 // Local. Sets the number of threads that a kernel may use (CPU: OpenMP threads), at least 1. The
-// default is 1. Another number may change the last bits of results.
+// default is 1. A different number may change the last bits of results.
 iso_status iso_device_set_threads(iso_device *device, int n);
 
 // Local. Sets how f32 matrix products and convolutions round their operands, for all work from now
@@ -65,7 +74,7 @@ iso_status iso_device_set_math(iso_device *device, const char *name);
 iso_status iso_device_tune(iso_device *device, bool on);
 // The choices so far, to be passed to iso_device_set_choices. Borrowed, valid until a kernel runs.
 const void *iso_device_choices(iso_device *device, size_t *bytes);
-// Replaces all choices by a copy of these; NULL and 0: returns to the rule. ISO_ERR_FORMAT if
+// Replaces all choices by a copy of these; NULL and 0: restores the fixed rule. ISO_ERR_FORMAT if
 // another build made them, ISO_ERR_UNSUPPORTED if the kernels in use here have no choices.
 iso_status iso_device_set_choices(iso_device *device, const void *choices, size_t bytes);
 

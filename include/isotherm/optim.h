@@ -26,9 +26,11 @@ typedef enum iso_optimizer_kind {
     ISO_ADADELTA,
     ISO_ADAGRAD,
     ISO_RMSPROP,
-    ISO_LAMB
+    ISO_LAMB,
+    ISO_NADAM // Dozat, Incorporating Nesterov Momentum into Adam (2016), as torch.optim.NAdam of
+              // PyTorch 2
 } iso_optimizer_kind;
-// "sgd", "adam", "adamw", "adadelta", "adagrad", "rmsprop", "lamb"
+// "sgd", "adam", "adamw", "adadelta", "adagrad", "rmsprop", "lamb", "nadam"
 iso_status iso_optimizer_kind_parse(const char *name, iso_optimizer_kind *out);
 const char *iso_optimizer_kind_name(iso_optimizer_kind kind);
 
@@ -38,7 +40,7 @@ typedef struct iso_hyper {
     double momentum;                  // sgd, rmsprop
     double dampening;                 // sgd
     double weight_decay;              // L2 term added to the gradient; adamw, lamb: decoupled
-    double beta1, beta2;              // adam, adamw, lamb
+    double beta1, beta2;              // adam, adamw, lamb, nadam
     double rho;                       // adadelta
     double alpha;                     // rmsprop
     double eps;                       // all except sgd
@@ -46,15 +48,19 @@ typedef struct iso_hyper {
     double initial_accumulator_value; // adagrad: initial value of its sums; read at creation
     bool nesterov;                    // sgd
     bool centered;                    // rmsprop: normalise by an estimate of the variance
-    int64_t step;                     // steps made so far, counted by step(); schedules use it
+    bool amsgrad;  // adam, adamw: divide by the largest average of squares so far. Must be equal
+                   // in all groups, and must not change after creation
+    bool maximize; // all: move along the gradient instead of against it
+    double momentum_decay; // nadam
+    int64_t step;          // steps made so far, counted by step(); schedules use it
 } iso_hyper;
 // Formulas that use the number of updates count the updates of each parameter, as in PyTorch. These
-// are t in the bias corrections (adam, adamw, lamb), t in lr_decay, and sgd's first update, which
-// sets the momentum buffer to the gradient. A parameter that a step leaves out
-// (ISO_UNUSED_NEGOTIATE) is one update behind.
+// are t in the bias corrections (adam, adamw, lamb, nadam), t in lr_decay, nadam's product of
+// momentum factors, and sgd's first update, which sets the momentum buffer to the gradient. A
+// parameter that a step leaves out (ISO_UNUSED_NEGOTIATE) is one update behind.
 
-// The defaults of PyTorch's optimizer. (torch.optim.SGD has no default lr before 2.x; here it is
-// 1e-3.) LAMB: lr 1e-3, and the paper's beta1 0.9, beta2 0.999, eps 1e-6, weight_decay 0.01.
+// The defaults of PyTorch's optimizer. (torch.optim.SGD has no default lr before PyTorch 2.2; here
+// it is 1e-3.) LAMB: lr 1e-3, and the paper's beta1 0.9, beta2 0.999, eps 1e-6, weight_decay 0.01.
 iso_hyper iso_hyper_default(iso_optimizer_kind kind);
 
 typedef struct iso_optimizer iso_optimizer;

@@ -86,11 +86,11 @@ typedef struct iso_data_parallel_config {
     iso_reduce_function reduce; // NULL: the library's reduction
     void *reduce_user;
     iso_buffer_config buffers;
-    // ZeRO stage 1: shares updates and optimizer state out over the ranks, see
+    // ZeRO stage 1: divides updates and optimizer state among the ranks, see
     // iso_reducer_config.zero. Takes one optimizer, whose updates are elementwise (not LAMB). A
     // rank then has averaged gradients of its own shards only. iso_clip_grad_norm, iso_grad_norm,
     // iso_optimizer_state_dict and iso_optimizer_load_state_dict become collective, and cover all
-    // shards. A step drops all gradients. Use no_sync for several backwards in a step. Reading a
+    // shards. A step discards all gradients. Use no_sync for several backwards in a step. Reading a
     // rank's new values waits until the other ranks reach their next forward.
     bool zero;
 } iso_data_parallel_config;
@@ -124,7 +124,7 @@ iso_status iso_data_parallel_create_take(iso_module *module, iso_comm *comm,
 // Collective. Completes all pending exchanges and updates. ISO_ERR_STATE during a backward, whose
 // remaining gradients would be left out.
 iso_status iso_data_parallel_finish(iso_module *data_parallel);
-// Collective, blocking. Synchronises buffers now, as config.buffers.mode says and whatever `when`
+// Collective, blocking. Synchronises buffers now according to config.buffers.mode, whatever `when`
 // is. Does nothing with ISO_BUFFERS_NONE.
 iso_status iso_data_parallel_sync_buffers(iso_module *data_parallel);
 // Local. Gradient accumulation (PyTorch: no_sync). Between begin and end, which may be nested, each
@@ -160,10 +160,12 @@ typedef iso_status (*iso_pre_sync_hook)(iso_module *data_parallel, void *user);
 iso_status iso_data_parallel_add_pre_sync_hook(iso_module *data_parallel, iso_pre_sync_hook hook,
                                                void *user, int *handle);
 iso_status iso_data_parallel_remove_pre_sync_hook(iso_module *data_parallel, int handle);
-// Called before each forward; may replace the input by a tensor of its own. NULL removes it.
+// Called before each forward, in the order in which the hooks were added; may replace the input by
+// a tensor of its own, which the next hook then receives. Handles as above. Local.
 typedef iso_status (*iso_before_forward)(iso_module *data_parallel, iso_tensor **in, void *user);
-iso_status iso_data_parallel_set_before_forward(iso_module *data_parallel, iso_before_forward hook,
-                                                void *user);
+iso_status iso_data_parallel_add_before_forward(iso_module *data_parallel, iso_before_forward hook,
+                                                void *user, int *handle);
+iso_status iso_data_parallel_remove_before_forward(iso_module *data_parallel, int handle);
 
 // The wrapped module, the gradient engine (for statistics), the communicator. Borrowed. NULL if the
 // argument is not a data_parallel.
@@ -180,13 +182,23 @@ iso_status iso_data_parallel_get_traffic(iso_module *data_parallel, iso_traffic 
 // the rest unchanged.
 iso_status iso_data_parallel_sampler(iso_module *data_parallel, iso_sampler_config *config);
 
+// Collective over comm. Declares that each rank's data set is a shard of a larger data set. Call it
+// before you create a loader. The loader's sampler then draws from this rank's samples only; give
+// it rank and ranks of comm. Shards may have different contents and numbers of samples (see
+// iso_sampler_create). Their tensors must have the same shapes and types: otherwise
+// ISO_ERR_MISMATCH on every rank, with a message that names `what` ("the training set") and the
+// ranks. If there are labels, the number of classes becomes the largest one of all ranks.
+iso_status iso_dataset_set_shard(iso_dataset *dataset, iso_comm *comm, const char *what);
+
 typedef struct iso_evaluation {
-    double loss, accuracy; // means over all samples; accuracy in [0, 1]
-    int64_t samples;       // of all ranks
+    double loss;     // mean over all samples
+    double accuracy; // fraction of labels that are predicted, in [0, 1]; NaN without labels
+    int64_t samples; // of all ranks
 } iso_evaluation;
 // Collective over comm. Evaluates the model on epoch 0 of each rank's loader, in evaluation mode,
-// and restores the mode. With ISO_SAMPLER_SHARE each sample counts once. An error on any rank is an
-// error on every rank.
+// and restores the mode. The model gets the first input; the loss gets the labels, or without
+// labels the first target. With ISO_SAMPLER_SHARE each sample counts once. An error on any rank is
+// an error on every rank.
 iso_status iso_evaluate(iso_module *model, iso_loss *loss, iso_loader *data, iso_comm *comm,
                         iso_evaluation *out);
 // The same with progress: calls `watch` on each rank after each of its batches. `done` of

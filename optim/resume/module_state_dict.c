@@ -20,13 +20,14 @@ static iso_status add_module(iso_module *module, const char *path, void *user) {
         ISO_TRY(add_tensor(user, path, module->parameter_name[i], value));
     }
     for (int i = 0; i < module->buffer_count; i++)
-        ISO_TRY(add_tensor(user, path, module->buffer[i]->name, module->buffer[i]->value));
+        if (module->buffer[i]->persistent)
+            ISO_TRY(add_tensor(user, path, module->buffer[i]->name, module->buffer[i]->value));
     return ISO_OK;
 }
 
 iso_status iso_module_state_dict(iso_module *module, iso_state_dict *out) {
     iso_state_dict dict = {0};
-    iso_status status = iso__module_walk(module, add_module, &dict);
+    iso_status status = iso_module_walk(module, add_module, &dict);
     if (status < 0) {
         iso_state_dict_destroy(&dict);
         return iso__error_frame(status, __func__, __FILE__, __LINE__);

@@ -13,7 +13,7 @@
 // Writes the record of a new error (one sentence: what, where, what to do) and returns code.
 iso_status iso__error(iso_status code, const char *function, const char *file, int line,
                       const char *format, ...) __attribute__((format(printf, 5, 6)));
-// Whether a message begins with a rank, so that none need be put before it.
+// Whether a message begins with a rank, so that it needs no other prefix.
 bool iso__names_rank(const char *message);
 // Adds a frame to the record and returns status.
 iso_status iso__error_frame(iso_status status, const char *function, const char *file, int line);
@@ -59,7 +59,7 @@ int iso__log_rank(void); // -1 before the first communicator
 enum { ISO__DEBUG_OFF, ISO__DEBUG_INFO, ISO__DEBUG_DETAIL };
 int iso__debug_level(void);
 
-// ---- Environment: every variable stands in the table in env.c ------------------------------------
+// ---- Environment: the table of variables is in env.c ---------------------------------------------
 
 typedef enum iso__env {
     ISO_ENV_LOG,
@@ -84,23 +84,25 @@ iso_status iso__env_number(iso__env variable, double fallback, double *out);
 // ISO_ERR_ARG as above, whatever the variable's type.
 iso_status iso__env_check(iso__env variable);
 iso_status iso__env_check_all(void);
-// A number that is the same where the same ISO_* variables are set that the table does not have, 0
-// where there are none. warn: says so of each, with the nearest name of the table.
+// A number that is equal on ranks with the same unknown ISO_* variables; 0: there are none. warn:
+// logs a warning for each, with the nearest known name.
 uint64_t iso__env_unknown(bool warn);
-// Whether all ranks must have the same value, and what to compare: the value that holds, or NULL
-// where it is not set and each rank takes what is best there.
+// Whether all ranks must have the same value, and the value to compare; NULL if it is not set and
+// each rank chooses the best value for its machine.
 bool iso__env_is_alike(iso__env variable);
 const char *iso__env_effective(iso__env variable);
 
 // ---- Memory: aligned to 64 bytes, counted --------------------------------------------------------
 
-// Contents undefined / zero. ISO_ERR_NOMEM names the size. bytes 0 gives a valid pointer.
+// Memory with undefined contents, and zeroed memory. ISO_ERR_NOMEM names the size. With bytes 0 the
+// pointer is valid, too.
 iso_status iso__alloc(size_t bytes, void **out);
 iso_status iso__alloc_zero(size_t bytes, void **out);
-// New buffer with the first `old` bytes kept; *pointer is unchanged on failure.
+// Resizes a buffer and keeps its first `old` bytes. *pointer is unchanged on failure.
 iso_status iso__realloc(void **pointer, size_t old, size_t bytes);
-// Room for one more element of `size` bytes behind the first `count`. room: how many there is room
-// for, which doubles when it is used up; NULL: the array is exactly full.
+// Makes room for one more element of `size` bytes behind the first `count`. *room is the number of
+// elements for which there is room, and doubles if it is used up. room NULL: the array is exactly
+// full.
 iso_status iso__grow(void **array, int count, int *room, size_t size);
 iso_status iso__strdup(const char *text, char **out);
 void iso__free(void *pointer); // accepts NULL
@@ -117,7 +119,8 @@ enum {
     ISO_RNG_SHUFFLE,
     ISO_RNG_DIGITS,
     ISO_RNG_TEST,
-    ISO_RNG_AUGMENT
+    ISO_RNG_AUGMENT,
+    ISO_RNG_HOOK
 };
 iso__philox_key iso__philox_key_make(uint64_t seed, uint32_t purpose, uint64_t stream);
 void iso__philox(iso__philox_key key, const uint32_t counter[4], uint32_t out[4]);
@@ -127,16 +130,20 @@ static inline float iso__uniform(uint32_t bits) { return (float)(bits >> 8) * 0x
 // 64-bit FNV-1a over bytes, continuing from `hash` (start with ISO_HASH_START).
 #define ISO_HASH_START 0xcbf29ce484222325u
 uint64_t iso__hash(uint64_t hash, const void *data, size_t bytes);
-// Another one, about as fast as memory is read: for whole data sets and files. What comes in two
-// calls gives another sum than the same bytes in one. Depends on the byte order of the machine.
+// A checksum about as fast as memory is read, for whole data sets and files. Two calls return
+// another sum than one call with the same bytes. It depends on the byte order of the machine.
 uint64_t iso__checksum(uint64_t sum, const void *data, size_t bytes);
 
 // ---- Numbers --------------------------------------------------------------------------------------
 
+// The ending of a noun after a number in a message: "%d rank%s".
+#define ISO_PLURAL(n) ((n) == 1 ? "" : "s")
+
 static inline int64_t iso__smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t iso__larger(int64_t a, int64_t b) { return a > b ? a : b; }
 static inline size_t iso__round_up(size_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
-// The middle one of count > 0 numbers, of an even count the upper one of two. It sorts them.
+// The median of count > 0 numbers; of an even count, the upper one of the two in the middle. Sorts
+// the numbers.
 double iso__median(double *numbers, int count);
 
 #endif

@@ -54,8 +54,8 @@ iso_status iso__error_frame(iso_status status, const char *function, const char 
         last.frame[last.frame_count].function = function;
         last.frame[last.frame_count].file = file;
         last.frame[last.frame_count].line = line;
+        last.frame_count++;
     }
-    last.frame_count++;
     return status;
 }
 
@@ -66,8 +66,8 @@ bool iso__names_rank(const char *message) {
 }
 
 static void add_frames(char *to, size_t room) {
-    int kept = last.frame_count < ISO_ERROR_FRAMES ? last.frame_count : ISO_ERROR_FRAMES, n = 0;
-    for (int i = 0; i < kept && (size_t)n < room; i++)
+    int n = 0;
+    for (int i = 0; i < last.frame_count && (size_t)n < room; i++)
         n += snprintf(to + n, room - (size_t)n, "  %s %s (%s:%d)\n", i ? "from" : "in",
                       last.frame[i].function, last.frame[i].file, last.frame[i].line);
 }

@@ -95,7 +95,7 @@ static size_t write_rows(char *to, size_t room, int rank) {
 static iso_status make_text(int rank, char **out, size_t *out_size) {
     size_t count = used < capacity ? used : capacity;
     if (used > capacity)
-        iso__log(ISO_LOG_WARN, "the trace is full: %zu of %zu spans were dropped",
+        iso__log(ISO_LOG_WARN, "the trace is full: dropped %zu of %zu spans",
                  (size_t)used - capacity, (size_t)used);
     size_t room = (ISO_LANE_COUNT + 1) * 128 + count * 192 + 1;
     void *text;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Opening a device by name, its reference count, and the names of element types.
+// Opens a device by name, counts references, and names element types.
 #include "device/device_impl.h"
 
 #include <config.h>
@@ -28,7 +28,8 @@ static const struct {
     size_t size;
 } dtypes[ISO_DTYPE_COUNT] = {
     [ISO_F32] = {"f32", 4}, [ISO_F64] = {"f64", 8}, [ISO_BF16] = {"bf16", 2},
-    [ISO_F16] = {"f16", 2}, [ISO_I64] = {"i64", 8},
+    [ISO_F16] = {"f16", 2}, [ISO_I64] = {"i64", 8}, [ISO_I32] = {"i32", 4},
+    [ISO_U8] = {"u8", 1},
 };
 
 size_t iso_dtype_size(iso_dtype dtype) { return dtypes[dtype].size; }
@@ -42,7 +43,8 @@ iso_status iso_dtype_parse(const char *name, iso_dtype *out) {
         *out = (iso_dtype)i;
         return ISO_OK;
     }
-    return ISO_FAIL(ISO_ERR_ARG, "unknown element type \"%s\": use f32, f64, bf16, f16 or i64",
+    return ISO_FAIL(ISO_ERR_ARG,
+                    "unknown element type \"%s\": use f32, f64, bf16, f16, i64, i32 or u8",
                     name ? name : "");
 }
 

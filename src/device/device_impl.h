@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: MIT
-// Private: what a device is. One table for its memory, and one table of kernels for each element
-// type that it computes in. All slots are required but where they say NULL.
+// Private: the structure of a device. It has one table for its memory, and one table of kernels for
+// each element type in which it computes. A slot is required unless its comment allows NULL.
 //
-// Tensors handed to a slot live on its device; those of a kernel are all of the table's element
-// type. In the table of bf16 that holds for activations, their gradients, and the weights and
-// biases of linear layers and convolutions; what is f32 there are gradients of parameters (dw, db),
-// the parameters, running values and statistics of norms. Sums and what lies between load and store
-// are f32 or wider, updates see f32 alone. A 4-dimensional activation may be in either layout;
-// gradients have the layout of the activation they belong to; parameters and everything else are
-// logical, but the weight of a convolution in bf16, which has the layout of y.
-// Slots do not check shapes: modules did. Nothing may be allocated and no primitive created for a
-// combination of shapes seen before.
+// Tensors passed to a slot are on its device, and those of a kernel have the table's element type.
+// In the bf16 table this holds for activations, their gradients, and the weights and biases of
+// linear layers and convolutions. Gradients of parameters (dw, db), and the parameters, running
+// values and statistics of norms are f32 there. Sums and all values between load and store are f32
+// or wider. Updates take f32 only. A 4-dimensional activation may be in either layout; gradients
+// have the layout of the activation they belong to; parameters and everything else are logical,
+// except the weight of a convolution in bf16, which has the layout of y. Slots do not check shapes,
+// because modules have done so. For shapes that a slot has seen before it allocates nothing and
+// creates no primitive.
 #ifndef ISO_DEVICE_IMPL_H
 #define ISO_DEVICE_IMPL_H
 
@@ -49,12 +49,18 @@ typedef struct iso__rmsprop_args {
     double lr, alpha, eps, momentum, weight_decay, scale;
     double rest; // 1 - alpha, rounded last
 } iso__rmsprop_args;
+typedef struct iso__nadam_args {
+    double of_gradient, of_moment; // factors of the gradient and of the first moment in the update
+    double beta1, beta2, rest1, rest2, eps, weight_decay, scale;
+    double correction2; // 1 - beta2^t
+} iso__nadam_args;
 typedef struct iso__lamb_args {
     double lr, beta1, beta2, eps, weight_decay, scale;
     double rest1, rest2, correction1, correction2_sqrt; // as adam's
 } iso__lamb_args;
 
-// Element-wise functions, with what their backward starts from.
+// Element-wise functions; backward uses the saved tensor named beside each: its input x or its
+// output y.
 typedef enum iso__unary {
     ISO__TANH,     // y
     ISO__SIGMOID,  // y
@@ -69,15 +75,16 @@ typedef struct iso__batch_norm_args {
     const iso_tensor *weight, *bias;        // [C]; NULL: 1 and 0
     iso_tensor *running_mean, *running_var; // [C]; updated if batch, where not NULL
     iso_tensor *tracked;                    // i64, one number: goes up by 1 if batch; may be NULL
-    // Of more values than x has, which batch_norm_moments and batch_norm_sums gave for their parts;
-    // on the host. NULL: forward takes those of x, backward those of dy.
+    // Statistics over more values than those of x, combined from results of batch_norm_moments and
+    // batch_norm_sums; in host memory. NULL: forward uses the moments of x, backward the sums of
+    // dy.
     const double *moments, *sums;
-    double count; // of values of a channel, where these are given
+    double count; // the number of values of a channel in these
 } iso__batch_norm_args;
 
 // ---- Devices whose memory is not the host's ----------------------------------------------------
-// What is launched or copied goes through queues, each in order, all beside each other and beside
-// the host. Kernels and fills go through ISO__QUEUE_COMPUTE. No call below waits unless it says so.
+// Work goes through queues. Each runs its work in order, concurrently with the other queues and the
+// host. Kernels and fills use ISO__QUEUE_COMPUTE. No call below waits unless its comment says so.
 typedef enum iso__queue {
     ISO__QUEUE_COMPUTE,
     ISO__QUEUE_IN,  // copies from the host
@@ -89,37 +96,38 @@ typedef enum iso__queue {
 typedef struct iso__device_event iso__device_event; // the device's own
 
 typedef struct iso__remote_ops {
-    bool (*owns)(iso_device *self, const void *memory); // it lies in this device's memory
-    // Host memory, of any kind, between which and the device copy() may go; until unpin, before
-    // which copies must be complete.
+    bool (*owns)(iso_device *self, const void *memory); // in this device's memory
+    // Page-locks host memory of any kind, so that copy() may use it until unpin. Copies must be
+    // complete before unpin.
     iso_status (*pin)(iso_device *self, void *memory, size_t bytes);
     void (*unpin)(iso_device *self, void *memory);
     iso_status (*event_create)(iso_device *self, iso__device_event **out);
     void (*event_destroy)(iso_device *self, iso__device_event **event); // accepts a NULL event
     iso_status (*record)(iso_device *self, iso__queue queue, iso__device_event *event);
-    // What enters the queue from now on runs after the event (as recorded last; never: no effect).
+    // Work that enters the queue from now on runs after the last record of the event. No effect if
+    // it was never recorded.
     iso_status (*follow)(iso_device *self, iso__queue queue, iso__device_event *event);
     // Device to host, host to device or inside the device; the host's side is pinned.
     iso_status (*copy)(iso_device *self, iso__queue queue, const void *from, void *to,
                        size_t bytes);
     iso_status (*fill_zero)(iso_device *self, iso__queue queue, void *memory, size_t bytes);
-    // ISO_PENDING: not reached. An error of the device is told here too.
+    // ISO_PENDING: not reached yet. Also reports errors of the device.
     iso_status (*test)(iso_device *self, iso__device_event *event);
     iso_status (*wait)(iso_device *self, iso__device_event *event); // waits
     iso_status (*finish)(iso_device *self); // waits for everything in all queues
-    // Tensors of f32 and f64 taken as one vector, for clip.h. The norm of type p; unless max_norm
-    // is NULL they are then multiplied by *max_norm / (norm + 1e-6) where that is below 1. Waits
-    // only where the norm is asked for.
+    // For clip.h. The norm of type p of tensors of f32 and f64, taken as one vector. Unless
+    // max_norm is NULL, multiplies them by *max_norm / (norm + 1e-6) if that is below 1. Waits only
+    // if norm is not NULL.
     iso_status (*clip_norm)(iso_device *self, int count, iso_tensor *const *x, double p,
                             const double *max_norm, double *norm);
-    // Every element into [-most, most]; a NaN stays.
+    // Clamps every element to [-most, most]; NaN stays NaN.
     iso_status (*clip_value)(iso_device *self, int count, iso_tensor *const *x, double most);
 } iso__remote_ops;
 
 typedef struct iso_device_ops {
     const char *name;
     bool host_memory;              // the host may read and write data of logical tensors in place
-    const iso__remote_ops *remote; // NULL where host_memory
+    const iso__remote_ops *remote; // NULL if host_memory
     void (*destroy)(iso_device *self);
 
     iso_status (*alloc)(iso_device *self, size_t bytes, void **out); // contents undefined
@@ -132,11 +140,11 @@ typedef struct iso_device_ops {
     // The layout in which this device wants an activation of this shape produced by a convolution.
     iso_layout (*preferred_layout)(iso_device *self, iso_dtype dtype, int ndim,
                                    const int64_t *shape);
-    // Its elements lie as those of a logical tensor do, whichever its layout is.
+    // Whether its elements are in the order of a logical tensor, whatever its layout is.
     bool (*is_in_order)(iso_device *self, const iso_tensor *x);
-    // Same logical contents, any combination of layouts; shapes may differ if the counts agree
-    // (flatten), and element types (rounded to nearest) if both are logical, and elsewhere than in
-    // host memory in any layout.
+    // Copies the logical contents between any layouts. Shapes may differ if the counts agree
+    // (flatten). Element types may differ (rounded to nearest) if both tensors are logical, or if
+    // the device has memory of its own.
     iso_status (*copy)(iso_device *self, const iso_tensor *from, iso_tensor *to);
     // Host order <-> device, logical, whole tensor.
     iso_status (*to_host)(iso_device *self, const iso_tensor *from, void *host);
@@ -144,17 +152,18 @@ typedef struct iso_device_ops {
     iso_status (*set_threads)(iso_device *self, int n);
     // As in device.h; name is one of those there.
     iso_status (*set_math)(iso_device *self, const char *name);
-    // As in device.h; all NULL where kernels have no candidates to choose from.
+    // As in device.h; all NULL if the kernels have no candidates to choose from.
     iso_status (*tune)(iso_device *self, bool on);
     const void *(*choices)(iso_device *self, size_t *bytes);
     iso_status (*set_choices)(iso_device *self, const void *choices, size_t bytes);
 } iso_device_ops;
 
-// Rows of a weight that may still be on their way: wait returns when the first `rows` of them are
-// there. A kernel asks for rows before it reads them; it gives the same bits as if all were there.
+// Rows of a weight that may not have arrived yet. wait returns when the first `rows` of them have
+// arrived. A kernel waits for rows before it reads them; results have the same bits as if all rows
+// had arrived.
 typedef struct iso__arrival {
     iso_status (*wait)(struct iso__arrival *self, int64_t rows);
-    int64_t unit; // as many come at a time
+    int64_t unit; // rows arrive in multiples of this
 } iso__arrival;
 
 // For kernels that need all of w [rows, ...].
@@ -169,11 +178,11 @@ typedef struct iso__rounding {
 } iso__rounding;
 
 typedef struct iso_kernel_ops {
-    // Of the table of bf16 alone: as so many calls of copy(). No tensor that is written overlaps
-    // any of the others.
+    // In the bf16 table only: the same as `count` calls of copy(). No tensor that is written
+    // overlaps any of the others.
     iso_status (*round_many)(iso_device *self, int count, const iso__rounding *of);
     // ---- Layers. b may be NULL; accumulate: += instead of =. ----
-    // arrival: of w; NULL: it is there. b is there.
+    // arrival: of w; NULL: w has arrived. b has always arrived.
     iso_status (*linear_forward)(iso_device *self, const iso_tensor *x, const iso_tensor *w,
                                  iso__arrival *arrival, const iso_tensor *b, iso_activation act,
                                  iso_tensor *y);
@@ -182,13 +191,14 @@ typedef struct iso_kernel_ops {
                                          iso_tensor *db, bool accumulate_b); // dw, db may be NULL
     iso_status (*linear_backward_input)(iso_device *self, const iso_tensor *dy, const iso_tensor *w,
                                         iso_tensor *dx);
-    // dw [R, K] = rows first .. first + R of the weight's gradient. NULL where a product takes
-    // whole rows alone: take_columns comes first then.
+    // dw [R, K] = rows first .. first + R of the weight's gradient. NULL if a matrix product takes
+    // whole rows only; callers then use take_columns first.
     iso_status (*linear_backward_rows)(iso_device *self, const iso_tensor *x, const iso_tensor *dy,
                                        int64_t first, iso_tensor *dw, bool accumulate);
-    // part [N, C] = columns first .. first + C of x [N, K]; NULL where the above is not.
+    // columns [N, C] = columns first .. first + C of x [N, K]. NULL unless linear_backward_rows is
+    // NULL.
     iso_status (*take_columns)(iso_device *self, const iso_tensor *x, int64_t first,
-                               iso_tensor *part);
+                               iso_tensor *columns);
     iso_status (*conv2d_forward)(iso_device *self, const iso_conv2d_config *c, const iso_tensor *x,
                                  const iso_tensor *w, const iso_tensor *b, iso_activation act,
                                  iso_tensor *y);
@@ -203,8 +213,8 @@ typedef struct iso_kernel_ops {
     size_t (*max_pool2d_workspace)(iso_device *self, const iso_tensor *x, const iso_tensor *y);
     iso_status (*max_pool2d_forward)(iso_device *self, const iso_pool2d_config *c,
                                      const iso_tensor *x, iso_tensor *y, void *workspace);
-    // The same and a relu, for windows of fewer than 65536 pixels: where that cuts, no place has
-    // won, so that the backward is of both. NULL: nothing is gained.
+    // The same with a relu, for windows of fewer than 65536 pixels. Where the relu cuts, the
+    // workspace records no winner, so one backward covers both. NULL: no faster than two calls.
     iso_status (*max_pool2d_relu_forward)(iso_device *self, const iso_pool2d_config *c,
                                           const iso_tensor *x, iso_tensor *y, void *workspace);
     iso_status (*max_pool2d_backward)(iso_device *self, const iso_pool2d_config *c,
@@ -220,8 +230,8 @@ typedef struct iso_kernel_ops {
     // From the output: dx = y > 0 ? dy : 0. dx may be dy.
     iso_status (*relu_backward)(iso_device *self, const iso_tensor *y, const iso_tensor *dy,
                                 iso_tensor *dx);
-    // dy = y > 0 ? dy : 0, and db [C] = the sums of that over everything else, += where accumulate.
-    // NULL: nothing is gained by doing both at once.
+    // dy = y > 0 ? dy : 0, and db [C] = its sums over all other dimensions (accumulate: +=). NULL:
+    // no faster than two calls.
     iso_status (*relu_backward_bias)(iso_device *self, const iso_tensor *y, iso_tensor *dy,
                                      iso_tensor *db, bool accumulate);
     // y = x * mask / (1 - p), mask drawn by logical index; forward and backward alike. y may be x.
@@ -254,10 +264,10 @@ typedef struct iso_kernel_ops {
                                       const iso_tensor *x, const iso_tensor *dy, void *workspace,
                                       iso_tensor *dw, bool accumulate_w, iso_tensor *db,
                                       bool accumulate_b, iso_tensor *dx); // dw, db may be NULL
-    // The two in parts, for statistics over several batches. Moments of x: C means, then C sums of
-    // squares of the distances from them. Sums: C of dy before the activation, then C of that times
-    // the distance of x from the mean; dw and db follow from them. A backward with args->sums is
-    // left with dx alone.
+    // Forward and backward in steps, for statistics over several batches. Moments of x: C means,
+    // then C sums of squares of the distances from them. Sums: C sums of dy before the activation,
+    // then C sums of that times the distance of x from the mean; dw and db follow from them. A
+    // backward with args->sums computes dx only.
     iso_status (*batch_norm_moments)(iso_device *self, const iso_tensor *x, double *moments);
     iso_status (*batch_norm_sums)(iso_device *self, const iso__batch_norm_args *args,
                                   const iso_tensor *x, const iso_tensor *dy, void *workspace,
@@ -276,15 +286,50 @@ typedef struct iso_kernel_ops {
     iso_status (*layer_norm_backward_input)(iso_device *self, int64_t size, const iso_tensor *x,
                                             const iso_tensor *w, const iso_tensor *dy,
                                             const iso_tensor *statistics, iso_tensor *dx);
-    // result (pinned where there is a remote): loss of the batch mean, and number of correct rows;
-    // there when what was launched is done. grad may be NULL. labels on the host, in range; free
-    // again when the call returns.
+    // result: mean loss of the batch, and number of correct rows; valid once the launched work is
+    // done, and pinned if the device has remote_ops. grad may be NULL. labels: in host memory, in
+    // range; the caller may reuse them when the call returns.
     iso_status (*loss)(iso_device *self, const iso_loss_config *config, const iso_tensor *output,
                        const int32_t *labels, double result[2], iso_tensor *grad);
-    // result[0]: mean squared difference, as above; all logical, of one shape; grad may be NULL.
-    // Beside an output of bf16 the target may be f32.
-    iso_status (*mse)(iso_device *self, const iso_tensor *output, const iso_tensor *target,
-                      double result[2], iso_tensor *grad);
+    // result[0]: mean over all elements of a loss from ISO_MSE on, as above. All tensors are
+    // logical and of one shape. grad may be NULL. With a bf16 output the target may be f32.
+    iso_status (*target_loss)(iso_device *self, const iso_loss_config *config,
+                              const iso_tensor *output, const iso_tensor *target, double result[2],
+                              iso_tensor *grad);
+
+    // ---- Slots that are NULL if the device lacks the layer: see iso__check_kernel ----
+    // y = the rows of w [V, E] at indices, which are i32 or i64. ISO_ERR_ARG for an index outside
+    // [0, V). All tensors are logical.
+    iso_status (*embedding_forward)(iso_device *self, const iso_tensor *indices,
+                                    const iso_tensor *w, iso_tensor *y);
+    // Adds rows of dy to the rows of dw at indices. Leaves out index `skipped` (-1: none).
+    iso_status (*embedding_backward)(iso_device *self, const iso_tensor *indices, int64_t skipped,
+                                     const iso_tensor *dy, iso_tensor *dw, bool accumulate);
+    // softmax(q k^T / sqrt(E / heads)) v of each head. qkv [N, L, 3 E]: queries, keys and values,
+    // in each the heads side by side. weights [N, heads, L, L]: from forward to backward. y [N, L,
+    // E]. causal: row i sees rows 0 .. i only.
+    iso_status (*attention_forward)(iso_device *self, int64_t heads, bool causal,
+                                    const iso_tensor *qkv, iso_tensor *weights, iso_tensor *y);
+    // qkv becomes its gradient.
+    iso_status (*attention_backward)(iso_device *self, int64_t heads, const iso_tensor *dy,
+                                     const iso_tensor *weights, iso_tensor *qkv);
+    // x [N, C, ...] is logical; a group has C / groups channels. statistics: [3, N groups], from
+    // forward to backward. w and b [C] may be NULL: 1 and 0. dw and db may be NULL. dx may be dy.
+    iso_status (*group_norm_forward)(iso_device *self, int64_t groups, double eps,
+                                     const iso_tensor *x, const iso_tensor *w, const iso_tensor *b,
+                                     iso_tensor *statistics, iso_tensor *y);
+    iso_status (*group_norm_backward_params)(iso_device *self, int64_t groups, const iso_tensor *x,
+                                             const iso_tensor *dy, const iso_tensor *statistics,
+                                             iso_tensor *dw, bool accumulate_w, iso_tensor *db,
+                                             bool accumulate_b);
+    iso_status (*group_norm_backward_input)(iso_device *self, int64_t groups, const iso_tensor *x,
+                                            const iso_tensor *w, const iso_tensor *dy,
+                                            const iso_tensor *statistics, iso_tensor *dx);
+    // y [N, C, H, W] += b [C]; y is logical.
+    iso_status (*add_bias)(iso_device *self, const iso_tensor *b, iso_tensor *y);
+    // db [C] = the sums of dy over all other dimensions (accumulate: +=).
+    iso_status (*bias_gradient)(iso_device *self, const iso_tensor *dy, iso_tensor *db,
+                                bool accumulate);
 
     // ---- Updates over logical memory of the device ----
     iso_status (*scale)(iso_device *self, int64_t count, double factor, void *x);
@@ -292,7 +337,8 @@ typedef struct iso_kernel_ops {
                       void *p,
                       void *momentum); // momentum NULL when args->momentum == 0
     iso_status (*adam)(iso_device *self, int64_t count, const iso__adam_args *args, const void *g,
-                       void *p, void *m, void *v);
+                       void *p, void *m, void *v,
+                       void *most); // most: the maximum of v so far (amsgrad); NULL: none
     iso_status (*adadelta)(iso_device *self, int64_t count, const iso__adadelta_args *args,
                            const void *g, void *p, void *square_avg, void *acc_delta);
     iso_status (*adagrad)(iso_device *self, int64_t count, const iso__adagrad_args *args,
@@ -300,18 +346,20 @@ typedef struct iso_kernel_ops {
     // grad_avg NULL: not centered; momentum NULL when args->momentum == 0.
     iso_status (*rmsprop)(iso_device *self, int64_t count, const iso__rmsprop_args *args,
                           const void *g, void *p, void *square_avg, void *grad_avg, void *momentum);
-    // The memory is one layer of the formula: norms are over all of it.
+    iso_status (*nadam)(iso_device *self, int64_t count, const iso__nadam_args *args, const void *g,
+                        void *p, void *m, void *v);
+    // The memory is one layer in the sense of the formula: the norms are over all of it.
     iso_status (*lamb)(iso_device *self, int64_t count, const iso__lamb_args *args, const void *g,
                        void *p, void *m, void *v);
 } iso_kernel_ops;
 
 struct iso_device {
     const iso_device_ops *ops;
-    const iso_kernel_ops *kernels[ISO_DTYPE_COUNT]; // NULL: it does not compute in that type
+    const iso_kernel_ops *kernels[ISO_DTYPE_COUNT]; // NULL: does not compute in that type
     int references;
     int threads;
     long long primitives_created, launches, graph_launches;
-    const char *kernel; // implementation that ran last, where it is not plain C; for bench_step
+    const char *kernel; // the implementation that ran last, unless plain C; for bench_step
     char description[128];
 };
 
@@ -322,19 +370,20 @@ static inline const iso_kernel_ops *iso__kernels(const iso_tensor *x) {
 // ISO_ERR_UNSUPPORTED unless the device computes in this type.
 iso_status iso__device_check_dtype(const iso_device *device, iso_dtype dtype);
 
-// Contents undefined. Memory of the host, pinned where there is a remote; before it is freed,
-// copies from and to it must be complete. pin() itself is for memory that is there already: of
-// whole pages, as no page may be pinned twice.
+// Host memory with undefined contents, pinned if the device has remote_ops. Copies from and to it
+// must be complete before it is freed. Use pin() itself only for existing memory of whole pages, as
+// no page may be pinned twice.
 iso_status iso__pinned_alloc(iso_device *device, size_t bytes, void **out);
 void iso__pinned_free(iso_device *device, void *memory); // accepts NULL
-// The pages of a mapping that nobody else pins, of a device with a remote.
+// Pins the pages of a mapping that nothing else pins. The device has remote_ops.
 iso_status iso__pin_pages(iso_device *device, void *memory, size_t bytes);
 void iso__unpin_pages(iso_device *device, void *memory);
 
-// Backends, listed once in device.c. text: what followed the name and a colon, "" if nothing did.
+// Backends, listed once in device.c. text: what followed the name and a colon; "" if there was
+// nothing.
 iso_status iso__device_create_cpu(const char *text, iso_device **out);
 iso_status iso__device_create_cuda(const char *text, iso_device **out);
-// How many there are; 0 on any error.
+// The number of devices; 0 on any error.
 int iso__device_count_cpu(void);
 int iso__device_count_cuda(void);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Files of named tensors: everything is read and compared before anything is changed.
+// Files of named tensors. Loading reads and compares everything before it changes anything.
 #include "io/safetensors.h"
 #include "tensor/tensor_impl.h"
 
@@ -98,7 +98,7 @@ static iso_status check_stored(const char *path, const iso__stored *stored, iso_
         dtype++;
     ISO_CHECK(dtype < ISO_DTYPE_COUNT, ISO_ERR_TYPE,
               "tensor %s of %s has element type %s, which cannot be read: save it as F32, F64, "
-              "BF16, F16 or I64",
+              "BF16, F16, I64, I32 or U8",
               stored->name, path, stored->dtype);
     for (int d = 0; fits && d < stored->ndim; d++) fits = stored->shape[d] > 0;
     ISO_CHECK(fits, ISO_ERR_SHAPE,

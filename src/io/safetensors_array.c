@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What arrays of safetensors files are made of: element types, names, access, and the seal.
+// Arrays of safetensors files: element types, names, access, and the seal.
 #include "io/safetensors.h"
 
 #include <inttypes.h>
@@ -24,7 +24,8 @@ const char *iso__safetensors_dtype_named(const char *name, int64_t *bytes) {
 }
 
 const char *iso__safetensors_dtype(iso_dtype dtype) {
-    static const char *const name[ISO_DTYPE_COUNT] = {"F32", "F64", "BF16", "F16", "I64"};
+    static const char *const name[ISO_DTYPE_COUNT] = {"F32", "F64", "BF16", "F16",
+                                                      "I64", "I32", "U8"};
     return name[dtype];
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Reads a safetensors file: its header, how it compares with what the caller has, its data.
+// Reads a safetensors file: its header and its data; compares it with the caller's arrays.
 #include "io/safetensors.h"
 #include "tensor/tensor_impl.h"
 
@@ -12,7 +12,8 @@
 static iso_status read_exactly(iso__safetensors *self, void *to, size_t bytes) {
     size_t got = fread(to, 1, bytes, self->file);
     ISO_CHECK(!ferror(self->file), ISO_ERR_IO, "cannot read %s: %s", self->path, strerror(errno));
-    ISO_CHECK(got == bytes, ISO_ERR_FORMAT, "%s ends %zu bytes early", self->path, bytes - got);
+    ISO_CHECK(got == bytes, ISO_ERR_FORMAT, "%s ends %zu byte%s early", self->path, bytes - got,
+              ISO_PLURAL(bytes - got));
     return ISO_OK;
 }
 
@@ -52,16 +53,17 @@ static iso_status read_text(iso__safetensors *self, size_t *out) {
     uint64_t length = 0;
     ISO_TRY(open_file(self, &size));
     ISO_CHECK(size > ISO__SAFETENSORS_PREFIX, ISO_ERR_FORMAT,
-              "%s has only %lld bytes: it is truncated or not a safetensors file", self->path,
-              (long long)size);
+              "%s has only %lld byte%s: it is truncated or not a safetensors file", self->path,
+              (long long)size, ISO_PLURAL(size));
     ISO_TRY(read_exactly(self, start, ISO__SAFETENSORS_PREFIX));
     ISO_TRY(check_start(self->path, start));
     for (int b = ISO__SAFETENSORS_PREFIX - 1; b >= 0; b--) length = length << 8 | start[b];
-    ISO_CHECK(
-        length <= (uint64_t)size - ISO__SAFETENSORS_PREFIX && length <= MAX_HEADER, ISO_ERR_FORMAT,
-        "%s is truncated or not a safetensors file: it promises a header of %llu bytes and %lld "
-        "follow",
-        self->path, (unsigned long long)length, (long long)(size - ISO__SAFETENSORS_PREFIX));
+    ISO_CHECK(length <= (uint64_t)size - ISO__SAFETENSORS_PREFIX && length <= MAX_HEADER,
+              ISO_ERR_FORMAT,
+              "%s is truncated or not a safetensors file: its header "
+              "should have %llu byte%s, and the file ends after %lld",
+              self->path, (unsigned long long)length, ISO_PLURAL(length),
+              (long long)(size - ISO__SAFETENSORS_PREFIX));
     ISO_TRY(iso__alloc((size_t)length, &self->text));
     ISO_TRY(read_exactly(self, self->text, (size_t)length));
     self->data_bytes = size - ISO__SAFETENSORS_PREFIX - (int64_t)length;
@@ -149,8 +151,9 @@ static iso_status match_names(const iso__safetensors *self, const iso__array *ar
                       self->header.stored[i].name);
     ISO_CHECK(
         missing_count + unexpected_count == 0, ISO_ERR_MISMATCH,
-        "%s is a checkpoint of another model: %d tensors are missing%s%s and %d are unexpected%s%s",
-        self->path, missing_count, missing_count ? ":" : "", missing, unexpected_count,
+        "%s is a checkpoint of another model: %d tensor%s missing%s%s and %d %s unexpected%s%s",
+        self->path, missing_count, missing_count == 1 ? " is" : "s are", missing_count ? ":" : "",
+        missing, unexpected_count, unexpected_count == 1 ? "is" : "are",
         unexpected_count ? ":" : "", unexpected);
     return ISO_OK;
 }

@@ -80,6 +80,9 @@ static iso_status round_all(iso_module *self, iso_call *call, iso_tensor *in, is
 static iso_status autocast_forward(iso_module *self, iso_call *call, iso_tensor *in,
                                    iso_tensor **out) {
     iso_tensor *x = NULL, *y = NULL;
+    ISO_CHECK(!iso__is_index(in->dtype), ISO_ERR_TYPE,
+              "an Autocast takes no indices but got %s: put the Embedding in front of it",
+              iso_dtype_name(in->dtype));
     iso_status status = round_all(self, call, in, &x);
     if (status >= 0) status = iso_module_call(self->child[0], ISO_ACT_NONE, x, &y);
     iso__roundings_drop(self->child[0]);
@@ -139,7 +142,7 @@ iso_status iso_autocast_create_take(iso_module *child, iso_dtype dtype, iso_modu
     iso_module *module = NULL, *taken;
     iso_status status;
     ISO_TRY_GOTO(check_autocast(child, dtype));
-    ISO_TRY_GOTO(iso__module_walk(child, check_below, NULL));
+    ISO_TRY_GOTO(iso_module_walk(child, check_below, NULL));
     ISO_TRY_GOTO(iso__module_new(sizeof(cast), &autocast_ops, child->device, &module));
     iso_container_of(module, cast, base)->dtype = dtype;
     taken = child;

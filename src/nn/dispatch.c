@@ -41,6 +41,20 @@ iso_status iso__shape_error(const iso_module *module, const iso_tensor *in, cons
                     module->source ? iso__module_label(module->source, from) : "");
 }
 
+iso_status iso__check_kernel(const iso_device *device, bool has, const char *type) {
+    ISO_CHECK(has, ISO_ERR_UNSUPPORTED, "the %s device has no %s: use device cpu",
+              iso_device_name(device), type);
+    return ISO_OK;
+}
+
+iso_tensor iso__rows_of(const iso_tensor *x) {
+    iso_tensor rows = *x;
+    rows.ndim = 2;
+    rows.shape[1] = x->shape[x->ndim - 1];
+    rows.shape[0] = x->count / rows.shape[1];
+    return rows;
+}
+
 iso_status iso__undo_activation(iso_module *self, iso_call *call, iso_tensor *grad_out) {
     if (call->activation == ISO_ACT_NONE) return ISO_OK;
     return iso__kernels(call->in)->relu_backward(self->device, call->out, grad_out, grad_out);
@@ -91,16 +105,40 @@ static void trace_end(const iso_module *module, const char *what, int64_t start)
     iso_trace_span(ISO_LANE_COMPUTE, text, start, iso_now());
 }
 
+// Calls one function of all hooks of a module; the last argument is theirs.
+#define RUN_HOOKS(module, function, ...)                                                           \
+    for (int hook_ = 0; hook_ < (module)->hooks_count; hook_++) {                                  \
+        const iso_module_hooks *hooks_ = &(module)->hooks[hook_].call;                             \
+        if (hooks_->function) ISO_TRY(hooks_->function(__VA_ARGS__, hooks_->user));                \
+    }
+
 // ---- Forward -----------------------------------------------------------------------------------
 
 static bool has_type(const iso_module *module) {
     return module->parameter_count > 0 || module->buffer_count > 0;
 }
 
+bool iso__is_index(iso_dtype dtype) { return dtype == ISO_I32 || dtype == ISO_I64; }
+
+// Containers pass indices on.
+static iso_status check_indices(const iso_module *module, iso_dtype dtype) {
+    char label[ISO_LABEL_ROOM];
+    bool wanted = module->ops->takes_indices, given = iso__is_index(dtype);
+    bool container = module->child_count > 0 && !has_type(module);
+    ISO_CHECK(given || !wanted, ISO_ERR_TYPE, "%s takes indices, i32 or i64, but got %s",
+              iso__module_label(module, label), iso_dtype_name(dtype));
+    ISO_CHECK(!given || wanted || container, ISO_ERR_TYPE,
+              "%s does not take indices but got %s: put an Embedding in front of it",
+              iso__module_label(module, label), iso_dtype_name(dtype));
+    return ISO_OK;
+}
+
 // bf16 may go beside parameters of f32, into layers that say so.
 static iso_status check_type(const iso_module *module, iso_dtype dtype) {
     char label[ISO_LABEL_ROOM];
     bool low = dtype == ISO_BF16;
+    ISO_TRY(check_indices(module, dtype));
+    if (iso__is_index(dtype)) return ISO_OK;
     if (low) ISO_TRY(iso__device_check_dtype(module->device, dtype));
     ISO_CHECK(!low || module->ops->takes_bf16, ISO_ERR_TYPE,
               "%s does not take bf16: put it between an iso_cast_create to f32 and one to bf16, or "
@@ -114,7 +152,8 @@ static iso_status check_type(const iso_module *module, iso_dtype dtype) {
 }
 
 static void set_type(iso_module *module, iso_dtype dtype) {
-    module->activations = dtype;
+    module->activations = iso__is_index(dtype) ? module->dtype : dtype;
+    if (iso__is_index(dtype)) return;
     if (!has_type(module)) module->dtype = dtype;
 }
 
@@ -132,6 +171,7 @@ static iso_status check_input(const iso_module *module, const iso_tensor *in) {
 static bool gives_type(const iso_module *module, const iso_call *call) {
     iso_dtype dtype = call->result->dtype;
     if (dtype == call->in->dtype || iso__module_is_cast(module)) return true;
+    if (module->ops->takes_indices) return dtype == module->dtype;
     for (int i = 0; i < module->child_count; i++) {
         const iso_module *child = module->child[i];
         if (child->call_depth > 0 && child->call[child->call_depth - 1]->result->dtype == dtype)
@@ -162,7 +202,7 @@ static iso_status call_module(iso_module *child, iso_activation activation, iso_
     ISO_CHECK(activation == ISO_ACT_NONE || child->ops->fuses_relu, ISO_ERR_ARG,
               "%s cannot fuse an activation", child->ops->type);
     ISO_TRY(check_input(child, in));
-    if (child->hooks.before_forward) ISO_TRY(child->hooks.before_forward(child, child->hooks.user));
+    RUN_HOOKS(child, before_forward, child, in);
 
     iso_call *call = NULL;
     ISO_TRY(push_call(child, &call));
@@ -179,6 +219,7 @@ static iso_status call_module(iso_module *child, iso_activation activation, iso_
         return iso__error_frame(status, __func__, __FILE__, __LINE__);
     }
     trace_end(child, "forward", start);
+    RUN_HOOKS(child, after_forward, child, in, call->result);
     *out = call->result;
     return ISO_OK;
 }
@@ -229,8 +270,7 @@ static iso_status gradients_written(iso_module *module) {
         module->parameter[i]->grad_valid = true;
         any = true;
     }
-    if (any && module->call_depth == 0 && module->hooks.gradient_ready)
-        ISO_TRY(module->hooks.gradient_ready(module, module->hooks.user));
+    if (any && module->call_depth == 0) RUN_HOOKS(module, gradient_ready, module);
     return ISO_OK;
 }
 
@@ -277,6 +317,7 @@ iso_status iso_module_call_backward(iso_module *child, iso_tensor *grad_out, iso
     iso_call *call = child->call[--child->call_depth];
     set_type(child, call->in->dtype); // it may have been called in several
     ISO_TRY(accept_gradient(child, call, &grad_out));
+    RUN_HOOKS(child, before_backward, child, grad_out);
     int64_t start = trace_start(child);
     if (child->ops->backward) {
         ISO_TRY(child->ops->backward(child, call, grad_out, wanted));
@@ -284,11 +325,10 @@ iso_status iso_module_call_backward(iso_module *child, iso_tensor *grad_out, iso
     } else {
         ISO_TRY(backward_layer(child, call, grad_out, wanted));
     }
-    if (grad_in) {
-        ISO_TRY(check_gradient(child, call->in, given));
-        *grad_in = given;
-    }
     trace_end(child, "backward", start);
+    if (grad_in) ISO_TRY(check_gradient(child, call->in, given));
+    RUN_HOOKS(child, after_backward, child, given);
+    if (grad_in) *grad_in = given;
     return ISO_OK;
 }
 

@@ -7,8 +7,12 @@
 // torch.nn.init.kaiming_uniform_(a = sqrt(5)) has gain sqrt(1/3) and bound gain * sqrt(3 / fan_in),
 // which is 1 / sqrt(fan_in), the bound of the bias too.
 iso_status iso__init_uniform(iso_parameter *parameter, int64_t fan_in, iso_rng *rng) {
+    return iso__init_within(parameter, 1 / sqrt((double)fan_in), rng);
+}
+
+iso_status iso__init_within(iso_parameter *parameter, double limit, iso_rng *rng) {
     iso__philox_key key = iso__philox_key_make(rng->seed, ISO_RNG_INIT, rng->next_stream++);
-    float bound = (float)(1 / sqrt((double)fan_in));
+    float bound = (float)limit;
     void *mapped;
     ISO_TRY(iso_tensor_map(parameter->value, ISO_WRITE, &mapped));
     float *value = mapped;
@@ -60,11 +64,19 @@ iso_status iso_init_kaiming_normal(iso_parameter *parameter, iso_fan fan, iso_rn
     iso_tensor *value;
     ISO_TRY(iso_parameter_value(parameter, &value));
     ISO_CHECK(value->ndim >= 2, ISO_ERR_SHAPE,
-              "%s has %d dimensions, so its fan is undefined: only weights of at least 2 "
+              "%s has %d dimension%s, so its fan is undefined: only weights of at least 2 "
               "dimensions can be initialised this way",
-              parameter->name, value->ndim);
+              parameter->name, value->ndim, ISO_PLURAL(value->ndim));
     int64_t taps = value->count / (value->shape[0] * value->shape[1]);
     int64_t ways = value->shape[fan == ISO_FAN_IN ? 1 : 0] * taps;
     ISO_TRY(init_normal(value, sqrt(2 / (double)ways), rng));
     return ISO_OK;
+}
+
+iso_status iso_init_normal(iso_parameter *parameter, double std, iso_rng *rng) {
+    iso_tensor *value;
+    ISO_CHECK(std >= 0 && isfinite(std), ISO_ERR_ARG,
+              "%s with standard deviation %g: give a number of at least 0", parameter->name, std);
+    ISO_TRY(iso_parameter_value(parameter, &value));
+    return init_normal(value, std, rng);
 }

@@ -28,11 +28,14 @@ static iso_status await_rows(iso__arrival *arrival, int64_t rows) {
 static iso_status forward_linear(iso_module *self, iso_call *call, iso_tensor *in,
                                  iso_tensor **out) {
     linear *l = iso_container_of(self, linear, base);
-    if (in->ndim != 2 || in->shape[1] != l->in_features)
-        return iso__shape_error(self, in, "[N, %lld]", (long long)l->in_features);
-    ISO_TRY(iso_call_tensor(self, &call->out, 2, (int64_t[]){in->shape[0], l->out_features},
-                            ISO_LAYOUT_LOGICAL));
+    if ((in->ndim != 2 && in->ndim != 3) || in->shape[in->ndim - 1] != l->in_features)
+        return iso__shape_error(self, in, "[N, %lld] or [N, L, %lld]", (long long)l->in_features,
+                                (long long)l->in_features);
+    int64_t shape[3] = {in->shape[0], in->shape[1], l->out_features};
+    shape[in->ndim - 1] = l->out_features;
+    ISO_TRY(iso_call_tensor(self, &call->out, in->ndim, shape, ISO_LAYOUT_LOGICAL));
     *out = call->out;
+    iso_tensor x = iso__rows_of(in), y = iso__rows_of(call->out);
     const iso_pieces *pieces = l->weight->pieces;
     coming c = {.arrival = {.wait = await_rows, .unit = pieces ? pieces->rows : 0},
                 .pieces = pieces};
@@ -43,31 +46,36 @@ static iso_status forward_linear(iso_module *self, iso_call *call, iso_tensor *i
     }
     iso__values v;
     ISO_TRY(iso__call_values(self, ISO_LAYOUT_LOGICAL, l->weight, l->bias, &l->rounded, &v));
-    return iso__kernels(in)->linear_forward(self->device, in, v.weight, arrival, v.bias,
-                                            call->activation, call->out);
+    return iso__kernels(in)->linear_forward(self->device, &x, v.weight, arrival, v.bias,
+                                            call->activation, &y);
 }
 
 // ---- Backward ---------------------------------------------------------------------------------------
 
+// What a backward reads, as rows.
+typedef struct reads {
+    iso_tensor x, dy;
+    iso_tensor **columns; // slot for some columns of dy
+} reads;
+
 // dw = dy^T x row by row: a piece of dw needs as many columns of dy.
-static iso_status gradient_of_piece(iso_module *self, iso_call *call, iso_tensor *grad_out, int k) {
+static iso_status gradient_of_piece(iso_module *self, const reads *r, int k) {
     const iso_parameter *w = iso_container_of(self, linear, base)->weight;
-    const iso_kernel_ops *kernels = iso__kernels(call->in);
+    const iso_kernel_ops *kernels = iso__kernels(&r->x);
     const int64_t first = k * w->pieces->rows;
     iso_tensor *dw = w->pieces->grad[k];
     if (kernels->linear_backward_rows)
-        return kernels->linear_backward_rows(self->device, call->in, grad_out, first, dw,
-                                             w->grad_valid);
-    ISO_TRY(iso_call_tensor(self, &call->aux[0], 2, (int64_t[]){grad_out->shape[0], dw->shape[0]},
+        return kernels->linear_backward_rows(self->device, &r->x, &r->dy, first, dw, w->grad_valid);
+    ISO_TRY(iso_call_tensor(self, r->columns, 2, (int64_t[]){r->dy.shape[0], dw->shape[0]},
                             ISO_LAYOUT_LOGICAL));
-    ISO_TRY(kernels->take_columns(self->device, grad_out, first, call->aux[0]));
-    return kernels->linear_backward_params(self->device, call->in, call->aux[0], dw, w->grad_valid,
+    ISO_TRY(kernels->take_columns(self->device, &r->dy, first, *r->columns));
+    return kernels->linear_backward_params(self->device, &r->x, *r->columns, dw, w->grad_valid,
                                            NULL, false);
 }
 
-static iso_status backward_piece(iso_module *self, iso_call *call, iso_tensor *grad_out, int k) {
+static iso_status backward_piece(iso_module *self, const reads *r, int k) {
     const iso_parameter *w = iso_container_of(self, linear, base)->weight;
-    ISO_TRY(gradient_of_piece(self, call, grad_out, k));
+    ISO_TRY(gradient_of_piece(self, r, k));
     // Where the layer is used again in this backward, or another one has the weight too, it is not
     // final yet.
     if (self->call_depth > 0 || w->references > 1) return ISO_OK;
@@ -75,37 +83,40 @@ static iso_status backward_piece(iso_module *self, iso_call *call, iso_tensor *g
 }
 
 // db NULL: it is written, or not wanted.
-static iso_status backward_pieces(iso_module *self, iso_call *call, iso_tensor *grad_out,
-                                  iso_tensor *db) {
+static iso_status backward_pieces(iso_module *self, const reads *r, iso_tensor *db) {
     linear *l = iso_container_of(self, linear, base);
     const iso_parameter *w = l->weight, *b = l->bias;
     if (db)
-        ISO_TRY(iso__kernels(call->in)->linear_backward_params(self->device, call->in, grad_out,
-                                                               NULL, false, db, b->grad_valid));
+        ISO_TRY(iso__kernels(&r->x)->linear_backward_params(self->device, &r->x, &r->dy, NULL,
+                                                            false, db, b->grad_valid));
     if (b && b->requires_grad && self->call_depth == 0 && b->references == 1)
         ISO_TRY(w->pieces->other_ready(w->pieces, b));
-    for (int k = 0; k < w->pieces->count; k++) ISO_TRY(backward_piece(self, call, grad_out, k));
+    for (int k = 0; k < w->pieces->count; k++) ISO_TRY(backward_piece(self, r, k));
     return ISO_OK;
 }
 
 static iso_status backward_params(iso_module *self, iso_call *call, iso_tensor *grad_out) {
     linear *l = iso_container_of(self, linear, base);
     iso_parameter *w = l->weight, *b = l->bias;
-    iso_tensor *dw = w->requires_grad ? w->grad : NULL, *db = NULL;
-    ISO_TRY(iso__undo_activation_and_bias(self, call, grad_out, b, &db));
-    if (dw && w->pieces) return backward_pieces(self, call, grad_out, db);
+    iso_tensor *dw = w->requires_grad ? w->grad : NULL, *db = NULL, y = iso__rows_of(call->out);
+    reads r = {iso__rows_of(call->in), iso__rows_of(grad_out), &call->aux[0]};
+    iso_call flat = {.in = &r.x, .out = &y, .activation = call->activation};
+    ISO_TRY(iso__undo_activation_and_bias(self, &flat, &r.dy, b, &db));
+    if (dw && w->pieces) return backward_pieces(self, &r, db);
     if (!dw && !db) return ISO_OK;
-    return iso__kernels(call->in)->linear_backward_params(self->device, call->in, grad_out, dw,
+    return iso__kernels(call->in)->linear_backward_params(self->device, &r.x, &r.dy, dw,
                                                           w->grad_valid, db, b && b->grad_valid);
 }
 
 static iso_status backward_input(iso_module *self, iso_call *call, iso_tensor *grad_out,
                                  iso_tensor **grad_in) {
     linear *l = iso_container_of(self, linear, base);
-    ISO_TRY(iso_call_tensor(self, &call->grad_in, 2, call->in->shape, ISO_LAYOUT_LOGICAL));
+    ISO_TRY(
+        iso_call_tensor(self, &call->grad_in, call->in->ndim, call->in->shape, ISO_LAYOUT_LOGICAL));
     *grad_in = call->grad_in;
+    iso_tensor dy = iso__rows_of(grad_out), dx = iso__rows_of(call->grad_in);
     const iso_tensor *w = iso__called_value(self, l->weight, l->rounded.values.weight);
-    return iso__kernels(call->in)->linear_backward_input(self->device, grad_out, w, call->grad_in);
+    return iso__kernels(call->in)->linear_backward_input(self->device, &dy, w, &dx);
 }
 
 // ---- Life -------------------------------------------------------------------------------------------

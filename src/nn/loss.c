@@ -2,6 +2,8 @@
 // Losses of labels and of target values, with their gradient.
 #include "nn/nn_impl.h"
 
+#include <math.h>
+
 struct iso_loss {
     iso_device *device;
     iso_loss_config config;
@@ -15,12 +17,16 @@ struct iso_loss {
 };
 
 static iso_status check_config(const iso_loss_config *c) {
-    ISO_CHECK((int)c->kind >= 0 && c->kind <= ISO_MSE, ISO_ERR_ARG, "unknown kind of loss %d",
+    ISO_CHECK((int)c->kind >= 0 && c->kind <= ISO_HUBER, ISO_ERR_ARG, "unknown kind of loss %d",
               (int)c->kind);
     ISO_CHECK(c->label_smoothing >= 0 && c->label_smoothing <= 1, ISO_ERR_ARG,
               "label smoothing %g: give a number from 0 to 1", c->label_smoothing);
     ISO_CHECK(c->label_smoothing == 0 || c->kind == ISO_CROSS_ENTROPY, ISO_ERR_ARG,
               "label smoothing %g: only the cross entropy has it", c->label_smoothing);
+    ISO_CHECK(c->delta >= 0 && isfinite(c->delta), ISO_ERR_ARG,
+              "delta %g of a loss: give a number above 0", c->delta);
+    ISO_CHECK(c->delta == 0 || c->kind == ISO_HUBER, ISO_ERR_ARG,
+              "delta %g of a loss: only the Huber loss has it", c->delta);
     return ISO_OK;
 }
 
@@ -41,6 +47,7 @@ iso_status iso_loss_create_with(iso_device *device, const iso_loss_config *confi
     iso_loss *loss = memory;
     loss->device = iso_device_retain(device);
     loss->config = *config;
+    if (config->delta == 0) loss->config.delta = 1;
     ISO_TRY_GOTO(make_result(loss));
     *out = loss;
     return ISO_OK;
@@ -65,12 +72,14 @@ static iso_status check_labels(const iso_loss *loss, const iso_tensor *output,
                                const int32_t *labels) {
     char got[128];
     ISO_TRY(check_output(loss, output));
-    ISO_CHECK(output->ndim == 2, ISO_ERR_SHAPE, "the loss expects [N, K] but got %s",
+    ISO_CHECK(output->ndim == 2 || output->ndim == 3, ISO_ERR_SHAPE,
+              "the loss expects [N, K] or [N, L, K] but got %s",
               iso__shape_text(output->ndim, output->shape, got, sizeof(got)));
-    for (int64_t i = 0; i < output->shape[0]; i++)
-        ISO_CHECK(labels[i] >= 0 && labels[i] < output->shape[1], ISO_ERR_ARG,
+    int64_t classes = output->shape[output->ndim - 1];
+    for (int64_t i = 0; i < output->count / classes; i++)
+        ISO_CHECK(labels[i] >= 0 && labels[i] < classes, ISO_ERR_ARG,
                   "the label %d in row %lld of the batch is not in [0, %lld)", (int)labels[i],
-                  (long long)i, (long long)output->shape[1]);
+                  (long long)i, (long long)classes);
     return ISO_OK;
 }
 
@@ -120,8 +129,9 @@ iso_status iso_loss_compute(iso_loss *loss, iso_tensor *output, const int32_t *l
 static iso_status check_target(const iso_loss *loss, const iso_tensor *output,
                                const iso_tensor *target) {
     char got[128], wanted[128];
-    ISO_CHECK(loss->config.kind == ISO_MSE, ISO_ERR_ARG,
-              "this loss takes labels: targets of the output's shape are for ISO_MSE");
+    ISO_CHECK(loss->config.kind >= ISO_MSE, ISO_ERR_ARG,
+              "this loss takes labels: targets of the output's shape are for ISO_MSE, "
+              "ISO_BCE_WITH_LOGITS, ISO_L1 and ISO_HUBER");
     ISO_TRY(check_output(loss, output));
     ISO_CHECK(target->device == loss->device, ISO_ERR_TYPE,
               "the loss is on another device than its targets");
@@ -153,7 +163,8 @@ iso_status iso_loss_compute_tensor(iso_loss *loss, iso_tensor *output, iso_tenso
     ISO_TRY(make_logical(&loss->logical[0], &x));
     ISO_TRY(make_logical(&loss->logical[1], &t));
     if (grad) ISO_TRY(prepare_tensor(&loss->grad, output));
-    ISO_TRY(iso__kernels(x)->mse(loss->device, x, t, loss->result, grad ? loss->grad : NULL));
+    ISO_TRY(iso__kernels(x)->target_loss(loss->device, &loss->config, x, t, loss->result,
+                                         grad ? loss->grad : NULL));
     ISO_TRY(mark_launched(loss, false));
     if (value) ISO_TRY(iso_loss_value(loss, value, NULL));
     if (grad) *grad = loss->grad;

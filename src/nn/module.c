@@ -85,6 +85,7 @@ void iso_module_destroy(iso_module **slot) {
     destroy_parameters(module);
     destroy_buffers(module);
     destroy_children(module);
+    iso__free(module->hooks);
     if (module->name[0]) iso__free((void *)module->name);
     iso_device_destroy(&module->device);
     free(module);
@@ -92,7 +93,6 @@ void iso_module_destroy(iso_module **slot) {
 
 // ---- Parameters and children -------------------------------------------------------------------
 
-// Room for one more pointer in an array that holds `count`.
 static iso_status check_name(const iso_module *module, const char *name) {
     ISO_CHECK(name && name[0] && !strchr(name, '.'), ISO_ERR_ARG,
               "\"%s\" is not a valid name inside a %s: names are not empty and have no '.'",
@@ -162,6 +162,7 @@ iso_status iso_module_add_buffer(iso_module *module, const char *name, iso_dtype
     ISO_TRY_GOTO(iso_tensor_fill(b->value, 0));
     ISO_TRY_GOTO(iso__strdup(name, &copy));
     b->name = copy;
+    b->persistent = true;
     module->buffer[module->buffer_count++] = b;
     if (out) *out = b;
     return ISO_OK;
@@ -290,10 +291,6 @@ iso_status iso_module_train(iso_module *module, bool training) {
     for (int i = 0; i < module->child_count; i++)
         ISO_TRY(iso_module_train(module->child[i], training));
     return ISO_OK;
-}
-
-void iso_module_set_hooks(iso_module *module, const iso_module_hooks *hooks) {
-    module->hooks = hooks ? *hooks : (iso_module_hooks){0};
 }
 
 void iso_module_set_first_row(iso_module *module, int64_t first_row) {

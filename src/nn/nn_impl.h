@@ -43,8 +43,8 @@ typedef struct iso__roundings {
     iso__rounding item[ISO__ROUNDINGS];
 } iso__roundings;
 iso_status iso__roundings_add(iso__roundings *r, const iso_tensor *from, iso_tensor *to);
-// The parameters that layers of a module take rounded, for the forward of it that follows; where
-// that ends, well or not, what layers have not taken is dropped.
+// Adds the parameters that layers below module round, for the next forward. When that forward ends,
+// iso__roundings_drop discards what no layer has taken.
 iso_status iso__roundings_add_below(iso__roundings *r, iso_module *module);
 void iso__roundings_drop(iso_module *module);
 iso_status iso__roundings_flush(iso__roundings *r);
@@ -52,11 +52,10 @@ iso_status iso__roundings_flush(iso__roundings *r);
 iso_status iso__call_layout(iso_module *module, iso_tensor **slot, iso_layout layout, iso_tensor *x,
                             iso_tensor **out);
 
-// Calls visit for the module and everything below it, parents first, with the name of each ("" for
-// the root); a module that is used twice is visited twice.
-typedef iso_status (*iso__module_visit)(iso_module *module, const char *path, void *user);
-iso_status iso__module_walk(iso_module *root, iso__module_visit visit, void *user);
-// How often that calls visit.
+// The module that holds parameter `name` of the tree, and its index there; ISO_ERR_ARG: none does.
+iso_status iso__module_find_parameter(iso_module *root, const char *name, iso_module **owner,
+                                      int *index);
+// The number of times iso_module_walk calls visit.
 int iso__module_count(const iso_module *root);
 
 // Nobody holds on to its gradient or its type: not wrapped, and no optimizer has it.
@@ -81,6 +80,8 @@ iso_status iso__shape_error(const iso_module *module, const iso_tensor *in, cons
 // Weight or bias ~ U(-1/sqrt(fan_in), 1/sqrt(fan_in)) from the next stream of rng: element i is
 // word i % 4 of block i / 4.
 iso_status iso__init_uniform(iso_parameter *parameter, int64_t fan_in, iso_rng *rng);
+// The same ~ U(-limit, limit).
+iso_status iso__init_within(iso_parameter *parameter, double limit, iso_rng *rng);
 
 // A parameter whose gradient leaves, and whose value is updated, in pieces of whole rows (of the
 // first dimension), the first one first. A layer that can writes gradients one after the other, and
@@ -134,6 +135,13 @@ iso_status iso__norm_sync_moments(iso__norm_sync *sync, const iso_tensor *x,
 // The same for the sums of backward, from those of this batch in sync->numbers.
 iso_status iso__norm_sync_sums(iso__norm_sync *sync, const iso_tensor *x,
                                iso__batch_norm_args *args);
+
+// ISO_ERR_UNSUPPORTED unless the device has a kernel of this layer, which is of type `type`.
+iso_status iso__check_kernel(const iso_device *device, bool has, const char *type);
+// Whether a tensor of this type holds indices.
+bool iso__is_index(iso_dtype dtype);
+// A tensor over the memory of x as rows of its last dimension: a view for a kernel call.
+iso_tensor iso__rows_of(const iso_tensor *x);
 
 // Whether this is the relu layer (which sequential fuses into the layer before it).
 bool iso__module_is_relu(const iso_module *module);

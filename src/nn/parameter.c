@@ -44,7 +44,7 @@ static iso_status append_name(char *path, size_t length, const char *name, size_
 }
 
 static iso_status walk_modules(iso_module *module, char *path, size_t length,
-                               iso__module_visit visit, void *user) {
+                               iso_module_visit visit, void *user) {
     ISO_TRY(visit(module, path, user));
     for (int i = 0; i < module->child_count; i++) {
         size_t joined = length;
@@ -55,7 +55,7 @@ static iso_status walk_modules(iso_module *module, char *path, size_t length,
     return ISO_OK;
 }
 
-iso_status iso__module_walk(iso_module *root, iso__module_visit visit, void *user) {
+iso_status iso_module_walk(iso_module *root, iso_module_visit visit, void *user) {
     char path[NAME_ROOM] = "";
     return walk_modules(root, path, 0, visit, user);
 }
@@ -105,13 +105,13 @@ static iso_status collect_parameters(iso_module *module, const char *path, void 
 iso_status iso_module_parameters(iso_module *module, iso_parameter_list *out) {
     iso_parameter_list list = {0};
     int room = 0;
-    ISO_TRY(iso__module_walk(module, count_parameters, &room));
+    ISO_TRY(iso_module_walk(module, count_parameters, &room));
     void *memory[3] = {NULL};
     iso_status status = ISO_OK;
     for (int i = 0; i < 3; i++)
         ISO_TRY_GOTO(iso__alloc_zero((size_t)room * sizeof(void *), &memory[i]));
     list = (iso_parameter_list){.item = memory[0], .name = memory[1], .owner = memory[2]};
-    ISO_TRY_GOTO(iso__module_walk(module, collect_parameters, &list));
+    ISO_TRY_GOTO(iso_module_walk(module, collect_parameters, &list));
     *out = list;
     return ISO_OK;
 fail:
@@ -161,13 +161,13 @@ static iso_status collect_buffers(iso_module *module, const char *path, void *us
 iso_status iso_module_buffers(iso_module *module, iso_buffer_list *out) {
     iso_buffer_list list = {0};
     int room = 0;
-    ISO_TRY(iso__module_walk(module, count_buffers, &room));
+    ISO_TRY(iso_module_walk(module, count_buffers, &room));
     void *memory[2] = {NULL};
     iso_status status = ISO_OK;
     for (int i = 0; i < 2; i++)
         ISO_TRY_GOTO(iso__alloc_zero((size_t)room * sizeof(void *), &memory[i]));
     list = (iso_buffer_list){.item = memory[0], .name = memory[1]};
-    ISO_TRY_GOTO(iso__module_walk(module, collect_buffers, &list));
+    ISO_TRY_GOTO(iso_module_walk(module, collect_buffers, &list));
     *out = list;
     return ISO_OK;
 fail:

@@ -92,7 +92,8 @@ static iso_status add_layer(iso__roundings *r, iso_module *module) {
 // Hooks, too, may change any parameter, unless they say when they do not.
 static bool keeps_parameters(const iso_module *module) {
     bool keeps = module->ops->keeps_parameters;
-    keeps = keeps && (!module->hooks.before_forward || module->hooks.is_current);
+    for (int i = 0; keeps && i < module->hooks_count; i++)
+        keeps = !module->hooks[i].call.before_forward || module->hooks[i].call.is_current;
     for (int i = 0; keeps && i < module->child_count; i++)
         keeps = keeps_parameters(module->child[i]);
     return keeps;
@@ -101,10 +102,15 @@ static bool keeps_parameters(const iso_module *module) {
 // Whoever updates a parameter in pieces puts a hook on its module, which tells whether all are
 // there.
 static bool is_current(const iso_module *module) {
-    if (module->hooks.is_current) return module->hooks.is_current(module, module->hooks.user);
-    for (int i = 0; i < module->parameter_count; i++)
+    bool told = false, current = true;
+    for (int i = 0; i < module->hooks_count; i++) {
+        const iso_module_hooks *hooks = &module->hooks[i].call;
+        told = told || hooks->is_current;
+        current = current && (!hooks->is_current || hooks->is_current(module, hooks->user));
+    }
+    for (int i = 0; !told && i < module->parameter_count; i++)
         if (module->parameter[i]->pieces) return false;
-    return true;
+    return current;
 }
 
 static iso_status add_below(iso__roundings *r, iso_module *module) {

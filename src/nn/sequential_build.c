@@ -15,8 +15,8 @@ static iso_status fail_misfit(int i, const char *type, const extent *in) {
     const char *article = strchr("AEIOU", type[0]) ? "an" : "a";
     if (in->flat)
         return ISO_FAIL(ISO_ERR_SHAPE,
-                        "layer %d, %s %s, cannot take %lld features: it takes images", i, article,
-                        type, (long long)in->features);
+                        "layer %d, %s %s, cannot take %lld feature%s: it takes images", i, article,
+                        type, (long long)in->features, ISO_PLURAL(in->features));
     return ISO_FAIL(ISO_ERR_SHAPE, "layer %d, %s %s, cannot take %lld x %lld x %lld", i, article,
                     type, (long long)in->channels, (long long)in->height, (long long)in->width);
 }

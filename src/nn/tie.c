@@ -16,33 +16,15 @@ void iso__parameter_release(iso_parameter *p) {
 
 // A parameter as its module knows it.
 typedef struct place {
-    const char *name; // sought, below the root of the walk
+    const char *name; // below the module that was given
     iso_module *module;
     int index;
 } place;
 
-static iso_status look_for(iso_module *module, const char *path, void *user) {
-    place *sought = user;
-    const char *rest = sought->name;
-    size_t length = strlen(path);
-    if (sought->module || strncmp(rest, path, length) != 0) return ISO_OK;
-    rest += length;
-    if (length > 0 && *rest++ != '.') return ISO_OK;
-    for (int i = 0; i < module->parameter_count && !sought->module; i++) {
-        if (strcmp(module->parameter_name[i], rest) != 0) continue;
-        sought->module = module;
-        sought->index = i;
-    }
-    return ISO_OK;
-}
-
 static iso_status find_parameter(iso_module *root, const char *name, place *out) {
-    char label[ISO_LABEL_ROOM];
-    *out = (place){.name = name};
     ISO_CHECK(root && name, ISO_ERR_ARG, "tying needs two modules and the names of parameters");
-    ISO_TRY(iso__module_walk(root, look_for, out));
-    ISO_CHECK(out->module, ISO_ERR_ARG, "%s has no parameter \"%s\" to be tied",
-              iso__module_label(root, label), name);
+    *out = (place){.name = name};
+    ISO_TRY(iso__module_find_parameter(root, name, &out->module, &out->index));
     return ISO_OK;
 }
 
@@ -150,7 +132,7 @@ iso_status iso__module_check_tied(iso_module *root, const char *what) {
     void *memory;
     ISO_TRY(iso__alloc((size_t)iso__module_count(root) * sizeof(iso_module *), &memory));
     all.module = memory;
-    iso_status status = iso__module_walk(root, enlist_module, &all);
+    iso_status status = iso_module_walk(root, enlist_module, &all);
     if (status >= 0) status = check_uses(&all, what);
     iso__free(memory);
     ISO_TRY(status);

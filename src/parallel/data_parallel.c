@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: MIT
 // DataParallel: connects the hooks of a module to the reducer, and completes pending work before
-// anyone looks.
+// the program reads parameters or gradients.
 #include "parallel/data_parallel_impl.h"
 
 // ---- Hooks ----------------------------------------------------------------------------------------
 
-// The first parameter brings in the rest of its layer, but for those of another element type.
-static iso_status before_forward(iso_module *module, void *user) {
+// Waits for the layer's parameters. The first one brings back all others that share its buckets.
+static iso_status before_forward(iso_module *module, iso_tensor *in, void *user) {
+    (void)in;
     iso__layer_link *link = user;
     iso_reducer *r = link->owner->reducer;
     int bucket = -1;
@@ -34,12 +35,13 @@ static bool is_current(const iso_module *module, void *user) {
 
 static bool is_explicit(const iso__data_parallel *self) { return self->sync == ISO_SYNC_EXPLICIT; }
 
-// Gradients leave at the end of the backward, not in it: somebody has a say before they do.
+// Whether gradients leave only at the end of the backward, because the program may change them
+// before.
 static bool is_delayed(const iso__data_parallel *self) {
-    return is_explicit(self) || self->reduce || self->pre_sync_count > 0;
+    return is_explicit(self) || self->reduce || self->pre_sync.count > 0;
 }
 
-// Whether a tied parameter has users that are still to write their share in this backward.
+// Whether a tied parameter is used by a layer that has yet to add to its gradient in this backward.
 static bool is_awaited(const iso__data_parallel *self, int slot) {
     if (self->trainable[slot]->references == 1) return false;
     for (int l = 0; l < self->link_count; l++) {
@@ -57,7 +59,7 @@ static iso_status gradient_ready(iso_module *module, void *user) {
     bool leaves = self->no_sync == 0 && !is_delayed(self);
     for (int k = link->count - 1; k >= 0; k--) {
         int i = link->slot[k];
-        if (!self->trainable[i]->requires_grad) continue; // frozen since: nothing was written
+        if (!self->trainable[i]->requires_grad) continue; // frozen since: no gradient
         self->old[i] = false;
         if (leaves && !self->reported[i] && !is_awaited(self, i))
             ISO_TRY(iso_reducer_grad_ready(self->reducer, i));
@@ -71,7 +73,7 @@ iso_status iso__data_parallel_piece_ready(const iso_pieces *pieces, int k) {
     return iso_reducer_piece_ready(cut->owner->reducer, cut->slot, k);
 }
 
-// The parameters of a layer stand side by side.
+// Searches from `near`, because the parameters of a layer are adjacent.
 static int index_of(const iso__data_parallel *self, const iso_parameter *parameter, int near) {
     int i = near;
     while (i < self->trainable_count && self->trainable[i] != parameter) i++;
@@ -96,7 +98,7 @@ iso_status iso__data_parallel_piece_needed(const iso_pieces *pieces, int k) {
     return iso_reducer_piece_needed(cut->owner->reducer, cut->slot, k);
 }
 
-// Leaves get hooks even without parameters: a chance to poll.
+// Modules without children get hooks even if they have no parameters, in order to poll.
 static bool is_linked(const iso_module *module) {
     return module->child_count == 0 || module->parameter_count > 0;
 }
@@ -107,10 +109,17 @@ static bool owns_parameter(const iso_module *module, const iso_parameter *parame
     return false;
 }
 
-static void link_module(iso__data_parallel *self, iso_module *module) {
+// A module that is used in several places gets one link.
+static bool has_link(const iso__data_parallel *self, const iso_module *module) {
+    for (int l = 0; l < self->link_count; l++)
+        if (self->link[l].module == module) return true;
+    return false;
+}
+
+static iso_status link_module(iso__data_parallel *self, iso_module *module) {
     int used = 0;
     for (int k = 0; k < self->link_count; k++) used += self->link[k].count;
-    iso__layer_link *link = &self->link[self->link_count++];
+    iso__layer_link *link = &self->link[self->link_count];
     *link = (iso__layer_link){.owner = self, .module = module, .slot = self->link_slots + used};
     for (int i = 0; i < self->trainable_count; i++)
         if (owns_parameter(module, self->trainable[i])) link->slot[link->count++] = i;
@@ -118,18 +127,22 @@ static void link_module(iso__data_parallel *self, iso_module *module) {
                               .gradient_ready = gradient_ready,
                               .is_current = is_current,
                               .user = link};
-    iso_module_set_hooks(module, &hooks);
+    ISO_TRY(iso_module_add_hooks(module, &hooks, &link->handle));
+    self->link_count++;
+    return ISO_OK;
 }
 
-void iso__data_parallel_link(iso__data_parallel *self, iso_module *module) {
-    for (int i = 0; i < module->child_count; i++) iso__data_parallel_link(self, module->child[i]);
-    if (is_linked(module)) link_module(self, module);
+iso_status iso__data_parallel_link(iso__data_parallel *self, iso_module *module) {
+    for (int i = 0; i < module->child_count; i++)
+        ISO_TRY(iso__data_parallel_link(self, module->child[i]));
+    if (is_linked(module) && !has_link(self, module)) ISO_TRY(link_module(self, module));
+    return ISO_OK;
 }
 
 // ---- Completing -----------------------------------------------------------------------------------
 
-// Gradients that came back are averages, whichever ranks had one; a parameter that nobody used has
-// none still.
+// Gradients that are back are averages, even if only some ranks used the parameter. A parameter
+// that no rank used has no gradient.
 static iso_status finish_gradients(iso__data_parallel *self) {
     ISO_TRY(iso_reducer_finish(self->reducer));
     for (int i = 0; i < self->trainable_count; i++) {
@@ -140,8 +153,8 @@ static iso_status finish_gradients(iso__data_parallel *self) {
     return ISO_OK;
 }
 
-// Inside a backward nothing is pending but what it has issued itself, and it is not over: to close
-// it would leave out what is still to come.
+// Does nothing inside a backward: only its own exchanges are pending, and closing it now would
+// leave out the gradients to come.
 iso_status iso__data_parallel_complete(void *user, iso_parameter *parameter) {
     iso__data_parallel *self = user;
     (void)parameter;
@@ -162,14 +175,14 @@ iso_status iso_data_parallel_finish(iso_module *module) {
 // ---- The end of a backward --------------------------------------------------------------------------
 
 static iso_status run_pre_sync_hooks(iso__data_parallel *self) {
-    for (int i = 0; i < self->pre_sync_count; i++)
-        ISO_TRY(self->pre_sync[i].call(&self->base, self->pre_sync[i].user));
+    for (int i = 0; i < self->pre_sync.count; i++)
+        ISO_TRY(self->pre_sync.item[i].pre_sync(&self->base, self->pre_sync.item[i].user));
     return ISO_OK;
 }
 
-// What this backward reached, or earlier ones whose gradients are still wanted, is reported; the
-// memory of the rest is cleared. A gradient of which the average is there already counts only where
-// not every parameter needs to have one.
+// Reports gradients of this backward, and of earlier ones if they are still valid; clears the
+// memory of the others. A gradient that is already an average counts only if unused parameters are
+// allowed.
 static iso_status report_gradients(iso__data_parallel *self) {
     for (int i = self->trainable_count - 1; i >= 0; i--) {
         iso_parameter *p = self->trainable[i];
@@ -183,7 +196,7 @@ static iso_status report_gradients(iso__data_parallel *self) {
     return ISO_OK;
 }
 
-// Of what this rank did not use, it comes out when gradients are back.
+// Marks all gradients as valid. finish_gradients corrects this for parameters that no rank used.
 static void mark_valid(iso__data_parallel *self) {
     for (int i = 0; i < self->trainable_count; i++) {
         iso_parameter *p = self->trainable[i];
@@ -210,7 +223,7 @@ static iso_status close_backward(iso__data_parallel *self) {
     if (self->reduce) return reduce_by_user(self);
     ISO_TRY(report_gradients(self));
     iso_status status = iso__reducer_close(self->reducer);
-    mark_valid(self); // also after an error: the list was issued whole
+    mark_valid(self); // even after an error: the whole list was issued
     ISO_TRY(status);
     return ISO_OK;
 }
@@ -238,7 +251,7 @@ iso_status iso_data_parallel_all_reduce_gradients(iso_module *module) {
 iso_status iso_data_parallel_begin_backward(iso_module *module) {
     ISO_TRY(iso__data_parallel_check(module));
     iso__data_parallel *self = iso__data_parallel_of(module);
-    // Layers that this forward did not use still have their update pending.
+    // Updates of layers that this forward did not use are still pending.
     ISO_TRY(finish_gradients(self));
     for (int i = 0; i < self->trainable_count; i++) {
         self->old[i] &= self->trainable[i]->grad_valid;
@@ -275,7 +288,7 @@ static iso_status shadow_backward(iso__data_parallel *self, bool leftover) {
         iso_reducer_zero_grad(self->reducer);
     }
     ISO_TRY(self->sync == ISO_SYNC_EXPLICIT ? all_reduce(self) : close_backward(self));
-    // What this rank alone has an expert for does not move without its data.
+    // Parameters that are not exchanged, such as this rank's experts, do not change without data.
     if (!leftover) iso__reducer_skip_local(self->reducer);
     return iso__buffer_sync_at(&self->buffer_sync, ISO_BUFFERS_AFTER_BACKWARD);
 }
@@ -283,7 +296,7 @@ static iso_status shadow_backward(iso__data_parallel *self, bool leftover) {
 iso_status iso__data_parallel_shadow(iso_module *module, bool leftover) {
     iso__data_parallel *self = iso__data_parallel_of(module);
     iso_reducer *r = self->reducer;
-    int no_sync = self->no_sync; // as far as the caller's own batches go
+    int no_sync = self->no_sync; // it applies to the caller's own batches only
     self->no_sync = 0;
     iso_unused unused = self->unused;
     iso__reducer_set_unused(r, unused == ISO_UNUSED_ERROR ? ISO_UNUSED_ZERO : unused);
@@ -320,10 +333,14 @@ iso_status iso__data_parallel_before_forward(iso__data_parallel *self) {
 static iso_status forward_wrapped(iso_module *module, iso_call *call, iso_tensor *in,
                                   iso_tensor **out) {
     iso__data_parallel *self = iso__data_parallel_of(module);
-    if (self->before_forward) ISO_TRY(self->before_forward(module, &in, self->before_forward_user));
-    call->in = in; // of which backward gives the gradient
+    for (int i = 0; i < self->before_forward.count; i++) {
+        const iso__user_hook *hook = &self->before_forward.item[i];
+        ISO_TRY(hook->before_forward(module, &in, hook->user));
+    }
+    call->in = in; // backward returns its gradient
     ISO_TRY(iso__data_parallel_before_forward(self));
-    // Row r of this rank's batch is row rank * n + r of the global one where all are of n rows.
+    // If all batches have n rows, row r of this rank's batch is row rank * n + r of the global
+    // batch.
     int64_t even = iso_comm_rank(self->comm) * iso_tensor_shape(in)[0];
     iso_module_set_first_row(module->child[0], self->first_row >= 0 ? self->first_row : even);
     return iso_module_call(module->child[0], ISO_ACT_NONE, in, out);
@@ -344,7 +361,7 @@ static iso_status change_mode(iso_module *module, bool training) {
     iso__data_parallel *self = iso__data_parallel_of(module);
     if (training && !self->evaluating) return ISO_OK;
     bool inside = iso__reducer_in_backward(self->reducer);
-    if (inside) module->training = !self->evaluating; // as it was
+    if (inside) module->training = !self->evaluating; // restore it
     ISO_CHECK(!inside, ISO_ERR_STATE,
               "the mode of a DataParallel was changed inside a backward: call "
               "iso_data_parallel_end_backward first");
@@ -356,13 +373,13 @@ static iso_status change_mode(iso_module *module, bool training) {
     return ISO_OK;
 }
 
-static void remove_hooks(iso_module *module) {
-    iso_module_set_hooks(module, NULL);
-    for (int i = 0; i < module->child_count; i++) remove_hooks(module->child[i]);
+static void remove_links(const iso__data_parallel *self) {
+    for (int l = 0; l < self->link_count; l++)
+        iso_module_remove_hooks(self->link[l].module, self->link[l].handle);
 }
 
-// Parameters outlive the wrapper if the caller kept a reference of the module: give their gradients
-// memory of their own again.
+// Parameters outlive the wrapper if the caller kept a reference to the module. So this moves their
+// gradients back to separate memory.
 static void take_back_gradients(iso__data_parallel *self) {
     for (int i = 0; i < self->trainable_count; i++) {
         iso_parameter *p = self->trainable[i];
@@ -390,10 +407,9 @@ static void destroy_cuts(iso__data_parallel *self) {
 
 static void destroy_wrapper(iso_module *module) {
     iso__data_parallel *self = iso__data_parallel_of(module);
-    iso_reducer_destroy(&self->reducer); // completes what is pending
+    iso_reducer_destroy(&self->reducer); // completes pending work
     take_back_gradients(self);
-    if (self->link_count > 0)
-        remove_hooks(module->child[0]); // hooks before may be another wrapper's
+    remove_links(self);
     iso_parameter_list_destroy(&self->list);
     iso__buffer_sync_destroy(&self->buffer_sync);
     iso_buffer_list_destroy(&self->buffers);
@@ -406,7 +422,8 @@ static void destroy_wrapper(iso_module *module) {
     iso__free(self->asked);
     iso__free(self->link);
     iso__free(self->link_slots);
-    iso__free(self->pre_sync);
+    iso__free(self->pre_sync.item);
+    iso__free(self->before_forward.item);
     iso_comm_destroy(&self->comm);
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What callers ask of a DataParallel besides running it.
+// The calls of a DataParallel besides forward and backward.
 #include "parallel/data_parallel_impl.h"
 
 iso_status iso_data_parallel_sync_buffers(iso_module *module) {
@@ -34,46 +34,57 @@ iso_status iso_data_parallel_end_no_sync(iso_module *module) {
 
 // ---- Hooks of the user ------------------------------------------------------------------------------
 
+static iso_status add_hook(iso__user_hooks *hooks, const iso__user_hook *hook, int *handle) {
+    ISO_CHECK(hook->pre_sync || hook->before_forward, ISO_ERR_ARG, "a hook needs a function");
+    void *array = hooks->item;
+    ISO_TRY(iso__grow(&array, hooks->count, NULL, sizeof(*hooks->item)));
+    hooks->item = array;
+    hooks->item[hooks->count] = *hook;
+    hooks->item[hooks->count++].handle = ++hooks->handle;
+    if (handle) *handle = hooks->handle;
+    return ISO_OK;
+}
+
+static iso_status remove_hook(iso__user_hooks *hooks, const char *what, int handle) {
+    int at = 0;
+    while (at < hooks->count && hooks->item[at].handle != handle) at++;
+    ISO_CHECK(at < hooks->count, ISO_ERR_ARG,
+              "there is no %s hook %d: it was removed, or never added", what, handle);
+    hooks->count--;
+    for (; at < hooks->count; at++) hooks->item[at] = hooks->item[at + 1];
+    return ISO_OK;
+}
+
 iso_status iso_data_parallel_add_pre_sync_hook(iso_module *module, iso_pre_sync_hook hook,
                                                void *user, int *handle) {
     ISO_TRY(iso__data_parallel_check(module));
-    iso__data_parallel *self = iso__data_parallel_of(module);
-    ISO_CHECK(hook, ISO_ERR_ARG, "a pre-synchronisation hook needs a function");
     ISO_TRY(iso_data_parallel_finish(module));
-    size_t old = (size_t)self->pre_sync_count * sizeof(*self->pre_sync);
-    ISO_TRY(iso__realloc((void **)&self->pre_sync, old, old + sizeof(*self->pre_sync)));
-    int id = self->pre_sync_ids++;
-    self->pre_sync[self->pre_sync_count++] =
-        (iso__pre_sync_hook){.id = id, .call = hook, .user = user};
-    if (handle) *handle = id;
-    return ISO_OK;
+    return add_hook(&iso__data_parallel_of(module)->pre_sync,
+                    &(iso__user_hook){.pre_sync = hook, .user = user}, handle);
 }
 
 iso_status iso_data_parallel_remove_pre_sync_hook(iso_module *module, int handle) {
     ISO_TRY(iso__data_parallel_check(module));
-    iso__data_parallel *self = iso__data_parallel_of(module);
-    int at = 0;
-    while (at < self->pre_sync_count && self->pre_sync[at].id != handle) at++;
-    ISO_CHECK(at < self->pre_sync_count, ISO_ERR_ARG,
-              "there is no pre-synchronisation hook %d: it was removed, or never added", handle);
     ISO_TRY(iso_data_parallel_finish(module));
-    self->pre_sync_count--;
-    for (; at < self->pre_sync_count; at++) self->pre_sync[at] = self->pre_sync[at + 1];
-    return ISO_OK;
+    return remove_hook(&iso__data_parallel_of(module)->pre_sync, "pre-synchronisation", handle);
 }
 
-iso_status iso_data_parallel_set_before_forward(iso_module *module, iso_before_forward hook,
-                                                void *user) {
+iso_status iso_data_parallel_add_before_forward(iso_module *module, iso_before_forward hook,
+                                                void *user, int *handle) {
     ISO_TRY(iso__data_parallel_check(module));
-    iso__data_parallel_of(module)->before_forward = hook;
-    iso__data_parallel_of(module)->before_forward_user = user;
-    return ISO_OK;
+    return add_hook(&iso__data_parallel_of(module)->before_forward,
+                    &(iso__user_hook){.before_forward = hook, .user = user}, handle);
+}
+
+iso_status iso_data_parallel_remove_before_forward(iso_module *module, int handle) {
+    ISO_TRY(iso__data_parallel_check(module));
+    return remove_hook(&iso__data_parallel_of(module)->before_forward, "before-forward", handle);
 }
 
 // ---- Bytes ------------------------------------------------------------------------------------------
 
-// What the communicators of synchronised batch norms have counted, each of them once: it is marked
-// when it was added, and the mark is taken away later (NULL).
+// Adds the traffic of the communicators of synchronised batch norms, each one once: adding marks
+// it, and a call with `to` NULL removes the marks.
 static void add_norms(iso_module *module, iso_traffic *to) {
     bool norm = iso__batch_norm_features(module) > 0;
     iso_comm *comm = norm ? iso__batch_norm_user(module) : NULL;

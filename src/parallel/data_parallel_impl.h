@@ -8,12 +8,13 @@
 #include "parallel/reducer/reducer_calls.h"
 #include "tensor/tensor_impl.h"
 
-// What a hooked module needs to find its parameters in the reducer.
+// The data of a module's hooks: the indices of its parameters in the reducer.
 typedef struct iso__layer_link {
     struct iso__data_parallel *owner;
-    const iso_module *module;
-    int *slot; // [count], ascending; a piece of owner->link_slots
+    iso_module *module;
+    int *slot; // [count], ascending; points into owner->link_slots
     int count;
+    int handle; // of the hooks on the module
 } iso__layer_link;
 
 // A parameter whose gradient leaves in pieces.
@@ -24,11 +25,17 @@ typedef struct iso__cut {
     iso_tensor **grad; // [pieces.count], views
 } iso__cut;
 
-typedef struct iso__pre_sync_hook {
-    int id;
-    iso_pre_sync_hook call;
+// The user's hooks of one kind.
+typedef struct iso__user_hook {
+    int handle;
+    iso_pre_sync_hook pre_sync; // this one or the next
+    iso_before_forward before_forward;
     void *user;
-} iso__pre_sync_hook;
+} iso__user_hook;
+typedef struct iso__user_hooks {
+    iso__user_hook *item; // in the order in which they were added
+    int count, handle;    // number of hooks; the last handle that was given out
+} iso__user_hooks;
 
 typedef struct iso__data_parallel {
     iso_module base; // its one child is the wrapped module
@@ -39,28 +46,25 @@ typedef struct iso__data_parallel {
     iso_parameter_list list;
     iso_buffer_list buffers;
     iso__buffer_sync buffer_sync;
-    iso_parameter **trainable; // index = the reducer's
+    iso_parameter **trainable; // by the index of the reducer
     int trainable_count;
     iso_gradient *gradient; // [trainable_count], for config.reduce
-    bool *old;              // [trainable_count]: averaged, and nothing was added since
+    bool *old;              // [trainable_count]: holds an average to which nothing was added
     bool *used;             // [trainable_count]: by this rank, for config.reduce
-    bool *reported;         // [trainable_count]: in this backward, before the end of its layer
-    bool *asked;            // [trainable_count]: valid unless it turns out that no rank has used it
-    iso__cut *cut;          // [trainable_count]
+    bool *reported;         // [trainable_count]: other_ready has reported it in this backward
+    bool *asked;   // [trainable_count]: was marked valid, which is wrong if no rank used it
+    iso__cut *cut; // [trainable_count]
     iso__layer_link *link;
     int link_count;
     int *link_slots;
     iso_reduce_function reduce; // NULL: the reducer
     void *reduce_user;
-    iso__pre_sync_hook *pre_sync;
-    int pre_sync_count, pre_sync_ids;
-    iso_before_forward before_forward;
-    void *before_forward_user;
+    iso__user_hooks pre_sync, before_forward;
     iso__train_hook hook;
     void *hook_user;
     bool evaluating;
-    int no_sync;       // how deep
-    bool joined;       // there is an iso_join
+    int no_sync;       // depth of nesting
+    bool joined;       // an iso_join exists
     int64_t first_row; // of this rank's batch in the global one; -1: all batches are equally long
 } iso__data_parallel;
 
@@ -72,29 +76,28 @@ static inline iso__data_parallel *iso__data_parallel_of(iso_module *module) {
 static inline bool iso__is_data_parallel(const iso_module *module) {
     return module->ops == &iso__data_parallel_ops;
 }
-// ISO_ERR_ARG unless the module is one.
+// ISO_ERR_ARG unless the module is a DataParallel.
 iso_status iso__data_parallel_check(const iso_module *module);
 // The functions of an iso__cut's pieces.
 iso_status iso__data_parallel_piece_ready(const iso_pieces *pieces, int k);
 iso_status iso__data_parallel_other_ready(const iso_pieces *pieces, const iso_parameter *other);
 iso_status iso__data_parallel_piece_needed(const iso_pieces *pieces, int k);
-// Hooks all layers below.
-void iso__data_parallel_link(iso__data_parallel *self, iso_module *module);
+// Installs the hooks on all layers below.
+iso_status iso__data_parallel_link(iso__data_parallel *self, iso_module *module);
 
-// ---- What a join changes, local but for what comes before a forward ----
+// ---- For join: local, except before_forward and shadow ----
 void iso__data_parallel_set_joined(iso__data_parallel *self, bool joined);
-// Of the batches from now on: how this rank's buffers count in a mean and whose are taken, as
-// iso__buffer_sync_weigh; first_row as above.
+// For batches from now on. weight, total, root: as in iso__buffer_sync_weigh. first_row: as above.
 void iso__data_parallel_place_batch(iso__data_parallel *self, double weight, double total, int root,
                                     int64_t first_row);
-// Exchanges the buffers that are due before a forward. A rank without a batch does it, too.
+// Exchanges the buffers that are due before a forward. Ranks without a batch call it, too.
 iso_status iso__data_parallel_before_forward(iso__data_parallel *self);
-// The others' backward is outside no_sync (syncs), which this rank does not make.
+// Notes a backward of the other ranks that this rank does not make. syncs: it is outside no_sync.
 void iso__data_parallel_note_backward(iso__data_parallel *self, bool syncs);
-// Collective as a backward outside no_sync is. This rank has no batch for it: it takes part with
-// what it accumulated before (leftover), or with zeros.
+// Collective, in place of a backward outside no_sync on a rank without a batch. Contributes the
+// gradients that it has accumulated (leftover), or zeros.
 iso_status iso__data_parallel_shadow(iso_module *module, bool leftover);
-// Someone looks at a parameter or its gradient from outside: iso_parameter.complete.
+// The function iso_parameter.complete: a program reads a parameter or its gradient.
 iso_status iso__data_parallel_complete(void *user, iso_parameter *parameter);
 
 #endif

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Join: ranks whose data has ended take part in the exchanges of those that go on.
+// Join: ranks that have run out of data take part in the exchanges of the ranks that continue.
 #include "comm/same_lines.h"
 #include "parallel/data_parallel_impl.h"
 
@@ -12,16 +12,16 @@ struct iso_join {
     iso_join_config config;
     iso_module *module; // retained
     iso__data_parallel *self;
-    int64_t *said;  // [ranks], see say
+    int64_t *said;  // [ranks], see encode_samples
     int64_t *count; // [modules], of forwards
     int count_room;
-    // Since the last exchange: micro-steps; of these with a batch of this rank; samples of this
-    // rank, and of all; ranks that had a batch.
+    // Since the last exchange: batches; those for which this rank had data; samples of this rank,
+    // and of all ranks; the number of ranks that had a batch.
     int64_t steps, mine, samples, all_samples;
     int contributors;
     int64_t shadows;
-    bool through; // all ranks are
-    bool failed;  // a call has, and may have left ranks at different places
+    bool through; // all ranks are out of data
+    bool failed;  // a call has failed, so ranks may be in different states
 };
 
 // ---- Beginning and end ------------------------------------------------------------------------------
@@ -38,14 +38,14 @@ static iso_status find_shared_norm(iso_module *module, const char *path, void *u
 
 static iso_status check_shadow(const iso__data_parallel *self, const iso_join_config *config) {
     if (iso_comm_size(self->comm) == 1) return ISO_OK;
-    ISO_TRY(iso__module_walk(self->base.child[0], find_shared_norm, NULL));
+    ISO_TRY(iso_module_walk(self->base.child[0], find_shared_norm, NULL));
     ISO_CHECK(config->step || iso__reducer_appliers(self->reducer) == 0, ISO_ERR_ARG,
               "join in shadow mode needs a step function: a rank without data has to make the "
               "optimizer's step to stay equal to the others");
     return ISO_OK;
 }
 
-// Periodic synchronisation may come and go while a join lasts.
+// Called in every step, because periodic synchronisation may begin or end during a join.
 static iso_status check_scope(const iso__data_parallel *self, const iso_join_config *config) {
     bool anywhere = config->mode != ISO_JOIN_SHADOW && config->divisor != ISO_JOIN_SAMPLES;
     bool world = iso__reducer_scope(self->reducer) == ISO_SCOPE_WORLD && !self->hook;
@@ -120,7 +120,7 @@ fail:
     return status;
 }
 
-// Everything as it was before.
+// Restores the weights and rows of ordinary batches.
 static void restore_state(iso_join *join) {
     iso__data_parallel *self = join->self;
     iso__reducer_end_join(self->reducer);
@@ -143,16 +143,17 @@ void iso_join_end(iso_join **pointer) {
 
 // ---- Who has data -----------------------------------------------------------------------------------
 
-// What all ranks said before this step.
+// The reports of all ranks before this step.
 typedef struct census {
     int active, first_active, out, failed; // out, failed: the lowest such rank, or -1
-    int syncing;                           // of those that are active
+    int syncing;                           // active ranks that will synchronise
     int64_t samples, row;                  // of all; of the ranks before this one
 } census;
 
 enum { FAILED = -1 };
 
-// Two times the samples, plus 1 to synchronise; 0: none; or FAILED.
+// The number that a rank reports: twice its samples, plus 1 if it will synchronise; 0: no samples;
+// or FAILED.
 static int64_t encode_samples(int64_t samples, bool will_sync) {
     if (samples < 0) return FAILED;
     return samples == 0 ? 0 : 2 * samples + will_sync;
@@ -179,16 +180,17 @@ static iso_status judge_census(const iso_join *join, const census *c, int64_t sa
     if (join->config.mode == ISO_JOIN_THROW && c->active > 0) {
         ISO_CHECK(
             samples > 0, ISO_ERR_STATE,
-            "rank %d ran out of data while %d ranks have more: give all ranks as many batches",
-            iso_comm_rank(join->self->comm), c->active);
+            "rank %d ran out of data while %d other%s ha%s more: give all ranks as many batches",
+            iso_comm_rank(join->self->comm), c->active, ISO_PLURAL(c->active),
+            c->active == 1 ? "s" : "ve");
         ISO_CHECK(
             c->out < 0, ISO_ERR_STATE,
             "rank %d ran out of data while this rank has more: give all ranks as many batches",
             c->out);
     }
     ISO_CHECK(c->syncing == 0 || c->syncing == c->active, ISO_ERR_MISMATCH,
-              "%d of %d ranks with data synchronise this backward and the others do not: "
-              "will_sync must be the same on all",
+              "will_sync is true on %d of the %d ranks with data: it must be the same on all of "
+              "them",
               c->syncing, c->active);
     return ISO_OK;
 }
@@ -209,15 +211,16 @@ static iso_status take_census(iso_join *join, int64_t samples, bool will_sync, c
 // ---- A step -----------------------------------------------------------------------------------------
 
 static void note_samples(iso_join *join, const census *c, int64_t samples) {
-    if (join->steps++ == 0) join->contributors = c->active; // ranks leave and do not come back
+    if (join->steps++ == 0) join->contributors = c->active; // the most: no rank comes back
     join->all_samples += c->samples;
     join->samples += samples;
     join->mine += samples > 0;
     iso__data_parallel_place_batch(join->self, samples > 0, c->active, c->first_active, c->row);
 }
 
-// Of the backward that comes now, with all that was accumulated before it. Samples are taken in
-// units of their mean, so that equal numbers of them give the bits that they give without a join.
+// Sets this rank's weight for the next backward and all gradients accumulated before it. Samples
+// count as multiples of their mean, so that with equal numbers of samples the bits are those of a
+// run without a join.
 static iso_status weigh_rank(iso_join *join) {
     double weight = join->mine > 0, total = 0;
     if (join->config.divisor != ISO_JOIN_INITIAL) total = join->contributors;
@@ -229,7 +232,7 @@ static iso_status weigh_rank(iso_join *join) {
     return iso_reducer_set_weight(join->self->reducer, weight, total);
 }
 
-// This rank has no batch: what the others exchange, it exchanges too.
+// This rank has no batch, but takes part in the exchanges of the others.
 static iso_status shadow_others(iso_join *join, const census *c) {
     iso__data_parallel *self = join->self;
     bool leftover = join->mine > 0;
@@ -261,13 +264,13 @@ static iso_status take_count(iso_module *module, const char *path, void *user) {
     return ISO_OK;
 }
 
-// Random layers go on with the same numbers on all ranks.
+// Makes the forward numbers equal, so that random layers draw the same numbers on all ranks.
 static iso_status agree_on_forwards(iso_join *join) {
     int64_t *to = join->count, *from = join->count;
-    ISO_TRY(iso__module_walk(join->module, put_count, &to));
+    ISO_TRY(iso_module_walk(join->module, put_count, &to));
     ISO_TRY(
         iso_comm_allreduce_i64(join->self->comm, join->count, (size_t)join->count_room, ISO_MAX));
-    return iso__module_walk(join->module, take_count, &from);
+    return iso_module_walk(join->module, take_count, &from);
 }
 
 static iso_status leave_join(iso_join *join) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Refuses lists of parameters that no exchange can serve: memory listed twice, layers of which the
-// parameters stand apart, and lists that are not the same on all ranks.
+// Refuses invalid lists of parameters: memory that is listed twice, layers whose parameters are not
+// adjacent, and lists that differ between ranks.
 #include "parallel/param_list.h"
 
 #include "comm/same_lines.h"
@@ -18,7 +18,7 @@ static int by_address(const void *a, const void *b) {
     return (x->param > y->param) - (x->param < y->param);
 }
 
-// An array that is listed twice would be updated twice, each time by a part of its gradient.
+// An array that is listed twice would be updated twice, each time with only some of its gradient.
 static iso_status check_apart(const iso_reducer_param *params, int count, span *spans) {
     for (int i = 0; i < count; i++) {
         uintptr_t first = (uintptr_t)params[i].value;
@@ -84,7 +84,7 @@ static void describe_params(const iso_reducer_param *params, int count, char *te
     for (int i = 0; i < count; i++) {
         const iso_reducer_param *p = &params[i];
         char size[64], rows[48] = "";
-        snprintf(size, sizeof(size), "%zu elements", p->count);
+        snprintf(size, sizeof(size), "%zu element%s", p->count, ISO_PLURAL(p->count));
         if (p->row > 0) snprintf(rows, sizeof(rows), " in rows of %zu", p->row);
         text += snprintf(text, LINE_ROOM, "parameter \"%.160s\" %.63s%s %s (layer %d)%s\n", p->name,
                          p->shape_text ? p->shape_text : size, rows, iso_dtype_name(p->dtype),
@@ -92,7 +92,7 @@ static void describe_params(const iso_reducer_param *params, int count, char *te
     }
 }
 
-// Of what the lines cut off.
+// A hash that includes the text which the lines cut off.
 static uint64_t hash_params(const iso_reducer_param *params, int count, uint64_t further) {
     uint64_t hash = iso__hash(ISO_HASH_START, &further, sizeof(further));
     for (int i = 0; i < count; i++) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// SyncBatchNorm: gives the batch norms of a module the ranks that they share their statistics with.
+// SyncBatchNorm: makes the batch norms of a module share statistics with the ranks of a comm.
 #include "comm/comm_calls.h"
 #include "comm/traffic.h"
 #include "nn/nn_impl.h"
@@ -49,10 +49,10 @@ static iso_status convert_module(iso_module *module, const char *path, void *use
 
 static iso_status convert_all(iso_module *module, conversion *c) {
     ISO_TRY(iso__comm_locate(c->comm));
-    ISO_TRY(iso_comm_agree(c->comm, iso__module_walk(module, measure_module, c)));
+    ISO_TRY(iso_comm_agree(c->comm, iso_module_walk(module, measure_module, c)));
     ISO_TRY(iso__comm_check_equal(c->comm, c->visits, "the number of batch norms to convert"));
     ISO_TRY(iso__comm_check_equal(c->comm, c->features, "the sum of features of all batch norms"));
-    return iso_comm_agree(c->comm, iso__module_walk(module, convert_module, c));
+    return iso_comm_agree(c->comm, iso_module_walk(module, convert_module, c));
 }
 
 iso_status iso_sync_batchnorm_convert(iso_module *module, iso_comm *comm, int *count) {

@@ -234,7 +234,7 @@ static void time_updates(int64_t count) {
     MEMORY("sgd", 3 * bytes, kernels()->sgd(on.device, count, &sgd, g, p, NULL));
     MEMORY("sgd with momentum", 5 * bytes, kernels()->sgd(on.device, count, &momentum, g, p, m));
     bench_require(iso_tensor_fill(t[3], 1));
-    MEMORY("adam", 7 * bytes, kernels()->adam(on.device, count, &adam, g, p, m, v));
+    MEMORY("adam", 7 * bytes, kernels()->adam(on.device, count, &adam, g, p, m, v, NULL));
     destroy_all(t, 4);
 }
 

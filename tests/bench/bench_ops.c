@@ -120,7 +120,7 @@ static void time_updates(void) {
     require(iso_tensor_fill(m, 0));
     TIME("sgd, 1.2 M parameters", kernels->sgd(device, p->count, &sgd, g->data, p->data, NULL));
     TIME("sgd with momentum", kernels->sgd(device, p->count, &momentum, g->data, p->data, m->data));
-    TIME("adam", kernels->adam(device, p->count, &adam, g->data, p->data, m->data, v->data));
+    TIME("adam", kernels->adam(device, p->count, &adam, g->data, p->data, m->data, v->data, NULL));
     require(iso_tensor_fill(m, 1));
     TIME("adadelta",
          kernels->adadelta(device, p->count, &adadelta, g->data, p->data, v->data, m->data));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // The naive double-precision reference of every layer operation and update: written from the
-// formulas, in logical order, without any care for speed. Devices are compared with it.
+// formulas, in logical order, without optimisation. Devices are compared with it.
 #ifndef ISO_TEST_ORACLE_H
 #define ISO_TEST_ORACLE_H
 
@@ -55,8 +55,9 @@ void oracle_log_softmax_backward(int64_t rows, int64_t k, const double *y, const
 // Returns the mean loss; grad is the gradient of the mean.
 double oracle_loss(const iso_loss_config *config, int64_t rows, int64_t k, const double *x,
                    const int32_t *labels, int64_t *correct, double *grad);
-// Mean squared difference.
-double oracle_mse(int64_t count, const double *x, const double *target, double *grad);
+// Kinds from ISO_MSE on; delta is 1.
+double oracle_target_loss(iso_loss_kind kind, int64_t count, const double *x, const double *target,
+                          double *grad);
 
 // torch.optim's SGD, Adam, AdamW, Adadelta on one element. State is read and written.
 void oracle_sgd(const iso__sgd_args *args, double g, double *p, double *momentum);

@@ -51,7 +51,7 @@ static iso_status adam_as(const target *on, int64_t count, double lr, void *cons
                         .correction1 = 0.19,
                         .correction2_sqrt = 0.14,
                         .decoupled = decoupled};
-    return on->kernels->adam(on->device, count, &a, x[G], x[P], x[S0], x[S1]);
+    return on->kernels->adam(on->device, count, &a, x[G], x[P], x[S0], x[S1], NULL);
 }
 iso_status adam(const target *on, int64_t count, double lr, void *const x[ROLES]) {
     return adam_as(on, count, lr, x, false);
@@ -96,9 +96,22 @@ iso_status scale(const target *on, int64_t count, double lr, void *const x[ROLES
     return on->kernels->scale(on->device, count, lr, x[P]);
 }
 
-const call rules[RULES] = {
-    sgd,   nesterov,    adam, adamw, adadelta, adagrad, rmsprop, rmsprop_momentum, rmsprop_centered,
-    scale, rmsprop_both};
+static iso_status amsgrad(const target *on, int64_t count, double lr, void *const x[ROLES]) {
+    iso__adam_args a = {.lr = lr, .beta1 = 0.5, .rest1 = 0.5, .beta2 = 0.5, .rest2 = 0.5};
+    a.eps = a.scale = a.correction1 = a.correction2_sqrt = 0.5;
+    return on->kernels->adam(on->device, count, &a, x[G], x[P], x[S0], x[S1], x[S2]);
+}
+static iso_status nadam(const target *on, int64_t count, double lr, void *const x[ROLES]) {
+    iso__nadam_args a = {.of_gradient = lr, .of_moment = lr, .beta1 = 0.5, .rest1 = 0.5};
+    a.beta2 = a.rest2 = a.eps = a.scale = a.correction2 = 0.5;
+    return on->kernels->nadam(on->device, count, &a, x[G], x[P], x[S0], x[S1]);
+}
+
+const call rules[RULES] = {sgd,     nesterov,         adam,
+                           adamw,   adadelta,         adagrad,
+                           rmsprop, rmsprop_momentum, rmsprop_centered,
+                           scale,   rmsprop_both,     amsgrad,
+                           nadam};
 
 // ---- Memory -------------------------------------------------------------------------------------
 

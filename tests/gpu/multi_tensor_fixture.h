@@ -21,7 +21,7 @@ iso_status sgd(const target *on, int64_t count, double lr, void *const x[ROLES])
 iso_status adam(const target *on, int64_t count, double lr, void *const x[ROLES]);
 iso_status adagrad(const target *on, int64_t count, double lr, void *const x[ROLES]);
 iso_status scale(const target *on, int64_t count, double lr, void *const x[ROLES]);
-enum { RULES = 11 };
+enum { RULES = 13 };
 extern const call rules[RULES];
 
 enum { ELEMENTS = 60000 };

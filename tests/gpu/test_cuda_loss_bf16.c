@@ -51,8 +51,10 @@ static void destroy_all(iso_loss *loss[2], iso_tensor *x[2]) {
 
 // Rows for warps and for blocks.
 Test(cuda_loss_bf16, of_labels_is_that_of_f32) {
-    static const iso_loss_config configs[] = {
-        {ISO_CROSS_ENTROPY, 0}, {ISO_CROSS_ENTROPY, 0.1}, {ISO_NLL, 0}, {ISO_MSE, 0}};
+    static const iso_loss_config configs[] = {{.kind = ISO_CROSS_ENTROPY},
+                                              {.kind = ISO_CROSS_ENTROPY, .label_smoothing = 0.1},
+                                              {.kind = ISO_NLL},
+                                              {.kind = ISO_MSE}};
     static const int64_t sizes[][2] = {{37, 10}, {3, 1001}};
     iso_device *device = open_cuda();
     for (int c = 0; c < COUNT(configs) * COUNT(sizes); c++) {

@@ -154,8 +154,9 @@ typedef struct watch {
     int calls;
 } watch;
 
-static iso_status change_before(iso_module *module, void *user) {
+static iso_status change_before(iso_module *module, iso_tensor *in, void *user) {
     watch *w = user;
+    (void)in;
     if (!w->current) change_weight(module, 10 + w->calls++);
     return ISO_OK;
 }
@@ -172,11 +173,12 @@ Test(gpu_autocast_rounding, a_hook_may_change_parameters) {
         watch w = {.current = i % 4 == 3, .calls = 4 * i};
         iso_module_hooks hooks = {
             .before_forward = change_before, .is_current = i < 4 ? NULL : is_current, .user = &w};
-        iso_module_set_hooks(s.c, &hooks);
+        int handle;
+        OK(iso_module_add_hooks(s.c, &hooks, &handle));
         run_forward(&s);
         check_current(s.a, "beside a hook");
         check_current(s.c, "by a hook");
-        iso_module_set_hooks(s.c, NULL);
+        OK(iso_module_remove_hooks(s.c, handle));
     }
     destroy_stack(&s);
 }

@@ -181,9 +181,9 @@ Test(gpu_training, the_same_seed_gives_the_same_bits) {
 // In f64, so that no rounding of a gradient near zero matters to rules that divide by its size.
 Test(gpu_training, every_optimizer_steps_as_on_the_cpu) {
     static const iso_optimizer_kind kinds[] = {ISO_SGD,     ISO_ADAM,    ISO_ADAMW, ISO_ADADELTA,
-                                               ISO_ADAGRAD, ISO_RMSPROP, ISO_LAMB};
+                                               ISO_ADAGRAD, ISO_RMSPROP, ISO_LAMB,  ISO_NADAM};
     need_gpu();
-    for (int k = 0; k < 7; k++) {
+    for (int k = 0; k < 8; k++) {
         double cpu[2], gpu[2];
         training a = create("cpu", &networks[1], ISO_F64, kinds[k]);
         training b = create("cuda", &networks[1], ISO_F64, kinds[k]);
@@ -196,4 +196,31 @@ Test(gpu_training, every_optimizer_steps_as_on_the_cpu) {
         cr_assert(fabs(cpu[0] - gpu[0]) <= 1e-9 && cpu[0] > 0);
         destroy(&a), destroy(&b);
     }
+}
+
+// ---- Layers that the device lacks -----------------------------------------------------------------
+
+static void expect_refusal(iso_status status, const char *type) {
+    cr_assert(status == ISO_ERR_UNSUPPORTED && strstr(iso_last_error()->message, type), "%s: %s",
+              type, iso_last_error()->message);
+    cr_assert(strstr(iso_last_error()->message, "the cuda device has no"));
+}
+
+Test(gpu_training, layers_without_kernels_are_refused) {
+    need_gpu();
+    iso_device *device;
+    iso_module *m = NULL;
+    iso_rng rng = {.seed = 1};
+    const iso_embedding_config rows = {.num_embeddings = 3, .embedding_dim = 2};
+    const iso_attention_config heads = {.embed_dim = 4, .num_heads = 2};
+    const iso_group_norm_config groups = {.num_groups = 2, .num_channels = 4};
+    const iso_conv_transpose2d_config conv = {
+        .conv = {.in_channels = 1, .out_channels = 1, .kernel_size = {3, 3}}};
+    OK(iso_device_create("cuda", &device));
+    expect_refusal(iso_embedding_create(device, &rows, &rng, &m), "Embedding");
+    expect_refusal(iso_multihead_attention_create(device, &heads, &rng, &m), "MultiheadAttention");
+    expect_refusal(iso_group_norm_create(device, &groups, &m), "GroupNorm");
+    expect_refusal(iso_conv_transpose2d_create(device, &conv, &rng, &m), "ConvTranspose2d");
+    cr_assert_null(m);
+    iso_device_destroy(&device);
 }

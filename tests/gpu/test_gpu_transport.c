@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Transports of GPUs: each gives the sums that those of the host give.
+#include "common/hook_fixture.h"
 #include "common/nccl_fixture.h"
 #include "common/transport_fixture.h"
 
@@ -36,6 +37,18 @@ static void through_the_host(void) {
 
 Test(np2_gpu_transport, through_the_host) { through_the_host(); }
 Test(np3_gpu_transport, through_the_host) { through_the_host(); }
+
+static void hooks_own_exchanges(void) {
+    hook_user user;
+    nccl_skip();
+    for (int way = 0; way < HOOK_WAYS; way++) {
+        iso_comm_hook hook = hook_of_way(&user, (hook_way)way);
+        gpus_conform("staged", "mpi", &hook);
+    }
+}
+
+Test(np2_gpu_transport, hooks_own_exchanges) { hooks_own_exchanges(); }
+Test(np3_gpu_transport, hooks_own_exchanges) { hooks_own_exchanges(); }
 
 static void by_nccl(void) {
     nccl_skip();

@@ -92,6 +92,10 @@ Test(np1_gpu_updates, of_a_step_alone_take_one_launch) {
     updates_are(with(ISO_SGD, ISO_SYNC_LAZY), 1);
     updates_are(with(ISO_ADAMW, ISO_SYNC_LAZY), 1);
     updates_are(with(ISO_RMSPROP, ISO_SYNC_BLOCKING), 1);
+    updates_are(with(ISO_NADAM, ISO_SYNC_LAZY), 1);
+    trainer_config amsgrad = with(ISO_ADAM, ISO_SYNC_LAZY);
+    amsgrad.hyper.amsgrad = true;
+    updates_are(amsgrad, 1);
 }
 Test(np1_gpu_updates, of_two_groups_take_one_launch) {
     trainer_config config = with(ISO_ADAM, ISO_SYNC_LAZY);

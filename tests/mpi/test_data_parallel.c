@@ -22,12 +22,14 @@ static uint64_t hash_after(const trainer_config *config, int steps) {
 
 // ---- Lazy = blocking, bit for bit -------------------------------------------------------------------
 
-enum { VARIANTS = 8 }; // of optimizers
+enum { VARIANTS = 10 }; // of optimizers
 
 static trainer_config with_optimizer(int variant) {
     static const iso_optimizer_kind kind[VARIANTS] = {
-        ISO_SGD, ISO_SGD, ISO_ADAM, ISO_ADAMW, ISO_ADADELTA, ISO_ADAGRAD, ISO_RMSPROP, ISO_RMSPROP};
-    static const double lr[VARIANTS] = {0.05, 0.05, 0.003, 0.003, 1, 0.02, 0.003, 0.003};
+        ISO_SGD,     ISO_SGD,     ISO_ADAM,    ISO_ADAMW, ISO_ADADELTA,
+        ISO_ADAGRAD, ISO_RMSPROP, ISO_RMSPROP, ISO_ADAM,  ISO_NADAM};
+    static const double lr[VARIANTS] = {0.05, 0.05,  0.003, 0.003, 1,
+                                        0.02, 0.003, 0.003, 0.003, 0.003};
     trainer_config config = trainer_default();
     config.optimizer = kind[variant];
     config.hyper = iso_hyper_default(kind[variant]);
@@ -36,6 +38,7 @@ static trainer_config with_optimizer(int variant) {
     config.hyper.nesterov = variant == 1;
     config.hyper.lr_decay = variant == 5 ? 0.01 : 0;
     config.hyper.centered = variant == 7;
+    config.hyper.amsgrad = variant == 8;
     if (variant == 1 || variant == 7) config.hyper.momentum = 0.9;
     return config;
 }
@@ -249,4 +252,46 @@ Test(np2_data_parallel, gradients_leave_during_backward) {
     iso_trace_free_text(text);
     iso_trace_stop();
     trainer_destroy(&t);
+}
+
+// ---- Hooks of the program ---------------------------------------------------------------------------
+
+static iso_module *hooked; // the model, retained
+static int forwards, backwards;
+
+static iso_status count_forward(iso_module *module, iso_tensor *in, iso_tensor *out, void *user) {
+    (void)module, (void)in, (void)out, (void)user;
+    forwards++;
+    return ISO_OK;
+}
+
+static iso_status count_backward(iso_module *module, iso_tensor *grad_in, void *user) {
+    (void)module, (void)grad_in, (void)user;
+    backwards++;
+    return ISO_OK;
+}
+
+static const iso_module_hooks counting = {.after_forward = count_forward,
+                                          .after_backward = count_backward};
+
+static iso_status build_hooked(iso_device *device, bool dropout, iso_module **out) {
+    iso_status status = build_small_cnn(device, dropout, out);
+    if (status < 0) return status;
+    hooked = iso_module_retain(*out);
+    return iso_module_add_hooks(hooked->child[0], &counting, NULL);
+}
+
+Test(np2_data_parallel, hooks_of_the_program_stay_beside_those_of_the_wrapper) {
+    trainer_config config = trainer_default();
+    trainer t;
+    uint64_t plain = hash_after(&config, 5), hash;
+    config.build = build_hooked;
+    iso_assert_ok(trainer_create(&t, test_comm, &config));
+    iso_assert_ok(iso_module_add_hooks(hooked->child[0], &counting, NULL));
+    iso_assert_ok(trainer_train(&t, 5));
+    iso_assert_ok(trainer_hash(&t, &hash));
+    iso_assert_all(hash == plain && forwards == 10 && backwards == 10);
+    trainer_destroy(&t);
+    iso_assert_all(hooked->child[0]->hooks_count == 2 && hooked->child[2]->hooks_count == 0);
+    iso_module_destroy(&hooked);
 }

@@ -143,13 +143,23 @@ static iso_status replace_batch(iso_module *data_parallel, iso_tensor **in, void
     return ISO_OK;
 }
 
+static iso_status see_batch(iso_module *data_parallel, iso_tensor **in, void *user) {
+    (void)data_parallel;
+    *(iso_tensor **)user = *in;
+    return ISO_OK;
+}
+
 Test(np2_dp_seams, before_forward_may_replace_the_batch) {
+    iso_tensor *seen = NULL;
     trainer_config config = trainer_default();
     trainer t, plain;
     uint64_t hash[2] = {0, 1};
     iso_assert_ok(trainer_create(&t, test_comm, &config));
     iso_assert_ok(trainer_create(&plain, test_comm, &config));
-    iso_assert_ok(iso_data_parallel_set_before_forward(t.model, replace_batch, t.model));
+    int handle[2];
+    iso_assert_ok(
+        iso_data_parallel_add_before_forward(t.model, replace_batch, t.model, &handle[0]));
+    iso_assert_ok(iso_data_parallel_add_before_forward(t.model, see_batch, &seen, &handle[1]));
     size_t bytes = (size_t)t.batch->count * sizeof(float);
     iso_assert_ok(iso_tensor_create(t.device, ISO_F32, 4, t.batch->shape, &other_batch));
     forwards = 0;
@@ -159,17 +169,20 @@ Test(np2_dp_seams, before_forward_may_replace_the_batch) {
         memcpy(other_batch->data, plain.batch->data, bytes);
         iso_assert_ok(trainer_step(&t, step, NULL));
     }
-    iso_assert_all(forwards == 3);
+    iso_assert_all(forwards == 3 && seen == other_batch); // by the second hook
     iso_assert_ok(trainer_hash(&t, &hash[0]));
     iso_assert_ok(trainer_hash(&plain, &hash[1]));
     iso_assert_all(hash[0] == hash[1]);
     // The batch of step 3 is not the one the model is given.
     iso_assert_ok(trainer_step(&t, 3, NULL));
     iso_assert_ok(trainer_hash(&t, &hash[0]));
-    iso_assert_ok(iso_data_parallel_set_before_forward(t.model, NULL, NULL));
+    iso_assert_ok(iso_data_parallel_remove_before_forward(t.model, handle[0]));
+    iso_assert_all(iso_data_parallel_remove_before_forward(t.model, handle[0]) == ISO_ERR_ARG);
     iso_assert_ok(trainer_step(&plain, 3, NULL));
     iso_assert_ok(trainer_hash(&plain, &hash[1]));
     iso_assert_all(hash[0] != hash[1] && forwards == 4);
+    iso_assert_ok(trainer_step(&t, 4, NULL));
+    iso_assert_all(forwards == 4 && seen != other_batch);
     iso_tensor_destroy(&other_batch);
     trainer_destroy(&plain);
     trainer_destroy(&t);

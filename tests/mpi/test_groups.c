@@ -63,7 +63,7 @@ static uint64_t hash_after(const trainer_config *config, int steps) {
 }
 
 static void lazy_equals_blocking(void) {
-    for (int kind = ISO_SGD; kind <= ISO_LAMB; kind++) {
+    for (int kind = ISO_SGD; kind <= ISO_NADAM; kind++) {
         trainer_config config = config_of((iso_optimizer_kind)kind);
         uint64_t lazy = hash_after(&config, 20);
         config.sync = ISO_SYNC_BLOCKING;
@@ -287,6 +287,7 @@ static void goes_on(iso_optimizer_kind kind) {
 Test(np1_groups, resuming_goes_on_with_the_same_bits) { goes_on(ISO_RMSPROP); }
 Test(np2_groups, resuming_goes_on_with_the_same_bits) { goes_on(ISO_ADAGRAD); }
 Test(np3_groups, resuming_goes_on_with_the_same_bits) { goes_on(ISO_LAMB); }
+Test(np2_groups, nadam_goes_on_with_the_same_bits) { goes_on(ISO_NADAM); }
 
 static bool is_fc(const char *name, const iso_parameter *parameter, void *user) {
     (void)parameter, (void)user;

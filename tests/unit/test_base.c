@@ -80,6 +80,7 @@ Test(base, a_text_is_no_format) {
 Test(base, a_trail_longer_than_the_record_is_cut) {
     setenv("ISO_LOG", "debug", 1);
     cr_assert(descend(40) == ISO_ERR_IO);
+    cr_assert_eq(iso_last_error()->frame_count, ISO_ERROR_FRAMES);
     const char *text = capture(iso_error_print);
     int lines = 0;
     for (; *text; text++) lines += *text == '\n';

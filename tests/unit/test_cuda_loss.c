@@ -101,8 +101,13 @@ static void compare(iso_device *cuda, iso_device *cpu, const problem *p, const c
 }
 
 static const iso_dtype types[] = {ISO_F32, ISO_F64};
-static const iso_loss_config configs[] = {
-    {ISO_CROSS_ENTROPY, 0}, {ISO_CROSS_ENTROPY, 0.1}, {ISO_NLL, 0}, {ISO_MSE, 0}};
+static const iso_loss_config configs[] = {{.kind = ISO_CROSS_ENTROPY},
+                                          {.kind = ISO_CROSS_ENTROPY, .label_smoothing = 0.1},
+                                          {.kind = ISO_NLL},
+                                          {.kind = ISO_MSE},
+                                          {.kind = ISO_BCE_WITH_LOGITS},
+                                          {.kind = ISO_L1},
+                                          {.kind = ISO_HUBER}};
 
 Test(cuda_loss, long_rows_and_many_rows_are_those_of_the_cpu) {
     static const int64_t sizes[][2] = {{3, 1000}, {20, 257}, {5, 256}, {700, 3}, {1, 1},

@@ -176,8 +176,8 @@ static void adam(const target *on) {
         for (int step = 1; step <= 3; step++) {
             a.correction1 = (float)(1 - pow(0.9, step));
             a.correction2_sqrt = (float)sqrt(1 - pow(0.999, step));
-            OK(on->kernels->adam(on->device, count, &a, g.t->data, p.t->data, m.t->data,
-                                 v.t->data));
+            OK(on->kernels->adam(on->device, count, &a, g.t->data, p.t->data, m.t->data, v.t->data,
+                                 NULL));
             for (int64_t i = 0; i < count; i++) oracle_adam(&a, g.d[i], &p.d[i], &m.d[i], &v.d[i]);
         }
         check_pair(on, &p, 1e-6, "adam parameter");

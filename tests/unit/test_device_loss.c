@@ -16,12 +16,15 @@ static void compare_value(const target *on, double value, double wanted, const c
 }
 
 static void losses(const target *on) {
-    static const iso_loss_config configs[] = {{ISO_CROSS_ENTROPY, 0},
-                                              {ISO_NLL, 0},
-                                              {ISO_MSE, 0},
-                                              {ISO_CROSS_ENTROPY, 1},
-                                              {ISO_CROSS_ENTROPY, 0.1},
-                                              {ISO_CROSS_ENTROPY, 0.37}};
+    static const iso_loss_config configs[] = {{.kind = ISO_CROSS_ENTROPY},
+                                              {.kind = ISO_NLL},
+                                              {.kind = ISO_MSE},
+                                              {.kind = ISO_CROSS_ENTROPY, .label_smoothing = 1},
+                                              {.kind = ISO_CROSS_ENTROPY, .label_smoothing = 0.1},
+                                              {.kind = ISO_CROSS_ENTROPY, .label_smoothing = 0.37},
+                                              {.kind = ISO_BCE_WITH_LOGITS},
+                                              {.kind = ISO_L1},
+                                              {.kind = ISO_HUBER}};
     int32_t labels[23];
     for (int i = 0; i < 23; i++) labels[i] = (int32_t)((i * 7) % 5);
     for (int i = 0; i < COUNT(configs); i++) {
@@ -47,20 +50,23 @@ static void losses(const target *on) {
 }
 Test(device_loss, of_labels_matches_the_oracle) { on_each_target(losses); }
 
-static void mse(const target *on) {
+static void target_losses(const target *on) {
     static const int64_t shapes[][4] = {{1, 1, 1, 1}, {2, 3, 5, 7}, {1, 1, 1, 8}, {4, 16, 12, 12}};
-    for (int i = 0; i < COUNT(shapes); i++) {
+    for (int k = 0; k < 4 * COUNT(shapes); k++) {
+        int i = k / 4;
+        iso_loss_kind kind = (iso_loss_kind)(ISO_MSE + k % 4);
         pair x = pair_create(on, 4, shapes[i], ISO_LAYOUT_LOGICAL, 1000);
         pair t = pair_create(on, 4, shapes[i], ISO_LAYOUT_LOGICAL, 1000);
         pair g = pair_create(on, 4, shapes[i], ISO_LAYOUT_LOGICAL, 1000);
         double value, alone;
         iso_loss *loss;
         iso_tensor *grad;
-        OK(iso_loss_create(on->device, ISO_MSE, &loss));
+        OK(iso_loss_create(on->device, kind, &loss));
         OK(iso_loss_compute_tensor(loss, x.t, t.t, &value, &grad));
         OK(iso_tensor_copy(grad, g.t));
-        compare_value(on, value, oracle_mse(x.t->count, x.d, t.d, g.d), "mean squared error");
-        check_pair(on, &g, 1e-7, "gradient of the mean squared error");
+        compare_value(on, value, oracle_target_loss(kind, x.t->count, x.d, t.d, g.d),
+                      "loss of targets");
+        check_pair(on, &g, 1e-7, "gradient of the loss of targets");
         OK(iso_loss_compute_tensor(loss, x.t, t.t, NULL, NULL));
         OK(iso_loss_value(loss, &alone, NULL));
         cr_assert(alone == value && iso_loss_value(loss, NULL, &(int64_t){0}) == ISO_ERR_STATE);
@@ -68,4 +74,4 @@ static void mse(const target *on) {
         pair_destroy(&x), pair_destroy(&t), pair_destroy(&g);
     }
 }
-Test(device_loss, of_targets_matches_the_oracle) { on_each_target(mse); }
+Test(device_loss, of_targets_matches_the_oracle) { on_each_target(target_losses); }

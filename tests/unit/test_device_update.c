@@ -64,12 +64,60 @@ static iso__adam_args adam_args(int variant, int step) {
 }
 static iso_status adam(const target *on, int64_t count, int variant, int step, const on_device *x) {
     iso__adam_args a = adam_args(variant, step);
-    return on->kernels->adam(on->device, count, &a, x->g, x->p, x->s[0], x->s[1]);
+    return on->kernels->adam(on->device, count, &a, x->g, x->p, x->s[0], x->s[1], NULL);
 }
 static void adam_oracle(int64_t count, int variant, int step, const in_double *x) {
     iso__adam_args a = adam_args(variant, step);
     for (int64_t i = 0; i < count; i++)
         oracle_adam(&a, x->g[i], &x->p[i], &x->s[0][i], &x->s[1][i]);
+}
+
+static iso_status amsgrad(const target *on, int64_t count, int variant, int step,
+                          const on_device *x) {
+    iso__adam_args a = adam_args(variant, step);
+    a.beta2 = a.rest2 = 0.5f; // so that the second moment falls, too
+    return on->kernels->adam(on->device, count, &a, x->g, x->p, x->s[0], x->s[1], x->s[2]);
+}
+static void amsgrad_oracle(int64_t count, int variant, int step, const in_double *x) {
+    iso__adam_args a = adam_args(variant, step);
+    a.beta2 = a.rest2 = 0.5f;
+    for (int64_t i = 0; i < count; i++) {
+        double g = x->g[i] * a.scale + (a.decoupled ? 0 : a.weight_decay * x->p[i]);
+        x->s[0][i] = a.beta1 * x->s[0][i] + a.rest1 * g;
+        x->s[1][i] = a.beta2 * x->s[1][i] + a.rest2 * g * g;
+        x->s[2][i] = fmax(x->s[2][i], x->s[1][i]);
+        if (a.decoupled) x->p[i] *= 1 - a.lr * a.weight_decay;
+        double root = sqrt(x->s[2][i]) / a.correction2_sqrt + a.eps;
+        x->p[i] -= a.lr / a.correction1 * x->s[0][i] / root;
+    }
+}
+
+static iso__nadam_args nadam_args(int variant, int step) {
+    return (iso__nadam_args){.of_gradient = 0.01f,
+                             .of_moment = 0.02f,
+                             .beta1 = 0.5f,
+                             .beta2 = 0.75f,
+                             .rest1 = 0.5f,
+                             .rest2 = 0.25f,
+                             .eps = 0.0078125f,
+                             .scale = 0.5f,
+                             .weight_decay = variant & 1 ? 0.125f : 0,
+                             .correction2 = (float)(1 - pow(0.75, step))};
+}
+static iso_status nadam(const target *on, int64_t count, int variant, int step,
+                        const on_device *x) {
+    iso__nadam_args a = nadam_args(variant, step);
+    return on->kernels->nadam(on->device, count, &a, x->g, x->p, x->s[0], x->s[1]);
+}
+static void nadam_oracle(int64_t count, int variant, int step, const in_double *x) {
+    iso__nadam_args a = nadam_args(variant, step);
+    for (int64_t i = 0; i < count; i++) {
+        double g = x->g[i] * a.scale + a.weight_decay * x->p[i];
+        x->s[0][i] = a.beta1 * x->s[0][i] + a.rest1 * g;
+        x->s[1][i] = a.beta2 * x->s[1][i] + a.rest2 * g * g;
+        double root = sqrt(x->s[1][i] / a.correction2) + a.eps;
+        x->p[i] -= a.of_gradient * g / root + a.of_moment * x->s[0][i] / root;
+    }
 }
 
 static iso__adadelta_args adadelta_args(int variant) {
@@ -189,6 +237,8 @@ static const rule rules[] = {
     {"rmsprop", 8, rmsprop, rmsprop_oracle},
     {"lamb", 2, lamb, lamb_oracle},
     {"scale", 2, scale, scale_oracle},
+    {"amsgrad", 4, amsgrad, amsgrad_oracle},
+    {"nadam", 2, nadam, nadam_oracle},
 };
 
 // ---- Memory ---------------------------------------------------------------------------------------

@@ -72,8 +72,8 @@ static iso_status record(iso_module *module, bool ready) {
     return ISO_OK;
 }
 
-static iso_status on_forward(iso_module *module, void *user) {
-    (void)user;
+static iso_status on_forward(iso_module *module, iso_tensor *in, void *user) {
+    (void)in, (void)user;
     return record(module, false);
 }
 
@@ -82,9 +82,10 @@ static iso_status on_ready(iso_module *module, void *user) {
     return record(module, true);
 }
 
+// Once for a module that is used in several places.
 static void hook(iso_module *module) {
-    iso_module_set_hooks(
-        module, &(iso_module_hooks){.before_forward = on_forward, .gradient_ready = on_ready});
+    iso_module_hooks hooks = {.before_forward = on_forward, .gradient_ready = on_ready};
+    if (module->hooks_count == 0) cr_ok(iso_module_add_hooks(module, &hooks, NULL));
     for (int i = 0; i < module->child_count; i++) hook(module->child[i]);
 }
 
@@ -116,7 +117,7 @@ Test(dispatch, gradient_leaves_before_the_input_gradient_is_computed) {
     iso_module *a = new_conv(device, 1, 4), *b = new_conv(device, 4, 3);
     iso_module *model = sequence(device, a, b, NULL, NULL);
     iso_tensor *in = random_tensor(device, 4, (int64_t[]){2, 1, 8, 8}, 1);
-    iso_module_set_hooks(b, &(iso_module_hooks){.gradient_ready = on_ready});
+    cr_ok(iso_module_add_hooks(b, &(iso_module_hooks){.gradient_ready = on_ready}, NULL));
     backward(model, forward(model, in));
     cr_assert_eq(event_count, 1);
     cr_assert_not(events[0].input_gradient);
@@ -150,7 +151,7 @@ Test(dispatch, forward_hook_fires_in_evaluation_too) {
     forward(a, in);
     cr_assert_eq(event_count, 1);
     expect_event(0, a, false);
-    iso_module_set_hooks(a, NULL);
+    cr_ok(iso_module_remove_hooks(a, a->hooks[0].handle));
     forward(a, in);
     cr_assert_eq(event_count, 1);
     iso_tensor_destroy(&in);
@@ -158,8 +159,8 @@ Test(dispatch, forward_hook_fires_in_evaluation_too) {
     close_cpu(&device);
 }
 
-static iso_status failing_hook(iso_module *module, void *user) {
-    (void)module, (void)user;
+static iso_status failing_hook(iso_module *module, iso_tensor *in, void *user) {
+    (void)module, (void)in, (void)user;
     return ISO_FAIL(ISO_ERR_TIMEOUT, "the exchange timed out");
 }
 
@@ -167,7 +168,8 @@ Test(dispatch, error_of_a_hook_ends_the_pass) {
     iso_device *device = open_cpu();
     iso_module *model = sequence(device, new_linear(device, 4, 4), NULL, NULL, NULL);
     iso_tensor *in = random_tensor(device, 2, (int64_t[]){5, 4}, 1), *out;
-    iso_module_set_hooks(model->child[0], &(iso_module_hooks){.before_forward = failing_hook});
+    iso_module_hooks hooks = {.before_forward = failing_hook};
+    cr_ok(iso_module_add_hooks(model->child[0], &hooks, NULL));
     cr_fails(iso_module_forward(model, in, &out), ISO_ERR_TIMEOUT, "timed out");
     cr_fails(iso_module_backward(model, in, NULL), ISO_ERR_STATE, "without a forward");
     iso_tensor_destroy(&in);
@@ -206,7 +208,7 @@ Test(dispatch, frozen_layer_is_never_ready_but_hands_gradients_down) {
 
     iso_module_zero_grad(model);
     b->parameter[0]->requires_grad = b->parameter[1]->requires_grad = false;
-    iso_module_set_hooks(b, &(iso_module_hooks){.gradient_ready = on_ready});
+    cr_ok(iso_module_add_hooks(b, &(iso_module_hooks){.gradient_ready = on_ready}, NULL));
     backward(model, forward(model, in));
     cr_assert_eq(event_count, 0);
     cr_assert(
@@ -351,7 +353,8 @@ Test(dispatch, wrong_shapes_are_refused_by_name) {
     cr_fails(iso_module_forward(model, small, &out), ISO_ERR_SHAPE,
              "H at least 3 and W at least 3");
     cr_assert_eq(iso_module_forward(fc, small, &out), ISO_ERR_SHAPE);
-    cr_assert_str_eq(iso_last_error()->message, "Linear expects [N, 36] but got [4, 1, 2, 28]");
+    cr_assert_str_eq(iso_last_error()->message,
+                     "Linear expects [N, 36] or [N, L, 36] but got [4, 1, 2, 28]");
     iso_tensor_destroy(&no_channel);
     iso_tensor_destroy(&small);
     iso_module_destroy(&fc);

@@ -220,3 +220,48 @@ static void blocks(void) {
     check(m, 4, planes);
 }
 Test(gradcheck_f64, blocks) { on_each_set(blocks); }
+
+// ---- Layers of sequences, groups and transposed convolutions ----------------------------------------
+
+static const int64_t sequences[3] = {2, 5, 6};
+
+static void sequence_layers(void) {
+    iso_module *net, *m = NULL;
+    cr_ok(iso_sequential_create(device, &net));
+    add(net, iso_linear_create(device, 6, 4, true, &rng, &m), &m); // with the relu fused into it
+    add(net, iso_relu_create(device, &m), &m);
+    check(net, 3, sequences);
+    for (int causal = 0; causal < 2; causal++) {
+        iso_attention_config config = {.embed_dim = 6, .num_heads = 3 - causal, .causal = causal};
+        cr_ok(iso_multihead_attention_create(device, &config, &rng, &m));
+        check(m, 3, sequences);
+    }
+    cr_ok(iso_position_embedding_create(device, 7, 6, &rng, &m));
+    check(m, 3, sequences);
+}
+Test(gradcheck_f64, layers_of_sequences) { on_each_set(sequence_layers); }
+
+static void group_norms(void) {
+    for (int groups = 1; groups <= 4; groups *= 2) {
+        iso_group_norm_config config = {
+            .num_groups = groups, .num_channels = 4, .no_affine = groups == 2};
+        iso_module *m;
+        cr_ok(iso_group_norm_create(device, &config, &m));
+        check(vary(m), 4, planes);
+    }
+}
+Test(gradcheck_f64, group_norms) { on_each_set(group_norms); }
+
+static void transposed(void) {
+    static const iso_conv_transpose2d_config configs[] = {
+        {{4, 3, {3, 3}, {1, 1}, {1, 1}, false, {1, 1}, 1}, {0, 0}},
+        {{4, 2, {2, 3}, {2, 1}, {0, 1}, true, {0, 0}, 0}, {1, 0}},
+        {{4, 6, {3, 2}, {1, 2}, {2, 0}, false, {2, 1}, 2}, {0, 1}},
+    };
+    for (size_t i = 0; i < sizeof(configs) / sizeof(configs[0]); i++) {
+        iso_module *m;
+        cr_ok(iso_conv_transpose2d_create(device, &configs[i], &rng, &m));
+        check(m, 4, planes);
+    }
+}
+Test(gradcheck_f64, transposed_convolutions) { on_each_set(transposed); }

@@ -83,6 +83,6 @@ Test(init, kaiming_normal_refuses_a_bias) {
     iso_module *conv = new_conv();
     iso_rng rng = {.seed = 7};
     cr_fails(iso_init_kaiming_normal(conv->parameter[1], ISO_FAN_OUT, &rng), ISO_ERR_SHAPE,
-             "bias has 1 dimensions");
+             "bias has 1 dimension,");
     iso_module_destroy(&conv);
 }

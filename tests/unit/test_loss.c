@@ -242,12 +242,14 @@ Test(loss, targets_that_do_not_fit_are_refused) {
 Test(loss, label_smoothing_is_a_share_and_of_the_cross_entropy) {
     iso_device *device = open_cpu();
     iso_loss *loss = NULL;
-    static const iso_loss_config wrong[] = {
-        {ISO_CROSS_ENTROPY, 1.01}, {ISO_CROSS_ENTROPY, -0.1}, {ISO_CROSS_ENTROPY, NAN}};
+    static const iso_loss_config wrong[] = {{.kind = ISO_CROSS_ENTROPY, .label_smoothing = 1.01},
+                                            {.kind = ISO_CROSS_ENTROPY, .label_smoothing = -0.1},
+                                            {.kind = ISO_CROSS_ENTROPY, .label_smoothing = NAN}};
     for (int i = 0; i < 3; i++)
         cr_fails(iso_loss_create_with(device, &wrong[i], &loss), ISO_ERR_ARG, "from 0 to 1");
-    cr_fails(iso_loss_create_with(device, &(iso_loss_config){ISO_NLL, 0.1}, &loss), ISO_ERR_ARG,
-             "only the cross entropy");
+    cr_fails(iso_loss_create_with(
+                 device, &(iso_loss_config){.kind = ISO_NLL, .label_smoothing = 0.1}, &loss),
+             ISO_ERR_ARG, "only the cross entropy");
     cr_fails(iso_loss_create(device, (iso_loss_kind)9, &loss), ISO_ERR_ARG, "kind of loss 9");
     cr_assert_null(loss);
     close_cpu(&device);

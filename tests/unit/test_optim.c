@@ -169,7 +169,7 @@ static void update_by_step(iso_optimizer_kind kind, double *out) {
 }
 
 Test(optim, update_of_each_parameter_in_any_order_equals_step_bit_for_bit) {
-    for (int kind = ISO_SGD; kind <= ISO_LAMB; kind++) {
+    for (int kind = ISO_SGD; kind <= ISO_NADAM; kind++) {
         double whole[ELEMENTS], single[ELEMENTS];
         update_by_step((iso_optimizer_kind)kind, whole);
         update_one_by_one((iso_optimizer_kind)kind, 1, 1, single);
@@ -179,7 +179,7 @@ Test(optim, update_of_each_parameter_in_any_order_equals_step_bit_for_bit) {
 
 // Powers of two, so that scaling does not round.
 Test(optim, update_scales_the_gradient_it_is_given) {
-    for (int kind = ISO_SGD; kind <= ISO_LAMB; kind++) {
+    for (int kind = ISO_SGD; kind <= ISO_NADAM; kind++) {
         double whole[ELEMENTS], scaled[ELEMENTS];
         update_by_step((iso_optimizer_kind)kind, whole);
         update_one_by_one((iso_optimizer_kind)kind, 8, 0.125, scaled);
@@ -267,7 +267,7 @@ Test(optim, frozen_parameters_are_left_alone) {
 }
 
 Test(optim, step_allocates_nothing) {
-    for (int kind = ISO_SGD; kind <= ISO_LAMB; kind++) {
+    for (int kind = ISO_SGD; kind <= ISO_NADAM; kind++) {
         iso_module *bag = new_bag();
         iso_optimizer *optimizer = new_optimizer((iso_optimizer_kind)kind, bag);
         long long before, after;
@@ -319,7 +319,7 @@ static void check_refused(iso_optimizer_kind kind, iso_module *module, iso_hyper
 
 Test(optim, no_hyperparameters_means_the_defaults) {
     iso_module *bag = new_bag();
-    for (int kind = ISO_SGD; kind <= ISO_LAMB; kind++) {
+    for (int kind = ISO_SGD; kind <= ISO_NADAM; kind++) {
         iso_optimizer *optimizer;
         iso_hyper hyper = iso_hyper_default((iso_optimizer_kind)kind);
         cr_assert_eq(iso_optimizer_create((iso_optimizer_kind)kind, bag, NULL, &optimizer), ISO_OK);
@@ -346,7 +346,7 @@ Test(optim, schedule_steps_with_the_optimizer) {
 
 Test(optim, hyperparameters_that_torch_refuses_are_refused) {
     iso_module *bag = new_bag();
-    for (int i = ISO_SGD; i <= ISO_LAMB; i++) {
+    for (int i = ISO_SGD; i <= ISO_NADAM; i++) {
         iso_optimizer_kind kind = (iso_optimizer_kind)i;
         REFUSED(kind, "rate -0.5", hyper.lr = -0.5);
         REFUSED(kind, "rate nan", hyper.lr = NAN);
@@ -372,6 +372,8 @@ Test(optim, hyperparameters_that_torch_refuses_are_refused) {
     REFUSED(ISO_LAMB, "beta1 1", hyper.beta1 = 1);
     REFUSED(ISO_LAMB, "beta2 -1", hyper.beta2 = -1);
     REFUSED(ISO_LAMB, "eps -1", hyper.eps = -1);
+    REFUSED(ISO_NADAM, "beta1 1", hyper.beta1 = 1);
+    REFUSED(ISO_NADAM, "momentum_decay -1", hyper.momentum_decay = -1);
     iso_module_destroy(&bag);
 }
 
@@ -400,7 +402,7 @@ Test(optim, module_without_trainable_parameters_is_refused) {
 
 Test(optim, names_are_parsed_and_unknown_ones_refused) {
     iso_optimizer_kind kind;
-    for (int i = ISO_SGD; i <= ISO_LAMB; i++) {
+    for (int i = ISO_SGD; i <= ISO_NADAM; i++) {
         const char *name = iso_optimizer_kind_name((iso_optimizer_kind)i);
         cr_assert_eq(iso_optimizer_kind_parse(name, &kind), ISO_OK);
         cr_assert_eq((int)kind, i);

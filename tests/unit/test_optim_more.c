@@ -2,14 +2,12 @@
 // Adagrad and RMSprop against torch.optim, and LAMB against its paper, in f32 and f64.
 #include "common/bag_fixture.h"
 #include "common/balance.h"
-#include "common/fixture.h"
+#include "common/optim_golden.h"
 #include "optim/optim_impl.h"
 
 #include <criterion/criterion.h>
 #include <math.h>
 #include <string.h>
-
-#define STEPS 30
 
 static iso_device *device;
 static fixture *golden;
@@ -43,42 +41,11 @@ static iso_hyper golden_hyper(const char *name, const char *which) {
                        .initial_accumulator_value = h[9]};
 }
 
-static void set_gradients(iso_module *bag, int t) {
-    char name[12];
-    snprintf(name, sizeof(name), "%d", t);
-    bag_set_gradients(bag, fixture_get(golden, "gradient", name, NULL));
-}
-
-static void compare(iso_module *bag, const char *name, const char *when, double tolerance) {
-    const double *expected = fixture_get(golden, name, when, NULL);
-    double got[BAG_ELEMENTS];
-    bag_get_values(bag, got);
-    for (int i = 0; i < BAG_ELEMENTS; i++)
-        cr_assert(fabs(got[i] - expected[i]) <= tolerance * fmax(1, fabs(expected[i])),
-                  "%s %s: element %d is %.17g, not %.17g", name, when, i, got[i], expected[i]);
-}
-
-static void check(iso_optimizer_kind kind, const char *name, iso_dtype dtype, double tolerance) {
-    iso_module *bag = bag_create(device);
-    iso_optimizer *optimizer;
-    iso_hyper hyper = golden_hyper(name, "hyper");
-    cr_assert_eq(iso_module_to(bag, dtype), ISO_OK);
-    bag_set_values(bag, fixture_get(golden, NULL, "start", NULL));
-    cr_assert_eq(iso_optimizer_create(kind, bag, &hyper, &optimizer), ISO_OK);
-    for (int t = 0; t < STEPS; t++) {
-        set_gradients(bag, t);
-        cr_assert_eq(iso_optimizer_step(optimizer), ISO_OK);
-        if (t == 0) compare(bag, name, "after1", tolerance);
-    }
-    compare(bag, name, "after30", tolerance);
-    iso_optimizer_destroy(&optimizer);
-    iso_module_destroy(&bag);
-}
-
 // The golden values are doubles. f32 rounds in each of 30 steps.
 static void check_both(iso_optimizer_kind kind, const char *name) {
-    check(kind, name, ISO_F64, 1e-13);
-    check(kind, name, ISO_F32, 3e-6);
+    golden_run run = {device, golden, kind, golden_hyper(name, "hyper"), name};
+    golden_check(&run, ISO_F64, 1e-13);
+    golden_check(&run, ISO_F32, 3e-6);
 }
 
 Test(optim_more, adagrad_is_torch_Adagrad) { check_both(ISO_ADAGRAD, "adagrad"); }
@@ -147,7 +114,7 @@ Test(optim_more, lamb_moves_each_parameter_by_lr_of_its_norm) {
     bag_set_values(bag, fixture_get(golden, NULL, "start", NULL));
     bag_get_values(bag, before);
     cr_assert_eq(iso_optimizer_create(ISO_LAMB, bag, &hyper, &optimizer), ISO_OK);
-    set_gradients(bag, 7);
+    golden_set_gradients(golden, bag, 7);
     cr_assert_eq(iso_optimizer_step(optimizer), ISO_OK);
     bag_get_values(bag, after);
     for (int i = 0, k = 0; i < BAG_PARAMETERS; i++) {

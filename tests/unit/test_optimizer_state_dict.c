@@ -176,6 +176,7 @@ static void go_on(iso_optimizer_kind kind, int groups, iso_dtype dtype) {
 Test(optimizer_state_dict, sgd_goes_on_from_a_file) { go_on(ISO_SGD, 1, ISO_F32); }
 Test(optimizer_state_dict, adam_goes_on_from_a_file) { go_on(ISO_ADAM, 1, ISO_F32); }
 Test(optimizer_state_dict, adadelta_goes_on_from_a_file) { go_on(ISO_ADADELTA, 1, ISO_F32); }
+Test(optimizer_state_dict, nadam_goes_on_from_a_file) { go_on(ISO_NADAM, 2, ISO_F32); }
 Test(optimizer_state_dict, groups_go_on_from_a_file) { go_on(ISO_ADAMW, 2, ISO_F32); }
 Test(optimizer_state_dict, f64_goes_on_from_a_file) { go_on(ISO_ADAM, 2, ISO_F64); }
 

@@ -251,7 +251,8 @@ Test(own_layer, is_named_where_its_output_is_wrong) {
     expect_blame(TYPE, NONE, ISO_ERR_TYPE, forward, "output of f64 for an input of f32");
     expect_blame(DEVICE, NONE, ISO_ERR_TYPE, forward, "not on its own device");
     expect_blame(NOTHING, NONE, ISO_ERR_STATE, forward, "no output");
-    expect_blame(SHAPE, NONE, ISO_ERR_SHAPE, "Linear \"out\" expects [N, 3] but got [5, 4]",
+    expect_blame(SHAPE, NONE, ISO_ERR_SHAPE,
+                 "Linear \"out\" expects [N, 3] or [N, L, 3] but got [5, 4]",
                  "from Faulty \"mine\"");
 }
 

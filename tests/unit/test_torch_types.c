@@ -86,9 +86,12 @@ Test(torch_types, label_smoothing_is_torchs) {
     open_all();
     for (int i = 0; i < 2; i++) {
         iso_dtype dtype = i ? ISO_F64 : ISO_F32;
-        check_labels(dtype, "smoothing10", (iso_loss_config){ISO_CROSS_ENTROPY, 0.1});
-        check_labels(dtype, "smoothing50", (iso_loss_config){ISO_CROSS_ENTROPY, 0.5});
-        check_labels(dtype, "smoothing100", (iso_loss_config){ISO_CROSS_ENTROPY, 1});
+        check_labels(dtype, "smoothing10",
+                     (iso_loss_config){.kind = ISO_CROSS_ENTROPY, .label_smoothing = 0.1});
+        check_labels(dtype, "smoothing50",
+                     (iso_loss_config){.kind = ISO_CROSS_ENTROPY, .label_smoothing = 0.5});
+        check_labels(dtype, "smoothing100",
+                     (iso_loss_config){.kind = ISO_CROSS_ENTROPY, .label_smoothing = 1});
     }
     close_all();
 }
@@ -127,7 +130,8 @@ static void check_training(const char *name, iso_module *net, iso_optimizer *opt
     iso_parameter_list list;
     int32_t labels[ROWS];
     get_labels("train", "labels", labels);
-    cr_ok(iso_loss_create_with(device, &(iso_loss_config){ISO_CROSS_ENTROPY, 0.1}, &loss));
+    cr_ok(iso_loss_create_with(
+        device, &(iso_loss_config){.kind = ISO_CROSS_ENTROPY, .label_smoothing = 0.1}, &loss));
     for (int t = 0; t < 8; t++) {
         double value;
         iso_optimizer_zero_grad(optimizer);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The CPU device: its life, its scratch memory, and the choice among sets of kernels.
+// The CPU device: creation, scratch memory, and the choice of a set of kernels.
 #include "device/cpu/cpu_impl.h"
 
 #include <config.h>
@@ -69,6 +69,7 @@ static iso_status cpu_set_math(iso_device *self, const char *name) {
     iso__cpu_fill_activation_##type(&cpu->type);                                                   \
     iso__cpu_fill_batch_norm_##type(&cpu->type);                                                   \
     iso__cpu_fill_layer_norm_##type(&cpu->type);                                                   \
+    iso__cpu_fill_attention_##type(&cpu->type);                                                    \
     iso__cpu_fill_loss_##type(&cpu->type);                                                         \
     iso__cpu_fill_update_##type(&cpu->type)
 

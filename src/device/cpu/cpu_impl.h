@@ -9,8 +9,8 @@
 
 #include "device/device_impl.h"
 
-// C[m, n] = op(A) op(B) + beta C, row-major; op transposes where the flag is set. beta is 0 (C may
-// hold anything before) or 1.
+// C[m, n] = op(A) op(B) + beta C, row-major; op transposes if its flag is set. beta is 1, or 0 (the
+// old contents of C are then ignored).
 typedef struct iso__gemm_args {
     bool transpose_a, transpose_b;
     int64_t m, n, k;
@@ -20,17 +20,18 @@ typedef struct iso__gemm_args {
     void *c;
 } iso__gemm_args;
 
-// Compiles a function for each of these instruction sets and picks one when the program is loaded.
-// The results must not depend on which: no sums over lanes, and no fused multiply-add
-// (-ffp-contract=off). ThreadSanitizer cannot follow the picking.
+// Compiles a function for each of these instruction sets; one is chosen when the program is loaded.
+// Results must not depend on the choice: no sums over lanes, and no fused multiply-add
+// (-ffp-contract=off). Not with ThreadSanitizer, which cannot follow that choice.
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_THREAD__)
 #define ISO_CPU_CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
 #else
 #define ISO_CPU_CLONES
 #endif
 
-// Before a loop in which no iteration reads what another one writes. Clang has no such pragma
-// without leave to reorder sums; it checks at run time whether the arrays overlap.
+// Before a loop in which no iteration reads what another one writes. Clang has no such pragma that
+// does not also allow it to reorder sums; without it, it checks at run time whether the arrays
+// overlap.
 #if defined(__GNUC__) && !defined(__clang__)
 #define ISO_CPU_IVDEP _Pragma("GCC ivdep")
 #else
@@ -48,14 +49,14 @@ typedef struct iso__cpu {
     void (*gemm[ISO_F64 + 1])(const iso__gemm_args *args); // by element type
     struct iso__tuner *tuner;                              // of the oneDNN kernels
     struct iso__onednn *onednn;                            // NULL unless its kernels were chosen
-    void *scratch; // shared by all kernels, each owns it for one call; only grows
+    void *scratch; // shared by all kernels; each one owns it for one call; only grows
     size_t scratch_bytes;
 } iso__cpu;
 
 static inline iso__cpu *iso__cpu_of(iso_device *device) {
     return iso_container_of(device, iso__cpu, base);
 }
-// Frees what every set of kernels shares; a set with state of its own frees that first.
+// Frees the state that all sets of kernels share. A set with further state frees that first.
 void iso__cpu_destroy(iso_device *self);
 // Makes room in cpu->scratch; allocates only when it must grow.
 iso_status iso__cpu_scratch(iso__cpu *cpu, size_t bytes, void **out);
@@ -83,6 +84,7 @@ void iso__cpu_fill_memory(iso_device_ops *ops);
     void iso__cpu_fill_activation_##type(iso_kernel_ops *ops);                                     \
     void iso__cpu_fill_batch_norm_##type(iso_kernel_ops *ops);                                     \
     void iso__cpu_fill_layer_norm_##type(iso_kernel_ops *ops);                                     \
+    void iso__cpu_fill_attention_##type(iso_kernel_ops *ops);                                      \
     void iso__cpu_fill_loss_##type(iso_kernel_ops *ops);                                           \
     void iso__cpu_fill_update_##type(iso_kernel_ops *ops);                                         \
     void iso__cpu_gemm_##type(const iso__gemm_args *args);                                         \
@@ -93,9 +95,9 @@ ISO_CPU_PLAIN_KERNELS(f32)
 ISO_CPU_PLAIN_KERNELS(f64)
 
 // ---- AVX-512 ---------------------------------------------------------------------------------------
-bool iso__cpu_is_wide(void); // the processor has it
-// to[i][k] = from[k][i] for i < columns, k < width; zero where k >= rows. All at most 16; strides
-// in elements. Not for other processors.
+bool iso__cpu_is_wide(void); // the processor has AVX-512
+// to[i][k] = from[k][i] for i < columns, k < width; zero where k >= rows. All sizes are at most 16;
+// strides are in elements. Requires AVX-512.
 void iso__cpu_transpose16(const float *from, int64_t from_stride, int rows, int columns, float *to,
                           int64_t to_stride, int width);
 

@@ -2,6 +2,7 @@
 # The CPU device: plain kernels, which are compiled for each element type, then those that a library does faster.
 PLAIN_KERNELS =
 PLAIN_KERNELS += src/device/cpu/plain/cpu_activation.c
+PLAIN_KERNELS += src/device/cpu/plain/cpu_attention.c
 PLAIN_KERNELS += src/device/cpu/plain/cpu_avg_pool.c
 PLAIN_KERNELS += src/device/cpu/plain/cpu_batch_norm.c
 PLAIN_KERNELS += src/device/cpu/plain/cpu_conv.c

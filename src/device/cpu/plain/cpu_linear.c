@@ -99,7 +99,24 @@ static iso_status take_columns(iso_device *self, const iso_tensor *x, int64_t fi
     return ISO_OK;
 }
 
+static iso_status add_bias(iso_device *self, const iso_tensor *b, iso_tensor *y) {
+    int64_t plane = y->shape[2] * y->shape[3];
+    (void)self;
+    for (int64_t k = 0; k < y->shape[0] * y->shape[1]; k++) {
+        real *to = (real *)y->data + k * plane, bias = ((real *)b->data)[k % y->shape[1]];
+        for (int64_t i = 0; i < plane; i++) to[i] += bias;
+    }
+    return ISO_OK;
+}
+
+static iso_status bias_gradient(iso_device *self, const iso_tensor *dy, iso_tensor *db,
+                                bool accumulate) {
+    return ISO_REAL(iso__cpu_bias_gradient)(iso__cpu_of(self), dy, db, accumulate);
+}
+
 void ISO_REAL(iso__cpu_fill_linear)(iso_kernel_ops *ops) {
+    ops->add_bias = add_bias;
+    ops->bias_gradient = bias_gradient;
     ops->take_columns = take_columns;
     ops->linear_forward = linear_forward;
     ops->linear_backward_params = linear_backward_params;

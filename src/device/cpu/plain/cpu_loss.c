@@ -60,12 +60,40 @@ static double nll_row(int64_t k, const real *x, int64_t label, double rows, real
     return -(double)x[label];
 }
 
-static double mse_row(int64_t k, const real *x, int64_t label, double rows, real *grad) {
+// Of an element: the loss, and its derivative by x.
+typedef struct term {
+    double loss, slope;
+} term;
+
+static inline term bce_term(double x, double t) {
+    double small = exp(-fabs(x)), near = 1 / (1 + small); // no overflow
+    return (term){fmax(x, 0) - x * t + log1p(small), (x >= 0 ? near : small * near) - t};
+}
+
+static inline term l1_term(double x, double t) { return (term){fabs(x - t), (x > t) - (x < t)}; }
+
+static inline term huber_term(double x, double t, double delta) {
+    double gap = x - t, size = fabs(gap);
+    if (size < delta) return (term){gap * gap / 2, gap};
+    return (term){delta * (size - delta / 2), gap < 0 ? -delta : gap > 0 ? delta : gap};
+}
+
+static inline term element_term(const iso_loss_config *config, double x, double t) {
+    switch (config->kind) {
+    case ISO_BCE_WITH_LOGITS: return bce_term(x, t);
+    case ISO_L1: return l1_term(x, t);
+    case ISO_HUBER: return huber_term(x, t, config->delta);
+    default: return (term){(x - t) * (x - t), 2 * (x - t)};
+    }
+}
+
+static double element_row(const iso_loss_config *config, int64_t k, const real *x, int64_t label,
+                          double rows, real *grad) {
     double sum = 0;
     for (int64_t i = 0; i < k; i++) {
-        double gap = (double)x[i] - (i == label ? 1 : 0);
-        sum += gap * gap;
-        if (grad) grad[i] = (real)(2 * gap / ((double)k * rows));
+        term e = element_term(config, (double)x[i], i == label ? 1 : 0);
+        sum += e.loss;
+        if (grad) grad[i] = (real)(e.slope / ((double)k * rows));
     }
     return sum / (double)k;
 }
@@ -74,8 +102,9 @@ static double loss_row(const iso_loss_config *config, int64_t k, const real *x, 
                        double rows, real *grad) {
     switch (config->kind) {
     case ISO_NLL: return nll_row(k, x, label, rows, grad);
-    case ISO_MSE: return mse_row(k, x, label, rows, grad);
-    default: return cross_entropy_row(k, x, label, config->label_smoothing, rows, grad);
+    case ISO_CROSS_ENTROPY:
+        return cross_entropy_row(k, x, label, config->label_smoothing, rows, grad);
+    default: return element_row(config, k, x, label, rows, grad);
     }
 }
 
@@ -83,7 +112,7 @@ static iso_status label_loss(iso_device *self, const iso_loss_config *config,
                              const iso_tensor *output, const int32_t *labels, double result[2],
                              iso_tensor *grad) {
     (void)self;
-    int64_t rows = output->shape[0], k = output->shape[1], hits = 0;
+    int64_t k = last_dimension(output), rows = output->count / k, hits = 0;
     double sum = 0;
     for (int64_t n = 0; n < rows; n++) {
         const real *x = (real *)output->data + n * k;
@@ -120,11 +149,26 @@ ISO_CPU_CLONES static void mse_gradient(int64_t count, const real *restrict x,
     for (int64_t i = 0; i < count; i++) grad[i] = (real)(factor * ((double)x[i] - (double)t[i]));
 }
 
-static iso_status mse_loss(iso_device *self, const iso_tensor *output, const iso_tensor *target,
-                           double result[2], iso_tensor *grad) {
-    (void)self;
+static iso_status mse_loss(const iso_tensor *output, const iso_tensor *target, double result[2],
+                           iso_tensor *grad) {
     result[0] = squared_distance(output->count, output->data, target->data) / (double)output->count;
     if (grad) mse_gradient(output->count, output->data, target->data, grad->data);
+    return ISO_OK;
+}
+
+static iso_status target_loss(iso_device *self, const iso_loss_config *config,
+                              const iso_tensor *output, const iso_tensor *target, double result[2],
+                              iso_tensor *grad) {
+    (void)self;
+    if (config->kind == ISO_MSE) return mse_loss(output, target, result, grad);
+    const real *x = output->data, *t = target->data;
+    double sum = 0, count = (double)output->count;
+    for (int64_t i = 0; i < output->count; i++) {
+        term e = element_term(config, (double)x[i], (double)t[i]);
+        sum += e.loss;
+        if (grad) ((real *)grad->data)[i] = (real)(e.slope / count);
+    }
+    result[0] = sum / count;
     return ISO_OK;
 }
 
@@ -132,5 +176,5 @@ void ISO_REAL(iso__cpu_fill_loss)(iso_kernel_ops *ops) {
     ops->log_softmax_forward = log_softmax_forward;
     ops->log_softmax_backward = log_softmax_backward;
     ops->loss = label_loss;
-    ops->mse = mse_loss;
+    ops->target_loss = target_loss;
 }

@@ -46,6 +46,40 @@ ISO_CPU_CLONES static void adam(int64_t count, const iso__adam_args *args,
     }
 }
 
+ISO_CPU_CLONES static void amsgrad(int64_t count, const iso__adam_args *args,
+                                   const real *restrict grad, real *restrict p, real *restrict m,
+                                   real *restrict v, real *restrict most) {
+    const real rescale = (real)args->scale, eps = (real)args->eps;
+    const real step = (real)args->lr / (real)args->correction1;
+    const real shrink = args->decoupled ? 1 - (real)args->lr * (real)args->weight_decay : 1;
+    const real l2 = args->decoupled ? 0 : (real)args->weight_decay;
+    const real beta1 = (real)args->beta1, rest1 = (real)args->rest1, beta2 = (real)args->beta2,
+               rest2 = (real)args->rest2, correction = (real)args->correction2_sqrt;
+    for (int64_t i = 0; i < count; i++) {
+        real g = grad[i] * rescale + l2 * p[i];
+        m[i] = beta1 * m[i] + rest1 * g;
+        real square = beta2 * v[i] + rest2 * g * g;
+        v[i] = square;
+        most[i] = most[i] >= square ? most[i] : square; // a NaN of square is kept
+        p[i] = shrink * p[i] - step * (m[i] / (sqrt(most[i]) / correction + eps));
+    }
+}
+
+ISO_CPU_CLONES static void nadam(int64_t count, const iso__nadam_args *args,
+                                 const real *restrict grad, real *restrict p, real *restrict m,
+                                 real *restrict v) {
+    const real rescale = (real)args->scale, eps = (real)args->eps, decay = (real)args->weight_decay;
+    const real beta1 = (real)args->beta1, rest1 = (real)args->rest1, beta2 = (real)args->beta2,
+               rest2 = (real)args->rest2, correction = (real)args->correction2;
+    const real of_gradient = (real)args->of_gradient, of_moment = (real)args->of_moment;
+    for (int64_t i = 0; i < count; i++) {
+        real g = grad[i] * rescale + decay * p[i];
+        m[i] = beta1 * m[i] + rest1 * g;
+        v[i] = beta2 * v[i] + rest2 * g * g;
+        p[i] -= (of_gradient * g + of_moment * m[i]) / (sqrt(v[i] / correction) + eps);
+    }
+}
+
 ISO_CPU_CLONES static void adadelta(int64_t count, const iso__adadelta_args *args,
                                     const real *restrict grad, real *restrict p,
                                     real *restrict square_avg, real *restrict acc_delta) {
@@ -202,9 +236,19 @@ static iso_status update_sgd(iso_device *self, int64_t count, const iso__sgd_arg
 }
 
 static iso_status update_adam(iso_device *self, int64_t count, const iso__adam_args *args,
-                              const void *g, void *p, void *m, void *v) {
+                              const void *g, void *p, void *m, void *v, void *most) {
     (void)self;
-    adam(count, args, g, p, m, v);
+    if (most)
+        amsgrad(count, args, g, p, m, v, most);
+    else
+        adam(count, args, g, p, m, v);
+    return ISO_OK;
+}
+
+static iso_status update_nadam(iso_device *self, int64_t count, const iso__nadam_args *args,
+                               const void *g, void *p, void *m, void *v) {
+    (void)self;
+    nadam(count, args, g, p, m, v);
     return ISO_OK;
 }
 
@@ -256,4 +300,5 @@ void ISO_REAL(iso__cpu_fill_update)(iso_kernel_ops *ops) {
     ops->adagrad = update_adagrad;
     ops->rmsprop = update_rmsprop;
     ops->lamb = update_lamb;
+    ops->nadam = update_nadam;
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Log-softmax and losses on the CUDA device, and how labels get there and results back.
+// Log-softmax and losses on the CUDA device; copies labels to it and results back.
 #include "device/cuda/runtime/cuda_graph.h"
 #include "device/cuda/ops/loss_kernels.h"
 
@@ -116,6 +116,9 @@ static iso__cuda_loss_kind kind_of(const iso_loss_config *config) {
     switch (config->kind) {
     case ISO_NLL: return ISO__CUDA_NLL;
     case ISO_MSE: return ISO__CUDA_MSE;
+    case ISO_BCE_WITH_LOGITS: return ISO__CUDA_BCE_WITH_LOGITS;
+    case ISO_L1: return ISO__CUDA_L1;
+    case ISO_HUBER: return ISO__CUDA_HUBER;
     default: return ISO__CUDA_CROSS_ENTROPY;
     }
 }
@@ -133,10 +136,12 @@ static iso_status label_loss(iso_device *self, const iso_loss_config *config,
                              const iso_tensor *output, const int32_t *labels, double result[2],
                              iso_tensor *grad) {
     iso__cuda *cuda = iso__cuda_of(self);
+    int64_t k = output->shape[output->ndim - 1];
     iso__cuda_loss_rows rows = {.kind = kind_of(config),
                                 .smoothing = config->label_smoothing,
-                                .rows = output->shape[0],
-                                .k = output->shape[1],
+                                .delta = config->delta,
+                                .rows = output->count / k,
+                                .k = k,
                                 .x = output->data,
                                 .grad = grad ? grad->data : NULL};
     ISO_TRY(take_partials(cuda, rows.rows, (double)rows.rows, result, &rows.sum));
@@ -146,25 +151,27 @@ static iso_status label_loss(iso_device *self, const iso_loss_config *config,
     return iso__cuda_losses_of_rows(cuda, output->dtype, &rows);
 }
 
-static iso_status mse_loss(iso_device *self, const iso_tensor *output, const iso_tensor *target,
-                           double result[2], iso_tensor *grad) {
+static iso_status target_loss(iso_device *self, const iso_loss_config *config,
+                              const iso_tensor *output, const iso_tensor *target, double result[2],
+                              iso_tensor *grad) {
     iso__cuda *cuda = iso__cuda_of(self);
     int64_t count = output->count;
     iso__cuda_loss_sum sum;
-    ISO_TRY(take_partials(cuda, iso__cuda_square_partials(count), (double)count, result, &sum));
-    return iso__cuda_squares(cuda,
-                             &(iso__cuda_differences){.dtype = output->dtype,
-                                                      .target_dtype = target->dtype,
-                                                      .count = count,
-                                                      .x = output->data,
-                                                      .target = target->data,
-                                                      .grad = grad ? grad->data : NULL},
-                             &sum);
+    ISO_TRY(take_partials(cuda, iso__cuda_element_partials(count), (double)count, result, &sum));
+    iso__cuda_elements elements = {.kind = kind_of(config),
+                                   .delta = config->delta,
+                                   .dtype = output->dtype,
+                                   .target_dtype = target->dtype,
+                                   .count = count,
+                                   .x = output->data,
+                                   .target = target->data,
+                                   .grad = grad ? grad->data : NULL};
+    return iso__cuda_losses_of_elements(cuda, &elements, &sum);
 }
 
 void iso__cuda_fill_loss(iso_kernel_ops *ops) {
     ops->log_softmax_forward = log_softmax_forward;
     ops->log_softmax_backward = log_softmax_backward;
     ops->loss = label_loss;
-    ops->mse = mse_loss;
+    ops->target_loss = target_loss;
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// How batch normalisation is divided among blocks and threads. A block takes one part of the values
-// of a channel, or of a few neighbouring channels where planes are tiny, so that it reads memory
-// side by side. A thread moves V neighbouring values in one access: pixels of its one channel, or
-// where planes are single pixels those of V channels, all of which are its own.
+// Divides batch normalisation among blocks and threads. A block takes one part of the values of a
+// channel or, if planes are tiny, of several adjacent channels, so that it reads adjacent memory. A
+// thread moves V adjacent values in one access: pixels of its channel or, if a plane is a single
+// pixel, one value of each of its V channels.
 #ifndef ISO_CUDA_NORM_CUH
 #define ISO_CUDA_NORM_CUH
 
@@ -15,8 +15,9 @@
 // ---- Where a thread works -----------------------------------------------------------------------
 
 struct iso__norm_place {
-    int64_t channel;         // the first of its own
-    int lane, along, alongs; // which of the block's, and its number among the threads that share it
+    int64_t channel;         // the first of the thread's channels
+    int lane, along, alongs; // lane: index of the channel (or channels) in the block; along: index
+                             // among the `alongs` threads of that lane
     bool exists;
 };
 
@@ -37,8 +38,8 @@ __device__ inline int64_t iso__norm_values(const iso__cuda_norm_shape &s, int64_
     return left < s.part_values ? left : s.part_values;
 }
 
-// A thread's way through the values of a part, V at a time: every one of so many, counted in
-// `alongs`.
+// A thread's walk through the values of a part, V at a time: each of the `alongs` threads of a lane
+// takes every `alongs`-th access.
 struct iso__norm_walk {
     int64_t at, in_plane, left;
     int64_t step, step_in_plane, plane, next_row;
@@ -49,7 +50,7 @@ __device__ inline iso__norm_walk iso__norm_walk_of(const iso__cuda_norm_shape &s
                                                    const iso__norm_place &p, int64_t part,
                                                    int64_t part_values) {
     const int pixels = V / K;
-    // A constant for kernels of so many channels that they are short of registers.
+    // A constant for kernels with many channels, which are short of registers.
     int64_t plane = K > 4 ? 1 : s.plane / pixels, row = s.channels * s.plane / V;
     int64_t first = part * (part_values / pixels) + p.along, end = (part + 1) * part_values;
     if (end > s.values) end = s.values;
@@ -65,7 +66,7 @@ __device__ inline iso__norm_walk iso__norm_walk_of(const iso__cuda_norm_shape &s
     return w;
 }
 
-// For work in which the order does not matter: parts of whole accesses.
+// For work in which the order does not matter: rounds parts up to whole accesses.
 template <int V, int K>
 __device__ inline iso__norm_walk iso__norm_free_walk(const iso__cuda_norm_shape &s,
                                                      const iso__norm_place &p, int64_t part) {
@@ -85,15 +86,17 @@ template <int V> __device__ inline int64_t iso__norm_next(iso__norm_walk *w) {
     return V * at;
 }
 
-// How many values a thread sums side by side where kernels move V at a time: in planes f32 and f64
-// come one by one, in the same order whatever their size is.
+// The number of values that a thread loads at once when it sums, in kernels that otherwise move V
+// at a time. In planes, f32 and f64 values are summed one by one, so that the order does not depend
+// on V.
 template <class T, int V, int K> struct iso__norm_summed {
     enum { width = K > 1 || sizeof(T) < sizeof(float) ? V : 1 };
 };
 
 // ---- Sums ---------------------------------------------------------------------------------------
 
-// The sum over the threads of a channel, in each of them. All threads of the block call it.
+// The sum over the threads of a channel, returned in each of them. All threads of the block must
+// call it.
 __device__ inline double iso__norm_sum(int lanes, double value) {
     __shared__ double partial[ISO_CUDA_BLOCK];
     int t = (int)threadIdx.x;
@@ -108,8 +111,8 @@ __device__ inline double iso__norm_sum(int lanes, double value) {
     return partial[t % lanes];
 }
 
-// For threads of several channels: what they have put together, in the first of each lane. An odd
-// number of doubles in a Set keeps neighbours out of each other's banks. All threads call it.
+// For threads with several channels: combines the sets of each lane in its first thread. A Set
+// should have an odd number of doubles, to avoid bank conflicts. All threads must call it.
 template <class Set> __device__ inline void iso__norm_gather(int lanes, Set *own) {
     __shared__ Set other[ISO_CUDA_BLOCK / 2];
     int t = (int)threadIdx.x;
@@ -121,7 +124,7 @@ template <class Set> __device__ inline void iso__norm_gather(int lanes, Set *own
     }
 }
 
-// Number `which` of two that a part has for the channel.
+// The index of number `which` (0 or 1) of a part and channel.
 __device__ inline int64_t iso__norm_part_at(const iso__cuda_norm_shape &s, int64_t part, int which,
                                             int64_t channel) {
     return (2 * part + which) * s.channels + channel;
@@ -129,11 +132,12 @@ __device__ inline int64_t iso__norm_part_at(const iso__cuda_norm_shape &s, int64
 
 // ---- Coefficients -------------------------------------------------------------------------------
 
-// y = (x - mean) * scale + shift. `mean` is the mean rounded, so that the difference is exact where
-// it matters; the others make up for the rest of it. They are the rows of the workspace.
+// y = (x - mean) * scale + shift. `mean` is the rounded mean, so that the difference is exact where
+// it matters; `rest` and `shift` compensate the rounding. The members are the rows of the
+// workspace.
 template <class Real> struct iso__norm_coefficients { Real mean, rest, deviation, scale, shift; };
 
-// Fused by name, so that backward sees the sign that forward saw.
+// An explicit fma, so that backward computes the same sign as forward.
 template <class Real>
 __device__ Real iso__norm_output(const iso__norm_coefficients<Real> &k, Real x) {
     return (Real)fma(x - k.mean, k.scale, k.shift);
@@ -141,7 +145,7 @@ __device__ Real iso__norm_output(const iso__norm_coefficients<Real> &k, Real x) 
 
 // ---- Launches -----------------------------------------------------------------------------------
 
-// A block for each part of each channel, or of each few.
+// Submits a block for each part of each channel, or of each group of channels.
 template <class Args>
 iso_status iso__norm_submit(iso__cuda *cuda, void (*kernel)(Args), int64_t parts,
                             const Args &args) {
@@ -150,7 +154,7 @@ iso_status iso__norm_submit(iso__cuda *cuda, void (*kernel)(Args), int64_t parts
     return iso__cuda_submit(cuda, kernel, grid, ISO_CUDA_BLOCK, args);
 }
 
-// The kernel that takes values one by one, or several pixels, or several channels.
+// Submits the kernel that loads single values, several pixels, or several channels.
 template <class Args>
 iso_status iso__norm_submit_widest(iso__cuda *cuda, void (*single)(Args), void (*pixels)(Args),
                                    void (*channels)(Args), int64_t parts, const Args &args) {
@@ -162,20 +166,20 @@ iso_status iso__norm_submit_widest(iso__cuda *cuda, void (*single)(Args), void (
                             parts, args);
 }
 
-// Whether a launch of its own puts parts together: where blocks have many channels, each would read
+// Whether a separate launch combines parts: otherwise each block with several channels would read
 // too much.
 inline bool iso__norm_is_joined(const iso__cuda_norm_shape &s) {
     return s.parts > 1 && s.lanes * s.owned > 1;
 }
 
-// How that launch is divided.
+// The division of that launch.
 inline iso__cuda_norm_shape iso__norm_joining(const iso__cuda_norm_shape &s) {
     iso__cuda_norm_shape few = s;
     few.width = 1;
     return few;
 }
 
-// Twice as many parts, for what needs no sums: threads wait less for each other.
+// Twice as many parts, for kernels without sums, so that threads wait less for each other.
 inline iso__cuda_norm_shape iso__norm_finer(const iso__cuda_norm_shape &s) {
     iso__cuda_norm_shape fine = s;
     fine.part_values = (s.part_values + 1) / 2;
@@ -183,7 +187,8 @@ inline iso__cuda_norm_shape iso__norm_finer(const iso__cuda_norm_shape &s) {
     return fine;
 }
 
-// Fewer channels of a thread; of a block the same, or where lanes end, fewer of more rows.
+// A division with `owned` channels for each thread. A block has the same channels as before or, if
+// it would need too many lanes, fewer channels and more rows.
 inline iso__cuda_norm_shape iso__norm_narrower(const iso__cuda_norm_shape &s, int owned) {
     iso__cuda_norm_shape narrow = s;
     int times = s.owned / owned, lanes = s.lanes * times;

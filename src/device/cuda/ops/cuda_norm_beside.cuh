@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
-// Sums of batch normalisation where channels lie beside each other, so that a plane is one pixel
-// and a row has a value of each channel. A thread moves K values of a row in one access, fewer than
-// 16 bytes where that saves registers: more threads find room, and more accesses are under way.
-// Blocks sum parts of the rows of a group of channels; the one of a group that arrives last adds
-// the parts up, in an order that is the same in every run, and goes on with the sums.
+// Sums of batch normalisation for channels that are adjacent in memory: a plane is one pixel, and a
+// row has one value of each channel. A thread moves K values of a row in one access: fewer than 16
+// bytes if that saves registers, so that more threads fit and more accesses are under way. Blocks
+// sum parts of the rows of a group of channels. The last block of a group to arrive adds up the
+// parts, in a fixed order, and uses the sums.
 #ifndef ISO_CUDA_NORM_BESIDE_CUH
 #define ISO_CUDA_NORM_BESIDE_CUH
 
@@ -11,11 +11,11 @@
 
 enum {
     ISO__NORM_WARPS = ISO__NORM_SUM_BLOCK / 32,
-    ISO__NORM_PARTS = 16 // that a thread loads at once
+    ISO__NORM_PARTS = 16 // parts that a thread loads at once
 };
 
-// Channels of a thread: where moments are taken, and where it writes as much as it reads. Blocks of
-// sums that a processor has room for.
+// moments: channels of a thread that computes moments. moved: channels of a thread that writes as
+// much as it reads. blocks: blocks of sums that fit on a multiprocessor.
 template <class T> struct iso__norm_beside {
     enum {
         moments = ISO__NORM_SUMMED_MOMENTS(sizeof(T)),
@@ -26,8 +26,8 @@ template <class T> struct iso__norm_beside {
 
 // ---- Where a thread works -----------------------------------------------------------------------
 
-// The thread's way through the rows of its block: one of every `step`, the first of which has its K
-// values from element `at` on; the next `stride` elements further.
+// A thread's walk through the rows of its block. It takes one of every `step` rows. Its K values of
+// the current row begin at element `at`, those of its next row `stride` elements further.
 struct iso__norm_rows {
     int64_t channel, at, stride;
     int left, step; // rows to the end of the part
@@ -51,7 +51,7 @@ template <int K> __device__ inline iso__norm_rows iso__norm_rows_of(const iso__c
     return r;
 }
 
-// K numbers of each channel, from memory that kernels before this one wrote.
+// Loads one number for each of K channels, from memory that earlier kernels wrote.
 template <int K, class Real>
 __device__ inline void iso__norm_load(const Real *from, Real (&to)[K]) {
     enum { all = K * sizeof(Real), V = (int)all > 16 ? 16 / sizeof(Real) : K };
@@ -67,15 +67,15 @@ __device__ inline void iso__norm_load(const Real *from, Real (&to)[K]) {
 
 // ---- Sums of a group ----------------------------------------------------------------------------
 
-// What threads share: numbers of each warp, then sums: one number of each channel of the group, the
-// other of each.
+// Shared by the threads of a block. warp: sums of each warp. found: the sums: the first number of
+// each channel of the group, then the second number of each.
 template <int K> struct iso__norm_shared {
     double warp[ISO__NORM_WARPS * 2 * K * ISO__NORM_LANES];
     double found[2 * K * ISO__NORM_LANES];
 };
 
-// In thread t < 2 * group: the sum over the block of one number of a channel. own: both numbers of
-// each of the thread's channels.
+// Returns, in thread t < 2 * group, the sum over the block of one number of a channel. own: both
+// numbers of each of the thread's channels.
 template <int K>
 __device__ double iso__norm_sum_block(int lanes, double (&own)[2][K], double *room) {
     int t = (int)threadIdx.x, lane = t % 32, group = lanes * K;
@@ -90,8 +90,8 @@ __device__ double iso__norm_sum_block(int lanes, double (&own)[2][K], double *ro
     return sum;
 }
 
-// part[0], part[step], ...: several loads are under way at once. volatile, as these come from other
-// blocks and not from a cache.
+// The sum of part[0], part[step], ..., with several loads under way at once. volatile, because
+// other blocks wrote the numbers: they must not come from a cache.
 __device__ inline double iso__norm_add_parts(const volatile double *part, int64_t step, int count) {
     double sum = 0;
     for (int i = 0; i < count; i += ISO__NORM_PARTS) {
@@ -102,7 +102,8 @@ __device__ inline double iso__norm_add_parts(const volatile double *part, int64_
     return sum;
 }
 
-// The same sums over all parts. A group's parts lie together, each of them as in `found`.
+// The same sums over all parts of a group. These are adjacent in memory, each in the order of
+// `found`.
 __device__ inline double iso__norm_sum_parts(const iso__cuda_norm_shape &s, int count,
                                              const double *parts, double *room) {
     int t = (int)threadIdx.x, slices = ISO__NORM_SUM_BLOCK / count, slice = t / count;
@@ -114,8 +115,8 @@ __device__ inline double iso__norm_sum_parts(const iso__cuda_norm_shape &s, int 
     return sum;
 }
 
-// Whether this is the last block of its group; then shared.found has the sums. own: sums of this
-// thread. All threads call it; lanes and K are powers of two.
+// Returns whether this is the last block of its group; shared.found then has the sums. own: sums of
+// this thread. All threads must call it; lanes and K are powers of two.
 template <int K>
 __device__ bool iso__norm_sum_group(const iso__cuda_norm_shape &s, double (&own)[2][K],
                                     double *parts, unsigned *arrived, iso__norm_shared<K> *shared) {

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: MIT
-// Moments of batch normalisation: of what a thread sees, of a block's part of a channel, of all
-// parts. Nothing is added in an order that may vary.
+// Moments of batch normalisation: of the values of a thread, of a block's part of a channel, and of
+// all parts. The order of all additions is fixed.
 #ifndef ISO_CUDA_NORM_MOMENTS_CUH
 #define ISO_CUDA_NORM_MOMENTS_CUH
 
 #include "device/cuda/ops/cuda_norm.cuh"
 
-// Number of values of each of K channels, their means and the sums of squares of their distances
-// from them.
+// For each of K channels: the number of values, their mean, and the sum of the squares of their
+// distances from it.
 template <int K> struct iso__norm_moments {
     double count, mean[K], squares[K];
 
-    // Puts two sets of values together (Chan, Golub, LeVeque: Updating formulae, 1979).
+    // Combines the moments of two sets of values (Chan, Golub, LeVeque: Updating formulae, 1979).
     __device__ void add(const iso__norm_moments &b) {
         if (b.count == 0) return;
         double share = b.count / (count + b.count);
@@ -19,7 +19,7 @@ template <int K> struct iso__norm_moments {
         count += b.count;
     }
 
-    // One channel of that; share: of the others' values in all.
+    // The same for one channel. share: the fraction of all values that the other set has.
     __device__ void merge(int c, double other_mean, double other_squares, double share) {
         double delta = other_mean - mean[c];
         squares[c] += other_squares + delta * delta * count * share;
@@ -27,7 +27,7 @@ template <int K> struct iso__norm_moments {
     }
 };
 
-// Adds N values of channel c. About their rounded mean nothing cancels.
+// Adds N values of channel c. Sums their distances from their rounded mean, to avoid cancellation.
 template <int N, int K, class Real>
 __device__ inline void iso__norm_add_batch(const Real (&v)[N], int c, double share,
                                            iso__norm_moments<K> *m) {
@@ -43,7 +43,7 @@ __device__ inline void iso__norm_add_batch(const Real (&v)[N], int c, double sha
     m->merge(c, (double)shift + rest, (double)squares - (double)sum * rest, share);
 }
 
-// Adds the N times V values that the walk comes to next.
+// Adds the next N times V values of the walk.
 template <bool aligned, int N, int V, int K, class T>
 __device__ void iso__norm_add_values(const T *x, iso__norm_walk *w, iso__norm_moments<K> *m) {
     const int values = N * V / K, size = values < ISO__NORM_BATCH ? values : (int)ISO__NORM_BATCH;
@@ -72,8 +72,8 @@ __device__ void iso__norm_add_all(const T *x, iso__norm_walk w, iso__norm_moment
     while (w.left > 0) iso__norm_add_values<aligned, 1, V>(x, &w, m);
 }
 
-// Those of all threads of a channel, in the first of them; the distances from one of their means
-// are small numbers.
+// Combines the moments of all threads of a channel in the first one. Subtracts one thread's mean
+// first, because the remaining differences are small.
 __device__ inline void iso__norm_join(int lanes, const iso__norm_place &p,
                                       iso__norm_moments<1> *m) {
     double near = iso__norm_sum(lanes, p.along == 0 ? m->mean[0] : 0);
@@ -90,7 +90,7 @@ __device__ void iso__norm_join(int lanes, const iso__norm_place &, iso__norm_mom
     iso__norm_gather(lanes, m);
 }
 
-// No sum of squares is negative, whatever rounding made of it; a NaN stays one.
+// Sets sums of squares that are negative through rounding to 0; NaN stays NaN.
 template <int K> __device__ inline void iso__norm_clip(iso__norm_moments<K> *m) {
     for (int c = 0; c < K; c++)
         if (m->squares[c] < 0) m->squares[c] = 0;

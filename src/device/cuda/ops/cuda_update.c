@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Optimizer updates of the CUDA device: its slots, which see memory and no tensors, for each type.
+// Optimizer updates of the CUDA device: its slots, which take memory instead of tensors, for each
+// type.
 #include "device/cuda/runtime/cuda_impl.h"
 #include "device/cuda/ops/update_kernels.h"
 
@@ -22,8 +23,8 @@ static iso_status update_lamb(iso_device *self, iso_dtype dtype, int64_t count,
         return iso__cuda_sgd(iso__cuda_of(self), dtype, count, args, g, p, momentum);              \
     }                                                                                              \
     static iso_status adam_##suffix(iso_device *self, int64_t count, const iso__adam_args *args,   \
-                                    const void *g, void *p, void *m, void *v) {                    \
-        return iso__cuda_adam(iso__cuda_of(self), dtype, count, args, g, p, m, v);                 \
+                                    const void *g, void *p, void *m, void *v, void *most) {        \
+        return iso__cuda_adam(iso__cuda_of(self), dtype, count, args, g, p, m, v, most);           \
     }                                                                                              \
     static iso_status adadelta_##suffix(iso_device *self, int64_t count,                           \
                                         const iso__adadelta_args *args, const void *g, void *p,    \
@@ -42,6 +43,10 @@ static iso_status update_lamb(iso_device *self, iso_dtype dtype, int64_t count,
         return iso__cuda_rmsprop(iso__cuda_of(self), dtype, count, args, g, p, square_avg,         \
                                  grad_avg, momentum);                                              \
     }                                                                                              \
+    static iso_status nadam_##suffix(iso_device *self, int64_t count, const iso__nadam_args *args, \
+                                     const void *g, void *p, void *m, void *v) {                   \
+        return iso__cuda_nadam(iso__cuda_of(self), dtype, count, args, g, p, m, v);                \
+    }                                                                                              \
     static iso_status lamb_##suffix(iso_device *self, int64_t count, const iso__lamb_args *args,   \
                                     const void *g, void *p, void *m, void *v) {                    \
         return update_lamb(self, dtype, count, args, g, p, m, v);                                  \
@@ -58,5 +63,6 @@ void iso__cuda_fill_update(iso_kernel_ops *ops, iso_dtype dtype) {
     ops->adadelta = is_f64 ? adadelta_f64 : adadelta_f32;
     ops->adagrad = is_f64 ? adagrad_f64 : adagrad_f32;
     ops->rmsprop = is_f64 ? rmsprop_f64 : rmsprop_f32;
+    ops->nadam = is_f64 ? nadam_f64 : nadam_f32;
     ops->lamb = is_f64 ? lamb_f64 : lamb_f32;
 }

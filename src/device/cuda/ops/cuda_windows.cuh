@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Where pooling windows lie: sizes of an image, windows and pixels along an axis, and division by
-// numbers that are the same for all threads.
+// The geometry of pooling: sizes, windows and pixels along an axis, and division by numbers that
+// are the same for all threads.
 #ifndef ISO_CUDA_WINDOWS_CUH
 #define ISO_CUDA_WINDOWS_CUH
 
@@ -8,9 +8,9 @@
 
 #include <cuda_runtime.h>
 
-// Division takes a GPU ten times as long as a product: below 2^31, n / by is the upper half of n
-// times a number a little above 2^32 / by (Granlund, Montgomery: Division by invariant integers
-// using multiplication, 1994).
+// A division takes a GPU ten times as long as a multiplication. For n below 2^31, n / by is the
+// upper half of the product of n and a number slightly above 2^32 / by (Granlund, Montgomery:
+// Division by invariant integers using multiplication, 1994).
 template <class Index> struct iso__divider;
 
 template <> struct iso__divider<int32_t> {
@@ -36,7 +36,7 @@ template <> struct iso__divider<int64_t> {
     __device__ int64_t of(int64_t n) const { return n / by; }
 };
 
-// Index: 32 bits where they reach.
+// Index: 32 bits if the sizes allow it.
 template <class Index> struct iso__axis {
     Index in, out, kernel, stride, padding;
     iso__divider<Index> by_in, by_out, by_stride;
@@ -50,12 +50,12 @@ template <class Index> struct iso__axis {
 
 template <class Index> struct iso__span { Index first, end; };
 
-// A window's start, which may lie in the padding.
+// The start of window `o`, which may lie in the padding.
 template <class Index> __device__ inline Index iso__start_of(const iso__axis<Index> &a, Index o) {
     return o * a.stride - a.padding;
 }
 
-// What of window `o` lies in the image.
+// The pixels of window `o` that lie in the image.
 template <class Index>
 __device__ inline iso__span<Index> iso__pixels_of(const iso__axis<Index> &a, Index o) {
     if (a.kernel == 0) return {a.by_out.of(o * a.in), a.by_out.of((o + 1) * a.in + a.out - 1)};
@@ -63,7 +63,7 @@ __device__ inline iso__span<Index> iso__pixels_of(const iso__axis<Index> &a, Ind
     return {start < 0 ? 0 : start, end > a.in ? a.in : end};
 }
 
-// The windows that pixel i lies in.
+// The windows that contain pixel i.
 template <class Index>
 __device__ inline iso__span<Index> iso__windows_of(const iso__axis<Index> &a, Index i) {
     if (a.kernel == 0) return {a.by_in.of(i * a.out), a.by_in.of((i + 1) * a.out - 1) + 1};

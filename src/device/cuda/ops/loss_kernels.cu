@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Log-softmax and the losses, in double precision inside of a row and over rows. Formulas:
-// cpu_loss.c. Sums have the same order on every device: rows first, then the batch in one block.
+// Log-softmax and the losses, with double-precision sums within a row and over rows. Formulas:
+// cpu_loss.c. Sums have the same order on every GPU: first each row, then the batch in one block.
 #include "device/cuda/ops/loss_kernels.h"
 
 #include "device/cuda/runtime/cuda_rows.cuh"
@@ -122,6 +122,36 @@ __device__ double mse(const iso__cuda_loss_rows &l, const T *x, int64_t label, T
     return team::sum(sum) / (double)l.k;
 }
 
+// Of an element: the loss, and its derivative by x.
+struct term {
+    double loss, slope;
+};
+
+__device__ inline term element_term(iso__cuda_loss_kind kind, double delta, double x, double t) {
+    double gap = x - t, size = fabs(gap), small = exp(-fabs(x)), near = 1 / (1 + small);
+    switch (kind) {
+    case ISO__CUDA_BCE_WITH_LOGITS:
+        return {fmax(x, 0.0) - x * t + log1p(small), (x >= 0 ? near : small * near) - t};
+    case ISO__CUDA_L1: return {size, (double)((x > t) - (x < t))};
+    case ISO__CUDA_HUBER:
+        if (size < delta) return {gap * gap / 2, gap};
+        return {delta * (size - delta / 2), gap < 0 ? -delta : gap > 0 ? delta : gap};
+    default: return {gap * gap, 2 * gap};
+    }
+}
+
+template <bool block, class T>
+__device__ double of_elements(const iso__cuda_loss_rows &l, const T *x, int64_t label, T *grad) {
+    typedef iso__team<block> team;
+    double sum = 0;
+    for (int64_t i = team::lane(); i < l.k; i += team::lanes()) {
+        term e = element_term(l.kind, l.delta, (double)iso__widen(x[i]), i == label ? 1 : 0);
+        sum += e.loss;
+        if (grad) put(e.slope / ((double)l.k * (double)l.rows), &grad[i]);
+    }
+    return team::sum(sum) / (double)l.k;
+}
+
 // Whether a scan from the front, which takes what is larger, ends at the label: a NaN is never
 // taken, and never left where it is the first.
 template <bool block, class T> __device__ bool is_largest(int64_t k, const T *x, int64_t label) {
@@ -164,7 +194,8 @@ template <class T, bool block> __global__ void losses(iso__cuda_loss_rows l) {
         switch (l.kind) {
         case ISO__CUDA_NLL: partial.loss = nll<block>(l, x, label, grad); break;
         case ISO__CUDA_MSE: partial.loss = mse<block>(l, x, label, grad); break;
-        default: partial.loss = cross_entropy<block>(l, x, label, grad);
+        case ISO__CUDA_CROSS_ENTROPY: partial.loss = cross_entropy<block>(l, x, label, grad); break;
+        default: partial.loss = of_elements<block>(l, x, label, grad);
         }
         if (team::lane() == 0) l.sum.partial[n] = partial;
     }
@@ -288,11 +319,40 @@ template <class T, class Target> __global__ void squares(squares_args<T, Target>
     finish(s.sum);
 }
 
+// The other losses of elements.
+template <class T, class Target> struct elements_args {
+    iso__cuda_loss_kind kind;
+    double delta;
+    squares_args<T, Target> of;
+};
+
+template <class T, class Target> __global__ void losses_of_elements(elements_args<T, Target> a) {
+    const squares_args<T, Target> &s = a.of;
+    for (int64_t p = blockIdx.x; p < s.sum.count; p += gridDim.x) {
+        int64_t end = (p + 1) * PARTIAL_ELEMENTS < s.count ? (p + 1) * PARTIAL_ELEMENTS : s.count;
+        double sum = 0;
+        for (int64_t i = p * PARTIAL_ELEMENTS + threadIdx.x; i < end; i += blockDim.x) {
+            double x = (double)iso__widen(s.x[i]), t = (double)iso__widen(s.target[i]);
+            term e = element_term(a.kind, a.delta, x, t);
+            sum += e.loss;
+            if (s.grad) put(e.slope / (double)s.count, &s.grad[i]);
+        }
+        sum = iso__block_sum(sum);
+        if (threadIdx.x == 0) s.sum.partial[p] = {sum, 0};
+    }
+    finish(s.sum);
+}
+
 template <class T, class Target>
-iso_status squares_as(iso__cuda *cuda, int64_t count, const void *x, const void *target, void *grad,
-                      const iso__cuda_loss_sum *sum) {
-    squares_args<T, Target> args = {count, (const T *)x, (const Target *)target, (T *)grad, *sum};
-    return iso__cuda_submit_over(cuda, squares<T, Target>, sum->count * ISO_CUDA_BLOCK, args);
+iso_status elements_as(iso__cuda *cuda, const iso__cuda_elements *e,
+                       const iso__cuda_loss_sum *sum) {
+    squares_args<T, Target> of = {e->count, (const T *)e->x, (const Target *)e->target,
+                                  (T *)e->grad, *sum};
+    elements_args<T, Target> args = {e->kind, e->delta, of};
+    if (e->kind == ISO__CUDA_MSE)
+        return iso__cuda_submit_over(cuda, squares<T, Target>, sum->count * ISO_CUDA_BLOCK, of);
+    return iso__cuda_submit_over(cuda, losses_of_elements<T, Target>, sum->count * ISO_CUDA_BLOCK,
+                                 args);
 }
 
 } // namespace
@@ -325,15 +385,15 @@ iso_status iso__cuda_losses_of_rows(iso__cuda *cuda, iso_dtype dtype,
     return run(cuda, l);
 }
 
-int64_t iso__cuda_square_partials(int64_t count) {
+int64_t iso__cuda_element_partials(int64_t count) {
     return (count + PARTIAL_ELEMENTS - 1) / PARTIAL_ELEMENTS;
 }
 
-iso_status iso__cuda_squares(iso__cuda *cuda, const iso__cuda_differences *d,
-                             const iso__cuda_loss_sum *sum) {
-    auto launch = d->dtype == ISO_F64           ? squares_as<double, double>
-                  : d->dtype != ISO_BF16        ? squares_as<float, float>
-                  : d->target_dtype == ISO_BF16 ? squares_as<iso__bf16, iso__bf16>
-                                                : squares_as<iso__bf16, float>;
-    return launch(cuda, d->count, d->x, d->target, d->grad, sum);
+iso_status iso__cuda_losses_of_elements(iso__cuda *cuda, const iso__cuda_elements *e,
+                                        const iso__cuda_loss_sum *sum) {
+    auto launch = e->dtype == ISO_F64           ? elements_as<double, double>
+                  : e->dtype != ISO_BF16        ? elements_as<float, float>
+                  : e->target_dtype == ISO_BF16 ? elements_as<iso__bf16, iso__bf16>
+                                                : elements_as<iso__bf16, float>;
+    return launch(cuda, e, sum);
 }

@@ -20,7 +20,7 @@ typedef struct iso__cuda_loss_partial {
     double loss, correct;
 } iso__cuda_loss_partial;
 
-// How partial sums become one: the block that is done last adds them up, in a fixed order.
+// Combines partial sums: the block that finishes last adds them up, in a fixed order.
 typedef struct iso__cuda_loss_sum {
     int64_t count;                   // of partial sums
     iso__cuda_loss_partial *partial; // [count], scratch
@@ -32,14 +32,17 @@ typedef struct iso__cuda_loss_sum {
 typedef enum iso__cuda_loss_kind {
     ISO__CUDA_CROSS_ENTROPY,
     ISO__CUDA_NLL,
-    ISO__CUDA_MSE
+    ISO__CUDA_MSE,
+    ISO__CUDA_BCE_WITH_LOGITS,
+    ISO__CUDA_L1,
+    ISO__CUDA_HUBER
 } iso__cuda_loss_kind;
 
-// So many labels travel with the launch.
+// Up to this number, labels are an argument of the kernel.
 enum { ISO_CUDA_FEW_LABELS = 1024 };
 typedef struct iso__cuda_loss_rows {
     iso__cuda_loss_kind kind;
-    double smoothing;
+    double smoothing, delta;
     int64_t rows, k;
     const void *x;
     const int32_t *labels;  // NULL: in few
@@ -50,17 +53,19 @@ typedef struct iso__cuda_loss_rows {
 iso_status iso__cuda_losses_of_rows(iso__cuda *cuda, iso_dtype dtype,
                                     const iso__cuda_loss_rows *rows);
 
-// Squared differences, and 2 / count times the differences unless grad is NULL. sum has as many
-// partial sums as iso__cuda_square_partials says.
-typedef struct iso__cuda_differences {
+// Losses of elements, from ISO__CUDA_MSE on, and their gradient of the mean unless grad is NULL.
+// sum has iso__cuda_element_partials partial sums.
+typedef struct iso__cuda_elements {
+    iso__cuda_loss_kind kind;
+    double delta;
     iso_dtype dtype, target_dtype; // the same; or bf16, and targets of f32
     int64_t count;
     const void *x, *target;
     void *grad;
-} iso__cuda_differences;
-iso_status iso__cuda_squares(iso__cuda *cuda, const iso__cuda_differences *d,
-                             const iso__cuda_loss_sum *sum);
-int64_t iso__cuda_square_partials(int64_t count);
+} iso__cuda_elements;
+iso_status iso__cuda_losses_of_elements(iso__cuda *cuda, const iso__cuda_elements *e,
+                                        const iso__cuda_loss_sum *sum);
+int64_t iso__cuda_element_partials(int64_t count);
 
 #ifdef __cplusplus
 }

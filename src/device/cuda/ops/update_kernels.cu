@@ -2,9 +2,9 @@
 // Optimizer updates: one pass over gradient, parameter and state. Formulas: cpu_update.c.
 //
 // A rule is a struct of its numbers, without padding, with a function for one element. The kernel
-// around it goes over all segments of a table (cuda_multi_tensor.h). Every product that is added is
-// an explicit fma: left to the compiler, it is fused or not by how the code around it is scheduled,
-// and an element would not get the same bits wherever its memory begins.
+// applies it to all segments of a table (cuda_multi_tensor.h). Every product that is added is an
+// explicit fma. The compiler would fuse it or not depending on the surrounding code, and the bits
+// of an element would then depend on the alignment of its memory.
 #include "device/cuda/ops/update_kernels.h"
 
 #include "device/cuda/runtime/cuda_multi_tensor.h"
@@ -160,9 +160,24 @@ template <class Real> struct adam_rule {
     }
 };
 
+// State: the moments, and the largest second moment so far.
+template <class Real> struct amsgrad_rule {
+    typedef Real real;
+    static const int states = 3;
+    adam_rule<Real> a;
+    __device__ void apply(Real grad, Real *x) const {
+        Real g = fma(a.l2, x[0], grad * a.scale);
+        x[1] = fma(a.beta1, x[1], a.rest1 * g);
+        x[2] = fma(a.beta2, x[2], a.rest2 * g * g);
+        x[3] = x[3] >= x[2] ? x[3] : x[2]; // a NaN of x[2] is kept
+        Real move = x[1] / (sqrt(x[3]) / a.correction + a.eps);
+        x[0] = fma(a.shrink, x[0], -(a.step * move));
+    }
+};
+
 template <class Real>
 static iso_status launch_adam(iso__cuda *cuda, int64_t count, const iso__adam_args *a,
-                              const void *g, void *p, void *m, void *v) {
+                              const void *g, void *p, void *m, void *v, void *most) {
     adam_rule<Real> rule;
     rule.scale = (Real)a->scale;
     rule.eps = (Real)a->eps;
@@ -174,6 +189,30 @@ static iso_status launch_adam(iso__cuda *cuda, int64_t count, const iso__adam_ar
     rule.beta2 = (Real)a->beta2;
     rule.rest2 = (Real)a->rest2;
     rule.correction = (Real)a->correction2_sqrt;
+    if (!most) return run_rule(cuda, rule, count, g, p, m, v);
+    amsgrad_rule<Real> with_most = {rule};
+    return run_rule(cuda, with_most, count, g, p, m, v, most);
+}
+
+template <class Real> struct nadam_rule {
+    typedef Real real;
+    static const int states = 2;
+    Real of_gradient, of_moment, scale, decay, eps, beta1, rest1, beta2, rest2, correction;
+    __device__ void apply(Real grad, Real *x) const {
+        Real g = fma(decay, x[0], grad * scale);
+        x[1] = fma(beta1, x[1], rest1 * g);
+        x[2] = fma(beta2, x[2], rest2 * g * g);
+        x[0] -= fma(of_gradient, g, of_moment * x[1]) / (sqrt(x[2] / correction) + eps);
+    }
+};
+
+template <class Real>
+static iso_status launch_nadam(iso__cuda *cuda, int64_t count, const iso__nadam_args *a,
+                               const void *g, void *p, void *m, void *v) {
+    nadam_rule<Real> rule = {(Real)a->of_gradient,  (Real)a->of_moment, (Real)a->scale,
+                             (Real)a->weight_decay, (Real)a->eps,       (Real)a->beta1,
+                             (Real)a->rest1,        (Real)a->beta2,     (Real)a->rest2,
+                             (Real)a->correction2};
     return run_rule(cuda, rule, count, g, p, m, v);
 }
 
@@ -277,8 +316,13 @@ iso_status iso__cuda_sgd(iso__cuda *cuda, iso_dtype dtype, int64_t count, const 
     BY_TYPE(launch_sgd, args, g, p, momentum);
 }
 iso_status iso__cuda_adam(iso__cuda *cuda, iso_dtype dtype, int64_t count,
-                          const iso__adam_args *args, const void *g, void *p, void *m, void *v) {
-    BY_TYPE(launch_adam, args, g, p, m, v);
+                          const iso__adam_args *args, const void *g, void *p, void *m, void *v,
+                          void *most) {
+    BY_TYPE(launch_adam, args, g, p, m, v, most);
+}
+iso_status iso__cuda_nadam(iso__cuda *cuda, iso_dtype dtype, int64_t count,
+                           const iso__nadam_args *args, const void *g, void *p, void *m, void *v) {
+    BY_TYPE(launch_nadam, args, g, p, m, v);
 }
 iso_status iso__cuda_adadelta(iso__cuda *cuda, iso_dtype dtype, int64_t count,
                               const iso__adadelta_args *args, const void *g, void *p,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Private to the CUDA device: launchers of optimizer updates. Arguments and what may be NULL: as
-// the slots of device_impl.h; all memory is of `dtype` (f32 or f64).
+// Private to the CUDA device: launchers of optimizer updates. Arguments, and which may be NULL, are
+// as for the slots of device_impl.h; all memory is of `dtype` (f32 or f64).
 #ifndef ISO_UPDATE_KERNELS_H
 #define ISO_UPDATE_KERNELS_H
 
@@ -16,7 +16,8 @@ iso_status iso__cuda_scale(iso__cuda *cuda, iso_dtype dtype, int64_t count, doub
 iso_status iso__cuda_sgd(iso__cuda *cuda, iso_dtype dtype, int64_t count, const iso__sgd_args *args,
                          const void *g, void *p, void *momentum);
 iso_status iso__cuda_adam(iso__cuda *cuda, iso_dtype dtype, int64_t count,
-                          const iso__adam_args *args, const void *g, void *p, void *m, void *v);
+                          const iso__adam_args *args, const void *g, void *p, void *m, void *v,
+                          void *most);
 iso_status iso__cuda_adadelta(iso__cuda *cuda, iso_dtype dtype, int64_t count,
                               const iso__adadelta_args *args, const void *g, void *p,
                               void *square_avg, void *acc_delta);
@@ -25,6 +26,8 @@ iso_status iso__cuda_adagrad(iso__cuda *cuda, iso_dtype dtype, int64_t count,
 iso_status iso__cuda_rmsprop(iso__cuda *cuda, iso_dtype dtype, int64_t count,
                              const iso__rmsprop_args *args, const void *g, void *p,
                              void *square_avg, void *grad_avg, void *momentum);
+iso_status iso__cuda_nadam(iso__cuda *cuda, iso_dtype dtype, int64_t count,
+                           const iso__nadam_args *args, const void *g, void *p, void *m, void *v);
 // sums: ISO_CUDA_LAMB_SUMS doubles of the device.
 enum { ISO_CUDA_LAMB_BLOCKS = 512, ISO_CUDA_LAMB_SUMS = 2 * ISO_CUDA_LAMB_BLOCKS };
 iso_status iso__cuda_lamb(iso__cuda *cuda, iso_dtype dtype, int64_t count,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Kernels that compute every element from the elements at its place, 16 bytes at a time where
-// memory is aligned to that.
+// Kernels that compute every element from the inputs' elements at the same index, 16 bytes at a
+// time if memory is aligned accordingly.
 #ifndef ISO_CUDA_MAP_CUH
 #define ISO_CUDA_MAP_CUH
 
@@ -14,7 +14,7 @@ template <class T> struct iso__map_args {
     T *y, *copy;
 };
 
-// y = Function::of(a, b), which may be a or b; copy = y unless NULL. b is read where
+// y = Function::of(a, b); y may be a or b. copy = y unless copy is NULL. b is read only if
 // Function::binary.
 template <class T, class Function> __global__ void iso__map(iso__map_args<T> m) {
     typedef iso__pack<T> pack;

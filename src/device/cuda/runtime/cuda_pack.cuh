@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What .cu files share: elements that are moved 16 bytes at a time where memory is aligned to that.
+// Shared by .cu files: moves elements 16 bytes at a time if memory is aligned accordingly.
 #ifndef ISO_CUDA_PACK_CUH
 #define ISO_CUDA_PACK_CUH
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Kernels over rows: what works on one is a warp or, where rows are long, a block.
+// Kernels over rows: a warp works on a row or, if rows are long, a block.
 #ifndef ISO_CUDA_ROWS_CUH
 #define ISO_CUDA_ROWS_CUH
 
@@ -8,7 +8,7 @@
 
 #include <math.h>
 
-// The threads of a row call sum, largest and any together; sums are in a fixed order.
+// All threads of a row must call sum, largest and any together. Sums have a fixed order.
 //   for (int64_t n = team::first_row(); n < rows; n += team::row_stride())
 //       for (int64_t i = team::lane(); i < k; i += team::lanes())
 template <bool block> struct iso__team {
@@ -25,7 +25,7 @@ template <bool block> struct iso__team {
             value += __shfl_xor_sync(0xffffffffu, value, offset);
         return block ? iso__block_sum(value) : value;
     }
-    // No NaN goes in.
+    // value must not be NaN.
     template <class Real> static __device__ Real largest(Real value) {
         __shared__ Real partial[32];
         for (int offset = 16; offset > 0; offset /= 2) {
@@ -40,7 +40,7 @@ template <bool block> struct iso__team {
             value = partial[w] > value ? partial[w] : value;
         return value;
     }
-    // The largest entry of a row, which is read N at a time, passing over NaNs.
+    // The largest entry of a row, ignoring NaNs; the row is read N entries at a time.
     template <int N, class T>
     static __device__ typename iso__real<T>::type top(int64_t k, const T *x) {
         typedef typename iso__real<T>::type Real;
@@ -56,13 +56,15 @@ template <bool block> struct iso__team {
     }
 };
 
-// Rows of bf16 are read 16 bytes at a time where memory allows: N of that, else 1.
+// Rows of bf16 are read 16 bytes at a time if alignment allows: N is then ISO_CUDA_ROW_PACK, else
+// 1.
 enum { ISO_CUDA_ROW_PACK = iso__widest<iso__bf16>::width };
 inline bool iso__rows_hold_packs(int64_t k, const void *a, const void *b, const void *c) {
     return k % ISO_CUDA_ROW_PACK == 0 && ((uintptr_t)a | (uintptr_t)b | (uintptr_t)c) % 16 == 0;
 }
 
-// The kernel made with iso__team<false> where rows are short, else that with iso__team<true>.
+// Submits the kernel made with iso__team<false> if rows are short, else the one with
+// iso__team<true>.
 template <class Args>
 iso_status iso__cuda_submit_rows(iso__cuda *cuda, void (*by_warps)(Args), void (*by_blocks)(Args),
                                  int64_t rows, int64_t k, const Args &args) {
@@ -70,7 +72,8 @@ iso_status iso__cuda_submit_rows(iso__cuda *cuda, void (*by_warps)(Args), void (
     return iso__cuda_submit_over(cuda, by_blocks, rows * ISO_CUDA_BLOCK, args);
 }
 
-// Of rows that are read N at a time, those a warp takes are longer: it has as many loads to do.
+// The row length to pass to iso__cuda_submit_rows. If rows are read N at a time, warps take rows up
+// to N/2 times as long.
 template <int N> int64_t iso__row_loads(int64_t k) { return N > 1 ? 2 * k / N : k; }
 
 #endif

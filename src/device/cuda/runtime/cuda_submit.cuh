@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What .cu files share: launching a kernel of one struct, walking items, reductions of a block.
+// Shared by .cu files: launches of a kernel that takes one struct, loops over items, reductions of
+// a block.
 #ifndef ISO_CUDA_SUBMIT_CUH
 #define ISO_CUDA_SUBMIT_CUH
 
@@ -7,7 +8,7 @@
 
 #include <cuda_runtime.h>
 
-// What lies between the members of a struct would make two launches look different.
+// Clears the padding, which would make two equal launches look different.
 template <class Args> void iso__clear_padding(Args *args) {
     (void)args;
 #ifdef __has_builtin
@@ -44,14 +45,14 @@ __device__ inline int64_t iso__first_item() {
 }
 __device__ inline int64_t iso__item_stride() { return (int64_t)gridDim.x * blockDim.x; }
 
-// The sum over all threads of a block (a multiple of 32, at most 1024), in every thread; in a fixed
-// order. All threads call it.
+// The sum over all threads of a block (a multiple of 32, at most 1024), returned in every thread,
+// in a fixed order. All threads must call it.
 template <class Real> __device__ Real iso__block_sum(Real value) {
     __shared__ Real partial[32];
     unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
     for (int offset = 16; offset > 0; offset /= 2)
         value += __shfl_xor_sync(0xffffffffu, value, offset);
-    __syncthreads(); // partial may still be read by a call before
+    __syncthreads(); // an earlier call may still read partial
     if (lane == 0) partial[warp] = value;
     __syncthreads();
     Real sum = 0;
@@ -60,11 +61,11 @@ template <class Real> __device__ Real iso__block_sum(Real value) {
 }
 
 // Whether this block is the last of `blocks` to arrive at a counter, which is 0 before and after.
-// Called by all threads of each block when they have stored their partial sums; the last block then
-// reads those of the others through volatile.
+// All threads of each block call it after they have stored their partial sums. The last block then
+// reads the sums of the others through volatile.
 __device__ inline bool iso__is_last_block(unsigned *counter, unsigned blocks) {
     __shared__ bool last;
-    __threadfence(); // the partial sum of this thread, before its block arrives
+    __threadfence(); // makes this thread's sum visible before its block arrives
     __syncthreads();
     if (threadIdx.x == 0) last = atomicAdd(counter, 1u) == blocks - 1;
     __syncthreads();

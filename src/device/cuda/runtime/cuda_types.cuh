@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// What .cu files share: element types as kernels store them, and what they compute them in. Kernels
-// that take bf16 are templates of the stored type T; they widen what they load and round what they
-// store to nearest, ties to even.
+// Shared by .cu files: the element types in which kernels store values, and those in which they
+// compute. Kernels that take bf16 are templates of the stored type T; they widen what they load and
+// round what they store to nearest, ties to even.
 #ifndef ISO_CUDA_TYPES_CUH
 #define ISO_CUDA_TYPES_CUH
 
@@ -14,7 +14,7 @@ struct iso__bf16 {
     uint16_t bits;
 };
 
-// iso__real<T>::type: what values of T are computed in.
+// iso__real<T>::type: the type in which kernels compute with values of T.
 template <class T> struct iso__real { typedef T type; };
 template <> struct iso__real<iso__bf16> { typedef float type; };
 
@@ -36,7 +36,7 @@ __host__ __device__ inline void iso__narrow(float x, iso__bf16 *to) {
     uint32_t bits;
     memcpy(&bits, &x, sizeof(bits));
     if (x != x)
-        bits = 0x7fff0000u; // as the instruction gives it
+        bits = 0x7fff0000u; // the NaN that the instruction returns
     else
         bits += 0x7fffu + (bits >> 16 & 1);
     to->bits = (uint16_t)(bits >> 16);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What .cu files share: neighbouring elements that are moved in one access where memory is aligned
-// to that, whatever they are stored as.
+// Shared by .cu files: moves adjacent elements of any type in one access if memory is aligned
+// accordingly.
 #ifndef ISO_CUDA_VECTOR_CUH
 #define ISO_CUDA_VECTOR_CUH
 
@@ -8,7 +8,7 @@
 
 template <class T, int N> struct alignas(N * sizeof(T)) iso__vector { T at[N]; };
 
-// So many make 16 bytes, the widest access there is.
+// The number of elements in 16 bytes, the widest access.
 template <class T> struct iso__widest {
     enum { width = 16 / sizeof(T) };
 };
@@ -17,8 +17,8 @@ template <class T, int N> __host__ __device__ inline bool iso__holds_vectors(con
     return N == 1 || (uintptr_t)memory % sizeof(iso__vector<T, N>) == 0;
 }
 
-// aligned: known when this is compiled, as a branch about each access would keep several from being
-// under way at once.
+// aligned is a template argument, because a branch around each access would prevent several from
+// being under way at once.
 template <bool aligned, class T, int N>
 __device__ inline iso__vector<T, N> iso__load_vector(const T *from) {
     iso__vector<T, N> x;
