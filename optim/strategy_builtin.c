@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: MIT
-// The strategies of synchronisation that the library has, and what their settings mean.
+// The library's synchronisation strategies, and the meaning of their settings.
 #include "optim/strategy_impl.h"
 
 #include "base/base.h"
 #include "optim/periodic/daso_settings.h"
 #include "optim/periodic/sync_plan.h"
 
+#include <limits.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -13,11 +15,29 @@
 
 // ---- Averaging gradients ------------------------------------------------------------------------
 
+typedef struct gradient_values {
+    const char *wire;
+    double topk_ratio;
+    int64_t powersgd_rank, powersgd_start;
+    bool zero;
+} gradient_values;
+
+#define AT(field) offsetof(gradient_values, field)
+#define POWERSGD  .of = "wire", .among = "powersgd|powersgd+bf16"
 static const iso_setting gradient_setting[] = {
-    {"wire", ISO_SETTING_CHOICE, .choices = "f32|bf16|f16|bf16-feedback|noop", .initial = "f32",
+    {"wire", ISO_SETTING_CHOICE, AT(wire),
+     .choices = "f32|bf16|f16|bf16-feedback|int8|topk|powersgd|powersgd+bf16|noop",
+     .initial = "f32",
      .meaning =
-         "element type in which gradients, or daso's parameters, travel; noop: nothing travels"},
-    {"zero", ISO_SETTING_SWITCH, .initial = "no",
+         "how gradients travel, or the element type of daso's parameters; noop: nothing travels"},
+    {"topk-ratio", ISO_SETTING_NUMBER, AT(topk_ratio), .low = 1e-9, .high = 1, .initial = "0.01",
+     .of = "wire", .among = "topk", .meaning = "fraction of the gradients that a rank sends"},
+    {"powersgd-rank", ISO_SETTING_INTEGER, AT(powersgd_rank), .low = 1, .high = INT_MAX,
+     .initial = "1", POWERSGD, .meaning = "rank of the matrices that travel"},
+    {"powersgd-start", ISO_SETTING_INTEGER, AT(powersgd_start), .low = 0, .high = 1 << 24,
+     .initial = "1000", POWERSGD,
+     .meaning = "number of steps before PowerSGD begins; their gradients travel in f32"},
+    {"zero", ISO_SETTING_SWITCH, AT(zero), .initial = "no",
      .meaning = "ZeRO stage 1: divide optimizer state and updates among ranks"},
 };
 static iso_sync blocking = ISO_SYNC_BLOCKING, lazy = ISO_SYNC_LAZY, all_at_once = ISO_SYNC_EXPLICIT;
@@ -25,17 +45,26 @@ static iso_sync blocking = ISO_SYNC_BLOCKING, lazy = ISO_SYNC_LAZY, all_at_once 
     .wrap_module = wrap_gradients, .user = &(sync), .setting = gradient_setting,                   \
     .setting_count = COUNT(gradient_setting)
 
-static iso_status read_hook(iso_settings *settings, const iso_comm_hook **out) {
-    const char *name = NULL;
-    ISO_TRY(iso_settings_text(settings, "wire", NULL, &name));
-    if (name) ISO_TRY(iso_comm_hook_parse(name, out));
-    return ISO_OK;
-}
+// A hook, and its configuration until the reducer has copied both.
+typedef struct chosen_hook {
+    iso_comm_hook hook;
+    iso_topk_config topk;
+    iso_powersgd_config powersgd;
+} chosen_hook;
 
-static iso_status read_zero(iso_settings *settings, bool *out) {
-    const char *text = "no";
-    ISO_TRY(iso_settings_text(settings, "zero", "no|yes", &text));
-    *out = strcmp(text, "yes") == 0;
+static iso_status choose_hook(const gradient_values *v, chosen_hook *out) {
+    const iso_comm_hook *named;
+    *out = (chosen_hook){.topk = ISO_TOPK_DEFAULT, .powersgd = ISO_POWERSGD_DEFAULT};
+    ISO_TRY(iso_comm_hook_parse(v->wire, &named));
+    out->hook = *named;
+    out->topk.ratio = v->topk_ratio;
+    out->powersgd.rank = (int)v->powersgd_rank;
+    out->powersgd.start = v->powersgd_start;
+    if (strcmp(v->wire, "topk") == 0) out->hook = iso_hook_topk(&out->topk);
+    if (strncmp(v->wire, "powersgd", strlen("powersgd")) != 0) return ISO_OK;
+    out->hook = iso_hook_powersgd(&out->powersgd);
+    out->hook.name = named->name;
+    out->hook.wire = named->wire;
     return ISO_OK;
 }
 
@@ -43,10 +72,16 @@ static iso_status read_zero(iso_settings *settings, bool *out) {
 static iso_status wrap_gradients(const iso_strategy_context *context, iso_module *module,
                                  iso_module **out, void *user) {
     iso_data_parallel_config config = context->data_parallel;
+    gradient_values values;
+    chosen_hook chosen;
     iso_status status;
     config.sync = *(const iso_sync *)user;
-    ISO_TRY_GOTO(read_hook(context->settings, &config.hook));
-    ISO_TRY_GOTO(read_zero(context->settings, &config.zero));
+    ISO_TRY_GOTO(
+        iso_settings_read(context->settings, gradient_setting, COUNT(gradient_setting), &values));
+    ISO_TRY_GOTO(choose_hook(&values, &chosen));
+    // Without the setting, the hook of the context stays.
+    if (!config.hook || iso_settings_has(context->settings, "wire")) config.hook = &chosen.hook;
+    config.zero = values.zero;
     ISO_TRY(iso_data_parallel_create_take(module, context->comm, &config, out));
     return ISO_OK;
 fail:
@@ -109,24 +144,25 @@ static iso_status check_length(const iso_strategy_context *context, const iso_da
     ISO_CHECK(!both_given(context, "warmup-steps", "cooldown-steps") ||
                   c->warmup_steps + c->cooldown_steps <= c->total_steps,
               ISO_ERR_ARG,
-              "--warmup-steps %lld and --cooldown-steps %lld are more than the %lld steps of the "
+              "--warmup-steps %lld and --cooldown-steps %lld are more than the %lld step%s of the "
               "run: lower them, or train longer",
-              (long long)c->warmup_steps, (long long)c->cooldown_steps, (long long)c->total_steps);
+              (long long)c->warmup_steps, (long long)c->cooldown_steps, (long long)c->total_steps,
+              ISO_PLURAL(c->total_steps));
     // What is sent first comes at the earliest after one step, or after a period of --wait steps.
     int64_t wait = c->batches_to_wait, first = c->global_skip > wait ? 1 : wait;
     ISO_CHECK(apart <= 0 || wait < 1 || wait <= apart - first, ISO_ERR_ARG,
-              "--wait %lld: in the %lld steps between warm-up and cool-down nothing that is sent "
+              "--wait %lld: in the %lld step%s between warm-up and cool-down nothing that is sent "
               "would be merged: lower it, or train longer",
-              (long long)wait, (long long)apart);
+              (long long)wait, (long long)apart, ISO_PLURAL(apart));
     return ISO_OK;
 }
 
 static void warn_of_period(const iso_daso_config *c, int64_t apart, char *warning) {
     if (c->global_skip < 1 || c->global_skip < apart) return;
     snprintf(warning, ISO_STRATEGY_WARNING,
-             "--period %lld is not shorter than the %lld steps in which ranks train apart: they "
-             "exchange no parameters before the end of those: lower it, or train longer",
-             (long long)c->global_skip, (long long)apart);
+             "--period %lld is not shorter than the %lld step%s in which ranks train apart: they "
+             "exchange no parameters before the end of these steps: lower it, or train longer",
+             (long long)c->global_skip, (long long)apart, ISO_PLURAL(apart));
 }
 
 // The detector needs one epoch to compare with, and more than two that are no better.
@@ -138,12 +174,13 @@ static void warn_of_plateau(int64_t steps, int64_t warmup, int64_t end, int64_t 
     int64_t first = (warmup + steps - 1) / steps;
     int64_t epochs = (end - 1) / steps - (first > 0 ? first : 1) + 1; // that end in between
     if (epochs >= PLATEAU_EPOCHS) return;
-    snprintf(warning, ISO_STRATEGY_WARNING,
-             "the policy plateau will change nothing: it decides at the end of an epoch, from the "
-             "%dth on that ends between warm-up and cool-down, and of this run of %lld steps "
-             "(%lld an epoch) %lld end there",
-             PLATEAU_EPOCHS, (long long)total, (long long)steps,
-             (long long)(epochs > 0 ? epochs : 0));
+    snprintf(
+        warning, ISO_STRATEGY_WARNING,
+        "the policy plateau will change nothing: it first decides at the end of the %dth epoch "
+        "that ends between warm-up and cool-down, and this run of %lld step%s (%lld per epoch) "
+        "has %lld of them",
+        PLATEAU_EPOCHS, (long long)total, ISO_PLURAL(total), (long long)steps,
+        (long long)(epochs > 0 ? epochs : 0));
 }
 
 static iso_status check_daso(const iso_strategy_context *context, char *warning, void *user) {
@@ -233,9 +270,9 @@ static iso_status tell_daso(iso_optimizer *optimizer, iso_strategy_stats *out, v
     OF_PARAMETERS(iso__##mode##_setting, ISO__##MODE##_SETTINGS)
 
 const iso_strategy iso__builtin_strategy[] = {
-    {.name = "blocking", .text = "gradients, waited for at once", OF_GRADIENTS(blocking)},
+    {.name = "blocking", .text = "gradients, each awaited at once", OF_GRADIENTS(blocking)},
     {.name = "lazy",
-     .text = "gradients, waited for layer by layer when the next forward needs them",
+     .text = "gradients, each awaited when the next forward needs it",
      OF_GRADIENTS(lazy)},
     {.name = "explicit",
      .text = "gradients, all together after each backward",
@@ -249,10 +286,10 @@ const iso_strategy iso__builtin_strategy[] = {
      .wrap_optimizer = wrap_heat,
      OF_PARAMETERS(iso__heat_setting, ISO__HEAT_SETTINGS)},
     {.name = "localsgd",
-     .text = "parameters, every --period steps, waited for at once",
+     .text = "parameters, every --period steps, awaited at once",
      OF_DASO(local_sgd, LOCAL_SGD)},
     {.name = "postlocal",
-     .text = "gradients as lazy at first, then parameters as localsgd",
+     .text = "first gradients, as in lazy, then parameters, as in localsgd",
      OF_DASO(post_local, POST_LOCAL)},
 };
 const int iso__builtin_strategy_count =

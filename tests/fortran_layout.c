@@ -28,6 +28,7 @@ static struct {
     FIELD(iso_reducer_param, shape_id),
     FIELD(iso_reducer_param, shape_text),
     FIELD(iso_reducer_param, row),
+    FIELD(iso_reducer_param, whole),
     FIELD(iso_reducer_param, local),
     SIZE(iso_reducer_config),
     FIELD(iso_reducer_config, device),
@@ -77,6 +78,28 @@ static struct {
     FIELD(iso_comm_hook_bucket, wire),
     FIELD(iso_comm_hook_bucket, state),
     FIELD(iso_comm_hook_bucket, name),
+    FIELD(iso_comm_hook_bucket, index),
+    FIELD(iso_comm_hook_bucket, is_last),
+    FIELD(iso_comm_hook_bucket, rank),
+    FIELD(iso_comm_hook_bucket, ranks),
+    FIELD(iso_comm_hook_bucket, tensor),
+    FIELD(iso_comm_hook_bucket, tensor_count),
+    FIELD(iso_comm_hook_bucket, data),
+    FIELD(iso_comm_hook_bucket, comm),
+    SIZE(iso_comm_hook_tensor),
+    FIELD(iso_comm_hook_tensor, name),
+    FIELD(iso_comm_hook_tensor, offset),
+    FIELD(iso_comm_hook_tensor, count),
+    FIELD(iso_comm_hook_tensor, row),
+    SIZE(iso_comm_phase),
+    FIELD(iso_comm_phase, operation),
+    FIELD(iso_comm_phase, count),
+    FIELD(iso_comm_phase, dtype),
+    SIZE(iso_comm_hook_plan),
+    FIELD(iso_comm_hook_plan, phase_count),
+    FIELD(iso_comm_hook_plan, phase),
+    FIELD(iso_comm_hook_plan, state_floats),
+    FIELD(iso_comm_hook_plan, plain),
     SIZE(iso_comm_hook),
     FIELD(iso_comm_hook, name),
     FIELD(iso_comm_hook, wire),
@@ -85,7 +108,11 @@ static struct {
     FIELD(iso_comm_hook, silent),
     FIELD(iso_comm_hook, compress),
     FIELD(iso_comm_hook, decompress),
+    FIELD(iso_comm_hook, declare),
+    FIELD(iso_comm_hook, run),
+    FIELD(iso_comm_hook, start),
     FIELD(iso_comm_hook, user),
+    FIELD(iso_comm_hook, user_bytes),
     SIZE(iso_status),
     SIZE(iso_dtype),
     SIZE(iso_progress),
@@ -100,6 +127,8 @@ static struct {
     VALUE(ISO_BF16),
     VALUE(ISO_F16),
     VALUE(ISO_I64),
+    VALUE(ISO_I32),
+    VALUE(ISO_U8),
     VALUE(ISO_PROGRESS_AUTO),
     VALUE(ISO_PROGRESS_OFF),
     VALUE(ISO_PROGRESS_POLL),
@@ -121,17 +150,24 @@ static struct {
     VALUE(ISO_AVERAGE_SPLIT),
     VALUE(ISO_AVERAGE_SUM),
     VALUE(ISO_REDUCER_ONLY),
+    VALUE(ISO_COMM_SUM),
+    VALUE(ISO_COMM_GATHER),
+    VALUE(ISO_COMM_ALLTOALL),
+    VALUE(ISO_COMM_HOOK_PHASES),
 };
 
 // A compiler that warns of missing initializers tells when a type gets a field that the table
 // lacks.
 const iso_comm_config layout_comm_config = {0, 0};
-const iso_reducer_param layout_param = {0, 0, 0, 0, 0, 0, 0, 0, 0};
+const iso_reducer_param layout_param = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
 const iso_reducer_config layout_config = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
 const iso_reducer_stats layout_stats = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
 const iso_bucket_stats layout_bucket_stats = {0, 0, 0, 0, 0, 0, 0, 0, 0};
-const iso_comm_hook_bucket layout_hook_bucket = {0, 0, 0, 0, 0, 0};
-const iso_comm_hook layout_hook = {0, 0, 0, 0, 0, 0, 0, 0};
+const iso_comm_hook_bucket layout_hook_bucket = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, {0}, 0};
+const iso_comm_hook_tensor layout_hook_tensor = {0, 0, 0, 0};
+const iso_comm_phase layout_phase = {0, 0, 0};
+const iso_comm_hook_plan layout_hook_plan = {0, {{0, 0, 0}}, 0, 0};
+const iso_comm_hook layout_hook = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
 
 // The size, offset or value with this name; -12345: there is none.
 long long layout_of(const char *name) {

@@ -24,6 +24,9 @@ program fortran_layout
     type(iso_bucket_stats), target :: bucket
     type(iso_comm_hook_bucket), target :: shown
     type(iso_comm_hook), target :: hook
+    type(iso_comm_hook_tensor), target :: held
+    type(iso_comm_phase), target :: phase
+    type(iso_comm_hook_plan), target :: plan
 
     call check_comm()
     call check_param()
@@ -77,6 +80,7 @@ contains
         call field('iso_reducer_param.shape_id', c_loc(param), c_loc(param%shape_id))
         call field('iso_reducer_param.shape_text', c_loc(param), c_loc(param%shape_text))
         call field('iso_reducer_param.row', c_loc(param), c_loc(param%row))
+        call field('iso_reducer_param.whole', c_loc(param), c_loc(param%whole))
         call field('iso_reducer_param.local', c_loc(param), c_loc(param%local))
     end subroutine
 
@@ -141,6 +145,28 @@ contains
         call field('iso_comm_hook_bucket.wire', c_loc(shown), c_loc(shown%wire))
         call field('iso_comm_hook_bucket.state', c_loc(shown), c_loc(shown%state))
         call field('iso_comm_hook_bucket.name', c_loc(shown), c_loc(shown%name))
+        call field('iso_comm_hook_bucket.index', c_loc(shown), c_loc(shown%index))
+        call field('iso_comm_hook_bucket.is_last', c_loc(shown), c_loc(shown%is_last))
+        call field('iso_comm_hook_bucket.rank', c_loc(shown), c_loc(shown%rank))
+        call field('iso_comm_hook_bucket.ranks', c_loc(shown), c_loc(shown%ranks))
+        call field('iso_comm_hook_bucket.tensor', c_loc(shown), c_loc(shown%tensor))
+        call field('iso_comm_hook_bucket.tensor_count', c_loc(shown), c_loc(shown%tensor_count))
+        call field('iso_comm_hook_bucket.data', c_loc(shown), c_loc(shown%data))
+        call field('iso_comm_hook_bucket.comm', c_loc(shown), c_loc(shown%comm))
+        call same('iso_comm_hook_tensor', c_sizeof(held))
+        call field('iso_comm_hook_tensor.name', c_loc(held), c_loc(held%name))
+        call field('iso_comm_hook_tensor.offset', c_loc(held), c_loc(held%offset))
+        call field('iso_comm_hook_tensor.count', c_loc(held), c_loc(held%count))
+        call field('iso_comm_hook_tensor.row', c_loc(held), c_loc(held%row))
+        call same('iso_comm_phase', c_sizeof(phase))
+        call field('iso_comm_phase.operation', c_loc(phase), c_loc(phase%operation))
+        call field('iso_comm_phase.count', c_loc(phase), c_loc(phase%count))
+        call field('iso_comm_phase.dtype', c_loc(phase), c_loc(phase%dtype))
+        call same('iso_comm_hook_plan', c_sizeof(plan))
+        call field('iso_comm_hook_plan.phase_count', c_loc(plan), c_loc(plan%phase_count))
+        call field('iso_comm_hook_plan.phase', c_loc(plan), c_loc(plan%phase))
+        call field('iso_comm_hook_plan.state_floats', c_loc(plan), c_loc(plan%state_floats))
+        call field('iso_comm_hook_plan.plain', c_loc(plan), c_loc(plan%plain))
     end subroutine
 
     subroutine check_hook()
@@ -152,7 +178,11 @@ contains
         call field('iso_comm_hook.silent', c_loc(hook), c_loc(hook%silent))
         call field('iso_comm_hook.compress', c_loc(hook), c_loc(hook%compress))
         call field('iso_comm_hook.decompress', c_loc(hook), c_loc(hook%decompress))
+        call field('iso_comm_hook.declare', c_loc(hook), c_loc(hook%declare))
+        call field('iso_comm_hook.run', c_loc(hook), c_loc(hook%run))
+        call field('iso_comm_hook.start', c_loc(hook), c_loc(hook%start))
         call field('iso_comm_hook.user', c_loc(hook), c_loc(hook%user))
+        call field('iso_comm_hook.user_bytes', c_loc(hook), c_loc(hook%user_bytes))
     end subroutine
 
     subroutine check_values()
@@ -183,6 +213,8 @@ contains
         call constant('ISO_BF16', ISO_BF16)
         call constant('ISO_F16', ISO_F16)
         call constant('ISO_I64', ISO_I64)
+        call constant('ISO_I32', ISO_I32)
+        call constant('ISO_U8', ISO_U8)
         call constant('ISO_PROGRESS_AUTO', ISO_PROGRESS_AUTO)
         call constant('ISO_PROGRESS_OFF', ISO_PROGRESS_OFF)
         call constant('ISO_PROGRESS_POLL', ISO_PROGRESS_POLL)
@@ -203,6 +235,10 @@ contains
         call constant('ISO_AVERAGE_PRE', ISO_AVERAGE_PRE)
         call constant('ISO_AVERAGE_SPLIT', ISO_AVERAGE_SPLIT)
         call constant('ISO_AVERAGE_SUM', ISO_AVERAGE_SUM)
+        call constant('ISO_COMM_SUM', ISO_COMM_SUM)
+        call constant('ISO_COMM_GATHER', ISO_COMM_GATHER)
+        call constant('ISO_COMM_ALLTOALL', ISO_COMM_ALLTOALL)
+        call constant('ISO_COMM_HOOK_PHASES', ISO_COMM_HOOK_PHASES)
         call constant('ISO_REDUCER_ONLY', ISO_REDUCER_ONLY)
     end subroutine
 end program

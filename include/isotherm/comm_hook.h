@@ -1,34 +1,84 @@
 // SPDX-License-Identifier: MIT
-// Communication hooks (PyTorch's term) convert a bucket of gradients before and after its
-// all-reduce. A hook is a table of functions, which the reducer calls once per bucket.
+// Communication hooks (PyTorch's term) decide how a bucket of gradients travels. A hook is a table
+// of functions, which the reducer calls for every bucket. Most hooks convert gradients before and
+// after the all-reduce. A hook may also replace the all-reduce by an exchange of its own.
 #ifndef ISOTHERM_COMM_HOOK_H
 #define ISOTHERM_COMM_HOOK_H
 
+#include <isotherm/comm.h>
 #include <isotherm/tensor.h>
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-// A bucket before or after its exchange. All arrays have `count` elements, including the padding
-// between parameters (zeros).
+enum { ISO_COMM_HOOK_PHASES = 4 }; // maximum number of phases of an exchange
+
+// A parameter, or a piece of one (iso_reducer_config.piece_bytes), and its place in a bucket.
+typedef struct iso_comm_hook_tensor {
+    const char *name;     // of the parameter
+    size_t offset, count; // elements of the bucket
+    size_t row;           // > 0: a matrix of whole rows with this many elements each
+} iso_comm_hook_tensor;
+
+// A bucket before or after its exchange. Arrays have `count` elements unless they say otherwise.
+// The padding between parameters is zero and must stay zero.
 typedef struct iso_comm_hook_bucket {
     size_t count;
     iso_dtype dtype; // of the gradients: ISO_F32 or ISO_F64
     void *gradient;
     void *wire;       // of the hook's wire type; the same as gradient if the hook has no compress
-    float *state;     // count * state_floats, kept between steps, zero at first; NULL: none
+    float *state;     // kept between steps, zero at first; NULL: none
     const char *name; // for messages
+    int index;        // number of the bucket, in the order in which backward completes buckets
+    bool is_last;     // true for the last of the buckets that are exchanged
+
+    // For hooks that own their exchange only:
+    int rank, ranks; // this rank's number among the ranks that average the bucket; their count
+    const iso_comm_hook_tensor *tensor; // [tensor_count], in the order of their offsets
+    int tensor_count;
+    void *data[ISO_COMM_HOOK_PHASES]; // of each phase, see declare; 64-byte aligned
+    // The ranks over which the bucket is averaged; NULL in lazy mode. With ISO_SYNC_BLOCKING and
+    // ISO_SYNC_EXPLICIT, all ranks make the calls of run in the same order, so there run may itself
+    // call collectives over comm.
+    iso_comm *comm;
 } iso_comm_hook_bucket;
 
+// What happens to the array of a phase.
+typedef enum iso_comm_operation {
+    ISO_COMM_SUM,     // data has `count` elements, which become the sums over the ranks
+    ISO_COMM_GATHER,  // data has `count` elements for each rank; run fills those of its own rank
+    ISO_COMM_ALLTOALL // likewise; run fills block r for rank r, and gets rank r's block in its
+                      // place
+} iso_comm_operation;
+
+typedef struct iso_comm_phase {
+    iso_comm_operation operation;
+    size_t count; // > 0
+    // A sum: ISO_F32, ISO_F64, ISO_BF16 or ISO_F16; other operations: any type. Only f32 is rounded
+    // to the hook's wire type.
+    iso_dtype dtype;
+} iso_comm_phase;
+
+// How a bucket travels. All ranks declare the same.
+typedef struct iso_comm_hook_plan {
+    int phase_count; // 0: the library exchanges nothing (not in lazy mode)
+    iso_comm_phase phase[ISO_COMM_HOOK_PHASES];
+    size_t state_floats; // total for the bucket; must not depend on the number of ranks
+    bool plain;          // the hook does not handle this bucket: it is summed unchanged
+} iso_comm_hook_plan;
+
+// A hook has compress and decompress, or declare and run, or none of them.
 typedef struct iso_comm_hook {
     const char *name;
     // Element type that travels: ISO_F32, ISO_BF16 or ISO_F16. Buckets of f64 travel unchanged,
-    // without the hook.
+    // without compress and decompress. If a hook owns its exchange, its f32 phases travel in this
+    // type (PyTorch: bf16_compress_wrapper around the hook).
     iso_dtype wire;
-    int state_floats; // floats of state per element, e.g. 1 for error feedback
+    int state_floats; // with compress: floats of state per element, e.g. 1 for error feedback
     bool divides;     // the reduced values are already the average
     bool silent;      // nothing travels: gradients stay local (to measure the cost of the exchange)
     // wire = gradient * factor. factor is this rank's weight, times 1 / ranks if the hook divides.
@@ -38,7 +88,32 @@ typedef struct iso_comm_hook {
     // gradient = wire * factor, where factor turns the sum into an average. Called once per bucket
     // and exchange, after the all-reduce.
     iso_status (*decompress)(const iso_comm_hook_bucket *bucket, double factor, void *user);
+
+    // A hook that owns its exchange declares the phases in which a bucket travels, and computes in
+    // between. All ranks exchange phase 0 of all buckets, then phase 1 of all buckets, and so on,
+    // so ranks cannot deadlock, in whatever order buckets become ready. (If every bucket is awaited
+    // at once, its phases follow each other.)
+    //
+    // Other ranks cannot complete the later phases unless this rank calls the reducer. So do not
+    // wait for another rank by other means (such as iso_comm_barrier) while it may be waiting for
+    // its gradients or parameters: call iso_reducer_finish on all ranks first.
+    //
+    // Local. Called for every bucket that is exchanged, with no data in it: at creation, and when a
+    // scope is first used, because scopes may differ in their number of ranks.
+    iso_status (*declare)(const iso_comm_hook_bucket *bucket, iso_comm_hook_plan *plan, void *user);
+    // Called phase_count + 1 times for each exchange, by a thread of the program: with phase 0 when
+    // gradient is final; with phase k when the result of phase k - 1 is in data[k - 1]. Writes
+    // data[phase], and in the last call gradient. The arrays persist until then. state has the
+    // state_floats of declare. factor is that of compress in the first call, that of decompress in
+    // the last call, and 1 in between; if there is only one call, the product of the first two. The
+    // reducer's call returns an error of run.
+    iso_status (*run)(const iso_comm_hook_bucket *bucket, int phase, double factor, void *user);
+    // Hooks with run only: the gradients of the first `start` backwards that are exchanged travel
+    // as plain sums in their own type. At most 2^24.
+    long long start;
+
     void *user;
+    size_t user_bytes; // > 0: the reducer copies this many bytes of user; 0: it keeps the pointer
 } iso_comm_hook;
 
 // No conversion (PyTorch: allreduce_hook): compress and decompress are NULL.
@@ -55,8 +130,48 @@ extern const iso_comm_hook iso_hook_bf16_feedback;
 // Same as ISO_SYNC_NONE: each rank determines unused parameters by itself.
 extern const iso_comm_hook iso_hook_noop;
 
-// "plain" (or "f32"), "f16", "bf16", "bf16-feedback", "noop". ISO_ERR_ARG for another name; the
-// message lists these.
+// The hooks below own their exchange. They handle only buckets of f32; others travel unchanged, as
+// do buckets of fewer than 512 elements with int8 and topk. All have error feedback: what a rank
+// does not send is added to its gradients of the next step. All ranks get the same average, so
+// replicas stay equal. NaN and infinite gradients appear in the average, but leave no error for the
+// next step.
+
+// 8-bit integers with an f32 scale for each 256 elements: 3.9 times fewer bytes than f32 in a
+// bucket of many groups for each rank. Each rank sums a shard of the bucket in f32 and sends the
+// sum in 8 bits, also with error feedback. State: 1 float per element.
+extern const iso_comm_hook iso_hook_int8;
+
+// Top-k: the largest gradients of each bucket (Aji and Heafield, EMNLP 2017; Stich et al., NeurIPS
+// 2018).
+typedef struct iso_topk_config {
+    double ratio; // fraction of elements to send, 0 < ratio <= 1; at least one of each bucket
+} iso_topk_config;
+#define ISO_TOPK_DEFAULT                                                                           \
+    { .ratio = 0.01 }
+// Each rank receives 8 bytes per element that another rank sends. State: 1 float per element.
+// The reducer copies *config; it must stay until then.
+// config NULL: the default.
+iso_comm_hook iso_hook_topk(const iso_topk_config *config);
+
+// PowerSGD (Vogels et al., NeurIPS 2019; PyTorch: powerSGD_hook) with error feedback and warm
+// start: a matrix of gradients (iso_reducer_param.row) travels as the product of two matrices of
+// low rank. Other gradients travel unchanged. State of a compressed matrix: 1 float per element,
+// and rank * columns.
+typedef struct iso_powersgd_config {
+    int rank;            // >= 1; PyTorch: matrix_approximation_rank
+    long long start;     // number of plain exchanges before PowerSGD; PyTorch: start_powerSGD_iter
+    double least_saving; // > 0: only matrices that shrink by more than this factor are compressed;
+                         // PyTorch: min_compression_rate
+    uint64_t seed;       // for the initial directions
+} iso_powersgd_config;
+#define ISO_POWERSGD_DEFAULT                                                                       \
+    { .rank = 1, .start = 1000, .least_saving = 2, .seed = 0 }
+// The reducer copies *config; it must stay until then.
+// config NULL: the default.
+iso_comm_hook iso_hook_powersgd(const iso_powersgd_config *config);
+
+// "plain" (or "f32"), "f16", "bf16", "bf16-feedback", "int8", "topk", "powersgd", "powersgd+bf16",
+// "noop"; with the default configurations. ISO_ERR_ARG for another name; the message lists these.
 iso_status iso_comm_hook_parse(const char *name, const iso_comm_hook **out);
 
 #ifdef __cplusplus

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Periodic synchronisation for slow networks: DASO (Coquelin et al., J. Big Data 9:14, 2022), as in
-// HeAT and as a variant of this library's own, local SGD (Stich, ICLR 2019), and post-local SGD
-// (Lin et al., ICLR 2020).
+// HeAT and in Isotherm's own variant, local SGD (Stich, ICLR 2019), and post-local SGD (Lin et al.,
+// ICLR 2020).
 //
 // The ranks of a node average gradients every local_skip batches. Nodes exchange parameters every
 // global_skip batches without blocking and merge the result batches_to_wait batches later. A daso
@@ -68,11 +68,12 @@ iso_status iso_daso_reset(iso_optimizer *daso);
 //   - batches_to_wait is at least 0, global_skip at least 1.
 //   - Nodes may have different numbers of ranks. Means weight a node by its number of ranks.
 typedef struct iso_daso_heat_config {
-    int64_t total_epochs;          // required, > 0
-    int64_t warmup_epochs;         // first epochs, with a blocking full average after every batch
-    int64_t cooldown_epochs;       // last epochs, with the same
-    const iso_schedule *scheduler; // borrowed; applied before every update; NULL: none
-    double stability_level;        // threshold of the plateau detector (min, rel, patience 2)
+    int64_t total_epochs;    // required, > 0
+    int64_t warmup_epochs;   // first epochs, with a blocking full average after every batch
+    int64_t cooldown_epochs; // last epochs, with the same
+    // Copied, but its milestones are borrowed. Applied before every update. NULL: none.
+    const iso_schedule *scheduler;
+    double stability_level; // threshold of the plateau detector (min, rel, patience 2)
     int64_t max_global_skips;
     int64_t sending_chunk_size; // elements, > 0
     iso_dtype downcast_type;    // blocking averages: ISO_BF16, ISO_F16 or ISO_F32; cycling uses f32
@@ -105,10 +106,10 @@ iso_status iso_daso_heat_create_take(iso_optimizer *inner, iso_module *data_para
 // Local. Sets the number of batches per epoch, minus 1. Before that, step() is ISO_ERR_STATE.
 iso_status iso_daso_heat_set_last_batch(iso_optimizer *daso, int64_t last_batch);
 
-// ---- DASO of this library -------------------------------------------------------------------------
+// ---- Isotherm's DASO ------------------------------------------------------------------------------
 
 typedef enum iso_merge {
-    // x = mean at send + (x now - x at send): keeps the steps made while waiting
+    // x = mean at send + (x now - x at send): keeps the progress made while waiting
     ISO_MERGE_PROGRESS,
     // x = (2 S x now + P mean) / (2 S + P) for P nodes and S batches since the send (DASO's
     // formula)
@@ -119,12 +120,12 @@ typedef enum iso_merge {
 // when parameters are merged. In the full average before the cool-down they are always averaged,
 // because replicas must be equal from then on. Each rank counts the updates of a parameter by
 // itself (see ISO_UNUSED_NEGOTIATE). When states are averaged over all ranks or over a node, each
-// of these ranks takes the largest count. ISO_STATE_RESET does not reset counts.
+// of these ranks takes the largest count. ISO_STATE_SYNC_RESET does not reset counts.
 typedef enum iso_state_sync {
-    ISO_STATE_KEEP, // each rank keeps its own
+    ISO_STATE_SYNC_KEEP, // each rank keeps its own
     // Travels too, and becomes (2 S now + P mean) / (2 S + P), which keeps second moments >= 0.
-    ISO_STATE_AVERAGE,
-    ISO_STATE_RESET // state: zero; buffers: their values when the optimizer was created
+    ISO_STATE_SYNC_AVERAGE,
+    ISO_STATE_SYNC_RESET // state: zero; buffers: their values when the optimizer was created
 } iso_state_sync;
 
 typedef enum iso_policy {

@@ -1,7 +1,7 @@
 ! SPDX-License-Identifier: MIT
 ! Fortran 2008 interface of the gradient engine. isotherm/reducer.h and comm.h document the
-! procedures. The module is installed as source, because a .mod file fits one compiler only. Compile
-! it with your program:
+! procedures. The module is installed as source, because a .mod file works with one compiler only.
+! Compile it with your program:
 !
 !   mpif90 $(pkg-config --variable=includedir isotherm)/isotherm/isotherm.f90 program.f90 \
 !       $(pkg-config --cflags --libs isotherm)
@@ -13,8 +13,8 @@
 ! - Optional arguments come last. Without a config all settings have their defaults.
 ! - A communicator is the integer of mpif.h and `use mpi`. With mpi_f08 pass comm%MPI_VAL.
 ! - void * is type(c_ptr): pass c_loc of a variable with the target attribute, and read a result
-!   with c_f_pointer. An array passed to a reducer must be contiguous. Do not deallocate it, nor
-!   assign another shape to it, while the reducer exists.
+!   with c_f_pointer. An array passed to a reducer must be contiguous. Do not deallocate it,
+!   or assign an array of another shape to it, while the reducer exists.
 ! - real(c_float) is ISO_F32, and real(c_double) is ISO_F64.
 ! - Update functions (iso_reducer_apply) are module or external procedures, without bind(c).
 module isotherm
@@ -31,7 +31,7 @@ module isotherm
             ISO_ERR_DEVICE = -11, ISO_ERR_UNSUPPORTED = -12
     end enum
     enum, bind(c) ! iso_dtype
-        enumerator :: ISO_F32, ISO_F64, ISO_BF16, ISO_F16, ISO_I64
+        enumerator :: ISO_F32, ISO_F64, ISO_BF16, ISO_F16, ISO_I64, ISO_I32, ISO_U8
     end enum
     enum, bind(c) ! iso_progress
         enumerator :: ISO_PROGRESS_AUTO, ISO_PROGRESS_OFF, ISO_PROGRESS_POLL, ISO_PROGRESS_THREAD
@@ -51,12 +51,16 @@ module isotherm
     enum, bind(c) ! iso_average_mode
         enumerator :: ISO_AVERAGE_POST, ISO_AVERAGE_PRE, ISO_AVERAGE_SPLIT, ISO_AVERAGE_SUM
     end enum
+    enum, bind(c) ! iso_comm_operation
+        enumerator :: ISO_COMM_SUM, ISO_COMM_GATHER, ISO_COMM_ALLTOALL
+    end enum
     integer, parameter :: ISO_REDUCER_ONLY = -1
+    integer, parameter :: ISO_COMM_HOOK_PHASES = 4
 
     public :: ISO_OK, ISO_PENDING, ISO_ERR_ARG, ISO_ERR_NOMEM, ISO_ERR_IO, ISO_ERR_FORMAT, &
         ISO_ERR_SHAPE, ISO_ERR_TYPE, ISO_ERR_STATE, ISO_ERR_MISMATCH, ISO_ERR_TIMEOUT, &
         ISO_ERR_MPI, ISO_ERR_DEVICE, ISO_ERR_UNSUPPORTED
-    public :: ISO_F32, ISO_F64, ISO_BF16, ISO_F16, ISO_I64
+    public :: ISO_F32, ISO_F64, ISO_BF16, ISO_F16, ISO_I64, ISO_I32, ISO_U8
     public :: ISO_PROGRESS_AUTO, ISO_PROGRESS_OFF, ISO_PROGRESS_POLL, ISO_PROGRESS_THREAD
     public :: ISO_SCOPE_WORLD, ISO_SCOPE_NODE, ISO_SCOPE_RANK
     public :: ISO_SYNC_LAZY, ISO_SYNC_BLOCKING, ISO_SYNC_NONE, ISO_SYNC_EXPLICIT
@@ -64,6 +68,7 @@ module isotherm
     public :: ISO_UNUSED_ERROR, ISO_UNUSED_ZERO, ISO_UNUSED_NEGOTIATE
     public :: ISO_AVERAGE_POST, ISO_AVERAGE_PRE, ISO_AVERAGE_SPLIT, ISO_AVERAGE_SUM
     public :: ISO_REDUCER_ONLY
+    public :: ISO_COMM_SUM, ISO_COMM_GATHER, ISO_COMM_ALLTOALL, ISO_COMM_HOOK_PHASES
 
     ! ---- Types, with the components of the C structs ---------------------------------------------
 
@@ -83,6 +88,7 @@ module isotherm
         integer(c_int64_t) :: shape_id = 0
         type(c_ptr) :: shape_text = c_null_ptr ! text that ends with c_null_char
         integer(c_size_t) :: row = 0
+        logical(c_bool) :: whole = .false._c_bool
         logical(c_bool) :: local = .false._c_bool
     end type
 
@@ -134,6 +140,32 @@ module isotherm
         type(c_ptr) :: wire
         type(c_ptr) :: state
         type(c_ptr) :: name
+        integer(c_int) :: index
+        logical(c_bool) :: is_last
+        integer(c_int) :: rank, ranks ! of hooks that own their exchange, as what follows
+        type(c_ptr) :: tensor ! an array of tensor_count iso_comm_hook_tensor
+        integer(c_int) :: tensor_count
+        type(c_ptr) :: data(ISO_COMM_HOOK_PHASES)
+        type(c_ptr) :: comm
+    end type
+
+    type, bind(c), public :: iso_comm_hook_tensor
+        type(c_ptr) :: name ! iso_string(name) returns the text
+        integer(c_size_t) :: offset, count
+        integer(c_size_t) :: row
+    end type
+
+    type, bind(c), public :: iso_comm_phase
+        integer(c_int) :: operation = ISO_COMM_SUM
+        integer(c_size_t) :: count = 0
+        integer(c_int) :: dtype = ISO_F32
+    end type
+
+    type, bind(c), public :: iso_comm_hook_plan
+        integer(c_int) :: phase_count = 0
+        type(iso_comm_phase) :: phase(ISO_COMM_HOOK_PHASES)
+        integer(c_size_t) :: state_floats = 0
+        logical(c_bool) :: plain = .false._c_bool
     end type
 
     type, bind(c), public :: iso_comm_hook
@@ -144,7 +176,11 @@ module isotherm
         logical(c_bool) :: silent = .false._c_bool
         type(c_funptr) :: compress = c_null_funptr ! c_funloc of an iso_comm_hook_convert
         type(c_funptr) :: decompress = c_null_funptr
+        type(c_funptr) :: declare = c_null_funptr ! c_funloc of an iso_comm_hook_declare
+        type(c_funptr) :: run = c_null_funptr ! c_funloc of an iso_comm_hook_run
+        integer(c_long_long) :: start = 0
         type(c_ptr) :: user = c_null_ptr
+        integer(c_size_t) :: user_bytes = 0
     end type
 
     ! ---- Callbacks -------------------------------------------------------------------------------
@@ -171,8 +207,22 @@ module isotherm
             real(c_double), value :: factor
             type(c_ptr), value :: user
         end function
+        integer(c_int) function iso_comm_hook_declare(bucket, plan, user) bind(c)
+            import
+            type(iso_comm_hook_bucket), intent(in) :: bucket
+            type(iso_comm_hook_plan), intent(inout) :: plan
+            type(c_ptr), value :: user
+        end function
+        integer(c_int) function iso_comm_hook_run(bucket, phase, factor, user) bind(c)
+            import
+            type(iso_comm_hook_bucket), intent(in) :: bucket
+            integer(c_int), value :: phase
+            real(c_double), value :: factor
+            type(c_ptr), value :: user
+        end function
     end interface
     public :: iso_reducer_apply, iso_reducer_apply_piece, iso_comm_hook_convert
+    public :: iso_comm_hook_declare, iso_comm_hook_run
 
     ! ---- Handles: a copy refers to the same object -----------------------------------------------
 
@@ -563,7 +613,7 @@ contains
         first = first + 1
     end subroutine
 
-    ! Of piece k this rank updates elements first to first + count - 1 of parameter i.
+    ! In piece k, this rank updates elements first to first + count - 1 of parameter i.
     subroutine iso_reducer_own(reducer, i, k, first, count)
         type(iso_reducer), intent(in) :: reducer
         integer, intent(in) :: i, k
@@ -735,8 +785,8 @@ contains
         deallocate (freed)
     end subroutine
 
-    ! Removes other appliers with this id. C assigns an id again after it dropped the applier, which
-    ! it also does if iso_reducer_remove_apply fails.
+    ! Removes other appliers with this id. C reuses an id after it has dropped the applier,
+    ! even if iso_reducer_remove_apply failed.
     subroutine forget_others(in, mine)
         type(engine), intent(inout) :: in
         type(applier), pointer, intent(in) :: mine

@@ -32,9 +32,11 @@ typedef struct iso_reducer_param {
     int layer;
     uint64_t shape_id;      // anything else that ranks must agree on, e.g. a hash of the shape
     const char *shape_text; // for error messages, e.g. "[32, 1, 3, 3]"; may be NULL
-    // > 0: the parameter may be cut into pieces of whole rows with this many elements each, see
-    // iso_reducer_config.piece_bytes. 0: never.
+    // > 0: the parameter is a matrix with this many elements in each row. It may be cut into pieces
+    // of whole rows, see iso_reducer_config.piece_bytes, and a communication hook may make use of
+    // it.
     size_t row;
+    bool whole; // never cut into pieces
     // Not exchanged: the gradient stays this rank's own. Values are still broadcast at creation.
     bool local;
 } iso_reducer_param;
@@ -48,9 +50,9 @@ typedef enum iso_sync {
 } iso_sync;
 
 // The order in which buckets are sent. ISO_ORDER_NEED: buckets that the next forward needs first
-// overtake the others. Rank 0 plans the order once, from the times in the first steps at which
-// gradients are ready and needed; all ranks follow the plan. ISO_ORDER_REVERSE: the last layers
-// first, as backward completes them. Results are bitwise identical.
+// overtake the others. In the first steps, rank 0 measures when gradients are ready and needed, and
+// plans the order once; all ranks follow the plan. ISO_ORDER_REVERSE: the last layers first, as
+// backward completes them. Results are bitwise identical.
 typedef enum iso_order { ISO_ORDER_NEED, ISO_ORDER_REVERSE } iso_order;
 
 // What happens to a parameter without a gradient in a backward.
@@ -101,7 +103,7 @@ typedef struct iso_reducer_config {
     double split_factor;       // > 0; with ISO_AVERAGE_SPLIT only
     const iso_comm_hook *hook; // copied; NULL: iso_hook_plain
     // Layers are fused into buckets of at least this many bytes, from the last layer to the first,
-    // each element type by itself. 0: one bucket per layer.
+    // separately for each element type. 0: one bucket per layer.
     size_t bucket_bytes;
     // The same for the first bucket sent (the last layers), and for the last one (the first layers,
     // whose exchange is exposed). 0: bucket_bytes.
@@ -110,15 +112,15 @@ typedef struct iso_reducer_config {
     // remaining buckets. Copied.
     const size_t *bucket_list;
     int bucket_list_count;
-    // Parameters with a row and at least two pieces of this size are exchanged and updated piece by
-    // piece. Less work then remains when the last piece arrives. 0: never.
+    // Matrices (iso_reducer_param.row) of at least two pieces of this size are exchanged and
+    // updated piece by piece. Less work then remains when the last piece arrives. 0: never.
     size_t piece_bytes;
     // The number of values that the program sums over the ranks in each exchange; see
-    // iso_reducer_add_sum. At most ISO_REDUCER_MOST_SUMS.
+    // iso_reducer_add_sum. At most ISO_REDUCER_MAX_SUMS.
     int sums;
-    // ZeRO stage 1 (Rajbhandari et al., SC 2020): shares the updates, and with them the state of
-    // the optimizer, out over the ranks. Each rank gets the averages of its shard of every bucket,
-    // updates the shard (iso_reducer_own), and sends the new values to the other ranks.
+    // ZeRO stage 1 (Rajbhandari et al., SC 2020): divides the updates, and with them the optimizer
+    // state, among the ranks. Each rank gets the averages of its shard of every bucket, updates the
+    // shard (iso_reducer_own), and sends the new values to the other ranks.
     // iso_reducer_param_needed waits for these. Moves as many bytes as an all-reduce. Gradients are
     // added in the order of the ranks. So elementwise updates give the same bits as without ZeRO in
     // shared memory. Reading a rank's new values waits until the other ranks reach their next
@@ -131,7 +133,7 @@ typedef struct iso_reducer_config {
     // or a hook.
     bool zero;
 } iso_reducer_config;
-#define ISO_REDUCER_MOST_SUMS 64
+#define ISO_REDUCER_MAX_SUMS 64
 
 // Collective over comm. config NULL: all zero, i.e. lazy, one bucket per layer, and an error for
 // parameters without a gradient. Checks that all ranks list the same parameters: if not,
@@ -188,10 +190,11 @@ iso_status iso_reducer_step_of(iso_reducer *reducer, int id, const void *hyper);
 // So a forward may run again inside the backward (activation recomputation), as long as it runs
 // before the gradients of its parameters are reported.
 //
-// Take two backwards without a step between them, the first of which leaves parameters unreported.
-// They count as one backward, with one exchange, unless the forward between them asks for a
-// parameter that the first one reported. If ranks use different parameters, call iso_reducer_finish
-// between such backwards: every rank must end the same number of backwards.
+// If a backward leaves parameters unreported and another backward follows without a step in
+// between, the two count as one, with one exchange. Exception: the forward between them calls
+// iso_reducer_param_needed for a parameter that the first one reported. If ranks use different
+// parameters, call iso_reducer_finish between such backwards: every rank must end the same number
+// of backwards.
 
 // Reports that the gradient of parameter i is final for this backward. Starts the exchanges that
 // this makes possible; with ISO_SYNC_BLOCKING it also waits for them. Call it once per parameter
@@ -236,7 +239,7 @@ void iso_reducer_poll(iso_reducer *reducer);
 // for all gradients in flight, however short it is. The step is then no longer lazy. These sums
 // instead travel with the bucket that the next forward needs first, behind its gradients, and cost
 // no message. On a GPU, with a converting hook, or with zero, they are sent as one short message.
-// No gradient waits for it.
+// No gradient waits for this message.
 
 // Local. Adds this rank's value to sum k (0 to config.sums - 1) of the next exchange. Call it
 // before the last gradient of the bucket that the next forward needs first is reported, e.g. with
@@ -245,7 +248,7 @@ iso_status iso_reducer_add_sum(iso_reducer *reducer, int k, double value);
 // Sum k of the latest exchange, over the ranks over which gradients are averaged; 0 before the
 // first. It is not averaged or weighted. It is the same on all of these ranks. It is rounded once,
 // or after each addition if the sums are a message of their own. Waits for the bucket that is
-// needed first. It costs nothing once the next forward has got its first parameter.
+// needed first. It costs nothing once the next forward has received its first parameter.
 iso_status iso_reducer_get_sum(iso_reducer *reducer, int k, double *sum);
 
 // ---- Uneven inputs (see join.h) ---------------------------------------------------------------------

@@ -206,11 +206,11 @@ static iso_status check_loaded(iso_optimizer *optimizer) {
         self->schedule.total == mine.total && self->schedule.warmup == mine.warmup &&
             self->schedule.cooldown == mine.cooldown && self->schedule.local == mine.local,
         ISO_ERR_MISMATCH,
-        "the state was saved by a daso of %lld steps, %lld of them warm-up and %lld cool-down; "
+        "the state was saved by a daso of %lld step%s, %lld of them warm-up and %lld cool-down; "
         "this one has %lld, %lld and %lld: continue with the same settings",
-        (long long)self->schedule.total, (long long)self->schedule.warmup,
-        (long long)self->schedule.cooldown, (long long)mine.total, (long long)mine.warmup,
-        (long long)mine.cooldown);
+        (long long)self->schedule.total, ISO_PLURAL(self->schedule.total),
+        (long long)self->schedule.warmup, (long long)self->schedule.cooldown, (long long)mine.total,
+        (long long)mine.warmup, (long long)mine.cooldown);
     return iso__periodic_loaded(&self->engine);
 }
 

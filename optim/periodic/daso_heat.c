@@ -124,7 +124,7 @@ static iso__periodic_config engine_config(const iso_daso_heat_config *config) {
                  .round_sums = config->downcast_type != ISO_F32,
                  .chunk = chunk},
         .merge = ISO_MERGE_HEAT,
-        .state = ISO_STATE_KEEP,
+        .state = ISO_STATE_SYNC_KEEP,
     };
 }
 

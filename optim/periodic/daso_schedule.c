@@ -94,7 +94,7 @@ iso_status iso__daso_config_check(const iso_daso_config *c) {
     ISO_CHECK(c->wire == ISO_F32 || c->wire == ISO_BF16 || c->wire == ISO_F16, ISO_ERR_ARG,
               "daso: wire is element type %d, it must be ISO_F32, ISO_BF16 or ISO_F16",
               (int)c->wire);
-    ISO_TRY(check_choice("state", (int)c->state, ISO_STATE_RESET));
+    ISO_TRY(check_choice("state", (int)c->state, ISO_STATE_SYNC_RESET));
     ISO_TRY(check_policy(c));
     return iso__daso_rhythm_check(c, &fields);
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The settings of DASO, local SGD, post-local SGD and HeAT's DASO: the tables from which they are
-// read, and by which ranks compare what they were given.
+// The settings of DASO, local SGD, post-local SGD and HeAT's DASO: the tables by which they are
+// read, and compared between ranks.
 #include "optim/periodic/daso_settings.h"
 
 #include "base/base.h"
@@ -61,11 +61,11 @@ const iso_setting iso__daso_setting[] = {
     {"wire", INDEX, offsetof(daso_values, wire), .choices = WIRES, .initial = "bf16",
      .meaning = "element type in which parameters travel"},
     {"merge", INDEX, FIELD(merge), .choices = "progress|heat", .initial = "progress",
-     .meaning = "progress: keep the steps made while waiting; heat: HeAT's weighted mean"},
+     .meaning = "progress: keep the progress made while waiting; heat: HeAT's weighted mean"},
     {"state", INDEX, FIELD(state), .choices = "keep|average|reset", .initial = "keep",
      .meaning = "what a merge does with momentum and other optimizer state"},
     {"policy", INDEX, FIELD(policy), .choices = "fixed|plateau|adaptive", .initial = "fixed",
-     .meaning = "how --period and --wait adapt; plateau: at the end of epochs"},
+     .meaning = "how --period and --wait adapt; plateau: to the epoch loss"},
     {"max-period", INTEGER, FIELD(max_global_skip), COUNT_FROM(1), .initial = "64",
      .meaning = "maximum period and wait that the policy may choose", .of = "policy",
      .among = "plateau|adaptive"},
@@ -119,7 +119,8 @@ const iso_setting iso__heat_setting[] = {
      .meaning =
          "epochs of blocking averages at the start (default: 4, but at most a third of the run)"},
     {"cooldown-epochs", INTEGER, FIELD(cooldown_epochs), COUNT_FROM(0),
-     .meaning = "epochs of blocking averages at the end (default: as --warmup-epochs)"},
+     .meaning =
+         "epochs of blocking averages at the end (default: 4, but at most a third of the run)"},
     {"max-global-skips", INTEGER, FIELD(max_global_skips), COUNT_FROM(0), .initial = "8",
      .meaning = "maximum number of steps between exchanges"},
     {"sending-chunk-size", INTEGER, FIELD(sending_chunk_size), COUNT_FROM(1), .initial = "10000000",
@@ -129,7 +130,7 @@ const iso_setting iso__heat_setting[] = {
     {"use-mpi-groups", INDEX, offsetof(heat_values, groups), .choices = "yes|no", .initial = "yes",
      .meaning = "yes: create leader groups from MPI groups; no: by splitting communicators"},
     {"skip-reduction-factor", INTEGER, FIELD(skip_reduction_factor), COUNT_FROM(1), .initial = "2",
-     .meaning = "on a plateau, global and local skip are divided by this"},
+     .meaning = "divide global and local skip by N on a plateau"},
     {"local-skip-factor", INTEGER, FIELD(local_skip_factor), COUNT_FROM(1), .initial = "4",
      .meaning = "ratio of global to local skips"},
     {"stability-level", NUMBER, FIELD(stability_level), 0, 1e6, .initial = "0.05",

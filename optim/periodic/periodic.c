@@ -139,7 +139,7 @@ iso_status iso__periodic_set_reference(iso__periodic *p) {
 // ---- Actions --------------------------------------------------------------------------------------
 
 static iso_status reset_state(iso__periodic *p) {
-    if (p->config.state != ISO_STATE_RESET) return ISO_OK;
+    if (p->config.state != ISO_STATE_SYNC_RESET) return ISO_OK;
     int buffers_end = p->parameter_count + p->buffer_count;
     if (p->buffer_count > 0)
         ISO_TRY(iso__periodic_put(p, p->parameter_count, buffers_end, p->first_buffers));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Means that are waited for: over all ranks, and over a node.
+// Blocking means: over all ranks, and over a node.
 #include "optim/periodic/periodic.h"
 
 #include "comm/traffic.h"
@@ -23,7 +23,7 @@ iso_status iso__periodic_unpack(iso__periodic *p, size_t elements, const float *
 
 size_t iso__periodic_elements(const iso__periodic *p, iso__payload payload) {
     bool state = payload == ISO__PAYLOAD_STATE ||
-                 (payload == ISO__PAYLOAD_WIRE && p->config.state == ISO_STATE_AVERAGE);
+                 (payload == ISO__PAYLOAD_WIRE && p->config.state == ISO_STATE_SYNC_AVERAGE);
     return state ? p->elements : p->parameter_elements;
 }
 

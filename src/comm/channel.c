@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Exchanges that go on in rounds: chunks of buffers leave in the order of one plan.
+// Exchanges that are repeated in rounds: chunks of buffers leave in the order of one plan.
 #include "comm/channel_impl.h"
 #include "comm/traffic.h"
 
@@ -11,7 +11,8 @@
 #define CUT_UNIT   ((size_t)64) // chunks begin on cache lines
 enum { MOST_CELLS = 16 };
 
-// Of the thread that asks; the error may be that of another.
+// The status of an item, with an error record of the calling thread: another thread may have found
+// the error.
 static iso_status item_verdict(const iso__channel *c, int i) {
     if (!iso__entry_is_pending(&c->item[i])) return ISO_OK;
     ISO_CHECK(!iso__channel_has_failed(c), (iso_status)atomic_load(&c->error), "%s", c->message);
@@ -40,7 +41,7 @@ size_t iso__cut_at(size_t bytes, size_t unit, size_t count, size_t k) {
     return at < bytes ? at : bytes;
 }
 
-// Writes a chunk as chunks of at most so many bytes; gives their number.
+// Cuts a chunk into chunks of at most `most` bytes, and returns their number.
 static size_t cut_chunk(iso__chunk chunk, size_t most, iso__chunk *out) {
     size_t count = iso__cut_count(chunk.bytes, CUT_UNIT, most);
     for (size_t k = 0; k < count; k++) {
@@ -74,7 +75,7 @@ static iso_status check_phase(const iso__channel *c, const iso__chunk *before,
     return ISO_OK;
 }
 
-// Gives the number of chunks, none of them longer than MOST_BYTES.
+// Checks the plan. *out: the number of its chunks once none is longer than MOST_BYTES.
 static iso_status check_plan(const iso__channel *c, const iso__chunk *chunk, int count,
                              size_t *covered, int *total) {
     *total = 0;
@@ -91,7 +92,7 @@ static iso_status check_plan(const iso__channel *c, const iso__chunk *chunk, int
     return ISO_OK;
 }
 
-// How many chunks can be under way at once.
+// The maximum number of chunks that can be under way at once.
 static int most_at_once(const iso__chunk *chunk, int count, size_t window) {
     size_t least = SIZE_MAX;
     for (int k = 0; k < count; k++) least = chunk[k].bytes < least ? chunk[k].bytes : least;
@@ -115,7 +116,7 @@ static void free_cells(iso__channel *c) {
     c->cell_count = 0;
 }
 
-// Room for the chunks of the plan that can be under way together and that are summed here.
+// Makes cells for the chunks that can be under way together and that need one.
 static iso_status make_cells(iso__channel *c) {
     size_t longest = 0, ranks = (size_t)c->comm->size;
     int count = 0;
@@ -136,7 +137,7 @@ static iso_status make_cells(iso__channel *c) {
     return ISO_OK;
 }
 
-// Takes over the chunks, which are in order.
+// Makes these chunks the plan, and owns them.
 static void adopt_plan(iso__channel *c, iso__chunk *chunk, int count, size_t window) {
     pthread_mutex_lock(&c->comm->engine->lock);
     for (int i = 0; i < c->count; i++) c->item[i].chunks = 0;
@@ -199,15 +200,16 @@ static iso_status plan_in_order(iso__channel *c, size_t chunk_bytes, size_t wind
 // ---- Life -------------------------------------------------------------------------------------------
 
 static iso_status check_item(const iso__channel_item *given) {
-    ISO_CHECK(iso__mpi_type(given->dtype) != MPI_DATATYPE_NULL, ISO_ERR_UNSUPPORTED,
-              "\"%s\" has elements of type %s, which MPI cannot sum", given->label,
-              iso_dtype_name(given->dtype));
     ISO_CHECK(given->bytes > 0 && given->bytes % iso_dtype_size(given->dtype) == 0, ISO_ERR_ARG,
               "\"%s\" has %zu bytes, which is not a whole number of its elements", given->label,
               given->bytes);
-    ISO_CHECK((int)given->operation >= 0 && given->operation <= ISO__GATHER, ISO_ERR_UNSUPPORTED,
+    ISO_CHECK((int)given->operation >= 0 && given->operation <= ISO__ALLTOALL, ISO_ERR_UNSUPPORTED,
               "\"%s\" has operation %d, which channels do not know", given->label,
               (int)given->operation);
+    bool known = iso__mpi_type(given->dtype) != MPI_DATATYPE_NULL;
+    ISO_CHECK(given->operation != ISO__SUM || known, ISO_ERR_UNSUPPORTED,
+              "\"%s\" has elements of type %s, which MPI cannot sum", given->label,
+              iso_dtype_name(given->dtype));
     bool sums = given->dtype == ISO_F32 || given->dtype == ISO_F64;
     ISO_CHECK(given->operation != ISO__SCATTER || sums, ISO_ERR_UNSUPPORTED,
               "\"%s\" has elements of type %s: sums of blocks are of f32 or f64", given->label,
@@ -226,14 +228,14 @@ static iso_status take_items(iso__channel *c, const iso__channel_item *given, in
     return plan_in_order(c, chunk_bytes, window);
 }
 
-// The same one on all ranks, which create and destroy channels in one order.
+// Takes the same queue on all ranks, because they create and destroy channels in the same order.
 static void take_queue(iso__channel *c) {
     for (int q = 1; q < ISO_QUEUES && c->queue == 0; q++)
         if (!c->comm->queue_taken[q]) c->queue = q;
     c->comm->queue_taken[c->queue] = true;
 }
 
-// With the lock of the engine, whose threads walk the list.
+// Takes the engine's lock, because its threads walk the list.
 static void list_channel(iso__channel *c, bool add) {
     iso__engine *engine = c->comm->engine;
     pthread_mutex_lock(&engine->lock);
@@ -252,10 +254,10 @@ iso_status iso__channel_create(iso_comm *comm, const iso__channel_item *given, i
     ISO_TRY(iso__alloc_zero(sizeof(*c), (void **)&c));
     c->comm = iso_comm_retain(comm);
     c->mpi = MPI_COMM_NULL;
-    take_queue(c); // which tells how items are exchanged
+    take_queue(c); // first, because the queue decides how items are exchanged
     ISO_TRY_GOTO(iso_comm_agree(comm, take_items(c, given, count, chunk_bytes, window)));
     ISO_TRY_GOTO(iso__comm_meet(comm, "the barrier before MPI_Comm_dup"));
-    // With its error handler, which returns.
+    // The new communicator inherits the error handler, which returns errors.
     ISO_TRY_GOTO(iso__comm_make(comm, &(iso__comm_recipe){.from = comm->mpi}, &c->mpi));
     list_channel(c, true);
     *out = c;
@@ -265,7 +267,8 @@ fail:
     return status;
 }
 
-// What a time-out or an error left under way: MPI may still write into the items.
+// Whether a time-out or an error left an exchange under way, so that MPI may still write into
+// items.
 static bool is_in_use(iso__channel *c) {
     pthread_mutex_lock(&c->comm->engine->lock);
     bool in_use = c->in_flight > 0;
@@ -326,7 +329,8 @@ iso_status iso__channel_ready(iso__channel *c, int i) {
     return ISO_OK;
 }
 
-// An item that is not ready on this rank and must leave before this one has left; -1: none.
+// An item that is not ready on this rank, although one of its chunks must leave before the last
+// chunk of m; -1: none.
 static int find_blocking(const iso__channel *c, const iso__channel_entry *m) {
     uint64_t round = c->round, last = m->announced - 1;
     for (int k = c->next; round < last || (round == last && k <= m->last);) {

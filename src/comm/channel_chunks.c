@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: MIT
 // Posts the chunks of channels in the order of their plans, and finishes those that are complete.
-// All with the lock of the engine held.
+// All functions need the engine's lock.
 #include "comm/channel_impl.h"
 
 #include <isotherm/trace.h>
 #include <stdio.h>
+#include <string.h>
 
-// Keeps what this thread's error record says.
+// Keeps the message of this thread's error record.
 void iso__channel_fail(iso__channel *c, const iso__channel_entry *m, iso_status status) {
     if (iso__channel_has_failed(c)) return;
     snprintf(c->message, sizeof(c->message), "the exchange of \"%s\" failed: %.300s",
@@ -33,22 +34,23 @@ static bool may_post(const iso__channel *c) {
 
 const iso__collective_ops *iso__channel_ops(const iso__channel *c, const iso__channel_entry *m) {
     size_t blocks = m->given.operation == ISO__SUM ? 1 : (size_t)c->comm->size;
-    if (c->queue == 0) return &iso__collective_mpi;
+    if (c->queue == 0 || m->given.operation == ISO__ALLTOALL) return &iso__collective_mpi;
     return iso__collective_choose(c->comm, m->given.data, blocks * m->given.bytes, m->given.dtype);
 }
 
 // ---- Operations -------------------------------------------------------------------------------------
 
-// What differs by operation.
+// How an operation travels by messages.
 typedef struct operation {
     const char *name; // of MPI's call
     int (*call)(iso_request *request, int count, MPI_Comm mpi, MPI_Request *out);
 } operation;
 static const operation operations[] = {[ISO__SUM] = {"an all-reduce", iso__mpi_allreduce},
                                        [ISO__SCATTER] = {"an all-to-all", iso__mpi_scatter},
-                                       [ISO__GATHER] = {"an all-gather", iso__mpi_gather}};
+                                       [ISO__GATHER] = {"an all-gather", iso__mpi_gather},
+                                       [ISO__ALLTOALL] = {"an all-to-all", iso__mpi_scatter}};
 
-// Sends from the item's blocks into a cell.
+// Makes the request send from the item's blocks and receive into a cell.
 static void use_cell(iso__channel *c, iso_request *request) {
     iso__channel_cell *cell = free_cell(c);
     cell->taken = true;
@@ -57,12 +59,20 @@ static void use_cell(iso__channel *c, iso_request *request) {
     request->next = cell->memory;
 }
 
-// The blocks of all ranks are here.
-static void sum_cell(const iso__channel *c, const iso_request *request) {
+// Moves the received blocks from the cell to the item: sums them, or copies them.
+static void empty_cell(const iso__channel *c, const iso_request *request) {
     const iso__chunk *chunk = &c->chunk[request->channel_chunk];
     const iso__channel_item *item = &c->item[chunk->item].given;
-    char *own = (char *)item->data + (size_t)c->comm->rank * item->bytes + chunk->offset;
-    iso__sum_blocks(own, request->cell->memory, chunk->bytes, c->comm->size, item->dtype);
+    const char *from = request->cell->memory;
+    char *to = (char *)item->data + chunk->offset;
+    int size = c->comm->size;
+    if (item->operation == ISO__SCATTER)
+        iso__sum_blocks(to + (size_t)c->comm->rank * item->bytes, from, chunk->bytes, size,
+                        item->dtype);
+    else
+        for (int r = 0; r < size; r++)
+            memcpy(to + (size_t)r * item->bytes, from + (size_t)r * chunk->bytes, chunk->bytes);
+    request->cell->taken = false;
 }
 
 static iso_status post_chunk(iso__channel *c, int index) {
@@ -80,7 +90,7 @@ static iso_status post_chunk(iso__channel *c, int index) {
     request->call = operations[m->given.operation].call;
     request->operation = m->given.operation;
     request->block = m->given.operation == ISO__SUM ? 0 : m->given.bytes;
-    request->whole = true; // its length is the plan's
+    request->whole = true; // the plan determines its length
     request->channel = c;
     request->channel_chunk = index;
     if (iso__channel_uses_cells(c, m)) use_cell(c, request);
@@ -120,10 +130,9 @@ static void finish_chunk(iso_request *request) {
         const char *name = operations[m->given.operation].name;
         iso__channel_fail(c, m,
                           iso__mpi_error(request->mpi_error, name, __func__, __FILE__, __LINE__));
-        // MPI may still write into the cell: it stays taken.
+        // The cell stays taken, because MPI may still write into it.
     } else {
-        if (request->cell) sum_cell(c, request);
-        if (request->cell) request->cell->taken = false;
+        if (request->cell) empty_cell(c, request);
         if (--m->chunks_left == 0) {
             m->times.done_ns = request->done_ns;
             atomic_fetch_add_explicit(&m->completed, 1, memory_order_release);

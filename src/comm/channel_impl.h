@@ -12,21 +12,23 @@
 // One item.
 typedef struct iso__channel_entry {
     iso__channel_item given;
-    // Rounds for which it was made ready, and of these those it is done with: they differ by one
-    // while it is under way. Written with the lock held; `completed` last, after the times.
+    // The number of rounds for which the item was made ready, and the number of its complete
+    // rounds. They differ by one while the item is under way. Written with the lock held;
+    // `completed` last, after the times.
     _Atomic uint64_t announced, completed;
-    int chunks, last; // how many; the plan's index of the last one
-    int chunks_left;  // of the round under way
+    int chunks, last; // their number; the index of the last one in the plan
+    int chunks_left;  // that are not complete in the round under way
     iso__channel_times times;
 } iso__channel_entry;
 
-// Where the blocks of other ranks arrive that a SCATTER by messages sums.
+// Receives the blocks of other ranks, if they cannot be received in place: a SCATTER by messages
+// sums them afterwards, and an ALLTOALL still sends from the item.
 typedef struct iso__channel_cell {
     char *memory; // a chunk's block of each rank
     bool taken;
 } iso__channel_cell;
 
-// The engine's lock guards everything but what is atomic.
+// The engine's lock guards everything that is not atomic.
 struct iso__channel {
     iso_comm *comm;
     MPI_Comm mpi;
@@ -34,16 +36,17 @@ struct iso__channel {
     int count;
     iso__chunk *chunk; // the plan
     int chunk_count;
-    int next;                 // of the plan, to be posted
+    int next;                 // the index in the plan of the next chunk to post
     uint64_t round;           // of that chunk
     size_t window, in_flight; // bytes
-    int room;                 // requests that are there for it
+    int room;                 // requests reserved for its chunks
     iso__channel_cell *cell;  // NULL: no item needs any
     int cell_count;
-    int queue; // of exchanges in shared memory; 0: it takes no part in them
+    int queue; // for exchanges in shared memory; 0: none
     int64_t busy_since;
     iso__channel_load load;
-    // The first error, and its text, written before it. Nothing is posted any more.
+    // The first error, and its message, which is written before it. After an error nothing is
+    // posted.
     _Atomic int error;
     char message[400];
     iso__channel *older; // in the engine's list
@@ -58,21 +61,22 @@ static inline bool iso__channel_has_failed(const iso__channel *c) {
     return atomic_load_explicit(&c->error, memory_order_acquire) != ISO_OK;
 }
 
-// With the lock of the engine held, as all of what follows (channel_chunks.c). Keeps what this
-// thread's error record says.
+// This and all functions below need the engine's lock (channel_chunks.c). Stores this thread's
+// error record as the channel's error, unless it has one.
 void iso__channel_fail(iso__channel *channel, const iso__channel_entry *m, iso_status status);
-// How the item's operation is carried out: in shared memory, or by messages.
+// The implementation of the item's operation: in shared memory, or by messages.
 const iso__collective_ops *iso__channel_ops(const iso__channel *channel,
                                             const iso__channel_entry *m);
 // Whether chunks of the item need a cell.
 static inline bool iso__channel_uses_cells(const iso__channel *channel,
                                            const iso__channel_entry *m) {
-    return m->given.operation == ISO__SCATTER &&
+    iso__operation operation = m->given.operation;
+    return (operation == ISO__SCATTER || operation == ISO__ALLTOALL) &&
            iso__channel_ops(channel, m) == &iso__collective_mpi;
 }
-// Posts what may be posted, and says whether anything was.
+// Posts all chunks that may be posted. Returns whether it posted any.
 bool iso__channel_issue(iso__channel *channel);
-// The same of all channels, whose complete chunks are taken back before.
+// Finishes the complete chunks of all channels, then calls iso__channel_issue for each channel.
 bool iso__channels_issue(iso__engine *engine);
 
 #endif

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Communicators: duplicate, blocking collectives, and a verdict that all ranks share.
+// Communicators: creation, blocking collectives, and agreement of all ranks on an error.
 #include "comm/comm_calls.h"
 #include "comm/comm_state.h"
 #include "comm/debug.h"
@@ -22,8 +22,8 @@ iso_status iso_comm_barrier(iso_comm *comm) {
     return iso__comm_meet(comm, "a barrier");
 }
 
-// Memory for what MPI reads and writes in a wait that may be given up: MPI goes on with it, while
-// the caller's may be a variable that is gone. Longer buffers are used where they are (NULL).
+// Memory that MPI may still use after a time-out, when the caller's variable may no longer exist.
+// *out is NULL for long buffers, which are used in place.
 static iso_status borrow_memory(iso_comm *comm, size_t bytes, void **out) {
     *out = NULL;
     if (bytes > SCRATCH_MOST) return ISO_OK;
@@ -41,8 +41,8 @@ static iso_status borrow_memory(iso_comm *comm, size_t bytes, void **out) {
 
 // ---- Life -----------------------------------------------------------------------------------------
 
-// The limit holds from the first wait on: where it cannot be read, the default does until all ranks
-// are together and can be told.
+// Sets the time-out before the first wait. If ISO_TIMEOUT is invalid, the default applies until all
+// ranks have met, and the error is reported then.
 static iso_status read_timeout(iso_comm *comm, const iso_comm_config *config) {
     comm->timeout_s = 300;
     if (config && config->timeout_s > 0) {
@@ -53,8 +53,8 @@ static iso_status read_timeout(iso_comm *comm, const iso_comm_config *config) {
     return ISO_OK;
 }
 
-// MPI_Comm_dup can only block: all ranks meet before it, and before they compare their
-// environments, under the limit.
+// MPI_Comm_dup blocks without a limit. So all ranks first meet in a barrier with the time-out, and
+// then compare their environments.
 static iso_status duplicate_comm(iso_comm *comm, MPI_Comm mpi_comm) {
     MPI_Request request;
     ISO_TRY_MPI(MPI_Comm_rank(mpi_comm, &comm->rank));
@@ -64,7 +64,7 @@ static iso_status duplicate_comm(iso_comm *comm, MPI_Comm mpi_comm) {
     int rc = MPI_Ibarrier(mpi_comm, &request);
     iso_status met = iso__comm_await(comm, rc, &request, "the barrier before MPI_Comm_dup");
     ISO_TRY(iso__debug_name_missing(comm, met));
-    ISO_TRY(iso__comm_check_environment(comm, mpi_comm)); // MPI_Comm_dup sums by the algorithm
+    ISO_TRY(iso__comm_check_environment(comm, mpi_comm)); // MPI_Comm_dup sums by ISO_IALLREDUCE
     ISO_TRY(iso__comm_make(comm, &(iso__comm_recipe){.from = mpi_comm}, &comm->mpi));
     ISO_TRY_MPI(MPI_Comm_set_errhandler(comm->mpi, MPI_ERRORS_RETURN));
     return iso__debug_open(comm);
@@ -83,7 +83,7 @@ static iso_status connect_ranks(iso_comm *comm, MPI_Comm mpi_comm, const iso_com
     if (long_requests) ISO_TRY(duplicate_for_bulk(comm));
     ISO_TRY(limit);
     ISO_TRY(iso__engine_acquire(config ? config->progress : ISO_PROGRESS_AUTO, &comm->engine));
-    // Once per process: looking for it takes Open MPI a fifth of a second.
+    // Once per process, because the search takes Open MPI a fifth of a second.
     if (!comm->engine->algorithm[0])
         comm->engine->algorithm_number =
             iso__choose_algorithm(comm->engine->algorithm, sizeof(comm->engine->algorithm));
@@ -130,7 +130,7 @@ iso_status iso_comm_create(MPI_Comm mpi_comm, const iso_comm_config *config, iso
 }
 
 iso_status iso_comm_create_fortran(int mpi_comm, const iso_comm_config *config, iso_comm **out) {
-    int initialized = 0, finalized = 0; // handles are converted in between alone
+    int initialized = 0, finalized = 0; // handles can be converted only in between
     MPI_Initialized(&initialized);
     MPI_Finalized(&finalized);
     bool runs = initialized && !finalized;
@@ -185,7 +185,8 @@ static iso_status bcast_chunk(iso_comm *comm, void *data, size_t bytes, int root
 iso_status iso_comm_bcast(iso_comm *comm, void *data, size_t bytes, int root) {
     ISO_CHECK(root >= 0 && root < comm->size, ISO_ERR_ARG,
               "a broadcast from rank %d: the communicator has ranks 0 to %d", root, comm->size - 1);
-    ISO_TRY(iso__debug_match(comm, "a broadcast of %zu bytes from rank %d", bytes, root));
+    ISO_TRY(iso__debug_match(comm, "a broadcast of %zu byte%s from rank %d", bytes,
+                             ISO_PLURAL(bytes), root));
     for (size_t done = 0; done < bytes;) {
         size_t chunk = bytes - done < MOST_BYTES ? bytes - done : MOST_BYTES;
         ISO_TRY(bcast_chunk(comm, (char *)data + done, chunk, root));
@@ -266,7 +267,7 @@ static iso_status gather_on_root(iso_comm *comm, const void *data, const uint64_
     *sizes = each;
     return ISO_OK;
 fail:
-    if (!comm->lost) iso__free(all); // what has timed out may still come in
+    if (!comm->lost) iso__free(all); // after a time-out MPI may still write into it
     iso__free(each);
     return status;
 }
@@ -309,7 +310,7 @@ iso_status iso_comm_agree(iso_comm *comm, iso_status mine) {
         char message[sizeof(((iso_error *)0)->message)];
     } said = {.code = mine};
     if (comm->rank == lowest) memcpy(said.message, iso_last_error()->message, sizeof(said.message));
-    // The verdict of this rank survives the broadcast: its own record is the better one.
+    // A rank that failed keeps its own error record, which is more precise.
     ISO_TRY(iso_comm_bcast(comm, &said, sizeof(said), (int)lowest));
     if (mine < 0) return mine;
     if (iso__names_rank(said.message)) return ISO_FAIL((iso_status)said.code, "%s", said.message);
@@ -318,8 +319,8 @@ iso_status iso_comm_agree(iso_comm *comm, iso_status mine) {
 
 enum { RANKS_SHOWN = 8 };
 
-// "rank 3 has" or "ranks 1, 3 and 5 have", of ranks whose number is not rank 0's; ", ..." for the
-// rest of a long list.
+// Writes "rank 3 has" or "ranks 1, 3 and 5 have" for the ranks whose number differs from rank 0's;
+// ", ..." stands for the rest of a long list.
 static void list_others(const uint64_t *numbers, int size, char *text, size_t room) {
     int others = 0, shown = 0;
     size_t used = 0;

@@ -7,8 +7,8 @@
 
 #include <isotherm/trace.h>
 
-// Elements of the shares of a chunk are a multiple of this, so that blocks are multiples of 64
-// bytes in every element type.
+// The number of elements of a share is a multiple of this, so that blocks are multiples of 64 bytes
+// in every element type.
 enum { ISO__AVERAGE_UNIT = 32 };
 
 // A chunk of the array whose shares travel together. In the buffers it is one block for each node,
@@ -21,13 +21,13 @@ typedef struct iso__average_chunk {
 } iso__average_chunk;
 
 typedef enum iso__average_phase {
-    ISO_AVERAGE_IDLE,
-    ISO_AVERAGE_SCATTER,
-    ISO_AVERAGE_GATHER,
-    ISO_AVERAGE_SPREAD,
-    ISO_AVERAGE_VERDICT,
-    ISO_AVERAGE_DONE,
-    ISO_AVERAGE_PHASES
+    ISO__AVERAGE_IDLE,
+    ISO__AVERAGE_SCATTER,
+    ISO__AVERAGE_GATHER,
+    ISO__AVERAGE_SPREAD,
+    ISO__AVERAGE_VERDICT,
+    ISO__AVERAGE_DONE,
+    ISO__AVERAGE_PHASES
 } iso__average_phase;
 
 // Why a rank wants the exchange dropped.
@@ -41,16 +41,16 @@ typedef enum iso__average_cause {
 
 struct iso__average {
     iso__routes *routes;
-    const iso_topology *layout; // of the routes
+    const iso_topology *layout; // the routes'
     iso__average_config config;
     size_t count;
     size_t shard; // elements of a local rank's shard with ISO__SHARDS
-    float factor; // of this node's values in the sum: 1 where all nodes are equal
+    float factor; // of this node's values in the sum; 1 if all nodes have equally many ranks
 
-    char *send, *recv; // blocks; what was summed is gathered in send again
-    // What an exchange changes is written beside what it read, and takes its place only when all
-    // ranks are well. mean[current] is the last mean, the reference of differences; its first
-    // element is NaN while there is none.
+    char *send, *recv; // blocks; `send` is reused to gather the sums
+    // An exchange writes the new values beside the old ones. They replace the old ones only if all
+    // ranks succeed. mean[current] is the last mean, the reference of differences; its first
+    // element is NaN before there is one.
     float *mean[2], *residual[2], *share_residual[2];
     size_t residual_count, share_count;
     int current, current_residual;
@@ -61,12 +61,12 @@ struct iso__average {
     iso__average_phase phase;
     int at; // first request of the phase that is not complete
     int group;
-    bool measuring;        // changes nothing
-    iso_dtype wire;        // this time
-    bool as_difference;    // this time
-    float *result;         // where the mean is put together
-    iso_comm *leaders;     // what this rank carries is exchanged over; NULL: nothing
-    size_t first, carried; // elements that this rank carries
+    bool measuring;        // the exchange leaves reference and error feedback unchanged
+    iso_dtype wire;        // of this exchange
+    bool as_difference;    // likewise
+    float *result;         // the mean is gathered here
+    iso_comm *leaders;     // exchanges this rank's elements; NULL: it has none to exchange
+    size_t first, carried; // the elements that this rank exchanges
     iso__average_chunk *chunk;
     int chunk_count;
     iso_request *verdict;
@@ -79,10 +79,11 @@ struct iso__average {
 
 // ---- average_layout.c --------------------------------------------------------------------------------
 
-size_t iso__average_chunks(const iso__average *a, size_t count); // of so many elements
-// Lays out the chunks of [first, first + count) and gives the elements that the buffers need.
+size_t iso__average_chunks(const iso__average *a, size_t count); // of `count` elements
+// Lays out the chunks of [first, first + count). Returns the number of elements that the buffers
+// need.
 size_t iso__average_lay_out(iso__average *a, size_t first, size_t count);
-// The elements of local rank l's shard with ISO__SHARDS.
+// The elements of the shard of local rank l, with ISO__SHARDS.
 void iso__average_shard(const iso__average *a, int l, size_t *first, size_t *count);
 bool iso__average_has_reference(const iso__average *a);
 

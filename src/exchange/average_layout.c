@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The weighted mean over nodes: how the array is cut, and what is known before an exchange.
+// The weighted mean over nodes: its shards and chunks, and its state.
 #include "exchange/average_impl.h"
 
 #include <math.h>
@@ -31,7 +31,7 @@ void iso__average_shard(const iso__average *a, int l, size_t *first, size_t *cou
     *count = a->count - from < a->shard ? a->count - from : a->shard;
 }
 
-bool iso__average_busy(const iso__average *a) { return a->phase != ISO_AVERAGE_IDLE; }
+bool iso__average_busy(const iso__average *a) { return a->phase != ISO__AVERAGE_IDLE; }
 
 bool iso__average_has_reference(const iso__average *a) {
     return a->config.differences && !isnan(a->mean[a->current][0]);

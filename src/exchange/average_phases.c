@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The weighted mean over nodes: how it gets from phase to phase, and what happens when a rank
-// fails.
+// The weighted mean over nodes: the phases of an exchange, and what happens when a rank fails.
 #include "exchange/average_impl.h"
 
 #include "exchange/wire.h"
@@ -13,15 +12,16 @@
 
 // ---- Failure --------------------------------------------------------------------------------------
 
-// A rank that is not well takes part to the end, so that nobody waits for it, and says so in the
-// verdict.
+// A rank that has failed takes part in all phases, so that no rank waits for it. The verdict
+// reports the failure.
 static void note_failure(iso__average *a, iso__average_cause cause) {
     if (a->cause != ISO_CAUSE_NONE) return;
     a->cause = cause;
     if (cause == ISO_CAUSE_MPI) memcpy(a->message, iso_last_error()->message, sizeof(a->message));
 }
 
-// Whether the request is complete. What cannot be waited for again is left to the verdict.
+// Returns ISO_OK once the request is over. A time-out, after which the request can be waited for
+// again, is returned; any other failure is left to the verdict.
 static iso_status settle_request(iso__average *a, iso_request **request, bool wait) {
     if (!*request) return ISO_OK;
     int64_t done = 0;
@@ -46,7 +46,7 @@ static char *block_of(const iso__average *a, char *buffer, const iso__average_ch
     return buffer + element * iso_dtype_size(a->wire);
 }
 
-// From this rank to each other one of a group.
+// Counts `bytes` sent from this rank to each other rank of comm.
 static void count_blocks(iso__average *a, const iso_comm *comm, size_t bytes) {
     iso_traffic sent = {0};
     iso__count_blocks(&sent, comm, bytes);
@@ -71,7 +71,8 @@ static bool all_finite(const float *x, size_t count) {
     return finite;
 }
 
-// What is not finite is not sent: the sums of others must not be what fails first.
+// Does not send values that are not finite, so that the error is reported by this rank and not by
+// ranks that sum them.
 static void send_chunk(iso__average *a, iso__average_chunk *c, const float *values) {
     size_t nodes = (size_t)a->layout->nodes, size = iso_dtype_size(a->wire), well = c->count;
     char *to = block_of(a, a->send, c, 0);
@@ -168,7 +169,7 @@ static iso_status finish_spread(iso__average *a, bool wait) {
 
 // ---- Verdict --------------------------------------------------------------------------------------
 
-// The largest is that of the lowest rank.
+// Ranks take the maximum of these numbers, which is that of the lowest failing rank.
 static double own_verdict(const iso__average *a) {
     const iso_comm *world = a->route->world;
     if (a->cause == ISO_CAUSE_NONE) return 0;
@@ -213,21 +214,21 @@ static iso_status fail_dropped(const iso__average *a) {
 
 // ---- From phase to phase --------------------------------------------------------------------------
 
-// Goes on as far as it can.
+// Runs phases until one is not complete. wait: waits for each phase.
 static iso_status advance_phases(iso__average *a, bool wait) {
     typedef iso_status (*phase_of)(iso__average *, bool);
-    static const phase_of complete[ISO_AVERAGE_PHASES] = {[ISO_AVERAGE_SCATTER] = finish_scatter,
-                                                          [ISO_AVERAGE_GATHER] = finish_gather,
-                                                          [ISO_AVERAGE_SPREAD] = finish_spread,
-                                                          [ISO_AVERAGE_VERDICT] = finish_verdict};
+    static const phase_of complete[ISO__AVERAGE_PHASES] = {[ISO__AVERAGE_SCATTER] = finish_scatter,
+                                                           [ISO__AVERAGE_GATHER] = finish_gather,
+                                                           [ISO__AVERAGE_SPREAD] = finish_spread,
+                                                           [ISO__AVERAGE_VERDICT] = finish_verdict};
     while (complete[a->phase]) {
         iso_status status = complete[a->phase](a, wait);
         ISO_TRY(status);
         if (status != ISO_OK) return status;
         a->at = 0;
         a->phase++;
-        if (a->phase == ISO_AVERAGE_SPREAD) post_spread(a);
-        if (a->phase == ISO_AVERAGE_VERDICT) post_verdict(a);
+        if (a->phase == ISO__AVERAGE_SPREAD) post_spread(a);
+        if (a->phase == ISO__AVERAGE_VERDICT) post_verdict(a);
     }
     return ISO_OK;
 }
@@ -236,7 +237,7 @@ static bool is_member(const iso__average *a) {
     return a->group == ISO__SHARDS || a->layout->leaders[a->group] != NULL;
 }
 
-// What this rank carries, and over which group.
+// Chooses the elements that this rank exchanges, and the group.
 static void choose_shard(iso__average *a) {
     const iso_topology *t = a->route;
     int group = a->group == ISO__SHARDS ? t->local_rank : a->group;
@@ -251,7 +252,7 @@ static void choose_result(iso__average *a) {
     bool whole = a->group != ISO__SHARDS || a->layout->smallest == 1;
     bool one_chunk = a->config.chunk == 0 || a->count <= a->config.chunk;
     a->result = a->mean[1 - a->current];
-    // What is gathered is the mean already.
+    // `send` then holds the mean itself, so nothing is copied.
     if (whole && one_chunk && a->config.wire == ISO_F32 && a->layout->nodes > 1)
         a->result = (float *)(void *)a->send;
 }
@@ -261,18 +262,18 @@ static void begin_phases(iso__average *a, int group, const double metrics[ISO__M
     a->cause = ISO_CAUSE_NONE;
     a->as_difference = iso__average_has_reference(a);
     a->wire = a->config.differences && !a->as_difference ? ISO_F32 : a->config.wire;
-    // The largest of numbers some of which are NaN is not the same everywhere.
+    // The maximum of numbers with a NaN among them can differ between ranks.
     for (int i = 0; i < ISO__METRICS; i++)
         a->metrics[1 + i] = isnan(metrics[i]) ? INFINITY : metrics[i];
     choose_shard(a);
     choose_result(a);
     iso__average_lay_out(a, a->first, a->carried);
-    a->phase = ISO_AVERAGE_SCATTER;
+    a->phase = ISO__AVERAGE_SCATTER;
     a->at = 0;
     a->start_ns = a->back_ns = iso_now();
 }
 
-// The mean over one node is its own array.
+// With one node, the mean is the node's array.
 static void copy_values(iso__average *a, const float *values) {
     if (is_member(a) && !iso__wire_encode(ISO_F32, a->count, values, 1, a->result))
         note_failure(a, ISO_CAUSE_VALUES);
@@ -290,12 +291,13 @@ iso_status iso__average_start(iso__average *a, const float *values, int group,
               "alone would know the last mean",
               group);
     ISO_TRY(iso__debug_match(iso__routes_comm(a->routes),
-                             "a mean over nodes of %zu elements, group %d", a->count, group));
+                             "a mean over nodes of %zu element%s, group %d", a->count,
+                             ISO_PLURAL(a->count), group));
     ISO_TRY(iso__routes_take(a->routes, &a->route));
     begin_phases(a, group, metrics);
     if (a->layout->nodes == 1) copy_values(a, values);
     for (int i = 0; i < a->chunk_count; i++) send_chunk(a, &a->chunk[i], values);
-    // A first test would find nothing, but in shared memory it would do the copying.
+    // Do not test yet: no message is complete, and in shared memory the test would copy the data.
     iso_status status = a->chunk_count == 0 ? advance_phases(a, false) : ISO_OK;
     a->stats.work_ms += (double)(iso_now() - a->start_ns) * 1e-6;
     ISO_TRY(status);
@@ -325,7 +327,7 @@ iso_status iso__average_finish(iso__average *a, const float **mean, double metri
     a->stats.wait_ms += (double)(iso_now() - start) * 1e-6;
     if (status < 0) iso__routes_hold(a->routes, a->route);
     ISO_TRY(status);
-    a->phase = ISO_AVERAGE_IDLE;
+    a->phase = ISO__AVERAGE_IDLE;
     iso__routes_return(a->routes, &a->route);
     if (a->metrics[0] > 0) return fail_dropped(a);
     commit_mean(a);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 // The communication hooks that are shipped, and their names.
+#include "exchange/coder.h"
 #include "exchange/wire.h"
 
 #include <isotherm/comm_hook.h>
@@ -12,7 +13,8 @@ static iso_status check_f32(const iso_comm_hook_bucket *bucket, const char *hook
     return ISO_OK;
 }
 
-// What is not finite travels as such: it is the sum in which all ranks see it, and decide.
+// Values that are not finite travel unchanged: all ranks then see them in the sum and make the same
+// decision.
 static iso_status compress_bucket(const iso_comm_hook_bucket *b, iso_dtype wire, double factor) {
     ISO_TRY(check_f32(b, iso_dtype_name(wire)));
     iso__wire_encode(wire, b->count, b->gradient, (float)factor, b->wire);
@@ -78,8 +80,10 @@ const iso_comm_hook iso_hook_bf16_feedback = {.name = "bf16-feedback",
 const iso_comm_hook iso_hook_noop = {.name = "noop", .wire = ISO_F32, .silent = true};
 
 iso_status iso_comm_hook_parse(const char *name, const iso_comm_hook **out) {
-    const iso_comm_hook *const shipped[] = {&iso_hook_plain, &iso_hook_f16, &iso_hook_bf16,
-                                            &iso_hook_bf16_feedback, &iso_hook_noop};
+    const iso_comm_hook *const shipped[] = {
+        &iso_hook_plain, &iso_hook_f16,   &iso_hook_bf16,      &iso_hook_bf16_feedback,
+        &iso_hook_int8,  &iso__hook_topk, &iso__hook_powersgd, &iso__hook_powersgd_bf16,
+        &iso_hook_noop};
     if (strcmp(name, "f32") == 0) name = iso_hook_plain.name;
     for (size_t i = 0; i < sizeof(shipped) / sizeof(shipped[0]); i++)
         if (strcmp(name, shipped[i]->name) == 0) {
@@ -88,6 +92,6 @@ iso_status iso_comm_hook_parse(const char *name, const iso_comm_hook **out) {
         }
     return ISO_FAIL(ISO_ERR_ARG,
                     "unknown communication hook \"%s\": give plain (or f32), f16, bf16, "
-                    "bf16-feedback or noop",
+                    "bf16-feedback, int8, topk, powersgd, powersgd+bf16 or noop",
                     name);
 }

@@ -8,7 +8,11 @@ libiso_core_la_SOURCES += \
     src/exchange/average_phases.c \
     src/exchange/coder.c \
     src/exchange/coder.h \
+    src/exchange/codec.c \
+    src/exchange/codec.h \
     src/exchange/coll_nccl.h \
+    src/exchange/hook_powersgd.c \
+    src/exchange/hook_sparse.c \
     src/exchange/hooks.c \
     src/exchange/routes.c \
     src/exchange/routes.h \
@@ -20,6 +24,7 @@ libiso_core_la_SOURCES += \
     src/exchange/transport_host.c \
     src/exchange/transport_nccl.c \
     src/exchange/transport_none.c \
+    src/exchange/transport_phases.c \
     src/exchange/transport_shards.c \
     src/exchange/transport_zero.c \
     src/exchange/transport_staged.c \

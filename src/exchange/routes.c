@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Routes: sets of communicators over which several means are under way at once.
+// Routes: sets of communicators for several means that are under way at once.
 #include "exchange/routes.h"
 
 #include "comm/comm_calls.h"
@@ -71,9 +71,9 @@ iso_status iso__routes_take(iso__routes *routes, const iso_topology **out) {
         if (!routes->route[i].taken) unused = &routes->route[i];
     }
     ISO_CHECK(unused, ISO_ERR_STATE,
-              "%d means over nodes are under way, on all routes: finish one before starting "
+              "%d mean%s over nodes %s under way, on all routes: finish one before starting "
               "another",
-              routes->count);
+              routes->count, ISO_PLURAL(routes->count), routes->count == 1 ? "is" : "are");
     unused->taken = true;
     *out = unused->topology;
     return ISO_OK;

@@ -1,24 +1,25 @@
 // SPDX-License-Identifier: MIT
-// Over whom gradients are averaged: the communicator of each scope, and the transport that suits
-// it.
+// The ranks over which gradients are averaged: the communicator of each scope, and the transport
+// that suits it.
 #include "exchange/scopes.h"
 
 #include "comm/traffic.h"
 
 #include <string.h>
 
-// What parameters are aligned to.
+// The alignment of parameters in bytes.
 #define UNIT ((size_t)64)
 
 struct iso__scopes {
     iso_comm *world, *node;
-    iso_device *device; // borrowed; NULL: none with memory of its own
+    iso_device *device; // borrowed; NULL unless it has its own memory
     bool exchanges;
-    bool zero;        // updates are shared out
-    bool converts;    // a hook does
-    bool equal_nodes; // all nodes have as many ranks
-    bool wants_nccl;  // all ranks do
-    bool asked_nccl;  // whether it can be used is known
+    bool zero;        // updates are divided among the ranks
+    bool converts;    // a hook converts buckets
+    bool owns;        // a hook owns its exchange
+    bool equal_nodes; // all nodes have equally many ranks
+    bool wants_nccl;  // all ranks want NCCL
+    bool asked_nccl;  // make_nccl has determined whether it can be used
     size_t unit;
     iso__nccl *nccl;        // of the node, or NULL
     iso_topology *topology; // of shards
@@ -39,7 +40,7 @@ iso_status iso__scope_check(iso_scope scope) {
     return ISO_OK;
 }
 
-// Where all ranks are on one node, theirs is the faster way for the world too.
+// If all ranks are on one node, the scope world uses the node's communicator, which is faster.
 static bool world_is_node(const iso__scopes *s) {
     return iso_comm_size(s->node) == iso_comm_size(s->world);
 }
@@ -54,7 +55,8 @@ static iso_status prefer_nccl(const iso__scopes *s, bool *out) {
     return ISO_OK;
 }
 
-// Shards are whole multiples of what parameters are aligned to.
+// Determines whether nodes are equal, and rounds the size of buckets so that every shard is a
+// multiple of UNIT.
 static iso_status measure_nodes(iso__scopes *s) {
     int64_t range[2] = {iso_comm_size(s->node), -iso_comm_size(s->node)};
     ISO_TRY(iso_comm_allreduce_i64(s->world, range, 2, ISO_MAX));
@@ -63,13 +65,13 @@ static iso_status measure_nodes(iso__scopes *s) {
     return ISO_OK;
 }
 
-// The worst that any rank has to tell: 0 nothing, 1 NCCL cannot be used, 2 an error.
+// The worst state of any rank: 0 success, 1 NCCL cannot be used, 2 an error.
 static iso_status worst_of(const iso__scopes *s, iso_status mine, int64_t *out) {
     *out = mine >= 0 ? 0 : mine == ISO_ERR_UNSUPPORTED ? 1 : 2;
     return iso_comm_allreduce_i64(s->world, out, 1, ISO_MAX);
 }
 
-// Where one node cannot, none does: sums of all nodes are made alike. Once.
+// Tries once. If one node cannot use NCCL, no node does, so that all nodes sum in the same way.
 static iso_status make_nccl(iso__scopes *s) {
     int mode;
     int64_t worst;
@@ -93,8 +95,8 @@ static iso_status make_nccl(iso__scopes *s) {
     return ISO_OK;
 }
 
-// Whether ranks were given the same is checked later, so that nothing here depends on what a rank
-// alone was given.
+// A later check ensures that all ranks have the same settings. Until then, nothing here may depend
+// on the settings of one rank.
 static iso_status ask_for_nccl(iso__scopes *s) {
     bool mine = false;
     ISO_TRY(iso_comm_agree(s->world, prefer_nccl(s, &mine)));
@@ -104,9 +106,10 @@ static iso_status ask_for_nccl(iso__scopes *s) {
     return s->wants_nccl ? measure_nodes(s) : ISO_OK;
 }
 
-// A hook converts gradients on the host: of one node's GPUs, all go there. Shards travel between
-// nodes of equally many ranks.
+// A hook converts on the host, so inside a node it rules out NCCL. Between nodes, shards require
+// nodes with equally many ranks.
 static bool takes_nccl(const iso__scopes *s, const iso_comm *comm) {
+    if (s->owns) return false;
     return s->wants_nccl && (comm == s->node ? !s->converts : s->equal_nodes);
 }
 
@@ -126,7 +129,8 @@ iso_status iso__scopes_create(iso_comm *world, iso_device *device, const iso_com
     s->world = iso_comm_retain(world);
     s->device = device && !device->ops->host_memory ? device : NULL;
     s->exchanges = exchanges;
-    s->converts = hook->compress != NULL;
+    s->owns = iso__hook_owns(hook);
+    s->converts = hook->compress || s->owns;
     s->zero = zero;
     ISO_TRY_GOTO(find_nodes(s));
     *out = s;
@@ -174,19 +178,22 @@ static void say_once(const iso__scopes *s, const char *what) {
     if (iso_comm_rank(s->world) == 0) iso__log(ISO_LOG_INFO, "gradients of GPUs: %s", what);
 }
 
-// Of the host's memory, which scopes.h asks for.
+// Gradients are in host memory, as iso__scopes_create requires.
 static iso_status make_zero(const iso__scopes *s, const iso__transport_setup *setup, iso_comm *comm,
                             iso__transport **out) {
     if (comm == s->node) ISO_TRY(iso__store_share(setup->store, s->node));
     return iso__transport_zero(setup, comm, out);
 }
 
-// Sums between nodes use memory that a node shares like any other.
+// Shares the arena only if comm is the node. A transport between nodes works with shared and with
+// private memory.
 static iso_status make_host(const iso__scopes *s, const iso__transport_setup *setup, iso_comm *comm,
                             iso__transport **out) {
     iso__transport *host = NULL;
     if (comm == s->node) ISO_TRY(iso__store_share(setup->store, s->node));
-    ISO_TRY(iso__transport_host(setup, comm, &host));
+    iso_status (*make)(const iso__transport_setup *, iso_comm *, iso__transport **) =
+        s->owns ? iso__transport_phases : iso__transport_host;
+    ISO_TRY(make(setup, comm, &host));
     *out = host;
     iso_status status = ISO_OK;
     if (setup->store->device) {
@@ -216,7 +223,8 @@ static iso_status make_transport(iso__scopes *s, iso_comm *comm, const iso__tran
     return iso_comm_agree(comm, iso__transport_nccl(setup, s->nccl, s->node, out));
 }
 
-// Some nodes may be single ranks, who take part in what all agree on.
+// Some nodes may have a single rank, which has no transport to create but takes part in the
+// agreement.
 static iso_status make_scope(iso__scopes *s, iso_scope scope, const iso__transport_setup *setup) {
     iso_comm *comm = iso__scopes_comm(s, scope);
     iso__transport *new = NULL;
@@ -224,7 +232,7 @@ static iso_status make_scope(iso__scopes *s, iso_scope scope, const iso__transpo
     iso_status status = ISO_OK;
     if (iso_comm_size(comm) > 1) status = make_transport(s, comm, setup, &new);
     status = iso_comm_agree(s->world, status);
-    if (status < 0) iso__transport_destroy(&new); // what failed on one rank, no rank keeps
+    if (status < 0) iso__transport_destroy(&new); // if it failed on one rank, no rank keeps it
     ISO_TRY(status);
     s->transport[scope] = new;
     s->made[scope] = true;

@@ -5,21 +5,21 @@
 
 #include "comm/traffic.h"
 
-// Short buckets do not queue behind the chunks of long ones.
+// Short buckets have their own channel, so that they do not wait behind the chunks of long ones.
 enum { SHORT, LONG, CHANNELS };
 
-// Of a long bucket so many bytes travel at a time, so many times over, until a plan says otherwise:
-// enough to fill a link, and little for a short bucket to wait behind.
+// The size of a chunk of a long bucket, and the bytes that may be under way, until a plan replaces
+// them: enough to fill a link, and little for a short bucket to wait behind.
 #define CHUNK_BYTES  ((size_t)128 * 1024)
 #define WINDOW_BYTES (4 * CHUNK_BYTES)
 
 typedef struct parcel {
-    int channel, item; // of which channel which item
+    int channel, item; // the bucket is item `item` of channel `channel`
     bool posted;
-    bool failed;               // to be posted: the hook did
+    bool failed;               // posting failed in the hook
     bool coded;                // the sum is in the wire
     double left;               // makes the sum an average
-    iso__exchange_times times; // of the latest exchange, until they are told
+    iso__exchange_times times; // of the latest exchange, until reported
 } parcel;
 
 typedef struct host {
@@ -71,7 +71,7 @@ static iso_status post_bucket(iso__transport *t, int i, double before, double af
     p->failed = true;
     ISO_TRY(prepare_bucket(self, i, before));
     p->failed = false;
-    p->posted = true; // of an exchange that failed to begin, chunks may be under way
+    p->posted = true; // even if the call below fails, chunks may be under way
     p->left = after;
     p->times = (iso__exchange_times){.known = false};
     ISO_TRY(iso__channel_ready(channel_of(self, i), p->item));
@@ -84,7 +84,7 @@ static iso_status post_bucket(iso__transport *t, int i, double before, double af
 static bool is_back(const iso__transport *t, int i) {
     const host *self = const_host_of(t);
     const parcel *p = &self->parcel[i];
-    if (p->failed) return false; // arriving would tell of it, to a thread that waits for another
+    if (p->failed) return false; // else a thread that waits for another bucket would get the error
     return !p->posted || iso__channel_is_done(channel_of(self, i), p->item);
 }
 
@@ -142,8 +142,8 @@ static iso__channel *long_buckets(const iso__transport *t, int *bucket, int *cou
 
 // ---- Life -------------------------------------------------------------------------------------------
 
-// Which channel a bucket takes depends on its length alone. Shared memory sums everything in the
-// order in which it was posted, so there it must be one channel.
+// The channel of a bucket depends on its length alone. Shared memory sums everything in the order
+// in which it was posted, so it needs one channel for all buckets.
 static int choose_channel(const host *self, int i) {
     return !self->base.shared_memory && self->wire_bytes[i] > CHUNK_BYTES ? LONG : SHORT;
 }
@@ -159,7 +159,7 @@ static iso__channel_item item_of(const host *self, int i) {
                                .label = b->label};
 }
 
-// Gives the buckets of a channel their places, and says what they are.
+// Assigns items of a channel to its buckets, fills in their descriptions, and returns their number.
 static int list_items(host *self, int c, iso__channel_item *item) {
     int count = 0;
     for (int i = 0; i < self->with.buckets->count; i++) {
@@ -211,7 +211,7 @@ static iso_status allocate_host(const iso__transport_setup *setup, iso_comm *com
     ISO_TRY(iso__alloc_zero(count * sizeof(*self->parcel), (void **)&self->parcel));
     ISO_TRY(iso__alloc_zero(count * sizeof(*self->wire_bytes), (void **)&self->wire_bytes));
     for (size_t i = 0; i < count; i++)
-        self->wire_bytes[i] = iso__coder_wire_bytes(setup->coder, &setup->buckets->item[i]);
+        self->wire_bytes[i] = iso__coder_wire_bytes(setup->coder, (int)i, &setup->buckets->item[i]);
     self->base.wire_bytes = self->wire_bytes;
     return ISO_OK;
 }

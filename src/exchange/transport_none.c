@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// A transport for a rank alone, and for buckets that stay: nothing travels.
+// The transport of a rank alone, and of buckets that are not exchanged: nothing travels.
 #include "exchange/transports.h"
 
 typedef struct none {
@@ -57,7 +57,7 @@ iso_status iso__transport_none(const iso__transport_setup *setup, iso__transport
     ISO_TRY_GOTO(iso__alloc_zero(count * sizeof(*self->left), (void **)&self->left));
     ISO_TRY_GOTO(iso__alloc_zero(count * sizeof(*self->wire_bytes), (void **)&self->wire_bytes));
     for (size_t i = 0; i < count; i++)
-        self->wire_bytes[i] = iso__coder_wire_bytes(setup->coder, &setup->buckets->item[i]);
+        self->wire_bytes[i] = iso__coder_wire_bytes(setup->coder, (int)i, &setup->buckets->item[i]);
     self->base.wire_bytes = self->wire_bytes;
     *out = &self->base;
     return ISO_OK;

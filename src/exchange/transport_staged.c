@@ -1,21 +1,22 @@
 // SPDX-License-Identifier: MIT
-// Gradients of a device with memory of its own: they go to the host's memory, travel from there by
-// another transport, and come back. Nobody waits for the device before the next forward does.
+// Gradients of a device with its own memory: they are copied to host memory, travel from there by
+// another transport, and are copied back. The host does not wait for the device before the next
+// forward.
 #include "exchange/transports.h"
 
 #include <isotherm/trace.h>
 #include <sched.h>
 
-// A bucket: LEAVING the device; SENT by the inner transport; FETCHED, on its way back, behind its
-// event; or HOME, where its gradients are what counts.
+// Where a bucket is: LEAVING the device; SENT by the inner transport; FETCHED, on its way back to
+// the device until its event; or HOME, in the gradients of the store.
 typedef enum place { HOME, LEAVING, SENT, FETCHED } place;
 
 typedef struct cargo {
     place place;
-    bool failed;          // to be posted
+    bool failed;          // posting failed
     double before, after; // of post, until it is sent
     double left;
-    iso__exchange_times times; // of its way between ranks, until they are told
+    iso__exchange_times times; // of the exchange between ranks, until reported
     iso__device_event *event;  // when its latest copy is complete
 } cargo;
 
@@ -25,7 +26,7 @@ typedef struct staged {
     iso__staged_config config;
     iso__transport *inner;
     cargo *cargo; // [buckets]
-    int leaving;  // buckets that are
+    int leaving;  // buckets that are LEAVING
 } staged;
 
 static staged *staged_of(iso__transport *t) { return iso_container_of(t, staged, base); }
@@ -77,7 +78,7 @@ static iso_status check_device(const staged *self) {
     return self->config.check ? self->config.check(self->config.user) : ISO_OK;
 }
 
-// What has arrived in the arena goes on.
+// Posts buckets that have arrived in the arena to the inner transport.
 static iso_status send_arrived(staged *self, bool *any) {
     for (int i = 0; i < self->with.buckets->count && self->leaving > 0; i++) {
         cargo *c = &self->cargo[i];
@@ -97,7 +98,8 @@ static iso_status send_arrived(staged *self, bool *any) {
 static iso_status advance_out(iso__transport *t) {
     staged *self = staged_of(t);
     bool any = false;
-    return self->leaving > 0 ? send_arrived(self, &any) : ISO_OK;
+    if (self->leaving > 0) ISO_TRY(send_arrived(self, &any));
+    return iso__transport_advance(self->inner);
 }
 
 static iso_status give_up(const staged *self, double seconds) {
@@ -126,6 +128,11 @@ static iso_status flush_out(iso__transport *t) {
         sched_yield();
     }
     return ISO_OK;
+}
+
+static iso_status settle_inner(iso__transport *t) {
+    ISO_TRY(flush_out(t));
+    return iso__transport_settle(staged_of(t)->inner);
 }
 
 // ---- In ---------------------------------------------------------------------------------------------
@@ -183,7 +190,8 @@ static iso_status arrive_in(iso__transport *t, int i, const iso__idle *idle, dou
 
 static iso__channel *plan_of_inner(const iso__transport *t, int *bucket, int *count) {
     const iso__transport *inner = const_staged_of(t)->inner;
-    return inner->ops->plan(inner, bucket, count);
+    *count = 0;
+    return inner->ops->plan ? inner->ops->plan(inner, bucket, count) : NULL;
 }
 
 // ---- Life -------------------------------------------------------------------------------------------
@@ -204,6 +212,7 @@ static const iso__transport_ops staged_ops = {.name = "staged",
                                               .is_back = is_back,
                                               .arrive = arrive_in,
                                               .flush = flush_out,
+                                              .settle = settle_inner,
                                               .plan = plan_of_inner,
                                               .destroy = destroy_staged};
 

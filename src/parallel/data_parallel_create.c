@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Making a DataParallel of a module: what ranks must agree on, the reducer, and where gradients
-// lie.
+// Creates a DataParallel: compares the settings of the ranks, creates the reducer, and moves
+// gradients into its memory.
 #include "parallel/data_parallel_impl.h"
 #include "parallel/param_list.h"
 
@@ -12,10 +12,9 @@ static uint64_t shape_id(const iso_tensor *t) {
     return iso__hash(ISO_HASH_START, t->shape, (size_t)t->ndim * sizeof(t->shape[0]));
 }
 
-// Elements of a row; 0: nothing to cut. What is tied is written by several layers.
+// Elements of a row; 0: the parameter has no rows.
 static size_t row_of(const iso_parameter *p) {
-    bool cuttable = p->value->ndim > 1 && p->references == 1;
-    return cuttable ? (size_t)(p->value->count / p->value->shape[0]) : 0;
+    return p->value->ndim > 1 ? (size_t)(p->value->count / p->value->shape[0]) : 0;
 }
 
 // Lists all parameters; those of one owner are one layer.
@@ -33,6 +32,7 @@ static void describe_parameters(const iso_parameter_list *list, iso_reducer_para
                                         .count = (size_t)p->value->count,
                                         .dtype = p->value->dtype,
                                         .row = row_of(p),
+                                        .whole = p->references > 1, // written by several layers
                                         .layer = layer,
                                         .shape_id = shape_id(p->value),
                                         .shape_text = text[i]};
@@ -67,7 +67,7 @@ static iso_status make_reducer(iso__data_parallel *self, const iso_reducer_param
         .last_bucket_bytes = bytes_of(config->last_bucket_mb),
         .bucket_list = list,
         .bucket_list_count = config->bucket_list_count,
-        // Alone, nothing travels that could be hidden.
+        // On a single rank no exchange needs hiding.
         .piece_bytes = iso_comm_size(self->comm) > 1 ? bytes_of(config->piece_mb) : 0,
         .zero = config->zero,
     };
@@ -78,7 +78,7 @@ static iso_status make_reducer(iso__data_parallel *self, const iso_reducer_param
     return ISO_OK;
 }
 
-// The reducer sees the trainable ones only, so the whole list is compared here.
+// The reducer gets only trainable parameters, so the whole list is compared here.
 static iso_status match_and_create(iso__data_parallel *self, iso_reducer_param *params,
                                    const iso_data_parallel_config *config) {
     char *settings = NULL;
@@ -219,7 +219,7 @@ static iso_status check_ignored(const iso__data_parallel *self,
     return ISO_OK;
 }
 
-// Buffers that are ignored are not looked at again.
+// Empties the list of buffers if they are to be ignored.
 static void drop_ignored_buffers(iso__data_parallel *self, const iso_data_parallel_config *config) {
     iso_buffer_list *list = &self->buffers;
     int kept = 0;
@@ -279,7 +279,7 @@ static iso_status prepare_lists(iso__data_parallel *self, iso_module *module,
 
 static iso_status set_up(iso__data_parallel *self, iso_module *module,
                          const iso_data_parallel_config *config) {
-    // A rank that failed alone would leave the others waiting in what follows.
+    // The ranks agree: a rank that left alone would make the others wait.
     ISO_TRY(iso_comm_agree(self->comm, prepare_lists(self, module, config)));
     ISO_TRY(create_reducer(self, config));
     ISO_TRY(broadcast_frozen(self));
@@ -291,8 +291,8 @@ static iso_status set_up(iso__data_parallel *self, iso_module *module,
     iso__reducer_set_owner(self->reducer);
     iso_status mine = move_gradients(self);
     if (mine == ISO_OK) mine = make_cuts(self);
+    if (mine == ISO_OK) mine = iso__data_parallel_link(self, module);
     ISO_TRY(iso_comm_agree(self->comm, mine));
-    iso__data_parallel_link(self, module);
     return ISO_OK;
 }
 
@@ -319,6 +319,6 @@ iso_status iso_data_parallel_create_take(iso_module *module, iso_comm *comm,
 fail:
     iso_module_destroy(&module);
     iso_module_destroy(&base);
-    *out = NULL; // often the caller's pointer to the module that is gone
+    *out = NULL; // it may be the caller's pointer to the freed module
     return status;
 }

@@ -206,8 +206,8 @@ static double merged(const model_rule *rule, double now, double then, double mea
 }
 
 static double merged_state(const model_rule *rule, double now, double mean) {
-    if (rule->state == ISO_STATE_RESET) return 0;
-    return rule->state == ISO_STATE_AVERAGE ? weighted(rule, now, mean) : now;
+    if (rule->state == ISO_STATE_SYNC_RESET) return 0;
+    return rule->state == ISO_STATE_SYNC_AVERAGE ? weighted(rule, now, mean) : now;
 }
 
 void model_merge(daso_model *m, const model_rule *rule) {
@@ -283,7 +283,7 @@ static void merge_pending(daso_model *m, const iso_daso_config *c, int64_t step)
 
 static void send_due(daso_model *m, const iso_daso_config *c, int64_t step) {
     m->force = m->decided;
-    if (m->force.local_skip > 1) model_node_average(m, c->state == ISO_STATE_AVERAGE);
+    if (m->force.local_skip > 1) model_node_average(m, c->state == ISO_STATE_SYNC_AVERAGE);
     model_send(m, -1, step);
     m->next_send += m->force.global_skip;
     if (m->force.batches_to_wait == 0) merge_pending(m, c, step);
@@ -312,7 +312,7 @@ iso_status model_heat_step(daso_model *m, const char *plan, int step) {
     ISO_TRY(model_batch(m, step, strchr(plan, '~') ? ISO_SCOPE_RANK : ISO_SCOPE_NODE));
     for (const char *at = plan; *at; at++) {
         int number = atoi(at + 1);
-        model_rule rule = {ISO_MERGE_HEAT, ISO_STATE_KEEP, number, m->nodes};
+        model_rule rule = {ISO_MERGE_HEAT, ISO_STATE_SYNC_KEEP, number, m->nodes};
         if (*at == 'S') model_send(m, number % m->groups, step);
         if (*at == 'M') model_merge(m, &rule);
         if (*at == 'F') model_replace(m, false);

@@ -33,4 +33,5 @@ tests_common_libiso_testcommon_la_SOURCES += tests/common/channel_fixture.c test
 tests_common_libiso_testcommon_la_SOURCES += tests/common/join_fixture.c tests/common/join_fixture.h
 tests_common_libiso_testcommon_la_SOURCES += tests/common/nccl_fixture.c tests/common/nccl_fixture.h
 tests_common_libiso_testcommon_la_SOURCES += tests/common/transport_fixture.c tests/common/transport_fixture.h
+tests_common_libiso_testcommon_la_SOURCES += tests/common/hook_fixture.c tests/common/hook_fixture.h
 tests_common_libiso_testcommon_la_SOURCES += tests/common/optim_golden.c tests/common/optim_golden.h

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Scatters and gathers of channels: blocks of random length, in shared memory and by messages.
+// Scatters, gathers and all-to-alls of channels: blocks of random length, in shared memory and by
+// messages.
 #include "common/channel_fixture.h"
 #include "common/mpi_fixture.h"
 #include "common/shared_fixture.h"
@@ -186,6 +187,95 @@ Test(np3_blocks, in_shared_memory) { many(true, ISO_F32, 10); }
 Test(np4_blocks, in_shared_memory) { many(true, ISO_F32, 6); }
 Test(np3_blocks_poll, in_shared_memory) { many(true, ISO_F32, 10); }
 Test(np4_blocks_off, in_shared_memory) { many(true, ISO_F32, 6); }
+
+// ---- All-to-all -------------------------------------------------------------------------------------
+
+// What a rank holds for another: element k of an item.
+static int64_t held(int from, int to, int i, int round, size_t k) {
+    return (((int64_t)from * 8 + to) * ITEMS + i) * 1000 + round + ((int64_t)k << 32);
+}
+
+// Each block in its place, of every item.
+static bool is_exchanged(const rig *r, int i) {
+    const int64_t *data = (const int64_t *)(void *)r->data[i];
+    for (int from = 0; from < test_size; from++)
+        for (size_t k = 0; k < r->block[i]; k++)
+            if (*data++ != held(from, test_rank, i, r->round, k)) return false;
+    return true;
+}
+
+static void fill_blocks(rig *r, int i) {
+    int64_t *data = (int64_t *)(void *)r->data[i];
+    for (int to = 0; to < test_size; to++)
+        for (size_t k = 0; k < r->block[i]; k++) *data++ = held(test_rank, to, i, r->round, k);
+}
+
+static void create_exchange(rig *r, size_t chunk, size_t window) {
+    iso__channel_item item[ITEMS];
+    size_t most = (size_t)MOST * (size_t)test_size * sizeof(int64_t);
+    *r = (rig){.memory = malloc(most * ITEMS)};
+    for (int i = 0; i < ITEMS; i++) {
+        r->block[i] = channel_draw(&r->draws, i % 2 ? 20 : MOST) + 1;
+        r->data[i] = r->memory + (size_t)i * most;
+        item[i] = (iso__channel_item){.data = r->data[i],
+                                      .bytes = r->block[i] * sizeof(int64_t),
+                                      .dtype = ISO_I64,
+                                      .label = "block",
+                                      .operation = ISO__ALLTOALL};
+    }
+    iso_assert_ok(iso__channel_create(test_comm, item, ITEMS, chunk, window, &r->channel[0]));
+}
+
+static iso_status exchange_all(rig *r, bool *right) {
+    int order[ITEMS];
+    channel_shuffle_mine(&r->draws, order, ITEMS);
+    for (int n = 0; n < ITEMS; n++) {
+        channel_stumble(&r->draws, 300);
+        fill_blocks(r, order[n]);
+        ISO_TRY(iso__channel_ready(r->channel[0], order[n]));
+    }
+    for (int n = ITEMS - 1; n >= 0; n--) {
+        ISO_TRY(iso__channel_wait(r->channel[0], order[n], NULL, NULL));
+        *right = *right && is_exchanged(r, order[n]);
+    }
+    return ISO_OK;
+}
+
+static void exchanges(size_t chunk, size_t window, int count) {
+    rig r;
+    bool right = true;
+    create_exchange(&r, chunk, window);
+    for (r.round = 0; r.round < count; r.round++) {
+        iso_assert_ok(exchange_all(&r, &right));
+        iso_assert_all(right);
+    }
+    iso_assert_all(iso__channel_destroy(&r.channel[0]));
+    free(r.memory);
+}
+
+static void many_exchanges(int count) {
+    exchanges(64, 64, count);
+    exchanges(400, 3000, count);
+    exchanges(SIZE_MAX, SIZE_MAX, count);
+}
+
+Test(np1_blocks, all_to_all) { many_exchanges(3); }
+Test(np2_blocks, all_to_all) { many_exchanges(10); }
+Test(np3_blocks, all_to_all) { many_exchanges(6); }
+Test(np4_blocks, all_to_all) { many_exchanges(4); }
+Test(np3_blocks_poll, all_to_all) { many_exchanges(6); }
+Test(np4_blocks_off, all_to_all) { many_exchanges(4); }
+
+// ---- Refused ----------------------------------------------------------------------------------------
+
+Test(np2_blocks, integers_are_not_summed) {
+    int64_t data = 0;
+    iso__channel *channel = NULL;
+    iso__channel_item item = {.data = &data, .bytes = 8, .dtype = ISO_I64, .label = "counts"};
+    iso_assert_all(iso__channel_create(test_comm, &item, 1, 64, 64, &channel) ==
+                   ISO_ERR_UNSUPPORTED);
+    cr_assert(strstr(iso_last_error()->message, "counts"));
+}
 
 Test(np2_blocks, sixteen_bits_are_refused) {
     uint16_t data[2] = {0};

@@ -136,7 +136,8 @@ static daso_case with_adam(daso_case c) {
 
 static void every_state(int ranks_per_node, int64_t wait, int64_t local_skip) {
     for (int i = 0; i < 6; i++) {
-        static const iso_state_sync state[] = {ISO_STATE_KEEP, ISO_STATE_AVERAGE, ISO_STATE_RESET};
+        static const iso_state_sync state[] = {ISO_STATE_SYNC_KEEP, ISO_STATE_SYNC_AVERAGE,
+                                               ISO_STATE_SYNC_RESET};
         daso_case c = short_run();
         c.ranks_per_node = ranks_per_node;
         c.daso.state = state[i % 3];

@@ -116,7 +116,7 @@ static void finish(run *r, double expected) {
 
 static void keeps(void) {
     run r;
-    open_run(&r, ISO_STATE_KEEP);
+    open_run(&r, ISO_STATE_SYNC_KEEP);
     train_to_merge(&r);
     iso_assert_all(are(r.numbers, r.own));
     daso_close(&r.t);
@@ -125,7 +125,7 @@ static void keeps(void) {
 // The merge of state: one's own, here that of the node, counts twice the steps since the send.
 static void averages(void) {
     run r;
-    open_run(&r, ISO_STATE_AVERAGE);
+    open_run(&r, ISO_STATE_SYNC_AVERAGE);
     train_to_merge(&r);
     iso_assert_all(are(r.numbers, (2 * r.node + r.nodes * r.all) / (2 + r.nodes)));
     daso_close(&r.t);
@@ -133,7 +133,7 @@ static void averages(void) {
 
 static void resets(void) {
     run r;
-    open_run(&r, ISO_STATE_RESET);
+    open_run(&r, ISO_STATE_SYNC_RESET);
     train_to_merge(&r);
     bool all_first = true;
     float numbers[NUMBERS];
@@ -146,7 +146,7 @@ static void resets(void) {
 // Whatever merges do, in the end replicas are equal.
 static void ends_with_the_mean(void) {
     run r;
-    open_run(&r, ISO_STATE_KEEP);
+    open_run(&r, ISO_STATE_SYNC_KEEP);
     for (int step = 0; step < STEPS; step++) iso_assert_ok(trainer_step(&r.t, step, NULL));
     finish(&r, r.all);
 }
@@ -184,7 +184,7 @@ static void come_back(bool periodic) {
     plain.build = build;
     plain.rows = 2 * test_size;
     if (periodic)
-        open_run(&r, ISO_STATE_KEEP);
+        open_run(&r, ISO_STATE_SYNC_KEEP);
     else
         iso_assert_ok(trainer_create(&r.t, test_comm, &plain));
     iso_tensor *numbers = buffer(&r.t, 0), *count = buffer(&r.t, 1);

@@ -75,9 +75,9 @@ static void nodes_come_together(iso_state_sync state, int ranks_per_node, int64_
 }
 
 static void every_state(int ranks_per_node, int64_t local_skip) {
-    nodes_come_together(ISO_STATE_KEEP, ranks_per_node, local_skip);
-    nodes_come_together(ISO_STATE_AVERAGE, ranks_per_node, local_skip);
-    nodes_come_together(ISO_STATE_RESET, ranks_per_node, local_skip);
+    nodes_come_together(ISO_STATE_SYNC_KEEP, ranks_per_node, local_skip);
+    nodes_come_together(ISO_STATE_SYNC_AVERAGE, ranks_per_node, local_skip);
+    nodes_come_together(ISO_STATE_SYNC_RESET, ranks_per_node, local_skip);
 }
 
 Test(np2_daso_counts, nodes_that_passed_over_different_parameters_come_together) {
@@ -114,7 +114,8 @@ static void ranks_of_a_node_come_together(iso_state_sync state) {
         daso_step(&r, step, step == 0 ? unused_fair_share : odd_share);
         if (step == 1) iso_assert_all(counts_differ(&r) && !are_equal(&r, node));
         bool made = step == 2 || step >= 4;
-        if (made || (step == 3 && state == ISO_STATE_AVERAGE)) iso_assert_all(are_equal(&r, node));
+        if (made || (step == 3 && state == ISO_STATE_SYNC_AVERAGE))
+            iso_assert_all(are_equal(&r, node));
     }
     unused_destroy(&r);
     iso_comm_destroy(&node);
@@ -122,7 +123,7 @@ static void ranks_of_a_node_come_together(iso_state_sync state) {
 }
 
 Test(np4_daso_counts, ranks_that_passed_over_different_parameters_come_together) {
-    ranks_of_a_node_come_together(ISO_STATE_KEEP);
-    ranks_of_a_node_come_together(ISO_STATE_AVERAGE);
-    ranks_of_a_node_come_together(ISO_STATE_RESET);
+    ranks_of_a_node_come_together(ISO_STATE_SYNC_KEEP);
+    ranks_of_a_node_come_together(ISO_STATE_SYNC_AVERAGE);
+    ranks_of_a_node_come_together(ISO_STATE_SYNC_RESET);
 }

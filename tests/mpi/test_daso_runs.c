@@ -26,7 +26,7 @@ static daso_case variant(int i) {
     c.daso.batches_to_wait = 3;
     c.daso.wire = i == 2 ? ISO_F32 : i == 1 ? ISO_F16 : ISO_BF16;
     c.daso.merge = i == 1 ? ISO_MERGE_HEAT : ISO_MERGE_PROGRESS;
-    c.daso.state = i == 1 ? ISO_STATE_AVERAGE : ISO_STATE_KEEP;
+    c.daso.state = i == 1 ? ISO_STATE_SYNC_AVERAGE : ISO_STATE_SYNC_KEEP;
     if (i == 2) c.daso.local_skip = 3;
     if (i == 3) c.daso.unit = ISO_SCOPE_RANK;
     if (i == 4) c.daso.batches_to_wait = 0;

@@ -97,7 +97,7 @@ static iso__periodic_config config_of(int exchanges, iso_dtype wire, iso_merge m
         .wire = {.wire = wire, .differences = wire != ISO_F32},
         .full = {.wire = ISO_F32},
         .merge = merge,
-        .state = ISO_STATE_KEEP,
+        .state = ISO_STATE_SYNC_KEEP,
         .exchanges = exchanges,
     };
 }
@@ -249,7 +249,7 @@ Test(np2_periodic_exchanges, what_cannot_be_split_is_refused) {
     iso__periodic_config bad[2];
     bad[0] = config_of(1000, ISO_F32, ISO_MERGE_PROGRESS);
     bad[1] = config_of(2, ISO_F32, ISO_MERGE_PROGRESS);
-    bad[1].state = ISO_STATE_AVERAGE;
+    bad[1].state = ISO_STATE_SYNC_AVERAGE;
     for (int i = 0; i < 2; i++) {
         static run r;
         daso_case c = daso_case_default(STEPS);

@@ -226,6 +226,6 @@ Test(np1_sums, wrong_numbers_are_refused) {
     cr_expect_eq(iso_reducer_add_sum(r, 2, 1), ISO_ERR_ARG);
     cr_expect_eq(iso_reducer_get_sum(r, -1, &sum), ISO_ERR_ARG);
     iso_reducer_destroy(&r);
-    iso_reducer_config many = {.sums = ISO_REDUCER_MOST_SUMS + 1};
+    iso_reducer_config many = {.sums = ISO_REDUCER_MAX_SUMS + 1};
     cr_expect_eq(iso_reducer_create(test_comm, &param, 1, &many, &r), ISO_ERR_ARG);
 }

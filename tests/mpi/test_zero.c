@@ -51,9 +51,12 @@ static void equals_plain(trainer_config config, const char *collective) {
 }
 
 static void all_optimizers(const char *collective) {
-    const iso_optimizer_kind kinds[] = {ISO_SGD,      ISO_ADAM,    ISO_ADAMW,
-                                        ISO_ADADELTA, ISO_ADAGRAD, ISO_RMSPROP};
-    for (int i = 0; i < 6; i++) equals_plain(config_of(kinds[i], true), collective);
+    const iso_optimizer_kind kinds[] = {ISO_SGD,     ISO_ADAM,    ISO_ADAMW, ISO_ADADELTA,
+                                        ISO_ADAGRAD, ISO_RMSPROP, ISO_NADAM};
+    for (int i = 0; i < 7; i++) equals_plain(config_of(kinds[i], true), collective);
+    trainer_config amsgrad = config_of(ISO_ADAM, true);
+    amsgrad.hyper.amsgrad = true;
+    equals_plain(amsgrad, collective);
 }
 
 Test(np2_zero, equals_a_run_without) { all_optimizers("shm"); }
@@ -263,8 +266,9 @@ static bool same_dicts(const iso_state_dict *a, const iso_state_dict *b) {
 }
 
 // A state_dict is the usual one, whoever makes it, and on how many ranks. Training goes on from it.
-static void state_moves(iso_optimizer_kind kind) {
+static void state_moves(iso_optimizer_kind kind, bool amsgrad) {
     trainer_config plain = config_of(kind, false), zero = config_of(kind, true);
+    plain.hyper.amsgrad = zero.hyper.amsgrad = amsgrad;
     trainer a, b;
     iso_state_dict whole = {0}, gathered = {0};
     uint64_t one = 0, other = 0;
@@ -295,9 +299,11 @@ static void state_moves(iso_optimizer_kind kind) {
     trainer_destroy(&b);
 }
 
-Test(np2_zero, state_dicts_are_whole) { state_moves(ISO_ADAM); }
-Test(np3_zero, state_dicts_are_whole) { state_moves(ISO_RMSPROP); }
-Test(np4_zero, state_dicts_are_whole) { state_moves(ISO_ADAMW); }
+Test(np2_zero, state_dicts_are_whole) { state_moves(ISO_ADAM, false); }
+Test(np3_zero, state_dicts_are_whole) { state_moves(ISO_RMSPROP, false); }
+Test(np4_zero, state_dicts_are_whole) { state_moves(ISO_ADAMW, false); }
+Test(np3_zero, state_dicts_of_amsgrad_are_whole) { state_moves(ISO_ADAM, true); }
+Test(np4_zero, state_dicts_of_nadam_are_whole) { state_moves(ISO_NADAM, false); }
 
 // Of three ranks with ZeRO, two go on with it, and one without.
 Test(np3_zero, state_goes_to_other_numbers_of_ranks) {

@@ -35,6 +35,7 @@ static void forget(model *m) {
     iso__free(m->layout.order);
     iso__free(m->layout.bucket);
     iso__free(m->layout.range);
+    iso__free(m->layout.tensor);
     m->layout.order = NULL;
     m->layout.bucket = NULL;
 }

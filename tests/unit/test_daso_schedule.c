@@ -451,6 +451,6 @@ Test(daso_schedule, ready_made_configs_are_plain) {
     cr_assert(config.total_steps == 100 && config.warmup_steps == 20 && config.global_skip == 7);
     cr_assert(config.unit == ISO_SCOPE_RANK && config.wire == ISO_F32);
     cr_assert(config.batches_to_wait == 0 && config.cooldown_steps == 0 && config.local_skip == 1);
-    cr_assert(config.policy == ISO_POLICY_FIXED && config.state == ISO_STATE_KEEP);
+    cr_assert(config.policy == ISO_POLICY_FIXED && config.state == ISO_STATE_SYNC_KEEP);
     cr_assert_eq(iso_local_sgd_config(100, 7).warmup_steps, 0);
 }

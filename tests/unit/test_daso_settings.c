@@ -50,7 +50,7 @@ Test(daso_settings, of_other_values_make_other_lines) {
     config.unit = ISO_SCOPE_RANK;
     config.wire = ISO_F16;
     config.merge = ISO_MERGE_HEAT;
-    config.state = ISO_STATE_RESET;
+    config.state = ISO_STATE_SYNC_RESET;
     config.policy = ISO_POLICY_CALLBACK; // which no option chooses
     config.global_skip = 7;
     cr_assert(daso_has(&config, "\nunit: rank\n") && daso_has(&config, "\nwire: f16\n"));

@@ -218,7 +218,7 @@ Test(hooks, names_are_parsed) {
         cr_assert_eq(iso_comm_hook_parse(known[i].name, &found), ISO_OK);
         cr_assert_eq(found, known[i].hook, "%s", known[i].name);
     }
-    cr_assert_eq(iso_comm_hook_parse("int8", &found), ISO_ERR_ARG);
+    cr_assert_eq(iso_comm_hook_parse("int7", &found), ISO_ERR_ARG);
     cr_assert_eq(found, &iso_hook_noop, "unchanged");
     cr_assert(strstr(iso_last_error()->message, "int8"));
     for (int i = 0; i < 6; i++) cr_assert(strstr(iso_last_error()->message, known[i].name));

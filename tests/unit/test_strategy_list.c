@@ -275,8 +275,8 @@ Test(settings, out_of_range_are_refused_with_key_and_range) {
     refused_line(word, 5, "--wait ever: give a whole number from 0 to 100, or never");
     refused_line(part, 5, "--share 0.6: give a number from 0 to 0.5");
     refused_line(mode, 5, "--mode middling is not supported: give slow|fast");
-    refused_line(turn, 5, "--turn is of --mode fast, and this is slow");
-    refused_line(lazy, 3, "--speed is of --sync own, and this is lazy");
+    refused_line(turn, 5, "--turn needs --mode fast, but --mode is slow");
+    refused_line(lazy, 3, "--speed needs --sync own, but --sync is lazy");
     refused_line(near, 5, "unknown option --spead: did you mean --speed?");
     refused_line(twice, 7, "--speed is given twice");
     refused_line(both, 6, "--note and --loud say the same thing: give one of them");

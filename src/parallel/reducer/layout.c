@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Parameters and their pieces, buckets of them, where these lie, and in which order they leave.
+// Cuts parameters into pieces, fuses them into buckets, and determines their places and order.
 #include "parallel/reducer/layout.h"
 
 #include "parallel/param_list.h"
@@ -10,18 +10,19 @@
 
 #define UNIT 16 // elements: pieces begin on cache lines, also those of f32
 
-// So many rows are whole cache lines, however long one is; and whole units of buckets, so that
-// these end where pieces do.
+// A number of rows whose size is a multiple of a cache line, for any length of a row, and of the
+// granularity of buckets, so that buckets can end where pieces end.
 static size_t whole_rows(const iso__layout *l, size_t row_bytes) {
     size_t rows = UNIT;
     while (l->bucket_unit && rows * row_bytes % l->bucket_unit != 0) rows += UNIT;
     return rows;
 }
 
-// Elements of each piece but the last; 0: it stays whole.
+// Elements of each piece except the last; 0: the parameter is not cut.
 static size_t piece_elements(const iso__layout *l, const iso_reducer_param *p, size_t piece_bytes) {
     size_t bytes = p->count * iso_dtype_size(p->dtype);
-    if (piece_bytes == 0 || p->row == 0 || p->local || bytes / 2 < piece_bytes) return 0;
+    if (piece_bytes == 0 || p->row == 0 || p->whole || p->local) return 0;
+    if (bytes / 2 < piece_bytes) return 0;
     size_t rows = p->count / p->row, pieces = bytes / piece_bytes;
     size_t unit = whole_rows(l, p->row * iso_dtype_size(p->dtype));
     size_t each = ((rows + pieces - 1) / pieces + unit - 1) / unit * unit;
@@ -37,8 +38,8 @@ static iso_status check_param(const iso_reducer_param *p, int i) {
               "parameter \"%s\" is %s: the reducer takes f32 and f64", p->name,
               iso_dtype_name(p->dtype));
     ISO_CHECK(p->row == 0 || p->count % p->row == 0, ISO_ERR_ARG,
-              "parameter \"%s\" has %zu elements in rows of %zu: give whole rows, or 0", p->name,
-              p->count, p->row);
+              "parameter \"%s\" has %zu element%s in rows of %zu: give whole rows, or 0", p->name,
+              p->count, ISO_PLURAL(p->count), p->row);
     return ISO_OK;
 }
 
@@ -53,20 +54,21 @@ static iso_status add_slot(iso__layout *l, const iso_reducer_param *p, int i, in
                              .value = (char *)p->value + first * iso_dtype_size(p->dtype),
                              .count = each > 0 && each < left ? each : left,
                              .dtype = p->dtype,
+                             .row = p->row,
                              .layer = layer,
                              .local = p->local};
     l->piece_slot[l->place[i].start + piece] = l->slot_count++;
     return iso__strdup(p->name, &slot->name);
 }
 
-// Pieces from the last one down to number `down`, each a layer of its own.
+// Adds pieces from the last one down to number `down`, each as a separate layer.
 static iso_status add_pieces(iso__layout *l, const iso_reducer_param *p, int i, int down,
                              int *layer) {
     for (int k = l->place[i].pieces - 1; k >= down; k--) ISO_TRY(add_slot(l, p, i, k, (*layer)++));
     return ISO_OK;
 }
 
-// Of such length a bucket is worth an exchange of its own.
+// A bucket of this length is worth a separate exchange.
 #define LONG_BYTES ((size_t)128 << 10)
 
 static size_t long_of(const iso_reducer_param *params, int first, int end) {
@@ -76,16 +78,16 @@ static size_t long_of(const iso_reducer_param *params, int first, int end) {
     return bytes;
 }
 
-// Where the last group of a layer begins: the fewest parameters at its end that are long enough, or
-// all, if what would be left is not.
+// The first parameter of the last group of a layer. The group has the fewest parameters from the
+// end that are long enough together, or all if the remaining ones are too short.
 static int find_group(const iso_reducer_param *params, int first, int end) {
     int start = end;
     while (start > first && long_of(params, start, end) < LONG_BYTES) start--;
     return long_of(params, first, start) < LONG_BYTES ? first : start;
 }
 
-// No parameter of the layer is cut. Its long ones become layers of their own, with the short ones
-// before them: they are ready and needed at different times.
+// Adds a layer of which no parameter is cut. Each long parameter, with the short ones next to it,
+// becomes a separate layer, because they are ready and needed at different times.
 static iso_status add_groups(iso__layout *l, const iso_reducer_param *params, int first, int end,
                              int *layer) {
     while (first < end) {
@@ -97,10 +99,11 @@ static iso_status add_groups(iso__layout *l, const iso_reducer_param *params, in
     return ISO_OK;
 }
 
-// Parameters first to end - 1 are a layer. Buckets take slots from the last one down, whole layers
-// together, and lay them out as they leave. So that the pieces of a parameter come to lie one
-// behind the other, each is a layer of its own, the first one last. What is not cut leaves before
-// the very first piece, and with it, so that it is back when the others are used.
+// Adds the layer of parameters first to end - 1. Buckets take whole layers from the last one down,
+// and lay out their slots in the order in which they leave. So each piece becomes a separate layer,
+// in reverse order, and the pieces of a parameter are adjacent in memory. Parameters that are not
+// cut share a layer with the very first piece, so that they are back before the other pieces are
+// used.
 static iso_status add_layer(iso__layout *l, const iso_reducer_param *params, int first, int end,
                             int *layer) {
     int cut = first;
@@ -163,7 +166,7 @@ static int layer_last(const iso__layout *l, int i) {
 
 // ---- What is asked for ----------------------------------------------------------------------------
 
-// Beyond it, sums of sizes could overflow; a negative number that was made a size is beyond it too.
+// Above this, sums of sizes could overflow. Negative numbers converted to size_t are above it, too.
 #define MOST (SIZE_MAX / 4)
 
 static iso_status check_size(size_t bytes, const char *which) {
@@ -208,7 +211,7 @@ static iso_status check_slots(const iso__layout *l) {
     return ISO_OK;
 }
 
-// At how many bytes bucket number n of its kind, counted as they leave, is full.
+// The size at which bucket number n of its kind, in the order in which they leave, is full.
 static size_t size_of(const iso__bucket_sizes *sizes, int n) {
     if (sizes->list) return sizes->list[n < sizes->list_count ? n : sizes->list_count - 1];
     return n == 0 && sizes->first > 0 ? sizes->first : sizes->cap;
@@ -218,7 +221,8 @@ static size_t size_of(const iso__bucket_sizes *sizes, int n) {
 
 enum { NO_BUCKET = -1 };
 
-// What may share a bucket: one element type, and exchanged or not.
+// Slots may share a bucket if they are of one kind: one element type, and all exchanged or all
+// local.
 enum { KINDS = 2 * ISO_DTYPE_COUNT };
 
 static int kind_of(const iso__grad_slot *slot) { return 2 * (int)slot->dtype + slot->local; }
@@ -227,7 +231,7 @@ static int kind_of(const iso__grad_slot *slot) { return 2 * (int)slot->dtype + s
 typedef struct filling {
     int bucket[KINDS]; // NO_BUCKET: none
     size_t bytes[KINDS];
-    int closed[KINDS]; // how many there were before it
+    int closed[KINDS]; // the number of full buckets before it
 } filling;
 
 static filling fill_nothing(void) {
@@ -244,8 +248,8 @@ static void put_slot(iso__layout *l, filling *f, int i) {
     f->bytes[kind] += padded_bytes(&l->slot[i]);
 }
 
-// The buckets that leave last: whole layers from the first one up until `last` bytes are there.
-// They come before all others, as these take what is left.
+// Fills the buckets that leave last: with whole layers from the first one up, until they have
+// `last` bytes. Call it before fill_others, which takes the remaining slots.
 static void fill_last(iso__layout *l, size_t last) {
     filling f = fill_nothing();
     bool full[KINDS] = {false};
@@ -256,7 +260,7 @@ static void fill_last(iso__layout *l, size_t last) {
     }
 }
 
-// Whole layers, from the last one down, into a bucket of each kind until it is full.
+// Puts whole layers, from the last one down, into a bucket of each kind until it is full.
 static void fill_others(iso__layout *l, const iso__bucket_sizes *sizes) {
     filling f = fill_nothing();
     for (int first = l->slot_count; first > 0;) {
@@ -276,7 +280,7 @@ static void fill_others(iso__layout *l, const iso__bucket_sizes *sizes) {
 // Numbers buckets in the order in which a backward completes them: by their lowest slots,
 // descending.
 static void number_buckets(iso__layout *l) {
-    int *number = l->order; // by number so far, until lay_out writes the order
+    int *number = l->order; // by provisional bucket number; lay_out overwrites it with the order
     int left = l->bucket_count;
     for (int b = 0; b < l->bucket_count; b++) number[b] = NO_BUCKET;
     for (int i = 0; i < l->slot_count; i++) {
@@ -318,7 +322,7 @@ static void make_label(const iso__layout *l, int bucket) {
     }
 }
 
-// Bytes that make the bucket a multiple of the unit in which it is shared out.
+// The padding that makes the size of the bucket a multiple of bucket_unit.
 static size_t gap_of(const iso__layout *l, int bucket) {
     size_t bytes = 0, unit = l->bucket_unit ? l->bucket_unit : ALIGNMENT;
     for (int i = 0; i < l->slot_count; i++)
@@ -338,8 +342,9 @@ static int put_in_order(iso__layout *l, int bucket, int first) {
     return next;
 }
 
-// Before which place of the order its gap comes: before the pieces with which it ends, as the next
-// piece lies behind them; or behind all.
+// The place in the order before which the gap comes. If the bucket ends in pieces of a parameter,
+// the gap comes before these, because the next piece must follow directly; otherwise it comes at
+// the end.
 static int gap_place(const iso__layout *l, const iso__range *r) {
     int place = r->last, param = l->slot[l->order[place]].param;
     if (!l->slot[l->order[place]].cut) return r->last + 1;
@@ -369,7 +374,8 @@ static void lay_out(iso__layout *l, int bucket, int first, size_t *offset) {
                                       .local = slot->local};
 }
 
-// All pieces of a parameter travel: none follows behind the last bucket that does.
+// Adds the tail to the last bucket that travels. No piece follows it directly: either all pieces of
+// a parameter travel, or none.
 static void add_tail(iso__layout *l) {
     iso__bucket *b = &l->bucket[iso__layout_last(l)];
     b->tail = l->tail * iso_dtype_size(b->dtype);
@@ -379,6 +385,23 @@ static void add_tail(iso__layout *l) {
     for (iso__bucket *k = b + 1; k < l->bucket + l->bucket_count; k++) k->offset += b->tail;
     b->bytes += b->tail;
     l->bytes += b->tail;
+}
+
+// Lists the tensors of each bucket for communication hooks.
+static iso_status list_tensors(iso__layout *l) {
+    ISO_TRY(iso__alloc_zero((size_t)l->slot_count * sizeof(*l->tensor), (void **)&l->tensor));
+    for (int b = 0; b < l->bucket_count; b++) {
+        const iso__range *range = &l->range[b];
+        iso__bucket *bucket = &l->bucket[b];
+        bucket->tensor = &l->tensor[range->first];
+        bucket->tensor_count = range->last - range->first + 1;
+        for (int k = range->first; k <= range->last; k++) {
+            const iso__grad_slot *s = &l->slot[l->order[k]];
+            size_t offset = (s->offset - bucket->offset) / iso_dtype_size(s->dtype);
+            l->tensor[k] = (iso_comm_hook_tensor){s->name, offset, s->count, s->row};
+        }
+    }
+    return ISO_OK;
 }
 
 iso_status iso__layout_assign(iso__layout *l, const iso__bucket_sizes *sizes) {
@@ -393,7 +416,7 @@ iso_status iso__layout_assign(iso__layout *l, const iso__bucket_sizes *sizes) {
         lay_out(l, b, next, &offset);
     l->bytes = offset;
     if (l->tail > 0) add_tail(l);
-    return ISO_OK;
+    return list_tensors(l);
 }
 
 // ---- Life -------------------------------------------------------------------------------------------
@@ -405,6 +428,7 @@ void iso__layout_destroy(iso__layout *l) {
     iso__free(l->place);
     iso__free(l->order);
     iso__free(l->range);
+    iso__free(l->tensor);
     iso__free(l->bucket);
     *l = (iso__layout){0};
 }
@@ -432,7 +456,7 @@ iso_status iso__layout_create(const iso_reducer_param *params, int count,
                               const iso__bucket_sizes *sizes, size_t piece_bytes,
                               size_t bucket_unit, size_t tail, iso__layout *out) {
     iso_status status = create_with(params, count, sizes, piece_bytes, bucket_unit, tail, out);
-    if (status == ISO_OK && !is_contiguous(out)) { // buckets of another kind came between pieces
+    if (status == ISO_OK && !is_contiguous(out)) { // buckets of another kind are between pieces
         iso__log(ISO_LOG_INFO,
                  "parameters are not cut into pieces: others of another element type, "
                  "or not exchanged, lie between them");

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The asynchronous gradient engine: its calls, each told by its parts.
+// The asynchronous gradient engine: its public calls, which forward to round, appliers, planner and
+// sums.
 #include "parallel/reducer/reducer_impl.h"
 
 #include <isotherm/trace.h>
@@ -48,7 +49,7 @@ void iso_reducer_zero_grad(iso_reducer *r) { iso__round_zero_grad(r->round, NOBO
 void iso__reducer_zero_grad_of(iso_reducer *r, int id) { iso__round_zero_grad(r->round, id); }
 
 void iso_reducer_poll(iso_reducer *r) {
-    iso__round_advance(r->round); // an error comes again where it can be told
+    iso__round_advance(r->round); // a later call returns the error again
 }
 
 iso_status iso_reducer_set_weight(iso_reducer *r, double weight, double total) {
@@ -73,7 +74,7 @@ iso_status iso_reducer_add_sum(iso_reducer *r, int k, double value) {
     return ISO_OK;
 }
 
-// In an open backward all earlier lists are back.
+// Does not wait in an open backward, because all earlier lists are back.
 iso_status iso_reducer_get_sum(iso_reducer *r, int k, double *sum) {
     ISO_TRY(check_sum(r, k));
     const iso__layout *l = &r->layout;
@@ -104,7 +105,7 @@ iso_status iso_reducer_set_apply_piece(iso_reducer *r, int id, iso_reducer_apply
 iso_status iso_reducer_remove_apply(iso_reducer *r, int id) {
     ISO_TRY(iso__appliers_find(r->appliers, &id));
     iso_status status = iso_reducer_finish(r);
-    iso__appliers_remove(r->appliers, id); // on failure too: its owner may be going away
+    iso__appliers_remove(r->appliers, id); // even on failure, because its owner may be freed
     if (r->only == id) r->only = NOBODY;
     ISO_TRY(status);
     return ISO_OK;
@@ -123,7 +124,8 @@ iso_status iso_reducer_set_apply(iso_reducer *r, iso_reducer_apply apply, size_t
 
 enum { REPORT_STEPS = 100 };
 
-// When the last gradient of a backward is ready, ms after the first; the mean since the start.
+// The time from the first to the last ready gradient of a backward, in ms; the mean since the
+// start.
 static double backward_ms(const iso_reducer *r) {
     double latest = 0;
     for (int b = 0; b < r->layout.bucket_count; b++) {
@@ -134,7 +136,7 @@ static double backward_ms(const iso_reducer *r) {
     return latest;
 }
 
-// With ISO_DEBUG, on rank 0.
+// Logs a report with ISO_DEBUG, on rank 0.
 static void report_steps(iso_reducer *r) {
     if (r->steps % REPORT_STEPS != 1 || iso__debug_level() < ISO__DEBUG_INFO) return;
     iso_reducer_stats now;
@@ -159,7 +161,7 @@ static void report_steps(iso_reducer *r) {
 
 // ---- step() -----------------------------------------------------------------------------------------
 
-// There is a whole list of gradients for this step.
+// Ensures that there is a whole list of gradients for this step; closes an open backward.
 static iso_status have_gradients(iso_reducer *r, int id) {
     ISO_CHECK(iso__appliers_can_share(r->appliers, id), ISO_ERR_STATE,
               "with ZeRO each rank updates some elements of a parameter: set a function that does "
@@ -172,7 +174,8 @@ static iso_status have_gradients(iso_reducer *r, int id) {
     ISO_CHECK(
         r->sync != ISO_SYNC_EXPLICIT, ISO_ERR_STATE,
         "step() before the gradients were averaged: call all_reduce_gradients after backward");
-    // Plain arrays may have no gradient at all on this rank, unless that is an error anyway.
+    // Without an owner, this rank may have reported no gradient at all, unless unused parameters
+    // are an error.
     iso_unused unused = iso__round_unused(r->round);
     bool may_close = unused != ISO_UNUSED_ERROR && !r->owned;
     ISO_CHECK(iso__round_lists(r->round) == 0 || iso__round_is_open(r->round) ||
@@ -182,8 +185,8 @@ static iso_status have_gradients(iso_reducer *r, int id) {
     return iso__round_close(r->round, unused);
 }
 
-// A device keeps the order of what it is given, so that updates which wait for no exchange may as
-// well come at once: it then takes them together.
+// Whether lazy updates can hide an exchange. If nothing travels, a device gets all updates at once,
+// which it then launches together.
 static bool gains_by_waiting(const iso_reducer *r) {
     bool at_once = r->transport->launches && !iso__round_travels(r->round);
     return r->sync == ISO_SYNC_LAZY && !at_once;
@@ -193,8 +196,8 @@ static iso_status make_step(iso_reducer *r, int id, const void *hyper) {
     iso__appliers *a = r->appliers;
     ISO_CHECK(!r->in_backward, ISO_ERR_STATE,
               "step() inside a backward: call iso_data_parallel_end_backward first");
-    // An update that no forward has asked for still needs the hyperparameters of its own step; and
-    // a list of which a part is back must come back whole.
+    // Pending updates of the previous step need its hyperparameters, so complete them first. Also
+    // complete a list of which some buckets are already back.
     bool partly = iso__appliers_have_list(a, id) && !iso__round_is_whole(r->round);
     if (iso__appliers_have_stepped(a, id) || partly) ISO_TRY(iso_reducer_finish(r));
     ISO_TRY(have_gradients(r, id));
@@ -210,15 +213,15 @@ static iso_status make_step(iso_reducer *r, int id, const void *hyper) {
         iso__appliers_have_made(a, id);
     else
         iso__appliers_mark(a, id);
-    ISO_TRY(iso__round_share(r->round)); // after an error, too: the others wait for these values
+    ISO_TRY(iso__round_share(r->round)); // even after an error: other ranks wait for these values
     ISO_TRY(updated);
     if (!gains_by_waiting(r)) return iso_reducer_finish(r);
-    // Of a device: from here on nobody needs this rank's program for its gradients to travel. The
-    // next forward would wait for the same.
+    // With a device, wait until the gradients can travel without this rank's program. The next
+    // forward would wait for the same.
     return iso__round_flush(r->round);
 }
 
-// Collective once, when enough was measured.
+// Makes the plan once, when enough has been measured; that call is collective.
 static iso_status plan_order(iso_reducer *r, iso_status mine) {
     if (r->scope != ISO_SCOPE_WORLD) return ISO_OK;
     if (!iso__planner_is_due(r->planner, r->transport, iso__round_lists(r->round))) return ISO_OK;
@@ -229,7 +232,7 @@ static iso_status plan_order(iso_reducer *r, iso_status mine) {
 iso_status iso_reducer_step_of(iso_reducer *r, int id, const void *hyper) {
     ISO_TRY(iso__appliers_find(r->appliers, &id));
     iso_status status = make_step(r, id, hyper);
-    iso_status planned = plan_order(r, status); // the others do not know of an error here
+    iso_status planned = plan_order(r, status); // other ranks do not know of an error here
     ISO_TRY(status);
     report_steps(r);
     return planned;
@@ -310,7 +313,7 @@ void iso__reducer_skip_local(iso_reducer *r) { iso__round_skip_local(r->round, t
 
 void iso__reducer_end_join(iso_reducer *r) {
     iso__round_set_weight(r->round, 1, 0);
-    // Negotiated, the next backward sets it.
+    // With ISO_UNUSED_NEGOTIATE, the next backward sets it.
     if (!iso__reducer_negotiates(r)) iso__round_skip_local(r->round, false);
 }
 
@@ -354,7 +357,7 @@ bool iso__reducer_is_spread(const iso_reducer *r, int i) {
     return r->zero && !iso__layout_piece(&r->layout, i, 0)->local;
 }
 
-// Of one piece: each rank's elements from that rank.
+// Gathers the elements of one piece, each from the rank that updates it.
 static iso_status gather_piece(const iso_reducer *r, int slot, char *array) {
     const iso__grad_slot *s = &r->layout.slot[slot];
     size_t size = iso_dtype_size(s->dtype);
@@ -420,7 +423,7 @@ void iso_reducer_get_stats(const iso_reducer *r, iso_reducer_stats *out) {
                                .bytes_between_nodes = r->exchanged.traffic.bytes_between_nodes};
     for (int b = 0; r->exchanges && b < r->layout.bucket_count; b++)
         if (!r->layout.bucket[b].local)
-            stats.bytes_per_step += iso__coder_wire_bytes(&r->coder, &r->layout.bucket[b]);
+            stats.bytes_per_step += iso__coder_wire_bytes(&r->coder, b, &r->layout.bucket[b]);
     iso__planner_add_stats(r->planner, &stats);
     *out = stats;
 }

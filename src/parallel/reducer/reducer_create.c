@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Making a reducer, all ranks together, and its end.
+// Creates a reducer, collectively, and destroys it.
 #include "parallel/reducer/reducer_impl.h"
 
 #include "comm/traffic.h"
@@ -18,8 +18,8 @@ static iso_status check_config(const iso_reducer_config *c) {
               "unknown treatment %d of unused parameters", (int)c->unused);
     ISO_CHECK((int)c->average >= 0 && c->average <= ISO_AVERAGE_SUM, ISO_ERR_ARG,
               "unknown mode %d of averaging", (int)c->average);
-    ISO_CHECK(c->sums >= 0 && c->sums <= ISO_REDUCER_MOST_SUMS, ISO_ERR_ARG,
-              "a reducer with %d sums: give a number from 0 to %d", c->sums, ISO_REDUCER_MOST_SUMS);
+    ISO_CHECK(c->sums >= 0 && c->sums <= ISO_REDUCER_MAX_SUMS, ISO_ERR_ARG,
+              "a reducer with %d sums: give a number from 0 to %d", c->sums, ISO_REDUCER_MAX_SUMS);
     ISO_CHECK(c->average != ISO_AVERAGE_SPLIT || c->split_factor > 0, ISO_ERR_ARG,
               "a split factor of %g: give a number above 0", c->split_factor);
     return iso__scope_check(c->scope);
@@ -37,7 +37,7 @@ static iso_status check_zero(const iso_reducer_config *c) {
     if (!c->zero) return ISO_OK;
     ISO_CHECK(!is_remote(c), ISO_ERR_UNSUPPORTED,
               "ZeRO works in the host's memory so far, not on a %s device", c->device->ops->name);
-    ISO_CHECK(!hook_of(c)->compress, ISO_ERR_UNSUPPORTED,
+    ISO_CHECK(!hook_of(c)->compress && !iso__hook_owns(hook_of(c)), ISO_ERR_UNSUPPORTED,
               "ZeRO sums gradients as they are: use no communication hook with it, not %s",
               hook_of(c)->name);
     ISO_CHECK(c->scope == ISO_SCOPE_WORLD, ISO_ERR_UNSUPPORTED,
@@ -69,19 +69,22 @@ static iso_status match_ranks(iso_reducer *r, const iso_reducer_param *params, i
              "hook: %.63s\nwire of the hook: %s\nstate_floats of the hook: %d\n"
              "divides of the hook: %d\nsilent of the hook: %d\nbucket_bytes: %zu\n"
              "first_bucket_bytes: %zu\nlast_bucket_bytes: %zu\nbucket_list: %s\n"
-             "piece_bytes: %zu\nsums: %d\nzero: %d\n",
+             "piece_bytes: %zu\nsums: %d\nzero: %d\nstart of the hook: %lld\n"
+             "phases of the hook: %016llx\n",
              sync[config->sync], iso__scope_name(config->scope), order[config->order],
              unused[config->unused], average[config->average], config->split_factor, hook->name,
              iso_dtype_name(hook->wire), hook->state_floats, (int)hook->divides, (int)hook->silent,
              config->bucket_bytes, config->first_bucket_bytes, config->last_bucket_bytes, list,
-             config->piece_bytes, config->sums, (int)config->zero);
+             config->piece_bytes, config->sums, (int)config->zero, hook->start,
+             (unsigned long long)iso__coder_fingerprint(&r->coder, r->layout.bucket_count));
     return iso__params_check_ranks(r->world, params, count, settings,
                                    iso__layout_fingerprint(&r->layout));
 }
 
 // ---- Memory and parts -------------------------------------------------------------------------------
 
-// A pointer to other memory would be found out by the first kernel, for all that the device does.
+// Checks pointers now: otherwise the first kernel that uses one would fail, and all later work of
+// the device with it.
 static iso_status check_values(const iso__layout *l, iso_device *device) {
     for (int s = 0; device && !device->ops->host_memory && s < l->slot_count; s++)
         ISO_CHECK(
@@ -92,7 +95,7 @@ static iso_status check_values(const iso__layout *l, iso_device *device) {
     return ISO_OK;
 }
 
-// What each rank does for itself, before any of them relies on the others.
+// Local; the ranks compare the results afterwards.
 static iso_status make_layout(iso_reducer *r, const iso_reducer_param *params, int count,
                               const iso_reducer_config *config) {
     iso__bucket_sizes sizes = {.cap = config->bucket_bytes,
@@ -109,7 +112,9 @@ static iso_status make_layout(iso_reducer *r, const iso_reducer_param *params, i
                                r->rides ? iso__sums_elements(config->sums) : 0, &r->layout));
     r->buckets = (iso__buckets){r->layout.bucket, r->layout.bucket_count};
     ISO_TRY(check_values(&r->layout, config->device));
-    ISO_TRY(iso__coder_create(hook_of(config), &r->buckets, &r->coder));
+    iso__coder_ranks all = {.rank = iso_comm_rank(r->world), .ranks = iso_comm_size(r->world)};
+    ISO_TRY(iso__coder_create(hook_of(config), &r->buckets, &all, config->sync == ISO_SYNC_LAZY,
+                              &r->coder));
     return iso__store_create(r->layout.bytes, config->device, &r->store);
 }
 
@@ -127,7 +132,8 @@ static iso_status make_parts(iso_reducer *r, const iso_reducer_config *config) {
                                       .coder = &r->coder,
                                       .buckets = &r->buckets,
                                       .stats = &r->exchanged,
-                                      .world = r->world};
+                                      .world = r->world,
+                                      .one_by_one = config->sync != ISO_SYNC_LAZY};
     ISO_TRY(iso__scopes_choose(r->scopes, ISO_SCOPE_RANK, &r->setup, &r->transport));
     iso__round_config round = {
         .layout = &r->layout,
@@ -146,7 +152,7 @@ static iso_status make_parts(iso_reducer *r, const iso_reducer_config *config) {
 
 // ---- Values, once -----------------------------------------------------------------------------------
 
-// Every slot's value has room in the arena where its gradient will lie.
+// Copies values to the places of their gradients in the arena, or back.
 static iso_status copy_values(iso_reducer *r, bool out) {
     iso_device *device = r->store.device;
     iso__queue queue = out ? ISO__QUEUE_OUT : ISO__QUEUE_IN;
@@ -172,7 +178,7 @@ static iso_status broadcast_slots(iso_reducer *r) {
 static iso_status broadcast_values(iso_reducer *r) {
     iso_device *device = r->store.device;
     if (!device) return broadcast_slots(r);
-    ISO_TRY(device->ops->remote->finish(device)); // it may be writing them
+    ISO_TRY(device->ops->remote->finish(device)); // pending work may still write values
     ISO_TRY(copy_values(r, true));
     ISO_TRY(broadcast_slots(r));
     ISO_TRY(copy_values(r, false));
@@ -191,16 +197,18 @@ static void log_buckets(const iso_reducer *r) { // on rank 0
     iso__free(text);
 }
 
-// Digits would not survive a hook that rounds, are not copied to devices, and with ZeRO their sum
-// would come to one rank only. What a rank alone was given, others do not know.
+// Sums cannot ride if a hook converts (their digits would be rounded), with a device (the tail
+// stays on the host), or with ZeRO (only one rank would get the sum). The ranks agree, because
+// their settings have not been compared yet.
 static iso_status see_who_rides(iso_reducer *r, const iso_reducer_config *config) {
-    int64_t all = !is_remote(config) && !hook_of(config)->compress && !config->zero;
+    bool changes = hook_of(config)->compress || iso__hook_owns(hook_of(config));
+    int64_t all = !is_remote(config) && !changes && !config->zero;
     ISO_TRY(iso_comm_allreduce_i64(r->world, &all, 1, ISO_MIN));
     r->rides = all && iso_comm_size(r->world) <= ISO_SUMS_MOST_RANKS;
     return ISO_OK;
 }
 
-// A communicator of its own: no exchange of others can come between those of one list.
+// The reducer has its own communicator, so that no other exchange comes between those of a list.
 static iso_status meet_ranks(iso_reducer *r, iso_comm *comm, const iso_reducer_config *config) {
     r->exchanges = config->sync != ISO_SYNC_NONE && !hook_of(config)->silent;
     ISO_TRY(iso__comm_create_like(comm, iso_comm_mpi(comm), false, &r->world));
@@ -210,7 +218,7 @@ static iso_status meet_ranks(iso_reducer *r, iso_comm *comm, const iso_reducer_c
                               &r->scopes);
 }
 
-// A rank that is alone updates everything.
+// With a single rank there are no shards, and it updates everything.
 static iso_status share_updates(iso_reducer *r) {
     iso_status mine = ISO_OK;
     if (!r->shares_updates) return ISO_OK;
@@ -222,7 +230,7 @@ static iso_status share_updates(iso_reducer *r) {
     return ISO_OK;
 }
 
-// A rank that failed alone would leave the others waiting in what follows.
+// The ranks agree after each local step: a rank that left alone would make the others wait.
 iso_status iso_reducer_create(iso_comm *comm, const iso_reducer_param *params, int count,
                               const iso_reducer_config *config, iso_reducer **out) {
     static const iso_reducer_config plain = {0};
@@ -250,7 +258,7 @@ fail:
 }
 
 static void finish_quietly(iso_reducer *r) {
-    // Of a backward that was given up, nobody wants an error.
+    // Unused parameters of an abandoned backward are no error here.
     if (iso__round_unused(r->round) == ISO_UNUSED_ERROR)
         iso__round_set_unused(r->round, ISO_UNUSED_ZERO);
     if (iso_reducer_finish(r) < 0)
@@ -263,7 +271,7 @@ void iso_reducer_destroy(iso_reducer **pointer) {
     *pointer = NULL;
     if (!r) return;
     if (r->round) finish_quietly(r);
-    // MPI may still write into what belongs to exchanges under way: it stays.
+    // Keep what belongs to exchanges under way: MPI may still write into it.
     bool over = iso__scopes_destroy(&r->scopes);
     if (!iso__sums_destroy(&r->sums)) over = false;
     if (!iso__round_destroy(&r->round) || !over) return;

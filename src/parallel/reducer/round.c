@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// A list of gradients: they become ready, their buckets leave, and are needed.
+// A list of gradients: gradients become ready, their buckets leave, and parameters are needed
+// again.
 #include "parallel/reducer/round_impl.h"
 
 #include <isotherm/trace.h>
@@ -9,9 +10,8 @@
 static bool is_blocking(const iso__round *r) { return r->with.sync != ISO_SYNC_LAZY; }
 
 static iso__factors factors_of(const iso__round *r, int b) {
-    const iso__coder *coder = r->with.coder;
     if (!r->comm || bucket_of(r, b)->local) return (iso__factors){1, 1};
-    bool divides = iso__coder_converts(coder, bucket_of(r, b)) && coder->hook.divides;
+    bool divides = iso__coder_divides(r->with.coder, b, bucket_of(r, b));
     return iso__factors_of(&r->average, iso_comm_size(r->comm), divides);
 }
 
@@ -33,7 +33,7 @@ static iso_status post_bucket(iso__round *r, int b) {
     iso__factors factor = factors_of(r, b);
     ISO_TRY(state->via->ops->post(state->via, b, factor.before, factor.after));
     if (!state->via->travels || !is_blocking(r)) return ISO_OK;
-    ISO_TRY(iso__round_arrive(r, b, NULL, NULL)); // an average, while it is still the host's
+    ISO_TRY(iso__round_arrive(r, b, NULL, NULL)); // applies the factor before the device gets it
     return finish_transport(r);
 }
 
@@ -45,17 +45,18 @@ static iso_status list_is_out(iso__round *r) {
     for (int s = 0; s < layout_of(r)->slot_count; s++) r->slot[s].keep = true;
     iso__appliers_list_is_out(r->with.appliers);
     r->lists++;
+    iso__coder_count(r->with.coder);
     ISO_TRY(iso__sums_send(r->with.sums, r->comm));
     bool negotiate = r->with.unused == ISO_UNUSED_NEGOTIATE;
     return negotiate ? iso__usage_ask(r->usage, r->comm) : ISO_OK;
 }
 
-// Channels keep the order that all ranks share, however buckets become ready here. Blocking, a rank
-// waits for each, so it must not begin with one that others reach later.
+// Channels keep the order of all ranks, in whatever order buckets become ready here. In blocking
+// mode a rank waits for each bucket, so all ranks must post them in the same order.
 static iso_status issue_ready(iso__round *r) {
     int count = layout_of(r)->bucket_count;
     bool in_order = is_blocking(r) || r->transport->in_order;
-    if (r->issued == count) return ISO_OK; // what is ready belongs to the next list
+    if (r->issued == count) return ISO_OK; // ready gradients belong to the next list
     for (int b = in_order ? r->issued : 0; b < count; b++) {
         bool ready = r->bucket[b].stage == OPEN && r->bucket[b].missing == 0;
         if (!ready && in_order) break;
@@ -82,7 +83,7 @@ bool iso__round_param_is_current(const iso__round *r, int i) {
     return true;
 }
 
-// True if the bucket is complete with it.
+// Marks a slot as ready. Returns true if its bucket is now complete.
 static bool mark_ready(iso__round *r, int s) {
     int b = layout_of(r)->slot[s].bucket;
     if (r->ready_count++ == 0) iso__planner_begin(r->with.planner);
@@ -156,8 +157,9 @@ static iso_status missing_error(const iso__round *r, int first, int count) {
         piece, s->name, count > 1 ? " (and others)" : "", iso_comm_rank(r->with.world));
 }
 
-// Zeros for what this backward did not reach, or what earlier backwards left there, if it is still
-// wanted. Every rank issues the whole list, so an error here leaves nobody waiting for its sums.
+// For gradients that this backward did not reach, sends those accumulated by earlier backwards if
+// they are still needed, else zeros. Every rank issues the whole list even if it reports an error,
+// so no rank waits for missing sums.
 iso_status iso__round_close(iso__round *r, iso_unused unused) {
     const iso__layout *l = layout_of(r);
     int first = -1, count = 0;
@@ -203,9 +205,9 @@ bool iso__round_is_open(const iso__round *r) {
            r->with.sync != ISO_SYNC_EXPLICIT;
 }
 
-// Whether the backward that is open uses the parameter again before its gradient is final, to
-// compute activations once more. All lists before this one are back, so its value is current. Where
-// the owner closes every backward, what has been reported is current, too.
+// Whether the open backward needs the parameter before its gradient is final, to recompute
+// activations. All earlier lists are back, so its value is current. If the owner closes every
+// backward, parameters whose gradients have been reported are current, too.
 static bool is_recomputed(const iso__round *r, int s) {
     return iso__round_is_open(r) && (r->always_closed || !r->slot[s].ready);
 }
@@ -227,7 +229,7 @@ static iso_status begin_forward(iso__round *r) {
     ISO_TRY(check_caller(r));
     ISO_TRY(iso__round_advance(r));
     if (iso__round_is_open(r)) ISO_TRY(iso__round_close(r, r->with.unused));
-    return iso__round_flush(r); // what runs next runs on the device after these anyway
+    return iso__round_flush(r); // costs nothing: the device runs the forward after these copies
 }
 
 iso_status iso__round_param_needed(iso__round *r, int i) {
@@ -262,9 +264,9 @@ iso_status iso__round_finish(iso__round *r) {
     do {
         if (iso__round_is_open(r)) ISO_TRY(iso__round_close(r, r->with.unused));
         for (int b = 0; b < count; b++) ISO_TRY(iso__round_arrive_first(r, b));
-        // In the order in which they were issued: the first ones are the first to be complete.
+        // In the order of issue, in which they complete.
         for (int b = 0; b < count; b++) ISO_TRY(iso__round_complete(r, b));
-    } while (iso__round_is_open(r)); // reported while earlier exchanges were still out
+    } while (iso__round_is_open(r)); // reported while earlier exchanges were under way
     return finish_transport(r);
 }
 

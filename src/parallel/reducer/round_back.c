@@ -5,15 +5,16 @@
 
 #include <isotherm/trace.h>
 
-// Updates may take the factor along, unless a part is to stay as an average.
+// Whether the updates of a bucket may apply the factor: not if the average of a gradient must
+// remain.
 static bool can_fold(const iso__round *r, int b) {
     const iso__layout *l = layout_of(r);
     for (int k = l->range[b].first; k <= l->range[b].last; k++)
-        if (r->slot[l->order[k]].keep && !r->zero) return false; // values will take its place
+        if (r->slot[l->order[k]].keep && !r->zero) return false; // with ZeRO, values replace it
     return iso__appliers_fold(r->with.appliers, b);
 }
 
-// All buckets have come back: the list starts again.
+// All buckets are back: prepares the next list.
 static void restart_list(iso__round *r) {
     r->issued = 0;
     r->ready_count = 0;
@@ -43,7 +44,7 @@ typedef struct look {
 
 static iso_status go_on_with(iso__round *r, int b);
 
-// Whether more can be done with a bucket without waiting for other ranks.
+// Whether go_on_with() can advance the bucket without waiting for other ranks.
 static bool is_due(const iso__round *r, int b) {
     const bucket_state *state = &r->bucket[b];
     if (state->stage == PUBLISHED) return iso__zero_is_collected(r->zero, b);
@@ -52,7 +53,7 @@ static bool is_due(const iso__round *r, int b) {
     return state->via->ops->is_back(state->via, b);
 }
 
-// While one bucket is awaited, another that has come back is updated.
+// While one bucket is awaited, advances another one that has come back.
 static bool complete_another(void *user) {
     look *l = user;
     iso__round *r = l->round;
@@ -66,7 +67,7 @@ static bool complete_another(void *user) {
     return false;
 }
 
-// left NULL: the sum becomes an average.
+// left NULL: applies the factor, so that the sum becomes an average.
 iso_status iso__round_arrive(iso__round *r, int b, const iso__idle *idle, double *left) {
     bucket_state *state = &r->bucket[b];
     iso__exchange_times times = {.known = false};
@@ -82,7 +83,8 @@ iso_status iso__round_arrive(iso__round *r, int b, const iso__idle *idle, double
     return ISO_OK;
 }
 
-// What is left after it are updates, which take `left` along. May be called again.
+// Waits for a bucket and for the answer which parameters no rank used. The updates must then apply
+// `left`. May be called again.
 static iso_status bring_back(iso__round *r, int b, double *left) {
     look meanwhile = {.round = r, .awaited = b};
     iso__idle idle = {complete_another, &meanwhile};
@@ -109,11 +111,12 @@ static iso_status publish_bucket(iso__round *r, int b) {
     bool there = r->bucket[b].stage == POSTED || r->bucket[b].stage == ARRIVED;
     if (!there || !is_shared(r, b)) return ISO_OK;
     ISO_TRY(update_bucket(r, b));
-    r->bucket[b].stage = PUBLISHED; // of what failed to leave, collecting tells
+    r->bucket[b].stage = PUBLISHED; // if sending fails, collecting reports it
     return iso__zero_publish(r->zero, b);
 }
 
-// Those that have come back. Not before it is known what no rank has used, which takes a wait.
+// Publishes buckets that are back. Publishes nothing until the rank knows which parameters no rank
+// used, because that requires a wait.
 iso_status iso__round_publish_back(iso__round *r) {
     for (int b = layout_of(r)->bucket_count - 1; b >= 0 && !iso__usage_is_asked(r->usage); b--)
         if (r->bucket[b].stage == POSTED && is_due(r, b)) ISO_TRY(publish_bucket(r, b));
@@ -121,6 +124,8 @@ iso_status iso__round_publish_back(iso__round *r) {
 }
 
 iso_status iso__round_publish(iso__round *r) {
+    bool posted = r->issued == layout_of(r)->bucket_count && r->busy > 0;
+    if (posted) ISO_TRY(iso__transport_settle(r->transport));
     for (int b = layout_of(r)->bucket_count - 1; b >= 0; b--) ISO_TRY(publish_bucket(r, b));
     return ISO_OK;
 }
@@ -144,7 +149,7 @@ iso_status iso__round_share(iso__round *r) {
     if (!r->zero) return ISO_OK;
     r->shares = true;
     if (r->busy > 0) return iso__round_publish_back(r);
-    r->issued = layout_of(r)->bucket_count; // the list that comes waits for these
+    r->issued = layout_of(r)->bucket_count; // the next list waits for these
     for (int b = r->issued - 1; b >= 0; b--) {
         if (bucket_of(r, b)->local) continue;
         r->bucket[b].stage = PUBLISHED;
@@ -157,7 +162,7 @@ iso_status iso__round_share(iso__round *r) {
 
 // ---- Buckets are complete ---------------------------------------------------------------------------
 
-// The next of its stages.
+// Advances a bucket to its next stage.
 static iso_status go_on_with(iso__round *r, int b) {
     if (r->bucket[b].stage == PUBLISHED) return collect_bucket(r, b);
     if (is_shared(r, b)) return publish_bucket(r, b);
@@ -166,7 +171,7 @@ static iso_status go_on_with(iso__round *r, int b) {
     return ISO_OK;
 }
 
-// Values of a bucket are waited for when all behind it are published: that is their order.
+// With ZeRO, publishes all later buckets first: they leave in this order.
 iso_status iso__round_complete(iso__round *r, int b) {
     if (r->bucket[b].stage == OPEN) return ISO_OK;
     for (int k = layout_of(r)->bucket_count - 1; k > b && is_shared(r, b); k--)
@@ -175,7 +180,7 @@ iso_status iso__round_complete(iso__round *r, int b) {
     return ISO_OK;
 }
 
-// Waiting between updates would end what a device takes together.
+// A wait between updates would split the updates that a device launches together.
 iso_status iso__round_arrive_first(iso__round *r, int b) {
     double left;
     bool launches = r->bucket[b].stage != OPEN && r->bucket[b].via->launches;

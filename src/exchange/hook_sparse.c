@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: MIT
+// Communication hooks that send few bits of each gradient, or few gradients, and what they leave
+// out with the next gradients (error feedback).
+#include "exchange/codec.h"
+#include "exchange/coder.h"
+
+#include "base/half.h"
+
+#include <math.h>
+#include <string.h>
+
+// A bucket of fewer elements would hardly get shorter.
+enum { SHORT = 512 };
+
+static bool is_left_alone(const iso_comm_hook_bucket *b, iso_comm_hook_plan *plan) {
+    plan->plain = b->dtype != ISO_F32 || b->count < SHORT;
+    return plan->plain;
+}
+
+// ---- Integers of 8 bits -------------------------------------------------------------------------------
+
+// Each rank averages a shard. Gradients go to its rank in phase 0, and the sums to all in phase 1.
+typedef struct shard {
+    size_t first, count;
+} shard;
+
+static const iso__codec *const codec = &iso__codec_int8;
+
+static size_t shard_elements(const iso_comm_hook_bucket *b) {
+    size_t each = (b->count + (size_t)b->ranks - 1) / (size_t)b->ranks;
+    return (each + codec->group - 1) / codec->group * codec->group;
+}
+
+static shard shard_of(const iso_comm_hook_bucket *b, int rank) {
+    size_t each = shard_elements(b), first = (size_t)rank * each;
+    if (first >= b->count) return (shard){0, 0};
+    return (shard){first, b->count - first < each ? b->count - first : each};
+}
+
+static void *block_of(const iso_comm_hook_bucket *b, int phase, int rank) {
+    return (char *)b->data[phase] + (size_t)rank * codec->bytes(shard_elements(b));
+}
+
+static iso_status declare_int8(const iso_comm_hook_bucket *b, iso_comm_hook_plan *plan,
+                               void *user) {
+    (void)user;
+    if (is_left_alone(b, plan)) return ISO_OK;
+    size_t bytes = codec->bytes(shard_elements(b));
+    plan->phase_count = 2;
+    plan->phase[0] = (iso_comm_phase){ISO_COMM_ALLTOALL, bytes, ISO_U8};
+    plan->phase[1] = (iso_comm_phase){ISO_COMM_GATHER, bytes, ISO_U8};
+    plan->state_floats = b->count;
+    return ISO_OK;
+}
+
+static void send_shards(const iso_comm_hook_bucket *b, double factor) {
+    const float *g = b->gradient;
+    for (int r = 0; r < b->ranks; r++) {
+        shard s = shard_of(b, r);
+        codec->encode(s.count, g + s.first, (float)factor, b->state + s.first, block_of(b, 0, r));
+    }
+}
+
+// In the order of the ranks. What the sum leaves out is left out of this rank's gradients, which it
+// adds to the next sum.
+static void send_sum(const iso_comm_hook_bucket *b) {
+    shard s = shard_of(b, b->rank);
+    float *sum = (float *)b->gradient + s.first, *residual = b->state + s.first;
+    codec->decode(s.count, block_of(b, 0, 0), 1, sum);
+    for (int r = 1; r < b->ranks; r++) codec->add(s.count, block_of(b, 0, r), sum);
+    codec->encode(s.count, sum, 1, residual, block_of(b, 1, b->rank));
+}
+
+static void take_sums(const iso_comm_hook_bucket *b, double factor) {
+    for (int r = 0; r < b->ranks; r++) {
+        shard s = shard_of(b, r);
+        codec->decode(s.count, block_of(b, 1, r), (float)factor, (float *)b->gradient + s.first);
+    }
+}
+
+static iso_status run_int8(const iso_comm_hook_bucket *b, int phase, double factor, void *user) {
+    (void)user;
+    if (phase == 0)
+        send_shards(b, factor);
+    else if (phase == 1)
+        send_sum(b);
+    else
+        take_sums(b, factor);
+    return ISO_OK;
+}
+
+const iso_comm_hook iso_hook_int8 = {
+    .name = "int8", .wire = ISO_F32, .declare = declare_int8, .run = run_int8};
+
+// ---- The largest gradients ------------------------------------------------------------------------------
+
+typedef struct entry {
+    uint32_t index;
+    float value;
+} entry;
+
+static size_t kept_count(const iso_comm_hook_bucket *b, const iso_topk_config *config) {
+    double count = ceil(config->ratio * (double)b->count);
+    return count < 1 ? 1 : (size_t)count;
+}
+
+static iso_status declare_topk(const iso_comm_hook_bucket *b, iso_comm_hook_plan *plan,
+                               void *user) {
+    const iso_topk_config *config = user;
+    ISO_CHECK(config->ratio > 0 && config->ratio <= 1, ISO_ERR_ARG,
+              "communication hook topk with a ratio of %g: give a number above 0, at most 1",
+              config->ratio);
+    if (is_left_alone(b, plan)) return ISO_OK;
+    ISO_CHECK(b->count <= UINT32_MAX, ISO_ERR_UNSUPPORTED,
+              "communication hook topk was given bucket %s of %zu elements: it takes %u at most",
+              b->name, b->count, UINT32_MAX);
+    plan->phase_count = 1;
+    plan->phase[0] = (iso_comm_phase){ISO_COMM_GATHER, kept_count(b, config), ISO_I64};
+    plan->state_floats = b->count;
+    return ISO_OK;
+}
+
+static uint32_t magnitude_of(float x) { return iso__bits_of(x) & 0x7fffffff; }
+
+enum { DIGITS = 1 << 11 };
+
+// How many of the magnitudes whose bits in `above` are prefix have each digit.
+static void count_digits(const float *v, size_t count, uint32_t prefix, uint32_t above, int shift,
+                         uint32_t found[DIGITS]) {
+    memset(found, 0, DIGITS * sizeof(*found));
+    for (size_t i = 0; i < count; i++) {
+        uint32_t m = magnitude_of(v[i]);
+        if ((m & above) == prefix) found[m >> shift & (DIGITS - 1)]++;
+    }
+}
+
+// The k-th largest magnitude, digit by digit; *equal: how many of its size are among the k.
+static uint32_t select_magnitude(const float *v, size_t count, size_t k, size_t *equal) {
+    static const int shifts[] = {21, 10, 0};
+    uint32_t prefix = 0, above = 0, found[DIGITS];
+    for (int d = 0; d < 3; d++) {
+        count_digits(v, count, prefix, above, shifts[d], found);
+        uint32_t digit = DIGITS - 1;
+        while (found[digit] < k) k -= found[digit--];
+        prefix |= digit << shifts[d];
+        above = ~0u << shifts[d];
+    }
+    *equal = k;
+    return prefix;
+}
+
+// In ascending order; of those that equal the least, the first. What is not finite is among them,
+// or there are more: it leaves nothing behind.
+static void send_largest(const iso_comm_hook_bucket *b, size_t kept, double factor) {
+    const float *g = b->gradient;
+    float *v = b->state;
+    entry *out = (entry *)b->data[0] + (size_t)b->rank * kept;
+    size_t equal;
+    for (size_t i = 0; i < b->count; i++) v[i] = g[i] * (float)factor + v[i];
+    uint32_t least = select_magnitude(v, b->count, kept, &equal);
+    for (size_t i = 0; i < b->count; i++) {
+        uint32_t m = magnitude_of(v[i]);
+        bool sent = m > least || (m == least && equal > 0), lost = m >= 0x7f800000;
+        if (sent && m == least) equal--;
+        if (sent) *out++ = (entry){(uint32_t)i, v[i]};
+        if (sent || lost) v[i] = 0;
+    }
+}
+
+static void add_largest(const iso_comm_hook_bucket *b, size_t kept, double factor) {
+    const entry *in = b->data[0];
+    float *g = b->gradient;
+    memset(g, 0, b->count * sizeof(float));
+    for (size_t k = 0; k < kept * (size_t)b->ranks; k++)
+        if (in[k].index < b->count) g[in[k].index] += in[k].value * (float)factor;
+}
+
+static iso_status run_topk(const iso_comm_hook_bucket *b, int phase, double factor, void *user) {
+    size_t kept = kept_count(b, user);
+    if (phase == 0)
+        send_largest(b, kept, factor);
+    else
+        add_largest(b, kept, factor);
+    return ISO_OK;
+}
+
+static iso_topk_config default_topk = ISO_TOPK_DEFAULT;
+
+const iso_comm_hook iso__hook_topk = {.name = "topk",
+                                      .wire = ISO_F32,
+                                      .declare = declare_topk,
+                                      .run = run_topk,
+                                      .user = &default_topk,
+                                      .user_bytes = sizeof(default_topk)};
+
+iso_comm_hook iso_hook_topk(const iso_topk_config *config) {
+    iso_comm_hook hook = iso__hook_topk;
+    if (config) hook.user = (void *)(uintptr_t)config;
+    return hook;
+}
