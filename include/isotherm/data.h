@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Data: IDX files, MNIST folders, generated digits, the sampler and the loader. All calls are
+// Data: data sets from arrays, callbacks and files, the sampler and the loader. All calls are
 // local: every rank draws the same global permutation, so the ranks need not communicate.
 #ifndef ISOTHERM_DATA_H
 #define ISOTHERM_DATA_H
@@ -40,11 +40,49 @@ void iso_idx_free(iso_idx *idx);
 
 // ---- Data sets ------------------------------------------------------------------------------------
 
-// Labelled images of unsigned bytes. Reference-counted: each call that creates one returns one
+// A data set is a sequence of samples. A sample is a list of tensors: first the inputs of a
+// network, then its targets. Reference-counted: each call that creates a data set returns one
 // reference, retain adds one, destroy drops one.
 typedef struct iso_dataset iso_dataset;
 
-// Copies images[count][channels][height][width] and labels[count], which must be in [0, classes).
+// A tensor of each sample. In a batch of n samples it has the shape [n, shape...].
+typedef struct iso_tensor_spec {
+    iso_dtype dtype; // ISO_F32, ISO_F64, ISO_I64, ISO_I32 or ISO_U8
+    int ndim;        // 0 (one number) to ISO_MAX_DIMS - 1
+    int64_t shape[ISO_MAX_DIMS - 1];
+} iso_tensor_spec;
+
+// If the first input is ISO_U8 of shape [channels, height, width], the samples are images.
+typedef struct iso_dataset_config {
+    int64_t count;                  // samples
+    int inputs, targets;            // tensors of a sample: at least one input
+    const iso_tensor_spec *tensors; // [inputs + targets]; borrowed for the call
+    // Above 0: the first target is ISO_I32 and holds labels in [0, classes). 0: there are no
+    // labels.
+    int classes;
+    // For a callback: a number that identifies the contents, such as a checksum of the files that
+    // it reads. It is included in iso_dataset_checksum.
+    uint64_t contents;
+} iso_dataset_config;
+
+// Creates a data set of samples in memory: arrays[t] has tensor t of all samples, [count,
+// shape...]. copy: copies the arrays; else borrows them until the data set is destroyed.
+// ISO_ERR_ARG for a label outside [0, classes).
+iso_status iso_dataset_create_arrays(const iso_dataset_config *config, const void *const *arrays,
+                                     bool copy, iso_dataset **out);
+
+// Writes the tensors of sample `index`, from 0, to tensors[0 .. inputs + targets). It must write
+// the same values whenever it is called for the same sample. On failure it describes the error with
+// iso_error_set and returns its code.
+typedef iso_status (*iso_sample_reader)(int64_t index, void *const *tensors, void *user);
+// Creates a data set whose samples your function computes or reads. A loader calls it in its
+// thread, so several loaders of one data set may call it at the same time. user is borrowed until
+// the data set is destroyed.
+iso_status iso_dataset_create_callback(const iso_dataset_config *config, iso_sample_reader read,
+                                       void *user, iso_dataset **out);
+
+// Copies images[count][channels][height][width], of bytes, and labels[count], which must be in [0,
+// classes).
 iso_status iso_dataset_create(const uint8_t *images, const int32_t *labels, int64_t count,
                               int64_t channels, int64_t height, int64_t width, int classes,
                               iso_dataset **out);
@@ -62,25 +100,73 @@ iso_status iso_dataset_read_mnist(const char *folder, bool train, iso_dataset **
 // stroke width, clutter and noise. The images depend only on train and count, on every machine. The
 // training and the test set use disjoint random streams.
 iso_status iso_dataset_create_digits(bool train, int64_t count, iso_dataset **out);
-// What the programs read: an MNIST folder, or for NULL and "digits" as many generated digits as
-// MNIST has (60000 for training, 10000 for testing).
+// Opens the data of the programs: an MNIST folder or, for NULL and "digits", as many generated
+// digits as MNIST has (60000 for training, 10000 for testing).
 iso_status iso_dataset_open(const char *folder, bool train, iso_dataset **out);
+
+// How to read a CSV file. Lists name columns as the header does, or by number from 1, with commas
+// in between: "price, 3". A name that contains a comma can only be given by its number.
+typedef struct iso_csv_config {
+    bool header;         // the first line names the columns
+    char delimiter;      // 0: a comma
+    const char *targets; // list; NULL: the last column; "": none
+    const char *ignore;  // list of columns that are neither input nor target; NULL: none
+    iso_dtype dtype;     // of input and target: ISO_F32 or ISO_F64
+    int classes;         // above 0: the target is one column of labels in [0, classes)
+} iso_csv_config;
+// Reads a text file of numbers, plain or gzip. Each row is a sample: its input has the shape
+// [columns], its target [targets], in the order of the list; a label has the shape []. Lines end
+// with LF or CR LF; empty lines are skipped. Cells may be quoted. config NULL: all zero.
+//
+// ISO_ERR_FORMAT for an empty file, rows of different lengths, and cells that are empty, not a
+// finite number, or not a label; the message names file, line and column. ISO_ERR_ARG for a column
+// that the file lacks; ISO_ERR_IO if the file is missing or unreadable.
+iso_status iso_dataset_read_csv(const char *path, const iso_csv_config *config, iso_dataset **out);
+
+// A file of samples, one after the other, in the byte order of the machine.
+typedef struct iso_raw_file {
+    const char *path;
+    iso_tensor_spec tensor; // of one sample; in a file of labels: ISO_I32, ISO_I64 or ISO_U8
+    int64_t offset;         // bytes before the first sample, such as a header
+} iso_raw_file;
+typedef struct iso_raw_config {
+    int inputs, targets;
+    const iso_raw_file *files; // [inputs + targets], one for each tensor; borrowed for the call
+    int classes;               // above 0: the first target's file has labels in [0, classes)
+    int64_t first, count; // reads `count` samples from sample `first` on; count 0: all that follow
+} iso_raw_config;
+// Reads binary files that contain only numbers, as numpy.ndarray.tofile writes them.
+// ISO_ERR_FORMAT, with the file and its sizes, if a file does not hold whole samples, lacks samples
+// that were asked for, or holds another number of samples than the first file, and for a label
+// outside [0, classes); ISO_ERR_IO if a file is missing or unreadable.
+iso_status iso_dataset_read_raw(const iso_raw_config *config, iso_dataset **out);
+
 iso_dataset *iso_dataset_retain(iso_dataset *dataset);
 void iso_dataset_destroy(iso_dataset **dataset);
 
 typedef struct iso_dataset_info {
+    // Of the first input, whose dimensions are [channels, height, width]; missing ones are 1, and
+    // width is the product of all dimensions after the second.
     int64_t count, channels, height, width;
-    int classes;              // as created; of a file: largest label + 1
-    const double *mean, *std; // [channels], of pixels scaled to [0, 1]; borrowed from the data set
+    int classes; // as created; of an IDX file: largest label + 1; 0: there are no labels
+    // [channels], over all samples; for images, of values scaled to [0, 1]. Borrowed from the data
+    // set. NULL for callbacks, and for integers other than images.
+    const double *mean, *std;
+    int inputs, targets;
+    const iso_tensor_spec *tensors; // [inputs + targets]; borrowed from the data set
 } iso_dataset_info;
 void iso_dataset_get_info(const iso_dataset *dataset, iso_dataset_info *out);
-// A 64-bit checksum of shape, classes, images and labels, computed at creation. Data sets with the
-// same contents have the same checksum, wherever they were read from, on all machines of the same
-// byte order. Compare it across ranks with iso_comm_check_same: if ranks read different data,
-// training fails silently.
+// A 64-bit checksum of count, shapes, types, classes and contents, computed at creation; for a
+// callback, `contents` of the config stands for them. Data sets with the same contents have the
+// same checksum, wherever they were read from, on all machines of the same byte order. Compare it
+// across ranks with iso_comm_check_same: if ranks read different data, training fails silently.
 uint64_t iso_dataset_checksum(const iso_dataset *dataset);
 // Returns image i as bytes [channels][height][width], borrowed, and its label. label may be NULL.
+// For images in memory with one label each; NULL for other data sets.
 const uint8_t *iso_dataset_image(const iso_dataset *dataset, int64_t i, int32_t *label);
+// Copies the tensors of sample i to tensors[0 .. inputs + targets), as they are stored. ISO_ERR_ARG
+// unless 0 <= i < count.
+iso_status iso_dataset_sample(const iso_dataset *dataset, int64_t i, void *const *tensors);
 
 // ---- Sampler --------------------------------------------------------------------------------------
 
@@ -102,6 +188,10 @@ typedef struct iso_sampler_config {
     uint64_t seed;
     bool shuffle; // false: the order is 0, 1, 2, ...
     iso_sampler_end end;
+    // Shards: each rank has its own samples. count is this rank's number of samples; these fields
+    // are the smallest and the largest number of all ranks. A loader takes them from the data set,
+    // see iso_dataset_set_shard. Both 0: the ranks divide the same samples.
+    int64_t shard_least, shard_most;
 } iso_sampler_config;
 typedef struct iso_sampler iso_sampler;
 
@@ -117,8 +207,14 @@ typedef struct iso_sampler iso_sampler;
 // sets. The shard of rank r has ceil(count / ranks) samples and starts at floor(count * r / ranks),
 // so neighbours share at most one sample. The batches of a rank are slices of its shard.
 //
+// With shards, each rank draws a permutation of its own samples. Its share of global batch k is the
+// k-th slice of `batch` samples. PAD: every rank has the batches of the largest shard; a smaller
+// shard repeats samples from the start of its permutation. DROP: every rank has the whole batches
+// of the smallest shard. SHARE: each rank has the batches of its own shard.
+//
 // ISO_ERR_ARG if there are more ranks than samples (except with SHARE), or with DROP fewer samples
-// than one global batch.
+// than one global batch. With shards also for OVERLAP, or with DROP if a shard has less than one
+// batch.
 iso_status iso_sampler_create(const iso_sampler_config *config, iso_sampler **out);
 void iso_sampler_destroy(iso_sampler **sampler);
 // Draws the permutation of another epoch (at first: 0). ISO_ERR_ARG for a negative one.
@@ -132,22 +228,40 @@ int64_t iso_sampler_batch(const iso_sampler *sampler, int64_t k, const int64_t *
 // ---- Loader ---------------------------------------------------------------------------------------
 
 typedef struct iso_batch {
-    iso_tensor *images;    // [n, channels, height, width], normalised, logical layout; borrowed
-    const int32_t *labels; // [n], host memory; borrowed
+    iso_tensor *images;    // the first input, [n, shape...], logical layout; borrowed
+    const int32_t *labels; // [n, shape...], host memory; borrowed. NULL if there are no labels
     int64_t n;
-    int64_t index; // k, the index of the global batch in its epoch
+    int64_t index;              // k, the index of the global batch in its epoch
+    iso_tensor *const *inputs;  // all inputs; borrowed
+    iso_tensor *const *targets; // all targets, NULL in place of labels; borrowed
 } iso_batch;
 
+// A sample on its way into a batch.
+typedef struct iso_sample {
+    int64_t index, epoch;
+    // The seed for random numbers that you draw for this sample. It depends only on the sampler's
+    // seed, the epoch and the sample, so it is the same on every rank.
+    uint64_t random;
+    void *const *tensors; // inputs and targets in host memory; images are normalised
+} iso_sample;
+// Changes the tensors of a sample in place. On failure it describes the error with iso_error_set
+// and returns its code. Called in the loader's thread.
+typedef iso_status (*iso_sample_transform)(const iso_sample *sample, void *user);
+
 typedef struct iso_loader_config {
-    // [channels], borrowed for the call: x = (byte / 255 - mean) / std, or byte / 255 if std is 0.
-    // Both NULL: those of the data set.
+    // [channels], borrowed for the call. Images: x = (byte / 255 - mean) / std, or byte / 255 if
+    // std is 0. Both NULL: those of the data set, or 0 and 1 if it has none. A first input of f32
+    // or f64 is normalised only if both are given: x = (x - mean) / std, or x if std is 0.
     const double *mean, *std;
     int prefetch;    // batches that a thread prepares ahead, at most 1024; 0: no thread
     iso_dtype dtype; // of images: ISO_F32 or ISO_F64 (else ISO_ERR_UNSUPPORTED)
-    // Augmentation, for training. It depends only on the sampler's seed, the epoch and the sample,
-    // so a sample is augmented in the same way on every rank.
+    // Augmentation of images, for training. It depends only on the sampler's seed, the epoch and
+    // the sample, so a sample is augmented in the same way on every rank.
     int shift; // pixels: move the image by -shift to shift in each direction and fill with 0 bytes
     double flip; // probability of a horizontal flip, applied before the shift
+    // Augmentation of your own, called for each sample after the above. NULL: none.
+    iso_sample_transform transform;
+    void *user; // passed to transform; borrowed until the loader is destroyed
 } iso_loader_config;
 extern const iso_loader_config iso_loader_default; // the default as an object, for C++
 #ifdef __cplusplus
@@ -160,7 +274,7 @@ typedef struct iso_loader iso_loader;
 // Creates a loader: batches of dataset on device, in the order of a sampler of its own. Takes one
 // reference of dataset, also on failure; retains device. config NULL: the default. ISO_ERR_ARG if
 // the sampler refuses `order`, if only one of mean and std is given, for a shift as large as the
-// image, or for a flip outside [0, 1].
+// image, for a flip outside [0, 1], or if the first input cannot be normalised, shifted or flipped.
 iso_status iso_loader_create_take(iso_device *device, iso_dataset *dataset,
                                   const iso_sampler_config *order, const iso_loader_config *config,
                                   iso_loader **out);
@@ -174,14 +288,14 @@ iso_status iso_loader_start(iso_loader *loader, int64_t epoch, int64_t first);
 iso_status iso_loader_next(iso_loader *loader, iso_batch *out);
 
 // Everything that determines the samples to come, as int64_t numbers for checkpoints. It is the
-// same on all ranks, except with SHARE.
+// same on all ranks, except with SHARE or shards. Save it as ISO_STATE_OWN in these cases.
 typedef struct iso_loader_state {
     int64_t count, batch, ranks, seed, shuffle, end, shift, flip; // flip in units of 2^-24
     int64_t epoch, next; // the next batch of iso_loader_next; prefetched batches do not count
 } iso_loader_state;
 // Before the first iso_loader_start, returns the state of epoch 0, batch 0.
 void iso_loader_get_state(const iso_loader *loader, iso_loader_state *out);
-// Continues at the saved position with the same images; starts the epoch as iso_loader_start does.
+// Continues at the saved position with the same samples; starts the epoch as iso_loader_start does.
 // ISO_ERR_MISMATCH if the loader has other settings than the state; the message names the first
 // one, and nothing is changed.
 iso_status iso_loader_set_state(iso_loader *loader, const iso_loader_state *state);

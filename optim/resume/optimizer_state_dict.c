@@ -241,7 +241,7 @@ static iso_status presume_unused(iso__base_optimizer *core, iso_state_dict *dict
         const iso__slot *slot = &core->slot[i];
         iso_hyper hyper;
         ISO_TRY(coming_hyper(core, slot->group, dict, &hyper));
-        for (int k = 0; k < ISO_OPTIMIZER_STATES && rule->state_name[k]; k++) {
+        for (int k = 0; k < ISO_OPTIMIZER_STATES && core->state[k]; k++) {
             snprintf(name, sizeof(name), "state.%s.%s", slot->name, rule->state_name[k]);
             if (rule->needs_state(k, &hyper) || iso_state_dict_find(dict, name)) continue;
             ISO_TRY(add_zeros(slot->parameter, name, dict));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Loads the newest set of files that is whole and sound on every rank.
+// Loads the newest set of files that is complete and undamaged on every rank.
 #include "optim/resume/resume_impl.h"
 
 #include <inttypes.h>
@@ -33,8 +33,8 @@ static iso_status check_head(const load *l, const iso__safetensors *file, const 
     ISO_CHECK(head->step == l->step && head->rank == rank, ISO_ERR_FORMAT,
               "%s is not what its name says: it was saved under another one", file->path);
     ISO_CHECK(head->ranks == ranks, ISO_ERR_MISMATCH,
-              "%s was saved by %d ranks and this run has %d: resume with the same number",
-              file->path, head->ranks, ranks);
+              "%s was saved by %d rank%s and this run has %d: resume with the same number",
+              file->path, head->ranks, ISO_PLURAL(head->ranks), ranks);
     ISO_CHECK(head->own == l->own, ISO_ERR_MISMATCH,
               "%s was saved by another kind of training: ranks have entries of their own %s",
               file->path, l->own ? "here but not there" : "there but not here");
@@ -240,8 +240,8 @@ static iso_status read_entry(const char *name, const char *file, size_t bytes, v
     iso_status status = ISO_OK;
     if (!stored || stored->end - stored->begin != (int64_t)bytes)
         status = ISO_FAIL(ISO_ERR_MISMATCH,
-                          "%s has no entry %s of %zu bytes: it was saved by another program", file,
-                          name, bytes);
+                          "%s has no entry %s of %zu byte%s: it was saved by another program", file,
+                          name, bytes, ISO_PLURAL(bytes));
     else
         status = iso__set_load_one(&opened, stored, data);
     iso__safetensors_close(&opened);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What module and optimizer put into the list of what a run needs to go on with the same bits.
+// Lists the state of a module and an optimizer from which a run continues with the same bits.
 #include "optim/resume/resume_impl.h"
 
 #include "nn/nn_impl.h"
@@ -86,7 +86,8 @@ static iso_status add_buffers(iso_state *self, iso_module *module) {
     iso_status status = ISO_OK;
     self->owner = ISO_STATE_OWN;
     for (int i = 0; i < list.count && status >= 0; i++)
-        status = iso__state_add_tensor(self, list.item[i]->value, "buffer/%s", list.name[i]);
+        if (list.item[i]->persistent)
+            status = iso__state_add_tensor(self, list.item[i]->value, "buffer/%s", list.name[i]);
     self->owner = owner;
     iso_buffer_list_destroy(&list);
     return status;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Private to src/data: reading files that may be compressed, and what data sets and samplers are.
+// Private to src/data: readers of files that may be compressed, and the structures of data sets and
+// samplers.
 #ifndef ISO_DATA_IMPL_H
 #define ISO_DATA_IMPL_H
 
@@ -14,32 +15,65 @@ typedef struct iso__source iso__source;
 // `path` is borrowed until close. ISO_ERR_IO: missing, unreadable, or a folder;
 // ISO_ERR_UNSUPPORTED: a gzip file in a build without zlib.
 iso_status iso__source_open(const char *path, iso__source **out);
+// The same without decompression: a binary file may begin with any bytes.
+iso_status iso__source_open_plain(const char *path, iso__source **out);
 void iso__source_close(iso__source **source);
 // Reads up to `bytes`; fewer only at the end. ISO_ERR_FORMAT: the gzip stream is truncated or
 // damaged.
 iso_status iso__source_read(iso__source *source, void *to, size_t bytes, size_t *got);
-// Bytes of the whole contents, or -1 when only reading tells (gzip, pipes).
+// Skips bytes of a plain file.
+iso_status iso__source_skip(iso__source *source, int64_t bytes);
+// Bytes of the whole contents, or -1 if only reading can determine them (gzip, pipes).
 int64_t iso__source_size(const iso__source *source);
 
-// Of a type that iso_idx_read knows, for messages: "unsigned bytes (0x08)".
+// The text for a type that iso_idx_read supports, for messages: "unsigned bytes (0x08)".
 const char *iso__idx_type_text(int type);
 
 // ---- Data set, sampler --------------------------------------------------------------------------
 
+// One tensor of all samples.
+typedef struct iso__column {
+    size_t bytes; // of one sample
+    void *array;  // of all samples, one behind the other; NULL: a callback writes them
+} iso__column;
+
+// How the shards of all ranks are related.
+typedef struct iso__shards {
+    int rank, ranks;     // 0 ranks: all ranks have the same samples
+    int64_t least, most; // samples of the smallest and of the largest shard
+} iso__shards;
+
 struct iso_dataset {
     int references;
-    uint8_t *images;
-    int32_t *labels;
-    int64_t image_bytes;
-    uint64_t checksum;
     iso_dataset_info info;
-    double statistics[]; // mean of each channel, then std of each
+    iso__shards shards;
+    iso__column *columns;   // [inputs + targets]
+    iso_sample_reader read; // NULL: all columns have arrays
+    void *user;
+    bool owned; // the data set owns the arrays
+    uint64_t checksum;
 };
 
-// Takes both arrays (of iso__alloc) also on failure; shape and labels were checked. Mean and std of
-// info and the checksum are computed here.
-iso_status iso__dataset_create_take(uint8_t *images, int32_t *labels, const iso_dataset_info *info,
+// Creates a data set that owns the arrays, which are memory of iso__alloc. Frees them on failure.
+iso_status iso__dataset_create_take(const iso_dataset_config *config, void *const *arrays,
                                     iso_dataset **out);
+// The same for images [count][channels][height][width] with a label each.
+iso_status iso__image_set_create_take(uint8_t *images, int32_t *labels,
+                                      const iso_dataset_info *info, iso_dataset **out);
+// A checksum of the shapes and types of inputs and targets.
+uint64_t iso__dataset_kind(const iso_dataset *dataset);
+// Makes the data set a shard.
+void iso__dataset_set_shards(iso_dataset *dataset, iso__shards shards, int classes);
+// Whether the first input is an image of bytes.
+bool iso__dataset_has_images(const iso_dataset *dataset);
+// Sets at[t] to tensor t of sample i. It is in the data set's array, or in room[t] if a callback
+// writes samples. Checks the labels that a callback writes.
+iso_status iso__dataset_read(const iso_dataset *dataset, int64_t i, void *const *room,
+                             const void **at);
+// Brings sample i into the cache if it is in arrays.
+void iso__dataset_fetch_ahead(const iso_dataset *dataset, int64_t i);
+// Mean and standard deviation of each channel of the first input, an array of u8, f32 or f64.
+void iso__dataset_measure(const iso_dataset *dataset, double *mean, double *std);
 
 struct iso_sampler {
     iso_sampler_config config;
@@ -49,28 +83,34 @@ struct iso_sampler {
     int64_t last;      // number of the last global batch, which may be smaller
     int64_t last_size; // this rank's share of it, and its begin, less `last` strides
     int64_t last_begin;
-    int64_t *indices; // the permutation, then what pads its last batch
+    int64_t *indices; // the permutation, then its start again, which pads the last batches
+    int64_t padded;   // their number
 };
 
-// ---- Transform: bytes of an image -> elements of a batch -----------------------------------------
+// ---- Transform: the first input of a sample -> elements of a batch --------------------------------
 
 typedef struct iso__transform {
+    bool on; // false: elements are copied
     int64_t channels, height, width;
-    iso_dtype dtype;
-    void *table;         // [channels][256] of dtype: the element for each byte; owned
+    iso_dtype dtype;     // of the batch
+    void *table;         // of images, [channels][256] of dtype: the element for each byte; owned
+    double *mean, *std;  // [channels], of other inputs; owned as one array
     int64_t shift;       // pixels, at most
     uint32_t flip;       // probability in units of 2^-24
     uint64_t seed;       // of what is drawn
+    uint32_t shard;      // the rank, as sample i of another shard is another sample; else 0
     iso__philox_key key; // of the epoch
 } iso__transform;
 
-// config is checked here, but for its prefetch.
-iso_status iso__transform_init(iso__transform *self, const iso_dataset_info *info,
+// Checks config, except its prefetch and its function.
+iso_status iso__transform_init(iso__transform *self, const iso_dataset *dataset,
                                const iso_loader_config *config, uint64_t seed);
 void iso__transform_free(iso__transform *self);
 void iso__transform_set_epoch(iso__transform *self, int64_t epoch);
-// Image number `index` of the data set.
-void iso__transform_image(const iso__transform *self, int64_t index, const uint8_t *image,
-                          void *out);
+// Sample number `index` of the data set.
+void iso__transform_sample(const iso__transform *self, int64_t index, const void *sample,
+                           void *out);
+// Returns the random number that a sample carries, which is independent of the draws above.
+uint64_t iso__transform_random(const iso__transform *self, int64_t index);
 
 #endif

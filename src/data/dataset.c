@@ -1,244 +1,214 @@
 // SPDX-License-Identifier: MIT
-// Labelled byte images in memory: from arrays, IDX files or an MNIST folder, with their statistics.
+// Data sets: samples of any tensors, in arrays or from a callback.
 #include "data/data_impl.h"
 
-#include <math.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
-#define SHORT_RUN 65536 // pixels whose squares have a sum below 2^32: compilers vectorise 32 bits
+// ---- Checks -------------------------------------------------------------------------------------
 
-// Exact integer sums, so that the statistics are the same on every machine.
-static void measure_channel(const iso_dataset *self, int64_t channel, double *mean, double *std) {
-    const iso_dataset_info *info = &self->info;
-    int64_t pixels = info->height * info->width;
-    const uint8_t *plane = self->images + channel * pixels;
-    uint64_t sum = 0, squares = 0, n = (uint64_t)(info->count * pixels);
-    for (int64_t i = 0; i < info->count; i++, plane += self->image_bytes) {
-        for (int64_t first = 0; first < pixels; first += SHORT_RUN) {
-            int64_t end = first + SHORT_RUN < pixels ? first + SHORT_RUN : pixels;
-            uint32_t run_sum = 0, run_squares = 0;
-            for (int64_t p = first; p < end; p++) {
-                uint32_t v = plane[p];
-                run_sum += v;
-                run_squares += v * v;
-            }
-            sum += run_sum;
-            squares += run_squares;
-        }
+static bool is_storable(iso_dtype dtype) {
+    return dtype == ISO_F32 || dtype == ISO_F64 || dtype == ISO_I64 || dtype == ISO_I32 ||
+           dtype == ISO_U8;
+}
+
+// *bytes: of this tensor in one sample.
+static iso_status check_tensor(const iso_dataset_config *config, int t, size_t *bytes) {
+    const iso_tensor_spec *spec = &config->tensors[t];
+    const char *kind = t < config->inputs ? "input" : "target";
+    int number = t < config->inputs ? t : t - config->inputs;
+    int64_t size, all;
+    ISO_CHECK(is_storable(spec->dtype), ISO_ERR_UNSUPPORTED,
+              "%s %d of a data set is %s: use f32, f64, i64, i32 or u8", kind, number,
+              iso_dtype_name(spec->dtype));
+    ISO_CHECK(spec->ndim >= 0 && spec->ndim < ISO_MAX_DIMS, ISO_ERR_ARG,
+              "%s %d of a data set has %d dimensions: a sample may have 0 to %d", kind, number,
+              spec->ndim, ISO_MAX_DIMS - 1);
+    size = (int64_t)iso_dtype_size(spec->dtype);
+    for (int d = 0; d < spec->ndim; d++) {
+        ISO_CHECK(spec->shape[d] >= 1, ISO_ERR_ARG,
+                  "dimension %d of %s %d of a data set is %lld: it must be at least 1", d, kind,
+                  number, (long long)spec->shape[d]);
+        ISO_CHECK(!__builtin_mul_overflow(size, spec->shape[d], &size), ISO_ERR_ARG,
+                  "the size of %s %d of a data set overflows", kind, number);
     }
-    unsigned __int128 spread = (unsigned __int128)squares * n - (unsigned __int128)sum * sum;
-    *mean = (double)sum / (double)n / 255;
-    *std = sqrt((double)spread) / (double)n / 255;
+    ISO_CHECK(!__builtin_mul_overflow(size, config->count, &all), ISO_ERR_ARG,
+              "the size of %s %d of %lld samples overflows", kind, number,
+              (long long)config->count);
+    *bytes = (size_t)size;
+    return ISO_OK;
 }
 
-static uint64_t sum_contents(const iso_dataset *self) {
-    const iso_dataset_info *info = &self->info;
-    int64_t shape[] = {info->count, info->channels, info->height, info->width, info->classes};
-    uint64_t sum = iso__checksum(ISO_HASH_START, shape, sizeof(shape));
-    sum = iso__checksum(sum, self->images, (size_t)(info->count * self->image_bytes));
-    return iso__checksum(sum, self->labels, (size_t)info->count * sizeof(*self->labels));
+static iso_status check_config(const iso_dataset_config *c) {
+    ISO_CHECK(c->count > 0, ISO_ERR_ARG, "a data set of %lld samples is impossible: give 1 or more",
+              (long long)c->count);
+    ISO_CHECK(c->inputs > 0 && c->targets >= 0, ISO_ERR_ARG,
+              "samples of %d inputs and %d targets are impossible: give at least one input",
+              c->inputs, c->targets);
+    ISO_CHECK(c->classes >= 0, ISO_ERR_ARG, "a data set of %d classes is impossible", c->classes);
+    bool labels = c->classes == 0 || (c->targets > 0 && c->tensors[c->inputs].dtype == ISO_I32);
+    ISO_CHECK(labels, ISO_ERR_ARG,
+              "a data set of %d classes needs labels: make its first target i32", c->classes);
+    return ISO_OK;
 }
 
-iso_status iso__dataset_create_take(uint8_t *images, int32_t *labels, const iso_dataset_info *info,
-                                    iso_dataset **out) {
+static int64_t labels_of_sample(const iso_dataset *self) {
+    return (int64_t)(self->columns[self->info.inputs].bytes / sizeof(int32_t));
+}
+
+static iso_status check_labels(const iso_dataset *self, const int32_t *labels, int64_t first,
+                               int64_t count) {
+    int64_t each = labels_of_sample(self);
+    for (int64_t i = 0; i < count; i++)
+        ISO_CHECK(labels[i] >= 0 && labels[i] < self->info.classes, ISO_ERR_ARG,
+                  "label %lld is %d, outside [0, %d)", (long long)(first + i / each), labels[i],
+                  self->info.classes);
+    return ISO_OK;
+}
+
+// ---- Making one ---------------------------------------------------------------------------------
+
+static void describe_input(iso_dataset_info *info) {
+    const iso_tensor_spec *first = &info->tensors[0];
+    info->channels = first->ndim > 0 ? first->shape[0] : 1;
+    info->height = first->ndim > 1 ? first->shape[1] : 1;
+    info->width = 1;
+    for (int d = 2; d < first->ndim; d++) info->width *= first->shape[d];
+}
+
+static iso_status create_bare(const iso_dataset_config *config, iso_dataset **out) {
     iso_status status;
     void *memory;
-    size_t channels = (size_t)info->channels;
-    ISO_TRY_GOTO(iso__alloc(sizeof(iso_dataset) + 2 * channels * sizeof(double), &memory));
+    ISO_TRY(check_config(config));
+    int count = config->inputs + config->targets;
+    ISO_TRY(iso__alloc_zero(sizeof(iso_dataset), &memory));
     iso_dataset *self = memory;
-    *self = (iso_dataset){.references = 1, .images = images, .labels = labels, .info = *info};
-    self->image_bytes = info->channels * info->height * info->width;
-    double *mean = self->statistics, *std = mean + channels;
-    for (int64_t c = 0; c < info->channels; c++) measure_channel(self, c, mean + c, std + c);
-    self->info.mean = mean;
-    self->info.std = std;
-    self->checksum = sum_contents(self);
+    self->references = 1;
+    ISO_TRY_GOTO(iso__alloc_zero((size_t)count * sizeof(iso__column), &memory));
+    self->columns = memory;
+    ISO_TRY_GOTO(iso__alloc((size_t)count * sizeof(iso_tensor_spec), &memory));
+    memcpy(memory, config->tensors, (size_t)count * sizeof(iso_tensor_spec));
+    self->info = (iso_dataset_info){.count = config->count,
+                                    .classes = config->classes,
+                                    .inputs = config->inputs,
+                                    .targets = config->targets,
+                                    .tensors = memory};
+    for (int t = 0; t < count; t++) ISO_TRY_GOTO(check_tensor(config, t, &self->columns[t].bytes));
+    describe_input(&self->info);
     *out = self;
     return ISO_OK;
 fail:
-    iso__free(images);
-    iso__free(labels);
+    iso_dataset_destroy(&self);
     return status;
 }
 
-iso_status iso_dataset_create(const uint8_t *images, const int32_t *labels, int64_t count,
-                              int64_t channels, int64_t height, int64_t width, int classes,
-                              iso_dataset **out) {
-    int64_t bytes;
-    ISO_CHECK(images && labels, ISO_ERR_ARG,
-              "a data set needs images and labels, and one of them is NULL");
-    ISO_CHECK(count > 0 && channels > 0 && height > 0 && width > 0 && classes > 0, ISO_ERR_ARG,
-              "a data set of %lld images of %lld x %lld x %lld in %d classes is impossible: all "
-              "must be positive",
-              (long long)count, (long long)channels, (long long)height, (long long)width, classes);
-    ISO_CHECK(!__builtin_mul_overflow(count, channels, &bytes) &&
-                  !__builtin_mul_overflow(bytes, height, &bytes) &&
-                  !__builtin_mul_overflow(bytes, width, &bytes),
-              ISO_ERR_ARG, "the size of %lld images overflows", (long long)count);
-    for (int64_t i = 0; i < count; i++)
-        ISO_CHECK(labels[i] >= 0 && labels[i] < classes, ISO_ERR_ARG,
-                  "label %lld is %d, outside [0, %d)", (long long)i, labels[i], classes);
-    void *image_copy, *label_copy;
-    size_t label_bytes = (size_t)count * sizeof(int32_t);
-    ISO_TRY(iso__alloc((size_t)bytes, &image_copy));
-    iso_status status = iso__alloc(label_bytes, &label_copy);
-    if (status < 0) iso__free(image_copy);
-    ISO_TRY(status);
-    memcpy(image_copy, images, (size_t)bytes);
-    memcpy(label_copy, labels, label_bytes);
-    iso_dataset_info info = {count, channels, height, width, classes, NULL, NULL};
-    return iso__dataset_create_take(image_copy, label_copy, &info, out);
+static int tensors_of(const iso_dataset *self) { return self->info.inputs + self->info.targets; }
+
+// Images with a label each are described by their sizes alone, as they were before there was
+// anything else: saved states contain this number.
+static uint64_t sum_description(const iso_dataset *self, int64_t count, int classes) {
+    const iso_dataset_info *info = &self->info;
+    const iso_tensor_spec *label = &info->tensors[info->inputs];
+    int64_t sizes[] = {count, info->channels, info->height, info->width, classes};
+    uint64_t sum = iso__checksum(ISO_HASH_START, sizes, sizeof(sizes));
+    if (iso__dataset_has_images(self) && info->inputs == 1 && info->targets == 1 &&
+        info->classes > 0 && label->ndim == 0)
+        return sum;
+    int64_t numbers[] = {info->inputs, info->targets};
+    sum = iso__checksum(sum, numbers, sizeof(numbers));
+    for (int t = 0; t < tensors_of(self); t++) {
+        const iso_tensor_spec *spec = &info->tensors[t];
+        int64_t kind[] = {spec->dtype, spec->ndim};
+        sum = iso__checksum(sum, kind, sizeof(kind));
+        sum = iso__checksum(sum, spec->shape, (size_t)spec->ndim * sizeof(spec->shape[0]));
+    }
+    return sum;
 }
 
-// ---- IDX pairs ----------------------------------------------------------------------------------
-
-static int32_t label_at(const iso_idx *idx, int64_t i) {
-    switch (idx->type) {
-    case ISO_IDX_U8: return ((const uint8_t *)idx->data)[i];
-    case ISO_IDX_I8: return ((const int8_t *)idx->data)[i];
-    case ISO_IDX_I16: return ((const int16_t *)idx->data)[i];
-    default: return ((const int32_t *)idx->data)[i];
-    }
+static iso_status measure_input(iso_dataset *self) {
+    iso_dtype dtype = self->info.tensors[0].dtype;
+    void *memory;
+    if (!iso__dataset_has_images(self) && dtype != ISO_F32 && dtype != ISO_F64) return ISO_OK;
+    ISO_TRY(iso__alloc(2 * (size_t)self->info.channels * sizeof(double), &memory));
+    double *mean = memory, *std = mean + self->info.channels;
+    self->info.mean = mean;
+    self->info.std = std;
+    iso__dataset_measure(self, mean, std);
+    return ISO_OK;
 }
 
-static iso_status read_labels(const char *path, int32_t **out, int64_t *count, int *classes) {
-    iso_status status;
-    iso_idx idx;
-    void *labels = NULL;
-    int32_t largest = 0;
-    ISO_TRY(iso_idx_read(path, &idx));
-    ISO_CHECK_GOTO(idx.ndim == 1, ISO_ERR_FORMAT, "%s has %d dimensions: labels have 1", path,
-                   idx.ndim);
-    ISO_CHECK_GOTO(idx.type != ISO_IDX_F32 && idx.type != ISO_IDX_F64, ISO_ERR_FORMAT,
-                   "%s holds %s, as byte 2 of its header says, but labels are integers: convert "
-                   "them",
-                   path, iso__idx_type_text((int)idx.type));
-    ISO_TRY_GOTO(iso__alloc((size_t)idx.count * sizeof(int32_t), &labels));
-    for (int64_t i = 0; i < idx.count; i++) {
-        int32_t label = label_at(&idx, i);
-        ISO_CHECK_GOTO(label >= 0 && label < INT32_MAX, ISO_ERR_FORMAT,
-                       "label %lld of %s is %d, which is not a class number", (long long)i, path,
-                       label);
-        if (label > largest) largest = label;
-        ((int32_t *)labels)[i] = label;
+// Of a data set whose columns have their arrays.
+static iso_status look_through(iso_dataset *self) {
+    const iso_dataset_info *info = &self->info;
+    if (info->classes > 0)
+        ISO_TRY(check_labels(self, self->columns[info->inputs].array, 0,
+                             info->count * labels_of_sample(self)));
+    ISO_TRY(measure_input(self));
+    self->checksum = sum_description(self, info->count, info->classes);
+    for (int t = 0; t < tensors_of(self); t++)
+        self->checksum = iso__checksum(self->checksum, self->columns[t].array,
+                                       (size_t)info->count * self->columns[t].bytes);
+    return ISO_OK;
+}
+
+iso_status iso__dataset_create_take(const iso_dataset_config *config, void *const *arrays,
+                                    iso_dataset **out) {
+    iso_dataset *self = NULL;
+    iso_status status = create_bare(config, &self);
+    if (status < 0) {
+        for (int t = 0; t < config->inputs + config->targets; t++) iso__free(arrays[t]);
+        return iso__error_frame(status, __func__, __FILE__, __LINE__);
     }
-    *out = labels;
-    *count = idx.count;
-    *classes = largest + 1;
-    iso_idx_free(&idx);
+    self->owned = true;
+    for (int t = 0; t < tensors_of(self); t++) self->columns[t].array = arrays[t];
+    ISO_TRY_GOTO(look_through(self));
+    *out = self;
     return ISO_OK;
 fail:
-    iso__free(labels);
-    iso_idx_free(&idx);
+    iso_dataset_destroy(&self);
     return status;
 }
 
-static iso_status read_images(const char *path, uint8_t **out, iso_dataset_info *info) {
-    iso_status status;
-    iso_idx idx;
-    ISO_TRY(iso_idx_read(path, &idx));
-    ISO_CHECK_GOTO(idx.type == ISO_IDX_U8, ISO_ERR_FORMAT,
-                   "%s holds %s, as byte 2 of its header says, but images are unsigned bytes "
-                   "(0x08): convert them to 0 .. 255",
-                   path, iso__idx_type_text((int)idx.type));
-    ISO_CHECK_GOTO(
-        idx.ndim >= 2 && idx.ndim <= 4, ISO_ERR_FORMAT,
-        "%s has %d dimensions: images have 2 (N, features), 3 (N, H, W) or 4 (N, C, H, W)", path,
-        idx.ndim);
-    info->count = idx.shape[0];
-    info->width = idx.shape[idx.ndim - 1];
-    info->height = idx.ndim >= 3 ? idx.shape[idx.ndim - 2] : 1;
-    info->channels = idx.ndim == 4 ? idx.shape[1] : 1;
-    *out = idx.data;
-    return ISO_OK;
-fail:
-    iso_idx_free(&idx);
-    return status;
-}
-
-iso_status iso_dataset_read_idx(const char *images_path, const char *labels_path,
-                                iso_dataset **out) {
-    iso_status status;
-    uint8_t *images = NULL;
-    int32_t *labels = NULL;
-    int64_t label_count = 0;
-    iso_dataset_info info = {0};
-    ISO_TRY_GOTO(read_images(images_path, &images, &info));
-    ISO_TRY_GOTO(read_labels(labels_path, &labels, &label_count, &info.classes));
-    ISO_CHECK_GOTO(label_count == info.count, ISO_ERR_FORMAT,
-                   "%s has %lld images but %s has %lld labels: they do not belong together",
-                   images_path, (long long)info.count, labels_path, (long long)label_count);
-    return iso__dataset_create_take(images, labels, &info, out);
-fail:
-    iso__free(images);
-    iso__free(labels);
-    return status;
-}
-
-// ---- MNIST folders ------------------------------------------------------------------------------
-
-#define PATH_ROOM    4096
-#define LONGEST_NAME 64 // of a file in the folder
-
-// Finds FOLDER/PREFIX{-,.}KIND-ubyte[.gz]; unpacked files are the first choice. False: it is not
-// there.
-static bool look_for(const char *folder, const char *prefix, const char *kind,
-                     char path[PATH_ROOM]) {
-    static const char *const pattern[] = {"%s/%s-%s-ubyte", "%s/%s.%s-ubyte", "%s/%s-%s-ubyte.gz",
-                                          "%s/%s.%s-ubyte.gz"};
-    for (int i = 0; i < 4; i++) {
-        snprintf(path, PATH_ROOM, pattern[i], folder, prefix, kind);
-        if (access(path, F_OK) == 0) return true;
+static iso_status fill_column(iso_dataset *self, int t, const void *from) {
+    iso__column *column = &self->columns[t];
+    ISO_CHECK(from, ISO_ERR_ARG,
+              "a data set needs an array for each tensor of its samples, and array %d is NULL", t);
+    size_t bytes = (size_t)self->info.count * column->bytes;
+    if (self->owned) {
+        ISO_TRY(iso__alloc(bytes, &column->array));
+        memcpy(column->array, from, bytes);
+    } else {
+        column->array = (void *)(uintptr_t)from; // only read
     }
-    return false;
-}
-
-static iso_status find_labels(const char *folder, const char *prefix, char path[PATH_ROOM]) {
-    ISO_CHECK(look_for(folder, prefix, "idx1", path), ISO_ERR_IO,
-              "folder %s lacks MNIST's %s: looked for %s-idx1-ubyte and %s.idx1-ubyte, each also "
-              "with .gz",
-              folder, prefix, prefix, prefix);
     return ISO_OK;
 }
 
-// The name tells the dimensions, but only the header decides: many files of 4 are called idx3.
-static iso_status find_images(const char *folder, const char *prefix, char path[PATH_ROOM]) {
-    char other[PATH_ROOM];
-    bool grey = look_for(folder, prefix, "idx3", path);
-    bool colour = look_for(folder, prefix, "idx4", grey ? other : path);
-    ISO_CHECK(grey || colour, ISO_ERR_IO,
-              "folder %s lacks MNIST's %s: looked for %s-idx3-ubyte, %s.idx3-ubyte and, of colour "
-              "images, %s-idx4-ubyte and %s.idx4-ubyte, each also with .gz",
-              folder, prefix, prefix, prefix, prefix, prefix);
-    ISO_CHECK(!grey || !colour, ISO_ERR_IO,
-              "folder %s has %s twice, as idx3-ubyte and as idx4-ubyte: remove one of them", folder,
-              prefix);
+iso_status iso_dataset_create_arrays(const iso_dataset_config *config, const void *const *arrays,
+                                     bool copy, iso_dataset **out) {
+    iso_status status;
+    iso_dataset *self;
+    ISO_TRY(create_bare(config, &self));
+    self->owned = copy;
+    for (int t = 0; t < tensors_of(self); t++) ISO_TRY_GOTO(fill_column(self, t, arrays[t]));
+    ISO_TRY_GOTO(look_through(self));
+    *out = self;
+    return ISO_OK;
+fail:
+    iso_dataset_destroy(&self);
+    return status;
+}
+
+iso_status iso_dataset_create_callback(const iso_dataset_config *config, iso_sample_reader read,
+                                       void *user, iso_dataset **out) {
+    iso_dataset *self;
+    ISO_CHECK(read, ISO_ERR_ARG, "a data set needs a function that reads its samples, got NULL");
+    ISO_TRY(create_bare(config, &self));
+    self->read = read;
+    self->user = user;
+    self->checksum = iso__checksum(sum_description(self, config->count, config->classes),
+                                   &config->contents, sizeof(config->contents));
+    *out = self;
     return ISO_OK;
 }
-
-iso_status iso_dataset_read_mnist(const char *folder, bool train, iso_dataset **out) {
-    struct stat info;
-    char images[PATH_ROOM], labels[PATH_ROOM];
-    ISO_CHECK(stat(folder, &info) == 0 && S_ISDIR(info.st_mode), ISO_ERR_IO,
-              "there is no data folder %s: give a folder with "
-              "{train,t10k}-{images-idx3,labels-idx1}-ubyte[.gz]",
-              folder);
-    ISO_CHECK(strlen(folder) < PATH_ROOM - LONGEST_NAME, ISO_ERR_ARG,
-              "the name of the data folder is too long: %.100s...", folder);
-    ISO_TRY(find_images(folder, train ? "train-images" : "t10k-images", images));
-    ISO_TRY(find_labels(folder, train ? "train-labels" : "t10k-labels", labels));
-    ISO_TRY(iso_dataset_read_idx(images, labels, out));
-    return ISO_OK;
-}
-
-iso_status iso_dataset_open(const char *folder, bool train, iso_dataset **out) {
-    if (folder && strcmp(folder, "digits") != 0) return iso_dataset_read_mnist(folder, train, out);
-    return iso_dataset_create_digits(train, train ? 60000 : 10000, out);
-}
-
-// ---- Access -------------------------------------------------------------------------------------
 
 iso_dataset *iso_dataset_retain(iso_dataset *dataset) {
     dataset->references++;
@@ -250,10 +220,25 @@ void iso_dataset_destroy(iso_dataset **dataset) {
     if (!self) return;
     *dataset = NULL;
     if (--self->references > 0) return;
-    iso__free(self->images);
-    iso__free(self->labels);
+    for (int t = 0; self->owned && t < tensors_of(self); t++) iso__free(self->columns[t].array);
+    iso__free(self->columns);
+    iso__free((void *)(uintptr_t)self->info.tensors);
+    iso__free((void *)(uintptr_t)self->info.mean);
     iso__free(self);
 }
+
+// ---- Shards -------------------------------------------------------------------------------------
+
+uint64_t iso__dataset_kind(const iso_dataset *self) {
+    return sum_description(self, 0, self->info.classes > 0);
+}
+
+void iso__dataset_set_shards(iso_dataset *self, iso__shards shards, int classes) {
+    self->shards = shards;
+    self->info.classes = classes;
+}
+
+// ---- Samples ------------------------------------------------------------------------------------
 
 void iso_dataset_get_info(const iso_dataset *dataset, iso_dataset_info *out) {
     *out = dataset->info;
@@ -261,7 +246,53 @@ void iso_dataset_get_info(const iso_dataset *dataset, iso_dataset_info *out) {
 
 uint64_t iso_dataset_checksum(const iso_dataset *dataset) { return dataset->checksum; }
 
-const uint8_t *iso_dataset_image(const iso_dataset *dataset, int64_t i, int32_t *label) {
-    if (label) *label = dataset->labels[i];
-    return dataset->images + i * dataset->image_bytes;
+bool iso__dataset_has_images(const iso_dataset *self) {
+    return self->info.tensors[0].dtype == ISO_U8 && self->info.tensors[0].ndim == 3;
+}
+
+static const char *place_of(const iso_dataset *self, int t, int64_t i) {
+    const iso__column *column = &self->columns[t];
+    return (const char *)column->array + (size_t)i * column->bytes;
+}
+
+static iso_status call_reader(const iso_dataset *self, int64_t i, void *const *room) {
+    ISO_TRY(self->read(i, room, self->user));
+    if (self->info.classes > 0)
+        ISO_TRY(check_labels(self, room[self->info.inputs], i, labels_of_sample(self)));
+    return ISO_OK;
+}
+
+iso_status iso__dataset_read(const iso_dataset *self, int64_t i, void *const *room,
+                             const void **at) {
+    if (self->read) ISO_TRY(call_reader(self, i, room));
+    for (int t = 0; t < tensors_of(self); t++) at[t] = self->read ? room[t] : place_of(self, t, i);
+    return ISO_OK;
+}
+
+enum { CACHE_LINE = 64 };
+
+void iso__dataset_fetch_ahead(const iso_dataset *self, int64_t i) {
+    for (int t = 0; !self->read && t < tensors_of(self); t++) {
+        const char *sample = place_of(self, t, i);
+        for (size_t at = 0; at < self->columns[t].bytes; at += CACHE_LINE)
+            __builtin_prefetch(sample + at);
+    }
+}
+
+const uint8_t *iso_dataset_image(const iso_dataset *self, int64_t i, int32_t *label) {
+    const iso_dataset_info *info = &self->info;
+    if (self->read || !iso__dataset_has_images(self) || info->classes == 0) return NULL;
+    if (info->tensors[info->inputs].ndim > 0) return NULL;
+    if (label) *label = ((const int32_t *)self->columns[info->inputs].array)[i];
+    return (const uint8_t *)place_of(self, 0, i);
+}
+
+iso_status iso_dataset_sample(const iso_dataset *self, int64_t i, void *const *tensors) {
+    ISO_CHECK(i >= 0 && i < self->info.count, ISO_ERR_ARG,
+              "sample %lld of a data set of %lld sample%s does not exist", (long long)i,
+              (long long)self->info.count, ISO_PLURAL(self->info.count));
+    if (self->read) return call_reader(self, i, tensors);
+    for (int t = 0; t < tensors_of(self); t++)
+        memcpy(tensors[t], place_of(self, t, i), self->columns[t].bytes);
+    return ISO_OK;
 }

@@ -2,9 +2,9 @@
 // Generates the built-in data set: handwriting-like digits, drawn with integers only so that every
 // machine gets the same bytes.
 //
-// Placement and clutter are such that learning shows: after 12,000 training images, of 2,000 test
-// images a linear model gets 82 % right (5 epochs), two hidden layers of 512 get 98.5 % (3 epochs)
-// and a small convolutional network 99.5 % (3 epochs).
+// Placement and clutter make better models visibly better: trained on 12,000 images, a linear model
+// classifies 82 % of 2,000 test images correctly (5 epochs), two hidden layers of 512 reach 98.5 %
+// (3 epochs), and a small convolutional network 99.5 % (3 epochs).
 #include "data/data_impl.h"
 
 #include <math.h>
@@ -314,12 +314,13 @@ iso_status iso_dataset_create_digits(bool train, int64_t count, iso_dataset **ou
               "a set of %lld digits cannot be made: give 1 to %d", (long long)count, INT32_MAX);
     iso_status status;
     void *images = NULL, *labels = NULL;
-    iso_dataset_info info = {count, 1, SIDE, SIDE, 10, NULL, NULL};
+    iso_dataset_info info = {
+        .count = count, .channels = 1, .height = SIDE, .width = SIDE, .classes = 10};
     ISO_TRY_GOTO(iso__alloc_zero((size_t)count * PIXELS, &images));
     ISO_TRY_GOTO(iso__alloc((size_t)count * sizeof(int32_t), &labels));
     for (int64_t i = 0; i < count; i++)
         ((int32_t *)labels)[i] = draw_digit(train, i, (uint8_t *)images + i * PIXELS);
-    return iso__dataset_create_take(images, labels, &info, out);
+    return iso__image_set_create_take(images, labels, &info, out);
 fail:
     iso__free(images);
     iso__free(labels);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Reads IDX files (MNIST's format), plain or gzip, and says what is wrong with damaged ones.
+// Reads IDX files (MNIST's format), plain or gzip, and reports errors in damaged ones.
 #include "data/data_impl.h"
 
 #include <string.h>
@@ -35,7 +35,8 @@ static iso_status read_magic(iso__source *source, const char *path, iso_idx *idx
     ISO_TRY(iso__source_read(source, magic, sizeof(magic), &got));
     ISO_CHECK(got > 0, ISO_ERR_FORMAT, "%s is empty", path);
     ISO_CHECK(got == sizeof(magic), ISO_ERR_FORMAT,
-              "%s has only %zu bytes: an IDX file starts with 4 magic bytes", path, got);
+              "%s has only %zu byte%s: an IDX file starts with 4 magic bytes", path, got,
+              ISO_PLURAL(got));
     ISO_CHECK(
         magic[0] == 0 && magic[1] == 0, ISO_ERR_FORMAT,
         "%s is not an IDX file: it starts with the bytes %02x %02x %02x %02x instead of 00 00 "
@@ -78,11 +79,12 @@ static iso_status read_shape(iso__source *source, const char *path, iso_idx *idx
 }
 
 static iso_status fail_truncated(const char *path, const iso_idx *idx, size_t header, size_t has) {
+    size_t element = element_size((int)idx->type);
     return ISO_FAIL(ISO_ERR_FORMAT,
-                    "%s is truncated: its header promises %lld elements of %zu bytes after the "
-                    "first %zu bytes, but "
-                    "only %zu bytes follow",
-                    path, (long long)idx->count, element_size((int)idx->type), header, has);
+                    "%s is truncated: its header promises %lld element%s of %zu byte%s after the "
+                    "first %zu bytes, but only %zu byte%s follow%s",
+                    path, (long long)idx->count, ISO_PLURAL(idx->count), element,
+                    ISO_PLURAL(element), header, has, ISO_PLURAL(has), has == 1 ? "s" : "");
 }
 
 // The elements. Memory is taken for what the file can hold, never just for what a header promises.

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Turns samples into normalised batches, a thread preparing the next ones while the program
-// computes.
+// Turns samples into batches, a thread preparing the next ones while the program computes.
 #include "data/data_impl.h"
 #include "data/loader_upload.h"
 
@@ -12,8 +11,9 @@
 const iso_loader_config iso_loader_default = ISO_LOADER_DEFAULT;
 
 typedef struct slot {
-    iso__upload upload;
-    int32_t *labels;
+    iso__upload *uploads; // [tensors]; unused for labels
+    iso_tensor **tensors; // [tensors], as a batch has them
+    int32_t *labels;      // NULL: there are none
     int64_t n;
 } slot;
 
@@ -22,8 +22,19 @@ struct iso_loader {
     iso_sampler *sampler;
     iso_device *device;
     iso__transform transform;
+    iso_sample_transform own_transform; // NULL: none
+    void *user;
+    int tensors;    // of a sample
     int slot_count; // prefetch + 1: the caller holds one batch while the others are prepared
     slot *slots;    // batch k is in slot k % slot_count
+
+    // For the batch and the sample in preparation, [tensors] each.
+    size_t *bytes;     // size of each tensor of a sample in a batch
+    char **batch;      // start of each tensor of the batch
+    void **to;         // its place for the sample
+    void **room;       // where a callback writes the sample
+    const void **from; // where the sample is
+    void *first;       // room for a first input that a callback writes before it is normalised
     bool started, threaded;
     int64_t epoch, next; // the batch that iso_loader_next gives
     int64_t sent;        // batches below are at the device, or on their way
@@ -42,34 +53,65 @@ struct iso_loader {
 
 // ---- One batch ----------------------------------------------------------------------------------
 
-enum { AHEAD = 2, CACHE_LINE = 64 };
+enum { AHEAD = 2 };
 
-// Images in random order are all cache misses, which cost more than the work on them.
-static void fetch_ahead(const iso_dataset *from, int64_t index) {
-    const uint8_t *image = iso_dataset_image(from, index, NULL);
-    for (int64_t at = 0; at < from->image_bytes; at += CACHE_LINE) __builtin_prefetch(image + at);
-    __builtin_prefetch(&from->labels[index]);
-}
-
-static void shape_of(const iso_loader *self, int64_t n, int64_t shape[4]) {
+// The tensor that holds labels; -1: none.
+static int label_tensor(const iso_loader *self) {
     const iso_dataset_info *info = &self->dataset->info;
-    const int64_t all[4] = {n, info->channels, info->height, info->width};
-    memcpy(shape, all, sizeof(all));
+    return info->classes > 0 ? info->inputs : -1;
 }
 
-static iso_status fill_images(iso_loader *self, slot *to, const int64_t *indices) {
-    void *memory;
-    int64_t shape[4];
-    shape_of(self, to->n, shape);
-    ISO_TRY(iso__upload_open(&to->upload, shape, &memory));
-    size_t bytes = (size_t)self->dataset->image_bytes * iso_dtype_size(self->transform.dtype);
-    for (int64_t i = 0; i < to->n; i++) {
-        if (i + AHEAD < to->n) fetch_ahead(self->dataset, indices[i + AHEAD]);
-        const uint8_t *image = iso_dataset_image(self->dataset, indices[i], &to->labels[i]);
-        iso__transform_image(&self->transform, indices[i], image,
-                             (char *)memory + (size_t)i * bytes);
+// Returns type and shape in a batch: images become real numbers.
+static iso_tensor_spec spec_of(const iso_loader *self, int t) {
+    iso_tensor_spec spec = self->dataset->info.tensors[t];
+    if (t == 0 && self->transform.on) spec.dtype = self->transform.dtype;
+    return spec;
+}
+
+static iso_status fill_sample(iso_loader *self, int64_t i, int64_t index) {
+    for (int t = 0; t < self->tensors; t++) {
+        self->to[t] = self->batch[t] + (size_t)i * self->bytes[t];
+        self->room[t] = t == 0 && self->first ? self->first : self->to[t];
     }
-    ISO_TRY(iso__upload_close(&to->upload));
+    ISO_TRY(iso__dataset_read(self->dataset, index, self->room, self->from));
+    for (int t = 0; t < self->tensors; t++)
+        if (t == 0 && self->transform.on)
+            iso__transform_sample(&self->transform, index, self->from[0], self->to[0]);
+        else if (self->from[t] != self->to[t])
+            memcpy(self->to[t], self->from[t], self->dataset->columns[t].bytes);
+    if (!self->own_transform) return ISO_OK;
+    iso_sample sample = {index, self->epoch, iso__transform_random(&self->transform, index),
+                         self->to};
+    ISO_TRY(self->own_transform(&sample, self->user));
+    return ISO_OK;
+}
+
+// Samples in random order are all cache misses, which cost more than the work on them.
+static iso_status fill_samples(iso_loader *self, int64_t n, const int64_t *indices) {
+    for (int64_t i = 0; i < n; i++) {
+        if (i + AHEAD < n) iso__dataset_fetch_ahead(self->dataset, indices[i + AHEAD]);
+        ISO_TRY(fill_sample(self, i, indices[i]));
+    }
+    return ISO_OK;
+}
+
+// Closes the tensors also on failure, because another epoch may begin.
+static iso_status fill_slot(iso_loader *self, slot *to, const int64_t *indices) {
+    iso_status status = ISO_OK;
+    int opened = 0;
+    for (; opened < self->tensors && status >= 0; opened++) {
+        void *memory = to->labels;
+        if (opened != label_tensor(self))
+            status = iso__upload_open(&to->uploads[opened], to->n, &memory);
+        if (status < 0) break;
+        self->batch[opened] = memory;
+    }
+    if (status >= 0) status = fill_samples(self, to->n, indices);
+    for (int t = 0; t < opened; t++) {
+        iso_status closed = t == label_tensor(self) ? ISO_OK : iso__upload_close(&to->uploads[t]);
+        if (status >= 0) status = closed;
+    }
+    ISO_TRY(status);
     return ISO_OK;
 }
 
@@ -78,7 +120,7 @@ static iso_status prepare_batch(iso_loader *self, int64_t k) {
     int64_t start = iso_now();
     const int64_t *indices;
     to->n = iso_sampler_batch(self->sampler, k, &indices);
-    ISO_TRY(fill_images(self, to, indices));
+    ISO_TRY(fill_slot(self, to, indices));
     if (iso_trace_on()) {
         char name[32];
         snprintf(name, sizeof(name), "batch %lld", (long long)k);
@@ -145,31 +187,86 @@ static void end_epoch(iso_loader *self) {
 
 // ---- The caller ---------------------------------------------------------------------------------
 
+static iso_status create_slot(iso_loader *self, int64_t samples, slot *out) {
+    size_t count = (size_t)self->tensors;
+    void *memory;
+    ISO_TRY(iso__alloc_zero(count * sizeof(iso__upload), &memory));
+    out->uploads = memory;
+    ISO_TRY(iso__alloc_zero(count * sizeof(iso_tensor *), &memory));
+    out->tensors = memory;
+    for (int t = 0; t < self->tensors; t++) {
+        if (t == label_tensor(self)) {
+            ISO_TRY(iso__alloc((size_t)samples * self->bytes[t], &memory));
+            out->labels = memory;
+            continue;
+        }
+        iso_tensor_spec spec = spec_of(self, t);
+        ISO_TRY(iso__upload_create(self->device, &spec, samples, &out->uploads[t]));
+        out->tensors[t] = out->uploads[t].tensor;
+    }
+    return ISO_OK;
+}
+
+static void destroy_slot(const iso_loader *self, slot *s) {
+    for (int t = 0; s->uploads && t < self->tensors; t++) iso__upload_destroy(&s->uploads[t]);
+    iso__free(s->uploads);
+    iso__free(s->tensors);
+    iso__free(s->labels);
+}
+
 static iso_status create_slots(iso_loader *self) {
     int64_t largest = 1; // no batch is larger than the first, where there is one
     const int64_t *indices;
     if (iso_loader_batches(self) > 0) largest = iso_sampler_batch(self->sampler, 0, &indices);
-    int64_t shape[4];
     void *memory;
-    shape_of(self, largest, shape);
     ISO_TRY(iso__alloc_zero((size_t)self->slot_count * sizeof(slot), &memory));
     self->slots = memory;
-    for (int s = 0; s < self->slot_count; s++) {
-        ISO_TRY(
-            iso__upload_create(self->device, self->transform.dtype, shape, &self->slots[s].upload));
-        ISO_TRY(iso__alloc((size_t)largest * sizeof(int32_t), &memory));
-        self->slots[s].labels = memory;
-    }
+    for (int s = 0; s < self->slot_count; s++) ISO_TRY(create_slot(self, largest, &self->slots[s]));
+    return ISO_OK;
+}
+
+// Allocates what the preparation of a sample needs.
+static iso_status create_room(iso_loader *self) {
+    size_t count = (size_t)self->tensors;
+    void *memory;
+    ISO_TRY(iso__alloc(count * sizeof(size_t), &memory));
+    self->bytes = memory;
+    for (int t = 0; t < self->tensors; t++)
+        self->bytes[t] = self->dataset->columns[t].bytes /
+                         iso_dtype_size(self->dataset->info.tensors[t].dtype) *
+                         iso_dtype_size(spec_of(self, t).dtype);
+    ISO_TRY(iso__alloc(4 * count * sizeof(void *), &memory));
+    self->batch = memory;
+    self->to = (void **)memory + count;
+    self->room = self->to + count;
+    self->from = (const void **)self->room + count;
+    if (self->dataset->read && self->transform.on)
+        ISO_TRY(iso__alloc(self->dataset->columns[0].bytes, &self->first));
+    return ISO_OK;
+}
+
+static iso_status use_shards(const iso__shards *shards, iso_sampler_config *order) {
+    ISO_CHECK(
+        order->rank == shards->rank && order->ranks == shards->ranks, ISO_ERR_ARG,
+        "the data set is the shard of rank %d of %d, but the sampler is that of rank %d of %d",
+        shards->rank, shards->ranks, order->rank, order->ranks);
+    order->shard_least = shards->least;
+    order->shard_most = shards->most;
     return ISO_OK;
 }
 
 static iso_status create_sampler(iso_loader *self, const iso_sampler_config *order) {
     iso_sampler_config config = *order;
+    const iso__shards *shards = &self->dataset->shards;
     int64_t count = self->dataset->info.count;
     if (config.count == 0) config.count = count;
     ISO_CHECK(config.count <= count, ISO_ERR_ARG,
-              "the sampler is to draw from %lld samples but the data set has %lld",
-              (long long)config.count, (long long)count);
+              "the sampler draws from %lld sample%s, but the data set has %lld",
+              (long long)config.count, ISO_PLURAL(config.count), (long long)count);
+    ISO_CHECK(shards->ranks == 0 || config.count == count, ISO_ERR_ARG,
+              "the sampler draws from %lld sample%s, but the shard has %lld: it takes all of them",
+              (long long)config.count, ISO_PLURAL(config.count), (long long)count);
+    if (shards->ranks > 0) ISO_TRY(use_shards(shards, &config));
     return iso_sampler_create(&config, &self->sampler);
 }
 
@@ -178,8 +275,12 @@ static iso_status set_up(iso_loader *self, const iso_sampler_config *order,
     ISO_CHECK(config->prefetch >= 0 && config->prefetch <= 1024, ISO_ERR_ARG,
               "%d batches cannot be prepared ahead: give 0 to 1024", config->prefetch);
     self->slot_count = config->prefetch + 1;
-    ISO_TRY(iso__transform_init(&self->transform, &self->dataset->info, config, order->seed));
+    self->tensors = self->dataset->info.inputs + self->dataset->info.targets;
+    self->own_transform = config->transform;
+    self->user = config->user;
+    ISO_TRY(iso__transform_init(&self->transform, self->dataset, config, order->seed));
     ISO_TRY(create_sampler(self, order));
+    ISO_TRY(create_room(self));
     return create_slots(self);
 }
 
@@ -209,11 +310,11 @@ void iso_loader_destroy(iso_loader **loader) {
     if (!self) return;
     *loader = NULL;
     end_epoch(self);
-    for (int s = 0; self->slots && s < self->slot_count; s++) {
-        iso__upload_destroy(&self->slots[s].upload);
-        iso__free(self->slots[s].labels);
-    }
+    for (int s = 0; self->slots && s < self->slot_count; s++) destroy_slot(self, &self->slots[s]);
     iso__free(self->slots);
+    iso__free(self->bytes);
+    iso__free(self->batch);
+    iso__free(self->first);
     iso__transform_free(&self->transform);
     iso_sampler_destroy(&self->sampler);
     pthread_cond_destroy(&self->changed);
@@ -231,7 +332,9 @@ const iso_dataset_info *iso_loader_info(const iso_loader *self) { return &self->
 static iso_status give_back(iso_loader *self) {
     slot *held = self->held;
     self->held = NULL;
-    return held ? iso__upload_give_back(&held->upload) : ISO_OK;
+    for (int t = 0; held && t < self->tensors; t++)
+        if (held->tensors[t]) ISO_TRY(iso__upload_give_back(&held->uploads[t]));
+    return ISO_OK;
 }
 
 iso_status iso_loader_start(iso_loader *self, int64_t epoch, int64_t first) {
@@ -269,11 +372,10 @@ static iso_status wait_for_batch(iso_loader *self, int64_t k, int64_t *ready) {
 
 // Batches that are prepared set out for the device, later ones too.
 static iso_status send_batches(iso_loader *self, int64_t ready) {
-    int64_t shape[4];
     for (; self->sent < ready; self->sent++) {
         slot *s = &self->slots[self->sent % self->slot_count];
-        shape_of(self, s->n, shape);
-        ISO_TRY(iso__upload_send(&s->upload, shape));
+        for (int t = 0; t < self->tensors; t++)
+            if (s->tensors[t]) ISO_TRY(iso__upload_send(&s->uploads[t], s->n));
     }
     return ISO_OK;
 }
@@ -289,8 +391,14 @@ iso_status iso_loader_next(iso_loader *self, iso_batch *out) {
     ISO_TRY(self->threaded ? wait_for_batch(self, k, &ready) : prepare_batch(self, k));
     ISO_TRY(send_batches(self, ready));
     slot *from = &self->slots[k % self->slot_count];
-    ISO_TRY(iso__upload_take(&from->upload));
-    *out = (iso_batch){from->upload.images, from->labels, from->n, k};
+    for (int t = 0; t < self->tensors; t++)
+        if (from->tensors[t]) ISO_TRY(iso__upload_take(&from->uploads[t]));
+    *out = (iso_batch){.images = from->tensors[0],
+                       .labels = from->labels,
+                       .n = from->n,
+                       .index = k,
+                       .inputs = from->tensors,
+                       .targets = from->tensors + self->dataset->info.inputs};
     self->held = from;
     self->next = k + 1;
     return ISO_OK;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Images of batches on their way to a device whose memory is not the host's.
+// Tensors of batches on their way to a device whose memory is not the host's.
 #include "data/loader_upload.h"
 
 #include <time.h>
@@ -8,13 +8,14 @@ static const iso__remote_ops *remote_of(const iso__upload *self) {
     return self->device->ops->remote;
 }
 
-iso_status iso__upload_create(iso_device *device, iso_dtype dtype, const int64_t shape[4],
+iso_status iso__upload_create(iso_device *device, const iso_tensor_spec *spec, int64_t samples,
                               iso__upload *out) {
-    *out = (iso__upload){.device = device};
-    ISO_TRY(iso_tensor_create(device, dtype, 4, shape, &out->images));
+    *out = (iso__upload){.device = device, .ndim = spec->ndim + 1, .shape = {samples}};
+    for (int d = 0; d < spec->ndim; d++) out->shape[d + 1] = spec->shape[d];
+    ISO_TRY(iso_tensor_create(device, spec->dtype, out->ndim, out->shape, &out->tensor));
     const iso__remote_ops *remote = remote_of(out);
     if (!remote) return ISO_OK;
-    ISO_TRY(iso__pinned_alloc(device, iso__tensor_bytes(out->images), &out->host));
+    ISO_TRY(iso__pinned_alloc(device, iso__tensor_bytes(out->tensor), &out->host));
     ISO_TRY(remote->event_create(device, &out->done));
     ISO_TRY(remote->event_create(device, &out->unused));
     // Its memory may be that of a tensor that is gone, and still in use by what was launched.
@@ -29,11 +30,11 @@ void iso__upload_destroy(iso__upload *self) {
         remote->event_destroy(self->device, &self->unused);
         iso__pinned_free(self->device, self->host);
     }
-    iso_tensor_destroy(&self->images);
+    iso_tensor_destroy(&self->tensor);
     *self = (iso__upload){0};
 }
 
-// ---- Making images ------------------------------------------------------------------------------
+// ---- Making tensors -----------------------------------------------------------------------------
 
 // Asks from time to time: a thread that only waits is not to keep a core busy.
 static iso_status wait_until_copied(iso__upload *self) {
@@ -45,31 +46,36 @@ static iso_status wait_until_copied(iso__upload *self) {
     return ISO_OK;
 }
 
-iso_status iso__upload_open(iso__upload *self, const int64_t shape[4], void **out) {
+static iso_status resize_tensor(iso__upload *self, int64_t samples) {
+    self->shape[0] = samples;
+    return iso_tensor_resize(self->tensor, self->ndim, self->shape, ISO_LAYOUT_LOGICAL);
+}
+
+iso_status iso__upload_open(iso__upload *self, int64_t samples, void **out) {
     if (self->host) {
         ISO_TRY(wait_until_copied(self));
         *out = self->host;
         return ISO_OK;
     }
-    ISO_TRY(iso_tensor_resize(self->images, 4, shape, ISO_LAYOUT_LOGICAL));
-    ISO_TRY(iso_tensor_map(self->images, ISO_WRITE, out));
+    ISO_TRY(resize_tensor(self, samples));
+    ISO_TRY(iso_tensor_map(self->tensor, ISO_WRITE, out));
     return ISO_OK;
 }
 
 iso_status iso__upload_close(iso__upload *self) {
-    return self->host ? ISO_OK : iso_tensor_unmap(self->images);
+    return self->host ? ISO_OK : iso_tensor_unmap(self->tensor);
 }
 
 // ---- Using them ---------------------------------------------------------------------------------
 
-iso_status iso__upload_send(iso__upload *self, const int64_t shape[4]) {
+iso_status iso__upload_send(iso__upload *self, int64_t samples) {
     const iso__remote_ops *remote = remote_of(self);
     iso_device *device = self->device;
     if (!self->host) return ISO_OK;
-    ISO_TRY(iso_tensor_resize(self->images, 4, shape, ISO_LAYOUT_LOGICAL));
+    ISO_TRY(resize_tensor(self, samples));
     ISO_TRY(remote->follow(device, ISO__QUEUE_IN, self->unused));
-    ISO_TRY(remote->copy(device, ISO__QUEUE_IN, self->host, self->images->data,
-                         iso__tensor_bytes(self->images)));
+    ISO_TRY(remote->copy(device, ISO__QUEUE_IN, self->host, self->tensor->data,
+                         iso__tensor_bytes(self->tensor)));
     ISO_TRY(remote->record(device, ISO__QUEUE_IN, self->done));
     return ISO_OK;
 }

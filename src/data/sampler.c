@@ -1,15 +1,13 @@
 // SPDX-License-Identifier: MIT
-// Which samples stand in which batch of which rank: slices or shards of one global permutation per
-// epoch.
+// Assigns samples to the batches of each rank: slices or shards of one global permutation per
+// epoch, or slices of a permutation of each rank's own samples.
 #include "data/data_impl.h"
 
-#include <string.h>
-
 // Unbiased in [0, bound): Lemire, "Fast random integer generation in an interval" (2019). Counter
-// words: the position in words 0 and 1, the attempt in word 2.
-static uint64_t draw_below(iso__philox_key key, uint64_t position, uint64_t bound) {
+// words: the position in words 0 and 1, the attempt in word 2, and in word 3 the rank of a shard.
+static uint64_t draw_below(iso__philox_key key, uint32_t shard, uint64_t position, uint64_t bound) {
     uint64_t unfair = -bound % bound; // 2^64 mod bound
-    uint32_t counter[4] = {(uint32_t)position, (uint32_t)(position >> 32), 0, 0};
+    uint32_t counter[4] = {(uint32_t)position, (uint32_t)(position >> 32), 0, shard};
     for (;; counter[2]++) {
         uint32_t word[4];
         iso__philox(key, counter, word);
@@ -19,25 +17,40 @@ static uint64_t draw_below(iso__philox_key key, uint64_t position, uint64_t boun
     }
 }
 
-static const char *plural_s(int64_t count) { return count == 1 ? "" : "s"; }
+static bool has_shards(const iso_sampler_config *config) { return config->shard_most > 0; }
+
+static iso_status check_shards(const iso_sampler_config *c) {
+    ISO_CHECK(c->shard_least > 0 && c->shard_least <= c->count && c->count <= c->shard_most,
+              ISO_ERR_ARG, "a shard of %lld samples is not among shards of %lld to %lld",
+              (long long)c->count, (long long)c->shard_least, (long long)c->shard_most);
+    ISO_CHECK(c->end != ISO_SAMPLER_OVERLAP, ISO_ERR_ARG,
+              "ranks that have shards of their own have nothing to overlap: pad, drop or share");
+    ISO_CHECK(c->end != ISO_SAMPLER_DROP || c->shard_least >= c->batch, ISO_ERR_ARG,
+              "the smallest shard has %lld sample%s, less than one batch of %lld: use a smaller "
+              "batch",
+              (long long)c->shard_least, ISO_PLURAL(c->shard_least), (long long)c->batch);
+    return ISO_OK;
+}
 
 static iso_status check_config(const iso_sampler_config *config, int64_t *global_batch) {
     ISO_CHECK(config->count > 0, ISO_ERR_ARG, "a sampler needs at least one sample, not %lld",
               (long long)config->count);
     ISO_CHECK(config->ranks > 0 && config->rank >= 0 && config->rank < config->ranks, ISO_ERR_ARG,
-              "rank %d of %d ranks does not exist", config->rank, config->ranks);
+              "rank %d of %d rank%s does not exist", config->rank, config->ranks,
+              ISO_PLURAL(config->ranks));
     ISO_CHECK(config->batch > 0 &&
                   !__builtin_mul_overflow(config->batch, config->ranks, global_batch),
-              ISO_ERR_ARG, "a batch of %lld samples on each of %d rank%s is impossible",
-              (long long)config->batch, config->ranks, plural_s(config->ranks));
+              ISO_ERR_ARG, "a batch of %lld sample%s on each of %d rank%s is impossible",
+              (long long)config->batch, ISO_PLURAL(config->batch), config->ranks,
+              ISO_PLURAL(config->ranks));
+    if (has_shards(config)) return check_shards(config);
     ISO_CHECK(config->ranks <= config->count || config->end == ISO_SAMPLER_SHARE, ISO_ERR_ARG,
               "%d ranks cannot share %lld sample%s: use at most as many ranks as samples",
-              config->ranks, (long long)config->count, plural_s(config->count));
-    ISO_CHECK(
-        config->end != ISO_SAMPLER_DROP || config->count >= *global_batch, ISO_ERR_ARG,
-        "%lld sample%s are less than one batch of %lld on each of %d rank%s: use a smaller batch",
-        (long long)config->count, plural_s(config->count), (long long)config->batch, config->ranks,
-        plural_s(config->ranks));
+              config->ranks, (long long)config->count, ISO_PLURAL(config->count));
+    ISO_CHECK(config->end != ISO_SAMPLER_DROP || config->count >= *global_batch, ISO_ERR_ARG,
+              "%lld sample%s less than one batch of %lld on each of %d rank%s: use a smaller batch",
+              (long long)config->count, config->count == 1 ? " is" : "s are",
+              (long long)config->batch, config->ranks, ISO_PLURAL(config->ranks));
     return ISO_OK;
 }
 
@@ -56,6 +69,7 @@ static void split_epoch(iso_sampler *self, int64_t global_batch) {
     // Ranks below `larger` get one sample more than the others.
     int64_t share = rest / c->ranks, larger = rest % c->ranks;
     if (c->end == ISO_SAMPLER_PAD && larger > 0) larger = c->ranks;
+    if (c->end == ISO_SAMPLER_PAD) self->padded = c->ranks - 1; // at most
     self->last_size = share + (c->rank < larger);
     self->last_begin = share * c->rank + (c->rank < larger ? c->rank : larger);
     if (self->last_size == 0) self->batches--;
@@ -74,6 +88,19 @@ static void cut_shard(iso_sampler *self) {
     self->last_size = size - self->last * c->batch;
 }
 
+// The same for a shard that only this rank has.
+static void use_shard(iso_sampler *self) {
+    const iso_sampler_config *c = &self->config;
+    int64_t samples = c->count;
+    if (c->end == ISO_SAMPLER_PAD) samples = c->shard_most;
+    if (c->end == ISO_SAMPLER_DROP) samples = c->shard_least / c->batch * c->batch;
+    self->stride = c->batch;
+    self->batches = (samples - 1) / c->batch + 1;
+    self->last = self->batches - 1;
+    self->last_size = samples - self->last * c->batch;
+    self->padded = iso__larger(samples - c->count, 0);
+}
+
 iso_status iso_sampler_create(const iso_sampler_config *config, iso_sampler **out) {
     int64_t global_batch = 0;
     ISO_TRY(check_config(config, &global_batch));
@@ -81,13 +108,15 @@ iso_status iso_sampler_create(const iso_sampler_config *config, iso_sampler **ou
     ISO_TRY(iso__alloc_zero(sizeof(iso_sampler), &memory));
     iso_sampler *self = memory;
     self->config = *config;
-    if (config->end == ISO_SAMPLER_OVERLAP)
+    if (has_shards(config))
+        use_shard(self);
+    else if (config->end == ISO_SAMPLER_OVERLAP)
         cut_shard(self);
     else
         split_epoch(self, global_batch);
     void *indices;
     iso_status status;
-    ISO_TRY_GOTO(iso__alloc((size_t)(config->count + config->ranks) * sizeof(int64_t), &indices));
+    ISO_TRY_GOTO(iso__alloc((size_t)(config->count + self->padded) * sizeof(int64_t), &indices));
     self->indices = indices;
     ISO_TRY_GOTO(iso_sampler_set_epoch(self, 0));
     *out = self;
@@ -107,21 +136,19 @@ void iso_sampler_destroy(iso_sampler **sampler) {
 iso_status iso_sampler_set_epoch(iso_sampler *self, int64_t epoch) {
     ISO_CHECK(epoch >= 0, ISO_ERR_ARG, "epoch %lld is negative", (long long)epoch);
     int64_t count = self->config.count, *indices = self->indices;
+    uint32_t shard = has_shards(&self->config) ? (uint32_t)self->config.rank : 0;
     for (int64_t i = 0; i < count; i++) indices[i] = i;
     if (self->config.shuffle) {
         iso__philox_key key =
             iso__philox_key_make(self->config.seed, ISO_RNG_SHUFFLE, (uint64_t)epoch);
         for (int64_t i = count - 1; i > 0; i--) { // Fisher-Yates
-            int64_t j = (int64_t)draw_below(key, (uint64_t)i, (uint64_t)i + 1);
+            int64_t j = (int64_t)draw_below(key, shard, (uint64_t)i, (uint64_t)i + 1);
             int64_t moved = indices[i];
             indices[i] = indices[j];
             indices[j] = moved;
         }
     }
-    // What pads the last batch is at most ranks - 1 samples, and there are at least as many as
-    // ranks.
-    if (self->config.end == ISO_SAMPLER_PAD)
-        memcpy(indices + count, indices, (size_t)(self->config.ranks - 1) * sizeof(int64_t));
+    for (int64_t i = count; i < count + self->padded; i++) indices[i] = indices[i - count];
     return ISO_OK;
 }
 

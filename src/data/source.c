@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Reads a file as bytes, decompressing a gzip file on the way and telling truncation from damage.
+// Reads a file as bytes, decompresses gzip files, and distinguishes truncation from damage.
 #ifdef HAVE_CONFIG_H
 #include "config.h"
 #endif
@@ -141,19 +141,27 @@ static iso_status read_gzip(iso__source *self, void *to, size_t bytes, size_t *g
 
 #endif
 
-iso_status iso__source_open(const char *path, iso__source **out) {
+static iso_status open_source(const char *path, bool plain, iso__source **out) {
     iso_status status;
     void *memory;
     ISO_TRY(iso__alloc_zero(sizeof(iso__source), &memory));
     iso__source *self = memory;
     self->path = path;
     ISO_TRY_GOTO(open_file(self));
-    if (starts_like_gzip(self->file)) ISO_TRY_GOTO(start_gzip(self));
+    if (!plain && starts_like_gzip(self->file)) ISO_TRY_GOTO(start_gzip(self));
     *out = self;
     return ISO_OK;
 fail:
     iso__source_close(&self);
     return status;
+}
+
+iso_status iso__source_open(const char *path, iso__source **out) {
+    return open_source(path, false, out);
+}
+
+iso_status iso__source_open_plain(const char *path, iso__source **out) {
+    return open_source(path, true, out);
 }
 
 void iso__source_close(iso__source **source) {
@@ -169,6 +177,12 @@ iso_status iso__source_read(iso__source *self, void *to, size_t bytes, size_t *g
     if (self->gzip) return read_gzip(self, to, bytes, got);
     *got = fread(to, 1, bytes, self->file);
     ISO_CHECK(!ferror(self->file), ISO_ERR_IO, "cannot read %s: %s", self->path, strerror(errno));
+    return ISO_OK;
+}
+
+iso_status iso__source_skip(iso__source *self, int64_t bytes) {
+    ISO_CHECK(fseeko(self->file, (off_t)bytes, SEEK_CUR) == 0, ISO_ERR_IO, "cannot read %s: %s",
+              self->path, strerror(errno));
     return ISO_OK;
 }
 

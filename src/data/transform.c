@@ -1,24 +1,20 @@
 // SPDX-License-Identifier: MIT
-// Turns the bytes of an image into normalised elements of a batch, moved and mirrored at random.
+// Normalises the first input of a sample; moves and mirrors images at random.
 #include "data/data_impl.h"
 
 #include <math.h>
+#include <string.h>
 
 // ---- Set-up -------------------------------------------------------------------------------------
 
-static iso_status check_config(const iso_dataset_info *info, const iso_loader_config *config) {
-    ISO_CHECK(config->dtype == ISO_F32 || config->dtype == ISO_F64, ISO_ERR_UNSUPPORTED,
-              "a loader gives images of f32 or f64, not %s", iso_dtype_name(config->dtype));
-    ISO_CHECK(config->flip >= 0 && config->flip <= 1, ISO_ERR_ARG,
-              "images cannot be mirrored with probability %g: give 0 to 1", config->flip);
-    ISO_CHECK(
-        config->shift == 0 ||
-            (config->shift > 0 && config->shift < info->height && config->shift < info->width),
-        ISO_ERR_ARG,
-        "images of %lld x %lld pixels cannot be moved by up to %d: give less than their sides",
-        (long long)info->height, (long long)info->width, config->shift);
+static iso_status check_statistics(const iso_dataset *dataset, const iso_loader_config *config) {
+    const iso_dataset_info *info = &dataset->info;
+    iso_dtype dtype = info->tensors[0].dtype;
+    bool fits = iso__dataset_has_images(dataset) || dtype == ISO_F32 || dtype == ISO_F64;
     ISO_CHECK(!config->mean == !config->std, ISO_ERR_ARG,
               "a loader was given only one of mean and std: give both, or none for the data set's");
+    ISO_CHECK(!config->mean || fits, ISO_ERR_ARG,
+              "an input of %s cannot be normalised: give no mean and std", iso_dtype_name(dtype));
     for (int64_t c = 0; config->std && c < info->channels; c++)
         ISO_CHECK(isfinite(config->mean[c]) && isfinite(config->std[c]) && config->std[c] >= 0,
                   ISO_ERR_ARG,
@@ -27,12 +23,31 @@ static iso_status check_config(const iso_dataset_info *info, const iso_loader_co
     return ISO_OK;
 }
 
-// No arithmetic is left for each pixel.
+static iso_status check_config(const iso_dataset *dataset, const iso_loader_config *config) {
+    const iso_dataset_info *info = &dataset->info;
+    ISO_CHECK(config->dtype == ISO_F32 || config->dtype == ISO_F64, ISO_ERR_UNSUPPORTED,
+              "a loader gives images of f32 or f64, not %s", iso_dtype_name(config->dtype));
+    ISO_CHECK(config->flip >= 0 && config->flip <= 1, ISO_ERR_ARG,
+              "images cannot be mirrored with probability %g: give 0 to 1", config->flip);
+    ISO_CHECK((config->shift == 0 && config->flip == 0) || iso__dataset_has_images(dataset),
+              ISO_ERR_ARG,
+              "only images of bytes can be moved and mirrored, and the first input is no such "
+              "image: give no shift and flip");
+    ISO_CHECK(
+        config->shift == 0 ||
+            (config->shift > 0 && config->shift < info->height && config->shift < info->width),
+        ISO_ERR_ARG,
+        "images of %lld x %lld pixels cannot be moved by up to %d: give less than their sides",
+        (long long)info->height, (long long)info->width, config->shift);
+    return check_statistics(dataset, config);
+}
+
+// No arithmetic is left for each pixel. mean NULL: 0, and the deviation 1.
 static void fill_table(iso__transform *self, const double *mean, const double *std) {
     for (int64_t i = 0; i < 256 * self->channels; i++) {
         int64_t c = i / 256;
         double x = (double)(i % 256) / 255.0;
-        if (std[c] > 0) x = (x - mean[c]) / std[c];
+        if (mean && std[c] > 0) x = (x - mean[c]) / std[c];
         if (self->dtype == ISO_F64)
             ((double *)self->table)[i] = x;
         else
@@ -40,16 +55,33 @@ static void fill_table(iso__transform *self, const double *mean, const double *s
     }
 }
 
-iso_status iso__transform_init(iso__transform *self, const iso_dataset_info *info,
+static iso_status keep_statistics(iso__transform *self, const iso_loader_config *config) {
+    size_t channels = (size_t)self->channels;
+    void *memory;
+    ISO_TRY(iso__alloc(2 * channels * sizeof(double), &memory));
+    self->mean = memory;
+    self->std = self->mean + channels;
+    memcpy(self->mean, config->mean, channels * sizeof(double));
+    memcpy(self->std, config->std, channels * sizeof(double));
+    return ISO_OK;
+}
+
+iso_status iso__transform_init(iso__transform *self, const iso_dataset *dataset,
                                const iso_loader_config *config, uint64_t seed) {
-    ISO_TRY(check_config(info, config));
-    *self = (iso__transform){.channels = info->channels,
+    const iso_dataset_info *info = &dataset->info;
+    bool images = iso__dataset_has_images(dataset);
+    ISO_TRY(check_config(dataset, config));
+    *self = (iso__transform){.on = images || config->mean,
+                             .channels = info->channels,
                              .height = info->height,
                              .width = info->width,
-                             .dtype = config->dtype,
+                             .dtype = images ? config->dtype : info->tensors[0].dtype,
                              .shift = config->shift,
                              .flip = (uint32_t)lround(config->flip * 0x1p24),
-                             .seed = seed};
+                             .seed = seed,
+                             .shard = (uint32_t)dataset->shards.rank};
+    if (!self->on) return ISO_OK;
+    if (!images) return keep_statistics(self, config);
     size_t elements = 256 * (size_t)info->channels;
     ISO_TRY(iso__alloc(elements * iso_dtype_size(config->dtype), &self->table));
     fill_table(self, config->std ? config->mean : info->mean,
@@ -59,7 +91,9 @@ iso_status iso__transform_init(iso__transform *self, const iso_dataset_info *inf
 
 void iso__transform_free(iso__transform *self) {
     iso__free(self->table);
+    iso__free(self->mean);
     self->table = NULL;
+    self->mean = NULL;
 }
 
 void iso__transform_set_epoch(iso__transform *self, int64_t epoch) {
@@ -140,15 +174,15 @@ static int64_t draw_shift(uint32_t bits, int64_t most) {
 
 // Counter words 0 and 1: the number of the sample.
 static view draw_view(const iso__transform *self, int64_t index) {
-    uint32_t counter[4] = {(uint32_t)index, (uint32_t)(index >> 32), 0, 0}, word[4];
+    uint32_t counter[4] = {(uint32_t)index, (uint32_t)(index >> 32), 0, self->shard}, word[4];
     iso__philox(self->key, counter, word);
     return (view){.down = draw_shift(word[0], self->shift),
                   .right = draw_shift(word[1], self->shift),
                   .mirrored = word[2] >> 8 < self->flip};
 }
 
-void iso__transform_image(const iso__transform *self, int64_t index, const uint8_t *image,
-                          void *out) {
+static void transform_image(const iso__transform *self, int64_t index, const uint8_t *image,
+                            void *out) {
     int64_t pixels = self->height * self->width;
     size_t size = iso_dtype_size(self->dtype);
     bool plain = self->shift == 0 && self->flip == 0;
@@ -161,4 +195,40 @@ void iso__transform_image(const iso__transform *self, int64_t index, const uint8
         else
             convert_plane(self, &how, table, image + c * pixels, to);
     }
+}
+
+// ---- Other samples ------------------------------------------------------------------------------
+
+static void normalise_channel(iso_dtype dtype, double mean, double std, int64_t n, const void *from,
+                              void *out) {
+    for (int64_t i = 0; i < n; i++)
+        if (dtype == ISO_F64)
+            ((double *)out)[i] = (((const double *)from)[i] - mean) / std;
+        else
+            ((float *)out)[i] = (float)(((double)((const float *)from)[i] - mean) / std);
+}
+
+static void normalise_sample(const iso__transform *self, const void *sample, void *out) {
+    int64_t n = self->height * self->width;
+    size_t bytes = (size_t)n * iso_dtype_size(self->dtype);
+    for (int64_t c = 0; c < self->channels; c++) {
+        bool constant = self->std[c] == 0;
+        normalise_channel(self->dtype, constant ? 0 : self->mean[c], constant ? 1 : self->std[c], n,
+                          (const char *)sample + (size_t)c * bytes,
+                          (char *)out + (size_t)c * bytes);
+    }
+}
+
+void iso__transform_sample(const iso__transform *self, int64_t index, const void *sample,
+                           void *out) {
+    if (self->table)
+        transform_image(self, index, sample, out);
+    else
+        normalise_sample(self, sample, out);
+}
+
+uint64_t iso__transform_random(const iso__transform *self, int64_t index) {
+    uint32_t counter[4] = {(uint32_t)index, (uint32_t)(index >> 32), 1, self->shard}, word[4];
+    iso__philox(self->key, counter, word);
+    return (uint64_t)word[1] << 32 | word[0];
 }

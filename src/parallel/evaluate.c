@@ -3,22 +3,37 @@
 #include "base/base.h"
 
 #include <isotherm/parallel.h>
+#include <math.h>
 
 typedef struct sums {
     double loss;
-    int64_t correct, samples;
+    int64_t correct, labels, samples;
+    int64_t labels_each; // of a sample; 0: the targets are not labels
 } sums;
 
-// Of the batch before, while the device computes the next one.
+static int64_t count_labels(const iso_dataset_info *info) {
+    const iso_tensor_spec *spec = &info->tensors[info->inputs];
+    int64_t count = info->classes > 0;
+    for (int d = 0; count > 0 && d < spec->ndim; d++) count *= spec->shape[d];
+    return count;
+}
+
+// Adds the results of the previous batch, while the device computes the next one.
 static iso_status add_batch(iso_loss *loss, int64_t samples, sums *sum) {
     double value;
-    int64_t correct;
+    int64_t correct = 0;
     if (samples == 0) return ISO_OK;
-    ISO_TRY(iso_loss_value(loss, &value, &correct));
+    ISO_TRY(iso_loss_value(loss, &value, sum->labels_each > 0 ? &correct : NULL));
     sum->loss += value * (double)samples;
     sum->correct += correct;
+    sum->labels += samples * sum->labels_each;
     sum->samples += samples;
     return ISO_OK;
+}
+
+static iso_status launch_loss(iso_loss *loss, iso_tensor *output, const iso_batch *batch) {
+    if (batch->labels) return iso_loss_compute(loss, output, batch->labels, NULL, NULL, NULL);
+    return iso_loss_compute_tensor(loss, output, batch->targets[0], NULL, NULL);
 }
 
 static iso_status own_share(iso_module *model, iso_loss *loss, iso_loader *data,
@@ -26,6 +41,10 @@ static iso_status own_share(iso_module *model, iso_loss *loss, iso_loader *data,
     iso_batch batch;
     iso_tensor *output;
     int64_t before = 0;
+    const iso_dataset_info *info = iso_loader_info(data);
+    ISO_CHECK(info->targets > 0, ISO_ERR_ARG,
+              "there is nothing to evaluate: the samples have no targets");
+    sum->labels_each = count_labels(info);
     ISO_TRY(iso_loader_start(data, 0, 0));
     for (;;) {
         iso_status more = iso_loader_next(data, &batch);
@@ -33,7 +52,7 @@ static iso_status own_share(iso_module *model, iso_loss *loss, iso_loader *data,
         if (more == ISO_PENDING) return add_batch(loss, before, sum);
         ISO_TRY(iso_module_forward(model, batch.images, &output));
         ISO_TRY(add_batch(loss, before, sum));
-        ISO_TRY(iso_loss_compute(loss, output, batch.labels, NULL, NULL, NULL));
+        ISO_TRY(launch_loss(loss, output, &batch));
         before = batch.n;
         if (watch) watch(batch.index + 1, user);
     }
@@ -44,17 +63,17 @@ iso_status iso_evaluate_watched(iso_module *model, iso_loss *loss, iso_loader *d
     sums sum = {0};
     bool training = model->training;
     ISO_TRY(iso_module_train(model, false));
-    // Nothing is exchanged in between, so a rank that fails can say so.
+    // Ranks exchange nothing during their shares, so a failed rank can report its error here.
     iso_status status = iso_comm_agree(comm, own_share(model, loss, data, watch, user, &sum));
     ISO_TRY(iso_module_train(model, training));
     ISO_TRY(status);
     double loss_sum = sum.loss;
-    int64_t counts[2] = {sum.correct, sum.samples};
+    int64_t counts[3] = {sum.correct, sum.samples, sum.labels};
     ISO_TRY(iso_comm_allreduce_f64(comm, &loss_sum, 1, ISO_SUM));
-    ISO_TRY(iso_comm_allreduce_i64(comm, counts, 2, ISO_SUM));
+    ISO_TRY(iso_comm_allreduce_i64(comm, counts, 3, ISO_SUM));
     ISO_CHECK(counts[1] > 0, ISO_ERR_ARG, "there is nothing to evaluate: no rank has a sample");
-    double all = (double)counts[1];
-    *out = (iso_evaluation){loss_sum / all, (double)counts[0] / all, counts[1]};
+    double accuracy = counts[2] > 0 ? (double)counts[0] / (double)counts[2] : NAN;
+    *out = (iso_evaluation){loss_sum / (double)counts[1], accuracy, counts[1]};
     return ISO_OK;
 }
 

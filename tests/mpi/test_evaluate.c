@@ -94,6 +94,102 @@ Test(np2_evaluate, each_sample_counts_once) { each_sample_counts_once(); }
 Test(np3_evaluate, each_sample_counts_once) { each_sample_counts_once(); }
 Test(np4_evaluate, each_sample_counts_once) { each_sample_counts_once(); }
 
+// Targets that are no labels: of the input (i, 0, 0, 0) the network makes twice the target, so the
+// squared error has the mean i^2 / CLASSES.
+static void regression_has_a_loss_alone(void) {
+    const iso_tensor_spec specs[] = {{ISO_F32, 3, {1, 1, CLASSES}}, {ISO_F32, 1, {CLASSES}}};
+    const iso_dataset_config config = {.count = COUNT, .inputs = 1, .targets = 1, .tensors = specs};
+    float x[COUNT][CLASSES] = {{0}};
+    double wanted = 0;
+    for (int i = 0; i < COUNT; i++) {
+        x[i][0] = (float)i;
+        wanted += (double)(i * i) / CLASSES / COUNT;
+    }
+    for (int64_t batch = 1; batch <= 12; batch++) {
+        setup s;
+        iso_evaluation result = {0};
+        create(&s, batch, 0);
+        iso_loss_destroy(&s.loss);
+        iso_loader_destroy(&s.loader);
+        iso_dataset_destroy(&s.images);
+        iso_sampler_config share = {
+            .batch = batch, .rank = test_rank, .ranks = test_size, .end = ISO_SAMPLER_SHARE};
+        iso_assert_ok(
+            iso_dataset_create_arrays(&config, (const void *const[]){x, x}, true, &s.images));
+        iso_assert_ok(iso_loader_create_take(s.device, iso_dataset_retain(s.images), &share, NULL,
+                                             &s.loader));
+        iso_assert_ok(iso_loss_create(s.device, ISO_MSE, &s.loss));
+        iso_assert_ok(iso_evaluate(s.model, s.loss, s.loader, test_comm, &result));
+        iso_assert_all(result.samples == COUNT && isnan(result.accuracy));
+        iso_assert_all(fabs(result.loss - wanted) < 1e-5 * wanted);
+        destroy(&s);
+    }
+}
+
+Test(np1_evaluate, regression_has_a_loss_alone) { regression_has_a_loss_alone(); }
+Test(np3_evaluate, regression_has_a_loss_alone) { regression_has_a_loss_alone(); }
+
+enum { PLACES = 3 };
+
+// A sample has a label at each of its places, some of which are wrong; the relu is the network.
+static void each_label_of_a_sequence_counts(void) {
+    const iso_tensor_spec specs[] = {{ISO_F32, 2, {PLACES, CLASSES}}, {ISO_I32, 1, {PLACES}}};
+    const iso_dataset_config config = {
+        .count = COUNT, .inputs = 1, .targets = 1, .tensors = specs, .classes = CLASSES};
+    float x[COUNT][PLACES][CLASSES] = {{{0}}};
+    int32_t labels[COUNT][PLACES];
+    int wrong = 0;
+    for (int i = 0; i < COUNT; i++)
+        for (int t = 0; t < PLACES; t++) {
+            bool is_wrong = (i + 2 * t) % 5 == 0;
+            x[i][t][(i + t) % CLASSES] = 2;
+            labels[i][t] = (i + t + is_wrong) % CLASSES;
+            wrong += is_wrong;
+        }
+    double all = COUNT * PLACES, loss = log(exp(2) + 3) - 2 * (all - wrong) / all;
+    for (int64_t batch = 1; batch <= 12; batch++) {
+        setup s;
+        iso_evaluation result = {0};
+        create(&s, batch, 0);
+        iso_module_destroy(&s.model);
+        iso_loader_destroy(&s.loader);
+        iso_dataset_destroy(&s.images);
+        iso_sampler_config share = {
+            .batch = batch, .rank = test_rank, .ranks = test_size, .end = ISO_SAMPLER_SHARE};
+        iso_assert_ok(iso_relu_create(s.device, &s.model));
+        iso_assert_ok(
+            iso_dataset_create_arrays(&config, (const void *const[]){x, labels}, true, &s.images));
+        iso_assert_ok(iso_loader_create_take(s.device, iso_dataset_retain(s.images), &share, NULL,
+                                             &s.loader));
+        iso_assert_ok(iso_evaluate(s.model, s.loss, s.loader, test_comm, &result));
+        iso_assert_all(result.samples == COUNT && result.accuracy == (all - wrong) / all);
+        iso_assert_all(fabs(result.loss - loss) < 1e-6);
+        destroy(&s);
+    }
+}
+
+Test(np1_evaluate, each_label_of_a_sequence_counts) { each_label_of_a_sequence_counts(); }
+Test(np4_evaluate, each_label_of_a_sequence_counts) { each_label_of_a_sequence_counts(); }
+
+Test(np2_evaluate, refuses_samples_without_targets) {
+    const iso_tensor_spec spec = {ISO_F32, 3, {1, 1, CLASSES}};
+    const iso_dataset_config config = {.count = COUNT, .inputs = 1, .tensors = &spec};
+    const float x[COUNT][CLASSES] = {{0}};
+    setup s;
+    iso_evaluation result = {.samples = -1};
+    create(&s, 2, 0);
+    iso_sampler_config share = {.batch = 2, .rank = test_rank, .ranks = test_size};
+    iso_loader_destroy(&s.loader);
+    iso_dataset_destroy(&s.images);
+    iso_assert_ok(iso_dataset_create_arrays(&config, (const void *const[]){x}, true, &s.images));
+    iso_assert_ok(
+        iso_loader_create_take(s.device, iso_dataset_retain(s.images), &share, NULL, &s.loader));
+    iso_assert_all(iso_evaluate(s.model, s.loss, s.loader, test_comm, &result) == ISO_ERR_ARG);
+    iso_assert_all(strstr(iso_last_error()->message, "the samples have no targets"));
+    iso_assert_all(result.samples == -1);
+    destroy(&s);
+}
+
 static void expect_in_turn(int64_t done, void *user) {
     int64_t *before = user;
     *before = done == *before + 1 ? done : -1000;

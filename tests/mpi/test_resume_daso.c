@@ -23,7 +23,9 @@ static daso_case variant(int i) {
     c.daso.batches_to_wait = 3;
     c.daso.wire = i == 0 ? ISO_BF16 : i == 1 ? ISO_F16 : ISO_F32;
     c.daso.merge = i == 1 ? ISO_MERGE_HEAT : ISO_MERGE_PROGRESS;
-    c.daso.state = i == 1 ? ISO_STATE_AVERAGE : i == 2 ? ISO_STATE_RESET : ISO_STATE_KEEP;
+    c.daso.state = i == 1   ? ISO_STATE_SYNC_AVERAGE
+                   : i == 2 ? ISO_STATE_SYNC_RESET
+                            : ISO_STATE_SYNC_KEEP;
     if (i == 2) c.daso.local_skip = 3;
     if (i == 3) c.daso.unit = ISO_SCOPE_RANK;
     if (i == 3) c.daso.policy = ISO_POLICY_PLATEAU;

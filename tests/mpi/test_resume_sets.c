@@ -162,7 +162,7 @@ Test(np2_resume_sets, another_list_of_entries_is_refused) {
         cr_assert(iso_state_add(n.state, ISO_STATE_OWN, "m", ISO_STATE_F64, 1, &more) >= 0);
     iso_status status = iso_resume_load(test_comm, resume_path(), n.state, &step);
     iso_assert_all(status == ISO_ERR_MISMATCH && numbers_are(&n, -1) &&
-                   strstr(iso_last_error()->message, "1 tensors are missing: m"));
+                   strstr(iso_last_error()->message, "1 tensor is missing: m"));
     numbers_destroy(&n);
     expect_failure(ISO_ERR_MISMATCH, "there but not here", false);
 }

@@ -239,8 +239,8 @@ Test(checkpoint, names_missing_and_unexpected_tensors) {
     model other = create(1);
     other.tensors[0].name = "conv1.weight";
     const char *path = save("a", &other);
-    expect_refusal(path, ISO_ERR_MISMATCH, "1 tensors are missing: fc.weight");
-    expect_refusal(path, ISO_ERR_MISMATCH, "1 are unexpected: conv1.weight");
+    expect_refusal(path, ISO_ERR_MISMATCH, "1 tensor is missing: fc.weight");
+    expect_refusal(path, ISO_ERR_MISMATCH, "1 is unexpected: conv1.weight");
     destroy(&other);
 }
 
@@ -277,6 +277,7 @@ Test(checkpoint, refuses_foreign_files) {
     expect_refusal(scratch_write("a", "epoch,loss\n1,2.5\n", 17), ISO_ERR_FORMAT,
                    "not a safetensors file");
     expect_refusal(scratch_write("a", "", 0), ISO_ERR_FORMAT, "only 0 bytes");
+    expect_refusal(scratch_write("a", "{", 1), ISO_ERR_FORMAT, "only 1 byte:");
 }
 
 Test(checkpoint, refuses_a_file_cut_anywhere) {
@@ -348,7 +349,7 @@ Test(checkpoint, survives_random_bytes) {
 Test(checkpoint, refuses_a_header_longer_than_the_file) {
     const uint8_t huge[] = {255, 255, 255, 255, 255, 255, 255, 255, '{', '}', 0, 0};
     expect_refusal(scratch_write("a", huge, sizeof(huge)), ISO_ERR_FORMAT,
-                   "promises a header of 18446744073709551615");
+                   "its header should have 18446744073709551615 bytes");
 }
 
 Test(checkpoint, refuses_headers_that_are_not_right) {

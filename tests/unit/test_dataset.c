@@ -202,7 +202,7 @@ Test(dataset, refuses_files_of_the_wrong_kind) {
     const uint8_t negative[] = {0, 0, 9, 1, 0, 0, 0, 1, 0xFF};
     const uint8_t real[] = {0, 0, 0x0D, 1, 0, 0, 0, 1, 0, 0, 0, 0};
     iso_dataset *dataset = NULL;
-    expect_error(iso_dataset_read_idx(flat, flat, &dataset), ISO_ERR_FORMAT, "has 1 dimensions");
+    expect_error(iso_dataset_read_idx(flat, flat, &dataset), ISO_ERR_FORMAT, "has 1 dimension:");
     expect_error(iso_dataset_read_idx(images, images, &dataset), ISO_ERR_FORMAT, "labels have 1");
     expect_error(iso_dataset_read_idx(images, scratch_write("l", real, sizeof(real)), &dataset),
                  ISO_ERR_FORMAT,

@@ -96,6 +96,7 @@ Test(idx, refuses_a_folder) { expect_refusal(scratch_folder(), ISO_ERR_IO, "it i
 
 Test(idx, refuses_wrong_headers) {
     refuse("is empty", (const uint8_t *)"", 0);
+    refuse("only 1 byte:", BYTES(0));
     refuse("only 3 bytes", BYTES(0, 0, 8));
     refuse("50 4b 03 04", BYTES('P', 'K', 3, 4, 0, 0));
     refuse("unknown IDX element type 0x0a in byte 2", BYTES(0, 0, 0x0A, 1, 0, 0, 0, 1, 5));
@@ -120,6 +121,8 @@ Test(idx, refuses_a_plain_file_cut_anywhere) {
         expect_refusal(scratch_write("cut.idx", whole, n), ISO_ERR_FORMAT, "");
     refuse("promises 4 elements of 2 bytes after the first 12 bytes, but only 7 bytes follow",
            whole, sizeof(whole) - 1);
+    refuse("promises 2 elements of 1 byte after the first 8 bytes, but only 1 byte follows",
+           BYTES(0, 0, 8, 1, 0, 0, 0, 2, 1));
 }
 
 // A header that promises 4 exabytes must not make us ask for them: one block is allocated, for the

@@ -389,7 +389,7 @@ DEVICE_TEST(refuses_more_samples_than_there_are) {
     cr_assert_eq(
         iso_loader_create_take(f.device, iso_dataset_retain(f.dataset), &order, NULL, &loader),
         ISO_ERR_ARG);
-    cr_assert(strstr(iso_last_error()->message, "104 samples but the data set has 103"));
+    cr_assert(strstr(iso_last_error()->message, "104 samples, but the data set has 103"));
     cr_assert_null(loader);
     destroy(&f);
 }

@@ -64,6 +64,20 @@ Test(resume_state, refuses_entries_that_cannot_be_told_apart_or_read) {
     cr_assert_eq(state->count[0] + state->count[1], 1);
 }
 
+Test(resume_state, lists_buffers_that_are_persistent) {
+    iso_batch_norm_config config = {.num_features = 3};
+    iso_module *norm;
+    iso_optimizer *sgd;
+    cr_ok(iso_batch_norm1d_create(device, &config, &norm));
+    cr_ok(iso_optimizer_create(ISO_SGD, norm, NULL, &sgd));
+    norm->buffer[1]->persistent = false;
+    cr_ok(iso_training_state(norm, sgd, state));
+    cr_assert(find(ISO_STATE_OWN, "buffer/running_mean"));
+    cr_assert_null(find(ISO_STATE_OWN, "buffer/running_var"));
+    iso_optimizer_destroy(&sgd);
+    iso_module_destroy(&norm);
+}
+
 Test(resume_state, copies_names_and_keeps_many_entries) {
     int64_t numbers[200];
     char name[16];
@@ -84,12 +98,13 @@ static void expect_names(iso_optimizer_kind kind, const char *const *names, int 
     iso_module *net = create_model();
     iso_hyper hyper = iso_hyper_default(kind);
     iso_optimizer *optimizer;
+    hyper.amsgrad = hyper.maximize = kind == ISO_ADAMW;
     cr_ok(iso_optimizer_create(kind, net, &hyper, &optimizer));
     cr_ok(iso_training_state(net, optimizer, state));
     for (int i = 0; i < count; i++)
         cr_assert(find(ISO_STATE_SHARED, names[i]), "no entry %s", names[i]);
     // 3 parameters and their steps, forward counters, 13 hyperparameters with the group's step.
-    int expected = 3 + 3 + 1 + 13 + count;
+    int expected = 3 + 3 + 1 + 13 + count + (hyper.maximize ? 1 : 0) + (kind == ISO_NADAM ? 1 : 0);
     cr_assert_eq(state->count[ISO_STATE_SHARED], expected, "%d", state->count[ISO_STATE_SHARED]);
     cr_assert_eq(state->count[ISO_STATE_OWN], 0);
     iso_optimizer_destroy(&optimizer);
@@ -123,6 +138,30 @@ Test(resume_state, names_optimizer_state_as_pytorch_does) {
     static const char *const adagrad[] = {"optimizer/adagrad/state.fc1.weight.sum",
                                           "optimizer/adagrad/state.fc1.bias.sum",
                                           "optimizer/adagrad/state.fc2.weight.sum"};
+    static const char *const amsgrad[] = {"optimizer/adamw/state.fc1.weight.exp_avg",
+                                          "optimizer/adamw/state.fc1.weight.exp_avg_sq",
+                                          "optimizer/adamw/state.fc1.weight.max_exp_avg_sq",
+                                          "optimizer/adamw/state.fc1.bias.exp_avg",
+                                          "optimizer/adamw/state.fc1.bias.exp_avg_sq",
+                                          "optimizer/adamw/state.fc1.bias.max_exp_avg_sq",
+                                          "optimizer/adamw/state.fc2.weight.exp_avg",
+                                          "optimizer/adamw/state.fc2.weight.exp_avg_sq",
+                                          "optimizer/adamw/state.fc2.weight.max_exp_avg_sq"};
+    static const char *const nadam[] = {"optimizer/nadam/state.fc1.weight.exp_avg",
+                                        "optimizer/nadam/state.fc1.weight.exp_avg_sq",
+                                        "optimizer/nadam/state.fc1.weight.mu_product",
+                                        "optimizer/nadam/state.fc1.bias.exp_avg",
+                                        "optimizer/nadam/state.fc1.bias.exp_avg_sq",
+                                        "optimizer/nadam/state.fc1.bias.mu_product",
+                                        "optimizer/nadam/state.fc2.weight.exp_avg",
+                                        "optimizer/nadam/state.fc2.weight.exp_avg_sq",
+                                        "optimizer/nadam/state.fc2.weight.mu_product"};
+    expect_names(ISO_ADAMW, amsgrad, 9);
+    iso_state_destroy(&state);
+    cr_ok(iso_state_create(&state));
+    expect_names(ISO_NADAM, nadam, 9);
+    iso_state_destroy(&state);
+    cr_ok(iso_state_create(&state));
     expect_names(ISO_SGD, sgd, 3);
     iso_state_destroy(&state);
     cr_ok(iso_state_create(&state));
