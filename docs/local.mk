@@ -9,6 +9,7 @@ nobase_dist_doc_DATA = \
     docs/benchmarks.md \
     docs/cluster.md \
     docs/data.md \
+    docs/features.md \
     docs/glossary.md \
     docs/gpu.md \
     docs/gradient-engine.md \
@@ -26,6 +27,10 @@ nobase_dist_doc_DATA += \
     examples/mnist_daso.c \
     examples/own_arrays.c \
     examples/own_arrays.f90 \
+    examples/regression.c \
+    examples/char_gpt.c \
+    examples/support/check.c \
+    examples/support/check.h \
     examples/support/usage.c \
     examples/support/usage.h \
     examples/support/watch.c \

@@ -2,6 +2,8 @@
 # Programs; they see public headers only, and are installed with the prefix iso-. In a build tree they are in bin/.
 EXAMPLE_CPPFLAGS = $(PUBLIC_CPPFLAGS) -I$(top_srcdir)/examples
 EXAMPLE_SUPPORT = \
+    examples/support/check.c \
+    examples/support/check.h \
     examples/support/try.h \
     examples/support/usage.c \
     examples/support/usage.h \
@@ -18,6 +20,18 @@ bin_own_arrays_SOURCES = examples/own_arrays.c
 bin_own_arrays_CPPFLAGS = $(EXAMPLE_CPPFLAGS)
 bin_own_arrays_CFLAGS = $(AM_CFLAGS) -Wshadow -Wconversion
 bin_own_arrays_LDADD = libisotherm.la $(MPI_LIBS) -lm
+
+# Of data of one's own: to be read, too.
+noinst_PROGRAMS += bin/regression
+bin_regression_SOURCES = examples/regression.c $(EXAMPLE_SUPPORT)
+bin_regression_CPPFLAGS = $(EXAMPLE_CPPFLAGS)
+bin_regression_CFLAGS = $(AM_CFLAGS) -Wshadow -Wconversion
+bin_regression_LDADD = libisotherm.la $(MPI_LIBS) -lm
+noinst_PROGRAMS += bin/char-gpt
+bin_char_gpt_SOURCES = examples/char_gpt.c $(EXAMPLE_SUPPORT)
+bin_char_gpt_CPPFLAGS = $(EXAMPLE_CPPFLAGS)
+bin_char_gpt_CFLAGS = $(AM_CFLAGS) -Wshadow -Wconversion
+bin_char_gpt_LDADD = libisotherm.la $(MPI_LIBS) -lm
 
 bin_PROGRAMS += bin/mnist bin/mnist-daso bin/train bin/sweep
 
@@ -72,6 +86,8 @@ bin_train_LDADD = libisotherm.la $(MPI_LIBS) -lm
 bin_PROGRAMS += bin/predict
 bin_predict_SOURCES = \
     examples/predict/predict.c \
+    examples/predict/predict_metadata.c \
+    examples/predict/predict_metadata.h \
     examples/support/option_reader.c \
     examples/support/option_reader.h \
     $(EXAMPLE_MODELS) \

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: MIT
-// The same as mnist.c for slow networks, with DASO: nodes exchange parameters every eight steps and
-// wait for nothing. On one machine ISO_RANKS_PER_NODE=1 makes a node of each process:
+// As mnist.c, for slow networks, with DASO: nodes exchange parameters every eight steps without
+// blocking. On one machine ISO_RANKS_PER_NODE=1 makes a node of each process:
 //   mpirun -n 2 -x ISO_RANKS_PER_NODE=1 ./a.out [FOLDER]
 // Compile it in its folder, once Isotherm is installed:
-//   mpicc mnist_daso.c support/usage.c support/watch.c $(pkg-config --cflags --libs isotherm)
+//   flags=$(pkg-config --cflags --libs isotherm)
+//   mpicc mnist_daso.c support/check.c support/usage.c support/watch.c $flags
+#include "support/check.h"
 #include "support/usage.h"
 #include "support/watch.h" // limits how long MPI_Init_thread and MPI_Finalize may wait
 
@@ -23,41 +25,18 @@ static const char usage[] =
 static iso_comm *comm;
 static iso_device *device;
 
-// An error that one process may have alone ends the job.
-static iso_status check(iso_status status) {
-    if (status >= 0) return status;
-    iso_error_print(stderr);
-    MPI_Abort(MPI_COMM_WORLD, EXIT_FAILURE);
-    return status;
-}
-
-static void finalize(void) {
-    watch_limit("MPI_Finalize");
-    MPI_Finalize();
-    watch_limit(NULL);
-}
-
-// An error that all may have, as with files: one of them tells of it.
-static void check_together(iso_status status) {
-    status = iso_comm_agree(comm, status);
-    if (status == ISO_OK) return;
-    if (status == ISO_ERR_TIMEOUT) check(status); // the others are not there to agree
-    if (iso_comm_rank(comm) == 0) iso_error_print(stderr);
-    finalize();
-    exit(EXIT_FAILURE);
-}
-
-// This process's share of MNIST in a folder or, without one, of digits that the library draws.
+// Loads this process's share of MNIST from a folder or, without one, of digits that the library
+// generates.
 static iso_loader *load(const char *folder, bool train, const iso_loader_config *config) {
     iso_dataset *images = NULL;
     iso_loader *loader = NULL;
     int rank = iso_comm_rank(comm), ranks = iso_comm_size(comm);
     iso_sampler_config order = {.batch = BATCH, .rank = rank, .ranks = ranks, .shuffle = train};
     order.end = train ? ISO_SAMPLER_PAD : ISO_SAMPLER_SHARE;
-    check_together(iso_dataset_open(folder, train, &images));
-    check_together(iso_comm_check_same(comm, iso_dataset_checksum(images),
-                                       train ? "the training set" : "the test set"));
-    check_together(iso_loader_create_take(device, images, &order, config, &loader));
+    check_together(comm, iso_dataset_open(folder, train, &images));
+    check_together(comm, iso_comm_check_same(comm, iso_dataset_checksum(images),
+                                             train ? "the training set" : "the test set"));
+    check_together(comm, iso_loader_create_take(device, images, &order, config, &loader));
     return loader;
 }
 
@@ -70,7 +49,8 @@ static iso_module *build_network(const iso_dataset_info *images) {
                               {.kind = ISO_FLATTEN},
                               {.kind = ISO_LINEAR, .out = 128, .relu = true},
                               {.kind = ISO_LINEAR, .out = images->classes}};
-    check_together(iso_sequential_build(device, sample, list, LAYERS, &(iso_rng){.seed = 1}, &net));
+    check_together(comm,
+                   iso_sequential_build(device, sample, list, LAYERS, &(iso_rng){.seed = 1}, &net));
     return net;
 }
 
@@ -129,7 +109,7 @@ int main(int argc, char **argv) {
         iso_progress_bar_finish(&bar, "%d: test accuracy %.2f %%", epoch + 1, 100 * test.accuracy);
     }
 
-    // From here on all have the same parameters; before, only their mean was shown to the test.
+    // From here on all ranks have the same parameters. Before, only evaluation used their mean.
     check(iso_daso_finish(optimizer));
 
     iso_optimizer_destroy(&optimizer);

@@ -1,6 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
-# Checks the documentation: a TAP result for each property. README is short, links lead somewhere, and code compiles.
+# Checks the documentation: a TAP result for each property. README is short, links lead somewhere, the tests of
+# features exist, and code compiles.
 # usage: check_docs.sh, in the build tree; uses MPICC (mpicc)
 set -u
 export LC_ALL=C
@@ -88,6 +89,42 @@ awk 'END { if (NR < 60) print "only " NR " links" }' "$work/links" | result "lin
 for page in $pages docs/*.svg; do
     grep -q "^ *$page\\( \\\\\\)*\$" docs/local.mk || echo "$page"
 done | result "docs/local.mk lists every page and picture"
+
+# ---- The table of features ---------------------------------------------------------------------------
+
+# The cells of its lines, with tabs in between: line, what Isotherm has, tests, status.
+awk '
+    !/^\|/ { split("", place) }
+    !/^\|/ || /^\|-/ { next }
+    {
+        count = split($0, cell, / *\| */)
+        if ("Status" in place) print FNR "\t" cell[place["Isotherm"]] "\t" cell[place["Test"]] "\t" cell[place["Status"]]
+        for (i = 2; i < count && cell[count - 1] == "Status"; i++) place[cell[i]] = i
+        if (!("Isotherm" in place)) split("", place)
+    }' docs/features.md >"$work/features"
+awk 'END { if (NR < 200) print "only " NR " lines" }' "$work/features" | result "features are found"
+awk -F '\t' '$4 !~ /^(yes|missing|partly: .+|not applicable to C: .+)$/ { print "docs/features.md:" $1 ": status \"" $4 "\"" }
+    $4 ~ /^(yes|partly)/ && !($2 && $3) { print "docs/features.md:" $1 ": what has it, and which test shows it?" }' "$work/features" |
+    result "every feature has a status, and a test if it is there"
+# Of scripts the text of a result.
+is_test() { # file, name
+    file=$(find tests -name "$1")
+    case $file in
+    *.c) grep -qE "^[A-Za-z_]+\\(([a-z0-9_]+, *)?$2[,)]" "$file" ;;
+    *.sh) grep -qF -- "$2" "$file" ;;
+    *) false ;;
+    esac
+}
+cut -f 3 "$work/features" | grep -oE '`[^`]*`' | tr -d '`' | sort -u | while IFS= read -r named; do
+    is_test "${named%%::*}" "${named#*::}" || echo "docs/features.md: $named: there is no such test"
+done | result "every test of a feature is there"
+cut -f 2 "$work/features" | grep -oE '`[^`]*`' | grep -oE '(--)?[A-Za-z][A-Za-z0-9_-]*' | sort -u | while read -r word; do
+    case $word in
+    --*) grep -q "^  $word " docs/training.md ;;
+    *-* | MPI_*) true ;;
+    *_*) grep -qrw "$word" include/isotherm src/base/env.c ;;
+    esac || echo "docs/features.md: there is no $word"
+done | result "every function and option of a feature is there"
 
 # ---- Code ------------------------------------------------------------------------------------------
 

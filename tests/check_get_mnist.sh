@@ -211,4 +211,17 @@ run --help
 [ "$status" = 0 ] && grep -q '^  --mirror ' stdout && [ ! -s stderr ]
 result $? "--help tells of the options"
 
+if [ -c /dev/full ]; then
+    good=0
+    for arguments in --help --version "--sums sums --mirror $url/good new"; do
+        status=0
+        # shellcheck disable=SC2086  # several words
+        "$get" $arguments >/dev/full 2>stderr || status=$?
+        [ "$status" = 1 ] && [ "$(cat stderr)" = "get-mnist: cannot write to standard output: is the disk full?" ] || good=1
+    done
+    whole new || good=1
+    result $good "a full disk for the output is told of when all is done"
+    rm -rf new
+fi
+
 echo "1..$(wc -l <results)"

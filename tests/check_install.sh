@@ -103,13 +103,13 @@ else
     result "the program finds the library when it runs" runs ./program
 fi
 
-# Each with the command of its first comment, in the folder that it is in.
+# Each with the commands of its first comment, in the folder that it is in.
 compiles_alone() { # example
-    cd "$(dirname "$(find "$HOME/isotherm/share" -name "$1.c")")" && line=$(sed -n 's|^//   mpicc|mpicc|p' "$1.c") &&
-        echo "$line" && [ -n "$line" ] && eval "$line" && mv a.out "$work/$1"
+    cd "$(dirname "$(find "$HOME/isotherm/share" -name "$1.c")")" && lines=$(sed -n 's|^//   \(flags=.*\)|\1|p; s|^//   mpicc|mpicc|p' "$1.c") &&
+        echo "$lines" && [ -n "$lines" ] && eval "$lines" && mv a.out "$work/$1"
 }
 examples_compile() {
-    for example in mnist mnist_daso own_arrays; do
+    for example in mnist mnist_daso own_arrays regression char_gpt; do
         (compiles_alone $example) || return 1
     done
 }

@@ -278,4 +278,22 @@ finish
 [ "$status" = 1 ] && [ "$(tr -d '\r' <first | grep -cE '^train: .*folder/c\.(step-|tmp\.)')" = 1 ]
 result $? "and before an error"
 
+# ---- The best parameters ----
+
+rm -rf c* gone
+start 0 --checkpoint c --checkpoint-every 1 --validation 0.25 --checkpoint-best best
+writes_best="another training run writes best: process $(holder) on host .*another --checkpoint"
+refused "a second run may not write the best parameters to the same file" "$writes_best-best " \
+    --epochs 1 --validation 0.25 --checkpoint-best best --overwrite
+refused "nor its checkpoint" "$writes_best " --steps 1 --checkpoint best --overwrite
+kill "$job"
+finish
+[ ! -e c.lock ] && [ ! -e best.lock ]
+result $? "a run takes both of its locks away with it"
+refused "two names of one file" 'two outputs would go to ./d: give another --checkpoint-best' \
+    --epochs 1 --validation 0.25 --checkpoint d --checkpoint-best ./d
+[ ! -e d.lock ] && train_alone --epochs 1 --validation 0.25 --checkpoint-best best --overwrite && [ "$status" = 0 ] &&
+    [ -s best ] && [ ! -e best.lock ]
+result $? "the best parameters alone have a lock, too"
+
 print_plan

@@ -122,6 +122,30 @@ refused "no model" 'metadata of train: give --model$' --checkpoint bare "$images
 refused "no normalisation" 'metadata of train: give --mean and --std$' --checkpoint bare "$images" --model mlp
 refused "a checkpoint of another network without metadata" 'bare is not a checkpoint of this resnet18: it has no vector fc.bias' \
     --checkpoint bare "$images" --model resnet18 --mean 0 --std 1
+# The same number of bytes, so that the header keeps its length.
+damaged() { # entry, value, pattern of what it must be
+    old=$(sed -n '1s/.*"isotherm\.'"$1"'":"\([^"]*\)".*/\1/p' mlp)
+    new=$(printf "%-${#old}.${#old}s" "$2")
+    sed "1s/\"isotherm\\.$1\":\"$old\"/\"isotherm.$1\":\"$new\"/" mlp >bad
+    [ "$old" != "$new" ] && [ "$(wc -c <bad)" = "$(wc -c <mlp)" ] &&
+        refused "a damaged entry $1" "bad has a damaged metadata entry isotherm\.$1: .*$3" --checkpoint bad "$images"
+}
+damaged model nlp '"nlp" is not mlp\|cnn\|lenet\|resnet18: give another checkpoint$'
+damaged dtype f16 '"f16" is not f32\|f64: give another checkpoint$'
+damaged shape '1 28' '"1 28 *" is not channels, height and width: give another checkpoint$'
+damaged shape '1 28 0x' '"1 28 0x *" is not channels, height and width'
+damaged classes 1x '"1x" is not a number of classes'
+damaged classes 11 '"11" is not the number of outputs of its network'
+damaged mean '0.5,0.5' 'is not a number for each channel'
+damaged mean '0.123456 0.123456' 'is not a number for each channel|2 numbers for images of 1 channel'
+damaged std inf 'is not a number for each channel'
+sed '1s/"isotherm\.model":"mlp"/"isotherm.model":"\\n "/' mlp >bad
+refused "a line break in an entry" 'bad has a damaged metadata entry isotherm\.model: "\? "' --checkpoint bad "$images"
+run_alone "$predict" --checkpoint bad "$images" --model mlp
+[ "$status" = 0 ] && cmp -s stdout plain
+result $? "an option stands in for a damaged entry, too"
+fails_on_full_output predict "$predict" --checkpoint mlp "$images" && fails_on_full_output predict "$predict" --help
+result $? "a full disk for the output is told of"
 refused "neither checkpoint nor images" 'no checkpoint and no images were given: give --checkpoint FILE and an IDX'
 refused "no checkpoint" 'no checkpoint was given' "$images"
 refused "more classes than there are" '--top-k 11: the network has only 10 classes' --checkpoint mlp "$images" --top-k 11

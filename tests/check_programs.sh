@@ -83,15 +83,15 @@ result $? "refused with one sentence: one file for two outputs"
 refused 0 "two origins of parameters" '--load and --resume both say' --load a --resume b --data nowhere
 refused 1 "ranks with different options" 'started with .* where rank 0 has .*same options' \
     --model mlp : -n 1 "$train" --model mlp --seed 2
-refused 0 "momentum without sgd" '--momentum is of --optimizer sgd.rmsprop, and this is adam' --momentum 0.9
-refused 0 "dropout without a layer for it" '--dropout is of --model cnn' --model mlp --dropout
-refused 0 "batch norms of a model without any" '--sync-batchnorm is of --model resnet18' --sync-batchnorm
-refused 0 "an option of daso" '--wait is of --sync daso, and this is lazy' --wait 4
-refused 0 "an option of several modes" '--period is of --sync daso.localsgd.postlocal' --period 4
-refused 0 "an option of daso-heat" '--warmup-epochs is of --sync daso-heat, and this is daso' \
+refused 0 "momentum without sgd" '--momentum needs --optimizer sgd.rmsprop, but --optimizer is adam' --momentum 0.9
+refused 0 "dropout without a layer for it" '--dropout needs --model cnn' --model mlp --dropout
+refused 0 "batch norms of a model without any" '--sync-batchnorm needs --model resnet18' --sync-batchnorm
+refused 0 "an option of daso" '--wait needs --sync daso, but --sync is lazy' --wait 4
+refused 0 "an option of several modes" '--period needs --sync daso.localsgd.postlocal' --period 4
+refused 0 "an option of daso-heat" '--warmup-epochs needs --sync daso-heat, but --sync is daso' \
     --sync daso --warmup-epochs 1
-refused 0 "an option of daso for local SGD" '--merge is of --sync daso' --sync localsgd --merge heat
-refused 0 "an option of a policy" '--max-divergence is of --policy adaptive, and this is fixed' \
+refused 0 "an option of daso for local SGD" '--merge needs --sync daso' --sync localsgd --merge heat
+refused 0 "an option of a policy" '--max-divergence needs --policy adaptive, but --policy is fixed' \
     --sync daso --max-divergence 0.1
 refused 0 "a wait that is no number" '--wait soon: give a whole number' --sync daso --wait soon
 refused 0 "auto where it means nothing" '--local-skip auto: give a whole number' --sync daso --local-skip auto
@@ -100,7 +100,7 @@ refused 0 "two options that say the same" '--warmup and --warmup-steps say the s
     --warmup 0.1 --warmup-steps 3
 refused 2 "math of a GPU on the CPU" '--math bf16 needs a GPU, but --device is cpu' --math bf16 --data nowhere
 refused 2 "math that rounds f64" '--math tf32 rounds f32: remove' --dtype f64 --math tf32 --device cuda --data nowhere
-refused 2 "rounding of f64" '--wire bf16 rounds gradients of f32' --dtype f64 --wire bf16 --data nowhere
+refused 2 "rounding of f64" '--wire bf16 shortens gradients of f32' --dtype f64 --wire bf16 --data nowhere
 # Whatever the data are, and so before they are looked for.
 refused 2 "gradients' ways for parameters" '--wire noop is not supported: give f32.bf16.f16, or --sync blocking.lazy.explicit' \
     --sync daso --wire noop --data nowhere
@@ -112,7 +112,7 @@ refused 0 "an aim of no distance at all" '--max-divergence 0: give a number' \
     --sync daso --policy adaptive --max-divergence 0 --data nowhere
 refused 0 "a wait beyond the limit" '--wait 9 is above --max-period 8' \
     --sync daso --policy plateau --wait 9 --max-period 8 --data nowhere
-refused 0 "a limit without a policy" '--max-period is of --policy plateau|adaptive, and this is fixed' \
+refused 0 "a limit without a policy" '--max-period needs --policy plateau|adaptive, but --policy is fixed' \
     --sync daso --max-period 4
 refused 0 "a share above 1" '--cooldown 2: give a number from 0 to 1' --sync daso --cooldown 2
 
@@ -130,7 +130,7 @@ run_anew 2 "$train" --model mlp --optimizer sgd --lr 1e6 --accumulate 2 --steps 
 [ "$status" = 0 ] && grep -q "^no update in $(field skipped_steps "$out/log") steps (--finite skip)$" stdout &&
     [ "$(grep -c '"event":"skip"' "$out/log")" = "$(field skipped_steps "$out/log")" ]
 result $? "--finite skip goes on, and tells how many steps it skipped"
-refused 2 "skipped updates that a schedule counts" '--finite skip does not go with --sync daso-heat' \
+refused 2 "skipped updates that a schedule counts" '--finite skip cannot be combined with --sync daso-heat' \
     --finite skip --sync daso-heat --data nowhere
 
 if [ "$("$train" --device cuda --model mlp --steps 1 2>&1 | grep -c '^train: .*this build has no CUDA')" = 1 ]; then
@@ -148,7 +148,7 @@ grep -q '^training  1 rank on 1 node x 64 samples, 60 steps, ' stdout
 result $? "one rank and one node are told in the singular"
 run_anew 2 "$train" --model mlp --optimizer adam --lr 1e6 --steps 60 --quiet
 [ "$status" = 0 ] && [ "$(wc -l <stderr)" = 1 ] &&
-    grep -q '^train: warning: the training diverged: its last .* steps have a loss of .*: try a lower --lr$' stderr
+    grep -q '^train: warning: the training diverged: the loss of its last .* is .*: try a lower --lr$' stderr
 result $? "a training whose loss is far above that of guessing ends with a warning"
 run_anew 2 "$train" --model mlp --optimizer sgd --lr 1e6 --steps 40 --quiet --sync daso --wait 1
 [ "$status" != 0 ] && [ "$(grep -c '^train: ' stderr)" = 1 ] &&
@@ -259,7 +259,7 @@ for when in forward backward; do
     [ "$(field bytes_sent "$out/log")" -gt "$sent" ] && [ "$(cat hash)" = "$own" ] || good=1
 done
 result $good "--buffers-when forward and backward exchange running statistics in each step"
-refused 0 "buffers of a model without any" '--buffers is of --model resnet18, and this is cnn' --buffers keep
+refused 0 "buffers of a model without any" '--buffers needs --model resnet18, but --model is cnn' --buffers keep
 refused 2 "a time for buffers that are kept" '--buffers keep synchronises nothing, so --buffers-when forward' \
     --model resnet18 --buffers keep --buffers-when forward --data nowhere
 
@@ -336,9 +336,9 @@ run_anew 2 "$train" --data good --model mlp --steps 1 --lr 1e-12 --load mlp.safe
 [ "$status" = 0 ] && [ "$(field test_accuracy "$out/log")" = "$(field test_accuracy mlp.jsonl)" ]
 result $? "a model that was loaded is as good as when it was saved"
 
-refused 0 "early stopping without a validation set" '--early-stopping goes by the accuracy on --validation' \
+refused 0 "early stopping without a validation set" '--early-stopping needs a validation set' \
     --early-stopping 3 --data nowhere
-refused 0 "a best checkpoint without a validation set" '--checkpoint-best goes by the accuracy on --validation' \
+refused 0 "a best checkpoint without a validation set" '--checkpoint-best needs a validation set' \
     --checkpoint-best "$out/best" --data nowhere
 refused 2 "a validation set without images" '--validation 0.001 of 96 images leaves one of the two sets empty' \
     --data good --validation 0.001
@@ -445,7 +445,7 @@ strategy "trains with every option of DASO" 2 3 --sync daso --period 4 --max-per
 ISO_RANKS_PER_NODE=2
 strategy "trains with DASO on unequal nodes" 3 4 --sync daso --wait 3 --policy plateau \
     --stability-level 0.1
-grep -q 'the policy plateau will change nothing: .* of this run of 40 steps' stderr
+grep -q 'the policy plateau will change nothing: .* this run of 40 steps' stderr
 result $? "a policy that can decide on nothing in so short a run is warned of"
 strategy "trains with HeAT's DASO" 3 4 --sync daso-heat --batch 1500 --optimizer adam --lr 0.005 \
     --warmup-epochs 1 --cooldown-epochs 1 --max-global-skips 4 --sending-chunk-size 100000 \
@@ -504,16 +504,16 @@ result $? "label smoothing changes a training"
 refused 2 "f64 parameters in a periodic mode" 'exchanges parameters in f32' \
     --dtype f64 --model mlp --sync daso --data nowhere
 refused 0 "a split average without its factor" '--average split needs --split-factor' --average split --data nowhere
-refused 0 "a factor of another average" '--split-factor is of --average split, and this is post' --split-factor 2
-refused 2 "sums of gradients in a periodic mode" '--average sum does not go with --sync daso,' \
+refused 0 "a factor of another average" '--split-factor needs --average split, but --average is post' --split-factor 2
+refused 2 "sums of gradients in a periodic mode" '--average sum cannot be combined with --sync daso,' \
     --average sum --sync daso --data nowhere
 refused 0 "averages of gradients that no rank averages" '--average pre has no effect with --sync localsgd' \
     --average pre --sync localsgd --data nowhere
 refused 0 "a split average of gradients that a wire divides" '--average split has no effect with --wire f16' \
     --average split --split-factor 2 --wire f16 --data nowhere
-refused 2 "a comparison of ranks that train apart" '--check-equal does not go with --sync localsgd' \
+refused 2 "a comparison of ranks that train apart" '--check-equal cannot be combined with --sync localsgd' \
     --check-equal 4 --sync localsgd --data nowhere
-refused 0 "a comparison of ranks that exchange nothing" '--check-equal does not go with --wire noop' \
+refused 0 "a comparison of ranks that exchange nothing" '--check-equal cannot be combined with --wire noop' \
     --check-equal 4 --wire noop --data nowhere
 refused 0 "an answer to no comparison" '--on-difference resync needs --check-equal' --on-difference resync --data nowhere
 run_anew 2 "$train" --model mlp --steps 20 --quiet --check-equal 3 --log "$out/log"
@@ -608,7 +608,7 @@ result $? "a run whose rate falls on plateaus is resumed to the same bits"
 
 refused 0 "milestones that are no epochs" '--milestones 5,x: give epochs' --schedule multi-step --milestones 5,x --data nowhere
 refused 0 "milestones that come to nothing" '--milestones 3,: give epochs' --schedule multi-step --milestones 3,
-refused 0 "an option of other schedules" '--gamma is of --schedule step.multi-step' --gamma 0.5
+refused 0 "an option of other schedules" '--gamma needs --schedule step.multi-step' --gamma 0.5
 refused 0 "a factor that reduces nothing" '--gamma 1: give a number below 1' --schedule plateau --gamma 1 --data nowhere
 
 run_anew 2 "$train" --help
@@ -627,6 +627,10 @@ result $? "docs/cluster.md shows what --help-env prints"
 run_anew 0 "$train" --version
 [ "$status" = 0 ] && grep -q '^isotherm [0-9]' stdout
 result $? "--version tells the version"
+fails_on_full_output train "$train" --help && fails_on_full_output train "$train" --version &&
+    fails_on_full_output train "$train" --steps 1 --batch 8 --data good --model mlp &&
+    fails_on_full_output sweep "$programs/sweep" --help && fails_on_full_output mnist "$programs/mnist" --help
+result $? "a full disk for the output is told of"
 
 # ---- Own arrays ----
 

@@ -17,7 +17,7 @@ KILLS=5 # of each study
 seed=${ISO_TEST_SEED:-$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')}
 points=0
 
-echo "1..23"
+echo "1..26"
 echo "# ISO_TEST_SEED=$seed"
 
 # ---- Helpers ----
@@ -144,6 +144,11 @@ refused() { # what differs, pattern of the sentence, ranks, arguments...
 
 study lazy 2 --sync lazy --dropout --batch 8 --epochs 5 --shift 2 --flip 0.3
 study zero 3 --sync lazy --zero --model mlp --batch 6 --epochs 5 --clip-grad-norm 1
+study powersgd 2 --sync lazy --wire powersgd --powersgd-rank 2 --powersgd-start 12 --model mlp --batch 8 --epochs 5
+set -- --sync lazy --wire powersgd --model mlp --batch 8 --epochs 5 --powersgd-start 12
+refused "another rank of PowerSGD" 'saved with --powersgd-rank 2, and this run has --powersgd-rank 3:' 2 "$@" \
+    --powersgd-rank 3 --resume state
+study int8 3 --sync lazy --wire int8 --model mlp --batch 6 --epochs 5
 study accumulate 2 --sync lazy --accumulate 3 --model mlp --batch 5 --epochs 9
 export ISO_RANKS_PER_NODE=2
 study daso 3 --sync daso --wait 3 --model mlp --batch 6 --epochs 5

@@ -53,9 +53,13 @@ learns --sync blocking
 same "$lazy" "blocking gives lazy's bits"
 learns --sync explicit
 same "$lazy" "explicit gives lazy's bits"
-for wire in bf16 f16 bf16-feedback; do
+for wire in bf16 f16 bf16-feedback int8 "topk --topk-ratio 0.05" \
+    "powersgd --powersgd-rank 2 --powersgd-start 30" \
+    "powersgd+bf16 --powersgd-rank 2 --powersgd-start 30"; do
+    # shellcheck disable=SC2086 # several options
     learns --sync lazy --wire $wire
     first=$hash
+    # shellcheck disable=SC2086
     train --sync blocking --wire $wire
     same "$first" "blocking gives lazy's bits with --wire $wire"
 done

@@ -161,7 +161,7 @@ interrupt() { # folder, words...
 }
 interrupt alone env
 is_stopped() {
-    [ "$status" = 143 ] && grep -q '^sweep: stopped; 1 of 2 runs are finished' stderr &&
+    [ "$status" = 143 ] && grep -q '^sweep: stopped; .* has the results of 1 of 2 runs, ' stderr &&
         [ "$(names alone/runs.csv)" = "quick " ] && [ -e alone/quick.jsonl ] && [ -e alone/report.html ] &&
         [ "$(find alone -type f | wc -l)" = 5 ]
 }
@@ -289,7 +289,7 @@ done
 run_alone "$sweep" --out refused $common --math tf32 -- "a: --sync lazy"
 blames_no_run() { is_refused '--math tf32 needs a GPU' && ! grep -q 'run a' stderr; }
 holds "refused with one sentence, of which no run is blamed: a wrong option of all" blames_no_run
-refused "an option of one --sync for all runs" '--period belongs to a --sync: give it in the list' \
+refused "an option of one --sync for all runs" '--period depends on --sync: give it in the list' \
     --period 4 -- "a: --sync daso"
 refused "a list of values in the list of runs" 'the commas of --milestones would make several runs' -- \
     "a: --schedule multi-step --milestones 1,2"

@@ -31,6 +31,8 @@ SCRIPT_TESTS = \
     tests/check_mnist.sh \
     tests/check_predict.sh \
     tests/check_programs.sh \
+    tests/check_regression.sh \
+    tests/check_char_gpt.sh \
     tests/check_resume.sh \
     tests/check_stopped.sh \
     tests/check_strategies.sh \
@@ -53,7 +55,7 @@ endif
 # Of scripts: how train ends on errors, data sets as files, and the networks of train on given images.
 check_PROGRAMS += tests/error_probe tests/make_images tests/model_probe
 tests_error_probe_SOURCES = tests/error_probe.c examples/train/train_error.c examples/train/train_error.h \
-    examples/support/watch.c examples/support/watch.h
+    examples/support/usage.c examples/support/usage.h examples/support/watch.c examples/support/watch.h
 tests_error_probe_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir) -I$(top_srcdir)/examples
 tests_error_probe_LDADD = libiso_core.la
 tests_make_images_SOURCES = tests/make_images.c

@@ -55,6 +55,15 @@ run() { # ranks, program, arguments...; 0 ranks: without the launcher
     [ "$ranks" = 0 ] || set -- "$launcher" $flags -n "$ranks" "$@"
     run_alone "$@"
 }
+# Whether a program that prints to a full disk fails with one sentence.
+fails_on_full_output() { # name, program, arguments...
+    name=$1
+    shift
+    [ -c /dev/full ] || return 0
+    status=0
+    timeout -k 5 "$limit" "$@" >/dev/full 2>stderr </dev/null || status=$?
+    has_failed && [ "$(wc -l <stderr)" = 1 ] && grep -q "^$name: cannot write to standard output: " stderr
+}
 # It failed, and nobody had to end it.
 has_failed() { [ "$status" != 0 ] && [ "$status" != 124 ] && [ "$status" != 137 ]; }
 # One sentence of the program in a file, of which this is a pattern.

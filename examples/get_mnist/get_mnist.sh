@@ -23,6 +23,14 @@ fail() { # sentence
     echo "get-mnist: $1" >&2
     exit 1
 }
+unsaid=
+say() { # line
+    echo "$1" 2>/dev/null || unsaid=yes
+}
+end() { # of a program that has done its work
+    [ -z "$unsaid" ] || fail "cannot write to standard output: is the disk full?"
+    exit 0
+}
 
 # ---- What there is to fetch: SHA-256, name ----
 
@@ -70,12 +78,12 @@ while [ $# -gt 0 ]; do
         shift
         ;;
     --help | -h)
-        usage
-        exit 0
+        say "$(usage)"
+        end
         ;;
     --version)
-        echo "isotherm @PACKAGE_VERSION@"
-        exit 0
+        say "isotherm @PACKAGE_VERSION@"
+        end
         ;;
     -*) fail "unknown option $1: see --help" ;;
     *)
@@ -181,7 +189,7 @@ fetch_one() { # name, SHA-256
     advice=
     # shellcheck disable=SC2086  # there are several
     for mirror in $mirrors; do
-        echo "$1: fetching from ${mirror%/}"
+        say "$1: fetching from ${mirror%/}"
         fetch "${mirror%/}/$1" "$part"
         case $? in
         0)
@@ -217,9 +225,10 @@ mkdir -p "$folder" 2>/dev/null || fail "cannot make the folder $folder: is the o
 for file in $files; do
     sum=$(sum_of "$file")
     if is_sound "$folder/$file" "$sum"; then
-        echo "$file: is here"
+        say "$file: is here"
     else
         fetch_one "$file" "$sum"
     fi
 done
-echo "$title is in $folder"
+say "$title is in $folder"
+end

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
 // Classifies images of an IDX file with a checkpoint: predict --checkpoint FILE IMAGES. Needs no
 // MPI launcher.
+#include "predict_metadata.h"
 #include "support/models.h"
 #include "support/option_reader.h"
 #include "support/try.h"
 #include "support/usage.h"
 
-#include <errno.h>
 #include <isotherm.h>
 #include <math.h>
 #include <stddef.h>
@@ -165,6 +165,21 @@ static iso_status check_facts(const prediction *p) {
     return ISO_OK;
 }
 
+// An entry that an option replaces may be anything.
+static iso_status check_metadata(const prediction *p) {
+    const options *given = &p->given;
+    const struct {
+        const char *key;
+        bool replaced;
+    } entries[] = {{"isotherm.model", given->model}, {"isotherm.classes", given->classes > 0},
+                   {"isotherm.mean", given->mean},   {"isotherm.std", given->std},
+                   {"isotherm.dtype", false},        {"isotherm.shape", false}};
+    for (size_t i = 0; i < sizeof(entries) / sizeof(entries[0]); i++)
+        if (!entries[i].replaced)
+            TRY(predict_metadata_check(&p->dict, given->checkpoint, entries[i].key));
+    return ISO_OK;
+}
+
 // One number for each channel, or one for all.
 static iso_status parse_channels(const char *option, const char *text, int64_t channels,
                                  double *out) {
@@ -184,21 +199,29 @@ static iso_status parse_channels(const char *option, const char *text, int64_t c
     return ISO_OK;
 }
 
+static iso_status find_channels(const prediction *p, const char *option, const char *given,
+                                double *out) {
+    const char *text = find_fact(p, option, given);
+    char label[512];
+    if (given) return parse_channels(option, text, p->info.channels, out);
+    snprintf(label, sizeof(label),
+             "%s has a damaged metadata entry isotherm.%s:", p->given.checkpoint, option + 2);
+    return parse_channels(label, text, p->info.channels, out);
+}
+
 static iso_status find_normalisation(prediction *p) {
     int64_t channels = p->info.channels;
     p->normalisation = calloc(2 * (size_t)channels, sizeof(double));
-    if (!p->normalisation)
-        FAIL(ISO_ERR_NOMEM, "out of memory for %lld channels", (long long)channels);
-    TRY(parse_channels("--mean", find_fact(p, "--mean", p->given.mean), channels,
-                       p->normalisation));
-    return parse_channels("--std", find_fact(p, "--std", p->given.std), channels,
-                          p->normalisation + channels);
+    if (!p->normalisation) FAIL(ISO_ERR_NOMEM, "out of memory for the normalisation");
+    TRY(find_channels(p, "--mean", p->given.mean, p->normalisation));
+    return find_channels(p, "--std", p->given.std, p->normalisation + channels);
 }
 
 static iso_status check_shape(const prediction *p) {
     const char *shape = iso_state_dict_metadata(&p->dict, "isotherm.shape");
-    long long channels, height, width;
-    if (!shape || sscanf(shape, "%lld %lld %lld", &channels, &height, &width) != 3) return ISO_OK;
+    long long channels = 0, height = 0, width = 0;
+    if (!shape) return ISO_OK;
+    sscanf(shape, "%lld %lld %lld", &channels, &height, &width);
     if (channels == p->info.channels && height == p->info.height && width == p->info.width)
         return ISO_OK;
     FAIL(ISO_ERR_SHAPE,
@@ -222,7 +245,7 @@ static iso_status make_dataset(const char *path, const iso_idx *idx, iso_dataset
         FAIL(ISO_ERR_FORMAT,
              "%s has %d dimension%s, but images have 2 (N, features), 3 (N, H, W) or 4 (N, C, H, "
              "W): give a file of images",
-             path, idx->ndim, idx->ndim > 1 ? "s" : "");
+             path, idx->ndim, idx->ndim == 1 ? "" : "s");
     int32_t *labels = calloc((size_t)s[0] + 1, sizeof(*labels));
     if (!labels) FAIL(ISO_ERR_NOMEM, "out of memory for the images of %s", path);
     iso_status status =
@@ -281,20 +304,21 @@ static iso_status count_outputs(const prediction *p, const char *model, int *out
 }
 
 static iso_status find_classes(prediction *p, const char *model) {
-    const char *text = iso_state_dict_metadata(&p->dict, "isotherm.classes");
+    const char *told = iso_state_dict_metadata(&p->dict, "isotherm.classes");
     int highest = p->info.classes;
-    iso_setting told = {CLASSES};
-    if (p->given.classes < 0 && text) TRY(iso_setting_set(&told, "its classes ", text, &p->given));
     if (p->given.classes > 0)
         p->info.classes = (int)p->given.classes;
     else
         TRY(count_outputs(p, model, &p->info.classes));
+    if (!p->given.model && p->given.classes < 0 && told && strtod(told, NULL) != p->info.classes)
+        return predict_metadata_refuse(p->given.checkpoint, "isotherm.classes", told,
+                                       "the number of outputs of its network");
     if (p->given.labels && highest > p->info.classes)
-        FAIL(ISO_ERR_ARG, "%s has label %d, but the network knows %d classes", p->given.labels,
-             highest - 1, p->info.classes);
+        FAIL(ISO_ERR_ARG, "%s has label %d, but the network knows %d class%s", p->given.labels,
+             highest - 1, p->info.classes, p->info.classes == 1 ? "" : "es");
     if (p->given.top_k > p->info.classes)
-        FAIL(ISO_ERR_ARG, "--top-k %d: the network has only %d classes", (int)p->given.top_k,
-             p->info.classes);
+        FAIL(ISO_ERR_ARG, "--top-k %d: the network has only %d class%s", (int)p->given.top_k,
+             p->info.classes, p->info.classes == 1 ? "" : "es");
     return ISO_OK;
 }
 
@@ -337,6 +361,7 @@ static iso_status set_up(prediction *p) {
     TRY(iso_device_create(p->given.device, &p->device));
     TRY(iso_device_set_threads(p->device, (int)p->given.threads));
     TRY(iso_state_dict_read(p->given.checkpoint, p->device, &p->dict));
+    TRY(check_metadata(p));
     TRY(check_facts(p));
     TRY(open_images(p));
     TRY(find_normalisation(p));
@@ -443,8 +468,12 @@ static iso_status run_prediction(prediction *p) {
     TRY(set_up(p));
     TRY(predict_all(p));
     if (p->given.labels) print_accuracy(p);
-    if (fflush(stdout) != 0 || ferror(stdout))
-        FAIL(ISO_ERR_IO, "cannot write the result: %s", strerror(errno));
+    return ISO_OK;
+}
+
+static iso_status check_output(void) {
+    const char *problem = usage_output_problem();
+    if (problem) FAIL(ISO_ERR_IO, "cannot write to standard output: %s", problem);
     return ISO_OK;
 }
 
@@ -461,9 +490,10 @@ int main(int argc, char **argv) {
     prediction p = {0};
     option_list list = {.count = 0};
     option_list_add(&list, table, (int)(sizeof(table) / sizeof(table[0])));
-    if (print_information(&list, argv)) return EXIT_SUCCESS;
-    iso_status status = parse_options(&list, argc, argv, &p.given);
-    if (status >= 0) status = run_prediction(&p);
+    bool informed = print_information(&list, argv);
+    iso_status status = informed ? ISO_OK : parse_options(&list, argc, argv, &p.given);
+    if (status >= 0 && !informed) status = run_prediction(&p);
+    if (status >= 0) status = check_output();
     if (status < 0) fprintf(stderr, "predict: %s\n", iso_last_error()->message);
     tear_down(&p);
     return status < 0 ? EXIT_FAILURE : EXIT_SUCCESS;

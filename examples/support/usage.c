@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT
-// Answers --help and --version, and refuses arguments that a small program does not have.
+// Handles --help and --version, and refuses arguments that a small program does not have.
 #include "usage.h"
 
 #include "watch.h"
 
+#include <errno.h>
 #include <isotherm/version.h>
 #include <mpi.h>
 #include <stdio.h>
@@ -12,6 +13,12 @@
 
 bool usage_is_help(const char *argument) {
     return strcmp(argument, "--help") == 0 || strcmp(argument, "-h") == 0;
+}
+
+const char *usage_output_problem(void) {
+    errno = 0;
+    if (fflush(stdout) == 0 && !ferror(stdout)) return NULL;
+    return errno ? strerror(errno) : "an earlier write failed";
 }
 
 void usage_check(int argc, char **argv, int most, const char *program, const char *text) {
@@ -32,9 +39,10 @@ void usage_check(int argc, char **argv, int most, const char *program, const cha
     if (rank == 0 && !help && !version)
         fprintf(stderr, "%s: %s %s: see --help\n", program,
                 wrong[0] == '-' ? "unknown option" : "unexpected argument", wrong);
-    fflush(stdout);
+    const char *problem = usage_output_problem();
+    if (problem) fprintf(stderr, "%s: cannot write to standard output: %s\n", program, problem);
     watch_limit("MPI_Finalize");
     MPI_Finalize();
     watch_limit(NULL);
-    exit(help || version ? EXIT_SUCCESS : EXIT_FAILURE);
+    exit((help || version) && !problem ? EXIT_SUCCESS : EXIT_FAILURE);
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What programs answer to --help, --version, and arguments that they do not have.
+// Handles --help, --version and unknown arguments of programs.
 #ifndef EXAMPLES_USAGE_H
 #define EXAMPLES_USAGE_H
 
@@ -9,6 +9,10 @@
 // --version the version; it names any other option, and any argument after the first `most`, in an
 // error message. All of these end the program on every rank.
 void usage_check(int argc, char **argv, int most, const char *program, const char *text);
+
+// Local, without MPI. Flushes standard output. Returns NULL if all output was written, else the
+// reason for the failure. Call it before the program ends.
+const char *usage_output_problem(void);
 
 // Local, without MPI. Whether an argument asks for help: --help or -h.
 bool usage_is_help(const char *argument);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Compares strategies of synchronisation: trains with each in turn and makes a report.
+// Compares synchronisation strategies: trains with each in turn and writes a report.
 #include "sweep.h"
 
 #include "support/watch.h"
@@ -139,7 +139,7 @@ static bool perform_all(sweep *self, const bool *left) {
         skipped += !left[i];
     }
     bool tell = self->world.rank == 0 && !self->quiet;
-    if (tell && skipped) printf("%d of %d runs were finished before\n", skipped, self->list.count);
+    if (tell && skipped) printf("finished before: %d of %d runs\n", skipped, self->list.count);
     for (p.run = 0; p.run < self->list.count; p.run++) {
         bool failed = false;
         if (left[p.run] && !perform_run(self, &p, &failed)) return false;
@@ -190,6 +190,7 @@ int main(int argc, char **argv) {
     sweep self = {0};
     bool good = sweep_options_parse(&self, argc, argv);
     if (good && !print_information(&self)) good = sweep_all(&self);
+    if (good) good = train_all_well(train_error_of_output());
     destroy_sweep(&self);
     watch_limit("MPI_Finalize");
     MPI_Finalize();

@@ -151,8 +151,8 @@ static iso_status check_common(const command_line *line) {
             return train_error(ISO_ERR_ARG, "\"%.80s\" is a run: give the runs after --", word);
         if (!has_sync && is_of_other_sync(word))
             return train_error(ISO_ERR_ARG,
-                               "%.*s belongs to a --sync: give it in the list, to the runs that "
-                               "have one",
+                               "%.*s depends on --sync: give it in the list, with the runs that "
+                               "have that --sync",
                                length, word);
     }
     return ISO_OK;

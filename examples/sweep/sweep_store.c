@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Keeps the results of a sweep's finished runs in its folder, whole, whatever ends the program.
+// Keeps the results of a sweep's finished runs in its folder. They are complete however the program
+// ends.
 #include "sweep.h"
 
 #include "support/watch.h"
@@ -43,10 +44,11 @@ static int finished_runs(const sweep *self) {
 }
 
 static void say_farewell_later(const sweep *self) {
+    int runs = self->list.count;
     snprintf(
         farewell, sizeof(farewell),
-        "sweep: stopped; %d of %d runs are finished and in %s, and the same command continues\n",
-        finished_runs(self), self->list.count, self->folder);
+        "sweep: stopped; %s has the results of %d of %d run%s, and the same command continues\n",
+        self->folder, finished_runs(self), runs, runs == 1 ? "" : "s");
 }
 
 // ---- Files --------------------------------------------------------------------------------------

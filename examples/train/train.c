@@ -46,6 +46,7 @@ int main(int argc, char **argv) {
     bool good = train_all_well(train_options_parse(argc, argv, &options)) &&
                 train_all_well(train_options_agree(&options));
     if (good && !print_information(&options)) good = train_network(&options);
+    if (good) good = train_all_well(train_error_of_output());
     watch_limit("MPI_Finalize");
     MPI_Finalize();
     watch_limit(NULL);

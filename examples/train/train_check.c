@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Refuses options that cannot go together before anything is opened.
+// Refuses options that cannot be combined, before anything is opened.
 #include "train.h"
 
 #include <math.h>
@@ -10,7 +10,7 @@ static iso_status check_wire(const train_options *o) {
     bool rounds = wire && strcmp(wire, "f32") != 0 && strcmp(wire, "noop") != 0;
     if (rounds && strcmp(o->dtype, "f32") != 0)
         return train_error(ISO_ERR_ARG,
-                           "--wire %s rounds gradients of f32: remove it or --dtype %s", wire,
+                           "--wire %s shortens gradients of f32: remove it or --dtype %s", wire,
                            o->dtype);
     return ISO_OK;
 }
@@ -66,10 +66,11 @@ static iso_status check_average_of_mode(const train_options *o) {
                            "gradients: remove it",
                            o->average);
     if (strategy->finish && strcmp(o->average, "sum") == 0)
-        return train_error(ISO_ERR_ARG,
-                           "--average sum does not go with --sync %s, where the number of ranks "
-                           "that share gradients changes during the run: give post or pre",
-                           o->sync);
+        return train_error(
+            ISO_ERR_ARG,
+            "--average sum cannot be combined with --sync %s, where the number of ranks "
+            "that share gradients changes during the run: give post or pre",
+            o->sync);
     return ISO_OK;
 }
 
@@ -77,11 +78,12 @@ static iso_status check_average_of_mode(const train_options *o) {
 static iso_status check_average(const train_options *o) {
     const char *wire = train_setting_text(o, "wire");
     bool split = strcmp(o->average, "split") == 0;
+    bool divides = wire && iso_setting_among(wire, "f16|bf16|bf16-feedback");
     if (strcmp(o->average, "post") == 0) return ISO_OK;
     if (split && isnan(o->split_factor))
         return train_error(ISO_ERR_ARG, "--average split needs --split-factor");
     TRY(check_average_of_mode(o));
-    if (split && wire && strstr(wire, "16") && strncmp(o->sync, "daso", 4) != 0)
+    if (split && divides && strncmp(o->sync, "daso", 4) != 0)
         return train_error(ISO_ERR_ARG,
                            "--average split has no effect with --wire %s, which divides by the "
                            "number of ranks before the exchange: remove one of them",
@@ -92,9 +94,9 @@ static iso_status check_average(const train_options *o) {
 // A batch that is skipped would shift HeAT's schedule, which counts the batches of an epoch.
 static iso_status check_finite(const train_options *o) {
     if (o->finite && strcmp(o->finite, "skip") == 0 && strcmp(o->sync, "daso-heat") == 0)
-        return train_error(ISO_ERR_ARG,
-                           "--finite skip does not go with --sync daso-heat, which counts the "
-                           "updates of an epoch: give --finite stop");
+        return train_error(
+            ISO_ERR_ARG, "--finite skip cannot be combined with --sync daso-heat, which counts the "
+                         "updates of an epoch: give --finite stop");
     return ISO_OK;
 }
 
@@ -105,14 +107,16 @@ static iso_status check_equal(const train_options *o) {
     if (o->check_equal < 0 && strcmp(o->on_difference, "stop") != 0)
         return train_error(ISO_ERR_ARG, "--on-difference %s needs --check-equal", o->on_difference);
     if (o->check_equal > 0 && strategy->finish)
-        return train_error(ISO_ERR_ARG,
-                           "--check-equal does not go with --sync %s, where parameters differ "
-                           "between ranks until they are exchanged: remove it",
-                           o->sync);
+        return train_error(
+            ISO_ERR_ARG,
+            "--check-equal cannot be combined with --sync %s, where parameters differ "
+            "between ranks until they are exchanged: remove it",
+            o->sync);
     if (o->check_equal > 0 && wire && strcmp(wire, "noop") == 0)
-        return train_error(ISO_ERR_ARG,
-                           "--check-equal does not go with --wire noop, where nothing keeps the "
-                           "parameters of ranks equal: remove one of them");
+        return train_error(
+            ISO_ERR_ARG,
+            "--check-equal cannot be combined with --wire noop, where nothing keeps the "
+            "parameters of ranks equal: remove one of them");
     return ISO_OK;
 }
 
@@ -121,8 +125,7 @@ static iso_status check_validation(const train_options *o) {
                        : o->checkpoint_best  ? "--checkpoint-best"
                                              : NULL;
     if (what && isnan(o->validation))
-        return train_error(ISO_ERR_ARG, "%s goes by the accuracy on --validation: give that, too",
-                           what);
+        return train_error(ISO_ERR_ARG, "%s needs a validation set: give --validation, too", what);
     return ISO_OK;
 }
 

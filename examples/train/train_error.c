@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
-// Tells of an error once, and ends the job on all ranks.
+// Reports an error once, and ends the job on all ranks.
 #include "train_error.h"
 
+#include "support/usage.h"
 #include "support/watch.h"
 
 #include <mpi.h>
@@ -31,6 +32,12 @@ iso_status train_error(iso_status code, const char *format, ...) {
 
 iso_status train_error_of_library(iso_status status) {
     return status < 0 ? train_error(status, "%s", iso_last_error()->message) : status;
+}
+
+iso_status train_error_of_output(void) {
+    const char *problem = usage_output_problem();
+    if (!problem) return ISO_OK;
+    return train_error(ISO_ERR_IO, "cannot write to standard output: %s", problem);
 }
 
 const char *train_error_told(void) { return told; }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
-// Keeps two writers from one checkpoint, or from one sweep's folder: each would delete the other's
+// Keeps two writers from the same checkpoint or sweep folder, because each would delete the other's
 // files.
 //
-// A lock is never removed by who takes it over, but written over in place, while fcntl keeps others
-// from doing the same: of two takers one finds the record of the other, and is refused.
+// A process that takes over a lock does not remove it but overwrites it, while fcntl keeps others
+// from doing the same. If two processes try, one finds the record of the other and is refused.
 #include "train_lock.h"
 
 #include "train_error.h"
@@ -26,7 +26,8 @@ enum {
     PATH_ROOM = 4096,
     TOUCH_S = 10, // from touch to touch
     STALE_S = 60, // after which a lock is left over
-    TRIES = 100
+    TRIES = 100,
+    LOCKS = 2 // that a process may hold
 };
 
 typedef struct holder {
@@ -37,10 +38,14 @@ typedef struct holder {
     unsigned long long space;
 } holder;
 
-static pthread_mutex_t guard = PTHREAD_MUTEX_INITIALIZER; // of what follows
-static char lock_path[PATH_ROOM], record[RECORD + 1];     // empty path: none is held
-static const char *lock_writer;
-static time_t touched;
+typedef struct held {
+    char path[PATH_ROOM], record[RECORD + 1]; // empty path: free
+    const char *writer;
+    time_t touched;
+} held;
+
+static pthread_mutex_t guard = PTHREAD_MUTEX_INITIALIZER; // of the locks
+static held locks[LOCKS];
 
 // ---- Records ------------------------------------------------------------------------------------
 
@@ -65,14 +70,15 @@ static unsigned long long pid_space(void) {
     return stat("/proc/self/ns/pid", &info) == 0 ? (unsigned long long)info.st_ino : 0;
 }
 
-static void make_record(void) {
+static void make_record(char record[RECORD + 1]) {
     char host[64], boot[40];
     host_name(host);
     find_boot(boot);
-    int used = snprintf(record, sizeof(record), "%s %ld %lld %s %llu", host, (long)getpid(),
+    int used = snprintf(record, RECORD + 1, "%s %ld %lld %s %llu", host, (long)getpid(),
                         (long long)time(NULL), boot, pid_space());
     memset(record + used, ' ', (size_t)(RECORD - 1 - used));
     record[RECORD - 1] = '\n';
+    record[RECORD] = 0;
 }
 
 // Who holds the lock; pid 0: nobody who could be read.
@@ -149,6 +155,13 @@ static bool is_still_there(int file, const char *path) {
            here.st_dev == there.st_dev;
 }
 
+// False: another run's.
+static bool is_ours(int file, const held *own) {
+    char found[RECORD + 1];
+    read_holder(file, found);
+    return strcmp(found, own->record) == 0;
+}
+
 static iso_status refuse_lock(const train_lock *lock, const holder *h) {
     long long since = (long long)time(NULL) - h->began; // by the clocks of two hosts
     if (h->pid == 0)
@@ -175,23 +188,26 @@ static void warn_of_takeover(const char *path, const holder *h, const char *why)
 }
 
 // Of an open lock file, which is new or not. ISO_PENDING: it was removed meanwhile.
-static iso_status claim_lock(int file, bool made, const train_lock *lock) {
+static iso_status claim_lock(int file, bool made, const train_lock *lock, held *own) {
     char found[RECORD + 1], text[64];
     const char *path = lock->path;
     keep_others_out(file);
     if (!is_still_there(file, path)) return ISO_PENDING;
+    if (own != locks && is_ours(file, locks))
+        return train_error(ISO_ERR_ARG, "two outputs would go to %s: give another %s", lock->target,
+                           lock->option);
     holder h = read_holder(file, found);
     const char *why = made && h.pid == 0 ? "" : why_left(&h, path, text);
     if (!why) return refuse_lock(lock, &h);
     if (h.pid > 0 || !made) warn_of_takeover(path, &h, why);
-    make_record();
-    if (pwrite(file, record, RECORD, 0) != RECORD)
+    make_record(own->record);
+    if (pwrite(file, own->record, RECORD, 0) != RECORD)
         return train_error(ISO_ERR_IO, "cannot write %s: %s", path, strerror(errno));
     futimens(file, NULL);
     return ISO_OK;
 }
 
-static iso_status open_and_claim(const train_lock *lock) {
+static iso_status open_and_claim(const train_lock *lock, held *own) {
     const char *path = lock->path;
     int file = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     bool made = file >= 0;
@@ -200,7 +216,7 @@ static iso_status open_and_claim(const train_lock *lock) {
         if (file < 0 && errno == ENOENT) return ISO_PENDING;
     }
     if (file < 0) return train_error(ISO_ERR_IO, "cannot write %s: %s", path, strerror(errno));
-    iso_status status = claim_lock(file, made, lock);
+    iso_status status = claim_lock(file, made, lock, own);
     if (status == ISO_ERR_IO && made) unlink(path);
     close(file); // and with it what keeps others out
     return status;
@@ -208,69 +224,68 @@ static iso_status open_and_claim(const train_lock *lock) {
 
 // ---- While it is held ---------------------------------------------------------------------------
 
-// False: another run's.
-static bool is_ours(int file) {
-    char found[RECORD + 1];
-    read_holder(file, found);
-    return strcmp(found, record) == 0;
-}
-
-static _Noreturn void give_up(const holder *h) {
+static _Noreturn void give_up(const held *own, const holder *h) {
     fprintf(stderr,
             "%s: %s was taken over by process %ld on host %s, as this %s had been silent for a "
             "minute: it ends, because both would delete each other's files\n",
-            train_error_name(), lock_path, h->pid, h->host, lock_writer);
+            train_error_name(), own->path, h->pid, h->host, own->writer);
     _exit(EXIT_FAILURE);
 }
 
-// In the thread of watch.h, which a process that was stopped wakes up in, too.
-static void touch_lock(void) {
+static void touch_lock(held *own) {
     char found[RECORD + 1];
-    pthread_mutex_lock(&guard);
     time_t now = time(NULL);
-    int file = -1;
-    if (lock_path[0] && (now - touched >= TOUCH_S || now < touched)) {
-        touched = now;
-        file = open(lock_path, O_RDWR | O_CLOEXEC);
-    }
-    if (file >= 0) {
-        holder h = read_holder(file, found);
-        if (strcmp(found, record) != 0 && h.pid > 0) give_up(&h);
-        futimens(file, NULL);
-        close(file);
-    }
+    if (!own->path[0] || (now - own->touched < TOUCH_S && now >= own->touched)) return;
+    own->touched = now;
+    int file = open(own->path, O_RDWR | O_CLOEXEC);
+    if (file < 0) return;
+    holder h = read_holder(file, found);
+    if (strcmp(found, own->record) != 0 && h.pid > 0) give_up(own, &h);
+    futimens(file, NULL);
+    close(file);
+}
+
+// In the thread of watch.h, which a process that was stopped wakes up in, too.
+static void touch_locks(void) {
+    pthread_mutex_lock(&guard);
+    for (int i = 0; i < LOCKS; i++) touch_lock(&locks[i]);
     pthread_mutex_unlock(&guard);
 }
 
 iso_status train_lock_take(const train_lock *lock) {
     iso_status status = ISO_PENDING;
+    held *own = locks[0].path[0] ? &locks[1] : &locks[0];
     if (strlen(lock->path) >= PATH_ROOM)
         return train_error(ISO_ERR_ARG, "the value of %s is too long: %.80s...", lock->option,
                            lock->target);
     pthread_mutex_lock(&guard);
-    for (int i = 0; i < TRIES && status == ISO_PENDING; i++) status = open_and_claim(lock);
+    for (int i = 0; i < TRIES && status == ISO_PENDING; i++) status = open_and_claim(lock, own);
     if (status == ISO_PENDING)
         status = train_error(ISO_ERR_IO, "%s appears and disappears: give another %s", lock->path,
                              lock->option);
     if (status == ISO_OK) {
-        strcpy(lock_path, lock->path);
-        lock_writer = lock->writer;
-        touched = time(NULL);
+        strcpy(own->path, lock->path);
+        own->writer = lock->writer;
+        own->touched = time(NULL);
     }
     pthread_mutex_unlock(&guard);
-    watch_every_second(touch_lock);
+    watch_every_second(touch_locks);
     watch_at_end(train_lock_release);
     return status;
 }
 
-void train_lock_release(void) {
-    pthread_mutex_lock(&guard);
-    int file = lock_path[0] ? open(lock_path, O_RDWR | O_CLOEXEC) : -1;
+static void release_lock(held *own) {
+    int file = own->path[0] ? open(own->path, O_RDWR | O_CLOEXEC) : -1;
     if (file >= 0) {
         keep_others_out(file);
-        if (is_ours(file) && is_still_there(file, lock_path)) unlink(lock_path);
+        if (is_ours(file, own) && is_still_there(file, own->path)) unlink(own->path);
         close(file);
     }
-    lock_path[0] = 0;
+    own->path[0] = 0;
+}
+
+void train_lock_release(void) {
+    pthread_mutex_lock(&guard);
+    for (int i = 0; i < LOCKS; i++) release_lock(&locks[i]);
     pthread_mutex_unlock(&guard);
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The table of the train program's options, from which they are read and the help is made.
+// The table of the train program's options, by which they are read and their help is printed.
 #include "train_options.h"
 
 #include <stddef.h>
@@ -28,8 +28,8 @@ const train_option train_option_table[] = {
     OF(SHARED, INTEGER("test-limit", test_limit), COUNT_FROM(1),
        .meaning = "evaluate on the first N test images only"),
     OF(SHARED, NUMBER("validation", validation), .low = 1e-9, .high = 0.9,
-       .meaning = "fraction of the training set, drawn by --seed, to keep for an evaluation after "
-                  "each epoch"),
+       .meaning = "fraction of the training set to hold out, drawn with --seed, for an evaluation "
+                  "after each epoch"),
     OF(RUN, CHOICE("sampler", sampler), .choices = "pad|drop|overlap", .initial = "pad",
        .meaning = "what to do if samples do not divide evenly among ranks"),
     OF(SHARED, TEXT("mean", mean), .choices = "X,X,...|auto", .initial = "auto",
@@ -56,19 +56,22 @@ const train_option train_option_table[] = {
     OF(RUN, INTEGER("accumulate", accumulate), .low = 1, .high = 1e6, .initial = "1",
        .meaning = "batches accumulated per update (fewer at the end of an epoch)"),
     OF(RUN, CHOICE("optimizer", optimizer),
-       .choices = "sgd|adam|adamw|adadelta|adagrad|rmsprop|lamb", .initial = "adam",
+       .choices = "sgd|adam|adamw|adadelta|adagrad|rmsprop|lamb|nadam", .initial = "adam",
        .meaning = "optimizer"),
     OF(RUN, NUMBER("lr", lr), .low = 1e-12, .high = 1e6,
-       .meaning = "learning rate; the maximum for one-cycle (default: by optimizer)"),
+       .meaning = "learning rate; the maximum for one-cycle (default: depends on --optimizer)"),
     OF(RUN, NUMBER("momentum", momentum), .low = 0, .high = 0.999999,
        .meaning = "momentum; if given, one-cycle does not cycle it", .of = "optimizer",
        .among = "sgd|rmsprop"),
+    OF(RUN, SWITCH("amsgrad", amsgrad),
+       .meaning = "divide by the largest average of squared gradients so far", .of = "optimizer",
+       .among = "adam|adamw"),
     OF(RUN, NUMBER("weight-decay", weight_decay), .low = 0, .high = 1e6,
-       .meaning = "weight decay (default: by optimizer)"),
+       .meaning = "weight decay (default: depends on --optimizer)"),
     OF(RUN, NUMBER("clip-grad-norm", clip_grad_norm), .low = 1e-12, .high = 1e12,
        .meaning = "maximum gradient norm; each step then waits for all exchanges"),
     OF(RUN, INTEGER("early-stopping", early_stopping), COUNT_FROM(1),
-       .meaning = "stop after N epochs without a better accuracy on --validation"),
+       .meaning = "stop after N epochs without a better accuracy on the --validation set"),
     OF(RUN, CHOICE("finite", finite), .choices = "stop|skip",
        .meaning =
            "what to do if a gradient is NaN or infinite: stop the run, or skip the update; each "
@@ -107,12 +110,12 @@ const train_option train_option_table[] = {
        .meaning = "bucket size in MiB; 0: one bucket per layer (default 0.25)"),
     OF(RUN, CHOICE("average", average), .choices = "post|pre|split|sum", .initial = "post",
        .meaning = "when to divide gradients by the number of ranks: after the exchange, before it, "
-                  "partly both, never"),
+                  "partly before and partly after, or never"),
     OF(RUN, NUMBER("split-factor", split_factor), .low = 1e-12, .high = 1e12,
-       .meaning = "divide by this before the exchange, and by ranks / this after it",
-       .of = "average", .among = "split"),
+       .meaning = "divide by X before the exchange, and by ranks / X after it", .of = "average",
+       .among = "split"),
     OF(RUN, SWITCH("find-unused", find_unused),
-       .meaning = "allow parameters without a gradient; one more small exchange per step"),
+       .meaning = "allow parameters without a gradient; adds a small exchange per step"),
     OF(OUTSIDE, INTEGER("check-equal", check_equal), COUNT_FROM(1),
        .meaning = "compare the parameters of all ranks every N steps"),
     OF(OUTSIDE, CHOICE("on-difference", on_difference), .choices = "warn|stop|resync",
@@ -124,11 +127,14 @@ const train_option train_option_table[] = {
        .meaning = "synchronise batch norms over all ranks", .of = "model", .among = "resnet18"),
 
     OF(RUN, CHOICE("buffers", buffers), .choices = "average|broadcast|keep", .initial = "average",
-       .meaning = "what ranks do with running statistics; broadcast: take rank 0's; keep: nothing",
+       .meaning = "what ranks do with running statistics; broadcast: take rank 0's; "
+                  "keep: keep their own",
        .of = "model", .among = "resnet18"),
     OF(RUN, CHOICE("buffers-when", buffers_when), .choices = "evaluation|forward|backward",
        .initial = "evaluation",
-       .meaning = "when they do: before evaluations, or also at each forward or backward",
+       .meaning =
+           "when ranks synchronise running statistics: before evaluations only, or also before "
+           "each forward or after each backward",
        .of = "model", .among = "resnet18"),
 
     OF(TRAIN_STRATEGIES,
@@ -153,8 +159,8 @@ const train_option train_option_table[] = {
     OF(OUTSIDE, TEXT("checkpoint", checkpoint), .choices = "FILE",
        .meaning = "write parameters to this safetensors file after each epoch"),
     OF(OUTSIDE, TEXT("checkpoint-best", checkpoint_best), .choices = "FILE",
-       .meaning = "also write them to this file after each epoch with the best accuracy on "
-                  "--validation so far"),
+       .meaning = "write parameters to this file whenever an epoch reaches the best accuracy on "
+                  "the --validation set so far"),
     OF(OUTSIDE, INTEGER("checkpoint-every", checkpoint_every), COUNT_FROM(1),
        .meaning = "also save what --resume needs, every N steps"),
     OF(OUTSIDE, TEXT("resume", resume), .choices = "FILE",

@@ -10,12 +10,12 @@
 
 enum { TRAIN_SETTINGS = 64 };
 
-// Of what is not given and has no default, numbers are -1 (whole ones) or NaN, and texts NULL.
+// Without a value or default, an integer is -1, another number is NaN, and a text is NULL.
 typedef struct train_options {
     const char *data, *sampler, *mean, *std, *model;
     int64_t classes, test_limit, shift;
     double flip, validation;
-    bool dropout;
+    bool dropout, amsgrad;
     int64_t epochs, steps, batch, accumulate, seed;
     const char *optimizer, *schedule, *milestones;
     double lr, momentum, weight_decay, label_smoothing, gamma, clip_grad_norm;
@@ -30,7 +30,7 @@ typedef struct train_options {
     double split_factor;
     int64_t check_equal;
     const char *on_difference;
-    // What is given of the settings of strategies, in the order of train_setting_at.
+    // The given settings of strategies, in the order of train_setting_at; NULL: not given.
     const char *setting[TRAIN_SETTINGS];
 
     const char *device, *math, *dtype, *kernels;
@@ -41,65 +41,69 @@ typedef struct train_options {
     bool buckets, stats, quiet, help, help_env, version;
 } train_options;
 
-// Local. Fills in defaults and checks every value. ISO_ERR_ARG with a sentence by train_error.
-// Texts are borrowed from argv.
+// Local. Fills in defaults and checks every value. ISO_ERR_ARG with a message by train_error. Texts
+// are borrowed from argv.
 iso_status train_options_parse(int argc, char **argv, train_options *out);
-// The same where what stands in argv from `first` on holds in place of what stands before it; in
-// each section an option may be given once.
+// The same for two sections of argv: options from argv[first] on replace those before. In each
+// section an option may be given once.
 iso_status train_options_parse_over(int first, int argc, char **argv, train_options *out);
 // Local. ISO_ERR_ARG for options that can never work together, whatever the data.
 iso_status train_options_check(const train_options *options);
-// One line "--name value" for each option into text, cut where the room ends. settings: only those
-// that a run which is resumed must have had from its beginning.
+// Writes one line "--name value" for each option to text, cut off at room. settings: only the
+// options that must stay the same when a run is resumed.
 void train_options_text(const train_options *values, bool settings, char *text, size_t room);
-// Where the first line in which two such texts differ begins in both.
+// The offset of the first line in which two such texts differ.
 size_t train_options_difference(const char *a, const char *b);
-// Local. Adds what is given of the settings of the chosen --sync, and what --sync-option lists.
+// Local. Adds the given settings of the chosen --sync, and those of --sync-option.
 iso_status train_options_settings(const train_options *values, iso_settings *out);
-// Collective over MPI_COMM_WORLD. ISO_ERR_MISMATCH where this rank's options are not rank 0's.
+// Collective over MPI_COMM_WORLD. ISO_ERR_MISMATCH if this rank's options differ from rank 0's.
 iso_status train_options_agree(const train_options *values);
 void train_options_help(FILE *to);
-// Local. ISO_ERR_ARG for a name that is none, with the option that is spelt most like it, of train
-// or in `more`.
+// Local. ISO_ERR_ARG for an unknown option. The message names the most similar option of train or
+// in `more`.
 iso_status train_options_refuse(const char *name, const option_list *more);
 
-// Room for the text of all options; names of files may be cut.
+// Room for the text of all options. Names of files may be cut off.
 #define TRAIN_OPTIONS_ROOM 16384
 
 // ---- train_settings.c -----------------------------------------------------------------------------
 // Every setting that a registered strategy publishes is an option; strategies may share one.
 
-// The settings, each key once, as the first strategy that has it describes it; NULL: there is no i.
+// The settings, each key once, as described by the first strategy that has it; NULL if i is too
+// large.
 const iso_setting *train_setting_at(int i);
-// That of an option "--period", behind which = or a blank and a value may stand; NULL: it is none.
+// The setting of an option "--period", which may be followed by = or a blank and a value; NULL: not
+// a setting.
 const iso_setting *train_setting_named(const char *option);
-// The same as the strategy `sync` describes it; NULL: it has no such setting.
+// The setting as described by the strategy `sync`; NULL: it has no such setting.
 const iso_setting *train_setting_of(const char *sync, const char *key);
-// "daso|localsgd|postlocal": who has it (key NULL: all) and takes this value (NULL: any).
+// "daso|localsgd|postlocal": the strategies that have this setting (key NULL: all strategies) and
+// accept this value (NULL: any).
 const char *train_setting_owners(const char *key, const char *value, char *text, size_t room);
-// Of the chosen --sync: what is given, or the default; NULL without either or such a setting.
+// The value of a setting of the chosen --sync, or its default; NULL if there is neither, or no such
+// setting.
 const char *train_setting_text(const train_options *options, const char *key);
-// ISO_ERR_ARG for an option that is not of what is chosen for the one that it depends on.
+// ISO_ERR_ARG if the setting does not apply to the chosen value of the option it depends on.
 iso_status train_option_belongs(const iso_setting *setting, const char *chosen);
 // Local. ISO_ERR_ARG for a setting that the chosen --sync does not have or take.
 iso_status train_settings_check(const train_options *options);
-// The line of a text of options that begins as this one, up to its first blank; NULL: none.
+// The line of a text of options with the same option as this line; NULL: none.
 const char *train_options_line(const char *text, const char *line);
-// The line of an option in a text of options; where that was not given and is a setting of the
-// text's --sync that has a default, a line with the default, in room.
+// The same; but if the text has no such line, and the option is a setting with a default of the
+// text's --sync, a line with the default, in room.
 enum { TRAIN_LINE_ROOM = 80 };
 const char *train_setting_default_line(const char *text, const char *line,
                                        char room[TRAIN_LINE_ROOM]);
 
 // ---- train_option_table.c -------------------------------------------------------------------------
 
-// Whose an option is; 0: a run's.
+// What an option belongs to; 0: to a run.
 enum {
     TRAIN_SHARED = 1,    // the same in all runs of a sweep
     TRAIN_OUTSIDE = 2,   // changes no result; unless shared, a sweep does not take it
     TRAIN_STRATEGIES = 4 // a heading: the settings of strategies follow
 };
-// A setting without a key is the heading of those that follow in the help.
+// A setting without a key is a heading of the help.
 typedef struct train_option {
     int scope;
     iso_setting setting;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Tells how a training run goes: lines and a bar for people, JSON lines for machines.
+// Reports the progress of a training run: lines and a bar for people, JSON lines for programs.
 #include "train.h"
 
 #include <inttypes.h>
@@ -123,7 +123,7 @@ void train_report_resume(const train_run *run) {
 iso_status train_report_bar(train_run *run) {
     char label[64];
     int64_t whole = run->epoch_steps, made = train_steps_of(run->options, run->at.batch);
-    int64_t left = run->steps - (run->at.step - made); // from the epoch's begin
+    int64_t left = run->steps - (run->at.step - made); // from the beginning of the epoch
     snprintf(label, sizeof(label), "epoch %lld/%lld", (long long)run->at.epoch + 1,
              (long long)((run->steps + whole - 1) / whole));
     int64_t total = left < whole ? left : whole;
@@ -432,11 +432,13 @@ static void log_summary(const train_run *run, const train_result *r) {
 // Far above what guessing gives, though every number is one.
 static void warn_of_loss(const train_run *run, double loss) {
     double guessing = log(run->world->info.classes);
+    char steps[48];
     if (run->world->rank != 0 || !(loss > 4 * guessing) || guessing <= 0) return;
     fprintf(stderr,
-            "train: warning: the training diverged: its last %lld steps have a loss of %.3g, and "
+            "train: warning: the training diverged: the loss of its last %s is %.3g, and "
             "guessing one of %d classes has %.3g: try a lower --lr\n",
-            (long long)train_last_steps(run), loss, run->world->info.classes, guessing);
+            count_text(train_last_steps(run), "step", steps), loss, run->world->info.classes,
+            guessing);
 }
 
 static void tell_metrics(const train_run *run, FILE *to) {

@@ -80,8 +80,8 @@ const char *train_setting_text(const train_options *o, const char *key) {
 
 iso_status train_option_belongs(const iso_setting *s, const char *chosen) {
     if (!s->of || (chosen && iso_setting_among(chosen, s->among))) return ISO_OK;
-    return train_error(ISO_ERR_ARG, "--%s is of --%s %s, and this is %s", s->key, s->of, s->among,
-                       chosen ? chosen : "not given");
+    return train_error(ISO_ERR_ARG, "--%s needs --%s %s, but --%s is %s", s->key, s->of, s->among,
+                       s->of, chosen ? chosen : "not given");
 }
 
 // What this --sync does not take another one may.
@@ -96,7 +96,7 @@ static iso_status check_setting(const train_options *o, const char *key, const c
     char owners[400];
     const iso_setting *s = train_setting_of(o->sync, key);
     if (!s)
-        return train_error(ISO_ERR_ARG, "--%s is of --sync %s, and this is %s", key,
+        return train_error(ISO_ERR_ARG, "--%s needs --sync %s, but --sync is %s", key,
                            train_setting_owners(key, NULL, owners, sizeof(owners)), o->sync);
     if (train_error_of_library(option_set(s, given, NULL)) < 0) return refuse_value(key, given);
     return train_option_belongs(s, s->of ? train_setting_text(o, s->of) : NULL);

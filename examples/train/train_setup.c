@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Sets up what training runs have in common, and a run: loaders, model, optimizer, and what ties
-// the ranks together.
+// Sets up what training runs share, and each run: loaders, model, optimizer, and the
+// synchronisation of the ranks.
 #include "train.h"
 
 #include "support/models.h"
@@ -167,19 +167,21 @@ static iso_status refuse_file(const char *path, const char *what) {
                        what, path, what);
 }
 
-static iso_status take_lock(const char *checkpoint) {
+static iso_status take_lock(const char *checkpoint, const char *option) {
     char path[PATH_MAX];
+    if (!checkpoint) return ISO_OK;
     if (snprintf(path, sizeof(path), "%s.lock", checkpoint) >= PATH_MAX)
-        return train_error(ISO_ERR_ARG, "the name of the checkpoint is too long: %.80s...",
+        return train_error(ISO_ERR_ARG, "the value of %s is too long: %.80s...", option,
                            checkpoint);
-    return train_lock_take(&(train_lock){checkpoint, path, "training run", "--checkpoint"});
+    return train_lock_take(&(train_lock){checkpoint, path, "training run", option});
 }
 
 static iso_status check_outputs(const train_options *o) {
     if (o->trace) TRY(train_output_check(o->trace, "trace"));
     if (o->checkpoint) TRY(train_output_check(o->checkpoint, "checkpoint"));
     if (o->checkpoint_best) TRY(train_output_check(o->checkpoint_best, "checkpoint-best"));
-    if (o->checkpoint) TRY(take_lock(o->checkpoint));
+    TRY(take_lock(o->checkpoint, "--checkpoint"));
+    TRY(take_lock(o->checkpoint_best, "--checkpoint-best"));
     if (o->overwrite) return ISO_OK;
     if (!o->resume) TRY(refuse_file(o->checkpoint_best, "checkpoint-best"));
     if (o->checkpoint && !continues_files(o)) TRY(refuse_sets(o));
@@ -222,6 +224,7 @@ iso_status train_optimizer_create(train_run *run, iso_optimizer **out) {
     hyper.lr = isnan(options->lr) ? train_default_lr(kind) : options->lr;
     if (!isnan(options->momentum)) hyper.momentum = options->momentum;
     if (!isnan(options->weight_decay)) hyper.weight_decay = options->weight_decay;
+    hyper.amsgrad = options->amsgrad;
     TRY(train_schedule_setup(run, kind, hyper.lr));
     return iso_optimizer_create(kind, run->model, &hyper, out);
 }
@@ -262,5 +265,6 @@ void train_teardown(train_run *run) {
     iso_loader_destroy(&run->test_loader);
     iso_loader_destroy(&run->validation_loader);
     iso_trace_stop();
-    if (run->options->checkpoint) train_lock_release(); // another lock is the sweep's
+    const train_options *o = run->options;
+    if (o->checkpoint || o->checkpoint_best) train_lock_release(); // another lock is the sweep's
 }

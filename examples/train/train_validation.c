@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// --validation: a part of the training set that is kept apart, and what is decided by it.
+// --validation: keeps some of the training set apart, and makes decisions by its accuracy.
 #include "train.h"
 
 #include <math.h>
@@ -64,9 +64,9 @@ iso_status train_validation_split(train_world *world, const train_options *optio
     int64_t count = world->info.count, wanted = llround(options->validation * (double)count);
     if (wanted < 1 || wanted >= count)
         return train_error(ISO_ERR_ARG,
-                           "--validation %g of %lld images leaves one of the two sets empty: give "
+                           "--validation %g of %lld image%s leaves one of the two sets empty: give "
                            "another fraction",
-                           options->validation, (long long)count);
+                           options->validation, (long long)count, count == 1 ? "" : "s");
     char *chosen = calloc((size_t)count, 1);
     if (!chosen) return train_error(ISO_ERR_NOMEM, "out of memory for --validation");
     iso_status status = mark_chosen(count, wanted, options->seed, chosen);

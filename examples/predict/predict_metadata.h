@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: MIT
+// The metadata that train writes to a checkpoint, read again by predict.
+#ifndef EXAMPLES_PREDICT_METADATA_H
+#define EXAMPLES_PREDICT_METADATA_H
+
+#include <isotherm/checkpoint.h>
+
+// Local. ISO_ERR_FORMAT if the dict has this entry of train ("isotherm.model") with a value that
+// train does not write. The message names file and entry. ISO_OK for an entry that is missing.
+iso_status predict_metadata_check(const iso_state_dict *dict, const char *file, const char *key);
+// Writes the record of that error, and returns its code. wanted: what the value must be.
+iso_status predict_metadata_refuse(const char *file, const char *key, const char *value,
+                                   const char *wanted);
+
+#endif

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: MIT
+#include "check.h"
+
+#include "watch.h"
+
+#include <isotherm/status.h>
+#include <mpi.h>
+#include <stdlib.h>
+
+iso_status check(iso_status status) {
+    if (status >= 0) return status;
+    iso_error_print(stderr);
+    MPI_Abort(MPI_COMM_WORLD, EXIT_FAILURE);
+    return status;
+}
+
+void finalize(void) {
+    watch_limit("MPI_Finalize");
+    MPI_Finalize();
+    watch_limit(NULL);
+}
+
+void check_together(iso_comm *comm, iso_status status) {
+    status = iso_comm_agree(comm, status);
+    if (status == ISO_OK) return;
+    if (status == ISO_ERR_TIMEOUT) check(status); // the other processes do not answer
+    if (iso_comm_rank(comm) == 0) iso_error_print(stderr);
+    finalize();
+    exit(EXIT_FAILURE);
+}

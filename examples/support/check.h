@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: MIT
+// Ends an example after an error.
+#ifndef EXAMPLES_CHECK_H
+#define EXAMPLES_CHECK_H
+
+#include <isotherm/comm.h>
+
+// Local. For errors that one process may have alone: prints the message and ends the job. Returns
+// status if it is no error.
+iso_status check(iso_status status);
+
+// Collective over comm. For errors that all processes may have, such as a missing file: rank 0
+// prints the message, and all processes end.
+void check_together(iso_comm *comm, iso_status status);
+
+// Collective. MPI_Finalize, which may wait only for as long as watch.h allows.
+void finalize(void);
+
+#endif
