@@ -16,8 +16,8 @@ void test_mpi_teardown(void);
 // The same without test_comm and without finalizing, for tests of exactly that.
 void test_mpi_setup_bare(void);
 
-// Collective. True if `mine` is true on every rank, so that all ranks fail together; says which did
-// not hold.
+// Collective. Returns true if `mine` is true on every rank, so that all ranks fail together. Each
+// rank on which it is false prints `what`.
 bool test_all(bool mine, const char *what);
 #define iso_assert_all(cond) cr_assert(test_all((cond), #cond), "on some rank, not: %s", #cond)
 // A call that must succeed on every rank.
@@ -27,8 +27,12 @@ bool test_all(bool mine, const char *what);
         if (ok_status_ < 0) iso_error_print(stderr);                                               \
         cr_assert(test_all(ok_status_ >= 0, #call), "on some rank failed: %s", #call);             \
     } while (0)
-// Every rank skips its test, before it has made anything. Finalizes MPI, without which launchers
-// stop ranks that have not told of it yet.
+// For tests of time-outs: the limit in seconds, and the sleep in microseconds of a rank that exceeds
+// it. Creating communicators must stay within the limit on a busy machine, too.
+#define IMPATIENT 1.0
+#define SLOW 2500000
+// Skips the test on every rank. Use it before anything is created. Finalizes MPI: otherwise the
+// launcher stops ranks that have not reported the skip yet.
 #define test_mpi_skip(...) (test_mpi_teardown(), cr_skip_test(__VA_ARGS__))
 
 #endif

@@ -195,7 +195,7 @@ static void wait_for_time_outs(void) {
 
 Test(np3_average_faults, a_late_rank_is_a_time_out_that_can_be_waited_out) {
     iso__average_config config = {.wire = ISO_BF16, .differences = true};
-    create_with_timeout(0.2, &config);
+    create_with_timeout(IMPATIENT, &config);
     iso_assert_all(mean_case_agrees(&c, ISO__SHARDS, 0));
     static float expected[MOST_VALUES];
     double metrics[ISO__METRICS] = {0};

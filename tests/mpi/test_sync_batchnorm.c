@@ -416,7 +416,7 @@ Test(np2_sync_norm, ranks_of_different_models_are_refused) {
 }
 
 Test(np2_sync_life, a_time_out_names_the_layer) {
-    iso_comm_config config = {.timeout_s = 0.3};
+    iso_comm_config config = {.timeout_s = IMPATIENT};
     iso_comm *comm;
     iso_assert_ok(iso_comm_create(MPI_COMM_WORLD, &config, &comm));
     iso_assert_ok(iso_device_create(test_device(), &device));
@@ -424,11 +424,11 @@ Test(np2_sync_life, a_time_out_names_the_layer) {
     iso_module *net = create(&l, ISO_F32, (iso_batch_norm_config){0});
     iso_assert_ok(iso_sync_batchnorm_convert(net, comm, NULL));
     iso_tensor *x = batch(&l, ISO_F32, false, 1, 0), *y;
-    if (test_rank == 0) usleep(800000); // the slow one
+    if (test_rank == 0) usleep(SLOW); // the slow one
     iso_status status = iso_module_forward(net, x, &y);
     const char *said = iso_last_error()->message;
     iso_assert_all(status == (test_rank == 1 ? ISO_ERR_TIMEOUT : ISO_OK));
     iso_assert_all(test_rank == 0 || (strstr(said, "BatchNorm2d \"bn\"") &&
-                                      strstr(said, "rank 1 of 2 waited 0.3 s")));
+                                      strstr(said, "rank 1 of 2 waited 1 s")));
     MPI_Finalize(); // completes what rank 1 gave up; freeing the communicator would wait for it
 }
