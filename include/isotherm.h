@@ -15,6 +15,7 @@
 #include <isotherm/loss.h>
 #include <isotherm/metrics.h>
 #include <isotherm/nn.h>
+#include <isotherm/noise_scale.h>
 #include <isotherm/optim.h>
 #include <isotherm/parallel.h>
 #include <isotherm/plateau.h>

@@ -515,6 +515,14 @@ refused 2 "a comparison of ranks that train apart" '--check-equal cannot be comb
     --check-equal 4 --sync localsgd --data nowhere
 refused 0 "a comparison of ranks that exchange nothing" '--check-equal cannot be combined with --wire noop' \
     --check-equal 4 --wire noop --data nowhere
+refused 2 "a noise scale of gradients that are not averaged" '--noise-scale compares .* which --sync daso does not' \
+    --noise-scale 4 --sync daso --data nowhere
+refused 0 "a noise scale of one rank" '--noise-scale compares the gradients of ranks: start at least 2 ranks' \
+    --noise-scale 4 --steps 4
+run_anew 2 "$train" --model mlp --steps 40 --noise-scale 2 --log "$out/log"
+[ "$status" = 0 ] && [ "$(grep -c '"event":"noise_scale"' "$out/log")" = 20 ] &&
+    grep -q "^gradient noise scale $(printf %.0f "$(summary_field noise_scale "$out/log")") samples; a global batch has 128$" stdout
+result $? "--noise-scale measures every Nth step and tells its result"
 refused 0 "an answer to no comparison" '--on-difference resync needs --check-equal' --on-difference resync --data nowhere
 run_anew 2 "$train" --model mlp --steps 20 --quiet --check-equal 3 --log "$out/log"
 [ "$status" = 0 ] && [ "$(field param_hash "$out/log")" = "$sharp" ] && [ "$(field differences "$out/log")" = 0 ]

@@ -143,6 +143,7 @@ typedef struct train_run {
     iso_evaluation test;       // the latest one
     iso_evaluation validation; // of the last epoch
     train_best best;
+    iso_noise_scale *noise;  // NULL without --noise-scale
     int64_t test_step;       // the step of `test`; -1: none yet
     iso_strategy_stats seen; // the latest statistics of the strategy
     double *step_ms;         // [TRAIN_STEP_TIMES], a ring
@@ -248,6 +249,20 @@ double train_wait_ms(const train_run *run);
 // Collective. Compares the parameters of all ranks. If they differ, does what --on-difference says:
 // with stop, ISO_ERR_MISMATCH on every rank.
 iso_status train_equal_check(train_run *run);
+
+// ---- train_noise.c ----
+
+// Local. Checks --noise-scale as far as possible without a run.
+iso_status train_noise_check(const train_options *options);
+// Local. Prepares --noise-scale. Call it after the model is wrapped.
+iso_status train_noise_setup(train_run *run);
+// Collective. Before the gradient of a step, and after it: measure the noise scale if the step is
+// due. samples: of this rank's gradient.
+iso_status train_noise_begin(train_run *run);
+iso_status train_noise_end(train_run *run, int64_t samples);
+// Local. The latest noise scale, NaN: not known. Needs run->noise.
+double train_noise_scale(const train_run *run);
+void train_noise_print(const train_run *run, FILE *to);
 
 // ---- train_state.c ----
 

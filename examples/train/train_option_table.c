@@ -116,6 +116,8 @@ const train_option train_option_table[] = {
        .among = "split"),
     OF(RUN, SWITCH("find-unused", find_unused),
        .meaning = "allow parameters without a gradient; adds a small exchange per step"),
+    OF(RUN, INTEGER("noise-scale", noise_scale), COUNT_FROM(1),
+       .meaning = "estimate the gradient noise scale every N steps, which then hide no exchange"),
     OF(OUTSIDE, INTEGER("check-equal", check_equal), COUNT_FROM(1),
        .meaning = "compare the parameters of all ranks every N steps"),
     OF(OUTSIDE, CHOICE("on-difference", on_difference), .choices = "warn|stop|resync",

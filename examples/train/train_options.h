@@ -28,7 +28,7 @@ typedef struct train_options {
     bool find_unused, sync_batchnorm;
     const char *buffers, *buffers_when, *average;
     double split_factor;
-    int64_t check_equal;
+    int64_t noise_scale, check_equal;
     const char *on_difference;
     // The given settings of strategies, in the order of train_setting_at; NULL: not given.
     const char *setting[TRAIN_SETTINGS];

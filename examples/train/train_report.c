@@ -410,6 +410,7 @@ static void log_summary(const train_run *run, const train_result *r) {
         iso_json_int(log, "best_epoch", (int64_t)run->best.epoch);
     }
     if (run->options->finite) iso_json_int(log, "skipped_steps", r->skipped);
+    if (run->noise) iso_json_double(log, "noise_scale", train_noise_scale(run));
     if (run->options->check_equal > 0) iso_json_int(log, "differences", r->differences);
     iso_json_double(log, "seconds", r->metrics.seconds);
     iso_json_double(log, "samples_per_second", samples_per_second(&r->metrics));
@@ -467,6 +468,7 @@ static void tell_summary(const train_run *run, const train_result *r) {
     if (run->validation_loader)
         fprintf(to, "best validation accuracy %.2f %%, after epoch %.0f\n",
                 100 * run->best.accuracy, run->best.epoch);
+    train_noise_print(run, to);
     if (r->skipped > 0)
         fprintf(to, "no update in %s (--finite skip)\n", count_text(r->skipped, "step", syncs));
     char rhythm[160];

@@ -143,6 +143,7 @@ static iso_status make_gradient(train_run *run) {
     int64_t end =
         smaller_of(first + run->options->accumulate, iso_loader_batches(run->train_loader));
     for (int64_t k = first; k < end; k++) samples += batch_size(run, k);
+    TRY(train_noise_begin(run));
     if (first + 1 < end) {
         TRY(iso_data_parallel_begin_no_sync(run->model));
         iso_status status = ISO_OK;
@@ -150,7 +151,9 @@ static iso_status make_gradient(train_run *run) {
         TRY(iso_data_parallel_end_no_sync(run->model));
         TRY(status);
     }
-    return add_gradient(run, samples);
+    TRY(add_gradient(run, samples));
+    TRY(iso_strategy_reduce_gradients(run->strategy, run->model));
+    return train_noise_end(run, samples);
 }
 
 static bool is_skipping(const train_run *run) {
@@ -185,7 +188,6 @@ static iso_status make_step(train_run *run) {
     train_schedule_step(run);
     iso_optimizer_zero_grad(run->optimizer);
     TRY(make_gradient(run));
-    TRY(iso_strategy_reduce_gradients(run->strategy, run->model));
     TRY(check_gradient(run, &finite));
     if (!finite) {
         skip_update(run, &before);

@@ -178,6 +178,9 @@ static iso_status list_state(train_run *run, char settings[SETTINGS_ROOM],
     if (run->options->finite)
         TRY(iso_state_add(state, ISO_STATE_SHARED, "train/skipped", ISO_STATE_I64, 1,
                           &run->skipped));
+    if (run->noise)
+        TRY(iso_state_add(state, ISO_STATE_SHARED, "train/noise", ISO_STATE_F64,
+                          ISO_NOISE_SCALE_STATE, iso_noise_scale_state(run->noise)));
     if (run->validation_loader)
         TRY(iso_state_add(state, ISO_STATE_SHARED, "train/best", ISO_STATE_F64, NUMBERS(train_best),
                           &run->best));

@@ -69,7 +69,7 @@ iso_status train_sync_setup(train_run *run) {
     TRY(status);
     TRY(iso_strategy_get_stats(run->strategy, run->optimizer, &run->seen));
     run->periodic = run->seen.syncs >= 0;
-    return ISO_OK;
+    return train_noise_setup(run);
 }
 
 // ---- Watching -----------------------------------------------------------------------------------

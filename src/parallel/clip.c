@@ -75,6 +75,14 @@ static void free_gradients(gradients *g) {
     iso__free(g->item);
 }
 
+// Gradients as this rank's backward left them; completes nothing.
+static void take_local(const iso_parameter_list *list, gradients *out) {
+    for (int i = 0; i < list->count; i++)
+        if (list->item[i]->requires_grad && list->item[i]->grad_valid)
+            out->item[out->count++] = list->item[i]->grad;
+    out->whole = out->count;
+}
+
 static size_t most_items(const iso_parameter_list *list) {
     size_t most = 1;
     for (int i = 0; i < list->count; i++) {
@@ -85,15 +93,16 @@ static size_t most_items(const iso_parameter_list *list) {
     return most;
 }
 
-// Free *out with free_gradients.
-static iso_status gradients_of(iso_module *module, gradients *out) {
+// local: before their exchange. Free *out with free_gradients.
+static iso_status gradients_of(iso_module *module, bool local, gradients *out) {
     iso_parameter_list list;
     ISO_TRY(iso_module_parameters(module, &list));
     *out = (gradients){0};
     size_t bytes = most_items(&list) * sizeof(*out->item);
     iso_status status = iso__alloc_zero(bytes, (void **)&out->item);
-    if (status == ISO_OK) status = take_whole(&list, out);
-    if (status == ISO_OK) status = take_shards(&list, out);
+    if (status == ISO_OK && local) take_local(&list, out);
+    if (status == ISO_OK && !local) status = take_whole(&list, out);
+    if (status == ISO_OK && !local) status = take_shards(&list, out);
     iso_parameter_list_destroy(&list);
     if (status < 0) free_gradients(out);
     ISO_TRY(status);
@@ -192,15 +201,28 @@ static iso_status clip_here(const gradients *g, double p, const double *max_norm
     return ISO_OK;
 }
 
+static iso_status clip_gradients(const iso_module *module, const gradients *g, double p,
+                                 const double *max_norm, double *norm) {
+    const iso__remote_ops *remote = module->device->ops->remote;
+    if (!remote) return clip_here(g, p, max_norm, norm);
+    return remote->clip_norm(module->device, g->count, g->item, p, max_norm, norm);
+}
+
 // max_norm NULL: only computes the norm. norm NULL: the caller does not need it.
 static iso_status clip_to_norm(iso_module *module, double p, const double *max_norm, double *norm) {
-    const iso__remote_ops *remote = module->device->ops->remote;
     gradients g;
     ISO_CHECK(p > 0, ISO_ERR_ARG, "a norm of gradients of type %g: give a number above 0", p);
-    ISO_TRY(gradients_of(module, &g));
-    iso_status status = remote
-                            ? remote->clip_norm(module->device, g.count, g.item, p, max_norm, norm)
-                            : clip_here(&g, p, max_norm, norm);
+    ISO_TRY(gradients_of(module, false, &g));
+    iso_status status = clip_gradients(module, &g, p, max_norm, norm);
+    free_gradients(&g);
+    ISO_TRY(status);
+    return ISO_OK;
+}
+
+iso_status iso__local_grad_norm(iso_module *data_parallel, double *out) {
+    gradients g;
+    ISO_TRY(gradients_of(data_parallel, true, &g));
+    iso_status status = clip_gradients(data_parallel, &g, 2, NULL, out);
     free_gradients(&g);
     ISO_TRY(status);
     return ISO_OK;
@@ -235,7 +257,7 @@ iso_status iso_clip_grad_value(iso_module *module, double clip_value) {
               clip_value);
     const iso__remote_ops *remote = module->device->ops->remote;
     gradients g;
-    ISO_TRY(gradients_of(module, &g));
+    ISO_TRY(gradients_of(module, false, &g));
     iso_status status = ISO_OK;
     if (remote) status = remote->clip_value(module->device, g.count, g.item, clip_value);
     for (int i = 0; i < g.count && !remote && status == ISO_OK; i++)

@@ -11,6 +11,7 @@ libiso_core_la_SOURCES += \
     src/parallel/evaluate.c \
     src/parallel/hash.c \
     src/parallel/join.c \
+    src/parallel/noise_scale.c \
     src/parallel/parallel_impl.h \
     src/parallel/param_list.c \
     src/parallel/param_list.h \

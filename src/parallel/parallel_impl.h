@@ -24,6 +24,9 @@ iso_status iso__data_parallel_set_scope(iso_module *data_parallel, iso_scope sco
 typedef iso_status (*iso__train_hook)(bool training, void *user);
 void iso__data_parallel_set_train_hook(iso_module *data_parallel, iso__train_hook hook, void *user);
 
+// Local. The 2-norm of this rank's own gradients, before they are exchanged: for a pre-sync hook.
+iso_status iso__local_grad_norm(iso_module *data_parallel, double *out);
+
 // ---- buffers.c ----
 // Settings for iso__params_check_ranks (free *out with iso__free), and a hash over complete names
 // and shapes.
