@@ -103,7 +103,7 @@ awk '
         if (!("Isotherm" in place)) split("", place)
     }' docs/features.md >"$work/features"
 awk 'END { if (NR < 200) print "only " NR " lines" }' "$work/features" | result "features are found"
-awk -F '\t' '$4 !~ /^(yes|missing|partly: .+|not applicable to C: .+)$/ { print "docs/features.md:" $1 ": status \"" $4 "\"" }
+awk -F '\t' '$4 !~ /^(yes|missing|partly: .+|not applicable: .+)$/ { print "docs/features.md:" $1 ": status \"" $4 "\"" }
     $4 ~ /^(yes|partly)/ && !($2 && $3) { print "docs/features.md:" $1 ": what has it, and which test shows it?" }' "$work/features" |
     result "every feature has a status, and a test if it is there"
 # Of scripts the text of a result.
