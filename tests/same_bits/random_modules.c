@@ -141,16 +141,19 @@ static void choose_all(void) {
 }
 
 #ifdef ZERO
-// Of f64 and sums for clipping, ranks are added in another order. A gradient that Linear adds to
-// row by row may have other bits than one that it adds to at once, and ZeRO may cut other pieces.
+// ZeRO adds ranks in another order for f64 and for the norm of clipping. It may cut other pieces,
+// and a library's product of some rows may have other bits than its product of all rows. The
+// reference kernels give the same bits, unless Linear adds to gradients row by row.
 static void restrict_plan(void) {
+    const char *kernels = getenv("ISO_CPU_KERNELS");
+    bool by_rows = kernels && strcmp(kernels, "reference") == 0 && p.accumulate == 1;
     p.dp.hook = NULL;
     p.dp.scope = ISO_SCOPE_WORLD;
     p.dp.zero = ZERO;
     p.exchange = EVERY_STEP;
     p.dtype = ISO_F32;
     p.clips = p.two_optimizers = false;
-    if (p.accumulate > 1) p.dp.piece_mb = 0;
+    if (!by_rows) p.dp.piece_mb = 0;
     if (p.optimizer == ISO_LAMB) p.optimizer = ISO_ADAMW;
 }
 #else
