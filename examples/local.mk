@@ -68,6 +68,7 @@ TRAIN_RUN = \
     examples/train/train_output.c \
     examples/train/train_report.c \
     examples/train/train_run.c \
+    examples/train/train_scaler.c \
     examples/train/train_schedule.c \
     examples/train/train_settings.c \
     examples/train/train_setup.c \

@@ -10,6 +10,7 @@
 #include <isotherm/daso.h>
 #include <isotherm/data.h>
 #include <isotherm/device.h>
+#include <isotherm/grad_scaler.h>
 #include <isotherm/join.h>
 #include <isotherm/layers.h>
 #include <isotherm/loss.h>

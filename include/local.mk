@@ -9,6 +9,7 @@ pkginclude_HEADERS += include/isotherm/comm_hook.h
 pkginclude_HEADERS += include/isotherm/daso.h
 pkginclude_HEADERS += include/isotherm/data.h
 pkginclude_HEADERS += include/isotherm/device.h
+pkginclude_HEADERS += include/isotherm/grad_scaler.h
 pkginclude_HEADERS += include/isotherm/isotherm.f90
 pkginclude_HEADERS += include/isotherm/join.h
 pkginclude_HEADERS += include/isotherm/layers.h

@@ -8,6 +8,7 @@ libiso_core_la_SOURCES += \
     optim/dp_optimizer.c \
     optim/dp_state.c \
     optim/dp_state.h \
+    optim/grad_scaler.c \
     optim/lamb.c \
     optim/lr_plateau.c \
     optim/lr_schedule.c \

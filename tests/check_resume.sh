@@ -44,7 +44,7 @@ kill_ranks() {
 }
 # The parameters at the end, and what the run says of itself.
 outcome() { # log
-    for key in param_hash train_loss test_loss test_accuracy noise_scale; do
+    for key in param_hash train_loss test_loss test_accuracy noise_scale loss_scale; do
         summary_field $key "$1"
     done
 }
@@ -143,7 +143,7 @@ refused() { # what differs, pattern of the sentence, ranks, arguments...
 # ---- Studies ----
 
 study lazy 2 --sync lazy --dropout --batch 8 --epochs 5 --shift 2 --flip 0.3
-study zero 3 --sync lazy --zero --model mlp --batch 6 --epochs 5 --clip-grad-norm 1
+study zero 3 --sync lazy --zero --model mlp --batch 6 --epochs 5 --clip-grad-norm 1 --grad-scaler --growth-interval 9
 study powersgd 2 --sync lazy --wire powersgd --powersgd-rank 2 --powersgd-start 12 --model mlp --batch 8 --epochs 5
 set -- --sync lazy --wire powersgd --model mlp --batch 8 --epochs 5 --powersgd-start 12
 refused "another rank of PowerSGD" 'saved with --powersgd-rank 2, and this run has --powersgd-rank 3:' 2 "$@" \

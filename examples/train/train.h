@@ -144,6 +144,7 @@ typedef struct train_run {
     iso_evaluation validation; // of the last epoch
     train_best best;
     iso_noise_scale *noise;  // NULL without --noise-scale
+    iso_grad_scaler *scaler; // NULL without --grad-scaler
     int64_t test_step;       // the step of `test`; -1: none yet
     iso_strategy_stats seen; // the latest statistics of the strategy
     double *step_ms;         // [TRAIN_STEP_TIMES], a ring
@@ -263,6 +264,15 @@ iso_status train_noise_end(train_run *run, int64_t samples);
 // Local. The latest noise scale, NaN: not known. Needs run->noise.
 double train_noise_scale(const train_run *run);
 void train_noise_print(const train_run *run, FILE *to);
+
+// ---- train_scaler.c ----
+
+// Local. Checks --grad-scaler and its options.
+iso_status train_scaler_check(const train_options *options);
+// Local. Creates the scaler of --grad-scaler.
+iso_status train_scaler_setup(train_run *run);
+// Collective. Makes the update, unless unscaled gradients are not finite; *stepped says which.
+iso_status train_scaler_step(train_run *run, bool *stepped);
 
 // ---- train_state.c ----
 

@@ -22,6 +22,9 @@ typedef struct train_options {
     int64_t step_size, patience, warmup_lr_steps;
     const char *finite;
     int64_t early_stopping;
+    bool grad_scaler;
+    double init_scale;
+    int64_t growth_interval;
 
     const char *sync, *sync_option, *progress;
     double bucket_mb;

@@ -409,7 +409,8 @@ static void log_summary(const train_run *run, const train_result *r) {
         iso_json_double(log, "best_validation_accuracy", run->best.accuracy);
         iso_json_int(log, "best_epoch", (int64_t)run->best.epoch);
     }
-    if (run->options->finite) iso_json_int(log, "skipped_steps", r->skipped);
+    if (run->options->finite || run->scaler) iso_json_int(log, "skipped_steps", r->skipped);
+    if (run->scaler) iso_json_double(log, "loss_scale", iso_grad_scaler_get_scale(run->scaler));
     if (run->noise) iso_json_double(log, "noise_scale", train_noise_scale(run));
     if (run->options->check_equal > 0) iso_json_int(log, "differences", r->differences);
     iso_json_double(log, "seconds", r->metrics.seconds);
@@ -470,7 +471,8 @@ static void tell_summary(const train_run *run, const train_result *r) {
                 100 * run->best.accuracy, run->best.epoch);
     train_noise_print(run, to);
     if (r->skipped > 0)
-        fprintf(to, "no update in %s (--finite skip)\n", count_text(r->skipped, "step", syncs));
+        fprintf(to, "no update in %s (%s)\n", count_text(r->skipped, "step", syncs),
+                run->scaler ? "--grad-scaler" : "--finite skip");
     char rhythm[160];
     if (rhythm_text(&run->seen, rhythm)[0]) fprintf(to, "%s\n", rhythm);
     tell_metrics(run, to);

@@ -128,6 +128,7 @@ static iso_status add_gradient(train_run *run, int64_t samples) {
     TRY(iso_module_forward(run->model, batch.images, &output));
     TRY(count_loss(run));
     TRY(iso_loss_compute(run->loss, output, batch.labels, NULL, NULL, &gradient));
+    if (run->scaler) TRY(iso_grad_scaler_scale(run->scaler, gradient));
     if (batch.n < samples) TRY(iso_tensor_scale(gradient, (double)batch.n / (double)samples));
     TRY(iso_module_backward(run->model, gradient, NULL));
     run->uncounted = (double)batch.n;
@@ -163,6 +164,7 @@ static bool is_skipping(const train_run *run) {
 // All ranks get the same answer.
 static iso_status check_gradient(train_run *run, bool *finite) {
     *finite = true;
+    if (run->scaler) return iso_grad_scaler_unscale(run->scaler, run->model);
     if (!run->options->finite) return ISO_OK;
     TRY(iso_grads_finite(run->model, run->world->comm, finite));
     if (*finite || is_skipping(run)) return ISO_OK;
@@ -189,13 +191,13 @@ static iso_status make_step(train_run *run) {
     iso_optimizer_zero_grad(run->optimizer);
     TRY(make_gradient(run));
     TRY(check_gradient(run, &finite));
+    if (finite && !isnan(run->options->clip_grad_norm))
+        TRY(iso_clip_grad_norm(run->model, run->options->clip_grad_norm, 2, NULL));
+    if (finite) TRY(tell_dropped(run, train_scaler_step(run, &finite), run->at.step + 1));
     if (!finite) {
         skip_update(run, &before);
         return ISO_OK;
     }
-    if (!isnan(run->options->clip_grad_norm))
-        TRY(iso_clip_grad_norm(run->model, run->options->clip_grad_norm, 2, NULL));
-    TRY(tell_dropped(run, iso_optimizer_step(run->optimizer), run->at.step + 1));
     run->at.step++;
     return count_loss(run);
 }

@@ -258,6 +258,7 @@ void train_teardown(train_run *run) {
     free(run->milestones);
     free(run->normalisation);
     iso_noise_scale_destroy(&run->noise);
+    iso_grad_scaler_destroy(&run->scaler);
     iso_optimizer_destroy(&run->optimizer);
     iso_module_destroy(&run->model);
     iso_loss_destroy(&run->loss);

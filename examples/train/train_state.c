@@ -175,9 +175,12 @@ static iso_status list_state(train_run *run, char settings[SETTINGS_ROOM],
     TRY(iso_state_add(state, ISO_STATE_SHARED, "train/position", ISO_STATE_I64,
                       NUMBERS(train_position), &run->at));
     TRY(train_schedule_state(run, state));
-    if (run->options->finite)
+    if (run->options->finite || run->scaler)
         TRY(iso_state_add(state, ISO_STATE_SHARED, "train/skipped", ISO_STATE_I64, 1,
                           &run->skipped));
+    if (run->scaler)
+        TRY(iso_state_add(state, ISO_STATE_SHARED, "train/scaler", ISO_STATE_F64,
+                          ISO_GRAD_SCALER_STATE, iso_grad_scaler_state(run->scaler)));
     if (run->noise)
         TRY(iso_state_add(state, ISO_STATE_SHARED, "train/noise", ISO_STATE_F64,
                           ISO_NOISE_SCALE_STATE, iso_noise_scale_state(run->noise)));

@@ -69,6 +69,7 @@ iso_status train_sync_setup(train_run *run) {
     TRY(status);
     TRY(iso_strategy_get_stats(run->strategy, run->optimizer, &run->seen));
     run->periodic = run->seen.syncs >= 0;
+    TRY(train_scaler_setup(run));
     return train_noise_setup(run);
 }
 

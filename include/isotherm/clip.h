@@ -28,6 +28,9 @@ iso_status iso_clip_grad_norm(iso_module *module, double max_norm, double norm_t
 // clip_value.
 iso_status iso_clip_grad_value(iso_module *module, double clip_value);
 
+// Multiplies all gradients by factor.
+iso_status iso_grads_scale(iso_module *module, double factor);
+
 // Collective over comm. Sets *finite to true if all gradients on all ranks are finite, else to
 // false. All ranks get the same answer, so they can skip a step together (iso_optimizer_zero_grad
 // instead of step).

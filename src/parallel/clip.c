@@ -267,6 +267,17 @@ iso_status iso_clip_grad_value(iso_module *module, double clip_value) {
     return ISO_OK;
 }
 
+iso_status iso_grads_scale(iso_module *module, double factor) {
+    gradients g;
+    ISO_TRY(gradients_of(module, false, &g));
+    iso_status status = ISO_OK;
+    for (int i = 0; i < g.count && status == ISO_OK; i++)
+        status = iso_tensor_scale(g.item[i], factor);
+    free_gradients(&g);
+    ISO_TRY(status);
+    return ISO_OK;
+}
+
 // ---- Between ranks --------------------------------------------------------------------------------
 
 iso_status iso_grads_finite(iso_module *module, iso_comm *comm, bool *finite) {
