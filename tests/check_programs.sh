@@ -124,7 +124,7 @@ grep -q '^train: the training diverged: .* lower --lr' stderr || good=1
 result "$good" "a training that diverges fails, and is not saved"
 
 run_anew 2 "$train" --model mlp --optimizer sgd --lr 1e6 --steps 20 --quiet --finite stop
-has_failed && one_sentence train 'the gradient of step [0-9]+ is NaN or infinite: .* --finite skip$' stderr
+has_failed && one_sentence train 'the gradient of step [0-9]+ is NaN or infinite, first in [^ ]+: .* --finite skip$' stderr
 result $? "--finite stop names the step whose gradient is not finite"
 run_anew 2 "$train" --model mlp --optimizer sgd --lr 1e6 --accumulate 2 --steps 20 --finite skip --log "$out/log"
 [ "$status" = 0 ] && grep -q "^no update in $(field skipped_steps "$out/log") steps (--finite skip)$" stdout &&

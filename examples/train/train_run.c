@@ -161,6 +161,18 @@ static bool is_skipping(const train_run *run) {
     return run->options->finite && strcmp(run->options->finite, "skip") == 0;
 }
 
+static iso_status tell_nonfinite(train_run *run) {
+    char *name;
+    TRY(iso_grads_find_nonfinite(run->model, run->world->comm, &name));
+    iso_status status =
+        train_error(ISO_ERR_STATE,
+                    "the gradient of step %lld is NaN or infinite, first in %s: try a lower --lr, "
+                    "or skip such steps with --finite skip",
+                    (long long)run->at.step + 1, name ? name : "a parameter");
+    iso_comm_free(name);
+    return status;
+}
+
 // All ranks get the same answer.
 static iso_status check_gradient(train_run *run, bool *finite) {
     *finite = true;
@@ -168,10 +180,7 @@ static iso_status check_gradient(train_run *run, bool *finite) {
     if (!run->options->finite) return ISO_OK;
     TRY(iso_grads_finite(run->model, run->world->comm, finite));
     if (*finite || is_skipping(run)) return ISO_OK;
-    return mark_told(run, train_error(ISO_ERR_STATE,
-                                      "the gradient of step %lld is NaN or infinite: try a lower "
-                                      "--lr, or skip such steps with --finite skip",
-                                      (long long)run->at.step + 1));
+    return mark_told(run, tell_nonfinite(run));
 }
 
 // The step counts, for the schedule too, but its batches do not: their loss may be NaN.

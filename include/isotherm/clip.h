@@ -35,6 +35,10 @@ iso_status iso_grads_scale(iso_module *module, double factor);
 // false. All ranks get the same answer, so they can skip a step together (iso_optimizer_zero_grad
 // instead of step).
 iso_status iso_grads_finite(iso_module *module, iso_comm *comm, bool *finite);
+// Collective over comm. Names the parameter that backward reaches first, on any rank, among those
+// with a NaN or infinite gradient: usually the layer from which these values spread. *name is a
+// copy, the same on all ranks; free it with iso_comm_free. NULL: all gradients are finite.
+iso_status iso_grads_find_nonfinite(iso_module *module, iso_comm *comm, char **name);
 // Collective over comm. Checks that all ranks have the same averaged gradients (fairseq: check of
 // gradient norms). ISO_ERR_MISMATCH on every rank if 2-norms differ in any bit; the message names
 // the first rank whose norm is not rank 0's, and both norms.

@@ -2,6 +2,7 @@
 // Norms of gradients: clipping by them, and comparing them between ranks.
 #include "base/base.h"
 #include "device/device_impl.h"
+#include "parallel/gradients.h"
 #include "parallel/parallel_impl.h"
 #include "parallel/reducer/reducer_calls.h"
 #include "tensor/tensor_impl.h"
@@ -13,101 +14,6 @@
 // Independent partial sums, for speed. The assignment of elements to them does not depend on the
 // machine.
 enum { PARTS = 8 };
-
-// ---- Every gradient -------------------------------------------------------------------------------
-
-// The gradients of one device. With ZeRO the average of a gradient is spread over the ranks: each
-// rank has some of its elements.
-typedef struct gradients {
-    int count;
-    iso_tensor **item; // whole gradients first; from `whole` on, views of this rank's elements of
-                       // spread ones
-    int whole;
-    iso_comm *comm; // of the spread gradients, borrowed; NULL: there are none
-} gradients;
-
-static bool is_spread(const iso_reducer *r, int index) {
-    return r && iso__reducer_is_spread(r, index);
-}
-
-static iso_status take_whole(const iso_parameter_list *list, gradients *out) {
-    int index;
-    for (int i = 0; i < list->count; i++) {
-        iso_parameter *p = list->item[i];
-        iso_reducer *r = iso__data_parallel_of_parameter(p, &index);
-        if (!p->requires_grad || is_spread(r, index)) continue;
-        // This call completes pending work.
-        ISO_TRY(iso_parameter_grad(p, &out->item[out->count]));
-        out->count++;
-    }
-    out->whole = out->count;
-    return ISO_OK;
-}
-
-static iso_status take_piece(iso_tensor *grad, const iso_reducer *r, int index, int k,
-                             gradients *out) {
-    size_t first, count;
-    iso_reducer_own(r, index, k, &first, &count);
-    char *data = (char *)grad->data + first * iso_dtype_size(grad->dtype);
-    int64_t shape = (int64_t)count;
-    if (count == 0) return ISO_OK;
-    ISO_TRY(iso_tensor_borrow(grad->device, grad->dtype, 1, &shape, data, &out->item[out->count]));
-    out->count++;
-    return ISO_OK;
-}
-
-static iso_status take_shards(const iso_parameter_list *list, gradients *out) {
-    int index;
-    for (int i = 0; i < list->count; i++) {
-        iso_reducer *r = iso__data_parallel_of_parameter(list->item[i], &index);
-        iso_tensor *grad;
-        if (!list->item[i]->requires_grad || !is_spread(r, index)) continue;
-        out->comm = iso__reducer_comm(r);
-        ISO_TRY(iso_parameter_grad(list->item[i], &grad));
-        for (int k = 0; k < iso_reducer_pieces(r, index); k++)
-            ISO_TRY(take_piece(grad, r, index, k, out));
-    }
-    return ISO_OK;
-}
-
-static void free_gradients(gradients *g) {
-    for (int i = g->whole; g->item && i < g->count; i++) iso_tensor_destroy(&g->item[i]);
-    iso__free(g->item);
-}
-
-// Gradients as this rank's backward left them; completes nothing.
-static void take_local(const iso_parameter_list *list, gradients *out) {
-    for (int i = 0; i < list->count; i++)
-        if (list->item[i]->requires_grad && list->item[i]->grad_valid)
-            out->item[out->count++] = list->item[i]->grad;
-    out->whole = out->count;
-}
-
-static size_t most_items(const iso_parameter_list *list) {
-    size_t most = 1;
-    for (int i = 0; i < list->count; i++) {
-        int index;
-        iso_reducer *r = iso__data_parallel_of_parameter(list->item[i], &index);
-        most += r ? (size_t)iso_reducer_pieces(r, index) : 1;
-    }
-    return most;
-}
-
-// local: before their exchange. Free *out with free_gradients.
-static iso_status gradients_of(iso_module *module, bool local, gradients *out) {
-    iso_parameter_list list;
-    ISO_TRY(iso_module_parameters(module, &list));
-    *out = (gradients){0};
-    size_t bytes = most_items(&list) * sizeof(*out->item);
-    iso_status status = iso__alloc_zero(bytes, (void **)&out->item);
-    if (status == ISO_OK && local) take_local(&list, out);
-    if (status == ISO_OK && !local) status = take_whole(&list, out);
-    if (status == ISO_OK && !local) status = take_shards(&list, out);
-    iso_parameter_list_destroy(&list);
-    if (status < 0) free_gradients(out);
-    ISO_TRY(status);
-    return ISO_OK;
-}
 
 // ---- Norms ----------------------------------------------------------------------------------------
 
@@ -154,7 +60,7 @@ static iso_status add_gradient(iso_tensor *t, power_sum *s) {
 }
 
 // The sum of powers over items first to end - 1, or the maximum if p is infinite.
-static iso_status add_items(const gradients *g, int first, int end, double p, double *total) {
+static iso_status add_items(const iso__gradients *g, int first, int end, double p, double *total) {
     power_sum sum = {.p = p};
     for (int i = first; i < end; i++) ISO_TRY(add_gradient(g->item[i], &sum));
     for (int k = 0; k < PARTS; k++) sum.largest += isinf(p) ? 0 : sum.part[k];
@@ -164,7 +70,7 @@ static iso_status add_items(const gradients *g, int first, int end, double p, do
 
 // Combines the totals of all ranks' elements. A NaN travels as a flag, because the maximum of NaN
 // and a number is undefined.
-static iso_status add_ranks(const gradients *g, double p, iso_status mine, double *total) {
+static iso_status add_ranks(const iso__gradients *g, double p, iso_status mine, double *total) {
     double nan[2] = {isnan(*total), 0};
     ISO_TRY(iso_comm_agree(g->comm, mine));
     if (!isinf(p)) return iso_comm_allreduce_f64(g->comm, total, 1, ISO_SUM);
@@ -174,7 +80,7 @@ static iso_status add_ranks(const gradients *g, double p, iso_status mine, doubl
     return ISO_OK;
 }
 
-static iso_status norm_here(const gradients *g, double p, double *out) {
+static iso_status norm_here(const iso__gradients *g, double p, double *out) {
     double total = 0, shards = 0;
     ISO_TRY(add_items(g, 0, g->whole, p, &total));
     iso_status status = add_items(g, g->whole, g->count, p, &shards);
@@ -189,7 +95,7 @@ static iso_status norm_here(const gradients *g, double p, double *out) {
 
 // ---- Clipping -------------------------------------------------------------------------------------
 
-static iso_status clip_here(const gradients *g, double p, const double *max_norm, double *out) {
+static iso_status clip_here(const iso__gradients *g, double p, const double *max_norm, double *out) {
     double norm = 0;
     ISO_TRY(norm_here(g, p, &norm));
     double factor = max_norm ? *max_norm / (norm + 1e-6) : 1;
@@ -201,7 +107,7 @@ static iso_status clip_here(const gradients *g, double p, const double *max_norm
     return ISO_OK;
 }
 
-static iso_status clip_gradients(const iso_module *module, const gradients *g, double p,
+static iso_status clip_gradients(const iso_module *module, const iso__gradients *g, double p,
                                  const double *max_norm, double *norm) {
     const iso__remote_ops *remote = module->device->ops->remote;
     if (!remote) return clip_here(g, p, max_norm, norm);
@@ -210,20 +116,20 @@ static iso_status clip_gradients(const iso_module *module, const gradients *g, d
 
 // max_norm NULL: only computes the norm. norm NULL: the caller does not need it.
 static iso_status clip_to_norm(iso_module *module, double p, const double *max_norm, double *norm) {
-    gradients g;
+    iso__gradients g;
     ISO_CHECK(p > 0, ISO_ERR_ARG, "a norm of gradients of type %g: give a number above 0", p);
-    ISO_TRY(gradients_of(module, false, &g));
+    ISO_TRY(iso__gradients_of(module, false, &g));
     iso_status status = clip_gradients(module, &g, p, max_norm, norm);
-    free_gradients(&g);
+    iso__gradients_free(&g);
     ISO_TRY(status);
     return ISO_OK;
 }
 
 iso_status iso__local_grad_norm(iso_module *data_parallel, double *out) {
-    gradients g;
-    ISO_TRY(gradients_of(data_parallel, true, &g));
+    iso__gradients g;
+    ISO_TRY(iso__gradients_of(data_parallel, true, &g));
     iso_status status = clip_gradients(data_parallel, &g, 2, NULL, out);
-    free_gradients(&g);
+    iso__gradients_free(&g);
     ISO_TRY(status);
     return ISO_OK;
 }
@@ -256,24 +162,24 @@ iso_status iso_clip_grad_value(iso_module *module, double clip_value) {
               "gradients cannot be clipped to values of %g: give a number of at least 0",
               clip_value);
     const iso__remote_ops *remote = module->device->ops->remote;
-    gradients g;
-    ISO_TRY(gradients_of(module, false, &g));
+    iso__gradients g;
+    ISO_TRY(iso__gradients_of(module, false, &g));
     iso_status status = ISO_OK;
     if (remote) status = remote->clip_value(module->device, g.count, g.item, clip_value);
     for (int i = 0; i < g.count && !remote && status == ISO_OK; i++)
         status = clamp_tensor(g.item[i], clip_value);
-    free_gradients(&g);
+    iso__gradients_free(&g);
     ISO_TRY(status);
     return ISO_OK;
 }
 
 iso_status iso_grads_scale(iso_module *module, double factor) {
-    gradients g;
-    ISO_TRY(gradients_of(module, false, &g));
+    iso__gradients g;
+    ISO_TRY(iso__gradients_of(module, false, &g));
     iso_status status = ISO_OK;
     for (int i = 0; i < g.count && status == ISO_OK; i++)
         status = iso_tensor_scale(g.item[i], factor);
-    free_gradients(&g);
+    iso__gradients_free(&g);
     ISO_TRY(status);
     return ISO_OK;
 }
@@ -286,6 +192,34 @@ iso_status iso_grads_finite(iso_module *module, iso_comm *comm, bool *finite) {
     int64_t bad = !isfinite(norm);
     ISO_TRY(iso_comm_allreduce_i64(comm, &bad, 1, ISO_MAX));
     *finite = bad == 0;
+    return ISO_OK;
+}
+
+// The last parameter with a NaN or infinite gradient: backward reaches it first. -1: none.
+static iso_status find_last(const iso__gradients *g, int64_t *last) {
+    *last = -1;
+    for (int i = 0; i < g->count; i++) {
+        double largest;
+        ISO_TRY(add_items(g, i, i + 1, INFINITY, &largest));
+        if (!isfinite(largest) && g->parameter[i] > *last) *last = g->parameter[i];
+    }
+    return ISO_OK;
+}
+
+static iso_status name_last(const iso__gradients *g, iso_comm *comm, char **name) {
+    int64_t last = -1;
+    ISO_TRY(iso_comm_agree(comm, find_last(g, &last)));
+    ISO_TRY(iso_comm_allreduce_i64(comm, &last, 1, ISO_MAX));
+    return last < 0 ? ISO_OK : iso__strdup(g->list.name[last], name);
+}
+
+iso_status iso_grads_find_nonfinite(iso_module *module, iso_comm *comm, char **name) {
+    iso__gradients g;
+    *name = NULL;
+    iso_status status = iso_comm_agree(comm, iso__gradients_of(module, false, &g));
+    if (status >= 0) status = name_last(&g, comm, name);
+    iso__gradients_free(&g);
+    ISO_TRY(status);
     return ISO_OK;
 }
 

@@ -9,6 +9,8 @@ libiso_core_la_SOURCES += \
     src/parallel/data_parallel_impl.h \
     src/parallel/dataset_shard.c \
     src/parallel/evaluate.c \
+    src/parallel/gradients.c \
+    src/parallel/gradients.h \
     src/parallel/hash.c \
     src/parallel/join.c \
     src/parallel/noise_scale.c \

@@ -200,3 +200,58 @@ static void ranks_agree(void) {
 
 Test(np2_clip, ranks_agree) { ranks_agree(); }
 Test(np3_clip, ranks_agree) { ranks_agree(); }
+
+// ---- The layer with a NaN ---------------------------------------------------------------------------
+
+static const char *spoilt[3]; // parameters
+static int spoiling_rank;
+
+static iso_status spoil(iso_module *model, void *user) {
+    (void)user;
+    iso_parameter_list list;
+    iso_status status = iso_module_parameters(model, &list);
+    if (status < 0) return status;
+    for (int i = 0; i < list.count; i++)
+        for (int k = 0; k < 3; k++)
+            if (spoilt[k] && strcmp(list.name[i], spoilt[k]) == 0 && test_rank == spoiling_rank)
+                ((float *)iso_tensor_data(list.item[i]->grad))[0] = k == 0 ? NAN : -INFINITY;
+    iso_parameter_list_destroy(&list);
+    return ISO_OK;
+}
+
+static bool finds(trainer *t, const char *first, const char *second, const char *expected) {
+    char *name = (char *)"unchanged";
+    spoilt[0] = first;
+    spoilt[1] = second;
+    backward(t, 0);
+    iso_assert_ok(iso_grads_find_nonfinite(t->model, test_comm, &name));
+    bool right = expected ? name && strcmp(name, expected) == 0 : !name;
+    if (!right) fprintf(stderr, "%s, not %s\n", name ? name : "nothing", expected);
+    iso_comm_free(name);
+    return right;
+}
+
+static void names_the_layer(iso_scope scope, void (*adjust)(iso_data_parallel_config *)) {
+    trainer_config config = trainer_default();
+    trainer t;
+    config.scope = scope;
+    config.adjust = adjust;
+    spoiling_rank = test_size - 1;
+    iso_assert_ok(trainer_create(&t, test_comm, &config));
+    iso_assert_ok(iso_data_parallel_add_pre_sync_hook(t.model, spoil, NULL, NULL));
+    iso_assert_all(finds(&t, NULL, NULL, NULL));
+    iso_assert_all(finds(&t, "fc1.weight", "conv2.bias", "fc1.weight"));
+    iso_assert_all(finds(&t, "conv1.weight", NULL, "conv1.weight"));
+    iso_assert_all(finds(&t, "conv1.bias", "fc2.bias", "fc2.bias"));
+    iso_assert_all(finds(&t, NULL, NULL, NULL));
+    trainer_destroy(&t);
+}
+
+static void divide_updates(iso_data_parallel_config *dp) { dp->zero = true; }
+
+Test(np1_clip, the_first_layer_with_a_nan_is_named) { names_the_layer(ISO_SCOPE_WORLD, NULL); }
+Test(np3_clip, the_first_layer_with_a_nan_is_named) {
+    names_the_layer(ISO_SCOPE_WORLD, NULL);
+    names_the_layer(ISO_SCOPE_RANK, NULL); // one rank has it
+    names_the_layer(ISO_SCOPE_WORLD, divide_updates);
+}
