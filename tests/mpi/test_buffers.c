@@ -177,6 +177,46 @@ static void evaluation_averages(void) {
 Test(np2_buffers, evaluation_averages_running_statistics) { evaluation_averages(); }
 Test(np3_buffers, evaluation_averages_running_statistics) { evaluation_averages(); }
 
+static void ignore_first_mean(iso_data_parallel_config *dp) {
+    static const char *const name[] = {"bn1.running_mean"};
+    dp->ignore = name;
+    dp->ignore_count = 1;
+}
+
+static const iso_tensor *buffer_named(iso_module *model, const char *name) {
+    iso_buffer_list list;
+    const iso_tensor *found = NULL;
+    iso_assert_ok(iso_module_buffers(model, &list));
+    for (int i = 0; i < list.count; i++)
+        if (strcmp(list.name[i], name) == 0) found = list.item[i]->value;
+    iso_buffer_list_destroy(&list);
+    cr_assert(found);
+    return found;
+}
+
+// Evaluation averages all other buffers.
+static void ignored_buffers_stay(iso_buffer_mode mode) {
+    trainer_config config = resnet_config();
+    trainer t;
+    float before[8];
+    config.adjust = ignore_first_mean;
+    config.buffers.mode = mode;
+    iso_assert_ok(trainer_create(&t, test_comm, &config));
+    iso_assert_ok(trainer_train(&t, 3));
+    const iso_tensor *ignored = buffer_named(t.model, "bn1.running_mean");
+    const iso_tensor *other = buffer_named(t.model, "bn1.running_var");
+    cr_assert_eq(ignored->count, 8);
+    memcpy(before, ignored->data, sizeof(before));
+    iso_assert_all(!same_on_all_ranks(other->data, sizeof(before)));
+    iso_assert_ok(iso_module_train(t.model, false));
+    iso_assert_all(memcmp(before, ignored->data, sizeof(before)) == 0);
+    iso_assert_all(!same_on_all_ranks(ignored->data, sizeof(before)));
+    iso_assert_all(same_on_all_ranks(other->data, sizeof(before)));
+    trainer_destroy(&t);
+}
+Test(np2_buffers, ignored_buffers_stay) { ignored_buffers_stay(ISO_BUFFERS_AVERAGE); }
+Test(np3_buffers, ignored_buffers_stay) { ignored_buffers_stay(ISO_BUFFERS_RANK0); }
+
 static void ranks_evaluate_one_model(void) {
     trainer_config config = resnet_config();
     trainer t;

@@ -66,6 +66,41 @@ static iso_comm_hook hook_number(int i, hook_user *user) {
 }
 
 // When something is waited for must not show, whatever travels.
+// ---- The last bucket --------------------------------------------------------------------------------
+
+enum { SEEN = 16 };
+typedef struct last_seen {
+    int calls[SEEN], last[SEEN]; // of each bucket
+} last_seen;
+
+static iso_status note_last(const iso_comm_hook_bucket *b, double factor, void *user) {
+    last_seen *seen = user;
+    if (b->index >= SEEN) return ISO_ERR_STATE;
+    seen->calls[b->index]++;
+    seen->last[b->index] += b->is_last;
+    return iso_hook_bf16.compress(b, factor, iso_hook_bf16.user);
+}
+
+// Backward completes the bucket of the first layer last.
+static void the_last_bucket_is_marked(iso_sync sync) {
+    last_seen seen = {0};
+    iso_comm_hook hook = iso_hook_bf16;
+    int last = 0;
+    hook.compress = note_last;
+    hook.user = &seen;
+    train(&hook, sync, 0);
+    while (last + 1 < SEEN && seen.calls[last + 1] > 0) last++;
+    iso_assert_all(last == 3); // one bucket for each layer of the small CNN
+    for (int i = 0; i <= last; i++) {
+        iso_assert_all(seen.calls[i] == STEPS);
+        iso_assert_all(seen.last[i] == (i == last ? STEPS : 0));
+    }
+}
+Test(np2_own_exchange, the_last_bucket_is_marked) {
+    the_last_bucket_is_marked(ISO_SYNC_LAZY);
+    the_last_bucket_is_marked(ISO_SYNC_BLOCKING);
+}
+
 static void lazy_is_blocking(void) {
     hook_user user;
     for (int i = 0; i < HOOKS; i++) {
