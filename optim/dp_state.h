@@ -14,8 +14,9 @@
 iso_status iso__dp_state_create(iso__base_optimizer *self, iso_reducer *reducer, const int *place);
 void iso__dp_state_destroy(iso__base_optimizer *self); // does nothing without ZeRO
 
-// The position of the state of element `first` of slot i, and the number of elements of slot i on
-// this rank. ISO_ERR_STATE if another rank has that element.
+// Finds the state of elements [first, first + count) of slot i: *state_offset is its position,
+// *elements the number of elements of slot i that this rank has. ISO_ERR_STATE if another rank has
+// some of them.
 iso_status iso__dp_state_find(const iso__base_optimizer *self, int i, int64_t first, int64_t count,
                               int64_t *elements, size_t *state_offset);
 

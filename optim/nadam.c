@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// NAdam (Dozat, Incorporating Nesterov Momentum into Adam, 2016), as torch.optim.NAdam. PyTorch
-// 1.13 without foreach differs from its documentation.
+// NAdam (Dozat, Incorporating Nesterov Momentum into Adam, 2016), as torch.optim.NAdam of
+// PyTorch 2. (Version 1.13 without foreach deviates from its own documentation.)
 #include "optim/optim_impl.h"
 
 #include <math.h>

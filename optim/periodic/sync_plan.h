@@ -119,8 +119,8 @@ void iso__daso_schedule_init(iso__daso_schedule *s, const iso_daso_config *confi
 //
 // When a round begins, `begins` is set, and *out has the actions that end the previous round:
 // MERGE, or SEND and FULL, or MEASURE (if wanted) before the first round. A decision made then
-// (iso__daso_schedule_set) applies to the round that iso__daso_schedule_begin begins, which has the
-// remaining action: SEND.
+// (iso__daso_schedule_set) applies to the round that iso__daso_schedule_begin begins. The *out of
+// that call has the last action of the previous round: SEND.
 //
 // At the end of cycling the pending exchange is merged, then FULL, with state if a cool-down
 // follows. COOLDOWN: next = WORLD. After the last step: FULL, unless a cool-down kept the replicas
@@ -146,9 +146,9 @@ iso_scope iso__daso_schedule_scope(const iso__daso_schedule *s);
 void iso__daso_schedule_set(iso__daso_schedule *s, const iso_daso_decision *decision);
 // The same for a measured wait. A configured skip limits it; an automatic skip is raised to it.
 void iso__daso_schedule_measured(iso__daso_schedule *s, int64_t wait);
-// The wait for an exchange of exchange_ms and steps of step_ms. Phases start between steps, so each
-// of the three costs up to one more step (the verdict after them is short). At least 1; 1 if one of
-// the two times is not known.
+// The wait for an exchange of exchange_ms and steps of step_ms. The phases of an exchange (SCATTER,
+// GATHER, SPREAD of average.h) start between steps, so each costs up to one more step; the verdict
+// is short. 1 if one of the times is not known.
 int64_t iso__daso_wait_for(double exchange_ms, double step_ms);
 
 // ---- Policies (daso_policy.c) ---------------------------------------------------------------------

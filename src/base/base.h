@@ -130,8 +130,9 @@ static inline float iso__uniform(uint32_t bits) { return (float)(bits >> 8) * 0x
 // 64-bit FNV-1a over bytes, continuing from `hash` (start with ISO_HASH_START).
 #define ISO_HASH_START 0xcbf29ce484222325u
 uint64_t iso__hash(uint64_t hash, const void *data, size_t bytes);
-// A checksum about as fast as memory is read, for whole data sets and files. Two calls return
-// another sum than one call with the same bytes. It depends on the byte order of the machine.
+// A checksum for whole data sets and files, computed about as fast as memory can be read. Passing
+// the bytes in two calls gives a different sum than in one. It depends on the byte order of the
+// machine.
 uint64_t iso__checksum(uint64_t sum, const void *data, size_t bytes);
 
 // ---- Numbers --------------------------------------------------------------------------------------

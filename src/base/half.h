@@ -58,7 +58,8 @@ ISO_INLINE float iso__of_bf16(uint32_t h) { return iso__float_of(h << 16); }
 ISO_INLINE uint32_t iso__f16_of(float x) {
     uint32_t u = iso__bits_of(x), sign = (u >> 16) & 0x8000, size = u & 0x7fffffff;
     uint32_t normal = (size - (112u << 23) + 0xfff + ((size >> 13) & 1)) >> 13;
-    // The unit in the last place of 1/2 is that of subnormal halves: the addition rounds.
+    // 0.5f and subnormal f16 numbers have the same unit in the last place, 2^-24, so the addition
+    // rounds.
     uint32_t subnormal = iso__bits_of(iso__float_of(size) + 0.5f) - iso__bits_of(0.5f);
     uint32_t nan = 0x7e00 | ((size >> 13) & 0x3ff);
     uint32_t h = iso__choose(size < ISO_F16_LEAST_NORMAL, subnormal, normal);
@@ -69,9 +70,10 @@ ISO_INLINE uint32_t iso__f16_of(float x) {
 ISO_INLINE float iso__of_f16(uint32_t h) {
     uint32_t sign = (h & 0x8000) << 16, size = (h & 0x7fff) << 13;
     uint32_t exponent = h & 0x7c00;
-    uint32_t special = exponent == 0x7c00 ? 112u << 23 : 0; // up to the exponent of f32
+    // Raises the exponent to that of infinity and NaN in f32.
+    uint32_t special = exponent == 0x7c00 ? 112u << 23 : 0;
     uint32_t normal = size + (112u << 23) + special;
-    // A subnormal half: a number in [2^-14, 2^-13), minus its leading one.
+    // A subnormal f16 number: a number in [2^-14, 2^-13), minus its leading one.
     float above = iso__float_of(size + (113u << 23)) - iso__float_of(113u << 23);
     return iso__float_of((exponent == 0 ? iso__bits_of(above) : normal) | sign);
 }

@@ -42,7 +42,8 @@ typedef enum iso__operation {
 
 typedef struct iso__channel_item {
     void *data;
-    size_t bytes; // > 0, whole elements; except with SUM, of a block, as are chunks and the window
+    size_t bytes; // > 0, whole elements. With SUM of the item, otherwise of one block; chunks and
+                  // window count in the same way
     iso_dtype dtype;
     const char *label; // borrowed; its name in a time-out
     iso__operation operation;
@@ -105,7 +106,8 @@ typedef struct iso__channel_load {
 } iso__channel_load;
 iso__channel_load iso__channel_load_of(iso__channel *channel);
 
-// Adds what a round of this item moves. Local; the channel's communicator has been located.
+// Adds what a round of this item moves. Local; the channel's communicator has been located
+// (iso__comm_locate).
 void iso__channel_count(const iso__channel *channel, int item, iso_traffic *to);
 
 #endif

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-// The environment of a communicator's ranks: all ranks refuse invalid values, and values that
-// differ although ranks would then exchange in different ways or compute different bits.
+// The environment of a communicator's ranks: all ranks refuse invalid values, and differing values
+// of variables that must be equal, because ranks would otherwise exchange in different ways or
+// compute different bits.
 #include "comm/comm_state.h"
 
 #include <stdatomic.h>

@@ -61,8 +61,8 @@ void iso__request_complete(iso_request *request);
 void iso__request_release(iso__engine *engine, iso_request **request);
 
 // ---- coll_mpi.c, coll_shm.c ----
-// How all-reduces are carried out: messages (coll_mpi.c) or shared memory (coll_shm.c). With the
-// lock held.
+// How exchanges are carried out: messages (coll_mpi.c) or shared memory (coll_shm.c). With the lock
+// held.
 typedef struct iso__collective_ops {
     // The request has the address of the data (next) and the number of its elements (left, > 0).
     iso_status (*post)(iso_request *request);

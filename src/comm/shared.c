@@ -2,8 +2,8 @@
 // Memory that the ranks of a node share: checks whether it is possible, creates and frees it.
 //
 // POSIX shared memory rather than an MPI window: Open MPI 4.1 unmaps windows in MPI_Finalize, after
-// which gradients may still be read; it waits for ever where /dev/shm is full on one rank only; and
-// windows in tmpfs that is full later kill the process when they are touched.
+// which gradients may still be read; it waits for ever if /dev/shm is full on only one rank; and if
+// tmpfs fills up later, touching a window kills the process.
 #include "comm/comm_calls.h"
 #include "comm/shared_impl.h"
 

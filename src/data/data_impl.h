@@ -77,14 +77,14 @@ void iso__dataset_measure(const iso_dataset *dataset, double *mean, double *std)
 
 struct iso_sampler {
     iso_sampler_config config;
-    int64_t batches;   // of this rank
-    int64_t stride;    // from a batch to the next one in the permutation
-    int64_t begin;     // of this rank's share of batch 0
-    int64_t last;      // number of the last global batch, which may be smaller
-    int64_t last_size; // this rank's share of it, and its begin, less `last` strides
-    int64_t last_begin;
-    int64_t *indices; // the permutation, then its start again, which pads the last batches
-    int64_t padded;   // their number
+    int64_t batches;    // of this rank
+    int64_t stride;     // from a batch to the next one in the permutation
+    int64_t begin;      // of this rank's share of batch 0
+    int64_t last;       // number of the last global batch, which may be smaller
+    int64_t last_size;  // this rank's share of it
+    int64_t last_begin; // where that share begins, less `last` strides
+    int64_t *indices;   // the permutation, then its start again, which pads the last batches
+    int64_t padded;     // number of the repeated indices
 };
 
 // ---- Transform: the first input of a sample -> elements of a batch --------------------------------
@@ -98,7 +98,8 @@ typedef struct iso__transform {
     int64_t shift;       // pixels, at most
     uint32_t flip;       // probability in units of 2^-24
     uint64_t seed;       // of what is drawn
-    uint32_t shard;      // the rank, as sample i of another shard is another sample; else 0
+    uint32_t shard;      // the rank if each rank has its own shard, whose sample i is a different
+                         // one; else 0
     iso__philox_key key; // of the epoch
 } iso__transform;
 
@@ -110,7 +111,7 @@ void iso__transform_set_epoch(iso__transform *self, int64_t epoch);
 // Sample number `index` of the data set.
 void iso__transform_sample(const iso__transform *self, int64_t index, const void *sample,
                            void *out);
-// Returns the random number that a sample carries, which is independent of the draws above.
+// Returns iso_sample.random of a sample, which is independent of the draws above.
 uint64_t iso__transform_random(const iso__transform *self, int64_t index);
 
 #endif

@@ -31,7 +31,7 @@ iso_status iso__upload_open(iso__upload *self, int64_t samples, void **out);
 iso_status iso__upload_close(iso__upload *self);
 
 // For the consumer of batches, on the device's thread. These calls do not wait. send starts the
-// copy. Work launched after take sees the samples. Work launched after give_back does not use them.
+// copy. Work launched after take sees the samples. Work launched after give_back must not use them.
 iso_status iso__upload_send(iso__upload *self, int64_t samples);
 iso_status iso__upload_take(iso__upload *self);
 iso_status iso__upload_give_back(iso__upload *self);

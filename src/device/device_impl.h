@@ -35,7 +35,8 @@ typedef struct iso__sgd_args {
 } iso__sgd_args;
 typedef struct iso__adam_args {
     double lr, beta1, beta2, eps, weight_decay, scale;
-    double rest1, rest2; // 1 - beta1, 1 - beta2: rounded last, as 1 - 0.999f is off by 5e-5
+    double rest1, rest2; // 1 - beta1, 1 - beta2, rounded last: 1 - 0.999f has a relative error of
+                         // 1.3e-5
     double correction1, correction2_sqrt; // 1 - beta1^t, sqrt(1 - beta2^t)
     bool decoupled;                       // AdamW
 } iso__adam_args;
@@ -191,8 +192,8 @@ typedef struct iso_kernel_ops {
                                          iso_tensor *db, bool accumulate_b); // dw, db may be NULL
     iso_status (*linear_backward_input)(iso_device *self, const iso_tensor *dy, const iso_tensor *w,
                                         iso_tensor *dx);
-    // dw [R, K] = rows first .. first + R of the weight's gradient. NULL if a matrix product takes
-    // whole rows only; callers then use take_columns first.
+    // dw [R, K] = rows first .. first + R of the weight's gradient. NULL if the device's matrix
+    // product cannot read a range of columns of dy; callers then copy them by take_columns.
     iso_status (*linear_backward_rows)(iso_device *self, const iso_tensor *x, const iso_tensor *dy,
                                        int64_t first, iso_tensor *dw, bool accumulate);
     // columns [N, C] = columns first .. first + C of x [N, K]. NULL unless linear_backward_rows is
@@ -273,7 +274,7 @@ typedef struct iso_kernel_ops {
                                   const iso_tensor *x, const iso_tensor *dy, void *workspace,
                                   iso_tensor *dw, bool accumulate_w, iso_tensor *db,
                                   bool accumulate_b, double *sums);
-    // Rows of as many elements as w; all logical. statistics: [3, rows], from forward to backward.
+    // Rows of as many elements as w; all logical. statistics: [rows, 3], from forward to backward.
     // w and b may be NULL: 1 and 0, then `size` counts the elements of a row.
     iso_status (*layer_norm_forward)(iso_device *self, double eps, int64_t size,
                                      const iso_tensor *x, const iso_tensor *w, const iso_tensor *b,
@@ -313,7 +314,7 @@ typedef struct iso_kernel_ops {
     // qkv becomes its gradient.
     iso_status (*attention_backward)(iso_device *self, int64_t heads, const iso_tensor *dy,
                                      const iso_tensor *weights, iso_tensor *qkv);
-    // x [N, C, ...] is logical; a group has C / groups channels. statistics: [3, N groups], from
+    // x [N, C, ...] is logical; a group has C / groups channels. statistics: [N * groups, 3], from
     // forward to backward. w and b [C] may be NULL: 1 and 0. dw and db may be NULL. dx may be dy.
     iso_status (*group_norm_forward)(iso_device *self, int64_t groups, double eps,
                                      const iso_tensor *x, const iso_tensor *w, const iso_tensor *b,

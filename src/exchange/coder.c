@@ -7,7 +7,7 @@
 // The head of the state of a hook that owns its exchange; its first float counts lists. It is as
 // long as a cache line, so that the state after it begins on one.
 #define HEAD_FLOATS 16
-// The largest number of elements of a phase over all ranks: their bytes can be counted.
+// The largest number of elements of a phase over all ranks, so that their bytes fit into size_t.
 #define MOST_ELEMENTS (SIZE_MAX / 64)
 // The largest start of a hook: f32 counts exactly up to this number.
 #define MOST_START ((long long)1 << 24)

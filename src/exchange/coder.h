@@ -24,7 +24,7 @@ typedef struct iso__coder {
     iso_comm_hook_plan *plan; // [buckets], over all ranks, if the hook owns its exchange, else NULL
     int last;                 // the last bucket that is exchanged, or -1
     int ranks;                // the number of all ranks
-    bool lazy;                // a bucket is not awaited before others are posted
+    bool lazy;                // other buckets may be posted before a bucket is awaited
     bool off; // exchanges are measured: the hook does not run, and old contents travel
 } iso__coder;
 
@@ -36,7 +36,7 @@ typedef struct iso__coder_ranks {
 
 // ISO_ERR_ARG or ISO_ERR_TYPE if the hook cannot be used.
 iso_status iso__coder_check(const iso_comm_hook *hook);
-// lazy: a bucket is not awaited before others are posted.
+// lazy: other buckets may be posted before a bucket is awaited.
 iso_status iso__coder_create(const iso_comm_hook *hook, const iso__buckets *buckets,
                              const iso__coder_ranks *ranks, bool lazy, iso__coder *out);
 void iso__coder_destroy(iso__coder *c);
@@ -83,8 +83,8 @@ static inline iso_dtype iso__phase_wire(const iso__coder *c, const iso_comm_hook
 iso_status iso__coder_run(const iso__coder *c, int i, const iso__bucket *bucket, void *gradient,
                           void *const *data, const iso__coder_ranks *ranks, int phase,
                           double factor);
-// Whether the hook begins with a later list. Lists are counted up to hook.start, on all ranks
-// alike, whoever exchanges them; the count is saved with the hook's state.
+// Whether the hook begins with a later list. Lists are counted up to hook.start, equally on all
+// ranks, whichever transport carries them; the count is saved with the hook's state.
 bool iso__coder_begins_later(const iso__coder *c);
 void iso__coder_count(const iso__coder *c);
 

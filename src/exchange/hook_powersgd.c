@@ -6,9 +6,9 @@
 //   phase 1: Q = mean over the ranks of M' P, with which the next exchange begins
 //   result:  P Q'; what is left out is M - P Q'
 //
-// What is no matrix, or would hardly get shorter, is summed as it is, in phase 0. The columns of P
-// and Q are stored one after the other. What must be equal on all ranks is computed from sums, and
-// in one order of additions on all machines.
+// Tensors that are not matrices, or would hardly shrink, are summed uncompressed in phase 0. The
+// columns of P and Q are stored one after the other. Values that must be equal on all ranks are
+// computed from the sums, in the same order of additions on all machines.
 #include "exchange/coder.h"
 
 #include "base/half.h"
@@ -148,7 +148,8 @@ static iso_status declare_phases(const iso_comm_hook_bucket *b, iso_comm_hook_pl
 
 // ---- The steps ----------------------------------------------------------------------------------------
 
-// Directions to begin with, from -1 to 1. A column that became 0, or not finite, begins again.
+// Draws the first columns of Q, with elements from -1 to 1, and redraws columns that have become 0
+// or are not finite.
 static void draw_columns(const item *m, uint64_t seed) {
     iso__philox_key key = iso__philox_key_make(seed, ISO_RNG_HOOK, m->tensor->offset);
     for (size_t k = 0; k < m->rank; k++) {
@@ -185,7 +186,7 @@ static void send_right(const item *m) {
                          m->gradient + row * m->columns, m->columns);
 }
 
-// What is not finite leaves nothing behind.
+// Where a value is not finite, the error becomes 0.
 static void keep_error(float *restrict error, const float *restrict result, size_t n) {
     for (size_t i = 0; i < n; i++) {
         float left = error[i] - result[i];

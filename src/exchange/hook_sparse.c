@@ -9,7 +9,7 @@
 #include <math.h>
 #include <string.h>
 
-// A bucket of fewer elements would hardly get shorter.
+// A bucket of fewer elements would hardly shrink.
 enum { SHORT = 512 };
 
 static bool is_left_alone(const iso_comm_hook_bucket *b, iso_comm_hook_plan *plan) {
@@ -19,7 +19,8 @@ static bool is_left_alone(const iso_comm_hook_bucket *b, iso_comm_hook_plan *pla
 
 // ---- Integers of 8 bits -------------------------------------------------------------------------------
 
-// Each rank averages a shard. Gradients go to its rank in phase 0, and the sums to all in phase 1.
+// Each rank sums one shard: in phase 0 it gets the gradients of that shard from all ranks, in phase
+// 1 it sends the sum to all.
 typedef struct shard {
     size_t first, count;
 } shard;
@@ -61,8 +62,8 @@ static void send_shards(const iso_comm_hook_bucket *b, double factor) {
     }
 }
 
-// In the order of the ranks. What the sum leaves out is left out of this rank's gradients, which it
-// adds to the next sum.
+// Sums in the order of the ranks, then adds this rank's residual for the shard. The rounding error
+// of the encoded sum is the new residual, which joins this rank's next gradients.
 static void send_sum(const iso_comm_hook_bucket *b) {
     shard s = shard_of(b, b->rank);
     float *sum = (float *)b->gradient + s.first, *residual = b->state + s.first;
@@ -124,7 +125,8 @@ static uint32_t magnitude_of(float x) { return iso__bits_of(x) & 0x7fffffff; }
 
 enum { DIGITS = 1 << 11 };
 
-// How many of the magnitudes whose bits in `above` are prefix have each digit.
+// Counts, for each value of the digit, the magnitudes that have it and whose bits in `above` equal
+// `prefix`.
 static void count_digits(const float *v, size_t count, uint32_t prefix, uint32_t above, int shift,
                          uint32_t found[DIGITS]) {
     memset(found, 0, DIGITS * sizeof(*found));
@@ -134,7 +136,7 @@ static void count_digits(const float *v, size_t count, uint32_t prefix, uint32_t
     }
 }
 
-// The k-th largest magnitude, digit by digit; *equal: how many of its size are among the k.
+// The k-th largest magnitude, digit by digit; *equal: how many of the k largest are equal to it.
 static uint32_t select_magnitude(const float *v, size_t count, size_t k, size_t *equal) {
     static const int shifts[] = {21, 10, 0};
     uint32_t prefix = 0, above = 0, found[DIGITS];
@@ -149,8 +151,9 @@ static uint32_t select_magnitude(const float *v, size_t count, size_t k, size_t 
     return prefix;
 }
 
-// In ascending order; of those that equal the least, the first. What is not finite is among them,
-// or there are more: it leaves nothing behind.
+// Entries are in ascending order of index; of those equal to the smallest magnitude sent, the first
+// ones go. Values that are not finite rank highest; their residual becomes 0 even if there are too
+// many to send.
 static void send_largest(const iso_comm_hook_bucket *b, size_t kept, double factor) {
     const float *g = b->gradient;
     float *v = b->state;

@@ -47,7 +47,8 @@ typedef struct iso__exchange_stats {
 
 // When a bucket's latest exchange happened, on the clock of iso_now.
 typedef struct iso__exchange_times {
-    bool left_device; // ready_ns: the device had copied it out, later than post()
+    bool left_device; // ready_ns is when the device had copied the bucket out, not when it was
+                      // posted
     bool known;       // false: the host did not see it, or an earlier call has reported it
     int64_t ready_ns, posted_ns, done_ns; // as iso__channel_times
     // The first call of arrive() began, even if it failed; the last one ended.

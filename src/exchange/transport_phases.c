@@ -3,9 +3,9 @@
 // the hook in between.
 //
 // Why no rank waits for ever: all phases of all buckets are items of one channel, in the order of
-// their phases. A bucket is awaited when all buckets are posted, that is, their phase 0 is ready.
-// Before a rank waits for phase k of a bucket it makes ready whatever leaves earlier, phase by
-// phase. channel.h proves the rest. Where each bucket is awaited before the next one is posted, all
+// their phases. In lazy mode a bucket is awaited only after phase 0 of all buckets is ready.
+// Before a rank waits for phase k of a bucket, it makes everything ready that leaves earlier, phase
+// by phase. channel.h proves the rest. If each bucket is awaited before the next one is posted, all
 // phases of a bucket leave before those of the next.
 #include "exchange/transports.h"
 
@@ -15,7 +15,7 @@
 
 #include <string.h>
 
-// Blocks go straight from rank to rank, see transport_zero.c.
+// Chunk size and window as in transport_zero.c, for the same reason.
 #define CHUNK_BYTES  ((size_t)60 * 1024)
 #define WINDOW_BYTES (8 * CHUNK_BYTES)
 
@@ -30,10 +30,11 @@ typedef struct parcel {
     leg leg[ISO_COMM_HOOK_PHASES];
     int phase; // that is under way
     bool posted, plain;
-    bool failed;               // the hook did
-    bool finished;             // the gradients are the result
-    double after, left;        // makes the result an average; what of it is still to do
-    iso__exchange_times times; // of the latest exchange, until they are told
+    bool failed;        // the hook failed
+    bool finished;      // the gradients are the result
+    double after, left; // after: the factor that makes the result an average; left: the factor not
+                        // yet applied
+    iso__exchange_times times; // of the latest exchange, until they are reported
 } parcel;
 
 typedef struct phases {
@@ -47,7 +48,7 @@ typedef struct phases {
     size_t *wire_bytes;
     int64_t computed_ns; // by the hook, between phases
     iso__coder no_coder;
-    iso__transport *first; // carries what comes before hook.start; NULL: nothing does
+    iso__transport *first; // carries the exchanges before hook.start; NULL: start is 0
 } phases;
 
 static phases *phases_of(iso__transport *t) { return iso_container_of(t, phases, base); }
@@ -77,7 +78,8 @@ static iso_status run_hook(phases *self, int i, int phase, double factor) {
     return ISO_OK;
 }
 
-// Between data and wire: the elements of this rank, or all that have come.
+// Converts between data and wire: to the wire what this rank sends, from it everything that has
+// arrived.
 static void convert_leg(const phases *self, const parcel *p, int k, bool to_wire) {
     const leg *l = &p->leg[k];
     const iso_comm_phase *phase = &p->plan.phase[k];
@@ -110,7 +112,7 @@ static bool phase_is_here(const phases *self, const parcel *p) {
 
 static bool is_under_way(const parcel *p) { return p->posted && !p->plain && !p->failed; }
 
-// The result of a phase that is not the last one is here: the next one leaves.
+// The result of a phase that is not the last one has arrived: begins the next phase.
 static iso_status begin_next_phase(phases *self, int i) {
     parcel *p = &self->parcel[i];
     int64_t start = iso_now();
@@ -136,7 +138,7 @@ static iso_status post_first_phase(phases *self, int i, double before) {
         iso__store_scale_arena(self->with.store, b->offset, b->bytes, b->dtype, before);
     if (p->plan.phase_count == 0) before *= p->after;
     ISO_TRY(run_hook(self, i, 0, before));
-    p->posted = true; // of an exchange that failed to begin, chunks may be under way
+    p->posted = true; // set first: if the exchange fails to begin, some chunks may be under way
     p->phase = 0;
     p->finished = p->plan.phase_count == 0;
     p->left = p->plan.plain ? p->after : 1;
@@ -163,7 +165,7 @@ static iso_status post_bucket(iso__transport *t, int i, double before, double af
 
 // ---- Between phases -----------------------------------------------------------------------------------
 
-// Takes every bucket on whose phase is here, and says whether there was one.
+// Begins the next phase of every bucket whose current phase is complete. *any: there was one.
 static iso_status go_on(phases *self, bool *any) {
     for (int i = 0; i < self->with.buckets->count; i++) {
         parcel *p = &self->parcel[i];
@@ -215,8 +217,8 @@ static iso_status reach_phase(phases *self, int i, int k, const iso__idle *idle)
     return ISO_OK;
 }
 
-// Whatever leaves before the last phase of this bucket leaves. After phase 0, the buckets that are
-// needed first leave first.
+// Begins the last phase of this bucket, after all that leaves before it. After phase 0, buckets
+// leave in the order in which forward needs them.
 static iso_status reach_last_phase(phases *self, int i, const iso__idle *idle) {
     int last = self->parcel[i].plan.phase_count - 1;
     for (int k = 1; k <= last; k++)
@@ -239,7 +241,7 @@ static iso_status await_bucket(phases *self, int i, const iso__idle *idle) {
     return status;
 }
 
-// What lies between parameters stays 0, whatever a hook has made of it.
+// Sets the padding between parameters back to 0, in case the hook has written to it.
 static void clear_gaps(phases *self, int i) {
     const iso__bucket *b = bucket_of(self, i);
     size_t size = iso_dtype_size(b->dtype), at = 0;
@@ -260,7 +262,7 @@ static iso_status take_result(phases *self, int i) {
     return ISO_OK;
 }
 
-// The other ranks wait for no later phase of this rank then.
+// After this, no other rank waits for a later phase of this rank.
 static iso_status settle_phases(iso__transport *t) {
     phases *self = phases_of(t);
     for (int i = self->with.buckets->count - 1; i >= 0; i--)
@@ -315,7 +317,8 @@ static bool is_back(const iso__transport *t, int i) {
     const phases *self = const_phases_of(t);
     const parcel *p = &self->parcel[i];
     if (p->plain) return self->first->ops->is_back(self->first, i);
-    if (p->failed) return false; // arriving would tell of it, to a thread that waits for another
+    // arrive() would report the failure to a thread that waits for a different bucket.
+    if (p->failed) return false;
     bool last = p->phase + 1 >= p->plan.phase_count;
     return !p->posted || p->finished || (last && phase_is_here(self, p));
 }
@@ -363,7 +366,7 @@ static iso_status declare_buckets(phases *self) {
 
 static size_t padded_bytes(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
-// Gives a leg its memory, or, with memory NULL, only says how much it takes.
+// Gives a leg its memory, and returns its size; memory NULL: only returns the size.
 static size_t place_leg(const phases *self, int i, int k, char *memory) {
     parcel *p = &self->parcel[i];
     const iso_comm_phase *phase = &p->plan.phase[k];
@@ -407,8 +410,8 @@ static iso__channel_item item_of(const phases *self, int i, int k) {
                                .phase = self->with.one_by_one ? i * ISO_COMM_HOOK_PHASES + k : k};
 }
 
-// In the order in which they leave: phase 0 as backward completes it, what follows as forward needs
-// it.
+// In the order in which they leave: phase 0 in the order in which backward completes the buckets,
+// later phases in the order in which forward needs them.
 static int list_items(phases *self, iso__channel_item *item) {
     int buckets = self->with.buckets->count, count = 0;
     for (int k = 0; k < ISO_COMM_HOOK_PHASES; k++)
@@ -444,7 +447,7 @@ static iso_status allocate_phases(const iso__transport_setup *setup, iso_comm *c
     return ISO_OK;
 }
 
-// Sums of buckets as they are, by messages as well.
+// The transport before hook.start: plain sums, also by messages.
 static iso_status make_first(phases *self) {
     iso__transport_setup plain = self->with;
     plain.coder = &self->no_coder;

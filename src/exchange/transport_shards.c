@@ -15,12 +15,12 @@
 //   - An all-gather: a rank makes it when the shard is back from the other nodes. All sums of its
 //     list come earlier, so they are complete, and every rank's shards reach its host. There they
 //     travel through channels, whose order no rank violates (channel.h), and come back.
-// Hence every rank makes the call, and it completes. The program must meet one condition: a rank
-// may make its next call after a step late, but must not first wait for another rank of its node to
-// *read* values of this step. That read waits for the all-gather that the late rank has not made. A
-// program is safe if all ranks complete a step (iso_reducer_finish) before anything else. A reducer
-// has one NCCL communicator; programs with several reducers must use them in the same order on all
-// ranks in any case.
+// Hence every rank makes the call, and it completes. The program must meet one condition: after a
+// step, a rank may delay its next call, but before that call it must not wait for another rank of
+// its node to *read* values of this step. That read waits for the all-gather that the late rank has
+// not made. A program is safe if all ranks complete a step (iso_reducer_finish) before anything
+// else. A reducer has one NCCL communicator; programs with several reducers must use them in the
+// same order on all ranks in any case.
 #include "exchange/transports.h"
 
 #include "comm/traffic.h"

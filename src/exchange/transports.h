@@ -60,8 +60,8 @@ iso_status iso__transport_host(const iso__transport_setup *setup, iso_comm *comm
 iso_status iso__transport_zero(const iso__transport_setup *setup, iso_comm *comm,
                                iso__transport **out);
 
-// Collective over comm. The same, for a hook that owns its exchange, in the phases that it has
-// declared.
+// Collective over comm. As iso__transport_host, but by messages only, for a hook that owns its
+// exchange, in the phases that it has declared.
 iso_status iso__transport_phases(const iso__transport_setup *setup, iso_comm *comm,
                                  iso__transport **out);
 

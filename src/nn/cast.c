@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT
-// Layers that change the element type: for the layers behind them, or for those below.
+// Layers that change the element type: Cast, for the layers after it, and Autocast, for the module
+// inside it.
 #include "nn/nn_impl.h"
 
-// Element types are converted in one layout, where the memory is the host's in the logical one.
+// Conversion keeps the layout; on a device with host memory the layout must be logical.
 static iso_status as_type(iso_module *self, iso_dtype dtype, iso_tensor **slot,
                           iso_tensor **between, iso_tensor *x, iso_tensor **out) {
     *out = x;
@@ -19,7 +20,7 @@ static iso_status as_type(iso_module *self, iso_dtype dtype, iso_tensor **slot,
 typedef struct cast {
     iso_module base;
     iso_dtype dtype;
-    bool keeps_output; // of an Autocast in training: as its child gave it
+    bool keeps_output; // Autocast: in training, the output keeps the type that the child gave it
 } cast;
 
 static iso_dtype dtype_of(const iso_module *self) {
@@ -91,7 +92,7 @@ static iso_status autocast_forward(iso_module *self, iso_call *call, iso_tensor 
     return as_type(self, keeps ? y->dtype : in->dtype, &call->out, NULL, y, out);
 }
 
-// The type of what the child gave in its last call.
+// The type of the child's output in its last call.
 static iso_dtype type_given(const iso_module *child) {
     return child->call_depth > 0 ? child->call[child->call_depth - 1]->result->dtype : ISO_BF16;
 }
@@ -121,8 +122,8 @@ static iso_status check_autocast(const iso_module *module, iso_dtype dtype) {
     return iso__device_check_dtype(module->device, dtype);
 }
 
-// Layers without a type, a relu say, are of any. A wrapper that updates lazily must see the whole
-// module, and the optimizer is tied to the wrapper.
+// Layers without parameters and buffers, such as a relu, take any type. data_parallel must be
+// outside the Autocast: it must see the whole module, and the optimizer is tied to it.
 static iso_status check_below(iso_module *module, const char *path, void *user) {
     char label[ISO_LABEL_ROOM];
     (void)path, (void)user;

@@ -6,7 +6,7 @@ typedef struct conv2d {
     iso_module base;
     iso_conv2d_config config;     // with stride, dilation and groups filled in
     iso_parameter *weight, *bias; // bias NULL: none
-    // To bf16, for the latest forward of it. The weight has the layout of the output.
+    // The parameters in bf16, for the latest bf16 forward. The weight has the layout of the output.
     iso__rounded rounded;
 } conv2d;
 
@@ -67,7 +67,7 @@ static iso_status backward_input(iso_module *self, iso_call *call, iso_tensor *g
                                                          call->grad_in);
 }
 
-static void forget_rounded(iso_module *self) {
+static void take_tied(iso_module *self) {
     conv2d *l = iso_container_of(self, conv2d, base);
     l->weight = self->parameter[0];
     if (l->bias) l->bias = self->parameter[1];
@@ -82,7 +82,7 @@ static const iso_module_ops conv2d_ops = {
     .forward = forward_conv2d,
     .backward_params = backward_params,
     .backward_input = backward_input,
-    .tied = forget_rounded,
+    .tied = take_tied,
     .destroy = destroy_conv2d,
     .fuses_relu = true,
     .takes_bf16 = true,

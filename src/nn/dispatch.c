@@ -133,7 +133,7 @@ static iso_status check_indices(const iso_module *module, iso_dtype dtype) {
     return ISO_OK;
 }
 
-// bf16 may go beside parameters of f32, into layers that say so.
+// Layers that set takes_bf16 accept bf16 activations although their parameters are f32.
 static iso_status check_type(const iso_module *module, iso_dtype dtype) {
     char label[ISO_LABEL_ROOM];
     bool low = dtype == ISO_BF16;
@@ -180,7 +180,7 @@ static bool gives_type(const iso_module *module, const iso_call *call) {
     return false;
 }
 
-// What a layer of a user's gives is checked here, or the one behind it would be blamed.
+// Checks the output of a user's layer here; otherwise the next layer would be blamed.
 static iso_status check_output(const iso_module *module, const iso_call *call) {
     char label[ISO_LABEL_ROOM];
     ISO_CHECK(call->result, ISO_ERR_STATE, "forward of %s gave no output",
@@ -315,7 +315,7 @@ iso_status iso_module_call_backward(iso_module *child, iso_tensor *grad_out, iso
     ISO_CHECK(child->call_depth > 0, ISO_ERR_STATE, "backward of %s without a forward before it",
               iso__module_label(child, label));
     iso_call *call = child->call[--child->call_depth];
-    set_type(child, call->in->dtype); // it may have been called in several
+    set_type(child, call->in->dtype); // its calls may have had different types
     ISO_TRY(accept_gradient(child, call, &grad_out));
     RUN_HOOKS(child, before_backward, child, grad_out);
     int64_t start = trace_start(child);

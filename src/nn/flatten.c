@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The layer that makes rows of images: a view of memory in logical order, a copy of other memory.
+// Turns each sample into a row: a view if memory is in logical order, else a copy.
 #include "nn/nn_impl.h"
 
 #include <string.h>

@@ -6,16 +6,16 @@ typedef struct linear {
     iso_module base;
     int64_t in_features, out_features;
     iso_parameter *weight, *bias; // bias NULL: none
-    iso__rounded rounded;         // to bf16, for the latest forward of it
+    iso__rounded rounded;         // the parameters in bf16, for the latest bf16 forward
 } linear;
 
 // ---- Forward ----------------------------------------------------------------------------------------
 
-// The weight, for a kernel that begins while its last pieces are on their way.
+// The weight, for a kernel that begins while its last pieces are under way.
 typedef struct coming {
     iso__arrival arrival;
     const iso_pieces *pieces;
-    int asked; // pieces that are there
+    int asked; // pieces that have arrived
 } coming;
 
 static iso_status await_rows(iso__arrival *arrival, int64_t rows) {
@@ -58,7 +58,7 @@ typedef struct reads {
     iso_tensor **columns; // slot for some columns of dy
 } reads;
 
-// dw = dy^T x row by row: a piece of dw needs as many columns of dy.
+// dw = dy^T x, so a piece with R rows of dw needs R columns of dy.
 static iso_status gradient_of_piece(iso_module *self, const reads *r, int k) {
     const iso_parameter *w = iso_container_of(self, linear, base)->weight;
     const iso_kernel_ops *kernels = iso__kernels(&r->x);
@@ -76,8 +76,8 @@ static iso_status gradient_of_piece(iso_module *self, const reads *r, int k) {
 static iso_status backward_piece(iso_module *self, const reads *r, int k) {
     const iso_parameter *w = iso_container_of(self, linear, base)->weight;
     ISO_TRY(gradient_of_piece(self, r, k));
-    // Where the layer is used again in this backward, or another one has the weight too, it is not
-    // final yet.
+    // If this layer is used again in this backward, or another layer shares the weight, the piece
+    // is not final yet.
     if (self->call_depth > 0 || w->references > 1) return ISO_OK;
     return w->pieces->ready(w->pieces, k);
 }
@@ -121,7 +121,7 @@ static iso_status backward_input(iso_module *self, iso_call *call, iso_tensor *g
 
 // ---- Life -------------------------------------------------------------------------------------------
 
-static void forget_rounded(iso_module *self) {
+static void take_tied(iso_module *self) {
     linear *l = iso_container_of(self, linear, base);
     l->weight = self->parameter[0];
     if (l->bias) l->bias = self->parameter[1];
@@ -136,7 +136,7 @@ static const iso_module_ops linear_ops = {
     .forward = forward_linear,
     .backward_params = backward_params,
     .backward_input = backward_input,
-    .tied = forget_rounded,
+    .tied = take_tied,
     .destroy = destroy_linear,
     .fuses_relu = true,
     .awaits_pieces = true,

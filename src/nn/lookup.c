@@ -10,8 +10,8 @@ typedef struct lookup {
     int index;          // of the parameter or buffer there
 } lookup;
 
-// What a module at `path` would have to call it; NULL: it is not the module's. Local names have no
-// '.'.
+// The local name that the object sought would have in the module at `path`; NULL: it cannot belong
+// to it. Local names have no '.'.
 static const char *local_name(const lookup *sought, const char *path) {
     size_t length = strlen(path);
     if (sought->module || strncmp(sought->name, path, length) != 0) return NULL;

@@ -9,11 +9,11 @@ struct iso_loss {
     iso_loss_config config;
     iso_tensor *grad;       // NULL until first wanted
     iso_tensor *logical[2]; // copies of an output and a target in another layout; NULL: none so far
-    // What the device writes: value, correct rows. There when `done` is reached, on a device with
-    // memory of its own.
+    // What the device writes: value, correct rows. On a device with memory of its own, valid once
+    // `done` is reached.
     double *result;
     iso__device_event *done;
-    bool computed, counts; // something was; rows were judged
+    bool computed, counts; // a loss has been computed; with the number of correct rows
 };
 
 static iso_status check_config(const iso_loss_config *c) {
@@ -113,7 +113,7 @@ iso_status iso_loss_value(iso_loss *loss, double *value, int64_t *correct) {
 
 iso_status iso_loss_compute(iso_loss *loss, iso_tensor *output, const int32_t *labels,
                             double *value, int64_t *correct, iso_tensor **grad) {
-    loss->computed = false; // what was before is not of this call, should it fail
+    loss->computed = false; // if this call fails, the earlier value must not pass for its result
     ISO_TRY(check_labels(loss, output, labels));
     if (grad) ISO_TRY(prepare_tensor(&loss->grad, output));
     ISO_TRY(iso__kernels(output)->loss(loss->device, &loss->config, output, labels, loss->result,

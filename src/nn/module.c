@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The base of every module: creation, children, references, and what is told to a whole tree.
+// The base of every module: creation, children, references, and settings for a whole tree of
+// modules.
 #include "nn/nn_impl.h"
 
 #include <string.h>
@@ -283,7 +284,7 @@ iso_status iso_module_to(iso_module *module, iso_dtype dtype) {
     return ISO_OK;
 }
 
-// ---- What a whole tree is told -----------------------------------------------------------------
+// ---- Settings for a whole tree of modules ------------------------------------------------------
 
 iso_status iso_module_train(iso_module *module, bool training) {
     module->training = training;

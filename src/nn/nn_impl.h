@@ -19,23 +19,23 @@ iso_status iso__call_tensor_of(iso_module *module, iso_dtype dtype, iso_tensor *
 typedef struct iso__values {
     iso_tensor *weight, *bias;
 } iso__values;
-// What a layer keeps for values of another type than its activations'.
+// A layer's copies of parameters whose type is not that of its activations.
 typedef struct iso__rounded {
     iso__values values; // NULL until first used
     bool ready;         // rounded for the forward that runs, and not taken yet
 } iso__rounded;
-// Makes *out the values for a call: themselves, or of the type of its activations in *rounded.
-// layout: of a weight that is rounded.
+// *out gets the tensors to use in a call: the parameters' own or, if activations have another type,
+// copies of that type in *rounded. layout: of a weight that is rounded.
 iso_status iso__call_values(iso_module *module, iso_layout layout, const iso_parameter *weight,
                             const iso_parameter *bias, iso__rounded *rounded, iso__values *out);
 void iso__rounded_destroy(iso__rounded *rounded);
-// What that gave for one of them, in backward.
+// For backward: the tensor that iso__call_values chose for this parameter. slot: its copy.
 iso_tensor *iso__called_value(const iso_module *module, const iso_parameter *parameter,
                               iso_tensor *slot);
 iso__rounded *iso__linear_rounded(iso_module *module); // NULL for other modules
 iso__rounded *iso__conv2d_rounded(iso_module *module); // the same
 
-// What is to be rounded to bf16 at once, of f32 tensors of a device.
+// f32 tensors of a device that are rounded to bf16 in one call.
 enum { ISO__ROUNDINGS = 64 };
 typedef struct iso__roundings {
     iso_device *device;
@@ -48,7 +48,7 @@ iso_status iso__roundings_add(iso__roundings *r, const iso_tensor *from, iso_ten
 iso_status iso__roundings_add_below(iso__roundings *r, iso_module *module);
 void iso__roundings_drop(iso_module *module);
 iso_status iso__roundings_flush(iso__roundings *r);
-// *out is x itself where it has this layout, else a copy of it in *slot.
+// *out is x itself if it has this layout, else a copy of it in *slot.
 iso_status iso__call_layout(iso_module *module, iso_tensor **slot, iso_layout layout, iso_tensor *x,
                             iso_tensor **out);
 
@@ -58,7 +58,7 @@ iso_status iso__module_find_parameter(iso_module *root, const char *name, iso_mo
 // The number of times iso_module_walk calls visit.
 int iso__module_count(const iso_module *root);
 
-// Nobody holds on to its gradient or its type: not wrapped, and no optimizer has it.
+// Whether neither a wrapper nor an optimizer depends on its gradient and element type.
 bool iso__parameter_is_free(const iso_parameter *parameter);
 // Drops the reference of one module.
 void iso__parameter_release(iso_parameter *parameter);
@@ -73,7 +73,7 @@ bool iso__module_trains(const iso_module *module);
 #define ISO_LABEL_ROOM 96
 const char *iso__module_label(const iso_module *module, char *text);
 // The error for an input that does not fit: `Conv2d "conv1" expects EXPECTED but got [64, 28, 28]`,
-// and from whom where that is known.
+// and, if known, which module it came from.
 iso_status iso__shape_error(const iso_module *module, const iso_tensor *in, const char *expected,
                             ...) __attribute__((format(printf, 3, 4)));
 
@@ -84,17 +84,17 @@ iso_status iso__init_uniform(iso_parameter *parameter, int64_t fan_in, iso_rng *
 iso_status iso__init_within(iso_parameter *parameter, double limit, iso_rng *rng);
 
 // A parameter whose gradient leaves, and whose value is updated, in pieces of whole rows (of the
-// first dimension), the first one first. A layer that can writes gradients one after the other, and
-// says so as soon as each is final for this backward; what it does not report is final when the
-// layer's gradients are. A layer that awaits_pieces begins its forward while pieces are still to
-// come: it calls needed for each one before it reads its rows.
+// first dimension), the first one first. If a layer can, it writes the gradients of the pieces one
+// by one and reports each as soon as it is final for this backward. Pieces that it does not report
+// are final together with its other gradients. A layer that awaits_pieces begins its forward while
+// pieces are still to come: it calls needed for each one before it reads its rows.
 typedef struct iso_pieces {
     int count;
     int64_t rows;      // of each but the last
     iso_tensor **grad; // [count]: views of the parameter's gradient
     iso_status (*ready)(const struct iso_pieces *self, int piece);
-    // Another parameter of the layer is final. What is not cut leaves with the first piece: report
-    // it before.
+    // Another parameter of the layer is final. Parameters that are not cut leave with the first
+    // piece, so report them before it.
     iso_status (*other_ready)(const struct iso_pieces *self, const iso_parameter *other);
     iso_status (*needed)(const struct iso_pieces *self, int piece);
 } iso_pieces;
@@ -115,7 +115,7 @@ typedef struct iso__norm_group {
 
 // The features of a batch norm, 0 for other modules.
 int64_t iso__batch_norm_features(const iso_module *module);
-// From the next training forward on the statistics of a batch norm are over the batches of this
+// From the next forward in training mode, the statistics cover the batches of all ranks of this
 // group. On success the layer owns `user`, and releases the one it had.
 iso_status iso__batch_norm_share(iso_module *batch_norm, const iso__norm_group *group);
 void *iso__batch_norm_user(const iso_module *batch_norm); // NULL: not shared
@@ -145,12 +145,12 @@ iso_tensor iso__rows_of(const iso_tensor *x);
 
 // Whether this is the relu layer (which sequential fuses into the layer before it).
 bool iso__module_is_relu(const iso_module *module);
-// Whether this is the layer whose output may be of another type than its input.
+// Whether this is a Cast.
 bool iso__module_is_cast(const iso_module *module);
-// For layers that fuse a relu: turns grad_out into the gradient before it, in place.
+// For layers that fuse a relu: turns grad_out into the gradient of the relu's input, in place.
 iso_status iso__undo_activation(iso_module *self, iso_call *call, iso_tensor *grad_out);
-// The same; and where the device does that on the way, the gradient of the layer's bias (NULL:
-// none). *db: that gradient where it is still to be computed, else NULL.
+// The same. If the device can, it also computes the gradient of bias (may be NULL) in this pass;
+// *db is then NULL, otherwise the gradient still to be computed.
 iso_status iso__undo_activation_and_bias(iso_module *self, iso_call *call, iso_tensor *grad_out,
                                          const iso_parameter *bias, iso_tensor **db);
 

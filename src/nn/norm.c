@@ -62,7 +62,7 @@ static iso_status count_batch(const batch_norm *l, iso__batch_norm_args *args) {
     return ISO_OK;
 }
 
-// The same question in forward and backward: a call without a number was in evaluation.
+// Forward and backward must decide alike: a call without a number was in evaluation mode.
 static bool takes_batch_statistics(const batch_norm *l, const iso_call *call) {
     return call->number > 0 || !l->running_mean;
 }

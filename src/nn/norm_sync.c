@@ -2,8 +2,8 @@
 // What a batch norm exchanges when its statistics are over the batches of several ranks.
 #include "nn/nn_impl.h"
 
-// The variance follows from sums about zero, all of one exchange, where no more than this part of
-// its digits cancels: squares >= PART * sum of x^2. Beyond it, sums about the mean are exchanged.
+// Sums of x and x^2 need only one exchange. The variance is taken from them unless cancellation
+// leaves less than PART: squares < PART * sum of x^2. Then sums about the mean are exchanged, too.
 #define PART 1e-4
 
 iso_status iso__norm_sync_create(int64_t channels, const iso__norm_group *group,
@@ -28,8 +28,8 @@ static double values_per_channel(const iso__norm_sync *sync, const iso_tensor *x
     return (double)(x->count / sync->channels);
 }
 
-// Means and sums of squares about them in place of sums of x and x^2; false where too little of a
-// variance is left.
+// Replaces sums of x and x^2 by means and sums of squares about them. Returns false if cancellation
+// leaves too little of a variance.
 static bool finish_moments(double *numbers, int64_t channels, double n) {
     bool well = true;
     for (int64_t i = 0; i < channels; i++) {

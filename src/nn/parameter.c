@@ -66,7 +66,7 @@ int iso__module_count(const iso_module *root) {
     return n;
 }
 
-// The name of what a module at `path` calls `name`; to be freed.
+// The full name of `name` in the module at `path`; to be freed.
 static iso_status full_name(const char *path, const char *name, char **out) {
     char text[NAME_ROOM];
     size_t length = strlen(path), joined = 0;
@@ -77,7 +77,7 @@ static iso_status full_name(const char *path, const char *name, char **out) {
 
 // ---- Lists of parameters -----------------------------------------------------------------------
 
-// With shared ones counted at each place: room that suffices.
+// Counts shared parameters once per module: an upper bound.
 static iso_status count_parameters(iso_module *module, const char *path, void *count) {
     (void)path;
     *(int *)count += module->parameter_count;

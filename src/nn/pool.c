@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: MIT
-// The two-dimensional pooling layers: maxima, averages, and averages for an output of a given size.
+// The two-dimensional pooling layers: maxima, averages, and adaptive averages, whose windows are
+// for an output of the given size.
 #include "nn/nn_impl.h"
 
 typedef struct pool2d {
     iso_module base;
-    iso_pool2d_config config; // with stride filled in; of an adaptive pool unused
+    iso_pool2d_config config; // with stride filled in; unused by an adaptive pool
     int64_t out_size[2];      // of an adaptive pool
 } pool2d;
 

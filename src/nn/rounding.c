@@ -3,15 +3,14 @@
 //
 // A layer rounds its own at each call. That is a launch for each layer, so an Autocast rounds those
 // of all layers below at once, before its forward begins, together with its input. A layer takes
-// what it finds ready, once; what it did not take is dropped when that forward ends. In between
-// nothing may change a parameter that was rounded: so layers whose parameters have an update to
-// come are left out, and all of them where one module or hook is not known to leave parameters
-// alone.
+// copies that are ready once; those that it did not take are dropped when that forward ends. In
+// between nothing may change a parameter that was rounded. Layers with an outstanding update are
+// therefore left out; and if any module or hook might change parameters, all layers are.
 #include "nn/nn_impl.h"
 
 // ---- Of one layer ---------------------------------------------------------------------------------
 
-// *out = the value of a parameter, or where that is of another type than the activations, *slot.
+// *out = the value of a parameter, or *slot if that value is of another type than the activations.
 static iso_status value_for(iso_module *module, const iso_parameter *parameter, iso_layout layout,
                             iso_tensor **slot, iso_tensor **out) {
     iso_tensor *value = parameter ? parameter->value : NULL;
@@ -27,7 +26,7 @@ iso_status iso__call_values(iso_module *module, iso_layout layout, const iso_par
     iso_device *device = module->device;
     iso__values *low = &rounded->values;
     bool ready = rounded->ready && low->weight->layout == layout;
-    rounded->ready = false; // parameters may be others when it is called again
+    rounded->ready = false; // parameters may have changed by the next call
     ISO_TRY(value_for(module, weight, layout, &low->weight, &out->weight));
     ISO_TRY(value_for(module, bias, ISO_LAYOUT_LOGICAL, &low->bias, &out->bias));
     if (ready || out->weight == weight->value) return ISO_OK;
@@ -66,7 +65,7 @@ static iso__rounded *rounded_of(iso_module *module) {
     return rounded ? rounded : iso__conv2d_rounded(module);
 }
 
-// Of the shape and type that a call has left.
+// Whether the copy that an earlier call left still has the right shape and type.
 static bool may_take(const iso_parameter *parameter, const iso_tensor *low) {
     return low && low->dtype == ISO_BF16 && parameter->value->dtype == ISO_F32 &&
            iso__tensor_same_shape(parameter->value, low);
@@ -74,7 +73,7 @@ static bool may_take(const iso_parameter *parameter, const iso_tensor *low) {
 
 // parameter[]: weight, then bias if there is one.
 static bool can_round(const iso_module *module, const iso__rounded *rounded) {
-    if (module->activations != ISO_BF16) return false; // it was not called as it would be now
+    if (module->activations != ISO_BF16) return false; // its last call was not in bf16
     if (!may_take(module->parameter[0], rounded->values.weight)) return false;
     return module->parameter_count == 1 || may_take(module->parameter[1], rounded->values.bias);
 }
@@ -89,7 +88,7 @@ static iso_status add_layer(iso__roundings *r, iso_module *module) {
     return ISO_OK;
 }
 
-// Hooks, too, may change any parameter, unless they say when they do not.
+// Hooks, too, may change any parameter, unless they provide is_current.
 static bool keeps_parameters(const iso_module *module) {
     bool keeps = module->ops->keeps_parameters;
     for (int i = 0; keeps && i < module->hooks_count; i++)
@@ -99,8 +98,8 @@ static bool keeps_parameters(const iso_module *module) {
     return keeps;
 }
 
-// Whoever updates a parameter in pieces puts a hook on its module, which tells whether all are
-// there.
+// Code that updates a parameter in pieces adds a hook with is_current, which tells whether all
+// pieces are up to date.
 static bool is_current(const iso_module *module) {
     bool told = false, current = true;
     for (int i = 0; i < module->hooks_count; i++) {

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: MIT
 // A container that runs its children one after the other and fuses a relu into the layer before it,
-// or into a max-pooling behind it, which leaves it less to do.
+// or into a max-pooling after it: the relu then has fewer elements.
 #include "nn/nn_impl.h"
 
-// Fusion goes by position and not by module: a shared layer may be followed by a relu in one place
-// only. It is a question of types alone, so forward and backward ask the same one.
+// Fusion depends on the position, because a layer that occurs twice may have a relu after it in one
+// place and not in the other. It follows from the kinds of the layers alone, so forward and
+// backward decide alike.
 static bool fused_into_next(const iso_module *self, int i) {
     return i >= 0 && i + 1 < self->child_count && iso__module_is_relu(self->child[i]) &&
            self->child[i + 1]->ops->relu_commutes;

@@ -55,7 +55,8 @@ static iso_status check_alike(const place *a, const place *b) {
     return ISO_OK;
 }
 
-// A layer writes each gradient once in a backward, so no two of its own may be one.
+// A layer writes each gradient once in a backward, so two parameters of the same layer cannot be
+// tied to each other.
 static iso_status check_pair(const place *a, const place *b) {
     char label[ISO_LABEL_ROOM];
     const iso_parameter *p = b->module->parameter[b->index];

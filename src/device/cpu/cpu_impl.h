@@ -29,9 +29,8 @@ typedef struct iso__gemm_args {
 #define ISO_CPU_CLONES
 #endif
 
-// Before a loop in which no iteration reads what another one writes. Clang has no such pragma that
-// does not also allow it to reorder sums; without it, it checks at run time whether the arrays
-// overlap.
+// Before a loop in which no iteration reads what another one writes. Clang's pragma would also
+// allow it to reorder sums; without a pragma it checks at run time whether the arrays overlap.
 #if defined(__GNUC__) && !defined(__clang__)
 #define ISO_CPU_IVDEP _Pragma("GCC ivdep")
 #else

@@ -40,7 +40,7 @@ void iso__appliers_list_is_out(iso__appliers *a);
 bool iso__appliers_have_list(const iso__appliers *a, int id);
 // Whether outstanding updates use the frozen hyperparameters.
 bool iso__appliers_have_stepped(const iso__appliers *a, int id);
-// Whether this applier can update some elements of a parameter alone, or need not.
+// Whether this applier can update a range of elements separately, or never has to.
 bool iso__appliers_can_share(const iso__appliers *a, int id);
 // Freezes a copy of the hyperparameters, and uses up the list.
 void iso__appliers_freeze(iso__appliers *a, int id, const void *hyper);

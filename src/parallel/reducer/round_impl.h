@@ -49,8 +49,7 @@ static inline int slots_in(const iso__round *r, int b) {
 }
 
 // ---- round_back.c ----
-// Waits for a bucket, which has arrived then. left NULL: the sum becomes an average. idle may be
-// NULL.
+// Waits until a bucket has arrived. left NULL: the sum becomes an average. idle may be NULL.
 iso_status iso__round_arrive(iso__round *r, int b, const iso__idle *idle, double *left);
 // On a device, waits for a bucket without making its updates: waits between updates would split
 // what the device launches together.

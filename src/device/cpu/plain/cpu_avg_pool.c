@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Average pooling in either layout: over windows of a given size, or for an output of a given size.
+// Average pooling in either layout: over windows of a given size, or adaptive, over windows for an
+// output of the given size.
 #include "device/cpu/plain/cpu_real.h"
 
 #include <string.h>

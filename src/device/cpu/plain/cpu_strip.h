@@ -11,10 +11,10 @@
 // ISO__LANES neighbours in a plane of one channel.
 typedef struct iso__strip {
     int64_t first;         // its first element
-    int64_t runs, step;    // pieces of memory, and elements from one to the next
-    int64_t cells, stride; // cells of a piece, and elements from one to the next
+    int64_t runs, step;    // runs of memory, and elements from one to the next
+    int64_t cells, stride; // cells of a run, and elements from one to the next
     int lanes;             // elements of a cell
-    int rest;              // single elements after the last cell of a piece
+    int rest;              // single elements after the last cell of a run
     int64_t channel;       // that its first element belongs to
     int channels;          // that exist (others only fill a block)
     bool across;           // the lanes are channels

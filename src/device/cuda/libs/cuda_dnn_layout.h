@@ -2,9 +2,9 @@
 // Private to cuDNN's files: copies of tensors in scratch memory, for cases in which cuDNN needs
 // another order or more channels than a tensor has.
 //
-// With channels last, tensor cores need a multiple of a pack of channels. So tensors that are
-// copied anyway are padded with channels of zeros, and so are their weights; the results for
-// padding channels are dropped.
+// With channels last, tensor cores need a number of channels that is a multiple of 16 bytes (8 in
+// bf16, 4 in f32). So tensors that are copied anyway are padded with channels of zeros, and so are
+// their weights; the results for padding channels are dropped.
 #ifndef ISO_CUDA_DNN_LAYOUT_H
 #define ISO_CUDA_DNN_LAYOUT_H
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // What cuDNN needs for a shape: descriptors, which are cached, and candidate algorithms.
 //
-// Unless tuning is on, the first algorithm runs that cuDNN's heuristics name for the shape among
-// those with the same bits in every run; the choice does not depend on measured times.
+// Unless tuning is on, the algorithm is the first that cuDNN's heuristics name for the shape and
+// that gives the same bits in every run; the choice does not depend on measured times.
 #include "device/cuda/libs/cuda_dnn_plan.h"
 
 #include <limits.h>

@@ -16,8 +16,9 @@ typedef struct iso__cuda_norm_shape {
     int64_t channels, plane;
     int64_t values; // of a channel
     int64_t parts, part_values;
-    int lanes;
-    int width, owned; // values that a thread moves at once; the number of their channels: 1 or all
+    int lanes;        // threads that work side by side on different channels
+    int width, owned; // width: values that a thread moves at once; owned: how many channels they
+                      // belong to, 1 or width
 } iso__cuda_norm_shape;
 enum {
     ISO__NORM_LANES = 32, // at most
@@ -35,8 +36,9 @@ enum {
 iso_status iso__cuda_norm_upload(iso__cuda *cuda, int64_t count, const double *from, double *to);
 
 typedef struct iso__cuda_norm_forward {
-    iso__cuda_norm_shape shape, summed; // summed: the division of sums if shape.owned > 1
-    double eps, factor;                 // of the running statistics
+    // summed: how the work of sums is divided, if shape.owned > 1.
+    iso__cuda_norm_shape shape, summed;
+    double eps, factor; // factor: of the running statistics
     bool batch, relu;
     const double *moments;            // on the device, as in iso__batch_norm_args; NULL: those of x
     double count;                     // of values of a channel, if moments are given

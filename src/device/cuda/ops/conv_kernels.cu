@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// Kernels that make convolutions matrix products: patches of images, and the order of samples.
+// Kernels that turn convolutions into matrix products: patches of images, and the order of samples.
 //
-// Blocks in x are rows of a matrix; threads and blocks in y walk its columns. So the divisions for
-// a row are made only once, and 32 bits suffice to count columns.
+// blockIdx.x is a row of a matrix; blockIdx.y and the threads walk its columns. So the divisions
+// for a row are made only once, and 32 bits suffice to count columns.
 #include "device/cuda/ops/conv_kernels.h"
 
 #include "device/cuda/runtime/cuda_submit.cuh"
@@ -58,7 +58,8 @@ static __device__ int output_at(int at, int k, int stride, int padding, int dila
     return from / stride;
 }
 
-// A pixel gathers what it gave: no two threads write one place, and the order of the sum is fixed.
+// Each pixel gathers the entries that were taken from it: no two threads write to the same place,
+// and the order of each sum is fixed.
 template <class T> __global__ void put_patches(patch_args<T> a) {
     const iso__cuda_conv &c = a.c;
     int channel = (int)blockIdx.x, pixels = c.height * c.width;

@@ -3,7 +3,7 @@
 #include "device/cuda/runtime/cuda_impl.h"
 #include "device/cuda/ops/pool_kernels.h"
 
-// config NULL: windows for an output of the given size.
+// config NULL: adaptive, windows for an output of the given size.
 static iso__cuda_pool_shape shape_of(const iso_pool2d_config *c, const iso_tensor *x,
                                      const iso_tensor *y) {
     bool last = iso__cuda_channels_last(x);

@@ -8,9 +8,9 @@
 
 #include <cuda_runtime.h>
 
-// A division takes a GPU ten times as long as a multiplication. For n below 2^31, n / by is the
-// upper half of the product of n and a number slightly above 2^32 / by (Granlund, Montgomery:
-// Division by invariant integers using multiplication, 1994).
+// A division takes a GPU ten times as long as a multiplication. For n below 2^31, n / by is
+// n * m >> (32 + shift), where m = 2^32 + factor is slightly above 2^(32 + shift) / by (Granlund,
+// Montgomery: Division by invariant integers using multiplication, 1994).
 template <class Index> struct iso__divider;
 
 template <> struct iso__divider<int32_t> {

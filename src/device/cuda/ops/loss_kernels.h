@@ -53,8 +53,8 @@ typedef struct iso__cuda_loss_rows {
 iso_status iso__cuda_losses_of_rows(iso__cuda *cuda, iso_dtype dtype,
                                     const iso__cuda_loss_rows *rows);
 
-// Losses of elements, from ISO__CUDA_MSE on, and their gradient of the mean unless grad is NULL.
-// sum has iso__cuda_element_partials partial sums.
+// Losses over elements (kinds from ISO__CUDA_MSE on) and, unless grad is NULL, the gradient of
+// their mean. sum has iso__cuda_element_partials partial sums.
 typedef struct iso__cuda_elements {
     iso__cuda_loss_kind kind;
     double delta;

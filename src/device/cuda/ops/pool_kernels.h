@@ -12,7 +12,7 @@ extern "C" {
 // The height or width of the image and of the output.
 typedef struct iso__cuda_pool_axis {
     int64_t in, out;
-    int64_t kernel, stride, padding; // kernel 0: windows for an output of the given size
+    int64_t kernel, stride, padding; // kernel 0: adaptive, for an output of size `out`
 } iso__cuda_pool_axis;
 
 // x[planes, y.in, x.in, beside], y[planes, y.out, x.out, beside].

@@ -12,9 +12,9 @@ extern "C" {
 
 // Square kernels of side 3 or 5 and stride 1, without dilation and groups, with at most
 // ISO_CUDA_STEM_WEIGHTS weights. y has its channels last, a multiple of iso__cuda_stem_width of
-// them, at addresses that are multiples of as many elements. *_step: elements from one to the next,
-// in x from a sample to a sample, a channel to a channel and a pixel to a pixel, in w likewise from
-// a filter, a channel, a tap. Elements of x and y are at most INT32_MAX.
+// them, at addresses that are multiples of as many elements. *_step: distance in elements between
+// neighbours: samples, channels and pixels of x; filters, channels (of_channel_step) and taps of w.
+// x and y have at most INT32_MAX elements each.
 enum { ISO_CUDA_STEM_WEIGHTS = 4608, ISO_CUDA_STEM_CHANNELS = 4, ISO_CUDA_STEM_PARTS = 256 };
 static inline int iso__cuda_stem_width(int side) { return side == 3 ? 8 : 2; }
 typedef struct iso__cuda_stem {
@@ -28,7 +28,7 @@ typedef struct iso__cuda_stem {
 iso_status iso__cuda_stem_forward(iso__cuda *cuda, iso_dtype dtype, const iso__cuda_stem *s,
                                   const void *x, const void *w, const void *bias, bool relu,
                                   void *y);
-// dw, logical and f32, of x and dy, which have y's form. partial: room for iso__cuda_stem_parts
+// dw, logical and f32, from x and dy; dy has the form of y. partial: room for iso__cuda_stem_parts
 // times the elements of dw. Sums are in an order that is the same in every run.
 int iso__cuda_stem_parts(const iso__cuda_stem *s);
 iso_status iso__cuda_stem_filter(iso__cuda *cuda, iso_dtype dtype, const iso__cuda_stem *s,

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
 // Optimizer updates: one pass over gradient, parameter and state. Formulas: cpu_update.c.
 //
-// A rule is a struct of its numbers, without padding, with a function for one element. The kernel
-// applies it to all segments of a table (cuda_multi_tensor.h). Every product that is added is an
-// explicit fma. The compiler would fuse it or not depending on the surrounding code, and the bits
-// of an element would then depend on the alignment of its memory.
+// A rule is a struct of its hyperparameters, without padding, with a function for one element. The
+// kernel applies it to all segments of a table (cuda_multi_tensor.h). Every product that is added
+// is an explicit fma. The compiler would fuse it or not depending on the surrounding code, and the
+// bits of an element would then depend on the alignment of its memory.
 #include "device/cuda/ops/update_kernels.h"
 
 #include "device/cuda/runtime/cuda_multi_tensor.h"

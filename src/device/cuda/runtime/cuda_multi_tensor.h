@@ -4,7 +4,7 @@
 //
 // Optimizers update one parameter after the other, and most parameters are so small that a launch
 // costs more than the work. So updates by the same rule are collected in a table, and one kernel
-// makes them all. The table may have the numbers of several parameter groups, because their
+// makes them all. The table may have the hyperparameters of several parameter groups, because their
 // parameters take turns. The updates are launched before anything else enters the compute queue,
 // and before any event, copy or wait refers to that queue, so the order of the queue is as if they
 // had never waited. The call that causes the launch reports its error. The updates then remain in
@@ -22,7 +22,7 @@ extern "C" {
 enum { ISO_CUDA_UPDATES = 71, ISO_CUDA_UPDATE_ARRAYS = 5 };
 enum { ISO_CUDA_RULES = 4 };
 
-// Holds the struct with the numbers of a rule; the remaining bytes are zero.
+// Holds the struct with the hyperparameters of a rule; the remaining bytes are zero.
 typedef struct iso__cuda_rule {
     double number[10];
 } iso__cuda_rule;

@@ -72,8 +72,8 @@ iso_status iso__cuda_submit_rows(iso__cuda *cuda, void (*by_warps)(Args), void (
     return iso__cuda_submit_over(cuda, by_blocks, rows * ISO_CUDA_BLOCK, args);
 }
 
-// The row length to pass to iso__cuda_submit_rows. If rows are read N at a time, warps take rows up
-// to N/2 times as long.
+// The row length to pass to iso__cuda_submit_rows. If rows are read N entries at a time, warps take
+// rows up to N/2 times as long.
 template <int N> int64_t iso__row_loads(int64_t k) { return N > 1 ? 2 * k / N : k; }
 
 #endif
