@@ -5,8 +5,8 @@
 
 #include <isotherm/checkpoint.h>
 
-// Local. ISO_ERR_FORMAT if the dict has this entry of train ("isotherm.model") with a value that
-// train does not write. The message names file and entry. ISO_OK for an entry that is missing.
+// Local. ISO_ERR_FORMAT if the metadata has the entry `key` (such as "isotherm.model") with a value
+// that train never writes. The message names file and entry. ISO_OK for an entry that is missing.
 iso_status predict_metadata_check(const iso_state_dict *dict, const char *file, const char *key);
 // Writes the record of that error, and returns its code. wanted: what the value must be.
 iso_status predict_metadata_refuse(const char *file, const char *key, const char *value,

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: MIT
+// Ends an example after an error, and MPI at the end of the program.
 #include "check.h"
 
 #include "watch.h"

@@ -13,9 +13,9 @@
 // 0.5). "lenet": LeNet-5 as in PyTorch's tutorials (two 5x5 convolutions to 6 and 16 channels, each
 // with relu and max-pool, linear layers of 120 and 84): for 3x32x32 that of "Training a classifier"
 // (CIFAR-10), for 1x28x28 that of "Training with PyTorch" (Fashion-MNIST). "resnet18":
-// torchvision's, names included; images of less than 64 pixels get the usual stem for CIFAR: one
-// 3x3 convolution of stride 1, without pooling. All networks return logits. ISO_ERR_ARG for another
-// name, ISO_ERR_SHAPE for images that do not fit.
+// torchvision's, names included; images with a side below 64 pixels get the usual stem for CIFAR:
+// one 3x3 convolution of stride 1, without pooling. All networks return logits. ISO_ERR_ARG for
+// another name, ISO_ERR_SHAPE for images that do not fit.
 iso_status model_create(const char *name, iso_device *device, const iso_dataset_info *data,
                         bool dropout, iso_rng *rng, iso_module **out);
 // "resnet18" (models_resnet.c).

@@ -14,11 +14,12 @@ double watch_timeout(void);
 // longer than ISO_TIMEOUT, and at least a second, the program ends with a message and exit code 1.
 void watch_limit(const char *what);
 // Set functions that the thread calls (NULL: none): every second; when a signal ends the program;
-// and before the thread or watch_clean ends it.
+// and once at the end: before the thread ends the program, or when watch_clean is called.
 void watch_every_second(void (*call)(void));
 void watch_farewell(void (*call)(int signal));
 void watch_at_end(void (*call)(void));
-// Sets a function that the thread calls right before it ends the program.
+// Sets a function that the thread calls right before it ends the program, after the function of
+// watch_at_end; watch_clean does not call it.
 void watch_at_exit(void (*call)(void));
 // Calls the function of watch_at_end. Call it before the program ends without the thread.
 void watch_clean(void);

@@ -37,6 +37,7 @@ typedef struct report_run {
     char *failure; // the reason why the run failed; NULL: it did not
 } report_run;
 
+// A report on several runs (a study).
 typedef struct report {
     const char *title, *setting; // setting: data, model, ranks: a line under the title
     double target;               // target test accuracy, 0 .. 1

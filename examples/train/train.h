@@ -103,7 +103,8 @@ typedef struct train_sums {
     double eval_loss, eval_samples;   // since the last eval
     double seconds, epoch_seconds;    // of the whole run; of the run before this epoch
     double wait_ms;                   // in waits for gradients, of the runs that this one resumes
-    double bytes_sent, bytes_between; // without parameters, of the runs that this one resumes
+    double bytes_sent, bytes_between; // of the runs that this one resumes; without exchanges of
+                                      // parameters, which the strategy counts
 } train_sums;
 
 // The best epoch by accuracy on the validation set. Saved for resuming.
@@ -311,10 +312,11 @@ iso_status train_trace_write(train_run *run);
 
 // ---- train_stats.c ----
 
-// Local. What --stats asks for, for each bucket of gradients: a table on rank 0, and events of the
-// log. The fraction of an exchange that was hidden, 0 to 1. It is 0 if waits are longer than the
+// The fraction of an exchange that was hidden, 0 to 1. It is 0 if waits are longer than the
 // exchange, because ranks wait for each other. NaN: there is no exchange.
 double train_hidden(double exchange_ms, double wait_ms);
+// Local. Prints and logs what --stats asks for, for each bucket of gradients: a table on rank 0,
+// and events of the log.
 void train_stats_tell(const train_run *run, const train_result *result);
 
 // ---- train_report.c ----

@@ -92,8 +92,8 @@ iso_status train_option_belongs(const iso_setting *setting, const char *chosen);
 iso_status train_settings_check(const train_options *options);
 // The line of a text of options with the same option as this line; NULL: none.
 const char *train_options_line(const char *text, const char *line);
-// The same; but if the text has no such line, and the option is a setting with a default of the
-// text's --sync, a line with the default, in room.
+// Returns the line itself; but if it says "--KEY not given", and the strategy of the text's --sync
+// has a default for KEY, a line with that default, written to room.
 enum { TRAIN_LINE_ROOM = 80 };
 const char *train_setting_default_line(const char *text, const char *line,
                                        char room[TRAIN_LINE_ROOM]);

@@ -19,7 +19,8 @@ typedef struct channel_rig {
     int rounds[CHANNEL_ITEMS];     // how often each was filled
 } channel_rig;
 
-// Random numbers below `below`: the same on every rank; different on every rank.
+// Random numbers below `below`. channel_draw: the same on every rank; channel_draw_mine: different
+// on each.
 uint32_t channel_draw(channel_rig *rig, uint32_t below);
 uint32_t channel_draw_mine(channel_rig *rig, uint32_t below);
 

@@ -16,7 +16,7 @@ typedef enum hook_way {
     HOOK_MIXED, // these four in turn, bucket by bucket, and a bucket that the hook does not handle
     HOOK_WAYS
 } hook_way;
-// Whoever takes the hook copies this.
+// The reducer copies this (user_bytes).
 typedef struct hook_user {
     hook_way way;
     int fail_phase, fail_bucket; // where run fails; fail_phase negative: never

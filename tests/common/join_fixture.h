@@ -32,8 +32,8 @@ iso_status uneven_batch(trainer *t, int step, int64_t first_row, int64_t rows, d
 iso_status uneven_loop(trainer *t, const uneven *u, iso_status *status, int *steps);
 // uneven_loop that must end with ISO_PENDING.
 iso_status uneven_train(trainer *t, const uneven *u);
-// Trains `one`, a trainer with a single rank, on the same batches of `ranks` ranks, by the
-// definition of the divisor.
+// Trains `one`, a trainer with a single rank, on the same batches of `ranks` ranks, with gradients
+// divided as iso_join_config.divisor defines.
 iso_status uneven_model(trainer *one, const uneven *u, int ranks);
 
 #endif

@@ -7,8 +7,7 @@
 
 enum { COUNT = 37, BATCH = 5, TENSORS = 4, CLASSES = 6, LABELS = 3 };
 
-// Two inputs, f32 [4] and i64 [2, 2]; labels of three places, and a number f64 as the second
-// target.
+// Two inputs, f32 [4] and i64 [2, 2]; two targets: three i32 labels, and one f64 number.
 extern const iso_tensor_spec samples_specs[TENSORS];
 extern const iso_dataset_config samples_usual;
 

@@ -13,13 +13,13 @@ typedef struct transport_case {
     bool zero;                 // ranks divide the updates; they publish the sums
 } transport_case;
 
-// Collective. Tests the contract of transport.h in several rounds: - ranks post in orders of their
-// own where the transport allows it, some late; buckets arrive in
+// Collective. Tests the contract of transport.h in several rounds:
+// - ranks post in orders of their own where the transport allows it, some late; buckets arrive in
 //   another order, some twice, with and without a factor left to the caller. Each value is the sum,
 //   which is exact, times the factors; a tail is the sum alone;
-// - is_back never comes before the last rank has posted, and after it nobody waits;
-// - who waits for a late rank calls idle;
-// - a plan may turn the order of long buckets round;
+// - is_back is never true before the last rank has posted, and once it is true, nobody waits;
+// - a rank that waits for a late one calls idle;
+// - a plan may reverse the order of long buckets;
 // - sums that are rounded are the same on all ranks and when they are made again.
 void transport_conforms(const transport_case *c);
 
