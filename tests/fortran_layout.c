@@ -30,6 +30,7 @@ static struct {
     FIELD(iso_reducer_param, row),
     FIELD(iso_reducer_param, whole),
     FIELD(iso_reducer_param, local),
+    FIELD(iso_reducer_param, gradient),
     SIZE(iso_reducer_config),
     FIELD(iso_reducer_config, device),
     FIELD(iso_reducer_config, sync),
@@ -159,7 +160,7 @@ static struct {
 // A compiler that warns of missing initializers tells when a type gets a field that the table
 // lacks.
 const iso_comm_config layout_comm_config = {0, 0};
-const iso_reducer_param layout_param = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
+const iso_reducer_param layout_param = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
 const iso_reducer_config layout_config = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
 const iso_reducer_stats layout_stats = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
 const iso_bucket_stats layout_bucket_stats = {0, 0, 0, 0, 0, 0, 0, 0, 0};

@@ -90,6 +90,7 @@ module isotherm
         integer(c_size_t) :: row = 0
         logical(c_bool) :: whole = .false._c_bool
         logical(c_bool) :: local = .false._c_bool
+        type(c_ptr) :: gradient = c_null_ptr
     end type
 
     type, bind(c), public :: iso_reducer_config

@@ -39,6 +39,14 @@ typedef struct iso_reducer_param {
     bool whole; // never cut into pieces
     // Not exchanged: the gradient stays this rank's own. Values are still broadcast at creation.
     bool local;
+    // NULL: backward writes the gradient to memory of the reducer (iso_reducer_grad), in which it
+    // travels. Otherwise your own array of count elements, which must not overlap others. Reporting
+    // it ready copies it to that memory, and the array is yours again. Updates get a pointer to the
+    // average, and scale is 1. If no update uses the average, because step() was not called before
+    // the exchange was waited for, it is copied back to the array; with zero, the elements that this
+    // rank updates. The copy costs one pass over the gradient. Buckets are in memory that the ranks
+    // of a node share, so your array cannot travel in place.
+    void *gradient;
 } iso_reducer_param;
 
 typedef enum iso_sync {
@@ -148,8 +156,9 @@ iso_status iso_reducer_create(iso_comm *comm, const iso_reducer_param *params, i
 // Collective. Completes pending exchanges and updates first.
 void iso_reducer_destroy(iso_reducer **reducer);
 
-// The gradient of parameter i, or NULL if there is no parameter i. 64-byte aligned memory of
-// config.device or of the communication buffer, owned by the reducer.
+// The gradient of parameter i, or NULL if there is no parameter i: your array
+// (iso_reducer_param.gradient), or 64-byte aligned memory of config.device or of the communication
+// buffer, owned by the reducer.
 void *iso_reducer_grad(iso_reducer *reducer, int i);
 // Sets the update function, and the size of the struct that step() copies for it. NULL removes it:
 // gradients are then only averaged; read them after iso_reducer_finish. Completes pending work

@@ -10,23 +10,47 @@
 typedef struct span {
     uintptr_t first, end;
     int param;
+    bool gradient;
 } span;
 
 static int by_address(const void *a, const void *b) {
     const span *x = a, *y = b;
     if (x->first != y->first) return x->first < y->first ? -1 : 1;
-    return (x->param > y->param) - (x->param < y->param);
+    if (x->param != y->param) return x->param < y->param ? -1 : 1;
+    return (int)x->gradient - (int)y->gradient;
+}
+
+static int list_spans(const iso_reducer_param *params, int count, span *spans) {
+    int n = 0;
+    for (int i = 0; i < count; i++) {
+        size_t bytes = params[i].count * iso_dtype_size(params[i].dtype);
+        uintptr_t value = (uintptr_t)params[i].value, gradient = (uintptr_t)params[i].gradient;
+        spans[n++] = (span){value, value + bytes, i, false};
+        if (gradient) spans[n++] = (span){gradient, gradient + bytes, i, true};
+    }
+    return n;
+}
+
+// Of two arrays at least one is a gradient.
+static iso_status check_gradient(const iso_reducer_param *params, const span *a, const span *b) {
+    ISO_CHECK(b->first >= a->end, ISO_ERR_ARG,
+              "the %s of parameter \"%s\" and the %s of \"%s\" overlap in memory: give each an "
+              "array of its own, or no gradient for memory of the reducer",
+              a->gradient ? "gradient" : "value", params[a->param].name,
+              b->gradient ? "gradient" : "value", params[b->param].name);
+    return ISO_OK;
 }
 
 // An array that is listed twice would be updated twice, each time with only some of its gradient.
 static iso_status check_apart(const iso_reducer_param *params, int count, span *spans) {
-    for (int i = 0; i < count; i++) {
-        uintptr_t first = (uintptr_t)params[i].value;
-        spans[i] = (span){first, first + params[i].count * iso_dtype_size(params[i].dtype), i};
-    }
-    qsort(spans, (size_t)count, sizeof(span), by_address);
-    for (int i = 1; i < count; i++) {
+    int n = list_spans(params, count, spans);
+    qsort(spans, (size_t)n, sizeof(span), by_address);
+    for (int i = 1; i < n; i++) {
         const char *a = params[spans[i - 1].param].name, *b = params[spans[i].param].name;
+        if (spans[i].gradient || spans[i - 1].gradient) {
+            ISO_TRY(check_gradient(params, &spans[i - 1], &spans[i]));
+            continue;
+        }
         ISO_CHECK(
             spans[i].first != spans[i - 1].first, ISO_ERR_ARG,
             "parameters \"%s\" and \"%s\" of the reducer are the same array: list it once, and "
@@ -67,7 +91,7 @@ static iso_status check_layers(const iso_reducer_param *params, int count, run *
 
 iso_status iso__params_check(const iso_reducer_param *params, int count) {
     void *memory = NULL;
-    size_t each = sizeof(span) > sizeof(run) ? sizeof(span) : sizeof(run);
+    size_t each = 2 * sizeof(span) > sizeof(run) ? 2 * sizeof(span) : sizeof(run);
     ISO_TRY(iso__alloc((size_t)count * each, &memory));
     iso_status status = check_apart(params, count, memory);
     if (status == ISO_OK) status = check_layers(params, count, memory);

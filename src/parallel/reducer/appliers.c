@@ -21,6 +21,7 @@ typedef struct applier {
 typedef struct slot_state {
     int owner;   // the applier; NOBODY: the gradient is only averaged
     bool update; // an update is outstanding until its bucket is complete
+    bool made;   // it was made, but its bucket is not complete
 } slot_state;
 
 struct iso__appliers {
@@ -223,31 +224,40 @@ static bool is_last_to_come(iso__appliers *a, int param) {
     return true;
 }
 
+// The gradient of a slot. home: in the caller's array, if there is one.
+static char *gradient_of(const iso__appliers *a, int slot, bool home) {
+    const iso__grad_slot *s = &a->layout->slot[slot];
+    return home && s->home ? s->home : a->gradients + s->offset;
+}
+
 // Updates this rank's elements of a slot.
-static iso_status apply_own(iso__appliers *a, int slot, const applier *p, double scale) {
+static iso_status apply_own(iso__appliers *a, int slot, const applier *p, char *gradient,
+                            double scale) {
     const iso__grad_slot *s = &a->layout->slot[slot];
     iso__own own = iso__zero_own(a->zero, a->layout, slot);
-    char *gradient = a->gradients + s->offset + own.first * iso_dtype_size(s->dtype);
+    gradient += own.first * iso_dtype_size(s->dtype);
     if (own.count == 0) return ISO_OK;
     return p->apply_piece(s->param, s->first + own.first, own.count, gradient, scale, p->hyper,
                           p->user);
 }
 
-static iso_status call_apply(iso__appliers *a, int slot, const applier *p, double scale) {
+static iso_status call_apply(iso__appliers *a, int slot, const applier *p, bool home,
+                             double scale) {
     const iso__grad_slot *s = &a->layout->slot[slot];
-    void *gradient = a->gradients + s->offset;
-    if (a->by_elements) return apply_own(a, slot, p, scale);
+    char *gradient = gradient_of(a, slot, home);
+    if (a->by_elements) return apply_own(a, slot, p, gradient, scale);
     if (!s->cut) return p->apply(s->param, gradient, scale, p->hyper, p->user);
     if (p->apply_piece)
         return p->apply_piece(s->param, s->first, s->count, gradient, scale, p->hyper, p->user);
     if (!is_last_to_come(a, s->param)) return ISO_OK;
-    gradient = a->gradients + iso__layout_piece(a->layout, s->param, 0)->offset;
+    gradient = gradient_of(a, iso__layout_at(a->layout, s->param, 0), home);
     return p->apply(s->param, gradient, scale, p->hyper, p->user);
 }
 
 // Writes an error record if the callback returned an error without one.
-static iso_status update_slot(iso__appliers *a, int slot, const applier *p, double scale) {
-    iso_status status = call_apply(a, slot, p, scale);
+static iso_status update_slot(iso__appliers *a, int slot, const applier *p, bool home,
+                              double scale) {
+    iso_status status = call_apply(a, slot, p, home, scale);
     if (status < 0 && iso_last_error()->code != status)
         return ISO_FAIL(status, "the callback that updates \"%s\" failed (%s)",
                         a->layout->slot[slot].name, iso_status_string(status));
@@ -258,7 +268,7 @@ static iso_status update_slot(iso__appliers *a, int slot, const applier *p, doub
 iso_status iso__appliers_update_all(iso__appliers *a, int id, const bool *skipped) {
     const applier *p = &a->applier[id];
     for (int s = 0; s < a->layout->slot_count; s++)
-        if (p->mine[s] && !skipped[s]) ISO_TRY(update_slot(a, s, p, 1.0));
+        if (p->mine[s] && !skipped[s]) ISO_TRY(update_slot(a, s, p, true, 1.0));
     return ISO_OK;
 }
 
@@ -268,8 +278,9 @@ iso_status iso__appliers_apply(iso__appliers *a, int bucket, double scale, const
         int s = a->layout->order[k];
         slot_state *slot = &a->slot[s];
         if (!slot->update) continue;
-        if (!skipped[s]) ISO_TRY(update_slot(a, s, &a->applier[slot->owner], scale));
+        if (!skipped[s]) ISO_TRY(update_slot(a, s, &a->applier[slot->owner], false, scale));
         slot->update = false; // do not repeat it if a later one fails
+        slot->made = true;
     }
     return ISO_OK;
 }
@@ -278,6 +289,10 @@ iso_status iso__appliers_apply(iso__appliers *a, int bucket, double scale, const
 
 bool iso__appliers_await(const iso__appliers *a, int bucket) {
     return a->slot[a->layout->order[a->layout->range[bucket].first]].update;
+}
+
+bool iso__appliers_use(const iso__appliers *a, int slot) {
+    return a->slot[slot].update || a->slot[slot].made;
 }
 
 bool iso__appliers_fold(const iso__appliers *a, int bucket) {
@@ -292,5 +307,8 @@ bool iso__appliers_fold(const iso__appliers *a, int bucket) {
 
 void iso__appliers_bucket_opens(iso__appliers *a, int bucket) {
     const iso__range *range = &a->layout->range[bucket];
-    for (int k = range->first; k <= range->last; k++) a->slot[a->layout->order[k]].update = false;
+    for (int k = range->first; k <= range->last; k++) {
+        slot_state *slot = &a->slot[a->layout->order[k]];
+        slot->update = slot->made = false;
+    }
 }

@@ -44,7 +44,8 @@ bool iso__appliers_have_stepped(const iso__appliers *a, int id);
 bool iso__appliers_can_share(const iso__appliers *a, int id);
 // Freezes a copy of the hyperparameters, and uses up the list.
 void iso__appliers_freeze(iso__appliers *a, int id, const void *hyper);
-// All averages are here: makes all updates immediately. skipped: [slots].
+// All averages are here: makes all updates immediately, from the gradients in the caller's arrays
+// where there are any. skipped: [slots].
 iso_status iso__appliers_update_all(iso__appliers *a, int id, const bool *skipped);
 // Marks the applier's updates as outstanding: each is made when its buckets are complete.
 void iso__appliers_mark(iso__appliers *a, int id);
@@ -52,6 +53,8 @@ void iso__appliers_mark(iso__appliers *a, int id);
 // ---- Buckets that come back -------------------------------------------------------------------------
 
 bool iso__appliers_await(const iso__appliers *a, int bucket); // an update of it is outstanding
+// Whether an update of the slot is outstanding, or was made since its bucket left.
+bool iso__appliers_use(const iso__appliers *a, int slot);
 // Whether updates cover the whole bucket, so that they may apply the remaining factor. A parameter
 // that is updated as a whole, with pieces in other buckets, rules this out.
 bool iso__appliers_fold(const iso__appliers *a, int bucket);

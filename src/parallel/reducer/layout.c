@@ -47,11 +47,13 @@ static iso_status add_slot(iso__layout *l, const iso_reducer_param *p, int i, in
                            int layer) {
     iso__grad_slot *slot = &l->slot[l->slot_count];
     size_t each = l->place[i].each, first = (size_t)piece * each, left = p->count - first;
+    size_t skipped = first * iso_dtype_size(p->dtype);
     *slot = (iso__grad_slot){.param = i,
                              .piece = piece,
                              .cut = each > 0,
                              .first = first,
-                             .value = (char *)p->value + first * iso_dtype_size(p->dtype),
+                             .value = (char *)p->value + skipped,
+                             .home = p->gradient ? (char *)p->gradient + skipped : NULL,
                              .count = each > 0 && each < left ? each : left,
                              .dtype = p->dtype,
                              .row = p->row,

@@ -21,6 +21,7 @@ typedef struct iso__grad_slot {
     bool cut;     // one of several pieces
     size_t first; // element of the parameter
     void *value;
+    void *home;        // its gradient in the caller's array; NULL: the store has the only one
     size_t count, row; // row: elements of a row; 0: not a matrix
     size_t offset;     // bytes into the store
     iso_dtype dtype;

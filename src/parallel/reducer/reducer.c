@@ -321,7 +321,8 @@ void iso__reducer_end_join(iso_reducer *r) {
 
 void *iso_reducer_grad(iso_reducer *r, int i) {
     if (!iso__layout_has(&r->layout, i, 0)) return NULL;
-    return r->store.gradients + iso__layout_piece(&r->layout, i, 0)->offset;
+    const iso__grad_slot *s = iso__layout_piece(&r->layout, i, 0);
+    return s->home ? s->home : r->store.gradients + s->offset;
 }
 
 int iso_reducer_pieces(const iso_reducer *r, int i) {

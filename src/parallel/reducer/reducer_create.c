@@ -86,12 +86,16 @@ static iso_status match_ranks(iso_reducer *r, const iso_reducer_param *params, i
 // Checks pointers now: otherwise the first kernel that uses one would fail, and all later work of
 // the device with it.
 static iso_status check_values(const iso__layout *l, iso_device *device) {
-    for (int s = 0; device && !device->ops->host_memory && s < l->slot_count; s++)
-        ISO_CHECK(
-            device->ops->remote->owns(device, l->slot[s].value), ISO_ERR_ARG,
-            "the value of parameter \"%s\" is not in the memory of %s (%s), which the reducer "
-            "was given as its device: pass memory of that device, or no device",
-            l->slot[s].name, device->ops->name, device->description);
+    for (int s = 0; device && !device->ops->host_memory && s < l->slot_count; s++) {
+        const iso__grad_slot *slot = &l->slot[s];
+        bool value = device->ops->remote->owns(device, slot->value);
+        bool both = value && (!slot->home || device->ops->remote->owns(device, slot->home));
+        ISO_CHECK(both, ISO_ERR_ARG,
+                  "the %s of parameter \"%s\" is not in the memory of %s (%s), which the reducer "
+                  "was given as its device: pass memory of that device, or no device",
+                  value ? "gradient" : "value", slot->name, device->ops->name,
+                  device->description);
+    }
     return ISO_OK;
 }
 

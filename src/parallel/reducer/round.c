@@ -83,6 +83,14 @@ bool iso__round_param_is_current(const iso__round *r, int i) {
     return true;
 }
 
+// Copies a gradient from the caller's array, if it is there.
+static iso_status take_gradient(iso__round *r, int s) {
+    const iso__grad_slot *slot = &layout_of(r)->slot[s];
+    if (!slot->home) return ISO_OK;
+    return iso__store_load(r->with.store, slot->offset, slot->count * iso_dtype_size(slot->dtype),
+                           slot->home);
+}
+
 // Marks a slot as ready. Returns true if its bucket is now complete.
 static bool mark_ready(iso__round *r, int s) {
     int b = layout_of(r)->slot[s].bucket;
@@ -112,6 +120,7 @@ static iso_status report_slot(iso__round *r, int s, bool *complete) {
         "with ZeRO a rank has the average of its own shard only: run all backwards of a step "
         "except the last inside no_sync, or call zero_grad first",
         slot->name);
+    ISO_TRY(take_gradient(r, s));
     iso__usage_mark(r->usage, s, true);
     if (mark_ready(r, s)) *complete = true;
     return ISO_OK;
@@ -169,6 +178,8 @@ iso_status iso__round_close(iso__round *r, iso_unused unused) {
         if (!r->fresh || !r->slot[s].keep)
             ISO_TRY(iso__store_zero(r->with.store, slot->offset,
                                     slot->count * iso_dtype_size(slot->dtype)));
+        else
+            ISO_TRY(take_gradient(r, s));
         mark_ready(r, s);
         first = s;
         count++;
@@ -180,6 +191,7 @@ iso_status iso__round_close(iso__round *r, iso_unused unused) {
 iso_status iso__round_shadow(iso__round *r) {
     ISO_TRY(iso__round_finish(r));
     ISO_TRY(iso__store_zero(r->with.store, 0, layout_of(r)->bytes));
+    r->fresh = false; // nothing that was accumulated is sent
     return iso__round_close(r, ISO_UNUSED_ZERO);
 }
 

@@ -6,11 +6,13 @@
 #include <isotherm/trace.h>
 
 // Whether the updates of a bucket may apply the factor: not if the average of a gradient must
-// remain.
+// remain, and not for programs with gradient arrays of their own, which need not know of the factor.
 static bool can_fold(const iso__round *r, int b) {
     const iso__layout *l = layout_of(r);
-    for (int k = l->range[b].first; k <= l->range[b].last; k++)
+    for (int k = l->range[b].first; k <= l->range[b].last; k++) {
         if (r->slot[l->order[k]].keep && !r->zero) return false; // with ZeRO, values replace it
+        if (l->slot[l->order[k]].home) return false;
+    }
     return iso__appliers_fold(r->with.appliers, b);
 }
 
@@ -93,6 +95,23 @@ static iso_status bring_back(iso__round *r, int b, double *left) {
     return iso__usage_learn(r->usage);
 }
 
+// Copies the averages that no update has used to the caller's arrays; with ZeRO, this rank's
+// elements.
+static iso_status return_averages(iso__round *r, int b) {
+    const iso__layout *l = layout_of(r);
+    for (int k = l->range[b].first; k <= l->range[b].last; k++) {
+        int s = l->order[k];
+        const iso__grad_slot *slot = &l->slot[s];
+        bool unused = iso__usage_skipped(r->usage)[s];
+        if (!slot->home || unused || iso__appliers_use(r->with.appliers, s)) continue;
+        iso__own own = iso__zero_own(r->zero, l, s);
+        size_t size = iso_dtype_size(slot->dtype), skip = own.first * size;
+        ISO_TRY(iso__store_save(r->with.store, slot->offset + skip, own.count * size,
+                                (char *)slot->home + skip));
+    }
+    return ISO_OK;
+}
+
 static iso_status update_bucket(iso__round *r, int b) {
     double left;
     ISO_TRY(bring_back(r, b, &left));
@@ -100,7 +119,8 @@ static iso_status update_bucket(iso__round *r, int b) {
     iso_status status =
         iso__appliers_apply(r->with.appliers, b, left, iso__usage_skipped(r->usage));
     r->updating = false;
-    return status;
+    ISO_TRY(status);
+    return return_averages(r, b);
 }
 
 // ---- Values go to the other ranks -------------------------------------------------------------------
