@@ -229,6 +229,48 @@ contains
 
     ! ---- All uses --------------------------------------------------------------------------------
 
+    integer(c_int) function descend(update) result(status)
+        type(iso_reducer_update), intent(in) :: update
+        real(c_double), pointer :: value(:), gradient(:), lr
+        call c_f_pointer(update%value, value, [update%count])
+        call c_f_pointer(update%gradient, gradient, [update%count])
+        call c_f_pointer(update%hyper, lr)
+        call expect(update%first == 1 .and. update%dtype == ISO_F64, 'an update knows its elements')
+        call expect(update%param == update%slice, 'parameters are the slices')
+        call expect(iso_string(update%name) == &
+            'blocks['//achar(iachar('0') + update%slice - 1)//']', 'an update knows the name')
+        value = value - lr*gradient
+        status = ISO_OK
+    end function
+
+    ! An array of all layers, a gradient array of the program's own, and layers by their numbers.
+    subroutine test_slices()
+        type(iso_reducer) :: reducer
+        real(c_double), target :: blocks(4, 3), given(4, 3), lr
+        integer :: l
+        blocks = 0
+        call check(iso_reducer_create(comm, [iso_reducer_param(value=c_loc(blocks), count=4, &
+            dtype=ISO_F64, layer=7, gradient=c_loc(given), layers=3)], ['blocks'], reducer))
+        call expect(iso_reducer_param_count(reducer) == 3, 'each slice is a parameter')
+        call expect(iso_reducer_find(reducer, 'blocks[2]') == 3, 'names are found')
+        call expect(iso_reducer_find(reducer, 'blocks') == 0, 'other names are not')
+        call check(iso_reducer_set_update(reducer, descend, c_sizeof(lr)))
+        do l = 3, 1, -1
+            given(:, l) = l*(rank + 1)
+            call check(iso_reducer_layer_ready(reducer, 6 + l))
+            given(:, l) = -1
+        end do
+        lr = 2
+        call check(iso_reducer_step(reducer, c_loc(lr)))
+        do l = 1, 3
+            call check(iso_reducer_layer_needed(reducer, 6 + l))
+            call expect(maxval(abs(blocks(:, l) + l*(ranks + 1))) < 1d-12, 'a layer is updated')
+        end do
+        call expect(maxval(abs(given + 1)) < 1d-300, 'the array is the program''s again')
+        call refused(iso_reducer_layer_ready(reducer, 10), ISO_ERR_ARG, 'no layer 10')
+        call iso_reducer_destroy(reducer)
+    end subroutine
+
     subroutine test_uses()
         type(model), target :: m
         type(iso_reducer) :: reducer
@@ -242,6 +284,7 @@ contains
         call iso_reducer_destroy(reducer)
         call test_settings(m)
         if (ranks > 1) call test_hook(m)
+        call test_slices()
     end subroutine
 
     ! ---- Errors ----------------------------------------------------------------------------------

@@ -31,6 +31,9 @@ static struct {
     FIELD(iso_reducer_param, whole),
     FIELD(iso_reducer_param, local),
     FIELD(iso_reducer_param, gradient),
+    FIELD(iso_reducer_param, layers),
+    FIELD(iso_reducer_param, stride),
+    FIELD(iso_reducer_param, user),
     SIZE(iso_reducer_config),
     FIELD(iso_reducer_config, device),
     FIELD(iso_reducer_config, sync),
@@ -48,6 +51,20 @@ static struct {
     FIELD(iso_reducer_config, piece_bytes),
     FIELD(iso_reducer_config, sums),
     FIELD(iso_reducer_config, zero),
+    FIELD(iso_reducer_config, keep_values),
+    SIZE(iso_reducer_update),
+    FIELD(iso_reducer_update, param),
+    FIELD(iso_reducer_update, name),
+    FIELD(iso_reducer_update, slice),
+    FIELD(iso_reducer_update, first),
+    FIELD(iso_reducer_update, count),
+    FIELD(iso_reducer_update, dtype),
+    FIELD(iso_reducer_update, value),
+    FIELD(iso_reducer_update, gradient),
+    FIELD(iso_reducer_update, scale),
+    FIELD(iso_reducer_update, hyper),
+    FIELD(iso_reducer_update, param_user),
+    FIELD(iso_reducer_update, user),
     SIZE(iso_reducer_stats),
     FIELD(iso_reducer_stats, steps),
     FIELD(iso_reducer_stats, bucket_count),
@@ -160,8 +177,9 @@ static struct {
 // A compiler that warns of missing initializers tells when a type gets a field that the table
 // lacks.
 const iso_comm_config layout_comm_config = {0, 0};
-const iso_reducer_param layout_param = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
-const iso_reducer_config layout_config = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
+const iso_reducer_param layout_param = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
+const iso_reducer_config layout_config = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
+const iso_reducer_update layout_update = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
 const iso_reducer_stats layout_stats = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
 const iso_bucket_stats layout_bucket_stats = {0, 0, 0, 0, 0, 0, 0, 0, 0};
 const iso_comm_hook_bucket layout_hook_bucket = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, {0}, 0};

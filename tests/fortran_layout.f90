@@ -20,6 +20,7 @@ program fortran_layout
     type(iso_comm_config), target :: comm
     type(iso_reducer_param), target :: param
     type(iso_reducer_config), target :: config
+    type(iso_reducer_update), target :: update
     type(iso_reducer_stats), target :: stats
     type(iso_bucket_stats), target :: bucket
     type(iso_comm_hook_bucket), target :: shown
@@ -31,6 +32,7 @@ program fortran_layout
     call check_comm()
     call check_param()
     call check_config()
+    call check_update()
     call check_stats()
     call check_bucket()
     call check_shown()
@@ -83,6 +85,9 @@ contains
         call field('iso_reducer_param.whole', c_loc(param), c_loc(param%whole))
         call field('iso_reducer_param.local', c_loc(param), c_loc(param%local))
         call field('iso_reducer_param.gradient', c_loc(param), c_loc(param%gradient))
+        call field('iso_reducer_param.layers', c_loc(param), c_loc(param%layers))
+        call field('iso_reducer_param.stride', c_loc(param), c_loc(param%stride))
+        call field('iso_reducer_param.user', c_loc(param), c_loc(param%user))
     end subroutine
 
     subroutine check_config()
@@ -106,6 +111,23 @@ contains
         call field('iso_reducer_config.piece_bytes', c_loc(config), c_loc(config%piece_bytes))
         call field('iso_reducer_config.sums', c_loc(config), c_loc(config%sums))
         call field('iso_reducer_config.zero', c_loc(config), c_loc(config%zero))
+        call field('iso_reducer_config.keep_values', c_loc(config), c_loc(config%keep_values))
+    end subroutine
+
+    subroutine check_update()
+        call same('iso_reducer_update', c_sizeof(update))
+        call field('iso_reducer_update.param', c_loc(update), c_loc(update%param))
+        call field('iso_reducer_update.name', c_loc(update), c_loc(update%name))
+        call field('iso_reducer_update.slice', c_loc(update), c_loc(update%slice))
+        call field('iso_reducer_update.first', c_loc(update), c_loc(update%first))
+        call field('iso_reducer_update.count', c_loc(update), c_loc(update%count))
+        call field('iso_reducer_update.dtype', c_loc(update), c_loc(update%dtype))
+        call field('iso_reducer_update.value', c_loc(update), c_loc(update%value))
+        call field('iso_reducer_update.gradient', c_loc(update), c_loc(update%gradient))
+        call field('iso_reducer_update.scale', c_loc(update), c_loc(update%scale))
+        call field('iso_reducer_update.hyper', c_loc(update), c_loc(update%hyper))
+        call field('iso_reducer_update.param_user', c_loc(update), c_loc(update%param_user))
+        call field('iso_reducer_update.user', c_loc(update), c_loc(update%user))
     end subroutine
 
     subroutine check_stats()

@@ -91,6 +91,9 @@ module isotherm
         logical(c_bool) :: whole = .false._c_bool
         logical(c_bool) :: local = .false._c_bool
         type(c_ptr) :: gradient = c_null_ptr
+        integer(c_int) :: layers = 0
+        integer(c_size_t) :: stride = 0
+        type(c_ptr) :: user = c_null_ptr
     end type
 
     type, bind(c), public :: iso_reducer_config
@@ -109,6 +112,19 @@ module isotherm
         integer(c_size_t) :: piece_bytes = 0
         integer(c_int) :: sums = 0
         logical(c_bool) :: zero = .false._c_bool
+        logical(c_bool) :: keep_values = .false._c_bool
+    end type
+
+    ! first and slice are counted from 1, as param is.
+    type, bind(c), public :: iso_reducer_update
+        integer(c_int) :: param
+        type(c_ptr) :: name ! iso_string(name) returns the text
+        integer(c_int) :: slice
+        integer(c_size_t) :: first, count
+        integer(c_int) :: dtype
+        type(c_ptr) :: value, gradient
+        real(c_double) :: scale
+        type(c_ptr) :: hyper, param_user, user
     end type
 
     type, bind(c), public :: iso_reducer_stats
@@ -201,6 +217,10 @@ module isotherm
             type(c_ptr), intent(in) :: gradient, hyper, user
             real(c_double), intent(in) :: scale
         end function
+        integer(c_int) function iso_reducer_updater(update)
+            import
+            type(iso_reducer_update), intent(in) :: update
+        end function
         ! Declare yours with bind(c, name=''), else its name is global in the program.
         integer(c_int) function iso_comm_hook_convert(bucket, factor, user) bind(c)
             import
@@ -222,7 +242,7 @@ module isotherm
             type(c_ptr), value :: user
         end function
     end interface
-    public :: iso_reducer_apply, iso_reducer_apply_piece, iso_comm_hook_convert
+    public :: iso_reducer_apply, iso_reducer_apply_piece, iso_reducer_updater, iso_comm_hook_convert
     public :: iso_comm_hook_declare, iso_comm_hook_run
 
     ! ---- Handles: a copy refers to the same object -----------------------------------------------
@@ -235,6 +255,7 @@ module isotherm
     type :: applier
         procedure(iso_reducer_apply), pointer, nopass :: apply => null()
         procedure(iso_reducer_apply_piece), pointer, nopass :: apply_piece => null()
+        procedure(iso_reducer_updater), pointer, nopass :: update => null()
         type(c_ptr) :: user = c_null_ptr
         integer(c_int) :: id = ISO_REDUCER_ONLY ! the id of iso_reducer_set_apply
         type(applier), pointer :: next => null()
@@ -254,12 +275,14 @@ module isotherm
     public :: iso_comm_create, iso_comm_destroy, iso_comm_rank, iso_comm_size
     public :: iso_comm_hook_parse, iso_device_create, iso_device_destroy
     public :: iso_reducer_create, iso_reducer_destroy, iso_reducer_grad, iso_reducer_set_apply, &
-        iso_reducer_add_apply, iso_reducer_set_apply_piece, iso_reducer_remove_apply, &
+        iso_reducer_set_update, iso_reducer_add_apply, iso_reducer_set_apply_piece, &
+        iso_reducer_remove_apply, &
         iso_reducer_step_of, iso_reducer_grad_ready, iso_reducer_pieces, iso_reducer_piece, &
         iso_reducer_own, iso_reducer_piece_ready, iso_reducer_step, iso_reducer_param_needed, &
         iso_reducer_piece_needed, iso_reducer_finish, iso_reducer_all_reduce, &
         iso_reducer_zero_grad, iso_reducer_poll, iso_reducer_set_weight, iso_reducer_shadow, &
-        iso_reducer_add_sum, iso_reducer_get_sum, &
+        iso_reducer_layer_ready, iso_reducer_layer_needed, iso_reducer_param_count, &
+        iso_reducer_find, iso_reducer_add_sum, iso_reducer_get_sum, &
         iso_reducer_get_stats, iso_reducer_bucket_text, iso_reducer_get_bucket_stats, &
         iso_reducer_measure_exchange
 
@@ -274,6 +297,10 @@ module isotherm
             import
             type(c_ptr), value :: handle
             integer(c_int), value :: i
+        end function
+        integer(c_int) function of_index_by_name(handle, name) bind(c)
+            import
+            type(c_ptr), value :: handle, name
         end function
         integer(c_int) function of_piece(handle, i, k) bind(c)
             import
@@ -304,6 +331,10 @@ module isotherm
     procedure(of_index), bind(c, name='iso_reducer_param_needed') :: c_param_needed
     procedure(of_index), bind(c, name='iso_reducer_pieces') :: c_pieces
     procedure(of_index), bind(c, name='iso_reducer_remove_apply') :: c_remove_apply
+    procedure(of_index), bind(c, name='iso_reducer_layer_ready') :: c_layer_ready
+    procedure(of_index), bind(c, name='iso_reducer_layer_needed') :: c_layer_needed
+    procedure(of_handle), bind(c, name='iso_reducer_param_count') :: c_param_count
+    procedure(of_index_by_name), bind(c, name='iso_reducer_find') :: c_find
     procedure(of_piece), bind(c, name='iso_reducer_piece_ready') :: c_piece_ready
     procedure(of_piece), bind(c, name='iso_reducer_piece_needed') :: c_piece_needed
     procedure(on_handle), bind(c, name='iso_reducer_zero_grad') :: c_zero_grad
@@ -359,6 +390,13 @@ module isotherm
             import
             type(c_ptr), value :: reducer, user
             type(c_funptr), value :: apply
+            integer(c_size_t), value :: hyper_bytes
+        end function
+        integer(c_int) function c_set_update(reducer, update, hyper_bytes, user) &
+                bind(c, name='iso_reducer_set_update')
+            import
+            type(c_ptr), value :: reducer, user
+            type(c_funptr), value :: update
             integer(c_size_t), value :: hyper_bytes
         end function
         integer(c_int) function c_add_apply(reducer, params, count, apply, hyper_bytes, user, id) &
@@ -655,6 +693,32 @@ contains
         status = c_piece_needed(reducer%engine%handle, int(i - 1, c_int), int(k - 1, c_int))
     end function
 
+    integer(c_int) function iso_reducer_layer_ready(reducer, layer) result(status)
+        type(iso_reducer), intent(in) :: reducer
+        integer, intent(in) :: layer
+        status = c_layer_ready(reducer%engine%handle, int(layer, c_int))
+    end function
+
+    integer(c_int) function iso_reducer_layer_needed(reducer, layer) result(status)
+        type(iso_reducer), intent(in) :: reducer
+        integer, intent(in) :: layer
+        status = c_layer_needed(reducer%engine%handle, int(layer, c_int))
+    end function
+
+    integer function iso_reducer_param_count(reducer) result(count)
+        type(iso_reducer), intent(in) :: reducer
+        count = c_param_count(reducer%engine%handle)
+    end function
+
+    ! 0 if no parameter has that name.
+    integer function iso_reducer_find(reducer, name) result(i)
+        type(iso_reducer), intent(in) :: reducer
+        character(*), intent(in) :: name
+        character(kind=c_char), target :: text(len_trim(name) + 1)
+        text = c_text(trim(name))
+        i = c_find(reducer%engine%handle, c_loc(text)) + 1
+    end function
+
     integer(c_int) function iso_reducer_finish(reducer) result(status)
         type(iso_reducer), intent(in) :: reducer
         status = c_finish(reducer%engine%handle)
@@ -756,6 +820,19 @@ contains
         status = mine%apply_piece(int(i) + 1, first + 1, count, gradient, scale, hyper, mine%user)
     end function
 
+    integer(c_int) function update_from_c(update) result(status) bind(c, name='')
+        type(iso_reducer_update), intent(in) :: update
+        type(iso_reducer_update) :: told
+        type(applier), pointer :: mine
+        call c_f_pointer(update%user, mine)
+        told = update
+        told%param = told%param + 1
+        told%slice = told%slice + 1
+        told%first = told%first + 1
+        told%user = mine%user
+        status = mine%update(told)
+    end function
+
     ! Adds an applier with the id of iso_reducer_set_apply; C may assign another id later.
     function remember(in, apply, user) result(mine)
         type(engine), intent(inout) :: in
@@ -846,6 +923,28 @@ contains
                 end if
             end if
         end associate
+    end function
+
+    ! As iso_reducer_set_apply; iso_reducer_set_apply without a function removes it.
+    integer(c_int) function iso_reducer_set_update(reducer, update, hyper_bytes, user) &
+            result(status)
+        type(iso_reducer), intent(in) :: reducer
+        procedure(iso_reducer_updater) :: update
+        integer(c_size_t), intent(in) :: hyper_bytes
+        type(c_ptr), intent(in), optional :: user
+        type(applier), pointer :: mine
+        allocate (mine)
+        mine%update => update
+        if (present(user)) mine%user = user
+        mine%next => reducer%engine%appliers
+        reducer%engine%appliers => mine
+        status = c_set_update(reducer%engine%handle, c_funloc(update_from_c), hyper_bytes, &
+            c_loc(mine))
+        if (status < 0) then
+            call forget(reducer%engine, mine)
+        else
+            call forget_others(reducer%engine, mine)
+        end if
     end function
 
     ! params: the parameters to update; all if absent.

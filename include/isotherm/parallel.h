@@ -93,6 +93,9 @@ typedef struct iso_data_parallel_config {
     // shards. A step discards all gradients. Use no_sync for several backwards in a step. Reading a
     // rank's new values waits until the other ranks reach their next forward.
     bool zero;
+    // PyTorch's init_sync=False: parameters and buffers are not broadcast at creation. The ranks
+    // must have equal ones already, e.g. from one file.
+    bool keep_values;
 } iso_data_parallel_config;
 extern const iso_data_parallel_config iso_data_parallel_default; // the default, for C++
 #ifdef __cplusplus

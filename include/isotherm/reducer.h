@@ -43,11 +43,25 @@ typedef struct iso_reducer_param {
     // travels. Otherwise your own array of count elements, which must not overlap others. Reporting
     // it ready copies it to that memory, and the array is yours again. Updates get a pointer to the
     // average, and scale is 1. If no update uses the average, because step() was not called before
-    // the exchange was waited for, it is copied back to the array; with zero, the elements that this
-    // rank updates. The copy costs one pass over the gradient. Buckets are in memory that the ranks
-    // of a node share, so your array cannot travel in place.
+    // the exchange was waited for, it is copied back to the array; with zero, the elements that
+    // this rank updates. The copy costs one pass over the gradient. Buckets are in memory that the
+    // ranks of a node share, so your array cannot travel in place.
     void *gradient;
+    // > 1: value (and gradient) hold this many layers, as [L, ...] arrays do: slice l begins
+    // l * stride elements behind the first one, has count elements and belongs to layer `layer +
+    // l`. stride 0: count, i.e. no gaps. Each slice is a parameter of its own, named "NAME[l]". If
+    // an entry has layers, the entries may be in any order: the forward needs lower layers first.
+    int layers;
+    size_t stride;
+    void *user; // for iso_reducer_update.param_user
 } iso_reducer_param;
+
+// Parameters are numbered from 0 in the order of the list. An entry with `layers` counts as that
+// many parameters: slice l has the number of the first slice plus l. iso_reducer_find returns
+// numbers; programs that report whole layers need none.
+//
+// A tied parameter, which several layers use, is listed once, in the first layer that the forward
+// calls. That layer is the first to need it, and the last to add to its gradient: report it then.
 
 typedef enum iso_sync {
     ISO_SYNC_LAZY,     // wait for a parameter when the next forward needs it
@@ -140,6 +154,9 @@ typedef struct iso_reducer_config {
     // ISO_ERR_UNSUPPORTED for a device with memory of its own, another scope than ISO_SCOPE_WORLD,
     // or a hook.
     bool zero;
+    // PyTorch's init_sync=False: values are not broadcast at creation. The ranks must have equal
+    // values already, e.g. from one file.
+    bool keep_values;
 } iso_reducer_config;
 #define ISO_REDUCER_MAX_SUMS 64
 
@@ -160,11 +177,35 @@ void iso_reducer_destroy(iso_reducer **reducer);
 // (iso_reducer_param.gradient), or 64-byte aligned memory of config.device or of the communication
 // buffer, owned by the reducer.
 void *iso_reducer_grad(iso_reducer *reducer, int i);
+// Local. The number of parameters, and the number of the one with this name, -1 if there is none.
+int iso_reducer_param_count(const iso_reducer *reducer);
+int iso_reducer_find(const iso_reducer *reducer, const char *name);
 // Sets the update function, and the size of the struct that step() copies for it. NULL removes it:
 // gradients are then only averaged; read them after iso_reducer_finish. Completes pending work
 // first. ISO_ERR_STATE if an update function is set already.
 iso_status iso_reducer_set_apply(iso_reducer *reducer, iso_reducer_apply apply, size_t hyper_bytes,
                                  void *user);
+
+// For an optimizer of your own: the same with a function that is told all about the elements that
+// it updates, and updates any range of a parameter's elements. So it serves for parameters that are
+// cut into pieces, and for config.zero.
+typedef struct iso_reducer_update {
+    int param;           // its number
+    const char *name;    // its name
+    int slice;           // l of slice l, in an entry with `layers`; else 0
+    size_t first, count; // these elements of the parameter, or of the slice
+    iso_dtype dtype;
+    void *value;    // of element `first`
+    void *gradient; // the same; the average over ranks is gradient * scale
+    double scale;   // 1 if the gradients are in your own arrays
+    const void *hyper;
+    void *param_user; // iso_reducer_param.user
+    void *user;       // of iso_reducer_set_update
+} iso_reducer_update;
+typedef iso_status (*iso_reducer_updater)(const iso_reducer_update *update);
+// NULL removes it. As iso_reducer_set_apply, which has the errors.
+iso_status iso_reducer_set_update(iso_reducer *reducer, iso_reducer_updater update,
+                                  size_t hyper_bytes, void *user);
 // For several optimizers: adds an update function for the listed parameters (NULL: all), which has
 // a step of its own. *id identifies it. Completes pending work first. If two functions list the
 // same parameter, forward cannot know which updates are outstanding. From then on every step waits
@@ -220,6 +261,9 @@ iso_status iso_reducer_piece_ready(iso_reducer *reducer, int i, int k);
 // with it, count may be 0. They never change, so this rank needs optimizer state for these elements
 // only.
 void iso_reducer_own(const iso_reducer *reducer, int i, int k, size_t *first, size_t *count);
+// The same for all parameters of a layer (iso_reducer_param.layer) that this backward has not
+// reported. ISO_ERR_ARG for a layer without parameters; ISO_ERR_STATE if all were reported.
+iso_status iso_reducer_layer_ready(iso_reducer *reducer, int layer);
 // Ends the backward and copies hyper for the update of this step. Every rank must call it. Same as
 // iso_reducer_step_of with ISO_REDUCER_ONLY.
 iso_status iso_reducer_step(iso_reducer *reducer, const void *hyper);
@@ -229,6 +273,8 @@ iso_status iso_reducer_step(iso_reducer *reducer, const void *hyper);
 iso_status iso_reducer_param_needed(iso_reducer *reducer, int i);
 // The same for piece k of parameter i, or for all of i if it is not updated in pieces.
 iso_status iso_reducer_piece_needed(iso_reducer *reducer, int i, int k);
+// The same for all parameters of a layer.
+iso_status iso_reducer_layer_needed(iso_reducer *reducer, int layer);
 // The same for all parameters. Every rank must have taken part in the backward; one without any
 // gradient calls iso_reducer_shadow. If step() was not called after the last backward, the
 // gradients are left averaged.

@@ -70,6 +70,7 @@ static iso_status make_reducer(iso__data_parallel *self, const iso_reducer_param
         // On a single rank no exchange needs hiding.
         .piece_bytes = iso_comm_size(self->comm) > 1 ? bytes_of(config->piece_mb) : 0,
         .zero = config->zero,
+        .keep_values = config->keep_values,
     };
     iso_status status =
         iso_reducer_create(self->comm, params, self->trainable_count, &c, &self->reducer);
@@ -282,9 +283,9 @@ static iso_status set_up(iso__data_parallel *self, iso_module *module,
     // The ranks agree: a rank that left alone would make the others wait.
     ISO_TRY(iso_comm_agree(self->comm, prepare_lists(self, module, config)));
     ISO_TRY(create_reducer(self, config));
-    ISO_TRY(broadcast_frozen(self));
+    if (!config->keep_values) ISO_TRY(broadcast_frozen(self));
     ISO_TRY(iso__comm_locate(self->comm));
-    ISO_TRY(iso__buffers_broadcast(self->comm, &self->buffers));
+    if (!config->keep_values) ISO_TRY(iso__buffers_broadcast(self->comm, &self->buffers));
     drop_ignored_buffers(self, config);
     ISO_TRY(
         iso__buffer_sync_create(self->comm, &self->buffers, &config->buffers, &self->buffer_sync));

@@ -28,7 +28,10 @@ libiso_core_la_SOURCES += \
     src/parallel/reducer/layout.c \
     src/parallel/reducer/layout.h \
     src/parallel/reducer/layout_ask.c \
+    src/parallel/reducer/layout_layers.c \
     src/parallel/reducer/measure.c \
+    src/parallel/reducer/param_set.c \
+    src/parallel/reducer/param_set.h \
     src/parallel/reducer/plan.c \
     src/parallel/reducer/plan.h \
     src/parallel/reducer/planner.c \
@@ -37,6 +40,8 @@ libiso_core_la_SOURCES += \
     src/parallel/reducer/reducer_calls.h \
     src/parallel/reducer/reducer_create.c \
     src/parallel/reducer/reducer_impl.h \
+    src/parallel/reducer/reducer_layers.c \
+    src/parallel/reducer/reducer_update.c \
     src/parallel/reducer/round.c \
     src/parallel/reducer/round.h \
     src/parallel/reducer/round_back.c \

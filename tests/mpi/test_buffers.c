@@ -123,30 +123,47 @@ static bool same_on_all_ranks(const void *data, size_t bytes) {
 
 // ---- Buffers ------------------------------------------------------------------------------------
 
-static void start_as_rank_0s(void) {
+static bool is_filled(const iso_tensor *t, double x) {
+    bool right = true;
+    for (int64_t k = 0; k < t->count; k++)
+        right = right && (t->dtype == ISO_I64 ? (double)((int64_t *)t->data)[k]
+                                              : (double)((float *)t->data)[k]) == x;
+    return right;
+}
+
+// The first parameter is frozen.
+static void start_values(bool keep) {
     iso_device *device;
     iso_module *net;
     iso_buffer_list list;
+    iso_parameter_list params;
+    iso_data_parallel_config config = ISO_DATA_PARALLEL_DEFAULT;
     bool right = true;
+    config.keep_values = keep;
     iso_assert_ok(iso_device_create(test_device(), &device));
     iso_assert_ok(build_resnet(device, false, &net));
     iso_assert_ok(iso_module_buffers(net, &list));
+    iso_assert_ok(iso_module_parameters(net, &params));
+    params.item[0]->requires_grad = false;
     for (int i = 0; i < list.count; i++)
         iso_assert_ok(iso_tensor_fill(list.item[i]->value, 10 * i + test_rank));
-    iso_assert_ok(iso_data_parallel_create_take(net, test_comm, NULL, &net));
-    for (int i = 0; i < list.count; i++) {
-        const iso_tensor *t = list.item[i]->value;
-        for (int64_t k = 0; k < t->count; k++)
-            right = right && (t->dtype == ISO_I64 ? (double)((int64_t *)t->data)[k]
-                                                  : (double)((float *)t->data)[k]) == 10 * i;
-    }
+    for (int i = 0; i < params.count; i++)
+        iso_assert_ok(iso_tensor_fill(params.item[i]->value, 10 * i + test_rank));
+    iso_assert_ok(iso_data_parallel_create_take(net, test_comm, &config, &net));
+    int mine = keep ? test_rank : 0;
+    for (int i = 0; i < list.count; i++)
+        right = right && is_filled(list.item[i]->value, 10 * i + mine);
+    for (int i = 0; i < params.count; i++)
+        right = right && is_filled(params.item[i]->value, 10 * i + mine);
     iso_assert_all(right);
+    iso_parameter_list_destroy(&params);
     iso_buffer_list_destroy(&list);
     iso_module_destroy(&net);
     iso_device_destroy(&device);
 }
-Test(np2_buffers, start_as_rank_0s) { start_as_rank_0s(); }
-Test(np3_buffers, start_as_rank_0s) { start_as_rank_0s(); }
+Test(np2_buffers, start_as_rank_0s) { start_values(false); }
+Test(np3_buffers, start_as_rank_0s) { start_values(false); }
+Test(np2_buffers, start_as_they_are_if_kept) { start_values(true); }
 
 // Ranks see different rows, so their running statistics drift apart until evaluation averages them.
 static void evaluation_averages(void) {

@@ -58,7 +58,8 @@ static iso_status add_slot(iso__layout *l, const iso_reducer_param *p, int i, in
                              .dtype = p->dtype,
                              .row = p->row,
                              .layer = layer,
-                             .local = p->local};
+                             .local = p->local,
+                             .user = p->user};
     l->piece_slot[l->place[i].start + piece] = l->slot_count++;
     return iso__strdup(p->name, &slot->name);
 }
@@ -432,6 +433,8 @@ void iso__layout_destroy(iso__layout *l) {
     iso__free(l->range);
     iso__free(l->tensor);
     iso__free(l->bucket);
+    iso__free(l->by_layer);
+    iso__free(l->layer);
     *l = (iso__layout){0};
 }
 

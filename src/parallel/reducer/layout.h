@@ -5,8 +5,7 @@
 #define ISO_LAYOUT_H
 
 #include "exchange/transport.h"
-
-#include <isotherm/reducer.h>
+#include "parallel/reducer/param_set.h"
 
 // A parameter, by the index that callers use.
 typedef struct iso__place {
@@ -17,7 +16,7 @@ typedef struct iso__place {
 // A parameter, or a piece of one.
 typedef struct iso__grad_slot {
     char *name; // the parameter's
-    int param, piece;
+    int param, piece, slice;
     bool cut;     // one of several pieces
     size_t first; // element of the parameter
     void *value;
@@ -27,6 +26,7 @@ typedef struct iso__grad_slot {
     iso_dtype dtype;
     int layer, bucket;
     bool local; // not exchanged
+    void *user; // the program's, of the parameter
 } iso__grad_slot;
 
 // Slots of one element type, order[first] to order[last], adjacent in the store. Slots of a layer
@@ -35,6 +35,11 @@ typedef struct iso__range {
     int first, last;
     char label[48]; // layer names, for traces and time-outs
 } iso__range;
+
+// A layer as the program numbers it: the parameters by_layer[first] to by_layer[end - 1].
+typedef struct iso__layer {
+    int number, first, end;
+} iso__layer;
 
 typedef struct iso__layout {
     iso__place *place;            // [param_count]
@@ -45,6 +50,9 @@ typedef struct iso__layout {
     iso__bucket *bucket;          // [bucket_count]: the same ranges as they travel
     iso_comm_hook_tensor *tensor; // [slot_count], as order
     int param_count, slot_count, bucket_count;
+    int *by_layer;     // [param_count]: the parameters in the order of the forward
+    iso__layer *layer; // [layer_count], by their numbers
+    int layer_count;
     size_t bytes;       // of all buckets
     size_t tail;        // elements behind the gradients of the last bucket that travels
     size_t bucket_unit; // the size of a bucket is a multiple of this; 0: the size of its slots
@@ -71,6 +79,13 @@ static inline int iso__layout_at(const iso__layout *l, int i, int k) {
 static inline const iso__grad_slot *iso__layout_piece(const iso__layout *l, int i, int k) {
     return &l->slot[iso__layout_at(l, i, k)];
 }
+// Gives parameters and layers the numbers that the program uses. Call it once, with the set whose
+// list was passed to iso__layout_create.
+iso_status iso__layout_number(iso__layout *l, const iso__param_set *set);
+// ISO_ERR_ARG if there is no such layer. Borrowed.
+iso_status iso__layout_find_layer(const iso__layout *l, int number, const iso__layer **out);
+int iso__layout_find(const iso__layout *l, const char *name); // -1: no parameter has that name
+
 // Whether parameter i exists and has a piece k. The second returns ISO_ERR_ARG if not.
 bool iso__layout_has(const iso__layout *l, int i, int k);
 iso_status iso__layout_check(const iso__layout *l, int i, int k);

@@ -11,6 +11,10 @@
 // ---- What it is -------------------------------------------------------------------------------------
 
 const char *iso__reducer_name(const iso_reducer *r, int i); // borrowed
+// Its name, value, count, type and row, and its gradient, also if that is the reducer's; borrowed.
+iso_reducer_param iso__reducer_param(iso_reducer *r, int i);
+// The device of its memory; for memory of the host, a CPU device. Owned by the reducer.
+iso_status iso__reducer_device(iso_reducer *r, iso_device **out);
 // The bucket of parameter i. Parameters of one bucket come back together.
 int iso__reducer_bucket_of(const iso_reducer *r, int i);
 // Whether to wait for a parameter piece by piece. Not on a device, which launches its updates

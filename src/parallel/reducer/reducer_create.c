@@ -55,7 +55,7 @@ static void write_list(const iso_reducer_config *config, char text[LIST_ROOM]) {
                                  config->bucket_list[i]);
 }
 
-static iso_status match_ranks(iso_reducer *r, const iso_reducer_param *params, int count,
+static iso_status match_ranks(iso_reducer *r, const iso__param_set *set,
                               const iso_reducer_config *config) {
     static const char *const sync[] = {"lazy", "blocking", "none", "explicit"};
     static const char *const order[] = {"need", "reverse"};
@@ -70,14 +70,15 @@ static iso_status match_ranks(iso_reducer *r, const iso_reducer_param *params, i
              "divides of the hook: %d\nsilent of the hook: %d\nbucket_bytes: %zu\n"
              "first_bucket_bytes: %zu\nlast_bucket_bytes: %zu\nbucket_list: %s\n"
              "piece_bytes: %zu\nsums: %d\nzero: %d\nstart of the hook: %lld\n"
-             "phases of the hook: %016llx\n",
+             "phases of the hook: %016llx\nkeep_values: %d\n",
              sync[config->sync], iso__scope_name(config->scope), order[config->order],
              unused[config->unused], average[config->average], config->split_factor, hook->name,
              iso_dtype_name(hook->wire), hook->state_floats, (int)hook->divides, (int)hook->silent,
              config->bucket_bytes, config->first_bucket_bytes, config->last_bucket_bytes, list,
              config->piece_bytes, config->sums, (int)config->zero, hook->start,
-             (unsigned long long)iso__coder_fingerprint(&r->coder, r->layout.bucket_count));
-    return iso__params_check_ranks(r->world, params, count, settings,
+             (unsigned long long)iso__coder_fingerprint(&r->coder, r->layout.bucket_count),
+             (int)config->keep_values);
+    return iso__params_check_ranks(r->world, set->param, set->count, settings,
                                    iso__layout_fingerprint(&r->layout));
 }
 
@@ -93,27 +94,26 @@ static iso_status check_values(const iso__layout *l, iso_device *device) {
         ISO_CHECK(both, ISO_ERR_ARG,
                   "the %s of parameter \"%s\" is not in the memory of %s (%s), which the reducer "
                   "was given as its device: pass memory of that device, or no device",
-                  value ? "gradient" : "value", slot->name, device->ops->name,
-                  device->description);
+                  value ? "gradient" : "value", slot->name, device->ops->name, device->description);
     }
     return ISO_OK;
 }
 
 // Local; the ranks compare the results afterwards.
-static iso_status make_layout(iso_reducer *r, const iso_reducer_param *params, int count,
+static iso_status make_layout(iso_reducer *r, const iso__param_set *set,
                               const iso_reducer_config *config) {
     iso__bucket_sizes sizes = {.cap = config->bucket_bytes,
                                .first = config->first_bucket_bytes,
                                .last = config->last_bucket_bytes,
                                .list = config->bucket_list,
                                .list_count = config->bucket_list_count};
-    ISO_CHECK(params && count > 0, ISO_ERR_ARG, "a reducer needs at least one parameter");
     ISO_TRY(check_config(config));
     ISO_TRY(iso__coder_check(hook_of(config)));
     ISO_TRY(check_zero(config));
-    ISO_TRY(iso__layout_create(params, count, &sizes, config->piece_bytes,
+    ISO_TRY(iso__layout_create(set->param, set->count, &sizes, config->piece_bytes,
                                iso__scopes_unit(r->scopes),
                                r->rides ? iso__sums_elements(config->sums) : 0, &r->layout));
+    ISO_TRY(iso__layout_number(&r->layout, set));
     r->buckets = (iso__buckets){r->layout.bucket, r->layout.bucket_count};
     ISO_TRY(check_values(&r->layout, config->device));
     iso__coder_ranks all = {.rank = iso_comm_rank(r->world), .ranks = iso_comm_size(r->world)};
@@ -235,6 +235,18 @@ static iso_status share_updates(iso_reducer *r) {
 }
 
 // The ranks agree after each local step: a rank that left alone would make the others wait.
+static iso_status lay_out(iso_reducer *r, const iso_reducer_param *params, int count,
+                          const iso_reducer_config *config) {
+    iso__param_set set;
+    iso_status status = iso__param_set_create(params, count, &set);
+    if (status == ISO_OK) status = make_layout(r, &set, config);
+    status = iso_comm_agree(r->world, status);
+    if (status == ISO_OK) status = match_ranks(r, &set, config);
+    iso__param_set_destroy(&set);
+    ISO_TRY(status);
+    return ISO_OK;
+}
+
 iso_status iso_reducer_create(iso_comm *comm, const iso_reducer_param *params, int count,
                               const iso_reducer_config *config, iso_reducer **out) {
     static const iso_reducer_config plain = {0};
@@ -246,13 +258,12 @@ iso_status iso_reducer_create(iso_comm *comm, const iso_reducer_param *params, i
     r->shares_updates = config->zero;
     r->only = -1;
     ISO_TRY_GOTO(meet_ranks(r, comm, config));
-    ISO_TRY_GOTO(iso_comm_agree(r->world, make_layout(r, params, count, config)));
-    ISO_TRY_GOTO(match_ranks(r, params, count, config));
+    ISO_TRY_GOTO(lay_out(r, params, count, config));
     ISO_TRY_GOTO(make_arena(r));
     ISO_TRY_GOTO(iso_comm_agree(r->world, make_parts(r, config)));
     ISO_TRY_GOTO(iso__reducer_choose_scope(r, config->scope));
     ISO_TRY_GOTO(share_updates(r));
-    ISO_TRY_GOTO(broadcast_values(r));
+    if (!config->keep_values) ISO_TRY_GOTO(broadcast_values(r));
     log_buckets(r);
     *out = r;
     return ISO_OK;
@@ -285,6 +296,7 @@ void iso_reducer_destroy(iso_reducer **pointer) {
     iso__store_destroy(&r->store);
     iso__coder_destroy(&r->coder);
     iso__layout_destroy(&r->layout);
+    iso_device_destroy(&r->host);
     iso_comm_destroy(&r->world);
     iso__free(r);
 }

@@ -27,8 +27,11 @@ struct iso_reducer {
     bool scopes_made;          // all scopes that may be chosen exist
     iso__transport *transport; // of that scope
     iso_sync sync;
-    bool exchanges;   // false: nothing travels (ISO_SYNC_NONE, or a silent hook)
-    int only;         // the id of iso_reducer_set_apply, or negative
+    bool exchanges;             // false: nothing travels (ISO_SYNC_NONE, or a silent hook)
+    iso_device *host; // of iso__reducer_device, or NULL
+    int only;                   // the id of iso_reducer_set_apply, or negative
+    iso_reducer_updater update; // of iso_reducer_set_update
+    void *update_user;
     bool owned;       // an owner closes every backward; a step without a list is an error
     bool in_backward; // the owner's backward is not closed yet
     int unsynced;     // backwards since the last exchange whose gradients stay on this rank

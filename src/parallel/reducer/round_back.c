@@ -6,7 +6,8 @@
 #include <isotherm/trace.h>
 
 // Whether the updates of a bucket may apply the factor: not if the average of a gradient must
-// remain, and not for programs with gradient arrays of their own, which need not know of the factor.
+// remain, and not for programs with gradient arrays of their own, which need not know of the
+// factor.
 static bool can_fold(const iso__round *r, int b) {
     const iso__layout *l = layout_of(r);
     for (int k = l->range[b].first; k <= l->range[b].last; k++) {

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: MIT
+// Reports and awaits the parameters of a layer together; finds and describes parameters.
+#include "parallel/reducer/reducer_impl.h"
+
+iso_status iso_reducer_layer_ready(iso_reducer *r, int layer) {
+    const iso__layer *of;
+    bool reported = true; // all of them
+    ISO_TRY(iso__layout_find_layer(&r->layout, layer, &of));
+    for (int k = of->first; k < of->end; k++)
+        reported = reported && iso__round_param_is_ready(r->round, r->layout.by_layer[k]);
+    for (int k = of->end - 1; k >= of->first; k--) {
+        int i = r->layout.by_layer[k];
+        if (reported || !iso__round_param_is_ready(r->round, i))
+            ISO_TRY(iso__round_grad_ready(r->round, i)); // if all are reported, the error
+    }
+    return ISO_OK;
+}
+
+iso_status iso_reducer_layer_needed(iso_reducer *r, int layer) {
+    const iso__layer *of;
+    ISO_TRY(iso__layout_find_layer(&r->layout, layer, &of));
+    for (int k = of->first; k < of->end; k++)
+        ISO_TRY(iso__round_param_needed(r->round, r->layout.by_layer[k]));
+    return ISO_OK;
+}
+
+int iso_reducer_find(const iso_reducer *r, const char *name) {
+    return iso__layout_find(&r->layout, name);
+}
+
+int iso_reducer_param_count(const iso_reducer *r) { return r->layout.param_count; }
+
+// ---- For optimizers and clipping --------------------------------------------------------------------
+
+iso_reducer_param iso__reducer_param(iso_reducer *r, int i) {
+    const iso__grad_slot *s = iso__layout_piece(&r->layout, i, 0);
+    const iso__grad_slot *last = iso__layout_piece(&r->layout, i, r->layout.place[i].pieces - 1);
+    return (iso_reducer_param){.name = s->name,
+                               .value = s->value,
+                               .count = last->first + last->count,
+                               .dtype = s->dtype,
+                               .row = s->row,
+                               .gradient = iso_reducer_grad(r, i)};
+}
+
+iso_status iso__reducer_device(iso_reducer *r, iso_device **out) {
+    if (!r->store.device && !r->host) ISO_TRY(iso_device_create("cpu", &r->host));
+    *out = r->store.device ? r->store.device : r->host;
+    return ISO_OK;
+}
