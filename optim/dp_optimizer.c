@@ -9,11 +9,11 @@ typedef struct dp_optimizer {
     iso_optimizer base;
     iso_optimizer *inner; // owned
     iso__base_optimizer *core;
-    iso_module *data_parallel; // retained
-    iso_reducer *reducer;      // its
-    int id;                    // among those who update there
-    int *place;                // [the reducer's parameters]: the index in core
-    iso_hyper *now;            // [groups], for step() to hand over
+    iso_module *module;   // that holds the parameters, such as a data_parallel; retained
+    iso_reducer *reducer; // its
+    int id;               // among those who update there
+    int *place;           // [the reducer's parameters]: the index in core
+    iso_hyper *now;       // [groups], for step() to hand over
 } dp_optimizer;
 
 static dp_optimizer *self_of(iso_optimizer *optimizer) {
@@ -45,7 +45,7 @@ static iso_status step_dp(iso_optimizer *optimizer) {
     if (status < 0) iso__uncount_step(self->core); // a step that was refused was none
     ISO_TRY(status);
     if (!iso__reducer_shares_updates(self->reducer)) return ISO_OK;
-    iso_module_zero_grad(self->data_parallel); // new values take the place of gradients
+    iso_module_zero_grad(self->module); // new values take the place of gradients
     iso_reducer_zero_grad(self->reducer);
     return ISO_OK;
 }
@@ -68,7 +68,7 @@ static void destroy_dp(iso_optimizer *optimizer) {
     if (iso_reducer_remove_apply(self->reducer, self->id) < 0)
         iso__log(ISO_LOG_ERROR, "while completing pending updates: %s", iso_last_error()->message);
     iso_optimizer_destroy(&self->inner);
-    iso_module_destroy(&self->data_parallel);
+    iso_module_destroy(&self->module);
     iso__free(self->place);
     iso__free(self->now);
     iso__free(self);
@@ -87,17 +87,16 @@ static const iso_optimizer_ops dp_optimizer_ops = {
 
 iso_module *iso__dp_optimizer_module(const iso_optimizer *optimizer) {
     if (optimizer->ops != &dp_optimizer_ops) return NULL;
-    return iso_container_of(optimizer, dp_optimizer, base)->data_parallel;
+    return iso_container_of(optimizer, dp_optimizer, base)->module;
 }
 
 // Where each parameter of the optimizer stands in the reducer, and the other way round.
-static iso_status find_parameters(dp_optimizer *self, iso_module *data_parallel, int *mine) {
-    iso_parameter *const *trainable;
-    int count = iso__data_parallel_trainable(data_parallel, &trainable);
+static iso_status find_parameters(dp_optimizer *self, const iso__tie *tie, int *mine) {
+    int count = tie->count;
     ISO_TRY(iso__alloc_zero((size_t)count * sizeof(int), (void **)&self->place));
     for (int k = 0; k < self->core->count; k++) {
         int i = 0;
-        while (i < count && trainable[i] != self->core->slot[k].parameter) i++;
+        while (i < count && tie->parameter[i] != self->core->slot[k].parameter) i++;
         ISO_CHECK(i < count, ISO_ERR_ARG,
                   "the optimizer updates \"%s\", which data_parallel does not exchange: create "
                   "both from the same module, and freeze parameters first",
@@ -117,13 +116,13 @@ static iso_status share_state(dp_optimizer *self, const int *mine) {
     return iso__dp_state_create(self->core, self->reducer, mine);
 }
 
-static iso_status tie_parameters(dp_optimizer *self, iso_module *data_parallel) {
+static iso_status tie_parameters(dp_optimizer *self, const iso__tie *tie) {
     size_t bytes = (size_t)self->core->groups * sizeof(iso_hyper);
     int *mine = NULL;
     ISO_CHECK(self->core->count > 0, ISO_ERR_ARG, "the optimizer has nothing to update");
     ISO_TRY(iso__alloc(bytes, (void **)&self->now));
     ISO_TRY(iso__alloc((size_t)self->core->count * sizeof(int), (void **)&mine));
-    iso_status status = find_parameters(self, data_parallel, mine);
+    iso_status status = find_parameters(self, tie, mine);
     if (status == ISO_OK) status = share_state(self, mine);
     if (status == ISO_OK)
         status = iso_reducer_add_apply(self->reducer, mine, self->core->count, apply_update, bytes,
@@ -135,25 +134,21 @@ static iso_status tie_parameters(dp_optimizer *self, iso_module *data_parallel) 
     return ISO_OK;
 }
 
-iso_status iso_dp_optimizer_create_take(iso_optimizer *wrapped, iso_module *data_parallel,
-                                        iso_optimizer **out) {
+iso_status iso__optimizer_tie_take(iso_optimizer *wrapped, const iso__tie *tie,
+                                   iso_optimizer **out) {
     iso_status status;
     dp_optimizer *self = NULL;
     iso__base_optimizer *core = iso__optimizer_innermost(wrapped);
     ISO_CHECK_GOTO(core, ISO_ERR_ARG, "a %s optimizer cannot be updated layer by layer",
                    wrapped->ops->name);
-    ISO_CHECK_GOTO(iso_data_parallel_reducer(data_parallel), ISO_ERR_ARG,
-                   "the optimizer can only be tied to a DataParallel module, not to %s: wrap what "
-                   "goes around the model first, and DataParallel last",
-                   data_parallel->ops->type);
     ISO_TRY_GOTO(iso__alloc_zero(sizeof(*self), (void **)&self));
     *self = (dp_optimizer){.base = {.ops = &dp_optimizer_ops},
                            .inner = wrapped,
                            .core = core,
-                           .reducer = iso_data_parallel_reducer(data_parallel)};
-    ISO_TRY_GOTO(tie_parameters(self, data_parallel));
+                           .reducer = tie->reducer};
+    ISO_TRY_GOTO(tie_parameters(self, tie));
     core->tied = true;
-    self->data_parallel = iso_module_retain(data_parallel);
+    self->module = iso_module_retain(tie->module);
     *out = &self->base;
     return ISO_OK;
 fail:
@@ -164,5 +159,21 @@ fail:
     }
     iso__free(self);
     *out = NULL; // often the caller's pointer to the optimizer that is gone
+    return status;
+}
+
+iso_status iso_dp_optimizer_create_take(iso_optimizer *wrapped, iso_module *data_parallel,
+                                        iso_optimizer **out) {
+    iso_status status;
+    iso__tie tie = {.module = data_parallel, .reducer = iso_data_parallel_reducer(data_parallel)};
+    ISO_CHECK_GOTO(tie.reducer, ISO_ERR_ARG,
+                   "the optimizer can only be tied to a DataParallel module, not to %s: wrap what "
+                   "goes around the model first, and DataParallel last",
+                   data_parallel->ops->type);
+    tie.count = iso__data_parallel_trainable(data_parallel, &tie.parameter);
+    return iso__optimizer_tie_take(wrapped, &tie, out);
+fail:
+    iso_optimizer_destroy(&wrapped);
+    *out = NULL;
     return status;
 }

@@ -5,6 +5,7 @@ libiso_core_la_SOURCES += \
     optim/adagrad.c \
     optim/adam.c \
     optim/base_optimizer.c \
+    optim/dp_arrays.c \
     optim/dp_optimizer.c \
     optim/dp_state.c \
     optim/dp_state.h \

@@ -134,6 +134,18 @@ static inline void *iso__piece_state(const iso__base_optimizer *self, const iso_
 iso_status iso__update_piece(iso__base_optimizer *self, int i, int64_t first, int64_t count,
                              const void *gradient, double scale, const iso_hyper *hyper);
 
+// Where an optimizer is tied, all borrowed. parameter[i]: the reducer's parameter i.
+typedef struct iso__tie {
+    iso_module *module; // that holds the parameters
+    iso_reducer *reducer;
+    iso_parameter *const *parameter;
+    int count;
+} iso__tie;
+// Wraps an optimizer, so that the reducer updates its parameters. Takes it, on failure too, and
+// retains the module.
+iso_status iso__optimizer_tie_take(iso_optimizer *wrapped, const iso__tie *tie,
+                                   iso_optimizer **out);
+
 // The hyperparameters of a group.
 static inline iso_hyper *iso__group_hyper(iso__base_optimizer *self, int group) {
     return group == 0 ? &self->base.hyper : &self->group[group - 1]->hyper;

@@ -10,6 +10,7 @@
 
 #include <isotherm/comm.h>
 #include <isotherm/nn.h>
+#include <isotherm/reducer.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -43,6 +44,13 @@ iso_status iso_grads_find_nonfinite(iso_module *module, iso_comm *comm, char **n
 // gradient norms). ISO_ERR_MISMATCH on every rank if 2-norms differ in any bit; the message names
 // the first rank whose norm is not rank 0's, and both norms.
 iso_status iso_grad_norm_check(iso_module *module, iso_comm *comm);
+
+// The same for the gradients of plain arrays (reducer.h), between the last grad_ready and step. All
+// are collective over the reducer's ranks, and leave the averages where iso_reducer_grad says.
+iso_status iso_reducer_grad_norm(iso_reducer *reducer, double norm_type, double *out);
+iso_status iso_reducer_clip_grad_norm(iso_reducer *reducer, double max_norm, double norm_type,
+                                      double *total_norm);
+iso_status iso_reducer_grads_finite(iso_reducer *reducer, bool *finite);
 
 #ifdef __cplusplus
 }

@@ -110,40 +110,51 @@ static iso_status check_name(const iso_module *module, const char *name) {
     return ISO_OK;
 }
 
-iso_status iso_module_add_parameter(iso_module *module, const char *name, int ndim,
-                                    const int64_t *shape, iso_parameter **out) {
-    ISO_TRY(check_name(module, name));
-    void *array = module->parameter, *memory = NULL;
+static iso_status grow_parameters(iso_module *module) {
+    void *array = module->parameter;
     ISO_TRY(iso__grow(&array, module->parameter_count, NULL, sizeof(void *)));
     module->parameter = array;
     array = module->parameter_name;
     ISO_TRY(iso__grow(&array, module->parameter_count, NULL, sizeof(void *)));
     module->parameter_name = array;
+    return ISO_OK;
+}
 
+iso_status iso__module_add_tensors_take(iso_module *module, const char *name, iso_tensor *value,
+                                        iso_tensor *grad, iso_parameter **out) {
     iso_parameter *p = NULL;
     char *copy = NULL, *local = NULL;
-    iso_status status = ISO_OK;
-    ISO_TRY_GOTO(iso__alloc_zero(sizeof(*p), &memory));
-    p = memory;
-    ISO_TRY_GOTO(iso_tensor_create(module->device, module->dtype, ndim, shape, &p->value));
-    ISO_TRY_GOTO(iso_tensor_create(module->device, module->dtype, ndim, shape, &p->grad));
-    ISO_TRY_GOTO(iso_tensor_fill(p->value, 0));
+    iso_status status;
+    ISO_TRY_GOTO(grow_parameters(module));
+    ISO_TRY_GOTO(iso__alloc_zero(sizeof(*p), (void **)&p));
     ISO_TRY_GOTO(iso__strdup(name, &local));
     ISO_TRY_GOTO(iso__strdup(name, &copy));
-    p->name = copy;
-    p->requires_grad = true;
-    p->references = 1;
+    *p = (iso_parameter){
+        .name = copy, .value = value, .grad = grad, .requires_grad = true, .references = 1};
     module->parameter_name[module->parameter_count] = local;
     module->parameter[module->parameter_count++] = p;
     if (out) *out = p;
     return ISO_OK;
 fail:
-    if (p) {
-        iso_tensor_destroy(&p->value);
-        iso_tensor_destroy(&p->grad);
-    }
+    iso_tensor_destroy(&value);
+    iso_tensor_destroy(&grad);
     iso__free(p);
     iso__free(local);
+    return status;
+}
+
+iso_status iso_module_add_parameter(iso_module *module, const char *name, int ndim,
+                                    const int64_t *shape, iso_parameter **out) {
+    iso_tensor *value = NULL, *grad = NULL;
+    iso_status status;
+    ISO_TRY(check_name(module, name));
+    ISO_TRY_GOTO(iso_tensor_create(module->device, module->dtype, ndim, shape, &value));
+    ISO_TRY_GOTO(iso_tensor_create(module->device, module->dtype, ndim, shape, &grad));
+    ISO_TRY_GOTO(iso_tensor_fill(value, 0));
+    return iso__module_add_tensors_take(module, name, value, grad, out);
+fail:
+    iso_tensor_destroy(&value);
+    iso_tensor_destroy(&grad);
     return status;
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Private to src/nn, src/parallel and optim/resume: what layers share with the base of all modules.
+// Private to src/nn, src/parallel and optim: what layers share with the base of all modules.
 #ifndef ISO_NN_IMPL_H
 #define ISO_NN_IMPL_H
 
@@ -8,6 +8,9 @@
 // For layers of the library: allocates `bytes` (a struct that starts with iso_module) and inits it.
 iso_status iso__module_new(size_t bytes, const iso_module_ops *ops, iso_device *device,
                            iso_module **out);
+// Adds a parameter with these tensors; any name. Takes the tensors, on failure too.
+iso_status iso__module_add_tensors_take(iso_module *module, const char *name, iso_tensor *value,
+                                        iso_tensor *grad, iso_parameter **out);
 // Adds the one child of a wrapper. It has no name, so parameters below keep the names they have
 // without the wrapper. Takes one reference of child, on failure too.
 iso_status iso__module_add_wrapped_take(iso_module *wrapper, iso_module *child);

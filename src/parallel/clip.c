@@ -95,7 +95,8 @@ static iso_status norm_here(const iso__gradients *g, double p, double *out) {
 
 // ---- Clipping -------------------------------------------------------------------------------------
 
-static iso_status clip_here(const iso__gradients *g, double p, const double *max_norm, double *out) {
+static iso_status clip_here(const iso__gradients *g, double p, const double *max_norm,
+                            double *out) {
     double norm = 0;
     ISO_TRY(norm_here(g, p, &norm));
     double factor = max_norm ? *max_norm / (norm + 1e-6) : 1;
@@ -107,20 +108,13 @@ static iso_status clip_here(const iso__gradients *g, double p, const double *max
     return ISO_OK;
 }
 
-static iso_status clip_gradients(const iso_module *module, const iso__gradients *g, double p,
-                                 const double *max_norm, double *norm) {
-    const iso__remote_ops *remote = module->device->ops->remote;
-    if (!remote) return clip_here(g, p, max_norm, norm);
-    return remote->clip_norm(module->device, g->count, g->item, p, max_norm, norm);
-}
-
-// max_norm NULL: only computes the norm. norm NULL: the caller does not need it.
-static iso_status clip_to_norm(iso_module *module, double p, const double *max_norm, double *norm) {
-    iso__gradients g;
-    ISO_CHECK(p > 0, ISO_ERR_ARG, "a norm of gradients of type %g: give a number above 0", p);
-    ISO_TRY(iso__gradients_of(module, false, &g));
-    iso_status status = clip_gradients(module, &g, p, max_norm, norm);
-    iso__gradients_free(&g);
+// max_norm NULL: only computes the norm. norm NULL: the caller does not need it. Frees *g.
+static iso_status clip_all(iso_device *device, iso__gradients *g, double p, const double *max_norm,
+                           double *norm) {
+    const iso__remote_ops *remote = device->ops->remote;
+    iso_status status = remote ? remote->clip_norm(device, g->count, g->item, p, max_norm, norm)
+                               : clip_here(g, p, max_norm, norm);
+    iso__gradients_free(g);
     ISO_TRY(status);
     return ISO_OK;
 }
@@ -128,10 +122,25 @@ static iso_status clip_to_norm(iso_module *module, double p, const double *max_n
 iso_status iso__local_grad_norm(iso_module *data_parallel, double *out) {
     iso__gradients g;
     ISO_TRY(iso__gradients_of(data_parallel, true, &g));
-    iso_status status = clip_gradients(data_parallel, &g, 2, NULL, out);
-    iso__gradients_free(&g);
-    ISO_TRY(status);
+    return clip_all(data_parallel->device, &g, 2, NULL, out);
+}
+
+static iso_status check_type(double p) {
+    ISO_CHECK(p > 0, ISO_ERR_ARG, "a norm of gradients of type %g: give a number above 0", p);
     return ISO_OK;
+}
+
+static iso_status check_most(double max_norm) {
+    ISO_CHECK(max_norm >= 0, ISO_ERR_ARG,
+              "gradients cannot be clipped to a norm of %g: give a number of at least 0", max_norm);
+    return ISO_OK;
+}
+
+static iso_status clip_to_norm(iso_module *module, double p, const double *max_norm, double *norm) {
+    iso__gradients g;
+    ISO_TRY(check_type(p));
+    ISO_TRY(iso__gradients_of(module, false, &g));
+    return clip_all(module->device, &g, p, max_norm, norm);
 }
 
 iso_status iso_grad_norm(iso_module *module, double norm_type, double *out) {
@@ -140,9 +149,27 @@ iso_status iso_grad_norm(iso_module *module, double norm_type, double *out) {
 
 iso_status iso_clip_grad_norm(iso_module *module, double max_norm, double norm_type,
                               double *total_norm) {
-    ISO_CHECK(max_norm >= 0, ISO_ERR_ARG,
-              "gradients cannot be clipped to a norm of %g: give a number of at least 0", max_norm);
+    ISO_TRY(check_most(max_norm));
     return clip_to_norm(module, norm_type, &max_norm, total_norm);
+}
+
+static iso_status clip_arrays(iso_reducer *r, double p, const double *max_norm, double *norm) {
+    iso_device *device;
+    iso__gradients g;
+    ISO_TRY(check_type(p));
+    ISO_TRY(iso__reducer_device(r, &device));
+    ISO_TRY(iso__gradients_of_arrays(r, device, &g));
+    return clip_all(device, &g, p, max_norm, norm);
+}
+
+iso_status iso_reducer_grad_norm(iso_reducer *r, double norm_type, double *out) {
+    return clip_arrays(r, norm_type, NULL, out);
+}
+
+iso_status iso_reducer_clip_grad_norm(iso_reducer *r, double max_norm, double norm_type,
+                                      double *total_norm) {
+    ISO_TRY(check_most(max_norm));
+    return clip_arrays(r, norm_type, &max_norm, total_norm);
 }
 
 static iso_status clamp_tensor(iso_tensor *t, double most) {
@@ -186,13 +213,25 @@ iso_status iso_grads_scale(iso_module *module, double factor) {
 
 // ---- Between ranks --------------------------------------------------------------------------------
 
-iso_status iso_grads_finite(iso_module *module, iso_comm *comm, bool *finite) {
-    double norm = NAN;
-    ISO_TRY(iso_comm_agree(comm, iso_grad_norm(module, INFINITY, &norm)));
-    int64_t bad = !isfinite(norm);
+// mine: the status of the norm, the largest magnitude.
+static iso_status agree_finite(iso_comm *comm, iso_status mine, const double *norm, bool *finite) {
+    ISO_TRY(iso_comm_agree(comm, mine));
+    int64_t bad = !isfinite(*norm);
     ISO_TRY(iso_comm_allreduce_i64(comm, &bad, 1, ISO_MAX));
     *finite = bad == 0;
     return ISO_OK;
+}
+
+iso_status iso_grads_finite(iso_module *module, iso_comm *comm, bool *finite) {
+    double norm = NAN;
+    iso_status status = iso_grad_norm(module, INFINITY, &norm);
+    return agree_finite(comm, status, &norm, finite);
+}
+
+iso_status iso_reducer_grads_finite(iso_reducer *r, bool *finite) {
+    double norm = NAN;
+    iso_status status = iso_reducer_grad_norm(r, INFINITY, &norm);
+    return agree_finite(iso__reducer_comm(r), status, &norm, finite);
 }
 
 // The last parameter with a NaN or infinite gradient: backward reaches it first. -1: none.

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The list of gradients of a module, complete or as this rank's backward left them.
+// The list of gradients of a module or of plain arrays, complete or as this rank's backward left
+// them.
 #include "parallel/gradients.h"
 
 #include "base/base.h"
@@ -31,10 +32,10 @@ static iso_status take_whole(iso__gradients *g) {
 }
 
 // This rank's elements of piece k of parameter i, which has number `index` in the reducer.
-static iso_status take_piece(iso__gradients *g, int i, const iso_reducer *r, int index, int k) {
+static iso_status take_piece(iso__gradients *g, int i, const iso_tensor *grad, const iso_reducer *r,
+                             int index, int k) {
     size_t first, count;
-    iso_tensor *grad, *view;
-    ISO_TRY(iso_parameter_grad(g->list.item[i], &grad));
+    iso_tensor *view;
     iso_reducer_own(r, index, k, &first, &count);
     char *data = (char *)grad->data + first * iso_dtype_size(grad->dtype);
     int64_t shape = (int64_t)count;
@@ -49,9 +50,11 @@ static iso_status take_shards(iso__gradients *g) {
     for (int i = 0; i < g->list.count; i++) {
         iso_reducer *r = iso__data_parallel_of_parameter(g->list.item[i], &index);
         if (!g->list.item[i]->requires_grad || !is_spread(r, index)) continue;
+        iso_tensor *grad;
         g->comm = iso__reducer_comm(r);
+        ISO_TRY(iso_parameter_grad(g->list.item[i], &grad));
         for (int k = 0; k < iso_reducer_pieces(r, index); k++)
-            ISO_TRY(take_piece(g, i, r, index, k));
+            ISO_TRY(take_piece(g, i, grad, r, index, k));
     }
     return ISO_OK;
 }
@@ -94,8 +97,50 @@ iso_status iso__gradients_of(iso_module *module, bool local, iso__gradients *out
     return ISO_OK;
 }
 
+// ---- Plain arrays ---------------------------------------------------------------------------------
+
+static iso_status take_array(iso__gradients *g, iso_reducer *r, int i, iso_device *device) {
+    const iso_reducer_param p = iso__reducer_param(r, i);
+    int64_t count = (int64_t)p.count;
+    iso_tensor *grad;
+    iso_status status = ISO_OK;
+    ISO_TRY(iso_tensor_borrow(device, p.dtype, 1, &count, p.gradient, &grad));
+    if (!is_spread(r, i)) {
+        add_item(g, grad, i);
+        return ISO_OK;
+    }
+    g->comm = iso__reducer_comm(r);
+    for (int k = 0; status == ISO_OK && k < iso_reducer_pieces(r, i); k++)
+        status = take_piece(g, i, grad, r, i, k);
+    iso_tensor_destroy(&grad);
+    return status;
+}
+
+static iso_status take_arrays(iso__gradients *g, iso_reducer *r, iso_device *device) {
+    int params = iso_reducer_param_count(r);
+    size_t most = 1;
+    for (int i = 0; i < params; i++) most += (size_t)iso_reducer_pieces(r, i);
+    ISO_TRY(iso_reducer_finish(r));
+    ISO_TRY(iso__alloc_zero(most * sizeof(*g->item), (void **)&g->item));
+    ISO_TRY(iso__alloc_zero(most * sizeof(*g->parameter), (void **)&g->parameter));
+    for (int i = 0; i < params; i++)
+        if (!is_spread(r, i)) ISO_TRY(take_array(g, r, i, device));
+    g->whole = g->count;
+    for (int i = 0; i < params; i++)
+        if (is_spread(r, i)) ISO_TRY(take_array(g, r, i, device));
+    return ISO_OK;
+}
+
+iso_status iso__gradients_of_arrays(iso_reducer *r, iso_device *device, iso__gradients *out) {
+    *out = (iso__gradients){.owned = true};
+    iso_status status = take_arrays(out, r, device);
+    if (status < 0) iso__gradients_free(out);
+    ISO_TRY(status);
+    return ISO_OK;
+}
+
 void iso__gradients_free(iso__gradients *g) {
-    for (int i = g->whole; i < g->count; i++) iso_tensor_destroy(&g->item[i]);
+    for (int i = g->owned ? 0 : g->whole; i < g->count; i++) iso_tensor_destroy(&g->item[i]);
     iso__free(g->item);
     iso__free(g->parameter);
     iso_parameter_list_destroy(&g->list);

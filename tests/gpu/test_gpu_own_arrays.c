@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: MIT
+// Plain arrays in the memory of a GPU: gradients in arrays of the program, and an optimizer of the
+// library.
+#include "common/mpi_fixture.h"
+#include "tensor/tensor_impl.h"
+
+#include <isotherm/clip.h>
+#include <isotherm/optim.h>
+
+#include <criterion/criterion.h>
+#include <math.h>
+#include <string.h>
+
+TestSuite(np1_gpu_own_arrays, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 120);
+TestSuite(np2_gpu_own_arrays, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 120);
+
+enum { PARAMS = 3, MOST = 900, STEPS = 4 };
+static const int64_t count[PARAMS] = {70, MOST, 33};
+
+typedef struct arrays {
+    iso_device *device;
+    iso_tensor *value[PARAMS], *own[PARAMS], *grad[PARAMS]; // grad: where backward writes
+    iso_reducer *reducer;
+    iso_optimizer *optimizer;
+} arrays;
+
+static iso_dtype dtype_of(int i) { return i == 2 ? ISO_F64 : ISO_F32; }
+
+static void fill(iso_tensor *t, double first, double step) {
+    void *data;
+    iso_assert_ok(iso_tensor_map(t, ISO_WRITE, &data));
+    for (int64_t k = 0; k < t->count; k++) {
+        double x = sin(first + step * (double)k);
+        if (t->dtype == ISO_F64)
+            ((double *)data)[k] = x;
+        else
+            ((float *)data)[k] = (float)x;
+    }
+    iso_assert_ok(iso_tensor_unmap(t));
+}
+
+static void create(arrays *a, const char *device, bool owns, iso_sync sync) {
+    static const char *const name[PARAMS] = {"a", "b", "c"};
+    iso_reducer_param param[PARAMS];
+    *a = (arrays){0};
+    iso_assert_ok(iso_device_create(device, &a->device));
+    for (int i = 0; i < PARAMS; i++) {
+        iso_assert_ok(iso_tensor_create(a->device, dtype_of(i), 1, &count[i], &a->value[i]));
+        iso_assert_ok(iso_tensor_create(a->device, dtype_of(i), 1, &count[i], &a->own[i]));
+        fill(a->value[i], i, 0.3);
+        param[i] = (iso_reducer_param){.name = name[i],
+                                       .value = a->value[i]->data,
+                                       .count = (size_t)count[i],
+                                       .dtype = dtype_of(i),
+                                       .layer = i,
+                                       .gradient = owns ? a->own[i]->data : NULL};
+    }
+    const iso_reducer_config config = {.device = a->device, .sync = sync};
+    iso_assert_ok(iso_reducer_create(test_comm, param, PARAMS, &config, &a->reducer));
+    for (int i = 0; i < PARAMS; i++)
+        iso_assert_ok(iso_tensor_borrow(a->device, dtype_of(i), 1, &count[i],
+                                        iso_reducer_grad(a->reducer, i), &a->grad[i]));
+}
+
+static void destroy(arrays *a) {
+    iso_optimizer_destroy(&a->optimizer);
+    iso_reducer_destroy(&a->reducer);
+    for (int i = 0; i < PARAMS; i++) {
+        iso_tensor_destroy(&a->grad[i]);
+        iso_tensor_destroy(&a->own[i]);
+        iso_tensor_destroy(&a->value[i]);
+    }
+    iso_device_destroy(&a->device);
+}
+
+static void backward(arrays *a, int step, bool spoils) {
+    for (int i = PARAMS - 1; i >= 0; i--) {
+        fill(a->grad[i], step + 0.7 * test_rank + i, 0.1);
+        iso_assert_ok(iso_reducer_grad_ready(a->reducer, i));
+        if (spoils) iso_assert_ok(iso_tensor_fill(a->own[i], NAN)); // it is the program's again
+    }
+}
+
+// The first `count` values of each parameter, as doubles.
+static void read_all(iso_tensor *const *tensor, double out[PARAMS][MOST]) {
+    memset(out, 0, PARAMS * sizeof(out[0]));
+    for (int i = 0; i < PARAMS; i++) {
+        void *data;
+        iso_assert_ok(iso_tensor_map(tensor[i], ISO_READ, &data));
+        for (int64_t k = 0; k < count[i]; k++)
+            out[i][k] = i == 2 ? ((double *)data)[k] : (double)((float *)data)[k];
+        iso_assert_ok(iso_tensor_unmap(tensor[i]));
+    }
+}
+
+static void train(const char *device, bool owns, iso_sync sync, double out[PARAMS][MOST]) {
+    arrays a;
+    create(&a, device, owns, sync);
+    iso_assert_ok(iso_reducer_set_optimizer(a.reducer, ISO_ADAMW, NULL, NULL, 0, &a.optimizer));
+    for (int step = 0; step < STEPS; step++) {
+        double norm = 0;
+        for (int i = 0; i < PARAMS; i++) iso_assert_ok(iso_reducer_param_needed(a.reducer, i));
+        backward(&a, step, owns);
+        if (step == 1) iso_assert_ok(iso_reducer_clip_grad_norm(a.reducer, 1, 2, &norm));
+        iso_assert_all(step != 1 || norm > 1);
+        iso_assert_ok(iso_optimizer_step(a.optimizer));
+    }
+    iso_assert_ok(iso_reducer_finish(a.reducer));
+    read_all(a.value, out);
+    destroy(&a);
+}
+
+static double distance(double a[PARAMS][MOST], double b[PARAMS][MOST]) {
+    double worst = 0;
+    for (int i = 0; i < PARAMS; i++)
+        for (int k = 0; k < MOST; k++) worst = fmax(worst, fabs(a[i][k] - b[i][k]));
+    return worst;
+}
+
+static void need_gpu(void) {
+    if (iso_device_count("cuda") == 0) test_mpi_skip("there is no GPU, or no CUDA in this build");
+}
+
+static void own_gradients_give_the_same_bits(void) {
+    static double plain[PARAMS][MOST], own[PARAMS][MOST], cpu[PARAMS][MOST];
+    need_gpu();
+    train("cuda", false, ISO_SYNC_BLOCKING, plain);
+    train("cuda", true, ISO_SYNC_LAZY, own);
+    iso_assert_all(memcmp(plain, own, sizeof(own)) == 0);
+    train("cpu", true, ISO_SYNC_LAZY, cpu);
+    iso_assert_all(distance(cpu, own) < 1e-5 && distance(cpu, own) >= 0);
+}
+Test(np1_gpu_own_arrays, give_the_same_bits) { own_gradients_give_the_same_bits(); }
+Test(np2_gpu_own_arrays, give_the_same_bits) { own_gradients_give_the_same_bits(); }
+
+Test(np2_gpu_own_arrays, averages_come_back) {
+    static double got[PARAMS][MOST];
+    arrays a;
+    need_gpu();
+    create(&a, "cuda", true, ISO_SYNC_LAZY);
+    backward(&a, 0, true);
+    iso_assert_ok(iso_reducer_finish(a.reducer));
+    read_all(a.own, got);
+    double worst = 0;
+    for (int i = 0; i < PARAMS; i++)
+        for (int64_t k = 0; k < count[i]; k++) {
+            double mean = (sin(i + 0.1 * (double)k) + sin(0.7 + i + 0.1 * (double)k)) / 2;
+            worst = fmax(worst, isnan(got[i][k]) ? INFINITY : fabs(got[i][k] - mean));
+        }
+    iso_assert_all(worst < 1e-6);
+    destroy(&a);
+}
+
+Test(np1_gpu_own_arrays, gradient_in_other_memory_is_refused) {
+    static float here[64];
+    iso_reducer *r = NULL;
+    iso_tensor *there;
+    iso_reducer_config config = {0};
+    need_gpu();
+    iso_assert_ok(iso_device_create("cuda", &config.device));
+    iso_assert_ok(iso_tensor_create(config.device, ISO_F32, 1, (int64_t[]){64}, &there));
+    const iso_reducer_param param = {
+        .name = "there", .value = there->data, .count = 64, .dtype = ISO_F32, .gradient = here};
+    cr_assert_eq(iso_reducer_create(test_comm, &param, 1, &config, &r), ISO_ERR_ARG);
+    cr_expect(strstr(iso_last_error()->message, "the gradient of parameter \"there\""));
+    iso_tensor_destroy(&there);
+    iso_device_destroy(&config.device);
+}
