@@ -21,6 +21,16 @@ bin_own_arrays_CPPFLAGS = $(EXAMPLE_CPPFLAGS)
 bin_own_arrays_CFLAGS = $(AM_CFLAGS) -Wshadow -Wconversion
 bin_own_arrays_LDADD = libisotherm.la $(MPI_LIBS) -lm
 
+# A serial program, and the same one made data-parallel.
+noinst_PROGRAMS += bin/residual-net bin/residual-net-mpi
+bin_residual_net_SOURCES = examples/residual_net.c
+bin_residual_net_CFLAGS = $(AM_CFLAGS) -Wshadow -Wconversion
+bin_residual_net_LDADD = -lm
+bin_residual_net_mpi_SOURCES = examples/residual_net_mpi.c
+bin_residual_net_mpi_CPPFLAGS = $(EXAMPLE_CPPFLAGS)
+bin_residual_net_mpi_CFLAGS = $(AM_CFLAGS) -Wshadow -Wconversion
+bin_residual_net_mpi_LDADD = libisotherm.la $(MPI_LIBS) -lm
+
 # Of data of one's own: to be read, too.
 noinst_PROGRAMS += bin/regression
 bin_regression_SOURCES = examples/regression.c $(EXAMPLE_SUPPORT)

@@ -32,6 +32,7 @@ SCRIPT_TESTS = \
     tests/check_predict.sh \
     tests/check_programs.sh \
     tests/check_regression.sh \
+    tests/check_residual_net.sh \
     tests/check_char_gpt.sh \
     tests/check_resume.sh \
     tests/check_stopped.sh \
