@@ -17,7 +17,7 @@ KILLS=5 # of each study
 seed=${ISO_TEST_SEED:-$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')}
 points=0
 
-echo "1..26"
+echo "1..27"
 echo "# ISO_TEST_SEED=$seed"
 
 # ---- Helpers ----
@@ -152,6 +152,7 @@ study int8 3 --sync lazy --wire int8 --model mlp --batch 6 --epochs 5
 study accumulate 2 --sync lazy --accumulate 3 --noise-scale 2 --model mlp --batch 5 --epochs 9
 export ISO_RANKS_PER_NODE=2
 study daso 3 --sync daso --wait 3 --model mlp --batch 6 --epochs 5
+study daso-int8 3 --sync daso --wire int8 --wait 3 --model mlp --batch 6 --epochs 5
 study daso-heat 3 --sync daso-heat --model mlp --batch 6 --epochs 6
 study localsgd 2 --sync localsgd --model mlp --batch 8 --epochs 5 --sampler overlap
 

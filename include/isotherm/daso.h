@@ -128,6 +128,16 @@ typedef enum iso_state_sync {
     ISO_STATE_SYNC_RESET // state: zero; buffers: their values when the optimizer was created
 } iso_state_sync;
 
+// How parameters travel between nodes. Apart from f32, differences from the last mean travel. What
+// rounding leaves out is added to the next difference (error feedback). The values of element types
+// are those of iso_dtype.
+typedef enum iso_wire {
+    ISO_WIRE_F32 = ISO_F32,
+    ISO_WIRE_BF16 = ISO_BF16,
+    ISO_WIRE_F16 = ISO_F16,
+    ISO_WIRE_INT8 = 64 // integers with an f32 scale for each 256 elements
+} iso_wire;
+
 typedef enum iso_policy {
     ISO_POLICY_FIXED,
     // HeAT's: on a plateau of the epoch loss, global_skip and local_skip are halved, and a
@@ -197,8 +207,7 @@ typedef struct iso_daso_config {
     int64_t local_skip; // batches between averages of gradients inside a node
     iso_scope unit;     // ISO_SCOPE_NODE; ISO_SCOPE_RANK: every rank is alone between syncs
     iso_merge merge;
-    // ISO_F32, ISO_BF16 or ISO_F16. The 16-bit types send differences, with error feedback.
-    iso_dtype wire;
+    iso_wire wire;
     iso_state_sync state;
     iso_policy policy;
     double stability_level; // ISO_POLICY_PLATEAU: threshold of the detector
@@ -221,7 +230,7 @@ extern const iso_daso_config iso_daso_default; // the default as an object, for 
                        .batches_to_wait = -1,                                                      \
                        .local_skip = 1,                                                            \
                        .unit = ISO_SCOPE_NODE,                                                     \
-                       .wire = ISO_BF16,                                                           \
+                       .wire = ISO_WIRE_BF16,                                                      \
                        .stability_level = 0.05,                                                    \
                        .max_divergence = 0.05})
 #endif

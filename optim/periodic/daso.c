@@ -228,8 +228,9 @@ static const iso__daso_ops daso_ops = {
 static iso__periodic_config engine_config(const iso_daso_config *config) {
     return (iso__periodic_config){
         .topology = {.unit = config->unit, .use_mpi_groups = true},
-        .wire = {.wire = config->wire, .differences = config->wire != ISO_F32},
-        .full = {.wire = ISO_F32},
+        .wire = {.wire = iso__wire_codec(config->wire),
+                 .differences = config->wire != ISO_WIRE_F32},
+        .full = {.wire = &iso__codec_f32},
         .merge = config->merge,
         .state = config->state,
     };

@@ -119,8 +119,8 @@ static iso__periodic_config engine_config(const iso_daso_heat_config *config) {
     size_t chunk = (size_t)config->sending_chunk_size;
     return (iso__periodic_config){
         .topology = {.unit = ISO_SCOPE_NODE, .use_mpi_groups = config->use_mpi_groups},
-        .wire = {.wire = ISO_F32, .chunk = chunk},
-        .full = {.wire = config->downcast_type,
+        .wire = {.wire = &iso__codec_f32, .chunk = chunk},
+        .full = {.wire = iso__codec_of(config->downcast_type),
                  .round_sums = config->downcast_type != ISO_F32,
                  .chunk = chunk},
         .merge = ISO_MERGE_HEAT,

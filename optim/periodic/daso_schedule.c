@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // DASO as recommended here, local SGD and post-local SGD as a state machine: what to do after a
 // step.
+#include "optim/periodic/daso_settings.h"
 #include "optim/periodic/sync_plan.h"
 
 #include <assert.h>
@@ -21,7 +22,7 @@ iso_daso_config iso_post_local_sgd_config(int64_t total_steps, int64_t warmup_st
     config.global_skip = config.max_global_skip = period;
     config.batches_to_wait = 0;
     config.unit = ISO_SCOPE_RANK;
-    config.wire = ISO_F32;
+    config.wire = ISO_WIRE_F32;
     return config;
 }
 
@@ -91,8 +92,9 @@ iso_status iso__daso_config_check(const iso_daso_config *c) {
     ISO_CHECK(c->unit == ISO_SCOPE_NODE || c->unit == ISO_SCOPE_RANK, ISO_ERR_ARG,
               "daso: unit is scope %d, it must be ISO_SCOPE_NODE or ISO_SCOPE_RANK", (int)c->unit);
     ISO_TRY(check_choice("merge", (int)c->merge, ISO_MERGE_HEAT));
-    ISO_CHECK(c->wire == ISO_F32 || c->wire == ISO_BF16 || c->wire == ISO_F16, ISO_ERR_ARG,
-              "daso: wire is element type %d, it must be ISO_F32, ISO_BF16 or ISO_F16",
+    ISO_CHECK(iso__wire_codec(c->wire), ISO_ERR_ARG,
+              "daso: wire is %d, it must be ISO_WIRE_F32, ISO_WIRE_BF16, ISO_WIRE_F16 or "
+              "ISO_WIRE_INT8",
               (int)c->wire);
     ISO_TRY(check_choice("state", (int)c->state, ISO_STATE_SYNC_RESET));
     ISO_TRY(check_policy(c));

@@ -16,10 +16,25 @@
 #define COUNTS(table, count)                                                                       \
     _Static_assert(sizeof(table) / sizeof((table)[0]) == (count), "what the header says")
 
-#define WIRES "f32|bf16|f16"
-static const iso_dtype wires[] = {ISO_F32, ISO_BF16, ISO_F16};
+#define DTYPES "f32|bf16|f16"
+#define WIRES  DTYPES "|int8"
+static const iso_wire wires[] = {ISO_WIRE_F32, ISO_WIRE_BF16, ISO_WIRE_F16, ISO_WIRE_INT8};
+static const iso__codec *const codecs[] = {&iso__codec_f32, &iso__codec_bf16, &iso__codec_f16,
+                                           &iso__codec_int8};
+enum { WIRE_COUNT = sizeof(wires) / sizeof(wires[0]) };
+COUNTS(codecs, WIRE_COUNT);
 
-static int place_of_wire(iso_dtype wire) { return wire == ISO_F32 ? 0 : wire == ISO_BF16 ? 1 : 2; }
+// WIRE_COUNT if it is none.
+static int place_of_wire(int wire) {
+    int place = 0;
+    while (place < WIRE_COUNT && (int)wires[place] != wire) place++;
+    return place;
+}
+
+const iso__codec *iso__wire_codec(iso_wire wire) {
+    int place = place_of_wire((int)wire);
+    return place < WIRE_COUNT ? codecs[place] : NULL;
+}
 
 // ---- DASO, local SGD, post-local SGD --------------------------------------------------------------
 
@@ -41,9 +56,14 @@ typedef struct daso_values {
     "warmup-steps", INTEGER, FIELD(warmup_steps), COUNT_FROM(0),                                   \
         .meaning = "length of the warm-up in steps, instead of --warmup", .instead = "warmup"
 
-const iso_setting iso__local_sgd_setting[] = {{PERIOD}};
+#define WIRE                                                                                       \
+    "wire", INDEX, offsetof(daso_values, wire),                                                    \
+        .choices = WIRES,                                                                          \
+        .meaning = "how parameters travel; int8 has a scale for each 256 elements"
+
+const iso_setting iso__local_sgd_setting[] = {{PERIOD}, {WIRE, .initial = "f32"}};
 const iso_setting iso__post_local_setting[] = {
-    {PERIOD}, {WARMUP, .initial = "0.5"}, {WARMUP_STEPS}};
+    {PERIOD}, {WARMUP, .initial = "0.5"}, {WARMUP_STEPS}, {WIRE, .initial = "f32"}};
 const iso_setting iso__daso_setting[] = {
     {PERIOD},
     {WARMUP, .initial = "0.02"},
@@ -58,8 +78,7 @@ const iso_setting iso__daso_setting[] = {
      .meaning = "steps between gradient averages inside a node"},
     {"unit", INDEX, offsetof(daso_values, unit), .choices = "node|rank", .initial = "node",
      .meaning = "node: average gradients within a node; rank: do not average gradients"},
-    {"wire", INDEX, offsetof(daso_values, wire), .choices = WIRES, .initial = "bf16",
-     .meaning = "element type in which parameters travel"},
+    {WIRE, .initial = "bf16"},
     {"merge", INDEX, FIELD(merge), .choices = "progress|heat", .initial = "progress",
      .meaning = "progress: keep the progress made while waiting; heat: HeAT's weighted mean"},
     {"state", INDEX, FIELD(state), .choices = "keep|average|reset", .initial = "keep",
@@ -86,7 +105,7 @@ COUNTS(iso__daso_setting, ISO__DASO_SETTINGS);
 static daso_values values_of_daso(const iso_daso_config *config) {
     return (daso_values){.config = *config,
                          .unit = config->unit == ISO_SCOPE_RANK,
-                         .wire = place_of_wire(config->wire)};
+                         .wire = place_of_wire((int)config->wire)};
 }
 
 iso_status iso__daso_settings_read(iso_settings *settings, const iso_setting *table, int count,
@@ -125,7 +144,7 @@ const iso_setting iso__heat_setting[] = {
      .meaning = "maximum number of steps between exchanges"},
     {"sending-chunk-size", INTEGER, FIELD(sending_chunk_size), COUNT_FROM(1), .initial = "10000000",
      .meaning = "elements per message"},
-    {"downcast-type", INDEX, offsetof(heat_values, wire), .choices = WIRES, .initial = "bf16",
+    {"downcast-type", INDEX, offsetof(heat_values, wire), .choices = DTYPES, .initial = "bf16",
      .meaning = "element type in which blocking averages travel"},
     {"use-mpi-groups", INDEX, offsetof(heat_values, groups), .choices = "yes|no", .initial = "yes",
      .meaning = "yes: create leader groups from MPI groups; no: by splitting communicators"},
@@ -141,7 +160,7 @@ COUNTS(iso__heat_setting, ISO__HEAT_SETTINGS);
 
 static heat_values values_of_heat(const iso_daso_heat_config *config) {
     return (heat_values){.config = *config,
-                         .wire = place_of_wire(config->downcast_type),
+                         .wire = place_of_wire((int)config->downcast_type),
                          .groups = !config->use_mpi_groups};
 }
 
@@ -149,7 +168,7 @@ iso_status iso__heat_settings_read(iso_settings *settings, iso_daso_heat_config 
     heat_values v = values_of_heat(config);
     ISO_TRY(iso_settings_read(settings, iso__heat_setting, ISO__HEAT_SETTINGS, &v));
     *config = v.config;
-    config->downcast_type = wires[v.wire];
+    config->downcast_type = (iso_dtype)wires[v.wire];
     config->use_mpi_groups = v.groups == 0;
     return ISO_OK;
 }

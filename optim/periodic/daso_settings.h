@@ -3,17 +3,22 @@
 #ifndef ISO_DASO_SETTINGS_H
 #define ISO_DASO_SETTINGS_H
 
+#include "exchange/codec.h"
+
 #include <isotherm/strategy.h>
 
 enum {
-    ISO__LOCAL_SGD_SETTINGS = 1,
-    ISO__POST_LOCAL_SETTINGS = 3,
+    ISO__LOCAL_SGD_SETTINGS = 2,
+    ISO__POST_LOCAL_SETTINGS = 4,
     ISO__DASO_SETTINGS = 15,
     ISO__HEAT_SETTINGS = 9,
     ISO__SETTINGS_ROOM = 1024 // bytes of text
 };
 extern const iso_setting iso__local_sgd_setting[], iso__post_local_setting[], iso__daso_setting[],
     iso__heat_setting[];
+
+// NULL for a number that is no wire.
+const iso__codec *iso__wire_codec(iso_wire wire);
 
 // Read settings into a config. Fields without a default keep their value. table: one of the first
 // three.

@@ -105,7 +105,7 @@ static iso_status make_exchanges(iso__periodic *p) {
 
 static iso_status make_averages(iso__periodic *p) {
     ISO_TRY(make_exchanges(p));
-    if (p->config.full.wire != ISO_F32 || p->config.full.chunk)
+    if (p->config.full.wire != &iso__codec_f32 || p->config.full.chunk)
         ISO_TRY(iso__average_create(p->routes, p->parameter_elements, &p->config.full,
                                     &p->average[ISO__PAYLOAD_FULL]));
     return iso__periodic_set_reference(p);

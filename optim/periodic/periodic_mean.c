@@ -29,7 +29,7 @@ size_t iso__periodic_elements(const iso__periodic *p, iso__payload payload) {
 
 iso_status iso__periodic_average_of(iso__periodic *p, iso__payload payload, iso__average **out) {
     if (!p->average[payload]) {
-        iso__average_config exact = {.wire = ISO_F32};
+        iso__average_config exact = {.wire = &iso__codec_f32};
         ISO_TRY(iso__average_create(p->routes, iso__periodic_elements(p, payload), &exact,
                                     &p->average[payload]));
     }

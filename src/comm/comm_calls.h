@@ -66,7 +66,7 @@ iso_status iso__debug_match(iso_comm *comm, const char *format, ...)
 // ---- Further non-blocking collectives (exchange.c), waited for like an all-reduce -----------------
 
 // Collective. Block b of `send` goes to rank b; block b of `recv` came from rank b. Blocks are
-// multiples of 64 bytes, of any length. Both buffers belong to the operation until it completes.
+// multiples of 4 bytes, of any length. Both buffers belong to the operation until it completes.
 iso_status iso__comm_ialltoall(iso_comm *comm, const void *send, void *recv, size_t block_bytes,
                                const char *name, iso_request **out);
 // Collective. data holds one block per rank; this rank contributes block `rank`. On completion data

@@ -8,7 +8,8 @@
 
 #include <string.h>
 
-#define UNIT ((size_t)64) // bytes of an element
+#define UNIT       ((size_t)64) // bytes of an element
+#define BLOCK_UNIT ((size_t)4)  // the same in blocks
 
 // A type for `count` elements of every rank's block.
 static int make_type(const iso_request *request, int count, MPI_Datatype *out) {
@@ -107,8 +108,8 @@ iso_status iso__comm_ialltoall(iso_comm *comm, const void *send, void *recv, siz
     iso_request what = {.call = post_alltoall,
                         .send = send,
                         .next = recv,
-                        .left = block_bytes / UNIT,
-                        .unit = UNIT,
+                        .left = block_bytes / BLOCK_UNIT,
+                        .unit = BLOCK_UNIT,
                         .block = block_bytes};
     return start_exchange(comm, &what, block_bytes * (size_t)comm->size, name, out);
 }
@@ -117,8 +118,8 @@ iso_status iso__comm_iallgather(iso_comm *comm, void *data, size_t block_bytes, 
                                 iso_request **out) {
     iso_request what = {.call = iso__mpi_gather,
                         .next = data,
-                        .left = block_bytes / UNIT,
-                        .unit = UNIT,
+                        .left = block_bytes / BLOCK_UNIT,
+                        .unit = BLOCK_UNIT,
                         .block = block_bytes};
     return start_exchange(comm, &what, block_bytes * (size_t)comm->size, name, out);
 }

@@ -2,8 +2,6 @@
 // The weighted mean over nodes: its memory, and what lasts between exchanges.
 #include "exchange/average_impl.h"
 
-#include "exchange/wire.h"
-
 #include <math.h>
 #include <string.h>
 
@@ -36,18 +34,19 @@ static iso_status allocate_buffers(iso__average *a) {
     const iso_topology *t = a->layout;
     size_t first, shard = 0;
     if (t->local_rank < t->smallest) iso__average_shard(a, t->local_rank, &first, &shard);
-    size_t elements = iso__average_lay_out(a, 0, shard), size = iso_dtype_size(a->config.wire);
+    size_t elements = iso__average_lay_out(a, 0, shard);
+    const iso__codec *wire = a->config.wire;
     if (a->config.differences) {
         a->residual_count = shard;
         a->share_count = elements / (size_t)t->nodes;
-        size = sizeof(float); // the first exchange
+        wire = &iso__codec_f32; // the first exchange
     } else {
         size_t whole = iso__average_lay_out(a, 0, a->count);
         if (whole > elements) elements = whole;
     }
     if (t->nodes == 1) return ISO_OK;
-    ISO_TRY(iso__alloc(elements * size, (void **)&a->send));
-    ISO_TRY(iso__alloc(elements * size, (void **)&a->recv));
+    ISO_TRY(iso__alloc(wire->bytes(elements), (void **)&a->send));
+    ISO_TRY(iso__alloc(wire->bytes(elements), (void **)&a->recv));
     return ISO_OK;
 }
 
@@ -63,11 +62,12 @@ static iso_status allocate_all(iso__average *a) {
 
 static iso_status check_config(size_t count, const iso__average_config *config) {
     ISO_CHECK(count > 0, ISO_ERR_ARG, "a mean over nodes needs at least one element");
-    ISO_CHECK(config->wire == ISO_F32 || config->wire == ISO_BF16 || config->wire == ISO_F16,
-              ISO_ERR_ARG, "a mean over nodes travels in f32, bf16 or f16, not in type %d",
-              (int)config->wire);
+    ISO_CHECK(config->wire, ISO_ERR_ARG, "a mean over nodes needs a codec in which it travels");
     ISO_CHECK(!config->round_sums || !config->differences, ISO_ERR_ARG,
               "sums that round after each operation cannot be sums of differences");
+    ISO_CHECK(!config->round_sums || config->wire->mean_rounded, ISO_ERR_ARG,
+              "sums that round after each operation need an element type, which %s is not",
+              config->wire->name);
     return ISO_OK;
 }
 
@@ -81,7 +81,7 @@ iso_status iso__average_create(iso__routes *routes, size_t count, const iso__ave
     a->routes = iso__routes_retain(routes);
     a->layout = iso__routes_layout(routes);
     a->config = *config;
-    if (config->wire == ISO_F32) a->config.differences = a->config.round_sums = false;
+    if (config->wire == &iso__codec_f32) a->config.differences = a->config.round_sums = false;
     a->count = count;
     a->factor = (float)(a->layout->weight * a->layout->nodes);
     // A rank that failed alone would leave the others waiting in the first exchange.
@@ -129,7 +129,7 @@ iso_status iso__average_set_reference(iso__average *a, const float *values) {
               "a mean over nodes is under way: finish it before setting a reference");
     if (!a->config.differences) return ISO_OK;
     float *next = a->mean[1 - a->current];
-    ISO_CHECK(iso__wire_encode(ISO_F32, a->count, values, 1, next), ISO_ERR_STATE,
+    ISO_CHECK(iso__codec_f32.encode(a->count, values, 1, next), ISO_ERR_STATE,
               "parameters are not finite: try a lower learning rate");
     a->current = 1 - a->current;
     memset(a->residual[a->current_residual], 0, a->residual_count * sizeof(float));
@@ -171,7 +171,7 @@ static iso_status measure_with(iso__average *a, float *values, int repeats, doub
     double *each;
     ISO_TRY(iso_comm_agree(iso__routes_comm(a->routes),
                            iso__alloc((size_t)repeats * sizeof(*each), (void **)&each)));
-    // Measure the requested wire type even before there is a reference, with differences as small
+    // Measure the requested wire even before there is a reference, with differences as small
     // as those of training.
     float *reference = a->mean[a->current];
     bool none = a->config.differences && !iso__average_has_reference(a);

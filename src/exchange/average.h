@@ -15,10 +15,11 @@
 // which serve buckets and communication hooks.
 //
 // Over P nodes, the first two phases together send and receive 2 (P - 1) / P of the array, as a
-// ring all-reduce does, but they support every wire type and sum in f32.
+// ring all-reduce does, but they support every codec and sum in f32.
 #ifndef ISO_AVERAGE_H
 #define ISO_AVERAGE_H
 
+#include "exchange/codec.h"
 #include "exchange/routes.h"
 
 // Every rank whose local rank is below the topology's `smallest` exchanges its shard of the array
@@ -31,15 +32,16 @@ enum { ISO__METRICS = 4 };
 typedef struct iso__average iso__average;
 
 typedef struct iso__average_config {
-    iso_dtype wire; // ISO_F32, ISO_BF16, ISO_F16
-    // true, for 16-bit wires only: differences from the last mean travel instead of values. The
-    // rounding error of a rank's contribution, and of the summed share it sends back, is added to
+    const iso__codec *wire; // what travels; required
+    // true, ignored for f32: differences from the last mean travel instead of values. What the
+    // codec leaves out of a rank's contribution, and of the summed share it sends back, is added to
     // its next one (error feedback: Seide et al., Interspeech 2014; both ways: DoubleSqueeze, Tang
     // et al., ICML 2019). false: values travel. Differences travel with ISO__SHARDS only. Before
     // the first mean or iso__average_set_reference, values travel in f32.
     bool differences;
-    // true: values are summed in the order of the nodes, and every addition and the division round
-    // to the wire type, as HeAT's 16-bit operations do. Must be false with differences.
+    // true, ignored for f32: values are summed in the order of the nodes, and every addition and
+    // the division round to the element type, as HeAT's 16-bit operations do. Must be false with
+    // differences, and for a codec that is no element type.
     bool round_sums;
     // The number of elements of a chunk; the first chunk is the remainder. 0: the array travels as
     // a whole.

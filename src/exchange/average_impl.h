@@ -7,12 +7,13 @@
 
 #include <isotherm/trace.h>
 
-// The number of elements of a share is a multiple of this, so that blocks are multiples of 64 bytes
+// The number of elements of a shard is a multiple of this, so that shards are multiples of 64 bytes
 // in every element type.
 enum { ISO__AVERAGE_UNIT = 32 };
 
 // A chunk of the array whose shares travel together. In the buffers it is one block for each node,
-// padded with zeros.
+// padded with zeros. The codec's groups are counted from the first element of the chunk, so chunks
+// and shards may begin anywhere. Blocks hold whole groups and multiples of ISO__AVERAGE_UNIT.
 typedef struct iso__average_chunk {
     size_t first, count; // elements of the array
     size_t block;        // elements of one node's share
@@ -34,7 +35,7 @@ typedef enum iso__average_phase {
 typedef enum iso__average_cause {
     ISO_CAUSE_NONE,
     ISO_CAUSE_VALUES, // its values are not finite
-    ISO_CAUSE_RANGE,  // they, or the mean, do not fit into the wire type
+    ISO_CAUSE_RANGE,  // they, or the mean, are too large for the wire
     ISO_CAUSE_MPI,
     ISO_CAUSES
 } iso__average_cause;
@@ -61,12 +62,12 @@ struct iso__average {
     iso__average_phase phase;
     int at; // first request of the phase that is not complete
     int group;
-    bool measuring;        // the exchange leaves reference and error feedback unchanged
-    iso_dtype wire;        // of this exchange
-    bool as_difference;    // likewise
-    float *result;         // the mean is gathered here
-    iso_comm *leaders;     // exchanges this rank's elements; NULL: it has none to exchange
-    size_t first, carried; // the elements that this rank exchanges
+    bool measuring;         // the exchange leaves reference and error feedback unchanged
+    const iso__codec *wire; // of this exchange
+    bool as_difference;     // likewise
+    float *result;          // the mean is gathered here
+    iso_comm *leaders;      // exchanges this rank's elements; NULL: it has none to exchange
+    size_t first, carried;  // the elements that this rank exchanges
     iso__average_chunk *chunk;
     int chunk_count;
     iso_request *verdict;

@@ -9,6 +9,11 @@ size_t iso__average_chunks(const iso__average *a, size_t count) {
     return chunk == 0 || count <= chunk ? count > 0 : (count + chunk - 1) / chunk;
 }
 
+static size_t round_block(const iso__average *a, size_t count) {
+    size_t group = a->config.wire->group, unit = ISO__AVERAGE_UNIT;
+    return iso__round_up(count, group > unit ? group : unit);
+}
+
 size_t iso__average_lay_out(iso__average *a, size_t first, size_t count) {
     size_t offset = 0, nodes = (size_t)a->layout->nodes;
     a->chunk_count = (int)iso__average_chunks(a, count);
@@ -16,7 +21,7 @@ size_t iso__average_lay_out(iso__average *a, size_t first, size_t count) {
         iso__average_chunk *c = &a->chunk[i];
         size_t later = (size_t)(a->chunk_count - 1 - i) * a->config.chunk;
         *c = (iso__average_chunk){.first = first, .count = count - later, .offset = offset};
-        c->block = iso__round_up((c->count + nodes - 1) / nodes, ISO__AVERAGE_UNIT);
+        c->block = round_block(a, (c->count + nodes - 1) / nodes);
         offset += c->block * nodes;
         first += c->count;
         count -= c->count;

@@ -2,8 +2,6 @@
 // The weighted mean over nodes: the phases of an exchange, and what happens when a rank fails.
 #include "exchange/average_impl.h"
 
-#include "exchange/wire.h"
-
 #include "comm/comm_calls.h"
 #include "comm/traffic.h"
 
@@ -43,7 +41,7 @@ static bool in_place(const iso__average *a) { return a->result == (const float *
 
 static char *block_of(const iso__average *a, char *buffer, const iso__average_chunk *c, int node) {
     size_t element = c->offset + (size_t)node * c->block;
-    return buffer + element * iso_dtype_size(a->wire);
+    return buffer + a->wire->bytes(element);
 }
 
 // Counts `bytes` sent from this rank to each other rank of comm.
@@ -57,12 +55,12 @@ static void count_blocks(iso__average *a, const iso_comm *comm, size_t bytes) {
 static bool encode_chunk(iso__average *a, const iso__average_chunk *c, const float *values,
                          char *to) {
     const float *x = values + c->first;
-    if (!a->as_difference) return iso__wire_encode(a->wire, c->count, x, a->factor, to);
+    if (!a->as_difference) return a->wire->encode(c->count, x, a->factor, to);
     const float *reference = a->mean[a->current] + c->first;
     size_t at = c->first - a->first;
     int now = a->current_residual;
-    iso__wire_feedback feedback = {a->residual[now] + at, a->residual[1 - now] + at};
-    return iso__wire_encode_difference(a->wire, c->count, x, a->factor, reference, &feedback, to);
+    iso__codec_feedback feedback = {a->residual[now] + at, a->residual[1 - now] + at};
+    return a->wire->encode_difference(c->count, x, a->factor, reference, &feedback, to);
 }
 
 static bool all_finite(const float *x, size_t count) {
@@ -74,17 +72,17 @@ static bool all_finite(const float *x, size_t count) {
 // Does not send values that are not finite, so that the error is reported by this rank and not by
 // ranks that sum them.
 static void send_chunk(iso__average *a, iso__average_chunk *c, const float *values) {
-    size_t nodes = (size_t)a->layout->nodes, size = iso_dtype_size(a->wire), well = c->count;
+    size_t block = a->wire->bytes(c->block), well = a->wire->bytes(c->count);
     char *to = block_of(a, a->send, c, 0);
     if (!encode_chunk(a, c, values, to)) {
         bool finite = all_finite(values + c->first, c->count);
         note_failure(a, finite ? ISO_CAUSE_RANGE : ISO_CAUSE_VALUES);
         well = 0;
     }
-    memset(to + well * size, 0, (c->block * nodes - well) * size);
-    note_posted(a, iso__comm_ialltoall(a->leaders, to, block_of(a, a->recv, c, 0), c->block * size,
+    memset(to + well, 0, block * (size_t)a->layout->nodes - well);
+    note_posted(a, iso__comm_ialltoall(a->leaders, to, block_of(a, a->recv, c, 0), block,
                                        "mean over nodes (scatter)", &c->request));
-    count_blocks(a, a->leaders, c->block * size);
+    count_blocks(a, a->leaders, block);
 }
 
 // ---- Gather ---------------------------------------------------------------------------------------
@@ -92,15 +90,15 @@ static void send_chunk(iso__average *a, iso__average_chunk *c, const float *valu
 static bool sum_chunk(iso__average *a, const iso__average_chunk *c, char *to) {
     int nodes = a->layout->nodes, now = a->current_residual;
     size_t at = c->offset / (size_t)nodes;
-    iso__wire_shares shares = {block_of(a, a->recv, c, 0), nodes, c->block};
-    if (a->config.round_sums) return iso__wire_mean_rounded(a->wire, &shares, to);
-    if (!a->as_difference) return iso__wire_mean(a->wire, &shares, NULL, to);
-    iso__wire_feedback feedback = {a->share_residual[now] + at, a->share_residual[1 - now] + at};
-    return iso__wire_mean(a->wire, &shares, &feedback, to);
+    iso__codec_shares shares = {block_of(a, a->recv, c, 0), nodes, c->block};
+    if (a->config.round_sums) return a->wire->mean_rounded(&shares, to);
+    if (!a->as_difference) return a->wire->mean(&shares, NULL, to);
+    iso__codec_feedback feedback = {a->share_residual[now] + at, a->share_residual[1 - now] + at};
+    return a->wire->mean(&shares, &feedback, to);
 }
 
 static void send_share(iso__average *a, iso__average_chunk *c) {
-    size_t bytes = c->block * iso_dtype_size(a->wire);
+    size_t bytes = a->wire->bytes(c->block);
     char *to = block_of(a, a->send, c, a->layout->node_index);
     if (!sum_chunk(a, c, to)) {
         note_failure(a, ISO_CAUSE_RANGE);
@@ -125,9 +123,8 @@ static void read_chunk(iso__average *a, const iso__average_chunk *c) {
     float *to = a->result + c->first;
     if (in_place(a)) return;
     const float *reference = a->mean[a->current] + c->first;
-    bool well = a->as_difference
-                    ? iso__wire_decode_difference(a->wire, c->count, from, reference, to)
-                    : iso__wire_decode(a->wire, c->count, from, to);
+    bool well = a->as_difference ? a->wire->decode_difference(c->count, from, reference, to)
+                                 : a->wire->decode(c->count, from, to);
     if (!well) note_failure(a, ISO_CAUSE_RANGE);
 }
 
@@ -206,8 +203,7 @@ static iso_status fail_dropped(const iso__average *a) {
         return ISO_FAIL(ISO_ERR_STATE,
                         "rank %d: parameters or their sum are too large for %s: %s: try a lower "
                         "learning rate%s",
-                        rank, iso_dtype_name(a->wire), result,
-                        a->wire == ISO_F16 ? ", or bf16" : "");
+                        rank, a->wire->name, result, a->wire == &iso__codec_f16 ? ", or bf16" : "");
     return ISO_FAIL(ISO_ERR_MPI, "rank %d: %.300s: %s", rank,
                     own ? a->message : "an MPI call failed, see its own message", result);
 }
@@ -253,7 +249,7 @@ static void choose_result(iso__average *a) {
     bool one_chunk = a->config.chunk == 0 || a->count <= a->config.chunk;
     a->result = a->mean[1 - a->current];
     // `send` then holds the mean itself, so nothing is copied.
-    if (whole && one_chunk && a->config.wire == ISO_F32 && a->layout->nodes > 1)
+    if (whole && one_chunk && a->config.wire == &iso__codec_f32 && a->layout->nodes > 1)
         a->result = (float *)(void *)a->send;
 }
 
@@ -261,7 +257,7 @@ static void begin_phases(iso__average *a, int group, const double metrics[ISO__M
     a->group = group;
     a->cause = ISO_CAUSE_NONE;
     a->as_difference = iso__average_has_reference(a);
-    a->wire = a->config.differences && !a->as_difference ? ISO_F32 : a->config.wire;
+    a->wire = a->config.differences && !a->as_difference ? &iso__codec_f32 : a->config.wire;
     // The maximum of numbers with a NaN among them can differ between ranks.
     for (int i = 0; i < ISO__METRICS; i++)
         a->metrics[1 + i] = isnan(metrics[i]) ? INFINITY : metrics[i];
@@ -275,7 +271,7 @@ static void begin_phases(iso__average *a, int group, const double metrics[ISO__M
 
 // With one node, the mean is the node's array.
 static void copy_values(iso__average *a, const float *values) {
-    if (is_member(a) && !iso__wire_encode(ISO_F32, a->count, values, 1, a->result))
+    if (is_member(a) && !iso__codec_f32.encode(a->count, values, 1, a->result))
         note_failure(a, ISO_CAUSE_VALUES);
     a->chunk_count = 0;
 }

@@ -1,27 +1,71 @@
 // SPDX-License-Identifier: MIT
-// Private to src/exchange: f32 in fewer bytes than 16-bit types take, a group of elements at a
-// time. The bits depend neither on the instruction set nor on the machine.
+// Private to src/exchange and optim: codecs encode f32 in the bytes that travel, in one pass with
+// the arithmetic around it. Gradients and the mean over nodes share them. The bits depend neither
+// on the instruction set nor on the machine.
+//
+// Element types round to nearest, ties to even; NaN stays NaN; values too large for f16 become
+// infinite.
+//
+// int8 has a scale in f32 for each group of 256 elements, which are integers from -127 to 127: 260
+// bytes instead of 1024. scale = largest magnitude / 127, rounded to nearest. A group that contains
+// a NaN or an infinity is encoded as NaN, as is one of which 127 * scale is infinite.
 #ifndef ISO_CODEC_H
 #define ISO_CODEC_H
 
 #include "base/base.h"
 
+#include <isotherm/device.h>
+
+// Error feedback adds the previous error: v = exact + residual, out = v, encoded, left = v - out
+// (Seide et al., Interspeech 2014).
+typedef struct iso__codec_feedback {
+    const float *residual;
+    float *left;
+} iso__codec_feedback;
+
+// The shares of all nodes, encoded, `count` elements each, one after the other.
+typedef struct iso__codec_shares {
+    const void *data;
+    int nodes;
+    size_t count; // a multiple of the group
+} iso__codec_shares;
+
+// Functions that return a bool return whether everything they wrote is finite. Arrays do not
+// overlap. An encoded array ends with a whole group, padded with zeros.
 typedef struct iso__codec {
     const char *name;
-    size_t group; // elements; ranges that are encoded separately begin at a multiple of it
-    // Bytes that `count` elements take; a multiple of 4.
+    size_t group; // elements; what is encoded separately begins at a multiple of it
+    // Bytes of `count` elements; the size of a group times the number of groups.
     size_t (*bytes)(size_t count);
-    // v = x * factor + residual; out = v, encoded; residual = v - out. A group that contains a NaN
-    // or an infinity is encoded as NaN, and its residual becomes 0.
-    void (*encode)(size_t count, const float *x, float factor, float *residual, void *out);
+
+    // out = x * factor
+    bool (*encode)(size_t count, const float *x, float factor, void *out);
+    // out = x * factor, with feedback from and to state; what is not finite leaves a state of 0 (of
+    // its whole group)
+    bool (*encode_feedback)(size_t count, const float *x, float factor, float *state, void *out);
+    // out = (x - reference) * factor, with feedback
+    bool (*encode_difference)(size_t count, const float *x, float factor, const float *reference,
+                              const iso__codec_feedback *feedback, void *out);
+
+    // out = (s_0 + s_1 + ... in f32) / nodes; feedback may be NULL
+    bool (*mean)(const iso__codec_shares *shares, const iso__codec_feedback *feedback, void *out);
+    // The same, rounding to the element type after every addition and after the division. NULL if
+    // the codec is no element type.
+    bool (*mean_rounded)(const iso__codec_shares *shares, void *out);
+
+    // out = in
+    bool (*decode)(size_t count, const void *in, float *out);
     // out = in * factor
-    void (*decode)(size_t count, const void *in, float factor, float *out);
+    bool (*decode_scaled)(size_t count, const void *in, float factor, float *out);
+    // out = reference + in
+    bool (*decode_difference)(size_t count, const void *in, const float *reference, float *out);
     // out += in
-    void (*add)(size_t count, const void *in, float *out);
+    bool (*decode_add)(size_t count, const void *in, float *out);
 } iso__codec;
 
-// A scale in f32 for each 256 elements, which are integers from -127 to 127: 260 bytes instead of
-// 1024. scale = largest magnitude / 127, rounded to nearest.
-extern const iso__codec iso__codec_int8;
+extern const iso__codec iso__codec_f32, iso__codec_bf16, iso__codec_f16, iso__codec_int8;
+
+// The codec of an element type: ISO_F32, ISO_BF16 or ISO_F16; NULL for another.
+const iso__codec *iso__codec_of(iso_dtype dtype);
 
 #endif

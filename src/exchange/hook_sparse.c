@@ -58,7 +58,8 @@ static void send_shards(const iso_comm_hook_bucket *b, double factor) {
     const float *g = b->gradient;
     for (int r = 0; r < b->ranks; r++) {
         shard s = shard_of(b, r);
-        codec->encode(s.count, g + s.first, (float)factor, b->state + s.first, block_of(b, 0, r));
+        codec->encode_feedback(s.count, g + s.first, (float)factor, b->state + s.first,
+                               block_of(b, 0, r));
     }
 }
 
@@ -67,15 +68,16 @@ static void send_shards(const iso_comm_hook_bucket *b, double factor) {
 static void send_sum(const iso_comm_hook_bucket *b) {
     shard s = shard_of(b, b->rank);
     float *sum = (float *)b->gradient + s.first, *residual = b->state + s.first;
-    codec->decode(s.count, block_of(b, 0, 0), 1, sum);
-    for (int r = 1; r < b->ranks; r++) codec->add(s.count, block_of(b, 0, r), sum);
-    codec->encode(s.count, sum, 1, residual, block_of(b, 1, b->rank));
+    codec->decode(s.count, block_of(b, 0, 0), sum);
+    for (int r = 1; r < b->ranks; r++) codec->decode_add(s.count, block_of(b, 0, r), sum);
+    codec->encode_feedback(s.count, sum, 1, residual, block_of(b, 1, b->rank));
 }
 
 static void take_sums(const iso_comm_hook_bucket *b, double factor) {
     for (int r = 0; r < b->ranks; r++) {
         shard s = shard_of(b, r);
-        codec->decode(s.count, block_of(b, 1, r), (float)factor, (float *)b->gradient + s.first);
+        codec->decode_scaled(s.count, block_of(b, 1, r), (float)factor,
+                             (float *)b->gradient + s.first);
     }
 }
 

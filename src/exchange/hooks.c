@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // The communication hooks that are shipped, and their names.
+#include "exchange/codec.h"
 #include "exchange/coder.h"
-#include "exchange/wire.h"
 
 #include <isotherm/comm_hook.h>
 #include <string.h>
@@ -17,13 +17,13 @@ static iso_status check_f32(const iso_comm_hook_bucket *bucket, const char *hook
 // decision.
 static iso_status compress_bucket(const iso_comm_hook_bucket *b, iso_dtype wire, double factor) {
     ISO_TRY(check_f32(b, iso_dtype_name(wire)));
-    iso__wire_encode(wire, b->count, b->gradient, (float)factor, b->wire);
+    iso__codec_of(wire)->encode(b->count, b->gradient, (float)factor, b->wire);
     return ISO_OK;
 }
 
 static iso_status decompress_bucket(const iso_comm_hook_bucket *b, iso_dtype wire, double factor) {
     ISO_TRY(check_f32(b, iso_dtype_name(wire)));
-    iso__wire_decode_scaled(wire, b->count, b->wire, (float)factor, b->gradient);
+    iso__codec_of(wire)->decode_scaled(b->count, b->wire, (float)factor, b->gradient);
     return ISO_OK;
 }
 
@@ -52,7 +52,7 @@ static iso_status compress_feedback(const iso_comm_hook_bucket *b, double factor
     ISO_TRY(check_f32(b, "bf16-feedback"));
     ISO_CHECK(b->state, ISO_ERR_ARG, "hook bf16-feedback was given bucket %s without state",
               b->name);
-    iso__wire_encode_feedback(ISO_BF16, b->count, b->gradient, (float)factor, b->state, b->wire);
+    iso__codec_bf16.encode_feedback(b->count, b->gradient, (float)factor, b->state, b->wire);
     return ISO_OK;
 }
 

@@ -8,8 +8,9 @@ libiso_core_la_SOURCES += \
     src/exchange/average_phases.c \
     src/exchange/coder.c \
     src/exchange/coder.h \
-    src/exchange/codec.c \
     src/exchange/codec.h \
+    src/exchange/codec_dtype.c \
+    src/exchange/codec_int8.c \
     src/exchange/coll_nccl.h \
     src/exchange/hook_powersgd.c \
     src/exchange/hook_sparse.c \
@@ -28,9 +29,7 @@ libiso_core_la_SOURCES += \
     src/exchange/transport_shards.c \
     src/exchange/transport_zero.c \
     src/exchange/transport_staged.c \
-    src/exchange/transports.h \
-    src/exchange/wire.c \
-    src/exchange/wire.h
+    src/exchange/transports.h
 
 if ISO_HAVE_NCCL
 libiso_core_la_SOURCES += src/exchange/coll_nccl.c src/exchange/coll_nccl_create.c \

@@ -9,7 +9,7 @@
 // phases of a bucket leave before those of the next.
 #include "exchange/transports.h"
 
-#include "exchange/wire.h"
+#include "exchange/codec.h"
 
 #include "comm/traffic.h"
 
@@ -91,10 +91,11 @@ static void convert_leg(const phases *self, const parcel *p, int k, bool to_wire
     }
     float *data = (float *)l->data + first;
     char *wire = (char *)l->wire + first * iso_dtype_size(l->wire_dtype);
+    const iso__codec *codec = iso__codec_of(l->wire_dtype);
     if (to_wire)
-        iso__wire_encode(l->wire_dtype, blocks * phase->count, data, 1, wire);
+        codec->encode(blocks * phase->count, data, 1, wire);
     else
-        iso__wire_decode(l->wire_dtype, blocks * phase->count, wire, data);
+        codec->decode(blocks * phase->count, wire, data);
 }
 
 static iso_status send_leg(phases *self, int i) {

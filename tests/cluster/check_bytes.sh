@@ -78,7 +78,8 @@ if [ "${1:-}" = --head ]; then # directory, hosts
     for options in "--sync lazy" "--sync lazy --zero" "--sync lazy --wire bf16" "--sync lazy --wire f16" "--sync lazy --wire bf16-feedback" \
         "--sync lazy --wire int8" "--sync lazy --wire topk" "--sync lazy --wire powersgd --powersgd-start 2" \
         "--sync localsgd --period 4" "--sync daso --wire f32 --period 4 --wait 2" \
-        "--sync daso --wire bf16 --period 4 --wait 2" "--sync daso --wire f16 --period 4 --wait 2"; do
+        "--sync daso --wire bf16 --period 4 --wait 2" "--sync daso --wire f16 --period 4 --wait 2" \
+        "--sync daso --wire int8 --period 4 --wait 2" "--sync localsgd --wire int8 --period 4"; do
         case_of "$2" "$3" "$3" "$options"
     done
     if [ "$3" = 2 ]; then # more than one rank on a host
@@ -86,6 +87,7 @@ if [ "${1:-}" = --head ]; then # directory, hosts
         case_of "$2" 2 3 "--sync lazy"
         case_of "$2" 2 4 "--sync lazy --zero"
         case_of "$2" 2 4 "--sync daso --wire bf16 --period 4 --wait 2"
+        case_of "$2" 2 3 "--sync daso --wire int8 --period 4 --wait 2"
     fi
     exit
 fi
@@ -107,7 +109,7 @@ for part in train t10k; do
     images 1024 28 >"$work/data/$part-images-idx3-ubyte"
     labels 1024 >"$work/data/$part-labels-idx1-ubyte"
 done
-echo "1..40"
+echo "1..47"
 for hosts in 2 3 4; do
     sh "$here/with_cluster.sh" -n $hosts -r none -t 450 -- sh "$0" --head "$work" $hosts
 done

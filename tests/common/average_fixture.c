@@ -2,8 +2,6 @@
 // For tests of the weighted mean over nodes: the same arithmetic done by one process.
 #include "common/average_fixture.h"
 
-#include "exchange/wire.h"
-
 #include <criterion/criterion.h>
 #include <math.h>
 #include <stdlib.h>
@@ -96,67 +94,115 @@ iso_status mean_case_exchange(mean_case *c, int group, int t, const float *value
 
 // ---- The model ------------------------------------------------------------------------------------
 
-static float rounded(iso_dtype wire, float x) {
+static float rounded(const iso__codec *wire, float x) {
     uint32_t room;
     float out;
-    iso__wire_encode(wire, 1, &x, 1, &room);
-    iso__wire_decode(wire, 1, &room, &out);
+    wire->encode(1, &x, 1, &room);
+    wire->decode(1, &room, &out);
     return out;
+}
+
+enum { GROUP = 256 }; // of int8
+
+// int8, written again: q = v / scale, to the nearest, with scale = largest magnitude / 127.
+static void round_int8(size_t n, const float *v, float *out) {
+    float most = 0;
+    for (size_t i = 0; i < n; i++) most = fmaxf(most, fabsf(v[i]));
+    volatile float scale = most / 127;
+    for (size_t i = 0; i < n; i++) {
+        volatile float q = scale > 0 ? v[i] / scale : 0;
+        out[i] = (float)(int)fmaxf(-127, fminf(127, rintf(q))) * scale;
+    }
+}
+
+// Of a group of n values, at most GROUP.
+static void round_group(const iso__codec *wire, size_t n, const float *v, float *out) {
+    if (wire == &iso__codec_int8)
+        round_int8(n, v, out);
+    else
+        for (size_t i = 0; i < n; i++) out[i] = rounded(wire, v[i]);
 }
 
 static float factor_of(const mean_case *c, int node) {
     return (float)((double)node_size(c, node) / test_size * c->nodes);
 }
 
-// Volatile: every operation rounds.
-static float plain_mean(const mean_case *c, const float *x) {
-    bool round = c->config.round_sums;
-    volatile float sum = 0;
-    for (int n = 0; n < c->nodes; n++) {
-        volatile float share = x[n] * factor_of(c, n);
-        share = rounded(c->config.wire, share);
-        sum = n == 0 ? share : sum + share;
-        if (round) sum = rounded(c->config.wire, sum);
+// x: the values of all nodes, of a group that begins at `first`. Volatile: every operation rounds.
+typedef float group_values[MOST_NODES][GROUP];
+
+static void plain_mean(const mean_case *c, const iso__codec *wire, size_t n, const group_values *x,
+                       float *mean) {
+    float v[GROUP], share[GROUP], sum[GROUP];
+    for (int k = 0; k < c->nodes; k++) {
+        for (size_t i = 0; i < n; i++) v[i] = (*x)[k][i] * factor_of(c, k);
+        round_group(wire, n, v, share);
+        for (size_t i = 0; i < n; i++) {
+            volatile float s = k == 0 ? share[i] : sum[i] + share[i];
+            sum[i] = c->config.round_sums ? rounded(wire, s) : s;
+        }
     }
-    sum = sum / (float)c->nodes;
-    return rounded(c->config.wire, sum);
+    for (size_t i = 0; i < n; i++) sum[i] = sum[i] / (float)c->nodes;
+    round_group(wire, n, sum, mean);
 }
 
-static float mean_of_differences(mean_case *c, const float *x, size_t i) {
-    volatile float sum = 0, v;
-    for (int n = 0; n < c->nodes; n++) {
-        v = x[n] - c->reference[i];
-        v = v * factor_of(c, n);
-        v = v + c->residual[n][i];
-        volatile float share = rounded(c->config.wire, v);
-        c->residual[n][i] = v - share;
-        sum = n == 0 ? share : sum + share;
+static void mean_of_differences(mean_case *c, size_t first, size_t n, const group_values *x,
+                                float *mean) {
+    float v[GROUP], share[GROUP], sum[GROUP];
+    const iso__codec *wire = c->config.wire;
+    for (int k = 0; k < c->nodes; k++) {
+        float *residual = c->residual[k] + first;
+        for (size_t i = 0; i < n; i++) {
+            volatile float d = (*x)[k][i] - c->reference[first + i];
+            d = d * factor_of(c, k);
+            v[i] = d + residual[i];
+        }
+        round_group(wire, n, v, share);
+        for (size_t i = 0; i < n; i++) residual[i] = v[i] - share[i];
+        for (size_t i = 0; i < n; i++) sum[i] = k == 0 ? share[i] : sum[i] + share[i];
     }
-    v = sum / (float)c->nodes;
-    v = v + c->share_residual[i];
-    sum = rounded(c->config.wire, v);
-    c->share_residual[i] = v - sum;
-    return c->reference[i] + sum;
+    float *residual = c->share_residual + first;
+    for (size_t i = 0; i < n; i++) {
+        volatile float s = sum[i] / (float)c->nodes;
+        v[i] = s + residual[i];
+    }
+    round_group(wire, n, v, share);
+    for (size_t i = 0; i < n; i++) residual[i] = v[i] - share[i];
+    for (size_t i = 0; i < n; i++) mean[i] = c->reference[first + i] + share[i];
 }
 
-static float model_one(mean_case *c, const float *x, size_t i) {
-    if (c->nodes == 1) return x[0];
-    if (!c->config.differences) return plain_mean(c, x);
-    if (c->has_reference) return mean_of_differences(c, x, i);
-    iso_dtype wire = c->config.wire;
-    c->config.wire = ISO_F32;
-    float mean = plain_mean(c, x);
-    c->config.wire = wire;
-    return mean;
+static void model_group(mean_case *c, int group, int t, size_t first, size_t n, float *mean) {
+    static group_values x;
+    for (int k = 0; k < c->nodes; k++)
+        for (size_t i = 0; i < n; i++) x[k][i] = draw(sending_rank(c, group, k), t, first + i);
+    if (c->nodes == 1)
+        memcpy(mean, x[0], n * sizeof(float));
+    else if (c->has_reference)
+        mean_of_differences(c, first, n, (const group_values *)&x, mean);
+    else
+        plain_mean(c, c->config.differences ? &iso__codec_f32 : c->config.wire, n,
+                   (const group_values *)&x, mean);
+}
+
+// A shard begins at a multiple of 32 elements, its first chunk is the remainder, and the groups of
+// a chunk begin with it.
+static void model_shard(mean_case *c, int group, int t, size_t first, size_t count, float *mean) {
+    size_t chunk = c->config.chunk ? c->config.chunk : count;
+    for (size_t at = 0, size; at < count; at += size) {
+        size = (count - at) % chunk ? (count - at) % chunk : chunk;
+        for (size_t i = 0; i < size; i += GROUP) {
+            size_t n = size - i < GROUP ? size - i : GROUP, from = first + at + i;
+            model_group(c, group, t, from, n, mean + from);
+        }
+    }
 }
 
 void mean_case_model(mean_case *c, int group, int t, float *mean) {
-    float x[MOST_NODES];
-    for (size_t i = 0; i < c->count; i++) {
-        for (int n = 0; n < c->nodes; n++) x[n] = draw(sending_rank(c, group, n), t, i);
-        mean[i] = model_one(c, x, i);
-        c->reference[i] = mean[i];
-    }
+    size_t shards = group == ISO__SHARDS ? (size_t)c->layout->smallest : 1;
+    size_t each = (c->count + shards - 1) / shards;
+    if (shards > 1) each = (each + 31) / 32 * 32;
+    for (size_t first = 0; first < c->count; first += each)
+        model_shard(c, group, t, first, c->count - first < each ? c->count - first : each, mean);
+    memcpy(c->reference, mean, c->count * sizeof(float));
     c->has_reference = c->config.differences;
 }
 

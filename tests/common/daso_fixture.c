@@ -43,7 +43,7 @@ daso_case daso_case_default(int64_t total_steps) {
     c.daso.warmup_steps = c.daso.cooldown_steps = 0;
     c.daso.global_skip = 4;
     c.daso.batches_to_wait = 1;
-    c.daso.wire = ISO_F32;
+    c.daso.wire = ISO_WIRE_F32;
     c.train.rows = 0; // two for each rank
     return c;
 }

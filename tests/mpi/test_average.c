@@ -28,7 +28,7 @@ static bool all_groups_agree(void) {
     return agrees && mean_case_agrees(&c, ISO__SHARDS, 77);
 }
 
-static void equals_the_serial_mean(iso_dtype wire, bool round_sums) {
+static void equals_the_serial_mean(const iso__codec *wire, bool round_sums) {
     for (int per_node = 1; per_node <= test_size; per_node++)
         for (int i = per_node % 2; i<5; i += test_size> 3 ? 2 : 1) {
             iso__average_config config = {
@@ -40,18 +40,18 @@ static void equals_the_serial_mean(iso_dtype wire, bool round_sums) {
     mean_case_close(&c);
 }
 
-Test(np1_average, f32_is_the_serial_mean) { equals_the_serial_mean(ISO_F32, false); }
-Test(np2_average, f32_is_the_serial_mean) { equals_the_serial_mean(ISO_F32, false); }
-Test(np3_average, f32_is_the_serial_mean) { equals_the_serial_mean(ISO_F32, false); }
-Test(np4_average, f32_is_the_serial_mean) { equals_the_serial_mean(ISO_F32, false); }
-Test(np5_average, f32_is_the_serial_mean) { equals_the_serial_mean(ISO_F32, false); }
-Test(np6_average, f32_is_the_serial_mean) { equals_the_serial_mean(ISO_F32, false); }
-Test(np3_average, f16_sums_in_f32) { equals_the_serial_mean(ISO_F16, false); }
-Test(np2_average, bf16_rounds_every_sum) { equals_the_serial_mean(ISO_BF16, true); }
-Test(np3_average, f16_rounds_every_sum) { equals_the_serial_mean(ISO_F16, true); }
-Test(np4_average, bf16_rounds_every_sum) { equals_the_serial_mean(ISO_BF16, true); }
+Test(np1_average, f32_is_the_serial_mean) { equals_the_serial_mean(&iso__codec_f32, false); }
+Test(np2_average, f32_is_the_serial_mean) { equals_the_serial_mean(&iso__codec_f32, false); }
+Test(np3_average, f32_is_the_serial_mean) { equals_the_serial_mean(&iso__codec_f32, false); }
+Test(np4_average, f32_is_the_serial_mean) { equals_the_serial_mean(&iso__codec_f32, false); }
+Test(np5_average, f32_is_the_serial_mean) { equals_the_serial_mean(&iso__codec_f32, false); }
+Test(np6_average, f32_is_the_serial_mean) { equals_the_serial_mean(&iso__codec_f32, false); }
+Test(np3_average, f16_sums_in_f32) { equals_the_serial_mean(&iso__codec_f16, false); }
+Test(np2_average, bf16_rounds_every_sum) { equals_the_serial_mean(&iso__codec_bf16, true); }
+Test(np3_average, f16_rounds_every_sum) { equals_the_serial_mean(&iso__codec_f16, true); }
+Test(np4_average, bf16_rounds_every_sum) { equals_the_serial_mean(&iso__codec_bf16, true); }
 
-static void differences_equal_the_model(iso_dtype wire) {
+static void differences_equal_the_model(const iso__codec *wire) {
     for (int per_node = 1; per_node <= test_size; per_node++)
         for (int i = per_node % 2; i<5; i += test_size> 3 ? 2 : 1) {
             iso__average_config config = {
@@ -65,12 +65,20 @@ static void differences_equal_the_model(iso_dtype wire) {
     mean_case_close(&c);
 }
 
-Test(np1_average, bf16_differences_equal_the_model) { differences_equal_the_model(ISO_BF16); }
-Test(np2_average, bf16_differences_equal_the_model) { differences_equal_the_model(ISO_BF16); }
-Test(np3_average, f16_differences_equal_the_model) { differences_equal_the_model(ISO_F16); }
-Test(np4_average, bf16_differences_equal_the_model) { differences_equal_the_model(ISO_BF16); }
-Test(np5_average, f16_differences_equal_the_model) { differences_equal_the_model(ISO_F16); }
-Test(np6_average, bf16_differences_equal_the_model) { differences_equal_the_model(ISO_BF16); }
+Test(np1_average, bf16_differences_equal_the_model) {
+    differences_equal_the_model(&iso__codec_bf16);
+}
+Test(np2_average, bf16_differences_equal_the_model) {
+    differences_equal_the_model(&iso__codec_bf16);
+}
+Test(np3_average, f16_differences_equal_the_model) { differences_equal_the_model(&iso__codec_f16); }
+Test(np4_average, bf16_differences_equal_the_model) {
+    differences_equal_the_model(&iso__codec_bf16);
+}
+Test(np5_average, f16_differences_equal_the_model) { differences_equal_the_model(&iso__codec_f16); }
+Test(np6_average, bf16_differences_equal_the_model) {
+    differences_equal_the_model(&iso__codec_bf16);
+}
 
 // ---- What error feedback is for -------------------------------------------------------------------
 
@@ -80,7 +88,7 @@ static double bias(bool differences, int exchanges) {
     static double total[MOST_VALUES];
     static float x[MOST_NODES][MOST_VALUES];
     double worst = 0;
-    iso__average_config config = {.wire = ISO_BF16, .differences = differences};
+    iso__average_config config = {.wire = &iso__codec_bf16, .differences = differences};
     mean_case_create(&c, 1, 500, &config);
     memset(total, 0, sizeof(total));
     const float *mean = NULL;
@@ -141,7 +149,7 @@ static void walk(iso__average_config config, double *worst, double *bound) {
 }
 
 Test(np4_average, walking_replicas_lose_less_than_one_rounding_of_a_difference) {
-    iso__average_config config = {.wire = ISO_BF16, .differences = true};
+    iso__average_config config = {.wire = &iso__codec_bf16, .differences = true};
     double worst, bound;
     walk(config, &worst, &bound);
     iso_assert_all(worst < bound && bound < 2e-4);
@@ -152,7 +160,7 @@ Test(np4_average, walking_replicas_lose_less_than_one_rounding_of_a_difference) 
 }
 
 Test(np3_average, a_reference_that_was_set_is_travelled_from_at_once) {
-    iso__average_config config = {.wire = ISO_BF16, .differences = true, .chunk = 300};
+    iso__average_config config = {.wire = &iso__codec_bf16, .differences = true, .chunk = 300};
     static float reference[MOST_VALUES];
     mean_case_create(&c, 2, 1000, &config);
     for (int t = 0; t < 3; t++) {
@@ -186,7 +194,7 @@ static void copy_arrays(iso__average *from, iso__average *to) {
 
 // Also before the first exchange, which is another one than the rest.
 Test(np5_average, its_arrays_are_all_that_the_next_exchanges_depend_on) {
-    iso__average_config config = {.wire = ISO_F16, .differences = true, .chunk = 400};
+    iso__average_config config = {.wire = &iso__codec_f16, .differences = true, .chunk = 400};
     mean_case_create(&c, 2, 1000, &config);
     for (int t = 0; t < 5; t++) {
         iso__average *other = NULL;
@@ -201,7 +209,7 @@ Test(np5_average, its_arrays_are_all_that_the_next_exchanges_depend_on) {
 
 Test(np4_average, measuring_changes_nothing) {
     for (int differences = 0; differences < 2; differences++) {
-        iso__average_config config = {.wire = ISO_BF16, .differences = differences};
+        iso__average_config config = {.wire = &iso__codec_bf16, .differences = differences};
         iso__average_stats before, after;
         mean_case_create(&c, 2, 1000, &config);
         for (int t = 0; t < 4; t++) {
@@ -230,11 +238,11 @@ static void exchange_and_expect(int group, long long sent, long long between_nod
 
 // Shares are padded to 32 elements: 1000 = 2 x 512, 500 = 2 x 256 of them.
 Test(np4_average, counts_the_bytes_that_leave) {
-    iso__average_config config = {.wire = ISO_F32};
+    iso__average_config config = {.wire = &iso__codec_f32};
     mean_case_create(&c, 1, 1000, &config); // four nodes, shares of 256: to 3 others, twice
     exchange_and_expect(ISO__SHARDS, 2 * 3 * 256 * 4, 2 * 3 * 256 * 4);
     mean_case_destroy(&c);
-    config.wire = ISO_BF16;
+    config.wire = &iso__codec_bf16;
     mean_case_create(&c, 2, 1000, &config); // two nodes: half the array, then to the other rank
     long long part = test_rank % 2 ? 488 : 512, share = 256 * 2, spread = (part + 24) / 32 * 32 * 4;
     exchange_and_expect(ISO__SHARDS, 2 * share + spread, 2 * share);
@@ -247,7 +255,7 @@ Test(np4_average, counts_the_bytes_that_leave) {
 }
 
 Test(np3_average, metrics_are_the_largest) {
-    iso__average_config config = {.wire = ISO_F32};
+    iso__average_config config = {.wire = &iso__codec_f32};
     mean_case_create(&c, 2, 64, &config);
     static float x[64];
     const float *mean = NULL;
@@ -262,7 +270,7 @@ Test(np3_average, metrics_are_the_largest) {
 }
 
 Test(np4_average, exchanges_allocate_nothing) {
-    iso__average_config config = {.wire = ISO_BF16, .differences = true, .chunk = 100};
+    iso__average_config config = {.wire = &iso__codec_bf16, .differences = true, .chunk = 100};
     mean_case_create(&c, 2, 1000, &config);
     long long before, after;
     for (int t = 0; t < 5; t++) {

@@ -51,17 +51,18 @@ static void drop_one(int t) {
 }
 
 static const iso__average_config configs[] = {
-    {.wire = ISO_F32},
-    {.wire = ISO_F32, .chunk = 130},
-    {.wire = ISO_BF16, .round_sums = true},
-    {.wire = ISO_BF16, .differences = true},
-    {.wire = ISO_F16, .differences = true, .chunk = 300},
+    {.wire = &iso__codec_f32},
+    {.wire = &iso__codec_f32, .chunk = 130},
+    {.wire = &iso__codec_bf16, .round_sums = true},
+    {.wire = &iso__codec_bf16, .differences = true},
+    {.wire = &iso__codec_f16, .differences = true, .chunk = 300},
+    {.wire = &iso__codec_int8, .differences = true, .chunk = 300},
 };
 
 // Before the first exchange, between others, and twice running.
 static void a_value_that_is_not_finite_changes_nothing(void) {
     for (int per_node = 1; per_node <= test_size; per_node++)
-        for (int k = test_size > 3 ? per_node % 2 : 0; k<5; k += test_size> 3 ? 2 : 1) {
+        for (int k = test_size > 3 ? per_node % 2 : 0; k<6; k += test_size> 3 ? 2 : 1) {
             mean_case_create(&c, per_node, COUNT, &configs[k]);
             for (int t = 0; t < 5; t++) {
                 if (t != 1) drop_one(t + per_node);
@@ -82,7 +83,7 @@ TEST_ON(np4_average_faults, a_value_that_is_not_finite_changes_nothing)
 TEST_ON(np5_average_faults, a_value_that_is_not_finite_changes_nothing)
 
 Test(np4_average_faults, the_lowest_rank_is_named) {
-    iso__average_config config = {.wire = ISO_BF16, .differences = true};
+    iso__average_config config = {.wire = &iso__codec_bf16, .differences = true};
     mean_case_create(&c, 1, COUNT, &config);
     for (int t = 0; t < 3; t++) {
         mean_case_values(&c, ISO__SHARDS, test_rank, UNUSED, x);
@@ -95,7 +96,7 @@ Test(np4_average_faults, the_lowest_rank_is_named) {
 
 // Two nodes of two ranks: group 1 is the ranks 1 and 3.
 Test(np4_average_faults, only_members_of_a_group_are_heard) {
-    iso__average_config config = {.wire = ISO_F32};
+    iso__average_config config = {.wire = &iso__codec_f32};
     mean_case_create(&c, 2, COUNT, &config);
     mean_case_values(&c, 1, test_rank, UNUSED, x);
     x[7] = test_rank == 3 ? NAN : 0;
@@ -121,8 +122,8 @@ static void too_large_for(iso__average_config config, float first, float second,
 }
 
 Test(np2_average_faults, what_does_not_fit_into_the_wire_changes_nothing) {
-    iso__average_config f16 = {.wire = ISO_F16}, f32 = {.wire = ISO_F32};
-    iso__average_config rounded = {.wire = ISO_F16, .round_sums = true};
+    iso__average_config f16 = {.wire = &iso__codec_f16}, f32 = {.wire = &iso__codec_f32};
+    iso__average_config rounded = {.wire = &iso__codec_f16, .round_sums = true};
     too_large_for(f16, 1e5f, 1, "rank 0: parameters or their sum are too large for f16");
     too_large_for(f32, 2e38f, 3e38f, "rank 1: parameters or their sum are too large for f32");
     too_large_for(rounded, 4e4f, 4e4f, "rank 1: parameters or their sum are too large for f16");
@@ -130,7 +131,7 @@ Test(np2_average_faults, what_does_not_fit_into_the_wire_changes_nothing) {
 
 // The first exchange travels in f32, where it fits.
 Test(np2_average_faults, a_difference_that_does_not_fit_changes_nothing) {
-    iso__average_config config = {.wire = ISO_F16, .differences = true};
+    iso__average_config config = {.wire = &iso__codec_f16, .differences = true};
     mean_case_create(&c, 1, COUNT, &config);
     for (int t = 0; t < 3; t++) {
         iso_assert_all(mean_case_agrees(&c, ISO__SHARDS, t));
@@ -160,7 +161,7 @@ int MPI_Iallgather(const void *send, int send_count, MPI_Datatype send_type, voi
 Test(np3_average_faults, a_failed_mpi_call_is_everybodys_error_and_changes_nothing) {
     char why[MPI_MAX_ERROR_STRING] = "";
     MPI_Error_string(MPI_ERR_OTHER, why, &(int){0});
-    for (int k = 0; k < 5; k++) {
+    for (int k = 0; k < 6; k++) {
         mean_case_create(&c, 1, COUNT, &configs[k]);
         for (int t = 0; t < 4; t++) {
             mean_case_values(&c, ISO__SHARDS, test_rank, UNUSED, x);
@@ -194,7 +195,7 @@ static void wait_for_time_outs(void) {
 }
 
 Test(np3_average_faults, a_late_rank_is_a_time_out_that_can_be_waited_out) {
-    iso__average_config config = {.wire = ISO_BF16, .differences = true};
+    iso__average_config config = {.wire = &iso__codec_bf16, .differences = true};
     create_with_timeout(IMPATIENT, &config);
     iso_assert_all(mean_case_agrees(&c, ISO__SHARDS, 0));
     static float expected[MOST_VALUES];
@@ -221,9 +222,9 @@ Test(np3_average_faults, a_late_rank_is_a_time_out_that_can_be_waited_out) {
 }
 
 Test(np4_average_faults, one_that_is_under_way_can_be_destroyed) {
-    for (int k = 0; k < 20; k++) {
+    for (int k = 0; k < 24; k++) {
         double metrics[ISO__METRICS] = {0};
-        mean_case_create(&c, 1 + k / 5, COUNT, &configs[k % 5]);
+        mean_case_create(&c, 1 + k / 6, COUNT, &configs[k % 6]);
         mean_case_values(&c, ISO__SHARDS, test_rank, 1, x);
         iso_assert_ok(iso__average_start(c.average, x, ISO__SHARDS, metrics));
         for (unsigned i = mean_case_random(4); i > 0; i--) iso__average_poll(c.average);
@@ -261,8 +262,8 @@ Test(np2_average_faults, wrong_use_is_refused) {
     const float *mean = NULL;
     iso__average *none = NULL;
     mean_case_create(&c, 1, COUNT, &configs[3]);
-    iso__average_config bad[] = {{.wire = ISO_F64},
-                                 {.wire = ISO_BF16, .differences = true, .round_sums = true}};
+    iso__average_config bad[] = {
+        {.wire = NULL}, {.wire = &iso__codec_bf16, .differences = true, .round_sums = true}};
     for (int i = 0; i < 2; i++)
         iso_assert_all(iso__average_create(c.routes, 1, &bad[i], &none) == ISO_ERR_ARG);
     iso_assert_all(iso__average_create(c.routes, 0, &configs[0], &none) == ISO_ERR_ARG);

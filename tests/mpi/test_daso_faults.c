@@ -96,7 +96,7 @@ Test(np2_daso_faults, nan_fails_everywhere) {
     for (int i = 0; i < 4; i++) {
         daso_case c = frozen_case(1, i % 2 ? 2 : 0);
         c.daso.merge = i < 2 ? ISO_MERGE_PROGRESS : ISO_MERGE_HEAT;
-        c.daso.wire = i < 2 ? ISO_F32 : ISO_BF16;
+        c.daso.wire = i < 2 ? ISO_WIRE_F32 : ISO_WIRE_BF16;
         fails_everywhere(&c, 1, NAN);
         fails_everywhere(&c, 0, INFINITY);
     }
@@ -138,7 +138,7 @@ Test(np2_daso_faults, exchange_that_fails_in_complete_is_given_up) {
 Test(np2_daso_faults, f16_overflow_is_no_silent_infinity) {
     trainer t;
     daso_case c = frozen_case(1, 0);
-    c.daso.wire = ISO_F16;
+    c.daso.wire = ISO_WIRE_F16;
     iso_assert_ok(daso_open(&t, MPI_COMM_WORLD, &c));
     iso_assert_ok(trainer_train(&t, 3));
     iso_status status = poisoned_step(&t, 3, test_rank == 1, 1e6f);
@@ -214,7 +214,7 @@ Test(np2_daso_faults, daso_refuses_wrong_options) {
     REFUSES(unit, ISO_SCOPE_WORLD);
     REFUSES(unit, (iso_scope)9);
     REFUSES(merge, (iso_merge)9);
-    REFUSES(wire, (iso_dtype)77);
+    REFUSES(wire, (iso_wire)77);
     REFUSES(state, (iso_state_sync)9);
     REFUSES(policy, (iso_policy)9);
     REFUSES(max_divergence, NAN);

@@ -24,7 +24,7 @@ static daso_case variant(int i) {
     c.daso.warmup_steps = 3;
     c.daso.cooldown_steps = 3;
     c.daso.batches_to_wait = 3;
-    c.daso.wire = i == 2 ? ISO_F32 : i == 1 ? ISO_F16 : ISO_BF16;
+    c.daso.wire = i == 2 ? ISO_WIRE_F32 : i == 1 ? ISO_WIRE_F16 : ISO_WIRE_BF16;
     c.daso.merge = i == 1 ? ISO_MERGE_HEAT : ISO_MERGE_PROGRESS;
     c.daso.state = i == 1 ? ISO_STATE_SYNC_AVERAGE : ISO_STATE_SYNC_KEEP;
     if (i == 2) c.daso.local_skip = 3;
@@ -131,7 +131,7 @@ static void evaluation_in_f32(int ranks_per_node) {
     for (int i = 2; i < VARIANTS; i++) {
         daso_case c = variant(i);
         c.ranks_per_node = ranks_per_node;
-        c.daso.wire = ISO_F32;
+        c.daso.wire = ISO_WIRE_F32;
         evaluation_shows_the_mean(c);
     }
 }
@@ -184,7 +184,7 @@ Test(np4_daso_runs, finishing_gives_the_mean) {
         double difference = INFINITY;
         uint64_t hash;
         daso_case c = variant(i);
-        c.daso.wire = ISO_F32;
+        c.daso.wire = ISO_WIRE_F32;
         iso_assert_ok(daso_open(&t, MPI_COMM_WORLD, &c));
         iso_assert_ok(daso_model_open(&m, &t, &c));
         for (int step = 0; step < 9; step++) {
@@ -222,13 +222,13 @@ Test(np2_daso_runs, ends_with_the_last_step) {
     }
 }
 
-// ---- 16-bit wires ---------------------------------------------------------------------------------
+// ---- Wires that round -----------------------------------------------------------------------------
 
 // Nothing trains (lr 0), every rank has another offset from the common start, and a full average
 // without wait is made again and again. The first mean is rounded, by at most u of the largest
 // offset on the way out and u on the way back; later ones add what was cut off, so that the true
 // mean is reached as exactly as floats allow.
-static void rounding_is_made_up_for(iso_dtype wire, double u) {
+static void rounding_is_made_up_for(iso_wire wire, double u) {
     trainer t;
     int64_t count;
     daso_case c = daso_case_default(100);
@@ -257,14 +257,26 @@ static void rounding_is_made_up_for(iso_dtype wire, double u) {
     daso_close(&t);
 }
 
-Test(np2_daso_runs, bf16_rounding_is_made_up_for) { rounding_is_made_up_for(ISO_BF16, 0x1p-8); }
-Test(np4_daso_runs, bf16_rounding_is_made_up_for) { rounding_is_made_up_for(ISO_BF16, 0x1p-8); }
-Test(np4_daso_runs, f16_rounding_is_made_up_for) { rounding_is_made_up_for(ISO_F16, 0x1p-11); }
+Test(np2_daso_runs, bf16_rounding_is_made_up_for) {
+    rounding_is_made_up_for(ISO_WIRE_BF16, 0x1p-8);
+}
+Test(np4_daso_runs, bf16_rounding_is_made_up_for) {
+    rounding_is_made_up_for(ISO_WIRE_BF16, 0x1p-8);
+}
+Test(np4_daso_runs, f16_rounding_is_made_up_for) { rounding_is_made_up_for(ISO_WIRE_F16, 0x1p-11); }
+// By half of a scale, which is 1/127 of the largest offset among 256.
+Test(np2_daso_runs, int8_rounding_is_made_up_for) {
+    rounding_is_made_up_for(ISO_WIRE_INT8, 1 / 254.0);
+}
+Test(np4_daso_runs, int8_rounding_is_made_up_for) {
+    rounding_is_made_up_for(ISO_WIRE_INT8, 1 / 254.0);
+}
 
-// 16-bit wires train like f32: what travels are differences to the last mean, so that a merge is
-// off by no more than u on the way out and u back of what the ranks did since, which is small
-// against the parameters.
-static void trains_like_f32(iso_dtype wire, double u) {
+// Wires that round train like f32: what travels are differences to the last mean, so that a merge
+// is off by no more than u on the way out and u back of what the ranks did since, which is small
+// against the parameters: a tenth. In int8, small differences are off by as much as the largest of
+// their group.
+static void trains_like_f32(iso_wire wire, double most) {
     trainer t;
     daso_model m;
     double difference, worst = 0;
@@ -279,13 +291,14 @@ static void trains_like_f32(iso_dtype wire, double u) {
         iso_assert_ok(daso_difference(&t, &m, &difference));
         worst = fmax(worst, difference);
     }
-    iso_assert_all(worst < 0.1 * u && worst > 1e-6);
+    iso_assert_all(worst < most && worst > 1e-6);
     model_destroy(&m);
     daso_close(&t);
 }
 
-Test(np4_daso_runs, bf16_trains_like_f32) { trains_like_f32(ISO_BF16, 0x1p-8); }
-Test(np4_daso_runs, f16_trains_like_f32) { trains_like_f32(ISO_F16, 0x1p-11); }
+Test(np4_daso_runs, bf16_trains_like_f32) { trains_like_f32(ISO_WIRE_BF16, 0.1 * 0x1p-8); }
+Test(np4_daso_runs, f16_trains_like_f32) { trains_like_f32(ISO_WIRE_F16, 0.1 * 0x1p-11); }
+Test(np4_daso_runs, int8_trains_like_f32) { trains_like_f32(ISO_WIRE_INT8, 0.2 / 254); }
 
 // Everything is allocated by the time the first exchange was merged, but for the pool of requests,
 // which grows when more of them happen to be in flight than ever before: never once per exchange.
@@ -370,7 +383,7 @@ Test(np2_daso_runs, completing_waits_for_what_is_under_way) {
 // Over the ranks of the world, an exchange of n elements takes 2 (P - 1) n of them between nodes,
 // whichever way nodes divide the work: each node's contribution to each other node's share, and
 // each share back to the other nodes.
-static void counts_bytes(int ranks_per_node, iso_dtype wire) {
+static void counts_bytes(int ranks_per_node, iso_wire wire) {
     trainer t;
     iso_daso_stats stats;
     int64_t count, nodes = (test_size + ranks_per_node - 1) / ranks_per_node;
@@ -388,22 +401,24 @@ static void counts_bytes(int ranks_per_node, iso_dtype wire) {
     iso_assert_all(stats.syncs == 5 && !stats.pending && strcmp(stats.phase, "done") == 0);
     int64_t bytes[2] = {stats.bytes_between_nodes, stats.bytes_sent};
     iso_assert_ok(iso_comm_allreduce_i64(t.comm, bytes, 2, ISO_SUM));
-    int64_t each = wire == ISO_F32 ? 4 : 2, most = 5 * 2 * (nodes - 1) * count * 4;
+    int64_t each = wire == ISO_WIRE_F32 ? 4 : wire == ISO_WIRE_INT8 ? 1 : 2;
+    int64_t most = 5 * 2 * (nodes - 1) * count * 4;
     // The last mean may travel in f32 where the others are rounded; shares are padded to 16
     // elements.
     int64_t least = 5 * each * 2 * (nodes - 1) * count;
     most += 5 * 2 * (nodes - 1) * test_size * 16 * 4;
     iso_assert_all(bytes[0] >= least && bytes[0] <= most && bytes[1] >= bytes[0]);
-    iso_assert_all(wire == ISO_F32 || bytes[0] < most * 2 / 3);
+    iso_assert_all(wire == ISO_WIRE_F32 || bytes[0] < most * 2 / 3);
     iso_assert_all(ranks_per_node > 1 || bytes[1] == bytes[0]);
     daso_close(&t);
 }
 
-Test(np2_daso_runs, counts_bytes) { counts_bytes(1, ISO_F32); }
-Test(np4_daso_runs, counts_bytes) { counts_bytes(2, ISO_F32); }
-Test(np4_daso_runs, counts_bytes_of_one_node) { counts_bytes(4, ISO_F32); }
-Test(np3_daso_runs, counts_bytes_of_unequal_nodes) { counts_bytes(2, ISO_F32); }
-Test(np4_daso_runs, counts_bytes_of_bf16) { counts_bytes(1, ISO_BF16); }
+Test(np2_daso_runs, counts_bytes) { counts_bytes(1, ISO_WIRE_F32); }
+Test(np4_daso_runs, counts_bytes) { counts_bytes(2, ISO_WIRE_F32); }
+Test(np4_daso_runs, counts_bytes_of_one_node) { counts_bytes(4, ISO_WIRE_F32); }
+Test(np3_daso_runs, counts_bytes_of_unequal_nodes) { counts_bytes(2, ISO_WIRE_F32); }
+Test(np4_daso_runs, counts_bytes_of_bf16) { counts_bytes(1, ISO_WIRE_BF16); }
+Test(np3_daso_runs, counts_bytes_of_int8) { counts_bytes(1, ISO_WIRE_INT8); }
 
 // |x - mean| / |mean| at the send that was merged last, of the rank where it is largest.
 static double divergence_of(const daso_model *m) {

@@ -91,11 +91,11 @@ static float *values_of(const iso__periodic_config *config, int per_node, run li
     return values;
 }
 
-static iso__periodic_config config_of(int exchanges, iso_dtype wire, iso_merge merge) {
+static iso__periodic_config config_of(int exchanges, const iso__codec *wire, iso_merge merge) {
     return (iso__periodic_config){
         .topology = ISO_TOPOLOGY_DEFAULT,
-        .wire = {.wire = wire, .differences = wire != ISO_F32},
-        .full = {.wire = ISO_F32},
+        .wire = {.wire = wire, .differences = wire != &iso__codec_f32},
+        .full = {.wire = &iso__codec_f32},
         .merge = merge,
         .state = ISO_STATE_SYNC_KEEP,
         .exchanges = exchanges,
@@ -116,7 +116,7 @@ static size_t elements_of(const iso__periodic_config *config) {
     return elements;
 }
 
-static void in_step_they_are_one(int per_node, iso_dtype wire, iso_merge merge) {
+static void in_step_they_are_one(int per_node, const iso__codec *wire, iso_merge merge) {
     run like = {.age = 2, .offset = 1, .stride = 0};
     iso__periodic_config whole = config_of(0, wire, merge);
     size_t elements = elements_of(&whole);
@@ -132,17 +132,17 @@ static void in_step_they_are_one(int per_node, iso_dtype wire, iso_merge merge) 
 }
 
 Test(np1_periodic_exchanges, in_step_they_are_one) {
-    in_step_they_are_one(1, ISO_F32, ISO_MERGE_PROGRESS);
+    in_step_they_are_one(1, &iso__codec_f32, ISO_MERGE_PROGRESS);
 }
 Test(np2_periodic_exchanges, in_step_they_are_one) {
-    in_step_they_are_one(1, ISO_F32, ISO_MERGE_PROGRESS);
-    in_step_they_are_one(1, ISO_BF16, ISO_MERGE_HEAT);
+    in_step_they_are_one(1, &iso__codec_f32, ISO_MERGE_PROGRESS);
+    in_step_they_are_one(1, &iso__codec_bf16, ISO_MERGE_HEAT);
 }
 Test(np3_periodic_exchanges, in_step_they_are_one) {
-    in_step_they_are_one(2, ISO_BF16, ISO_MERGE_PROGRESS);
+    in_step_they_are_one(2, &iso__codec_bf16, ISO_MERGE_PROGRESS);
 }
 Test(np4_periodic_exchanges, in_step_they_are_one) {
-    in_step_they_are_one(2, ISO_F32, ISO_MERGE_HEAT);
+    in_step_they_are_one(2, &iso__codec_f32, ISO_MERGE_HEAT);
 }
 
 // Where each exchange lies in the flat array.
@@ -164,7 +164,7 @@ static layout layout_of(const iso__periodic_config *config) {
 }
 
 // Sent at one's own time, while others are under way: as in a run in which all are sent then.
-static void each_has_its_own_rhythm(int per_node, iso_dtype wire) {
+static void each_has_its_own_rhythm(int per_node, const iso__codec *wire) {
     iso__periodic_config parts = config_of(3, wire, ISO_MERGE_PROGRESS);
     iso__periodic_config whole = config_of(1, wire, ISO_MERGE_PROGRESS);
     layout at = layout_of(&parts);
@@ -183,10 +183,12 @@ static void each_has_its_own_rhythm(int per_node, iso_dtype wire) {
 }
 
 Test(np2_periodic_exchanges, each_has_its_own_rhythm) {
-    each_has_its_own_rhythm(1, ISO_F32);
-    each_has_its_own_rhythm(1, ISO_BF16);
+    each_has_its_own_rhythm(1, &iso__codec_f32);
+    each_has_its_own_rhythm(1, &iso__codec_bf16);
 }
-Test(np4_periodic_exchanges, each_has_its_own_rhythm) { each_has_its_own_rhythm(2, ISO_F32); }
+Test(np4_periodic_exchanges, each_has_its_own_rhythm) {
+    each_has_its_own_rhythm(2, &iso__codec_f32);
+}
 
 // ---- A saved state --------------------------------------------------------------------------------
 
@@ -215,7 +217,7 @@ static void copy_parameters(iso__periodic *from, iso__periodic *to) {
 }
 
 // With one, two and three exchanges under way.
-static void a_run_goes_on_from_a_saved_state(iso_dtype wire) {
+static void a_run_goes_on_from_a_saved_state(const iso__codec *wire) {
     static run first, second;
     iso__periodic_config config = config_of(3, wire, ISO_MERGE_PROGRESS);
     first.age = second.age = 5;
@@ -239,8 +241,8 @@ static void a_run_goes_on_from_a_saved_state(iso_dtype wire) {
 }
 
 Test(np2_periodic_exchanges, a_run_goes_on_from_a_saved_state) {
-    a_run_goes_on_from_a_saved_state(ISO_F32);
-    a_run_goes_on_from_a_saved_state(ISO_BF16);
+    a_run_goes_on_from_a_saved_state(&iso__codec_f32);
+    a_run_goes_on_from_a_saved_state(&iso__codec_bf16);
 }
 
 // ---- Wrong use ------------------------------------------------------------------------------------

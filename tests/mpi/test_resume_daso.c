@@ -21,7 +21,10 @@ static daso_case variant(int i) {
     c.daso.warmup_steps = c.daso.cooldown_steps = 3;
     c.daso.global_skip = 5;
     c.daso.batches_to_wait = 3;
-    c.daso.wire = i == 0 ? ISO_BF16 : i == 1 ? ISO_F16 : ISO_F32;
+    c.daso.wire = i == 0   ? ISO_WIRE_BF16
+                  : i == 1 ? ISO_WIRE_F16
+                  : i == 5 ? ISO_WIRE_INT8
+                           : ISO_WIRE_F32;
     c.daso.merge = i == 1 ? ISO_MERGE_HEAT : ISO_MERGE_PROGRESS;
     c.daso.state = i == 1   ? ISO_STATE_SYNC_AVERAGE
                    : i == 2 ? ISO_STATE_SYNC_RESET
@@ -105,6 +108,8 @@ static void goes_on(int v) {
 
 Test(np2_resume_daso, goes_on_with_bf16) { goes_on(0); }
 Test(np4_resume_daso, goes_on_with_bf16) { goes_on(0); }
+Test(np3_resume_daso, goes_on_with_int8) { goes_on(5); }
+Test(np4_resume_daso, goes_on_with_int8) { goes_on(5); }
 Test(np3_resume_daso, goes_on_with_f16_that_carries_state) { goes_on(1); }
 Test(np4_resume_daso, goes_on_with_local_skips) { goes_on(2); }
 Test(np3_resume_daso, goes_on_with_ranks_alone_and_a_policy) { goes_on(3); }

@@ -17,10 +17,10 @@ static const double none[ISO__METRICS];
 
 // The first case makes the routes, and all use them.
 static void open_cases(int count, int per_node) {
-    static const iso__average_config configs[] = {{.wire = ISO_F32},
-                                                  {.wire = ISO_BF16, .differences = true},
-                                                  {.wire = ISO_F16, .chunk = 64},
-                                                  {.wire = ISO_F32, .chunk = 100}};
+    static const iso__average_config configs[] = {{.wire = &iso__codec_f32},
+                                                  {.wire = &iso__codec_bf16, .differences = true},
+                                                  {.wire = &iso__codec_f16, .chunk = 64},
+                                                  {.wire = &iso__codec_f32, .chunk = 100}};
     for (int i = 0; i < count; i++) {
         if (i > 0 && !many[i].routes) {
             many[i].routes = iso__routes_retain(many[0].routes);

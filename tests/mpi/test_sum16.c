@@ -3,7 +3,7 @@
 // bits.
 #include "common/mpi_fixture.h"
 #include "common/shared_fixture.h"
-#include "exchange/wire.h"
+#include "exchange/codec.h"
 
 #include <criterion/criterion.h>
 #include <math.h>
@@ -38,13 +38,13 @@ static uint16_t data[MOST + GUARD], again[MOST + GUARD];
 
 static uint16_t encoded(iso_dtype type, float x) {
     uint16_t h;
-    iso__wire_encode(type, 1, &x, 1, &h);
+    iso__codec_of(type)->encode(1, &x, 1, &h);
     return h;
 }
 
 static float decoded(iso_dtype type, uint16_t h) {
     float x;
-    iso__wire_decode(type, 1, &h, &x);
+    iso__codec_of(type)->decode(1, &h, &x);
     return x;
 }
 

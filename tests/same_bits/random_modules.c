@@ -106,7 +106,7 @@ static void choose_periodic(void) {
     p.daso.local_skip = 1 + choose(&shared, 2);
     p.daso.unit = one_in(&shared, 2) ? ISO_SCOPE_NODE : ISO_SCOPE_RANK;
     p.daso.merge = one_in(&shared, 2) ? ISO_MERGE_PROGRESS : ISO_MERGE_HEAT;
-    p.daso.wire = (iso_dtype[]){ISO_F32, ISO_BF16, ISO_F16}[choose(&shared, 3)];
+    p.daso.wire = (iso_wire[]){ISO_WIRE_F32, ISO_WIRE_BF16, ISO_WIRE_F16}[choose(&shared, 3)];
     p.daso.state = (iso_state_sync)choose(&shared, 3);
 }
 
@@ -235,7 +235,7 @@ static void tie_periodic(trainer *t) {
         heat.max_global_skips = 1 + choose(&shared, 4);
         heat.sending_chunk_size = one_in(&shared, 2) ? 100 : 100000;
         heat.last_batch = 1;
-        heat.downcast_type = p.daso.wire;
+        heat.downcast_type = (iso_dtype)p.daso.wire;
         check(iso_daso_heat_create_take(*o, t->model, &heat, o));
     }
 }

@@ -427,7 +427,7 @@ Test(daso_schedule, config_is_refused_by_name) {
     REFUSED(local_skip, 0, "local_skip is 0");
     REFUSED(unit, ISO_SCOPE_WORLD, "unit is scope 0");
     REFUSED(merge, (iso_merge)2, "merge is 2");
-    REFUSED(wire, ISO_F64, "wire is element type 1");
+    REFUSED(wire, (iso_wire)ISO_F64, "wire is 1, it must be ISO_WIRE_F32");
     REFUSED(state, (iso_state_sync)3, "state is 3");
     REFUSED(policy, (iso_policy)4, "policy is 4");
     REFUSED(policy, ISO_POLICY_CALLBACK, "callback is NULL");
@@ -449,7 +449,7 @@ Test(daso_schedule, ready_made_configs_are_plain) {
     iso_daso_config config = iso_post_local_sgd_config(100, 20, 7);
     cr_assert_eq(iso__daso_config_check(&config), ISO_OK);
     cr_assert(config.total_steps == 100 && config.warmup_steps == 20 && config.global_skip == 7);
-    cr_assert(config.unit == ISO_SCOPE_RANK && config.wire == ISO_F32);
+    cr_assert(config.unit == ISO_SCOPE_RANK && config.wire == ISO_WIRE_F32);
     cr_assert(config.batches_to_wait == 0 && config.cooldown_steps == 0 && config.local_skip == 1);
     cr_assert(config.policy == ISO_POLICY_FIXED && config.state == ISO_STATE_SYNC_KEEP);
     cr_assert_eq(iso_local_sgd_config(100, 7).warmup_steps, 0);

@@ -48,7 +48,7 @@ Test(daso_settings, of_heat_stand_in_lines) {
 Test(daso_settings, of_other_values_make_other_lines) {
     iso_daso_config config = ISO_DASO_DEFAULT;
     config.unit = ISO_SCOPE_RANK;
-    config.wire = ISO_F16;
+    config.wire = ISO_WIRE_F16;
     config.merge = ISO_MERGE_HEAT;
     config.state = ISO_STATE_SYNC_RESET;
     config.policy = ISO_POLICY_CALLBACK; // which no option chooses

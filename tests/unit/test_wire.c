@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // The 16-bit wire: every value, every tie, and passes that do what their parts do.
 #include "common/balance.h"
-#include "exchange/wire.h"
+#include "exchange/codec.h"
 
 #include <criterion/criterion.h>
 #include <float.h>
@@ -20,7 +20,7 @@ static float f32_of(uint32_t bits) {
 
 static uint16_t encoded(iso_dtype wire, float x) {
     uint16_t h;
-    iso__wire_encode(wire, 1, &x, 1, &h);
+    iso__codec_of(wire)->encode(1, &x, 1, &h);
     return h;
 }
 
@@ -58,8 +58,8 @@ static void round_trips(iso_dtype wire) {
     static uint16_t all[65536], again[65536];
     static float x[65536];
     for (unsigned h = 0; h < 65536; h++) all[h] = (uint16_t)h;
-    cr_assert(!iso__wire_decode(wire, 65536, all, x), "infinities are not finite");
-    iso__wire_encode(wire, 65536, x, 1, again);
+    cr_assert(!iso__codec_of(wire)->decode(65536, all, x), "infinities are not finite");
+    iso__codec_of(wire)->encode(65536, x, 1, again);
     unsigned infinite = infinity_of(wire), quiet = wire == ISO_BF16 ? 0x40 : 0x200;
     for (unsigned h = 0; h < 65536; h++) {
         unsigned size = h & 0x7fff;
@@ -76,7 +76,7 @@ Test(wire, all_f16_values_round_trip) { round_trips(ISO_F16); }
 // Alone and in a row: the loops for vectors and for what they leave over are not the same code.
 static void check_row(iso_dtype wire, const float *row, size_t n) {
     static uint16_t all[256];
-    iso__wire_encode(wire, n, row, 1, all);
+    iso__codec_of(wire)->encode(n, row, 1, all);
     for (size_t i = 0; i < n; i++) {
         unsigned expected = nearest(wire, row[i]);
         cr_assert_eq(all[i], expected, "%a in a row gives %04x, not %04x", row[i], all[i],
@@ -154,13 +154,13 @@ static float draw(uint32_t i, uint32_t which) {
 
 static float read_at(iso_dtype wire, const void *data, size_t i) {
     float out;
-    iso__wire_decode(wire, 1, (const char *)data + i * iso_dtype_size(wire), &out);
+    iso__codec_of(wire)->decode(1, (const char *)data + i * iso_dtype_size(wire), &out);
     return out;
 }
 
 static float rounded(iso_dtype wire, float v) {
     uint32_t room;
-    iso__wire_encode(wire, 1, &v, 1, &room);
+    iso__codec_of(wire)->encode(1, &v, 1, &room);
     return read_at(wire, &room, 0);
 }
 
@@ -177,9 +177,9 @@ Test(wire, difference_is_its_parts) {
             }
             left[n] = 77;
             memset(sent, 0x55, (n + 1) * size);
-            iso__wire_feedback feedback = {residual, left};
+            iso__codec_feedback feedback = {residual, left};
             cr_assert(
-                iso__wire_encode_difference(wires[w], n, x, 1.5f, reference, &feedback, sent));
+                iso__codec_of(wires[w])->encode_difference(n, x, 1.5f, reference, &feedback, sent));
             for (size_t i = 0; i < n; i++) {
                 float v = (x[i] - reference[i]) * 1.5f;
                 v = v + residual[i];
@@ -190,7 +190,7 @@ Test(wire, difference_is_its_parts) {
             cr_assert_eq(left[n], 77);
             cr_assert_eq(((char *)sent)[n * size], 0x55);
             back[n] = 77;
-            cr_assert(iso__wire_decode_difference(wires[w], n, sent, reference, back));
+            cr_assert(iso__codec_of(wires[w])->decode_difference(n, sent, reference, back));
             for (size_t i = 0; i < n; i++)
                 cr_assert_eq(back[i], reference[i] + read_at(wires[w], sent, i));
             cr_assert_eq(back[n], 77);
@@ -201,7 +201,7 @@ Test(wire, difference_is_its_parts) {
 static void write_shares(iso_dtype wire, int nodes, size_t n) {
     for (int k = 0; k < nodes; k++) {
         for (uint32_t i = 0; i < n; i++) x[i] = draw(i, 10 + (uint32_t)k);
-        iso__wire_encode(wire, n, x, 1, (char *)sent + (size_t)k * n * iso_dtype_size(wire));
+        iso__codec_of(wire)->encode(n, x, 1, (char *)sent + (size_t)k * n * iso_dtype_size(wire));
     }
 }
 
@@ -223,18 +223,18 @@ Test(wire, mean_is_the_serial_one) {
         size_t n = lengths[c / 9];
         static float out[MOST];
         write_shares(wire, nodes, n);
-        iso__wire_shares shares = {sent, nodes, n};
-        cr_assert(iso__wire_mean(wire, &shares, NULL, out));
+        iso__codec_shares shares = {sent, nodes, n};
+        cr_assert(iso__codec_of(wire)->mean(&shares, NULL, out));
         for (size_t i = 0; i < n; i++)
             cr_assert_eq(read_at(wire, out, i),
                          rounded(wire, serial_sum(wire, nodes, n, i, false) / (float)nodes));
-        cr_assert(iso__wire_mean_rounded(wire, &shares, out));
+        cr_assert(iso__codec_of(wire)->mean_rounded(&shares, out));
         for (size_t i = 0; i < n; i++)
             cr_assert_eq(read_at(wire, out, i),
                          rounded(wire, serial_sum(wire, nodes, n, i, true) / (float)nodes));
         for (uint32_t i = 0; i < n; i++) residual[i] = draw(i, 2) / 256;
-        iso__wire_feedback feedback = {residual, left};
-        cr_assert(iso__wire_mean(wire, &shares, &feedback, out));
+        iso__codec_feedback feedback = {residual, left};
+        cr_assert(iso__codec_of(wire)->mean(&shares, &feedback, out));
         for (size_t i = 0; i < n; i++) {
             float v = serial_sum(wire, nodes, n, i, false) / (float)nodes + residual[i];
             cr_assert_eq(read_at(wire, out, i), rounded(wire, v));
@@ -249,8 +249,8 @@ Test(wire, sums_round_once) {
         for (uint32_t i = 0; i < 20000; i++) {
             uint16_t pair[2] = {encoded(wires[w], draw(i, 3)), encoded(wires[w], draw(i, 4))}, out;
             double exact = (double)read_at(wires[w], pair, 0) + read_at(wires[w], pair, 1);
-            iso__wire_shares shares = {pair, 2, 1};
-            iso__wire_mean_rounded(wires[w], &shares, &out);
+            iso__codec_shares shares = {pair, 2, 1};
+            iso__codec_of(wires[w])->mean_rounded(&shares, &out);
             double half = value_of(wires[w], nearest(wires[w], fabs(exact))) / 2;
             cr_assert_eq(out & 0x7fff, nearest(wires[w], half));
         }
@@ -262,31 +262,32 @@ Test(wire, one_value_that_is_not_finite_is_seen) {
     for (size_t at = 0; at < 100; at++) {
         for (int b = 0; b < 9; b++) {
             iso_dtype wire = wires[b % 3];
-            iso__wire_feedback feedback = {residual, left};
+            iso__codec_feedback feedback = {residual, left};
             for (size_t i = 0; i < 100; i++) x[i] = reference[i] = residual[i] = 1;
-            cr_assert(iso__wire_encode(wire, 100, x, 1, sent));
+            cr_assert(iso__codec_of(wire)->encode(100, x, 1, sent));
             x[at] = bad[b / 3];
-            cr_assert(!iso__wire_encode(wire, 100, x, 1, sent));
-            cr_assert(!iso__wire_decode(wire, 100, sent, back));
-            cr_assert(!iso__wire_decode_difference(wire, 100, sent, reference, back));
-            iso__wire_shares shares = {sent, 2, 50};
+            cr_assert(!iso__codec_of(wire)->encode(100, x, 1, sent));
+            cr_assert(!iso__codec_of(wire)->decode(100, sent, back));
+            cr_assert(!iso__codec_of(wire)->decode_difference(100, sent, reference, back));
+            iso__codec_shares shares = {sent, 2, 50};
             static float out[50];
-            cr_assert(!iso__wire_mean(wire, &shares, NULL, out));
-            cr_assert(!iso__wire_mean(wire, &shares, &feedback, out));
-            cr_assert(!iso__wire_mean_rounded(wire, &shares, out));
-            cr_assert(!iso__wire_encode_difference(wire, 100, x, 1, reference, &feedback, sent));
+            cr_assert(!iso__codec_of(wire)->mean(&shares, NULL, out));
+            cr_assert(!iso__codec_of(wire)->mean(&shares, &feedback, out));
+            cr_assert(!iso__codec_of(wire)->mean_rounded(&shares, out));
+            cr_assert(
+                !iso__codec_of(wire)->encode_difference(100, x, 1, reference, &feedback, sent));
         }
     }
 }
 
 Test(wire, what_overflows_is_seen) {
     x[0] = 65520;
-    cr_assert(!iso__wire_encode(ISO_F16, 1, x, 1, sent));
-    cr_assert(iso__wire_encode(ISO_BF16, 1, x, 1, sent));
+    cr_assert(!iso__codec_f16.encode(1, x, 1, sent));
+    cr_assert(iso__codec_bf16.encode(1, x, 1, sent));
     x[0] = x[1] = 40000; // their sum is too large, their mean is not
-    cr_assert(iso__wire_encode(ISO_F16, 2, x, 1, sent));
-    iso__wire_shares shares = {sent, 2, 1};
-    cr_assert(iso__wire_mean(ISO_F16, &shares, NULL, back));
+    cr_assert(iso__codec_f16.encode(2, x, 1, sent));
+    iso__codec_shares shares = {sent, 2, 1};
+    cr_assert(iso__codec_f16.mean(&shares, NULL, back));
     cr_assert_eq(read_at(ISO_F16, back, 0), 40000);
-    cr_assert(!iso__wire_mean_rounded(ISO_F16, &shares, back));
+    cr_assert(!iso__codec_f16.mean_rounded(&shares, back));
 }
