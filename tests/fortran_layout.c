@@ -131,6 +131,13 @@ static struct {
     FIELD(iso_comm_hook, start),
     FIELD(iso_comm_hook, user),
     FIELD(iso_comm_hook, user_bytes),
+    SIZE(iso_topk_config),
+    FIELD(iso_topk_config, ratio),
+    SIZE(iso_powersgd_config),
+    FIELD(iso_powersgd_config, rank),
+    FIELD(iso_powersgd_config, start),
+    FIELD(iso_powersgd_config, least_saving),
+    FIELD(iso_powersgd_config, seed),
     SIZE(iso_status),
     SIZE(iso_dtype),
     SIZE(iso_progress),
@@ -139,6 +146,7 @@ static struct {
     SIZE(iso_order),
     SIZE(iso_unused),
     SIZE(iso_average_mode),
+    SIZE(iso_reduce),
 #define STATUS(name, value, text) VALUE(name),
     ISO_STATUS_LIST(STATUS) VALUE(ISO_F32),
     VALUE(ISO_F64),
@@ -168,6 +176,9 @@ static struct {
     VALUE(ISO_AVERAGE_SPLIT),
     VALUE(ISO_AVERAGE_SUM),
     VALUE(ISO_REDUCER_ONLY),
+    VALUE(ISO_SUM),
+    VALUE(ISO_MAX),
+    VALUE(ISO_MIN),
     VALUE(ISO_COMM_SUM),
     VALUE(ISO_COMM_GATHER),
     VALUE(ISO_COMM_ALLTOALL),
@@ -187,6 +198,8 @@ const iso_comm_hook_tensor layout_hook_tensor = {0, 0, 0, 0};
 const iso_comm_phase layout_phase = {0, 0, 0};
 const iso_comm_hook_plan layout_hook_plan = {0, {{0, 0, 0}}, 0, 0};
 const iso_comm_hook layout_hook = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
+const iso_topk_config layout_topk = {0};
+const iso_powersgd_config layout_powersgd = {0, 0, 0, 0};
 
 // The size, offset or value with this name; -12345: there is none.
 long long layout_of(const char *name) {

@@ -28,6 +28,8 @@ program fortran_layout
     type(iso_comm_hook_tensor), target :: held
     type(iso_comm_phase), target :: phase
     type(iso_comm_hook_plan), target :: plan
+    type(iso_topk_config), target :: topk
+    type(iso_powersgd_config), target :: powersgd
 
     call check_comm()
     call check_param()
@@ -37,6 +39,7 @@ program fortran_layout
     call check_bucket()
     call check_shown()
     call check_hook()
+    call check_shipped()
     call check_values()
     if (iso_string(layout_unasked()) /= '') then
         write (error_unit, '(2a)') 'not in Fortran: ', iso_string(layout_unasked())
@@ -208,7 +211,21 @@ contains
         call field('iso_comm_hook.user_bytes', c_loc(hook), c_loc(hook%user_bytes))
     end subroutine
 
+    subroutine check_shipped()
+        call same('iso_topk_config', c_sizeof(topk))
+        call field('iso_topk_config.ratio', c_loc(topk), c_loc(topk%ratio))
+        call same('iso_powersgd_config', c_sizeof(powersgd))
+        call field('iso_powersgd_config.rank', c_loc(powersgd), c_loc(powersgd%rank))
+        call field('iso_powersgd_config.start', c_loc(powersgd), c_loc(powersgd%start))
+        call field('iso_powersgd_config.least_saving', c_loc(powersgd), c_loc(powersgd%least_saving))
+        call field('iso_powersgd_config.seed', c_loc(powersgd), c_loc(powersgd%seed))
+    end subroutine
+
     subroutine check_values()
+        call same('iso_reduce', c_sizeof(0_c_int))
+        call constant('ISO_SUM', ISO_SUM)
+        call constant('ISO_MAX', ISO_MAX)
+        call constant('ISO_MIN', ISO_MIN)
         call same('iso_status', c_sizeof(0_c_int))
         call same('iso_dtype', c_sizeof(0_c_int))
         call same('iso_progress', c_sizeof(0_c_int))

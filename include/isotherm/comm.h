@@ -70,7 +70,8 @@ void iso_comm_destroy(iso_comm **comm);
 
 int iso_comm_rank(const iso_comm *comm);
 int iso_comm_size(const iso_comm *comm);
-MPI_Comm iso_comm_mpi(const iso_comm *comm); // borrowed
+MPI_Comm iso_comm_mpi(const iso_comm *comm);    // borrowed
+int iso_comm_mpi_fortran(const iso_comm *comm); // the same as the integer of a Fortran program
 // The progress mode and its reason, e.g. "thread (MPI_THREAD_MULTIPLE)"; the all-reduce algorithm
 // and its reason. Borrowed.
 const char *iso_comm_progress_text(const iso_comm *comm);

@@ -54,6 +54,9 @@ module isotherm
     enum, bind(c) ! iso_comm_operation
         enumerator :: ISO_COMM_SUM, ISO_COMM_GATHER, ISO_COMM_ALLTOALL
     end enum
+    enum, bind(c) ! iso_reduce
+        enumerator :: ISO_SUM, ISO_MAX, ISO_MIN
+    end enum
     integer, parameter :: ISO_REDUCER_ONLY = -1
     integer, parameter :: ISO_COMM_HOOK_PHASES = 4
 
@@ -69,6 +72,7 @@ module isotherm
     public :: ISO_AVERAGE_POST, ISO_AVERAGE_PRE, ISO_AVERAGE_SPLIT, ISO_AVERAGE_SUM
     public :: ISO_REDUCER_ONLY
     public :: ISO_COMM_SUM, ISO_COMM_GATHER, ISO_COMM_ALLTOALL, ISO_COMM_HOOK_PHASES
+    public :: ISO_SUM, ISO_MAX, ISO_MIN
 
     ! ---- Types, with the components of the C structs ---------------------------------------------
 
@@ -104,7 +108,8 @@ module isotherm
         integer(c_int) :: unused = ISO_UNUSED_ERROR
         integer(c_int) :: average = ISO_AVERAGE_POST
         real(c_double) :: split_factor = 0
-        type(c_ptr) :: hook = c_null_ptr ! from iso_comm_hook_parse, or c_loc of an iso_comm_hook
+        ! From iso_comm_hook_parse, or c_loc of an iso_comm_hook, such as one of iso_hook_topk.
+        type(c_ptr) :: hook = c_null_ptr
         integer(c_size_t) :: bucket_bytes = 0
         integer(c_size_t) :: first_bucket_bytes = 0, last_bucket_bytes = 0
         type(c_ptr) :: bucket_list = c_null_ptr ! c_loc of an integer(c_size_t) array
@@ -163,7 +168,7 @@ module isotherm
         type(c_ptr) :: tensor ! an array of tensor_count iso_comm_hook_tensor
         integer(c_int) :: tensor_count
         type(c_ptr) :: data(ISO_COMM_HOOK_PHASES)
-        type(c_ptr) :: comm
+        type(c_ptr) :: comm ! iso_hook_comm(bucket) returns it as an iso_comm
     end type
 
     type, bind(c), public :: iso_comm_hook_tensor
@@ -198,6 +203,17 @@ module isotherm
         integer(c_long_long) :: start = 0
         type(c_ptr) :: user = c_null_ptr
         integer(c_size_t) :: user_bytes = 0
+    end type
+
+    type, bind(c), public :: iso_topk_config
+        real(c_double) :: ratio = 0.01d0
+    end type
+
+    type, bind(c), public :: iso_powersgd_config
+        integer(c_int) :: rank = 1
+        integer(c_long_long) :: start = 1000
+        real(c_double) :: least_saving = 2
+        integer(c_int64_t) :: seed = 0
     end type
 
     ! ---- Callbacks -------------------------------------------------------------------------------
@@ -273,7 +289,10 @@ module isotherm
 
     public :: iso_status_string, iso_error_message, iso_error_print, iso_error_set, iso_string
     public :: iso_comm_create, iso_comm_destroy, iso_comm_rank, iso_comm_size
+    public :: iso_comm_mpi, iso_comm_barrier, iso_comm_bcast, iso_comm_allreduce_f64, &
+        iso_comm_allreduce_i64
     public :: iso_comm_hook_parse, iso_device_create, iso_device_destroy
+    public :: iso_hook_int8, iso_hook_topk, iso_hook_powersgd, iso_hook_comm
     public :: iso_reducer_create, iso_reducer_destroy, iso_reducer_grad, iso_reducer_set_apply, &
         iso_reducer_set_update, iso_reducer_add_apply, iso_reducer_set_apply_piece, &
         iso_reducer_remove_apply, &
@@ -324,6 +343,8 @@ module isotherm
 
     procedure(of_handle), bind(c, name='iso_comm_rank') :: c_comm_rank
     procedure(of_handle), bind(c, name='iso_comm_size') :: c_comm_size
+    procedure(of_handle), bind(c, name='iso_comm_mpi_fortran') :: c_comm_mpi
+    procedure(of_handle), bind(c, name='iso_comm_barrier') :: c_comm_barrier
     procedure(of_handle), bind(c, name='iso_reducer_finish') :: c_finish
     procedure(of_handle), bind(c, name='iso_reducer_all_reduce') :: c_all_reduce
     procedure(of_handle), bind(c, name='iso_reducer_shadow') :: c_shadow
@@ -370,6 +391,36 @@ module isotherm
             integer(c_int), value :: mpi_comm
             type(iso_comm_config), intent(in) :: config
             type(c_ptr), intent(inout) :: out
+        end function
+        integer(c_int) function c_bcast(comm, data, bytes, root) bind(c, name='iso_comm_bcast')
+            import
+            type(c_ptr), value :: comm, data
+            integer(c_size_t), value :: bytes
+            integer(c_int), value :: root
+        end function
+        integer(c_int) function c_allreduce_f64(comm, data, count, op) &
+                bind(c, name='iso_comm_allreduce_f64')
+            import
+            type(c_ptr), value :: comm
+            real(c_double), intent(inout) :: data(*)
+            integer(c_size_t), value :: count
+            integer(c_int), value :: op
+        end function
+        integer(c_int) function c_allreduce_i64(comm, data, count, op) &
+                bind(c, name='iso_comm_allreduce_i64')
+            import
+            type(c_ptr), value :: comm
+            integer(c_int64_t), intent(inout) :: data(*)
+            integer(c_size_t), value :: count
+            integer(c_int), value :: op
+        end function
+        type(iso_comm_hook) function c_hook_topk(config) bind(c, name='iso_hook_topk')
+            import
+            type(c_ptr), value :: config
+        end function
+        type(iso_comm_hook) function c_hook_powersgd(config) bind(c, name='iso_hook_powersgd')
+            import
+            type(c_ptr), value :: config
         end function
         integer(c_int) function c_reducer_create(comm, params, count, config, out) &
                 bind(c, name='iso_reducer_create')
@@ -565,13 +616,78 @@ contains
         size = c_comm_size(comm%handle)
     end function
 
-    ! For iso_reducer_config%hook.
+    ! For MPI's own procedures: the integer of mpif.h and `use mpi`.
+    integer function iso_comm_mpi(comm) result(mpi_comm)
+        type(iso_comm), intent(in) :: comm
+        mpi_comm = c_comm_mpi(comm%handle)
+    end function
+
+    integer(c_int) function iso_comm_barrier(comm) result(status)
+        type(iso_comm), intent(in) :: comm
+        status = c_comm_barrier(comm%handle)
+    end function
+
+    integer(c_int) function iso_comm_bcast(comm, data, bytes, root) result(status)
+        type(iso_comm), intent(in) :: comm
+        type(c_ptr), intent(in) :: data
+        integer(c_size_t), intent(in) :: bytes
+        integer, intent(in) :: root
+        status = c_bcast(comm%handle, data, bytes, int(root, c_int))
+    end function
+
+    integer(c_int) function iso_comm_allreduce_f64(comm, data, op) result(status)
+        type(iso_comm), intent(in) :: comm
+        real(c_double), intent(inout) :: data(:)
+        integer(c_int), intent(in) :: op
+        status = c_allreduce_f64(comm%handle, data, size(data, kind=c_size_t), op)
+    end function
+
+    integer(c_int) function iso_comm_allreduce_i64(comm, data, op) result(status)
+        type(iso_comm), intent(in) :: comm
+        integer(c_int64_t), intent(inout) :: data(:)
+        integer(c_int), intent(in) :: op
+        status = c_allreduce_i64(comm%handle, data, size(data, kind=c_size_t), op)
+    end function
+
+    ! For iso_reducer_config%hook: a pointer to a shipped hook.
     integer(c_int) function iso_comm_hook_parse(name, hook) result(status)
         character(*), intent(in) :: name
         type(c_ptr), intent(inout) :: hook
         character(kind=c_char), target :: text(len_trim(name) + 1)
         text = c_text(trim(name))
         status = c_hook_parse(c_loc(text), hook)
+    end function
+
+    ! For iso_reducer_config%hook, as the two functions below: assign the hook to a variable with the
+    ! target attribute and pass its c_loc.
+    type(iso_comm_hook) function iso_hook_int8() result(hook)
+        type(iso_comm_hook), pointer :: shipped
+        type(c_ptr) :: found
+        found = c_null_ptr
+        if (iso_comm_hook_parse('int8', found) < 0) return
+        call c_f_pointer(found, shipped)
+        hook = shipped
+    end function
+
+    ! The variable passed as config needs the target attribute. It must exist, unchanged, until the
+    ! reducer is created.
+    type(iso_comm_hook) function iso_hook_topk(config) result(hook)
+        type(iso_topk_config), intent(in), target, optional :: config
+        if (present(config)) hook = c_hook_topk(c_loc(config))
+        if (.not. present(config)) hook = c_hook_topk(c_null_ptr)
+    end function
+
+    ! As for iso_hook_topk.
+    type(iso_comm_hook) function iso_hook_powersgd(config) result(hook)
+        type(iso_powersgd_config), intent(in), target, optional :: config
+        if (present(config)) hook = c_hook_powersgd(c_loc(config))
+        if (.not. present(config)) hook = c_hook_powersgd(c_null_ptr)
+    end function
+
+    ! bucket%comm, for the functions iso_comm_*. Do not destroy it.
+    type(iso_comm) function iso_hook_comm(bucket) result(comm)
+        type(iso_comm_hook_bucket), intent(in) :: bucket
+        comm%handle = bucket%comm
     end function
 
     ! For iso_reducer_config%device.

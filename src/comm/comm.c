@@ -163,6 +163,7 @@ bool iso__comm_is_finalized(const iso_comm *comm) { return comm->engine->finaliz
 int iso_comm_rank(const iso_comm *comm) { return comm->rank; }
 int iso_comm_size(const iso_comm *comm) { return comm->size; }
 MPI_Comm iso_comm_mpi(const iso_comm *comm) { return comm->mpi; }
+int iso_comm_mpi_fortran(const iso_comm *comm) { return MPI_Comm_c2f(comm->mpi); }
 const char *iso_comm_progress_text(const iso_comm *comm) { return comm->engine->why; }
 const char *iso_comm_algorithm_text(const iso_comm *comm) { return comm->engine->algorithm; }
 iso_progress iso_comm_progress(const iso_comm *comm) { return comm->engine->mode; }
