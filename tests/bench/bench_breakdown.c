@@ -165,10 +165,10 @@ PROBE(sgd, UPDATE, p, 0, (m ? 20.0 : 12.0) * (double)count,
       ARGS(iso_device *d, int64_t count, const iso__sgd_args *args, const void *g, void *p,
            void *m),
       ARGS(d, count, args, g, p, m))
-PROBE(adam, UPDATE, p, 0, 28.0 * (double)count,
+PROBE(adam, UPDATE, p, 0, (most ? 36.0 : 28.0) * (double)count,
       ARGS(iso_device *d, int64_t count, const iso__adam_args *args, const void *g, void *p,
-           void *m, void *v),
-      ARGS(d, count, args, g, p, m, v))
+           void *m, void *v, void *most),
+      ARGS(d, count, args, g, p, m, v, most))
 
 static iso_status probe_copy(iso_device *d, TENSOR from, iso_tensor *to) {
     int64_t start = begin();

@@ -26,7 +26,8 @@ static const char usage[] =
     "  --device NAME    cpu, cuda (ranks of a host take its GPUs in turn) or cuda:N (cpu)\n"
     "  --math MODE      products of a GPU: f32, tf32, or bf16 with activations of bf16 (f32)\n"
     "  --graphs MODE    whether steps of a GPU run as CUDA graphs: on or off\n"
-    "--model, --batch, --math and --graphs take lists too (64,256): every combination is "
+    "  --wire NAME      how gradients travel: a communication hook (f32); powersgd begins at once\n"
+    "--model, --batch, --math, --graphs and --wire take lists too (64,256): every combination is "
     "measured.\n";
 
 const char *const bench_sync_name[3] = {"lazy", "blocking", "none"};
@@ -53,6 +54,8 @@ static bool set_list(bench_plan *plan, int letter, char *text) {
         plan->math = bench_split(text);
     else if (letter == 'g')
         plan->graphs = bench_split(text);
+    else if (letter == 'W')
+        plan->wire = bench_split(text);
     else
         return false;
     return true;
@@ -117,16 +120,25 @@ bench_plan bench_parse(int argc, char **argv) {
                        .model = {{"cnn"}, 1},
                        .batch = {{"64"}, 1},
                        .math = {{"f32"}, 1},
-                       .graphs = {{NULL}, 1}};
-    static const struct option known[] = {
-        {"model", required_argument, NULL, 'm'},    {"batch", required_argument, NULL, 'b'},
-        {"steps", required_argument, NULL, 'n'},    {"warmup", required_argument, NULL, 'w'},
-        {"sync", required_argument, NULL, 's'},     {"report-hidden", no_argument, NULL, 'h'},
-        {"progress", required_argument, NULL, 'p'}, {"bucket-mb", required_argument, NULL, 'k'},
-        {"threads", required_argument, NULL, 't'},  {"breakdown", no_argument, NULL, 'd'},
-        {"tuned", no_argument, NULL, 'u'},          {"piece-mb", required_argument, NULL, 'i'},
-        {"device", required_argument, NULL, 'v'},   {"math", required_argument, NULL, 'a'},
-        {"graphs", required_argument, NULL, 'g'},   {NULL, 0, NULL, 0}};
+                       .graphs = {{NULL}, 1},
+                       .wire = {{"f32"}, 1}};
+    static const struct option known[] = {{"model", required_argument, NULL, 'm'},
+                                          {"batch", required_argument, NULL, 'b'},
+                                          {"steps", required_argument, NULL, 'n'},
+                                          {"warmup", required_argument, NULL, 'w'},
+                                          {"sync", required_argument, NULL, 's'},
+                                          {"report-hidden", no_argument, NULL, 'h'},
+                                          {"progress", required_argument, NULL, 'p'},
+                                          {"bucket-mb", required_argument, NULL, 'k'},
+                                          {"threads", required_argument, NULL, 't'},
+                                          {"breakdown", no_argument, NULL, 'd'},
+                                          {"tuned", no_argument, NULL, 'u'},
+                                          {"piece-mb", required_argument, NULL, 'i'},
+                                          {"device", required_argument, NULL, 'v'},
+                                          {"math", required_argument, NULL, 'a'},
+                                          {"graphs", required_argument, NULL, 'g'},
+                                          {"wire", required_argument, NULL, 'W'},
+                                          {NULL, 0, NULL, 0}};
     for (int c; (c = getopt_long(argc, argv, "", known, NULL)) != -1;)
         if (!set_list(&plan, c, optarg) && !set_number(&plan.base, c, optarg) &&
             !set_other(&plan.base, c, optarg))
@@ -145,6 +157,7 @@ static const char *take(const bench_list *list, int *number) {
 bool bench_select(const bench_plan *plan, int number, bench_options *out) {
     *out = plan->base;
     out->batch = atoi(take(&plan->batch, &number));
+    out->wire = take(&plan->wire, &number);
     out->graphs = take(&plan->graphs, &number);
     out->math = take(&plan->math, &number);
     out->model = take(&plan->model, &number);

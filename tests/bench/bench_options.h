@@ -15,18 +15,20 @@ typedef struct bench_options {
     bool report_hidden, breakdown, tuned;
     double bucket_mb, piece_mb;
     const char *graphs; // "on", "off", or NULL: as the environment says
+    const char *wire;   // name of a communication hook
 } bench_options;
 
 typedef struct bench_plan {
     bench_options base;
-    bench_list model, batch, math, graphs;
+    bench_list model, batch, math, graphs, wire;
 } bench_plan;
 
 extern const char *const bench_sync_name[3]; // index: iso_sync
 
 // Ends the program with a message if the options are wrong. Changes commas in argv to ends of text.
 bench_plan bench_parse(int argc, char **argv);
-// The measurement of that number, from 0: batches change fastest, then graphs, math, models. false:
+// The measurement of that number, from 0: batches change fastest, then wires, graphs,
+// math, models. false:
 // there are no more.
 bool bench_select(const bench_plan *plan, int number, bench_options *out);
 

@@ -61,11 +61,22 @@ static void make_input(bench *b) {
     for (int i = 0; i < b->o->batch; i++) b->labels[i] = rand() % 10;
 }
 
+static iso_comm_hook hook_of(const char *wire) {
+    const iso_comm_hook *hook;
+    bench_require(iso_comm_hook_parse(wire, &hook));
+    iso_comm_hook at_once = *hook;
+    at_once.start = 0;
+    return at_once;
+}
+
 static void make_replica(bench *b, iso_sync sync) {
     replica *r = &b->by_sync[sync];
     const iso_dataset_info shape = input_of(b->o->model);
-    const iso_data_parallel_config config = {
-        .sync = sync, .bucket_mb = b->o->bucket_mb, .piece_mb = b->o->piece_mb};
+    const iso_comm_hook hook = hook_of(b->o->wire);
+    const iso_data_parallel_config config = {.sync = sync,
+                                             .bucket_mb = b->o->bucket_mb,
+                                             .piece_mb = b->o->piece_mb,
+                                             .hook = sync == ISO_SYNC_NONE ? NULL : &hook};
     iso_rng rng = {.seed = 1};
     iso_hyper hyper = iso_hyper_default(ISO_SGD);
     hyper.lr = 0.001, hyper.momentum = 0.9;
@@ -264,12 +275,13 @@ static void report(bench *b) {
     double worst[3] = {(double)b->allocations, (double)b->primitives, iso_peak_rss_mb()};
     bench_require(iso_comm_allreduce_f64(b->comm, worst, 3, ISO_MAX));
     if (iso_comm_rank(b->comm) == 0)
-        printf("{\"bench\": \"step\", \"model\": \"%s\", \"batch\": %d, \"ranks\": %d, "
+        printf("{\"bench\": \"step\", \"model\": \"%s\", \"wire\": \"%s\", \"batch\": %d, "
+               "\"ranks\": %d, "
                "\"threads\": %d, "
                "\"progress\": \"%s\", \"exchange_alone_ms\": %.3f, \"allocations\": %.0f, "
                "\"primitives\": %.0f, "
                "\"peak_rss_mb\": %.1f",
-               o->model, o->batch, iso_comm_size(b->comm), o->threads,
+               o->model, o->wire, o->batch, iso_comm_size(b->comm), o->threads,
                iso_progress_name(iso_comm_progress(b->comm)), b->exchange_ms, worst[0], worst[1],
                worst[2]);
     if (b->on.beside) report_device(b);
