@@ -48,7 +48,8 @@ ISO_INLINE bool encode_group(size_t n, float *restrict v, group *restrict out) {
     out->scale = finite ? scale : NAN;
     for (size_t i = 0; i < n; i++) {
         float q = round_small(v[i] / divisor);
-        q = q > (float)MOST ? (float)MOST : q < -(float)MOST ? -(float)MOST : q; // of tiny scales
+        // A tiny scale is rounded coarsely, and q may exceed MOST.
+        q = q > (float)MOST ? (float)MOST : q < -(float)MOST ? -(float)MOST : q;
         out->value[i] = some ? (int8_t)q : 0;
         v[i] = !finite ? 0 : v[i] - (float)out->value[i] * scale;
     }
