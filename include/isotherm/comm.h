@@ -56,8 +56,8 @@ typedef struct iso_comm_config {
 // decides how they exchange (ISO_IALLREDUCE, ISO_NODE_COLLECTIVE, ISO_RANKS_PER_NODE, ISO_DEBUG;
 // Open MPI's own OMPI_MCA_coll_libnbc_iallreduce_algorithm) or which bits they compute
 // (ISO_CPU_KERNELS, ISO_CUDA_CONV); the message names the variable, values and ranks. If no rank
-// sets one of the last two, each rank uses the best one for its machine. A warning names unknown
-// variables.
+// sets ISO_CPU_KERNELS (or ISO_CUDA_CONV), each rank uses the best kernels (convolutions) for its
+// machine. A warning names unknown variables.
 //
 // ISO_ERR_STATE if the mpirun of another MPI started the processes, so that each of them is alone.
 // ISO_ERR_TIMEOUT if a rank does not call this in time; see the blocking collectives below.

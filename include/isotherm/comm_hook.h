@@ -41,9 +41,9 @@ typedef struct iso_comm_hook_bucket {
     const iso_comm_hook_tensor *tensor; // [tensor_count], in the order of their offsets
     int tensor_count;
     void *data[ISO_COMM_HOOK_PHASES]; // of each phase, see declare; 64-byte aligned
-    // The ranks over which the bucket is averaged; NULL in lazy mode. With ISO_SYNC_BLOCKING and
-    // ISO_SYNC_EXPLICIT, all ranks make the calls of run in the same order, so there run may itself
-    // call collectives over comm.
+    // The ranks over which the bucket is averaged. NULL in lazy mode; set with ISO_SYNC_BLOCKING
+    // and ISO_SYNC_EXPLICIT. In these modes `run` may itself call collectives over comm, because
+    // all ranks call it in the same order.
     iso_comm *comm;
 } iso_comm_hook_bucket;
 
@@ -65,7 +65,7 @@ typedef struct iso_comm_phase {
 
 // How a bucket travels. All ranks declare the same.
 typedef struct iso_comm_hook_plan {
-    int phase_count; // 0: the library exchanges nothing (not in lazy mode)
+    int phase_count; // 0: the library exchanges nothing, `run` does; an error in lazy mode
     iso_comm_phase phase[ISO_COMM_HOOK_PHASES];
     size_t state_floats; // total for the bucket; must not depend on the number of ranks
     bool plain;          // the hook does not handle this bucket: it is summed unchanged
@@ -91,8 +91,8 @@ typedef struct iso_comm_hook {
 
     // A hook that owns its exchange declares the phases in which a bucket travels, and computes in
     // between. All ranks exchange phase 0 of all buckets, then phase 1 of all buckets, and so on,
-    // so ranks cannot deadlock, in whatever order buckets become ready. (If every bucket is awaited
-    // at once, its phases follow each other.)
+    // so ranks cannot deadlock, in whatever order buckets become ready. (With ISO_SYNC_BLOCKING and
+    // ISO_SYNC_EXPLICIT, a bucket completes all its phases before the next bucket starts.)
     //
     // Other ranks cannot complete the later phases unless this rank calls the reducer. So do not
     // wait for another rank by other means (such as iso_comm_barrier) while it may be waiting for
@@ -108,8 +108,8 @@ typedef struct iso_comm_hook {
     // the last call, and 1 in between; if there is only one call, the product of the first two. The
     // reducer's call returns an error of run.
     iso_status (*run)(const iso_comm_hook_bucket *bucket, int phase, double factor, void *user);
-    // Hooks with run only: the gradients of the first `start` backwards that are exchanged travel
-    // as plain sums in their own type. At most 2^24.
+    // Only for hooks with run: the gradients of the first `start` backwards that are exchanged
+    // travel as plain sums in their own type. At most 2^24.
     long long start;
 
     void *user;
@@ -127,7 +127,8 @@ extern const iso_comm_hook iso_hook_f16, iso_hook_bf16;
 // two ranks are lost. NaN and infinite values leave no error behind.
 extern const iso_comm_hook iso_hook_bf16_feedback;
 // No exchange (PyTorch: noop_hook): replicas diverge. A step takes as long as on a perfect network.
-// Same as ISO_SYNC_NONE: each rank determines unused parameters by itself.
+// Like ISO_SYNC_NONE. With ISO_UNUSED_NEGOTIATE each rank then decides alone which parameters are
+// unused.
 extern const iso_comm_hook iso_hook_noop;
 
 // The hooks below own their exchange. They handle only buckets of f32; others travel unchanged, as
@@ -136,9 +137,9 @@ extern const iso_comm_hook iso_hook_noop;
 // replicas stay equal. NaN and infinite gradients appear in the average, but leave no error for the
 // next step.
 
-// 8-bit integers with an f32 scale for each 256 elements: 3.9 times fewer bytes than f32 in a
-// bucket of many groups for each rank. Each rank sums a shard of the bucket in f32 and sends the
-// sum in 8 bits, also with error feedback. State: 1 float per element.
+// 8-bit integers with one f32 scale per group of 256 elements: 3.9 times fewer bytes than f32, if
+// each rank's shard has many groups. Each rank sums a shard of the bucket in f32 and sends the sum
+// in 8 bits, also with error feedback. State: 1 float per element.
 extern const iso_comm_hook iso_hook_int8;
 
 // Top-k: the largest gradients of each bucket (Aji and Heafield, EMNLP 2017; Stich et al., NeurIPS
@@ -149,7 +150,7 @@ typedef struct iso_topk_config {
 #define ISO_TOPK_DEFAULT                                                                           \
     { .ratio = 0.01 }
 // Each rank receives 8 bytes per element that another rank sends. State: 1 float per element.
-// The reducer copies *config; it must stay until then.
+// *config must remain valid until iso_reducer_create has copied it.
 // config NULL: the default.
 iso_comm_hook iso_hook_topk(const iso_topk_config *config);
 
@@ -166,7 +167,7 @@ typedef struct iso_powersgd_config {
 } iso_powersgd_config;
 #define ISO_POWERSGD_DEFAULT                                                                       \
     { .rank = 1, .start = 1000, .least_saving = 2, .seed = 0 }
-// The reducer copies *config; it must stay until then.
+// *config must remain valid until iso_reducer_create has copied it.
 // config NULL: the default.
 iso_comm_hook iso_hook_powersgd(const iso_powersgd_config *config);
 

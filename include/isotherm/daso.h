@@ -4,11 +4,16 @@
 // ICLR 2020).
 //
 // The ranks of a node average gradients every local_skip batches. Nodes exchange parameters every
-// global_skip batches without blocking and merge the result batches_to_wait batches later. A daso
-// optimizer wraps an optimizer and controls the data_parallel module that it is tied to, so the
-// training loop stays the same: zero_grad, forward, loss, backward, step. In evaluation mode the
-// parameters are the mean over all ranks; back in training mode each rank has its own again. Except
-// where noted, functions of this header are collective over the communicator of data_parallel.
+// global_skip batches without blocking and merge the result batches_to_wait batches later. This is
+// the cycling phase; before and after it, warm-up and cool-down average over all ranks. As in HeAT,
+// a batch here is one update, even with gradient accumulation. A sync is a merged exchange or a
+// full average.
+//
+// A daso optimizer wraps an optimizer and controls the data_parallel module that it is tied to, so
+// the training loop stays the same: zero_grad, forward, loss, backward, step. In evaluation mode
+// the parameters are the mean over all ranks; back in training mode each rank has its own again.
+// Except where noted, functions of this header are collective over the communicator of
+// data_parallel.
 #ifndef ISOTHERM_DASO_H
 #define ISOTHERM_DASO_H
 
@@ -23,7 +28,7 @@ extern "C" {
 // ---- Common to both variants ----------------------------------------------------------------------
 
 typedef struct iso_daso_stats {
-    int64_t steps, syncs; // batches; merged exchanges, including full averages
+    int64_t steps, syncs; // batches (updates); merged exchanges, including full averages
     int64_t global_skip, local_skip, batches_to_wait; // current values
     // As configured. -1: automatic. Always -1 with daso_heat.
     int64_t global_skip_requested, batches_to_wait_requested;
@@ -160,9 +165,9 @@ typedef enum iso_policy {
 // SYNC: a round begins, and the previous exchange has been merged. The decision applies to this
 // round: its number of steps, and the wait for the exchange sent now. The first round sends
 // nothing. If the wait is 0, the average has already been taken, and the decision sets the wait of
-// the next send. Times and divergence are those of the previous sync. Before the first one they are
-// 0, or as measured for an automatic wait. Without a warm-up the first round begins in the first
-// step(); its gradients are averaged as configured.
+// the next send. Times and divergence are those of the previous exchange. Before the first one they
+// are 0, or as measured for an automatic wait. Without a warm-up the first round begins in the
+// first step(); its gradients are averaged as configured.
 //
 // EPOCH: iso_daso_epoch_loss was called. If a round began in the last step, the decision applies to
 // that round; otherwise from the next round on.

@@ -97,15 +97,16 @@ iso_status iso_dataset_read_idx(const char *images_path, const char *labels_path
 // message names the folder and the files.
 iso_status iso_dataset_read_mnist(const char *folder, bool train, iso_dataset **out);
 // Generates MNIST-like digits (1 x 28 x 28, 10 classes): glyphs with random position, slant, scale,
-// stroke width, clutter and noise. The images depend only on train and count, on every machine. The
-// training and the test set use disjoint random streams.
+// stroke width, clutter and noise. The images depend only on train and count and are the same on
+// every machine. The training and the test set use disjoint random streams.
 iso_status iso_dataset_create_digits(bool train, int64_t count, iso_dataset **out);
-// Opens the data of the programs: an MNIST folder or, for NULL and "digits", as many generated
-// digits as MNIST has (60000 for training, 10000 for testing).
+// Opens data as `train` and the examples do: an MNIST folder or, for NULL and "digits", as many
+// generated digits as MNIST has (60000 for training, 10000 for testing).
 iso_status iso_dataset_open(const char *folder, bool train, iso_dataset **out);
 
-// How to read a CSV file. Lists name columns as the header does, or by number from 1, with commas
-// in between: "price, 3". A name that contains a comma can only be given by its number.
+// How to read a CSV file. In the lists below, give each column by its name in the header or its
+// number from 1, separated by commas: "price, 3". A column whose name contains a comma can only be
+// given by its number.
 typedef struct iso_csv_config {
     bool header;         // the first line names the columns
     char delimiter;      // 0: a comma

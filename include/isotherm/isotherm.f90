@@ -8,7 +8,7 @@
 !
 ! Names, components, defaults and constants are those of C. The differences:
 ! - Indices of parameters, pieces, buckets, sums and elements start at 1. Layers, ranks and ids of
-!   appliers have the same numbers as in C. Messages of the library count from 0.
+!   update functions have the same numbers as in C. Messages of the library count from 0.
 ! - A C function that returns iso_status is a function with that result; < 0 is an error.
 ! - Optional arguments come last. Without a config all settings have their defaults.
 ! - A communicator is the integer of mpif.h and `use mpi`. With mpi_f08 pass comm%MPI_VAL.
@@ -164,7 +164,7 @@ module isotherm
         type(c_ptr) :: name
         integer(c_int) :: index
         logical(c_bool) :: is_last
-        integer(c_int) :: rank, ranks ! of hooks that own their exchange, as what follows
+        integer(c_int) :: rank, ranks ! this and the rest: only for hooks that own their exchange
         type(c_ptr) :: tensor ! an array of tensor_count iso_comm_hook_tensor
         integer(c_int) :: tensor_count
         type(c_ptr) :: data(ISO_COMM_HOOK_PHASES)
@@ -993,8 +993,8 @@ contains
         end do
     end subroutine
 
-    ! The applier with an id that C accepts; else that of iso_reducer_set_apply; else the only one.
-    ! Null if there is none.
+    ! The applier for `id`, which C has already accepted: the one with this id; else that of
+    ! iso_reducer_set_apply; else the only one. Null if there is none.
     function find(in, id) result(found)
         type(engine), intent(in) :: in
         integer, intent(in) :: id

@@ -65,7 +65,7 @@ iso_status iso_join_begin(iso_module *data_parallel, const iso_join_config *conf
 // rank's weight is the mean number of samples of its micro-steps: give them equal sizes, and divide
 // the loss by their number as usual.
 iso_status iso_join_next(iso_join *join, int64_t samples, bool will_sync);
-// Local. Restores the weights of data_parallel. Call it also after an error.
+// Local. Restores equal weighting of the ranks' gradients. Call it also after an error.
 void iso_join_end(iso_join **join);
 
 #ifdef __cplusplus

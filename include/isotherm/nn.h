@@ -51,9 +51,9 @@ iso_status iso_parameter_grad(iso_parameter *parameter, iso_tensor **out);
 // module is released. A name may be a path ("encoder.weight"). The gradients of all uses are
 // summed. ISO_ERR_STATE once a parameter is wrapped or has an optimizer; ISO_ERR_SHAPE or
 // ISO_ERR_TYPE if shapes, types or devices differ; ISO_ERR_UNSUPPORTED if the table of module has
-// no `tied`. ISO_ERR_ARG for an unknown name or two parameters of one module. Pass wrappers and
-// iso_module_to a module that contains all modules sharing the parameter; otherwise they return
-// ISO_ERR_STATE.
+// no `tied`. ISO_ERR_ARG for an unknown name or two parameters of one module. A module given
+// to a wrapper or to iso_module_to must contain all modules that share the parameter (else
+// ISO_ERR_STATE).
 iso_status iso_module_tie(iso_module *module, const char *name, iso_module *other,
                           const char *other_name);
 

@@ -90,8 +90,9 @@ typedef struct iso_data_parallel_config {
     // iso_reducer_config.zero. Takes one optimizer, whose updates are elementwise (not LAMB). A
     // rank then has averaged gradients of its own shards only. iso_clip_grad_norm, iso_grad_norm,
     // iso_optimizer_state_dict and iso_optimizer_load_state_dict become collective, and cover all
-    // shards. A step discards all gradients. Use no_sync for several backwards in a step. Reading a
-    // rank's new values waits until the other ranks reach their next forward.
+    // shards. A step discards all gradients. Use no_sync for several backwards in a step. After a
+    // step, reading parameter values on any rank waits until the other ranks reach their next
+    // forward.
     bool zero;
     // PyTorch's init_sync=False: parameters and buffers are not broadcast at creation. The ranks
     // must have equal ones already, e.g. from one file.
@@ -112,8 +113,8 @@ extern const iso_data_parallel_config iso_data_parallel_default; // the default,
 //
 // Gradients become views of the communication buffer, so set requires_grad before. Tie an optimizer
 // with iso_dp_optimizer_create_take. Use the wrapper like the module. Forward and backward are
-// collective. Entering evaluation mode, iso_parameter_value, iso_parameter_hash and destroying the
-// wrapper complete pending updates first.
+// collective. Pending updates are completed by iso_parameter_value, by iso_parameter_hash, on
+// entering evaluation mode, and on destruction.
 //
 // With ISO_SYNC_EXPLICIT nothing is exchanged automatically: call
 // iso_data_parallel_all_reduce_gradients between backward and step. Results are bitwise identical,

@@ -100,8 +100,9 @@ typedef enum iso_average_mode {
 } iso_average_mode;
 
 // Updates parameter i. gradient has count elements; the average over ranks is gradient * scale.
-// hyper is the copy made by step(). The call that waits for the parameter returns the error;
-// describe it with iso_error_set. It must not call the reducer.
+// hyper is the copy made by step(). If this function fails, it describes the error with
+// iso_error_set, and the call that waits for the parameter returns it. This function must not call
+// the reducer.
 typedef iso_status (*iso_reducer_apply)(int i, void *gradient, double scale, const void *hyper,
                                         void *user);
 
@@ -114,8 +115,8 @@ typedef struct iso_reducer_config {
     //
     // GPUs of one node are summed by NCCL instead, without the host, if possible
     // (ISO_NODE_COLLECTIVE). Between nodes with equally many ranks, each rank then exchanges one
-    // shard of a bucket through the host. Reading a rank's new values blocks until the other ranks
-    // of its node reach their next forward or call iso_reducer_finish.
+    // shard of a bucket through the host. After a step, reading values on a rank blocks until the
+    // other ranks of its node reach their next forward or call iso_reducer_finish.
     iso_device *device;
     iso_sync sync;
     iso_scope scope; // the ranks over which gradients are averaged
@@ -130,8 +131,8 @@ typedef struct iso_reducer_config {
     // The same for the first bucket sent (the last layers), and for the last one (the first layers,
     // whose exchange is exposed). 0: bucket_bytes.
     size_t first_bucket_bytes, last_bucket_bytes;
-    // Replaces these three: the size of each bucket in sending order; the last entry applies to all
-    // remaining buckets. Copied.
+    // Instead of these three, which must then be 0: the size of each bucket in sending order; the
+    // last entry applies to all remaining buckets. Copied.
     const size_t *bucket_list;
     int bucket_list_count;
     // Matrices (iso_reducer_param.row) of at least two pieces of this size are exchanged and
@@ -144,9 +145,9 @@ typedef struct iso_reducer_config {
     // state, among the ranks. Each rank gets the averages of its shard of every bucket, updates the
     // shard (iso_reducer_own), and sends the new values to the other ranks.
     // iso_reducer_param_needed waits for these. Moves as many bytes as an all-reduce. Gradients are
-    // added in the order of the ranks. So elementwise updates give the same bits as without ZeRO in
-    // shared memory. Reading a rank's new values waits until the other ranks reach their next
-    // forward or call iso_reducer_finish.
+    // added in the order of the ranks. So elementwise updates give the same bits as sums in shared
+    // memory without ZeRO. After a step, reading values on any rank waits until the other ranks
+    // reach their next forward or call iso_reducer_finish.
     //
     // Takes one update function, and calls only its iso_reducer_apply_piece. A rank has averages of
     // its own shards only; a step overwrites all gradients. A backward after a backward without a
@@ -283,7 +284,8 @@ iso_status iso_reducer_finish(iso_reducer *reducer);
 // never reported counts as zero.
 iso_status iso_reducer_all_reduce(iso_reducer *reducer);
 // Tells the reducer that the next backward overwrites the gradients, so it need not keep averages
-// after an update. Call it after step(). A call between backward and step() keeps the gradients.
+// after an update. Call it after step(). A call between backward and step() does not discard the
+// gradients: step() still uses them.
 void iso_reducer_zero_grad(iso_reducer *reducer);
 // In poll mode, drives progress. Call it between layers.
 void iso_reducer_poll(iso_reducer *reducer);
@@ -308,8 +310,9 @@ iso_status iso_reducer_get_sum(iso_reducer *reducer, int k, double *sum);
 
 // ---- Uneven inputs (see join.h) ---------------------------------------------------------------------
 
-// Local. From the next backward on, weights this rank's gradients by `weight` and divides sums by
-// `total` (0: the number of ranks). Every rank passes the same total. Nothing may be pending.
+// Local. From the next backward on, weights this rank's gradients by `weight` and divides the sums
+// of gradients by `total` (0: the number of ranks). Every rank passes the same total. Nothing may
+// be pending.
 iso_status iso_reducer_set_weight(iso_reducer *reducer, double weight, double total);
 // Collective, in place of a backward on a rank without a batch: contributes zeros. Afterwards call
 // step() as the other ranks do.

@@ -60,13 +60,14 @@ typedef struct iso_schedule {
     double pct_start, div_factor, final_div_factor; // one-cycle: 0.3, 25, 1e4
     bool cycle_momentum;                            // one-cycle, cyclic: true
     double base_momentum, max_momentum;             // one-cycle: 0.85, 0.95; cyclic: 0.8, 0.9
-    // Linear warm-up before any kind (LinearLR, then SequentialLR): over warmup_steps updates (0)
-    // the factor of lr rises from warmup_start (1/3) to 1. Then the schedule starts at t = 0.
+    // Linear warm-up before any kind (LinearLR, then SequentialLR): over warmup_steps updates
+    // (default 0) the factor of lr rises from warmup_start (default 1/3) to 1. Then the schedule
+    // starts at t = 0.
     int64_t warmup_steps;
     double warmup_start;
-    // Updates per step of the schedule (1). Set it to the number of updates per epoch if PyTorch's
-    // step() would be called once per epoch: t, step_size, milestones, total_steps etc. then count
-    // epochs. warmup_steps always counts updates.
+    // Updates per step of the schedule (default 1). Set it to the number of updates per epoch if
+    // PyTorch's step() would be called once per epoch: t, step_size, milestones, total_steps etc.
+    // then count epochs. warmup_steps always counts updates.
     int64_t interval;
     const int64_t *milestones; // multi-step; in any order, borrowed
     int milestone_count;

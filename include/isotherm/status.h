@@ -26,7 +26,7 @@ extern "C" {
     X(ISO_ERR_SHAPE, -5, "shapes do not fit")                                                      \
     X(ISO_ERR_TYPE, -6, "element type does not fit")                                               \
     X(ISO_ERR_STATE, -7, "call not allowed in this state")                                         \
-    X(ISO_ERR_MISMATCH, -8, "ranks disagree")                                                      \
+    X(ISO_ERR_MISMATCH, -8, "ranks or data do not match")                                          \
     X(ISO_ERR_TIMEOUT, -9, "timed out")                                                            \
     X(ISO_ERR_MPI, -10, "MPI error")                                                               \
     X(ISO_ERR_DEVICE, -11, "device error")                                                         \

@@ -61,14 +61,15 @@ typedef struct iso_cores {
     char mine[192]; // this rank: "cores 0-3 of host a"
     char all[512];  // all ranks: "ranks 0-1: cores 0-3 of host a; rank 2: core 0 of host b"
     // Warnings that name ranks and a remedy, the same on all ranks; "" if there is no problem.
-    // crowded: ranks on the same cores have more kernel threads than cores. single: all threads of
-    // a rank, including the progress thread, share one core although the host has more.
+    // crowded: ranks on the same cores have more compute threads (those that run kernels) than
+    // cores. single: all threads of a rank, including the progress thread, share one core although
+    // the host has more.
     char crowded[512], single[512];
     uint64_t share[16]; // one bit per hardware thread that iso_cores_bind would choose; 0: none
 } iso_cores;
 
 // Collective over comm. Determines the cores of each rank and logs this rank's (ISO_LOG=info).
-// threads: the number of this rank's kernel threads.
+// threads: the number of this rank's compute threads.
 iso_status iso_cores_survey(iso_comm *comm, int threads, iso_cores *out);
 // Local. Gives this rank cores of its own if it has several threads, shares its set of cores with
 // other ranks, and the set is large enough for all of them. Binds the calling thread and the
