@@ -62,7 +62,7 @@ static iso_status check_setting(const char *name, const iso_setting *s) {
               "- _ .",
               name, NAME_ROOM - 1);
     ISO_CHECK((int)s->kind >= 0 && s->kind <= ISO_SETTING_TEXT && (!chooses || s->choices),
-              ISO_ERR_ARG, "setting %s of strategy \"%s\" has no kind, or a choice of nothing",
+              ISO_ERR_ARG, "setting %s of strategy \"%s\" has an unknown kind, or no choices",
               s->key, name);
     if (s->initial) ISO_TRY(iso_setting_set(s, "the default ", s->initial, NULL));
     return ISO_OK;
@@ -121,7 +121,7 @@ iso_status iso_strategy_wrap_module_take(const iso_strategy *strategy,
         ISO_TRY_GOTO(
             iso_data_parallel_create_take(module, context->comm, &context->data_parallel, &made));
     ISO_CHECK_GOTO(made && iso_data_parallel_module(made), ISO_ERR_ARG,
-                   "strategy \"%s\" makes %s of a module: it must make a DataParallel",
+                   "wrap_module of strategy \"%s\" returned %s: it must return a DataParallel",
                    strategy->name, made ? made->ops->type : "nothing");
     *out = made;
     return ISO_OK;
@@ -141,7 +141,7 @@ iso_status iso_strategy_wrap_optimizer_take(const iso_strategy *strategy,
         ISO_TRY_GOTO(strategy->wrap_optimizer(context, inner, module, &made, strategy->user));
     else
         ISO_TRY_GOTO(iso_dp_optimizer_create_take(inner, module, &made));
-    ISO_CHECK_GOTO(made, ISO_ERR_ARG, "strategy \"%s\" makes nothing of an optimizer",
+    ISO_CHECK_GOTO(made, ISO_ERR_ARG, "wrap_optimizer of strategy \"%s\" returned no optimizer",
                    strategy->name);
     ISO_TRY_GOTO(iso_settings_check_used(context->settings, strategy->name));
     *out = made;

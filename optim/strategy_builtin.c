@@ -150,10 +150,11 @@ static iso_status check_length(const iso_strategy_context *context, const iso_da
               ISO_PLURAL(c->total_steps));
     // What is sent first comes at the earliest after one step, or after a period of --wait steps.
     int64_t wait = c->batches_to_wait, first = c->global_skip > wait ? 1 : wait;
-    ISO_CHECK(apart <= 0 || wait < 1 || wait <= apart - first, ISO_ERR_ARG,
-              "--wait %lld: in the %lld step%s between warm-up and cool-down nothing that is sent "
-              "would be merged: lower it, or train longer",
-              (long long)wait, (long long)apart, ISO_PLURAL(apart));
+    ISO_CHECK(
+        apart <= 0 || wait < 1 || wait <= apart - first, ISO_ERR_ARG,
+        "--wait %lld is too long: no exchange would be merged in the %lld step%s between warm-up "
+        "and cool-down: lower it, or train longer",
+        (long long)wait, (long long)apart, ISO_PLURAL(apart));
     return ISO_OK;
 }
 
@@ -176,9 +177,8 @@ static void warn_of_plateau(int64_t steps, int64_t warmup, int64_t end, int64_t 
     if (epochs >= PLATEAU_EPOCHS) return;
     snprintf(
         warning, ISO_STRATEGY_WARNING,
-        "the policy plateau will change nothing: it first decides at the end of the %dth epoch "
-        "that ends between warm-up and cool-down, and this run of %lld step%s (%lld per epoch) "
-        "has %lld of them",
+        "the policy plateau will change nothing: it needs %d epochs that end between warm-up and "
+        "cool-down, and this run of %lld step%s (%lld per epoch) has %lld",
         PLATEAU_EPOCHS, (long long)total, ISO_PLURAL(total), (long long)steps,
         (long long)(epochs > 0 ? epochs : 0));
 }

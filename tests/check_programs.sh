@@ -55,11 +55,11 @@ refused 0 "phases that are longer than the run" '--warmup 0.7 and --cooldown 0.7
     --sync daso --warmup .7 --cooldown .7
 refused 2 "phases of more steps than the run" '--warmup-steps 30 and --cooldown-steps 11 are more than the 40 steps' \
     --sync daso --model mlp --steps 40 --warmup-steps 30 --cooldown-steps 11
-refused 2 "a wait that is longer than the run" '--wait 99999: .* nothing that is sent would be merged' \
+refused 2 "a wait that is longer than the run" '--wait 99999 is too long: no exchange would be merged in the 38 steps' \
     --sync daso --model mlp --steps 40 --period 99999 --wait 99999
-refused 0 "a wait after which the run is over" '--wait 25: in the 48 steps between' \
+refused 0 "a wait after which the run is over" '--wait 25 .* in the 48 steps between' \
     --sync daso --model mlp --steps 50 --period 25 --wait 25
-refused 2 "a wait in phases that the library rounds" '--wait 93: in the 93 steps between' \
+refused 2 "a wait in phases that the library rounds" '--wait 93 .* in the 93 steps between' \
     --sync daso --model mlp --steps 100 --warmup .07 --cooldown 0 --period 93 --wait 93
 refused 2 "an argument that is no option" '"data" is not an option' data
 refused 0 "an option without its value" '--epochs needs a value' --epochs

@@ -50,7 +50,7 @@ typedef struct prediction {
 
 static const iso_setting table[] = {
     {FILE_OF("checkpoint", checkpoint), .meaning = "safetensors file written by train or PyTorch"},
-    {FILE_OF("labels", labels), .meaning = "IDX file of the labels: print the accuracy instead"},
+    {FILE_OF("labels", labels), .meaning = "IDX file of labels: print accuracy, not classes"},
     {OPTION(INTEGER, "top-k", top_k), .low = 1, .high = LARGEST_TOP, .initial = "1",
      .meaning = "print the N most probable classes of each image"},
     {OPTION(SWITCH, "logits", logits), .meaning = "also print the logits of all classes"},

@@ -31,7 +31,8 @@ const train_option train_option_table[] = {
        .meaning = "fraction of the training set to hold out, drawn with --seed, for an evaluation "
                   "after each epoch"),
     OF(RUN, CHOICE("sampler", sampler), .choices = "pad|drop|overlap", .initial = "pad",
-       .meaning = "what to do if samples do not divide evenly among ranks"),
+       .meaning = "what to do if samples do not divide evenly among ranks; pad: repeat some; drop: "
+                  "leave out the rest; overlap: equal shards that may share a sample"),
     OF(SHARED, TEXT("mean", mean), .choices = "X,X,...|auto", .initial = "auto",
        .meaning = "pixel mean (0 to 1), one value or one per channel; auto: computed from the "
                   "training set"),
@@ -153,13 +154,14 @@ const train_option train_option_table[] = {
 
     OF(HEADING, .meaning = "Machine"),
     OF(SHARED | OUTSIDE, TEXT("device", device), .choices = "cpu|cuda|cuda:N", .initial = "cpu",
-       .meaning = "device; cuda: the ranks of a node take its GPUs in turn"),
+       .meaning = "device; cuda: the GPUs of a node are assigned to its ranks round-robin"),
     OF(SHARED, CHOICE("math", math), .choices = "f32|tf32|bf16", .initial = "f32",
        .meaning = "precision of matrix products on a GPU; bf16: also of activations"),
     OF(SHARED, CHOICE("dtype", dtype), .choices = "f32|f64", .initial = "f32",
        .meaning = "type of images, parameters and arithmetic"),
     OF(RUN, CHOICE("kernels", kernels), .choices = "fixed|tuned", .initial = "fixed",
-       .meaning = "fixed: choose kernels by a rule; tuned: by timing, so bits vary between runs"),
+       .meaning = "fixed: choose kernels by a rule; tuned: by timing, so the last bits of results "
+                  "vary between runs"),
     OF(SHARED, INTEGER("threads", threads), .low = 1, .high = 1024, .initial = "1",
        .meaning = "threads per rank"),
 

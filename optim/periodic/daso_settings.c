@@ -73,7 +73,8 @@ const iso_setting iso__daso_setting[] = {
     {"cooldown-steps", INTEGER, FIELD(cooldown_steps), COUNT_FROM(0),
      .meaning = "length of the cool-down in steps, instead of --cooldown", .instead = "cooldown"},
     {"wait", INTEGER, FIELD(batches_to_wait), COUNT_FROM(0), .word = "auto", .initial = "auto",
-     .meaning = "steps from send to merge; auto: measured, at most --period"},
+     .meaning = "steps from send to merge; auto: measured; at most --period if given, else at most "
+                "--max-period"},
     {"local-skip", INTEGER, FIELD(local_skip), COUNT_FROM(1), .initial = "1",
      .meaning = "steps between gradient averages inside a node"},
     {"unit", INDEX, offsetof(daso_values, unit), .choices = "node|rank", .initial = "node",
@@ -84,13 +85,14 @@ const iso_setting iso__daso_setting[] = {
     {"state", INDEX, FIELD(state), .choices = "keep|average|reset", .initial = "keep",
      .meaning = "what a merge does with momentum and other optimizer state"},
     {"policy", INDEX, FIELD(policy), .choices = "fixed|plateau|adaptive", .initial = "fixed",
-     .meaning = "how --period and --wait adapt; plateau: to the epoch loss"},
+     .meaning = "how --period and --wait change; plateau: when the epoch loss stalls; adaptive: by "
+                "measured times and divergence"},
     {"max-period", INTEGER, FIELD(max_global_skip), COUNT_FROM(1), .initial = "64",
      .meaning = "maximum period and wait that the policy may choose", .of = "policy",
      .among = "plateau|adaptive"},
     {"max-divergence", NUMBER, FIELD(max_divergence), 1e-12, 1e6, .initial = "0.05",
-     .meaning = "maximum relative distance of a node from the mean", .of = "policy",
-     .among = "adaptive"},
+     .meaning = "relative distance of parameters from their mean above which the period shrinks",
+     .of = "policy", .among = "adaptive"},
     {"stability-level", NUMBER, FIELD(stability_level), 0, 1e6, .initial = "0.05",
      .meaning = "threshold of the plateau detector"},
 };
@@ -147,7 +149,8 @@ const iso_setting iso__heat_setting[] = {
     {"downcast-type", INDEX, offsetof(heat_values, wire), .choices = DTYPES, .initial = "bf16",
      .meaning = "element type in which blocking averages travel"},
     {"use-mpi-groups", INDEX, offsetof(heat_values, groups), .choices = "yes|no", .initial = "yes",
-     .meaning = "yes: create leader groups from MPI groups; no: by splitting communicators"},
+     .meaning = "how to create the groups of one rank per node: yes: from MPI groups; no: by "
+                "splitting communicators"},
     {"skip-reduction-factor", INTEGER, FIELD(skip_reduction_factor), COUNT_FROM(1), .initial = "2",
      .meaning = "divide global and local skip by N on a plateau"},
     {"local-skip-factor", INTEGER, FIELD(local_skip_factor), COUNT_FROM(1), .initial = "4",

@@ -386,7 +386,8 @@ Test(settings, of_daso_are_checked_together) {
     says("daso", "warmup-steps=30,cooldown-steps=11", 0, "");
     says("daso", "warmup-steps=30,cooldown-steps=11", 40, "more than the 40 steps");
     says("daso", "warmup-steps=30", 20, "");
-    says("daso", "period=25,wait=25", 50, "--wait 25: in the 48 steps");
+    says("daso", "period=25,wait=25", 50,
+         "--wait 25 is too long: no exchange would be merged in the 48 steps");
     says("daso", "period=48", 50, "--period 48 is not shorter than the 48 steps");
     says("daso", "period=47", 50, "");
     says("daso", "policy=plateau", 40, "the policy plateau will change nothing");
@@ -402,7 +403,7 @@ Test(settings, a_table_that_cannot_be_is_refused) {
     iso_strategy own = {.name = "own", .setting = &bad, .setting_count = 1};
     refused(iso_strategy_register(&own), ISO_ERR_ARG, "give a whole number from 1 to 9");
     bad = (iso_setting){.key = "mode", .kind = ISO_SETTING_CHOICE};
-    refused(iso_strategy_register(&own), ISO_ERR_ARG, "choice of nothing");
+    refused(iso_strategy_register(&own), ISO_ERR_ARG, "an unknown kind, or no choices");
     bad = (iso_setting){.key = "two words", .kind = ISO_SETTING_TEXT};
     refused(iso_strategy_register(&own), ISO_ERR_ARG, "needs a key");
 }
