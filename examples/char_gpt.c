@@ -207,8 +207,7 @@ static void train_batch(training *t, const iso_batch *batch) {
 static void report_loss(training *t) {
     iso_evaluation test;
     check(iso_evaluate(t->model, t->loss, t->test, comm, &test));
-    if (iso_comm_rank(comm) == 0)
-        printf("step %d: loss of the test %.4f\n", (int)t->step, test.loss);
+    if (iso_comm_rank(comm) == 0) printf("step %d: test loss %.4f\n", (int)t->step, test.loss);
 }
 
 static void train_all(training *t) {

@@ -21,7 +21,7 @@ make_text() { # words, seed
 }
 make_text 4000 1 >text
 
-last_loss() { sed -n 's/^step 150: loss of the test \([0-9.]*\)$/\1/p' stdout; }
+last_loss() { sed -n 's/^step 150: test loss \([0-9.]*\)$/\1/p' stdout; }
 is_refusal() { # pattern
     has_failed && [ "$(grep -c '^error' stderr)" = 1 ] && grep -qE "^error: $1" stderr && ! has_crashed stderr
 }

@@ -115,10 +115,10 @@ static void write_row(FILE *to, const report *study, int64_t place, int64_t r) {
 static void write_table(FILE *to, const report *study, const int64_t *order) {
     fprintf(
         to,
-        "<h2>Runs, the first to reach %.4g %% test accuracy on top</h2>\n"
+        "<h2>Runs, sorted by time to reach %.4g %% test accuracy</h2>\n"
         "<div class=\"wide\"><table><tr><th></th><th>run</th>"
         "<th>time to target<br><small>s</small></th><th>steps to target</th>"
-        "<th>sent to target<br><small>MB, all ranks</small></th>"
+        "<th>sent until target<br><small>MB, all ranks</small></th>"
         "<th>final accuracy<br><small>%%</small></th><th>training loss<br><small>mean of last "
         "steps</small></th><th>steps</th>"
         "<th>time<br><small>s</small></th><th>speed<br><small>steps/s</small></th>"

@@ -32,8 +32,8 @@ typedef struct curves {
     bool syncs; // of syncs, not of points
 } curves;
 
-static const char accuracy_note[] = "The scale is that of the wrong answers, logarithmic.";
-static const char loss_note[] = "Mean since the evaluation before.";
+static const char accuracy_note[] = "Logarithmic in the error rate (100 % minus accuracy).";
+static const char loss_note[] = "Mean since the previous evaluation.";
 static const curves figures[] = {
     {"Test accuracy against time", accuracy_note, SECONDS, ACCURACY, false},
     {"Training loss against time", loss_note, SECONDS, LOSS, false},
@@ -42,10 +42,11 @@ static const curves figures[] = {
     {"Test accuracy against bytes", accuracy_note, BYTES, ACCURACY, false},
     {"Training loss against bytes", loss_note, BYTES, LOSS, false},
     {"Divergence at each exchange of parameters",
-     "How far the rank that is farthest from the mean of all was, in the norm of the parameters.",
-     STEPS, DIVERGENCE, true},
+     "Distance of the farthest rank from the mean, relative to the norm of the mean.", STEPS,
+     DIVERGENCE, true},
     {"Exposed time of each exchange of parameters",
-     "What rank 0 stood waiting for it; the rest of the exchange is hidden.", STEPS, WAIT, true},
+     "Time that rank 0 spent waiting for it; the rest of the exchange is hidden.", STEPS, WAIT,
+     true},
 };
 enum { FIGURES = sizeof(figures) / sizeof(*figures), TARGET_BARS = FIGURES, WAIT_BARS };
 _Static_assert(WAIT_BARS + 1 == REPORT_PLOTS, "every plot has its place");
@@ -304,8 +305,9 @@ static void plot_all(gnuplot *plots, const report *study, int64_t *order,
     out[TARGET_BARS] = (report_plot){.title = "Time to the target accuracy"};
     drawn[TARGET_BARS] = plot_bars(plots, TARGET_BARS, study, order, target_seconds,
                                    "training time until then (s)", "not reached");
-    out[WAIT_BARS] = (report_plot){.title = "Exposed time of a step",
-                                   .note = "What the slowest rank stood waiting for exchanges."};
+    out[WAIT_BARS] =
+        (report_plot){.title = "Exposed time of a step",
+                      .note = "Time that the slowest rank spent waiting for exchanges."};
     drawn[WAIT_BARS] = plot_bars(plots, WAIT_BARS, study, order, waited_ms,
                                  "exposed time, mean of all steps (ms)", "0");
 }

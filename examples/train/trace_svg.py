@@ -27,7 +27,8 @@ def window(spans, step, steps):
     first = next(e["name"] for e in spans if e["cat"] == "compute" and e["name"].endswith(" forward"))
     starts = [e["ts"] for e in spans if e["name"] == first and e["cat"] == "compute"]
     if step + steps >= len(starts):
-        raise SystemExit(f"the trace holds {len(starts) - 1} whole steps: choose --step below that")
+        raise SystemExit(f"the trace holds {len(starts) - 1} whole steps: "
+                         "--step plus --steps must be at most that")
     return starts[step], starts[step + steps]
 
 

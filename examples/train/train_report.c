@@ -94,7 +94,7 @@ void train_report_start(const train_run *run) {
             count_text(run->world->nodes, "node", nodes), count_text(o->batch, "sample", samples),
             times, count_text(run->steps, "step", steps), o->optimizer, o->schedule,
             run->schedule.lr);
-    fprintf(to, "cores     %s; %lld kernel thread%s each%s\n", run->world->cores.all,
+    fprintf(to, "cores     %s; %lld compute thread%s each%s\n", run->world->cores.all,
             (long long)o->threads, o->threads > 1 ? "s" : "",
             run->world->bound ? ", bound to a share of them" : "");
     fprintf(to, "exchange  %s, progress %s, all-reduce %s\n", o->sync, iso_comm_progress_text(comm),
@@ -462,7 +462,7 @@ static void tell_summary(const train_run *run, const train_result *r) {
                 count_text(r->syncs, "exchange", syncs), r->wait_ms_per_sync);
     else
         fprintf(to, "; an exchange alone takes %.2f ms\n", r->exchange_ms);
-    fprintf(to, "test accuracy %.2f %%, parameters %s on %s, peak memory %.0f MB a rank\n",
+    fprintf(to, "test accuracy %.2f %%, parameter hash %s on %s, peak memory %.0f MB a rank\n",
             100 * r->metrics.test_accuracy, r->hash,
             may_drift(run) ? "rank 0 only (--wire noop: ranks drift apart)" : "all ranks",
             r->peak_rss_mb);

@@ -85,7 +85,7 @@ iso_status iso_cores_survey(iso_comm *comm, int threads, iso_cores *out) {
     if (status == ISO_OK) status = iso__cores_judge(records, comm->size, comm->rank, out);
     iso__free(memory);
     ISO_TRY(status);
-    iso__log(ISO_LOG_INFO, "%s, %d kernel thread%s", out->mine, threads, threads > 1 ? "s" : "");
+    iso__log(ISO_LOG_INFO, "%s, %d compute thread%s", out->mine, threads, threads > 1 ? "s" : "");
     return ISO_OK;
 }
 

@@ -96,8 +96,8 @@ static void add_cores(text *t, const record *r) {
 
 // ---- What is wrong --------------------------------------------------------------------------------
 
-// The number of ranks of a host, and of their kernel threads; or only of the ranks that must run on
-// the cores of one given rank.
+// The number of ranks of a host, and of their compute threads; or only of the ranks that must run
+// on the cores of one given rank.
 typedef struct crowd {
     int ranks;
     int64_t threads;
@@ -159,7 +159,7 @@ static void judge_single(const record *all, int ranks, bool *marks, text t) {
     const record *r = mark_ranks(all, ranks, marks, is_single);
     if (!r) return;
     add_ranks(&t, marks, ranks);
-    add_words(&t, ": bound to one core, on which %lld kernel thread%s", (long long)r->threads,
+    add_words(&t, ": bound to one core, on which %lld compute thread%s", (long long)r->threads,
               r->threads > 1 ? "s" : "");
     if (r->helper) add_words(&t, " and the progress thread");
     add_words(&t, " take turns: ");
@@ -184,13 +184,13 @@ static void judge_crowded(const record *all, int ranks, bool *marks, text t) {
     crowd host = count_crowd(all, ranks, r, false), here = count_crowd(all, ranks, r, true);
     add_ranks(&t, marks, ranks);
     if (host_is_full(all, ranks, r)) {
-        add_words(&t,
-                  ": %lld kernel threads for the %lld core%s of host %s: ", (long long)host.threads,
-                  (long long)r->reach, r->reach > 1 ? "s" : "", (const char *)r->host);
+        add_words(
+            &t, ": %lld compute threads for the %lld core%s of host %s: ", (long long)host.threads,
+            (long long)r->reach, r->reach > 1 ? "s" : "", (const char *)r->host);
         add_fewer(&t, r, &host);
         return;
     }
-    add_words(&t, ": %lld kernel threads are bound to ", (long long)here.threads);
+    add_words(&t, ": %lld compute threads are bound to ", (long long)here.threads);
     add_cores(&t, r);
     add_words(&t, ", which has %lld: ", (long long)r->reach);
     add_binding(&t, all, ranks, r, r->threads);

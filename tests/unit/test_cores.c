@@ -43,14 +43,14 @@ Test(cores, ranks_that_share_all_cores_of_their_hosts_are_well) {
 Test(cores, one_core_for_the_kernel_and_the_helper_is_told_of) {
     iso__cores_record r[] = {rank_on("a", 0, 1, 4, 1), rank_on("a", 1, 1, 4, 1)};
     assert_text(judge(r, 2, 0).single,
-                "ranks 0-1: bound to one core, on which 1 kernel thread and the progress thread "
+                "ranks 0-1: bound to one core, on which 1 compute thread and the progress thread "
                 "take turns: give mpirun --bind-to none, or --map-by slot:PE=2 --bind-to core");
     assert_text(judge(r, 2, 0).crowded, "");
     r[0].helper = r[1].helper = 0;
     assert_text(judge(r, 2, 0).single, "");
     r[0].threads = 2;
     assert_text(judge(r, 2, 1).single,
-                "rank 0: bound to one core, on which 2 kernel threads take turns: give mpirun "
+                "rank 0: bound to one core, on which 2 compute threads take turns: give mpirun "
                 "--bind-to none, or --map-by slot:PE=2 --bind-to core");
 }
 
@@ -58,7 +58,7 @@ Test(cores, no_flag_is_advised_that_does_not_help) {
     // Two cores are not enough to give each of two ranks two.
     iso__cores_record r[] = {rank_on("a", 0, 1, 2, 1), rank_on("a", 1, 1, 2, 1)};
     assert_text(judge(r, 2, 0).single,
-                "ranks 0-1: bound to one core, on which 1 kernel thread and the progress thread "
+                "ranks 0-1: bound to one core, on which 1 compute thread and the progress thread "
                 "take turns: give mpirun --bind-to none");
     // A host of one core has nothing better to give.
     iso__cores_record alone[] = {rank_on("a", 0, 1, 1, 1), rank_on("b", 0, 1, 1, 1)};
@@ -67,7 +67,7 @@ Test(cores, no_flag_is_advised_that_does_not_help) {
 }
 
 Test(cores, a_host_with_more_threads_than_cores_is_told_of_however_it_is_bound) {
-    const char *expected = "ranks 1-3: 6 kernel threads for the 4 cores of host b: start fewer "
+    const char *expected = "ranks 1-3: 6 compute threads for the 4 cores of host b: start fewer "
                            "ranks on a host (mpirun --map-by ppr:2:node), or give --threads 1";
     iso__cores_record r[] = {rank_on("a", 0, 4, 4, 2), rank_on("b", 0, 4, 4, 2),
                              rank_on("b", 0, 4, 4, 2), rank_on("b", 0, 4, 4, 2)};
@@ -79,18 +79,18 @@ Test(cores, a_host_with_more_threads_than_cores_is_told_of_however_it_is_bound) 
     iso__cores_record three[] = {rank_on("a", 0, 2, 2, 2), rank_on("a", 0, 2, 2, 2),
                                  rank_on("a", 0, 2, 2, 2)};
     assert_text(judge(three, 3, 0).crowded,
-                "ranks 0-2: 6 kernel threads for the 2 cores of host a: start fewer ranks on a "
+                "ranks 0-2: 6 compute threads for the 2 cores of host a: start fewer ranks on a "
                 "host (mpirun --map-by ppr:1:node)");
     iso__cores_record one = rank_on("a", 0, 2, 2, 3);
     assert_text(judge(&one, 1, 0).crowded,
-                "rank 0: 3 kernel threads for the 2 cores of host a: give --threads 2");
+                "rank 0: 3 compute threads for the 2 cores of host a: give --threads 2");
 }
 
 Test(cores, ranks_bound_to_the_same_few_cores_are_told_of) {
     iso__cores_record r[] = {rank_on("a", 0, 2, 8, 2), rank_on("a", 0, 2, 8, 2),
                              rank_on("a", 4, 4, 8, 2)};
     assert_text(judge(r, 3, 0).crowded,
-                "ranks 0-1: 4 kernel threads are bound to cores 0-1 of host a, which has 8: give "
+                "ranks 0-1: 4 compute threads are bound to cores 0-1 of host a, which has 8: give "
                 "mpirun --bind-to none, or --map-by slot:PE=2 --bind-to core");
 }
 
@@ -151,7 +151,7 @@ Test(cores, long_lists_of_ranks_and_hosts_fit) {
     iso_cores cores = judge(r, RANKS, 1);
     cr_assert(strlen(cores.all) < sizeof(cores.all));
     cr_assert(strstr(cores.all, "; ..."));
-    cr_assert(strstr(cores.crowded, "ranks 0-599: 3 kernel threads are bound to core 0 of host"));
+    cr_assert(strstr(cores.crowded, "ranks 0-599: 3 compute threads are bound to core 0 of host"));
 }
 
 Test(cores, a_thread_is_bound_to_its_share_unless_the_environment_binds) {
