@@ -104,8 +104,8 @@ static iso_status check_kind(const iso_schedule *s) {
         break;
     case ISO_SCHEDULE_CYCLIC:
         ISO_CHECK(s->step_size_up >= 1 && s->step_size_down >= 0, ISO_ERR_ARG,
-                  "cyclic schedule: step_size_up %lld and step_size_down %lld: give at least 1, or "
-                  "0 for a step_size_down as up",
+                  "cyclic schedule: step_size_up %lld and step_size_down %lld: give at least 1 "
+                  "(step_size_down 0: the same as step_size_up)",
                   (long long)s->step_size_up, (long long)s->step_size_down);
         ISO_CHECK((int)s->mode >= 0 && s->mode <= ISO_CYCLIC_EXP_RANGE, ISO_ERR_ARG,
                   "cyclic schedule: unknown mode %d", (int)s->mode);

@@ -48,8 +48,9 @@ static iso_status fill_group(iso__base_optimizer *core, iso_group_filter belongs
     const iso__rule *rule = iso__rule_of(core);
     int group = core->groups, chosen, left;
     choose_members(core, belongs, user, group, &chosen, &left);
-    ISO_CHECK(chosen > 0, ISO_ERR_ARG, "%s: no parameter belongs to group %d: a group has some",
-              rule->ops.name, group);
+    ISO_CHECK(chosen > 0, ISO_ERR_ARG,
+              "%s: no parameter belongs to group %d: a group needs at least one", rule->ops.name,
+              group);
     ISO_CHECK(left > 0, ISO_ERR_ARG,
               "%s: all parameters belong to group %d and none are left in group 0: create the "
               "optimizer with these hyperparameters instead",
@@ -77,8 +78,8 @@ iso_status iso_optimizer_add_group(iso_optimizer *optimizer, const iso_hyper *hy
               optimizer->ops->name);
     ISO_CHECK(!core->tied && core->base.ops == optimizer->ops && core->base.hyper.step == 0,
               ISO_ERR_STATE,
-              "%s: groups of parameters are made before the optimizer is wrapped and before its "
-              "first step",
+              "%s: create groups of parameters before wrapping the optimizer and before its first "
+              "step",
               core->base.ops->name);
     ISO_TRY(iso__hyper_check(iso__rule_of(core), hyper));
     ISO_TRY(iso__hyper_check_state(core, hyper));

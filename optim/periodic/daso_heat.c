@@ -167,7 +167,8 @@ fail:
 
 iso_status iso_daso_heat_set_last_batch(iso_optimizer *optimizer, int64_t last_batch) {
     ISO_CHECK(optimizer->ops == &daso_heat_ops.base, ISO_ERR_ARG,
-              "last_batch is of daso-heat, not of a %s optimizer", optimizer->ops->name);
+              "iso_daso_heat_set_last_batch needs a daso-heat optimizer, not %s",
+              optimizer->ops->name);
     ISO_CHECK(last_batch >= 0, ISO_ERR_ARG,
               "last_batch %lld: give the number of batches of an epoch less one",
               (long long)last_batch);

@@ -44,7 +44,8 @@ static iso_status check_share(const char *option, double share) {
 
 static iso_status check_choice(const char *option, int value, int last) {
     ISO_CHECK(value >= 0 && value <= last, ISO_ERR_ARG,
-              "daso: %s is %d, it must be one of its enumeration (0 to %d)", option, value, last);
+              "daso: %s is %d, it must be a value of its enumeration (0 to %d)", option, value,
+              last);
     return ISO_OK;
 }
 

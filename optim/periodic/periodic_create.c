@@ -57,9 +57,10 @@ static iso_status list_spans(iso__periodic *p, const iso__base_optimizer *core,
 static iso_status allocate_exchanges(iso__periodic *p) {
     int count = p->config.exchanges > 1 ? p->config.exchanges : 1;
     ISO_CHECK(count == 1 || p->config.state == ISO_STATE_SYNC_KEEP, ISO_ERR_UNSUPPORTED,
-              "parameters in %d exchanges keep each rank's optimizer state", count);
-    ISO_CHECK(count <= p->parameter_count, ISO_ERR_ARG, "%d exchanges of only %d parameter%s",
-              count, p->parameter_count, ISO_PLURAL(p->parameter_count));
+              "with %d exchanges, optimizer state cannot be averaged or reset", count);
+    ISO_CHECK(count <= p->parameter_count, ISO_ERR_ARG,
+              "%d parameter%s cannot be divided among %d exchanges", p->parameter_count,
+              ISO_PLURAL(p->parameter_count), count);
     size_t bytes = (size_t)count * sizeof(*p->exchange);
     ISO_TRY(iso__alloc_zero(bytes, (void **)&p->exchange));
     p->exchange_count = count;

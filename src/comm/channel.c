@@ -58,8 +58,8 @@ static iso_status check_chunk(const iso__channel *c, const iso__chunk *p, const 
     const iso__channel_item *given = &c->item[p->item].given;
     ISO_CHECK(p->offset == covered[p->item] && p->bytes > 0 && p->bytes <= given->bytes - p->offset,
               ISO_ERR_ARG,
-              "a plan has %zu bytes of \"%s\" from %zu on, where the next of its %zu bytes is %zu",
-              p->bytes, given->label, p->offset, given->bytes, covered[p->item]);
+              "a plan continues \"%s\" at byte %zu with %zu bytes, but its next byte is %zu of %zu",
+              given->label, p->offset, p->bytes, covered[p->item], given->bytes);
     ISO_CHECK(p->bytes % iso_dtype_size(given->dtype) == 0, ISO_ERR_ARG,
               "a plan has %zu bytes of \"%s\", which is not a whole number of its elements",
               p->bytes, given->label);
@@ -292,7 +292,8 @@ bool iso__channel_destroy(iso__channel **pointer) {
     *pointer = NULL;
     if (!c) return true;
     if (is_in_use(c)) {
-        iso__log(ISO_LOG_ERROR, "a channel was destroyed with exchanges under way: it stays");
+        iso__log(ISO_LOG_ERROR,
+                 "a channel was destroyed with exchanges under way: its memory is not freed");
         return false;
     }
     list_channel(c, false);

@@ -66,7 +66,7 @@ static void set_variable(int index, int wanted, char *text, size_t room) {
         return;
     }
     MPI_T_cvar_read(handle, &value);
-    const char *why = wanted == 3 ? "set through MPI_T: fewest bytes, same bits in chunks"
+    const char *why = wanted == 3 ? "set through MPI_T: results do not depend on the chunks"
                                   : "set through MPI_T, as ISO_IALLREDUCE says";
     if (value == wanted)
         why = wanted ? "set before" : "ISO_IALLREDUCE";

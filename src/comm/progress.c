@@ -185,8 +185,8 @@ static int on_finalize(MPI_Comm comm, int keyval, void *value, void *extra) {
         iso__sum16_free(engine);
     else
         iso__log(ISO_LOG_ERROR,
-                 "MPI_Finalize was called with exchanges that other ranks did not complete, the "
-                 "first one that of \"%s\"",
+                 "MPI_Finalize was called with exchanges that other ranks did not complete; the "
+                 "first is \"%s\"",
                  engine->oldest->name);
     engine->finalized = true;
     pthread_mutex_unlock(&engine->lock);

@@ -264,7 +264,8 @@ static iso_status create_sampler(iso_loader *self, const iso_sampler_config *ord
               "the sampler draws from %lld sample%s, but the data set has %lld",
               (long long)config.count, ISO_PLURAL(config.count), (long long)count);
     ISO_CHECK(shards->ranks == 0 || config.count == count, ISO_ERR_ARG,
-              "the sampler draws from %lld sample%s, but the shard has %lld: it takes all of them",
+              "the sampler draws from %lld sample%s, but the shard has %lld: with shards it must "
+              "draw from all (count 0)",
               (long long)config.count, ISO_PLURAL(config.count), (long long)count);
     if (shards->ranks > 0) ISO_TRY(use_shards(shards, &config));
     return iso_sampler_create(&config, &self->sampler);

@@ -72,8 +72,8 @@ static bool is_behind_the_end(const iso__source *self) {
 
 static iso_status fail_behind_the_end(const iso__source *self) {
     return ISO_FAIL(ISO_ERR_FORMAT,
-                    "%s has trailing bytes: behind its gzip stream (%lld decompressed bytes) "
-                    "there is no gzip data: download the file again, or remove them",
+                    "%s has trailing bytes: the bytes after its gzip stream (%lld decompressed "
+                    "bytes) are not gzip data: download the file again, or remove these bytes",
                     self->path, (long long)self->produced);
 }
 

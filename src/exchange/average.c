@@ -64,10 +64,9 @@ static iso_status check_config(size_t count, const iso__average_config *config) 
     ISO_CHECK(count > 0, ISO_ERR_ARG, "a mean over nodes needs at least one element");
     ISO_CHECK(config->wire, ISO_ERR_ARG, "a mean over nodes needs a codec in which it travels");
     ISO_CHECK(!config->round_sums || !config->differences, ISO_ERR_ARG,
-              "sums that round after each operation cannot be sums of differences");
+              "round_sums and differences cannot be combined");
     ISO_CHECK(!config->round_sums || config->wire->mean_rounded, ISO_ERR_ARG,
-              "sums that round after each operation need an element type, which %s is not",
-              config->wire->name);
+              "round_sums needs an element type, which %s is not", config->wire->name);
     return ISO_OK;
 }
 

@@ -22,7 +22,7 @@ static iso_status check_conversion(const iso_comm_hook *hook) {
     ISO_CHECK(hook->compress || hook->state_floats == 0, ISO_ERR_ARG,
               "communication hook %s has state_floats, but no compress", name);
     ISO_CHECK(hook->compress || hook->run || hook->wire == ISO_F32, ISO_ERR_ARG,
-              "communication hook %s has another element type, but no compress", name);
+              "communication hook %s has a wire type other than f32, but no compress", name);
     bool travels = hook->wire == ISO_F32 || hook->wire == ISO_BF16 || hook->wire == ISO_F16;
     ISO_CHECK((!hook->compress && !hook->run) || travels, ISO_ERR_TYPE,
               "communication hook %s: %s cannot travel", name, iso_dtype_name(hook->wire));
@@ -108,8 +108,8 @@ iso_status iso__coder_declare(const iso__coder *c, int i, const iso__bucket *buc
             .phase_count = 1, .phase = {{ISO_COMM_SUM, b.count, b.dtype}}, .plain = true};
     ISO_TRY(check_plan(c, &b, &plan));
     ISO_CHECK(!c->lazy || plan.phase_count > 0, ISO_ERR_UNSUPPORTED,
-              "communication hook %s exchanges bucket %s by itself, which takes blocking averages: "
-              "declare its phases, or use ISO_SYNC_BLOCKING",
+              "communication hook %s exchanges bucket %s by itself, which is not possible in lazy "
+              "mode: declare its phases, or use ISO_SYNC_BLOCKING",
               c->hook.name, b.name);
     *out = plan;
     return ISO_OK;

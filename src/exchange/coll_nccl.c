@@ -119,7 +119,8 @@ static iso_status type_of(iso_dtype dtype, ncclDataType_t *out) {
     case ISO_F16: *out = ncclFloat16; return ISO_OK;
     default: break;
     }
-    return ISO_FAIL(ISO_ERR_UNSUPPORTED, "NCCL is not asked to sum elements of type %s",
+    return ISO_FAIL(ISO_ERR_UNSUPPORTED,
+                    "elements of type %s cannot be summed by NCCL here: use f32, f64, bf16 or f16",
                     iso_dtype_name(dtype));
 }
 

@@ -129,11 +129,9 @@ static bool next_item(walk *w, item *out) {
 static iso_status declare_phases(const iso_comm_hook_bucket *b, iso_comm_hook_plan *plan,
                                  void *user) {
     const iso_powersgd_config *config = user;
-    ISO_CHECK(
-        config->rank > 0 && config->least_saving > 0, ISO_ERR_ARG,
-        "communication hook powersgd of rank %d, for matrices that get %g times shorter: give "
-        "numbers above 0",
-        config->rank, config->least_saving);
+    ISO_CHECK(config->rank > 0 && config->least_saving > 0, ISO_ERR_ARG,
+              "communication hook powersgd: rank %d and least_saving %g must be above 0",
+              config->rank, config->least_saving);
     walk w = begin_walk(b, config);
     item m;
     while (next_item(&w, &m)) continue;

@@ -43,8 +43,8 @@ static bool is_terminal(FILE *to) {
 
 iso_status iso_progress_bar_create(FILE *to, const char *label, int64_t total, const char *unit,
                                    iso_progress_bar **out) {
-    ISO_CHECK(total > 0, ISO_ERR_ARG, "a progress bar of %lld %s has no end", (long long)total,
-              unit);
+    ISO_CHECK(total > 0, ISO_ERR_ARG, "a progress bar of %lld %s: give a total of at least 1",
+              (long long)total, unit);
     iso_status status;
     void *memory;
     ISO_TRY(iso__alloc_zero(sizeof(iso_progress_bar), &memory));

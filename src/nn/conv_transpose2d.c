@@ -24,7 +24,7 @@ static iso_status forward_transposed(iso_module *self, iso_call *call, iso_tenso
         return iso__shape_error(self, in, "[N, %lld, H, W]", (long long)c->out_channels);
     int64_t shape[4] = {in->shape[0], c->in_channels, out_size(l, in, 0), out_size(l, in, 1)};
     if (shape[2] < 1 || shape[3] < 1)
-        return iso__shape_error(self, in, "an input of which its padding leaves something");
+        return iso__shape_error(self, in, "an input large enough for the padding");
     ISO_TRY(iso_call_tensor(self, &call->out, 4, shape, ISO_LAYOUT_LOGICAL));
     *out = call->out;
     const iso_kernel_ops *kernels = iso__kernels(in);

@@ -64,10 +64,11 @@ static iso_status check_pair(const place *a, const place *b) {
         ISO_CHECK(a->module->parameter[i] != p, ISO_ERR_ARG,
                   "parameter \"%s\" cannot be tied to \"%s\": both would be in one %s", a->name,
                   b->name, iso__module_label(a->module, label));
-    ISO_CHECK(a->module->ops->tied, ISO_ERR_UNSUPPORTED,
-              "parameter \"%s\" of %s cannot be tied: its table has no `tied` to take over another "
-              "one; tie the other parameter to it, or add that",
-              a->name, iso__module_label(a->module, label));
+    ISO_CHECK(
+        a->module->ops->tied, ISO_ERR_UNSUPPORTED,
+        "parameter \"%s\" of %s cannot be tied: its layer has no `tied` function: tie the other "
+        "parameter to this one, or add the function",
+        a->name, iso__module_label(a->module, label));
     ISO_TRY(check_free(a));
     ISO_TRY(check_free(b));
     return check_alike(a, b);
@@ -120,8 +121,8 @@ static iso_status check_uses(const census *all, const char *what) {
         for (int i = 0; i < all->module[m]->parameter_count; i++) {
             const iso_parameter *p = all->module[m]->parameter[i];
             ISO_CHECK(p->references == 1 || count_uses(all, p) == p->references, ISO_ERR_STATE,
-                      "parameter \"%s\" of %s is tied to one of a module outside of what is %s: do "
-                      "it to a module that contains both",
+                      "parameter \"%s\" of %s is tied to a parameter outside the module that is "
+                      "%s: use a module that contains both",
                       all->module[m]->parameter_name[i], iso__module_label(all->module[m], label),
                       what);
         }

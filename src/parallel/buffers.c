@@ -171,7 +171,7 @@ static iso_status check_config(const iso_buffer_config *c) {
     ISO_CHECK((int)c->mode >= 0 && c->mode <= ISO_BUFFERS_NONE, ISO_ERR_ARG,
               "unknown mode %d for buffers", (int)c->mode);
     ISO_CHECK((int)c->when >= 0 && c->when <= ISO_BUFFERS_ON_CALL, ISO_ERR_ARG,
-              "buffers are to be synchronised at an unknown time, %d", (int)c->when);
+              "unknown value %d of buffers.when", (int)c->when);
     return ISO_OK;
 }
 

@@ -240,9 +240,10 @@ static iso_status all_reduce(iso__data_parallel *self) {
 iso_status iso_data_parallel_all_reduce_gradients(iso_module *module) {
     ISO_TRY(iso__data_parallel_check(module));
     iso__data_parallel *self = iso__data_parallel_of(module);
-    ISO_CHECK(self->sync == ISO_SYNC_EXPLICIT, ISO_ERR_STATE,
-              "gradients leave by themselves in this sync mode: all_reduce_gradients is for "
-              "ISO_SYNC_EXPLICIT");
+    ISO_CHECK(
+        self->sync == ISO_SYNC_EXPLICIT, ISO_ERR_STATE,
+        "gradients are exchanged automatically in this sync mode: all_reduce_gradients is for "
+        "ISO_SYNC_EXPLICIT");
     if (self->no_sync > 0) return ISO_OK;
     ISO_TRY(all_reduce(self));
     return iso__buffer_sync_at(&self->buffer_sync, ISO_BUFFERS_AFTER_BACKWARD);

@@ -182,23 +182,23 @@ static iso_status broadcast_frozen(iso__data_parallel *self) {
     return ISO_OK;
 }
 
-static iso_status check_mb(double mb) {
-    ISO_CHECK(mb >= 0 && mb < 1e6, ISO_ERR_ARG,
-              "bucket size %g MB: give a number from 0 (one bucket per layer) to 1e6", mb);
+static iso_status check_mb(const char *field, double mb) {
+    ISO_CHECK(mb >= 0 && mb < 1e6, ISO_ERR_ARG, "%s %g MiB: give a number from 0 to 1e6", field,
+              mb);
     return ISO_OK;
 }
 
 static iso_status check_sizes(const iso_data_parallel_config *config) {
-    ISO_TRY(check_mb(config->bucket_mb));
-    ISO_TRY(check_mb(config->first_bucket_mb));
-    ISO_TRY(check_mb(config->last_bucket_mb));
-    ISO_TRY(check_mb(config->piece_mb));
+    ISO_TRY(check_mb("bucket_mb", config->bucket_mb));
+    ISO_TRY(check_mb("first_bucket_mb", config->first_bucket_mb));
+    ISO_TRY(check_mb("last_bucket_mb", config->last_bucket_mb));
+    ISO_TRY(check_mb("piece_mb", config->piece_mb));
     ISO_CHECK(config->bucket_list_count >= 0 &&
                   (config->bucket_list_mb || config->bucket_list_count == 0),
               ISO_ERR_ARG, "a list of %d bucket sizes%s: give the sizes and how many there are",
               config->bucket_list_count, config->bucket_list_mb ? "" : " that is NULL");
     for (int i = 0; i < config->bucket_list_count; i++)
-        ISO_TRY(check_mb(config->bucket_list_mb[i]));
+        ISO_TRY(check_mb("bucket_list_mb has an entry of", config->bucket_list_mb[i]));
     return ISO_OK;
 }
 

@@ -215,12 +215,13 @@ Test(idx, refuses_what_follows_in_a_gzip_file) {
     memcpy(packed + length, "garbage", 7);
     // However little of it is there.
     for (size_t n = 1; n <= 7; n++)
-        expect_refusal(scratch_write("more.gz", packed, length + n), ISO_ERR_FORMAT,
-                       "has trailing bytes: behind its gzip stream (20 decompressed bytes) there "
-                       "is no gzip data: download the file again, or remove them");
+        expect_refusal(
+            scratch_write("more.gz", packed, length + n), ISO_ERR_FORMAT,
+            "has trailing bytes: the bytes after its gzip stream (20 decompressed bytes) "
+            "are not gzip data: download the file again, or remove these bytes");
     memset(packed + length, 0, 7);
     expect_refusal(scratch_write("padded.gz", packed, length + 7), ISO_ERR_FORMAT,
-                   "has trailing bytes: behind its gzip stream");
+                   "has trailing bytes: the bytes after its gzip stream");
 }
 
 // The compressed file says nothing of its size, so memory follows what is really read.

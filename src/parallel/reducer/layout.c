@@ -463,8 +463,8 @@ iso_status iso__layout_create(const iso_reducer_param *params, int count,
     iso_status status = create_with(params, count, sizes, piece_bytes, bucket_unit, tail, out);
     if (status == ISO_OK && !is_contiguous(out)) { // buckets of another kind are between pieces
         iso__log(ISO_LOG_INFO,
-                 "parameters are not cut into pieces: others of another element type, "
-                 "or not exchanged, lie between them");
+                 "parameters are not cut into pieces: parameters that are not exchanged, or of "
+                 "another element type, lie between their pieces");
         iso__layout_destroy(out);
         status = create_with(params, count, sizes, 0, bucket_unit, tail, out);
     }

@@ -37,8 +37,8 @@ iso_status iso_reducer_shadow(iso_reducer *r) { return iso__round_shadow(r->roun
 iso_status iso_reducer_all_reduce(iso_reducer *r) {
     iso_unused unused = iso__round_unused(r->round);
     ISO_CHECK(r->sync == ISO_SYNC_EXPLICIT, ISO_ERR_STATE,
-              "gradients leave by themselves in this sync mode: iso_reducer_all_reduce is for "
-              "ISO_SYNC_EXPLICIT");
+              "gradients are exchanged automatically in this sync mode: iso_reducer_all_reduce is "
+              "for ISO_SYNC_EXPLICIT");
     if (unused == ISO_UNUSED_ERROR) unused = ISO_UNUSED_ZERO;
     ISO_TRY(iso__round_close(r->round, unused));
     return iso_reducer_finish(r);
@@ -167,8 +167,8 @@ static iso_status have_gradients(iso_reducer *r, int id) {
               "with ZeRO each rank updates some elements of a parameter: set a function that does "
               "so with iso_reducer_set_apply_piece");
     ISO_CHECK(r->unsynced == 0, ISO_ERR_STATE,
-              "step() after %d backwards inside no_sync, whose gradients this rank has alone: make "
-              "the last backward before a step outside of it",
+              "step() after %d backwards inside no_sync, whose gradients this rank has alone: run "
+              "the last backward before step() outside no_sync",
               r->unsynced);
     if (iso__appliers_have_list(r->appliers, id)) return ISO_OK;
     ISO_CHECK(

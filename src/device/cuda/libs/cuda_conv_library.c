@@ -25,7 +25,7 @@ iso_status iso__cuda_conv_choose(iso__cuda *cuda) {
     if ((status == ISO_ERR_UNSUPPORTED || status == ISO_ERR_DEVICE) && !dnn)
         iso__log(ISO_LOG_WARN,
                  "convolutions go by cuBLAS, which is slower than cuDNN: %s (ISO_CUDA_CONV=gemm "
-                 "asks for that)",
+                 "chooses cuBLAS without this warning)",
                  iso_last_error()->message);
     else
         ISO_TRY(status);

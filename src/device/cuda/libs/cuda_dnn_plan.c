@@ -185,7 +185,7 @@ int iso__dnn_candidate(const iso__dnn_plan *p) {
 
 static void say_choice(const iso__dnn_plan *p) {
     if (p->count == 0)
-        iso__dnn_say(ISO_LOG_INFO, p, "no way in a fixed order");
+        iso__dnn_say(ISO_LOG_INFO, p, "no deterministic algorithm");
     else
         iso__dnn_say(ISO_LOG_DEBUG, p, "chosen");
 }

@@ -152,7 +152,7 @@ static iso_status say_no_room(iso__dnn_plan *p, size_t bytes) {
         iso__log(
             ISO_LOG_WARN,
             "a convolution goes by a slower algorithm from now on, as the GPU has no %zu bytes "
-            "left for the workspace of its own: use a smaller batch",
+            "left for the workspace of the chosen one: use a smaller batch",
             bytes);
     p->no_room = true;
     return ISO_OK;

@@ -150,7 +150,7 @@ static void say_unusable(const plan *p, const char *why) {
     const plan_key *k = &p->key;
     iso__log(ISO_LOG_WARN,
              "bias and activation take a launch of their own: cuBLASLt does not compute a Linear "
-             "of %lld rows, %lld to %lld features, addresses of "
+             "of %lld rows, %lld to %lld features, addresses aligned to "
              "%lld bytes: %s",
              (long long)k->rows, (long long)k->in, (long long)k->out, (long long)k->alignment, why);
 }

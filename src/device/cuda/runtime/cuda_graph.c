@@ -129,8 +129,8 @@ static iso_status execute_held(iso__cuda *cuda, int count) {
         iso__cuda_command c = command_of(&cuda->graphs->now, k);
         iso_status status = iso__cuda_execute(cuda, &c);
         ISO_CHECK(status != ISO_ERR_UNSUPPORTED, ISO_ERR_DEVICE,
-                  "cuBLAS or cuDNN refuses a call that it took before, in launches held back for "
-                  "a CUDA graph: ISO_CUDA_GRAPHS=0 does without");
+                  "cuBLAS or cuDNN refused a call that was held back for a CUDA graph and that it "
+                  "had accepted before: set ISO_CUDA_GRAPHS=0");
         ISO_TRY(status);
     }
     return ISO_OK;
