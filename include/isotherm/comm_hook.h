@@ -81,9 +81,10 @@ typedef struct iso_comm_hook {
     int state_floats; // with compress: floats of state per element, e.g. 1 for error feedback
     bool divides;     // the reduced values are already the average
     bool silent;      // nothing travels: gradients stay local (to measure the cost of the exchange)
-    // wire = gradient * factor. factor is this rank's weight, times 1 / ranks if the hook divides.
-    // Local. Called once per bucket and exchange, by the thread that reported the last gradient of
-    // the bucket.
+    // wire = gradient * factor. factor is this rank's weight, times 1 / ranks if the hook divides
+    // or with ISO_AVERAGE_PRE, or times 1 / split_factor with ISO_AVERAGE_SPLIT if the hook does
+    // not divide; with ISO_AVERAGE_SUM it is the weight alone. Local. Called once per bucket and
+    // exchange, by the thread that reported the last gradient of the bucket.
     iso_status (*compress)(const iso_comm_hook_bucket *bucket, double factor, void *user);
     // gradient = wire * factor, where factor turns the sum into an average. Called once per bucket
     // and exchange, after the all-reduce.

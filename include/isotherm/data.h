@@ -214,8 +214,8 @@ typedef struct iso_sampler iso_sampler;
 // of the smallest shard. SHARE: each rank has the batches of its own shard.
 //
 // ISO_ERR_ARG if there are more ranks than samples (except with SHARE), or with DROP fewer samples
-// than one global batch. With shards also for OVERLAP, or with DROP if a shard has less than one
-// batch.
+// than one global batch. With shards instead: for OVERLAP, or with DROP if a shard has less than
+// one batch.
 iso_status iso_sampler_create(const iso_sampler_config *config, iso_sampler **out);
 void iso_sampler_destroy(iso_sampler **sampler);
 // Draws the permutation of another epoch (at first: 0). ISO_ERR_ARG for a negative one.

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT
 // Dynamic loss scaling (PyTorch's torch.amp.GradScaler, HeAT's add_scaler; Micikevicius et al.,
 // Mixed Precision Training, ICLR 2018). Gradients that are too small for a 16-bit type, on the wire
-// or in a kernel, become 0. A scaler multiplies the gradient of the loss, and with it all gradients,
-// by a scale, and divides them again before the update. If a gradient overflows, all ranks skip the
-// update and the scale shrinks; after growth_interval updates without an overflow it grows.
+// or in a kernel, become 0. A scaler multiplies the gradient of the loss, and with it all
+// gradients, by a scale, and divides them again before the update. If a gradient overflows, all
+// ranks skip the update and the scale shrinks; after growth_interval updates without an overflow it
+// grows.
 //
 //   iso_grad_scaler_scale(s, gradient)           the gradient of the loss, before backward
 //   iso_grad_scaler_unscale(s, model)            afterwards clip, if at all

@@ -4,8 +4,8 @@
 //
 // The noise scale is tr(S) / |G|^2, where G is the gradient of the expected loss and S the
 // covariance matrix of the gradient of one sample. Global batches that are much smaller than the
-// noise scale waste no samples; much larger ones hardly save steps. P ranks with b samples each give
-// unbiased estimates in every step, at no further forward or backward:
+// noise scale waste no samples; much larger ones hardly save steps. P ranks with b samples each
+// give unbiased estimates in every step, at no further forward or backward:
 //
 //   |G|^2 = (P |average|^2 - mean of |g_r|^2) / (P - 1)
 //   tr(S) = (mean of |g_r|^2 - |average|^2) b P / (P - 1)     g_r: the gradient of rank r
@@ -25,7 +25,7 @@ typedef struct iso_noise_scale iso_noise_scale;
 typedef struct iso_noise_estimate {
     double gradient2;   // |G|^2 of this step; may be negative
     double trace;       // tr(S) of this step
-    double noise_scale; // samples, from the moving averages; NaN while that of |G|^2 is not positive
+    double noise_scale; // in samples, from the moving averages; NaN unless that of |G|^2 is positive
 } iso_noise_estimate;
 
 // Local. decay: the factor of the moving averages, 0 <= decay < 1 (else ISO_ERR_ARG); each step
@@ -35,14 +35,14 @@ iso_status iso_noise_scale_create(iso_module *data_parallel, double decay, iso_n
 // Local, but collective between begin and end.
 void iso_noise_scale_destroy(iso_noise_scale **noise);
 
-// Collective. Call begin before the forward of the step to measure, and end after its last backward,
-// before clipping and before the optimizer's step. Both complete pending work, and the gradients of
-// this step are sent at the end of its backward, so the step hides no exchange. Results have the
-// same bits. Not inside a join (join.h). samples: the number whose gradients this rank's gradient is the mean of; ranks should have
-// equally many. Gradients must be averages (not ISO_AVERAGE_SUM). *out is the same on all ranks.
-// ISO_ERR_STATE if begin is called twice, or end without begin or without a synchronised backward
-// in between. A step with a NaN or infinite gradient leaves the averages as they are, and *out is
-// NaN.
+// Collective. Call begin before the forward of the step to measure, and end after its last
+// backward, before clipping and before the optimizer's step. Both complete pending work, and the
+// gradients of this step are sent at the end of its backward, so the step hides no exchange.
+// Results have the same bits. Not inside a join (join.h). samples: the number of samples over which
+// this rank's gradient is the mean; it should be the same on all ranks. Gradients must be averages
+// (not ISO_AVERAGE_SUM). *out is the same on all ranks. ISO_ERR_STATE if begin is called twice, or
+// end without begin or without a synchronised backward in between. A step with a NaN or infinite
+// gradient leaves the averages as they are, and *out is NaN.
 iso_status iso_noise_scale_begin(iso_noise_scale *noise);
 iso_status iso_noise_scale_end(iso_noise_scale *noise, double samples, iso_noise_estimate *out);
 

@@ -27,8 +27,9 @@ typedef struct iso_reducer_param {
     size_t count;     // > 0
     iso_dtype dtype;  // ISO_F32 or ISO_F64; a bucket holds parameters of one type
     // Parameters of one layer are adjacent and have the same number. Those of one type travel
-    // together, unless several of them are long (128 KiB and more). Each long parameter is then
-    // sent with the short ones before it, once all of them are ready.
+    // together. Exception: a layer of which no parameter is cut into pieces is divided, from its
+    // last parameter on, into groups of adjacent parameters of at least 128 KiB. A group is sent
+    // once all of its parameters are ready.
     int layer;
     uint64_t shape_id;      // anything else that ranks must agree on, e.g. a hash of the shape
     const char *shape_text; // for error messages, e.g. "[32, 1, 3, 3]"; may be NULL
@@ -72,9 +73,10 @@ typedef enum iso_sync {
 } iso_sync;
 
 // The order in which buckets are sent. ISO_ORDER_NEED: buckets that the next forward needs first
-// overtake the others. In the first steps, rank 0 measures when gradients are ready and needed, and
-// plans the order once; all ranks follow the plan. ISO_ORDER_REVERSE: the last layers first, as
-// backward completes them. Results are bitwise identical.
+// overtake the others. In the first steps, all ranks measure when gradients are ready and needed.
+// From the times of the slowest rank, rank 0 plans the order once; all ranks follow the plan.
+// ISO_ORDER_REVERSE: the last layers first, as backward completes them. Results are bitwise
+// identical.
 typedef enum iso_order { ISO_ORDER_NEED, ISO_ORDER_REVERSE } iso_order;
 
 // What happens to a parameter without a gradient in a backward.
@@ -262,8 +264,9 @@ iso_status iso_reducer_piece_ready(iso_reducer *reducer, int i, int k);
 // with it, count may be 0. They never change, so this rank needs optimizer state for these elements
 // only.
 void iso_reducer_own(const iso_reducer *reducer, int i, int k, size_t *first, size_t *count);
-// The same for all parameters of a layer (iso_reducer_param.layer) that this backward has not
-// reported. ISO_ERR_ARG for a layer without parameters; ISO_ERR_STATE if all were reported.
+// As iso_reducer_grad_ready, for all parameters of a layer (iso_reducer_param.layer) that this
+// backward has not reported yet. ISO_ERR_ARG for a layer without parameters; ISO_ERR_STATE if all
+// were reported.
 iso_status iso_reducer_layer_ready(iso_reducer *reducer, int layer);
 // Ends the backward and copies hyper for the update of this step. Every rank must call it. Same as
 // iso_reducer_step_of with ISO_REDUCER_ONLY.
