@@ -301,7 +301,7 @@ Test(np2_buffer_modes, nonsense_and_differences_are_refused) {
     iso_status status = create_with((iso_buffer_config){.mode = (iso_buffer_mode)7});
     iso_assert_all(status == ISO_ERR_ARG && strstr(iso_last_error()->message, "mode 7"));
     status = create_with((iso_buffer_config){.when = (iso_buffer_when)9});
-    iso_assert_all(status == ISO_ERR_ARG && strstr(iso_last_error()->message, "time, 9"));
+    iso_assert_all(status == ISO_ERR_ARG && strstr(iso_last_error()->message, "value 9 of buffers.when"));
     status = create_with(
         (iso_buffer_config){.mode = test_rank ? ISO_BUFFERS_RANK0 : ISO_BUFFERS_AVERAGE});
     iso_assert_all(status == ISO_ERR_MISMATCH &&
