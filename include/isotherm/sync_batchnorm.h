@@ -14,7 +14,7 @@ extern "C" {
 // Parameters, buffers and their names stay. Optimizers and data_parallel wrappers may be created
 // before or after. *count (may be NULL) is the number of batch norms. A batch norm that an earlier
 // call converted uses the new comm from then on. ISO_ERR_MISMATCH unless all ranks have the same
-// number of batch norms, with the same numbers of features.
+// batch norms: equal names and numbers of features, in the same order.
 //
 // Training then uses the mean and variance of the values of all ranks; the ranks may have different
 // numbers of samples, and one sample per rank is enough. Gradients of the input take all ranks into

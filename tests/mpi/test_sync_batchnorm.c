@@ -410,7 +410,25 @@ Test(np2_sync_norm, ranks_of_different_models_are_refused) {
         cr_ok(iso_sequential_add_take(net, "again", iso_module_retain(net->child[0])));
     iso_status status = iso_sync_batchnorm_convert(net, test_comm, NULL);
     iso_assert_all(status == ISO_ERR_MISMATCH &&
-                   strstr(iso_last_error()->message, "number of batch norms"));
+                   strstr(iso_last_error()->message, "batch norm \"again\""));
+    iso_module_destroy(&net);
+    iso_device_destroy(&device);
+}
+
+// As many features altogether, but not in each layer.
+Test(np3_sync_norm, ranks_of_other_features_are_refused) {
+    iso_assert_ok(iso_device_create(test_device(), &device));
+    iso_module *net, *norm;
+    cr_ok(iso_sequential_create(device, &net));
+    for (int i = 0; i < 2; i++) {
+        iso_batch_norm_config config = {.num_features = (i == 0) == (test_rank == 2) ? 16 : 8};
+        cr_ok(iso_batch_norm2d_create(device, &config, &norm));
+        cr_ok(iso_sequential_add_take(net, i == 0 ? "first" : "second", norm));
+    }
+    iso_status status = iso_sync_batchnorm_convert(net, test_comm, NULL);
+    const char *said = iso_last_error()->message;
+    iso_assert_all(status == ISO_ERR_MISMATCH && strstr(said, "rank 2") &&
+                   strstr(said, "batch norm \"first\" of 16 features"));
     iso_module_destroy(&net);
     iso_device_destroy(&device);
 }
@@ -428,7 +446,7 @@ Test(np2_sync_life, a_time_out_names_the_layer) {
     iso_status status = iso_module_forward(net, x, &y);
     const char *said = iso_last_error()->message;
     iso_assert_all(status == (test_rank == 1 ? ISO_ERR_TIMEOUT : ISO_OK));
-    iso_assert_all(test_rank == 0 || (strstr(said, "BatchNorm2d \"bn\"") &&
-                                      strstr(said, "rank 1 of 2 waited 1 s")));
+    iso_assert_all(test_rank == 0 ||
+                   (strstr(said, "BatchNorm2d \"bn\"") && strstr(said, "rank 1 of 2 waited 1 s")));
     MPI_Finalize(); // completes what rank 1 gave up; freeing the communicator would wait for it
 }
