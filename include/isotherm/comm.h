@@ -26,7 +26,8 @@ extern "C" {
 // Who drives non-blocking collectives while the program computes. (Open MPI makes no progress
 // between MPI calls.)
 typedef enum iso_progress {
-    // ISO_PROGRESS if set, else thread if MPI provides MPI_THREAD_MULTIPLE, else poll.
+    // The environment variable ISO_PROGRESS if set, else thread if MPI provides
+    // MPI_THREAD_MULTIPLE, else poll.
     ISO_PROGRESS_AUTO,
     ISO_PROGRESS_OFF,   // nobody: exchanges advance only in waits
     ISO_PROGRESS_POLL,  // the calling thread tests requests between layers
@@ -40,7 +41,8 @@ typedef struct iso_comm iso_comm; // reference-counted: create gives one referen
 
 typedef struct iso_comm_config {
     iso_progress progress; // of the whole process: the first communicator decides
-    // Seconds. A longer wait returns ISO_ERR_TIMEOUT and names what is pending. 0: ISO_TIMEOUT.
+    // Seconds. A longer wait returns ISO_ERR_TIMEOUT and names what is pending. 0: the environment
+    // variable ISO_TIMEOUT (default 300).
     double timeout_s;
 } iso_comm_config;
 
@@ -48,8 +50,8 @@ typedef struct iso_comm_config {
 // messages never mix with yours. The duplicate uses MPI_ERRORS_RETURN. Even so, Open MPI may end
 // the job when ranks call different collectives (MPI_ERR_TRUNCATE); ISO_DEBUG=detail names the
 // calls before that. config NULL: the default. Initialise MPI first, with MPI_THREAD_MULTIPLE for
-// the thread mode. Works on one rank and without mpirun. MPI_Finalize may be called while
-// communicators still exist.
+// the thread mode (otherwise the mode is poll, with a warning). Works on one rank and without
+// mpirun. MPI_Finalize may be called while communicators still exist.
 //
 // Checks all ISO_* environment variables (iso_env_print lists them). An invalid value on any rank
 // is ISO_ERR_ARG on all ranks. ISO_ERR_MISMATCH if ranks have different values of a variable that
@@ -82,8 +84,8 @@ typedef enum iso_reduce { ISO_SUM, ISO_MAX, ISO_MIN } iso_reduce;
 
 // Blocking collectives on host memory. All ranks call them with the same sizes, root and op. A rank
 // that waits longer than the time-out gets ISO_ERR_TIMEOUT. MPI cannot cancel the collective, so
-// end the job (MPI_Abort) then. Until it ends, do not free or reuse memory that MPI may still use:
-// buffers of more than 64 KiB, and all data of iso_comm_gather. Later collectives on this
+// end the job (MPI_Abort) then. Until the job ends, do not free or reuse memory that MPI may still
+// use: buffers of more than 64 KiB, and all data of iso_comm_gather. Later collectives on this
 // communicator do not wait: they return ISO_ERR_TIMEOUT unless they complete at once.
 iso_status iso_comm_barrier(iso_comm *comm);
 iso_status iso_comm_bcast(iso_comm *comm, void *data, size_t bytes, int root);
@@ -132,9 +134,10 @@ typedef struct iso_traffic {
 
 typedef struct iso_request iso_request;
 
-// Collective: all ranks must issue the same exchanges in the same order. Sums `data` in place.
-// Until the request completes, the buffer belongs to the operation. `name` is borrowed until then,
-// too; a time-out shows it. count may exceed INT_MAX.
+// Collective: all ranks must issue the same exchanges in the same order. Sums `data`, in host
+// memory, in place. Until the request completes, the buffer belongs to the operation. `name` is
+// borrowed until then, too; a time-out shows it. count may exceed INT_MAX. dtype: f32, f64, bf16 or
+// f16 (else ISO_ERR_UNSUPPORTED).
 iso_status iso_comm_iallreduce(iso_comm *comm, void *data, size_t count, iso_dtype dtype,
                                const char *name, iso_request **out);
 // Local. ISO_OK: complete; *request is freed and set to NULL. ISO_PENDING: not yet complete. A NULL

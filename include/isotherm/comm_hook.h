@@ -81,10 +81,13 @@ typedef struct iso_comm_hook {
     int state_floats; // with compress: floats of state per element, e.g. 1 for error feedback
     bool divides;     // the reduced values are already the average
     bool silent;      // nothing travels: gradients stay local (to measure the cost of the exchange)
-    // wire = gradient * factor. factor is this rank's weight, times 1 / ranks if the hook divides
-    // or with ISO_AVERAGE_PRE, or times 1 / split_factor with ISO_AVERAGE_SPLIT if the hook does
-    // not divide; with ISO_AVERAGE_SUM it is the weight alone. Local. Called once per bucket and
-    // exchange, by the thread that reported the last gradient of the bucket.
+    // Local. Called once per bucket and exchange, by the thread that reported the last gradient of
+    // the bucket. wire = gradient * factor. factor is this rank's weight (see
+    // iso_reducer_set_weight; 1 by default), divided by
+    //   - 1 with ISO_AVERAGE_SUM;
+    //   - else the number of ranks, or `total`, if the hook divides or with ISO_AVERAGE_PRE;
+    //   - else split_factor with ISO_AVERAGE_SPLIT;
+    //   - else 1.
     iso_status (*compress)(const iso_comm_hook_bucket *bucket, double factor, void *user);
     // gradient = wire * factor, where factor turns the sum into an average. Called once per bucket
     // and exchange, after the all-reduce.
@@ -107,7 +110,7 @@ typedef struct iso_comm_hook {
     // data[phase], and in the last call gradient. The arrays persist until then. state has the
     // state_floats of declare. factor is that of compress in the first call, that of decompress in
     // the last call, and 1 in between; if there is only one call, the product of the first two. The
-    // reducer's call returns an error of run.
+    // reducer function that calls run returns its error.
     iso_status (*run)(const iso_comm_hook_bucket *bucket, int phase, double factor, void *user);
     // Only for hooks with run: the gradients of the first `start` backwards that are exchanged
     // travel as plain sums in their own type. At most 2^24.
@@ -138,9 +141,9 @@ extern const iso_comm_hook iso_hook_noop;
 // replicas stay equal. NaN and infinite gradients appear in the average, but leave no error for the
 // next step.
 
-// 8-bit integers with one f32 scale per group of 256 elements: 3.9 times fewer bytes than f32, if
-// each rank's shard has many groups. Each rank sums a shard of the bucket in f32 and sends the sum
-// in 8 bits, also with error feedback. State: 1 float per element.
+// 8-bit integers with one f32 scale per group of 256 elements. Each rank sums a shard of the bucket
+// in f32 and sends the sum in 8 bits, also with error feedback. If each shard has many groups, this
+// sends 3.9 times fewer bytes than f32. State: 1 float per element.
 extern const iso_comm_hook iso_hook_int8;
 
 // Top-k: the largest gradients of each bucket (Aji and Heafield, EMNLP 2017; Stich et al., NeurIPS
@@ -151,8 +154,8 @@ typedef struct iso_topk_config {
 #define ISO_TOPK_DEFAULT                                                                           \
     { .ratio = 0.01 }
 // Each rank receives 8 bytes per element that another rank sends. State: 1 float per element.
-// *config must remain valid until iso_reducer_create has copied it.
-// config NULL: the default.
+// *config must remain valid until iso_reducer_create or iso_data_parallel_create_take has copied
+// it. config NULL: the default.
 iso_comm_hook iso_hook_topk(const iso_topk_config *config);
 
 // PowerSGD (Vogels et al., NeurIPS 2019; PyTorch: powerSGD_hook) with error feedback and warm
@@ -168,8 +171,8 @@ typedef struct iso_powersgd_config {
 } iso_powersgd_config;
 #define ISO_POWERSGD_DEFAULT                                                                       \
     { .rank = 1, .start = 1000, .least_saving = 2, .seed = 0 }
-// *config must remain valid until iso_reducer_create has copied it.
-// config NULL: the default.
+// *config must remain valid until iso_reducer_create or iso_data_parallel_create_take has copied
+// it. config NULL: the default.
 iso_comm_hook iso_hook_powersgd(const iso_powersgd_config *config);
 
 // "plain" (or "f32"), "f16", "bf16", "bf16-feedback", "int8", "topk", "powersgd", "powersgd+bf16",

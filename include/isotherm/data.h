@@ -34,7 +34,8 @@ typedef struct iso_idx {
 
 // Reads a plain or gzip-compressed IDX file. ISO_ERR_IO if it is missing or unreadable;
 // ISO_ERR_FORMAT for a wrong magic, a truncated file, trailing bytes, or sizes that overflow. The
-// message names the file, the problem and its position.
+// message names the file, the problem and its position. ISO_ERR_UNSUPPORTED for gzip if this build
+// lacks zlib, here and in the functions below.
 iso_status iso_idx_read(const char *path, iso_idx *out);
 void iso_idx_free(iso_idx *idx);
 
@@ -100,7 +101,7 @@ iso_status iso_dataset_read_mnist(const char *folder, bool train, iso_dataset **
 // stroke width, clutter and noise. The images depend only on train and count and are the same on
 // every machine. The training and the test set use disjoint random streams.
 iso_status iso_dataset_create_digits(bool train, int64_t count, iso_dataset **out);
-// Opens data as `train` and the examples do: an MNIST folder or, for NULL and "digits", as many
+// Opens data as iso-train and the examples do: an MNIST folder or, for NULL and "digits", as many
 // generated digits as MNIST has (60000 for training, 10000 for testing).
 iso_status iso_dataset_open(const char *folder, bool train, iso_dataset **out);
 
@@ -246,7 +247,7 @@ typedef struct iso_sample {
     void *const *tensors; // inputs and targets in host memory; images are normalised
 } iso_sample;
 // Changes the tensors of a sample in place. On failure it describes the error with iso_error_set
-// and returns its code. Called in the loader's thread.
+// and returns its code. Called in the loader's thread; with prefetch 0, in iso_loader_next.
 typedef iso_status (*iso_sample_transform)(const iso_sample *sample, void *user);
 
 typedef struct iso_loader_config {

@@ -66,13 +66,15 @@ iso_status iso_device_set_math(iso_device *device, const char *name);
 
 // Turns tuning on or off. Off, the default: a fixed rule chooses kernels by shape and instruction
 // set. On: the first call for a shape (regardless of the number of rows) times all candidates on
-// the actual data and keeps the fastest. Each choice is logged (ISO_LOG=info).
+// the actual data and keeps the fastest. Each choice is logged (ISO_LOG=info). Only devices that
+// use oneDNN or cuDNN have candidates; on others this does nothing.
 //
 // Candidates round differently, so two runs with tuning may differ in the last bits. Ranks that
 // must agree need the same choices: let one rank tune, send its choices to the others, and turn
 // tuning off before training continues.
 iso_status iso_device_tune(iso_device *device, bool on);
-// The choices so far, to be passed to iso_device_set_choices. Borrowed, valid until a kernel runs.
+// The choices so far, to be passed to iso_device_set_choices; *bytes 0: none. Borrowed, valid until
+// a kernel runs.
 const void *iso_device_choices(iso_device *device, size_t *bytes);
 // Replaces all choices by a copy of these; NULL and 0: restores the fixed rule. ISO_ERR_FORMAT if
 // another build made them, ISO_ERR_UNSUPPORTED if the kernels in use here have no choices.

@@ -8,7 +8,8 @@
 !
 ! Names, components, defaults and constants are those of C. The differences:
 ! - Indices of parameters, pieces, buckets, sums and elements start at 1. Layers, ranks and ids of
-!   update functions have the same numbers as in C. Messages of the library count from 0.
+!   update functions have the same numbers as in C. Messages of the library count from 0, and so
+!   do all numbers that a communication hook gets or sets (bucket%index, tensor offsets, phase).
 ! - A C function that returns iso_status is a function with that result; < 0 is an error.
 ! - Optional arguments come last. Without a config all settings have their defaults.
 ! - A communicator is the integer of mpif.h and `use mpi`. With mpi_f08 pass comm%MPI_VAL.
@@ -658,8 +659,8 @@ contains
         status = c_hook_parse(c_loc(text), hook)
     end function
 
-    ! For iso_reducer_config%hook, as the two functions below: assign the hook to a variable with the
-    ! target attribute and pass its c_loc.
+    ! This function and the next two return a hook. Assign it to a variable with the target
+    ! attribute, and pass the c_loc of the variable as iso_reducer_config%hook.
     type(iso_comm_hook) function iso_hook_int8() result(hook)
         type(iso_comm_hook), pointer :: shipped
         type(c_ptr) :: found

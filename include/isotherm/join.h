@@ -54,7 +54,8 @@ typedef struct iso_join iso_join;
 iso_status iso_join_begin(iso_module *data_parallel, const iso_join_config *config, iso_join **out);
 // Collective, blocking: one small all-reduce. Call it before each forward with the number of
 // samples in this rank's batch, or 0 if the rank has no more data. samples < 0 reports that this
-// rank has failed: every rank then gets an error that names it, instead of waiting. will_sync:
+// rank has failed: every rank (with `disabled`, this rank alone) then gets an error that names it,
+// instead of waiting. will_sync:
 // whether the backward of this batch is outside no_sync; equal on all ranks with data (else
 // ISO_ERR_MISMATCH).
 //

@@ -42,7 +42,7 @@ iso_status iso_loss_create_with(iso_device *device, const iso_loss_config *confi
 iso_status iso_loss_compute(iso_loss *loss, iso_tensor *output, const int32_t *labels,
                             double *value, int64_t *correct, iso_tensor **grad);
 // For ISO_MSE and the kinds after it: computes the loss for a target tensor of the shape and type
-// of output. For bf16 output the target may be f32.
+// of output. For bf16 output the target may be f32. value and grad: as in iso_loss_compute.
 iso_status iso_loss_compute_tensor(iso_loss *loss, iso_tensor *output, iso_tensor *target,
                                    double *value, iso_tensor **grad);
 // Waits for the last computation and returns its results. Either pointer may be NULL. ISO_ERR_STATE

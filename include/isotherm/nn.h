@@ -157,8 +157,8 @@ typedef struct iso_module_ops {
     void (*tied)(iso_module *self);
     // Frees what the concrete type allocated. The library frees parameters, calls and children.
     void (*destroy)(iso_module *self);
-    // forward applies call->activation. Its derivative is left to one other function: to backward
-    // if the table has it, else to backward_params if the table has that, else to backward_input.
+    // forward applies call->activation. One other function applies its derivative: backward if the
+    // table has it, else backward_params if the table has that, else backward_input.
     bool fuses_relu;
     bool awaits_pieces; // forward itself waits for parameters that are updated in pieces
     bool relu_commutes; // a preceding relu may be applied to the output instead, as for a maximum

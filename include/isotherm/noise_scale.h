@@ -25,7 +25,7 @@ typedef struct iso_noise_scale iso_noise_scale;
 typedef struct iso_noise_estimate {
     double gradient2;   // |G|^2 of this step; may be negative
     double trace;       // tr(S) of this step
-    double noise_scale; // in samples, from the moving averages; NaN unless that of |G|^2 is positive
+    double noise_scale; // in samples, from the moving averages; NaN unless that of |G|^2 is > 0
 } iso_noise_estimate;
 
 // Local. decay: the factor of the moving averages, 0 <= decay < 1 (else ISO_ERR_ARG); each step
@@ -42,7 +42,7 @@ void iso_noise_scale_destroy(iso_noise_scale **noise);
 // this rank's gradient is the mean; it should be the same on all ranks. Gradients must be averages
 // (not ISO_AVERAGE_SUM). *out is the same on all ranks. ISO_ERR_STATE if begin is called twice, or
 // end without begin or without a synchronised backward in between. A step with a NaN or infinite
-// gradient leaves the averages as they are, and *out is NaN.
+// gradient leaves the averages, and so noise_scale, as they are; gradient2 and trace are then NaN.
 iso_status iso_noise_scale_begin(iso_noise_scale *noise);
 iso_status iso_noise_scale_end(iso_noise_scale *noise, double samples, iso_noise_estimate *out);
 

@@ -101,7 +101,8 @@ iso_status iso_optimizer_create(iso_optimizer_kind kind, iso_module *module, con
                                 iso_optimizer **out);
 // DataParallelOptimizer: wraps an optimizer and ties it to a data_parallel module made from the
 // same module. step() then only freezes the hyperparameters; each layer is updated when the next
-// forward reaches it. Takes inner, also on failure; retains data_parallel. ISO_ERR_ARG if inner
+// forward reaches it. Takes inner, also on failure; retains data_parallel. Collective if an
+// exchange is pending, else local. ISO_ERR_ARG if the innermost optimizer is user-defined, or
 // updates a parameter that data_parallel does not exchange.
 //
 // inner may cover only a child of the module, and several optimizers may be tied to different
@@ -112,8 +113,9 @@ iso_status iso_optimizer_create(iso_optimizer_kind kind, iso_module *module, con
 iso_status iso_dp_optimizer_create_take(iso_optimizer *inner, iso_module *data_parallel,
                                         iso_optimizer **out);
 
-// Makes a step. ISO_ERR_ARG if a hyperparameter is now NaN, infinite or a value that PyTorch
-// refuses.
+// Makes a step: updates the parameters. For a tied optimizer it only freezes the hyperparameters,
+// and every rank must call it. ISO_ERR_ARG if a hyperparameter is now NaN, infinite or a value that
+// PyTorch refuses.
 iso_status iso_optimizer_step(iso_optimizer *optimizer);
 // Marks gradients as zero (grad_valid = false). It does not write gradient memory.
 void iso_optimizer_zero_grad(iso_optimizer *optimizer);

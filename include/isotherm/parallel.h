@@ -61,8 +61,9 @@ typedef struct iso_data_parallel_config {
     // ISO_SCOPE_NODE: gradients are averaged only over the ranks of a node (HeAT:
     // DataParallelMultiGPU). Parameters still start equal on all ranks.
     iso_scope scope;
-    // Size of the first bucket sent, and of the last one; 0: bucket_mb. Or a list with the size of
-    // each bucket in sending order; its last entry applies to all remaining buckets.
+    // Size of the first bucket sent, and of the last one; 0: bucket_mb. Or, with both 0, a list
+    // with the size of each bucket in sending order, which replaces bucket_mb; its last entry
+    // applies to all remaining buckets.
     double first_bucket_mb, last_bucket_mb;
     const double *bucket_list_mb;
     int bucket_list_count;
@@ -107,9 +108,10 @@ extern const iso_data_parallel_config iso_data_parallel_default; // the default,
 #endif
 
 // Collective over comm. Takes one reference of module, also on failure; retains comm. config NULL:
-// the default. Checks that all ranks built the same model, and broadcasts rank 0's parameters and
-// buffers. During training each rank's buffers follow its own batches. By default they are averaged
-// on entering evaluation mode, so that all ranks evaluate the same model.
+// the default. Checks that all ranks have the same model and config (else ISO_ERR_MISMATCH on every
+// rank), and broadcasts rank 0's parameters and buffers. During training each rank's buffers follow
+// its own batches. By default they are averaged on entering evaluation mode, so that all ranks
+// evaluate the same model.
 //
 // Gradients become views of the communication buffer, so set requires_grad before. Tie an optimizer
 // with iso_dp_optimizer_create_take. Use the wrapper like the module. Forward and backward are

@@ -28,8 +28,8 @@ typedef struct iso_reducer_param {
     iso_dtype dtype;  // ISO_F32 or ISO_F64; a bucket holds parameters of one type
     // Parameters of one layer are adjacent and have the same number. Those of one type travel
     // together. Exception: a layer of which no parameter is cut into pieces is divided, from its
-    // last parameter on, into groups of adjacent parameters of at least 128 KiB. A group is sent
-    // once all of its parameters are ready.
+    // last parameter backwards, into groups of adjacent parameters of at least 128 KiB. Buckets
+    // treat each group as a layer.
     int layer;
     uint64_t shape_id;      // anything else that ranks must agree on, e.g. a hash of the shape
     const char *shape_text; // for error messages, e.g. "[32, 1, 3, 3]"; may be NULL
@@ -43,15 +43,16 @@ typedef struct iso_reducer_param {
     // NULL: backward writes the gradient to memory of the reducer (iso_reducer_grad), in which it
     // travels. Otherwise your own array of count elements, which must not overlap others. Reporting
     // it ready copies it to that memory, and the array is yours again. Updates get a pointer to the
-    // average, and scale is 1. If no update uses the average, because step() was not called before
-    // the exchange was waited for, it is copied back to the array; with zero, the elements that
-    // this rank updates. The copy costs one pass over the gradient. Buckets are in memory that the
-    // ranks of a node share, so your array cannot travel in place.
+    // average, and scale is 1. If the exchange is waited for before step() is called, the average
+    // is copied back to the array; with zero, only the elements that this rank updates. The copy
+    // costs one pass over the gradient. Buckets are in memory that the ranks of a node share, so
+    // your array cannot travel in place.
     void *gradient;
     // > 1: value (and gradient) hold this many layers, as [L, ...] arrays do: slice l begins
     // l * stride elements behind the first one, has count elements and belongs to layer `layer +
     // l`. stride 0: count, i.e. no gaps. Each slice is a parameter of its own, named "NAME[l]". If
-    // an entry has layers, the entries may be in any order: the forward needs lower layers first.
+    // any entry has layers, the entries may be in any order; the reducer sorts them by `layer`, the
+    // order of the forward.
     int layers;
     size_t stride;
     void *user; // for iso_reducer_update.param_user
@@ -147,9 +148,9 @@ typedef struct iso_reducer_config {
     // state, among the ranks. Each rank gets the averages of its shard of every bucket, updates the
     // shard (iso_reducer_own), and sends the new values to the other ranks.
     // iso_reducer_param_needed waits for these. Moves as many bytes as an all-reduce. Gradients are
-    // added in the order of the ranks. So elementwise updates give the same bits as sums in shared
-    // memory without ZeRO. After a step, reading values on any rank waits until the other ranks
-    // reach their next forward or call iso_reducer_finish.
+    // added in the order of the ranks, as in shared memory. So elementwise updates give the same
+    // bits as shared memory without ZeRO. After a step, reading values on any rank waits until the
+    // other ranks reach their next forward or call iso_reducer_finish.
     //
     // Takes one update function, and calls only its iso_reducer_apply_piece. A rank has averages of
     // its own shards only; a step overwrites all gradients. A backward after a backward without a
@@ -189,9 +190,9 @@ int iso_reducer_find(const iso_reducer *reducer, const char *name);
 iso_status iso_reducer_set_apply(iso_reducer *reducer, iso_reducer_apply apply, size_t hyper_bytes,
                                  void *user);
 
-// For an optimizer of your own: the same with a function that is told all about the elements that
-// it updates, and updates any range of a parameter's elements. So it serves for parameters that are
-// cut into pieces, and for config.zero.
+// For an optimizer of your own: as iso_reducer_set_apply, but the function gets a struct that
+// describes the elements to update, which may be any range of a parameter. So one function also
+// serves parameters that are cut into pieces, and config.zero.
 typedef struct iso_reducer_update {
     int param;           // its number
     const char *name;    // its name
@@ -206,7 +207,7 @@ typedef struct iso_reducer_update {
     void *user;       // of iso_reducer_set_update
 } iso_reducer_update;
 typedef iso_status (*iso_reducer_updater)(const iso_reducer_update *update);
-// NULL removes it. As iso_reducer_set_apply, which has the errors.
+// NULL removes it. Errors: as for iso_reducer_set_apply.
 iso_status iso_reducer_set_update(iso_reducer *reducer, iso_reducer_updater update,
                                   size_t hyper_bytes, void *user);
 // For several optimizers: adds an update function for the listed parameters (NULL: all), which has
@@ -298,12 +299,12 @@ void iso_reducer_poll(iso_reducer *reducer);
 // A blocking reduction after a lazy step (MPI_Allreduce of a loss, iso_comm_allreduce_f64) waits
 // for all gradients in flight, however short it is. The step is then no longer lazy. These sums
 // instead travel with the bucket that the next forward needs first, behind its gradients, and cost
-// no message. On a GPU, with a converting hook, or with zero, they are sent as one short message.
-// No gradient waits for this message.
+// no message. On a GPU, with a hook that has compress or run, or with zero, they are sent as one
+// short message. No gradient waits for this message.
 
 // Local. Adds this rank's value to sum k (0 to config.sums - 1) of the next exchange. Call it
-// before the last gradient of the bucket that the next forward needs first is reported, e.g. with
-// the loss before backward. A value that is added later may travel one exchange later.
+// before you report the last gradient of the bucket that the next forward needs first: add a loss
+// before backward, for instance. A value that is added later may travel one exchange later.
 iso_status iso_reducer_add_sum(iso_reducer *reducer, int k, double value);
 // Sum k of the latest exchange, over the ranks over which gradients are averaged; 0 before the
 // first. It is not averaged or weighted. It is the same on all of these ranks. It is rounded once,

@@ -84,8 +84,8 @@ typedef struct iso_schedule {
 // A schedule with this lr and total_steps, and the defaults above for the other settings.
 iso_schedule iso_schedule_default(iso_schedule_kind kind, double lr, int64_t total_steps);
 // ISO_ERR_ARG for a setting that is NaN, infinite, negative or otherwise out of its range; the
-// message names it. The functions below do not check: a setting of 0 that must be
-// positive, or a NULL, leaves the rate constant; other invalid values are used as they are.
+// message names it. The functions below do not check: they are safe with such a setting, but the
+// rate is then unspecified.
 iso_status iso_schedule_check(const iso_schedule *schedule);
 // Writes the values for update t (from 0) to hyper: lr, and momentum and beta1 if the schedule
 // cycles them.

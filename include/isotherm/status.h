@@ -78,8 +78,9 @@ typedef enum iso_log_level {
     ISO_LOG_DEBUG
 } iso_log_level;
 
-// Process-wide. The level of the library's log messages (default: ISO_LOG, else warn) and their
-// stream (default: stderr; NULL: no messages). A line reads "isotherm[RANK] LEVEL: text".
+// Process-wide. The level of the library's log messages (default: the environment variable ISO_LOG,
+// else warn) and their stream (default: stderr; NULL: no messages). A line reads "isotherm[RANK]
+// LEVEL: text".
 void iso_log_set_level(iso_log_level level);
 void iso_log_set_stream(FILE *to);
 // Sets the rank in log messages and error records. The first iso_comm_create sets it too.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Synchronisation strategies by name. A training program offers them (`train --sync NAME`), and you
-// can register your own.
+// Synchronisation strategies by name. A training program offers them (iso-train --sync NAME), and
+// you can register your own.
 //
 // A strategy wraps a module and an optimizer. The wrappers do its work in each step, so the
 // training loop is the same with every strategy:
@@ -135,9 +135,9 @@ typedef struct iso_strategy {
     const char *name; // at most 31 characters: letters, digits, '-', '_' and '.'
     const char *text; // one line for lists of strategies, at most 119 characters; may be NULL
     // Local. Checks that the settings are consistent. ISO_ERR_ARG if they conflict. Called first
-    // with total_steps 0 (not known), comm NULL, and again when the training is known. warning is
-    // empty on entry. Write a sentence there if a setting is allowed but has no effect. Name
-    // settings as options, e.g. "--period 8".
+    // with comm NULL and total_steps 0, before the training is known, and again with both set.
+    // warning is empty on entry. Write a sentence there if a setting is allowed but has no effect.
+    // Name settings as options, e.g. "--period 8".
     iso_status (*check)(const iso_strategy_context *context, char warning[ISO_STRATEGY_WARNING],
                         void *user);
     // Collective. As iso_data_parallel_create_take; the result must be a data_parallel. NULL:

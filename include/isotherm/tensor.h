@@ -56,7 +56,8 @@ typedef enum iso_access { ISO_READ = 1, ISO_WRITE = 2, ISO_READ_WRITE = 3 } iso_
 iso_status iso_tensor_map(iso_tensor *tensor, iso_access access, void **out);
 iso_status iso_tensor_unmap(iso_tensor *tensor);
 
-// Local. Sets every element to value.
+// Local. Sets every element to value. ISO_ERR_UNSUPPORTED for types other than f32, f64, i64 and,
+// on GPUs, bf16.
 iso_status iso_tensor_fill(iso_tensor *tensor, double value);
 // Local. Copies between tensors of one device (else ISO_ERR_ARG) and one shape (else
 // ISO_ERR_SHAPE). Converts layouts, and types between f32, f64 and, on GPUs, bf16 (rounded to
