@@ -64,8 +64,10 @@ static iso_status check_setting(const char *name, const iso_setting *s) {
     ISO_CHECK((int)s->kind >= 0 && s->kind <= ISO_SETTING_TEXT && (!chooses || s->choices),
               ISO_ERR_ARG, "setting %s of strategy \"%s\" has an unknown kind, or no choices",
               s->key, name);
-    if (s->initial) ISO_TRY(iso_setting_set(s, "the default ", s->initial, NULL));
-    return ISO_OK;
+    if (!s->initial) return ISO_OK;
+    char label[2 * NAME_ROOM + 40];
+    snprintf(label, sizeof(label), "setting %s of strategy \"%s\": the default ", s->key, name);
+    return iso_setting_set(s, label, s->initial, NULL);
 }
 
 static iso_status check_strategy(const iso_strategy *strategy) {

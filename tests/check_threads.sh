@@ -43,7 +43,7 @@ run() { # flags of mpirun -- arguments of train
     # shellcheck disable=SC2086  # flags are several words
     timeout -k 5 30 "$launcher" $flags "$train" --model mlp --steps 2 "$@" >stdout 2>stderr </dev/null
 }
-warnings() { grep -c '^warning: ' stderr; }
+warnings() { grep -c '^train: warning: ' stderr; }
 
 run --bind-to none -n 2 --
 [ "$(warnings)" = 0 ] && grep -qE '^cores  *ranks 0-1: cores 0-[0-9]+ of host .*; 1 compute thread each$' stdout
@@ -51,7 +51,7 @@ result $? "ranks that are not bound are told of their cores, and not warned"
 
 run --bind-to core -n 2 -- --log log
 [ "$(warnings)" = 1 ] &&
-    grep -q '^warning: ranks 0-1: bound to one core, .* and the progress thread .*--bind-to none' stderr
+    grep -q '^train: warning: ranks 0-1: bound to one core, .* and the progress thread .*--bind-to none' stderr
 result $? "ranks bound to one core each are warned once, with the flag that helps"
 grep -qE '^cores  *rank 0: core [0-9]+ of host .*; rank 1: core [0-9]+ of host ' stdout &&
     grep -qE '"cores":"rank 0: core [0-9]+ of host .*; rank 1: core [0-9]+ of host ' log
@@ -62,12 +62,12 @@ run --bind-to core -n 2 -- --progress poll
 result $? "one core is enough where no thread drives progress"
 
 run --bind-to core -n 1 -- --threads 2
-[ "$(warnings)" = 1 ] && grep -q '^warning: rank 0: bound to one core, .*2 compute threads .*slot:PE=2' stderr
+[ "$(warnings)" = 1 ] && grep -q '^train: warning: rank 0: bound to one core, .*2 compute threads .*slot:PE=2' stderr
 result $? "two threads on one core are warned about"
 
 run --oversubscribe --bind-to none -n 2 -- --threads "$cores"
 [ "$(warnings)" = 1 ] &&
-    grep -q "^warning: ranks 0-1: $((2 * cores)) compute threads for the $cores cores of host .*ppr:1:node" stderr
+    grep -q "^train: warning: ranks 0-1: $((2 * cores)) compute threads for the $cores cores of host .*ppr:1:node" stderr
 result $? "more threads than cores are warned about"
 
 run --oversubscribe --bind-to none -n 2 -- --threads "$cores" --quiet
@@ -83,7 +83,7 @@ result $? "each rank logs the cores it was given"
 if command -v taskset >/dev/null; then
     timeout -k 5 30 taskset -c 0 "$launcher" --oversubscribe --bind-to none -n 2 "$train" --model mlp \
         --steps 2 >stdout 2>stderr </dev/null
-    [ "$(warnings)" = 1 ] && grep -q '^warning: ranks 0-1: 2 compute threads for the 1 core of host ' stderr
+    [ "$(warnings)" = 1 ] && grep -q '^train: warning: ranks 0-1: 2 compute threads for the 1 core of host ' stderr
     result $? "cores that mpirun does not have are not counted"
 fi
 if [ "$cores" -ge 4 ]; then

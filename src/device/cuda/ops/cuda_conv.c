@@ -30,9 +30,9 @@ typedef struct geometry {
     bool direct;                   // x is its own patches
 } geometry;
 
-static iso_status check_side(int64_t value) {
+static iso_status check_size(const char *what, int64_t value) {
     ISO_CHECK(value <= ISO_CUDA_CONV_SIDE, ISO_ERR_UNSUPPORTED,
-              "a convolution on the GPU with a size of %lld: at most %d", (long long)value,
+              "a convolution on the GPU with %s of %lld: at most %d", what, (long long)value,
               ISO_CUDA_CONV_SIDE);
     return ISO_OK;
 }
@@ -40,22 +40,24 @@ static iso_status check_side(int64_t value) {
 // Sides, and then planes and rows of matrices, are within what kernels count with.
 static iso_status check_sides(const iso_conv2d_config *c, const iso_tensor *x,
                               const iso_tensor *y) {
+    static const char *const side[] = {"", "a number of channels", "a height", "a width"};
     for (int i = 0; i < 2; i++) {
         int64_t dilation = c->dilation[i] ? c->dilation[i] : 1;
-        ISO_TRY(check_side(c->stride[i]));
-        ISO_TRY(check_side(c->padding[i]));
-        ISO_TRY(check_side(c->kernel_size[i]));
-        ISO_TRY(check_side(dilation));
-        ISO_TRY(check_side(dilation * c->kernel_size[i]));
+        ISO_TRY(check_size("a stride", c->stride[i]));
+        ISO_TRY(check_size("a padding", c->padding[i]));
+        ISO_TRY(check_size("a kernel size", c->kernel_size[i]));
+        ISO_TRY(check_size("a dilation", dilation));
+        ISO_TRY(check_size("a dilated kernel size", dilation * c->kernel_size[i]));
     }
     for (int i = 1; i < 4; i++) {
-        ISO_TRY(check_side(x->shape[i]));
-        ISO_TRY(check_side(y->shape[i]));
+        ISO_TRY(check_size(side[i], x->shape[i]));
+        ISO_TRY(check_size(side[i], y->shape[i]));
     }
-    ISO_TRY(check_side(c->kernel_size[0] * c->kernel_size[1]));
-    ISO_TRY(check_side(x->shape[1] * c->kernel_size[0] * c->kernel_size[1]));
-    ISO_TRY(check_side(x->shape[2] * x->shape[3]));
-    ISO_TRY(check_side(y->shape[2] * y->shape[3]));
+    ISO_TRY(check_size("a kernel area", c->kernel_size[0] * c->kernel_size[1]));
+    ISO_TRY(check_size("a number of input values per output value",
+                       x->shape[1] * c->kernel_size[0] * c->kernel_size[1]));
+    ISO_TRY(check_size("an input plane", x->shape[2] * x->shape[3]));
+    ISO_TRY(check_size("an output plane", y->shape[2] * y->shape[3]));
     return ISO_OK;
 }
 
