@@ -43,7 +43,7 @@ static iso_status read_bytes(const char *path, FILE *file) {
     long size = fseek(file, 0, SEEK_END) == 0 ? ftell(file) : -1;
     if (size < 0 || fseek(file, 0, SEEK_SET) != 0)
         return iso_error_set(ISO_ERR_IO, "%s cannot be read: give a file of text", path);
-    // Two windows for the test, so that there is something to train on as well.
+    // At least two windows for the test, and 18 to train on.
     if (size < 20 * (LENGTH + 1) || size > MOST_BYTES)
         return iso_error_set(ISO_ERR_ARG, "%s has %ld bytes: give a text of %d bytes to 1 GiB",
                              path, size, 20 * (LENGTH + 1));
@@ -72,7 +72,9 @@ static iso_status read_text(const char *path) {
     if (stat(path, &found) == 0 && !S_ISREG(found.st_mode))
         return iso_error_set(ISO_ERR_ARG, "%s is not a regular file: give a file of text", path);
     FILE *file = fopen(path, "rb");
-    if (!file) return iso_error_set(ISO_ERR_IO, "%s cannot be opened", path);
+    if (!file)
+        return iso_error_set(ISO_ERR_IO, "%s cannot be opened: check its name and permissions",
+                             path);
     iso_status status = read_bytes(path, file);
     fclose(file);
     if (status == ISO_OK) number_characters();
@@ -234,7 +236,7 @@ static int predict_next(iso_module *model, iso_tensor *window) {
     return best;
 }
 
-// On one rank, with the module inside: its forward needs no other rank.
+// On one rank, with the module inside DataParallel: its forward needs no other rank.
 static void continue_text(iso_module *model) {
     iso_tensor *window;
     check(iso_tensor_create(device, ISO_I32, 2, (const int64_t[]){1, LENGTH}, &window));
@@ -277,7 +279,8 @@ static iso_status read_steps(const char *argument, int64_t *out) {
     char *end;
     long long steps = strtoll(argument, &end, 10);
     if (end == argument || *end || steps < 1 || steps > 100000000)
-        return iso_error_set(ISO_ERR_ARG, "%s steps: give a whole number of at least 1", argument);
+        return iso_error_set(ISO_ERR_ARG, "%s steps: give a whole number from 1 to 100000000",
+                             argument);
     *out = steps;
     return ISO_OK;
 }

@@ -134,7 +134,7 @@ static double step(iso_reducer *reducer, unsigned *seed, double lr) {
     float label[ROWS];
     next_points(seed, label);
     for (int l = 0; l < LAYERS; l++) {
-        check(iso_reducer_param_needed(reducer, 2 * l)); // brings what travelled and updates it
+        check(iso_reducer_param_needed(reducer, 2 * l)); // waits for its gradient and updates it
         check(iso_reducer_param_needed(reducer, 2 * l + 1));
         forward(&net[l], l + 1 < LAYERS ? net[l + 1].x : output, l + 1 == LAYERS);
     }

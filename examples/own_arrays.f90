@@ -1,7 +1,7 @@
 ! SPDX-License-Identifier: MIT
-! Trains a hand-written network on plain arrays with the gradient engine alone, as own_arrays.c does
-! (which says what takes the place of all-reduces after backward), on the same data.
-! usage: own_arrays [blocking], which ends with the same loss
+! Trains a hand-written network on plain arrays with the gradient engine alone, on the same data as
+! own_arrays.c, which also says what takes the place of all-reduces after backward.
+! usage: own_arrays [blocking]; with and without blocking, it ends with the same loss
 module network
     use, intrinsic :: iso_c_binding
     use mpi_f08
@@ -117,7 +117,7 @@ contains
         integer :: i
         call next_points(seed)
         do i = 1, layers
-            call check(iso_reducer_param_needed(reducer, 2 * i - 1)) ! brings and updates it
+            call check(iso_reducer_param_needed(reducer, 2 * i - 1)) ! awaits its gradient
             call check(iso_reducer_param_needed(reducer, 2 * i))
             associate (l => net(i))
                 l%y = matmul(transpose(l%weight), net(i - 1)%y) + spread(l%bias, 2, rows)

@@ -151,7 +151,8 @@ static void train_and_test(iso_loader *train_data, iso_loader *test_data) {
         train(model, loss, optimizer, &schedule, train_data);
         check(iso_evaluate(model, loss, test_data, comm, &test));
         if (iso_comm_rank(comm) == 0 && (epoch + 1) % 10 == 0)
-            printf("epoch %d: root mean square error of the test %.4g (deviation %.4g)\n",
+            printf("epoch %d: root mean square error of the test %.4g (standard deviation of the "
+                   "column %.4g)\n",
                    epoch + 1, rows.std * sqrt(test.loss), rows.std);
     }
     iso_optimizer_destroy(&optimizer);

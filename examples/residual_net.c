@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Trains a small residual network on its own arrays with its own AdamW. Each tensor of all layers
-// is one array, as in many such codes. residual_net.c is the serial program and needs no library;
+// Trains a small residual network on its own arrays with its own AdamW. Each array holds one tensor
+// of all layers, as in many such codes. residual_net.c is the serial program and needs no library;
 // residual_net_mpi.c is the same with lazy data parallelism (docs/gradient-engine.md).
 #include <math.h>
 #include <stdio.h>

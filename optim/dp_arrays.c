@@ -18,7 +18,7 @@ typedef struct array_module {
 static iso_status refuse_forward(iso_module *module, iso_call *call, iso_tensor *in,
                                  iso_tensor **out) {
     (void)call, (void)in, (void)out;
-    return ISO_FAIL(ISO_ERR_STATE, "%s have no forward: the program has", module->ops->type);
+    return ISO_FAIL(ISO_ERR_STATE, "%s have no forward: call the program's own", module->ops->type);
 }
 
 static void destroy_places(iso_module *module) {

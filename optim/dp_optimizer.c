@@ -139,7 +139,8 @@ iso_status iso__optimizer_tie_take(iso_optimizer *wrapped, const iso__tie *tie,
     iso_status status;
     dp_optimizer *self = NULL;
     iso__base_optimizer *core = iso__optimizer_innermost(wrapped);
-    ISO_CHECK_GOTO(core, ISO_ERR_ARG, "a %s optimizer cannot be updated layer by layer",
+    ISO_CHECK_GOTO(core, ISO_ERR_ARG,
+                   "a %s optimizer cannot update layer by layer: use one of iso_optimizer_create",
                    wrapped->ops->name);
     ISO_TRY_GOTO(iso__alloc_zero(sizeof(*self), (void **)&self));
     *self = (dp_optimizer){.base = {.ops = &dp_optimizer_ops},
@@ -167,8 +168,8 @@ iso_status iso_dp_optimizer_create_take(iso_optimizer *wrapped, iso_module *data
     iso_status status;
     iso__tie tie = {.module = data_parallel, .reducer = iso_data_parallel_reducer(data_parallel)};
     ISO_CHECK_GOTO(tie.reducer, ISO_ERR_ARG,
-                   "the optimizer can only be tied to a DataParallel module, not to %s: wrap what "
-                   "goes around the model first, and DataParallel last",
+                   "the optimizer can only be tied to a DataParallel module, not to %s: apply all "
+                   "other wrappers before DataParallel",
                    data_parallel->ops->type);
     tie.count = iso__data_parallel_trainable(data_parallel, &tie.parameter);
     return iso__optimizer_tie_take(wrapped, &tie, out);

@@ -77,8 +77,8 @@ iso_status iso__dp_state_find(const iso__base_optimizer *self, int i, int64_t fi
     }
     return ISO_FAIL(
         ISO_ERR_STATE,
-        "%lld elements of \"%s\" are updated from element %lld on, and another rank has "
-        "the state of some of them (ZeRO): update what iso_reducer_own gives",
+        "an update of %lld elements of \"%s\" from element %lld on needs state that another "
+        "rank has (ZeRO): update only what iso_reducer_own gives",
         (long long)count, self->slot[i].name, (long long)first);
 }
 

@@ -18,16 +18,13 @@ struct iso_grad_scaler {
 
 static iso_status check_config(const iso_grad_scaler_config *c) {
     ISO_CHECK(c->init_scale > 0 && c->init_scale <= FLT_MAX, ISO_ERR_ARG,
-              "a loss scale of %g: give a finite number above 0", c->init_scale);
+              "grad scaler: init_scale %g: give a finite number above 0", c->init_scale);
     ISO_CHECK(c->growth_factor > 1 && c->growth_factor <= FLT_MAX, ISO_ERR_ARG,
-              "a loss scale that grows by the factor %g: give a finite number above 1",
-              c->growth_factor);
+              "grad scaler: growth_factor %g: give a finite number above 1", c->growth_factor);
     ISO_CHECK(c->backoff_factor > 0 && c->backoff_factor < 1, ISO_ERR_ARG,
-              "a loss scale that shrinks by the factor %g: give a number between 0 and 1",
-              c->backoff_factor);
+              "grad scaler: backoff_factor %g: give a number between 0 and 1", c->backoff_factor);
     ISO_CHECK(c->growth_interval > 0, ISO_ERR_ARG,
-              "a loss scale that grows after %lld updates: give at least 1",
-              (long long)c->growth_interval);
+              "grad scaler: growth_interval %lld: give at least 1", (long long)c->growth_interval);
     return ISO_OK;
 }
 
@@ -80,8 +77,9 @@ iso_status iso_grad_scaler_step(iso_grad_scaler *scaler, iso_optimizer *optimize
 iso_status iso_grad_scaler_update(iso_grad_scaler *scaler) {
     const iso_grad_scaler_config *c = &scaler->config;
     double *state = scaler->state, grown = state[SCALE] * c->growth_factor;
-    ISO_CHECK(scaler->unscaled, ISO_ERR_STATE,
-              "iso_grad_scaler_update before iso_grad_scaler_unscale: call it at the end of a step");
+    ISO_CHECK(
+        scaler->unscaled, ISO_ERR_STATE,
+        "iso_grad_scaler_update before iso_grad_scaler_unscale: call it at the end of a step");
     scaler->unscaled = false;
     if (scaler->finite && ++state[GROWN] < (double)c->growth_interval) return ISO_OK;
     if (!scaler->finite)

@@ -77,7 +77,7 @@ static iso_status check_numbers(const iso_schedule *s) {
     };
     for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++)
         ISO_CHECK(numbers[i].number >= 0 && isfinite(numbers[i].number), ISO_ERR_ARG,
-                  "%s schedule: %s %g: give a number of at least 0", names[s->kind],
+                  "%s schedule: %s %g: give a finite number of at least 0", names[s->kind],
                   numbers[i].name, numbers[i].number);
     return ISO_OK;
 }

@@ -122,7 +122,9 @@ static iso_status read_config(const iso_strategy_context *context, const periodi
 static iso_status heat_config(const iso_strategy_context *context, iso_daso_heat_config *out) {
     int64_t steps = context->steps_per_epoch;
     iso_daso_heat_config config = ISO_DASO_HEAT_DEFAULT;
-    ISO_CHECK(steps > 0, ISO_ERR_ARG, "daso-heat needs the number of steps of an epoch");
+    ISO_CHECK(
+        steps > 0, ISO_ERR_ARG,
+        "daso-heat needs the number of steps of an epoch: set steps_per_epoch of the context");
     config.total_epochs = (context->total_steps + steps - 1) / steps;
     config.last_batch = steps - 1;
     int64_t few = config.total_epochs / 3 < 4 ? config.total_epochs / 3 : 4;

@@ -59,7 +59,7 @@ run 2 "$gpt" short
 is_refusal 'short has 1000 bytes: give a text of 1300 bytes to 1 GiB'
 result $? "a short text is refused"
 run 2 "$gpt" text 0
-is_refusal '0 steps: give a whole number of at least 1'
+is_refusal '0 steps: give a whole number from 1 to 100000000'
 result $? "no steps are refused"
 run 2 "$gpt"
 is_refusal 'give a file of text'

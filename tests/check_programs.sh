@@ -100,7 +100,7 @@ refused 0 "two options that say the same" '--warmup and --warmup-steps say the s
     --warmup 0.1 --warmup-steps 3
 refused 2 "math of a GPU on the CPU" '--math bf16 needs a GPU, but --device is cpu' --math bf16 --data nowhere
 refused 2 "math that rounds f64" '--math tf32 rounds f32: remove' --dtype f64 --math tf32 --device cuda --data nowhere
-refused 2 "rounding of f64" '--wire bf16 shortens gradients of f32' --dtype f64 --wire bf16 --data nowhere
+refused 2 "rounding of f64" '--wire bf16 needs f32 gradients: remove' --dtype f64 --wire bf16 --data nowhere
 # Whatever the data are, and so before they are looked for.
 refused 2 "gradients' ways for parameters" '--wire noop is not supported: give f32.bf16.f16.int8, or --sync blocking.lazy.explicit' \
     --sync daso --wire noop --data nowhere

@@ -220,7 +220,8 @@ until [ -z "$missing" ] || [ -e "$missing" ]; do
     missing=$(above "$missing")
 done
 [ -d "$folder" ] || [ ! -e "$folder" ] || fail "$folder exists and is not a folder: give another name"
-mkdir -p "$folder" 2>/dev/null || fail "cannot make the folder $folder: is the one above it there, and writable?"
+mkdir -p "$folder" 2>/dev/null ||
+    fail "cannot make the folder $folder: is the one above it writable?"
 [ -w "$folder" ] || fail "cannot write into the folder $folder"
 for file in $files; do
     sum=$(sum_of "$file")

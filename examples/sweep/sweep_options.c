@@ -119,8 +119,8 @@ static iso_status check_words(const command_line *line, const sweep_entry *entry
                 "run %s: %.*s is the same for all runs: give it before the --, not in the list",
                 entry->name, length, word);
         if (is_outside(word) || option_find(&line->own, word) >= 0)
-            return train_error(ISO_ERR_ARG, "run %s: %.*s is not an option of a run", entry->name,
-                               length, word);
+            return train_error(ISO_ERR_ARG, "run %s: %.*s is not an option of a run: remove it",
+                               entry->name, length, word);
     }
     return ISO_OK;
 }

@@ -9,9 +9,8 @@ static iso_status check_wire(const train_options *o) {
     const char *wire = train_setting_text(o, "wire");
     bool rounds = wire && strcmp(wire, "f32") != 0 && strcmp(wire, "noop") != 0;
     if (rounds && strcmp(o->dtype, "f32") != 0)
-        return train_error(ISO_ERR_ARG,
-                           "--wire %s shortens gradients of f32: remove it or --dtype %s", wire,
-                           o->dtype);
+        return train_error(ISO_ERR_ARG, "--wire %s needs f32 gradients: remove it or --dtype %s",
+                           wire, o->dtype);
     return ISO_OK;
 }
 

@@ -80,7 +80,9 @@ iso_status train_equal_check(train_run *run) {
     describe_difference(run, &d, text);
     run->differences++;
     train_report_difference(run, d.rank);
-    if (is_answer(run, "stop")) return train_error(ISO_ERR_MISMATCH, "%s", text);
+    if (is_answer(run, "stop"))
+        return train_error(ISO_ERR_MISMATCH,
+                           "%s: try other hosts, or go on with --on-difference resync", text);
     if (run->world->rank == 0)
         fprintf(stderr, "train: warning: %s%s\n", text,
                 is_answer(run, "resync") ? ": all ranks take rank 0's" : "");

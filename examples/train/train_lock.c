@@ -226,8 +226,8 @@ static iso_status open_and_claim(const train_lock *lock, held *own) {
 
 static _Noreturn void give_up(const held *own, const holder *h) {
     fprintf(stderr,
-            "%s: %s was taken over by process %ld on host %s, as this %s had been silent for a "
-            "minute: it ends, because both would delete each other's files\n",
+            "%s: %s was taken over by process %ld on host %s, because this %s did not touch it for "
+            "a minute: stopping, so that the two do not delete each other's files\n",
             train_error_name(), own->path, h->pid, h->host, own->writer);
     _exit(EXIT_FAILURE);
 }

@@ -293,7 +293,9 @@ static iso_status check_hash(train_run *run, train_result *out) {
     if (!equal && !may_drift(run))
         return train_error(ISO_ERR_MISMATCH,
                            "the ranks ended with different parameters "
-                           "(this one's hash is %016" PRIx64 "): this is a bug",
+                           "(this one's hash is %016" PRIx64
+                           "): a machine or the program has a fault: "
+                           "repeat the run, and report it if this recurs",
                            hash);
     snprintf(out->hash, sizeof(out->hash), "%016" PRIx64, hash);
     return ISO_OK;

@@ -53,7 +53,7 @@ static void adopt_decision(daso *self, const iso_daso_decision *decision) {
 static iso_status check_decision(const daso *self, const iso_daso_decision *d) {
     ISO_CHECK(d->global_skip >= 1 && d->local_skip >= 1 && d->batches_to_wait >= -1, ISO_ERR_ARG,
               "the policy of daso chose skip %lld, local skip %lld and wait %lld at step %lld: "
-              "skips are at least 1, and waits at least 0 (-1: as it is)",
+              "skips are at least 1, and waits at least 0 (-1: unchanged)",
               (long long)d->global_skip, (long long)d->local_skip, (long long)d->batches_to_wait,
               (long long)self->schedule.step);
     return ISO_OK;
@@ -94,7 +94,7 @@ static iso_status measure_wait(daso *self) {
     bool cut = self->schedule.batches_to_wait < wait;
     snprintf(self->reason, sizeof(self->reason),
              "an exchange was measured to take %.1f ms, a step %.1f ms%s", exchange_ms, step_ms,
-             cut ? "; more would be hidden by a longer period" : "");
+             cut ? "; a longer period would hide more of it" : "");
     tell_change(self);
     return ISO_OK;
 }

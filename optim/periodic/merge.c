@@ -4,7 +4,7 @@
 
 enum { BLOCK = 2048 }; // stays in the first-level cache between the two passes over it
 
-// Lin et al. and others keep what was learned while waiting: x = mean + (x now - x sent).
+// CoCoD-SGD (Shen et al., 2019) keeps what was learned while waiting: x = mean + (x now - x sent).
 static void merge_progress(size_t count, float *now, const iso__merge_args *a) {
     for (size_t i = 0; i < count; i++) now[i] = a->mean[i] + (now[i] - a->sent[i]);
 }

@@ -150,14 +150,14 @@ iso_status iso__periodic_init(iso__periodic *p, iso_optimizer *inner, iso_module
                               const char *settings) {
     iso_status status;
     *p = (iso__periodic){.base = p->base, .config = *config};
-    ISO_CHECK_GOTO(iso__dp_optimizer_module(inner) == data_parallel && data_parallel, ISO_ERR_ARG,
-                   "a periodic optimizer wraps the optimizer of iso_dp_optimizer_create_take and "
-                   "its data_parallel module, not a %s optimizer",
-                   inner->ops->name);
+    ISO_CHECK_GOTO(
+        iso__dp_optimizer_module(inner) == data_parallel && data_parallel, ISO_ERR_ARG,
+        "a periodic mode needs an optimizer that iso_dp_optimizer_create_take has tied to "
+        "the same data_parallel module: this %s optimizer is not",
+        inner->ops->name);
     ISO_CHECK_GOTO(
         !iso__reducer_shares_updates(iso_data_parallel_reducer(data_parallel)), ISO_ERR_UNSUPPORTED,
-        "a periodic optimizer needs the whole optimizer state on every rank: use no ZeRO "
-        "with it");
+        "a periodic mode needs the whole optimizer state on every rank: use no ZeRO with it");
     p->inner = inner;
     inner = NULL;
     p->data_parallel = iso_module_retain(data_parallel);

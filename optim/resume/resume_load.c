@@ -35,9 +35,11 @@ static iso_status check_head(const load *l, const iso__safetensors *file, const 
     ISO_CHECK(head->ranks == ranks, ISO_ERR_MISMATCH,
               "%s was saved by %d rank%s and this run has %d: resume with the same number",
               file->path, head->ranks, ISO_PLURAL(head->ranks), ranks);
-    ISO_CHECK(head->own == l->own, ISO_ERR_MISMATCH,
-              "%s was saved by another kind of training: ranks have entries of their own %s",
-              file->path, l->own ? "here but not there" : "there but not here");
+    ISO_CHECK(
+        head->own == l->own, ISO_ERR_MISMATCH,
+        "%s was saved by another kind of training: it has %s that differ between ranks, and this "
+        "run has %s",
+        file->path, l->own ? "no entries" : "entries", l->own ? "some" : "none");
     return ISO_OK;
 }
 
@@ -49,8 +51,7 @@ static iso_status read_file(load *l, const char *name, iso_state_owner owner) {
     ISO_TRY(iso__set_open(name, file, &head));
     ISO_TRY(check_head(l, file, &head, shared ? ISO__SHARED_FILE : iso_comm_rank(l->comm)));
     ISO_CHECK(shared || head.set == l->head.set, ISO_ERR_FORMAT,
-              "%s does not belong to the set of step %" PRId64 " but to another of that step", name,
-              l->step);
+              "%s and the other files of step %" PRId64 " belong to different sets", name, l->step);
     ISO_TRY(iso__safetensors_match(file, l->state->array[owner], l->state->count[owner]));
     ISO_TRY(iso__set_load(file));
     if (shared) l->head = head;

@@ -42,7 +42,7 @@ static bool has_name(const iso_state *self, const char *name) {
 static iso_status add_array(iso_state *self, iso_state_owner owner, const char *name,
                             iso__array array) {
     ISO_CHECK(name && name[0] && strcmp(name, "__metadata__") != 0, ISO_ERR_ARG,
-              "an entry of a state needs a name, and not \"__metadata__\"");
+              "an entry of a state needs a name other than \"__metadata__\"");
     ISO_CHECK(!has_name(self, name), ISO_ERR_ARG, "two entries of a state have the name %s", name);
     ISO_CHECK((int)owner >= 0 && owner <= ISO_STATE_OWN, ISO_ERR_ARG,
               "entry %s of a state has the unknown owner %d", name, (int)owner);

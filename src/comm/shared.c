@@ -265,7 +265,7 @@ iso_status iso__comm_share(iso_comm *comm, void *memory) {
     if (!why_not) ISO_TRY(create_record(comm, own, &s, &why_not));
     log_choice(comm, why_not);
     ISO_CHECK(s || mode != ISO_NODE_SHM || comm->size == 1 || comm->shared, ISO_ERR_UNSUPPORTED,
-              "ISO_NODE_COLLECTIVE is shm, but %s", why_not);
+              "ISO_NODE_COLLECTIVE is shm, but %s: set it to auto or mpi", why_not);
     if (!s) return ISO_OK;
     list_memory(comm->engine, s, true);
     comm->shared = s;

@@ -138,7 +138,8 @@ static iso_status choose_columns(table *t) {
         "delimiter",
         t->csv.path, t->csv.columns, columns == 1 ? "" : "s");
     ISO_CHECK(t->config->classes == 0 || t->targets == 1, ISO_ERR_ARG,
-              "%s: labels are one column, and %d targets were named", t->csv.path, t->targets);
+              "%s: labels are one column, but %d targets were named: name one", t->csv.path,
+              t->targets);
     return ISO_OK;
 }
 

@@ -49,8 +49,11 @@ static iso_status drop_half_line(int file, const char *path) {
     ISO_TRY(whole_lines(file, info.st_size, path, &whole));
     ssize_t n = pread(file, found, sizeof(found), whole);
     ISO_CHECK(n >= 0, ISO_ERR_IO, "cannot read log %s: %s", path, strerror(errno));
-    ISO_CHECK(memcmp(found, begin, (size_t)n) == 0, ISO_ERR_FORMAT,
-              "cannot append to log %s: its last line is not the beginning of an event", path);
+    ISO_CHECK(
+        memcmp(found, begin, (size_t)n) == 0, ISO_ERR_FORMAT,
+        "cannot append to log %s: its last line is not the beginning of an event: give another "
+        "file",
+        path);
     ISO_CHECK(whole == info.st_size || ftruncate(file, whole) == 0, ISO_ERR_IO,
               "cannot shorten log %s: %s", path, strerror(errno));
     return ISO_OK;

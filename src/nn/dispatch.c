@@ -142,7 +142,7 @@ static iso_status check_type(const iso_module *module, iso_dtype dtype) {
     if (low) ISO_TRY(iso__device_check_dtype(module->device, dtype));
     ISO_CHECK(!low || module->ops->takes_bf16, ISO_ERR_TYPE,
               "%s does not take bf16: put it between an iso_cast_create to f32 and one to bf16, or "
-              "let its table say takes_bf16",
+              "set takes_bf16 in its table",
               iso__module_label(module, label));
     ISO_CHECK(!has_type(module) || module->dtype == (low ? ISO_F32 : dtype), ISO_ERR_TYPE,
               "%s is %s but got %s: see iso_module_to and iso_cast_create",

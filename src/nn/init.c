@@ -76,7 +76,8 @@ iso_status iso_init_kaiming_normal(iso_parameter *parameter, iso_fan fan, iso_rn
 iso_status iso_init_normal(iso_parameter *parameter, double std, iso_rng *rng) {
     iso_tensor *value;
     ISO_CHECK(std >= 0 && isfinite(std), ISO_ERR_ARG,
-              "%s with standard deviation %g: give a number of at least 0", parameter->name, std);
+              "%s with standard deviation %g: give a finite number of at least 0", parameter->name,
+              std);
     ISO_TRY(iso_parameter_value(parameter, &value));
     return init_normal(value, std, rng);
 }

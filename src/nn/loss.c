@@ -24,7 +24,7 @@ static iso_status check_config(const iso_loss_config *c) {
     ISO_CHECK(c->label_smoothing == 0 || c->kind == ISO_CROSS_ENTROPY, ISO_ERR_ARG,
               "label smoothing %g: only the cross entropy has it", c->label_smoothing);
     ISO_CHECK(c->delta >= 0 && isfinite(c->delta), ISO_ERR_ARG,
-              "delta %g of a loss: give a number above 0", c->delta);
+              "delta %g of a loss: give a finite number above 0", c->delta);
     ISO_CHECK(c->delta == 0 || c->kind == ISO_HUBER, ISO_ERR_ARG,
               "delta %g of a loss: only the Huber loss has it", c->delta);
     return ISO_OK;

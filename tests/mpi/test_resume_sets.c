@@ -164,7 +164,7 @@ Test(np2_resume_sets, another_list_of_entries_is_refused) {
     iso_assert_all(status == ISO_ERR_MISMATCH && numbers_are(&n, -1) &&
                    strstr(iso_last_error()->message, "1 tensor is missing: m"));
     numbers_destroy(&n);
-    expect_failure(ISO_ERR_MISMATCH, "there but not here", false);
+    expect_failure(ISO_ERR_MISMATCH, "and this run has none", false);
 }
 
 // ---- Damaged sets -------------------------------------------------------------------------------
@@ -256,7 +256,7 @@ Test(np3_resume_sets, files_of_two_sets_are_not_mixed) {
     save(20, true);
     if (test_rank == 0) write_file(resume_file(20, 1, ""), bytes, size);
     free(bytes);
-    expect_passed_over("does not belong to the set of step 20", 1, FOREIGN);
+    expect_passed_over("the other files of step 20 belong to different sets", 1, FOREIGN);
 }
 
 // A whole set of step 10 under the name of step 20.

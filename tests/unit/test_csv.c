@@ -139,7 +139,8 @@ Test(csv, labels_are_whole_numbers_below_classes) {
     refuse("kind,x\n1.5,0\n", &config, ISO_ERR_FORMAT, "\"1.5\": labels are");
     refuse("kind,x\n-1,0\n", &config, ISO_ERR_FORMAT, "\"-1\": labels are");
     const iso_csv_config two = {.targets = "1,2", .classes = 3};
-    refuse("1,2,3\n", &two, ISO_ERR_ARG, "labels are one column, and 2 targets were named");
+    refuse("1,2,3\n", &two, ISO_ERR_ARG,
+           "labels are one column, but 2 targets were named: name one");
 }
 
 // The sum of three times 0.1 is not 0.3; equal numbers have no deviation all the same.

@@ -167,7 +167,7 @@ static iso_status have_gradients(iso_reducer *r, int id) {
               "with ZeRO each rank updates some elements of a parameter: set a function that does "
               "so with iso_reducer_set_apply_piece");
     ISO_CHECK(r->unsynced == 0, ISO_ERR_STATE,
-              "step() after %d backwards inside no_sync, whose gradients this rank has alone: run "
+              "step() after %d backwards inside no_sync, whose gradients were not exchanged: run "
               "the last backward before step() outside no_sync",
               r->unsynced);
     if (iso__appliers_have_list(r->appliers, id)) return ISO_OK;

@@ -24,7 +24,7 @@ iso_status iso__cuda_conv_choose(iso__cuda *cuda) {
     iso_status status = gemm ? ISO_OK : iso__cuda_dnn_create(cuda);
     if ((status == ISO_ERR_UNSUPPORTED || status == ISO_ERR_DEVICE) && !dnn)
         iso__log(ISO_LOG_WARN,
-                 "convolutions go by cuBLAS, which is slower than cuDNN: %s (ISO_CUDA_CONV=gemm "
+                 "convolutions use cuBLAS, which is slower than cuDNN: %s (ISO_CUDA_CONV=gemm "
                  "chooses cuBLAS without this warning)",
                  iso_last_error()->message);
     else

@@ -151,8 +151,8 @@ static iso_status say_no_room(iso__dnn_plan *p, size_t bytes) {
     if (!p->no_room)
         iso__log(
             ISO_LOG_WARN,
-            "a convolution goes by a slower algorithm from now on, as the GPU has no %zu bytes "
-            "left for the workspace of the chosen one: use a smaller batch",
+            "a convolution uses a slower algorithm from now on: the GPU has no %zu bytes left for "
+            "the workspace of the faster one: use a smaller batch",
             bytes);
     p->no_room = true;
     return ISO_OK;
@@ -304,7 +304,7 @@ static iso_status run_job(iso__cuda *cuda, const job *j, bool *done) {
         }
     }
     if (*done || p->told) return ISO_OK;
-    iso__dnn_say(ISO_LOG_WARN, p, "goes by cuBLAS, which is slower");
+    iso__dnn_say(ISO_LOG_WARN, p, "uses cuBLAS, which is slower");
     p->told = true;
     return ISO_OK;
 }

@@ -260,10 +260,11 @@ static int keep_segment(struct iso__cuda_graphs *g) {
 
 static void say_refused(struct iso__cuda_graphs *g, const segment *s) {
     if (!g->told)
-        iso__log(ISO_LOG_WARN,
-                 "a segment of %d launches could not be made a CUDA graph, and goes launch by "
-                 "launch, as others like it will: %s",
-                 s->count, iso_last_error()->message);
+        iso__log(
+            ISO_LOG_WARN,
+            "%d launches could not be captured as a CUDA graph: these and others like them are "
+            "launched one by one: %s",
+            s->count, iso_last_error()->message);
     g->told = true;
 }
 
