@@ -111,6 +111,26 @@ iso_status iso_module_get_buffer(iso_module *module, const char *name, iso_buffe
 // Activation that a container fuses into an adjacent layer.
 typedef enum iso_activation { ISO_ACT_NONE, ISO_ACT_RELU } iso_activation;
 
+// A tuple of 1 to ISO_MODULE_TENSORS tensors: what a module takes in or gives. They are borrowed.
+enum { ISO_MODULE_TENSORS = 8 };
+typedef struct iso_tensors {
+    int count;
+    iso_tensor *item[ISO_MODULE_TENSORS];
+} iso_tensors;
+// Which gradients of inputs a backward computes: bit i asks for that of input i. ISO_WANT_ALL: of
+// all inputs that are not indices. 0: none.
+#define ISO_WANT_ALL (~0u)
+
+// What a call of a module with `forward_many` saves besides, for each input and output.
+typedef struct iso_call_many {
+    iso_tensors in;     // borrowed from the caller; valid until backward
+    iso_tensors result; // borrowed: the outputs of forward
+    // Owned by the call; NULL until iso_call_tensor creates them. aux is for the layer's own use.
+    iso_tensor *out[ISO_MODULE_TENSORS], *grad_in[ISO_MODULE_TENSORS];
+    iso_tensor *aux[2][ISO_MODULE_TENSORS];
+    iso_tensor *grad_out[ISO_MODULE_TENSORS]; // owned: gradients that were copied or are zero
+} iso_call_many;
+
 // What one forward call saves for its backward. The module owns and reuses calls and their tensors.
 typedef struct iso_call {
     iso_tensor *in; // borrowed from the caller; valid until backward
@@ -121,10 +141,13 @@ typedef struct iso_call {
     iso_tensor *grad_out; // owned: copy of a gradient in the layout of result, made if they differ
     iso_activation activation; // fused into this layer; ISO_ACT_NONE: none
     uint64_t number; // number of this training forward of the module, from 1; 0 in evaluation
+    // In modules with `forward_many`, where `in` and `result` are the first ones; else NULL.
+    iso_call_many *many;
 } iso_call;
 
 // The table of functions of a layer. `type` and `forward` are required; training also needs
 // `backward_input` or `backward`. A function that fails describes the error with iso_error_set.
+// A module with several inputs or outputs has `forward_many` and `backward_many` instead.
 //
 // Outputs are on the module's device and have the type of the call's input. The gradient of the
 // input is on the same device and has the type and shape of the input. iso_call_tensor creates such
@@ -166,18 +189,31 @@ typedef struct iso_module_ops {
     // A container passes them on. Without it, bf16 input is ISO_ERR_TYPE.
     bool takes_bf16;
     // The input holds indices: i32 or i64. The output has the type of the parameters. Gradients end
-    // here, because the input has none.
+    // here, because the input has none. With forward_many, any of the inputs may hold indices.
     bool takes_indices;
     // Forward changes no parameter of any module. If this holds for all modules below an Autocast,
     // the Autocast rounds all their parameters in one launch before its forward.
     bool keeps_parameters;
+    // For a module with several inputs or outputs, in place of the functions above (PyTorch: a
+    // forward that takes or returns several tensors). *out gets 1 to ISO_MODULE_TENSORS tensors. An
+    // output may be one of the inputs.
+    iso_status (*forward_many)(iso_module *self, iso_call *call, const iso_tensors *in,
+                               iso_tensors *out);
+    // Writes the gradients of parameters as backward_params does, and computes those of the inputs
+    // that are wanted, each in the layout of the input and in a tensor of its own. grad_out has a
+    // gradient for each output, zeros if the caller gave none, but NULL for indices. grad_in
+    // arrives with as many NULL items as there are inputs. Items of grad_out may be modified, and
+    // may become items of grad_in.
+    iso_status (*backward_many)(iso_module *self, iso_call *call, const iso_tensors *grad_out,
+                                unsigned wanted, iso_tensors *grad_in);
+    int inputs; // the number of inputs of forward_many; 0: any
 } iso_module_ops;
 
 // Functions that a program or a wrapper adds to a module. Each may be NULL. An error that one
 // returns ends the forward or backward. A hook must not add hooks to its module, nor remove them.
 // The input of forward and its output may be read, but not changed, because backward needs them. A
 // relu that a Sequential fuses into another layer does not run itself, and its hooks are not
-// called.
+// called. Of several inputs, outputs or gradients, hooks get the first one, which may be NULL.
 typedef struct iso_module_hooks {
     // forward is about to read the parameters (PyTorch: register_forward_pre_hook).
     iso_status (*before_forward)(iso_module *module, iso_tensor *in, void *user);
@@ -271,11 +307,27 @@ iso_status iso_module_forward(iso_module *module, iso_tensor *in, iso_tensor **o
 // *grad_in is borrowed; grad_in NULL: not wanted, and not computed. ISO_ERR_STATE if there was no
 // forward or it ran in evaluation mode.
 iso_status iso_module_backward(iso_module *module, iso_tensor *grad_out, iso_tensor **grad_in);
+// The same for several inputs or outputs. Any module can be run in this way, with a tuple of one
+// for a single tensor. In turn iso_module_forward runs every module that has one input and one
+// output, and iso_module_backward every one that has one output and, if grad_in is not NULL, one
+// input. The tuples are copied; *out may be *in. ISO_ERR_ARG for another number of tensors than the
+// module takes or gives; the message names the module and both numbers.
+iso_status iso_module_forward_many(iso_module *module, const iso_tensors *in, iso_tensors *out);
+// grad_out: a gradient for each output, each a tensor of its own; NULL stands for zero, but one
+// must be given. Gradients of outputs that hold indices are ignored. wanted: see ISO_WANT_ALL.
+// *grad_in gets an item for each input, NULL where it is not wanted; grad_in may be NULL.
+// ISO_ERR_UNSUPPORTED for the bit of an input that holds indices.
+iso_status iso_module_backward_many(iso_module *module, const iso_tensors *grad_out,
+                                    unsigned wanted, iso_tensors *grad_in);
 // For containers and wrappers: forward and backward of a child. They discard nothing that is saved.
 // `activation` is fused into the child, which needs ops->fuses_relu (else ISO_ERR_ARG).
 iso_status iso_module_call(iso_module *child, iso_activation activation, iso_tensor *in,
                            iso_tensor **out);
 iso_status iso_module_call_backward(iso_module *child, iso_tensor *grad_out, iso_tensor **grad_in);
+iso_status iso_module_call_many(iso_module *child, iso_activation activation, const iso_tensors *in,
+                                iso_tensors *out);
+iso_status iso_module_call_backward_many(iso_module *child, const iso_tensors *grad_out,
+                                         unsigned wanted, iso_tensors *grad_in);
 
 // Sets training (true) or evaluation mode (false) for the module and all modules below it. A
 // data_parallel wrapper completes pending updates when it enters evaluation mode; the call is then

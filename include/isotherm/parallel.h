@@ -167,7 +167,8 @@ iso_status iso_data_parallel_add_pre_sync_hook(iso_module *data_parallel, iso_pr
                                                void *user, int *handle);
 iso_status iso_data_parallel_remove_pre_sync_hook(iso_module *data_parallel, int handle);
 // Called before each forward, in the order in which the hooks were added; may replace the input by
-// a tensor of its own, which the next hook then receives. Handles as above. Local.
+// a tensor of its own, which the next hook then receives. Of several inputs it gets and replaces
+// the first one. Handles as above. Local.
 typedef iso_status (*iso_before_forward)(iso_module *data_parallel, iso_tensor **in, void *user);
 iso_status iso_data_parallel_add_before_forward(iso_module *data_parallel, iso_before_forward hook,
                                                 void *user, int *handle);

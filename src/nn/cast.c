@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Layers that change the element type: Cast, for the layers after it, and Autocast, for the module
 // inside it.
-#include "nn/nn_impl.h"
+#include "nn/dispatch_checks.h"
 
 // Conversion keeps the layout; on a device with host memory the layout must be logical.
 static iso_status as_type(iso_module *self, iso_dtype dtype, iso_tensor **slot,
@@ -61,56 +61,83 @@ iso_status iso_cast_create(iso_device *device, iso_dtype dtype, iso_module **out
 }
 
 // ---- Autocast -----------------------------------------------------------------------------------
-// A call keeps the input in aux[0] and the gradient of the output in aux[1], as the child sees
-// them.
+// A call keeps the inputs in aux[0] and the gradients of the outputs in aux[1], as the child sees
+// them. Indices pass unchanged.
 
-// The input and all weights below at once.
-static iso_status round_all(iso_module *self, iso_call *call, iso_tensor *in, iso_tensor **x) {
+// An input, as bf16.
+static iso_status round_input(iso_module *self, iso__roundings *r, iso_tensor *in,
+                              iso_tensor **slot, iso_tensor **x) {
+    if (iso__is_index(in->dtype)) return ISO_OK;
+    if (in->dtype != ISO_F32) return as_type(self, ISO_BF16, slot, NULL, in, x);
+    ISO_TRY(iso__call_tensor_of(self, ISO_BF16, slot, in->ndim, in->shape, in->layout));
+    *x = *slot;
+    return iso__roundings_add(r, in, *x);
+}
+
+// The inputs and all weights below at once.
+static iso_status round_all(iso_module *self, iso_call *call, const iso_tensors *in,
+                            iso_tensors *x) {
     iso__roundings r = {.device = self->device};
-    if (in->dtype == ISO_F32) {
-        ISO_TRY(
-            iso__call_tensor_of(self, ISO_BF16, &call->aux[0], in->ndim, in->shape, in->layout));
-        ISO_TRY(iso__roundings_add(&r, in, *x = call->aux[0]));
-    } else {
-        ISO_TRY(as_type(self, ISO_BF16, &call->aux[0], NULL, in, x));
-    }
+    for (int i = 0; i < in->count; i++)
+        ISO_TRY(round_input(self, &r, in->item[i], &call->many->aux[0][i], &x->item[i]));
     ISO_TRY(iso__roundings_add_below(&r, self->child[0]));
     return iso__roundings_flush(&r);
 }
 
-static iso_status autocast_forward(iso_module *self, iso_call *call, iso_tensor *in,
-                                   iso_tensor **out) {
-    iso_tensor *x = NULL, *y = NULL;
-    ISO_CHECK(!iso__is_index(in->dtype), ISO_ERR_TYPE,
+static iso_status autocast_forward(iso_module *self, iso_call *call, const iso_tensors *in,
+                                   iso_tensors *out) {
+    iso_tensors x = *in, y;
+    iso_dtype dtype = iso__type_of(in->item, in->count);
+    ISO_CHECK(!iso__is_index(dtype), ISO_ERR_TYPE,
               "an Autocast takes no indices but got %s: put the Embedding in front of it",
-              iso_dtype_name(in->dtype));
+              iso_dtype_name(dtype));
     iso_status status = round_all(self, call, in, &x);
-    if (status >= 0) status = iso_module_call(self->child[0], ISO_ACT_NONE, x, &y);
+    if (status >= 0) status = iso_module_call_many(self->child[0], ISO_ACT_NONE, &x, &y);
     iso__roundings_drop(self->child[0]);
     ISO_TRY(status);
     bool keeps = self->training && iso_container_of(self, cast, base)->keeps_output;
-    return as_type(self, keeps ? y->dtype : in->dtype, &call->out, NULL, y, out);
+    out->count = y.count;
+    for (int i = 0; i < y.count; i++) {
+        iso_dtype given = y.item[i]->dtype, wanted = keeps || iso__is_index(given) ? given : dtype;
+        ISO_TRY(as_type(self, wanted, &call->many->out[i], NULL, y.item[i], &out->item[i]));
+    }
+    return ISO_OK;
 }
 
-// The type of the child's output in its last call.
-static iso_dtype type_given(const iso_module *child) {
-    return child->call_depth > 0 ? child->call[child->call_depth - 1]->result->dtype : ISO_BF16;
+// Converts gradients to the types of the outputs that the child gave in its last call.
+static iso_status round_gradients(iso_module *self, iso_call *call, const iso_tensors *grad_out,
+                                  iso_tensors *g) {
+    const iso_module *child = self->child[0];
+    int count = 0;
+    iso_tensor *const *given = NULL;
+    if (child->call_depth > 0)
+        given = iso__call_results(child->call[child->call_depth - 1], &count);
+    *g = *grad_out;
+    for (int i = 0; i < grad_out->count; i++) {
+        iso_dtype dtype = i < count ? given[i]->dtype : ISO_BF16;
+        if (!grad_out->item[i]) continue;
+        ISO_TRY(as_type(self, dtype, &call->many->aux[1][i], NULL, grad_out->item[i], &g->item[i]));
+    }
+    return ISO_OK;
 }
 
-static iso_status autocast_backward(iso_module *self, iso_call *call, iso_tensor *grad_out,
-                                    iso_tensor **grad_in) {
-    iso_module *child = self->child[0];
-    iso_tensor *g, *dx;
-    ISO_TRY(as_type(self, type_given(child), &call->aux[1], NULL, grad_out, &g));
-    ISO_TRY(iso_module_call_backward(child, g, grad_in ? &dx : NULL));
-    if (!grad_in) return ISO_OK;
-    return as_type(self, call->in->dtype, &call->grad_in, NULL, dx, grad_in);
+static iso_status autocast_backward(iso_module *self, iso_call *call, const iso_tensors *grad_out,
+                                    unsigned wanted, iso_tensors *grad_in) {
+    iso_call_many *many = call->many;
+    iso_tensors g, dx;
+    ISO_TRY(round_gradients(self, call, grad_out, &g));
+    ISO_TRY(iso_module_call_backward_many(self->child[0], &g, wanted, &dx));
+    for (int i = 0; i < dx.count; i++)
+        if (dx.item[i])
+            ISO_TRY(as_type(self, many->in.item[i]->dtype, &many->grad_in[i], NULL, dx.item[i],
+                            &grad_in->item[i]));
+    return ISO_OK;
 }
 
 static const iso_module_ops autocast_ops = {
     .type = "Autocast",
-    .forward = autocast_forward,
-    .backward = autocast_backward,
+    .forward_many = autocast_forward,
+    .backward_many = autocast_backward,
     .takes_bf16 = true,
     .keeps_parameters = true,
 };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Running modules: the stack of calls, hooks, and one trace span per layer and direction.
-#include "nn/nn_impl.h"
+#include "nn/dispatch_checks.h"
 
 #include <isotherm/trace.h>
 #include <stdarg.h>
@@ -55,6 +55,14 @@ iso_tensor iso__rows_of(const iso_tensor *x) {
     return rows;
 }
 
+iso_tensor iso__matrix_of(const iso_tensor *x, int64_t rows) {
+    iso_tensor matrix = *x;
+    matrix.ndim = 2;
+    matrix.shape[0] = rows;
+    matrix.shape[1] = x->count / rows;
+    return matrix;
+}
+
 iso_status iso__undo_activation(iso_module *self, iso_call *call, iso_tensor *grad_out) {
     if (call->activation == ISO_ACT_NONE) return ISO_OK;
     return iso__kernels(call->in)->relu_backward(self->device, call->out, grad_out, grad_out);
@@ -85,7 +93,11 @@ static iso_status push_call(iso_module *module, iso_call **out) {
         ISO_TRY(iso__alloc_zero(sizeof(iso_call), &call));
         module->call[module->call_capacity++] = call;
     }
-    *out = module->call[module->call_depth++];
+    iso_call *call = module->call[module->call_depth];
+    if (module->ops->forward_many && !call->many)
+        ISO_TRY(iso__alloc_zero(sizeof(iso_call_many), (void **)&call->many));
+    module->call_depth++;
+    *out = call;
     return ISO_OK;
 }
 
@@ -105,6 +117,17 @@ static void trace_end(const iso_module *module, const char *what, int64_t start)
     iso_trace_span(ISO_LANE_COMPUTE, text, start, iso_now());
 }
 
+static void copy_tuple(const iso_tensors *from, iso_tensors *to) {
+    for (int i = 0; i < from->count; i++) to->item[i] = from->item[i];
+    to->count = from->count;
+}
+
+// Leaves the other items as they are: it is on the path of every layer.
+static void set_single(iso_tensors *tuple, iso_tensor *item) {
+    tuple->count = 1;
+    tuple->item[0] = item;
+}
+
 // Calls one function of all hooks of a module; the last argument is theirs.
 #define RUN_HOOKS(module, function, ...)                                                           \
     for (int hook_ = 0; hook_ < (module)->hooks_count; hook_++) {                                  \
@@ -114,121 +137,82 @@ static void trace_end(const iso_module *module, const char *what, int64_t start)
 
 // ---- Forward -----------------------------------------------------------------------------------
 
-static bool has_type(const iso_module *module) {
-    return module->parameter_count > 0 || module->buffer_count > 0;
-}
-
-bool iso__is_index(iso_dtype dtype) { return dtype == ISO_I32 || dtype == ISO_I64; }
-
-// Containers pass indices on.
-static iso_status check_indices(const iso_module *module, iso_dtype dtype) {
-    char label[ISO_LABEL_ROOM];
-    bool wanted = module->ops->takes_indices, given = iso__is_index(dtype);
-    bool container = module->child_count > 0 && !has_type(module);
-    ISO_CHECK(given || !wanted, ISO_ERR_TYPE, "%s takes indices, i32 or i64, but got %s",
-              iso__module_label(module, label), iso_dtype_name(dtype));
-    ISO_CHECK(!given || wanted || container, ISO_ERR_TYPE,
-              "%s does not take indices but got %s: put an Embedding in front of it",
-              iso__module_label(module, label), iso_dtype_name(dtype));
-    return ISO_OK;
-}
-
-// Layers that set takes_bf16 accept bf16 activations although their parameters are f32.
-static iso_status check_type(const iso_module *module, iso_dtype dtype) {
-    char label[ISO_LABEL_ROOM];
-    bool low = dtype == ISO_BF16;
-    ISO_TRY(check_indices(module, dtype));
-    if (iso__is_index(dtype)) return ISO_OK;
-    if (low) ISO_TRY(iso__device_check_dtype(module->device, dtype));
-    ISO_CHECK(!low || module->ops->takes_bf16, ISO_ERR_TYPE,
-              "%s does not take bf16: put it between an iso_cast_create to f32 and one to bf16, or "
-              "set takes_bf16 in its table",
-              iso__module_label(module, label));
-    ISO_CHECK(!has_type(module) || module->dtype == (low ? ISO_F32 : dtype), ISO_ERR_TYPE,
-              "%s is %s but got %s: see iso_module_to and iso_cast_create",
-              iso__module_label(module, label), iso_dtype_name(module->dtype),
-              iso_dtype_name(dtype));
-    return iso__device_check_dtype(module->device, dtype);
-}
-
 static void set_type(iso_module *module, iso_dtype dtype) {
     module->activations = iso__is_index(dtype) ? module->dtype : dtype;
     if (iso__is_index(dtype)) return;
-    if (!has_type(module)) module->dtype = dtype;
+    if (!iso__has_type(module)) module->dtype = dtype;
 }
 
-static iso_status check_input(const iso_module *module, const iso_tensor *in) {
+static iso_status forward_tuple(iso_module *module, iso_call *call) {
     char label[ISO_LABEL_ROOM];
-    ISO_CHECK(in, ISO_ERR_ARG, "%s got no input", iso__module_label(module, label));
-    ISO_CHECK(in->device == module->device, ISO_ERR_ARG,
-              "%s is on device %s but its input is on another", iso__module_label(module, label),
-              iso_device_name(module->device));
-    ISO_TRY(check_type(module, in->dtype));
+    iso_tensors *result = &call->many->result, out = {.count = 0};
+    ISO_TRY(module->ops->forward_many(module, call, &call->many->in, &out));
+    ISO_CHECK(out.count >= 1 && out.count <= ISO_MODULE_TENSORS, ISO_ERR_STATE,
+              "forward of %s gave %d outputs: it must give 1 to %d",
+              iso__module_label(module, label), out.count, ISO_MODULE_TENSORS);
+    copy_tuple(&out, result);
+    for (int i = 0; i < out.count; i++) ISO_TRY(iso__check_output(module, call, out.item[i]));
+    call->result = result->item[0];
     return ISO_OK;
 }
 
-// A type may change inside a container.
-static bool gives_type(const iso_module *module, const iso_call *call) {
-    iso_dtype dtype = call->result->dtype;
-    if (dtype == call->in->dtype || iso__module_is_cast(module)) return true;
-    if (module->ops->takes_indices) return dtype == module->dtype;
-    for (int i = 0; i < module->child_count; i++) {
-        const iso_module *child = module->child[i];
-        if (child->call_depth > 0 && child->call[child->call_depth - 1]->result->dtype == dtype)
-            return true;
+static iso_status forward_module(iso_module *module, iso_call *call, const iso_tensors *in) {
+    call->in = in->item[0];
+    call->result = NULL;
+    if (module->ops->forward_many) {
+        copy_tuple(in, &call->many->in);
+        return forward_tuple(module, call);
     }
-    return false;
+    iso_status status = module->ops->forward(module, call, call->in, &call->result);
+    return status < 0 ? status : iso__check_output(module, call, call->result);
 }
 
-// Checks the output of a user's layer here; otherwise the next layer would be blamed.
-static iso_status check_output(const iso_module *module, const iso_call *call) {
-    char label[ISO_LABEL_ROOM];
-    ISO_CHECK(call->result, ISO_ERR_STATE, "forward of %s gave no output",
-              iso__module_label(module, label));
-    ISO_CHECK(call->result->device == module->device, ISO_ERR_TYPE,
-              "forward of %s gave an output that is not on its own device: make it by "
-              "iso_call_tensor",
-              iso__module_label(module, label));
-    ISO_CHECK(gives_type(module, call), ISO_ERR_TYPE,
-              "forward of %s gave an output of %s for an input of %s: make it by iso_call_tensor, "
-              "which gives it the type of the input",
-              iso__module_label(module, label), iso_dtype_name(call->result->dtype),
-              iso_dtype_name(call->in->dtype));
-    return ISO_OK;
-}
-
-static iso_status call_module(iso_module *child, iso_activation activation, iso_tensor *in,
-                              iso_tensor **out) {
+static iso_status call_module(iso_module *child, iso_activation activation, const iso_tensors *in,
+                              iso_tensors *out) {
     ISO_CHECK(activation == ISO_ACT_NONE || child->ops->fuses_relu, ISO_ERR_ARG,
               "%s cannot fuse an activation", child->ops->type);
-    ISO_TRY(check_input(child, in));
-    RUN_HOOKS(child, before_forward, child, in);
+    ISO_TRY(iso__check_inputs(child, in));
+    RUN_HOOKS(child, before_forward, child, in->item[0]);
 
     iso_call *call = NULL;
     ISO_TRY(push_call(child, &call));
-    set_type(child, in->dtype);
-    call->in = in;
+    set_type(child, iso__type_of(in->item, in->count));
     call->activation = activation;
-    call->result = NULL;
     call->number = child->training ? ++child->forward_number : 0;
     int64_t start = trace_start(child);
-    iso_status status = child->ops->forward(child, call, in, &call->result);
-    if (status >= 0) status = check_output(child, call);
+    iso_status status = forward_module(child, call, in);
     if (status < 0) {
         child->call_depth--; // so that a backward after a failed forward is refused
         return iso__error_frame(status, __func__, __FILE__, __LINE__);
     }
     trace_end(child, "forward", start);
-    RUN_HOOKS(child, after_forward, child, in, call->result);
-    *out = call->result;
+    RUN_HOOKS(child, after_forward, child, in->item[0], call->result);
+    if (call->many)
+        copy_tuple(&call->many->result, out);
+    else
+        set_single(out, call->result);
+    return ISO_OK;
+}
+
+iso_status iso_module_call_many(iso_module *child, iso_activation activation, const iso_tensors *in,
+                                iso_tensors *out) {
+    iso_status status = call_module(child, activation, in, out);
+    child->source = NULL; // it may not live as long
+    ISO_TRY(status);
     return ISO_OK;
 }
 
 iso_status iso_module_call(iso_module *child, iso_activation activation, iso_tensor *in,
                            iso_tensor **out) {
-    iso_status status = call_module(child, activation, in, out);
-    child->source = NULL; // it may not live as long
-    ISO_TRY(status);
+    iso_tensors given, got;
+    char label[ISO_LABEL_ROOM];
+    set_single(&given, in);
+    ISO_TRY(iso_module_call_many(child, activation, &given, &got));
+    if (got.count > 1) child->call_depth--;
+    ISO_CHECK(got.count == 1, ISO_ERR_ARG,
+              "%s gave %d tensors where 1 is expected: see iso_module_forward_many",
+              iso__module_label(child, label), got.count);
+    *out = got.item[0];
     return ISO_OK;
 }
 
@@ -237,11 +221,17 @@ iso_status iso_module_forward(iso_module *module, iso_tensor *in, iso_tensor **o
     return iso_module_call(module, ISO_ACT_NONE, in, out);
 }
 
+iso_status iso_module_forward_many(iso_module *module, const iso_tensors *in, iso_tensors *out) {
+    drop_calls(module);
+    return iso_module_call_many(module, ISO_ACT_NONE, in, out);
+}
+
 // ---- Backward ----------------------------------------------------------------------------------
 
 // Checks the gradient against the output that it belongs to and brings it into the same layout.
-static iso_status accept_gradient(iso_module *module, iso_call *call, iso_tensor **grad_out) {
-    iso_tensor *given = *grad_out, *result = call->result;
+static iso_status accept_gradient(iso_module *module, iso_tensor *result, iso_tensor **slot,
+                                  iso_tensor **grad_out) {
+    iso_tensor *given = *grad_out;
     char label[ISO_LABEL_ROOM], got[128], wanted[128];
     ISO_CHECK(given, ISO_ERR_ARG, "%s got no gradient", iso__module_label(module, label));
     ISO_CHECK(given->device == module->device && given->dtype == result->dtype, ISO_ERR_TYPE,
@@ -253,10 +243,36 @@ static iso_status accept_gradient(iso_module *module, iso_call *call, iso_tensor
               iso__shape_text(result->ndim, result->shape, wanted, sizeof(wanted)),
               iso__shape_text(given->ndim, given->shape, got, sizeof(got)));
     if (given->layout == result->layout) return ISO_OK;
-    ISO_TRY(iso__call_tensor_of(module, result->dtype, &call->grad_out, result->ndim, result->shape,
+    ISO_TRY(iso__call_tensor_of(module, result->dtype, slot, result->ndim, result->shape,
                                 result->layout));
-    ISO_TRY(iso_tensor_copy(given, call->grad_out));
-    *grad_out = call->grad_out;
+    ISO_TRY(iso_tensor_copy(given, *slot));
+    *grad_out = *slot;
+    return ISO_OK;
+}
+
+static iso_status zero_gradient(iso_module *module, iso_tensor *result, iso_tensor **slot,
+                                iso_tensor **grad_out) {
+    ISO_TRY(iso__call_tensor_of(module, result->dtype, slot, result->ndim, result->shape,
+                                result->layout));
+    *grad_out = *slot;
+    return iso_tensor_fill(*slot, 0);
+}
+
+// Of a module with several outputs, some may have no gradient.
+static iso_status accept_gradients(iso_module *module, iso_call *call, iso_tensors *grad_out) {
+    iso_call_many *many = call->many;
+    bool any = false;
+    for (int i = 0; i < grad_out->count; i++) {
+        if (iso__is_index(many->result.item[i]->dtype)) grad_out->item[i] = NULL;
+        any = any || grad_out->item[i];
+    }
+    for (int i = 0; i < grad_out->count; i++) {
+        iso_tensor *result = many->result.item[i], **slot = &many->grad_out[i];
+        if (iso__is_index(result->dtype)) continue;
+        bool missing = any && !grad_out->item[i];
+        ISO_TRY(
+            (missing ? zero_gradient : accept_gradient)(module, result, slot, &grad_out->item[i]));
+    }
     return ISO_OK;
 }
 
@@ -277,6 +293,10 @@ static iso_status gradients_written(iso_module *module) {
 static iso_status backward_layer(iso_module *module, iso_call *call, iso_tensor *grad_out,
                                  iso_tensor **grad_in) {
     const iso_module_ops *ops = module->ops;
+    if (ops->backward) {
+        ISO_TRY(ops->backward(module, call, grad_out, grad_in));
+        return gradients_written(module);
+    }
     if (ops->backward_params && (grad_in || iso__module_trains_own(module)))
         ISO_TRY(ops->backward_params(module, call, grad_out));
     ISO_TRY(gradients_written(module));
@@ -287,56 +307,76 @@ static iso_status backward_layer(iso_module *module, iso_call *call, iso_tensor 
     return ISO_OK;
 }
 
-static iso_status check_gradient(const iso_module *module, const iso_tensor *in,
-                                 const iso_tensor *grad_in) {
-    char label[ISO_LABEL_ROOM], got[128], wanted[128];
-    ISO_CHECK(grad_in, ISO_ERR_STATE, "backward of %s gave no gradient of its input",
-              iso__module_label(module, label));
-    ISO_CHECK(grad_in->device == module->device, ISO_ERR_TYPE,
-              "backward of %s gave a gradient of its input that is not on its own device: make it "
-              "by iso_call_tensor",
-              iso__module_label(module, label));
-    ISO_CHECK(grad_in->dtype == in->dtype, ISO_ERR_TYPE,
-              "backward of %s gave a gradient of %s for an input of %s: make it by "
-              "iso_call_tensor, which gives it the type of the input",
-              iso__module_label(module, label), iso_dtype_name(grad_in->dtype),
-              iso_dtype_name(in->dtype));
-    ISO_CHECK(iso__tensor_same_shape(grad_in, in), ISO_ERR_SHAPE,
-              "backward of %s gave a gradient of shape %s for an input of shape %s",
-              iso__module_label(module, label),
-              iso__shape_text(grad_in->ndim, grad_in->shape, got, sizeof(got)),
-              iso__shape_text(in->ndim, in->shape, wanted, sizeof(wanted)));
-    return ISO_OK;
+static iso_status backward_module(iso_module *module, iso_call *call, const iso_tensors *grad_out,
+                                  unsigned wanted, iso_tensors *grad_in) {
+    const iso_module_ops *ops = module->ops;
+    if (!ops->forward_many)
+        return backward_layer(module, call, grad_out->item[0], wanted ? grad_in->item : NULL);
+    ISO_CHECK(ops->backward_many || !wanted, ISO_ERR_UNSUPPORTED,
+              "%s has no gradient with respect to its inputs", ops->type);
+    if (ops->backward_many) ISO_TRY(ops->backward_many(module, call, grad_out, wanted, grad_in));
+    return gradients_written(module);
 }
 
-iso_status iso_module_call_backward(iso_module *child, iso_tensor *grad_out, iso_tensor **grad_in) {
-    iso_tensor *given = NULL, **wanted = grad_in ? &given : NULL;
+iso_status iso_module_call_backward_many(iso_module *child, const iso_tensors *grad_out,
+                                         unsigned wanted, iso_tensors *grad_in) {
+    iso_tensors g, given;
     char label[ISO_LABEL_ROOM];
     ISO_CHECK(child->call_depth > 0, ISO_ERR_STATE, "backward of %s without a forward before it",
               iso__module_label(child, label));
     iso_call *call = child->call[--child->call_depth];
-    set_type(child, call->in->dtype); // its calls may have had different types
-    ISO_TRY(accept_gradient(child, call, &grad_out));
-    RUN_HOOKS(child, before_backward, child, grad_out);
+    iso_tensor *const *in = iso__call_inputs(call, &given.count);
+    set_type(child, iso__type_of(in, given.count)); // its calls may have had different types
+    for (int i = 0; i < given.count; i++) given.item[i] = NULL;
+    if (grad_out->count != 1 || call->many)
+        ISO_TRY(iso__check_gradient_count(child, call, grad_out->count));
+    if (!grad_in) wanted = 0;
+    if (wanted) ISO_TRY(iso__select_inputs(child, call, &wanted));
+    copy_tuple(grad_out, &g);
+    if (call->many)
+        ISO_TRY(accept_gradients(child, call, &g));
+    else
+        ISO_TRY(accept_gradient(child, call->result, &call->grad_out, g.item));
+    RUN_HOOKS(child, before_backward, child, g.item[0]);
     int64_t start = trace_start(child);
-    if (child->ops->backward) {
-        ISO_TRY(child->ops->backward(child, call, grad_out, wanted));
-        ISO_TRY(gradients_written(child));
-    } else {
-        ISO_TRY(backward_layer(child, call, grad_out, wanted));
-    }
+    ISO_TRY(backward_module(child, call, &g, wanted, &given));
     trace_end(child, "backward", start);
-    if (grad_in) ISO_TRY(check_gradient(child, call->in, given));
-    RUN_HOOKS(child, after_backward, child, given);
-    if (grad_in) *grad_in = given;
+    ISO_TRY(iso__check_gradients(child, call, wanted, &given));
+    RUN_HOOKS(child, after_backward, child, given.item[0]);
+    if (grad_in) copy_tuple(&given, grad_in);
     return ISO_OK;
 }
 
-iso_status iso_module_backward(iso_module *module, iso_tensor *grad_out, iso_tensor **grad_in) {
+iso_status iso_module_call_backward(iso_module *child, iso_tensor *grad_out, iso_tensor **grad_in) {
+    iso_tensors g, given;
+    char label[ISO_LABEL_ROOM];
+    int inputs = 1;
+    set_single(&g, grad_out);
+    if (child->call_depth > 0) iso__call_inputs(child->call[child->call_depth - 1], &inputs);
+    ISO_CHECK(!grad_in || inputs == 1, ISO_ERR_ARG,
+              "%s got %d tensors where the gradient of 1 is wanted: see iso_module_backward_many",
+              iso__module_label(child, label), inputs);
+    ISO_TRY(iso_module_call_backward_many(child, &g, grad_in ? 1 : 0, &given));
+    if (grad_in) *grad_in = given.item[0];
+    return ISO_OK;
+}
+
+static iso_status check_trained(const iso_module *module) {
     char label[ISO_LABEL_ROOM];
     ISO_CHECK(
         module->call_depth == 0 || module->call[module->call_depth - 1]->number > 0, ISO_ERR_STATE,
         "backward of %s, whose last forward was in evaluation mode: call iso_module_train first",
         iso__module_label(module, label));
+    return ISO_OK;
+}
+
+iso_status iso_module_backward(iso_module *module, iso_tensor *grad_out, iso_tensor **grad_in) {
+    ISO_TRY(check_trained(module));
     return iso_module_call_backward(module, grad_out, grad_in);
+}
+
+iso_status iso_module_backward_many(iso_module *module, const iso_tensors *grad_out,
+                                    unsigned wanted, iso_tensors *grad_in) {
+    ISO_TRY(check_trained(module));
+    return iso_module_call_backward_many(module, grad_out, wanted, grad_in);
 }

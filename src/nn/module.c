@@ -8,8 +8,8 @@
 // ---- Creation and destruction ------------------------------------------------------------------
 
 iso_status iso_module_init(iso_module *module, const iso_module_ops *ops, iso_device *device) {
-    ISO_CHECK(ops && ops->type && ops->forward, ISO_ERR_ARG,
-              "a module needs a table with at least its type and forward");
+    ISO_CHECK(ops && ops->type && (ops->forward || ops->forward_many), ISO_ERR_ARG,
+              "a module needs a table with at least its type and forward or forward_many");
     ISO_CHECK(device, ISO_ERR_ARG, "%s needs a device", ops->type);
     module->ops = ops;
     module->device = iso_device_retain(device);
@@ -51,13 +51,24 @@ static void destroy_buffers(iso_module *module) {
     iso__free(module->buffer);
 }
 
+static void destroy_tensors(iso_tensor **item, int count) {
+    for (int i = 0; i < count; i++) iso_tensor_destroy(&item[i]);
+}
+
 static void destroy_calls(iso_module *module) {
     for (int i = 0; i < module->call_capacity; i++) {
         iso_call *call = module->call[i];
         iso_tensor_destroy(&call->out);
         iso_tensor_destroy(&call->grad_in);
         iso_tensor_destroy(&call->grad_out);
-        for (int k = 0; k < 2; k++) iso_tensor_destroy(&call->aux[k]);
+        destroy_tensors(call->aux, 2);
+        if (call->many) {
+            destroy_tensors(call->many->out, ISO_MODULE_TENSORS);
+            destroy_tensors(call->many->grad_in, ISO_MODULE_TENSORS);
+            for (int k = 0; k < 2; k++) destroy_tensors(call->many->aux[k], ISO_MODULE_TENSORS);
+            destroy_tensors(call->many->grad_out, ISO_MODULE_TENSORS);
+        }
+        iso__free(call->many);
         iso__free(call);
     }
     iso__free(module->call);

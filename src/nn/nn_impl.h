@@ -75,6 +75,18 @@ bool iso__module_trains(const iso_module *module);
 // `Conv2d "conv1"`, or the type alone for a module without a name, into text; returns text.
 #define ISO_LABEL_ROOM 96
 const char *iso__module_label(const iso_module *module, char *text);
+// The inputs and the outputs of a call: an array of *count tensors.
+static inline iso_tensor *const *iso__call_inputs(const iso_call *call, int *count) {
+    *count = call->many ? call->many->in.count : 1;
+    return call->many ? call->many->in.item : &call->in;
+}
+static inline iso_tensor *const *iso__call_results(const iso_call *call, int *count) {
+    *count = call->many ? call->many->result.count : 1;
+    return call->many ? call->many->result.item : &call->result;
+}
+// The error for another number of inputs: `Linear "fc" takes EXPECTED but got 2`, and, if known,
+// which module they came from.
+iso_status iso__count_error(const iso_module *module, int count, const char *expected);
 // The error for an input that does not fit: `Conv2d "conv1" expects EXPECTED but got [64, 28, 28]`,
 // and, if known, which module it came from.
 iso_status iso__shape_error(const iso_module *module, const iso_tensor *in, const char *expected,
@@ -142,9 +154,11 @@ iso_status iso__norm_sync_sums(iso__norm_sync *sync, const iso_tensor *x,
 // ISO_ERR_UNSUPPORTED unless the device has a kernel of this layer, which is of type `type`.
 iso_status iso__check_kernel(const iso_device *device, bool has, const char *type);
 // Whether a tensor of this type holds indices.
-bool iso__is_index(iso_dtype dtype);
+static inline bool iso__is_index(iso_dtype dtype) { return dtype == ISO_I32 || dtype == ISO_I64; }
 // A tensor over the memory of x as rows of its last dimension: a view for a kernel call.
 iso_tensor iso__rows_of(const iso_tensor *x);
+// The same, as this number of rows.
+iso_tensor iso__matrix_of(const iso_tensor *x, int64_t rows);
 
 // Whether this is the relu layer (which sequential fuses into the layer before it).
 bool iso__module_is_relu(const iso_module *module);

@@ -20,17 +20,17 @@ static bool is_fused(const iso_module *self, int i) {
     return fused_into_previous(self, i) || fused_into_next(self, i);
 }
 
-static iso_status forward_sequential(iso_module *self, iso_call *call, iso_tensor *in,
-                                     iso_tensor **out) {
+static iso_status forward_sequential(iso_module *self, iso_call *call, const iso_tensors *in,
+                                     iso_tensors *out) {
     (void)call;
-    iso_tensor *x = in;
+    iso_tensors x = *in;
     const iso_module *source = self->source;
     for (int i = 0; i < self->child_count; i++) {
         if (is_fused(self, i)) continue;
         bool relu = fused_into_previous(self, i + 1) || fused_into_next(self, i - 1);
         iso_activation activation = relu ? ISO_ACT_RELU : ISO_ACT_NONE;
         self->child[i]->source = source;
-        ISO_TRY(iso_module_call(self->child[i], activation, x, &x));
+        ISO_TRY(iso_module_call_many(self->child[i], activation, &x, &x));
         source = self->child[i];
     }
     *out = x;
@@ -46,24 +46,24 @@ static int first_needed(const iso_module *self, bool input_wanted) {
     return i;
 }
 
-static iso_status backward_sequential(iso_module *self, iso_call *call, iso_tensor *grad_out,
-                                      iso_tensor **grad_in) {
+static iso_status backward_sequential(iso_module *self, iso_call *call, const iso_tensors *grad_out,
+                                      unsigned wanted, iso_tensors *grad_in) {
     (void)call;
-    int first = first_needed(self, grad_in != NULL);
-    iso_tensor *g = grad_out;
+    int first = first_needed(self, wanted != 0);
+    iso_tensors g = *grad_out;
     for (int i = self->child_count - 1; i >= first; i--) {
         if (is_fused(self, i)) continue;
-        bool wanted = grad_in || i > first;
-        ISO_TRY(iso_module_call_backward(self->child[i], g, wanted ? &g : NULL));
+        unsigned of = i > first ? ISO_WANT_ALL : wanted;
+        ISO_TRY(iso_module_call_backward_many(self->child[i], &g, of, &g));
     }
-    if (grad_in) *grad_in = g;
+    *grad_in = g;
     return ISO_OK;
 }
 
 static const iso_module_ops sequential_ops = {
     .type = "Sequential",
-    .forward = forward_sequential,
-    .backward = backward_sequential,
+    .forward_many = forward_sequential,
+    .backward_many = backward_sequential,
     .takes_bf16 = true,
     .keeps_parameters = true,
 };

@@ -331,28 +331,30 @@ iso_status iso__data_parallel_before_forward(iso__data_parallel *self) {
     return iso__buffer_sync_at(&self->buffer_sync, ISO_BUFFERS_BEFORE_FORWARD);
 }
 
-static iso_status forward_wrapped(iso_module *module, iso_call *call, iso_tensor *in,
-                                  iso_tensor **out) {
+static iso_status forward_wrapped(iso_module *module, iso_call *call, const iso_tensors *given,
+                                  iso_tensors *out) {
     iso__data_parallel *self = iso__data_parallel_of(module);
+    (void)given;
+    iso_tensors *in = &call->many->in; // backward returns the gradients of what hooks put there
     for (int i = 0; i < self->before_forward.count; i++) {
         const iso__user_hook *hook = &self->before_forward.item[i];
-        ISO_TRY(hook->before_forward(module, &in, hook->user));
+        ISO_TRY(hook->before_forward(module, &in->item[0], hook->user));
     }
-    call->in = in; // backward returns its gradient
+    call->in = in->item[0];
     ISO_TRY(iso__data_parallel_before_forward(self));
     // If all batches have n rows, row r of this rank's batch is row rank * n + r of the global
     // batch.
-    int64_t even = iso_comm_rank(self->comm) * iso_tensor_shape(in)[0];
+    int64_t even = iso_comm_rank(self->comm) * iso_tensor_shape(in->item[0])[0];
     iso_module_set_first_row(module->child[0], self->first_row >= 0 ? self->first_row : even);
-    return iso_module_call(module->child[0], ISO_ACT_NONE, in, out);
+    return iso_module_call_many(module->child[0], ISO_ACT_NONE, in, out);
 }
 
-static iso_status backward_wrapped(iso_module *module, iso_call *call, iso_tensor *grad_out,
-                                   iso_tensor **grad_in) {
+static iso_status backward_wrapped(iso_module *module, iso_call *call, const iso_tensors *grad_out,
+                                   unsigned wanted, iso_tensors *grad_in) {
     (void)call;
     iso__data_parallel *self = iso__data_parallel_of(module);
     ISO_TRY(iso_data_parallel_begin_backward(module));
-    iso_status status = iso_module_call_backward(module->child[0], grad_out, grad_in);
+    iso_status status = iso_module_call_backward_many(module->child[0], grad_out, wanted, grad_in);
     if (status < 0) iso__reducer_leave_backward(self->reducer);
     ISO_TRY(status);
     return iso_data_parallel_end_backward(module);
@@ -430,8 +432,8 @@ static void destroy_wrapper(iso_module *module) {
 
 const iso_module_ops iso__data_parallel_ops = {
     .type = "DataParallel",
-    .forward = forward_wrapped,
-    .backward = backward_wrapped,
+    .forward_many = forward_wrapped,
+    .backward_many = backward_wrapped,
     .train = change_mode,
     .destroy = destroy_wrapper,
     .takes_bf16 = true,
