@@ -184,10 +184,11 @@ iso_status iso_residual_create_take(iso_device *device, iso_module *body, iso_mo
                                     bool relu, iso_module **out);
 
 // Mixed precision (torch.autocast). Converts its input to bf16 (the only dtype allowed), runs
-// module, and converts the output back to the type of the input, so losses stay f32. Gradients are
-// converted in the reverse direction. Inside, activations and their gradients are bf16: layers
-// round their outputs, and linear and convolution layers round weight and bias for each forward.
-// Parameters, their gradients, optimizer state, statistics and sums stay f32.
+// module, and converts the output back to the type of the input, so losses stay f32. Of several
+// inputs, those that hold indices pass unchanged; outputs get the type of the first other one.
+// Gradients are converted in the reverse direction. Inside, activations and their gradients are
+// bf16: layers round their outputs, and linear and convolution layers round weight and bias for
+// each forward. Parameters, their gradients, optimizer state, statistics and sums stay f32.
 //
 // module must be f32 (ISO_ERR_TYPE). Its parameters keep their names, and may be tied to parameters
 // outside. Create the Autocast first and wrap it in data_parallel afterwards (else ISO_ERR_STATE).
@@ -199,6 +200,29 @@ iso_status iso_autocast_create_take(iso_module *module, iso_dtype dtype, iso_mod
 // bitwise identical. A bf16 gradient cannot be scaled (iso_tensor_scale). In evaluation mode the
 // output still has the type of the input. ISO_ERR_ARG for any other module.
 iso_status iso_autocast_keep_output(iso_module *autocast, bool keep);
+
+// ---- Several inputs and outputs ----
+// They are run by iso_module_forward_many, or inside a Sequential, which passes all outputs of a
+// child to the next one. A Residual has one tensor as input and as output.
+
+// Runs its children side by side: child i takes input i and gives output i (as Torch7's
+// nn.ParallelTable). It has at most ISO_MODULE_TENSORS children, and as many inputs and outputs.
+iso_status iso_branches_create(iso_device *device, iso_module **out);
+// Appends a child of one input and one output; otherwise as iso_sequential_add_take.
+iso_status iso_branches_add_take(iso_module *branches, const char *name, iso_module *module);
+// torch.cat: joins its inputs, in their order, along dimension dim (negative: counts from behind).
+// The other dimensions must be equal (ISO_ERR_SHAPE). ISO_ERR_UNSUPPORTED on GPUs.
+iso_status iso_concat_create(iso_device *device, int dim, iso_module **out);
+// torch.split: cuts its input along dimension dim into `parts` outputs of these sizes, whose sum
+// must be the size of the input (ISO_ERR_SHAPE). ISO_ERR_UNSUPPORTED on GPUs.
+iso_status iso_split_create(iso_device *device, int dim, int parts, const int64_t *sizes,
+                            iso_module **out);
+// torch.nn.Bilinear: y[n, o] = sum over i and j of x1[n, i] weight[o, i, j] x2[n, j] + bias[o], for
+// inputs x1[N, ..., in1] and x2[N, ..., in2] with the same rows. weight and bias are drawn from
+// U(-1/sqrt(in1), 1/sqrt(in1)). Forward keeps the products x1[n, i] x2[n, j]. ISO_ERR_UNSUPPORTED
+// on GPUs.
+iso_status iso_bilinear_create(iso_device *device, int64_t in1_features, int64_t in2_features,
+                               int64_t out_features, bool bias, iso_rng *rng, iso_module **out);
 
 typedef enum iso_layer_kind {
     ISO_LINEAR,

@@ -326,6 +326,15 @@ typedef struct iso_kernel_ops {
     iso_status (*group_norm_backward_input)(iso_device *self, int64_t groups, const iso_tensor *x,
                                             const iso_tensor *w, const iso_tensor *dy,
                                             const iso_tensor *statistics, iso_tensor *dx);
+    // Columns to_first .. to_first + width of to [N, K] = those of from [N, L] from from_first on.
+    iso_status (*copy_columns)(iso_device *self, int64_t width, const iso_tensor *from,
+                               int64_t from_first, iso_tensor *to, int64_t to_first);
+    // z [N, I J] = the outer products of the rows of a [N, ..., I] and b [N, ..., J]; all logical.
+    iso_status (*outer_forward)(iso_device *self, const iso_tensor *a, const iso_tensor *b,
+                                iso_tensor *z);
+    // da and db may be NULL.
+    iso_status (*outer_backward)(iso_device *self, const iso_tensor *dz, const iso_tensor *a,
+                                 const iso_tensor *b, iso_tensor *da, iso_tensor *db);
     // y [N, C, H, W] += b [C]; y is logical.
     iso_status (*add_bias)(iso_device *self, const iso_tensor *b, iso_tensor *y);
     // db [C] = the sums of dy over all other dimensions (accumulate: +=).

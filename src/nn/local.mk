@@ -3,7 +3,10 @@
 libiso_core_la_SOURCES += src/nn/nn_impl.h
 libiso_core_la_SOURCES += src/nn/activation.c
 libiso_core_la_SOURCES += src/nn/attention.c
+libiso_core_la_SOURCES += src/nn/bilinear.c
+libiso_core_la_SOURCES += src/nn/branches.c
 libiso_core_la_SOURCES += src/nn/cast.c
+libiso_core_la_SOURCES += src/nn/concat.c
 libiso_core_la_SOURCES += src/nn/conv_transpose2d.c
 libiso_core_la_SOURCES += src/nn/conv2d.c
 libiso_core_la_SOURCES += src/nn/dispatch.c

@@ -70,6 +70,7 @@ static iso_status cpu_set_math(iso_device *self, const char *name) {
     iso__cpu_fill_batch_norm_##type(&cpu->type);                                                   \
     iso__cpu_fill_layer_norm_##type(&cpu->type);                                                   \
     iso__cpu_fill_attention_##type(&cpu->type);                                                    \
+    iso__cpu_fill_combine_##type(&cpu->type);                                                      \
     iso__cpu_fill_loss_##type(&cpu->type);                                                         \
     iso__cpu_fill_update_##type(&cpu->type)
 

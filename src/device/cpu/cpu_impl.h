@@ -84,6 +84,7 @@ void iso__cpu_fill_memory(iso_device_ops *ops);
     void iso__cpu_fill_batch_norm_##type(iso_kernel_ops *ops);                                     \
     void iso__cpu_fill_layer_norm_##type(iso_kernel_ops *ops);                                     \
     void iso__cpu_fill_attention_##type(iso_kernel_ops *ops);                                      \
+    void iso__cpu_fill_combine_##type(iso_kernel_ops *ops);                                        \
     void iso__cpu_fill_loss_##type(iso_kernel_ops *ops);                                           \
     void iso__cpu_fill_update_##type(iso_kernel_ops *ops);                                         \
     void iso__cpu_gemm_##type(const iso__gemm_args *args);                                         \

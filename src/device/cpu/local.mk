@@ -3,6 +3,7 @@
 PLAIN_KERNELS =
 PLAIN_KERNELS += src/device/cpu/plain/cpu_activation.c
 PLAIN_KERNELS += src/device/cpu/plain/cpu_attention.c
+PLAIN_KERNELS += src/device/cpu/plain/cpu_combine.c
 PLAIN_KERNELS += src/device/cpu/plain/cpu_avg_pool.c
 PLAIN_KERNELS += src/device/cpu/plain/cpu_batch_norm.c
 PLAIN_KERNELS += src/device/cpu/plain/cpu_conv.c
