@@ -159,11 +159,13 @@ typedef struct iso_attention_config {
     bool causal;                  // position l attends to positions 0 to l only
     bool no_bias;
 } iso_attention_config;
-// Self-attention with several heads, as torch.nn.MultiheadAttention(batch_first=True) with one
-// tensor as query, key and value: x[N, L, E] -> y[N, L, E]. Each head has E / num_heads features
-// and computes softmax(q k^T / sqrt(E / num_heads)) v. Parameters: in_proj_weight[3E, E] (queries,
-// keys, values), drawn by xavier_uniform_, in_proj_bias[3E] (0), out_proj.weight[E, E], initialised
-// as in a linear layer, and out_proj.bias[E] (0). ISO_ERR_UNSUPPORTED on GPUs.
+// Attention with several heads, as torch.nn.MultiheadAttention(batch_first=True). One input x[N, L,
+// E] is query, key and value (self-attention). Of two inputs the second is key and value
+// (cross-attention). Three are query[N, L, E], key[N, S, E] and value[N, S, E]. The output is y[N,
+// L, E]. Each head has E / num_heads features and computes softmax(q k^T / sqrt(E / num_heads)) v.
+// Parameters: in_proj_weight[3E, E] (queries, keys, values), drawn by xavier_uniform_,
+// in_proj_bias[3E] (0), out_proj.weight[E, E], initialised as in a linear layer, and
+// out_proj.bias[E] (0). ISO_ERR_UNSUPPORTED on GPUs.
 iso_status iso_multihead_attention_create(iso_device *device, const iso_attention_config *config,
                                           iso_rng *rng, iso_module **out);
 

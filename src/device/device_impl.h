@@ -60,6 +60,14 @@ typedef struct iso__lamb_args {
     double rest1, rest2, correction1, correction2_sqrt; // as adam's
 } iso__lamb_args;
 
+// L queries for each of N sequences, and S = `keys` keys and values, with the heads side by side in
+// rows of E numbers. From a row to the next are q_stride numbers, and kv_stride for k and v.
+typedef struct iso__attention_args {
+    int64_t heads, keys, q_stride, kv_stride;
+    bool causal; // row i sees rows 0 .. i only
+    void *q, *k, *v;
+} iso__attention_args;
+
 // Element-wise functions; backward uses the saved tensor named beside each: its input x or its
 // output y.
 typedef enum iso__unary {
@@ -306,14 +314,13 @@ typedef struct iso_kernel_ops {
     // Adds rows of dy to the rows of dw at indices. Leaves out index `skipped` (-1: none).
     iso_status (*embedding_backward)(iso_device *self, const iso_tensor *indices, int64_t skipped,
                                      const iso_tensor *dy, iso_tensor *dw, bool accumulate);
-    // softmax(q k^T / sqrt(E / heads)) v of each head. qkv [N, L, 3 E]: queries, keys and values,
-    // in each the heads side by side. weights [N, heads, L, L]: from forward to backward. y [N, L,
-    // E]. causal: row i sees rows 0 .. i only.
-    iso_status (*attention_forward)(iso_device *self, int64_t heads, bool causal,
-                                    const iso_tensor *qkv, iso_tensor *weights, iso_tensor *y);
-    // qkv becomes its gradient.
-    iso_status (*attention_backward)(iso_device *self, int64_t heads, const iso_tensor *dy,
-                                     const iso_tensor *weights, iso_tensor *qkv);
+    // softmax(q k^T / sqrt(E / heads)) v of each head. weights [N, heads, L, S]: from forward to
+    // backward. y [N, L, E].
+    iso_status (*attention_forward)(iso_device *self, const iso__attention_args *args,
+                                    iso_tensor *weights, iso_tensor *y);
+    // q, k and v become their gradients.
+    iso_status (*attention_backward)(iso_device *self, const iso__attention_args *args,
+                                     const iso_tensor *dy, const iso_tensor *weights);
     // x [N, C, ...] is logical; a group has C / groups channels. statistics: [N * groups, 3], from
     // forward to backward. w and b [C] may be NULL: 1 and 0. dw and db may be NULL. dx may be dy.
     iso_status (*group_norm_forward)(iso_device *self, int64_t groups, double eps,

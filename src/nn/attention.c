@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Multi-head self-attention: a projection to queries, keys and values, attention, and a projection
-// of its output.
+// Multi-head attention: projections to queries, keys and values, attention, and a projection of its
+// output.
 #include "nn/nn_impl.h"
 
 #include <math.h>
@@ -13,53 +13,139 @@ typedef struct attention {
     iso_parameter *weight, *bias; // of the projection to queries, keys and values; bias NULL: none
 } attention;
 
-// A call keeps queries, keys and values in aux[0], and the weights of attention in aux[1].
-static iso_status forward_attention(iso_module *self, iso_call *call, iso_tensor *in,
-                                    iso_tensor **out) {
-    const attention *l = iso_container_of(self, attention, base);
-    const iso_kernel_ops *kernels = iso__kernels(in);
-    if (in->ndim != 3 || in->shape[2] != l->embed)
-        return iso__shape_error(self, in, "[N, L, %lld]", (long long)l->embed);
-    int64_t n = in->shape[0], length = in->shape[1];
-    ISO_TRY(iso_call_tensor(self, &call->aux[0], 3, (int64_t[]){n, length, 3 * l->embed},
-                            ISO_LAYOUT_LOGICAL));
-    ISO_TRY(iso_call_tensor(self, &call->aux[1], 4, (int64_t[]){n, l->heads, length, length},
-                            ISO_LAYOUT_LOGICAL));
-    ISO_TRY(iso_call_tensor(self, &call->out, 3, in->shape, ISO_LAYOUT_LOGICAL));
-    iso_tensor x = iso__rows_of(in), qkv = iso__rows_of(call->aux[0]);
-    ISO_TRY(kernels->linear_forward(self->device, &x, l->weight->value, NULL,
-                                    l->bias ? l->bias->value : NULL, ISO_ACT_NONE, &qkv));
-    ISO_TRY(kernels->attention_forward(self->device, l->heads, l->causal, call->aux[0],
-                                       call->aux[1], call->out));
-    return iso_module_call(self->child[0], ISO_ACT_NONE, call->out, out);
+// ---- Projections ----------------------------------------------------------------------------------
+
+// The inputs share the rows of the projection: one has all of them, of two the second has those of
+// keys and values, and of three each has its own. A call keeps what they give in aux[0], and the
+// weights of attention in aux[1][0].
+static int64_t rows_for(const attention *l, int count, int i) {
+    return count == 1 ? 3 * l->embed : count == 2 ? (1 + i) * l->embed : l->embed;
 }
 
-static iso_status backward_projection(iso_module *self, iso_call *call, iso_tensor **grad_in) {
+// Rows first .. first + rows of a parameter, as a view for a kernel call.
+static iso_tensor take_rows(const iso_tensor *x, int64_t first, int64_t rows) {
+    iso_tensor part = *x;
+    int64_t width = x->count / x->shape[0];
+    part.shape[0] = rows;
+    part.count = rows * width;
+    part.data = (char *)x->data + (size_t)(first * width) * iso_dtype_size(x->dtype);
+    return part;
+}
+
+// The rows of all parameters that belong to input i.
+typedef struct projection {
+    iso_tensor weight, bias; // or their gradients
+    iso_tensor *has_bias;    // &bias; NULL: none
+} projection;
+
+static void take_projection(const attention *l, int count, int i, bool gradient, projection *out) {
+    int64_t first = i == 0 ? 0 : i * l->embed, rows = rows_for(l, count, i);
+    const iso_parameter *w = l->weight, *b = l->bias;
+    out->weight = take_rows(gradient ? w->grad : w->value, first, rows);
+    if (b) out->bias = take_rows(gradient ? b->grad : b->value, first, rows);
+    out->has_bias = b ? &out->bias : NULL;
+}
+
+static iso_status project_input(iso_module *self, const iso_tensors *in, int i, iso_tensor **slot) {
     const attention *l = iso_container_of(self, attention, base);
-    const iso_kernel_ops *kernels = iso__kernels(call->in);
-    iso_tensor x = iso__rows_of(call->in), dqkv = iso__rows_of(call->aux[0]);
-    iso_tensor *dw = l->weight->requires_grad ? l->weight->grad : NULL;
-    iso_tensor *db = l->bias && l->bias->requires_grad ? l->bias->grad : NULL;
+    const iso_tensor *from = in->item[i];
+    int64_t rows = rows_for(l, in->count, i);
+    projection p;
+    take_projection(l, in->count, i, false, &p);
+    ISO_TRY(iso_call_tensor(self, slot, 3, (int64_t[]){from->shape[0], from->shape[1], rows},
+                            ISO_LAYOUT_LOGICAL));
+    iso_tensor x = iso__rows_of(from), y = iso__rows_of(*slot);
+    return iso__kernels(from)->linear_forward(self->device, &x, &p.weight, NULL, p.has_bias,
+                                              ISO_ACT_NONE, &y);
+}
+
+// Of input i, from the gradients of what it was projected to.
+static iso_status backward_projection(iso_module *self, iso_call_many *many, int i,
+                                      iso_tensor **grad_in) {
+    const attention *l = iso_container_of(self, attention, base);
+    const iso_tensor *in = many->in.item[i];
+    const iso_kernel_ops *kernels = iso__kernels(in);
+    iso_tensor x = iso__rows_of(in), dy = iso__rows_of(many->aux[0][i]);
+    projection p;
+    take_projection(l, many->in.count, i, true, &p);
+    iso_tensor *dw = l->weight->requires_grad ? &p.weight : NULL;
+    iso_tensor *db = l->bias && l->bias->requires_grad ? p.has_bias : NULL;
     if (dw || db)
-        ISO_TRY(kernels->linear_backward_params(self->device, &x, &dqkv, dw, l->weight->grad_valid,
+        ISO_TRY(kernels->linear_backward_params(self->device, &x, &dy, dw, l->weight->grad_valid,
                                                 db, l->bias && l->bias->grad_valid));
     if (!grad_in) return ISO_OK;
-    ISO_TRY(iso_call_tensor(self, &call->grad_in, 3, call->in->shape, ISO_LAYOUT_LOGICAL));
-    *grad_in = call->grad_in;
-    iso_tensor dx = iso__rows_of(call->grad_in);
-    return kernels->linear_backward_input(self->device, &dqkv, l->weight->value, &dx);
+    ISO_TRY(iso_call_tensor(self, &many->grad_in[i], 3, in->shape, ISO_LAYOUT_LOGICAL));
+    *grad_in = many->grad_in[i];
+    iso_tensor dx = iso__rows_of(*grad_in);
+    take_projection(l, many->in.count, i, false, &p);
+    return kernels->linear_backward_input(self->device, &dy, &p.weight, &dx);
 }
 
-static iso_status backward_attention(iso_module *self, iso_call *call, iso_tensor *grad_out,
-                                     iso_tensor **grad_in) {
+// ---- Attention ------------------------------------------------------------------------------------
+
+static iso__attention_args attention_args(const iso_module *self, const iso_call_many *many) {
+    const attention *l = iso_container_of(self, const attention, base);
+    int count = many->in.count;
+    int64_t width = l->embed * (int64_t)iso_dtype_size(many->aux[0][0]->dtype); // in bytes
+    char *q = many->aux[0][0]->data;
+    char *k = count == 1 ? q + width : many->aux[0][1]->data;
+    char *v = count == 3 ? many->aux[0][2]->data : k + width;
+    return (iso__attention_args){.heads = l->heads,
+                                 .keys = many->in.item[count - 1]->shape[1],
+                                 .q_stride = rows_for(l, count, 0),
+                                 .kv_stride = rows_for(l, count, count - 1),
+                                 .causal = l->causal,
+                                 .q = q,
+                                 .k = k,
+                                 .v = v};
+}
+
+static iso_status check_inputs(const iso_module *self, const iso_tensors *in) {
+    const attention *l = iso_container_of(self, const attention, base);
+    const iso_tensor *query = in->item[0], *last = in->item[in->count - 1];
+    if (in->count > 3) return iso__count_error(self, in->count, "1 to 3 tensors");
+    if (query->ndim != 3 || query->shape[2] != l->embed)
+        return iso__shape_error(self, query, "[N, L, %lld]", (long long)l->embed);
+    int64_t n = query->shape[0];
+    if (in->count > 1 && (last->ndim != 3 || last->shape[0] != n || last->shape[2] != l->embed))
+        return iso__shape_error(self, last, "[%lld, S, %lld] as keys and values", (long long)n,
+                                (long long)l->embed);
+    if (in->count == 3 && !iso__tensor_same_shape(in->item[1], last))
+        return iso__shape_error(self, in->item[1], "[%lld, %lld, %lld] as keys", (long long)n,
+                                (long long)last->shape[1], (long long)l->embed);
+    return ISO_OK;
+}
+
+static iso_status forward_attention(iso_module *self, iso_call *call, const iso_tensors *in,
+                                    iso_tensors *out) {
     const attention *l = iso_container_of(self, attention, base);
-    bool below = grad_in || iso__module_trains_own(self);
+    iso_call_many *many = call->many;
+    const iso_tensor *query = in->item[0];
+    ISO_TRY(check_inputs(self, in));
+    for (int i = 0; i < in->count; i++) ISO_TRY(project_input(self, in, i, &many->aux[0][i]));
+    iso__attention_args args = attention_args(self, many);
+    ISO_TRY(iso_call_tensor(self, &many->aux[1][0], 4,
+                            (int64_t[]){query->shape[0], l->heads, query->shape[1], args.keys},
+                            ISO_LAYOUT_LOGICAL));
+    ISO_TRY(iso_call_tensor(self, &many->out[0], 3, query->shape, ISO_LAYOUT_LOGICAL));
+    ISO_TRY(
+        iso__kernels(query)->attention_forward(self->device, &args, many->aux[1][0], many->out[0]));
+    out->count = 1;
+    return iso_module_call(self->child[0], ISO_ACT_NONE, many->out[0], &out->item[0]);
+}
+
+static iso_status backward_attention(iso_module *self, iso_call *call, const iso_tensors *grad_out,
+                                     unsigned wanted, iso_tensors *grad_in) {
+    iso_call_many *many = call->many;
+    bool below = wanted || iso__module_trains_own(self);
     iso_tensor *dy;
-    ISO_TRY(iso_module_call_backward(self->child[0], grad_out, below ? &dy : NULL));
+    ISO_TRY(iso_module_call_backward(self->child[0], grad_out->item[0], below ? &dy : NULL));
     if (!below) return ISO_OK;
-    ISO_TRY(iso__kernels(call->in)->attention_backward(self->device, l->heads, dy, call->aux[1],
-                                                       call->aux[0]));
-    return backward_projection(self, call, grad_in);
+    iso__attention_args args = attention_args(self, many);
+    ISO_TRY(iso__kernels(dy)->attention_backward(self->device, &args, dy, many->aux[1][0]));
+    for (int i = 0; i < many->in.count; i++)
+        ISO_TRY(backward_projection(self, many, i, wanted >> i & 1 ? &grad_in->item[i] : NULL));
+    return ISO_OK;
 }
 
 static void tie_attention(iso_module *self) {
@@ -70,8 +156,8 @@ static void tie_attention(iso_module *self) {
 
 static const iso_module_ops attention_ops = {
     .type = "MultiheadAttention",
-    .forward = forward_attention,
-    .backward = backward_attention,
+    .forward_many = forward_attention,
+    .backward_many = backward_attention,
     .tied = tie_attention,
     .keeps_parameters = true,
 };

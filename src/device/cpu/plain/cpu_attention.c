@@ -7,20 +7,26 @@
 
 // ---- One head -------------------------------------------------------------------------------------
 
-// Rows of q, k and v are 3 * embed numbers apart, rows of y `embed`, rows of weights `length`.
+// `length` queries, and `keys` keys and values. Rows of weights are `keys` numbers apart, rows of y
+// `embed`.
 typedef struct head {
-    int64_t length, width, embed;
+    int64_t length, keys, width, embed, q_stride, kv_stride;
     real *q, *k, *v, *weights, *y;
 } head;
 
-static head head_of(int64_t heads, int64_t i, const iso_tensor *qkv, const iso_tensor *weights,
+static head head_of(const iso__attention_args *args, int64_t i, const iso_tensor *weights,
                     const iso_tensor *y) {
-    head h = {.length = y->shape[1], .embed = y->shape[2], .width = y->shape[2] / heads};
-    int64_t sequence = i / heads, column = i % heads * h.width;
-    h.q = (real *)qkv->data + sequence * h.length * 3 * h.embed + column;
-    h.k = h.q + h.embed;
-    h.v = h.k + h.embed;
-    h.weights = (real *)weights->data + i * h.length * h.length;
+    head h = {.length = y->shape[1],
+              .keys = args->keys,
+              .embed = y->shape[2],
+              .width = y->shape[2] / args->heads,
+              .q_stride = args->q_stride,
+              .kv_stride = args->kv_stride};
+    int64_t sequence = i / args->heads, column = i % args->heads * h.width;
+    h.q = (real *)args->q + sequence * h.length * h.q_stride + column;
+    h.k = (real *)args->k + sequence * h.keys * h.kv_stride + column;
+    h.v = (real *)args->v + sequence * h.keys * h.kv_stride + column;
+    h.weights = (real *)weights->data + i * h.length * h.keys;
     h.y = (real *)y->data + sequence * h.length * h.embed + column;
     return h;
 }
@@ -50,88 +56,87 @@ ISO_CPU_CLONES static void unweigh_row(int64_t length, real scale, const real *p
 static real scale_of(const head *h) { return 1 / sqrt((real)h->width); }
 
 static void attend_head(iso__cpu *cpu, const head *h, bool causal) {
-    const int64_t far = 3 * h->embed;
     cpu->gemm[ISO_REAL_TYPE](&(iso__gemm_args){.transpose_b = true,
                                                .m = h->length,
-                                               .n = h->length,
+                                               .n = h->keys,
                                                .k = h->width,
                                                .a = h->q,
                                                .b = h->k,
-                                               .lda = far,
-                                               .ldb = far,
-                                               .ldc = h->length,
+                                               .lda = h->q_stride,
+                                               .ldb = h->kv_stride,
+                                               .ldc = h->keys,
                                                .c = h->weights});
     for (int64_t r = 0; r < h->length; r++)
-        weigh_row(h->length, causal ? r + 1 : h->length, scale_of(h), h->weights + r * h->length);
+        weigh_row(h->keys, causal ? iso__smaller(r + 1, h->keys) : h->keys, scale_of(h),
+                  h->weights + r * h->keys);
     cpu->gemm[ISO_REAL_TYPE](&(iso__gemm_args){.m = h->length,
                                                .n = h->width,
-                                               .k = h->length,
+                                               .k = h->keys,
                                                .a = h->weights,
                                                .b = h->v,
-                                               .lda = h->length,
-                                               .ldb = far,
+                                               .lda = h->keys,
+                                               .ldb = h->kv_stride,
                                                .ldc = h->embed,
                                                .c = h->y});
 }
 
-// c [length, width] = op(a) b, with a [length, length].
+// c [., width] = op(a) b, with a [length, keys].
 static void multiply_head(iso__cpu *cpu, const head *h, bool transpose, const real *a,
                           const real *b, int64_t ldb, real *c, int64_t ldc) {
     cpu->gemm[ISO_REAL_TYPE](&(iso__gemm_args){.transpose_a = transpose,
-                                               .m = h->length,
+                                               .m = transpose ? h->keys : h->length,
                                                .n = h->width,
-                                               .k = h->length,
+                                               .k = transpose ? h->length : h->keys,
                                                .a = a,
                                                .b = b,
-                                               .lda = h->length,
+                                               .lda = h->keys,
                                                .ldb = ldb,
                                                .ldc = ldc,
                                                .c = c});
 }
 
-// h->y is the gradient of the output. q, k and v become their gradients. scratch: length x (length
-// + width).
+// h->y is the gradient of the output. q, k and v become their gradients. scratch: length x (keys +
+// width).
 static void attend_back(iso__cpu *cpu, const head *h, real *scratch) {
-    const int64_t far = 3 * h->embed;
-    real *d = scratch, *dq = scratch + h->length * h->length;
+    real *d = scratch, *dq = scratch + h->length * h->keys;
     cpu->gemm[ISO_REAL_TYPE](&(iso__gemm_args){.transpose_b = true,
                                                .m = h->length,
-                                               .n = h->length,
+                                               .n = h->keys,
                                                .k = h->width,
                                                .a = h->y,
                                                .b = h->v,
                                                .lda = h->embed,
-                                               .ldb = far,
-                                               .ldc = h->length,
+                                               .ldb = h->kv_stride,
+                                               .ldc = h->keys,
                                                .c = d});
-    multiply_head(cpu, h, true, h->weights, h->y, h->embed, h->v, far);
+    multiply_head(cpu, h, true, h->weights, h->y, h->embed, h->v, h->kv_stride);
     for (int64_t r = 0; r < h->length; r++)
-        unweigh_row(h->length, scale_of(h), h->weights + r * h->length, d + r * h->length);
-    multiply_head(cpu, h, false, d, h->k, far, dq, h->width);
-    multiply_head(cpu, h, true, d, h->q, far, h->k, far);
+        unweigh_row(h->keys, scale_of(h), h->weights + r * h->keys, d + r * h->keys);
+    multiply_head(cpu, h, false, d, h->k, h->kv_stride, dq, h->width);
+    multiply_head(cpu, h, true, d, h->q, h->q_stride, h->k, h->kv_stride);
     for (int64_t r = 0; r < h->length; r++)
-        memcpy(h->q + r * far, dq + r * h->width, (size_t)h->width * sizeof(real));
+        memcpy(h->q + r * h->q_stride, dq + r * h->width, (size_t)h->width * sizeof(real));
 }
 
 // ---- Attention ------------------------------------------------------------------------------------
 
-static iso_status attention_forward(iso_device *self, int64_t heads, bool causal,
-                                    const iso_tensor *qkv, iso_tensor *weights, iso_tensor *y) {
-    for (int64_t i = 0; i < y->shape[0] * heads; i++) {
-        head h = head_of(heads, i, qkv, weights, y);
-        attend_head(iso__cpu_of(self), &h, causal);
+static iso_status attention_forward(iso_device *self, const iso__attention_args *args,
+                                    iso_tensor *weights, iso_tensor *y) {
+    for (int64_t i = 0; i < y->shape[0] * args->heads; i++) {
+        head h = head_of(args, i, weights, y);
+        attend_head(iso__cpu_of(self), &h, args->causal);
     }
     return ISO_OK;
 }
 
-static iso_status attention_backward(iso_device *self, int64_t heads, const iso_tensor *dy,
-                                     const iso_tensor *weights, iso_tensor *qkv) {
-    int64_t length = dy->shape[1], width = dy->shape[2] / heads;
+static iso_status attention_backward(iso_device *self, const iso__attention_args *args,
+                                     const iso_tensor *dy, const iso_tensor *weights) {
+    int64_t length = dy->shape[1], width = dy->shape[2] / args->heads;
     void *scratch;
-    ISO_TRY(iso__cpu_scratch(iso__cpu_of(self), (size_t)(length * (length + width)) * sizeof(real),
-                             &scratch));
-    for (int64_t i = 0; i < dy->shape[0] * heads; i++) {
-        head h = head_of(heads, i, qkv, weights, dy);
+    ISO_TRY(iso__cpu_scratch(iso__cpu_of(self),
+                             (size_t)(length * (args->keys + width)) * sizeof(real), &scratch));
+    for (int64_t i = 0; i < dy->shape[0] * args->heads; i++) {
+        head h = head_of(args, i, weights, dy);
         attend_back(iso__cpu_of(self), &h, scratch);
     }
     return ISO_OK;
