@@ -219,6 +219,9 @@ Test(gpu_training, layers_without_kernels_are_refused) {
     OK(iso_device_create("cuda", &device));
     expect_refusal(iso_embedding_create(device, &rows, &rng, &m), "Embedding");
     expect_refusal(iso_multihead_attention_create(device, &heads, &rng, &m), "MultiheadAttention");
+    expect_refusal(iso_bilinear_create(device, 2, 2, 2, true, &rng, &m), "Bilinear");
+    expect_refusal(iso_concat_create(device, 1, &m), "Concat");
+    expect_refusal(iso_split_create(device, 1, 1, (int64_t[]){2}, &m), "Split");
     expect_refusal(iso_group_norm_create(device, &groups, &m), "GroupNorm");
     expect_refusal(iso_conv_transpose2d_create(device, &conv, &rng, &m), "ConvTranspose2d");
     cr_assert_null(m);
