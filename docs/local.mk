@@ -29,6 +29,7 @@ nobase_dist_doc_DATA += \
     examples/own_arrays.f90 \
     examples/regression.c \
     examples/char_gpt.c \
+    examples/two_inputs.c \
     examples/support/check.c \
     examples/support/check.h \
     examples/support/usage.c \

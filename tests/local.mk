@@ -40,6 +40,7 @@ SCRIPT_TESTS = \
     tests/check_sweep.sh \
     tests/check_threads.sh \
     tests/check_torch_models.sh \
+    tests/check_two_inputs.sh \
     tests/check_version.sh \
     tests/check_zero.sh
 TESTS += $(SCRIPT_TESTS)
