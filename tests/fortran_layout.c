@@ -30,6 +30,7 @@ static struct {
     FIELD(iso_reducer_param, row),
     FIELD(iso_reducer_param, whole),
     FIELD(iso_reducer_param, local),
+    FIELD(iso_reducer_param, delayed),
     FIELD(iso_reducer_param, gradient),
     FIELD(iso_reducer_param, layers),
     FIELD(iso_reducer_param, stride),
@@ -188,7 +189,7 @@ static struct {
 // A compiler that warns of missing initializers tells when a type gets a field that the table
 // lacks.
 const iso_comm_config layout_comm_config = {0, 0};
-const iso_reducer_param layout_param = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
+const iso_reducer_param layout_param = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
 const iso_reducer_config layout_config = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
 const iso_reducer_update layout_update = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
 const iso_reducer_stats layout_stats = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};

@@ -87,6 +87,7 @@ contains
         call field('iso_reducer_param.row', c_loc(param), c_loc(param%row))
         call field('iso_reducer_param.whole', c_loc(param), c_loc(param%whole))
         call field('iso_reducer_param.local', c_loc(param), c_loc(param%local))
+        call field('iso_reducer_param.delayed', c_loc(param), c_loc(param%delayed))
         call field('iso_reducer_param.gradient', c_loc(param), c_loc(param%gradient))
         call field('iso_reducer_param.layers', c_loc(param), c_loc(param%layers))
         call field('iso_reducer_param.stride', c_loc(param), c_loc(param%stride))

@@ -33,8 +33,10 @@ typedef struct iso_comm_hook_bucket {
     void *wire;       // of the hook's wire type; the same as gradient if the hook has no compress
     float *state;     // kept between steps, zero at first; NULL: none
     const char *name; // for messages
-    int index;        // number of the bucket, in the order in which backward completes buckets
-    bool is_last;     // true for the last of the buckets that are exchanged
+    // The number of the bucket, in the order in which backward completes buckets; delayed ones come
+    // last.
+    int index;
+    bool is_last; // true for the last of the buckets that are exchanged
 
     // For hooks that own their exchange only:
     int rank, ranks; // this rank's number among the ranks that average the bucket; their count

@@ -95,6 +95,7 @@ module isotherm
         integer(c_size_t) :: row = 0
         logical(c_bool) :: whole = .false._c_bool
         logical(c_bool) :: local = .false._c_bool
+        logical(c_bool) :: delayed = .false._c_bool
         type(c_ptr) :: gradient = c_null_ptr
         integer(c_int) :: layers = 0
         integer(c_size_t) :: stride = 0

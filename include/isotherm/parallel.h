@@ -84,6 +84,12 @@ typedef struct iso_data_parallel_config {
     // as the experts of a mixture. An optimizer updates them with this rank's own gradient.
     const char *const *ignore;
     int ignore_count;
+    // Names of parameters whose gradients leave together, after all others of the backward
+    // (PyTorch: delay_all_reduce_named_params), such as large ones that are used in several places.
+    // See iso_reducer_param.delayed. ISO_ERR_ARG for unknown names, and for ignored ones. Frozen
+    // parameters have no effect.
+    const char *const *delay;
+    int delay_count;
     iso_reduce_function reduce; // NULL: the library's reduction
     void *reduce_user;
     iso_buffer_config buffers;

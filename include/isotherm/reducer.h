@@ -40,6 +40,12 @@ typedef struct iso_reducer_param {
     bool whole; // never cut into pieces
     // Not exchanged: the gradient stays this rank's own. Values are still broadcast at creation.
     bool local;
+    // The gradient leaves after all others of the backward (PyTorch:
+    // delay_all_reduce_named_params), so it delays none of them. All delayed parameters of one
+    // element type form one bucket, which ignores bucket sizes and takes no pieces. The forward
+    // waits for it when it needs the first of them; with iso_reducer_config.zero, when it needs its
+    // first parameter. ISO_ERR_ARG together with `local`.
+    bool delayed;
     // NULL: backward writes the gradient to memory of the reducer (iso_reducer_grad), in which it
     // travels. Otherwise your own array of count elements, which must not overlap others. Reporting
     // it ready copies it to that memory, and the array is yours again. Updates get a pointer to the
@@ -345,8 +351,9 @@ typedef struct iso_reducer_stats {
     long long bytes_sent, bytes_between_nodes;
 } iso_reducer_stats;
 void iso_reducer_get_stats(const iso_reducer *reducer, iso_reducer_stats *out);
-// Describes the buckets, one line each, in the order in which backward completes them: bytes,
-// element type, parameters. Free *out with iso_comm_free. ISO_LOG=info logs it at creation.
+// Describes the buckets, one line each, in the order in which backward completes them, delayed ones
+// last: bytes, element type, parameters. Free *out with iso_comm_free. ISO_LOG=info logs it at
+// creation.
 iso_status iso_reducer_bucket_text(const iso_reducer *reducer, char **out);
 
 // Means over the `exchanges` of a bucket so far, on this rank. Times are in ms since the first
@@ -360,7 +367,7 @@ typedef struct iso_bucket_stats {
     double need_ms;                     // the next forward reached the bucket
     double wait_ms;
 } iso_bucket_stats;
-// bucket: 0 to bucket_count - 1, in the order in which backward completes them.
+// bucket: 0 to bucket_count - 1, in the order of iso_reducer_bucket_text.
 iso_status iso_reducer_get_bucket_stats(const iso_reducer *reducer, int bucket,
                                         iso_bucket_stats *out);
 // Collective. *ms is the median time of `repeats` exchanges of all buckets on the slowest rank,

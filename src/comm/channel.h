@@ -16,7 +16,8 @@
 // chunk is this one or a later one, so it has made the item of this chunk ready and posted the
 // chunk. A rank that does not wait continues until it does. Hence every rank posts the chunk, and
 // it completes; by induction, so do all later chunks. The proof holds for any window and any speed
-// of the ranks.
+// of the ranks. It does not depend on when a rank makes an item ready, only on that it does so
+// before it waits: a program may hold an item back until its other items are ready.
 //
 // Phases preserve the proof. They only restrict the plan, and the proof needs only that all ranks
 // have the same plan. Waits remain possible, too: a round sends nothing of a later phase before the

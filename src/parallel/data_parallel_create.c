@@ -39,10 +39,14 @@ static void describe_parameters(const iso_parameter_list *list, iso_reducer_para
     }
 }
 
-static bool is_ignored(const iso_data_parallel_config *config, const char *name) {
-    for (int i = 0; i < config->ignore_count; i++)
-        if (strcmp(config->ignore[i], name) == 0) return true;
+static bool is_among(const char *const *names, int count, const char *name) {
+    for (int i = 0; i < count; i++)
+        if (strcmp(names[i], name) == 0) return true;
     return false;
+}
+
+static bool is_ignored(const iso_data_parallel_config *config, const char *name) {
+    return is_among(config->ignore, config->ignore_count, name);
 }
 
 static size_t bytes_of(double mb) { return (size_t)(mb * 1048576.0); }
@@ -94,6 +98,8 @@ static iso_status match_and_create(iso__data_parallel *self, iso_reducer_param *
         if (!self->list.item[i]->requires_grad) continue;
         params[self->trainable_count] = params[i];
         params[self->trainable_count].local = is_ignored(config, self->list.name[i]);
+        params[self->trainable_count].delayed =
+            is_among(config->delay, config->delay_count, self->list.name[i]);
         self->trainable[self->trainable_count++] = self->list.item[i];
     }
     ISO_CHECK(self->trainable_count > 0, ISO_ERR_ARG,
@@ -202,9 +208,14 @@ static iso_status check_sizes(const iso_data_parallel_config *config) {
     return ISO_OK;
 }
 
-static bool has_name(const iso__data_parallel *self, const char *name) {
+static bool has_parameter(const iso__data_parallel *self, const char *name) {
     for (int i = 0; i < self->list.count; i++)
         if (strcmp(self->list.name[i], name) == 0) return true;
+    return false;
+}
+
+static bool has_name(const iso__data_parallel *self, const char *name) {
+    if (has_parameter(self, name)) return true;
     for (int i = 0; i < self->buffers.count; i++)
         if (strcmp(self->buffers.name[i], name) == 0) return true;
     return false;
@@ -217,6 +228,23 @@ static iso_status check_ignored(const iso__data_parallel *self,
                   "data_parallel is told to ignore \"%s\", but the module has no such parameter or "
                   "buffer",
                   config->ignore[i]);
+    return ISO_OK;
+}
+
+static iso_status check_delayed(const iso__data_parallel *self,
+                                const iso_data_parallel_config *config) {
+    for (int i = 0; i < config->delay_count; i++) {
+        const char *name = config->delay[i];
+        ISO_CHECK(has_parameter(self, name), ISO_ERR_ARG,
+                  "data_parallel is told to delay \"%s\", but the module has no such parameter (a "
+                  "tied parameter has the name of its first place)",
+                  name);
+        ISO_CHECK(
+            !is_ignored(config, name), ISO_ERR_ARG,
+            "data_parallel is told to delay and to ignore \"%s\": an ignored parameter is not "
+            "exchanged at all, so name it in one of the two",
+            name);
+    }
     return ISO_OK;
 }
 
@@ -275,6 +303,7 @@ static iso_status prepare_lists(iso__data_parallel *self, iso_module *module,
                             (void **)&self->reported));
     ISO_TRY(iso__alloc_zero((size_t)self->list.count * sizeof(*self->used), (void **)&self->used));
     ISO_TRY(check_ignored(self, config));
+    ISO_TRY(check_delayed(self, config));
     return make_links(self, module);
 }
 

@@ -110,9 +110,10 @@ static void describe_params(const iso_reducer_param *params, int count, char *te
         char size[64], rows[48] = "";
         snprintf(size, sizeof(size), "%zu element%s", p->count, ISO_PLURAL(p->count));
         if (p->row > 0) snprintf(rows, sizeof(rows), " in rows of %zu", p->row);
+        const char *how = p->local ? ", not exchanged" : p->delayed ? ", delayed" : "";
         text += snprintf(text, LINE_ROOM, "parameter \"%.160s\" %.63s%s %s (layer %d)%s\n", p->name,
                          p->shape_text ? p->shape_text : size, rows, iso_dtype_name(p->dtype),
-                         p->layer, p->local ? ", not exchanged" : "");
+                         p->layer, how);
     }
 }
 

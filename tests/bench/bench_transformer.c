@@ -21,6 +21,7 @@ static const char usage[] =
     "  --tied            the token embedding is the last matrix, too\n"
     "  --by-block        a block's tensors are one layer; otherwise each tensor is\n"
     "  --bucket-kib N    layers are fused until so much is there (0)\n"
+    "  --delay NAME      the gradient of this tensor (token, say) leaves after all others\n"
     "  --pace MS         a step sleeps so long in place of computing\n"
     "  --blocks N        turns of each mode (6), --steps N timed steps in each (20)\n"
     "  --rate MBIT       of a host's link: prints what a step takes of the bytes at that rate\n"
@@ -43,7 +44,7 @@ typedef struct options {
     size_t bucket_bytes;
     double pace, rate;
     int blocks, steps, loss;
-    const char *samples, *trace, *progress;
+    const char *samples, *trace, *progress, *delay; // delay: NULL: none
 } options;
 
 typedef struct runner {
@@ -86,6 +87,7 @@ enum {
     SAMPLES,
     BUCKETS,
     TRACE,
+    DELAY,
     LOSS
 };
 
@@ -128,6 +130,8 @@ static void parse_word(options *o, int c, char *text) {
         o->samples = text;
     else if (c == TRACE)
         o->trace = text;
+    else if (c == DELAY)
+        o->delay = text;
     else if (c == 'p')
         o->progress = text;
     else
@@ -147,6 +151,7 @@ static options parse(int argc, char **argv) {
                                           {"steps", required_argument, NULL, STEPS},
                                           {"rate", required_argument, NULL, RATE},
                                           {"loss", required_argument, NULL, LOSS},
+                                          {"delay", required_argument, NULL, DELAY},
                                           {"modes", required_argument, NULL, MODES_OF},
                                           {"samples", required_argument, NULL, SAMPLES},
                                           {"buckets", no_argument, NULL, BUCKETS},
@@ -201,7 +206,8 @@ static void make_runner(runner *r, const options *o, iso_comm *comm, int mode) {
                                        .value = t->value,
                                        .count = t->count,
                                        .dtype = ISO_F32,
-                                       .layer = o->by_block ? t->layer : i};
+                                       .layer = o->by_block ? t->layer : i,
+                                       .delayed = o->delay && strcmp(o->delay, t->name) == 0};
     }
     bench_require(iso_reducer_create(comm, param, net_tensors(r->n), &config, &r->reducer));
     for (int i = 0; i < net_tensors(r->n); i++)

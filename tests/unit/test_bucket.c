@@ -245,6 +245,53 @@ Test(bucket, random_models_are_sound) {
     }
 }
 
+// ---- Delayed ones -----------------------------------------------------------------------------------
+
+// The buckets of those that are not delayed are those of a model without the others; the others
+// share a bucket of each type, behind them.
+static void expect_delayed(const model *m, const model *rest, const int *place) {
+    int types = m->layout.bucket_count - m->layout.first_delayed;
+    cr_assert_eq(m->layout.first_delayed, rest->layout.bucket_count);
+    cr_assert(types >= 0 && types <= 2);
+    for (int i = 0; i < m->layout.slot_count; i++) {
+        const iso__grad_slot *s = &m->slot[i];
+        cr_assert_eq(s->delayed, s->bucket >= m->layout.first_delayed);
+        if (!s->delayed) cr_assert_eq(s->bucket, rest->slot[place[i]].bucket);
+        for (int j = 0; s->delayed && j < i; j++)
+            if (m->slot[j].delayed && m->slot[j].dtype == s->dtype)
+                cr_assert_eq(m->slot[j].bucket, s->bucket);
+    }
+    int needed_first = iso__layout_last(&m->layout);
+    for (int b = needed_first + 1; b < m->layout.first_delayed; b++)
+        cr_assert(m->layout.bucket[b].local);
+    for (int b = 0; b < m->layout.first_delayed; b++)
+        if (!m->layout.bucket[b].local) cr_assert_lt(needed_first, m->layout.first_delayed);
+}
+
+Test(bucket, delayed_ones_are_last) {
+    uint32_t state = 7;
+    for (int round = 0; round < 3000; round++) {
+        model m, rest = {0};
+        size_t list[4];
+        int place[MOST_SLOTS] = {0};
+        make_random(&m, &state);
+        uint32_t few = draw(&state, 4);
+        for (int i = 0; i < m.layout.slot_count; i++) {
+            iso__grad_slot *s = &m.slot[i];
+            s->delayed = !s->local && draw(&state, 4) < few;
+            place[i] = rest.layout.slot_count;
+            if (!s->delayed) add_slot(&rest, s->layer, s->dtype, s->count, s->local);
+        }
+        if (rest.layout.slot_count == 0) continue;
+        iso__bucket_sizes sizes = random_sizes(&state, list);
+        cr_assert_eq(assign(&m, sizes), ISO_OK);
+        cr_assert_eq(assign(&rest, sizes), ISO_OK);
+        expect_delayed(&m, &rest, place);
+        forget(&m);
+        forget(&rest);
+    }
+}
+
 // ---- Sizes and text -------------------------------------------------------------------------------
 
 // 2^31 + 16 floats and more: nothing may be computed in 32 bits.

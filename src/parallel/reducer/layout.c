@@ -21,7 +21,7 @@ static size_t whole_rows(const iso__layout *l, size_t row_bytes) {
 // Elements of each piece except the last; 0: the parameter is not cut.
 static size_t piece_elements(const iso__layout *l, const iso_reducer_param *p, size_t piece_bytes) {
     size_t bytes = p->count * iso_dtype_size(p->dtype);
-    if (piece_bytes == 0 || p->row == 0 || p->whole || p->local) return 0;
+    if (piece_bytes == 0 || p->row == 0 || p->whole || p->local || p->delayed) return 0;
     if (bytes / 2 < piece_bytes) return 0;
     size_t rows = p->count / p->row, pieces = bytes / piece_bytes;
     size_t unit = whole_rows(l, p->row * iso_dtype_size(p->dtype));
@@ -40,6 +40,8 @@ static iso_status check_param(const iso_reducer_param *p, int i) {
     ISO_CHECK(p->row == 0 || p->count % p->row == 0, ISO_ERR_ARG,
               "parameter \"%s\" has %zu element%s in rows of %zu: give whole rows, or 0", p->name,
               p->count, ISO_PLURAL(p->count), p->row);
+    ISO_CHECK(!p->delayed || !p->local, ISO_ERR_ARG,
+              "parameter \"%s\" is both delayed and not exchanged (local): choose one", p->name);
     return ISO_OK;
 }
 
@@ -59,6 +61,7 @@ static iso_status add_slot(iso__layout *l, const iso_reducer_param *p, int i, in
                              .row = p->row,
                              .layer = layer,
                              .local = p->local,
+                             .delayed = p->delayed,
                              .user = p->user};
     l->piece_slot[l->place[i].start + piece] = l->slot_count++;
     return iso__strdup(p->name, &slot->name);
@@ -77,7 +80,8 @@ static iso_status add_pieces(iso__layout *l, const iso_reducer_param *p, int i, 
 static size_t long_of(const iso_reducer_param *params, int first, int end) {
     size_t bytes = 0;
     for (int i = first; i < end && bytes < LONG_BYTES; i++)
-        if (!params[i].local) bytes += params[i].count * iso_dtype_size(params[i].dtype);
+        if (!params[i].local && !params[i].delayed)
+            bytes += params[i].count * iso_dtype_size(params[i].dtype);
     return bytes;
 }
 
@@ -251,14 +255,21 @@ static void put_slot(iso__layout *l, filling *f, int i) {
     f->bytes[kind] += padded_bytes(&l->slot[i]);
 }
 
-// Fills the buckets that leave last: with whole layers from the first one up, until they have
-// `last` bytes. Call it before fill_others, which takes the remaining slots.
+// Puts all delayed slots of one kind into one bucket.
+static void fill_delayed(iso__layout *l) {
+    filling f = fill_nothing();
+    for (int i = 0; i < l->slot_count; i++)
+        if (l->slot[i].delayed) put_slot(l, &f, i);
+}
+
+// Fills the buckets that the next forward needs first: with whole layers from the first one up,
+// until they have `last` bytes. Call it before fill_others, which takes the remaining slots.
 static void fill_last(iso__layout *l, size_t last) {
     filling f = fill_nothing();
     bool full[KINDS] = {false};
     for (int first = 0; last > 0 && first < l->slot_count; first = layer_last(l, first) + 1) {
         for (int i = first; i <= layer_last(l, first); i++)
-            if (!full[kind_of(&l->slot[i])]) put_slot(l, &f, i);
+            if (l->slot[i].bucket == NO_BUCKET && !full[kind_of(&l->slot[i])]) put_slot(l, &f, i);
         for (int k = 0; k < KINDS; k++) full[k] = f.bytes[k] >= last;
     }
 }
@@ -280,22 +291,31 @@ static void fill_others(iso__layout *l, const iso__bucket_sizes *sizes) {
     }
 }
 
-// Numbers buckets in the order in which a backward completes them: by their lowest slots,
-// descending.
-static void number_buckets(iso__layout *l) {
+// Numbers the buckets that are delayed, or those that are not, from `end` - 1 down, by their lowest
+// slots. Returns the lowest number.
+static int number_those(iso__layout *l, bool delayed, int end) {
     int *number = l->order; // by provisional bucket number; lay_out overwrites it with the order
-    int left = l->bucket_count;
-    for (int b = 0; b < l->bucket_count; b++) number[b] = NO_BUCKET;
     for (int i = 0; i < l->slot_count; i++) {
+        if (l->slot[i].delayed != delayed) continue;
         int *mine = &number[l->slot[i].bucket];
-        if (*mine == NO_BUCKET) *mine = --left;
+        if (*mine == NO_BUCKET) *mine = --end;
         l->slot[i].bucket = *mine;
     }
+    return end;
+}
+
+// Numbers buckets in the order in which a backward completes them, and the delayed ones after all
+// others.
+static void number_buckets(iso__layout *l) {
+    for (int b = 0; b < l->bucket_count; b++) l->order[b] = NO_BUCKET;
+    l->first_delayed = number_those(l, true, l->bucket_count);
+    number_those(l, false, l->first_delayed);
 }
 
 static void fill_buckets(iso__layout *l, const iso__bucket_sizes *sizes) {
     l->bucket_count = 0;
     for (int i = 0; i < l->slot_count; i++) l->slot[i].bucket = NO_BUCKET;
+    fill_delayed(l);
     fill_last(l, sizes->last);
     fill_others(l, sizes);
     number_buckets(l);
@@ -377,8 +397,8 @@ static void lay_out(iso__layout *l, int bucket, int first, size_t *offset) {
                                       .local = slot->local};
 }
 
-// Adds the tail to the last bucket that travels. No piece follows it directly: either all pieces of
-// a parameter travel, or none.
+// Adds the tail to the bucket that is needed first. No piece follows it directly: either all pieces
+// of a parameter travel, or none.
 static void add_tail(iso__layout *l) {
     iso__bucket *b = &l->bucket[iso__layout_last(l)];
     b->tail = l->tail * iso_dtype_size(b->dtype);

@@ -25,12 +25,13 @@ typedef struct iso__grad_slot {
     size_t offset;     // bytes into the store
     iso_dtype dtype;
     int layer, bucket;
-    bool local; // not exchanged
-    void *user; // the program's, of the parameter
+    bool local;   // not exchanged
+    bool delayed; // leaves after all others
+    void *user;   // the program's, of the parameter
 } iso__grad_slot;
 
 // Slots of one element type, order[first] to order[last], adjacent in the store. Slots of a layer
-// that have the same type are in the same range.
+// that have the same type are in the same range, unless some of them are delayed.
 typedef struct iso__range {
     int first, last;
     char label[48]; // layer names, for traces and time-outs
@@ -46,15 +47,17 @@ typedef struct iso__layout {
     int *piece_slot;              // [slot_count]
     iso__grad_slot *slot;         // [slot_count]
     int *order;                   // [slot_count]: the slots, bucket by bucket
-    iso__range *range;            // [bucket_count], in the order in which a backward completes them
+    iso__range *range;            // [bucket_count], in the order in which they leave: as a backward
+                                  // completes them, and the delayed ones last
     iso__bucket *bucket;          // [bucket_count]: the same ranges as they travel
     iso_comm_hook_tensor *tensor; // [slot_count], as order
     int param_count, slot_count, bucket_count;
+    int first_delayed; // buckets from this one on leave after all others; bucket_count: none
     int *by_layer;     // [param_count]: the parameters in the order of the forward
     iso__layer *layer; // [layer_count], by their numbers
     int layer_count;
     size_t bytes;       // of all buckets
-    size_t tail;        // elements behind the gradients of the last bucket that travels
+    size_t tail;        // elements behind the gradients of bucket iso__layout_last
     size_t bucket_unit; // the size of a bucket is a multiple of this; 0: the size of its slots
 } iso__layout;
 
@@ -89,8 +92,8 @@ int iso__layout_find(const iso__layout *l, const char *name); // -1: no paramete
 // Whether parameter i exists and has a piece k. The second returns ISO_ERR_ARG if not.
 bool iso__layout_has(const iso__layout *l, int i, int k);
 iso_status iso__layout_check(const iso__layout *l, int i, int k);
-// The last bucket that travels, which the next forward needs first. If none travels, the last
-// bucket.
+// The last bucket that travels and is not delayed, which the next forward needs first. If there is
+// none, the last one that travels; if none travels, the last bucket.
 int iso__layout_last(const iso__layout *l);
 // A hash of which slots share a bucket.
 uint64_t iso__layout_fingerprint(const iso__layout *l);

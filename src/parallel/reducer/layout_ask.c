@@ -3,9 +3,9 @@
 #include "parallel/reducer/layout.h"
 
 int iso__layout_last(const iso__layout *l) {
-    for (int b = l->bucket_count - 1; b >= 0; b--)
+    for (int b = l->first_delayed - 1; b >= 0; b--)
         if (!l->bucket[b].local) return b;
-    return l->bucket_count - 1;
+    return l->bucket_count - 1; // the delayed ones travel
 }
 
 bool iso__layout_has(const iso__layout *l, int i, int k) {
@@ -35,8 +35,8 @@ static size_t write_lines(const iso__layout *l, char *text, size_t room) {
     used += (size_t)snprintf(text ? text + used : NULL, text ? room - used : 0, __VA_ARGS__)
     for (int b = 0; b < l->bucket_count; b++) {
         const iso__bucket *bucket = &l->bucket[b];
-        SAY("bucket %d: %zu bytes, %s%s:", b, bucket->bytes, iso_dtype_name(bucket->dtype),
-            bucket->local ? ", not exchanged" : "");
+        SAY("bucket %d: %zu bytes, %s%s%s:", b, bucket->bytes, iso_dtype_name(bucket->dtype),
+            bucket->local ? ", not exchanged" : "", b >= l->first_delayed ? ", delayed" : "");
         for (int k = l->range[b].first; k <= l->range[b].last; k++) {
             const iso__grad_slot *s = &l->slot[l->order[k]];
             SAY("%s %s", k > l->range[b].first ? "," : "", s->name);

@@ -8,8 +8,9 @@
 #include <isotherm/trace.h>
 #include <string.h>
 
-#define WARM_LISTS 3 // first touch of memory and creation of kernels distort their times
-enum { ROUNDS = 5 }; // lists whose times make the plan
+#define CAN_WAIT_MS 1e12 // is needed after everything else
+#define WARM_LISTS  3    // first touch of memory and creation of kernels distort their times
+enum { ROUNDS = 5 };     // lists whose times make the plan
 
 // Times of the latest exchange, sums over all exchanges, and the times for the plan.
 typedef struct bucket_times {
@@ -156,11 +157,31 @@ void iso__planner_bucket_stats(const iso__planner *p, int bucket, iso_bucket_sta
 }
 
 // ---- Planning ---------------------------------------------------------------------------------------
+//
+// Why delayed buckets cannot block a rank: the proof in channel.h needs one plan on all ranks, and
+// that a rank makes the whole round ready before its first wait. Rank 0 makes the one plan, with or
+// without them. A rank posts a delayed bucket later than it could, but before it waits: it waits
+// only after the end of its backward, which makes every bucket ready (iso__round_close), and then
+// all buckets leave, the delayed ones last. In blocking mode, a rank posts and awaits buckets by
+// number, and without a plan by need this is also the order of the chunks.
 
 static double median_of_rounds(const double *value) {
     double sorted[ROUNDS];
     memcpy(sorted, value, sizeof(sorted));
     return iso__median(sorted, ROUNDS);
+}
+
+// Delayed buckets leave after all others. They are ready last and can wait: among buckets that are
+// ready and can wait, the plan sends the one with the lowest number first.
+static void delay_items(const iso__planner *p, iso__plan_item *item, int count) {
+    double last_ms = 0;
+    for (int k = 0; k < count; k++)
+        if (item[k].ready_ms > last_ms) last_ms = item[k].ready_ms;
+    for (int k = 0; k < count; k++) {
+        if (p->bucket[k] < p->layout->first_delayed) continue;
+        item[k].ready_ms = last_ms;
+        item[k].need_ms = CAN_WAIT_MS;
+    }
 }
 
 // The slowest rank's times of `count` long buckets, equal on all ranks. ms: [2 * count], scratch.
@@ -178,8 +199,9 @@ static iso_status gather_times(const iso__planner *p, const iso__transport *tran
         item[k].ready_ms = ms[2 * k];
         // The first layer is needed immediately; buckets that the last steps did not need can wait.
         double at_once = item[k].ready_ms + 1e-3, need = ms[2 * k + 1];
-        item[k].need_ms = need == 0 ? 1e12 : need > at_once ? need : at_once;
+        item[k].need_ms = need == 0 ? CAN_WAIT_MS : need > at_once ? need : at_once;
     }
+    delay_items(p, item, count);
     return ISO_OK;
 }
 

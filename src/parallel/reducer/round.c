@@ -51,6 +51,12 @@ static iso_status list_is_out(iso__round *r) {
     return negotiate ? iso__usage_ask(r->usage, r->comm) : ISO_OK;
 }
 
+// A delayed bucket leaves once all buckets before it have left, which include all that are not
+// delayed.
+static bool may_leave(const iso__round *r, int b) {
+    return b < layout_of(r)->first_delayed || b == r->issued;
+}
+
 // Channels keep the order of all ranks, in whatever order buckets become ready here. In blocking
 // mode a rank waits for each bucket, so all ranks must post them in the same order.
 static iso_status issue_ready(iso__round *r) {
@@ -58,7 +64,7 @@ static iso_status issue_ready(iso__round *r) {
     bool in_order = is_blocking(r) || r->transport->in_order;
     if (r->issued == count) return ISO_OK; // ready gradients belong to the next list
     for (int b = in_order ? r->issued : 0; b < count; b++) {
-        bool ready = r->bucket[b].stage == OPEN && r->bucket[b].missing == 0;
+        bool ready = r->bucket[b].stage == OPEN && r->bucket[b].missing == 0 && may_leave(r, b);
         if (!ready && in_order) break;
         if (!ready) continue;
         ISO_TRY(post_bucket(r, b));
