@@ -272,6 +272,7 @@ contains
         call constant('ISO_UNUSED_ERROR', ISO_UNUSED_ERROR)
         call constant('ISO_UNUSED_ZERO', ISO_UNUSED_ZERO)
         call constant('ISO_UNUSED_NEGOTIATE', ISO_UNUSED_NEGOTIATE)
+        call constant('ISO_UNUSED_STATIC', ISO_UNUSED_STATIC)
         call constant('ISO_AVERAGE_POST', ISO_AVERAGE_POST)
         call constant('ISO_AVERAGE_PRE', ISO_AVERAGE_PRE)
         call constant('ISO_AVERAGE_SPLIT', ISO_AVERAGE_SPLIT)

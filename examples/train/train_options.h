@@ -28,7 +28,7 @@ typedef struct train_options {
 
     const char *sync, *sync_option, *progress;
     double bucket_mb;
-    bool find_unused, sync_batchnorm;
+    bool find_unused, static_unused, sync_batchnorm;
     const char *buffers, *buffers_when, *average;
     double split_factor;
     int64_t noise_scale, check_equal;

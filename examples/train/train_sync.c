@@ -50,6 +50,7 @@ static iso_data_parallel_config data_parallel_config(const train_options *o) {
     iso_data_parallel_config config = ISO_DATA_PARALLEL_DEFAULT;
     if (!isnan(o->bucket_mb)) config.bucket_mb = o->bucket_mb;
     config.find_unused_parameters = o->find_unused;
+    config.static_unused = o->static_unused;
     config.buffers = buffer_config(o);
     config.average = (iso_average_mode)place_of(o->average, average);
     if (config.average == ISO_AVERAGE_SPLIT) config.split_factor = o->split_factor;

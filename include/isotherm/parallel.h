@@ -77,6 +77,9 @@ typedef struct iso_data_parallel_config {
     // no zero_grad has discarded it, counts as used, as in PyTorch. false: backward returns an
     // error if a parameter got no gradient in it, nor in the preceding backwards inside no_sync.
     bool find_unused_parameters;
+    // true: the same, but the first exchange determines the unused parameters for the whole run, so
+    // later ones need no reduction for it, see ISO_UNUSED_STATIC (PyTorch: static_graph).
+    bool static_unused;
     iso_average_mode average;
     double split_factor;
     const iso_comm_hook *hook; // copied; NULL: iso_hook_plain

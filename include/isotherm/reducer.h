@@ -96,7 +96,14 @@ typedef enum iso_unused {
     // all-reduce per step determines which ranks used which parameters. A parameter that no rank
     // used keeps its gradient and is not updated. If some ranks used it, the others contribute
     // zeros.
-    ISO_UNUSED_NEGOTIATE
+    ISO_UNUSED_NEGOTIATE,
+    // As PyTorch's static_graph: the first exchange negotiates, and later ones take its answer,
+    // without a reduction. (The first exchange over each scope negotiates, and so does the first of
+    // a resumed run.) ISO_ERR_STATE on a rank that later reports a gradient of a parameter that no
+    // rank used, or lacks one that it had; the message names the parameter, and other ranks
+    // continue. A rank may use parameters that so far only other ranks used. Each rank decides
+    // about its local parameters in every exchange.
+    ISO_UNUSED_STATIC
 } iso_unused;
 
 // When the sum over P ranks is divided by P. POST: after the exchange. PRE: before it, against

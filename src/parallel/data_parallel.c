@@ -200,7 +200,7 @@ static iso_status report_gradients(iso__data_parallel *self) {
 static void mark_valid(iso__data_parallel *self) {
     for (int i = 0; i < self->trainable_count; i++) {
         iso_parameter *p = self->trainable[i];
-        self->asked[i] = self->unused == ISO_UNUSED_NEGOTIATE && !p->grad_valid;
+        self->asked[i] = iso__reducer_negotiates(self->reducer) && !p->grad_valid;
         self->old[i] = p->grad_valid = true;
     }
 }
@@ -299,10 +299,9 @@ iso_status iso__data_parallel_shadow(iso_module *module, bool leftover) {
     iso_reducer *r = self->reducer;
     int no_sync = self->no_sync; // it applies to the caller's own batches only
     self->no_sync = 0;
-    iso_unused unused = self->unused;
-    iso__reducer_set_unused(r, unused == ISO_UNUSED_ERROR ? ISO_UNUSED_ZERO : unused);
+    iso__reducer_excuse(r, true);
     iso_status status = shadow_backward(self, leftover);
-    iso__reducer_set_unused(r, unused);
+    iso__reducer_excuse(r, false);
     self->no_sync = no_sync;
     ISO_TRY(status);
     return ISO_OK;

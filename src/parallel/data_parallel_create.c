@@ -337,7 +337,9 @@ iso_status iso_data_parallel_create_take(iso_module *module, iso_comm *comm,
     self->comm = iso_comm_retain(comm);
     self->sync = chosen.sync;
     self->first_row = -1;
-    self->unused = chosen.find_unused_parameters ? ISO_UNUSED_NEGOTIATE : ISO_UNUSED_ERROR;
+    self->unused = chosen.static_unused            ? ISO_UNUSED_STATIC
+                   : chosen.find_unused_parameters ? ISO_UNUSED_NEGOTIATE
+                                                   : ISO_UNUSED_ERROR;
     self->reduce = chosen.reduce;
     self->reduce_user = chosen.reduce_user;
     iso_module *taken = module;

@@ -49,6 +49,7 @@ iso_status trainer_create(trainer *t, iso_comm *comm, const trainer_config *conf
     iso_data_parallel_config dp = {.sync = config->sync,
                                    .bucket_mb = config->bucket_mb,
                                    .find_unused_parameters = config->find_unused,
+                                   .static_unused = config->static_unused,
                                    .piece_mb = config->piece_mb,
                                    .scope = config->scope,
                                    .hook = config->hook,

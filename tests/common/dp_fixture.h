@@ -21,7 +21,7 @@ typedef struct trainer {
 typedef struct trainer_config {
     iso_sync sync;
     double bucket_mb;
-    bool find_unused; // parameters
+    bool find_unused, static_unused; // parameters
     double piece_mb;
     iso_optimizer_kind optimizer;
     iso_hyper hyper;

@@ -91,13 +91,15 @@ static const iso_strategy idling = {.name = "idling", .wrap_module = wrap_with_i
 
 // Without the option the first step would end the job.
 static void unused_parameters_are_found(void) {
-    char with[17], without[17], idle[17];
+    char with[17], without[17], idle[17], still[17];
     iso_assert_ok(train_world_small(test_comm, IMAGES, &world));
     iso_assert_ok(iso_strategy_register(&idling));
     hash_of(MLP "--find-unused --sync idling", idle);
+    hash_of(MLP "--static-unused --sync idling", still);
     hash_of(MLP "--find-unused", with);
     hash_of(MLP, without);
     iso_assert_all(strcmp(with, without) == 0 && strcmp(with, idle) != 0);
+    iso_assert_all(strcmp(still, idle) == 0);
     train_world_close(&world);
 }
 
@@ -107,6 +109,7 @@ Test(np3_train_options, unused_parameters_are_found) { unused_parameters_are_fou
 Test(np2_train_options, finding_unused_parameters_is_an_option) {
     iso_assert_all(!settings_of(MLP)->find_unused_parameters);
     iso_assert_all(settings_of(MLP "--find-unused")->find_unused_parameters);
+    iso_assert_all(settings_of(MLP "--static-unused")->static_unused);
 }
 
 // ---- Buffers ----------------------------------------------------------------------------------------

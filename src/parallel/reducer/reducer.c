@@ -305,15 +305,13 @@ bool iso__reducer_was_unused(const iso_reducer *r, int i) {
 
 // ---- Ranks without data -----------------------------------------------------------------------------
 
-void iso__reducer_set_unused(iso_reducer *r, iso_unused unused) {
-    iso__round_set_unused(r->round, unused);
-}
+void iso__reducer_excuse(iso_reducer *r, bool excused) { iso__round_excuse(r->round, excused); }
 
 void iso__reducer_skip_local(iso_reducer *r) { iso__round_skip_local(r->round, true); }
 
 void iso__reducer_end_join(iso_reducer *r) {
     iso__round_set_weight(r->round, 1, 0);
-    // With ISO_UNUSED_NEGOTIATE, the next backward sets it.
+    // If ranks negotiate, the next backward sets it.
     if (!iso__reducer_negotiates(r)) iso__round_skip_local(r->round, false);
 }
 
@@ -393,7 +391,8 @@ int iso__reducer_bucket_of(const iso_reducer *r, int i) {
 bool iso__reducer_awaits_pieces(const iso_reducer *r) { return !r->transport->launches; }
 
 bool iso__reducer_negotiates(const iso_reducer *r) {
-    return iso__round_unused(r->round) == ISO_UNUSED_NEGOTIATE;
+    iso_unused unused = iso__round_unused(r->round);
+    return unused == ISO_UNUSED_NEGOTIATE || unused == ISO_UNUSED_STATIC;
 }
 
 bool iso__reducer_keeps_ranks_equal(const iso_reducer *r) {

@@ -20,7 +20,7 @@ int iso__reducer_bucket_of(const iso_reducer *r, int i);
 // Whether to wait for a parameter piece by piece. Not on a device, which launches its updates
 // together.
 bool iso__reducer_awaits_pieces(const iso_reducer *r);
-bool iso__reducer_negotiates(const iso_reducer *r); // ISO_UNUSED_NEGOTIATE
+bool iso__reducer_negotiates(const iso_reducer *r); // ISO_UNUSED_NEGOTIATE, ISO_UNUSED_STATIC
 // Whether ranks have the same parameters between steps.
 bool iso__reducer_keeps_ranks_equal(const iso_reducer *r);
 int iso__reducer_appliers(const iso_reducer *r); // their number
@@ -63,8 +63,8 @@ void iso__reducer_zero_grad_of(iso_reducer *r, int id);
 
 // ---- Ranks without data -----------------------------------------------------------------------------
 
-// A rank without a batch may lack gradients, which is an error otherwise.
-void iso__reducer_set_unused(iso_reducer *r, iso_unused unused);
+// While excused, a rank without a batch may lack gradients, which is an error otherwise.
+void iso__reducer_excuse(iso_reducer *r, bool excused);
 // Parameters that are not exchanged are not updated after this backward.
 void iso__reducer_skip_local(iso_reducer *r);
 // All ranks have weight 1 again, and update parameters that are not exchanged.
@@ -75,8 +75,8 @@ void iso__reducer_end_join(iso_reducer *r);
 void iso__reducer_drop(iso_reducer *r, int i);          // zero_grad for one parameter
 bool iso__reducer_shares_updates(const iso_reducer *r); // config.zero, also on a single rank
 // Call it before a wait for ranks that may be waiting for this rank's new values (ZeRO), or for a
-// later phase of its gradients (a hook that owns its exchange). Waits until they no longer depend on
-// this rank's program.
+// later phase of its gradients (a hook that owns its exchange). Waits until they no longer depend
+// on this rank's program.
 iso_status iso__reducer_publish(iso_reducer *r);
 // Whether each rank updates its own elements of parameter i.
 bool iso__reducer_is_spread(const iso_reducer *r, int i);

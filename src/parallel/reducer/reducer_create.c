@@ -14,7 +14,7 @@ static iso_status check_config(const iso_reducer_config *c) {
               "unknown sync mode %d", (int)c->sync);
     ISO_CHECK((int)c->order >= 0 && c->order <= ISO_ORDER_REVERSE, ISO_ERR_ARG, "unknown order %d",
               (int)c->order);
-    ISO_CHECK((int)c->unused >= 0 && c->unused <= ISO_UNUSED_NEGOTIATE, ISO_ERR_ARG,
+    ISO_CHECK((int)c->unused >= 0 && c->unused <= ISO_UNUSED_STATIC, ISO_ERR_ARG,
               "unknown treatment %d of unused parameters", (int)c->unused);
     ISO_CHECK((int)c->average >= 0 && c->average <= ISO_AVERAGE_SUM, ISO_ERR_ARG,
               "unknown mode %d of averaging", (int)c->average);
@@ -59,7 +59,7 @@ static iso_status match_ranks(iso_reducer *r, const iso__param_set *set,
                               const iso_reducer_config *config) {
     static const char *const sync[] = {"lazy", "blocking", "none", "explicit"};
     static const char *const order[] = {"need", "reverse"};
-    static const char *const unused[] = {"error", "zero", "negotiate"};
+    static const char *const unused[] = {"error", "zero", "negotiate", "static"};
     static const char *const average[] = {"post", "pre", "split", "sum"};
     const iso_comm_hook *hook = &r->coder.hook;
     char settings[1024], list[LIST_ROOM];
@@ -273,9 +273,7 @@ fail:
 }
 
 static void finish_quietly(iso_reducer *r) {
-    // Unused parameters of an abandoned backward are no error here.
-    if (iso__round_unused(r->round) == ISO_UNUSED_ERROR)
-        iso__round_set_unused(r->round, ISO_UNUSED_ZERO);
+    iso__round_excuse(r->round, true); // an abandoned backward may lack gradients
     if (iso_reducer_finish(r) < 0)
         iso__log(ISO_LOG_ERROR, "while completing pending exchanges: %s",
                  iso_last_error()->message);

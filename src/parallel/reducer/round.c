@@ -47,6 +47,8 @@ static iso_status list_is_out(iso__round *r) {
     r->lists++;
     iso__coder_count(r->with.coder);
     ISO_TRY(iso__sums_send(r->with.sums, r->comm));
+    if (r->with.unused == ISO_UNUSED_STATIC)
+        return iso__usage_keep(r->usage, r->comm, r->excused, iso_comm_rank(r->with.world));
     bool negotiate = r->with.unused == ISO_UNUSED_NEGOTIATE;
     return negotiate ? iso__usage_ask(r->usage, r->comm) : ISO_OK;
 }
@@ -191,14 +193,18 @@ iso_status iso__round_close(iso__round *r, iso_unused unused) {
         count++;
     }
     ISO_TRY(issue_ready(r));
-    return count > 0 && unused == ISO_UNUSED_ERROR ? missing_error(r, first, count) : ISO_OK;
+    bool wrong = count > 0 && unused == ISO_UNUSED_ERROR && !r->excused;
+    return wrong ? missing_error(r, first, count) : ISO_OK;
 }
 
 iso_status iso__round_shadow(iso__round *r) {
     ISO_TRY(iso__round_finish(r));
     ISO_TRY(iso__store_zero(r->with.store, 0, layout_of(r)->bytes));
     r->fresh = false; // nothing that was accumulated is sent
-    return iso__round_close(r, ISO_UNUSED_ZERO);
+    r->excused = true;
+    iso_status status = iso__round_close(r, ISO_UNUSED_ZERO);
+    r->excused = false;
+    return status;
 }
 
 iso_status iso__round_adopt(iso__round *r, const bool *used) {
@@ -347,7 +353,7 @@ const bool *iso__round_skipped(const iso__round *r) { return iso__usage_skipped(
 void iso__round_list_used(iso__round *r) { r->fresh = false; }
 
 iso_unused iso__round_unused(const iso__round *r) { return r->with.unused; }
-void iso__round_set_unused(iso__round *r, iso_unused unused) { r->with.unused = unused; }
+void iso__round_excuse(iso__round *r, bool excused) { r->excused = excused; }
 void iso__round_set_owner(iso__round *r) { r->always_closed = true; }
 
 void iso__round_set_weight(iso__round *r, double weight, double total) {

@@ -89,7 +89,7 @@ iso_status iso__round_publish(iso__round *r);
 bool iso__round_param_is_ready(const iso__round *r, int i);
 bool iso__round_param_is_current(const iso__round *r, int i); // all of its buckets are open
 iso_unused iso__round_unused(const iso__round *r);
-void iso__round_set_unused(iso__round *r, iso_unused unused);
+void iso__round_excuse(iso__round *r, bool excused); // as iso__reducer_excuse
 void iso__round_set_weight(iso__round *r, double weight, double total);
 // From now on an owner closes every backward, so parameters that it has reported are current, too.
 void iso__round_set_owner(iso__round *r);

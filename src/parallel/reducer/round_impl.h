@@ -36,6 +36,7 @@ struct iso__round {
     bool shares;        // a step was made, and values go to the other ranks
     bool updating;      // an update function runs
     bool always_closed; // its owner closes every backward
+    bool excused;       // this rank may lack gradients
     iso__averaging average;
 };
 
