@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// A network of two inputs: learns how much a reader likes a book from the number of the reader and
-// the features of the book. Both are brought to vectors, which meet in a bilinear layer.
+// A network of two inputs: learns how much a reader likes a book, from the features of the book and
+// the number of the reader. Each input becomes a vector; a bilinear layer combines the two.
 //
 // Compile it, once Isotherm is installed, and run it; with "blocking" after it, backward waits for
 // the exchange of gradients, and the results are the same:
@@ -108,6 +108,7 @@ int main(int argc, char **argv) {
     iso_module *model;
     iso_optimizer *optimizer;
     iso_loss *loss;
+    iso_evaluation result;
     uint64_t hash;
     iso_loader *data = load();
     check(iso_data_parallel_create_take(build_network(), comm, &config, &model));
@@ -118,6 +119,8 @@ int main(int argc, char **argv) {
         double error = run_epoch(model, loss, optimizer, data, epoch);
         if (iso_comm_rank(comm) == 0) printf("epoch %d: error %.5f\n", epoch, error);
     }
+    check(iso_evaluate(model, loss, data, comm, &result));
+    if (iso_comm_rank(comm) == 0) printf("evaluation: error %.5f\n", sqrt(result.loss));
     check(iso_parameter_hash(model, comm, &hash, NULL));
     if (iso_comm_rank(comm) == 0) printf("parameters %016llx\n", (unsigned long long)hash);
     iso_optimizer_destroy(&optimizer);

@@ -12,6 +12,7 @@ need_launcher
 limit=120
 enter_work
 
+evaluation() { sed -n 's/^evaluation: error \([0-9.]*\)$/\1/p' stdout; }
 last_error() { sed -n 's/^epoch 12: error \([0-9.]*\)$/\1/p' stdout; }
 
 # What is learned deviates from 0 by 1.2. Global batches have the same samples on any number of ranks, so errors agree
@@ -26,6 +27,9 @@ for ranks in 1 2 3; do
     result $? "$ranks ranks learn from both inputs (error ${error:-unknown})"
     awk -v a="${error:-9}" -v b="${first:-0}" 'BEGIN { exit !((a - b) ^ 2 < 0.0005 ^ 2) }'
     result $? "$ranks ranks have the error of one rank with the whole batch"
+    # The evaluation sees both inputs of the same samples, after the epoch's updates.
+    awk -v a="$(evaluation)" -v b="${error:-9}" 'BEGIN { exit !(a > 0 && a < 1.2 * b) }'
+    result $? "$ranks ranks evaluate with both inputs"
     run $ranks "$programs/two-inputs" blocking
     [ "$status" = 0 ] && grep -q '^parameters [0-9a-f]*$' lazy && cmp -s stdout lazy
     result $? "$ranks ranks have the same bits with blocking exchanges"

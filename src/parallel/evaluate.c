@@ -31,6 +31,18 @@ static iso_status add_batch(iso_loss *loss, int64_t samples, sums *sum) {
     return ISO_OK;
 }
 
+// The model gets all inputs, and gives one output.
+static iso_status forward_batch(iso_module *model, const iso_batch *batch, int inputs,
+                                iso_tensor **output) {
+    iso_tensors in = {.count = inputs}, out;
+    for (int i = 0; i < inputs; i++) in.item[i] = batch->inputs[i];
+    ISO_TRY(iso_module_forward_many(model, &in, &out));
+    ISO_CHECK(out.count == 1, ISO_ERR_ARG,
+              "a model to evaluate gives 1 tensor, but this one gave %d", out.count);
+    *output = out.item[0];
+    return ISO_OK;
+}
+
 static iso_status launch_loss(iso_loss *loss, iso_tensor *output, const iso_batch *batch) {
     if (batch->labels) return iso_loss_compute(loss, output, batch->labels, NULL, NULL, NULL);
     return iso_loss_compute_tensor(loss, output, batch->targets[0], NULL, NULL);
@@ -39,18 +51,21 @@ static iso_status launch_loss(iso_loss *loss, iso_tensor *output, const iso_batc
 static iso_status own_share(iso_module *model, iso_loss *loss, iso_loader *data,
                             iso_evaluate_watch watch, void *user, sums *sum) {
     iso_batch batch;
-    iso_tensor *output;
+    iso_tensor *output = NULL;
     int64_t before = 0;
     const iso_dataset_info *info = iso_loader_info(data);
     ISO_CHECK(info->targets > 0, ISO_ERR_ARG,
               "there is nothing to evaluate: the samples have no targets");
+    ISO_CHECK(info->inputs <= ISO_MODULE_TENSORS, ISO_ERR_UNSUPPORTED,
+              "the samples to evaluate have %d inputs: a module takes at most %d", info->inputs,
+              ISO_MODULE_TENSORS);
     sum->labels_each = count_labels(info);
     ISO_TRY(iso_loader_start(data, 0, 0));
     for (;;) {
         iso_status more = iso_loader_next(data, &batch);
         ISO_TRY(more);
         if (more == ISO_PENDING) return add_batch(loss, before, sum);
-        ISO_TRY(iso_module_forward(model, batch.images, &output));
+        ISO_TRY(forward_batch(model, &batch, info->inputs, &output));
         ISO_TRY(add_batch(loss, before, sum));
         ISO_TRY(launch_loss(loss, output, &batch));
         before = batch.n;
