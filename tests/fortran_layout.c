@@ -35,6 +35,7 @@ static struct {
     FIELD(iso_reducer_param, layers),
     FIELD(iso_reducer_param, stride),
     FIELD(iso_reducer_param, user),
+    FIELD(iso_reducer_param, sparse_rows),
     SIZE(iso_reducer_config),
     FIELD(iso_reducer_config, device),
     FIELD(iso_reducer_config, sync),
@@ -190,7 +191,7 @@ static struct {
 // A compiler that warns of missing initializers tells when a type gets a field that the table
 // lacks.
 const iso_comm_config layout_comm_config = {0, 0};
-const iso_reducer_param layout_param = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
+const iso_reducer_param layout_param = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
 const iso_reducer_config layout_config = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
 const iso_reducer_update layout_update = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
 const iso_reducer_stats layout_stats = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};

@@ -92,6 +92,7 @@ contains
         call field('iso_reducer_param.layers', c_loc(param), c_loc(param%layers))
         call field('iso_reducer_param.stride', c_loc(param), c_loc(param%stride))
         call field('iso_reducer_param.user', c_loc(param), c_loc(param%user))
+        call field('iso_reducer_param.sparse_rows', c_loc(param), c_loc(param%sparse_rows))
     end subroutine
 
     subroutine check_config()

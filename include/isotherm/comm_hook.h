@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Communication hooks (PyTorch's term) decide how a bucket of gradients travels. A hook is a table
 // of functions, which the reducer calls for every bucket. Most hooks convert gradients before and
-// after the all-reduce. A hook may also replace the all-reduce by an exchange of its own.
+// after the all-reduce. A hook may also replace the all-reduce by an exchange of its own. Sparse
+// gradients (iso_reducer_param.sparse_rows) travel without hooks.
 #ifndef ISOTHERM_COMM_HOOK_H
 #define ISOTHERM_COMM_HOOK_H
 

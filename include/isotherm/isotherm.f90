@@ -100,6 +100,7 @@ module isotherm
         integer(c_int) :: layers = 0
         integer(c_size_t) :: stride = 0
         type(c_ptr) :: user = c_null_ptr
+        integer(c_size_t) :: sparse_rows = 0
     end type
 
     type, bind(c), public :: iso_reducer_config

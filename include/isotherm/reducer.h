@@ -62,6 +62,20 @@ typedef struct iso_reducer_param {
     int layers;
     size_t stride;
     void *user; // for iso_reducer_update.param_user
+    // > 0: the gradient is sparse, as that of an embedding (PyTorch: sparse=True): in one exchange,
+    // at most this many rows (of `row` elements) of a rank's gradient are non-zero, e.g. as many as
+    // a batch has tokens. The ranks exchange these rows and their numbers instead of the whole
+    // gradient. Each rank sends about (4 + bytes of a row) * sparse_rows bytes to each other rank,
+    // however many rows are non-zero. The average is dense. Rows are added in the order of the
+    // ranks, so f32 has the bits of a sum in shared memory.
+    //
+    // Backward writes the whole gradient, with zeros, as without sparse_rows. If a rank has more
+    // rows, every rank gets ISO_ERR_ARG, which names the parameter, that rank and its rows. In
+    // accumulation, the rows of all backwards of an exchange count; so do averages that are left
+    // from an exchange without a step. The parameter has a bucket of its own and is not cut into
+    // pieces. Hooks do not see it. ISO_ERR_UNSUPPORTED with zero. On GPUs, all gradients then go
+    // through the host. Without effect if local, or on one rank.
+    size_t sparse_rows;
 } iso_reducer_param;
 
 // Parameters are numbered from 0 in the order of the list. An entry with `layers` counts as that
@@ -169,7 +183,7 @@ typedef struct iso_reducer_config {
     // its own shards only; a step overwrites all gradients. A backward after a backward without a
     // step is ISO_ERR_STATE, unless iso_reducer_zero_grad was called in between.
     // ISO_ERR_UNSUPPORTED for a device with memory of its own, another scope than ISO_SCOPE_WORLD,
-    // or a hook.
+    // a hook, or sparse gradients.
     bool zero;
     // PyTorch's init_sync=False: values are not broadcast at creation. The ranks must have equal
     // values already, e.g. from one file.
@@ -312,8 +326,8 @@ void iso_reducer_poll(iso_reducer *reducer);
 // A blocking reduction after a lazy step (MPI_Allreduce of a loss, iso_comm_allreduce_f64) waits
 // for all gradients in flight, however short it is. The step is then no longer lazy. These sums
 // instead travel with the bucket that the next forward needs first, behind its gradients, and cost
-// no message. On a GPU, with a hook that has compress or run, or with zero, they are sent as one
-// short message. No gradient waits for this message.
+// no message. On a GPU, with a hook that has compress or run, with zero, or with sparse gradients,
+// they are sent as one short message. No gradient waits for this message.
 
 // Local. Adds this rank's value to sum k (0 to config.sums - 1) of the next exchange. Call it
 // before you report the last gradient of the bucket that the next forward needs first: add a loss

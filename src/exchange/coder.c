@@ -2,6 +2,8 @@
 // Runs a communication hook on buckets.
 #include "exchange/coder.h"
 
+#include "exchange/sparse_rows.h"
+
 #include <string.h>
 
 // The head of the state of a hook that owns its exchange; its first float counts lists. It is as
@@ -155,6 +157,7 @@ size_t iso__plan_bytes(const iso__coder *c, const iso_comm_hook_plan *plan, int 
 }
 
 size_t iso__coder_wire_bytes(const iso__coder *c, int i, const iso__bucket *b) {
+    if (iso__bucket_is_sparse(b)) return iso__rows_bytes(b);
     if (c->plan && !b->local) return iso__plan_bytes(c, &c->plan[i], c->ranks);
     if (!iso__coder_converts(c, b)) return b->bytes;
     return b->bytes / sizeof(float) * iso_dtype_size(c->hook.wire);
@@ -172,7 +175,7 @@ static void place_conversion(iso__coder *c, int i, const iso__bucket *b, size_t 
 
 static iso_status place_plan(iso__coder *c, int i, const iso__bucket *b,
                              const iso__coder_ranks *ranks, size_t *state) {
-    if (b->local) return ISO_OK;
+    if (!iso__bucket_is_dense(b)) return ISO_OK;
     ISO_TRY(iso__coder_declare(c, i, b, ranks, &c->plan[i]));
     size_t floats = (c->plan[i].state_floats + HEAD_FLOATS - 1) / HEAD_FLOATS * HEAD_FLOATS;
     c->place[i].state = *state;
@@ -196,7 +199,7 @@ iso_status iso__coder_create(const iso_comm_hook *hook, const iso__buckets *buck
     ISO_TRY(copy_hook(hook, out));
     ISO_TRY(iso__alloc_zero(count * sizeof(*out->place), (void **)&out->place));
     for (int i = 0; i < buckets->count; i++)
-        if (!buckets->item[i].local) out->last = i;
+        if (iso__bucket_is_dense(&buckets->item[i])) out->last = i;
     if (iso__hook_owns(hook)) {
         ISO_TRY(iso__alloc_zero(count * sizeof(*out->plan), (void **)&out->plan));
         state = HEAD_FLOATS;

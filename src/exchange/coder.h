@@ -22,7 +22,7 @@ typedef struct iso__coder {
     size_t state_count;
     iso__coder_place *place;  // [buckets]
     iso_comm_hook_plan *plan; // [buckets], over all ranks, if the hook owns its exchange, else NULL
-    int last;                 // the last bucket that is exchanged, or -1
+    int last;                 // the last bucket that travels as a whole, or -1
     int ranks;                // the number of all ranks
     bool lazy;                // other buckets may be posted before a bucket is awaited
     bool off; // exchanges are measured: the hook does not run, and old contents travel
@@ -44,7 +44,7 @@ void iso__coder_destroy(iso__coder *c);
 // ---- Hooks that convert -------------------------------------------------------------------------------
 
 static inline bool iso__coder_converts(const iso__coder *c, const iso__bucket *b) {
-    return c->hook.compress && b->dtype == ISO_F32 && !b->local;
+    return c->hook.compress && b->dtype == ISO_F32 && iso__bucket_is_dense(b);
 }
 // The bytes of bucket number i that travel.
 size_t iso__coder_wire_bytes(const iso__coder *c, int i, const iso__bucket *b);
@@ -60,7 +60,7 @@ iso_status iso__coder_decode(const iso__coder *c, int i, const iso__bucket *buck
 static inline bool iso__hook_owns(const iso_comm_hook *hook) { return hook->run != NULL; }
 // Whether the result is already the average.
 static inline bool iso__coder_divides(const iso__coder *c, int i, const iso__bucket *b) {
-    bool owns = c->plan && !b->local && !c->plan[i].plain;
+    bool owns = c->plan && iso__bucket_is_dense(b) && !c->plan[i].plain;
     return c->hook.divides && (owns || iso__coder_converts(c, b));
 }
 // A hash of the plans, which must be the same on all ranks.

@@ -19,6 +19,8 @@ libiso_core_la_SOURCES += \
     src/exchange/routes.h \
     src/exchange/scopes.c \
     src/exchange/scopes.h \
+    src/exchange/sparse_rows.c \
+    src/exchange/sparse_rows.h \
     src/exchange/store.c \
     src/exchange/store.h \
     src/exchange/transport.h \
@@ -26,6 +28,7 @@ libiso_core_la_SOURCES += \
     src/exchange/transport_nccl.c \
     src/exchange/transport_none.c \
     src/exchange/transport_phases.c \
+    src/exchange/transport_rows.c \
     src/exchange/transport_shards.c \
     src/exchange/transport_zero.c \
     src/exchange/transport_staged.c \

@@ -15,6 +15,7 @@ struct iso__scopes {
     iso_device *device; // borrowed; NULL unless it has its own memory
     bool exchanges;
     bool zero;        // updates are divided among the ranks
+    bool sparse;      // there are sparse buckets
     bool converts;    // a hook converts buckets
     bool owns;        // a hook owns its exchange
     bool equal_nodes; // all nodes have equally many ranks
@@ -50,7 +51,7 @@ static bool world_is_node(const iso__scopes *s) {
 static iso_status prefer_nccl(const iso__scopes *s, bool *out) {
     int mode;
     ISO_TRY(iso__node_collective(&mode));
-    *out = s->exchanges && s->device && strcmp(s->device->ops->name, "cuda") == 0 &&
+    *out = s->exchanges && !s->sparse && s->device && strcmp(s->device->ops->name, "cuda") == 0 &&
            (mode == ISO_NODE_AUTO || mode == ISO_NODE_NCCL);
     return ISO_OK;
 }
@@ -122,7 +123,7 @@ static iso_status find_nodes(iso__scopes *s) {
 }
 
 iso_status iso__scopes_create(iso_comm *world, iso_device *device, const iso_comm_hook *hook,
-                              bool exchanges, bool zero, iso__scopes **out) {
+                              bool exchanges, bool zero, bool sparse, iso__scopes **out) {
     iso_status status;
     iso__scopes *s;
     ISO_TRY(iso__alloc_zero(sizeof(*s), (void **)&s));
@@ -132,6 +133,7 @@ iso_status iso__scopes_create(iso_comm *world, iso_device *device, const iso_com
     s->owns = iso__hook_owns(hook);
     s->converts = hook->compress || s->owns;
     s->zero = zero;
+    s->sparse = sparse;
     ISO_TRY_GOTO(find_nodes(s));
     *out = s;
     return ISO_OK;
@@ -194,6 +196,8 @@ static iso_status make_host(const iso__scopes *s, const iso__transport_setup *se
     iso_status (*make)(const iso__transport_setup *, iso_comm *, iso__transport **) =
         s->owns ? iso__transport_phases : iso__transport_host;
     ISO_TRY(make(setup, comm, &host));
+    *out = host;
+    if (s->sparse) ISO_TRY(iso__transport_rows(setup, comm, host, &host));
     *out = host;
     iso_status status = ISO_OK;
     if (setup->store->device) {

@@ -29,9 +29,20 @@ typedef struct iso__bucket {
     // The last `tail` bytes are not gradients: they are summed but not scaled. 0 if a hook changes
     // how the bucket travels.
     size_t tail;
+    // > 0: sparse. It holds one matrix (tensor[0].row), of which each rank has at most this many
+    // non-zero rows; these travel.
+    size_t sparse_rows;
     const iso_comm_hook_tensor *tensor; // [tensor_count]: what it holds
     int tensor_count;
 } iso__bucket;
+
+static inline bool iso__bucket_is_sparse(const iso__bucket *b) {
+    return b->sparse_rows > 0 && !b->local;
+}
+// Whether it travels as a whole.
+static inline bool iso__bucket_is_dense(const iso__bucket *b) {
+    return b->sparse_rows == 0 && !b->local;
+}
 
 typedef struct iso__buckets {
     const iso__bucket *item;

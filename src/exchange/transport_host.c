@@ -135,7 +135,7 @@ static iso__channel *long_buckets(const iso__transport *t, int *bucket, int *cou
     const host *self = const_host_of(t);
     *count = 0;
     for (int i = 0; i < self->with.buckets->count; i++)
-        if (!self->with.buckets->item[i].local && self->parcel[i].channel == LONG)
+        if (iso__bucket_is_dense(&self->with.buckets->item[i]) && self->parcel[i].channel == LONG)
             bucket[(*count)++] = i;
     return self->channel[LONG];
 }
@@ -163,7 +163,8 @@ static iso__channel_item item_of(const host *self, int i) {
 static int list_items(host *self, int c, iso__channel_item *item) {
     int count = 0;
     for (int i = 0; i < self->with.buckets->count; i++) {
-        if (self->with.buckets->item[i].local || choose_channel(self, i) != c) continue;
+        bool dense = iso__bucket_is_dense(&self->with.buckets->item[i]);
+        if (!dense || choose_channel(self, i) != c) continue;
         self->parcel[i].channel = c;
         self->parcel[i].item = count;
         item[count++] = item_of(self, i);

@@ -353,7 +353,7 @@ static iso_status declare_buckets(phases *self) {
     for (int i = 0; i < self->with.buckets->count; i++) {
         const iso__bucket *b = bucket_of(self, i);
         parcel *p = &self->parcel[i];
-        if (b->local) continue;
+        if (!iso__bucket_is_dense(b)) continue;
         ISO_TRY(iso__coder_declare(coder, i, b, &self->ranks, &p->plan));
         ISO_CHECK(p->plan.state_floats == coder->plan[i].state_floats, ISO_ERR_ARG,
                   "communication hook %s declared %zu floats of state for bucket %s between %d "

@@ -65,6 +65,12 @@ iso_status iso__transport_zero(const iso__transport_setup *setup, iso_comm *comm
 iso_status iso__transport_phases(const iso__transport_setup *setup, iso_comm *comm,
                                  iso__transport **out);
 
+// Collective over comm. Exchanges the non-zero rows of sparse buckets by messages, around a
+// transport of the host, `inner`, for all others. Owns inner on success. On failure the caller
+// still owns it.
+iso_status iso__transport_rows(const iso__transport_setup *setup, iso_comm *comm,
+                               iso__transport *inner, iso__transport **out);
+
 // Local. Copies buckets between a device and the arena, around a transport of the host, `inner`.
 // Owns inner on success. On failure the caller still owns it, so that all ranks can destroy theirs
 // together.

@@ -1,11 +1,32 @@
 // SPDX-License-Identifier: MIT
-// Refuses invalid lists of parameters: memory that is listed twice, layers whose parameters are not
-// adjacent, and lists that differ between ranks.
+// Refuses invalid parameters and lists of them: memory that is listed twice, layers whose parameters
+// are not adjacent, and lists that differ between ranks.
 #include "parallel/param_list.h"
 
 #include "comm/same_lines.h"
 
 #include <string.h>
+
+static iso_status check_param(const iso_reducer_param *p, int i) {
+    ISO_CHECK(p->name && p->value && p->count > 0, ISO_ERR_ARG,
+              "parameter %d (counted from 0) of the reducer needs a name, a value and at least one "
+              "element",
+              i);
+    ISO_CHECK(p->dtype == ISO_F32 || p->dtype == ISO_F64, ISO_ERR_TYPE,
+              "parameter \"%s\" is %s: the reducer takes f32 and f64", p->name,
+              iso_dtype_name(p->dtype));
+    ISO_CHECK(p->row == 0 || p->count % p->row == 0, ISO_ERR_ARG,
+              "parameter \"%s\" has %zu element%s in rows of %zu: give whole rows, or 0", p->name,
+              p->count, ISO_PLURAL(p->count), p->row);
+    ISO_CHECK(!p->delayed || !p->local, ISO_ERR_ARG,
+              "parameter \"%s\" is both delayed and not exchanged (local): choose one", p->name);
+    ISO_CHECK(
+        p->sparse_rows == 0 || (p->row > 0 && p->count / p->row <= UINT32_MAX), ISO_ERR_ARG,
+        "parameter \"%s\" has sparse_rows and row %zu: give the number of elements of a row, so "
+        "that there are at most 2^32 - 1 rows",
+        p->name, p->row);
+    return ISO_OK;
+}
 
 typedef struct span {
     uintptr_t first, end;
@@ -92,6 +113,7 @@ static iso_status check_layers(const iso_reducer_param *params, int count, run *
 iso_status iso__params_check(const iso_reducer_param *params, int count) {
     void *memory = NULL;
     size_t each = 2 * sizeof(span) > sizeof(run) ? 2 * sizeof(span) : sizeof(run);
+    for (int i = 0; i < count; i++) ISO_TRY(check_param(&params[i], i));
     ISO_TRY(iso__alloc((size_t)count * each, &memory));
     iso_status status = check_apart(params, count, memory);
     if (status == ISO_OK) status = check_layers(params, count, memory);
@@ -102,18 +124,20 @@ iso_status iso__params_check(const iso_reducer_param *params, int count) {
 
 // ---- The same on all ranks ------------------------------------------------------------------------
 
-#define LINE_ROOM 320
+#define LINE_ROOM 384
 
 static void describe_params(const iso_reducer_param *params, int count, char *text) {
     for (int i = 0; i < count; i++) {
         const iso_reducer_param *p = &params[i];
-        char size[64], rows[48] = "";
+        char size[64], rows[48] = "", sparse[48] = "";
         snprintf(size, sizeof(size), "%zu element%s", p->count, ISO_PLURAL(p->count));
         if (p->row > 0) snprintf(rows, sizeof(rows), " in rows of %zu", p->row);
+        if (p->sparse_rows > 0)
+            snprintf(sparse, sizeof(sparse), ", sparse_rows %zu", p->sparse_rows);
         const char *how = p->local ? ", not exchanged" : p->delayed ? ", delayed" : "";
-        text += snprintf(text, LINE_ROOM, "parameter \"%.160s\" %.63s%s %s (layer %d)%s\n", p->name,
-                         p->shape_text ? p->shape_text : size, rows, iso_dtype_name(p->dtype),
-                         p->layer, how);
+        text += snprintf(text, LINE_ROOM, "parameter \"%.160s\" %.63s%s %s (layer %d)%s%s\n",
+                         p->name, p->shape_text ? p->shape_text : size, rows,
+                         iso_dtype_name(p->dtype), p->layer, how, sparse);
     }
 }
 

@@ -7,8 +7,8 @@
 
 #include <isotherm/reducer.h>
 
-// ISO_ERR_ARG if arrays overlap, or parameters of a layer are not adjacent; each parameter has been
-// checked on its own.
+// ISO_ERR_ARG or ISO_ERR_TYPE if a parameter is not valid, arrays overlap, or parameters of a layer
+// are not adjacent.
 iso_status iso__params_check(const iso_reducer_param *params, int count);
 
 // Collective. ISO_ERR_MISMATCH on every rank unless all ranks list the same parameters and

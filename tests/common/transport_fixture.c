@@ -20,13 +20,14 @@ static const size_t elements_of[BUCKETS] = {16, 64, 150000, 8, 1024, 4096, 20000
 static const iso_dtype dtype_of[BUCKETS] = {ISO_F32, ISO_F64, ISO_F32, ISO_F64,
                                             ISO_F32, ISO_F64, ISO_F32};
 static const char *const label_of[BUCKETS] = {"a", "b", "c", "stays", "e", "f", "g"};
-enum { STAYS = 3, TAILED = 6, TAIL = 2560 };
+enum { STAYS = 3, TAILED = 6, TAIL = 2560, ROW = 16 };
 
 typedef struct world {
     iso__scopes *scopes;
     iso__store store;
     iso__coder coder;
     iso__bucket bucket[BUCKETS];
+    iso_comm_hook_tensor tensor[BUCKETS]; // of sparse buckets
     iso__buckets buckets;
     iso__exchange_stats stats;
     iso__transport *transport;
@@ -59,7 +60,14 @@ static size_t count_of(const iso__bucket *b) { return b->bytes / iso_dtype_size(
 
 // ---- Memory -----------------------------------------------------------------------------------------
 
-static size_t lay_out(world *w, bool with_tail) {
+static void make_sparse(iso__bucket *b, iso_comm_hook_tensor *tensor) {
+    *tensor = (iso_comm_hook_tensor){b->label, 0, count_of(b), ROW};
+    b->tensor = tensor;
+    b->tensor_count = 1;
+    b->sparse_rows = count_of(b) / ROW;
+}
+
+static size_t lay_out(world *w, bool with_tail, bool sparse) {
     size_t unit = iso__scopes_unit(w->scopes), offset = 0;
     if (unit == 0) unit = 64;
     for (int b = 0; b < BUCKETS; b++) {
@@ -71,6 +79,8 @@ static size_t lay_out(world *w, bool with_tail) {
                                      .dtype = dtype_of[b],
                                      .local = b == STAYS};
         if (b == TAILED && with_tail) w->bucket[b].tail = TAIL;
+        if (sparse && (b == 0 || b == TRANSPORT_F32 || b == 5))
+            make_sparse(&w->bucket[b], &w->tensor[b]);
         offset += bytes;
     }
     w->buckets = (iso__buckets){w->bucket, BUCKETS};
@@ -93,8 +103,9 @@ static void move_mirror(world *w, bool out) {
 static void open_world(world *w, const transport_case *c) {
     const iso_comm_hook *hook = c->hook ? c->hook : &iso_hook_plain;
     iso_assert_ok(iso__comm_locate(test_comm));
-    iso_assert_ok(iso__scopes_create(test_comm, c->device, hook, true, c->zero, &w->scopes));
-    size_t bytes = lay_out(w, !hook->compress && !hook->run && !c->zero);
+    iso_assert_ok(
+        iso__scopes_create(test_comm, c->device, hook, true, c->zero, c->sparse, &w->scopes));
+    size_t bytes = lay_out(w, !hook->compress && !hook->run && !c->zero, c->sparse);
     iso__coder_ranks all = {.rank = test_rank, .ranks = test_size};
     iso_assert_ok(iso__coder_create(hook, &w->buckets, &all, true, &w->coder));
     iso_assert_ok(iso__store_create(bytes, c->device, &w->store));

@@ -11,6 +11,7 @@ typedef struct transport_case {
     const iso_comm_hook *hook; // NULL: plain
     iso_device *device;        // NULL: the host's memory
     bool zero;                 // ranks divide the updates; they publish the sums
+    bool sparse;               // some buckets are sparse, with as many rows as there are
 } transport_case;
 
 // Collective. Tests the contract of transport.h in several rounds:

@@ -19,7 +19,7 @@ static void gpus_conform(const char *name, const char *collective, const iso_com
     iso_device *device;
     setenv("ISO_NODE_COLLECTIVE", collective, 1);
     iso_assert_ok(nccl_open_device(&device));
-    transport_conforms(&(transport_case){name, ISO_SCOPE_WORLD, hook, device, false});
+    transport_conforms(&(transport_case){name, ISO_SCOPE_WORLD, hook, device, false, false});
     iso_device_destroy(&device);
 }
 
@@ -49,6 +49,19 @@ static void hooks_own_exchanges(void) {
 
 Test(np2_gpu_transport, hooks_own_exchanges) { hooks_own_exchanges(); }
 Test(np3_gpu_transport, hooks_own_exchanges) { hooks_own_exchanges(); }
+
+// Sparse rows rule out NCCL.
+static void rows_take_the_host(void) {
+    iso_device *device;
+    nccl_skip();
+    setenv("ISO_NODE_COLLECTIVE", "auto", 1);
+    iso_assert_ok(nccl_open_device(&device));
+    transport_conforms(&(transport_case){"staged", ISO_SCOPE_WORLD, NULL, device, false, true});
+    iso_device_destroy(&device);
+}
+
+Test(np2_gpu_transport, rows_take_the_host) { rows_take_the_host(); }
+Test(np3_gpu_transport, rows_take_the_host) { rows_take_the_host(); }
 
 static void by_nccl(void) {
     nccl_skip();
@@ -85,7 +98,7 @@ static void keeps_times(const char *name, const char *collective, void (*fault)(
     iso_assert_ok(nccl_open_device(&device));
     for (int k = 0; k < (fault ? 3 : 1); k++) {
         failing_call = calls[k];
-        transport_keeps_times(&(transport_case){name, ISO_SCOPE_WORLD, NULL, device, false},
+        transport_keeps_times(&(transport_case){name, ISO_SCOPE_WORLD, NULL, device, false, false},
                               TRANSPORT_LAST, fault);
     }
     iso_device_destroy(&device);
@@ -132,7 +145,7 @@ Test(np2_gpu_transport, a_rank_that_could_not_post_posts_nothing_more) {
     setenv("ISO_NODE_COLLECTIVE", "nccl", 1);
     iso_assert_ok(nccl_open_device(&device));
     failing_call = "cudaEventRecord";
-    transport_stays_in_step(&(transport_case){"nccl", ISO_SCOPE_WORLD, NULL, device, false},
+    transport_stays_in_step(&(transport_case){"nccl", ISO_SCOPE_WORLD, NULL, device, false, false},
                             fail_next_call);
     iso_device_destroy(&device);
 }

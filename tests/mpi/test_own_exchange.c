@@ -22,7 +22,7 @@ static void every_way_conforms(void) {
     hook_user user;
     for (int way = 0; way < HOOK_WAYS; way++) {
         iso_comm_hook hook = hook_of_way(&user, (hook_way)way);
-        transport_conforms(&(transport_case){"phases", ISO_SCOPE_WORLD, &hook, NULL, false});
+        transport_conforms(&(transport_case){"phases", ISO_SCOPE_WORLD, &hook, NULL, false, false});
     }
 }
 
@@ -33,7 +33,7 @@ Test(np4_own_exchange, every_way_conforms) { every_way_conforms(); }
 static void keeps_times(hook_way way) {
     hook_user user;
     iso_comm_hook hook = hook_of_way(&user, way);
-    transport_case c = {"phases", ISO_SCOPE_WORLD, &hook, NULL, false};
+    transport_case c = {"phases", ISO_SCOPE_WORLD, &hook, NULL, false, false};
     transport_keeps_times(&c, TRANSPORT_F32, NULL);
 }
 

@@ -16,16 +16,16 @@ static void host_conforms(const char *collective) {
                                          &iso_hook_bf16_feedback};
     setenv("ISO_NODE_COLLECTIVE", collective, 1);
     for (size_t h = 0; h < sizeof(hook) / sizeof(hook[0]); h++)
-        transport_conforms(&(transport_case){"host", ISO_SCOPE_WORLD, hook[h], NULL, false});
+        transport_conforms(&(transport_case){"host", ISO_SCOPE_WORLD, hook[h], NULL, false, false});
 }
 
 Test(np1_transport, alone_nothing_travels) {
     for (int scope = 0; scope <= ISO_SCOPE_RANK; scope++)
-        transport_conforms(&(transport_case){"none", (iso_scope)scope, NULL, NULL, false});
+        transport_conforms(&(transport_case){"none", (iso_scope)scope, NULL, NULL, false, false});
 }
 
 Test(np2_transport, a_rank_may_keep_to_itself) {
-    transport_conforms(&(transport_case){"none", ISO_SCOPE_RANK, NULL, NULL, false});
+    transport_conforms(&(transport_case){"none", ISO_SCOPE_RANK, NULL, NULL, false, false});
 }
 
 Test(np2_transport, sums_by_messages) { host_conforms("mpi"); }
@@ -37,16 +37,28 @@ Test(np4_transport, sums_in_shared_memory) { host_conforms("shm"); }
 
 static void zero_conforms(const char *collective) {
     setenv("ISO_NODE_COLLECTIVE", collective, 1);
-    transport_conforms(&(transport_case){"zero", ISO_SCOPE_WORLD, NULL, NULL, true});
+    transport_conforms(&(transport_case){"zero", ISO_SCOPE_WORLD, NULL, NULL, true, false});
 }
 
 Test(np2_transport, shares_out_by_messages) { zero_conforms("mpi"); }
 Test(np3_transport, shares_out_by_messages) { zero_conforms("mpi"); }
 Test(np4_transport, shares_out_in_shared_memory) { zero_conforms("shm"); }
 
+static void rows_conform(const char *collective) {
+    const iso_comm_hook *const hook[] = {NULL, &iso_hook_bf16};
+    setenv("ISO_NODE_COLLECTIVE", collective, 1);
+    for (size_t h = 0; h < 2; h++)
+        transport_conforms(&(transport_case){"rows", ISO_SCOPE_WORLD, hook[h], NULL, false, true});
+}
+
+Test(np2_transport, gathers_rows_beside_messages) { rows_conform("mpi"); }
+Test(np3_transport, gathers_rows_beside_messages) { rows_conform("mpi"); }
+Test(np2_transport, gathers_rows_beside_shared_memory) { rows_conform("shm"); }
+Test(np4_transport, gathers_rows_beside_shared_memory) { rows_conform("shm"); }
+
 static void nodes_conform(void) {
     setenv("ISO_RANKS_PER_NODE", "2", 1);
-    transport_conforms(&(transport_case){"host", ISO_SCOPE_WORLD, NULL, NULL, false});
+    transport_conforms(&(transport_case){"host", ISO_SCOPE_WORLD, NULL, NULL, false, false});
 }
 
 Test(np3_transport, sums_between_nodes) { nodes_conform(); }
@@ -56,17 +68,22 @@ Test(np4_transport, sums_between_nodes) { nodes_conform(); }
 
 static void times_out(const char *collective) {
     setenv("ISO_NODE_COLLECTIVE", collective, 1);
-    transport_keeps_times(&(transport_case){"host", ISO_SCOPE_WORLD, NULL, NULL, false},
+    transport_keeps_times(&(transport_case){"host", ISO_SCOPE_WORLD, NULL, NULL, false, false},
                           TRANSPORT_LAST, NULL);
 }
 
 Test(np2_transport, a_wait_that_times_out_counts) { times_out("mpi"); }
 Test(np2_transport, a_wait_for_a_shard_that_times_out_counts) {
     setenv("ISO_NODE_COLLECTIVE", "mpi", 1);
-    transport_keeps_times(&(transport_case){"zero", ISO_SCOPE_WORLD, NULL, NULL, true},
+    transport_keeps_times(&(transport_case){"zero", ISO_SCOPE_WORLD, NULL, NULL, true, false},
                           TRANSPORT_LAST, NULL);
 }
 Test(np3_transport, a_wait_that_times_out_counts) { times_out("shm"); }
+
+Test(np2_transport, a_wait_for_rows_that_times_out_counts) {
+    transport_keeps_times(&(transport_case){"rows", ISO_SCOPE_WORLD, NULL, NULL, false, true},
+                          TRANSPORT_F32, NULL);
+}
 
 static bool fails;
 
@@ -83,6 +100,6 @@ static iso_status decompress_twice(const iso_comm_hook_bucket *b, double factor,
 Test(np2_transport, times_outlive_a_hook_that_fails) {
     iso_comm_hook hook = iso_hook_bf16;
     hook.decompress = decompress_twice;
-    transport_keeps_times(&(transport_case){"host", ISO_SCOPE_WORLD, &hook, NULL, false},
+    transport_keeps_times(&(transport_case){"host", ISO_SCOPE_WORLD, &hook, NULL, false, false},
                           TRANSPORT_F32, fail_once);
 }

@@ -21,7 +21,8 @@ static size_t whole_rows(const iso__layout *l, size_t row_bytes) {
 // Elements of each piece except the last; 0: the parameter is not cut.
 static size_t piece_elements(const iso__layout *l, const iso_reducer_param *p, size_t piece_bytes) {
     size_t bytes = p->count * iso_dtype_size(p->dtype);
-    if (piece_bytes == 0 || p->row == 0 || p->whole || p->local || p->delayed) return 0;
+    bool whole = p->whole || p->local || p->delayed || p->sparse_rows > 0;
+    if (piece_bytes == 0 || p->row == 0 || whole) return 0;
     if (bytes / 2 < piece_bytes) return 0;
     size_t rows = p->count / p->row, pieces = bytes / piece_bytes;
     size_t unit = whole_rows(l, p->row * iso_dtype_size(p->dtype));
@@ -29,20 +30,10 @@ static size_t piece_elements(const iso__layout *l, const iso_reducer_param *p, s
     return each < rows ? each * p->row : 0;
 }
 
-static iso_status check_param(const iso_reducer_param *p, int i) {
-    ISO_CHECK(p->name && p->value && p->count > 0, ISO_ERR_ARG,
-              "parameter %d (counted from 0) of the reducer needs a name, a value and at least one "
-              "element",
-              i);
-    ISO_CHECK(p->dtype == ISO_F32 || p->dtype == ISO_F64, ISO_ERR_TYPE,
-              "parameter \"%s\" is %s: the reducer takes f32 and f64", p->name,
-              iso_dtype_name(p->dtype));
-    ISO_CHECK(p->row == 0 || p->count % p->row == 0, ISO_ERR_ARG,
-              "parameter \"%s\" has %zu element%s in rows of %zu: give whole rows, or 0", p->name,
-              p->count, ISO_PLURAL(p->count), p->row);
-    ISO_CHECK(!p->delayed || !p->local, ISO_ERR_ARG,
-              "parameter \"%s\" is both delayed and not exchanged (local): choose one", p->name);
-    return ISO_OK;
+// 0: dense. No more rows than there are can be non-zero.
+static size_t sparse_rows_of(const iso_reducer_param *p) {
+    if (p->sparse_rows == 0 || p->local) return 0;
+    return p->sparse_rows < p->count / p->row ? p->sparse_rows : p->count / p->row;
 }
 
 static iso_status add_slot(iso__layout *l, const iso_reducer_param *p, int i, int piece,
@@ -59,6 +50,7 @@ static iso_status add_slot(iso__layout *l, const iso_reducer_param *p, int i, in
                              .count = each > 0 && each < left ? each : left,
                              .dtype = p->dtype,
                              .row = p->row,
+                             .sparse_rows = sparse_rows_of(p),
                              .layer = layer,
                              .local = p->local,
                              .delayed = p->delayed,
@@ -131,7 +123,6 @@ static iso_status make_places(iso__layout *l, const iso_reducer_param *params, i
     ISO_TRY(iso__alloc_zero((size_t)count * sizeof(*l->place), (void **)&l->place));
     l->param_count = count;
     for (int i = 0; i < count; i++) {
-        ISO_TRY(check_param(&params[i], i));
         iso__place *p = &l->place[i];
         p->each = piece_elements(l, &params[i], piece_bytes);
         p->pieces = p->each == 0 ? 1 : (int)((params[i].count + p->each - 1) / p->each);
@@ -144,8 +135,8 @@ static iso_status make_places(iso__layout *l, const iso_reducer_param *params, i
 static iso_status make_slots(iso__layout *l, const iso_reducer_param *params, int count,
                              size_t piece_bytes) {
     int slots, layer = 0;
-    ISO_TRY(make_places(l, params, count, piece_bytes, &slots));
     ISO_TRY(iso__params_check(params, count));
+    ISO_TRY(make_places(l, params, count, piece_bytes, &slots));
     ISO_TRY(iso__alloc_zero((size_t)slots * sizeof(*l->slot), (void **)&l->slot));
     ISO_TRY(iso__alloc_zero((size_t)slots * sizeof(*l->piece_slot), (void **)&l->piece_slot));
     for (int first = 0, end; first < count; first = end) {
@@ -247,9 +238,13 @@ static filling fill_nothing(void) {
     return f;
 }
 
-// Puts the slot into the bucket of its kind.
+// Puts the slot into the bucket of its kind; a sparse one into a bucket of its own.
 static void put_slot(iso__layout *l, filling *f, int i) {
     int kind = kind_of(&l->slot[i]);
+    if (l->slot[i].sparse_rows > 0) {
+        l->slot[i].bucket = l->bucket_count++;
+        return;
+    }
     if (f->bucket[kind] == NO_BUCKET) f->bucket[kind] = l->bucket_count++;
     l->slot[i].bucket = f->bucket[kind];
     f->bytes[kind] += padded_bytes(&l->slot[i]);
@@ -394,7 +389,8 @@ static void lay_out(iso__layout *l, int bucket, int first, size_t *offset) {
                                       .offset = begin,
                                       .bytes = *offset - begin,
                                       .dtype = slot->dtype,
-                                      .local = slot->local};
+                                      .local = slot->local,
+                                      .sparse_rows = slot->sparse_rows};
 }
 
 // Adds the tail to the bucket that is needed first. No piece follows it directly: either all pieces

@@ -20,9 +20,10 @@ typedef struct iso__grad_slot {
     bool cut;     // one of several pieces
     size_t first; // element of the parameter
     void *value;
-    void *home;        // its gradient in the caller's array; NULL: the store has the only one
-    size_t count, row; // row: elements of a row; 0: not a matrix
-    size_t offset;     // bytes into the store
+    void *home;         // its gradient in the caller's array; NULL: the store has the only one
+    size_t count, row;  // row: elements of a row; 0: not a matrix
+    size_t sparse_rows; // see iso__bucket; such a slot has its bucket for itself
+    size_t offset;      // bytes into the store
     iso_dtype dtype;
     int layer, bucket;
     bool local;   // not exchanged
@@ -31,7 +32,7 @@ typedef struct iso__grad_slot {
 } iso__grad_slot;
 
 // Slots of one element type, order[first] to order[last], adjacent in the store. Slots of a layer
-// that have the same type are in the same range, unless some of them are delayed.
+// that have the same type are in the same range, unless some of them are delayed or sparse.
 typedef struct iso__range {
     int first, last;
     char label[48]; // layer names, for traces and time-outs

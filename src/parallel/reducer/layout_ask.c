@@ -35,8 +35,11 @@ static size_t write_lines(const iso__layout *l, char *text, size_t room) {
     used += (size_t)snprintf(text ? text + used : NULL, text ? room - used : 0, __VA_ARGS__)
     for (int b = 0; b < l->bucket_count; b++) {
         const iso__bucket *bucket = &l->bucket[b];
-        SAY("bucket %d: %zu bytes, %s%s%s:", b, bucket->bytes, iso_dtype_name(bucket->dtype),
-            bucket->local ? ", not exchanged" : "", b >= l->first_delayed ? ", delayed" : "");
+        char rows[48] = "";
+        if (bucket->sparse_rows > 0)
+            snprintf(rows, sizeof(rows), ", up to %zu rows travel", bucket->sparse_rows);
+        SAY("bucket %d: %zu bytes, %s%s%s%s:", b, bucket->bytes, iso_dtype_name(bucket->dtype),
+            bucket->local ? ", not exchanged" : "", b >= l->first_delayed ? ", delayed" : "", rows);
         for (int k = l->range[b].first; k <= l->range[b].last; k++) {
             const iso__grad_slot *s = &l->slot[l->order[k]];
             SAY("%s %s", k > l->range[b].first ? "," : "", s->name);

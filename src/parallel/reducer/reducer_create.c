@@ -33,8 +33,16 @@ static bool is_remote(const iso_reducer_config *config) {
     return config->device && !config->device->ops->host_memory;
 }
 
-static iso_status check_zero(const iso_reducer_config *c) {
+static bool has_sparse(const iso_reducer_param *params, int count) {
+    for (int i = 0; params && i < count; i++)
+        if (params[i].sparse_rows > 0 && !params[i].local) return true;
+    return false;
+}
+
+static iso_status check_zero(const iso_reducer_config *c, const iso__param_set *set) {
     if (!c->zero) return ISO_OK;
+    ISO_CHECK(!has_sparse(set->param, set->count), ISO_ERR_UNSUPPORTED,
+              "ZeRO divides whole gradients among the ranks: leave sparse_rows 0 with it");
     ISO_CHECK(!is_remote(c), ISO_ERR_UNSUPPORTED,
               "ZeRO works in the host's memory so far, not on a %s device", c->device->ops->name);
     ISO_CHECK(!hook_of(c)->compress && !iso__hook_owns(hook_of(c)), ISO_ERR_UNSUPPORTED,
@@ -109,7 +117,7 @@ static iso_status make_layout(iso_reducer *r, const iso__param_set *set,
                                .list_count = config->bucket_list_count};
     ISO_TRY(check_config(config));
     ISO_TRY(iso__coder_check(hook_of(config)));
-    ISO_TRY(check_zero(config));
+    ISO_TRY(check_zero(config, set));
     ISO_TRY(iso__layout_create(set->param, set->count, &sizes, config->piece_bytes,
                                iso__scopes_unit(r->scopes),
                                r->rides ? iso__sums_elements(config->sums) : 0, &r->layout));
@@ -201,25 +209,43 @@ static void log_buckets(const iso_reducer *r) { // on rank 0
     iso__free(text);
 }
 
+// A sum moves about twice the bytes of the bucket through each rank.
+static void warn_of_rows(const iso_reducer *r, iso_scope scope) {
+    const iso_comm *comm = iso__scopes_comm(r->scopes, scope);
+    size_t ranks = comm ? (size_t)iso_comm_size(comm) : 1;
+    for (int b = 0; ranks > 1 && iso_comm_rank(r->world) == 0 && b < r->buckets.count; b++) {
+        const iso__bucket *bucket = &r->buckets.item[b];
+        size_t block = iso__coder_wire_bytes(&r->coder, b, bucket);
+        if (!iso__bucket_is_sparse(bucket) || ranks * block < 2 * bucket->bytes) continue;
+        iso__log(
+            ISO_LOG_WARN,
+            "sparse_rows %zu of \"%s\" saves nothing on %zu ranks: the rows of all of them are "
+            "more bytes than a sum of the whole gradient moves; set it to 0",
+            bucket->sparse_rows, bucket->tensor[0].name, ranks);
+    }
+}
+
 // Sums cannot ride if a hook converts (their digits would be rounded), with a device (the tail
-// stays on the host), or with ZeRO (only one rank would get the sum). The ranks agree, because
-// their settings have not been compared yet.
-static iso_status see_who_rides(iso_reducer *r, const iso_reducer_config *config) {
+// stays on the host), with ZeRO (only one rank would get the sum), or with sparse gradients (the
+// last bucket may be one of them). The ranks agree, because their settings have not been compared
+// yet.
+static iso_status see_who_rides(iso_reducer *r, const iso_reducer_config *config, bool sparse) {
     bool changes = hook_of(config)->compress || iso__hook_owns(hook_of(config));
-    int64_t all = !is_remote(config) && !changes && !config->zero;
+    int64_t all = !is_remote(config) && !changes && !config->zero && !sparse;
     ISO_TRY(iso_comm_allreduce_i64(r->world, &all, 1, ISO_MIN));
     r->rides = all && iso_comm_size(r->world) <= ISO_SUMS_MOST_RANKS;
     return ISO_OK;
 }
 
 // The reducer has its own communicator, so that no other exchange comes between those of a list.
-static iso_status meet_ranks(iso_reducer *r, iso_comm *comm, const iso_reducer_config *config) {
+static iso_status meet_ranks(iso_reducer *r, iso_comm *comm, const iso_reducer_config *config,
+                             bool sparse) {
     r->exchanges = config->sync != ISO_SYNC_NONE && !hook_of(config)->silent;
     ISO_TRY(iso__comm_create_like(comm, iso_comm_mpi(comm), false, &r->world));
     ISO_TRY(iso__comm_locate(r->world));
-    ISO_TRY(see_who_rides(r, config));
+    ISO_TRY(see_who_rides(r, config, sparse));
     return iso__scopes_create(r->world, config->device, hook_of(config), r->exchanges, config->zero,
-                              &r->scopes);
+                              sparse, &r->scopes);
 }
 
 // With a single rank there are no shards, and it updates everything.
@@ -257,7 +283,7 @@ iso_status iso_reducer_create(iso_comm *comm, const iso_reducer_param *params, i
     r->sync = config->sync;
     r->shares_updates = config->zero;
     r->only = -1;
-    ISO_TRY_GOTO(meet_ranks(r, comm, config));
+    ISO_TRY_GOTO(meet_ranks(r, comm, config, has_sparse(params, count)));
     ISO_TRY_GOTO(lay_out(r, params, count, config));
     ISO_TRY_GOTO(make_arena(r));
     ISO_TRY_GOTO(iso_comm_agree(r->world, make_parts(r, config)));
@@ -265,6 +291,7 @@ iso_status iso_reducer_create(iso_comm *comm, const iso_reducer_param *params, i
     ISO_TRY_GOTO(share_updates(r));
     if (!config->keep_values) ISO_TRY_GOTO(broadcast_values(r));
     log_buckets(r);
+    warn_of_rows(r, config->scope);
     *out = r;
     return ISO_OK;
 fail:

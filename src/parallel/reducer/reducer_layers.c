@@ -40,6 +40,7 @@ iso_reducer_param iso__reducer_param(iso_reducer *r, int i) {
                                .count = last->first + last->count,
                                .dtype = s->dtype,
                                .row = s->row,
+                               .sparse_rows = s->sparse_rows,
                                .gradient = iso_reducer_grad(r, i)};
 }
 
