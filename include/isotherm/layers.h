@@ -143,6 +143,11 @@ typedef struct iso_embedding_config {
     int64_t num_embeddings, embedding_dim; // V rows of E features
     bool has_padding;                      // row padding_idx is 0 at first and gets no gradient
     int64_t padding_idx;
+    // > 0: data_parallel exchanges only the rows of the gradient that a batch uses (PyTorch:
+    // sparse=True). The largest number of them on a rank in one exchange, e.g. the indices of its
+    // batch, times the number of accumulated batches; see iso_reducer_param.sparse_rows. Not if a
+    // Linear is tied to weight: its gradient has all rows.
+    int64_t sparse_rows;
 } iso_embedding_config;
 // torch.nn.Embedding: x[...] -> y[..., E] = weight[x], for indices x of type i32 or i64 in [0, V).
 // weight[V, E] is drawn from N(0, 1). The input has no gradient. ISO_ERR_UNSUPPORTED on GPUs.

@@ -38,6 +38,9 @@ typedef struct iso_parameter {
     int references; // number of modules that use it; above 1 for a tied one, see iso_module_tie
     // Set by a wrapper that exchanges and updates this parameter in pieces; else NULL.
     const struct iso_pieces *pieces;
+    // 0 at creation. > 0: data_parallel exchanges only the rows of the gradient that are not zero,
+    // see iso_reducer_param.sparse_rows. Set it on every rank before the module is wrapped.
+    int64_t sparse_rows;
 } iso_parameter;
 
 // Completes a pending update and returns the value. Local, but collective if data_parallel wraps

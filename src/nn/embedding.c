@@ -53,6 +53,11 @@ static iso_status check_embedding(const iso_embedding_config *c) {
               ISO_ERR_ARG,
               "an Embedding of %lld rows with padding index %lld: give one of the rows",
               (long long)c->num_embeddings, (long long)c->padding_idx);
+    ISO_CHECK(
+        c->sparse_rows >= 0, ISO_ERR_ARG,
+        "an Embedding with sparse_rows %lld: give the number of rows that a batch can use, or "
+        "0 to exchange the whole gradient",
+        (long long)c->sparse_rows);
     return ISO_OK;
 }
 
@@ -76,6 +81,7 @@ iso_status iso_embedding_create(iso_device *device, const iso_embedding_config *
     l->config = *config;
     int64_t shape[2] = {config->num_embeddings, config->embedding_dim};
     ISO_TRY_GOTO(iso_module_add_parameter(module, "weight", 2, shape, &l->weight));
+    l->weight->sparse_rows = config->sparse_rows;
     ISO_TRY_GOTO(iso_init_normal(l->weight, 1, rng));
     if (config->has_padding) ISO_TRY_GOTO(clear_row(l->weight->value, config->padding_idx));
     *out = module;

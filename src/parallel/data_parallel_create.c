@@ -32,6 +32,7 @@ static void describe_parameters(const iso_parameter_list *list, iso_reducer_para
                                         .count = (size_t)p->value->count,
                                         .dtype = p->value->dtype,
                                         .row = row_of(p),
+                                        .sparse_rows = (size_t)p->sparse_rows,
                                         .whole = p->references > 1, // written by several layers
                                         .layer = layer,
                                         .shape_id = shape_id(p->value),
