@@ -19,6 +19,7 @@ static const char usage[] =
     "  --batch N         sequences of a rank (4), of 64 tokens each\n"
     "  --vocabulary N    (256)\n"
     "  --tied            the token embedding is the last matrix, too\n"
+    "  --sparse          only the rows of the token embedding that a batch uses travel\n"
     "  --by-block        a block's tensors are one layer; otherwise each tensor is\n"
     "  --bucket-kib N    layers are fused until so much is there (0)\n"
     "  --delay NAME      the gradient of this tensor (token, say) leaves after all others\n"
@@ -40,7 +41,7 @@ static const char *const loss_name[LOSSES] = {"off", "call", "ride"};
 
 typedef struct options {
     net_shape shape;
-    bool by_block, buckets, wanted[MODES];
+    bool by_block, sparse, buckets, wanted[MODES];
     size_t bucket_bytes;
     double pace, rate;
     int blocks, steps, loss;
@@ -78,6 +79,7 @@ static void choose_loss(options *o, const char *text) {
 enum {
     TIED = 1000,
     BY_BLOCK,
+    SPARSE,
     BUCKET,
     PACE,
     BLOCKS,
@@ -120,6 +122,8 @@ static void parse_word(options *o, int c, char *text) {
         o->shape.tied = true;
     else if (c == BY_BLOCK)
         o->by_block = true;
+    else if (c == SPARSE)
+        o->sparse = true;
     else if (c == BUCKETS)
         o->buckets = true;
     else if (c == MODES_OF)
@@ -145,6 +149,7 @@ static options parse(int argc, char **argv) {
                                           {"vocabulary", required_argument, NULL, 'v'},
                                           {"tied", no_argument, NULL, TIED},
                                           {"by-block", no_argument, NULL, BY_BLOCK},
+                                          {"sparse", no_argument, NULL, SPARSE},
                                           {"bucket-kib", required_argument, NULL, BUCKET},
                                           {"pace", required_argument, NULL, PACE},
                                           {"blocks", required_argument, NULL, BLOCKS},
@@ -165,6 +170,8 @@ static options parse(int argc, char **argv) {
                  .progress = "auto"};
     for (int c; (c = getopt_long(argc, argv, "", known, NULL)) != -1;)
         if (!parse_number(&o, c, optarg)) parse_word(&o, c, optarg);
+    if (o.sparse && o.shape.tied)
+        bench_usage(usage, "--sparse with --tied: the last matrix has a gradient in all rows");
     o.shape.heads = o.shape.width / 32;
     o.shape.length = LENGTH;
     return o;
@@ -208,6 +215,10 @@ static void make_runner(runner *r, const options *o, iso_comm *comm, int mode) {
                                        .dtype = ISO_F32,
                                        .layer = o->by_block ? t->layer : i,
                                        .delayed = o->delay && strcmp(o->delay, t->name) == 0};
+    }
+    if (o->sparse) {
+        param[0].row = (size_t)o->shape.width;
+        param[0].sparse_rows = (size_t)(o->shape.batch * o->shape.length);
     }
     bench_require(iso_reducer_create(comm, param, net_tensors(r->n), &config, &r->reducer));
     for (int i = 0; i < net_tensors(r->n); i++)
@@ -359,10 +370,10 @@ static void print_all(runner *by_mode, const options *o, iso_comm *comm) {
     }
     if (o->rate > 0) wire_ms = (double)stats.bytes_per_step * 8e-3 / o->rate;
     if (iso_comm_rank(comm) == 0)
-        printf("{\"bench\": \"transformer\", \"bytes\": %zu, \"buckets\": %d, \"planned\": %s, "
-               "\"wire_ms\": %.2f, \"exchange_alone_ms\": %.2f",
-               stats.bytes_per_step, stats.bucket_count, stats.planned ? "true" : "false", wire_ms,
-               alone);
+        printf("{\"bench\": \"transformer\", \"bytes\": %zu, \"sent\": %lld, \"buckets\": %d, "
+               "\"planned\": %s, \"wire_ms\": %.2f, \"exchange_alone_ms\": %.2f",
+               stats.bytes_per_step, stats.bytes_sent / stats.steps, stats.bucket_count,
+               stats.planned ? "true" : "false", wire_ms, alone);
     for (int m = 0; m < MODES; m++)
         if (o->wanted[m]) print_mode(&by_mode[m], o, comm, m, wire_ms);
     if (iso_comm_rank(comm) == 0) printf("}\n");
