@@ -266,7 +266,7 @@ static iso_status tell_daso(iso_optimizer *optimizer, iso_strategy_stats *out, v
 // What all that exchange parameters have in common.
 #define OF_PARAMETERS(table, count)                                                                \
     .epoch_loss = iso_daso_epoch_loss, .finish = iso_daso_finish, .complete = complete_exchange,   \
-    .stats = tell_daso, .f32_only = true, .setting = (table), .setting_count = (count)
+    .stats = tell_daso, .setting = (table), .setting_count = (count)
 #define OF_DASO(mode, MODE)                                                                        \
     .check = check_daso, .wrap_optimizer = wrap_daso, .user = &mode##_kind,                        \
     OF_PARAMETERS(iso__##mode##_setting, ISO__##MODE##_SETTINGS)

@@ -100,7 +100,7 @@ refused 0 "two options that say the same" '--warmup and --warmup-steps say the s
     --warmup 0.1 --warmup-steps 3
 refused 2 "math of a GPU on the CPU" '--math bf16 needs a GPU, but --device is cpu' --math bf16 --data nowhere
 refused 2 "math that rounds f64" '--math tf32 rounds f32: remove' --dtype f64 --math tf32 --device cuda --data nowhere
-refused 2 "rounding of f64" '--wire bf16 needs f32 gradients: remove' --dtype f64 --wire bf16 --data nowhere
+refused 2 "rounding of f64" '--wire bf16 needs f32: remove' --dtype f64 --wire bf16 --data nowhere
 # Whatever the data are, and so before they are looked for.
 refused 2 "gradients' ways for parameters" '--wire noop is not supported: give f32.bf16.f16.int8, or --sync blocking.lazy.explicit' \
     --sync daso --wire noop --data nowhere
@@ -501,8 +501,13 @@ result $? "lazy and blocking give the same parameters in f64"
 run_anew 2 "$train" --model mlp --steps 20 --quiet --log "$out/log" --label-smoothing 0.3
 [ "$status" = 0 ] && [ "$(field param_hash "$out/log")" != "$sharp" ]
 result $? "label smoothing changes a training"
-refused 2 "f64 parameters in a periodic mode" 'exchanges parameters in f32' \
-    --dtype f64 --model mlp --sync daso --data nowhere
+refused 2 "int8 for f64 parameters" '--wire int8 shortens f32 only' --dtype f64 --sync daso --wire int8 --data nowhere
+for sync in daso daso-heat localsgd postlocal; do
+    run_anew 2 "$train" --dtype f64 --model mlp --batch 16 --steps 8 --sync $sync --quiet \
+        --checkpoint "$out/checkpoint" --log "$out/log"
+    [ "$status" = 0 ] && grep -q '"F64"' "$out/checkpoint" && ! grep -q '"F32"' "$out/checkpoint"
+    result $? "trains in f64 with --sync $sync, and saves f64"
+done
 refused 0 "a split average without its factor" '--average split needs --split-factor' --average split --data nowhere
 refused 0 "a factor of another average" '--split-factor needs --average split, but --average is post' --split-factor 2
 refused 2 "sums of gradients in a periodic mode" '--average sum cannot be combined with --sync daso,' \

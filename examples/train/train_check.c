@@ -5,12 +5,14 @@
 #include <math.h>
 #include <string.h>
 
+// What is the default of a mode shortens what there is of f32.
 static iso_status check_wire(const train_options *o) {
     const char *wire = train_setting_text(o, "wire");
-    bool rounds = wire && strcmp(wire, "f32") != 0 && strcmp(wire, "noop") != 0;
+    bool rounds = wire && strcmp(wire, "f32") != 0 && strcmp(wire, "noop") != 0 &&
+                  strcmp(wire, train_setting_of(o->sync, "wire")->initial) != 0;
     if (rounds && strcmp(o->dtype, "f32") != 0)
-        return train_error(ISO_ERR_ARG, "--wire %s needs f32 gradients: remove it or --dtype %s",
-                           wire, o->dtype);
+        return train_error(ISO_ERR_ARG, "--wire %s needs f32: remove it or --dtype %s", wire,
+                           o->dtype);
     return ISO_OK;
 }
 

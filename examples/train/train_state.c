@@ -118,7 +118,8 @@ static const char *with_default(const char *text, const char *line, char room[TR
 static const char *free_wire(const train_run *run, const char *line) {
     static const char *const lines[] = {"--wire f32", "--wire bf16", "--wire f16"};
     const iso_strategy *strategy;
-    if (iso_strategy_find(run->options->sync, &strategy) < 0 || strategy->f32_only) return NULL;
+    // `complete`: it exchanges parameters.
+    if (iso_strategy_find(run->options->sync, &strategy) < 0 || strategy->complete) return NULL;
     for (int i = 0; i < 3; i++)
         if (is_line(line, lines[i])) return lines[i] + strlen("--wire ");
     return NULL;

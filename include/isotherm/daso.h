@@ -106,8 +106,8 @@ extern const iso_daso_heat_config iso_daso_heat_default; // the default as an ob
 
 // Takes inner (a dp_optimizer tied to data_parallel), also on failure; retains data_parallel.
 // ISO_ERR_ARG for an invalid value; the message names the option. ISO_ERR_MISMATCH if the ranks
-// pass different configs. ISO_ERR_UNSUPPORTED for parameters that are not f32, buffers that are
-// neither f32 nor i64, and with ZeRO.
+// pass different configs. ISO_ERR_UNSUPPORTED for buffers that are neither f32, f64 nor
+// i64, and with ZeRO.
 iso_status iso_daso_heat_create_take(iso_optimizer *inner, iso_module *data_parallel,
                                      const iso_daso_heat_config *config, iso_optimizer **out);
 // Local. Sets the number of batches per epoch, minus 1. Before that, step() is ISO_ERR_STATE.
@@ -135,9 +135,10 @@ typedef enum iso_state_sync {
     ISO_STATE_SYNC_RESET // state: zero; buffers: their values when the optimizer was created
 } iso_state_sync;
 
-// How parameters travel between nodes. With f32 the parameters themselves travel, otherwise their
-// differences from the last mean. What rounding leaves out is added to the next difference (error
-// feedback). The values of element types are those of iso_dtype.
+// How f32 parameters travel between nodes. With f32 the parameters themselves travel, otherwise
+// their differences from the last mean. What rounding leaves out is added to the next difference
+// (error feedback). The values of element types are those of iso_dtype. f64 parameters travel and
+// merge in f64, whatever the wire.
 typedef enum iso_wire {
     ISO_WIRE_F32 = ISO_F32,
     ISO_WIRE_BF16 = ISO_BF16,

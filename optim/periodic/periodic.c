@@ -46,7 +46,7 @@ static iso_status send_parameters(iso__periodic *p, iso__periodic_exchange *x, i
     x->queued = x->pending;
     x->queued_payload = payload;
     x->queued_group = group;
-    bool state = iso__periodic_elements(p, payload) > p->parameter_elements;
+    bool state = iso__periodic_last(p, payload) > p->parameter_count;
     if (state) ISO_TRY(iso__periodic_mean_buffers(p, p->node));
     float *to = x->queued ? p->room : p->sent;
     ISO_TRY(iso__periodic_fetch(p, x->first, x->last, to + x->offset));
@@ -55,7 +55,7 @@ static iso_status send_parameters(iso__periodic *p, iso__periodic_exchange *x, i
 
 static iso_status send_queued(iso__periodic *p, iso__periodic_exchange *x) {
     if (!x->queued) return ISO_OK;
-    memcpy(p->sent + x->offset, p->room + x->offset, x->elements * sizeof(float));
+    memcpy(p->sent + x->offset, p->room + x->offset, iso__flat_bytes(x->size));
     x->queued = false;
     return start_exchange(p, x, x->queued_payload, x->queued_group);
 }
@@ -77,7 +77,7 @@ static iso_status collect_mean(iso__periodic *p, iso__periodic_exchange *x, cons
 }
 
 iso_status iso__periodic_reserve_mean(iso__periodic *p) {
-    size_t bytes = iso__periodic_elements(p, ISO__PAYLOAD_WIRE) * sizeof(float);
+    size_t bytes = p->wire_floats * sizeof(float);
     return p->mean ? ISO_OK : iso__alloc_zero(bytes, (void **)&p->mean);
 }
 
@@ -90,7 +90,7 @@ static iso_status hold_mean(iso__periodic *p, iso__periodic_exchange *x) {
     x->dropped = status < 0;
     ISO_TRY(status);
     x->member = mean != NULL;
-    if (mean) memcpy(p->mean + x->offset, mean, x->elements * sizeof(float));
+    if (mean) memcpy(p->mean + x->offset, mean, iso__flat_bytes(x->size));
     x->pending = x->held = true;
     return ISO_OK;
 }
@@ -128,9 +128,9 @@ static iso_status poll_exchanges(iso__periodic *p) {
 }
 
 iso_status iso__periodic_set_reference(iso__periodic *p) {
-    ISO_TRY(iso__periodic_pack(p, iso__periodic_elements(p, ISO__PAYLOAD_WIRE), p->room));
     for (int i = 0; i < p->exchange_count; i++) {
         const iso__periodic_exchange *x = &p->exchange[i];
+        ISO_TRY(iso__periodic_fetch(p, x->first, x->last, p->room + x->offset));
         ISO_TRY(iso__average_set_reference(x->average, p->room + x->offset));
     }
     return ISO_OK;
@@ -152,15 +152,18 @@ static iso_status reset_state(iso__periodic *p) {
 static iso_status merge_mean(iso__periodic *p, const iso__periodic_exchange *x,
                              const iso__action *action, const float *mean) {
     double distance = 0, norm = 0, ignored = 0;
-    iso__merge_args args = {p->sent + x->offset, mean, p->layout->nodes, action->weight};
+    iso__merge_args args = {.nodes = p->layout->nodes, .age = action->weight};
     if (p->config.merge == ISO_MERGE_PROGRESS) args.age = action->age;
+    iso__flat_cursor next = iso__flat_begin(x->size);
     ISO_TRY(iso__periodic_map(p, x->first, x->last));
     for (int i = x->first; i < x->last; i++) {
         bool state = i >= p->parameter_count;
+        size_t at = iso__flat_next(&next, &p->span[i]);
+        args.f64 = p->span[i].f64;
+        args.sent = (const char *)(p->sent + x->offset) + at;
+        args.mean = (const char *)mean + at;
         iso__merge(state ? ISO_MERGE_HEAT : p->config.merge, p->span[i].count, p->span[i].host,
                    &args, state ? &ignored : &distance, state ? &ignored : &norm);
-        args.sent += p->span[i].count;
-        args.mean += p->span[i].count;
     }
     ISO_TRY(iso__periodic_unmap(p, x->first, x->last));
     p->own_divergence = norm > 0 ? sqrt(distance / norm) : 0;
@@ -196,9 +199,14 @@ static iso_status merge_exchange(iso__periodic *p, const iso__action *action) {
 static void measure_divergence(iso__periodic *p, const iso__periodic_exchange *x,
                                const float *mean) {
     double distance = 0, norm = 0;
+    int last = x->last < p->parameter_count ? x->last : p->parameter_count;
+    iso__flat size = iso__periodic_flat(p, x->first, last);
+    size_t f64 = iso__flat_f64(x->size);
     iso__merge_args args = {.sent = p->sent + x->offset, .mean = mean};
-    size_t most = p->parameter_elements;
-    iso__merge_measure(x->elements < most ? x->elements : most, &args, &distance, &norm);
+    iso__merge_measure(size.f32, &args, &distance, &norm);
+    args = (iso__merge_args){
+        .sent = (const char *)args.sent + f64, .mean = (const char *)mean + f64, .f64 = true};
+    iso__merge_measure(size.f64, &args, &distance, &norm);
     p->own_divergence = norm > 0 ? sqrt(distance / norm) : 0;
 }
 
@@ -375,15 +383,15 @@ iso_status iso__periodic_show(bool training, void *periodic) {
     p->last_step_ns = 0; // evaluation is not part of a step
     if (training == !p->shown) return ISO_OK;
     if (training) {
-        ISO_TRY(iso__periodic_unpack(p, p->parameter_elements, p->own));
+        ISO_TRY(iso__periodic_put(p, 0, p->parameter_count, p->own));
     } else {
         if (p->equal) return ISO_OK;
         ISO_TRY(iso__periodic_hold(p));
-        size_t bytes = p->parameter_elements * sizeof(float);
+        size_t bytes = iso__flat_bytes(iso__periodic_flat(p, 0, p->parameter_count));
         if (!p->own) ISO_TRY(iso__pinned_alloc(p->device, bytes, (void **)&p->own));
-        ISO_TRY(iso__periodic_pack(p, p->parameter_elements, p->own));
+        ISO_TRY(iso__periodic_fetch(p, 0, p->parameter_count, p->own));
         ISO_TRY(mean_to_show(p, &mean));
-        ISO_TRY(iso__periodic_unpack(p, p->parameter_elements, mean));
+        ISO_TRY(iso__periodic_put(p, 0, p->parameter_count, mean));
     }
     p->shown = !training;
     return ISO_OK;

@@ -13,25 +13,46 @@
 
 // Memory that travels: a parameter, a buffer of the module, or an arena of optimizer state.
 typedef struct iso__span {
-    float *data; // device memory
-    float *host; // while mapped
-    size_t count;
+    void *data;   // device memory
+    void *host;   // while mapped
+    size_t count; // elements
+    bool f64;     // their type; else f32
 } iso__span;
+
+static inline size_t iso__span_bytes(const iso__span *span) {
+    return span->count * (span->f64 ? sizeof(double) : sizeof(float));
+}
+
+// Where the next span of each type begins in a flat array (average.h), in bytes. Spans of one type
+// follow each other in the order of the spans.
+typedef struct iso__flat_cursor {
+    size_t f32, f64;
+} iso__flat_cursor;
+
+static inline iso__flat_cursor iso__flat_begin(iso__flat size) {
+    return (iso__flat_cursor){.f64 = iso__flat_f64(size)};
+}
+static inline size_t iso__flat_next(iso__flat_cursor *cursor, const iso__span *span) {
+    size_t *next = span->f64 ? &cursor->f64 : &cursor->f32, at = *next;
+    *next += iso__span_bytes(span);
+    return at;
+}
 
 // What an exchange carries, and in which type.
 typedef enum iso__payload {
     ISO__PAYLOAD_WIRE,  // the exchange while cycling
     ISO__PAYLOAD_FULL,  // a blocking full average
-    ISO__PAYLOAD_EXACT, // parameters in f32
-    ISO__PAYLOAD_STATE, // parameters, buffers and optimizer state in f32
+    ISO__PAYLOAD_EXACT, // parameters, in their types
+    ISO__PAYLOAD_STATE, // parameters, buffers and optimizer state, in their types
     ISO__PAYLOADS
 } iso__payload;
 
 // Consecutive parameters that are exchanged separately, and the state of their exchange.
 typedef struct iso__periodic_exchange {
-    int first, last;         // spans
-    size_t offset, elements; // in the engine's flat arrays
-    iso__average *average;   // of ISO__PAYLOAD_WIRE
+    int first, last;       // spans
+    iso__flat size;        // of a flat array of these
+    size_t offset;         // of that array in the engine's arrays, in floats
+    iso__average *average; // of ISO__PAYLOAD_WIRE
     // `held`: complete, its mean copied to `mean`, not yet merged. `dropped`: it failed in
     // iso__periodic_hold, and its merge is outstanding. `queued`: the next values to send are in
     // `room`, and wait for the merge of the pending exchange.
@@ -69,19 +90,19 @@ typedef struct iso__periodic {
     iso_device *device; // of the parameters; borrowed
     iso__span *span;
     int span_count, parameter_count, buffer_count; // parameters come first, then buffers
-    size_t elements, parameter_elements, buffer_elements;
+    size_t wire_floats;                            // size of the flat arrays of all exchanges
     float *first_buffers; // the initial contents of the buffers, for ISO_STATE_SYNC_RESET
     iso_scope scope;      // of the gradients of the next backward
     // Whether all ranks, or those of a node, have the same parameters, and optimizer state.
     bool equal, equal_state, node_equal, node_equal_state;
 
-    float *sent, *room, *mean; // with the elements of ISO__PAYLOAD_WIRE
+    float *sent, *room, *mean; // the flat arrays of the exchanges
     float *own;                // this rank's parameters during evaluation
     int64_t *steps; // [parameters]: room; NULL: each step updates all of them on every rank
     // For a device with memory of its own: values that are mapped or on their way to the device,
     // and events in its queues. The arrays above, except `mean`, are pinned then.
     float *stage;
-    size_t stage_elements;
+    size_t stage_bytes;
     iso__device_event *computed, *fetched, *put;
     bool shown; // the parameters are the mean of all ranks
 
@@ -157,12 +178,6 @@ iso_status iso__periodic_loaded(iso__periodic *p);
 
 // ---- periodic_mean.c ------------------------------------------------------------------------------
 
-// Copy parameters (and buffers and state, if `elements` covers them) to and from one flat array.
-// `to` is pinned (iso__pinned_alloc). The caller may reuse `from` immediately.
-iso_status iso__periodic_pack(const iso__periodic *p, size_t elements, float *to);
-iso_status iso__periodic_unpack(iso__periodic *p, size_t elements, const float *from);
-// The number of spans whose elements make up `elements`.
-int iso__periodic_spans(const iso__periodic *p, size_t elements);
 // Blocking. The mean over all ranks; the parameters stay unchanged. *mean is valid until the next
 // exchange. No exchange may be under way.
 iso_status iso__periodic_exact_mean(iso__periodic *p, iso__payload payload, const float **mean);
@@ -173,7 +188,11 @@ iso_status iso__periodic_agree_on_steps(iso__periodic *p, iso_comm *comm);
 // Sets the buffers to their mean over comm. (Ranks of a node, too, have different statistics.)
 iso_status iso__periodic_mean_buffers(iso__periodic *p, iso_comm *comm);
 iso_status iso__periodic_node_copy(iso__periodic *p, int group);
-size_t iso__periodic_elements(const iso__periodic *p, iso__payload payload); // elements
+// The payload is spans [0, last).
+int iso__periodic_last(const iso__periodic *p, iso__payload payload);
+// The average of flat arrays of this size. Its wire is for the f32 elements.
+iso_status iso__periodic_make_average(iso__periodic *p, iso__flat size,
+                                      const iso__average_config *config, iso__average **out);
 // The average of the whole array, for all payloads except ISO__PAYLOAD_WIRE.
 iso_status iso__periodic_average_of(iso__periodic *p, iso__payload payload, iso__average **out);
 
@@ -181,8 +200,10 @@ iso_status iso__periodic_average_of(iso__periodic *p, iso__payload payload, iso_
 
 iso_status iso__periodic_memory_open(iso__periodic *p);
 void iso__periodic_memory_close(iso__periodic *p);
-// Copy spans [first, last) to a pinned array, and from any array. fetch waits for the device. After
-// put, the device may still be reading from `from`.
+// The elements of spans [first, last).
+iso__flat iso__periodic_flat(const iso__periodic *p, int first, int last);
+// Copy spans [first, last) to a pinned flat array, and from any flat array. fetch waits for the
+// device. The caller of put may reuse `from` immediately.
 iso_status iso__periodic_fetch(const iso__periodic *p, int first, int last, float *to);
 iso_status iso__periodic_put(iso__periodic *p, int first, int last, const float *from);
 iso_status iso__periodic_clear(const iso__periodic *p, int first, int last);

@@ -12,9 +12,20 @@
 
 // ---- Life -----------------------------------------------------------------------------------------
 
-static void add_span(iso__periodic *p, const iso_tensor *tensor) {
-    p->span[p->span_count++] = (iso__span){.data = tensor->data, .count = (size_t)tensor->count};
-    p->elements += (size_t)tensor->count;
+static bool is_f64(const iso_tensor *tensor) { return tensor->dtype == ISO_F64; }
+
+static void add_span(iso__periodic *p, void *data, size_t count, bool f64) {
+    p->span[p->span_count++] = (iso__span){.data = data, .count = count, .f64 = f64};
+}
+
+// what: "buffer" or "parameter".
+static iso_status add_tensor(iso__periodic *p, const iso_tensor *tensor, const char *what,
+                             const char *name) {
+    ISO_CHECK(tensor->dtype == ISO_F32 || is_f64(tensor), ISO_ERR_UNSUPPORTED,
+              "%s \"%s\" is %s: the periodic modes exchange %ss of f32 and f64 only", what, name,
+              iso_dtype_name(tensor->dtype), what);
+    add_span(p, tensor->data, (size_t)tensor->count, is_f64(tensor));
+    return ISO_OK;
 }
 
 // Floating-point buffers: a count is the same everywhere.
@@ -22,35 +33,38 @@ static iso_status list_buffers(iso__periodic *p, const iso_buffer_list *buffers)
     for (int i = 0; i < buffers->count; i++) {
         const iso_tensor *value = buffers->item[i]->value;
         if (value->dtype == ISO_I64) continue;
-        ISO_CHECK(value->dtype == ISO_F32, ISO_ERR_UNSUPPORTED,
-                  "buffer \"%s\" is %s: the periodic modes exchange f32 buffers only",
-                  buffers->name[i], iso_dtype_name(value->dtype));
-        add_span(p, value);
+        ISO_TRY(add_tensor(p, value, "buffer", buffers->name[i]));
         p->buffer_count++;
     }
-    p->buffer_elements = p->elements - p->parameter_elements;
     if (p->buffer_count == 0) return ISO_OK;
-    size_t bytes = p->buffer_elements * sizeof(float);
+    size_t bytes = iso__flat_bytes(iso__periodic_flat(p, p->parameter_count, p->span_count));
     ISO_TRY(iso__pinned_alloc(p->device, bytes, (void **)&p->first_buffers));
     return iso__periodic_fetch(p, p->parameter_count, p->span_count, p->first_buffers);
 }
 
+// The states of consecutive parameters of one type are a span, with the padding between them.
+static void add_state(iso__periodic *p, const iso__base_optimizer *core, const iso_tensor *arena) {
+    int64_t end = arena->count * (int64_t)iso_dtype_size(arena->dtype), from, to;
+    for (int i = 0; i < core->count;) {
+        bool f64 = is_f64(core->slot[i].parameter->value);
+        from = core->slot[i].offset;
+        while (i < core->count && is_f64(core->slot[i].parameter->value) == f64) i++;
+        to = i < core->count ? core->slot[i].offset : end;
+        add_span(p, (char *)arena->data + from,
+                 (size_t)(to - from) / (f64 ? sizeof(double) : sizeof(float)), f64);
+    }
+}
+
 static iso_status list_spans(iso__periodic *p, const iso__base_optimizer *core,
                              const iso_buffer_list *buffers) {
-    int most = core->count + buffers->count + ISO_OPTIMIZER_STATES;
+    int most = core->count * (1 + ISO_OPTIMIZER_STATES) + buffers->count;
     ISO_TRY(iso__alloc_zero((size_t)most * sizeof(*p->span), (void **)&p->span));
-    for (int i = 0; i < core->count; i++) {
-        const iso_tensor *value = core->slot[i].parameter->value;
-        ISO_CHECK(value->dtype == ISO_F32, ISO_ERR_UNSUPPORTED,
-                  "parameter \"%s\" is %s: the periodic modes exchange f32 parameters only",
-                  core->slot[i].name, iso_dtype_name(value->dtype));
-        add_span(p, value);
-    }
+    for (int i = 0; i < core->count; i++)
+        ISO_TRY(add_tensor(p, core->slot[i].parameter->value, "parameter", core->slot[i].name));
     p->parameter_count = p->span_count;
-    p->parameter_elements = p->elements;
     ISO_TRY(list_buffers(p, buffers));
     for (int k = 0; k < ISO_OPTIMIZER_STATES; k++)
-        if (core->state[k]) add_span(p, core->state[k]);
+        if (core->state[k]) add_state(p, core, core->state[k]);
     return ISO_OK;
 }
 
@@ -67,11 +81,43 @@ static iso_status allocate_exchanges(iso__periodic *p) {
     return ISO_OK;
 }
 
+// Consecutive spans of nearly `share` elements, and of what is left at last.
+static void choose_spans(const iso__periodic *p, iso__periodic_exchange *x, size_t share, int end,
+                         bool last) {
+    size_t elements = 0;
+    while (x->last < end &&
+           (last || elements == 0 || elements + p->span[x->last].count / 2 < share))
+        elements += p->span[x->last++].count;
+    x->size = iso__periodic_flat(p, x->first, x->last);
+}
+
+// Flat arrays with f64 begin at multiples of 128 bytes.
+static void divide_spans(iso__periodic *p) {
+    int first = 0, end = iso__periodic_last(p, ISO__PAYLOAD_WIRE);
+    iso__flat all = iso__periodic_flat(p, 0, end);
+    size_t left = all.f32 + all.f64;
+    for (int i = 0; i < p->exchange_count; i++) {
+        int others = p->exchange_count - i;
+        iso__periodic_exchange *x = &p->exchange[i];
+        *x = (iso__periodic_exchange){.first = first, .last = first, .offset = p->wire_floats};
+        choose_spans(p, x, left / (size_t)others, end - others + 1, others == 1);
+        first = x->last;
+        left -= x->size.f32 + x->size.f64;
+        p->wire_floats += iso__flat_bytes(x->size) / sizeof(float);
+        if (all.f64) p->wire_floats = iso__round_up(p->wire_floats, 32);
+    }
+}
+
 static iso_status allocate_memory(iso__periodic *p) {
+    int buffers_end = p->parameter_count + p->buffer_count;
     ISO_TRY(allocate_exchanges(p));
-    size_t elements = iso__periodic_elements(p, ISO__PAYLOAD_WIRE);
-    if (elements < p->buffer_elements) elements = p->buffer_elements; // a mean is made there
-    size_t bytes = elements * sizeof(float);
+    divide_spans(p);
+    // A mean of buffers or of all parameters is made there, too.
+    size_t bytes = p->wire_floats * sizeof(float);
+    size_t buffers = iso__flat_bytes(iso__periodic_flat(p, p->parameter_count, buffers_end));
+    size_t parameters = iso__flat_bytes(iso__periodic_flat(p, 0, p->parameter_count));
+    if (bytes < buffers) bytes = buffers;
+    if (bytes < parameters) bytes = parameters;
     ISO_TRY(iso__pinned_alloc(p->device, bytes, (void **)&p->sent));
     memset(p->sent, 0, bytes);
     ISO_TRY(iso__pinned_alloc(p->device, bytes, (void **)&p->room));
@@ -81,34 +127,18 @@ static iso_status allocate_memory(iso__periodic *p) {
     return iso__alloc_zero(steps, (void **)&p->steps);
 }
 
-// Consecutive spans of nearly `share` elements, and of what is left at last.
-static void choose_spans(const iso__periodic *p, iso__periodic_exchange *x, size_t share, int end,
-                         bool last) {
-    while (x->last < end &&
-           (last || x->elements == 0 || x->elements + p->span[x->last].count / 2 < share))
-        x->elements += p->span[x->last++].count;
-}
-
 static iso_status make_exchanges(iso__periodic *p) {
-    size_t all = iso__periodic_elements(p, ISO__PAYLOAD_WIRE), offset = 0;
-    int first = 0, end = iso__periodic_spans(p, all);
-    for (int i = 0; i < p->exchange_count; i++) {
-        int left = p->exchange_count - i;
-        iso__periodic_exchange *x = &p->exchange[i];
-        *x = (iso__periodic_exchange){.first = first, .last = first, .offset = offset};
-        choose_spans(p, x, (all - offset) / (size_t)left, end - left + 1, left == 1);
-        ISO_TRY(iso__average_create(p->routes, x->elements, &p->config.wire, &x->average));
-        first = x->last;
-        offset += x->elements;
-    }
+    for (int i = 0; i < p->exchange_count; i++)
+        ISO_TRY(iso__periodic_make_average(p, p->exchange[i].size, &p->config.wire,
+                                           &p->exchange[i].average));
     return ISO_OK;
 }
 
 static iso_status make_averages(iso__periodic *p) {
     ISO_TRY(make_exchanges(p));
     if (p->config.full.wire != &iso__codec_f32 || p->config.full.chunk)
-        ISO_TRY(iso__average_create(p->routes, p->parameter_elements, &p->config.full,
-                                    &p->average[ISO__PAYLOAD_FULL]));
+        ISO_TRY(iso__periodic_make_average(p, iso__periodic_flat(p, 0, p->parameter_count),
+                                           &p->config.full, &p->average[ISO__PAYLOAD_FULL]));
     return iso__periodic_set_reference(p);
 }
 

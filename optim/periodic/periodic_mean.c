@@ -7,31 +7,24 @@
 
 #include <isotherm/trace.h>
 
-int iso__periodic_spans(const iso__periodic *p, size_t elements) {
-    int last = 0;
-    while (last < p->span_count && elements > 0) elements -= p->span[last++].count;
-    return last;
-}
-
-iso_status iso__periodic_pack(const iso__periodic *p, size_t elements, float *to) {
-    return iso__periodic_fetch(p, 0, iso__periodic_spans(p, elements), to);
-}
-
-iso_status iso__periodic_unpack(iso__periodic *p, size_t elements, const float *from) {
-    return iso__periodic_put(p, 0, iso__periodic_spans(p, elements), from);
-}
-
-size_t iso__periodic_elements(const iso__periodic *p, iso__payload payload) {
+int iso__periodic_last(const iso__periodic *p, iso__payload payload) {
     bool state = payload == ISO__PAYLOAD_STATE ||
                  (payload == ISO__PAYLOAD_WIRE && p->config.state == ISO_STATE_SYNC_AVERAGE);
-    return state ? p->elements : p->parameter_elements;
+    return state ? p->span_count : p->parameter_count;
+}
+
+iso_status iso__periodic_make_average(iso__periodic *p, iso__flat size,
+                                      const iso__average_config *config, iso__average **out) {
+    iso__average_config own = *config;
+    own.f64 = size.f64;
+    return iso__average_create(p->routes, size.f32, &own, out);
 }
 
 iso_status iso__periodic_average_of(iso__periodic *p, iso__payload payload, iso__average **out) {
     if (!p->average[payload]) {
         iso__average_config exact = {.wire = &iso__codec_f32};
-        ISO_TRY(iso__average_create(p->routes, iso__periodic_elements(p, payload), &exact,
-                                    &p->average[payload]));
+        iso__flat size = iso__periodic_flat(p, 0, iso__periodic_last(p, payload));
+        ISO_TRY(iso__periodic_make_average(p, size, &exact, &p->average[payload]));
     }
     *out = p->average[payload];
     return ISO_OK;
@@ -42,16 +35,26 @@ static void add_traffic(iso__periodic *p, const iso_traffic *more) {
     p->stats.bytes_between_nodes += more->bytes_between_nodes;
 }
 
-// Of ranks that have gone their own ways.
-static iso_status mean_over(iso__periodic *p, iso_comm *comm, size_t elements, float *x) {
+static iso_status sum_over(iso__periodic *p, iso_comm *comm, size_t count, iso_dtype dtype,
+                           void *x) {
     iso_request *request;
     iso_traffic moved = {0};
-    iso__count_sum(&moved, comm, elements * sizeof(*x));
+    if (count == 0) return ISO_OK;
+    iso__count_sum(&moved, comm, count * iso_dtype_size(dtype));
     add_traffic(p, &moved);
-    ISO_TRY(iso_comm_iallreduce(comm, x, elements, ISO_F32, "mean over ranks", &request));
+    ISO_TRY(iso_comm_iallreduce(comm, x, count, dtype, "mean over ranks", &request));
     ISO_TRY(iso_request_wait(&request));
+    return ISO_OK;
+}
+
+// Of ranks that have gone their own ways. x: a flat array.
+static iso_status mean_over(iso__periodic *p, iso_comm *comm, iso__flat size, float *x) {
+    double *y = (void *)((char *)x + iso__flat_f64(size)), ranks = iso_comm_size(comm);
     float factor = 1.0f / (float)iso_comm_size(comm);
-    for (size_t i = 0; i < elements; i++) x[i] *= factor;
+    ISO_TRY(sum_over(p, comm, size.f32, ISO_F32, x));
+    ISO_TRY(sum_over(p, comm, size.f64, ISO_F64, y));
+    for (size_t i = 0; i < size.f32; i++) x[i] *= factor;
+    for (size_t i = 0; i < size.f64; i++) y[i] /= ranks;
     return ISO_OK;
 }
 
@@ -63,12 +66,12 @@ static bool state_is_node_equal(const iso__periodic *p) {
 static iso_status exact_mean(iso__periodic *p, iso__payload payload, float *x, const float **mean) {
     iso__average *average;
     double metrics[ISO__METRICS] = {0};
-    size_t elements = iso__periodic_elements(p, payload);
+    int last = iso__periodic_last(p, payload);
     ISO_TRY(iso__periodic_average_of(p, payload, &average));
-    ISO_TRY(iso__periodic_pack(p, elements, x));
+    ISO_TRY(iso__periodic_fetch(p, 0, last, x));
     bool state = payload == ISO__PAYLOAD_STATE;
     if (!p->node_equal || (state && !state_is_node_equal(p)))
-        ISO_TRY(mean_over(p, p->node, elements, x));
+        ISO_TRY(mean_over(p, p->node, iso__periodic_flat(p, 0, last), x));
     ISO_TRY(iso__average_start(average, x, ISO__SHARDS, metrics));
     ISO_TRY(iso__average_finish(average, mean, metrics));
     return ISO_OK;
@@ -76,8 +79,8 @@ static iso_status exact_mean(iso__periodic *p, iso__payload payload, float *x, c
 
 iso_status iso__periodic_exact_mean(iso__periodic *p, iso__payload payload, const float **mean) {
     void *room = NULL; // the state is asked for once in a run
-    if (payload == ISO__PAYLOAD_STATE)
-        ISO_TRY(iso__pinned_alloc(p->device, p->elements * sizeof(float), &room));
+    size_t bytes = iso__flat_bytes(iso__periodic_flat(p, 0, iso__periodic_last(p, payload)));
+    if (payload == ISO__PAYLOAD_STATE) ISO_TRY(iso__pinned_alloc(p->device, bytes, &room));
     iso_status status = exact_mean(p, payload, room ? room : p->room, mean);
     iso__pinned_free(p->device, room);
     ISO_TRY(status);
@@ -95,13 +98,13 @@ iso_status iso__periodic_agree_on_steps(iso__periodic *p, iso_comm *comm) {
 }
 
 iso_status iso__periodic_node_average(iso__periodic *p) {
-    size_t elements = iso__periodic_elements(p, ISO__PAYLOAD_WIRE);
-    bool state = elements > p->parameter_elements;
+    int last = iso__periodic_last(p, ISO__PAYLOAD_WIRE);
+    bool state = last > p->parameter_count;
     if (p->node_equal && (!state || state_is_node_equal(p))) return ISO_OK;
     int64_t start = iso_now();
-    ISO_TRY(iso__periodic_pack(p, elements, p->room));
-    ISO_TRY(mean_over(p, p->node, elements, p->room));
-    ISO_TRY(iso__periodic_unpack(p, elements, p->room));
+    ISO_TRY(iso__periodic_fetch(p, 0, last, p->room));
+    ISO_TRY(mean_over(p, p->node, iso__periodic_flat(p, 0, last), p->room));
+    ISO_TRY(iso__periodic_put(p, 0, last, p->room));
     if (state) ISO_TRY(iso__periodic_agree_on_steps(p, p->node));
     p->node_equal = true;
     p->node_equal_state = p->node_equal_state || state;
@@ -114,7 +117,7 @@ iso_status iso__periodic_mean_buffers(iso__periodic *p, iso_comm *comm) {
     if (p->buffer_count == 0 || iso_comm_size(comm) == 1) return ISO_OK;
     int first = p->parameter_count, last = first + p->buffer_count;
     ISO_TRY(iso__periodic_fetch(p, first, last, p->room));
-    ISO_TRY(mean_over(p, comm, p->buffer_elements, p->room));
+    ISO_TRY(mean_over(p, comm, iso__periodic_flat(p, first, last), p->room));
     return iso__periodic_put(p, first, last, p->room);
 }
 
@@ -125,9 +128,10 @@ iso_status iso__periodic_node_copy(iso__periodic *p, int group) {
     iso_traffic moved = {0};
     ISO_TRY(iso__periodic_map(p, 0, p->parameter_count));
     for (int i = 0; i < p->parameter_count; i++)
-        ISO_TRY(iso_comm_bcast(p->node, p->span[i].host, p->span[i].count * sizeof(float), root));
+        ISO_TRY(iso_comm_bcast(p->node, p->span[i].host, iso__span_bytes(&p->span[i]), root));
     ISO_TRY(iso__periodic_unmap(p, 0, p->parameter_count));
-    iso__count_blocks(&moved, p->node, p->parameter_elements * sizeof(float));
+    for (int i = 0; i < p->parameter_count; i++)
+        iso__count_blocks(&moved, p->node, iso__span_bytes(&p->span[i]));
     if (iso_comm_rank(p->node) == root) add_traffic(p, &moved);
     p->node_equal = true;
     p->stats.work_ms += (double)(iso_now() - start) * 1e-6;

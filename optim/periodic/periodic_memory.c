@@ -36,21 +36,22 @@ void iso__periodic_memory_close(iso__periodic *p) {
 
 // ---- Copies beside the device -----------------------------------------------------------------------
 
-static size_t elements_of(const iso__periodic *p, int first, int last) {
-    size_t elements = 0;
-    for (int i = first; i < last; i++) elements += p->span[i].count;
-    return elements;
-}
-
-static iso_status reserve_stage(iso__periodic *p, size_t elements) {
+static iso_status reserve_stage(iso__periodic *p, size_t bytes) {
     ISO_TRY(wait_for_stage(p));
-    if (elements <= p->stage_elements) return ISO_OK;
+    if (bytes <= p->stage_bytes) return ISO_OK;
     iso__pinned_free(p->device, p->stage);
     p->stage = NULL;
-    p->stage_elements = 0;
-    ISO_TRY(iso__pinned_alloc(p->device, elements * sizeof(float), (void **)&p->stage));
-    p->stage_elements = elements;
+    p->stage_bytes = 0;
+    ISO_TRY(iso__pinned_alloc(p->device, bytes, (void **)&p->stage));
+    p->stage_bytes = bytes;
     return ISO_OK;
+}
+
+iso__flat iso__periodic_flat(const iso__periodic *p, int first, int last) {
+    iso__flat size = {0};
+    for (int i = first; i < last; i++)
+        *(p->span[i].f64 ? &size.f64 : &size.f32) += p->span[i].count;
+    return size;
 }
 
 // Copies that follow in `queue` find what was computed so far, and do not come before it.
@@ -61,21 +62,24 @@ static iso_status follow_compute(const iso__periodic *p, iso__queue queue) {
 
 static iso_status copy_out(const iso__periodic *p, int first, int last, float *to) {
     const iso__remote_ops *remote = remote_of(p);
+    iso__flat_cursor next = iso__flat_begin(iso__periodic_flat(p, first, last));
     ISO_TRY(follow_compute(p, ISO__QUEUE_OUT));
-    for (int i = first; i < last; to += p->span[i++].count)
-        ISO_TRY(remote->copy(p->device, ISO__QUEUE_OUT, p->span[i].data, to,
-                             p->span[i].count * sizeof(float)));
+    for (int i = first; i < last; i++)
+        ISO_TRY(remote->copy(p->device, ISO__QUEUE_OUT, p->span[i].data,
+                             (char *)to + iso__flat_next(&next, &p->span[i]),
+                             iso__span_bytes(&p->span[i])));
     ISO_TRY(remote->record(p->device, ISO__QUEUE_OUT, p->fetched));
     return remote->wait(p->device, p->fetched);
 }
 
 static iso_status copy_in(const iso__periodic *p, int first, int last) {
     const iso__remote_ops *remote = remote_of(p);
-    const float *from = p->stage;
+    iso__flat_cursor next = iso__flat_begin(iso__periodic_flat(p, first, last));
     ISO_TRY(follow_compute(p, ISO__QUEUE_IN));
-    for (int i = first; i < last; from += p->span[i++].count)
-        ISO_TRY(remote->copy(p->device, ISO__QUEUE_IN, from, p->span[i].data,
-                             p->span[i].count * sizeof(float)));
+    for (int i = first; i < last; i++)
+        ISO_TRY(remote->copy(p->device, ISO__QUEUE_IN,
+                             (const char *)p->stage + iso__flat_next(&next, &p->span[i]),
+                             p->span[i].data, iso__span_bytes(&p->span[i])));
     ISO_TRY(remote->record(p->device, ISO__QUEUE_IN, p->put));
     return remote->follow(p->device, ISO__QUEUE_COMPUTE, p->put);
 }
@@ -84,27 +88,31 @@ static iso_status copy_in(const iso__periodic *p, int first, int last) {
 
 iso_status iso__periodic_fetch(const iso__periodic *p, int first, int last, float *to) {
     if (remote_of(p)) return copy_out(p, first, last, to);
-    for (int i = first; i < last; to += p->span[i++].count)
-        memcpy(to, p->span[i].data, p->span[i].count * sizeof(float));
+    iso__flat_cursor next = iso__flat_begin(iso__periodic_flat(p, first, last));
+    for (int i = first; i < last; i++)
+        memcpy((char *)to + iso__flat_next(&next, &p->span[i]), p->span[i].data,
+               iso__span_bytes(&p->span[i]));
     return ISO_OK;
 }
 
 iso_status iso__periodic_put(iso__periodic *p, int first, int last, const float *from) {
+    iso__flat size = iso__periodic_flat(p, first, last);
     if (remote_of(p)) {
-        size_t elements = elements_of(p, first, last);
-        ISO_TRY(reserve_stage(p, elements));
-        memcpy(p->stage, from, elements * sizeof(float));
+        ISO_TRY(reserve_stage(p, iso__flat_bytes(size)));
+        memcpy(p->stage, from, iso__flat_bytes(size));
         return copy_in(p, first, last);
     }
-    for (int i = first; i < last; from += p->span[i++].count)
-        memcpy(p->span[i].data, from, p->span[i].count * sizeof(float));
+    iso__flat_cursor next = iso__flat_begin(size);
+    for (int i = first; i < last; i++)
+        memcpy(p->span[i].data, (const char *)from + iso__flat_next(&next, &p->span[i]),
+               iso__span_bytes(&p->span[i]));
     return ISO_OK;
 }
 
 iso_status iso__periodic_clear(const iso__periodic *p, int first, int last) {
     const iso__remote_ops *remote = remote_of(p);
     for (int i = first; i < last; i++) {
-        size_t bytes = p->span[i].count * sizeof(float);
+        size_t bytes = iso__span_bytes(&p->span[i]);
         if (remote)
             ISO_TRY(remote->fill_zero(p->device, ISO__QUEUE_COMPUTE, p->span[i].data, bytes));
         else
@@ -115,13 +123,16 @@ iso_status iso__periodic_clear(const iso__periodic *p, int first, int last) {
 
 iso_status iso__periodic_map(iso__periodic *p, int first, int last) {
     bool remote = remote_of(p) != NULL;
+    iso__flat size = iso__periodic_flat(p, first, last);
     if (remote) {
-        ISO_TRY(reserve_stage(p, elements_of(p, first, last)));
+        ISO_TRY(reserve_stage(p, iso__flat_bytes(size)));
         ISO_TRY(copy_out(p, first, last, p->stage));
     }
-    float *at = p->stage;
-    for (int i = first; i < last; at += remote ? p->span[i].count : 0, i++)
-        p->span[i].host = remote ? at : p->span[i].data;
+    iso__flat_cursor next = iso__flat_begin(size);
+    for (int i = first; i < last; i++) {
+        size_t at = iso__flat_next(&next, &p->span[i]);
+        p->span[i].host = remote ? (char *)p->stage + at : p->span[i].data;
+    }
     return ISO_OK;
 }
 

@@ -73,18 +73,25 @@ static iso_status add_exchange(iso__periodic *p, int i, iso_state *state) {
     return ISO_OK;
 }
 
+// The flat arrays of the exchanges: f32, or the bytes of both types.
+static iso_status add_flat(const iso__periodic *p, const char *name, float *data,
+                           iso_state *state) {
+    bool f64 = iso__periodic_flat(p, 0, iso__periodic_last(p, ISO__PAYLOAD_WIRE)).f64 > 0;
+    return add_own(state, name, f64 ? ISO_STATE_U8 : ISO_STATE_F32,
+                   p->wire_floats * (f64 ? sizeof(float) : 1), data);
+}
+
 iso_status iso__periodic_state(iso__periodic *p, iso_state *state) {
     ISO_CHECK(!p->shown, ISO_ERR_STATE,
               "the state was asked for in evaluation mode, where parameters are the mean of all "
               "ranks: call iso_module_train(model, true) first");
-    size_t elements = iso__periodic_elements(p, ISO__PAYLOAD_WIRE);
     ISO_TRY(iso__periodic_hold(p));
     ISO_TRY(iso__periodic_reserve_mean(p));
     fill_saved(p);
     ISO_TRY(add_own(state, "daso/numbers", ISO_STATE_I64, ISO__PERIODIC_NUMBERS, p->saved.number));
     ISO_TRY(add_own(state, "daso/figures", ISO_STATE_F64, ISO__METRICS + 4, p->saved.metric));
-    ISO_TRY(add_own(state, "daso/sent", ISO_STATE_F32, elements, p->sent));
-    ISO_TRY(add_own(state, "daso/mean", ISO_STATE_F32, elements, p->mean));
+    ISO_TRY(add_flat(p, "daso/sent", p->sent, state));
+    ISO_TRY(add_flat(p, "daso/mean", p->mean, state));
     for (int i = 0; i < p->exchange_count; i++) ISO_TRY(add_exchange(p, i, state));
     return ISO_OK;
 }

@@ -12,56 +12,77 @@ static iso_status allocate_twice(float *pair[2], size_t count) {
     return ISO_OK;
 }
 
+// Broadcasts need multiples of ISO__AVERAGE_UNIT elements.
+static size_t mean_floats(const iso__average *a) {
+    size_t f64 = iso__round_up(a->size[ISO__AVERAGE_F64], ISO__AVERAGE_UNIT);
+    size_t f32 = iso__round_up(a->count, ISO__AVERAGE_UNIT);
+    return f32 + f64 * (sizeof(double) / sizeof(float));
+}
+
 // Differences travel with ISO__SHARDS only, so their buffers are as long as this rank's shard.
 static iso_status allocate_differences(iso__average *a) {
     ISO_TRY(allocate_twice(a->residual, a->residual_count));
     ISO_TRY(allocate_twice(a->share_residual, a->share_count));
-    ISO_TRY(allocate_twice(a->mean, iso__round_up(a->count, ISO__AVERAGE_UNIT)));
+    ISO_TRY(allocate_twice(a->mean, mean_floats(a)));
     a->mean[0][0] = NAN;
     return ISO_OK;
 }
 
-// Broadcasts need multiples of ISO__AVERAGE_UNIT elements.
 static iso_status allocate_mean(iso__average *a) {
-    size_t room = iso__round_up(a->count, ISO__AVERAGE_UNIT);
-    ISO_TRY(iso__alloc(room * sizeof(float), (void **)&a->mean[0]));
-    for (size_t i = a->count; i < room; i++) a->mean[0][i] = 0;
+    ISO_TRY(iso__alloc_zero(mean_floats(a) * sizeof(float), (void **)&a->mean[0]));
     a->mean[1] = a->mean[0];
     return ISO_OK;
 }
 
+static void carry_all(iso__average *a) {
+    for (int k = 0; k < ISO__AVERAGE_TYPES; k++)
+        a->carried[k] = (iso__average_range){0, a->size[k]};
+    iso__average_lay_out(a);
+}
+
+static void carry_shard(iso__average *a) {
+    const iso_topology *t = a->layout;
+    for (int k = 0; k < ISO__AVERAGE_TYPES; k++) {
+        a->carried[k] = (iso__average_range){0, 0};
+        if (t->local_rank < t->smallest)
+            a->carried[k] = iso__average_shard(a, (iso__average_type)k, t->local_rank);
+    }
+    iso__average_lay_out(a);
+}
+
 static iso_status allocate_buffers(iso__average *a) {
     const iso_topology *t = a->layout;
-    size_t first, shard = 0;
-    if (t->local_rank < t->smallest) iso__average_shard(a, t->local_rank, &first, &shard);
-    size_t elements = iso__average_lay_out(a, 0, shard);
-    const iso__codec *wire = a->config.wire;
+    const iso__codec *wire = a->config.differences ? &iso__codec_f32 : a->config.wire;
+    carry_shard(a);
+    size_t bytes = iso__average_room_bytes(a, wire); // in f32: the first exchange of differences
     if (a->config.differences) {
-        a->residual_count = shard;
-        a->share_count = elements / (size_t)t->nodes;
-        wire = &iso__codec_f32; // the first exchange
+        a->residual_count = a->carried[ISO__AVERAGE_F32].count;
+        a->share_count = a->room[ISO__AVERAGE_F32] / (size_t)t->nodes;
     } else {
-        size_t whole = iso__average_lay_out(a, 0, a->count);
-        if (whole > elements) elements = whole;
+        carry_all(a);
+        size_t whole = iso__average_room_bytes(a, wire);
+        if (whole > bytes) bytes = whole;
     }
     if (t->nodes == 1) return ISO_OK;
-    ISO_TRY(iso__alloc(wire->bytes(elements), (void **)&a->send));
-    ISO_TRY(iso__alloc(wire->bytes(elements), (void **)&a->recv));
+    ISO_TRY(iso__alloc(bytes, (void **)&a->send));
+    ISO_TRY(iso__alloc(bytes, (void **)&a->recv));
     return ISO_OK;
 }
 
 static iso_status allocate_all(iso__average *a) {
-    size_t shards = (size_t)a->layout->smallest;
-    a->shard = iso__round_up((a->count + shards - 1) / shards, ISO__AVERAGE_UNIT);
-    ISO_TRY(iso__alloc_zero(shards * sizeof(*a->spread), (void **)&a->spread));
-    ISO_TRY(
-        iso__alloc_zero(iso__average_chunks(a, a->count) * sizeof(*a->chunk), (void **)&a->chunk));
+    size_t shards = (size_t)a->layout->smallest, chunks = 0;
+    for (int k = 0; k < ISO__AVERAGE_TYPES; k++) {
+        a->shard[k] = iso__round_up((a->size[k] + shards - 1) / shards, ISO__AVERAGE_UNIT);
+        chunks += iso__average_chunks(a, a->size[k]);
+    }
+    ISO_TRY(iso__alloc_zero(shards * ISO__AVERAGE_TYPES * sizeof(*a->spread), (void **)&a->spread));
+    ISO_TRY(iso__alloc_zero(chunks * sizeof(*a->chunk), (void **)&a->chunk));
     ISO_TRY(allocate_buffers(a));
     return a->config.differences ? allocate_differences(a) : allocate_mean(a);
 }
 
 static iso_status check_config(size_t count, const iso__average_config *config) {
-    ISO_CHECK(count > 0, ISO_ERR_ARG, "a mean over nodes needs at least one element");
+    ISO_CHECK(count + config->f64 > 0, ISO_ERR_ARG, "a mean over nodes needs at least one element");
     ISO_CHECK(config->wire, ISO_ERR_ARG, "a mean over nodes needs a codec in which it travels");
     ISO_CHECK(!config->round_sums || !config->differences, ISO_ERR_ARG,
               "round_sums and differences cannot be combined");
@@ -80,9 +101,11 @@ iso_status iso__average_create(iso__routes *routes, size_t count, const iso__ave
     a->routes = iso__routes_retain(routes);
     a->layout = iso__routes_layout(routes);
     a->config = *config;
-    if (config->wire == &iso__codec_f32) a->config.differences = a->config.round_sums = false;
-    a->count = count;
-    a->factor = (float)(a->layout->weight * a->layout->nodes);
+    if (count == 0) a->config.wire = &iso__codec_f32; // of nothing
+    if (a->config.wire == &iso__codec_f32) a->config.differences = a->config.round_sums = false;
+    a->count = a->size[ISO__AVERAGE_F32] = count;
+    a->size[ISO__AVERAGE_F64] = config->f64;
+    a->factor = a->layout->weight * a->layout->nodes;
     // A rank that failed alone would leave the others waiting in the first exchange.
     ISO_TRY_GOTO(iso_comm_agree(iso__routes_comm(routes), allocate_all(a)));
     *out = a;
@@ -192,8 +215,8 @@ iso_status iso__average_measure(iso__average *a, int repeats, double *ms) {
     ISO_CHECK(!iso__average_busy(a), ISO_ERR_STATE,
               "a mean over nodes is under way: finish it before measuring");
     void *values;
-    ISO_TRY(iso_comm_agree(iso__routes_comm(a->routes),
-                           iso__alloc_zero(a->count * sizeof(float), &values)));
+    size_t bytes = iso__flat_bytes((iso__flat){a->count, a->size[ISO__AVERAGE_F64]});
+    ISO_TRY(iso_comm_agree(iso__routes_comm(a->routes), iso__alloc_zero(bytes, &values)));
     iso__average_stats stats = a->stats;
     iso_status status = measure_with(a, values, repeats, ms);
     a->stats = stats;

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
-// Private to src/exchange and optim: the weighted mean of one flat array of floats over nodes,
-// computed while the program continues.
+// Private to src/exchange and optim: the weighted mean of one flat array over nodes, computed while
+// the program continues.
 //
 // start() copies the array. finish() returns the mean of all nodes' copies, with the same bits on
 // every rank. In between, poll() moves the exchange from phase to phase:
 //
 //   SCATTER  every member of the leader group sends each other its share of the array (all to all)
-//            and sums what it got in the order of the nodes, in f32
+//            and sums what it got in the order of the nodes, in f32 (f64 elements: in f64)
 //   GATHER   the summed shares travel to all members
 //   SPREAD   inside the node the shards of the local ranks are put together (only with shards)
 //   VERDICT  one small reduction over all ranks: whether every rank is well, and metrics
@@ -16,6 +16,9 @@
 //
 // Over P nodes, the first two phases together send and receive 2 (P - 1) / P of the array, as a
 // ring all-reduce does, but they support every codec and sum in f32.
+//
+// An array may have f64 elements behind its f32 elements. Codecs and differences are for f32 only:
+// f64 elements travel as they are. Both types take part in the same phases and the same verdict.
 #ifndef ISO_AVERAGE_H
 #define ISO_AVERAGE_H
 
@@ -28,6 +31,19 @@
 #define ISO__SHARDS -1
 
 enum { ISO__METRICS = 4 };
+
+// The elements of a flat array: those of f32 first, then, from the next multiple of 128 bytes,
+// those of f64. The array is passed as a pointer to its first byte.
+typedef struct iso__flat {
+    size_t f32, f64;
+} iso__flat;
+
+static inline size_t iso__flat_f64(iso__flat size) { // bytes before the f64 elements
+    return (size.f32 * sizeof(float) + 127) / 128 * 128;
+}
+static inline size_t iso__flat_bytes(iso__flat size) {
+    return size.f64 ? iso__flat_f64(size) + size.f64 * sizeof(double) : size.f32 * sizeof(float);
+}
 
 typedef struct iso__average iso__average;
 
@@ -46,11 +62,12 @@ typedef struct iso__average_config {
     // The number of elements of a chunk; the first chunk is the remainder. 0: the array travels as
     // a whole.
     size_t chunk;
+    size_t f64; // f64 elements behind the f32 elements
 } iso__average_config;
 
-// Collective over the comm of routes, which are retained. All memory is allocated here. An exchange
-// takes a route in start() and returns it in finish(), so as many means as there are routes can be
-// under way at once.
+// Collective over the comm of routes, which are retained. All memory is allocated here. count: f32
+// elements; the array needs at least one element of some type. An exchange takes a route in start()
+// and returns it in finish(), so as many means as there are routes can be under way at once.
 iso_status iso__average_create(iso__routes *routes, size_t count, const iso__average_config *config,
                                iso__average **out);
 // Waits for an exchange under way, and drops its result.
@@ -58,8 +75,8 @@ void iso__average_destroy(iso__average **average);
 
 // Collective, does not wait. Nothing may be under way on this mean, and a route must be free
 // (ISO_ERR_STATE). All ranks start and finish their means in the same order. group: ISO__SHARDS, or
-// a leader group: then only its members send values and get the mean. values has count elements;
-// the caller may change it when this returns. Values that are not finite on any rank make finish()
+// a leader group: then only its members send values and get the mean. values is a flat array; the
+// caller may change it when this returns. Values that are not finite on any rank make finish()
 // fail on every rank. metrics: this rank's values; metrics[0] is replaced by the ms from start
 // until the data are back.
 iso_status iso__average_start(iso__average *average, const float *values, int group,
@@ -68,15 +85,15 @@ iso_status iso__average_start(iso__average *average, const float *values, int gr
 // would wait.
 iso_status iso__average_poll(iso__average *average);
 bool iso__average_busy(const iso__average *average); // between start and finish
-// Collective. Waits for the remaining phases. *mean (count elements, valid until the next start) is
+// Collective. Waits for the remaining phases. *mean (a flat array, valid until the next start) is
 // NULL on ranks outside the group. metrics: the maximum of each over all ranks. If any rank failed,
 // no rank gets a mean, and every rank gets an error that names the lowest failing rank.
 iso_status iso__average_finish(iso__average *average, const float **mean,
                                double metrics[ISO__METRICS]);
 
-// Local. The next exchange sends differences from these values (count elements, copied), which must
-// be equal on all ranks. Resets the error feedback. Nothing may be under way. ISO_ERR_STATE for
-// values that are not finite. Does nothing if no differences travel.
+// Local. The next exchange sends differences from these values (the f32 elements, copied), which
+// must be equal on all ranks. Resets the error feedback. Nothing may be under way. ISO_ERR_STATE
+// for values that are not finite. Does nothing if no differences travel.
 iso_status iso__average_set_reference(iso__average *average, const float *values);
 
 typedef struct iso__average_stats {

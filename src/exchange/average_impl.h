@@ -11,13 +11,25 @@
 // in every element type.
 enum { ISO__AVERAGE_UNIT = 32 };
 
+// The types of elements of the array.
+typedef enum iso__average_type {
+    ISO__AVERAGE_F32,
+    ISO__AVERAGE_F64,
+    ISO__AVERAGE_TYPES
+} iso__average_type;
+
+typedef struct iso__average_range {
+    size_t first, count; // among the elements of a type
+} iso__average_range;
+
 // A chunk of the array whose shares travel together. In the buffers it is one block for each node,
 // padded with zeros. The codec's groups are counted from the first element of the chunk, so chunks
 // and shards may begin anywhere. Blocks hold whole groups and multiples of ISO__AVERAGE_UNIT.
 typedef struct iso__average_chunk {
+    iso__average_type type;
     size_t first, count; // elements of the array
     size_t block;        // elements of one node's share
-    size_t offset;       // elements of the buffers before its blocks
+    size_t offset;       // elements of its type that the buffers have before its blocks
     iso_request *request;
 } iso__average_chunk;
 
@@ -44,18 +56,19 @@ struct iso__average {
     iso__routes *routes;
     const iso_topology *layout; // the routes'
     iso__average_config config;
-    size_t count;
-    size_t shard; // elements of a local rank's shard with ISO__SHARDS
-    float factor; // of this node's values in the sum; 1 if all nodes have equally many ranks
+    size_t count;                     // of f32
+    size_t size[ISO__AVERAGE_TYPES];  // elements of each type
+    size_t shard[ISO__AVERAGE_TYPES]; // of these, a local rank's with ISO__SHARDS
+    double factor; // of this node's values in the sum; 1 if all nodes have equally many ranks
 
-    char *send, *recv; // blocks; `send` is reused to gather the sums
+    char *send, *recv; // blocks, those of f32 first; `send` is reused to gather the sums
     // An exchange writes the new values beside the old ones. They replace the old ones only if all
     // ranks succeed. mean[current] is the last mean, the reference of differences; its first
     // element is NaN before there is one.
     float *mean[2], *residual[2], *share_residual[2];
     size_t residual_count, share_count;
     int current, current_residual;
-    iso_request **spread; // one for each shard
+    iso_request **spread; // one for each shard and type
 
     // The exchange under way.
     const iso_topology *route; // its communicators
@@ -67,7 +80,8 @@ struct iso__average {
     bool as_difference;     // likewise
     float *result;          // the mean is gathered here
     iso_comm *leaders;      // exchanges this rank's elements; NULL: it has none to exchange
-    size_t first, carried;  // the elements that this rank exchanges
+    iso__average_range carried[ISO__AVERAGE_TYPES]; // the elements that this rank exchanges
+    size_t room[ISO__AVERAGE_TYPES];                // elements of the buffers that they need
     iso__average_chunk *chunk;
     int chunk_count;
     iso_request *verdict;
@@ -81,11 +95,15 @@ struct iso__average {
 // ---- average_layout.c --------------------------------------------------------------------------------
 
 size_t iso__average_chunks(const iso__average *a, size_t count); // of `count` elements
-// Lays out the chunks of [first, first + count). Returns the number of elements that the buffers
-// need.
-size_t iso__average_lay_out(iso__average *a, size_t first, size_t count);
-// The elements of the shard of local rank l, with ISO__SHARDS.
-void iso__average_shard(const iso__average *a, int l, size_t *first, size_t *count);
+// Lays out the chunks of a->carried, and sets a->room.
+void iso__average_lay_out(iso__average *a);
+// The bytes that the buffers have before the blocks of f64, if f32 travels in `wire`; and all.
+size_t iso__average_f64_base(const iso__average *a, const iso__codec *wire);
+size_t iso__average_room_bytes(const iso__average *a, const iso__codec *wire);
+// Bytes of the result before the elements of a type.
+size_t iso__average_at(const iso__average *a, iso__average_type type);
+// The elements of a type in the shard of local rank l, with ISO__SHARDS.
+iso__average_range iso__average_shard(const iso__average *a, iso__average_type type, int l);
 bool iso__average_has_reference(const iso__average *a);
 
 #endif

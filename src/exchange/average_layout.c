@@ -9,31 +9,51 @@ size_t iso__average_chunks(const iso__average *a, size_t count) {
     return chunk == 0 || count <= chunk ? count > 0 : (count + chunk - 1) / chunk;
 }
 
-static size_t round_block(const iso__average *a, size_t count) {
-    size_t group = a->config.wire->group, unit = ISO__AVERAGE_UNIT;
+static size_t round_block(const iso__average *a, iso__average_type type, size_t count) {
+    size_t group = type == ISO__AVERAGE_F32 ? a->config.wire->group : 1, unit = ISO__AVERAGE_UNIT;
     return iso__round_up(count, group > unit ? group : unit);
 }
 
-size_t iso__average_lay_out(iso__average *a, size_t first, size_t count) {
+static void lay_out_type(iso__average *a, iso__average_type type) {
     size_t offset = 0, nodes = (size_t)a->layout->nodes;
-    a->chunk_count = (int)iso__average_chunks(a, count);
-    for (int i = 0; i < a->chunk_count; i++) {
-        iso__average_chunk *c = &a->chunk[i];
-        size_t later = (size_t)(a->chunk_count - 1 - i) * a->config.chunk;
-        *c = (iso__average_chunk){.first = first, .count = count - later, .offset = offset};
-        c->block = round_block(a, (c->count + nodes - 1) / nodes);
+    size_t first = a->carried[type].first, count = a->carried[type].count;
+    int chunks = (int)iso__average_chunks(a, count);
+    for (int i = 0; i < chunks; i++) {
+        iso__average_chunk *c = &a->chunk[a->chunk_count++];
+        size_t later = (size_t)(chunks - 1 - i) * a->config.chunk;
+        *c = (iso__average_chunk){
+            .type = type, .first = first, .count = count - later, .offset = offset};
+        c->block = round_block(a, type, (c->count + nodes - 1) / nodes);
         offset += c->block * nodes;
         first += c->count;
         count -= c->count;
     }
-    return offset;
+    a->room[type] = offset;
 }
 
-void iso__average_shard(const iso__average *a, int l, size_t *first, size_t *count) {
-    size_t from = (size_t)l * a->shard;
-    if (from > a->count) from = a->count;
-    *first = from;
-    *count = a->count - from < a->shard ? a->count - from : a->shard;
+void iso__average_lay_out(iso__average *a) {
+    a->chunk_count = 0;
+    lay_out_type(a, ISO__AVERAGE_F32);
+    lay_out_type(a, ISO__AVERAGE_F64);
+}
+
+size_t iso__average_f64_base(const iso__average *a, const iso__codec *wire) {
+    return iso__round_up(wire->bytes(a->room[ISO__AVERAGE_F32]), sizeof(double));
+}
+
+size_t iso__average_room_bytes(const iso__average *a, const iso__codec *wire) {
+    return iso__average_f64_base(a, wire) + a->room[ISO__AVERAGE_F64] * sizeof(double);
+}
+
+size_t iso__average_at(const iso__average *a, iso__average_type type) {
+    return type == ISO__AVERAGE_F32 ? 0 : iso__flat_f64((iso__flat){.f32 = a->count});
+}
+
+iso__average_range iso__average_shard(const iso__average *a, iso__average_type type, int l) {
+    size_t from = (size_t)l * a->shard[type], count = a->size[type];
+    if (from > count) from = count;
+    return (iso__average_range){from,
+                                count - from < a->shard[type] ? count - from : a->shard[type]};
 }
 
 bool iso__average_busy(const iso__average *a) { return a->phase != ISO__AVERAGE_IDLE; }

@@ -39,9 +39,20 @@ static void note_posted(iso__average *a, iso_status status) {
 
 static bool in_place(const iso__average *a) { return a->result == (const float *)(void *)a->send; }
 
+static size_t chunk_bytes(const iso__average *a, const iso__average_chunk *c, size_t count) {
+    return c->type == ISO__AVERAGE_F64 ? count * sizeof(double) : a->wire->bytes(count);
+}
+
 static char *block_of(const iso__average *a, char *buffer, const iso__average_chunk *c, int node) {
     size_t element = c->offset + (size_t)node * c->block;
-    return buffer + a->wire->bytes(element);
+    if (c->type == ISO__AVERAGE_F64) buffer += iso__average_f64_base(a, a->wire);
+    return buffer + chunk_bytes(a, c, element);
+}
+
+// The chunk's elements in a flat array.
+static void *elements_of(const iso__average *a, const iso__average_chunk *c, const float *array) {
+    size_t size = c->type == ISO__AVERAGE_F64 ? sizeof(double) : sizeof(float);
+    return (char *)(uintptr_t)array + iso__average_at(a, c->type) + c->first * size;
 }
 
 // Counts `bytes` sent from this rank to each other rank of comm.
@@ -54,28 +65,36 @@ static void count_blocks(iso__average *a, const iso_comm *comm, size_t bytes) {
 
 static bool encode_chunk(iso__average *a, const iso__average_chunk *c, const float *values,
                          char *to) {
-    const float *x = values + c->first;
-    if (!a->as_difference) return a->wire->encode(c->count, x, a->factor, to);
+    const float *x = elements_of(a, c, values);
+    float factor = (float)a->factor;
+    if (c->type == ISO__AVERAGE_F64)
+        return iso__f64_encode(c->count, (const void *)x, a->factor, (void *)to);
+    if (!a->as_difference) return a->wire->encode(c->count, x, factor, to);
     const float *reference = a->mean[a->current] + c->first;
-    size_t at = c->first - a->first;
+    size_t at = c->first - a->carried[ISO__AVERAGE_F32].first;
     int now = a->current_residual;
     iso__codec_feedback feedback = {a->residual[now] + at, a->residual[1 - now] + at};
-    return a->wire->encode_difference(c->count, x, a->factor, reference, &feedback, to);
+    return a->wire->encode_difference(c->count, x, factor, reference, &feedback, to);
 }
 
-static bool all_finite(const float *x, size_t count) {
+static bool all_finite(const iso__average *a, const iso__average_chunk *c, const float *values) {
     bool finite = true;
-    for (size_t i = 0; i < count; i++) finite = finite && isfinite(x[i]);
+    const float *x = elements_of(a, c, values);
+    const double *y = elements_of(a, c, values);
+    if (c->type == ISO__AVERAGE_F32)
+        for (size_t i = 0; i < c->count; i++) finite = finite && isfinite(x[i]);
+    else
+        for (size_t i = 0; i < c->count; i++) finite = finite && isfinite(y[i]);
     return finite;
 }
 
 // Does not send values that are not finite, so that the error is reported by this rank and not by
 // ranks that sum them.
 static void send_chunk(iso__average *a, iso__average_chunk *c, const float *values) {
-    size_t block = a->wire->bytes(c->block), well = a->wire->bytes(c->count);
+    size_t block = chunk_bytes(a, c, c->block), well = chunk_bytes(a, c, c->count);
     char *to = block_of(a, a->send, c, 0);
     if (!encode_chunk(a, c, values, to)) {
-        bool finite = all_finite(values + c->first, c->count);
+        bool finite = all_finite(a, c, values);
         note_failure(a, finite ? ISO_CAUSE_RANGE : ISO_CAUSE_VALUES);
         well = 0;
     }
@@ -91,6 +110,7 @@ static bool sum_chunk(iso__average *a, const iso__average_chunk *c, char *to) {
     int nodes = a->layout->nodes, now = a->current_residual;
     size_t at = c->offset / (size_t)nodes;
     iso__codec_shares shares = {block_of(a, a->recv, c, 0), nodes, c->block};
+    if (c->type == ISO__AVERAGE_F64) return iso__f64_mean(&shares, (void *)to);
     if (a->config.round_sums) return a->wire->mean_rounded(&shares, to);
     if (!a->as_difference) return a->wire->mean(&shares, NULL, to);
     iso__codec_feedback feedback = {a->share_residual[now] + at, a->share_residual[1 - now] + at};
@@ -98,7 +118,7 @@ static bool sum_chunk(iso__average *a, const iso__average_chunk *c, char *to) {
 }
 
 static void send_share(iso__average *a, iso__average_chunk *c) {
-    size_t bytes = a->wire->bytes(c->block);
+    size_t bytes = chunk_bytes(a, c, c->block);
     char *to = block_of(a, a->send, c, a->layout->node_index);
     if (!sum_chunk(a, c, to)) {
         note_failure(a, ISO_CAUSE_RANGE);
@@ -118,14 +138,17 @@ static iso_status finish_scatter(iso__average *a, bool wait) {
     return ISO_OK;
 }
 
-static void read_chunk(iso__average *a, const iso__average_chunk *c) {
+static bool decode_chunk(iso__average *a, const iso__average_chunk *c) {
     const void *from = block_of(a, a->send, c, 0);
-    float *to = a->result + c->first;
-    if (in_place(a)) return;
+    void *to = elements_of(a, c, a->result);
     const float *reference = a->mean[a->current] + c->first;
-    bool well = a->as_difference ? a->wire->decode_difference(c->count, from, reference, to)
-                                 : a->wire->decode(c->count, from, to);
-    if (!well) note_failure(a, ISO_CAUSE_RANGE);
+    if (c->type == ISO__AVERAGE_F64) return iso__f64_decode(c->count, from, to);
+    return a->as_difference ? a->wire->decode_difference(c->count, from, reference, to)
+                            : a->wire->decode(c->count, from, to);
+}
+
+static void read_chunk(iso__average *a, const iso__average_chunk *c) {
+    if (!in_place(a) && !decode_chunk(a, c)) note_failure(a, ISO_CAUSE_RANGE);
 }
 
 static iso_status finish_gather(iso__average *a, bool wait) {
@@ -143,21 +166,27 @@ static bool has_spread(const iso__average *a) {
     return a->group == ISO__SHARDS && a->layout->nodes > 1 && a->layout->local_size > 1;
 }
 
-static void post_spread(iso__average *a) {
+static void spread_shard(iso__average *a, iso__average_type type, int l) {
     const iso_topology *t = a->route;
-    for (int l = 0; has_spread(a) && l < t->smallest; l++) {
-        size_t first, count, unit = ISO__AVERAGE_UNIT;
-        iso__average_shard(a, l, &first, &count);
-        if (count == 0) continue;
-        size_t bytes = (count + unit - 1) / unit * unit * sizeof(float);
-        note_posted(a, iso__comm_ibcast(t->node, a->result + first, bytes, l,
-                                        "mean over nodes (spread)", &a->spread[l]));
-        if (l == t->local_rank) count_blocks(a, t->node, bytes);
+    iso__average_range shard = iso__average_shard(a, type, l);
+    size_t size = type == ISO__AVERAGE_F64 ? sizeof(double) : sizeof(float);
+    if (shard.count == 0) return;
+    char *at = (char *)a->result + iso__average_at(a, type) + shard.first * size;
+    size_t bytes = iso__round_up(shard.count, ISO__AVERAGE_UNIT) * size;
+    note_posted(a, iso__comm_ibcast(t->node, at, bytes, l, "mean over nodes (spread)",
+                                    &a->spread[l * ISO__AVERAGE_TYPES + (int)type]));
+    if (l == t->local_rank) count_blocks(a, t->node, bytes);
+}
+
+static void post_spread(iso__average *a) {
+    for (int l = 0; has_spread(a) && l < a->route->smallest; l++) {
+        spread_shard(a, ISO__AVERAGE_F32, l);
+        spread_shard(a, ISO__AVERAGE_F64, l);
     }
 }
 
 static iso_status finish_spread(iso__average *a, bool wait) {
-    for (; a->at < a->layout->smallest; a->at++) {
+    for (; a->at < a->layout->smallest * ISO__AVERAGE_TYPES; a->at++) {
         iso_status status = settle_request(a, &a->spread[a->at], wait);
         if (status != ISO_OK) return status;
     }
@@ -237,19 +266,23 @@ static bool is_member(const iso__average *a) {
 static void choose_shard(iso__average *a) {
     const iso_topology *t = a->route;
     int group = a->group == ISO__SHARDS ? t->local_rank : a->group;
-    a->first = a->carried = 0;
+    for (int k = 0; k < ISO__AVERAGE_TYPES; k++) a->carried[k] = (iso__average_range){0, 0};
     a->leaders = a->group != ISO__SHARDS || group < t->smallest ? t->leaders[group] : NULL;
     if (!a->leaders) return;
-    a->carried = a->count;
-    if (a->group == ISO__SHARDS) iso__average_shard(a, group, &a->first, &a->carried);
+    for (int k = 0; k < ISO__AVERAGE_TYPES; k++) {
+        a->carried[k].count = a->size[k];
+        if (a->group == ISO__SHARDS)
+            a->carried[k] = iso__average_shard(a, (iso__average_type)k, group);
+    }
 }
 
 static void choose_result(iso__average *a) {
     bool whole = a->group != ISO__SHARDS || a->layout->smallest == 1;
-    bool one_chunk = a->config.chunk == 0 || a->count <= a->config.chunk;
+    size_t chunks = 0;
+    for (int k = 0; k < ISO__AVERAGE_TYPES; k++) chunks += iso__average_chunks(a, a->size[k]);
     a->result = a->mean[1 - a->current];
     // `send` then holds the mean itself, so nothing is copied.
-    if (whole && one_chunk && a->config.wire == &iso__codec_f32 && a->layout->nodes > 1)
+    if (whole && chunks == 1 && a->config.wire == &iso__codec_f32 && a->layout->nodes > 1)
         a->result = (float *)(void *)a->send;
 }
 
@@ -263,7 +296,7 @@ static void begin_phases(iso__average *a, int group, const double metrics[ISO__M
         a->metrics[1 + i] = isnan(metrics[i]) ? INFINITY : metrics[i];
     choose_shard(a);
     choose_result(a);
-    iso__average_lay_out(a, a->first, a->carried);
+    iso__average_lay_out(a);
     a->phase = ISO__AVERAGE_SCATTER;
     a->at = 0;
     a->start_ns = a->back_ns = iso_now();
@@ -271,7 +304,11 @@ static void begin_phases(iso__average *a, int group, const double metrics[ISO__M
 
 // With one node, the mean is the node's array.
 static void copy_values(iso__average *a, const float *values) {
-    if (is_member(a) && !iso__codec_f32.encode(a->count, values, 1, a->result))
+    size_t f64 = iso__average_at(a, ISO__AVERAGE_F64);
+    const void *from = (const char *)values + f64;
+    void *to = (char *)a->result + f64;
+    if (is_member(a) && (!iso__codec_f32.encode(a->count, values, 1, a->result) ||
+                         !iso__f64_decode(a->size[ISO__AVERAGE_F64], from, to)))
         note_failure(a, ISO_CAUSE_VALUES);
     a->chunk_count = 0;
 }
@@ -286,9 +323,10 @@ iso_status iso__average_start(iso__average *a, const float *values, int group,
               "differences travel over all leader groups, not over group %d alone: its members "
               "alone would know the last mean",
               group);
+    size_t elements = a->count + a->size[ISO__AVERAGE_F64];
     ISO_TRY(iso__debug_match(iso__routes_comm(a->routes),
-                             "a mean over nodes of %zu element%s, group %d", a->count,
-                             ISO_PLURAL(a->count), group));
+                             "a mean over nodes of %zu element%s, group %d", elements,
+                             ISO_PLURAL(elements), group));
     ISO_TRY(iso__routes_take(a->routes, &a->route));
     begin_phases(a, group, metrics);
     if (a->layout->nodes == 1) copy_values(a, values);

@@ -65,6 +65,13 @@ typedef struct iso__codec {
 
 extern const iso__codec iso__codec_f32, iso__codec_bf16, iso__codec_f16, iso__codec_int8;
 
+// f64 elements of a mean over nodes travel as they are. Return whether everything written is
+// finite.
+bool iso__f64_encode(size_t count, const double *x, double factor, double *out); // x * factor
+// (s_0 + s_1 + ...) / nodes
+bool iso__f64_mean(const iso__codec_shares *shares, double *out);
+bool iso__f64_decode(size_t count, const double *in, double *out); // copies
+
 // The codec of an element type: ISO_F32, ISO_BF16 or ISO_F16; NULL for another.
 const iso__codec *iso__codec_of(iso_dtype dtype);
 

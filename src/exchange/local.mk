@@ -10,6 +10,7 @@ libiso_core_la_SOURCES += \
     src/exchange/coder.h \
     src/exchange/codec.h \
     src/exchange/codec_dtype.c \
+    src/exchange/codec_f64.c \
     src/exchange/codec_int8.c \
     src/exchange/coll_nccl.h \
     src/exchange/hook_powersgd.c \

@@ -99,26 +99,21 @@ iso_status daso_difference(trainer *t, const daso_model *m, double *out) {
     return model_difference(m, iso_comm_rank(t->comm), t->model, out);
 }
 
-bool daso_follows(trainer *t, const daso_model *m, const char *where) {
+bool daso_follows_within(trainer *t, const daso_model *m, double most, const char *where) {
     double difference = INFINITY;
     if (daso_difference(t, m, &difference) < 0) return false;
-    if (difference >= DASO_ROUNDING)
+    if (difference >= most)
         fprintf(stderr, "rank %d, %s: difference %g\n", iso_comm_rank(t->comm), where, difference);
-    return difference < DASO_ROUNDING;
+    return difference < most;
 }
 
-iso_status daso_own_hash(trainer *t, uint64_t *out) {
-    int64_t count;
-    float *values = daso_values(t, &count);
-    ISO_CHECK(values, ISO_ERR_STATE, "parameters cannot be read");
-    *out = iso__hash(ISO_HASH_START, values, (size_t)count * sizeof(float));
-    free(values);
-    return ISO_OK;
+bool daso_follows(trainer *t, const daso_model *m, const char *where) {
+    return daso_follows_within(t, m, DASO_ROUNDING, where);
 }
 
 // ---- Values ---------------------------------------------------------------------------------------
 
-typedef void (*visitor)(float *x, int64_t count, void *user);
+typedef void (*visitor)(const iso_tensor *value, void *data, void *user);
 
 static iso_status visit(trainer *t, visitor visitor, void *user) {
     iso_parameter_list list;
@@ -129,7 +124,7 @@ static iso_status visit(trainer *t, visitor visitor, void *user) {
         void *data;
         if (!list.item[i]->requires_grad) continue;
         ISO_TRY(iso_tensor_map(value, ISO_READ_WRITE, &data));
-        visitor(data, value->count, user);
+        visitor(value, data, user);
         ISO_TRY(iso_tensor_unmap(value));
     }
     iso_parameter_list_destroy(&list);
@@ -141,9 +136,15 @@ typedef struct drift {
     int64_t index;
 } drift;
 
-static void add_drift(float *x, int64_t count, void *user) {
+static void add_drift(const iso_tensor *value, void *data, void *user) {
     drift *d = user;
-    for (int64_t k = 0; k < count; k++) x[k] += d->amount * (float)(d->index++ % 7);
+    for (int64_t k = 0; k < value->count; k++) {
+        float step = d->amount * (float)(d->index++ % 7);
+        if (value->dtype == ISO_F64)
+            ((double *)data)[k] += (double)step;
+        else
+            ((float *)data)[k] += step;
+    }
 }
 
 iso_status daso_drift(trainer *t, float amount) {
@@ -151,15 +152,25 @@ iso_status daso_drift(trainer *t, float amount) {
     return visit(t, add_drift, &d);
 }
 
-static void add_count(float *x, int64_t count, void *user) {
-    (void)x;
-    *(int64_t *)user += count;
+static void add_hash(const iso_tensor *value, void *data, void *user) {
+    uint64_t *hash = user;
+    *hash = iso__hash(*hash, data, (size_t)value->count * iso_dtype_size(value->dtype));
 }
 
-static void append(float *x, int64_t count, void *user) {
+iso_status daso_own_hash(trainer *t, uint64_t *out) {
+    *out = ISO_HASH_START;
+    return visit(t, add_hash, out);
+}
+
+static void add_count(const iso_tensor *value, void *data, void *user) {
+    (void)data;
+    *(int64_t *)user += value->count;
+}
+
+static void append(const iso_tensor *value, void *data, void *user) {
     float **at = user;
-    memcpy(*at, x, (size_t)count * sizeof(float));
-    *at += count;
+    for (int64_t k = 0; k < value->count; k++)
+        *(*at)++ = value->dtype == ISO_F64 ? (float)((double *)data)[k] : ((const float *)data)[k];
 }
 
 float *daso_values(trainer *t, int64_t *count) {

@@ -36,8 +36,9 @@ iso_status daso_model_open(daso_model *m, const trainer *t, const daso_case *c);
 // The difference between this rank's parameters and those of the model for this rank. Completes
 // updates.
 iso_status daso_difference(trainer *t, const daso_model *m, double *out);
-// Whether that difference is below DASO_ROUNDING. Prints `where` if not.
+// Whether that difference is below DASO_ROUNDING, or another bound. Prints `where` if not.
 bool daso_follows(trainer *t, const daso_model *m, const char *where);
+bool daso_follows_within(trainer *t, const daso_model *m, double most, const char *where);
 // The hash of this rank's parameters, which may differ between ranks. Completes updates.
 iso_status daso_own_hash(trainer *t, uint64_t *out);
 // Collective. Whether all ranks have the same parameters, to the last bit.
@@ -52,7 +53,8 @@ iso_status daso_delayed_step(trainer *t, const daso_case *c, int step);
 // Adds amount * (k mod 7) to element k of the trainable parameters taken as one array. Replaces
 // training if lr is 0, so that the result of a merge is known in closed form.
 iso_status daso_drift(trainer *t, float amount);
-// This rank's trainable parameters in one array, to be freed with free(); NULL on failure.
+// This rank's trainable parameters in one array, to be freed with free(); NULL on failure. f64 is
+// rounded.
 float *daso_values(trainer *t, int64_t *count);
 
 #endif

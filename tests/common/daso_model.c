@@ -49,24 +49,35 @@ static void count_elements(daso_model *m) {
     for (int i = 0; i < core->count; i++) m->count += core->slot[i].parameter->value->count;
     m->total = m->count;
     for (int k = 0; k < ISO_OPTIMIZER_STATES; k++)
-        if (core->state[k]) m->total += core->state[k]->count;
+        if (core->state[k]) m->total += m->count;
 }
 
-// Copies between `now` and the arrays that it stands for.
+// Copies between elements of `now` and an array of type that it stands for.
+static void copy_elements(iso_dtype type, int64_t count, double *now, void *array, bool push) {
+    float *x = array;
+    double *y = array;
+    for (int64_t i = 0; i < count; i++) {
+        if (type == ISO_F64 && push) y[i] = now[i];
+        if (type == ISO_F32 && push) x[i] = (float)now[i];
+        now[i] = type == ISO_F64 ? y[i] : (double)x[i];
+    }
+}
+
+// Copies between `now` and the arrays that it stands for. Pushed, it is rounded as they are.
 static iso_status transfer(model_rank *r, bool push) {
     const iso__base_optimizer *core = core_of(r);
-    float *at = r->now;
-    for (int i = 0; i < core->count + ISO_OPTIMIZER_STATES; i++) {
-        iso_tensor *t =
-            i < core->count ? core->slot[i].parameter->value : core->state[i - core->count];
-        if (!t) continue;
-        size_t bytes = (size_t)t->count * sizeof(float);
-        void *data;
-        ISO_TRY(iso_tensor_map(t, push ? ISO_WRITE : ISO_READ, &data));
-        memcpy(push ? data : at, push ? at : data, bytes);
-        ISO_TRY(iso_tensor_unmap(t));
-        at += t->count;
-    }
+    double *at = r->now;
+    for (int k = -1; k < ISO_OPTIMIZER_STATES; k++)
+        for (int i = 0; i < core->count && (k < 0 || core->state[k]); i++) {
+            const iso__slot *slot = &core->slot[i];
+            iso_tensor *value = slot->parameter->value, *t = k < 0 ? value : core->state[k];
+            void *data;
+            ISO_TRY(iso_tensor_map(t, push ? ISO_READ_WRITE : ISO_READ, &data));
+            copy_elements(value->dtype, value->count, at, (char *)data + (k < 0 ? 0 : slot->offset),
+                          push);
+            ISO_TRY(iso_tensor_unmap(t));
+            at += value->count;
+        }
     return ISO_OK;
 }
 
@@ -83,13 +94,13 @@ iso_status model_create(daso_model *m, const model_config *config) {
     for (int r = 0; r < config->ranks; r++) ISO_TRY(create_rank(m, &m->rank[r]));
     count_elements(m);
     for (int r = 0; r < config->ranks; r++) {
-        m->rank[r].now = calloc((size_t)m->total, sizeof(float));
+        m->rank[r].now = calloc((size_t)m->total, sizeof(double));
         ISO_TRY(transfer(&m->rank[r], false));
     }
     for (int e = 0; e < MODEL_EXCHANGES; e++) {
         m->exchange[e].mean = calloc((size_t)m->total, sizeof(double));
         for (int r = 0; r < config->ranks; r++)
-            m->exchange[e].then[r] = calloc((size_t)m->total, sizeof(float));
+            m->exchange[e].then[r] = calloc((size_t)m->total, sizeof(double));
     }
     return ISO_OK;
 }
@@ -129,21 +140,30 @@ static iso_status backward(daso_model *m, int rank, int step) {
     return iso_module_backward(r->net, grad, NULL);
 }
 
+static double element_of(iso_dtype type, const void *array, int64_t k) {
+    return type == ISO_F64 ? ((const double *)array)[k] : (double)((const float *)array)[k];
+}
+
+static void set_element(iso_dtype type, void *array, int64_t k, double x) {
+    if (type == ISO_F64)
+        ((double *)array)[k] = x;
+    else
+        ((float *)array)[k] = (float)x;
+}
+
 // Ranks [first, first + count) get the mean of their gradients of parameter i.
 static iso_status average_gradient(daso_model *m, int i, int first, int count) {
-    float *g[MODEL_RANKS];
+    void *g[MODEL_RANKS];
     iso_tensor *grad[MODEL_RANKS];
-    int64_t elements = core_of(&m->rank[0])->slot[i].parameter->value->count;
+    const iso_tensor *value = core_of(&m->rank[0])->slot[i].parameter->value;
     for (int r = 0; r < count; r++) {
-        void *data;
         ISO_TRY(iso_parameter_grad(core_of(&m->rank[first + r])->slot[i].parameter, &grad[r]));
-        ISO_TRY(iso_tensor_map(grad[r], ISO_READ_WRITE, &data));
-        g[r] = data;
+        ISO_TRY(iso_tensor_map(grad[r], ISO_READ_WRITE, &g[r]));
     }
-    for (int64_t k = 0; k < elements; k++) {
+    for (int64_t k = 0; k < value->count; k++) {
         double sum = 0;
-        for (int r = 0; r < count; r++) sum += (double)g[r][k];
-        for (int r = 0; r < count; r++) g[r][k] = (float)(sum / count);
+        for (int r = 0; r < count; r++) sum += element_of(value->dtype, g[r], k);
+        for (int r = 0; r < count; r++) set_element(value->dtype, g[r], k, sum / count);
     }
     for (int r = 0; r < count; r++) ISO_TRY(iso_tensor_unmap(grad[r]));
     return ISO_OK;
@@ -174,7 +194,7 @@ static double mean_of(const daso_model *m, int group, int64_t k) {
     double sum = 0;
     for (int r = 0; r < m->config.ranks; r++)
         if (in_group(m, r, group))
-            sum += (double)m->rank[r].now[k] * (group < 0 ? 1 : node_size(m, node_of(m, r)));
+            sum += m->rank[r].now[k] * (group < 0 ? 1 : node_size(m, node_of(m, r)));
     return sum / m->config.ranks;
 }
 
@@ -184,7 +204,7 @@ void model_send(daso_model *m, int group, int64_t step) {
     e->step = step;
     for (int64_t k = 0; k < m->total; k++) e->mean[k] = mean_of(m, group, k);
     for (int r = 0; r < m->config.ranks; r++)
-        memcpy(e->then[r], m->rank[r].now, (size_t)m->total * sizeof(float));
+        memcpy(e->then[r], m->rank[r].now, (size_t)m->total * sizeof(double));
 }
 
 // The oldest exchange leaves the queue; its memory is used again by a later send.
@@ -213,12 +233,12 @@ static double merged_state(const model_rule *rule, double now, double mean) {
 void model_merge(daso_model *m, const model_rule *rule) {
     const model_exchange *e = receive(m);
     for (int r = 0; r < m->config.ranks; r++) {
-        float *now = m->rank[r].now;
+        double *now = m->rank[r].now;
         if (!in_group(m, r, e->group)) continue;
         for (int64_t k = 0; k < m->count; k++)
-            now[k] = (float)merged(rule, (double)now[k], (double)e->then[r][k], e->mean[k]);
+            now[k] = merged(rule, now[k], e->then[r][k], e->mean[k]);
         for (int64_t k = m->count; k < m->total; k++)
-            now[k] = (float)merged_state(rule, (double)now[k], e->mean[k]);
+            now[k] = merged_state(rule, now[k], e->mean[k]);
     }
     push(m);
 }
@@ -227,7 +247,7 @@ void model_replace(daso_model *m, bool state) {
     const model_exchange *e = receive(m);
     for (int r = 0; r < m->config.ranks; r++)
         for (int64_t k = 0; in_group(m, r, e->group) && k < (state ? m->total : m->count); k++)
-            m->rank[r].now[k] = (float)e->mean[k];
+            m->rank[r].now[k] = e->mean[k];
     push(m);
 }
 
@@ -236,8 +256,8 @@ void model_node_average(daso_model *m, bool state) {
         for (int64_t k = 0; k < (state ? m->total : m->count); k++) {
             int first = node_first(m, node), size = node_size(m, node);
             double sum = 0;
-            for (int r = first; r < first + size; r++) sum += (double)m->rank[r].now[k];
-            for (int r = first; r < first + size; r++) m->rank[r].now[k] = (float)(sum / size);
+            for (int r = first; r < first + size; r++) sum += m->rank[r].now[k];
+            for (int r = first; r < first + size; r++) m->rank[r].now[k] = sum / size;
         }
     push(m);
 }
@@ -245,7 +265,7 @@ void model_node_average(daso_model *m, bool state) {
 void model_node_copy(daso_model *m, int k) {
     for (int r = 0; r < m->config.ranks; r++) {
         int from = member(m, node_of(m, r), k);
-        if (from != r) memcpy(m->rank[r].now, m->rank[from].now, (size_t)m->count * sizeof(float));
+        if (from != r) memcpy(m->rank[r].now, m->rank[from].now, (size_t)m->count * sizeof(double));
     }
     push(m);
 }
@@ -334,8 +354,8 @@ iso_status model_difference(const daso_model *m, int rank, iso_module *module, d
         if (!list.item[i]->requires_grad) continue;
         ISO_TRY(iso_tensor_map(value, ISO_READ, &a));
         for (int64_t j = 0; j < value->count; j++, k++) {
-            double b = rank < 0 ? mean_of(m, -1, k) : (double)m->rank[rank].now[k];
-            double distance = fabs((double)((float *)a)[j] - b);
+            double b = rank < 0 ? mean_of(m, -1, k) : m->rank[rank].now[k];
+            double distance = fabs(element_of(value->dtype, a, j) - b);
             worst = isfinite(distance) ? fmax(worst, distance) : INFINITY;
             size = fmax(size, fabs(b));
         }
@@ -350,8 +370,8 @@ double model_spread(const daso_model *m) {
     double worst = 0, size = 0;
     for (int r = 0; r < m->config.ranks; r++)
         for (int64_t k = 0; k < m->count; k++) {
-            double first = (double)m->rank[0].now[k];
-            worst = fmax(worst, fabs((double)m->rank[r].now[k] - first));
+            double first = m->rank[0].now[k];
+            worst = fmax(worst, fabs(m->rank[r].now[k] - first));
             size = fmax(size, fabs(first));
         }
     return worst / size;

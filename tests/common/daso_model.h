@@ -22,13 +22,13 @@ typedef struct model_rank {
     iso_optimizer *optimizer;
     iso_loss *loss;
     iso_tensor *batch;
-    float *now; // parameters, then optimizer state
+    double *now; // parameters, then optimizer state; those of f32 as f32 represents them
 } model_rank;
 
 // The record of a send: the mean over the senders, and the values of each rank at that time.
 typedef struct model_exchange {
     double *mean;
-    float *then[MODEL_RANKS];
+    double *then[MODEL_RANKS];
     int group;
     int64_t step;
 } model_exchange;

@@ -2,7 +2,7 @@
 // Models for a trainer of f64, of both types, and with a layer that has parameters of both.
 #include "common/types_fixture.h"
 
-#include "common/dp_fixture.h"
+#include "common/daso_fixture.h"
 #include "nn/nn_impl.h"
 
 #include <string.h>
@@ -13,11 +13,14 @@ static iso_status add_cast(iso_module *net, iso_device *device) {
     return iso_sequential_add_take(net, "cast", cast);
 }
 
-// The small CNN again, with a cast in front of the child called `first` and f64 from there on.
-static iso_status build(iso_device *device, bool dropout, const char *first, iso_module **out) {
+typedef iso_status (*builder)(iso_device *device, bool dropout, iso_module **out);
+
+// A network again, with a cast in front of the child called `first` and f64 from there on.
+static iso_status build(iso_device *device, bool dropout, builder network, const char *first,
+                        iso_module **out) {
     iso_module *net, *whole;
     bool wide = false;
-    ISO_TRY(build_small_cnn(device, dropout, &whole));
+    ISO_TRY(network(device, dropout, &whole));
     ISO_TRY(iso_sequential_create(device, &net));
     for (int i = 0; i < whole->child_count; i++) {
         if (strcmp(whole->child_name[i], first) == 0) {
@@ -34,11 +37,19 @@ static iso_status build(iso_device *device, bool dropout, const char *first, iso
 }
 
 iso_status build_wide(iso_device *device, bool dropout, iso_module **out) {
-    return build(device, dropout, "conv1", out);
+    return build(device, dropout, build_small_cnn, "conv1", out);
 }
 
 iso_status build_mixed(iso_device *device, bool dropout, iso_module **out) {
-    return build(device, dropout, "pool", out);
+    return build(device, dropout, build_small_cnn, "pool", out);
+}
+
+iso_status build_smooth_wide(iso_device *device, bool dropout, iso_module **out) {
+    return build(device, dropout, build_smooth, "conv1", out);
+}
+
+iso_status build_smooth_mixed(iso_device *device, bool dropout, iso_module **out) {
+    return build(device, dropout, build_smooth, "flatten", out);
 }
 
 // ---- A layer of both types ------------------------------------------------------------------------

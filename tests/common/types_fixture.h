@@ -10,6 +10,9 @@
 iso_status build_wide(iso_device *device, bool dropout, iso_module **out);
 // The small CNN with its convolutions in f32 and, behind a cast, the rest in f64.
 iso_status build_mixed(iso_device *device, bool dropout, iso_module **out);
+// The same with build_smooth (daso_fixture.h).
+iso_status build_smooth_wide(iso_device *device, bool dropout, iso_module **out);
+iso_status build_smooth_mixed(iso_device *device, bool dropout, iso_module **out);
 // flatten, fc1 200-16, affine, relu, fc2 16-5: all f32 but the shift of affine, which is
 // y = x * scale (f32) + shift (f64).
 iso_status build_both(iso_device *device, bool dropout, iso_module **out);

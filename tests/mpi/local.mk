@@ -68,6 +68,9 @@ MPI_TESTS += tests/mpi/periodic_exchanges.mpi
 tests_mpi_periodic_exchanges_mpi_SOURCES = tests/mpi/test_periodic_exchanges.c
 MPI_TESTS += tests/mpi/average_faults.mpi
 tests_mpi_average_faults_mpi_SOURCES = tests/mpi/test_average_faults.c
+MPI_TESTS += tests/mpi/periodic_f64.mpi
+tests_mpi_periodic_f64_mpi_SOURCES = tests/mpi/test_periodic_f64.c
+
 MPI_TESTS += tests/mpi/resume_daso.mpi
 tests_mpi_resume_daso_mpi_SOURCES = tests/mpi/test_resume_daso.c
 MPI_TESTS += tests/mpi/shared.mpi

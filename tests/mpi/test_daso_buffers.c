@@ -32,13 +32,15 @@ static iso_status backward_input(iso_module *self, iso_call *call, iso_tensor *g
 static const iso_module_ops keeper_ops = {
     .type = "Keeper", .forward = forward, .backward_input = backward_input};
 
+static iso_dtype type = ISO_F32; // of the numbers
+
 static iso_status build(iso_device *device, bool dropout, iso_module **out) {
     iso_module *net, *keeper = calloc(1, sizeof(iso_module));
     iso_buffer *numbers;
     iso_status status = build_smooth(device, dropout, &net);
     if (status < 0) return status;
     if ((status = iso_module_init(keeper, &keeper_ops, device)) < 0) return status;
-    status = iso_module_add_buffer(keeper, "numbers", ISO_F32, 1, (int64_t[]){NUMBERS}, &numbers);
+    status = iso_module_add_buffer(keeper, "numbers", type, 1, (int64_t[]){NUMBERS}, &numbers);
     if (status < 0) return status;
     if ((status = iso_tensor_fill(numbers->value, 0.25)) < 0) return status;
     if ((status = iso_module_add_buffer(keeper, "count", ISO_I64, 0, NULL, NULL)) < 0)
@@ -58,19 +60,33 @@ static iso_tensor *buffer(trainer *t, int i) {
     return value;
 }
 
+static void get(iso_tensor *tensor, double numbers[NUMBERS]) {
+    float narrow[NUMBERS];
+    if (type == ISO_F64) {
+        iso_assert_ok(tensor_get(tensor, numbers));
+        return;
+    }
+    iso_assert_ok(tensor_get(tensor, narrow));
+    for (int k = 0; k < NUMBERS; k++) numbers[k] = (double)narrow[k];
+}
+
 // Whether all numbers are first + their index.
 static bool are(iso_tensor *tensor, double first) {
-    float numbers[NUMBERS];
-    if (tensor_get(tensor, numbers) < 0) return false;
+    double numbers[NUMBERS];
+    get(tensor, numbers);
     for (int k = 0; k < NUMBERS; k++)
-        if (fabs((double)numbers[k] - first - k) > 1e-6) return false;
+        if (fabs(numbers[k] - first - k) > (type == ISO_F64 ? 1e-13 : 1e-6)) return false;
     return true;
 }
 
 static void set(iso_tensor *tensor, double first) {
-    float numbers[NUMBERS];
-    for (int k = 0; k < NUMBERS; k++) numbers[k] = (float)(first + k);
-    iso_assert_ok(tensor_set(tensor, numbers));
+    double numbers[NUMBERS];
+    float narrow[NUMBERS];
+    for (int k = 0; k < NUMBERS; k++) narrow[k] = (float)(numbers[k] = first + k);
+    if (type == ISO_F64)
+        iso_assert_ok(tensor_set(tensor, numbers));
+    else
+        iso_assert_ok(tensor_set(tensor, narrow));
 }
 
 // ---- Periodic training ----------------------------------------------------------------------------
@@ -136,9 +152,9 @@ static void resets(void) {
     open_run(&r, ISO_STATE_SYNC_RESET);
     train_to_merge(&r);
     bool all_first = true;
-    float numbers[NUMBERS];
-    iso_assert_ok(tensor_get(r.numbers, numbers));
-    for (int k = 0; k < NUMBERS; k++) all_first = all_first && numbers[k] == 0.25f;
+    double numbers[NUMBERS];
+    get(r.numbers, numbers);
+    for (int k = 0; k < NUMBERS; k++) all_first = all_first && numbers[k] == 0.25;
     iso_assert_all(all_first);
     daso_close(&r.t);
 }
@@ -151,10 +167,16 @@ static void ends_with_the_mean(void) {
     finish(&r, r.all);
 }
 
+static void with_both_types(void (*test)(void)) {
+    test();
+    type = ISO_F64;
+    test();
+}
+
 #define ON_RANKS(test)                                                                             \
-    Test(np2_daso_buffers, test) { test(); }                                                       \
-    Test(np3_daso_buffers, test) { test(); }                                                       \
-    Test(np4_daso_buffers, test) { test(); }
+    Test(np2_daso_buffers, test) { with_both_types(test); }                                        \
+    Test(np3_daso_buffers, test) { with_both_types(test); }                                        \
+    Test(np4_daso_buffers, test) { with_both_types(test); }
 ON_RANKS(keeps)
 ON_RANKS(averages)
 ON_RANKS(resets)

@@ -86,7 +86,8 @@ static float *values_of(const iso__periodic_config *config, int per_node, run li
     open_run(&r, config, per_node);
     iso_assert_ok(run_steps(&r, 0, STEPS, holds));
     float *values = daso_values(&r.t, &count);
-    iso_assert_all(values && count == (int64_t)r.engine.parameter_elements);
+    iso_assert_all(
+        values && count == (int64_t)iso__periodic_flat(&r.engine, 0, r.engine.parameter_count).f32);
     close_run(&r);
     return values;
 }
@@ -111,7 +112,7 @@ static bool equal_values(const float *a, const float *b, size_t from, size_t cou
 static size_t elements_of(const iso__periodic_config *config) {
     static run r;
     open_run(&r, config, 1);
-    size_t elements = r.engine.parameter_elements;
+    size_t elements = iso__periodic_flat(&r.engine, 0, r.engine.parameter_count).f32;
     close_run(&r);
     return elements;
 }
@@ -157,7 +158,7 @@ static layout layout_of(const iso__periodic_config *config) {
     iso_assert_all(r.engine.exchange_count == 3);
     for (int k = 0; k < 3; k++) {
         out.offset[k] = r.engine.exchange[k].offset;
-        out.elements[k] = r.engine.exchange[k].elements;
+        out.elements[k] = r.engine.exchange[k].size.f32;
     }
     close_run(&r);
     return out;
