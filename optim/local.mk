@@ -31,6 +31,7 @@ libiso_core_la_SOURCES += \
     optim/periodic/daso_heat.c \
     optim/periodic/daso_heat_schedule.c \
     optim/periodic/daso_impl.h \
+    optim/periodic/daso_levels.c \
     optim/periodic/daso_policy.c \
     optim/periodic/daso_schedule.c \
     optim/periodic/daso_settings.c \

@@ -190,6 +190,7 @@ static iso_status check_daso(const iso_strategy_context *context, char *warning,
     iso_daso_config c;
     int64_t warmup, cooldown;
     ISO_TRY(read_config(context, user, &c));
+    ISO_TRY(iso__daso_levels_check(&c, context->comm ? iso_comm_size(context->comm) : 0));
     ISO_TRY(iso__daso_rhythm_check(&c, &options));
     ISO_CHECK(!both_given(context, "warmup", "cooldown") || c.warmup + c.cooldown <= 1, ISO_ERR_ARG,
               "--warmup %g and --cooldown %g are more than the whole run: give fractions whose sum "

@@ -501,6 +501,15 @@ result $? "lazy and blocking give the same parameters in f64"
 run_anew 2 "$train" --model mlp --steps 20 --quiet --log "$out/log" --label-smoothing 0.3
 [ "$status" = 0 ] && [ "$(field param_hash "$out/log")" != "$sharp" ]
 result $? "label smoothing changes a training"
+refused 2 "levels that are not those of the ranks" '2 ranks cannot be divided into groups of 3' \
+    --sync localsgd --levels 2:1,4:3 --steps 4
+refused 2 "levels that are no levels" 'levels 4: give PERIOD:RANKS for each level' --sync postlocal --levels 4 --data nowhere
+refused 2 "levels and a period" '--period and --levels say the same thing' --sync localsgd --levels 2:1,4:2 --period 2
+for sync in localsgd postlocal; do
+    run_anew 2 "$train" --model mlp --batch 16 --steps 8 --sync $sync --levels 2:1,4:2 --quiet --log "$out/log"
+    [ "$status" = 0 ] && [ -n "$(field param_hash "$out/log")" ]
+    result $? "trains with --sync $sync --levels"
+done
 refused 2 "int8 for f64 parameters" '--wire int8 shortens f32 only' --dtype f64 --sync daso --wire int8 --data nowhere
 for sync in daso daso-heat localsgd postlocal; do
     run_anew 2 "$train" --dtype f64 --model mlp --batch 16 --steps 8 --sync $sync --quiet \

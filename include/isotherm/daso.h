@@ -29,7 +29,8 @@ extern "C" {
 
 typedef struct iso_daso_stats {
     int64_t steps, syncs; // batches (updates); merged exchanges, including full averages
-    int64_t global_skip, local_skip, batches_to_wait; // current values
+    // Current values. With levels global_skip is the shortest period.
+    int64_t global_skip, local_skip, batches_to_wait;
     // As configured. -1: automatic. Always -1 with daso_heat.
     int64_t global_skip_requested, batches_to_wait_requested;
     const char *phase;           // "warm-up", "cycling", "cool-down", "done"
@@ -197,6 +198,14 @@ typedef struct iso_daso_decision {
 typedef void (*iso_daso_callback)(const iso_daso_observation *observed, iso_daso_decision *decision,
                                   void *user);
 
+// A level of a hierarchy: with `period`, groups of `ranks` consecutive ranks average their
+// parameters.
+typedef struct iso_daso_level {
+    int64_t period;
+    int ranks;
+} iso_daso_level;
+#define ISO_DASO_LEVELS 8
+
 typedef struct iso_daso_config {
     int64_t total_steps; // required, > 0: of the whole run; a further step() is ISO_ERR_STATE
     double warmup,
@@ -222,6 +231,15 @@ typedef struct iso_daso_config {
     double max_divergence;  // ISO_POLICY_ADAPTIVE
     iso_daso_callback callback;
     void *user;
+    // More than two levels, as PyTorch's HierarchicalModelAverager(period_group_size_dict). 0:
+    // none, and all ranks exchange every global_skip batches. Otherwise, with k updates made before
+    // this batch's (so the first batch has k = 0) and k at least the warm-up, the level with the
+    // largest period that divides k exchanges after this batch; none if no period does. global_skip
+    // must be the first period. Periods and ranks rise from level to level, and the number of ranks
+    // is a multiple of `ranks`, and equal to it at the last level. Requires ISO_SCOPE_RANK,
+    // ISO_POLICY_FIXED and batches_to_wait of at least 0.
+    int level_count;
+    iso_daso_level level[ISO_DASO_LEVELS];
 } iso_daso_config;
 #define ISO_DASO_AUTO_SKIP 8
 extern const iso_daso_config iso_daso_default; // the default as an object, for C++
@@ -247,6 +265,14 @@ iso_daso_config iso_local_sgd_config(int64_t total_steps, int64_t period);
 // Post-local SGD: warmup_steps of data parallelism, then local SGD.
 iso_daso_config iso_post_local_sgd_config(int64_t total_steps, int64_t warmup_steps,
                                           int64_t period);
+// Local SGD with levels: warmup_steps of data parallelism (0: none), then every rank trains alone,
+// and groups of ranks average their parameters. Of more than ISO_DASO_LEVELS levels the rest is
+// ignored, and the config is refused.
+iso_daso_config iso_hierarchical_sgd_config(int64_t total_steps, int64_t warmup_steps,
+                                            const iso_daso_level *levels, int count);
+// Parses "4:2,8:4,16:8" (PERIOD:RANKS, separated by ',' or '+') into level, level_count and
+// global_skip of config. ISO_ERR_ARG for another text.
+iso_status iso_daso_levels_parse(const char *text, iso_daso_config *config);
 
 // As iso_daso_heat_create_take. If an exchange fails on any rank, every rank gets an error, and no
 // parameter changes. All ranks merge an exchange at the same batch.

@@ -13,6 +13,7 @@ typedef struct daso {
     iso_daso_config config;
     iso__daso_schedule schedule;
     iso__policy_state policy;
+    int64_t levels[2 * ISO_DASO_LEVELS]; // periods and ranks, for saved state
     char reason[128];
 } daso;
 
@@ -184,15 +185,44 @@ static void get_stats(const iso_optimizer *optimizer, iso_daso_stats *out) {
 
 // ---- The optimizer --------------------------------------------------------------------------------
 
+static void list_levels(const iso_daso_config *config, int64_t *out) {
+    for (int i = 0; i < config->level_count; i++) {
+        out[2 * i] = config->level[i].period;
+        out[2 * i + 1] = config->level[i].ranks;
+    }
+}
+
 static iso_status list_state(iso_optimizer *optimizer, iso_state *to) {
     daso *self = self_of(optimizer);
     ISO_TRY(iso__periodic_state(&self->engine, to));
-    ISO_TRY(iso_state_add(to, ISO_STATE_OWN, "daso/schedule", ISO_STATE_U8, sizeof(self->schedule),
-                          &self->schedule));
+    ISO_TRY(iso_state_add(to, ISO_STATE_OWN, "daso/schedule", ISO_STATE_U8,
+                          ISO__DASO_SCHEDULE_SAVED, &self->schedule));
+    if (self->config.level_count > 0) {
+        list_levels(&self->config, self->levels);
+        ISO_TRY(iso_state_add(to, ISO_STATE_OWN, "daso/levels", ISO_STATE_I64,
+                              2 * self->config.level_count, self->levels));
+    }
     ISO_TRY(iso_state_add(to, ISO_STATE_OWN, "daso/policy", ISO_STATE_U8, sizeof(self->policy),
                           &self->policy));
     return iso_state_add(to, ISO_STATE_OWN, "daso/reason", ISO_STATE_U8, sizeof(self->reason),
                          self->reason);
+}
+
+static iso_status check_levels(const daso *self) {
+    int64_t mine[2 * ISO_DASO_LEVELS];
+    iso_daso_level saved[ISO_DASO_LEVELS];
+    char before[ISO__DASO_LEVELS_ROOM], now[ISO__DASO_LEVELS_ROOM];
+    int count = self->config.level_count;
+    list_levels(&self->config, mine);
+    for (int i = 0; i < count; i++)
+        saved[i] = (iso_daso_level){self->levels[2 * i], (int)self->levels[2 * i + 1]};
+    iso__daso_levels_write(saved, count, before);
+    iso__daso_levels_write(self->config.level, count, now);
+    ISO_CHECK(memcmp(mine, self->levels, 2 * (size_t)count * sizeof(*mine)) == 0, ISO_ERR_MISMATCH,
+              "the state was saved by a daso with levels %s, and this one has %s: continue with "
+              "the same settings",
+              before, now);
+    return ISO_OK;
 }
 
 static iso_status check_loaded(iso_optimizer *optimizer) {
@@ -200,6 +230,7 @@ static iso_status check_loaded(iso_optimizer *optimizer) {
     self->reason[sizeof(self->reason) - 1] = 0;
     ISO_CHECK((int)self->schedule.phase >= 0 && self->schedule.phase <= ISO__DONE, ISO_ERR_FORMAT,
               "the saved state of daso is damaged: its schedule is invalid");
+    ISO_TRY(check_levels(self));
     iso__daso_schedule mine;
     iso__daso_schedule_init(&mine, &self->config);
     ISO_CHECK(
@@ -226,7 +257,7 @@ static const iso__daso_ops daso_ops = {
 };
 
 static iso__periodic_config engine_config(const iso_daso_config *config) {
-    return (iso__periodic_config){
+    iso__periodic_config engine = {
         .topology = {.unit = config->unit, .use_mpi_groups = true},
         .wire = {.wire = iso__wire_codec(config->wire),
                  .differences = config->wire != ISO_WIRE_F32},
@@ -234,15 +265,26 @@ static iso__periodic_config engine_config(const iso_daso_config *config) {
         .merge = config->merge,
         .state = config->state,
     };
+    engine.lower_count = config->level_count > 0 ? config->level_count - 1 : 0;
+    for (int k = 0; k < engine.lower_count; k++) engine.lower_ranks[k] = config->level[k].ranks;
+    return engine;
+}
+
+// The ranks, of which the levels must be divisors, are those of data_parallel, if it is one.
+static iso_status check_config(const iso_daso_config *config, iso_module *data_parallel) {
+    ISO_TRY(iso__daso_config_check(config));
+    if (config->level_count == 0 || !iso_data_parallel_reducer(data_parallel)) return ISO_OK;
+    return iso__daso_levels_check(config, iso_comm_size(iso_data_parallel_comm(data_parallel)));
 }
 
 iso_status iso_daso_create_take(iso_optimizer *wrapped, iso_module *data_parallel,
                                 const iso_daso_config *config, iso_optimizer **out) {
     iso_status status;
     void *memory = NULL;
-    iso__periodic_config engine = engine_config(config);
+    iso__periodic_config engine = {0};
     char settings[ISO__SETTINGS_ROOM] = "";
-    iso_status valid = iso__daso_config_check(config);
+    iso_status valid = check_config(config, data_parallel);
+    if (valid == ISO_OK) engine = engine_config(config);
     if (valid == ISO_OK) iso__daso_settings_write(config, settings, sizeof(settings));
     ISO_TRY_GOTO(iso__alloc_zero(sizeof(daso), &memory));
     daso *self = memory;

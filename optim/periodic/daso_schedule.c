@@ -30,6 +30,15 @@ iso_daso_config iso_local_sgd_config(int64_t total_steps, int64_t period) {
     return iso_post_local_sgd_config(total_steps, 0, period);
 }
 
+iso_daso_config iso_hierarchical_sgd_config(int64_t total_steps, int64_t warmup_steps,
+                                            const iso_daso_level *levels, int count) {
+    int64_t period = count > 0 ? levels[0].period : 1;
+    iso_daso_config config = iso_post_local_sgd_config(total_steps, warmup_steps, period);
+    config.level_count = count > 0 ? count : -1; // none is refused, too
+    for (int i = 0; i < count && i < ISO_DASO_LEVELS; i++) config.level[i] = levels[i];
+    return config;
+}
+
 iso_status iso__daso_at_least(const char *option, int64_t value, int64_t least) {
     ISO_CHECK(value >= least, ISO_ERR_ARG, "daso: %s is %lld, it must be %lld or more", option,
               (long long)value, (long long)least);
@@ -79,6 +88,7 @@ iso_status iso__daso_rhythm_check(const iso_daso_config *c, const iso__daso_name
 iso_status iso__daso_config_check(const iso_daso_config *c) {
     static const iso__daso_names fields = {"daso: ", "global_skip", "batches_to_wait",
                                            "max_global_skip", "policy"};
+    ISO_TRY(iso__daso_levels_check(c, 0));
     ISO_TRY(iso__daso_at_least("total_steps", c->total_steps, 1));
     ISO_TRY(check_share("warmup", c->warmup));
     ISO_TRY(check_share("cooldown", c->cooldown));
@@ -133,9 +143,15 @@ static void wait_unmeasured(iso__daso_schedule *s) {
     s->measure = false;
 }
 
+// Steps from now on, the last one of which sends.
+static int64_t interval_length(const iso__daso_schedule *s) {
+    if (s->level_count == 0) return s->global_skip;
+    return iso__daso_level_next(s->level, s->level_count, s->step) + 1 - s->step;
+}
+
 // The next step is the first of an interval that ends with a send.
 static void begin_interval(iso__daso_schedule *s) {
-    s->next_send = s->step + iso__smaller(s->global_skip, s->total - s->step);
+    s->next_send = s->step + iso__smaller(interval_length(s), s->total - s->step);
     s->interval_local_skip = s->local_skip;
     s->round_step = s->step;
     if (s->step > s->warmup || s->batches_to_wait >= 0 || s->step >= 2) return;
@@ -164,6 +180,8 @@ void iso__daso_schedule_init(iso__daso_schedule *s, const iso_daso_config *confi
     s->measure = config->batches_to_wait < 0;
     s->max_skip = iso__larger(s->global_skip, config->max_global_skip);
     s->measure_at = s->warmup >= 2 ? s->warmup : -1;
+    s->level_count = config->level_count;
+    memcpy(s->level, config->level, sizeof(s->level));
     s->phase = phase_of(s, 1);
     s->begins = s->phase == ISO__CYCLING;
     if (s->begins) begin_interval(s);
@@ -193,7 +211,8 @@ static void average_node(iso__daso_schedule *s, iso__sync_plan *out) {
 
 static void plan_send(iso__daso_schedule *s, iso__sync_plan *out) {
     average_node(s, out);
-    add_action(out, ISO__SEND);
+    int level = iso__daso_level_at(s->level, s->level_count, s->step - 1);
+    add_action(out, ISO__SEND)->level = level > 0 ? level : 0;
     s->pending = s->batches_to_wait != 0;
     if (!s->pending) add_action(out, ISO__FULL);
     s->observed = s->observed || !s->pending;

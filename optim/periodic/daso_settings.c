@@ -4,6 +4,7 @@
 #include "optim/periodic/daso_settings.h"
 
 #include "base/base.h"
+#include "optim/periodic/sync_plan.h"
 #include "optim/strategy_impl.h"
 
 #include <stdio.h>
@@ -42,6 +43,7 @@ const iso__codec *iso__wire_codec(iso_wire wire) {
 typedef struct daso_values {
     iso_daso_config config;
     int unit, wire;
+    const char *levels; // NULL: none
 } daso_values;
 
 #define FIELD(name) offsetof(daso_values, config.name)
@@ -61,9 +63,16 @@ typedef struct daso_values {
         .choices = WIRES,                                                                          \
         .meaning = "how parameters travel; int8 has a scale for each 256 elements"
 
-const iso_setting iso__local_sgd_setting[] = {{PERIOD}, {WIRE, .initial = "f32"}};
+#define LEVELS                                                                                     \
+    "levels", ISO_SETTING_TEXT, offsetof(daso_values, levels),                                     \
+        .choices = "PERIOD:RANKS,...",                                                             \
+        .meaning = "groups of RANKS consecutive ranks average parameters every PERIOD steps; "     \
+                   "the largest period that divides the step wins",                                \
+        .instead = "period"
+
+const iso_setting iso__local_sgd_setting[] = {{PERIOD}, {LEVELS}, {WIRE, .initial = "f32"}};
 const iso_setting iso__post_local_setting[] = {
-    {PERIOD}, {WARMUP, .initial = "0.5"}, {WARMUP_STEPS}, {WIRE, .initial = "f32"}};
+    {PERIOD}, {LEVELS}, {WARMUP, .initial = "0.5"}, {WARMUP_STEPS}, {WIRE, .initial = "f32"}};
 const iso_setting iso__daso_setting[] = {
     {PERIOD},
     {WARMUP, .initial = "0.02"},
@@ -114,6 +123,7 @@ iso_status iso__daso_settings_read(iso_settings *settings, const iso_setting *ta
                                    iso_daso_config *config) {
     daso_values v = values_of_daso(config);
     ISO_TRY(iso_settings_read(settings, table, count, &v));
+    if (v.levels) ISO_TRY(iso_daso_levels_parse(v.levels, &v.config));
     *config = v.config;
     config->unit = v.unit == 1 ? ISO_SCOPE_RANK : ISO_SCOPE_NODE;
     config->wire = wires[v.wire];
@@ -123,6 +133,11 @@ iso_status iso__daso_settings_read(iso_settings *settings, const iso_setting *ta
 void iso__daso_settings_write(const iso_daso_config *config, char *text, size_t room) {
     daso_values v = values_of_daso(config);
     int used = snprintf(text, room, "total_steps: %lld\n", (long long)config->total_steps);
+    if (config->level_count > 0) {
+        char levels[ISO__DASO_LEVELS_ROOM];
+        iso__daso_levels_write(config->level, config->level_count, levels);
+        used += snprintf(text + used, room - (size_t)used, "levels: %s\n", levels);
+    }
     iso__settings_write(iso__daso_setting, ISO__DASO_SETTINGS, &v, text + used,
                         room - (size_t)used);
 }

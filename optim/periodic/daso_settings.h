@@ -8,8 +8,8 @@
 #include <isotherm/strategy.h>
 
 enum {
-    ISO__LOCAL_SGD_SETTINGS = 2,
-    ISO__POST_LOCAL_SETTINGS = 4,
+    ISO__LOCAL_SGD_SETTINGS = 3,
+    ISO__POST_LOCAL_SETTINGS = 5,
     ISO__DASO_SETTINGS = 15,
     ISO__HEAT_SETTINGS = 9,
     ISO__SETTINGS_ROOM = 1024 // bytes of text

@@ -22,12 +22,19 @@ static iso_status choose_average(iso__periodic *p, iso__periodic_exchange *x,
 }
 
 static iso__average *average_of(const iso__periodic *p, const iso__periodic_exchange *x) {
-    return x->payload == ISO__PAYLOAD_WIRE ? x->average : p->average[x->payload];
+    if (x->payload != ISO__PAYLOAD_WIRE) return p->average[x->payload];
+    return x->level < p->config.lower_count ? x->lower[x->level] : x->average;
+}
+
+// The ranks, or nodes, that take part in the pending exchange.
+static const iso_topology *layout_of(const iso__periodic *p, const iso__periodic_exchange *x) {
+    return x->level < p->config.lower_count ? iso__routes_layout(p->lower[x->level]) : p->layout;
 }
 
 static iso_status start_exchange(iso__periodic *p, iso__periodic_exchange *x, iso__payload payload,
-                                 int group) {
+                                 int group, int level) {
     ISO_TRY(choose_average(p, x, payload));
+    x->level = level;
     double count = (double)p->step_ms_count;
     double metrics[ISO__METRICS] = {[ISO__STEP_MS] = count > 0 ? p->step_ms_sum / count : 0,
                                     [ISO__WAIT_MS] = p->last_wait_ms,
@@ -42,22 +49,23 @@ static iso_status start_exchange(iso__periodic *p, iso__periodic_exchange *x, is
 
 // The parameters of now. While an earlier exchange is under way they wait until it is merged.
 static iso_status send_parameters(iso__periodic *p, iso__periodic_exchange *x, iso__payload payload,
-                                  int group) {
+                                  const iso__action *action) {
     x->queued = x->pending;
     x->queued_payload = payload;
-    x->queued_group = group;
+    x->queued_group = action->group;
+    x->queued_level = action->level;
     bool state = iso__periodic_last(p, payload) > p->parameter_count;
     if (state) ISO_TRY(iso__periodic_mean_buffers(p, p->node));
     float *to = x->queued ? p->room : p->sent;
     ISO_TRY(iso__periodic_fetch(p, x->first, x->last, to + x->offset));
-    return x->queued ? ISO_OK : start_exchange(p, x, payload, group);
+    return x->queued ? ISO_OK : start_exchange(p, x, payload, action->group, action->level);
 }
 
 static iso_status send_queued(iso__periodic *p, iso__periodic_exchange *x) {
     if (!x->queued) return ISO_OK;
     memcpy(p->sent + x->offset, p->room + x->offset, iso__flat_bytes(x->size));
     x->queued = false;
-    return start_exchange(p, x, x->queued_payload, x->queued_group);
+    return start_exchange(p, x, x->queued_payload, x->queued_group, x->queued_level);
 }
 
 // *mean is NULL on ranks that take no part.
@@ -132,6 +140,8 @@ iso_status iso__periodic_set_reference(iso__periodic *p) {
         const iso__periodic_exchange *x = &p->exchange[i];
         ISO_TRY(iso__periodic_fetch(p, x->first, x->last, p->room + x->offset));
         ISO_TRY(iso__average_set_reference(x->average, p->room + x->offset));
+        for (int k = 0; k < p->config.lower_count; k++)
+            ISO_TRY(iso__average_set_reference(x->lower[k], p->room + x->offset));
     }
     return ISO_OK;
 }
@@ -152,7 +162,7 @@ static iso_status reset_state(iso__periodic *p) {
 static iso_status merge_mean(iso__periodic *p, const iso__periodic_exchange *x,
                              const iso__action *action, const float *mean) {
     double distance = 0, norm = 0, ignored = 0;
-    iso__merge_args args = {.nodes = p->layout->nodes, .age = action->weight};
+    iso__merge_args args = {.nodes = layout_of(p, x)->nodes, .age = action->weight};
     if (p->config.merge == ISO_MERGE_PROGRESS) args.age = action->age;
     iso__flat_cursor next = iso__flat_begin(x->size);
     ISO_TRY(iso__periodic_map(p, x->first, x->last));
@@ -237,8 +247,10 @@ static iso_status average_fully(iso__periodic *p, const iso__action *action,
         ISO_TRY(iso__periodic_agree_on_steps(p, p->comm));
     else
         ISO_TRY(reset_state(p));
-    // Of a group that takes its turn the other ranks of a node know nothing yet.
-    p->equal = !sent || action->group == ISO__ALL_GROUPS || p->layout->largest == 1;
+    // Of a group that takes its turn the other ranks of a node know nothing yet, and of a lower
+    // level other groups have another mean.
+    bool turn = sent && action->group != ISO__ALL_GROUPS && p->layout->largest > 1;
+    p->equal = !turn && (!sent || sent->level == p->config.lower_count);
     p->node_equal = p->node_equal || p->equal;
     p->equal_state = p->equal_state || action->state;
     p->node_equal_state = p->node_equal_state || action->state;
@@ -252,7 +264,7 @@ static iso_status carry_out(iso__periodic *p, const iso__action *action, iso__pa
     switch (action->kind) {
     case ISO__SEND:
         *sent = &p->exchange[action->exchange];
-        return send_parameters(p, *sent, payload, action->group);
+        return send_parameters(p, *sent, payload, action);
     case ISO__MERGE: return merge_exchange(p, action);
     case ISO__FULL: return average_fully(p, action, *sent);
     case ISO__NODE_AVERAGE: return iso__periodic_node_average(p);
@@ -359,6 +371,8 @@ void iso__periodic_stats(const iso__periodic *p, iso_daso_stats *out) {
     for (int i = 0; i < p->exchange_count; i++) {
         out->pending = out->pending || p->exchange[i].pending;
         add_stats(p->exchange[i].average, out, true);
+        for (int k = 0; k < p->config.lower_count; k++)
+            add_stats(p->exchange[i].lower[k], out, true);
     }
     for (int i = 0; i < ISO__PAYLOADS; i++) add_stats(p->average[i], out, false);
 }

@@ -49,17 +49,19 @@ typedef enum iso__payload {
 
 // Consecutive parameters that are exchanged separately, and the state of their exchange.
 typedef struct iso__periodic_exchange {
-    int first, last;       // spans
-    iso__flat size;        // of a flat array of these
-    size_t offset;         // of that array in the engine's arrays, in floats
-    iso__average *average; // of ISO__PAYLOAD_WIRE
+    int first, last;                      // spans
+    iso__flat size;                       // of a flat array of these
+    size_t offset;                        // of that array in the engine's arrays, in floats
+    iso__average *average;                // of ISO__PAYLOAD_WIRE, over all ranks
+    iso__average *lower[ISO_DASO_LEVELS]; // the same within the groups of the lower levels
     // `held`: complete, its mean copied to `mean`, not yet merged. `dropped`: it failed in
     // iso__periodic_hold, and its merge is outstanding. `queued`: the next values to send are in
     // `room`, and wait for the merge of the pending exchange.
     bool pending, queued, held, member, dropped;
     iso__payload payload, queued_payload;
     int queued_group;
-    int64_t saved[4]; // for saved state
+    int level, queued_level;       // of the pending exchange, and of the queued one
+    int64_t saved[4], saved_level; // for saved state
 } iso__periodic_exchange;
 
 typedef struct iso__periodic_config {
@@ -71,6 +73,8 @@ typedef struct iso__periodic_config {
     // only parameters travel while cycling: `state` is ISO_STATE_SYNC_KEEP, and no plan has FULL
     // after SEND.
     int exchanges;
+    // The number of ranks in the groups of each lower level. Level lower_count is all ranks.
+    int lower_count, lower_ranks[ISO_DASO_LEVELS];
 } iso__periodic_config;
 
 enum { ISO__PERIODIC_NUMBERS = 16 };
@@ -83,6 +87,7 @@ typedef struct iso__periodic {
     iso_comm *comm;            // borrowed from it, for blocking collectives in program order
     iso_comm *node;            // the same for the node; owned
     iso__routes *routes;       // for the averages, one for each exchange
+    iso__routes *lower[ISO_DASO_LEVELS]; // the same within the groups of the lower levels
     const iso_topology *layout;
     iso__average *average[ISO__PAYLOADS]; // FULL, EXACT and STATE; the last two when first needed
     iso__periodic_exchange *exchange;
@@ -190,8 +195,8 @@ iso_status iso__periodic_mean_buffers(iso__periodic *p, iso_comm *comm);
 iso_status iso__periodic_node_copy(iso__periodic *p, int group);
 // The payload is spans [0, last).
 int iso__periodic_last(const iso__periodic *p, iso__payload payload);
-// The average of flat arrays of this size. Its wire is for the f32 elements.
-iso_status iso__periodic_make_average(iso__periodic *p, iso__flat size,
+// An average of flat arrays of this size. Its wire is for the f32 elements.
+iso_status iso__periodic_make_average(iso__routes *routes, iso__flat size,
                                       const iso__average_config *config, iso__average **out);
 // The average of the whole array, for all payloads except ISO__PAYLOAD_WIRE.
 iso_status iso__periodic_average_of(iso__periodic *p, iso__payload payload, iso__average **out);

@@ -128,16 +128,20 @@ static iso_status allocate_memory(iso__periodic *p) {
 }
 
 static iso_status make_exchanges(iso__periodic *p) {
-    for (int i = 0; i < p->exchange_count; i++)
-        ISO_TRY(iso__periodic_make_average(p, p->exchange[i].size, &p->config.wire,
-                                           &p->exchange[i].average));
+    const iso__average_config *wire = &p->config.wire;
+    for (int i = 0; i < p->exchange_count; i++) {
+        iso__periodic_exchange *x = &p->exchange[i];
+        ISO_TRY(iso__periodic_make_average(p->routes, x->size, wire, &x->average));
+        for (int k = 0; k < p->config.lower_count; k++)
+            ISO_TRY(iso__periodic_make_average(p->lower[k], x->size, wire, &x->lower[k]));
+    }
     return ISO_OK;
 }
 
 static iso_status make_averages(iso__periodic *p) {
     ISO_TRY(make_exchanges(p));
     if (p->config.full.wire != &iso__codec_f32 || p->config.full.chunk)
-        ISO_TRY(iso__periodic_make_average(p, iso__periodic_flat(p, 0, p->parameter_count),
+        ISO_TRY(iso__periodic_make_average(p->routes, iso__periodic_flat(p, 0, p->parameter_count),
                                            &p->config.full, &p->average[ISO__PAYLOAD_FULL]));
     return iso__periodic_set_reference(p);
 }
@@ -146,6 +150,9 @@ static iso_status make_averages(iso__periodic *p) {
 static iso_status make_routes(iso__periodic *p) {
     ISO_TRY(iso__routes_create(p->comm, &p->config.topology, p->exchange_count, &p->routes));
     p->layout = iso__routes_layout(p->routes);
+    for (int k = 0; k < p->config.lower_count; k++)
+        ISO_TRY(iso__routes_create_groups(p->comm, p->config.lower_ranks[k], &p->config.topology,
+                                          p->exchange_count, &p->lower[k]));
     ISO_TRY(iso__comm_create_like(p->comm, iso_comm_mpi(p->layout->node), true, &p->node));
     return iso__comm_place_subset(p->node, p->layout->world);
 }
@@ -204,10 +211,15 @@ void iso__periodic_destroy(iso__periodic *p) {
         iso__log(ISO_LOG_ERROR, "while dropping an exchange: %s", iso_last_error()->message);
     if (p->data_parallel) iso__data_parallel_set_train_hook(p->data_parallel, NULL, NULL);
     iso_optimizer_destroy(&p->inner);
-    for (int i = 0; i < p->exchange_count; i++) iso__average_destroy(&p->exchange[i].average);
+    for (int i = 0; i < p->exchange_count; i++) {
+        iso__average_destroy(&p->exchange[i].average);
+        for (int k = 0; k < p->config.lower_count; k++)
+            iso__average_destroy(&p->exchange[i].lower[k]);
+    }
     for (int i = 0; i < ISO__PAYLOADS; i++) iso__average_destroy(&p->average[i]);
     iso_comm_destroy(&p->node);
     iso__routes_destroy(&p->routes);
+    for (int k = 0; k < p->config.lower_count; k++) iso__routes_destroy(&p->lower[k]);
     iso__free(p->exchange);
     iso__free(p->span);
     iso__free(p->mean);

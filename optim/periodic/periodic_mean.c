@@ -13,18 +13,18 @@ int iso__periodic_last(const iso__periodic *p, iso__payload payload) {
     return state ? p->span_count : p->parameter_count;
 }
 
-iso_status iso__periodic_make_average(iso__periodic *p, iso__flat size,
+iso_status iso__periodic_make_average(iso__routes *routes, iso__flat size,
                                       const iso__average_config *config, iso__average **out) {
     iso__average_config own = *config;
     own.f64 = size.f64;
-    return iso__average_create(p->routes, size.f32, &own, out);
+    return iso__average_create(routes, size.f32, &own, out);
 }
 
 iso_status iso__periodic_average_of(iso__periodic *p, iso__payload payload, iso__average **out) {
     if (!p->average[payload]) {
         iso__average_config exact = {.wire = &iso__codec_f32};
         iso__flat size = iso__periodic_flat(p, 0, iso__periodic_last(p, payload));
-        ISO_TRY(iso__periodic_make_average(p, size, &exact, &p->average[payload]));
+        ISO_TRY(iso__periodic_make_average(p->routes, size, &exact, &p->average[payload]));
     }
     *out = p->average[payload];
     return ISO_OK;

@@ -73,6 +73,28 @@ static iso_status add_exchange(iso__periodic *p, int i, iso_state *state) {
     return ISO_OK;
 }
 
+static iso_status add_lower(iso__periodic *p, int i, int level, iso_state *state) {
+    char name[64];
+    iso__average_array array[ISO__AVERAGE_ARRAYS];
+    int arrays = iso__average_arrays(p->exchange[i].lower[level], array);
+    for (int k = 0; k < arrays; k++) {
+        snprintf(name, sizeof(name), "daso/%d/level%d/%s", i, level, array[k].name);
+        ISO_TRY(add_own(state, name, ISO_STATE_F32, array[k].count, array[k].data));
+    }
+    return ISO_OK;
+}
+
+static iso_status add_levels(iso__periodic *p, int i, iso_state *state) {
+    char name[64];
+    iso__periodic_exchange *x = &p->exchange[i];
+    if (p->config.lower_count == 0) return ISO_OK;
+    x->saved_level = x->level;
+    snprintf(name, sizeof(name), "daso/%d/level", i);
+    ISO_TRY(add_own(state, name, ISO_STATE_I64, 1, &x->saved_level));
+    for (int k = 0; k < p->config.lower_count; k++) ISO_TRY(add_lower(p, i, k, state));
+    return ISO_OK;
+}
+
 // The flat arrays of the exchanges: f32, or the bytes of both types.
 static iso_status add_flat(const iso__periodic *p, const char *name, float *data,
                            iso_state *state) {
@@ -93,16 +115,19 @@ iso_status iso__periodic_state(iso__periodic *p, iso_state *state) {
     ISO_TRY(add_flat(p, "daso/sent", p->sent, state));
     ISO_TRY(add_flat(p, "daso/mean", p->mean, state));
     for (int i = 0; i < p->exchange_count; i++) ISO_TRY(add_exchange(p, i, state));
+    for (int i = 0; i < p->exchange_count; i++) ISO_TRY(add_levels(p, i, state));
     return ISO_OK;
 }
 
 static iso_status load_exchange(iso__periodic_exchange *x, const int64_t number[X_COUNT]) {
-    ISO_CHECK(number[X_PAYLOAD] >= 0 && number[X_PAYLOAD] < ISO__PAYLOADS, ISO_ERR_FORMAT,
-              "the saved state of daso is damaged: its numbers are invalid");
+    ISO_CHECK(number[X_PAYLOAD] >= 0 && number[X_PAYLOAD] < ISO__PAYLOADS && x->saved_level >= 0 &&
+                  x->saved_level <= ISO_DASO_LEVELS,
+              ISO_ERR_FORMAT, "the saved state of daso is damaged: its numbers are invalid");
     x->pending = x->held = number[X_PENDING];
     x->member = number[X_MEMBER];
     x->payload = (iso__payload)number[X_PAYLOAD];
     x->dropped = number[X_DROPPED];
+    x->level = (int)x->saved_level;
     x->queued = false;
     return ISO_OK;
 }

@@ -7,6 +7,7 @@
 #include "base/base.h"
 
 #include <isotherm/daso.h>
+#include <stddef.h>
 
 typedef enum iso__action_kind {
     ISO__SEND,  // start the exchange of the parameters as they are now
@@ -21,6 +22,7 @@ typedef enum iso__action_kind {
 typedef struct iso__action {
     iso__action_kind kind;
     int exchange;   // SEND, MERGE: index of the engine's exchange
+    int level;      // SEND: of the engine's levels; 0 without levels
     int group;      // leader group; ISO__ALL_GROUPS: each local rank exchanges its shard
     int64_t age;    // MERGE: batches since the send
     int64_t weight; // MERGE: the S of HeAT's formula; progress ignores it
@@ -98,7 +100,11 @@ typedef struct iso__daso_schedule {
     bool averaged;                 // by a full average, at this step
     bool pending;
     int64_t pending_step, pending_wait; // the step of the send; the age at which to merge it
+    // What follows comes from the config and is not saved.
+    int level_count;
+    iso_daso_level level[ISO_DASO_LEVELS];
 } iso__daso_schedule;
+enum { ISO__DASO_SCHEDULE_SAVED = offsetof(iso__daso_schedule, level_count) }; // bytes
 
 // The names of fields of a config in messages: as in the struct, or as options.
 typedef struct iso__daso_names {
@@ -109,6 +115,16 @@ typedef struct iso__daso_names {
 iso_status iso__daso_config_check(const iso_daso_config *config);
 // Only the checks that compare global_skip, batches_to_wait and max_global_skip.
 iso_status iso__daso_rhythm_check(const iso_daso_config *config, const iso__daso_names *names);
+// Only the checks of the levels. ranks 0: not known, those checks are left out.
+iso_status iso__daso_levels_check(const iso_daso_config *config, int ranks);
+// Writes them as iso_daso_levels_parse reads them; "none" without levels.
+enum { ISO__DASO_LEVELS_ROOM = ISO_DASO_LEVELS * 32 };
+void iso__daso_levels_write(const iso_daso_level *level, int count,
+                            char text[ISO__DASO_LEVELS_ROOM]);
+// PyTorch's rule: the level that exchanges when `before` updates came before this one; -1: none.
+int iso__daso_level_at(const iso_daso_level *level, int count, int64_t before);
+// The smallest number of earlier updates, at least `before`, at which a level exchanges.
+int64_t iso__daso_level_next(const iso_daso_level *level, int count, int64_t before);
 // Converts the config's phases to steps (rounded up). If they overlap, the cool-down is shortened.
 void iso__daso_phases(const iso_daso_config *config, int64_t *warmup, int64_t *cooldown);
 void iso__daso_schedule_init(iso__daso_schedule *s, const iso_daso_config *config);
@@ -127,6 +143,8 @@ void iso__daso_schedule_init(iso__daso_schedule *s, const iso_daso_config *confi
 // equal. With local_skip > 1, gradients are averaged in the node only in every local_skip-th
 // cycling step, and in the step before a SEND or the last FULL: next is NODE before those and RANK
 // before the others. NODE_AVERAGE precedes the last FULL too.
+//
+// With levels, a round ends where iso__daso_level_at names a level, which is that of its SEND.
 //
 // A wait is counted in steps. After a warm-up of fewer than two steps, the time of a step is not
 // known yet: MEASURE is then one step before the first SEND. If that is before the third step,

@@ -40,6 +40,9 @@ bool iso__comm_is_shared(const iso_comm *comm, const void *data, size_t bytes);
 // for other memory it means AUTO.
 enum { ISO_NODE_AUTO, ISO_NODE_SHM, ISO_NODE_MPI, ISO_NODE_NCCL };
 iso_status iso__node_collective(int *out);
+// Collective. Creates a communicator of this rank's group among groups of `ranks` consecutive ranks
+// (the last one may be smaller), which the caller owns. long_requests: as in iso__comm_create_like.
+iso_status iso__comm_create_group(iso_comm *comm, int ranks, bool long_requests, iso_comm **out);
 // Collective. Creates a communicator of the ranks of this rank's unit, which the caller owns.
 // long_requests: as in iso__comm_create_like.
 iso_status iso__comm_create_node(iso_comm *comm, iso_scope unit, bool long_requests,

@@ -57,6 +57,15 @@ iso_status iso__comm_create_node(iso_comm *comm, iso_scope unit, bool long_reque
     return adopt_group(comm, &group, long_requests, out);
 }
 
+iso_status iso__comm_create_group(iso_comm *comm, int ranks, bool long_requests, iso_comm **out) {
+    MPI_Comm group;
+    ISO_TRY(iso__comm_meet(comm, "the barrier before MPI_Comm_split"));
+    iso__comm_recipe recipe = {ISO_MAKE_SPLIT, .from = comm->mpi, .color = comm->rank / ranks,
+                               .key = comm->rank};
+    ISO_TRY(iso__comm_make(comm, &recipe, &group));
+    return adopt_group(comm, &group, long_requests, out);
+}
+
 // The lowest rank of comm on this node. The ranks of `node` have the order of comm.
 static iso_status find_lowest(const iso_comm *comm, MPI_Comm node, int64_t *out) {
     MPI_Group all, few;

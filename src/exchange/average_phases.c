@@ -197,7 +197,7 @@ static iso_status finish_spread(iso__average *a, bool wait) {
 
 // Ranks take the maximum of these numbers, which is that of the lowest failing rank.
 static double own_verdict(const iso__average *a) {
-    const iso_comm *world = a->route->world;
+    const iso_comm *world = iso__routes_comm(a->routes);
     if (a->cause == ISO_CAUSE_NONE) return 0;
     return (double)(iso_comm_size(world) - iso_comm_rank(world)) * ISO_CAUSES + (double)a->cause;
 }
@@ -207,8 +207,9 @@ static void post_verdict(iso__average *a) {
     a->metrics[1] = (double)(a->back_ns - a->start_ns) * 1e-6;
     if (a->back_ns > a->start_ns)
         iso_trace_span(ISO_LANE_EXCHANGE, "mean over nodes", a->start_ns, a->back_ns);
-    note_posted(a, iso__comm_iallreduce_max(a->route->world, a->metrics, 1 + ISO__METRICS,
-                                            "mean over nodes (verdict)", &a->verdict));
+    note_posted(a, iso__comm_iallreduce_max(iso__routes_all(a->routes, a->route), a->metrics,
+                                            1 + ISO__METRICS, "mean over nodes (verdict)",
+                                            &a->verdict));
 }
 
 static iso_status finish_verdict(iso__average *a, bool wait) {
@@ -220,9 +221,10 @@ static iso_status finish_verdict(iso__average *a, bool wait) {
 }
 
 static iso_status fail_dropped(const iso__average *a) {
-    int code = (int)a->metrics[0], size = iso_comm_size(a->layout->world);
+    const iso_comm *world = iso__routes_comm(a->routes);
+    int code = (int)a->metrics[0], size = iso_comm_size(world);
     int rank = size - code / ISO_CAUSES, cause = code % ISO_CAUSES;
-    bool own = rank == iso_comm_rank(a->layout->world);
+    bool own = rank == iso_comm_rank(world);
     static const char result[] = "the exchange was dropped on all ranks and changed nothing";
     if (cause == ISO_CAUSE_VALUES)
         return ISO_FAIL(ISO_ERR_STATE,

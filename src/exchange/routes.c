@@ -3,9 +3,11 @@
 #include "exchange/routes.h"
 
 #include "comm/comm_calls.h"
+#include "comm/traffic.h"
 
 typedef struct route {
     iso_topology *topology;
+    iso_comm *all;
     bool taken, held;
 } route;
 
@@ -15,17 +17,36 @@ struct iso__routes {
     route route[];
 };
 
-static iso_status make_route(iso_comm *comm, const iso_topology_config *config, route *out) {
-    iso_comm *own;
-    ISO_TRY(iso__comm_create_like(comm, iso_comm_mpi(comm), false, &own));
-    iso_status status = iso_topology_create(own, config, &out->topology);
-    iso_comm_destroy(&own);
-    ISO_TRY(status);
-    return ISO_OK;
+// For counting bytes: the nodes are those of all ranks.
+static iso_status place_group(iso_comm *all, iso_topology *t) {
+    ISO_TRY(iso__comm_locate(all));
+    iso_status mine = iso__comm_place_subset(t->world, all);
+    if (mine == ISO_OK) mine = iso__comm_place_subset(t->node, all);
+    for (int k = 0; k < t->groups && mine == ISO_OK; k++)
+        mine = iso__comm_place_subset(t->leaders[k], all);
+    return iso_comm_agree(all, mine);
 }
 
-iso_status iso__routes_create(iso_comm *comm, const iso_topology_config *config, int count,
-                              iso__routes **out) {
+static iso_status make_group(iso_comm *all, int ranks, const iso_topology_config *config,
+                             iso_topology **out) {
+    iso_comm *group;
+    ISO_TRY(iso__comm_create_group(all, ranks, true, &group));
+    iso_status status = iso_topology_create(group, config, out);
+    iso_comm_destroy(&group);
+    ISO_TRY(iso_comm_agree(all, status));
+    return place_group(all, *out);
+}
+
+// ranks 0: no groups.
+static iso_status make_route(iso_comm *comm, int ranks, const iso_topology_config *config,
+                             route *out) {
+    ISO_TRY(iso__comm_create_like(comm, iso_comm_mpi(comm), false, &out->all));
+    if (ranks > 0) return make_group(out->all, ranks, config, &out->topology);
+    return iso_topology_create(out->all, config, &out->topology);
+}
+
+static iso_status create_routes(iso_comm *comm, int ranks, const iso_topology_config *config,
+                                int count, iso__routes **out) {
     iso_status status;
     void *memory = NULL;
     ISO_CHECK(count > 0, ISO_ERR_ARG, "means need at least one route, not %d", count);
@@ -35,12 +56,24 @@ iso_status iso__routes_create(iso_comm *comm, const iso_topology_config *config,
     routes->references = 1;
     routes->comm = iso_comm_retain(comm);
     routes->count = count;
-    for (int i = 0; i < count; i++) ISO_TRY_GOTO(make_route(comm, config, &routes->route[i]));
+    for (int i = 0; i < count; i++)
+        ISO_TRY_GOTO(make_route(comm, ranks, config, &routes->route[i]));
     *out = routes;
     return ISO_OK;
 fail:
     iso__routes_destroy(&routes);
     return status;
+}
+
+iso_status iso__routes_create(iso_comm *comm, const iso_topology_config *config, int count,
+                              iso__routes **out) {
+    return create_routes(comm, 0, config, count, out);
+}
+
+iso_status iso__routes_create_groups(iso_comm *comm, int ranks, const iso_topology_config *config,
+                                     int count, iso__routes **out) {
+    ISO_CHECK(ranks > 0, ISO_ERR_ARG, "a group has at least one rank, not %d", ranks);
+    return create_routes(comm, ranks, config, count, out);
 }
 
 iso__routes *iso__routes_retain(iso__routes *routes) {
@@ -52,7 +85,10 @@ void iso__routes_destroy(iso__routes **pointer) {
     iso__routes *routes = *pointer;
     *pointer = NULL;
     if (!routes || --routes->references > 0) return;
-    for (int i = 0; i < routes->count; i++) iso_topology_destroy(&routes->route[i].topology);
+    for (int i = 0; i < routes->count; i++) {
+        iso_topology_destroy(&routes->route[i].topology);
+        iso_comm_destroy(&routes->route[i].all);
+    }
     iso_comm_destroy(&routes->comm);
     iso__free(routes);
 }
@@ -83,6 +119,10 @@ static route *find_route(iso__routes *routes, const iso_topology *topology) {
     int i = 0;
     while (routes->route[i].topology != topology) i++;
     return &routes->route[i];
+}
+
+iso_comm *iso__routes_all(iso__routes *routes, const iso_topology *topology) {
+    return find_route(routes, topology)->all;
 }
 
 void iso__routes_hold(iso__routes *routes, const iso_topology *topology) {

@@ -18,6 +18,10 @@ typedef struct iso__routes iso__routes;
 // communicators for the same topology. Reference-counted: create returns one reference.
 iso_status iso__routes_create(iso_comm *comm, const iso_topology_config *config, int count,
                               iso__routes **out);
+// The same for means within groups of `ranks` consecutive ranks: the topology of a route is that of
+// this rank's group. All ranks of comm start and finish such a mean together, and fail together.
+iso_status iso__routes_create_groups(iso_comm *comm, int ranks, const iso_topology_config *config,
+                                     int count, iso__routes **out);
 iso__routes *iso__routes_retain(iso__routes *routes);
 void iso__routes_destroy(iso__routes **routes); // collective; accepts NULL
 
@@ -30,6 +34,8 @@ const iso_topology *iso__routes_layout(const iso__routes *routes);
 // ISO_ERR_STATE if a mean that timed out still holds a route: other ranks may have returned it
 // already, and would choose another route than this rank.
 iso_status iso__routes_take(iso__routes *routes, const iso_topology **out);
+// The route's communicator of all ranks, of all groups too.
+iso_comm *iso__routes_all(iso__routes *routes, const iso_topology *route);
 // Sets *route to NULL.
 void iso__routes_return(iso__routes *routes, const iso_topology **route);
 // Marks a route as held by a mean that timed out. Returning the route removes the mark.

@@ -201,10 +201,25 @@ static double mean_of(const daso_model *m, int group, int64_t k) {
 void model_send(daso_model *m, int group, int64_t step) {
     model_exchange *e = &m->exchange[m->pending++];
     e->group = group;
+    e->ranks = 0;
     e->step = step;
     for (int64_t k = 0; k < m->total; k++) e->mean[k] = mean_of(m, group, k);
     for (int r = 0; r < m->config.ranks; r++)
         memcpy(e->then[r], m->rank[r].now, (size_t)m->total * sizeof(double));
+}
+
+void model_send_groups(daso_model *m, int ranks, int64_t step) {
+    model_send(m, -1, step);
+    m->exchange[m->pending - 1].ranks = ranks;
+}
+
+// Of the ranks that average with rank r.
+static double sent_mean(const model_exchange *e, int r, int64_t k) {
+    double sum = 0;
+    if (e->ranks == 0) return e->mean[k];
+    for (int q = r / e->ranks * e->ranks; q < (r / e->ranks + 1) * e->ranks; q++)
+        sum += e->then[q][k];
+    return sum / e->ranks;
 }
 
 // The oldest exchange leaves the queue; its memory is used again by a later send.
@@ -236,9 +251,9 @@ void model_merge(daso_model *m, const model_rule *rule) {
         double *now = m->rank[r].now;
         if (!in_group(m, r, e->group)) continue;
         for (int64_t k = 0; k < m->count; k++)
-            now[k] = merged(rule, now[k], e->then[r][k], e->mean[k]);
+            now[k] = merged(rule, now[k], e->then[r][k], sent_mean(e, r, k));
         for (int64_t k = m->count; k < m->total; k++)
-            now[k] = merged_state(rule, now[k], e->mean[k]);
+            now[k] = merged_state(rule, now[k], sent_mean(e, r, k));
     }
     push(m);
 }
@@ -247,7 +262,7 @@ void model_replace(daso_model *m, bool state) {
     const model_exchange *e = receive(m);
     for (int r = 0; r < m->config.ranks; r++)
         for (int64_t k = 0; in_group(m, r, e->group) && k < (state ? m->total : m->count); k++)
-            m->rank[r].now[k] = e->mean[k];
+            m->rank[r].now[k] = sent_mean(e, r, k);
     push(m);
 }
 
@@ -296,13 +311,26 @@ static void merge_pending(daso_model *m, const iso_daso_config *c, int64_t step)
     m->last_age = step - m->exchange[0].step;
     m->syncs++;
     int participants = c->unit == ISO_SCOPE_RANK ? m->config.ranks : m->nodes;
+    if (m->exchange[0].ranks > 0) participants = m->exchange[0].ranks;
     model_rule rule = {m->last_age == 0 ? ISO_MERGE_HEAT : c->merge, c->state, m->last_age,
                        participants};
     model_merge(m, &rule);
 }
 
+// PyTorch's _find_process_group, with `step` updates made before this one; 0: none.
+static int group_at(const iso_daso_config *c, int64_t step) {
+    for (int i = c->level_count - 1; i >= 0; i--)
+        if (step % c->level[i].period == 0) return c->level[i].ranks;
+    return 0;
+}
+
 static void send_due(daso_model *m, const iso_daso_config *c, int64_t step) {
     m->force = m->decided;
+    if (c->level_count > 0) {
+        model_send_groups(m, group_at(c, step - 1), step);
+        if (m->force.batches_to_wait == 0) merge_pending(m, c, step);
+        return;
+    }
     if (m->force.local_skip > 1) model_node_average(m, c->state == ISO_STATE_SYNC_AVERAGE);
     model_send(m, -1, step);
     m->next_send += m->force.global_skip;
@@ -317,6 +345,7 @@ iso_status model_daso_step(daso_model *m, const iso_daso_config *c, int step) {
         m, step, cycling ? cycling_scope(m, c, finished - c->warmup_steps) : ISO_SCOPE_WORLD));
     if (!cycling) return ISO_OK;
     bool due = finished == m->next_send, end = finished == last;
+    if (c->level_count > 0) due = group_at(c, step) > 0;
     bool ripe = m->pending && finished - m->exchange[0].step == m->force.batches_to_wait;
     if (m->pending && (ripe || due || end)) merge_pending(m, c, finished);
     if (due && !end) send_due(m, c, finished);

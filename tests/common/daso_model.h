@@ -30,6 +30,7 @@ typedef struct model_exchange {
     double *mean;
     double *then[MODEL_RANKS];
     int group;
+    int ranks; // > 0: among groups of so many consecutive ranks
     int64_t step;
 } model_exchange;
 
@@ -58,6 +59,8 @@ iso_status model_batch(daso_model *m, int step, iso_scope scope);
 // Starts an exchange of the ranks' current values. group: the ranks with local rank group (modulo
 // the size of their node), weighted by the sizes of their nodes; -1: all ranks.
 void model_send(daso_model *m, int group, int64_t step);
+// The same among groups of `ranks` consecutive ranks.
+void model_send_groups(daso_model *m, int ranks, int64_t step);
 // Merges the oldest exchange into the ranks of its group. In the formulas, weight is S and
 // participants is P.
 typedef struct model_rule {
@@ -77,8 +80,8 @@ void model_mean(const daso_model *m, double *out);
 
 // ---- Whole steps ----------------------------------------------------------------------------------
 
-// One batch of daso, as specified in its header. warmup_steps, cooldown_steps and batches_to_wait
-// must not be negative. Step 0 takes the decision in force from config.
+// One batch of daso, as specified in its header, with levels too. warmup_steps, cooldown_steps and
+// batches_to_wait must not be negative. Step 0 takes the decision in force from config.
 iso_status model_daso_step(daso_model *m, const iso_daso_config *config, int step);
 // One batch of HeAT's DASO, with the actions of `plan`. "S1 M2 C0 F C1": send number 1 of the epoch
 // starts (its group is 1 modulo the groups), the older exchange is merged with S = 2, local rank 0

@@ -26,6 +26,9 @@ MPI_TESTS += tests/mpi/topology.mpi
 tests_mpi_topology_mpi_SOURCES = tests/mpi/test_topology.c
 MPI_TESTS += tests/mpi/scope.mpi
 tests_mpi_scope_mpi_SOURCES = tests/mpi/test_scope.c
+MPI_TESTS += tests/mpi/levels.mpi
+tests_mpi_levels_mpi_SOURCES = tests/mpi/test_levels.c
+
 MPI_TESTS += tests/mpi/local_sgd.mpi
 tests_mpi_local_sgd_mpi_SOURCES = tests/mpi/test_local_sgd.c
 MPI_TESTS += tests/mpi/evaluate.mpi

@@ -44,6 +44,8 @@ static void text_of(const iso__sync_plan *plan, char *out, size_t room) {
         cr_assert_eq(a->group, ISO__ALL_GROUPS);
         snprintf(out + used, room - used, "%s%c", i > 0 ? " " : "", "SMFABT"[a->kind]);
         used = strlen(out);
+        if (a->level > 0) snprintf(out + used, room - used, "%d", a->level);
+        used = strlen(out);
         if (a->kind == ISO__MERGE) {
             snprintf(out + used, room - used, "%d", (int)a->age);
             cr_assert_eq(a->weight, a->age);
@@ -144,6 +146,26 @@ Test(daso_schedule, local_sgd_averages_every_period) {
 
 Test(daso_schedule, post_local_sgd_begins_with_data_parallel_steps) {
     check(iso_post_local_sgd_config(9, 3, 2), "5 S F; 7 S F; 9 F", "wwwrrrrrr");
+}
+
+// HierarchicalModelAverager counts its steps from 0: it averages after our steps 1, 5, 9...; "S2":
+// at level 2.
+Test(daso_schedule, levels_follow_pytorch) {
+    iso_daso_config config = iso_local_sgd_config(20, 1);
+    cr_assert_eq(iso_daso_levels_parse("4:2,8:4,16:8", &config), ISO_OK);
+    check(config, "1 S2 F; 5 S F; 9 S1 F; 13 S F; 17 S2 F; 20 F", "rrrrrrrrrrrrrrrrrrrr");
+    config.warmup_steps = 6;
+    config.batches_to_wait = 2;
+    check(config, "9 S1; 11 M2; 13 S; 15 M2; 17 S2; 19 M2; 20 F", "wwwwwwrrrrrrrrrrrrrr");
+    config.warmup_steps = 8; // PyTorch's step 8, our step 9
+    check(config, "9 S1; 11 M2; 13 S; 15 M2; 17 S2; 19 M2; 20 F", "wwwwwwwwrrrrrrrrrrrr");
+}
+
+Test(daso_schedule, a_level_that_comes_early_ends_the_wait_of_another) {
+    iso_daso_config config = iso_local_sgd_config(9, 1);
+    cr_assert_eq(iso_daso_levels_parse("2:2,3:4", &config), ISO_OK);
+    config.batches_to_wait = 2;
+    check(config, "1 S1; 3 M2 S; 4 M1 S1; 5 M1 S; 7 M2 S1; 9 M2 F", "rrrrrrrrr");
 }
 
 // Cycling steps 3 to 14; averaged in the node: every third of them (5, 8, 11, 14), and before
