@@ -37,7 +37,7 @@ typedef struct iso_comm_hook_bucket {
     // The number of the bucket, in the order in which backward completes buckets; delayed ones come
     // last.
     int index;
-    bool is_last; // true for the last of the buckets that are exchanged
+    bool is_last; // true for the last dense bucket that is exchanged
 
     // For hooks that own their exchange only:
     int rank, ranks; // this rank's number among the ranks that average the bucket; their count

@@ -145,7 +145,7 @@ typedef struct iso_embedding_config {
     int64_t padding_idx;
     // > 0: data_parallel exchanges only the rows of the gradient that a batch uses (PyTorch:
     // sparse=True). The largest number of them on a rank in one exchange, e.g. the indices of its
-    // batch, times the number of accumulated batches; see iso_reducer_param.sparse_rows. Not if a
+    // batch, times the number of accumulated batches; see iso_reducer_param.sparse_rows. Use 0 if a
     // Linear is tied to weight: its gradient has all rows.
     int64_t sparse_rows;
 } iso_embedding_config;

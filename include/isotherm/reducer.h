@@ -41,10 +41,10 @@ typedef struct iso_reducer_param {
     // Not exchanged: the gradient stays this rank's own. Values are still broadcast at creation.
     bool local;
     // The gradient leaves after all others of the backward (PyTorch:
-    // delay_all_reduce_named_params), so it delays none of them. All delayed parameters of one
-    // element type form one bucket, which ignores bucket sizes and takes no pieces. The forward
-    // waits for it when it needs the first of them; with iso_reducer_config.zero, when it needs its
-    // first parameter. ISO_ERR_ARG together with `local`.
+    // delay_all_reduce_named_params), so it delays none of them. All delayed dense parameters of
+    // one type form one bucket, which ignores bucket sizes and takes no pieces. The forward waits
+    // for it when it needs the first of them; with iso_reducer_config.zero, when it needs any
+    // parameter. ISO_ERR_ARG together with `local`.
     bool delayed;
     // NULL: backward writes the gradient to memory of the reducer (iso_reducer_grad), in which it
     // travels. Otherwise your own array of count elements, which must not overlap others. Reporting
@@ -366,7 +366,7 @@ typedef struct iso_reducer_stats {
     // buckets then cover only the exchange between nodes, through the host; with one node they are
     // 0.
     bool nccl;
-    long long exchanges; // all-reduces of buckets so far
+    long long exchanges; // of buckets, so far
     bool planned;        // the order by need is in use
     // Bytes moved by gradients, this rank's share; see iso_traffic (isotherm/comm.h).
     long long bytes_sent, bytes_between_nodes;
