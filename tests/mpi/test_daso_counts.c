@@ -27,7 +27,7 @@ static void open_daso(unused_run *r, iso_daso_config config, iso_state_sync stat
     config.total_steps = UNUSED_STEPS;
     config.warmup_steps = 1;
     config.batches_to_wait = 1;
-    config.wire = ISO_F32;
+    config.wire = ISO_WIRE_F32;
     config.state = state;
     iso_assert_ok(iso_daso_create_take(r->optimizer, r->model, &config, &r->optimizer));
 }

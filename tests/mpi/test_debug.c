@@ -124,7 +124,7 @@ Test(np4_debug, detail_computes_the_same) {
     c.daso.batches_to_wait = 2;
     computes_the_same(&c);
     c.daso.warmup_steps = 8;
-    c.daso.wire = ISO_BF16;
+    c.daso.wire = ISO_WIRE_BF16;
     c.delay_us = 2000;
     computes_the_same(&c);
 }
