@@ -6,6 +6,8 @@
 //   while ((status = iso_join_next(join, samples = next_batch(), true)) == ISO_OK)
 //       ... zero_grad, forward, loss, backward, step ...
 //   iso_join_end(&join);
+//
+// iso_join_begin_many joins several models that are trained in one loop.
 #ifndef ISOTHERM_JOIN_H
 #define ISOTHERM_JOIN_H
 
@@ -34,9 +36,10 @@ typedef struct iso_join_config {
     iso_join_mode mode;
     iso_join_divisor divisor;
     bool disabled; // for inputs known to be even: iso_join_next does not communicate
-    // ISO_JOIN_SHADOW: called on a rank without data after each exchange. It must do what the other
-    // ranks do between backward and their next batch (iso_optimizer_step, a schedule, clipping), so
-    // that the replicas stay equal. Required if an optimizer is tied.
+    // ISO_JOIN_SHADOW: called on a rank without data after each exchange, of several models after
+    // that of the last one. It must do what the other ranks do between backward and their next
+    // batch (iso_optimizer_step, a schedule, clipping), so that the replicas stay equal. Required
+    // if an optimizer is tied.
     iso_status (*step)(void *user);
     void *user;
 } iso_join_config;
@@ -52,6 +55,23 @@ typedef struct iso_join iso_join;
 // over all ranks (ISO_SCOPE_NODE, daso and its relatives); EFFECTIVE and SAMPLES with a reduce
 // function.
 iso_status iso_join_begin(iso_module *data_parallel, const iso_join_config *config, iso_join **out);
+// The same for `count` models, in an array that is borrowed for the call (PyTorch: Join of several
+// joinables). All ranks pass the same models in the same order. Their communicators may differ, but
+// must have the same ranks in the same order (else ISO_ERR_ARG). What one iso_join_next announces
+// holds for all models: the batch, its samples, will_sync.
+//
+// After each ISO_OK, a rank with data makes one backward of every model, in the order of the array,
+// and steps optimizers after the last backward. With ISO_BUFFERS_BEFORE_FORWARD, the forward of a
+// model follows the backward of the model before it in the array; otherwise all forwards may come
+// first. A rank without data takes part in the exchanges of every model, in the same order, and
+// then calls config.step once.
+//
+// ISO_ERR_ARG: count < 1, on the ranks that pass it; on every rank, a module that is not a
+// data_parallel or is listed twice. ISO_ERR_STATE: a model is in a join already. The message names
+// the model by its index. The first data_parallel of the array has the communicator on which ranks
+// agree.
+iso_status iso_join_begin_many(iso_module *const *data_parallels, int count,
+                               const iso_join_config *config, iso_join **out);
 // Collective, blocking: one small all-reduce. Call it before each forward with the number of
 // samples in this rank's batch, or 0 if the rank has no more data. samples < 0 reports that this
 // rank has failed: every rank (with `disabled`, this rank alone) then gets an error that names it,
@@ -66,7 +86,8 @@ iso_status iso_join_begin(iso_module *data_parallel, const iso_join_config *conf
 // rank's weight is the mean number of samples of its micro-steps: give them equal sizes, and divide
 // the loss by their number as usual.
 iso_status iso_join_next(iso_join *join, int64_t samples, bool will_sync);
-// Local. Restores equal weighting of the ranks' gradients. Call it also after an error.
+// Local. Restores equal weighting of the ranks' gradients, in every model. Call it also after an
+// error.
 void iso_join_end(iso_join **join);
 
 #ifdef __cplusplus

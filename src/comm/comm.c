@@ -168,6 +168,12 @@ const char *iso_comm_progress_text(const iso_comm *comm) { return comm->engine->
 const char *iso_comm_algorithm_text(const iso_comm *comm) { return comm->engine->algorithm; }
 iso_progress iso_comm_progress(const iso_comm *comm) { return comm->engine->mode; }
 
+bool iso__comm_same_ranks(const iso_comm *a, const iso_comm *b) {
+    int how = MPI_UNEQUAL;
+    if (MPI_Comm_compare(a->mpi, b->mpi, &how) != MPI_SUCCESS) return false;
+    return how == MPI_IDENT || how == MPI_CONGRUENT;
+}
+
 // ---- Blocking collectives -------------------------------------------------------------------------
 
 #define MOST_BYTES ((size_t)1 << 30) // of one MPI call, whose counts are int

@@ -17,6 +17,8 @@ iso_status iso__comm_create_like(const iso_comm *like, MPI_Comm mpi, bool long_r
 double iso__comm_timeout(const iso_comm *comm);
 // Whether MPI_Finalize was called; other ranks can then no longer be reached.
 bool iso__comm_is_finalized(const iso_comm *comm);
+// Local. Whether both have the same ranks in the same order. Returns false if MPI cannot say.
+bool iso__comm_same_ranks(const iso_comm *a, const iso_comm *b);
 
 // ISO_ERR_MISMATCH, naming `what`, unless all ranks give the same number. Collective.
 iso_status iso__comm_check_equal(iso_comm *comm, int64_t number, const char *what);

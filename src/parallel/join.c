@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Join: ranks that have run out of data take part in the exchanges of the ranks that continue.
+#include "comm/comm_calls.h"
 #include "comm/same_lines.h"
 #include "parallel/data_parallel_impl.h"
 
@@ -10,10 +11,11 @@
 
 struct iso_join {
     iso_join_config config;
-    iso_module *module; // retained
-    iso__data_parallel *self;
+    iso_module **model; // [models], retained
+    int models;
+    iso_comm *comm; // of the first model
     int64_t *said;  // [ranks], see encode_samples
-    int64_t *count; // [modules], of forwards
+    int64_t *count; // [modules], of forwards in all models, one model after the other
     int count_room;
     // Since the last exchange: batches; those for which this rank had data; samples of this rank,
     // and of all ranks; the number of ranks that had a batch.
@@ -23,6 +25,17 @@ struct iso_join {
     bool through; // all ranks are out of data
     bool failed;  // a call has failed, so ranks may be in different states
 };
+
+static iso__data_parallel *model_of(const iso_join *join, int k) {
+    return iso__data_parallel_of(join->model[k]);
+}
+
+// Adds to an error of model k which model that is, if there are several.
+static iso_status name_model(iso_status status, int k, int models) {
+    if (status >= 0 || models == 1) return status;
+    iso_error said = *iso_last_error();
+    return ISO_FAIL(status, "data_parallels[%d]: %.480s", k, said.message);
+}
 
 // ---- Beginning and end ------------------------------------------------------------------------------
 
@@ -56,13 +69,18 @@ static iso_status check_scope(const iso__data_parallel *self, const iso_join_con
     return ISO_OK;
 }
 
-static iso_status check_config(const iso_module *module, const iso_join_config *config) {
-    ISO_TRY(iso__data_parallel_check(module));
-    const iso__data_parallel *self = iso_container_of(module, const iso__data_parallel, base);
+static iso_status check_config(const iso_join_config *config, int models) {
+    ISO_CHECK(models > 0, ISO_ERR_ARG, "a join of %d models: give at least one", models);
     ISO_CHECK((int)config->mode >= 0 && config->mode <= ISO_JOIN_EQUALISE, ISO_ERR_ARG,
               "unknown mode %d of join", (int)config->mode);
     ISO_CHECK((int)config->divisor >= 0 && config->divisor <= ISO_JOIN_SAMPLES, ISO_ERR_ARG,
               "unknown divisor %d of join", (int)config->divisor);
+    return ISO_OK;
+}
+
+static iso_status check_model(const iso_module *module, const iso_join_config *config) {
+    ISO_TRY(iso__data_parallel_check(module));
+    const iso__data_parallel *self = iso_container_of(module, const iso__data_parallel, base);
     ISO_CHECK(!self->joined, ISO_ERR_STATE,
               "this data_parallel is in a join already: end that before another begins");
     if (config->disabled) return ISO_OK;
@@ -73,20 +91,47 @@ static iso_status check_config(const iso_module *module, const iso_join_config *
     return config->mode == ISO_JOIN_SHADOW ? check_shadow(self, config) : ISO_OK;
 }
 
-static iso_status create_join(iso_module *module, const iso_join_config *config, iso_join **out) {
+// What the models before model k, which are in order, mean for it.
+static iso_status check_beside(iso_module *const *models, int k) {
+    for (int i = 0; i < k; i++)
+        ISO_CHECK(models[i] != models[k], ISO_ERR_ARG,
+                  "the same model as data_parallels[%d]: list each model once", i);
+    ISO_CHECK(k == 0 || iso__comm_same_ranks(iso_data_parallel_comm(models[0]),
+                                             iso_data_parallel_comm(models[k])),
+              ISO_ERR_ARG,
+              "its communicator has other ranks than that of data_parallels[0], or another order "
+              "of them: give it a join of its own");
+    return ISO_OK;
+}
+
+static iso_status check_models(iso_module *const *models, int count,
+                               const iso_join_config *config) {
+    ISO_TRY(check_config(config, count));
+    for (int k = 0; k < count; k++) {
+        ISO_TRY(name_model(check_model(models[k], config), k, count));
+        ISO_TRY(name_model(check_beside(models, k), k, count));
+    }
+    return ISO_OK;
+}
+
+static iso_status create_join(iso_module *const *models, int count, const iso_join_config *config,
+                              iso_join **out) {
     iso_join *join = NULL;
     iso_status status;
-    ISO_TRY(check_config(module, config));
+    ISO_TRY(check_models(models, count, config));
     ISO_TRY(iso__alloc_zero(sizeof(*join), (void **)&join));
     join->config = *config;
-    join->self = iso__data_parallel_of(module);
-    join->count_room = iso__module_count(module);
-    size_t ranks = (size_t)iso_comm_size(join->self->comm);
+    join->comm = iso_data_parallel_comm(models[0]);
+    for (int k = 0; k < count; k++) join->count_room += iso__module_count(models[k]);
+    size_t ranks = (size_t)iso_comm_size(join->comm);
+    ISO_TRY_GOTO(iso__alloc_zero((size_t)count * sizeof(*models), (void **)&join->model));
     ISO_TRY_GOTO(iso__alloc_zero(ranks * sizeof(*join->said), (void **)&join->said));
     ISO_TRY_GOTO(
         iso__alloc_zero((size_t)join->count_room * sizeof(*join->count), (void **)&join->count));
-    join->module = iso_module_retain(module);
-    iso__data_parallel_set_joined(join->self, true);
+    for (; join->models < count; join->models++) {
+        join->model[join->models] = iso_module_retain(models[join->models]);
+        iso__data_parallel_set_joined(model_of(join, join->models), true);
+    }
     *out = join;
     return ISO_OK;
 fail:
@@ -94,48 +139,85 @@ fail:
     return status;
 }
 
-static iso_status match_settings(iso_comm *comm, const iso_join_config *config, int modules) {
+// One line for each model: ranks that list models of different structure in different orders differ
+// in it.
+static iso_status describe_models(const iso_join *join, char **out) {
+    enum { LINE = 96 };
+    ISO_TRY(iso__alloc_zero((size_t)join->models * LINE + 1, (void **)out));
+    for (int k = 0, used = 0; k < join->models; k++)
+        used += snprintf(*out + used, LINE, "%d modules and %d trainable parameters in model %d\n",
+                         iso__module_count(join->model[k]), model_of(join, k)->trainable_count, k);
+    return ISO_OK;
+}
+
+static iso_status match_settings(const iso_join *join, const char *models) {
     static const char *const mode[] = {"shadow", "throw", "equalise"};
     static const char *const divisor[] = {"initial", "effective", "samples"};
+    const iso_join_config *config = &join->config;
     char settings[160];
     snprintf(settings, sizeof(settings),
-             "mode of the join: %s\ndivisor of the join: %s\ndisabled of the join: %d\n"
-             "the number of modules: %d\n",
-             mode[config->mode], divisor[config->divisor], (int)config->disabled, modules);
-    return iso__comm_check_lines(comm, &(iso__lines){.settings = settings});
+             "mode of the join: %s\ndivisor of the join: %s\ndisabled of the join: %d\n",
+             mode[config->mode], divisor[config->divisor], (int)config->disabled);
+    return iso__comm_check_lines(
+        join->comm, &(iso__lines){.list = models, .element = "model", .settings = settings});
+}
+
+// Collective once all ranks have a join.
+static iso_status match_joins(const iso_join *join) {
+    char *models = NULL;
+    ISO_TRY(iso_comm_agree(join->comm, describe_models(join, &models)));
+    iso_status status = match_settings(join, models);
+    iso__free(models);
+    ISO_TRY(status);
+    return ISO_OK;
+}
+
+// The communicator on which ranks agree: also that of a rank whose first module cannot be joined.
+static iso_comm *find_comm(iso_module *const *models, int count) {
+    iso_comm *comm = NULL;
+    for (int k = 0; k < count && !comm; k++) comm = iso_data_parallel_comm(models[k]);
+    return comm;
+}
+
+iso_status iso_join_begin_many(iso_module *const *models, int count, const iso_join_config *config,
+                               iso_join **out) {
+    iso_join_config chosen = config ? *config : (iso_join_config){0};
+    iso_join *join = NULL;
+    iso_comm *comm = find_comm(models, count);
+    iso_status status = create_join(models, count, &chosen, &join);
+    if (comm) status = iso_comm_agree(comm, status);
+    ISO_TRY_GOTO(status);
+    ISO_TRY_GOTO(match_joins(join));
+    *out = join;
+    return ISO_OK;
+fail:
+    iso_join_end(&join);
+    return status;
 }
 
 iso_status iso_join_begin(iso_module *module, const iso_join_config *config, iso_join **out) {
-    iso_join_config chosen = config ? *config : (iso_join_config){0};
-    iso_join *join = NULL;
-    iso_comm *comm = iso_data_parallel_comm(module);
-    iso_status status = create_join(module, &chosen, &join);
-    if (comm) status = iso_comm_agree(comm, status);
-    ISO_TRY_GOTO(status);
-    ISO_TRY_GOTO(match_settings(comm, &chosen, join->count_room));
-    *out = join;
-    return ISO_OK;
-fail:
-    iso_join_end(&join);
-    return status;
+    return iso_join_begin_many(&module, 1, config, out);
 }
 
 // Restores the weights and rows of ordinary batches.
 static void restore_state(iso_join *join) {
-    iso__data_parallel *self = join->self;
-    iso__reducer_end_join(self->reducer);
-    iso__data_parallel_place_batch(self, 1, iso_comm_size(self->comm), 0, -1);
+    for (int k = 0; k < join->models; k++) {
+        iso__data_parallel *self = model_of(join, k);
+        iso__reducer_end_join(self->reducer);
+        iso__data_parallel_place_batch(self, 1, iso_comm_size(self->comm), 0, -1);
+    }
 }
 
 void iso_join_end(iso_join **pointer) {
     iso_join *join = *pointer;
     *pointer = NULL;
     if (!join) return;
-    if (join->module) {
-        restore_state(join);
-        iso__data_parallel_set_joined(join->self, false);
+    restore_state(join);
+    for (int k = 0; k < join->models; k++) {
+        iso__data_parallel_set_joined(model_of(join, k), false);
+        iso_module_destroy(&join->model[k]);
     }
-    iso_module_destroy(&join->module);
+    iso__free(join->model);
     iso__free(join->said);
     iso__free(join->count);
     iso__free(join);
@@ -181,7 +263,7 @@ static iso_status judge_census(const iso_join *join, const census *c, int64_t sa
         ISO_CHECK(
             samples > 0, ISO_ERR_STATE,
             "rank %d ran out of data while %d other%s ha%s more: give all ranks as many batches",
-            iso_comm_rank(join->self->comm), c->active, ISO_PLURAL(c->active),
+            iso_comm_rank(join->comm), c->active, ISO_PLURAL(c->active),
             c->active == 1 ? "s" : "ve");
         ISO_CHECK(
             c->out < 0, ISO_ERR_STATE,
@@ -195,17 +277,30 @@ static iso_status judge_census(const iso_join *join, const census *c, int64_t sa
     return ISO_OK;
 }
 
+// Before the wait for all ranks, some of which may wait for what this rank has to publish.
+static iso_status publish_models(const iso_join *join) {
+    for (int k = 0; k < join->models; k++)
+        ISO_TRY(iso__reducer_publish(model_of(join, k)->reducer));
+    return ISO_OK;
+}
+
+static iso_status check_scopes(const iso_join *join) {
+    for (int k = 0; k < join->models; k++)
+        ISO_TRY(name_model(check_scope(model_of(join, k), &join->config), k, join->models));
+    return ISO_OK;
+}
+
 static iso_status take_census(iso_join *join, int64_t samples, bool will_sync, census *out) {
-    iso_comm *comm = join->self->comm;
+    iso_comm *comm = join->comm;
     int ranks = iso_comm_size(comm), rank = iso_comm_rank(comm);
-    iso_status mine = iso__reducer_publish(join->self->reducer);
+    iso_status mine = publish_models(join);
     for (int i = 0; i < ranks; i++) join->said[i] = 0;
     join->said[rank] = mine < 0 ? FAILED : encode_samples(samples, will_sync);
     ISO_TRY(iso_comm_allreduce_i64(comm, join->said, (size_t)ranks, ISO_SUM));
     ISO_TRY(mine);
     *out = count_ranks(join->said, ranks, rank);
     ISO_TRY(judge_census(join, out, samples));
-    return check_scope(join->self, &join->config);
+    return check_scopes(join);
 }
 
 // ---- A step -----------------------------------------------------------------------------------------
@@ -215,7 +310,9 @@ static void note_samples(iso_join *join, const census *c, int64_t samples) {
     join->all_samples += c->samples;
     join->samples += samples;
     join->mine += samples > 0;
-    iso__data_parallel_place_batch(join->self, samples > 0, c->active, c->first_active, c->row);
+    for (int k = 0; k < join->models; k++)
+        iso__data_parallel_place_batch(model_of(join, k), samples > 0, c->active, c->first_active,
+                                       c->row);
 }
 
 // Sets this rank's weight for the next backward and all gradients accumulated before it. Samples
@@ -229,24 +326,31 @@ static iso_status weigh_rank(iso_join *join) {
         weight = (double)join->samples / (double)join->mine / mean;
     }
     join->steps = join->mine = join->samples = join->all_samples = 0;
-    return iso_reducer_set_weight(join->self->reducer, weight, total);
+    for (int k = 0; k < join->models; k++)
+        ISO_TRY(iso_reducer_set_weight(model_of(join, k)->reducer, weight, total));
+    return ISO_OK;
+}
+
+// The exchanges of the others in one model. syncs: their backward is outside no_sync.
+static iso_status shadow_model(iso_module *module, bool syncs, bool leftover) {
+    iso__data_parallel *self = iso__data_parallel_of(module);
+    ISO_TRY(iso__data_parallel_before_forward(self));
+    iso__data_parallel_note_backward(self, syncs);
+    return syncs ? iso__data_parallel_shadow(module, leftover) : ISO_OK;
 }
 
 // This rank has no batch, but takes part in the exchanges of the others.
 static iso_status shadow_others(iso_join *join, const census *c) {
-    iso__data_parallel *self = join->self;
     bool leftover = join->mine > 0;
     if (++join->shadows == WARN_SHADOWS)
         iso__log(ISO_LOG_WARN,
                  "this rank has had no data for %d steps in which others had: its time is lost, "
                  "spread the data evenly",
                  WARN_SHADOWS);
-    ISO_TRY(iso__data_parallel_before_forward(self));
-    iso__data_parallel_note_backward(self, c->syncing > 0);
-    if (c->syncing == 0) return ISO_OK;
-    ISO_TRY(weigh_rank(join));
-    ISO_TRY(iso__data_parallel_shadow(join->module, leftover));
-    if (join->config.step) ISO_TRY(join->config.step(join->config.user));
+    bool syncs = c->syncing > 0;
+    if (syncs) ISO_TRY(weigh_rank(join));
+    for (int k = 0; k < join->models; k++) ISO_TRY(shadow_model(join->model[k], syncs, leftover));
+    if (syncs && join->config.step) ISO_TRY(join->config.step(join->config.user));
     return ISO_OK;
 }
 
@@ -267,16 +371,17 @@ static iso_status take_count(iso_module *module, const char *path, void *user) {
 // Makes the forward numbers equal, so that random layers draw the same numbers on all ranks.
 static iso_status agree_on_forwards(iso_join *join) {
     int64_t *to = join->count, *from = join->count;
-    ISO_TRY(iso_module_walk(join->module, put_count, &to));
-    ISO_TRY(
-        iso_comm_allreduce_i64(join->self->comm, join->count, (size_t)join->count_room, ISO_MAX));
-    return iso_module_walk(join->module, take_count, &from);
+    for (int k = 0; k < join->models; k++) ISO_TRY(iso_module_walk(join->model[k], put_count, &to));
+    ISO_TRY(iso_comm_allreduce_i64(join->comm, join->count, (size_t)join->count_room, ISO_MAX));
+    for (int k = 0; k < join->models; k++)
+        ISO_TRY(iso_module_walk(join->model[k], take_count, &from));
+    return ISO_OK;
 }
 
 static iso_status leave_join(iso_join *join) {
     join->through = true;
     if (join->config.mode == ISO_JOIN_SHADOW) {
-        ISO_TRY(iso_data_parallel_finish(join->module));
+        for (int k = 0; k < join->models; k++) ISO_TRY(iso_data_parallel_finish(join->model[k]));
         ISO_TRY(agree_on_forwards(join));
     }
     restore_state(join);

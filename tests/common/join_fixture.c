@@ -65,15 +65,19 @@ static iso_status update(void *user) {
     return iso_optimizer_step(t->optimizer);
 }
 
-static iso_status batch(trainer *t, const uneven *u, int step, bool sync) {
+iso_status uneven_backward(trainer *t, const uneven *u, int step, bool sync) {
     int rank = iso_comm_rank(t->comm);
     if (step % micro_steps(u) == 0) iso_optimizer_zero_grad(t->optimizer);
     if (!sync) ISO_TRY(iso_data_parallel_begin_no_sync(t->model));
     ISO_TRY(uneven_batch(t, step, uneven_first_row(u, rank, step), uneven_rows(u, rank, step), 1));
     if (!sync) return iso_data_parallel_end_no_sync(t->model);
-    if (u->train.sync == ISO_SYNC_EXPLICIT)
-        ISO_TRY(iso_data_parallel_all_reduce_gradients(t->model));
-    return update(t);
+    return u->train.sync == ISO_SYNC_EXPLICIT ? iso_data_parallel_all_reduce_gradients(t->model)
+                                              : ISO_OK;
+}
+
+static iso_status batch(trainer *t, const uneven *u, int step, bool sync) {
+    ISO_TRY(uneven_backward(t, u, step, sync));
+    return sync ? update(t) : ISO_OK;
 }
 
 iso_status uneven_loop(trainer *t, const uneven *u, iso_status *status, int *steps) {

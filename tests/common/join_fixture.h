@@ -27,6 +27,9 @@ int uneven_longest(const uneven *u, int ranks);
 iso_status uneven_create(trainer *t, iso_comm *comm, const uneven *u);
 // Forward and backward of `rows` rows of global batch `step`, the gradient of the loss times scale.
 iso_status uneven_batch(trainer *t, int step, int64_t first_row, int64_t rows, double scale);
+// What this rank does in `step` of a join up to the optimizer's step: zero_grad, if the step begins
+// an update, forward and backward, inside no_sync unless sync. Explicit mode: also the exchange.
+iso_status uneven_backward(trainer *t, const uneven *u, int step, bool sync);
 // A whole loop between begin and end; *status: how it ended, ISO_PENDING unless by an error.
 // *steps: the number of this rank's steps.
 iso_status uneven_loop(trainer *t, const uneven *u, iso_status *status, int *steps);

@@ -34,6 +34,7 @@ tests_common_libiso_traincommon_la_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir) -I$
 tests_common_libiso_testcommon_la_SOURCES += tests/common/oracle_norm.c tests/common/oracle_norm.h
 tests_common_libiso_testcommon_la_SOURCES += tests/common/channel_fixture.c tests/common/channel_fixture.h
 tests_common_libiso_testcommon_la_SOURCES += tests/common/join_fixture.c tests/common/join_fixture.h
+tests_common_libiso_testcommon_la_SOURCES += tests/common/join_couple.c tests/common/join_couple.h
 tests_common_libiso_testcommon_la_SOURCES += tests/common/nccl_fixture.c tests/common/nccl_fixture.h
 tests_common_libiso_testcommon_la_SOURCES += tests/common/transport_fixture.c tests/common/transport_fixture.h
 tests_common_libiso_testcommon_la_SOURCES += tests/common/hook_fixture.c tests/common/hook_fixture.h
