@@ -28,6 +28,10 @@ nobase_dist_doc_DATA += \
     examples/own_arrays.c \
     examples/own_arrays.f90 \
     examples/regression.c \
+    examples/residual_net.c \
+    examples/residual_net.cpp \
+    examples/residual_net.f90 \
+    examples/residual_net_mpi.c \
     examples/char_gpt.c \
     examples/two_inputs.c \
     examples/support/check.c \

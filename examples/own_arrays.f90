@@ -2,6 +2,10 @@
 ! Trains a hand-written network on plain arrays with the gradient engine alone, on the same data as
 ! own_arrays.c, which also says what takes the place of all-reduces after backward.
 ! usage: own_arrays [blocking]; with and without blocking, it ends with the same loss
+! Compile it, once Isotherm is installed:
+!   flags="$(pkg-config --cflags --libs isotherm)"
+!   module=$(pkg-config --variable=includedir isotherm)/isotherm/isotherm.f90
+!   mpif90 $module own_arrays.f90 $flags
 module network
     use, intrinsic :: iso_c_binding
     use mpi_f08

@@ -2,12 +2,15 @@
 // Trains a small residual network on its own arrays with its own AdamW. Each array holds one tensor
 // of all layers, as in many such codes. residual_net.c is the serial program and needs no library;
 // residual_net_mpi.c is the same with lazy data parallelism (docs/gradient-engine.md).
+// Compile them, once Isotherm is installed:
+//   cc residual_net.c -lm
+//   mpicc residual_net_mpi.c -lm $(pkg-config --cflags --libs isotherm)
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { DEPTH = 4, WIDTH = 32, INPUTS = 2, BATCH = 64, STEPS = 200 };
+enum { DEPTH = 4, WIDTH = 32, INPUTS = 2, BATCH = 60, STEPS = 200 };
 enum { INPUT = 0, HEAD = DEPTH + 1 }; // the layers before and behind layers 1 to DEPTH
 
 typedef struct net {

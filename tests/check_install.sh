@@ -109,7 +109,7 @@ compiles_alone() { # example
         echo "$lines" && [ -n "$lines" ] && eval "$lines" && mv a.out "$work/$1"
 }
 examples_compile() {
-    for example in mnist mnist_daso own_arrays regression char_gpt two_inputs; do
+    for example in mnist mnist_daso own_arrays residual_net_mpi regression char_gpt two_inputs; do
         (compiles_alone $example) || return 1
     done
 }
