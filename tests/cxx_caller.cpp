@@ -2,6 +2,7 @@
 // A C++ program with arrays of its own that averages its gradients with the engine: every rank
 // pulls a vector towards a target of its own, so that training must end at the mean of the targets.
 #include <isotherm.h>
+#include <isotherm/reducer.hpp>
 
 #include <cmath>
 #include <cstdio>
@@ -94,7 +95,20 @@ bool has_defaults() {
            heat.warmup_epochs == 4 && heat.last_batch == -1 && loader.prefetch == 2;
 }
 
+// iso_param fills the fields that C names.
+bool lists_arrays() {
+    float value[2], gradient[2];
+    double other[3];
+    iso_reducer_param one = iso_param("one", value, 1, 4, gradient, 2);
+    iso_reducer_param two = iso_param("two", other, 3, 5);
+    return one.dtype == ISO_F32 && one.value == value && one.gradient == gradient &&
+           one.count == 1 && one.layer == 4 && one.layers == 2 && two.dtype == ISO_F64 &&
+           two.value == other && !two.gradient && two.count == 3 && two.layer == 5 &&
+           two.layers == 0;
+}
+
 int run() {
+    if (!lists_arrays()) throw std::runtime_error("iso_param does not fill an entry");
     if (!has_defaults()) throw std::runtime_error("a default is not what the header says");
     iso_comm *made = nullptr;
     check(iso_comm_create(MPI_COMM_WORLD, nullptr, &made));

@@ -343,12 +343,15 @@ contains
 
     integer(c_int) function descend(update) result(status)
         type(iso_reducer_update), intent(in) :: update
-        real(c_double), pointer :: value(:), gradient(:), lr
+        real(c_double), pointer :: value(:), gradient(:), blocks(:, :), lr
         call c_f_pointer(update%value, value, [update%count])
         call c_f_pointer(update%gradient, gradient, [update%count])
         call c_f_pointer(update%hyper, lr)
         call expect(update%first == 1 .and. update%dtype == ISO_F64, 'an update knows its elements')
         call expect(update%param == update%slice, 'parameters are the slices')
+        call c_f_pointer(update%user, blocks, [4, 3])
+        call expect(iso_update_offset(update, c_loc(blocks)) == 4 * (update%slice - 1), &
+            'an update knows its place')
         call expect(iso_string(update%name) == &
             'blocks['//achar(iachar('0') + update%slice - 1)//']', 'an update knows the name')
         value = value - lr*gradient
@@ -361,12 +364,12 @@ contains
         real(c_double), target :: blocks(4, 3), given(4, 3), lr
         integer :: l
         blocks = 0
-        call check(iso_reducer_create(comm, [iso_reducer_param(value=c_loc(blocks), count=4, &
-            dtype=ISO_F64, layer=7, gradient=c_loc(given), layers=3)], ['blocks'], reducer))
+        call check(iso_reducer_create(comm, [iso_param_f64(blocks, 4, 7, given, 3)], &
+            ['blocks'], reducer))
         call expect(iso_reducer_param_count(reducer) == 3, 'each slice is a parameter')
         call expect(iso_reducer_find(reducer, 'blocks[2]') == 3, 'names are found')
         call expect(iso_reducer_find(reducer, 'blocks') == 0, 'other names are not')
-        call check(iso_reducer_set_update(reducer, descend, c_sizeof(lr)))
+        call check(iso_reducer_set_update(reducer, descend, c_sizeof(lr), c_loc(blocks)))
         do l = 3, 1, -1
             given(:, l) = l*(rank + 1)
             call check(iso_reducer_layer_ready(reducer, 6 + l))
@@ -383,6 +386,62 @@ contains
         call iso_reducer_destroy(reducer)
     end subroutine
 
+    logical(c_bool) function is_readout(name, parameter, user) bind(c, name='')
+        type(c_ptr), value :: name, parameter, user
+        is_readout = iso_string(name) == 'readout' .and. c_associated(parameter) &
+            .and. .not. c_associated(user)
+    end function
+
+    ! The library's SGD on the program's arrays, with a group of its own, norms and clipping.
+    subroutine test_optimizer(m)
+        type(model), intent(inout), target :: m
+        type(model) :: old
+        type(iso_reducer) :: reducer
+        type(iso_optimizer) :: sgd, second
+        type(iso_hyper) :: hyper
+        type(iso_optimizer_group) :: group
+        type(iso_hyper), pointer :: mine
+        double precision :: norm, total, expected, mean
+        logical :: finite
+        mean = (ranks + 1) / 2d0
+        expected = mean * sqrt(dble(matrix + 2 * hidden))
+        hyper = iso_hyper_default(ISO_SGD)
+        hyper%lr = 0.5d0
+        group = iso_optimizer_group(hyper=hyper, belongs=c_funloc(is_readout))
+        group%hyper%lr = 0.25d0
+        call check(iso_reducer_create(comm, list(m), names, reducer))
+        call check(iso_reducer_set_optimizer(reducer, ISO_SGD, sgd, hyper, [group]))
+        call refused(iso_reducer_set_optimizer(reducer, ISO_ADAM, second), ISO_ERR_STATE, &
+            'these arrays have an optimizer')
+        call expect(iso_optimizer_groups(sgd) == 2, 'there are two groups')
+        mine => iso_optimizer_hyper(sgd)
+        call expect(abs(mine%lr - 0.5d0) < 1d-15, 'hyperparameters are those that were given')
+        mine => iso_optimizer_group_hyper(sgd, 1)
+        mine%lr = 1
+        old = m
+        call iso_optimizer_zero_grad(sgd)
+        call give(reducer, dble(rank + 1))
+        call report_all(reducer)
+        finite = .false.
+        call check(iso_reducer_grads_finite(reducer, finite))
+        call expect(finite, 'gradients are finite')
+        call check(iso_reducer_grad_norm(reducer, 2d0, norm))
+        call check(iso_reducer_clip_grad_norm(reducer, expected / 2, 2d0, total))
+        call expect(abs(norm / expected - 1) < 1d-6 .and. abs(total - norm) < 1d-12, 'a norm')
+        call check(iso_optimizer_step(sgd))
+        call check(iso_reducer_finish(reducer))
+        call expect(maxval(abs(old%weight - 0.25 * real(mean) - m%weight)) < 1e-5, 'SGD, clipped')
+        call expect(maxval(abs(old%readout - 0.5d0 * mean - m%readout)) < 1d-5, 'its group')
+        call give(reducer, dble(rank + 1) * huge(1d0))
+        call report_all(reducer)
+        call check(iso_reducer_grads_finite(reducer, finite))
+        call expect(.not. finite, 'infinite gradients are found')
+        call iso_optimizer_zero_grad(sgd)
+        call check(iso_reducer_finish(reducer))
+        call iso_optimizer_destroy(sgd)
+        call iso_reducer_destroy(reducer)
+    end subroutine
+
     subroutine test_uses()
         type(model), target :: m
         type(iso_reducer) :: reducer
@@ -396,6 +455,7 @@ contains
         call iso_reducer_destroy(reducer)
         call test_settings(m)
         call test_slices()
+        call test_optimizer(m)
         if (ranks == 1) return
         call test_hook(m)
         call test_own_exchange(m)

@@ -140,6 +140,37 @@ static struct {
     FIELD(iso_powersgd_config, start),
     FIELD(iso_powersgd_config, least_saving),
     FIELD(iso_powersgd_config, seed),
+    SIZE(iso_hyper),
+    FIELD(iso_hyper, lr),
+    FIELD(iso_hyper, momentum),
+    FIELD(iso_hyper, dampening),
+    FIELD(iso_hyper, weight_decay),
+    FIELD(iso_hyper, beta1),
+    FIELD(iso_hyper, beta2),
+    FIELD(iso_hyper, rho),
+    FIELD(iso_hyper, alpha),
+    FIELD(iso_hyper, eps),
+    FIELD(iso_hyper, lr_decay),
+    FIELD(iso_hyper, initial_accumulator_value),
+    FIELD(iso_hyper, nesterov),
+    FIELD(iso_hyper, centered),
+    FIELD(iso_hyper, amsgrad),
+    FIELD(iso_hyper, maximize),
+    FIELD(iso_hyper, momentum_decay),
+    FIELD(iso_hyper, step),
+    SIZE(iso_optimizer_group),
+    FIELD(iso_optimizer_group, hyper),
+    FIELD(iso_optimizer_group, belongs),
+    FIELD(iso_optimizer_group, user),
+    SIZE(iso_optimizer_kind),
+    VALUE(ISO_SGD),
+    VALUE(ISO_ADAM),
+    VALUE(ISO_ADAMW),
+    VALUE(ISO_ADADELTA),
+    VALUE(ISO_ADAGRAD),
+    VALUE(ISO_RMSPROP),
+    VALUE(ISO_LAMB),
+    VALUE(ISO_NADAM),
     SIZE(iso_status),
     SIZE(iso_dtype),
     SIZE(iso_progress),
@@ -203,6 +234,8 @@ const iso_comm_hook_plan layout_hook_plan = {0, {{0, 0, 0}}, 0, 0};
 const iso_comm_hook layout_hook = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
 const iso_topk_config layout_topk = {0};
 const iso_powersgd_config layout_powersgd = {0, 0, 0, 0};
+const iso_hyper layout_hyper = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
+const iso_optimizer_group layout_group = {{0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}, 0, 0};
 
 // The size, offset or value with this name; -12345: there is none.
 long long layout_of(const char *name) {

@@ -30,6 +30,8 @@ program fortran_layout
     type(iso_comm_hook_plan), target :: plan
     type(iso_topk_config), target :: topk
     type(iso_powersgd_config), target :: powersgd
+    type(iso_hyper), target :: hyper
+    type(iso_optimizer_group), target :: group
 
     call check_comm()
     call check_param()
@@ -40,6 +42,7 @@ program fortran_layout
     call check_shown()
     call check_hook()
     call check_shipped()
+    call check_optimizer()
     call check_values()
     if (iso_string(layout_unasked()) /= '') then
         write (error_unit, '(2a)') 'not in Fortran: ', iso_string(layout_unasked())
@@ -221,6 +224,41 @@ contains
         call field('iso_powersgd_config.start', c_loc(powersgd), c_loc(powersgd%start))
         call field('iso_powersgd_config.least_saving', c_loc(powersgd), c_loc(powersgd%least_saving))
         call field('iso_powersgd_config.seed', c_loc(powersgd), c_loc(powersgd%seed))
+    end subroutine
+
+    subroutine check_optimizer()
+        call same('iso_hyper', c_sizeof(hyper))
+        call field('iso_hyper.lr', c_loc(hyper), c_loc(hyper%lr))
+        call field('iso_hyper.momentum', c_loc(hyper), c_loc(hyper%momentum))
+        call field('iso_hyper.dampening', c_loc(hyper), c_loc(hyper%dampening))
+        call field('iso_hyper.weight_decay', c_loc(hyper), c_loc(hyper%weight_decay))
+        call field('iso_hyper.beta1', c_loc(hyper), c_loc(hyper%beta1))
+        call field('iso_hyper.beta2', c_loc(hyper), c_loc(hyper%beta2))
+        call field('iso_hyper.rho', c_loc(hyper), c_loc(hyper%rho))
+        call field('iso_hyper.alpha', c_loc(hyper), c_loc(hyper%alpha))
+        call field('iso_hyper.eps', c_loc(hyper), c_loc(hyper%eps))
+        call field('iso_hyper.lr_decay', c_loc(hyper), c_loc(hyper%lr_decay))
+        call field('iso_hyper.initial_accumulator_value', c_loc(hyper), &
+            c_loc(hyper%initial_accumulator_value))
+        call field('iso_hyper.nesterov', c_loc(hyper), c_loc(hyper%nesterov))
+        call field('iso_hyper.centered', c_loc(hyper), c_loc(hyper%centered))
+        call field('iso_hyper.amsgrad', c_loc(hyper), c_loc(hyper%amsgrad))
+        call field('iso_hyper.maximize', c_loc(hyper), c_loc(hyper%maximize))
+        call field('iso_hyper.momentum_decay', c_loc(hyper), c_loc(hyper%momentum_decay))
+        call field('iso_hyper.step', c_loc(hyper), c_loc(hyper%step))
+        call same('iso_optimizer_group', c_sizeof(group))
+        call field('iso_optimizer_group.hyper', c_loc(group), c_loc(group%hyper))
+        call field('iso_optimizer_group.belongs', c_loc(group), c_loc(group%belongs))
+        call field('iso_optimizer_group.user', c_loc(group), c_loc(group%user))
+        call same('iso_optimizer_kind', c_sizeof(0_c_int))
+        call constant('ISO_SGD', ISO_SGD)
+        call constant('ISO_ADAM', ISO_ADAM)
+        call constant('ISO_ADAMW', ISO_ADAMW)
+        call constant('ISO_ADADELTA', ISO_ADADELTA)
+        call constant('ISO_ADAGRAD', ISO_ADAGRAD)
+        call constant('ISO_RMSPROP', ISO_RMSPROP)
+        call constant('ISO_LAMB', ISO_LAMB)
+        call constant('ISO_NADAM', ISO_NADAM)
     end subroutine
 
     subroutine check_values()

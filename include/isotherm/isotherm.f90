@@ -1,6 +1,6 @@
 ! SPDX-License-Identifier: MIT
-! Fortran 2008 interface of the gradient engine. isotherm/reducer.h and comm.h document the
-! procedures. The module is installed as source, because a .mod file works with one compiler only.
+! Fortran 2008 interface of the gradient engine. isotherm/reducer.h, comm.h, optim.h and clip.h
+! document the procedures. The module is installed as source, because a .mod file works with one compiler only.
 ! Compile it with your program:
 !
 !   mpif90 $(pkg-config --variable=includedir isotherm)/isotherm/isotherm.f90 program.f90 \
@@ -58,6 +58,10 @@ module isotherm
     enum, bind(c) ! iso_reduce
         enumerator :: ISO_SUM, ISO_MAX, ISO_MIN
     end enum
+    enum, bind(c) ! iso_optimizer_kind
+        enumerator :: ISO_SGD, ISO_ADAM, ISO_ADAMW, ISO_ADADELTA, ISO_ADAGRAD, ISO_RMSPROP, &
+            ISO_LAMB, ISO_NADAM
+    end enum
     integer, parameter :: ISO_REDUCER_ONLY = -1
     integer, parameter :: ISO_COMM_HOOK_PHASES = 4
 
@@ -74,6 +78,8 @@ module isotherm
     public :: ISO_REDUCER_ONLY
     public :: ISO_COMM_SUM, ISO_COMM_GATHER, ISO_COMM_ALLTOALL, ISO_COMM_HOOK_PHASES
     public :: ISO_SUM, ISO_MAX, ISO_MIN
+    public :: ISO_SGD, ISO_ADAM, ISO_ADAMW, ISO_ADADELTA, ISO_ADAGRAD, ISO_RMSPROP, ISO_LAMB, &
+        ISO_NADAM
 
     ! ---- Types, with the components of the C structs ---------------------------------------------
 
@@ -219,6 +225,21 @@ module isotherm
         integer(c_int64_t) :: seed = 0
     end type
 
+    ! From iso_hyper_default.
+    type, bind(c), public :: iso_hyper
+        real(c_double) :: lr, momentum, dampening, weight_decay
+        real(c_double) :: beta1, beta2, rho, alpha, eps, lr_decay, initial_accumulator_value
+        logical(c_bool) :: nesterov, centered, amsgrad, maximize
+        real(c_double) :: momentum_decay
+        integer(c_int64_t) :: step
+    end type
+
+    type, bind(c), public :: iso_optimizer_group
+        type(iso_hyper) :: hyper
+        type(c_funptr) :: belongs = c_null_funptr ! c_funloc of an iso_group_filter
+        type(c_ptr) :: user = c_null_ptr
+    end type
+
     ! ---- Callbacks -------------------------------------------------------------------------------
 
     abstract interface
@@ -260,7 +281,13 @@ module isotherm
             real(c_double), value :: factor
             type(c_ptr), value :: user
         end function
+        ! iso_string(name) returns the text. Declare yours with bind(c, name=''), too.
+        logical(c_bool) function iso_group_filter(name, parameter, user) bind(c)
+            import
+            type(c_ptr), value :: name, parameter, user
+        end function
     end interface
+    public :: iso_group_filter
     public :: iso_reducer_apply, iso_reducer_apply_piece, iso_reducer_updater, iso_comm_hook_convert
     public :: iso_comm_hook_declare, iso_comm_hook_run
 
@@ -290,6 +317,16 @@ module isotherm
         type(engine), pointer :: engine => null()
     end type
 
+    type, public :: iso_optimizer
+        private
+        type(c_ptr) :: handle = c_null_ptr
+    end type
+
+    public :: iso_check, iso_param_f32, iso_param_f64, iso_update_offset
+    public :: iso_hyper_default, iso_reducer_set_optimizer, iso_optimizer_step, &
+        iso_optimizer_zero_grad, iso_optimizer_destroy, iso_optimizer_hyper, &
+        iso_optimizer_groups, iso_optimizer_group_hyper
+    public :: iso_reducer_grad_norm, iso_reducer_clip_grad_norm, iso_reducer_grads_finite
     public :: iso_status_string, iso_error_message, iso_error_print, iso_error_set, iso_string
     public :: iso_comm_create, iso_comm_destroy, iso_comm_rank, iso_comm_size
     public :: iso_comm_mpi, iso_comm_barrier, iso_comm_bcast, iso_comm_allreduce_f64, &
@@ -363,6 +400,10 @@ module isotherm
     procedure(of_piece), bind(c, name='iso_reducer_piece_needed') :: c_piece_needed
     procedure(on_handle), bind(c, name='iso_reducer_zero_grad') :: c_zero_grad
     procedure(on_handle), bind(c, name='iso_reducer_poll') :: c_poll
+    procedure(on_handle), bind(c, name='iso_optimizer_zero_grad') :: c_optimizer_zero_grad
+    procedure(of_handle), bind(c, name='iso_optimizer_step') :: c_optimizer_step
+    procedure(of_handle), bind(c, name='iso_optimizer_groups') :: c_optimizer_groups
+    procedure(on_pointer), bind(c, name='iso_optimizer_destroy') :: c_optimizer_destroy
     procedure(on_handle), bind(c, name='iso_error_print') :: c_error_print
     procedure(on_handle), bind(c, name='iso_comm_free') :: c_free
     procedure(on_pointer), bind(c, name='iso_comm_destroy') :: c_comm_destroy
@@ -524,6 +565,45 @@ module isotherm
             integer(c_int), value :: bucket
             type(iso_bucket_stats), intent(inout) :: stats
         end function
+        type(iso_hyper) function c_hyper_default(kind) bind(c, name='iso_hyper_default')
+            import
+            integer(c_int), value :: kind
+        end function
+        type(c_ptr) function c_group_hyper(optimizer, group) &
+                bind(c, name='iso_optimizer_group_hyper')
+            import
+            type(c_ptr), value :: optimizer
+            integer(c_int), value :: group
+        end function
+        integer(c_int) function c_set_optimizer(reducer, kind, hyper, groups, count, out) &
+                bind(c, name='iso_reducer_set_optimizer')
+            import
+            type(c_ptr), value :: reducer
+            integer(c_int), value :: kind, count
+            type(iso_hyper), intent(in) :: hyper
+            type(iso_optimizer_group), intent(in) :: groups(*)
+            type(c_ptr), intent(inout) :: out
+        end function
+        integer(c_int) function c_grad_norm(reducer, norm_type, norm) &
+                bind(c, name='iso_reducer_grad_norm')
+            import
+            type(c_ptr), value :: reducer
+            real(c_double), value :: norm_type
+            real(c_double), intent(inout) :: norm
+        end function
+        integer(c_int) function c_clip_grad_norm(reducer, max_norm, norm_type, norm) &
+                bind(c, name='iso_reducer_clip_grad_norm')
+            import
+            type(c_ptr), value :: reducer
+            real(c_double), value :: max_norm, norm_type
+            real(c_double), intent(inout) :: norm
+        end function
+        integer(c_int) function c_grads_finite(reducer, finite) &
+                bind(c, name='iso_reducer_grads_finite')
+            import
+            type(c_ptr), value :: reducer
+            logical(c_bool), intent(inout) :: finite
+        end function
         integer(c_int) function c_measure(reducer, repeats, ms) &
                 bind(c, name='iso_reducer_measure_exchange')
             import
@@ -583,6 +663,15 @@ contains
     ! Prints the last error to standard error.
     subroutine iso_error_print()
         call c_error_print(c_null_ptr)
+    end subroutine
+
+    ! For programs that end with the first error: if status is one, prints the last error and stops.
+    ! mpirun then ends the other ranks.
+    subroutine iso_check(status)
+        integer(c_int), intent(in) :: status
+        if (status >= 0) return
+        call iso_error_print()
+        error stop
     end subroutine
 
     integer(c_int) function iso_error_set(code, text) result(status)
@@ -703,6 +792,31 @@ contains
     end function
 
     ! ---- The reducer -----------------------------------------------------------------------------
+
+    ! An entry of params, in short, for an array of real(c_float) and any rank. value and gradient
+    ! need the target attribute.
+    type(iso_reducer_param) function iso_param_f32(value, count, layer, gradient, layers) &
+            result(entry)
+        real(c_float), intent(in), target :: value(*)
+        integer, intent(in) :: count, layer
+        real(c_float), intent(in), target, optional :: gradient(*)
+        integer, intent(in), optional :: layers
+        entry = iso_reducer_param(value=c_loc(value), count=count, dtype=ISO_F32, layer=layer)
+        if (present(gradient)) entry%gradient = c_loc(gradient)
+        if (present(layers)) entry%layers = layers
+    end function
+
+    ! The same for real(c_double).
+    type(iso_reducer_param) function iso_param_f64(value, count, layer, gradient, layers) &
+            result(entry)
+        real(c_double), intent(in), target :: value(*)
+        integer, intent(in) :: count, layer
+        real(c_double), intent(in), target, optional :: gradient(*)
+        integer, intent(in), optional :: layers
+        entry = iso_reducer_param(value=c_loc(value), count=count, dtype=ISO_F64, layer=layer)
+        if (present(gradient)) entry%gradient = c_loc(gradient)
+        if (present(layers)) entry%layers = layers
+    end function
 
     ! names: the names of the parameters; trailing blanks are removed. They replace params%name.
     integer(c_int) function iso_reducer_create(comm, params, names, reducer, config) result(status)
@@ -915,6 +1029,98 @@ contains
         status = c_measure(reducer%engine%handle, int(repeats, c_int), ms)
     end function
 
+    ! Between the last grad_ready and step. norm_type: 2 for the Euclidean norm.
+    integer(c_int) function iso_reducer_grad_norm(reducer, norm_type, norm) result(status)
+        type(iso_reducer), intent(in) :: reducer
+        real(c_double), intent(in) :: norm_type
+        real(c_double), intent(inout) :: norm
+        status = c_grad_norm(reducer%engine%handle, norm_type, norm)
+    end function
+
+    ! total_norm: the norm before clipping.
+    integer(c_int) function iso_reducer_clip_grad_norm(reducer, max_norm, norm_type, total_norm) &
+            result(status)
+        type(iso_reducer), intent(in) :: reducer
+        real(c_double), intent(in) :: max_norm, norm_type
+        real(c_double), intent(inout), optional :: total_norm
+        real(c_double) :: norm
+        norm = 0
+        status = c_clip_grad_norm(reducer%engine%handle, max_norm, norm_type, norm)
+        if (status >= 0 .and. present(total_norm)) total_norm = norm
+    end function
+
+    integer(c_int) function iso_reducer_grads_finite(reducer, finite) result(status)
+        type(iso_reducer), intent(in) :: reducer
+        logical, intent(inout) :: finite
+        logical(c_bool) :: found
+        found = .false._c_bool
+        status = c_grads_finite(reducer%engine%handle, found)
+        if (status >= 0) finite = logical(found)
+    end function
+
+    ! ---- Optimizers of the library ---------------------------------------------------------------
+
+    type(iso_hyper) function iso_hyper_default(kind) result(hyper)
+        integer(c_int), intent(in) :: kind
+        hyper = c_hyper_default(kind)
+    end function
+
+    ! Without hyper: the default. groups become groups 1, 2, ... Destroy the optimizer first.
+    integer(c_int) function iso_reducer_set_optimizer(reducer, kind, optimizer, hyper, groups) &
+            result(status)
+        type(iso_reducer), intent(in) :: reducer
+        integer(c_int), intent(in) :: kind
+        type(iso_optimizer), intent(inout) :: optimizer
+        type(iso_hyper), intent(in), optional :: hyper
+        type(iso_optimizer_group), intent(in), optional :: groups(:)
+        type(iso_optimizer_group), allocatable :: list(:)
+        type(iso_hyper) :: given
+        type(c_ptr) :: handle
+        given = c_hyper_default(kind)
+        if (present(hyper)) given = hyper
+        allocate (list(0))
+        if (present(groups)) list = groups
+        handle = c_null_ptr
+        status = c_set_optimizer(reducer%engine%handle, kind, given, list, int(size(list), c_int), &
+            handle)
+        if (status >= 0) optimizer%handle = handle
+    end function
+
+    integer(c_int) function iso_optimizer_step(optimizer) result(status)
+        type(iso_optimizer), intent(in) :: optimizer
+        status = c_optimizer_step(optimizer%handle)
+    end function
+
+    subroutine iso_optimizer_zero_grad(optimizer)
+        type(iso_optimizer), intent(in) :: optimizer
+        call c_optimizer_zero_grad(optimizer%handle)
+    end subroutine
+
+    subroutine iso_optimizer_destroy(optimizer)
+        type(iso_optimizer), intent(inout) :: optimizer
+        call c_optimizer_destroy(optimizer%handle)
+    end subroutine
+
+    ! The hyperparameters of group 0, to be read or changed between steps.
+    function iso_optimizer_hyper(optimizer) result(hyper)
+        type(iso_optimizer), intent(in) :: optimizer
+        type(iso_hyper), pointer :: hyper
+        hyper => iso_optimizer_group_hyper(optimizer, 0)
+    end function
+
+    integer function iso_optimizer_groups(optimizer) result(groups)
+        type(iso_optimizer), intent(in) :: optimizer
+        groups = c_optimizer_groups(optimizer%handle)
+    end function
+
+    ! Groups have the same numbers as in C.
+    function iso_optimizer_group_hyper(optimizer, group) result(hyper)
+        type(iso_optimizer), intent(in) :: optimizer
+        integer, intent(in) :: group
+        type(iso_hyper), pointer :: hyper
+        call c_f_pointer(c_group_hyper(optimizer%handle, int(group, c_int)), hyper)
+    end function
+
     ! ---- Update functions ------------------------------------------------------------------------
 
     ! C calls one of these two. `user` is the applier, which holds the program's function.
@@ -1064,6 +1270,16 @@ contains
         else
             call forget_others(reducer%engine, mine)
         end if
+    end function
+
+    ! For an optimizer whose state is in arrays like the program's: the number of elements before
+    ! update%value in the array at `array`, its c_loc.
+    integer(c_int) function iso_update_offset(update, array) result(elements)
+        type(iso_reducer_update), intent(in) :: update
+        type(c_ptr), intent(in) :: array
+        integer(c_intptr_t) :: bytes
+        bytes = transfer(update%value, bytes) - transfer(array, bytes)
+        elements = int(bytes / merge(4, 8, update%dtype == ISO_F32), c_int)
     end function
 
     ! params: the parameters to update; all if absent.
