@@ -32,6 +32,8 @@ nobase_dist_doc_DATA += \
     examples/residual_net.cpp \
     examples/residual_net.f90 \
     examples/residual_net_mpi.c \
+    examples/residual_net_mpi.cpp \
+    examples/residual_net_mpi.f90 \
     examples/char_gpt.c \
     examples/two_inputs.c \
     examples/support/check.c \

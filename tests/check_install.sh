@@ -114,6 +114,21 @@ examples_compile() {
     done
 }
 result "the installed examples compile with the commands of their first comments" examples_compile
+# In other languages: the commands that need the library.
+other_compiles() { # example, beginnings of lines, compiler, the name in them
+    if ! command -v "$3" >/dev/null; then return 0; fi
+    ln -sf "$(command -v "$3")" "$work/bin/$4"
+    cd "$(dirname "$(find "$HOME/isotherm/share" -name "$1")")" && lines=$(sed -n "s@^$2   \(flags=.*\|module=.*\|$4 .*\)@\1@p" "$1") &&
+        echo "$lines" && [ -n "$lines" ] && eval "$lines" && mv a.out "$work/$1.out" && rm -f ./*.mod
+}
+cxx=${MPICXX:-$(echo "$cc" | sed 's/\(.*\)mpicc/\1mpicxx/')}
+others_compile() {
+    (other_compiles residual_net_mpi.cpp // "$cxx" mpicxx) || return 1
+    if "$fc" --version >/dev/null 2>&1 && printf 'use mpi_f08\nend\n' >empty.f90 && "$fc" empty.f90 -o empty; then
+        (other_compiles residual_net_mpi.f90 ! "$fc" mpif90) && (other_compiles own_arrays.f90 ! "$fc" mpif90)
+    fi
+}
+result "those in C++ and Fortran do, too" others_compile
 if [ "$launcher" = no ] || ! grep -q rpath "$build/isotherm.pc"; then
     skip "... and run" "there is no MPI launcher, or this build is for a folder of the loader's"
 else
@@ -139,7 +154,7 @@ if ! printf "program empty\ninclude 'mpif.h'\ncall MPI_Init(i)\nend program\n" >
     ! "$fc" empty.f90 -o empty >why 2>&1; then
     skip "the documented line compiles a Fortran program" "no MPI compiler for Fortran: $fc does not work"
 else
-    ln -s "$fc" bin/mpif90
+    ln -sf "$fc" bin/mpif90
     rm -f program
     result "the documented line compiles a Fortran program" as_written 'mpif90 .*program\.f90'
     result "... which runs" runs ./program
