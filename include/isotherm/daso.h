@@ -82,7 +82,7 @@ typedef struct iso_daso_heat_config {
     double stability_level; // threshold of the plateau detector (min, rel, patience 2)
     int64_t max_global_skips;
     int64_t sending_chunk_size; // elements, > 0
-    iso_dtype downcast_type;    // blocking averages: ISO_BF16, ISO_F16 or ISO_F32; cycling uses f32
+    iso_dtype downcast_type;    // of f32 in blocking averages: ISO_BF16, ISO_F16 or ISO_F32
     bool use_mpi_groups;
     int64_t skip_reduction_factor, local_skip_factor; // > 0
     bool verbose;       // log changes at the level of warnings; false: only at ISO_LOG=info
@@ -231,10 +231,10 @@ typedef struct iso_daso_config {
     double max_divergence;  // ISO_POLICY_ADAPTIVE
     iso_daso_callback callback;
     void *user;
-    // More than two levels, as PyTorch's HierarchicalModelAverager(period_group_size_dict). 0:
-    // none, and all ranks exchange every global_skip batches. Otherwise, with k updates made before
-    // this batch's (so the first batch has k = 0) and k at least the warm-up, the level with the
-    // largest period that divides k exchanges after this batch; none if no period does. global_skip
+    // Levels, as PyTorch's HierarchicalModelAverager(period_group_size_dict). 0: none, and all
+    // ranks exchange every global_skip batches. Otherwise let k be the number of updates before
+    // this batch's (0 for the first batch). If k is at least the warm-up, one level exchanges after
+    // this batch: that with the largest period that divides k; none if no period does. global_skip
     // must be the first period. Periods and ranks rise from level to level, and the number of ranks
     // is a multiple of `ranks`, and equal to it at the last level. Requires ISO_SCOPE_RANK,
     // ISO_POLICY_FIXED and batches_to_wait of at least 0.
@@ -260,14 +260,14 @@ extern const iso_daso_config iso_daso_default; // the default as an object, for 
                        .stability_level = 0.05,                                                    \
                        .max_divergence = 0.05})
 #endif
-// Local SGD: every rank trains alone; every `period` steps a blocking f32 mean of parameters.
+// Local SGD: ranks train alone; every `period` steps a blocking mean of parameters (ISO_WIRE_F32).
 iso_daso_config iso_local_sgd_config(int64_t total_steps, int64_t period);
 // Post-local SGD: warmup_steps of data parallelism, then local SGD.
 iso_daso_config iso_post_local_sgd_config(int64_t total_steps, int64_t warmup_steps,
                                           int64_t period);
 // Local SGD with levels: warmup_steps of data parallelism (0: none), then every rank trains alone,
-// and groups of ranks average their parameters. Of more than ISO_DASO_LEVELS levels the rest is
-// ignored, and the config is refused.
+// and groups of ranks average their parameters. iso_daso_create_take refuses the config unless
+// count is 1 to ISO_DASO_LEVELS.
 iso_daso_config iso_hierarchical_sgd_config(int64_t total_steps, int64_t warmup_steps,
                                             const iso_daso_level *levels, int count);
 // Parses "4:2,8:4,16:8" (PERIOD:RANKS, separated by ',' or '+') into level, level_count and

@@ -72,12 +72,11 @@ iso_status iso_join_begin(iso_module *data_parallel, const iso_join_config *conf
 // agree.
 iso_status iso_join_begin_many(iso_module *const *data_parallels, int count,
                                const iso_join_config *config, iso_join **out);
-// Collective, blocking: one small all-reduce. Call it before each forward with the number of
-// samples in this rank's batch, or 0 if the rank has no more data. samples < 0 reports that this
-// rank has failed: every rank (with `disabled`, this rank alone) then gets an error that names it,
-// instead of waiting. will_sync:
-// whether the backward of this batch is outside no_sync; equal on all ranks with data (else
-// ISO_ERR_MISMATCH).
+// Collective, blocking: one small all-reduce. Call it before the forwards of each batch, with the
+// number of samples that this rank has in it, or 0 if the rank has no more data. samples < 0
+// reports that this rank has failed: every rank (with `disabled`, this rank alone) then gets an
+// error that names it, instead of waiting. will_sync: whether the backward of this batch is outside
+// no_sync; equal on all ranks with data (else ISO_ERR_MISMATCH).
 //
 // ISO_OK: make the step. ISO_PENDING: leave the loop. No rank has data any more; with
 // ISO_JOIN_EQUALISE at least one rank has none, and with `disabled` this rank has none. In shadow
