@@ -67,7 +67,7 @@ typedef struct daso_values {
     "levels", ISO_SETTING_TEXT, offsetof(daso_values, levels),                                     \
         .choices = "PERIOD:RANKS,...",                                                             \
         .meaning = "groups of RANKS consecutive ranks average parameters every PERIOD steps; "     \
-                   "the largest period that divides the step wins",                                \
+                   "the largest period that divides the number of earlier steps wins",             \
         .instead = "period"
 
 const iso_setting iso__local_sgd_setting[] = {{PERIOD}, {LEVELS}, {WIRE, .initial = "f32"}};
