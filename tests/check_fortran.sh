@@ -110,7 +110,7 @@ same_loss() {
 
 result "the module compiles as Fortran 2008" compile_module
 result "a program with mpif.h compiles" compile caller isotherm.o \
-    "$root/tests/fortran_network.f90" "$root/tests/fortran_caller.f90"
+    "$root/tests/fortran_network.f90" "$root/tests/fortran_hooks.f90" "$root/tests/fortran_caller.f90"
 result "a program compares types with C" compile_layout
 result "types and constants are those of C" "$work/layout"
 for ranks in 1 2 3; do

@@ -253,4 +253,45 @@ contains
         call expect(maxval(abs(lazy%bias - alone%bias)) < 1e-6, 'the bias of one rank')
         call expect(maxval(abs(lazy%readout - alone%readout)) < 1d-6, 'the readout of one rank')
     end subroutine
+
+    ! ---- Gradients ---------------------------------------------------------------------------------
+
+    ! Gradients that are one number everywhere, then what is left of them is one, too.
+    subroutine give(reducer, number)
+        type(iso_reducer), intent(in) :: reducer
+        double precision, intent(in) :: number
+        real(c_float), pointer :: narrow(:)
+        double precision, pointer :: wide(:)
+        integer :: i
+        do i = 1, 3
+            if (i == 3) then
+                call c_f_pointer(iso_reducer_grad(reducer, i), wide, [hidden])
+                wide = number
+            else
+                call c_f_pointer(iso_reducer_grad(reducer, i), narrow, &
+                    [merge(matrix, hidden, i == 1)])
+                narrow = real(number, c_float)
+            end if
+        end do
+    end subroutine
+
+    logical function is_left(reducer, number)
+        type(iso_reducer), intent(in) :: reducer
+        double precision, intent(in) :: number
+        real(c_float), pointer :: narrow(:)
+        double precision, pointer :: wide(:)
+        call c_f_pointer(iso_reducer_grad(reducer, 1), narrow, [matrix])
+        call c_f_pointer(iso_reducer_grad(reducer, 3), wide, [hidden])
+        is_left = maxval(abs(narrow - number)) < 1e-2 .and. maxval(abs(wide - number)) < 1d-12
+    end function
+
+    subroutine report_all(reducer)
+        type(iso_reducer), intent(in) :: reducer
+        integer :: i
+        do i = 3, 1, -1
+            call check(iso_reducer_grad_ready(reducer, i))
+            call iso_reducer_poll(reducer)
+        end do
+    end subroutine
+
 end module

@@ -70,7 +70,7 @@ tests_model_probe_LDADD = libiso_core.la
 EXTRA_PROGRAMS += $(BENCHES)
 CLEANFILES += $(BENCHES)
 EXTRA_DIST += $(CLUSTER_TESTS) $(CLUSTER_FILES) $(SCRIPT_TESTS) tests/cxx_caller.cpp tests/fortran_caller.f90 \
-    tests/fortran_layout.c tests/fortran_layout.f90 tests/fortran_network.f90 tests/idx_files.sh \
+    tests/fortran_layout.c tests/fortran_layout.f90 tests/fortran_hooks.f90 tests/fortran_network.f90 tests/idx_files.sh \
     tests/same_bits/random_arrays.c tests/same_bits/random_case.h tests/same_bits/random_modules.c \
     tests/same_bits/same_bits.sh tests/same_bits/same_speed.sh \
     tests/cores.sh tests/program_tests.sh tests/run_cluster.sh tests/run_mpi.sh tests/run_unit.sh tests/stop_rank.c \
