@@ -235,7 +235,8 @@ const iso_comm_hook layout_hook = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
 const iso_topk_config layout_topk = {0};
 const iso_powersgd_config layout_powersgd = {0, 0, 0, 0};
 const iso_hyper layout_hyper = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
-const iso_optimizer_group layout_group = {{0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}, 0, 0};
+const iso_optimizer_group layout_group = {
+    {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}, 0, 0};
 
 // The size, offset or value with this name; -12345: there is none.
 long long layout_of(const char *name) {

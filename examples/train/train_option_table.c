@@ -78,8 +78,9 @@ const train_option train_option_table[] = {
            "what to do if a gradient is NaN or infinite: stop the run, or skip the update; each "
            "step then waits for all exchanges"),
     OF(RUN, SWITCH("grad-scaler", grad_scaler),
-       .meaning = "scale the loss dynamically, against underflow of gradients in 16-bit types; each "
-                  "step then waits for all exchanges"),
+       .meaning =
+           "scale the loss dynamically, against underflow of gradients in 16-bit types; each "
+           "step then waits for all exchanges"),
     OF(RUN, NUMBER("init-scale", init_scale), .low = 1e-30, .high = 1e38,
        .meaning = "initial scale of --grad-scaler (default 65536)"),
     OF(RUN, INTEGER("growth-interval", growth_interval), COUNT_FROM(1),

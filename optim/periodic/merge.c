@@ -5,8 +5,8 @@
 enum { BLOCK = 2048 }; // stays in the first-level cache between the two passes over it
 
 // The rules for elements of type T. progress: CoCoD-SGD (Shen et al., 2019) keeps what was learned
-// while waiting: x = mean + (x now - x sent). heat: _gs_rcv_update_params of HeAT: x = (2 S now + sum of
-// sent) / (2 S + P); S = 0 counts as 1/2.
+// while waiting: x = mean + (x now - x sent). heat: _gs_rcv_update_params of HeAT: x = (2 S now +
+// sum of sent) / (2 S + P); S = 0 counts as 1/2.
 #define RULES(T, name)                                                                             \
     static void merge_progress_##name(size_t count, void *x, const iso__merge_args *a) {           \
         const T *sent = a->sent, *mean = a->mean;                                                  \

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Refuses invalid parameters and lists of them: memory that is listed twice, layers whose parameters
-// are not adjacent, and lists that differ between ranks.
+// Refuses invalid parameters and lists of them: memory that is listed twice, layers whose
+// parameters are not adjacent, and lists that differ between ranks.
 #include "parallel/param_list.h"
 
 #include "comm/same_lines.h"
