@@ -243,7 +243,7 @@ result $? "trains with --sync-batchnorm"
 
 # Running statistics change tests, and no parameter; where they travel in each step, more bytes do.
 test_of() { # arguments...
-    hash_of --data good --model resnet18 --batch 2 --steps 2 "$@" >hash
+    hash_of --data good --model resnet18 --batch 2 --steps 2 "$@" >"hash"
     field test_loss "$out/log"
 }
 average=$(test_of)
