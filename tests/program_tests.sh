@@ -68,7 +68,8 @@ fails_on_full_output() { # name, program, arguments...
 has_failed() { [ "$status" != 0 ] && [ "$status" != 124 ] && [ "$status" != 137 ]; }
 # One sentence of the program in a file, of which this is a pattern.
 one_sentence() { # program, pattern, file
-    [ "$(grep -c "^$1: " "$3")" = 1 ] && grep -qE "^$1: $2" "$3"
+    # It may also warn of more ranks or threads than there are cores.
+    [ "$(grep "^$1: " "$3" | grep -vcE "^$1: warning: ranks? [0-9]+[-0-9]*: ")" = 1 ] && grep -qE "^$1: $2" "$3"
 }
 has_crashed() { grep -qE 'received signal|Segmentation|Aborted|\[[0-9]\] func' "$@"; }
 
