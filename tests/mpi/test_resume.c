@@ -379,7 +379,7 @@ Test(np2_resume, another_model_or_optimizer_is_refused) {
     other = config_of(ISO_ADAM, ISO_SYNC_LAZY);
     refuses(&other, "optimizer/adam/param_groups.0.lr");
     other = config_of(ISO_SGD, ISO_SYNC_NONE);
-    refuses(&other, "only this run has entries that differ between ranks");
+    refuses(&other, "it has no entries that differ between ranks, and this run has some");
 }
 
 // ---- One entry ----------------------------------------------------------------------------------
