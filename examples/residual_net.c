@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Trains a small residual network on its own arrays with its own AdamW. Each array holds one tensor
 // of all layers, as in many such codes. residual_net.c is the serial program and needs no library;
-// residual_net_mpi.c is the same with lazy data parallelism (docs/gradient-engine.md).
+// residual_net_mpi.c is the same with lazy data parallelism (docs/gradient-engine.md), on a number
+// of ranks that divides BATCH.
 // Compile them, once Isotherm is installed:
 //   cc residual_net.c -lm
 //   mpicc residual_net_mpi.c -lm $(pkg-config --cflags --libs isotherm)

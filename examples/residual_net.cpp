@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Trains a small residual network on its own arrays with its own AdamW. Each tensor of all layers
 // is one array, as in many such codes. residual_net.cpp is the serial program and needs no library;
-// residual_net_mpi.cpp is the same with lazy data parallelism (docs/gradient-engine.md).
+// residual_net_mpi.cpp is the same with lazy data parallelism (docs/gradient-engine.md), on a number
+// of ranks that divides the batch.
 // Compile them, once Isotherm is installed:
 //   c++ residual_net.cpp
 //   mpicxx residual_net_mpi.cpp $(pkg-config --cflags --libs isotherm)

@@ -63,7 +63,7 @@ iso_status iso_join_begin(iso_module *data_parallel, const iso_join_config *conf
 // After each ISO_OK, a rank with data makes one backward of every model, in the order of the array,
 // and steps optimizers after the last backward. With ISO_BUFFERS_BEFORE_FORWARD, the forward of a
 // model follows the backward of the model before it in the array; otherwise all forwards may come
-// first. A rank without data takes part in the exchanges of every model, in the same order, and
+// first, as they must if one model feeds another. A rank without data takes part in the exchanges of every model, in the same order, and
 // then calls config.step once.
 //
 // ISO_ERR_ARG: count < 1, on the ranks that pass it; on every rank, a module that is not a

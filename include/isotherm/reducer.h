@@ -169,7 +169,7 @@ typedef struct iso_reducer_config {
     // updated piece by piece. Less work then remains when the last piece arrives. 0: never.
     size_t piece_bytes;
     // The number of values that the program sums over the ranks in each exchange; see
-    // iso_reducer_add_sum. At most ISO_REDUCER_MAX_SUMS.
+    // iso_reducer_add_sum. At most ISO_REDUCER_MAX_SUMS. ISO_ERR_ARG if all parameters are local.
     int sums;
     // ZeRO stage 1 (Rajbhandari et al., SC 2020): divides the updates, and with them the optimizer
     // state, among the ranks. Each rank gets the averages of its shard of every bucket, updates the

@@ -170,7 +170,8 @@ iso_status iso_split_create(iso_device *device, int dim, int parts, const int64_
     ISO_CHECK(parts >= 1 && parts <= ISO_MODULE_TENSORS, ISO_ERR_ARG,
               "a Split into %d parts: use 1 to %d", parts, ISO_MODULE_TENSORS);
     for (int i = 0; i < parts; i++)
-        ISO_CHECK(sizes[i] > 0, ISO_ERR_ARG, "a Split whose part %d has size %lld", i,
+        ISO_CHECK(sizes[i] > 0 && sizes[i] <= INT64_MAX / ISO_MODULE_TENSORS, ISO_ERR_ARG,
+                  "a Split whose part %d has size %lld: give the size of a dimension", i,
                   (long long)sizes[i]);
     ISO_TRY(iso__check_kernel(device, device->kernels[ISO_F32]->copy_columns, "Split"));
     iso_module *module;

@@ -258,10 +258,22 @@ static iso_status zero_gradient(iso_module *module, iso_tensor *result, iso_tens
     return iso_tensor_fill(*slot, 0);
 }
 
+// Layers may change each gradient in place.
+static iso_status check_distinct(const iso_module *module, const iso_tensors *grad_out) {
+    char label[ISO_LABEL_ROOM];
+    for (int i = 1; i < grad_out->count; i++)
+        for (int k = 0; k < i; k++)
+            ISO_CHECK(!grad_out->item[i] || grad_out->item[i] != grad_out->item[k], ISO_ERR_ARG,
+                      "%s got one tensor as the gradients of its outputs %d and %d: copy it",
+                      iso__module_label(module, label), k, i);
+    return ISO_OK;
+}
+
 // Of a module with several outputs, some may have no gradient.
 static iso_status accept_gradients(iso_module *module, iso_call *call, iso_tensors *grad_out) {
     iso_call_many *many = call->many;
     bool any = false;
+    ISO_TRY(check_distinct(module, grad_out));
     for (int i = 0; i < grad_out->count; i++) {
         if (iso__is_index(many->result.item[i]->dtype)) grad_out->item[i] = NULL;
         any = any || grad_out->item[i];

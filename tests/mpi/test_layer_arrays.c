@@ -250,6 +250,9 @@ Test(np2_layer_arrays, misuse_is_told) {
     tensor[1].stride = BIAS - 1;
     expect_said(iso_reducer_create(test_comm, tensor, TENSORS, NULL, &none), ISO_ERR_ARG,
                 "give a stride of at least 20");
+    tensor[1].stride = SIZE_MAX / 4; // a pointer would wrap
+    expect_said(iso_reducer_create(test_comm, tensor, TENSORS, NULL, &none), ISO_ERR_ARG,
+                "no array is that long");
     list_tensors(tensor);
     tensor[3].layers = -1;
     expect_said(iso_reducer_create(test_comm, tensor, TENSORS, NULL, &none), ISO_ERR_ARG,

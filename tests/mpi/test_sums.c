@@ -229,3 +229,13 @@ Test(np1_sums, wrong_numbers_are_refused) {
     iso_reducer_config many = {.sums = ISO_REDUCER_MAX_SUMS + 1};
     cr_expect_eq(iso_reducer_create(test_comm, &param, 1, &many, &r), ISO_ERR_ARG);
 }
+
+// Then no exchange would carry them.
+Test(np3_sums, without_exchanged_parameters_are_refused) {
+    iso_reducer *r = NULL;
+    iso_reducer_param param = {
+        .name = "a", .value = value[0], .count = 1, .dtype = ISO_F32, .local = true};
+    iso_reducer_config config = {.sums = 1};
+    iso_status status = iso_reducer_create(test_comm, &param, 1, &config, &r);
+    iso_assert_all(status == ISO_ERR_ARG && strstr(iso_last_error()->message, "all local"));
+}

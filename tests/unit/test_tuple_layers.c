@@ -422,5 +422,7 @@ Test(tuple_layers, settings_without_a_meaning_are_refused) {
     cr_fails(iso_split_create(device, 1, 9, NULL, &m), ISO_ERR_ARG, "into 9 parts");
     cr_fails(iso_split_create(device, 1, 2, (int64_t[]){1, 0}, &m), ISO_ERR_ARG,
              "part 1 has size 0");
+    cr_fails(iso_split_create(device, 1, 2, (int64_t[]){INT64_MAX, 3}, &m), ISO_ERR_ARG,
+             "part 0 has size 9223372036854775807");
     close_cpu(&device);
 }

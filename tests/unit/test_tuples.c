@@ -142,6 +142,10 @@ Test(tuples, gradients_are_counted) {
     cr_ok(iso_module_forward_many(split, &single, &out));
     cr_fails(iso_module_backward(split, g, NULL), ISO_ERR_ARG,
              "Split gave 2 tensors but got 1 gradient");
+    cr_ok(iso_module_forward_many(split, &single, &out));
+    two.count = 2; // a layer may change each of them in place
+    cr_fails(iso_module_backward_many(split, &two, 0, &dx), ISO_ERR_ARG,
+             "Split got one tensor as the gradients of its outputs 0 and 1");
     iso_tensor_destroy(&g);
     drop(&in);
     iso_module_destroy(&net);

@@ -21,6 +21,10 @@ static iso_status check_entry(const iso_reducer_param *p) {
         "parameter \"%s\" has %zu elements in each layer, which begin %zu elements apart: give "
         "a stride of at least %zu, or 0 for layers without gaps",
         name, p->count, p->stride, p->count);
+    size_t most = PTRDIFF_MAX / sizeof(double) / (size_t)slices_of(p); // bytes count in a ptrdiff_t
+    ISO_CHECK(p->layers <= 1 || (p->stride <= most && p->count <= most), ISO_ERR_ARG,
+              "parameter \"%s\" has %d layers %zu elements apart: no array is that long", name,
+              p->layers, p->stride ? p->stride : p->count);
     ISO_CHECK(p->layer <= INT_MAX - slices_of(p), ISO_ERR_ARG,
               "parameter \"%s\" has %d layers from number %d on: give smaller numbers", name,
               p->layers, p->layer);

@@ -39,6 +39,17 @@ static bool has_sparse(const iso_reducer_param *params, int count) {
     return false;
 }
 
+// Sums are sent with gradients.
+static iso_status check_sums(const iso_reducer_config *c, const iso__param_set *set) {
+    int exchanged = 0;
+    for (int i = 0; i < set->count; i++) exchanged += !set->param[i].local;
+    ISO_CHECK(c->sums == 0 || exchanged > 0, ISO_ERR_ARG,
+              "a reducer whose parameters are all local cannot exchange its %d sum%s: list a "
+              "parameter that is exchanged, or set sums to 0",
+              c->sums, ISO_PLURAL(c->sums));
+    return ISO_OK;
+}
+
 static iso_status check_zero(const iso_reducer_config *c, const iso__param_set *set) {
     if (!c->zero) return ISO_OK;
     ISO_CHECK(!has_sparse(set->param, set->count), ISO_ERR_UNSUPPORTED,
@@ -118,6 +129,7 @@ static iso_status make_layout(iso_reducer *r, const iso__param_set *set,
     ISO_TRY(check_config(config));
     ISO_TRY(iso__coder_check(hook_of(config)));
     ISO_TRY(check_zero(config, set));
+    ISO_TRY(check_sums(config, set));
     ISO_TRY(iso__layout_create(set->param, set->count, &sizes, config->piece_bytes,
                                iso__scopes_unit(r->scopes),
                                r->rides ? iso__sums_elements(config->sums) : 0, &r->layout));
