@@ -225,10 +225,15 @@ static void register_own(void) {
 
 // What the strategy reads after the program took this line.
 static own_values read_own(char **words, int count) {
+    static char note[32];
     own_values v = {.note = NULL};
     iso_settings *s = settings_of_line(words, count, ISO_OK);
     cr_assert_eq(iso_settings_read(s, own_setting, OWN_SETTINGS, &v), ISO_OK);
     cr_assert_eq(iso_settings_check_used(s, "own"), ISO_OK);
+    if (v.note) { // it is borrowed from the settings
+        snprintf(note, sizeof(note), "%s", v.note);
+        v.note = note;
+    }
     iso_settings_destroy(&s);
     return v;
 }
