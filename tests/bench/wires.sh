@@ -26,7 +26,7 @@ block() { # rate, wires
         exit "$status"
     }
 }
-times() { # file: "model wire ms" of each line
+step_times() { # file: "model wire ms" of each line
     sed -n 's/.*"model": "\([^"]*\)", "wire": "\([^"]*\)".*"step_ms_p50": \([0-9.]*\).*/\1 \2 \3/p' "$1"
 }
 
@@ -37,7 +37,7 @@ for rate in 100mbit 1gbit; do
         topk,powersgd,f32,bf16,int8 powersgd,f32,bf16,int8,topk; do
         block $rate $wires >>"$work/rows"
     done
-    times "$work/rows" | sort -k1,1 -k2,2 -k3,3g | awk -v rate=$rate '
+    step_times "$work/rows" | sort -k1,1 -k2,2 -k3,3g | awk -v rate=$rate '
         { ms[$1, $2, ++seen[$1, $2]] = $3 }
         END {
             count = split("f32 bf16 int8 topk powersgd", wire)
