@@ -270,7 +270,7 @@ static iso__periodic_config engine_config(const iso_daso_config *config) {
     return engine;
 }
 
-// The ranks, of which the levels must be divisors, are those of data_parallel, if it is one.
+// Levels must divide the ranks of data_parallel. What is no data_parallel is refused later.
 static iso_status check_config(const iso_daso_config *config, iso_module *data_parallel) {
     ISO_TRY(iso__daso_config_check(config));
     if (config->level_count == 0 || !iso_data_parallel_reducer(data_parallel)) return ISO_OK;

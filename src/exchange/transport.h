@@ -29,8 +29,8 @@ typedef struct iso__bucket {
     // The last `tail` bytes are not gradients: they are summed but not scaled. 0 if a hook changes
     // how the bucket travels.
     size_t tail;
-    // > 0: sparse. It holds one matrix (tensor[0].row), of which each rank has at most this many
-    // non-zero rows; these travel.
+    // > 0: sparse. It holds one matrix (tensor[0].row). Each rank has at most this many non-zero
+    // rows, and only these travel.
     size_t sparse_rows;
     const iso_comm_hook_tensor *tensor; // [tensor_count]: what it holds
     int tensor_count;
