@@ -167,11 +167,11 @@ typedef enum iso_policy {
 // cycling phase.
 //
 // SYNC: a round begins, and the previous exchange has been merged. The decision applies to this
-// round: its number of steps, and the wait for the exchange sent now. The first round sends
-// nothing. If the wait is 0, the average has already been taken, and the decision sets the wait of
-// the next send. Times and divergence are those of the previous exchange. Before the first one they
-// are 0, or as measured for an automatic wait. Without a warm-up the first round begins in the
-// first step(); its gradients are averaged as configured.
+// round: its number of steps, and the wait for the exchange sent now. When the first round
+// begins, nothing is sent. If the wait is 0, the average has already been taken, and the decision
+// sets the wait of the next send. Times and divergence are those of the previous exchange. Before
+// the first exchange they are 0, or as measured for an automatic wait. Without a warm-up the first
+// round begins in the first step(); its gradients are averaged as configured.
 //
 // EPOCH: iso_daso_epoch_loss was called. If a round began in the last step, the decision applies to
 // that round; otherwise from the next round on.

@@ -210,9 +210,9 @@ typedef struct iso_sampler iso_sampler;
 // so neighbours share at most one sample. The batches of a rank are slices of its shard.
 //
 // With shards, each rank draws a permutation of its own samples. Its share of global batch k is the
-// k-th slice of `batch` samples. PAD: every rank has the batches of the largest shard; a smaller
-// shard repeats samples from the start of its permutation. DROP: every rank has the whole batches
-// of the smallest shard. SHARE: each rank has the batches of its own shard.
+// k-th slice of `batch` samples. PAD: every rank has as many batches as the largest shard; a
+// smaller shard repeats samples from the start of its permutation. DROP: every rank has as many
+// batches as the smallest shard has whole ones. SHARE: each rank has as many as its own shard.
 //
 // ISO_ERR_ARG if there are more ranks than samples (except with SHARE), or with DROP fewer samples
 // than one global batch. With shards instead: for OVERLAP, or with DROP if a shard has less than

@@ -63,13 +63,13 @@ iso_status iso_join_begin(iso_module *data_parallel, const iso_join_config *conf
 // After each ISO_OK, a rank with data makes one backward of every model, in the order of the array,
 // and steps optimizers after the last backward. With ISO_BUFFERS_BEFORE_FORWARD, the forward of a
 // model follows the backward of the model before it in the array; otherwise all forwards may come
-// first, as they must if one model feeds another. A rank without data takes part in the exchanges of every model, in the same order, and
-// then calls config.step once.
+// first, as they must if one model feeds another. A rank without data takes part in the exchanges
+// of every model, in the same order, and then calls config.step once.
 //
-// ISO_ERR_ARG: count < 1, on the ranks that pass it; on every rank, a module that is not a
-// data_parallel or is listed twice. ISO_ERR_STATE: a model is in a join already. The message names
-// the model by its index. The first data_parallel of the array has the communicator on which ranks
-// agree.
+// ISO_ERR_ARG for a count below 1, on the ranks that pass it, and on every rank for a module that
+// is not a data_parallel or is listed twice. ISO_ERR_STATE: a model is in a join already. The
+// message names the model by its index. The join uses the communicator of the first model for its
+// own messages.
 iso_status iso_join_begin_many(iso_module *const *data_parallels, int count,
                                const iso_join_config *config, iso_join **out);
 // Collective, blocking: one small all-reduce. Call it before the forwards of each batch, with the

@@ -192,9 +192,9 @@ iso_status iso_residual_create_take(iso_device *device, iso_module *body, iso_mo
 
 // Mixed precision (torch.autocast). Converts its input to bf16 (the only dtype allowed), runs
 // module, and converts the output back to the type of the input, so losses stay f32. Of several
-// inputs, those that hold indices pass unchanged; outputs get the type of the first other one.
-// Gradients are converted in the reverse direction. Inside, activations and their gradients are
-// bf16: layers round their outputs, and linear and convolution layers round weight and bias for
+// inputs, those that hold indices pass unchanged, and outputs get the type of the first of the
+// others. Gradients are converted in the reverse direction. Inside, activations and their gradients
+// are bf16: layers round their outputs, and linear and convolution layers round weight and bias for
 // each forward. Parameters, their gradients, optimizer state, statistics and sums stay f32.
 //
 // module must be f32 (ISO_ERR_TYPE). Its parameters keep their names, and may be tied to parameters

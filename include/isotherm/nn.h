@@ -124,14 +124,15 @@ typedef struct iso_tensors {
 // all inputs that are not indices. 0: none.
 #define ISO_WANT_ALL (~0u)
 
-// What a call of a module with `forward_many` saves besides, for each input and output.
+// What a call of a module with `forward_many` saves for each input and output, in addition to
+// iso_call below.
 typedef struct iso_call_many {
     iso_tensors in;     // borrowed from the caller; valid until backward
     iso_tensors result; // borrowed: the outputs of forward
     // Owned by the call; NULL until iso_call_tensor creates them. aux is for the layer's own use.
     iso_tensor *out[ISO_MODULE_TENSORS], *grad_in[ISO_MODULE_TENSORS];
     iso_tensor *aux[2][ISO_MODULE_TENSORS];
-    iso_tensor *grad_out[ISO_MODULE_TENSORS]; // owned: gradients that were copied or are zero
+    iso_tensor *grad_out[ISO_MODULE_TENSORS]; // owned: copies of gradients, or zeros
 } iso_call_many;
 
 // What one forward call saves for its backward. The module owns and reuses calls and their tensors.
@@ -144,7 +145,8 @@ typedef struct iso_call {
     iso_tensor *grad_out; // owned: copy of a gradient in the layout of result, made if they differ
     iso_activation activation; // fused into this layer; ISO_ACT_NONE: none
     uint64_t number; // number of this training forward of the module, from 1; 0 in evaluation
-    // In modules with `forward_many`, where `in` and `result` are the first ones; else NULL.
+    // All inputs and outputs of a module with `forward_many`, of which `in` and `result` are the
+    // first ones. NULL for other modules.
     iso_call_many *many;
 } iso_call;
 
@@ -189,7 +191,7 @@ typedef struct iso_module_ops {
     bool awaits_pieces; // forward itself waits for parameters that are updated in pieces
     bool relu_commutes; // a preceding relu may be applied to the output instead, as for a maximum
     // Forward and backward accept bf16 activations (iso_autocast_create_take) with f32 parameters.
-    // A container passes them on. Without it, bf16 input is ISO_ERR_TYPE.
+    // In a container: it passes bf16 activations on. false: bf16 input is ISO_ERR_TYPE.
     bool takes_bf16;
     // The input holds indices: i32 or i64. The output has the type of the parameters. Gradients end
     // here, because the input has none. With forward_many, any of the inputs may hold indices.
@@ -274,8 +276,8 @@ struct iso_module {
 // then initialise it. iso_module_destroy calls ops->destroy and then frees the struct with free().
 iso_status iso_module_init(iso_module *module, const iso_module_ops *ops, iso_device *device);
 // Adds a parameter of zeros with the module's type, which is f32 until iso_module_to. Right after
-// this call a layer may replace value and grad by tensors of the other type. ISO_ERR_ARG for an
-// empty name, a '.' in it, or a name in use.
+// this call a layer may replace value and grad by tensors of another type, f32 or f64. ISO_ERR_ARG
+// for an empty name, a '.' in it, or a name in use.
 iso_status iso_module_add_parameter(iso_module *module, const char *name, int ndim,
                                     const int64_t *shape, iso_parameter **out);
 // Adds a buffer of zeros of type f32, f64 or i64. ndim 0 (shape NULL): a scalar. Same errors.

@@ -38,11 +38,12 @@ void iso_noise_scale_destroy(iso_noise_scale **noise);
 // Collective. Call begin before the forward of the step to measure, and end after its last
 // backward, before clipping and before the optimizer's step. Both complete pending work, and the
 // gradients of this step are sent at the end of its backward, so the step hides no exchange.
-// Results have the same bits. Not inside a join (join.h). samples: the number of samples over which
-// this rank's gradient is the mean; it should be the same on all ranks. Gradients must be averages
-// (not ISO_AVERAGE_SUM). *out is the same on all ranks. ISO_ERR_STATE if begin is called twice, or
-// end without begin or without a synchronised backward in between. A step with a NaN or infinite
-// gradient leaves the averages, and so noise_scale, as they are; gradient2 and trace are then NaN.
+// Parameters stay bitwise identical to those of a run without measurements. Not inside a join
+// (join.h). samples: the number of samples over which this rank's gradient is the mean; it should
+// be the same on all ranks. Gradients must be averages (not ISO_AVERAGE_SUM). *out is the same on
+// all ranks. ISO_ERR_STATE if begin is called twice, or end without begin or without a synchronised
+// backward in between. A step with a NaN or infinite gradient leaves the averages, and so
+// noise_scale, as they are; gradient2 and trace are then NaN.
 iso_status iso_noise_scale_begin(iso_noise_scale *noise);
 iso_status iso_noise_scale_end(iso_noise_scale *noise, double samples, iso_noise_estimate *out);
 

@@ -157,10 +157,10 @@ typedef struct iso_optimizer_group {
 
 // Creates an optimizer of all parameters of a reducer (reducer.h) and ties it to them.
 // iso_optimizer_step takes the place of iso_reducer_step, and is lazy. groups (NULL: none) become
-// groups 1, 2, ... A parameter with rows is a matrix [rows, row] to their filters, others are
-// vectors. hyper NULL: the default. Destroy the optimizer before the reducer. Collective if an
-// exchange is pending, else local. ISO_ERR_STATE if the reducer has an update function. To clip,
-// call iso_reducer_clip_grad_norm (clip.h) before the step.
+// groups 1, 2, ... Their filters see a parameter with `row` above 0 as a matrix [count / row, row],
+// and any other as a vector [count]. hyper NULL: the default. Destroy the optimizer before the
+// reducer. Collective if an exchange is pending, else local. ISO_ERR_STATE if the reducer has an
+// update function. To clip, call iso_reducer_clip_grad_norm (clip.h) before the step.
 iso_status iso_reducer_set_optimizer(iso_reducer *reducer, iso_optimizer_kind kind,
                                      const iso_hyper *hyper, const iso_optimizer_group *groups,
                                      int group_count, iso_optimizer **out);

@@ -28,8 +28,8 @@ typedef struct iso_reducer_param {
     iso_dtype dtype;  // ISO_F32 or ISO_F64; a bucket holds parameters of one type
     // Parameters of one layer are adjacent and have the same number. Those of one type travel
     // together. Exception: a layer of which no parameter is cut into pieces is divided, from its
-    // last parameter backwards, into groups of adjacent parameters of at least 128 KiB. Buckets
-    // treat each group as a layer.
+    // last parameter backwards, into groups of adjacent parameters. Each group has at least 128
+    // KiB, unless the whole layer has less. Buckets treat each group as a layer.
     int layer;
     uint64_t shape_id;      // anything else that ranks must agree on, e.g. a hash of the shape
     const char *shape_text; // for error messages, e.g. "[32, 1, 3, 3]"; may be NULL
@@ -70,11 +70,12 @@ typedef struct iso_reducer_param {
     // ranks, so f32 has the bits of a sum in shared memory.
     //
     // Backward writes the whole gradient, with zeros, as without sparse_rows. If a rank has more
-    // rows, every rank gets ISO_ERR_ARG, which names the parameter, that rank and its rows. In
-    // accumulation, the rows of all backwards of an exchange count; so do averages that are left
-    // from an exchange without a step. The parameter has a bucket of its own and is not cut into
-    // pieces. Hooks do not see it. ISO_ERR_UNSUPPORTED with zero. On GPUs, all gradients then go
-    // through the host. Without effect if local, or on one rank.
+    // rows, every rank gets ISO_ERR_ARG, and the message names the parameter, that rank and the
+    // number of its rows. With accumulation, the rows of all backwards of an exchange count. If no
+    // step followed the previous exchange, the rows of its average count, too, because the gradient
+    // still holds them. The parameter has a bucket of its own and is not cut into pieces. Hooks do
+    // not see it. ISO_ERR_UNSUPPORTED with zero. On GPUs, all gradients then go through the host.
+    // Without effect if local, or on one rank.
     size_t sparse_rows;
 } iso_reducer_param;
 

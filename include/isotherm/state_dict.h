@@ -76,9 +76,9 @@ iso_status iso_optimizer_state_dict(iso_optimizer *optimizer, iso_state_dict *ou
 // Numbers of updates may be floating-point, as PyTorch's are. Files of earlier versions lack them.
 // Each parameter then gets its group's number of steps.
 //
-// State that updates with the loaded hyperparameters do not use is optional, because PyTorch's
-// files lack it: momentum_buffer of SGD and RMSprop without momentum, grad_avg of RMSprop that is
-// not centered. If it is missing, it becomes zeros and is not listed in keys.
+// Two state tensors are optional, because PyTorch's files lack them if the loaded hyperparameters
+// do not use them: momentum_buffer of SGD and RMSprop without momentum, and grad_avg of RMSprop
+// that is not centered. If one is missing, it becomes zeros and is not listed in keys.
 iso_status iso_optimizer_load_state_dict(iso_optimizer *optimizer, const iso_state_dict *dict,
                                          bool strict, iso_incompatible_keys *keys);
 
