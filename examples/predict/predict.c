@@ -96,7 +96,7 @@ static bool print_information(const option_list *list, char **argv) {
 }
 
 static iso_status take_images(const char *path, options *out) {
-    if (out->data) FAIL(ISO_ERR_ARG, "one file of images, not also %s", path);
+    if (out->data) FAIL(ISO_ERR_ARG, "give one file of images, not also %s", path);
     out->data = path;
     return ISO_OK;
 }
@@ -274,7 +274,9 @@ static iso_status check_parameters(const prediction *p) {
     char name[128];
     TRY(model_find_not_finite(p->model, name, sizeof(name)));
     if (name[0])
-        FAIL(ISO_ERR_STATE, "%s: parameter %s is not finite: its training diverged, give another",
+        FAIL(ISO_ERR_STATE,
+             "%s: parameter %s is not finite: its training diverged, give another "
+             "checkpoint",
              p->given.checkpoint, name);
     return ISO_OK;
 }

@@ -151,8 +151,8 @@ static iso_status check_common(const command_line *line) {
             return train_error(ISO_ERR_ARG, "\"%.80s\" is a run: give the runs after --", word);
         if (!has_sync && is_of_other_sync(word))
             return train_error(ISO_ERR_ARG,
-                               "%.*s depends on --sync: give it in the list, with the runs that "
-                               "have that --sync",
+                               "%.*s depends on --sync: give it in the list, with the runs whose "
+                               "--sync has it",
                                length, word);
     }
     return ISO_OK;

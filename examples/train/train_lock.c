@@ -167,8 +167,8 @@ static iso_status refuse_lock(const train_lock *lock, const holder *h) {
     if (h->pid == 0)
         return train_error(ISO_ERR_STATE,
                            "another %s has just begun to write %s: give another %s (if there is "
-                           "none, remove %s)",
-                           lock->writer, lock->target, lock->option, lock->path);
+                           "no such %s, remove %s)",
+                           lock->writer, lock->target, lock->option, lock->writer, lock->path);
     return train_error(ISO_ERR_STATE,
                        "another %s writes %s: process %ld on host %s, for %lld s by now: wait "
                        "until it ends, stop it, or give another %s (if there is no such process, "

@@ -65,5 +65,5 @@ void train_noise_print(const train_run *run, FILE *to) {
                 train_noise_scale(run),
                 (long long)(run->options->batch * run->options->accumulate * run->world->ranks));
     else if (run->noise)
-        fprintf(to, "gradient noise scale: too few estimates, give --noise-scale fewer steps\n");
+        fprintf(to, "gradient noise scale: too few estimates, give --noise-scale a smaller N\n");
 }

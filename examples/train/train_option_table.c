@@ -127,11 +127,11 @@ const train_option train_option_table[] = {
     OF(RUN, SWITCH("find-unused", find_unused),
        .meaning = "allow parameters without a gradient; adds a small exchange per step"),
     OF(RUN, SWITCH("static-unused", static_unused),
-       .meaning =
-           "the same for parameters without a gradient in any step; adds a small exchange to "
-           "the first step only"),
+       .meaning = "the same if every step uses the same parameters; adds a small exchange to the "
+                  "first step only"),
     OF(RUN, INTEGER("noise-scale", noise_scale), COUNT_FROM(1),
-       .meaning = "estimate the gradient noise scale every N steps, which then hide no exchange"),
+       .meaning = "estimate the gradient noise scale in every Nth step, which then hides no "
+                  "exchange"),
     OF(OUTSIDE, INTEGER("check-equal", check_equal), COUNT_FROM(1),
        .meaning = "compare the parameters of all ranks every N steps"),
     OF(OUTSIDE, CHOICE("on-difference", on_difference), .choices = "warn|stop|resync",

@@ -83,7 +83,7 @@ iso_status train_checkpoint_load(train_run *run) {
         return train_error(status, "cannot load %s for --model %s: %s", path, run->options->model,
                            iso_last_error()->message);
     return status < 0 ? status
-                      : train_check_finite(run, path, "its training diverged, load another");
+                      : train_check_finite(run, path, "its training diverged, load another file");
 }
 
 static iso_status save_checkpoint(train_run *run, const char *path) {

@@ -152,7 +152,7 @@ static iso_status refuse_sets(const train_options *o) {
     return train_error(
         ISO_ERR_STATE,
         "saved states of %s exist up to step %lld: continue with --resume %s, give another "
-        "--checkpoint, or replace it with --overwrite",
+        "--checkpoint, or replace them with --overwrite",
         o->checkpoint, (long long)newest, o->checkpoint);
 }
 

@@ -40,7 +40,7 @@ static void tell_hidden(FILE *to, const train_result *r, bool beside) {
     double hidden = train_hidden(r->exchange_ms, r->wait_ms_per_step);
     if (beside)
         fprintf(to,
-                "exchange alone %.2f ms; the program waited %.2f ms a step, for the device too\n",
+                "exchange alone %.2f ms; the program waited %.2f ms a step, also for the device\n",
                 r->exchange_ms, r->wait_ms_per_step);
     else if (isnan(hidden))
         fprintf(to, "exposed %.2f ms a step; what is hidden is not measurable\n",

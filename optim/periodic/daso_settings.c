@@ -83,7 +83,7 @@ const iso_setting iso__daso_setting[] = {
      .meaning = "length of the cool-down in steps, instead of --cooldown", .instead = "cooldown"},
     {"wait", INTEGER, FIELD(batches_to_wait), COUNT_FROM(0), .word = "auto", .initial = "auto",
      .meaning = "steps from send to merge; auto: measured; at most --period if given, else at most "
-                "--max-period"},
+                "--max-period (64 if not given)"},
     {"local-skip", INTEGER, FIELD(local_skip), COUNT_FROM(1), .initial = "1",
      .meaning = "steps between gradient averages inside a node"},
     {"unit", INDEX, offsetof(daso_values, unit), .choices = "node|rank", .initial = "node",
@@ -92,7 +92,7 @@ const iso_setting iso__daso_setting[] = {
     {"merge", INDEX, FIELD(merge), .choices = "progress|heat", .initial = "progress",
      .meaning = "progress: keep the progress made while waiting; heat: HeAT's weighted mean"},
     {"state", INDEX, FIELD(state), .choices = "keep|average|reset", .initial = "keep",
-     .meaning = "what a merge does with momentum and other optimizer state"},
+     .meaning = "what a merge does with optimizer state (such as momentum) and running statistics"},
     {"policy", INDEX, FIELD(policy), .choices = "fixed|plateau|adaptive", .initial = "fixed",
      .meaning = "how --period and --wait change; plateau: when the epoch loss stalls; adaptive: by "
                 "measured times and divergence"},
@@ -164,7 +164,7 @@ const iso_setting iso__heat_setting[] = {
     {"downcast-type", INDEX, offsetof(heat_values, wire), .choices = DTYPES, .initial = "bf16",
      .meaning = "element type in which blocking averages travel"},
     {"use-mpi-groups", INDEX, offsetof(heat_values, groups), .choices = "yes|no", .initial = "yes",
-     .meaning = "how to create the groups of one rank per node: yes: from MPI groups; no: by "
+     .meaning = "how to create the groups of one rank per node; yes: from MPI groups; no: by "
                 "splitting communicators"},
     {"skip-reduction-factor", INTEGER, FIELD(skip_reduction_factor), COUNT_FROM(1), .initial = "2",
      .meaning = "divide global and local skip by N on a plateau"},
