@@ -28,6 +28,7 @@ libiso_core_la_SOURCES += \
     optim/strategy_settings.c \
     optim/periodic/daso.c \
     optim/periodic/daso_common.c \
+    optim/periodic/daso_fragments.c \
     optim/periodic/daso_heat.c \
     optim/periodic/daso_heat_schedule.c \
     optim/periodic/daso_impl.h \
@@ -38,11 +39,15 @@ libiso_core_la_SOURCES += \
     optim/periodic/daso_settings.h \
     optim/periodic/merge.c \
     optim/periodic/merge.h \
+    optim/periodic/outer.c \
+    optim/periodic/outer.h \
     optim/periodic/periodic.c \
     optim/periodic/periodic.h \
     optim/periodic/periodic_create.c \
+    optim/periodic/periodic_fragments.c \
     optim/periodic/periodic_mean.c \
     optim/periodic/periodic_memory.c \
+    optim/periodic/periodic_outer.c \
     optim/periodic/periodic_state.c \
     optim/periodic/sync_plan.h \
     optim/resume/module_state_dict.c \

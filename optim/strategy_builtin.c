@@ -101,19 +101,36 @@ typedef struct periodic_kind {
     const iso_setting *setting;
     int setting_count;
     bool local;
+    const iso_outer *outer; // NULL: none, unless a setting names one
+    bool overlaps;          // the wait is the period
 } periodic_kind;
-static periodic_kind daso_kind = {iso__daso_setting, ISO__DASO_SETTINGS, false};
-static periodic_kind local_sgd_kind = {iso__local_sgd_setting, ISO__LOCAL_SGD_SETTINGS, true};
-static periodic_kind post_local_kind = {iso__post_local_setting, ISO__POST_LOCAL_SETTINGS, true};
+#define KIND(table, TABLE)                                                                         \
+    .setting = iso__##table##_setting, .setting_count = ISO__##TABLE##_SETTINGS
+static periodic_kind daso_kind = {KIND(daso, DASO)};
+static periodic_kind local_sgd_kind = {KIND(local_sgd, LOCAL_SGD), .local = true};
+static periodic_kind post_local_kind = {KIND(post_local, POST_LOCAL), .local = true};
+static periodic_kind slowmo_kind = {KIND(slowmo, SLOWMO), .local = true,
+                                    .outer = &iso_outer_slowmo};
+static periodic_kind diloco_kind = {KIND(diloco, DILOCO), .local = true,
+                                    .outer = &iso_outer_nesterov};
+static periodic_kind streaming_kind = {KIND(streaming, STREAMING), .local = true,
+                                       .outer = &iso_outer_nesterov};
+static periodic_kind overlap_kind = {KIND(overlap, OVERLAP), .local = true,
+                                     .outer = &iso_outer_pull, .overlaps = true};
 
 // A period of -1 is automatic, and the statistics say so; warm-up steps of -1 go by the share.
+// *outer is memory for the outer optimizer of the config.
 static iso_status read_config(const iso_strategy_context *context, const periodic_kind *kind,
-                              iso_daso_config *out) {
+                              iso_daso_config *out, iso_outer *outer) {
     iso_daso_config config = ISO_DASO_DEFAULT;
+    *outer = kind->outer ? *kind->outer : (iso_outer){0};
     if (kind->local) config = iso_post_local_sgd_config(0, -1, ISO_DASO_AUTO_SKIP);
     config.total_steps = context->total_steps;
-    ISO_TRY(
-        iso__daso_settings_read(context->settings, kind->setting, kind->setting_count, &config));
+    ISO_TRY(iso__daso_settings_read(context->settings, kind->setting, kind->setting_count, &config,
+                                    outer));
+    bool given = kind->overlaps || config.fragments > 1; // which needs to know it
+    if (config.global_skip < 0 && given) config.global_skip = ISO_DASO_AUTO_SKIP;
+    if (kind->overlaps) config.batches_to_wait = config.global_skip;
     *out = config;
     return ISO_OK;
 }
@@ -185,11 +202,44 @@ static void warn_of_plateau(int64_t steps, int64_t warmup, int64_t end, int64_t 
         (long long)(epochs > 0 ? epochs : 0));
 }
 
+static iso_status check_outer(const iso_strategy_context *context, const iso_daso_config *c) {
+    if (!c->outer) return ISO_OK;
+    ISO_CHECK(!iso_settings_has(context->settings, "merge"), ISO_ERR_ARG,
+              "--outer %s takes the place of --merge: give one of them", c->outer->name);
+    ISO_CHECK(
+        c->level_count == 0, ISO_ERR_ARG,
+        "--levels and --outer %s cannot be combined: an outer optimizer needs the mean of all "
+        "ranks",
+        c->outer->name);
+    ISO_CHECK(c->state != ISO_STATE_SYNC_AVERAGE, ISO_ERR_ARG,
+              "--state average and --outer %s cannot be combined: an outer optimizer exchanges "
+              "parameters only",
+              c->outer->name);
+    return ISO_OK;
+}
+
+static iso_status check_fragments(const iso_daso_config *c) {
+    if (c->fragments <= 1) return ISO_OK;
+    ISO_CHECK(c->batches_to_wait >= 0, ISO_ERR_ARG, "--fragments needs --wait: give it");
+    ISO_CHECK(c->global_skip >= c->fragments, ISO_ERR_ARG,
+              "--period %lld is shorter than --fragments %d, but one fragment is exchanged at a "
+              "time: raise the period, or use fewer fragments",
+              (long long)c->global_skip, c->fragments);
+    ISO_CHECK(
+        c->policy == ISO_POLICY_FIXED && c->local_skip == 1 && c->state == ISO_STATE_SYNC_KEEP,
+        ISO_ERR_ARG,
+        "--fragments cannot be combined with --policy, --local-skip and --state: remove them");
+    return ISO_OK;
+}
+
 static iso_status check_daso(const iso_strategy_context *context, char *warning, void *user) {
     static const iso__daso_names options = {"", "--period", "--wait", "--max-period", "--policy"};
     iso_daso_config c;
+    iso_outer outer;
     int64_t warmup, cooldown;
-    ISO_TRY(read_config(context, user, &c));
+    ISO_TRY(read_config(context, user, &c, &outer));
+    ISO_TRY(check_outer(context, &c));
+    ISO_TRY(check_fragments(&c));
     ISO_TRY(iso__daso_levels_check(&c, context->comm ? iso_comm_size(context->comm) : 0));
     ISO_TRY(iso__daso_rhythm_check(&c, &options));
     ISO_CHECK(!both_given(context, "warmup", "cooldown") || c.warmup + c.cooldown <= 1, ISO_ERR_ARG,
@@ -211,8 +261,9 @@ static iso_status check_daso(const iso_strategy_context *context, char *warning,
 static iso_status wrap_daso(const iso_strategy_context *context, iso_optimizer *inner,
                             iso_module *module, iso_optimizer **out, void *user) {
     iso_daso_config config;
+    iso_outer outer;
     iso_status status;
-    ISO_TRY_GOTO(read_config(context, user, &config));
+    ISO_TRY_GOTO(read_config(context, user, &config, &outer));
     ISO_TRY_GOTO(iso_dp_optimizer_create_take(inner, module, &inner));
     ISO_TRY(iso_daso_create_take(inner, module, &config, out));
     return ISO_OK;
@@ -294,6 +345,18 @@ const iso_strategy iso__builtin_strategy[] = {
     {.name = "postlocal",
      .text = "first gradients, as in lazy, then parameters, as in localsgd",
      OF_DASO(post_local, POST_LOCAL)},
+    {.name = "slowmo",
+     .text = "as postlocal; slow momentum on the change of the mean",
+     OF_DASO(slowmo, SLOWMO)},
+    {.name = "diloco",
+     .text = "as postlocal; Nesterov momentum on the change of the mean",
+     OF_DASO(diloco, DILOCO)},
+    {.name = "streaming-diloco",
+     .text = "as diloco, but fragments of the parameters take turns, without waiting",
+     OF_DASO(streaming, STREAMING)},
+    {.name = "overlap-localsgd",
+     .text = "parameters, every --period steps, without waiting; they pull ranks together",
+     OF_DASO(overlap, OVERLAP)},
 };
 const int iso__builtin_strategy_count =
     sizeof(iso__builtin_strategy) / sizeof(iso__builtin_strategy[0]);

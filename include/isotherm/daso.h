@@ -18,6 +18,7 @@
 #define ISOTHERM_DASO_H
 
 #include <isotherm/optim.h>
+#include <isotherm/outer.h>
 #include <isotherm/plateau.h>
 #include <isotherm/topology.h>
 
@@ -206,6 +207,14 @@ typedef struct iso_daso_level {
 } iso_daso_level;
 #define ISO_DASO_LEVELS 8
 
+// How parameters are divided into fragments. A layer's parameters are those whose names agree up to
+// the last dot.
+typedef enum iso_fragment_order {
+    ISO_FRAGMENT_RUNS, // consecutive parameters, with nearly equally many elements in each fragment
+    ISO_FRAGMENT_STRIDES // layer number i, from 0, belongs to fragment i modulo their number
+} iso_fragment_order;
+#define ISO_DASO_FRAGMENTS 32
+
 typedef struct iso_daso_config {
     int64_t total_steps; // required, > 0: of the whole run; a further step() is ISO_ERR_STATE
     double warmup,
@@ -224,6 +233,12 @@ typedef struct iso_daso_config {
     int64_t local_skip; // batches between averages of gradients inside a node
     iso_scope unit;     // ISO_SCOPE_NODE; ISO_SCOPE_RANK: every rank is alone between syncs
     iso_merge merge;
+    // An outer optimizer, which is copied; NULL: `merge` decides. Its anchor is the parameters at
+    // the start of the cycling phase. With batches_to_wait 0 it takes the place of the full average
+    // at the end of every whole round, and it may leave the ranks with different parameters (mix >
+    // 0, or a rule that does not replace). The end of the cycling phase, evaluation and
+    // iso_daso_finish use the mean over all ranks. Not with levels or ISO_STATE_SYNC_AVERAGE.
+    const iso_outer *outer;
     iso_wire wire;
     iso_state_sync state;
     iso_policy policy;
@@ -240,6 +255,15 @@ typedef struct iso_daso_config {
     // ISO_POLICY_FIXED and batches_to_wait of at least 0.
     int level_count;
     iso_daso_level level[ISO_DASO_LEVELS];
+    // Fragments of the parameters that take turns (Streaming DiLoCo: Douillard et al., 2025), each
+    // of which is exchanged every global_skip steps. 0 or 1: none. Fragment f, from 0, is merged at
+    // step (f + 1) global_skip / fragments of each period, rounded down, and was sent
+    // batches_to_wait steps before; both are counted from the start of the cycling phase. So an
+    // exchange carries a part of the parameters, and several can be in flight. At most
+    // ISO_DASO_FRAGMENTS and global_skip. Requires ISO_POLICY_FIXED, ISO_STATE_SYNC_KEEP,
+    // local_skip 1, a given global_skip, batches_to_wait of at least 0, and no levels.
+    int fragments;
+    iso_fragment_order fragment_order;
 } iso_daso_config;
 #define ISO_DASO_AUTO_SKIP 8
 extern const iso_daso_config iso_daso_default; // the default as an object, for C++

@@ -8,12 +8,16 @@
 
 const iso_daso_config iso_daso_default = ISO_DASO_DEFAULT;
 
+enum { FRAGMENT_NUMBERS = 4 }; // count, order, period, wait
+
 typedef struct daso {
     iso__periodic engine; // first: its base is the optimizer
     iso_daso_config config;
+    iso_outer outer; // config.outer points to it
     iso__daso_schedule schedule;
     iso__policy_state policy;
     int64_t levels[2 * ISO_DASO_LEVELS]; // periods and ranks, for saved state
+    int64_t fragments[FRAGMENT_NUMBERS]; // likewise
     char reason[128];
 } daso;
 
@@ -137,6 +141,9 @@ static iso_status step_daso(iso_optimizer *optimizer) {
         "daso was created for total_steps %lld, and all are done: create it for more, or call "
         "iso_daso_reset",
         (long long)self->schedule.total);
+    // The model may have been loaded since the optimizer was created.
+    if (self->config.outer && self->schedule.step == 0)
+        ISO_TRY(iso__periodic_set_reference(&self->engine));
     if (self->schedule.begins) ISO_TRY(begin_late(self));
     ISO_TRY(iso__periodic_step(&self->engine));
     iso__daso_schedule_step(&self->schedule, &plan);
@@ -192,6 +199,13 @@ static void list_levels(const iso_daso_config *config, int64_t *out) {
     }
 }
 
+static void list_fragments(const iso_daso_config *config, int64_t out[FRAGMENT_NUMBERS]) {
+    out[0] = config->fragments;
+    out[1] = config->fragment_order;
+    out[2] = config->global_skip;
+    out[3] = config->batches_to_wait;
+}
+
 static iso_status list_state(iso_optimizer *optimizer, iso_state *to) {
     daso *self = self_of(optimizer);
     ISO_TRY(iso__periodic_state(&self->engine, to));
@@ -201,6 +215,11 @@ static iso_status list_state(iso_optimizer *optimizer, iso_state *to) {
         list_levels(&self->config, self->levels);
         ISO_TRY(iso_state_add(to, ISO_STATE_OWN, "daso/levels", ISO_STATE_I64,
                               2 * self->config.level_count, self->levels));
+    }
+    if (self->config.fragments > 1) {
+        list_fragments(&self->config, self->fragments);
+        ISO_TRY(iso_state_add(to, ISO_STATE_OWN, "daso/fragments", ISO_STATE_I64, FRAGMENT_NUMBERS,
+                              self->fragments));
     }
     ISO_TRY(iso_state_add(to, ISO_STATE_OWN, "daso/policy", ISO_STATE_U8, sizeof(self->policy),
                           &self->policy));
@@ -225,12 +244,26 @@ static iso_status check_levels(const daso *self) {
     return ISO_OK;
 }
 
+static iso_status check_fragments(const daso *self) {
+    int64_t mine[FRAGMENT_NUMBERS];
+    const int64_t *saved = self->fragments;
+    if (self->config.fragments <= 1) return ISO_OK;
+    list_fragments(&self->config, mine);
+    ISO_CHECK(memcmp(mine, saved, sizeof(mine)) == 0, ISO_ERR_MISMATCH,
+              "the state was saved by a daso with %lld fragments, period %lld and wait %lld, and "
+              "this one has %lld, %lld and %lld, or another order: continue with the same settings",
+              (long long)saved[0], (long long)saved[2], (long long)saved[3], (long long)mine[0],
+              (long long)mine[2], (long long)mine[3]);
+    return ISO_OK;
+}
+
 static iso_status check_loaded(iso_optimizer *optimizer) {
     daso *self = self_of(optimizer);
     self->reason[sizeof(self->reason) - 1] = 0;
     ISO_CHECK((int)self->schedule.phase >= 0 && self->schedule.phase <= ISO__DONE, ISO_ERR_FORMAT,
               "the saved state of daso is damaged: its schedule is invalid");
     ISO_TRY(check_levels(self));
+    ISO_TRY(check_fragments(self));
     iso__daso_schedule mine;
     iso__daso_schedule_init(&mine, &self->config);
     ISO_CHECK(
@@ -263,8 +296,11 @@ static iso__periodic_config engine_config(const iso_daso_config *config) {
                  .differences = config->wire != ISO_WIRE_F32},
         .full = {.wire = &iso__codec_f32},
         .merge = config->merge,
+        .outer = config->outer,
         .state = config->state,
     };
+    engine.exchanges = config->fragments > 1 ? config->fragments : 1;
+    engine.strides = config->fragment_order == ISO_FRAGMENT_STRIDES;
     engine.lower_count = config->level_count > 0 ? config->level_count - 1 : 0;
     for (int k = 0; k < engine.lower_count; k++) engine.lower_ranks[k] = config->level[k].ranks;
     return engine;
@@ -290,6 +326,8 @@ iso_status iso_daso_create_take(iso_optimizer *wrapped, iso_module *data_paralle
     daso *self = memory;
     self->engine.base.ops = &daso_ops.base;
     self->config = *config;
+    if (config->outer) self->outer = *config->outer;
+    if (config->outer) engine.outer = self->config.outer = &self->outer;
     iso_optimizer *taken = wrapped;
     wrapped = NULL;
     ISO_TRY_GOTO(iso__periodic_init(&self->engine, taken, data_parallel, &engine, valid, settings));
@@ -299,6 +337,8 @@ iso_status iso_daso_create_take(iso_optimizer *wrapped, iso_module *data_paralle
     *out = &self->engine.base;
     return ISO_OK;
 fail:
+    if (!memory && config->outer && config->outer->destroy)
+        config->outer->destroy(config->outer->user);
     iso_optimizer_destroy(&wrapped);
     iso__free(memory);
     *out = NULL; // often the caller's pointer to the optimizer that is gone

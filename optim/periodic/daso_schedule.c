@@ -2,6 +2,7 @@
 // DASO as recommended here, local SGD and post-local SGD as a state machine: what to do after a
 // step.
 #include "optim/periodic/daso_settings.h"
+#include "optim/periodic/outer.h"
 #include "optim/periodic/sync_plan.h"
 
 #include <assert.h>
@@ -71,6 +72,18 @@ static iso_status check_policy(const iso_daso_config *c) {
     return ISO_OK;
 }
 
+static iso_status check_outer(const iso_daso_config *c) {
+    if (!c->outer) return ISO_OK;
+    ISO_TRY(iso__outer_check(c->outer));
+    ISO_CHECK(c->level_count == 0, ISO_ERR_ARG,
+              "daso: levels average groups of ranks, and an outer optimizer needs the mean of all "
+              "ranks: use one of them");
+    ISO_CHECK(c->state != ISO_STATE_SYNC_AVERAGE, ISO_ERR_ARG,
+              "daso: an outer optimizer exchanges parameters only: set state to "
+              "ISO_STATE_SYNC_KEEP or ISO_STATE_SYNC_RESET");
+    return ISO_OK;
+}
+
 iso_status iso__daso_rhythm_check(const iso_daso_config *c, const iso__daso_names *n) {
     int64_t period = c->global_skip, wait = c->batches_to_wait, most = c->max_global_skip;
     bool high = period > most;
@@ -109,6 +122,8 @@ iso_status iso__daso_config_check(const iso_daso_config *c) {
               (int)c->wire);
     ISO_TRY(check_choice("state", (int)c->state, ISO_STATE_SYNC_RESET));
     ISO_TRY(check_policy(c));
+    ISO_TRY(check_outer(c));
+    ISO_TRY(iso__daso_fragments_check(c));
     return iso__daso_rhythm_check(c, &fields);
 }
 
@@ -182,6 +197,9 @@ void iso__daso_schedule_init(iso__daso_schedule *s, const iso_daso_config *confi
     s->measure_at = s->warmup >= 2 ? s->warmup : -1;
     s->level_count = config->level_count;
     memcpy(s->level, config->level, sizeof(s->level));
+    s->fragments = config->fragments;
+    s->outer = config->outer != NULL;
+    s->outer_equal = s->outer && config->outer->replaces && config->outer->mix == 0;
     s->phase = phase_of(s, 1);
     s->begins = s->phase == ISO__CYCLING;
     if (s->begins) begin_interval(s);
@@ -221,13 +239,32 @@ static void plan_send(iso__daso_schedule *s, iso__sync_plan *out) {
     s->pending_wait = s->batches_to_wait < 0 ? s->global_skip : s->batches_to_wait;
 }
 
+// With an outer optimizer the mean does not replace the parameters at the end of a round.
+static bool ends_by_outer(const iso__daso_schedule *s) {
+    return s->outer && s->batches_to_wait == 0 && s->step == s->next_send &&
+           s->step - s->round_step >= s->global_skip;
+}
+
+static void plan_end(iso__daso_schedule *s, iso__sync_plan *out) {
+    bool outer = ends_by_outer(s);
+    if (outer)
+        plan_send(s, out);
+    else
+        average_node(s, out);
+    if (!outer || !s->outer_equal || s->cooldown > 0)
+        add_action(out, ISO__FULL)->state = s->cooldown > 0;
+}
+
 static void plan_cycle(iso__daso_schedule *s, iso__sync_plan *out) {
     bool ends = s->step == end_of_cycling(s), sends = s->step == s->next_send;
     bool due = s->step - s->pending_step >= s->pending_wait;
+    if (s->fragments > 1) {
+        iso__daso_fragments_plan(s, ends, out);
+        return;
+    }
     if (s->pending && (ends || sends || due)) plan_merge(s, out);
     if (ends) {
-        average_node(s, out);
-        add_action(out, ISO__FULL)->state = s->cooldown > 0;
+        plan_end(s, out);
     } else if (sends) {
         s->begins = true;
         s->averaged = s->batches_to_wait == 0;

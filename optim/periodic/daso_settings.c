@@ -4,6 +4,7 @@
 #include "optim/periodic/daso_settings.h"
 
 #include "base/base.h"
+#include "optim/periodic/outer.h"
 #include "optim/periodic/sync_plan.h"
 #include "optim/strategy_impl.h"
 
@@ -42,8 +43,10 @@ const iso__codec *iso__wire_codec(iso_wire wire) {
 // What a table is of: a config, and the places among choices that it holds as other enumerations.
 typedef struct daso_values {
     iso_daso_config config;
-    int unit, wire;
-    const char *levels; // NULL: none
+    int unit, wire, outer;
+    int64_t fragments;
+    double outer_lr, outer_momentum, mix; // -1: the rule's own
+    const char *levels;                   // NULL: none
 } daso_values;
 
 #define FIELD(name) offsetof(daso_values, config.name)
@@ -70,9 +73,72 @@ typedef struct daso_values {
                    "the largest period that divides the number of earlier steps wins",             \
         .instead = "period"
 
-const iso_setting iso__local_sgd_setting[] = {{PERIOD}, {LEVELS}, {WIRE, .initial = "f32"}};
+#define OUTER_LR                                                                                   \
+    "outer-lr", NUMBER, offsetof(daso_values, outer_lr), 1e-9, 1e6,                                \
+        .meaning = "learning rate of the outer optimizer"
+#define OUTER_MOMENTUM                                                                             \
+    "outer-momentum", NUMBER, offsetof(daso_values, outer_momentum), 0, 0.999999,                  \
+        .meaning = "momentum of the outer optimizer (adam: beta1)"
+#define MIX                                                                                        \
+    "mix", NUMBER, offsetof(daso_values, mix), 0, 1,                                               \
+        .meaning = "fraction of its own parameters that a rank keeps in a merge; pull: fraction "  \
+                   "of the way to the anchor"
+#define FRAGMENTS                                                                                  \
+    "fragments", INTEGER, offsetof(daso_values, fragments),                                        \
+        .low = 1, .high = ISO_DASO_FRAGMENTS,                                                      \
+        .meaning = "divide the parameters into N parts that are exchanged in turn, each every "    \
+                   "--period steps"
+#define FRAGMENT_ORDER                                                                             \
+    "fragment-order", INDEX, FIELD(fragment_order),                                                \
+        .choices = "runs|strides",                                                                 \
+        .meaning = "runs: a fragment has consecutive parameters; strides: every N-th layer"
+#define RULES "mean|sgd|nesterov|slowmo|pull|adam"
+#define OUTER                                                                                      \
+    {"outer",                                                                                      \
+     INDEX,                                                                                        \
+     offsetof(daso_values, outer),                                                                 \
+     .choices = "none|" RULES,                                                                     \
+     .initial = "none",                                                                            \
+     .meaning = "outer optimizer: what a mean of parameters does to those of a rank"},             \
+        {OUTER_LR, .of = "outer", .among = "sgd|nesterov|slowmo|pull|adam"},                       \
+        {OUTER_MOMENTUM, .of = "outer", .among = "sgd|nesterov|slowmo|pull|adam"}, {               \
+        MIX, .of = "outer", .among = RULES                                                         \
+    }
+
+const iso_setting iso__local_sgd_setting[] = {{PERIOD}, {LEVELS}, {WIRE, .initial = "f32"}, OUTER};
 const iso_setting iso__post_local_setting[] = {
-    {PERIOD}, {LEVELS}, {WARMUP, .initial = "0.5"}, {WARMUP_STEPS}, {WIRE, .initial = "f32"}};
+    {PERIOD}, {LEVELS}, {WARMUP, .initial = "0.5"}, {WARMUP_STEPS}, {WIRE, .initial = "f32"},
+    OUTER};
+const iso_setting iso__slowmo_setting[] = {{PERIOD},
+                                           {WARMUP, .initial = "0"},
+                                           {WARMUP_STEPS},
+                                           {WIRE, .initial = "f32"},
+                                           {OUTER_LR, .initial = "1"},
+                                           {OUTER_MOMENTUM, .initial = "0.5"}};
+const iso_setting iso__diloco_setting[] = {{PERIOD},
+                                           {WARMUP, .initial = "0"},
+                                           {WARMUP_STEPS},
+                                           {WIRE, .initial = "f32"},
+                                           {OUTER_LR, .initial = "0.7"},
+                                           {OUTER_MOMENTUM, .initial = "0.9"}};
+const iso_setting iso__streaming_setting[] = {{PERIOD},
+                                              {FRAGMENTS, .initial = "2"},
+                                              {FRAGMENT_ORDER, .initial = "strides"},
+                                              {"wait", INTEGER, FIELD(batches_to_wait),
+                                               COUNT_FROM(0), .initial = "1",
+                                               .meaning = "steps from send to merge"},
+                                              {WARMUP, .initial = "0"},
+                                              {WARMUP_STEPS},
+                                              {WIRE, .initial = "f32"},
+                                              {OUTER_LR, .initial = "0.7"},
+                                              {OUTER_MOMENTUM, .initial = "0.9"},
+                                              {MIX, .initial = "0.5"}};
+const iso_setting iso__overlap_setting[] = {{PERIOD},
+                                            {WARMUP, .initial = "0"},
+                                            {WARMUP_STEPS},
+                                            {WIRE, .initial = "f32"},
+                                            {MIX, .initial = "0.6"},
+                                            {OUTER_MOMENTUM, .initial = "0.7"}};
 const iso_setting iso__daso_setting[] = {
     {PERIOD},
     {WARMUP, .initial = "0.02"},
@@ -104,6 +170,9 @@ const iso_setting iso__daso_setting[] = {
      .of = "policy", .among = "adaptive"},
     {"stability-level", NUMBER, FIELD(stability_level), 0, 1e6, .initial = "0.05",
      .meaning = "threshold of the plateau detector"},
+    {FRAGMENTS, .initial = "1"},
+    {FRAGMENT_ORDER, .initial = "runs"},
+    OUTER,
 };
 #undef FIELD
 _Static_assert(sizeof(iso_merge) == sizeof(int) && sizeof(iso_state_sync) == sizeof(int) &&
@@ -112,34 +181,59 @@ _Static_assert(sizeof(iso_merge) == sizeof(int) && sizeof(iso_state_sync) == siz
 COUNTS(iso__local_sgd_setting, ISO__LOCAL_SGD_SETTINGS);
 COUNTS(iso__post_local_setting, ISO__POST_LOCAL_SETTINGS);
 COUNTS(iso__daso_setting, ISO__DASO_SETTINGS);
+COUNTS(iso__slowmo_setting, ISO__SLOWMO_SETTINGS);
+COUNTS(iso__diloco_setting, ISO__DILOCO_SETTINGS);
+COUNTS(iso__streaming_setting, ISO__STREAMING_SETTINGS);
+COUNTS(iso__overlap_setting, ISO__OVERLAP_SETTINGS);
 
 static daso_values values_of_daso(const iso_daso_config *config) {
     return (daso_values){.config = *config,
                          .unit = config->unit == ISO_SCOPE_RANK,
+                         .fragments = config->fragments > 1 ? config->fragments : 1,
+                         .outer_lr = -1,
+                         .outer_momentum = -1,
+                         .mix = -1,
                          .wire = place_of_wire((int)config->wire)};
 }
 
+static iso_status choose_outer(const daso_values *v, iso_outer *outer) {
+    static const char *const name[] = {NULL, "mean", "sgd", "nesterov", "slowmo", "pull", "adam"};
+    const iso_outer *rule;
+    if (name[v->outer]) {
+        ISO_TRY(iso_outer_parse(name[v->outer], &rule));
+        *outer = *rule;
+    }
+    if (v->outer_lr >= 0) outer->lr = v->outer_lr;
+    if (v->outer_momentum >= 0) outer->momentum = v->outer_momentum;
+    if (v->mix >= 0) outer->mix = v->mix;
+    return ISO_OK;
+}
+
 iso_status iso__daso_settings_read(iso_settings *settings, const iso_setting *table, int count,
-                                   iso_daso_config *config) {
+                                   iso_daso_config *config, iso_outer *outer) {
     daso_values v = values_of_daso(config);
     ISO_TRY(iso_settings_read(settings, table, count, &v));
+    ISO_TRY(choose_outer(&v, outer));
+    if (outer->name) v.config.outer = outer;
     if (v.levels) ISO_TRY(iso_daso_levels_parse(v.levels, &v.config));
     *config = v.config;
     config->unit = v.unit == 1 ? ISO_SCOPE_RANK : ISO_SCOPE_NODE;
     config->wire = wires[v.wire];
+    config->fragments = (int)v.fragments;
     return ISO_OK;
 }
 
 void iso__daso_settings_write(const iso_daso_config *config, char *text, size_t room) {
     daso_values v = values_of_daso(config);
     int used = snprintf(text, room, "total_steps: %lld\n", (long long)config->total_steps);
+    if (config->outer) used += iso__outer_write(config->outer, text + used, room - (size_t)used);
     if (config->level_count > 0) {
         char levels[ISO__DASO_LEVELS_ROOM];
         iso__daso_levels_write(config->level, config->level_count, levels);
         used += snprintf(text + used, room - (size_t)used, "levels: %s\n", levels);
     }
-    iso__settings_write(iso__daso_setting, ISO__DASO_SETTINGS, &v, text + used,
-                        room - (size_t)used);
+    iso__settings_write(iso__daso_setting, ISO__DASO_SETTINGS - ISO__OUTER_SETTINGS, &v,
+                        text + used, room - (size_t)used);
 }
 
 // ---- HeAT's DASO ----------------------------------------------------------------------------------

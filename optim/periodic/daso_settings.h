@@ -5,25 +5,33 @@
 
 #include "exchange/codec.h"
 
+#include <isotherm/daso.h>
 #include <isotherm/strategy.h>
 
 enum {
-    ISO__LOCAL_SGD_SETTINGS = 3,
-    ISO__POST_LOCAL_SETTINGS = 5,
-    ISO__DASO_SETTINGS = 15,
+    ISO__OUTER_SETTINGS = 4, // the last ones of the next three
+    ISO__LOCAL_SGD_SETTINGS = 7,
+    ISO__POST_LOCAL_SETTINGS = 9,
+    ISO__DASO_SETTINGS = 21,
+    ISO__SLOWMO_SETTINGS = 6,
+    ISO__DILOCO_SETTINGS = 6,
+    ISO__STREAMING_SETTINGS = 10,
+    ISO__OVERLAP_SETTINGS = 6,
     ISO__HEAT_SETTINGS = 9,
-    ISO__SETTINGS_ROOM = 1024 // bytes of text
+    ISO__SETTINGS_ROOM = 2048 // bytes of text
 };
 extern const iso_setting iso__local_sgd_setting[], iso__post_local_setting[], iso__daso_setting[],
+    iso__slowmo_setting[], iso__diloco_setting[], iso__streaming_setting[], iso__overlap_setting[],
     iso__heat_setting[];
 
 // NULL for a number that is no wire.
 const iso__codec *iso__wire_codec(iso_wire wire);
 
-// Read settings into a config. Fields without a default keep their value. table: one of the first
-// three.
+// Read settings into a config. Fields without a default keep their value. table: any of them except
+// iso__heat_setting. *outer: the outer optimizer of the mode, with a name of NULL if it has none;
+// it becomes the one of the settings, to which config->outer then points.
 iso_status iso__daso_settings_read(iso_settings *settings, const iso_setting *table, int count,
-                                   iso_daso_config *config);
+                                   iso_daso_config *config, iso_outer *outer);
 iso_status iso__heat_settings_read(iso_settings *settings, iso_daso_heat_config *config);
 
 // Write the settings that must be equal on all ranks, as lines "KEY: VALUE". config has been

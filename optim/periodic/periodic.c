@@ -57,7 +57,7 @@ static iso_status send_parameters(iso__periodic *p, iso__periodic_exchange *x, i
     bool state = iso__periodic_last(p, payload) > p->parameter_count;
     if (state) ISO_TRY(iso__periodic_mean_buffers(p, p->node));
     float *to = x->queued ? p->room : p->sent;
-    ISO_TRY(iso__periodic_fetch(p, x->first, x->last, to + x->offset));
+    ISO_TRY(iso__periodic_outer_send(p, x, to + x->offset));
     return x->queued ? ISO_OK : start_exchange(p, x, payload, action->group, action->level);
 }
 
@@ -137,8 +137,9 @@ static iso_status poll_exchanges(iso__periodic *p) {
 
 iso_status iso__periodic_set_reference(iso__periodic *p) {
     for (int i = 0; i < p->exchange_count; i++) {
-        const iso__periodic_exchange *x = &p->exchange[i];
+        iso__periodic_exchange *x = &p->exchange[i];
         ISO_TRY(iso__periodic_fetch(p, x->first, x->last, p->room + x->offset));
+        iso__periodic_outer_begin(p, x, p->room + x->offset);
         ISO_TRY(iso__average_set_reference(x->average, p->room + x->offset));
         for (int k = 0; k < p->config.lower_count; k++)
             ISO_TRY(iso__average_set_reference(x->lower[k], p->room + x->offset));
@@ -159,8 +160,30 @@ static iso_status reset_state(iso__periodic *p) {
     return ISO_OK;
 }
 
-static iso_status merge_mean(iso__periodic *p, const iso__periodic_exchange *x,
-                             const iso__action *action, const float *mean) {
+// Of parameters, which come first.
+static void measure_divergence(iso__periodic *p, const iso__periodic_exchange *x,
+                               const float *mean) {
+    double distance = 0, norm = 0;
+    int last = x->last < p->parameter_count ? x->last : p->parameter_count;
+    iso__flat size = iso__periodic_flat(p, x->first, last);
+    size_t f64 = iso__flat_f64(x->size);
+    iso__merge_args args = {.sent = p->sent + x->offset, .mean = mean};
+    iso__merge_measure(size.f32, &args, &distance, &norm);
+    args = (iso__merge_args){
+        .sent = (const char *)args.sent + f64, .mean = (const char *)mean + f64, .f64 = true};
+    iso__merge_measure(size.f64, &args, &distance, &norm);
+    p->own_divergence = norm > 0 ? sqrt(distance / norm) : 0;
+}
+
+static iso_status merge_outer(iso__periodic *p, iso__periodic_exchange *x, int64_t age,
+                              const float *mean) {
+    measure_divergence(p, x, mean);
+    return iso__periodic_outer_merge(p, x, age, mean);
+}
+
+static iso_status merge_mean(iso__periodic *p, iso__periodic_exchange *x, const iso__action *action,
+                             const float *mean) {
+    if (p->config.outer) return merge_outer(p, x, action->age, mean);
     double distance = 0, norm = 0, ignored = 0;
     iso__merge_args args = {.nodes = layout_of(p, x)->nodes, .age = action->weight};
     if (p->config.merge == ISO_MERGE_PROGRESS) args.age = action->age;
@@ -177,7 +200,7 @@ static iso_status merge_mean(iso__periodic *p, const iso__periodic_exchange *x,
     }
     ISO_TRY(iso__periodic_unmap(p, x->first, x->last));
     p->own_divergence = norm > 0 ? sqrt(distance / norm) : 0;
-    return reset_state(p);
+    return ISO_OK;
 }
 
 // waited: what all waits took when the sync began.
@@ -200,24 +223,10 @@ static iso_status merge_exchange(iso__periodic *p, const iso__action *action) {
     double waited = p->stats.wait_ms;
     ISO_TRY(collect_mean(p, x, &mean));
     if (mean) ISO_TRY(merge_mean(p, x, action, mean));
+    if (mean) ISO_TRY(reset_state(p));
     ISO_TRY(send_queued(p, x));
     count_sync(p, action->age, began, waited);
     return ISO_OK;
-}
-
-// Of parameters, which come first.
-static void measure_divergence(iso__periodic *p, const iso__periodic_exchange *x,
-                               const float *mean) {
-    double distance = 0, norm = 0;
-    int last = x->last < p->parameter_count ? x->last : p->parameter_count;
-    iso__flat size = iso__periodic_flat(p, x->first, last);
-    size_t f64 = iso__flat_f64(x->size);
-    iso__merge_args args = {.sent = p->sent + x->offset, .mean = mean};
-    iso__merge_measure(size.f32, &args, &distance, &norm);
-    args = (iso__merge_args){
-        .sent = (const char *)args.sent + f64, .mean = (const char *)mean + f64, .f64 = true};
-    iso__merge_measure(size.f64, &args, &distance, &norm);
-    p->own_divergence = norm > 0 ? sqrt(distance / norm) : 0;
 }
 
 // The mean of everything, exact unless a SEND of this plan has just started it.
@@ -232,25 +241,38 @@ static iso_status full_mean(iso__periodic *p, const iso__action *action,
     return ISO_OK;
 }
 
+// Sets the parameters to the mean, or as the outer optimizer of an exchange says.
+static iso_status replace_by_mean(iso__periodic *p, iso__periodic_exchange *sent, int last,
+                                  const float *mean) {
+    if (!sent) return iso__periodic_put(p, 0, last, mean);
+    if (p->config.outer) return merge_outer(p, sent, 0, mean);
+    ISO_TRY(iso__periodic_put(p, sent->first, sent->last, mean));
+    measure_divergence(p, sent, mean);
+    return ISO_OK;
+}
+
+// Of a group that takes its turn the other ranks of a node know nothing yet, and of a lower level
+// other groups have another mean.
+static bool equal_after(const iso__periodic *p, const iso__periodic_exchange *sent,
+                        const iso__action *action) {
+    bool turn = action->group != ISO__ALL_GROUPS && p->layout->largest > 1;
+    bool all = sent->level == p->config.lower_count && p->exchange_count == 1;
+    return !turn && all && iso__periodic_outer_equal(p);
+}
+
 static iso_status average_fully(iso__periodic *p, const iso__action *action,
                                 iso__periodic_exchange *sent) {
     const float *mean;
     int64_t began = iso_now();
     double waited = p->stats.wait_ms;
-    int first = sent ? sent->first : 0, last = p->parameter_count;
-    if (action->state) last = p->span_count;
-    if (sent) last = sent->last;
+    int last = action->state ? p->span_count : p->parameter_count;
     ISO_TRY(full_mean(p, action, sent, &mean));
-    if (mean) ISO_TRY(iso__periodic_put(p, first, last, mean));
-    if (mean && sent) measure_divergence(p, sent, mean);
+    if (mean) ISO_TRY(replace_by_mean(p, sent, last, mean));
     if (action->state)
         ISO_TRY(iso__periodic_agree_on_steps(p, p->comm));
     else
         ISO_TRY(reset_state(p));
-    // Of a group that takes its turn the other ranks of a node know nothing yet, and of a lower
-    // level other groups have another mean.
-    bool turn = sent && action->group != ISO__ALL_GROUPS && p->layout->largest > 1;
-    p->equal = !turn && (!sent || sent->level == p->config.lower_count);
+    p->equal = !sent || equal_after(p, sent, action);
     p->node_equal = p->node_equal || p->equal;
     p->equal_state = p->equal_state || action->state;
     p->node_equal_state = p->node_equal_state || action->state;
@@ -266,11 +288,12 @@ static iso_status carry_out(iso__periodic *p, const iso__action *action, iso__pa
         *sent = &p->exchange[action->exchange];
         return send_parameters(p, *sent, payload, action);
     case ISO__MERGE: return merge_exchange(p, action);
-    case ISO__FULL: return average_fully(p, action, *sent);
+    case ISO__FULL: ISO_TRY(average_fully(p, action, *sent)); break;
     case ISO__NODE_AVERAGE: return iso__periodic_node_average(p);
     case ISO__NODE_COPY: return iso__periodic_node_copy(p, action->group);
-    case ISO__MEASURE: break; // the owner's
+    case ISO__MEASURE: return ISO_OK; // the owner's
     }
+    *sent = NULL; // merged by FULL
     return ISO_OK;
 }
 

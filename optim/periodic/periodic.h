@@ -5,6 +5,7 @@
 #define ISO_PERIODIC_H
 
 #include "optim/periodic/merge.h"
+#include "optim/periodic/outer.h"
 #include "optim/optim_impl.h"
 #include "optim/periodic/sync_plan.h"
 #include "exchange/average.h"
@@ -17,6 +18,7 @@ typedef struct iso__span {
     void *host;   // while mapped
     size_t count; // elements
     bool f64;     // their type; else f32
+    int slot;     // of the optimizer, if it is a parameter
 } iso__span;
 
 static inline size_t iso__span_bytes(const iso__span *span) {
@@ -47,7 +49,7 @@ typedef enum iso__payload {
     ISO__PAYLOADS
 } iso__payload;
 
-// Consecutive parameters that are exchanged separately, and the state of their exchange.
+// Consecutive spans that are exchanged separately, and the state of their exchange.
 typedef struct iso__periodic_exchange {
     int first, last;                      // spans
     iso__flat size;                       // of a flat array of these
@@ -61,18 +63,25 @@ typedef struct iso__periodic_exchange {
     iso__payload payload, queued_payload;
     int queued_group;
     int level, queued_level;       // of the pending exchange, and of the queued one
-    int64_t saved[4], saved_level; // for saved state
+    int64_t merges;                // by the outer optimizer
+    int64_t saved[5], saved_level; // for saved state
 } iso__periodic_exchange;
 
 typedef struct iso__periodic_config {
     iso_topology_config topology;
     iso__average_config wire, full;
     iso_merge merge;
+    // Instead of `merge`; NULL: none. Owned by the owner. Only parameters travel then: `state` is
+    // not ISO_STATE_SYNC_AVERAGE, and there are no lower levels.
+    const iso_outer *outer;
     iso_state_sync state;
     // The number of exchanges of nearly equal size that may be under way at once; 0: one. Above 1
     // only parameters travel while cycling: `state` is ISO_STATE_SYNC_KEEP, and no plan has FULL
     // after SEND.
     int exchanges;
+    // Which parameters they carry: layer i belongs to exchange i modulo their number. false:
+    // consecutive ones.
+    bool strides;
     // The number of ranks in the groups of each lower level. Level lower_count is all ranks.
     int lower_count, lower_ranks[ISO_DASO_LEVELS];
 } iso__periodic_config;
@@ -94,15 +103,17 @@ typedef struct iso__periodic {
     int exchange_count;
     iso_device *device; // of the parameters; borrowed
     iso__span *span;
-    int span_count, parameter_count, buffer_count; // parameters come first, then buffers
+    int span_count, parameter_count, buffer_count; // parameters come first, then buffers; the
+                                                   // exchanges decide the order of parameters
     size_t wire_floats;                            // size of the flat arrays of all exchanges
     float *first_buffers; // the initial contents of the buffers, for ISO_STATE_SYNC_RESET
     iso_scope scope;      // of the gradients of the next backward
     // Whether all ranks, or those of a node, have the same parameters, and optimizer state.
     bool equal, equal_state, node_equal, node_equal_state;
 
-    float *sent, *room, *mean; // the flat arrays of the exchanges
-    float *own;                // this rank's parameters during evaluation
+    float *sent, *room, *mean;            // the flat arrays of the exchanges
+    float *own;                           // this rank's parameters during evaluation
+    float *outer_state[ISO_OUTER_STATES]; // of the outer optimizer: flat arrays of the exchanges
     int64_t *steps; // [parameters]: room; NULL: each step updates all of them on every rank
     // For a device with memory of its own: values that are mapped or on their way to the device,
     // and events in its queues. The arrays above, except `mean`, are pinned then.
@@ -200,6 +211,28 @@ iso_status iso__periodic_make_average(iso__routes *routes, iso__flat size,
                                       const iso__average_config *config, iso__average **out);
 // The average of the whole array, for all payloads except ISO__PAYLOAD_WIRE.
 iso_status iso__periodic_average_of(iso__periodic *p, iso__payload payload, iso__average **out);
+
+// ---- periodic_fragments.c -------------------------------------------------------------------------
+
+// Orders the spans of parameters so that those of an exchange follow each other, and gives every
+// exchange its spans and its place in flat arrays. ISO_ERR_ARG if there are too few parameters or
+// layers.
+iso_status iso__periodic_divide(iso__periodic *p);
+
+// ---- periodic_outer.c -----------------------------------------------------------------------------
+
+// The functions of the outer optimizer, if there is one.
+iso_status iso__periodic_outer_open(iso__periodic *p);
+void iso__periodic_outer_close(iso__periodic *p);
+// values: the flat array of the parameters of x, which become the anchor.
+void iso__periodic_outer_begin(iso__periodic *p, iso__periodic_exchange *x, const float *values);
+// Whether a merge leaves the same parameters on all ranks.
+bool iso__periodic_outer_equal(const iso__periodic *p);
+// What x sends, as a flat array.
+iso_status iso__periodic_outer_send(iso__periodic *p, const iso__periodic_exchange *x, float *to);
+// Merges the mean of what x sent, also a flat array.
+iso_status iso__periodic_outer_merge(iso__periodic *p, iso__periodic_exchange *x, int64_t age,
+                                     const float *mean);
 
 // ---- periodic_memory.c ----------------------------------------------------------------------------
 

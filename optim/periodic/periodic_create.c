@@ -59,8 +59,10 @@ static iso_status list_spans(iso__periodic *p, const iso__base_optimizer *core,
                              const iso_buffer_list *buffers) {
     int most = core->count * (1 + ISO_OPTIMIZER_STATES) + buffers->count;
     ISO_TRY(iso__alloc_zero((size_t)most * sizeof(*p->span), (void **)&p->span));
-    for (int i = 0; i < core->count; i++)
+    for (int i = 0; i < core->count; i++) {
         ISO_TRY(add_tensor(p, core->slot[i].parameter->value, "parameter", core->slot[i].name));
+        p->span[i].slot = i;
+    }
     p->parameter_count = p->span_count;
     ISO_TRY(list_buffers(p, buffers));
     for (int k = 0; k < ISO_OPTIMIZER_STATES; k++)
@@ -68,50 +70,9 @@ static iso_status list_spans(iso__periodic *p, const iso__base_optimizer *core,
     return ISO_OK;
 }
 
-static iso_status allocate_exchanges(iso__periodic *p) {
-    int count = p->config.exchanges > 1 ? p->config.exchanges : 1;
-    ISO_CHECK(count == 1 || p->config.state == ISO_STATE_SYNC_KEEP, ISO_ERR_UNSUPPORTED,
-              "with %d exchanges, optimizer state cannot be averaged or reset", count);
-    ISO_CHECK(count <= p->parameter_count, ISO_ERR_ARG,
-              "%d parameter%s cannot be divided among %d exchanges", p->parameter_count,
-              ISO_PLURAL(p->parameter_count), count);
-    size_t bytes = (size_t)count * sizeof(*p->exchange);
-    ISO_TRY(iso__alloc_zero(bytes, (void **)&p->exchange));
-    p->exchange_count = count;
-    return ISO_OK;
-}
-
-// Consecutive spans of nearly `share` elements, and of what is left at last.
-static void choose_spans(const iso__periodic *p, iso__periodic_exchange *x, size_t share, int end,
-                         bool last) {
-    size_t elements = 0;
-    while (x->last < end &&
-           (last || elements == 0 || elements + p->span[x->last].count / 2 < share))
-        elements += p->span[x->last++].count;
-    x->size = iso__periodic_flat(p, x->first, x->last);
-}
-
-// Flat arrays with f64 begin at multiples of 128 bytes.
-static void divide_spans(iso__periodic *p) {
-    int first = 0, end = iso__periodic_last(p, ISO__PAYLOAD_WIRE);
-    iso__flat all = iso__periodic_flat(p, 0, end);
-    size_t left = all.f32 + all.f64;
-    for (int i = 0; i < p->exchange_count; i++) {
-        int others = p->exchange_count - i;
-        iso__periodic_exchange *x = &p->exchange[i];
-        *x = (iso__periodic_exchange){.first = first, .last = first, .offset = p->wire_floats};
-        choose_spans(p, x, left / (size_t)others, end - others + 1, others == 1);
-        first = x->last;
-        left -= x->size.f32 + x->size.f64;
-        p->wire_floats += iso__flat_bytes(x->size) / sizeof(float);
-        if (all.f64) p->wire_floats = iso__round_up(p->wire_floats, 32);
-    }
-}
-
 static iso_status allocate_memory(iso__periodic *p) {
     int buffers_end = p->parameter_count + p->buffer_count;
-    ISO_TRY(allocate_exchanges(p));
-    divide_spans(p);
+    ISO_TRY(iso__periodic_divide(p));
     // A mean of buffers or of all parameters is made there, too.
     size_t bytes = p->wire_floats * sizeof(float);
     size_t buffers = iso__flat_bytes(iso__periodic_flat(p, p->parameter_count, buffers_end));
@@ -122,6 +83,7 @@ static iso_status allocate_memory(iso__periodic *p) {
     memset(p->sent, 0, bytes);
     ISO_TRY(iso__pinned_alloc(p->device, bytes, (void **)&p->room));
     memset(p->room, 0, bytes);
+    ISO_TRY(iso__periodic_outer_open(p));
     if (!iso__reducer_negotiates(iso_data_parallel_reducer(p->data_parallel))) return ISO_OK;
     size_t steps = (size_t)p->parameter_count * sizeof(*p->steps);
     return iso__alloc_zero(steps, (void **)&p->steps);
@@ -227,6 +189,7 @@ void iso__periodic_destroy(iso__periodic *p) {
     float *const pinned[] = {p->first_buffers, p->sent, p->room, p->own};
     for (int i = 0; i < 4; i++)
         if (pinned[i]) iso__pinned_free(p->device, pinned[i]);
+    iso__periodic_outer_close(p);
     iso__periodic_memory_close(p);
     iso_module_destroy(&p->data_parallel);
     *p = (iso__periodic){0};

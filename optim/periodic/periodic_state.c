@@ -21,6 +21,7 @@ enum {
     NODE_STATE,
     ALL_STATE,
     DROPPED,
+    MERGES,
     COUNT
 };
 _Static_assert((int)COUNT <= (int)ISO__PERIODIC_NUMBERS, "room for all of them");
@@ -37,6 +38,7 @@ static void fill_saved(iso__periodic *p) {
         [AGE] = stats.last_age,       [NODE_STATE] = p->node_equal_state,
         [ALL_STATE] = p->equal_state, [DROPPED] = x->dropped,
         [SENT] = stats.bytes_sent,    [BETWEEN] = stats.bytes_between_nodes,
+        [MERGES] = x->merges,
     };
     memcpy(p->saved.number, number, sizeof(number));
     memcpy(p->saved.metric, p->metrics, sizeof(p->metrics));
@@ -52,7 +54,7 @@ static iso_status add_own(iso_state *state, const char *name, iso_state_type typ
 }
 
 // What the exchanges after the first hold; the first one's numbers are the engine's.
-enum { X_PENDING, X_MEMBER, X_PAYLOAD, X_DROPPED, X_COUNT };
+enum { X_PENDING, X_MEMBER, X_PAYLOAD, X_DROPPED, X_MERGES, X_COUNT };
 
 static iso_status add_exchange(iso__periodic *p, int i, iso_state *state) {
     char prefix[16] = "", name[64];
@@ -60,7 +62,7 @@ static iso_status add_exchange(iso__periodic *p, int i, iso_state *state) {
     iso__average_array array[ISO__AVERAGE_ARRAYS];
     int arrays = iso__average_arrays(x->average, array);
     if (i > 0) {
-        int64_t number[X_COUNT] = {x->pending, x->member, x->payload, x->dropped};
+        int64_t number[X_COUNT] = {x->pending, x->member, x->payload, x->dropped, x->merges};
         memcpy(x->saved, number, sizeof(number));
         snprintf(prefix, sizeof(prefix), "%d/", i);
         snprintf(name, sizeof(name), "daso/%snumbers", prefix);
@@ -103,6 +105,16 @@ static iso_status add_flat(const iso__periodic *p, const char *name, float *data
                    p->wire_floats * (f64 ? sizeof(float) : 1), data);
 }
 
+static iso_status add_outer(const iso__periodic *p, iso_state *state) {
+    char name[96];
+    const iso_outer *outer = p->config.outer;
+    for (int k = 0; outer && k < outer->states; k++) {
+        snprintf(name, sizeof(name), "daso/outer/%.64s/%d", outer->name, k);
+        ISO_TRY(add_flat(p, name, p->outer_state[k], state));
+    }
+    return ISO_OK;
+}
+
 iso_status iso__periodic_state(iso__periodic *p, iso_state *state) {
     ISO_CHECK(!p->shown, ISO_ERR_STATE,
               "the state was asked for in evaluation mode, where parameters are the mean of all "
@@ -114,6 +126,7 @@ iso_status iso__periodic_state(iso__periodic *p, iso_state *state) {
     ISO_TRY(add_own(state, "daso/figures", ISO_STATE_F64, ISO__METRICS + 4, p->saved.metric));
     ISO_TRY(add_flat(p, "daso/sent", p->sent, state));
     ISO_TRY(add_flat(p, "daso/mean", p->mean, state));
+    ISO_TRY(add_outer(p, state));
     for (int i = 0; i < p->exchange_count; i++) ISO_TRY(add_exchange(p, i, state));
     for (int i = 0; i < p->exchange_count; i++) ISO_TRY(add_levels(p, i, state));
     return ISO_OK;
@@ -121,12 +134,13 @@ iso_status iso__periodic_state(iso__periodic *p, iso_state *state) {
 
 static iso_status load_exchange(iso__periodic_exchange *x, const int64_t number[X_COUNT]) {
     ISO_CHECK(number[X_PAYLOAD] >= 0 && number[X_PAYLOAD] < ISO__PAYLOADS && x->saved_level >= 0 &&
-                  x->saved_level <= ISO_DASO_LEVELS,
+                  x->saved_level <= ISO_DASO_LEVELS && number[X_MERGES] >= 0,
               ISO_ERR_FORMAT, "the saved state of daso is damaged: its numbers are invalid");
     x->pending = x->held = number[X_PENDING];
     x->member = number[X_MEMBER];
     x->payload = (iso__payload)number[X_PAYLOAD];
     x->dropped = number[X_DROPPED];
+    x->merges = number[X_MERGES];
     x->level = (int)x->saved_level;
     x->queued = false;
     return ISO_OK;
@@ -135,7 +149,7 @@ static iso_status load_exchange(iso__periodic_exchange *x, const int64_t number[
 iso_status iso__periodic_loaded(iso__periodic *p) {
     const int64_t *number = p->saved.number;
     const int64_t first[X_COUNT] = {number[PENDING], number[MEMBER], number[PAYLOAD],
-                                    number[DROPPED]};
+                                    number[DROPPED], number[MERGES]};
     ISO_CHECK(number[SCOPE] >= ISO_SCOPE_WORLD && number[SCOPE] <= ISO_SCOPE_RANK, ISO_ERR_FORMAT,
               "the saved state of daso is damaged: its numbers are invalid");
     for (int i = 0; i < p->exchange_count; i++)

@@ -30,7 +30,7 @@ typedef struct iso__action {
 } iso__action;
 
 #define ISO__ALL_GROUPS -1
-enum { ISO__PLAN_ACTIONS = 6 };
+enum { ISO__PLAN_ACTIONS = ISO_DASO_FRAGMENTS + 4 };
 
 // What to do after a batch, in this order, and the scope over which the next batch's gradients are
 // averaged. HeAT packs a new exchange before it merges the last one, so its plans may have a SEND
@@ -103,6 +103,8 @@ typedef struct iso__daso_schedule {
     // What follows comes from the config and is not saved.
     int level_count;
     iso_daso_level level[ISO_DASO_LEVELS];
+    bool outer, outer_equal; // there is an outer optimizer; its merges leave ranks equal
+    int fragments;           // > 1: they take turns
 } iso__daso_schedule;
 enum { ISO__DASO_SCHEDULE_SAVED = offsetof(iso__daso_schedule, level_count) }; // bytes
 
@@ -115,6 +117,10 @@ typedef struct iso__daso_names {
 iso_status iso__daso_config_check(const iso_daso_config *config);
 // Only the checks that compare global_skip, batches_to_wait and max_global_skip.
 iso_status iso__daso_rhythm_check(const iso_daso_config *config, const iso__daso_names *names);
+// The actions of fragments after a step of cycling. ends: it was the last one.
+void iso__daso_fragments_plan(const iso__daso_schedule *s, bool ends, iso__sync_plan *out);
+// Only the checks of the fragments.
+iso_status iso__daso_fragments_check(const iso_daso_config *config);
 // Only the checks of the levels. ranks 0: not known, those checks are left out.
 iso_status iso__daso_levels_check(const iso_daso_config *config, int ranks);
 // Writes them as iso_daso_levels_parse reads them; "none" without levels.
@@ -139,12 +145,17 @@ void iso__daso_schedule_init(iso__daso_schedule *s, const iso_daso_config *confi
 // that call has the last action of the previous round: SEND.
 //
 // At the end of cycling the pending exchange is merged, then FULL, with state if a cool-down
-// follows. COOLDOWN: next = WORLD. After the last step: FULL, unless a cool-down kept the replicas
-// equal. With local_skip > 1, gradients are averaged in the node only in every local_skip-th
-// cycling step, and in the step before a SEND or the last FULL: next is NODE before those and RANK
-// before the others. NODE_AVERAGE precedes the last FULL too.
+// follows. With an outer optimizer and batches_to_wait 0, the last round ends like the others, with
+// SEND and FULL, if it is as long as they are; another FULL follows only if ranks are unequal then,
+// or a cool-down follows. COOLDOWN: next = WORLD. After the last step: FULL, unless a cool-down
+// kept the replicas equal. With local_skip > 1, gradients are averaged in the node only in every
+// local_skip-th cycling step, and in the step before a SEND or the last FULL: next is NODE before
+// those and RANK before the others. NODE_AVERAGE precedes the last FULL too.
 //
 // With levels, a round ends where iso__daso_level_at names a level, which is that of its SEND.
+//
+// With fragments, fragment f has SEND or MERGE as iso_daso_config says; batches_to_wait 0: SEND and
+// FULL. There are no rounds. The end merges all fragments that are under way.
 //
 // A wait is counted in steps. After a warm-up of fewer than two steps, the time of a step is not
 // known yet: MEASURE is then one step before the first SEND. If that is before the third step,

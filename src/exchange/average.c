@@ -146,7 +146,7 @@ void iso__average_destroy(iso__average **pointer) {
 
 void iso__average_get_stats(const iso__average *a, iso__average_stats *out) { *out = a->stats; }
 
-iso_status iso__average_set_reference(iso__average *a, const float *values) {
+iso_status iso__average_move_reference(iso__average *a, const float *values) {
     ISO_CHECK(!iso__average_busy(a), ISO_ERR_STATE,
               "a mean over nodes is under way: finish it before setting a reference");
     if (!a->config.differences) return ISO_OK;
@@ -154,6 +154,12 @@ iso_status iso__average_set_reference(iso__average *a, const float *values) {
     ISO_CHECK(iso__codec_f32.encode(a->count, values, 1, next), ISO_ERR_STATE,
               "parameters are not finite: try a lower learning rate");
     a->current = 1 - a->current;
+    return ISO_OK;
+}
+
+iso_status iso__average_set_reference(iso__average *a, const float *values) {
+    ISO_TRY(iso__average_move_reference(a, values));
+    if (!a->config.differences) return ISO_OK;
     memset(a->residual[a->current_residual], 0, a->residual_count * sizeof(float));
     memset(a->share_residual[a->current_residual], 0, a->share_count * sizeof(float));
     return ISO_OK;

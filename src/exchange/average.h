@@ -96,6 +96,10 @@ iso_status iso__average_finish(iso__average *average, const float **mean,
 // for values that are not finite. Does nothing if no differences travel.
 iso_status iso__average_set_reference(iso__average *average, const float *values);
 
+// Local. The same, but keeps the error feedback: what was left out is added to the next difference
+// from the new reference.
+iso_status iso__average_move_reference(iso__average *average, const float *values);
+
 typedef struct iso__average_stats {
     long long exchanges;                       // without those that were dropped
     long long bytes_sent, bytes_between_nodes; // of this rank, see iso_traffic in isotherm/comm.h

@@ -81,7 +81,7 @@ static iso_status transfer(model_rank *r, bool push) {
     return ISO_OK;
 }
 
-static void push(daso_model *m) {
+void model_push(daso_model *m) {
     for (int r = 0; r < m->config.ranks; r++)
         if (transfer(&m->rank[r], true) < 0) abort(); // a test ends where it goes wrong
 }
@@ -255,7 +255,7 @@ void model_merge(daso_model *m, const model_rule *rule) {
         for (int64_t k = m->count; k < m->total; k++)
             now[k] = merged_state(rule, now[k], sent_mean(e, r, k));
     }
-    push(m);
+    model_push(m);
 }
 
 void model_replace(daso_model *m, bool state) {
@@ -263,7 +263,7 @@ void model_replace(daso_model *m, bool state) {
     for (int r = 0; r < m->config.ranks; r++)
         for (int64_t k = 0; in_group(m, r, e->group) && k < (state ? m->total : m->count); k++)
             m->rank[r].now[k] = sent_mean(e, r, k);
-    push(m);
+    model_push(m);
 }
 
 void model_node_average(daso_model *m, bool state) {
@@ -274,7 +274,7 @@ void model_node_average(daso_model *m, bool state) {
             for (int r = first; r < first + size; r++) sum += m->rank[r].now[k];
             for (int r = first; r < first + size; r++) m->rank[r].now[k] = sum / size;
         }
-    push(m);
+    model_push(m);
 }
 
 void model_node_copy(daso_model *m, int k) {
@@ -282,7 +282,7 @@ void model_node_copy(daso_model *m, int k) {
         int from = member(m, node_of(m, r), k);
         if (from != r) memcpy(m->rank[r].now, m->rank[from].now, (size_t)m->count * sizeof(double));
     }
-    push(m);
+    model_push(m);
 }
 
 void model_mean(const daso_model *m, double *out) {

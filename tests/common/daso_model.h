@@ -75,6 +75,8 @@ void model_replace(daso_model *m, bool state);
 void model_node_average(daso_model *m, bool state);
 // The parameters of local rank k (modulo the size of the node) replace those of its node's ranks.
 void model_node_copy(daso_model *m, int k);
+// Writes `now` of all ranks to their modules and optimizers. The functions above do.
+void model_push(daso_model *m);
 // The mean of the parameters over all ranks: count elements.
 void model_mean(const daso_model *m, double *out);
 

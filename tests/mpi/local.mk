@@ -31,6 +31,8 @@ tests_mpi_levels_mpi_SOURCES = tests/mpi/test_levels.c
 
 MPI_TESTS += tests/mpi/local_sgd.mpi
 tests_mpi_local_sgd_mpi_SOURCES = tests/mpi/test_local_sgd.c
+MPI_TESTS += tests/mpi/outer.mpi
+tests_mpi_outer_mpi_SOURCES = tests/mpi/test_outer.c
 MPI_TESTS += tests/mpi/evaluate.mpi
 tests_mpi_evaluate_mpi_SOURCES = tests/mpi/test_evaluate.c
 MPI_TESTS += tests/mpi/daso.mpi

@@ -32,6 +32,15 @@ static daso_case variant(int i) {
     if (i == 2) c.daso.local_skip = 3;
     if (i == 3) c.daso.unit = ISO_SCOPE_RANK;
     if (i == 3) c.daso.policy = ISO_POLICY_PLATEAU;
+    if (i == 6) c.daso.outer = &iso_outer_adam;
+    if (i == 7) c.daso.outer = &iso_outer_pull;
+    if (i == 8) {
+        c.daso.outer = &iso_outer_nesterov;
+        c.daso.fragments = 3;
+        c.daso.fragment_order = ISO_FRAGMENT_STRIDES;
+        c.daso.wire = ISO_WIRE_INT8;
+    }
+    if (i == 7) c.daso.wire = ISO_WIRE_BF16;
     return c;
 }
 
@@ -113,5 +122,9 @@ Test(np4_resume_daso, goes_on_with_int8) { goes_on(5); }
 Test(np3_resume_daso, goes_on_with_f16_that_carries_state) { goes_on(1); }
 Test(np4_resume_daso, goes_on_with_local_skips) { goes_on(2); }
 Test(np3_resume_daso, goes_on_with_ranks_alone_and_a_policy) { goes_on(3); }
+Test(np2_resume_daso, goes_on_with_an_outer_adam) { goes_on(6); }
+Test(np3_resume_daso, goes_on_with_a_pull) { goes_on(7); }
+Test(np3_resume_daso, goes_on_with_fragments) { goes_on(8); }
+Test(np4_resume_daso, goes_on_with_fragments) { goes_on(8); }
 Test(np2_resume_daso, goes_on_as_heat) { goes_on(4); }
 Test(np4_resume_daso, goes_on_as_heat) { goes_on(4); }

@@ -46,6 +46,8 @@ static void text_of(const iso__sync_plan *plan, char *out, size_t room) {
         used = strlen(out);
         if (a->level > 0) snprintf(out + used, room - used, "%d", a->level);
         used = strlen(out);
+        if (a->exchange > 0) snprintf(out + used, room - used, "_%d", a->exchange);
+        used = strlen(out);
         if (a->kind == ISO__MERGE) {
             snprintf(out + used, room - used, "%d", (int)a->age);
             cr_assert_eq(a->weight, a->age);
@@ -130,6 +132,47 @@ Test(daso_schedule, automatic_skip_follows_the_wait) {
     config.max_global_skip = 3;
     config.policy = ISO_POLICY_ADAPTIVE;
     check(config, "3 S F; 6 S F; 8 F", "nnnnnnnn");
+}
+
+// "S_1", "M_12": exchange 1, age 2.
+static iso_daso_config fragments_of(int64_t total, int fragments, int64_t skip, int64_t wait) {
+    iso_daso_config config = config_of(total, 0, 0, skip, wait);
+    config.fragments = fragments;
+    return config;
+}
+
+// torchft sends 1 step before steps 3, 6, 9 and 12, and merges there.
+Test(daso_schedule, fragments_take_turns) {
+    check(fragments_of(12, 2, 6, 1), "2 S; 3 M1; 5 S_1; 6 M_11; 8 S; 9 M1; 11 S_1; 12 M_11 F",
+          "nnnnnnnnnnnn");
+    check(fragments_of(7, 2, 6, 0), "3 S F; 6 S_1 F_1; 7 F", "nnnnnnn");
+    iso_daso_config config = fragments_of(9, 3, 3, 2);
+    config.warmup_steps = config.cooldown_steps = 1;
+    check(config, "2 S_2; 3 S; 4 M_22 S_1; 5 M2 S_2; 6 M_12 S; 7 M_22 S_1; 8 M2 M_11 F+", "wnnnnnnnw");
+}
+
+// Each fragment is sent once in a period, and merged after the wait, whatever the numbers.
+Test(daso_schedule, every_fragment_is_sent_once_in_a_period) {
+    for (int n = 0; n < 2000; n++) {
+        int fragments = 2 + n % 7, period = fragments + n / 7 % 9, wait = n / 63 % (period + 1);
+        int sent[8] = {0}, sends[8] = {0};
+        iso__sync_plan plan;
+        iso__daso_schedule s = make(fragments_of(1000, fragments, period, wait));
+        for (int step = 1; step <= 5 * period; step++) {
+            advance(&s, &plan, NULL);
+            for (int i = 0; i < plan.count; i++) {
+                const iso__action *a = &plan.action[i];
+                if (a->kind == ISO__MERGE) {
+                    cr_assert(a->age == wait && step - sent[a->exchange] == wait);
+                    continue;
+                }
+                if (a->kind != ISO__SEND) continue;
+                cr_assert(sends[a->exchange]++ == 0 || step - sent[a->exchange] == period);
+                sent[a->exchange] = step;
+            }
+        }
+        for (int f = 0; f < fragments; f++) cr_assert(sends[f] == 4 || sends[f] == 5);
+    }
 }
 
 Test(daso_schedule, wait_longer_than_a_given_skip_is_refused) {

@@ -29,7 +29,18 @@ Test(daso_settings, of_daso_stand_in_lines) {
     cr_assert_str_eq(text, "total_steps: 100\nperiod: auto\nwarmup: 0.02\nwarmup-steps: -1\n"
                            "cooldown: 0.02\ncooldown-steps: -1\nwait: auto\nlocal-skip: 1\n"
                            "unit: node\nwire: bf16\nmerge: progress\nstate: keep\npolicy: fixed\n"
-                           "max-period: 64\nmax-divergence: 0.05\nstability-level: 0.05\n");
+                           "max-period: 64\nmax-divergence: 0.05\nstability-level: 0.05\n"
+                           "fragments: 1\nfragment-order: runs\n");
+}
+
+// Ranks with another outer optimizer differ in a line.
+Test(daso_settings, of_an_outer_optimizer_stand_in_a_line) {
+    iso_daso_config config = ISO_DASO_DEFAULT;
+    iso_outer rule = iso_outer_slowmo;
+    config.outer = &rule;
+    rule.momentum = nextafter(0.25, 1);
+    cr_assert(daso_has(
+        &config, "\nouter optimizer: slowmo, 2 states, lr 1, momentum 0.25000000000000006, "));
 }
 
 Test(daso_settings, of_heat_stand_in_lines) {

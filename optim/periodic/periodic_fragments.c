@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: MIT
+// Which parameters each exchange of the periodic engine carries.
+#include "optim/periodic/periodic.h"
+
+#include <string.h>
+
+// ---- Runs -----------------------------------------------------------------------------------------
+
+static iso_status allocate_exchanges(iso__periodic *p) {
+    int count = p->config.exchanges > 1 ? p->config.exchanges : 1;
+    ISO_CHECK(count == 1 || p->config.state == ISO_STATE_SYNC_KEEP, ISO_ERR_UNSUPPORTED,
+              "with %d exchanges, optimizer state cannot be averaged or reset", count);
+    ISO_CHECK(count <= p->parameter_count, ISO_ERR_ARG,
+              "%d parameter%s cannot be divided among %d exchanges", p->parameter_count,
+              ISO_PLURAL(p->parameter_count), count);
+    size_t bytes = (size_t)count * sizeof(*p->exchange);
+    ISO_TRY(iso__alloc_zero(bytes, (void **)&p->exchange));
+    p->exchange_count = count;
+    return ISO_OK;
+}
+
+// Consecutive spans of nearly `share` elements, and of what is left at last.
+static void choose_run(const iso__periodic *p, iso__periodic_exchange *x, size_t share, int end,
+                       bool last) {
+    size_t elements = 0;
+    while (x->last < end &&
+           (last || elements == 0 || elements + p->span[x->last].count / 2 < share))
+        elements += p->span[x->last++].count;
+}
+
+// Those of the layers that belong to exchange e; the spans are in this order.
+static void choose_stride(const iso__periodic *p, iso__periodic_exchange *x, const int *exchange,
+                          int e) {
+    while (x->last < p->parameter_count && exchange[x->last] == e) x->last++;
+}
+
+// Flat arrays with f64 begin at multiples of 128 bytes.
+static void divide_spans(iso__periodic *p, const int *exchange) {
+    int first = 0, end = iso__periodic_last(p, ISO__PAYLOAD_WIRE);
+    iso__flat all = iso__periodic_flat(p, 0, end);
+    size_t left = all.f32 + all.f64;
+    for (int i = 0; i < p->exchange_count; i++) {
+        int others = p->exchange_count - i;
+        iso__periodic_exchange *x = &p->exchange[i];
+        *x = (iso__periodic_exchange){.first = first, .last = first, .offset = p->wire_floats};
+        if (exchange)
+            choose_stride(p, x, exchange, i);
+        else
+            choose_run(p, x, left / (size_t)others, end - others + 1, others == 1);
+        x->size = iso__periodic_flat(p, x->first, x->last);
+        first = x->last;
+        left -= x->size.f32 + x->size.f64;
+        p->wire_floats += iso__flat_bytes(x->size) / sizeof(float);
+        if (all.f64) p->wire_floats = iso__round_up(p->wire_floats, 32);
+    }
+}
+
+// ---- Strides --------------------------------------------------------------------------------------
+
+// Whether two parameters belong to one layer: their names agree up to the last dot.
+static bool same_layer(const char *a, const char *b) {
+    const char *dot_a = strrchr(a, '.'), *dot_b = strrchr(b, '.');
+    ptrdiff_t length = dot_a ? dot_a - a : 0;
+    return dot_a && dot_b && length == dot_b - b && strncmp(a, b, (size_t)length) == 0;
+}
+
+// The exchange of each parameter.
+static iso_status assign_layers(const iso__periodic *p, int *exchange) {
+    const iso__slot *slot = iso__optimizer_innermost(p->inner)->slot;
+    int layers = 0;
+    for (int i = 0; i < p->parameter_count; i++) {
+        if (i == 0 || !same_layer(slot[i - 1].name, slot[i].name)) layers++;
+        exchange[i] = (layers - 1) % p->exchange_count;
+    }
+    ISO_CHECK(
+        layers >= p->exchange_count, ISO_ERR_ARG,
+        "%d layer%s with parameters cannot be divided among %d fragments: use fewer fragments, "
+        "or ISO_FRAGMENT_RUNS",
+        layers, ISO_PLURAL(layers), p->exchange_count);
+    return ISO_OK;
+}
+
+// Sorts spans by exchange, and keeps the order of those of one exchange.
+static void sort_spans(iso__periodic *p, int *exchange) {
+    for (int i = 1; i < p->parameter_count; i++)
+        for (int k = i; k > 0 && exchange[k - 1] > exchange[k]; k--) {
+            iso__span span = p->span[k];
+            int of = exchange[k];
+            p->span[k] = p->span[k - 1];
+            p->span[k - 1] = span;
+            exchange[k] = exchange[k - 1];
+            exchange[k - 1] = of;
+        }
+}
+
+static iso_status divide_strides(iso__periodic *p) {
+    int *exchange;
+    ISO_TRY(iso__alloc_zero((size_t)p->parameter_count * sizeof(*exchange), (void **)&exchange));
+    iso_status status = assign_layers(p, exchange);
+    if (status == ISO_OK) {
+        sort_spans(p, exchange);
+        divide_spans(p, exchange);
+    }
+    iso__free(exchange);
+    return status;
+}
+
+iso_status iso__periodic_divide(iso__periodic *p) {
+    ISO_TRY(allocate_exchanges(p));
+    if (p->config.strides && p->exchange_count > 1) return divide_strides(p);
+    divide_spans(p, NULL);
+    return ISO_OK;
+}
