@@ -161,6 +161,14 @@ typedef enum iso_policy {
     // the divergence exceeds max_divergence, and grows if the divergence is below half of
     // max_divergence.
     ISO_POLICY_ADAPTIVE,
+    // Quadratic synchronisation rule (Gu et al., ICLR 2024): a round has max(global_skip, (qsr_alpha
+    // / lr)^2) steps, rounded down, where lr is the learning rate of the last step, or of the first
+    // one. At most max_global_skip.
+    ISO_POLICY_QSR,
+    // AdaComm (Wang and Joshi, MLSys 2019): after each epoch the skip becomes global_skip * sqrt(lr0
+    // loss / (lr loss0)), rounded up, from 1 to max_global_skip. loss0 and lr0 are those of the first
+    // epoch whose loss was reported in the cycling phase.
+    ISO_POLICY_ADACOMM,
     ISO_POLICY_CALLBACK
 } iso_policy;
 
@@ -186,6 +194,7 @@ typedef struct iso_daso_observation {
     double step_ms;     // mean step since the last sync, without waits, on the slowest rank
     double wait_ms;     // wait in the last sync, on the slowest rank
     double divergence;  // see iso_daso_stats
+    double lr;          // learning rate of the last step; before the first one, of that step
 } iso_daso_observation;
 // batches_to_wait -1: unchanged. A global_skip below batches_to_wait is raised to it. Both are
 // limited to max_global_skip. A skip below 1 or a wait below -1 is ISO_ERR_ARG on every rank; the
@@ -244,6 +253,7 @@ typedef struct iso_daso_config {
     iso_policy policy;
     double stability_level; // ISO_POLICY_PLATEAU: threshold of the detector
     double max_divergence;  // ISO_POLICY_ADAPTIVE
+    double qsr_alpha;       // ISO_POLICY_QSR, > 0
     iso_daso_callback callback;
     void *user;
     // Levels, as PyTorch's HierarchicalModelAverager(period_group_size_dict). 0: none, and all
@@ -282,7 +292,8 @@ extern const iso_daso_config iso_daso_default; // the default as an object, for 
                        .unit = ISO_SCOPE_NODE,                                                     \
                        .wire = ISO_WIRE_BF16,                                                      \
                        .stability_level = 0.05,                                                    \
-                       .max_divergence = 0.05})
+                       .max_divergence = 0.05,                                                     \
+                       .qsr_alpha = 0.2})
 #endif
 // Local SGD: ranks train alone; every `period` steps a blocking mean of parameters (ISO_WIRE_F32).
 iso_daso_config iso_local_sgd_config(int64_t total_steps, int64_t period);

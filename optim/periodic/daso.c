@@ -83,6 +83,7 @@ static iso_status consult_policy(daso *self, iso_daso_observation *observed) {
     observed->step_ms = self->engine.metrics[ISO__STEP_MS];
     observed->wait_ms = self->engine.metrics[ISO__WAIT_MS];
     observed->divergence = self->engine.metrics[ISO__DIVERGENCE];
+    observed->lr = iso__optimizer_innermost(self->engine.inner)->base.hyper.lr;
     if (self->config.policy == ISO_POLICY_CALLBACK) return ask_callback(self, observed, &decision);
     if (iso__policy_decide(&self->policy, &self->config, observed, &decision))
         adopt_decision(self, &decision);
@@ -110,9 +111,11 @@ static bool plan_measures(const iso__sync_plan *plan) {
     return false;
 }
 
-// A callback decides on every round, the library's policies when a mean has come in.
+// A callback and QSR decide on every round, the other policies when a mean has come in.
 static iso_status decide_on_round(daso *self) {
-    if (self->config.policy != ISO_POLICY_CALLBACK && !self->schedule.observed) return ISO_OK;
+    bool always =
+        self->config.policy == ISO_POLICY_CALLBACK || self->config.policy == ISO_POLICY_QSR;
+    if (!always && !self->schedule.observed) return ISO_OK;
     iso_daso_observation observed = {.kind = ISO_OBSERVED_SYNC, .loss = NAN};
     return consult_policy(self, &observed);
 }

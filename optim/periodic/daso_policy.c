@@ -117,6 +117,46 @@ static bool decide_by_measure(iso__policy_state *s, const iso_daso_config *confi
     return true;
 }
 
+// ---- Rules of the literature ----------------------------------------------------------------------
+
+static bool change_skip(const iso_daso_config *config, double wanted, iso_daso_decision *out) {
+    int64_t most = config->max_global_skip, before = out->global_skip;
+    int64_t skip = wanted < (double)most ? (int64_t)wanted : most; // NaN: most
+    out->global_skip = iso__larger(iso__larger(skip, out->batches_to_wait), 1);
+    return out->global_skip != before;
+}
+
+static double base_skip(const iso_daso_config *config) {
+    return (double)(config->global_skip > 0 ? config->global_skip : ISO_DASO_AUTO_SKIP);
+}
+
+static bool decide_by_qsr(const iso_daso_config *config, const iso_daso_observation *observed,
+                          iso_daso_decision *out) {
+    double ratio = config->qsr_alpha / observed->lr;
+    if (observed->kind != ISO_OBSERVED_SYNC) return false;
+    if (!change_skip(config, fmax(base_skip(config), floor(ratio * ratio)), out)) return false;
+    snprintf(out->reason, sizeof(out->reason), "learning rate %.4g: skip %lld", observed->lr,
+             (long long)out->global_skip);
+    return true;
+}
+
+static bool decide_by_adacomm(iso__policy_state *s, const iso_daso_config *config,
+                              const iso_daso_observation *observed, iso_daso_decision *out) {
+    if (observed->kind != ISO_OBSERVED_EPOCH || !is_cycling(config, observed->step)) return false;
+    if (!(observed->loss > 0 && observed->lr > 0)) return false;
+    if (s->first_loss <= 0) {
+        s->first_loss = observed->loss;
+        s->first_lr = observed->lr;
+    }
+    double share = s->first_lr * observed->loss / (observed->lr * s->first_loss);
+    if (!change_skip(config, ceil(base_skip(config) * sqrt(share) * (1 - 1e-12)), out))
+        return false;
+    snprintf(out->reason, sizeof(out->reason),
+             "epoch loss %.4g of %.4g, learning rate %.3g of %.3g: skip %lld", observed->loss,
+             s->first_loss, observed->lr, s->first_lr, (long long)out->global_skip);
+    return true;
+}
+
 // ---- What the config names ------------------------------------------------------------------------
 
 void iso__policy_init(iso__policy_state *s, const iso_daso_config *config) {
@@ -129,6 +169,8 @@ bool iso__policy_decide(iso__policy_state *s, const iso_daso_config *config,
     switch (config->policy) {
     case ISO_POLICY_PLATEAU: return decide_by_plateau(s, config, observed, out);
     case ISO_POLICY_ADAPTIVE: return decide_by_measure(s, config, observed, out);
+    case ISO_POLICY_QSR: return decide_by_qsr(config, observed, out);
+    case ISO_POLICY_ADACOMM: return decide_by_adacomm(s, config, observed, out);
     case ISO_POLICY_FIXED:
     case ISO_POLICY_CALLBACK: break;
     }

@@ -11,7 +11,8 @@
 
 // ---- Configs --------------------------------------------------------------------------------------
 
-static const char *const policy_name[] = {"fixed", "plateau", "adaptive", "callback"};
+static const char *const policy_name[] = {"fixed", "plateau", "adaptive",
+                                          "qsr",   "adacomm", "callback"};
 
 iso_daso_config iso_post_local_sgd_config(int64_t total_steps, int64_t warmup_steps,
                                           int64_t period) {
@@ -69,6 +70,9 @@ static iso_status check_policy(const iso_daso_config *c) {
     ISO_CHECK(isfinite(c->max_divergence) && c->max_divergence > 0, ISO_ERR_ARG,
               "daso: max_divergence is %g, it must be a finite number greater than 0",
               c->max_divergence);
+    ISO_CHECK(c->policy != ISO_POLICY_QSR || (isfinite(c->qsr_alpha) && c->qsr_alpha > 0),
+              ISO_ERR_ARG, "daso: qsr_alpha is %g, it must be a finite number greater than 0",
+              c->qsr_alpha);
     return ISO_OK;
 }
 
@@ -166,7 +170,9 @@ static int64_t interval_length(const iso__daso_schedule *s) {
 
 // The next step is the first of an interval that ends with a send.
 static void begin_interval(iso__daso_schedule *s) {
-    s->next_send = s->step + iso__smaller(interval_length(s), s->total - s->step);
+    int64_t length = interval_length(s);
+    s->whole = length <= s->total - s->step;
+    s->next_send = s->step + iso__smaller(length, s->total - s->step);
     s->interval_local_skip = s->local_skip;
     s->round_step = s->step;
     if (s->step > s->warmup || s->batches_to_wait >= 0 || s->step >= 2) return;
@@ -241,8 +247,7 @@ static void plan_send(iso__daso_schedule *s, iso__sync_plan *out) {
 
 // With an outer optimizer the mean does not replace the parameters at the end of a round.
 static bool ends_by_outer(const iso__daso_schedule *s) {
-    return s->outer && s->batches_to_wait == 0 && s->step == s->next_send &&
-           s->step - s->round_step >= s->global_skip;
+    return s->outer && s->batches_to_wait == 0 && s->step == s->next_send && s->whole;
 }
 
 static void plan_end(iso__daso_schedule *s, iso__sync_plan *out) {

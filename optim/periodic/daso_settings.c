@@ -92,6 +92,36 @@ typedef struct daso_values {
     "fragment-order", INDEX, FIELD(fragment_order),                                                \
         .choices = "runs|strides",                                                                 \
         .meaning = "runs: a fragment has consecutive parameters; strides: every N-th layer"
+#define POLICY                                                                                     \
+    {"policy",                                                                                     \
+     INDEX,                                                                                        \
+     FIELD(policy),                                                                                \
+     .choices = "fixed|plateau|adaptive|qsr|adacomm",                                              \
+     .initial = "fixed",                                                                           \
+     .meaning =                                                                                    \
+         "how --period and --wait change; plateau: when the epoch loss stalls; adaptive: "         \
+         "by measured times and divergence; qsr: with the learning rate; adacomm: with the "       \
+         "epoch loss"},                                                                            \
+        {"max-period",           INTEGER,                                                          \
+         FIELD(max_global_skip), COUNT_FROM(1),                                                    \
+         .initial = "64",        .meaning = "maximum period and wait that the policy may choose",  \
+         .of = "policy",         .among = "plateau|adaptive|qsr|adacomm"},                         \
+        {"max-divergence",                                                                         \
+         NUMBER,                                                                                   \
+         FIELD(max_divergence),                                                                    \
+         1e-12,                                                                                    \
+         1e6,                                                                                      \
+         .initial = "0.05",                                                                        \
+         .meaning =                                                                                \
+             "relative distance of parameters from their mean above which the period shrinks",     \
+         .of = "policy",                                                                           \
+         .among = "adaptive"},                                                                     \
+    {                                                                                              \
+        "qsr-alpha", NUMBER, FIELD(qsr_alpha), 1e-12, 1e6,                                         \
+            .initial = "0.2",                                                                      \
+            .meaning = "the period is (X / learning rate)^2, but at least --period",               \
+            .of = "policy", .among = "qsr"                                                         \
+    }
 #define RULES "mean|sgd|nesterov|slowmo|pull|adam"
 #define OUTER                                                                                      \
     {"outer",                                                                                      \
@@ -105,22 +135,25 @@ typedef struct daso_values {
         MIX, .of = "outer", .among = RULES                                                         \
     }
 
-const iso_setting iso__local_sgd_setting[] = {{PERIOD}, {LEVELS}, {WIRE, .initial = "f32"}, OUTER};
+const iso_setting iso__local_sgd_setting[] = {
+    {PERIOD}, {LEVELS}, {WIRE, .initial = "f32"}, POLICY, OUTER};
 const iso_setting iso__post_local_setting[] = {
     {PERIOD}, {LEVELS}, {WARMUP, .initial = "0.5"}, {WARMUP_STEPS}, {WIRE, .initial = "f32"},
-    OUTER};
+    POLICY,   OUTER};
 const iso_setting iso__slowmo_setting[] = {{PERIOD},
                                            {WARMUP, .initial = "0"},
                                            {WARMUP_STEPS},
                                            {WIRE, .initial = "f32"},
                                            {OUTER_LR, .initial = "1"},
-                                           {OUTER_MOMENTUM, .initial = "0.5"}};
+                                           {OUTER_MOMENTUM, .initial = "0.5"},
+                                           POLICY};
 const iso_setting iso__diloco_setting[] = {{PERIOD},
                                            {WARMUP, .initial = "0"},
                                            {WARMUP_STEPS},
                                            {WIRE, .initial = "f32"},
                                            {OUTER_LR, .initial = "0.7"},
-                                           {OUTER_MOMENTUM, .initial = "0.9"}};
+                                           {OUTER_MOMENTUM, .initial = "0.9"},
+                                           POLICY};
 const iso_setting iso__streaming_setting[] = {{PERIOD},
                                               {FRAGMENTS, .initial = "2"},
                                               {FRAGMENT_ORDER, .initial = "strides"},
@@ -159,15 +192,7 @@ const iso_setting iso__daso_setting[] = {
      .meaning = "progress: keep the progress made while waiting; heat: HeAT's weighted mean"},
     {"state", INDEX, FIELD(state), .choices = "keep|average|reset", .initial = "keep",
      .meaning = "what a merge does with optimizer state (such as momentum) and running statistics"},
-    {"policy", INDEX, FIELD(policy), .choices = "fixed|plateau|adaptive", .initial = "fixed",
-     .meaning = "how --period and --wait change; plateau: when the epoch loss stalls; adaptive: by "
-                "measured times and divergence"},
-    {"max-period", INTEGER, FIELD(max_global_skip), COUNT_FROM(1), .initial = "64",
-     .meaning = "maximum period and wait that the policy may choose", .of = "policy",
-     .among = "plateau|adaptive"},
-    {"max-divergence", NUMBER, FIELD(max_divergence), 1e-12, 1e6, .initial = "0.05",
-     .meaning = "relative distance of parameters from their mean above which the period shrinks",
-     .of = "policy", .among = "adaptive"},
+    POLICY,
     {"stability-level", NUMBER, FIELD(stability_level), 0, 1e6, .initial = "0.05",
      .meaning = "threshold of the plateau detector"},
     {FRAGMENTS, .initial = "1"},

@@ -92,6 +92,7 @@ typedef struct iso__daso_schedule {
     bool auto_skip;                  // global_skip follows the wait
     int64_t global_skip, local_skip, batches_to_wait; // in force; wait -1: not yet measured
     bool measure;                  // batches_to_wait is to be measured when cycling begins
+    bool whole;                    // the end of the run does not cut this round short
     int64_t measure_at, next_send; // steps
     int64_t interval_local_skip;   // local_skip of the steps up to next_send
     int64_t round_step;            // when the round began
@@ -199,10 +200,17 @@ int64_t iso__daso_wait_for(double exchange_ms, double step_ms);
 // 2 are averaged before the next change.
 
 typedef struct iso__policy_state {
-    iso_plateau plateau;                     // plateau: of the epoch loss
-    double exchange_ms, step_ms, divergence; // adaptive: smoothed
-    int64_t observed;                        // divergences since skip changed
-    int64_t settling;                        // syncs that still describe the previous skip
+    iso_plateau plateau; // plateau: of the epoch loss
+    union {
+        struct {
+            double exchange_ms, step_ms, divergence; // adaptive: smoothed
+        };
+        struct {
+            double first_loss, first_lr; // adacomm: the scale; 0: not known yet
+        };
+    };
+    int64_t observed; // divergences since skip changed
+    int64_t settling; // syncs that still describe the previous skip
 } iso__policy_state;
 
 void iso__policy_init(iso__policy_state *s, const iso_daso_config *config);

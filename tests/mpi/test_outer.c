@@ -105,6 +105,28 @@ Test(np3_outer, mean_is_local_sgd) {
     iso_assert_all(plain == with_mean);
 }
 
+// QSR on a learning rate that halves: rounds of (0.02 / 0.01)^2 = 4 steps, then of 16, and a round
+// of the outer optimizer ends each.
+Test(np2_outer, qsr_stretches_rounds) {
+    trainer t;
+    iso_daso_stats stats;
+    static const int64_t last[] = {4, 8, 24, 40};
+    int64_t syncs = 0;
+    daso_case c = case_of(40, 2, &iso_outer_nesterov);
+    c.daso.policy = ISO_POLICY_QSR;
+    c.daso.qsr_alpha = 0.02;
+    iso_assert_ok(daso_open(&t, MPI_COMM_WORLD, &c));
+    for (int step = 0; step < 40; step++) {
+        iso_optimizer_hyper(t.optimizer)->lr = step < 7 ? 0.01 : 0.005;
+        iso_assert_ok(trainer_step(&t, step, NULL));
+        if (step + 1 == last[syncs]) syncs++;
+        iso_assert_ok(iso_daso_get_stats(t.optimizer, &stats));
+        iso_assert_all(stats.syncs == syncs);
+    }
+    iso_assert_all(daso_equal(&t));
+    daso_close(&t);
+}
+
 // ---- Wires ----------------------------------------------------------------------------------------
 
 static float *trained(iso_wire wire, const iso_outer *rule, int64_t *count) {

@@ -155,6 +155,46 @@ static iso_daso_observation sync_of(double exchange_ms, double step_ms, double d
                                   .divergence = divergence};
 }
 
+// ---- Rules of the literature ----------------------------------------------------------------------
+
+static int64_t skip_at(iso__policy_state *s, const iso_daso_config *config,
+                       const iso_daso_observation *observed, int64_t skip) {
+    iso_daso_decision d = {skip, 1, 0, ""};
+    decide(s, config, observed, &d);
+    return d.global_skip;
+}
+
+// int((0.2 / lr)^2), at least 2 and at most 100: by hand.
+Test(daso_policy, qsr_follows_the_learning_rate) {
+    iso_daso_config config = config_of(ISO_POLICY_QSR, 1000, 2, 0);
+    config.max_global_skip = 100;
+    iso__policy_state s = start(&config);
+    static const double lr[] = {0.4, 0.2, 0.1, 0.07, 0.05, 0.0201, 0.001, 0};
+    static const int64_t skip[] = {2, 2, 4, 8, 16, 99, 100, 100};
+    for (int i = 0; i < 8; i++) {
+        iso_daso_observation sync = {.kind = ISO_OBSERVED_SYNC, .lr = lr[i], .loss = NAN};
+        cr_assert_eq(skip_at(&s, &config, &sync, 2), skip[i], "lr %g", lr[i]);
+        sync.kind = ISO_OBSERVED_EPOCH;
+        cr_assert_eq(skip_at(&s, &config, &sync, 7), 7, "epochs change nothing");
+    }
+}
+
+// 20 sqrt(lr0 loss / (lr loss0)), rounded up: by hand.
+Test(daso_policy, adacomm_follows_the_loss) {
+    iso_daso_config config = config_of(ISO_POLICY_ADACOMM, 1000, 20, 0);
+    iso__policy_state s = start(&config);
+    static const double loss[] = {2, 1, 0.5, 0.02, 0.5, 200},
+                        lr[] = {0.1, 0.1, 0.1, 0.1, 0.025, 0.1};
+    static const int64_t skip[] = {20, 15, 10, 2, 20, 64};
+    for (int i = 0; i < 6; i++) {
+        iso_daso_observation epoch = {
+            .kind = ISO_OBSERVED_EPOCH, .step = 100 * i, .lr = lr[i], .loss = loss[i]};
+        cr_assert_eq(skip_at(&s, &config, &epoch, 20), skip[i], "loss %g", loss[i]);
+        epoch.kind = ISO_OBSERVED_SYNC;
+        cr_assert_eq(skip_at(&s, &config, &epoch, 7), 7, "rounds change nothing");
+    }
+}
+
 // ---- Adaptive: an engine without an engine --------------------------------------------------------
 
 // A link and a model: three phases of an exchange are each taken up between steps; divergence grows

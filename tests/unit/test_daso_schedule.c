@@ -148,7 +148,8 @@ Test(daso_schedule, fragments_take_turns) {
     check(fragments_of(7, 2, 6, 0), "3 S F; 6 S_1 F_1; 7 F", "nnnnnnn");
     iso_daso_config config = fragments_of(9, 3, 3, 2);
     config.warmup_steps = config.cooldown_steps = 1;
-    check(config, "2 S_2; 3 S; 4 M_22 S_1; 5 M2 S_2; 6 M_12 S; 7 M_22 S_1; 8 M2 M_11 F+", "wnnnnnnnw");
+    check(config, "2 S_2; 3 S; 4 M_22 S_1; 5 M2 S_2; 6 M_12 S; 7 M_22 S_1; 8 M2 M_11 F+",
+          "wnnnnnnnw");
 }
 
 // Each fragment is sent once in a period, and merged after the wait, whatever the numbers.
@@ -494,7 +495,7 @@ Test(daso_schedule, config_is_refused_by_name) {
     REFUSED(merge, (iso_merge)2, "merge is 2");
     REFUSED(wire, (iso_wire)ISO_F64, "wire is 1, it must be ISO_WIRE_F32");
     REFUSED(state, (iso_state_sync)3, "state is 3");
-    REFUSED(policy, (iso_policy)4, "policy is 4");
+    REFUSED(policy, (iso_policy)6, "policy is 6");
     REFUSED(policy, ISO_POLICY_CALLBACK, "callback is NULL");
     REFUSED(stability_level, INFINITY, "stability_level is inf");
     REFUSED(max_divergence, 0, "max_divergence is 0");

@@ -26,11 +26,12 @@ Test(daso_settings, of_daso_stand_in_lines) {
     iso_daso_config config = ISO_DASO_DEFAULT;
     config.total_steps = 100;
     iso__daso_settings_write(&config, text, sizeof(text));
-    cr_assert_str_eq(text, "total_steps: 100\nperiod: auto\nwarmup: 0.02\nwarmup-steps: -1\n"
-                           "cooldown: 0.02\ncooldown-steps: -1\nwait: auto\nlocal-skip: 1\n"
-                           "unit: node\nwire: bf16\nmerge: progress\nstate: keep\npolicy: fixed\n"
-                           "max-period: 64\nmax-divergence: 0.05\nstability-level: 0.05\n"
-                           "fragments: 1\nfragment-order: runs\n");
+    cr_assert_str_eq(text,
+                     "total_steps: 100\nperiod: auto\nwarmup: 0.02\nwarmup-steps: -1\n"
+                     "cooldown: 0.02\ncooldown-steps: -1\nwait: auto\nlocal-skip: 1\n"
+                     "unit: node\nwire: bf16\nmerge: progress\nstate: keep\npolicy: fixed\n"
+                     "max-period: 64\nmax-divergence: 0.05\nqsr-alpha: 0.2\nstability-level: 0.05\n"
+                     "fragments: 1\nfragment-order: runs\n");
 }
 
 // Ranks with another outer optimizer differ in a line.
@@ -66,7 +67,7 @@ Test(daso_settings, of_other_values_make_other_lines) {
     config.global_skip = 7;
     cr_assert(daso_has(&config, "\nunit: rank\n") && daso_has(&config, "\nwire: f16\n"));
     cr_assert(daso_has(&config, "\nmerge: heat\n") && daso_has(&config, "\nstate: reset\n"));
-    cr_assert(daso_has(&config, "\npolicy: 3\n") && daso_has(&config, "\nperiod: 7\n"));
+    cr_assert(daso_has(&config, "\npolicy: 5\n") && daso_has(&config, "\nperiod: 7\n"));
     iso_daso_heat_config heat = ISO_DASO_HEAT_DEFAULT;
     heat.downcast_type = ISO_F32;
     cr_assert(heat_has(&heat, "\ndowncast-type: f32\n") && heat_has(&heat, "-groups: yes\n"));
