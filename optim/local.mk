@@ -40,7 +40,7 @@ libiso_core_la_SOURCES += \
     optim/periodic/merge.c \
     optim/periodic/merge.h \
     optim/periodic/outer.c \
-    optim/periodic/outer.h \
+    optim/periodic/outer_impl.h \
     optim/periodic/periodic.c \
     optim/periodic/periodic.h \
     optim/periodic/periodic_create.c \

@@ -115,7 +115,7 @@ cp mlp bad
 header=$(od -An -tu4 -N4 mlp)
 printf '\000\000\300\177' | dd of=bad bs=1 seek=$((header + 8)) conv=notrunc 2>dump
 refused "a parameter that is no number, which a relu hides" \
-    'bad: parameter [a-z0-9.]* is not finite: its training diverged, give another' --checkpoint bad "$images"
+    'bad: [a-z0-9.]* is not finite, its training diverged: give another file' --checkpoint bad "$images"
 refused "a checkpoint without metadata" 'bare has no metadata of train: give --model, --mean and --std$' \
     --checkpoint bare "$images"
 refused "no model" 'metadata of train: give --model$' --checkpoint bare "$images" --mean 0 --std 1

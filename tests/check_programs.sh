@@ -87,7 +87,7 @@ refused 0 "momentum without sgd" '--momentum needs --optimizer sgd.rmsprop, but 
 refused 0 "dropout without a layer for it" '--dropout needs --model cnn' --model mlp --dropout
 refused 0 "batch norms of a model without any" '--sync-batchnorm needs --model resnet18' --sync-batchnorm
 refused 0 "an option of daso" '--wait needs --sync daso, but --sync is lazy' --wait 4
-refused 0 "an option of several modes" '--period needs --sync daso.localsgd.postlocal' --period 4
+refused 0 "an option of several modes" '--period needs --sync daso.localsgd.postlocal.slowmo.diloco' --period 4
 refused 0 "an option of daso-heat" '--warmup-epochs needs --sync daso-heat, but --sync is daso' \
     --sync daso --warmup-epochs 1
 refused 0 "an option of daso for local SGD" '--merge needs --sync daso' --sync localsgd --merge heat
@@ -510,8 +510,34 @@ for sync in localsgd postlocal; do
     [ "$status" = 0 ] && [ -n "$(field param_hash "$out/log")" ]
     result $? "trains with --sync $sync --levels"
 done
+# docs/sync-modes.md says what the presets stand for.
+alone='--unit rank --wire f32 --warmup 0 --cooldown 0'
+while IFS=: read -r preset meaning; do
+    # shellcheck disable=SC2086
+    run_anew 2 "$train" --model mlp --batch 16 --steps 14 --period 4 --quiet --log "$out/log" --sync $preset
+    first=$(field param_hash "$out/log")
+    # shellcheck disable=SC2086
+    run_anew 2 "$train" --model mlp --batch 16 --steps 14 --period 4 --quiet --log "$out/log" --sync $meaning
+    [ "$status" = 0 ] && [ -n "$first" ] && [ "$(field param_hash "$out/log")" = "$first" ]
+    result $? "--sync $preset is --sync $meaning"
+done <<END
+slowmo:postlocal --outer slowmo --warmup 0
+diloco --wire bf16:postlocal --outer nesterov --warmup 0 --wire bf16
+streaming-diloco:daso --outer nesterov $alone --mix 0.5 --wait 1 --fragments 2 --fragment-order strides
+overlap-localsgd:daso --outer pull $alone --wait 4
+END
+refused 2 "an outer optimizer and a merge" '--outer adam takes the place of --merge' --sync daso --outer adam --merge heat
+refused 2 "an outer optimizer and levels" '--levels and --outer mean cannot be combined' \
+    --sync localsgd --outer mean --levels 2:1,4:2
+refused 2 "an outer learning rate without outer optimizer" '--outer-lr needs --outer' --sync daso --outer-lr 0.5
+refused 2 "more fragments than steps in a period" '--period 4 is shorter than --fragments 5' \
+    --sync streaming-diloco --period 4 --fragments 5
+refused 2 "more fragments than layers" 'cannot be divided among 9 fragments' \
+    --sync streaming-diloco --model mlp --period 9 --fragments 9
+refused 2 "fragments without a wait" '--fragments needs --wait' --sync daso --fragments 2
 refused 2 "int8 for f64 parameters" '--wire int8 needs f32: remove' --dtype f64 --sync daso --wire int8 --data nowhere
-for sync in daso daso-heat localsgd postlocal; do
+for sync in daso daso-heat localsgd postlocal "streaming-diloco --period 4"; do
+    # shellcheck disable=SC2086
     run_anew 2 "$train" --dtype f64 --model mlp --batch 16 --steps 8 --sync $sync --quiet \
         --checkpoint "$out/checkpoint" --log "$out/log"
     [ "$status" = 0 ] && grep -q '"F64"' "$out/checkpoint" && ! grep -q '"F32"' "$out/checkpoint"

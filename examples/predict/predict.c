@@ -274,9 +274,7 @@ static iso_status check_parameters(const prediction *p) {
     char name[128];
     TRY(model_find_not_finite(p->model, name, sizeof(name)));
     if (name[0])
-        FAIL(ISO_ERR_STATE,
-             "%s: parameter %s is not finite: its training diverged, give another "
-             "checkpoint",
+        FAIL(ISO_ERR_STATE, "%s: %s is not finite, its training diverged: give another file",
              p->given.checkpoint, name);
     return ISO_OK;
 }

@@ -2,7 +2,7 @@
 // DASO as recommended here, local SGD and post-local SGD as a state machine: what to do after a
 // step.
 #include "optim/periodic/daso_settings.h"
-#include "optim/periodic/outer.h"
+#include "optim/periodic/outer_impl.h"
 #include "optim/periodic/sync_plan.h"
 
 #include <assert.h>

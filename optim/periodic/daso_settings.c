@@ -4,7 +4,7 @@
 #include "optim/periodic/daso_settings.h"
 
 #include "base/base.h"
-#include "optim/periodic/outer.h"
+#include "optim/periodic/outer_impl.h"
 #include "optim/periodic/sync_plan.h"
 #include "optim/strategy_impl.h"
 

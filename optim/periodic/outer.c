@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // The outer optimizers of the library. isotherm/outer.h has their formulas.
-#include "optim/periodic/outer.h"
+#include "optim/periodic/outer_impl.h"
 
 #include <math.h>
 #include <string.h>

@@ -5,7 +5,7 @@
 #define ISO_PERIODIC_H
 
 #include "optim/periodic/merge.h"
-#include "optim/periodic/outer.h"
+#include "optim/periodic/outer_impl.h"
 #include "optim/optim_impl.h"
 #include "optim/periodic/sync_plan.h"
 #include "exchange/average.h"

@@ -152,30 +152,6 @@ Test(daso_schedule, fragments_take_turns) {
           "wnnnnnnnw");
 }
 
-// Each fragment is sent once in a period, and merged after the wait, whatever the numbers.
-Test(daso_schedule, every_fragment_is_sent_once_in_a_period) {
-    for (int n = 0; n < 2000; n++) {
-        int fragments = 2 + n % 7, period = fragments + n / 7 % 9, wait = n / 63 % (period + 1);
-        int sent[8] = {0}, sends[8] = {0};
-        iso__sync_plan plan;
-        iso__daso_schedule s = make(fragments_of(1000, fragments, period, wait));
-        for (int step = 1; step <= 5 * period; step++) {
-            advance(&s, &plan, NULL);
-            for (int i = 0; i < plan.count; i++) {
-                const iso__action *a = &plan.action[i];
-                if (a->kind == ISO__MERGE) {
-                    cr_assert(a->age == wait && step - sent[a->exchange] == wait);
-                    continue;
-                }
-                if (a->kind != ISO__SEND) continue;
-                cr_assert(sends[a->exchange]++ == 0 || step - sent[a->exchange] == period);
-                sent[a->exchange] = step;
-            }
-        }
-        for (int f = 0; f < fragments; f++) cr_assert(sends[f] == 4 || sends[f] == 5);
-    }
-}
-
 Test(daso_schedule, wait_longer_than_a_given_skip_is_refused) {
     iso_daso_config config = config_of(12, 0, 0, 4, 5);
     cr_assert_eq(iso__daso_config_check(&config), ISO_ERR_ARG);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // The rules of outer optimizers on single elements: values from PyTorch, and rules that are special
 // cases of others.
-#include "optim/periodic/outer.h"
+#include "optim/periodic/outer_impl.h"
 
 #include <criterion/criterion.h>
 #include <math.h>

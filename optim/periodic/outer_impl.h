@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Private to optim: outer optimizers, checked and compared between ranks.
-#ifndef ISO_OUTER_PRIVATE_H
-#define ISO_OUTER_PRIVATE_H
+#ifndef ISO_OUTER_IMPL_H
+#define ISO_OUTER_IMPL_H
 
 #include "base/base.h"
 
