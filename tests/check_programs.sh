@@ -86,7 +86,7 @@ refused 1 "ranks with different options" 'started with .* where rank 0 has .*sam
 refused 0 "momentum without sgd" '--momentum needs --optimizer sgd.rmsprop, but --optimizer is adam' --momentum 0.9
 refused 0 "dropout without a layer for it" '--dropout needs --model cnn' --model mlp --dropout
 refused 0 "batch norms of a model without any" '--sync-batchnorm needs --model resnet18' --sync-batchnorm
-refused 0 "an option of daso" '--wait needs --sync daso, but --sync is lazy' --wait 4
+refused 0 "an option of daso" '--wait needs --sync daso.streaming-diloco, but --sync is lazy' --wait 4
 refused 0 "an option of several modes" '--period needs --sync daso.localsgd.postlocal.slowmo.diloco' --period 4
 refused 0 "an option of daso-heat" '--warmup-epochs needs --sync daso-heat, but --sync is daso' \
     --sync daso --warmup-epochs 1

@@ -165,8 +165,8 @@ Test(np2_outer, rounded_differences_are_close) {
     wire_is_close_to_f32(ISO_WIRE_INT8, &iso_outer_pull, 2e-3);
 }
 
-// The parameters of a run whose ranks drift apart in the first step and learn nothing later, so that
-// only the momentum of the outer optimizer moves them.
+// The parameters of a run whose ranks drift apart in the first step and learn nothing later, so
+// that only the momentum of the outer optimizer moves them.
 static float *coasted(iso_wire wire, int64_t *count) {
     trainer t;
     daso_case c = case_of(12, 2, &iso_outer_nesterov);
@@ -182,8 +182,8 @@ static float *coasted(iso_wire wire, int64_t *count) {
     return values;
 }
 
-// Differences are from the anchor, which momentum moves away from the last mean. Here bf16 represents
-// those of the first round, and the later ones are zero.
+// Differences are from the anchor, which momentum moves away from the last mean. Here bf16
+// represents those of the first round, and the later ones are zero.
 Test(np2_outer, momentum_does_not_travel) {
     int64_t count;
     double worst = 0;
@@ -394,6 +394,62 @@ Test(np2_outer, fragments_follow_torchft) {
         free(start);
         daso_close(&t);
     }
+}
+
+// ---- Rules of the caller's own --------------------------------------------------------------------
+
+// Checks what a rule is told: the learning rate of the parameter's group, and which merge it is.
+static void watch_merge(const iso_outer *outer, const iso_outer_span *span) {
+    bool of_group = span->count == 54 * 16; // the weight of fc1
+    int *wrong = outer->user;
+    *wrong += span->lr != (of_group ? 0.5 : 0.01) || span->ranks != test_size || span->age != 1;
+    *wrong += span->merges < 1 || span->merges > 4 || span->f64;
+    wrong[1]++;
+}
+
+static bool is_last_weight(const char *name, const iso_parameter *parameter, void *user) {
+    (void)parameter;
+    (void)user;
+    return strcmp(name, "fc1.weight") == 0;
+}
+
+static iso_status give_it_a_group(iso_optimizer *inner) {
+    iso_hyper hyper = *iso_optimizer_hyper(inner);
+    hyper.lr = 0.5;
+    return iso_optimizer_add_group(inner, &hyper, is_last_weight, NULL, NULL);
+}
+
+Test(np2_outer, own_rule_is_told_about_its_parameter) {
+    trainer t;
+    int wrong[2] = {0, 0};
+    iso_outer rule = {.name = "own", .lr = 1, .merge = watch_merge, .user = wrong};
+    daso_case c = case_of(16, 4, &rule);
+    c.daso.fragments = 2;
+    c.daso.fragment_order = ISO_FRAGMENT_STRIDES;
+    c.daso.batches_to_wait = 1;
+    c.train.prepare = give_it_a_group;
+    iso_assert_ok(daso_open(&t, MPI_COMM_WORLD, &c));
+    iso_assert_ok(trainer_train(&t, 16));
+    iso_assert_all(wrong[0] == 0 && wrong[1] == 4 * 8); // four periods, eight parameters
+    daso_close(&t);
+}
+
+// A pull leaves ranks with different parameters, also right after a blocking exchange: evaluation
+// sees their mean, and training goes on with each rank's own.
+Test(np3_outer, evaluation_sees_the_mean) {
+    trainer t;
+    uint64_t own, again;
+    daso_case c = case_of(12, 4, &iso_outer_pull);
+    iso_assert_ok(daso_open(&t, MPI_COMM_WORLD, &c));
+    iso_assert_ok(trainer_train(&t, 4));
+    iso_assert_all(!daso_equal(&t));
+    iso_assert_ok(daso_own_hash(&t, &own));
+    iso_assert_ok(iso_module_train(t.model, false));
+    iso_assert_all(daso_equal(&t));
+    iso_assert_ok(iso_module_train(t.model, true));
+    iso_assert_ok(daso_own_hash(&t, &again));
+    iso_assert_all(own == again && !daso_equal(&t));
+    daso_close(&t);
 }
 
 // Loading a model after the optimizer was created moves the anchor.
