@@ -11,8 +11,8 @@ static iso_status allocate_exchanges(iso__periodic *p) {
     ISO_CHECK(count == 1 || p->config.state == ISO_STATE_SYNC_KEEP, ISO_ERR_UNSUPPORTED,
               "with %d exchanges, optimizer state cannot be averaged or reset", count);
     ISO_CHECK(count <= p->parameter_count, ISO_ERR_ARG,
-              "%d parameter%s cannot be divided among %d exchanges", p->parameter_count,
-              ISO_PLURAL(p->parameter_count), count);
+              "%d parameter%s cannot be divided among %d fragments: use fewer fragments",
+              p->parameter_count, ISO_PLURAL(p->parameter_count), count);
     size_t bytes = (size_t)count * sizeof(*p->exchange);
     ISO_TRY(iso__alloc_zero(bytes, (void **)&p->exchange));
     p->exchange_count = count;
