@@ -52,7 +52,7 @@ static void print_shared(void) {
         const char *key = train_option_table[i].setting.key;
         if (!(train_option_table[i].scope & TRAIN_SHARED)) continue;
         bool full = used + (int)strlen(key) + 3 > HELP_WIDTH;
-        used = (full ? 0 : used) + printf("%s--%s", full ? "\n  " : used > 0 ? " " : "  ", key);
+        used = (full ? 0 : used) + printf("%s--%s", full ? "\n    " : used > 0 ? " " : "    ", key);
     }
     puts("");
 }

@@ -80,6 +80,7 @@ static iso_status create_loaders(train_run *run, double *numbers) {
     iso_loader_config plain = ISO_LOADER_DEFAULT;
     TRY(take_normalisation(options, &world->info, numbers, &plain));
     TRY(iso_dtype_parse(options->dtype, &plain.dtype));
+    plain.threads = (int)options->loader_threads;
     iso_loader_config changed = plain;
     changed.shift = (int)options->shift;
     changed.flip = options->flip;

@@ -169,6 +169,8 @@ const train_option train_option_table[] = {
                   "vary between runs"),
     OF(SHARED, INTEGER("threads", threads), .low = 1, .high = 1024, .initial = "1",
        .meaning = "threads per rank"),
+    OF(SHARED | OUTSIDE, INTEGER("loader-threads", loader_threads), .low = 1, .high = 1024,
+       .initial = "1", .meaning = "threads per rank that prepare batches"),
 
     OF(HEADING, .meaning = "Files"),
     OF(SHARED | OUTSIDE, TEXT("load", load), .choices = "FILE",

@@ -37,7 +37,7 @@ typedef struct train_options {
     const char *setting[TRAIN_SETTINGS];
 
     const char *device, *math, *dtype, *kernels;
-    int64_t threads;
+    int64_t threads, loader_threads;
     const char *log, *trace, *checkpoint, *checkpoint_best, *load, *resume;
     int64_t checkpoint_every, eval_every;
     bool overwrite;

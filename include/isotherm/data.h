@@ -77,8 +77,8 @@ iso_status iso_dataset_create_arrays(const iso_dataset_config *config, const voi
 // iso_error_set and returns its code.
 typedef iso_status (*iso_sample_reader)(int64_t index, void *const *tensors, void *user);
 // Creates a data set whose samples your function computes or reads. A loader calls it in its
-// thread, so several loaders of one data set may call it at the same time. user is borrowed until
-// the data set is destroyed.
+// threads. Several loaders of one data set, or several threads of a loader, may call it at the same
+// time. user is borrowed until the data set is destroyed.
 iso_status iso_dataset_create_callback(const iso_dataset_config *config, iso_sample_reader read,
                                        void *user, iso_dataset **out);
 
@@ -247,7 +247,8 @@ typedef struct iso_sample {
     void *const *tensors; // inputs and targets in host memory; images are normalised
 } iso_sample;
 // Changes the tensors of a sample in place. On failure it describes the error with iso_error_set
-// and returns its code. Called in the loader's thread; with prefetch 0, in iso_loader_next.
+// and returns its code. Called in the loader's threads; with prefetch 0, in iso_loader_next. With
+// more than one thread, several threads may call it at the same time, for different samples.
 typedef iso_status (*iso_sample_transform)(const iso_sample *sample, void *user);
 
 typedef struct iso_loader_config {
@@ -255,7 +256,7 @@ typedef struct iso_loader_config {
     // std is 0. Both NULL: those of the data set, or 0 and 1 if it has none. A first input of f32
     // or f64 is normalised only if both are given: x = (x - mean) / std, or x if std is 0.
     const double *mean, *std;
-    int prefetch;    // batches that a thread prepares ahead, at most 1024; 0: no thread
+    int prefetch;    // batches that are prepared ahead, at most 1024; 0: no thread
     iso_dtype dtype; // of images: ISO_F32 or ISO_F64 (else ISO_ERR_UNSUPPORTED)
     // Augmentation of images, for training. It depends only on the sampler's seed, the epoch and
     // the sample, so a sample is augmented in the same way on every rank.
@@ -264,6 +265,11 @@ typedef struct iso_loader_config {
     // Augmentation of your own, called for each sample after the above. NULL: none.
     iso_sample_transform transform;
     void *user; // passed to transform; borrowed until the loader is destroyed
+    // Threads that prepare batches, at most 1024; 0 or 1: one, which `prefetch` 0 switches off.
+    // Several threads prepare different batches at the same time; `threads` batches are then
+    // prepared ahead at least. The batches, their order and their bits do not depend on the number
+    // of threads.
+    int threads;
 } iso_loader_config;
 extern const iso_loader_config iso_loader_default; // the default as an object, for C++
 #ifdef __cplusplus
@@ -286,7 +292,9 @@ const iso_dataset_info *iso_loader_info(const iso_loader *loader); // of its dat
 // Starts epoch `epoch` at batch `first` (usually 0). Ends an epoch in progress.
 iso_status iso_loader_start(iso_loader *loader, int64_t epoch, int64_t first);
 // Returns the next batch, valid until the next call of iso_loader_next or iso_loader_start. At the
-// end of the epoch returns ISO_PENDING, with out->n = 0. ISO_ERR_STATE before iso_loader_start.
+// end of the epoch returns ISO_PENDING, with out->n = 0. ISO_ERR_STATE before iso_loader_start. If
+// a batch could not be prepared, the batches before it come first; then its error, in every call
+// until iso_loader_start.
 iso_status iso_loader_next(iso_loader *loader, iso_batch *out);
 
 // Everything that determines the samples to come, as int64_t numbers for checkpoints. It is the

@@ -20,6 +20,10 @@ BENCHES += tests/bench/bench_loader
 tests_bench_bench_loader_SOURCES = tests/bench/bench_loader.c tests/bench/bench_util.c tests/bench/bench_util.h \
     examples/support/models.c examples/support/models.h examples/support/models_resnet.c
 tests_bench_bench_loader_LDADD = libiso_core.la
+BENCHES += tests/bench/bench_loader_threads
+tests_bench_bench_loader_threads_SOURCES = tests/bench/bench_loader_threads.c tests/bench/bench_util.c \
+    tests/bench/bench_util.h
+tests_bench_bench_loader_threads_LDADD = libiso_core.la
 BENCHES += tests/bench/bench_order
 tests_bench_bench_order_SOURCES = tests/bench/bench_order.c tests/bench/bench_util.c tests/bench/bench_util.h
 tests_bench_bench_order_LDADD = libiso_core.la

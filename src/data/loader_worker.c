@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: MIT
+// Turns samples into one batch.
+#include "data/loader_impl.h"
+
+#include <isotherm/trace.h>
+#include <string.h>
+
+enum { AHEAD = 2 };
+
+int iso__loader_labels(const iso_loader *self) {
+    const iso_dataset_info *info = &self->dataset->info;
+    return info->classes > 0 ? info->inputs : -1;
+}
+
+iso_tensor_spec iso__loader_spec(const iso_loader *self, int t) {
+    iso_tensor_spec spec = self->dataset->info.tensors[t];
+    if (t == 0 && self->transform.on) spec.dtype = self->transform.dtype;
+    return spec;
+}
+
+iso_status iso__worker_init(iso_loader *loader, iso__worker *out) {
+    size_t count = (size_t)loader->tensors;
+    void *memory;
+    out->loader = loader;
+    ISO_TRY(iso__alloc(4 * count * sizeof(void *), &memory));
+    out->batch = memory;
+    out->to = (void **)memory + count;
+    out->room = out->to + count;
+    out->from = (const void **)out->room + count;
+    if (loader->dataset->read && loader->transform.on)
+        ISO_TRY(iso__alloc(loader->dataset->columns[0].bytes, &out->first));
+    return ISO_OK;
+}
+
+void iso__worker_free(iso__worker *self) {
+    iso__free(self->batch);
+    iso__free(self->first);
+}
+
+static iso_status fill_sample(iso__worker *self, int64_t i, int64_t index) {
+    const iso_loader *loader = self->loader;
+    for (int t = 0; t < loader->tensors; t++) {
+        self->to[t] = self->batch[t] + (size_t)i * loader->bytes[t];
+        self->room[t] = t == 0 && self->first ? self->first : self->to[t];
+    }
+    ISO_TRY(iso__dataset_read(loader->dataset, index, self->room, self->from));
+    for (int t = 0; t < loader->tensors; t++)
+        if (t == 0 && loader->transform.on)
+            iso__transform_sample(&loader->transform, index, self->from[0], self->to[0]);
+        else if (self->from[t] != self->to[t])
+            memcpy(self->to[t], self->from[t], loader->dataset->columns[t].bytes);
+    if (!loader->own_transform) return ISO_OK;
+    iso_sample sample = {index, loader->epoch, iso__transform_random(&loader->transform, index),
+                         self->to};
+    ISO_TRY(loader->own_transform(&sample, loader->user));
+    return ISO_OK;
+}
+
+// Samples in random order are all cache misses, which cost more than the work on them.
+static iso_status fill_samples(iso__worker *self, int64_t n, const int64_t *indices) {
+    for (int64_t i = 0; i < n; i++) {
+        if (i + AHEAD < n) iso__dataset_fetch_ahead(self->loader->dataset, indices[i + AHEAD]);
+        ISO_TRY(fill_sample(self, i, indices[i]));
+    }
+    return ISO_OK;
+}
+
+// Closes the tensors also on failure, because another epoch may begin.
+static iso_status fill_slot(iso__worker *self, iso__slot *to, const int64_t *indices) {
+    const iso_loader *loader = self->loader;
+    iso_status status = ISO_OK;
+    int opened = 0, labels = iso__loader_labels(loader);
+    for (; opened < loader->tensors && status >= 0; opened++) {
+        void *memory = to->labels;
+        if (opened != labels) status = iso__upload_open(&to->uploads[opened], to->n, &memory);
+        if (status < 0) break;
+        self->batch[opened] = memory;
+    }
+    if (status >= 0) status = fill_samples(self, to->n, indices);
+    for (int t = 0; t < opened; t++) {
+        iso_status closed = t == labels ? ISO_OK : iso__upload_close(&to->uploads[t]);
+        if (status >= 0) status = closed;
+    }
+    ISO_TRY(status);
+    return ISO_OK;
+}
+
+iso_status iso__worker_prepare(iso__worker *self, int64_t k) {
+    const iso_loader *loader = self->loader;
+    iso__slot *to = &loader->slots[k % loader->slot_count];
+    int64_t start = iso_now();
+    const int64_t *indices;
+    to->n = iso_sampler_batch(loader->sampler, k, &indices);
+    ISO_TRY(fill_slot(self, to, indices));
+    if (iso_trace_on()) {
+        char name[32];
+        snprintf(name, sizeof(name), "batch %lld", (long long)k);
+        iso_trace_span(ISO_LANE_DATA, name, start, iso_now());
+    }
+    return ISO_OK;
+}
