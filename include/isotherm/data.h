@@ -236,6 +236,9 @@ typedef struct iso_batch {
     int64_t index;              // k, the index of the global batch in its epoch
     iso_tensor *const *inputs;  // all inputs; borrowed
     iso_tensor *const *targets; // all targets, NULL in place of labels; borrowed
+    // [inputs + targets], the type and the shape of each tensor of a sample, also of labels, in
+    // this batch; borrowed.
+    const iso_tensor_spec *specs;
 } iso_batch;
 
 // A sample on its way into a batch.
@@ -251,6 +254,30 @@ typedef struct iso_sample {
 // more than one thread, several threads may call it at the same time, for different samples.
 typedef iso_status (*iso_sample_transform)(const iso_sample *sample, void *user);
 
+// The samples of a batch on their way into its tensors.
+typedef struct iso_collate_batch {
+    int64_t n;              // samples
+    const int64_t *samples; // [n], their numbers in the data set
+    int64_t index, epoch;   // as in iso_batch and iso_sample
+    // The seed for random numbers that you draw for the batch. It depends only on the sampler's
+    // seed, the epoch and the first sample.
+    uint64_t random;
+    void *const *tensors;   // inputs and targets in host memory, [n, shape...] each
+    iso_tensor_spec *specs; // the type and the shape of each tensor of a sample
+} iso_collate_batch;
+// Makes the tensors of a batch from the values of its samples, in place: it may change any value,
+// for example mix samples, and make the dimensions of specs smaller, for example cut sequences to
+// the longest one of the batch. tensors[t] must then hold [n, shape...] without gaps, as
+// iso_collate_trim leaves it. Types and the number of dimensions stay. ISO_ERR_ARG in
+// iso_loader_next for a dimension below 1 or above the data set's. On failure it describes the
+// error with iso_error_set and returns its code. Called in the loader's threads as a transform is,
+// for different batches.
+typedef iso_status (*iso_collate)(const iso_collate_batch *batch, void *user);
+// Keeps the first `size` entries of dimension d, from 0, of each sample's tensor t: moves the
+// values together, and sets the dimension in specs. ISO_ERR_ARG if there is no such dimension, or
+// not so many entries.
+iso_status iso_collate_trim(const iso_collate_batch *batch, int t, int d, int64_t size);
+
 typedef struct iso_loader_config {
     // [channels], borrowed for the call. Images: x = (byte / 255 - mean) / std, or byte / 255 if
     // std is 0. Both NULL: those of the data set, or 0 and 1 if it has none. A first input of f32
@@ -264,12 +291,14 @@ typedef struct iso_loader_config {
     double flip; // probability of a horizontal flip, applied before the shift
     // Augmentation of your own, called for each sample after the above. NULL: none.
     iso_sample_transform transform;
-    void *user; // passed to transform; borrowed until the loader is destroyed
+    void *user; // passed to transform and collate; borrowed until the loader is destroyed
     // Threads that prepare batches, at most 1024; 0 or 1: one, which `prefetch` 0 switches off.
     // Several threads prepare different batches at the same time; `threads` batches are then
     // prepared ahead at least. The batches, their order and their bits do not depend on the number
     // of threads.
     int threads;
+    // Called for each batch after all of the above (PyTorch: collate_fn). NULL: none.
+    iso_collate collate;
 } iso_loader_config;
 extern const iso_loader_config iso_loader_default; // the default as an object, for C++
 #ifdef __cplusplus

@@ -113,5 +113,7 @@ void iso__transform_sample(const iso__transform *self, int64_t index, const void
                            void *out);
 // Returns iso_sample.random of a sample, which is independent of the draws above.
 uint64_t iso__transform_random(const iso__transform *self, int64_t index);
+// Returns iso_collate_batch.random of a batch with this first sample, independent of both.
+uint64_t iso__transform_random_batch(const iso__transform *self, int64_t index);
 
 #endif

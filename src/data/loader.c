@@ -18,14 +18,16 @@ static iso_status create_slot(iso_loader *self, int64_t samples, iso__slot *out)
     out->uploads = memory;
     ISO_TRY(iso__alloc_zero(count * sizeof(iso_tensor *), &memory));
     out->tensors = memory;
+    ISO_TRY(iso__alloc(count * sizeof(iso_tensor_spec), &memory));
+    out->specs = memory;
     for (int t = 0; t < self->tensors; t++) {
+        out->specs[t] = iso__loader_spec(self, t);
         if (t == iso__loader_labels(self)) {
             ISO_TRY(iso__alloc((size_t)samples * self->bytes[t], &memory));
             out->labels = memory;
             continue;
         }
-        iso_tensor_spec spec = iso__loader_spec(self, t);
-        ISO_TRY(iso__upload_create(self->device, &spec, samples, &out->uploads[t]));
+        ISO_TRY(iso__upload_create(self->device, &out->specs[t], samples, &out->uploads[t]));
         out->tensors[t] = out->uploads[t].tensor;
     }
     return ISO_OK;
@@ -36,6 +38,7 @@ static void destroy_slot(const iso_loader *self, iso__slot *s) {
     iso__free(s->uploads);
     iso__free(s->tensors);
     iso__free(s->labels);
+    iso__free(s->specs);
 }
 
 static iso_status create_slots(iso_loader *self) {
@@ -107,6 +110,7 @@ static iso_status set_up(iso_loader *self, const iso_sampler_config *order,
     ISO_TRY(count_workers(self, config));
     self->tensors = self->dataset->info.inputs + self->dataset->info.targets;
     self->own_transform = config->transform;
+    self->collate = config->collate;
     self->user = config->user;
     ISO_TRY(iso__transform_init(&self->transform, self->dataset, config, order->seed));
     ISO_TRY(create_sampler(self, order));
@@ -195,7 +199,7 @@ static iso_status send_batches(iso_loader *self, int64_t ready) {
     for (; self->sent < ready; self->sent++) {
         iso__slot *s = &self->slots[self->sent % self->slot_count];
         for (int t = 0; t < self->tensors; t++)
-            if (s->tensors[t]) ISO_TRY(iso__upload_send(&s->uploads[t], s->n));
+            if (s->tensors[t]) ISO_TRY(iso__upload_send(&s->uploads[t], s->n, &s->specs[t]));
     }
     return ISO_OK;
 }
@@ -219,7 +223,8 @@ iso_status iso_loader_next(iso_loader *self, iso_batch *out) {
                        .n = from->n,
                        .index = k,
                        .inputs = from->tensors,
-                       .targets = from->tensors + self->dataset->info.inputs};
+                       .targets = from->tensors + self->dataset->info.inputs,
+                       .specs = from->specs};
     self->held = from;
     self->next = k + 1;
     return ISO_OK;

@@ -9,9 +9,10 @@
 #include <pthread.h>
 
 typedef struct iso__slot {
-    iso__upload *uploads; // [tensors]; unused for labels
-    iso_tensor **tensors; // [tensors], as a batch has them
-    int32_t *labels;      // NULL: there are none
+    iso__upload *uploads;   // [tensors]; unused for labels
+    iso_tensor **tensors;   // [tensors], as a batch has them
+    int32_t *labels;        // NULL: there are none
+    iso_tensor_spec *specs; // [tensors], of a sample
     int64_t n;
     bool prepared; // under the lock: its batch is complete, but `ready` is not beyond it yet
 } iso__slot;
@@ -34,6 +35,7 @@ struct iso_loader {
     iso_device *device;
     iso__transform transform;
     iso_sample_transform own_transform; // NULL: none
+    iso_collate collate;                // NULL: none
     void *user;
     int tensors;      // of a sample
     size_t *bytes;    // [tensors], size of each tensor of a sample in a batch

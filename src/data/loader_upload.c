@@ -46,9 +46,10 @@ static iso_status wait_until_copied(iso__upload *self) {
     return ISO_OK;
 }
 
-static iso_status resize_tensor(iso__upload *self, int64_t samples) {
-    self->shape[0] = samples;
-    return iso_tensor_resize(self->tensor, self->ndim, self->shape, ISO_LAYOUT_LOGICAL);
+static iso_status resize_tensor(iso__upload *self, int64_t samples, const int64_t *sample) {
+    int64_t shape[ISO_MAX_DIMS] = {samples};
+    for (int d = 1; d < self->ndim; d++) shape[d] = sample[d - 1];
+    return iso_tensor_resize(self->tensor, self->ndim, shape, ISO_LAYOUT_LOGICAL);
 }
 
 iso_status iso__upload_open(iso__upload *self, int64_t samples, void **out) {
@@ -57,7 +58,7 @@ iso_status iso__upload_open(iso__upload *self, int64_t samples, void **out) {
         *out = self->host;
         return ISO_OK;
     }
-    ISO_TRY(resize_tensor(self, samples));
+    ISO_TRY(resize_tensor(self, samples, self->shape + 1));
     ISO_TRY(iso_tensor_map(self->tensor, ISO_WRITE, out));
     return ISO_OK;
 }
@@ -68,11 +69,11 @@ iso_status iso__upload_close(iso__upload *self) {
 
 // ---- Using them ---------------------------------------------------------------------------------
 
-iso_status iso__upload_send(iso__upload *self, int64_t samples) {
+iso_status iso__upload_send(iso__upload *self, int64_t samples, const iso_tensor_spec *spec) {
     const iso__remote_ops *remote = remote_of(self);
     iso_device *device = self->device;
+    ISO_TRY(resize_tensor(self, samples, spec->shape));
     if (!self->host) return ISO_OK;
-    ISO_TRY(resize_tensor(self, samples));
     ISO_TRY(remote->follow(device, ISO__QUEUE_IN, self->unused));
     ISO_TRY(remote->copy(device, ISO__QUEUE_IN, self->host, self->tensor->data,
                          iso__tensor_bytes(self->tensor)));

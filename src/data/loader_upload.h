@@ -31,8 +31,9 @@ iso_status iso__upload_open(iso__upload *self, int64_t samples, void **out);
 iso_status iso__upload_close(iso__upload *self);
 
 // For the consumer of batches, on the device's thread. These calls do not wait. send starts the
-// copy. Work launched after take sees the samples. Work launched after give_back must not use them.
-iso_status iso__upload_send(iso__upload *self, int64_t samples);
+// copy; spec has the shape of a sample, whose dimensions are at most those of create. Work launched
+// after take sees the samples. Work launched after give_back must not use them.
+iso_status iso__upload_send(iso__upload *self, int64_t samples, const iso_tensor_spec *spec);
 iso_status iso__upload_take(iso__upload *self);
 iso_status iso__upload_give_back(iso__upload *self);
 

@@ -65,8 +65,42 @@ static iso_status fill_samples(iso__worker *self, int64_t n, const int64_t *indi
     return ISO_OK;
 }
 
+static iso_status check_collated(const iso_loader *self, const iso__slot *slot) {
+    for (int t = 0; t < self->tensors; t++) {
+        iso_tensor_spec full = iso__loader_spec(self, t);
+        const iso_tensor_spec *now = &slot->specs[t];
+        ISO_CHECK(now->dtype == full.dtype && now->ndim == full.ndim, ISO_ERR_ARG,
+                  "the collate function of a loader changed type or number of dimensions of tensor "
+                  "%d: it may only make dimensions smaller",
+                  t);
+        for (int d = 0; d < full.ndim; d++)
+            ISO_CHECK(now->shape[d] >= 1 && now->shape[d] <= full.shape[d], ISO_ERR_ARG,
+                      "the collate function of a loader made dimension %d of tensor %d %lld: it "
+                      "may be 1 to %lld",
+                      d, t, (long long)now->shape[d], (long long)full.shape[d]);
+    }
+    return ISO_OK;
+}
+
+static iso_status collate_samples(iso__worker *self, iso__slot *slot, int64_t k,
+                                  const int64_t *indices) {
+    const iso_loader *loader = self->loader;
+    iso_collate_batch batch = {.n = slot->n,
+                               .samples = indices,
+                               .index = k,
+                               .epoch = loader->epoch,
+                               .tensors = (void *const *)self->batch,
+                               .specs = slot->specs};
+    if (!loader->collate) return ISO_OK;
+    for (int t = 0; t < loader->tensors; t++) slot->specs[t] = iso__loader_spec(loader, t);
+    if (slot->n > 0) batch.random = iso__transform_random_batch(&loader->transform, indices[0]);
+    ISO_TRY(loader->collate(&batch, loader->user));
+    ISO_TRY(check_collated(loader, slot));
+    return ISO_OK;
+}
+
 // Closes the tensors also on failure, because another epoch may begin.
-static iso_status fill_slot(iso__worker *self, iso__slot *to, const int64_t *indices) {
+static iso_status fill_slot(iso__worker *self, iso__slot *to, int64_t k, const int64_t *indices) {
     const iso_loader *loader = self->loader;
     iso_status status = ISO_OK;
     int opened = 0, labels = iso__loader_labels(loader);
@@ -77,6 +111,7 @@ static iso_status fill_slot(iso__worker *self, iso__slot *to, const int64_t *ind
         self->batch[opened] = memory;
     }
     if (status >= 0) status = fill_samples(self, to->n, indices);
+    if (status >= 0) status = collate_samples(self, to, k, indices);
     for (int t = 0; t < opened; t++) {
         iso_status closed = t == labels ? ISO_OK : iso__upload_close(&to->uploads[t]);
         if (status >= 0) status = closed;
@@ -91,7 +126,7 @@ iso_status iso__worker_prepare(iso__worker *self, int64_t k) {
     int64_t start = iso_now();
     const int64_t *indices;
     to->n = iso_sampler_batch(loader->sampler, k, &indices);
-    ISO_TRY(fill_slot(self, to, indices));
+    ISO_TRY(fill_slot(self, to, k, indices));
     if (iso_trace_on()) {
         char name[32];
         snprintf(name, sizeof(name), "batch %lld", (long long)k);

@@ -1,5 +1,6 @@
 ## SPDX-License-Identifier: MIT
 # Data sets and batches.
+libiso_core_la_SOURCES += src/data/collate.c
 libiso_core_la_SOURCES += src/data/csv.c
 libiso_core_la_SOURCES += src/data/csv_rows.c
 libiso_core_la_SOURCES += src/data/csv_rows.h

@@ -227,8 +227,16 @@ void iso__transform_sample(const iso__transform *self, int64_t index, const void
         normalise_sample(self, sample, out);
 }
 
-uint64_t iso__transform_random(const iso__transform *self, int64_t index) {
-    uint32_t counter[4] = {(uint32_t)index, (uint32_t)(index >> 32), 1, self->shard}, word[4];
+static uint64_t draw_seed(const iso__transform *self, int64_t index, uint32_t purpose) {
+    uint32_t counter[4] = {(uint32_t)index, (uint32_t)(index >> 32), purpose, self->shard}, word[4];
     iso__philox(self->key, counter, word);
     return (uint64_t)word[1] << 32 | word[0];
+}
+
+uint64_t iso__transform_random(const iso__transform *self, int64_t index) {
+    return draw_seed(self, index, 1);
+}
+
+uint64_t iso__transform_random_batch(const iso__transform *self, int64_t index) {
+    return draw_seed(self, index, 2);
 }

@@ -8,26 +8,31 @@
 typedef struct sums {
     double loss;
     int64_t correct, labels, samples;
-    int64_t labels_each; // of a sample; 0: the targets are not labels
+    bool labelled;
 } sums;
 
-static int64_t count_labels(const iso_dataset_info *info) {
-    const iso_tensor_spec *spec = &info->tensors[info->inputs];
-    int64_t count = info->classes > 0;
-    for (int d = 0; count > 0 && d < spec->ndim; d++) count *= spec->shape[d];
-    return count;
+// What is left to add of a batch.
+typedef struct pending {
+    int64_t samples, labels;
+} pending;
+
+static pending count_batch(const iso_batch *batch, const iso_dataset_info *info) {
+    const iso_tensor_spec *spec = &batch->specs[info->inputs];
+    pending out = {batch->n, info->classes > 0 ? batch->n : 0};
+    for (int d = 0; d < spec->ndim; d++) out.labels *= spec->shape[d];
+    return out;
 }
 
 // Adds the results of the previous batch, while the device computes the next one.
-static iso_status add_batch(iso_loss *loss, int64_t samples, sums *sum) {
+static iso_status add_batch(iso_loss *loss, pending batch, sums *sum) {
     double value;
     int64_t correct = 0;
-    if (samples == 0) return ISO_OK;
-    ISO_TRY(iso_loss_value(loss, &value, sum->labels_each > 0 ? &correct : NULL));
-    sum->loss += value * (double)samples;
+    if (batch.samples == 0) return ISO_OK;
+    ISO_TRY(iso_loss_value(loss, &value, sum->labelled ? &correct : NULL));
+    sum->loss += value * (double)batch.samples;
     sum->correct += correct;
-    sum->labels += samples * sum->labels_each;
-    sum->samples += samples;
+    sum->labels += batch.labels;
+    sum->samples += batch.samples;
     return ISO_OK;
 }
 
@@ -52,14 +57,14 @@ static iso_status own_share(iso_module *model, iso_loss *loss, iso_loader *data,
                             iso_evaluate_watch watch, void *user, sums *sum) {
     iso_batch batch;
     iso_tensor *output = NULL;
-    int64_t before = 0;
+    pending before = {0};
     const iso_dataset_info *info = iso_loader_info(data);
     ISO_CHECK(info->targets > 0, ISO_ERR_ARG,
               "there is nothing to evaluate: the samples have no targets");
     ISO_CHECK(info->inputs <= ISO_MODULE_TENSORS, ISO_ERR_UNSUPPORTED,
               "the samples to evaluate have %d inputs: a module takes at most %d", info->inputs,
               ISO_MODULE_TENSORS);
-    sum->labels_each = count_labels(info);
+    sum->labelled = info->classes > 0;
     ISO_TRY(iso_loader_start(data, 0, 0));
     for (;;) {
         iso_status more = iso_loader_next(data, &batch);
@@ -68,7 +73,7 @@ static iso_status own_share(iso_module *model, iso_loss *loss, iso_loader *data,
         ISO_TRY(forward_batch(model, &batch, info->inputs, &output));
         ISO_TRY(add_batch(loss, before, sum));
         ISO_TRY(launch_loss(loss, output, &batch));
-        before = batch.n;
+        before = count_batch(&batch, info);
         if (watch) watch(batch.index + 1, user);
     }
 }

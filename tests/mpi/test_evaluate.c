@@ -252,3 +252,57 @@ Test(np2_evaluate, leaves_the_training_alone) {
     }
     iso_assert_all(hash[0] == hash[1]);
 }
+
+// ---- Sequences ------------------------------------------------------------------------------------
+
+enum { SEQUENCES = 7, LONG = 5 };
+
+// Sample i has i % LONG + 1 entries: one-hot vectors and labels, of which the first is wrong.
+static iso_status read_entries(int64_t i, void *const *tensors, void *user) {
+    int64_t length = i % LONG + 1;
+    (void)user;
+    memset(tensors[0], 0, LONG * CLASSES * sizeof(float));
+    memset(tensors[1], 0, LONG * sizeof(int32_t));
+    for (int64_t at = 0; at < length; at++) {
+        ((float *)tensors[0])[at * CLASSES + (i + at) % CLASSES] = 1;
+        ((int32_t *)tensors[1])[at] = (int32_t)((i + at + (at == 0)) % CLASSES);
+    }
+    return ISO_OK;
+}
+
+// Of batches of one sample.
+static iso_status cut_entries(const iso_collate_batch *batch, void *user) {
+    int64_t length = batch->samples[0] % LONG + 1;
+    (void)user;
+    iso_status status = iso_collate_trim(batch, 0, 0, length);
+    return status < 0 ? status : iso_collate_trim(batch, 1, 0, length);
+}
+
+// Padding that a collate function has cut off does not count.
+static void labels_of_collated_batches_count(void) {
+    const iso_tensor_spec tensors[] = {{ISO_F32, 2, {LONG, CLASSES}}, {ISO_I32, 1, {LONG}}};
+    const iso_dataset_config config = {
+        .count = SEQUENCES, .inputs = 1, .targets = 1, .tensors = tensors, .classes = CLASSES};
+    const iso_loader_config how = {.prefetch = 2, .threads = 2, .collate = cut_entries};
+    iso_sampler_config share = {
+        .batch = 1, .rank = test_rank, .ranks = test_size, .end = ISO_SAMPLER_SHARE};
+    float weight[CLASSES * CLASSES] = {0};
+    iso_rng rng = {.seed = 1};
+    iso_evaluation result;
+    iso_dataset *samples;
+    setup s = {0};
+    for (int i = 0; i < CLASSES; i++) weight[i * (CLASSES + 1)] = 2;
+    iso_assert_ok(iso_device_create("cpu", &s.device));
+    iso_assert_ok(iso_dataset_create_callback(&config, read_entries, NULL, &samples));
+    iso_assert_ok(iso_loader_create_take(s.device, samples, &share, &how, &s.loader));
+    iso_assert_ok(iso_linear_create(s.device, CLASSES, CLASSES, false, &rng, &s.model));
+    iso_assert_ok(tensor_set(s.model->parameter[0]->value, weight));
+    iso_assert_ok(iso_loss_create(s.device, ISO_CROSS_ENTROPY, &s.loss));
+    iso_assert_ok(iso_evaluate(s.model, s.loss, s.loader, test_comm, &result));
+    // Lengths 1 2 3 4 5 1 2, 18 labels, of which 7 are wrong.
+    iso_assert_all(result.samples == SEQUENCES && result.accuracy == 11.0 / 18);
+    destroy(&s);
+}
+
+Test(np1_evaluate, labels_of_collated_batches_count) { labels_of_collated_batches_count(); }
+Test(np3_evaluate, labels_of_collated_batches_count) { labels_of_collated_batches_count(); }
