@@ -170,6 +170,16 @@ const uint8_t *iso_dataset_image(const iso_dataset *dataset, int64_t i, int32_t 
 // unless 0 <= i < count.
 iso_status iso_dataset_sample(const iso_dataset *dataset, int64_t i, void *const *tensors);
 
+// Divides a data set at random: `fraction` of its samples, rounded to a whole number, become the
+// validation set, the others the training set; both keep the samples' order. Only seed and number
+// of samples decide, so the sets are the same on every rank. Both sets are views: they retain the
+// data set and copy no samples, and statistics and checksums are those of their own samples (for a
+// callback, the checksum comes from that of the data set and the samples' numbers). Each is one
+// reference. ISO_ERR_ARG if fraction is not in (0, 1) or a set would be empty; ISO_ERR_STATE after
+// iso_dataset_set_shard, which you may call for each of the two sets.
+iso_status iso_dataset_split(iso_dataset *dataset, double fraction, uint64_t seed,
+                             iso_dataset **train, iso_dataset **validation);
+
 // ---- Sampler --------------------------------------------------------------------------------------
 
 // How the samples at the end of an epoch are divided.

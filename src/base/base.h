@@ -134,6 +134,18 @@ uint64_t iso__hash(uint64_t hash, const void *data, size_t bytes);
 // the bytes in two calls gives a different sum than in one. It depends on the byte order of the
 // machine.
 uint64_t iso__checksum(uint64_t sum, const void *data, size_t bytes);
+// The same of bytes that are in several places: adding them one after the other gives the sum that
+// one call gives for all of them.
+enum { ISO__CHECKSUM_LANES = 4 };
+typedef struct iso__checksum_state {
+    uint64_t sum, lane[ISO__CHECKSUM_LANES];
+    uint64_t bytes;
+    size_t filled; // of rest
+    unsigned char rest[ISO__CHECKSUM_LANES * sizeof(uint64_t)];
+} iso__checksum_state;
+iso__checksum_state iso__checksum_begin(uint64_t sum);
+void iso__checksum_add(iso__checksum_state *state, const void *data, size_t bytes);
+uint64_t iso__checksum_end(iso__checksum_state *state);
 
 // ---- Numbers --------------------------------------------------------------------------------------
 

@@ -50,21 +50,54 @@ static inline uint64_t stir_lane(uint64_t lane, uint64_t word) {
     return lane ^ lane >> 32;
 }
 
-#define LANES 4 // independent chains of multiplications, so that none waits for another
+// Independent chains of multiplications, so that none waits for another.
+enum { LANES = ISO__CHECKSUM_LANES };
+
+static void stir_word(uint64_t lane[LANES], const void *from) {
+    uint64_t word[LANES];
+    memcpy(word, from, sizeof(word));
+    for (int i = 0; i < LANES; i++) lane[i] = stir_lane(lane[i], word[i]);
+}
+
+iso__checksum_state iso__checksum_begin(uint64_t sum) {
+    iso__checksum_state out = {.sum = sum};
+    for (int i = 0; i < LANES; i++) out.lane[i] = sum + (uint64_t)i;
+    return out;
+}
+
+void iso__checksum_add(iso__checksum_state *state, const void *data, size_t bytes) {
+    const unsigned char *at = data;
+    uint64_t lane[LANES];
+    if (bytes == 0) return; // data may be NULL
+    state->bytes += bytes;
+    if (state->filled > 0) {
+        size_t now = sizeof(state->rest) - state->filled;
+        if (now > bytes) now = bytes;
+        memcpy(state->rest + state->filled, at, now);
+        state->filled += now, at += now, bytes -= now;
+        if (state->filled < sizeof(state->rest)) return;
+        stir_word(state->lane, state->rest);
+        state->filled = 0;
+    }
+    memcpy(lane, state->lane, sizeof(lane));
+    for (; bytes >= sizeof(lane); at += sizeof(lane), bytes -= sizeof(lane)) stir_word(lane, at);
+    memcpy(state->lane, lane, sizeof(lane));
+    memcpy(state->rest, at, bytes);
+    state->filled = bytes;
+}
+
+uint64_t iso__checksum_end(iso__checksum_state *state) {
+    if (state->filled > 0) { // zeros follow; the length comes in below
+        memset(state->rest + state->filled, 0, sizeof(state->rest) - state->filled);
+        stir_word(state->lane, state->rest);
+    }
+    uint64_t sum = stir_lane(state->sum, state->bytes);
+    for (int i = 0; i < LANES; i++) sum = stir_lane(sum, state->lane[i]);
+    return mix_seed(sum);
+}
 
 uint64_t iso__checksum(uint64_t sum, const void *data, size_t bytes) {
-    const unsigned char *at = data;
-    uint64_t lane[LANES], word[LANES];
-    for (int i = 0; i < LANES; i++) lane[i] = sum + (uint64_t)i;
-    for (size_t left = bytes; left > 0;) {
-        size_t now = left < sizeof(word) ? left : sizeof(word);
-        if (now < sizeof(word)) memset(word, 0, sizeof(word)); // the length comes in below
-        memcpy(word, at, now);
-        for (int i = 0; i < LANES; i++) lane[i] = stir_lane(lane[i], word[i]);
-        at += now;
-        left -= now;
-    }
-    sum = stir_lane(sum, bytes);
-    for (int i = 0; i < LANES; i++) sum = stir_lane(sum, lane[i]);
-    return mix_seed(sum);
+    iso__checksum_state state = iso__checksum_begin(sum);
+    iso__checksum_add(&state, data, bytes);
+    return iso__checksum_end(&state);
 }

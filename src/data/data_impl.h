@@ -34,7 +34,8 @@ const char *iso__idx_type_text(int type);
 // One tensor of all samples.
 typedef struct iso__column {
     size_t bytes; // of one sample
-    void *array;  // of all samples, one behind the other; NULL: a callback writes them
+    void *array;  // of all samples, one behind the other; NULL: a callback writes them. A view has
+                  // the array of its parent
 } iso__column;
 
 // How the shards of all ranks are related.
@@ -51,11 +52,19 @@ struct iso_dataset {
     iso_sample_reader read; // NULL: all columns have arrays
     void *user;
     bool owned; // the data set owns the arrays
+    // Of a view, else NULL: the data set that it keeps, and sample i is number indices[i] there.
+    iso_dataset *parent;
+    int64_t *indices;
     uint64_t checksum;
 };
 
 // Creates a data set that owns the arrays, which are memory of iso__alloc. Frees them on failure.
 iso_status iso__dataset_create_take(const iso_dataset_config *config, void *const *arrays,
+                                    iso_dataset **out);
+// Creates a view of samples of another data set, which it retains; without copying. Takes indices,
+// memory of iso__alloc, also on failure: numbers of its samples there. A view of a view refers to
+// the parent of both.
+iso_status iso__dataset_create_view(iso_dataset *of, int64_t *indices, int64_t count,
                                     iso_dataset **out);
 // The same for images [count][channels][height][width] with a label each.
 iso_status iso__image_set_create_take(uint8_t *images, int32_t *labels,
@@ -70,6 +79,8 @@ bool iso__dataset_has_images(const iso_dataset *dataset);
 // writes samples. Checks the labels that a callback writes.
 iso_status iso__dataset_read(const iso_dataset *dataset, int64_t i, void *const *room,
                              const void **at);
+// Tensor t of sample i of a data set in memory.
+const void *iso__dataset_place(const iso_dataset *dataset, int t, int64_t i);
 // Brings sample i into the cache if it is in arrays.
 void iso__dataset_fetch_ahead(const iso_dataset *dataset, int64_t i);
 // Mean and standard deviation of each channel of the first input, an array of u8, f32 or f64.

@@ -136,17 +136,25 @@ static iso_status measure_input(iso_dataset *self) {
     return ISO_OK;
 }
 
-// Of a data set whose columns have their arrays.
+static uint64_t sum_column(const iso_dataset *self, int t, uint64_t sum) {
+    size_t bytes = self->columns[t].bytes;
+    int64_t count = self->info.count;
+    if (!self->indices) return iso__checksum(sum, self->columns[t].array, (size_t)count * bytes);
+    iso__checksum_state state = iso__checksum_begin(sum);
+    for (int64_t i = 0; i < count; i++)
+        iso__checksum_add(&state, iso__dataset_place(self, t, i), bytes);
+    return iso__checksum_end(&state);
+}
+
+// Of a data set whose columns have their arrays. The labels of a view were checked before.
 static iso_status look_through(iso_dataset *self) {
     const iso_dataset_info *info = &self->info;
-    if (info->classes > 0)
+    if (info->classes > 0 && !self->indices)
         ISO_TRY(check_labels(self, self->columns[info->inputs].array, 0,
                              info->count * labels_of_sample(self)));
     ISO_TRY(measure_input(self));
     self->checksum = sum_description(self, info->count, info->classes);
-    for (int t = 0; t < tensors_of(self); t++)
-        self->checksum = iso__checksum(self->checksum, self->columns[t].array,
-                                       (size_t)info->count * self->columns[t].bytes);
+    for (int t = 0; t < tensors_of(self); t++) self->checksum = sum_column(self, t, self->checksum);
     return ISO_OK;
 }
 
@@ -210,6 +218,50 @@ iso_status iso_dataset_create_callback(const iso_dataset_config *config, iso_sam
     return ISO_OK;
 }
 
+// ---- Views --------------------------------------------------------------------------------------
+
+static int64_t number_of(const iso_dataset *self, int64_t i) {
+    return self->indices ? self->indices[i] : i;
+}
+
+// A callback may be slow, so its samples are not read: the numbers of the samples stand for them.
+static iso_status fill_view(iso_dataset *self, const iso_dataset *of) {
+    for (int t = 0; t < tensors_of(self); t++) self->columns[t].array = of->columns[t].array;
+    for (int64_t i = 0; i < self->info.count; i++)
+        self->indices[i] = number_of(of, self->indices[i]);
+    self->read = of->read;
+    self->user = of->user;
+    if (!self->read) return look_through(self);
+    uint64_t sum = sum_description(self, self->info.count, self->info.classes);
+    sum = iso__checksum(sum, &self->parent->checksum, sizeof(sum));
+    self->checksum =
+        iso__checksum(sum, self->indices, (size_t)self->info.count * sizeof(*self->indices));
+    return ISO_OK;
+}
+
+iso_status iso__dataset_create_view(iso_dataset *of, int64_t *indices, int64_t count,
+                                    iso_dataset **out) {
+    iso_dataset_config config = {.count = count,
+                                 .inputs = of->info.inputs,
+                                 .targets = of->info.targets,
+                                 .tensors = of->info.tensors,
+                                 .classes = of->info.classes};
+    iso_dataset *self = NULL;
+    iso_status status;
+    ISO_TRY_GOTO(create_bare(&config, &self));
+    self->indices = indices;
+    self->parent = iso_dataset_retain(of->parent ? of->parent : of);
+    ISO_TRY_GOTO(fill_view(self, of));
+    *out = self;
+    return ISO_OK;
+fail:
+    if (!self) iso__free(indices);
+    iso_dataset_destroy(&self);
+    return status;
+}
+
+// ---- References ---------------------------------------------------------------------------------
+
 iso_dataset *iso_dataset_retain(iso_dataset *dataset) {
     dataset->references++;
     return dataset;
@@ -224,6 +276,8 @@ void iso_dataset_destroy(iso_dataset **dataset) {
     iso__free(self->columns);
     iso__free((void *)(uintptr_t)self->info.tensors);
     iso__free((void *)(uintptr_t)self->info.mean);
+    iso__free(self->indices);
+    iso_dataset_destroy(&self->parent);
     iso__free(self);
 }
 
@@ -250,22 +304,24 @@ bool iso__dataset_has_images(const iso_dataset *self) {
     return self->info.tensors[0].dtype == ISO_U8 && self->info.tensors[0].ndim == 3;
 }
 
-static const char *place_of(const iso_dataset *self, int t, int64_t i) {
+const void *iso__dataset_place(const iso_dataset *self, int t, int64_t i) {
     const iso__column *column = &self->columns[t];
-    return (const char *)column->array + (size_t)i * column->bytes;
+    return (const char *)column->array + (size_t)number_of(self, i) * column->bytes;
 }
 
 static iso_status call_reader(const iso_dataset *self, int64_t i, void *const *room) {
-    ISO_TRY(self->read(i, room, self->user));
+    ISO_TRY(self->read(number_of(self, i), room, self->user));
     if (self->info.classes > 0)
-        ISO_TRY(check_labels(self, room[self->info.inputs], i, labels_of_sample(self)));
+        ISO_TRY(check_labels(self, room[self->info.inputs], number_of(self, i),
+                             labels_of_sample(self)));
     return ISO_OK;
 }
 
 iso_status iso__dataset_read(const iso_dataset *self, int64_t i, void *const *room,
                              const void **at) {
     if (self->read) ISO_TRY(call_reader(self, i, room));
-    for (int t = 0; t < tensors_of(self); t++) at[t] = self->read ? room[t] : place_of(self, t, i);
+    for (int t = 0; t < tensors_of(self); t++)
+        at[t] = self->read ? room[t] : iso__dataset_place(self, t, i);
     return ISO_OK;
 }
 
@@ -273,7 +329,7 @@ enum { CACHE_LINE = 64 };
 
 void iso__dataset_fetch_ahead(const iso_dataset *self, int64_t i) {
     for (int t = 0; !self->read && t < tensors_of(self); t++) {
-        const char *sample = place_of(self, t, i);
+        const char *sample = iso__dataset_place(self, t, i);
         for (size_t at = 0; at < self->columns[t].bytes; at += CACHE_LINE)
             __builtin_prefetch(sample + at);
     }
@@ -283,8 +339,8 @@ const uint8_t *iso_dataset_image(const iso_dataset *self, int64_t i, int32_t *la
     const iso_dataset_info *info = &self->info;
     if (self->read || !iso__dataset_has_images(self) || info->classes == 0) return NULL;
     if (info->tensors[info->inputs].ndim > 0) return NULL;
-    if (label) *label = ((const int32_t *)self->columns[info->inputs].array)[i];
-    return (const uint8_t *)place_of(self, 0, i);
+    if (label) *label = *(const int32_t *)iso__dataset_place(self, info->inputs, i);
+    return iso__dataset_place(self, 0, i);
 }
 
 iso_status iso_dataset_sample(const iso_dataset *self, int64_t i, void *const *tensors) {
@@ -293,6 +349,6 @@ iso_status iso_dataset_sample(const iso_dataset *self, int64_t i, void *const *t
               (long long)self->info.count, ISO_PLURAL(self->info.count));
     if (self->read) return call_reader(self, i, tensors);
     for (int t = 0; t < tensors_of(self); t++)
-        memcpy(tensors[t], place_of(self, t, i), self->columns[t].bytes);
+        memcpy(tensors[t], iso__dataset_place(self, t, i), self->columns[t].bytes);
     return ISO_OK;
 }

@@ -10,9 +10,9 @@
 static void measure_bytes(const iso_dataset *self, int64_t channel, double *mean, double *std) {
     const iso_dataset_info *info = &self->info;
     int64_t pixels = info->height * info->width;
-    const uint8_t *plane = (const uint8_t *)self->columns[0].array + channel * pixels;
     uint64_t sum = 0, squares = 0, n = (uint64_t)(info->count * pixels);
-    for (int64_t i = 0; i < info->count; i++, plane += self->columns[0].bytes) {
+    for (int64_t i = 0; i < info->count; i++) {
+        const uint8_t *plane = (const uint8_t *)iso__dataset_place(self, 0, i) + channel * pixels;
         for (int64_t first = 0; first < pixels; first += SHORT_RUN) {
             int64_t end = first + SHORT_RUN < pixels ? first + SHORT_RUN : pixels;
             uint32_t run_sum = 0, run_squares = 0;
@@ -30,20 +30,21 @@ static void measure_bytes(const iso_dataset *self, int64_t channel, double *mean
     *std = sqrt((double)spread) / (double)n / 255;
 }
 
-static double element_at(const iso_dataset *self, int64_t i) {
-    const void *array = self->columns[0].array;
-    if (self->info.tensors[0].dtype == ISO_F64) return ((const double *)array)[i];
-    return (double)((const float *)array)[i];
+// Element k of the first input of sample i.
+static double element_at(const iso_dataset *self, int64_t i, int64_t k) {
+    const void *sample = iso__dataset_place(self, 0, i);
+    if (self->info.tensors[0].dtype == ISO_F64) return ((const double *)sample)[k];
+    return (double)((const float *)sample)[k];
 }
 
 // Sums of (x - origin)^power over all samples.
 static double sum_channel(const iso_dataset *self, int64_t channel, double origin, int power) {
     const iso_dataset_info *info = &self->info;
-    int64_t plane = info->height * info->width, sample = info->channels * plane;
+    int64_t plane = info->height * info->width;
     double sum = 0;
     for (int64_t i = 0; i < info->count; i++)
         for (int64_t k = 0; k < plane; k++) {
-            double x = element_at(self, i * sample + channel * plane + k) - origin;
+            double x = element_at(self, i, channel * plane + k) - origin;
             sum += power == 2 ? x * x : x;
         }
     return sum;
@@ -58,7 +59,7 @@ void iso__dataset_measure(const iso_dataset *self, double *mean, double *std) {
             continue;
         }
         // From an element of the channel, so that the deviation of equal ones is exactly 0.
-        double first = element_at(self, c * info->height * info->width);
+        double first = element_at(self, 0, c * info->height * info->width);
         mean[c] = first + sum_channel(self, c, first, 1) / n;
         std[c] = sqrt(sum_channel(self, c, mean[c], 2) / n);
     }

@@ -7,6 +7,7 @@ libiso_core_la_SOURCES += src/data/csv_rows.h
 libiso_core_la_SOURCES += src/data/data_impl.h
 libiso_core_la_SOURCES += src/data/dataset.c
 libiso_core_la_SOURCES += src/data/dataset_measure.c
+libiso_core_la_SOURCES += src/data/dataset_split.c
 libiso_core_la_SOURCES += src/data/digits.c
 libiso_core_la_SOURCES += src/data/idx.c
 libiso_core_la_SOURCES += src/data/image_set.c

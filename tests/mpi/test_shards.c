@@ -89,6 +89,30 @@ Test(np4_shards, the_number_of_classes_is_the_largest) {
     iso_dataset_destroy(&set);
 }
 
+// A part of a shard would have a size that its ranks do not know. Parts can become shards.
+Test(np3_shards, are_made_of_the_parts_of_a_split) {
+    iso_dataset *whole = regression_arrays(test_rank, uneven_count(test_rank)), *part[2] = {NULL};
+    iso_assert_ok(iso_dataset_split(whole, 0.4, 1, &part[0], &part[1]));
+    iso_dataset_destroy(&whole);
+    for (int p = 0; p < 2; p++) {
+        iso_dataset *smaller[2];
+        iso_assert_ok(iso_dataset_set_shard(part[p], test_comm, "the part"));
+        iso_assert_all(iso_dataset_split(part[p], 0.5, 1, &smaller[0], &smaller[1]) ==
+                       ISO_ERR_STATE);
+        iso_assert_all(strstr(iso_last_error()->message, "a shard cannot be split"));
+    }
+    const iso_sampler_config order = {.batch = 2, .rank = test_rank, .ranks = test_size};
+    iso_device *device;
+    iso_assert_ok(iso_device_create("cpu", &device));
+    for (int p = 0; p < 2; p++) { // of 9, 13 and 17 samples, 4, 5 and 7 in the second part
+        iso_loader *loader = NULL;
+        iso_assert_ok(iso_loader_create_take(device, part[p], &order, NULL, &loader));
+        iso_assert_all(iso_loader_batches(loader) == (p == 0 ? 5 : 4));
+        iso_loader_destroy(&loader);
+    }
+    iso_device_destroy(&device);
+}
+
 Test(np2_shards, a_sampler_must_fit_the_shard) {
     iso_dataset *shard = create_shard(9);
     iso_device *device;

@@ -285,6 +285,24 @@ Test(base, checksum_depends_on_length_and_start) {
     cr_assert_neq(iso__checksum(1, zeros, 40), iso__checksum(0, zeros, 40));
 }
 
+// Whatever the pieces: empty, smaller than a word, across words, and at once.
+Test(base, checksum_of_pieces_is_that_of_all) {
+    uint8_t data[200];
+    for (int i = 0; i < 200; i++) data[i] = (uint8_t)(i * i + 3 * i);
+    for (size_t bytes = 0; bytes <= sizeof(data); bytes += 7)
+        for (size_t piece = 1; piece < 80; piece++) {
+            iso__checksum_state state = iso__checksum_begin(5);
+            for (size_t at = 0; at < bytes; at += piece) {
+                iso__checksum_add(&state, data + at, bytes - at < piece ? bytes - at : piece);
+                iso__checksum_add(&state, NULL, 0);
+            }
+            cr_assert_eq(iso__checksum_end(&state), iso__checksum(5, data, bytes),
+                         "%zu bytes in pieces of %zu", bytes, piece);
+        }
+    // The value of the first version, which saved states contain.
+    cr_assert_eq(iso__checksum(5, data, sizeof(data)), UINT64_C(0x155c712c504f0d5a));
+}
+
 // ---- Trace --------------------------------------------------------------------------------------
 
 // A strict little JSON reader: returns the end of the value at `s`, NULL if it is not one.
