@@ -67,13 +67,15 @@ iso_status iso_daso_levels_parse(const char *text, iso_daso_config *config) {
 
 // ---- Checks ---------------------------------------------------------------------------------------
 
-// of: what rises, "periods" or "ranks".
+// of: what rises, "period" or "number of ranks".
 static iso_status check_rise(const char *text, const char *of, int64_t before, int64_t value) {
-    ISO_CHECK(value >= 1, ISO_ERR_ARG, "levels %s: %s %" PRId64 " is too small: give at least 1",
+    ISO_CHECK(value >= 1, ISO_ERR_ARG,
+              "levels %s: the %s of a level is %" PRId64 ", but in PERIOD:RANKS both must be at "
+              "least 1",
               text, of, value);
     ISO_CHECK(value > before, ISO_ERR_ARG,
-              "levels %s: %s must rise from level to level, and %" PRId64 " follows %" PRId64, text,
-              of, value, before);
+              "levels %s: the %s must rise from level to level, and %" PRId64 " follows %" PRId64,
+              text, of, value, before);
     return ISO_OK;
 }
 
@@ -111,8 +113,8 @@ iso_status iso__daso_levels_check(const iso_daso_config *c, int ranks) {
     if (c->level_count == 0) return ISO_OK;
     iso__daso_levels_write(c->level, c->level_count, text);
     for (int i = 0; i < c->level_count; i++) {
-        ISO_TRY(check_rise(text, "periods", period, c->level[i].period));
-        ISO_TRY(check_rise(text, "ranks", group, c->level[i].ranks));
+        ISO_TRY(check_rise(text, "period", period, c->level[i].period));
+        ISO_TRY(check_rise(text, "number of ranks", group, c->level[i].ranks));
         period = c->level[i].period;
         group = c->level[i].ranks;
     }

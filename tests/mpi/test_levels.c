@@ -204,10 +204,12 @@ Test(np4_levels, wrong_lists_are_refused_in_a_sentence) {
     static const struct {
         const char *levels, *said;
     } bad[] = {
-        {"2:2,4:2", "ranks must rise from level to level, and 2 follows 2"},
-        {"4:2,2:4", "periods must rise from level to level, and 2 follows 4"},
-        {"0:2,2:4", "periods 0 is too small"},
-        {"2:0,4:4", "ranks 0 is too small"},
+        {"2:2,4:2", "the number of ranks must rise from level to level, and 2 follows 2"},
+        {"4:2,2:4", "the period must rise from level to level, and 2 follows 4"},
+        {"0:2,2:4",
+         "levels 0:2,2:4: the period of a level is 0, but in PERIOD:RANKS both must be at least 1"},
+        {"2:0,4:4",
+         "the number of ranks of a level is 0, but in PERIOD:RANKS both must be at least 1"},
         {"2:3,4:4", "4 ranks cannot be divided into groups of 3"},
         {"2:1,4:2", "the last level averages over 2 ranks, and there are 4"},
         {"2:2,4:8", "4 ranks cannot be divided into groups of 8"},
