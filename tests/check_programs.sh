@@ -50,7 +50,7 @@ refused 2 "an abbreviated option" 'unknown option --epoch: did you mean --epochs
 refused 0 "a misspelt option" 'unknown option --chekpoint-evry: did you mean --checkpoint-every\?' --chekpoint-evry 3
 refused 2 "an option twice" '--seed is given twice' --seed 3 --seed=3
 refused 0 "a switch twice" '--quiet is given twice' --quiet --quiet
-refused 0 "two lengths" '--epochs and --steps say the same thing' --epochs 2 --steps 3
+refused 0 "two lengths" '--steps replaces --epochs: give only one of them' --epochs 2 --steps 3
 refused 0 "phases that are longer than the run" '--warmup 0.7 and --cooldown 0.7 are more than the whole run' \
     --sync daso --warmup .7 --cooldown .7
 refused 2 "phases of more steps than the run" '--warmup-steps 30 and --cooldown-steps 11 are more than the 40 steps' \
@@ -96,7 +96,7 @@ refused 0 "an option of a policy" '--max-divergence needs --policy adaptive, but
 refused 0 "a wait that is no number" '--wait soon: give a whole number' --sync daso --wait soon
 refused 0 "auto where it means nothing" '--local-skip auto: give a whole number' --sync daso --local-skip auto
 refused 0 "a wait longer than the period" '--wait 5 is longer than --period 4' --sync daso --period 4 --wait 5
-refused 0 "two options that say the same" '--warmup and --warmup-steps say the same thing' --sync daso \
+refused 0 "two options that say the same" '--warmup-steps replaces --warmup: give only one of them' --sync daso \
     --warmup 0.1 --warmup-steps 3
 refused 2 "math of a GPU on the CPU" '--math bf16 needs a GPU, but --device is cpu' --math bf16 --data nowhere
 refused 2 "math that rounds f64" '--math tf32 rounds f32: remove' --dtype f64 --math tf32 --device cuda --data nowhere
@@ -504,7 +504,7 @@ result $? "label smoothing changes a training"
 refused 2 "levels that are not those of the ranks" '2 ranks cannot be divided into groups of 3' \
     --sync localsgd --levels 2:1,4:3 --steps 4
 refused 2 "levels that are no levels" 'levels 4: give PERIOD:RANKS for each level' --sync postlocal --levels 4 --data nowhere
-refused 2 "levels and a period" '--period and --levels say the same thing' --sync localsgd --levels 2:1,4:2 --period 2
+refused 2 "levels and a period" '--levels replaces --period: give only one of them' --sync localsgd --levels 2:1,4:2 --period 2
 for sync in localsgd postlocal; do
     run_anew 2 "$train" --model mlp --batch 16 --steps 8 --sync $sync --levels 2:1,4:2 --quiet --log "$out/log"
     [ "$status" = 0 ] && [ -n "$(field param_hash "$out/log")" ]

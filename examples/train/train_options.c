@@ -72,15 +72,16 @@ static iso_status check_belongs(const option_list *list, int i, const train_opti
         s, *(const char *const *)field_of(list->item[find_key(list, s->of)], out));
 }
 
-// Of two options that say the same thing, the one in the later section of the command line holds.
+// Of two options of which one replaces the other, the one in the later section of the command line
+// holds.
 static iso_status choose_one(option_list *list, int second, train_options *out) {
     const iso_setting *s = list->item[second];
     int first = s->instead ? find_key(list, s->instead) : -1;
     char *given = list->given;
     if (first < 0 || !given[first] || !given[second]) return ISO_OK;
     if (given[first] == given[second])
-        return train_error(ISO_ERR_ARG, "--%s and --%s say the same thing: give one of them",
-                           s->instead, s->key);
+        return train_error(ISO_ERR_ARG, "--%s replaces --%s: give only one of them", s->key,
+                           s->instead);
     int earlier = given[first] < given[second] ? first : second;
     given[earlier] = 0;
     return set_default(list, earlier, out);

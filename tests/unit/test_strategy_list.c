@@ -286,7 +286,7 @@ Test(settings, out_of_range_are_refused_with_key_and_range) {
     refused_line(lazy, 3, "--speed needs --sync own, but --sync is lazy");
     refused_line(near, 5, "unknown option --spead: did you mean --speed?");
     refused_line(twice, 7, "--speed is given twice");
-    refused_line(both, 6, "--note and --loud say the same thing: give one of them");
+    refused_line(both, 6, "--loud replaces --note: give only one of them");
     refused_line(builtin, 5, "--period 0: give a whole number from 1 to 1e+12, or auto");
     refused_line(option, 3, "--epochs 0: give a whole number from 1 to 1000000");
 }
