@@ -273,6 +273,14 @@ told_once() {
 }
 holds "... also in the report of a sweep that was killed before it removed the failure" told_once
 
+# A comma separates runs, so + separates levels. Names have _ for characters that they cannot have.
+# shellcheck disable=SC2086
+on_two "$sweep" --out levels $common -- "h: --sync localsgd --levels 2:2,2:1+4:2"
+has_valid_names() {
+    [ "$status" = 0 ] && [ "$(names levels/runs.csv)" = "h-levels2_2 h-levels2_1+4_2 " ]
+}
+holds "values with characters that names cannot have make runs" has_valid_names
+
 # ---- Refused ----
 
 refused "no runs" 'nothing to compare'

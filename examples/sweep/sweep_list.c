@@ -100,8 +100,10 @@ static iso_status add_choices(sweep_list *list, const char *name, const char *op
 static iso_status add_with(sweep_list *list, const char *name, const char *options, const choice *c,
                            const char *value, int length) {
     char longer[SWEEP_NAME], chosen[SWEEP_TEXT];
-    int used = snprintf(longer, sizeof(longer), "%s-%.*s%.*s", name, c->option_length, c->option,
-                        length, value);
+    int used = snprintf(longer, sizeof(longer), "%s-%.*s", name, c->option_length, c->option);
+    for (int i = 0; i < length; i++, used++)
+        if (used + 1 < SWEEP_NAME) longer[used] = strchr(name_letters, value[i]) ? value[i] : '_';
+    longer[used < SWEEP_NAME ? used : 0] = 0;
     if (used >= SWEEP_NAME)
         return train_error(ISO_ERR_ARG, "the name of run %s becomes too long", name);
     if (length == 0)
