@@ -97,6 +97,7 @@ static iso_status push_call(iso_module *module, iso_call **out) {
     if (module->ops->forward_many && !call->many)
         ISO_TRY(iso__alloc_zero(sizeof(iso_call_many), (void **)&call->many));
     module->call_depth++;
+    module->backward_failed = false;
     *out = call;
     return ISO_OK;
 }
@@ -228,20 +229,27 @@ iso_status iso_module_forward_many(iso_module *module, const iso_tensors *in, is
 
 // ---- Backward ----------------------------------------------------------------------------------
 
-// Checks the gradient against the output that it belongs to and brings it into the same layout.
-static iso_status accept_gradient(iso_module *module, iso_tensor *result, iso_tensor **slot,
-                                  iso_tensor **grad_out) {
-    iso_tensor *given = *grad_out;
+// Checks the gradient against the output that it belongs to. of: which output, such as "output 1".
+static iso_status check_gradient(const iso_module *module, const iso_tensor *result, const char *of,
+                                 const iso_tensor *given) {
     char label[ISO_LABEL_ROOM], got[128], wanted[128];
     ISO_CHECK(given, ISO_ERR_ARG, "%s got no gradient", iso__module_label(module, label));
     ISO_CHECK(given->device == module->device && given->dtype == result->dtype, ISO_ERR_TYPE,
-              "%s expects a gradient of type %s on its own device",
-              iso__module_label(module, label), iso_dtype_name(result->dtype));
+              "%s expects a gradient of its %s of type %s on its own device",
+              iso__module_label(module, label), of, iso_dtype_name(result->dtype));
     ISO_CHECK(iso__tensor_same_shape(given, result), ISO_ERR_SHAPE,
-              "%s gave an output of shape %s but got a gradient of shape %s",
+              "the %s of %s has shape %s but got a gradient of shape %s", of,
               iso__module_label(module, label),
               iso__shape_text(result->ndim, result->shape, wanted, sizeof(wanted)),
               iso__shape_text(given->ndim, given->shape, got, sizeof(got)));
+    return ISO_OK;
+}
+
+// Checks it and brings it into the layout of the output.
+static iso_status accept_gradient(iso_module *module, iso_tensor *result, const char *of,
+                                  iso_tensor **slot, iso_tensor **grad_out) {
+    iso_tensor *given = *grad_out;
+    ISO_TRY(check_gradient(module, result, of, given));
     if (given->layout == result->layout) return ISO_OK;
     ISO_TRY(iso__call_tensor_of(module, result->dtype, slot, result->ndim, result->shape,
                                 result->layout));
@@ -282,8 +290,10 @@ static iso_status accept_gradients(iso_module *module, iso_call *call, iso_tenso
         iso_tensor *result = many->result.item[i], **slot = &many->grad_out[i];
         if (iso__is_index(result->dtype)) continue;
         bool missing = any && !grad_out->item[i];
-        ISO_TRY(
-            (missing ? zero_gradient : accept_gradient)(module, result, slot, &grad_out->item[i]));
+        char of[24];
+        snprintf(of, sizeof(of), "output %d", i);
+        ISO_TRY(missing ? zero_gradient(module, result, slot, &grad_out->item[i])
+                        : accept_gradient(module, result, of, slot, &grad_out->item[i]));
     }
     return ISO_OK;
 }
@@ -305,6 +315,7 @@ static iso_status gradients_written(iso_module *module) {
 static iso_status backward_layer(iso_module *module, iso_call *call, iso_tensor *grad_out,
                                  iso_tensor **grad_in) {
     const iso_module_ops *ops = module->ops;
+    char label[ISO_LABEL_ROOM];
     if (ops->backward) {
         ISO_TRY(ops->backward(module, call, grad_out, grad_in));
         return gradients_written(module);
@@ -314,7 +325,7 @@ static iso_status backward_layer(iso_module *module, iso_call *call, iso_tensor 
     ISO_TRY(gradients_written(module));
     if (!grad_in) return ISO_OK;
     ISO_CHECK(ops->backward_input, ISO_ERR_UNSUPPORTED,
-              "%s has no gradient with respect to its input", ops->type);
+              "%s has no gradient with respect to its input", iso__module_label(module, label));
     ISO_TRY(ops->backward_input(module, call, grad_out, grad_in));
     return ISO_OK;
 }
@@ -322,21 +333,18 @@ static iso_status backward_layer(iso_module *module, iso_call *call, iso_tensor 
 static iso_status backward_module(iso_module *module, iso_call *call, const iso_tensors *grad_out,
                                   unsigned wanted, iso_tensors *grad_in) {
     const iso_module_ops *ops = module->ops;
+    char label[ISO_LABEL_ROOM];
     if (!ops->forward_many)
         return backward_layer(module, call, grad_out->item[0], wanted ? grad_in->item : NULL);
     ISO_CHECK(ops->backward_many || !wanted, ISO_ERR_UNSUPPORTED,
-              "%s has no gradient with respect to its inputs", ops->type);
+              "%s has no gradient with respect to its inputs", iso__module_label(module, label));
     if (ops->backward_many) ISO_TRY(ops->backward_many(module, call, grad_out, wanted, grad_in));
     return gradients_written(module);
 }
 
-iso_status iso_module_call_backward_many(iso_module *child, const iso_tensors *grad_out,
-                                         unsigned wanted, iso_tensors *grad_in) {
+static iso_status run_backward(iso_module *child, iso_call *call, const iso_tensors *grad_out,
+                               unsigned wanted, iso_tensors *grad_in) {
     iso_tensors g, given;
-    char label[ISO_LABEL_ROOM];
-    ISO_CHECK(child->call_depth > 0, ISO_ERR_STATE, "backward of %s without a forward before it",
-              iso__module_label(child, label));
-    iso_call *call = child->call[--child->call_depth];
     iso_tensor *const *in = iso__call_inputs(call, &given.count);
     set_type(child, iso__type_of(in, given.count)); // its calls may have had different types
     for (int i = 0; i < given.count; i++) given.item[i] = NULL;
@@ -348,7 +356,7 @@ iso_status iso_module_call_backward_many(iso_module *child, const iso_tensors *g
     if (call->many)
         ISO_TRY(accept_gradients(child, call, &g));
     else
-        ISO_TRY(accept_gradient(child, call->result, &call->grad_out, g.item));
+        ISO_TRY(accept_gradient(child, call->result, "output", &call->grad_out, g.item));
     RUN_HOOKS(child, before_backward, child, g.item[0]);
     int64_t start = trace_start(child);
     ISO_TRY(backward_module(child, call, &g, wanted, &given));
@@ -356,6 +364,19 @@ iso_status iso_module_call_backward_many(iso_module *child, const iso_tensors *g
     ISO_TRY(iso__check_gradients(child, call, wanted, &given));
     RUN_HOOKS(child, after_backward, child, given.item[0]);
     if (grad_in) copy_tuple(&given, grad_in);
+    return ISO_OK;
+}
+
+iso_status iso_module_call_backward_many(iso_module *child, const iso_tensors *grad_out,
+                                         unsigned wanted, iso_tensors *grad_in) {
+    char label[ISO_LABEL_ROOM];
+    ISO_CHECK(child->call_depth > 0, ISO_ERR_STATE, "backward of %s without a forward before it%s",
+              iso__module_label(child, label),
+              child->backward_failed ? ": the last backward failed, so call forward again" : "");
+    iso_call *call = child->call[--child->call_depth];
+    child->backward_failed = true; // until it is over
+    ISO_TRY(run_backward(child, call, grad_out, wanted, grad_in));
+    child->backward_failed = false;
     return ISO_OK;
 }
 

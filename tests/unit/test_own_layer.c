@@ -277,3 +277,32 @@ Test(own_layer, is_not_named_in_an_error_of_a_later_call) {
     iso_tensor_destroy(&in);
     close_cpu(&device);
 }
+
+// A failed backward has used up the forward; only what follows it is told so.
+Test(own_layer, a_backward_after_a_failed_one_is_told_so) {
+    iso_device *device = open_cpu();
+    iso_module *model = create_around(device, faulty_create(device, NONE, SHAPE));
+    iso_tensor *in = random_tensor(device, 2, (int64_t[]){5, 4}, 1), *out;
+    iso_tensor *ones = filled_tensor(device, 2, (int64_t[]){5, 2}, 1);
+    for (int round = 0; round < 2; round++) {
+        cr_ok(iso_module_forward(model, in, &out));
+        cr_fails(iso_module_backward(model, ones, NULL), ISO_ERR_SHAPE, "backward of Faulty");
+        for (int again = 0; again < 2; again++)
+            cr_fails(iso_module_backward(model, ones, NULL), ISO_ERR_STATE,
+                     "without a forward before it: the last backward failed, so call forward "
+                     "again");
+    }
+    faulty *layer = (faulty *)model->child[1];
+    layer->in_backward = NONE;
+    for (int round = 0; round < 2; round++) { // here it is the forward that fails
+        layer->in_forward = round == 0 ? NOTHING : NONE;
+        cr_assert_eq(iso_module_forward(model, in, &out), round == 0 ? ISO_ERR_STATE : ISO_OK);
+        if (round == 1) cr_ok(iso_module_backward(model, ones, NULL));
+        cr_fails(iso_module_backward(model, ones, NULL), ISO_ERR_STATE, "without a forward before");
+        cr_assert(!strstr(iso_last_error()->message, "failed"), "%s", iso_last_error()->message);
+    }
+    iso_tensor_destroy(&in);
+    iso_tensor_destroy(&ones);
+    iso_module_destroy(&model);
+    close_cpu(&device);
+}

@@ -279,7 +279,7 @@ Test(small_layers, wrong_input_is_refused) {
     cr_ok(iso_module_forward(net, x, &out));
     iso_tensor *g = random_tensor(device, 3, (int64_t[]){2, 3, GPT_VOCABULARY}, 1);
     cr_fails(iso_module_backward(net, g, &dx), ISO_ERR_UNSUPPORTED,
-             "Embedding has no gradient with respect to its input");
+             "Embedding \"wte\" has no gradient with respect to its input");
     tokens[4] = GPT_VOCABULARY;
     cr_fails(iso_module_forward(net, x, &out), ISO_ERR_ARG,
              "element 4 of the input of an Embedding");

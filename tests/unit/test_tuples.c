@@ -211,6 +211,30 @@ Test(tuples, a_missing_gradient_is_zero) {
     close_cpu(&device);
 }
 
+Test(tuples, a_wrong_gradient_names_its_output) {
+    start();
+    iso_module *split = new_split(1, 2), *linear = new_linear(3, 4);
+    iso_tensors in = one(rows(4, 3, 1)), out, dx;
+    iso_tensors shape = pair(rows(4, 1, 2), rows(4, 3, 3)), type = pair(rows(4, 1, 2), NULL);
+    iso_tensor *single;
+    type.item[1] = random_tensor_of(device, ISO_F64, 2, (int64_t[]){4, 2}, 3);
+    cr_ok(iso_module_forward_many(split, &in, &out));
+    cr_fails(iso_module_backward_many(split, &shape, ISO_WANT_ALL, &dx), ISO_ERR_SHAPE,
+             "the output 1 of Split has shape [4, 2] but got a gradient of shape [4, 3]");
+    cr_ok(iso_module_forward_many(split, &in, &out));
+    cr_fails(iso_module_backward_many(split, &type, ISO_WANT_ALL, &dx), ISO_ERR_TYPE,
+             "Split expects a gradient of its output 1 of type f32");
+    cr_ok(iso_module_forward(linear, in.item[0], &single)); // there is only one to name
+    cr_fails(iso_module_backward(linear, in.item[0], NULL), ISO_ERR_SHAPE,
+             "the output of Linear has shape [4, 4] but got a gradient of shape [4, 3]");
+    drop(&in);
+    drop(&shape);
+    drop(&type);
+    iso_module_destroy(&split);
+    iso_module_destroy(&linear);
+    close_cpu(&device);
+}
+
 Test(tuples, only_wanted_gradients_are_given) {
     start();
     iso_module *net = two_towers();
@@ -257,7 +281,7 @@ Test(tuples, indices_pass_and_have_no_gradient) {
     cr_assert(embedding->parameter[0]->grad_valid);
     cr_ok(iso_module_forward_many(net, &in, &out));
     cr_fails(iso_module_backward_many(net, &g, 1, &dx), ISO_ERR_UNSUPPORTED,
-             "Embedding has no gradient with respect to its input");
+             "Embedding \"left\" has no gradient with respect to its input");
     cr_fails(iso_module_forward_many(net->child[1], &in, &out), ISO_ERR_TYPE,
              "Concat \"c\" does not take indices");
     drop(&in);
