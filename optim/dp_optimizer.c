@@ -64,9 +64,10 @@ static iso_status update_parameter(iso_optimizer *optimizer, int i, const void *
 
 static void destroy_dp(iso_optimizer *optimizer) {
     dp_optimizer *self = self_of(optimizer);
+    iso_error before = *iso_last_error();
     // Completes what is pending while there is still someone to apply it.
     if (iso_reducer_remove_apply(self->reducer, self->id) < 0)
-        iso__log(ISO_LOG_ERROR, "while completing pending updates: %s", iso_last_error()->message);
+        iso__log_new_error(&before, "while completing pending updates");
     iso_optimizer_destroy(&self->inner);
     iso_module_destroy(&self->module);
     iso__free(self->place);

@@ -52,6 +52,9 @@ iso_status iso__error_frame(iso_status status, const char *function, const char 
 // ---- Log ------------------------------------------------------------------------------------------
 
 void iso__log(iso_log_level level, const char *format, ...) __attribute__((format(printf, 2, 3)));
+// Logs the last error, of a call that cannot return it, after the words `during`. Keeps quiet if it is
+// the same as `before`, a copy of the last error before that call: the caller knows it.
+void iso__log_new_error(const iso_error *before, const char *during);
 int iso__log_level(void);
 int iso__log_rank(void); // -1 before the first communicator
 

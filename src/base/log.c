@@ -58,3 +58,9 @@ void iso__log(iso_log_level at, const char *format, ...) {
     else
         fprintf(to, "isotherm %s: %s\n", level_name[at], text);
 }
+
+void iso__log_new_error(const iso_error *before, const char *during) {
+    const iso_error *now = iso_last_error();
+    if (now->code == before->code && strcmp(now->message, before->message) == 0) return;
+    iso__log(ISO_LOG_ERROR, "%s: %s", during, now->message);
+}

@@ -234,6 +234,7 @@ static void warn_of_rows(const iso_reducer *r, iso_scope scope) {
             "sparse_rows %zu of \"%s\" saves nothing on %zu ranks: the rows of all of them are "
             "more bytes than a sum of the whole gradient moves; set it to 0",
             bucket->sparse_rows, bucket->tensor[0].name, ranks);
+        return; // once for all buckets, such as the slices of one tensor
     }
 }
 
@@ -312,10 +313,10 @@ fail:
 }
 
 static void finish_quietly(iso_reducer *r) {
+    iso_error before = *iso_last_error();
     iso__round_excuse(r->round, true); // an abandoned backward may lack gradients
     if (iso_reducer_finish(r) < 0)
-        iso__log(ISO_LOG_ERROR, "while completing pending exchanges: %s",
-                 iso_last_error()->message);
+        iso__log_new_error(&before, "while completing pending exchanges");
 }
 
 void iso_reducer_destroy(iso_reducer **pointer) {
