@@ -175,6 +175,7 @@ int main(int argc, char **argv) {
     iso_comm *comm;
     MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &(int){0});
     CHECK(iso_comm_create(MPI_COMM_WORLD, NULL, &comm));
+    if (BATCH % iso_comm_size(comm)) CHECK(iso_error_set(ISO_ERR_ARG, "ranks must divide 60"));
     rows = BATCH / iso_comm_size(comm), first = rows * iso_comm_rank(comm);
     CHECK(iso_reducer_create(comm, list, 4, &config, &reducer));
     CHECK(iso_reducer_set_update(reducer, update_some, sizeof(int), NULL));
@@ -192,7 +193,6 @@ int main(int argc, char **argv) {
     for (size_t k = 0; k < sizeof(net) / sizeof(float); k++)
         sum += (double)((float *)&param)[k] * (double)((float *)&param)[k] / (double)(k + 1);
     print("checksum", steps, sum);
-    iso_comm_destroy(&comm);
-    MPI_Finalize();
+    iso_comm_destroy(&comm), MPI_Finalize();
     return EXIT_SUCCESS;
 }

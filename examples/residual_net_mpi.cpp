@@ -191,6 +191,7 @@ int main(int argc, char **argv) {
     iso_comm *comm;
     MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &first);
     check(iso_comm_create(MPI_COMM_WORLD, nullptr, &comm));
+    if (batch % iso_comm_size(comm)) check(iso_error_set(ISO_ERR_ARG, "ranks must divide 60"));
     rows.resize(batch / iso_comm_size(comm)), first = int(rows.size()) * iso_comm_rank(comm);
     check(iso_reducer_create(comm, list, 4, &config, &reducer));
     check(iso_reducer_set_update(reducer, [](const iso_reducer_update *u) {
@@ -210,7 +211,6 @@ int main(int argc, char **argv) {
     }
     iso_reducer_destroy(&reducer); // makes the last update
     print("checksum", steps, checksum());
-    iso_comm_destroy(&comm);
-    MPI_Finalize();
+    iso_comm_destroy(&comm), MPI_Finalize();
     return EXIT_SUCCESS;
 }

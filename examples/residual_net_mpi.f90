@@ -154,8 +154,7 @@ contains
         type(iso_reducer_update), intent(in) :: u
         real(c_float), pointer :: gradient(:), now(:) ! now: the corrections of the update's step
         call c_f_pointer(u%gradient, gradient, [u%count]); call c_f_pointer(u%hyper, now, [2])
-        call update(iso_update_offset(u, c_loc(param)), gradient, now)
-        status = ISO_OK
+        call update(iso_update_offset(u, c_loc(param)), gradient, now); status = ISO_OK
     end function
 end module
 
@@ -172,6 +171,7 @@ program residual_net
     call start()
     call MPI_Init_thread(MPI_THREAD_MULTIPLE, k)
     call iso_check(iso_comm_create(MPI_COMM_WORLD%MPI_VAL, comm))
+    if (mod(batch, iso_comm_size(comm)) /= 0) error stop 'error: ranks must divide 60'
     rows = batch / iso_comm_size(comm); first = rows * iso_comm_rank(comm)
     call iso_check(iso_reducer_create(comm, [ &
         iso_param_f32(param%input, inputs * width, in, grad%input), &

@@ -64,6 +64,12 @@ same_bits() { # ranks, parallel program
     on_ranks "$1" "$2" 200 blocking >"$work/blocking" && on_ranks "$1" "$2" >"$work/lazy" &&
         grep checksum "$work/lazy" && diff "$work/lazy" "$work/blocking"
 }
+refuses_ranks() { # parallel program
+    on_ranks 7 "$1" >"$work/lazy" 2>&1
+    refused=$?
+    cat "$work/lazy"
+    [ "$refused" != 0 ] && grep -q '[Ee]rror.*: ranks must divide 60' "$work/lazy" && ! grep -q loss "$work/lazy"
+}
 on_all_ranks() { # parallel program, serial program, name, ranks...
     parallel=$1 serial=$2 in=$3
     shift 3
@@ -77,6 +83,11 @@ on_all_ranks() { # parallel program, serial program, name, ranks...
             same_losses "$ranks" "$parallel" "$serial"
         result "lazy gives the bits of blocking on $ranks ranks$in" same_bits "$ranks" "$parallel"
     done
+    if [ "$launcher" = no ]; then
+        echo "ok - ranks that do not divide the batch$in # SKIP no MPI launcher"
+    else
+        result "ranks that do not divide the batch are refused with one sentence$in" refuses_ranks "$parallel"
+    fi
 }
 
 # ---- The same programs in other languages ----
@@ -126,12 +137,12 @@ other_language() { # name, function's suffix, file's suffix
     on_all_ranks "$work/parallel_$2" "$work/serial_$2" " in $1" 2 3
 }
 other_is_skipped() { # name, compiler
-    for test in 1 2 3 4 5 6 7 8; do
+    for test in 1 2 3 4 5 6 7 8 9; do
         echo "ok - test $test in $1 # SKIP $2 does not work"
     done
 }
 
-echo "1..27"
+echo "1..30"
 result "at most 30 lines differ, of at most 100 columns" few_lines c
 result "gradient-engine.md shows them" shown c 1
 on_all_ranks bin/residual-net-mpi bin/residual-net "" 1 2 3 4
