@@ -34,7 +34,8 @@ static iso_status complete_array(void *user, iso_parameter *parameter) {
     return iso_reducer_param_needed(p->reducer, p->index);
 }
 
-static iso_status add_array(array_module *self, iso_reducer *reducer, int i) {
+static iso_status add_array(array_module *self, iso_reducer *reducer, int k) {
+    int i = iso__reducer_shared(reducer, k);
     const iso_reducer_param p = iso__reducer_param(reducer, i);
     int64_t columns = (int64_t)(p.row > 0 ? p.row : p.count);
     int64_t shape[2] = {(int64_t)p.count / columns, columns};
@@ -42,7 +43,7 @@ static iso_status add_array(array_module *self, iso_reducer *reducer, int i) {
     iso_tensor *value = NULL, *grad = NULL;
     iso_parameter *made;
     iso_device *device = self->base.device;
-    self->place[i] = (place){reducer, i};
+    self->place[k] = (place){reducer, i};
     ISO_TRY(iso_tensor_borrow(device, p.dtype, ndim, shape + 2 - ndim, p.value, &value));
     iso_status status =
         iso_tensor_borrow(device, p.dtype, ndim, shape + 2 - ndim, p.gradient, &grad);
@@ -50,7 +51,7 @@ static iso_status add_array(array_module *self, iso_reducer *reducer, int i) {
     ISO_TRY(status);
     ISO_TRY(iso__module_add_tensors_take(&self->base, p.name, value, grad, &made));
     made->complete = complete_array;
-    made->complete_user = &self->place[i];
+    made->complete_user = &self->place[k];
     return ISO_OK;
 }
 
@@ -78,11 +79,22 @@ static iso_status add_groups(iso_optimizer *optimizer, const iso_optimizer_group
     return ISO_OK;
 }
 
-// Takes inner, on failure too.
+// Takes inner, on failure too. The module has its parameters in the order that all ranks share,
+// and the tie in that of this rank's list.
 static iso_status tie_arrays(iso_reducer *reducer, iso_module *module, iso_optimizer *inner,
                              iso_optimizer **out) {
-    const iso__tie tie = {module, reducer, module->parameter, module->parameter_count};
-    return iso__optimizer_tie_take(inner, &tie, out);
+    const array_module *self = iso_container_of(module, array_module, base);
+    int count = module->parameter_count;
+    iso_parameter **listed;
+    iso_status status = iso__alloc((size_t)count * sizeof(*listed), (void **)&listed);
+    if (status < 0) iso_optimizer_destroy(&inner);
+    ISO_TRY(status);
+    for (int k = 0; k < count; k++) listed[self->place[k].index] = module->parameter[k];
+    const iso__tie tie = {module, reducer, listed, count};
+    status = iso__optimizer_tie_take(inner, &tie, out);
+    iso__free(listed);
+    ISO_TRY(status);
+    return ISO_OK;
 }
 
 iso_status iso_reducer_set_optimizer(iso_reducer *reducer, iso_optimizer_kind kind,

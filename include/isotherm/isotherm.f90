@@ -127,6 +127,7 @@ module isotherm
         integer(c_int) :: sums = 0
         logical(c_bool) :: zero = .false._c_bool
         logical(c_bool) :: keep_values = .false._c_bool
+        logical(c_bool) :: by_name = .false._c_bool
     end type
 
     ! first and slice are counted from 1, as param is.

@@ -22,7 +22,9 @@ extern "C" {
 typedef struct iso_reducer iso_reducer;
 
 typedef struct iso_reducer_param {
-    const char *name; // for messages, and compared between ranks; copied
+    // For messages, and compared between ranks; copied. Two parameters may have the same name,
+    // unless iso_reducer_config.by_name is set.
+    const char *name;
     void *value;      // count elements; receives rank 0's values at creation; must not overlap
     size_t count;     // > 0
     iso_dtype dtype;  // ISO_F32 or ISO_F64; a bucket holds parameters of one type
@@ -189,6 +191,14 @@ typedef struct iso_reducer_config {
     // PyTorch's init_sync=False: values are not broadcast at creation. The ranks must have equal
     // values already, e.g. from one file.
     bool keep_values;
+    // true: the ranks may list the parameters in different orders (pytorch-pfn-extras: the order of
+    // names). They are matched by name, and the engine uses the order of rank 0's list: results
+    // have the bits of a run in which every rank lists them in this order. Only rank 0 need keep
+    // the parameters of a layer adjacent. Numbers stay those of each rank's own list. So do not
+    // pass them between ranks: use names (iso_reducer_find) and layers. Names of all parameters
+    // must be different (ISO_ERR_ARG). ISO_ERR_MISMATCH on every rank if a rank lacks a name, or
+    // has another type, shape or layer with it; the message has the rank and the name.
+    bool by_name;
 } iso_reducer_config;
 #define ISO_REDUCER_MAX_SUMS 64
 
@@ -211,6 +221,7 @@ void iso_reducer_destroy(iso_reducer **reducer);
 void *iso_reducer_grad(iso_reducer *reducer, int i);
 // Local. The number of parameters, and the number of the one with this name, -1 if there is none.
 int iso_reducer_param_count(const iso_reducer *reducer);
+// (If several have it, the first.)
 int iso_reducer_find(const iso_reducer *reducer, const char *name);
 // Sets the update function, and the size of the struct that step() copies for it. NULL removes it:
 // gradients are then only averaged; read them after iso_reducer_finish. Completes pending work

@@ -116,6 +116,15 @@ static iso_status take_array(iso__gradients *g, iso_reducer *r, int i, iso_devic
     return status;
 }
 
+// In the order that all ranks share, so that sums over all of them have the same bits.
+static iso_status take_those(iso__gradients *g, iso_reducer *r, bool spread, iso_device *device) {
+    for (int k = 0; k < iso_reducer_param_count(r); k++) {
+        int i = iso__reducer_shared(r, k);
+        if (is_spread(r, i) == spread) ISO_TRY(take_array(g, r, i, device));
+    }
+    return ISO_OK;
+}
+
 static iso_status take_arrays(iso__gradients *g, iso_reducer *r, iso_device *device) {
     int params = iso_reducer_param_count(r);
     size_t most = 1;
@@ -123,12 +132,9 @@ static iso_status take_arrays(iso__gradients *g, iso_reducer *r, iso_device *dev
     ISO_TRY(iso_reducer_finish(r));
     ISO_TRY(iso__alloc_zero(most * sizeof(*g->item), (void **)&g->item));
     ISO_TRY(iso__alloc_zero(most * sizeof(*g->parameter), (void **)&g->parameter));
-    for (int i = 0; i < params; i++)
-        if (!is_spread(r, i)) ISO_TRY(take_array(g, r, i, device));
+    ISO_TRY(take_those(g, r, false, device));
     g->whole = g->count;
-    for (int i = 0; i < params; i++)
-        if (is_spread(r, i)) ISO_TRY(take_array(g, r, i, device));
-    return ISO_OK;
+    return take_those(g, r, true, device);
 }
 
 iso_status iso__gradients_of_arrays(iso_reducer *r, iso_device *device, iso__gradients *out) {

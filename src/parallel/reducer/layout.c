@@ -450,6 +450,7 @@ void iso__layout_destroy(iso__layout *l) {
     iso__free(l->tensor);
     iso__free(l->bucket);
     iso__free(l->by_layer);
+    iso__free(l->shared);
     iso__free(l->layer);
     *l = (iso__layout){0};
 }

@@ -55,6 +55,8 @@ typedef struct iso__layout {
     int param_count, slot_count, bucket_count;
     int first_delayed; // buckets from this one on leave after all others; bucket_count: none
     int *by_layer;     // [param_count]: the parameters in the order of the forward
+    int *shared;       // [param_count]: the parameters in the order of rank 0's list, if the ranks
+                       // match names; NULL: all lists have one order
     iso__layer *layer; // [layer_count], by their numbers
     int layer_count;
     size_t bytes;       // of all buckets

@@ -39,6 +39,9 @@ iso_status iso__layout_number(iso__layout *l, const iso__param_set *set) {
     number_params(l, set, place);
     list_layers(l, set);
     iso__free(place);
+    if (!set->first) return ISO_OK;
+    ISO_TRY(iso__alloc(count * sizeof(*l->shared), (void **)&l->shared));
+    for (int k = 0; k < set->count; k++) l->shared[set->first[k]] = set->ref[k].id;
     return ISO_OK;
 }
 

@@ -124,6 +124,7 @@ iso_status iso__param_set_create(const iso_reducer_param *entries, int count, is
 void iso__param_set_destroy(iso__param_set *set) {
     iso__free(set->param);
     iso__free(set->ref);
+    iso__free(set->first);
     iso__free(set->names);
     *set = (iso__param_set){0};
 }

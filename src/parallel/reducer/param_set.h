@@ -6,6 +6,7 @@
 
 #include "base/base.h"
 
+#include <isotherm/comm.h>
 #include <isotherm/reducer.h>
 
 // What the program calls a parameter.
@@ -17,6 +18,7 @@ typedef struct iso__param_set {
     iso_reducer_param *param; // [count], each of one layer; in the order of the list, or, if an
                               // entry has several layers, by layer
     iso__param_ref *ref; // [count]
+    int *first;          // [count]: rank 0's numbers, after iso__param_set_match; otherwise NULL
     int count;
     char *names; // of the slices
 } iso__param_set;
@@ -24,6 +26,10 @@ typedef struct iso__param_set {
 // Local. ISO_ERR_ARG for wrong numbers of layers and strides. Copies the list; borrows all to which
 // it points. Free *out with iso__param_set_destroy, also on failure.
 iso_status iso__param_set_create(const iso_reducer_param *entries, int count, iso__param_set *out);
+// Collective. Puts the parameters into the order of rank 0's set, by their names; `ref` keeps this
+// rank's numbers. ISO_ERR_ARG or ISO_ERR_MISMATCH on every rank if a rank has a name twice, or has
+// other names, or another parameter under one of them.
+iso_status iso__param_set_match(iso__param_set *set, iso_comm *comm);
 void iso__param_set_destroy(iso__param_set *set);
 
 #endif

@@ -241,13 +241,16 @@ static void warn_of_rows(const iso_reducer *r, iso_scope scope) {
 // Sums cannot ride if a hook converts (their digits would be rounded), with a device (the tail
 // stays on the host), with ZeRO (only one rank would get the sum), or with sparse gradients (the
 // last bucket may be one of them). The ranks agree, because their settings have not been compared
-// yet.
+// yet. Whether they match names decides how their lists are compared.
 static iso_status see_who_rides(iso_reducer *r, const iso_reducer_config *config, bool sparse) {
     bool changes = hook_of(config)->compress || iso__hook_owns(hook_of(config));
-    int64_t all = !is_remote(config) && !changes && !config->zero && !sparse;
-    ISO_TRY(iso_comm_allreduce_i64(r->world, &all, 1, ISO_MIN));
-    r->rides = all && iso_comm_size(r->world) <= ISO_SUMS_MOST_RANKS;
-    return ISO_OK;
+    bool by_name = config->by_name;
+    int64_t all[3] = {!is_remote(config) && !changes && !config->zero && !sparse, by_name,
+                      !by_name};
+    ISO_TRY(iso_comm_allreduce_i64(r->world, all, 3, ISO_MIN));
+    r->rides = all[0] && iso_comm_size(r->world) <= ISO_SUMS_MOST_RANKS;
+    if (all[1] || all[2]) return ISO_OK;
+    return iso__comm_check_equal(r->world, by_name, "by_name of iso_reducer_config");
 }
 
 // The reducer has its own communicator, so that no other exchange comes between those of a list.
@@ -273,11 +276,19 @@ static iso_status share_updates(iso_reducer *r) {
     return ISO_OK;
 }
 
+static iso_status make_set(const iso_reducer *r, const iso_reducer_param *params, int count,
+                           bool by_name, iso__param_set *out) {
+    iso_status status = iso__param_set_create(params, count, out);
+    if (!by_name) return status;
+    ISO_TRY(iso_comm_agree(r->world, status));
+    return iso__param_set_match(out, r->world);
+}
+
 // The ranks agree after each local step: a rank that left alone would make the others wait.
 static iso_status lay_out(iso_reducer *r, const iso_reducer_param *params, int count,
                           const iso_reducer_config *config) {
     iso__param_set set;
-    iso_status status = iso__param_set_create(params, count, &set);
+    iso_status status = make_set(r, params, count, config->by_name, &set);
     if (status == ISO_OK) status = make_layout(r, &set, config);
     status = iso_comm_agree(r->world, status);
     if (status == ISO_OK) status = match_ranks(r, &set, config);

@@ -44,6 +44,10 @@ iso_reducer_param iso__reducer_param(iso_reducer *r, int i) {
                                .gradient = iso_reducer_grad(r, i)};
 }
 
+int iso__reducer_shared(const iso_reducer *r, int k) {
+    return r->layout.shared ? r->layout.shared[k] : k;
+}
+
 iso_status iso__reducer_device(iso_reducer *r, iso_device **out) {
     if (!r->store.device && !r->host) ISO_TRY(iso_device_create("cpu", &r->host));
     *out = r->store.device ? r->store.device : r->host;
