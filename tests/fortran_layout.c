@@ -55,6 +55,7 @@ static struct {
     FIELD(iso_reducer_config, zero),
     FIELD(iso_reducer_config, keep_values),
     FIELD(iso_reducer_config, by_name),
+    FIELD(iso_reducer_config, by_weight),
     SIZE(iso_reducer_update),
     FIELD(iso_reducer_update, param),
     FIELD(iso_reducer_update, name),
@@ -224,7 +225,7 @@ static struct {
 // lacks.
 const iso_comm_config layout_comm_config = {0, 0};
 const iso_reducer_param layout_param = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
-const iso_reducer_config layout_config = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
+const iso_reducer_config layout_config = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
 const iso_reducer_update layout_update = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
 const iso_reducer_stats layout_stats = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
 const iso_bucket_stats layout_bucket_stats = {0, 0, 0, 0, 0, 0, 0, 0, 0};

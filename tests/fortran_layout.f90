@@ -121,6 +121,7 @@ contains
         call field('iso_reducer_config.zero', c_loc(config), c_loc(config%zero))
         call field('iso_reducer_config.keep_values', c_loc(config), c_loc(config%keep_values))
         call field('iso_reducer_config.by_name', c_loc(config), c_loc(config%by_name))
+        call field('iso_reducer_config.by_weight', c_loc(config), c_loc(config%by_weight))
     end subroutine
 
     subroutine check_update()

@@ -128,6 +128,7 @@ module isotherm
         logical(c_bool) :: zero = .false._c_bool
         logical(c_bool) :: keep_values = .false._c_bool
         logical(c_bool) :: by_name = .false._c_bool
+        logical(c_bool) :: by_weight = .false._c_bool
     end type
 
     ! first and slice are counted from 1, as param is.
@@ -342,7 +343,7 @@ module isotherm
         iso_reducer_piece_needed, iso_reducer_finish, iso_reducer_all_reduce, &
         iso_reducer_zero_grad, iso_reducer_poll, iso_reducer_set_weight, iso_reducer_shadow, &
         iso_reducer_layer_ready, iso_reducer_layer_needed, iso_reducer_param_count, &
-        iso_reducer_find, iso_reducer_add_sum, iso_reducer_get_sum, &
+        iso_reducer_find, iso_reducer_add_sum, iso_reducer_get_sum, iso_reducer_add_weight, &
         iso_reducer_get_stats, iso_reducer_bucket_text, iso_reducer_get_bucket_stats, &
         iso_reducer_measure_exchange
 
@@ -533,6 +534,12 @@ module isotherm
             import
             type(c_ptr), value :: reducer
             real(c_double), value :: weight, total
+        end function
+        integer(c_int) function c_add_weight(reducer, weight) &
+                bind(c, name='iso_reducer_add_weight')
+            import
+            type(c_ptr), value :: reducer
+            real(c_double), value :: weight
         end function
         integer(c_int) function c_add_sum(reducer, k, value) &
                 bind(c, name='iso_reducer_add_sum')
@@ -977,6 +984,12 @@ contains
         type(iso_reducer), intent(in) :: reducer
         real(c_double), intent(in) :: weight, total
         status = c_set_weight(reducer%engine%handle, weight, total)
+    end function
+
+    integer(c_int) function iso_reducer_add_weight(reducer, weight) result(status)
+        type(iso_reducer), intent(in) :: reducer
+        real(c_double), intent(in) :: weight
+        status = c_add_weight(reducer%engine%handle, weight)
     end function
 
     integer(c_int) function iso_reducer_shadow(reducer) result(status)

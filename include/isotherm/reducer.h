@@ -199,6 +199,12 @@ typedef struct iso_reducer_config {
     // must be different (ISO_ERR_ARG). ISO_ERR_MISMATCH on every rank if a rank lacks a name, or
     // has another type, shape or layer with it; the message has the rank and the name.
     bool by_name;
+    // true: each rank's gradients are sums over its tokens or samples, and the sums over ranks are
+    // divided by the total number of these (fairseq: sample_size), which no rank need know before
+    // backward. Every rank gives its own number with iso_reducer_add_weight. `average` says how
+    // much of the division precedes the sum: with PRE and SPLIT, as many as there are ranks, or
+    // split_factor. ISO_ERR_ARG with ISO_AVERAGE_SUM.
+    bool by_weight;
 } iso_reducer_config;
 #define ISO_REDUCER_MAX_SUMS 64
 
@@ -350,6 +356,24 @@ iso_status iso_reducer_add_sum(iso_reducer *reducer, int k, double value);
 // or after each addition if the sums are a message of their own. Waits for the bucket that is
 // needed first. It costs nothing once the next forward has received its first parameter.
 iso_status iso_reducer_get_sum(iso_reducer *reducer, int k, double *sum);
+
+// ---- Averages over tokens or samples ----------------------------------------------------------------
+
+// Local, for config.by_weight. Adds to this rank's weight in the next exchange: the number of tokens
+// or samples over which its gradients are sums, 0 or more. Call it for each backward, before its
+// first iso_reducer_grad_ready (ISO_ERR_STATE if a gradient is reported without a weight). In
+// accumulation, call it for each backward: the weights add up. They travel in a short message ahead
+// of the gradients, and the sums of gradients are divided when they arrive. The updates do so where
+// they can, without another pass over the memory.
+//
+// iso_reducer_shadow has weight 0. If the total is 0, nothing is divided, as in fairseq: the
+// gradients of ranks without a token are zeros, and so is their sum. Gradients that are not
+// exchanged (`local`) are divided by this rank's own weight.
+//
+// Averages cannot be added to sums: a backward after a backward whose gradients were exchanged,
+// without a step or iso_reducer_zero_grad in between, is ISO_ERR_STATE. iso_reducer_set_weight is
+// ISO_ERR_STATE, too.
+iso_status iso_reducer_add_weight(iso_reducer *reducer, double weight);
 
 // ---- Uneven inputs (see join.h) ---------------------------------------------------------------------
 

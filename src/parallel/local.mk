@@ -51,5 +51,7 @@ libiso_core_la_SOURCES += \
     src/parallel/reducer/sums.h \
     src/parallel/reducer/used_params.c \
     src/parallel/reducer/used_params.h \
+    src/parallel/reducer/weights.c \
+    src/parallel/reducer/weights.h \
     src/parallel/reducer/zero.c \
     src/parallel/reducer/zero.h

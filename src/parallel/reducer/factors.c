@@ -19,3 +19,15 @@ iso__factors iso__factors_of(const iso__averaging *a, int ranks, bool divides) {
     return (iso__factors){before_sum(a, total, divides && !sum),
                           after_sum(a, total, divides && !sum)};
 }
+
+iso__factors iso__factors_ahead(const iso__averaging *a, int ranks, bool divides) {
+    iso__factors all = iso__factors_of(a, ranks, divides);
+    return (iso__factors){ranks == 1 ? 1 : all.before, 1};
+}
+
+double iso__factor_of_total(const iso__averaging *a, int ranks, bool divides, double total) {
+    if (total == 0) total = 1;
+    if (ranks == 1) return 1 / total;
+    if (divides || a->mode == ISO_AVERAGE_PRE) return ranks / total;
+    return a->mode == ISO_AVERAGE_SPLIT ? a->split_factor / total : 1 / total;
+}

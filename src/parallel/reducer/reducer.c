@@ -55,8 +55,18 @@ void iso_reducer_poll(iso_reducer *r) {
 iso_status iso_reducer_set_weight(iso_reducer *r, double weight, double total) {
     ISO_CHECK(weight >= 0 && total >= 0, ISO_ERR_ARG,
               "a weight of %g of a total of %g: give numbers of at least 0", weight, total);
+    ISO_CHECK(!r->weights, ISO_ERR_STATE,
+              "the reducer divides by the weights of iso_reducer_add_weight (by_weight): call that "
+              "function, and iso_reducer_shadow on a rank without a batch");
     iso__round_set_weight(r->round, weight, total);
     return ISO_OK;
+}
+
+iso_status iso_reducer_add_weight(iso_reducer *r, double weight) {
+    ISO_CHECK(r->weights, ISO_ERR_STATE,
+              "the reducer averages over ranks: set by_weight of iso_reducer_config to give "
+              "weights");
+    return iso__weights_add(r->weights, weight, iso__round_is_open(r->round));
 }
 
 // ---- Sums that ride ---------------------------------------------------------------------------------

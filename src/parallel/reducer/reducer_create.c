@@ -20,6 +20,9 @@ static iso_status check_config(const iso_reducer_config *c) {
               "unknown mode %d of averaging", (int)c->average);
     ISO_CHECK(c->sums >= 0 && c->sums <= ISO_REDUCER_MAX_SUMS, ISO_ERR_ARG,
               "a reducer with %d sums: give a number from 0 to %d", c->sums, ISO_REDUCER_MAX_SUMS);
+    ISO_CHECK(!c->by_weight || c->average != ISO_AVERAGE_SUM, ISO_ERR_ARG,
+              "by_weight divides sums of gradients by the total of the weights, and "
+              "ISO_AVERAGE_SUM by nothing: choose one");
     ISO_CHECK(c->average != ISO_AVERAGE_SPLIT || c->split_factor > 0, ISO_ERR_ARG,
               "a split factor of %g: give a number above 0", c->split_factor);
     return iso__scope_check(c->scope);
@@ -81,7 +84,7 @@ static iso_status match_ranks(iso_reducer *r, const iso__param_set *set,
     static const char *const unused[] = {"error", "zero", "negotiate", "static"};
     static const char *const average[] = {"post", "pre", "split", "sum"};
     const iso_comm_hook *hook = &r->coder.hook;
-    char settings[1024], list[LIST_ROOM];
+    char settings[1280], list[LIST_ROOM];
     write_list(config, list);
     snprintf(settings, sizeof(settings),
              "sync: %s\nscope: %s\norder: %s\nunused: %s\naverage: %s\nsplit_factor: %g\n"
@@ -89,14 +92,14 @@ static iso_status match_ranks(iso_reducer *r, const iso__param_set *set,
              "divides of the hook: %d\nsilent of the hook: %d\nbucket_bytes: %zu\n"
              "first_bucket_bytes: %zu\nlast_bucket_bytes: %zu\nbucket_list: %s\n"
              "piece_bytes: %zu\nsums: %d\nzero: %d\nstart of the hook: %lld\n"
-             "phases of the hook: %016llx\nkeep_values: %d\n",
+             "phases of the hook: %016llx\nkeep_values: %d\nby_weight: %d\n",
              sync[config->sync], iso__scope_name(config->scope), order[config->order],
              unused[config->unused], average[config->average], config->split_factor, hook->name,
              iso_dtype_name(hook->wire), hook->state_floats, (int)hook->divides, (int)hook->silent,
              config->bucket_bytes, config->first_bucket_bytes, config->last_bucket_bytes, list,
              config->piece_bytes, config->sums, (int)config->zero, hook->start,
              (unsigned long long)iso__coder_fingerprint(&r->coder, r->layout.bucket_count),
-             (int)config->keep_values);
+             (int)config->keep_values, (int)config->by_weight);
     return iso__params_check_ranks(r->world, set->param, set->count, settings,
                                    iso__layout_fingerprint(&r->layout));
 }
@@ -152,6 +155,7 @@ static iso_status make_parts(iso_reducer *r, const iso_reducer_config *config) {
     ISO_TRY(iso__appliers_create(&r->layout, r->store.gradients, &r->appliers));
     ISO_TRY(iso__planner_create(&r->layout, r->world, wants_plan, &r->planner));
     if (config->sums > 0) ISO_TRY(iso__sums_create(config->sums, &r->sums));
+    if (config->by_weight) ISO_TRY(iso__weights_create(&r->weights));
     r->setup = (iso__transport_setup){.store = &r->store,
                                       .coder = &r->coder,
                                       .buckets = &r->buckets,
@@ -166,6 +170,7 @@ static iso_status make_parts(iso_reducer *r, const iso_reducer_config *config) {
         .appliers = r->appliers,
         .planner = r->planner,
         .sums = r->sums,
+        .weights = r->weights,
         .world = r->world,
         .alone = r->transport,
         .sync = config->sync,
@@ -338,6 +343,7 @@ void iso_reducer_destroy(iso_reducer **pointer) {
     // Keep what belongs to exchanges under way: MPI may still write into it.
     bool over = iso__scopes_destroy(&r->scopes);
     if (!iso__sums_destroy(&r->sums)) over = false;
+    if (!iso__weights_destroy(&r->weights)) over = false;
     if (!iso__round_destroy(&r->round) || !over) return;
     iso__zero_destroy(&r->zero);
     iso__planner_destroy(&r->planner);

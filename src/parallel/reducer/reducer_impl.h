@@ -18,17 +18,18 @@ struct iso_reducer {
     iso__transport_setup setup;
     iso__appliers *appliers;
     iso__planner *planner;
-    bool shares_updates; // config.zero, also on a single rank
-    iso__zero *zero;     // NULL: every rank updates everything
-    iso__sums *sums;     // NULL: config.sums is 0
-    bool rides;          // sums travel in the tail of a bucket
+    bool shares_updates;   // config.zero, also on a single rank
+    iso__zero *zero;       // NULL: every rank updates everything
+    iso__sums *sums;       // NULL: config.sums is 0
+    iso__weights *weights; // NULL: config.by_weight is not set
+    bool rides;            // sums travel in the tail of a bucket
     iso__round *round;
     iso_scope scope;           // in force
     bool scopes_made;          // all scopes that may be chosen exist
     iso__transport *transport; // of that scope
     iso_sync sync;
     bool exchanges;             // false: nothing travels (ISO_SYNC_NONE, or a silent hook)
-    iso_device *host; // of iso__reducer_device, or NULL
+    iso_device *host;           // of iso__reducer_device, or NULL
     int only;                   // the id of iso_reducer_set_apply, or negative
     iso_reducer_updater update; // of iso_reducer_set_update
     void *update_user;

@@ -12,6 +12,7 @@ static bool is_blocking(const iso__round *r) { return r->with.sync != ISO_SYNC_L
 static iso__factors factors_of(const iso__round *r, int b) {
     if (!r->comm || bucket_of(r, b)->local) return (iso__factors){1, 1};
     bool divides = iso__coder_divides(r->with.coder, b, bucket_of(r, b));
+    if (r->with.weights) return iso__factors_ahead(&r->average, iso_comm_size(r->comm), divides);
     return iso__factors_of(&r->average, iso_comm_size(r->comm), divides);
 }
 
@@ -24,12 +25,14 @@ static iso_status finish_transport(iso__round *r) {
 
 static iso_status post_bucket(iso__round *r, int b) {
     bucket_state *state = &r->bucket[b];
+    ISO_TRY(iso__weights_leave(r->with.weights, r->comm));
     if (b == iso__layout_last(layout_of(r)))
         iso__sums_leave(r->with.sums, r->with.store, bucket_of(r, b));
     state->via = bucket_of(r, b)->local ? r->with.alone : r->transport;
     state->stage = state->via->travels ? POSTED : ARRIVED;
     r->issued++;
     r->busy++;
+    state->undivided = r->with.weights != NULL;
     iso__factors factor = factors_of(r, b);
     ISO_TRY(state->via->ops->post(state->via, b, factor.before, factor.after));
     if (!state->via->travels || !is_blocking(r)) return ISO_OK;
@@ -128,6 +131,12 @@ static iso_status report_slot(iso__round *r, int s, bool *complete) {
         "with ZeRO a rank has the average of its own shard only: run all backwards of a step "
         "except the last inside no_sync, or call zero_grad first",
         slot->name);
+    ISO_CHECK(!r->with.weights || !r->fresh || !r->slot[s].keep, ISO_ERR_STATE,
+              "a second backward would add to the gradient of \"%s\" before a step has used it, "
+              "but it is an average, and by_weight takes sums: report the last backward of a step "
+              "only, or call zero_grad first",
+              slot->name);
+    ISO_TRY(iso__weights_check(r->with.weights, whole, slot->name));
     ISO_TRY(take_gradient(r, s));
     iso__usage_mark(r->usage, s, true);
     if (mark_ready(r, s)) *complete = true;
@@ -200,6 +209,7 @@ iso_status iso__round_close(iso__round *r, iso_unused unused) {
 iso_status iso__round_shadow(iso__round *r) {
     ISO_TRY(iso__round_finish(r));
     ISO_TRY(iso__store_zero(r->with.store, 0, layout_of(r)->bytes));
+    iso__weights_drop(r->with.weights);
     r->fresh = false; // nothing that was accumulated is sent
     r->excused = true;
     iso_status status = iso__round_close(r, ISO_UNUSED_ZERO);
@@ -214,6 +224,7 @@ iso_status iso__round_adopt(iso__round *r, const bool *used) {
     for (int b = 0; b < l->bucket_count; b++) {
         ISO_TRY(r->with.alone->ops->post(r->with.alone, b, 1, 1));
         r->bucket[b].via = r->with.alone;
+        r->bucket[b].undivided = false;
         r->bucket[b].stage = ARRIVED;
         r->issued++;
         r->busy++;

@@ -15,6 +15,7 @@
 #include "parallel/reducer/factors.h"
 #include "parallel/reducer/planner.h"
 #include "parallel/reducer/sums.h"
+#include "parallel/reducer/weights.h"
 
 typedef struct iso__round iso__round;
 
@@ -24,7 +25,8 @@ typedef struct iso__round_config {
     const iso__coder *coder;
     iso__appliers *appliers;
     iso__planner *planner;
-    iso__sums *sums; // NULL: none
+    iso__sums *sums;       // NULL: none
+    iso__weights *weights; // NULL: gradients are averaged over ranks
     iso_comm *world;
     iso__transport *alone; // for buckets that are not exchanged
     iso_sync sync;

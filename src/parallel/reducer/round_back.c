@@ -22,6 +22,7 @@ static void restart_list(iso__round *r) {
     r->issued = 0;
     r->ready_count = 0;
     r->shares = false;
+    iso__weights_restart(r->with.weights);
     iso__appliers_restart(r->with.appliers);
     for (int s = 0; s < layout_of(r)->slot_count; s++) r->ready_count += r->slot[s].ready;
 }
@@ -70,6 +71,37 @@ static bool complete_another(void *user) {
     return false;
 }
 
+// What makes the sum of a bucket an average, once the total of the weights is known. A gradient
+// that is not exchanged becomes the average over this rank's weight.
+static iso_status find_divisor(const iso__round *r, int b, double *factor) {
+    double total;
+    ISO_TRY(iso__weights_wait(r->with.weights, &total));
+    bool alone = !r->comm || bucket_of(r, b)->local;
+    bool divides = !alone && iso__coder_divides(r->with.coder, b, bucket_of(r, b));
+    if (alone) total = iso__weights_own(r->with.weights);
+    int ranks = alone ? 1 : iso_comm_size(r->comm);
+    *factor = iso__factor_of_total(&r->average, ranks, divides, total);
+    return ISO_OK;
+}
+
+// With ZeRO the other ranks may still read their shards of this rank's bucket.
+static iso_status divide_sum(iso__round *r, int b, double *left) {
+    bucket_state *state = &r->bucket[b];
+    const iso__bucket *bucket = bucket_of(r, b);
+    iso__shard part = {bucket->offset, bucket->bytes - bucket->tail};
+    double factor = 1;
+    if (!state->undivided) return ISO_OK;
+    ISO_TRY(find_divisor(r, b, &factor));
+    if (left) {
+        *left *= factor;
+        return ISO_OK;
+    }
+    if (state->via->shards > 0) part = iso__shard_of(state->via, bucket, state->via->shard);
+    ISO_TRY(iso__store_scale(r->with.store, part.offset, part.bytes, bucket->dtype, factor));
+    state->undivided = false;
+    return ISO_OK;
+}
+
 // left NULL: applies the factor, so that the sum becomes an average.
 iso_status iso__round_arrive(iso__round *r, int b, const iso__idle *idle, double *left) {
     bucket_state *state = &r->bucket[b];
@@ -81,6 +113,7 @@ iso_status iso__round_arrive(iso__round *r, int b, const iso__idle *idle, double
     iso__planner_arrived(r->with.planner, b, &times, state->spent_ns);
     state->spent_ns = 0;
     if (meanwhile) ISO_TRY(meanwhile->status);
+    ISO_TRY(divide_sum(r, b, left));
     iso__sums_come(r->with.sums, r->with.store, bucket_of(r, b));
     state->stage = ARRIVED;
     return ISO_OK;
@@ -137,8 +170,9 @@ static iso_status publish_bucket(iso__round *r, int b) {
 }
 
 // Publishes buckets that are back. Publishes nothing until the rank knows which parameters no rank
-// used, because that requires a wait.
+// used, and the total of the weights, because that requires a wait.
 iso_status iso__round_publish_back(iso__round *r) {
+    if (!iso__weights_are_here(r->with.weights)) return ISO_OK;
     for (int b = layout_of(r)->bucket_count - 1; b >= 0 && !iso__usage_is_asked(r->usage); b--)
         if (r->bucket[b].stage == POSTED && is_due(r, b)) ISO_TRY(publish_bucket(r, b));
     return ISO_OK;

@@ -12,6 +12,7 @@ typedef struct bucket_state {
     bucket_stage stage;
     int missing;         // slots that are not ready
     iso__transport *via; // the transport it was posted to
+    bool undivided;      // the sum is not yet divided by the total of the weights
     int64_t spent_ns;    // spent on other buckets during failed waits for this one
 } bucket_state;
 
