@@ -160,7 +160,8 @@ typedef struct iso_optimizer_group {
 // groups 1, 2, ... Their filters see a parameter with `row` above 0 as a matrix [count / row, row],
 // and any other as a vector [count]. hyper NULL: the default. Destroy the optimizer before the
 // reducer. Collective if an exchange is pending, else local. ISO_ERR_STATE if the reducer has an
-// update function. To clip, call iso_reducer_clip_grad_norm (clip.h) before the step.
+// update function, ISO_ERR_UNSUPPORTED for parameters of bf16 or f16. To clip, call
+// iso_reducer_clip_grad_norm (clip.h) before the step.
 iso_status iso_reducer_set_optimizer(iso_reducer *reducer, iso_optimizer_kind kind,
                                      const iso_hyper *hyper, const iso_optimizer_group *groups,
                                      int group_count, iso_optimizer **out);

@@ -27,7 +27,13 @@ typedef struct iso_reducer_param {
     const char *name;
     void *value;      // count elements; receives rank 0's values at creation; must not overlap
     size_t count;     // > 0
-    iso_dtype dtype;  // ISO_F32 or ISO_F64; a bucket holds parameters of one type
+    // ISO_F32, ISO_F64, or in the host's memory ISO_BF16 or ISO_F16. Gradients of 16-bit parameters
+    // are summed in f32, in one bucket with those of f32. So iso_reducer_grad and the updates have
+    // f32 gradients for them. Your own array (`gradient`) has the parameter's type; it is converted
+    // when it is reported, and its average is rounded once, to nearest. Updates get the rounded
+    // average. They travel as 4 bytes each; iso_hook_bf16 and iso_hook_f16 send 2. A bucket holds
+    // parameters of one type.
+    iso_dtype dtype;
     // Parameters of one layer are adjacent and have the same number. Those of one type travel
     // together. Exception: a layer of which no parameter is cut into pieces is divided, from its
     // last parameter backwards, into groups of adjacent parameters. Each group has at least 128
@@ -243,9 +249,11 @@ typedef struct iso_reducer_update {
     const char *name;    // its name
     int slice;           // l of slice l, in an entry with `layers`; else 0
     size_t first, count; // these elements of the parameter, or of the slice
-    iso_dtype dtype;
-    void *value;    // of element `first`
-    void *gradient; // the same; the average over ranks is gradient * scale
+    iso_dtype dtype;     // of the value
+    void *value;         // of element `first`
+    // The same; the average over ranks is gradient * scale. Of the type dtype; f32 if that has 16
+    // bits.
+    void *gradient;
     double scale;   // 1 if the gradients are in your own arrays
     const void *hyper;
     void *param_user; // iso_reducer_param.user
@@ -359,12 +367,12 @@ iso_status iso_reducer_get_sum(iso_reducer *reducer, int k, double *sum);
 
 // ---- Averages over tokens or samples ----------------------------------------------------------------
 
-// Local, for config.by_weight. Adds to this rank's weight in the next exchange: the number of tokens
-// or samples over which its gradients are sums, 0 or more. Call it for each backward, before its
-// first iso_reducer_grad_ready (ISO_ERR_STATE if a gradient is reported without a weight). In
-// accumulation, call it for each backward: the weights add up. They travel in a short message ahead
-// of the gradients, and the sums of gradients are divided when they arrive. The updates do so where
-// they can, without another pass over the memory.
+// Local, for config.by_weight. Adds to this rank's weight in the next exchange: the number of
+// tokens or samples over which its gradients are sums, 0 or more. Call it for each backward, before
+// its first iso_reducer_grad_ready (ISO_ERR_STATE if a gradient is reported without a weight). In
+// accumulation, too: the weights add up. They travel in a short message ahead of the gradients, and
+// the sums of gradients are divided when they arrive. The updates do so where they can, without
+// another pass over the memory.
 //
 // iso_reducer_shadow has weight 0. If the total is 0, nothing is divided, as in fairseq: the
 // gradients of ranks without a token are zeros, and so is their sum. Gradients that are not

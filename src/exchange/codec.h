@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Private to src/exchange and optim: codecs encode f32 in the bytes that travel, in one pass with
+// Private to src/exchange, src/parallel and optim: codecs encode f32 in the bytes that travel, in one pass with
 // the arithmetic around it. Gradients and the mean over nodes share them. The bits depend neither
 // on the instruction set nor on the machine.
 //

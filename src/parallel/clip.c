@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Norms of gradients: clipping by them, and comparing them between ranks.
 #include "base/base.h"
+#include "base/half.h"
 #include "device/device_impl.h"
 #include "parallel/gradients.h"
 #include "parallel/parallel_impl.h"
@@ -22,7 +23,12 @@ typedef struct power_sum {
 } power_sum;
 
 static double element_magnitude(const iso_tensor *t, const void *data, int64_t i) {
-    return fabs(t->dtype == ISO_F64 ? ((const double *)data)[i] : (double)((const float *)data)[i]);
+    switch (t->dtype) {
+    case ISO_F64: return fabs(((const double *)data)[i]);
+    case ISO_BF16: return fabs((double)iso__of_bf16(((const uint16_t *)data)[i]));
+    case ISO_F16: return fabs((double)iso__of_f16(((const uint16_t *)data)[i]));
+    default: return fabs((double)((const float *)data)[i]);
+    }
 }
 
 static void add_squares(power_sum *s, int64_t count, const float *x) {
@@ -95,15 +101,28 @@ static iso_status norm_here(const iso__gradients *g, double p, double *out) {
 
 // ---- Clipping -------------------------------------------------------------------------------------
 
+// No kernels scale 16 bits on a CPU.
+static void scale_half(iso_tensor *t, float factor) {
+    uint16_t *x = t->data;
+    for (int64_t i = 0; i < t->count; i++)
+        x[i] = (uint16_t)(t->dtype == ISO_BF16 ? iso__bf16_of(iso__of_bf16(x[i]) * factor)
+                                               : iso__f16_of(iso__of_f16(x[i]) * factor));
+}
+
+static iso_status scale_gradient(iso_tensor *t, double factor) {
+    if (t->dtype != ISO_BF16 && t->dtype != ISO_F16)
+        return iso__kernels(t)->scale(t->device, t->count, factor, t->data);
+    scale_half(t, (float)factor);
+    return ISO_OK;
+}
+
 static iso_status clip_here(const iso__gradients *g, double p, const double *max_norm,
                             double *out) {
     double norm = 0;
     ISO_TRY(norm_here(g, p, &norm));
     double factor = max_norm ? *max_norm / (norm + 1e-6) : 1;
-    for (int i = 0; i < g->count && !(factor >= 1); i++) {
-        iso_tensor *t = g->item[i];
-        ISO_TRY(iso__kernels(t)->scale(t->device, t->count, factor, t->data));
-    }
+    for (int i = 0; i < g->count && !(factor >= 1); i++)
+        ISO_TRY(scale_gradient(g->item[i], factor));
     if (out) *out = norm;
     return ISO_OK;
 }

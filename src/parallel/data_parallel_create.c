@@ -273,6 +273,19 @@ static iso_status check_unwrapped(const iso__data_parallel *self) {
     return ISO_OK;
 }
 
+static iso_status check_trainable(const iso__data_parallel *self) {
+    for (int i = 0; i < self->list.count; i++) {
+        const iso_parameter *p = self->list.item[i];
+        iso_dtype type = p->value->dtype;
+        ISO_CHECK(
+            !p->requires_grad || type == ISO_F32 || type == ISO_F64, ISO_ERR_TYPE,
+            "parameter \"%s\" is %s: modules train f32 and f64; a reducer also takes arrays of "
+            "bf16 and f16 (reducer.h)",
+            self->list.name[i], iso_dtype_name(type));
+    }
+    return ISO_OK;
+}
+
 static int count_places(const iso_module *module) {
     int n = module->parameter_count;
     for (int i = 0; i < module->child_count; i++) n += count_places(module->child[i]);
@@ -292,6 +305,7 @@ static iso_status prepare_lists(iso__data_parallel *self, iso_module *module,
     ISO_TRY(iso__module_check_tied(module, "wrapped"));
     ISO_TRY(iso_module_parameters(module, &self->list));
     ISO_TRY(check_unwrapped(self));
+    ISO_TRY(check_trainable(self));
     ISO_TRY(iso_module_buffers(module, &self->buffers));
     ISO_TRY(iso__alloc_zero((size_t)self->list.count * sizeof(*self->trainable),
                             (void **)&self->trainable));

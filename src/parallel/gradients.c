@@ -104,7 +104,7 @@ static iso_status take_array(iso__gradients *g, iso_reducer *r, int i, iso_devic
     int64_t count = (int64_t)p.count;
     iso_tensor *grad;
     iso_status status = ISO_OK;
-    ISO_TRY(iso_tensor_borrow(device, p.dtype, 1, &count, p.gradient, &grad));
+    ISO_TRY(iso_tensor_borrow(device, iso__reducer_grad_type(r, i), 1, &count, p.gradient, &grad));
     if (!is_spread(r, i)) {
         add_item(g, grad, i);
         return ISO_OK;

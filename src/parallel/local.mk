@@ -47,6 +47,8 @@ libiso_core_la_SOURCES += \
     src/parallel/reducer/round.h \
     src/parallel/reducer/round_back.c \
     src/parallel/reducer/round_impl.h \
+    src/parallel/reducer/slot_types.c \
+    src/parallel/reducer/slot_types.h \
     src/parallel/reducer/sums.c \
     src/parallel/reducer/sums.h \
     src/parallel/reducer/used_params.c \

@@ -12,8 +12,9 @@ static iso_status check_param(const iso_reducer_param *p, int i) {
               "parameter %d (counted from 0) of the reducer needs a name, a value and at least one "
               "element",
               i);
-    ISO_CHECK(p->dtype == ISO_F32 || p->dtype == ISO_F64, ISO_ERR_TYPE,
-              "parameter \"%s\" is %s: the reducer takes f32 and f64", p->name,
+    bool half = p->dtype == ISO_BF16 || p->dtype == ISO_F16;
+    ISO_CHECK(half || p->dtype == ISO_F32 || p->dtype == ISO_F64, ISO_ERR_TYPE,
+              "parameter \"%s\" is %s: the reducer takes f32, f64, bf16 and f16", p->name,
               iso_dtype_name(p->dtype));
     ISO_CHECK(p->row == 0 || p->count % p->row == 0, ISO_ERR_ARG,
               "parameter \"%s\" has %zu element%s in rows of %zu: give whole rows, or 0", p->name,

@@ -323,7 +323,7 @@ Test(np4_reducer, mismatch_of_the_count) {
 Test(np2_reducer, a_rank_that_fails_alone_takes_all_along) {
     iso_reducer_param params[PARAMS];
     describe(params);
-    if (test_rank == 1) params[0].dtype = ISO_BF16;
+    if (test_rank == 1) params[0].dtype = ISO_I32;
     iso_reducer_config config = {.sync = ISO_SYNC_LAZY};
     iso_reducer *r = NULL;
     iso_assert_all(iso_reducer_create(test_comm, params, PARAMS, &config, &r) == ISO_ERR_TYPE);

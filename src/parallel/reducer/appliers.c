@@ -3,6 +3,8 @@
 // updates.
 #include "parallel/reducer/appliers.h"
 
+#include "parallel/reducer/slot_types.h"
+
 #include <string.h>
 
 enum { NOBODY = -1 };
@@ -224,9 +226,14 @@ static bool is_last_to_come(iso__appliers *a, int param) {
     return true;
 }
 
-// The gradient of a slot. home: in the caller's array, if there is one.
+// The gradient of a slot. home: in the caller's array, if there is one; of 16 bits, it is copied to
+// the store first.
 static char *gradient_of(const iso__appliers *a, int slot, bool home) {
     const iso__grad_slot *s = &a->layout->slot[slot];
+    if (home && s->home && iso__slot_converts(s)) {
+        iso__slot_widen(s, a->gradients, iso__zero_own(a->zero, a->layout, slot), s->home);
+        home = false;
+    }
     return home && s->home ? s->home : a->gradients + s->offset;
 }
 

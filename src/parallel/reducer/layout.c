@@ -20,12 +20,12 @@ static size_t whole_rows(const iso__layout *l, size_t row_bytes) {
 
 // Elements of each piece except the last; 0: the parameter is not cut.
 static size_t piece_elements(const iso__layout *l, const iso_reducer_param *p, size_t piece_bytes) {
-    size_t bytes = p->count * iso_dtype_size(p->dtype);
+    size_t size = iso_dtype_size(iso__stored_type(p->dtype)), bytes = p->count * size;
     bool whole = p->whole || p->local || p->delayed || p->sparse_rows > 0;
     if (piece_bytes == 0 || p->row == 0 || whole) return 0;
     if (bytes / 2 < piece_bytes) return 0;
     size_t rows = p->count / p->row, pieces = bytes / piece_bytes;
-    size_t unit = whole_rows(l, p->row * iso_dtype_size(p->dtype));
+    size_t unit = whole_rows(l, p->row * size);
     size_t each = ((rows + pieces - 1) / pieces + unit - 1) / unit * unit;
     return each < rows ? each * p->row : 0;
 }
@@ -48,7 +48,8 @@ static iso_status add_slot(iso__layout *l, const iso_reducer_param *p, int i, in
                              .value = (char *)p->value + skipped,
                              .home = p->gradient ? (char *)p->gradient + skipped : NULL,
                              .count = each > 0 && each < left ? each : left,
-                             .dtype = p->dtype,
+                             .dtype = iso__stored_type(p->dtype),
+                             .type = p->dtype,
                              .row = p->row,
                              .sparse_rows = sparse_rows_of(p),
                              .layer = layer,
@@ -73,7 +74,7 @@ static size_t long_of(const iso_reducer_param *params, int first, int end) {
     size_t bytes = 0;
     for (int i = first; i < end && bytes < LONG_BYTES; i++)
         if (!params[i].local && !params[i].delayed)
-            bytes += params[i].count * iso_dtype_size(params[i].dtype);
+            bytes += params[i].count * iso_dtype_size(iso__stored_type(params[i].dtype));
     return bytes;
 }
 

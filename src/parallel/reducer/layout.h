@@ -24,7 +24,8 @@ typedef struct iso__grad_slot {
     size_t count, row;  // row: elements of a row; 0: not a matrix
     size_t sparse_rows; // see iso__bucket; such a slot has its bucket for itself
     size_t offset;      // bytes into the store
-    iso_dtype dtype;
+    iso_dtype dtype;    // of the gradient in the store, in which it is summed
+    iso_dtype type;     // of the value, and of the gradient in the caller's array
     int layer, bucket;
     bool local;   // not exchanged
     bool delayed; // leaves after all others

@@ -49,7 +49,8 @@ static iso_status count_slices(const iso_reducer_param *entries, int count, size
 static char *add_slice(iso__param_set *set, const iso_reducer_param *entry, int slice, char *name) {
     size_t stride = entry->stride ? entry->stride : entry->count;
     // The type has not been checked yet.
-    size_t size = entry->dtype == ISO_F64 ? sizeof(double) : sizeof(float);
+    bool known = (int)entry->dtype >= 0 && entry->dtype < ISO_DTYPE_COUNT;
+    size_t size = known ? iso_dtype_size(entry->dtype) : 1;
     size_t skipped = (size_t)slice * stride * size;
     iso_reducer_param *p = &set->param[set->count];
     *p = *entry;

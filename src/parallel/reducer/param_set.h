@@ -9,6 +9,11 @@
 #include <isotherm/comm.h>
 #include <isotherm/reducer.h>
 
+// The type in which the gradients of a parameter are stored and summed.
+static inline iso_dtype iso__stored_type(iso_dtype type) {
+    return type == ISO_BF16 || type == ISO_F16 ? ISO_F32 : type;
+}
+
 // What the program calls a parameter.
 typedef struct iso__param_ref {
     int id, slice; // slice: of an entry with several layers, else 0

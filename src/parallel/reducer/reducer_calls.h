@@ -13,6 +13,7 @@
 const char *iso__reducer_name(const iso_reducer *r, int i); // borrowed
 // Its name, value, count, type and row, and its gradient, also if that is the reducer's; borrowed.
 iso_reducer_param iso__reducer_param(iso_reducer *r, int i);
+iso_dtype iso__reducer_grad_type(const iso_reducer *r, int i); // of that gradient
 // Parameter k in the order that all ranks share: that of rank 0's list, if they match names.
 int iso__reducer_shared(const iso_reducer *r, int k);
 // The device of its memory; for memory of the host, a CPU device. Owned by the reducer.

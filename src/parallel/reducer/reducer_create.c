@@ -68,6 +68,16 @@ static iso_status check_zero(const iso_reducer_config *c, const iso__param_set *
     return ISO_OK;
 }
 
+static iso_status check_types(const iso_reducer_config *c, const iso__param_set *set) {
+    for (int i = 0; is_remote(c) && i < set->count; i++)
+        ISO_CHECK(
+            iso__stored_type(set->param[i].dtype) == set->param[i].dtype, ISO_ERR_UNSUPPORTED,
+            "parameter \"%s\" is %s: the reducer takes this type in the host's memory so far, "
+            "not on a %s device",
+            set->param[i].name, iso_dtype_name(set->param[i].dtype), c->device->ops->name);
+    return ISO_OK;
+}
+
 #define LIST_ROOM 240
 
 static void write_list(const iso_reducer_config *config, char text[LIST_ROOM]) {
@@ -133,6 +143,7 @@ static iso_status make_layout(iso_reducer *r, const iso__param_set *set,
     ISO_TRY(iso__coder_check(hook_of(config)));
     ISO_TRY(check_zero(config, set));
     ISO_TRY(check_sums(config, set));
+    ISO_TRY(check_types(config, set));
     ISO_TRY(iso__layout_create(set->param, set->count, &sizes, config->piece_bytes,
                                iso__scopes_unit(r->scopes),
                                r->rides ? iso__sums_elements(config->sums) : 0, &r->layout));
@@ -199,7 +210,7 @@ static iso_status broadcast_slots(iso_reducer *r) {
     for (int i = 0; i < r->layout.slot_count; i++) {
         const iso__grad_slot *s = &r->layout.slot[i];
         void *value = r->store.device ? r->store.arena + s->offset : s->value;
-        ISO_TRY(iso_comm_bcast(r->world, value, s->count * iso_dtype_size(s->dtype), 0));
+        ISO_TRY(iso_comm_bcast(r->world, value, s->count * iso_dtype_size(s->type), 0));
     }
     return ISO_OK;
 }

@@ -38,7 +38,7 @@ iso_reducer_param iso__reducer_param(iso_reducer *r, int i) {
     return (iso_reducer_param){.name = s->name,
                                .value = s->value,
                                .count = last->first + last->count,
-                               .dtype = s->dtype,
+                               .dtype = s->type,
                                .row = s->row,
                                .sparse_rows = s->sparse_rows,
                                .gradient = iso_reducer_grad(r, i)};
@@ -46,6 +46,11 @@ iso_reducer_param iso__reducer_param(iso_reducer *r, int i) {
 
 int iso__reducer_shared(const iso_reducer *r, int k) {
     return r->layout.shared ? r->layout.shared[k] : k;
+}
+
+iso_dtype iso__reducer_grad_type(const iso_reducer *r, int i) {
+    const iso__grad_slot *s = iso__layout_piece(&r->layout, i, 0);
+    return s->home ? s->type : s->dtype;
 }
 
 iso_status iso__reducer_device(iso_reducer *r, iso_device **out) {

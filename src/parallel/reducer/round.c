@@ -98,6 +98,10 @@ bool iso__round_param_is_current(const iso__round *r, int i) {
 static iso_status take_gradient(iso__round *r, int s) {
     const iso__grad_slot *slot = &layout_of(r)->slot[s];
     if (!slot->home) return ISO_OK;
+    if (iso__slot_converts(slot)) {
+        iso__slot_widen(slot, r->with.store->gradients, (iso__own){0, slot->count}, slot->home);
+        return ISO_OK;
+    }
     return iso__store_load(r->with.store, slot->offset, slot->count * iso_dtype_size(slot->dtype),
                            slot->home);
 }

@@ -140,15 +140,30 @@ static iso_status return_averages(iso__round *r, int b) {
         if (!slot->home || unused || iso__appliers_use(r->with.appliers, s)) continue;
         iso__own own = iso__zero_own(r->zero, l, s);
         size_t size = iso_dtype_size(slot->dtype), skip = own.first * size;
-        ISO_TRY(iso__store_save(r->with.store, slot->offset + skip, own.count * size,
-                                (char *)slot->home + skip));
+        if (iso__slot_converts(slot))
+            iso__slot_narrow(slot, r->with.store->gradients, own, slot->home);
+        else
+            ISO_TRY(iso__store_save(r->with.store, slot->offset + skip, own.count * size,
+                                    (char *)slot->home + skip));
     }
     return ISO_OK;
+}
+
+// Averages for arrays of 16 bits have the values that these arrays would get, also if updates use
+// them first.
+static void round_averages(iso__round *r, int b) {
+    const iso__layout *l = layout_of(r);
+    for (int k = l->range[b].first; k <= l->range[b].last; k++) {
+        const iso__grad_slot *slot = &l->slot[l->order[k]];
+        if (slot->home && iso__slot_converts(slot))
+            iso__slot_round(slot, r->with.store->gradients, iso__zero_own(r->zero, l, l->order[k]));
+    }
 }
 
 static iso_status update_bucket(iso__round *r, int b) {
     double left;
     ISO_TRY(bring_back(r, b, &left));
+    round_averages(r, b);
     r->updating = true;
     iso_status status =
         iso__appliers_apply(r->with.appliers, b, left, iso__usage_skipped(r->usage));

@@ -4,6 +4,7 @@
 #define ISO_ROUND_IMPL_H
 
 #include "parallel/reducer/round.h"
+#include "parallel/reducer/slot_types.h"
 #include "parallel/reducer/used_params.h"
 
 typedef enum bucket_stage { OPEN, POSTED, ARRIVED, PUBLISHED } bucket_stage;

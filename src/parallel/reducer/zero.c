@@ -2,6 +2,8 @@
 // ZeRO stage 1: which elements this rank updates, and how new values reach the other ranks.
 #include "parallel/reducer/zero.h"
 
+#include "parallel/reducer/slot_types.h"
+
 #include <string.h>
 
 struct iso__zero {
@@ -50,6 +52,13 @@ iso__own iso__zero_own(const iso__zero *z, const iso__layout *l, int slot) {
 static void copy_elements(const iso__zero *z, int slot, iso__own which, bool out) {
     const iso__grad_slot *s = &z->layout->slot[slot];
     size_t size = iso_dtype_size(s->dtype);
+    if (iso__slot_converts(s)) {
+        if (out)
+            iso__slot_widen(s, z->store->arena, which, s->value);
+        else
+            iso__slot_narrow(s, z->store->arena, which, s->value);
+        return;
+    }
     char *value = (char *)s->value + which.first * size;
     char *place = z->store->arena + s->offset + which.first * size;
     if (which.count > 0) memcpy(out ? place : value, out ? value : place, which.count * size);
