@@ -63,8 +63,9 @@ iso_status iso_join_begin(iso_module *data_parallel, const iso_join_config *conf
 // After each ISO_OK, a rank with data makes one backward of every model, in the order of the array,
 // and steps optimizers after the last backward. With ISO_BUFFERS_BEFORE_FORWARD, the forward of a
 // model follows the backward of the model before it in the array; otherwise all forwards may come
-// first, as they must if one model feeds another. A rank without data takes part in the exchanges
-// of every model, in the same order, and then calls config.step once.
+// first, as they must if one model feeds another. With ISO_BUFFERS_AFTER_FORWARD, forwards are in
+// the order of the array. A rank without data takes part in the exchanges of every model, in the
+// same order, and then calls config.step once.
 //
 // ISO_ERR_ARG for a count below 1, on the ranks that pass it, and on every rank for a module that
 // is not a data_parallel or is listed twice. ISO_ERR_STATE: a model is in a join already. The

@@ -39,15 +39,23 @@ typedef enum iso_buffer_when {
     // As pytorch-pfn-extras' broadcast_buffers: at the end of each backward outside no_sync; with
     // ISO_SYNC_EXPLICIT in iso_data_parallel_all_reduce_gradients.
     ISO_BUFFERS_AFTER_BACKWARD,
-    ISO_BUFFERS_ON_CALL // only in iso_data_parallel_sync_buffers
+    ISO_BUFFERS_ON_CALL, // only in iso_data_parallel_sync_buffers
+    // As PyTorch's _register_buffer_comm_hook with POST_FORWARD: after each training forward,
+    // unless the previous backward was inside no_sync. The exchange does not block: it goes on
+    // during backward and step. The next forward waits for it before it uses the buffers; so do
+    // evaluation mode, state dicts, iso_data_parallel_finish and
+    // iso_data_parallel_sync_buffers. Until then the buffers are this rank's own, and changes to
+    // them are lost. ISO_BUFFERS_RANK0 gives the bits of ISO_BUFFERS_BEFORE_FORWARD. `function` is
+    // called after the forward.
+    ISO_BUFFERS_AFTER_FORWARD
 } iso_buffer_when;
 // Replaces the library's exchange (pytorch-pfn-extras: broadcast_function; PyTorch: buffer
 // communication hook). Called on every rank at the same times. Ignored buffers are not listed.
 typedef iso_status (*iso_buffer_function)(const iso_buffer_list *buffers, iso_comm *comm,
                                           void *user);
-// All buffers travel in one blocking exchange. If you synchronise in every step, each step pays its
-// latency and waits for the slowest rank. The config must be equal on all ranks (else
-// ISO_ERR_MISMATCH).
+// All buffers travel in one exchange, which blocks except after a forward. If you synchronise in
+// every step, each step pays its latency and waits for the slowest rank. The config must be equal
+// on all ranks (else ISO_ERR_MISMATCH).
 typedef struct iso_buffer_config {
     iso_buffer_mode mode;
     iso_buffer_when when;

@@ -2,6 +2,7 @@
 // Buffers under data_parallel: synchronises all of them in one exchange.
 #include "parallel/parallel_impl.h"
 
+#include "comm/comm_calls.h"
 #include "comm/same_lines.h"
 #include "tensor/tensor_impl.h"
 
@@ -138,7 +139,7 @@ static size_t put_numbers(const iso_tensor *t, void *data, void *packed,
 static size_t take_numbers(const iso_tensor *t, void *data, void *packed,
                            const iso__buffer_sync *sync) {
     const double *from = packed;
-    double factor = 1 / sync->total;
+    double factor = 1 / (sync->request_made ? sync->sent_total : sync->total);
     if (is_count(t)) return take_counts(t, data, packed, sync->comm);
     for (int64_t i = 0; i < t->count; i++) {
         if (t->dtype == ISO_F64)
@@ -167,10 +168,15 @@ static size_t packed_bytes(const iso__buffer_sync *sync) {
     return bytes;
 }
 
+// Broadcasts that do not block have whole blocks of this size.
+enum { BLOCK = 64 };
+
+static size_t round_up(size_t bytes) { return (bytes + BLOCK - 1) / BLOCK * BLOCK; }
+
 static iso_status check_config(const iso_buffer_config *c) {
     ISO_CHECK((int)c->mode >= 0 && c->mode <= ISO_BUFFERS_NONE, ISO_ERR_ARG,
               "unknown mode %d for buffers", (int)c->mode);
-    ISO_CHECK((int)c->when >= 0 && c->when <= ISO_BUFFERS_ON_CALL, ISO_ERR_ARG,
+    ISO_CHECK((int)c->when >= 0 && c->when <= ISO_BUFFERS_AFTER_FORWARD, ISO_ERR_ARG,
               "unknown value %d of buffers.when", (int)c->when);
     return ISO_OK;
 }
@@ -187,13 +193,13 @@ iso_status iso__buffer_sync_create(iso_comm *comm, const iso_buffer_list *list,
     bool alone = iso_comm_size(comm) == 1 || list->count == 0;
     if (status == ISO_OK && !alone && config->mode != ISO_BUFFERS_NONE && !config->function) {
         sync.bytes = packed_bytes(&sync);
-        status = iso__alloc(sync.bytes, &sync.packed);
+        status = iso__alloc_zero(round_up(sync.bytes), &sync.packed);
     }
     *out = sync;
     ISO_TRY(iso_comm_agree(comm, status));
     static const char *const mode[] = {"average", "rank0", "none"};
     static const char *const when[] = {"at evaluation", "before forward", "after backward",
-                                       "on call"};
+                                       "on call", "after forward"};
     char settings[160];
     snprintf(settings, sizeof(settings),
              "config.buffers.mode: %s\nconfig.buffers.when: %s\nconfig.buffers.function: %s\n",
@@ -201,9 +207,13 @@ iso_status iso__buffer_sync_create(iso_comm *comm, const iso_buffer_list *list,
     return iso__comm_check_lines(comm, &(iso__lines){.settings = settings});
 }
 
-void iso__buffer_sync_destroy(iso__buffer_sync *sync) {
+bool iso__buffer_sync_destroy(iso__buffer_sync *sync) {
+    if (iso__buffer_sync_finish(sync) < 0)
+        iso__log(ISO_LOG_ERROR, "while synchronising buffers: %s", iso_last_error()->message);
+    if (sync->request) return false;
     iso__free(sync->packed);
     *sync = (iso__buffer_sync){0};
+    return true;
 }
 
 void iso__buffer_sync_weigh(iso__buffer_sync *sync, double weight, double total, int root) {
@@ -212,8 +222,51 @@ void iso__buffer_sync_weigh(iso__buffer_sync *sync, double weight, double total,
     sync->root = root;
 }
 
+// ---- Without blocking -----------------------------------------------------------------------------
+
+// Sends this rank's buffers as they are now.
+static iso_status post_buffers(iso__buffer_sync *sync) {
+    bool root = iso_comm_rank(sync->comm) == sync->root;
+    bool average = sync->config.mode == ISO_BUFFERS_AVERAGE;
+    if (average || root) ISO_TRY(for_each(sync, ISO_READ, average ? put_numbers : put_bytes));
+    if (average) {
+        iso__count_sum(&sync->traffic, sync->comm, sync->bytes);
+        return iso_comm_iallreduce(sync->comm, sync->packed, sync->bytes / sizeof(double), ISO_F64,
+                                   "buffers", &sync->request);
+    }
+    if (root) iso__count_blocks(&sync->traffic, sync->comm, sync->bytes);
+    return iso__comm_ibcast(sync->comm, sync->packed, round_up(sync->bytes), sync->root, "buffers",
+                            &sync->request);
+}
+
+// Buffers that a function synchronises, or that do not travel, are not sent here.
+static iso_status start_sync(iso__buffer_sync *sync) {
+    ISO_TRY(iso__buffer_sync_finish(sync));
+    if (!sync->packed) return iso__buffer_sync_run(sync);
+    sync->sent_total = sync->total;
+    sync->sent_root = sync->root;
+    ISO_TRY(post_buffers(sync));
+    sync->request_made = true;
+    return ISO_OK;
+}
+
+iso_status iso__buffer_sync_finish(iso__buffer_sync *sync) {
+    if (!sync->request_made) return ISO_OK;
+    iso_status status = iso_request_wait(&sync->request);
+    if (status == ISO_OK && sync->config.mode == ISO_BUFFERS_AVERAGE)
+        status = for_each(sync, ISO_WRITE, take_numbers);
+    else if (status == ISO_OK && iso_comm_rank(sync->comm) != sync->sent_root)
+        status = for_each(sync, ISO_WRITE, take_bytes);
+    sync->request_made = sync->request != NULL; // after a time-out it is still under way
+    ISO_TRY(status);
+    return ISO_OK;
+}
+
+// ---- Now ------------------------------------------------------------------------------------------
+
 iso_status iso__buffer_sync_run(iso__buffer_sync *sync) {
     const iso_buffer_config *c = &sync->config;
+    ISO_TRY(iso__buffer_sync_finish(sync));
     if (c->mode == ISO_BUFFERS_NONE || sync->list->count == 0) return ISO_OK;
     if (c->function) return c->function(sync->list, sync->comm, c->user);
     if (!sync->packed) return ISO_OK; // one rank
@@ -232,7 +285,9 @@ iso_status iso__buffer_sync_at(iso__buffer_sync *sync, iso_buffer_when now) {
     iso_buffer_when when = sync->config.when;
     // The buffers of the last forward are not synchronised yet.
     if (now == ISO_BUFFERS_AT_EVALUATION && when == ISO_BUFFERS_BEFORE_FORWARD) when = now;
+    if (now == ISO_BUFFERS_AT_EVALUATION) ISO_TRY(iso__buffer_sync_finish(sync));
     if (when != now) return ISO_OK;
+    if (when == ISO_BUFFERS_AFTER_FORWARD) return start_sync(sync);
     iso_traffic before = sync->traffic;
     iso_status status = iso__buffer_sync_run(sync);
     if (now == ISO_BUFFERS_AT_EVALUATION) sync->traffic = before;

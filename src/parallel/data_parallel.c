@@ -153,12 +153,17 @@ static iso_status finish_gradients(iso__data_parallel *self) {
     return ISO_OK;
 }
 
+static iso_status finish_all(iso__data_parallel *self) {
+    ISO_TRY(finish_gradients(self));
+    return iso__buffer_sync_finish(&self->buffer_sync);
+}
+
 // Does nothing inside a backward: only its own exchanges are pending, and closing it now would
 // leave out the gradients to come.
 iso_status iso__data_parallel_complete(void *user, iso_parameter *parameter) {
     iso__data_parallel *self = user;
     (void)parameter;
-    return iso__reducer_in_backward(self->reducer) ? ISO_OK : finish_gradients(self);
+    return iso__reducer_in_backward(self->reducer) ? ISO_OK : finish_all(self);
 }
 
 iso_status iso_data_parallel_finish(iso_module *module) {
@@ -169,7 +174,7 @@ iso_status iso_data_parallel_finish(iso_module *module) {
         ISO_ERR_STATE,
         "iso_data_parallel_finish inside a backward would leave out the gradients that it has "
         "not reached: call it after iso_data_parallel_end_backward");
-    return finish_gradients(self);
+    return finish_all(self);
 }
 
 // ---- The end of a backward --------------------------------------------------------------------------
@@ -321,9 +326,15 @@ void iso__data_parallel_note_backward(iso__data_parallel *self, bool syncs) {
     self->buffer_sync.due = syncs;
 }
 
+iso_status iso__data_parallel_after_forward(iso__data_parallel *self) {
+    if (!self->base.training || !self->buffer_sync.due) return ISO_OK;
+    return iso__buffer_sync_at(&self->buffer_sync, ISO_BUFFERS_AFTER_FORWARD);
+}
+
 // ---- Module ---------------------------------------------------------------------------------------
 
 iso_status iso__data_parallel_before_forward(iso__data_parallel *self) {
+    ISO_TRY(iso__buffer_sync_finish(&self->buffer_sync));
     if (!self->base.training || !self->buffer_sync.due) return ISO_OK;
     if (self->buffer_sync.config.when == ISO_BUFFERS_BEFORE_FORWARD)
         ISO_TRY(iso__reducer_publish(self->reducer)); // ranks that come later may wait for these
@@ -345,7 +356,8 @@ static iso_status forward_wrapped(iso_module *module, iso_call *call, const iso_
     // batch.
     int64_t even = iso_comm_rank(self->comm) * iso_tensor_shape(in->item[0])[0];
     iso_module_set_first_row(module->child[0], self->first_row >= 0 ? self->first_row : even);
-    return iso_module_call_many(module->child[0], ISO_ACT_NONE, in, out);
+    ISO_TRY(iso_module_call_many(module->child[0], ISO_ACT_NONE, in, out));
+    return iso__data_parallel_after_forward(self);
 }
 
 static iso_status backward_wrapped(iso_module *module, iso_call *call, const iso_tensors *grad_out,
@@ -412,8 +424,8 @@ static void destroy_wrapper(iso_module *module) {
     iso_reducer_destroy(&self->reducer); // completes pending work
     take_back_gradients(self);
     remove_links(self);
+    bool over = iso__buffer_sync_destroy(&self->buffer_sync);
     iso_parameter_list_destroy(&self->list);
-    iso__buffer_sync_destroy(&self->buffer_sync);
     iso_buffer_list_destroy(&self->buffers);
     destroy_cuts(self);
     iso__free(self->trainable);
@@ -426,7 +438,7 @@ static void destroy_wrapper(iso_module *module) {
     iso__free(self->link_slots);
     iso__free(self->pre_sync.item);
     iso__free(self->before_forward.item);
-    iso_comm_destroy(&self->comm);
+    if (over) iso_comm_destroy(&self->comm);
 }
 
 const iso_module_ops iso__data_parallel_ops = {

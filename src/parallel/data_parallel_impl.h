@@ -92,6 +92,7 @@ void iso__data_parallel_place_batch(iso__data_parallel *self, double weight, dou
                                     int64_t first_row);
 // Exchanges the buffers that are due before a forward. Ranks without a batch call it, too.
 iso_status iso__data_parallel_before_forward(iso__data_parallel *self);
+iso_status iso__data_parallel_after_forward(iso__data_parallel *self); // starts an exchange of them
 // Notes a backward of the other ranks that this rank does not make. syncs: it is outside no_sync.
 void iso__data_parallel_note_backward(iso__data_parallel *self, bool syncs);
 // Collective, in place of a backward outside no_sync on a rank without a batch. Contributes the

@@ -335,6 +335,7 @@ static iso_status weigh_rank(iso_join *join) {
 static iso_status shadow_model(iso_module *module, bool syncs, bool leftover) {
     iso__data_parallel *self = iso__data_parallel_of(module);
     ISO_TRY(iso__data_parallel_before_forward(self));
+    ISO_TRY(iso__data_parallel_after_forward(self));
     iso__data_parallel_note_backward(self, syncs);
     return syncs ? iso__data_parallel_shadow(module, leftover) : ISO_OK;
 }

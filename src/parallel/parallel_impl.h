@@ -46,16 +46,26 @@ typedef struct iso__buffer_sync {
     double weight, total; // in the mean: of this rank, and of all ranks
     int root;             // the rank whose buffers ISO_BUFFERS_RANK0 takes
     iso_traffic traffic;  // of training, without evaluation
+    // An exchange that does not block: its request, and total and root when it began.
+    bool request_made;
+    iso_request *request;
+    double sent_total;
+    int sent_root;
 } iso__buffer_sync;
 // Collective, over lists of one fingerprint. Destroy *out also on failure.
 iso_status iso__buffer_sync_create(iso_comm *comm, const iso_buffer_list *list,
                                    const iso_buffer_config *config, iso__buffer_sync *out);
-void iso__buffer_sync_destroy(iso__buffer_sync *sync);
+// Completes an exchange under way. Returns false if that fails; what it uses then remains, and the
+// caller must keep the communicator.
+bool iso__buffer_sync_destroy(iso__buffer_sync *sync);
 // Local. Sets how this rank's buffers count from now on. At first all ranks count equally, and root
 // is rank 0.
 void iso__buffer_sync_weigh(iso__buffer_sync *sync, double weight, double total, int root);
-// Collective. The first synchronises now, the second if config.when says so for this time.
+// Collective. The first synchronises now, the second if config.when says so for this time; after a
+// forward it only starts the exchange.
 iso_status iso__buffer_sync_run(iso__buffer_sync *sync);
 iso_status iso__buffer_sync_at(iso__buffer_sync *sync, iso_buffer_when now);
+// Waits for the exchange that was started last, if any, and puts its result into the buffers.
+iso_status iso__buffer_sync_finish(iso__buffer_sync *sync);
 
 #endif

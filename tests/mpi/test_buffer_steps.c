@@ -8,6 +8,7 @@
 #include "base/base.h"
 #include "tensor/tensor_impl.h"
 
+#include <isotherm/state_dict.h>
 #include <math.h>
 #include <string.h>
 
@@ -198,6 +199,97 @@ static void lazy_equals_blocking(iso_buffer_mode mode, iso_buffer_when when) {
 Test(np3_buffer_steps, lazy_equals_blocking) {
     lazy_equals_blocking(ISO_BUFFERS_AVERAGE, ISO_BUFFERS_BEFORE_FORWARD);
     lazy_equals_blocking(ISO_BUFFERS_RANK0, ISO_BUFFERS_AFTER_BACKWARD);
+    lazy_equals_blocking(ISO_BUFFERS_RANK0, ISO_BUFFERS_AFTER_FORWARD);
+}
+
+// ---- After the forward, without blocking ----------------------------------------------------------
+
+static void share_updates(iso_data_parallel_config *dp) { dp->zero = true; }
+
+// Trains with evaluations in between; returns a hash of parameters, buffers and losses.
+static uint64_t hash_of_run(iso_buffer_mode mode, iso_buffer_when when, bool zero) {
+    trainer_config config = trainer_default();
+    trainer t;
+    uint64_t hash = 0;
+    iso_buffer_list list;
+    config.build = build_norms;
+    if (zero) config.adjust = share_updates;
+    config.buffers = (iso_buffer_config){.mode = mode, .when = when};
+    iso_assert_ok(trainer_create(&t, test_comm, &config));
+    for (int step = 0; step < 9; step++) {
+        iso_assert_ok(trainer_step(&t, step, NULL));
+        if (step % 3 != 2) continue;
+        double loss = evaluated(&t, 50 + step);
+        hash = iso__hash(hash, &loss, sizeof(loss));
+    }
+    iso_assert_ok(iso_module_train(t.model, false));
+    iso_assert_ok(iso_module_buffers(t.model, &list));
+    for (int k = 0; k < list.count; k++)
+        hash = iso__hash(hash, list.item[k]->value->data, iso__tensor_bytes(list.item[k]->value));
+    iso_buffer_list_destroy(&list);
+    uint64_t parameters = 0;
+    iso_assert_ok(trainer_hash(&t, &parameters));
+    trainer_destroy(&t);
+    return iso__hash(hash, &parameters, sizeof(parameters));
+}
+
+static void equals_before_forward(bool zero) {
+    uint64_t before = hash_of_run(ISO_BUFFERS_RANK0, ISO_BUFFERS_BEFORE_FORWARD, zero);
+    uint64_t after = hash_of_run(ISO_BUFFERS_RANK0, ISO_BUFFERS_AFTER_FORWARD, zero);
+    uint64_t none = hash_of_run(ISO_BUFFERS_NONE, ISO_BUFFERS_AFTER_FORWARD, zero);
+    iso_assert_all(before == after);
+    iso_assert_all(test_rank == 0 || before != none);
+}
+Test(np2_buffer_steps, after_forward_has_the_bits_of_before_forward) {
+    equals_before_forward(false);
+}
+Test(np3_buffer_steps, after_forward_has_the_bits_of_before_forward) {
+    equals_before_forward(false);
+    equals_before_forward(true);
+}
+Test(np4_buffer_steps, after_forward_has_the_bits_of_before_forward) {
+    equals_before_forward(false);
+}
+
+static float *running_mean(trainer *t) {
+    iso_buffer_list list;
+    cr_ok(iso_module_buffers(t->model, &list));
+    float *data = list.item[0]->value->data;
+    iso_buffer_list_destroy(&list);
+    return data;
+}
+
+// The other ranks begin their forward once rank 0 has ended its own. Then every rank finds the
+// buffers of rank 0 where it looks: in a state dict, or after finish.
+static void does_not_block(bool by_state_dict) {
+    iso_comm *beside; // the broadcast is under way on test_comm
+    trainer_config config = trainer_default();
+    trainer t;
+    iso_tensor *out;
+    iso_state_dict dict = {0};
+    config.build = build_norms;
+    config.buffers =
+        (iso_buffer_config){.mode = ISO_BUFFERS_RANK0, .when = ISO_BUFFERS_AFTER_FORWARD};
+    iso_assert_ok(iso_comm_create(MPI_COMM_WORLD, NULL, &beside));
+    iso_assert_ok(trainer_create(&t, test_comm, &config));
+    if (test_rank == 0) cr_ok(trainer_forward(&t, 0, &out));
+    iso_assert_ok(iso_comm_barrier(beside));
+    if (test_rank > 0) cr_ok(trainer_forward(&t, 0, &out));
+    double first = (double)running_mean(&t)[0], own = first;
+    iso_assert_ok(iso_comm_bcast(beside, &first, sizeof(first), 0));
+    iso_assert_all(test_rank == 0 || own != first);
+    if (by_state_dict)
+        iso_assert_ok(iso_module_state_dict(t.model, &dict));
+    else
+        iso_assert_ok(iso_data_parallel_finish(t.model));
+    iso_assert_all((double)running_mean(&t)[0] == first);
+    iso_state_dict_destroy(&dict);
+    trainer_destroy(&t);
+    iso_comm_destroy(&beside);
+}
+Test(np3_buffer_steps, after_forward_does_not_block) {
+    does_not_block(false);
+    does_not_block(true);
 }
 
 static void allocates_nothing(iso_buffer_mode mode, iso_buffer_when when) {
@@ -218,4 +310,5 @@ static void allocates_nothing(iso_buffer_mode mode, iso_buffer_when when) {
 Test(np2_buffer_steps, steps_allocate_nothing) {
     allocates_nothing(ISO_BUFFERS_AVERAGE, ISO_BUFFERS_AFTER_BACKWARD);
     allocates_nothing(ISO_BUFFERS_RANK0, ISO_BUFFERS_BEFORE_FORWARD);
+    allocates_nothing(ISO_BUFFERS_RANK0, ISO_BUFFERS_AFTER_FORWARD);
 }

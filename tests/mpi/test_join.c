@@ -260,7 +260,7 @@ static void model_means(const uneven *u, double mean[4], int64_t batches[4]) {
             active++;
             if (first < 0) first = q;
         }
-        if (c->when != ISO_BUFFERS_AFTER_BACKWARD) continue;
+        if (c->when == ISO_BUFFERS_AT_EVALUATION) continue;
         double common = c->mode == ISO_BUFFERS_RANK0 ? mean[first] : sum / active;
         for (int q = 0; q < test_size; q++) mean[q] = common, batches[q] = step + 1;
     }
@@ -308,6 +308,11 @@ Test(np3_join, buffers_averaged_after_backward) {
 }
 Test(np3_join, buffers_of_the_first_rank_after_backward) {
     check_buffers((iso_buffer_config){ISO_BUFFERS_RANK0, ISO_BUFFERS_AFTER_BACKWARD, NULL, NULL});
+}
+
+Test(np3_join, buffers_without_blocking_after_forward) {
+    check_buffers((iso_buffer_config){ISO_BUFFERS_AVERAGE, ISO_BUFFERS_AFTER_FORWARD, NULL, NULL});
+    check_buffers((iso_buffer_config){ISO_BUFFERS_RANK0, ISO_BUFFERS_AFTER_FORWARD, NULL, NULL});
 }
 
 // Every forward but those behind no_sync: the ranks that are through keep to it.

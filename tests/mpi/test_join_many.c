@@ -55,20 +55,22 @@ static void compare(const couple *plan) {
 static const iso_buffer_config buffers[] = {
     {.mode = ISO_BUFFERS_AVERAGE},
     {.mode = ISO_BUFFERS_RANK0, .when = ISO_BUFFERS_BEFORE_FORWARD},
-    {.mode = ISO_BUFFERS_AVERAGE, .when = ISO_BUFFERS_AFTER_BACKWARD}};
+    {.mode = ISO_BUFFERS_AVERAGE, .when = ISO_BUFFERS_AFTER_BACKWARD},
+    {.mode = ISO_BUFFERS_RANK0, .when = ISO_BUFFERS_AFTER_FORWARD}};
 
 static void divisors(void) {
     for (int d = ISO_JOIN_INITIAL; d <= ISO_JOIN_SAMPLES; d++)
-        for (int i = 0; i < 3; i++) {
+        for (int i = 0; i < 4; i++) {
             couple p = couple_plan();
             for (int m = 0; m < 2; m++) {
                 p.u[m].join.divisor = (iso_join_divisor)d;
                 p.u[m].ragged = p.u[m].train.dropout = true;
-                p.u[m].train.buffers = buffers[(i + d) % 3];
+                p.u[m].train.buffers = buffers[(i + d) % 4];
             }
             if (i == 0) couple_set_lengths(&p, 5, 2, 3);
             if (i == 1) couple_set_lengths(&p, 0, 4, 1);
             if (i == 2) couple_set_lengths(&p, 3, 3, 3);
+            if (i == 3) couple_set_lengths(&p, 1, 6, 4);
             compare(&p);
         }
 }
