@@ -32,11 +32,6 @@ static iso_status check_math(const train_options *o) {
 static iso_status check_strategy(const train_options *o) {
     const iso_strategy *strategy;
     TRY(iso_strategy_find(o->sync, &strategy));
-    if (strategy->f32_only && strcmp(o->dtype, "f32") != 0)
-        return train_error(ISO_ERR_ARG,
-                           "--sync %s exchanges parameters in f32: remove --dtype %s, or use "
-                           "--sync lazy",
-                           o->sync, o->dtype);
     char warning[ISO_STRATEGY_WARNING];
     iso_strategy_context context = {.total_steps = 0}; // the data say how many
     TRY(iso_settings_create(&context.settings));

@@ -159,7 +159,6 @@ typedef struct iso_strategy {
     iso_status (*complete)(iso_optimizer *optimizer, void *user);
     // Local. Fills in the statistics; on entry syncs is -1 and all else 0.
     iso_status (*stats)(iso_optimizer *optimizer, iso_strategy_stats *out, void *user);
-    bool f32_only; // a trainer must refuse parameters of another element type
     // The settings that it reads from the context, by iso_settings_read or one by one. Borrowed for
     // the lifetime of the process.
     const iso_setting *setting;

@@ -273,6 +273,22 @@ static iso_status check_unwrapped(const iso__data_parallel *self) {
     return ISO_OK;
 }
 
+static iso_status check_sparse(const iso_parameter *p, const char *name) {
+    char shape[48];
+    iso__shape_text(p->value->ndim, p->value->shape, shape, sizeof(shape));
+    ISO_CHECK(
+        p->sparse_rows >= 0, ISO_ERR_ARG,
+        "parameter \"%s\" has sparse_rows %lld: give the largest number of non-zero rows of its "
+        "gradient, or 0",
+        name, (long long)p->sparse_rows);
+    ISO_CHECK(
+        p->sparse_rows == 0 || row_of(p) > 0, ISO_ERR_ARG,
+        "parameter \"%s\" has sparse_rows %lld, but its shape is %s: only a parameter of two or "
+        "more dimensions has rows; set sparse_rows to 0",
+        name, (long long)p->sparse_rows, shape);
+    return ISO_OK;
+}
+
 static iso_status check_trainable(const iso__data_parallel *self) {
     for (int i = 0; i < self->list.count; i++) {
         const iso_parameter *p = self->list.item[i];
@@ -282,7 +298,15 @@ static iso_status check_trainable(const iso__data_parallel *self) {
             "parameter \"%s\" is %s: modules train f32 and f64; a reducer also takes arrays of "
             "bf16 and f16 (reducer.h)",
             self->list.name[i], iso_dtype_name(type));
+        ISO_TRY(check_sparse(p, self->list.name[i]));
     }
+    return ISO_OK;
+}
+
+static iso_status check_names(const char *const *names, int count, const char *what) {
+    ISO_CHECK(count >= 0 && (names || count == 0), ISO_ERR_ARG,
+              "%d names of parameters to %s%s: give the names and how many there are, or 0", count,
+              what, names ? "" : " in a list that is NULL");
     return ISO_OK;
 }
 
@@ -302,6 +326,8 @@ static iso_status make_links(iso__data_parallel *self, const iso_module *module)
 static iso_status prepare_lists(iso__data_parallel *self, iso_module *module,
                                 const iso_data_parallel_config *config) {
     ISO_TRY(check_sizes(config));
+    ISO_TRY(check_names(config->ignore, config->ignore_count, "ignore"));
+    ISO_TRY(check_names(config->delay, config->delay_count, "delay"));
     ISO_TRY(iso__module_check_tied(module, "wrapped"));
     ISO_TRY(iso_module_parameters(module, &self->list));
     ISO_TRY(check_unwrapped(self));
@@ -322,10 +348,21 @@ static iso_status prepare_lists(iso__data_parallel *self, iso_module *module,
     return make_links(self, module);
 }
 
+// Ranks may have created different numbers of them on other communicators.
+static iso_status take_number(iso__data_parallel *self) {
+    static int64_t last;
+    int64_t next = __atomic_load_n(&last, __ATOMIC_RELAXED) + 1;
+    ISO_TRY(iso_comm_allreduce_i64(self->comm, &next, 1, ISO_MAX));
+    __atomic_store_n(&last, next, __ATOMIC_RELAXED);
+    self->number = next;
+    return ISO_OK;
+}
+
 static iso_status set_up(iso__data_parallel *self, iso_module *module,
                          const iso_data_parallel_config *config) {
     // The ranks agree: a rank that left alone would make the others wait.
     ISO_TRY(iso_comm_agree(self->comm, prepare_lists(self, module, config)));
+    ISO_TRY(take_number(self));
     ISO_TRY(create_reducer(self, config));
     if (!config->keep_values) ISO_TRY(broadcast_frozen(self));
     ISO_TRY(iso__comm_locate(self->comm));

@@ -40,6 +40,7 @@ typedef struct iso__user_hooks {
 typedef struct iso__data_parallel {
     iso_module base; // its one child is the wrapped module
     iso_comm *comm;
+    int64_t number; // the same on all ranks, and larger than that of any created before
     iso_reducer *reducer;
     iso_sync sync;
     iso_unused unused;

@@ -139,18 +139,21 @@ fail:
     return status;
 }
 
-// One line for each model: ranks that list models of different structure in different orders differ
-// in it.
+// One line for each model: ranks that list models in different orders differ in it.
 static iso_status describe_models(const iso_join *join, char **out) {
-    enum { LINE = 96 };
+    enum { LINE = 160 };
     ISO_TRY(iso__alloc_zero((size_t)join->models * LINE + 1, (void **)out));
     for (int k = 0, used = 0; k < join->models; k++)
-        used += snprintf(*out + used, LINE, "%d modules and %d trainable parameters in model %d\n",
-                         iso__module_count(join->model[k]), model_of(join, k)->trainable_count, k);
+        used += snprintf(*out + used, LINE,
+                         "as model %d the data_parallel number %" PRId64
+                         " (in the order of their creation) with %d modules and %d trainable "
+                         "parameters\n",
+                         k, model_of(join, k)->number, iso__module_count(join->model[k]),
+                         model_of(join, k)->trainable_count);
     return ISO_OK;
 }
 
-static iso_status match_settings(const iso_join *join, const char *models) {
+static iso_status match_settings(const iso_join *join, iso_comm *comm, const char *models) {
     static const char *const mode[] = {"shadow", "throw", "equalise"};
     static const char *const divisor[] = {"initial", "effective", "samples"};
     const iso_join_config *config = &join->config;
@@ -159,24 +162,29 @@ static iso_status match_settings(const iso_join *join, const char *models) {
              "mode of the join: %s\ndivisor of the join: %s\ndisabled of the join: %d\n",
              mode[config->mode], divisor[config->divisor], (int)config->disabled);
     return iso__comm_check_lines(
-        join->comm, &(iso__lines){.list = models, .element = "model", .settings = settings});
+        comm, &(iso__lines){.list = models, .element = "model", .settings = settings});
 }
 
 // Collective once all ranks have a join.
-static iso_status match_joins(const iso_join *join) {
+static iso_status match_joins(const iso_join *join, iso_comm *comm) {
     char *models = NULL;
-    ISO_TRY(iso_comm_agree(join->comm, describe_models(join, &models)));
-    iso_status status = match_settings(join, models);
+    ISO_TRY(iso_comm_agree(comm, describe_models(join, &models)));
+    iso_status status = match_settings(join, comm, models);
     iso__free(models);
     ISO_TRY(status);
     return ISO_OK;
 }
 
-// The communicator on which ranks agree: also that of a rank whose first module cannot be joined.
+// The communicator on which ranks agree: that of the first model that was created, so that ranks
+// with other orders meet. Also on a rank with a module that cannot be joined.
 static iso_comm *find_comm(iso_module *const *models, int count) {
-    iso_comm *comm = NULL;
-    for (int k = 0; k < count && !comm; k++) comm = iso_data_parallel_comm(models[k]);
-    return comm;
+    const iso__data_parallel *first = NULL;
+    for (int k = 0; k < count; k++) {
+        if (!iso_data_parallel_comm(models[k])) continue;
+        const iso__data_parallel *self = iso__data_parallel_of(models[k]);
+        if (!first || self->number < first->number) first = self;
+    }
+    return first ? first->comm : NULL;
 }
 
 iso_status iso_join_begin_many(iso_module *const *models, int count, const iso_join_config *config,
@@ -187,7 +195,7 @@ iso_status iso_join_begin_many(iso_module *const *models, int count, const iso_j
     iso_status status = create_join(models, count, &chosen, &join);
     if (comm) status = iso_comm_agree(comm, status);
     ISO_TRY_GOTO(status);
-    ISO_TRY_GOTO(match_joins(join));
+    ISO_TRY_GOTO(match_joins(join, comm));
     *out = join;
     return ISO_OK;
 fail:

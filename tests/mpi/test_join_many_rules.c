@@ -155,7 +155,7 @@ static void refusals(void) {
     reject(a, inner, ISO_ERR_ARG, "data_parallels[1]: the module is a Sequential");
     reject(a, last ? inner : b, ISO_ERR_ARG, "data_parallels[1]: the module is a Sequential");
     reject(last ? inner : a, b, ISO_ERR_ARG, "data_parallels[0]: the module is a Sequential");
-    reject(test_rank == 0 ? b : a, test_rank == 0 ? a : b, ISO_ERR_MISMATCH, "in model 0");
+    reject(test_rank == 0 ? b : a, test_rank == 0 ? a : b, ISO_ERR_MISMATCH, "as model 0");
     iso_assert_ok(iso_join_begin(b, &config, &join));
     reject(a, b, ISO_ERR_STATE, "data_parallels[1]: this data_parallel is in a join already");
     iso_join_end(&join);
@@ -193,6 +193,25 @@ Test(np3_join_many_rules, communicators_need_the_same_ranks_in_the_same_order) {
     other_ranks(0, -test_rank);
     other_ranks(test_rank, 0);
     other_ranks(test_rank > 0, 0);
+}
+
+// One rank lists the models in another order, with a communicator for each: rank 0 would wait on
+// one of them and the others on the other one.
+Test(np3_join_many_rules, another_order_is_told_with_the_rank) {
+    for (int odd = 0; odd < test_size; odd++) {
+        couple p = couple_plan();
+        iso_comm *second;
+        char text[64];
+        iso_assert_ok(iso_comm_create(MPI_COMM_WORLD, NULL, &second));
+        couple_create(&p, second);
+        bool turned = test_rank == odd;
+        iso_module *a = p.model[turned].model, *b = p.model[!turned].model;
+        snprintf(text, sizeof(text), "rank %d has as model 0 the data_parallel", odd);
+        reject(a, b, ISO_ERR_MISMATCH, text);
+        accept(&p);
+        couple_destroy(&p);
+        iso_comm_destroy(&second);
+    }
 }
 
 // Only the second model cannot be weighted.

@@ -211,7 +211,8 @@ Test(np2_sparse_embedding, names_the_parameter_with_too_many_rows) {
 Test(np2_sparse_embedding, what_cannot_be_is_refused) {
     setting s = {.accumulated = 1, .dtype = ISO_F32, .sparse_rows = 12, .zero = true};
     run r;
-    iso_assert_all(create(&r, &s) == ISO_ERR_UNSUPPORTED && said("sparse_rows"));
+    iso_assert_all(create(&r, &s) == ISO_ERR_UNSUPPORTED);
+    iso_assert_all(said("parameter \"words.weight\" has sparse_rows 12"));
     destroy(&r);
     s = (setting){.accumulated = 1, .dtype = ISO_F32, .sparse_rows = test_rank == 0 ? 12 : 13};
     iso_assert_all(create(&r, &s) == ISO_ERR_MISMATCH && said("sparse_rows 13"));
@@ -223,6 +224,31 @@ Test(np2_sparse_embedding, what_cannot_be_is_refused) {
     iso_assert_all(build(device, &s, &net) == ISO_ERR_ARG && said("sparse_rows -1"));
     iso_module_destroy(&net);
     iso_device_destroy(&device);
+}
+
+// Sets sparse_rows of a parameter of a linear layer, and lists names.
+static void refuse(int which, int64_t rows, iso_data_parallel_config config, const char *text) {
+    iso_device *device;
+    iso_module *layer, *parallel = NULL;
+    iso_rng rng = {.seed = 1};
+    iso_assert_ok(iso_device_create("cpu", &device));
+    iso_assert_ok(iso_linear_create(device, 4, 3, true, &rng, &layer));
+    layer->parameter[which]->sparse_rows = rows;
+    iso_status status = iso_data_parallel_create_take(layer, test_comm, &config, &parallel);
+    if (!said(text)) fprintf(stderr, "%s\n", iso_last_error()->message);
+    iso_assert_all(status == ISO_ERR_ARG && !parallel && said(text));
+    iso_device_destroy(&device);
+}
+
+Test(np2_sparse_embedding, settings_of_modules_are_checked) {
+    iso_data_parallel_config config = ISO_DATA_PARALLEL_DEFAULT;
+    refuse(0, -3, config, "parameter \"weight\" has sparse_rows -3");
+    refuse(1, 2, config, "parameter \"bias\" has sparse_rows 2, but its shape is [3]");
+    config.delay_count = -1;
+    refuse(0, 0, config, "-1 names of parameters to delay");
+    config.delay_count = 0;
+    config.ignore_count = 2;
+    refuse(0, 0, config, "2 names of parameters to ignore in a list that is NULL");
 }
 
 // A limit near the number of rows costs more than the whole gradient.

@@ -36,10 +36,11 @@ static bool is_remote(const iso_reducer_config *config) {
     return config->device && !config->device->ops->host_memory;
 }
 
-static bool has_sparse(const iso_reducer_param *params, int count) {
+// The first parameter with a sparse gradient that is exchanged; NULL: there is none.
+static const iso_reducer_param *find_sparse(const iso_reducer_param *params, int count) {
     for (int i = 0; params && i < count; i++)
-        if (params[i].sparse_rows > 0 && !params[i].local) return true;
-    return false;
+        if (params[i].sparse_rows > 0 && !params[i].local) return &params[i];
+    return NULL;
 }
 
 // Sums are sent with gradients.
@@ -55,8 +56,11 @@ static iso_status check_sums(const iso_reducer_config *c, const iso__param_set *
 
 static iso_status check_zero(const iso_reducer_config *c, const iso__param_set *set) {
     if (!c->zero) return ISO_OK;
-    ISO_CHECK(!has_sparse(set->param, set->count), ISO_ERR_UNSUPPORTED,
-              "ZeRO divides whole gradients among the ranks: leave sparse_rows 0 with it");
+    const iso_reducer_param *sparse = find_sparse(set->param, set->count);
+    ISO_CHECK(!sparse, ISO_ERR_UNSUPPORTED,
+              "ZeRO divides whole gradients among the ranks, but parameter \"%s\" has sparse_rows "
+              "%zu: set it to 0, or use no ZeRO",
+              sparse->name ? sparse->name : "", sparse->sparse_rows);
     ISO_CHECK(!is_remote(c), ISO_ERR_UNSUPPORTED,
               "ZeRO works in the host's memory so far, not on a %s device", c->device->ops->name);
     ISO_CHECK(!hook_of(c)->compress && !iso__hook_owns(hook_of(c)), ISO_ERR_UNSUPPORTED,
@@ -323,7 +327,7 @@ iso_status iso_reducer_create(iso_comm *comm, const iso_reducer_param *params, i
     r->sync = config->sync;
     r->shares_updates = config->zero;
     r->only = -1;
-    ISO_TRY_GOTO(meet_ranks(r, comm, config, has_sparse(params, count)));
+    ISO_TRY_GOTO(meet_ranks(r, comm, config, find_sparse(params, count) != NULL));
     ISO_TRY_GOTO(lay_out(r, params, count, config));
     ISO_TRY_GOTO(make_arena(r));
     ISO_TRY_GOTO(iso_comm_agree(r->world, make_parts(r, config)));
