@@ -68,16 +68,18 @@ learns --sync daso
 learns --sync daso-heat
 learns --sync localsgd
 learns --sync postlocal
-# What travels in int8 between two nodes costs less than a point.
+# What travels in few bits between two nodes costs less than a point.
 ISO_RANKS_PER_NODE=1
 export ISO_RANKS_PER_NODE
 for mode in "daso --period 4 --wait 2" "localsgd --period 4" "postlocal --period 4"; do
     # shellcheck disable=SC2086
     train --sync $mode --wire f32
     exact=$accuracy
-    # shellcheck disable=SC2086
-    train --sync $mode --wire int8
-    awk -v a="${accuracy:-0}" -v f="${exact:-1}" 'BEGIN { exit !(a >= 0.95 && a > f - 0.01) }'
-    result $? "$mode learns with int8 (${accuracy:-nothing}) what it learns with f32 (${exact:-nothing})"
+    for wire in int8 int4; do
+        # shellcheck disable=SC2086
+        train --sync $mode --wire $wire
+        awk -v a="${accuracy:-0}" -v f="${exact:-1}" 'BEGIN { exit !(a >= 0.95 && a > f - 0.01) }'
+        result $? "$mode learns with $wire (${accuracy:-nothing}) what it learns with f32 (${exact:-nothing})"
+    done
 done
 echo "1..$count"

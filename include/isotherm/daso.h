@@ -145,7 +145,10 @@ typedef enum iso_wire {
     ISO_WIRE_F32 = ISO_F32,
     ISO_WIRE_BF16 = ISO_BF16,
     ISO_WIRE_F16 = ISO_F16,
-    ISO_WIRE_INT8 = 64 // integers with an f32 scale for each 256 elements
+    ISO_WIRE_INT8 = 64, // integers with an f32 scale for each 256 elements
+    // Floats of one sign bit and three exponent bits with an f32 scale for each 128 elements, as in
+    // Streaming DiLoCo (Douillard et al., 2025)
+    ISO_WIRE_INT4
 } iso_wire;
 
 typedef enum iso_policy {

@@ -121,8 +121,8 @@ iso_status iso__daso_config_check(const iso_daso_config *c) {
               "daso: unit is scope %d, it must be ISO_SCOPE_NODE or ISO_SCOPE_RANK", (int)c->unit);
     ISO_TRY(check_choice("merge", (int)c->merge, ISO_MERGE_HEAT));
     ISO_CHECK(iso__wire_codec(c->wire), ISO_ERR_ARG,
-              "daso: wire is %d, it must be ISO_WIRE_F32, ISO_WIRE_BF16, ISO_WIRE_F16 or "
-              "ISO_WIRE_INT8",
+              "daso: wire is %d, it must be ISO_WIRE_F32, ISO_WIRE_BF16, ISO_WIRE_F16, "
+              "ISO_WIRE_INT8 or ISO_WIRE_INT4",
               (int)c->wire);
     ISO_TRY(check_choice("state", (int)c->state, ISO_STATE_SYNC_RESET));
     ISO_TRY(check_policy(c));

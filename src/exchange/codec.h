@@ -9,6 +9,11 @@
 // int8 has a scale in f32 for each group of 256 elements, which are integers from -127 to 127: 260
 // bytes instead of 1024. scale = largest magnitude / 127, rounded to nearest. A group that contains
 // a NaN or an infinity is encoded as NaN, as is one of which 127 * scale is infinite.
+//
+// int4 has 4-bit floats of one sign bit and three exponent bits (E3M0), as in Streaming DiLoCo
+// (Douillard et al., 2025): 0 and plus or minus 2^-6 to 1, times a scale in f32 for each group of
+// 128 elements: 68 bytes instead of 512. scale = largest magnitude. x / scale rounds to nearest,
+// ties away from zero. A group that contains a NaN or an infinity is encoded as NaN.
 #ifndef ISO_CODEC_H
 #define ISO_CODEC_H
 
@@ -63,7 +68,8 @@ typedef struct iso__codec {
     bool (*decode_add)(size_t count, const void *in, float *out);
 } iso__codec;
 
-extern const iso__codec iso__codec_f32, iso__codec_bf16, iso__codec_f16, iso__codec_int8;
+extern const iso__codec iso__codec_f32, iso__codec_bf16, iso__codec_f16, iso__codec_int8,
+    iso__codec_int4;
 
 // f64 elements of a mean over nodes travel as they are. Return whether everything written is
 // finite.

@@ -11,7 +11,10 @@ libiso_core_la_SOURCES += \
     src/exchange/codec.h \
     src/exchange/codec_dtype.c \
     src/exchange/codec_f64.c \
+    src/exchange/codec_groups.h \
+    src/exchange/codec_int4.c \
     src/exchange/codec_int8.c \
+    src/exchange/codec_passes.h \
     src/exchange/coll_nccl.h \
     src/exchange/hook_powersgd.c \
     src/exchange/hook_sparse.c \

@@ -2,6 +2,8 @@
 // For tests of the weighted mean over nodes: the same arithmetic done by one process.
 #include "common/average_fixture.h"
 
+#include "common/codec_model.h"
+
 #include <criterion/criterion.h>
 #include <math.h>
 #include <stdlib.h>
@@ -102,25 +104,11 @@ static float rounded(const iso__codec *wire, float x) {
     return out;
 }
 
-enum { GROUP = 256 }; // of int8
+// The model goes over groups of the wire; for an element type, any size will do.
+enum { GROUP = MOST_GROUP };
 
-// int8, written again: q = v / scale, to the nearest, with scale = largest magnitude / 127.
-static void round_int8(size_t n, const float *v, float *out) {
-    float most = 0;
-    for (size_t i = 0; i < n; i++) most = fmaxf(most, fabsf(v[i]));
-    volatile float scale = most / 127;
-    for (size_t i = 0; i < n; i++) {
-        volatile float q = scale > 0 ? v[i] / scale : 0;
-        out[i] = (float)(int)fmaxf(-127, fminf(127, rintf(q))) * scale;
-    }
-}
-
-// Of a group of n values, at most GROUP.
-static void round_group(const iso__codec *wire, size_t n, const float *v, float *out) {
-    if (wire == &iso__codec_int8)
-        round_int8(n, v, out);
-    else
-        for (size_t i = 0; i < n; i++) out[i] = rounded(wire, v[i]);
+static size_t group_of(const mean_case *c) {
+    return c->config.wire->group > 1 ? c->config.wire->group : GROUP;
 }
 
 static float factor_of(const mean_case *c, int node) {
@@ -135,14 +123,14 @@ static void plain_mean(const mean_case *c, const iso__codec *wire, size_t n, con
     float v[GROUP], share[GROUP], sum[GROUP];
     for (int k = 0; k < c->nodes; k++) {
         for (size_t i = 0; i < n; i++) v[i] = (*x)[k][i] * factor_of(c, k);
-        round_group(wire, n, v, share);
+        codec_model_round(wire, n, v, share);
         for (size_t i = 0; i < n; i++) {
             volatile float s = k == 0 ? share[i] : sum[i] + share[i];
             sum[i] = c->config.round_sums ? rounded(wire, s) : s;
         }
     }
     for (size_t i = 0; i < n; i++) sum[i] = sum[i] / (float)c->nodes;
-    round_group(wire, n, sum, mean);
+    codec_model_round(wire, n, sum, mean);
 }
 
 static void mean_of_differences(mean_case *c, size_t first, size_t n, const group_values *x,
@@ -156,7 +144,7 @@ static void mean_of_differences(mean_case *c, size_t first, size_t n, const grou
             d = d * factor_of(c, k);
             v[i] = d + residual[i];
         }
-        round_group(wire, n, v, share);
+        codec_model_round(wire, n, v, share);
         for (size_t i = 0; i < n; i++) residual[i] = v[i] - share[i];
         for (size_t i = 0; i < n; i++) sum[i] = k == 0 ? share[i] : sum[i] + share[i];
     }
@@ -165,7 +153,7 @@ static void mean_of_differences(mean_case *c, size_t first, size_t n, const grou
         volatile float s = sum[i] / (float)c->nodes;
         v[i] = s + residual[i];
     }
-    round_group(wire, n, v, share);
+    codec_model_round(wire, n, v, share);
     for (size_t i = 0; i < n; i++) residual[i] = v[i] - share[i];
     for (size_t i = 0; i < n; i++) mean[i] = c->reference[first + i] + share[i];
 }
@@ -189,8 +177,8 @@ static void model_shard(mean_case *c, int group, int t, size_t first, size_t cou
     size_t chunk = c->config.chunk ? c->config.chunk : count;
     for (size_t at = 0, size; at < count; at += size) {
         size = (count - at) % chunk ? (count - at) % chunk : chunk;
-        for (size_t i = 0; i < size; i += GROUP) {
-            size_t n = size - i < GROUP ? size - i : GROUP, from = first + at + i;
+        for (size_t i = 0; i < size; i += group_of(c)) {
+            size_t n = size - i < group_of(c) ? size - i : group_of(c), from = first + at + i;
             model_group(c, group, t, from, n, mean + from);
         }
     }
@@ -222,4 +210,59 @@ bool mean_case_agrees(mean_case *c, int group, int t) {
         return false;
     }
     return true;
+}
+
+// ---- Nothing gets lost ----------------------------------------------------------------------------
+
+void mean_case_left(mean_case *c, double *left) {
+    iso__average_array item[ISO__AVERAGE_ARRAYS];
+    size_t shards = (size_t)c->layout->smallest, nodes = (size_t)c->nodes;
+    size_t each = ((c->count + shards - 1) / shards + 31) / 32 * 32;
+    size_t first = (size_t)c->layout->local_rank * each;
+    memset(left, 0, c->count * sizeof(*left));
+    if (iso__average_arrays(c->average, item) == 3 && first < c->count) {
+        size_t share = item[2].count * (size_t)c->layout->node_index;
+        for (size_t i = 0; i < item[1].count; i++)
+            left[first + i] += (double)item[1].data[i] / (double)nodes;
+        for (size_t i = 0; i < item[2].count && share + i < item[1].count; i++)
+            left[first + share + i] += (double)item[2].data[i];
+    }
+    iso_assert_ok(iso_comm_allreduce_f64(test_comm, left, (int64_t)c->count, ISO_SUM));
+}
+
+static void exact_mean(const mean_case *c, int t, double *mean) {
+    static float x[MOST_VALUES];
+    memset(mean, 0, c->count * sizeof(*mean));
+    for (int rank = 0; rank < test_size; rank++) {
+        mean_case_values(c, ISO__SHARDS, rank, t, x);
+        for (size_t i = 0; i < c->count; i++) mean[i] += (double)x[i] / test_size;
+    }
+}
+
+static void lose_nothing(mean_case *c) {
+    static double before[MOST_VALUES], after[MOST_VALUES], exact[MOST_VALUES];
+    double worst = 0, most = 0;
+    const float *mean = NULL;
+    memset(before, 0, sizeof(before));
+    for (int t = 0; t < 5; t++) {
+        iso_assert_ok(mean_case_exchange(c, ISO__SHARDS, t, NULL, &mean));
+        exact_mean(c, t, exact);
+        mean_case_left(c, after);
+        for (size_t i = 0; i < c->count; i++) {
+            worst = fmax(worst, fabs((double)mean[i] + after[i] - exact[i] - before[i]));
+            most = fmax(most, fabs(after[i]));
+        }
+        memcpy(before, after, sizeof(before));
+    }
+    iso_assert_all(worst < 16 * 0x1p-22); // values are below 8
+    iso_assert_all(c->nodes == 1 || most > 1e-3);
+}
+
+void mean_case_loses_nothing(mean_case *c, size_t count, const iso__average_config *config) {
+    for (int per_node = 1; per_node <= 2; per_node++) {
+        mean_case_create(c, per_node, count, config);
+        lose_nothing(c);
+        mean_case_destroy(c);
+    }
+    mean_case_close(c);
 }

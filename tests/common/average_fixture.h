@@ -38,6 +38,11 @@ void mean_case_model(mean_case *c, int group, int t, float *mean);
 // Makes exchange t and computes its model. Returns whether the bits are equal, or there is no mean
 // on a rank that must not have one.
 bool mean_case_agrees(mean_case *c, int group, int t);
+// What all ranks hold back of each element of the mean.
+void mean_case_left(mean_case *c, double *left);
+// Asserts of five exchanges, with one and with two ranks per node: mean + what is left = exact mean
+// + what was left before, but for the roundings of f32.
+void mean_case_loses_nothing(mean_case *c, size_t count, const iso__average_config *config);
 // A random number below n, different on every rank.
 unsigned mean_case_random(unsigned n);
 

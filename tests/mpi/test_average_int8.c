@@ -73,56 +73,9 @@ TEST_ON_ALL(its_arrays_are_all_that_the_next_exchanges_depend_on)
 
 enum { COUNT = 1300 };
 
-// What all ranks hold back of each element of the mean, in `left`.
-static void add_residuals(double left[COUNT]) {
-    iso__average_array item[ISO__AVERAGE_ARRAYS];
-    size_t shards = (size_t)c.layout->smallest, nodes = (size_t)c.nodes;
-    size_t each = ((COUNT + shards - 1) / shards + 31) / 32 * 32;
-    size_t first = (size_t)c.layout->local_rank * each;
-    memset(left, 0, COUNT * sizeof(*left));
-    if (iso__average_arrays(c.average, item) == 3 && first < COUNT) {
-        size_t share = item[2].count * (size_t)c.layout->node_index;
-        for (size_t i = 0; i < item[1].count; i++)
-            left[first + i] += (double)item[1].data[i] / (double)nodes;
-        for (size_t i = 0; i < item[2].count && share + i < item[1].count; i++)
-            left[first + share + i] += (double)item[2].data[i];
-    }
-    iso_assert_ok(iso_comm_allreduce_f64(test_comm, left, COUNT, ISO_SUM));
-}
-
-static void exact_mean(int t, double mean[COUNT]) {
-    static float x[MOST_VALUES];
-    memset(mean, 0, COUNT * sizeof(*mean));
-    for (int rank = 0; rank < test_size; rank++) {
-        mean_case_values(&c, ISO__SHARDS, rank, t, x);
-        for (size_t i = 0; i < COUNT; i++) mean[i] += (double)x[i] / test_size;
-    }
-}
-
-// mean + what is left = exact mean + what was left before, but for the roundings of f32.
 static void nothing_gets_lost(void) {
-    static double before[COUNT], after[COUNT], exact[COUNT];
     iso__average_config config = {.wire = &iso__codec_int8, .differences = true};
-    for (int per_node = 1; per_node <= 2; per_node++) {
-        double worst = 0, most = 0;
-        const float *mean = NULL;
-        mean_case_create(&c, per_node, COUNT, &config);
-        memset(before, 0, sizeof(before));
-        for (int t = 0; t < 5; t++) {
-            iso_assert_ok(mean_case_exchange(&c, ISO__SHARDS, t, NULL, &mean));
-            exact_mean(t, exact);
-            add_residuals(after);
-            for (size_t i = 0; i < COUNT; i++) {
-                worst = fmax(worst, fabs((double)mean[i] + after[i] - exact[i] - before[i]));
-                most = fmax(most, fabs(after[i]));
-            }
-            memcpy(before, after, sizeof(before));
-        }
-        iso_assert_all(worst < 16 * 0x1p-22); // values are below 8
-        iso_assert_all(c.nodes == 1 || most > 1e-3);
-        mean_case_destroy(&c);
-    }
-    mean_case_close(&c);
+    mean_case_loses_nothing(&c, COUNT, &config);
 }
 TEST_ON_ALL(nothing_gets_lost)
 
@@ -152,7 +105,7 @@ static void what_int8_represents_is_exact(void) {
             int apart = i % 256 == 0 || c.nodes == 1 ? 0 : 5 * c.nodes;
             exact = exact && mean[i] == grid_value(0, t, i) - (float)apart * 0x1p-10f;
         }
-        add_residuals(left);
+        mean_case_left(&c, left);
         for (size_t i = 0; i < COUNT; i++) exact = exact && left[i] == 0;
         iso_assert_all(exact);
     }

@@ -229,10 +229,12 @@ Test(np2_daso_runs, ends_with_the_last_step) {
 // offset on the way out and u on the way back; later ones add what was cut off, so that the true
 // mean is reached as exactly as floats allow.
 static void rounding_is_made_up_for(iso_wire wire, double u) {
+    enum { EXCHANGES = 8, ROUGH = 24 }; // until it is; ROUGH with int4
     trainer t;
     int64_t count;
     daso_case c = daso_case_default(100);
-    double error[8], offset = 0.0123 * (test_size - 1) / 2.0;
+    int exchanges = wire == ISO_WIRE_INT4 ? ROUGH : EXCHANGES;
+    double error[ROUGH], offset = 0.0123 * (test_size - 1) / 2.0;
     c.train.hyper.lr = 0;
     c.daso.global_skip = 1;
     c.daso.batches_to_wait = 0;
@@ -240,7 +242,7 @@ static void rounding_is_made_up_for(iso_wire wire, double u) {
     iso_assert_ok(daso_open(&t, MPI_COMM_WORLD, &c));
     float *start = daso_values(&t, &count);
     iso_assert_ok(daso_drift(&t, 0.0123f * (float)test_rank));
-    for (int step = 0; step < 8; step++) {
+    for (int step = 0; step < exchanges; step++) {
         iso_assert_ok(trainer_step(&t, step, NULL));
         float *now = daso_values(&t, &count);
         error[step] = 0;
@@ -253,7 +255,7 @@ static void rounding_is_made_up_for(iso_wire wire, double u) {
     // Values are below 1, offsets below 6 * 0.0123 * ranks.
     double largest = 1 + 6 * 0.0123 * test_size;
     iso_assert_all(error[0] > 1e-6 && error[0] < 2.5 * u * largest);
-    iso_assert_all(error[7] < 1e-6);
+    iso_assert_all(error[exchanges - 1] < 1e-6);
     daso_close(&t);
 }
 
@@ -270,6 +272,13 @@ Test(np2_daso_runs, int8_rounding_is_made_up_for) {
 }
 Test(np4_daso_runs, int8_rounding_is_made_up_for) {
     rounding_is_made_up_for(ISO_WIRE_INT8, 1 / 254.0);
+}
+// By a third of an offset, or all of one below 1/64 of the largest among 128.
+Test(np2_daso_runs, int4_rounding_is_made_up_for) {
+    rounding_is_made_up_for(ISO_WIRE_INT4, 1 / 3.0);
+}
+Test(np3_daso_runs, int4_rounding_is_made_up_for) {
+    rounding_is_made_up_for(ISO_WIRE_INT4, 1 / 3.0);
 }
 
 // Wires that round train like f32: what travels are differences to the last mean, so that a merge
@@ -299,6 +308,7 @@ static void trains_like_f32(iso_wire wire, double most) {
 Test(np4_daso_runs, bf16_trains_like_f32) { trains_like_f32(ISO_WIRE_BF16, 0.1 * 0x1p-8); }
 Test(np4_daso_runs, f16_trains_like_f32) { trains_like_f32(ISO_WIRE_F16, 0.1 * 0x1p-11); }
 Test(np4_daso_runs, int8_trains_like_f32) { trains_like_f32(ISO_WIRE_INT8, 0.2 / 254); }
+Test(np4_daso_runs, int4_trains_like_f32) { trains_like_f32(ISO_WIRE_INT4, 0.1 / 3); }
 
 // Everything is allocated by the time the first exchange was merged, but for the pool of requests,
 // which grows when more of them happen to be in flight than ever before: never once per exchange.
@@ -401,11 +411,12 @@ static void counts_bytes(int ranks_per_node, iso_wire wire) {
     iso_assert_all(stats.syncs == 5 && !stats.pending && strcmp(stats.phase, "done") == 0);
     int64_t bytes[2] = {stats.bytes_between_nodes, stats.bytes_sent};
     iso_assert_ok(iso_comm_allreduce_i64(t.comm, bytes, 2, ISO_SUM));
-    int64_t each = wire == ISO_WIRE_F32 ? 4 : wire == ISO_WIRE_INT8 ? 1 : 2;
+    int64_t halves = wire == ISO_WIRE_F32 ? 8 : wire == ISO_WIRE_INT8 ? 2 : 4;
+    if (wire == ISO_WIRE_INT4) halves = 1;
     int64_t most = 5 * 2 * (nodes - 1) * count * 4;
     // The last mean may travel in f32 where the others are rounded; shares are padded to 16
     // elements.
-    int64_t least = 5 * each * 2 * (nodes - 1) * count;
+    int64_t least = 5 * halves * (nodes - 1) * count;
     most += 5 * 2 * (nodes - 1) * test_size * 16 * 4;
     iso_assert_all(bytes[0] >= least && bytes[0] <= most && bytes[1] >= bytes[0]);
     iso_assert_all(wire == ISO_WIRE_F32 || bytes[0] < most * 2 / 3);
@@ -419,6 +430,7 @@ Test(np4_daso_runs, counts_bytes_of_one_node) { counts_bytes(4, ISO_WIRE_F32); }
 Test(np3_daso_runs, counts_bytes_of_unequal_nodes) { counts_bytes(2, ISO_WIRE_F32); }
 Test(np4_daso_runs, counts_bytes_of_bf16) { counts_bytes(1, ISO_WIRE_BF16); }
 Test(np3_daso_runs, counts_bytes_of_int8) { counts_bytes(1, ISO_WIRE_INT8); }
+Test(np3_daso_runs, counts_bytes_of_int4) { counts_bytes(1, ISO_WIRE_INT4); }
 
 // |x - mean| / |mean| at the send that was merged last, of the rank where it is largest.
 static double divergence_of(const daso_model *m) {
