@@ -28,8 +28,8 @@ static const iso_setting gradient_setting[] = {
     {"wire", ISO_SETTING_CHOICE, AT(wire),
      .choices = "f32|bf16|f16|bf16-feedback|int8|topk|powersgd|powersgd+bf16|noop",
      .initial = "f32",
-     .meaning = "how gradients travel; parameters travel as f32, bf16, f16, int8 or int4; noop: "
-                "nothing travels"},
+     .meaning = "how gradients travel; parameters travel as f32, bf16, f16, int8, int4 or topk; "
+                "noop: nothing travels"},
     {"topk-ratio", ISO_SETTING_NUMBER, AT(topk_ratio), .low = 1e-9, .high = 1, .initial = "0.01",
      .of = "wire", .among = "topk", .meaning = "fraction of the gradients that a rank sends"},
     {"powersgd-rank", ISO_SETTING_INTEGER, AT(powersgd_rank), .low = 1, .high = INT_MAX,

@@ -82,4 +82,11 @@ for mode in "daso --period 4 --wait 2" "localsgd --period 4" "postlocal --period
         result $? "$mode learns with $wire (${accuracy:-nothing}) what it learns with f32 (${exact:-nothing})"
     done
 done
+# Top-k leaves most for later.
+for mode in "daso --period 4 --wait 2" "localsgd --period 4"; do
+    # shellcheck disable=SC2086
+    train --sync $mode --wire topk
+    awk -v a="${accuracy:-0}" 'BEGIN { exit !(a >= 0.955) }'
+    result $? "$mode learns with topk (${accuracy:-nothing})"
+done
 echo "1..$count"

@@ -138,9 +138,9 @@ typedef enum iso_state_sync {
 } iso_state_sync;
 
 // How f32 parameters travel between nodes. With f32 the parameters themselves travel, otherwise
-// their differences from the last mean. What rounding leaves out is added to the next difference
-// (error feedback). The values of element types are those of iso_dtype. f64 parameters travel and
-// merge in f64, whatever the wire.
+// their differences from the last mean. What the wire leaves out is added to the next
+// difference (error feedback). The values of element types are those of iso_dtype. f64 parameters
+// travel and merge in f64, whatever the wire.
 typedef enum iso_wire {
     ISO_WIRE_F32 = ISO_F32,
     ISO_WIRE_BF16 = ISO_BF16,
@@ -148,7 +148,10 @@ typedef enum iso_wire {
     ISO_WIRE_INT8 = 64, // integers with an f32 scale for each 256 elements
     // Floats of one sign bit and three exponent bits with an f32 scale for each 128 elements, as in
     // Streaming DiLoCo (Douillard et al., 2025)
-    ISO_WIRE_INT4
+    ISO_WIRE_INT4,
+    // The largest 8 of each 256 elements, as bf16 with their places; so is the mean that is sent
+    // back (QSparse-local-SGD: Basu et al., NeurIPS 2019)
+    ISO_WIRE_TOPK
 } iso_wire;
 
 typedef enum iso_policy {

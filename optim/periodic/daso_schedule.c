@@ -122,7 +122,7 @@ iso_status iso__daso_config_check(const iso_daso_config *c) {
     ISO_TRY(check_choice("merge", (int)c->merge, ISO_MERGE_HEAT));
     ISO_CHECK(iso__wire_codec(c->wire), ISO_ERR_ARG,
               "daso: wire is %d, it must be ISO_WIRE_F32, ISO_WIRE_BF16, ISO_WIRE_F16, "
-              "ISO_WIRE_INT8 or ISO_WIRE_INT4",
+              "ISO_WIRE_INT8, ISO_WIRE_INT4 or ISO_WIRE_TOPK",
               (int)c->wire);
     ISO_TRY(check_choice("state", (int)c->state, ISO_STATE_SYNC_RESET));
     ISO_TRY(check_policy(c));

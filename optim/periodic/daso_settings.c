@@ -19,11 +19,11 @@
     _Static_assert(sizeof(table) / sizeof((table)[0]) == (count), "what the header says")
 
 #define DTYPES "f32|bf16|f16"
-#define WIRES  DTYPES "|int8|int4"
-static const iso_wire wires[] = {ISO_WIRE_F32, ISO_WIRE_BF16, ISO_WIRE_F16, ISO_WIRE_INT8,
-                                 ISO_WIRE_INT4};
-static const iso__codec *const codecs[] = {&iso__codec_f32, &iso__codec_bf16, &iso__codec_f16,
-                                           &iso__codec_int8, &iso__codec_int4};
+#define WIRES  DTYPES "|int8|int4|topk"
+static const iso_wire wires[] = {ISO_WIRE_F32,  ISO_WIRE_BF16, ISO_WIRE_F16,
+                                 ISO_WIRE_INT8, ISO_WIRE_INT4, ISO_WIRE_TOPK};
+static const iso__codec *const codecs[] = {&iso__codec_f32,  &iso__codec_bf16, &iso__codec_f16,
+                                           &iso__codec_int8, &iso__codec_int4, &iso__codec_topk};
 enum { WIRE_COUNT = sizeof(wires) / sizeof(wires[0]) };
 COUNTS(codecs, WIRE_COUNT);
 
@@ -66,7 +66,8 @@ typedef struct daso_values {
     "wire", INDEX, offsetof(daso_values, wire),                                                    \
         .choices = WIRES,                                                                          \
         .meaning =                                                                                 \
-            "how parameters travel; int8 has a scale for each 256 elements, int4 for each 128"
+            "how parameters travel; int8 has a scale for each 256 elements, int4 for each 128; "   \
+            "topk sends the largest 8 of each 256"
 
 #define LEVELS                                                                                     \
     "levels", ISO_SETTING_TEXT, offsetof(daso_values, levels),                                     \

@@ -14,6 +14,10 @@
 // (Douillard et al., 2025): 0 and plus or minus 2^-6 to 1, times a scale in f32 for each group of
 // 128 elements: 68 bytes instead of 512. scale = largest magnitude. x / scale rounds to nearest,
 // ties away from zero. A group that contains a NaN or an infinity is encoded as NaN.
+//
+// topk keeps the 8 elements of largest magnitude of each group of 256, of equal ones the first, as
+// bf16 with their places in the group: 24 bytes instead of 1024. The other elements become 0. If a
+// group contains a NaN, an infinity or a magnitude that bf16 makes infinite, all 8 are NaN.
 #ifndef ISO_CODEC_H
 #define ISO_CODEC_H
 
@@ -69,7 +73,7 @@ typedef struct iso__codec {
 } iso__codec;
 
 extern const iso__codec iso__codec_f32, iso__codec_bf16, iso__codec_f16, iso__codec_int8,
-    iso__codec_int4;
+    iso__codec_int4, iso__codec_topk;
 
 // f64 elements of a mean over nodes travel as they are. Return whether everything written is
 // finite.

@@ -80,7 +80,7 @@ if [ "${1:-}" = --head ]; then # directory, hosts
         "--sync localsgd --period 4" "--sync daso --wire f32 --period 4 --wait 2" \
         "--sync daso --wire bf16 --period 4 --wait 2" "--sync daso --wire f16 --period 4 --wait 2" \
         "--sync daso --wire int8 --period 4 --wait 2" "--sync localsgd --wire int8 --period 4" \
-        "--sync localsgd --wire int4 --period 4"; do
+        "--sync localsgd --wire int4 --period 4" "--sync localsgd --wire topk --period 4"; do
         case_of "$2" "$3" "$3" "$options"
     done
     if [ "$3" = 2 ]; then # more than one rank on a host

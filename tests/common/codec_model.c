@@ -37,11 +37,28 @@ static void round_int4(size_t n, const float *v, float *out) {
     }
 }
 
+// The 8 largest of 256, of equal ones the first, with the upper half of their bits, rounded.
+static void round_topk(size_t n, const float *v, float *out) {
+    bool kept[MOST_GROUP] = {false};
+    for (size_t i = 0; i < n; i++) out[i] = 0;
+    for (size_t k = 0; k < 8 && k < n; k++) {
+        size_t best = n;
+        for (size_t i = 0; i < n; i++)
+            if (!kept[i] && (best == n || fabsf(v[i]) > fabsf(v[best]))) best = i;
+        kept[best] = true;
+        uint16_t half;
+        iso__codec_bf16.encode(1, &v[best], 1, &half);
+        iso__codec_bf16.decode(1, &half, &out[best]);
+    }
+}
+
 void codec_model_round(const iso__codec *codec, size_t n, const float *v, float *out) {
     if (codec == &iso__codec_int8) {
         round_int8(n, v, out);
     } else if (codec == &iso__codec_int4) {
         round_int4(n, v, out);
+    } else if (codec == &iso__codec_topk) {
+        round_topk(n, v, out);
     } else {
         for (size_t i = 0; i < n; i++) {
             uint32_t room;
