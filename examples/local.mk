@@ -121,6 +121,8 @@ bin_sweep_SOURCES = \
     examples/sweep/report_impl.h \
     examples/sweep/report_plot.c \
     examples/sweep/report_read.c \
+    examples/sweep/report_stats.c \
+    examples/sweep/report_stats.h \
     examples/sweep/sweep.c \
     examples/sweep/sweep.h \
     examples/sweep/sweep_list.c \

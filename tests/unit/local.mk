@@ -183,3 +183,7 @@ UNIT_TESTS += tests/unit/raw.unit
 tests_unit_raw_unit_SOURCES = tests/unit/test_raw.c
 UNIT_TESTS += tests/unit/sampler_shards.unit
 tests_unit_sampler_shards_unit_SOURCES = tests/unit/test_sampler_shards.c
+UNIT_TESTS += tests/unit/report_stats.unit
+tests_unit_report_stats_unit_SOURCES = tests/unit/test_report_stats.c examples/sweep/report_stats.c \
+    examples/sweep/report_stats.h
+tests_unit_report_stats_unit_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir) -I$(top_srcdir)/examples
