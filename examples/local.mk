@@ -113,21 +113,37 @@ bin_predict_CPPFLAGS = $(EXAMPLE_CPPFLAGS)
 bin_predict_CFLAGS = $(AM_CFLAGS) -Wshadow -Wconversion
 bin_predict_LDADD = libisotherm.la $(MPI_LIBS) -lm
 
-bin_sweep_SOURCES = \
+SWEEP_REPORT = \
     examples/sweep/report.c \
     examples/sweep/report.h \
+    examples/sweep/report_axis.c \
+    examples/sweep/report_bars.c \
+    examples/sweep/report_csv.c \
+    examples/sweep/report_curves.c \
     examples/sweep/report_gnuplot.c \
+    examples/sweep/report_groups.c \
+    examples/sweep/report_groups.h \
     examples/sweep/report_html.c \
     examples/sweep/report_impl.h \
+    examples/sweep/report_pareto.c \
     examples/sweep/report_plot.c \
+    examples/sweep/report_plot.h \
     examples/sweep/report_read.c \
+    examples/sweep/report_settings.c \
+    examples/sweep/report_sources.c \
     examples/sweep/report_stats.c \
     examples/sweep/report_stats.h \
+    examples/sweep/report_tables.c \
+    examples/sweep/report_values.c
+bin_sweep_SOURCES = \
+    $(SWEEP_REPORT) \
     examples/sweep/sweep.c \
     examples/sweep/sweep.h \
+    examples/sweep/sweep_describe.c \
     examples/sweep/sweep_list.c \
     examples/sweep/sweep_list.h \
     examples/sweep/sweep_options.c \
+    examples/sweep/sweep_seeds.c \
     examples/sweep/sweep_store.c \
     $(TRAIN_RUN)
 bin_sweep_CPPFLAGS = $(EXAMPLE_CPPFLAGS)

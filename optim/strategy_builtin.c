@@ -307,6 +307,7 @@ static iso_status tell_daso(iso_optimizer *optimizer, iso_strategy_stats *out, v
                                 .phase = daso.phase,
                                 .wait_ms = daso.wait_ms,
                                 .last_wait_ms = daso.last_wait_ms,
+                                .work_ms = daso.work_ms,
                                 .exchange_ms = daso.exchange_ms,
                                 .divergence = daso.divergence,
                                 .bytes_sent = daso.bytes_sent,

@@ -69,7 +69,7 @@ holds "exchanges of parameters are in a table, more of the shorter period" syncs
 # Training learns something, so that accuracy ends above chance and the time to 20 % is that of an evaluation.
 numbers_hold() {
     tr -d '\r' <one/runs.csv | awk -F, 'NR > 1 {
-        good += $7 > 0.2 && $7 <= 1 && $4 > 0 && $4 <= $10 && $5 % 5 == 0 && $9 == 20 && $12 >= $6 }
+        good += $8 > 0.2 && $8 <= 1 && $5 > 0 && $5 <= $11 && $6 % 5 == 0 && $10 == 20 && $13 >= $7 }
         END { exit good != 4 }'
 }
 holds "time to the target, accuracy and bytes are of the run" numbers_hold
@@ -82,16 +82,61 @@ same_bits() {
 }
 holds "runs after others have the bits of a run alone" same_bits
 
-has_plots() {
-    [ "$(grep -c '<figure>' one/report.html)" = 10 ] && ! grep -q 'no plots' one/report.html &&
-        [ "$(grep -c '<svg width="640"\|<svg *$' one/report.html)" = 10 ]
+if_gnuplot() { # what should hold, condition...
+    if command -v gnuplot >/dev/null; then
+        holds "$@"
+    else
+        echo "$1" >>results
+        echo "ok - $1 # SKIP gnuplot is not installed"
+    fi
 }
-if command -v gnuplot >/dev/null; then
-    holds "the report has its ten plots" has_plots
-else
-    echo "plots" >>results
-    echo "ok - the report has its ten plots # SKIP gnuplot is not installed"
-fi
+has_plots() {
+    [ "$(grep -c '<figure>' one/report.html)" = 15 ] && ! grep -q 'no plots' one/report.html &&
+        [ "$(grep -c '<svg width="640"\|<svg *$' one/report.html)" = 15 ]
+}
+if_gnuplot "the report has its fifteen plots" has_plots
+has_files() {
+    [ "$(find one/figures -name '*.gp' | wc -l)" = 15 ] && [ ! -e one/.figures ] &&
+        [ "$(find one/figures -name '*.svg' | wc -l)" = 15 ] &&
+        [ "$(grep -c '<a href="figures/[a-z_]*.svg">SVG' one/report.html)" = 15 ]
+}
+if_gnuplot "... which are also files, with the scripts that draw them" has_files
+draws_again() {
+    cp one/figures/pareto_bytes.gp . && gnuplot -d pareto_bytes.gp 2>stderr && grep -q '</svg>' pareto_bytes.svg &&
+        [ "$(wc -l <pareto_bytes.svg)" = "$(wc -l <one/figures/pareto_bytes.svg)" ]
+}
+if_gnuplot "... each script draws its figure alone" draws_again
+# A PDF file, or the sentence that says what is missing.
+has_pdf() {
+    if echo 'set terminal pdfcairo' | gnuplot -d 2>/dev/null; then
+        [ "$(find one/figures -name '*.pdf' | wc -l)" = 15 ] && head -c 5 one/figures/step_time.pdf | grep -q '^%PDF-'
+    else
+        grep -q 'There are no PDF files' one/report.html
+    fi
+}
+if_gnuplot "... as PDF, too, if gnuplot can" has_pdf
+names_sources() {
+    for source in 'arXiv 2104.05588' 'Li et al., PyTorch' 'arXiv 1906.12043' 'Okabe and Ito'; do
+        grep -q "$source" one/report.html || return 1
+    done
+    ! grep -q 'arXiv 1910.00643' one/report.html
+}
+holds "the page names the sources of the algorithms that were used" names_sources
+describes() {
+    grep -q '<td class="text">2 ranks on 1 node</td>' one/report.html && grep -q -e '--model mlp ' one/report.html &&
+        grep -qE '>20[0-9]{2}-[0-9]{2}-[0-9]{2} [0-9:]{8} to 20' one/report.html
+}
+holds "... and says what the runs were made with, where and when" describes
+# Every step is computing, waiting and merging; only daso merges.
+parts_hold() {
+    tr -d '\r' <one/runs.csv | awk -F, 'NR > 1 {
+        step = 1000 * $11 / $10; sum = $14 + $15 + $16
+        good += sum > 0.999 * step && (sum < 1.001 * step || $16 == 0) && ($1 ~ /daso/) == ($15 > 0) }
+        END { exit good != 4 }'
+}
+holds "the time of a step is divided into computing, waiting and merging" parts_hold
+says_no_interval() { grep -q 'one seed, so there is no confidence interval' one/report.html && [ "$(wc -l <one/comparisons.csv)" = 13 ]; }
+holds "with one seed the report says that there is no interval" says_no_interval
 
 # ---- Without gnuplot; all runs are finished, so that only the report is made ----
 
@@ -104,9 +149,83 @@ on_two env PATH="$work/bin" "$sweep" --out one --target 0.2 $common --list list 
     "lazy: --sync lazy" "blocking: --sync=blocking"
 tells_package() {
     [ "$status" = 0 ] && grep -q 'There are no plots: .*gnuplot-nox' one/report.html &&
-        ! grep -q '<figure>' one/report.html && [ "$(wc -l <one/runs.csv)" = 5 ]
+        ! grep -q '<figure>' one/report.html && [ "$(wc -l <one/runs.csv)" = 5 ] &&
+        [ "$(find one/figures -type f | sed 's/.*\.//' | sort -u)" = gp ] && grep -q '^\$mode0' one/figures/pareto_bytes.gp
 }
-holds "without gnuplot the tables are there and the page names the package" tells_package
+holds "without gnuplot the tables and scripts are there and the page names the package" tells_package
+
+# ---- Seeds ----
+
+# A learning rate that learns nothing is the planted difference.
+seeded() { # seeds, options...
+    seeds=$1
+    shift
+    # shellcheck disable=SC2086
+    on_two "$sweep" --out seeds --target 0.2 $common --seeds "$seeds" "$@" -- "lazy: --sync lazy" "low: --sync lazy --lr 1e-9"
+}
+seeded 3,1
+pairs_of() { # CSV: run and seed of each line, each once
+    sed 1d "$1" | cut -d, -f1,2 | uniq | tr '\n' ' '
+}
+carries_seeds() {
+    for table in runs points; do
+        [ "$(pairs_of seeds/$table.csv)" = "lazy,3 low,3 lazy,1 low,1 " ] || return 1
+    done
+    [ "$status" = 0 ] && [ "$(find seeds -name '*.jsonl' | sort | tr '\n' ' ')" = \
+        "seeds/lazy-seed1.jsonl seeds/lazy-seed3.jsonl seeds/low-seed1.jsonl seeds/low-seed3.jsonl " ]
+}
+holds "every run is made with each seed, and the tables have the seed" carries_seeds
+# As a kill leaves them; then one more seed.
+cp seeds/lazy-seed1.jsonl seeds/low-seed3.jsonl .
+mv seeds/lazy-seed3.jsonl seeds/.lazy-seed3.jsonl.part
+seeded 1,2,3
+continues_seeds() {
+    [ "$status" = 0 ] && cmp -s lazy-seed1.jsonl seeds/lazy-seed1.jsonl && cmp -s low-seed3.jsonl seeds/low-seed3.jsonl &&
+        [ "$(pairs_of seeds/runs.csv)" = "lazy,1 low,1 lazy,2 low,2 lazy,3 low,3 " ] &&
+        [ "$(latest param_hash seeds/lazy-seed2.jsonl)" != "$(latest param_hash seeds/lazy-seed3.jsonl)" ]
+}
+holds "a killed sweep goes on with the runs and seeds that are missing" continues_seeds
+# shellcheck disable=SC2086
+on_two "$train" $common --sync lazy --seed 3 --quiet --log seed3.jsonl
+same_seed() {
+    [ -n "$(latest param_hash seed3.jsonl)" ] && [ "$(latest param_hash seed3.jsonl)" = "$(latest param_hash seeds/lazy-seed3.jsonl)" ]
+}
+holds "a run with a seed has the bits of --seed" same_seed
+# By the numbers of the runs: mean and interval of three, t(0.975, 2) = 4.302653.
+statistics_hold() {
+    tr -d '\r' <seeds/runs.csv | awk -F, -v run="$1" '
+        $1 == run { n++; s += $8; q += $8 * $8 }
+        END { m = s / n; h = 4.302653 * sqrt((q - n * m * m) / (n - 1) / n); printf "%.6f %.6f %.6f", m, m - h, m + h }' >want
+    tr -d '\r' <seeds/modes.csv | sed 's/"[^"]*"//' | awk -F, -v run="$1" '
+        $1 == run && $7 == "test_accuracy" { printf "%.6f %.6f %.6f", $9, $11, $12; exit $8 != 3 }' >got && cmp -s want got
+}
+holds "means and intervals over seeds are those of the runs" statistics_hold lazy
+# run, setup, baseline, metric, pairs, difference, low, high, t, p, p_holm
+finds_difference() { # run, baseline, sign
+    tr -d '\r' <seeds/comparisons.csv | awk -F, -v run="$1" -v base="$2" -v sign="$3" '
+        $1 == run && $3 == base && $4 == "train_loss" { good = $5 == 3 && $6 * sign > 0 && $7 * $8 > 0 && $10 < 0.05 && $11 >= $10 }
+        END { exit !good }'
+}
+holds "a planted difference is found by the paired test against the first run" finds_difference low lazy 1
+seeded 1,2,3 --baseline low
+holds "... and against a chosen baseline" finds_difference lazy low -1
+bands_hold() { grep -q 'filledcurves' seeds/figures/loss_steps.gp && ! grep -q 'filledcurves' one/figures/loss_steps.gp; }
+holds "figures have bands if there are several seeds" bands_hold
+# What was made without --seeds is one of the seeds.
+# shellcheck disable=SC2086
+on_two "$sweep" --out grown $common -- "lazy: --sync lazy"
+cp grown/lazy.jsonl .
+# shellcheck disable=SC2086
+on_two "$sweep" --out grown $common --seeds 2,1 -- "lazy: --sync lazy"
+adopts() {
+    [ "$status" = 0 ] && cmp -s lazy.jsonl grown/lazy.jsonl && [ ! -e grown/lazy-seed1.jsonl ] &&
+        [ "$(pairs_of grown/runs.csv)" = "lazy,2 lazy,1 " ]
+}
+holds "a run that was made alone counts as that of its seed" adopts
+refused "a list of seeds with a gap" '--seeds 1,,2: give whole numbers' --seeds 1,,2 -- "a: --sync lazy"
+refused "a seed given twice" '--seeds has 1 twice' --seeds 1,2,1 -- "a: --sync lazy"
+refused "--seed beside --seeds" '--seed and --seeds say the same thing' --seeds 1,2 --seed 3 -- "a: --sync lazy"
+refused "a baseline that is no run" '--baseline b is not the name of a run, such as a' --baseline b -- "a: --sync lazy"
 
 # ---- A list without runs of the folder ----
 
@@ -163,7 +282,7 @@ interrupt alone env
 is_stopped() {
     [ "$status" = 143 ] && grep -q '^sweep: stopped; .* has the results of 1 of 2 runs, ' stderr &&
         [ "$(names alone/runs.csv)" = "quick " ] && [ -e alone/quick.jsonl ] && [ -e alone/report.html ] &&
-        [ "$(find alone -type f | wc -l)" = 5 ]
+        [ "$(find alone -type f ! -path '*/figures/*' | wc -l)" = 7 ]
 }
 holds "a signal ends it with the report of what is finished and no other files" is_stopped
 # shellcheck disable=SC2086  # flags are several words
@@ -175,7 +294,7 @@ cp two/quick.jsonl quick.before
 on_two "$sweep" --out two $common -- "quick: --sync lazy" "long: --sync lazy --steps 30"
 goes_on() {
     [ "$status" = 0 ] && cmp -s quick.before two/quick.jsonl && [ "$(names two/runs.csv)" = "quick long " ] &&
-        [ "$(latest steps two/long.jsonl)" = 30 ] && [ "$(find two -type f | wc -l)" = 6 ]
+        [ "$(latest steps two/long.jsonl)" = 30 ] && [ "$(find two -type f ! -path '*/figures/*' | wc -l)" = 8 ]
 }
 holds "started again it keeps what is finished and makes the rest" goes_on
 # shellcheck disable=SC2086
@@ -247,8 +366,8 @@ goes_past() {
 holds "a training that diverges does not keep the next from being made" goes_past
 
 fails_in_report() {
-    grep -q '^wild,--optimizer sgd --lr 1e6,,,.*,.*diverged' three/runs.csv && [ -e three/wild.failed ] &&
-        grep -q '<h2>Runs that failed</h2>' three/report.html && grep -q '<td>.*diverged.*</td>' three/report.html &&
+    grep -q '^wild,1,--optimizer sgd --lr 1e6,,,.*,.*diverged' three/runs.csv && [ -e three/wild.failed ] &&
+        grep -q '<h2>Runs that failed</h2>' three/report.html && grep -q '<td class="text">.*diverged.*</td>' three/report.html &&
         [ "$(names three/points.csv)" = "tame " ]
 }
 holds "the report tells of it, and why" fails_in_report

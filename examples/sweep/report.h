@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The report on several training runs: tables in CSV, and one page with plots.
+// The report on several training runs: tables in CSV, figures, and one page with both.
 #ifndef EXAMPLES_REPORT_H
 #define EXAMPLES_REPORT_H
 
@@ -8,7 +8,7 @@
 #include <stdint.h>
 #include <stdio.h>
 
-// Numbers that are not known are NaN throughout.
+// Numbers that are not known are NaN throughout, and texts NULL.
 
 // An evaluation in the middle of a run.
 typedef struct report_point {
@@ -20,10 +20,15 @@ typedef struct report_point {
 // One exchange of parameters.
 typedef struct report_sync {
     double step, divergence, wait_ms, exchange_ms;
+    double seconds;      // interpolated between the evaluations
+    double period, wait; // in force after it, in steps
 } report_sync;
 
 typedef struct report_run {
-    char *name, *options; // options: as they were given
+    char *name, *options,
+        *settings;                  // options: as they were given; settings: a line for each option
+    char *machine, *version, *date; // date: when the run began
+    double seed, ranks, nodes;
     report_point *points;
     report_sync *syncs;
     int64_t point_count, sync_count;
@@ -31,6 +36,7 @@ typedef struct report_run {
     double train_loss, test_accuracy; // in the end
     double train_loss_steps;          // number of last steps; train_loss is their mean
     double wait_ms_per_step;          // exposed: time the slowest rank spent in waits
+    double merge_ms_per_step;         // likewise in converting, summing and merging parameters
     // Steps between exchanges, and from send to merge: at the end of the run, and as requested
     // ("auto"). Empty: the strategy has none.
     char period[16], period_requested[16], wait[16], wait_requested[16];
@@ -39,26 +45,35 @@ typedef struct report_run {
 
 // A report on several runs (a study).
 typedef struct report {
-    const char *title, *setting; // setting: data, model, ranks: a line under the title
-    double target;               // target test accuracy, 0 .. 1
+    const char *title;
+    double target;        // target test accuracy, 0 .. 1
+    const char *baseline; // name of the runs with which others are compared; NULL: the first ones
+    bool final;           // no run is left: figures are drawn as PDF files, too
     report_run *runs;
     int64_t count;
-    report_run *failed; // runs that failed: only name, options and failure are set
+    report_run *failed; // runs that failed: without numbers
     int64_t failed_count;
 } report;
 
 // ---- report_read.c ----
 
-// Reads the log of one run: JSON lines with the events "run" (name, options, settings), "eval",
-// "sync" and "summary", or "failed" (reason). The caller frees *out with report_run_free, and
-// *settings (NULL: not wanted). ISO_ERR_FORMAT for a file without a run event, or without its end.
-iso_status report_run_read(const char *path, report_run *out, char **settings);
+// Reads the log of one run: JSON lines with the events "run" (name, options, settings, seed, ranks,
+// nodes, machine, version, date), "eval", "sync" and "summary", or "failed" (reason). The caller
+// frees *out with report_run_free. ISO_ERR_FORMAT for a file without a run event, or without its
+// end.
+iso_status report_run_read(const char *path, report_run *out);
 void report_run_free(report_run *run);
+
+// ---- report_groups.c ----
+
+// Whether the two are the same training: of one group (see report_groups.h) and with the same seed.
+bool report_same_run(const report_run *a, const report_run *b);
 
 // ---- report.c ----
 
-// Writes points.csv, syncs.csv, runs.csv and report.html to folder, each completely or not at all.
-// Without gnuplot, the page says so in place of the plots.
+// Writes points.csv, syncs.csv, runs.csv, modes.csv, comparisons.csv and report.html to folder, and
+// figures to folder/figures, each file completely or not at all. Without gnuplot, the page says so
+// in place of the figures, of which only the scripts are written.
 iso_status report_write(const report *study, const char *folder);
 
 #endif

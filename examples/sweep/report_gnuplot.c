@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Runs gnuplot as a child process on a script, and reads its drawings.
+// Runs gnuplot as a child process on scripts, and puts its drawings in their place.
 #include "report_impl.h"
 
 #include <errno.h>
@@ -8,60 +8,87 @@
 #include <spawn.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 extern char **environ;
 
+#define ALL  ".all"  // the script that runs the others
+#define SAID ".said" // what gnuplot says
+
 struct gnuplot {
-    char
-        folder[PATH_MAX - 32]; // of the script, what gnuplot says, and the plots; it goes with them
-    FILE *script;
+    char folder[PATH_MAX - 512]; // of the figures
+    char work[PATH_MAX - 256];   // where they grow; it goes with them
+    const char *names[REPORT_PLOTS];
+    int count;
+    FILE *script; // of the latest one
+    bool written; // all before
 };
 
-static void path_of(const gnuplot *self, const char *name, char out[PATH_MAX]) {
-    snprintf(out, PATH_MAX, "%s/%s", self->folder, name);
+static void path_of(const char *folder, const char *name, const char *ending, char out[PATH_MAX]) {
+    snprintf(out, PATH_MAX, "%s/%.100s%s", folder, name, ending);
 }
 
-static void plot_path(const gnuplot *self, int i, char out[PATH_MAX]) {
-    char name[32];
-    snprintf(name, sizeof(name), "%d.svg", i);
-    path_of(self, name, out);
-}
+static bool make_folder(const char *path) { return mkdir(path, 0777) == 0 || errno == EEXIST; }
 
-gnuplot *gnuplot_open(char problem[REPORT_PROBLEM]) {
-    char path[PATH_MAX];
-    const char *place = getenv("TMPDIR");
+gnuplot *gnuplot_open(const char *folder, char problem[REPORT_PROBLEM]) {
     gnuplot *self = calloc(1, sizeof(*self));
     snprintf(problem, REPORT_PROBLEM, "out of memory");
     if (!self) return NULL;
-    snprintf(self->folder, sizeof(self->folder), "%s/isotherm-plots-XXXXXX",
-             place && *place ? place : "/tmp");
-    bool made = mkdtemp(self->folder);
-    path_of(self, "script", path);
-    if (made) self->script = fopen(path, "w");
-    if (self->script) return self;
-    snprintf(problem, REPORT_PROBLEM, "a temporary file cannot be made in %.120s: %s", self->folder,
-             strerror(errno));
-    if (made) rmdir(self->folder);
+    self->written = true;
+    int length = snprintf(self->folder, sizeof(self->folder), "%s/figures", folder);
+    snprintf(self->work, sizeof(self->work), "%s/.figures", folder);
+    bool fits = length < (int)sizeof(self->folder);
+    if (fits && make_folder(self->folder) && make_folder(self->work)) return self;
+    snprintf(problem, REPORT_PROBLEM, "the folder %.120s cannot be made: %s", self->folder,
+             strerror(fits ? errno : ENAMETOOLONG));
     free(self);
     return NULL;
 }
 
-FILE *gnuplot_script(gnuplot *self) { return self->script; }
+static void end_script(gnuplot *self) {
+    if (!self->script) return;
+    bool good = fflush(self->script) == 0 && !ferror(self->script);
+    self->written = fclose(self->script) == 0 && good && self->written;
+    self->script = NULL;
+}
 
-void gnuplot_output(gnuplot *self, int i, int width, int height) {
+// SVG unless gnuplot is started with -e "pdf = 1". Widths in pixels are at 96 per inch.
+static void write_terminal(FILE *to, const char *name, int width, int height) {
+    fprintf(to,
+            "# Draws %s.svg, and with gnuplot -e 'pdf = 1' %s.pdf. The data are in this file.\n"
+            "reset\n"
+            "if (exists('pdf')) {\n"
+            "  set terminal pdfcairo size %.3fin,%.3fin noenhanced font 'sans-serif,10'\n"
+            "  set output '%s.pdf'\n"
+            "} else {\n"
+            "  set terminal svg size %d,%d dynamic noenhanced font 'sans-serif,13' background "
+            "'#ffffff' name '%s'\n"
+            "  set output '%s.svg'\n"
+            "}\n",
+            name, name, width / 96.0, height / 96.0, name, width, height, name, name);
+}
+
+FILE *gnuplot_begin(gnuplot *self, const char *name, int width, int height) {
     char path[PATH_MAX];
-    plot_path(self, i, path);
-    fprintf(self->script,
-            "reset\nset terminal svg size %d,%d dynamic noenhanced font 'sans-serif,13' ", width,
-            height);
-    fputs("background '#ffffff'\nset output '", self->script);
-    for (const char *at = path; *at; at++) {
-        if (*at == '\'') putc('\'', self->script);
-        putc(*at, self->script);
+    end_script(self);
+    path_of(self->work, name, ".gp", path);
+    self->script = fopen(path, "w");
+    if (!self->script) self->written = false;
+    if (!self->script) return NULL;
+    self->names[self->count++] = name;
+    write_terminal(self->script, name, width, height);
+    return self->script;
+}
+
+void gnuplot_quote(FILE *to, const char *text) {
+    putc('\'', to);
+    for (; *text; text++) {
+        if (*text == '\'') putc('\'', to);
+        putc((unsigned char)*text < ' ' ? ' ' : *text, to);
     }
-    fputs("'\n", self->script);
+    putc('\'', to);
 }
 
 // ---- The child ----------------------------------------------------------------------------------
@@ -79,7 +106,7 @@ static int spawn_gnuplot(const char *script, const char *said, pid_t *child) {
     return error;
 }
 
-// The last line that names a place in the script, which is where gnuplot gave up.
+// The last line that names a place in a script, which is where gnuplot gave up.
 static void last_words(const char *said, char problem[REPORT_PROBLEM]) {
     char line[160];
     FILE *from = fopen(said, "r");
@@ -91,13 +118,27 @@ static void last_words(const char *said, char problem[REPORT_PROBLEM]) {
     if (from) fclose(from);
 }
 
-bool gnuplot_run(gnuplot *self, char problem[REPORT_PROBLEM]) {
+// In the folder where the figures grow, so that the scripts need no paths.
+static bool write_all_script(gnuplot *self, bool pdf, const char *path) {
+    FILE *to = fopen(path, "w");
+    if (!to) return false;
+    fputs("cd ", to);
+    gnuplot_quote(to, self->work);
+    fputs(pdf ? "\npdf = 1\n" : "\n", to);
+    for (int i = 0; i < self->count; i++) fprintf(to, "load '%s.gp'\n", self->names[i]);
+    fputs("unset output\n", to);
+    bool good = !ferror(to);
+    return fclose(to) == 0 && good;
+}
+
+bool gnuplot_run(gnuplot *self, bool pdf, char problem[REPORT_PROBLEM]) {
     char script[PATH_MAX], said[PATH_MAX];
     pid_t child;
     int outcome;
-    path_of(self, "script", script);
-    path_of(self, "said", said);
-    bool written = fflush(self->script) == 0 && !ferror(self->script);
+    end_script(self);
+    path_of(self->work, ALL, "", script);
+    path_of(self->work, SAID, "", said);
+    bool written = self->written && write_all_script(self, pdf, script);
     int error = written ? spawn_gnuplot(script, said, &child) : EIO;
     if (error == ENOENT)
         snprintf(problem, REPORT_PROBLEM, "gnuplot is not installed (Debian: gnuplot-nox)");
@@ -126,9 +167,9 @@ static char *whole_file(const char *path) {
     return text;
 }
 
-char *gnuplot_take(gnuplot *self, int i) {
+char *gnuplot_take(gnuplot *self, const char *name) {
     char path[PATH_MAX];
-    plot_path(self, i, path);
+    path_of(self->work, name, ".svg", path);
     char *text = whole_file(path);
     char *begin = text ? strstr(text, "<svg") : NULL; // what stands before has no place in a page
     if (begin && strstr(begin, "</svg>")) {
@@ -139,19 +180,32 @@ char *gnuplot_take(gnuplot *self, int i) {
     return NULL;
 }
 
-void gnuplot_close(gnuplot **self) {
+// An empty file is what gnuplot leaves when it fails.
+static void place_file(const gnuplot *self, const char *name, const char *ending) {
+    char from[PATH_MAX], to[PATH_MAX];
+    struct stat info;
+    path_of(self->work, name, ending, from);
+    path_of(self->folder, name, ending, to);
+    bool whole = stat(from, &info) == 0 && info.st_size > 0;
+    if (whole && rename(from, to) == 0) return;
+    unlink(from);
+    unlink(to);
+}
+
+void gnuplot_close(gnuplot **self, const char *const *names, int count) {
     char path[PATH_MAX];
     if (!*self) return;
-    fclose((*self)->script);
-    path_of(*self, "script", path);
-    unlink(path);
-    path_of(*self, "said", path);
-    unlink(path);
-    for (int i = 0; i < REPORT_PLOTS; i++) {
-        plot_path(*self, i, path);
-        unlink(path);
+    end_script(*self);
+    for (int i = 0; i < count; i++) {
+        place_file(*self, names[i], ".gp");
+        place_file(*self, names[i], ".svg");
+        place_file(*self, names[i], ".pdf");
     }
-    rmdir((*self)->folder);
+    path_of((*self)->work, ALL, "", path);
+    unlink(path);
+    path_of((*self)->work, SAID, "", path);
+    unlink(path);
+    rmdir((*self)->work);
     free(*self);
     *self = NULL;
 }

@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Writes the page of a study: a ranked table and the plots, in one self-contained file.
+// Writes the page of a study: tables and figures in one self-contained file.
 #include "report_impl.h"
 
-#include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 static const char head[] = "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\n"
@@ -13,27 +11,30 @@ static const char look[] =
     "body { font: 15px/1.45 system-ui, sans-serif; color: #222; margin: 2em auto; padding: 0 1.5em;"
     " max-width: 1320px; }\n"
     "h1 { font-size: 1.5em; margin: 0; } h2 { font-size: 1.15em; margin: 2em 0 .5em; }\n"
-    ".note { color: #666; margin: .2em 0; }\n"
-    ".legend { position: sticky; top: 0; background: #fff; padding: .5em 0; margin-top: 1em;"
-    " border-bottom: 1px solid #ddd; }\n"
-    ".legend span { margin-right: 1.6em; white-space: nowrap; }\n"
+    ".note { color: #555; margin: .2em 0; }\n"
     ".wide { overflow-x: auto; }\n"
     "table { border-collapse: collapse; font-size: .93em; font-variant-numeric: tabular-nums; }\n"
-    "th, td { padding: .3em .6em; text-align: right; border-bottom: 1px solid #e4e4e4;"
-    " white-space: nowrap; }\n"
-    "th { font-weight: 600; vertical-align: bottom; } th small { font-weight: 400; color: #666; }\n"
-    "th:nth-child(2), td:nth-child(2) { text-align: left; }\n"
-    "td code { display: block; font-size: .8em; color: #666; white-space: normal; }\n"
+    "th, td { padding: .3em .6em; text-align: right; border-bottom: 1px solid #ddd;"
+    " white-space: nowrap; vertical-align: top; }\n"
+    "th { font-weight: 600; vertical-align: bottom; } th small { font-weight: 400; color: #555; }\n"
+    ".text { text-align: left; white-space: normal; }\n"
+    "td code { display: block; font-size: .8em; color: #555; white-space: normal; }\n"
+    "pre { font-size: .8em; white-space: pre-wrap; margin: .3em 0; }\n"
     ".plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(440px, 100%), "
     "1fr));"
     " gap: 1.5em 2em; margin-top: 1.5em; }\n"
-    "figure { margin: 0; display: flex; flex-direction: column; justify-content: space-between; }\n"
+    "figure { margin: 0; display: flex; flex-direction: column; justify-content: space-between; "
+    "break-inside: avoid; }\n"
     "figcaption { font-weight: 600; }\n"
     "figcaption .note { font-weight: 400; font-size: .9em; }\n"
     "figure svg { width: 100%; height: auto; }\n"
+    "@media print { body { font-size: 10pt; margin: 0; padding: 0; max-width: none; }"
+    " .wide { overflow: visible; } th, td { padding: .2em .35em; white-space: normal; }"
+    " tr { break-inside: avoid; } .plots { grid-template-columns: 1fr 1fr; }"
+    " h2 { break-after: avoid; } }\n"
     "</style>\n";
 
-static void write_escaped(FILE *to, const char *text) {
+void report_escape(FILE *to, const char *text) {
     for (; *text; text++) {
         switch (*text) {
         case '&': fputs("&amp;", to); break;
@@ -45,166 +46,80 @@ static void write_escaped(FILE *to, const char *text) {
     }
 }
 
-// ---- The table ----------------------------------------------------------------------------------
-
-static void write_swatch(FILE *to, int64_t run) {
-    report_style style = report_style_of(run);
+void report_write_label(FILE *to, const report_groups *all, int64_t group) {
+    static const char *const marks[REPORT_MARKS] = {[MARK_CIRCLE] =
+                                                        "M9 5a4 4 0 1 0 8 0a4 4 0 1 0 -8 0z",
+                                                    [MARK_SQUARE] = "M9.5 1.5h7v7h-7z",
+                                                    [MARK_UP] = "M13 .5l4.5 8h-9z",
+                                                    [MARK_DOWN] = "M13 9.5l4.5 -8h-9z",
+                                                    [MARK_DIAMOND] = "M13 0l5 5l-5 5l-5 -5z"};
+    report_style style = report_style_of(group);
     fprintf(to,
             "<svg width=\"30\" height=\"10\" aria-hidden=\"true\"><path d=\"M0 5h26\" "
-            "stroke=\"%s\" stroke-width=\"3\"",
+            "stroke=\"%s\" stroke-width=\"2\"",
             style.colour);
     if (style.dashes[0])
         fprintf(to, " stroke-dasharray=\"%d %d\"", style.dashes[0], style.dashes[1]);
-    fputs("/></svg>", to);
+    fprintf(to, "/><path d=\"%s\" fill=\"%s\"/></svg>", marks[style.mark], style.colour);
+    report_escape(to, all->groups[group].label);
 }
 
-static void write_cell(FILE *to, const char *format, double value, const char *none) {
-    fputs("<td>", to);
-    if (isfinite(value))
-        fprintf(to, format, value);
-    else
-        fputs(none, to);
-    fputs("</td>", to);
-}
+// ---- Figures ------------------------------------------------------------------------------------
 
-// "13 (auto)": what was in force, and what was asked for.
-static void steps_cell(FILE *to, const char *effective, const char *requested) {
-    fputs("<td>", to);
-    write_escaped(to, effective);
-    if (*requested) {
-        fputs(" (", to);
-        write_escaped(to, requested);
-        fputs(")", to);
-    }
-    fputs("</td>", to);
-}
-
-// "0.1234 (469)": what the loss is, and of how many steps at the end.
-static void loss_cell(FILE *to, const report_run *run) {
-    if (isfinite(run->train_loss) && isfinite(run->train_loss_steps))
-        fprintf(to, "<td>%.4f (%.0f)</td>", run->train_loss, run->train_loss_steps);
-    else
-        write_cell(to, "%.4f", run->train_loss, "");
-}
-
-static void write_row(FILE *to, const report *study, int64_t place, int64_t r) {
-    const report_run *run = &study->runs[r];
-    const report_point *at = report_reached(run, study->target);
-    fprintf(to, "<tr><td>%lld</td><td>", (long long)place);
-    write_swatch(to, r);
-    write_escaped(to, run->name);
-    fputs("<code>", to);
-    write_escaped(to, run->options);
-    fputs("</code></td>", to);
-    write_cell(to, "%.1f", at ? at->seconds : NAN, "not reached");
-    write_cell(to, "%.0f", at ? at->step : NAN, "");
-    write_cell(to, "%.1f", at ? at->bytes / 1e6 : NAN, "");
-    write_cell(to, "%.2f", 100 * run->test_accuracy, "");
-    loss_cell(to, run);
-    write_cell(to, "%.0f", run->steps, "");
-    write_cell(to, "%.1f", run->seconds, "");
-    write_cell(to, "%.2f", run->steps / run->seconds, "");
-    write_cell(to, "%.1f", run->bytes / 1e6, "");
-    write_cell(to, "%.2f", run->wait_ms_per_step, "");
-    write_cell(to, "%.1f", 100 * report_share_waited(run), "");
-    steps_cell(to, run->period, run->period_requested);
-    steps_cell(to, run->wait, run->wait_requested);
-    fputs("</tr>\n", to);
-}
-
-static void write_table(FILE *to, const report *study, const int64_t *order) {
-    fprintf(
-        to,
-        "<h2>Runs, sorted by time to reach %.4g %% test accuracy</h2>\n"
-        "<div class=\"wide\"><table><tr><th></th><th>run</th>"
-        "<th>time to target<br><small>s</small></th><th>steps to target</th>"
-        "<th>sent until target<br><small>MB, all ranks</small></th>"
-        "<th>final accuracy<br><small>%%</small></th><th>training loss<br><small>mean of last "
-        "steps</small></th><th>steps</th>"
-        "<th>time<br><small>s</small></th><th>speed<br><small>steps/s</small></th>"
-        "<th>sent<br><small>MB, all ranks</small></th><th>exposed<br><small>ms a step</small></th>"
-        "<th>exposed<br><small>%% of time</small></th>"
-        "<th>period<br><small>steps (requested)</small></th>"
-        "<th>wait<br><small>steps (requested)</small></th></tr>\n",
-        100 * study->target);
-    for (int64_t i = 0; i < study->count; i++) write_row(to, study, i + 1, order[i]);
-    fputs("</table></div>\n", to);
-}
-
-static void write_failures(FILE *to, const report *study) {
-    if (study->failed_count == 0) return;
-    fputs("<h2>Runs that failed</h2>\n<div class=\"wide\"><table><tr><th></th><th>run</th>"
-          "<th>why</th></tr>\n",
-          to);
-    for (int64_t r = 0; r < study->failed_count; r++) {
-        fputs("<tr><td></td><td>", to);
-        write_escaped(to, study->failed[r].name);
-        fputs("<code>", to);
-        write_escaped(to, study->failed[r].options);
-        fputs("</code></td><td>", to);
-        write_escaped(to, study->failed[r].failure);
-        fputs("</td></tr>\n", to);
-    }
-    fputs("</table></div>\n", to);
-}
-
-// ---- The plots ----------------------------------------------------------------------------------
-
-static void write_legend(FILE *to, const report *study) {
-    fputs("<div class=\"legend\">", to);
-    for (int64_t r = 0; r < study->count; r++) {
-        fputs("<span>", to);
-        write_swatch(to, r);
-        write_escaped(to, study->runs[r].name);
-        fputs("</span>", to);
-    }
-    fputs("</div>\n", to);
-}
-
-static void write_figure(FILE *to, const report_plot *plot) {
+static void write_figure(FILE *to, const report_plot *plot, bool pdf) {
     fputs("<figure><figcaption>", to);
-    write_escaped(to, plot->title);
+    report_escape(to, plot->title);
     if (plot->note) fprintf(to, "<div class=\"note\">%s</div>", plot->note);
-    fprintf(to, "</figcaption>\n%s</figure>\n", plot->svg);
+    fprintf(to, "</figcaption>\n%s", plot->svg);
+    fprintf(to, "<div class=\"note\">figures/%s: <a href=\"figures/%s.svg\">SVG</a>", plot->file,
+            plot->file);
+    if (pdf) fprintf(to, " <a href=\"figures/%s.pdf\">PDF</a>", plot->file);
+    fprintf(to, " <a href=\"figures/%s.gp\">script with data</a></div></figure>\n", plot->file);
 }
 
-static void write_plots(FILE *to, const report *study) {
-    report_plot all[REPORT_PLOTS] = {0};
-    char problem[REPORT_PROBLEM] = "out of memory";
-    fputs("<h2>Plots</h2>\n", to);
-    if (!report_make_plots(study, all, problem)) {
+static void write_figures(FILE *to, const report_groups *all, const report_figures *figures) {
+    fputs("<h2>Figures</h2>\n", to);
+    if (figures->problem[0]) {
         fputs("<p>There are no plots: ", to);
-        write_escaped(to, problem);
-        fputs(".</p>\n", to);
+        report_escape(to, figures->problem);
+        fputs(".</p>\n<p class=\"note\">figures/ has gnuplot's scripts, with their data.</p>\n",
+              to);
         return;
     }
-    write_legend(to, study);
-    fputs("<div class=\"plots\">\n", to);
-    for (int i = 0; i < REPORT_PLOTS; i++) {
-        if (all[i].svg) write_figure(to, &all[i]);
-        free(all[i].svg);
+    fputs(
+        "<p class=\"note\">Curves are means over seeds, and bands are 95 % confidence intervals of "
+        "the mean at each point. A mode with one seed has no band.</p>\n",
+        to);
+    if (!figures->pdf && all->study->final) {
+        fputs("<p>There are no PDF files: ", to);
+        report_escape(to, figures->pdf_problem);
+        fputs(". They need a gnuplot with Cairo (Debian: gnuplot-nox).</p>\n", to);
     }
+    fputs("<div class=\"plots\">\n", to);
+    for (int i = 0; i < REPORT_PLOTS; i++)
+        if (figures->plot[i].svg) write_figure(to, &figures->plot[i], figures->pdf);
     fputs("</div>\n", to);
 }
 
-void report_write_html(FILE *to, const report *study) {
-    int64_t *order = calloc((size_t)study->count + 1, sizeof(*order));
+// ---- The page -----------------------------------------------------------------------------------
+
+void report_write_html(FILE *to, const report_groups *all, const report_figures *figures) {
     fputs(head, to);
     fputs("<title>", to);
-    write_escaped(to, study->title);
+    report_escape(to, all->study->title);
     fputs("</title>\n", to);
     fputs(look, to);
     fputs("</head><body>\n<h1>", to);
-    write_escaped(to, study->title);
-    fputs("</h1>\n<p class=\"note\">", to);
-    write_escaped(to, study->setting);
-    fputs("</p>\n", to);
-    if (order) {
-        report_rank(study, order);
-        write_table(to, study, order);
-    }
-    free(order);
-    write_failures(to, study);
-    write_plots(to, study);
+    report_escape(to, all->study->title);
+    fputs("</h1>\n", to);
+    report_write_setups(to, all);
+    report_write_ranking(to, all);
+    report_write_statistics(to, all);
+    report_write_tests(to, all);
+    report_write_times(to, all);
+    report_write_failures(to, all->study);
+    write_figures(to, all, figures);
+    report_write_settings(to, all);
+    report_write_sources(to, all);
     fputs("</body></html>\n", to);
 }

@@ -135,8 +135,24 @@ static iso_status add_sync(report_run *run, const char *line) {
     syncs[run->sync_count++] = (report_sync){.step = number_of(line, "step"),
                                              .divergence = number_of(line, "divergence"),
                                              .wait_ms = number_of(line, "wait_ms"),
-                                             .exchange_ms = number_of(line, "exchange_ms")};
+                                             .exchange_ms = number_of(line, "exchange_ms"),
+                                             .seconds = NAN,
+                                             .period = number_of(line, "global_skip"),
+                                             .wait = number_of(line, "batches_to_wait")};
     return ISO_OK;
+}
+
+// When a step was made, between two evaluations or between the start and the first one.
+static double seconds_at(const report_run *run, double step) {
+    report_point before = {0};
+    for (int64_t i = 0; i < run->point_count; i++) {
+        const report_point *after = &run->points[i];
+        if (after->step >= step)
+            return before.seconds + (after->seconds - before.seconds) * (step - before.step) /
+                                        (after->step - before.step);
+        before = *after;
+    }
+    return NAN;
 }
 
 // A number or a string, as it is; empty where it is missing.
@@ -144,6 +160,21 @@ static void text_of(const char *line, const char *key, char out[16]) {
     const char *value = value_of(line, key);
     if (value && *value == '"') value++;
     snprintf(out, 16, "%.*s", value ? (int)strcspn(value, "\",}") : 0, value ? value : "");
+}
+
+// Logs of older versions have some of these in the summary only.
+static void take_number(double *number, const char *line, const char *key) {
+    if (isnan(*number)) *number = number_of(line, key);
+}
+
+static void take_string(char **text, const char *line, const char *key) {
+    if (!*text) *text = string_of(line, key);
+}
+
+static void take_place(report_run *run, const char *line) {
+    take_number(&run->seed, line, "seed");
+    take_number(&run->ranks, line, "ranks");
+    take_number(&run->nodes, line, "nodes");
 }
 
 static void take_summary(report_run *run, const char *line) {
@@ -158,17 +189,24 @@ static void take_summary(report_run *run, const char *line) {
     run->train_loss_steps = number_of(line, "train_loss_steps");
     run->test_accuracy = number_of(line, "test_accuracy");
     run->wait_ms_per_step = number_of(line, "wait_ms_per_step");
+    run->merge_ms_per_step = number_of(line, "merge_ms_per_step");
+    take_place(run, line);
+    take_string(&run->machine, line, "device");
 }
 
-static void take_run(report_run *run, const char *line, char **settings) {
-    if (!run->name) run->name = string_of(line, "name");
-    if (!run->options) run->options = string_of(line, "options");
-    if (settings && !*settings) *settings = string_of(line, "settings");
+static void take_run(report_run *run, const char *line) {
+    take_string(&run->name, line, "name");
+    take_string(&run->options, line, "options");
+    take_string(&run->settings, line, "settings");
+    take_string(&run->machine, line, "machine");
+    take_string(&run->version, line, "version");
+    take_string(&run->date, line, "date");
+    take_place(run, line);
 }
 
 // whole: becomes true with the event that ends a run.
-static iso_status take_event(report_run *run, const char *line, char **settings, bool *whole) {
-    if (is_event(line, "run")) take_run(run, line, settings);
+static iso_status take_event(report_run *run, const char *line, bool *whole) {
+    if (is_event(line, "run")) take_run(run, line);
     if (is_event(line, "eval")) return add_point(run, line);
     if (is_event(line, "sync")) return add_sync(run, line);
     if (is_event(line, "summary")) {
@@ -180,7 +218,7 @@ static iso_status take_event(report_run *run, const char *line, char **settings,
     return ISO_OK;
 }
 
-static iso_status take_lines(FILE *from, const char *path, report_run *run, char **settings) {
+static iso_status take_lines(FILE *from, const char *path, report_run *run) {
     char *line = NULL;
     size_t room = 0;
     ssize_t length;
@@ -189,7 +227,7 @@ static iso_status take_lines(FILE *from, const char *path, report_run *run, char
     for (int64_t number = 1; status == ISO_OK && (length = getline(&line, &room, from)) >= 0;
          number++) {
         if (is_object(line, (size_t)length))
-            status = take_event(run, line, settings, &whole);
+            status = take_event(run, line, &whole);
         else
             status = train_error(ISO_ERR_FORMAT,
                                  "line %lld of %s is damaged: remove the file to repeat the run",
@@ -197,7 +235,7 @@ static iso_status take_lines(FILE *from, const char *path, report_run *run, char
     }
     free(line);
     TRY(status);
-    if (!whole || !run->name || !run->options || (settings && !*settings))
+    if (!whole || !run->name || !run->options || !run->settings)
         return train_error(ISO_ERR_FORMAT,
                            "%s does not hold the results of a finished run: remove it to repeat "
                            "the run",
@@ -205,27 +243,26 @@ static iso_status take_lines(FILE *from, const char *path, report_run *run, char
     return ISO_OK;
 }
 
-iso_status report_run_read(const char *path, report_run *out, char **settings) {
-    report_run run = {.steps = NAN};
-    char *read_settings = NULL;
+iso_status report_run_read(const char *path, report_run *out) {
+    report_run run = {.steps = NAN, .seed = NAN, .ranks = NAN, .nodes = NAN};
     FILE *from = fopen(path, "r");
     if (!from) return train_error(ISO_ERR_IO, "cannot read %s: %s", path, strerror(errno));
-    iso_status status = take_lines(from, path, &run, settings ? &read_settings : NULL);
+    iso_status status = take_lines(from, path, &run);
     fclose(from);
     if (status < 0) {
         report_run_free(&run);
-        free(read_settings);
         return status;
     }
+    for (int64_t i = 0; i < run.sync_count; i++)
+        run.syncs[i].seconds = seconds_at(&run, run.syncs[i].step);
     *out = run;
-    if (settings) *settings = read_settings;
     return ISO_OK;
 }
 
 void report_run_free(report_run *run) {
-    free(run->name);
-    free(run->options);
-    free(run->failure);
+    char *texts[] = {run->name,    run->options, run->settings, run->machine,
+                     run->version, run->date,    run->failure};
+    for (size_t i = 0; i < sizeof(texts) / sizeof(*texts); i++) free(texts[i]);
     free(run->points);
     free(run->syncs);
     *run = (report_run){0};

@@ -58,10 +58,10 @@ static void tell_first_estimate(progress *p) {
 }
 
 static iso_status begin_bar(progress *p) {
-    char label[SWEEP_NAME + 64];
+    char label[SWEEP_NAME + 96];
     const sweep *self = p->sweep;
     snprintf(label, sizeof(label), "run %d/%d %s", p->run + 1, self->list.count,
-             self->list.entries[p->run]->name);
+             self->list.entries[p->run]->file);
     return iso_progress_bar_create(is_visible(p) ? stdout : NULL, label, steps_of(self, p->run),
                                    "steps", &p->bar);
 }
@@ -77,7 +77,7 @@ static void end_bar(progress *p, const train_result *result) {
 
 static void on_start(iso_json_log *log, void *user) {
     const progress *p = user;
-    sweep_store_describe(p->sweep, p->run, log);
+    sweep_describe(p->sweep, p->run, log);
 }
 
 static void on_eval(const train_eval *eval, void *user) {
@@ -124,7 +124,7 @@ static bool perform_run(sweep *self, progress *p, bool *failed) {
     end_steps(p, *failed);
     if (*failed) {
         iso_progress_bar_finish(&p->bar, "failed");
-        if (first) fprintf(stderr, "sweep: run %s failed\n", self->list.entries[p->run]->name);
+        if (first) fprintf(stderr, "sweep: run %s failed\n", self->list.entries[p->run]->file);
         return train_all_well(first ? sweep_store_fail(self, p->run, train_error_told()) : ISO_OK);
     }
     end_bar(p, &result);

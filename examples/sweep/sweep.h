@@ -10,7 +10,9 @@
 typedef struct sweep {
     const char *folder; // --out
     const char *file;   // --list
+    const char *seeds;  // --seeds; NULL: one seed, that of --seed
     double target;
+    const char *baseline; // NULL: the first run
     bool help, version, quiet;
     train_options common; // without the options of individual runs
     sweep_list list;
@@ -29,6 +31,14 @@ typedef struct sweep {
 bool sweep_options_parse(sweep *self, int argc, char **argv);
 void sweep_help(void);
 
+// ---- sweep_describe.c ----
+
+enum { SWEEP_SETTINGS_ROOM = TRAIN_OPTIONS_ROOM + 512 };
+// A line for each option of the run that may change results, and its number of ranks.
+void sweep_settings(const sweep *self, int run, char text[SWEEP_SETTINGS_ROOM]);
+// Writes the name, options and circumstances of the run to its log.
+void sweep_describe(const sweep *self, int run, iso_json_log *log);
+
 // ---- sweep_store.c ----
 
 // Local, on rank 0. Creates and locks the folder, and reads the results of earlier runs, in the
@@ -39,8 +49,6 @@ iso_status sweep_store_open(sweep *self);
 void sweep_store_close(void);
 // The path of the log of an unfinished run; valid until the program ends.
 const char *sweep_store_begin(const sweep *self, int run);
-// Writes the name and options of the run to that log.
-void sweep_store_describe(const sweep *self, int run, iso_json_log *log);
 // Local, on rank 0. Call it after a run: keeps its log, reads its results, and rewrites the report.
 iso_status sweep_store_finish(sweep *self, int run);
 // Local, on rank 0. Call it after a run that failed: adds the reason to its log, and rewrites the

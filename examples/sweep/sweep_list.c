@@ -47,6 +47,8 @@ static iso_status add_run(sweep_list *list, const char *name, const char *option
     if (!entry) return train_error(ISO_ERR_NOMEM, "out of memory for the list of runs");
     list->entries[list->count++] = entry;
     snprintf(entry->name, sizeof(entry->name), "%s", name);
+    snprintf(entry->file, sizeof(entry->file), "%s", name);
+    entry->seed = -1;
     snprintf(entry->options, sizeof(entry->options), "%s", options);
     return split_words(entry);
 }

@@ -4,12 +4,16 @@
 #define EXAMPLES_SWEEP_LIST_H
 
 #include <isotherm/status.h>
+#include <stdint.h>
 
-enum { SWEEP_NAME = 64, SWEEP_TEXT = 1024, SWEEP_WORDS = 64 };
+enum { SWEEP_NAME = 64, SWEEP_TEXT = 1024, SWEEP_WORDS = 64, SWEEP_SEEDS = 256 };
 
 typedef struct sweep_entry {
-    char name[SWEEP_NAME];    // letters, digits and . _ + -, so that it is a file name too
-    char options[SWEEP_TEXT]; // the words with blanks between them
+    char name[SWEEP_NAME];      // letters, digits and . _ + -, so that it is a file name too
+    char file[SWEEP_NAME + 32]; // of its files, without ending: the name, or with a seed of its own
+                                // NAME-seedN
+    int64_t seed;               // of its own; -1: that of --seed
+    char options[SWEEP_TEXT];   // the words with blanks between them
     char *words[SWEEP_WORDS];
     int word_count;
     char memory[SWEEP_TEXT]; // of `words`
@@ -27,6 +31,9 @@ iso_status sweep_list_add(sweep_list *list, const char *line);
 // Adds every line of a text. Ignores empty lines, and comments: # at the start of a line or after a
 // blank begins one.
 iso_status sweep_list_add_lines(sweep_list *list, const char *text);
+// Makes every run with each of the seeds "1,2,3", all runs with the first seed first. At most
+// SWEEP_SEEDS.
+iso_status sweep_list_seeds(sweep_list *list, const char *seeds);
 void sweep_list_free(sweep_list *list);
 
 #endif

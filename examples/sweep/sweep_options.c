@@ -24,11 +24,16 @@ typedef struct command_line {
 #define SWITCH(name) .key = #name, .kind = ISO_SETTING_SWITCH, .offset = offsetof(sweep, name)
 static const iso_setting own_setting[] = {
     {"out", ISO_SETTING_TEXT, offsetof(sweep, folder), .choices = "FOLDER",
-     .meaning = "write results here: report.html, points.csv, syncs.csv, runs.csv, logs"},
+     .meaning = "write results here: report.html, figures, CSV files, logs"},
     {"target", ISO_SETTING_NUMBER, offsetof(sweep, target), 0.01, 1, .initial = "0.985",
      .meaning = "target test accuracy; the report compares the time to reach it"},
     {"list", ISO_SETTING_TEXT, offsetof(sweep, file), .choices = "FILE",
      .meaning = "read runs from this file, one per line; # begins a comment"},
+    {"seeds", ISO_SETTING_TEXT, offsetof(sweep, seeds), .choices = "N,N,...",
+     .meaning = "make every run with each of these seeds, in place of --seed; the report then has "
+                "means, 95 % intervals and paired tests"},
+    {"baseline", ISO_SETTING_TEXT, offsetof(sweep, baseline), .choices = "NAME",
+     .meaning = "run with which the others are compared (default: the first run)"},
     {SWITCH(quiet), .meaning = "print only errors and the library's warnings"},
     {SWITCH(help), .meaning = "print this text"},
     {SWITCH(version), .meaning = "print the version"},
@@ -132,11 +137,15 @@ static bool is_of_other_sync(const char *word) {
 }
 
 // Before they are parsed, which would complain of what a sweep does not even have.
-static iso_status check_common(const command_line *line) {
+static iso_status check_common(const sweep *self, const command_line *line) {
     const train_option *sync = train_option_named("--sync");
     bool has_sync = false;
-    for (int i = 1; i < line->common_count; i++)
+    for (int i = 1; i < line->common_count; i++) {
         has_sync |= train_option_named(line->common[i]) == sync;
+        if (self->seeds && option_is(line->common[i], "seed", "="))
+            return train_error(ISO_ERR_ARG,
+                               "--seed and --seeds say the same thing: give one of them");
+    }
     for (int i = 1; i < line->common_count; i++) {
         const char *word = line->common[i];
         int length = (int)strcspn(word, "=");
@@ -191,6 +200,8 @@ static iso_status parse_runs(sweep *self, const command_line *line) {
         return train_error(ISO_ERR_NOMEM, "out of memory for the options of the runs");
     for (int i = 0; i < self->list.count; i++) {
         TRY(parse_run(self, line, self->list.entries[i], &self->options[i]));
+        int64_t seed = self->list.entries[i]->seed;
+        if (seed >= 0) self->options[i].seed = seed;
         self->options[i].quiet = true;
         self->options[i].overwrite = true; // the log of a run that was interrupted
         if (self->options[i].eval_every <= 0) self->options[i].eval_every = EVAL_EVERY;
@@ -201,11 +212,12 @@ static iso_status parse_runs(sweep *self, const command_line *line) {
 // Collective. ISO_ERR_MISMATCH where this rank has other runs than rank 0.
 static iso_status agree_on_runs(const sweep *self) {
     static char mine[LIST_ROOM], first[LIST_ROOM];
-    size_t used = (size_t)snprintf(mine, sizeof(mine), "--out %s --target %.9g\n", self->folder,
-                                   self->target);
+    size_t used =
+        (size_t)snprintf(mine, sizeof(mine), "--out %s --target %.9g --baseline %s\n", self->folder,
+                         self->target, self->baseline ? self->baseline : "not given");
     for (int i = 0; i < self->list.count && used < sizeof(mine); i++)
         used += (size_t)snprintf(mine + used, sizeof(mine) - used, "%s: %s\n",
-                                 self->list.entries[i]->name, self->list.entries[i]->options);
+                                 self->list.entries[i]->file, self->list.entries[i]->options);
     memcpy(first, mine, sizeof(first));
     train_bcast(first, sizeof(first), 0, "the broadcast of the runs");
     iso_status common = train_options_agree(&self->common); // on ranks with other runs, too
@@ -231,14 +243,24 @@ static iso_status take_common(sweep *self, int argc, char **argv, command_line *
     if (self->help || self->version) return ISO_OK;
     if (!self->folder)
         return train_error(ISO_ERR_ARG, "a sweep needs a folder for its results: --out FOLDER");
-    TRY(check_common(line));
+    TRY(check_common(self, line));
     return train_options_parse(line->common_count, line->common, &self->common);
+}
+
+static iso_status check_baseline(const sweep *self) {
+    for (int i = 0; self->baseline && i < self->list.count; i++)
+        if (strcmp(self->list.entries[i]->name, self->baseline) == 0) return ISO_OK;
+    if (!self->baseline || self->list.count == 0) return ISO_OK;
+    return train_error(ISO_ERR_ARG, "--baseline %.80s is not the name of a run, such as %s",
+                       self->baseline, self->list.entries[0]->name);
 }
 
 static iso_status take_runs(sweep *self, int count, char **runs, const char *listed,
                             const command_line *line) {
     TRY(sweep_list_add_lines(&self->list, listed));
     for (int i = 0; i < count; i++) TRY(sweep_list_add(&self->list, runs[i]));
+    TRY(check_baseline(self));
+    if (self->seeds) TRY(sweep_list_seeds(&self->list, self->seeds));
     return parse_runs(self, line);
 }
 

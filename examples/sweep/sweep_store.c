@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Keeps the results of a sweep's finished runs in its folder. They are complete however the program
 // ends.
+#include "report_groups.h"
 #include "sweep.h"
 
 #include "support/watch.h"
@@ -14,8 +15,6 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-enum { SETTINGS_ROOM = TRAIN_OPTIONS_ROOM + 512 };
 
 // ---- Signals ------------------------------------------------------------------------------------
 
@@ -35,6 +34,13 @@ static void say_farewell(int code) {
 }
 
 void sweep_store_catch_signals(void) { watch_farewell(say_farewell); }
+
+// A run that failed is not made again by this sweep.
+static int left_runs(const sweep *self) {
+    int count = 0;
+    for (int i = 0; i < self->list.count; i++) count += !self->results[i].name;
+    return count;
+}
 
 static int finished_runs(const sweep *self) {
     int count = 0;
@@ -56,7 +62,7 @@ static void say_farewell_later(const sweep *self) {
 // ending: ".jsonl", or ".failed" for the log of a run that failed.
 static iso_status result_path(const sweep *self, int run, const char *ending, char out[PATH_MAX]) {
     int length =
-        snprintf(out, PATH_MAX, "%s/%s%s", self->folder, self->list.entries[run]->name, ending);
+        snprintf(out, PATH_MAX, "%s/%s%s", self->folder, self->list.entries[run]->file, ending);
     // What is added to it for growing files must fit, too.
     if (length < PATH_MAX - 64) return ISO_OK;
     return train_error(ISO_ERR_ARG, "the folder name is too long: %.80s...", self->folder);
@@ -65,7 +71,7 @@ static iso_status result_path(const sweep *self, int run, const char *ending, ch
 const char *sweep_store_begin(const sweep *self, int run) {
     pthread_mutex_lock(&files);
     snprintf(growing, sizeof(growing), "%s/.%s.jsonl.part", self->folder,
-             self->list.entries[run]->name);
+             self->list.entries[run]->file);
     unlink(growing); // of a sweep that was stopped
     say_farewell_later(self);
     pthread_mutex_unlock(&files);
@@ -73,24 +79,6 @@ const char *sweep_store_begin(const sweep *self, int run) {
 }
 
 // ---- What a run was made with -------------------------------------------------------------------
-
-static void settings_of(const sweep *self, int run, char text[SETTINGS_ROOM]) {
-    const train_options *options = &self->options[run];
-    train_options_text(options, true, text, TRAIN_OPTIONS_ROOM);
-    size_t used = strlen(text);
-    snprintf(text + used, SETTINGS_ROOM - used, "--data %.256s\n--eval-every %lld\n%d ranks\n",
-             options->data, (long long)options->eval_every, self->world.ranks);
-}
-
-void sweep_store_describe(const sweep *self, int run, iso_json_log *log) {
-    char settings[SETTINGS_ROOM];
-    settings_of(self, run, settings);
-    iso_json_begin(log, "run");
-    iso_json_string(log, "name", self->list.entries[run]->name);
-    iso_json_string(log, "options", self->list.entries[run]->options);
-    iso_json_string(log, "settings", settings);
-    iso_json_end(log);
-}
 
 static size_t line_length(const char *text) { return strcspn(text, "\n"); }
 
@@ -106,13 +94,15 @@ static const char *same_line(const char *text, const char *line, char room[TRAIN
 // Versions differ in what they list: what only one of them has does not count.
 static iso_status check_settings(const sweep *self, int run, const char *path, const char *before,
                                  bool all) {
-    char now[SETTINGS_ROOM], room[TRAIN_LINE_ROOM];
-    settings_of(self, run, now);
+    char now[SWEEP_SETTINGS_ROOM], room[TRAIN_LINE_ROOM];
+    sweep_settings(self, run, now);
     for (const char *line = now; *line; line += line_length(line) + 1) {
         size_t length = line_length(line);
         const char *old = same_line(before, line, room);
         const train_option *option = train_option_named(line);
-        if (!old || (line[0] == '-' && !all && !(option && option->scope & TRAIN_SHARED))) continue;
+        bool shared = option && option->scope & TRAIN_SHARED;
+        bool seed = self->seeds && report_is_seed_line(line);
+        if (!old || (line[0] == '-' && !all && (!shared || seed))) continue;
         if (line_length(old) != length || strncmp(old, line, length) != 0)
             return train_error(ISO_ERR_MISMATCH,
                                "%s was made with %.*s, and now it is %.*s: give the same options "
@@ -128,56 +118,80 @@ static iso_status check_settings(const sweep *self, int run, const char *path, c
 static iso_status take_failed(sweep *self, int run) {
     char path[PATH_MAX];
     TRY(result_path(self, run, ".failed", path));
-    if (access(path, F_OK) != 0 || report_run_read(path, &self->results[run], NULL) == ISO_OK)
+    if (access(path, F_OK) != 0 || report_run_read(path, &self->results[run]) == ISO_OK)
         return ISO_OK;
     return train_error(ISO_OK, "%s", ""); // damaged: no error, and nothing lost
 }
 
 static iso_status take_finished(sweep *self, int run) {
-    char path[PATH_MAX], *settings;
+    char path[PATH_MAX];
     TRY(result_path(self, run, ".jsonl", path));
     if (access(path, F_OK) != 0) return take_failed(self, run);
-    TRY(report_run_read(path, &self->results[run], &settings));
-    iso_status status = check_settings(self, run, path, settings, true);
-    free(settings);
-    return status;
+    TRY(report_run_read(path, &self->results[run]));
+    return check_settings(self, run, path, self->results[run].settings, true);
 }
 
 static bool is_listed(const sweep *self, const char *name, size_t length) {
     for (int i = 0; i < self->list.count; i++) {
-        const char *listed = self->list.entries[i]->name;
+        const char *listed = self->list.entries[i]->file;
         if (strlen(listed) == length && strncmp(listed, name, length) == 0) return true;
     }
     return false;
 }
 
+// Whether a file of this name holds the run: NAME or NAME-seedN.
+static bool is_file_of(const report_run *run, const char *file, size_t length) {
+    char seeded[SWEEP_NAME + 32];
+    snprintf(seeded, sizeof(seeded), "%.*s-seed%.0f", SWEEP_NAME, run->name, run->seed);
+    const char *own[] = {run->name, seeded};
+    for (int i = 0; i < 2; i++)
+        if (strlen(own[i]) == length && strncmp(own[i], file, length) == 0) return true;
+    return false;
+}
+
+static iso_status add_earlier(sweep *self, const report_run *run) {
+    size_t room = ((size_t)self->earlier_count + 1) * sizeof(*self->earlier);
+    report_run *longer = realloc(self->earlier, room);
+    if (!longer) return train_error(ISO_ERR_NOMEM, "out of memory for the list of runs");
+    self->earlier = longer;
+    self->earlier[self->earlier_count++] = *run;
+    return ISO_OK;
+}
+
 // A run of an earlier sweep that the list of this one does not have.
 static iso_status take_one_earlier(sweep *self, const char *file, size_t length) {
-    char path[PATH_MAX], *settings;
+    char path[PATH_MAX];
     report_run run;
     if (snprintf(path, sizeof(path), "%s/%s", self->folder, file) >= PATH_MAX) return ISO_OK;
-    iso_status status = report_run_read(path, &run, &settings);
-    bool own =
-        status == ISO_OK && strlen(run.name) == length && strncmp(run.name, file, length) == 0;
-    if (!own) {
+    iso_status status = report_run_read(path, &run);
+    if (status < 0 || !is_file_of(&run, file, length)) {
         fprintf(stderr, "sweep: %s has no results of a sweep: the report omits it\n", path);
-        if (status == ISO_OK) {
-            report_run_free(&run);
-            free(settings);
-        }
+        if (status == ISO_OK) report_run_free(&run);
         return train_error(ISO_OK, "%s", ""); // no error
     }
-    status = check_settings(self, 0, path, settings, false);
-    free(settings);
-    size_t room = ((size_t)self->earlier_count + 1) * sizeof(*self->earlier);
-    report_run *longer = status == ISO_OK ? realloc(self->earlier, room) : NULL;
-    if (longer) {
-        self->earlier = longer;
-        self->earlier[self->earlier_count++] = run;
-        return ISO_OK;
-    }
-    report_run_free(&run);
-    return status < 0 ? status : train_error(ISO_ERR_NOMEM, "out of memory for the list of runs");
+    status = check_settings(self, 0, path, run.settings, false);
+    if (status == ISO_OK) status = add_earlier(self, &run);
+    if (status < 0) report_run_free(&run);
+    return status;
+}
+
+// A run that was made alone is that of a list of seeds with the same seed, and the other way round.
+static void adopt_file(sweep *self, int run) {
+    sweep_entry *entry = self->list.entries[run];
+    int64_t seed = self->options[run].seed;
+    char path[PATH_MAX], other[sizeof(entry->file)], own[sizeof(entry->file)];
+    report_run found;
+    snprintf(other, sizeof(other), entry->seed < 0 ? "%s-seed%lld" : "%s", entry->name,
+             (long long)seed);
+    if (result_path(self, run, ".jsonl", path) < 0 || access(path, F_OK) == 0) return;
+    memcpy(own, entry->file, sizeof(own));
+    memcpy(entry->file, other, sizeof(other));
+    bool taken = result_path(self, run, ".jsonl", path) == ISO_OK && access(path, F_OK) == 0 &&
+                 report_run_read(path, &found) == ISO_OK;
+    bool same = taken && found.seed == (double)seed && strcmp(found.name, entry->name) == 0;
+    if (taken) report_run_free(&found);
+    if (!same) memcpy(entry->file, own, sizeof(own));
+    (void)train_error(ISO_OK, "%s", "");
 }
 
 static int is_result(const struct dirent *entry) {
@@ -233,6 +247,7 @@ iso_status sweep_store_open(sweep *self) {
     snprintf(probe, sizeof(probe), "%s/report.html", self->folder);
     TRY(train_output_check(probe, "report"));
     TRY(take_lock(self));
+    for (int i = 0; i < self->list.count; i++) adopt_file(self, i);
     for (int i = 0; i < self->list.count; i++) TRY(take_finished(self, i));
     return take_earlier(self);
 }
@@ -247,17 +262,10 @@ static void add_to_report(report *study, const report_run *run) {
 }
 
 iso_status sweep_report(const sweep *self) {
-    char setting[1024];
-    const train_options *o = &self->common;
-    snprintf(
-        setting, sizeof(setting),
-        "Data %.256s, network %s, %d rank%s on %d node%s, %s, seed %lld; isotherm " ISO_VERSION,
-        o->data, o->model, self->world.ranks, self->world.ranks == 1 ? "" : "s", self->world.nodes,
-        self->world.nodes == 1 ? "" : "s", iso_device_describe(self->world.device),
-        (long long)o->seed);
     report study = {.title = "Strategies of synchronisation compared",
-                    .setting = setting,
-                    .target = self->target};
+                    .target = self->target,
+                    .baseline = self->baseline,
+                    .final = left_runs(self) == 0};
     size_t count = (size_t)(self->list.count + self->earlier_count);
     study.runs = calloc(count, sizeof(*study.runs));
     study.failed = calloc(count, sizeof(*study.failed));
@@ -282,7 +290,7 @@ static iso_status keep_log(sweep *self, int run, const char *ending) {
         return train_error(ISO_ERR_IO, "cannot write %s: %s", path, strerror(errno));
     growing[0] = 0;
     report_run_free(&self->results[run]);
-    TRY(report_run_read(path, &self->results[run], NULL));
+    TRY(report_run_read(path, &self->results[run]));
     return sweep_report(self);
 }
 
@@ -299,7 +307,7 @@ static iso_status keep_failed(sweep *self, int run, const char *reason) {
     iso_json_log *log;
     bool begun = access(growing, F_OK) == 0;
     TRY(begun ? iso_json_log_append(growing, &log) : iso_json_log_create(growing, &log));
-    if (!begun) sweep_store_describe(self, run, log);
+    if (!begun) sweep_describe(self, run, log);
     iso_json_begin(log, "failed");
     iso_json_string(log, "reason", reason);
     iso_json_end(log);

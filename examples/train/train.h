@@ -57,7 +57,8 @@ typedef struct train_result {
     int64_t loss_steps;  // number of last steps; metrics.train_loss is their mean loss
     int64_t period, period_requested, wait, wait_requested; // see iso_strategy_stats; 0: none
     double step_ms_p50, wait_ms_per_step, wait_ms_per_sync, exchange_ms; // the slowest rank's
-    double step_ms_mean, step_wait_ms_mean; // the slowest rank's, of the steps of this process
+    // The slowest rank's, of the steps of this process; merge: work_ms of iso_strategy_stats.
+    double step_ms_mean, step_wait_ms_mean, merge_ms_per_step;
     int64_t bytes_per_step, bytes_sent, bytes_between_nodes;
     double peak_rss_mb;
     char hash[17];

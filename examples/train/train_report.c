@@ -325,8 +325,9 @@ static iso_status measure_run(train_run *run, train_result *out) {
                         out->wait_ms_per_sync,
                         iso_peak_rss_mb(),
                         run->steps_ms / (double)run->timed_steps,
-                        run->steps_wait_ms / (double)run->timed_steps};
-    TRY(iso_comm_allreduce_f64(comm, largest, 6, ISO_MAX));
+                        run->steps_wait_ms / (double)run->timed_steps,
+                        run->seen.work_ms / (double)run->timed_steps};
+    TRY(iso_comm_allreduce_f64(comm, largest, 7, ISO_MAX));
     TRY(iso_comm_allreduce_i64(comm, bytes, 2, ISO_SUM));
     out->steps = run->at.step;
     out->skipped = run->skipped;
@@ -342,6 +343,7 @@ static iso_status measure_run(train_run *run, train_result *out) {
     out->peak_rss_mb = largest[3];
     out->step_ms_mean = largest[4];
     out->step_wait_ms_mean = largest[5];
+    out->merge_ms_per_step = largest[6];
     out->bytes_per_step = (int64_t)stats.bytes_per_step;
     out->bytes_sent = bytes[0];
     out->bytes_between_nodes = bytes[1];
@@ -420,6 +422,7 @@ static void log_summary(const train_run *run, const train_result *r) {
     iso_json_double(log, "step_ms_p50", r->step_ms_p50);
     iso_json_double(log, "exchange_alone_ms", r->exchange_ms);
     iso_json_double(log, "wait_ms_per_step", r->wait_ms_per_step);
+    iso_json_double(log, "merge_ms_per_step", r->merge_ms_per_step);
     if (run->periodic) iso_json_int(log, "syncs", r->syncs);
     if (run->periodic) iso_json_double(log, "wait_ms_per_sync", r->wait_ms_per_sync);
     if (run->periodic) log_rhythm(log, r);

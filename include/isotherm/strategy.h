@@ -121,6 +121,7 @@ typedef struct iso_strategy_stats {
     const char *phase;    // one word; NULL: none
     double wait_ms;       // total time in waits
     double last_wait_ms;  // time in waits of the last exchange
+    double work_ms;       // total time of converting, summing and merging; 0: not measured
     double exchange_ms;   // duration of the last exchange; 0: not measured
     double divergence;    // of the replicas, relative to the norm of their mean; 0: not measured
     int64_t bytes_sent, bytes_between_nodes; // total, counted as in iso_traffic (isotherm/comm.h)
