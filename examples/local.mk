@@ -140,8 +140,10 @@ bin_sweep_SOURCES = \
     examples/sweep/sweep.c \
     examples/sweep/sweep.h \
     examples/sweep/sweep_describe.c \
+    examples/sweep/sweep_folder.c \
     examples/sweep/sweep_list.c \
     examples/sweep/sweep_list.h \
+    examples/sweep/sweep_merge.c \
     examples/sweep/sweep_options.c \
     examples/sweep/sweep_seeds.c \
     examples/sweep/sweep_store.c \

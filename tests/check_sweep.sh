@@ -227,6 +227,71 @@ refused "a seed given twice" '--seeds has 1 twice' --seeds 1,2,1 -- "a: --sync l
 refused "--seed beside --seeds" '--seed and --seeds say the same thing' --seeds 1,2 --seed 3 -- "a: --sync lazy"
 refused "a baseline that is no run" '--baseline b is not the name of a run, such as a' --baseline b -- "a: --sync lazy"
 
+# ---- Shards, and one report on several folders ----
+
+mkdir shards
+good=0
+for shard in 0 1 2; do
+    # shellcheck disable=SC2086
+    run_alone "$sweep" --out shards/$shard --shard $shard/3 $common --seeds 1,2 -- "lazy: --sync lazy" "low: --sync lazy --lr 1e-9"
+    [ "$status" = 0 ] || good=1
+done
+in_shards() {
+    [ "$good" = 0 ] && [ "$(find shards -name '*.jsonl' | sort | tr '\n' ' ')" = \
+        "shards/0/lazy-seed1.jsonl shards/0/low-seed2.jsonl shards/1/low-seed1.jsonl shards/2/lazy-seed2.jsonl " ]
+}
+holds "each shard makes its runs in its folder" in_shards
+run_alone env PATH="$work/bin" "$sweep" --report shards/0 shards/1 shards/2 seeds --out merged --target 0.2 --baseline lazy
+# rows: "run setup ranks seeds"
+setups_of() { # modes.csv
+    tr -d '\r' <"$1" | sed 's/"[^"]*"//' | awk -F, '$7 == "test_accuracy" { print $1, $2, $4, $8 }' | sort | tr '\n' ';'
+}
+is_merged() {
+    [ "$status" = 0 ] && [ "$(wc -l <merged/runs.csv)" = 11 ] && grep -q '10 runs of 4 folders' stdout &&
+        case "$(setups_of merged/modes.csv)" in
+        "lazy A 1 2;lazy B 2 3;low A 1 2;low B 2 3;" | "lazy A 2 3;lazy B 1 2;low A 2 3;low B 1 2;") ;;
+        *) false ;;
+        esac
+}
+holds "without MPI, folders of different rank counts make one report that tells them apart" is_merged
+told_apart() {
+    grep -q '>lazy \[A\]<code>' merged/report.html && grep -q '>lazy \[B\]<code>' merged/report.html &&
+        grep -q '<td class="text">1 rank on 1 node</td>' merged/report.html &&
+        grep -q '<td class="text">2 ranks on 1 node</td>' merged/report.html
+}
+holds "... in its tables" told_apart
+same_statistics() { # those of two ranks, which are also alone in a folder
+    for folder in merged seeds; do
+        tr -d '\r' <$folder/comparisons.csv | awk -F, '$5 == 3 && $4 == "train_loss" { $2 = ""; print }' >$folder.test
+    done
+    [ "$(wc -l <seeds.test)" = 1 ] && cmp -s seeds.test merged.test
+}
+run_alone "$sweep" --report seeds --baseline lazy --target 0.2
+holds "... and does not mix them in its statistics" same_statistics
+redrawn() { [ "$status" = 0 ] && [ "$(ls seeds/figures/*.svg | wc -l)" -ge 6 ] && [ ! -e seeds/.lock ] && [ ! -e seeds/.figures ]; }
+if_gnuplot "a report on one folder is drawn anew in it" redrawn
+run_alone "$sweep" --report shards/1 shards/1/ --out merged --target 0.2
+once_only() {
+    [ "$status" = 0 ] && [ "$(wc -l <merged/runs.csv)" = 2 ] &&
+        one_sentence sweep 'shards/1//low-seed1.jsonl is a run of another folder, too: the report has it once$' stderr
+}
+holds "a run that is in two folders counts once" once_only
+refuses_report() { # pattern, arguments...
+    sentence=$1
+    shift
+    run_alone "$sweep" "$@"
+    has_failed && one_sentence sweep ".*$sentence" stderr && [ ! -e refused ]
+}
+holds "refused: a report on several folders without one of its own" refuses_report 'needs one of its own: --out' --report seeds shards/0
+holds "refused: a report on a folder without results" refuses_report 'no results of a sweep in shards' --report shards --out refused
+holds "refused: a report on a folder that is not there" refuses_report 'cannot read the folder nowhere' --report nowhere --out refused
+holds "refused: a report with options of runs" refuses_report '--steps is for runs' --report seeds --steps 3 --out refused
+holds "refused: a report with seeds" refuses_report '--seeds is for runs' --report seeds --seeds 3 --out refused
+holds "refused: a report with runs" refuses_report '--report makes no runs' --report seeds --out refused -- "a: --sync lazy"
+holds "refused: a report with another baseline" refuses_report '--baseline b is not the name of a run' --report seeds --out refused --baseline b
+refused "a shard that is not there" '--shard 3/3: give I/N' --shard 3/3 -- "a: --sync lazy"
+refused "a shard without runs" '--shard 2/3 has no run: there are only 2' --shard 2/3 --seeds 1,2 -- "a: --sync lazy"
+
 # ---- A list without runs of the folder ----
 
 # shellcheck disable=SC2086

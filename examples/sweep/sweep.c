@@ -163,9 +163,7 @@ static bool sweep_all(sweep *self) {
 
 // ---- The program --------------------------------------------------------------------------------
 
-static bool print_information(const sweep *self) {
-    int rank;
-    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+static bool print_information(const sweep *self, int rank) {
     if (rank == 0 && self->help) sweep_help();
     if (rank == 0 && self->version) puts("isotherm " ISO_VERSION);
     return self->help || self->version;
@@ -180,17 +178,47 @@ static void destroy_sweep(sweep *self) {
     sweep_list_free(&self->list);
 }
 
+// Without MPI, which needs a launcher on some machines.
+static iso_status merge_folders(sweep *self, int argc, char **argv) {
+    char **folders;
+    int count;
+    iso_status status = sweep_options_report(self, argc, argv, &folders, &count);
+    if (status == ISO_OK && !print_information(self, 0)) {
+        status = sweep_merge(self, folders, count);
+        if (status == ISO_OK && !self->quiet)
+            printf("report    %s/report.html: %d runs of %d folder%s\n", self->folder,
+                   self->earlier_count, count, count == 1 ? "" : "s");
+    }
+    sweep_store_close();
+    free(folders);
+    return status < 0 ? status : train_error_of_output();
+}
+
+static int report_main(sweep *self, int argc, char **argv) {
+    iso_status status = merge_folders(self, argc, argv);
+    if (status < 0) fprintf(stderr, "sweep: %s\n", train_error_text());
+    destroy_sweep(self);
+    return status < 0 ? EXIT_FAILURE : EXIT_SUCCESS;
+}
+
+static bool run_sweep(sweep *self, int argc, char **argv) {
+    int rank;
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    bool good = sweep_options_parse(self, argc, argv);
+    if (good && !print_information(self, rank)) good = sweep_all(self);
+    return good && train_all_well(train_error_of_output());
+}
+
 int main(int argc, char **argv) {
     int provided;
+    sweep self = {0};
+    train_error_program("sweep");
     watch_start("sweep");
+    if (sweep_options_wants_report(argc, argv)) return report_main(&self, argc, argv);
     watch_limit("MPI_Init_thread");
     MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &provided);
     watch_limit(NULL);
-    train_error_program("sweep");
-    sweep self = {0};
-    bool good = sweep_options_parse(&self, argc, argv);
-    if (good && !print_information(&self)) good = sweep_all(&self);
-    if (good) good = train_all_well(train_error_of_output());
+    bool good = run_sweep(&self, argc, argv);
     destroy_sweep(&self);
     watch_limit("MPI_Finalize");
     MPI_Finalize();

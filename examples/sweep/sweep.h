@@ -11,6 +11,8 @@ typedef struct sweep {
     const char *folder; // --out
     const char *file;   // --list
     const char *seeds;  // --seeds; NULL: one seed, that of --seed
+    const char *shard;  // --shard; NULL: all runs
+    const char *report; // --report; NULL: runs are made
     double target;
     const char *baseline; // NULL: the first run
     bool help, version, quiet;
@@ -30,6 +32,32 @@ typedef struct sweep {
 // printed an error message.
 bool sweep_options_parse(sweep *self, int argc, char **argv);
 void sweep_help(void);
+
+// Without MPI, where sweep_options_wants_report says so. Reads the options that --report can have,
+// and the folders to merge, which point into argv; the caller frees *folders.
+bool sweep_options_wants_report(int argc, char **argv);
+iso_status sweep_options_report(sweep *self, int argc, char **argv, char ***folders, int *count);
+
+// ---- sweep_folder.c ----
+
+// length: of the file's name without its ending.
+typedef iso_status (*sweep_take_file)(sweep *self, const char *folder, const char *file,
+                                      size_t length);
+// Local. Calls take for each file of the folder that is named as a result, in the order of names.
+// Leaves out a failure of a run that succeeded later.
+iso_status sweep_folder_scan(const char *folder, sweep_take_file take, sweep *self);
+// Local. Returns false, with a message on standard error, for a file that is no result of a sweep.
+// The caller frees *out.
+bool sweep_folder_read(const char *folder, const char *file, size_t length, report_run *out);
+// Takes the run, but not if it fails.
+iso_status sweep_add_earlier(sweep *self, const report_run *run);
+
+// ---- sweep_merge.c ----
+
+// Local. Reads the results of all runs in the folders, and writes one report on them to --out.
+// A run that is in two folders is taken once, with a message. Runs come in the order of their
+// dates. ISO_ERR_STATE if a sweep writes to --out. Call sweep_store_close also after a failure.
+iso_status sweep_merge(sweep *self, char **folders, int count);
 
 // ---- sweep_describe.c ----
 
@@ -58,5 +86,7 @@ iso_status sweep_store_fail(sweep *self, int run, const char *reason);
 // a message.
 void sweep_store_catch_signals(void);
 iso_status sweep_report(const sweep *self);
+// Local. Makes the folder of --out, and takes its lock; sweep_store_close releases it.
+iso_status sweep_store_take_folder(const sweep *self);
 
 #endif

@@ -34,6 +34,8 @@ iso_status sweep_list_add_lines(sweep_list *list, const char *text);
 // Makes every run with each of the seeds "1,2,3", all runs with the first seed first. At most
 // SWEEP_SEEDS.
 iso_status sweep_list_seeds(sweep_list *list, const char *seeds);
+// Keeps the runs whose number, from 0, is I modulo N, for a shard "I/N", 0 <= I < N.
+iso_status sweep_list_shard(sweep_list *list, const char *shard);
 void sweep_list_free(sweep_list *list);
 
 #endif

@@ -34,6 +34,11 @@ static const iso_setting own_setting[] = {
                 "means, 95 % intervals and paired tests"},
     {"baseline", ISO_SETTING_TEXT, offsetof(sweep, baseline), .choices = "NAME",
      .meaning = "run with which the others are compared (default: the first run)"},
+    {"shard", ISO_SETTING_TEXT, offsetof(sweep, shard), .choices = "I/N",
+     .meaning = "make only the runs whose number, counted from 0, is I modulo N"},
+    {"report", ISO_SETTING_TEXT, offsetof(sweep, report), .choices = "FOLDER...",
+     .meaning = "make no runs; write one report on the runs of all these folders to --out "
+                "(default: the only folder), without mpirun"},
     {SWITCH(quiet), .meaning = "print only errors and the library's warnings"},
     {SWITCH(help), .meaning = "print this text"},
     {SWITCH(version), .meaning = "print the version"},
@@ -65,6 +70,7 @@ static void print_shared(void) {
 void sweep_help(void) {
     puts("Compares strategies: trains with each in turn, from the same initial parameters:\n"
          "mpirun -n RANKS sweep --out FOLDER [OPTION]... [-- \"NAME: OPTIONS\"...]\n"
+         "Merges the reports of several sweeps: sweep --report FOLDER... --out FOLDER\n"
          "(installed as iso-sweep)\n");
     for (int i = 0; i < COUNT(own_setting); i++) option_print(&own_setting[i], NULL, stdout);
     printf(
@@ -261,6 +267,7 @@ static iso_status take_runs(sweep *self, int count, char **runs, const char *lis
     for (int i = 0; i < count; i++) TRY(sweep_list_add(&self->list, runs[i]));
     TRY(check_baseline(self));
     if (self->seeds) TRY(sweep_list_seeds(&self->list, self->seeds));
+    if (self->shard) TRY(sweep_list_shard(&self->list, self->shard));
     return parse_runs(self, line);
 }
 
@@ -282,4 +289,56 @@ bool sweep_options_parse(sweep *self, int argc, char **argv) {
     good = good && parse_line(self, argc, argv, &line);
     free(line.common);
     return good;
+}
+
+// ---- Reports on several folders -----------------------------------------------------------------
+
+bool sweep_options_wants_report(int argc, char **argv) {
+    for (int i = 1; i < argc && strcmp(argv[i], "--") != 0; i++)
+        if (option_is(argv[i], "report", "=")) return true;
+    return false;
+}
+
+static iso_status check_report(sweep *self, char **folders, int count) {
+    const struct {
+        const char *name, *value;
+    } unused[] = {{"list", self->file}, {"seeds", self->seeds}, {"shard", self->shard}};
+    for (int i = 0; i < COUNT(unused); i++)
+        if (unused[i].value)
+            return train_error(ISO_ERR_ARG, "--%s is for runs, and --report makes none: remove it",
+                               unused[i].name);
+    if (!self->folder && count > 1)
+        return train_error(ISO_ERR_ARG,
+                           "a report on several folders needs one of its own: --out FOLDER");
+    if (!self->folder) self->folder = folders[0];
+    return ISO_OK;
+}
+
+// Of a word that is no option of its own.
+static iso_status take_folder(const char *word, const option_list *own) {
+    if (strcmp(word, "--") == 0 || strstr(word, ": --"))
+        return train_error(ISO_ERR_ARG, "--report makes no runs: remove %s", word);
+    if (train_option_named(word) || train_setting_named(word))
+        return train_error(ISO_ERR_ARG, "%s is for runs, and --report makes none: remove it", word);
+    if (word[0] == '-') return train_error_of_library(option_refuse(own, word));
+    return ISO_OK;
+}
+
+iso_status sweep_options_report(sweep *self, int argc, char **argv, char ***folders, int *count) {
+    command_line line = {0};
+    *count = 0;
+    *folders = calloc((size_t)argc + 1, sizeof(**folders));
+    if (!*folders) return train_error(ISO_ERR_NOMEM, "out of memory for the options");
+    option_list_add(&line.own, own_setting, COUNT(own_setting));
+    for (int k = 0; k < line.own.count; k++) TRY(option_set_default(line.own.item[k], self));
+    line.common = *folders; // words that are no options of its own
+    for (int i = 1; i < argc; i++) {
+        bool first = option_is(argv[i], "report", "=");
+        TRY(take_one(self, argc, argv, &i, &line));
+        if (first) (*folders)[line.common_count++] = (char *)self->report;
+    }
+    *count = line.common_count;
+    if (self->help || self->version) return ISO_OK;
+    for (int i = 0; i < *count; i++) TRY(take_folder((*folders)[i], &line.own));
+    return check_report(self, *folders, *count);
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Makes every run of the list with each seed.
+// Makes every run of the list with each seed, and keeps those of a shard.
 #include "sweep_list.h"
 
 #include "train/train_error.h"
@@ -81,4 +81,26 @@ iso_status sweep_list_seeds(sweep_list *list, const char *seeds) {
     sweep_list_free(list);
     *list = all;
     return ISO_OK;
+}
+
+// ---- Shards -------------------------------------------------------------------------------------
+
+iso_status sweep_list_shard(sweep_list *list, const char *shard) {
+    int index, shards, length = 0, kept = 0;
+    bool read = sscanf(shard, "%9d/%9d%n", &index, &shards, &length) == 2 && !shard[length];
+    if (!read || shards < 1 || index < 0 || index >= shards)
+        return train_error(ISO_ERR_ARG,
+                           "--shard %.40s: give I/N, the number of this job and how many there "
+                           "are, from 0/N to N-1/N",
+                           shard);
+    for (int i = 0; i < list->count; i++) {
+        if (i % shards == index)
+            list->entries[kept++] = list->entries[i];
+        else
+            free(list->entries[i]);
+    }
+    int before = list->count;
+    list->count = kept;
+    if (kept > 0 || before == 0) return ISO_OK;
+    return train_error(ISO_ERR_ARG, "--shard %s has no run: there are only %d", shard, before);
 }

@@ -7,7 +7,6 @@
 #include "support/watch.h"
 #include "train/train_lock.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <limits.h>
 #include <pthread.h>
@@ -139,38 +138,15 @@ static bool is_listed(const sweep *self, const char *name, size_t length) {
     return false;
 }
 
-// Whether a file of this name holds the run: NAME or NAME-seedN.
-static bool is_file_of(const report_run *run, const char *file, size_t length) {
-    char seeded[SWEEP_NAME + 32];
-    snprintf(seeded, sizeof(seeded), "%.*s-seed%.0f", SWEEP_NAME, run->name, run->seed);
-    const char *own[] = {run->name, seeded};
-    for (int i = 0; i < 2; i++)
-        if (strlen(own[i]) == length && strncmp(own[i], file, length) == 0) return true;
-    return false;
-}
-
-static iso_status add_earlier(sweep *self, const report_run *run) {
-    size_t room = ((size_t)self->earlier_count + 1) * sizeof(*self->earlier);
-    report_run *longer = realloc(self->earlier, room);
-    if (!longer) return train_error(ISO_ERR_NOMEM, "out of memory for the list of runs");
-    self->earlier = longer;
-    self->earlier[self->earlier_count++] = *run;
-    return ISO_OK;
-}
-
 // A run of an earlier sweep that the list of this one does not have.
-static iso_status take_one_earlier(sweep *self, const char *file, size_t length) {
+static iso_status take_earlier(sweep *self, const char *folder, const char *file, size_t length) {
     char path[PATH_MAX];
     report_run run;
-    if (snprintf(path, sizeof(path), "%s/%s", self->folder, file) >= PATH_MAX) return ISO_OK;
-    iso_status status = report_run_read(path, &run);
-    if (status < 0 || !is_file_of(&run, file, length)) {
-        fprintf(stderr, "sweep: %s has no results of a sweep: the report omits it\n", path);
-        if (status == ISO_OK) report_run_free(&run);
-        return train_error(ISO_OK, "%s", ""); // no error
-    }
-    status = check_settings(self, 0, path, run.settings, false);
-    if (status == ISO_OK) status = add_earlier(self, &run);
+    if (is_listed(self, file, length) || !sweep_folder_read(folder, file, length, &run))
+        return ISO_OK;
+    snprintf(path, sizeof(path), "%s/%s", folder, file);
+    iso_status status = check_settings(self, 0, path, run.settings, false);
+    if (status == ISO_OK) status = sweep_add_earlier(self, &run);
     if (status < 0) report_run_free(&run);
     return status;
 }
@@ -194,39 +170,6 @@ static void adopt_file(sweep *self, int run) {
     (void)train_error(ISO_OK, "%s", "");
 }
 
-static int is_result(const struct dirent *entry) {
-    const char *name = entry->d_name;
-    size_t length = strlen(name);
-    return name[0] != '.' && ((length > 6 && strcmp(name + length - 6, ".jsonl") == 0) ||
-                              (length > 7 && strcmp(name + length - 7, ".failed") == 0));
-}
-
-// A run that failed and succeeded later, in a sweep that was killed before it removed the first.
-static bool is_outdated(const sweep *self, const char *file, size_t length) {
-    char path[PATH_MAX];
-    if (strcmp(file + length, ".failed") != 0) return false;
-    int used = snprintf(path, sizeof(path), "%s/%.*s.jsonl", self->folder, (int)length, file);
-    return used < PATH_MAX && access(path, F_OK) == 0;
-}
-
-static iso_status take_earlier(sweep *self) {
-    struct dirent **found = NULL;
-    iso_status status = ISO_OK;
-    int count = scandir(self->folder, &found, is_result, alphasort);
-    if (count < 0)
-        return train_error(ISO_ERR_IO, "cannot read the folder %s: %s", self->folder,
-                           strerror(errno));
-    for (int i = 0; i < count; i++) {
-        const char *file = found[i]->d_name;
-        size_t length = (size_t)(strrchr(file, '.') - file);
-        if (status == ISO_OK && !is_listed(self, file, length) && !is_outdated(self, file, length))
-            status = take_one_earlier(self, file, length);
-        free(found[i]);
-    }
-    free(found);
-    return status;
-}
-
 // In the folder itself, which can have several names.
 static iso_status take_lock(const sweep *self) {
     static char path[PATH_MAX];
@@ -235,7 +178,7 @@ static iso_status take_lock(const sweep *self) {
     return train_lock_take(&(train_lock){self->folder, path, "sweep", "--out"});
 }
 
-iso_status sweep_store_open(sweep *self) {
+iso_status sweep_store_take_folder(const sweep *self) {
     char probe[PATH_MAX];
     struct stat info;
     if (mkdir(self->folder, 0777) != 0 && errno != EEXIST)
@@ -246,10 +189,14 @@ iso_status sweep_store_open(sweep *self) {
                            self->folder);
     snprintf(probe, sizeof(probe), "%s/report.html", self->folder);
     TRY(train_output_check(probe, "report"));
-    TRY(take_lock(self));
+    return take_lock(self);
+}
+
+iso_status sweep_store_open(sweep *self) {
+    TRY(sweep_store_take_folder(self));
     for (int i = 0; i < self->list.count; i++) adopt_file(self, i);
     for (int i = 0; i < self->list.count; i++) TRY(take_finished(self, i));
-    return take_earlier(self);
+    return sweep_folder_scan(self->folder, take_earlier, self);
 }
 
 void sweep_store_close(void) { train_lock_release(); }

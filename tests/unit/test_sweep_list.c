@@ -58,3 +58,40 @@ Test(sweep_list, seeds_are_whole_numbers_each_once) {
         snprintf(many + strlen(many), sizeof(many) - strlen(many), ",%d", i);
     assert_refused(many, "more than 256");
 }
+
+// Every run is in exactly one shard.
+Test(sweep_list, shards_divide_the_runs) {
+    for (int shards = 1; shards <= 6; shards++) {
+        int made[6] = {0};
+        for (int index = 0; index < shards; index++) {
+            sweep_list list = {0};
+            char shard[16];
+            cr_assert(sweep_list_add(&list, "a: --lr 1,2") == ISO_OK);
+            cr_assert(sweep_list_seeds(&list, "0,1,2") == ISO_OK);
+            snprintf(shard, sizeof(shard), "%d/%d", index, shards);
+            cr_assert(sweep_list_shard(&list, shard) == ISO_OK);
+            for (int i = 0; i < list.count; i++) {
+                const sweep_entry *entry = list.entries[i];
+                int number = 2 * (int)entry->seed + (strcmp(entry->name, "a-lr2") == 0);
+                cr_assert(number % shards == index);
+                made[number]++;
+            }
+            sweep_list_free(&list);
+        }
+        for (int i = 0; i < 6; i++) cr_assert(made[i] == 1);
+    }
+}
+
+Test(sweep_list, wrong_shards_are_refused) {
+    static const char *const wrong[] = {"", "1", "2/2", "-1/2", "0/0", "1/2x", "1 of 2", "0/7x"};
+    for (size_t i = 0; i < sizeof(wrong) / sizeof(*wrong); i++) {
+        sweep_list list = {0};
+        cr_assert(sweep_list_add(&list, "a: --lr 1,2") == ISO_OK);
+        cr_assert(sweep_list_shard(&list, wrong[i]) == ISO_ERR_ARG, "%s", wrong[i]);
+        sweep_list_free(&list);
+    }
+    sweep_list list = {0};
+    cr_assert(sweep_list_add(&list, "a: --lr 1,2") == ISO_OK);
+    cr_assert(sweep_list_shard(&list, "2/3") == ISO_ERR_ARG); // has no run
+    sweep_list_free(&list);
+}

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: MIT
+// Writes one report on the runs of several folders, without MPI.
+#include "sweep.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+// A run that is there twice, as in a copy, is no second observation.
+static iso_status take_file(sweep *self, const char *folder, const char *file, size_t length) {
+    report_run run;
+    if (!sweep_folder_read(folder, file, length, &run)) return ISO_OK;
+    for (int i = 0; i < self->earlier_count; i++) {
+        const report_run *other = &self->earlier[i];
+        if (!report_same_run(other, &run) || !other->failure != !run.failure) continue;
+        fprintf(stderr, "sweep: %s/%s is a run of another folder, too: the report has it once\n",
+                folder, file);
+        report_run_free(&run);
+        return ISO_OK;
+    }
+    iso_status status = sweep_add_earlier(self, &run);
+    if (status < 0) report_run_free(&run);
+    return status;
+}
+
+// Runs that were made first come first; those without a date last.
+static bool is_earlier(const report_run *a, const report_run *b) {
+    if (!a->date || !b->date) return a->date && !b->date;
+    return strcmp(a->date, b->date) < 0;
+}
+
+static void sort_runs(sweep *self) {
+    for (int i = 1; i < self->earlier_count; i++) {
+        report_run run = self->earlier[i];
+        int at = i;
+        for (; at > 0 && is_earlier(&run, &self->earlier[at - 1]); at--)
+            self->earlier[at] = self->earlier[at - 1];
+        self->earlier[at] = run;
+    }
+}
+
+static iso_status check_runs(const sweep *self) {
+    if (self->earlier_count == 0)
+        return train_error(ISO_ERR_ARG, "--report: there are no results of a sweep in %s",
+                           self->report);
+    for (int i = 0; self->baseline && i < self->earlier_count; i++)
+        if (strcmp(self->earlier[i].name, self->baseline) == 0) return ISO_OK;
+    if (!self->baseline) return ISO_OK;
+    return train_error(ISO_ERR_ARG, "--baseline %.80s is not the name of a run, such as %s",
+                       self->baseline, self->earlier[0].name);
+}
+
+iso_status sweep_merge(sweep *self, char **folders, int count) {
+    for (int i = 0; i < count; i++) TRY(sweep_folder_scan(folders[i], take_file, self));
+    TRY(check_runs(self));
+    sort_runs(self);
+    TRY(sweep_store_take_folder(self));
+    return sweep_report(self);
+}
