@@ -27,6 +27,7 @@ nobase_dist_doc_DATA += \
     examples/mnist_daso.c \
     examples/own_arrays.c \
     examples/own_arrays.f90 \
+    examples/plugin_diloco.c \
     examples/regression.c \
     examples/residual_net.c \
     examples/residual_net.cpp \

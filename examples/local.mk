@@ -81,6 +81,7 @@ TRAIN_RUN = \
     examples/train/train_options.c \
     examples/train/train_options.h \
     examples/train/train_output.c \
+    examples/train/train_plugin.c \
     examples/train/train_report.c \
     examples/train/train_run.c \
     examples/train/train_scaler.c \
@@ -151,6 +152,16 @@ bin_sweep_SOURCES = \
 bin_sweep_CPPFLAGS = $(EXAMPLE_CPPFLAGS)
 bin_sweep_CFLAGS = $(AM_CFLAGS) -Wshadow -Wconversion
 bin_sweep_LDADD = libisotherm.la $(MPI_LIBS) -lm
+
+# A plugin of train and sweep.
+if ISO_SHARED
+noinst_LTLIBRARIES += bin/plugin_diloco.la
+bin_plugin_diloco_la_SOURCES = examples/plugin_diloco.c
+bin_plugin_diloco_la_CPPFLAGS = $(EXAMPLE_CPPFLAGS)
+bin_plugin_diloco_la_CFLAGS = $(AM_CFLAGS) -Wshadow -Wconversion -ffp-contract=off
+bin_plugin_diloco_la_LDFLAGS = -module -avoid-version -shared -rpath /nowhere
+bin_plugin_diloco_la_LIBADD = libisotherm.la
+endif
 
 # The same for Fortran; tests/check_fortran.sh builds it.
 EXTRA_DIST += examples/own_arrays.f90

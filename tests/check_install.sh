@@ -114,6 +114,11 @@ examples_compile() {
     done
 }
 result "the installed examples compile with the commands of their first comments" examples_compile
+plugin_compiles() (
+    cd "$(dirname "$(find "$HOME/isotherm/share" -name plugin_diloco.c)")" &&
+        eval "$(sed -n 's|^//   \(flags=.*\)|\1|p; s|^//   mpicc|mpicc|p' plugin_diloco.c)" && rm plugin_diloco.so
+)
+result "the installed plugin compiles with the commands of its first comment" plugin_compiles
 # In other languages: the commands that need the library.
 other_compiles() { # example, beginnings of lines, compiler, the name in them
     if ! command -v "$3" >/dev/null; then return 0; fi

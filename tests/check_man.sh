@@ -24,9 +24,9 @@ installed() { # where; with the prefix iso- unless configure was told otherwise
     env -u MAKEFLAGS -u MFLAGS make --no-print-directory DESTDIR="$1" install-man >"$work/output" 2>&1 </dev/null
 }
 
-# Options with their arguments, one a line.
+# Options with their arguments, one a line; sweep ends with a list of options of train.
 of_help() {
-    sed -n 's/^  \(--[^ ]*\( [^ ][^ ]*\)\{0,1\}\)\(  .*\)\{0,1\}$/\1/p' | sort
+    sed -n '/^These options cannot differ/q; s/^  \(--[^ ]*\( [^ ][^ ]*\)\{0,1\}\)\(  .*\)\{0,1\}$/\1/p' | sort
 }
 of_page() { # page
     awk '/^\.TP/ { getline; print }' "$1" | sed 's/\\f[BIR]//g; s/\\-/-/g' | grep '^--' | sort

@@ -29,6 +29,7 @@ SCRIPT_TESTS = \
     tests/check_man.sh \
     tests/check_messages.sh \
     tests/check_mnist.sh \
+    tests/check_plugin.sh \
     tests/check_predict.sh \
     tests/check_programs.sh \
     tests/check_regression.sh \

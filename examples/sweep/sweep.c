@@ -204,7 +204,8 @@ static int report_main(sweep *self, int argc, char **argv) {
 static bool run_sweep(sweep *self, int argc, char **argv) {
     int rank;
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-    bool good = sweep_options_parse(self, argc, argv);
+    bool good =
+        train_all_well(train_plugin_load(argc, argv)) && sweep_options_parse(self, argc, argv);
     if (good && !print_information(self, rank)) good = sweep_all(self);
     return good && train_all_well(train_error_of_output());
 }

@@ -43,7 +43,8 @@ int main(int argc, char **argv) {
     MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &provided);
     watch_limit(NULL);
     train_options options;
-    bool good = train_all_well(train_options_parse(argc, argv, &options)) &&
+    bool good = train_all_well(train_plugin_load(argc, argv)) &&
+                train_all_well(train_options_parse(argc, argv, &options)) &&
                 train_all_well(train_options_agree(&options));
     if (good && !print_information(&options)) good = train_network(&options);
     if (good) good = train_all_well(train_error_of_output());

@@ -112,6 +112,8 @@ const train_option train_option_table[] = {
     OF(HEADING, .meaning = "Synchronisation"),
     OF(RUN, CHOICE("sync", sync), .initial = "lazy",
        .meaning = "what ranks exchange, and when they wait for it"),
+    OF(SHARED | OUTSIDE, TEXT("plugin", plugin), .choices = "FILE.so",
+       .meaning = "shared object with more --sync modes (isotherm/strategy.h)"),
     OF(RUN, TEXT("sync-option", sync_option), .choices = "KEY=VALUE,...",
        .meaning = "settings of a custom --sync (isotherm/strategy.h)"),
     OF(SHARED | OUTSIDE, CHOICE("progress", progress), .choices = "auto|off|poll|thread",

@@ -26,7 +26,7 @@ typedef struct train_options {
     double init_scale;
     int64_t growth_interval;
 
-    const char *sync, *sync_option, *progress;
+    const char *plugin, *sync, *sync_option, *progress;
     double bucket_mb;
     bool find_unused, static_unused, sync_batchnorm;
     const char *buffers, *buffers_when, *average;
@@ -44,6 +44,10 @@ typedef struct train_options {
     bool buckets, stats, quiet, help, help_env, version;
 } train_options;
 
+// Local, called once, before options are read: --plugin makes strategies of its own known, and
+// their options. ISO_ERR_IO, ISO_ERR_FORMAT, ISO_ERR_MISMATCH or the plugin's own error, with a
+// message by train_error.
+iso_status train_plugin_load(int argc, char **argv);
 // Local. Fills in defaults and checks every value. ISO_ERR_ARG with a message by train_error. Texts
 // are borrowed from argv.
 iso_status train_options_parse(int argc, char **argv, train_options *out);

@@ -22,6 +22,7 @@
 #define ISOTHERM_STRATEGY_H
 
 #include <isotherm/daso.h>
+#include <isotherm/version.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -180,6 +181,28 @@ iso_status iso_strategy_find(const char *name, const iso_strategy **out);
 // The strategies: built-in ones first, then others in the order of registration.
 int iso_strategy_count(void);
 const iso_strategy *iso_strategy_at(int i); // NULL: there is no strategy i
+
+// ---- Plugins --------------------------------------------------------------------------------------
+
+// A plugin is a shared object with strategies of your own, which iso-train and iso-sweep load with
+// --plugin FILE.so. Write ISO_PLUGIN; in one of its files. It declares the function
+//
+//     iso_status iso_plugin_init(void);
+//
+// which you define: it calls iso_strategy_register, once for each strategy. The program calls it
+// once on every rank, after MPI_Init and before it reads its options. An error ends the program on
+// every rank, with the message of iso_error_set. ISO_PLUGIN also defines iso_plugin_version. A
+// program of another minor version refuses the plugin without calling it. Link the plugin with the
+// shared library that the program uses. examples/plugin_diloco.c is a complete plugin.
+#ifdef __cplusplus
+#define ISO_PLUGIN_LINKAGE extern "C"
+#else
+#define ISO_PLUGIN_LINKAGE extern
+#endif
+#define ISO_PLUGIN                                                                                 \
+    ISO_PLUGIN_LINKAGE iso_status iso_plugin_init(void);                                           \
+    ISO_PLUGIN_LINKAGE const int iso_plugin_version[2];                                            \
+    const int iso_plugin_version[2] = {ISO_VERSION_MAJOR, ISO_VERSION_MINOR}
 
 // ---- For trainers ---------------------------------------------------------------------------------
 
