@@ -146,6 +146,7 @@ bin_sweep_SOURCES = \
     examples/sweep/sweep_list.h \
     examples/sweep/sweep_merge.c \
     examples/sweep/sweep_options.c \
+    examples/sweep/sweep_resume.c \
     examples/sweep/sweep_seeds.c \
     examples/sweep/sweep_store.c \
     $(TRAIN_RUN)

@@ -396,6 +396,60 @@ is_repeated() {
 }
 holds "a log that a killed sweep left behind is not read" is_repeated
 
+# ---- Continued in the middle of a run ----
+
+# Two runs, so that the lock of the folder must outlive the first one's.
+stateful() { # folder, steps of the second run, words before the program...; in a subshell, which it becomes
+    folder=$1 steps=$2
+    shift 2
+    exec "$@" "$sweep" --out "$folder" --model mlp --eval-every 20 --checkpoint-every 20 -- "quick: --sync lazy --steps 20" \
+        "long: --sync daso --unit rank --wait 1 --period 4 --steps $steps"
+}
+status=0
+# shellcheck disable=SC2086  # flags are several words
+(stateful whole 200 timeout -k 5 "$limit" "$launcher" $flags -n 2) >stdout 2>stderr </dev/null || status=$?
+is_clean() { [ "$status" = 0 ] && [ -z "$(find whole -name '*.state*')" ] && [ "$(latest steps whole/long.jsonl)" = 200 ]; }
+holds "no saved state is left of a run that was finished" is_clean
+# shellcheck disable=SC2086
+stateful killed 200 "$launcher" $flags -n 2 >stdout 2>stderr </dev/null &
+job=$!
+tries=0
+while ! ls killed/.long.state.step-* >/dev/null 2>&1 && [ $tries -lt 600 ]; do
+    sleep 0.05
+    tries=$((tries + 1))
+done
+[ -e killed/.lock ]
+locked=$?
+kill -TERM $job
+wait $job
+in_middle() {
+    [ $locked = 0 ] && [ -e killed/.long.jsonl.part ] && [ ! -e killed/long.jsonl ] && ls killed/.long.state.step-* >/dev/null
+}
+holds "a killed sweep leaves the log and state of its run, and its lock until then" in_middle
+cp -R killed changed
+status=0
+# shellcheck disable=SC2086
+(stateful killed 200 timeout -k 5 "$limit" "$launcher" $flags -n 2) >stdout 2>stderr </dev/null || status=$?
+steps_of() { # points.csv without times
+    tr -d '\r' <"$1" | cut -d, -f1-3,5-
+}
+continues_run() {
+    [ "$status" = 0 ] && grep -q '"event":"resume","step":[1-9]' killed/long.jsonl &&
+        [ "$(latest param_hash killed/long.jsonl)" = "$(latest param_hash whole/long.jsonl)" ] &&
+        [ -z "$(find killed -name '.long*')" ]
+}
+holds "started again it continues in the middle of the run, with the same bits" continues_run
+same_points() { [ "$(steps_of killed/points.csv)" = "$(steps_of whole/points.csv)" ]; }
+holds "... and its evaluations are those of a run that was not killed" same_points
+status=0
+# shellcheck disable=SC2086
+(stateful changed 20 timeout -k 5 "$limit" "$launcher" $flags -n 2) >stdout 2>stderr </dev/null || status=$?
+begins_anew() {
+    [ "$status" = 0 ] && ! grep -q '"event":"resume"' changed/long.jsonl && [ "$(latest steps changed/long.jsonl)" = 20 ] &&
+        [ -z "$(find changed -name '.long*')" ]
+}
+holds "... but with other options the run begins anew" begins_anew
+
 # ---- Two at once ----
 
 # shellcheck disable=SC2086  # several words

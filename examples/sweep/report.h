@@ -58,11 +58,13 @@ typedef struct report {
 // ---- report_read.c ----
 
 // Reads the log of one run: JSON lines with the events "run" (name, options, settings, seed, ranks,
-// nodes, machine, version, date), "eval", "sync" and "summary", or "failed" (reason). The caller
-// frees *out with report_run_free. ISO_ERR_FORMAT for a file without a run event, or without its
-// end.
+// nodes, machine, version, date), "eval", "sync", "resume" and "summary", or "failed" (reason). The
+// caller frees *out with report_run_free. ISO_ERR_FORMAT for a file without a run event, or without
+// its end.
 iso_status report_run_read(const char *path, report_run *out);
 void report_run_free(report_run *run);
+// The settings of the run in a log that may have no end, freed by the caller; NULL: none.
+char *report_log_settings(const char *path);
 
 // ---- report_groups.c ----
 

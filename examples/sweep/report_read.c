@@ -204,9 +204,17 @@ static void take_run(report_run *run, const char *line) {
     take_place(run, line);
 }
 
+// What came after the saved state was lost, and is made again.
+static void drop_lost(report_run *run, double step) {
+    while (run->point_count > 0 && run->points[run->point_count - 1].step > step)
+        run->point_count--;
+    while (run->sync_count > 0 && run->syncs[run->sync_count - 1].step > step) run->sync_count--;
+}
+
 // whole: becomes true with the event that ends a run.
 static iso_status take_event(report_run *run, const char *line, bool *whole) {
     if (is_event(line, "run")) take_run(run, line);
+    if (is_event(line, "resume")) drop_lost(run, number_of(line, "step"));
     if (is_event(line, "eval")) return add_point(run, line);
     if (is_event(line, "sync")) return add_sync(run, line);
     if (is_event(line, "summary")) {
@@ -257,6 +265,17 @@ iso_status report_run_read(const char *path, report_run *out) {
         run.syncs[i].seconds = seconds_at(&run, run.syncs[i].step);
     *out = run;
     return ISO_OK;
+}
+
+char *report_log_settings(const char *path) {
+    char *line = NULL, *settings = NULL;
+    size_t room = 0;
+    FILE *from = fopen(path, "r");
+    while (from && !settings && getline(&line, &room, from) >= 0)
+        if (is_event(line, "run")) settings = string_of(line, "settings");
+    free(line);
+    if (from) fclose(from);
+    return settings;
 }
 
 void report_run_free(report_run *run) {

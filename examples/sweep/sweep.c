@@ -116,11 +116,14 @@ static bool perform_run(sweep *self, progress *p, bool *failed) {
     train_observer observer = {.start = on_start, .eval = on_eval, .user = p};
     train_result result;
     bool first = self->world.rank == 0;
-    options->log = first ? sweep_store_begin(self, p->run) : NULL;
+    options->log = first ? sweep_store_log(self, p->run) : NULL;
+    bool continues = sweep_resume_begin(self, p->run, options->log);
+    if (first) sweep_store_begin(self, continues);
     if (!train_all_well(begin_bar(p))) return false;
     p->began = iso_now();
     p->step = 0;
     *failed = !train_perform(&self->world, options, &observer, &result);
+    if (*failed) sweep_resume_end(self); // it would only fail again
     end_steps(p, *failed);
     if (*failed) {
         iso_progress_bar_finish(&p->bar, "failed");
@@ -128,7 +131,9 @@ static bool perform_run(sweep *self, progress *p, bool *failed) {
         return train_all_well(first ? sweep_store_fail(self, p->run, train_error_told()) : ISO_OK);
     }
     end_bar(p, &result);
-    return train_all_well(first ? sweep_store_finish(self, p->run) : ISO_OK);
+    if (!train_all_well(first ? sweep_store_finish(self, p->run) : ISO_OK)) return false;
+    sweep_resume_end(self);
+    return true;
 }
 
 static bool perform_all(sweep *self, const bool *left) {

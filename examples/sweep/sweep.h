@@ -8,11 +8,12 @@
 #include "train/train.h"
 
 typedef struct sweep {
-    const char *folder; // --out
-    const char *file;   // --list
-    const char *seeds;  // --seeds; NULL: one seed, that of --seed
-    const char *shard;  // --shard; NULL: all runs
-    const char *report; // --report; NULL: runs are made
+    const char *folder;       // --out
+    const char *file;         // --list
+    const char *seeds;        // --seeds; NULL: one seed, that of --seed
+    const char *shard;        // --shard; NULL: all runs
+    const char *report;       // --report; NULL: runs are made
+    int64_t checkpoint_every; // steps; -1: runs are not continued
     double target;
     const char *baseline; // NULL: the first run
     bool help, version, quiet;
@@ -52,6 +53,15 @@ bool sweep_folder_read(const char *folder, const char *file, size_t length, repo
 // Takes the run, but not if it fails.
 iso_status sweep_add_earlier(sweep *self, const report_run *run);
 
+// ---- sweep_resume.c ----
+
+// Collective. With --checkpoint-every: has the run save its state, and continue from the state that
+// a killed sweep saved, if there is one and the log (of rank 0) is of the same run. Returns whether
+// it continues.
+bool sweep_resume_begin(sweep *self, int run, const char *log);
+// Local, on every rank. Call it after the run, finished or failed: removes its state.
+void sweep_resume_end(sweep *self);
+
 // ---- sweep_merge.c ----
 
 // Local. Reads the results of all runs in the folders, and writes one report on them to --out.
@@ -61,7 +71,7 @@ iso_status sweep_merge(sweep *self, char **folders, int count);
 
 // ---- sweep_describe.c ----
 
-enum { SWEEP_SETTINGS_ROOM = TRAIN_OPTIONS_ROOM + 512 };
+enum { SWEEP_SETTINGS_ROOM = TRAIN_OPTIONS_ROOM + 1024 };
 // A line for each option of the run that may change results, and its number of ranks.
 void sweep_settings(const sweep *self, int run, char text[SWEEP_SETTINGS_ROOM]);
 // Writes the name, options and circumstances of the run to its log.
@@ -75,8 +85,10 @@ void sweep_describe(const sweep *self, int run, iso_json_log *log);
 iso_status sweep_store_open(sweep *self);
 // Does nothing if the store is not open.
 void sweep_store_close(void);
-// The path of the log of an unfinished run; valid until the program ends.
-const char *sweep_store_begin(const sweep *self, int run);
+// The path of the log of a run that is about to be made; valid until the next one.
+const char *sweep_store_log(const sweep *self, int run);
+// Local, on rank 0. Call it before a run. continues: its log stays, and is appended to.
+void sweep_store_begin(const sweep *self, bool continues);
 // Local, on rank 0. Call it after a run: keeps its log, reads its results, and rewrites the report.
 iso_status sweep_store_finish(sweep *self, int run);
 // Local, on rank 0. Call it after a run that failed: adds the reason to its log, and rewrites the

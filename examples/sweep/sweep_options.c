@@ -34,6 +34,9 @@ static const iso_setting own_setting[] = {
                 "means, 95 % intervals and paired tests"},
     {"baseline", ISO_SETTING_TEXT, offsetof(sweep, baseline), .choices = "NAME",
      .meaning = "run with which the others are compared (default: the first run)"},
+    {"checkpoint-every", ISO_SETTING_INTEGER, offsetof(sweep, checkpoint_every), 1, 1e12,
+     .meaning = "save the state of a run every N steps; a killed sweep then continues in the "
+                "middle of the run"},
     {"shard", ISO_SETTING_TEXT, offsetof(sweep, shard), .choices = "I/N",
      .meaning = "make only the runs whose number, counted from 0, is I modulo N"},
     {"report", ISO_SETTING_TEXT, offsetof(sweep, report), .choices = "FOLDER...",
@@ -302,7 +305,10 @@ bool sweep_options_wants_report(int argc, char **argv) {
 static iso_status check_report(sweep *self, char **folders, int count) {
     const struct {
         const char *name, *value;
-    } unused[] = {{"list", self->file}, {"seeds", self->seeds}, {"shard", self->shard}};
+    } unused[] = {{"list", self->file},
+                  {"seeds", self->seeds},
+                  {"shard", self->shard},
+                  {"checkpoint-every", self->checkpoint_every > 0 ? "given" : NULL}};
     for (int i = 0; i < COUNT(unused); i++)
         if (unused[i].value)
             return train_error(ISO_ERR_ARG, "--%s is for runs, and --report makes none: remove it",

@@ -22,13 +22,14 @@
 // middle of its growth is never read: where there is time, it is removed, and the next sweep begins
 // anew.
 static char growing[PATH_MAX], farewell[PATH_MAX + 128];
+static bool stays; // the growing log: the run can be continued
 static pthread_mutex_t files = PTHREAD_MUTEX_INITIALIZER; // held while results are written
 
 // In the thread that receives signals.
 static void say_farewell(int code) {
     (void)code;
     pthread_mutex_lock(&files);
-    unlink(growing);
+    if (!stays) unlink(growing);
     fputs(farewell, stderr);
 }
 
@@ -67,14 +68,20 @@ static iso_status result_path(const sweep *self, int run, const char *ending, ch
     return train_error(ISO_ERR_ARG, "the folder name is too long: %.80s...", self->folder);
 }
 
-const char *sweep_store_begin(const sweep *self, int run) {
+const char *sweep_store_log(const sweep *self, int run) {
     pthread_mutex_lock(&files);
     snprintf(growing, sizeof(growing), "%s/.%s.jsonl.part", self->folder,
              self->list.entries[run]->file);
-    unlink(growing); // of a sweep that was stopped
-    say_farewell_later(self);
     pthread_mutex_unlock(&files);
     return growing;
+}
+
+void sweep_store_begin(const sweep *self, bool continues) {
+    pthread_mutex_lock(&files);
+    stays = self->checkpoint_every > 0;
+    if (!continues) unlink(growing); // of a sweep that was stopped
+    say_farewell_later(self);
+    pthread_mutex_unlock(&files);
 }
 
 // ---- What a run was made with -------------------------------------------------------------------

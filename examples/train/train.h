@@ -154,6 +154,7 @@ typedef struct train_run {
     double steps_ms;         // of training, since this process began
     double steps_wait_ms;    // waits in these
     bool told;               // all ranks know the error that is returned
+    int locks;               // of this process that are not the run's, see train_lock.h
     iso_progress_bar *bar;   // of the epoch; NULL: between epochs
     iso_json_log *log;       // rank 0's, if wanted
 } train_run;

@@ -284,8 +284,16 @@ static void release_lock(held *own) {
     own->path[0] = 0;
 }
 
-void train_lock_release(void) {
+int train_lock_held(void) {
+    int count = 0;
+    while (count < LOCKS && locks[count].path[0]) count++;
+    return count;
+}
+
+void train_lock_release_beyond(int kept) {
     pthread_mutex_lock(&guard);
-    for (int i = 0; i < LOCKS; i++) release_lock(&locks[i]);
+    for (int i = kept; i < LOCKS; i++) release_lock(&locks[i]);
     pthread_mutex_unlock(&guard);
 }
+
+void train_lock_release(void) { train_lock_release_beyond(0); }

@@ -18,6 +18,10 @@ typedef struct train_lock {
 // From then on the thread of watch.h touches the lock every 10 seconds, and ends the program if
 // another writer has taken it.
 iso_status train_lock_take(const train_lock *lock);
+// The number of locks that this process holds.
+int train_lock_held(void);
+// Releases the locks that were taken after the first `kept`.
+void train_lock_release_beyond(int kept);
 // Releases all locks of this process. Does nothing if none is held.
 void train_lock_release(void);
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // A training run from its beginning, or from a saved state, to its end.
 #include "train.h"
+#include "train_lock.h"
 
 #include <math.h>
 #include <string.h>
@@ -358,7 +359,8 @@ static bool run_all(train_run *run, train_result *out) {
 
 bool train_perform(const train_world *world, const train_options *options,
                    const train_observer *observer, train_result *out) {
-    train_run run = {.world = world, .options = options, .observer = observer};
+    train_run run = {
+        .world = world, .options = options, .observer = observer, .locks = train_lock_held()};
     *out = (train_result){0};
     bool good = train_all_well(train_setup_local(&run)) && train_all_well(train_setup_shared(&run));
     if (good && run.at.finished) {

@@ -267,6 +267,5 @@ void train_teardown(train_run *run) {
     iso_loader_destroy(&run->test_loader);
     iso_loader_destroy(&run->validation_loader);
     iso_trace_stop();
-    const train_options *o = run->options;
-    if (o->checkpoint || o->checkpoint_best) train_lock_release(); // another lock is the sweep's
+    train_lock_release_beyond(run->locks);
 }
