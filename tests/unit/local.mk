@@ -143,6 +143,8 @@ UNIT_TESTS += tests/unit/init.unit
 tests_unit_init_unit_SOURCES = tests/unit/test_init.c
 UNIT_TESTS += tests/unit/torch_norm.unit
 tests_unit_torch_norm_unit_SOURCES = tests/unit/test_torch_norm.c
+UNIT_TESTS += tests/unit/torch_tuples.unit
+tests_unit_torch_tuples_unit_SOURCES = tests/unit/test_torch_tuples.c
 UNIT_TESTS += tests/unit/models.unit
 tests_unit_models_unit_SOURCES = tests/unit/test_models.c examples/support/models.c examples/support/models.h \
     examples/support/models_resnet.c
