@@ -138,9 +138,9 @@ typedef enum iso_state_sync {
 } iso_state_sync;
 
 // How f32 parameters travel between nodes. With f32 the parameters themselves travel, otherwise
-// their differences from the last mean. What the wire leaves out is added to the next
-// difference (error feedback). The values of element types are those of iso_dtype. f64 parameters
-// travel and merge in f64, whatever the wire.
+// their differences from the last mean, or from the anchor of an outer optimizer without `send`.
+// What the wire leaves out is added to the next difference (error feedback). The values of element
+// types are those of iso_dtype. f64 parameters travel and merge in f64, whatever the wire.
 typedef enum iso_wire {
     ISO_WIRE_F32 = ISO_F32,
     ISO_WIRE_BF16 = ISO_BF16,
@@ -149,8 +149,8 @@ typedef enum iso_wire {
     // Floats of one sign bit and three exponent bits with an f32 scale for each 128 elements, as in
     // Streaming DiLoCo (Douillard et al., 2025)
     ISO_WIRE_INT4,
-    // The largest 8 of each 256 elements, as bf16 with their places; so is the mean that is sent
-    // back (QSparse-local-SGD: Basu et al., NeurIPS 2019)
+    // The largest 8 of each 256 differences, as bf16 with their places. The mean comes back in the
+    // same form (QSparse-local-SGD: Basu et al., NeurIPS 2019)
     ISO_WIRE_TOPK
 } iso_wire;
 
@@ -167,13 +167,13 @@ typedef enum iso_policy {
     // the divergence exceeds max_divergence, and grows if the divergence is below half of
     // max_divergence.
     ISO_POLICY_ADAPTIVE,
-    // Quadratic synchronisation rule (Gu et al., ICLR 2024): a round has max(global_skip, (qsr_alpha
-    // / lr)^2) steps, rounded down, where lr is the learning rate of the last step, or of the first
-    // one. At most max_global_skip.
+    // Quadratic synchronisation rule (Gu et al., ICLR 2024): a round has max(global_skip,
+    // (qsr_alpha / lr)^2) steps, rounded down, but at most max_global_skip. lr is the learning rate
+    // of the step before the round; if the run begins with the round, that of its first step.
     ISO_POLICY_QSR,
-    // AdaComm (Wang and Joshi, MLSys 2019): after each epoch the skip becomes global_skip * sqrt(lr0
-    // loss / (lr loss0)), rounded up, from 1 to max_global_skip. loss0 and lr0 are those of the first
-    // epoch whose loss was reported in the cycling phase.
+    // AdaComm (Wang and Joshi, MLSys 2019): after each epoch the skip becomes global_skip *
+    // sqrt(lr0 loss / (lr loss0)), rounded up, from 1 to max_global_skip. loss0 and lr0 are those
+    // of the first epoch whose loss was reported in the cycling phase.
     ISO_POLICY_ADACOMM,
     ISO_POLICY_CALLBACK
 } iso_policy;
@@ -226,7 +226,7 @@ typedef struct iso_daso_level {
 // the last dot.
 typedef enum iso_fragment_order {
     ISO_FRAGMENT_RUNS, // consecutive parameters, with nearly equally many elements in each fragment
-    ISO_FRAGMENT_STRIDES // layer number i, from 0, belongs to fragment i modulo their number
+    ISO_FRAGMENT_STRIDES // layer i, from 0, belongs to fragment i modulo the number of fragments
 } iso_fragment_order;
 #define ISO_DASO_FRAGMENTS 32
 
@@ -250,9 +250,9 @@ typedef struct iso_daso_config {
     iso_merge merge;
     // An outer optimizer, which is copied; NULL: `merge` decides. Its anchor is the parameters at
     // the start of the cycling phase. With batches_to_wait 0 it takes the place of the full average
-    // at the end of every whole round, and it may leave the ranks with different parameters (mix >
-    // 0, or a rule that does not replace). The end of the cycling phase, evaluation and
-    // iso_daso_finish use the mean over all ranks. Not with levels or ISO_STATE_SYNC_AVERAGE.
+    // at the end of every whole round, and it may leave the ranks with different parameters (if mix
+    // > 0, or if `replaces` is false). The end of the cycling phase, evaluation and iso_daso_finish
+    // use the mean over all ranks. Not with levels or ISO_STATE_SYNC_AVERAGE.
     const iso_outer *outer;
     iso_wire wire;
     iso_state_sync state;

@@ -293,7 +293,7 @@ typedef struct iso_loader_config {
     // std is 0. Both NULL: those of the data set, or 0 and 1 if it has none. A first input of f32
     // or f64 is normalised only if both are given: x = (x - mean) / std, or x if std is 0.
     const double *mean, *std;
-    int prefetch;    // batches that are prepared ahead, at most 1024; 0: no thread
+    int prefetch;    // batches that are prepared ahead, at most 1024; 0: none (see `threads`)
     iso_dtype dtype; // of images: ISO_F32 or ISO_F64 (else ISO_ERR_UNSUPPORTED)
     // Augmentation of images, for training. It depends only on the sampler's seed, the epoch and
     // the sample, so a sample is augmented in the same way on every rank.
@@ -302,10 +302,10 @@ typedef struct iso_loader_config {
     // Augmentation of your own, called for each sample after the above. NULL: none.
     iso_sample_transform transform;
     void *user; // passed to transform and collate; borrowed until the loader is destroyed
-    // Threads that prepare batches, at most 1024; 0 or 1: one, which `prefetch` 0 switches off.
-    // Several threads prepare different batches at the same time; `threads` batches are then
-    // prepared ahead at least. The batches, their order and their bits do not depend on the number
-    // of threads.
+    // Threads that prepare batches, at most 1024; 0: one. With one thread and `prefetch` 0, no
+    // thread is started. Several threads prepare different batches at the same time, and raise
+    // `prefetch` to at least `threads`. The batches, their order and their bits do not depend on
+    // the number of threads.
     int threads;
     // Called for each batch after all of the above (PyTorch: collate_fn). NULL: none.
     iso_collate collate;

@@ -69,9 +69,10 @@ iso_status iso_join_begin(iso_module *data_parallel, const iso_join_config *conf
 //
 // ISO_ERR_ARG for a count below 1, on the ranks that pass it, and on every rank for a module that
 // is not a data_parallel or is listed twice. ISO_ERR_STATE: a model is in a join already. The
-// message names the model by its index. ISO_ERR_MISMATCH on every rank if a rank lists the models in
-// another order; the message names the rank, and the models by the order of their creation. The join
-// uses the communicator of the data_parallel that was created first for its own messages.
+// message names the model by its index. ISO_ERR_MISMATCH on every rank if a rank lists the models
+// in another order; the message names the rank, and numbers the models in the order of their
+// creation. For its own messages, the join uses the communicator of the data_parallel that was
+// created first.
 iso_status iso_join_begin_many(iso_module *const *data_parallels, int count,
                                const iso_join_config *config, iso_join **out);
 // Collective, blocking: one small all-reduce. Call it before the forwards of each batch, with the

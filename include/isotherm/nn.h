@@ -253,7 +253,7 @@ struct iso_module {
     iso_dtype dtype;       // of parameters and buffers; without any, of the latest input
     iso_dtype activations; // type of the input of the current call: dtype, or bf16 if dtype is f32
     bool training;         // true at creation
-    bool backward_failed;  // the last backward, if no forward followed it
+    bool backward_failed;  // the last backward failed, and no forward has followed it
     int references;
     int parameter_count, buffer_count, child_count;
     iso_parameter **parameter;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// Outer optimizers of periodic synchronisation: what a mean of parameters does to the parameters of
-// a rank. In local SGD the mean replaces them. An outer optimizer takes the mean as a step away
-// from the parameters with which the ranks began to train apart, and applies an update rule to that
-// step (SlowMo: Wang et al., ICLR 2020; DiLoCo: Douillard et al., 2023).
+// Outer optimizers of periodic synchronisation. In local SGD the mean of the ranks' parameters
+// replaces the parameters. An outer optimizer takes the difference between this mean and the
+// parameters with which the ranks began to train apart as a gradient, and makes a step with it
+// (SlowMo: Wang et al., ICLR 2020; DiLoCo: Douillard et al., 2023).
 //
 // In the formulas x are a rank's parameters, m is the mean of what the ranks sent, and a is the
 // anchor: the outer parameters. The anchor begins as the parameters at the start of the cycling
@@ -28,9 +28,9 @@ typedef struct iso_outer_span {
     void *now;                     // the parameters of this rank
     const void *sent, *mean;       // what this rank sent, and the mean of that; NULL in `send`
     void *state[ISO_OUTER_STATES]; // the first `states` of them; saved and resumed
-    int ranks;      // number of ranks, or of nodes where nodes exchange, that the mean is of
+    int ranks;      // number of ranks (or nodes, where nodes exchange) over which the mean is taken
     int64_t age;    // steps since the send
-    int64_t merges; // number of merges of this parameter, including this one; in `send`: so far
+    int64_t merges; // number of merges of this parameter so far; in `merge`, including this one
     double lr;      // learning rate of the inner optimizer for this parameter in the last step
 } iso_outer_span;
 

@@ -53,9 +53,9 @@ typedef enum iso_buffer_when {
 // communication hook). Called on every rank at the same times. Ignored buffers are not listed.
 typedef iso_status (*iso_buffer_function)(const iso_buffer_list *buffers, iso_comm *comm,
                                           void *user);
-// All buffers travel in one exchange, which blocks except after a forward. If you synchronise in
-// every step, each step pays its latency and waits for the slowest rank. The config must be equal
-// on all ranks (else ISO_ERR_MISMATCH).
+// All buffers travel in one exchange, which blocks unless `when` is ISO_BUFFERS_AFTER_FORWARD. A
+// blocking exchange in every step adds its latency to each step, and waits for the slowest rank.
+// The config must be equal on all ranks (else ISO_ERR_MISMATCH).
 typedef struct iso_buffer_config {
     iso_buffer_mode mode;
     iso_buffer_when when;

@@ -25,14 +25,14 @@ typedef struct iso_reducer_param {
     // For messages, and compared between ranks; copied. Two parameters may have the same name,
     // unless iso_reducer_config.by_name is set.
     const char *name;
-    void *value;      // count elements; receives rank 0's values at creation; must not overlap
-    size_t count;     // > 0
+    void *value;  // count elements; receives rank 0's values at creation; must not overlap
+    size_t count; // > 0
     // ISO_F32, ISO_F64, or in the host's memory ISO_BF16 or ISO_F16. Gradients of 16-bit parameters
-    // are summed in f32, in one bucket with those of f32. So iso_reducer_grad and the updates have
-    // f32 gradients for them. Your own array (`gradient`) has the parameter's type; it is converted
-    // when it is reported, and its average is rounded once, to nearest. Updates get the rounded
-    // average. They travel as 4 bytes each; iso_hook_bf16 and iso_hook_f16 send 2. A bucket holds
-    // parameters of one type.
+    // are summed as f32: iso_reducer_grad and the updates have f32 gradients for them. Only your
+    // own array (`gradient`) has the parameter's type: it is converted when it is reported, its
+    // average is rounded once, to nearest, and updates get the rounded average. Each gradient
+    // travels as 4 bytes, or as 2 with iso_hook_bf16 or iso_hook_f16. A bucket holds gradients that
+    // are summed in one type, so those of 16-bit and f32 parameters may share one.
     iso_dtype dtype;
     // Parameters of one layer are adjacent and have the same number. Those of one type travel
     // together. Exception: a layer of which no parameter is cut into pieces is divided, from its
@@ -208,8 +208,9 @@ typedef struct iso_reducer_config {
     // true: each rank's gradients are sums over its tokens or samples, and the sums over ranks are
     // divided by the total number of these (fairseq: sample_size), which no rank need know before
     // backward. Every rank gives its own number with iso_reducer_add_weight. `average` says how
-    // much of the division precedes the sum: with PRE and SPLIT, as many as there are ranks, or
-    // split_factor. ISO_ERR_ARG with ISO_AVERAGE_SUM.
+    // much of the division precedes the sum: ISO_AVERAGE_PRE divides by the number of ranks before
+    // it, ISO_AVERAGE_SPLIT by split_factor, and both by the rest of the total after it.
+    // ISO_ERR_ARG with ISO_AVERAGE_SUM.
     bool by_weight;
 } iso_reducer_config;
 #define ISO_REDUCER_MAX_SUMS 64
@@ -231,9 +232,9 @@ void iso_reducer_destroy(iso_reducer **reducer);
 // (iso_reducer_param.gradient), or 64-byte aligned memory of config.device or of the communication
 // buffer, owned by the reducer.
 void *iso_reducer_grad(iso_reducer *reducer, int i);
-// Local. The number of parameters, and the number of the one with this name, -1 if there is none.
+// Local. The number of parameters.
 int iso_reducer_param_count(const iso_reducer *reducer);
-// (If several have it, the first.)
+// Local. The number of the parameter with this name, the first if several have it; -1: none has.
 int iso_reducer_find(const iso_reducer *reducer, const char *name);
 // Sets the update function, and the size of the struct that step() copies for it. NULL removes it:
 // gradients are then only averaged; read them after iso_reducer_finish. Completes pending work
@@ -251,10 +252,10 @@ typedef struct iso_reducer_update {
     size_t first, count; // these elements of the parameter, or of the slice
     iso_dtype dtype;     // of the value
     void *value;         // of element `first`
-    // The same; the average over ranks is gradient * scale. Of the type dtype; f32 if that has 16
-    // bits.
+    // Of element `first`; the average over ranks is gradient * scale. Its type is dtype, or f32 if
+    // dtype has 16 bits.
     void *gradient;
-    double scale;   // 1 if the gradients are in your own arrays
+    double scale; // 1 if the gradients are in your own arrays
     const void *hyper;
     void *param_user; // iso_reducer_param.user
     void *user;       // of iso_reducer_set_update
@@ -379,8 +380,8 @@ iso_status iso_reducer_get_sum(iso_reducer *reducer, int k, double *sum);
 // exchanged (`local`) are divided by this rank's own weight.
 //
 // Averages cannot be added to sums: a backward after a backward whose gradients were exchanged,
-// without a step or iso_reducer_zero_grad in between, is ISO_ERR_STATE. iso_reducer_set_weight is
-// ISO_ERR_STATE, too.
+// without a step or iso_reducer_zero_grad in between, is ISO_ERR_STATE. With config.by_weight,
+// iso_reducer_set_weight is ISO_ERR_STATE.
 iso_status iso_reducer_add_weight(iso_reducer *reducer, double weight);
 
 // ---- Uneven inputs (see join.h) ---------------------------------------------------------------------

@@ -16,8 +16,9 @@
 //     at the end:  iso_strategy_finish
 //
 // Built in: blocking, lazy and explicit (iso_sync in isotherm/reducer.h); daso, daso-heat, localsgd
-// and postlocal (isotherm/daso.h). The settings that a strategy publishes become options of
-// iso-train. This includes strategies that a program registers.
+// and postlocal (isotherm/daso.h); slowmo, diloco, streaming-diloco and overlap-localsgd, which are
+// daso with an outer optimizer (isotherm/outer.h). The settings that a strategy publishes become
+// options of iso-train, also those of strategies that a plugin registers.
 #ifndef ISOTHERM_STRATEGY_H
 #define ISOTHERM_STRATEGY_H
 
@@ -185,15 +186,16 @@ const iso_strategy *iso_strategy_at(int i); // NULL: there is no strategy i
 // ---- Plugins --------------------------------------------------------------------------------------
 
 // A plugin is a shared object with strategies of your own, which iso-train and iso-sweep load with
-// --plugin FILE.so. Write ISO_PLUGIN; in one of its files. It declares the function
+// --plugin FILE.so. Write ISO_PLUGIN; in one of its files. This macro declares the function
 //
 //     iso_status iso_plugin_init(void);
 //
-// which you define: it calls iso_strategy_register, once for each strategy. The program calls it
-// once on every rank, after MPI_Init and before it reads its options. An error ends the program on
-// every rank, with the message of iso_error_set. ISO_PLUGIN also defines iso_plugin_version. A
-// program of another minor version refuses the plugin without calling it. Link the plugin with the
-// shared library that the program uses. examples/plugin_diloco.c is a complete plugin.
+// Define it: it calls iso_strategy_register, once for each strategy. The program calls it once on
+// every rank, after MPI_Init and before it reads its options. If it returns an error, the program
+// ends on every rank, with the message of iso_error_set. ISO_PLUGIN also defines
+// iso_plugin_version, by which a program of another minor version refuses the plugin without
+// calling it. Link the plugin with the shared library that the program uses.
+// examples/plugin_diloco.c is a complete plugin.
 #ifdef __cplusplus
 #define ISO_PLUGIN_LINKAGE extern "C"
 #else
