@@ -82,7 +82,7 @@ static const report_plot other[] = {
     {"Accuracy against time", front_note, "pareto_time", NULL},
     {"Time to the target accuracy", "Mean over seeds; whiskers are 95 % intervals.", "target_time",
      NULL},
-    {"What a step is spent with",
+    {"Where the time of a step goes",
      "Exposed: the slowest rank's waits for exchanges. Merge: the slowest rank's converting, "
      "summing and merging of parameters. Compute: the rest.",
      "step_time", NULL},

@@ -216,14 +216,13 @@ void report_write_tests(FILE *to, const report_groups *all) {
 
 void report_write_times(FILE *to, const report_groups *all) {
     static const report_value value[] = {report_compute_ms, report_exposed_ms, report_merge_ms};
-    fputs(
-        "<h2>What a step is spent with</h2>\n"
-        "<p class=\"note\">Milliseconds, mean of all steps. Exposed: waits for exchanges, and "
-        "merge: converting, summing and merging parameters, each of the slowest rank. Compute: the "
-        "rest of the training time.</p>\n"
-        "<div class=\"wide\"><table><tr><th class=\"text\">mode</th><th>compute</th><th>exposed "
-        "exchange</th><th>merge</th></tr>\n",
-        to);
+    fputs("<h2>Where the time of a step goes</h2>\n"
+          "<p class=\"note\">Milliseconds, mean of all steps. Exposed exchange: the slowest rank's "
+          "waits for exchanges. Merge: the slowest rank's converting, summing and merging of "
+          "parameters. Compute: the rest of the training time.</p>\n"
+          "<div class=\"wide\"><table><tr><th class=\"text\">mode</th><th>compute</th><th>exposed "
+          "exchange</th><th>merge</th></tr>\n",
+          to);
     for (int64_t g = 0; g < all->count; g++) {
         fputs("<tr>", to);
         label_cell(to, all, g, false);

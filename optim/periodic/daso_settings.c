@@ -132,7 +132,7 @@ typedef struct daso_values {
      offsetof(daso_values, outer),                                                                 \
      .choices = "none|" RULES,                                                                     \
      .initial = "none",                                                                            \
-     .meaning = "outer optimizer: what a mean of parameters does to those of a rank"},             \
+     .meaning = "outer optimizer: makes a step with the mean of the ranks' parameters"},           \
         {OUTER_LR, .of = "outer", .among = "sgd|nesterov|slowmo|pull|adam"},                       \
         {OUTER_MOMENTUM, .of = "outer", .among = "sgd|nesterov|slowmo|pull|adam"}, {               \
         MIX, .of = "outer", .among = RULES                                                         \
