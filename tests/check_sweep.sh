@@ -123,7 +123,7 @@ names_sources() {
 }
 holds "the page names the sources of the algorithms that were used" names_sources
 describes() {
-    grep -q '<td class="text">2 ranks on 1 node</td>' one/report.html && grep -q -e '--model mlp ' one/report.html &&
+    grep -q '<td class="text">2 ranks on 1 node</td>' one/report.html && grep -q -e '--model mlp .*--progress auto ' one/report.html &&
         grep -qE '>20[0-9]{2}-[0-9]{2}-[0-9]{2} [0-9:]{8} to 20' one/report.html
 }
 holds "... and says what the runs were made with, where and when" describes
@@ -276,6 +276,14 @@ once_only() {
         one_sentence sweep 'shards/1//low-seed1.jsonl is a run of another folder, too: the report has it once$' stderr
 }
 holds "a run that is in two folders counts once" once_only
+mkdir older
+sed '/"event":"run"/s/,"seed":.*/}/; s/"merge_ms_per_step":[^,]*,//' one/daso-period2.jsonl >older/daso-period2.jsonl
+run_alone "$sweep" --report older --target 0.2
+reads_older() {
+    [ "$status" = 0 ] && ! grep -q machine older/daso-period2.jsonl &&
+        tr -d '\r' <older/runs.csv | grep -q '^daso-period2,1,.*,2,1,.*,,,$' && grep -q '<td class="text">2 ranks on 1 node</td>' older/report.html
+}
+holds "results of an older version are read" reads_older
 refuses_report() { # pattern, arguments...
     sentence=$1
     shift

@@ -89,6 +89,17 @@ static void insert_run(report_group *group, const report_run *run) {
     group->runs[at] = run;
 }
 
+// Dates sort as text.
+static void note_run(report_setup *setup, const report_run *run) {
+    const char *date = run->date;
+    size_t used = strlen(setup->versions);
+    if (date && (!setup->begun || strcmp(date, setup->begun) < 0)) setup->begun = date;
+    if (date && (!setup->latest || strcmp(date, setup->latest) > 0)) setup->latest = date;
+    if (run->version && !strstr(setup->versions, run->version))
+        snprintf(setup->versions + used, sizeof(setup->versions) - used, "%s%s", used ? ", " : "",
+                 run->version);
+}
+
 static iso_status add_run(report_groups *all, const report_run *run, size_t most) {
     int64_t i = 0;
     while (i < all->count && !is_same_group(all->groups[i].first, run)) i++;
@@ -103,6 +114,7 @@ static iso_status add_run(report_groups *all, const report_run *run, size_t most
             return train_error(ISO_ERR_NOMEM, "out of memory for the report");
     }
     insert_run(group, run);
+    note_run(&all->setups[group->setup], run);
     return ISO_OK;
 }
 

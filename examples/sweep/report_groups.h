@@ -8,8 +8,10 @@
 
 // A machine and what all runs on it have in common. Runs of two setups are not compared.
 typedef struct report_setup {
-    const report_run *first; // one of its runs
-    char letter[8];          // "A"
+    const report_run *first;    // one of its runs
+    char letter[8];             // "A"
+    const char *begun, *latest; // dates of its first and last run; NULL: not known
+    char versions[128];         // each once, with commas between them
 } report_setup;
 
 // The runs of one mode: they have the same name, settings and setup, and different seeds.

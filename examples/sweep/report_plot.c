@@ -49,7 +49,7 @@ static const char accuracy_note[] = "Logarithmic in the error rate (100 % minus 
 static const char loss_note[] = "Mean since the previous evaluation.";
 static const char front_note[] =
     "Final accuracy, mean over seeds with 95 % intervals. The line is the Pareto front: no mode "
-    "left of it or above it.";
+    "has both a lower cost and a higher accuracy.";
 static const char divergence_note[] =
     "Distance of the farthest rank from the mean, relative to the norm of the mean.";
 static const curves curve[] = {

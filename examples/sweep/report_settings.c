@@ -12,43 +12,12 @@ static void count_text(FILE *to, double count, const char *noun) {
     if (isfinite(count)) fprintf(to, "%.0f %s%s", count, noun, count == 1 ? "" : "s");
 }
 
-static const report_run *run_of(const report_groups *all, int64_t setup, int64_t r) {
-    const report_run *run = &all->study->runs[r];
-    for (int64_t g = 0; g < all->count; g++)
-        for (int64_t i = 0; all->groups[g].setup == setup && i < all->groups[g].count; i++)
-            if (all->groups[g].runs[i] == run) return run;
-    return NULL;
-}
-
-// From the first to the last of the setup; dates sort as text.
-static void write_dates(FILE *to, const report_groups *all, int64_t setup) {
-    const char *first = NULL, *last = NULL;
-    for (int64_t r = 0; r < all->study->count; r++) {
-        const report_run *run = run_of(all, setup, r);
-        if (!run || !run->date) continue;
-        if (!first || strcmp(run->date, first) < 0) first = run->date;
-        if (!last || strcmp(run->date, last) > 0) last = run->date;
-    }
-    if (first) report_escape(to, first);
-    if (first && strcmp(first, last) != 0) fputs(" to ", to);
-    if (first && strcmp(first, last) != 0) report_escape(to, last);
-}
-
-// Each once.
-static void write_versions(FILE *to, const report_groups *all, int64_t setup) {
-    const char *before = "";
-    for (int64_t r = 0; r < all->study->count; r++) {
-        const report_run *run = run_of(all, setup, r);
-        bool again = !run || !run->version;
-        for (int64_t k = 0; k < r && !again; k++) {
-            const report_run *other = run_of(all, setup, k);
-            again = other && other->version && strcmp(other->version, run->version) == 0;
-        }
-        if (again) continue;
-        fputs(before, to);
-        report_escape(to, run->version);
-        before = ", ";
-    }
+static void write_dates(FILE *to, const report_setup *setup) {
+    if (!setup->begun) return;
+    report_escape(to, setup->begun);
+    if (strcmp(setup->begun, setup->latest) == 0) return;
+    fputs(" to ", to);
+    report_escape(to, setup->latest);
 }
 
 static void value_of_line(FILE *to, const char *settings, const char *option) {
@@ -73,9 +42,9 @@ static void write_setup(FILE *to, const report_groups *all, int64_t s) {
     fputs("</td><td class=\"text\">", to);
     value_of_line(to, first->settings, "--model ");
     fputs("</td><td class=\"text\">", to);
-    write_dates(to, all, s);
+    write_dates(to, &all->setups[s]);
     fputs("</td><td class=\"text\">", to);
-    write_versions(to, all, s);
+    report_escape(to, all->setups[s].versions);
     fputs("</td></tr>\n", to);
 }
 
@@ -123,11 +92,9 @@ static void write_lines(FILE *to, const report_groups *all, const char *settings
 }
 
 static void write_seeds(FILE *to, const report_group *group) {
-    fputs("</pre></td><td class=\"text\">", to);
     for (int64_t i = 0; i < group->count; i++)
         if (isfinite(group->runs[i]->seed))
             fprintf(to, "%s%.0f", i ? ", " : "", group->runs[i]->seed);
-    fputs("</td></tr>\n", to);
 }
 
 void report_write_settings(FILE *to, const report_groups *all) {
@@ -144,7 +111,9 @@ void report_write_settings(FILE *to, const report_groups *all) {
         report_write_label(to, all, g);
         fputs("</td><td class=\"text\"><pre>", to);
         write_lines(to, all, all->groups[g].first->settings, false);
+        fputs("</pre></td><td class=\"text\">", to);
         write_seeds(to, &all->groups[g]);
+        fputs("</td></tr>\n", to);
     }
     fputs("</table></div>\n", to);
 }

@@ -13,8 +13,10 @@ void sweep_settings(const sweep *self, int run, char text[SWEEP_SETTINGS_ROOM]) 
     train_options_text(options, true, text, TRAIN_OPTIONS_ROOM);
     size_t used = strlen(text);
     snprintf(text + used, SWEEP_SETTINGS_ROOM - used,
-             "--data %.256s\n--eval-every %lld\n%d ranks\n", options->data,
-             (long long)options->eval_every, self->world.ranks);
+             "--data %.256s\n--load %.256s\n--progress %s\n--eval-every %lld\n%d ranks\n",
+             options->data, options->load ? options->load : "not given",
+             options->progress ? options->progress : "not given", (long long)options->eval_every,
+             self->world.ranks);
 }
 
 // "model name : X" on x86; elsewhere the kernel tells the architecture only.

@@ -145,16 +145,20 @@ static bool is_of_other_sync(const char *word) {
     return s && !train_setting_of(train_option_named("--sync")->setting.initial, s->key);
 }
 
-// Before they are parsed, which would complain of what a sweep does not even have.
-static iso_status check_common(const sweep *self, const command_line *line) {
-    const train_option *sync = train_option_named("--sync");
-    bool has_sync = false;
-    for (int i = 1; i < line->common_count; i++) {
-        has_sync |= train_option_named(line->common[i]) == sync;
-        if (self->seeds && option_is(line->common[i], "seed", "="))
+static iso_status check_seed(const sweep *self, const command_line *line) {
+    for (int i = 1; self->seeds && i < line->common_count; i++)
+        if (option_is(line->common[i], "seed", "="))
             return train_error(ISO_ERR_ARG,
                                "--seed and --seeds say the same thing: give one of them");
-    }
+    return ISO_OK;
+}
+
+// Before they are parsed, which would complain of what a sweep does not even have.
+static iso_status check_common(const command_line *line) {
+    const train_option *sync = train_option_named("--sync");
+    bool has_sync = false;
+    for (int i = 1; i < line->common_count; i++)
+        has_sync |= train_option_named(line->common[i]) == sync;
     for (int i = 1; i < line->common_count; i++) {
         const char *word = line->common[i];
         int length = (int)strcspn(word, "=");
@@ -252,7 +256,8 @@ static iso_status take_common(sweep *self, int argc, char **argv, command_line *
     if (self->help || self->version) return ISO_OK;
     if (!self->folder)
         return train_error(ISO_ERR_ARG, "a sweep needs a folder for its results: --out FOLDER");
-    TRY(check_common(self, line));
+    TRY(check_seed(self, line));
+    TRY(check_common(line));
     return train_options_parse(line->common_count, line->common, &self->common);
 }
 
