@@ -303,7 +303,9 @@ extern const iso_daso_config iso_daso_default; // the default as an object, for 
 #endif
 // Local SGD: ranks train alone; every `period` steps a blocking mean of parameters (ISO_WIRE_F32).
 iso_daso_config iso_local_sgd_config(int64_t total_steps, int64_t period);
-// Post-local SGD: warmup_steps of data parallelism, then local SGD.
+// Post-local SGD: warmup_steps of data parallelism, then local SGD. The first mean comes `period`
+// steps after the warm-up. PyTorch's PeriodicModelAverager(period, warmup_steps) takes it one step
+// after the warm-up. With SGD without momentum, warmup_steps + 1 gives the same results here.
 iso_daso_config iso_post_local_sgd_config(int64_t total_steps, int64_t warmup_steps,
                                           int64_t period);
 // Local SGD with levels: warmup_steps of data parallelism (0: none), then every rank trains alone,

@@ -34,6 +34,8 @@ MPI_TESTS += tests/mpi/scope.mpi
 tests_mpi_scope_mpi_SOURCES = tests/mpi/test_scope.c
 MPI_TESTS += tests/mpi/levels.mpi
 tests_mpi_levels_mpi_SOURCES = tests/mpi/test_levels.c
+MPI_TESTS += tests/mpi/torch_averagers.mpi
+tests_mpi_torch_averagers_mpi_SOURCES = tests/mpi/test_torch_averagers.c
 
 MPI_TESTS += tests/mpi/local_sgd.mpi
 tests_mpi_local_sgd_mpi_SOURCES = tests/mpi/test_local_sgd.c
