@@ -17,6 +17,10 @@ nobase_dist_doc_DATA = \
     docs/idea.svg \
     docs/lazy-timeline.svg \
     docs/measurements/gpu-2026-11-23.jsonl \
+    docs/studies/outer-optimizers-comparisons.csv \
+    docs/studies/outer-optimizers.csv \
+    docs/studies/outer-optimizers.md \
+    docs/studies/outer-optimizers.sh \
     docs/sweep-report.svg \
     docs/sync-modes.md \
     docs/testing.md \
