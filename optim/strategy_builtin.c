@@ -218,17 +218,22 @@ static iso_status check_outer(const iso_strategy_context *context, const iso_das
     return ISO_OK;
 }
 
-static iso_status check_fragments(const iso_daso_config *c) {
-    if (c->fragments <= 1) return ISO_OK;
+static iso_status check_fragments(const iso_strategy_context *context, const iso_daso_config *c) {
+    bool one = c->fragments <= 1;
+    ISO_CHECK(!one || !iso_settings_has(context->settings, "fragment-order"), ISO_ERR_ARG,
+              "--fragment-order needs --fragments of 2 or more");
+    if (one) return ISO_OK;
     ISO_CHECK(c->batches_to_wait >= 0, ISO_ERR_ARG, "--fragments needs --wait: give it");
     ISO_CHECK(c->global_skip >= c->fragments, ISO_ERR_ARG,
               "--period %lld is shorter than --fragments %d, but one fragment is exchanged at a "
               "time: raise the period, or use fewer fragments",
               (long long)c->global_skip, c->fragments);
-    ISO_CHECK(
-        c->policy == ISO_POLICY_FIXED && c->local_skip == 1 && c->state == ISO_STATE_SYNC_KEEP,
-        ISO_ERR_ARG,
-        "--fragments cannot be combined with --policy, --local-skip and --state: remove them");
+    const char *other = c->policy != ISO_POLICY_FIXED     ? "policy"
+                        : c->local_skip != 1              ? "local-skip"
+                        : c->state != ISO_STATE_SYNC_KEEP ? "state"
+                                                          : NULL;
+    ISO_CHECK(!other, ISO_ERR_ARG, "--fragments and --%s cannot be combined: remove one of them",
+              other);
     return ISO_OK;
 }
 
@@ -239,7 +244,7 @@ static iso_status check_daso(const iso_strategy_context *context, char *warning,
     int64_t warmup, cooldown;
     ISO_TRY(read_config(context, user, &c, &outer));
     ISO_TRY(check_outer(context, &c));
-    ISO_TRY(check_fragments(&c));
+    ISO_TRY(check_fragments(context, &c));
     ISO_TRY(iso__daso_levels_check(&c, context->comm ? iso_comm_size(context->comm) : 0));
     ISO_TRY(iso__daso_rhythm_check(&c, &options));
     ISO_CHECK(!both_given(context, "warmup", "cooldown") || c.warmup + c.cooldown <= 1, ISO_ERR_ARG,
@@ -250,7 +255,14 @@ static iso_status check_daso(const iso_strategy_context *context, char *warning,
     iso__daso_phases(&c, &warmup, &cooldown);
     int64_t end = c.total_steps - cooldown;
     ISO_TRY(check_length(context, &c, end - warmup));
-    if (c.policy == ISO_POLICY_FIXED) warn_of_period(&c, end - warmup, warning);
+    if (end <= warmup)
+        snprintf(
+            warning, ISO_STRATEGY_WARNING,
+            "the warm-up of %lld step%s leaves none in which ranks train apart: shorten it, or "
+            "train longer",
+            (long long)warmup, ISO_PLURAL(warmup));
+    else if (c.policy == ISO_POLICY_FIXED)
+        warn_of_period(&c, end - warmup, warning);
     if (c.policy == ISO_POLICY_PLATEAU)
         warn_of_plateau(context->steps_per_epoch, warmup, end, c.total_steps, warning);
     return ISO_OK;

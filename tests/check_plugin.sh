@@ -94,6 +94,11 @@ compile undefined 'ISO_PLUGIN; int missing(void); iso_status iso_plugin_init(voi
 refused "an undefined symbol" 'cannot load the plugin undefined.so: undefined symbol: missing' --plugin undefined.so
 compile taken 'ISO_PLUGIN; iso_status iso_plugin_init(void) { return iso_strategy_register(&(iso_strategy){.name = "lazy"}); }'
 refused "a name in use" 'the plugin taken.so failed to start: strategy .lazy. exists already' --plugin taken.so
+compile clash 'ISO_PLUGIN; static const iso_setting own[] = {{"epochs", ISO_SETTING_INTEGER, 0, 1, 9}};
+iso_status iso_plugin_init(void) {
+    return iso_strategy_register(&(iso_strategy){.name = "clash", .text = "clashes", .setting = own, .setting_count = 1});
+}'
+refused "a setting that train has" 'the plugin clash.so: setting epochs of clash is an option of train already' --plugin clash.so
 refused "a setting out of range" '--outer-lr 0: give a number' --plugin "$plugin" --sync my-diloco --outer-lr 0
 refused "a mode without its plugin" '--sync my-diloco is not supported' --sync my-diloco
 # The copy beside the program may differ between machines: here, rank 1 has none.

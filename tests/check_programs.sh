@@ -534,6 +534,10 @@ refused 2 "more fragments than steps in a period" '--period 4 is shorter than --
     --sync streaming-diloco --period 4 --fragments 5
 refused 2 "more fragments than layers" 'cannot be divided among 9 fragments' \
     --sync streaming-diloco --model mlp --period 9 --fragments 9
+refused 2 "an order without fragments" '--fragment-order needs --fragments of 2 or more' \
+    --sync daso --fragment-order strides
+refused 2 "fragments and a local skip" '--fragments and --local-skip cannot be combined' \
+    --sync daso --fragments 2 --wait 1 --local-skip 2
 refused 2 "fragments without a wait" '--fragments needs --wait' --sync daso --fragments 2
 refused 2 "int8 for f64 parameters" '--wire int8 needs f32: remove' --dtype f64 --sync daso --wire int8 --data nowhere
 for sync in daso daso-heat localsgd postlocal "streaming-diloco --period 4"; do

@@ -297,6 +297,22 @@ holds "refused: a report with options of runs" refuses_report '--steps is for ru
 holds "refused: a report with seeds" refuses_report '--seeds is for runs' --report seeds --seeds 3 --out refused
 holds "refused: a report with runs" refuses_report '--report makes no runs' --report seeds --out refused -- "a: --sync lazy"
 holds "refused: a report with another baseline" refuses_report '--baseline b is not the name of a run' --report seeds --out refused --baseline b
+# Two folders have another mode of one name; one of their logs is damaged afterwards.
+for period in 2 4; do
+    # shellcheck disable=SC2086
+    on_two "$sweep" --out twin$period --target 0.2 $common -- "m: --sync localsgd --period $period"
+done
+tells_twins_apart() {
+    run_alone "$sweep" --report twin2 twin4 --out twins --baseline "m #2"
+    [ "$status" = 0 ] && [ "$(cut -d, -f1 twins/modes.csv | sort -u | tr '\n' ',')" = "m,m #2,run," ]
+}
+holds "modes of one name are numbered, also for --baseline" tells_twins_apart
+omits_half_logs() {
+    echo '{"event":"summary"}' >>twin4/m.jsonl
+    run_alone "$sweep" --report twin2 twin4 --out halves
+    grep -q 'twin4/m.jsonl has no results of a sweep' stderr && ! grep -q '^m #2' halves/modes.csv
+}
+holds "a log whose summary has no numbers is not believed" omits_half_logs
 refused "a shard that is not there" '--shard 3/3: give I/N' --shard 3/3 -- "a: --sync lazy"
 refused "a shard without runs" '--shard 2/3 has no run: there are only 2' --shard 2/3 --seeds 1,2 -- "a: --sync lazy"
 

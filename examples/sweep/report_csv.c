@@ -136,7 +136,7 @@ void report_write_runs(FILE *to, const report_groups *all) {
 // ---- Modes --------------------------------------------------------------------------------------
 
 static void begin_group(FILE *to, const report_groups *all, const report_group *group) {
-    text_field(to, group->first->name);
+    text_field(to, group->name);
     next_text(to, all->setups[group->setup].letter);
 }
 
@@ -169,7 +169,7 @@ void report_write_comparisons(FILE *to, const report_groups *all) {
             const report_stat *d = &c.test.difference;
             if (!c.baseline) continue;
             begin_group(to, all, group);
-            next_text(to, c.baseline->first->name);
+            next_text(to, c.baseline->name);
             next_text(to, report_metrics[i].key);
             number_fields(to,
                           (double[]){(double)d->count, d->mean, d->mean - d->half,

@@ -129,7 +129,8 @@ static void label_group(report_groups *all, int64_t i) {
     if (twins > 1) snprintf(number, sizeof(number), " #%d", twins);
     if (all->setup_count > 1)
         snprintf(setup, sizeof(setup), " [%s]", all->setups[group->setup].letter);
-    snprintf(group->label, sizeof(group->label), "%.60s%s%s", group->first->name, number, setup);
+    snprintf(group->name, sizeof(group->name), "%.60s%s", group->first->name, number);
+    snprintf(group->label, sizeof(group->label), "%s%s", group->name, setup);
 }
 
 iso_status report_groups_make(const report *study, report_groups *out) {
@@ -173,10 +174,10 @@ int64_t report_group_reached(const report_groups *all, const report_group *group
 
 const report_group *report_group_baseline(const report_groups *all, const report_group *group) {
     const char *given = all->study->baseline;
-    const char *name = given ? given : all->groups[0].first->name;
+    const char *name = given ? given : all->groups[0].name;
     for (int64_t i = 0; i < all->count; i++) {
         const report_group *other = &all->groups[i];
-        if (other->setup == group->setup && strcmp(other->first->name, name) == 0)
+        if (other->setup == group->setup && strcmp(other->name, name) == 0)
             return other == group ? NULL : other;
     }
     return NULL;

@@ -16,6 +16,7 @@ typedef struct report_setup {
 
 // The runs of one mode: they have the same name, settings and setup, and different seeds.
 typedef struct report_group {
+    char name[80];  // of its runs; "name #2" if other runs of the setup have it, too
     char label[96]; // the name; with more setups than one "name [A]"
     const report_run *first;
     int64_t setup;

@@ -243,7 +243,8 @@ static iso_status take_lines(FILE *from, const char *path, report_run *run) {
     }
     free(line);
     TRY(status);
-    if (!whole || !run->name || !run->options || !run->settings)
+    bool counts = run->failure || (!isnan(run->steps) && !isnan(run->test_accuracy));
+    if (!whole || !counts || !run->name || !run->options || !run->settings)
         return train_error(ISO_ERR_FORMAT,
                            "%s does not hold the results of a finished run: remove it to repeat "
                            "the run",

@@ -219,7 +219,8 @@ void report_write_times(FILE *to, const report_groups *all) {
     fputs("<h2>Where the time of a step goes</h2>\n"
           "<p class=\"note\">Milliseconds, mean of all steps. Exposed exchange: the slowest rank's "
           "waits for exchanges. Merge: the slowest rank's converting, summing and merging of "
-          "parameters. Compute: the rest of the training time.</p>\n"
+          "parameters. Compute: the rest of the training time. On a busy machine the two can be of "
+          "different ranks and overlap; where they leave no rest, it is shown as 0.</p>\n"
           "<div class=\"wide\"><table><tr><th class=\"text\">mode</th><th>compute</th><th>exposed "
           "exchange</th><th>merge</th></tr>\n",
           to);

@@ -191,8 +191,9 @@ static iso_status merge_folders(sweep *self, int argc, char **argv) {
     if (status == ISO_OK && !print_information(self, 0)) {
         status = sweep_merge(self, folders, count);
         if (status == ISO_OK && !self->quiet)
-            printf("report    %s/report.html: %d runs of %d folder%s\n", self->folder,
-                   self->earlier_count, count, count == 1 ? "" : "s");
+            printf("report    %s/report.html: %d run%s of %d folder%s\n", self->folder,
+                   self->earlier_count, self->earlier_count == 1 ? "" : "s", count,
+                   count == 1 ? "" : "s");
     }
     sweep_store_close();
     free(folders);

@@ -25,8 +25,8 @@ typedef struct sweep_list {
 } sweep_list;
 
 // Adds the runs of a line. A value with commas makes one run for each item: "daso: --sync daso
-// --period 4,8" makes daso-period4 and daso-period8. In a name, _ replaces characters of a value that
-// names cannot have. Errors are written by train_error.
+// --period 4,8" makes daso-period4 and daso-period8. In a name, _ replaces characters of a value
+// that names cannot have. Errors are written by train_error.
 iso_status sweep_list_add(sweep_list *list, const char *line);
 // Adds every line of a text. Ignores empty lines, and comments: # at the start of a line or after a
 // blank begins one.

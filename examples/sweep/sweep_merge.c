@@ -38,12 +38,19 @@ static void sort_runs(sweep *self) {
     }
 }
 
+// "NAME", or "NAME #2" where several modes have the name.
+static bool has_name(const report_run *run, const char *name) {
+    size_t length = strlen(run->name);
+    return strncmp(run->name, name, length) == 0 &&
+           (name[length] == 0 || strncmp(name + length, " #", 2) == 0);
+}
+
 static iso_status check_runs(const sweep *self) {
     if (self->earlier_count == 0)
         return train_error(ISO_ERR_ARG, "--report: there are no results of a sweep in %s",
                            self->report);
     for (int i = 0; self->baseline && i < self->earlier_count; i++)
-        if (strcmp(self->earlier[i].name, self->baseline) == 0) return ISO_OK;
+        if (has_name(&self->earlier[i], self->baseline)) return ISO_OK;
     if (!self->baseline) return ISO_OK;
     return train_error(ISO_ERR_ARG, "--baseline %.80s is not the name of a run, such as %s",
                        self->baseline, self->earlier[0].name);

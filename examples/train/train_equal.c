@@ -84,7 +84,7 @@ iso_status train_equal_check(train_run *run) {
         return train_error(ISO_ERR_MISMATCH,
                            "%s: try other hosts, or go on with --on-difference resync", text);
     if (run->world->rank == 0)
-        fprintf(stderr, "train: warning: %s%s\n", text,
+        fprintf(stderr, "%s: warning: %s%s\n", train_error_name(), text,
                 is_answer(run, "resync") ? ": all ranks take rank 0's" : "");
     if (is_answer(run, "warn")) return ISO_OK;
     TRY(take_model(run));

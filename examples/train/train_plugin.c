@@ -8,6 +8,7 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <isotherm.h>
+#include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -80,11 +81,29 @@ static iso_status initialise_plugin(const char *path, void *object) {
     return ISO_OK;
 }
 
+// An option of this program hides a setting of that name.
+static iso_status check_settings(const char *path, const iso_strategy *strategy) {
+    for (int k = 0; k < strategy->setting_count; k++) {
+        char line[128];
+        snprintf(line, sizeof(line), "--%.100s ", strategy->setting[k].key);
+        if (train_option_named(line))
+            return train_error(ISO_ERR_ARG,
+                               "the plugin %s: setting %s of %s is an option of train already: "
+                               "give it another name",
+                               path, strategy->setting[k].key, strategy->name);
+    }
+    return ISO_OK;
+}
+
 iso_status train_plugin_load(int argc, char **argv) {
     void *object;
     const char *path = find_path(argc, argv);
     if (!path || !*path) return ISO_OK;
     TRY(open_object(path, &object));
     TRY(check_version(path, object));
-    return initialise_plugin(path, object); // for good: strategies are never unregistered
+    int before = iso_strategy_count();
+    TRY(initialise_plugin(path, object)); // for good: strategies are never unregistered
+    for (int i = before; i < iso_strategy_count(); i++)
+        TRY(check_settings(path, iso_strategy_at(i)));
+    return ISO_OK;
 }

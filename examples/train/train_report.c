@@ -442,10 +442,10 @@ static void warn_of_loss(const train_run *run, double loss) {
     char steps[48];
     if (run->world->rank != 0 || !(loss > 4 * guessing) || guessing <= 0) return;
     fprintf(stderr,
-            "train: warning: the training diverged: the loss of its last %s is %.3g, and "
+            "%s: warning: the training diverged: the loss of its last %s is %.3g, and "
             "guessing one of %d classes has %.3g: try a lower --lr\n",
-            count_text(train_last_steps(run), "step", steps), loss, run->world->info.classes,
-            guessing);
+            train_error_name(), count_text(train_last_steps(run), "step", steps), loss,
+            run->world->info.classes, guessing);
 }
 
 static void tell_metrics(const train_run *run, FILE *to) {

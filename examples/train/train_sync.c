@@ -13,7 +13,8 @@ static iso_status wrap_all(train_run *run, iso_strategy_context *context) {
     char warning[ISO_STRATEGY_WARNING];
     TRY(train_options_settings(o, context->settings));
     TRY(iso_strategy_check(run->strategy, context, warning));
-    if (warning[0] && run->world->rank == 0) fprintf(stderr, "train: warning: %s\n", warning);
+    if (warning[0] && run->world->rank == 0)
+        fprintf(stderr, "%s: warning: %s\n", train_error_name(), warning);
     if (o->sync_batchnorm) TRY(iso_sync_batchnorm_convert(run->model, context->comm, NULL));
     iso_module *model = run->model;
     run->model = NULL; // taken

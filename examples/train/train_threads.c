@@ -8,7 +8,7 @@ iso_status train_threads_setup(train_world *world, const train_options *options)
     // Before the first kernel starts its threads, and after the thread that drives progress.
     world->bound = iso_cores_bind(cores);
     if (world->rank != 0 || options->quiet) return ISO_OK;
-    if (cores->single[0]) fprintf(stderr, "train: warning: %s\n", cores->single);
-    if (cores->crowded[0]) fprintf(stderr, "train: warning: %s\n", cores->crowded);
+    if (cores->single[0]) fprintf(stderr, "%s: warning: %s\n", train_error_name(), cores->single);
+    if (cores->crowded[0]) fprintf(stderr, "%s: warning: %s\n", train_error_name(), cores->crowded);
     return ISO_OK;
 }

@@ -251,8 +251,9 @@ typedef struct iso_daso_config {
     // An outer optimizer, which is copied; NULL: `merge` decides. Its anchor is the parameters at
     // the start of the cycling phase. With batches_to_wait 0 it takes the place of the full average
     // at the end of every whole round, and it may leave the ranks with different parameters (if mix
-    // > 0, or if `replaces` is false). The end of the cycling phase, evaluation and iso_daso_finish
-    // use the mean over all ranks. Not with levels or ISO_STATE_SYNC_AVERAGE.
+    // > 0, or if `replaces` is false). The last step of the cycling phase merges what is in flight,
+    // however young it is, and then sets the parameters to the mean over all ranks. Evaluation and
+    // iso_daso_finish use that mean, too. Not with levels or ISO_STATE_SYNC_AVERAGE.
     const iso_outer *outer;
     iso_wire wire;
     iso_state_sync state;

@@ -75,7 +75,7 @@ static iso_status assign_layers(const iso__periodic *p, int *exchange) {
     ISO_CHECK(
         layers >= p->exchange_count, ISO_ERR_ARG,
         "%d layer%s with parameters cannot be divided among %d fragments: use fewer fragments, "
-        "or ISO_FRAGMENT_RUNS",
+        "or runs of parameters instead of strides",
         layers, ISO_PLURAL(layers), p->exchange_count);
     return ISO_OK;
 }

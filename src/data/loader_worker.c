@@ -94,7 +94,10 @@ static iso_status collate_samples(iso__worker *self, iso__slot *slot, int64_t k,
     if (!loader->collate) return ISO_OK;
     for (int t = 0; t < loader->tensors; t++) slot->specs[t] = iso__loader_spec(loader, t);
     if (slot->n > 0) batch.random = iso__transform_random_batch(&loader->transform, indices[0]);
-    ISO_TRY(loader->collate(&batch, loader->user));
+    iso_status status = loader->collate(&batch, loader->user);
+    ISO_CHECK(status >= 0 || iso_last_error()->code == status, status,
+              "the collate function of a loader failed: %s", iso_status_string(status));
+    ISO_TRY(status);
     ISO_TRY(check_collated(loader, slot));
     return ISO_OK;
 }

@@ -208,7 +208,7 @@ Test(collate, draws_the_same_whatever_the_number_of_threads) {
 
 // ---- Errors -------------------------------------------------------------------------------------
 
-enum { GROW, EMPTY, RETYPE, FAIL, TRIM_MORE, TRIM_WHERE, WRONG };
+enum { GROW, EMPTY, RETYPE, FAIL, MUTE, TRIM_MORE, TRIM_WHERE, WRONG };
 
 static iso_status do_wrong(const iso_collate_batch *batch, void *user) {
     int64_t *size = &batch->specs[1].shape[1];
@@ -218,6 +218,7 @@ static iso_status do_wrong(const iso_collate_batch *batch, void *user) {
     case EMPTY: *size = 0; return ISO_OK;
     case RETYPE: batch->specs[0].dtype = ISO_F32; return ISO_OK;
     case FAIL: return iso_error_set(ISO_ERR_IO, "no room for batch %d", (int)batch->index);
+    case MUTE: return ISO_ERR_FORMAT; // without a message
     case TRIM_MORE: return iso_collate_trim(batch, 1, 1, MOST + 1);
     default: return iso_collate_trim(batch, 3, 0, 1);
     }
@@ -228,6 +229,7 @@ static const char *const words[WRONG] = {
     [EMPTY] = "made dimension 1 of tensor 1 0: it may be 1 to 9",
     [RETYPE] = "changed type or number of dimensions of tensor 0",
     [FAIL] = "no room for batch 2",
+    [MUTE] = "the collate function of a loader failed: ",
     [TRIM_MORE] = "dimension 1 of tensor 1 cannot be cut to 10: it has 9",
     [TRIM_WHERE] = "tensor 3 of a sample has 0 dimensions: dimension 0 cannot be cut"};
 
@@ -238,7 +240,9 @@ Test(collate, its_errors_come_with_their_batch) {
         iso_batch batch;
         cr_assert_eq(iso_loader_start(loader, 0, 0), ISO_OK);
         for (int k = 0; k < 2; k++) cr_assert_eq(iso_loader_next(loader, &batch), ISO_OK);
-        cr_assert_eq(iso_loader_next(loader, &batch), wrong == FAIL ? ISO_ERR_IO : ISO_ERR_ARG);
+        cr_assert_eq(iso_loader_next(loader, &batch), wrong == FAIL   ? ISO_ERR_IO
+                                                      : wrong == MUTE ? ISO_ERR_FORMAT
+                                                                      : ISO_ERR_ARG);
         cr_assert(strstr(iso_last_error()->message, words[wrong]), "%s", iso_last_error()->message);
         cr_assert_eq(iso_loader_start(loader, 1, 0), ISO_OK);
         for (int64_t k = 0; k < iso_loader_batches(loader); k++) {

@@ -392,7 +392,8 @@ Test(settings, of_daso_are_checked_together) {
     says("daso", "warmup=0.7,cooldown=0.7", 0, "more than the whole run");
     says("daso", "warmup-steps=30,cooldown-steps=11", 0, "");
     says("daso", "warmup-steps=30,cooldown-steps=11", 40, "more than the 40 steps");
-    says("daso", "warmup-steps=30", 20, "");
+    says("daso", "warmup-steps=30", 20, "the warm-up of 20 steps leaves none");
+    says("daso", "warmup-steps=20", 30, "");
     says("daso", "period=25,wait=25", 50,
          "--wait 25 is too long: no exchange would be merged in the 48 steps");
     says("daso", "period=48", 50, "--period 48 is not shorter than the 48 steps");
@@ -402,7 +403,7 @@ Test(settings, of_daso_are_checked_together) {
     says("localsgd", "period=50", 50, "--period 50 is not shorter than the 50 steps");
     says("localsgd", "period=49", 50, "");
     says("postlocal", "period=25", 50, "--period 25 is not shorter than the 25 steps");
-    says("postlocal", "period=auto,warmup-steps=60", 50, "");
+    says("postlocal", "period=auto,warmup-steps=60", 50, "the warm-up of 50 steps leaves none");
 }
 
 Test(settings, a_table_that_cannot_be_is_refused) {
