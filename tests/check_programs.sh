@@ -538,7 +538,7 @@ refused 2 "an order without fragments" '--fragment-order needs --fragments of 2 
     --sync daso --fragment-order strides
 refused 2 "fragments and a local skip" '--fragments and --local-skip cannot be combined' \
     --sync daso --fragments 2 --wait 1 --local-skip 2
-run_anew 2 "$train" --model mlp --batch 16 --steps 14 --quiet --sync streaming-diloco --wait 10 --log "$out/log"
+run_anew 2 "$train" --model mlp --batch 16 --steps 40 --quiet --sync streaming-diloco --wait 10 --log "$out/log"
 [ "$status" = 0 ] && grep -q '"period":10' "$out/log"
 result $? "a period that is not given is at least the wait, with fragments, too"
 refused 2 "fragments without a wait" '--fragments needs --wait' --sync daso --fragments 2
