@@ -223,8 +223,8 @@ for _ in 1 2 3 4 5; do
 done
 result $good "SIGINT in a save leaves nothing that is not whole"
 
-# Whether this machine stood still for half a second: Open MPI's launcher leaves ranks one second. Only then is the
-# run repeated, twice at most.
+# Open MPI's launcher leaves ranks one second. Only if this machine stood still for half a second, or was so busy that
+# the second ran out, is the run repeated, twice at most.
 ticks() {
     while sleep 0.05; do date +%s%N; done >ticks
 }
@@ -238,12 +238,14 @@ for _ in 1 2 3; do
     ticker=$!
     start 2 --checkpoint c --checkpoint-every 20
     pid=$(ps -o ppid= -p "$(holder)" | tr -d ' ') # the launcher's
+    began=$(date +%s%N)
     kill -TERM "$pid"
     finish
+    took=$(($(date +%s%N) - began))
     has_failed && [ ! -e c.lock ] &&
         [ "$(grep -c '^train: stopped by SIGTERM: the newest checkpoint is c.step-' first)" = 1 ] && good=0
     kill "$ticker"
-    [ "$good" = 1 ] && stood_still || break
+    [ "$good" = 1 ] && { stood_still || [ "$took" -gt 900000000 ]; } || break
 done
 result $good "so does a signal to the launcher, and once"
 

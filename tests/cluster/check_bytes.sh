@@ -110,7 +110,7 @@ for part in train t10k; do
     images 1024 28 >"$work/data/$part-images-idx3-ubyte"
     labels 1024 >"$work/data/$part-labels-idx1-ubyte"
 done
-echo "1..47"
+echo "1..53"
 for hosts in 2 3 4; do
     sh "$here/with_cluster.sh" -n $hosts -r none -t 450 -- sh "$0" --head "$work" $hosts
 done
