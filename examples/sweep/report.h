@@ -74,8 +74,8 @@ bool report_same_run(const report_run *a, const report_run *b);
 // ---- report.c ----
 
 // Writes points.csv, syncs.csv, runs.csv, modes.csv, comparisons.csv and report.html to folder, and
-// figures to folder/figures, each file completely or not at all. Without gnuplot, the page says so
-// in place of the figures, of which only the scripts are written.
+// figures to folder/figures, each file completely or not at all. Without gnuplot, only the
+// scripts of the figures are written, and the page says so in their place.
 iso_status report_write(const report *study, const char *folder);
 
 #endif

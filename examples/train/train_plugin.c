@@ -14,7 +14,7 @@
 
 enum { PATH_ROOM = 4096 };
 
-// NULL: not given, or without a value, of which the reader of options tells.
+// NULL: not given, or without a value. The reader of options reports a missing value.
 static const char *find_path(int argc, char **argv) {
     for (int i = 1; i < argc && strcmp(argv[i], "--") != 0; i++) {
         if (!option_is(argv[i], "plugin", "=")) continue;

@@ -329,8 +329,10 @@ iso_status iso_daso_create_take(iso_optimizer *wrapped, iso_module *data_paralle
     daso *self = memory;
     self->engine.base.ops = &daso_ops.base;
     self->config = *config;
-    if (config->outer) self->outer = *config->outer;
-    if (config->outer) engine.outer = self->config.outer = &self->outer;
+    if (config->outer) {
+        self->outer = *config->outer;
+        engine.outer = self->config.outer = &self->outer;
+    }
     iso_optimizer *taken = wrapped;
     wrapped = NULL;
     ISO_TRY_GOTO(iso__periodic_init(&self->engine, taken, data_parallel, &engine, valid, settings));

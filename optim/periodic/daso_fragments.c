@@ -3,8 +3,6 @@
 // from the number of the step alone.
 #include "optim/periodic/sync_plan.h"
 
-#include <assert.h>
-
 iso_status iso__daso_fragments_check(const iso_daso_config *c) {
     if (c->fragments == 0 || c->fragments == 1) return ISO_OK;
     ISO_CHECK(c->fragments > 1 && c->fragments <= ISO_DASO_FRAGMENTS, ISO_ERR_ARG,
@@ -33,13 +31,6 @@ static int64_t last_send(const iso__daso_schedule *s, int f) {
     return now < first ? 0 : now - (now - first) % period;
 }
 
-static iso__action *add_action(iso__sync_plan *plan, iso__action_kind kind, int f) {
-    assert(plan->count < ISO__PLAN_ACTIONS);
-    iso__action *action = &plan->action[plan->count++];
-    *action = (iso__action){.kind = kind, .exchange = f, .group = ISO__ALL_GROUPS};
-    return action;
-}
-
 // What was sent in this step is not yet to be merged, except at the end.
 static void plan_merges(const iso__daso_schedule *s, bool ends, iso__sync_plan *out) {
     int64_t now = s->step - s->warmup, wait = s->batches_to_wait;
@@ -47,7 +38,8 @@ static void plan_merges(const iso__daso_schedule *s, bool ends, iso__sync_plan *
         int64_t sent = last_send(s, f);
         if (sent == now) sent -= s->global_skip; // the one before
         if (sent < 1 || now - sent > wait || (now - sent < wait && !ends)) continue;
-        iso__action *merge = add_action(out, ISO__MERGE, f);
+        iso__action *merge = iso__plan_add(out, ISO__MERGE);
+        merge->exchange = f;
         merge->age = merge->weight = now - sent;
     }
 }
@@ -55,13 +47,13 @@ static void plan_merges(const iso__daso_schedule *s, bool ends, iso__sync_plan *
 static void plan_sends(const iso__daso_schedule *s, iso__sync_plan *out) {
     for (int f = 0; f < s->fragments; f++) {
         if (last_send(s, f) != s->step - s->warmup) continue;
-        add_action(out, ISO__SEND, f);
-        if (s->batches_to_wait == 0) add_action(out, ISO__FULL, f);
+        iso__plan_add(out, ISO__SEND)->exchange = f;
+        if (s->batches_to_wait == 0) iso__plan_add(out, ISO__FULL)->exchange = f;
     }
 }
 
 void iso__daso_fragments_plan(const iso__daso_schedule *s, bool ends, iso__sync_plan *out) {
     plan_merges(s, ends, out);
     if (!ends || s->batches_to_wait == 0) plan_sends(s, out);
-    if (ends) add_action(out, ISO__FULL, 0)->state = s->cooldown > 0;
+    if (ends) iso__plan_add(out, ISO__FULL)->state = s->cooldown > 0;
 }

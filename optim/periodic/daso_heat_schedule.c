@@ -53,16 +53,10 @@ void iso__heat_schedule_reset(iso__heat_schedule *s) {
     iso_plateau_reset(&s->plateau);
 }
 
-static iso__action *add_action(iso__sync_plan *plan, iso__action_kind kind, int group) {
-    assert(plan->count < ISO__PLAN_ACTIONS);
-    iso__action *action = &plan->action[plan->count++];
-    *action = (iso__action){.kind = kind, .group = group};
-    return action;
-}
-
 static void receive_pending(iso__heat_schedule *s, iso__sync_plan *out) {
     if (!s->pending) return;
-    iso__action *merge = add_action(out, ISO__MERGE, s->pending_group);
+    iso__action *merge = iso__plan_add(out, ISO__MERGE);
+    merge->group = s->pending_group;
     merge->age = s->batch - s->pending_batch;
     merge->weight = s->pending_weight;
     s->pending = false;
@@ -72,17 +66,17 @@ static void receive_pending(iso__heat_schedule *s, iso__sync_plan *out) {
 // that one is merged already.
 static void global_sync(iso__heat_schedule *s, int64_t wait, bool last, iso__sync_plan *out) {
     int group = s->send_group, before = s->pending_group;
-    add_action(out, ISO__SEND, group);
+    iso__plan_add(out, ISO__SEND)->group = group;
     bool copy = before != NO_GROUP && (s->batches_to_wait != 0 || s->pending);
     receive_pending(s, out);
-    if (copy) add_action(out, ISO__NODE_COPY, before);
+    if (copy) iso__plan_add(out, ISO__NODE_COPY)->group = before;
     s->pending = !last && s->batches_to_wait > 0;
     s->pending_group = s->pending ? group : NO_GROUP;
     s->pending_batch = s->batch;
     s->pending_weight = wait;
     if (!s->pending) {
-        add_action(out, ISO__FULL, group);
-        add_action(out, ISO__NODE_COPY, group);
+        iso__plan_add(out, ISO__FULL)->group = group;
+        iso__plan_add(out, ISO__NODE_COPY)->group = group;
     }
     s->send_group = (group + 1) % s->groups;
     s->local_sync = true;
@@ -97,7 +91,7 @@ static void plan_cycle(iso__heat_schedule *s, int64_t wait, iso__sync_plan *out)
     if (since_send < wait) return;
     if (since_send == wait && s->pending) {
         receive_pending(s, out);
-        add_action(out, ISO__NODE_COPY, s->pending_group);
+        iso__plan_add(out, ISO__NODE_COPY)->group = s->pending_group;
         if (skip > 1) s->local_sync = false;
     }
     if (skip <= 1 || (s->batch + 1) % skip == 0)

@@ -5,7 +5,6 @@
 #include "optim/periodic/outer_impl.h"
 #include "optim/periodic/sync_plan.h"
 
-#include <assert.h>
 #include <math.h>
 #include <string.h>
 
@@ -205,7 +204,7 @@ void iso__daso_schedule_init(iso__daso_schedule *s, const iso_daso_config *confi
     memcpy(s->level, config->level, sizeof(s->level));
     s->fragments = config->fragments;
     s->outer = config->outer != NULL;
-    s->outer_equal = s->outer && config->outer->replaces && config->outer->mix == 0;
+    s->outer_equal = s->outer && iso__outer_equalises(config->outer);
     s->phase = phase_of(s, 1);
     s->begins = s->phase == ISO__CYCLING;
     if (s->begins) begin_interval(s);
@@ -213,15 +212,8 @@ void iso__daso_schedule_init(iso__daso_schedule *s, const iso_daso_config *confi
 
 // ---- Steps ----------------------------------------------------------------------------------------
 
-static iso__action *add_action(iso__sync_plan *plan, iso__action_kind kind) {
-    assert(plan->count < ISO__PLAN_ACTIONS);
-    iso__action *action = &plan->action[plan->count++];
-    *action = (iso__action){.kind = kind, .group = ISO__ALL_GROUPS};
-    return action;
-}
-
 static void plan_merge(iso__daso_schedule *s, iso__sync_plan *out) {
-    iso__action *action = add_action(out, ISO__MERGE);
+    iso__action *action = iso__plan_add(out, ISO__MERGE);
     action->age = action->weight = s->step - s->pending_step;
     s->pending = false;
     s->observed = true;
@@ -230,15 +222,15 @@ static void plan_merge(iso__daso_schedule *s, iso__sync_plan *out) {
 // With local_skip the ranks of a node went their own ways since the last send.
 static void average_node(iso__daso_schedule *s, iso__sync_plan *out) {
     if (s->local == ISO_SCOPE_NODE && s->interval_local_skip > 1)
-        add_action(out, ISO__NODE_AVERAGE);
+        iso__plan_add(out, ISO__NODE_AVERAGE);
 }
 
 static void plan_send(iso__daso_schedule *s, iso__sync_plan *out) {
     average_node(s, out);
     int level = iso__daso_level_at(s->level, s->level_count, s->step - 1);
-    add_action(out, ISO__SEND)->level = level > 0 ? level : 0;
+    iso__plan_add(out, ISO__SEND)->level = level > 0 ? level : 0;
     s->pending = s->batches_to_wait != 0;
-    if (!s->pending) add_action(out, ISO__FULL);
+    if (!s->pending) iso__plan_add(out, ISO__FULL);
     s->observed = s->observed || !s->pending;
     s->pending_step = s->step;
     // A wait that nobody measured: as long as there is.
@@ -257,7 +249,7 @@ static void plan_end(iso__daso_schedule *s, iso__sync_plan *out) {
     else
         average_node(s, out);
     if (!outer || !s->outer_equal || s->cooldown > 0)
-        add_action(out, ISO__FULL)->state = s->cooldown > 0;
+        iso__plan_add(out, ISO__FULL)->state = s->cooldown > 0;
 }
 
 static void plan_cycle(iso__daso_schedule *s, iso__sync_plan *out) {
@@ -296,11 +288,11 @@ void iso__daso_schedule_step(iso__daso_schedule *s, iso__sync_plan *out) {
     if (finished == ISO__CYCLING)
         plan_cycle(s, out);
     else if (s->step == s->total && s->cooldown == 0)
-        add_action(out, ISO__FULL); // all was warm-up
+        iso__plan_add(out, ISO__FULL); // all was warm-up
     else
         s->begins = s->phase == ISO__CYCLING;
     if (s->phase == ISO__CYCLING && s->measure && s->step == s->measure_at)
-        add_action(out, ISO__MEASURE);
+        iso__plan_add(out, ISO__MEASURE);
     out->next = s->begins ? scope : iso__daso_schedule_scope(s);
 }
 

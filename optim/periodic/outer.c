@@ -163,11 +163,11 @@ iso_status iso_outer_parse(const char *name, const iso_outer **out) {
 
 // ---- Checks ---------------------------------------------------------------------------------------
 
-static iso_status check_number(const iso_outer *o, const char *what, double x, double low,
-                               double high) {
-    ISO_CHECK(x >= low && x <= high && isfinite(x), ISO_ERR_ARG,
-              "outer optimizer %s: %s is %g, it must be from %g to %g", o->name, what, x, low,
-              high);
+// valid: false for NaN, too.
+static iso_status check_number(const iso_outer *o, const char *what, double x, bool valid,
+                               const char *limits) {
+    ISO_CHECK(valid, ISO_ERR_ARG, "outer optimizer %s: %s is %g, it must be %s", o->name, what, x,
+              limits);
     return ISO_OK;
 }
 
@@ -182,17 +182,13 @@ iso_status iso__outer_check(const iso_outer *o) {
     ISO_CHECK(o->states >= 0 && o->states <= ISO_OUTER_STATES, ISO_ERR_ARG,
               "outer optimizer %s: states is %d, it must be from 0 to %d", o->name, o->states,
               ISO_OUTER_STATES);
-    ISO_CHECK(o->lr > 0, ISO_ERR_ARG, "outer optimizer %s: lr is %g, it must be greater than 0",
-              o->name, o->lr);
-    ISO_TRY(check_number(o, "lr", o->lr, 0, 1e6));
-    ISO_CHECK(o->momentum < 1, ISO_ERR_ARG,
-              "outer optimizer %s: momentum is %g, it must be less than 1", o->name, o->momentum);
-    ISO_TRY(check_number(o, "momentum", o->momentum, 0, 1));
-    ISO_TRY(check_number(o, "mix", o->mix, 0, 1));
-    ISO_CHECK(o->beta2 < 1, ISO_ERR_ARG, "outer optimizer %s: beta2 is %g, it must be less than 1",
-              o->name, o->beta2);
-    ISO_TRY(check_number(o, "beta2", o->beta2, 0, 1));
-    return check_number(o, "eps", o->eps, 0, 1e6);
+    ISO_TRY(check_number(o, "lr", o->lr, o->lr > 0 && o->lr <= 1e6, "above 0, and at most 1e6"));
+    ISO_TRY(check_number(o, "momentum", o->momentum, o->momentum >= 0 && o->momentum < 1,
+                         "at least 0, and below 1"));
+    ISO_TRY(check_number(o, "mix", o->mix, o->mix >= 0 && o->mix <= 1, "from 0 to 1"));
+    ISO_TRY(check_number(o, "beta2", o->beta2, o->beta2 >= 0 && o->beta2 < 1,
+                         "at least 0, and below 1"));
+    return check_number(o, "eps", o->eps, o->eps >= 0 && o->eps <= 1e6, "from 0 to 1e6");
 }
 
 int iso__outer_write(const iso_outer *o, char *text, size_t room) {

@@ -7,6 +7,10 @@
 
 #include <isotherm/outer.h>
 
+// Whether a merge leaves the same parameters on all ranks.
+static inline bool iso__outer_equalises(const iso_outer *outer) {
+    return outer->replaces && outer->mix == 0;
+}
 // ISO_ERR_ARG names the rule, the number and its limits.
 iso_status iso__outer_check(const iso_outer *outer);
 // One line that is equal on ranks with the same rule. Returns its length.

@@ -257,7 +257,7 @@ static bool equal_after(const iso__periodic *p, const iso__periodic_exchange *se
                         const iso__action *action) {
     bool turn = action->group != ISO__ALL_GROUPS && p->layout->largest > 1;
     bool all = sent->level == p->config.lower_count && p->exchange_count == 1;
-    return !turn && all && iso__periodic_outer_equal(p);
+    return !turn && all && (!p->config.outer || iso__outer_equalises(p->config.outer));
 }
 
 static iso_status average_fully(iso__periodic *p, const iso__action *action,

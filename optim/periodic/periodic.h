@@ -226,8 +226,6 @@ iso_status iso__periodic_outer_open(iso__periodic *p);
 void iso__periodic_outer_close(iso__periodic *p);
 // values: the flat array of the parameters of x, which become the anchor.
 void iso__periodic_outer_begin(iso__periodic *p, iso__periodic_exchange *x, const float *values);
-// Whether a merge leaves the same parameters on all ranks.
-bool iso__periodic_outer_equal(const iso__periodic *p);
 // What x sends, as a flat array.
 iso_status iso__periodic_outer_send(iso__periodic *p, const iso__periodic_exchange *x, float *to);
 // Merges the mean of what x sent, also a flat array.

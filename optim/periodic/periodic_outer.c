@@ -29,10 +29,6 @@ void iso__periodic_outer_begin(iso__periodic *p, iso__periodic_exchange *x, cons
     }
 }
 
-bool iso__periodic_outer_equal(const iso__periodic *p) {
-    return !p->config.outer || (p->config.outer->replaces && p->config.outer->mix == 0);
-}
-
 // A parameter, which is mapped, and its place in flat arrays of x.
 static iso_outer_span span_at(const iso__periodic *p, const iso__periodic_exchange *x, int i,
                               size_t at) {

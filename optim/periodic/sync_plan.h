@@ -6,6 +6,7 @@
 
 #include "base/base.h"
 
+#include <assert.h>
 #include <isotherm/daso.h>
 #include <stddef.h>
 
@@ -40,6 +41,14 @@ typedef struct iso__sync_plan {
     iso__action action[ISO__PLAN_ACTIONS];
     iso_scope next;
 } iso__sync_plan;
+
+// Appends an action, of exchange 0 and all groups.
+static inline iso__action *iso__plan_add(iso__sync_plan *plan, iso__action_kind kind) {
+    assert(plan->count < ISO__PLAN_ACTIONS);
+    iso__action *action = &plan->action[plan->count++];
+    *action = (iso__action){.kind = kind, .group = ISO__ALL_GROUPS};
+    return action;
+}
 
 // ISO_ERR_ARG naming a daso option that is below `least`.
 iso_status iso__daso_at_least(const char *option, int64_t value, int64_t least);

@@ -266,3 +266,28 @@ void mean_case_loses_nothing(mean_case *c, size_t count, const iso__average_conf
     }
     mean_case_close(c);
 }
+
+void mean_case_equals_model(mean_case *c, const iso__codec *wire, bool differences) {
+    const size_t counts[] = {1, 33, wire->group, 1000, 4099};
+    const size_t chunks[] = {0, 7, wire->group, 1000, 1001};
+    for (int per_node = 1; per_node <= test_size; per_node++)
+        for (int i = 0; i < 5; i++) {
+            iso__average_config config = {
+                .wire = wire, .differences = differences, .chunk = chunks[(i + per_node) % 5]};
+            bool agrees = true;
+            mean_case_create(c, per_node, counts[i], &config);
+            for (int t = 0; t < 6; t++) agrees = mean_case_agrees(c, ISO__SHARDS, t) && agrees;
+            iso_assert_all(agrees);
+            mean_case_destroy(c);
+        }
+    mean_case_close(c);
+}
+
+void mean_case_counts(mean_case *c, long long sent, long long between_nodes) {
+    iso__average_stats before, after;
+    iso__average_get_stats(c->average, &before);
+    bool agrees = mean_case_agrees(c, ISO__SHARDS, 1);
+    iso__average_get_stats(c->average, &after);
+    iso_assert_all(agrees && after.bytes_sent - before.bytes_sent == sent);
+    iso_assert_all(after.bytes_between_nodes - before.bytes_between_nodes == between_nodes);
+}

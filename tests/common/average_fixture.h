@@ -40,6 +40,11 @@ void mean_case_model(mean_case *c, int group, int t, float *mean);
 bool mean_case_agrees(mean_case *c, int group, int t);
 // What all ranks hold back of each element of the mean.
 void mean_case_left(mean_case *c, double *left);
+// Asserts six exchanges each of arrays below a group, of a group and of more, in chunks and as a
+// whole, with every number of ranks per node. Closes c.
+void mean_case_equals_model(mean_case *c, const iso__codec *wire, bool differences);
+// Makes exchange 1 and asserts the bytes that it counts on this rank.
+void mean_case_counts(mean_case *c, long long sent, long long between_nodes);
 // Asserts of five exchanges, with one and with two ranks per node: mean + what is left = exact mean
 // + what was left before, but for the roundings of f32.
 void mean_case_loses_nothing(mean_case *c, size_t count, const iso__average_config *config);

@@ -25,27 +25,10 @@ TestSuite(np5_average_int4, .init = test_mpi_setup, .fini = test_mpi_teardown, .
 enum { COUNT = 1300 };
 static mean_case c;
 
-// Below a group, a group and more, shards that begin inside a group.
-static const size_t counts[] = {1, 33, 128, 1000, 4099};
-static const size_t chunks[] = {0, 7, 128, 1000, 1001};
-
-static void equals_the_model(bool differences) {
-    for (int per_node = 1; per_node <= test_size; per_node++)
-        for (int i = 0; i < 5; i++) {
-            iso__average_config config = {.wire = &iso__codec_int4,
-                                          .differences = differences,
-                                          .chunk = chunks[(i + per_node) % 5]};
-            bool agrees = true;
-            mean_case_create(&c, per_node, counts[i], &config);
-            for (int t = 0; t < 6; t++) agrees = mean_case_agrees(&c, ISO__SHARDS, t) && agrees;
-            iso_assert_all(agrees);
-            mean_case_destroy(&c);
-        }
-    mean_case_close(&c);
+static void differences_equal_the_model(void) {
+    mean_case_equals_model(&c, &iso__codec_int4, true);
 }
-
-static void differences_equal_the_model(void) { equals_the_model(true); }
-static void values_equal_the_model(void) { equals_the_model(false); }
+static void values_equal_the_model(void) { mean_case_equals_model(&c, &iso__codec_int4, false); }
 TEST_ON_ALL(differences_equal_the_model)
 TEST_ON_ALL(values_equal_the_model)
 
@@ -91,24 +74,15 @@ TEST_ON(np2_average_int4, what_int4_represents_is_exact)
 
 // ---- Bytes ----------------------------------------------------------------------------------------
 
-static void exchange_and_expect(long long sent, long long between_nodes) {
-    iso__average_stats before, after;
-    iso__average_get_stats(c.average, &before);
-    bool agrees = mean_case_agrees(&c, ISO__SHARDS, 1);
-    iso__average_get_stats(c.average, &after);
-    iso_assert_all(agrees && after.bytes_sent - before.bytes_sent == sent);
-    iso_assert_all(after.bytes_between_nodes - before.bytes_between_nodes == between_nodes);
-}
-
 // A group of 128 elements takes 68 bytes, and a share has whole groups.
 Test(np4_average_int4, counts_the_bytes_that_leave) {
     iso__average_config config = {.wire = &iso__codec_int4};
     mean_case_create(&c, 1, 4000, &config); // four nodes, shares of 8 groups: to 3 others, twice
-    exchange_and_expect(2 * 3 * 8 * 68, 2 * 3 * 8 * 68);
+    mean_case_counts(&c, 2 * 3 * 8 * 68, 2 * 3 * 8 * 68);
     mean_case_destroy(&c);
     mean_case_create(&c, 2, 4000, &config); // shards of 2016 and 1984 elements: shares of 8 groups
     long long spread = test_rank % 2 ? 1984 * 4 : 2016 * 4;
-    exchange_and_expect(2 * 8 * 68 + spread, 2 * 8 * 68);
+    mean_case_counts(&c, 2 * 8 * 68 + spread, 2 * 8 * 68);
     mean_case_close(&c);
 }
 

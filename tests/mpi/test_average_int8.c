@@ -26,27 +26,10 @@ static mean_case c;
 
 // ---- Equal to the model ---------------------------------------------------------------------------
 
-// Below a group, a group and more, shards that begin inside a group.
-static const size_t counts[] = {1, 33, 256, 1000, 4099};
-static const size_t chunks[] = {0, 7, 256, 1000, 1001};
-
-static void equals_the_model(bool differences) {
-    for (int per_node = 1; per_node <= test_size; per_node++)
-        for (int i = per_node % 2; i<5; i += test_size> 3 ? 2 : 1) {
-            iso__average_config config = {.wire = &iso__codec_int8,
-                                          .differences = differences,
-                                          .chunk = chunks[(i + per_node) % 5]};
-            bool agrees = true;
-            mean_case_create(&c, per_node, counts[i], &config);
-            for (int t = 0; t < 6; t++) agrees = mean_case_agrees(&c, ISO__SHARDS, t) && agrees;
-            iso_assert_all(agrees);
-            mean_case_destroy(&c);
-        }
-    mean_case_close(&c);
+static void differences_equal_the_model(void) {
+    mean_case_equals_model(&c, &iso__codec_int8, true);
 }
-
-static void differences_equal_the_model(void) { equals_the_model(true); }
-static void values_equal_the_model(void) { equals_the_model(false); }
+static void values_equal_the_model(void) { mean_case_equals_model(&c, &iso__codec_int8, false); }
 TEST_ON_ALL(differences_equal_the_model)
 TEST_ON_ALL(values_equal_the_model)
 
@@ -115,24 +98,15 @@ TEST_ON_ALL(what_int8_represents_is_exact)
 
 // ---- Bytes ----------------------------------------------------------------------------------------
 
-static void exchange_and_expect(long long sent, long long between_nodes) {
-    iso__average_stats before, after;
-    iso__average_get_stats(c.average, &before);
-    bool agrees = mean_case_agrees(&c, ISO__SHARDS, 1);
-    iso__average_get_stats(c.average, &after);
-    iso_assert_all(agrees && after.bytes_sent - before.bytes_sent == sent);
-    iso_assert_all(after.bytes_between_nodes - before.bytes_between_nodes == between_nodes);
-}
-
 // A group of 256 elements takes 260 bytes, and a share has whole groups.
 Test(np4_average_int8, counts_the_bytes_that_leave) {
     iso__average_config config = {.wire = &iso__codec_int8};
     mean_case_create(&c, 1, 4000, &config); // four nodes, shares of 4 groups: to 3 others, twice
-    exchange_and_expect(2 * 3 * 4 * 260, 2 * 3 * 4 * 260);
+    mean_case_counts(&c, 2 * 3 * 4 * 260, 2 * 3 * 4 * 260);
     mean_case_destroy(&c);
     mean_case_create(&c, 2, 4000, &config); // shards of 2016 and 1984 elements: shares of 4 groups
     long long spread = test_rank % 2 ? 1984 * 4 : 2016 * 4;
-    exchange_and_expect(2 * 4 * 260 + spread, 2 * 4 * 260);
+    mean_case_counts(&c, 2 * 4 * 260 + spread, 2 * 4 * 260);
     mean_case_close(&c);
 }
 
