@@ -52,6 +52,7 @@ dist_man_MANS = \
     docs/man/get-mnist.1 \
     docs/man/mnist-daso.1 \
     docs/man/mnist.1 \
+    docs/man/postmortem.1 \
     docs/man/predict.1 \
     docs/man/sweep.1 \
     docs/man/train.1

@@ -114,6 +114,18 @@ bin_predict_CPPFLAGS = $(EXAMPLE_CPPFLAGS)
 bin_predict_CFLAGS = $(AM_CFLAGS) -Wshadow -Wconversion
 bin_predict_LDADD = libisotherm.la $(MPI_LIBS) -lm
 
+bin_PROGRAMS += bin/postmortem
+bin_postmortem_SOURCES = \
+    examples/postmortem/postmortem.c \
+    examples/postmortem/postmortem.h \
+    examples/postmortem/postmortem_find.c \
+    examples/postmortem/postmortem_print.c \
+    examples/postmortem/postmortem_read.c \
+    $(EXAMPLE_SUPPORT)
+bin_postmortem_CPPFLAGS = $(EXAMPLE_CPPFLAGS)
+bin_postmortem_CFLAGS = $(AM_CFLAGS) -Wshadow -Wconversion
+bin_postmortem_LDADD = libisotherm.la $(MPI_LIBS) -lm
+
 SWEEP_REPORT = \
     examples/sweep/report.c \
     examples/sweep/report.h \

@@ -20,6 +20,7 @@
 #include <isotherm/optim.h>
 #include <isotherm/parallel.h>
 #include <isotherm/plateau.h>
+#include <isotherm/recorder.h>
 #include <isotherm/reducer.h>
 #include <isotherm/resume.h>
 #include <isotherm/schedule.h>

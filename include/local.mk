@@ -21,6 +21,7 @@ pkginclude_HEADERS += include/isotherm/optim.h
 pkginclude_HEADERS += include/isotherm/outer.h
 pkginclude_HEADERS += include/isotherm/parallel.h
 pkginclude_HEADERS += include/isotherm/plateau.h
+pkginclude_HEADERS += include/isotherm/recorder.h
 pkginclude_HEADERS += include/isotherm/reducer.h
 pkginclude_HEADERS += include/isotherm/reducer.hpp
 pkginclude_HEADERS += include/isotherm/resume.h

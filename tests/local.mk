@@ -30,6 +30,7 @@ SCRIPT_TESTS = \
     tests/check_messages.sh \
     tests/check_mnist.sh \
     tests/check_plugin.sh \
+    tests/check_postmortem.sh \
     tests/check_predict.sh \
     tests/check_programs.sh \
     tests/check_regression.sh \
@@ -56,13 +57,15 @@ check-local:
 endif
 
 # Of scripts: how train ends on errors, data sets as files, and the networks of train on given images.
-check_PROGRAMS += tests/error_probe tests/make_images tests/model_probe
+check_PROGRAMS += tests/error_probe tests/make_images tests/make_records tests/model_probe
 tests_error_probe_SOURCES = tests/error_probe.c examples/train/train_error.c examples/train/train_error.h \
     examples/support/usage.c examples/support/usage.h examples/support/watch.c examples/support/watch.h
 tests_error_probe_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir) -I$(top_srcdir)/examples
 tests_error_probe_LDADD = libiso_core.la
 tests_make_images_SOURCES = tests/make_images.c
 tests_make_images_LDADD = libiso_core.la
+tests_make_records_SOURCES = tests/make_records.c
+tests_make_records_LDADD = libiso_core.la
 tests_model_probe_SOURCES = tests/model_probe.c examples/support/models.c examples/support/models.h \
     examples/support/models_resnet.c
 tests_model_probe_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir) -I$(top_srcdir)/examples

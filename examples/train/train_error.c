@@ -5,6 +5,7 @@
 #include "support/usage.h"
 #include "support/watch.h"
 
+#include <isotherm/recorder.h>
 #include <mpi.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -60,6 +61,7 @@ static void sleep_ns(long ns) { nanosleep(&(struct timespec){.tv_nsec = ns}, NUL
 static void await_all(MPI_Request *request, const char *what) {
     double limit = watch_timeout(), end = MPI_Wtime() + limit;
     int rank, ranks, done = 0;
+    iso_recorder_wait(what);
     for (MPI_Test(request, &done, MPI_STATUS_IGNORE); !done;
          MPI_Test(request, &done, MPI_STATUS_IGNORE)) {
         if (limit == 0 || MPI_Wtime() < end) {
@@ -74,6 +76,7 @@ static void await_all(MPI_Request *request, const char *what) {
                     rank, ranks, limit, what);
         train_abort();
     }
+    iso_recorder_woke(what);
 }
 
 void train_bcast(void *data, size_t bytes, int root, const char *what) {
@@ -164,6 +167,7 @@ static bool tell_together(int rank, int ranks) {
 void train_abort(void) {
     int rank, ranks;
     watch_farewell(NULL); // this is the end that is told of
+    iso_recorder_fail(train_error_text());
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &ranks);
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN); // its own are no news now

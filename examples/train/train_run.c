@@ -242,6 +242,7 @@ static iso_status train_epoch(train_run *run) {
     int64_t batches = iso_loader_batches(run->train_loader);
     while (run->at.step < run->steps && run->at.batch < batches) {
         int64_t began = iso_now();
+        iso_recorder_note("step", (uint32_t)run->at.step + 1);
         TRY(make_step(run));
         run->step_ms[run->timed_steps++ % TRAIN_STEP_TIMES] = (double)(iso_now() - began) / 1e6;
         TRY(train_sync_look(run));

@@ -13,6 +13,7 @@ typedef struct env_entry {
     const char *words; // what it may be, one after the other; NULL: a number
     double low, high;
     bool whole; // numbers
+    bool text;  // it may be anything
     // Whether ranks that have different values would exchange in different ways, or compute
     // different bits. Of the others, who drives progress (thread or program, how often) only
     // decides when an exchange is complete, a time-out when a rank gives up, and a CUDA graph
@@ -37,6 +38,9 @@ static const env_entry env_table[ISO_ENV_COUNT] = {
     [ISO_ENV_TIMEOUT] = {"ISO_TIMEOUT", "300",
                          "seconds before a wait fails and names what is pending; 0: never",
                          .high = 1e9},
+    [ISO_ENV_RECORDER] = {"ISO_RECORDER", "off",
+                          "folder for the flight recorder's files, which iso-postmortem reads",
+                          .text = true},
     [ISO_ENV_RANKS_PER_NODE] = {"ISO_RANKS_PER_NODE", "ranks that share memory",
                                 "number of consecutive ranks that form a node", .low = 1,
                                 .high = 1e6, .whole = true, .alike = true},
@@ -120,7 +124,7 @@ iso_status iso__env_check(iso__env variable) {
     const char *text = iso__env_string(variable);
     char known[128];
     double number;
-    if (!text) return ISO_OK;
+    if (!text || e->text) return ISO_OK;
     if (!e->words) return read_number(e, text, &number);
     list_words(e->words, known, sizeof(known));
     ISO_CHECK(is_word(e->words, text), ISO_ERR_ARG, "environment variable %s is \"%s\": give %s",

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Status texts and the thread-local record of the last error with its call trail.
 #include "base/base.h"
+#include "base/recording.h"
 
 #include <stdarg.h>
 #include <string.h>
@@ -25,6 +26,8 @@ static iso_status write_record(iso_status code, const char *format, va_list args
     last.code = code;
     last.rank = iso__log_rank();
     last.frame_count = 0;
+    iso__record(ISO_RECORDER_ERROR, (uint32_t)-code, message);
+    if (code == ISO_ERR_TIMEOUT) iso_recorder_fail(message);
     return code;
 }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Waits for other ranks in blocking calls, under the time-out.
+#include "base/recording.h"
 #include "comm/comm_state.h"
 
 #include <isotherm/trace.h>
@@ -19,8 +20,7 @@ static iso_status given_up(const iso_comm *comm, bool earlier, const char *what)
                     comm->rank, comm->size, comm->timeout_s, what);
 }
 
-iso_status iso__comm_await(iso_comm *comm, int rc, MPI_Request *request, const char *what) {
-    ISO_TRY_MPI_CODE(rc, what);
+static iso_status await_request(iso_comm *comm, MPI_Request *request, const char *what) {
     int64_t start = iso_now(), limit = (int64_t)(comm->timeout_s * 1e9);
     bool earlier = comm->lost;
     for (int done = 0;;) {
@@ -32,6 +32,14 @@ iso_status iso__comm_await(iso_comm *comm, int rc, MPI_Request *request, const c
         if (comm->engine) iso__engine_assist(comm->engine);
         sched_yield();
     }
+}
+
+iso_status iso__comm_await(iso_comm *comm, int rc, MPI_Request *request, const char *what) {
+    ISO_TRY_MPI_CODE(rc, what);
+    iso_recorder_wait(what);
+    ISO_TRY(await_request(comm, request, what));
+    iso_recorder_woke(what);
+    return ISO_OK;
 }
 
 iso_status iso__comm_meet(iso_comm *comm, const char *what) {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Exchanges that are repeated in rounds: chunks of buffers leave in the order of one plan.
+#include "base/recording.h"
 #include "comm/channel_impl.h"
 #include "comm/traffic.h"
 
@@ -259,6 +260,7 @@ iso_status iso__channel_create(iso_comm *comm, const iso__channel_item *given, i
     ISO_TRY_GOTO(iso__comm_meet(comm, "the barrier before MPI_Comm_dup"));
     // The new communicator inherits the error handler, which returns errors.
     ISO_TRY_GOTO(iso__comm_make(comm, &(iso__comm_recipe){.from = comm->mpi}, &c->mpi));
+    c->stream = iso__recorder_stream(comm->group, comm->rank, comm->size, "channel");
     list_channel(c, true);
     *out = c;
     return ISO_OK;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Communicators: creation, blocking collectives, and agreement of all ranks on an error.
+#include "base/recording.h"
 #include "comm/comm_calls.h"
 #include "comm/comm_state.h"
 #include "comm/debug.h"
@@ -81,6 +82,7 @@ static iso_status connect_ranks(iso_comm *comm, MPI_Comm mpi_comm, const iso_com
     iso_status limit = read_timeout(comm, config);
     ISO_TRY(duplicate_comm(comm, mpi_comm));
     if (long_requests) ISO_TRY(duplicate_for_bulk(comm));
+    comm->stream = iso__recorder_stream(comm->group, comm->rank, comm->size, "exchanges and calls");
     ISO_TRY(limit);
     ISO_TRY(iso__engine_acquire(config ? config->progress : ISO_PROGRESS_AUTO, &comm->engine));
     // Once per process, because the search takes Open MPI a fifth of a second.

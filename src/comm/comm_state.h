@@ -22,6 +22,8 @@ struct iso_comm {
     iso_request *bulk_first, *bulk_last; // requests that still have chunks to post
     int bulk_under_way;
     int rank, size;
+    uint64_t group;  // a hash of the ranks in the job, not 0
+    uint16_t stream; // of the flight recorder
     double timeout_s;
     // A blocking collective has timed out. MPI still executes it, so nothing of the communicator
     // may be freed.
@@ -43,6 +45,8 @@ struct iso_comm {
 // ISO_ERR_STATE if the mpirun of another MPI library started several processes, so that each one is
 // alone in MPI_COMM_WORLD.
 iso_status iso__check_launcher(void);
+// This process among all of its job.
+iso_status iso__rank_in_job(int *rank, int *size);
 // Collective over mpi; comm has its rank and size. Checks the ISO_* variables: on every rank,
 // ISO_ERR_ARG for an invalid value, and ISO_ERR_MISMATCH for values that must be equal but are not.
 // Warns of unknown variables.

@@ -3,6 +3,7 @@
 // use.
 #include "comm/debug.h"
 
+#include "base/recording.h"
 #include "comm/comm_state.h"
 
 #include <isotherm/trace.h>
@@ -221,13 +222,18 @@ void iso__debug_close(iso_comm *comm) {
 }
 
 iso_status iso__debug_match(iso_comm *comm, const char *format, ...) {
+    char line[sizeof(((iso_recorder_entry *)0)->name)];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(line, sizeof(line), format, args);
+    va_end(args);
+    iso__record_call(comm->stream, line);
     iso__debug *d = comm->debug;
     if (!d || d->mpi == MPI_COMM_NULL) return ISO_OK;
     ISO_CHECK(!comm->lost, ISO_ERR_TIMEOUT,
               "rank %d of %d cannot compare collectives: an earlier wait on this communicator has "
               "timed out: end the job (MPI_Abort)",
               comm->rank, comm->size);
-    va_list args;
     va_start(args, format);
     memset(d->mine, 0, LINE_ROOM);
     int used = snprintf(d->mine, LINE_ROOM, "collective %lld, ", ++d->calls);

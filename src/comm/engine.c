@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // The exchanges under way in this process: the pool of requests, those that are not complete, the
 // arrays that MPI tests, and the sleep of the helper.
+#include "base/recording.h"
 #include "comm/comm_state.h"
 #include "comm/request.h"
 
@@ -46,7 +47,8 @@ void iso__request_unreserve(iso__engine *engine, int count) {
     }
 }
 
-iso_status iso__request_begin(iso_comm *comm, const char *name, size_t bytes, iso_request **out) {
+iso_status iso__request_begin(iso_comm *comm, uint16_t stream, const char *name, size_t bytes,
+                              iso_request **out) {
     iso__engine *engine = comm->engine;
     iso_request *request = NULL;
     ISO_TRY(take_request(engine, &request));
@@ -57,6 +59,8 @@ iso_status iso__request_begin(iso_comm *comm, const char *name, size_t bytes, is
                              .posted_ns = iso_now(),
                              .mpi = comm->mpi,
                              .state = ISO_REQUEST_POSTED,
+                             .stream = stream,
+                             .sequence = iso__record_posted(stream, bytes, name),
                              .older = engine->newest};
     *(engine->newest ? &engine->newest->newer : &engine->oldest) = request;
     engine->newest = request;
@@ -70,6 +74,7 @@ void iso__request_complete(iso_request *request) {
     *(request->newer ? &request->newer->older : &engine->newest) = request->older;
     request->done_ns = iso_now();
     engine->completions++;
+    iso__record_done(request->stream, request->sequence, request->bytes, request->name);
     request->state = request->mpi_error ? ISO_REQUEST_FAILED : ISO_REQUEST_DONE;
     if (!request->channel) return;
     request->next_in_line = NULL;

@@ -2,6 +2,7 @@
 // The environment of a communicator's ranks: all ranks refuse invalid values, and differing values
 // of variables that must be equal, because ranks would otherwise exchange in different ways or
 // compute different bits.
+#include "base/recording.h"
 #include "comm/comm_state.h"
 
 #include <stdatomic.h>
@@ -22,6 +23,7 @@ static const char *name_of(int i) {
 typedef struct record {
     int64_t status;
     uint64_t unknown;
+    int rank;                         // in the job
     char value[COMPARED][VALUE_ROOM]; // the effective value; empty: not set, or not compared
 } record;
 
@@ -42,7 +44,10 @@ static void read_value(int i, char out[VALUE_ROOM]) {
 }
 
 static void fill_record(record *mine) {
+    int size;
     *mine = (record){.status = iso__env_check_all(), .unknown = iso__env_unknown(false)};
+    if (mine->status == ISO_OK) mine->status = iso__rank_in_job(&mine->rank, &size);
+    if (mine->status == ISO_OK) mine->status = iso__recorder_open(mine->rank, size);
     for (int i = 0; i < COMPARED; i++) read_value(i, mine->value[i]);
 }
 
@@ -91,6 +96,9 @@ static iso_status compare_environments(iso_comm *comm, MPI_Comm mpi, record *rec
     int rc = MPI_Iallgather(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, records, sizeof(record), MPI_BYTE,
                             mpi, &request);
     ISO_TRY(iso__comm_await(comm, rc, &request, "the comparison of the ranks' environments"));
+    comm->group = ISO_HASH_START;
+    for (int r = 0; r < comm->size; r++)
+        comm->group = iso__hash(comm->group, &records[r].rank, sizeof(records[r].rank)) | 1;
     ISO_TRY(share_refusal(comm, mpi, records, said));
     ISO_TRY(compare_values(records, comm->size));
     warn_unknown(comm, records);

@@ -15,6 +15,12 @@ static const char *mpi_name(void) {
     return text;
 }
 
+iso_status iso__rank_in_job(int *rank, int *size) {
+    ISO_TRY_MPI(MPI_Comm_rank(MPI_COMM_WORLD, rank));
+    ISO_TRY_MPI(MPI_Comm_size(MPI_COMM_WORLD, size));
+    return ISO_OK;
+}
+
 // If the mpirun of another MPI started the processes, each one is alone and would train by itself.
 iso_status iso__check_launcher(void) {
     static const char *const variables[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"};

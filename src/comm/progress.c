@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Drives the exchanges under way: by a helper thread that sleeps between tests, by polling, or by
 // threads that wait.
+#include "base/recording.h"
 #include "comm/channel_impl.h"
 
 #include <isotherm/trace.h>
@@ -110,7 +111,9 @@ static iso_status drive_until_done(iso__engine *engine, const iso__awaited *awai
 iso_status iso__engine_wait(iso__engine *engine, const iso__awaited *awaited) {
     iso__engine_adapt(engine, awaited->began_ns, awaited->is_done(awaited->what));
     engine->waiters++;
+    iso_recorder_wait(awaited->name);
     iso_status status = drive_until_done(engine, awaited);
+    if (status == ISO_OK) iso_recorder_woke(awaited->name);
     engine->waiters--;
     iso__engine_kick(engine);
     return status;
@@ -178,6 +181,7 @@ static int on_finalize(MPI_Comm comm, int keyval, void *value, void *extra) {
     (void)comm, (void)keyval, (void)extra;
     iso__engine *engine = value;
     stop_helper(engine);
+    iso__recorder_end();
     pthread_mutex_lock(&engine->lock);
     for (int64_t start = iso_now(); engine->oldest && iso_now() - start < DRAIN_NS;)
         iso__engine_test_all(engine);

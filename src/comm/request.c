@@ -9,7 +9,7 @@ static iso_status post_allreduce(iso_comm *comm, void *data, size_t count, iso_d
                                  const char *name, iso_request **out) {
     size_t bytes = count * iso_dtype_size(dtype);
     iso_request *request = NULL;
-    ISO_TRY(iso__request_begin(comm, name, bytes, &request));
+    ISO_TRY(iso__request_begin(comm, comm->stream, name, bytes, &request));
     request->next = data;
     request->left = count;
     request->unit = iso_dtype_size(dtype);

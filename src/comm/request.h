@@ -20,6 +20,8 @@ struct iso_request {
     const char *name;
     size_t bytes;
     int64_t posted_ns, done_ns;
+    uint16_t stream; // of the flight recorder, and the number in it
+    uint32_t sequence;
     MPI_Comm mpi; // the communicator it uses, unless it is bulk
     char *next;   // the data not yet posted (MPI), or not yet summed of this rank's slice (shared
                   // memory)
@@ -52,11 +54,12 @@ struct iso_request {
 
 // ---- engine.c ----
 // All with the lock held. reserve makes room for `more` further requests, and for those of MPI, so
-// that posting them allocates nothing. begin returns a request that counts as POSTED. complete
+// that posting them allocates nothing. begin returns a request that counts as POSTED; stream: of the communicator or channel. complete
 // makes it DONE, or FAILED if it has an mpi_error. release returns it to the pool.
 iso_status iso__request_reserve(iso__engine *engine, int more);
 void iso__request_unreserve(iso__engine *engine, int count); // gives up reserved room
-iso_status iso__request_begin(iso_comm *comm, const char *name, size_t bytes, iso_request **out);
+iso_status iso__request_begin(iso_comm *comm, uint16_t stream, const char *name, size_t bytes,
+                              iso_request **out);
 void iso__request_complete(iso_request *request);
 void iso__request_release(iso__engine *engine, iso_request **request);
 

@@ -27,6 +27,9 @@ tests_bench_bench_loader_threads_LDADD = libiso_core.la
 BENCHES += tests/bench/bench_order
 tests_bench_bench_order_SOURCES = tests/bench/bench_order.c tests/bench/bench_util.c tests/bench/bench_util.h
 tests_bench_bench_order_LDADD = libiso_core.la
+BENCHES += tests/bench/bench_recorder
+tests_bench_bench_recorder_SOURCES = tests/bench/bench_recorder.c tests/bench/bench_util.c tests/bench/bench_util.h
+tests_bench_bench_recorder_LDADD = libiso_core.la
 BENCHES += tests/bench/bench_transformer
 tests_bench_bench_transformer_SOURCES = tests/bench/bench_transformer.c tests/bench/bench_transformer_net.c \
     tests/bench/bench_transformer_net.h tests/bench/bench_util.c tests/bench/bench_util.h

@@ -1,0 +1,243 @@
+// SPDX-License-Identifier: MIT
+// The flight recorder: a ring of the last operations, in memory that a file can hold.
+#define _GNU_SOURCE
+#include "base/recording.h"
+
+#include <isotherm/trace.h>
+#include <errno.h>
+#include <execinfo.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#define ATOMIC(field) ((_Atomic uint64_t *)(field))
+
+_Static_assert(sizeof(iso_recorder_entry) == 64, "the format of the file");
+
+static iso_recorder_file at_start; // until a file is open, and without one
+static iso_recorder_file *_Atomic memory = &at_start;
+static _Atomic int64_t epoch_ns; // of iso_now(): its difference to the time since 1970; 0: not read
+static int stacks = -1;          // descriptor for stacks; -1: no file
+static atomic_bool failed;
+static pthread_mutex_t guard = PTHREAD_MUTEX_INITIALIZER; // of opening, and of new streams
+
+// ---- Recording ------------------------------------------------------------------------------------
+
+static int64_t read_time(void) {
+    int64_t epoch = atomic_load_explicit(&epoch_ns, memory_order_relaxed);
+    if (epoch == 0) {
+        struct timespec t;
+        clock_gettime(CLOCK_REALTIME, &t);
+        epoch = (int64_t)t.tv_sec * 1000000000 + t.tv_nsec - iso_now();
+        atomic_store_explicit(&epoch_ns, epoch, memory_order_relaxed);
+    }
+    return epoch + iso_now();
+}
+
+static void copy_name(char *to, size_t room, const char *name) {
+    size_t n = name ? strnlen(name, room - 1) : 0;
+    memcpy(to, name ? name : "", n);
+    memset(to + n, 0, room - n);
+}
+
+static void write_entry(iso_recorder_event event, uint16_t stream, uint32_t sequence,
+                        uint64_t bytes, const char *name) {
+    iso_recorder_file *file = atomic_load_explicit(&memory, memory_order_relaxed);
+    uint64_t n = atomic_fetch_add_explicit(ATOMIC(&file->count), 1, memory_order_relaxed);
+    iso_recorder_entry *e = &file->entry[n % ISO_RECORDER_RECORDS];
+    atomic_store_explicit(ATOMIC(&e->number), 0, memory_order_relaxed);
+    atomic_thread_fence(memory_order_release);
+    e->time_ns = read_time();
+    e->bytes = bytes;
+    e->sequence = sequence;
+    e->event = (uint16_t)event;
+    e->stream = stream;
+    copy_name(e->name, sizeof(e->name), name);
+    atomic_store_explicit(ATOMIC(&e->number), n + 1, memory_order_release);
+}
+
+void iso__record(iso_recorder_event event, uint32_t sequence, const char *name) {
+    write_entry(event, 0, sequence, 0, name);
+}
+
+uint32_t iso__record_posted(uint16_t stream, uint64_t bytes, const char *name) {
+    uint32_t sequence = ++atomic_load(&memory)->stream[stream].posted;
+    write_entry(ISO_RECORDER_POSTED, stream, sequence, bytes, name);
+    return sequence;
+}
+
+void iso__record_done(uint16_t stream, uint32_t sequence, uint64_t bytes, const char *name) {
+    atomic_load(&memory)->stream[stream].done++;
+    write_entry(ISO_RECORDER_DONE, stream, sequence, bytes, name);
+}
+
+void iso__record_call(uint16_t stream, const char *name) {
+    uint32_t sequence = ++atomic_load(&memory)->stream[stream].called;
+    write_entry(ISO_RECORDER_CALL, stream, sequence, 0, name);
+}
+
+void iso_recorder_note(const char *text, uint32_t number) {
+    iso__record(ISO_RECORDER_NOTE, number, text);
+}
+
+void iso_recorder_wait(const char *what) { iso__record(ISO_RECORDER_WAIT, 0, what); }
+void iso_recorder_woke(const char *what) { iso__record(ISO_RECORDER_WOKE, 0, what); }
+
+const iso_recorder_file *iso_recorder_memory(void) { return atomic_load(&memory); }
+
+// ---- Streams --------------------------------------------------------------------------------------
+
+uint16_t iso__recorder_stream(uint64_t group, int rank, int size, const char *name) {
+    enum { REST = ISO_RECORDER_STREAMS - 1 };
+    pthread_mutex_lock(&guard);
+    iso_recorder_stream *all = atomic_load(&memory)->stream;
+    uint16_t at = 0;
+    uint32_t ordinal = 0;
+    for (; at < REST && all[at].group != 0; at++) ordinal += all[at].group == group;
+    if (at < REST) {
+        all[at] = (iso_recorder_stream){.ordinal = ordinal, .rank = rank, .size = size};
+        copy_name(all[at].name, sizeof(all[at].name), name);
+        all[at].group = group;
+    }
+    pthread_mutex_unlock(&guard);
+    return at;
+}
+
+// ---- The end --------------------------------------------------------------------------------------
+
+static void write_text(const char *text) {
+    ssize_t written = write(stacks, text, strlen(text));
+    (void)written; // there is nobody left to tell
+}
+
+// Also called by the handler of signals: calls only what may be called there.
+static void keep_reason(const char *reason) {
+    void *frames[64];
+    iso_recorder_file *file = atomic_load(&memory);
+    if (atomic_exchange(&failed, true)) return;
+    copy_name(file->reason, sizeof(file->reason), reason);
+    file->failed_ns = read_time();
+    if (stacks < 0) return;
+    write_text("stack at: ");
+    write_text(file->reason);
+    write_text("\n");
+    backtrace_symbols_fd(frames, backtrace(frames, 64), stacks);
+}
+
+void iso_recorder_fail(const char *reason) { keep_reason(reason); }
+
+void iso__recorder_end(void) { atomic_load(&memory)->ended_ns = read_time(); }
+
+static const struct fatal {
+    int code;
+    const char *name;
+} fatal[] = {{SIGSEGV, "SIGSEGV"},
+             {SIGBUS, "SIGBUS"},
+             {SIGFPE, "SIGFPE"},
+             {SIGILL, "SIGILL"},
+             {SIGABRT, "SIGABRT"}};
+enum { FATAL = sizeof(fatal) / sizeof(fatal[0]) };
+static struct sigaction before[FATAL];
+
+static void handle_fatal(int code) {
+    for (int i = 0; i < FATAL; i++) {
+        if (fatal[i].code != code) continue;
+        keep_reason(fatal[i].name);
+        sigaction(code, &before[i], NULL);
+    }
+    raise(code); // it is delivered when this handler returns
+}
+
+static void watch_signals(void) {
+    void *frame;
+    backtrace(&frame, 1); // loads what it needs: a handler must not
+    for (int i = 0; i < FATAL; i++) {
+        struct sigaction action = {.sa_handler = handle_fatal};
+        sigemptyset(&action.sa_mask);
+        sigaction(fatal[i].code, &action, &before[i]);
+    }
+}
+
+// ---- The file -------------------------------------------------------------------------------------
+
+// Makes the folder and those above it. What cannot be made is told when the file is opened.
+static void make_folder(const char *path) {
+    char part[PATH_MAX];
+    size_t length = strlen(path) < sizeof(part) ? strlen(path) : sizeof(part) - 1;
+    for (size_t n = 1; n <= length; n++) {
+        if (n < length && path[n] != '/') continue;
+        snprintf(part, sizeof(part), "%.*s", (int)n, path);
+        (void)mkdir(part, 0777);
+    }
+}
+
+// A file of an earlier job is replaced, not cut: its process may still write to it.
+static iso_status map_file(const char *path, int *descriptor, void **out) {
+    size_t bytes = sizeof(iso_recorder_file);
+    (void)unlink(path);
+    int fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0666);
+    ISO_CHECK(fd >= 0, ISO_ERR_IO, "cannot write %s (ISO_RECORDER): %s", path, strerror(errno));
+    int rc = posix_fallocate(fd, 0, (off_t)bytes); // a full disk is told now, not by SIGBUS
+    void *map = rc == 0
+                    ? mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, 0)
+                    : MAP_FAILED;
+    if (map == MAP_FAILED) {
+        rc = rc ? rc : errno;
+        close(fd);
+        (void)unlink(path);
+        return ISO_FAIL(ISO_ERR_IO, "cannot write %s (ISO_RECORDER): %s", path, strerror(rc));
+    }
+    *descriptor = fd;
+    *out = map;
+    return ISO_OK;
+}
+
+// Variables that are equal on all ranks of a job, and differ between jobs.
+static uint64_t hash_job(void) {
+    static const char *const name[] = {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMI_JOBID",
+                                       "SLURM_JOB_ID", "SLURM_STEP_ID"};
+    uint64_t hash = ISO_HASH_START;
+    for (size_t i = 0; i < sizeof(name) / sizeof(name[0]); i++) {
+        const char *value = getenv(name[i]);
+        if (value) hash = iso__hash(hash, value, strlen(value));
+    }
+    return hash;
+}
+
+static iso_status open_file(const char *folder, int rank, int size) {
+    char path[PATH_MAX];
+    void *map = NULL;
+    int fd = -1;
+    make_folder(folder);
+    snprintf(path, sizeof(path), "%s/rank-%d.rec", folder, rank);
+    ISO_TRY(map_file(path, &fd, &map));
+    iso_recorder_file *file = map;
+    memcpy(file, &at_start, sizeof(*file));
+    memcpy(file->magic, ISO_RECORDER_MAGIC, sizeof(file->magic));
+    file->bytes = sizeof(*file);
+    file->rank = rank;
+    file->size = size;
+    file->pid = (int32_t)getpid();
+    file->started_ns = read_time();
+    file->job = hash_job();
+    (void)gethostname(file->host, sizeof(file->host) - 1);
+    stacks = fd;
+    atomic_store(&memory, file);
+    watch_signals();
+    return ISO_OK;
+}
+
+iso_status iso__recorder_open(int rank, int size) {
+    const char *folder = iso__env_string(ISO_ENV_RECORDER);
+    pthread_mutex_lock(&guard);
+    iso_status status = folder && stacks < 0 ? open_file(folder, rank, size) : ISO_OK;
+    pthread_mutex_unlock(&guard);
+    return status;
+}

@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: MIT
+// Private to the library: what is recorded (isotherm/recorder.h has the format).
+#ifndef ISO_BASE_RECORDING_H
+#define ISO_BASE_RECORDING_H
+
+#include "base/base.h"
+
+#include <isotherm/recorder.h>
+
+// An event that belongs to no stream. Thread-safe, as everything that records is.
+void iso__record(iso_recorder_event event, uint32_t sequence, const char *name);
+
+// The index of a new stream for a group of ranks; group: a hash of them, not 0.
+uint16_t iso__recorder_stream(uint64_t group, int rank, int size, const char *name);
+// One thread at a time for each stream. posted returns the exchange's number in its stream, which
+// done takes.
+uint32_t iso__record_posted(uint16_t stream, uint64_t bytes, const char *name);
+void iso__record_done(uint16_t stream, uint32_t sequence, uint64_t bytes, const char *name);
+void iso__record_call(uint16_t stream, const char *name);
+
+// Local, idempotent. Moves the recorder into a file, if ISO_RECORDER asks for one. rank, size: in
+// MPI_COMM_WORLD. ISO_ERR_IO if the file cannot be made.
+iso_status iso__recorder_open(int rank, int size);
+// MPI_Finalize was called.
+void iso__recorder_end(void);
+
+#endif

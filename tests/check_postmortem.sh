@@ -1,0 +1,136 @@
+#!/bin/sh
+# SPDX-License-Identifier: MIT
+# What postmortem says about jobs that end in different ways, and about damaged records. Prints the results as TAP.
+# usage: check_postmortem.sh, in the build tree; uses MPIRUN and MPIRUN_FLAGS
+set -u
+
+root=$(cd "$(dirname "$0")/.." && pwd) || exit 1
+# shellcheck source=tests/program_tests.sh
+. "$root/tests/program_tests.sh"
+make_records=$PWD/tests/make_records
+postmortem=$PWD/bin/postmortem
+need_launcher
+enter_work
+
+# ---- Records of a made-up job -----------------------------------------------------------------------
+
+says() { # what should hold, pattern, arguments...
+    name=$1
+    pattern=$2
+    shift 2
+    run_alone "$postmortem" "$@"
+    [ "$status" = 0 ] && grep -qE "$pattern" stdout
+    result $? "$name"
+}
+made() { # case
+    rm -rf records
+    mkdir records
+    "$make_records" records "$1" || exit 1
+}
+made same
+says "equal records are called so" '^All ranks have started the same operations' records
+says "a wait and a note are shown" '^ +2  host1 +1002 +0.000 s  epoch 17 +has waited 4.0 s for "a barrier"$' records
+run_alone "$postmortem" records
+! grep -qE '^(Divergence|Behind|No record|Ended)' stdout
+result $? "equal records show no divergence and no gap"
+rm records/rank-1.rec
+says "a rank without a record is named" '^No record: 1 of 3 ranks: 1$' records
+made differs
+says "the first operation that differs is named with both sides" \
+    '^Divergence: exchange 3 is "fc3" \(64 bytes\) on rank 0, but "fc2" \(64 bytes\) on rank 1,' records
+for kind in behind wrapped; do
+    made $kind
+    says "the rank that is behind is named ($kind)" \
+        '^Behind: rank 2 \(host1\) has not started exchange 4 \("fc4"\), which rank [01] started 6.000 s before the end' \
+        records
+    run_alone "$postmortem" records
+    [ "$(grep -c '^Behind' stdout)" = 1 ]
+    result $? "and no other rank ($kind)"
+done
+made torn
+says "incomplete entries and wild numbers are passed over" '^3 ranks, 3 records' records
+says "and so they are in the list of entries" 'posted +0 +3 +64  x+$' records --entries 1
+made same
+"$make_records" records earlier || exit 1
+says "records of an earlier job are ignored" '^3 ranks, 3 records, .*2023-11-1' records
+grep -q '^postmortem: warning: ignored 3 records of earlier jobs$' stderr
+result $? "which a warning says"
+says "entries are printed, the oldest first" '^1  .*call +0 +1 +0  a barrier$' records --entries 2
+
+# ---- Bad input --------------------------------------------------------------------------------------
+
+refuses() { # what should hold, pattern, arguments...
+    name=$1
+    pattern=$2
+    shift 2
+    run_alone "$postmortem" "$@"
+    [ "$status" = 1 ] && grep -qE "^postmortem: $pattern" stderr && ! has_crashed stderr
+    result $? "$name"
+}
+mkdir empty
+refuses "a folder without records is refused" 'empty has no flight records' empty
+refuses "a folder that does not exist is refused" 'cannot read the folder nowhere' nowhere
+refuses "no folder is refused" 'give the folder of the records'
+refuses "an unknown option is refused" 'unknown option --stack' --stack records
+refuses "a rank that the job does not have is refused" '--entries 3: give a rank from 0 to 2' records --entries 3
+made same
+run_alone "$postmortem" records
+fails_on_full_output postmortem "$postmortem" records
+result $? "a full disk is an error"
+head -c 1000 records/rank-0.rec >records/short
+mv records/short records/rank-0.rec
+printf 'isorec02' | dd of=records/rank-1.rec conv=notrunc 2>dd.log
+says "damaged records are passed over" '^3 ranks, 1 record,' records
+[ "$(grep -c '^postmortem: warning: records/rank-[01].rec ' stderr)" = 2 ]
+result $? "each with a warning"
+
+# ---- Real jobs --------------------------------------------------------------------------------------
+
+# Starts a long training on three ranks, and waits until it trains.
+start() { # seconds of the time-out
+    rm -rf records
+    # shellcheck disable=SC2086
+    ISO_TIMEOUT=$1 ISO_RECORDER=records timeout -k 5 "$limit" "$launcher" $flags -n 3 "$train" --model mlp --steps 1000000 \
+        --quiet >stdout.job 2>stderr.job </dev/null &
+    job=$!
+    tries=0
+    until "$postmortem" records 2>/dev/null | grep -q ' 1  .*step [0-9][0-9]'; do
+        tries=$((tries + 1))
+        [ $tries -lt 150 ] && kill -0 $job 2>/dev/null || break
+        sleep 0.2
+    done
+    pid=$("$postmortem" records 2>/dev/null | awk '$1 == "1" { print $3 }')
+    [ -n "$pid" ]
+}
+start 4 && kill -STOP "$pid"
+status=0
+wait $job || status=$?
+run_alone "$postmortem" records
+has_behind=$(grep -c '^Behind: rank 1 ' stdout)
+[ "$has_behind" = 1 ] && [ "$(grep -c '^Behind' stdout)" = 1 ]
+result $? "a rank that is stopped is behind, and no other"
+says "the ranks that timed out have left stacks" '^Rank 0, stack at: rank 0 of 3 waited 4 s' records --stacks
+start 60 && kill -SEGV "$pid"
+wait $job
+says "a rank that crashed is named with its signal" '^Ended: rank 1 .* by: SIGSEGV$' records
+says "and has left its stack" '^Rank 1, stack at: SIGSEGV$' records --stacks
+grep -q 'Segmentation fault' stderr.job
+result $? "Open MPI's handler still prints its own"
+start 60 && kill -KILL "$pid"
+wait $job
+says "a rank that was killed has left its record" '^ +1  .*  step [0-9]+ ' records
+
+# A run as usual: nothing is said to be wrong.
+rm -rf records
+ISO_RECORDER=records/of/job run 2 "$train" --model mlp --steps 5 --quiet
+says "a job that has ended well is called so" '^All ranks have called MPI_Finalize.$' records/of/job
+
+# Where no file can be made.
+ISO_RECORDER=/dev/null/records run 2 "$train" --model mlp --steps 5 --quiet
+has_failed && one_sentence train 'cannot write /dev/null/records/rank-[01].rec \(ISO_RECORDER\): Not a directory' stderr
+result $? "a folder that cannot be made is one sentence"
+ISO_RECORDER='' run 2 "$train" --model mlp --steps 5 --quiet
+[ "$status" = 0 ]
+result $? "without a folder there is no file"
+
+print_plan
