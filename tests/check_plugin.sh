@@ -77,6 +77,8 @@ nothing='iso_status iso_plugin_init(void) { return ISO_OK; }'
 refused "no such file" 'cannot read the plugin nowhere.so: No such file' --plugin nowhere.so
 echo "not a shared object" >text.so
 refused "a text" 'cannot load the plugin text.so: .*: build it as' --plugin text.so
+head -c "$(($(wc -c <"$plugin") / 2))" "$plugin" >half.so
+refused "a file that was cut off" 'the plugin half.so is cut off' --plugin half.so
 refused "a folder" 'cannot load the plugin \./: ' --plugin ./
 refused "no value" '--plugin needs a value: FILE.so' --plugin
 refused "two plugins" '--plugin is given twice' --plugin "$plugin" --plugin "$plugin"

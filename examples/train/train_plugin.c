@@ -8,8 +8,10 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <isotherm.h>
+#include <link.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 enum { PATH_ROOM = 4096 };
@@ -24,12 +26,28 @@ static const char *find_path(int argc, char **argv) {
     return NULL;
 }
 
+// Whether an ELF file has all its bytes. The loader would end the process with SIGBUS where a file
+// that was cut off has none. Other files are whole: the loader reports what is wrong with them.
+static bool is_whole(const char *path) {
+    ElfW(Ehdr) head;
+    struct stat info;
+    FILE *from = fopen(path, "rb");
+    bool known =
+        from && fstat(fileno(from), &info) == 0 && fread(&head, sizeof(head), 1, from) == 1;
+    if (from) fclose(from);
+    if (!known || memcmp(head.e_ident, ELFMAG, SELFMAG) != 0) return true;
+    return head.e_shoff + (uint64_t)head.e_shnum * head.e_shentsize <= (uint64_t)info.st_size;
+}
+
 // Without a slash, dlopen would search the folders of the loader.
 static iso_status open_object(const char *path, void **object) {
     char file[PATH_ROOM];
     snprintf(file, sizeof(file), "%s%s", strchr(path, '/') ? "" : "./", path);
     if (access(file, R_OK) != 0)
         return train_error(ISO_ERR_IO, "cannot read the plugin %s: %s", path, strerror(errno));
+    if (!is_whole(file))
+        return train_error(ISO_ERR_FORMAT, "the plugin %s is cut off: copy or build it again",
+                           path);
     *object = dlopen(file, RTLD_NOW | RTLD_LOCAL);
     if (*object) return ISO_OK;
     const char *why = dlerror();
