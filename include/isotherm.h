@@ -26,6 +26,7 @@
 #include <isotherm/schedule.h>
 #include <isotherm/state_dict.h>
 #include <isotherm/status.h>
+#include <isotherm/stop.h>
 #include <isotherm/strategy.h>
 #include <isotherm/sync_batchnorm.h>
 #include <isotherm/tensor.h>

@@ -28,6 +28,7 @@ pkginclude_HEADERS += include/isotherm/resume.h
 pkginclude_HEADERS += include/isotherm/schedule.h
 pkginclude_HEADERS += include/isotherm/state_dict.h
 pkginclude_HEADERS += include/isotherm/status.h
+pkginclude_HEADERS += include/isotherm/stop.h
 pkginclude_HEADERS += include/isotherm/strategy.h
 pkginclude_HEADERS += include/isotherm/sync_batchnorm.h
 pkginclude_HEADERS += include/isotherm/tensor.h

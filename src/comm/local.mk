@@ -31,6 +31,7 @@ libiso_core_la_SOURCES += \
     src/comm/same_lines.h \
     src/comm/shared.c \
     src/comm/shared_impl.h \
+    src/comm/stop.c \
     src/comm/sum16.c \
     src/comm/topology.c \
     src/comm/traffic.c \

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: MIT
+// Ranks agree on the step after which all of them stop. The calls at which they exchange follow
+// from sums of earlier exchanges, so they are the same on all ranks without further messages.
+#include "base/base.h"
+
+#include <isotherm/stop.h>
+#include <isotherm/trace.h>
+#include <stdatomic.h>
+
+#define INTERVAL_NS 2e8
+
+enum { GROWTH = 4, MOST_CALLS = 1 << 24 };
+
+struct iso_stop {
+    iso_comm *comm;
+    atomic_bool wanted; // on this rank
+    bool stops;         // on all ranks
+    iso_request *request;
+    double sum[2];       // of the request: ranks that want to stop; ns from one call to the next
+    int64_t calls, left; // from one exchange to the next; until then
+    int64_t began;       // the time of the latest exchange
+};
+
+iso_status iso_stop_create(iso_comm *comm, iso_stop **out) {
+    void *memory;
+    ISO_TRY(iso__alloc(sizeof(iso_stop), &memory));
+    iso_stop *self = memory;
+    *self = (iso_stop){.comm = iso_comm_retain(comm), .calls = 1, .left = 1, .began = iso_now()};
+    *out = self;
+    return ISO_OK;
+}
+
+// After a time-out MPI may still write to the sums: they are left to it.
+void iso_stop_destroy(iso_stop **stop) {
+    iso_stop *self = *stop;
+    *stop = NULL;
+    if (!self || iso_request_wait(&self->request) == ISO_ERR_TIMEOUT) return;
+    iso_comm_destroy(&self->comm);
+    iso__free(self);
+}
+
+void iso_stop_request(iso_stop *stop) { atomic_store(&stop->wanted, true); }
+
+// Whole numbers, so that the sum does not depend on its order.
+static iso_status start_sum(iso_stop *self) {
+    int64_t now = iso_now();
+    self->sum[0] = atomic_load(&self->wanted);
+    self->sum[1] = (double)((now - self->began) / self->calls);
+    self->began = now;
+    self->left = self->calls;
+    return iso_comm_iallreduce(self->comm, self->sum, 2, ISO_F64, "whether to stop",
+                               &self->request);
+}
+
+// Steps may become shorter at once, but seldom longer: the number of calls grows slowly.
+static int64_t choose_calls(const iso_stop *self) {
+    int64_t most = self->calls < MOST_CALLS ? GROWTH * self->calls : self->calls;
+    double mean = self->sum[1] / iso_comm_size(self->comm);
+    if (mean * (double)most <= INTERVAL_NS) return most;
+    return mean < INTERVAL_NS ? (int64_t)(INTERVAL_NS / mean) : 1;
+}
+
+static iso_status finish_sum(iso_stop *self) {
+    if (!self->request) return ISO_OK;
+    ISO_TRY(iso_request_wait(&self->request));
+    self->stops = self->sum[0] > 0;
+    self->calls = choose_calls(self);
+    return ISO_OK;
+}
+
+iso_status iso_stop_check(iso_stop *self, bool *stops) {
+    if (iso_comm_size(self->comm) == 1) {
+        self->stops = atomic_load(&self->wanted);
+    } else if (!self->stops && --self->left <= 0) {
+        ISO_TRY(finish_sum(self));
+        if (!self->stops) ISO_TRY(start_sum(self));
+    }
+    *stops = self->stops;
+    return ISO_OK;
+}
+
+iso_status iso_stop_check_now(iso_stop *self, bool *stops) {
+    int64_t wanted = atomic_load(&self->wanted);
+    ISO_TRY(finish_sum(self));
+    self->left = 1;
+    self->began = iso_now();
+    if (!self->stops) {
+        ISO_TRY(iso_comm_allreduce_i64(self->comm, &wanted, 1, ISO_MAX));
+        self->stops = wanted > 0;
+    }
+    *stops = self->stops;
+    return ISO_OK;
+}
