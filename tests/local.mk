@@ -31,6 +31,7 @@ SCRIPT_TESTS = \
     tests/check_mnist.sh \
     tests/check_plugin.sh \
     tests/check_postmortem.sh \
+    tests/check_preempt.sh \
     tests/check_predict.sh \
     tests/check_programs.sh \
     tests/check_regression.sh \

@@ -17,6 +17,7 @@ static const char *_Atomic awaited; // where it waits now; NULL: nowhere
 static _Atomic int64_t since;       // of that, in ms
 static _Atomic int64_t counted;     // ms of that in which the process was not stopped itself
 static void (*_Atomic on_second)(void);
+static bool (*_Atomic on_stop)(int);
 static void (*_Atomic on_signal)(int);
 static void (*_Atomic on_end)(void);
 static void (*_Atomic on_exit_now)(void);
@@ -43,6 +44,7 @@ void watch_limit(const char *what) {
 }
 
 void watch_every_second(void (*call)(void)) { on_second = call; }
+void watch_stop(bool (*call)(int)) { on_stop = call; }
 void watch_farewell(void (*call)(int)) { on_signal = call; }
 void watch_at_end(void (*call)(void)) { on_end = call; }
 void watch_at_exit(void (*call)(void)) { on_exit_now = call; }
@@ -82,6 +84,8 @@ static void check_limit(int64_t passed) {
 }
 
 static void leave_by_signal(int code) {
+    bool (*stop)(int) = on_stop;
+    if (stop && stop(code)) return;
     void (*farewell)(int) = on_signal;
     if (farewell) farewell(code);
     watch_clean();
@@ -106,9 +110,9 @@ static void *watch_signals(void *argument) {
 
 // What a shell has had ignored, as in the background, stays ignored.
 static void choose_signals(void) {
-    static const int codes[] = {SIGINT, SIGTERM};
+    static const int codes[] = {SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
     sigemptyset(&stops);
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < 4; i++) {
         struct sigaction action;
         if (sigaction(codes[i], NULL, &action) == 0 && action.sa_handler != SIG_IGN)
             sigaddset(&stops, codes[i]);

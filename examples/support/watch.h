@@ -4,9 +4,11 @@
 #ifndef EXAMPLES_WATCH_H
 #define EXAMPLES_WATCH_H
 
-// Starts the thread. From here on it receives SIGINT and SIGTERM, which end the program with exit
-// code 128 + signal. Call it first in main, because threads that exist already would still receive
-// the signals.
+#include <stdbool.h>
+
+// Starts the thread. From here on it receives SIGINT, SIGTERM, SIGUSR1 and SIGUSR2, which end the
+// program with exit code 128 + signal. Call it first in main, because threads that exist already
+// would still receive the signals.
 void watch_start(const char *program);
 // ISO_TIMEOUT in seconds, or its default; 0: waits have no limit.
 double watch_timeout(void);
@@ -16,6 +18,9 @@ void watch_limit(const char *what);
 // Set functions that the thread calls (NULL: none): every second; when a signal ends the program;
 // and once at the end: before the thread ends the program, or when watch_clean is called.
 void watch_every_second(void (*call)(void));
+// Sets a function that the thread calls on a signal, before anything else (NULL: none). If it
+// returns true, the program goes on.
+void watch_stop(bool (*call)(int signal));
 void watch_farewell(void (*call)(int signal));
 void watch_at_end(void (*call)(void));
 // Sets a function that the thread calls right before it ends the program, after the function of

@@ -110,10 +110,19 @@ static void end_steps(progress *p, bool failed) {
     p->seconds += seconds_of_run(p);
 }
 
+// Signals have a run that saves its state stopped; they end a sweep without such runs at once.
+static bool train_once(sweep *self, progress *p, train_result *result) {
+    const train_options *options = &self->options[p->run];
+    train_observer observer = {.start = on_start, .eval = on_eval, .user = p};
+    if (self->checkpoint_every > 0) train_stop_begin(options, false);
+    bool good = train_perform(&self->world, options, &observer, result);
+    if (self->checkpoint_every > 0) train_stop_end();
+    return good;
+}
+
 // One that fails, as a training that diverges does, does not keep the others from being tried.
 static bool perform_run(sweep *self, progress *p, bool *failed) {
     train_options *options = &self->options[p->run];
-    train_observer observer = {.start = on_start, .eval = on_eval, .user = p};
     train_result result;
     bool first = self->world.rank == 0;
     options->log = first ? sweep_store_log(self, p->run) : NULL;
@@ -122,7 +131,13 @@ static bool perform_run(sweep *self, progress *p, bool *failed) {
     if (!train_all_well(begin_bar(p))) return false;
     p->began = iso_now();
     p->step = 0;
-    *failed = !train_perform(&self->world, options, &observer, &result);
+    *failed = !train_once(self, p, &result);
+    self->stopped = !*failed && result.stopped;
+    if (self->stopped) {
+        iso_progress_bar_finish(&p->bar, "stopped");
+        if (first) sweep_store_tell_stopped();
+        return false;
+    }
     if (*failed) sweep_resume_end(self); // it would only fail again
     end_steps(p, *failed);
     if (*failed) {
@@ -158,6 +173,7 @@ static bool sweep_all(sweep *self) {
     bool *left = calloc((size_t)self->list.count, sizeof(*left));
     iso_status memory =
         left ? ISO_OK : train_error(ISO_ERR_NOMEM, "out of memory for the list of runs");
+    if (self->checkpoint_every > 0) train_stop_catch();
     bool good = train_all_well(memory) && train_world_open(&self->world, &self->common) &&
                 open_store(self, left) && perform_all(self, left);
     sweep_store_close();
@@ -213,7 +229,8 @@ static bool run_sweep(sweep *self, int argc, char **argv) {
     bool good =
         train_all_well(train_plugin_load(argc, argv)) && sweep_options_parse(self, argc, argv);
     if (good && !print_information(self, rank)) good = sweep_all(self);
-    return good && train_all_well(train_error_of_output());
+    // A launcher ends the other ranks when the first one has left: they meet here.
+    return (good || self->stopped) && train_all_well(train_error_of_output());
 }
 
 int main(int argc, char **argv) {
@@ -230,5 +247,5 @@ int main(int argc, char **argv) {
     watch_limit("MPI_Finalize");
     MPI_Finalize();
     watch_limit(NULL);
-    return good ? EXIT_SUCCESS : EXIT_FAILURE;
+    return !good ? EXIT_FAILURE : self.stopped ? TRAIN_STOPPED : EXIT_SUCCESS;
 }

@@ -24,6 +24,7 @@ typedef struct sweep {
     report_run *earlier; // results in the folder whose runs are not in the list
     int earlier_count;
     train_world world;
+    bool stopped; // by a signal; the state of the run that was being made is saved
 } sweep;
 
 // ---- sweep_options.c ----
@@ -94,9 +95,11 @@ iso_status sweep_store_finish(sweep *self, int run);
 // Local, on rank 0. Call it after a run that failed: adds the reason to its log, and rewrites the
 // report. The next sweep makes the run again.
 iso_status sweep_store_fail(sweep *self, int run, const char *reason);
-// From now on SIGINT and SIGTERM end the program as soon as all files are complete, on rank 0 with
+// From now on signals that end the program do so as soon as all files are complete, on rank 0 with
 // a message.
 void sweep_store_catch_signals(void);
+// Local, on rank 0. Prints the message of a sweep whose run was stopped and saved.
+void sweep_store_tell_stopped(void);
 iso_status sweep_report(const sweep *self);
 // Local. Makes the folder of --out, and takes its lock; sweep_store_close releases it.
 iso_status sweep_store_take_folder(const sweep *self);

@@ -33,6 +33,7 @@ static void say_farewell(int code) {
     fputs(farewell, stderr);
 }
 
+void sweep_store_tell_stopped(void) { fputs(farewell, stderr); }
 void sweep_store_catch_signals(void) { watch_farewell(say_farewell); }
 
 // A run that failed is not made again by this sweep.

@@ -17,27 +17,31 @@ static bool print_information(const train_options *options) {
     return options->help || options->help_env || options->version;
 }
 
-static bool perform_run(const train_world *world, const train_options *options) {
+static bool perform_run(const train_world *world, const train_options *options, bool *stopped) {
     train_result result;
     train_stop_begin(options, world->rank == 0);
     bool good = train_perform(world, options, NULL, &result);
     train_stop_end();
+    *stopped = good && result.stopped;
+    if (*stopped && world->rank == 0) train_stop_tell();
     if (good && result.already_finished && world->rank == 0 && !options->quiet)
         printf("the training saved as %s is complete: there are no steps left\n", options->resume);
     return good;
 }
 
-static bool train_network(const train_options *options) {
+static bool train_network(const train_options *options, bool *stopped) {
     train_world world = {0};
     bool good = train_all_well(train_options_check(options)) && train_world_open(&world, options) &&
-                perform_run(&world, options);
+                perform_run(&world, options, stopped);
     train_world_close(&world);
     return good;
 }
 
 int main(int argc, char **argv) {
     int provided;
+    bool stopped = false;
     watch_start("train");
+    train_stop_catch();
     signal(SIGXFSZ, SIG_IGN); // writing beyond a limit of size fails, as on a full disk
     watch_limit("MPI_Init_thread");
     MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &provided);
@@ -46,10 +50,11 @@ int main(int argc, char **argv) {
     bool good = train_all_well(train_plugin_load(argc, argv)) &&
                 train_all_well(train_options_parse(argc, argv, &options)) &&
                 train_all_well(train_options_agree(&options));
-    if (good && !print_information(&options)) good = train_network(&options);
+    if (good && !print_information(&options)) good = train_network(&options, &stopped);
+    // A launcher ends the other ranks when the first one has left: they meet here.
     if (good) good = train_all_well(train_error_of_output());
     watch_limit("MPI_Finalize");
     MPI_Finalize();
     watch_limit(NULL);
-    return good ? EXIT_SUCCESS : EXIT_FAILURE;
+    return !good ? EXIT_FAILURE : stopped ? TRAIN_STOPPED : EXIT_SUCCESS;
 }

@@ -50,6 +50,7 @@ typedef struct train_metrics {
 
 typedef struct train_result {
     bool already_finished; // the run to resume was complete: no other field is set
+    bool stopped;          // by a signal, and its state is saved: no other field is set
     train_metrics metrics; // seconds and samples of the whole run
     int64_t steps, syncs;
     int64_t skipped;     // steps without an update (--finite skip)
@@ -153,6 +154,9 @@ typedef struct train_run {
     int64_t timed_steps;     // since this process began
     double steps_ms;         // of training, since this process began
     double steps_wait_ms;    // waits in these
+    iso_stop *stop;          // by signals; NULL: there is no checkpoint to save to
+    bool saves;              // after epochs and at the end, what --resume needs
+    bool stopped;            // by a signal; the state is saved
     bool told;               // all ranks know the error that is returned
     int locks;               // of this process that are not the run's, see train_lock.h
     iso_progress_bar *bar;   // of the epoch; NULL: between epochs
@@ -289,10 +293,22 @@ iso_status train_state_load(train_run *run);
 
 // ---- train_stop.c ----
 
-// Local. Between begin and end, a signal that ends this process leaves no incomplete file of the
-// checkpoint. says: the process then prints which checkpoint was saved.
+// The exit code of a program whose run was stopped by a signal and can be resumed: EX_TEMPFAIL.
+#define TRAIN_STOPPED 75
+
+// Local. From here on SIGUSR1 and SIGUSR2, before a run begins, have it stopped after its first
+// step. Without it they end the program, as SIGINT and SIGTERM do until a run begins.
+void train_stop_catch(void);
+// Local. Between begin and end, signals have a run with a checkpoint stopped, see train_stop_check;
+// SIGINT and SIGTERM that are repeated after a second, and all signals without a checkpoint, end
+// the program at once. That leaves no incomplete file of the checkpoint. says: the process prints
+// what becomes of the run, and which checkpoint was saved.
 void train_stop_begin(const train_options *options, bool says);
 void train_stop_end(void);
+// Local. Prints which checkpoint a run has saved that was stopped.
+void train_stop_tell(void);
+// Collective. Call it after each step: whether all ranks stop here. now: see iso_stop_check_now.
+iso_status train_stop_check(train_run *run, bool now, bool *stops);
 // For that message: the number of epochs in --checkpoint; and whether a progress line is open that
 // is redrawn in place.
 void train_stop_saved(int64_t epoch);

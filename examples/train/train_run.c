@@ -76,8 +76,7 @@ static iso_status tell_eval(train_run *run) {
 }
 
 static iso_status save_state(train_run *run) {
-    if (run->options->checkpoint_every < 0) return ISO_OK;
-    return mark_told(run, train_state_save(run));
+    return run->saves || run->stopped ? mark_told(run, train_state_save(run)) : ISO_OK;
 }
 
 static iso_status save_checkpoint(train_run *run) {
@@ -219,14 +218,16 @@ static iso_status check_equal(train_run *run) {
     return status == ISO_ERR_MISMATCH ? mark_told(run, status) : status;
 }
 
-// What the end of an epoch does is left to it.
+// What the end of an epoch does is left to it. A run that has made its last step ends as ever.
 static iso_status look_around(train_run *run) {
     const train_options *o = run->options;
-    bool last = run->at.step == run->steps;
+    bool last = run->at.step == run->steps, stops;
+    TRY(train_stop_check(run, false, &stops));
+    run->stopped = stops && !last;
     bool eval = is_due(run->at.step, o->eval_every) || (last && o->eval_every > 0);
     bool check = is_due(run->at.step, o->check_equal);
-    bool save = is_due(run->at.step, o->checkpoint_every) && !last &&
-                run->at.batch < iso_loader_batches(run->train_loader);
+    bool save = run->stopped || (is_due(run->at.step, o->checkpoint_every) && !last &&
+                                 run->at.batch < iso_loader_batches(run->train_loader));
     if (!eval && !save && !check) return ISO_OK;
     TRY(stop_clock(run));
     if (check) TRY(check_equal(run));
@@ -247,6 +248,7 @@ static iso_status train_epoch(train_run *run) {
         run->step_ms[run->timed_steps++ % TRAIN_STEP_TIMES] = (double)(iso_now() - began) / 1e6;
         TRY(train_sync_look(run));
         TRY(look_around(run));
+        if (run->stopped) return ISO_OK; // and the clock is, too
         iso_progress_bar_update(run->bar, train_steps_of(run->options, run->at.batch),
                                 run->sum.loss / run->sum.samples);
     }
@@ -299,6 +301,7 @@ static iso_status run_epoch(train_run *run, train_metrics *out) {
     const train_observer *observer = run->observer;
     TRY(train_report_bar(run));
     TRY(train_epoch(run));
+    if (run->stopped) return ISO_OK;
     TRY(test_once(run));
     TRY(train_validation_run(run));
     TRY(collect_metrics(run, out));
@@ -312,9 +315,11 @@ static iso_status run_epoch(train_run *run, train_metrics *out) {
     if (run->at.step < run->steps && train_validation_stops(run)) end_early(run);
     begin_next_epoch(run, out->samples);
     if (run->at.step == run->steps) return ISO_OK;
+    TRY(train_stop_check(run, true, &run->stopped));
+    TRY(save_state(run));
     TRY(save_checkpoint(run));
     if (run->options->checkpoint) train_stop_saved(run->at.epoch);
-    return save_state(run);
+    return ISO_OK;
 }
 
 // ---- The whole ----------------------------------------------------------------------------------
@@ -341,14 +346,25 @@ static bool all_well(train_run *run, iso_status status) {
     return train_all_well(status);
 }
 
+static bool end_stopped(train_run *run, train_result *out) {
+    iso_progress_bar_finish(&run->bar, NULL);
+    train_stop_line(false);
+    iso_json_begin(run->log, "stop");
+    iso_json_int(run->log, "step", run->at.step);
+    iso_json_end(run->log);
+    out->stopped = true;
+    return true;
+}
+
 static bool run_all(train_run *run, train_result *out) {
     train_metrics metrics = {0};
     const train_observer *observer = run->observer;
     train_report_start(run);
     if (observer && observer->start) observer->start(run->log, observer->user);
     if (run->options->resume) train_report_resume(run);
-    while (run->at.step < run->steps)
+    while (run->at.step < run->steps && !run->stopped)
         if (!all_well(run, run_epoch(run, &metrics))) return false;
+    if (run->stopped) return end_stopped(run, out);
     if (!all_well(run, finish_run(run, &metrics, out))) return false;
     run->at.finished = 1;
     if (!all_well(run, save_state(run))) return false;

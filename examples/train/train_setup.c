@@ -146,7 +146,6 @@ static bool continues_files(const train_options *o) {
 
 static iso_status refuse_sets(const train_options *o) {
     int64_t newest;
-    if (o->checkpoint_every < 0) return ISO_OK;
     TRY(iso_resume_newest(o->checkpoint, &newest));
     if (newest < 0) return ISO_OK;
     return train_error(
@@ -196,6 +195,9 @@ iso_status train_setup_local(train_run *run) {
     run->steps = options->steps > 0 ? options->steps : options->epochs * run->epoch_steps;
     run->test_step = -1;
     run->best.accuracy = -1;
+    run->saves =
+        options->checkpoint_every > 0 || (options->checkpoint && options->resume &&
+                                          strcmp(options->checkpoint, options->resume) == 0);
     TRY(build_model(run));
     run->step_ms = calloc(TRAIN_STEP_TIMES, sizeof(*run->step_ms));
     if (!run->step_ms) return train_error(ISO_ERR_NOMEM, "out of memory for the times of steps");
@@ -242,6 +244,7 @@ iso_status train_setup_shared(train_run *run) {
     TRY(train_kernels_setup(run));
     TRY(train_sync_setup(run));
     if (run->options->resume) TRY(train_state_load(run));
+    if (run->options->checkpoint) TRY(iso_stop_create(run->world->comm, &run->stop));
     TRY(iso_comm_barrier(run->world->comm)); // a trace begins at the same time on all ranks
     if (run->options->trace) TRY(iso_trace_start(TRACE_SPANS));
     // Last, so that nothing is lost, and no empty log is left, when anything else is wrong.
@@ -254,6 +257,7 @@ iso_status train_setup_shared(train_run *run) {
 void train_teardown(train_run *run) {
     iso_progress_bar_clear(&run->bar); // of an epoch that another rank ended
     iso_json_log_close(&run->log);
+    iso_stop_destroy(&run->stop);
     free(run->step_ms);
     free(run->milestones);
     free(run->normalisation);

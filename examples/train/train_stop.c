@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Ends a training run on a signal: prints the newest checkpoint and how to continue, and leaves no
+// Ends a training run on a signal: after a step, with its state saved, if there is a checkpoint to
+// save it to; else at once. Prints the newest checkpoint and how to continue, and leaves no
 // incomplete file.
 #include "train.h"
 
@@ -9,6 +10,7 @@
 #include <limits.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -19,6 +21,16 @@ static const train_options *options;
 static int64_t saved_epoch; // that --checkpoint holds; 0: none of this run's
 static bool redrawn;        // a progress line is open on stdout
 
+// What the next signal does: nothing yet (before and after a run only SIGINT and SIGTERM end the
+// program), has the run saved, or ends it.
+enum { WAITS, SAVES, ENDS };
+static _Atomic int effect;
+static _Atomic bool tells;      // this process prints what becomes of the run
+static _Atomic int taken;       // the first signal that the run ends for; 0: none
+static _Atomic int64_t hard_at; // when SIGINT or SIGTERM was first taken
+
+// ---- What is said -------------------------------------------------------------------------------
+
 // The newest set of --resume's files under path.
 static bool find_newest(const char *path, int64_t *step) {
     return path && iso_resume_newest(path, step) >= 0 && *step >= 0;
@@ -26,7 +38,7 @@ static bool find_newest(const char *path, int64_t *step) {
 
 static void say_how_to_go_on(const char *why) {
     int64_t step;
-    const char *path = options->checkpoint_every > 0 ? options->checkpoint : NULL;
+    const char *path = options->checkpoint;
     bool found = find_newest(path, &step);
     if (!found && (found = find_newest(options->resume, &step))) path = options->resume;
     if (found)
@@ -41,9 +53,17 @@ static void say_how_to_go_on(const char *why) {
                 why, options->checkpoint, (long long)saved_epoch, options->checkpoint);
     else
         fprintf(stderr, "train: stopped by %s: nothing was saved%s\n", why,
-                options->checkpoint_every > 0
-                    ? " yet"
-                    : ": runs with --checkpoint and --checkpoint-every can be resumed");
+                options->checkpoint ? " yet" : ": runs with --checkpoint can be resumed");
+}
+
+static const char *name_signal(int code) {
+    switch (code) {
+    case SIGINT: return "SIGINT";
+    case SIGTERM: return "SIGTERM";
+    case SIGUSR1: return "SIGUSR1";
+    case SIGUSR2: return "SIGUSR2";
+    default: return "a signal to another rank";
+    }
 }
 
 // In the thread of watch.h. The main thread may be in the middle of drawing, or stand in it.
@@ -53,8 +73,55 @@ static void say_farewell(int code) {
         nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
     ssize_t written = redrawn ? write(STDOUT_FILENO, "\n", 1) : 0;
     (void)written;
-    say_how_to_go_on(code == SIGINT ? "SIGINT" : "SIGTERM");
+    say_how_to_go_on(name_signal(code));
 }
+
+// In the thread of watch.h or before the run. A launcher may leave the run too little time.
+static void say_aside(int code) {
+    int64_t step;
+    char newest[PATH_MAX + 32] = "nothing is saved";
+    pthread_mutex_lock(&guard);
+    ssize_t written = redrawn ? write(STDOUT_FILENO, "\n", 1) : 0;
+    (void)written;
+    if (find_newest(options->checkpoint, &step))
+        snprintf(newest, sizeof(newest), "the newest checkpoint is %s.step-%012lld",
+                 options->checkpoint, (long long)step);
+    fprintf(stderr, "train: %s: the run is saved after this step; until then %s\n",
+            name_signal(code), newest);
+    pthread_mutex_unlock(&guard);
+}
+
+void train_stop_tell(void) { say_how_to_go_on(name_signal(taken)); }
+
+// ---- Signals ------------------------------------------------------------------------------------
+
+// Some launchers send each signal twice, and someone who has waited wants the end at once.
+static bool is_repeated(int code) {
+    int64_t never = 0, now = iso_now();
+    if (code != SIGINT && code != SIGTERM) return false;
+    return !atomic_compare_exchange_strong(&hard_at, &never, now) && now - never > 1000000000;
+}
+
+// In the thread of watch.h. Returns whether the program goes on.
+static bool take_signal(int code) {
+    int none = 0;
+    if (effect == ENDS || (effect == WAITS && (code == SIGINT || code == SIGTERM))) return false;
+    bool first = atomic_compare_exchange_strong(&taken, &none, code);
+    if (effect == WAITS) return true;
+    if (first && tells) say_aside(code);
+    return !is_repeated(code);
+}
+
+void train_stop_catch(void) { watch_stop(take_signal); }
+
+iso_status train_stop_check(train_run *run, bool now, bool *stops) {
+    *stops = false;
+    if (!run->stop) return ISO_OK;
+    if (taken) iso_stop_request(run->stop);
+    return now ? iso_stop_check_now(run->stop, stops) : iso_stop_check(run->stop, stops);
+}
+
+// ---- Incomplete files ---------------------------------------------------------------------------
 
 // Of a file that is not written whole: beside it, under its name with .tmp.PID behind.
 static bool is_partial(const char *name, const char *base) {
@@ -90,10 +157,17 @@ static void remove_all_partial(void) {
     remove_partial_of(options->checkpoint_best);
 }
 
+// ---- The run ------------------------------------------------------------------------------------
+
 void train_stop_begin(const train_options *of_run, bool says) {
     options = of_run;
+    tells = says;
     if (says) watch_farewell(say_farewell);
     watch_at_exit(remove_all_partial);
+    effect = options->checkpoint ? SAVES : ENDS;
+    if (!taken) return; // else before the run
+    if (effect == ENDS) kill(getpid(), taken);
+    if (effect == SAVES && says) say_aside(taken);
 }
 
 void train_stop_saved(int64_t epoch) {
@@ -109,6 +183,7 @@ void train_stop_line(bool is_redrawn) {
 }
 
 void train_stop_end(void) {
-    watch_farewell(NULL);
+    effect = WAITS;
+    if (tells) watch_farewell(NULL);
     watch_at_exit(NULL);
 }
