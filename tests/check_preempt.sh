@@ -145,6 +145,7 @@ train_on 2 "$@" --log log
 finish
 [ "$status" = 0 ] && [ -n "$(outcome log)" ] && [ "$(outcome log)" = "$(outcome log.cut)" ] || good=1
 result $good "after SIGTERM to the launcher the newest state is whole"
+expected=$(outcome log)
 
 rm -f log*
 train_on 2 --model mlp --epochs 100000 --log log
@@ -167,6 +168,44 @@ interrupt TERM 0 true
 kill -9 "$(cat pid.1)" 2>/dev/null
 [ $alive = 0 ] && [ "$status" = 143 ] && [ "$took" -lt $MOST ] && [ "$(grep -c '^train: SIGTERM: ' output)" = 1 ]
 result $? "SIGTERM repeated after a second ends a run that cannot stop"
+
+# ---- One command line for all starts ----
+
+rm -f state*
+echo '{"event":"epoch","epoch":1,"steps":25}' >log # of a run that was killed before it had saved anything
+set -- --sync lazy --model mlp --batch 8 --epochs 20 --checkpoint state --log log --resume auto
+train_on 2 "$@"
+interrupt USR1 launcher grep -q '"event":"resume","step":0}' log
+[ "$status" = 75 ] && grep -q '^train: stopped by SIGUSR1: .*: continue with the same command$' output
+good=$?
+step=$(newest state | sed 's/.*step-0*//')
+run 2 "$train" --data images "$@"
+[ "$status" = 0 ] && grep -q "^continues after step $step," stdout && [ "$expected" = "$(outcome log)" ] || good=1
+result $good "--resume auto starts a run and goes on with it"
+
+cp log log.before
+run 2 "$train" --data images "$@"
+[ "$status" = 0 ] && cmp -s log log.before && grep -q '^the training saved as state is complete' stdout
+result $? "and leaves a run as it is that is complete"
+
+refused() { # what, sentence, ranks, arguments...
+    name=$1
+    sentence=$2
+    shift 2
+    train_on "$@"
+    finish
+    has_failed && one_sentence train "$sentence" output && cmp -s log log.before
+    result $? "it refuses $name"
+}
+refused "other options" 'state was saved with --seed 1, and this run has --seed 2: ' 2 "$@" --seed 2
+refused "another number of ranks" 'cannot resume .*saved by 2 ranks and this run has 1' 1 "$@"
+refused "a run without a checkpoint" '--resume auto needs --checkpoint$' 1 --resume auto
+for file in state.step-????????????; do
+    printf X | dd of="$file" bs=1 seek=100 conv=notrunc 2>/dev/null
+done
+refused "damaged states" 'no saved state is complete and intact' 2 "$@"
+rm state.step-*
+refused "a checkpoint without states" 'the checkpoint state exists: ' 2 "$@"
 
 # ---- Sweeps ----
 

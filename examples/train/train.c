@@ -29,10 +29,10 @@ static bool perform_run(const train_world *world, const train_options *options, 
     return good;
 }
 
-static bool train_network(const train_options *options, bool *stopped) {
+static bool train_network(train_options *options, bool *stopped) {
     train_world world = {0};
     bool good = train_all_well(train_options_check(options)) && train_world_open(&world, options) &&
-                perform_run(&world, options, stopped);
+                train_state_choose(&world, options) && perform_run(&world, options, stopped);
     train_world_close(&world);
     return good;
 }

@@ -157,6 +157,7 @@ typedef struct train_run {
     iso_stop *stop;          // by signals; NULL: there is no checkpoint to save to
     bool saves;              // after epochs and at the end, what --resume needs
     bool stopped;            // by a signal; the state is saved
+    bool log_continues;      // the log has lines of earlier processes
     bool told;               // all ranks know the error that is returned
     int locks;               // of this process that are not the run's, see train_lock.h
     iso_progress_bar *bar;   // of the epoch; NULL: between epochs
@@ -285,6 +286,11 @@ iso_status train_scaler_step(train_run *run, bool *stepped);
 
 // Collective. Writes a set of files from which the run can be resumed.
 iso_status train_state_save(train_run *run);
+// Collective over MPI_COMM_WORLD. Decides what --resume auto means: --resume becomes the name of
+// the
+// --checkpoint, and --load is left out, if rank 0 sees that a state of it is saved; else --resume
+// becomes NULL. Returns false after rank 0 has printed an error message.
+bool train_state_choose(const train_world *world, train_options *options);
 // Collective. ISO_ERR_MISMATCH, naming the options, if options that must equal those of the saved
 // run differ. Needs neither model nor optimizer.
 iso_status train_state_check(train_run *run);

@@ -134,7 +134,10 @@ static iso_status check_files(const train_options *o) {
                                    "two outputs would go to %s: give each its own file", path[i]);
     if (o->checkpoint_every > 0 && !o->checkpoint)
         return train_error(ISO_ERR_ARG, "--checkpoint-every needs --checkpoint");
-    if (o->load && o->resume)
+    bool chooses = o->resume && strcmp(o->resume, "auto") == 0;
+    if (chooses && !o->checkpoint)
+        return train_error(ISO_ERR_ARG, "--resume auto needs --checkpoint");
+    if (o->load && o->resume && !chooses)
         return train_error(ISO_ERR_ARG,
                            "--load and --resume both say where parameters come from: "
                            "use --resume to continue a run, --load to start a new one");

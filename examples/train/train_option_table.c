@@ -184,8 +184,10 @@ const train_option train_option_table[] = {
                   "the --validation set so far"),
     OF(OUTSIDE, INTEGER("checkpoint-every", checkpoint_every), COUNT_FROM(1),
        .meaning = "also save what --resume needs, every N steps"),
-    OF(OUTSIDE, TEXT("resume", resume), .choices = "FILE",
-       .meaning = "continue the run that wrote this --checkpoint; give the same options"),
+    OF(OUTSIDE, TEXT("resume", resume), .choices = "FILE|auto",
+       .meaning =
+           "continue the run that wrote this --checkpoint; give the same options; auto: that "
+           "of --checkpoint, or a new run if nothing is saved yet"),
     OF(SHARED | OUTSIDE, INTEGER("eval-every", eval_every), COUNT_FROM(1),
        .meaning = "also evaluate every N steps"),
     OF(OUTSIDE, TEXT("log", log), .choices = "FILE",

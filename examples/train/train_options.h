@@ -41,6 +41,7 @@ typedef struct train_options {
     const char *log, *trace, *checkpoint, *checkpoint_best, *load, *resume;
     int64_t checkpoint_every, eval_every;
     bool overwrite;
+    bool resume_auto; // set by train_state_choose: --resume was auto
     bool buckets, stats, quiet, help, help_env, version;
 } train_options;
 

@@ -111,7 +111,7 @@ void train_report_resume(const train_run *run) {
     iso_json_int(run->log, "step", run->at.step);
     if (run->old_wire) iso_json_string(run->log, "old_wire", run->old_wire);
     iso_json_end(run->log);
-    if (!to) return;
+    if (!to || !run->options->resume) return;
     fprintf(to, "continues after step %lld, in epoch %lld\n", (long long)run->at.step,
             (long long)run->at.epoch + 1);
     if (run->old_wire)

@@ -361,7 +361,7 @@ static bool run_all(train_run *run, train_result *out) {
     const train_observer *observer = run->observer;
     train_report_start(run);
     if (observer && observer->start) observer->start(run->log, observer->user);
-    if (run->options->resume) train_report_resume(run);
+    if (run->options->resume || run->log_continues) train_report_resume(run);
     while (run->at.step < run->steps && !run->stopped)
         if (!all_well(run, run_epoch(run, &metrics))) return false;
     if (run->stopped) return end_stopped(run, out);

@@ -185,7 +185,13 @@ static iso_status check_outputs(const train_options *o) {
     if (!o->resume) TRY(refuse_file(o->checkpoint_best, "checkpoint-best"));
     if (o->checkpoint && !continues_files(o)) TRY(refuse_sets(o));
     if (!continues_files(o)) TRY(refuse_file(o->checkpoint, "checkpoint"));
-    return o->resume ? ISO_OK : refuse_file(o->log, "log");
+    return o->resume || o->resume_auto ? ISO_OK : refuse_file(o->log, "log");
+}
+
+// The same on all ranks.
+static bool saves_states(const train_options *o) {
+    bool continues = o->checkpoint && o->resume && strcmp(o->checkpoint, o->resume) == 0;
+    return continues || o->resume_auto || o->checkpoint_every > 0;
 }
 
 iso_status train_setup_local(train_run *run) {
@@ -195,9 +201,7 @@ iso_status train_setup_local(train_run *run) {
     run->steps = options->steps > 0 ? options->steps : options->epochs * run->epoch_steps;
     run->test_step = -1;
     run->best.accuracy = -1;
-    run->saves =
-        options->checkpoint_every > 0 || (options->checkpoint && options->resume &&
-                                          strcmp(options->checkpoint, options->resume) == 0);
+    run->saves = saves_states(options);
     TRY(build_model(run));
     run->step_ms = calloc(TRAIN_STEP_TIMES, sizeof(*run->step_ms));
     if (!run->step_ms) return train_error(ISO_ERR_NOMEM, "out of memory for the times of steps");
@@ -233,9 +237,12 @@ iso_status train_optimizer_create(train_run *run, iso_optimizer **out) {
 
 static iso_status open_log(train_run *run) {
     const train_options *options = run->options;
+    struct stat info;
     if (!options->log || run->world->rank != 0) return ISO_OK;
-    return options->resume ? iso_json_log_append(options->log, &run->log)
-                           : iso_json_log_create(options->log, &run->log);
+    bool appends = options->resume || (options->resume_auto && !options->overwrite);
+    if (!appends) return iso_json_log_create(options->log, &run->log);
+    run->log_continues = stat(options->log, &info) == 0 && info.st_size > 0;
+    return iso_json_log_append(options->log, &run->log);
 }
 
 iso_status train_setup_shared(train_run *run) {

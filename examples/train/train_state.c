@@ -153,6 +153,22 @@ static iso_status compare_settings(train_run *run, const char *saved, const char
                        run->options->resume, before, now);
 }
 
+// ---- What to resume -----------------------------------------------------------------------------
+
+bool train_state_choose(const train_world *world, train_options *options) {
+    static int64_t step; // MPI may write to it until the broadcast ends
+    bool first = world->rank == 0;
+    if (!options->resume || strcmp(options->resume, "auto") != 0) return true;
+    step = -1;
+    if (!train_all_well(first ? iso_resume_newest(options->checkpoint, &step) : ISO_OK))
+        return false;
+    train_bcast(&step, sizeof(step), 0, "the broadcast of what --resume auto found");
+    options->resume_auto = true;
+    options->resume = step >= 0 ? options->checkpoint : NULL;
+    if (step >= 0) options->load = NULL;
+    return true;
+}
+
 iso_status train_state_check(train_run *run) {
     char saved[SETTINGS_ROOM], here[SETTINGS_ROOM];
     TRY(iso_resume_read(run->world->comm, run->options->resume, "train/settings", sizeof(saved),

@@ -44,8 +44,10 @@ static void say_how_to_go_on(const char *why) {
     if (found)
         fprintf(stderr,
                 "train: stopped by %s: the newest checkpoint is %s.step-%012lld: continue with the "
-                "same options and --resume %s\n",
-                why, path, (long long)step, path);
+                "same %s%s\n",
+                why, path, (long long)step,
+                options->resume_auto ? "command" : "options and --resume ",
+                options->resume_auto ? "" : path);
     else if (saved_epoch > 0)
         fprintf(stderr,
                 "train: stopped by %s: the newest checkpoint is %s, of epoch %lld: --load %s "
