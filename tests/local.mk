@@ -38,6 +38,7 @@ SCRIPT_TESTS = \
     tests/check_residual_net.sh \
     tests/check_char_gpt.sh \
     tests/check_resume.sh \
+    tests/check_slurm.sh \
     tests/check_stopped.sh \
     tests/check_strategies.sh \
     tests/check_sweep.sh \
