@@ -236,6 +236,29 @@ contains
         call iso_reducer_destroy(reducer)
     end subroutine
 
+    ! The last rank asks, and all stop after the same step.
+    subroutine test_stop()
+        type(iso_stop) :: stop
+        logical :: stops
+        integer :: step
+        integer(c_int64_t), target :: same(2)
+        call check(iso_stop_create(comm, stop))
+        stops = .true.
+        call check(iso_stop_check_now(stop, stops))
+        call expect(.not. stops, 'nobody has asked')
+        step = 0
+        do while (.not. stops .and. step < 100000000)
+            step = step + 1
+            if (rank == ranks - 1 .and. step == 10) call iso_stop_request(stop)
+            call check(iso_stop_check(stop, stops))
+        end do
+        call expect(stops .and. step >= 10, 'the ranks stop')
+        same = [int(step, c_int64_t), -int(step, c_int64_t)]
+        call check(iso_comm_allreduce_i64(comm, same, ISO_MAX))
+        call expect(same(1) == -same(2), 'the ranks stop after the same step')
+        call iso_stop_destroy(stop)
+    end subroutine
+
     subroutine test_uses()
         type(model), target :: m
         type(iso_reducer) :: reducer
@@ -243,6 +266,7 @@ contains
         if (rank > 0) m%readout = 77
         call check(iso_reducer_create(comm, list(m), names, reducer))
         call expect(abs(m%readout(1) - 0.2d0 * cos(1d0)) < 1d-12, 'all begin with values of rank 0')
+        call test_stop()
         call test_averages(reducer)
         call test_appliers(reducer, m)
         call test_statistics(reducer)

@@ -1,5 +1,5 @@
 ! SPDX-License-Identifier: MIT
-! Fortran 2008 interface of the gradient engine. isotherm/reducer.h, comm.h, optim.h and clip.h
+! Fortran 2008 interface of the gradient engine. isotherm/reducer.h, comm.h, stop.h, optim.h and clip.h
 ! document the procedures. The module is installed as source, because a .mod file works with one compiler only.
 ! Compile it with your program:
 !
@@ -300,6 +300,11 @@ module isotherm
         type(c_ptr) :: handle = c_null_ptr
     end type
 
+    type, public :: iso_stop
+        private
+        type(c_ptr) :: handle = c_null_ptr
+    end type
+
     type :: applier
         procedure(iso_reducer_apply), pointer, nopass :: apply => null()
         procedure(iso_reducer_apply_piece), pointer, nopass :: apply_piece => null()
@@ -333,6 +338,8 @@ module isotherm
     public :: iso_comm_create, iso_comm_destroy, iso_comm_rank, iso_comm_size
     public :: iso_comm_mpi, iso_comm_barrier, iso_comm_bcast, iso_comm_allreduce_f64, &
         iso_comm_allreduce_i64
+    public :: iso_stop_create, iso_stop_destroy, iso_stop_request, iso_stop_check, &
+        iso_stop_check_now
     public :: iso_comm_hook_parse, iso_device_create, iso_device_destroy
     public :: iso_hook_int8, iso_hook_topk, iso_hook_powersgd, iso_hook_comm
     public :: iso_reducer_create, iso_reducer_destroy, iso_reducer_grad, iso_reducer_set_apply, &
@@ -381,6 +388,11 @@ module isotherm
             type(c_ptr), value :: name
             type(c_ptr), intent(inout) :: out
         end function
+        integer(c_int) function of_stop(stop, stops) bind(c)
+            import
+            type(c_ptr), value :: stop
+            logical(c_bool), intent(inout) :: stops
+        end function
     end interface
 
     procedure(of_handle), bind(c, name='iso_comm_rank') :: c_comm_rank
@@ -409,6 +421,11 @@ module isotherm
     procedure(on_handle), bind(c, name='iso_error_print') :: c_error_print
     procedure(on_handle), bind(c, name='iso_comm_free') :: c_free
     procedure(on_pointer), bind(c, name='iso_comm_destroy') :: c_comm_destroy
+    procedure(by_name), bind(c, name='iso_stop_create') :: c_stop_create
+    procedure(on_pointer), bind(c, name='iso_stop_destroy') :: c_stop_destroy
+    procedure(on_handle), bind(c, name='iso_stop_request') :: c_stop_request
+    procedure(of_stop), bind(c, name='iso_stop_check') :: c_stop_check
+    procedure(of_stop), bind(c, name='iso_stop_check_now') :: c_stop_check_now
     procedure(on_pointer), bind(c, name='iso_device_destroy') :: iso_device_destroy
     procedure(on_pointer), bind(c, name='iso_reducer_destroy') :: c_reducer_destroy
     procedure(by_name), bind(c, name='iso_comm_hook_parse') :: c_hook_parse
@@ -725,6 +742,40 @@ contains
     integer(c_int) function iso_comm_barrier(comm) result(status)
         type(iso_comm), intent(in) :: comm
         status = c_comm_barrier(comm%handle)
+    end function
+
+    integer(c_int) function iso_stop_create(comm, stop) result(status)
+        type(iso_comm), intent(in) :: comm
+        type(iso_stop), intent(inout) :: stop
+        status = c_stop_create(comm%handle, stop%handle)
+    end function
+
+    subroutine iso_stop_destroy(stop)
+        type(iso_stop), intent(inout) :: stop
+        call c_stop_destroy(stop%handle)
+    end subroutine
+
+    subroutine iso_stop_request(stop)
+        type(iso_stop), intent(in) :: stop
+        call c_stop_request(stop%handle)
+    end subroutine
+
+    integer(c_int) function iso_stop_check(stop, stops) result(status)
+        type(iso_stop), intent(in) :: stop
+        logical, intent(inout) :: stops
+        logical(c_bool) :: answer
+        answer = logical(stops, c_bool)
+        status = c_stop_check(stop%handle, answer)
+        stops = answer
+    end function
+
+    integer(c_int) function iso_stop_check_now(stop, stops) result(status)
+        type(iso_stop), intent(in) :: stop
+        logical, intent(inout) :: stops
+        logical(c_bool) :: answer
+        answer = logical(stops, c_bool)
+        status = c_stop_check_now(stop%handle, answer)
+        stops = answer
     end function
 
     integer(c_int) function iso_comm_bcast(comm, data, bytes, root) result(status)
