@@ -29,6 +29,8 @@ libiso_core_la_SOURCES += \
     src/comm/request.h \
     src/comm/same_lines.c \
     src/comm/same_lines.h \
+    src/comm/segment.c \
+    src/comm/segment.h \
     src/comm/shared.c \
     src/comm/shared_impl.h \
     src/comm/stop.c \

@@ -5,15 +5,12 @@
 // which gradients may still be read; it waits for ever if /dev/shm is full on only one rank; and if
 // tmpfs fills up later, touching a window kills the process.
 #include "comm/comm_calls.h"
+#include "comm/segment.h"
 #include "comm/shared_impl.h"
 
 #include <errno.h>
-#include <fcntl.h>
-#include <isotherm/trace.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 // ---- Memory that can be shared: it lies behind room for the board ---------------------------------
 
@@ -40,66 +37,17 @@ void iso__shareable_free(void **memory) {
 
 // ---- Segments: one per rank, named by its id until all have mapped it -----------------------------
 
-static void name_of(int64_t id, char name[32]) {
-    snprintf(name, 32, "/isotherm.%016llx", (unsigned long long)id);
-}
-
-// at: NULL, or the memory that the mapping replaces.
-static iso__board *map_file(int file, size_t bytes, void *at) {
-    int flags = MAP_SHARED | (at ? MAP_FIXED : 0);
-    void *mapped = mmap(at, bytes, PROT_READ | PROT_WRITE, flags, file, 0);
-    close(file);
-    return mapped == MAP_FAILED ? NULL : mapped;
-}
-
-static iso__board *map_segment(int64_t id, size_t bytes, void *at) {
-    char name[32];
-    name_of(id, name);
-    int file = shm_open(name, O_RDWR, 0);
-    return file < 0 ? NULL : map_file(file, bytes, at);
-}
-
 static void unmap_boards(iso__shared *s) {
     for (int r = 0; s->board && r < s->comm->size; r++)
         if (s->board[r] && s->board[r] != s->own) munmap(s->board[r], whole_bytes(s->own));
-}
-
-static int create_file(int64_t *id) {
-    char name[32];
-    int file = -1;
-    for (int try = 0; file < 0 && try < 100; try++) {
-        int64_t seed[3] = {getpid(), iso_now(), try};
-        *id = (int64_t)(iso__hash(ISO_HASH_START, seed, sizeof(seed)) >> 1); // sums are exact
-        name_of(*id, name);
-        file = shm_open(name, O_CREAT | O_EXCL | O_RDWR, S_IRUSR | S_IWUSR);
-        if (file < 0 && errno != EEXIST) break;
-    }
-    return file;
-}
-
-static void unlink_segment(int64_t id) {
-    char name[32];
-    name_of(id, name);
-    if (id) shm_unlink(name);
 }
 
 // Creates this rank's segment with the contents of its memory. Returns the id of the segment, or 0
 // if there is no room.
 static int64_t create_segment(iso__shared *s) {
     int64_t id;
-    size_t bytes = whole_bytes(s->own);
-    int file = create_file(&id);
-    if (file < 0) return 0;
-    // Allocate the pages now: if memory runs out later, the process gets SIGBUS.
-    iso__board *board = NULL;
-    if (posix_fallocate(file, 0, (off_t)bytes) == 0)
-        board = map_file(file, bytes, NULL);
-    else
-        close(file);
-    if (!board) {
-        unlink_segment(id);
-        return 0;
-    }
+    iso__board *board = iso__segment_create(whole_bytes(s->own), &id);
+    if (!board) return 0;
     memcpy(board + 1, s->own + 1, s->own->bytes);
     board->bytes = s->own->bytes;
     board->id = id;
@@ -112,7 +60,7 @@ static int64_t create_segment(iso__shared *s) {
 static bool map_segments(iso__shared *s, const int64_t *id) {
     for (int r = 0; r < s->comm->size; r++) {
         if (s->board[r]) continue;
-        s->board[r] = map_segment(id[r], whole_bytes(s->own), NULL);
+        s->board[r] = iso__segment_map(id[r], whole_bytes(s->own), NULL);
         if (!s->board[r] || s->board[r]->id != id[r]) return false;
     }
     return true;
@@ -122,7 +70,7 @@ static bool map_segments(iso__shared *s, const int64_t *id) {
 static iso_status move_in(iso__shared *s, int64_t id) {
     iso__board **mine = &s->board[s->comm->rank];
     size_t bytes = whole_bytes(s->own);
-    ISO_CHECK(map_segment(id, bytes, s->own) == s->own, ISO_ERR_NOMEM,
+    ISO_CHECK(iso__segment_map(id, bytes, s->own) == s->own, ISO_ERR_NOMEM,
               "shared memory of %zu bytes could not be mapped: %s", bytes, strerror(errno));
     munmap(*mine, bytes);
     *mine = s->own;
@@ -178,7 +126,7 @@ static iso_status share_segments(iso__shared *s, int64_t *id, const char **why_n
         if (!all) *why_not = "a rank cannot reach the shared memory of another";
         if (all && !*why_not) status = iso_comm_agree(comm, move_in(s, mine));
     }
-    unlink_segment(mine); // no rank needs the name any more
+    iso__segment_unlink(mine); // no rank needs the name any more
     return status;
 }
 
