@@ -39,6 +39,7 @@ SCRIPT_TESTS = \
     tests/check_char_gpt.sh \
     tests/check_resume.sh \
     tests/check_slurm.sh \
+    tests/check_stall.sh \
     tests/check_stopped.sh \
     tests/check_strategies.sh \
     tests/check_sweep.sh \

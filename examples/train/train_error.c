@@ -16,11 +16,14 @@
 
 #define TEXT_ROOM 1024
 
-static char own[TEXT_ROOM];  // empty: the last error is the library's
+static char own[TEXT_ROOM]; // empty: the last error is the library's
+static iso_status own_code;
 static char told[TEXT_ROOM]; // by train_all_well, last
 static const char *program = "train";
+static iso_comm *meeting; // all ranks; NULL: not yet, or no longer
 
 void train_error_program(const char *name) { program = name; }
+void train_error_comm(iso_comm *comm) { meeting = comm; }
 const char *train_error_name(void) { return program; }
 
 iso_status train_error(iso_status code, const char *format, ...) {
@@ -28,6 +31,7 @@ iso_status train_error(iso_status code, const char *format, ...) {
     va_start(args, format);
     vsnprintf(own, sizeof(own), format, args);
     va_end(args);
+    own_code = code;
     return code;
 }
 
@@ -61,6 +65,10 @@ static void sleep_ns(long ns) { nanosleep(&(struct timespec){.tv_nsec = ns}, NUL
 static void await_all(MPI_Request *request, const char *what) {
     double limit = watch_timeout(), end = MPI_Wtime() + limit;
     int rank, ranks, done = 0;
+    if (meeting) {
+        if (train_error_of_library(iso_comm_await(meeting, request, what)) < 0) train_abort();
+        return;
+    }
     iso_recorder_wait(what);
     for (MPI_Test(request, &done, MPI_STATUS_IGNORE); !done;
          MPI_Test(request, &done, MPI_STATUS_IGNORE)) {
@@ -162,6 +170,16 @@ static bool tell_together(int rank, int ranks) {
     return true;
 }
 
+// MPI_Abort may not end the launcher: Open MPI's waits for its daemon on a host that it cannot
+// reach.
+static void tell_of_launcher(void) {
+    if ((own[0] ? own_code : iso_last_error()->code) != ISO_ERR_TIMEOUT) return;
+    fprintf(stderr,
+            "%s: the job ends here by MPI_Abort: if its launcher goes on, as mpirun does when it "
+            "cannot reach a host, end it with kill\n",
+            program);
+}
+
 // The one way out of a job that cannot end together. Nothing is freed, and nobody finalizes: what
 // was given up is still under way inside MPI, which would crash.
 void train_abort(void) {
@@ -172,6 +190,7 @@ void train_abort(void) {
     MPI_Comm_size(MPI_COMM_WORLD, &ranks);
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN); // its own are no news now
     if (!tell_together(rank, ranks)) print_error(rank, train_error_text());
+    tell_of_launcher();
     fflush(stdout);
     watch_clean();
     MPI_Abort(MPI_COMM_WORLD, EXIT_FAILURE);

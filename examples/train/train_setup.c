@@ -63,6 +63,7 @@ bool train_world_open(train_world *world, const train_options *options) {
     *world = (train_world){0};
     if (!train_all_well(iso_progress_parse(options->progress, &config.progress))) return false;
     if (!train_all_well(iso_comm_create(MPI_COMM_WORLD, &config, &world->comm))) return false;
+    train_error_comm(world->comm);
     world->rank = iso_comm_rank(world->comm);
     world->ranks = iso_comm_size(world->comm);
     return train_all_well(train_threads_setup(world, options)) &&
@@ -77,6 +78,7 @@ void train_world_close(train_world *world) {
     iso_dataset_destroy(&world->test_set);
     iso_dataset_destroy(&world->validation_set);
     iso_device_destroy(&world->device);
+    train_error_comm(NULL);
     iso_comm_destroy(&world->comm);
 }
 

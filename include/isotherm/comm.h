@@ -41,8 +41,9 @@ typedef struct iso_comm iso_comm; // reference-counted: create gives one referen
 
 typedef struct iso_comm_config {
     iso_progress progress; // of the whole process: the first communicator decides
-    // Seconds. A longer wait returns ISO_ERR_TIMEOUT and names what is pending. 0: the environment
-    // variable ISO_TIMEOUT (default 300).
+    // Seconds. A longer wait returns ISO_ERR_TIMEOUT, and names what is pending and the ranks that
+    // keep this one waiting. 0: the environment variable ISO_TIMEOUT (default 300). A warning says
+    // the same after ISO_STALL_WARN seconds (default 30), and again whenever the wait has doubled.
     double timeout_s;
 } iso_comm_config;
 
@@ -105,6 +106,13 @@ iso_status iso_comm_agree(iso_comm *comm, iso_status mine);
 // not, ISO_ERR_MISMATCH on every rank with the same message: it starts with `what` ("the training
 // set of mnist") and lists the ranks whose number differs from rank 0's.
 iso_status iso_comm_check_same(iso_comm *comm, uint64_t number, const char *what);
+
+// Collective: waits for a non-blocking MPI collective of your own over the ranks of comm, such as an
+// MPI_Ibcast on MPI_COMM_WORLD. All ranks call it in the same order as the collectives above, so
+// that the warnings of ISO_STALL_WARN and the time-out, which hold for it too, can name the ranks
+// that have not called it. what: borrowed; completes "rank 0 waited 300 s in ...". The request
+// becomes MPI_REQUEST_NULL.
+iso_status iso_comm_await(iso_comm *comm, MPI_Request *request, const char *what);
 
 // ---- Bytes ----------------------------------------------------------------------------------------
 

@@ -5,44 +5,74 @@
 
 #include <isotherm/trace.h>
 #include <sched.h>
+#include <time.h>
+
+#define LONG_WAIT_NS 50000 // between two tests, once a wait is long
 
 // The error of a wait that timed out, or that follows one (earlier): after a time-out, no further
 // wait on the communicator succeeds.
-static iso_status given_up(const iso_comm *comm, bool earlier, const char *what) {
+static iso_status given_up(const iso_comm *comm, bool earlier, const iso__patience *patience) {
+    char missing[320];
+    const char *what = patience->what;
     ISO_CHECK(
         !earlier, ISO_ERR_TIMEOUT,
         "rank %d of %d cannot wait in %s: an earlier wait on this communicator has timed out: "
         "end the job (MPI_Abort)",
         comm->rank, comm->size, what);
     return ISO_FAIL(ISO_ERR_TIMEOUT,
-                    "rank %d of %d waited %g s in %s: another rank is stuck, gone or slower than "
-                    "that (ISO_TIMEOUT sets the limit)",
-                    comm->rank, comm->size, comm->timeout_s, what);
+                    "rank %d of %d waited %g s in %s: %s (ISO_TIMEOUT sets the limit)", comm->rank,
+                    comm->size, comm->timeout_s, what,
+                    iso__patience_verdict_unlocked(patience, missing, sizeof(missing)));
 }
 
-static iso_status await_request(iso_comm *comm, MPI_Request *request, const char *what) {
-    int64_t start = iso_now(), limit = (int64_t)(comm->timeout_s * 1e9);
+static iso_status await_request(iso_comm *comm, MPI_Request *request, int64_t start,
+                                iso__patience *patience) {
+    int64_t limit = (int64_t)(comm->timeout_s * 1e9);
     bool earlier = comm->lost;
     for (int done = 0;;) {
         ISO_TRY_MPI(MPI_Test(request, &done, MPI_STATUS_IGNORE));
         if (done) return ISO_OK;
-        comm->lost = comm->lost || (limit > 0 && iso_now() - start >= limit);
-        if (comm->lost) return given_up(comm, earlier, what);
+        int64_t waited = iso_now() - start;
+        comm->lost = comm->lost || (limit > 0 && waited >= limit);
+        if (comm->lost) return given_up(comm, earlier, patience);
+        iso__patience_tick_unlocked(patience, waited);
         // The awaited rank may be waiting for this one.
         if (comm->engine) iso__engine_assist(comm->engine);
-        sched_yield();
+        if (patience->shown)
+            nanosleep(&(struct timespec){.tv_nsec = LONG_WAIT_NS}, NULL);
+        else
+            sched_yield();
     }
+}
+
+static iso_status await_patiently(iso_comm *comm, MPI_Request *request, int64_t start,
+                                  const iso__stream *stream, const char *what) {
+    iso__patience patience = iso__patience_begin(comm, stream, what);
+    iso_recorder_wait(what);
+    iso_status status = await_request(comm, request, start, &patience);
+    iso__patience_end_unlocked(&patience);
+    ISO_TRY(status);
+    iso_recorder_woke(what);
+    return ISO_OK;
 }
 
 iso_status iso__comm_await(iso_comm *comm, int rc, MPI_Request *request, const char *what) {
     ISO_TRY_MPI_CODE(rc, what);
-    iso_recorder_wait(what);
-    ISO_TRY(await_request(comm, request, what));
-    iso_recorder_woke(what);
-    return ISO_OK;
+    int64_t start = iso_now();
+    iso__stream_count(&comm->meetings, start);
+    return await_patiently(comm, request, start, &comm->meetings, what);
+}
+
+iso_status iso__comm_await_message(iso_comm *comm, int rc, MPI_Request *request, const char *what) {
+    ISO_TRY_MPI_CODE(rc, what);
+    return await_patiently(comm, request, iso_now(), NULL, what);
 }
 
 iso_status iso__comm_meet(iso_comm *comm, const char *what) {
     MPI_Request request;
     return iso__comm_await(comm, MPI_Ibarrier(comm->mpi, &request), &request, what);
+}
+
+iso_status iso_comm_await(iso_comm *comm, MPI_Request *request, const char *what) {
+    return iso__comm_await(comm, MPI_SUCCESS, request, what);
 }

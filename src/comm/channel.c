@@ -247,6 +247,16 @@ static void list_channel(iso__channel *c, bool add) {
     pthread_mutex_unlock(&engine->lock);
 }
 
+// All ranks create the same channels in one order, so that they choose the same key.
+static void open_stream(iso__channel *c) {
+    iso_comm *comm = c->comm;
+    uint64_t from[2] = {comm->sums.key, ++comm->channels};
+    if (!comm->watch) return;
+    pthread_mutex_lock(&comm->engine->lock);
+    iso__stream_open(comm->watch, &c->stream, iso__hash(ISO_HASH_START, from, sizeof(from)));
+    pthread_mutex_unlock(&comm->engine->lock);
+}
+
 iso_status iso__channel_create(iso_comm *comm, const iso__channel_item *given, int count,
                                size_t chunk_bytes, size_t window, iso__channel **out) {
     iso_status status;
@@ -260,7 +270,8 @@ iso_status iso__channel_create(iso_comm *comm, const iso__channel_item *given, i
     ISO_TRY_GOTO(iso__comm_meet(comm, "the barrier before MPI_Comm_dup"));
     // The new communicator inherits the error handler, which returns errors.
     ISO_TRY_GOTO(iso__comm_make(comm, &(iso__comm_recipe){.from = comm->mpi}, &c->mpi));
-    c->stream = iso__recorder_stream(comm->group, comm->rank, comm->size, "channel");
+    open_stream(c);
+    c->stream.record = iso__recorder_stream(comm->group, comm->rank, comm->size, "channel");
     list_channel(c, true);
     *out = c;
     return ISO_OK;
@@ -299,6 +310,7 @@ bool iso__channel_destroy(iso__channel **pointer) {
         return false;
     }
     list_channel(c, false);
+    iso__stream_close(&c->stream);
     give_back(c);
     c->comm->queue_taken[c->queue] = false;
     int finalized = 0;
@@ -368,6 +380,7 @@ static iso_status wait_locked(iso__channel *c, const iso__channel_entry *m, iso_
               "rank: make all of a round ready first",
               m->given.label, c->item[blocking].given.label);
     return iso__engine_wait(c->comm->engine, &(iso__awaited){.comm = c->comm,
+                                                             .stream = &c->stream,
                                                              .name = m->given.label,
                                                              .began_ns = m->times.ready_ns,
                                                              .what = &(awaited_item){c, m},

@@ -80,7 +80,7 @@ static iso_status post_chunk(iso__channel *c, int index) {
     iso__channel_entry *m = &c->item[chunk->item];
     char *data = (char *)m->given.data + chunk->offset;
     iso_request *request;
-    ISO_TRY(iso__request_begin(c->comm, c->stream, m->given.label, chunk->bytes, &request));
+    ISO_TRY(iso__request_begin(c->comm, &c->stream, m->given.label, chunk->bytes, &request));
     request->mpi = c->mpi;
     request->next = data;
     request->unit = iso_dtype_size(m->given.dtype);

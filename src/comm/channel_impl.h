@@ -32,7 +32,7 @@ typedef struct iso__channel_cell {
 struct iso__channel {
     iso_comm *comm;
     MPI_Comm mpi;
-    uint16_t stream; // of the flight recorder
+    iso__stream stream; // of its chunks
     iso__channel_entry *item;
     int count;
     iso__chunk *chunk; // the plan

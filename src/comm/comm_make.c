@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Creates communicators under the time-out. MPI's calls for that block without a limit, so a
 // separate thread makes them if MPI allows several threads.
+#include "base/recording.h"
 #include "comm/comm_state.h"
 
 #include <isotherm/trace.h>
@@ -69,10 +70,15 @@ static void await_change(iso_comm *comm, creation *c) {
 }
 
 // Whether the communicator was created within the time-out.
-static bool await_creation(iso_comm *comm, creation *c) {
+static bool await_creation(iso_comm *comm, creation *c, iso__patience *patience) {
     int64_t start = iso_now(), limit = (int64_t)(comm->timeout_s * 1e9);
     pthread_mutex_lock(&c->lock);
-    while (!c->done && (limit == 0 || iso_now() - start < limit)) await_change(comm, c);
+    while (!c->done && (limit == 0 || iso_now() - start < limit)) {
+        await_change(comm, c);
+        pthread_mutex_unlock(&c->lock);
+        iso__patience_tick_unlocked(patience, iso_now() - start);
+        pthread_mutex_lock(&c->lock);
+    }
     bool done = c->done;
     c->given_up = !done;
     pthread_mutex_unlock(&c->lock);
@@ -82,22 +88,31 @@ static bool await_creation(iso_comm *comm, creation *c) {
 static iso_status create_beside(iso_comm *comm, const iso__comm_recipe *recipe, MPI_Comm *out) {
     void *memory;
     pthread_t thread;
+    char missing[320];
+    bool all = recipe->kind != ISO_MAKE_GROUP;
     ISO_TRY(iso__alloc_zero(sizeof(creation), &memory));
     creation *c = memory;
+    iso__patience patience =
+        iso__patience_begin(comm, all ? &comm->meetings : NULL, name_of[recipe->kind]);
+    if (all) iso__stream_count(&comm->meetings, iso_now());
+    iso_recorder_wait(name_of[recipe->kind]);
     c->recipe = *recipe;
     pthread_mutex_init(&c->lock, NULL);
     pthread_cond_init(&c->changed, NULL);
     if (pthread_create(&thread, NULL, run_creation, c) != 0) {
         run_creation(c); // without a thread there is no time-out
-    } else if (await_creation(comm, c)) {
+    } else if (await_creation(comm, c, &patience)) {
         pthread_join(thread, NULL);
+        iso_recorder_woke(name_of[recipe->kind]);
+        iso__patience_end_unlocked(&patience);
     } else {
         pthread_detach(thread);
+        iso__patience_end_unlocked(&patience);
         comm->lost = true;
         return ISO_FAIL(ISO_ERR_TIMEOUT,
-                        "rank %d of %d waited %g s in %s: another rank is stuck, gone or slower "
-                        "than that (ISO_TIMEOUT sets the limit)",
-                        comm->rank, comm->size, comm->timeout_s, name_of[recipe->kind]);
+                        "rank %d of %d waited %g s in %s: %s (ISO_TIMEOUT sets the limit)",
+                        comm->rank, comm->size, comm->timeout_s, name_of[recipe->kind],
+                        iso__patience_verdict_unlocked(&patience, missing, sizeof(missing)));
     }
     int rc = c->rc;
     *out = c->made;

@@ -4,6 +4,7 @@
 #define ISO_COMM_STATE_H
 
 #include "comm/engine.h"
+#include "comm/stall.h"
 
 // The number of queues for exchanges in a communicator's shared memory. All ranks use the same
 // order within a queue. One queue serves iso_comm_iallreduce, the others channels.
@@ -22,8 +23,7 @@ struct iso_comm {
     iso_request *bulk_first, *bulk_last; // requests that still have chunks to post
     int bulk_under_way;
     int rank, size;
-    uint64_t group;  // a hash of the ranks in the job, not 0
-    uint16_t stream; // of the flight recorder
+    uint64_t group; // a hash of the ranks in the job, not 0
     double timeout_s;
     // A blocking collective has timed out. MPI still executes it, so nothing of the communicator
     // may be freed.
@@ -40,6 +40,12 @@ struct iso_comm {
     iso_traffic traffic;         // of layers that have no statistics of their own
     bool counted;                // iso__comm_collect has already added it
     iso__debug *debug;           // NULL unless ISO_DEBUG=detail
+    // Who is stuck (stall.h). NULL: one rank, or the communicator is being created. seat_of[r]: the
+    // number of rank r in the watch. meetings: blocking collectives; sums: non-blocking ones.
+    iso__watch *watch;
+    int *seat_of;
+    iso__stream meetings, sums;
+    uint64_t channels; // created so far
 };
 
 // ISO_ERR_STATE if the mpirun of another MPI library started several processes, so that each one is
@@ -53,8 +59,10 @@ iso_status iso__rank_in_job(int *rank, int *size);
 iso_status iso__comm_check_environment(iso_comm *comm, MPI_Comm mpi);
 // Waits for the operation of an MPI call that returned rc, at most until the time-out. After a
 // time-out MPI still uses the buffers, and comm->lost is set: nothing of comm may be freed. what:
-// as below.
+// as below. Counts as a collective, so all ranks of comm must call it alike.
 iso_status iso__comm_await(iso_comm *comm, int rc, MPI_Request *request, const char *what);
+// The same for a message between two ranks.
+iso_status iso__comm_await_message(iso_comm *comm, int rc, MPI_Request *request, const char *what);
 // Collective. A barrier with the time-out, before a call that can only block: that call then waits
 // for no rank that is stuck. what: "the barrier before MPI_Comm_split".
 iso_status iso__comm_meet(iso_comm *comm, const char *what);

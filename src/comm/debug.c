@@ -113,7 +113,8 @@ static iso_status judge_lines(iso_comm *comm, iso__debug *d, MPI_Comm mpi) {
     for (int r = 1; r < comm->size; r++) {
         if (!d->came[r]) continue;
         int rc = MPI_Isend(&d->verdict, sizeof(d->verdict), MPI_BYTE, r, TAG, mpi, &d->request[r]);
-        ISO_TRY(iso__comm_await(comm, rc, &d->request[r], "the answer of ISO_DEBUG=detail"));
+        ISO_TRY(
+            iso__comm_await_message(comm, rc, &d->request[r], "the answer of ISO_DEBUG=detail"));
     }
     comm->lost = comm->lost || status == ISO_ERR_TIMEOUT;
     return status;
@@ -130,8 +131,8 @@ static iso_status ask_rank_0(iso_comm *comm, iso__debug *d, MPI_Comm mpi) {
     ISO_TRY_MPI_CODE(rc, "MPI_Isend");
     comm->timeout_s = limit > 0 ? 2 * limit + 1 : 0;
     rc = MPI_Irecv(&d->verdict, sizeof(d->verdict), MPI_BYTE, 0, TAG, mpi, &answer);
-    iso_status status = iso__comm_await(comm, rc, &answer, d->mine);
-    if (status == ISO_OK) status = iso__comm_await(comm, MPI_SUCCESS, &d->sent, d->mine);
+    iso_status status = iso__comm_await_message(comm, rc, &answer, d->mine);
+    if (status == ISO_OK) status = iso__comm_await_message(comm, MPI_SUCCESS, &d->sent, d->mine);
     comm->timeout_s = limit;
     ISO_TRY(status);
     ISO_CHECK(d->verdict.status == ISO_OK, (iso_status)d->verdict.status, "%s", d->verdict.message);
@@ -190,8 +191,8 @@ iso_status iso__debug_open(iso_comm *comm) {
     iso__debug *d = comm->debug;
     if (!d) return ISO_OK;
     for (int r = 1; comm->rank == 0 && r < comm->size; r++)
-        if (!d->came[r]) ISO_TRY(iso__comm_await(comm, MPI_SUCCESS, &d->request[r], what));
-    if (comm->rank != 0) ISO_TRY(iso__comm_await(comm, MPI_SUCCESS, &d->sent, what));
+        if (!d->came[r]) ISO_TRY(iso__comm_await_message(comm, MPI_SUCCESS, &d->request[r], what));
+    if (comm->rank != 0) ISO_TRY(iso__comm_await_message(comm, MPI_SUCCESS, &d->sent, what));
     d->is_posted = false;
     return iso__comm_make(comm, &(iso__comm_recipe){.from = comm->mpi}, &d->mpi);
 }
@@ -227,7 +228,7 @@ iso_status iso__debug_match(iso_comm *comm, const char *format, ...) {
     va_start(args, format);
     vsnprintf(line, sizeof(line), format, args);
     va_end(args);
-    iso__record_call(comm->stream, line);
+    iso__record_call(comm->sums.record, line);
     iso__debug *d = comm->debug;
     if (!d || d->mpi == MPI_COMM_NULL) return ISO_OK;
     ISO_CHECK(!comm->lost, ISO_ERR_TIMEOUT,

@@ -47,7 +47,7 @@ void iso__request_unreserve(iso__engine *engine, int count) {
     }
 }
 
-iso_status iso__request_begin(iso_comm *comm, uint16_t stream, const char *name, size_t bytes,
+iso_status iso__request_begin(iso_comm *comm, iso__stream *stream, const char *name, size_t bytes,
                               iso_request **out) {
     iso__engine *engine = comm->engine;
     iso_request *request = NULL;
@@ -57,11 +57,12 @@ iso_status iso__request_begin(iso_comm *comm, uint16_t stream, const char *name,
                              .name = name,
                              .bytes = bytes,
                              .posted_ns = iso_now(),
+                             .stream = stream,
                              .mpi = comm->mpi,
                              .state = ISO_REQUEST_POSTED,
-                             .stream = stream,
-                             .sequence = iso__record_posted(stream, bytes, name),
+                             .record = iso__record_posted(stream->record, bytes, name),
                              .older = engine->newest};
+    request->turn = iso__stream_count(stream, request->posted_ns);
     *(engine->newest ? &engine->newest->newer : &engine->oldest) = request;
     engine->newest = request;
     *out = request;
@@ -74,7 +75,7 @@ void iso__request_complete(iso_request *request) {
     *(request->newer ? &request->newer->older : &engine->newest) = request->older;
     request->done_ns = iso_now();
     engine->completions++;
-    iso__record_done(request->stream, request->sequence, request->bytes, request->name);
+    iso__record_done(request->stream->record, request->record, request->bytes, request->name);
     request->state = request->mpi_error ? ISO_REQUEST_FAILED : ISO_REQUEST_DONE;
     if (!request->channel) return;
     request->next_in_line = NULL;

@@ -39,6 +39,11 @@ typedef struct iso__engine {
     iso_request *free_list;
     int promised;             // requests that iso__request_reserve has made room for
     MPI_Op sum_bf16, sum_f16; // sum16.c
+    // Of stall.h: all watches, ISO_STALL_WARN, how often the helper beats (0: never), and when this
+    // process last did.
+    struct iso__watch *watches;
+    double stall_warn_s;
+    int64_t beat_ns, beaten_ns;
 } iso__engine;
 
 // ---- engine.c ----
@@ -64,6 +69,7 @@ void iso__engine_assist(iso__engine *engine);
 // What a thread waits for.
 typedef struct iso__awaited {
     iso_comm *comm;
+    const struct iso__stream *stream; // that it belongs to
     const char *name;
     int64_t began_ns;
     const void *what;

@@ -72,7 +72,7 @@ static int post_largest(iso_request *request, int count, MPI_Comm mpi, MPI_Reque
 static iso_status start_locked(iso_comm *comm, const iso_request *what, size_t bytes,
                                const char *name, iso_request **out) {
     iso_request *request;
-    ISO_TRY(iso__request_begin(comm, comm->stream, name, bytes, &request));
+    ISO_TRY(iso__request_begin(comm, &comm->sums, name, bytes, &request));
     request->call = what->call;
     request->next = what->next;
     request->send = what->send;

@@ -10,6 +10,7 @@ libiso_core_la_SOURCES += \
     src/comm/coll_shm.c \
     src/comm/comm.c \
     src/comm/comm_calls.h \
+    src/comm/comm_create.c \
     src/comm/comm_make.c \
     src/comm/comm_state.h \
     src/comm/cores.c \
@@ -34,7 +35,13 @@ libiso_core_la_SOURCES += \
     src/comm/shared.c \
     src/comm/shared_impl.h \
     src/comm/stop.c \
+    src/comm/stall.c \
+    src/comm/stall.h \
     src/comm/sum16.c \
     src/comm/topology.c \
     src/comm/traffic.c \
-    src/comm/traffic.h
+    src/comm/traffic.h \
+    src/comm/watch_ask.c \
+    src/comm/watch_impl.h \
+    src/comm/watch_make.c \
+    src/comm/watch_seat.c

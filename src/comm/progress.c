@@ -45,6 +45,7 @@ void iso__engine_assist(iso__engine *engine) {
     if (engine->mode == ISO_PROGRESS_THREAD) return;
     pthread_mutex_lock(&engine->lock);
     iso__engine_test_all(engine);
+    iso__watch_poll(engine);
     pthread_mutex_unlock(&engine->lock);
 }
 
@@ -61,15 +62,16 @@ static void list_pending(const iso__engine *engine, char *text, size_t room) {
     }
 }
 
-static iso_status timed_out(const iso__engine *engine, const iso__awaited *awaited) {
-    char pending[256];
+static iso_status timed_out(const iso__engine *engine, const iso__awaited *awaited,
+                            const iso__patience *patience) {
+    char pending[128], missing[300];
     list_pending(engine, pending, sizeof(pending));
     return ISO_FAIL(ISO_ERR_TIMEOUT,
-                    "rank %d of %d waited %g s for the exchange of \"%s\"; in flight: %s: another "
-                    "rank is stuck, "
-                    "gone or slower than that (ISO_TIMEOUT sets the limit)",
+                    "rank %d of %d waited %g s for the exchange of \"%.40s\"; in flight: %s: %s "
+                    "(ISO_TIMEOUT sets the limit)",
                     awaited->comm->rank, awaited->comm->size, awaited->comm->timeout_s,
-                    awaited->name, pending);
+                    awaited->name, pending,
+                    iso__patience_verdict(patience, missing, sizeof(missing)));
 }
 
 // Calls the idle function, while the helper drives progress. Returns the time that it took (ns).
@@ -84,7 +86,8 @@ static int64_t do_other_work(iso__engine *engine, const iso__awaited *awaited, b
     return iso_now() - start;
 }
 
-static iso_status drive_until_done(iso__engine *engine, const iso__awaited *awaited) {
+static iso_status drive_until_done(iso__engine *engine, const iso__awaited *awaited,
+                                   iso__patience *patience) {
     int64_t start = iso_now(), limit = (int64_t)(awaited->comm->timeout_s * 1e9);
     bool idle = awaited->idle != NULL; // call idle: it may find work
     uint64_t seen = 0;
@@ -95,7 +98,8 @@ static iso_status drive_until_done(iso__engine *engine, const iso__awaited *awai
                   "the exchange of \"%s\" was still in flight when MPI_Finalize was called",
                   awaited->name);
         int64_t waited = iso_now() - start;
-        if (limit > 0 && waited > limit) return timed_out(engine, awaited);
+        if (limit > 0 && waited > limit) return timed_out(engine, awaited, patience);
+        if (waited >= patience->next_ns) iso__patience_tick(patience, waited);
         if (awaited->idle && (idle || seen != engine->completions)) {
             seen = engine->completions;
             start += do_other_work(engine, awaited, &idle);
@@ -111,9 +115,12 @@ static iso_status drive_until_done(iso__engine *engine, const iso__awaited *awai
 iso_status iso__engine_wait(iso__engine *engine, const iso__awaited *awaited) {
     iso__engine_adapt(engine, awaited->began_ns, awaited->is_done(awaited->what));
     engine->waiters++;
+    iso__patience patience = iso__patience_begin(awaited->comm, awaited->stream, awaited->name);
+    patience.exchange = true;
     iso_recorder_wait(awaited->name);
-    iso_status status = drive_until_done(engine, awaited);
+    iso_status status = drive_until_done(engine, awaited, &patience);
     if (status == ISO_OK) iso_recorder_woke(awaited->name);
+    iso__patience_end(&patience);
     engine->waiters--;
     iso__engine_kick(engine);
     return status;
@@ -121,12 +128,27 @@ iso_status iso__engine_wait(iso__engine *engine, const iso__awaited *awaited) {
 
 // ---- Helper thread --------------------------------------------------------------------------------
 
+// Sleeps until it is woken, or until the next beat.
+static void sleep_helper(iso__engine *engine) {
+    struct timespec until;
+    if (engine->beat_ns == 0) {
+        pthread_cond_wait(&engine->wake, &engine->lock);
+        return;
+    }
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    int64_t ns = until.tv_nsec + engine->beat_ns;
+    until.tv_sec += ns / 1000000000;
+    until.tv_nsec = ns % 1000000000;
+    pthread_cond_timedwait(&engine->wake, &engine->lock, &until);
+}
+
 static void *run_helper(void *argument) {
     iso__engine *engine = argument;
     pthread_mutex_lock(&engine->lock);
     while (!engine->stop) {
+        iso__watch_poll(engine);
         if (!engine->oldest || engine->waiters > 0) {
-            pthread_cond_wait(&engine->wake, &engine->lock);
+            sleep_helper(engine);
             continue;
         }
         iso__engine_test_all(engine);
@@ -161,6 +183,7 @@ static void free_engine(iso__engine *engine) {
     iso__free(engine->owner);
     iso__free(engine->completed);
     iso__free(engine->statuses);
+    iso__watch_free_all(engine);
     pthread_cond_destroy(&engine->wake);
     pthread_mutex_destroy(&engine->lock);
     iso__free(engine);
@@ -192,6 +215,7 @@ static int on_finalize(MPI_Comm comm, int keyval, void *value, void *extra) {
                  "MPI_Finalize was called with exchanges that other ranks did not complete; the "
                  "first is \"%s\"",
                  engine->oldest->name);
+    iso__watch_quit(engine);
     engine->finalized = true;
     pthread_mutex_unlock(&engine->lock);
     attribute = MPI_KEYVAL_INVALID;
@@ -228,6 +252,7 @@ static iso_status start_engine(iso__engine *engine, iso_progress wanted) {
     double fixed;
     ISO_TRY(iso__env_number(ISO_ENV_PROGRESS_US, -1, &fixed));
     engine->sleep_fixed = fixed >= 0;
+    ISO_TRY(iso__env_number(ISO_ENV_STALL_WARN, 30, &engine->stall_warn_s));
     engine->sleep_us = fixed >= 0 ? fixed : 100;
     if (engine->mode == ISO_PROGRESS_THREAD) {
         int rc = pthread_create(&engine->thread, NULL, run_helper, engine);
@@ -245,7 +270,11 @@ static iso_status create_engine(iso_progress wanted, iso__engine **out) {
     iso__engine *engine;
     ISO_TRY(iso__alloc_zero(sizeof(*engine), (void **)&engine));
     pthread_mutex_init(&engine->lock, NULL);
-    pthread_cond_init(&engine->wake, NULL);
+    pthread_condattr_t clock;
+    pthread_condattr_init(&clock);
+    pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
+    pthread_cond_init(&engine->wake, &clock);
+    pthread_condattr_destroy(&clock);
     engine->references = 1; // the attribute's
     ISO_TRY_GOTO(iso__sum16_create(engine));
     ISO_TRY_GOTO(start_engine(engine, wanted));

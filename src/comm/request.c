@@ -9,7 +9,7 @@ static iso_status post_allreduce(iso_comm *comm, void *data, size_t count, iso_d
                                  const char *name, iso_request **out) {
     size_t bytes = count * iso_dtype_size(dtype);
     iso_request *request = NULL;
-    ISO_TRY(iso__request_begin(comm, comm->stream, name, bytes, &request));
+    ISO_TRY(iso__request_begin(comm, &comm->sums, name, bytes, &request));
     request->next = data;
     request->left = count;
     request->unit = iso_dtype_size(dtype);
@@ -84,6 +84,7 @@ iso_status iso__request_finish(iso_request **pointer, int64_t *done_ns) {
     if (!request) return ISO_OK;
     iso__engine *engine = request->engine;
     const iso__awaited awaited = {.comm = request->comm,
+                                  .stream = request->stream,
                                   .name = request->name,
                                   .began_ns = request->posted_ns,
                                   .what = request,
@@ -104,5 +105,6 @@ void iso_comm_poll(iso_comm *comm) {
     if (engine->mode != ISO_PROGRESS_POLL) return;
     pthread_mutex_lock(&engine->lock);
     iso__engine_test_all(engine);
+    iso__watch_poll(engine);
     pthread_mutex_unlock(&engine->lock);
 }

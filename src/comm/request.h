@@ -5,6 +5,7 @@
 
 #include "comm/channel.h"
 #include "comm/engine.h"
+#include "comm/stall.h"
 
 // One exchange. FREE -> POSTED -> DONE (or FAILED) -> FREE; its memory stays in the engine's pool.
 typedef enum iso__request_state {
@@ -20,8 +21,9 @@ struct iso_request {
     const char *name;
     size_t bytes;
     int64_t posted_ns, done_ns;
-    uint16_t stream; // of the flight recorder, and the number in it
-    uint32_t sequence;
+    iso__stream *stream; // that it belongs to, and its number there
+    uint64_t turn;
+    uint32_t record; // its number in the flight recorder
     MPI_Comm mpi; // the communicator it uses, unless it is bulk
     char *next;   // the data not yet posted (MPI), or not yet summed of this rank's slice (shared
                   // memory)
@@ -58,7 +60,7 @@ struct iso_request {
 // makes it DONE, or FAILED if it has an mpi_error. release returns it to the pool.
 iso_status iso__request_reserve(iso__engine *engine, int more);
 void iso__request_unreserve(iso__engine *engine, int count); // gives up reserved room
-iso_status iso__request_begin(iso_comm *comm, uint16_t stream, const char *name, size_t bytes,
+iso_status iso__request_begin(iso_comm *comm, iso__stream *stream, const char *name, size_t bytes,
                               iso_request **out);
 void iso__request_complete(iso_request *request);
 void iso__request_release(iso__engine *engine, iso_request **request);

@@ -98,7 +98,14 @@ dead_rank_ends_job() {
         'echo $$ >"$0/pid.$OMPI_COMM_WORLD_RANK"; exec "$@"' "$work" $train --steps 1000000 --overwrite --log "$work/log"
 }
 
-echo "1..9"
+# A rank of the third host is stopped, or the host is cut off, while all train.
+host_is_named() { # stop, cut or loss
+    cluster 3 sh "$here/stall_host.sh" "$1" "$work" mpirun -n 6 sh -c \
+        'echo $$ >"$0/pid.$OMPI_COMM_WORLD_RANK"; exec "$@"' "$work" $train --epochs 1000000 --threads 1 --overwrite \
+        --log "$work/log"
+}
+
+echo "1..12"
 result "ranks run on hosts of their own" hosts_differ
 result "a link takes 0.9 to 1.3 of the time that its rate says" rate_holds
 result "node groups are the hosts: 4 ranks on 2 hosts" groups_are_hosts 2 4 "2 2"
@@ -108,3 +115,6 @@ result "lazy gives the bits of blocking on 3 hosts" lazy_is_blocking 3
 result "evaluations make the training no faster on a slow link" evaluation_hides_nothing
 result "the step time that daso measures after one step of warm-up is positive" step_takes_time
 result "a rank that dies on one host ends the job within 10 s" dead_rank_ends_job
+result "a rank that is stopped on another host is named" host_is_named stop
+result "a host whose link is down is named" host_is_named cut
+result "a host from which all packets are lost is named" host_is_named loss

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: MIT
+// The beat of this rank, and messages between hosts: a rank asks about a stream, and any rank of
+// another host answers for all ranks of that host. All functions need the engine's lock.
+#include "comm/watch_impl.h"
+
+#include <isotherm/trace.h>
+#include <string.h>
+
+enum { TAG = 1, MOST_AT_ONCE = 256 };
+
+// Whether a message has left, so that its memory may be written again.
+static bool has_left(MPI_Request *request) {
+    int done = 1;
+    if (*request != MPI_REQUEST_NULL) MPI_Test(request, &done, MPI_STATUS_IGNORE);
+    return done;
+}
+
+// The rank of a board with this number, counted round and round.
+static int choose_rank(const iso__watch *w, int64_t board, int turn) {
+    int ranks = 0, rank = (int)board;
+    for (int r = 0; r < w->size; r++) ranks += w->board_of[r] == board;
+    for (turn %= ranks; turn > 0; turn--)
+        for (rank++; w->board_of[rank] != board;) rank++;
+    return rank;
+}
+
+void iso__watch_ask(iso__watch *w, int64_t board, int turn, uint64_t key) {
+    iso__outbox *box = &w->outbox[board];
+    if (!has_left(&box->ask)) return; // the host does not even take the last question
+    box->asking[0] = 0;
+    box->asking[1] = key;
+    if (MPI_Isend(box->asking, sizeof(box->asking), MPI_BYTE, choose_rank(w, board, turn), TAG,
+                  w->mpi, &box->ask) != MPI_SUCCESS)
+        box->ask = MPI_REQUEST_NULL;
+}
+
+// An answer begins with the number of its facts, and the key.
+static void send_answer(iso__watch *w, int to, uint64_t key, int64_t now_ns) {
+    iso__outbox *box = &w->outbox[w->board_of[to]];
+    uint64_t head[2] = {0, key};
+    if (!has_left(&box->answer)) return; // it will ask again
+    char *end = box->answering + sizeof(head);
+    for (int r = 0; r < w->size; r++) {
+        if (!w->seat[r]) continue;
+        iso__fact fact = iso__seat_read(w, r, key, now_ns);
+        memcpy(end, &fact, sizeof(fact));
+        end += sizeof(fact);
+        head[0]++;
+    }
+    memcpy(box->answering, head, sizeof(head));
+    if (MPI_Isend(box->answering, (int)(end - box->answering), MPI_BYTE, to, TAG, w->mpi,
+                  &box->answer) != MPI_SUCCESS)
+        box->answer = MPI_REQUEST_NULL;
+}
+
+static void keep_facts(iso__watch *w, const uint64_t *head, size_t bytes, int64_t now_ns) {
+    for (uint64_t i = 0; i < head[0] && 16 + (i + 1) * sizeof(iso__fact) <= bytes; i++) {
+        iso__fact fact;
+        memcpy(&fact, w->inbox + 16 + i * sizeof(fact), sizeof(fact));
+        if (fact.rank < 0 || fact.rank >= w->size) continue;
+        fact.waits_for[ISO_WAIT_ROOM - 1] = 0;
+        w->heard[fact.rank] = (iso__heard){.at_ns = now_ns, .key = head[1], .fact = fact};
+    }
+}
+
+// Receives one message. Returns false if there is none.
+static bool receive_message(iso__watch *w, int64_t now_ns) {
+    int there = 0, bytes = 0;
+    MPI_Status status;
+    if (MPI_Iprobe(MPI_ANY_SOURCE, TAG, w->mpi, &there, &status) != MPI_SUCCESS || !there)
+        return false;
+    MPI_Get_count(&status, MPI_BYTE, &bytes);
+    int from = status.MPI_SOURCE;
+    if (MPI_Recv(w->inbox, (int)w->message_bytes, MPI_BYTE, from, TAG, w->mpi, &status) !=
+        MPI_SUCCESS)
+        return false;
+    uint64_t head[2];
+    memcpy(head, w->inbox, sizeof(head));
+    if (head[0] == 0)
+        send_answer(w, from, head[1], now_ns);
+    else
+        keep_facts(w, head, (size_t)bytes, now_ns);
+    return true;
+}
+
+void iso__watch_pump(iso__engine *engine, int64_t now_ns) {
+    engine->beaten_ns = now_ns;
+    if (engine->finalized) return;
+    for (iso__watch *w = engine->watches; w; w = w->older) {
+        atomic_store_explicit(&w->seat[w->rank]->beat_ns, now_ns, memory_order_relaxed);
+        for (int i = 0; w->mpi != MPI_COMM_NULL && i < MOST_AT_ONCE; i++)
+            if (!receive_message(w, now_ns)) break;
+    }
+}
+
+void iso__watch_poll(iso__engine *engine) {
+    if (!engine->watches) return;
+    int64_t now = iso_now();
+    if (now - engine->beaten_ns >= engine->beat_ns) iso__watch_pump(engine, now);
+}
+
+void iso__watch_quit(iso__engine *engine) {
+    for (iso__watch *w = engine->watches; w; w = w->older) {
+        MPI_Group_free(&w->group);
+        for (int r = 0; w->outbox && r < w->size; r++) {
+            bool asked = has_left(&w->outbox[r].ask), answered = has_left(&w->outbox[r].answer);
+            w->in_use = w->in_use || !asked || !answered;
+        }
+    }
+}

@@ -1,0 +1,259 @@
+// SPDX-License-Identifier: MIT
+// Creates watches: who shares a board with whom, the boards, and the connection between hosts.
+#include "comm/comm_calls.h"
+#include "comm/segment.h"
+#include "comm/watch_impl.h"
+
+#include <isotherm/trace.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define BEAT_MOST_NS  500000000
+#define BEAT_LEAST_NS 20000000
+
+// ---- Memory ---------------------------------------------------------------------------------------
+
+static iso_status allocate_watch(int size, iso__watch **out) {
+    void *memory;
+    size_t n = (size_t)size;
+    ISO_TRY(iso__alloc_zero(sizeof(iso__watch), &memory));
+    iso__watch *w = *out = memory;
+    w->mpi = MPI_COMM_NULL;
+    w->group = MPI_GROUP_NULL;
+    ISO_TRY(iso__alloc_zero(n * sizeof(*w->host), (void **)&w->host));
+    ISO_TRY(iso__alloc_zero(n * sizeof(*w->board_of), (void **)&w->board_of));
+    return iso__alloc_zero(n * sizeof(iso__seat *), (void **)&w->seat);
+}
+
+static iso_status allocate_boxes(iso__watch *w) {
+    size_t n = (size_t)w->size;
+    w->message_bytes = 2 * sizeof(uint64_t) + (size_t)w->board_ranks * sizeof(iso__fact);
+    ISO_TRY(iso__alloc_zero(n * sizeof(*w->heard), (void **)&w->heard));
+    ISO_TRY(iso__alloc_zero(n * sizeof(*w->outbox), (void **)&w->outbox));
+    ISO_TRY(iso__alloc_zero(w->message_bytes, (void **)&w->inbox));
+    for (int r = 0; r < w->size; r++) {
+        w->outbox[r].ask = w->outbox[r].answer = MPI_REQUEST_NULL;
+        if (w->board_of[r] != r) continue;
+        ISO_TRY(iso__alloc_zero(w->message_bytes, (void **)&w->outbox[r].answering));
+    }
+    return ISO_OK;
+}
+
+// ---- Hosts and boards -----------------------------------------------------------------------------
+
+static iso_status name_hosts(iso_comm *comm, iso__watch *w) {
+    char name[MPI_MAX_PROCESSOR_NAME] = "";
+    int length;
+    MPI_Request request;
+    ISO_TRY_MPI(MPI_Get_processor_name(name, &length));
+    snprintf(w->host[w->rank], ISO_HOST_ROOM, "%.*s", ISO_HOST_ROOM - 1, name);
+    int rc = MPI_Iallgather(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, w->host, ISO_HOST_ROOM, MPI_CHAR,
+                            comm->mpi, &request);
+    return iso__comm_await(comm, rc, &request, "a gather of the hosts' names");
+}
+
+// The lowest rank of the watch that shares memory with this one.
+static iso_status find_lowest(const iso__watch *w, MPI_Comm host, int64_t *out) {
+    MPI_Group few;
+    int first = 0, lowest;
+    ISO_TRY_MPI(MPI_Comm_group(host, &few));
+    int rc = MPI_Group_translate_ranks(few, 1, &first, w->group, &lowest);
+    MPI_Group_free(&few);
+    ISO_TRY_MPI_CODE(rc, "MPI_Group_translate_ranks");
+    *out = lowest;
+    return ISO_OK;
+}
+
+static iso_status find_boards(iso_comm *comm, iso__watch *w) {
+    MPI_Comm host;
+    ISO_TRY(iso__comm_meet(comm, "the barrier before MPI_Comm_split_type"));
+    iso__comm_recipe recipe = {ISO_MAKE_SPLIT_SHARED, .from = comm->mpi, .key = comm->rank};
+    ISO_TRY(iso__comm_make(comm, &recipe, &host));
+    iso_status mine = find_lowest(w, host, &w->board_of[w->rank]);
+    MPI_Comm_free(&host);
+    ISO_TRY(iso_comm_agree(comm, mine));
+    return iso_comm_allreduce_i64(comm, w->board_of, (size_t)w->size, ISO_SUM);
+}
+
+static int count_ranks(const iso__watch *w, int64_t board) {
+    int n = 0;
+    for (int r = 0; r < w->size; r++) n += w->board_of[r] == board;
+    return n;
+}
+
+// With the board mapped: where the seats are, and what this rank shows.
+static void take_seats(const iso_comm *comm, iso__watch *w) {
+    iso__seat *next = w->board;
+    for (int r = 0; r < w->size; r++)
+        if (w->board_of[r] == w->board_of[w->rank]) w->seat[r] = next++;
+    iso__seat *own = w->seat[w->rank];
+    struct stat space;
+    char state;
+    own->process = getpid();
+    own->born = iso__process_born(own->process, &state);
+    own->space = stat("/proc/self/ns/pid", &space) == 0 ? (int64_t)space.st_ino : 0;
+    own->helped = comm->engine->mode == ISO_PROGRESS_THREAD;
+    atomic_store(&own->moved_ns, iso_now());
+    atomic_store(&own->beat_ns, iso_now());
+}
+
+// Without shared memory every rank has a board of its own, and ranks ask each other by messages.
+static iso_status separate_boards(iso__watch *w) {
+    if (w->board) munmap(w->board, w->board_bytes);
+    for (int r = 0; r < w->size; r++) w->board_of[r] = r;
+    w->board_ranks = 1;
+    w->board_bytes = sizeof(iso__seat);
+    memset(w->seat, 0, (size_t)w->size * sizeof(iso__seat *));
+    w->board =
+        mmap(NULL, w->board_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (w->board == MAP_FAILED) w->board = NULL;
+    ISO_CHECK(w->board, ISO_ERR_NOMEM, "no memory for %zu bytes", w->board_bytes);
+    return ISO_OK;
+}
+
+// id: [size] zeros.
+static iso_status share_boards(iso_comm *comm, iso__watch *w, int64_t *id) {
+    int64_t lead = w->board_of[w->rank], mine = 0;
+    for (int r = 0; r < w->size; r++) {
+        int ranks = w->board_of[r] == r ? count_ranks(w, r) : 0;
+        w->board_ranks = ranks > w->board_ranks ? ranks : w->board_ranks;
+    }
+    w->board_bytes = (size_t)w->board_ranks * sizeof(iso__seat);
+    if (lead == w->rank) w->board = iso__segment_create(w->board_bytes, &mine);
+    id[w->rank] = w->board ? mine : 0;
+    iso_status status = iso_comm_allreduce_i64(comm, id, (size_t)w->size, ISO_SUM);
+    if (status == ISO_OK && lead != w->rank && id[lead])
+        w->board = iso__segment_map(id[lead], w->board_bytes, NULL);
+    int64_t all = w->board != NULL;
+    if (status == ISO_OK) status = iso_comm_allreduce_i64(comm, &all, 1, ISO_MIN);
+    if (w->board && lead == w->rank) iso__segment_unlink(mine);
+    if (status == ISO_OK && !all) status = iso_comm_agree(comm, separate_boards(w));
+    ISO_TRY(status);
+    take_seats(comm, w);
+    return ISO_OK;
+}
+
+// ---- The watch ------------------------------------------------------------------------------------
+
+static int64_t choose_period(const iso_comm *comm) {
+    double warn = comm->engine->stall_warn_s, limit = comm->timeout_s;
+    double first = warn > 0 && (limit == 0 || warn < limit) ? warn : limit;
+    int64_t period = first > 0 && first < 1e3 ? (int64_t)(first * 1e8) : BEAT_MOST_NS;
+    return period < BEAT_LEAST_NS ? BEAT_LEAST_NS : period > BEAT_MOST_NS ? BEAT_MOST_NS : period;
+}
+
+static iso_status connect_hosts(iso_comm *comm, iso__watch *w) {
+    if (count_ranks(w, 0) == w->size) return ISO_OK; // all on one host
+    ISO_TRY(iso_comm_agree(comm, allocate_boxes(w)));
+    ISO_TRY(iso__comm_meet(comm, "the barrier before MPI_Comm_dup"));
+    return iso__comm_make(comm, &(iso__comm_recipe){.from = comm->mpi}, &w->mpi);
+}
+
+static iso_status fill_watch(iso_comm *comm, iso__watch *w) {
+    void *memory = NULL;
+    w->rank = comm->rank;
+    w->size = comm->size;
+    w->period_ns = choose_period(comm);
+    iso_status mine = iso__alloc_zero((size_t)w->size * sizeof(int64_t), &memory);
+    ISO_TRY(iso_comm_agree(comm, mine));
+    iso_status status = name_hosts(comm, w);
+    if (status == ISO_OK) status = find_boards(comm, w);
+    if (status == ISO_OK) status = share_boards(comm, w, memory);
+    if (status == ISO_OK) status = connect_hosts(comm, w);
+    iso__free(memory);
+    ISO_TRY(status);
+    return ISO_OK;
+}
+
+static iso_status create_watch(iso_comm *comm, uint64_t id, iso__watch **out) {
+    iso__watch *w = NULL;
+    iso__engine *engine = comm->engine;
+    iso_status status = allocate_watch(comm->size, &w);
+    if (status == ISO_OK && MPI_Comm_group(comm->mpi, &w->group) != MPI_SUCCESS)
+        status = ISO_FAIL(ISO_ERR_MPI, "MPI_Comm_group failed");
+    status = iso_comm_agree(comm, status);
+    if (status == ISO_OK) status = fill_watch(comm, w);
+    if (status < 0) {
+        if (w && w->group != MPI_GROUP_NULL) MPI_Group_free(&w->group);
+        if (!comm->lost) iso__watch_free(w); // after a time-out MPI may still write into it
+        return iso__error_frame(status, __func__, __FILE__, __LINE__);
+    }
+    w->id = id;
+    pthread_mutex_lock(&engine->lock);
+    w->older = engine->watches;
+    engine->watches = w;
+    if (engine->beat_ns == 0 || w->period_ns < engine->beat_ns) engine->beat_ns = w->period_ns;
+    pthread_cond_signal(&engine->wake); // the helper beats from now on
+    pthread_mutex_unlock(&engine->lock);
+    *out = w;
+    return ISO_OK;
+}
+
+// ---- Joining --------------------------------------------------------------------------------------
+
+// seat_of[r] = the number of rank r in the watch. Returns false if the watch misses one. own: the
+// numbers 0, 1, ...
+static bool find_seats(const iso__watch *w, MPI_Group group, int size, const int *own,
+                       int *seat_of) {
+    if (MPI_Group_translate_ranks(group, size, own, w->group, seat_of) != MPI_SUCCESS) return false;
+    for (int r = 0; r < size; r++)
+        if (seat_of[r] == MPI_UNDEFINED) return false;
+    return true;
+}
+
+// The number of a new watch or stream.
+static int64_t make_number(void) {
+    static atomic_int made;
+    int64_t seed[3] = {getpid(), iso_now(), atomic_fetch_add(&made, 1)};
+    return (int64_t)(iso__hash(ISO_HASH_START, seed, sizeof(seed)) >> 2) + 1;
+}
+
+static iso_status choose_watch(iso_comm *comm, MPI_Group group, const int *own) {
+    pthread_mutex_lock(&comm->engine->lock);
+    iso__watch *w = comm->engine->watches;
+    pthread_mutex_unlock(&comm->engine->lock);
+    while (w && !find_seats(w, group, comm->size, own, comm->seat_of)) w = w->older;
+    int64_t id = w ? (int64_t)w->id : 0;
+    int64_t vote[3] = {id, -id, comm->rank == 0 ? make_number() : INT64_MAX};
+    ISO_TRY(iso_comm_allreduce_i64(comm, vote, 3, ISO_MIN));
+    bool same = vote[0] > 0 && vote[0] == -vote[1];
+    if (!same) ISO_TRY(create_watch(comm, (uint64_t)vote[2], &w));
+    if (!same) find_seats(w, group, comm->size, own, comm->seat_of);
+    pthread_mutex_lock(&comm->engine->lock);
+    iso__stream_open(w, &comm->meetings, (uint64_t)vote[2]);
+    iso__stream_open(w, &comm->sums, (uint64_t)vote[2] + 1);
+    comm->watch = w;
+    pthread_mutex_unlock(&comm->engine->lock);
+    return ISO_OK;
+}
+
+static iso_status join_watch(iso_comm *comm) {
+    void *memory = NULL;
+    MPI_Group group;
+    if (comm->size == 1) return ISO_OK;
+    size_t bytes = (size_t)comm->size * sizeof(int);
+    iso_status mine = iso__alloc(bytes, (void **)&comm->seat_of);
+    if (mine == ISO_OK) mine = iso__alloc(bytes, &memory);
+    iso_status status = iso_comm_agree(comm, mine);
+    int *own = memory;
+    for (int r = 0; own && r < comm->size; r++) own[r] = r;
+    if (status == ISO_OK && MPI_Comm_group(comm->mpi, &group) == MPI_SUCCESS) {
+        status = choose_watch(comm, group, own);
+        MPI_Group_free(&group);
+    }
+    iso__free(memory);
+    ISO_TRY(status);
+    return ISO_OK;
+}
+
+// Without ISO_DEBUG=detail, which numbers the collectives of the program.
+iso_status iso__watch_join(iso_comm *comm) {
+    iso__debug *debug = comm->debug;
+    comm->debug = NULL;
+    iso_status status = join_watch(comm);
+    comm->debug = debug;
+    ISO_TRY(status);
+    return ISO_OK;
+}
