@@ -90,6 +90,7 @@ TRAIN_RUN = \
     examples/train/train_setup.c \
     examples/train/train_state.c \
     examples/train/train_stats.c \
+    examples/train/train_straggler.c \
     examples/train/train_stop.c \
     examples/train/train_sync.c \
     examples/train/train_threads.c \

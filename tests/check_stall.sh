@@ -1,7 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
 # Stops one of five training ranks at random moments, and checks that the others name it: in warnings while they wait
-# (ISO_STALL_WARN), and in the error that ends the job (ISO_TIMEOUT). Prints the results as TAP.
+# (ISO_STALL_WARN), and in the error that ends the job (ISO_TIMEOUT). Then slows one down, which --stats names. Prints
+# the results as TAP.
 # usage: check_stall.sh [WARNINGS [TIME-OUTS]], in the build tree; numbers of trials (3 and 1); uses MPIRUN and
 #        MPIRUN_FLAGS
 set -u
@@ -94,5 +95,21 @@ while [ $trial -lt "$time_outs" ] && [ $good = 0 ]; do
     wait "$job" && good=1 # it fails
 done
 result $good "$time_outs time-outs name the rank that is stopped"
+
+# ---- Stragglers: the last of three ranks is slow in every step, from the first gradient on ---------------
+
+stats() { # environment of the last rank
+    status=0
+    set -- "$@" "$train" --data images --model mlp --steps 30 --batch 8 --threads 1 --stats --log log --overwrite
+    # shellcheck disable=SC2086,SC2016
+    timeout -k 5 60 "$launcher" $flags -n 3 sh -c \
+        '[ "${OMPI_COMM_WORLD_RANK:-$PMI_RANK}" = 2 ] && export "$1"; shift; exec "$@"' sh "$@" \
+        >output 2>&1 </dev/null || status=$?
+}
+${MPICC:-mpicc} -shared -fPIC -DSLOW_AT=iso_loader_next -DSLOW_MS=100 -o slow.so "$root/tests/slow_rank.c" || exit 1
+stats LD_PRELOAD="$work/slow.so"
+[ $status = 0 ] && grep -q '^straggler: rank 2 on .* from the first, fc2+fc3 on; the others wait [1-9][0-9.]* ms' output &&
+    [ "$(grep -c '"event":"rank"' log)" = 3 ] && grep '"event":"straggler"' log | grep -q '"rank":2,.*"layers":"fc2+fc3"'
+result $? "--stats names the rank that is slow in every step, and what it costs"
 
 print_plan

@@ -339,9 +339,27 @@ iso_status train_trace_write(train_run *run);
 // The fraction of an exchange that was hidden, 0 to 1. It is 0 if waits are longer than the
 // exchange, because ranks wait for each other. NaN: there is no exchange.
 double train_hidden(double exchange_ms, double wait_ms);
-// Local. Prints and logs what --stats asks for, for each bucket of gradients: a table on rank 0,
-// and events of the log.
-void train_stats_tell(const train_run *run, const train_result *result);
+// Collective. Prints and logs what --stats asks for: for each bucket of gradients a table on rank 0,
+// and events of the log; then the straggler.
+iso_status train_stats_tell(const train_run *run, const train_result *result);
+
+// ---- train_straggler.c ----
+
+// A rank whose gradients are regularly ready after those of the others. Means over steps.
+typedef struct train_straggler {
+    int rank;       // -1: there is none
+    int bucket;     // the first one that is late
+    double late_ms; // after the median of the other ranks, where it is latest
+    double cost_ms; // what the median of the other ranks waits longer than this one, in each step
+} train_straggler;
+// lag_ms[r * buckets + b]: from the moment when bucket b was ready on rank r to the end of its
+// exchange. wait_ms[r]: what the rank waits in a step. A straggler is later than the median of the
+// others by more than a tenth of a step, and by more than half a millisecond.
+train_straggler train_find_straggler(int ranks, int buckets, const double *lag_ms,
+                                     const double *wait_ms, double step_ms);
+// Collective. Logs what each rank waits, and the straggler; rank 0 prints them to `to`, if not NULL.
+// Does nothing if no gradients were exchanged by messages or shared memory, or in periodic modes.
+iso_status train_straggler_tell(const train_run *run, FILE *to, double step_ms);
 
 // ---- train_report.c ----
 

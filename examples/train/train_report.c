@@ -489,7 +489,7 @@ iso_status train_report_summary(train_run *run, const train_metrics *metrics, tr
     TRY(iso_strategy_get_stats(run->strategy, run->optimizer, &run->seen)); // to the last step
     TRY(check_hash(run, out));
     TRY(measure_run(run, out));
-    train_stats_tell(run, out);
+    TRY(train_stats_tell(run, out));
     log_summary(run, out);
     TRY(iso_json_log_close(&run->log));
     tell_summary(run, out);

@@ -51,11 +51,11 @@ static void tell_hidden(FILE *to, const train_result *r, bool beside) {
                 r->wait_ms_per_step > r->exchange_ms ? "; ranks also waited for each other" : "");
 }
 
-void train_stats_tell(const train_run *run, const train_result *result) {
+iso_status train_stats_tell(const train_run *run, const train_result *result) {
     const iso_reducer *reducer = iso_data_parallel_reducer(run->model);
     FILE *to = run->world->rank == 0 ? stdout : NULL;
     iso_reducer_stats all;
-    if (!run->options->stats) return;
+    if (!run->options->stats) return ISO_OK;
     if (run->options->quiet) to = NULL;
     iso_reducer_get_stats(reducer, &all);
     if (to)
@@ -66,10 +66,11 @@ void train_stats_tell(const train_run *run, const train_result *result) {
                 "exposed");
     for (int i = 0; i < all.bucket_count; i++) {
         iso_bucket_stats b;
-        if (iso_reducer_get_bucket_stats(reducer, i, &b) < 0) return;
+        TRY(iso_reducer_get_bucket_stats(reducer, i, &b));
         log_bucket(run->log, &b);
         if (to) tell_bucket(to, &b, all.nccl);
     }
     bool beside = strcmp(iso_device_name(run->world->device), "cpu") != 0;
     if (to && !run->periodic) tell_hidden(to, result, beside);
+    return train_straggler_tell(run, to, result->step_ms_mean);
 }
