@@ -354,7 +354,8 @@ typedef struct train_straggler {
 } train_straggler;
 // lag_ms[r * buckets + b]: from the moment when bucket b was ready on rank r to the end of its
 // exchange. wait_ms[r]: what the rank waits in a step. A straggler is later than the median of the
-// others by more than a tenth of a step, and by more than half a millisecond.
+// others by more than a tenth of a step, which must also be its cost, and by more than half a
+// millisecond.
 train_straggler train_find_straggler(int ranks, int buckets, const double *lag_ms,
                                      const double *wait_ms, double step_ms);
 // Collective. Logs what each rank waits, and the straggler; rank 0 prints them to `to`, if not NULL.

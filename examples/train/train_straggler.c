@@ -42,7 +42,7 @@ train_straggler train_find_straggler(int ranks, int buckets, const double *lag_m
     train_straggler s = {.rank = -1};
     double *room = ranks > 1 ? calloc((size_t)ranks, sizeof(*room)) : NULL;
     if (!room) return s;
-    double most = step_ms * LEAST_PART > LEAST_MS ? step_ms * LEAST_PART : LEAST_MS;
+    double least = step_ms * LEAST_PART > LEAST_MS ? step_ms * LEAST_PART : LEAST_MS, most = least;
     for (int r = 0; r < ranks; r++)
         for (int b = 0; b < buckets; b++) {
             const double *lag = lag_ms + b;
@@ -58,7 +58,8 @@ train_straggler train_find_straggler(int ranks, int buckets, const double *lag_m
     }
     if (s.rank >= 0) {
         double cost = median_of_others(wait_ms, 1, ranks, s.rank, room) - wait_ms[s.rank];
-        s.cost_ms = cost > 0 ? cost : 0;
+        s.cost_ms = cost;
+        if (!(cost > least)) s.rank = -1; // nobody waits for it, or all wait for each other
     }
     free(room);
     return s;
@@ -89,10 +90,11 @@ static void log_straggler(iso_json_log *log, const train_straggler *s, const cha
 static void tell_straggler(FILE *to, const train_straggler *s, const char *host, const char *layers,
                            double step_ms) {
     if (s->rank < 0)
-        fprintf(to,
-                "no straggler: no rank's gradients are regularly later than those of the others by "
-                "more than %.0f %% of a step\n",
-                100 * LEAST_PART);
+        fprintf(
+            to,
+            "no straggler: no rank's gradients are regularly so late that the others wait for it "
+            "more than %.0f %% of a step\n",
+            100 * LEAST_PART);
     else
         fprintf(to,
                 "straggler: rank %d on %s: its gradients are regularly %.2f ms later than those of "

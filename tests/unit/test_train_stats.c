@@ -54,6 +54,8 @@ Test(train_stats, noise_is_no_straggler) {
     cr_assert_eq(find_in(4.5, 0, 50).rank, -1, "below a tenth of a step");
     cr_assert_eq(find_in(5.5, 0, 50).rank, 1);
     cr_assert_eq(find_in(0.3, 0, 1).rank, -1, "below half a millisecond");
+    double lag[3] = {9, 1, 9}, alike[3] = {2, 4, 4};
+    cr_assert_eq(train_find_straggler(3, 1, lag, alike, 10).rank, -1, "nobody waits for it");
     double one = 1;
     cr_assert_eq(train_find_straggler(1, 1, &one, &one, 1).rank, -1);
     double early[3] = {1, 1, 9}, wait[3] = {1, 1, 9}; // early, which keeps nobody waiting
