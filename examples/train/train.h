@@ -151,6 +151,8 @@ typedef struct train_run {
     int64_t test_step;       // the step of `test`; -1: none yet
     iso_strategy_stats seen; // the latest statistics of the strategy
     double *step_ms;         // [TRAIN_STEP_TIMES], a ring
+    double *step_wait_ms;    // the same of their waits, with --stats
+    double waited_ms;        // until the last of them
     int64_t timed_steps;     // since this process began
     double steps_ms;         // of training, since this process began
     double steps_wait_ms;    // waits in these
@@ -353,7 +355,8 @@ typedef struct train_straggler {
     double cost_ms; // what the median of the other ranks waits longer than this one, in each step
 } train_straggler;
 // lag_ms[r * buckets + b]: from the moment when bucket b was ready on rank r to the end of its
-// exchange. wait_ms[r]: what the rank waits in a step. A straggler is later than the median of the
+// exchange. wait_ms[r]: what the rank waits in a step, the median: a single long step of a rank
+// makes no straggler. A straggler is later than the median of the
 // others by more than a tenth of a step, which must also be its cost, and by more than half a
 // millisecond.
 train_straggler train_find_straggler(int ranks, int buckets, const double *lag_ms,

@@ -237,6 +237,15 @@ static iso_status look_around(train_run *run) {
     return ISO_OK;
 }
 
+static void time_step(train_run *run, int64_t began) {
+    int64_t i = run->timed_steps++ % TRAIN_STEP_TIMES;
+    run->step_ms[i] = (double)(iso_now() - began) / 1e6;
+    if (!run->options->stats) return;
+    double waited = train_wait_ms(run);
+    run->step_wait_ms[i] = waited - run->waited_ms;
+    run->waited_ms = waited;
+}
+
 static iso_status train_epoch(train_run *run) {
     TRY(iso_loader_start(run->train_loader, run->at.epoch, run->at.batch));
     start_clock(run);
@@ -245,7 +254,7 @@ static iso_status train_epoch(train_run *run) {
         int64_t began = iso_now();
         iso_recorder_note("step", (uint32_t)run->at.step + 1);
         TRY(make_step(run));
-        run->step_ms[run->timed_steps++ % TRAIN_STEP_TIMES] = (double)(iso_now() - began) / 1e6;
+        time_step(run, began);
         TRY(train_sync_look(run));
         TRY(look_around(run));
         if (run->stopped) return ISO_OK; // and the clock is, too

@@ -206,7 +206,9 @@ iso_status train_setup_local(train_run *run) {
     run->saves = saves_states(options);
     TRY(build_model(run));
     run->step_ms = calloc(TRAIN_STEP_TIMES, sizeof(*run->step_ms));
-    if (!run->step_ms) return train_error(ISO_ERR_NOMEM, "out of memory for the times of steps");
+    run->step_wait_ms = calloc(TRAIN_STEP_TIMES, sizeof(*run->step_wait_ms));
+    if (!run->step_ms || !run->step_wait_ms)
+        return train_error(ISO_ERR_NOMEM, "out of memory for the times of steps");
     return run->world->rank == 0 ? check_outputs(options) : ISO_OK;
 }
 
@@ -268,6 +270,7 @@ void train_teardown(train_run *run) {
     iso_json_log_close(&run->log);
     iso_stop_destroy(&run->stop);
     free(run->step_ms);
+    free(run->step_wait_ms);
     free(run->milestones);
     free(run->normalisation);
     iso_noise_scale_destroy(&run->noise);

@@ -72,5 +72,5 @@ iso_status train_stats_tell(const train_run *run, const train_result *result) {
     }
     bool beside = strcmp(iso_device_name(run->world->device), "cpu") != 0;
     if (to && !run->periodic) tell_hidden(to, result, beside);
-    return train_straggler_tell(run, to, result->step_ms_mean);
+    return train_straggler_tell(run, to, result->step_ms_p50);
 }

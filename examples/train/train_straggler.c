@@ -16,7 +16,7 @@
 // What a rank tells of itself; the lags of its buckets follow, in ms.
 typedef struct told {
     char host[48];
-    double wait_ms; // of a step
+    double wait_ms; // of a step, the median
 } told;
 
 // ---- Judging --------------------------------------------------------------------------------------
@@ -128,12 +128,19 @@ static void judge_all(const train_run *run, FILE *to, const char *all, size_t ea
             log_straggler(run->log, &s, of.host, bucket.name, step_ms);
         }
         if (to)
-            fprintf(to, "waits a step: from %.2f ms on rank %d to %.2f ms on rank %d\n",
+            fprintf(to, "waits a step (medians): from %.2f ms on rank %d to %.2f ms on rank %d\n",
                     wait[least], least, wait[most], most);
         if (to) tell_straggler(to, &s, of.host, bucket.name, step_ms);
     }
     free(wait);
     free(lag);
+}
+
+static double median_wait(const train_run *run) {
+    int64_t count = run->timed_steps < TRAIN_STEP_TIMES ? run->timed_steps : TRAIN_STEP_TIMES;
+    if (count == 0) return 0;
+    qsort(run->step_wait_ms, (size_t)count, sizeof(*run->step_wait_ms), by_value);
+    return run->step_wait_ms[count / 2];
 }
 
 // Writes what this rank tells. Returns false if its buckets were not exchanged.
@@ -144,7 +151,7 @@ static bool fill_told(const train_run *run, const iso_reducer_stats *stats, told
     int length;
     MPI_Get_processor_name(host, &length);
     snprintf(mine->host, sizeof(mine->host), "%.47s", host);
-    mine->wait_ms = stats->wait_ms / (double)stats->steps;
+    mine->wait_ms = median_wait(run);
     for (int i = 0; i < stats->bucket_count; i++) {
         iso_bucket_stats b;
         if (iso_reducer_get_bucket_stats(reducer, i, &b) < 0 || b.exchanges == 0) return false;
