@@ -91,6 +91,18 @@ iso_module *iso__dp_optimizer_module(const iso_optimizer *optimizer) {
     return iso_container_of(optimizer, dp_optimizer, base)->module;
 }
 
+// An optimizer that was created before its module was wrapped lists the parameters in the order of
+// this rank. Saving and gathering follow the order of all ranks.
+static void order_slots(iso__base_optimizer *core) {
+    for (int i = 1; i < core->count; i++) {
+        iso__slot slot = core->slot[i];
+        int k = i;
+        for (; k > 0 && core->slot[k - 1].parameter->place > slot.parameter->place; k--)
+            core->slot[k] = core->slot[k - 1];
+        core->slot[k] = slot;
+    }
+}
+
 // Where each parameter of the optimizer stands in the reducer, and the other way round.
 static iso_status find_parameters(dp_optimizer *self, const iso__tie *tie, int *mine) {
     int count = tie->count;
@@ -123,6 +135,7 @@ static iso_status tie_parameters(dp_optimizer *self, const iso__tie *tie) {
     ISO_CHECK(self->core->count > 0, ISO_ERR_ARG, "the optimizer has nothing to update");
     ISO_TRY(iso__alloc(bytes, (void **)&self->now));
     ISO_TRY(iso__alloc((size_t)self->core->count * sizeof(int), (void **)&mine));
+    order_slots(self->core);
     iso_status status = find_parameters(self, tie, mine);
     if (status == ISO_OK) status = share_state(self, mine);
     if (status == ISO_OK)

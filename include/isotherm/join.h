@@ -23,7 +23,7 @@ typedef enum iso_join_mode {
     ISO_JOIN_EQUALISE // the loop ends on every rank once the first rank has run out of data
 } iso_join_mode;
 
-// The divisor of the sum of gradients.
+// The divisor of the sum of gradients. For a model with by_weight (parallel.h) it has no effect.
 typedef enum iso_join_divisor {
     ISO_JOIN_INITIAL,   // the number of all ranks: a sample has the same weight in all steps
     ISO_JOIN_EFFECTIVE, // the number of ranks with data: the last samples weigh more

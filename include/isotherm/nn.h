@@ -41,6 +41,8 @@ typedef struct iso_parameter {
     // 0 at creation. > 0: data_parallel exchanges only the rows of the gradient that are not zero,
     // see iso_reducer_param.sparse_rows. Set it on every rank before the module is wrapped.
     int64_t sparse_rows;
+    // Set by data_parallel with by_name: lists are in ascending order of it. 0: there is none.
+    int64_t place;
 } iso_parameter;
 
 // Completes a pending update and returns the value. Local, but collective if data_parallel wraps
@@ -60,9 +62,9 @@ iso_status iso_parameter_grad(iso_parameter *parameter, iso_tensor **out);
 iso_status iso_module_tie(iso_module *module, const char *name, iso_module *other,
                           const char *other_name);
 
-// The parameters of a module and of all modules below it, in registration order, with PyTorch's
-// names ("conv1.weight"). A shared or tied parameter is listed once, under its first name. Wrappers
-// add no prefix.
+// The parameters of a module and of all modules below it, in registration order (below a
+// data_parallel with by_name: in that of rank 0), with PyTorch's names ("conv1.weight"). A shared
+// or tied parameter is listed once, under its first name. Wrappers add no prefix.
 typedef struct iso_parameter_list {
     int count;
     iso_parameter **item;
@@ -93,6 +95,7 @@ typedef struct iso_buffer {
     // true at creation. false: not saved, in no state_dict and in no saved state (PyTorch:
     // register_buffer(persistent=False)). Set it on every rank.
     bool persistent;
+    int64_t place; // as in iso_parameter
 } iso_buffer;
 
 // The buffers of a module and of all modules below it, in registration order, each once. Names are

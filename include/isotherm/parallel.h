@@ -115,6 +115,23 @@ typedef struct iso_data_parallel_config {
     // PyTorch's init_sync=False: parameters and buffers are not broadcast at creation. The ranks
     // must have equal ones already, e.g. from one file.
     bool keep_values;
+    // true: the modules of the ranks may register parameters and buffers in different orders
+    // (pytorch-pfn-extras: the order of names). They are matched by full name, and rank 0's order
+    // counts: results have the bits of a run in which every rank registers in this order. Lists of
+    // parameters and buffers, of this module and of modules below, are then in rank 0's order, and
+    // so is the saved state of the optimizer. A tied parameter has the name of its first place. So
+    // register the modules that share it in one order. Random numbers of layers (dropout) follow
+    // each rank's own order. ISO_ERR_MISMATCH on every rank if a rank lacks a name, or has another
+    // shape or type with it; the message has the rank and the name.
+    bool by_name;
+    // true: each rank's gradients are sums over its tokens or samples, and the sums over ranks are
+    // divided by their total number (fairseq: sample_size), see iso_reducer_config.by_weight. Each
+    // rank gives its number by iso_data_parallel_add_weight. A loss that is a mean over a batch of
+    // n samples gives such sums when its gradient is multiplied by n. A backward after a step needs
+    // zero_grad in between (ISO_ERR_STATE): averages cannot be added to sums. In a join, the
+    // weights take the place of the divisor, and a rank without a batch has weight 0. ISO_ERR_ARG
+    // with `reduce` and with ISO_AVERAGE_SUM.
+    bool by_weight;
 } iso_data_parallel_config;
 extern const iso_data_parallel_config iso_data_parallel_default; // the default, for C++
 #ifdef __cplusplus
@@ -159,6 +176,13 @@ iso_status iso_data_parallel_sync_buffers(iso_module *data_parallel);
 // returns ISO_ERR_STATE if the last backward was inside, and so does end without begin.
 iso_status iso_data_parallel_begin_no_sync(iso_module *data_parallel);
 iso_status iso_data_parallel_end_no_sync(iso_module *data_parallel);
+// Local, with config.by_weight only (else ISO_ERR_STATE). Adds to this rank's weight in the next
+// exchange: the number of tokens or samples over which its gradients are sums, 0 or more
+// (ISO_ERR_ARG). Call it before each backward, also inside no_sync: the weights of accumulated
+// backwards add up, and zero_grad discards them with the gradients. ISO_ERR_STATE if gradients of
+// this backward have left already. A backward whose gradients leave without a weight is
+// ISO_ERR_STATE.
+iso_status iso_data_parallel_add_weight(iso_module *data_parallel, double weight);
 // Collective, blocking, with ISO_SYNC_EXPLICIT only (else ISO_ERR_STATE). Averages all gradients in
 // place; a missing one counts as zero. Does nothing inside no_sync (fairseq: all_reduce_grads).
 iso_status iso_data_parallel_all_reduce_gradients(iso_module *data_parallel);

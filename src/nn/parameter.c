@@ -102,6 +102,24 @@ static iso_status collect_parameters(iso_module *module, const char *path, void 
     return ISO_OK;
 }
 
+// Stable, so that without places all stay in registration order.
+static void order_parameters(iso_parameter_list *list) {
+    for (int i = 1; i < list->count; i++) {
+        iso_parameter *item = list->item[i];
+        char *name = list->name[i];
+        iso_module *owner = list->owner[i];
+        int k = i;
+        for (; k > 0 && list->item[k - 1]->place > item->place; k--) {
+            list->item[k] = list->item[k - 1];
+            list->name[k] = list->name[k - 1];
+            list->owner[k] = list->owner[k - 1];
+        }
+        list->item[k] = item;
+        list->name[k] = name;
+        list->owner[k] = owner;
+    }
+}
+
 iso_status iso_module_parameters(iso_module *module, iso_parameter_list *out) {
     iso_parameter_list list = {0};
     int room = 0;
@@ -112,6 +130,7 @@ iso_status iso_module_parameters(iso_module *module, iso_parameter_list *out) {
         ISO_TRY_GOTO(iso__alloc_zero((size_t)room * sizeof(void *), &memory[i]));
     list = (iso_parameter_list){.item = memory[0], .name = memory[1], .owner = memory[2]};
     ISO_TRY_GOTO(iso_module_walk(module, collect_parameters, &list));
+    order_parameters(&list);
     *out = list;
     return ISO_OK;
 fail:
@@ -158,6 +177,20 @@ static iso_status collect_buffers(iso_module *module, const char *path, void *us
     return ISO_OK;
 }
 
+static void order_buffers(iso_buffer_list *list) {
+    for (int i = 1; i < list->count; i++) {
+        iso_buffer *item = list->item[i];
+        char *name = list->name[i];
+        int k = i;
+        for (; k > 0 && list->item[k - 1]->place > item->place; k--) {
+            list->item[k] = list->item[k - 1];
+            list->name[k] = list->name[k - 1];
+        }
+        list->item[k] = item;
+        list->name[k] = name;
+    }
+}
+
 iso_status iso_module_buffers(iso_module *module, iso_buffer_list *out) {
     iso_buffer_list list = {0};
     int room = 0;
@@ -168,6 +201,7 @@ iso_status iso_module_buffers(iso_module *module, iso_buffer_list *out) {
         ISO_TRY_GOTO(iso__alloc_zero((size_t)room * sizeof(void *), &memory[i]));
     list = (iso_buffer_list){.item = memory[0], .name = memory[1]};
     ISO_TRY_GOTO(iso_module_walk(module, collect_buffers, &list));
+    order_buffers(&list);
     *out = list;
     return ISO_OK;
 fail:

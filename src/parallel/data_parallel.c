@@ -254,9 +254,7 @@ iso_status iso_data_parallel_all_reduce_gradients(iso_module *module) {
     return iso__buffer_sync_at(&self->buffer_sync, ISO_BUFFERS_AFTER_BACKWARD);
 }
 
-iso_status iso_data_parallel_begin_backward(iso_module *module) {
-    ISO_TRY(iso__data_parallel_check(module));
-    iso__data_parallel *self = iso__data_parallel_of(module);
+static iso_status begin_backward(iso__data_parallel *self) {
     // Updates of layers that this forward did not use are still pending.
     ISO_TRY(finish_gradients(self));
     for (int i = 0; i < self->trainable_count; i++) {
@@ -268,12 +266,29 @@ iso_status iso_data_parallel_begin_backward(iso_module *module) {
     return ISO_OK;
 }
 
+// Averages cannot be added to sums.
+static iso_status check_sums(const iso__data_parallel *self) {
+    for (int i = 0; self->by_weight && i < self->trainable_count; i++)
+        ISO_CHECK(!self->old[i] || !self->trainable[i]->grad_valid, ISO_ERR_STATE,
+                  "this backward would add sums to the gradient of \"%s\", which is an average "
+                  "(by_weight): call iso_optimizer_zero_grad first",
+                  iso__reducer_name(self->reducer, i));
+    return ISO_OK;
+}
+
+iso_status iso_data_parallel_begin_backward(iso_module *module) {
+    ISO_TRY(iso__data_parallel_check(module));
+    ISO_TRY(check_sums(iso__data_parallel_of(module)));
+    return begin_backward(iso__data_parallel_of(module));
+}
+
 iso_status iso_data_parallel_end_backward(iso_module *module) {
     ISO_TRY(iso__data_parallel_check(module));
     iso__data_parallel *self = iso__data_parallel_of(module);
     ISO_CHECK(iso__reducer_in_backward(self->reducer), ISO_ERR_STATE,
               "iso_data_parallel_end_backward without iso_data_parallel_begin_backward");
     iso__data_parallel_note_backward(self, self->no_sync == 0);
+    self->carried = self->no_sync > 0;
     iso_status status = ISO_OK;
     bool leaves = self->no_sync == 0 && self->sync != ISO_SYNC_EXPLICIT;
     if (leaves) status = close_backward(self);
@@ -287,9 +302,10 @@ iso_status iso_data_parallel_end_backward(iso_module *module) {
 
 static iso_status shadow_backward(iso__data_parallel *self, bool leftover) {
     iso_module *module = &self->base;
-    ISO_TRY(iso_data_parallel_begin_backward(module));
+    ISO_TRY(begin_backward(self));
     iso__reducer_leave_backward(self->reducer);
     if (!leftover) {
+        iso__reducer_drop_weight(self->reducer);
         iso_module_zero_grad(module);
         iso_reducer_zero_grad(self->reducer);
     }
@@ -424,6 +440,7 @@ static void destroy_wrapper(iso_module *module) {
     iso_reducer_destroy(&self->reducer); // completes pending work
     take_back_gradients(self);
     remove_links(self);
+    iso__data_parallel_drop_order(self);
     bool over = iso__buffer_sync_destroy(&self->buffer_sync);
     iso_parameter_list_destroy(&self->list);
     iso_buffer_list_destroy(&self->buffers);

@@ -32,6 +32,26 @@ iso_status iso_data_parallel_end_no_sync(iso_module *module) {
     return ISO_OK;
 }
 
+// ---- Weights ----------------------------------------------------------------------------------------
+
+static bool has_gradients(const iso__data_parallel *self) {
+    for (int i = 0; i < self->trainable_count; i++)
+        if (self->trainable[i]->grad_valid) return true;
+    return false;
+}
+
+// A weight that was carried, with gradients that zero_grad has discarded since, goes with them.
+iso_status iso_data_parallel_add_weight(iso_module *module, double weight) {
+    ISO_TRY(iso__data_parallel_check(module));
+    iso__data_parallel *self = iso__data_parallel_of(module);
+    ISO_CHECK(self->by_weight, ISO_ERR_STATE,
+              "the gradients are averaged over ranks: set by_weight of iso_data_parallel_config to "
+              "give weights");
+    if (self->carried && !has_gradients(self)) iso__reducer_drop_weight(self->reducer);
+    self->carried = false;
+    return iso_reducer_add_weight(self->reducer, weight);
+}
+
 // ---- Hooks of the user ------------------------------------------------------------------------------
 
 static iso_status add_hook(iso__user_hooks *hooks, const iso__user_hook *hook, int *handle) {

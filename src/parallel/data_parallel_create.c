@@ -4,6 +4,8 @@
 #include "parallel/data_parallel_impl.h"
 #include "parallel/param_list.h"
 
+#include "comm/comm_calls.h"
+
 #include <string.h>
 
 const iso_data_parallel_config iso_data_parallel_default = ISO_DATA_PARALLEL_DEFAULT;
@@ -76,6 +78,7 @@ static iso_status make_reducer(iso__data_parallel *self, const iso_reducer_param
         .piece_bytes = iso_comm_size(self->comm) > 1 ? bytes_of(config->piece_mb) : 0,
         .zero = config->zero,
         .keep_values = config->keep_values,
+        .by_weight = config->by_weight,
     };
     iso_status status =
         iso_reducer_create(self->comm, params, self->trainable_count, &c, &self->reducer);
@@ -345,24 +348,30 @@ static iso_status prepare_lists(iso__data_parallel *self, iso_module *module,
     ISO_TRY(iso__alloc_zero((size_t)self->list.count * sizeof(*self->used), (void **)&self->used));
     ISO_TRY(check_ignored(self, config));
     ISO_TRY(check_delayed(self, config));
+    ISO_CHECK(!config->by_weight || !config->reduce, ISO_ERR_ARG,
+              "by_weight divides the sums of the library's reduction, and a reduce function leaves "
+              "averages: choose one");
     return make_links(self, module);
 }
 
-// Ranks may have created different numbers of them on other communicators.
-static iso_status take_number(iso__data_parallel *self) {
+// Ranks may have created different numbers of them on other communicators. Whether they match names
+// decides how their lists are compared.
+static iso_status take_number(iso__data_parallel *self, bool by_name) {
     static int64_t last;
-    int64_t next = __atomic_load_n(&last, __ATOMIC_RELAXED) + 1;
-    ISO_TRY(iso_comm_allreduce_i64(self->comm, &next, 1, ISO_MAX));
-    __atomic_store_n(&last, next, __ATOMIC_RELAXED);
-    self->number = next;
-    return ISO_OK;
+    int64_t all[3] = {__atomic_load_n(&last, __ATOMIC_RELAXED) + 1, by_name, !by_name};
+    ISO_TRY(iso_comm_allreduce_i64(self->comm, all, 3, ISO_MAX));
+    __atomic_store_n(&last, all[0], __ATOMIC_RELAXED);
+    self->number = all[0];
+    if (!all[1] || !all[2]) return ISO_OK;
+    return iso__comm_check_equal(self->comm, by_name, "by_name of iso_data_parallel_config");
 }
 
 static iso_status set_up(iso__data_parallel *self, iso_module *module,
                          const iso_data_parallel_config *config) {
     // The ranks agree: a rank that left alone would make the others wait.
     ISO_TRY(iso_comm_agree(self->comm, prepare_lists(self, module, config)));
-    ISO_TRY(take_number(self));
+    ISO_TRY(take_number(self, config->by_name));
+    if (config->by_name) ISO_TRY(iso__data_parallel_take_order(self));
     ISO_TRY(create_reducer(self, config));
     if (!config->keep_values) ISO_TRY(broadcast_frozen(self));
     ISO_TRY(iso__comm_locate(self->comm));
@@ -392,6 +401,7 @@ iso_status iso_data_parallel_create_take(iso_module *module, iso_comm *comm,
     self->unused = chosen.static_unused            ? ISO_UNUSED_STATIC
                    : chosen.find_unused_parameters ? ISO_UNUSED_NEGOTIATE
                                                    : ISO_UNUSED_ERROR;
+    self->by_weight = chosen.by_weight;
     self->reduce = chosen.reduce;
     self->reduce_user = chosen.reduce_user;
     iso_module *taken = module;

@@ -66,6 +66,9 @@ typedef struct iso__data_parallel {
     bool evaluating;
     int no_sync;       // depth of nesting
     bool joined;       // an iso_join exists
+    bool placed;       // parameters and buffers have places (by_name)
+    bool by_weight;    // config.by_weight
+    bool carried;      // a backward inside no_sync has used the weights that were added
     int64_t first_row; // of this rank's batch in the global one; -1: all batches are equally long
 } iso__data_parallel;
 
@@ -83,6 +86,10 @@ iso_status iso__data_parallel_check(const iso_module *module);
 iso_status iso__data_parallel_piece_ready(const iso_pieces *pieces, int k);
 iso_status iso__data_parallel_other_ready(const iso_pieces *pieces, const iso_parameter *other);
 iso_status iso__data_parallel_piece_needed(const iso_pieces *pieces, int k);
+// Collective, before the reducer is created: puts the lists into the order of rank 0, and gives
+// parameters and buffers places, which later lists follow.
+iso_status iso__data_parallel_take_order(iso__data_parallel *self);
+void iso__data_parallel_drop_order(iso__data_parallel *self); // takes the places away
 // Installs the hooks on all layers below.
 iso_status iso__data_parallel_link(iso__data_parallel *self, iso_module *module);
 

@@ -334,8 +334,10 @@ static iso_status weigh_rank(iso_join *join) {
         weight = (double)join->samples / (double)join->mine / mean;
     }
     join->steps = join->mine = join->samples = join->all_samples = 0;
-    for (int k = 0; k < join->models; k++)
+    for (int k = 0; k < join->models; k++) {
+        if (model_of(join, k)->by_weight) continue; // its batches have weights of their own
         ISO_TRY(iso_reducer_set_weight(model_of(join, k)->reducer, weight, total));
+    }
     return ISO_OK;
 }
 

@@ -29,6 +29,8 @@ iso_status iso_noise_scale_create(iso_module *model, double decay, iso_noise_sca
               "a noise scale compares the gradients of ranks: it needs at least 2 ranks");
     ISO_CHECK(iso__reducer_scope(reducer) == ISO_SCOPE_WORLD, ISO_ERR_UNSUPPORTED,
               "a noise scale needs gradients that are averaged over all ranks");
+    ISO_CHECK(!iso__reducer_weighs(reducer), ISO_ERR_UNSUPPORTED,
+              "a noise scale compares means of gradients, and with by_weight a rank has sums");
     iso_noise_scale *noise;
     ISO_TRY(iso__alloc_zero(sizeof(*noise), (void **)&noise));
     *noise = (iso_noise_scale){.model = model, .comm = comm, .decay = decay};
@@ -38,7 +40,8 @@ iso_status iso_noise_scale_create(iso_module *model, double decay, iso_noise_sca
 
 void iso_noise_scale_destroy(iso_noise_scale **noise) {
     if (!noise || !*noise) return;
-    if ((*noise)->hook) (void)iso_data_parallel_remove_pre_sync_hook((*noise)->model, (*noise)->hook);
+    if ((*noise)->hook)
+        (void)iso_data_parallel_remove_pre_sync_hook((*noise)->model, (*noise)->hook);
     iso__free(*noise);
     *noise = NULL;
 }

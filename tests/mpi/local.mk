@@ -15,9 +15,11 @@ tests_mpi_recompute_mpi_SOURCES = tests/mpi/test_recompute.c
 MPI_TESTS += tests/mpi/reducer.mpi
 tests_mpi_reducer_mpi_SOURCES = tests/mpi/test_reducer.c
 MPI_TESTS += tests/mpi/by_name.mpi
-tests_mpi_by_name_mpi_SOURCES = tests/mpi/test_by_name.c
+tests_mpi_by_name_mpi_SOURCES = tests/mpi/test_by_name.c \
+    tests/mpi/test_by_name_modules.c
 MPI_TESTS += tests/mpi/by_weight.mpi
-tests_mpi_by_weight_mpi_SOURCES = tests/mpi/test_by_weight.c
+tests_mpi_by_weight_mpi_SOURCES = tests/mpi/test_by_weight.c \
+    tests/mpi/test_by_weight_modules.c
 MPI_TESTS += tests/mpi/half_reducer.mpi
 tests_mpi_half_reducer_mpi_SOURCES = tests/mpi/test_half_reducer.c
 MPI_TESTS += tests/mpi/data_parallel.mpi

@@ -3,6 +3,7 @@
 #include "parallel/reducer/param_set.h"
 
 #include "parallel/param_list.h"
+#include "parallel/reducer/reducer_calls.h"
 
 #include <string.h>
 
@@ -147,6 +148,17 @@ iso_status iso__param_set_match(iso__param_set *set, iso_comm *comm) {
     if (status == ISO_OK) status = match_names(set, comm, index, &list);
     iso__free(index);
     iso__free(list.number);
+    ISO_TRY(status);
+    return ISO_OK;
+}
+
+iso_status iso__reducer_match_names(iso_comm *comm, const iso_reducer_param *params, int count,
+                                    int *from) {
+    iso__param_set set;
+    iso_status status = iso_comm_agree(comm, iso__param_set_create(params, count, &set));
+    if (status == ISO_OK) status = iso__param_set_match(&set, comm);
+    for (int k = 0; status == ISO_OK && k < count; k++) from[k] = set.ref[k].id;
+    iso__param_set_destroy(&set);
     ISO_TRY(status);
     return ISO_OK;
 }

@@ -69,6 +69,10 @@ iso_status iso_reducer_add_weight(iso_reducer *r, double weight) {
     return iso__weights_add(r->weights, weight, iso__round_is_open(r->round));
 }
 
+bool iso__reducer_weighs(const iso_reducer *r) { return r->weights != NULL; }
+
+void iso__reducer_drop_weight(iso_reducer *r) { iso__weights_drop(r->weights); }
+
 // ---- Sums that ride ---------------------------------------------------------------------------------
 
 static iso_status check_sum(const iso_reducer *r, int k) {

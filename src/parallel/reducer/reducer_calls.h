@@ -23,6 +23,7 @@ int iso__reducer_bucket_of(const iso_reducer *r, int i);
 // Whether to wait for a parameter piece by piece. Not on a device, which launches its updates
 // together.
 bool iso__reducer_awaits_pieces(const iso_reducer *r);
+bool iso__reducer_weighs(const iso_reducer *r);     // config.by_weight
 bool iso__reducer_negotiates(const iso_reducer *r); // ISO_UNUSED_NEGOTIATE, ISO_UNUSED_STATIC
 // Whether ranks have the same parameters between steps.
 bool iso__reducer_keeps_ranks_equal(const iso_reducer *r);
@@ -30,6 +31,13 @@ int iso__reducer_appliers(const iso_reducer *r); // their number
 iso_traffic iso__reducer_traffic(const iso_reducer *r);
 // What a communication hook keeps from step to step: *count floats, or NULL. Borrowed.
 float *iso__reducer_hook_state(const iso_reducer *r, size_t *count);
+
+// ---- The order of lists ------------------------------------------------------------------------------
+
+// Collective, without a reducer. Matches the lists of the ranks by name, as with
+// iso_reducer_config.by_name: from[k] is this rank's number of rank 0's parameter k. from: [count].
+iso_status iso__reducer_match_names(iso_comm *comm, const iso_reducer_param *params, int count,
+                                    int *from);
 
 // ---- Scope ------------------------------------------------------------------------------------------
 
@@ -63,6 +71,8 @@ iso_status iso__reducer_adopt(iso_reducer *r, const bool *used);
 bool iso__reducer_was_unused(const iso_reducer *r, int i);
 // iso_reducer_zero_grad for the parameters that this applier updates.
 void iso__reducer_zero_grad_of(iso_reducer *r, int id);
+// Forgets what iso_reducer_add_weight added for the next exchange. Does nothing without by_weight.
+void iso__reducer_drop_weight(iso_reducer *r);
 
 // ---- Ranks without data -----------------------------------------------------------------------------
 

@@ -35,7 +35,8 @@ iso_status iso__weights_add(iso__weights *w, double weight, bool open) {
               weight);
     ISO_CHECK(!open || !w->left, ISO_ERR_STATE,
               "the weight of this backward has left already, with its first gradients: call "
-              "iso_reducer_add_weight before iso_reducer_grad_ready");
+              "iso_reducer_add_weight before iso_reducer_grad_ready (of a module: "
+              "iso_data_parallel_add_weight before the backward)");
     w->next += weight;
     w->given = true;
     return ISO_OK;
@@ -45,7 +46,8 @@ iso_status iso__weights_check(const iso__weights *w, bool next, const char *name
     if (!w) return ISO_OK;
     ISO_CHECK(w->given || (w->left && !next), ISO_ERR_STATE,
               "the gradient of \"%s\" was reported ready before the weight of its backward: call "
-              "iso_reducer_add_weight first, with the number of tokens or samples (0 is one, too)",
+              "iso_reducer_add_weight (of a module: iso_data_parallel_add_weight) first, with the "
+              "number of tokens or samples (0 is one, too)",
               name);
     return ISO_OK;
 }
