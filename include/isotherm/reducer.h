@@ -191,8 +191,13 @@ typedef struct iso_reducer_config {
     // Takes one update function, and calls only its iso_reducer_apply_piece. A rank has averages of
     // its own shards only; a step overwrites all gradients. A backward after a backward without a
     // step is ISO_ERR_STATE, unless iso_reducer_zero_grad was called in between.
+    //
+    // With a communication hook every rank gets the hook's whole average and updates its shards of
+    // it. The bits are those of a run with the hook and without ZeRO. One exception: hooks that do
+    // not treat each element alone see other pieces of parameters that are cut (piece_bytes).
+    //
     // ISO_ERR_UNSUPPORTED for a device with memory of its own, another scope than ISO_SCOPE_WORLD,
-    // a hook, or sparse gradients.
+    // or sparse gradients.
     bool zero;
     // PyTorch's init_sync=False: values are not broadcast at creation. The ranks must have equal
     // values already, e.g. from one file.

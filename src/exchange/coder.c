@@ -56,9 +56,11 @@ iso_status iso__coder_check(const iso_comm_hook *hook) {
 
 // ---- Buckets, as hooks see them ---------------------------------------------------------------------
 
+static size_t seen_bytes(const iso__bucket *b) { return b->bytes - b->filler; }
+
 static iso_comm_hook_bucket see_bucket(const iso__coder *c, int i, const iso__bucket *bucket,
                                        const iso__coder_ranks *ranks) {
-    return (iso_comm_hook_bucket){.count = bucket->bytes / iso_dtype_size(bucket->dtype),
+    return (iso_comm_hook_bucket){.count = seen_bytes(bucket) / iso_dtype_size(bucket->dtype),
                                   .dtype = bucket->dtype,
                                   .name = bucket->label,
                                   .index = i,
@@ -159,8 +161,8 @@ size_t iso__plan_bytes(const iso__coder *c, const iso_comm_hook_plan *plan, int 
 size_t iso__coder_wire_bytes(const iso__coder *c, int i, const iso__bucket *b) {
     if (iso__bucket_is_sparse(b)) return iso__rows_bytes(b);
     if (c->plan && !b->local) return iso__plan_bytes(c, &c->plan[i], c->ranks);
-    if (!iso__coder_converts(c, b)) return b->bytes;
-    return b->bytes / sizeof(float) * iso_dtype_size(c->hook.wire);
+    if (!iso__coder_converts(c, b)) return seen_bytes(b);
+    return seen_bytes(b) / sizeof(float) * iso_dtype_size(c->hook.wire);
 }
 
 // ---- Life -------------------------------------------------------------------------------------------
@@ -170,7 +172,7 @@ static void place_conversion(iso__coder *c, int i, const iso__bucket *b, size_t 
     if (!iso__coder_converts(c, b)) return;
     c->place[i] = (iso__coder_place){*wire, *state};
     *wire += (iso__coder_wire_bytes(c, i, b) + 63) / 64 * 64;
-    *state += b->bytes / sizeof(float) * (size_t)c->hook.state_floats;
+    *state += seen_bytes(b) / sizeof(float) * (size_t)c->hook.state_floats;
 }
 
 static iso_status place_plan(iso__coder *c, int i, const iso__bucket *b,

@@ -180,11 +180,21 @@ static void say_once(const iso__scopes *s, const char *what) {
     if (iso_comm_rank(s->world) == 0) iso__log(ISO_LOG_INFO, "gradients of GPUs: %s", what);
 }
 
+typedef iso_status (*maker)(const iso__transport_setup *, iso_comm *, iso__transport **);
+static maker maker_of(const iso__scopes *s) {
+    return s->owns ? iso__transport_phases : iso__transport_host;
+}
+
 // Gradients are in host memory, as iso__scopes_create requires.
 static iso_status make_zero(const iso__scopes *s, const iso__transport_setup *setup, iso_comm *comm,
                             iso__transport **out) {
+    iso__transport *sums = NULL;
     if (comm == s->node) ISO_TRY(iso__store_share(setup->store, s->node));
-    return iso__transport_zero(setup, comm, out);
+    if (s->converts) ISO_TRY(maker_of(s)(setup, comm, &sums));
+    iso_status status = iso__transport_zero(setup, comm, sums, out);
+    if (status < 0) iso__transport_destroy(&sums);
+    ISO_TRY(status);
+    return ISO_OK;
 }
 
 // Shares the arena only if comm is the node. A transport between nodes works with shared and with
@@ -193,9 +203,7 @@ static iso_status make_host(const iso__scopes *s, const iso__transport_setup *se
                             iso__transport **out) {
     iso__transport *host = NULL;
     if (comm == s->node) ISO_TRY(iso__store_share(setup->store, s->node));
-    iso_status (*make)(const iso__transport_setup *, iso_comm *, iso__transport **) =
-        s->owns ? iso__transport_phases : iso__transport_host;
-    ISO_TRY(make(setup, comm, &host));
+    ISO_TRY(maker_of(s)(setup, comm, &host));
     *out = host;
     if (s->sparse) ISO_TRY(iso__transport_rows(setup, comm, host, &host));
     *out = host;

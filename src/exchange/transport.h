@@ -29,6 +29,9 @@ typedef struct iso__bucket {
     // The last `tail` bytes are not gradients: they are summed but not scaled. 0 if a hook changes
     // how the bucket travels.
     size_t tail;
+    // The last `filler` bytes are zeros that make the shards of ZeRO equally long. Hooks do not see
+    // them, so that a bucket has the same result as without ZeRO.
+    size_t filler;
     // > 0: sparse. It holds one matrix (tensor[0].row). Each rank has at most this many non-zero
     // rows, and only these travel.
     size_t sparse_rows;

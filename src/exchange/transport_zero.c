@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: MIT
 // Buckets whose updates are divided among the ranks (ZeRO stage 1): a reduce-scatter and, after the
-// caller has made the updates, an all-gather.
+// caller has made the updates, an all-gather. With a communication hook, another transport brings
+// the whole average in place of the reduce-scatter.
 //
 // Why no rank waits for ever: scatters and gathers each have a channel. All ranks post all scatters
 // before they wait for one, so scatters complete (channel.h). The plan of the gathers is from the
 // last bucket down, and a rank publishes a bucket and all later ones before it waits for its
-// values. So gathers complete, too.
+// values. So gathers complete, too. With a hook in phases, a rank that waits for the values of a
+// bucket has awaited the last phases of this bucket and of all later ones. Thereby it has made
+// ready all that leaves before these phases (transport_phases.c). While it waits, it begins later
+// phases of other buckets. So a rank that first awaits all buckets gets there, too.
 #include "exchange/transports.h"
 
 #include "comm/traffic.h"
@@ -32,9 +36,10 @@ typedef struct zero {
     iso__transport_setup with;
     iso_comm *comm;
     iso__channel *channel[CHANNELS];
-    leg *leg[CHANNELS]; // [buckets]
-    double *left;       // [buckets]: makes the sum an average
-    size_t *wire_bytes; // [buckets]
+    leg *leg[CHANNELS];   // [buckets]
+    double *left;         // [buckets]: makes the sum an average
+    size_t *wire_bytes;   // [buckets]
+    iso__transport *sums; // brings whole averages; NULL: scatters bring those of shards
 } zero;
 
 static zero *zero_of(iso__transport *t) { return iso_container_of(t, zero, base); }
@@ -84,6 +89,7 @@ static iso_status post_bucket(iso__transport *t, int i, double before, double af
     zero *self = zero_of(t);
     const iso__bucket *b = bucket_of(self, i);
     iso__exchange_stats *stats = self->with.stats;
+    if (self->sums) return self->sums->ops->post(self->sums, i, before, after);
     if (!self->leg[SCATTER][i].posted)
         iso__store_scale_arena(self->with.store, b->offset, b->bytes, b->dtype, before);
     self->left[i] = after;
@@ -93,14 +99,27 @@ static iso_status post_bucket(iso__transport *t, int i, double before, double af
     return ISO_OK;
 }
 
+static iso_status advance_sums(iso__transport *t) {
+    zero *self = zero_of(t);
+    return self->sums ? iso__transport_advance(self->sums) : ISO_OK;
+}
+
+static iso_status settle_sums(iso__transport *t) {
+    zero *self = zero_of(t);
+    return self->sums ? iso__transport_settle(self->sums) : ISO_OK;
+}
+
 static bool is_back(const iso__transport *t, int i) {
-    return leg_is_done(const_zero_of(t), SCATTER, i);
+    const zero *self = const_zero_of(t);
+    if (self->sums) return self->sums->ops->is_back(self->sums, i);
+    return leg_is_done(self, SCATTER, i);
 }
 
 static iso_status arrive_bucket(iso__transport *t, int i, const iso__idle *idle, double *left,
                                 iso__exchange_times *times) {
     zero *self = zero_of(t);
     const iso__bucket *b = bucket_of(self, i);
+    if (self->sums) return self->sums->ops->arrive(self->sums, i, idle, left, times);
     ISO_TRY(await_leg(self, SCATTER, i, idle));
     iso__times_tell(&self->leg[SCATTER][i].times, times);
     if (left) {
@@ -119,10 +138,27 @@ static iso_status publish_bucket(iso__transport *t, int i) {
     return begin_leg(zero_of(t), GATHER, i);
 }
 
+// What a thread that waits for values does meanwhile: a rank that has yet to publish may wait for
+// later phases of a hook on this rank.
+typedef struct meanwhile {
+    iso__transport *sums;
+    const iso__idle *idle;
+    iso_status status;
+} meanwhile;
+
+static bool do_meanwhile(void *user) {
+    meanwhile *m = user;
+    if (m->status == ISO_OK) m->status = iso__transport_advance(m->sums);
+    return m->status == ISO_OK && m->idle && m->idle->call(m->idle->user);
+}
+
 static iso_status collect_bucket(iso__transport *t, int i, const iso__idle *idle,
                                  iso__exchange_times *times) {
     zero *self = zero_of(t);
-    ISO_TRY(await_leg(self, GATHER, i, idle));
+    meanwhile m = {self->sums, idle, ISO_OK};
+    const iso__idle both = {do_meanwhile, &m};
+    ISO_TRY(await_leg(self, GATHER, i, self->sums ? &both : idle));
+    ISO_TRY(m.status);
     iso__times_tell(&self->leg[GATHER][i].times, times);
     return ISO_OK;
 }
@@ -138,6 +174,7 @@ static bool destroy_zero(iso__transport *t) {
     bool all = true;
     for (int c = 0; c < CHANNELS; c++)
         if (!iso__channel_destroy(&self->channel[c])) all = false;
+    if (!iso__transport_destroy(&self->sums)) all = false;
     if (!all) return false;
     iso_comm_destroy(&self->comm);
     for (int c = 0; c < CHANNELS; c++) iso__free(self->leg[c]);
@@ -149,11 +186,13 @@ static bool destroy_zero(iso__transport *t) {
 
 static const iso__transport_ops zero_ops = {.name = "zero",
                                             .post = post_bucket,
+                                            .advance = advance_sums,
                                             .is_back = is_back,
                                             .arrive = arrive_bucket,
                                             .publish = publish_bucket,
                                             .collect = collect_bucket,
                                             .is_collected = is_collected,
+                                            .settle = settle_sums,
                                             .destroy = destroy_zero};
 
 static iso_status allocate_zero(const iso__transport_setup *setup, iso_comm *comm, zero **out,
@@ -200,18 +239,26 @@ static iso_status open_channel(zero *self, int which, iso__channel_item *item) {
                                &self->channel[which]);
 }
 
+static iso_status open_channels(zero *self, iso__channel_item *item) {
+    if (!self->sums) ISO_TRY(open_channel(self, SCATTER, item));
+    return open_channel(self, GATHER, item);
+}
+
 iso_status iso__transport_zero(const iso__transport_setup *setup, iso_comm *comm,
-                               iso__transport **out) {
+                               iso__transport *sums, iso__transport **out) {
     iso_status status;
     zero *self = NULL;
     iso__channel_item *item = NULL;
     ISO_TRY_GOTO(iso_comm_agree(comm, allocate_zero(setup, comm, &self, &item)));
-    for (int c = 0; c < CHANNELS; c++) ISO_TRY_GOTO(open_channel(self, c, item));
+    self->sums = sums;
+    if (sums) self->base.wire_bytes = sums->wire_bytes;
+    ISO_TRY_GOTO(open_channels(self, item));
     iso__free(item);
     *out = &self->base;
     return ISO_OK;
 fail:
     iso__free(item);
+    if (self) self->sums = NULL; // the caller's
     if (self) destroy_zero(&self->base);
     return status;
 }

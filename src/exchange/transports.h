@@ -55,10 +55,12 @@ iso_status iso__transport_host(const iso__transport_setup *setup, iso_comm *comm
 
 // Collective over comm. The same, with updates divided among the ranks (ZeRO stage 1): each rank
 // gets the sum of its shard, and the transport gathers the values that the ranks compute from these
-// sums. The coder must not convert, no bucket may have a tail, and the size of every bucket must be
-// a multiple of 64 bytes times the number of ranks.
+// sums. No bucket may have a tail, and the size of every bucket must be a multiple of 64 bytes
+// times the number of ranks. If the coder converts or owns the exchange, `sums`, one of the two
+// transports of the host over comm, brings the whole average instead; otherwise it is NULL. Owns
+// sums on success. On failure the caller still owns it.
 iso_status iso__transport_zero(const iso__transport_setup *setup, iso_comm *comm,
-                               iso__transport **out);
+                               iso__transport *sums, iso__transport **out);
 
 // Collective over comm. As iso__transport_host, but by messages only, for a hook that owns its
 // exchange, in the phases that it has declared.

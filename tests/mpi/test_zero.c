@@ -357,9 +357,6 @@ Test(np2_zero, what_it_cannot_do_is_refused) {
     trainer_config config = config_of(ISO_LAMB, true);
     is_refused(&config, ISO_ERR_UNSUPPORTED, "lamb");
     config = config_of(ISO_ADAM, true);
-    config.hook = &iso_hook_bf16;
-    is_refused(&config, ISO_ERR_UNSUPPORTED, "bf16");
-    config = config_of(ISO_ADAM, true);
     config.scope = ISO_SCOPE_NODE;
     is_refused(&config, ISO_ERR_UNSUPPORTED, "node");
     config = config_of(ISO_ADAM, true);

@@ -389,6 +389,7 @@ static void lay_out(iso__layout *l, int bucket, int first, size_t *offset) {
     l->bucket[bucket] = (iso__bucket){.label = r->label,
                                       .offset = begin,
                                       .bytes = *offset - begin,
+                                      .filler = place > r->last ? gap : 0,
                                       .dtype = slot->dtype,
                                       .local = slot->local,
                                       .sparse_rows = slot->sparse_rows};

@@ -63,9 +63,6 @@ static iso_status check_zero(const iso_reducer_config *c, const iso__param_set *
               sparse->name ? sparse->name : "", sparse->sparse_rows);
     ISO_CHECK(!is_remote(c), ISO_ERR_UNSUPPORTED,
               "ZeRO works in the host's memory so far, not on a %s device", c->device->ops->name);
-    ISO_CHECK(!hook_of(c)->compress && !iso__hook_owns(hook_of(c)), ISO_ERR_UNSUPPORTED,
-              "ZeRO sums gradients as they are: use no communication hook with it, not %s",
-              hook_of(c)->name);
     ISO_CHECK(c->scope == ISO_SCOPE_WORLD, ISO_ERR_UNSUPPORTED,
               "ZeRO averages gradients over all ranks: use scope world with it, not %s",
               iso__scope_name(c->scope));
@@ -151,6 +148,8 @@ static iso_status make_layout(iso_reducer *r, const iso__param_set *set,
     ISO_TRY(iso__layout_create(set->param, set->count, &sizes, config->piece_bytes,
                                iso__scopes_unit(r->scopes),
                                r->rides ? iso__sums_elements(config->sums) : 0, &r->layout));
+    for (int b = 0; !config->zero && b < r->layout.bucket_count; b++)
+        r->layout.bucket[b].filler = 0; // of shards of nodes, which hooks see
     ISO_TRY(iso__layout_number(&r->layout, set));
     r->buckets = (iso__buckets){r->layout.bucket, r->layout.bucket_count};
     ISO_TRY(check_values(&r->layout, config->device));
