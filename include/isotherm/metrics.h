@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Output of a training program: JSON lines for other programs, a progress bar for people.
+// Output of a training program: JSON lines for other programs, event files for TensorBoard, a
+// progress bar for people.
 #ifndef ISOTHERM_METRICS_H
 #define ISOTHERM_METRICS_H
 
@@ -15,7 +16,8 @@ extern "C" {
 
 typedef struct iso_json_log iso_json_log;
 
-// Local. Creates or truncates the file PATH. ISO_ERR_IO names path and reason.
+// Local. Creates or truncates the file PATH. ISO_ERR_IO names path and reason. PATH NULL: nothing
+// is written, for a log that is only watched.
 iso_status iso_json_log_create(const char *path, iso_json_log **out);
 // Local. Opens the log PATH to append to it, or creates it. Removes an incomplete last line.
 // ISO_ERR_FORMAT if that line is not the beginning of an event: the file is then unchanged.
@@ -30,6 +32,38 @@ void iso_json_string(iso_json_log *log, const char *key, const char *value);
 void iso_json_double(iso_json_log *log, const char *key, double value);
 void iso_json_int(iso_json_log *log, const char *key, int64_t value);
 void iso_json_end(iso_json_log *log);
+// From now on, `watch` is called for each number that is written, with its event and key, and with
+// key NULL for the end of each object. So another output gets exactly the numbers of the log. NaN
+// and infinite numbers are passed as they are. log NULL: does nothing.
+typedef void (*iso_json_watch)(const char *event, const char *key, double value, void *user);
+void iso_json_log_watch(iso_json_log *log, iso_json_watch watch, void *user);
+
+// ---- Event files: numbers and texts for TensorBoard -------------------------------------------------
+// The format is that of TensorFlow: TFRecord, with messages Event and Summary of protocol buffers.
+
+typedef struct iso_event_log iso_event_log;
+
+// Local. Creates a new event file in FOLDER, beside those that are there; creates FOLDER and the
+// folders above it if they are missing. TensorBoard shows the files of one folder as one run.
+// ISO_ERR_IO names folder and reason.
+iso_status iso_event_log_create(const char *folder, iso_event_log **out);
+// Closes and frees the log. ISO_ERR_IO if any write failed. Accepts a NULL log.
+iso_status iso_event_log_close(iso_event_log **log);
+// Local. The number of event files in FOLDER (0 if there is no such folder); remove them. Other
+// files stay.
+iso_status iso_event_log_count(const char *folder, int64_t *out);
+iso_status iso_event_log_remove(const char *folder);
+// To write an event, begin it with its step, add values, and end it: then it is flushed. An event
+// without values is not written. With a NULL log these functions do nothing. Numbers are stored as
+// f32; NaN and infinite numbers are left out. A text is Markdown in UTF-8. tag: such as
+// "loss/test"; what is before the / names a group of figures. A tag occurs once in an event.
+void iso_event_begin(iso_event_log *log, int64_t step);
+void iso_event_number(iso_event_log *log, const char *tag, double value);
+void iso_event_text(iso_event_log *log, const char *tag, const char *text);
+void iso_event_end(iso_event_log *log);
+// Writes that a resumed run goes on at this step: TensorBoard forgets what the earlier files of the
+// folder have of this step and later ones.
+void iso_event_restart(iso_event_log *log, int64_t step);
 
 // ---- Progress bar ---------------------------------------------------------------------------------
 

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Writes JSON lines for other programs, and measures the memory of the process.
+#include "event_log.h"
+
 #include "base/base.h"
 
 #include <errno.h>
@@ -14,7 +16,10 @@
 struct iso_json_log {
     FILE *file;
     char *path;
-    int error; // errno of the first write that failed
+    int error;      // errno of the first write that failed
+    char event[64]; // that is being written
+    iso_json_watch watch;
+    void *user;
 };
 
 // The bytes up to and with the last line break.
@@ -87,6 +92,7 @@ static iso_status open_log(const char *path, bool append, iso_json_log **out) {
     void *memory;
     ISO_TRY(iso__alloc_zero(sizeof(iso_json_log), &memory));
     iso_json_log *self = memory;
+    if (!path) path = "/dev/null";
     ISO_TRY_GOTO(iso__strdup(path, &self->path));
     ISO_TRY_GOTO(append ? open_to_append(path, &self->file) : open_anew(path, &self->file));
     *out = self;
@@ -99,6 +105,12 @@ fail:
 
 iso_status iso_json_log_create(const char *path, iso_json_log **out) {
     return open_log(path, false, out);
+}
+
+void iso_json_log_watch(iso_json_log *log, iso_json_watch watch, void *user) {
+    if (!log) return;
+    log->watch = watch;
+    log->user = user;
 }
 
 iso_status iso_json_log_append(const char *path, iso_json_log **out) {
@@ -123,8 +135,8 @@ iso_status iso_json_log_close(iso_json_log **log) {
     return status;
 }
 
-// Bytes of the UTF-8 sequence at `from`, 0 if it is none (Unicode standard, table 3-7).
-static int utf8_length(const unsigned char *from) {
+// By table 3-7 of the Unicode standard.
+int iso__utf8_length(const unsigned char *from) {
     unsigned char c = from[0], low = 0x80, high = 0xBF;
     int more = c >= 0xC2 && c <= 0xDF   ? 1
                : c >= 0xE0 && c <= 0xEF ? 2
@@ -144,7 +156,7 @@ static void write_string(FILE *to, const char *text) {
     const unsigned char *at = (const unsigned char *)text;
     putc('"', to);
     while (*at) {
-        int n = utf8_length(at);
+        int n = iso__utf8_length(at);
         if (n == 0)
             fputs("\\ufffd", to); // JSON is Unicode, a path need not be
         else if (*at < 0x20)
@@ -166,6 +178,7 @@ static void write_key(FILE *to, const char *key) {
 
 void iso_json_begin(iso_json_log *log, const char *event) {
     if (!log) return;
+    snprintf(log->event, sizeof(log->event), "%s", event);
     fputs("{\"event\":", log->file);
     write_string(log->file, event);
 }
@@ -191,12 +204,14 @@ void iso_json_double(iso_json_log *log, const char *key, double value) {
     if (comma) *comma = '.';
     write_key(log->file, key);
     fputs(text, log->file);
+    if (log->watch) log->watch(log->event, key, value, log->user);
 }
 
 void iso_json_int(iso_json_log *log, const char *key, int64_t value) {
     if (!log) return;
     write_key(log->file, key);
     fprintf(log->file, "%lld", (long long)value);
+    if (log->watch) log->watch(log->event, key, (double)value, log->user);
 }
 
 void iso_json_end(iso_json_log *log) {
@@ -204,6 +219,7 @@ void iso_json_end(iso_json_log *log) {
     errno = 0;
     fputs("}\n", log->file);
     note_error(log, fflush(log->file) == 0);
+    if (log->watch) log->watch(log->event, NULL, NAN, log->user);
 }
 
 double iso_peak_rss_mb(void) {
