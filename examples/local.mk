@@ -76,6 +76,7 @@ TRAIN_RUN = \
     examples/train/train_kernels.c \
     examples/train/train_lock.c \
     examples/train/train_lock.h \
+    examples/train/train_log.c \
     examples/train/train_noise.c \
     examples/train/train_option_table.c \
     examples/train/train_options.c \

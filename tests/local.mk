@@ -43,6 +43,7 @@ SCRIPT_TESTS = \
     tests/check_stopped.sh \
     tests/check_strategies.sh \
     tests/check_sweep.sh \
+    tests/check_tensorboard.sh \
     tests/check_threads.sh \
     tests/check_torch_models.sh \
     tests/check_two_inputs.sh \
@@ -80,8 +81,8 @@ EXTRA_DIST += $(CLUSTER_TESTS) $(CLUSTER_FILES) $(SCRIPT_TESTS) tests/cxx_caller
     tests/fortran_layout.c tests/fortran_layout.f90 tests/fortran_hooks.f90 tests/fortran_network.f90 tests/idx_files.sh \
     tests/same_bits/random_arrays.c tests/same_bits/random_case.h tests/same_bits/random_modules.c \
     tests/same_bits/same_bits.sh tests/same_bits/same_speed.sh \
-    tests/cores.sh tests/program_tests.sh tests/run_cluster.sh tests/run_mpi.sh tests/run_unit.sh tests/slow_rank.c \
-    tests/stop_rank.c tests/summary.sh tests/test_env.sh tests/torch_models.py
+    tests/cores.sh tests/event_files.py tests/program_tests.sh tests/run_cluster.sh tests/run_mpi.sh tests/run_unit.sh \
+    tests/slow_rank.c tests/stop_rank.c tests/summary.sh tests/test_env.sh tests/torch_models.py
 
 .PHONY: bench check-cluster check-sanitize
 bench: $(BENCHES)

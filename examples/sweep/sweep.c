@@ -126,6 +126,7 @@ static bool perform_run(sweep *self, progress *p, bool *failed) {
     train_result result;
     bool first = self->world.rank == 0;
     options->log = first ? sweep_store_log(self, p->run) : NULL;
+    options->tensorboard = first ? sweep_store_board(self, p->run) : NULL;
     bool continues = sweep_resume_begin(self, p->run, options->log);
     if (first) sweep_store_begin(self, continues);
     if (!train_all_well(begin_bar(p))) return false;

@@ -12,6 +12,7 @@ typedef struct sweep {
     const char *file;         // --list
     const char *seeds;        // --seeds; NULL: one seed, that of --seed
     const char *shard;        // --shard; NULL: all runs
+    const char *tensorboard;  // --tensorboard; NULL: no event files
     const char *report;       // --report; NULL: runs are made
     int64_t checkpoint_every; // steps; -1: runs are not continued
     double target;
@@ -88,6 +89,8 @@ iso_status sweep_store_open(sweep *self);
 void sweep_store_close(void);
 // The path of the log of a run that is about to be made; valid until the next one.
 const char *sweep_store_log(const sweep *self, int run);
+// The folder of the run's event files; valid until the next one; NULL without --tensorboard.
+const char *sweep_store_board(const sweep *self, int run);
 // Local, on rank 0. Call it before a run. continues: its log stays, and is appended to.
 void sweep_store_begin(const sweep *self, bool continues);
 // Local, on rank 0. Call it after a run: keeps its log, reads its results, and rewrites the report.

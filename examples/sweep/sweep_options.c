@@ -39,6 +39,9 @@ static const iso_setting own_setting[] = {
                 "middle of the run"},
     {"shard", ISO_SETTING_TEXT, offsetof(sweep, shard), .choices = "I/N",
      .meaning = "make only the runs whose number, counted from 0, is I modulo N"},
+    {"tensorboard", ISO_SETTING_TEXT, offsetof(sweep, tensorboard), .choices = "DIR",
+     .meaning = "also write the numbers of each run for TensorBoard, to a folder in DIR that has "
+                "the name of the run"},
     {"report", ISO_SETTING_TEXT, offsetof(sweep, report), .choices = "FOLDER...",
      .meaning = "make no runs; write one report on the runs of all these folders to --out "
                 "(default: the only folder), without mpirun"},
@@ -313,6 +316,7 @@ static iso_status check_report(sweep *self, char **folders, int count) {
     } unused[] = {{"list", self->file},
                   {"seeds", self->seeds},
                   {"shard", self->shard},
+                  {"tensorboard", self->tensorboard},
                   {"checkpoint-every", self->checkpoint_every > 0 ? "given" : NULL}};
     for (int i = 0; i < COUNT(unused); i++)
         if (unused[i].value)

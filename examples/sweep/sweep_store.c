@@ -77,6 +77,13 @@ const char *sweep_store_log(const sweep *self, int run) {
     return growing;
 }
 
+const char *sweep_store_board(const sweep *self, int run) {
+    static char folder[PATH_MAX];
+    if (!self->tensorboard) return NULL;
+    snprintf(folder, sizeof(folder), "%s/%s", self->tensorboard, self->list.entries[run]->file);
+    return folder;
+}
+
 void sweep_store_begin(const sweep *self, bool continues) {
     pthread_mutex_lock(&files);
     stays = self->checkpoint_every > 0;

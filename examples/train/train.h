@@ -30,6 +30,9 @@ typedef struct train_eval {
     int64_t step;
     double seconds;    // of training so far, the slowest rank's; without evaluations and saving
     double train_loss; // mean since the last eval
+    double lr;         // of the last step
+    // Means since the last eval, or since this process began; as those of train_metrics.
+    double step_ms, wait_ms_per_step;
     double test_loss, test_accuracy;         // accuracy in 0 .. 1
     int64_t bytes_sent, bytes_between_nodes; // of all ranks so far; see train_traffic
 } train_eval;
@@ -46,6 +49,9 @@ typedef struct train_metrics {
     double train_loss, test_loss, test_accuracy; // accuracy in 0 .. 1; of the last epoch
     double seconds;                              // of training, the slowest rank's
     int64_t samples;                             // trained on, all ranks
+    // Of an epoch only, of its steps in this process: mean time of a step, and of that waits for
+    // exchanges; each the slowest rank's.
+    double step_ms, wait_ms_per_step;
 } train_metrics;
 
 typedef struct train_result {
@@ -116,6 +122,19 @@ typedef struct train_best {
     double since;    // number of epochs after it
 } train_best;
 
+// Where the mean time of steps begins: a step, and what all steps of this process took until then.
+typedef struct train_mark {
+    int64_t step;
+    double steps_ms, wait_ms; // the slowest rank's
+} train_mark;
+
+// What TensorBoard is shown, beside the JSON log.
+typedef struct train_board {
+    iso_event_log *log; // rank 0's, if wanted
+    int64_t step;       // of the event that is being written
+    bool begun;         // it has numbers
+} train_board;
+
 typedef struct train_run {
     const train_world *world;
     const train_options *options;
@@ -160,10 +179,12 @@ typedef struct train_run {
     bool saves;              // after epochs and at the end, what --resume needs
     bool stopped;            // by a signal; the state is saved
     bool log_continues;      // the log has lines of earlier processes
+    train_mark epoch_mark, eval_mark; // of the epoch; of the last eval
     bool told;               // all ranks know the error that is returned
     int locks;               // of this process that are not the run's, see train_lock.h
     iso_progress_bar *bar;   // of the epoch; NULL: between epochs
     iso_json_log *log;       // rank 0's, if wanted
+    train_board board;
 } train_run;
 
 // ---- train_data.c ----
@@ -365,6 +386,17 @@ train_straggler train_find_straggler(int ranks, int buckets, const double *lag_m
 // Does nothing if no gradients were exchanged by messages or shared memory, or in periodic modes.
 iso_status train_straggler_tell(const train_run *run, FILE *to, double step_ms);
 
+// ---- train_log.c ----
+
+// Local. ISO_ERR_STATE if the folder of --tensorboard has event files of another run.
+iso_status train_log_check(const train_options *options);
+// Local. Opens the outputs of --log and --tensorboard on rank 0.
+iso_status train_log_open(train_run *run);
+// Local. Closes them. ISO_ERR_IO if something could not be written.
+iso_status train_log_close(train_run *run);
+void train_report_eval(train_run *run, const train_eval *eval);
+void train_report_sync(train_run *run, const train_sync *sync);
+
 // ---- train_report.c ----
 
 void train_report_start(const train_run *run);
@@ -372,8 +404,6 @@ void train_report_resume(const train_run *run);
 iso_status train_report_bar(train_run *run);
 // Collective. Evaluates the model on the test set, and shows progress if that takes long.
 iso_status train_report_test(train_run *run);
-void train_report_eval(train_run *run, const train_eval *eval);
-void train_report_sync(train_run *run, const train_sync *sync);
 void train_report_policy(train_run *run, const iso_strategy_stats *stats);
 void train_report_skip(train_run *run);
 void train_report_early(train_run *run);

@@ -192,8 +192,11 @@ const train_option train_option_table[] = {
        .meaning = "also evaluate every N steps"),
     OF(OUTSIDE, TEXT("log", log), .choices = "FILE",
        .meaning = "write epochs, exchanges and a summary as JSON lines"),
+    OF(OUTSIDE, TEXT("tensorboard", tensorboard), .choices = "DIR",
+       .meaning =
+           "write the numbers of the log for TensorBoard, to a new event file in this folder"),
     OF(OUTSIDE, SWITCH("overwrite", overwrite),
-       .meaning = "overwrite an existing log, checkpoint and saved states"),
+       .meaning = "overwrite an existing log, event files, checkpoint and saved states"),
     OF(OUTSIDE, TEXT("trace", trace), .choices = "FILE",
        .meaning = "write a Chrome trace of the first steps (ui.perfetto.dev)"),
 

@@ -38,7 +38,7 @@ typedef struct train_options {
 
     const char *device, *math, *dtype, *kernels;
     int64_t threads, loader_threads;
-    const char *log, *trace, *checkpoint, *checkpoint_best, *load, *resume;
+    const char *log, *tensorboard, *trace, *checkpoint, *checkpoint_best, *load, *resume;
     int64_t checkpoint_every, eval_every;
     bool overwrite;
     bool resume_auto; // set by train_state_choose: --resume was auto

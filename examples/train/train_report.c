@@ -164,34 +164,6 @@ static double samples_per_second(const train_metrics *metrics) {
     return metrics->seconds > 0 ? (double)metrics->samples / metrics->seconds : 0;
 }
 
-void train_report_eval(train_run *run, const train_eval *eval) {
-    iso_json_log *log = run->log;
-    iso_json_begin(log, "eval");
-    iso_json_int(log, "step", eval->step);
-    iso_json_double(log, "seconds", eval->seconds);
-    iso_json_int(log, "bytes_sent", eval->bytes_sent);
-    iso_json_int(log, "bytes_between_nodes", eval->bytes_between_nodes);
-    iso_json_int(log, "bytes", eval->bytes_sent / run->world->ranks);
-    iso_json_double(log, "train_loss", eval->train_loss);
-    iso_json_double(log, "test_loss", eval->test_loss);
-    iso_json_double(log, "test_accuracy", eval->test_accuracy);
-    iso_json_end(log);
-}
-
-void train_report_sync(train_run *run, const train_sync *sync) {
-    iso_json_log *log = run->log;
-    iso_json_begin(log, "sync");
-    iso_json_int(log, "step", sync->step);
-    iso_json_int(log, "age", sync->age);
-    iso_json_double(log, "wait_ms", sync->wait_ms);
-    iso_json_double(log, "exchange_ms", sync->exchange_ms);
-    iso_json_double(log, "divergence", sync->divergence);
-    iso_json_int(log, "global_skip", sync->global_skip);
-    iso_json_int(log, "batches_to_wait", sync->batches_to_wait);
-    iso_json_string(log, "phase", sync->phase);
-    iso_json_end(log);
-}
-
 void train_report_policy(train_run *run, const iso_strategy_stats *stats) {
     iso_json_log *log = run->log;
     iso_json_begin(log, "policy");
@@ -262,6 +234,8 @@ void train_report_epoch(train_run *run, const train_metrics *metrics) {
     }
     iso_json_double(run->log, "seconds", metrics->seconds);
     iso_json_double(run->log, "samples_per_second", samples_per_second(metrics));
+    iso_json_double(run->log, "step_ms", metrics->step_ms);
+    iso_json_double(run->log, "wait_ms_per_step", metrics->wait_ms_per_step);
     iso_json_double(run->log, "lr", iso_optimizer_hyper(run->optimizer)->lr);
     iso_json_end(run->log);
 }
@@ -491,7 +465,7 @@ iso_status train_report_summary(train_run *run, const train_metrics *metrics, tr
     TRY(measure_run(run, out));
     TRY(train_stats_tell(run, out));
     log_summary(run, out);
-    TRY(iso_json_log_close(&run->log));
+    TRY(train_log_close(run));
     tell_summary(run, out);
     warn_of_loss(run, metrics->train_loss);
     return ISO_OK;

@@ -43,6 +43,18 @@ static iso_status stop_clock(train_run *run) {
     return ISO_OK;
 }
 
+// The mean times of the steps since the mark, which is set to this step. Collective.
+static iso_status measure_pace(train_run *run, train_mark *since, double *step_ms,
+                               double *wait_ms) {
+    double now[2] = {run->steps_ms, run->steps_wait_ms};
+    TRY(iso_comm_allreduce_f64(run->world->comm, now, 2, ISO_MAX));
+    double steps = (double)(run->at.step - since->step);
+    *step_ms = (now[0] - since->steps_ms) / steps;
+    *wait_ms = (now[1] - since->wait_ms) / steps;
+    *since = (train_mark){run->at.step, now[0], now[1]};
+    return ISO_OK;
+}
+
 // ---- Test and saving ----------------------------------------------------------------------------
 
 static iso_status test_once(train_run *run) {
@@ -65,10 +77,12 @@ static iso_status tell_eval(train_run *run) {
     train_eval eval = {.step = run->at.step,
                        .seconds = seconds,
                        .train_loss = sum[0] / sum[1],
+                       .lr = iso_optimizer_hyper(run->optimizer)->lr,
                        .test_loss = run->test.loss,
                        .test_accuracy = run->test.accuracy,
                        .bytes_sent = bytes[0],
                        .bytes_between_nodes = bytes[1]};
+    TRY(measure_pace(run, &run->eval_mark, &eval.step_ms, &eval.wait_ms_per_step));
     run->sum.eval_loss = run->sum.eval_samples = 0;
     train_report_eval(run, &eval);
     if (observer && observer->eval) observer->eval(&eval, observer->user);
@@ -277,7 +291,7 @@ static iso_status collect_metrics(train_run *run, train_metrics *out) {
                            .test_accuracy = run->test.accuracy,
                            .seconds = seconds,
                            .samples = (int64_t)sum[1]};
-    return ISO_OK;
+    return measure_pace(run, &run->epoch_mark, &out->step_ms, &out->wait_ms_per_step);
 }
 
 // Every rank has the same sum, so they all end here; the last good checkpoint stays.
@@ -368,6 +382,7 @@ static bool end_stopped(train_run *run, train_result *out) {
 static bool run_all(train_run *run, train_result *out) {
     train_metrics metrics = {0};
     const train_observer *observer = run->observer;
+    run->epoch_mark.step = run->eval_mark.step = run->at.step;
     train_report_start(run);
     if (observer && observer->start) observer->start(run->log, observer->user);
     if (run->options->resume || run->log_continues) train_report_resume(run);

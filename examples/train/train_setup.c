@@ -11,7 +11,6 @@
 #include <mpi.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 #define TRACE_SPANS 16384
 
@@ -183,6 +182,7 @@ static iso_status check_outputs(const train_options *o) {
     if (o->checkpoint_best) TRY(train_output_check(o->checkpoint_best, "checkpoint-best"));
     TRY(take_lock(o->checkpoint, "--checkpoint"));
     TRY(take_lock(o->checkpoint_best, "--checkpoint-best"));
+    TRY(train_log_check(o));
     if (o->overwrite) return ISO_OK;
     if (!o->resume) TRY(refuse_file(o->checkpoint_best, "checkpoint-best"));
     if (o->checkpoint && !continues_files(o)) TRY(refuse_sets(o));
@@ -239,16 +239,6 @@ iso_status train_optimizer_create(train_run *run, iso_optimizer **out) {
     return iso_optimizer_create(kind, run->model, &hyper, out);
 }
 
-static iso_status open_log(train_run *run) {
-    const train_options *options = run->options;
-    struct stat info;
-    if (!options->log || run->world->rank != 0) return ISO_OK;
-    bool appends = options->resume || (options->resume_auto && !options->overwrite);
-    if (!appends) return iso_json_log_create(options->log, &run->log);
-    run->log_continues = stat(options->log, &info) == 0 && info.st_size > 0;
-    return iso_json_log_append(options->log, &run->log);
-}
-
 iso_status train_setup_shared(train_run *run) {
     if (run->options->load) TRY(train_agree_load(run));
     if (run->options->resume) TRY(train_state_check(run));
@@ -262,13 +252,14 @@ iso_status train_setup_shared(train_run *run) {
     if (run->at.finished) return ISO_OK;
     const train_options *o = run->options;
     if (o->overwrite && o->checkpoint && !continues_files(o)) TRY(iso_resume_remove(o->checkpoint));
-    return open_log(run);
+    return train_log_open(run);
 }
 
 void train_teardown(train_run *run) {
     iso_progress_bar_clear(&run->bar); // of an epoch that another rank ended
     iso_json_log_close(&run->log);
     iso_stop_destroy(&run->stop);
+    iso_event_log_close(&run->board.log);
     free(run->step_ms);
     free(run->step_wait_ms);
     free(run->milestones);
