@@ -165,25 +165,25 @@ typedef struct train_run {
     iso_evaluation test;       // the latest one
     iso_evaluation validation; // of the last epoch
     train_best best;
-    iso_noise_scale *noise;  // NULL without --noise-scale
-    iso_grad_scaler *scaler; // NULL without --grad-scaler
-    int64_t test_step;       // the step of `test`; -1: none yet
-    iso_strategy_stats seen; // the latest statistics of the strategy
-    double *step_ms;         // [TRAIN_STEP_TIMES], a ring
-    double *step_wait_ms;    // the same of their waits, with --stats
-    double waited_ms;        // until the last of them
-    int64_t timed_steps;     // since this process began
-    double steps_ms;         // of training, since this process began
-    double steps_wait_ms;    // waits in these
-    iso_stop *stop;          // by signals; NULL: there is no checkpoint to save to
-    bool saves;              // after epochs and at the end, what --resume needs
-    bool stopped;            // by a signal; the state is saved
-    bool log_continues;      // the log has lines of earlier processes
+    iso_noise_scale *noise;           // NULL without --noise-scale
+    iso_grad_scaler *scaler;          // NULL without --grad-scaler
+    int64_t test_step;                // the step of `test`; -1: none yet
+    iso_strategy_stats seen;          // the latest statistics of the strategy
+    double *step_ms;                  // [TRAIN_STEP_TIMES], a ring
+    double *step_wait_ms;             // the same of their waits, with --stats
+    double waited_ms;                 // until the last of them
+    int64_t timed_steps;              // since this process began
+    double steps_ms;                  // of training, since this process began
+    double steps_wait_ms;             // waits in these
+    iso_stop *stop;                   // by signals; NULL: there is no checkpoint to save to
+    bool saves;                       // after epochs and at the end, what --resume needs
+    bool stopped;                     // by a signal; the state is saved
+    bool log_continues;               // the log has lines of earlier processes
     train_mark epoch_mark, eval_mark; // of the epoch; of the last eval
-    bool told;               // all ranks know the error that is returned
-    int locks;               // of this process that are not the run's, see train_lock.h
-    iso_progress_bar *bar;   // of the epoch; NULL: between epochs
-    iso_json_log *log;       // rank 0's, if wanted
+    bool told;                        // all ranks know the error that is returned
+    int locks;                        // of this process that are not the run's, see train_lock.h
+    iso_progress_bar *bar;            // of the epoch; NULL: between epochs
+    iso_json_log *log;                // rank 0's, if wanted
     train_board board;
 } train_run;
 
@@ -362,8 +362,8 @@ iso_status train_trace_write(train_run *run);
 // The fraction of an exchange that was hidden, 0 to 1. It is 0 if waits are longer than the
 // exchange, because ranks wait for each other. NaN: there is no exchange.
 double train_hidden(double exchange_ms, double wait_ms);
-// Collective. Prints and logs what --stats asks for: for each bucket of gradients a table on rank 0,
-// and events of the log; then the straggler.
+// Collective. Prints and logs what --stats asks for: for each bucket of gradients a table on rank
+// 0, and events of the log; then the straggler.
 iso_status train_stats_tell(const train_run *run, const train_result *result);
 
 // ---- train_straggler.c ----
@@ -382,8 +382,9 @@ typedef struct train_straggler {
 // millisecond.
 train_straggler train_find_straggler(int ranks, int buckets, const double *lag_ms,
                                      const double *wait_ms, double step_ms);
-// Collective. Logs what each rank waits, and the straggler; rank 0 prints them to `to`, if not NULL.
-// Does nothing if no gradients were exchanged by messages or shared memory, or in periodic modes.
+// Collective. Logs what each rank waits, and the straggler; rank 0 prints them to `to`, if not
+// NULL. Does nothing if no gradients were exchanged by messages or shared memory, or in periodic
+// modes.
 iso_status train_straggler_tell(const train_run *run, FILE *to, double step_ms);
 
 // ---- train_log.c ----
