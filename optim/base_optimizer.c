@@ -39,35 +39,73 @@ iso_status iso__slot_tensor(const iso__base_optimizer *self, const iso__slot *sl
                              iso__slot_state(self, slot, kind), out);
 }
 
-iso_status iso__update_piece(iso__base_optimizer *self, int i, int64_t first, int64_t count,
-                             const void *gradient, double scale, const iso_hyper *hyper) {
-    iso__slot *slot = &self->slot[i];
+// Elements of a parameter, and the update of which they are a piece.
+typedef struct piece_update {
+    iso__piece piece;
+    int64_t elements; // of the parameter that are updated here
+    bool begins;      // the first piece of the update
+} piece_update;
+
+static iso_status find_piece(iso__base_optimizer *self, int i, int64_t first, int64_t count,
+                             piece_update *out) {
+    const iso__slot *slot = &self->slot[i];
     const iso_tensor *tensor = slot->parameter->value;
     size_t skipped = (size_t)first * iso_dtype_size(tensor->dtype);
     size_t state_offset = (size_t)slot->offset + skipped;
-    int64_t elements = tensor->count; // that are updated here
+    out->elements = tensor->count;
     if (self->shards) {
-        ISO_TRY(iso__dp_state_find(self, i, first, count, &elements, &state_offset));
+        ISO_TRY(iso__dp_state_find(self, i, first, count, &out->elements, &state_offset));
         iso__dp_state_forget(self);
     }
     // A whole one after a piece: the update that had begun was given up.
-    bool begins = slot->left == 0 || count == elements;
-    iso__piece piece = {.tensor = tensor,
-                        .value = (char *)tensor->data + skipped,
-                        .count = count,
-                        .state_offset = state_offset,
-                        .step = slot->step + begins,
-                        .product = slot->product};
+    out->begins = slot->left == 0 || count == out->elements;
+    out->piece = (iso__piece){.tensor = tensor,
+                              .value = (char *)tensor->data + skipped,
+                              .count = count,
+                              .state_offset = state_offset,
+                              .step = slot->step,
+                              .product = slot->product};
+    return ISO_OK;
+}
+
+// square NULL: the whole update, otherwise its first half.
+static iso_status run_piece(iso__base_optimizer *self, int i, piece_update *u, const void *gradient,
+                            double scale, const iso_hyper *hyper, double *square) {
+    iso__slot *slot = &self->slot[i];
     const iso__rule *rule = iso__rule_of(self);
-    if (begins && rule->factor) piece.product *= rule->factor(hyper, piece.step);
+    u->piece.step += u->begins;
+    if (u->begins && rule->factor) u->piece.product *= rule->factor(hyper, u->piece.step);
     if (hyper->maximize) scale = -scale;
     int64_t start = iso_trace_on() ? iso_now() : 0;
-    ISO_TRY(rule->apply(self, &piece, gradient, scale, hyper));
-    slot->step = piece.step;
-    slot->product = piece.product;
-    slot->left = (begins ? elements : slot->left) - count;
+    ISO_TRY(square ? rule->measure(self, &u->piece, gradient, scale, hyper, square)
+                   : rule->apply(self, &u->piece, gradient, scale, hyper));
+    slot->step = u->piece.step;
+    slot->product = u->piece.product;
+    slot->left = (u->begins ? u->elements : slot->left) - u->piece.count;
     if (iso_trace_on()) iso_trace_span(ISO_LANE_UPDATE, slot->name, start, iso_now());
     return ISO_OK;
+}
+
+iso_status iso__update_piece(iso__base_optimizer *self, int i, int64_t first, int64_t count,
+                             const void *gradient, double scale, const iso_hyper *hyper) {
+    piece_update u;
+    ISO_TRY(find_piece(self, i, first, count, &u));
+    return run_piece(self, i, &u, gradient, scale, hyper, NULL);
+}
+
+iso_status iso__measure_piece(iso__base_optimizer *self, int i, int64_t first, int64_t count,
+                              const void *gradient, double scale, const iso_hyper *hyper,
+                              double square[2]) {
+    piece_update u;
+    ISO_TRY(find_piece(self, i, first, count, &u));
+    return run_piece(self, i, &u, gradient, scale, hyper, square);
+}
+
+iso_status iso__finish_piece(iso__base_optimizer *self, int i, int64_t first, int64_t count,
+                             const double square[2], const iso_hyper *hyper) {
+    piece_update u;
+    ISO_TRY(find_piece(self, i, first, count, &u));
+    return iso__rule_of(self)->finish(self, &u.piece, square, hyper);
 }
 
 iso_status iso__base_update(iso_optimizer *optimizer, int i, const void *gradient, double scale,

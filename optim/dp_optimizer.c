@@ -37,6 +37,23 @@ static iso_status apply_piece(int i, size_t first, size_t count, void *gradient,
                              frozen);
 }
 
+static iso_status measure_piece(int i, size_t first, size_t count, const void *gradient,
+                                double scale, const void *hyper, void *user, double square[2]) {
+    const dp_optimizer *self = user;
+    int k = self->place[i];
+    const iso_hyper *frozen = (const iso_hyper *)hyper + self->core->slot[k].group;
+    return iso__measure_piece(self->core, k, (int64_t)first, (int64_t)count, gradient, scale,
+                              frozen, square);
+}
+
+static iso_status finish_piece(int i, size_t first, size_t count, const double square[2],
+                               const void *hyper, void *user) {
+    const dp_optimizer *self = user;
+    int k = self->place[i];
+    const iso_hyper *frozen = (const iso_hyper *)hyper + self->core->slot[k].group;
+    return iso__finish_piece(self->core, k, (int64_t)first, (int64_t)count, square, frozen);
+}
+
 static iso_status step_dp(iso_optimizer *optimizer) {
     dp_optimizer *self = self_of(optimizer);
     iso__count_step(self->core);
@@ -122,11 +139,22 @@ static iso_status find_parameters(dp_optimizer *self, const iso__tie *tie, int *
 
 // With ZeRO this rank keeps the state of what it updates.
 static iso_status share_state(dp_optimizer *self, const int *mine) {
+    const iso__rule *rule = iso__rule_of(self->core);
     if (!iso__reducer_shares_updates(self->reducer)) return ISO_OK;
-    ISO_CHECK(!iso__rule_of(self->core)->whole, ISO_ERR_UNSUPPORTED,
+    ISO_CHECK(!rule->whole || rule->measure, ISO_ERR_UNSUPPORTED,
               "%s updates whole parameters, and ZeRO cuts them: use another optimizer, or no ZeRO",
-              self->core->base.ops->name);
+              rule->ops.name);
     return iso__dp_state_create(self->core, self->reducer, mine);
+}
+
+// How it updates some elements of a parameter. A rule that needs the whole parameter does so with
+// ZeRO only, in two halves.
+static iso_status set_pieces(const dp_optimizer *self) {
+    static const iso__reducer_halves halves = {measure_piece, finish_piece};
+    if (!iso__rule_of(self->core)->whole)
+        return iso_reducer_set_apply_piece(self->reducer, self->id, apply_piece);
+    if (!iso__reducer_shares_updates(self->reducer)) return ISO_OK;
+    return iso__reducer_set_halves(self->reducer, self->id, &halves);
 }
 
 static iso_status tie_parameters(dp_optimizer *self, const iso__tie *tie) {
@@ -141,8 +169,7 @@ static iso_status tie_parameters(dp_optimizer *self, const iso__tie *tie) {
     if (status == ISO_OK)
         status = iso_reducer_add_apply(self->reducer, mine, self->core->count, apply_update, bytes,
                                        self, &self->id);
-    if (status == ISO_OK && !iso__rule_of(self->core)->whole)
-        status = iso_reducer_set_apply_piece(self->reducer, self->id, apply_piece);
+    if (status == ISO_OK) status = set_pieces(self);
     iso__free(mine);
     ISO_TRY(status);
     return ISO_OK;

@@ -50,7 +50,13 @@ static size_t list_ranges(const iso__base_optimizer *self) {
             size_t first, count;
             iso_reducer_own(shards->reducer, shards->place[i], k, &first, &count);
             if (count == 0) continue;
-            shards->range[n++] = (range){(int64_t)first, (int64_t)count, bytes};
+            range *last = n > shards->start[i] ? &shards->range[n - 1] : NULL;
+            bool joins = last && last->first + last->count == (int64_t)first &&
+                         last->offset + (size_t)last->count * size_of(self, i) == bytes;
+            if (joins)
+                last->count += (int64_t)count;
+            else
+                shards->range[n++] = (range){(int64_t)first, (int64_t)count, bytes};
             bytes += (count * size_of(self, i) + 63) / 64 * 64;
         }
     }

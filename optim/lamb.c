@@ -4,10 +4,9 @@
 
 #include <math.h>
 
-static iso_status update_piece(const iso__base_optimizer *self, const iso__piece *piece,
-                               const void *gradient, double scale, const iso_hyper *hyper) {
+static iso__lamb_args args_of(const iso__piece *piece, double scale, const iso_hyper *hyper) {
     double t = (double)piece->step;
-    iso__lamb_args args = {
+    return (iso__lamb_args){
         .lr = hyper->lr,
         .beta1 = hyper->beta1,
         .beta2 = hyper->beta2,
@@ -19,9 +18,31 @@ static iso_status update_piece(const iso__base_optimizer *self, const iso__piece
         .correction1 = 1 - pow(hyper->beta1, t),
         .correction2_sqrt = sqrt(1 - pow(hyper->beta2, t)),
     };
+}
+
+static iso_status update_piece(const iso__base_optimizer *self, const iso__piece *piece,
+                               const void *gradient, double scale, const iso_hyper *hyper) {
+    const iso__lamb_args args = args_of(piece, scale, hyper);
     return iso__kernels(piece->tensor)
         ->lamb(piece->tensor->device, piece->count, &args, gradient, piece->value,
                iso__piece_state(self, piece, 0), iso__piece_state(self, piece, 1));
+}
+
+static iso_status measure_piece(const iso__base_optimizer *self, const iso__piece *piece,
+                                const void *gradient, double scale, const iso_hyper *hyper,
+                                double square[2]) {
+    const iso__lamb_args args = args_of(piece, scale, hyper);
+    return iso__kernels(piece->tensor)
+        ->lamb_measure(piece->tensor->device, piece->count, &args, gradient, piece->value,
+                       iso__piece_state(self, piece, 0), iso__piece_state(self, piece, 1), square);
+}
+
+static iso_status finish_piece(const iso__base_optimizer *self, const iso__piece *piece,
+                               const double square[2], const iso_hyper *hyper) {
+    const iso__lamb_args args = args_of(piece, 1, hyper);
+    return iso__kernels(piece->tensor)
+        ->lamb_step(piece->tensor->device, piece->count, &args, square, piece->value,
+                    iso__piece_state(self, piece, 0), iso__piece_state(self, piece, 1));
 }
 
 const iso__rule iso__rule_lamb = {
@@ -30,5 +51,7 @@ const iso__rule iso__rule_lamb = {
     .state_name = {"exp_avg", "exp_avg_sq"},
     .check = iso__check_moments,
     .apply = update_piece,
+    .measure = measure_piece,
+    .finish = finish_piece,
     .whole = true,
 };

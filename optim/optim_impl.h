@@ -76,6 +76,15 @@ typedef struct iso__rule {
     // left out the parameter.
     iso_status (*apply)(const iso__base_optimizer *self, const iso__piece *piece,
                         const void *gradient, double scale, const iso_hyper *hyper);
+    // For a rule that is whole: apply in two halves, so that ranks may divide the elements of a
+    // parameter. The first reads the gradient and adds nothing to the value; square: what it
+    // measures of these elements. The second gets the sum of these over all elements. NULL: the
+    // rule cannot.
+    iso_status (*measure)(const iso__base_optimizer *self, const iso__piece *piece,
+                          const void *gradient, double scale, const iso_hyper *hyper,
+                          double square[2]);
+    iso_status (*finish)(const iso__base_optimizer *self, const iso__piece *piece,
+                         const double square[2], const iso_hyper *hyper);
     // Sets the initial values of the state of slot, which is zero. NULL: it stays zero.
     iso_status (*start)(const iso__base_optimizer *self, const iso__slot *slot,
                         const iso_hyper *hyper);
@@ -133,6 +142,14 @@ static inline void *iso__piece_state(const iso__base_optimizer *self, const iso_
 // update. A piece that failed may be tried again.
 iso_status iso__update_piece(iso__base_optimizer *self, int i, int64_t first, int64_t count,
                              const void *gradient, double scale, const iso_hyper *hyper);
+
+// The two halves of an update of a rule that has them, as iso__update_piece: square[0] and
+// square[1] are the sums over all elements in the second. The first counts the update.
+iso_status iso__measure_piece(iso__base_optimizer *self, int i, int64_t first, int64_t count,
+                              const void *gradient, double scale, const iso_hyper *hyper,
+                              double square[2]);
+iso_status iso__finish_piece(iso__base_optimizer *self, int i, int64_t first, int64_t count,
+                             const double square[2], const iso_hyper *hyper);
 
 // Where an optimizer is tied, all borrowed. parameter[i]: the reducer's parameter i.
 typedef struct iso__tie {

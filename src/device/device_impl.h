@@ -368,6 +368,14 @@ typedef struct iso_kernel_ops {
     // The memory is one layer in the sense of the formula: the norms are over all of it.
     iso_status (*lamb)(iso_device *self, int64_t count, const iso__lamb_args *args, const void *g,
                        void *p, void *m, void *v);
+    // The same in two halves, for a layer of which some elements are elsewhere (ZeRO, in the host's
+    // memory; NULL on a device). The first updates the moments and gives the squares of the norms
+    // of these elements of the parameter and of the direction. The second makes the step, with the
+    // squares of the norms of the whole layer.
+    iso_status (*lamb_measure)(iso_device *self, int64_t count, const iso__lamb_args *args,
+                               const void *g, const void *p, void *m, void *v, double square[2]);
+    iso_status (*lamb_step)(iso_device *self, int64_t count, const iso__lamb_args *args,
+                            const double square[2], void *p, const void *m, const void *v);
 } iso_kernel_ops;
 
 struct iso_device {

@@ -31,6 +31,8 @@ libiso_core_la_SOURCES += \
     src/parallel/reducer/layout_ask.c \
     src/parallel/reducer/layout_layers.c \
     src/parallel/reducer/measure.c \
+    src/parallel/reducer/norms.c \
+    src/parallel/reducer/norms.h \
     src/parallel/reducer/param_match.c \
     src/parallel/reducer/param_set.c \
     src/parallel/reducer/param_set.h \

@@ -35,6 +35,20 @@ iso_status build_small_cnn(iso_device *device, bool dropout, iso_module **out) {
     return ISO_OK;
 }
 
+iso_status build_wide_mlp(iso_device *device, bool dropout, iso_module **out) {
+    enum { PIXELS = TRAINER_CHANNELS * TRAINER_SIZE * TRAINER_SIZE };
+    iso_rng rng = {.seed = 7};
+    iso_module *net, *m = NULL;
+    (void)dropout;
+    ISO_TRY(iso_sequential_create(device, &net));
+    ISO_TRY(add(net, iso_flatten_create(device, &m), "flatten", &m));
+    ISO_TRY(add(net, iso_linear_create(device, PIXELS, 64, true, &rng, &m), "fc1", &m));
+    ISO_TRY(add(net, iso_relu_create(device, &m), "relu", &m));
+    ISO_TRY(add(net, iso_linear_create(device, 64, TRAINER_CLASSES, true, &rng, &m), "fc2", &m));
+    *out = net;
+    return ISO_OK;
+}
+
 trainer_config trainer_default(void) {
     trainer_config config = {.sync = ISO_SYNC_LAZY, .optimizer = ISO_SGD, .rows = 12};
     config.hyper = iso_hyper_default(ISO_SGD);

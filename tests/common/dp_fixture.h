@@ -44,6 +44,8 @@ enum { TRAINER_CHANNELS = 2, TRAINER_SIZE = 10, TRAINER_CLASSES = 5 };
 // conv1 2-4 3x3, relu, conv2 4-6 3x3, relu, max-pool 2, [dropout2d], flatten, fc1 54-16, relu,
 // [dropout], fc2 16-5.
 iso_status build_small_cnn(iso_device *device, bool dropout, iso_module **out);
+// flatten, fc1 200-64, relu, fc2 64-5: with a piece_mb of 0.01, fc1 is cut.
+iso_status build_wide_mlp(iso_device *device, bool dropout, iso_module **out);
 // SGD with momentum, lazy, strictly one bucket per layer, 12 rows.
 trainer_config trainer_default(void);
 iso_status trainer_create(trainer *t, iso_comm *comm, const trainer_config *config);

@@ -208,7 +208,8 @@ MPI_TESTS += tests/mpi/channel_blocks.mpi
 tests_mpi_channel_blocks_mpi_SOURCES = tests/mpi/test_channel_blocks.c
 MPI_TESTS += tests/mpi/zero.mpi
 tests_mpi_zero_mpi_SOURCES = tests/mpi/test_zero.c \
-    tests/mpi/test_zero_hooks.c
+    tests/mpi/test_zero_hooks.c \
+    tests/mpi/test_zero_lamb.c
 MPI_TESTS += tests/mpi/zero_arrays.mpi
 tests_mpi_zero_arrays_mpi_SOURCES = tests/mpi/test_zero_arrays.c
 MPI_TESTS += tests/mpi/zero_faults.mpi

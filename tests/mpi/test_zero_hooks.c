@@ -90,8 +90,9 @@ Test(np3_zero_hooks, pieces_do_not_matter) {
     make_hooks();
     for (int h = 0; h < 3; h++) {
         trainer_config config = config_of(&hooks[h], true);
+        config.build = build_wide_mlp;
         uint64_t whole = hash_of(config, false);
-        config.piece_mb = 0.0005;
+        config.piece_mb = 0.01;
         iso_assert_all(hash_of(config, true) == whole);
     }
 }

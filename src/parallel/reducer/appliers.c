@@ -12,6 +12,7 @@ enum { NOBODY = -1 };
 typedef struct applier {
     iso_reducer_apply apply; // NULL: free
     iso_reducer_apply_piece apply_piece;
+    iso__reducer_halves halves; // used with ZeRO for what several ranks share; empty: none
     void *user;
     void *hyper;
     size_t hyper_bytes;
@@ -21,9 +22,11 @@ typedef struct applier {
 } applier;
 
 typedef struct slot_state {
-    int owner;   // the applier; NOBODY: the gradient is only averaged
-    bool update; // an update is outstanding until its bucket is complete
-    bool made;   // it was made, but its bucket is not complete
+    int owner;        // the applier; NOBODY: the gradient is only averaged
+    bool update;      // an update is outstanding until its bucket is complete
+    bool made;        // it was made, but its bucket is not complete
+    bool measured;    // the first half of it was made
+    double square[2]; // what that gave
 } slot_state;
 
 struct iso__appliers {
@@ -151,6 +154,10 @@ void iso__appliers_set_piece(iso__appliers *a, int id, iso_reducer_apply_piece a
     a->applier[id].apply_piece = apply;
 }
 
+void iso__appliers_set_halves(iso__appliers *a, int id, const iso__reducer_halves *halves) {
+    a->applier[id].halves = *halves;
+}
+
 int iso__appliers_count(const iso__appliers *a) {
     int count = 0;
     for (int id = 0; id < a->count; id++) count += a->applier[id].apply != NULL;
@@ -180,7 +187,8 @@ bool iso__appliers_are_direct(const iso__appliers *a) { return a->direct; }
 
 bool iso__appliers_take_pieces(const iso__appliers *a, int slot) {
     int owner = a->slot[slot].owner;
-    return owner == NOBODY || a->applier[owner].apply_piece;
+    if (owner == NOBODY || a->applier[owner].apply_piece) return true;
+    return a->zero && a->applier[owner].halves.measure;
 }
 
 // ---- Lists and steps --------------------------------------------------------------------------------
@@ -194,7 +202,7 @@ bool iso__appliers_have_list(const iso__appliers *a, int id) { return a->applier
 bool iso__appliers_have_stepped(const iso__appliers *a, int id) { return a->applier[id].stepped; }
 
 bool iso__appliers_can_share(const iso__appliers *a, int id) {
-    return !a->by_elements || a->applier[id].apply_piece;
+    return !a->by_elements || a->applier[id].apply_piece || a->applier[id].halves.measure;
 }
 
 void iso__appliers_freeze(iso__appliers *a, int id, const void *hyper) {
@@ -252,7 +260,7 @@ static iso_status call_apply(iso__appliers *a, int slot, const applier *p, bool 
                              double scale) {
     const iso__grad_slot *s = &a->layout->slot[slot];
     char *gradient = gradient_of(a, slot, home);
-    if (a->by_elements) return apply_own(a, slot, p, gradient, scale);
+    if (a->by_elements && p->apply_piece) return apply_own(a, slot, p, gradient, scale);
     if (!s->cut) return p->apply(s->param, gradient, scale, p->hyper, p->user);
     if (p->apply_piece)
         return p->apply_piece(s->param, s->first, s->count, gradient, scale, p->hyper, p->user);
@@ -274,8 +282,14 @@ static iso_status update_slot(iso__appliers *a, int slot, const applier *p, bool
 
 iso_status iso__appliers_update_all(iso__appliers *a, int id, const bool *skipped) {
     const applier *p = &a->applier[id];
-    for (int s = 0; s < a->layout->slot_count; s++)
-        if (p->mine[s] && !skipped[s]) ISO_TRY(update_slot(a, s, p, true, 1.0));
+    bool halves = iso__appliers_have_halves(a);
+    for (int s = 0; s < a->layout->slot_count; s++) {
+        if (!p->mine[s]) continue;
+        if (halves && !a->layout->slot[s].local)
+            a->slot[s].update = true;
+        else if (!skipped[s])
+            ISO_TRY(update_slot(a, s, p, true, 1.0));
+    }
     return ISO_OK;
 }
 
@@ -287,6 +301,65 @@ iso_status iso__appliers_apply(iso__appliers *a, int bucket, double scale, const
         if (!slot->update) continue;
         if (!skipped[s]) ISO_TRY(update_slot(a, s, &a->applier[slot->owner], false, scale));
         slot->update = false; // do not repeat it if a later one fails
+        slot->made = true;
+    }
+    return ISO_OK;
+}
+
+// ---- Updates in halves ------------------------------------------------------------------------------
+
+bool iso__appliers_have_halves(const iso__appliers *a) {
+    for (int id = 0; a->zero && id < a->count; id++)
+        if (a->applier[id].halves.measure) return true;
+    return false;
+}
+
+static iso_status measure_slot(iso__appliers *a, int slot, bool home, double scale) {
+    const iso__grad_slot *s = &a->layout->slot[slot];
+    slot_state *state = &a->slot[slot];
+    const applier *p = &a->applier[state->owner];
+    iso__own own = iso__zero_own(a->zero, a->layout, slot);
+    const char *gradient = gradient_of(a, slot, home) + own.first * iso_dtype_size(s->dtype);
+    state->square[0] = state->square[1] = 0;
+    if (own.count == 0) return ISO_OK;
+    return p->halves.measure(s->param, s->first + own.first, own.count, gradient, scale, p->hyper,
+                             p->user, state->square);
+}
+
+iso_status iso__appliers_measure(iso__appliers *a, int bucket, double scale, bool home,
+                                 const bool *skipped, double *square) {
+    const iso__range *range = &a->layout->range[bucket];
+    for (int k = range->first; k <= range->last; k++, square += 2) {
+        int s = a->layout->order[k];
+        slot_state *slot = &a->slot[s];
+        square[0] = square[1] = 0;
+        if (!slot->update || skipped[s]) continue;
+        if (!slot->measured) ISO_TRY(measure_slot(a, s, home, scale));
+        slot->measured = true; // do not repeat it if a later one fails
+        memcpy(square, slot->square, sizeof(slot->square));
+    }
+    return ISO_OK;
+}
+
+static iso_status finish_slot(iso__appliers *a, int slot, const iso__norms *norms) {
+    const iso__grad_slot *s = &a->layout->slot[slot];
+    const applier *p = &a->applier[a->slot[slot].owner];
+    iso__own own = iso__zero_own(a->zero, a->layout, slot);
+    double total[2];
+    if (own.count == 0) return ISO_OK;
+    iso__norms_total(norms, slot, total);
+    return p->halves.finish(s->param, s->first + own.first, own.count, total, p->hyper, p->user);
+}
+
+iso_status iso__appliers_finish(iso__appliers *a, int bucket, const bool *skipped,
+                                const iso__norms *norms) {
+    const iso__range *range = &a->layout->range[bucket];
+    for (int k = range->first; k <= range->last; k++) {
+        int s = a->layout->order[k];
+        slot_state *slot = &a->slot[s];
+        if (!slot->update) continue;
+        if (!skipped[s]) ISO_TRY(finish_slot(a, s, norms));
+        slot->update = slot->measured = false; // do not repeat it if a later one fails
         slot->made = true;
     }
     return ISO_OK;
@@ -316,6 +389,6 @@ void iso__appliers_bucket_opens(iso__appliers *a, int bucket) {
     const iso__range *range = &a->layout->range[bucket];
     for (int k = range->first; k <= range->last; k++) {
         slot_state *slot = &a->slot[a->layout->order[k]];
-        slot->update = slot->made = false;
+        slot->update = slot->made = slot->measured = false;
     }
 }

@@ -4,6 +4,8 @@
 #ifndef ISO_APPLIERS_H
 #define ISO_APPLIERS_H
 
+#include "parallel/reducer/norms.h"
+#include "parallel/reducer/reducer_calls.h"
 #include "parallel/reducer/zero.h"
 
 typedef struct iso__appliers iso__appliers;
@@ -22,6 +24,7 @@ iso_status iso__appliers_add(iso__appliers *a, const int *params, int count,
                              iso_reducer_apply apply, size_t hyper_bytes, void *user, int *id);
 void iso__appliers_remove(iso__appliers *a, int id);
 void iso__appliers_set_piece(iso__appliers *a, int id, iso_reducer_apply_piece apply);
+void iso__appliers_set_halves(iso__appliers *a, int id, const iso__reducer_halves *halves);
 // Replaces ISO_REDUCER_ONLY by the id of the only applier. ISO_ERR_STATE for an id that is not in
 // use.
 iso_status iso__appliers_find(const iso__appliers *a, int *id);
@@ -45,7 +48,7 @@ bool iso__appliers_can_share(const iso__appliers *a, int id);
 // Freezes a copy of the hyperparameters, and uses up the list.
 void iso__appliers_freeze(iso__appliers *a, int id, const void *hyper);
 // All averages are here: makes all updates immediately, from the gradients in the caller's arrays
-// where there are any. skipped: [slots].
+// where there are any. skipped: [slots]. Updates in halves are only marked as outstanding.
 iso_status iso__appliers_update_all(iso__appliers *a, int id, const bool *skipped);
 // Marks the applier's updates as outstanding: each is made when its buckets are complete.
 void iso__appliers_mark(iso__appliers *a, int id);
@@ -60,6 +63,16 @@ bool iso__appliers_use(const iso__appliers *a, int slot);
 bool iso__appliers_fold(const iso__appliers *a, int bucket);
 // Makes the outstanding updates of a bucket. May be called again after an update that failed.
 iso_status iso__appliers_apply(iso__appliers *a, int bucket, double scale, const bool *skipped);
+// Whether updates of exchanged buckets come in halves; the same on all ranks.
+bool iso__appliers_have_halves(const iso__appliers *a);
+// Makes the first half of the outstanding updates of a bucket. square: two numbers of each slot, in
+// the order of the layout; 0 where nothing is updated. home: the gradients are in the caller's
+// arrays, where there are any. May be called again after it failed.
+iso_status iso__appliers_measure(iso__appliers *a, int bucket, double scale, bool home,
+                                 const bool *skipped, double *square);
+// Makes the second half, with the totals of norms. May be called again after it failed.
+iso_status iso__appliers_finish(iso__appliers *a, int bucket, const bool *skipped,
+                                const iso__norms *norms);
 void iso__appliers_bucket_opens(iso__appliers *a, int bucket);
 // As iso__appliers_mark, if all updates have been made already and only the values of other ranks
 // are outstanding.

@@ -116,6 +116,13 @@ iso_status iso_reducer_set_apply_piece(iso_reducer *r, int id, iso_reducer_apply
     return ISO_OK;
 }
 
+iso_status iso__reducer_set_halves(iso_reducer *r, int id, const iso__reducer_halves *halves) {
+    ISO_TRY(iso__appliers_find(r->appliers, &id));
+    ISO_TRY(iso_reducer_finish(r));
+    iso__appliers_set_halves(r->appliers, id, halves);
+    return ISO_OK;
+}
+
 iso_status iso_reducer_remove_apply(iso_reducer *r, int id) {
     ISO_TRY(iso__appliers_find(r->appliers, &id));
     iso_status status = iso_reducer_finish(r);

@@ -91,6 +91,17 @@ bool iso__reducer_shares_updates(const iso_reducer *r); // config.zero, also on 
 // later phase of its gradients (a hook that owns its exchange). Waits until they no longer depend
 // on this rank's program.
 iso_status iso__reducer_publish(iso_reducer *r);
+// An update in two halves, for a rule that needs sums over a whole parameter, whose elements lie on
+// several ranks. The first is called as iso_reducer_apply_piece, and gives numbers that are added
+// over the pieces of a parameter and then over the ranks, in their order. The second gets the sums.
+typedef struct iso__reducer_halves {
+    iso_status (*measure)(int i, size_t first, size_t count, const void *gradient, double scale,
+                          const void *hyper, void *user, double square[2]);
+    iso_status (*finish)(int i, size_t first, size_t count, const double square[2],
+                         const void *hyper, void *user);
+} iso__reducer_halves;
+// With ZeRO. Elements that no other rank shares are updated by the applier's iso_reducer_apply.
+iso_status iso__reducer_set_halves(iso_reducer *r, int id, const iso__reducer_halves *halves);
 // Whether each rank updates its own elements of parameter i.
 bool iso__reducer_is_spread(const iso_reducer *r, int i);
 iso_comm *iso__reducer_comm(const iso_reducer *r); // of all ranks; borrowed

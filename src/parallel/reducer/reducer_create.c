@@ -290,8 +290,9 @@ static iso_status share_updates(iso_reducer *r) {
     if (r->transport->shards > 0)
         mine = iso__zero_create(&r->layout, &r->store, r->transport, &r->zero);
     ISO_TRY(iso_comm_agree(r->world, mine));
+    if (r->zero) ISO_TRY(iso__norms_create(&r->layout, r->world, &r->norms));
     iso__appliers_set_zero(r->appliers, r->zero);
-    iso__round_set_zero(r->round, r->zero);
+    iso__round_set_zero(r->round, r->zero, r->norms);
     return ISO_OK;
 }
 
@@ -358,6 +359,7 @@ void iso_reducer_destroy(iso_reducer **pointer) {
     bool over = iso__scopes_destroy(&r->scopes);
     if (!iso__sums_destroy(&r->sums)) over = false;
     if (!iso__weights_destroy(&r->weights)) over = false;
+    if (!iso__norms_destroy(&r->norms)) over = false;
     if (!iso__round_destroy(&r->round) || !over) return;
     iso__zero_destroy(&r->zero);
     iso__planner_destroy(&r->planner);

@@ -20,6 +20,7 @@ struct iso_reducer {
     iso__planner *planner;
     bool shares_updates;   // config.zero, also on a single rank
     iso__zero *zero;       // NULL: every rank updates everything
+    iso__norms *norms;     // with zero
     iso__sums *sums;       // NULL: config.sums is 0
     iso__weights *weights; // NULL: config.by_weight is not set
     bool rides;            // sums travel in the tail of a bucket

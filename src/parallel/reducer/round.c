@@ -343,7 +343,10 @@ bool iso__round_destroy(iso__round **pointer) {
     return true;
 }
 
-void iso__round_set_zero(iso__round *r, iso__zero *zero) { r->zero = zero; }
+void iso__round_set_zero(iso__round *r, iso__zero *zero, iso__norms *norms) {
+    r->zero = zero;
+    r->norms = norms;
+}
 
 void iso__round_set_transport(iso__round *r, iso__transport *transport, iso_comm *comm) {
     r->transport = transport;

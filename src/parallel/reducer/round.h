@@ -45,7 +45,7 @@ void iso__round_set_transport(iso__round *r, iso__transport *transport, iso_comm
 
 // Call it once, with a transport for ZeRO in force. From the next list on, the ranks divide the
 // updates.
-void iso__round_set_zero(iso__round *r, iso__zero *zero);
+void iso__round_set_zero(iso__round *r, iso__zero *zero, iso__norms *norms);
 
 // ---- Gradients --------------------------------------------------------------------------------------
 

@@ -48,10 +48,27 @@ typedef struct look {
 
 static iso_status go_on_with(iso__round *r, int b);
 
+static bool is_measured(const iso__round *r, int b) {
+    return r->bucket[b].stage != POSTED && r->bucket[b].stage != ARRIVED;
+}
+
+// Those of all pieces of the bucket's parameters. Those of this list: buckets that it has not
+// reached yet are not measured.
+static bool norms_are_here(const iso__round *r, int b) {
+    int low, high;
+    iso__norms_range(r->norms, b, &low, &high);
+    for (int k = low; k <= high; k++) {
+        if (bucket_of(r, k)->local) continue;
+        if (!is_measured(r, k) || !iso__norms_are_here(r->norms, k)) return false;
+    }
+    return true;
+}
+
 // Whether go_on_with() can advance the bucket without waiting for other ranks.
 static bool is_due(const iso__round *r, int b) {
     const bucket_state *state = &r->bucket[b];
     if (state->stage == PUBLISHED) return iso__zero_is_collected(r->zero, b);
+    if (state->stage == MEASURED) return norms_are_here(r, b);
     if (state->stage != POSTED) return false;
     if (!r->shares && !iso__appliers_await(r->with.appliers, b)) return false;
     return state->via->ops->is_back(state->via, b);
@@ -176,8 +193,68 @@ static iso_status update_bucket(iso__round *r, int b) {
 
 static bool is_shared(const iso__round *r, int b) { return r->shares && !bucket_of(r, b)->local; }
 
+// Whether its updates come in halves.
+static bool has_halves(const iso__round *r, int b) {
+    return is_shared(r, b) && iso__appliers_have_halves(r->with.appliers);
+}
+
+static iso_status measure_now(iso__round *r, int b, double left, bool home) {
+    r->updating = true;
+    iso_status status = iso__appliers_measure(
+        r->with.appliers, b, left, home, iso__usage_skipped(r->usage), iso__norms_own(r->norms, b));
+    r->updating = false;
+    ISO_TRY(status);
+    r->bucket[b].stage = MEASURED; // if sending fails, waiting reports it
+    return iso__norms_send(r->norms, b);
+}
+
+static iso_status measure_bucket(iso__round *r, int b) {
+    double left;
+    if (is_measured(r, b) || !has_halves(r, b)) return ISO_OK;
+    ISO_TRY(bring_back(r, b, &left));
+    if (is_measured(r, b)) return ISO_OK; // meanwhile
+    round_averages(r, b);
+    return measure_now(r, b, left, false);
+}
+
+// From bucket `first` on, in the order in which forward needs them.
+static iso_status measure_from(iso__round *r, int first) {
+    for (int b = layout_of(r)->bucket_count - 1; b >= first; b--) ISO_TRY(measure_bucket(r, b));
+    return ISO_OK;
+}
+
+static iso_status await_norms(iso__round *r, int b) {
+    int low, high;
+    iso__norms_range(r->norms, b, &low, &high);
+    ISO_TRY(measure_from(r, low));
+    for (int k = high; k >= low; k--) {
+        look meanwhile = {.round = r, .awaited = b};
+        if (bucket_of(r, k)->local) continue;
+        ISO_TRY(iso__norms_wait(r->norms, k, complete_another, &meanwhile));
+        ISO_TRY(meanwhile.status);
+    }
+    return ISO_OK;
+}
+
+static iso_status finish_measured(iso__round *r, int b) {
+    ISO_TRY(await_norms(r, b));
+    if (r->bucket[b].stage != MEASURED) return ISO_OK; // meanwhile
+    r->updating = true;
+    iso_status status =
+        iso__appliers_finish(r->with.appliers, b, iso__usage_skipped(r->usage), r->norms);
+    r->updating = false;
+    ISO_TRY(status);
+    ISO_TRY(return_averages(r, b));
+    r->bucket[b].stage = PUBLISHED; // if sending fails, collecting reports it
+    return iso__zero_publish(r->zero, b);
+}
+
 static iso_status publish_bucket(iso__round *r, int b) {
     bool there = r->bucket[b].stage == POSTED || r->bucket[b].stage == ARRIVED;
+    if (has_halves(r, b)) {
+        ISO_TRY(measure_bucket(r, b));
+        return r->bucket[b].stage == MEASURED ? finish_measured(r, b) : ISO_OK;
+    }
     if (!there || !is_shared(r, b)) return ISO_OK;
     ISO_TRY(update_bucket(r, b));
     r->bucket[b].stage = PUBLISHED; // if sending fails, collecting reports it
@@ -189,13 +266,17 @@ static iso_status publish_bucket(iso__round *r, int b) {
 iso_status iso__round_publish_back(iso__round *r) {
     if (!iso__weights_are_here(r->with.weights)) return ISO_OK;
     for (int b = layout_of(r)->bucket_count - 1; b >= 0 && !iso__usage_is_asked(r->usage); b--)
-        if (r->bucket[b].stage == POSTED && is_due(r, b)) ISO_TRY(publish_bucket(r, b));
+        if (r->bucket[b].stage == POSTED && is_due(r, b))
+            ISO_TRY(has_halves(r, b) ? measure_bucket(r, b) : publish_bucket(r, b));
+        else if (r->bucket[b].stage == MEASURED && is_due(r, b))
+            ISO_TRY(finish_measured(r, b));
     return ISO_OK;
 }
 
 iso_status iso__round_publish(iso__round *r) {
     bool posted = r->issued == layout_of(r)->bucket_count && r->busy > 0;
     if (posted) ISO_TRY(iso__transport_settle(r->transport));
+    ISO_TRY(measure_from(r, 0));
     for (int b = layout_of(r)->bucket_count - 1; b >= 0; b--) ISO_TRY(publish_bucket(r, b));
     return ISO_OK;
 }
@@ -222,8 +303,13 @@ iso_status iso__round_share(iso__round *r) {
     r->issued = layout_of(r)->bucket_count; // the next list waits for these
     for (int b = r->issued - 1; b >= 0; b--) {
         if (bucket_of(r, b)->local) continue;
-        r->bucket[b].stage = PUBLISHED;
         r->busy++;
+        if (iso__appliers_have_halves(r->with.appliers)) {
+            r->bucket[b].stage = ARRIVED; // and stays so if measuring fails
+            ISO_TRY(measure_now(r, b, 1, true));
+            continue;
+        }
+        r->bucket[b].stage = PUBLISHED;
         ISO_TRY(iso__zero_publish(r->zero, b));
     }
     if (r->busy == 0) restart_list(r);
@@ -235,6 +321,8 @@ iso_status iso__round_share(iso__round *r) {
 // Advances a bucket to its next stage.
 static iso_status go_on_with(iso__round *r, int b) {
     if (r->bucket[b].stage == PUBLISHED) return collect_bucket(r, b);
+    if (r->bucket[b].stage == MEASURED) return finish_measured(r, b);
+    if (has_halves(r, b)) return measure_bucket(r, b);
     if (is_shared(r, b)) return publish_bucket(r, b);
     ISO_TRY(update_bucket(r, b));
     open_bucket(r, b);
@@ -244,6 +332,7 @@ static iso_status go_on_with(iso__round *r, int b) {
 // With ZeRO, publishes all later buckets first: they leave in this order.
 iso_status iso__round_complete(iso__round *r, int b) {
     if (r->bucket[b].stage == OPEN) return ISO_OK;
+    ISO_TRY(measure_from(r, b));
     for (int k = layout_of(r)->bucket_count - 1; k > b && is_shared(r, b); k--)
         ISO_TRY(publish_bucket(r, k));
     while (r->bucket[b].stage != OPEN) ISO_TRY(go_on_with(r, b));

@@ -7,7 +7,8 @@
 #include "parallel/reducer/slot_types.h"
 #include "parallel/reducer/used_params.h"
 
-typedef enum bucket_stage { OPEN, POSTED, ARRIVED, PUBLISHED } bucket_stage;
+// MEASURED: the first halves of its updates are made, and what they measured is under way.
+typedef enum bucket_stage { OPEN, POSTED, ARRIVED, MEASURED, PUBLISHED } bucket_stage;
 
 typedef struct bucket_state {
     bucket_stage stage;
@@ -30,6 +31,7 @@ struct iso__round {
     slot_state *slot;          // [slots]
     iso__usage *usage;
     iso__zero *zero;    // NULL: every rank updates everything
+    iso__norms *norms;  // with zero
     int issued;         // buckets that this backward has issued
     int busy;           // buckets that are not OPEN
     int ready_count;    // slots ready in OPEN buckets of the list that is being issued

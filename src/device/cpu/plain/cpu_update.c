@@ -281,15 +281,28 @@ static iso_status update_rmsprop(iso_device *self, int64_t count, const iso__rms
     return ISO_OK;
 }
 
-static iso_status update_lamb(iso_device *self, int64_t count, const iso__lamb_args *args,
-                              const void *g, void *p, void *m, void *v) {
+static iso_status measure_lamb(iso_device *self, int64_t count, const iso__lamb_args *args,
+                               const void *g, const void *p, void *m, void *v, double square[2]) {
     (void)self;
     lamb_terms terms = lamb_terms_of(args);
-    double square[2];
     lamb_moments(count, &terms, g, p, m, v, square);
+    return ISO_OK;
+}
+
+static iso_status step_lamb(iso_device *self, int64_t count, const iso__lamb_args *args,
+                            const double square[2], void *p, const void *m, const void *v) {
+    (void)self;
+    lamb_terms terms = lamb_terms_of(args);
     double ratio = square[0] > 0 && square[1] > 0 ? sqrt(square[0] / square[1]) : 1;
     lamb_apply(count, &terms, (real)(args->lr * ratio), p, m, v);
     return ISO_OK;
+}
+
+static iso_status update_lamb(iso_device *self, int64_t count, const iso__lamb_args *args,
+                              const void *g, void *p, void *m, void *v) {
+    double square[2];
+    ISO_TRY(measure_lamb(self, count, args, g, p, m, v, square));
+    return step_lamb(self, count, args, square, p, m, v);
 }
 
 void ISO_REAL(iso__cpu_fill_update)(iso_kernel_ops *ops) {
@@ -300,5 +313,7 @@ void ISO_REAL(iso__cpu_fill_update)(iso_kernel_ops *ops) {
     ops->adagrad = update_adagrad;
     ops->rmsprop = update_rmsprop;
     ops->lamb = update_lamb;
+    ops->lamb_measure = measure_lamb;
+    ops->lamb_step = step_lamb;
     ops->nadam = update_nadam;
 }
