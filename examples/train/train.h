@@ -35,11 +35,13 @@ typedef struct train_eval {
     double step_ms, wait_ms_per_step;
     double test_loss, test_accuracy;         // accuracy in 0 .. 1
     int64_t bytes_sent, bytes_between_nodes; // of all ranks so far; see train_traffic
+    int64_t parameter_bytes;                 // of the latter, by exchanges of parameters
 } train_eval;
 
 // A merge in one of the periodic modes, as this rank saw it.
 typedef struct train_sync {
     int64_t step, age, global_skip, batches_to_wait;
+    int64_t bytes_between_nodes; // that this rank sent since the merge before
     double wait_ms, exchange_ms, divergence;
     const char *phase;
 } train_sync;
@@ -180,6 +182,7 @@ typedef struct train_run {
     bool stopped;                     // by a signal; the state is saved
     bool log_continues;               // the log has lines of earlier processes
     train_mark epoch_mark, eval_mark; // of the epoch; of the last eval
+    int64_t sync_bytes;               // between nodes, that the strategy had sent at its last merge
     bool told;                        // all ranks know the error that is returned
     int locks;                        // of this process that are not the run's, see train_lock.h
     iso_progress_bar *bar;            // of the epoch; NULL: between epochs
@@ -273,6 +276,8 @@ iso_status train_sync_look(train_run *run);
 // Local. This rank's share of the bytes that training has moved so far, see iso_traffic in
 // isotherm/comm.h.
 void train_traffic(const train_run *run, int64_t *sent, int64_t *between_nodes);
+// Of the bytes between nodes, those that exchanges of parameters have moved.
+int64_t train_parameter_traffic(const train_run *run);
 // This rank's time in waits so far.
 double train_wait_ms(const train_run *run);
 

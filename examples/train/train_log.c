@@ -132,6 +132,7 @@ void train_report_eval(train_run *run, const train_eval *eval) {
     iso_json_double(log, "seconds", eval->seconds);
     iso_json_int(log, "bytes_sent", eval->bytes_sent);
     iso_json_int(log, "bytes_between_nodes", eval->bytes_between_nodes);
+    iso_json_int(log, "parameter_bytes_between_nodes", eval->parameter_bytes);
     iso_json_int(log, "bytes", eval->bytes_sent / run->world->ranks);
     iso_json_double(log, "train_loss", eval->train_loss);
     iso_json_double(log, "test_loss", eval->test_loss);
@@ -147,6 +148,7 @@ void train_report_sync(train_run *run, const train_sync *sync) {
     iso_json_begin(log, "sync");
     iso_json_int(log, "step", sync->step);
     iso_json_int(log, "age", sync->age);
+    iso_json_int(log, "bytes_between_nodes", sync->bytes_between_nodes);
     iso_json_double(log, "wait_ms", sync->wait_ms);
     iso_json_double(log, "exchange_ms", sync->exchange_ms);
     iso_json_double(log, "divergence", sync->divergence);

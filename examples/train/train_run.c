@@ -69,11 +69,11 @@ static iso_status tell_eval(train_run *run) {
     iso_comm *comm = run->world->comm;
     TRY(test_once(run));
     double sum[2] = {run->sum.eval_loss, run->sum.eval_samples}, seconds = run->sum.seconds;
-    int64_t bytes[2];
+    int64_t bytes[3] = {0, 0, train_parameter_traffic(run)};
     train_traffic(run, &bytes[0], &bytes[1]);
     TRY(iso_comm_allreduce_f64(comm, sum, 2, ISO_SUM));
     TRY(iso_comm_allreduce_f64(comm, &seconds, 1, ISO_MAX));
-    TRY(iso_comm_allreduce_i64(comm, bytes, 2, ISO_SUM));
+    TRY(iso_comm_allreduce_i64(comm, bytes, 3, ISO_SUM));
     train_eval eval = {.step = run->at.step,
                        .seconds = seconds,
                        .train_loss = sum[0] / sum[1],
@@ -81,7 +81,8 @@ static iso_status tell_eval(train_run *run) {
                        .test_loss = run->test.loss,
                        .test_accuracy = run->test.accuracy,
                        .bytes_sent = bytes[0],
-                       .bytes_between_nodes = bytes[1]};
+                       .bytes_between_nodes = bytes[1],
+                       .parameter_bytes = bytes[2]};
     TRY(measure_pace(run, &run->eval_mark, &eval.step_ms, &eval.wait_ms_per_step));
     run->sum.eval_loss = run->sum.eval_samples = 0;
     train_report_eval(run, &eval);
@@ -383,6 +384,7 @@ static bool run_all(train_run *run, train_result *out) {
     train_metrics metrics = {0};
     const train_observer *observer = run->observer;
     run->epoch_mark.step = run->eval_mark.step = run->at.step;
+    run->sync_bytes = run->seen.bytes_between_nodes;
     train_report_start(run);
     if (observer && observer->start) observer->start(run->log, observer->user);
     if (run->options->resume || run->log_continues) train_report_resume(run);

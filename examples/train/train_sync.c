@@ -87,10 +87,12 @@ static void tell_sync(train_run *run, const iso_strategy_stats *now) {
                        .age = now->last_age,
                        .global_skip = now->period,
                        .batches_to_wait = now->wait,
+                       .bytes_between_nodes = now->bytes_between_nodes - run->sync_bytes,
                        .wait_ms = now->last_wait_ms,
                        .exchange_ms = now->exchange_ms,
                        .divergence = now->divergence,
                        .phase = now->phase ? now->phase : ""};
+    run->sync_bytes = now->bytes_between_nodes;
     train_report_sync(run, &sync);
     if (observer && observer->sync) observer->sync(&sync, observer->user);
 }
@@ -119,6 +121,10 @@ void train_traffic(const train_run *run, int64_t *sent, int64_t *between_nodes) 
     *sent = (int64_t)run->sum.bytes_sent + gradients.bytes_sent + strategy.bytes_sent;
     *between_nodes = (int64_t)run->sum.bytes_between + gradients.bytes_between_nodes +
                      strategy.bytes_between_nodes;
+}
+
+int64_t train_parameter_traffic(const train_run *run) {
+    return told_by_strategy(run).bytes_between_nodes;
 }
 
 double train_wait_ms(const train_run *run) {
