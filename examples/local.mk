@@ -135,6 +135,7 @@ SWEEP_REPORT = \
     examples/sweep/report_bars.c \
     examples/sweep/report_csv.c \
     examples/sweep/report_curves.c \
+    examples/sweep/report_forecast.c \
     examples/sweep/report_gnuplot.c \
     examples/sweep/report_groups.c \
     examples/sweep/report_groups.h \
@@ -143,6 +144,8 @@ SWEEP_REPORT = \
     examples/sweep/report_pareto.c \
     examples/sweep/report_plot.c \
     examples/sweep/report_plot.h \
+    examples/sweep/report_predict.c \
+    examples/sweep/report_predict.h \
     examples/sweep/report_read.c \
     examples/sweep/report_settings.c \
     examples/sweep/report_sources.c \

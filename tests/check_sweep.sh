@@ -600,6 +600,37 @@ holds "refused with one sentence: an option given twice" is_refused '--target is
 run_alone "$sweep" --out one --out two -- "a: --sync lazy"
 holds "refused with one sentence: a second folder" is_refused '--out is given twice: give it once'
 
+# ---- Another network ----
+
+# Each rank is a node. At 1 Mbit/s the bytes decide: lazy sends gradients in each of 4 steps, localsgd parameters once.
+# shellcheck disable=SC2086  # flags are several words
+ISO_RANKS_PER_NODE=1 run_alone "$launcher" $flags -n 2 "$sweep" --out nodes --model mlp --steps 4 --eval-every 2 \
+    --target 0.01 --predict 1,5 -- "lazy: --sync lazy" "few: --sync localsgd --period 4"
+predicted() { # mode, column
+    tr -d '\r' <nodes/predictions.csv | awk -F, -v mode="$1" -v column="$2" '$1 == mode { print $column }'
+}
+winner_is_named() {
+    [ "$status" = 0 ] && [ "$(wc -l <nodes/predictions.csv)" = 3 ] && [ "$(predicted few 3) $(predicted lazy 3)" = "1 2" ] &&
+        grep -q '<p>Predicted winner: <b>few</b>, [0-9.]* s to 1 % test accuracy' nodes/report.html
+}
+holds "--predict names the mode that would win on another network" winner_is_named
+# 4 steps of 2.68 MB from each node take 89.6 s with headers; computing and waits come on top.
+bytes_decide() {
+    awk -v lazy="$(predicted lazy 10)" -v measured="$(predicted lazy 9)" \
+        'BEGIN { exit !(lazy > 89 && lazy < 91 + measured) }'
+}
+holds "what it predicts is what the bytes take" bytes_decide
+run_alone "$sweep" --report nodes --predict=1000000
+predicts_anew() {
+    [ "$status" = 0 ] && [ "$(predicted lazy 4)" = 1000000 ] &&
+        awk -v then="$(predicted lazy 10)" -v now="$(predicted lazy 9)" 'BEGIN { exit !(now > 0 && then / now < 1.01) }' &&
+        run_alone "$sweep" --report nodes && [ "$status" = 0 ] && [ ! -e nodes/predictions.csv ] &&
+        ! grep -q 'Predicted' nodes/report.html
+}
+holds "--report predicts anew, and no faster network; without --predict nothing is left of it" predicts_anew
+run_alone "$sweep" --report nodes --predict 100,
+holds "refused with one sentence: half a network" is_refused '--predict 100,: give RATE or RATE,LATENCY'
+
 refused "a misspelt option of its own" 'unknown option --tagret: did you mean --target\?' --tagret 0.9 -- "a: --sync lazy"
 refused "a misspelt option of all runs" 'unknown option --epoch: did you mean --epochs\?' --epoch=3 -- "a: --sync lazy"
 run_alone "$sweep" -h

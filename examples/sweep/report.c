@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Writes the files of a study. Each replaces the old one as a whole.
 #include "report_impl.h"
+#include "report_predict.h"
 
 #include "train/train_error.h"
 
@@ -37,6 +38,11 @@ static iso_status write_file(const report_groups *all, const report_figures *fig
     return train_error(ISO_ERR_IO, "cannot write %s: %s", path, strerror(error));
 }
 
+static void remove_file(const char *folder, const char *name) {
+    char path[PATH_MAX];
+    if (snprintf(path, sizeof(path), "%s/%s", folder, name) < PATH_MAX) unlink(path);
+}
+
 static iso_status write_all(const report_groups *all, const char *folder) {
     static const struct {
         const char *name;
@@ -46,12 +52,16 @@ static iso_status write_all(const report_groups *all, const char *folder) {
                 {"runs.csv", report_write_runs},
                 {"modes.csv", report_write_modes},
                 {"comparisons.csv", report_write_comparisons},
+                {"predictions.csv", report_write_predicted},
                 {"report.html", NULL}};
     report_figures figures;
     iso_status status = ISO_OK;
     report_figures_make(all, folder, &figures);
     for (size_t i = 0; i < sizeof(file) / sizeof(*file) && status == ISO_OK; i++)
-        status = write_file(all, &figures, folder, file[i].name, file[i].table);
+        if (file[i].table == report_write_predicted && !(all->study->network.rate > 0))
+            remove_file(folder, file[i].name); // of an earlier report
+        else
+            status = write_file(all, &figures, folder, file[i].name, file[i].table);
     report_figures_free(&figures);
     return status;
 }

@@ -15,13 +15,23 @@ typedef struct report_point {
     double step, seconds,
         bytes; // since the start of the run; bytes: sent by all ranks, see iso_traffic
     double train_loss, test_accuracy; // accuracy in 0 .. 1
+    double between, parameters; // of the bytes, those between nodes; of these, those of parameters
+    double wait_ms_per_step;    // exposed, mean since the point before
 } report_point;
+
+// A network for which times are predicted; rate 0: none is.
+typedef struct report_network {
+    double rate;    // of each node, in each direction, in Mbit/s
+    double latency; // of a message, in ms: what it has more than the network of the runs
+} report_network;
 
 // One exchange of parameters.
 typedef struct report_sync {
     double step, divergence, wait_ms, exchange_ms;
     double seconds;      // interpolated between the evaluations
     double period, wait; // in force after it, in steps
+    double age;          // steps from send to merge
+    double between;      // bytes that rank 0 sent to other nodes
 } report_sync;
 
 typedef struct report_run {
@@ -36,6 +46,8 @@ typedef struct report_run {
     double train_loss, test_accuracy; // in the end
     double train_loss_steps;          // number of last steps; train_loss is their mean
     double wait_ms_per_step;          // exposed: time the slowest rank spent in waits
+    double exchange_alone_ms;         // of all gradients of a step, without computing
+    double bytes_per_step;            // size of all gradients as they travel
     double merge_ms_per_step;         // likewise in converting, summing and merging parameters
     // Steps between exchanges, and from send to merge: at the end of the run, and as requested
     // ("auto"). Empty: the strategy has none.
@@ -48,7 +60,8 @@ typedef struct report {
     const char *title;
     double target;        // target test accuracy, 0 .. 1
     const char *baseline; // name of the runs with which others are compared; NULL: the first ones
-    bool final;           // no run is left: figures are drawn as PDF files, too
+    report_network network;
+    bool final; // no run is left: figures are drawn as PDF files, too
     report_run *runs;
     int64_t count;
     report_run *failed; // runs that failed: without numbers

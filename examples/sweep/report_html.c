@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Writes the page of a study: tables and figures in one self-contained file.
 #include "report_impl.h"
+#include "report_predict.h"
 
 #include <string.h>
 
@@ -114,6 +115,7 @@ void report_write_html(FILE *to, const report_groups *all, const report_figures 
     fputs("</h1>\n", to);
     report_write_setups(to, all);
     report_write_ranking(to, all);
+    report_write_predictions(to, all);
     report_write_statistics(to, all);
     report_write_tests(to, all);
     report_write_times(to, all);

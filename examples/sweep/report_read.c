@@ -120,11 +120,15 @@ static iso_status add_point(report_run *run, const char *line) {
     report_point *points = grow_array(run->points, run->point_count, sizeof(*points));
     if (!points) return train_error(ISO_ERR_NOMEM, "out of memory for the results of a run");
     run->points = points;
-    points[run->point_count++] = (report_point){.step = number_of(line, "step"),
-                                                .seconds = number_of(line, "seconds"),
-                                                .bytes = number_of(line, "bytes_sent"),
-                                                .train_loss = number_of(line, "train_loss"),
-                                                .test_accuracy = number_of(line, "test_accuracy")};
+    points[run->point_count++] =
+        (report_point){.step = number_of(line, "step"),
+                       .seconds = number_of(line, "seconds"),
+                       .bytes = number_of(line, "bytes_sent"),
+                       .between = number_of(line, "bytes_between_nodes"),
+                       .parameters = number_of(line, "parameter_bytes_between_nodes"),
+                       .wait_ms_per_step = number_of(line, "wait_ms_per_step"),
+                       .train_loss = number_of(line, "train_loss"),
+                       .test_accuracy = number_of(line, "test_accuracy")};
     return ISO_OK;
 }
 
@@ -138,7 +142,9 @@ static iso_status add_sync(report_run *run, const char *line) {
                                              .exchange_ms = number_of(line, "exchange_ms"),
                                              .seconds = NAN,
                                              .period = number_of(line, "global_skip"),
-                                             .wait = number_of(line, "batches_to_wait")};
+                                             .wait = number_of(line, "batches_to_wait"),
+                                             .age = number_of(line, "age"),
+                                             .between = number_of(line, "bytes_between_nodes")};
     return ISO_OK;
 }
 
@@ -189,6 +195,8 @@ static void take_summary(report_run *run, const char *line) {
     run->train_loss_steps = number_of(line, "train_loss_steps");
     run->test_accuracy = number_of(line, "test_accuracy");
     run->wait_ms_per_step = number_of(line, "wait_ms_per_step");
+    run->exchange_alone_ms = number_of(line, "exchange_alone_ms");
+    run->bytes_per_step = number_of(line, "bytes_per_step");
     run->merge_ms_per_step = number_of(line, "merge_ms_per_step");
     take_place(run, line);
     take_string(&run->machine, line, "device");

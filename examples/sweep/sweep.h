@@ -16,7 +16,9 @@ typedef struct sweep {
     const char *report;       // --report; NULL: runs are made
     int64_t checkpoint_every; // steps; -1: runs are not continued
     double target;
-    const char *baseline; // NULL: the first run
+    const char *predict;    // --predict; NULL: nothing is predicted
+    report_network network; // of --predict
+    const char *baseline;   // NULL: the first run
     bool help, version, quiet;
     train_options common; // without the options of individual runs
     sweep_list list;

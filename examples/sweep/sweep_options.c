@@ -34,6 +34,9 @@ static const iso_setting own_setting[] = {
                 "means, 95 % intervals and paired tests"},
     {"baseline", ISO_SETTING_TEXT, offsetof(sweep, baseline), .choices = "NAME",
      .meaning = "run with which the others are compared (default: the first run)"},
+    {"predict", ISO_SETTING_TEXT, offsetof(sweep, predict), .choices = "RATE[,LATENCY]",
+     .meaning = "also report what each run would take on a slower network: RATE of each node in "
+                "Mbit/s, LATENCY in ms more than measured (default 0)"},
     {"checkpoint-every", ISO_SETTING_INTEGER, offsetof(sweep, checkpoint_every), 1, 1e12,
      .meaning = "save the state of a run every N steps; a killed sweep then continues in the "
                 "middle of the run"},
@@ -59,6 +62,29 @@ static iso_status take_one(sweep *self, int argc, char **argv, int *i, command_l
     }
     TRY(train_error_of_library(option_take(&line->own, 1, argc, argv, i, &place, &value)));
     return train_error_of_library(option_set(line->own.item[place], value, self));
+}
+
+// A number from `least` on, and what follows it; NULL: it is none.
+static const char *read_number(const char *text, double least, double *out) {
+    char *end;
+    double number = strtod(text, &end);
+    if (end == text || text[0] == ' ' || !(number >= least && number <= 1e9)) return NULL;
+    *out = number;
+    return end;
+}
+
+static iso_status take_network(sweep *self) {
+    report_network network = {0};
+    if (!self->predict) return ISO_OK;
+    const char *end = read_number(self->predict, 1e-3, &network.rate);
+    if (end && *end == ',') end = read_number(end + 1, 0, &network.latency);
+    if (!end || *end)
+        return train_error(ISO_ERR_ARG,
+                           "--predict %.80s: give RATE or RATE,LATENCY: Mbit/s from 0.001 to 1e9, "
+                           "and ms",
+                           self->predict);
+    self->network = network;
+    return ISO_OK;
 }
 
 // ---- Help ---------------------------------------------------------------------------------------
@@ -259,6 +285,7 @@ static iso_status take_common(sweep *self, int argc, char **argv, command_line *
     if (self->help || self->version) return ISO_OK;
     if (!self->folder)
         return train_error(ISO_ERR_ARG, "a sweep needs a folder for its results: --out FOLDER");
+    TRY(take_network(self));
     TRY(check_seed(self, line));
     TRY(check_common(line));
     return train_options_parse(line->common_count, line->common, &self->common);
@@ -326,7 +353,7 @@ static iso_status check_report(sweep *self, char **folders, int count) {
         return train_error(ISO_ERR_ARG,
                            "a report on several folders needs one of its own: --out FOLDER");
     if (!self->folder) self->folder = folders[0];
-    return ISO_OK;
+    return take_network(self);
 }
 
 // Of a word that is no option of its own.

@@ -227,6 +227,7 @@ iso_status sweep_report(const sweep *self) {
     report study = {.title = "Strategies of synchronisation compared",
                     .target = self->target,
                     .baseline = self->baseline,
+                    .network = self->network,
                     .final = left_runs(self) == 0};
     size_t count = (size_t)(self->list.count + self->earlier_count);
     study.runs = calloc(count, sizeof(*study.runs));

@@ -39,6 +39,6 @@ tests_bench_bench_gpu_ops_SOURCES = tests/bench/bench_device.c tests/bench/bench
     tests/bench/bench_gpu_ops.c tests/bench/bench_util.c tests/bench/bench_util.h
 tests_bench_bench_gpu_ops_LDADD = libiso_core.la
 EXTRA_DIST += tests/bench/compare_common.sh tests/bench/compare_hosts.sh tests/bench/compare_peers.sh tests/bench/compare_ranks.sh \
-    tests/bench/overlap.sh tests/bench/time_to_accuracy.sh tests/bench/wires.sh \
+    tests/bench/overlap.sh tests/bench/predict.sh tests/bench/time_to_accuracy.sh tests/bench/wires.sh \
     tests/bench/peers/ddp_pytorch.py tests/bench/peers/step_heat.py tests/bench/peers/step_pytorch.py \
     tests/bench/peers/step_pytorch_gpu.py

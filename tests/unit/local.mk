@@ -197,6 +197,10 @@ UNIT_TESTS += tests/unit/report_groups.unit
 tests_unit_report_groups_unit_SOURCES = tests/unit/test_report_groups.c $(SWEEP_REPORT)
 tests_unit_report_groups_unit_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir) -I$(top_srcdir)/examples
 tests_unit_report_groups_unit_LDADD = tests/common/libiso_traincommon.la $(LDADD)
+UNIT_TESTS += tests/unit/report_predict.unit
+tests_unit_report_predict_unit_SOURCES = tests/unit/test_report_predict.c $(SWEEP_REPORT)
+tests_unit_report_predict_unit_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir) -I$(top_srcdir)/examples
+tests_unit_report_predict_unit_LDADD = tests/common/libiso_traincommon.la $(LDADD)
 UNIT_TESTS += tests/unit/sweep_list.unit
 tests_unit_sweep_list_unit_SOURCES = tests/unit/test_sweep_list.c examples/sweep/sweep_list.c \
     examples/sweep/sweep_list.h examples/sweep/sweep_seeds.c

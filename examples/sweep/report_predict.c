@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: MIT
+// Predicts what a run would take on a slower network. The model: what a step computes stays; an
+// exchange takes at least as long as its bytes need on the wire; as much of it as before, or as
+// there is to compute, stays hidden.
+#include "report_predict.h"
+
+#include <math.h>
+#include <string.h>
+
+// Of TCP over Ethernet: 1448 bytes of data in a frame of 1514.
+#define HEADERS (1514.0 / 1448)
+
+// Exchanges that daso times to choose its wait.
+#define TIMED 3
+
+// Between two evaluations.
+typedef struct interval {
+    double steps, compute_ms, wait_ms; // compute: of a step; wait: exposed, in all
+    double gradients, parameters;      // bytes that all nodes sent to others
+} interval;
+
+static double of_number(double value, double otherwise) { return isnan(value) ? otherwise : value; }
+static double left_of(double ms, double hidden) { return fmax(ms - hidden, 0); }
+
+// What ranks waited beyond their exchange, for each other, stays; no wait becomes shorter.
+static double longer_wait(double wait, double exposed, double then) {
+    return fmax(wait, then + left_of(wait, exposed));
+}
+
+// All nodes send at the same time. Halving and doubling takes 2 log2(nodes) messages in turn.
+static double exchange_ms(const report *study, const report_run *run, double bytes) {
+    double wire = bytes * HEADERS * 8 / run->nodes / (study->network.rate * 1e3);
+    return wire + study->network.latency * 2 * ceil(log2(run->nodes));
+}
+
+static bool is_periodic(const report_run *run) { return run->sync_count > 0; }
+
+static bool is_auto(const char *requested) { return strcmp(requested, "auto") == 0; }
+
+static bool has_sync(const report_run *run, const char *line) {
+    return run->settings && strstr(run->settings, line);
+}
+
+static interval interval_of(const report_run *run, int64_t i) {
+    const report_point *now = &run->points[i];
+    report_point before = i > 0 ? run->points[i - 1] : (report_point){0};
+    double none = is_periodic(run) ? NAN : 0; // logs of older versions do not tell them apart
+    interval out = {.steps = now->step - before.step};
+    double wait = of_number(now->wait_ms_per_step, run->wait_ms_per_step);
+    out.wait_ms = wait * out.steps;
+    out.compute_ms = left_of((now->seconds - before.seconds) * 1e3 / out.steps, wait);
+    out.parameters = of_number(now->parameters, none) - of_number(before.parameters, none);
+    out.gradients = now->between - before.between - out.parameters;
+    return out;
+}
+
+// ---- Gradients ----------------------------------------------------------------------------------
+
+// The steps that averaged gradients over nodes. In periodic modes some phases do, in which each
+// step sends what an all-reduce sends.
+static double gradient_steps(const report_run *run, const interval *in) {
+    double whole = 2 * (run->nodes - 1) * run->bytes_per_step;
+    if (!(in->gradients > 0)) return 0;
+    if (!is_periodic(run)) return in->steps;
+    return whole > 0 ? fmin(fmax(round(in->gradients / whole), 1), in->steps) : in->steps;
+}
+
+// How much of an exchange a step can hide. A step that was bound by the network has shown it; one
+// that hid all could perhaps have hidden more, up to all that it computes.
+static double hideable_ms(const report_run *run, double alone, double wait, double compute) {
+    if (has_sync(run, "--sync blocking\n") || has_sync(run, "--sync explicit\n")) return 0;
+    if (!(alone > 0)) return compute; // a phase of a periodic mode, in which ranks average as lazy
+    double shown = fmin(left_of(alone, wait), compute);
+    return shown + left_of(1, wait / alone) * (compute - shown);
+}
+
+static double gradient_wait(const report *study, const report_run *run, const interval *in,
+                            double wait_ms) {
+    double steps = gradient_steps(run, in);
+    if (steps == 0) return wait_ms;
+    double alone = is_periodic(run) ? NAN : run->exchange_alone_ms, wait = wait_ms / steps;
+    double hidden = hideable_ms(run, alone, wait, in->compute_ms);
+    double then = left_of(exchange_ms(study, run, in->gradients / steps), hidden);
+    return steps * longer_wait(wait, alone > 0 ? left_of(alone, hidden) : wait, then);
+}
+
+// ---- Parameters ---------------------------------------------------------------------------------
+
+// All nodes' bytes for each byte of rank 0.
+static double bytes_scale(const report_run *run) {
+    double own = 0;
+    for (int64_t s = 0; s < run->sync_count; s++) own += run->syncs[s].between;
+    return run->points[run->point_count - 1].parameters / own;
+}
+
+// The step in which the program waits for an exchange that it sent earlier: to merge it or, if that
+// comes first, to evaluate.
+static double wait_step(const report_run *run, const report_sync *sync) {
+    double sent = sync->step - of_number(sync->age, 0);
+    for (int64_t i = 0; i < run->point_count; i++)
+        if (run->points[i].step >= sent) return fmin(run->points[i].step, sync->step);
+    return sync->step;
+}
+
+// An automatic wait grows up to the period, and an automatic period with it.
+static double sync_wait(const report *study, const report_run *run, const report_sync *sync,
+                        double bytes, double compute) {
+    double age = of_number(sync->age, 0), steps = wait_step(run, sync) - (sync->step - age);
+    bool grows = age > 0 && steps == age && is_auto(run->wait_requested);
+    if (grows && is_auto(run->period_requested)) return sync->wait_ms;
+    if (grows) steps = fmax(steps, of_number(sync->period, 0));
+    double hidden = steps * compute, then = left_of(exchange_ms(study, run, bytes), hidden);
+    double exposed = age > 0 ? left_of(sync->exchange_ms, hidden) : sync->wait_ms;
+    return longer_wait(sync->wait_ms, exposed, then);
+}
+
+// Before it sends for the first time. What these took is a part of what the run computed.
+static double timing_ms(const report *study, const report_run *run, double bytes) {
+    double least = INFINITY;
+    if (!is_auto(run->wait_requested)) return 0;
+    for (int64_t s = 0; s < run->sync_count; s++)
+        if (run->syncs[s].age > 0) least = fmin(least, run->syncs[s].exchange_ms);
+    return isfinite(least) ? TIMED * left_of(exchange_ms(study, run, bytes), least) : 0;
+}
+
+// ---- The whole ----------------------------------------------------------------------------------
+
+static double interval_ms(const report *study, const report_run *run, int64_t i) {
+    interval in = interval_of(run, i);
+    double from = i > 0 ? run->points[i - 1].step : 0, to = run->points[i].step;
+    double of_syncs = 0, then = 0, scale = is_periodic(run) ? bytes_scale(run) : 0;
+    for (int64_t s = 0; s < run->sync_count; s++) {
+        const report_sync *sync = &run->syncs[s];
+        double at = wait_step(run, sync);
+        if (!(at > from && at <= to)) continue;
+        if (s == 0) then += timing_ms(study, run, sync->between * scale);
+        of_syncs += sync->wait_ms;
+        then += sync_wait(study, run, sync, sync->between * scale, in.compute_ms);
+    }
+    then += gradient_wait(study, run, &in, left_of(in.wait_ms, of_syncs));
+    return in.steps * in.compute_ms + then;
+}
+
+static double seconds_until(const report *study, const report_run *run, int64_t last) {
+    double ms = 0;
+    for (int64_t i = 0; i <= last; i++) ms += interval_ms(study, run, i);
+    return ms / 1e3;
+}
+
+// Logs of older versions lack some numbers.
+static bool is_predictable(const report *study, const report_run *run) {
+    if (!(study->network.rate > 0) || run->point_count == 0 || isnan(run->nodes)) return false;
+    interval last = interval_of(run, run->point_count - 1);
+    return !isnan(last.wait_ms) && !isnan(last.gradients);
+}
+
+double report_predicted_seconds(const report *study, const report_run *run) {
+    if (!is_predictable(study, run)) return NAN;
+    const report_point *end = &run->points[run->point_count - 1];
+    double rest = end->step < run->steps ? run->seconds - end->seconds : 0;
+    return seconds_until(study, run, run->point_count - 1) + rest;
+}
+
+double report_predicted_target_seconds(const report *study, const report_run *run) {
+    const report_point *at = report_reached(run, study->target);
+    if (!at || !is_predictable(study, run)) return NAN;
+    return seconds_until(study, run, at - run->points);
+}

@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: MIT
+// What the runs of a study would take on the network of report.network.
+#ifndef EXAMPLES_REPORT_PREDICT_H
+#define EXAMPLES_REPORT_PREDICT_H
+
+#include "report_groups.h"
+
+// Training time of the run, and until the target, with the same steps. Computing takes what it
+// took. An exchange takes the larger of what it took and what its bytes take at network.rate, with
+// headers, plus the latency; so a faster network than that of the run gains nothing. NaN: no
+// network is given, the target was not reached, or the log lacks what the prediction needs.
+double report_predicted_seconds(const report *study, const report_run *run);
+double report_predicted_target_seconds(const report *study, const report_run *run);
+
+// A table of the page, with the predicted winner of each setup; nothing without a network.
+void report_write_predictions(FILE *to, const report_groups *all);
+// A line for each mode: measured and predicted times, and its predicted place.
+void report_write_predicted(FILE *to, const report_groups *all);
+
+#endif
