@@ -22,6 +22,7 @@ SCRIPT_TESTS = \
     tests/check_docs.sh \
     tests/check_doxygen.sh \
     tests/check_fortran.sh \
+    tests/check_fuzz.sh \
     tests/check_get_mnist.sh \
     tests/check_install.sh \
     tests/check_layers.sh \
@@ -54,6 +55,28 @@ if ISO_HAVE_CRITERION
 check_LTLIBRARIES += tests/common/libiso_testcommon.la
 check_PROGRAMS += $(UNIT_TESTS) $(MPI_TESTS)
 TESTS += $(UNIT_TESTS) $(MPI_TESTS)
+check_PROGRAMS += tests/fuzz/fuzz_replay
+FUZZ_TARGETS = \
+    examples/postmortem/postmortem.h \
+    examples/postmortem/postmortem_find.c \
+    examples/postmortem/postmortem_print.c \
+    examples/postmortem/postmortem_read.c \
+    examples/sweep/report_read.c \
+    examples/sweep/sweep_list.c \
+    examples/sweep/sweep_seeds.c \
+    tests/fuzz/fuzz.c \
+    tests/fuzz/fuzz.h \
+    tests/fuzz/fuzz_files.c \
+    tests/fuzz/fuzz_texts.c
+tests_fuzz_fuzz_replay_SOURCES = tests/fuzz/fuzz_replay.c $(FUZZ_TARGETS)
+tests_fuzz_fuzz_replay_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir) -I$(top_srcdir)/examples
+tests_fuzz_fuzz_replay_LDADD = tests/common/libiso_traincommon.la libiso_core.la
+# With libFuzzer's main function: "make fuzz".
+EXTRA_PROGRAMS += tests/fuzz/fuzz
+tests_fuzz_fuzz_SOURCES = $(FUZZ_TARGETS)
+tests_fuzz_fuzz_CPPFLAGS = $(tests_fuzz_fuzz_replay_CPPFLAGS)
+tests_fuzz_fuzz_LDFLAGS = -fsanitize=fuzzer
+tests_fuzz_fuzz_LDADD = tests/common/libiso_traincommon.la libiso_core.la
 else
 check-local:
 	@echo "error: the tests need Criterion: install libcriterion-dev, then configure again" >&2
@@ -80,11 +103,22 @@ CLEANFILES += $(BENCHES)
 EXTRA_DIST += $(CLUSTER_TESTS) $(CLUSTER_FILES) $(SCRIPT_TESTS) tests/cxx_caller.cpp tests/fortran_caller.f90 \
     tests/fortran_layout.c tests/fortran_layout.f90 tests/fortran_hooks.f90 tests/fortran_network.f90 tests/idx_files.sh \
     tests/same_bits/random_arrays.c tests/same_bits/random_case.h tests/same_bits/random_modules.c \
+    tests/fuzz/run_fuzz.sh \
+    tests/fuzz/corpus/csv/header tests/fuzz/corpus/csv/labels tests/fuzz/corpus/csv/plain tests/fuzz/corpus/csv/tabs \
+    tests/fuzz/corpus/gzip/empty tests/fuzz/corpus/gzip/one tests/fuzz/corpus/gzip/plain tests/fuzz/corpus/gzip/two \
+    tests/fuzz/corpus/idx/floats tests/fuzz/corpus/idx/images tests/fuzz/corpus/idx/images.gz \
+    tests/fuzz/corpus/idx/labels tests/fuzz/corpus/list/two tests/fuzz/corpus/list/values \
+    tests/fuzz/corpus/options/daso tests/fuzz/corpus/options/lazy tests/fuzz/corpus/options/levels \
+    tests/fuzz/corpus/options/powersgd tests/fuzz/corpus/record/count tests/fuzz/corpus/record/entry \
+    tests/fuzz/corpus/record/rank tests/fuzz/corpus/report/run.jsonl tests/fuzz/corpus/safetensors/escape \
+    tests/fuzz/corpus/safetensors/none tests/fuzz/corpus/safetensors/two tests/fuzz/corpus/settings/heat \
+    tests/fuzz/corpus/settings/number tests/fuzz/corpus/settings/outer tests/fuzz/corpus/settings/period \
+    tests/fuzz/corpus/state/shared \
     tests/same_bits/same_bits.sh tests/same_bits/same_speed.sh \
     tests/cores.sh tests/event_files.py tests/program_tests.sh tests/run_cluster.sh tests/run_mpi.sh tests/run_unit.sh \
     tests/slow_rank.c tests/stop_rank.c tests/summary.sh tests/test_env.sh tests/torch_models.py
 
-.PHONY: bench check-cluster check-sanitize
+.PHONY: bench check-cluster check-sanitize fuzz
 bench: $(BENCHES)
 
 check-cluster: all
@@ -99,5 +133,15 @@ check-sanitize:
 	cd sanitize && ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 \
 	    $(MAKE) $(AM_MAKEFLAGS) check TESTS='$(UNIT_TESTS)'
 
+# All readers of foreign input with libFuzzer, in a build tree of its own: make fuzz RUNS=1000000 FUZZ="idx csv"
+RUNS = 100000
+FUZZ =
+FUZZ_CFLAGS = -O1 -g -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined
+fuzz:
+	$(MKDIR_P) fuzzing
+	cd fuzzing && { test -f Makefile || $(abs_srcdir)/configure --with-cuda=no CC=clang CXX=clang++ CFLAGS='$(FUZZ_CFLAGS)'; }
+	cd fuzzing && $(MAKE) $(AM_MAKEFLAGS) tests/fuzz/fuzz
+	cd fuzzing && RUNS=$(RUNS) $(SHELL) $(abs_srcdir)/tests/fuzz/run_fuzz.sh $(FUZZ)
+
 clean-local:
-	rm -rf sanitize docs/html
+	rm -rf fuzzing sanitize docs/html
