@@ -83,6 +83,7 @@ TRAIN_RUN = \
     examples/train/train_options.h \
     examples/train/train_output.c \
     examples/train/train_plugin.c \
+    examples/train/train_replay.c \
     examples/train/train_report.c \
     examples/train/train_run.c \
     examples/train/train_scaler.c \

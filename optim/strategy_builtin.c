@@ -126,6 +126,10 @@ static iso_status read_config(const iso_strategy_context *context, const periodi
     *outer = kind->outer ? *kind->outer : (iso_outer){0};
     if (kind->local) config = iso_post_local_sgd_config(0, -1, ISO_DASO_AUTO_SKIP);
     config.total_steps = context->total_steps;
+    config.changed = context->changed;
+    config.changed_user = context->changed_user;
+    config.replay = context->replay;
+    config.replay_count = context->replay_count;
     ISO_TRY(iso__daso_settings_read(context->settings, kind->setting, kind->setting_count, &config,
                                     outer));
     bool given = kind->overlaps || config.fragments > 1; // which needs to know it

@@ -36,6 +36,7 @@ SCRIPT_TESTS = \
     tests/check_predict.sh \
     tests/check_programs.sh \
     tests/check_regression.sh \
+    tests/check_replay.sh \
     tests/check_residual_net.sh \
     tests/check_char_gpt.sh \
     tests/check_resume.sh \

@@ -167,10 +167,12 @@ typedef struct train_run {
     iso_evaluation test;       // the latest one
     iso_evaluation validation; // of the last epoch
     train_best best;
-    iso_noise_scale *noise;           // NULL without --noise-scale
-    iso_grad_scaler *scaler;          // NULL without --grad-scaler
-    int64_t test_step;                // the step of `test`; -1: none yet
-    iso_strategy_stats seen;          // the latest statistics of the strategy
+    iso_noise_scale *noise;  // NULL without --noise-scale
+    iso_grad_scaler *scaler; // NULL without --grad-scaler
+    int64_t test_step;       // the step of `test`; -1: none yet
+    iso_strategy_stats seen; // the latest statistics of the strategy
+    iso_daso_change *replay; // of --replay
+    int64_t replay_count;
     double *step_ms;                  // [TRAIN_STEP_TIMES], a ring
     double *step_wait_ms;             // the same of their waits, with --stats
     double waited_ms;                 // until the last of them
@@ -391,6 +393,15 @@ train_straggler train_find_straggler(int ranks, int buckets, const double *lag_m
 // NULL. Does nothing if no gradients were exchanged by messages or shared memory, or in periodic
 // modes.
 iso_status train_straggler_tell(const train_run *run, FILE *to, double step_ms);
+
+// ---- train_replay.c ----
+
+// Local. Reads the changes in the log that --replay names, on rank 0.
+iso_status train_replay_read(train_run *run);
+// Collective over MPI_COMM_WORLD. Gives them to all ranks.
+iso_status train_replay_share(train_run *run);
+// Local. Writes a change to the log; user is the train_run.
+void train_replay_note(const iso_daso_change *change, void *user);
 
 // ---- train_log.c ----
 

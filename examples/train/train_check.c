@@ -125,6 +125,14 @@ static iso_status check_validation(const train_options *o) {
     return ISO_OK;
 }
 
+static iso_status check_replay(const train_options *o) {
+    if (!o->replay || train_setting_of(o->sync, "period")) return ISO_OK;
+    return train_error(ISO_ERR_ARG,
+                       "--replay needs a --sync that has a --period: --sync %s depends on no time, "
+                       "and the same options repeat its results",
+                       o->sync);
+}
+
 static iso_status check_files(const train_options *o) {
     const char *path[] = {o->log, o->trace, o->checkpoint, o->checkpoint_best};
     for (int i = 0; i < 4; i++)
@@ -157,5 +165,6 @@ iso_status train_options_check(const train_options *o) {
     TRY(check_validation(o));
     TRY(train_data_check(o));
     TRY(train_schedule_check(o));
+    TRY(check_replay(o));
     return check_files(o);
 }

@@ -82,7 +82,8 @@ iso_status train_log_check(const train_options *options) {
 static iso_status open_board(train_run *run) {
     const train_options *options = run->options;
     if (!options->tensorboard) return ISO_OK;
-    if (options->overwrite && !is_continued(options)) TRY(iso_event_log_remove(options->tensorboard));
+    if (options->overwrite && !is_continued(options))
+        TRY(iso_event_log_remove(options->tensorboard));
     return iso_event_log_create(options->tensorboard, &run->board.log);
 }
 

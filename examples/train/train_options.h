@@ -26,7 +26,7 @@ typedef struct train_options {
     double init_scale;
     int64_t growth_interval;
 
-    const char *plugin, *sync, *sync_option, *progress;
+    const char *plugin, *sync, *sync_option, *replay, *progress;
     double bucket_mb;
     bool find_unused, static_unused, sync_batchnorm;
     const char *buffers, *buffers_when, *average;

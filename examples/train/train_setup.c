@@ -210,6 +210,7 @@ iso_status train_setup_local(train_run *run) {
     run->step_wait_ms = calloc(TRAIN_STEP_TIMES, sizeof(*run->step_wait_ms));
     if (!run->step_ms || !run->step_wait_ms)
         return train_error(ISO_ERR_NOMEM, "out of memory for the times of steps");
+    TRY(train_replay_read(run));
     return run->world->rank == 0 ? check_outputs(options) : ISO_OK;
 }
 
@@ -265,6 +266,7 @@ void train_teardown(train_run *run) {
     free(run->step_wait_ms);
     free(run->milestones);
     free(run->normalisation);
+    free(run->replay);
     iso_noise_scale_destroy(&run->noise);
     iso_grad_scaler_destroy(&run->scaler);
     iso_optimizer_destroy(&run->optimizer);

@@ -61,10 +61,15 @@ static iso_data_parallel_config data_parallel_config(const train_options *o) {
 iso_status train_sync_setup(train_run *run) {
     const train_options *o = run->options;
     TRY(iso_strategy_find(o->sync, &run->strategy));
+    TRY(train_replay_share(run));
     iso_strategy_context context = {.comm = run->world->comm,
                                     .data_parallel = data_parallel_config(o),
                                     .total_steps = run->steps,
-                                    .steps_per_epoch = run->epoch_steps};
+                                    .steps_per_epoch = run->epoch_steps,
+                                    .changed = train_replay_note,
+                                    .changed_user = run,
+                                    .replay = run->replay,
+                                    .replay_count = run->replay_count};
     TRY(iso_settings_create(&context.settings));
     iso_status status = wrap_all(run, &context);
     iso_settings_destroy(&context.settings);

@@ -214,6 +214,18 @@ typedef struct iso_daso_decision {
 typedef void (*iso_daso_callback)(const iso_daso_observation *observed, iso_daso_decision *decision,
                                   void *user);
 
+// A change of the period or the wait. A run can repeat those of an earlier one, see `replay` below.
+typedef enum iso_daso_cause {
+    ISO_CAUSE_SYNC,    // a policy decided when a round began
+    ISO_CAUSE_EPOCH,   // a policy decided in iso_daso_epoch_loss
+    ISO_CAUSE_MEASURED // an automatic wait was measured
+} iso_daso_cause;
+typedef struct iso_daso_change {
+    int64_t step; // the number of updates before the change
+    iso_daso_cause cause;
+    int64_t global_skip, local_skip, batches_to_wait; // from then on
+} iso_daso_change;
+
 // A level of a hierarchy: with `period`, groups of `ranks` consecutive ranks average their
 // parameters.
 typedef struct iso_daso_level {
@@ -282,6 +294,15 @@ typedef struct iso_daso_config {
     // local_skip 1, a given global_skip, batches_to_wait of at least 0, and no levels.
     int fragments;
     iso_fragment_order fragment_order;
+    // Called on every rank after each change; NULL: not called.
+    void (*changed)(const iso_daso_change *change, void *user);
+    void *changed_user;
+    // Changes in the order of their steps, the same on every rank, borrowed until the optimizer is
+    // destroyed. They take the place of what the policy and the measurement of a wait would choose,
+    // which depends on times. So a run with the same config, ranks and data that is given all
+    // changes of an earlier one has its bits. NULL: none.
+    const iso_daso_change *replay;
+    int64_t replay_count;
 } iso_daso_config;
 #define ISO_DASO_AUTO_SKIP 8
 extern const iso_daso_config iso_daso_default; // the default as an object, for C++

@@ -102,6 +102,11 @@ typedef struct iso_strategy_context {
     iso_data_parallel_config data_parallel;
     int64_t total_steps, steps_per_epoch; // updates
     iso_settings *settings;               // may be NULL
+    // As in iso_daso_config, for strategies that are daso with other settings; others ignore them.
+    void (*changed)(const iso_daso_change *change, void *user);
+    void *changed_user;
+    const iso_daso_change *replay;
+    int64_t replay_count;
 } iso_strategy_context;
 
 // A metric that a strategy defines.

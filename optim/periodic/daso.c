@@ -33,7 +33,10 @@ static iso_daso_decision in_force(const daso *self) {
                                .batches_to_wait = self->schedule.batches_to_wait};
 }
 
-static void tell_change(const daso *self) {
+static void tell_change(const daso *self, iso_daso_cause cause) {
+    const iso__daso_schedule *s = &self->schedule;
+    iso_daso_change change = {s->step, cause, s->global_skip, s->local_skip, s->batches_to_wait};
+    if (self->config.changed) self->config.changed(&change, self->config.changed_user);
     if (iso_comm_rank(self->engine.comm) == 0)
         iso__log(ISO_LOG_INFO, "daso: step %lld: skip %lld, wait %lld: %s",
                  (long long)self->schedule.step, (long long)self->schedule.global_skip,
@@ -46,13 +49,13 @@ static bool same_rhythm(const iso_daso_decision *a, const iso_daso_decision *b) 
 }
 
 // What exceeds the config's limits is cut, and may then be what is in force.
-static void adopt_decision(daso *self, const iso_daso_decision *decision) {
+static void adopt_decision(daso *self, iso_observed kind, const iso_daso_decision *decision) {
     iso_daso_decision before = in_force(self);
     iso__daso_schedule_set(&self->schedule, decision);
     iso_daso_decision after = in_force(self);
     if (same_rhythm(&before, &after)) return;
     snprintf(self->reason, sizeof(self->reason), "%s", decision->reason);
-    tell_change(self);
+    tell_change(self, kind == ISO_OBSERVED_EPOCH ? ISO_CAUSE_EPOCH : ISO_CAUSE_SYNC);
 }
 
 static iso_status check_decision(const daso *self, const iso_daso_decision *d) {
@@ -71,12 +74,34 @@ static iso_status ask_callback(daso *self, const iso_daso_observation *observed,
     decision->reason[sizeof(decision->reason) - 1] = 0;
     ISO_TRY(iso_comm_bcast(self->engine.comm, decision, sizeof(*decision), 0));
     ISO_TRY(check_decision(self, decision));
-    if (!same_rhythm(decision, &before)) adopt_decision(self, decision);
+    if (!same_rhythm(decision, &before)) adopt_decision(self, observed->kind, decision);
     return ISO_OK;
+}
+
+// What an earlier run changed at this step, for this cause; NULL: nothing.
+static const iso_daso_change *find_change(const daso *self, iso_daso_cause cause) {
+    for (int64_t i = 0; i < self->config.replay_count; i++) {
+        const iso_daso_change *change = &self->config.replay[i];
+        if (change->step == self->schedule.step && change->cause == cause) return change;
+    }
+    return NULL;
+}
+
+static void repeat_change(daso *self, iso_observed kind) {
+    const iso_daso_change *change =
+        find_change(self, kind == ISO_OBSERVED_EPOCH ? ISO_CAUSE_EPOCH : ISO_CAUSE_SYNC);
+    if (!change) return;
+    iso_daso_decision decision = {change->global_skip, change->local_skip, change->batches_to_wait,
+                                  "as in the run that is repeated"};
+    adopt_decision(self, kind, &decision);
 }
 
 static iso_status consult_policy(daso *self, iso_daso_observation *observed) {
     iso_daso_decision decision = in_force(self);
+    if (self->config.replay) {
+        repeat_change(self, observed->kind);
+        return ISO_OK;
+    }
     observed->step = self->schedule.step;
     observed->total_steps = self->schedule.total;
     observed->exchange_ms = self->engine.metrics[ISO__EXCHANGE_MS];
@@ -86,7 +111,7 @@ static iso_status consult_policy(daso *self, iso_daso_observation *observed) {
     observed->lr = iso__optimizer_innermost(self->engine.inner)->base.hyper.lr;
     if (self->config.policy == ISO_POLICY_CALLBACK) return ask_callback(self, observed, &decision);
     if (iso__policy_decide(&self->policy, &self->config, observed, &decision))
-        adopt_decision(self, &decision);
+        adopt_decision(self, observed->kind, &decision);
     return ISO_OK;
 }
 
@@ -94,14 +119,15 @@ static iso_status consult_policy(daso *self, iso_daso_observation *observed) {
 
 static iso_status measure_wait(daso *self) {
     double exchange_ms, step_ms;
+    const iso_daso_change *change = find_change(self, ISO_CAUSE_MEASURED);
     ISO_TRY(iso__periodic_measure(&self->engine, &exchange_ms, &step_ms));
-    int64_t wait = iso__daso_wait_for(exchange_ms, step_ms);
+    int64_t wait = change ? change->batches_to_wait : iso__daso_wait_for(exchange_ms, step_ms);
     iso__daso_schedule_measured(&self->schedule, wait);
     bool cut = self->schedule.batches_to_wait < wait;
     snprintf(self->reason, sizeof(self->reason),
              "an exchange was measured to take %.1f ms, a step %.1f ms%s", exchange_ms, step_ms,
              cut ? "; a longer period would hide more of it" : "");
-    tell_change(self);
+    tell_change(self, ISO_CAUSE_MEASURED);
     return ISO_OK;
 }
 
@@ -113,8 +139,8 @@ static bool plan_measures(const iso__sync_plan *plan) {
 
 // A callback and QSR decide on every round, the other policies when a mean has come in.
 static iso_status decide_on_round(daso *self) {
-    bool always =
-        self->config.policy == ISO_POLICY_CALLBACK || self->config.policy == ISO_POLICY_QSR;
+    bool always = self->config.policy == ISO_POLICY_CALLBACK ||
+                  self->config.policy == ISO_POLICY_QSR || self->config.replay;
     if (!always && !self->schedule.observed) return ISO_OK;
     iso_daso_observation observed = {.kind = ISO_OBSERVED_SYNC, .loss = NAN};
     return consult_policy(self, &observed);

@@ -254,6 +254,12 @@ iso_status iso__daso_settings_read(iso_settings *settings, const iso_setting *ta
 void iso__daso_settings_write(const iso_daso_config *config, char *text, size_t room) {
     daso_values v = values_of_daso(config);
     int used = snprintf(text, room, "total_steps: %lld\n", (long long)config->total_steps);
+    if (config->replay) {
+        uint64_t hash = iso__hash(ISO_HASH_START, config->replay,
+                                  (size_t)config->replay_count * sizeof(*config->replay));
+        used += snprintf(text + used, room - (size_t)used, "replay: %lld changes, %016llx\n",
+                         (long long)config->replay_count, (unsigned long long)hash);
+    }
     if (config->outer) used += iso__outer_write(config->outer, text + used, room - (size_t)used);
     if (config->level_count > 0) {
         char levels[ISO__DASO_LEVELS_ROOM];

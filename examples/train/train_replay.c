@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: MIT
+// Logs each change of period and wait, and reads those of an earlier run from its log (--replay).
+#include "train.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { LINE_ROOM = 4096 };
+
+// In the order of iso_daso_cause.
+static const char *const cause_name[] = {"sync", "epoch", "measured"};
+enum { CAUSES = sizeof(cause_name) / sizeof(cause_name[0]) };
+
+void train_replay_note(const iso_daso_change *change, void *user) {
+    iso_json_log *log = ((train_run *)user)->log; // NULL on other ranks, and without --log
+    iso_json_begin(log, "change");
+    iso_json_int(log, "step", change->step);
+    iso_json_string(log, "cause", cause_name[change->cause]);
+    iso_json_int(log, "global_skip", change->global_skip);
+    iso_json_int(log, "local_skip", change->local_skip);
+    iso_json_int(log, "batches_to_wait", change->batches_to_wait);
+    iso_json_end(log);
+}
+
+// ---- Reading ------------------------------------------------------------------------------------
+
+typedef struct change_list {
+    iso_daso_change *at;
+    int64_t count, room;
+} change_list;
+
+static bool parse_change(const char *line, iso_daso_change *out) {
+    long long step, skip, local, wait;
+    char cause[16];
+    int end = 0;
+    sscanf(line,
+           "{\"event\":\"change\",\"step\":%lld,\"cause\":\"%15[a-z]\",\"global_skip\":%lld,"
+           "\"local_skip\":%lld,\"batches_to_wait\":%lld}%n",
+           &step, cause, &skip, &local, &wait, &end);
+    if (end == 0 || step < 0 || skip < 1 || local < 1 || wait < -1) return false;
+    for (int i = 0; i < CAUSES; i++) {
+        if (strcmp(cause, cause_name[i]) != 0) continue;
+        *out = (iso_daso_change){step, (iso_daso_cause)i, skip, local, wait};
+        return true;
+    }
+    return false;
+}
+
+static iso_status add_change(change_list *list, iso_daso_change change) {
+    if (list->count == list->room) {
+        int64_t room = list->room ? 2 * list->room : 64;
+        void *more = realloc(list->at, (size_t)room * sizeof(*list->at));
+        if (!more) return train_error(ISO_ERR_NOMEM, "out of memory for the changes of --replay");
+        list->at = more;
+        list->room = room;
+    }
+    list->at[list->count++] = change;
+    return ISO_OK;
+}
+
+// The run went on from an earlier state: what it had done after that does not count.
+static void drop_after(change_list *list, const char *line) {
+    long long step = -1;
+    if (sscanf(line, "{\"event\":\"resume\",\"step\":%lld", &step) != 1) return;
+    while (list->count > 0 && list->at[list->count - 1].step > step) list->count--;
+}
+
+static iso_status take_line(const char *path, int64_t number, const char *line, change_list *list) {
+    static const char change[] = "{\"event\":\"change\",", resume[] = "{\"event\":\"resume\",";
+    iso_daso_change read;
+    if (strncmp(line, resume, sizeof(resume) - 1) == 0) drop_after(list, line);
+    if (strncmp(line, change, sizeof(change) - 1) != 0) return ISO_OK;
+    if (!parse_change(line, &read))
+        return train_error(ISO_ERR_FORMAT, "the log %s is damaged in line %lld", path,
+                           (long long)number);
+    return add_change(list, read);
+}
+
+static iso_status read_lines(FILE *from, const char *path, change_list *list) {
+    char line[LINE_ROOM];
+    int64_t number = 0;
+    bool begins = true; // a longer line is no change
+    while (fgets(line, sizeof(line), from)) {
+        number += begins;
+        if (begins) TRY(take_line(path, number, line, list));
+        begins = strchr(line, '\n') != NULL;
+    }
+    if (ferror(from))
+        return train_error(ISO_ERR_IO, "cannot read the log %s: %s", path, strerror(errno));
+    if (list->count == 0)
+        return train_error(ISO_ERR_FORMAT,
+                           "the log %s has no change of period or wait: there is nothing to "
+                           "--replay",
+                           path);
+    return ISO_OK;
+}
+
+static iso_status read_log(const char *path, change_list *list) {
+    FILE *from = fopen(path, "r");
+    if (!from) return train_error(ISO_ERR_IO, "cannot read the log %s: %s", path, strerror(errno));
+    iso_status status = read_lines(from, path, list);
+    fclose(from);
+    return status;
+}
+
+iso_status train_replay_read(train_run *run) {
+    change_list list = {0};
+    const char *path = run->options->replay;
+    if (!path || run->world->rank != 0) return ISO_OK;
+    iso_status status = read_log(path, &list);
+    run->replay = list.at;
+    run->replay_count = list.count;
+    return status;
+}
+
+// ---- For all ranks ------------------------------------------------------------------------------
+
+iso_status train_replay_share(train_run *run) {
+    static const char what[] = "the broadcast of the changes of --replay";
+    iso_status status = ISO_OK;
+    if (!run->options->replay) return ISO_OK;
+    train_bcast(&run->replay_count, sizeof(run->replay_count), 0, what);
+    if (!run->replay) run->replay = calloc((size_t)run->replay_count, sizeof(*run->replay));
+    if (!run->replay) status = iso_error_set(ISO_ERR_NOMEM, "out of memory for --replay");
+    TRY(iso_comm_agree(run->world->comm, status));
+    train_bcast(run->replay, (size_t)run->replay_count * sizeof(*run->replay), 0, what);
+    return ISO_OK;
+}
