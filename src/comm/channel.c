@@ -297,6 +297,7 @@ static bool is_in_use(iso__channel *c) {
 static void give_back(iso__channel *c) {
     pthread_mutex_lock(&c->comm->engine->lock);
     iso__request_unreserve(c->comm->engine, c->room);
+    iso__stream_close(&c->stream);
     pthread_mutex_unlock(&c->comm->engine->lock);
 }
 
@@ -310,7 +311,6 @@ bool iso__channel_destroy(iso__channel **pointer) {
         return false;
     }
     list_channel(c, false);
-    iso__stream_close(&c->stream);
     give_back(c);
     c->comm->queue_taken[c->queue] = false;
     int finalized = 0;

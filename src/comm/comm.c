@@ -38,6 +38,14 @@ iso_comm *iso_comm_retain(iso_comm *comm) {
     return comm;
 }
 
+static void close_streams(iso_comm *comm) {
+    if (!comm->engine) return;
+    pthread_mutex_lock(&comm->engine->lock);
+    iso__stream_close(&comm->meetings);
+    iso__stream_close(&comm->sums);
+    pthread_mutex_unlock(&comm->engine->lock);
+}
+
 void iso_comm_destroy(iso_comm **pointer) {
     iso_comm *comm = *pointer;
     *pointer = NULL;
@@ -48,8 +56,7 @@ void iso_comm_destroy(iso_comm **pointer) {
     if (!finalized && comm->bulk != MPI_COMM_NULL) MPI_Comm_free(&comm->bulk);
     if (!finalized && comm->mpi != MPI_COMM_NULL) MPI_Comm_free(&comm->mpi);
     iso__debug_close(comm);
-    iso__stream_close(&comm->meetings);
-    iso__stream_close(&comm->sums);
+    close_streams(comm);
     iso__engine_release(&comm->engine);
     iso__free(comm->node_of);
     iso__free(comm->seat_of);

@@ -85,40 +85,46 @@ static bool await_creation(iso_comm *comm, creation *c, iso__patience *patience)
     return done;
 }
 
+// Makes the communicator in a thread of its own. Returns false if it was given up.
+static bool await_beside(iso_comm *comm, creation *c, iso__patience *patience) {
+    pthread_t thread;
+    if (pthread_create(&thread, NULL, run_creation, c) != 0) {
+        run_creation(c); // without a thread there is no time-out
+        return true;
+    }
+    bool done = await_creation(comm, c, patience);
+    if (done)
+        pthread_join(thread, NULL);
+    else
+        pthread_detach(thread);
+    iso__patience_end_unlocked(patience);
+    return done;
+}
+
 static iso_status create_beside(iso_comm *comm, const iso__comm_recipe *recipe, MPI_Comm *out) {
     void *memory;
-    pthread_t thread;
     char missing[320];
+    const char *name = name_of[recipe->kind];
     bool all = recipe->kind != ISO_MAKE_GROUP;
     ISO_TRY(iso__alloc_zero(sizeof(creation), &memory));
     creation *c = memory;
-    iso__patience patience =
-        iso__patience_begin(comm, all ? &comm->meetings : NULL, name_of[recipe->kind]);
+    iso__patience patience = iso__patience_begin(comm, all ? &comm->meetings : NULL, name);
     if (all) iso__stream_count(&comm->meetings, iso_now());
-    iso_recorder_wait(name_of[recipe->kind]);
+    iso_recorder_wait(name);
     c->recipe = *recipe;
     pthread_mutex_init(&c->lock, NULL);
     pthread_cond_init(&c->changed, NULL);
-    if (pthread_create(&thread, NULL, run_creation, c) != 0) {
-        run_creation(c); // without a thread there is no time-out
-    } else if (await_creation(comm, c, &patience)) {
-        pthread_join(thread, NULL);
-        iso_recorder_woke(name_of[recipe->kind]);
-        iso__patience_end_unlocked(&patience);
-    } else {
-        pthread_detach(thread);
-        iso__patience_end_unlocked(&patience);
-        comm->lost = true;
-        return ISO_FAIL(ISO_ERR_TIMEOUT,
-                        "rank %d of %d waited %g s in %s: %s (ISO_TIMEOUT sets the limit)",
-                        comm->rank, comm->size, comm->timeout_s, name_of[recipe->kind],
-                        iso__patience_verdict_unlocked(&patience, missing, sizeof(missing)));
-    }
+    bool made = await_beside(comm, c, &patience);
+    comm->lost = comm->lost || !made;
+    ISO_CHECK(made, ISO_ERR_TIMEOUT,
+              "rank %d of %d waited %g s in %s: %s (ISO_TIMEOUT sets the limit)", comm->rank,
+              comm->size, comm->timeout_s, name,
+              iso__patience_verdict_unlocked(&patience, missing, sizeof(missing)));
+    iso_recorder_woke(name);
     int rc = c->rc;
     *out = c->made;
     free_creation(c);
-    if (rc != MPI_SUCCESS)
-        return iso__mpi_error(rc, name_of[recipe->kind], __func__, __FILE__, __LINE__);
+    if (rc != MPI_SUCCESS) return iso__mpi_error(rc, name, __func__, __FILE__, __LINE__);
     return ISO_OK;
 }
 

@@ -24,11 +24,11 @@ struct iso_request {
     iso__stream *stream; // that it belongs to, and its number there
     uint64_t turn;
     uint32_t record; // its number in the flight recorder
-    MPI_Comm mpi; // the communicator it uses, unless it is bulk
-    char *next;   // the data not yet posted (MPI), or not yet summed of this rank's slice (shared
-                  // memory)
-    size_t left;  // elements from there
-    size_t unit;  // bytes of an element
+    MPI_Comm mpi;    // the communicator it uses, unless it is bulk
+    char *next;  // the data not yet posted (MPI), or not yet summed of this rank's slice (shared
+                 // memory)
+    size_t left; // elements from there
+    size_t unit; // bytes of an element
     // MPI: posts `count` elements starting at next; returns an MPI return code.
     int (*call)(iso_request *request, int count, MPI_Comm mpi, MPI_Request *out);
     const char *send; // alltoall: as next
@@ -56,8 +56,9 @@ struct iso_request {
 
 // ---- engine.c ----
 // All with the lock held. reserve makes room for `more` further requests, and for those of MPI, so
-// that posting them allocates nothing. begin returns a request that counts as POSTED; stream: of the communicator or channel. complete
-// makes it DONE, or FAILED if it has an mpi_error. release returns it to the pool.
+// that posting them allocates nothing. begin returns a request that counts as POSTED; stream: of
+// the communicator or channel. complete makes it DONE, or FAILED if it has an mpi_error. release
+// returns it to the pool.
 iso_status iso__request_reserve(iso__engine *engine, int more);
 void iso__request_unreserve(iso__engine *engine, int count); // gives up reserved room
 iso_status iso__request_begin(iso_comm *comm, iso__stream *stream, const char *name, size_t bytes,

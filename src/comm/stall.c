@@ -96,15 +96,15 @@ static void add_rank(list *l, const iso__patience *p, const iso__fact *fact, ver
     case STOPPED: add_entry(l, "rank %d on %.24s is stopped by a signal", rank, host); break;
     case ENDED: add_entry(l, "the process of rank %d on %.24s has ended", rank, host); break;
     case SILENT:
-        add_entry(l, "rank %d on %.24s gives no sign of life for %.1f s", rank, host, silent);
+        add_entry(l, "rank %d on %.24s has given no sign of life for %.1f s", rank, host, silent);
         break;
     case LATE:
-        add_entry(l, "rank %d on %.24s is late: it computes or waits elsewhere for %.1f s", rank,
-                  host, late);
+        add_entry(l, "rank %d on %.24s is late: it has computed or waited elsewhere for %.1f s",
+                  rank, host, late);
         break;
     case WAITS:
-        add_entry(l, "rank %d on %.24s is late: it waits for %s for %.1f s", rank, host,
-                  fact->waits_for, waits);
+        add_entry(l, "rank %d on %.24s is late: it has itself waited %.1f s for %s", rank, host,
+                  waits, fact->waits_for);
         break;
     default: break;
     }
@@ -155,7 +155,7 @@ static void write_verdict(list *l, const iso__patience *p, const survey *s) {
     for (int r = 0; r < p->comm->watch->size; r++)
         all_here = all_here && (!s->member[r] || s->of[r] == HERE);
     if (down + late == 0 && all_here)
-        add_entry(l, "all ranks have begun it and run: the network may be stuck");
+        add_entry(l, "all ranks have begun it and are alive: the network may be stuck");
 }
 
 static bool allocate_survey(int size, survey *s) {
@@ -212,9 +212,12 @@ static void show_wait(iso__patience *p, int64_t since_ns) {
     atomic_store(&own->waits_ns, since_ns);
 }
 
+// How long before a report that is due other hosts are asked.
+static int64_t lead_of(int64_t due_ns) { return iso__smaller(due_ns / 2, LEAD_NS); }
+
 static void ask_hosts(iso__patience *p, int64_t waited_ns, int64_t due_ns) {
     iso__watch *w = p->comm->watch;
-    int64_t lead = due_ns / 2 < LEAD_NS ? due_ns / 2 : LEAD_NS, own = w->board_of[w->rank];
+    int64_t lead = lead_of(due_ns), own = w->board_of[w->rank];
     if (w->mpi == MPI_COMM_NULL || p->asked == ASKED_MOST) return;
     if (waited_ns < due_ns - lead + p->asked * (lead / ASKED_MOST)) return;
     if (p->asked == 0) p->asked_ns = iso_now();
@@ -258,6 +261,8 @@ void iso__patience_tick(iso__patience *p, int64_t waited_ns) {
     if (due == 0) return;
     ask_hosts(p, waited_ns, due);
     if (waited_ns < due || due == limit) return;
+    // A rank that was held up itself has just asked: answers need a moment.
+    if (p->asked > 0 && now - p->asked_ns < lead_of(due) / ASKED_MOST) return;
     warn_now(p, waited_ns);
     while (p->warn_ns <= waited_ns) p->warn_ns *= 2;
     p->asked = 0;

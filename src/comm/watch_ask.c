@@ -8,7 +8,7 @@
 
 enum { TAG = 1, MOST_AT_ONCE = 256 };
 
-// Whether a message has left, so that its memory may be written again.
+// Whether a message has left or arrived, so that its memory may be written again.
 static bool has_left(MPI_Request *request) {
     int done = 1;
     if (*request != MPI_REQUEST_NULL) MPI_Test(request, &done, MPI_STATUS_IGNORE);
@@ -63,21 +63,33 @@ static void keep_facts(iso__watch *w, const uint64_t *head, size_t bytes, int64_
     }
 }
 
-// Receives one message. Returns false if there is none.
-static bool receive_message(iso__watch *w, int64_t now_ns) {
-    int there = 0, bytes = 0;
+// Begins to receive a message. Returns false if there is none.
+static bool begin_message(iso__watch *w) {
+    int there = 0;
+    MPI_Message message;
     MPI_Status status;
-    if (MPI_Iprobe(MPI_ANY_SOURCE, TAG, w->mpi, &there, &status) != MPI_SUCCESS || !there)
+    if (MPI_Improbe(MPI_ANY_SOURCE, TAG, w->mpi, &there, &message, &status) != MPI_SUCCESS ||
+        !there)
         return false;
-    MPI_Get_count(&status, MPI_BYTE, &bytes);
-    int from = status.MPI_SOURCE;
-    if (MPI_Recv(w->inbox, (int)w->message_bytes, MPI_BYTE, from, TAG, w->mpi, &status) !=
+    if (MPI_Imrecv(w->inbox, (int)w->message_bytes, MPI_BYTE, &message, &w->arriving) ==
         MPI_SUCCESS)
-        return false;
+        return true;
+    w->arriving = MPI_REQUEST_NULL;
+    return false;
+}
+
+// Takes one message. Returns false if none has arrived as a whole: its sender may need to make
+// progress, and may be stuck, so nobody waits for it.
+static bool take_message(iso__watch *w, int64_t now_ns) {
+    int done = 0, bytes = 0;
     uint64_t head[2];
+    MPI_Status status;
+    if (w->arriving == MPI_REQUEST_NULL && !begin_message(w)) return false;
+    if (MPI_Test(&w->arriving, &done, &status) != MPI_SUCCESS || !done) return false;
+    MPI_Get_count(&status, MPI_BYTE, &bytes);
     memcpy(head, w->inbox, sizeof(head));
     if (head[0] == 0)
-        send_answer(w, from, head[1], now_ns);
+        send_answer(w, status.MPI_SOURCE, head[1], now_ns);
     else
         keep_facts(w, head, (size_t)bytes, now_ns);
     return true;
@@ -89,7 +101,7 @@ void iso__watch_pump(iso__engine *engine, int64_t now_ns) {
     for (iso__watch *w = engine->watches; w; w = w->older) {
         atomic_store_explicit(&w->seat[w->rank]->beat_ns, now_ns, memory_order_relaxed);
         for (int i = 0; w->mpi != MPI_COMM_NULL && i < MOST_AT_ONCE; i++)
-            if (!receive_message(w, now_ns)) break;
+            if (!take_message(w, now_ns)) break;
     }
 }
 
@@ -102,6 +114,7 @@ void iso__watch_poll(iso__engine *engine) {
 void iso__watch_quit(iso__engine *engine) {
     for (iso__watch *w = engine->watches; w; w = w->older) {
         MPI_Group_free(&w->group);
+        w->in_use = w->in_use || !has_left(&w->arriving);
         for (int r = 0; w->outbox && r < w->size; r++) {
             bool asked = has_left(&w->outbox[r].ask), answered = has_left(&w->outbox[r].answer);
             w->in_use = w->in_use || !asked || !answered;

@@ -69,11 +69,12 @@ struct iso__watch {
     size_t board_bytes;
     int board_ranks; // most ranks of one board
     iso__heard *heard;
-    iso__outbox *outbox; // [size] to the board that begins with that rank; others are unused
-    char *inbox;         // room for one message
+    iso__outbox *outbox;  // [size] to the board that begins with that rank; others are unused
+    char *inbox;          // room for one message
+    MPI_Request arriving; // the message that is under way into inbox
     size_t message_bytes;
     int64_t period_ns; // of the beat
-    bool in_use;       // MPI still sends from its memory, which is never freed then
+    bool in_use;       // MPI still uses its memory, which is never freed then
     iso__watch *older; // in the engine's list
 };
 

@@ -21,6 +21,7 @@ static iso_status allocate_watch(int size, iso__watch **out) {
     ISO_TRY(iso__alloc_zero(sizeof(iso__watch), &memory));
     iso__watch *w = *out = memory;
     w->mpi = MPI_COMM_NULL;
+    w->arriving = MPI_REQUEST_NULL;
     w->group = MPI_GROUP_NULL;
     ISO_TRY(iso__alloc_zero(n * sizeof(*w->host), (void **)&w->host));
     ISO_TRY(iso__alloc_zero(n * sizeof(*w->board_of), (void **)&w->board_of));
@@ -231,18 +232,19 @@ static iso_status choose_watch(iso_comm *comm, MPI_Group group, const int *own) 
 
 static iso_status join_watch(iso_comm *comm) {
     void *memory = NULL;
-    MPI_Group group;
+    MPI_Group group = MPI_GROUP_NULL;
     if (comm->size == 1) return ISO_OK;
     size_t bytes = (size_t)comm->size * sizeof(int);
     iso_status mine = iso__alloc(bytes, (void **)&comm->seat_of);
     if (mine == ISO_OK) mine = iso__alloc(bytes, &memory);
+    int rc = MPI_Comm_group(comm->mpi, &group);
+    if (mine == ISO_OK && rc != MPI_SUCCESS)
+        mine = iso__mpi_error(rc, "MPI_Comm_group", __func__, __FILE__, __LINE__);
     iso_status status = iso_comm_agree(comm, mine);
     int *own = memory;
     for (int r = 0; own && r < comm->size; r++) own[r] = r;
-    if (status == ISO_OK && MPI_Comm_group(comm->mpi, &group) == MPI_SUCCESS) {
-        status = choose_watch(comm, group, own);
-        MPI_Group_free(&group);
-    }
+    if (status == ISO_OK) status = choose_watch(comm, group, own);
+    if (group != MPI_GROUP_NULL) MPI_Group_free(&group);
     iso__free(memory);
     ISO_TRY(status);
     return ISO_OK;
