@@ -127,7 +127,7 @@ says "a job that has ended well is called so" '^All ranks have called MPI_Finali
 
 # Where no file can be made.
 ISO_RECORDER=/dev/null/records run 2 "$train" --model mlp --steps 5 --quiet
-has_failed && one_sentence train 'cannot write /dev/null/records/rank-[01].rec \(ISO_RECORDER\): Not a directory' stderr
+has_failed && one_sentence train 'cannot make the folder /dev/null/records: Not a directory \(ISO_RECORDER\)' stderr
 result $? "a folder that cannot be made is one sentence"
 ISO_RECORDER='' run 2 "$train" --model mlp --steps 5 --quiet
 [ "$status" = 0 ]

@@ -6,7 +6,9 @@
 #include <string.h>
 #include <time.h>
 
-static double seconds_before(int64_t end_ns, int64_t ns) { return (double)(end_ns - ns) * 1e-9; }
+static double seconds_before(int64_t end_ns, int64_t ns) {
+    return (double)(end_ns / 1000 - ns / 1000) * 1e-6; // whatever a damaged file says
+}
 
 static void print_time(int64_t ns, FILE *to) {
     time_t seconds = (time_t)(ns / 1000000000);
@@ -18,7 +20,7 @@ static void print_time(int64_t ns, FILE *to) {
 
 // ---- One rank -------------------------------------------------------------------------------------
 
-static bool is_timeout(const process *p) { return strstr(p->file->reason, "ISO_TIMEOUT") != NULL; }
+static bool is_timeout(const process *p) { return p->file->failed_code == ISO_ERR_TIMEOUT; }
 // A process that ended by a signal or an error, not because others did not come.
 static bool is_dead(const process *p) { return p->file->failed_ns != 0 && !is_timeout(p); }
 

@@ -25,6 +25,9 @@ static iso_status check_file(const iso_recorder_file *f, const char *path) {
     if (f->size < 1 || f->size > RANKS_MOST || f->rank < 0 || f->rank >= f->size)
         return iso_error_set(ISO_ERR_FORMAT, "%s is damaged: it is of rank %d of %d", path,
                              (int)f->rank, (int)f->size);
+    if (f->count > INT64_MAX)
+        return iso_error_set(ISO_ERR_FORMAT, "%s is damaged: it has a wild number of entries",
+                             path);
     return ISO_OK;
 }
 

@@ -185,7 +185,7 @@ static void tell_of_launcher(void) {
 void train_abort(void) {
     int rank, ranks;
     watch_farewell(NULL); // this is the end that is told of
-    iso_recorder_fail(train_error_text());
+    iso_recorder_fail(own[0] ? own_code : iso_last_error()->code, train_error_text());
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &ranks);
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN); // its own are no news now

@@ -52,8 +52,8 @@ iso_status iso__error_frame(iso_status status, const char *function, const char 
 // ---- Log ------------------------------------------------------------------------------------------
 
 void iso__log(iso_log_level level, const char *format, ...) __attribute__((format(printf, 2, 3)));
-// Logs the last error, of a call that cannot return it, after the words `during`. Keeps quiet if it is
-// the same as `before`, a copy of the last error before that call: the caller knows it.
+// Logs the last error, of a call that cannot return it, after the words `during`. Keeps quiet if it
+// is the same as `before`, a copy of the last error before that call: the caller knows it.
 void iso__log_new_error(const iso_error *before, const char *during);
 int iso__log_level(void);
 int iso__log_rank(void); // -1 before the first communicator
@@ -111,6 +111,11 @@ iso_status iso__realloc(void **pointer, size_t old, size_t bytes);
 iso_status iso__grow(void **array, int count, int *room, size_t size);
 iso_status iso__strdup(const char *text, char **out);
 void iso__free(void *pointer); // accepts NULL
+
+// ---- Folders ---------------------------------------------------------------------------------------
+
+// Makes the folder, and those above it that are missing, as mkdir -p does. ISO_ERR_IO if it cannot.
+iso_status iso__make_folders(const char *folder);
 
 // ---- Random numbers: Philox 4x32-10 (Salmon et al., SC'11), a pure function of key and counter ----
 

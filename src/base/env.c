@@ -38,7 +38,7 @@ static const env_entry env_table[ISO_ENV_COUNT] = {
     [ISO_ENV_TIMEOUT] = {"ISO_TIMEOUT", "300",
                          "seconds before a wait fails and names what is pending; 0: never",
                          .high = 1e9},
-    [ISO_ENV_RECORDER] = {"ISO_RECORDER", "off",
+    [ISO_ENV_RECORDER] = {"ISO_RECORDER", "none",
                           "folder for the flight recorder's files, which iso-postmortem reads",
                           .text = true},
     [ISO_ENV_STALL_WARN] = {"ISO_STALL_WARN", "30",

@@ -2,6 +2,7 @@
 # Status, log, memory, random numbers, trace: what every other folder may use.
 libiso_core_la_SOURCES += src/base/base.h
 libiso_core_la_SOURCES += src/base/env.c
+libiso_core_la_SOURCES += src/base/folder.c
 libiso_core_la_SOURCES += src/base/half.h
 libiso_core_la_SOURCES += src/base/log.c
 libiso_core_la_SOURCES += src/base/median.c

@@ -25,7 +25,8 @@ static iso_recorder_file at_start; // until a file is open, and without one
 static iso_recorder_file *_Atomic memory = &at_start;
 static _Atomic int64_t epoch_ns; // of iso_now(): its difference to the time since 1970; 0: not read
 static int stacks = -1;          // descriptor for stacks; -1: no file
-static atomic_bool failed;
+enum { WELL, SURVIVABLE, FINAL };
+static atomic_int failed;                                 // one of these
 static pthread_mutex_t guard = PTHREAD_MUTEX_INITIALIZER; // of opening, and of new streams
 
 // ---- Recording ------------------------------------------------------------------------------------
@@ -117,12 +118,22 @@ static void write_text(const char *text) {
     (void)written; // there is nobody left to tell
 }
 
+// Whether this reason counts: the first one, or one that is final, after a time-out that the
+// program has survived.
+static bool takes_over(int code) {
+    int now = code == ISO_ERR_TIMEOUT ? SURVIVABLE : FINAL, before = atomic_load(&failed);
+    while (before < now)
+        if (atomic_compare_exchange_weak(&failed, &before, now)) return true;
+    return false;
+}
+
 // Also called by the handler of signals: calls only what may be called there.
-static void keep_reason(const char *reason) {
+static void keep_reason(int code, const char *reason) {
     void *frames[64];
     iso_recorder_file *file = atomic_load(&memory);
-    if (atomic_exchange(&failed, true)) return;
+    if (!takes_over(code)) return;
     copy_name(file->reason, sizeof(file->reason), reason);
+    file->failed_code = code;
     file->failed_ns = read_time();
     if (stacks < 0) return;
     write_text("stack at: ");
@@ -131,7 +142,7 @@ static void keep_reason(const char *reason) {
     backtrace_symbols_fd(frames, backtrace(frames, 64), stacks);
 }
 
-void iso_recorder_fail(const char *reason) { keep_reason(reason); }
+void iso_recorder_fail(iso_status status, const char *reason) { keep_reason((int)status, reason); }
 
 void iso__recorder_end(void) { atomic_load(&memory)->ended_ns = read_time(); }
 
@@ -146,37 +157,29 @@ static const struct fatal {
 enum { FATAL = sizeof(fatal) / sizeof(fatal[0]) };
 static struct sigaction before[FATAL];
 
-static void handle_fatal(int code) {
+static void handle_fatal(int code, siginfo_t *info, void *context) {
+    (void)context;
+    bool own = atomic_load(&memory)->pid == (int32_t)getpid(); // not a child that shares the file
     for (int i = 0; i < FATAL; i++) {
         if (fatal[i].code != code) continue;
-        keep_reason(fatal[i].name);
+        if (own) keep_reason(code, fatal[i].name);
         sigaction(code, &before[i], NULL);
     }
-    raise(code); // it is delivered when this handler returns
+    if (info->si_code <= 0) raise(code); // a fault recurs by itself when this handler returns
 }
 
 static void watch_signals(void) {
     void *frame;
     backtrace(&frame, 1); // loads what it needs: a handler must not
     for (int i = 0; i < FATAL; i++) {
-        struct sigaction action = {.sa_handler = handle_fatal};
+        struct sigaction action = {.sa_sigaction = handle_fatal,
+                                   .sa_flags = SA_SIGINFO | SA_ONSTACK};
         sigemptyset(&action.sa_mask);
         sigaction(fatal[i].code, &action, &before[i]);
     }
 }
 
 // ---- The file -------------------------------------------------------------------------------------
-
-// Makes the folder and those above it. What cannot be made is told when the file is opened.
-static void make_folder(const char *path) {
-    char part[PATH_MAX];
-    size_t length = strlen(path) < sizeof(part) ? strlen(path) : sizeof(part) - 1;
-    for (size_t n = 1; n <= length; n++) {
-        if (n < length && path[n] != '/') continue;
-        snprintf(part, sizeof(part), "%.*s", (int)n, path);
-        (void)mkdir(part, 0777);
-    }
-}
 
 // A file of an earlier job is replaced, not cut: its process may still write to it.
 static iso_status map_file(const char *path, int *descriptor, void **out) {
@@ -199,23 +202,22 @@ static iso_status map_file(const char *path, int *descriptor, void **out) {
     return ISO_OK;
 }
 
-// Variables that are equal on all ranks of a job, and differ between jobs.
+// A variable that is equal on all ranks of a job, and differs between jobs. Only the first that is
+// set: of the others, ranks of one job may lack some.
 static uint64_t hash_job(void) {
     static const char *const name[] = {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMI_JOBID",
-                                       "SLURM_JOB_ID", "SLURM_STEP_ID"};
-    uint64_t hash = ISO_HASH_START;
-    for (size_t i = 0; i < sizeof(name) / sizeof(name[0]); i++) {
-        const char *value = getenv(name[i]);
-        if (value) hash = iso__hash(hash, value, strlen(value));
-    }
-    return hash;
+                                       "SLURM_JOB_ID"};
+    const char *value = NULL;
+    for (size_t i = 0; i < sizeof(name) / sizeof(name[0]) && !value; i++) value = getenv(name[i]);
+    return value ? iso__hash(ISO_HASH_START, value, strlen(value)) : 0;
 }
 
 static iso_status open_file(const char *folder, int rank, int size) {
     char path[PATH_MAX];
     void *map = NULL;
     int fd = -1;
-    make_folder(folder);
+    iso_status made = iso__make_folders(folder);
+    ISO_CHECK(made == ISO_OK, made, "%s (ISO_RECORDER)", iso_last_error()->message);
     snprintf(path, sizeof(path), "%s/rank-%d.rec", folder, rank);
     ISO_TRY(map_file(path, &fd, &map));
     iso_recorder_file *file = map;

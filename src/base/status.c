@@ -27,7 +27,7 @@ static iso_status write_record(iso_status code, const char *format, va_list args
     last.rank = iso__log_rank();
     last.frame_count = 0;
     iso__record(ISO_RECORDER_ERROR, (uint32_t)-code, message);
-    if (code == ISO_ERR_TIMEOUT) iso_recorder_fail(message);
+    if (code == ISO_ERR_TIMEOUT) iso_recorder_fail(code, message);
     return code;
 }
 

@@ -153,23 +153,6 @@ static void write_event(iso_event_log *self, int64_t step, unsigned field, const
 
 // ---- The file -----------------------------------------------------------------------------------
 
-// As mkdir -p does.
-static iso_status make_folders(const char *folder) {
-    char path[PATH_MAX];
-    ISO_CHECK(folder[0] && strlen(folder) < PATH_MAX, ISO_ERR_ARG,
-              "the name of a folder of event files is empty or too long: \"%.80s\"", folder);
-    strcpy(path, folder);
-    for (char *at = path + 1;; at++) {
-        char c = *at;
-        if (c && c != '/') continue;
-        *at = 0;
-        ISO_CHECK(mkdir(path, 0777) == 0 || errno == EEXIST || (c && errno != ENOENT), ISO_ERR_IO,
-                  "cannot make the folder %s: %s", path, strerror(errno));
-        *at = c;
-        if (!c) return ISO_OK;
-    }
-}
-
 // Names sort by the time of creation, which is the order in which TensorBoard reads the files.
 static iso_status open_new(iso_event_log *self, const char *folder) {
     char host[256] = "", path[PATH_MAX];
@@ -202,7 +185,7 @@ iso_status iso_event_log_create(const char *folder, iso_event_log **out) {
     void *memory;
     ISO_TRY(iso__alloc_zero(sizeof(iso_event_log), &memory));
     iso_event_log *self = memory;
-    ISO_TRY_GOTO(make_folders(folder));
+    ISO_TRY_GOTO(iso__make_folders(folder));
     ISO_TRY_GOTO(open_new(self, folder));
     write_event(self, 0, 3, version, sizeof(version) - 1);
     *out = self;

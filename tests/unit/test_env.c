@@ -22,9 +22,11 @@ Test(env, the_table_names_every_variable_and_its_value) {
     setenv("ISO_TIMEOUT", "17", 1);
     const char *text = capture(iso_env_print);
     static const char *const names[ISO_ENV_COUNT] = {
-        "ISO_LOG",        "ISO_DEBUG",       "ISO_PROGRESS",       "ISO_PROGRESS_US",
-        "ISO_TIMEOUT", "ISO_RECORDER", "ISO_STALL_WARN",  "ISO_RANKS_PER_NODE", "ISO_NODE_COLLECTIVE",
-        "ISO_IALLREDUCE", "ISO_CPU_KERNELS", "ISO_CUDA_CONV",      "ISO_CUDA_GRAPHS"};
+        "ISO_LOG",         "ISO_DEBUG",          "ISO_PROGRESS",
+        "ISO_PROGRESS_US", "ISO_TIMEOUT",        "ISO_RECORDER",
+        "ISO_STALL_WARN",  "ISO_RANKS_PER_NODE", "ISO_NODE_COLLECTIVE",
+        "ISO_IALLREDUCE",  "ISO_CPU_KERNELS",    "ISO_CUDA_CONV",
+        "ISO_CUDA_GRAPHS"};
     for (int i = 0; i < ISO_ENV_COUNT; i++) {
         cr_assert_not_null(names[i], "a new variable is missing here");
         cr_assert(strstr(text, names[i]), "%s is missing", names[i]);

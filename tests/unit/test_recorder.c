@@ -57,8 +57,8 @@ Test(recorder, streams_of_a_group_are_numbered_and_count) {
 }
 
 Test(recorder, the_first_reason_stays) {
-    iso_recorder_fail("first");
-    iso_recorder_fail("second");
+    iso_recorder_fail(ISO_ERR_IO, "first");
+    iso_recorder_fail(ISO_ERR_IO, "second");
     cr_assert_str_eq(iso_recorder_memory()->reason, "first");
     cr_assert(iso_recorder_memory()->failed_ns > 0);
 }
@@ -69,6 +69,11 @@ Test(recorder, errors_are_entries_and_time_outs_are_reasons) {
     cr_assert(entry_of(count_now())->sequence == 7 && iso_recorder_memory()->failed_ns == 0);
     (void)ISO_FAIL(ISO_ERR_TIMEOUT, "too late");
     cr_assert_str_eq(iso_recorder_memory()->reason, "too late");
+    cr_assert_eq(iso_recorder_memory()->failed_code, ISO_ERR_TIMEOUT);
+    (void)ISO_FAIL(ISO_ERR_TIMEOUT, "again");
+    cr_assert_str_eq(iso_recorder_memory()->reason, "too late");
+    iso_recorder_fail(ISO_ERR_IO, "the end"); // the program has survived the time-out
+    cr_assert_str_eq(iso_recorder_memory()->reason, "the end");
 }
 
 enum { THREADS = 4, NOTES = 20000 };
