@@ -134,7 +134,7 @@ set -- --sync lazy --model mlp --batch 8 --epochs 20 --checkpoint state --checkp
 train_on 2 "$@" --log log
 interrupt TERM launcher is_saved state
 good=0
-has_failed && grep -q '^train: SIGTERM: the run is saved after this step; until then ' output || good=1
+has_failed && grep -q '^train: SIGTERM: the run will be saved within about half a second; until then ' output || good=1
 cut=$(newest state)
 train_on 2 "$@" --log log --resume state --overwrite
 finish

@@ -88,7 +88,7 @@ static void say_aside(int code) {
     if (find_newest(options->checkpoint, &step))
         snprintf(newest, sizeof(newest), "the newest checkpoint is %s.step-%012lld",
                  options->checkpoint, (long long)step);
-    fprintf(stderr, "train: %s: the run is saved after this step; until then %s\n",
+    fprintf(stderr, "train: %s: the run will be saved within about half a second; until then %s\n",
             name_signal(code), newest);
     pthread_mutex_unlock(&guard);
 }

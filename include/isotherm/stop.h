@@ -31,9 +31,9 @@ void iso_stop_request(iso_stop *stop);
 //
 // Most calls exchange nothing. About every 0.2 s of training, or in every step if steps take
 // longer, ranks start a non-blocking sum of two numbers, which is awaited by the call that starts
-// the next one. So a rank waits here only if another rank is that far behind, and ranks stop 0.4 s
-// or two steps after a request. On one rank the call returns at once whether a stop was requested.
-// ISO_ERR_TIMEOUT as iso_request_wait.
+// the next one. So a rank waits here only if another rank is that far behind, and ranks stop at most
+// 0.4 s or two steps after a request; later if steps have just become longer. On one rank the call
+// returns at once whether a stop was requested. ISO_ERR_TIMEOUT as iso_request_wait.
 iso_status iso_stop_check(iso_stop *stop, bool *stops);
 // The same at once, with a blocking exchange: for places where ranks meet anyway, such as the end
 // of an epoch, and after which the next step may be long in coming.

@@ -18,6 +18,7 @@ struct iso_stop {
     iso_request *request;
     double sum[2];       // of the request: ranks that want to stop; ns from one call to the next
     int64_t calls, left; // from one exchange to the next; until then
+    int64_t since;       // calls since the latest exchange
     int64_t began;       // the time of the latest exchange
 };
 
@@ -45,8 +46,9 @@ void iso_stop_request(iso_stop *stop) { atomic_store(&stop->wanted, true); }
 static iso_status start_sum(iso_stop *self) {
     int64_t now = iso_now();
     self->sum[0] = atomic_load(&self->wanted);
-    self->sum[1] = (double)((now - self->began) / self->calls);
+    self->sum[1] = (double)((now - self->began) / self->since);
     self->began = now;
+    self->since = 0;
     self->left = self->calls;
     return iso_comm_iallreduce(self->comm, self->sum, 2, ISO_F64, "whether to stop",
                                &self->request);
@@ -69,6 +71,7 @@ static iso_status finish_sum(iso_stop *self) {
 }
 
 iso_status iso_stop_check(iso_stop *self, bool *stops) {
+    self->since++;
     if (iso_comm_size(self->comm) == 1) {
         self->stops = atomic_load(&self->wanted);
     } else if (!self->stops && --self->left <= 0) {
@@ -82,12 +85,13 @@ iso_status iso_stop_check(iso_stop *self, bool *stops) {
 iso_status iso_stop_check_now(iso_stop *self, bool *stops) {
     int64_t wanted = atomic_load(&self->wanted);
     ISO_TRY(finish_sum(self));
-    self->left = 1;
-    self->began = iso_now();
     if (!self->stops) {
         ISO_TRY(iso_comm_allreduce_i64(self->comm, &wanted, 1, ISO_MAX));
         self->stops = wanted > 0;
     }
+    self->left = 1;
+    self->since = 0;
+    self->began = iso_now();
     *stops = self->stops;
     return ISO_OK;
 }

@@ -5,6 +5,8 @@
 #include <criterion/criterion.h>
 #include <isotherm/stop.h>
 #include <signal.h>
+#include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 TestSuite(np1_stop, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 60);
@@ -17,6 +19,14 @@ int MPI_Iallreduce(const void *from, void *to, int count, MPI_Datatype type, MPI
                    MPI_Comm comm, MPI_Request *request) {
     sums++;
     return PMPI_Iallreduce(from, to, count, type, op, comm, request);
+}
+
+static _Thread_local int64_t shown; // ns, by the monotonic clock of this thread; 0: as it is
+
+int clock_gettime(clockid_t id, struct timespec *out) {
+    if (id != CLOCK_MONOTONIC || shown == 0) return (int)syscall(SYS_clock_gettime, id, out);
+    *out = (struct timespec){.tv_sec = shown / 1000000000, .tv_nsec = shown % 1000000000};
+    return 0;
 }
 
 static iso_stop *asked;
@@ -101,6 +111,66 @@ static void nobody_asks(void) {
 
 Test(np2_stop, calls_seldom_exchange_anything) { nobody_asks(); }
 Test(np3_stop, calls_seldom_exchange_anything) { nobody_asks(); }
+
+// ---- By a clock of the test's own ---------------------------------------------------------------
+
+// Calls from one exchange to the next: the longest, and the latest that is complete.
+typedef struct gaps {
+    int longest, latest;
+} gaps;
+
+static gaps count_gaps(int64_t step_ns, int steps) {
+    gaps out = {0};
+    bool stops = false;
+    for (int step = 0, last = -1; step < steps; step++) {
+        int before = sums;
+        shown += step_ns;
+        cr_assert(iso_stop_check(asked, &stops) == ISO_OK && !stops);
+        if (sums == before) continue;
+        if (last >= 0) out.latest = step - last;
+        if (out.latest > out.longest) out.longest = out.latest;
+        last = step;
+    }
+    return out;
+}
+
+// 0.2 s of the mean of the ranks, from the start and after an exchange at once in any step.
+static void gaps_last(int64_t step_ns) {
+    bool stops = true;
+    int64_t own = step_ns * (2 * test_rank + 1) / test_size; // their mean is step_ns
+    int goal = step_ns < 200000000 ? (int)(200000000 / step_ns) : 1, steps = 6 * goal + 60;
+    shown = 1000000000;
+    iso_assert_ok(iso_stop_create(test_comm, &asked));
+    for (int early = 0; early < 3; early++) {
+        gaps found = count_gaps(own, steps + early * goal / 2);
+        iso_assert_all(found.longest == goal && found.latest == goal);
+        iso_assert_ok(iso_stop_check_now(asked, &stops));
+        iso_assert_all(!stops);
+    }
+    gaps found = count_gaps(own, steps);
+    iso_assert_all(found.longest == goal);
+    if (test_rank == test_size - 1) iso_stop_request(asked);
+    int more = 0;
+    for (; !stops; more++) {
+        shown += own;
+        cr_assert(iso_stop_check(asked, &stops) == ISO_OK && more < steps);
+    }
+    iso_assert_all(more <= 2 * goal);
+    iso_stop_destroy(&asked);
+    shown = 0;
+}
+
+static void gaps_last_always(void) {
+    gaps_last(100000);
+    gaps_last(1000000);
+    gaps_last(50000000);
+    gaps_last(3000000000);
+}
+
+Test(np2_stop, exchanges_are_a_fifth_of_a_second_apart) { gaps_last_always(); }
+Test(np3_stop, exchanges_are_a_fifth_of_a_second_apart) { gaps_last_always(); }
+
+// ---- At once --------------------------------------------------------------------------------------
 
 // calls: of the other function before it, whose exchange may be under way.
 static void stop_now(int calls) {
