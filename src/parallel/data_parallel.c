@@ -234,6 +234,7 @@ static iso_status close_backward(iso__data_parallel *self) {
 }
 
 static iso_status all_reduce(iso__data_parallel *self) {
+    iso__data_parallel_drop_weight(self);
     ISO_TRY(run_pre_sync_hooks(self));
     if (self->reduce) return reduce_by_user(self);
     ISO_TRY(report_gradients(self));
@@ -257,6 +258,7 @@ iso_status iso_data_parallel_all_reduce_gradients(iso_module *module) {
 static iso_status begin_backward(iso__data_parallel *self) {
     // Updates of layers that this forward did not use are still pending.
     ISO_TRY(finish_gradients(self));
+    iso__data_parallel_drop_weight(self);
     for (int i = 0; i < self->trainable_count; i++) {
         self->old[i] &= self->trainable[i]->grad_valid;
         if (!self->trainable[i]->grad_valid) iso__reducer_drop(self->reducer, i);
@@ -288,9 +290,9 @@ iso_status iso_data_parallel_end_backward(iso_module *module) {
     ISO_CHECK(iso__reducer_in_backward(self->reducer), ISO_ERR_STATE,
               "iso_data_parallel_end_backward without iso_data_parallel_begin_backward");
     iso__data_parallel_note_backward(self, self->no_sync == 0);
-    self->carried = self->no_sync > 0;
     iso_status status = ISO_OK;
-    bool leaves = self->no_sync == 0 && self->sync != ISO_SYNC_EXPLICIT;
+    bool leaves = self->no_sync == 0 && !is_explicit(self);
+    self->carried = !leaves;
     if (leaves) status = close_backward(self);
     iso__reducer_leave_backward(self->reducer);
     ISO_TRY(status);

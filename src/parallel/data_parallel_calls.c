@@ -40,14 +40,19 @@ static bool has_gradients(const iso__data_parallel *self) {
     return false;
 }
 
-// A weight that was carried, with gradients that zero_grad has discarded since, goes with them.
+void iso__data_parallel_drop_weight(iso__data_parallel *self) {
+    if (!self->carried || has_gradients(self)) return;
+    iso__reducer_drop_weight(self->reducer);
+    self->carried = false;
+}
+
 iso_status iso_data_parallel_add_weight(iso_module *module, double weight) {
     ISO_TRY(iso__data_parallel_check(module));
     iso__data_parallel *self = iso__data_parallel_of(module);
     ISO_CHECK(self->by_weight, ISO_ERR_STATE,
               "the gradients are averaged over ranks: set by_weight of iso_data_parallel_config to "
               "give weights");
-    if (self->carried && !has_gradients(self)) iso__reducer_drop_weight(self->reducer);
+    iso__data_parallel_drop_weight(self);
     self->carried = false;
     return iso_reducer_add_weight(self->reducer, weight);
 }

@@ -68,7 +68,7 @@ typedef struct iso__data_parallel {
     bool joined;       // an iso_join exists
     bool placed;       // parameters and buffers have places (by_name)
     bool by_weight;    // config.by_weight
-    bool carried;      // a backward inside no_sync has used the weights that were added
+    bool carried;      // a backward that exchanged nothing has used the weights that were added
     int64_t first_row; // of this rank's batch in the global one; -1: all batches are equally long
 } iso__data_parallel;
 
@@ -90,6 +90,8 @@ iso_status iso__data_parallel_piece_needed(const iso_pieces *pieces, int k);
 // parameters and buffers places, which later lists follow.
 iso_status iso__data_parallel_take_order(iso__data_parallel *self);
 void iso__data_parallel_drop_order(iso__data_parallel *self); // takes the places away
+// A weight that was carried, with gradients that zero_grad has discarded since, goes with them.
+void iso__data_parallel_drop_weight(iso__data_parallel *self);
 // Installs the hooks on all layers below.
 iso_status iso__data_parallel_link(iso__data_parallel *self, iso_module *module);
 

@@ -58,13 +58,19 @@ static iso_status backward(trainer *t, int step, int64_t first, int64_t rows) {
     return iso_module_backward(t->model, grad, NULL);
 }
 
+// Whose gradients are discarded with their weight.
+static iso_status drop_backward(trainer *t, int step, int64_t first, int64_t rows) {
+    ISO_TRY(backward(t, step + 1, first, rows));
+    iso_module_zero_grad(t->model);
+    return ISO_OK;
+}
+
 // In two backwards of which the first exchanges nothing, if there are rows enough. dropped: after
 // one that is discarded with its weight.
 static iso_status accumulate(trainer *t, int step, int64_t first, int64_t rows, bool dropped) {
     int64_t some = rows / 3;
     ISO_TRY(iso_data_parallel_begin_no_sync(t->model));
-    if (dropped) ISO_TRY(backward(t, step + 1, first, rows));
-    if (dropped) iso_module_zero_grad(t->model);
+    if (dropped) ISO_TRY(drop_backward(t, step, first, rows));
     if (some > 0) ISO_TRY(backward(t, step, first, some));
     ISO_TRY(iso_data_parallel_end_no_sync(t->model));
     return backward(t, step, first + some, rows - some);
@@ -80,6 +86,8 @@ static iso_status train(trainer *t, const way *how, double *norm) {
     for (int step = 0; step < STEPS; step++) {
         int64_t first = first_row(step, rank, ranks), end = first_row(step, rank + 1, ranks);
         iso_optimizer_zero_grad(t->optimizer);
+        if (how->sync == ISO_SYNC_EXPLICIT && how->dropped)
+            ISO_TRY(drop_backward(t, step, first, end - first));
         ISO_TRY(how->accumulates ? accumulate(t, step, first, end - first, how->dropped)
                                  : backward(t, step, first, end - first));
         if (how->sync == ISO_SYNC_EXPLICIT)
@@ -232,6 +240,35 @@ Test(np2_by_weight_modules, misuse_is_told) {
     make_trainer(test_comm, ISO_SYNC_LAZY, false, &t);
     expect_said(iso_data_parallel_add_weight(t.model, 1), ISO_ERR_STATE, "set by_weight");
     trainer_destroy(&t);
+}
+
+// zero_grad discards weights with the gradients of a backward that exchanged nothing.
+Test(np2_by_weight_modules, a_discarded_weight_is_none) {
+    trainer t;
+    settings = (iso_data_parallel_config){0};
+    make_trainer(test_comm, ISO_SYNC_LAZY, true, &t);
+    iso_assert_ok(iso_data_parallel_begin_no_sync(t.model));
+    iso_assert_ok(drop_backward(&t, 0, 0, ROWS / 2));
+    iso_assert_ok(iso_data_parallel_end_no_sync(t.model));
+    expect_said(trainer_backward(&t, 0), ISO_ERR_STATE, "iso_data_parallel_add_weight");
+    trainer_destroy(&t);
+}
+
+// Rank 0 discards its batch and gives no other one.
+Test(np3_by_weight_modules, a_rank_without_gradients_has_weight_0) {
+    double sum = 0, whole = 0;
+    trainer t;
+    for (int with = 0; with < 2; with++) {
+        settings = (iso_data_parallel_config){0};
+        make_trainer(test_comm, ISO_SYNC_EXPLICIT, true, &t);
+        bool drops = with && test_rank == 0;
+        iso_assert_ok(drops ? drop_backward(&t, 0, 0, ROWS / 3) : ISO_OK);
+        iso_assert_ok(test_rank > 0 ? backward(&t, 0, test_rank * 4, ROWS / 3) : ISO_OK);
+        iso_assert_ok(iso_data_parallel_all_reduce_gradients(t.model));
+        iso_assert_ok(iso_clip_grad_norm(t.model, 1e9, 2, with ? &sum : &whole));
+        trainer_destroy(&t);
+    }
+    iso_assert_all(sum == whole && whole > 0);
 }
 
 static iso_status leave_alone(const iso_gradient *g, int count, iso_comm *comm, void *user) {
