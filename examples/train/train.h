@@ -52,7 +52,7 @@ typedef struct train_metrics {
     double seconds;                              // of training, the slowest rank's
     int64_t samples;                             // trained on, all ranks
     // Of an epoch only, of its steps in this process: mean time of a step, and of that waits for
-    // exchanges; each the slowest rank's.
+    // exchanges; each the slowest rank's. NaN if this process made none.
     double step_ms, wait_ms_per_step;
 } train_metrics;
 

@@ -43,14 +43,15 @@ static iso_status stop_clock(train_run *run) {
     return ISO_OK;
 }
 
-// The mean times of the steps since the mark, which is set to this step. Collective.
+// The mean times of the steps since the mark, which is set to this step; NaN without steps: a run
+// that was stopped after the last batch of an epoch resumes at the end of it. Collective.
 static iso_status measure_pace(train_run *run, train_mark *since, double *step_ms,
                                double *wait_ms) {
     double now[2] = {run->steps_ms, run->steps_wait_ms};
     TRY(iso_comm_allreduce_f64(run->world->comm, now, 2, ISO_MAX));
     double steps = (double)(run->at.step - since->step);
-    *step_ms = (now[0] - since->steps_ms) / steps;
-    *wait_ms = (now[1] - since->wait_ms) / steps;
+    *step_ms = steps > 0 ? (now[0] - since->steps_ms) / steps : NAN;
+    *wait_ms = steps > 0 ? (now[1] - since->wait_ms) / steps : NAN;
     *since = (train_mark){run->at.step, now[0], now[1]};
     return ISO_OK;
 }
