@@ -10,34 +10,52 @@ static report_stat stat_of(const report_groups *all, int64_t g, report_value val
     return report_group_stat(all, &all->groups[g], value);
 }
 
+// Means over the seeds of a group; NaN if one of them has no number.
+typedef struct forecast {
+    int64_t group;
+    double target_seconds, seconds;
+} forecast;
+
+// each: room for a prediction for each run.
+static forecast make_forecast(const report_groups *all, int64_t g, report_prediction *each) {
+    const report_group *group = &all->groups[g];
+    forecast out = {.group = g};
+    for (int64_t i = 0; i < group->count; i++) each[i] = report_predict(all->study, group->runs[i]);
+    for (int64_t i = 0; i < group->count; i++) group->room[i] = each[i].target_seconds;
+    out.target_seconds = report_stat_of(group->room, group->count).mean;
+    for (int64_t i = 0; i < group->count; i++) group->room[i] = each[i].seconds;
+    out.seconds = report_stat_of(group->room, group->count).mean;
+    return out;
+}
+
 static double or_never(double seconds) { return isnan(seconds) ? INFINITY : seconds; }
 
 // By the setup, then by the predicted time to the target, then to the end.
-static bool is_ahead(const report_groups *all, int64_t a, int64_t b) {
-    const report_value values[] = {report_predicted_target_seconds, report_predicted_seconds};
-    if (all->groups[a].setup != all->groups[b].setup)
-        return all->groups[a].setup < all->groups[b].setup;
-    for (int i = 0; i < 2; i++) {
-        double x = or_never(stat_of(all, a, values[i]).mean);
-        double y = or_never(stat_of(all, b, values[i]).mean);
-        if (x != y) return x < y;
-    }
-    return false;
+static bool is_ahead(const report_groups *all, const forecast *a, const forecast *b) {
+    int64_t first = all->groups[a->group].setup, second = all->groups[b->group].setup;
+    if (first != second) return first < second;
+    if (or_never(a->target_seconds) != or_never(b->target_seconds))
+        return or_never(a->target_seconds) < or_never(b->target_seconds);
+    return or_never(a->seconds) < or_never(b->seconds);
 }
 
 // Free it; NULL: there is no memory.
-static int64_t *sort_groups(const report_groups *all) {
-    int64_t *order = calloc((size_t)all->count + 1, sizeof(*order));
-    for (int64_t i = 0; order && i < all->count; i++) {
+static forecast *sort_forecasts(const report_groups *all) {
+    forecast *order = calloc((size_t)all->count + 1, sizeof(*order));
+    report_prediction *each = calloc((size_t)all->study->count + 1, sizeof(*each));
+    for (int64_t i = 0; order && each && i < all->count; i++) {
+        forecast new = make_forecast(all, i, each);
         int64_t at = i;
-        for (; at > 0 && is_ahead(all, i, order[at - 1]); at--) order[at] = order[at - 1];
-        order[at] = i;
+        for (; at > 0 && is_ahead(all, &new, &order[at - 1]); at--) order[at] = order[at - 1];
+        order[at] = new;
     }
-    return order;
+    if (!each) free(order);
+    free(each);
+    return each ? order : NULL;
 }
 
-static bool is_first(const report_groups *all, const int64_t *order, int64_t at) {
-    return at == 0 || all->groups[order[at]].setup != all->groups[order[at - 1]].setup;
+static bool is_first(const report_groups *all, const forecast *order, int64_t at) {
+    return at == 0 || all->groups[order[at].group].setup != all->groups[order[at - 1].group].setup;
 }
 
 // ---- The page -----------------------------------------------------------------------------------
@@ -49,28 +67,24 @@ static void write_cell(FILE *to, double seconds) {
         fputs("<td></td>", to);
 }
 
-static void write_winner(FILE *to, const report_groups *all, int64_t g) {
-    double target = stat_of(all, g, report_predicted_target_seconds).mean;
-    double end = stat_of(all, g, report_predicted_seconds).mean;
-    if (isnan(end)) return;
+static void write_winner(FILE *to, const report_groups *all, const forecast *winner) {
+    if (isnan(winner->seconds)) return;
     fputs("<p>Predicted winner: <b>", to);
-    report_escape(to, all->groups[g].label);
-    if (isnan(target))
-        fprintf(to, "</b>, %.1f s to the end.</p>\n", end);
+    report_escape(to, all->groups[winner->group].label);
+    if (isnan(winner->target_seconds))
+        fprintf(to, "</b>, %.1f s to the end.</p>\n", winner->seconds);
     else
-        fprintf(to, "</b>, %.1f s to %.4g %% test accuracy.</p>\n", target,
+        fprintf(to, "</b>, %.1f s to %.4g %% test accuracy.</p>\n", winner->target_seconds,
                 100 * all->study->target);
 }
 
 void report_write_predictions(FILE *to, const report_groups *all) {
-    static const report_value values[] = {report_target_seconds, report_predicted_target_seconds,
-                                          report_seconds, report_predicted_seconds};
     const report_network *network = &all->study->network;
-    int64_t *order = network->rate > 0 ? sort_groups(all) : NULL;
+    forecast *order = network->rate > 0 ? sort_forecasts(all) : NULL;
     if (!order) return;
     fprintf(to, "<h2>Predicted on a network of %.6g Mbit/s</h2>\n", network->rate);
     for (int64_t i = 0; i < all->count; i++)
-        if (is_first(all, order, i)) write_winner(to, all, order[i]);
+        if (is_first(all, order, i)) write_winner(to, all, &order[i]);
     fprintf(to,
             "<p class=\"note\">Each node sends and receives at %.6g Mbit/s, with %.6g ms more "
             "latency than when the runs were measured. Computing, steps and bytes are those of the "
@@ -84,9 +98,12 @@ void report_write_predictions(FILE *to, const report_groups *all) {
             network->rate, network->latency);
     for (int64_t i = 0; i < all->count; i++) {
         fputs("<tr><td class=\"text\">", to);
-        report_write_label(to, all, order[i]);
+        report_write_label(to, all, order[i].group);
         fputs("</td>", to);
-        for (int k = 0; k < 4; k++) write_cell(to, stat_of(all, order[i], values[k]).mean);
+        write_cell(to, stat_of(all, order[i].group, report_target_seconds).mean);
+        write_cell(to, order[i].target_seconds);
+        write_cell(to, stat_of(all, order[i].group, report_seconds).mean);
+        write_cell(to, order[i].seconds);
         fputs("</tr>\n", to);
     }
     fputs("</table></div>\n", to);
@@ -105,19 +122,19 @@ static void write_number(FILE *to, double number) {
 // Names have no quotes or commas.
 void report_write_predicted(FILE *to, const report_groups *all) {
     const report_network *network = &all->study->network;
-    int64_t *order = sort_groups(all);
+    forecast *order = sort_forecasts(all);
     fputs("run,setup,place,rate_mbit,latency_ms,seeds,seconds_to_target,"
           "predicted_seconds_to_target,seconds,predicted_seconds\r\n",
           to);
     for (int64_t i = 0, place = 1; order && i < all->count; i++, place++) {
-        const report_group *group = &all->groups[order[i]];
+        const report_group *group = &all->groups[order[i].group];
         if (is_first(all, order, i)) place = 1;
         fprintf(to, "%s,%s,%lld,%.10g,%.10g,%lld", group->name, all->setups[group->setup].letter,
                 (long long)place, network->rate, network->latency, (long long)group->count);
-        write_number(to, stat_of(all, order[i], report_target_seconds).mean);
-        write_number(to, stat_of(all, order[i], report_predicted_target_seconds).mean);
-        write_number(to, stat_of(all, order[i], report_seconds).mean);
-        write_number(to, stat_of(all, order[i], report_predicted_seconds).mean);
+        write_number(to, stat_of(all, order[i].group, report_target_seconds).mean);
+        write_number(to, order[i].target_seconds);
+        write_number(to, stat_of(all, order[i].group, report_seconds).mean);
+        write_number(to, order[i].seconds);
         fputs("\r\n", to);
     }
     free(order);

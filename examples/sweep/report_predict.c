@@ -5,6 +5,7 @@
 #include "report_predict.h"
 
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 // Of TCP over Ethernet: 1448 bytes of data in a frame of 1514.
@@ -93,13 +94,18 @@ static double bytes_scale(const report_run *run) {
     return run->points[run->point_count - 1].parameters / own;
 }
 
+// The first evaluation from this step on; their number: there is none.
+static int64_t point_from(const report_run *run, double step) {
+    int64_t i = 0;
+    while (i < run->point_count && !(run->points[i].step >= step)) i++;
+    return i;
+}
+
 // The step in which the program waits for an exchange that it sent earlier: to merge it or, if that
 // comes first, to evaluate.
 static double wait_step(const report_run *run, const report_sync *sync) {
-    double sent = sync->step - of_number(sync->age, 0);
-    for (int64_t i = 0; i < run->point_count; i++)
-        if (run->points[i].step >= sent) return fmin(run->points[i].step, sync->step);
-    return sync->step;
+    int64_t i = point_from(run, sync->step - of_number(sync->age, 0));
+    return i < run->point_count ? fmin(run->points[i].step, sync->step) : sync->step;
 }
 
 // An automatic wait grows up to the period, and an automatic period with it.
@@ -125,26 +131,29 @@ static double timing_ms(const report *study, const report_run *run, double bytes
 
 // ---- The whole ----------------------------------------------------------------------------------
 
-static double interval_ms(const report *study, const report_run *run, int64_t i) {
-    interval in = interval_of(run, i);
-    double from = i > 0 ? run->points[i - 1].step : 0, to = run->points[i].step;
-    double of_syncs = 0, then = 0, scale = is_periodic(run) ? bytes_scale(run) : 0;
+// For exchanges of parameters, in an interval.
+typedef struct waits {
+    double was, then; // ms
+} waits;
+
+static void add_waits(const report *study, const report_run *run, waits *of) {
+    double scale = bytes_scale(run);
     for (int64_t s = 0; s < run->sync_count; s++) {
         const report_sync *sync = &run->syncs[s];
         double at = wait_step(run, sync);
-        if (!(at > from && at <= to)) continue;
-        if (s == 0) then += timing_ms(study, run, sync->between * scale);
-        of_syncs += sync->wait_ms;
-        then += sync_wait(study, run, sync, sync->between * scale, in.compute_ms);
+        int64_t i = point_from(run, at);
+        if (!(at > 0) || i == run->point_count) continue;
+        if (s == 0) of[i].then += timing_ms(study, run, sync->between * scale);
+        of[i].was += sync->wait_ms;
+        double compute = interval_of(run, i).compute_ms;
+        of[i].then += sync_wait(study, run, sync, sync->between * scale, compute);
     }
-    then += gradient_wait(study, run, &in, left_of(in.wait_ms, of_syncs));
-    return in.steps * in.compute_ms + then;
 }
 
-static double seconds_until(const report *study, const report_run *run, int64_t last) {
-    double ms = 0;
-    for (int64_t i = 0; i <= last; i++) ms += interval_ms(study, run, i);
-    return ms / 1e3;
+static double interval_ms(const report *study, const report_run *run, int64_t i, const waits *of) {
+    interval in = interval_of(run, i);
+    double then = of->then + gradient_wait(study, run, &in, left_of(in.wait_ms, of->was));
+    return in.steps * in.compute_ms + then;
 }
 
 // Logs of older versions lack some numbers.
@@ -154,15 +163,27 @@ static bool is_predictable(const report *study, const report_run *run) {
     return !isnan(last.wait_ms) && !isnan(last.gradients);
 }
 
-double report_predicted_seconds(const report *study, const report_run *run) {
-    if (!is_predictable(study, run)) return NAN;
+static report_prediction add_intervals(const report *study, const report_run *run,
+                                       const waits *of) {
+    const report_point *at = report_reached(run, study->target);
     const report_point *end = &run->points[run->point_count - 1];
-    double rest = end->step < run->steps ? run->seconds - end->seconds : 0;
-    return seconds_until(study, run, run->point_count - 1) + rest;
+    report_prediction out = {NAN, NAN};
+    double ms = 0;
+    for (int64_t i = 0; i < run->point_count; i++) {
+        ms += interval_ms(study, run, i, &of[i]);
+        if (at == &run->points[i]) out.target_seconds = ms / 1e3;
+    }
+    out.seconds = ms / 1e3 + (end->step < run->steps ? run->seconds - end->seconds : 0);
+    return out;
 }
 
-double report_predicted_target_seconds(const report *study, const report_run *run) {
-    const report_point *at = report_reached(run, study->target);
-    if (!at || !is_predictable(study, run)) return NAN;
-    return seconds_until(study, run, at - run->points);
+report_prediction report_predict(const report *study, const report_run *run) {
+    report_prediction out = {NAN, NAN};
+    if (!is_predictable(study, run)) return out;
+    waits *of = calloc((size_t)run->point_count, sizeof(*of));
+    if (!of) return out;
+    if (is_periodic(run)) add_waits(study, run, of);
+    out = add_intervals(study, run, of);
+    free(of);
+    return out;
 }

@@ -5,12 +5,15 @@
 
 #include "report_groups.h"
 
-// Training time of the run, and until the target, with the same steps. Computing takes what it
-// took. An exchange takes the larger of what it took and what its bytes take at network.rate, with
-// headers, plus the latency; so a faster network than that of the run gains nothing. NaN: no
+typedef struct report_prediction {
+    double target_seconds, seconds;
+} report_prediction;
+
+// Training time until the target, and of the whole run, with the same steps. Computing takes what
+// it took. An exchange takes the larger of what it took and what its bytes take at network.rate,
+// with headers, plus the latency; so a faster network than that of the run gains nothing. NaN: no
 // network is given, the target was not reached, or the log lacks what the prediction needs.
-double report_predicted_seconds(const report *study, const report_run *run);
-double report_predicted_target_seconds(const report *study, const report_run *run);
+report_prediction report_predict(const report *study, const report_run *run);
 
 // A table of the page, with the predicted winner of each setup; nothing without a network.
 void report_write_predictions(FILE *to, const report_groups *all);

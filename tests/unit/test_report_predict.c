@@ -34,6 +34,13 @@ static report_run run_of(report_point *points, int count, char *settings, double
                         .exchange_alone_ms = alone};
 }
 
+static double predicted_seconds(const report *of, const report_run *run) {
+    return report_predict(of, run).seconds;
+}
+static double predicted_target_seconds(const report *of, const report_run *run) {
+    return report_predict(of, run).target_seconds;
+}
+
 static void assert_near(double got, double want) {
     cr_assert(fabs(got - want) < 1e-9, "%.12g, not %.12g", got, want);
 }
@@ -41,12 +48,12 @@ static void assert_near(double got, double want) {
 Test(report_predict, blocking_waits_for_all_of_it) {
     report_point points[] = {point_of(1, 10, 100), point_of(2, 10, 100)};
     report_run run = run_of(points, 2, "--sync blocking\n", 12);
-    assert_near(report_predicted_seconds(&study, &run), 2 * STEPS * (COMPUTE + 100) / 1e3);
-    assert_near(report_predicted_target_seconds(&study, &run), 2 * STEPS * 0.12);
+    assert_near(predicted_seconds(&study, &run), 2 * STEPS * (COMPUTE + 100) / 1e3);
+    assert_near(predicted_target_seconds(&study, &run), 2 * STEPS * 0.12);
     points[0].test_accuracy = 0.95;
-    assert_near(report_predicted_target_seconds(&study, &run), STEPS * 0.12);
+    assert_near(predicted_target_seconds(&study, &run), STEPS * 0.12);
     points[0].test_accuracy = points[1].test_accuracy = 0.5;
-    cr_assert(isnan(report_predicted_target_seconds(&study, &run)));
+    cr_assert(isnan(predicted_target_seconds(&study, &run)));
 }
 
 // Of 40 ms it hid 15. It waited for 5/8 of them: so it could hide 3/8 of the other 5 ms, too. Then
@@ -54,28 +61,27 @@ Test(report_predict, blocking_waits_for_all_of_it) {
 Test(report_predict, lazy_hides_what_it_has_shown) {
     report_point points[] = {point_of(1, 25, 100)};
     report_run run = run_of(points, 1, "--sync lazy\n", 40);
-    assert_near(report_predicted_seconds(&study, &run),
-                STEPS * (COMPUTE + 100 - 16.875 + 1.875) / 1e3);
+    assert_near(predicted_seconds(&study, &run), STEPS * (COMPUTE + 100 - 16.875 + 1.875) / 1e3);
 }
 
 Test(report_predict, lazy_without_waits_may_hide_up_to_all_that_it_computes) {
     report_point points[] = {point_of(1, 0, 100)};
     report_run run = run_of(points, 1, "--sync lazy\n", 5);
-    assert_near(report_predicted_seconds(&study, &run), STEPS * 0.1);
+    assert_near(predicted_seconds(&study, &run), STEPS * 0.1);
 }
 
 Test(report_predict, a_faster_network_gains_nothing) {
     report report_fast = {.network = {.rate = 1e6}};
     report_point points[] = {point_of(1, 25, 100)};
     report_run run = run_of(points, 1, "--sync lazy\n", 40);
-    assert_near(report_predicted_seconds(&report_fast, &run), run.seconds);
+    assert_near(predicted_seconds(&report_fast, &run), run.seconds);
 }
 
 Test(report_predict, one_node_takes_what_it_took) {
     report_point points[] = {point_of(1, 25, 0)};
     report_run run = run_of(points, 1, "--sync lazy\n", 40);
     run.nodes = 1;
-    assert_near(report_predicted_seconds(&study, &run), run.seconds);
+    assert_near(predicted_seconds(&study, &run), run.seconds);
 }
 
 // 4 nodes: 4 messages in turn, and half the bytes for each.
@@ -84,7 +90,7 @@ Test(report_predict, latency_counts_for_each_message_in_turn) {
     report_point points[] = {point_of(1, 10, 100)};
     report_run run = run_of(points, 1, "--sync blocking\n", 12);
     run.nodes = 4;
-    assert_near(report_predicted_seconds(&slow, &run), STEPS * (COMPUTE + 50 + 12) / 1e3);
+    assert_near(predicted_seconds(&slow, &run), STEPS * (COMPUTE + 50 + 12) / 1e3);
 }
 
 // ---- Exchanges of parameters --------------------------------------------------------------------
@@ -108,7 +114,7 @@ static double periodic(double age, double period, const char *period_asked, cons
     run.sync_count = 1;
     strcpy(run.period_requested, period_asked);
     strcpy(run.wait_requested, wait_asked);
-    return report_predicted_seconds(&study, &run);
+    return predicted_seconds(&study, &run);
 }
 
 Test(report_predict, exchanges_of_parameters_hide_behind_the_steps_until_the_merge) {
@@ -134,8 +140,8 @@ Test(report_predict, an_evaluation_ends_what_is_hidden) {
     points[0].test_accuracy = 1;
     run.syncs = &sync;
     run.sync_count = 1;
-    assert_near(report_predicted_seconds(&study, &run), 0.4 + 0.06);
-    assert_near(report_predicted_target_seconds(&study, &run), 0.2 + 0.06);
+    assert_near(predicted_seconds(&study, &run), 0.4 + 0.06);
+    assert_near(predicted_target_seconds(&study, &run), 0.2 + 0.06);
 }
 
 // In phases that average gradients each step sends 2 (nodes - 1) times the gradients.
@@ -149,20 +155,20 @@ Test(report_predict, gradients_of_a_warm_up_count_for_the_steps_that_sent_them) 
     points[1].between = bytes_for(210);
     run.syncs = &sync;
     run.sync_count = 1;
-    assert_near(report_predicted_seconds(&study, &run), 0.4 + 2 * 0.08);
+    assert_near(predicted_seconds(&study, &run), 0.4 + 2 * 0.08);
 }
 
 Test(report_predict, logs_that_lack_numbers_are_not_predicted) {
     report_point points[] = {point_of(1, 10, 100)};
     report_run run = run_of(points, 1, "--sync lazy\n", 12);
-    cr_assert(!isnan(report_predicted_seconds(&study, &run)));
+    cr_assert(!isnan(predicted_seconds(&study, &run)));
     points[0].between = NAN;
-    cr_assert(isnan(report_predicted_seconds(&study, &run)));
+    cr_assert(isnan(predicted_seconds(&study, &run)));
     points[0].between = 1;
     points[0].wait_ms_per_step = NAN;
     run.wait_ms_per_step = NAN;
-    cr_assert(isnan(report_predicted_seconds(&study, &run)));
+    cr_assert(isnan(predicted_seconds(&study, &run)));
     run.wait_ms_per_step = 10; // of the whole run
-    cr_assert(!isnan(report_predicted_seconds(&study, &run)));
-    cr_assert(isnan(report_predicted_seconds(&(report){.target = 0.9}, &run)));
+    cr_assert(!isnan(predicted_seconds(&study, &run)));
+    cr_assert(isnan(predicted_seconds(&(report){.target = 0.9}, &run)));
 }
