@@ -332,8 +332,8 @@ iso_status train_state_load(train_run *run);
 // The exit code of a program whose run was stopped by a signal and can be resumed: EX_TEMPFAIL.
 #define TRAIN_STOPPED 75
 
-// Local. From here on SIGUSR1 and SIGUSR2, before a run begins, have it stopped after its first
-// step. Without it they end the program, as SIGINT and SIGTERM do until a run begins.
+// Local. From here on, a SIGUSR1 or SIGUSR2 that comes before a run begins stops it after its first
+// step. Without this call they end the program, as SIGINT and SIGTERM do until a run begins.
 void train_stop_catch(void);
 // Local. Between begin and end, signals have a run with a checkpoint stopped, see train_stop_check;
 // SIGINT and SIGTERM that are repeated after a second, and all signals without a checkpoint, end
@@ -384,9 +384,8 @@ typedef struct train_straggler {
 } train_straggler;
 // lag_ms[r * buckets + b]: from the moment when bucket b was ready on rank r to the end of its
 // exchange. wait_ms[r]: what the rank waits in a step, the median: a single long step of a rank
-// makes no straggler. A straggler is later than the median of the
-// others by more than a tenth of a step, which must also be its cost, and by more than half a
-// millisecond.
+// makes no straggler. Both the lateness and the cost of a straggler exceed
+// a tenth of a step and half a millisecond.
 train_straggler train_find_straggler(int ranks, int buckets, const double *lag_ms,
                                      const double *wait_ms, double step_ms);
 // Collective. Logs what each rank waits, and the straggler; rank 0 prints them to `to`, if not

@@ -207,7 +207,8 @@ const train_option train_option_table[] = {
     OF(HEADING, .meaning = "Output"),
     OF(OUTSIDE, SWITCH("buckets", buckets), .meaning = "print which gradients travel together"),
     OF(OUTSIDE, SWITCH("stats", stats),
-       .meaning = "print when each bucket is ready, sent, received and needed, and the straggler"),
+       .meaning = "print when each bucket is ready, sent, received and needed, and which rank the "
+                  "others wait for"),
     OF(OUTSIDE, SWITCH("quiet", quiet), .meaning = "print only errors and the library's warnings"),
     OF(OUTSIDE, SWITCH("help", help), .meaning = "print this text"),
     OF(OUTSIDE, SWITCH("help-env", help_env),

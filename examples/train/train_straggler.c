@@ -90,11 +90,8 @@ static void log_straggler(iso_json_log *log, const train_straggler *s, const cha
 static void tell_straggler(FILE *to, const train_straggler *s, const char *host, const char *layers,
                            double step_ms) {
     if (s->rank < 0)
-        fprintf(
-            to,
-            "no straggler: no rank's gradients are regularly so late that the others wait for it "
-            "more than %.0f %% of a step\n",
-            100 * LEAST_PART);
+        fprintf(to, "no straggler: the others wait for no rank for more than %.0f %% of a step\n",
+                100 * LEAST_PART);
     else
         fprintf(to,
                 "straggler: rank %d on %s: its gradients are regularly %.2f ms later than those of "

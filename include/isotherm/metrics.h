@@ -49,8 +49,8 @@ typedef struct iso_event_log iso_event_log;
 iso_status iso_event_log_create(const char *folder, iso_event_log **out);
 // Closes and frees the log. ISO_ERR_IO if any write failed. Accepts a NULL log.
 iso_status iso_event_log_close(iso_event_log **log);
-// Local. The number of event files in FOLDER (0 if there is no such folder); remove them. Other
-// files stay.
+// Local. count: the number of event files in FOLDER; 0 if there is no such folder. remove: removes
+// them; other files stay.
 iso_status iso_event_log_count(const char *folder, int64_t *out);
 iso_status iso_event_log_remove(const char *folder);
 // To write an event, begin it with its step, add values, and end it: then it is flushed. An event

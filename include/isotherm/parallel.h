@@ -122,7 +122,7 @@ typedef struct iso_data_parallel_config {
     // so is the saved state of the optimizer. A tied parameter has the name of its first place. So
     // register the modules that share it in one order. Random numbers of layers (dropout) follow
     // each rank's own order. ISO_ERR_MISMATCH on every rank if a rank lacks a name, or has another
-    // shape or type with it; the message has the rank and the name.
+    // shape or type under that name; the message has the rank and the name.
     bool by_name;
     // true: each rank's gradients are sums over its tokens or samples, and the sums over ranks are
     // divided by their total number (fairseq: sample_size), see iso_reducer_config.by_weight. Each

@@ -42,8 +42,8 @@ static const env_entry env_table[ISO_ENV_COUNT] = {
                           "folder for the flight recorder's files, which iso-postmortem reads",
                           .text = true},
     [ISO_ENV_STALL_WARN] = {"ISO_STALL_WARN", "30",
-                            "seconds before a wait warns and names the ranks that keep the others "
-                            "waiting, and again when it has doubled; 0: never",
+                            "seconds after which a waiting rank warns and names the ranks that it "
+                            "waits for, and again whenever the wait has doubled; 0: never",
                             .high = 1e9},
     [ISO_ENV_RANKS_PER_NODE] = {"ISO_RANKS_PER_NODE", "ranks that share memory",
                                 "number of consecutive ranks that form a node", .low = 1,

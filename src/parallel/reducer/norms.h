@@ -21,7 +21,7 @@ double *iso__norms_own(iso__norms *n, int bucket);
 iso_status iso__norms_send(iso__norms *n, int bucket);
 // The buckets that hold pieces of the parameters of this bucket: *low to *high.
 void iso__norms_range(const iso__norms *n, int bucket, int *low, int *high);
-bool iso__norms_are_here(const iso__norms *n, int bucket); // those sent latest have arrived
+bool iso__norms_are_here(const iso__norms *n, int bucket); // those of the latest list have arrived
 iso_status iso__norms_wait(iso__norms *n, int bucket, iso__channel_idle idle, void *user);
 // The sums of a slot's parameter: over its pieces, and of each over the ranks, in their order. The
 // same bits on all ranks.
