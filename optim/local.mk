@@ -57,6 +57,7 @@ libiso_core_la_SOURCES += \
     optim/resume/resume_impl.h \
     optim/resume/resume_load.c \
     optim/resume/resume_match.c \
+    optim/resume/resume_ranks.c \
     optim/resume/resume_save.c \
     optim/resume/resume_state.c \
     optim/resume/resume_tidy.c \

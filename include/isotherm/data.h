@@ -348,6 +348,12 @@ void iso_loader_get_state(const iso_loader *loader, iso_loader_state *out);
 // ISO_ERR_MISMATCH if the loader has other settings than the state; the message names the first
 // one, and nothing is changed.
 iso_status iso_loader_set_state(iso_loader *loader, const iso_loader_state *state);
+// Local. Converts the state of a loader on another number of ranks, or with another batch, to one
+// with the loader's ranks and batch: the next batch begins with the same sample of the same
+// permutation. Where ranks * batch is as before, all batches have the same samples, except for
+// those that PAD repeats. ISO_ERR_MISMATCH if no batch of the loader begins there, or if the order
+// depends on the number of ranks: with SHARE, OVERLAP or shards. Nothing is changed on failure.
+iso_status iso_loader_convert_state(const iso_loader *loader, iso_loader_state *state);
 
 #ifdef __cplusplus
 }

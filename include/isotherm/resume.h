@@ -31,6 +31,24 @@ void iso_state_destroy(iso_state **state);
 iso_status iso_state_add(iso_state *state, iso_state_owner owner, const char *name,
                          iso_state_type type, int64_t count, void *data);
 
+// What an entry that each rank has of its own becomes, the same on all ranks, when another number
+// of ranks loads it.
+typedef enum iso_own_rule {
+    ISO_OWN_REFUSED, // loading fails (the default)
+    ISO_OWN_RANK0,   // that of rank 0
+    ISO_OWN_MEAN,    // the mean over the ranks that saved it; of integers, the largest
+    ISO_OWN_SUM,     // the sum over them
+    ISO_OWN_ZERO     // zeros
+} iso_own_rule;
+// Sets the rule of an entry that was added with ISO_STATE_OWN. ISO_ERR_ARG if there is none of that
+// name, or if it has bytes (ISO_STATE_U8) and the rule is MEAN or SUM.
+iso_status iso_state_set_own_rule(iso_state *state, const char *name, iso_own_rule rule);
+// Lets iso_resume_load take a set that another number of ranks saved, too: call it before loading,
+// on all ranks. Loading sets *saved_ranks to the number of ranks that saved the set; it is borrowed
+// until the state is destroyed. The program must then train on the same global batches as before:
+// iso_loader_convert_state converts the position in the data.
+void iso_state_accept_ranks(iso_state *state, int64_t *saved_ranks);
+
 // Collective. Adds the complete state of module and optimizer:
 //
 //   param/NAME             parameters
@@ -47,7 +65,17 @@ iso_status iso_state_add(iso_state *state, iso_state_owner owner, const char *na
 // an older version lacks it, the step of the parameter's group is used.
 //
 // Call it between steps, in training mode. It completes pending updates, so the list is valid until
-// the next step: create a new one for each save. Gradients are not saved. ISO_ERR_UNSUPPORTED for a
+// the next step: create a new one for each save. Gradients are not saved.
+//
+// Another number of ranks may load it (iso_state_accept_ranks) unless ranks may have different
+// parameters. Parameters, optimizer state (with ZeRO, too) and hyperparameters are those of all
+// ranks. Buffers become the mean over the ranks that saved them; counts, the largest. hook_state
+// becomes 0, except for the number of exchanges that a hook with phases has counted: so error
+// feedback is dropped, and PowerSGD draws new columns. Rank r takes the random state of dropout
+// layers of rank r modulo the number of saved ranks: as masks depend on the row in the global
+// batch, they are those of the run that was saved.
+//
+// ISO_ERR_UNSUPPORTED for a
 // user-defined optimizer without a state function, and for a model with several optimizers.
 iso_status iso_training_state(iso_module *module, iso_optimizer *optimizer, iso_state *state);
 // Collective. Call it once after loading: adapts module and optimizer to the loaded state.
@@ -75,8 +103,12 @@ iso_status iso_resume_newest(const char *path, int64_t *step);
 iso_status iso_resume_remove(const char *path);
 // Collective. Loads the newest set that is complete and undamaged on all ranks; *step is its step.
 // It skips damaged and incomplete newer sets, with a warning that names the file. ISO_ERR_MISMATCH
-// if the set was saved by another number of ranks or with another model or settings; ISO_ERR_IO if
-// there is no set, or none that is complete and undamaged. Nothing is changed on failure.
+// if the set was saved by another number of ranks (but see iso_state_accept_ranks) or with another
+// model or settings; ISO_ERR_IO if there is no set, or none that is complete and undamaged. Nothing
+// is changed on failure.
+//
+// If another number of ranks saved the set, rank 0 reads the files of all ranks: they must be where
+// it reads its own. ISO_ERR_MISMATCH for an own entry without a rule; the message names it.
 iso_status iso_resume_load(iso_comm *comm, const char *path, const iso_state *state, int64_t *step);
 // Collective. Copies one shared entry of `bytes` bytes to `data`, from the newest set in which it
 // is undamaged. This lets a program read its saved settings before it creates the model.

@@ -9,6 +9,13 @@
 
 // ---- The list (state_list.c) ----------------------------------------------------------------------
 
+// What an own array becomes on another number of ranks. kept: with ISO_OWN_ZERO, the number of
+// first elements that are rank 0's instead.
+typedef struct iso__own_merge {
+    iso_own_rule rule;
+    int64_t kept;
+} iso__own_merge;
+
 struct iso_state {
     // One list for each iso_state_owner. A name and its shape are one allocation; tensors are
     // retained.
@@ -20,6 +27,10 @@ struct iso_state {
     void **place;
     int64_t *table;
     int places, place_room, row;
+    // Of each array of ISO_STATE_OWN.
+    iso__own_merge *merge;
+    int merge_room;
+    int64_t *saved_ranks; // NULL: sets of another number of ranks are refused
 };
 
 // As iso_state_add, with a shape, and a name formatted as by printf.
@@ -39,6 +50,8 @@ iso_status iso__state_add_new_i64(iso_state *state, int64_t *number, const char 
     __attribute__((format(printf, 3, 4)));
 // Adds a number of 8 bytes to the table.
 iso_status iso__state_add_place(iso_state *state, void *place);
+// The rule of the array that was added last, which is an own one.
+void iso__state_rule(iso_state *state, iso_own_rule rule, int64_t kept);
 // After loading: writes the numbers of this rank's row back to their modules (resume_state.c).
 void iso__state_scatter(const iso_state *state);
 
@@ -89,6 +102,27 @@ iso_status iso__set_open(const char *file, iso__safetensors *out, iso__set_head 
 iso_status iso__set_load(iso__safetensors *file);
 // The same for one array instead of all. Call it right after opening.
 iso_status iso__set_load_one(iso__safetensors *file, const iso__stored *stored, void *data);
+
+// ---- Another number of ranks (resume_ranks.c) -----------------------------------------------------
+
+// The file of a rank in the set of `shared`, the head of its shared file. A run that was stopped
+// while it saved this step again may have put it aside.
+void iso__set_own_path(const char *path, const iso__set_head *shared, int rank,
+                       char text[ISO__PATH_ROOM]);
+// The bytes of an own array, a multiple of 8, and of all of them.
+size_t iso__own_room(const iso__array *array);
+size_t iso__own_bytes(const iso_state *state);
+int iso__own_zeros(const iso_state *state); // the number of those with ISO_OWN_ZERO
+// Reads the files of all ranks of a set and writes to `out` what the own arrays become, one after
+// the other. ISO_ERR_FORMAT or ISO_ERR_IO: the set is damaged or incomplete.
+iso_status iso__own_merge_all(const char *path, const iso__set_head *shared, const iso_state *state,
+                              char *out);
+// Collective. ISO_ERR_MISMATCH unless all ranks list the same own entries with the same rules.
+iso_status iso__own_match(iso_comm *comm, const iso_state *state);
+// As iso__safetensors_match for the shared arrays, whose forward_counters may have another number
+// of rows; *rows is it.
+iso_status iso__shared_match(const iso__safetensors *file, const iso_state *state, int saved_ranks,
+                             int64_t *rows);
 
 // ---- All ranks ------------------------------------------------------------------------------------
 

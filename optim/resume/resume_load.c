@@ -15,14 +15,20 @@ typedef struct load {
     iso__safetensors file[2]; // of each iso_state_owner; shared: on rank 0
     int64_t *begin;           // of each shared entry, in the data of its file; -1: not there
     void *data;               // of the shared file, on other ranks than 0
+    int64_t rows;             // of forward_counters in it
+    void *merged;             // own arrays, if another number of ranks saved the set
 } load;
+
+// Whether another number of ranks saved the set.
+static bool is_foreign(const load *l) { return l->head.ranks != iso_comm_size(l->comm); }
 
 static void forget_set(load *l) {
     for (int k = 0; k < 2; k++) iso__safetensors_close(&l->file[k]);
     iso__free(l->begin);
     iso__free(l->data);
+    iso__free(l->merged);
     l->begin = NULL;
-    l->data = NULL;
+    l->data = l->merged = NULL;
 }
 
 // ---- One file -----------------------------------------------------------------------------------
@@ -32,6 +38,7 @@ static iso_status check_head(const load *l, const iso__safetensors *file, const 
     int ranks = iso_comm_size(l->comm);
     ISO_CHECK(head->step == l->step && head->rank == rank, ISO_ERR_FORMAT,
               "%s is not what its name says: it was saved under another one", file->path);
+    if (l->state->saved_ranks && head->ranks > 0 && head->ranks != ranks) return ISO_OK;
     ISO_CHECK(head->ranks == ranks, ISO_ERR_MISMATCH,
               "%s was saved by %d rank%s and this run has %d: resume with the same number",
               file->path, head->ranks, ISO_PLURAL(head->ranks), ranks);
@@ -52,7 +59,10 @@ static iso_status read_file(load *l, const char *name, iso_state_owner owner) {
     ISO_TRY(check_head(l, file, &head, shared ? ISO__SHARED_FILE : iso_comm_rank(l->comm)));
     ISO_CHECK(shared || head.set == l->head.set, ISO_ERR_FORMAT,
               "%s and the other files of step %" PRId64 " belong to different sets", name, l->step);
-    ISO_TRY(iso__safetensors_match(file, l->state->array[owner], l->state->count[owner]));
+    if (shared)
+        ISO_TRY(iso__shared_match(file, l->state, head.ranks, &l->rows));
+    else
+        ISO_TRY(iso__safetensors_match(file, l->state->array[owner], l->state->count[owner]));
     ISO_TRY(iso__set_load(file));
     if (shared) l->head = head;
     return ISO_OK;
@@ -64,18 +74,9 @@ static iso_status read_shared(load *l) {
     return read_file(l, name, ISO_STATE_SHARED);
 }
 
-// A run that was stopped while it saved this step again may have put the file aside.
 static iso_status read_own(load *l) {
-    char name[ISO__PATH_ROOM], aside[ISO__PATH_ROOM];
-    int rank = iso_comm_rank(l->comm);
-    iso__safetensors old;
-    iso__set_head head;
-    iso__set_path(l->path, l->step, rank, "", name);
-    iso__set_path(l->path, l->step, rank, ".old", aside);
-    if (iso__set_open(aside, &old, &head) >= 0) {
-        iso__safetensors_close(&old);
-        if (head.set == l->head.set) return read_file(l, aside, ISO_STATE_OWN);
-    }
+    char name[ISO__PATH_ROOM];
+    iso__set_own_path(l->path, &l->head, iso_comm_rank(l->comm), name);
     return read_file(l, name, ISO_STATE_OWN);
 }
 
@@ -112,6 +113,7 @@ static iso_status share_file(load *l) {
     bool root = iso_comm_rank(l->comm) == 0;
     int64_t bytes = file->data_bytes;
     ISO_TRY(iso_comm_bcast(l->comm, &bytes, sizeof(bytes), 0));
+    ISO_TRY(iso_comm_bcast(l->comm, &l->rows, sizeof(l->rows), 0));
     ISO_TRY(iso_comm_agree(l->comm, alloc_shared(l, bytes)));
     for (int i = 0; root && i < count; i++)
         l->begin[i] = begin_of(file, &l->state->array[ISO_STATE_SHARED][i]);
@@ -120,12 +122,25 @@ static iso_status share_file(load *l) {
     return ISO_OK;
 }
 
+// What ranks of their own become where another number of them goes on, from rank 0, which reads it.
+static iso_status merge_own(load *l) {
+    size_t bytes = iso__own_bytes(l->state);
+    bool root = iso_comm_rank(l->comm) == 0;
+    ISO_TRY(iso__own_match(l->comm, l->state));
+    ISO_TRY(iso_comm_agree(l->comm, iso__alloc(bytes + 1, &l->merged)));
+    iso_status mine = root ? iso__own_merge_all(l->path, &l->head, l->state, l->merged) : ISO_OK;
+    iso_status status = agree_verdict(l->comm, mine);
+    if (status != ISO_OK) return status;
+    if (bytes > 0) ISO_TRY(iso_comm_bcast(l->comm, l->merged, bytes, 0));
+    return ISO_OK;
+}
+
 static iso_status try_set(load *l) {
     bool root = iso_comm_rank(l->comm) == 0;
     iso_status status = agree_verdict(l->comm, root ? read_shared(l) : ISO_OK);
     if (status != ISO_OK) return status;
     ISO_TRY(iso_comm_bcast(l->comm, &l->head, sizeof(l->head), 0));
-    status = agree_verdict(l->comm, l->own ? read_own(l) : ISO_OK);
+    status = is_foreign(l) ? merge_own(l) : agree_verdict(l->comm, l->own ? read_own(l) : ISO_OK);
     if (status != ISO_OK) return status;
     ISO_TRY(share_file(l));
     return ISO_OK;
@@ -143,17 +158,63 @@ static iso_status place_array(const iso__array *array, const char *data, int64_t
     return ISO_OK;
 }
 
-static iso_status place_all(const load *l) {
-    const iso__safetensors *own = &l->file[ISO_STATE_OWN];
+// This rank's row of forward_counters is that of its number modulo the rows.
+static void place_table(const load *l, const char *data, int64_t begin) {
+    const iso_state *state = l->state;
+    size_t bytes = (size_t)state->places * sizeof(int64_t);
+    int64_t row = iso_comm_rank(l->comm) % l->rows;
+    if (bytes > 0)
+        memcpy(state->table + (int64_t)state->row * state->places,
+               data + begin + row * (int64_t)bytes, bytes);
+}
+
+static iso_status place_shared(const load *l) {
     bool root = iso_comm_rank(l->comm) == 0;
     const char *data = root ? l->file[ISO_STATE_SHARED].data : l->data;
-    for (int i = 0; i < l->state->count[ISO_STATE_SHARED]; i++)
-        ISO_TRY(place_array(&l->state->array[ISO_STATE_SHARED][i], data, l->begin[i]));
+    for (int i = 0; i < l->state->count[ISO_STATE_SHARED]; i++) {
+        const iso__array *array = &l->state->array[ISO_STATE_SHARED][i];
+        if (is_foreign(l) && l->state->table && array->data == l->state->table)
+            place_table(l, data, l->begin[i]);
+        else
+            ISO_TRY(place_array(array, data, l->begin[i]));
+    }
+    return ISO_OK;
+}
+
+static iso_status place_merged(const load *l) {
+    int64_t begin = 0;
+    for (int i = 0; i < l->state->count[ISO_STATE_OWN]; i++) {
+        const iso__array *array = &l->state->array[ISO_STATE_OWN][i];
+        ISO_TRY(place_array(array, l->merged, begin));
+        begin += (int64_t)iso__own_room(array);
+    }
+    return ISO_OK;
+}
+
+static iso_status place_own(const load *l) {
+    const iso__safetensors *own = &l->file[ISO_STATE_OWN];
     for (int i = 0; i < l->state->count[ISO_STATE_OWN]; i++) {
         const iso__array *array = &l->state->array[ISO_STATE_OWN][i];
         ISO_TRY(place_array(array, own->data, begin_of(own, array)));
     }
+    return ISO_OK;
+}
+
+static void tell_ranks(const load *l) {
+    if (iso_comm_rank(l->comm) != 0) return;
+    iso__log(ISO_LOG_INFO,
+             "the state of step %" PRId64 " was saved by %d rank%s and is loaded by %d: of what "
+             "each rank had, %d entries become the mean, sum or first, and %d begin at zero",
+             l->step, l->head.ranks, ISO_PLURAL(l->head.ranks), iso_comm_size(l->comm),
+             l->state->count[ISO_STATE_OWN] - iso__own_zeros(l->state), iso__own_zeros(l->state));
+}
+
+static iso_status place_all(const load *l) {
+    ISO_TRY(place_shared(l));
+    ISO_TRY(is_foreign(l) ? place_merged(l) : place_own(l));
     iso__state_scatter(l->state);
+    if (is_foreign(l)) tell_ranks(l);
+    if (l->state->saved_ranks) *l->state->saved_ranks = l->head.ranks;
     return ISO_OK;
 }
 

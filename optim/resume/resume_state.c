@@ -78,6 +78,12 @@ static iso_status add_parameters(iso_state *self, const iso_parameter_list *list
     return ISO_OK;
 }
 
+static iso_status add_buffer(iso_state *self, iso_tensor *value, const char *name) {
+    ISO_TRY(iso__state_add_tensor(self, value, "buffer/%s", name));
+    iso__state_rule(self, ISO_OWN_MEAN, 0);
+    return ISO_OK;
+}
+
 // Every rank has statistics of its own.
 static iso_status add_buffers(iso_state *self, iso_module *module) {
     iso_buffer_list list;
@@ -86,8 +92,7 @@ static iso_status add_buffers(iso_state *self, iso_module *module) {
     iso_status status = ISO_OK;
     self->owner = ISO_STATE_OWN;
     for (int i = 0; i < list.count && status >= 0; i++)
-        if (list.item[i]->persistent)
-            status = iso__state_add_tensor(self, list.item[i]->value, "buffer/%s", list.name[i]);
+        if (list.item[i]->persistent) status = add_buffer(self, list.item[i]->value, list.name[i]);
     self->owner = owner;
     iso_buffer_list_destroy(&list);
     return status;
@@ -99,6 +104,7 @@ static iso_status add_hook_state(iso_state *self, const iso_reducer *reducer) {
     float *state = reducer ? iso__reducer_hook_state(reducer, &count) : NULL;
     if (!state) return ISO_OK;
     ISO_TRY(iso_state_add(self, ISO_STATE_OWN, "hook_state", ISO_STATE_F32, (int64_t)count, state));
+    iso__state_rule(self, ISO_OWN_ZERO, (int64_t)iso__reducer_hook_counts(reducer));
     return ISO_OK;
 }
 

@@ -26,6 +26,7 @@ void iso_state_destroy(iso_state **state) {
         }
         iso__free(self->array[k]);
     }
+    iso__free(self->merge);
     iso__free(self->place);
     iso__free(self->table);
     iso__free(self);
@@ -36,6 +37,16 @@ static bool has_name(const iso_state *self, const char *name) {
         for (int i = 0; i < self->count[k]; i++)
             if (strcmp(self->array[k][i].name, name) == 0) return true;
     return false;
+}
+
+// Room for the rule of the own array that comes next.
+static iso_status add_rule(iso_state *self) {
+    void *list = self->merge;
+    int count = self->count[ISO_STATE_OWN];
+    ISO_TRY(iso__grow(&list, count, &self->merge_room, sizeof(iso__own_merge)));
+    self->merge = list;
+    self->merge[count] = (iso__own_merge){ISO_OWN_REFUSED, 0};
+    return ISO_OK;
 }
 
 // Copies name and shape, into one block.
@@ -49,6 +60,7 @@ static iso_status add_array(iso_state *self, iso_state_owner owner, const char *
     void *list = self->array[owner], *block;
     ISO_TRY(iso__grow(&list, self->count[owner], &self->room[owner], sizeof(iso__array)));
     self->array[owner] = list;
+    if (owner == ISO_STATE_OWN) ISO_TRY(add_rule(self));
     size_t shape_bytes = (size_t)array.ndim * sizeof(int64_t), name_bytes = strlen(name) + 1;
     ISO_TRY(iso__alloc(shape_bytes + name_bytes, &block));
     memcpy(block, array.shape, shape_bytes);
@@ -87,6 +99,29 @@ iso_status iso_state_add(iso_state *state, iso_state_owner owner, const char *na
     ISO_CHECK(count >= 0, ISO_ERR_ARG, "entry %s of a state has %" PRId64 " elements", name, count);
     ISO_TRY(add_memory(state, owner, name, type, 1, &count, data));
     return ISO_OK;
+}
+
+void iso__state_rule(iso_state *self, iso_own_rule rule, int64_t kept) {
+    self->merge[self->count[ISO_STATE_OWN] - 1] = (iso__own_merge){rule, kept};
+}
+
+iso_status iso_state_set_own_rule(iso_state *self, const char *name, iso_own_rule rule) {
+    ISO_CHECK((int)rule >= 0 && rule <= ISO_OWN_ZERO, ISO_ERR_ARG,
+              "entry %s of a state has the unknown rule %d", name, (int)rule);
+    for (int i = 0; i < self->count[ISO_STATE_OWN]; i++) {
+        const iso__array *array = &self->array[ISO_STATE_OWN][i];
+        if (strcmp(array->name, name) != 0) continue;
+        bool adds = rule == ISO_OWN_MEAN || rule == ISO_OWN_SUM;
+        ISO_CHECK(!adds || strcmp(array->dtype, "U8") != 0, ISO_ERR_ARG,
+                  "entry %s of a state has bytes, which have no mean and no sum", name);
+        self->merge[i] = (iso__own_merge){rule, 0};
+        return ISO_OK;
+    }
+    return ISO_FAIL(ISO_ERR_ARG, "a state has no entry %s with ISO_STATE_OWN", name);
+}
+
+void iso_state_accept_ranks(iso_state *self, int64_t *saved_ranks) {
+    self->saved_ranks = saved_ranks;
 }
 
 static iso_status make_name(char text[NAME_ROOM], const char *format, va_list args) {

@@ -264,3 +264,37 @@ iso_status iso_loader_set_state(iso_loader *self, const iso_loader_state *state)
                   (long long)setting[i].own);
     return iso_loader_start(self, state->epoch, state->next);
 }
+
+// ---- Another number of ranks ----------------------------------------------------------------------
+
+// Of an epoch; -1: the settings are none.
+static int64_t count_batches(const iso_loader_state *s, int64_t *global_batch) {
+    if (s->ranks <= 0 || s->batch <= 0 || __builtin_mul_overflow(s->ranks, s->batch, global_batch))
+        return -1;
+    return (s->count + (s->end == ISO_SAMPLER_DROP ? 0 : *global_batch - 1)) / *global_batch;
+}
+
+iso_status iso_loader_convert_state(const iso_loader *self, iso_loader_state *state) {
+    iso_loader_state own;
+    int64_t before = 0, now = 0;
+    iso_loader_get_state(self, &own);
+    if (state->ranks == own.ranks && state->batch == own.batch) return ISO_OK;
+    bool slices = state->end == ISO_SAMPLER_PAD || state->end == ISO_SAMPLER_DROP;
+    ISO_CHECK(slices && self->sampler->config.shard_most == 0, ISO_ERR_MISMATCH,
+              "the state of a loader of %lld rank%s does not fit %lld: with this sampler the "
+              "samples of a rank depend on the number of ranks",
+              (long long)state->ranks, ISO_PLURAL(state->ranks), (long long)own.ranks);
+    int64_t batches = count_batches(state, &before);
+    ISO_CHECK(batches >= 0 && state->next >= 0 && state->next <= batches && state->count > 0,
+              ISO_ERR_MISMATCH, "the state of a loader is damaged");
+    int64_t all = count_batches(&own, &now), done = state->next * before;
+    ISO_CHECK(state->next == batches || (done % now == 0 && done / now <= all), ISO_ERR_MISMATCH,
+              "the loader that was saved had taken %lld samples of the epoch, and no batch of %lld "
+              "rank%s with %lld begins there: keep ranks * batch as before, %lld",
+              (long long)done, (long long)own.ranks, ISO_PLURAL(own.ranks), (long long)own.batch,
+              (long long)before);
+    state->next = state->next == batches ? all : done / now;
+    state->ranks = own.ranks;
+    state->batch = own.batch;
+    return ISO_OK;
+}

@@ -270,3 +270,5 @@ bool iso__coder_begins_later(const iso__coder *c) {
 void iso__coder_count(const iso__coder *c) {
     if (iso__coder_begins_later(c)) c->state[0] += 1;
 }
+
+size_t iso__coder_counts(const iso__coder *c) { return c->plan && c->state ? 1 : 0; }

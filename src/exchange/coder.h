@@ -87,6 +87,8 @@ iso_status iso__coder_run(const iso__coder *c, int i, const iso__bucket *bucket,
 // ranks, whichever transport carries them; the count is saved with the hook's state.
 bool iso__coder_begins_later(const iso__coder *c);
 void iso__coder_count(const iso__coder *c);
+// The number of first floats of the state that hold that count.
+size_t iso__coder_counts(const iso__coder *c);
 
 // With their default configurations.
 extern const iso_comm_hook iso__hook_topk, iso__hook_powersgd, iso__hook_powersgd_bf16;

@@ -164,3 +164,101 @@ Test(loader_state, refuses_a_place_that_is_not_there) {
     iso_loader_destroy(&loader);
     destroy(&f);
 }
+
+// ---- Another number of ranks --------------------------------------------------------------------
+
+// The labels of the next global batch of all ranks: the samples of a batch are those of rank 0,
+// then those of rank 1.
+static int64_t next_labels(iso_loader **ranks, int count, int32_t *out) {
+    int64_t n = 0;
+    for (int r = 0; r < count; r++) {
+        iso_batch batch;
+        if (iso_loader_next(ranks[r], &batch) != ISO_OK) continue;
+        memcpy(out + n, batch.labels, (size_t)batch.n * sizeof(*out));
+        n += batch.n;
+    }
+    return n;
+}
+
+static void open_ranks(fixture *f, int ranks, int64_t batch, iso_sampler_end end,
+                       iso_loader **out) {
+    iso_sampler_config order = usual;
+    order.ranks = ranks, order.batch = batch, order.end = end;
+    for (order.rank = 0; order.rank < ranks; order.rank++)
+        out[order.rank] = load(f, order, ISO_LOADER_DEFAULT);
+}
+
+static void close_ranks(iso_loader **loader, int ranks) {
+    for (int r = 0; r < ranks; r++) iso_loader_destroy(&loader[r]);
+}
+
+// After `done` batches of the first ranks, the others bring the rest of the epoch, in batches that
+// may be smaller.
+static void go_on_with(fixture *f, int first, int64_t batch, int second, int64_t other,
+                       iso_sampler_end end, int64_t done) {
+    iso_loader *a[8], *b[8];
+    iso_loader_state state;
+    int32_t wanted[2 * COUNT], got[2 * COUNT];
+    int64_t rest = 0, came = 0, n;
+    open_ranks(f, first, batch, end, a);
+    open_ranks(f, second, other, end, b);
+    for (int r = 0; r < first; r++) cr_assert_eq(iso_loader_start(a[r], 3, done), ISO_OK);
+    iso_loader_get_state(a[0], &state);
+    cr_assert_eq(iso_loader_convert_state(b[0], &state), ISO_OK, "%s", iso_last_error()->message);
+    for (int r = 0; r < second; r++) cr_assert_eq(iso_loader_set_state(b[r], &state), ISO_OK);
+    while ((n = next_labels(a, first, wanted + rest)) > 0) rest += n;
+    while ((n = next_labels(b, second, got + came)) > 0) came += n;
+    // PAD repeats at the end what divides evenly, and DROP leaves out what does not.
+    int64_t common = rest < came ? rest : came, most = end == ISO_SAMPLER_DROP ? first * batch : 8;
+    cr_assert(rest + came - 2 * common < most);
+    cr_assert_eq(memcmp(wanted, got, (size_t)common * sizeof(*got)), 0);
+    close_ranks(a, first);
+    close_ranks(b, second);
+}
+
+Test(loader_state, goes_on_on_another_number_of_ranks) {
+    static const struct {
+        int first, second;
+        int64_t batch, other;
+    } of[] = {{4, 2, 3, 6}, {2, 4, 6, 3}, {3, 1, 4, 12}, {2, 3, 6, 4}, {4, 2, 3, 3}, {1, 8, 8, 1}};
+    fixture f = create();
+    for (int i = 0; i < 6; i++)
+        for (int drop = 0; drop < 2; drop++) {
+            int64_t whole = COUNT / (of[i].first * of[i].batch);
+            for (int64_t done = 0; done <= whole; done++)
+                go_on_with(&f, of[i].first, of[i].batch, of[i].second, of[i].other,
+                           drop ? ISO_SAMPLER_DROP : ISO_SAMPLER_PAD, done);
+        }
+    // At the end of the epoch.
+    go_on_with(&f, 4, 3, 2, 6, ISO_SAMPLER_PAD, 9);
+    go_on_with(&f, 4, 3, 2, 3, ISO_SAMPLER_PAD, 9);
+    destroy(&f);
+}
+
+static void refuse_ranks(fixture *f, int ranks, int64_t batch, iso_sampler_end end,
+                         const char *words) {
+    iso_loader *saved, *other[8];
+    iso_loader_state state;
+    iso_sampler_config order = usual; // 2 ranks with 8
+    order.end = end;
+    saved = load(f, order, ISO_LOADER_DEFAULT);
+    open_ranks(f, ranks, batch, end, other);
+    cr_assert_eq(iso_loader_start(saved, 2, 3), ISO_OK);
+    iso_loader_get_state(saved, &state);
+    const iso_loader_state before = state;
+    cr_assert_eq(iso_loader_convert_state(other[0], &state), ISO_ERR_MISMATCH);
+    cr_assert(strstr(iso_last_error()->message, words), "no \"%s\" in: %s", words,
+              iso_last_error()->message);
+    cr_assert_eq(memcmp(&state, &before, sizeof(state)), 0);
+    iso_loader_destroy(&saved);
+    close_ranks(other, ranks);
+}
+
+Test(loader_state, refuses_ranks_that_cannot_go_on) {
+    fixture f = create();
+    refuse_ranks(&f, 4, 8, ISO_SAMPLER_PAD, "had taken 48 samples of the epoch");
+    refuse_ranks(&f, 3, 3, ISO_SAMPLER_DROP, "keep ranks * batch as before, 16");
+    refuse_ranks(&f, 4, 4, ISO_SAMPLER_OVERLAP, "a loader of 2 ranks does not fit 4: with this");
+    refuse_ranks(&f, 4, 4, ISO_SAMPLER_SHARE, "a loader of 2 ranks does not fit 4: with this");
+    destroy(&f);
+}

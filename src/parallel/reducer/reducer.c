@@ -428,6 +428,8 @@ float *iso__reducer_hook_state(const iso_reducer *r, size_t *count) {
     return r->coder.state;
 }
 
+size_t iso__reducer_hook_counts(const iso_reducer *r) { return iso__coder_counts(&r->coder); }
+
 // ---- What happened ----------------------------------------------------------------------------------
 
 iso_traffic iso__reducer_traffic(const iso_reducer *r) { return r->exchanged.traffic; }

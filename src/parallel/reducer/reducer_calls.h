@@ -31,6 +31,8 @@ int iso__reducer_appliers(const iso_reducer *r); // their number
 iso_traffic iso__reducer_traffic(const iso_reducer *r);
 // What a communication hook keeps from step to step: *count floats, or NULL. Borrowed.
 float *iso__reducer_hook_state(const iso_reducer *r, size_t *count);
+// The number of first floats of that state that count exchanges, the same on all ranks.
+size_t iso__reducer_hook_counts(const iso_reducer *r);
 
 // ---- The order of lists ------------------------------------------------------------------------------
 
