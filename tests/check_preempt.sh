@@ -198,7 +198,7 @@ refused() { # what, sentence, ranks, arguments...
     result $? "it refuses $name"
 }
 refused "other options" 'state was saved with --seed 1, and this run has --seed 2: ' 2 "$@" --seed 2
-refused "another number of ranks" 'cannot resume .*saved by 2 ranks and this run has 1' 1 "$@"
+refused "another global batch" 'state was saved by 2 ranks with .* of 16, and this run has 1 rank .*: give --batch 16' 1 "$@"
 refused "a run without a checkpoint" '--resume auto needs --checkpoint$' 1 --resume auto
 for file in state.step-????????????; do
     printf X | dd of="$file" bs=1 seek=100 conv=notrunc 2>/dev/null

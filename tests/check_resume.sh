@@ -17,7 +17,7 @@ KILLS=5 # of each study
 seed=${ISO_TEST_SEED:-$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')}
 points=0
 
-echo "1..27"
+echo "1..31"
 echo "# ISO_TEST_SEED=$seed"
 
 # ---- Helpers ----
@@ -214,3 +214,68 @@ for file in state.step-????????????; do
 done
 newest=$(newest)
 refused "damaged files alone" "\\(the newest: ${newest#./} is damaged.*\\): start a new run under another path" 2 "$@"
+
+# ---- Another number of ranks ----
+
+# Whether losses of two runs are the same but for the order of additions, of which those of 68 steps are small.
+same_losses() { # log, log
+    for key in train_loss test_loss; do
+        awk -v a="$(summary_field $key "$1")" -v b="$(summary_field $key "$2")" \
+            'BEGIN { exit !(a > 0 && (a - b) ^ 2 < (1e-6 * a) ^ 2) }' || return 1
+    done
+}
+
+rm -f state* log*
+data=more # 34 batches of 12: nothing is repeated at the end of an epoch
+options="--model mlp --epochs 2 --checkpoint state --checkpoint-every 7"
+# shellcheck disable=SC2086
+start 2 $options --batch 6 --log log.2
+finish
+mkdir before
+mv state.step-000000000063* before
+go_on() { # name, ranks, arguments...
+    name=$1
+    shift
+    rm -f state*
+    cp before/* .
+    # shellcheck disable=SC2086
+    start "$@" $options --resume state --log "log.$name"
+    finish
+    [ "$status" = 0 ] && same_losses log.2 "log.$name" &&
+        grep -q '"event":"resume","step":63,"old_ranks":2,"old_batch":6,"old_accumulate":1}' "log.$name"
+}
+good=0
+go_on 3 3 --batch 4 || good=1
+go_on 4 4 --batch 3 || good=1
+go_on 1 1 --batch 6 --accumulate 2 || good=1
+# shellcheck disable=SC2086
+start 3 $options --batch 4 --log log.whole --overwrite
+finish
+same_losses log.2 log.whole && same_losses log.whole log.3 || good=1
+result $good "goes on with 3, 4 and 1 ranks instead of 2 as if nothing had happened"
+
+rm -f state*
+cp before/* .
+# shellcheck disable=SC2086
+refused "another global batch" 'of 12, and this run has 3 ranks and one of 18: give --batch 4 to keep it' \
+    3 $options --batch 6 --resume state
+# shellcheck disable=SC2086
+refused "a global batch that ranks cannot share" 'of 12, and this run has 5 ranks .*: use a number of ranks that divides' \
+    5 $options --batch 2 --resume state
+
+# What was left out by rounding stays behind: the rest of the run goes on with a new error.
+rm -f state* log*
+# shellcheck disable=SC2086
+start 3 $options --batch 4 --wire int8 --log log.3
+finish
+rm -f state.step-000000000068*
+# shellcheck disable=SC2086
+start 2 $options --batch 6 --wire int8 --resume state --log log.2 --sync blocking
+finish
+has_failed && one_sentence train '.*with --sync lazy, and this run has --sync blocking' output
+good=$?
+# shellcheck disable=SC2086
+start 2 $options --batch 6 --wire int8 --resume state --log log.2
+finish
+[ "$status" = 0 ] && grep -q '"event":"resume","step":63,"old_ranks":3,' log.2 || good=1
+result $good "goes on where wires have a memory"

@@ -137,6 +137,11 @@ typedef struct train_board {
     bool begun;         // it has numbers
 } train_board;
 
+// How a global batch is divided.
+typedef struct train_shares {
+    int64_t ranks, batch, accumulate;
+} train_shares;
+
 typedef struct train_run {
     const train_world *world;
     const train_options *options;
@@ -159,6 +164,8 @@ typedef struct train_run {
     int64_t differences;       // found by --check-equal since this process began
     int64_t skipped;           // steps without an update so far
     const char *old_wire;      // --wire of the resumed run if it differs, else NULL
+    train_shares before;       // of the resumed run
+    bool other_ranks;          // it had another number of ranks
     double uncounted;          // samples of a batch whose loss is not yet in the sums
     bool uncounted_last;       // that batch is one of the last steps
     int64_t clock;             // when the clock of training was started; 0: it is stopped
@@ -412,6 +419,16 @@ iso_status train_log_open(train_run *run);
 iso_status train_log_close(train_run *run);
 void train_report_eval(train_run *run, const train_eval *eval);
 void train_report_sync(train_run *run, const train_sync *sync);
+
+// ---- train_ranks.c ----
+
+// Collective. Reads how the resumed run divided its batches, settings being its options.
+// ISO_ERR_MISMATCH if this run has another number of ranks, on which it cannot go on.
+iso_status train_ranks_check(train_run *run, const char *settings);
+// Whether another number of ranks may have another value of the option in this line.
+bool train_ranks_free(const train_run *run, const char *line);
+// Local. After loading what another number of ranks has saved: converts position and sums.
+iso_status train_ranks_convert(train_run *run, iso_loader_state *samples);
 
 // ---- train_report.c ----
 

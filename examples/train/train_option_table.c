@@ -190,8 +190,9 @@ const train_option train_option_table[] = {
        .meaning = "also save what --resume needs, every N steps"),
     OF(OUTSIDE, TEXT("resume", resume), .choices = "FILE|auto",
        .meaning =
-           "continue the run that wrote this --checkpoint; give the same options; auto: that "
-           "of --checkpoint, or a new run if nothing is saved yet"),
+           "continue the run that wrote this --checkpoint; give the same options, or other ranks "
+           "with the same global batch; auto: that of --checkpoint, or a new run if nothing is "
+           "saved yet"),
     OF(SHARED | OUTSIDE, INTEGER("eval-every", eval_every), COUNT_FROM(1),
        .meaning = "also evaluate every N steps"),
     OF(OUTSIDE, TEXT("log", log), .choices = "FILE",

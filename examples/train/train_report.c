@@ -110,10 +110,20 @@ void train_report_resume(const train_run *run) {
     iso_json_begin(run->log, "resume");
     iso_json_int(run->log, "step", run->at.step);
     if (run->old_wire) iso_json_string(run->log, "old_wire", run->old_wire);
+    if (run->other_ranks) {
+        iso_json_int(run->log, "old_ranks", run->before.ranks);
+        iso_json_int(run->log, "old_batch", run->before.batch);
+        iso_json_int(run->log, "old_accumulate", run->before.accumulate);
+    }
     iso_json_end(run->log);
     if (!to || !run->options->resume) return;
     fprintf(to, "continues after step %lld, in epoch %lld\n", (long long)run->at.step,
             (long long)run->at.epoch + 1);
+    if (run->other_ranks)
+        fprintf(to,
+                "now %d rank%s instead of %lld, with the same global batch: running statistics "
+                "become the mean of the ranks', and what wires had left out is dropped\n",
+                run->world->ranks, run->world->ranks == 1 ? "" : "s", (long long)run->before.ranks);
     if (run->old_wire)
         fprintf(to, "gradients travel as %s from here on, as %s before\n",
                 train_setting_text(run->options, "wire"), run->old_wire);

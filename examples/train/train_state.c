@@ -132,6 +132,7 @@ static iso_status compare_settings(train_run *run, const char *saved, const char
     for (const char *line = here, *end; (end = strchr(line, '\n')); line = end + 1) {
         const char *old = train_options_line(saved, line); // none: an option that there was not yet
         if (!old || same_option(old, line) || (other_sync && train_setting_named(line))) continue;
+        if (train_ranks_free(run, line)) continue;
         char old_room[TRAIN_LINE_ROOM], room[TRAIN_LINE_ROOM];
         const char *old_value = with_default(saved, old, old_room);
         const char *value = with_default(here, line, room);
@@ -175,7 +176,9 @@ iso_status train_state_check(train_run *run) {
                         saved));
     saved[SETTINGS_ROOM - 1] = 0;
     describe_settings(run, here);
-    return compare_settings(run, saved, here);
+    iso_status status = train_ranks_check(run, saved);
+    iso_status compared = compare_settings(run, saved, here); // it names what was changed
+    return compared < 0 ? compared : status;
 }
 
 // ---- The list -----------------------------------------------------------------------------------
@@ -206,8 +209,9 @@ static iso_status list_state(train_run *run, char settings[SETTINGS_ROOM],
                           &run->best));
     TRY(iso_state_add(state, ISO_STATE_SHARED, "train/samples", ISO_STATE_I64,
                       NUMBERS(iso_loader_state), samples));
-    return iso_state_add(state, ISO_STATE_OWN, "train/sums", ISO_STATE_F64, NUMBERS(train_sums),
-                         &run->sum);
+    TRY(iso_state_add(state, ISO_STATE_OWN, "train/sums", ISO_STATE_F64, NUMBERS(train_sums),
+                      &run->sum));
+    return iso_state_set_own_rule(state, "train/sums", ISO_OWN_SUM);
 }
 
 // Sums hold what other parts of the program count, too, so that counting can begin at 0 again.
@@ -256,8 +260,10 @@ static iso_status load_state(train_run *run, iso_state *state) {
     iso_loader_state samples;
     int64_t step;
     TRY(list_state(run, settings, &samples, state));
+    if (run->other_ranks) iso_state_accept_ranks(state, &run->before.ranks);
     TRY(explain_mismatch(run,
                          iso_resume_load(run->world->comm, run->options->resume, state, &step)));
+    TRY(train_ranks_convert(run, &samples));
     TRY(iso_loader_set_state(run->train_loader, &samples));
     return iso_training_loaded(run->model, run->optimizer);
 }
