@@ -14,8 +14,10 @@ enter_work
 for target in idx gzip csv safetensors state options settings list report record; do
     changes=1000
     [ $target != record ] || changes=100 # of 265 KiB each
-    ISO_TEST_FUZZ=$target ISO_LOG=error run_alone "$replay" "$root/tests/fuzz/corpus/$target" $changes
-    [ "$status" = 0 ] && [ "$(sed -n 's/ inputs$//p' stdout)" -gt $changes ]
+    corpus=$root/tests/fuzz/corpus/$target
+    inputs=$(($(find "$corpus" -type f ! -name '.*' | wc -l) * (changes + 1)))
+    ISO_TEST_FUZZ=$target ISO_LOG=error run_alone "$replay" "$corpus" $changes
+    [ "$status" = 0 ] && [ $inputs -gt 0 ] && [ "$(sed -n 's/ inputs$//p' stdout)" = $inputs ]
     result $? "$target: the corpus and $changes changed copies of each input are read or refused"
 done
 
