@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 #define LIMIT   0.8     // seconds
-#define NAP     2000000 // microseconds, which is longer
+#define NAP     3000000 // microseconds, which is longer
 #define CULPRIT (test_size - 1)
 
 static void setup_warning(void) {
@@ -124,7 +124,7 @@ static bool stop_is_named(const char *text) {
     const char *said = iso_last_error()->message;
     if (test_rank == CULPRIT) return status == ISO_OK;
     fprintf(stderr, "%s\n", said);
-    if (test_rank > 0) usleep(500000); // rank 1 gives up, too, before the other goes on
+    if (test_rank > 0) usleep(2000000); // rank 1 gives up, too, before the other goes on
     if (test_rank > 0) kill(all[CULPRIT], SIGCONT);
     return status == ISO_ERR_TIMEOUT && strstr(said, text);
 }
