@@ -17,7 +17,7 @@ KILLS=5 # of each study
 seed=${ISO_TEST_SEED:-$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')}
 points=0
 
-echo "1..31"
+echo "1..32"
 echo "# ISO_TEST_SEED=$seed"
 
 # ---- Helpers ----
@@ -279,3 +279,22 @@ start 2 $options --batch 6 --wire int8 --resume state --log log.2
 finish
 [ "$status" = 0 ] && grep -q '"event":"resume","step":63,"old_ranks":3,' log.2 || good=1
 result $good "goes on where wires have a memory"
+
+# Replicas go on as their mean, with an exchange under way or not.
+good=0
+export ISO_RANKS_PER_NODE=1
+for sync in 'daso --wire int8 --wait 3' 'streaming-diloco --period 5 --wait 2'; do
+    rm -f state* log*
+    # shellcheck disable=SC2086
+    start 3 $options --batch 4 --sync $sync --log log.3
+    finish
+    rm -f state.step-000000000068*
+    # shellcheck disable=SC2086
+    start 2 $options --batch 6 --sync $sync --resume state --log log.2
+    finish
+    [ "$status" = 0 ] && grep -q '"event":"resume","step":63,"old_ranks":3,' log.2 &&
+        awk -v a="$(summary_field test_loss log.3)" -v b="$(summary_field test_loss log.2)" \
+            'BEGIN { exit !(a > 0 && (a - b) ^ 2 < (0.05 * a) ^ 2) }' || good=1
+done
+unset ISO_RANKS_PER_NODE
+result $good "replicas go on with another number of ranks"

@@ -31,9 +31,6 @@ static iso_status read_shares(train_run *run, const char *settings) {
 // Why options make ranks train on or with something of their own; NULL: they do not.
 static const char *find_obstacle(const train_run *run) {
     const train_options *o = run->options;
-    const iso_strategy *strategy;
-    if (iso_strategy_find(o->sync, &strategy) >= 0 && strategy->complete)
-        return "with this --sync each rank has parameters of its own";
     if (strcmp(o->sampler, "overlap") == 0)
         return "with --sampler overlap the samples of a rank depend on the number of ranks";
     if (strcmp(o->average, "sum") == 0)

@@ -120,10 +120,11 @@ void train_report_resume(const train_run *run) {
     fprintf(to, "continues after step %lld, in epoch %lld\n", (long long)run->at.step,
             (long long)run->at.epoch + 1);
     if (run->other_ranks)
-        fprintf(to,
-                "now %d rank%s instead of %lld, with the same global batch: running statistics "
-                "become the mean of the ranks', and what wires had left out is dropped\n",
-                run->world->ranks, run->world->ranks == 1 ? "" : "s", (long long)run->before.ranks);
+        fprintf(to, "now %d rank%s instead of %lld, with the same global batch: %s\n",
+                run->world->ranks, run->world->ranks == 1 ? "" : "s", (long long)run->before.ranks,
+                run->periodic ? "replicas become their mean, and what was under way is dropped"
+                              : "running statistics become the mean of the ranks', and what wires "
+                                "had left out is dropped");
     if (run->old_wire)
         fprintf(to, "gradients travel as %s from here on, as %s before\n",
                 train_setting_text(run->options, "wire"), run->old_wire);

@@ -67,16 +67,21 @@ void iso_state_accept_ranks(iso_state *state, int64_t *saved_ranks);
 // Call it between steps, in training mode. It completes pending updates, so the list is valid until
 // the next step: create a new one for each save. Gradients are not saved.
 //
-// Another number of ranks may load it (iso_state_accept_ranks) unless ranks may have different
-// parameters. Parameters, optimizer state (with ZeRO, too) and hyperparameters are those of all
-// ranks. Buffers become the mean over the ranks that saved them; counts, the largest. hook_state
-// becomes 0, except for the number of exchanges that a hook with phases has counted: so error
-// feedback is dropped, and PowerSGD draws new columns. Rank r takes the random state of dropout
-// layers of rank r modulo the number of saved ranks: as masks depend on the row in the global
-// batch, they are those of the run that was saved.
+// Another number of ranks may load it (iso_state_accept_ranks). Parameters, optimizer state (with
+// ZeRO, too) and hyperparameters are those of all ranks. Replicas that an optimizer such as daso
+// averages become their mean, with their optimizer state; anchors and the state of an outer
+// optimizer stay; what is under way is dropped, with its merge, and so is the error feedback of
+// exchanges; bytes are counted anew. It is refused where gradients are not averaged over all ranks
+// and nothing exchanges parameters.
 //
-// ISO_ERR_UNSUPPORTED for a
-// user-defined optimizer without a state function, and for a model with several optimizers.
+// On another number of ranks, buffers become the mean over the ranks that saved them; counts, the
+// largest. hook_state becomes 0, except for the number of exchanges that a hook with phases has
+// counted: so error feedback is dropped, and PowerSGD draws new columns. Rank r takes the random
+// state of dropout layers of rank r modulo the number of saved ranks: as masks depend on the row in
+// the global batch, they are those of the run that was saved.
+//
+// ISO_ERR_UNSUPPORTED for a user-defined optimizer without a state function, and for a model with
+// several optimizers.
 iso_status iso_training_state(iso_module *module, iso_optimizer *optimizer, iso_state *state);
 // Collective. Call it once after loading: adapts module and optimizer to the loaded state.
 iso_status iso_training_loaded(iso_module *module, iso_optimizer *optimizer);

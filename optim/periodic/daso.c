@@ -3,6 +3,7 @@
 // periodic engine.
 #include "optim/periodic/daso_impl.h"
 #include "optim/periodic/daso_settings.h"
+#include "optim/resume/resume_impl.h"
 
 #include <string.h>
 
@@ -238,22 +239,22 @@ static void list_fragments(const iso_daso_config *config, int64_t out[FRAGMENT_N
 static iso_status list_state(iso_optimizer *optimizer, iso_state *to) {
     daso *self = self_of(optimizer);
     ISO_TRY(iso__periodic_state(&self->engine, to));
-    ISO_TRY(iso_state_add(to, ISO_STATE_OWN, "daso/schedule", ISO_STATE_U8,
-                          ISO__DASO_SCHEDULE_SAVED, &self->schedule));
+    ISO_TRY(iso__state_add_own(to, ISO_OWN_RANK0, "daso/schedule", ISO_STATE_U8,
+                               ISO__DASO_SCHEDULE_SAVED, &self->schedule));
     if (self->config.level_count > 0) {
         list_levels(&self->config, self->levels);
-        ISO_TRY(iso_state_add(to, ISO_STATE_OWN, "daso/levels", ISO_STATE_I64,
-                              2 * self->config.level_count, self->levels));
+        ISO_TRY(iso__state_add_own(to, ISO_OWN_RANK0, "daso/levels", ISO_STATE_I64,
+                                   2 * self->config.level_count, self->levels));
     }
     if (self->config.fragments > 1) {
         list_fragments(&self->config, self->fragments);
-        ISO_TRY(iso_state_add(to, ISO_STATE_OWN, "daso/fragments", ISO_STATE_I64, FRAGMENT_NUMBERS,
-                              self->fragments));
+        ISO_TRY(iso__state_add_own(to, ISO_OWN_RANK0, "daso/fragments", ISO_STATE_I64,
+                                   FRAGMENT_NUMBERS, self->fragments));
     }
-    ISO_TRY(iso_state_add(to, ISO_STATE_OWN, "daso/policy", ISO_STATE_U8, sizeof(self->policy),
-                          &self->policy));
-    return iso_state_add(to, ISO_STATE_OWN, "daso/reason", ISO_STATE_U8, sizeof(self->reason),
-                         self->reason);
+    ISO_TRY(iso__state_add_own(to, ISO_OWN_RANK0, "daso/policy", ISO_STATE_U8, sizeof(self->policy),
+                               &self->policy));
+    return iso__state_add_own(to, ISO_OWN_RANK0, "daso/reason", ISO_STATE_U8, sizeof(self->reason),
+                              self->reason);
 }
 
 static iso_status check_levels(const daso *self) {

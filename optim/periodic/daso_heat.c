@@ -2,6 +2,7 @@
 // HeAT's DASO: its schedule in epochs and batches on the periodic engine.
 #include "optim/periodic/daso_impl.h"
 #include "optim/periodic/daso_settings.h"
+#include "optim/resume/resume_impl.h"
 
 #include <string.h>
 
@@ -90,10 +91,10 @@ static iso_status list_state(iso_optimizer *optimizer, iso_state *to) {
     ISO_TRY(iso__periodic_state(&self->engine, to));
     self->saved = self->schedule;
     memset(&self->saved.config, 0, sizeof(self->saved.config)); // it holds a pointer
-    ISO_TRY(iso_state_add(to, ISO_STATE_OWN, "daso/schedule", ISO_STATE_U8, sizeof(self->saved),
-                          &self->saved));
-    return iso_state_add(to, ISO_STATE_OWN, "daso/reason", ISO_STATE_U8, sizeof(self->reason),
-                         self->reason);
+    ISO_TRY(iso__state_add_own(to, ISO_OWN_RANK0, "daso/schedule", ISO_STATE_U8,
+                               sizeof(self->saved), &self->saved));
+    return iso__state_add_own(to, ISO_OWN_RANK0, "daso/reason", ISO_STATE_U8, sizeof(self->reason),
+                              self->reason);
 }
 
 static iso_status take_loaded(iso_optimizer *optimizer) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // The saved state of a periodic engine, from which a run continues with the same bits.
 #include "optim/periodic/periodic.h"
+#include "optim/resume/resume_impl.h"
 #include "parallel/parallel_impl.h"
 
 #include <string.h>
@@ -48,9 +49,17 @@ static void fill_saved(iso__periodic *p) {
     p->saved.metric[ISO__METRICS + 3] = stats.work_ms;
 }
 
+// On another number of ranks they are those of rank 0.
 static iso_status add_own(iso_state *state, const char *name, iso_state_type type, size_t count,
                           void *data) {
-    return iso_state_add(state, ISO_STATE_OWN, name, type, (int64_t)count, data);
+    return iso__state_add_own(state, ISO_OWN_RANK0, name, type, (int64_t)count, data);
+}
+
+// On another number of ranks, where nodes have other shares, the error feedback is 0.
+static iso_status add_array(iso_state *state, const char *name, const iso__average_array *array) {
+    ISO_TRY(add_own(state, name, ISO_STATE_F32, array->count, array->data));
+    if (strcmp(array->name, "reference") != 0) iso__state_rule(state, ISO_OWN_ZERO, 0);
+    return ISO_OK;
 }
 
 // What the exchanges after the first hold; the first one's numbers are the engine's.
@@ -70,7 +79,7 @@ static iso_status add_exchange(iso__periodic *p, int i, iso_state *state) {
     }
     for (int k = 0; k < arrays; k++) {
         snprintf(name, sizeof(name), "daso/%s%s", prefix, array[k].name);
-        ISO_TRY(add_own(state, name, ISO_STATE_F32, array[k].count, array[k].data));
+        ISO_TRY(add_array(state, name, &array[k]));
     }
     return ISO_OK;
 }
@@ -81,7 +90,7 @@ static iso_status add_lower(iso__periodic *p, int i, int level, iso_state *state
     int arrays = iso__average_arrays(p->exchange[i].lower[level], array);
     for (int k = 0; k < arrays; k++) {
         snprintf(name, sizeof(name), "daso/%d/level%d/%s", i, level, array[k].name);
-        ISO_TRY(add_own(state, name, ISO_STATE_F32, array[k].count, array[k].data));
+        ISO_TRY(add_array(state, name, &array[k]));
     }
     return ISO_OK;
 }
@@ -115,6 +124,23 @@ static iso_status add_outer(const iso__periodic *p, iso_state *state) {
     return ISO_OK;
 }
 
+static void drop_pending(int64_t *pending, int64_t *dropped) {
+    *dropped = *dropped || *pending;
+    *pending = 0;
+}
+
+// Another number of ranks has loaded the mean of the replicas: an exchange that was under way is
+// dropped, and its merge left out. Bytes are counted anew.
+static void take_mean(void *user) {
+    iso__periodic *p = user;
+    int64_t *number = p->saved.number;
+    drop_pending(&number[PENDING], &number[DROPPED]);
+    number[EQUAL] = number[NODE_EQUAL] = number[NODE_STATE] = number[ALL_STATE] = 1;
+    number[SENT] = number[BETWEEN] = 0;
+    for (int i = 1; i < p->exchange_count; i++)
+        drop_pending(&p->exchange[i].saved[X_PENDING], &p->exchange[i].saved[X_DROPPED]);
+}
+
 iso_status iso__periodic_state(iso__periodic *p, iso_state *state) {
     ISO_CHECK(!p->shown, ISO_ERR_STATE,
               "the state was asked for in evaluation mode, where parameters are the mean of all "
@@ -122,6 +148,8 @@ iso_status iso__periodic_state(iso__periodic *p, iso_state *state) {
     ISO_TRY(iso__periodic_hold(p));
     ISO_TRY(iso__periodic_reserve_mean(p));
     fill_saved(p);
+    state->moved = take_mean;
+    state->moved_user = p;
     ISO_TRY(add_own(state, "daso/numbers", ISO_STATE_I64, ISO__PERIODIC_NUMBERS, p->saved.number));
     ISO_TRY(add_own(state, "daso/figures", ISO_STATE_F64, ISO__METRICS + 4, p->saved.metric));
     ISO_TRY(add_flat(p, "daso/sent", p->sent, state));

@@ -31,6 +31,11 @@ struct iso_state {
     iso__own_merge *merge;
     int merge_room;
     int64_t *saved_ranks; // NULL: sets of another number of ranks are refused
+    // Own arrays that iso__state_add and the like add become the mean; bytes, those of rank 0.
+    bool averages;
+    // Called after what another number of ranks had has been loaded; NULL: nothing.
+    void (*moved)(void *user);
+    void *moved_user;
 };
 
 // As iso_state_add, with a shape, and a name formatted as by printf.
@@ -50,6 +55,9 @@ iso_status iso__state_add_new_i64(iso_state *state, int64_t *number, const char 
     __attribute__((format(printf, 3, 4)));
 // Adds a number of 8 bytes to the table.
 iso_status iso__state_add_place(iso_state *state, void *place);
+// iso_state_add of an own array, with its rule.
+iso_status iso__state_add_own(iso_state *state, iso_own_rule rule, const char *name,
+                              iso_state_type type, int64_t count, void *data);
 // The rule of the array that was added last, which is an own one.
 void iso__state_rule(iso_state *state, iso_own_rule rule, int64_t kept);
 // After loading: writes the numbers of this rank's row back to their modules (resume_state.c).
@@ -109,8 +117,10 @@ iso_status iso__set_load_one(iso__safetensors *file, const iso__stored *stored, 
 // while it saved this step again may have put it aside.
 void iso__set_own_path(const char *path, const iso__set_head *shared, int rank,
                        char text[ISO__PATH_ROOM]);
-// The bytes of an own array, a multiple of 8, and of all of them.
-size_t iso__own_room(const iso__array *array);
+// The bytes of own array i that are merged: all, or with ISO_OWN_ZERO those that are kept. Room for
+// them, a multiple of 8, and for all own arrays.
+size_t iso__own_kept(const iso_state *state, int i);
+size_t iso__own_room(const iso_state *state, int i);
 size_t iso__own_bytes(const iso_state *state);
 int iso__own_zeros(const iso_state *state); // the number of those with ISO_OWN_ZERO
 // Reads the files of all ranks of a set and writes to `out` what the own arrays become, one after

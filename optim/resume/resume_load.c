@@ -182,11 +182,16 @@ static iso_status place_shared(const load *l) {
 }
 
 static iso_status place_merged(const load *l) {
-    int64_t begin = 0;
+    const char *data = l->merged;
     for (int i = 0; i < l->state->count[ISO_STATE_OWN]; i++) {
         const iso__array *array = &l->state->array[ISO_STATE_OWN][i];
-        ISO_TRY(place_array(array, l->merged, begin));
-        begin += (int64_t)iso__own_room(array);
+        size_t kept = iso__own_kept(l->state, i);
+        void *to;
+        ISO_TRY(iso__array_open(array, ISO_WRITE, &to));
+        memset(to, 0, iso__array_bytes(array)); // what is not kept
+        memcpy(to, data, kept);
+        ISO_TRY(iso__array_close(array));
+        data += iso__own_room(l->state, i);
     }
     return ISO_OK;
 }
@@ -213,6 +218,7 @@ static iso_status place_all(const load *l) {
     ISO_TRY(place_shared(l));
     ISO_TRY(is_foreign(l) ? place_merged(l) : place_own(l));
     iso__state_scatter(l->state);
+    if (is_foreign(l) && l->state->moved) l->state->moved(l->state->moved_user);
     if (is_foreign(l)) tell_ranks(l);
     if (l->state->saved_ranks) *l->state->saved_ranks = l->head.ranks;
     return ISO_OK;

@@ -88,19 +88,19 @@ static void end_sums(const target *t, int ranks) {
     }
 }
 
-// What rank 0 had; with ISO_OWN_ZERO the first elements of it.
-static void take_first(const target *t, const char *from, size_t there) {
-    size_t bytes = iso__array_bytes(t->array);
-    if (t->merge.rule == ISO_OWN_ZERO) {
-        size_t kept = t->count > 0 ? bytes / (size_t)t->count * (size_t)t->merge.kept : 0;
-        bytes = kept <= there ? kept : 0;
-    }
-    memcpy(t->out, from, bytes);
-}
-
 // ---- The ranks of a set -------------------------------------------------------------------------
 
-size_t iso__own_room(const iso__array *array) { return (iso__array_bytes(array) + 7) / 8 * 8; }
+size_t iso__own_kept(const iso_state *state, int i) {
+    const iso__array *array = &state->array[ISO_STATE_OWN][i];
+    int64_t bytes = 0;
+    if (state->merge[i].rule != ISO_OWN_ZERO) return iso__array_bytes(array);
+    iso__safetensors_dtype_named(array->dtype, &bytes);
+    return (size_t)(state->merge[i].kept * bytes);
+}
+
+size_t iso__own_room(const iso_state *state, int i) {
+    return (iso__own_kept(state, i) + 7) / 8 * 8;
+}
 
 int iso__own_zeros(const iso_state *state) {
     int zeros = 0;
@@ -111,8 +111,7 @@ int iso__own_zeros(const iso_state *state) {
 
 size_t iso__own_bytes(const iso_state *state) {
     size_t bytes = 0;
-    for (int i = 0; i < state->count[ISO_STATE_OWN]; i++)
-        bytes += iso__own_room(&state->array[ISO_STATE_OWN][i]);
+    for (int i = 0; i < state->count[ISO_STATE_OWN]; i++) bytes += iso__own_room(state, i);
     return bytes;
 }
 
@@ -132,7 +131,7 @@ static iso_status check_rules(const iso_state *state, const iso__set_head *share
 
 static iso_status check_stored(const target *t, const iso__safetensors *file,
                                const iso__stored *stored) {
-    if (t->merge.rule == ISO_OWN_ZERO) return ISO_OK;
+    if (t->merge.rule == ISO_OWN_ZERO || (!stored && t->array->optional)) return ISO_OK;
     ISO_CHECK(stored && stored->end - stored->begin == (int64_t)iso__array_bytes(t->array) &&
                   strcmp(stored->dtype, t->array->dtype) == 0,
               ISO_ERR_MISMATCH, "%s is of another model: it has no %s of the same size and type",
@@ -140,11 +139,18 @@ static iso_status check_stored(const target *t, const iso__safetensors *file,
     return ISO_OK;
 }
 
-// What is saved and not listed here would be lost, unless a hook alone had it.
+// What is saved and not listed here would be lost; but hooks and exchanges of parameters may have
+// error feedback on some numbers of ranks only.
+static bool may_vanish(const char *name) {
+    const char *end = strrchr(name, '/');
+    return strcmp(name, "hook_state") == 0 ||
+           (strncmp(name, "daso/", 5) == 0 && end && strstr(end, "residual"));
+}
+
 static iso_status check_unlisted(const iso_state *state, const iso__safetensors *file) {
     for (int k = 0; k < file->header.count; k++) {
         const char *name = file->header.stored[k].name;
-        bool listed = strcmp(name, "hook_state") == 0;
+        bool listed = may_vanish(name);
         for (int i = 0; i < state->count[ISO_STATE_OWN] && !listed; i++)
             listed = strcmp(name, state->array[ISO_STATE_OWN][i].name) == 0;
         ISO_CHECK(listed, ISO_ERR_MISMATCH,
@@ -170,10 +176,13 @@ static iso_status add_file(const iso_state *state, const iso__safetensors *file,
         const iso__stored *stored = iso__safetensors_find(file, t.array->name);
         ISO_TRY(check_stored(&t, file, stored));
         const char *data = stored ? (const char *)file->data + stored->begin : NULL;
-        if (data && rank == 0) take_first(&t, data, (size_t)(stored->end - stored->begin));
+        if (!data && t.array->optional) memset(out, 0xff, iso__array_bytes(t.array)); // -1
+        size_t kept = iso__own_kept(state, i);
+        if (data && rank == 0 && (int64_t)kept <= stored->end - stored->begin)
+            memcpy(out, data, kept);
         if (data && rank > 0) add_rank(&t, data);
         if (last) end_sums(&t, rank + 1);
-        out += iso__own_room(t.array);
+        out += iso__own_room(state, i);
         sum += t.count;
     }
     return ISO_OK;
@@ -211,9 +220,11 @@ iso_status iso__own_match(iso_comm *comm, const iso_state *state) {
     for (int i = 0; i < state->count[ISO_STATE_OWN]; i++) {
         const iso__array *array = &state->array[ISO_STATE_OWN][i];
         int64_t rule[2] = {state->merge[i].rule, state->merge[i].kept};
+        if (iso__own_kept(state, i) == 0) continue; // of any size, and only on some ranks
         hash = iso__hash(hash, array->name, strlen(array->name) + 1);
         hash = iso__hash(hash, array->dtype, strlen(array->dtype) + 1);
-        hash = iso__hash(hash, array->shape, (size_t)array->ndim * sizeof(int64_t));
+        if (rule[0] != ISO_OWN_ZERO)
+            hash = iso__hash(hash, array->shape, (size_t)array->ndim * sizeof(int64_t));
         hash = iso__hash(hash, rule, sizeof(rule));
     }
     ISO_TRY(iso_comm_check_same(comm, hash, "the list of entries that each rank has of its own"));

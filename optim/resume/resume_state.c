@@ -108,13 +108,18 @@ static iso_status add_hook_state(iso_state *self, const iso_reducer *reducer) {
     return ISO_OK;
 }
 
+// Whether an optimizer exchanges parameters, so that ranks that differ are replicas of one model.
+static bool has_replicas(iso_optimizer *optimizer) {
+    for (; optimizer; optimizer = inner_of(optimizer))
+        if (optimizer->ops->ranks_differ) return true;
+    return false;
+}
+
 // Whether ranks may have different parameters between steps.
 static bool ranks_differ(iso_module *module, iso_optimizer *optimizer) {
     const iso_reducer *reducer = iso_data_parallel_reducer(module);
     if (reducer && !iso__reducer_keeps_ranks_equal(reducer)) return true;
-    for (; optimizer; optimizer = inner_of(optimizer))
-        if (optimizer->ops->ranks_differ) return true;
-    return false;
+    return has_replicas(optimizer);
 }
 
 static iso_status add_module(iso_state *self, iso_module *module) {
@@ -143,6 +148,7 @@ iso_status iso_training_state(iso_module *module, iso_optimizer *optimizer, iso_
         optimizers);
     if (parallel) ISO_TRY(iso_data_parallel_finish(module));
     state->owner = ranks_differ(module, optimizer) ? ISO_STATE_OWN : ISO_STATE_SHARED;
+    state->averages = has_replicas(optimizer);
     iso_status status = add_module(state, module);
     // A rank that failed alone would leave the others waiting in what follows.
     if (comm) status = iso_comm_agree(comm, status);

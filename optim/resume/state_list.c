@@ -72,6 +72,16 @@ static iso_status add_array(iso_state *self, iso_state_owner owner, const char *
     return ISO_OK;
 }
 
+void iso__state_rule(iso_state *self, iso_own_rule rule, int64_t kept) {
+    self->merge[self->count[ISO_STATE_OWN] - 1] = (iso__own_merge){rule, kept};
+}
+
+// Of the state of replicas, which was added last.
+static void average_last(iso_state *self, bool bytes) {
+    if (self->owner == ISO_STATE_OWN && self->averages)
+        iso__state_rule(self, bytes ? ISO_OWN_RANK0 : ISO_OWN_MEAN, 0);
+}
+
 static iso_status add_memory(iso_state *self, iso_state_owner owner, const char *name,
                              iso_state_type type, int ndim, const int64_t *shape, void *data) {
     static const char *const dtypes[] = {"F32", "F64", "I64", "U8"};
@@ -101,10 +111,6 @@ iso_status iso_state_add(iso_state *state, iso_state_owner owner, const char *na
     return ISO_OK;
 }
 
-void iso__state_rule(iso_state *self, iso_own_rule rule, int64_t kept) {
-    self->merge[self->count[ISO_STATE_OWN] - 1] = (iso__own_merge){rule, kept};
-}
-
 iso_status iso_state_set_own_rule(iso_state *self, const char *name, iso_own_rule rule) {
     ISO_CHECK((int)rule >= 0 && rule <= ISO_OWN_ZERO, ISO_ERR_ARG,
               "entry %s of a state has the unknown rule %d", name, (int)rule);
@@ -122,6 +128,13 @@ iso_status iso_state_set_own_rule(iso_state *self, const char *name, iso_own_rul
 
 void iso_state_accept_ranks(iso_state *self, int64_t *saved_ranks) {
     self->saved_ranks = saved_ranks;
+}
+
+iso_status iso__state_add_own(iso_state *state, iso_own_rule rule, const char *name,
+                              iso_state_type type, int64_t count, void *data) {
+    ISO_TRY(iso_state_add(state, ISO_STATE_OWN, name, type, count, data));
+    iso__state_rule(state, rule, 0);
+    return ISO_OK;
 }
 
 static iso_status make_name(char text[NAME_ROOM], const char *format, va_list args) {
@@ -144,6 +157,7 @@ iso_status iso__state_add(iso_state *state, iso_state_type type, int ndim, const
     char name[NAME_ROOM];
     MAKE_NAME(name, format);
     ISO_TRY(add_memory(state, state->owner, name, type, ndim, shape, data));
+    average_last(state, type == ISO_STATE_U8);
     return ISO_OK;
 }
 
@@ -151,6 +165,7 @@ iso_status iso__state_add_tensor(iso_state *state, iso_tensor *tensor, const cha
     char name[NAME_ROOM];
     MAKE_NAME(name, format);
     ISO_TRY(add_tensor(state, state->owner, name, tensor));
+    average_last(state, false);
     return ISO_OK;
 }
 
@@ -160,6 +175,7 @@ iso_status iso__state_add_f64(iso_state *state, double *number, const char *form
     char name[NAME_ROOM];
     MAKE_NAME(name, format);
     ISO_TRY(add_memory(state, state->owner, name, ISO_STATE_F64, 1, &one, number));
+    average_last(state, false);
     return ISO_OK;
 }
 
@@ -167,6 +183,7 @@ iso_status iso__state_add_i64(iso_state *state, int64_t *number, const char *for
     char name[NAME_ROOM];
     MAKE_NAME(name, format);
     ISO_TRY(add_memory(state, state->owner, name, ISO_STATE_I64, 1, &one, number));
+    average_last(state, false);
     return ISO_OK;
 }
 
@@ -174,6 +191,7 @@ iso_status iso__state_add_new_i64(iso_state *state, int64_t *number, const char 
     char name[NAME_ROOM];
     MAKE_NAME(name, format);
     ISO_TRY(add_memory(state, state->owner, name, ISO_STATE_I64, 1, &one, number));
+    average_last(state, false);
     state->array[state->owner][state->count[state->owner] - 1].optional = true;
     return ISO_OK;
 }

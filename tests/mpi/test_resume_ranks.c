@@ -2,6 +2,7 @@
 // A training that one number of ranks has saved goes on with another number.
 #include "common/dp_fixture.h"
 #include "common/mpi_fixture.h"
+#include "common/ranks_fixture.h"
 #include "common/resume_fixture.h"
 #include "parallel/reducer/reducer_calls.h"
 
@@ -18,9 +19,8 @@ TestSuite(np4_resume_ranks, .init = resume_setup, .fini = resume_teardown, .time
 
 // The first `size` ranks; NULL on the others.
 static iso_comm *first_ranks(int size) {
-    MPI_Comm some;
     iso_comm *out = NULL;
-    MPI_Comm_split(MPI_COMM_WORLD, test_rank < size ? 0 : MPI_UNDEFINED, 0, &some);
+    MPI_Comm some = ranks_split(size);
     iso_status status = some == MPI_COMM_NULL ? ISO_OK : iso_comm_create(some, NULL, &out);
     if (some != MPI_COMM_NULL) MPI_Comm_free(&some);
     iso_assert_ok(status);
@@ -65,39 +65,13 @@ static iso_status run_steps(trainer *t, int from, int to) {
     return ISO_OK;
 }
 
-// The list of what is saved; saved_ranks NULL: the number of ranks must be the same.
-static iso_status list_state(trainer *t, int64_t *saved_ranks, iso_state **out) {
-    ISO_TRY(iso_state_create(out));
-    ISO_TRY(iso_training_state(t->model, t->optimizer, *out));
-    if (saved_ranks) iso_state_accept_ranks(*out, saved_ranks);
-    return ISO_OK;
-}
-
-static iso_status save(trainer *t, int step) {
-    iso_state *state;
-    ISO_TRY(list_state(t, NULL, &state));
-    iso_status status = iso_resume_save(t->comm, resume_path(), step, state);
-    iso_state_destroy(&state);
-    return status;
-}
-
-static iso_status load(trainer *t, int64_t *saved_ranks) {
-    iso_state *state;
-    int64_t step;
-    ISO_TRY(list_state(t, saved_ranks, &state));
-    iso_status status = iso_resume_load(t->comm, resume_path(), state, &step);
-    if (status >= 0) status = iso_training_loaded(t->model, t->optimizer);
-    iso_state_destroy(&state);
-    return status;
-}
-
 // The first half on a communicator, saved. *hash: of the parameters.
 static iso_status train_half(iso_comm *comm, const trainer_config *config, uint64_t *hash) {
     trainer t;
     if (!comm) return ISO_OK;
     ISO_TRY(trainer_create(&t, comm, config));
     iso_status status = run_steps(&t, 0, HALF);
-    if (status >= 0) status = save(&t, HALF);
+    if (status >= 0) status = ranks_save(&t, HALF);
     if (status >= 0) status = trainer_hash(&t, hash);
     trainer_destroy(&t);
     return status;
@@ -110,7 +84,7 @@ static iso_status load_half(trainer *t, iso_comm *comm, const trainer_config *co
     int64_t saved = 0;
     ISO_TRY(trainer_create(t, comm, config));
     ISO_TRY(run_steps(t, 3, 6));
-    ISO_TRY(load(t, &saved));
+    ISO_TRY(ranks_load(t, &saved));
     ISO_TRY(trainer_hash(t, &loaded));
     ISO_CHECK(saved == ranks && loaded == hash, ISO_ERR_STATE, "%d ranks, other parameters",
               (int)saved);
@@ -214,7 +188,7 @@ Test(np4_resume_ranks, running_statistics_become_their_mean) {
     iso_assert_ok(trainer_create(&t, test_comm, &config));
     iso_assert_ok(run_steps(&t, 0, 4));
     iso_assert_ok(read_buffers(&t, had));
-    iso_assert_ok(save(&t, 4));
+    iso_assert_ok(ranks_save(&t, 4));
     trainer_destroy(&t);
     MPI_Allreduce(had, mean, BUFFERS, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
     bool differ = fabs(had[0] - mean[0] / 4) > 1e-4, good = true;
@@ -222,7 +196,7 @@ Test(np4_resume_ranks, running_statistics_become_their_mean) {
     iso_status status = ISO_OK;
     if (three) {
         status = trainer_create(&t, three, &config);
-        if (status >= 0) status = load(&t, &saved);
+        if (status >= 0) status = ranks_load(&t, &saved);
         if (status >= 0) status = read_buffers(&t, got);
         trainer_destroy(&t);
         for (int i = 0; i < BUFFERS; i++) good = good && fabs(got[i] - mean[i] / 4) < 1e-6;
@@ -250,13 +224,13 @@ static void error_is_dropped(const iso_comm_hook *hook, float exchanges) {
     bool good = true;
     iso_assert_ok(trainer_create(&t, test_comm, &config));
     iso_assert_ok(run_steps(&t, 0, 5));
-    iso_assert_ok(save(&t, 5));
+    iso_assert_ok(ranks_save(&t, 5));
     iso_assert_all(!is_fresh(&t, exchanges));
     trainer_destroy(&t);
     iso_status status = two ? trainer_create(&t, two, &config) : ISO_OK;
     if (two) {
         if (status >= 0) status = run_steps(&t, 0, 3);
-        if (status >= 0) status = load(&t, &saved);
+        if (status >= 0) status = ranks_load(&t, &saved);
         good = status < 0 || is_fresh(&t, exchanges);
         if (status >= 0) status = run_steps(&t, 5, 8);
         trainer_destroy(&t);
@@ -283,17 +257,17 @@ Test(np3_resume_ranks, wires_may_vanish_and_come_back) {
     int64_t saved = 0;
     iso_assert_ok(trainer_create(&t, test_comm, &config));
     iso_assert_ok(run_steps(&t, 0, 2));
-    iso_assert_ok(save(&t, 2));
+    iso_assert_ok(ranks_save(&t, 2));
     trainer_destroy(&t);
     iso_status status = one ? trainer_create(&t, one, &config) : ISO_OK;
-    if (one && status >= 0) status = load(&t, &saved);
+    if (one && status >= 0) status = ranks_load(&t, &saved);
     if (one && status >= 0) status = run_steps(&t, 2, 4);
-    if (one && status >= 0) status = save(&t, 4);
+    if (one && status >= 0) status = ranks_save(&t, 4);
     if (one) trainer_destroy(&t);
     iso_assert_ok(status);
     iso_assert_all(!one || saved == 3);
     iso_assert_ok(trainer_create(&t, test_comm, &config));
-    iso_assert_ok(load(&t, &saved));
+    iso_assert_ok(ranks_load(&t, &saved));
     iso_assert_all(saved == 1 && is_fresh(&t, 0));
     trainer_destroy(&t);
     iso_comm_destroy(&one);
@@ -414,11 +388,11 @@ static void refuses(bool accept, iso_sync sync, const char *words) {
     int64_t saved = 0;
     config.sync = sync;
     iso_assert_ok(trainer_create(&t, test_comm, &config));
-    iso_assert_ok(save(&t, 4));
+    iso_assert_ok(ranks_save(&t, 4));
     trainer_destroy(&t);
     iso_status made = two ? trainer_create(&t, two, &config) : ISO_OK;
     iso_assert_ok(made);
-    iso_status status = two ? load(&t, accept ? &saved : NULL) : ISO_ERR_MISMATCH;
+    iso_status status = two ? ranks_load(&t, accept ? &saved : NULL) : ISO_ERR_MISMATCH;
     iso_assert_all(status == ISO_ERR_MISMATCH);
     iso_assert_all(!two || strstr(iso_last_error()->message, words));
     if (two) trainer_destroy(&t);
