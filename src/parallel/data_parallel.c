@@ -177,6 +177,20 @@ iso_status iso_data_parallel_finish(iso_module *module) {
     return finish_all(self);
 }
 
+// ---- Weights ------------------------------------------------------------------------------------
+
+static bool has_gradients(const iso__data_parallel *self) {
+    for (int i = 0; i < self->trainable_count; i++)
+        if (self->trainable[i]->grad_valid) return true;
+    return false;
+}
+
+void iso__data_parallel_drop_weight(iso__data_parallel *self) {
+    if (!self->carried || has_gradients(self)) return;
+    iso__reducer_drop_weight(self->reducer);
+    self->carried = false;
+}
+
 // ---- The end of a backward --------------------------------------------------------------------------
 
 static iso_status run_pre_sync_hooks(iso__data_parallel *self) {

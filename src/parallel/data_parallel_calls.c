@@ -34,18 +34,6 @@ iso_status iso_data_parallel_end_no_sync(iso_module *module) {
 
 // ---- Weights ----------------------------------------------------------------------------------------
 
-static bool has_gradients(const iso__data_parallel *self) {
-    for (int i = 0; i < self->trainable_count; i++)
-        if (self->trainable[i]->grad_valid) return true;
-    return false;
-}
-
-void iso__data_parallel_drop_weight(iso__data_parallel *self) {
-    if (!self->carried || has_gradients(self)) return;
-    iso__reducer_drop_weight(self->reducer);
-    self->carried = false;
-}
-
 iso_status iso_data_parallel_add_weight(iso_module *module, double weight) {
     ISO_TRY(iso__data_parallel_check(module));
     iso__data_parallel *self = iso__data_parallel_of(module);
