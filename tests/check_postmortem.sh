@@ -108,17 +108,22 @@ wait $job || status=$?
 run_alone "$postmortem" records
 # If it had started all that the others have, they wait for its share of the work; if it waited itself, it alone does
 # not time out.
-if grep -q '^All ranks have started the same' stdout && ! grep -qE '^(Behind|Not waiting)' stdout; then
-    grep -qE '^ +[02] .* until its time-out$' stdout && grep -qE '^ +1 .* has waited ' stdout &&
-        ! grep -qE '^ +1 .* until its time-out$' stdout
-else
-    [ "$(grep -cE '^(Behind|Not waiting): rank 1 ' stdout)" = 1 ] && [ "$(grep -cE '^(Behind|Not waiting)' stdout)" = 1 ]
-fi
+[ "$(grep -cE '^(Behind|Not waiting|Silent): rank 1 ' stdout)" = 1 ] &&
+    [ "$(grep -cE '^(Behind|Not waiting|Silent)' stdout)" = 1 ]
 result $? "a rank that is stopped is named, and no other"
 says "the ranks that timed out have left stacks" '^Rank 0, stack at: rank 0 of 3 waited 4 s' records --stacks
+# While the job hangs: the operating system knows the processes of this host.
+start 60 && kill -STOP "$pid" && sleep 2
+says "a job that hangs is said to run, and its stopped rank is named" '^Stopped: rank 1 ' records
+grep -q '^3 ranks, 3 records, running at ' stdout && grep -qE '^ +[02] .* has waited [1-9][0-9]*\.[0-9] s for ' stdout
+result $? "with times until now"
+kill -KILL "$pid"
+wait $job
 start 60 && kill -SEGV "$pid"
 wait $job
 says "a rank that crashed is named with its signal" '^Ended: rank 1 .* by: SIGSEGV$' records
+! grep -qE '^(Behind|Not waiting|Silent)' stdout
+result $? "and no healthy rank beside it"
 says "and has left its stack" '^Rank 1, stack at: SIGSEGV$' records --stacks
 if "$launcher" --version 2>/dev/null | grep -qE 'Open MPI|OpenRTE'; then
     grep -q 'Segmentation fault' stderr.job

@@ -10,6 +10,7 @@
 typedef struct process {
     iso_recorder_file *file;
     char *stacks;    // the text behind it
+    char live;       // state of its process, as in ps; 'X': it has ended; 0: not known
     int64_t last_ns; // when the last entry was written; the start, if there is none
     uint32_t started[ISO_RECORDER_STREAMS][2]; // exchanges and blocking collectives of a stream
     iso_recorder_entry waiting;                // event 0: the rank does not wait
@@ -20,9 +21,11 @@ typedef struct job {
     int size;      // ranks
     process *rank; // [size]; file is NULL where there is no record
     int found;     // ranks that have one
-    // The first failure of a rank, else the newest time in any record. What ranks did later does
-    // not count: mpirun may continue a stopped rank in order to end it.
+    // The first failure of a rank. Without one: now if the job runs, else the newest time in any
+    // record. What ranks did later does not count: mpirun may continue a stopped rank in order to
+    // end it.
     int64_t end_ns;
+    bool runs; // a process of it lives on this host
 } job;
 
 // Reads all records of a folder; prints a warning for each that cannot be used. If there are

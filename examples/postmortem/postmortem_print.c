@@ -24,8 +24,20 @@ static bool is_timeout(const process *p) { return p->file->failed_code == ISO_ER
 // A process that ended by a signal or an error, not because others did not come.
 static bool is_dead(const process *p) { return p->file->failed_ns != 0 && !is_timeout(p); }
 
+// What the operating system says of the processes of a job that runs.
+static bool is_stopped(const job *j, const process *p) {
+    return j->runs && (p->live == 'T' || p->live == 't');
+}
+static bool is_gone(const job *j, const process *p) {
+    return j->runs && (p->live == 'X' || p->live == 'Z');
+}
+
 static void print_state(const job *j, const process *p, FILE *to) {
-    if (is_dead(p))
+    if (is_stopped(j, p))
+        fputs("is stopped by a signal", to);
+    else if (is_gone(j, p))
+        fputs("its process has ended, without a word", to);
+    else if (is_dead(p))
         fprintf(to, "ended by: %.80s", p->file->reason);
     else if (p->file->ended_ns)
         fputs("ended (MPI_Finalize)", to);
@@ -85,11 +97,18 @@ static void print_gap(const job *j, const gap *g, FILE *to) {
             seconds_before(j->end_ns, p->last_ns));
 }
 
-static int print_gaps(const job *j, FILE *to) {
+// After a crash, ranks that were a moment later than others are none to be named.
+static bool is_recent(const job *j, const gap *g) {
+    const iso_recorder_entry *e =
+        job_find(&j->rank[g->ahead], g->stream_ahead, g->call, g->started + 1);
+    return e && seconds_before(j->end_ns, e->time_ns) < 0.5;
+}
+
+static int print_gaps(const job *j, bool all, FILE *to) {
     int found = 0;
     for (int r = 0; r < j->size; r++) {
         gap g;
-        if (!job_gap(j, r, &g)) continue;
+        if (!job_gap(j, r, &g) || (!all && is_recent(j, &g))) continue;
         print_gap(j, &g, to);
         found++;
     }
@@ -128,6 +147,31 @@ static int print_busy(const job *j, FILE *to) {
     return busy;
 }
 
+static int print_stopped(const job *j, FILE *to) {
+    int found = 0;
+    for (int r = 0; r < j->size; r++) {
+        const process *p = &j->rank[r];
+        if (!p->file || (!is_stopped(j, p) && !is_gone(j, p))) continue;
+        fprintf(to, "%s: rank %d (%s)\n", is_gone(j, p) ? "Gone" : "Stopped", r, p->file->host);
+        found++;
+    }
+    return found;
+}
+
+// Ranks that waited as long as others, but did not time out as these did.
+static int print_silent(const job *j, FILE *to) {
+    int timed_out = 0, silent = 0;
+    for (int r = 0; r < j->size; r++) timed_out += j->rank[r].file && is_timeout(&j->rank[r]);
+    for (int r = 0; r < j->size && timed_out > 0; r++) {
+        const process *p = &j->rank[r];
+        if (!p->file || p->file->failed_ns || p->file->ended_ns) continue;
+        fprintf(to, "Silent: rank %d (%s) did not time out, while %d rank%s: stopped or killed\n",
+                r, p->file->host, timed_out, timed_out == 1 ? " did" : "s did");
+        silent++;
+    }
+    return silent;
+}
+
 static void print_missing(const job *j, FILE *to) {
     int shown = 0;
     if (j->found == j->size) return;
@@ -153,19 +197,21 @@ void job_print_stacks(const job *j, FILE *to) {
 }
 
 void job_print(const job *j, FILE *to) {
-    fprintf(to, "%d rank%s, %d record%s, ended at ", j->size, j->size == 1 ? "" : "s", j->found,
-            j->found == 1 ? "" : "s");
+    fprintf(to, "%d rank%s, %d record%s, %s ", j->size, j->size == 1 ? "" : "s", j->found,
+            j->found == 1 ? "" : "s", j->runs ? "running at" : "ended at");
     print_time(j->end_ns, to);
-    fputs(" (first failure or last entry)\n\n", to);
+    fputs(j->runs ? "\n\n" : " (first failure or last entry)\n\n", to);
     print_ranks(j, to);
     fputc('\n', to);
     print_divergence(j, to);
-    int dead = print_dead(j, to), behind = print_gaps(j, to);
-    if (behind == 0) behind = print_busy(j, to);
+    int dead = print_dead(j, to) + print_stopped(j, to), behind = print_gaps(j, dead == 0, to);
+    if (dead + behind == 0) behind = print_busy(j, to);
+    if (dead + behind == 0) behind = print_silent(j, to);
     print_missing(j, to);
     if (dead == 0 && behind == 0 && j->found == j->size)
         fputs(has_ended(j) ? "All ranks have called MPI_Finalize.\n"
-                           : "All ranks have started the same operations.\n",
+                           : "All ranks have started the same operations. A rank that was killed "
+                             "leaves no reason: mpirun names it.\n",
               to);
 }
 

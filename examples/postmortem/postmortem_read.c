@@ -10,6 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
 
 enum { RANKS_MOST = 1 << 20, STACKS_MOST = 1 << 20 };
 
@@ -126,8 +128,36 @@ static int64_t newest_entry(const process *p) {
     return newest;
 }
 
+// The state of a process that has not ended by itself, if it is on this host.
+static char find_state(const iso_recorder_file *f) {
+    char host[sizeof(f->host)] = "", path[64], text[512] = "";
+    if (f->ended_ns || f->failed_ns || gethostname(host, sizeof(host) - 1) != 0) return 0;
+    if (strcmp(host, f->host) != 0) return 0;
+    snprintf(path, sizeof(path), "/proc/%d/stat", (int)f->pid);
+    FILE *from = fopen(path, "r");
+    if (!from) return 'X';
+    size_t got = fread(text, 1, sizeof(text) - 1, from);
+    fclose(from);
+    const char *name_end = got > 0 ? strrchr(text, ')') : NULL; // the name may contain anything
+    return name_end && name_end[1] ? name_end[2] : 'X';
+}
+
+static void find_states(job *j) {
+    for (int r = 0; r < j->size; r++) {
+        if (!j->rank[r].file) continue;
+        j->rank[r].live = find_state(j->rank[r].file);
+        j->runs = j->runs || (j->rank[r].live && j->rank[r].live != 'X' && j->rank[r].live != 'Z');
+    }
+}
+
+static int64_t time_now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_REALTIME, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
 static int64_t find_end(const job *j) {
-    int64_t failed = INT64_MAX, newest = 0;
+    int64_t failed = INT64_MAX, newest = j->runs ? time_now() : 0;
     for (int r = 0; r < j->size; r++) {
         const process *p = &j->rank[r];
         if (!p->file) continue;
@@ -237,6 +267,7 @@ iso_status job_read(const char *folder, job *out) {
         job_free(out);
         return status;
     }
+    find_states(out);
     out->end_ns = find_end(out);
     for (int r = 0; r < out->size; r++)
         if (out->rank[r].file) take_entries(&out->rank[r], out->end_ns);

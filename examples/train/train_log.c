@@ -49,7 +49,7 @@ static void show_settings(const train_run *run) {
     char options[TRAIN_OPTIONS_ROOM], text[2 * TRAIN_OPTIONS_ROOM];
     train_options_text(run->options, false, options, sizeof(options));
     size_t used = (size_t)snprintf(
-        text, sizeof(text), "    isotherm %s\n    %d ranks on %d nodes, %s\n", ISO_VERSION,
+        text, sizeof(text), "    isotherm %s\n    ranks: %d, nodes: %d, %s\n", ISO_VERSION,
         run->world->ranks, run->world->nodes, iso_device_describe(run->world->device));
     for (const char *line = options; *line && used < sizeof(text);) {
         size_t length = strcspn(line, "\n");
