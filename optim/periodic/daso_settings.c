@@ -251,15 +251,23 @@ iso_status iso__daso_settings_read(iso_settings *settings, const iso_setting *ta
     return ISO_OK;
 }
 
+// Field by field: what lies between the fields of a struct may differ between ranks.
+static uint64_t hash_changes(const iso_daso_config *config) {
+    uint64_t hash = ISO_HASH_START;
+    for (int64_t i = 0; i < config->replay_count; i++) {
+        const iso_daso_change *c = &config->replay[i];
+        int64_t fields[] = {c->step, c->cause, c->global_skip, c->local_skip, c->batches_to_wait};
+        hash = iso__hash(hash, fields, sizeof(fields));
+    }
+    return hash;
+}
+
 void iso__daso_settings_write(const iso_daso_config *config, char *text, size_t room) {
     daso_values v = values_of_daso(config);
     int used = snprintf(text, room, "total_steps: %lld\n", (long long)config->total_steps);
-    if (config->replay) {
-        uint64_t hash = iso__hash(ISO_HASH_START, config->replay,
-                                  (size_t)config->replay_count * sizeof(*config->replay));
+    if (config->replay)
         used += snprintf(text + used, room - (size_t)used, "replay: %lld changes, %016llx\n",
-                         (long long)config->replay_count, (unsigned long long)hash);
-    }
+                         (long long)config->replay_count, (unsigned long long)hash_changes(config));
     if (config->outer) used += iso__outer_write(config->outer, text + used, room - (size_t)used);
     if (config->level_count > 0) {
         char levels[ISO__DASO_LEVELS_ROOM];

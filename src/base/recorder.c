@@ -68,10 +68,9 @@ void iso__record(iso_recorder_event event, uint32_t sequence, const char *name) 
     write_entry(event, 0, sequence, 0, name);
 }
 
-uint32_t iso__record_posted(uint16_t stream, uint64_t bytes, const char *name) {
-    uint32_t sequence = ++atomic_load(&memory)->stream[stream].posted;
+void iso__record_posted(uint16_t stream, uint32_t sequence, uint64_t bytes, const char *name) {
+    atomic_load(&memory)->stream[stream].posted = sequence;
     write_entry(ISO_RECORDER_POSTED, stream, sequence, bytes, name);
-    return sequence;
 }
 
 void iso__record_done(uint16_t stream, uint32_t sequence, uint64_t bytes, const char *name) {

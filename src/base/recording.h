@@ -12,9 +12,8 @@ void iso__record(iso_recorder_event event, uint32_t sequence, const char *name);
 
 // The index of a new stream for a group of ranks; group: a hash of them, not 0.
 uint16_t iso__recorder_stream(uint64_t group, int rank, int size, const char *name);
-// One thread at a time for each stream. posted returns the exchange's number in its stream, which
-// done takes.
-uint32_t iso__record_posted(uint16_t stream, uint64_t bytes, const char *name);
+// One thread at a time for each stream. sequence: the exchange's number in its stream, from 1.
+void iso__record_posted(uint16_t stream, uint32_t sequence, uint64_t bytes, const char *name);
 void iso__record_done(uint16_t stream, uint32_t sequence, uint64_t bytes, const char *name);
 void iso__record_call(uint16_t stream, const char *name);
 

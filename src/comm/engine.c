@@ -60,9 +60,9 @@ iso_status iso__request_begin(iso_comm *comm, iso__stream *stream, const char *n
                              .stream = stream,
                              .mpi = comm->mpi,
                              .state = ISO_REQUEST_POSTED,
-                             .record = iso__record_posted(stream->record, bytes, name),
                              .older = engine->newest};
     request->turn = iso__stream_count(stream, request->posted_ns);
+    iso__record_posted(stream->record, (uint32_t)request->turn + 1, bytes, name);
     *(engine->newest ? &engine->newest->newer : &engine->oldest) = request;
     engine->newest = request;
     *out = request;
@@ -75,7 +75,8 @@ void iso__request_complete(iso_request *request) {
     *(request->newer ? &request->newer->older : &engine->newest) = request->older;
     request->done_ns = iso_now();
     engine->completions++;
-    iso__record_done(request->stream->record, request->record, request->bytes, request->name);
+    iso__record_done(request->stream->record, (uint32_t)request->turn + 1, request->bytes,
+                     request->name);
     request->state = request->mpi_error ? ISO_REQUEST_FAILED : ISO_REQUEST_DONE;
     if (!request->channel) return;
     request->next_in_line = NULL;

@@ -23,12 +23,11 @@ struct iso_request {
     int64_t posted_ns, done_ns;
     iso__stream *stream; // that it belongs to, and its number there
     uint64_t turn;
-    uint32_t record; // its number in the flight recorder
-    MPI_Comm mpi;    // the communicator it uses, unless it is bulk
-    char *next;  // the data not yet posted (MPI), or not yet summed of this rank's slice (shared
-                 // memory)
-    size_t left; // elements from there
-    size_t unit; // bytes of an element
+    MPI_Comm mpi; // the communicator it uses, unless it is bulk
+    char *next;   // the data not yet posted (MPI), or not yet summed of this rank's slice (shared
+                  // memory)
+    size_t left;  // elements from there
+    size_t unit;  // bytes of an element
     // MPI: posts `count` elements starting at next; returns an MPI return code.
     int (*call)(iso_request *request, int count, MPI_Comm mpi, MPI_Request *out);
     const char *send; // alltoall: as next

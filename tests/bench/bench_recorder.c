@@ -19,7 +19,8 @@ int main(int argc, char **argv) {
     uint16_t stream = iso__recorder_stream(1, 0, 1, "bench");
     for (int b = 0; b < BLOCKS; b++) {
         int64_t start = iso_now();
-        for (int i = 0; i < ENTRIES; i++) (void)iso__record_posted(stream, 64, "conv1+conv2");
+        for (int i = 0; i < ENTRIES; i++)
+            iso__record_posted(stream, (uint32_t)i, 64, "conv1+conv2");
         ns[b] = (double)(iso_now() - start) / ENTRIES;
     }
     double median = bench_quantile(ns, BLOCKS, 0.5);

@@ -8,15 +8,8 @@ directory=$1
 shift
 limit=10 # seconds
 
-wait_for() { # seconds, condition...
-    tries=$(($1 * 10))
-    shift
-    until "$@"; do
-        tries=$((tries - 1))
-        [ "$tries" -gt 0 ] || return 1
-        sleep 0.1
-    done
-}
+# shellcheck source=tests/cluster/wait_for.sh
+. "$(dirname "$0")/wait_for.sh"
 ranks_run() { [ -s "$directory/pid.0" ] && [ -s "$directory/pid.1" ]; }
 gone() { ! kill -0 "$1" 2>/dev/null; }
 

@@ -13,15 +13,8 @@ stop) told='rank 5 on node3 is stopped by a signal' ;;
 *) told='node3 does not answer (ranks 2, 5): it cannot be reached, or is stopped' ;;
 esac
 
-wait_for() { # seconds, condition...
-    tries=$(($1 * 10))
-    shift
-    until "$@"; do
-        tries=$((tries - 1))
-        [ "$tries" -gt 0 ] || return 1
-        sleep 0.1
-    done
-}
+# shellcheck source=tests/cluster/wait_for.sh
+. "$(dirname "$0")/wait_for.sh"
 starts() { [ -s "$directory/pid.5" ]; }
 names() { # pattern before the name
     grep -qF "$told" "$directory/said" && grep -F "$told" "$directory/said" | grep -q "$1"
