@@ -102,7 +102,7 @@ dead_rank_ends_job() {
 host_is_named() { # stop, cut or loss
     cluster 3 sh "$here/stall_host.sh" "$1" "$work" mpirun -n 6 sh -c \
         'echo $$ >"$0/pid.$OMPI_COMM_WORLD_RANK"; exec "$@"' "$work" $train --epochs 1000000 --threads 1 --overwrite \
-        --log "$work/log"
+        --eval-every 20 --test-limit 50 --log "$work/log"
 }
 
 echo "1..12"

@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: MIT
 # Starts a command on three hosts of the cluster, two ranks each; then stops a rank of the third host, or cuts it off,
 # and checks that a warning and the error at the time-out name it.
-# usage: stall_host.sh stop|cut|loss DIRECTORY MPIRUN...; each rank writes its process id to DIRECTORY/pid.RANK
+# usage: stall_host.sh stop|cut|loss DIRECTORY MPIRUN...; each rank writes its process id to DIRECTORY/pid.RANK, and
+# train logs to DIRECTORY/log
 set -u
 
 how=$1 directory=$2
@@ -15,7 +16,7 @@ esac
 
 # shellcheck source=tests/cluster/wait_for.sh
 . "$(dirname "$0")/wait_for.sh"
-starts() { [ -s "$directory/pid.5" ]; }
+trains() { [ -s "$directory/pid.5" ] && grep -q '"event":"eval"' "$directory/log" 2>/dev/null; }
 names() { # pattern before the name
     grep -qF "$told" "$directory/said" && grep -F "$told" "$directory/said" | grep -q "$1"
 }
@@ -23,8 +24,7 @@ names() { # pattern before the name
 rm -f "$directory"/pid.* "$directory/log"
 "$@" >"$directory/said" 2>&1 &
 launcher=$!
-wait_for 40 starts || echo "the ranks did not start"
-sleep 5 # they train
+wait_for 60 trains || echo "the ranks do not train"
 case $how in
 stop) kill -STOP "$(cat "$directory/pid.5")" ;;
 cut) ip -n node3 link set eth0 down ;;
