@@ -149,6 +149,7 @@ SWEEP_REPORT = \
     examples/sweep/report_predict.c \
     examples/sweep/report_predict.h \
     examples/sweep/report_read.c \
+    examples/sweep/report_rhythm.c \
     examples/sweep/report_settings.c \
     examples/sweep/report_sources.c \
     examples/sweep/report_stats.c \

@@ -108,12 +108,11 @@ static double wait_step(const report_run *run, const report_sync *sync) {
     return i < run->point_count ? fmin(run->points[i].step, sync->step) : sync->step;
 }
 
-// An automatic wait grows up to the period, and an automatic period with it.
+// An automatic wait grows up to the period.
 static double sync_wait(const report *study, const report_run *run, const report_sync *sync,
                         double bytes, double compute) {
     double age = of_number(sync->age, 0), steps = wait_step(run, sync) - (sync->step - age);
     bool grows = age > 0 && steps == age && is_auto(run->wait_requested);
-    if (grows && is_auto(run->period_requested)) return sync->wait_ms;
     if (grows) steps = fmax(steps, of_number(sync->period, 0));
     double hidden = steps * compute, then = left_of(exchange_ms(study, run, bytes), hidden);
     double exposed = age > 0 ? left_of(sync->exchange_ms, hidden) : sync->wait_ms;
@@ -136,17 +135,37 @@ typedef struct waits {
     double was, then; // ms
 } waits;
 
-static void add_waits(const report *study, const report_run *run, waits *of) {
-    double scale = bytes_scale(run);
+// The interval in which the program waits for an exchange; NULL: not in one that is known.
+static waits *waits_for(const report_run *run, const report_sync *sync, waits *of) {
+    double at = wait_step(run, sync);
+    int64_t i = point_from(run, at);
+    return at > 0 && i < run->point_count ? &of[i] : NULL;
+}
+
+// Of a step, without waits and what else an interval has.
+static double step_ms(const report_run *run) {
+    double least = INFINITY;
+    for (int64_t i = 0; i < run->point_count; i++)
+        least = fmin(least, interval_of(run, i).compute_ms);
+    return least;
+}
+
+// room: for as many exchanges as the run made.
+static void add_waits(const report *study, const report_run *run, waits *of, report_sync *room) {
+    double scale = bytes_scale(run), step = step_ms(run);
     for (int64_t s = 0; s < run->sync_count; s++) {
-        const report_sync *sync = &run->syncs[s];
-        double at = wait_step(run, sync);
-        int64_t i = point_from(run, at);
-        if (!(at > 0) || i == run->point_count) continue;
-        if (s == 0) of[i].then += timing_ms(study, run, sync->between * scale);
-        of[i].was += sync->wait_ms;
-        double compute = interval_of(run, i).compute_ms;
-        of[i].then += sync_wait(study, run, sync, sync->between * scale, compute);
+        waits *in = waits_for(run, &run->syncs[s], of);
+        if (in) in->was += run->syncs[s].wait_ms;
+    }
+    double bytes = run->syncs[0].between * scale;
+    if (waits_for(run, &run->syncs[0], of))
+        waits_for(run, &run->syncs[0], of)->then += timing_ms(study, run, bytes);
+    int64_t count = report_resync(run, exchange_ms(study, run, bytes), step, room);
+    const report_sync *syncs = count >= 0 ? room : run->syncs;
+    if (count < 0) count = run->sync_count;
+    for (int64_t s = 0; s < count; s++) {
+        waits *in = waits_for(run, &syncs[s], of);
+        if (in) in->then += sync_wait(study, run, &syncs[s], syncs[s].between * scale, step);
     }
 }
 
@@ -181,9 +200,12 @@ report_prediction report_predict(const report *study, const report_run *run) {
     report_prediction out = {NAN, NAN};
     if (!is_predictable(study, run)) return out;
     waits *of = calloc((size_t)run->point_count, sizeof(*of));
-    if (!of) return out;
-    if (is_periodic(run)) add_waits(study, run, of);
-    out = add_intervals(study, run, of);
+    report_sync *room = calloc((size_t)run->sync_count + 1, sizeof(*room));
+    if (of && room) {
+        if (is_periodic(run)) add_waits(study, run, of, room);
+        out = add_intervals(study, run, of);
+    }
     free(of);
+    free(room);
     return out;
 }

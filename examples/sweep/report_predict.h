@@ -15,6 +15,13 @@ typedef struct report_prediction {
 // network is given, the target was not reached, or the log lacks what the prediction needs.
 report_prediction report_predict(const report *study, const report_run *run);
 
+// ---- report_rhythm.c ----
+
+// The exchanges that daso with automatic wait and period makes instead of run->syncs, if an
+// exchange takes exchange_ms, and a step step_ms without waits: fewer. They go to out, which has
+// room for run->sync_count; their number returns. -1: the run keeps its exchanges.
+int64_t report_resync(const report_run *run, double exchange_ms, double step_ms, report_sync *out);
+
 // A table of the page, with the predicted winner of each setup; nothing without a network.
 void report_write_predictions(FILE *to, const report_groups *all);
 // A line for each mode: measured and predicted times, and its predicted place.

@@ -106,7 +106,7 @@ static double periodic(double age, double period, const char *period_asked, cons
                         .period = period,
                         .wait = age,
                         .between = 1000};
-    report_run run = run_of(points, 1, "--sync daso\n", NAN);
+    report_run run = run_of(points, 1, "--sync daso\n--policy fixed\n", NAN);
     points[0].parameters = points[0].between = bytes_for(130);
     points[0].wait_ms_per_step = wait_ms / 20;
     points[0].seconds = 0.4 + wait_ms / 1e3;
@@ -129,6 +129,33 @@ Test(report_predict, an_automatic_wait_hides_up_to_the_period) {
     double timed = 3 * 0.1;
     assert_near(periodic(4, 6, "6", "auto", 0), 0.4 + 0.01 + timed);
     assert_near(periodic(4, 6, "auto", "auto", 0), 0.4 + timed);
+}
+
+// What daso chose at 1000 Mbit/s in a run of 100 steps, and its merges at 200 and 100 Mbit/s.
+Test(report_predict, an_automatic_period_is_chosen_again) {
+    report_sync syncs[] = {{.step = 24, .age = 11, .period = 11, .wait = 11, .wait_ms = 2.4},
+                           {.step = 35, .age = 11, .period = 11, .wait = 11},
+                           {.step = 90, .age = 11, .period = 11, .wait = 11},
+                           {.step = 98, .age = 0, .wait_ms = 136}};
+    report_run run = {
+        .settings = "--policy fixed\n--max-period 64\n", .steps = 100, .syncs = syncs};
+    run.sync_count = 4;
+    strcpy(run.period_requested, "auto");
+    strcpy(run.wait_requested, "auto");
+    report_sync now[4];
+    cr_assert_eq(report_resync(&run, 56.1, 1.5, now), 2);
+    assert_near(now[0].step, 84);
+    assert_near(now[0].age, 41);
+    assert_near(now[0].wait_ms, 0);
+    assert_near(now[1].step, 98);
+    cr_assert_eq(report_resync(&run, 112.2, 1.5, now), 1); // 64 steps: longer than what is left
+    assert_near(now[0].step, 98);
+    cr_assert_eq(report_resync(&run, 11.2, 1.5, now), -1);
+    run.settings = "--policy adaptive\n";
+    cr_assert_eq(report_resync(&run, 56.1, 1.5, now), -1);
+    run.settings = "--policy fixed\n";
+    strcpy(run.period_requested, "11");
+    cr_assert_eq(report_resync(&run, 56.1, 1.5, now), -1);
 }
 
 // Sent in step 8, to be merged in step 12; the evaluation after step 10 waits for it.
