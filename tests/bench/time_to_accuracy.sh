@@ -1,11 +1,13 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
-# Compares how soon trainings on two emulated hosts (one rank each) reach an accuracy: PyTorch's DDP and Isotherm.
+# Compares how soon trainings on emulated hosts (one rank each) reach an accuracy: PyTorch's DDP and Isotherm.
 # usage: time_to_accuracy.sh --data DIR [OPTION]... [RUN]..., from the top of the build tree; needs root
 #   RUN is "ddp" or "NAME: OPTIONS OF TRAIN"; without any: ddp "lazy: --sync lazy" "daso: --sync daso"
 #   --data DIR        real MNIST
+#   --hosts N         (2)
 #   --rate RATE       of the links, as tc(8) writes it (100mbit); several in quotes: '1gbit 100mbit'
 #   --rounds N        the runs take turns N times (1)
+#   --seeds 'N...'    the runs take turns with each of these seeds, in place of --rounds
 #   --target X        test accuracy to be reached (0.985)
 #   --eval-every N    steps between evaluations, whose time does not count (50)
 #   --max-steps N     end each run there, the schedule being that of the whole run
@@ -73,7 +75,7 @@ usage() {
     sed -n '/^# usage: /,/^set -eu/s/^# \{0,1\}//p' "$0" >&2
     exit 2
 }
-data='' rates=100mbit rounds=1 target=0.985 every=50 most='' until_target='' epochs=3 limit=1800 keep=''
+data='' hosts=2 rates=100mbit seeds=1 target=0.985 every=50 most='' until_target='' epochs=3 limit=1800 keep=''
 while [ $# -gt 0 ]; do
     case $1 in
     --until-target)
@@ -87,8 +89,10 @@ while [ $# -gt 0 ]; do
     esac
     case $1 in
     --data) data=$2 ;;
+    --hosts) hosts=$2 ;;
     --rate) rates=$2 ;;
-    --rounds) rounds=$2 ;;
+    --rounds) seeds=$(yes 1 | head -n "$2") ;;
+    --seeds) seeds=$2 ;;
     --target) target=$2 ;;
     --eval-every) every=$2 ;;
     --max-steps) most=$2 ;;
@@ -115,22 +119,22 @@ cluster() { # rate, log, target and steps that end the run, command of a rank...
     rate=$1 log=$2 enough=$3 steps=$4
     shift 4
     : >"$log"
-    sh "$here/../cluster/with_cluster.sh" -n 2 -r "$rate" -t "$limit" -- \
-        sh "$0" --head "$log" "$enough" "$steps" mpirun -n 2 sh "$0" --count "$log" "$log.sent" "$@"
+    sh "$here/../cluster/with_cluster.sh" -n "$hosts" -r "$rate" -t "$limit" -- \
+        sh "$0" --head "$log" "$enough" "$steps" mpirun -n "$hosts" sh "$0" --count "$log" "$log.sent" "$@"
 }
-ddp() { # rate, log
+ddp() { # rate, log, seed
     # shellcheck disable=SC2016  # the inner shell's
     cluster "$1" "$2" - - sh -c 'log=$0; exec "$@" >>"$log"' "$2" "$python" "$here/peers/ddp_pytorch.py" \
         --data "$data" --master 10.77.0.1 --interface eth0 --eval-every "$every" --epochs "$epochs" \
-        --target "$target" ${most:+--max-steps "$most"} ${until_target:+--until-accuracy "$target"}
+        --seed "$3" --target "$target" ${most:+--max-steps "$most"} ${until_target:+--until-accuracy "$target"}
 }
-ours() { # rate, log, options of train
+ours() { # rate, log, seed, options of train
     [ -x bin/train ] || fail "bin/train is missing here: run \"make\" in the build tree first"
     enough=-
     [ -z "$until_target" ] || enough=$target
     # shellcheck disable=SC2086  # options are several words
     cluster "$1" "$2" "$enough" "${most:--}" bin/train --data "$data" --model cnn --epochs "$epochs" \
-        --eval-every "$every" --quiet --log "$2" $3
+        --eval-every "$every" --seed "$3" --quiet --log "$2" $4
 }
 
 # One row: what the log says, and what the interfaces of the hosts counted until the last evaluation.
@@ -167,14 +171,14 @@ row() { # rate, name, log
         }'
 }
 
-run() { # rate, round, RUN
+run() { # rate, round, RUN, seed
     name=${3%%:*}
     log=$work/$1-$name-$2.jsonl
     status=0
     if [ "$3" = ddp ]; then
-        ddp "$1" "$log" >"$work/output" 2>&1 || status=$?
+        ddp "$1" "$log" "$4" >"$work/output" 2>&1 || status=$?
     else
-        ours "$1" "$log" "${3#*:}" >"$work/output" 2>&1 || status=$?
+        ours "$1" "$log" "$4" "${3#*:}" >"$work/output" 2>&1 || status=$?
     fi
     [ -z "$keep" ] || cp "$log" "$log.sent".* "$keep"
     if [ "$status" != 0 ]; then
@@ -184,18 +188,18 @@ run() { # rate, round, RUN
     row "$1" "$name" "$log"
 }
 
-echo "Real MNIST, CNN, 2 hosts x 1 rank x 64 samples. to target: training time and steps until the first evaluation"
+echo "Real MNIST, CNN, $hosts hosts x 1 rank x 64 samples. to target: training time and steps until the first evaluation"
 echo "with $target; wire: sent by a host until the last evaluation, what the start and the evaluations send included;"
 echo "log: the program's own count; exposed: mean waiting of an exchange (DDP: step - step without exchange)."
 printf '%-8s %-14s %10s %7s %8s %9s %6s %8s %9s %9s %8s %6s\n' rate run "to target" "at step" final seconds steps steps/s \
     "wire MB" "log MB" exposed syncs
 printf '%-8s %-14s %10s %7s %8s %9s %6s %8s %9s %9s %8s %6s\n' '' '' s '' % '' '' '' '' '' ms ''
 for rate in $rates; do
-    round=1
-    while [ "$round" -le "$rounds" ]; do
-        for one in "$@"; do
-            run "$rate" "$round" "$one"
-        done
+    round=0
+    for seed in $seeds; do
         round=$((round + 1))
+        for one in "$@"; do
+            run "$rate" "$round" "$one" "$seed"
+        done
     done
 done
