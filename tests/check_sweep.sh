@@ -284,6 +284,11 @@ reads_older() {
         tr -d '\r' <older/runs.csv | grep -q '^daso-period2,1,.*,2,1,.*,,,$' && grep -q '<td class="text">2 ranks on 1 node</td>' older/report.html
 }
 holds "results of an older version are read" reads_older
+ln -s /dev/zero older/endless.jsonl
+mkfifo older/pipe.jsonl
+run_alone timeout 10 "$sweep" --report older --target 0.2
+omits_them() { reads_older && [ "$(grep -c 'older/\(endless\|pipe\).jsonl has no results' stderr)" = 2 ]; }
+holds "a link to a device and a pipe are omitted" omits_them
 refuses_report() { # pattern, arguments...
     sentence=$1
     shift

@@ -8,6 +8,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/types.h>
 
 // ---- A flat JSON object -------------------------------------------------------------------------
@@ -260,10 +261,20 @@ static iso_status take_lines(FILE *from, const char *path, report_run *run) {
     return ISO_OK;
 }
 
+// Opening a pipe would wait for its other end, and a device may have no end.
+static FILE *open_log(const char *path) {
+    struct stat info;
+    if (stat(path, &info) != 0) return NULL;
+    errno = EINVAL;
+    return S_ISREG(info.st_mode) ? fopen(path, "r") : NULL;
+}
+
 iso_status report_run_read(const char *path, report_run *out) {
     report_run run = {.steps = NAN, .seed = NAN, .ranks = NAN, .nodes = NAN};
-    FILE *from = fopen(path, "r");
-    if (!from) return train_error(ISO_ERR_IO, "cannot read %s: %s", path, strerror(errno));
+    FILE *from = open_log(path);
+    if (!from)
+        return train_error(ISO_ERR_IO, "cannot read %s: %s", path,
+                           errno == EINVAL ? "it is not a regular file" : strerror(errno));
     iso_status status = take_lines(from, path, &run);
     fclose(from);
     if (status < 0) {
@@ -279,7 +290,7 @@ iso_status report_run_read(const char *path, report_run *out) {
 char *report_log_settings(const char *path) {
     char *line = NULL, *settings = NULL;
     size_t room = 0;
-    FILE *from = fopen(path, "r");
+    FILE *from = open_log(path);
     while (from && !settings && getline(&line, &room, from) >= 0)
         if (is_event(line, "run")) settings = string_of(line, "settings");
     free(line);
