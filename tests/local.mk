@@ -16,6 +16,7 @@ AM_TESTS_ENVIRONMENT = \
 LDADD = tests/common/libiso_testcommon.la libiso_core.la $(CRITERION_LIBS)
 
 SCRIPT_TESTS = \
+    tests/check_bench_peers.sh \
     tests/check_cxx.sh \
     tests/check_configure.sh \
     tests/check_data.sh \

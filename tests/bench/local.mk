@@ -38,7 +38,15 @@ BENCHES += tests/bench/bench_gpu_ops
 tests_bench_bench_gpu_ops_SOURCES = tests/bench/bench_device.c tests/bench/bench_device.h \
     tests/bench/bench_gpu_ops.c tests/bench/bench_util.c tests/bench/bench_util.h
 tests_bench_bench_gpu_ops_LDADD = libiso_core.la
-EXTRA_DIST += tests/bench/compare_common.sh tests/bench/compare_hosts.sh tests/bench/compare_peers.sh tests/bench/compare_ranks.sh \
-    tests/bench/overlap.sh tests/bench/predict.sh tests/bench/time_to_accuracy.sh tests/bench/wires.sh \
-    tests/bench/peers/ddp_pytorch.py tests/bench/peers/step_heat.py tests/bench/peers/step_pytorch.py \
-    tests/bench/peers/step_pytorch_gpu.py
+EXTRA_DIST += tests/bench/bench_peers.py tests/bench/overlap.sh tests/bench/predict.sh tests/bench/time_to_accuracy.sh tests/bench/wires.sh \
+    tests/bench/peers/bench_facts.py tests/bench/peers/bench_install.py tests/bench/peers/bench_report.py \
+    tests/bench/peers/bench_run.py tests/bench/peers/bench_samples.py tests/bench/peers/bench_stats.py \
+    tests/bench/peers/ddp_pytorch.py tests/bench/peers/step_exogym.py tests/bench/peers/step_heat.py \
+    tests/bench/peers/step_horovod.py tests/bench/peers/step_pytorch.py tests/bench/peers/step_pytorch_gpu.py
+
+# The step against other libraries': make bench-peers PEERS="--quick --out DIR" (bench_peers.py --help)
+PYTHON = python3
+PEERS =
+.PHONY: bench-peers
+bench-peers: tests/bench/bench_step
+	$(PYTHON) $(srcdir)/tests/bench/bench_peers.py --build . $(PEERS)

@@ -4,22 +4,14 @@
 
     mpirun -n 2 --bind-to none PYTHON step_heat.py --model cnn
 
-Set-up: HeAT 1.3.1 is the last release that works with Debian 12's PyTorch 1.13, so that both peers compute alike:
-
-    apt-get install python3-torch python3-torchvision python3-venv
-    /usr/bin/python3 -m venv --system-site-packages VENV
-    VENV/bin/pip install --no-deps heat==1.3.1
-    VENV/bin/pip install mpi4py 'numpy<2' 'scipy<1.12'
-
-and PYTHON is VENV/bin/python. (--no-deps keeps pip from replacing PyTorch by a newer one from PyPI.)
+PYTHON has heat and mpi4py (pip install heat; bench_peers.py makes such an environment).
 
 heat.nn.DataParallel and heat.optim.DataParallelOptimizer are timed with non-blocking updates, their default, and with
-blocking ones, for both memory formats, and the least median is told. A setting that fails, or that does not train as
-PyTorch does alone on the batches of all ranks, is left out, and "left_out" says so. The input stays in memory, a rank
-has one thread, and what is told is the slowest rank's.
+blocking ones, for both memory formats, unless --mode and --format choose. The least median is told. A setting that
+fails, or that does not train as PyTorch does alone on the batches of all ranks, is left out, and "left_out" says so.
+The input stays in memory, and what is told is the slowest rank's.
 """
 import itertools
-import os
 import sys
 
 sys.dont_write_bytecode = True  # next to the sources
@@ -37,9 +29,7 @@ def import_heat():
         import heat
         from mpi4py import MPI
     except ImportError as problem:
-        print(f"HeAT is left out, as {sys.executable} cannot import it ({problem}): give PYTHON a virtual environment "
-              f"with heat and mpi4py, set up as the head of {os.path.basename(__file__)} tells", file=sys.stderr)
-        sys.exit(77)
+        sys.exit(f"error: {sys.executable} has no HeAT: {problem}")
     return heat, MPI
 
 
@@ -57,20 +47,23 @@ class Setting:
         sgd = torch.optim.SGD(network.parameters(), lr=0.001, momentum=0.9)
         self.optimizer = heat.optim.DataParallelOptimizer(sgd, MODES[mode])
         self.model = heat.nn.DataParallel(network, self.world, self.optimizer, MODES[mode])
-        self.images, self.labels = self.input_of(self.world.rank)
+        self.images, self.labels = self.input_of(self.world.rank, options.batch)
 
-    def input_of(self, rank):
-        return common.make_input(self.options.model, self.options.batch, 1 + rank, self.format)
+    def input_of(self, rank, batch):
+        return common.make_input(self.options.model, batch, 1 + rank, self.format)
 
     def step(self):
-        loss = nn.functional.cross_entropy(self.model(self.images), self.labels)
+        self.train(self.images, self.labels)
+
+    def train(self, images, labels):
+        loss = nn.functional.cross_entropy(self.model(images), labels)
         self.optimizer.zero_grad()  # before the forward pass, eval() would apply the last gradient but one once more
         loss.backward()
         self.optimizer.step()
         loss.item()
 
     def error(self, steps=3):
-        """How far off parameters are from those that PyTorch trains alone on the batches of all ranks.
+        """How far off parameters are from those that PyTorch trains alone on the batches of all ranks, short ones.
 
         In proportion to what training changes at all, as a few steps change little.
         """
@@ -78,11 +71,13 @@ class Setting:
         serial.load_state_dict(self.model.module.state_dict())
         start = [value.detach().clone() for value in serial.parameters()]
         sgd = torch.optim.SGD(serial.parameters(), lr=0.001, momentum=0.9)
-        parts = zip(*(self.input_of(rank) for rank in range(self.world.size)))
-        images, labels = (torch.cat(part) for part in parts)
+        parts = [self.input_of(rank, min(self.options.batch, 16)) for rank in range(self.world.size)]
         for _ in range(steps):
-            common.train_step(serial, sgd, images, labels)
-            self.step()
+            sgd.zero_grad()
+            for images, labels in parts:  # one by one: a batch norm normalises a rank's batch
+                (nn.functional.cross_entropy(serial(images), labels) / len(parts)).backward()
+            sgd.step()
+            self.train(*parts[self.world.rank])
         self.model.eval()  # applies the update that is still under way
         self.model.train()
         off = largest_difference(self.model.module.parameters(), serial.parameters())
@@ -105,16 +100,14 @@ def problem_of(setting, comm, MPI):
 
 
 def main():
-    parser = common.make_parser(__doc__.splitlines()[0], ["mlp", "cnn"])
-    parser.add_argument("--check", action="store_true", help="tell only whether HeAT is there: 0, otherwise 77")
+    parser = common.make_parser(__doc__.splitlines()[0], list(common.NETWORKS))
+    parser.add_argument("--mode", choices=list(MODES), help="both, one after the other")
     options = parser.parse_args()
     heat, MPI = import_heat()
-    if options.check:
-        return
     torch.set_num_threads(options.threads)
     comm = MPI.COMM_WORLD
     results, left_out = {}, {}
-    for mode, format_name in itertools.product(MODES, common.FORMATS):
+    for mode, format_name in itertools.product([options.mode] if options.mode else MODES, common.formats_of(options)):
         name = mode + "+" + format_name
         setting = Setting(heat, options, mode, format_name)
         problem = problem_of(setting, comm, MPI)
@@ -125,7 +118,7 @@ def main():
     if comm.rank != 0:
         return
     if not results:
-        sys.exit(f"error: none of HeAT's settings works: {left_out}")
+        sys.exit(f"error: {'; '.join(left_out.values())}")
     common.tell(options, f"HeAT {heat.__version__} on PyTorch {torch.__version__}", comm.size, results,
                 left_out=left_out)
 

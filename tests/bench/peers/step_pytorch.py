@@ -8,9 +8,10 @@
 Set-up: Debian 12's python3-torch (1.13, whose torch.distributed has gloo; apt-get install python3-torch) and nothing
 else. Any other Python works whose torch has gloo. mpirun only starts the ranks: torch never talks to MPI.
 
-The input stays in memory; both memory formats are timed, and the one with the least median is told. On several ranks
-gradients are views of buckets, a rank has no thread but gloo's beside the one that computes, and what is told is the
-slowest rank's. (A static graph, smaller buckets, and zeros in place of forgotten gradients do not change the time.)
+The input stays in memory; without --format both memory formats are timed, and the one with the least median is told.
+--compile passes the network through torch.compile, --fused takes SGD's fused kernel. On several ranks gradients are
+views of buckets, a rank has no thread but gloo's beside those that compute, and what is told is the slowest rank's. (A
+static graph, smaller buckets, and zeros in place of forgotten gradients do not change the time.)
 """
 import argparse
 import json
@@ -72,7 +73,38 @@ def make_parser(description, models):
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--warmup", type=int, default=10)
     parser.add_argument("--threads", type=int, default=1, help="of each rank")
+    parser.add_argument("--format", choices=list(FORMATS), help="of images in memory (both, one after the other)")
+    parser.add_argument("--master", default="127.0.0.1", help="address of rank 0's host")
+    parser.add_argument("--interface", default="lo", help="network interface that gloo is to use")
     return parser
+
+
+def add_kernels(parser):
+    parser.add_argument("--compile", action="store_true", help="the network through torch.compile")
+    parser.add_argument("--fused", action="store_true", help="SGD as one fused kernel")
+
+
+def formats_of(options):
+    return {options.format: FORMATS[options.format]} if options.format else FORMATS
+
+
+def make_sgd(options, parameters):
+    return torch.optim.SGD(parameters, lr=0.001, momentum=0.9, **({"fused": True} if options.fused else {}))
+
+
+def join_ranks(options, port):
+    """(rank, number of ranks) as mpirun says; several of them meet over gloo."""
+    rank, ranks = (int(os.environ.get("OMPI_COMM_WORLD_" + name, start)) for name, start in [("RANK", 0), ("SIZE", 1)])
+    if ranks > 1:
+        os.environ["GLOO_SOCKET_IFNAME"] = options.interface
+        dist.init_process_group("gloo", init_method=f"tcp://{options.master}:{port}", rank=rank, world_size=ranks)
+    return rank, ranks
+
+
+def leave_ranks(ranks):
+    if ranks > 1:
+        dist.barrier()  # rank 0 holds the store that all need to the end
+        dist.destroy_process_group()
 
 
 def make_input(model, batch, seed, memory_format):
@@ -120,7 +152,9 @@ def measure(options, rank, ranks, memory_format):
     model = NETWORKS[options.model]().to(memory_format=memory_format)
     if ranks > 1:
         model = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
-    sgd = torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9)
+    sgd = make_sgd(options, model.parameters())
+    if options.compile:
+        model = torch.compile(model)
     images, labels = make_input(options.model, options.batch, 1 + rank, memory_format)
     result = torch.tensor(p50_p95(step_times(options, lambda: train_step(model, sgd, images, labels))))
     if ranks > 1:
@@ -131,23 +165,15 @@ def measure(options, rank, ranks, memory_format):
 def main():
     parser = make_parser(__doc__.splitlines()[0], list(NETWORKS))
     parser.add_argument("--port", type=int, default=29512, help="of rank 0, where several ranks meet")
-    parser.add_argument("--master", default="127.0.0.1", help="address of rank 0's host")
-    parser.add_argument("--interface", default="lo", help="network interface that gloo is to use")
+    add_kernels(parser)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    rank, ranks = (int(os.environ.get("OMPI_COMM_WORLD_" + name, start)) for name, start in [("RANK", 0), ("SIZE", 1)])
-    peer = "PyTorch " + torch.__version__
-    if ranks > 1:
-        peer += " DDP over gloo"
-        os.environ["GLOO_SOCKET_IFNAME"] = options.interface
-        dist.init_process_group("gloo", init_method=f"tcp://{options.master}:{options.port}", rank=rank,
-                                world_size=ranks)
-    results = {name: measure(options, rank, ranks, memory_format) for name, memory_format in FORMATS.items()}
+    rank, ranks = join_ranks(options, options.port)
+    peer = "PyTorch " + torch.__version__ + (" DDP over gloo" if ranks > 1 else "")
+    results = {name: measure(options, rank, ranks, layout) for name, layout in formats_of(options).items()}
     if rank == 0:
         tell(options, peer, ranks, results)
-    if ranks > 1:
-        dist.barrier()  # rank 0 holds the store that all need to the end
-        dist.destroy_process_group()
+    leave_ranks(ranks)
 
 
 if __name__ == "__main__":
