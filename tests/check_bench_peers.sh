@@ -134,6 +134,19 @@ assert reason_of(text) == "ValueError: no gloo: none"
 assert reason_of("") == "it says nothing"
 END
 result $? "a program that takes too long is ended, and the reason of a failure is found"
+"$python" - >compared 2>&1 <<'END'
+from bench_report import rows_of
+from bench_samples import Samples
+
+samples, cell = Samples("periodic", False), ("2ranks", "mlp", 16)
+times = {"isotherm": 1, "isotherm-diloco": 2, "exogym": 8}
+samples.keep_plan(cell, {name: {"threads": 1} for name in times}, 5, 2)
+for name, ms in times.items():
+    samples.turn(cell, 0, name, {"step_ms_p50": ms})
+ratios = {row["program"]: row["ratio"] for row in rows_of(samples, 1)}
+assert ratios == {"isotherm": "", "isotherm-diloco": "", "exogym": 0.25}, ratios
+END
+result $? "a periodic mode is compared with Isotherm's periodic mode"
 "$python" - "$root" >compared 2>&1 <<'END'
 import sys
 sys.path.insert(0, sys.argv[1] + "/tests/bench")

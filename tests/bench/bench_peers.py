@@ -23,12 +23,12 @@ sys.path.insert(0, os.path.join(HERE, "peers"))
 
 import bench_report  # noqa: E402
 from bench_facts import facts  # noqa: E402
+from bench_report import OURS, OURS_PERIODIC  # noqa: E402
 from bench_install import Environments, Peer, given_program, known_peers  # noqa: E402
 from bench_run import SETTINGS, Failed, command_of, step_time  # noqa: E402
 from bench_samples import Samples  # noqa: E402
 
 PARAMETERS = {"mlp": 669706, "cnn": 1199882, "resnet18": 11173962}
-OURS = "isotherm"
 
 
 def log(text):
@@ -50,9 +50,11 @@ class Bench:
     # ---- Peers ---------------------------------------------------------------------------------------------
 
     def find_peers(self):
-        program = os.path.abspath(os.path.join(self.options.build, "tests/bench/bench_step"))
-        known = {OURS: Peer("Isotherm, lazy", [program], options=["--sync", "lazy"]), **known_peers()}
-        for name in [OURS, *self.options.peers]:
+        folder = os.path.abspath(os.path.join(self.options.build, "tests/bench"))
+        known = {OURS: Peer("Isotherm, lazy", [folder + "/bench_step"], options=["--sync", "lazy"]),
+                 OURS_PERIODIC: Peer("Isotherm, DiLoCo", [folder + "/bench_period"], least_ranks=2), **known_peers()}
+        periodic = [OURS_PERIODIC] if "exogym" in self.options.peers else []
+        for name in [OURS, *periodic, *self.options.peers]:
             peer = given_program(self.options.program[name]) if name in self.options.program else known[name]
             try:
                 self.environments.prepare(peer)

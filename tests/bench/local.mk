@@ -27,6 +27,10 @@ tests_bench_bench_loader_threads_LDADD = libiso_core.la
 BENCHES += tests/bench/bench_order
 tests_bench_bench_order_SOURCES = tests/bench/bench_order.c tests/bench/bench_util.c tests/bench/bench_util.h
 tests_bench_bench_order_LDADD = libiso_core.la
+BENCHES += tests/bench/bench_period
+tests_bench_bench_period_SOURCES = tests/bench/bench_period.c tests/bench/bench_util.c tests/bench/bench_util.h \
+    examples/support/models.c examples/support/models.h examples/support/models_resnet.c
+tests_bench_bench_period_LDADD = libiso_core.la
 BENCHES += tests/bench/bench_recorder
 tests_bench_bench_recorder_SOURCES = tests/bench/bench_recorder.c tests/bench/bench_util.c tests/bench/bench_util.h
 tests_bench_bench_recorder_LDADD = libiso_core.la
@@ -48,5 +52,5 @@ EXTRA_DIST += tests/bench/bench_peers.py tests/bench/overlap.sh tests/bench/pred
 PYTHON = python3
 PEERS =
 .PHONY: bench-peers
-bench-peers: tests/bench/bench_step
+bench-peers: tests/bench/bench_step tests/bench/bench_period
 	$(PYTHON) $(srcdir)/tests/bench/bench_peers.py --build . $(PEERS)

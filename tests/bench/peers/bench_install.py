@@ -77,7 +77,7 @@ def given_program(command):
 
 
 def answer(python, code):
-    return run([python, "-c", code], 120)[0].strip()
+    return run([python, "-c", code], 600)[0].strip()
 
 
 def is_there(python, module):
@@ -157,11 +157,14 @@ class Environments:
         if os.path.exists(folder + ".failed"):
             with open(folder + ".failed", encoding="utf-8") as file:
                 raise Failed(file.read().strip())
-        if os.path.exists(python) and not is_there(python, peer.check):
+        problem = is_there(python, peer.check) if os.path.exists(python) else "it is not there"
+        if not problem:
             return python
+        if problem.startswith("still running"):
+            raise Failed(f"{python}, import {peer.check}: {problem}")
+        torch = self.python(known_peers()["torch"]) if peer.torch_too else None
         print(f"installing {peer.package} in {folder}", file=sys.stderr)
         try:
-            torch = self.python(known_peers()["torch"]) if peer.torch_too else None
             return install(peer, folder, self.base, torch, self.sources, self.limit)
         except Failed as problem:
             with open(folder + ".failed", "w", encoding="utf-8") as file:

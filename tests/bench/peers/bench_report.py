@@ -9,7 +9,8 @@ import subprocess
 from bench_install import NAMES
 from bench_stats import paired_ratio
 
-OURS = "isotherm"
+OURS, OURS_PERIODIC = "isotherm", "isotherm-diloco"
+REFERENCE = {OURS: None, OURS_PERIODIC: None, "exogym": OURS_PERIODIC}  # of others: OURS
 TITLES = {"1rank": "1 rank", "2ranks": "2 ranks on one node", "1gbit": "2 emulated hosts at 1 Gbit/s",
           "100mbit": "2 emulated hosts at 100 Mbit/s"}
 FIELDS = ["setting", "model", "batch", "program", "version", "chosen", "steps", "turns", "median_ms", "ratio", "low",
@@ -36,8 +37,9 @@ def row_of(samples, cell, name, by_program):
                chosen=name_setting(chosen, cell[1]) if chosen else "", failed=samples.failure(cell, name) or "")
     if name in by_program:
         row.update(steps=plan[1], turns=len(by_program[name]), median_ms=round(statistics.median(by_program[name]), 4))
-        if name != OURS and OURS in by_program:
-            ends = paired_ratio(by_program[OURS], by_program[name])
+        reference = by_program.get(REFERENCE.get(name, OURS))
+        if reference:
+            ends = paired_ratio(reference, by_program[name])
             row.update(zip(("ratio", "low", "high"), ("" if end is None else float(f"{end:.4g}") for end in ends)))
     return row
 
@@ -71,8 +73,9 @@ def header(samples, turns):
     yield ""
     yield (f"{turns} turns, fixed beforehand; programs alternate. A turn gives the median step of the slowest rank. "
            "Times are medians of the turns. The ratio is Isotherm's time over the other's: the geometric mean over "
-           "paired turns, with its 95 % interval (Student's t on logarithms). Under 1, Isotherm is faster. A peer's "
-           "setting won short trials for that network, batch and number of ranks. Isotherm: defaults, the same threads.")
+           "paired turns, with its 95 % interval (Student's t on logarithms). Under 1, Isotherm is faster. DiLoCo (a "
+           "step is the mean of 8, with their exchange of parameters) is compared with DiLoCo. A peer's setting won "
+           "short trials for that network, batch and number of ranks. Isotherm: defaults, the same threads.")
 
 
 def program_table(labels, versions):
@@ -106,7 +109,7 @@ def page(samples, turns, rows):
     labels = {line["peer"]: line for line in samples.of_kind("peer")}
     sessions = samples.of_kind("session")
     versions = {row["program"]: row["version"] for row in rows if row["version"]}
-    versions[OURS] = sessions[-1].get("isotherm") if sessions else ""
+    versions[OURS] = versions[OURS_PERIODIC] = sessions[-1].get("isotherm") if sessions else ""
     yield from header(samples, turns)
     yield from program_table(labels, versions)
     for setting in TITLES:
