@@ -154,7 +154,7 @@ import bench_peers
 from bench_install import COMPILED, Peer
 
 bench = bench_peers.Bench.__new__(bench_peers.Bench)
-bench.options = type("Options", (), {"cores": 4})
+bench.options = type("Options", (), {"cores": 4, "stages": 4})
 bench.peers = {"p": Peer("P", [], [COMPILED, [{"memory": True}], [{"threads": 1}]])}
 tried = []
 
@@ -171,6 +171,8 @@ assert len(tried) == 6, tried
 command = bench.peers["p"].command(best)
 assert command == ["--threads", "2", "--format", "channels_last", "--compile"], command
 assert any("MALLOC" in word for word in bench.peers["p"].environment(best, "/x"))
+bench.options.stages = 1
+assert bench.choose("p", ("2ranks", "cnn", 16), (1, 1))[1] == 6
 bench.try_setting = lambda *_: {"failed": "no torch"}
 try:
     bench.choose("p", ("1rank", "mlp", 16), (1, 1))

@@ -96,7 +96,8 @@ class Bench:
         """(setting, ms) of the program's fastest setting; raises why none works."""
         threads = max(1, self.options.cores // SETTINGS[cell[0]][0])
         best, best_ms, reason = {"threads": threads}, None, ""
-        for number, stage in enumerate(self.peers[name].stages or [[{}]]):
+        stages = self.peers[name].stages[:self.options.stages] or [[{}]]
+        for number, stage in enumerate(stages):
             start = best
             for change in stage:
                 candidate = {**start, **change}
@@ -216,6 +217,8 @@ def parse_options():
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--steps", type=int, default=30, help="most timed steps of a turn (30)")
     parser.add_argument("--seconds", type=float, default=5, help="most time of a turn's timed steps, but 3 steps (5)")
+    parser.add_argument("--stages", type=int, default=4, help="of trials, where a peer has them: layout and "
+                        "torch.compile, then fused SGD, then kept memory, then one thread (4)")
     parser.add_argument("--limit", type=int, default=600, help="seconds that a run may take (600)")
     parser.add_argument("--cores", type=int, default=len(os.sched_getaffinity(0)), help="ranks share these (all)")
     parser.add_argument("--build", default=".", metavar="DIR", help="build tree, after \"make bench\" (.)")
@@ -236,8 +239,8 @@ def check(parser, options):
     for name in options.peers:
         if name not in known_peers() and name not in options.program:
             parser.error(f"--peers: {name} is none of {', '.join(known_peers())} nor given with --program")
-    if min(options.turns, options.steps, options.limit, *options.batches) < 1:
-        parser.error("--turns, --steps, --limit and --batches are at least 1")
+    if min(options.turns, options.steps, options.stages, options.limit, *options.batches) < 1:
+        parser.error("--turns, --steps, --stages, --limit and --batches are at least 1")
     if OURS not in options.program and not os.path.exists(os.path.join(options.build, "tests/bench/bench_step")):
         parser.error('tests/bench/bench_step is missing: run "make bench" in the build tree, or give --build')
     if options.quick:
