@@ -9,20 +9,27 @@
 
 #define LONG_WAIT_NS 50000 // between two tests, once a wait is long
 
-// The error of a wait that timed out, or that follows one (earlier): after a time-out, no further
-// wait on the communicator succeeds.
+// The error of a wait that timed out, or that follows one that failed (earlier): no further wait on
+// the communicator succeeds.
 static iso_status given_up(const iso_comm *comm, bool earlier, const iso__patience *patience) {
     char missing[320];
     const char *what = patience->what;
-    ISO_CHECK(
-        !earlier, ISO_ERR_TIMEOUT,
-        "rank %d of %d cannot wait in %s: an earlier wait on this communicator has timed out: "
-        "end the job (MPI_Abort)",
-        comm->rank, comm->size, what);
+    ISO_CHECK(!earlier, ISO_ERR_TIMEOUT,
+              "rank %d of %d cannot wait in %s: an earlier wait on this communicator has failed: "
+              "end the job (MPI_Abort)",
+              comm->rank, comm->size, what);
     return ISO_FAIL(ISO_ERR_TIMEOUT,
                     "rank %d of %d waited %g s in %s: %s (ISO_TIMEOUT sets the limit)", comm->rank,
                     comm->size, comm->timeout_s, what,
                     iso__patience_verdict_unlocked(patience, missing, sizeof(missing)));
+}
+
+// After an error of MPI nobody knows what is still under way: other ranks may wait in the
+// operation, and MPI may use its buffers.
+static iso_status check_code(iso_comm *comm, int rc, const char *what) {
+    comm->lost = comm->lost || rc != MPI_SUCCESS;
+    ISO_TRY_MPI_CODE(rc, what);
+    return ISO_OK;
 }
 
 static iso_status await_request(iso_comm *comm, MPI_Request *request, int64_t start,
@@ -30,7 +37,7 @@ static iso_status await_request(iso_comm *comm, MPI_Request *request, int64_t st
     int64_t limit = (int64_t)(comm->timeout_s * 1e9);
     bool earlier = comm->lost;
     for (int done = 0;;) {
-        ISO_TRY_MPI(MPI_Test(request, &done, MPI_STATUS_IGNORE));
+        ISO_TRY(check_code(comm, MPI_Test(request, &done, MPI_STATUS_IGNORE), "MPI_Test"));
         if (done) return ISO_OK;
         int64_t waited = iso_now() - start;
         comm->lost = comm->lost || (limit > 0 && waited >= limit);
@@ -57,14 +64,14 @@ static iso_status await_patiently(iso_comm *comm, MPI_Request *request, int64_t 
 }
 
 iso_status iso__comm_await(iso_comm *comm, int rc, MPI_Request *request, const char *what) {
-    ISO_TRY_MPI_CODE(rc, what);
+    ISO_TRY(check_code(comm, rc, what));
     int64_t start = iso_now();
     iso__stream_count(&comm->meetings, start);
     return await_patiently(comm, request, start, &comm->meetings, what);
 }
 
 iso_status iso__comm_await_message(iso_comm *comm, int rc, MPI_Request *request, const char *what) {
-    ISO_TRY_MPI_CODE(rc, what);
+    ISO_TRY(check_code(comm, rc, what));
     return await_patiently(comm, request, iso_now(), NULL, what);
 }
 

@@ -215,6 +215,7 @@ iso_status iso_comm_gather(iso_comm *comm, const void *data, size_t bytes, int r
 void iso_comm_free(void *data) { iso__free(data); }
 
 iso_status iso_comm_agree(iso_comm *comm, iso_status mine) {
+    if (mine < 0 && comm->lost) return mine; // the others cannot be asked
     int64_t lowest = mine < 0 ? comm->rank : comm->size;
     ISO_TRY(iso_comm_allreduce_i64(comm, &lowest, 1, ISO_MIN));
     if (lowest == comm->size) return ISO_OK;

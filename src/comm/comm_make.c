@@ -101,12 +101,19 @@ static bool await_beside(iso_comm *comm, creation *c, iso__patience *patience) {
     return done;
 }
 
+// Without a time-out.
+static iso_status create_here(const iso__comm_recipe *recipe, MPI_Comm *out) {
+    int rc = call_mpi(recipe, out);
+    ISO_TRY_MPI_CODE(rc, name_of[recipe->kind]);
+    return ISO_OK;
+}
+
 static iso_status create_beside(iso_comm *comm, const iso__comm_recipe *recipe, MPI_Comm *out) {
     void *memory;
     char missing[320];
     const char *name = name_of[recipe->kind];
     bool all = recipe->kind != ISO_MAKE_GROUP;
-    ISO_TRY(iso__alloc_zero(sizeof(creation), &memory));
+    if (iso__alloc_zero(sizeof(creation), &memory) < 0) return create_here(recipe, out);
     creation *c = memory;
     iso__patience patience = iso__patience_begin(comm, all ? &comm->meetings : NULL, name);
     if (all) iso__stream_count(&comm->meetings, iso_now());
@@ -128,12 +135,16 @@ static iso_status create_beside(iso_comm *comm, const iso__comm_recipe *recipe, 
     return ISO_OK;
 }
 
-iso_status iso__comm_make(iso_comm *comm, const iso__comm_recipe *recipe, MPI_Comm *out) {
+static iso_status create_anyhow(iso_comm *comm, const iso__comm_recipe *recipe, MPI_Comm *out) {
     int level = MPI_THREAD_SINGLE;
     ISO_TRY_MPI(MPI_Query_thread(&level));
     if (level == MPI_THREAD_MULTIPLE) return create_beside(comm, recipe, out);
-    int rc = call_mpi(recipe, out);
-    if (rc != MPI_SUCCESS)
-        return iso__mpi_error(rc, name_of[recipe->kind], __func__, __FILE__, __LINE__);
+    return create_here(recipe, out);
+}
+
+iso_status iso__comm_make(iso_comm *comm, const iso__comm_recipe *recipe, MPI_Comm *out) {
+    iso_status status = create_anyhow(comm, recipe, out);
+    comm->lost = comm->lost || status < 0; // the others may wait in MPI's call
+    ISO_TRY(status);
     return ISO_OK;
 }

@@ -233,7 +233,7 @@ iso_status iso__debug_match(iso_comm *comm, const char *format, ...) {
     if (!d || d->mpi == MPI_COMM_NULL) return ISO_OK;
     ISO_CHECK(!comm->lost, ISO_ERR_TIMEOUT,
               "rank %d of %d cannot compare collectives: an earlier wait on this communicator has "
-              "timed out: end the job (MPI_Abort)",
+              "failed: end the job (MPI_Abort)",
               comm->rank, comm->size);
     va_start(args, format);
     memset(d->mine, 0, LINE_ROOM);
