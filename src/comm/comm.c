@@ -15,16 +15,18 @@ iso_status iso_comm_barrier(iso_comm *comm) {
 }
 
 // Memory that MPI may still use after a time-out, when the caller's variable may no longer exist.
-// *out is NULL for long buffers, which are used in place.
+// *out is NULL for long buffers, which are used in place, and where there is no more memory: this
+// rank must not leave the others alone in a collective.
 static iso_status borrow_memory(iso_comm *comm, size_t bytes, void **out) {
     *out = NULL;
     if (bytes > SCRATCH_MOST) return ISO_OK;
     if (comm->lost || bytes > comm->scratch_bytes) {
-        size_t room = bytes < 1024 ? 1024 : bytes;
+        size_t room = bytes < ISO_SCRATCH_LEAST ? ISO_SCRATCH_LEAST : bytes;
+        void *larger = NULL;
+        iso_status status = iso__alloc(room, &larger);
+        if (status < 0) return comm->lost ? status : ISO_OK;
         if (!comm->lost) iso__free(comm->scratch);
-        comm->scratch = NULL;
-        comm->scratch_bytes = 0;
-        ISO_TRY(iso__alloc(room, &comm->scratch));
+        comm->scratch = larger;
         comm->scratch_bytes = room;
     }
     *out = comm->scratch;

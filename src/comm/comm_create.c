@@ -6,12 +6,23 @@
 #include "comm/debug.h"
 
 #include <stdatomic.h>
+#include <string.h>
 
 static void log_choices(const iso_comm *comm) {
     static atomic_bool said;
     if (atomic_exchange(&said, true)) return;
     if (comm->rank == 0)
         iso__log(ISO_LOG_INFO, "all-reduce algorithm: %s", comm->engine->algorithm);
+}
+
+// Once per process, because the search takes Open MPI a fifth of a second.
+static void choose_algorithm(iso_comm *comm) {
+    iso__engine *engine = comm->engine;
+    if (!engine->algorithm[0])
+        engine->algorithm_number =
+            iso__choose_algorithm(engine->algorithm, sizeof(engine->algorithm));
+    log_choices(comm);
+    iso__debug_environment();
 }
 
 // Sets the time-out before the first wait. If ISO_TIMEOUT is invalid, the default applies until all
@@ -26,18 +37,50 @@ static iso_status read_timeout(iso_comm *comm, const iso_comm_config *config) {
     return ISO_OK;
 }
 
-// MPI_Comm_dup blocks without a limit. So all ranks first meet in a barrier with the time-out, and
-// then compare their environments.
-static iso_status duplicate_comm(iso_comm *comm, MPI_Comm mpi_comm) {
+// What a rank says if it has failed before all ranks meet.
+typedef struct notice {
+    int64_t rank; // the lowest that failed; the number of ranks: none
+    int64_t code;
+    char message[sizeof(((iso_error *)0)->message)];
+} notice;
+_Static_assert(sizeof(notice) <= ISO_SCRATCH_LEAST, "it stands in the scratch memory");
+
+// A barrier with the time-out, in which all ranks learn of one that is out of memory.
+static iso_status meet_first(iso_comm *comm, MPI_Comm mpi_comm, iso_status mine) {
+    static const char what[] = "the barrier before MPI_Comm_dup";
+    notice *said = comm->scratch;
     MPI_Request request;
+    said->rank = mine < 0 ? comm->rank : comm->size;
+    int rc = MPI_Iallreduce(MPI_IN_PLACE, &said->rank, 1, MPI_INT64_T, MPI_MIN, mpi_comm, &request);
+    ISO_TRY(iso__comm_await(comm, rc, &request, what));
+    int lowest = (int)said->rank;
+    if (lowest == comm->size) return ISO_OK;
+    said->code = mine;
+    memcpy(said->message, iso_last_error()->message, sizeof(said->message));
+    rc = MPI_Ibcast(said, sizeof(*said), MPI_BYTE, lowest, mpi_comm, &request);
+    ISO_TRY(iso__comm_await(comm, rc, &request, what));
+    if (mine < 0) return mine;
+    return ISO_FAIL((iso_status)said->code, "rank %d: %.480s", lowest, said->message);
+}
+
+// MPI_Comm_dup blocks without a limit. So all ranks first meet in a barrier with the time-out, and
+// then compare their environments. mine: the error of this rank so far.
+static iso_status meet_ranks(iso_comm *comm, MPI_Comm mpi_comm, iso_status mine) {
+    void *memory = NULL;
+    if (mine == ISO_OK) mine = iso__debug_arrive(comm, mpi_comm);
+    if (mine == ISO_OK) mine = iso__alloc_zero(iso__comm_environment_bytes(comm->size), &memory);
+    iso_status status = iso__debug_name_missing(comm, meet_first(comm, mpi_comm, mine));
+    if (status == ISO_OK) status = iso__comm_check_environment(comm, mpi_comm, memory);
+    if (!comm->lost) iso__free(memory); // what has timed out may still come in
+    ISO_TRY(status);
+    return ISO_OK;
+}
+
+static iso_status duplicate_comm(iso_comm *comm, MPI_Comm mpi_comm, iso_status mine) {
     ISO_TRY_MPI(MPI_Comm_rank(mpi_comm, &comm->rank));
     ISO_TRY_MPI(MPI_Comm_size(mpi_comm, &comm->size));
     if (iso__log_rank() < 0) iso_log_set_rank(comm->rank);
-    ISO_TRY(iso__debug_arrive(comm, mpi_comm));
-    int rc = MPI_Ibarrier(mpi_comm, &request);
-    iso_status met = iso__comm_await(comm, rc, &request, "the barrier before MPI_Comm_dup");
-    ISO_TRY(iso__debug_name_missing(comm, met));
-    ISO_TRY(iso__comm_check_environment(comm, mpi_comm)); // MPI_Comm_dup sums by ISO_IALLREDUCE
+    ISO_TRY(meet_ranks(comm, mpi_comm, mine)); // MPI_Comm_dup sums by ISO_IALLREDUCE
     ISO_TRY(iso__comm_make(comm, &(iso__comm_recipe){.from = mpi_comm}, &comm->mpi));
     ISO_TRY_MPI(MPI_Comm_set_errhandler(comm->mpi, MPI_ERRORS_RETURN));
     return iso__debug_open(comm);
@@ -50,32 +93,40 @@ static iso_status duplicate_for_bulk(iso_comm *comm) {
 }
 
 static iso_status connect_ranks(iso_comm *comm, MPI_Comm mpi_comm, const iso_comm_config *config,
-                                bool long_requests) {
+                                bool long_requests, iso_status mine) {
     iso_status limit = read_timeout(comm, config);
-    ISO_TRY(duplicate_comm(comm, mpi_comm));
+    ISO_TRY(duplicate_comm(comm, mpi_comm, mine));
     if (long_requests) ISO_TRY(duplicate_for_bulk(comm));
     comm->sums.record =
         iso__recorder_stream(comm->group, comm->rank, comm->size, "exchanges and calls");
     ISO_TRY(limit);
-    ISO_TRY(iso__engine_acquire(config ? config->progress : ISO_PROGRESS_AUTO, &comm->engine));
-    // Once per process, because the search takes Open MPI a fifth of a second.
-    if (!comm->engine->algorithm[0])
-        comm->engine->algorithm_number =
-            iso__choose_algorithm(comm->engine->algorithm, sizeof(comm->engine->algorithm));
-    log_choices(comm);
-    iso__debug_environment();
-    return iso__watch_join(comm);
+    mine = iso__engine_acquire(config ? config->progress : ISO_PROGRESS_AUTO, &comm->engine);
+    if (mine == ISO_OK) choose_algorithm(comm);
+    return iso__watch_join(comm, mine);
+}
+
+// Enough of a communicator to tell the others that this rank has no memory for one.
+static iso_status refuse_comm(MPI_Comm mpi_comm, const iso_comm_config *config, iso_status mine) {
+    static _Thread_local _Alignas(notice) char memory[ISO_SCRATCH_LEAST];
+    iso_comm poor = {.scratch = memory, .scratch_bytes = sizeof(memory)};
+    return connect_ranks(&poor, mpi_comm, config, false, mine);
 }
 
 static iso_status create_comm(MPI_Comm mpi_comm, const iso_comm_config *config, bool long_requests,
                               iso_comm **out) {
-    void *memory;
-    ISO_TRY(iso__alloc_zero(sizeof(iso_comm), &memory));
+    void *memory = NULL, *scratch = NULL;
+    iso_status status = iso__alloc_zero(ISO_SCRATCH_LEAST, &scratch);
+    if (status == ISO_OK) status = iso__alloc_zero(sizeof(iso_comm), &memory);
+    if (status < 0) {
+        iso__free(scratch);
+        return refuse_comm(mpi_comm, config, status);
+    }
     iso_comm *comm = memory;
     comm->references = 1;
+    comm->scratch = scratch;
+    comm->scratch_bytes = ISO_SCRATCH_LEAST;
     comm->mpi = comm->bulk = MPI_COMM_NULL;
-    iso_status status;
-    ISO_TRY_GOTO(connect_ranks(comm, mpi_comm, config, long_requests));
+    ISO_TRY_GOTO(connect_ranks(comm, mpi_comm, config, long_requests, ISO_OK));
     *out = comm;
     return ISO_OK;
 fail:

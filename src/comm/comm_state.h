@@ -10,6 +10,8 @@
 // order within a queue. One queue serves iso_comm_iallreduce, the others channels.
 #define ISO_QUEUES 8
 
+#define ISO_SCRATCH_LEAST 1024
+
 typedef struct iso__debug iso__debug; // debug.c
 
 struct iso_comm {
@@ -25,10 +27,10 @@ struct iso_comm {
     int rank, size;
     uint64_t group; // a hash of the ranks in the job, not 0
     double timeout_s;
-    // A blocking collective has timed out. MPI still executes it, so nothing of the communicator
-    // may be freed.
+    // A blocking collective has timed out, or MPI reported an error in it. MPI may still execute
+    // it, so nothing of the communicator may be freed.
     bool lost;
-    void *scratch; // for blocking collectives
+    void *scratch; // for blocking collectives, at least ISO_SCRATCH_LEAST bytes
     size_t scratch_bytes;
     iso__engine *engine;
     iso__shared *shared;          // memory that all its ranks can reach; NULL: none
@@ -55,11 +57,14 @@ iso_status iso__check_launcher(void);
 iso_status iso__rank_in_job(int *rank, int *size);
 // Collective over mpi; comm has its rank and size. Checks the ISO_* variables: on every rank,
 // ISO_ERR_ARG for an invalid value, and ISO_ERR_MISMATCH for values that must be equal but are not.
-// Warns of unknown variables.
-iso_status iso__comm_check_environment(iso_comm *comm, MPI_Comm mpi);
+// Warns of unknown variables. memory: iso__comm_environment_bytes zeros, which MPI may still use if
+// comm is lost.
+iso_status iso__comm_check_environment(iso_comm *comm, MPI_Comm mpi, void *memory);
+size_t iso__comm_environment_bytes(int ranks);
 // Waits for the operation of an MPI call that returned rc, at most until the time-out. After a
-// time-out MPI still uses the buffers, and comm->lost is set: nothing of comm may be freed. what:
-// as below. Counts as a collective, so all ranks of comm must call it alike.
+// time-out or an error of MPI, MPI may still use the buffers, and comm->lost is set: nothing of
+// comm may be freed. what: as below. Counts as a collective, so all ranks of comm must call it
+// alike.
 iso_status iso__comm_await(iso_comm *comm, int rc, MPI_Request *request, const char *what);
 // The same for a message between two ranks.
 iso_status iso__comm_await_message(iso_comm *comm, int rc, MPI_Request *request, const char *what);

@@ -77,8 +77,9 @@ static void describe_rank(iso__cores_record *r, const iso_comm *comm, int thread
 
 iso_status iso_cores_survey(iso_comm *comm, int threads, iso_cores *out) {
     const size_t words = sizeof(iso__cores_record) / sizeof(int64_t);
-    void *memory;
-    ISO_TRY(iso__alloc_zero((size_t)comm->size * sizeof(iso__cores_record), &memory));
+    void *memory = NULL;
+    size_t bytes = (size_t)comm->size * sizeof(iso__cores_record);
+    ISO_TRY(iso_comm_agree(comm, iso__alloc_zero(bytes, &memory)));
     iso__cores_record *records = memory;
     describe_rank(&records[comm->rank], comm, threads);
     iso_status status = iso_comm_allreduce_i64(comm, memory, words * (size_t)comm->size, ISO_SUM);

@@ -105,12 +105,9 @@ static iso_status compare_environments(iso_comm *comm, MPI_Comm mpi, record *rec
     return ISO_OK;
 }
 
-iso_status iso__comm_check_environment(iso_comm *comm, MPI_Comm mpi) {
-    void *memory;
+size_t iso__comm_environment_bytes(int ranks) { return (size_t)ranks * sizeof(record) + SAID_ROOM; }
+
+iso_status iso__comm_check_environment(iso_comm *comm, MPI_Comm mpi, void *memory) {
     size_t bytes = (size_t)comm->size * sizeof(record);
-    ISO_TRY(iso__alloc_zero(bytes + SAID_ROOM, &memory));
-    iso_status status = compare_environments(comm, mpi, memory, (char *)memory + bytes);
-    if (!comm->lost) iso__free(memory); // what has timed out may still come in
-    ISO_TRY(status);
-    return ISO_OK;
+    return compare_environments(comm, mpi, memory, (char *)memory + bytes);
 }

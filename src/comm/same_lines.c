@@ -162,8 +162,8 @@ iso_status iso__comm_check_lines(iso_comm *comm, const iso__lines *mine) {
                *settings = mine->settings ? mine->settings : "";
     size_t first = strlen(list) + 1, bytes = first + strlen(settings) + 1;
     size_t hashes = (size_t)iso_comm_size(comm) * sizeof(int64_t);
-    void *memory;
-    ISO_TRY(iso__alloc_zero(hashes + bytes, &memory));
+    void *memory = NULL;
+    ISO_TRY(iso_comm_agree(comm, iso__alloc_zero(hashes + bytes, &memory)));
     char *text = (char *)memory + hashes;
     memcpy(text, list, first);
     memcpy(text + first, settings, bytes - first);

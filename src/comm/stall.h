@@ -29,8 +29,8 @@ typedef struct iso__stream {
 
 // ---- watch_make.c, watch_seat.c ----
 // Collective. Gives comm a watch over its ranks, which it shares with other communicators, and
-// opens its streams. Does nothing for one rank.
-iso_status iso__watch_join(iso_comm *comm);
+// opens its streams. mine: the error of this rank so far, of which all ranks learn.
+iso_status iso__watch_join(iso_comm *comm, iso_status mine);
 // Local; with the engine's lock. A stream without room on the board stays invisible.
 void iso__stream_open(iso__watch *watch, iso__stream *stream, uint64_t key);
 void iso__stream_close(iso__stream *stream);

@@ -230,12 +230,12 @@ static iso_status choose_watch(iso_comm *comm, MPI_Group group, const int *own) 
     return ISO_OK;
 }
 
-static iso_status join_watch(iso_comm *comm) {
+static iso_status join_watch(iso_comm *comm, iso_status mine) {
     void *memory = NULL;
     MPI_Group group = MPI_GROUP_NULL;
-    if (comm->size == 1) return ISO_OK;
+    if (comm->size == 1) return mine;
     size_t bytes = (size_t)comm->size * sizeof(int);
-    iso_status mine = iso__alloc(bytes, (void **)&comm->seat_of);
+    if (mine == ISO_OK) mine = iso__alloc(bytes, (void **)&comm->seat_of);
     if (mine == ISO_OK) mine = iso__alloc(bytes, &memory);
     int rc = MPI_Comm_group(comm->mpi, &group);
     if (mine == ISO_OK && rc != MPI_SUCCESS)
@@ -251,10 +251,10 @@ static iso_status join_watch(iso_comm *comm) {
 }
 
 // Without ISO_DEBUG=detail, which numbers the collectives of the program.
-iso_status iso__watch_join(iso_comm *comm) {
+iso_status iso__watch_join(iso_comm *comm, iso_status mine) {
     iso__debug *debug = comm->debug;
     comm->debug = NULL;
-    iso_status status = join_watch(comm);
+    iso_status status = join_watch(comm, mine);
     comm->debug = debug;
     ISO_TRY(status);
     return ISO_OK;
