@@ -392,8 +392,10 @@ iso_status iso_data_parallel_create_take(iso_module *module, iso_comm *comm,
     iso_data_parallel_config chosen = config ? *config : ISO_DATA_PARALLEL_DEFAULT;
     iso_status status;
     iso_module *base = NULL;
-    ISO_TRY_GOTO(iso__module_new(sizeof(iso__data_parallel), &iso__data_parallel_ops,
-                                 module->device, &base));
+    // The ranks agree before the first meeting, too.
+    ISO_TRY_GOTO(
+        iso_comm_agree(comm, iso__module_new(sizeof(iso__data_parallel), &iso__data_parallel_ops,
+                                             module->device, &base)));
     iso__data_parallel *self = iso__data_parallel_of(base);
     self->comm = iso_comm_retain(comm);
     self->sync = chosen.sync;
@@ -406,7 +408,7 @@ iso_status iso_data_parallel_create_take(iso_module *module, iso_comm *comm,
     self->reduce_user = chosen.reduce_user;
     iso_module *taken = module;
     module = NULL;
-    ISO_TRY_GOTO(iso__module_add_wrapped_take(base, taken));
+    ISO_TRY_GOTO(iso_comm_agree(comm, iso__module_add_wrapped_take(base, taken)));
     ISO_TRY_GOTO(set_up(self, taken, &chosen));
     *out = base;
     return ISO_OK;

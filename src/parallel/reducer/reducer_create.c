@@ -323,7 +323,7 @@ iso_status iso_reducer_create(iso_comm *comm, const iso_reducer_param *params, i
     iso_status status;
     iso_reducer *r = NULL;
     if (!config) config = &plain;
-    ISO_TRY(iso__alloc_zero(sizeof(*r), (void **)&r));
+    ISO_TRY_GOTO(iso_comm_agree(comm, iso__alloc_zero(sizeof(*r), (void **)&r)));
     r->sync = config->sync;
     r->shares_updates = config->zero;
     r->only = -1;
