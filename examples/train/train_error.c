@@ -49,10 +49,13 @@ const char *train_error_told(void) { return told; }
 
 const char *train_error_text(void) { return own[0] ? own : iso_last_error()->message; }
 
+static bool names_rank(const char *said) {
+    return strncmp(said, "rank ", 5) == 0 && said[5] >= '0' && said[5] <= '9';
+}
+
 // With the rank that says it, unless the sentence begins with one; rank -1: all of them.
 static void print_error(int rank, const char *said) {
-    bool named = strncmp(said, "rank ", 5) == 0 && said[5] >= '0' && said[5] <= '9';
-    if (rank < 0 || named)
+    if (rank < 0 || names_rank(said))
         fprintf(stderr, "%s: %s\n", program, said);
     else
         fprintf(stderr, "%s: rank %d: %s\n", program, rank, said);
@@ -98,8 +101,9 @@ bool train_all_well(iso_status mine) {
     static const char *const what = "the check that all ranks are well";
     int rank, ranks;
     MPI_Request request;
-    // The other ranks cannot be asked after a wait for them that was given up.
-    if (mine == ISO_ERR_TIMEOUT || mine == ISO_ERR_MPI) train_abort();
+    // The other ranks cannot be asked after a wait for them that was given up. A rank that has no
+    // memory or no thread may have left them in the middle of a collective call.
+    if (mine == ISO_ERR_TIMEOUT || mine == ISO_ERR_MPI || mine == ISO_ERR_NOMEM) train_abort();
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &ranks);
     lowest = mine < 0 ? rank : ranks;
@@ -138,12 +142,23 @@ static void receive_errors(int ranks, char (*said)[TEXT_ROOM], MPI_Request *requ
     await_requests(ranks - 1, requests, MPI_Wtime() + PATIENCE);
 }
 
+// Whether rank r's sentence is what another one says of rank r: "rank 1: ...".
+static bool is_quoted(int ranks, char (*said)[TEXT_ROOM], int r) {
+    char quote[TEXT_ROOM + 16];
+    snprintf(quote, sizeof(quote), "rank %d: %s", r, said[r]);
+    for (int q = 0; q < ranks; q++)
+        // A quotation may be cut.
+        if (q != r && names_rank(said[q]) && strncmp(said[q], quote, strlen(said[q])) == 0)
+            return true;
+    return false;
+}
+
 // Each sentence once; without a rank if it is everybody's.
 static void tell_all(int ranks, char (*said)[TEXT_ROOM]) {
     bool same = true;
     for (int r = 1; r < ranks; r++) same = same && strcmp(said[r], said[0]) == 0;
     for (int r = 0; r < ranks; r++) {
-        bool again = !said[r][0];
+        bool again = !said[r][0] || is_quoted(ranks, said, r);
         for (int q = 0; q < r && !again; q++) again = strcmp(said[q], said[r]) == 0;
         if (!again) print_error(same ? -1 : r, said[r]);
     }

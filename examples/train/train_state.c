@@ -263,8 +263,9 @@ static iso_status load_state(train_run *run, iso_state *state) {
     if (run->other_ranks) iso_state_accept_ranks(state, &run->before.ranks);
     TRY(explain_mismatch(run,
                          iso_resume_load(run->world->comm, run->options->resume, state, &step)));
-    TRY(train_ranks_convert(run, &samples));
-    TRY(iso_loader_set_state(run->train_loader, &samples));
+    iso_status status = train_ranks_convert(run, &samples);
+    if (status >= 0) status = iso_loader_set_state(run->train_loader, &samples);
+    TRY(iso_comm_agree(run->world->comm, status)); // a rank may be out of memory or threads
     return iso_training_loaded(run->model, run->optimizer);
 }
 
