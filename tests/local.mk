@@ -22,6 +22,7 @@ SCRIPT_TESTS = \
     tests/check_data.sh \
     tests/check_docs.sh \
     tests/check_doxygen.sh \
+    tests/check_faults.sh \
     tests/check_fortran.sh \
     tests/check_fuzz.sh \
     tests/check_get_mnist.sh \
@@ -105,6 +106,8 @@ CLEANFILES += $(BENCHES)
 EXTRA_DIST += $(CLUSTER_TESTS) $(CLUSTER_FILES) $(SCRIPT_TESTS) tests/cxx_caller.cpp tests/fortran_caller.f90 \
     tests/fortran_layout.c tests/fortran_layout.f90 tests/fortran_hooks.f90 tests/fortran_network.f90 tests/idx_files.sh \
     tests/same_bits/random_arrays.c tests/same_bits/random_case.h tests/same_bits/random_modules.c \
+    tests/faults/fault_libc.c tests/faults/fault_mpi.c tests/faults/fault_shim.c tests/faults/fault_shim.h \
+    tests/faults/faults.sh tests/faults/run_faults.sh \
     tests/fuzz/run_fuzz.sh \
     tests/fuzz/corpus/csv/header tests/fuzz/corpus/csv/labels tests/fuzz/corpus/csv/plain tests/fuzz/corpus/csv/tabs \
     tests/fuzz/corpus/gzip/empty tests/fuzz/corpus/gzip/one tests/fuzz/corpus/gzip/plain tests/fuzz/corpus/gzip/two \
@@ -120,7 +123,7 @@ EXTRA_DIST += $(CLUSTER_TESTS) $(CLUSTER_FILES) $(SCRIPT_TESTS) tests/cxx_caller
     tests/cores.sh tests/event_files.py tests/program_tests.sh tests/run_cluster.sh tests/run_mpi.sh tests/run_unit.sh \
     tests/slow_rank.c tests/stop_rank.c tests/summary.sh tests/test_env.sh tests/torch_models.py
 
-.PHONY: bench check-cluster check-sanitize fuzz
+.PHONY: bench check-cluster check-faults check-sanitize fuzz
 bench: $(BENCHES)
 
 check-cluster: all
@@ -135,6 +138,12 @@ check-sanitize:
 	cd sanitize && ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 \
 	    $(MAKE) $(AM_MAKEFLAGS) check TESTS='$(UNIT_TESTS)'
 
+# A short run of train with every call failing in turn: make check-faults FAULTS="alloc mpi" JOBS=8
+FAULTS =
+check-faults: all
+	$(AM_TESTS_ENVIRONMENT) JOBS='$(JOBS)' ALL='$(ALL)' MOST='$(MOST)' \
+	    $(SHELL) $(top_srcdir)/tests/faults/run_faults.sh $(FAULTS)
+
 # All readers of foreign input with libFuzzer, in a build tree of its own: make fuzz RUNS=1000000 FUZZ="idx csv"
 RUNS = 100000
 FUZZ =
@@ -146,4 +155,4 @@ fuzz:
 	cd fuzzing && RUNS=$(RUNS) $(SHELL) $(abs_srcdir)/tests/fuzz/run_fuzz.sh $(FUZZ)
 
 clean-local:
-	rm -rf fuzzing sanitize docs/html
+	rm -rf faults fuzzing sanitize docs/html
