@@ -71,6 +71,8 @@ TRAIN_RUN = \
     examples/train/train_classes.c \
     examples/train/train_data.c \
     examples/train/train_equal.c \
+    examples/support/watchdog.c \
+    examples/support/watchdog.h \
     examples/train/train_error.c \
     examples/train/train_error.h \
     examples/train/train_kernels.c \

@@ -52,6 +52,7 @@ SCRIPT_TESTS = \
     tests/check_torch_models.sh \
     tests/check_two_inputs.sh \
     tests/check_version.sh \
+    tests/check_watchdog.sh \
     tests/check_zero.sh
 TESTS += $(SCRIPT_TESTS)
 if ISO_HAVE_CRITERION
@@ -89,7 +90,8 @@ endif
 # Of scripts: how train ends on errors, data sets as files, and the networks of train on given images.
 check_PROGRAMS += tests/error_probe tests/make_images tests/make_records tests/model_probe
 tests_error_probe_SOURCES = tests/error_probe.c examples/train/train_error.c examples/train/train_error.h \
-    examples/support/usage.c examples/support/usage.h examples/support/watch.c examples/support/watch.h
+    examples/support/usage.c examples/support/usage.h examples/support/watch.c examples/support/watch.h \
+    examples/support/watchdog.c examples/support/watchdog.h
 tests_error_probe_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir) -I$(top_srcdir)/examples
 tests_error_probe_LDADD = libiso_core.la
 tests_make_images_SOURCES = tests/make_images.c

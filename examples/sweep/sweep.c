@@ -3,6 +3,7 @@
 #include "sweep.h"
 
 #include "support/watch.h"
+#include "support/watchdog.h"
 
 #include <math.h>
 #include <mpi.h>
@@ -238,6 +239,7 @@ int main(int argc, char **argv) {
     int provided;
     sweep self = {0};
     train_error_program("sweep");
+    if (!sweep_options_wants_report(argc, argv)) watchdog_start("sweep");
     watch_start("sweep");
     if (sweep_options_wants_report(argc, argv)) return report_main(&self, argc, argv);
     watch_limit("MPI_Init_thread");
@@ -248,5 +250,6 @@ int main(int argc, char **argv) {
     watch_limit("MPI_Finalize");
     MPI_Finalize();
     watch_limit(NULL);
+    watchdog_end();
     return !good ? EXIT_FAILURE : self.stopped ? TRAIN_STOPPED : EXIT_SUCCESS;
 }

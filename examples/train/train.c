@@ -3,6 +3,7 @@
 #include "train.h"
 
 #include "support/watch.h"
+#include "support/watchdog.h"
 
 #include <mpi.h>
 #include <signal.h>
@@ -40,6 +41,7 @@ static bool train_network(train_options *options, bool *stopped) {
 int main(int argc, char **argv) {
     int provided;
     bool stopped = false;
+    watchdog_start("train");
     watch_start("train");
     train_stop_catch();
     signal(SIGXFSZ, SIG_IGN); // writing beyond a limit of size fails, as on a full disk
@@ -56,5 +58,6 @@ int main(int argc, char **argv) {
     watch_limit("MPI_Finalize");
     MPI_Finalize();
     watch_limit(NULL);
+    watchdog_end();
     return !good ? EXIT_FAILURE : stopped ? TRAIN_STOPPED : EXIT_SUCCESS;
 }

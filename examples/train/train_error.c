@@ -4,6 +4,7 @@
 
 #include "support/usage.h"
 #include "support/watch.h"
+#include "support/watchdog.h"
 
 #include <isotherm/recorder.h>
 #include <mpi.h>
@@ -189,10 +190,9 @@ static bool tell_together(int rank, int ranks) {
 // reach.
 static void tell_of_launcher(void) {
     if ((own[0] ? own_code : iso_last_error()->code) != ISO_ERR_TIMEOUT) return;
-    fprintf(stderr,
-            "%s: the job ends here by MPI_Abort: if its launcher goes on, as mpirun does when it "
-            "cannot reach a host, end it with kill\n",
-            program);
+    char outlook[200];
+    watchdog_outlook(outlook, sizeof(outlook));
+    fprintf(stderr, "%s: the job ends here by MPI_Abort: %s\n", program, outlook);
 }
 
 // The one way out of a job that cannot end together. Nothing is freed, and nobody finalizes: what

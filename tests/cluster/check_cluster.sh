@@ -105,7 +105,13 @@ host_is_named() { # stop, cut or loss
         --eval-every 20 --test-limit 50 --log "$work/log"
 }
 
-echo "1..12"
+# mpirun waits for a host that is cut off; ranks on its own host end it, if asked to.
+launcher_ends() { # seconds of ISO_WATCHDOG
+    cluster 1 sh "$here/end_launcher.sh" "$1" "$work" $train --epochs 1000000 --threads 1 --overwrite --eval-every 20 \
+        --test-limit 50 --log "$work/log"
+}
+
+echo "1..14"
 result "ranks run on hosts of their own" hosts_differ
 result "a link takes 0.9 to 1.3 of the time that its rate says" rate_holds
 result "node groups are the hosts: 4 ranks on 2 hosts" groups_are_hosts 2 4 "2 2"
@@ -118,3 +124,5 @@ result "a rank that dies on one host ends the job within 10 s" dead_rank_ends_jo
 result "a rank that is stopped on another host is named" host_is_named stop
 result "a host whose link is down is named" host_is_named cut
 result "a host from which all packets are lost is named" host_is_named loss
+result "a message says how to end mpirun, which waits for a host that is cut off" launcher_ends 0
+result "the watchdog ends mpirun, which waits for a host that is cut off" launcher_ends 3
