@@ -19,7 +19,7 @@ typedef struct gradient_values {
     const char *wire;
     double topk_ratio;
     int64_t powersgd_rank, powersgd_start;
-    bool zero;
+    bool powersgd_batched, zero;
 } gradient_values;
 
 #define AT(field) offsetof(gradient_values, field)
@@ -37,6 +37,8 @@ static const iso_setting gradient_setting[] = {
     {"powersgd-start", ISO_SETTING_INTEGER, AT(powersgd_start), .low = 0, .high = 1 << 24,
      .initial = "1000", POWERSGD,
      .meaning = "number of steps before PowerSGD begins; their gradients travel in f32"},
+    {"powersgd-batched", ISO_SETTING_SWITCH, AT(powersgd_batched), .initial = "no", POWERSGD,
+     .meaning = "each bucket travels as one matrix, whatever its parameters are"},
     {"zero", ISO_SETTING_SWITCH, AT(zero), .initial = "no",
      .meaning = "ZeRO stage 1: divide optimizer state and updates among ranks"},
 };
@@ -60,6 +62,7 @@ static iso_status choose_hook(const gradient_values *v, chosen_hook *out) {
     out->topk.ratio = v->topk_ratio;
     out->powersgd.rank = (int)v->powersgd_rank;
     out->powersgd.start = v->powersgd_start;
+    out->powersgd.batched = v->powersgd_batched;
     if (strcmp(v->wire, "topk") == 0) out->hook = iso_hook_topk(&out->topk);
     if (strncmp(v->wire, "powersgd", strlen("powersgd")) != 0) return ISO_OK;
     out->hook = iso_hook_powersgd(&out->powersgd);

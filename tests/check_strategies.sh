@@ -63,6 +63,14 @@ for wire in bf16 f16 bf16-feedback int8 "topk --topk-ratio 0.05" \
     train --sync blocking --wire $wire
     same "$first" "blocking gives lazy's bits with --wire $wire"
 done
+# Whole buckets as one matrix are approximated worse.
+set -- --wire powersgd --powersgd-batched --powersgd-rank 2 --powersgd-start 30
+train --sync lazy "$@"
+first=$hash
+awk -v a="${accuracy:-0}" 'BEGIN { exit !(a >= 0.93) }'
+result $? "learns the digits with $* (${accuracy:-nothing})"
+train --sync blocking "$@"
+same "$first" "blocking gives lazy's bits with $*"
 learns --sync lazy --accumulate 2 --batch 32
 learns --sync daso
 learns --sync daso-heat

@@ -142,6 +142,7 @@ static struct {
     FIELD(iso_powersgd_config, start),
     FIELD(iso_powersgd_config, least_saving),
     FIELD(iso_powersgd_config, seed),
+    FIELD(iso_powersgd_config, batched),
     SIZE(iso_hyper),
     FIELD(iso_hyper, lr),
     FIELD(iso_hyper, momentum),
@@ -235,7 +236,7 @@ const iso_comm_phase layout_phase = {0, 0, 0};
 const iso_comm_hook_plan layout_hook_plan = {0, {{0, 0, 0}}, 0, 0};
 const iso_comm_hook layout_hook = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
 const iso_topk_config layout_topk = {0};
-const iso_powersgd_config layout_powersgd = {0, 0, 0, 0};
+const iso_powersgd_config layout_powersgd = {0, 0, 0, 0, 0};
 const iso_hyper layout_hyper = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
 const iso_optimizer_group layout_group = {
     {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}, 0, 0};

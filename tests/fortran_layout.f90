@@ -226,6 +226,7 @@ contains
         call field('iso_powersgd_config.start', c_loc(powersgd), c_loc(powersgd%start))
         call field('iso_powersgd_config.least_saving', c_loc(powersgd), c_loc(powersgd%least_saving))
         call field('iso_powersgd_config.seed', c_loc(powersgd), c_loc(powersgd%seed))
+        call field('iso_powersgd_config.batched', c_loc(powersgd), c_loc(powersgd%batched))
     end subroutine
 
     subroutine check_optimizer()

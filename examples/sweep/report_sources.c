@@ -71,6 +71,8 @@ static const source sources[] = {
      "QSparse-local-SGD, Basu et al., NeurIPS 2019"},
     {"wire", "powersgd", "Matrices of gradients travel as products of low rank.",
      "Vogels et al., NeurIPS 2019"},
+    {"powersgd-batched", "yes", "A whole bucket of gradients is one matrix.",
+     "PyTorch, batched_powerSGD_hook; Vogels et al., NeurIPS 2019"},
     {"wire", "powersgd+bf16", "Matrices of gradients travel as products of low rank, in bf16.",
      "Vogels et al., NeurIPS 2019"},
     {"zero", "yes", "Each rank updates a share of the parameters.",

@@ -163,17 +163,23 @@ iso_comm_hook iso_hook_topk(const iso_topk_config *config);
 
 // PowerSGD (Vogels et al., NeurIPS 2019; PyTorch: powerSGD_hook) with error feedback and warm
 // start: a matrix of gradients (iso_reducer_param.row) travels as the product of two matrices of
-// low rank. Other gradients travel unchanged. State of a compressed matrix: 1 float per element,
-// and rank * columns.
+// low rank. Other gradients travel unchanged, unless the hook is batched. State of a compressed
+// matrix: 1 float per element, and rank * columns.
 typedef struct iso_powersgd_config {
     int rank;            // >= 1; PyTorch: matrix_approximation_rank
     long long start;     // number of plain exchanges before PowerSGD; PyTorch: start_powerSGD_iter
     double least_saving; // > 0: only matrices that shrink by more than this factor are compressed;
                          // PyTorch: min_compression_rate
     uint64_t seed;       // for the initial directions
+    // true: a whole bucket is one matrix of ceil(sqrt(count)) rows and columns, filled up with
+    // zeros, whatever its tensors are (PyTorch: batched_powerSGD_hook). Faster than a product for
+    // each tensor, but a worse approximation, because rows mix elements of different tensors.
+    // State: as for one matrix. What PyTorch leaves out of its padding joins the next exchange;
+    // here padding stays 0.
+    bool batched;
 } iso_powersgd_config;
 #define ISO_POWERSGD_DEFAULT                                                                       \
-    { .rank = 1, .start = 1000, .least_saving = 2, .seed = 0 }
+    { .rank = 1, .start = 1000, .least_saving = 2, .seed = 0, .batched = false }
 // *config must remain valid until iso_reducer_create or iso_data_parallel_create_take has copied
 // it. config NULL: the default.
 iso_comm_hook iso_hook_powersgd(const iso_powersgd_config *config);

@@ -225,6 +225,7 @@ module isotherm
         integer(c_long_long) :: start = 1000
         real(c_double) :: least_saving = 2
         integer(c_int64_t) :: seed = 0
+        logical(c_bool) :: batched = .false._c_bool
     end type
 
     ! From iso_hyper_default.

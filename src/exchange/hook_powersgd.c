@@ -6,7 +6,8 @@
 //   phase 1: Q = mean over the ranks of M' P, with which the next exchange begins
 //   result:  P Q'; what is left out is M - P Q'
 //
-// Tensors that are not matrices, or would hardly shrink, are summed uncompressed in phase 0. The
+// Tensors that are not matrices, or would hardly shrink, are summed uncompressed in phase 0.
+// Batched, the whole bucket is one matrix, as square as possible; what its last rows lack is 0. The
 // columns of P and Q are stored one after the other. Values that must be equal on all ranks are
 // computed from the sums, in the same order of additions on all machines.
 #include "exchange/coder.h"
@@ -73,23 +74,43 @@ static void make_orthonormal(float *column, size_t rows, size_t columns) {
 
 // A matrix of the bucket, or what is not compressed.
 typedef struct item {
-    const iso_comm_hook_tensor *tensor;
+    size_t offset, count;       // elements of the bucket
     size_t rows, columns, rank; // rank 0: it is not compressed
     float *gradient;
     float *error, *next; // in the state: what was left out, and Q of the next exchange
     float *p, *q;        // in the data of phase 0 (or the values as they are) and of phase 1
 } item;
 
+// rows * columns may exceed the count.
+static void choose_rank(item *m, const iso_powersgd_config *config) {
+    size_t least = m->rows < m->columns ? m->rows : m->columns;
+    size_t rank = (size_t)config->rank < least ? (size_t)config->rank : least;
+    double sent = (double)(m->rows + m->columns) * (double)rank;
+    m->rank = sent * config->least_saving < (double)m->count ? rank : 0;
+}
+
 static item describe_item(const iso_comm_hook_tensor *t, const iso_powersgd_config *config) {
-    item m = {.tensor = t};
+    item m = {.offset = t->offset, .count = t->count};
     if (t->row == 0) return m;
     m.rows = t->count / t->row;
     m.columns = t->row;
-    size_t least = m.rows < m.columns ? m.rows : m.columns;
-    size_t rank = (size_t)config->rank < least ? (size_t)config->rank : least;
-    double sent = (double)(m.rows + m.columns) * (double)rank;
-    m.rank = sent * config->least_saving < (double)t->count ? rank : 0;
+    choose_rank(&m, config);
     return m;
+}
+
+static item describe_batch(const iso_comm_hook_bucket *b, const iso_powersgd_config *config) {
+    size_t side = (size_t)sqrt((double)b->count);
+    while (side * side < b->count) side++;
+    item m = {.count = b->count, .rows = side, .columns = side};
+    choose_rank(&m, config);
+    return m;
+}
+
+// The elements of a row; those that a batch lacks are at its end.
+static size_t row_length(const item *m, size_t row) {
+    size_t at = row * m->columns;
+    if (at >= m->count) return 0;
+    return m->count - at < m->columns ? m->count - at : m->columns;
 }
 
 // Goes from item to item of a bucket.
@@ -110,17 +131,20 @@ static float *place_at(void *array, size_t offset) {
 
 static bool next_item(walk *w, item *out) {
     const iso_comm_hook_bucket *b = w->bucket;
-    if (w->index == b->tensor_count) return false;
-    item m = describe_item(&b->tensor[w->index++], w->config);
+    bool batched = w->config->batched;
+    if (w->index == (batched ? 1 : b->tensor_count)) return false;
+    item m =
+        batched ? describe_batch(b, w->config) : describe_item(&b->tensor[w->index], w->config);
     bool thin = m.rank > 0;
-    m.gradient = place_at(b->gradient, m.tensor->offset);
+    w->index++;
+    m.gradient = place_at(b->gradient, m.offset);
     m.p = place_at(b->data[0], w->p);
     m.q = place_at(b->data[1], w->q);
     m.error = place_at(b->state, w->state);
-    w->state += thin ? m.tensor->count : 0;
+    w->state += thin ? m.count : 0;
     m.next = place_at(b->state, w->state);
     w->state += m.columns * m.rank;
-    w->p += thin ? m.rows * m.rank : m.tensor->count;
+    w->p += thin ? m.rows * m.rank : m.count;
     w->q += m.columns * m.rank;
     *out = m;
     return true;
@@ -149,7 +173,7 @@ static iso_status declare_phases(const iso_comm_hook_bucket *b, iso_comm_hook_pl
 // Draws the first columns of Q, with elements from -1 to 1, and redraws columns that have become 0
 // or are not finite.
 static void draw_columns(const item *m, uint64_t seed) {
-    iso__philox_key key = iso__philox_key_make(seed, ISO_RNG_HOOK, m->tensor->offset);
+    iso__philox_key key = iso__philox_key_make(seed, ISO_RNG_HOOK, m->offset);
     for (size_t k = 0; k < m->rank; k++) {
         float *column = m->next + k * m->columns;
         float square = dot_product(column, column, m->columns);
@@ -167,10 +191,11 @@ static void send_left(const item *m, float factor) {
     make_orthonormal(m->next, m->columns, m->rank);
     for (size_t row = 0; row < m->rows; row++) {
         float *x = m->gradient + row * m->columns;
-        scale_vector(x, factor, m->columns);
-        add_multiple(x, 1, m->error + row * m->columns, m->columns);
+        size_t n = row_length(m, row);
+        scale_vector(x, factor, n);
+        add_multiple(x, 1, m->error + row * m->columns, n);
         for (size_t k = 0; k < m->rank; k++)
-            m->p[k * m->rows + row] = dot_product(x, m->next + k * m->columns, m->columns);
+            m->p[k * m->rows + row] = dot_product(x, m->next + k * m->columns, n);
     }
 }
 
@@ -181,7 +206,7 @@ static void send_right(const item *m) {
     for (size_t row = 0; row < m->rows; row++)
         for (size_t k = 0; k < m->rank; k++)
             add_multiple(m->q + k * m->columns, m->p[k * m->rows + row],
-                         m->gradient + row * m->columns, m->columns);
+                         m->gradient + row * m->columns, row_length(m, row));
 }
 
 // Where a value is not finite, the error becomes 0.
@@ -199,12 +224,23 @@ static void take_product(const item *m, float factor) {
     memcpy(m->next, m->q, m->columns * m->rank * sizeof(float));
     for (size_t row = 0; row < m->rows; row++) {
         float *x = m->gradient + row * m->columns, *error = m->error + row * m->columns;
-        memcpy(error, x, m->columns * sizeof(float)); // M
-        memset(x, 0, m->columns * sizeof(float));
+        size_t n = row_length(m, row);
+        memcpy(error, x, n * sizeof(float)); // M
+        memset(x, 0, n * sizeof(float));
         for (size_t k = 0; k < m->rank; k++)
-            add_multiple(x, m->p[k * m->rows + row], m->q + k * m->columns, m->columns);
-        keep_error(error, x, m->columns);
+            add_multiple(x, m->p[k * m->rows + row], m->q + k * m->columns, n);
+        keep_error(error, x, n);
     }
+}
+
+// The padding between tensors is part of a batch: it stays 0, so nothing of it was left out.
+static void clear_padding(const iso_comm_hook_bucket *b, float *error) {
+    size_t at = 0;
+    for (int i = 0; i < b->tensor_count; i++) {
+        memset(error + at, 0, (b->tensor[i].offset - at) * sizeof(float));
+        at = b->tensor[i].offset + b->tensor[i].count;
+    }
+    memset(error + at, 0, (b->count - at) * sizeof(float));
 }
 
 static void copy_scaled(float *to, const float *from, float factor, size_t n) {
@@ -216,7 +252,7 @@ static iso_status run_phase(const iso_comm_hook_bucket *b, int phase, double fac
     walk w = begin_walk(b, config);
     item m;
     while (next_item(&w, &m)) {
-        size_t count = m.tensor->count;
+        size_t count = m.count;
         if (m.rank == 0 && phase == 0) copy_scaled(m.p, m.gradient, (float)factor, count);
         if (m.rank == 0 && phase == 2) copy_scaled(m.gradient, m.p, (float)factor, count);
         if (m.rank == 0) continue;
@@ -224,6 +260,7 @@ static iso_status run_phase(const iso_comm_hook_bucket *b, int phase, double fac
         if (phase == 0) send_left(&m, (float)factor);
         if (phase == 1) send_right(&m);
         if (phase == 2) take_product(&m, (float)factor);
+        if (phase == 2 && config->batched) clear_padding(b, m.error);
     }
     return ISO_OK;
 }
