@@ -17,7 +17,7 @@
 
 typedef struct gradient_values {
     const char *wire;
-    double topk_ratio;
+    double topk_ratio, randomk_ratio;
     int64_t powersgd_rank, powersgd_start;
     bool powersgd_batched, zero;
 } gradient_values;
@@ -26,12 +26,16 @@ typedef struct gradient_values {
 #define POWERSGD  .of = "wire", .among = "powersgd|powersgd+bf16"
 static const iso_setting gradient_setting[] = {
     {"wire", ISO_SETTING_CHOICE, AT(wire),
-     .choices = "f32|bf16|f16|bf16-feedback|int8|topk|powersgd|powersgd+bf16|noop",
+     .choices = "f32|bf16|f16|bf16-feedback|int8|dithering|onebit|topk|randomk|powersgd|"
+                "powersgd+bf16|noop",
      .initial = "f32",
      .meaning = "how gradients travel; parameters travel as f32, bf16, f16, int8, int4 or topk; "
                 "noop: nothing travels"},
     {"topk-ratio", ISO_SETTING_NUMBER, AT(topk_ratio), .low = 1e-9, .high = 1, .initial = "0.01",
      .of = "wire", .among = "topk", .meaning = "fraction of the gradients that a rank sends"},
+    {"randomk-ratio", ISO_SETTING_NUMBER, AT(randomk_ratio), .low = 1e-9, .high = 1,
+     .initial = "0.01", .of = "wire", .among = "randomk",
+     .meaning = "fraction of the gradients that ranks sum, chosen at random"},
     {"powersgd-rank", ISO_SETTING_INTEGER, AT(powersgd_rank), .low = 1, .high = INT_MAX,
      .initial = "1", POWERSGD, .meaning = "rank of the matrices that travel"},
     {"powersgd-start", ISO_SETTING_INTEGER, AT(powersgd_start), .low = 0, .high = 1 << 24,
@@ -51,19 +55,23 @@ static iso_sync blocking = ISO_SYNC_BLOCKING, lazy = ISO_SYNC_LAZY, all_at_once 
 typedef struct chosen_hook {
     iso_comm_hook hook;
     iso_topk_config topk;
+    iso_randomk_config randomk;
     iso_powersgd_config powersgd;
 } chosen_hook;
 
 static iso_status choose_hook(const gradient_values *v, chosen_hook *out) {
     const iso_comm_hook *named;
-    *out = (chosen_hook){.topk = ISO_TOPK_DEFAULT, .powersgd = ISO_POWERSGD_DEFAULT};
+    *out = (chosen_hook){
+        .topk = ISO_TOPK_DEFAULT, .randomk = ISO_RANDOMK_DEFAULT, .powersgd = ISO_POWERSGD_DEFAULT};
     ISO_TRY(iso_comm_hook_parse(v->wire, &named));
     out->hook = *named;
     out->topk.ratio = v->topk_ratio;
+    out->randomk.ratio = v->randomk_ratio;
     out->powersgd.rank = (int)v->powersgd_rank;
     out->powersgd.start = v->powersgd_start;
     out->powersgd.batched = v->powersgd_batched;
     if (strcmp(v->wire, "topk") == 0) out->hook = iso_hook_topk(&out->topk);
+    if (strcmp(v->wire, "randomk") == 0) out->hook = iso_hook_randomk(&out->randomk);
     if (strncmp(v->wire, "powersgd", strlen("powersgd")) != 0) return ISO_OK;
     out->hook = iso_hook_powersgd(&out->powersgd);
     out->hook.name = named->name;

@@ -137,6 +137,9 @@ static struct {
     FIELD(iso_comm_hook, user_bytes),
     SIZE(iso_topk_config),
     FIELD(iso_topk_config, ratio),
+    SIZE(iso_randomk_config),
+    FIELD(iso_randomk_config, ratio),
+    FIELD(iso_randomk_config, seed),
     SIZE(iso_powersgd_config),
     FIELD(iso_powersgd_config, rank),
     FIELD(iso_powersgd_config, start),
@@ -236,6 +239,7 @@ const iso_comm_phase layout_phase = {0, 0, 0};
 const iso_comm_hook_plan layout_hook_plan = {0, {{0, 0, 0}}, 0, 0};
 const iso_comm_hook layout_hook = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
 const iso_topk_config layout_topk = {0};
+const iso_randomk_config layout_randomk = {0, 0};
 const iso_powersgd_config layout_powersgd = {0, 0, 0, 0, 0};
 const iso_hyper layout_hyper = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
 const iso_optimizer_group layout_group = {

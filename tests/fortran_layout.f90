@@ -29,6 +29,7 @@ program fortran_layout
     type(iso_comm_phase), target :: phase
     type(iso_comm_hook_plan), target :: plan
     type(iso_topk_config), target :: topk
+    type(iso_randomk_config), target :: randomk
     type(iso_powersgd_config), target :: powersgd
     type(iso_hyper), target :: hyper
     type(iso_optimizer_group), target :: group
@@ -221,6 +222,9 @@ contains
     subroutine check_shipped()
         call same('iso_topk_config', c_sizeof(topk))
         call field('iso_topk_config.ratio', c_loc(topk), c_loc(topk%ratio))
+        call same('iso_randomk_config', c_sizeof(randomk))
+        call field('iso_randomk_config.ratio', c_loc(randomk), c_loc(randomk%ratio))
+        call field('iso_randomk_config.seed', c_loc(randomk), c_loc(randomk%seed))
         call same('iso_powersgd_config', c_sizeof(powersgd))
         call field('iso_powersgd_config.rank', c_loc(powersgd), c_loc(powersgd%rank))
         call field('iso_powersgd_config.start', c_loc(powersgd), c_loc(powersgd%start))

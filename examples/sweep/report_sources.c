@@ -63,6 +63,13 @@ static const source sources[] = {
     {"wire", "int8", "8-bit integers with a scale for each 256 elements, and error feedback.",
      "Gradients: Seide et al., Interspeech 2014; parameters: DoubleSqueeze, Tang et al., ICML "
      "2019"},
+    {"wire", "dithering",
+     "4 bits for each gradient, rounded at random to one of the two nearest values.",
+     "QSGD: Alistarh et al., NeurIPS 2017"},
+    {"wire", "onebit", "The sign of each gradient, and a scale for each 256; error feedback.",
+     "Seide et al., Interspeech 2014; both ways: Zheng et al., NeurIPS 2019"},
+    {"wire", "randomk", "Gradients chosen at random are summed; the others are added to the next.",
+     "Stich et al., NeurIPS 2018"},
     {"wire", "int4", "4-bit floats with a scale for each 128 elements, and error feedback.",
      "Streaming DiLoCo: Douillard et al., 2025 (arXiv 2501.18512)"},
     {"wire", "topk",

@@ -139,15 +139,29 @@ extern const iso_comm_hook iso_hook_bf16_feedback;
 extern const iso_comm_hook iso_hook_noop;
 
 // The hooks below own their exchange. They handle only buckets of f32; others travel unchanged, as
-// do buckets of fewer than 512 elements with int8 and topk. All have error feedback: what a rank
-// does not send is added to its gradients of the next step. All ranks get the same average, so
-// replicas stay equal. NaN and infinite gradients appear in the average, but leave no error for the
-// next step.
+// do buckets of fewer than 512 elements, except with PowerSGD. All but dithering have error
+// feedback: what a rank does not send is added to its gradients of the next step. All ranks get the
+// same average, so replicas stay equal. NaN and infinite gradients appear in the average, but leave
+// no error for the next step.
 
 // 8-bit integers with one f32 scale per group of 256 elements. Each rank sums a shard of the bucket
 // in f32 and sends the sum in 8 bits, also with error feedback. If each shard has many groups, this
 // sends 3.9 times fewer bytes than f32. State: 1 float per element.
 extern const iso_comm_hook iso_hook_int8;
+
+// 1 bit (Seide et al., Interspeech 2014; both ways: Zheng et al., NeurIPS 2019; BytePS: onebit with
+// scaling and error feedback): the sign of each gradient, and the mean magnitude of each group of
+// 256 as f32. Sums travel as with int8. If each shard has many groups, this sends 28 times fewer
+// bytes than f32. State: 1 float per element.
+extern const iso_comm_hook iso_hook_onebit;
+
+// Dithering (QSGD: Alistarh et al., NeurIPS 2017; BytePS: dithering, linear partition, max norm): 4
+// bits per element, -7 to 7 times 1/7 of the largest magnitude of each group of 256. A gradient
+// becomes one of the two nearest values at random, so that the average is unbiased: its expected
+// value is that of plain gradients. The sums, which travel as with int8, are dithered again. 7.7
+// times fewer bytes than f32, without error feedback. State: 1 float per bucket, the number of
+// exchanges. A run repeats its random numbers if it is repeated with the same number of ranks.
+extern const iso_comm_hook iso_hook_dithering;
 
 // Top-k: the largest gradients of each bucket (Aji and Heafield, EMNLP 2017; Stich et al., NeurIPS
 // 2018).
@@ -160,6 +174,20 @@ typedef struct iso_topk_config {
 // *config must remain valid until iso_reducer_create or iso_data_parallel_create_take has copied
 // it. config NULL: the default.
 iso_comm_hook iso_hook_topk(const iso_topk_config *config);
+
+// Random-k with memory (Stich et al., NeurIPS 2018; BytePS: randomk): each bucket is divided into
+// runs of equal length, and one element of each run is summed, the same on all ranks. Others wait
+// for later exchanges. So no places travel, and the sum is an all-reduce. A run with a NaN or an
+// infinite value sends that value.
+typedef struct iso_randomk_config {
+    double ratio;  // fraction of elements to send, 0 < ratio <= 1; at least one of each bucket
+    uint64_t seed; // of the choice
+} iso_randomk_config;
+#define ISO_RANDOMK_DEFAULT                                                                        \
+    { .ratio = 0.01, .seed = 0 }
+// State: 1 float per element, and 1. *config must remain valid until iso_reducer_create or
+// iso_data_parallel_create_take has copied it. config NULL: the default.
+iso_comm_hook iso_hook_randomk(const iso_randomk_config *config);
 
 // PowerSGD (Vogels et al., NeurIPS 2019; PyTorch: powerSGD_hook) with error feedback and warm
 // start: a matrix of gradients (iso_reducer_param.row) travels as the product of two matrices of
@@ -184,8 +212,9 @@ typedef struct iso_powersgd_config {
 // it. config NULL: the default.
 iso_comm_hook iso_hook_powersgd(const iso_powersgd_config *config);
 
-// "plain" (or "f32"), "f16", "bf16", "bf16-feedback", "int8", "topk", "powersgd", "powersgd+bf16",
-// "noop"; with the default configurations. ISO_ERR_ARG for another name; the message lists these.
+// "plain" (or "f32"), "f16", "bf16", "bf16-feedback", "int8", "dithering", "onebit", "topk",
+// "randomk", "powersgd", "powersgd+bf16", "noop"; with the default configurations. ISO_ERR_ARG for
+// another name; the message lists these.
 iso_status iso_comm_hook_parse(const char *name, const iso_comm_hook **out);
 
 #ifdef __cplusplus

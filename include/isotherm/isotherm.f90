@@ -220,6 +220,11 @@ module isotherm
         real(c_double) :: ratio = 0.01d0
     end type
 
+    type, bind(c), public :: iso_randomk_config
+        real(c_double) :: ratio = 0.01d0
+        integer(c_int64_t) :: seed = 0
+    end type
+
     type, bind(c), public :: iso_powersgd_config
         integer(c_int) :: rank = 1
         integer(c_long_long) :: start = 1000
@@ -343,6 +348,7 @@ module isotherm
         iso_stop_check_now
     public :: iso_comm_hook_parse, iso_device_create, iso_device_destroy
     public :: iso_hook_int8, iso_hook_topk, iso_hook_powersgd, iso_hook_comm
+    public :: iso_hook_onebit, iso_hook_dithering, iso_hook_randomk
     public :: iso_reducer_create, iso_reducer_destroy, iso_reducer_grad, iso_reducer_set_apply, &
         iso_reducer_set_update, iso_reducer_add_apply, iso_reducer_set_apply_piece, &
         iso_reducer_remove_apply, &
@@ -479,6 +485,10 @@ module isotherm
             integer(c_int), value :: op
         end function
         type(iso_comm_hook) function c_hook_topk(config) bind(c, name='iso_hook_topk')
+            import
+            type(c_ptr), value :: config
+        end function
+        type(iso_comm_hook) function c_hook_randomk(config) bind(c, name='iso_hook_randomk')
             import
             type(c_ptr), value :: config
         end function
@@ -810,13 +820,26 @@ contains
         status = c_hook_parse(c_loc(text), hook)
     end function
 
-    ! This function and the next two return a hook. Assign it to a variable with the target
+    ! This function and the next ones return a hook. Assign it to a variable with the target
     ! attribute, and pass the c_loc of the variable as iso_reducer_config%hook.
     type(iso_comm_hook) function iso_hook_int8() result(hook)
+        hook = shipped_hook('int8')
+    end function
+
+    type(iso_comm_hook) function iso_hook_onebit() result(hook)
+        hook = shipped_hook('onebit')
+    end function
+
+    type(iso_comm_hook) function iso_hook_dithering() result(hook)
+        hook = shipped_hook('dithering')
+    end function
+
+    type(iso_comm_hook) function shipped_hook(name) result(hook)
+        character(*), intent(in) :: name
         type(iso_comm_hook), pointer :: shipped
         type(c_ptr) :: found
         found = c_null_ptr
-        if (iso_comm_hook_parse('int8', found) < 0) return
+        if (iso_comm_hook_parse(name, found) < 0) return
         call c_f_pointer(found, shipped)
         hook = shipped
     end function
@@ -827,6 +850,13 @@ contains
         type(iso_topk_config), intent(in), target, optional :: config
         if (present(config)) hook = c_hook_topk(c_loc(config))
         if (.not. present(config)) hook = c_hook_topk(c_null_ptr)
+    end function
+
+    ! As for iso_hook_topk.
+    type(iso_comm_hook) function iso_hook_randomk(config) result(hook)
+        type(iso_randomk_config), intent(in), target, optional :: config
+        if (present(config)) hook = c_hook_randomk(c_loc(config))
+        if (.not. present(config)) hook = c_hook_randomk(c_null_ptr)
     end function
 
     ! As for iso_hook_topk.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Private to src/exchange, src/parallel and optim: codecs encode f32 in the bytes that travel, in one pass with
-// the arithmetic around it. Gradients and the mean over nodes share them. The bits depend neither
-// on the instruction set nor on the machine.
+// Private to src/exchange, src/parallel and optim: codecs encode f32 in the bytes that travel, in
+// one pass with the arithmetic around it. Gradients and the mean over nodes share them. The bits
+// depend neither on the instruction set nor on the machine.
 //
 // Element types round to nearest, ties to even; NaN stays NaN; values too large for f16 become
 // infinite.
@@ -14,6 +14,11 @@
 // (Douillard et al., 2025): 0 and plus or minus 2^-6 to 1, times a scale in f32 for each group of
 // 128 elements: 68 bytes instead of 512. scale = largest magnitude. x / scale rounds to nearest,
 // ties away from zero. A group that contains a NaN or an infinity is encoded as NaN.
+//
+// onebit has the sign of each element and a scale in f32 for each group of 256 elements: 36 bytes
+// instead of 1024. scale = mean magnitude of the group, summed in f64. Zero counts as positive. A
+// group that contains a NaN or an infinity is encoded as NaN. Only for gradients: what fills up the
+// last group does not decode to 0, so `mean` must not be used for it.
 //
 // topk keeps the 8 elements of largest magnitude of each group of 256, of equal ones the first, as
 // bf16 with their places in the group: 24 bytes instead of 1024. The other elements become 0. If a
@@ -73,7 +78,7 @@ typedef struct iso__codec {
 } iso__codec;
 
 extern const iso__codec iso__codec_f32, iso__codec_bf16, iso__codec_f16, iso__codec_int8,
-    iso__codec_int4, iso__codec_topk;
+    iso__codec_int4, iso__codec_onebit, iso__codec_topk;
 
 // f64 elements of a mean over nodes travel as they are. Return whether everything written is
 // finite.

@@ -91,6 +91,7 @@ void iso__coder_count(const iso__coder *c);
 size_t iso__coder_counts(const iso__coder *c);
 
 // With their default configurations.
-extern const iso_comm_hook iso__hook_topk, iso__hook_powersgd, iso__hook_powersgd_bf16;
+extern const iso_comm_hook iso__hook_topk, iso__hook_randomk, iso__hook_powersgd,
+    iso__hook_powersgd_bf16;
 
 #endif

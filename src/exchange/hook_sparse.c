@@ -3,97 +3,80 @@
 // out with the next gradients (error feedback).
 #include "exchange/codec.h"
 #include "exchange/coder.h"
+#include "exchange/hook_shards.h"
 
 #include "base/half.h"
 
 #include <math.h>
 #include <string.h>
 
-// A bucket of fewer elements would hardly shrink.
-enum { SHORT = 512 };
+// ---- Few bits of each gradient --------------------------------------------------------------------------
 
-static bool is_left_alone(const iso_comm_hook_bucket *b, iso_comm_hook_plan *plan) {
-    plan->plain = b->dtype != ISO_F32 || b->count < SHORT;
-    return plan->plain;
+// user: which codec.
+static const iso__codec *codec_for(void *user) { return *(const iso__codec *const *)user; }
+
+static iso__hook_shards shards_for(const iso__codec *codec) {
+    return (iso__hook_shards){codec->group, codec->bytes(codec->group)};
 }
 
-// ---- Integers of 8 bits -------------------------------------------------------------------------------
-
-// Each rank sums one shard: in phase 0 it gets the gradients of that shard from all ranks, in phase
-// 1 it sends the sum to all.
-typedef struct shard {
-    size_t first, count;
-} shard;
-
-static const iso__codec *const codec = &iso__codec_int8;
-
-static size_t shard_elements(const iso_comm_hook_bucket *b) {
-    size_t each = (b->count + (size_t)b->ranks - 1) / (size_t)b->ranks;
-    return (each + codec->group - 1) / codec->group * codec->group;
-}
-
-static shard shard_of(const iso_comm_hook_bucket *b, int rank) {
-    size_t each = shard_elements(b), first = (size_t)rank * each;
-    if (first >= b->count) return (shard){0, 0};
-    return (shard){first, b->count - first < each ? b->count - first : each};
-}
-
-static void *block_of(const iso_comm_hook_bucket *b, int phase, int rank) {
-    return (char *)b->data[phase] + (size_t)rank * codec->bytes(shard_elements(b));
-}
-
-static iso_status declare_int8(const iso_comm_hook_bucket *b, iso_comm_hook_plan *plan,
+static iso_status declare_bits(const iso_comm_hook_bucket *b, iso_comm_hook_plan *plan,
                                void *user) {
-    (void)user;
-    if (is_left_alone(b, plan)) return ISO_OK;
-    size_t bytes = codec->bytes(shard_elements(b));
-    plan->phase_count = 2;
-    plan->phase[0] = (iso_comm_phase){ISO_COMM_ALLTOALL, bytes, ISO_U8};
-    plan->phase[1] = (iso_comm_phase){ISO_COMM_GATHER, bytes, ISO_U8};
+    iso__hook_shards shards = shards_for(codec_for(user));
+    if (iso__hook_leaves(b, plan)) return ISO_OK;
+    iso__hook_shards_declare(b, &shards, plan);
     plan->state_floats = b->count;
     return ISO_OK;
 }
 
-static void send_shards(const iso_comm_hook_bucket *b, double factor) {
+static void send_shards(const iso_comm_hook_bucket *b, const iso__codec *codec, double factor) {
     const float *g = b->gradient;
+    iso__hook_shards shards = shards_for(codec);
     for (int r = 0; r < b->ranks; r++) {
-        shard s = shard_of(b, r);
+        iso__hook_shard s = iso__hook_shard_of(b, &shards, r);
         codec->encode_feedback(s.count, g + s.first, (float)factor, b->state + s.first,
-                               block_of(b, 0, r));
+                               iso__hook_shard_block(b, &shards, 0, r));
     }
 }
 
 // Sums in the order of the ranks, then adds this rank's residual for the shard. The rounding error
 // of the encoded sum is the new residual, which joins this rank's next gradients.
-static void send_sum(const iso_comm_hook_bucket *b) {
-    shard s = shard_of(b, b->rank);
+static void send_sum(const iso_comm_hook_bucket *b, const iso__codec *codec) {
+    iso__hook_shards shards = shards_for(codec);
+    iso__hook_shard s = iso__hook_shard_of(b, &shards, b->rank);
     float *sum = (float *)b->gradient + s.first, *residual = b->state + s.first;
-    codec->decode(s.count, block_of(b, 0, 0), sum);
-    for (int r = 1; r < b->ranks; r++) codec->decode_add(s.count, block_of(b, 0, r), sum);
-    codec->encode_feedback(s.count, sum, 1, residual, block_of(b, 1, b->rank));
+    codec->decode(s.count, iso__hook_shard_block(b, &shards, 0, 0), sum);
+    for (int r = 1; r < b->ranks; r++)
+        codec->decode_add(s.count, iso__hook_shard_block(b, &shards, 0, r), sum);
+    codec->encode_feedback(s.count, sum, 1, residual,
+                           iso__hook_shard_block(b, &shards, 1, b->rank));
 }
 
-static void take_sums(const iso_comm_hook_bucket *b, double factor) {
+static void take_sums(const iso_comm_hook_bucket *b, const iso__codec *codec, double factor) {
+    iso__hook_shards shards = shards_for(codec);
     for (int r = 0; r < b->ranks; r++) {
-        shard s = shard_of(b, r);
-        codec->decode_scaled(s.count, block_of(b, 1, r), (float)factor,
+        iso__hook_shard s = iso__hook_shard_of(b, &shards, r);
+        codec->decode_scaled(s.count, iso__hook_shard_block(b, &shards, 1, r), (float)factor,
                              (float *)b->gradient + s.first);
     }
 }
 
-static iso_status run_int8(const iso_comm_hook_bucket *b, int phase, double factor, void *user) {
-    (void)user;
+static iso_status run_bits(const iso_comm_hook_bucket *b, int phase, double factor, void *user) {
+    const iso__codec *codec = codec_for(user);
     if (phase == 0)
-        send_shards(b, factor);
+        send_shards(b, codec, factor);
     else if (phase == 1)
-        send_sum(b);
+        send_sum(b, codec);
     else
-        take_sums(b, factor);
+        take_sums(b, codec, factor);
     return ISO_OK;
 }
 
+static const iso__codec *eight_bits = &iso__codec_int8, *one_bit = &iso__codec_onebit;
+
 const iso_comm_hook iso_hook_int8 = {
-    .name = "int8", .wire = ISO_F32, .declare = declare_int8, .run = run_int8};
+    .name = "int8", .wire = ISO_F32, .declare = declare_bits, .run = run_bits, .user = &eight_bits};
+const iso_comm_hook iso_hook_onebit = {
+    .name = "onebit", .wire = ISO_F32, .declare = declare_bits, .run = run_bits, .user = &one_bit};
 
 // ---- The largest gradients ------------------------------------------------------------------------------
 
@@ -113,7 +96,7 @@ static iso_status declare_topk(const iso_comm_hook_bucket *b, iso_comm_hook_plan
     ISO_CHECK(config->ratio > 0 && config->ratio <= 1, ISO_ERR_ARG,
               "communication hook topk with a ratio of %g: give a number above 0, at most 1",
               config->ratio);
-    if (is_left_alone(b, plan)) return ISO_OK;
+    if (iso__hook_leaves(b, plan)) return ISO_OK;
     ISO_CHECK(b->count <= UINT32_MAX, ISO_ERR_UNSUPPORTED,
               "communication hook topk was given bucket %s of %zu elements: it takes %u at most",
               b->name, b->count, UINT32_MAX);

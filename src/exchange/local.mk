@@ -15,9 +15,12 @@ libiso_core_la_SOURCES += \
     src/exchange/codec_int4.c \
     src/exchange/codec_int8.c \
     src/exchange/codec_passes.h \
+    src/exchange/codec_onebit.c \
     src/exchange/codec_topk.c \
     src/exchange/coll_nccl.h \
     src/exchange/hook_powersgd.c \
+    src/exchange/hook_random.c \
+    src/exchange/hook_shards.h \
     src/exchange/hook_sparse.c \
     src/exchange/hooks.c \
     src/exchange/routes.c \

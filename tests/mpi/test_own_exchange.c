@@ -54,15 +54,21 @@ static uint64_t train(const iso_comm_hook *hook, iso_sync sync, double piece_mb)
 
 static const iso_topk_config topk_config = {.ratio = .1};
 static const iso_powersgd_config powersgd_config = {.rank = 2, .start = 4, .least_saving = 1};
+static const iso_randomk_config randomk_config = {.ratio = .2, .seed = 3};
 static const iso_powersgd_config batched_config = {
     .rank = 1, .start = 2, .least_saving = 1, .batched = true};
 
 // The hooks that are shipped, and those of every way.
-enum { SHIPPED = 5, HOOKS = SHIPPED + HOOK_WAYS };
+enum { SHIPPED = 8, HOOKS = SHIPPED + HOOK_WAYS };
 static iso_comm_hook hook_number(int i, hook_user *user) {
-    iso_comm_hook shipped[SHIPPED] = {
-        iso_hook_int8, iso_hook_topk(&topk_config), iso_hook_powersgd(&powersgd_config),
-        iso_hook_powersgd(&powersgd_config), iso_hook_powersgd(&batched_config)};
+    iso_comm_hook shipped[SHIPPED] = {iso_hook_int8,
+                                      iso_hook_topk(&topk_config),
+                                      iso_hook_powersgd(&powersgd_config),
+                                      iso_hook_powersgd(&powersgd_config),
+                                      iso_hook_powersgd(&batched_config),
+                                      iso_hook_onebit,
+                                      iso_hook_dithering,
+                                      iso_hook_randomk(&randomk_config)};
     shipped[3].wire = ISO_BF16;
     return i < SHIPPED ? shipped[i] : hook_of_way(user, (hook_way)(i - SHIPPED));
 }
