@@ -80,6 +80,7 @@ TRAIN_RUN = \
     examples/train/train_lock.h \
     examples/train/train_log.c \
     examples/train/train_noise.c \
+    examples/train/train_outlier.c \
     examples/train/train_option_table.c \
     examples/train/train_options.c \
     examples/train/train_options.h \

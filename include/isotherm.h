@@ -18,6 +18,7 @@
 #include <isotherm/nn.h>
 #include <isotherm/noise_scale.h>
 #include <isotherm/optim.h>
+#include <isotherm/outlier.h>
 #include <isotherm/parallel.h>
 #include <isotherm/plateau.h>
 #include <isotherm/recorder.h>

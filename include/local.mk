@@ -19,6 +19,7 @@ pkginclude_HEADERS += include/isotherm/nn.h
 pkginclude_HEADERS += include/isotherm/noise_scale.h
 pkginclude_HEADERS += include/isotherm/optim.h
 pkginclude_HEADERS += include/isotherm/outer.h
+pkginclude_HEADERS += include/isotherm/outlier.h
 pkginclude_HEADERS += include/isotherm/parallel.h
 pkginclude_HEADERS += include/isotherm/plateau.h
 pkginclude_HEADERS += include/isotherm/recorder.h

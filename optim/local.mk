@@ -17,6 +17,7 @@ libiso_core_la_SOURCES += \
     optim/optim_impl.h \
     optim/optimizer.c \
     optim/optimizer_state.c \
+    optim/outlier.c \
     optim/param_groups.c \
     optim/plateau.c \
     optim/plateau_impl.h \

@@ -130,6 +130,19 @@ run_anew 2 "$train" --model mlp --optimizer sgd --lr 1e6 --accumulate 2 --steps 
 [ "$status" = 0 ] && grep -q "^no update in $(field skipped_steps "$out/log") steps (--finite skip)$" stdout &&
     [ "$(grep -c '"event":"skip"' "$out/log")" = "$(field skipped_steps "$out/log")" ]
 result $? "--finite skip goes on, and tells how many steps it skipped"
+set -- --model mlp --steps 60 --skip-window 16
+run_anew 2 "$train" "$@" --skip-loss 1.3 --skip-norm 1.3 --accumulate 2 --log "$out/log"
+skips=$(field skipped_steps "$out/log")
+[ "$status" = 0 ] && [ "$skips" -gt 0 ] && [ "$skips" -lt 30 ] &&
+    [ "$(grep -c '"event":"skip"' "$out/log")" = "$skips" ] && grep -q "^no update in $skips steps* (outliers)$" stdout &&
+    grep '"event":"skip"' "$out/log" | sed 's/.*"step":\([0-9]*\),"loss_z":\([^,]*\),"norm_z":\([^,}]*\).*/\1 \2 \3/' |
+    awk '!($1 > 16 && ($2 > 1.3 || $3 > 1.3)) { bad = 1 } END { exit bad }'
+result $? "--skip-loss leaves out updates of steps whose loss or norm is an outlier, and tells why"
+refused 0 "a distance that no outlier has" '--skip-norm 5 is out of reach: no value is more than 3.87 deviations' \
+    "$@" --skip-norm 5
+refused 0 "outliers beside overflows" '--skip-loss cannot be combined with --grad-scaler' "$@" --skip-loss 2 --grad-scaler
+refused 2 "left out updates that a schedule counts" '--skip-norm cannot be combined with --sync daso-heat' \
+    --skip-norm 2 --sync daso-heat --data nowhere
 refused 2 "skipped updates that a schedule counts" '--finite skip cannot be combined with --sync daso-heat' \
     --finite skip --sync daso-heat --data nowhere
 

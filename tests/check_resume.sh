@@ -44,7 +44,7 @@ kill_ranks() {
 }
 # The parameters at the end, and what the run says of itself.
 outcome() { # log
-    for key in param_hash train_loss test_loss test_accuracy noise_scale loss_scale; do
+    for key in param_hash train_loss test_loss test_accuracy noise_scale loss_scale skipped_steps; do
         summary_field $key "$1"
     done
 }
@@ -149,7 +149,8 @@ set -- --sync lazy --wire powersgd --model mlp --batch 8 --epochs 5 --powersgd-s
 refused "another rank of PowerSGD" 'saved with --powersgd-rank 2, and this run has --powersgd-rank 3:' 2 "$@" \
     --powersgd-rank 3 --resume state
 study int8 3 --sync lazy --wire int8 --model mlp --batch 6 --epochs 5
-study accumulate 2 --sync lazy --accumulate 3 --noise-scale 2 --model mlp --batch 5 --epochs 9
+study accumulate 2 --sync lazy --accumulate 3 --noise-scale 2 --skip-loss 1.5 --skip-norm 1.5 --skip-window 6 \
+    --model mlp --batch 5 --epochs 9
 export ISO_RANKS_PER_NODE=2
 study daso 3 --sync daso --wait 3 --model mlp --batch 6 --epochs 5
 study daso-int8 3 --sync daso --wire int8 --wait 3 --model mlp --batch 6 --epochs 5

@@ -61,7 +61,7 @@ typedef struct train_result {
     bool stopped;          // by a signal, and its state is saved: no other field is set
     train_metrics metrics; // seconds and samples of the whole run
     int64_t steps, syncs;
-    int64_t skipped;     // steps without an update (--finite skip)
+    int64_t skipped;     // steps without an update
     int64_t differences; // found by --check-equal since this process began
     int64_t loss_steps;  // number of last steps; metrics.train_loss is their mean loss
     int64_t period, period_requested, wait, wait_requested; // see iso_strategy_stats; 0: none
@@ -174,11 +174,13 @@ typedef struct train_run {
     iso_evaluation test;       // the latest one
     iso_evaluation validation; // of the last epoch
     train_best best;
-    iso_noise_scale *noise;  // NULL without --noise-scale
-    iso_grad_scaler *scaler; // NULL without --grad-scaler
-    int64_t test_step;       // the step of `test`; -1: none yet
-    iso_strategy_stats seen; // the latest statistics of the strategy
-    iso_daso_change *replay; // of --replay
+    iso_noise_scale *noise;      // NULL without --noise-scale
+    iso_grad_scaler *scaler;     // NULL without --grad-scaler
+    iso_outlier *losses, *norms; // NULL without --skip-loss, --skip-norm
+    double outlier_z[2];         // of the last step's loss and norm; NaN: not known
+    int64_t test_step;           // the step of `test`; -1: none yet
+    iso_strategy_stats seen;     // the latest statistics of the strategy
+    iso_daso_change *replay;     // of --replay
     int64_t replay_count;
     double *step_ms;                  // [TRAIN_STEP_TIMES], a ring
     double *step_wait_ms;             // the same of their waits, with --stats
@@ -309,6 +311,19 @@ iso_status train_noise_end(train_run *run, int64_t samples);
 // Local. The latest noise scale, NaN: not known. Needs run->noise.
 double train_noise_scale(const train_run *run);
 void train_noise_print(const train_run *run, FILE *to);
+
+// ---- train_outlier.c ----
+
+// Local. Checks --skip-loss and --skip-norm.
+iso_status train_outlier_check(const train_options *options);
+// Local. Prepares them.
+iso_status train_outlier_setup(train_run *run);
+bool train_outlier_on(const train_run *run);
+// Collective, after the gradient of a step. loss: the sum over this rank's samples of the step.
+// *usual: false on all ranks if the step is to make no update.
+iso_status train_outlier_look(train_run *run, double loss, double samples, bool *usual);
+// Local. Adds what a resumed run needs.
+iso_status train_outlier_state(train_run *run, iso_state *state);
 
 // ---- train_scaler.c ----
 

@@ -77,6 +77,14 @@ const train_option train_option_table[] = {
        .meaning =
            "what to do if a gradient is NaN or infinite: stop the run, or skip the update; each "
            "step then waits for all exchanges"),
+    OF(RUN, NUMBER("skip-loss", skip_loss), .low = 1e-9, .high = 1e6,
+       .meaning =
+           "skip the update of a step whose loss is more than X deviations above the mean of the "
+           "last steps; each step then waits for all exchanges"),
+    OF(RUN, NUMBER("skip-norm", skip_norm), .low = 1e-9, .high = 1e6,
+       .meaning = "the same for the gradient norm"),
+    OF(RUN, INTEGER("skip-window", skip_window), .low = 2, .high = 1e6, .initial = "128",
+       .meaning = "number of last steps that --skip-loss and --skip-norm compare with"),
     OF(RUN, SWITCH("grad-scaler", grad_scaler),
        .meaning =
            "scale the loss dynamically, against underflow of gradients in 16-bit types; each "

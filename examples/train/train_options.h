@@ -21,6 +21,8 @@ typedef struct train_options {
     double lr, momentum, weight_decay, label_smoothing, gamma, clip_grad_norm;
     int64_t step_size, patience, warmup_lr_steps;
     const char *finite;
+    double skip_loss, skip_norm;
+    int64_t skip_window;
     int64_t early_stopping;
     bool grad_scaler;
     double init_scale;

@@ -194,10 +194,13 @@ void train_report_policy(train_run *run, const iso_strategy_stats *stats) {
 void train_report_skip(train_run *run) {
     iso_json_begin(run->log, "skip");
     iso_json_int(run->log, "step", run->at.step);
+    if (run->losses) iso_json_double(run->log, "loss_z", run->outlier_z[0]);
+    if (run->norms) iso_json_double(run->log, "norm_z", run->outlier_z[1]);
     iso_json_end(run->log);
     if (run->bar)
-        iso_progress_bar_line(run->bar, "step %lld: no update: the gradient is NaN or infinite",
-                              (long long)run->at.step);
+        iso_progress_bar_line(run->bar, "step %lld: no update: the %s", (long long)run->at.step,
+                              train_outlier_on(run) ? "loss or the gradient is an outlier"
+                                                    : "gradient is NaN or infinite");
 }
 
 void train_report_difference(train_run *run, int64_t rank) {
@@ -398,7 +401,8 @@ static void log_summary(const train_run *run, const train_result *r) {
         iso_json_double(log, "best_validation_accuracy", run->best.accuracy);
         iso_json_int(log, "best_epoch", (int64_t)run->best.epoch);
     }
-    if (run->options->finite || run->scaler) iso_json_int(log, "skipped_steps", r->skipped);
+    if (run->options->finite || run->scaler || train_outlier_on(run))
+        iso_json_int(log, "skipped_steps", r->skipped);
     if (run->scaler) iso_json_double(log, "loss_scale", iso_grad_scaler_get_scale(run->scaler));
     if (run->noise) iso_json_double(log, "noise_scale", train_noise_scale(run));
     if (run->options->check_equal > 0) iso_json_int(log, "differences", r->differences);
@@ -462,7 +466,9 @@ static void tell_summary(const train_run *run, const train_result *r) {
     train_noise_print(run, to);
     if (r->skipped > 0)
         fprintf(to, "no update in %s (%s)\n", count_text(r->skipped, "step", syncs),
-                run->scaler ? "--grad-scaler" : "--finite skip");
+                run->scaler             ? "--grad-scaler"
+                : train_outlier_on(run) ? "outliers"
+                                        : "--finite skip");
     char rhythm[160];
     if (rhythm_text(&run->seen, rhythm)[0]) fprintf(to, "%s\n", rhythm);
     tell_metrics(run, to);

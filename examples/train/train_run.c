@@ -209,13 +209,22 @@ static void skip_update(train_run *run, const train_sums *before) {
     train_report_skip(run);
 }
 
+// Collective with --skip-loss and --skip-norm.
+static iso_status check_outlier(train_run *run, const train_sums *before, bool *usual) {
+    if (!train_outlier_on(run)) return ISO_OK;
+    TRY(count_loss(run));
+    return train_outlier_look(run, run->sum.loss - before->loss, run->sum.samples - before->samples,
+                              usual);
+}
+
 static iso_status make_step(train_run *run) {
     const train_sums before = run->sum;
-    bool finite;
+    bool finite; // and no outlier
     train_schedule_step(run);
     iso_optimizer_zero_grad(run->optimizer);
     TRY(make_gradient(run));
     TRY(check_gradient(run, &finite));
+    if (finite) TRY(check_outlier(run, &before, &finite));
     if (finite && !isnan(run->options->clip_grad_norm))
         TRY(iso_clip_grad_norm(run->model, run->options->clip_grad_norm, 2, NULL));
     if (finite) TRY(tell_dropped(run, train_scaler_step(run, &finite), run->at.step + 1));

@@ -269,6 +269,8 @@ void train_teardown(train_run *run) {
     free(run->replay);
     iso_noise_scale_destroy(&run->noise);
     iso_grad_scaler_destroy(&run->scaler);
+    iso_outlier_destroy(&run->losses);
+    iso_outlier_destroy(&run->norms);
     iso_optimizer_destroy(&run->optimizer);
     iso_module_destroy(&run->model);
     iso_loss_destroy(&run->loss);

@@ -195,7 +195,7 @@ static iso_status list_state(train_run *run, char settings[SETTINGS_ROOM],
     TRY(iso_state_add(state, ISO_STATE_SHARED, "train/position", ISO_STATE_I64,
                       NUMBERS(train_position), &run->at));
     TRY(train_schedule_state(run, state));
-    if (run->options->finite || run->scaler)
+    if (run->options->finite || run->scaler || train_outlier_on(run))
         TRY(iso_state_add(state, ISO_STATE_SHARED, "train/skipped", ISO_STATE_I64, 1,
                           &run->skipped));
     if (run->scaler)
@@ -204,6 +204,7 @@ static iso_status list_state(train_run *run, char settings[SETTINGS_ROOM],
     if (run->noise)
         TRY(iso_state_add(state, ISO_STATE_SHARED, "train/noise", ISO_STATE_F64,
                           ISO_NOISE_SCALE_STATE, iso_noise_scale_state(run->noise)));
+    TRY(train_outlier_state(run, state));
     if (run->validation_loader)
         TRY(iso_state_add(state, ISO_STATE_SHARED, "train/best", ISO_STATE_F64, NUMBERS(train_best),
                           &run->best));

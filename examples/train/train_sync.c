@@ -77,6 +77,7 @@ iso_status train_sync_setup(train_run *run) {
     TRY(iso_strategy_get_stats(run->strategy, run->optimizer, &run->seen));
     run->periodic = run->seen.syncs >= 0;
     TRY(train_scaler_setup(run));
+    TRY(train_outlier_setup(run));
     return train_noise_setup(run);
 }
 
