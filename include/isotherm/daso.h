@@ -149,8 +149,8 @@ typedef enum iso_wire {
     // Floats of one sign bit and three exponent bits with an f32 scale for each 128 elements, as in
     // Streaming DiLoCo (Douillard et al., 2025)
     ISO_WIRE_INT4,
-    // The largest 8 of each 256 differences, as bf16 with their places. The mean comes back in the
-    // same form (QSparse-local-SGD: Basu et al., NeurIPS 2019)
+    // The largest of each 256 differences, topk_ratio of them, as bf16 with their places. The mean
+    // comes back in the same form (QSparse-local-SGD: Basu et al., NeurIPS 2019)
     ISO_WIRE_TOPK
 } iso_wire;
 
@@ -269,6 +269,9 @@ typedef struct iso_daso_config {
     // iso_daso_finish use that mean, too. Not with levels or ISO_STATE_SYNC_AVERAGE.
     const iso_outer *outer;
     iso_wire wire;
+    // ISO_WIRE_TOPK: the fraction of differences that travel, at most 1/4, rounded up to 2, 4, 8,
+    // 16, 32 or 64 of each 256. 0: 8 of 256
+    double topk_ratio;
     iso_state_sync state;
     iso_policy policy;
     double stability_level; // ISO_POLICY_PLATEAU: threshold of the detector
@@ -320,6 +323,7 @@ extern const iso_daso_config iso_daso_default; // the default as an object, for 
                        .local_skip = 1,                                                            \
                        .unit = ISO_SCOPE_NODE,                                                     \
                        .wire = ISO_WIRE_BF16,                                                      \
+                       .topk_ratio = 0.03125,                                                      \
                        .stability_level = 0.05,                                                    \
                        .max_divergence = 0.05,                                                     \
                        .qsr_alpha = 0.2})

@@ -34,8 +34,20 @@ static int place_of_wire(int wire) {
     return place;
 }
 
-const iso__codec *iso__wire_codec(iso_wire wire) {
+static const iso__codec *choose_topk(double ratio) {
+    static const iso__codec *const topk[] = {&iso__codec_topk2,  &iso__codec_topk4,
+                                             &iso__codec_topk,   &iso__codec_topk16,
+                                             &iso__codec_topk32, &iso__codec_topk64};
+    if (ratio == 0) return &iso__codec_topk;
+    if (!(ratio > 0)) return NULL;
+    for (int k = 0; k < 6; k++)
+        if (ratio * 256 <= 2 << k) return topk[k];
+    return NULL;
+}
+
+const iso__codec *iso__wire_codec(iso_wire wire, double topk_ratio) {
     int place = place_of_wire((int)wire);
+    if (wire == ISO_WIRE_TOPK) return choose_topk(topk_ratio);
     return place < WIRE_COUNT ? codecs[place] : NULL;
 }
 
@@ -67,7 +79,17 @@ typedef struct daso_values {
         .choices = WIRES,                                                                          \
         .meaning =                                                                                 \
             "how parameters travel; int8 has a scale for each 256 elements, int4 for each 128; "   \
-            "topk sends the largest 8 of each 256"
+            "topk sends the largest of each 256, --topk-ratio of them"
+
+#define TOPK_RATIO                                                                                 \
+    {                                                                                              \
+        "topk-ratio", NUMBER, FIELD(topk_ratio), 1e-9, 0.25,                                       \
+            .initial = "0.03125",                                                                  \
+            .meaning =                                                                             \
+                "fraction of the differences that travel, rounded up to 2, 4, 8, 16, 32 or 64 of " \
+                "each 256",                                                                        \
+            .of = "wire", .among = "topk"                                                          \
+    }
 
 #define LEVELS                                                                                     \
     "levels", ISO_SETTING_TEXT, offsetof(daso_values, levels),                                     \
@@ -138,15 +160,21 @@ typedef struct daso_values {
         MIX, .of = "outer", .among = RULES                                                         \
     }
 
-const iso_setting iso__local_sgd_setting[] = {
-    {PERIOD}, {LEVELS}, {WIRE, .initial = "f32"}, POLICY, OUTER};
-const iso_setting iso__post_local_setting[] = {
-    {PERIOD}, {LEVELS}, {WARMUP, .initial = "0.5"}, {WARMUP_STEPS}, {WIRE, .initial = "f32"},
-    POLICY,   OUTER};
+const iso_setting iso__local_sgd_setting[] = {{PERIOD},   {LEVELS}, {WIRE, .initial = "f32"},
+                                              TOPK_RATIO, POLICY,   OUTER};
+const iso_setting iso__post_local_setting[] = {{PERIOD},
+                                               {LEVELS},
+                                               {WARMUP, .initial = "0.5"},
+                                               {WARMUP_STEPS},
+                                               {WIRE, .initial = "f32"},
+                                               TOPK_RATIO,
+                                               POLICY,
+                                               OUTER};
 const iso_setting iso__slowmo_setting[] = {{PERIOD},
                                            {WARMUP, .initial = "0"},
                                            {WARMUP_STEPS},
                                            {WIRE, .initial = "f32"},
+                                           TOPK_RATIO,
                                            {OUTER_LR, .initial = "1"},
                                            {OUTER_MOMENTUM, .initial = "0.5"},
                                            POLICY};
@@ -154,6 +182,7 @@ const iso_setting iso__diloco_setting[] = {{PERIOD},
                                            {WARMUP, .initial = "0"},
                                            {WARMUP_STEPS},
                                            {WIRE, .initial = "f32"},
+                                           TOPK_RATIO,
                                            {OUTER_LR, .initial = "0.7"},
                                            {OUTER_MOMENTUM, .initial = "0.9"},
                                            POLICY};
@@ -166,6 +195,7 @@ const iso_setting iso__streaming_setting[] = {{PERIOD},
                                               {WARMUP, .initial = "0"},
                                               {WARMUP_STEPS},
                                               {WIRE, .initial = "f32"},
+                                              TOPK_RATIO,
                                               {OUTER_LR, .initial = "0.7"},
                                               {OUTER_MOMENTUM, .initial = "0.9"},
                                               {MIX, .initial = "0.5"}};
@@ -173,6 +203,7 @@ const iso_setting iso__overlap_setting[] = {{PERIOD},
                                             {WARMUP, .initial = "0"},
                                             {WARMUP_STEPS},
                                             {WIRE, .initial = "f32"},
+                                            TOPK_RATIO,
                                             {MIX, .initial = "0.6"},
                                             {OUTER_MOMENTUM, .initial = "0.7"}};
 const iso_setting iso__daso_setting[] = {
@@ -191,6 +222,7 @@ const iso_setting iso__daso_setting[] = {
     {"unit", INDEX, offsetof(daso_values, unit), .choices = "node|rank", .initial = "node",
      .meaning = "node: average gradients within a node; rank: do not average gradients"},
     {WIRE, .initial = "bf16"},
+    TOPK_RATIO,
     {"merge", INDEX, FIELD(merge), .choices = "progress|heat", .initial = "progress",
      .meaning = "progress: keep the progress made while waiting; heat: HeAT's weighted mean"},
     {"state", INDEX, FIELD(state), .choices = "keep|average|reset", .initial = "keep",

@@ -10,13 +10,13 @@
 
 enum {
     ISO__OUTER_SETTINGS = 4, // the last ones of the next three
-    ISO__LOCAL_SGD_SETTINGS = 11,
-    ISO__POST_LOCAL_SETTINGS = 13,
-    ISO__DASO_SETTINGS = 22,
-    ISO__SLOWMO_SETTINGS = 10,
-    ISO__DILOCO_SETTINGS = 10,
-    ISO__STREAMING_SETTINGS = 10,
-    ISO__OVERLAP_SETTINGS = 6,
+    ISO__LOCAL_SGD_SETTINGS = 12,
+    ISO__POST_LOCAL_SETTINGS = 14,
+    ISO__DASO_SETTINGS = 23,
+    ISO__SLOWMO_SETTINGS = 11,
+    ISO__DILOCO_SETTINGS = 11,
+    ISO__STREAMING_SETTINGS = 11,
+    ISO__OVERLAP_SETTINGS = 7,
     ISO__HEAT_SETTINGS = 9,
     ISO__SETTINGS_ROOM = 2048 // bytes of text
 };
@@ -24,8 +24,8 @@ extern const iso_setting iso__local_sgd_setting[], iso__post_local_setting[], is
     iso__slowmo_setting[], iso__diloco_setting[], iso__streaming_setting[], iso__overlap_setting[],
     iso__heat_setting[];
 
-// NULL for a number that is no wire.
-const iso__codec *iso__wire_codec(iso_wire wire);
+// NULL for a number that is no wire, and for a topk_ratio that it does not take.
+const iso__codec *iso__wire_codec(iso_wire wire, double topk_ratio);
 
 // Read settings into a config. Fields without a default keep their value. table: any of them except
 // iso__heat_setting. *outer: the outer optimizer of the mode, with a name of NULL if it has none;

@@ -37,11 +37,11 @@ static void round_int4(size_t n, const float *v, float *out) {
     }
 }
 
-// The 8 largest of 256, of equal ones the first, with the upper half of their bits, rounded.
-static void round_topk(size_t n, const float *v, float *out) {
+// The `most` largest of 256, of equal ones the first, with the upper half of their bits, rounded.
+static void round_topk(size_t most, size_t n, const float *v, float *out) {
     bool kept[MOST_GROUP] = {false};
     for (size_t i = 0; i < n; i++) out[i] = 0;
-    for (size_t k = 0; k < 8 && k < n; k++) {
+    for (size_t k = 0; k < most && k < n; k++) {
         size_t best = n;
         for (size_t i = 0; i < n; i++)
             if (!kept[i] && (best == n || fabsf(v[i]) > fabsf(v[best]))) best = i;
@@ -57,8 +57,8 @@ void codec_model_round(const iso__codec *codec, size_t n, const float *v, float 
         round_int8(n, v, out);
     } else if (codec == &iso__codec_int4) {
         round_int4(n, v, out);
-    } else if (codec == &iso__codec_topk) {
-        round_topk(n, v, out);
+    } else if (strcmp(codec->name, "topk") == 0) {
+        round_topk(codec->bytes(MOST_GROUP) / 3, n, v, out);
     } else {
         for (size_t i = 0; i < n; i++) {
             uint32_t room;

@@ -31,6 +31,12 @@ static void values_equal_the_model(void) { mean_case_equals_model(&c, &iso__code
 TEST_ON_ALL(differences_equal_the_model)
 TEST_ON_ALL(values_equal_the_model)
 
+// With another fraction.
+Test(np3_average_topk, of_any_fraction) {
+    mean_case_equals_model(&c, &iso__codec_topk2, true);
+    mean_case_equals_model(&c, &iso__codec_topk64, true);
+}
+
 static void nothing_gets_lost(void) {
     iso__average_config config = {.wire = &iso__codec_topk, .differences = true};
     mean_case_loses_nothing(&c, COUNT, &config);

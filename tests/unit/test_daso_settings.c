@@ -26,12 +26,13 @@ Test(daso_settings, of_daso_stand_in_lines) {
     iso_daso_config config = ISO_DASO_DEFAULT;
     config.total_steps = 100;
     iso__daso_settings_write(&config, text, sizeof(text));
-    cr_assert_str_eq(text,
-                     "total_steps: 100\nperiod: auto\nwarmup: 0.02\nwarmup-steps: -1\n"
-                     "cooldown: 0.02\ncooldown-steps: -1\nwait: auto\nlocal-skip: 1\n"
-                     "unit: node\nwire: bf16\nmerge: progress\nstate: keep\npolicy: fixed\n"
-                     "max-period: 64\nmax-divergence: 0.05\nqsr-alpha: 0.2\nstability-level: 0.05\n"
-                     "fragments: 1\nfragment-order: runs\n");
+    cr_assert_str_eq(
+        text,
+        "total_steps: 100\nperiod: auto\nwarmup: 0.02\nwarmup-steps: -1\n"
+        "cooldown: 0.02\ncooldown-steps: -1\nwait: auto\nlocal-skip: 1\n"
+        "unit: node\nwire: bf16\ntopk-ratio: 0.03125\nmerge: progress\nstate: keep\npolicy: fixed\n"
+        "max-period: 64\nmax-divergence: 0.05\nqsr-alpha: 0.2\nstability-level: 0.05\n"
+        "fragments: 1\nfragment-order: runs\n");
 }
 
 // Ranks with another outer optimizer differ in a line.
@@ -80,6 +81,28 @@ Test(daso_settings, numbers_are_written_whole) {
     config.warmup = 1.0 / 3;
     cr_assert(daso_has(&config, "\nmax-divergence: 0.05000000000000001\n"));
     cr_assert(daso_has(&config, "\nwarmup: 0.3333333333333333\n"));
+}
+
+// The smallest number that is at least the ratio.
+Test(daso_settings, topk_ratio_chooses_the_codec) {
+    const struct {
+        double ratio;
+        const iso__codec *codec;
+    } known[] = {{0, &iso__codec_topk},
+                 {1. / 32, &iso__codec_topk},
+                 {1e-9, &iso__codec_topk2},
+                 {2. / 256, &iso__codec_topk2},
+                 {.01, &iso__codec_topk4},
+                 {.05, &iso__codec_topk16},
+                 {.0626, &iso__codec_topk32},
+                 {.25, &iso__codec_topk64},
+                 {.2500001, NULL},
+                 {-1, NULL},
+                 {NAN, NULL}};
+    for (size_t i = 0; i < sizeof(known) / sizeof(known[0]); i++)
+        cr_assert_eq(iso__wire_codec(ISO_WIRE_TOPK, known[i].ratio), known[i].codec, "%g",
+                     known[i].ratio);
+    cr_assert_eq(iso__wire_codec(ISO_WIRE_INT8, 7), &iso__codec_int8, "of topk only");
 }
 
 // The longest values leave no setting out.
