@@ -489,6 +489,9 @@ awk -F '[:,]' -v all="$(field bytes_per_step "$out/log")" '
     END { exit !(NR >= 2 && sum == all) }' "$out/buckets"
 good=$?
 [ "$status" = 0 ] && [ "$(grep -cE '^(fc|layers)' stdout)" -ge 3 ] || good=1
+grep -q '^forward .* ms, backward .* during backward (means on rank 0)$' stdout || good=1
+grep '"event":"times"' "$out/log" | sed 's/[^0-9.,]//g' | # forward, backward, exchange, overlap
+    awk -F , '{ exit !($2 > 0 && $3 > 0 && $4 > 0 && $5 <= $4) }' || good=1
 result "$good" "--stats tells of each bucket when it was ready, left and came back"
 
 run_anew 2 "$train" --model mlp --steps 20 --sync lazy --wire bf16 --quiet --log "$out/log"

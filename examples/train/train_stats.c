@@ -51,6 +51,23 @@ static void tell_hidden(FILE *to, const train_result *r, bool beside) {
                 r->wait_ms_per_step > r->exchange_ms ? "; ranks also waited for each other" : "");
 }
 
+static iso_status tell_times(const train_run *run, FILE *to) {
+    iso_data_parallel_times t;
+    TRY(iso_data_parallel_get_times(run->model, &t));
+    iso_json_begin(run->log, "times");
+    iso_json_double(run->log, "forward_ms", t.forward_ms);
+    iso_json_double(run->log, "backward_ms", t.backward_ms);
+    iso_json_double(run->log, "exchange_ms", t.exchange_ms);
+    iso_json_double(run->log, "overlap_ms", t.overlap_ms);
+    iso_json_end(run->log);
+    if (to)
+        fprintf(to,
+                "forward %.2f ms, backward %.2f ms, exchange %.2f ms, of that %.2f ms during "
+                "backward (means on rank 0)\n",
+                t.forward_ms, t.backward_ms, t.exchange_ms, t.overlap_ms);
+    return ISO_OK;
+}
+
 iso_status train_stats_tell(const train_run *run, const train_result *result) {
     const iso_reducer *reducer = iso_data_parallel_reducer(run->model);
     FILE *to = run->world->rank == 0 ? stdout : NULL;
@@ -70,6 +87,7 @@ iso_status train_stats_tell(const train_run *run, const train_result *result) {
         log_bucket(run->log, &b);
         if (to) tell_bucket(to, &b, all.nccl);
     }
+    TRY(tell_times(run, to));
     bool beside = strcmp(iso_device_name(run->world->device), "cpu") != 0;
     if (to && !run->periodic) tell_hidden(to, result, beside);
     return train_straggler_tell(run, to, result->step_ms_p50);

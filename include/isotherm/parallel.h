@@ -225,6 +225,19 @@ iso_comm *iso_data_parallel_comm(iso_module *data_parallel);
 // exchanged by daso are in iso_daso_stats. Exchanges of your own functions (config.reduce,
 // config.buffers.function) are not counted.
 iso_status iso_data_parallel_get_traffic(iso_module *data_parallel, iso_traffic *out);
+// Means since the wrapper was created, on this rank, in ms (PyTorch: the avg_..._time of
+// _get_ddp_logging_data). forward: of forwards in training mode, from entry to return; lazy waits
+// for parameters and their updates are part of it. backward: from begin to end, with what follows
+// the last layer. exchange: from the start of a backward's first exchange until the last one is
+// complete. overlap: the part of it before the last gradient was ready. The last two are 0 without
+// exchanges that the host sees (see iso_reducer_stats). A device computes on after forward and
+// backward have returned.
+typedef struct iso_data_parallel_times {
+    long long forwards, backwards;
+    double forward_ms, backward_ms, exchange_ms, overlap_ms; // 0 before the first one
+} iso_data_parallel_times;
+// Local.
+iso_status iso_data_parallel_get_times(iso_module *data_parallel, iso_data_parallel_times *out);
 // Local. Sets rank and ranks of a sampler's config to those of the wrapper's communicator, so that
 // all of its ranks divide the samples among them (Lightning: distributed_sampler_kwargs). Leaves
 // the rest unchanged.

@@ -295,6 +295,7 @@ static iso_status check_sums(const iso__data_parallel *self) {
 iso_status iso_data_parallel_begin_backward(iso_module *module) {
     ISO_TRY(iso__data_parallel_check(module));
     ISO_TRY(check_sums(iso__data_parallel_of(module)));
+    iso__clock_start(&iso__data_parallel_of(module)->backward);
     return begin_backward(iso__data_parallel_of(module));
 }
 
@@ -310,6 +311,7 @@ iso_status iso_data_parallel_end_backward(iso_module *module) {
     if (leaves) status = close_backward(self);
     iso__reducer_leave_backward(self->reducer);
     ISO_TRY(status);
+    iso__clock_stop(&self->backward);
     if (!leaves) return ISO_OK;
     return iso__buffer_sync_at(&self->buffer_sync, ISO_BUFFERS_AFTER_BACKWARD);
 }
@@ -377,6 +379,7 @@ static iso_status forward_wrapped(iso_module *module, iso_call *call, const iso_
                                   iso_tensors *out) {
     iso__data_parallel *self = iso__data_parallel_of(module);
     (void)given;
+    iso__clock_start(&self->forward);
     iso_tensors *in = &call->many->in; // backward returns the gradients of what hooks put there
     for (int i = 0; i < self->before_forward.count; i++) {
         const iso__user_hook *hook = &self->before_forward.item[i];
@@ -389,6 +392,7 @@ static iso_status forward_wrapped(iso_module *module, iso_call *call, const iso_
     int64_t even = iso_comm_rank(self->comm) * iso_tensor_shape(in->item[0])[0];
     iso_module_set_first_row(module->child[0], self->first_row >= 0 ? self->first_row : even);
     ISO_TRY(iso_module_call_many(module->child[0], ISO_ACT_NONE, in, out));
+    if (module->training) iso__clock_stop(&self->forward);
     return iso__data_parallel_after_forward(self);
 }
 

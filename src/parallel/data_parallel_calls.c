@@ -2,6 +2,8 @@
 // The calls of a DataParallel besides forward and backward.
 #include "parallel/data_parallel_impl.h"
 
+#include <math.h>
+
 iso_status iso_data_parallel_sync_buffers(iso_module *module) {
     ISO_TRY(iso__data_parallel_check(module));
     return iso__buffer_sync_run(&iso__data_parallel_of(module)->buffer_sync);
@@ -150,4 +152,38 @@ iso_status iso__data_parallel_set_scope(iso_module *module, iso_scope scope) {
 void iso__data_parallel_set_train_hook(iso_module *module, iso__train_hook hook, void *user) {
     iso__data_parallel_of(module)->hook = hook;
     iso__data_parallel_of(module)->hook_user = user;
+}
+
+// ---- Times ----------------------------------------------------------------------------------------
+
+static double mean_ms(const iso__clock *c) {
+    return c->count > 0 ? (double)c->passed * 1e-6 / (double)c->count : 0;
+}
+
+// From the means of the buckets, which count from the first gradient.
+static void add_exchange(const iso_reducer *r, iso_data_parallel_times *out) {
+    double start = INFINITY, done = 0, ready = 0;
+    iso_reducer_stats stats;
+    iso_reducer_get_stats(r, &stats);
+    for (int b = 0; b < stats.bucket_count; b++) {
+        iso_bucket_stats bucket;
+        if (iso_reducer_get_bucket_stats(r, b, &bucket) < 0 || bucket.exchanges == 0) continue;
+        start = fmin(start, bucket.start_ms);
+        done = fmax(done, bucket.done_ms);
+        ready = fmax(ready, bucket.ready_ms);
+    }
+    if (!(start < done)) return;
+    out->exchange_ms = done - start;
+    out->overlap_ms = fmax(0, fmin(done, ready) - start);
+}
+
+iso_status iso_data_parallel_get_times(iso_module *module, iso_data_parallel_times *out) {
+    ISO_TRY(iso__data_parallel_check(module));
+    const iso__data_parallel *self = iso__data_parallel_of(module);
+    *out = (iso_data_parallel_times){.forwards = self->forward.count,
+                                     .backwards = self->backward.count,
+                                     .forward_ms = mean_ms(&self->forward),
+                                     .backward_ms = mean_ms(&self->backward)};
+    add_exchange(self->reducer, out);
+    return ISO_OK;
 }

@@ -8,6 +8,8 @@
 #include "parallel/reducer/reducer_calls.h"
 #include "tensor/tensor_impl.h"
 
+#include <isotherm/trace.h>
+
 // The data of a module's hooks: the indices of its parameters in the reducer.
 typedef struct iso__layer_link {
     struct iso__data_parallel *owner;
@@ -37,6 +39,18 @@ typedef struct iso__user_hooks {
     int count, handle;    // number of hooks; the last handle that was given out
 } iso__user_hooks;
 
+// Of forwards or backwards.
+typedef struct iso__clock {
+    int64_t began, passed; // ns
+    long long count;
+} iso__clock;
+
+static inline void iso__clock_start(iso__clock *c) { c->began = iso_now(); }
+static inline void iso__clock_stop(iso__clock *c) {
+    c->passed += iso_now() - c->began;
+    c->count++;
+}
+
 typedef struct iso__data_parallel {
     iso_module base; // its one child is the wrapped module
     iso_comm *comm;
@@ -61,6 +75,7 @@ typedef struct iso__data_parallel {
     iso_reduce_function reduce; // NULL: the reducer
     void *reduce_user;
     iso__user_hooks pre_sync, before_forward;
+    iso__clock forward, backward;
     iso__train_hook hook;
     void *hook_user;
     bool evaluating;
