@@ -27,7 +27,7 @@ typedef struct gradient_values {
 static const iso_setting gradient_setting[] = {
     {"wire", ISO_SETTING_CHOICE, AT(wire),
      .choices = "f32|bf16|f16|bf16-feedback|int8|dithering|onebit|topk|randomk|powersgd|"
-                "powersgd+bf16|noop",
+                "powersgd+bf16|adasum|noop",
      .initial = "f32",
      .meaning = "how gradients travel; parameters travel as f32, bf16, f16, int8, int4 or topk; "
                 "noop: nothing travels"},

@@ -70,6 +70,8 @@ static const source sources[] = {
      "Seide et al., Interspeech 2014; both ways: Zheng et al., NeurIPS 2019"},
     {"wire", "randomk", "Gradients chosen at random are summed; the others are added to the next.",
      "Stich et al., NeurIPS 2018"},
+    {"wire", "adasum", "Gradients are summed, but what those of two ranks share counts once.",
+     "Maleki et al., MLSys 2021"},
     {"wire", "int4", "4-bit floats with a scale for each 128 elements, and error feedback.",
      "Streaming DiLoCo: Douillard et al., 2025 (arXiv 2501.18512)"},
     {"wire", "topk",

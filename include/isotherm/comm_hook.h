@@ -138,6 +138,16 @@ extern const iso_comm_hook iso_hook_bf16_feedback;
 // unused.
 extern const iso_comm_hook iso_hook_noop;
 
+// Adasum (Maleki et al., MLSys 2021; Horovod: op=Adasum): with a and b the gradients of two ranks,
+// (1 - a.b / 2|a|^2) a + (1 - a.b / 2|b|^2) b takes the place of their average, for each tensor, or
+// piece of one, separately. So equal gradients give themselves, and orthogonal ones their sum.
+// Ranks are combined in pairs, then pairs in pairs; if their number is no power of two, the largest
+// power of two below it first. Only f32; f64 is averaged. Every rank receives the gradients of all
+// ranks, and combines them itself: memory and bytes grow with the number of ranks, so this hook is
+// for few of them. ISO_AVERAGE_SUM multiplies the result by the number of ranks. A join divides it
+// as it divides averages.
+extern const iso_comm_hook iso_hook_adasum;
+
 // The hooks below own their exchange. They handle only buckets of f32; others travel unchanged, as
 // do buckets of fewer than 512 elements, except with PowerSGD. All but dithering have error
 // feedback: what a rank does not send is added to its gradients of the next step. All ranks get the
@@ -213,8 +223,8 @@ typedef struct iso_powersgd_config {
 iso_comm_hook iso_hook_powersgd(const iso_powersgd_config *config);
 
 // "plain" (or "f32"), "f16", "bf16", "bf16-feedback", "int8", "dithering", "onebit", "topk",
-// "randomk", "powersgd", "powersgd+bf16", "noop"; with the default configurations. ISO_ERR_ARG for
-// another name; the message lists these.
+// "randomk", "powersgd", "powersgd+bf16", "adasum", "noop"; with the default configurations.
+// ISO_ERR_ARG for another name; the message lists these.
 iso_status iso_comm_hook_parse(const char *name, const iso_comm_hook **out);
 
 #ifdef __cplusplus

@@ -18,6 +18,7 @@ libiso_core_la_SOURCES += \
     src/exchange/codec_onebit.c \
     src/exchange/codec_topk.c \
     src/exchange/coll_nccl.h \
+    src/exchange/hook_adasum.c \
     src/exchange/hook_powersgd.c \
     src/exchange/hook_random.c \
     src/exchange/hook_shards.h \
