@@ -32,7 +32,9 @@ static const iso_setting gradient_setting[] = {
      .meaning = "how gradients travel; parameters travel as f32, bf16, f16, int8, int4 or topk; "
                 "noop: nothing travels"},
     {"topk-ratio", ISO_SETTING_NUMBER, AT(topk_ratio), .low = 1e-9, .high = 1, .initial = "0.01",
-     .of = "wire", .among = "topk", .meaning = "fraction of the gradients that a rank sends"},
+     .of = "wire", .among = "topk",
+     .meaning = "fraction of the gradients, or of the differences of parameters (at most 0.25), "
+                "that a rank sends"},
     {"randomk-ratio", ISO_SETTING_NUMBER, AT(randomk_ratio), .low = 1e-9, .high = 1,
      .initial = "0.01", .of = "wire", .among = "randomk",
      .meaning = "fraction of the gradients that ranks sum, chosen at random"},

@@ -11,8 +11,8 @@
 
 TestSuite(np1_own_exchange, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 60);
 TestSuite(np2_own_exchange, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 60);
-TestSuite(np3_own_exchange, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 60);
-TestSuite(np4_own_exchange, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 60);
+TestSuite(np3_own_exchange, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 120);
+TestSuite(np4_own_exchange, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 120);
 
 enum { STEPS = 12 };
 
