@@ -204,6 +204,19 @@ typedef struct iso_sampler_config {
     // are the smallest and the largest number of all ranks. A loader takes them from the data set,
     // see iso_dataset_set_shard. Both 0: the ranks divide the same samples.
     int64_t shard_least, shard_most;
+    // The cost of a sample, such as its length, the same on all ranks; called once for each sample
+    // at creation. Ranks then get samples of similar cost (Bagua:
+    // LoadBalancingDistributedSampler): the samples, sorted by cost, form groups of one for each
+    // rank, and groups are shuffled in place of samples, as are the members of a group. So the j-th
+    // samples of a batch have neighbouring costs on all ranks; in the last global batch, and with
+    // PAD, only nearly so. Without shuffle, batches begin with the lowest costs. NULL: any sample
+    // for any rank. Not with shards or OVERLAP (ISO_ERR_ARG), and a cost must be finite
+    // (ISO_ERR_ARG).
+    double (*cost)(int64_t sample, void *user);
+    void *cost_user;
+    // >= 0; in each epoch each cost is raised by a random part of cost_noise times the range of all
+    // costs, so that groups change from epoch to epoch (Bagua: random_level). Only with shuffle.
+    double cost_noise;
 } iso_sampler_config;
 typedef struct iso_sampler iso_sampler;
 

@@ -96,7 +96,17 @@ struct iso_sampler {
     int64_t last_begin; // where that share begins, less `last` strides
     int64_t *indices;   // the permutation, then its start again, which pads the last batches
     int64_t padded;     // number of the repeated indices
+    struct iso__sampler_costs *costs; // NULL without config.cost
 };
+// Below bound, without bias. Different words `shard` give different numbers.
+uint64_t iso__draw_below(iso__philox_key key, uint32_t shard, uint64_t position, uint64_t bound);
+
+// ---- sampler_cost.c ----
+// Asks for the cost of every sample.
+iso_status iso__sampler_make_costs(iso_sampler *self);
+void iso__sampler_drop_costs(iso_sampler *self);
+// Puts the permutation in an order in which ranks get samples of similar cost.
+void iso__sampler_balance(iso_sampler *self, iso__philox_key key);
 
 // ---- Transform: the first input of a sample -> elements of a batch --------------------------------
 

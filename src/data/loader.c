@@ -280,6 +280,7 @@ iso_status iso_loader_convert_state(const iso_loader *self, iso_loader_state *st
     iso_loader_get_state(self, &own);
     if (state->ranks == own.ranks && state->batch == own.batch) return ISO_OK;
     bool slices = state->end == ISO_SAMPLER_PAD || state->end == ISO_SAMPLER_DROP;
+    slices = slices && !self->sampler->config.cost;
     ISO_CHECK(slices && self->sampler->config.shard_most == 0, ISO_ERR_MISMATCH,
               "the state of a loader of %lld rank%s does not fit %lld: with this sampler the "
               "samples of a rank depend on the number of ranks",

@@ -19,5 +19,6 @@ libiso_core_la_SOURCES += src/data/loader_upload.h
 libiso_core_la_SOURCES += src/data/loader_worker.c
 libiso_core_la_SOURCES += src/data/raw_files.c
 libiso_core_la_SOURCES += src/data/sampler.c
+libiso_core_la_SOURCES += src/data/sampler_cost.c
 libiso_core_la_SOURCES += src/data/source.c
 libiso_core_la_SOURCES += src/data/transform.c

@@ -4,8 +4,8 @@
 #include "data/data_impl.h"
 
 // Unbiased in [0, bound): Lemire, "Fast random integer generation in an interval" (2019). Counter
-// words: the position in words 0 and 1, the attempt in word 2, and in word 3 the rank of a shard.
-static uint64_t draw_below(iso__philox_key key, uint32_t shard, uint64_t position, uint64_t bound) {
+// words: the position in words 0 and 1, the attempt in word 2, and `shard` in word 3.
+uint64_t iso__draw_below(iso__philox_key key, uint32_t shard, uint64_t position, uint64_t bound) {
     uint64_t unfair = -bound % bound; // 2^64 mod bound
     uint32_t counter[4] = {(uint32_t)position, (uint32_t)(position >> 32), 0, shard};
     for (;; counter[2]++) {
@@ -43,6 +43,10 @@ static iso_status check_config(const iso_sampler_config *config, int64_t *global
               ISO_ERR_ARG, "a batch of %lld sample%s on each of %d rank%s is impossible",
               (long long)config->batch, ISO_PLURAL(config->batch), config->ranks,
               ISO_PLURAL(config->ranks));
+    ISO_CHECK(!config->cost || (!has_shards(config) && config->end != ISO_SAMPLER_OVERLAP),
+              ISO_ERR_ARG,
+              "samples of similar cost are chosen among the same samples on all ranks: not with "
+              "shards, and not with overlap");
     if (has_shards(config)) return check_shards(config);
     ISO_CHECK(config->ranks <= config->count || config->end == ISO_SAMPLER_SHARE, ISO_ERR_ARG,
               "%d ranks cannot share %lld sample%s: use at most as many ranks as samples",
@@ -118,6 +122,7 @@ iso_status iso_sampler_create(const iso_sampler_config *config, iso_sampler **ou
     iso_status status;
     ISO_TRY_GOTO(iso__alloc((size_t)(config->count + self->padded) * sizeof(int64_t), &indices));
     self->indices = indices;
+    if (config->cost) ISO_TRY_GOTO(iso__sampler_make_costs(self));
     ISO_TRY_GOTO(iso_sampler_set_epoch(self, 0));
     *out = self;
     return ISO_OK;
@@ -128,6 +133,7 @@ fail:
 
 void iso_sampler_destroy(iso_sampler **sampler) {
     if (!sampler || !*sampler) return;
+    iso__sampler_drop_costs(*sampler);
     iso__free((*sampler)->indices);
     iso__free(*sampler);
     *sampler = NULL;
@@ -137,17 +143,15 @@ iso_status iso_sampler_set_epoch(iso_sampler *self, int64_t epoch) {
     ISO_CHECK(epoch >= 0, ISO_ERR_ARG, "epoch %lld is negative", (long long)epoch);
     int64_t count = self->config.count, *indices = self->indices;
     uint32_t shard = has_shards(&self->config) ? (uint32_t)self->config.rank : 0;
+    iso__philox_key key = iso__philox_key_make(self->config.seed, ISO_RNG_SHUFFLE, (uint64_t)epoch);
     for (int64_t i = 0; i < count; i++) indices[i] = i;
-    if (self->config.shuffle) {
-        iso__philox_key key =
-            iso__philox_key_make(self->config.seed, ISO_RNG_SHUFFLE, (uint64_t)epoch);
-        for (int64_t i = count - 1; i > 0; i--) { // Fisher-Yates
-            int64_t j = (int64_t)draw_below(key, shard, (uint64_t)i, (uint64_t)i + 1);
-            int64_t moved = indices[i];
-            indices[i] = indices[j];
-            indices[j] = moved;
-        }
+    for (int64_t i = count - 1; self->config.shuffle && i > 0; i--) { // Fisher-Yates
+        int64_t j = (int64_t)iso__draw_below(key, shard, (uint64_t)i, (uint64_t)i + 1);
+        int64_t moved = indices[i];
+        indices[i] = indices[j];
+        indices[j] = moved;
     }
+    if (self->costs) iso__sampler_balance(self, key);
     for (int64_t i = count; i < count + self->padded; i++) indices[i] = indices[i - count];
     return ISO_OK;
 }

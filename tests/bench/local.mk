@@ -31,6 +31,9 @@ BENCHES += tests/bench/bench_period
 tests_bench_bench_period_SOURCES = tests/bench/bench_period.c tests/bench/bench_util.c tests/bench/bench_util.h \
     examples/support/models.c examples/support/models.h examples/support/models_resnet.c
 tests_bench_bench_period_LDADD = libiso_core.la
+BENCHES += tests/bench/bench_balance
+tests_bench_bench_balance_SOURCES = tests/bench/bench_balance.c
+tests_bench_bench_balance_LDADD = libiso_core.la
 BENCHES += tests/bench/bench_recorder
 tests_bench_bench_recorder_SOURCES = tests/bench/bench_recorder.c tests/bench/bench_util.c tests/bench/bench_util.h
 tests_bench_bench_recorder_LDADD = libiso_core.la
