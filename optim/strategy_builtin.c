@@ -230,10 +230,6 @@ static iso_status check_outer(const iso_strategy_context *context, const iso_das
         "--levels and --outer %s cannot be combined: an outer optimizer needs the mean of all "
         "ranks",
         c->outer->name);
-    ISO_CHECK(c->state != ISO_STATE_SYNC_AVERAGE, ISO_ERR_ARG,
-              "--state average and --outer %s cannot be combined: an outer optimizer exchanges "
-              "parameters only",
-              c->outer->name);
     return ISO_OK;
 }
 

@@ -266,7 +266,9 @@ typedef struct iso_daso_config {
     // at the end of every whole round, and it may leave the ranks with different parameters (if mix
     // > 0, or if `replaces` is false). The last step of the cycling phase merges what is in flight,
     // however young it is, and then sets the parameters to the mean over all ranks. Evaluation and
-    // iso_daso_finish use that mean, too. Not with levels or ISO_STATE_SYNC_AVERAGE.
+    // iso_daso_finish use that mean, too. With ISO_STATE_SYNC_AVERAGE, optimizer state and buffers
+    // travel along; with batches_to_wait 0 they become the mean (fairseq's BMUF: average_sync). Not
+    // with levels.
     const iso_outer *outer;
     iso_wire wire;
     // ISO_WIRE_TOPK: the fraction of differences that travel, at most 1/4, rounded up to 2, 4, 8,

@@ -81,9 +81,6 @@ static iso_status check_outer(const iso_daso_config *c) {
     ISO_CHECK(c->level_count == 0, ISO_ERR_ARG,
               "daso: levels average groups of ranks, and an outer optimizer needs the mean of all "
               "ranks: use one of them");
-    ISO_CHECK(c->state != ISO_STATE_SYNC_AVERAGE, ISO_ERR_ARG,
-              "daso: an outer optimizer exchanges parameters only: set state to "
-              "ISO_STATE_SYNC_KEEP or ISO_STATE_SYNC_RESET");
     return ISO_OK;
 }
 

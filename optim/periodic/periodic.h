@@ -71,8 +71,7 @@ typedef struct iso__periodic_config {
     iso_topology_config topology;
     iso__average_config wire, full;
     iso_merge merge;
-    // Instead of `merge`; NULL: none. Owned by the owner. Only parameters travel then: `state` is
-    // not ISO_STATE_SYNC_AVERAGE, and there are no lower levels.
+    // Instead of `merge`; NULL: none. Owned by the owner. There are no lower levels then.
     const iso_outer *outer;
     iso_state_sync state;
     // The number of exchanges of nearly equal size that may be under way at once; 0: one. Above 1

@@ -44,6 +44,9 @@ static iso_outer_span span_at(const iso__periodic *p, const iso__periodic_exchan
     return span;
 }
 
+// Optimizer state and buffers, which are last, travel as they are.
+static bool is_state(const iso__periodic *p, int i) { return i >= p->parameter_count; }
+
 iso_status iso__periodic_outer_send(iso__periodic *p, const iso__periodic_exchange *x, float *to) {
     const iso_outer *outer = p->config.outer;
     iso__flat_cursor next = iso__flat_begin(x->size);
@@ -51,6 +54,10 @@ iso_status iso__periodic_outer_send(iso__periodic *p, const iso__periodic_exchan
     ISO_TRY(iso__periodic_map(p, x->first, x->last));
     for (int i = x->first; i < x->last; i++) {
         size_t at = iso__flat_next(&next, &p->span[i]);
+        if (is_state(p, i)) {
+            memcpy((char *)to + at, p->span[i].host, iso__span_bytes(&p->span[i]));
+            continue;
+        }
         iso_outer_span span = span_at(p, x, i, at);
         outer->send(outer, &span, (char *)to + at);
     }
@@ -65,6 +72,26 @@ static iso_status move_reference(iso__periodic *p, const iso__periodic_exchange 
     return iso__average_move_reference(x->average, p->outer_state[0] + x->offset);
 }
 
+// State becomes the mean, or after a wait what HeAT's rule makes of both. The next differences are
+// from this mean.
+static void merge_state(iso__periodic *p, const iso__periodic_exchange *x, int i, size_t at,
+                        int64_t age, const float *mean) {
+    const iso__span *span = &p->span[i];
+    size_t bytes = iso__span_bytes(span);
+    double ignored = 0;
+    iso__merge_args args = {.sent = (const char *)(p->sent + x->offset) + at,
+                            .mean = (const char *)mean + at,
+                            .nodes = p->layout->nodes,
+                            .age = age,
+                            .f64 = span->f64};
+    if (age > 0)
+        iso__merge(ISO_MERGE_HEAT, span->count, span->host, &args, &ignored, &ignored);
+    else
+        memcpy(span->host, args.mean, bytes);
+    if (p->config.outer->states > 0)
+        memcpy((char *)(p->outer_state[0] + x->offset) + at, args.mean, bytes);
+}
+
 iso_status iso__periodic_outer_merge(iso__periodic *p, iso__periodic_exchange *x, int64_t age,
                                      const float *mean) {
     const iso_outer *outer = p->config.outer;
@@ -73,6 +100,10 @@ iso_status iso__periodic_outer_merge(iso__periodic *p, iso__periodic_exchange *x
     ISO_TRY(iso__periodic_map(p, x->first, x->last));
     for (int i = x->first; i < x->last; i++) {
         size_t at = iso__flat_next(&next, &p->span[i]);
+        if (is_state(p, i)) {
+            merge_state(p, x, i, at, age, mean);
+            continue;
+        }
         iso_outer_span span = span_at(p, x, i, at);
         span.sent = (const char *)(p->sent + x->offset) + at;
         span.mean = (const char *)mean + at;

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static double *zeros(const daso_model *m) { return calloc((size_t)m->count, sizeof(double)); }
+static double *zeros(const daso_model *m) { return calloc((size_t)m->total, sizeof(double)); }
 
 void outer_model_create(outer_model *o, daso_model *m, const iso_outer *rule, double lr) {
     *o = (outer_model){.m = m, .rule = *rule, .lr = lr};
@@ -54,6 +54,10 @@ void outer_model_send(outer_model *o, int fragment, int64_t step) {
             o->mean[k] += o->sent[r][k] / ranks;
         }
     }
+    for (int64_t k = o->m->count; o->state && k < o->m->total; k++) {
+        o->mean[k] = 0;
+        for (int r = 0; r < ranks; r++) o->mean[k] += o->m->rank[r].now[k] / ranks;
+    }
     if (pulls) model_push(o->m);
     o->sent_at[fragment] = step;
 }
@@ -80,6 +84,17 @@ static double step_of(outer_model *o, int fragment, int64_t k) {
     return a - rule->lr * (nesterov ? a - m + rule->momentum * *u : *u);
 }
 
+// The mean, or after S > 0 steps (2 S now + P mean) / (2 S + P).
+static void merge_state(outer_model *o) {
+    double twice = 2.0 * (double)o->age, ranks = o->m->config.ranks;
+    for (int r = 0; r < o->m->config.ranks; r++)
+        for (int64_t k = o->m->count; k < o->m->total; k++) {
+            double *x = &o->m->rank[r].now[k];
+            *x = (twice * *x + ranks * o->mean[k]) / (twice + ranks);
+            if (o->age == 0) *x = o->mean[k];
+        }
+}
+
 void outer_model_merge(outer_model *o, int fragment) {
     bool pulls = strcmp(o->rule.name, "pull") == 0;
     o->merges[fragment]++;
@@ -91,6 +106,7 @@ void outer_model_merge(outer_model *o, int fragment) {
             *x = (1 - o->rule.mix) * a + o->rule.mix * *x;
         }
     }
+    if (o->state) merge_state(o);
     model_push(o->m);
     o->sent_at[fragment] = -1;
 }

@@ -13,6 +13,9 @@ typedef struct outer_model {
     double *anchor, *momentum[MODEL_RANKS], *squares;
     double *sent[MODEL_RANKS], *mean;
     const int *part; // [count]: the fragment of each element; NULL: all are fragment 0
+    // Optimizer state travels, too; age: the number of steps since the send, when it is merged.
+    bool state;
+    int64_t age;
     int64_t merges[ISO_DASO_FRAGMENTS], sent_at[ISO_DASO_FRAGMENTS]; // -1: not under way
 } outer_model;
 

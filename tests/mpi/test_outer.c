@@ -32,7 +32,9 @@ static void synchronise(outer_model *o, const iso_daso_config *c, int64_t finish
     int64_t since = finished - c->warmup_steps, wait = c->batches_to_wait;
     bool round = since % c->global_skip == 0, end = finished == c->total_steps;
     bool ripe = o->sent_at[0] >= 0 && finished - o->sent_at[0] == wait;
+    o->age = finished - o->sent_at[0];
     if (o->sent_at[0] >= 0 && (ripe || round || end)) outer_model_merge(o, 0);
+    o->age = 0;
     if (round && !(end && wait > 0)) outer_model_send(o, 0, finished);
     if (round && wait == 0) outer_model_merge(o, 0);
     if (end) outer_model_mean(o);
@@ -50,6 +52,7 @@ static void follows_model(const daso_case *c) {
         bool warm = step < c->daso.warmup_steps;
         if (step == c->daso.warmup_steps)
             outer_model_create(&o, &m, c->daso.outer, c->train.hyper.lr);
+        o.state = c->daso.state == ISO_STATE_SYNC_AVERAGE;
         iso_assert_ok(trainer_step(&t, step, NULL));
         iso_assert_ok(model_batch(&m, step, warm ? ISO_SCOPE_WORLD : c->daso.unit));
         if (!warm) synchronise(&o, &c->daso, step + 1);
@@ -197,6 +200,26 @@ Test(np2_outer, momentum_does_not_travel) {
     free(rounded);
 }
 
+// ---- State ----------------------------------------------------------------------------------------
+
+// BMUF with average_sync: momentum is averaged with the parameters. After a wait it is merged by
+// HeAT's rule, with a rule that sends what it computes, too.
+static void state_travels_along(int64_t wait) {
+    const iso_outer *rules[] = {&iso_outer_nesterov, wait > 0 ? &iso_outer_pull : &iso_outer_sgd};
+    for (int i = 0; i < 2; i++) {
+        daso_case c = case_of(14, 4, rules[i]);
+        c.daso.batches_to_wait = wait;
+        c.daso.state = ISO_STATE_SYNC_AVERAGE;
+        follows_model(&c);
+    }
+}
+
+Test(np2_outer, state_travels_along) {
+    state_travels_along(0);
+    state_travels_along(2);
+}
+Test(np3_outer, state_travels_along) { state_travels_along(0); }
+
 // ---- Faults ---------------------------------------------------------------------------------------
 
 static int destroyed;
@@ -219,10 +242,7 @@ static void refuse(const daso_case *c, iso_status status, const char *words) {
 
 Test(np2_outer, bad_configs_are_refused_everywhere) {
     iso_outer other = iso_outer_nesterov;
-    daso_case c = case_of(10, 2, &iso_outer_nesterov);
-    c.daso.state = ISO_STATE_SYNC_AVERAGE;
-    refuse(&c, ISO_ERR_ARG, "exchanges parameters only");
-    c = case_of(10, 2, &other);
+    daso_case c = case_of(10, 2, &other);
     other.momentum = test_rank == 1 ? 0.8 : 0.9;
     refuse(&c, ISO_ERR_MISMATCH, "momentum");
     other.momentum = 1;
