@@ -75,6 +75,7 @@ TRAIN_RUN = \
     examples/support/watchdog.h \
     examples/train/train_error.c \
     examples/train/train_error.h \
+    examples/train/train_extend.c \
     examples/train/train_kernels.c \
     examples/train/train_lock.c \
     examples/train/train_lock.h \

@@ -143,6 +143,7 @@ static iso_status read_config(const iso_strategy_context *context, const periodi
     config.changed_user = context->changed_user;
     config.replay = context->replay;
     config.replay_count = context->replay_count;
+    config.extends = context->extends;
     ISO_TRY(iso__daso_settings_read(context->settings, kind->setting, kind->setting_count, &config,
                                     outer));
     bool given = kind->overlaps || config.fragments > 1; // which needs to know it

@@ -23,6 +23,7 @@ SCRIPT_TESTS = \
     tests/check_docs.sh \
     tests/check_doxygen.sh \
     tests/check_faults.sh \
+    tests/check_extend.sh \
     tests/check_fortran.sh \
     tests/check_fuzz.sh \
     tests/check_get_mnist.sh \

@@ -10,7 +10,7 @@ launcher=${MPIRUN:-mpirun}
 flags=${MPIRUN_FLAGS---oversubscribe --bind-to none}
 programs=$PWD/bin
 train=$programs/train
-limit=60                # seconds that a program may take
+limit=${ISO_TEST_TIMEOUT:-60} # seconds that a program may take
 shown="stdout stderr"   # files that explain a failure
 
 need_launcher() {

@@ -26,7 +26,9 @@ static bool perform_run(const train_world *world, const train_options *options, 
     *stopped = good && result.stopped;
     if (*stopped && world->rank == 0) train_stop_tell();
     if (good && result.already_finished && world->rank == 0 && !options->quiet)
-        printf("the training saved as %s is complete: there are no steps left\n", options->resume);
+        printf("the training saved as %s is complete: there are no steps left; more "
+               "--epochs and --extend go on with it\n",
+               options->resume);
     return good;
 }
 

@@ -142,6 +142,7 @@ typedef struct train_shares {
     int64_t ranks, batch, accumulate;
 } train_shares;
 
+enum { TRAIN_EXTENDED_ROOM = 400 };
 typedef struct train_run {
     const train_world *world;
     const train_options *options;
@@ -161,15 +162,17 @@ typedef struct train_run {
     int64_t steps, epoch_steps; // of the whole run; of an epoch
     train_position at;
     train_sums sum;
-    int64_t differences;       // found by --check-equal since this process began
-    int64_t skipped;           // steps without an update so far
-    const char *old_wire;      // --wire of the resumed run if it differs, else NULL
-    train_shares before;       // of the resumed run
-    bool other_ranks;          // it had another number of ranks
-    double uncounted;          // samples of a batch whose loss is not yet in the sums
-    bool uncounted_last;       // that batch is one of the last steps
-    int64_t clock;             // when the clock of training was started; 0: it is stopped
-    double clock_wait_ms;      // waits until then
+    int64_t differences;                // found by --check-equal since this process began
+    int64_t skipped;                    // steps without an update so far
+    const char *old_wire;               // --wire of the resumed run if it differs, else NULL
+    train_shares before;                // of the resumed run
+    bool other_ranks;                   // it had another number of ranks
+    char extended[TRAIN_EXTENDED_ROOM]; // by --extend: what it had; empty: nothing was changed
+    bool other_rate;                    // of that, what sets the learning rate
+    double uncounted;                   // samples of a batch whose loss is not yet in the sums
+    bool uncounted_last;                // that batch is one of the last steps
+    int64_t clock;                      // when the clock of training was started; 0: it is stopped
+    double clock_wait_ms;               // waits until then
     int64_t test_samples;      // number of test images used, the first ones of the test set
     iso_evaluation test;       // the latest one
     iso_evaluation validation; // of the last epoch
@@ -269,6 +272,17 @@ void train_schedule_step(train_run *run);
 void train_schedule_epoch(train_run *run, double test_loss);
 // Adds everything that later learning rates depend on.
 iso_status train_schedule_state(train_run *run, iso_state *state);
+
+// ---- train_extend.c: --extend ----
+
+// Local. Whether the line of an option may differ from that of the resumed run. `old`, the option
+// as that run had it, is then noted in run->extended.
+bool train_extend_takes(train_run *run, const char *line, const char *old);
+// Whether --extend takes an option.
+bool train_extend_names(const char *line);
+// Local. Call it after loading. If something was changed, lets the run go on to its new end, also
+// one that was finished: ISO_ERR_ARG if it has made all steps of the new end, too.
+iso_status train_extend_go_on(train_run *run, const iso_hyper *initial, iso_loader_state *samples);
 
 // ---- train_run.c ----
 

@@ -145,6 +145,12 @@ static iso_status check_files(const train_options *o) {
     bool chooses = o->resume && strcmp(o->resume, "auto") == 0;
     if (chooses && !o->checkpoint)
         return train_error(ISO_ERR_ARG, "--resume auto needs --checkpoint");
+    if (o->extend && strcmp(o->sync, "daso-heat") == 0)
+        return train_error(ISO_ERR_ARG,
+                           "--extend cannot be combined with --sync daso-heat, which plans its "
+                           "phases for the whole run: start a new run with --load");
+    if (o->extend && !o->resume)
+        return train_error(ISO_ERR_ARG, "--extend needs --resume, which names the run to extend");
     if (o->load && o->resume && !chooses)
         return train_error(ISO_ERR_ARG,
                            "--load and --resume both say where parameters come from: "

@@ -201,6 +201,10 @@ const train_option train_option_table[] = {
            "continue the run that wrote this --checkpoint; give the same options, or other ranks "
            "with the same global batch; auto: that of --checkpoint, or a new run if nothing is "
            "saved yet"),
+    OF(OUTSIDE, SWITCH("extend", extend),
+       .meaning =
+           "let --resume go on to a later --epochs or --steps, also after the end of the run, "
+           "and with another --lr, --schedule (and its options) or --early-stopping"),
     OF(SHARED | OUTSIDE, INTEGER("eval-every", eval_every), COUNT_FROM(1),
        .meaning = "also evaluate every N steps"),
     OF(OUTSIDE, TEXT("log", log), .choices = "FILE",

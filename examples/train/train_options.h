@@ -42,7 +42,7 @@ typedef struct train_options {
     int64_t threads, loader_threads;
     const char *log, *tensorboard, *trace, *checkpoint, *checkpoint_best, *load, *resume;
     int64_t checkpoint_every, eval_every;
-    bool overwrite;
+    bool extend, overwrite;
     bool resume_auto; // set by train_state_choose: --resume was auto
     bool buckets, stats, quiet, help, help_env, version;
 } train_options;

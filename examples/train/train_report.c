@@ -115,6 +115,10 @@ void train_report_resume(const train_run *run) {
         iso_json_int(run->log, "old_batch", run->before.batch);
         iso_json_int(run->log, "old_accumulate", run->before.accumulate);
     }
+    if (run->extended[0]) {
+        iso_json_string(run->log, "extended", run->extended);
+        iso_json_int(run->log, "steps", run->steps);
+    }
     iso_json_end(run->log);
     if (!to || !run->options->resume) return;
     fprintf(to, "continues after step %lld, in epoch %lld\n", (long long)run->at.step,
@@ -125,6 +129,9 @@ void train_report_resume(const train_run *run) {
                 run->periodic ? "replicas become their mean, and what was under way is dropped"
                               : "running statistics become the mean of the ranks', and what wires "
                                 "had left out is dropped");
+    if (run->extended[0])
+        fprintf(to, "goes on to step %lld by --extend; before it had %s\n", (long long)run->steps,
+                run->extended);
     if (run->old_wire)
         fprintf(to, "gradients travel as %s from here on, as %s before\n",
                 train_setting_text(run->options, "wire"), run->old_wire);

@@ -128,6 +128,7 @@ static const char *free_wire(const train_run *run, const char *line) {
 static iso_status compare_settings(train_run *run, const char *saved, const char *here) {
     char before[LIST_ROOM] = "", now[LIST_ROOM] = "";
     const char *old_sync = train_options_line(saved, "--sync ");
+    bool extends = true; // nothing else differs
     bool other_sync = old_sync && !same_option(old_sync, train_options_line(here, "--sync "));
     for (const char *line = here, *end; (end = strchr(line, '\n')); line = end + 1) {
         const char *old = train_options_line(saved, line); // none: an option that there was not yet
@@ -137,6 +138,8 @@ static iso_status compare_settings(train_run *run, const char *saved, const char
         const char *old_value = with_default(saved, old, old_room);
         const char *value = with_default(here, line, room);
         if (same_option(old_value, value)) continue; // a default was given
+        if (train_extend_takes(run, line, old_value)) continue;
+        extends = extends && train_extend_names(line);
         const char *old_wire = free_wire(run, old_value);
         if (old_wire && free_wire(run, value)) {
             run->old_wire = old_wire;
@@ -150,8 +153,9 @@ static iso_status compare_settings(train_run *run, const char *saved, const char
     if (!before[0]) return ISO_OK;
     return train_error(ISO_ERR_MISMATCH,
                        "%s was saved with %s, and this run has %s: resume with the options it was "
-                       "saved with, or begin a new run under another --checkpoint",
-                       run->options->resume, before, now);
+                       "saved with, %sor begin a new run under another --checkpoint",
+                       run->options->resume, before, now,
+                       extends ? "add --extend to go on with these, " : "");
 }
 
 // ---- What to resume -----------------------------------------------------------------------------
@@ -260,11 +264,13 @@ static iso_status load_state(train_run *run, iso_state *state) {
     char settings[SETTINGS_ROOM] = "";
     iso_loader_state samples;
     int64_t step;
+    const iso_hyper initial = *iso_optimizer_hyper(run->optimizer);
     TRY(list_state(run, settings, &samples, state));
     if (run->other_ranks) iso_state_accept_ranks(state, &run->before.ranks);
     TRY(explain_mismatch(run,
                          iso_resume_load(run->world->comm, run->options->resume, state, &step)));
     iso_status status = train_ranks_convert(run, &samples);
+    if (status >= 0) status = train_extend_go_on(run, &initial, &samples);
     if (status >= 0) status = iso_loader_set_state(run->train_loader, &samples);
     TRY(iso_comm_agree(run->world->comm, status)); // a rank may be out of memory or threads
     return iso_training_loaded(run->model, run->optimizer);

@@ -69,7 +69,8 @@ iso_status train_sync_setup(train_run *run) {
                                     .changed = train_replay_note,
                                     .changed_user = run,
                                     .replay = run->replay,
-                                    .replay_count = run->replay_count};
+                                    .replay_count = run->replay_count,
+                                    .extends = o->extend};
     TRY(iso_settings_create(&context.settings));
     iso_status status = wrap_all(run, &context);
     iso_settings_destroy(&context.settings);

@@ -308,6 +308,14 @@ typedef struct iso_daso_config {
     // changes of an earlier one has its bits. NULL: none.
     const iso_daso_change *replay;
     int64_t replay_count;
+    // Lets iso_training_loaded take the state of a daso that was created for fewer steps, finished
+    // or not, or for another warm-up or cool-down: the run goes on to this config's total_steps,
+    // with its cool-down. A warm-up that is over stays as it was. A run that had left the cycling
+    // phase returns to it, with a new round; after a cool-down, an outer optimizer begins anew,
+    // too. One that is still in it ends with the bits of a run with this config, if the warm-up is
+    // the same. ISO_ERR_ARG if total_steps is smaller than that of the saved state, or if cycling
+    // would end before the step of that state.
+    bool extends;
 } iso_daso_config;
 #define ISO_DASO_AUTO_SKIP 8
 extern const iso_daso_config iso_daso_default; // the default as an object, for C++

@@ -107,6 +107,7 @@ typedef struct iso_strategy_context {
     void *changed_user;
     const iso_daso_change *replay;
     int64_t replay_count;
+    bool extends;
 } iso_strategy_context;
 
 // A metric that a strategy defines.

@@ -287,6 +287,23 @@ static iso_status check_fragments(const daso *self) {
     return ISO_OK;
 }
 
+// A warm-up that is over has no effect any more.
+static bool has_phases(const iso__daso_schedule *saved, const iso__daso_schedule *mine) {
+    bool warm = saved->warmup == mine->warmup || saved->step >= saved->warmup;
+    return saved->total == mine->total && saved->cooldown == mine->cooldown && warm;
+}
+
+// All ranks have the same parameters. Of fragments that the rhythm has under way nothing was sent.
+// cycled: until the end, so that it goes on; otherwise all begins anew with these parameters.
+static iso_status return_to_cycling(daso *self, bool cycled) {
+    const iso__daso_schedule *s = &self->schedule;
+    iso_scope scope = iso__daso_schedule_scope(s);
+    for (int i = 0; s->fragments > 1 && i < s->fragments; i++)
+        self->engine.exchange[i].dropped = iso__daso_fragment_is_open(s, i);
+    if (cycled) return iso__periodic_return(&self->engine, scope);
+    return iso__periodic_set_scope(&self->engine, scope);
+}
+
 static iso_status check_loaded(iso_optimizer *optimizer) {
     daso *self = self_of(optimizer);
     self->reason[sizeof(self->reason) - 1] = 0;
@@ -295,17 +312,20 @@ static iso_status check_loaded(iso_optimizer *optimizer) {
     ISO_TRY(check_levels(self));
     ISO_TRY(check_fragments(self));
     iso__daso_schedule mine;
+    const iso__daso_schedule *s = &self->schedule;
+    bool returns = false, cycled = s->cooldown == 0 && s->total > s->warmup && s->step >= s->total;
     iso__daso_schedule_init(&mine, &self->config);
+    bool same = has_phases(&self->schedule, &mine);
     ISO_CHECK(
-        self->schedule.total == mine.total && self->schedule.warmup == mine.warmup &&
-            self->schedule.cooldown == mine.cooldown && self->schedule.local == mine.local,
-        ISO_ERR_MISMATCH,
+        (same || self->config.extends) && self->schedule.local == mine.local, ISO_ERR_MISMATCH,
         "the state was saved by a daso of %lld step%s, %lld of them warm-up and %lld cool-down; "
         "this one has %lld, %lld and %lld: continue with the same settings",
         (long long)self->schedule.total, ISO_PLURAL(self->schedule.total),
         (long long)self->schedule.warmup, (long long)self->schedule.cooldown, (long long)mine.total,
         (long long)mine.warmup, (long long)mine.cooldown);
-    return iso__periodic_loaded(&self->engine);
+    if (!same) ISO_TRY(iso__daso_schedule_extend(&self->schedule, &mine, &returns));
+    ISO_TRY(iso__periodic_loaded(&self->engine));
+    return returns ? return_to_cycling(self, cycled) : ISO_OK;
 }
 
 static const iso__daso_ops daso_ops = {

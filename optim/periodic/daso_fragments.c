@@ -44,6 +44,11 @@ static void plan_merges(const iso__daso_schedule *s, bool ends, iso__sync_plan *
     }
 }
 
+bool iso__daso_fragment_is_open(const iso__daso_schedule *s, int fragment) {
+    int64_t now = s->step - s->warmup, sent = last_send(s, fragment);
+    return sent >= 1 && now - sent < s->batches_to_wait;
+}
+
 static void plan_sends(const iso__daso_schedule *s, iso__sync_plan *out) {
     for (int f = 0; f < s->fragments; f++) {
         if (last_send(s, f) != s->step - s->warmup) continue;

@@ -160,19 +160,23 @@ static void wait_unmeasured(iso__daso_schedule *s) {
     s->measure = false;
 }
 
-// Steps from now on, the last one of which sends.
+// Steps of the round, the last one of which sends.
 static int64_t interval_length(const iso__daso_schedule *s) {
     if (s->level_count == 0) return s->global_skip;
-    return iso__daso_level_next(s->level, s->level_count, s->step) + 1 - s->step;
+    return iso__daso_level_next(s->level, s->level_count, s->round_step) + 1 - s->round_step;
+}
+
+static void set_round_end(iso__daso_schedule *s) {
+    int64_t length = interval_length(s), left = s->total - s->round_step;
+    s->whole = length <= left;
+    s->next_send = s->round_step + iso__smaller(length, left);
 }
 
 // The next step is the first of an interval that ends with a send.
 static void begin_interval(iso__daso_schedule *s) {
-    int64_t length = interval_length(s);
-    s->whole = length <= s->total - s->step;
-    s->next_send = s->step + iso__smaller(length, s->total - s->step);
-    s->interval_local_skip = s->local_skip;
     s->round_step = s->step;
+    set_round_end(s);
+    s->interval_local_skip = s->local_skip;
     if (s->step > s->warmup || s->batches_to_wait >= 0 || s->step >= 2) return;
     if (s->global_skip < 3 - s->step)
         wait_unmeasured(s);
@@ -207,6 +211,38 @@ void iso__daso_schedule_init(iso__daso_schedule *s, const iso_daso_config *confi
     s->phase = phase_of(s, 1);
     s->begins = s->phase == ISO__CYCLING;
     if (s->begins) begin_interval(s);
+}
+
+// ---- A longer run ---------------------------------------------------------------------------------
+
+static iso_status check_longer(const iso__daso_schedule *s, const iso__daso_schedule *now) {
+    ISO_CHECK(now->total >= s->total && now->total > s->step, ISO_ERR_ARG,
+              "the state was saved after step %lld by a daso for %lld step%s, and this one is for "
+              "%lld: a run can only become longer",
+              (long long)s->step, (long long)s->total, ISO_PLURAL(s->total), (long long)now->total);
+    ISO_CHECK(s->phase != ISO__CYCLING || s->step < end_of_cycling(now), ISO_ERR_ARG,
+              "the state was saved after step %lld, while daso was cycling, and with a cool-down "
+              "of %lld of %lld steps that would be over: give a shorter cool-down",
+              (long long)s->step, (long long)now->cooldown, (long long)now->total);
+    return ISO_OK;
+}
+
+iso_status iso__daso_schedule_extend(iso__daso_schedule *s, const iso__daso_schedule *now,
+                                     bool *returns) {
+    bool cycles = s->phase == ISO__CYCLING;
+    ISO_TRY(check_longer(s, now));
+    s->total = now->total;
+    s->cooldown = now->cooldown;
+    if (s->step < s->warmup) {
+        s->warmup = now->warmup;
+        s->measure_at = now->measure_at;
+    }
+    s->phase = phase_of(s, s->step + 1);
+    *returns = !cycles && s->phase == ISO__CYCLING;
+    if (*returns) s->begins = s->averaged = s->pending = false;
+    if (*returns) begin_interval(s);
+    if (cycles && !s->begins && !s->whole) set_round_end(s); // the end had cut it short
+    return ISO_OK;
 }
 
 // ---- Steps ----------------------------------------------------------------------------------------

@@ -190,6 +190,9 @@ iso_status iso__periodic_show(bool training, void *periodic);
 
 iso_status iso__periodic_state(iso__periodic *p, iso_state *state);
 iso_status iso__periodic_loaded(iso__periodic *p);
+// Goes back to averages over this scope as if it had never left it: what exchanges refer to, the
+// anchor and the state of the outer optimizer stay.
+iso_status iso__periodic_return(iso__periodic *p, iso_scope scope);
 
 // ---- periodic_mean.c ------------------------------------------------------------------------------
 

@@ -200,3 +200,10 @@ iso_status iso__periodic_loaded(iso__periodic *p) {
                                 .bytes_between_nodes = number[BETWEEN]};
     return ISO_OK;
 }
+
+iso_status iso__periodic_return(iso__periodic *p, iso_scope scope) {
+    bool alone = scope == ISO_SCOPE_NODE && p->config.topology.unit == ISO_SCOPE_RANK;
+    p->scope = alone ? ISO_SCOPE_RANK : scope;
+    ISO_TRY(iso__data_parallel_set_scope(p->data_parallel, p->scope));
+    return ISO_OK;
+}

@@ -129,6 +129,8 @@ iso_status iso__daso_config_check(const iso_daso_config *config);
 iso_status iso__daso_rhythm_check(const iso_daso_config *config, const iso__daso_names *names);
 // The actions of fragments after a step of cycling. ends: it was the last one.
 void iso__daso_fragments_plan(const iso__daso_schedule *s, bool ends, iso__sync_plan *out);
+// Whether the rhythm has a merge of this fragment ahead, of a send at this step or before it.
+bool iso__daso_fragment_is_open(const iso__daso_schedule *s, int fragment);
 // Only the checks of the fragments.
 iso_status iso__daso_fragments_check(const iso_daso_config *config);
 // Only the checks of the levels. ranks 0: not known, those checks are left out.
@@ -141,6 +143,10 @@ void iso__daso_levels_write(const iso_daso_level *level, int count,
 int iso__daso_level_at(const iso_daso_level *level, int count, int64_t before);
 // The smallest number of earlier updates, at least `before`, at which a level exchanges.
 int64_t iso__daso_level_next(const iso_daso_level *level, int count, int64_t before);
+// Continues the schedule with the phases of `now`. ISO_ERR_ARG, with nothing changed, if the run
+// cannot go on so. *returns: it goes back to cycling.
+iso_status iso__daso_schedule_extend(iso__daso_schedule *s, const iso__daso_schedule *now,
+                                     bool *returns);
 // Converts the config's phases to steps (rounded up). If they overlap, the cool-down is shortened.
 void iso__daso_phases(const iso_daso_config *config, int64_t *warmup, int64_t *cooldown);
 void iso__daso_schedule_init(iso__daso_schedule *s, const iso_daso_config *config);

@@ -117,6 +117,91 @@ static void goes_on(int v) {
     iso_assert_all(with_pending && without);
 }
 
+// ---- A longer run -----------------------------------------------------------------------------------
+
+enum { MORE = 36 };
+
+static daso_case longer(const daso_case *c, int64_t total) {
+    daso_case more = *c;
+    more.daso.total_steps = total;
+    more.daso.extends = true;
+    return more;
+}
+
+static void save_run(const daso_case *c, int stop) {
+    trainer t;
+    open_run(&t, c);
+    train_on(&t, c, 0, stop);
+    if (stop == STEPS) iso_assert_ok(iso_daso_finish(t.optimizer));
+    exchange_state(&t, stop, true);
+    daso_close(&t);
+}
+
+// As end_of, of a run of MORE steps that goes on from a shorter one's state after `stop` steps.
+static uint64_t extended_end(const daso_case *c, int stop, iso_daso_stats *stats) {
+    trainer t;
+    uint64_t hash = 0;
+    daso_case more = longer(c, MORE);
+    if (stop > 0) save_run(c, stop);
+    open_run(&t, &more);
+    if (stop > 0) exchange_state(&t, stop, false);
+    train_on(&t, &more, stop, MORE);
+    iso_assert_ok(daso_own_hash(&t, &hash));
+    iso_assert_ok(iso_daso_get_stats(t.optimizer, stats));
+    daso_close(&t);
+    return hash;
+}
+
+// From warm-up and cycling as if the run had been longer from the beginning. From its cool-down and
+// its end it returns to cycling: it exchanges again, and its own cool-down leaves equal ranks.
+static void becomes_longer(int v) {
+    const int stops[] = {2, 10, 15, 22, STEPS};
+    daso_case c = variant(v);
+    iso_daso_stats straight, extended;
+    uint64_t expected = extended_end(&c, 0, &straight);
+    for (int i = 0; i < 5; i++) {
+        uint64_t hash = extended_end(&c, stops[i], &extended), first = hash;
+        iso_assert_all(stops[i] > 20 || hash == expected);
+        iso_assert_all(extended.steps == MORE && strcmp(extended.phase, "done") == 0);
+        iso_assert_all(stops[i] < 21 || extended.syncs >= straight.syncs / 2);
+        MPI_Bcast(&first, 1, MPI_UINT64_T, 0, MPI_COMM_WORLD);
+        iso_assert_all(hash == first);
+    }
+}
+
+// The status of loading a state of step 10 with other phases.
+static iso_status load_with(const daso_case *c) {
+    trainer t;
+    iso_state *state;
+    int64_t step;
+    open_run(&t, c);
+    iso_assert_ok(iso_state_create(&state));
+    iso_assert_ok(iso_training_state(t.model, t.optimizer, state));
+    iso_assert_ok(iso_resume_load(t.comm, resume_path(), state, &step));
+    iso_status status = iso_training_loaded(t.model, t.optimizer);
+    iso_state_destroy(&state);
+    daso_close(&t);
+    return status;
+}
+
+static void is_never_shorter(void) {
+    daso_case c = variant(0), less = longer(&c, STEPS - 1), more = longer(&c, MORE);
+    save_run(&c, 10);
+    iso_assert_all(load_with(&less) == ISO_ERR_ARG);
+    more.daso.extends = false;
+    iso_assert_all(load_with(&more) == ISO_ERR_MISMATCH);
+    more.daso.extends = true;
+    more.daso.cooldown_steps = MORE - 10;
+    iso_assert_all(load_with(&more) == ISO_ERR_ARG);
+    more.daso.cooldown_steps--;
+    iso_assert_all(load_with(&more) == ISO_OK);
+}
+
+Test(np3_resume_daso, becomes_longer_with_bf16) { becomes_longer(0); }
+Test(np4_resume_daso, becomes_longer_with_local_skips) { becomes_longer(2); }
+Test(np2_resume_daso, becomes_longer_with_a_pull) { becomes_longer(7); }
+Test(np3_resume_daso, becomes_longer_with_fragments) { becomes_longer(8); }
+Test(np2_resume_daso, is_never_shorter) { is_never_shorter(); }
 Test(np2_resume_daso, goes_on_with_bf16) { goes_on(0); }
 Test(np4_resume_daso, goes_on_with_bf16) { goes_on(0); }
 Test(np3_resume_daso, goes_on_with_int8) { goes_on(5); }
