@@ -49,13 +49,15 @@ for kind in behind wrapped; do
 done
 made torn
 says "incomplete entries and wild numbers are passed over" '^3 ranks, 3 records' records
-says "and so they are in the list of entries" 'posted +0 +3 +64  x+$' records --entries 1
+says "and so they are in the list of entries" 'posted +0 +3 +64  x+[.]{3}$' records --entries 1
 made same
 "$make_records" records earlier || exit 1
 says "records of an earlier job are ignored" '^3 ranks, 3 records, .*2023-11-1' records
 grep -q '^postmortem: warning: ignored 3 records of earlier jobs$' stderr
 result $? "which a warning says"
-says "entries are printed, the oldest first" '^1  .*call +0 +1 +0  a barrier$' records --entries 2
+says "entries are printed, the oldest first" '^ +1  .*call +0 +1 +0  a barrier$' records --entries 2
+head -n 1 stdout | grep -qE '^ +number +time +event +stream +sequence +bytes +name$' && [ "$(grep -c number stdout)" = 1 ]
+result $? "under a line that names the columns"
 
 # ---- Bad input --------------------------------------------------------------------------------------
 
@@ -113,10 +115,18 @@ run_alone "$postmortem" records
 result $? "a rank that is stopped is named, and no other"
 says "the ranks that timed out have left stacks" '^Rank 0, stack at: rank 0 of 3 waited 4 s' records --stacks
 # While the job hangs: the operating system knows the processes of this host.
+export ISO_STALL_WARN=1
 start 60 && kill -STOP "$pid" && sleep 2
 says "a job that hangs is said to run, and its stopped rank is named" '^Stopped: rank 1 ' records
 grep -q '^3 ranks, 3 records, running at ' stdout && grep -qE '^ +[02] .* has waited [1-9][0-9]*\.[0-9] s for ' stdout
 result $? "with times until now"
+says "the warning about it is recorded" 'warn +0 +1 +0  rank 1 on .*[.]{3}$' records --entries 0
+cp records/rank-1.rec before.rec
+ISO_RECORDER=records run 3 "$train" --model mlp --steps 5 --quiet
+has_failed && one_sentence train 'records/rank-[012].rec belongs to a job that still runs: give each job a folder' stderr &&
+    cmp -s records/rank-1.rec before.rec
+result $? "another job that is given the same folder is refused"
+unset ISO_STALL_WARN
 kill -KILL "$pid"
 wait $job
 start 60 && kill -SEGV "$pid"
@@ -132,6 +142,7 @@ fi
 start 60 && kill -KILL "$pid"
 wait $job
 says "a rank that was killed has left its record" '^ +1  .*  step [0-9]+ ' records
+says "and is said to have ended without a reason" '^ +1  .*ended without a reason \(killed\?\)$' records
 
 # A run as usual: nothing is said to be wrong.
 rm -rf records

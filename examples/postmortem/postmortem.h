@@ -35,6 +35,8 @@ iso_status job_read(const char *folder, job *out);
 void job_free(job *j);
 // Entry number n of a process; NULL if it was overwritten, or is incomplete.
 const iso_recorder_entry *job_entry(const process *p, uint64_t n);
+// Whether the entry belongs to the stream that is at its place now, not to an earlier one.
+bool job_is_of_stream(const process *p, const iso_recorder_entry *e);
 
 // An operation that ranks of a group have not started in the same order.
 typedef struct divergence {

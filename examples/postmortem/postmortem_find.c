@@ -19,9 +19,9 @@ static int find_stream(const process *p, const iso_recorder_stream *wanted) {
     return -1;
 }
 
-static bool is_start(const iso_recorder_entry *e) {
+static bool is_start(const process *p, const iso_recorder_entry *e) {
     return e && (e->event == ISO_RECORDER_POSTED || e->event == ISO_RECORDER_CALL) &&
-           e->stream < COMPARED;
+           e->stream < COMPARED && job_is_of_stream(p, e);
 }
 
 // ---- Divergence -----------------------------------------------------------------------------------
@@ -38,7 +38,7 @@ static void fill_table(const process *p, start_table table) {
     memset(table, 0, sizeof(start_table));
     for (int i = 0; i < ISO_RECORDER_RECORDS; i++) {
         const iso_recorder_entry *e = job_entry(p, p->file->entry[i].number);
-        if (is_start(e)) *place_of(table, e->stream, e) = e;
+        if (is_start(p, e)) *place_of(table, e->stream, e) = e;
     }
 }
 
@@ -57,7 +57,7 @@ static void compare_ranks(const job *j, int a, int b, start_table table, diverge
     for (int s = 0; s < COMPARED; s++) stream_a[s] = find_stream(pa, &pb->file->stream[s]);
     for (int i = 0; i < ISO_RECORDER_RECORDS; i++) {
         const iso_recorder_entry *e = job_entry(pb, pb->file->entry[i].number);
-        if (!is_start(e) || stream_a[e->stream] < 0) continue;
+        if (!is_start(pb, e) || stream_a[e->stream] < 0) continue;
         const iso_recorder_entry *of_a = *place_of(table, stream_a[e->stream], e);
         if (!of_a || of_a->sequence != e->sequence || !is_different(of_a, e)) continue;
         divergence d = {.ordinal = pb->file->stream[e->stream].ordinal,

@@ -24,13 +24,14 @@ static bool is_timeout(const process *p) { return p->file->failed_code == ISO_ER
 // A process that ended by a signal or an error, not because others did not come.
 static bool is_dead(const process *p) { return p->file->failed_ns != 0 && !is_timeout(p); }
 
+// A process of this host that no longer lives, and has not said why. Of a job that has ended, it
+// was killed, or ended by its launcher after another one.
+static bool is_lost(const process *p) { return p->live == 'X' || p->live == 'Z'; }
 // What the operating system says of the processes of a job that runs.
 static bool is_stopped(const job *j, const process *p) {
     return j->runs && (p->live == 'T' || p->live == 't');
 }
-static bool is_gone(const job *j, const process *p) {
-    return j->runs && (p->live == 'X' || p->live == 'Z');
-}
+static bool is_gone(const job *j, const process *p) { return j->runs && is_lost(p); }
 
 static void print_state(const job *j, const process *p, FILE *to) {
     if (is_stopped(j, p))
@@ -42,8 +43,12 @@ static void print_state(const job *j, const process *p, FILE *to) {
     else if (p->file->ended_ns)
         fputs("ended (MPI_Finalize)", to);
     else if (p->waiting.event)
-        fprintf(to, "has waited %.1f s for \"%s\"%s", seconds_before(j->end_ns, p->waiting.time_ns),
-                p->waiting.name, p->file->failed_ns ? ", until its time-out" : "");
+        fprintf(to, "has waited %.1f s for \"%s\"%s%s",
+                seconds_before(j->end_ns, p->waiting.time_ns), p->waiting.name,
+                p->file->failed_ns ? ", until its time-out" : "",
+                is_lost(p) ? "; ended without a reason (killed?)" : "");
+    else if (is_lost(p))
+        fputs("ended without a reason (killed?)", to);
     else
         fputs("does not wait: it computed, or was stopped or killed", to);
     fputc('\n', to);
@@ -217,19 +222,22 @@ void job_print(const job *j, FILE *to) {
 
 // ---- Entries --------------------------------------------------------------------------------------
 
-static const char *const event_name[] = {"",     "posted", "done", "call",
-                                         "wait", "woke",   "note", "error"};
+static const char *const event_name[] = {"",     "posted", "done",  "call", "wait",
+                                         "woke", "note",   "error", "warn"};
 
 void job_print_entries(const process *p, FILE *to) {
     uint64_t count = p->file->count;
     uint64_t first = count > ISO_RECORDER_RECORDS ? count - ISO_RECORDER_RECORDS + 1 : 1;
+    fprintf(to, "%10s  %-26s  %-6s  %6s  %8s  %10s  %s\n", "number", "time", "event", "stream",
+            "sequence", "bytes", "name");
     for (uint64_t n = first; n <= count; n++) {
         const iso_recorder_entry *e = job_entry(p, n);
         if (!e) continue;
-        fprintf(to, "%" PRIu64 "  ", e->number);
+        bool whole = strlen(e->name) < sizeof(e->name) - 1; // there is no room for a longer one
+        fprintf(to, "%10" PRIu64 "  ", e->number);
         print_time(e->time_ns, to);
-        fprintf(to, ".%06" PRId64 "  %-6s  %3d  %8" PRIu32 "  %10" PRIu64 "  %s\n",
+        fprintf(to, ".%06" PRId64 "  %-6s  %6d  %8" PRIu32 "  %10" PRIu64 "  %s%s\n",
                 e->time_ns / 1000 % 1000000, event_name[e->event], e->stream, e->sequence, e->bytes,
-                e->name);
+                e->name, whole ? "" : "...");
     }
 }

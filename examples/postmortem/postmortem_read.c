@@ -81,9 +81,13 @@ static iso_status read_process(const char *path, process *out) {
 
 // ---- Entries --------------------------------------------------------------------------------------
 
+bool job_is_of_stream(const process *p, const iso_recorder_entry *e) {
+    return e->number > p->file->stream[e->stream].since;
+}
+
 const iso_recorder_entry *job_entry(const process *p, uint64_t n) {
     const iso_recorder_entry *e = &p->file->entry[(n - 1) % ISO_RECORDER_RECORDS];
-    bool known = e->event >= ISO_RECORDER_POSTED && e->event <= ISO_RECORDER_ERROR;
+    bool known = e->event >= ISO_RECORDER_POSTED && e->event <= ISO_RECORDER_WARN;
     return n > 0 && e->number == n && known && e->stream < ISO_RECORDER_STREAMS ? e : NULL;
 }
 
@@ -114,7 +118,7 @@ static void take_entries(process *p, int64_t end_ns) {
         uint32_t *started = &p->started[e->stream][is_call];
         if (e->time_ns <= end_ns)
             take_entry(p, e);
-        else if ((is_call || is_post) && *started > 0)
+        else if ((is_call || is_post) && *started > 0 && job_is_of_stream(p, e))
             --*started;
     }
 }
@@ -172,7 +176,9 @@ const iso_recorder_entry *job_find(const process *p, uint16_t stream, bool call,
     iso_recorder_event wanted = call ? ISO_RECORDER_CALL : ISO_RECORDER_POSTED;
     for (uint64_t n = p->file->count; n >= first_of(p); n--) {
         const iso_recorder_entry *e = job_entry(p, n);
-        if (e && e->event == wanted && e->stream == stream && e->sequence == sequence) return e;
+        if (e && e->event == wanted && e->stream == stream && e->sequence == sequence &&
+            job_is_of_stream(p, e))
+            return e;
     }
     return NULL;
 }

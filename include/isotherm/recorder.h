@@ -27,7 +27,8 @@ typedef enum iso_recorder_event {
     ISO_RECORDER_WAIT,       // the program begins to wait for what `name` says
     ISO_RECORDER_WOKE,       // that wait has ended
     ISO_RECORDER_NOTE,       // iso_recorder_note; sequence: its number
-    ISO_RECORDER_ERROR       // an error was reported; sequence: its iso_status, negated
+    ISO_RECORDER_ERROR,      // an error was reported; sequence: its iso_status, negated
+    ISO_RECORDER_WARN        // a wait is long; name: who is missing; sequence: seconds so far
 } iso_recorder_event;
 
 // One entry of the ring, of 64 bytes.
@@ -45,14 +46,15 @@ typedef struct iso_recorder_entry {
 
 // Operations that the ranks of a group start in the same order: entry `sequence` of a stream is the
 // same operation on all of them. Streams of different processes correspond if group and ordinal are
-// equal. A stream stays when its communicator is destroyed; those that find no room share the last
-// place, and cannot be compared.
+// equal. A stream stays when its communicator is destroyed, until another one needs its place;
+// those that find no room share the last place, and cannot be compared.
 typedef struct iso_recorder_stream {
     uint64_t group;                // a hash of the ranks in MPI_COMM_WORLD; 0: the entry is unused
     uint32_t ordinal;              // counts the streams of the group in the process, from 0
     int32_t rank, size;            // in the group
     uint32_t posted, done, called; // the last sequence numbers
-    char name[32];                 // "exchanges and calls" of a communicator, or "channel"
+    uint64_t since; // entries up to this number belong to an earlier stream at this place
+    char name[32];  // "exchanges and calls" of a communicator, or "channel"
 } iso_recorder_stream;
 
 // The file. Behind this struct follows text: stacks of the process, from execinfo.h.

@@ -12,6 +12,7 @@
 #include <signal.h>
 #include <stdatomic.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <time.h>
@@ -94,20 +95,54 @@ const iso_recorder_file *iso_recorder_memory(void) { return atomic_load(&memory)
 
 // ---- Streams --------------------------------------------------------------------------------------
 
+enum { REST = ISO_RECORDER_STREAMS - 1 };
+static uint64_t closed[REST], closings; // when a stream was closed, as a number; 0: it is open
+static struct {
+    uint64_t id;
+    uint32_t made;
+} groups[REST]; // and the number of their streams so far
+
+// The next ordinal of a group; NULL: there are too many groups.
+static uint32_t *find_ordinal(uint64_t group) {
+    for (int i = 0; i < REST; i++) {
+        if (groups[i].id == 0) groups[i].id = group;
+        if (groups[i].id == group) return &groups[i].made;
+    }
+    return NULL;
+}
+
+// An unused place, else that of the stream that was closed first, else REST.
+static uint16_t find_place(const iso_recorder_stream *all) {
+    uint16_t best = REST;
+    for (uint16_t at = 0; at < REST; at++) {
+        if (all[at].group == 0) return at;
+        if (closed[at] && (best == REST || closed[at] < closed[best])) best = at;
+    }
+    return best;
+}
+
 uint16_t iso__recorder_stream(uint64_t group, int rank, int size, const char *name) {
-    enum { REST = ISO_RECORDER_STREAMS - 1 };
     pthread_mutex_lock(&guard);
-    iso_recorder_stream *all = atomic_load(&memory)->stream;
-    uint16_t at = 0;
-    uint32_t ordinal = 0;
-    for (; at < REST && all[at].group != 0; at++) ordinal += all[at].group == group;
+    iso_recorder_file *file = atomic_load(&memory);
+    uint32_t *ordinal = find_ordinal(group);
+    uint16_t at = ordinal ? find_place(file->stream) : REST;
+    if (ordinal) ++*ordinal; // also of one without a place: ranks agree
     if (at < REST) {
-        all[at] = (iso_recorder_stream){.ordinal = ordinal, .rank = rank, .size = size};
-        copy_name(all[at].name, sizeof(all[at].name), name);
-        all[at].group = group;
+        uint64_t since = file->stream[at].group ? file->count : 0;
+        file->stream[at] = (iso_recorder_stream){
+            .ordinal = *ordinal - 1, .rank = rank, .size = size, .since = since};
+        copy_name(file->stream[at].name, sizeof(file->stream[at].name), name);
+        file->stream[at].group = group;
+        closed[at] = 0;
     }
     pthread_mutex_unlock(&guard);
     return at;
+}
+
+void iso__recorder_close(uint16_t stream) {
+    pthread_mutex_lock(&guard);
+    if (stream < REST) closed[stream] = ++closings;
+    pthread_mutex_unlock(&guard);
 }
 
 // ---- The end --------------------------------------------------------------------------------------
@@ -180,9 +215,23 @@ static void watch_signals(void) {
 
 // ---- The file -------------------------------------------------------------------------------------
 
-// A file of an earlier job is replaced, not cut: its process may still write to it.
+// A process holds the lock of its file as long as it lives. Where there are no locks nobody is
+// refused.
+static iso_status refuse_used(const char *path) {
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    bool used = fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+    if (fd >= 0) close(fd);
+    ISO_CHECK(!used, ISO_ERR_STATE,
+              "%s belongs to a job that still runs: give each job a folder of its own "
+              "(ISO_RECORDER)",
+              path);
+    return ISO_OK;
+}
+
+// A file of an earlier job is replaced, not cut: somebody may read it.
 static iso_status map_file(const char *path, int *descriptor, void **out) {
     size_t bytes = sizeof(iso_recorder_file);
+    ISO_TRY(refuse_used(path));
     (void)unlink(path);
     int fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0666);
     ISO_CHECK(fd >= 0, ISO_ERR_IO, "cannot write %s (ISO_RECORDER): %s", path, strerror(errno));
@@ -196,6 +245,7 @@ static iso_status map_file(const char *path, int *descriptor, void **out) {
         (void)unlink(path);
         return ISO_FAIL(ISO_ERR_IO, "cannot write %s (ISO_RECORDER): %s", path, strerror(rc));
     }
+    (void)flock(fd, LOCK_EX | LOCK_NB);
     *descriptor = fd;
     *out = map;
     return ISO_OK;

@@ -272,6 +272,7 @@ iso_status iso__channel_create(iso_comm *comm, const iso__channel_item *given, i
     ISO_TRY_GOTO(iso__comm_make(comm, &(iso__comm_recipe){.from = comm->mpi}, &c->mpi));
     open_stream(c);
     c->stream.record = iso__recorder_stream(comm->group, comm->rank, comm->size, "channel");
+    c->stream.recorded = true;
     list_channel(c, true);
     *out = c;
     return ISO_OK;
@@ -295,6 +296,7 @@ static bool is_in_use(iso__channel *c) {
 }
 
 static void give_back(iso__channel *c) {
+    if (c->stream.recorded) iso__recorder_close(c->stream.record);
     pthread_mutex_lock(&c->comm->engine->lock);
     iso__request_unreserve(c->comm->engine, c->room);
     iso__stream_close(&c->stream);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Communicators: their end, blocking collectives, and agreement of all ranks on an error.
 #include "comm/comm_calls.h"
+#include "base/recording.h"
 #include "comm/comm_state.h"
 #include "comm/debug.h"
 
@@ -41,6 +42,7 @@ iso_comm *iso_comm_retain(iso_comm *comm) {
 }
 
 static void close_streams(iso_comm *comm) {
+    if (comm->sums.recorded) iso__recorder_close(comm->sums.record);
     if (!comm->engine) return;
     pthread_mutex_lock(&comm->engine->lock);
     iso__stream_close(&comm->meetings);

@@ -99,6 +99,7 @@ static iso_status connect_ranks(iso_comm *comm, MPI_Comm mpi_comm, const iso_com
     if (long_requests) ISO_TRY(duplicate_for_bulk(comm));
     comm->sums.record =
         iso__recorder_stream(comm->group, comm->rank, comm->size, "exchanges and calls");
+    comm->sums.recorded = true;
     ISO_TRY(limit);
     mine = iso__engine_acquire(config ? config->progress : ISO_PROGRESS_AUTO, &comm->engine);
     if (mine == ISO_OK) choose_algorithm(comm);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Long waits: who keeps this rank waiting, and when it says so.
+#include "base/recording.h"
 #include "comm/watch_impl.h"
 
 #include <isotherm/trace.h>
@@ -244,6 +245,7 @@ static void warn_now(const iso__patience *p, int64_t waited_ns) {
     if (leaves_it_to_others(p)) return;
     write_what(p, what, sizeof(what));
     const char *said = iso__patience_verdict(p, text, sizeof(text));
+    iso__record(ISO_RECORDER_WARN, (uint32_t)(waited_ns / 1000000000), said);
     iso__log(ISO_LOG_WARN,
              "rank %d of %d has waited %.3g s for %s: %s (ISO_STALL_WARN "
              "sets when to warn)",

@@ -25,6 +25,7 @@ typedef struct iso__stream {
     iso__seat *seat;         // this rank's
     _Atomic uint64_t *shown; // where the seat shows `begun`
     uint16_t record;         // its index in the flight recorder
+    bool recorded;           // it has one
 } iso__stream;
 
 // ---- watch_make.c, watch_seat.c ----

@@ -56,6 +56,28 @@ Test(recorder, streams_of_a_group_are_numbered_and_count) {
     cr_assert_eq(all[ISO_RECORDER_STREAMS - 1].group, 0, "the last one stands for all others");
 }
 
+// Places are taken again, in the order of closing; ordinals are not.
+Test(recorder, places_of_closed_streams_are_taken_again) {
+    const iso_recorder_stream *all = iso_recorder_memory()->stream;
+    for (uint32_t i = 0; i < 10 * ISO_RECORDER_STREAMS; i++) {
+        uint16_t at = iso__recorder_stream(5, 0, 1, "one of many");
+        cr_assert(at < ISO_RECORDER_STREAMS - 1 && all[at].ordinal == i && all[at].posted == 0);
+        cr_assert(all[at].since == (i < ISO_RECORDER_STREAMS - 1 ? 0 : count_now()));
+        iso__record_posted(at, 1, 10, "p");
+        iso__recorder_close(at);
+    }
+    uint16_t open = iso__recorder_stream(6, 0, 1, "stays"), first = 0;
+    for (int i = 0; i < ISO_RECORDER_STREAMS - 2; i++) {
+        uint16_t at = iso__recorder_stream(5, 0, 1, "more");
+        cr_assert(at != open && at < ISO_RECORDER_STREAMS - 1);
+        if (i == 0) first = at;
+    }
+    cr_assert_eq(iso__recorder_stream(5, 0, 1, "too many"), ISO_RECORDER_STREAMS - 1);
+    cr_assert_str_eq(all[open].name, "stays");
+    iso__recorder_close(first);
+    cr_assert_eq(iso__recorder_stream(7, 0, 1, "again"), first);
+}
+
 Test(recorder, the_first_reason_stays) {
     iso_recorder_fail(ISO_ERR_IO, "first");
     iso_recorder_fail(ISO_ERR_IO, "second");
