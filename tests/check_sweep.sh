@@ -633,6 +633,11 @@ predicts_anew() {
         ! grep -q 'Predicted' nodes/report.html
 }
 holds "--report predicts anew, and no faster network; without --predict nothing is left of it" predicts_anew
+cp -r nodes local && sed -i 's/"nodes":2/"nodes":1/' local/*.jsonl
+run_alone "$sweep" --report local --predict=10
+[ "$status" = 0 ] && grep -q '2 of 2 modes cannot be predicted: their ranks were on one node' local/report.html &&
+    ! grep -q 'Predicted winner' local/report.html && grep -q '^lazy,A,[12],10,0,1,[0-9.]*,,[0-9.]*,.$' local/predictions.csv
+result $? "--predict says that ranks of one node cannot be predicted"
 run_alone "$sweep" --report nodes --predict 100,
 holds "refused with one sentence: half a network" is_refused '--predict 100,: give RATE or RATE,LATENCY'
 

@@ -78,6 +78,17 @@ static void write_winner(FILE *to, const report_groups *all, const forecast *win
                 100 * all->study->target);
 }
 
+static void write_unpredicted(FILE *to, const report_groups *all) {
+    int64_t local = 0;
+    for (int64_t i = 0; i < all->count; i++) local += report_is_local(all->groups[i].runs[0]);
+    if (local > 0)
+        fprintf(to,
+                "<p class=\"note\">%lld of %lld modes cannot be predicted: their ranks were on one "
+                "node, so nothing is known of their exchanges over a network. Measure them with "
+                "<code>ISO_RANKS_PER_NODE=1</code>.</p>\n",
+                (long long)local, (long long)all->count);
+}
+
 void report_write_predictions(FILE *to, const report_groups *all) {
     const report_network *network = &all->study->network;
     forecast *order = network->rate > 0 ? sort_forecasts(all) : NULL;
@@ -88,14 +99,15 @@ void report_write_predictions(FILE *to, const report_groups *all) {
     fprintf(to,
             "<p class=\"note\">Each node sends and receives at %.6g Mbit/s, with %.6g ms more "
             "latency than when the runs were measured. Computing, steps and bytes are those of the "
-            "runs; an exchange takes at least as long as it took, and as its bytes need. Ranks of "
-            "one node are predicted as they were measured.</p>\n"
-            "<div class=\"wide\"><table><tr><th class=\"text\">mode</th>"
-            "<th>to target, measured<br><small>s</small></th>"
-            "<th>to target, predicted<br><small>s</small></th>"
-            "<th>to the end, measured<br><small>s</small></th>"
-            "<th>to the end, predicted<br><small>s</small></th></tr>\n",
+            "runs; an exchange takes at least as long as it took, and as its bytes need.</p>\n",
             network->rate, network->latency);
+    write_unpredicted(to, all);
+    fputs("<div class=\"wide\"><table><tr><th class=\"text\">mode</th>"
+          "<th>to target, measured<br><small>s</small></th>"
+          "<th>to target, predicted<br><small>s</small></th>"
+          "<th>to the end, measured<br><small>s</small></th>"
+          "<th>to the end, predicted<br><small>s</small></th></tr>\n",
+          to);
     for (int64_t i = 0; i < all->count; i++) {
         fputs("<tr><td class=\"text\">", to);
         report_write_label(to, all, order[i].group);

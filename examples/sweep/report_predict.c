@@ -175,9 +175,13 @@ static double interval_ms(const report *study, const report_run *run, int64_t i,
     return in.steps * in.compute_ms + then;
 }
 
+bool report_is_local(const report_run *run) { return run->nodes == 1 && run->ranks > 1; }
+
 // Logs of older versions lack some numbers.
 static bool is_predictable(const report *study, const report_run *run) {
-    if (!(study->network.rate > 0) || run->point_count == 0 || isnan(run->nodes)) return false;
+    if (report_is_local(run) || !(study->network.rate > 0) || run->point_count == 0 ||
+        isnan(run->nodes))
+        return false;
     interval last = interval_of(run, run->point_count - 1);
     return !isnan(last.wait_ms) && !isnan(last.gradients);
 }

@@ -14,6 +14,8 @@ typedef struct report_prediction {
 // with headers, plus the latency; so a faster network than that of the run gains nothing. NaN: no
 // network is given, the target was not reached, or the log lacks what the prediction needs.
 report_prediction report_predict(const report *study, const report_run *run);
+// Whether the ranks of a run were on one node: nothing is known of their exchanges over a network.
+bool report_is_local(const report_run *run);
 
 // ---- report_rhythm.c ----
 

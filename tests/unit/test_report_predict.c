@@ -77,11 +77,15 @@ Test(report_predict, a_faster_network_gains_nothing) {
     assert_near(predicted_seconds(&report_fast, &run), run.seconds);
 }
 
-Test(report_predict, one_node_takes_what_it_took) {
+// One rank exchanges nothing anywhere; what several on a node would send to others is not known.
+Test(report_predict, ranks_of_one_node_cannot_be_predicted) {
     report_point points[] = {point_of(1, 25, 0)};
     report_run run = run_of(points, 1, "--sync lazy\n", 40);
     run.nodes = 1;
+    run.ranks = 1;
     assert_near(predicted_seconds(&study, &run), run.seconds);
+    run.ranks = 2;
+    cr_assert(report_is_local(&run) && isnan(predicted_seconds(&study, &run)));
 }
 
 // 4 nodes: 4 messages in turn, and half the bytes for each.
