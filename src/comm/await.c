@@ -27,7 +27,7 @@ static iso_status given_up(const iso_comm *comm, bool earlier, const iso__patien
 // After an error of MPI nobody knows what is still under way: other ranks may wait in the
 // operation, and MPI may use its buffers.
 static iso_status check_code(iso_comm *comm, int rc, const char *what) {
-    comm->lost = comm->lost || rc != MPI_SUCCESS;
+    if (rc != MPI_SUCCESS) iso__comm_lose(comm);
     ISO_TRY_MPI_CODE(rc, what);
     return ISO_OK;
 }

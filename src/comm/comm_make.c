@@ -144,7 +144,7 @@ static iso_status create_anyhow(iso_comm *comm, const iso__comm_recipe *recipe, 
 
 iso_status iso__comm_make(iso_comm *comm, const iso__comm_recipe *recipe, MPI_Comm *out) {
     iso_status status = create_anyhow(comm, recipe, out);
-    comm->lost = comm->lost || status < 0; // the others may wait in MPI's call
+    if (status < 0) iso__comm_lose(comm); // the others may wait in MPI's call
     ISO_TRY(status);
     return ISO_OK;
 }

@@ -61,6 +61,8 @@ iso_status iso__rank_in_job(int *rank, int *size);
 // comm is lost.
 iso_status iso__comm_check_environment(iso_comm *comm, MPI_Comm mpi, void *memory);
 size_t iso__comm_environment_bytes(int ranks);
+// After an error of MPI: sets comm->lost.
+void iso__comm_lose(iso_comm *comm);
 // Waits for the operation of an MPI call that returned rc, at most until the time-out. After a
 // time-out or an error of MPI, MPI may still use the buffers, and comm->lost is set: nothing of
 // comm may be freed. what: as below. Counts as a collective, so all ranks of comm must call it
