@@ -15,14 +15,18 @@ static void log_choices(const iso_comm *comm) {
         iso__log(ISO_LOG_INFO, "all-reduce algorithm: %s", comm->engine->algorithm);
 }
 
-// Once per process, because the search takes Open MPI a fifth of a second.
-static void choose_algorithm(iso_comm *comm) {
+// Once per process, because the search takes Open MPI a fifth of a second. Also on a rank that
+// could not get an engine, as it still takes part in reductions. Returns the algorithm's number.
+static int choose_algorithm(iso_comm *comm) {
     iso__engine *engine = comm->engine;
+    char unused[sizeof(engine->algorithm)];
+    if (!engine) return iso__choose_algorithm(unused, sizeof(unused));
     if (!engine->algorithm[0])
         engine->algorithm_number =
             iso__choose_algorithm(engine->algorithm, sizeof(engine->algorithm));
     log_choices(comm);
     iso__debug_environment();
+    return engine->algorithm_number;
 }
 
 // Sets the time-out before the first wait. If ISO_TIMEOUT is invalid, the default applies until all
@@ -92,6 +96,21 @@ static iso_status duplicate_for_bulk(iso_comm *comm) {
     return ISO_OK;
 }
 
+// Ranks whose MPI sums by different algorithms would wait for each other in the first reduction.
+static iso_status compare_algorithms(iso_comm *comm, int own) {
+    int *first = comm->scratch;
+    MPI_Request request;
+    *first = own;
+    int rc = MPI_Ibcast(first, 1, MPI_INT, 0, comm->mpi, &request);
+    ISO_TRY(iso__comm_await(comm, rc, &request, "the comparison of the all-reduce algorithms"));
+    if (*first == own) return ISO_OK;
+    iso__comm_lose(comm); // whose agreements are reductions
+    return ISO_FAIL(ISO_ERR_MPI,
+                    "rank %d of %d sums by MPI's all-reduce algorithm %d and rank 0 by %d: MPI "
+                    "could not set it on one of them",
+                    comm->rank, comm->size, own, *first);
+}
+
 static iso_status connect_ranks(iso_comm *comm, MPI_Comm mpi_comm, const iso_comm_config *config,
                                 bool long_requests, iso_status mine) {
     iso_status limit = read_timeout(comm, config);
@@ -102,7 +121,8 @@ static iso_status connect_ranks(iso_comm *comm, MPI_Comm mpi_comm, const iso_com
     comm->sums.recorded = true;
     ISO_TRY(limit);
     mine = iso__engine_acquire(config ? config->progress : ISO_PROGRESS_AUTO, &comm->engine);
-    if (mine == ISO_OK) choose_algorithm(comm);
+    int algorithm = choose_algorithm(comm);
+    ISO_TRY(compare_algorithms(comm, algorithm));
     return iso__watch_join(comm, mine);
 }
 
