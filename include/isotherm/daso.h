@@ -271,8 +271,8 @@ typedef struct iso_daso_config {
     // with levels.
     const iso_outer *outer;
     iso_wire wire;
-    // ISO_WIRE_TOPK: the fraction of differences that travel, at most 1/4, rounded up to 2, 4, 8,
-    // 16, 32 or 64 of each 256. 0: 8 of 256
+    // ISO_WIRE_TOPK: the fraction of differences that travel, at most 1/4, rounded up to 4, 8, 16,
+    // 32 or 64 of each 256. 0: 8 of 256
     double topk_ratio;
     iso_state_sync state;
     iso_policy policy;

@@ -35,13 +35,13 @@ static int place_of_wire(int wire) {
 }
 
 static const iso__codec *choose_topk(double ratio) {
-    static const iso__codec *const topk[] = {&iso__codec_topk2,  &iso__codec_topk4,
-                                             &iso__codec_topk,   &iso__codec_topk16,
-                                             &iso__codec_topk32, &iso__codec_topk64};
+    static const iso__codec *const topk[] = {&iso__codec_topk4, &iso__codec_topk,
+                                             &iso__codec_topk16, &iso__codec_topk32,
+                                             &iso__codec_topk64};
     if (ratio == 0) return &iso__codec_topk;
     if (!(ratio > 0)) return NULL;
-    for (int k = 0; k < 6; k++)
-        if (ratio * 256 <= 2 << k) return topk[k];
+    for (int k = 0; k < 5; k++)
+        if (ratio * 256 <= 4 << k) return topk[k];
     return NULL;
 }
 
@@ -86,7 +86,7 @@ typedef struct daso_values {
         "topk-ratio", NUMBER, FIELD(topk_ratio), 1e-9, 0.25,                                       \
             .initial = "0.03125",                                                                  \
             .meaning =                                                                             \
-                "fraction of the differences that travel, rounded up to 2, 4, 8, 16, 32 or 64 of " \
+                "fraction of the differences that travel, rounded up to 4, 8, 16, 32 or 64 of "    \
                 "each 256",                                                                        \
             .of = "wire", .among = "topk"                                                          \
     }

@@ -22,8 +22,8 @@
 //
 // topk keeps the 8 elements of largest magnitude of each group of 256, of equal ones the first, as
 // bf16 with their places in the group: 24 bytes instead of 1024. The other elements become 0. If a
-// group contains a NaN, an infinity or a magnitude that bf16 makes infinite, all 8 are NaN. topk2 to
-// topk64 keep as many as their names say.
+// group contains a NaN, an infinity or a magnitude that bf16 makes infinite, all 8 are NaN. topk4
+// to topk64 keep as many as their names say.
 #ifndef ISO_CODEC_H
 #define ISO_CODEC_H
 
@@ -79,8 +79,8 @@ typedef struct iso__codec {
 } iso__codec;
 
 extern const iso__codec iso__codec_f32, iso__codec_bf16, iso__codec_f16, iso__codec_int8,
-    iso__codec_int4, iso__codec_onebit, iso__codec_topk2, iso__codec_topk4, iso__codec_topk,
-    iso__codec_topk16, iso__codec_topk32, iso__codec_topk64;
+    iso__codec_int4, iso__codec_onebit, iso__codec_topk4, iso__codec_topk, iso__codec_topk16,
+    iso__codec_topk32, iso__codec_topk64;
 
 // f64 elements of a mean over nodes travel as they are. Return whether everything written is
 // finite.

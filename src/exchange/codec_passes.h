@@ -14,6 +14,7 @@
 #define GROUP     CODEC_GROUP
 #define encoded   CODEC_OF(group)
 #define NEXT_SIZE group_size(count, at, GROUP)
+_Static_assert(sizeof(encoded) % 4 == 0, "blocks of a mean are multiples of 4 bytes");
 
 static size_t CODEC_OF(bytes)(size_t count) {
     return (count + GROUP - 1) / GROUP * sizeof(encoded);

@@ -63,18 +63,12 @@ ISO_INLINE void read_largest(size_t kept, const uint16_t *restrict half,
         read_largest(kept, in->value, in->place, value);                                           \
     }
 
-KEEP(topk2, 2)
 KEEP(topk4, 4)
 KEEP(topk, 8)
 KEEP(topk16, 16)
 KEEP(topk32, 32)
 KEEP(topk64, 64)
 
-#define CODEC        topk2
-#define CODEC_WORD   "topk"
-#define CODEC_GROUP  SIZE
-#define CODEC_CLONES // nothing to vectorise
-#include "exchange/codec_passes.h"
 #define CODEC        topk4
 #define CODEC_WORD   "topk"
 #define CODEC_GROUP  SIZE

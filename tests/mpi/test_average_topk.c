@@ -33,7 +33,7 @@ TEST_ON_ALL(values_equal_the_model)
 
 // With another fraction.
 Test(np3_average_topk, of_any_fraction) {
-    mean_case_equals_model(&c, &iso__codec_topk2, true);
+    mean_case_equals_model(&c, &iso__codec_topk4, true);
     mean_case_equals_model(&c, &iso__codec_topk64, true);
 }
 

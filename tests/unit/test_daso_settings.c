@@ -90,8 +90,8 @@ Test(daso_settings, topk_ratio_chooses_the_codec) {
         const iso__codec *codec;
     } known[] = {{0, &iso__codec_topk},
                  {1. / 32, &iso__codec_topk},
-                 {1e-9, &iso__codec_topk2},
-                 {2. / 256, &iso__codec_topk2},
+                 {1e-9, &iso__codec_topk4},
+                 {2. / 256, &iso__codec_topk4},
                  {.01, &iso__codec_topk4},
                  {.05, &iso__codec_topk16},
                  {.0626, &iso__codec_topk32},
