@@ -124,9 +124,10 @@ EXTRA_DIST += $(CLUSTER_TESTS) $(CLUSTER_FILES) $(SCRIPT_TESTS) tests/cxx_caller
     tests/fuzz/corpus/state/shared \
     tests/same_bits/same_bits.sh tests/same_bits/same_speed.sh \
     tests/cores.sh tests/event_files.py tests/program_tests.sh tests/run_cluster.sh tests/run_mpi.sh tests/run_unit.sh \
-    tests/slow_rank.c tests/stop_rank.c tests/summary.sh tests/test_env.sh tests/torch_models.py
+    tests/slow_rank.c tests/soak/random_delay.c tests/soak/soak.sh \
+    tests/stop_rank.c tests/summary.sh tests/test_env.sh tests/torch_models.py
 
-.PHONY: bench check-cluster check-faults check-sanitize fuzz
+.PHONY: bench check-cluster check-faults check-sanitize fuzz soak
 bench: $(BENCHES)
 
 check-cluster: all
@@ -156,6 +157,10 @@ fuzz:
 	cd fuzzing && { test -f Makefile || $(abs_srcdir)/configure --with-cuda=no CC=clang CXX=clang++ CFLAGS='$(FUZZ_CFLAGS)'; }
 	cd fuzzing && $(MAKE) $(AM_MAKEFLAGS) tests/fuzz/fuzz
 	cd fuzzing && RUNS=$(RUNS) $(SHELL) $(abs_srcdir)/tests/fuzz/run_fuzz.sh $(FUZZ)
+
+# Very many steps with kills and resumes: make soak SOAK='-s 50000 -k 5'
+soak: bin/train$(EXEEXT)
+	MPICC='$(MPICC)' $(SHELL) $(srcdir)/tests/soak/soak.sh $(SOAK)
 
 clean-local:
 	rm -rf faults fuzzing sanitize docs/html
