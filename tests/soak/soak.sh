@@ -49,6 +49,7 @@ alive() { kill -0 "$job" 2>/dev/null; }
 # One line for each rank: seconds, rank, KiB of resident memory, descriptors.
 sample() { # file
     for file in pid.*; do
+        [ -s "$file" ] || continue # not started yet
         pid=$(cat "$file")
         memory=$(awk '/^VmRSS/ { print $2 }' "/proc/$pid/status" 2>/dev/null)
         open=$(find "/proc/$pid/fd" -type l 2>/dev/null | wc -l)
