@@ -5,9 +5,19 @@
 
 #include <isotherm/trace.h>
 #include <sched.h>
+#include <stdatomic.h>
 #include <time.h>
 
 #define LONG_WAIT_NS 50000 // between two tests, once a wait is long
+
+static atomic_bool any_lost;
+
+void iso__comm_lose(iso_comm *comm) {
+    comm->lost = true;
+    any_lost = true;
+}
+
+bool iso__comm_any_lost(void) { return any_lost; }
 
 // The error of a wait that timed out, or that follows one that failed (earlier): no further wait on
 // the communicator succeeds.

@@ -6,7 +6,6 @@
 #include "comm/debug.h"
 
 #include <limits.h>
-#include <stdatomic.h>
 #include <string.h>
 
 #define SCRATCH_MOST ((size_t)64 << 10) // bytes
@@ -33,14 +32,6 @@ static iso_status borrow_memory(iso_comm *comm, size_t bytes, void **out) {
     }
     *out = comm->scratch;
     return ISO_OK;
-}
-
-// MPI has failed on a communicator of this process.
-static atomic_bool mpi_failed;
-
-void iso__comm_lose(iso_comm *comm) {
-    comm->lost = true;
-    mpi_failed = true;
 }
 
 // ---- Life -----------------------------------------------------------------------------------------
@@ -231,7 +222,7 @@ iso_status iso_comm_agree(iso_comm *comm, iso_status mine) {
     // The others cannot be asked: they wait here, or in what MPI did not do on another
     // communicator.
     if (mine < 0 && comm->lost) return mine;
-    if (mine == ISO_ERR_MPI && mpi_failed) return mine;
+    if (mine == ISO_ERR_MPI && iso__comm_any_lost()) return mine;
     int64_t lowest = mine < 0 ? comm->rank : comm->size;
     ISO_TRY(iso_comm_allreduce_i64(comm, &lowest, 1, ISO_MIN));
     if (lowest == comm->size) return ISO_OK;

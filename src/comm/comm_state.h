@@ -63,6 +63,8 @@ iso_status iso__comm_check_environment(iso_comm *comm, MPI_Comm mpi, void *memor
 size_t iso__comm_environment_bytes(int ranks);
 // After an error of MPI: sets comm->lost.
 void iso__comm_lose(iso_comm *comm);
+// Whether MPI has failed on any communicator of this process.
+bool iso__comm_any_lost(void);
 // Waits for the operation of an MPI call that returned rc, at most until the time-out. After a
 // time-out or an error of MPI, MPI may still use the buffers, and comm->lost is set: nothing of
 // comm may be freed. what: as below. Counts as a collective, so all ranks of comm must call it
