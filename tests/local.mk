@@ -109,6 +109,7 @@ CLEANFILES += $(BENCHES)
 EXTRA_DIST += $(CLUSTER_TESTS) $(CLUSTER_FILES) $(SCRIPT_TESTS) tests/cxx_caller.cpp tests/fortran_caller.f90 \
     tests/fortran_layout.c tests/fortran_layout.f90 tests/fortran_hooks.f90 tests/fortran_network.f90 tests/idx_files.sh \
     tests/same_bits/random_arrays.c tests/same_bits/random_case.h tests/same_bits/random_modules.c \
+    tests/checkers/run_checked.sh tests/checkers/thread.supp tests/checkers/valgrind.supp \
     tests/faults/fault_libc.c tests/faults/fault_mpi.c tests/faults/fault_shim.c tests/faults/fault_shim.h \
     tests/faults/faults.sh tests/faults/run_faults.sh \
     tests/fuzz/run_fuzz.sh \
@@ -127,7 +128,7 @@ EXTRA_DIST += $(CLUSTER_TESTS) $(CLUSTER_FILES) $(SCRIPT_TESTS) tests/cxx_caller
     tests/slow_rank.c tests/soak/random_delay.c tests/soak/soak.sh \
     tests/stop_rank.c tests/summary.sh tests/test_env.sh tests/torch_models.py
 
-.PHONY: bench check-cluster check-faults check-sanitize fuzz soak
+.PHONY: bench check-cluster check-faults check-sanitize check-tsan check-valgrind fuzz soak
 bench: $(BENCHES)
 
 check-cluster: all
@@ -141,6 +142,16 @@ check-sanitize:
 	cd sanitize && { test -f Makefile || $(abs_srcdir)/configure CFLAGS='-O1 -g $(SANITIZE)'; }
 	cd sanitize && ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 \
 	    $(MAKE) $(AM_MAKEFLAGS) check TESTS='$(UNIT_TESTS)'
+
+# Training on several ranks with the thread sanitizer, in a build tree of its own, and with valgrind. (Criterion's tests
+# do not run under either: they start in processes that share memory at fixed addresses.)
+check-tsan:
+	$(MKDIR_P) tsan
+	cd tsan && { test -f Makefile || $(abs_srcdir)/configure --with-cuda=no CFLAGS='-O1 -g -fsanitize=thread'; }
+	cd tsan && $(MAKE) $(AM_MAKEFLAGS) bin/train bin/own-arrays
+	cd tsan && { $(AM_TESTS_ENVIRONMENT) $(SHELL) $(abs_srcdir)/tests/checkers/run_checked.sh tsan; }
+check-valgrind: all
+	$(AM_TESTS_ENVIRONMENT) $(SHELL) $(top_srcdir)/tests/checkers/run_checked.sh valgrind
 
 # A short run of train with every call failing in turn: make check-faults FAULTS="alloc mpi" JOBS=8
 FAULTS =
@@ -163,4 +174,4 @@ soak: bin/train$(EXEEXT)
 	MPICC='$(MPICC)' $(SHELL) $(srcdir)/tests/soak/soak.sh $(SOAK)
 
 clean-local:
-	rm -rf faults fuzzing sanitize docs/html
+	rm -rf checked faults fuzzing sanitize tsan docs/html
