@@ -73,7 +73,8 @@ static void mixed_exchanges(int total) {
 }
 
 Test(np2_comm, hundred_thousand_mixed_exchanges_under_the_helper) {
-    iso_assert_all(iso_comm_progress(test_comm) == ISO_PROGRESS_THREAD);
+    bool asked = getenv("ISO_PROGRESS"); // for none, as with MPICH
+    iso_assert_all(asked || iso_comm_progress(test_comm) == ISO_PROGRESS_THREAD);
     mixed_exchanges(100000);
 }
 Test(np3_comm, mixed_exchanges_under_the_helper) { mixed_exchanges(2000); }
@@ -133,6 +134,7 @@ Test(np3_comm, long_and_short_exchanges) { long_and_short_exchanges(); }
 Test(np2_comm, helper_completes_without_a_wait) {
     static float data[1 << 20]; // several parts
     iso_request *request;
+    if (getenv("ISO_PROGRESS")) return; // there is no helper with MPICH
     iso_assert_ok(iso_comm_iallreduce(test_comm, data, 1 << 20, ISO_F32, "alone", &request));
     bool done = false;
     for (int64_t start = iso_now(); !done && iso_now() - start < 5000000000;) {
