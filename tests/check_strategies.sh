@@ -94,7 +94,7 @@ for mode in "daso --period 4 --wait 2" "localsgd --period 4" "postlocal --period
     done
 done
 # Top-k leaves most for later.
-for mode in "daso --period 4 --wait 2" "localsgd --period 4 --topk-ratio 0.0625"; do
+for mode in "daso --period 4 --wait 2" "localsgd --period 4 --topk-ratio 0.125"; do
     # shellcheck disable=SC2086
     train --sync $mode --wire topk
     awk -v a="${accuracy:-0}" 'BEGIN { exit !(a >= 0.955) }'

@@ -149,6 +149,7 @@ contains
         type(model), intent(inout), target :: m
         type(iso_comm_hook), target :: hook
         type(iso_topk_config), target :: some, every
+        type(iso_randomk_config), target :: whole
         type(iso_powersgd_config), target :: one, two
         integer(c_size_t) :: plain, bytes
         hook = iso_hook_int8()
@@ -163,6 +164,15 @@ contains
         every%ratio = 1
         hook = iso_hook_topk(every)
         bytes = bytes_with(hook, m, .true.)
+        hook = iso_hook_randomk()
+        bytes = bytes_with(hook, m, .false.)
+        whole%ratio = 1
+        hook = iso_hook_randomk(whole)
+        call expect(bytes_with(hook, m, .true.) > bytes, 'randomk sends as much as it is told to')
+        hook = iso_hook_onebit()
+        call expect(c_associated(hook%run), 'onebit owns its exchange')
+        hook = iso_hook_dithering()
+        call expect(c_associated(hook%run), 'dithering owns its exchange')
         one%start = 0
         hook = iso_hook_powersgd(one)
         bytes = bytes_with(hook, m, .true.)

@@ -9,8 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-TestSuite(np1_own_exchange, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 60);
-TestSuite(np2_own_exchange, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 60);
+TestSuite(np1_own_exchange, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 120);
+TestSuite(np2_own_exchange, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 120);
 TestSuite(np3_own_exchange, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 120);
 TestSuite(np4_own_exchange, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 120);
 
