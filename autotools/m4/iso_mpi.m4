@@ -36,6 +36,13 @@ AC_DEFUN([ISO_MPI], [
               [AC_MSG_RESULT([yes])],
               [AC_MSG_RESULT([no])
                AC_MSG_ERROR([MPI was not found (Debian: apt-get install libopenmpi-dev openmpi-bin)])])
+    # SimGrid's SMPI has no interface for tools.
+    AC_MSG_CHECKING([for MPI_T])
+    ISO_LINKS([$MPI_CFLAGS], [$MPI_LIBS], [#include <mpi.h>],
+              [int count; return MPI_T_cvar_get_num(&count);],
+              [AC_MSG_RESULT([yes])
+               AC_DEFINE([ISO_HAVE_MPI_T], [1], [Define to 1 if MPI has MPI_T.])],
+              [AC_MSG_RESULT([no])])
 
     AC_ARG_VAR([MPIRUN], [launches MPI programs in tests, "no" for none (default: mpirun or mpiexec)])
     AC_ARG_VAR([MPIRUN_FLAGS], [options for MPIRUN (default: those that let tests use more ranks than cores)])

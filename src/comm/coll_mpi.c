@@ -3,6 +3,7 @@
 #include "comm/comm_state.h"
 #include "comm/request.h"
 
+#include <config.h>
 #include <string.h>
 
 #define ALGORITHM_VARIABLE "coll_libnbc_iallreduce_algorithm"
@@ -40,6 +41,7 @@ static const char *algorithm_name(int value) {
     return value >= 0 && value < 5 ? name[value] : "unknown";
 }
 
+#ifdef ISO_HAVE_MPI_T
 static bool find_variable(int *index) {
     int count = 0;
     if (MPI_T_cvar_get_num(&count) != MPI_SUCCESS) return false;
@@ -98,6 +100,13 @@ static void choose_algorithm(char *text, size_t room) {
         snprintf(text, room, "MPI's own choice (it has no " ALGORITHM_VARIABLE ")");
     MPI_T_finalize();
 }
+#else
+// An MPI library without the interface for tools.
+static void choose_algorithm(char *text, size_t room) {
+    (void)algorithm_name;
+    snprintf(text, room, "MPI's own choice (no MPI_T)");
+}
+#endif
 
 // The user may have set the algorithm by number or by name.
 int iso__choose_algorithm(char *text, size_t room) {
