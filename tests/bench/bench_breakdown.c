@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Times every kernel of a training step: puts slots that take the time in place of the device's.
+// Times every kernel of a training step: puts slots that take the time in place of the device's. Or
+// lets the time of a model pass instead of each.
 #include "bench_breakdown.h"
 
 #include "bench_peak.h"
@@ -33,6 +34,7 @@ static struct {
     call calls[MOST_CALLS];
     int count, at, depth; // calls of a step; the next one; kernels may call kernels
     int step, steps;      // step < 0: not timed
+    bench_spend spend;    // in the place of kernels; NULL: they run
 } the;
 
 static void fail(const char *why) {
@@ -71,7 +73,7 @@ static double size_of(const iso_tensor *x) {
     return x ? (double)x->count * (double)iso_dtype_size(x->dtype) : 0;
 }
 static double gemm_flops(const iso_tensor *rows, const iso_tensor *w) {
-    return 2.0 * (double)rows->shape[0] * (double)w->count;
+    return w ? 2.0 * (double)rows->shape[0] * (double)w->count : 0;
 }
 // Of the direct algorithm; Winograd's needs fewer.
 static double conv_flops(const iso_tensor *y, const iso_tensor *w) {
@@ -82,6 +84,7 @@ static double conv_flops(const iso_tensor *y, const iso_tensor *w) {
 // A slot of the table of kernels that calls the real one and takes its time.
 #define PROBE(slot, direction, object, flops, bytes, PARAMS, ARGUMENTS)                            \
     static iso_status probe_##slot PARAMS {                                                        \
+        if (the.spend) return the.spend(#slot, flops, bytes), ISO_OK;                              \
         int64_t start = begin();                                                                   \
         iso_status status = the.kernels->slot ARGUMENTS;                                           \
         end(#slot, direction, object, flops, bytes, start);                                        \
@@ -97,7 +100,8 @@ PROBE(linear_forward, FORWARD, y, gemm_flops(x, w), size_of(x) + size_of(w) + si
       ARGS(iso_device *d, TENSOR x, TENSOR w, iso__arrival *arrival, TENSOR b, iso_activation act,
            iso_tensor *y),
       ARGS(d, x, w, arrival, b, act, y))
-PROBE(linear_backward_params, PARAMS, dw->data, gemm_flops(x, dw),
+// Of a layer that leaves in pieces, dw is NULL: linear_backward_rows computes it.
+PROBE(linear_backward_params, PARAMS, (dw ? dw : db)->data, gemm_flops(x, dw),
       size_of(x) + size_of(dw) + size_of(dy),
       ARGS(iso_device *d, TENSOR x, TENSOR dy, iso_tensor *dw, bool add_w, iso_tensor *db,
            bool add_b),
@@ -105,6 +109,10 @@ PROBE(linear_backward_params, PARAMS, dw->data, gemm_flops(x, dw),
 PROBE(linear_backward_input, INPUT, w->data, gemm_flops(dy, w),
       size_of(dx) + size_of(w) + size_of(dy),
       ARGS(iso_device *d, TENSOR dy, TENSOR w, iso_tensor *dx), ARGS(d, dy, w, dx))
+PROBE(linear_backward_rows, PARAMS, dw->data, gemm_flops(x, dw),
+      size_of(x) + size_of(dw) + size_of(dy),
+      ARGS(iso_device *d, TENSOR x, TENSOR dy, int64_t first, iso_tensor *dw, bool accumulate),
+      ARGS(d, x, dy, first, dw, accumulate))
 PROBE(conv2d_forward, FORWARD, y, conv_flops(y, w), size_of(x) + size_of(w) + size_of(y),
       ARGS(iso_device *d, const iso_conv2d_config *c, TENSOR x, TENSOR w, TENSOR b,
            iso_activation act, iso_tensor *y),
@@ -125,6 +133,9 @@ PROBE(max_pool2d_backward, INPUT, dx, 0, size_of(dy) + size_of(dx),
       ARGS(iso_device *d, const iso_pool2d_config *c, TENSOR dy, const void *workspace,
            iso_tensor *dx),
       ARGS(d, c, dy, workspace, dx))
+PROBE(max_pool2d_relu_forward, FORWARD, y, 0, size_of(x) + size_of(y),
+      ARGS(iso_device *d, const iso_pool2d_config *c, TENSOR x, iso_tensor *y, void *workspace),
+      ARGS(d, c, x, y, workspace))
 PROBE(avg_pool2d_forward, FORWARD, y, 0, size_of(x) + size_of(y),
       ARGS(iso_device *d, const iso_pool2d_config *c, TENSOR x, iso_tensor *y), ARGS(d, c, x, y))
 PROBE(avg_pool2d_backward, INPUT, dx, 0, size_of(dy) + size_of(dx),
@@ -138,6 +149,9 @@ PROBE(relu_forward, FORWARD, y, 0, size_of(x) + size_of(y),
       ARGS(iso_device *d, TENSOR x, iso_tensor *y), ARGS(d, x, y))
 PROBE(relu_backward, INPUT, y, 0, size_of(y) + size_of(dy) + size_of(dx),
       ARGS(iso_device *d, TENSOR y, TENSOR dy, iso_tensor *dx), ARGS(d, y, dy, dx))
+PROBE(relu_backward_bias, INPUT, y, 0, size_of(y) + 2 * size_of(dy),
+      ARGS(iso_device *d, TENSOR y, iso_tensor *dy, iso_tensor *db, bool accumulate),
+      ARGS(d, y, dy, db, accumulate))
 PROBE(add, NULL, y, 0, size_of(a) + size_of(b) + size_of(y),
       ARGS(iso_device *d, TENSOR a, TENSOR b, iso_activation act, iso_tensor *y),
       ARGS(d, a, b, act, y))
@@ -171,6 +185,7 @@ PROBE(adam, UPDATE, p, 0, (most ? 36.0 : 28.0) * (double)count,
       ARGS(d, count, args, g, p, m, v, most))
 
 static iso_status probe_copy(iso_device *d, TENSOR from, iso_tensor *to) {
+    if (the.spend) return the.spend("copy", 0, size_of(from) + size_of(to)), ISO_OK;
     int64_t start = begin();
     iso_status status = the.device_ops->copy(d, from, to);
     end("copy", NULL, to, 0, size_of(from) + size_of(to), start);
@@ -178,6 +193,7 @@ static iso_status probe_copy(iso_device *d, TENSOR from, iso_tensor *to) {
 }
 
 static iso_status probe_fill(iso_device *d, iso_tensor *x, double value) {
+    if (the.spend) return the.spend("fill", 0, size_of(x)), ISO_OK;
     int64_t start = begin();
     iso_status status = the.device_ops->fill(d, x, value);
     end("fill", NULL, x, 0, size_of(x), start);
@@ -185,13 +201,17 @@ static iso_status probe_fill(iso_device *d, iso_tensor *x, double value) {
 }
 
 static void install(iso_device *device) {
-#define PUT(slot) the.probe_kernels.slot = probe_##slot
+#define PUT(slot)    the.probe_kernels.slot = probe_##slot
+#define PUT_IF(slot) the.probe_kernels.slot = the.kernels->slot ? probe_##slot : NULL
     the.device = device;
     the.kernels = device->kernels[ISO_F32];
     the.probe_kernels = *the.kernels;
     PUT(linear_forward), PUT(linear_backward_params), PUT(linear_backward_input);
+    PUT_IF(linear_backward_rows);
     PUT(conv2d_forward), PUT(conv2d_backward_params), PUT(conv2d_backward_input);
     PUT(max_pool2d_forward), PUT(max_pool2d_backward);
+    PUT_IF(max_pool2d_relu_forward);
+    PUT_IF(relu_backward_bias);
     PUT(avg_pool2d_forward), PUT(avg_pool2d_backward);
     PUT(adaptive_avg_pool2d_forward), PUT(adaptive_avg_pool2d_backward);
     PUT(relu_forward), PUT(relu_backward), PUT(dropout), PUT(loss);
@@ -203,6 +223,11 @@ static void install(iso_device *device) {
     the.probe_device.copy = probe_copy;
     the.probe_device.fill = probe_fill;
     device->ops = &the.probe_device;
+}
+
+void bench_breakdown_replace(iso_device *device, bench_spend spend) {
+    the.spend = spend;
+    install(device);
 }
 
 static void uninstall(void) {
@@ -295,6 +320,24 @@ static void report(const bench_subject *s, const int64_t *total) {
     free(chosen);
 }
 
+// What bench_model.c reads.
+static void write_table(const bench_subject *s, const int64_t *total) {
+    FILE *to = fopen(s->table, "w");
+    if (!to) fail("the table cannot be written");
+    int *chosen = calloc((size_t)the.steps, sizeof(*chosen));
+    int count = choose_steps(total, chosen);
+    double rest = mean_ms(total, chosen, count);
+    for (int i = 0; i < the.count; i++) {
+        const call *c = &the.calls[i];
+        double ms = mean_ms(c->ns, chosen, count);
+        fprintf(to, "%s %.0f %.0f %.6f\n", c->operation, c->flops, c->bytes, ms);
+        rest -= ms;
+    }
+    fprintf(to, "rest 0 0 %.6f\n", rest > 0 ? rest : 0);
+    fclose(to);
+    free(chosen);
+}
+
 // ---- Steps ----------------------------------------------------------------------------------------
 
 static void step(const bench_subject *s) {
@@ -323,6 +366,7 @@ void bench_breakdown(const bench_subject *subject, int warmup, int steps, bool q
     }
     uninstall();
     if (!quiet) report(subject, total);
+    if (!quiet && subject->table) write_table(subject, total);
     for (int i = 0; i < the.count; i++) free(the.calls[i].ns);
     free(total);
 }

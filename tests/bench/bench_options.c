@@ -18,6 +18,8 @@ static const char usage[] =
     "hidden\n"
     "  --breakdown      tells for each kernel of a step its time and how near it comes to the\n"
     "                   machine's peak, on one rank or on the first of several; CPU only\n"
+    "  --table FILE     with --breakdown: writes the times to FILE too, for bench_scale's\n"
+    "                   --device model:FILE\n"
     "  --progress MODE  auto, off, poll or thread (auto)\n"
     "  --bucket-mb X    layers are fused until a buffer holds this much (0.25)\n"
     "  --piece-mb X     larger parameters leave in pieces of so much, 0: as a whole (1)\n"
@@ -88,6 +90,8 @@ static bool set_other(bench_options *o, int letter, const char *text) {
         o->tuned = true;
     else if (letter == 'p')
         o->progress = text;
+    else if (letter == 'T')
+        o->table = text;
     else if (letter == 'v')
         o->device = text;
     else
@@ -122,23 +126,16 @@ bench_plan bench_parse(int argc, char **argv) {
                        .math = {{"f32"}, 1},
                        .graphs = {{NULL}, 1},
                        .wire = {{"f32"}, 1}};
-    static const struct option known[] = {{"model", required_argument, NULL, 'm'},
-                                          {"batch", required_argument, NULL, 'b'},
-                                          {"steps", required_argument, NULL, 'n'},
-                                          {"warmup", required_argument, NULL, 'w'},
-                                          {"sync", required_argument, NULL, 's'},
-                                          {"report-hidden", no_argument, NULL, 'h'},
-                                          {"progress", required_argument, NULL, 'p'},
-                                          {"bucket-mb", required_argument, NULL, 'k'},
-                                          {"threads", required_argument, NULL, 't'},
-                                          {"breakdown", no_argument, NULL, 'd'},
-                                          {"tuned", no_argument, NULL, 'u'},
-                                          {"piece-mb", required_argument, NULL, 'i'},
-                                          {"device", required_argument, NULL, 'v'},
-                                          {"math", required_argument, NULL, 'a'},
-                                          {"graphs", required_argument, NULL, 'g'},
-                                          {"wire", required_argument, NULL, 'W'},
-                                          {NULL, 0, NULL, 0}};
+    static const struct option known[] = {
+        {"model", required_argument, NULL, 'm'},    {"batch", required_argument, NULL, 'b'},
+        {"steps", required_argument, NULL, 'n'},    {"warmup", required_argument, NULL, 'w'},
+        {"sync", required_argument, NULL, 's'},     {"report-hidden", no_argument, NULL, 'h'},
+        {"progress", required_argument, NULL, 'p'}, {"bucket-mb", required_argument, NULL, 'k'},
+        {"threads", required_argument, NULL, 't'},  {"breakdown", no_argument, NULL, 'd'},
+        {"tuned", no_argument, NULL, 'u'},          {"table", required_argument, NULL, 'T'},
+        {"piece-mb", required_argument, NULL, 'i'}, {"device", required_argument, NULL, 'v'},
+        {"math", required_argument, NULL, 'a'},     {"graphs", required_argument, NULL, 'g'},
+        {"wire", required_argument, NULL, 'W'},     {NULL, 0, NULL, 0}};
     for (int c; (c = getopt_long(argc, argv, "", known, NULL)) != -1;)
         if (!set_list(&plan, c, optarg) && !set_number(&plan.base, c, optarg) &&
             !set_other(&plan.base, c, optarg))

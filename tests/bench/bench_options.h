@@ -16,6 +16,7 @@ typedef struct bench_options {
     double bucket_mb, piece_mb;
     const char *graphs; // "on", "off", or NULL: as the environment says
     const char *wire;   // name of a communication hook
+    const char *table;  // file that --breakdown writes; NULL: none
 } bench_options;
 
 typedef struct bench_plan {

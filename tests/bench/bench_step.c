@@ -306,7 +306,8 @@ static void break_down(bench *b) {
                              .loss = b->loss[0],
                              .images = b->images,
                              .labels = b->labels,
-                             .threads = b->o->threads};
+                             .threads = b->o->threads,
+                             .table = b->o->table};
     bench_breakdown(&subject, b->o->warmup, b->o->steps, iso_comm_rank(b->comm) != 0);
     bench_require(iso_data_parallel_finish(r->model));
 }

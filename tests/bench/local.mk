@@ -16,6 +16,12 @@ tests_bench_bench_step_SOURCES = tests/bench/bench_breakdown.c tests/bench/bench
     tests/bench/bench_peak.h tests/bench/bench_step.c tests/bench/bench_util.c tests/bench/bench_util.h \
     examples/support/models.c examples/support/models.h examples/support/models_resnet.c
 tests_bench_bench_step_LDADD = libiso_core.la
+BENCHES += tests/bench/bench_scale
+tests_bench_bench_scale_SOURCES = tests/bench/bench_breakdown.c tests/bench/bench_breakdown.h \
+    tests/bench/bench_model.c tests/bench/bench_model.h tests/bench/bench_peak.c tests/bench/bench_peak.h \
+    tests/bench/bench_scale.c tests/bench/bench_util.c tests/bench/bench_util.h \
+    examples/support/models.c examples/support/models.h examples/support/models_resnet.c
+tests_bench_bench_scale_LDADD = libiso_core.la
 BENCHES += tests/bench/bench_loader
 tests_bench_bench_loader_SOURCES = tests/bench/bench_loader.c tests/bench/bench_util.c tests/bench/bench_util.h \
     examples/support/models.c examples/support/models.h examples/support/models_resnet.c
