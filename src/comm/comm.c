@@ -112,21 +112,39 @@ iso_status iso_comm_bcast(iso_comm *comm, void *data, size_t bytes, int root) {
     return ISO_OK;
 }
 
+size_t iso__comm_reduction_room(const iso_comm *comm, size_t count) {
+    size_t power = 1;
+    while (2 * power <= (size_t)comm->size) power *= 2;
+    return count > power || count == 0 ? count : power;
+}
+
+// What is added changes no result: zeros to a sum, else the first number again. Sums of doubles
+// stay as they are, as another algorithm may round them otherwise.
+static size_t fill_up(const iso_comm *comm, int64_t *memory, size_t count, MPI_Datatype type,
+                      MPI_Op op) {
+    size_t room = iso__comm_reduction_room(comm, count);
+    if (!memory || room * 8 > SCRATCH_MOST || (op == MPI_SUM && type == MPI_DOUBLE)) return count;
+    for (size_t i = count; i < room; i++) memory[i] = op == MPI_SUM ? 0 : memory[0];
+    return room;
+}
+
 static iso_status reduce_numbers(iso_comm *comm, void *data, size_t count, MPI_Datatype type,
                                  iso_reduce op) {
     MPI_Op mpi_op = op == ISO_SUM ? MPI_SUM : op == ISO_MAX ? MPI_MAX : MPI_MIN;
     MPI_Request request;
     void *memory;
     size_t bytes = count * 8; // doubles, or integers of as many bits
+    size_t room = iso__comm_reduction_room(comm, count) * 8;
     ISO_TRY(iso__debug_match(comm, "a reduction (%s) of %zu %s numbers",
                              op == ISO_SUM   ? "sum"
                              : op == ISO_MAX ? "maximum"
                                              : "minimum",
                              count, type == MPI_DOUBLE ? "f64" : "i64"));
     ISO_CHECK(count < INT_MAX, ISO_ERR_ARG, "%zu numbers are too many for one reduction", count);
-    ISO_TRY(borrow_memory(comm, bytes, &memory));
+    ISO_TRY(borrow_memory(comm, room <= SCRATCH_MOST ? room : bytes, &memory));
     if (memory && bytes > 0) memcpy(memory, data, bytes);
-    int rc = MPI_Iallreduce(MPI_IN_PLACE, memory ? memory : data, (int)count, type, mpi_op,
+    size_t sent = fill_up(comm, memory, count, type, mpi_op);
+    int rc = MPI_Iallreduce(MPI_IN_PLACE, memory ? memory : data, (int)sent, type, mpi_op,
                             comm->mpi, &request);
     ISO_TRY(iso__comm_await(comm, rc, &request, "a reduction"));
     if (memory && bytes > 0) memcpy(data, memory, bytes);

@@ -20,6 +20,11 @@ bool iso__comm_is_finalized(const iso_comm *comm);
 // Local. Whether both have the same ranks in the same order. Returns false if MPI cannot say.
 bool iso__comm_same_ranks(const iso_comm *a, const iso_comm *b);
 
+// With how many numbers a reduction of `count` is made: with fewer numbers than the largest power
+// of two of ranks, Open MPI's Rabenseifner would give way to a ring, and so take 2 (P - 1) rounds
+// instead of 2 log2(P).
+size_t iso__comm_reduction_room(const iso_comm *comm, size_t count);
+
 // ISO_ERR_MISMATCH, naming `what`, unless all ranks give the same number. Collective.
 iso_status iso__comm_check_equal(iso_comm *comm, int64_t number, const char *what);
 

@@ -2,6 +2,8 @@
 // The weighted mean over nodes: its memory, and what lasts between exchanges.
 #include "exchange/average_impl.h"
 
+#include "comm/comm_calls.h"
+
 #include <math.h>
 #include <string.h>
 
@@ -75,6 +77,8 @@ static iso_status allocate_all(iso__average *a) {
         a->shard[k] = iso__round_up((a->size[k] + shards - 1) / shards, ISO__AVERAGE_UNIT);
         chunks += iso__average_chunks(a, a->size[k]);
     }
+    size_t metrics = iso__comm_reduction_room(iso__routes_comm(a->routes), 1 + ISO__METRICS);
+    ISO_TRY(iso__alloc_zero(metrics * sizeof(*a->metrics), (void **)&a->metrics));
     ISO_TRY(iso__alloc_zero(shards * ISO__AVERAGE_TYPES * sizeof(*a->spread), (void **)&a->spread));
     ISO_TRY(iso__alloc_zero(chunks * sizeof(*a->chunk), (void **)&a->chunk));
     ISO_TRY(allocate_buffers(a));
@@ -124,6 +128,7 @@ static void release_buffers(iso__average *a) {
     }
     iso__free(a->send);
     iso__free(a->recv);
+    iso__free(a->metrics);
     iso__free(a->chunk);
     iso__free(a->spread);
     iso__routes_destroy(&a->routes);

@@ -85,8 +85,8 @@ struct iso__average {
     iso__average_chunk *chunk;
     int chunk_count;
     iso_request *verdict;
-    double metrics[1 + ISO__METRICS]; // the first one: lowest failing rank and cause
-    iso__average_cause cause;         // of this rank
+    double *metrics; // 1 + ISO__METRICS, the first: lowest failing rank and cause; then filling
+    iso__average_cause cause; // of this rank
     char message[sizeof(((iso_error *)0)->message)];
     int64_t start_ns, back_ns;
     iso__average_stats stats;

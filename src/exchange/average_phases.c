@@ -207,8 +207,9 @@ static void post_verdict(iso__average *a) {
     a->metrics[1] = (double)(a->back_ns - a->start_ns) * 1e-6;
     if (a->back_ns > a->start_ns)
         iso_trace_span(ISO_LANE_EXCHANGE, "mean over nodes", a->start_ns, a->back_ns);
-    note_posted(a, iso__comm_iallreduce_max(iso__routes_all(a->routes, a->route), a->metrics,
-                                            1 + ISO__METRICS, "mean over nodes (verdict)",
+    iso_comm *all = iso__routes_all(a->routes, a->route);
+    int count = (int)iso__comm_reduction_room(all, 1 + ISO__METRICS);
+    note_posted(a, iso__comm_iallreduce_max(all, a->metrics, count, "mean over nodes (verdict)",
                                             &a->verdict));
 }
 

@@ -14,6 +14,7 @@ TestSuite(np1_comm, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout 
 TestSuite(np2_comm, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 120);
 TestSuite(np3_comm, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 120);
 TestSuite(np4_comm, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 120);
+TestSuite(np5_comm, .init = test_mpi_setup, .fini = test_mpi_teardown, .timeout = 120);
 TestSuite(np1_life, .init = test_mpi_setup_bare, .timeout = 60);
 TestSuite(np2_life, .init = test_mpi_setup_bare, .timeout = 60);
 TestSuite(np3_life, .init = test_mpi_setup_bare, .timeout = 60);
@@ -269,6 +270,33 @@ Test(np3_comm, agree_names_a_rank_once) {
     iso_status mine = test_rank == 1 ? ISO_FAIL(ISO_ERR_TIMEOUT, "rank 1 of 3 waited") : ISO_OK;
     iso_assert_all(iso_comm_agree(test_comm, mine) == ISO_ERR_TIMEOUT);
     iso_assert_all(strcmp(iso_last_error()->message, "rank 1 of 3 waited") == 0);
+}
+
+// What ranks add so that a reduction has as many numbers as ranks changes none of the results, of
+// numbers of either sign.
+static bool reduces_right(size_t count, iso_reduce op) {
+    int64_t whole[9];
+    double real[9];
+    bool right = true;
+    for (int64_t i = 0; i < 9; i++) whole[i] = (i - 4) * (test_rank + 1);
+    for (int64_t i = 0; i < 9; i++) real[i] = 0.5 * (double)whole[i];
+    right = iso_comm_allreduce_i64(test_comm, whole, count, op) == ISO_OK;
+    right = iso_comm_allreduce_f64(test_comm, real, count, op) == ISO_OK && right;
+    for (int64_t i = 0; i < 9; i++) {
+        int64_t low = i < 4 ? 5 * (i - 4) : i - 4, high = i < 4 ? i - 4 : 5 * (i - 4);
+        int64_t expected = op == ISO_SUM ? 15 * (i - 4) : op == ISO_MAX ? high : low;
+        if ((size_t)i >= count) expected = (i - 4) * (test_rank + 1); // untouched
+        right = right && whole[i] == expected && real[i] == 0.5 * (double)expected;
+    }
+    return right;
+}
+
+Test(np5_comm, few_numbers_are_reduced_among_more_ranks) {
+    bool right = true;
+    for (size_t count = 0; count <= 9; count++)
+        right = reduces_right(count, ISO_SUM) && reduces_right(count, ISO_MAX) &&
+                reduces_right(count, ISO_MIN) && right;
+    iso_assert_all(right);
 }
 
 Test(np3_comm, gather_keeps_order_and_lengths) {
