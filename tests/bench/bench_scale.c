@@ -24,13 +24,15 @@ static const char usage[] =
     "  --device NAME    cpu, or model:FILE: nothing is computed, kernels take the times of FILE,\n"
     "                   which bench_step --breakdown --table FILE writes (cpu)\n"
     "  --slow-ms X      the last rank computes X ms longer in each step (0)\n"
+    "  --work-ns X      on a model device: what an exchange of parameters costs a rank, in ns per\n"
+    "                   parameter, to convert, sum and merge (0)\n"
     "  --equal          ranks begin with equal parameters: rank 0 sends none\n";
 
 typedef struct scale_options {
     const char *model, *sync, *progress, *device;
     char *settings;
     int batch, steps, warmup;
-    double slow_ms;
+    double slow_ms, work_ns;
     bool equal;
 } scale_options;
 
@@ -46,8 +48,8 @@ typedef struct scale_run {
     iso_module *model;
     iso_optimizer *optimizer;
     iso_loss *loss;
-    int64_t parameters;
-    double start_ms; // of everything before the first step
+    int64_t parameters, syncs; // syncs: exchanges that have been charged
+    double start_ms;           // of everything before the first step
 } scale_run;
 
 // ---- Options --------------------------------------------------------------------------------------
@@ -67,23 +69,20 @@ static void set_option(scale_options *o, int letter, char *text) {
     case 'n': o->steps = whole("--steps", text); break;
     case 'w': o->warmup = whole("--warmup", text); break;
     case 'l': o->slow_ms = bench_number(usage, "--slow-ms", text, 0, 1e6); break;
+    case 'k': o->work_ns = bench_number(usage, "--work-ns", text, 0, 1e6); break;
     case 'q': o->equal = true; break;
     default: bench_usage(usage, "unknown option");
     }
 }
 
 static scale_options parse_options(int argc, char **argv) {
-    static const struct option known[] = {{"model", required_argument, NULL, 'm'},
-                                          {"sync", required_argument, NULL, 's'},
-                                          {"set", required_argument, NULL, 'e'},
-                                          {"progress", required_argument, NULL, 'p'},
-                                          {"device", required_argument, NULL, 'v'},
-                                          {"batch", required_argument, NULL, 'b'},
-                                          {"steps", required_argument, NULL, 'n'},
-                                          {"warmup", required_argument, NULL, 'w'},
-                                          {"slow-ms", required_argument, NULL, 'l'},
-                                          {"equal", no_argument, NULL, 'q'},
-                                          {NULL, 0, NULL, 0}};
+    static const struct option known[] = {
+        {"model", required_argument, NULL, 'm'},   {"sync", required_argument, NULL, 's'},
+        {"set", required_argument, NULL, 'e'},     {"progress", required_argument, NULL, 'p'},
+        {"device", required_argument, NULL, 'v'},  {"batch", required_argument, NULL, 'b'},
+        {"steps", required_argument, NULL, 'n'},   {"warmup", required_argument, NULL, 'w'},
+        {"slow-ms", required_argument, NULL, 'l'}, {"work-ns", required_argument, NULL, 'k'},
+        {"equal", no_argument, NULL, 'q'},         {NULL, 0, NULL, 0}};
     scale_options o = {.model = "mlp",
                        .sync = "lazy",
                        .progress = "auto",
@@ -205,6 +204,14 @@ static void tear_down(scale_run *r) {
 
 // ---- Steps ----------------------------------------------------------------------------------------
 
+static void charge_exchanges(scale_run *r) {
+    iso_strategy_stats stats;
+    if (r->o->work_ns == 0) return;
+    bench_require(iso_strategy_get_stats(r->strategy, r->optimizer, &stats));
+    for (; r->syncs < stats.syncs; r->syncs++)
+        bench_model_spend(r->o->work_ns * (double)r->parameters * 1e-6);
+}
+
 static void make_step(scale_run *r) {
     iso_tensor *out, *grad;
     double value;
@@ -216,6 +223,7 @@ static void make_step(scale_run *r) {
     bench_require(iso_module_backward(r->model, grad, NULL));
     bench_require(iso_strategy_reduce_gradients(r->strategy, r->model));
     bench_require(iso_optimizer_step(r->optimizer));
+    charge_exchanges(r);
     bench_model_rest();
 }
 
@@ -237,11 +245,13 @@ static void settle(scale_run *r) {
 
 static void report(scale_run *r, double step_ms, double bytes[3]) {
     uint64_t hash;
+    iso_strategy_stats stats;
     double most[2] = {step_ms, r->start_ms};
     bool modelled = strncmp(r->o->device, "model:", 6) == 0;
     bench_require(iso_comm_allreduce_f64(r->comm, most, 2, ISO_MAX));
     bench_require(iso_comm_allreduce_f64(r->comm, bytes, 3, ISO_SUM));
     if (!modelled) bench_require(iso_parameter_hash(r->model, r->comm, &hash, NULL));
+    bench_require(iso_strategy_get_stats(r->strategy, r->optimizer, &stats));
     if (iso_comm_rank(r->comm) != 0) return;
     int ranks = iso_comm_size(r->comm), steps = r->o->steps;
     printf("{\"bench\": \"scale\", \"model\": \"%s\", \"parameters\": %" PRId64
@@ -251,6 +261,9 @@ static void report(scale_run *r, double step_ms, double bytes[3]) {
            r->o->model, r->parameters, r->o->sync, r->o->settings ? r->o->settings : "",
            r->o->batch, ranks, steps, most[0], most[1], bytes[0] / steps, bytes[1] / steps,
            bytes[2] / steps / ranks);
+    if (stats.syncs >= 0)
+        printf(", \"period\": %" PRId64 ", \"wait\": %" PRId64 ", \"exchange_ms\": %.3f",
+               stats.period, stats.wait, stats.exchange_ms);
     if (!modelled) printf(", \"hash\": \"%016" PRIx64 "\"", hash);
     printf("}\n");
     fflush(stdout);

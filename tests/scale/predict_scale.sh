@@ -1,0 +1,25 @@
+#!/bin/sh
+# SPDX-License-Identifier: MIT
+# Predicts the cases of the file cases: simulates each, and prints its name and the time of a step in ms.
+# usage: predict_scale.sh BUILD TABLES [NAME...]: the folders of build_scale.sh and tables.sh; NAME: these cases alone
+set -eu
+
+here=$(cd "$(dirname "$0")" && pwd)
+[ $# -ge 2 ] || {
+    sed -n 's/^# usage: /usage: /p' "$0" >&2
+    exit 2
+}
+build=$1 tables=$2
+shift 2
+only=" $* "
+grep -v '^#' "$here/cases" | while read -r name hosts mbit model batch _ slow steps warmup sync settings; do
+    [ "$only" = "  " ] || case $only in *" $name "*) ;; *) continue ;; esac
+    set -- --model "$model" --batch "$batch" --sync "$sync" --slow-ms "$slow" --steps "$steps" --warmup "$warmup" \
+        --device "model:$tables/$model-$batch.times"
+    work=$(sed -n "s/^$sync //p" "$tables/work")
+    [ -z "$work" ] || set -- "$@" --work-ns "$work"
+    [ "$sync" != daso ] || settings=$settings,warmup-steps=0,cooldown-steps=0
+    [ "$settings" = - ] || set -- "$@" --set "$settings"
+    sh "$here/simulate.sh" -b "$build" -n "$hosts" -r "$mbit" -- "$@" </dev/null |
+        sed -n "s/.*\"step_ms\": \\([0-9.]*\\).*/$name \\1/p"
+done

@@ -1,0 +1,63 @@
+#!/bin/sh
+# SPDX-License-Identifier: MIT
+# Runs bench_scale on a simulated cluster (SimGrid): full-duplex links of one rate into a switch that never limits.
+# usage: simulate.sh [-b BUILD (.)] [-n HOSTS (2)] [-p RANKS PER HOST (1)] [-r MBIT/S (1000)] [-m BYTES] -- [OPTION...]
+#        BUILD: the folder of build_scale.sh. Arrays of BYTES or more get no memory of their own (with --device
+#        model:FILE alone). The options are bench_scale's. The costs are those of the file costs, or SCALE_COSTS.
+# shellcheck disable=SC2154  # the costs
+set -eu
+
+here=$(cd "$(dirname "$0")" && pwd)
+usage() {
+    sed -n '/^# usage: /,/^#        model:/s/^# \{0,1\}//p' "$0" >&2
+    exit 2
+}
+build=. hosts=2 ranks=1 rate=1000 shared=0
+while getopts b:n:p:r:m: option; do
+    case $option in
+    b) build=$OPTARG ;;
+    n) hosts=$OPTARG ;;
+    p) ranks=$OPTARG ;;
+    r) rate=$OPTARG ;;
+    m) shared=$OPTARG ;;
+    *) usage ;;
+    esac
+done
+shift $((OPTIND - 1))
+command -v smpirun >/dev/null || {
+    echo "simulate.sh: needs smpirun (Debian: apt-get install libsimgrid-dev)" >&2
+    exit 77
+}
+[ -x "$build/bench_scale_simulated" ] || {
+    echo "simulate.sh: there is no bench_scale_simulated in $build: run build_scale.sh $build" >&2
+    exit 1
+}
+# shellcheck source=tests/scale/costs disable=SC2154
+. "${SCALE_COSTS:-$here/costs}"
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+trap 'exit 143' INT TERM HUP
+
+# A message passes two links, that of its sender and that of its receiver.
+bytes=$(awk -v rate="$rate" -v payload="$payload" 'BEGIN { printf "%.0f", rate * 1e6 / 8 * payload }')
+half=$(awk -v us="$latency_us" 'BEGIN { print us / 2 }')
+cat >"$work/platform.xml" <<END
+<?xml version='1.0'?>
+<!DOCTYPE platform SYSTEM "https://simgrid.org/simgrid.dtd">
+<platform version="4.1">
+  <cluster id="cluster" prefix="host" suffix="" radical="0-$((hosts - 1))" speed="1Gf" bw="${bytes}Bps" lat="${half}us"
+           sharing_policy="SPLITDUPLEX" loopback_bw="${node_mbyte}MBps" loopback_lat="${node_latency_us}us"/>
+</platform>
+END
+awk -v hosts="$hosts" -v ranks="$ranks" \
+    'BEGIN { for (h = 0; h < hosts; h++) for (r = 0; r < ranks; r++) print "host" h }' >"$work/hosts"
+
+export ISO_TEST_SIM_POLL_US="$poll_us" ISO_TEST_SIM_BYTE_NS="$byte_ns" ISO_TEST_SIM_SUM_NS="$sum_ns"
+export ISO_TEST_SIM_WAKE_NS="$wake_ns" ISO_TEST_SIM_SHARED="$shared"
+# Shared memory of a node waits without calling MPI, so time would stand still; nor is there anyone to watch.
+export ISO_NODE_COLLECTIVE=mpi ISO_STALL_WARN=0
+smpirun -np $((hosts * ranks)) -platform "$work/platform.xml" -hostfile "$work/hosts" \
+    --cfg=smpi/simulate-computation:no --cfg=smpi/host-speed:1 --cfg=smpi/display-timing:no --cfg=smpi/test:0 \
+    --cfg=smpi/iprobe:0 --cfg=smpi/os:0:0:0 --cfg=smpi/or:0:0:0 --cfg=smpi/bw-factor:0:1 --cfg=smpi/lat-factor:0:1 \
+    --cfg=network/crosstraffic:no --cfg=smpi/async-small-thresh:"$eager" \
+    --cfg=smpi/send-is-detached-thresh:"$eager" --log=root.thres:critical "$build/bench_scale_simulated" "$@"
