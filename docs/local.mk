@@ -17,6 +17,9 @@ nobase_dist_doc_DATA = \
     docs/idea.svg \
     docs/lazy-timeline.svg \
     docs/measurements/gpu-2026-11-23.jsonl \
+    docs/studies/bytes-to-target.csv \
+    docs/studies/bytes-to-target.md \
+    docs/studies/bytes-to-target.sh \
     docs/studies/outer-optimizers-comparisons.csv \
     docs/studies/outer-optimizers.csv \
     docs/studies/outer-optimizers.md \
