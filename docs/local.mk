@@ -20,6 +20,8 @@ nobase_dist_doc_DATA = \
     docs/studies/bytes-to-target.csv \
     docs/studies/bytes-to-target.md \
     docs/studies/bytes-to-target.sh \
+    docs/measurements/scale-2026-11-26.jsonl \
+    docs/scale.md \
     docs/studies/outer-optimizers-comparisons.csv \
     docs/studies/outer-optimizers.csv \
     docs/studies/outer-optimizers.md \
