@@ -17,11 +17,11 @@ nobase_dist_doc_DATA = \
     docs/idea.svg \
     docs/lazy-timeline.svg \
     docs/measurements/gpu-2026-11-23.jsonl \
+    docs/measurements/scale-2026-11-26.jsonl \
+    docs/scale.md \
     docs/studies/bytes-to-target.csv \
     docs/studies/bytes-to-target.md \
     docs/studies/bytes-to-target.sh \
-    docs/measurements/scale-2026-11-26.jsonl \
-    docs/scale.md \
     docs/studies/outer-optimizers-comparisons.csv \
     docs/studies/outer-optimizers.csv \
     docs/studies/outer-optimizers.md \
