@@ -116,6 +116,7 @@ result $? "the documented script starts"
 scancel --batch --signal=USR1 "$job"
 await 60 is_in PENDING && [ "$(restarts)" = 1 ] && is_saved && grep -q '"event":"stop"' run.jsonl
 result $? "on SIGUSR1 the run is saved, and the job requeues itself"
+sleep 2 # Slurm refuses to start a job in the second in which it was killed
 scontrol update JobId="$job" StartTime=now
 await 90 is_in COMPLETED && [ "$(grep -c '"resume"' run.jsonl)" = 1 ]
 result $? "the job goes on where it was, and is completed"
