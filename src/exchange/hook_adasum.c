@@ -31,17 +31,18 @@ static double dot_product(const float *a, const float *b, size_t n) {
     return sum;
 }
 
-// Of a gradient that is 0 there is nothing to leave out.
-static float keep_share(double dot, double square) {
-    return (float)(square > 0 ? 1 - dot / (2 * square) : 1);
+// Of a gradient that is 0 there is nothing to leave out. The share may be beyond f32, of a gradient
+// that is much smaller than the other.
+static double keep_share(double dot, double square) {
+    return square > 0 ? 1 - dot / (2 * square) : 1;
 }
 
 // a = adasum(a, b)
 static void add_pair(float *a, const float *b, size_t n) {
     double dot = dot_product(a, b, n);
-    float of_a = keep_share(dot, dot_product(a, a, n));
-    float of_b = keep_share(dot, dot_product(b, b, n));
-    for (size_t i = 0; i < n; i++) a[i] = of_a * a[i] + of_b * b[i];
+    double of_a = keep_share(dot, dot_product(a, a, n));
+    double of_b = keep_share(dot, dot_product(b, b, n));
+    for (size_t i = 0; i < n; i++) a[i] = (float)(of_a * (double)a[i] + of_b * (double)b[i]);
 }
 
 // The result of the ranks from `first` on takes the place of the first one. The first half is the

@@ -73,6 +73,19 @@ static void equals_the_model(int ranks, const int (*pairs)[2]) {
     played_close(&p);
 }
 
+// A tensor of hardly any gradient: its share of the other's is far beyond f32.
+Test(hook_adasum, takes_the_smallest_gradients) {
+    played p;
+    open_bucket(&p, 2);
+    draw_gradients(&p);
+    for (size_t i = 0; i < COUNT; i++) p.gradient[0][i] = i == 3 ? 1e-44f : 0;
+    float other = p.gradient[1][3];
+    played_exchange(&p);
+    for (size_t i = 0; i < COUNT; i++) cr_assert(isfinite(p.gradient[0][i]), "element %zu", i);
+    cr_assert_float_eq(p.gradient[0][3], other / 2, 1e-3); // that direction counts once
+    played_close(&p);
+}
+
 Test(hook_adasum, equals_the_model) {
     equals_the_model(1, NULL);
     equals_the_model(2, (const int[][2]){{0, 1}});
