@@ -90,6 +90,10 @@ void iso__coder_count(const iso__coder *c);
 // The number of first floats of the state that hold that count.
 size_t iso__coder_counts(const iso__coder *c);
 
+// For hooks that encode the padding between tensors like gradients: it stays 0, so nothing of it
+// was left out. v: [b->count].
+void iso__hook_clear_padding(const iso_comm_hook_bucket *b, float *v);
+
 // With their default configurations.
 extern const iso_comm_hook iso__hook_topk, iso__hook_randomk, iso__hook_powersgd,
     iso__hook_powersgd_bf16;

@@ -233,16 +233,6 @@ static void take_product(const item *m, float factor) {
     }
 }
 
-// The padding between tensors is part of a batch: it stays 0, so nothing of it was left out.
-static void clear_padding(const iso_comm_hook_bucket *b, float *error) {
-    size_t at = 0;
-    for (int i = 0; i < b->tensor_count; i++) {
-        memset(error + at, 0, (b->tensor[i].offset - at) * sizeof(float));
-        at = b->tensor[i].offset + b->tensor[i].count;
-    }
-    memset(error + at, 0, (b->count - at) * sizeof(float));
-}
-
 static void copy_scaled(float *to, const float *from, float factor, size_t n) {
     for (size_t i = 0; i < n; i++) to[i] = from[i] * factor;
 }
@@ -260,7 +250,7 @@ static iso_status run_phase(const iso_comm_hook_bucket *b, int phase, double fac
         if (phase == 0) send_left(&m, (float)factor);
         if (phase == 1) send_right(&m);
         if (phase == 2) take_product(&m, (float)factor);
-        if (phase == 2 && config->batched) clear_padding(b, m.error);
+        if (phase == 2 && config->batched) iso__hook_clear_padding(b, m.error);
     }
     return ISO_OK;
 }

@@ -36,6 +36,7 @@ static void send_shards(const iso_comm_hook_bucket *b, const iso__codec *codec, 
         codec->encode_feedback(s.count, g + s.first, (float)factor, b->state + s.first,
                                iso__hook_shard_block(b, &shards, 0, r));
     }
+    iso__hook_clear_padding(b, b->state);
 }
 
 // Sums in the order of the ranks, then adds this rank's residual for the shard. The rounding error
@@ -47,8 +48,10 @@ static void send_sum(const iso_comm_hook_bucket *b, const iso__codec *codec) {
     codec->decode(s.count, iso__hook_shard_block(b, &shards, 0, 0), sum);
     for (int r = 1; r < b->ranks; r++)
         codec->decode_add(s.count, iso__hook_shard_block(b, &shards, 0, r), sum);
+    iso__hook_clear_padding(b, b->gradient);
     codec->encode_feedback(s.count, sum, 1, residual,
                            iso__hook_shard_block(b, &shards, 1, b->rank));
+    iso__hook_clear_padding(b, b->state);
 }
 
 static void take_sums(const iso_comm_hook_bucket *b, const iso__codec *codec, double factor) {

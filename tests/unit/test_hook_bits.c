@@ -186,6 +186,29 @@ Test(hook_bits, onebit_takes_all_magnitudes) {
     }
 }
 
+// Padding between tensors is 0, and leaves out nothing, though 1 bit has no 0.
+Test(hook_bits, padding_leaves_out_nothing) {
+    const iso_comm_hook hook[] = {iso_hook_onebit, iso_hook_int8};
+    for (int h = 0; h < 2; h++) {
+        played p = {.ranks = 3, .count = 1216, .hook = hook[h], .tensor_count = 2};
+        p.tensor[0] = (iso_comm_hook_tensor){"b.weight", 0, 600, 0};
+        p.tensor[1] = (iso_comm_hook_tensor){"a.weight", 608, 600, 0};
+        played_open(&p);
+        for (uint32_t step = 0; step < 3; step++) {
+            draw_gradients(&p, step);
+            for (int r = 0; r < 3; r++)
+                for (size_t i = 600; i < 616; i++) p.gradient[r][i < 608 ? i : i + 600] = 0;
+            played_exchange(&p);
+            assert_equal_ranks(&p);
+            for (int r = 0; r < 3; r++)
+                for (size_t i = 600; i < 616; i++)
+                    cr_assert(p.state[r][i < 608 ? i : i + 600] == 0, "%s, rank %d, element %zu",
+                              hook[h].name, r, i);
+        }
+        played_close(&p);
+    }
+}
+
 // ---- Dithering ------------------------------------------------------------------------------------------
 
 // Each result is off by less than a step of the gradients plus one of the sum, and the mean of many
