@@ -108,6 +108,7 @@ static struct {
     FIELD(iso_comm_hook_bucket, tensor_count),
     FIELD(iso_comm_hook_bucket, data),
     FIELD(iso_comm_hook_bucket, comm),
+    FIELD(iso_comm_hook_bucket, exchange),
     SIZE(iso_comm_hook_tensor),
     FIELD(iso_comm_hook_tensor, name),
     FIELD(iso_comm_hook_tensor, offset),
@@ -233,7 +234,7 @@ const iso_reducer_config layout_config = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
 const iso_reducer_update layout_update = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
 const iso_reducer_stats layout_stats = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
 const iso_bucket_stats layout_bucket_stats = {0, 0, 0, 0, 0, 0, 0, 0, 0};
-const iso_comm_hook_bucket layout_hook_bucket = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, {0}, 0};
+const iso_comm_hook_bucket layout_hook_bucket = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, {0}, 0, 0};
 const iso_comm_hook_tensor layout_hook_tensor = {0, 0, 0, 0};
 const iso_comm_phase layout_phase = {0, 0, 0};
 const iso_comm_hook_plan layout_hook_plan = {0, {{0, 0, 0}}, 0, 0};

@@ -187,6 +187,7 @@ contains
         call field('iso_comm_hook_bucket.tensor_count', c_loc(shown), c_loc(shown%tensor_count))
         call field('iso_comm_hook_bucket.data', c_loc(shown), c_loc(shown%data))
         call field('iso_comm_hook_bucket.comm', c_loc(shown), c_loc(shown%comm))
+        call field('iso_comm_hook_bucket.exchange', c_loc(shown), c_loc(shown%exchange))
         call same('iso_comm_hook_tensor', c_sizeof(held))
         call field('iso_comm_hook_tensor.name', c_loc(held), c_loc(held%name))
         call field('iso_comm_hook_tensor.offset', c_loc(held), c_loc(held%offset))

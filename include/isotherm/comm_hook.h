@@ -48,6 +48,10 @@ typedef struct iso_comm_hook_bucket {
     // and ISO_SYNC_EXPLICIT. In these modes `run` may itself call collectives over comm, because
     // all ranks call it in the same order.
     iso_comm *comm;
+    // The number of this exchange, from 0: how often gradients were exchanged before, modulo 2^24.
+    // The same on all ranks, also if some had nothing to exchange for a while, as on a node of one
+    // rank in ISO_SCOPE_NODE. Saved with the state.
+    long long exchange;
 } iso_comm_hook_bucket;
 
 // What happens to the array of a phase.
@@ -141,11 +145,13 @@ extern const iso_comm_hook iso_hook_noop;
 // Adasum (Maleki et al., MLSys 2021; Horovod: op=Adasum): with a and b the gradients of two ranks,
 // (1 - a.b / 2|a|^2) a + (1 - a.b / 2|b|^2) b takes the place of their average, for each tensor, or
 // piece of one, separately. So equal gradients give themselves, and orthogonal ones their sum.
-// Ranks are combined in pairs, then pairs in pairs; if their number is no power of two, the largest
-// power of two below it first. Only f32; f64 is averaged. Every rank receives the gradients of all
-// ranks, and combines them itself: memory and bytes grow with the number of ranks, so this hook is
-// for few of them. ISO_AVERAGE_SUM multiplies the result by the number of ranks. A join divides it
-// as it divides averages.
+// Ranks are combined in pairs, then pairs of pairs. Of 6 ranks, the first 4 and the last 2 are
+// combined separately, then both results. Horovod's DistributedOptimizer combines updates; this
+// hook combines gradients, as hvd.allreduce(op=Adasum) does. Only f32; f64 is averaged. Every rank
+// receives the gradients of all ranks, and combines them itself: memory and bytes grow with the
+// number of ranks, so this hook is for few of them. ISO_AVERAGE_SUM multiplies the result by the
+// number of ranks. With ISO_JOIN_EFFECTIVE and ISO_JOIN_SAMPLES the result is multiplied by ranks /
+// ranks with data.
 extern const iso_comm_hook iso_hook_adasum;
 
 // The hooks below own their exchange. They handle only buckets of f32; others travel unchanged, as
@@ -168,9 +174,10 @@ extern const iso_comm_hook iso_hook_onebit;
 // Dithering (QSGD: Alistarh et al., NeurIPS 2017; BytePS: dithering, linear partition, max norm): 4
 // bits per element, -7 to 7 times 1/7 of the largest magnitude of each group of 256. A gradient
 // becomes one of the two nearest values at random, so that the average is unbiased: its expected
-// value is that of plain gradients. The sums, which travel as with int8, are dithered again. 7.7
-// times fewer bytes than f32, without error feedback. State: 1 float per bucket, the number of
-// exchanges. A run repeats its random numbers if it is repeated with the same number of ranks.
+// value is that of plain gradients. But gradients below about 1e-6 of the largest of their group
+// become 0, because a draw has 16 bits. The sums, which travel as with int8, are dithered
+// again. 7.7 times fewer bytes than f32, without error feedback. No state. A run repeats its random
+// numbers if it is repeated with the same number of ranks.
 extern const iso_comm_hook iso_hook_dithering;
 
 // Top-k: the largest gradients of each bucket (Aji and Heafield, EMNLP 2017; Stich et al., NeurIPS
@@ -186,16 +193,16 @@ typedef struct iso_topk_config {
 iso_comm_hook iso_hook_topk(const iso_topk_config *config);
 
 // Random-k with memory (Stich et al., NeurIPS 2018; BytePS: randomk): each bucket is divided into
-// runs of equal length, and one element of each run is summed, the same on all ranks. Others wait
-// for later exchanges. So no places travel, and the sum is an all-reduce. A run with a NaN or an
-// infinite value sends that value.
+// consecutive parts of nearly equal length, and one element of each part is summed, the same on all
+// ranks. Others wait for later exchanges. So no indices travel, and the sum is an all-reduce. A
+// part with a NaN or an infinite value sends that value.
 typedef struct iso_randomk_config {
     double ratio;  // fraction of elements to send, 0 < ratio <= 1; at least one of each bucket
-    uint64_t seed; // of the choice
+    uint64_t seed; // of the choice; the same on all ranks
 } iso_randomk_config;
 #define ISO_RANDOMK_DEFAULT                                                                        \
     { .ratio = 0.01, .seed = 0 }
-// State: 1 float per element, and 1. *config must remain valid until iso_reducer_create or
+// State: 1 float per element. *config must remain valid until iso_reducer_create or
 // iso_data_parallel_create_take has copied it. config NULL: the default.
 iso_comm_hook iso_hook_randomk(const iso_randomk_config *config);
 
@@ -208,7 +215,7 @@ typedef struct iso_powersgd_config {
     long long start;     // number of plain exchanges before PowerSGD; PyTorch: start_powerSGD_iter
     double least_saving; // > 0: only matrices that shrink by more than this factor are compressed;
                          // PyTorch: min_compression_rate
-    uint64_t seed;       // for the initial directions
+    uint64_t seed;       // for the initial directions; the same on all ranks
     // true: a whole bucket is one matrix of ceil(sqrt(count)) rows and columns, filled up with
     // zeros, whatever its tensors are (PyTorch: batched_powerSGD_hook). Faster than a product for
     // each tensor, but a worse approximation, because rows mix elements of different tensors.

@@ -180,6 +180,7 @@ module isotherm
         integer(c_int) :: tensor_count
         type(c_ptr) :: data(ISO_COMM_HOOK_PHASES)
         type(c_ptr) :: comm ! iso_hook_comm(bucket) returns it as an iso_comm
+        integer(c_long_long) :: exchange
     end type
 
     type, bind(c), public :: iso_comm_hook_tensor

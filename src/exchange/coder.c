@@ -6,9 +6,10 @@
 
 #include <string.h>
 
-// The head of the state of a hook that owns its exchange; its first float counts lists. It is as
-// long as a cache line, so that the state after it begins on one.
-#define HEAD_FLOATS 16
+// The head of the state of a hook that owns its exchange; its first floats count lists, up to
+// hook.start and modulo MOST_START. It is as long as a cache line, so that the state after it
+// begins on one.
+enum { UP_TO_START, ALL_LISTS, COUNTS, HEAD_FLOATS = 16 };
 // The largest number of elements of a phase over all ranks, so that their bytes fit into size_t.
 #define MOST_ELEMENTS (SIZE_MAX / 64)
 // The largest start of a hook: f32 counts exactly up to this number.
@@ -119,6 +120,13 @@ iso_status iso__coder_declare(const iso__coder *c, int i, const iso__bucket *buc
     return ISO_OK;
 }
 
+uint64_t iso__coder_seed(const iso__coder *c) {
+    const void *user = c->hook.user;
+    if (c->hook.run == iso__hook_randomk.run) return ((const iso_randomk_config *)user)->seed;
+    if (c->hook.run == iso__hook_powersgd.run) return ((const iso_powersgd_config *)user)->seed;
+    return 0;
+}
+
 static uint64_t hash_number(uint64_t hash, uint64_t number) {
     return iso__hash(hash, &number, sizeof(number));
 }
@@ -170,7 +178,7 @@ size_t iso__coder_wire_bytes(const iso__coder *c, int i, const iso__bucket *b) {
 static void place_conversion(iso__coder *c, int i, const iso__bucket *b, size_t *wire,
                              size_t *state) {
     if (!iso__coder_converts(c, b)) return;
-    c->place[i] = (iso__coder_place){*wire, *state};
+    c->place[i] = (iso__coder_place){.wire = *wire, .state = *state};
     *wire += (iso__coder_wire_bytes(c, i, b) + 63) / 64 * 64;
     *state += seen_bytes(b) / sizeof(float) * (size_t)c->hook.state_floats;
 }
@@ -260,15 +268,21 @@ iso_status iso__coder_run(const iso__coder *c, int i, const iso__bucket *bucket,
     b.wire = gradient;
     b.state = c->plan[i].state_floats > 0 ? c->state + c->place[i].state : NULL;
     memcpy(b.data, data, sizeof(b.data));
+    // Later phases of the exchange may run after the list of its buckets was counted.
+    if (phase == 0) c->place[i].exchange = (long long)c->state[ALL_LISTS];
+    b.exchange = c->place[i].exchange;
     return c->hook.run(&b, phase, factor, c->hook.user);
 }
 
 bool iso__coder_begins_later(const iso__coder *c) {
-    return c->plan && (long long)c->state[0] < c->hook.start;
+    return c->plan && (long long)c->state[UP_TO_START] < c->hook.start;
 }
 
 void iso__coder_count(const iso__coder *c) {
-    if (iso__coder_begins_later(c)) c->state[0] += 1;
+    if (!c->plan) return;
+    if (iso__coder_begins_later(c)) c->state[UP_TO_START] += 1;
+    float *all = &c->state[ALL_LISTS];
+    *all = *all + 1 < (float)MOST_START ? *all + 1 : 0;
 }
 
-size_t iso__coder_counts(const iso__coder *c) { return c->plan && c->state ? 1 : 0; }
+size_t iso__coder_counts(const iso__coder *c) { return c->plan && c->state ? COUNTS : 0; }

@@ -11,6 +11,7 @@
 // Where a converted bucket and the hook's state for it are.
 typedef struct iso__coder_place {
     size_t wire, state; // bytes into the wire, floats into the state
+    long long exchange; // the number of the exchange that is under way or was the last one
 } iso__coder_place;
 
 // Borrowed by all transports of a reducer.
@@ -63,6 +64,9 @@ static inline bool iso__coder_divides(const iso__coder *c, int i, const iso__buc
     bool owns = c->plan && iso__bucket_is_dense(b) && !c->plan[i].plain;
     return c->hook.divides && (owns || iso__coder_converts(c, b));
 }
+// Of the random numbers that all ranks draw alike; must be the same on all of them. 0: the hook has
+// none.
+uint64_t iso__coder_seed(const iso__coder *c);
 // A hash of the plans, which must be the same on all ranks.
 uint64_t iso__coder_fingerprint(const iso__coder *c, int buckets);
 // Asks the hook how the bucket travels between these ranks. A bucket that the hook does not handle
@@ -83,11 +87,12 @@ static inline iso_dtype iso__phase_wire(const iso__coder *c, const iso_comm_hook
 iso_status iso__coder_run(const iso__coder *c, int i, const iso__bucket *bucket, void *gradient,
                           void *const *data, const iso__coder_ranks *ranks, int phase,
                           double factor);
-// Whether the hook begins with a later list. Lists are counted up to hook.start, equally on all
-// ranks, whichever transport carries them; the count is saved with the hook's state.
+// Whether the hook begins with a later list. Lists are counted up to hook.start, and for
+// iso_comm_hook_bucket.exchange, equally on all ranks, whichever transport carries them; the counts
+// are saved with the hook's state.
 bool iso__coder_begins_later(const iso__coder *c);
 void iso__coder_count(const iso__coder *c);
-// The number of first floats of the state that hold that count.
+// The number of first floats of the state that hold these counts.
 size_t iso__coder_counts(const iso__coder *c);
 
 // For hooks that encode the padding between tensors like gradients: it stays 0, so nothing of it

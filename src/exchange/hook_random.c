@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Communication hooks that draw random numbers. The state of a bucket counts its exchanges, so that
-// each one draws other numbers, and a resumed run the same.
+// Communication hooks that draw random numbers: other ones in each exchange, and in a resumed run
+// the same.
 #include "exchange/coder.h"
 #include "exchange/hook_shards.h"
 
@@ -8,13 +8,6 @@
 
 #include <math.h>
 #include <string.h>
-
-// f32 counts exactly up to here; then the numbers begin again.
-#define MOST_COUNT 0x1p24f
-
-static void count_exchange(float *counter) {
-    *counter = *counter + 1 < MOST_COUNT ? *counter + 1 : 0;
-}
 
 static bool is_lost(float x) { return (iso__bits_of(x) & 0x7f800000) == 0x7f800000; }
 
@@ -38,7 +31,7 @@ static runs begin_runs(const iso_comm_hook_bucket *b, const iso_randomk_config *
     return (runs){.count = b->count,
                   .kept = kept_runs(b, config),
                   .key = iso__philox_key_make(config->seed, ISO_RNG_HOOK, (uint64_t)b->index),
-                  .exchange = (uint32_t)b->state[b->count]};
+                  .exchange = (uint32_t)b->exchange};
 }
 
 // The first element of run k; that of run `kept` is the end.
@@ -67,11 +60,12 @@ static iso_status declare_random(const iso_comm_hook_bucket *b, iso_comm_hook_pl
               b->name, b->count, UINT32_MAX);
     plan->phase_count = 1;
     plan->phase[0] = (iso_comm_phase){ISO_COMM_SUM, kept_runs(b, config), ISO_F32};
-    plan->state_floats = b->count + 1;
+    plan->state_floats = b->count;
     return ISO_OK;
 }
 
-// A value that is not finite goes in place of the one drawn, so that all ranks see it.
+// A value that is not finite goes in place of the one drawn, so that all ranks see it; the drawn
+// one then waits.
 static void send_drawn(const iso_comm_hook_bucket *b, runs *r, float factor) {
     const float *g = b->gradient;
     float *v = b->state, *out = b->data[0];
@@ -85,7 +79,7 @@ static void send_drawn(const iso_comm_hook_bucket *b, runs *r, float factor) {
             v[i] = 0;
         }
         out[k] = is_lost(lost) ? lost : v[place];
-        v[place] = 0;
+        if (!is_lost(lost)) v[place] = 0;
     }
 }
 
@@ -94,7 +88,6 @@ static void take_drawn(const iso_comm_hook_bucket *b, runs *r, float factor) {
     float *g = b->gradient;
     memset(g, 0, b->count * sizeof(float));
     for (size_t k = 0; k < r->kept; k++) g[draw_place(r, k)] = in[k] * factor;
-    count_exchange(&b->state[b->count]);
 }
 
 static iso_status run_random(const iso_comm_hook_bucket *b, int phase, double factor, void *user) {
@@ -201,7 +194,6 @@ static iso_status declare_dithering(const iso_comm_hook_bucket *b, iso_comm_hook
     (void)user;
     if (iso__hook_leaves(b, plan)) return ISO_OK;
     iso__hook_shards_declare(b, &shards, plan);
-    plan->state_floats = 1;
     return ISO_OK;
 }
 
@@ -209,7 +201,7 @@ static iso_status run_dithering(const iso_comm_hook_bucket *b, int phase, double
                                 void *user) {
     (void)user;
     uint64_t stream = (uint64_t)b->rank << 32 | (uint32_t)b->index;
-    dice d = {iso__philox_key_make(0, ISO_RNG_HOOK, stream), (uint32_t)b->state[0],
+    dice d = {iso__philox_key_make(0, ISO_RNG_HOOK, stream), (uint32_t)b->exchange,
               (uint32_t)phase};
     iso__hook_shard own = iso__hook_shard_of(b, &shards, b->rank);
     for (int r = 0; r < b->ranks; r++) {
@@ -222,7 +214,6 @@ static iso_status run_dithering(const iso_comm_hook_bucket *b, int phase, double
     }
     if (phase == 1)
         dither_values(b->gradient, own, 1, &d, iso__hook_shard_block(b, &shards, 1, b->rank));
-    if (phase == 2) count_exchange(b->state);
     return ISO_OK;
 }
 

@@ -188,13 +188,15 @@ void played_exchange(played *p) {
             double factor = k == p->plan.phase_count ? 1.0 / p->ranks : 1;
             b.gradient = b.wire = p->gradient[r];
             b.state = p->state[r];
+            b.exchange = p->exchange;
             memcpy(b.data, p->data[r], sizeof(b.data));
             cr_assert_eq(p->hook.run(&b, k, factor, p->hook.user), ISO_OK);
         }
-        if (k == p->plan.phase_count) return;
+        if (k == p->plan.phase_count) break;
         if (p->plan.phase[k].operation == ISO_COMM_SUM)
             play_sum(p, k);
         else
             play_blocks(p, k);
     }
+    p->exchange++;
 }

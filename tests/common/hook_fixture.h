@@ -34,6 +34,7 @@ typedef struct played {
     iso_comm_hook_plan plan;
     float *gradient[PLAYED_RANKS], *state[PLAYED_RANKS];
     void *data[PLAYED_RANKS][ISO_COMM_HOOK_PHASES];
+    long long exchange; // the number of the next one
 } played;
 
 // Set ranks, count, hook and tensors before the call. Asserts that all ranks declare the same plan.

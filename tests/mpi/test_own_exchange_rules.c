@@ -77,6 +77,32 @@ Test(np3_own_rules, all_ranks_start_with_one_step) {
     iso_reducer_destroy(&r);
 }
 
+static bool equal_on_ranks(iso_reducer *r) {
+    static float first[ROW * ROWS];
+    memcpy(first, grad(r, 1), sizeof(first));
+    MPI_Bcast(first, ROW * ROWS, MPI_FLOAT, 0, MPI_COMM_WORLD);
+    return memcmp(first, grad(r, 1), sizeof(first)) == 0;
+}
+
+// On the same nodes: randomk draws the same elements on all ranks once they exchange again.
+Test(np3_own_rules, all_ranks_draw_the_same_after_a_scope) {
+    iso_randomk_config config = {.ratio = .01};
+    iso_comm_hook hook = iso_hook_randomk(&config);
+    setenv("ISO_RANKS_PER_NODE", "2", 1);
+    setenv("ISO_TIMEOUT", "20", 1);
+    iso_reducer *r = create(&hook, (iso_reducer_config){.unused = ISO_UNUSED_ERROR});
+    for (int step = 0; step < 12; step++) {
+        if (step == 2) iso_assert_ok(iso__reducer_set_scope(r, ISO_SCOPE_NODE));
+        if (step == 5) iso_assert_ok(iso__reducer_set_scope(r, ISO_SCOPE_WORLD));
+        iso_status status = backward(r, 1);
+        if (status == ISO_OK) status = iso_reducer_finish(r);
+        iso_assert_ok(status);
+        bool equal = equal_on_ranks(r); // collective
+        iso_assert_all(equal || (step >= 2 && step < 5));
+    }
+    iso_reducer_destroy(&r);
+}
+
 // ---- One rank goes ahead --------------------------------------------------------------------------------
 
 // The last rank has posted, and then only says that it needs nothing. The others complete.
@@ -127,6 +153,23 @@ Test(np2_own_rules, nan_is_gone_with_the_next_step) {
     const iso_comm_hook hook[] = {iso_hook_int8, iso_hook_topk(&topk),
                                   iso_hook_powersgd(&powersgd)};
     for (int h = 0; h < 3; h++) nan_is_gone(&hook[h]);
+}
+
+// Of ranks that draw with different seeds, each would take the sums for other elements.
+Test(np3_own_rules, seeds_must_be_the_same) {
+    iso_randomk_config randomk = {.ratio = .01, .seed = 42 + (uint64_t)test_rank};
+    iso_powersgd_config powersgd = {
+        .rank = 1, .least_saving = 1, .seed = (uint64_t)(test_rank == 2)};
+    const iso_comm_hook hook[] = {iso_hook_randomk(&randomk), iso_hook_powersgd(&powersgd)};
+    const iso_reducer_param param = {
+        .name = "b", .value = value[1], .count = ROW * ROWS, .dtype = ISO_F32, .row = ROW};
+    for (int h = 0; h < 2; h++) {
+        iso_reducer *r = NULL;
+        iso_reducer_config config = {.hook = &hook[h]};
+        iso_status status = iso_reducer_create(test_comm, &param, 1, &config, &r);
+        iso_assert_all(status == ISO_ERR_MISMATCH && !r);
+        iso_assert_all(strstr(iso_last_error()->message, "seed of the hook") != NULL);
+    }
 }
 
 // ---- Averages and types on the wire ---------------------------------------------------------------------

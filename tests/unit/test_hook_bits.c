@@ -237,7 +237,6 @@ static void is_unbiased(int ranks, size_t count) {
         all += sum[i] / (double)count;
     }
     cr_assert(fabs(all) < 5 * sqrt(2) * .5 * 1.15 / 7 / sqrt(EXCHANGES * (double)count), "%g", all);
-    cr_assert(p.state[ranks - 1][0] == EXCHANGES);
     played_close(&p);
 }
 
@@ -342,6 +341,19 @@ Test(hook_bits, randomk_takes_all_in_turn) {
     cr_assert(same > 4000 && same < 6000, "%d of about 5000", same); // another seed
     played_close(&p);
     played_close(&q);
+}
+
+// What was drawn of a run with a NaN waits for the next exchange, as the rest of the run does.
+Test(hook_bits, randomk_keeps_what_stands_beside_a_nan) {
+    iso_randomk_config config = {.ratio = .001};
+    iso_comm_hook hook = iso_hook_randomk(&config);
+    played p;
+    open_bucket(&p, &hook, 1, 600); // one run
+    for (size_t i = 0; i < p.count; i++) p.gradient[0][i] = i == 7 ? NAN : 1;
+    played_exchange(&p);
+    for (size_t i = 0; i < p.count; i++)
+        cr_assert(p.state[0][i] == (i == 7 ? 0 : 1), "element %zu: %g", i, (double)p.state[0][i]);
+    played_close(&p);
 }
 
 Test(hook_bits, wrong_configurations_are_refused) {

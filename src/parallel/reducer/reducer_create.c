@@ -103,12 +103,14 @@ static iso_status match_ranks(iso_reducer *r, const iso__param_set *set,
              "divides of the hook: %d\nsilent of the hook: %d\nbucket_bytes: %zu\n"
              "first_bucket_bytes: %zu\nlast_bucket_bytes: %zu\nbucket_list: %s\n"
              "piece_bytes: %zu\nsums: %d\nzero: %d\nstart of the hook: %lld\n"
+             "seed of the hook: %llu\n"
              "phases of the hook: %016llx\nkeep_values: %d\nby_weight: %d\n",
              sync[config->sync], iso__scope_name(config->scope), order[config->order],
              unused[config->unused], average[config->average], config->split_factor, hook->name,
              iso_dtype_name(hook->wire), hook->state_floats, (int)hook->divides, (int)hook->silent,
              config->bucket_bytes, config->first_bucket_bytes, config->last_bucket_bytes, list,
              config->piece_bytes, config->sums, (int)config->zero, hook->start,
+             (unsigned long long)iso__coder_seed(&r->coder),
              (unsigned long long)iso__coder_fingerprint(&r->coder, r->layout.bucket_count),
              (int)config->keep_values, (int)config->by_weight);
     return iso__params_check_ranks(r->world, set->param, set->count, settings,
