@@ -44,7 +44,7 @@ static const iso_setting gradient_setting[] = {
      .initial = "1000", POWERSGD,
      .meaning = "number of steps before PowerSGD begins; their gradients travel in f32"},
     {"powersgd-batched", ISO_SETTING_SWITCH, AT(powersgd_batched), .initial = "no", POWERSGD,
-     .meaning = "each bucket travels as one matrix, whatever its parameters are"},
+     .meaning = "each bucket travels as one matrix (PyTorch: batched_powerSGD_hook)"},
     {"zero", ISO_SETTING_SWITCH, AT(zero), .initial = "no",
      .meaning = "ZeRO stage 1: divide optimizer state and updates among ranks"},
 };

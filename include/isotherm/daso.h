@@ -149,7 +149,7 @@ typedef enum iso_wire {
     // Floats of one sign bit and three exponent bits with an f32 scale for each 128 elements, as in
     // Streaming DiLoCo (Douillard et al., 2025)
     ISO_WIRE_INT4,
-    // The largest of each 256 differences, topk_ratio of them, as bf16 with their places. The mean
+    // Of each 256 differences, the 256 * topk_ratio largest, as bf16 with their indices. The mean
     // comes back in the same form (QSparse-local-SGD: Basu et al., NeurIPS 2019)
     ISO_WIRE_TOPK
 } iso_wire;
@@ -267,8 +267,8 @@ typedef struct iso_daso_config {
     // > 0, or if `replaces` is false). The last step of the cycling phase merges what is in flight,
     // however young it is, and then sets the parameters to the mean over all ranks. Evaluation and
     // iso_daso_finish use that mean, too. With ISO_STATE_SYNC_AVERAGE, optimizer state and buffers
-    // travel along; with batches_to_wait 0 they become the mean (fairseq's BMUF: average_sync). Not
-    // with levels.
+    // travel along; with batches_to_wait 0 they become the mean (fairseq's BMUF: average_sync),
+    // otherwise they are merged by ISO_MERGE_HEAT. Not with levels.
     const iso_outer *outer;
     iso_wire wire;
     // ISO_WIRE_TOPK: the fraction of differences that travel, at most 1/4, rounded up to 4, 8, 16,

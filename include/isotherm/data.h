@@ -198,7 +198,7 @@ typedef struct iso_sampler_config {
     int64_t batch; // per rank
     int rank, ranks;
     uint64_t seed;
-    bool shuffle; // false: the order is 0, 1, 2, ...
+    bool shuffle; // false: the order is 0, 1, 2, ..., or by cost
     iso_sampler_end end;
     // Shards: each rank has its own samples. count is this rank's number of samples; these fields
     // are the smallest and the largest number of all ranks. A loader takes them from the data set,

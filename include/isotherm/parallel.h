@@ -229,8 +229,9 @@ iso_status iso_data_parallel_get_traffic(iso_module *data_parallel, iso_traffic 
 // _get_ddp_logging_data). forward: of forwards in training mode, from entry to return; lazy waits
 // for parameters and their updates are part of it. backward: from begin to end, with what follows
 // the last layer. exchange: from the start of a backward's first exchange until the last one is
-// complete. overlap: the part of it before the last gradient was ready. The last two are 0 without
-// exchanges that the host sees (see iso_reducer_stats). A device computes on after forward and
+// complete, from the mean times of each bucket; backwards without an exchange do not count.
+// overlap: the part of it before the last gradient was ready. The last two are 0 without exchanges
+// that the host sees (see iso_reducer_stats). A device computes on after forward and
 // backward have returned.
 typedef struct iso_data_parallel_times {
     long long forwards, backwards;

@@ -5,10 +5,11 @@
     make bench-peers PEERS="--out DIR"                (in the build tree)
     python3 bench_peers.py --quick --out DIR          (the same without make)
 
-The programs of a cell (a network, a batch, a setting) take turns. Their number is fixed beforehand, and each turn
-begins with another program. A turn gives a program's median step on its slowest rank; a cell has the medians of its
-turns, and Isotherm's time over the other's with a 95 % interval from the turns' pairs. Beforehand short trials choose
-each peer's setting for a network, a batch and a number of ranks. Isotherm runs with its defaults and as many threads.
+A cell is a network, a batch and a setting. Its programs take turns: in each turn every program runs once, beginning
+with another one. The number of turns is fixed beforehand. The result of a turn is the program's median step on its
+slowest rank. For each program a cell has the median over the turns, and the ratio of Isotherm's time to the program's
+with a 95 % interval from the turns. Before, short trials choose each peer's settings for a network, a batch and a
+number of ranks. Isotherm runs with its defaults and with as many threads.
 Emulated hosts need root. DIR has all samples (samples.jsonl), results.md, results.csv and ratios.svg.
 """
 import argparse
@@ -216,7 +217,8 @@ def parse_options():
     parser.add_argument("--peers", type=words(None), default=list(known_peers()), help=", ".join(known_peers()))
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--steps", type=int, default=30, help="most timed steps of a turn (30)")
-    parser.add_argument("--seconds", type=float, default=5, help="most time of a turn's timed steps, but 3 steps (5)")
+    parser.add_argument("--seconds", type=float, default=5, help="a turn times steps for at most so many seconds, but at least 3 "
+                        "steps (5)")
     parser.add_argument("--stages", type=int, default=4, help="of trials, where a peer has them: layout and "
                         "torch.compile, then fused SGD, then kept memory, then one thread (4)")
     parser.add_argument("--limit", type=int, default=600, help="seconds that a run may take (600)")
