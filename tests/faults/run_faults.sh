@@ -3,8 +3,8 @@
 # Makes calls of a short run of train fail, one a run: each run must end with one sentence or as if nothing had
 # happened, and can be resumed. Prints the number of runs by what they came to.
 # usage: run_faults.sh [KIND...], in the build tree; of each kind every call that has a stack of its own, or with ALL=1
-#        every call; MOST runs in all, drawn from these; JOBS runs at a time; KEEP names the folder to work in, where
-#        those of runs that went wrong stay
+#        every call; MOST runs in all, drawn from these; JOBS runs at a time; KEEP names the folder to work in, new,
+#        empty or of an earlier run, where those of runs that went wrong stay
 set -u
 
 root=$(cd "$(dirname "$0")/../.." && pwd) || exit 1
@@ -26,8 +26,12 @@ fi
 
 kinds=${*:-alloc mpi poll open read write text rename sync map thread}
 KEEP=${KEEP:-$build/faults}
+if [ -e "$KEEP" ] && [ ! -e "$KEEP/.run_faults" ] && [ -n "$(ls -A "$KEEP")" ]; then
+    echo "run_faults.sh: $KEEP is not of an earlier run, which would be removed: name another folder" >&2
+    exit 2
+fi
 rm -rf "$KEEP"
-mkdir -p "$KEEP" && cd "$KEEP" || exit 1
+mkdir -p "$KEEP" && cd "$KEEP" && : >.run_faults || exit 1
 faults_prepare "$build" || exit 1
 for kind in $kinds; do
     [ -n "${ALL:-}" ] || kind=new-$kind
