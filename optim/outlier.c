@@ -46,11 +46,14 @@ static double score_value(const double *ring, int64_t window, double value) {
         square += (ring[i] - mean) * (ring[i] - mean) / (double)window;
     bool equal = true; // rounding may say otherwise
     for (int64_t i = 1; i < window && equal; i++) equal = ring[i] == ring[0];
-    return equal ? 0 : (value - mean) / sqrt(square);
+    if (equal) return 0;
+    if (!isfinite(square)) return value > mean ? INFINITY : -INFINITY;
+    return (value - mean) / sqrt(square);
 }
 
 void iso_outlier_add(iso_outlier *self, double value, double *z) {
     double count = self->state[0], *ring = self->state + 1;
+    if (!(count >= 0 && isfinite(count))) count = 0; // of a state that no outlier has
     *z = INFINITY;
     if (!isfinite(value)) return;
     ring[(int64_t)fmod(count, (double)self->window)] = value;

@@ -70,6 +70,21 @@ Test(outlier, no_score_exceeds_the_bound) {
     iso_outlier_destroy(&outlier);
 }
 
+Test(outlier, survives_the_range_of_doubles) {
+    iso_outlier *outlier;
+    cr_assert_eq(iso_outlier_create(WINDOW, &outlier), ISO_OK);
+    for (uint32_t i = 0; i < WINDOW; i++) (void)add_value(outlier, drawn(i));
+    cr_assert(add_value(outlier, 1e300) == INFINITY);
+    cr_assert(add_value(outlier, 1) == -INFINITY); // not an outlier
+    static const double count[] = {NAN, INFINITY, -3};
+    for (int k = 0; k < 3; k++) {
+        iso_outlier_state(outlier)[0] = count[k];
+        cr_assert(isnan(add_value(outlier, 1))); // begins anew
+        cr_assert_eq(iso_outlier_state(outlier)[0], 1);
+    }
+    iso_outlier_destroy(&outlier);
+}
+
 // They are outliers at once, and later scores do not see them.
 Test(outlier, what_is_not_finite_does_not_join) {
     iso_outlier *outlier, *other;
