@@ -130,6 +130,11 @@ run_anew 2 "$train" --model mlp --optimizer sgd --lr 1e6 --accumulate 2 --steps 
 [ "$status" = 0 ] && grep -q "^no update in $(field skipped_steps "$out/log") steps (--finite skip)$" stdout &&
     [ "$(grep -c '"event":"skip"' "$out/log")" = "$(field skipped_steps "$out/log")" ]
 result $? "--finite skip goes on, and tells how many steps it skipped"
+run_anew 2 "$train" --model mlp --optimizer sgd --lr 1e6 --steps 20 --finite skip --skip-loss 0.9 --skip-window 2 \
+    --log "$out/log"
+[ "$status" = 0 ] && grep -q '^no update in [0-9]* steps (outliers, --finite skip)$' stdout &&
+    grep -q '"event":"skip".*"loss_z":1}' "$out/log" && grep '"event":"skip"' "$out/log" | tail -1 | grep -q '"loss_z":null}'
+result $? "a step skipped for its gradient has no score of an earlier step"
 set -- --model mlp --steps 60 --skip-window 16
 run_anew 2 "$train" "$@" --skip-loss 1.3 --skip-norm 1.3 --accumulate 2 --log "$out/log"
 skips=$(field skipped_steps "$out/log")

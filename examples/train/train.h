@@ -333,6 +333,9 @@ iso_status train_outlier_check(const train_options *options);
 // Local. Prepares them.
 iso_status train_outlier_setup(train_run *run);
 bool train_outlier_on(const train_run *run);
+bool train_outlier_found(const train_run *run); // in the last step
+// Why steps made no update, for the summary.
+const char *train_outlier_reasons(const train_run *run);
 // Collective, after the gradient of a step. loss: the sum over this rank's samples of the step.
 // *usual: false on all ranks if the step is to make no update.
 iso_status train_outlier_look(train_run *run, double loss, double samples, bool *usual);

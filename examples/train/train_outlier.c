@@ -45,6 +45,18 @@ iso_status train_outlier_setup(train_run *run) {
 
 bool train_outlier_on(const train_run *run) { return run->losses || run->norms; }
 
+bool train_outlier_found(const train_run *run) {
+    const train_options *o = run->options;
+    return run->outlier_z[0] > o->skip_loss || run->outlier_z[1] > o->skip_norm;
+}
+
+const char *train_outlier_reasons(const train_run *run) {
+    bool skips = run->options->finite && strcmp(run->options->finite, "skip") == 0;
+    if (run->scaler) return "--grad-scaler";
+    if (train_outlier_on(run)) return skips ? "outliers, --finite skip" : "outliers";
+    return "--finite skip";
+}
+
 // Of the mean over all ranks, so that all ranks decide alike, also where their gradients differ.
 iso_status train_outlier_look(train_run *run, double loss, double samples, bool *usual) {
     double sum[3] = {loss, samples, 0}, *z = run->outlier_z;
@@ -53,7 +65,7 @@ iso_status train_outlier_look(train_run *run, double loss, double samples, bool 
     z[0] = z[1] = NAN;
     if (run->losses) iso_outlier_add(run->losses, sum[0] / sum[1], &z[0]);
     if (run->norms) iso_outlier_add(run->norms, sum[2] / run->world->ranks, &z[1]);
-    *usual = !(z[0] > run->options->skip_loss) && !(z[1] > run->options->skip_norm);
+    *usual = !train_outlier_found(run);
     return ISO_OK;
 }
 

@@ -206,8 +206,8 @@ void train_report_skip(train_run *run) {
     iso_json_end(run->log);
     if (run->bar)
         iso_progress_bar_line(run->bar, "step %lld: no update: the %s", (long long)run->at.step,
-                              train_outlier_on(run) ? "loss or the gradient is an outlier"
-                                                    : "gradient is NaN or infinite");
+                              train_outlier_found(run) ? "loss or the gradient is an outlier"
+                                                       : "gradient is NaN or infinite");
 }
 
 void train_report_difference(train_run *run, int64_t rank) {
@@ -473,9 +473,7 @@ static void tell_summary(const train_run *run, const train_result *r) {
     train_noise_print(run, to);
     if (r->skipped > 0)
         fprintf(to, "no update in %s (%s)\n", count_text(r->skipped, "step", syncs),
-                run->scaler             ? "--grad-scaler"
-                : train_outlier_on(run) ? "outliers"
-                                        : "--finite skip");
+                train_outlier_reasons(run));
     char rhythm[160];
     if (rhythm_text(&run->seen, rhythm)[0]) fprintf(to, "%s\n", rhythm);
     tell_metrics(run, to);

@@ -220,6 +220,7 @@ static iso_status check_outlier(train_run *run, const train_sums *before, bool *
 static iso_status make_step(train_run *run) {
     const train_sums before = run->sum;
     bool finite; // and no outlier
+    run->outlier_z[0] = run->outlier_z[1] = NAN;
     train_schedule_step(run);
     iso_optimizer_zero_grad(run->optimizer);
     TRY(make_gradient(run));
