@@ -26,8 +26,9 @@ int iso_loader_next(void *loader, void *batch) {
     const char *text = getenv("DELAY_MS");
     long most = text ? atol(text) : 30;
     memcpy(&real, &found, sizeof(real));
-    if (most > 0 && draw_number() % 1000 == 0)
-        nanosleep(&(struct timespec){.tv_nsec = (long)(draw_number() % (uint64_t)most) * 1000000},
-                  NULL);
+    if (most > 0 && draw_number() % 1000 == 0) {
+        long delay = (long)(draw_number() % (uint64_t)most);
+        nanosleep(&(struct timespec){delay / 1000, delay % 1000 * 1000000}, NULL);
+    }
     return real(loader, batch);
 }

@@ -25,7 +25,7 @@ need_launcher
 enter_work
 shown=output
 data_set data $((ranks * 8192)) 64 8 # an epoch has 2048 steps
-trap 'kill "$job"; exit 130' INT TERM
+trap 'kill "${job:-}"; exit 130' INT TERM
 ${MPICC:-mpicc} -shared -fPIC -o delay.so "$root/tests/soak/random_delay.c" || exit 1
 
 bad=0
@@ -112,11 +112,11 @@ while [ $status != 0 ] && [ $lives -lt $((20 * kills + 20)) ]; do
     if [ $deaths -lt "$kills" ]; then
         watch_until "samples.$lives" $((2 + $(below $((1 + 2 * took / (kills + 1))))))
         victim=$(cat "pid.$(below "$ranks")" 2>/dev/null)
-        alive && deaths=$((deaths + 1)) && case $((deaths % 3)) in
-        1) kill -KILL "$victim" ;;
-        2) kill -USR1 "$job" ;;
-        0) kill -TERM "$victim" ;;
-        esac
+        alive && case $((deaths % 3)) in
+        0) kill -KILL "$victim" ;;
+        1) kill -USR1 "$job" ;;
+        2) kill -TERM "$victim" ;;
+        esac && deaths=$((deaths + 1))
     fi
     watch_until "samples.$lives"
     wait "$job"

@@ -58,8 +58,12 @@ def end(process):
     try:
         process.communicate(timeout=10)
     except subprocess.TimeoutExpired:
+        pass
+    try:
         os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+    except ProcessLookupError:
+        pass
+    process.communicate()
 
 
 def run(command, limit, cwd=None):
