@@ -128,7 +128,8 @@ static void spread_groups(const iso_sampler *self, const int64_t *from) {
     int64_t global = c->batch * c->ranks, *to = self->indices;
     for (int64_t first = 0; first < c->count; first += global) {
         int64_t rest = c->count - first < global ? c->count - first : global;
-        for (int64_t j = 0; j < c->batch; j++)
+        int64_t most = (rest + c->ranks - 1) / c->ranks; // samples of a rank
+        for (int64_t j = 0; j < most; j++)
             for (int r = 0; r < c->ranks; r++) {
                 int64_t place = place_sample(c, rest, r, j);
                 if (place >= 0) to[first + place] = *from++;
