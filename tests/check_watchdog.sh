@@ -23,6 +23,8 @@ cat >mpirun <<'END'
 shift
 "$@" &
 echo $! >rank
+wait $!
+echo $? >status
 while :; do sleep 0.1; done
 END
 chmod +x mpirun
@@ -38,6 +40,7 @@ comes() { # tenths of a second, condition...
 }
 gone() { ! kill -0 "$1" 2>/dev/null; }
 trains() { [ -s log ] && grep -q '"event":"epoch"' log; }
+watchdog_of() { cat /proc/[0-9]*/stat 2>/dev/null | awk -v rank="$1" '$2 == "(iso-watchdog)" && $4 == rank { print $1 }'; }
 # A launcher ($job) whose rank is killed while it trains.
 lose_rank() { # deaf or heeding
     rm -f rank log
@@ -81,6 +84,14 @@ rm -f rank log
 job=$!
 comes 300 test -s rank && comes 300 gone "$(cat rank)" && grep -q '"event":"summary"' log && survives 2
 result $? "a launcher whose rank has ended well goes on"
+kill -9 $job
+wait $job 2>/dev/null
+
+rm -f rank log status
+./mpirun heeding "$train" --data images --model mlp --epochs 1000000 --quiet --log log --checkpoint state >output 2>&1 </dev/null &
+job=$!
+comes 300 trains && kill -9 "$(watchdog_of "$(cat rank)")" && kill -TERM "$(cat rank)" && comes 300 test -s status && grep -qx 75 status
+result $? "a rank whose watchdog was killed ends as usual"
 kill -9 $job
 wait $job 2>/dev/null
 

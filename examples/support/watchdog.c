@@ -53,7 +53,7 @@ static bool is_launcher(const char *name) {
 
 // The ranks of other hosts descend from these.
 static bool is_daemon(const char *name) {
-    return strcmp(name, "orted") == 0 || strcmp(name, "prted") == 0;
+    return strcmp(name, "orted") == 0 || strcmp(name, "prted") == 0 || strcmp(name, "prte") == 0;
 }
 
 // The nearest one: a job may have been started from within another.
@@ -106,15 +106,23 @@ static void end_launcher(const char *program) {
         kill((pid_t)launcher.pid, signals[i]);
         (void)launcher_ends(3);
     }
-    if (to >= 0)
+    if (to >= 0 && !launcher_lives())
         dprintf(to,
                 "%s: %s (pid %ld) still ran %g s after the end of a rank and was ended "
                 "(ISO_WATCHDOG)\n",
                 program, launcher.name, launcher.pid, limit);
 }
 
-static _Noreturn void keep_watch(const char *program, int from) {
+// Whether the rank says that it ends well. Otherwise the line ends with the rank.
+static bool hear_farewell(int from) {
     char farewell;
+    ssize_t heard;
+    do heard = read(from, &farewell, 1);
+    while (heard < 0 && errno == EINTR);
+    return heard == 1;
+}
+
+static _Noreturn void keep_watch(const char *program, int from) {
     signal(SIGPIPE, SIG_IGN);
     setsid(); // or it ends with its rank
     for (int fd = 0; fd < 1024; fd++)
@@ -122,8 +130,7 @@ static _Noreturn void keep_watch(const char *program, int from) {
     for (int fd = 0; fd < 3 && fd != from; fd++)
         if (open("/dev/null", O_RDWR) < 0) _exit(EXIT_FAILURE);
     prctl(PR_SET_NAME, "iso-watchdog");
-    if (read(from, &farewell, 1) != 1 && !launcher_ends(limit) && claim_launcher())
-        end_launcher(program);
+    if (!hear_farewell(from) && !launcher_ends(limit) && claim_launcher()) end_launcher(program);
     _exit(EXIT_SUCCESS);
 }
 
@@ -142,21 +149,22 @@ void watchdog_start(const char *program) {
     int ends[2];
     find_launcher();
     double seconds = read_limit();
-    if (launcher.pid == 0 || seconds == 0 || pipe2(ends, O_CLOEXEC) != 0) return;
+    if (launcher.pid == 0 || seconds == 0) return;
+    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) return;
     limit = seconds;
     pid_t child = fork();
     if (child == 0) keep_watch(program, ends[0]);
     close(ends[0]);
     line = ends[1];
     if (child > 0) return;
-    watchdog_end();
+    close(line);
+    line = -1;
     limit = 0;
 }
 
 void watchdog_end(void) {
     if (line < 0) return;
-    ssize_t written = write(line, "", 1);
-    (void)written;
+    (void)send(line, "", 1, MSG_NOSIGNAL); // the watchdog may have been killed
     close(line);
     line = -1;
 }
@@ -174,7 +182,7 @@ void watchdog_outlook(char *text, size_t room) {
     else
         snprintf(
             text, room,
-            "if %s goes on, because it cannot reach a host, end it with: kill -9 %ld (or start "
-            "it with ISO_WATCHDOG=SECONDS, which does so)",
+            "if %s goes on, because it cannot reach a host, end it with: kill -9 %ld (next time, "
+            "ISO_WATCHDOG=SECONDS does this)",
             launcher.name, launcher.pid);
 }
