@@ -44,7 +44,7 @@ static double end_of_delays(const report_run *run) {
 int64_t report_resync(const report_run *run, double exchange_ms, double step_ms, report_sync *out) {
     const report_sync *first = first_delayed(run);
     double wait = fmin(ceil(exchange_ms / step_ms) + SPARE, max_period(run));
-    if (!chooses_period(run) || !first || !(wait > first->wait)) return -1;
+    if (!chooses_period(run) || !first || !(wait > first->wait) || isnan(first->period)) return -1;
     double period = fmax(wait, LEAST_PERIOD), end = end_of_delays(run);
     double sent = first->step - first->age - first->period + period;
     int64_t count = 0;

@@ -128,7 +128,8 @@ uint16_t iso__recorder_stream(uint64_t group, int rank, int size, const char *na
     uint16_t at = ordinal ? find_place(file->stream) : REST;
     if (ordinal) ++*ordinal; // also of one without a place: ranks agree
     if (at < REST) {
-        uint64_t since = file->stream[at].group ? file->count : 0;
+        uint64_t count = atomic_load_explicit(ATOMIC(&file->count), memory_order_relaxed);
+        uint64_t since = file->stream[at].group ? count : 0;
         file->stream[at] = (iso_recorder_stream){
             .ordinal = *ordinal - 1, .rank = rank, .size = size, .since = since};
         copy_name(file->stream[at].name, sizeof(file->stream[at].name), name);
